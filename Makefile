@@ -67,6 +67,7 @@ test-long: build
 	QUICK=1 QUIET=1 TARGET_DIR=$(TARGET)/quick tools/build-kernel
 	$(TARGET)/freehold run --kernel $(TARGET)/quick/freehold-kernel --icount -m 256M --timeout 20m -- $(TARGET)/guest/workloads/kill-any -q
 	tools/kill-any
+	tools/stutter cargo test --quiet -p freehold --test end_to_end -- conformance:: # no promise may depend on the host's haste
 	$(TARGET)/freehold run -m 512M --cpus 4 --numa 4 --timeout 30m -- $(TARGET)/guest/workloads/far-maps 10000
 	tools/fail-nth
 	$(TARGET)/freehold run -m 64M --timeout 20m -- target/guest/workloads/sizes locks

@@ -17,11 +17,9 @@ use std::path::PathBuf;
 
 use crate::args::{self, LabOptions};
 use crate::failure::Failure;
-use crate::protocol::Ending;
 use crate::qemu::Engine;
 use crate::run::Prepared;
-use crate::session::End;
-use crate::{Result, files, print, report};
+use crate::{Result, files, print};
 
 /// All experiments, in the order in which they are listed.
 const EXPERIMENTS: &[Experiment] = &[
@@ -107,18 +105,8 @@ pub fn lab(options: &LabOptions) -> Result<u8> {
 
 /// Runs a measurement and returns its output.
 fn output_of(words: &[OsString]) -> Result<String> {
-    let ended = Prepared::measurement(&args::run_options(words)?)?.run(Engine::Tcg)?;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    match &ended.end {
-        End::Program(Ending::Exit(0)) => Ok(text(&ended.output)),
-        End::Qemu(words) => Err(Failure::qemu(words, words.clone())),
-        End::Unbalanced(_, finding) => Err(Failure::new(report::unbalanced(finding), "")),
-        end => {
-            let said = text(&ended.error);
-            let said = said.lines().last().unwrap_or("it said nothing");
-            Err(Failure::new(format!("the guest did not end well ({end:?}): {said}"), ""))
-        }
-    }
+    let output = Prepared::measurement(&args::run_options(words)?)?.run(Engine::Tcg)?.into_output()?;
+    Ok(String::from_utf8_lossy(&output).into_owned())
 }
 
 fn names() -> String {

@@ -32,8 +32,12 @@ const CPU: &str = "max,-erms,-fsrm,-la57";
 /// has registers of the interrupt controller that read the clock where a counted clock cannot be
 /// read; QEMU then exits with "Bad icount read".
 const UNCOUNTED: &str = ",-x2apic";
-/// Time is the number of instructions, one nanosecond each; it does not pass while all CPUs sleep.
+/// Time is the number of instructions, one nanosecond each. While all CPUs sleep it jumps to the next
+/// timer.
 pub const ICOUNT: &str = "shift=0,sleep=off";
+/// Counted time jumps from timer to timer while programs wait for a disk, which takes the host's
+/// time: the answer of a busy host would come minutes late.
+const PATIENT: &str = "disk.io_timeout=4294967295";
 /// Date at which a counted run begins.
 pub const RTC: &str = "base=2024-01-01,clock=vm";
 /// Seed of everything random in a counted run, if the user gives none.
@@ -477,7 +481,11 @@ impl VirtualMachine {
             (Family::Freehold, Devices::InPlace) => "iommu=on dma=direct",
             (_, Devices::Unchecked) => "",
         };
-        [own, &xpfo, &replica, calls, unslid, iommu, &self.append]
+        let patience = match (family, self.clock) {
+            (Family::Freehold, Clock::Instructions { .. }) => PATIENT,
+            _ => "",
+        };
+        [own, &xpfo, &replica, calls, unslid, iommu, patience, &self.append]
             .iter()
             .filter(|part| !part.is_empty())
             .copied()

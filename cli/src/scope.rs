@@ -26,7 +26,6 @@ use crate::args::{Accel, ScopeOptions};
 use crate::coverage::{self, Watched};
 use crate::failure::{Failure, OWN_ERROR};
 use crate::outcome::RunOutcome;
-use crate::protocol::Ending;
 use crate::qemu::{self, Engine, Watcher};
 use crate::run::{self, Prepared};
 use crate::session::{End, Ended, OutputTo, Recall, WATCHER_NAME};
@@ -161,10 +160,8 @@ impl Measurement {
     /// Runs the program; returns the results, and the program's output.
     pub fn run(self) -> Result<(Results, Vec<u8>)> {
         let (results, ended) = self.run_unless(None)?;
-        match &ended.end {
-            End::Program(Ending::Exit(0)) => Ok((results?, ended.output)),
-            end => Err(Failure::new(format!("the watched program did not end well: {end:?}"), "")),
-        }
+        let output = ended.into_output()?;
+        Ok((results?, output))
     }
 
     /// Runs the program; returns the results, if QEMU wrote them, and the run's end. For callers

@@ -31,8 +31,8 @@ use crate::hw::{
 };
 use crate::socket::attachment::Attachment;
 use crate::{
-    Errno, Result, backtraces, cgroup, cmdline, dev, event_stream, fault_inject, fs, host, klog, mem, report,
-    sched, share, socket, swap, syscall, task, tracing, tty, uring,
+    Errno, Result, backtraces, block, cgroup, cmdline, dev, event_stream, fault_inject, fs, host, klog, mem,
+    report, sched, share, socket, swap, syscall, task, tracing, tty, uring,
 };
 
 /// The kernel's version, as uname and the host see it.
@@ -58,6 +58,9 @@ pub fn main(info: &'static BootInfo) -> ! {
     let (bounce, planted) =
         (BounceSettings { limits: settings.slots, restricted: settings.restricted }, settings.plant);
     let (iommu, transfers, traced) = (settings.iommu, settings.transfers, settings.trace_events);
+    if let Some(limit) = settings.disk_timeout {
+        block::set_io_timeout(limit);
+    }
     raise(settings, firmware, (info.command_line(), cpus));
     irq::enable();
     start_cpus(firmware, cpus);
@@ -313,7 +316,7 @@ pub(crate) fn furnish(folders: &[ShareSpec]) -> core::result::Result<Option<Chan
     userfault::init().map_err(or("/dev/userfaultfd"))?;
     fs::device::register_fifos(fs::pipe::open_named);
     fs::boot::mount_standard(Some(tty::devpts::DevPts::file_system())).map_err(or("the file systems"))?;
-    crate::block::init(mem::frames()).map_err(or("the disks"))?;
+    block::init(mem::frames()).map_err(or("the disks"))?;
     fs::sysfs::fill_disks();
     fs::sysfs::set_ring_memory(uring::show_through_rings);
     Ok(changes)

@@ -136,6 +136,8 @@ pub struct Settings {
     pub slots: Limits,
     /// The disk that has bounce memory of its own, and no other: its number, and bytes.
     pub restricted: Option<(usize, usize)>,
+    /// How long a disk may take for one request, in milliseconds; `None`: as its driver has it.
+    pub disk_timeout: Option<u32>,
     /// Use of an IOMMU; `None`: as with [`Iommu::On`], if there is one.
     pub iommu: Option<Iommu>,
     /// How devices get bytes.
@@ -162,6 +164,7 @@ impl Default for Settings {
             plant: None,
             slots: Limits::default(),
             restricted: None,
+            disk_timeout: None,
             iommu: None,
             transfers: Transfers::Bounced,
             failslab: None,
@@ -191,6 +194,16 @@ pub const KNOWN: &[Known] = &[
         help: "log everything",
         set: |settings, _| {
             settings.log_level = log::LevelFilter::Trace;
+            Ok(())
+        },
+    },
+    Known {
+        name: "disk.io_timeout",
+        values: "MILLISECONDS",
+        help: "how long a disk may take for one request (120000), until /sys/block/DISK/queue/io_timeout says otherwise",
+        set: |settings, parameter| {
+            let limit = parameter.value.and_then(|value| value.parse().ok()).filter(|&limit| limit > 0);
+            settings.disk_timeout = Some(limit.ok_or("1 to 4294967295")?);
             Ok(())
         },
     },

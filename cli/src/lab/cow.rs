@@ -63,7 +63,7 @@ impl Extents {
                 memory: "96M",
                 swap: "96M",
                 sizes: ["4", "105"],
-                rows: &["cow-*", "vmsplice", "direct-read"],
+                rows: &["cow-copy", "direct-read"],
                 against: &[bench::LEAN],
             },
         };

@@ -6,7 +6,9 @@ use std::time::Duration;
 use rustix::io::Errno;
 use serde_json::Value;
 
+use crate::failure::Failure;
 use crate::protocol::Ending;
+use crate::{Result, report};
 
 /// The end of a run.
 #[derive(Debug)]
@@ -98,6 +100,24 @@ impl Ended {
     /// Returns whether our own kernel reported READY.
     pub fn is_of_own_kernel(&self) -> bool {
         is_own(self.ready.as_ref())
+    }
+
+    /// Returns stdout of a measurement.
+    ///
+    /// # Errors
+    /// The program did not end with status 0, or the run failed. The error says how it ended, and
+    /// the last line that the program wrote.
+    pub fn into_output(self) -> Result<Vec<u8>> {
+        match &self.end {
+            End::Program(Ending::Exit(0)) => Ok(self.output),
+            End::Qemu(words) => Err(Failure::qemu(words, words.clone())),
+            End::Unbalanced(_, finding) => Err(Failure::new(report::unbalanced(finding), "")),
+            end => {
+                let said = [&self.error, &self.output].map(|bytes| String::from_utf8_lossy(bytes));
+                let said = said.iter().find_map(|said| said.lines().last()).unwrap_or("it said nothing");
+                Err(Failure::new(format!("the guest did not end well ({end:?}): {said}"), ""))
+            }
+        }
     }
 }
 

@@ -70,6 +70,15 @@ fn a_disk_that_keeps_nothing_has_its_size_and_is_zeroes_whatever_is_written() {
     assert_eq!(finish(command, b"").expect(0).text(), "2097152\n0\n");
 }
 
+/// Counted time jumps from timer to timer while the program waits for a disk.
+#[test]
+fn a_disk_of_a_busy_host_is_waited_for_however_far_counted_time_jumps() {
+    let mut command = freehold();
+    command.args(["run", "--icount", "--report", "never", "--disk", "null=1M,latency=300ms"]);
+    command.args(["--", "busybox", "dd", "if=/dev/vda", "bs=4k", "count=3", "iflag=direct"]);
+    assert_eq!(finish(command, b"").expect(0).stdout, [0; 3 * 4096]);
+}
+
 /// A process that outlives the program has pages in memory alone. They are stored when its end
 /// closes the disk, however long the disk takes. The kernel does not report the process as one that
 /// never ends.

@@ -16,7 +16,7 @@ mod plug;
 mod write_backs;
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_bounce::{FrameBytes, FrameList, HeldBytes, HeldFrames, Original, OriginalMut};
 use freehold_collections::{Arc, TryCollect, Vec, reserve};
@@ -64,10 +64,18 @@ mod request {
     pub const BLKGETSIZE64: u32 = 0x8008_1272;
 }
 
+/// How long disks may take for one request, in milliseconds; 0: as their driver has it.
+static IO_TIMEOUT_MS: AtomicU32 = AtomicU32::new(0);
 /// Pages that are being written back.
 static UNDER_WAY: AtomicU64 = AtomicU64::new(0);
 /// See [`traffic`].
 static TRAFFIC: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+/// Sets how long each disk that becomes known from now on may take for one request, in
+/// milliseconds.
+pub fn set_io_timeout(limit_ms: u32) {
+    IO_TIMEOUT_MS.store(limit_ms, Ordering::Relaxed);
+}
 
 /// Make the host's disks known as block devices, with their nodes in /dev. Once, after
 /// [`host::init`] and when /dev is there.
@@ -311,6 +319,10 @@ struct DiskContent {
 impl DiskContent {
     fn new(frames: Frames, disk: Disk) -> Self {
         let size = disk.sectors() * SECTOR_SIZE as u64;
+        match IO_TIMEOUT_MS.load(Ordering::Relaxed) {
+            0 => {}
+            limit => disk.set_timeout_ms(limit),
+        }
         let store = Store { disk: disk.clone(), write_backs: WriteBacks::default() };
         let cache = PageCache::with_store(frames, reserve::arc(store));
         cache.set_size_grow(size);
