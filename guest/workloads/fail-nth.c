@@ -245,6 +245,11 @@ static void calls(void) {
         (void)!fcntl(ends[1], F_SETPIPE_SZ, 1 << 18);
         static char block[65536];
         (void)!fcntl(ends[1], F_SETFL, O_NONBLOCK);
+        // A reader that signals tell of bytes: they are ignored, and found no room for before.
+        signal(SIGIO, SIG_IGN);
+        (void)!fcntl(ends[0], F_SETOWN, getpid());
+        (void)!fcntl(ends[0], F_SETSIG, SIGURG);
+        (void)!fcntl(ends[0], F_SETFL, O_ASYNC);
         (void)!write(ends[1], block, sizeof block);
         struct iovec page = {block, 4096};
         (void)!vmsplice(ends[1], &page, 1, SPLICE_F_NONBLOCK);

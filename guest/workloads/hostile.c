@@ -24,6 +24,7 @@
 #include "../tools/shapes.h"
 #include "../tools/arguments.h"
 
+#include <asm/sockios.h>
 #include <dirent.h>
 #include <ftw.h>
 #include <grp.h>
@@ -203,6 +204,17 @@ static void prepare_files(int index)
 	}
 }
 
+/* Signals tell of the news of some files: they are ignored, or interrupt calls. */
+static void prepare_signals(int index)
+{
+	for (int i = index % 3; i < file_count; i += 3) {
+		if (fcntl(files[i], F_SETOWN, getpid()) != 0)
+			continue;
+		fcntl(files[i], F_SETSIG, i & 1 ? SIGURG : SIGALRM);
+		fcntl(files[i], F_SETFL, fcntl(files[i], F_GETFL) | O_ASYNC);
+	}
+}
+
 /* A control group that some processes share and rule, and its files but those that stop or end
  * all. */
 static void prepare_groups(int index)
@@ -297,6 +309,17 @@ static void keep_to_own(struct dice *dice, long call, uint64_t *a)
 	case SYS_ioprio_set:
 	case SYS_ptrace:
 		a[1] = process(dice);
+		break;
+	case SYS_fcntl:
+		/* A signal about a file may be any. */
+		if ((uint32_t)a[1] == F_SETOWN_EX)
+			a[1] = F_SETOWN;
+		if ((uint32_t)a[1] == F_SETOWN)
+			a[2] = process(dice);
+		break;
+	case SYS_ioctl:
+		if ((uint32_t)a[1] == FIOSETOWN || (uint32_t)a[1] == SIOCSPGRP)
+			a[1] = FIOGETOWN;
 		break;
 	case SYS_setpgid:
 		/* A random number is hardly ever that of a group. */
@@ -502,6 +525,7 @@ static void live(int index, struct record *record)
 	snprintf(folder, sizeof folder, FOLDER "/%d", index);
 	mkdir(folder, 0777);
 	prepare_groups(index);
+	prepare_signals(index);
 	if (user >= 0) {
 		(void)!chown(folder, user, user);
 		if (setgroups(0, NULL) || setgid(user) || setuid(user))

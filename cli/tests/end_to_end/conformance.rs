@@ -210,6 +210,12 @@ fn inotify() {
 }
 
 #[test]
+fn sigio() {
+    conforms("sigio");
+    conforms_with("sigio", &["--cpus", "1"], &[], &[]);
+}
+
+#[test]
 fn userfaults() {
     conforms("userfaults");
     conforms_with("userfaults", &["--cpus", "1"], &[], &[]);

@@ -128,6 +128,18 @@ impl<T> VecDeque<T> {
     pub fn iter(&self) -> vec_deque::Iter<'_, T> {
         self.0.iter()
     }
+    /// Visits the entries from the one with this number on.
+    ///
+    /// # Panics
+    /// When the number is larger than that of entries.
+    pub fn iter_from(&self, at: usize) -> vec_deque::Iter<'_, T> {
+        self.0.range(at..)
+    }
+    /// The number of the first entry for which `is_before` does not hold; it holds for those before
+    /// and for none after.
+    pub fn partition_point(&self, is_before: impl FnMut(&T) -> bool) -> usize {
+        self.0.partition_point(is_before)
+    }
     /// Visits all entries from the front, to change them.
     pub fn iter_mut(&mut self) -> vec_deque::IterMut<'_, T> {
         self.0.iter_mut()

@@ -1,5 +1,6 @@
 //! /dev/null, /dev/zero, /dev/full, /dev/random, /dev/urandom.
 
+use crate::fs::file::{NewsOwner, NewsQueues};
 use crate::fs::{Blocking, File, MmapContent, Node, OpenFlags, Seekable};
 use crate::user::{Sink, Source};
 use crate::{Errno, Result, hw};
@@ -77,6 +78,11 @@ impl File for MemoryFile {
     // Linux' random numbers can be waited for, since there a machine may have none at first.
     fn is_always_ready(&self) -> bool {
         self.kind != DeviceKind::Random
+    }
+
+    fn news(&self) -> Option<NewsQueues<'_>> {
+        let has_news = self.kind == DeviceKind::Random;
+        has_news.then_some(NewsQueues { queues: [None, None], owner: NewsOwner::None })
     }
 
     fn read_at(&self, _offset: u64, sink: &mut dyn Sink, _blocking: Blocking) -> Result<usize> {

@@ -77,6 +77,25 @@ impl Ready {
     }
 }
 
+/// The owner of a file's signals where no program has chosen one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NewsOwner {
+    /// None: there is no signal.
+    None,
+    /// A process group, by ID.
+    Group(u32),
+    /// The process that asks for signals.
+    Caller,
+}
+
+/// Queues whose news signal-driven I/O tells.
+pub struct NewsQueues<'a> {
+    /// They are told by [`WaitQueue::announce`].
+    pub queues: [Option<&'a Arc<WaitQueue>>; 2],
+    /// The owner unless there is one.
+    pub owner: NewsOwner,
+}
+
 /// The meaning of a seek for a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Seekable {
@@ -144,6 +163,10 @@ pub trait File: Any + Send + Sync {
     /// they change. The waiter is registered before the look, so that no change is missed.
     fn poll(&self, _waiter: Option<&mut crate::sync::PollWaiter>) -> Ready {
         Ready::IN | Ready::OUT
+    }
+    /// Returns the queues of signal-driven I/O; `None` for a file without (Linux: `fasync`).
+    fn news(&self) -> Option<NewsQueues<'_>> {
+        None
     }
     /// Whether a regular file's readiness changes, so that epoll watches it.
     fn changes_readiness(&self) -> bool {

@@ -50,9 +50,8 @@ bitflags! {
 }
 
 impl OpenFlags {
-    /// Flags that fcntl(F_SETFL) may change.
-    pub const SETTABLE: Self =
-        Self::APPEND.union(Self::NONBLOCK).union(Self::ASYNC).union(Self::DIRECT).union(Self::NOATIME);
+    /// Flags that fcntl(F_SETFL) may change, beside ASYNC, which signal-driven I/O sets.
+    pub const SETTABLE: Self = Self::APPEND.union(Self::NONBLOCK).union(Self::DIRECT).union(Self::NOATIME);
     /// All flags that openat2 knows.
     pub const KNOWN: Self = Self::from_bits_retain(0o37_777_703);
     /// Flags that stay with the open description (creation flags and CLOEXEC do not).

@@ -83,7 +83,7 @@ pub use file::{Blocking, DirEntry, File, MmapContent, Ready, Seekable};
 pub use flags::{OpenFlags, RenameFlags, ResolveFlags};
 pub use mount::{FileSystem, FsStats, Mount};
 pub use node::{Identity, LinkTarget, Metadata, Node, NodeKind, SetMetadata, Timestamp};
-pub use open_file::{OpenFile, Watcher};
+pub use open_file::{OpenFile, Signalling, Watcher};
 pub use path::Path;
 pub use table::{FileTable, OnExec};
 pub use walk::{Final, Last, PathWalk};

@@ -6,7 +6,7 @@
 
 use core::any::Any;
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use freehold_collections::{Arc, Box, Map, Weak, reserve};
 
@@ -39,6 +39,15 @@ pub enum Whence {
     Hole,
 }
 
+/// Whether signals tell of a file's news (O_ASYNC).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Signalling {
+    /// They do.
+    On,
+    /// They do not.
+    Off,
+}
+
 /// An open file description.
 pub struct OpenFile {
     file: Arc<dyn File>,
@@ -46,10 +55,8 @@ pub struct OpenFile {
     /// Access mode and status flags, as F_GETFL shows them.
     flags: AtomicU32,
     offset: Mutex<u64>,
-    /// F_SETOWN: a process, or a group if negative; 0 for none.
-    owner: AtomicI32,
-    /// F_SETSIG.
-    signal: AtomicI32,
+    /// State of signal-driven I/O, once a program has asked for any.
+    signalling: SpinLock<Option<Arc<dyn Any + Send + Sync>>>,
     /// As owner of locks; never used twice.
     id: u64,
     /// A lock was asked for through this description.
@@ -97,8 +104,7 @@ impl OpenFile {
             path,
             flags: AtomicU32::new((flags & OpenFlags::KEPT).bits()),
             offset: Mutex::new(0),
-            owner: AtomicI32::new(0),
-            signal: AtomicI32::new(0),
+            signalling: SpinLock::new(None),
             id: IDS.next(),
             locked: AtomicBool::new(false),
             watchers: SpinLock::new(Watchers::None),
@@ -163,24 +169,22 @@ impl OpenFile {
         if self.flags().contains(OpenFlags::NONBLOCK) { Blocking::Never } else { Blocking::Wait }
     }
 
-    /// F_GETOWN: a process, a group if negative, 0 for none.
-    pub fn owner(&self) -> i32 {
-        self.owner.load(Ordering::Relaxed)
+    /// Sets whether F_GETFL shows O_ASYNC.
+    pub fn show_async(&self, is_on: Signalling) {
+        let mut flags = self.flags();
+        flags.set(OpenFlags::ASYNC, is_on == Signalling::On);
+        self.store_flags(flags);
     }
 
-    /// F_SETOWN.
-    pub fn set_owner(&self, owner: i32) {
-        self.owner.store(owner, Ordering::Relaxed);
+    /// Returns the state of signal-driven I/O that [`set_signalling`](Self::set_signalling) left.
+    pub fn signalling<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        let state = self.signalling.lock().clone();
+        reserve::downcast(state?).ok()
     }
 
-    /// F_GETSIG: 0 means SIGIO.
-    pub fn signal(&self) -> i32 {
-        self.signal.load(Ordering::Relaxed)
-    }
-
-    /// F_SETSIG.
-    pub fn set_signal(&self, signal: i32) {
-        self.signal.store(signal, Ordering::Relaxed);
+    /// Keeps `state` for as long as the description lives. The first call wins.
+    pub fn set_signalling<T: Any + Send + Sync>(&self, state: Arc<T>) {
+        self.signalling.lock().get_or_insert(state);
     }
 
     /// `EBADF` unless it was opened for reading.
@@ -473,6 +477,8 @@ impl OpenFile {
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
+        // Before the file ends, which may be news.
+        self.signalling.get_mut().take();
         notify::closed(self);
         self.watchers.get_mut().tell();
         if *self.locked.get_mut() {

@@ -66,7 +66,9 @@ impl From<SigInfo> for SignalfdInfo {
             rest: [0; 6],
         };
         let fault = [c::SIGSEGV, c::SIGBUS, c::SIGILL, c::SIGFPE, c::SIGTRAP].contains(&record.number);
-        if info.code == SI_TIMER {
+        if let Some((band, fd)) = info.file_news() {
+            (record.band, record.fd) = (band as u32, fd);
+        } else if info.code == SI_TIMER {
             (record.timer, record.overrun) = (first as u32, (first >> 32) as u32);
             (record.int, record.pointer) = (second as i32, second);
         } else if fault && info.code > 0 {

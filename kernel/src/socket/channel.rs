@@ -5,9 +5,12 @@
 //! bytes move. The state that waiters look at is mirrored in atomics, changed before they are
 //! woken.
 
+mod news;
+
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
 use freehold_collections::{Arc, Receiver, reserve};
+use spin::Once;
 
 use super::address::Address;
 use super::flight::Files;
@@ -16,7 +19,7 @@ use super::message::PassCredentials;
 use super::options::Credentials;
 use super::queue::{PAGES, Queue};
 use crate::fs::bytes::SliceSource;
-use crate::sync::{Mutex, MutexGuard, WaitQueue};
+use crate::sync::{Mutex, MutexGuard, News, WaitQueue};
 use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result, task};
 
@@ -110,6 +113,10 @@ pub struct Channel {
     opening: AtomicBool,
     /// Whether the peer has answered since, and no connect(2) has reported it yet.
     answered: AtomicBool,
+    /// A send found no room, and its socket was not told of room since.
+    wants_room: AtomicBool,
+    /// The queue of the socket that sends into it, where that is one socket, for signals.
+    sender: Once<Arc<WaitQueue>>,
     /// Woken when there is something to receive, or never will be.
     pub readable: Arc<WaitQueue>,
     /// Woken when there is room, or no receiver to make it.
@@ -131,6 +138,8 @@ impl Channel {
             failed: AtomicBool::new(false),
             opening: AtomicBool::new(false),
             answered: AtomicBool::new(false),
+            wants_room: AtomicBool::new(false),
+            sender: Once::new(),
             readable: reserve::arc(WaitQueue::new()),
             writable: reserve::arc(WaitQueue::new()),
         })
@@ -211,12 +220,6 @@ impl Channel {
         drop(forgotten);
     }
 
-    /// Closes the sending end: receivers reach the end of the stream.
-    pub fn close_sender(&self) {
-        self.no_sender.store(true, Ordering::SeqCst);
-        self.wake_all();
-    }
-
     /// Closes the sending end because of `error`. The caller wakes.
     pub(super) fn end_by(&self, error: Errno) {
         self.note_error(error);
@@ -231,10 +234,12 @@ impl Channel {
     /// Something went wrong that the next call on the receiver's socket says.
     pub fn fail(&self, error: Errno) {
         self.note_error(error);
-        self.wake_all();
+        self.readable.announce(News::Error);
+        self.writable.wake_all();
     }
 
-    fn note_error(&self, error: Errno) {
+    /// As [`fail`](Self::fail), where the caller closes the channel next.
+    pub(super) fn note_error(&self, error: Errno) {
         self.failed.store(true, Ordering::Relaxed);
         self.error.store(error as i32, Ordering::SeqCst);
     }
@@ -283,6 +288,9 @@ impl Channel {
         self.answered.store(true, Ordering::Relaxed);
         self.opening.store(false, Ordering::SeqCst);
         self.writable.wake_all();
+        if let Some(sender) = self.sender.get() {
+            sender.announce(News::Room);
+        }
     }
 
     /// Whether the peer was called and has not answered.
@@ -325,7 +333,11 @@ impl Channel {
         let ready = || (self.has_room() || !self.has_receiver()).then_some(());
         match patience {
             _ if ready().is_some() => Ok(()),
-            Patience::Never => Err(Errno::EAGAIN),
+            Patience::Never => {
+                self.want_room();
+                // Room that came before that is told of by no one else.
+                ready().ok_or(Errno::EAGAIN)
+            }
             Patience::Until(deadline) => {
                 self.writable.wait_until_deadline(deadline, ready)?.ok_or(Errno::EAGAIN)
             }
@@ -400,7 +412,7 @@ impl Channel {
         };
         self.publish(&queue);
         drop(queue);
-        self.readable.wake_all();
+        self.readable.announce(News::Input);
         result
     }
 
@@ -433,7 +445,7 @@ impl Channel {
             queue.push_message(bytes, length, ancillary, from)?;
             self.publish(&queue);
             drop(queue);
-            self.readable.wake_all();
+            self.readable.announce(News::Input);
             return Ok(length);
         }
     }
@@ -455,7 +467,7 @@ impl Channel {
         queue.push_message(gathered, bytes.len(), Ancillary::default(), Some(from))?;
         self.publish(&queue);
         drop(queue);
-        self.readable.wake_all();
+        self.readable.announce(News::Input);
         Ok(())
     }
 
@@ -526,7 +538,7 @@ impl Channel {
         self.publish(&queue);
         drop(queue);
         if taking == Taking::Take {
-            self.writable.wake_all();
+            self.made_room();
         }
     }
 }
@@ -560,7 +572,7 @@ mod tests {
         assert_eq!(receive(&channel, 4, Taking::Peek), b"onet");
         assert_eq!(receive(&channel, 4, Taking::Take), b"onet");
         assert_eq!(receive(&channel, 4, Taking::Take), b"wo");
-        channel.close_sender();
+        channel.close_sender(None);
         assert_eq!(receive(&channel, 4, Taking::Take), b"");
     }
 

@@ -19,7 +19,7 @@ use super::ports::{self, EntryKey, InetAddress};
 use super::table;
 use super::view::ListEntry;
 use crate::fs::Ready;
-use crate::sync::{PollWaiter, SpinLock, WaitQueue};
+use crate::sync::{News, PollWaiter, SpinLock, WaitQueue};
 use crate::task::namespaces::network::NetworkNamespace;
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
@@ -141,6 +141,8 @@ impl Socket {
         let peer = |of: &Self| Some(Peer { channel: of.channel.clone(), address: None, credentials });
         one.state.lock().peer = peer(&other);
         other.state.lock().peer = peer(&one);
+        one.channel.set_sender(&other.channel);
+        other.channel.set_sender(&one.channel);
         (one, other)
     }
 
@@ -327,8 +329,13 @@ impl Socket {
                 credentials
             };
             let peer = Peer { channel: served.channel.clone(), address: at.clone(), credentials };
+            served.channel.set_sender(&self.channel);
+            self.channel.set_sender(&served.channel);
             self.state.lock().peer = Some(peer);
-            target.connections.wake_all();
+            target.connections.announce(News::Input);
+            if self.family != Family::Unix {
+                self.channel.readable.announce(News::Room);
+            }
             return Ok(());
         }
     }
@@ -350,6 +357,7 @@ impl Socket {
         let served = Self::make(self.family, self.kind, None, self.network.clone());
         table::enter(&served)?;
         let out = Channel::new();
+        out.set_sender(&served.channel);
         let far = far(served.channel.clone(), out.clone())?;
         let peer =
             Peer { channel: out, address: Some(Address::Inet(remote)), credentials: Credentials::NOBODY };
@@ -362,7 +370,7 @@ impl Socket {
         }
         listener.waiting.try_push_back(served.clone())?;
         drop(state);
-        self.connections.wake_all();
+        self.connections.announce(News::Input);
         Ok(far)
     }
 
@@ -443,7 +451,8 @@ impl Socket {
         if how != Shutdown::Receive {
             self.send_ended.store(true, Ordering::SeqCst);
             if let Some(peer) = peer.filter(|_| self.kind != SocketKind::Datagram) {
-                peer.channel.close_sender();
+                let is_over = how == Shutdown::Both || self.is_inet() && !self.channel.has_sender();
+                peer.channel.close_sender(Some(if is_over { News::HangUp } else { News::Input }));
             }
         }
         if how != Shutdown::Send {
@@ -559,6 +568,9 @@ impl Socket {
         let send_ended = self.send_ended.load(Ordering::SeqCst);
         match &peer {
             Some(peer) => {
+                if !peer.has_room() {
+                    peer.want_room();
+                }
                 ready.set(Ready::OUT, peer.has_room() || !peer.has_receiver());
                 // TCP hears of one direction's end at a time, but for a reset; AF_UNIX of both.
                 let both = self.family == Family::Unix || self.channel.has_failed();
@@ -572,6 +584,33 @@ impl Socket {
     }
 }
 
+impl Socket {
+    fn is_inet(&self) -> bool {
+        self.family != Family::Unix
+    }
+
+    /// What the peer's signals tell of this socket's end: AF_UNIX hears of each, TCP of what it did
+    /// not know.
+    fn last_news(&self, peer: &Peer) -> Option<News> {
+        if !self.is_inet() {
+            Some(News::HangUp)
+        } else if peer.channel.has_error() {
+            Some(News::Error)
+        } else if !peer.channel.has_sender() {
+            None
+        } else if !self.channel.has_sender() {
+            Some(News::HangUp)
+        } else {
+            Some(News::Input)
+        }
+    }
+
+    /// The queues of signal-driven I/O: connections, and all else.
+    pub(super) fn news(&self) -> [Option<&Arc<WaitQueue>>; 2] {
+        [Some(&self.connections), Some(&self.channel.readable)]
+    }
+}
+
 impl Drop for Socket {
     fn drop(&mut self) {
         table::leave(self);
@@ -582,9 +621,9 @@ impl Drop for Socket {
             if self.channel.has_message() || breaks_off {
                 // The peer has sent bytes that were not read, or the program wants no orderly end:
                 // the peer hears of it.
-                peer.channel.fail(Errno::ECONNRESET);
+                peer.channel.note_error(Errno::ECONNRESET);
             }
-            peer.channel.close_sender();
+            peer.channel.close_sender(self.last_news(&peer));
         }
         self.channel.close_receiver();
         if let Some(address) = state.address {
@@ -594,7 +633,7 @@ impl Drop for Socket {
         // Connections that were not accepted end here, and their peers notice.
         for socket in state.listener.into_iter().flat_map(|listener| listener.waiting) {
             if let Some(peer) = &socket.state.lock().peer {
-                peer.channel.fail(Errno::ECONNRESET);
+                peer.channel.note_error(Errno::ECONNRESET);
             }
         }
     }

@@ -196,6 +196,7 @@ impl Socket {
             self.state.lock().address = Some(Address::Inet(local));
             let out = Channel::new();
             out.hold();
+            out.set_sender(self.channel());
             self.channel().renew();
             self.set_peer(Some((out.clone(), to)));
             let Err(error) = wire.call((local, to), self.channel(), &out) else { return Ok(out) };

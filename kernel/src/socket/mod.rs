@@ -47,6 +47,7 @@ use self::channel::{Ancillary, Manner, Patience, Received};
 use self::endpoint::{Socket, SocketKind};
 use self::options::{Credentials, deadline};
 use crate::fs::anonymous::AnonymousNode;
+use crate::fs::file::{NewsOwner, NewsQueues};
 use crate::fs::{Blocking, File, Node, NodeKind, Ready};
 use crate::sync::PollWaiter;
 use crate::user::{Sink, Source, UserPtr};
@@ -117,6 +118,10 @@ impl File for SocketFile {
 
     fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
         self.socket.poll(waiter)
+    }
+
+    fn news(&self) -> Option<NewsQueues<'_>> {
+        Some(NewsQueues { queues: self.socket.news(), owner: NewsOwner::None })
     }
 
     fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {

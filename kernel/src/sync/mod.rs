@@ -18,5 +18,5 @@ pub use lock::{
     SleepingGuard, SpinLock, SpinLockGuard, WriteGuard,
 };
 pub use numbers::UniqueNumbers;
-pub use wait::{PollWaiter, Slept, WaitQueue, Wake, Woken};
+pub use wait::{News, PollWaiter, Slept, WaitQueue, Wake, Woken};
 pub use weak_registry::{WeakRegistry, WeakRegistryGuard};

@@ -25,6 +25,22 @@ pub enum Woken {
     Sleeper,
     /// No task slept there: the next in the queue may be tried.
     Nobody,
+    /// No task sleeps there, and [`Wake::announce`] is what it waits for.
+    Listener,
+}
+
+/// What is new about a file, as signal-driven I/O tells it (si_code of SIGIO).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(i32)]
+pub enum News {
+    /// There is something to read (POLL_IN).
+    Input = 1,
+    /// There is room to write (POLL_OUT).
+    Room = 2,
+    /// There is an error to hear of (POLL_ERR).
+    Error = 4,
+    /// The other side is gone (POLL_HUP).
+    HangUp = 6,
 }
 
 /// Target that is told that a queue was woken. Called in any context under the queue's
@@ -32,7 +48,14 @@ pub enum Woken {
 pub trait Wake: Send + Sync {
     /// Something changed.
     fn wake(&self) -> Woken;
+    /// Tells a [listener](Woken::Listener) what is new. Task context; the queue is not locked, and
+    /// the caller holds no spin lock. It may be called for a short time after the target has left
+    /// the queue.
+    fn announce(&self, _news: News) {}
 }
+
+/// Listeners that are told between two looks at a queue.
+const LISTENERS_AT_ONCE: usize = 8;
 
 struct WaitEntry {
     id: u64,
@@ -192,6 +215,37 @@ impl WaitQueue {
         }
     }
 
+    /// Wakes all, and tells listeners the news. Task context; the caller holds no spin lock.
+    #[inline]
+    pub fn announce(&self, news: News) {
+        if !self.is_empty() {
+            self.announce_to_each(news);
+        }
+    }
+
+    fn announce_to_each(&self, news: News) {
+        // Entries are in the order of their numbers: what came or left meanwhile changes nothing.
+        let mut next = 0;
+        loop {
+            let mut listeners = ArrayVec::<Arc<dyn Wake>, LISTENERS_AT_ONCE>::new();
+            let entries = self.entries.lock();
+            for entry in entries.iter_from(entries.partition_point(|entry| entry.id < next)) {
+                if entry.target.wake() == Woken::Listener {
+                    listeners.push(entry.target.clone());
+                    next = entry.id + 1;
+                    if listeners.is_full() {
+                        break;
+                    }
+                }
+            }
+            drop(entries);
+            listeners.iter().for_each(|listener| listener.announce(news));
+            if !listeners.is_full() {
+                return;
+            }
+        }
+    }
+
     /// Returns whether no target is registered: asked at each wake-up, most of which find none.
     #[inline]
     pub fn is_empty(&self) -> bool {
@@ -201,8 +255,7 @@ impl WaitQueue {
     /// Add `target` at the end; the room is made outside the lock, since nothing may be allocated
     /// under it.
     fn insert(&self, target: &Arc<dyn Wake>) -> Result<u64> {
-        let id = NEXT_ENTRY.fetch_add(1, Ordering::Relaxed);
-        let mut entry = Some(WaitEntry { id, target: target.clone() });
+        let mut target = Some(target.clone());
         let mut spare = VecDeque::new();
         loop {
             let old;
@@ -211,8 +264,10 @@ impl WaitQueue {
                 // The old buffer is freed outside.
                 old = entries.move_to(spare);
                 if entries.len() < entries.capacity() {
-                    if let Some(entry) = entry.take() {
-                        entries.push_back_reserved(entry);
+                    // Drawn under the lock: the entries are in the order of their numbers.
+                    let id = NEXT_ENTRY.fetch_add(1, Ordering::Relaxed);
+                    if let Some(target) = target.take() {
+                        entries.push_back_reserved(WaitEntry { id, target });
                         self.count.store(entries.len(), Ordering::SeqCst);
                     }
                     return Ok(id);
@@ -364,5 +419,59 @@ impl Drop for PollWaiter {
 impl fmt::Debug for PollWaiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PollWaiter").field("queues", &(self.few.len() + self.more.len())).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::sync::atomic::AtomicUsize;
+    use std::vec::Vec as List;
+
+    use freehold_collections::reserve;
+
+    use super::*;
+
+    /// A listener, or what only counts wake-ups.
+    struct Ear {
+        kind: Woken,
+        wakes: AtomicUsize,
+        news: SpinLockedNews,
+    }
+
+    type SpinLockedNews = std::sync::Mutex<List<News>>;
+
+    impl Wake for Ear {
+        fn wake(&self) -> Woken {
+            self.wakes.fetch_add(1, Ordering::Relaxed);
+            self.kind
+        }
+        fn announce(&self, news: News) {
+            self.news.lock().unwrap().push(news);
+        }
+    }
+
+    fn ear(kind: Woken) -> Arc<Ear> {
+        reserve::arc(Ear { kind, wakes: AtomicUsize::new(0), news: SpinLockedNews::default() })
+    }
+
+    #[test]
+    fn news_reach_each_listener_once_and_wake_all_others() {
+        let queue = WaitQueue::new();
+        let kinds = (0..5 * LISTENERS_AT_ONCE).map(|at| [Woken::Listener, Woken::Nobody][at % 3 / 2]);
+        let ears: List<_> = kinds.map(ear).collect();
+        let ids: List<_> =
+            ears.iter().map(|ear| queue.insert(&(ear.clone() as Arc<dyn Wake>)).unwrap()).collect();
+        // Entries that left make no other be left out.
+        [3, 8, 9].iter().for_each(|&gone: &usize| queue.remove(ids[gone]));
+        queue.announce(News::Input);
+        queue.wake_all();
+        for (at, ear) in ears.iter().enumerate() {
+            let stays = ![3, 8, 9].contains(&at);
+            let hears = stays && ear.kind == Woken::Listener;
+            assert_eq!(ear.news.lock().unwrap().len(), usize::from(hears), "{at}");
+            assert_eq!(ear.wakes.load(Ordering::Relaxed), if stays { 2 } else { 0 }, "{at}");
+        }
+        assert!(!queue.is_empty());
+        WaitQueue::new().announce(News::Room);
     }
 }

@@ -18,6 +18,7 @@
 //! exist as long as its slot, and are found by namespace and number: see [`pidns`](super::pidns).
 
 pub mod audit;
+mod handle;
 mod leader;
 mod pid_limit;
 
@@ -30,6 +31,7 @@ use freehold_collections::{
     reserve::{self, ArcMethods},
 };
 
+pub use handle::{IdHandle, IdRole};
 pub use pid_limit::{pid_limit, set_pid_limit};
 
 use super::pidns::{FIRST, Levels, Numbers, PidNs, PidView};
@@ -83,6 +85,8 @@ fn set(link: &AtomicU32, pid: Pid) {
 struct IdSlot {
     process: Option<Arc<Process>>,
     task: Weak<Task>,
+    /// Which use of the ID this is: never the same twice. 0 before a task has it.
+    serial: usize,
     /// Reserved for a task that is being made.
     reserved: bool,
     /// Processes whose group has this ID.
@@ -416,8 +420,9 @@ impl Registry {
     /// Enter a task under its ID.
     pub fn add_task(&mut self, task: &Arc<Task>) {
         TASKS.fetch_add(1, Ordering::Relaxed);
-        FORKS.fetch_add(1, Ordering::Relaxed);
+        let serial = FORKS.fetch_add(1, Ordering::Relaxed) + 1;
         self.change(task.tid(), |slot| {
+            slot.serial = serial;
             slot.task = task.downgrade();
             slot.reserved = false;
         });

@@ -2,6 +2,7 @@
 
 use super::discipline::Read;
 use super::{LineState, Tty, job};
+use crate::fs::file::{NewsOwner, NewsQueues};
 use crate::fs::{Blocking, File, Node, Ready};
 use crate::sync::PollWaiter;
 use crate::user::{Sink, Source, so_far};
@@ -146,6 +147,7 @@ impl TtyFile {
         let tty = &self.tty;
         let mut rest = bytes;
         loop {
+            let has_output;
             let count = {
                 let mut state = tty.state.lock();
                 if state.hangups != self.generation || state.line == LineState::Down {
@@ -153,9 +155,13 @@ impl TtyFile {
                 }
                 let count = state.discipline.write(rest);
                 tty.flush_locked(&mut state);
+                if count < rest.len() {
+                    state.wants_room = super::WantsRoom::Yes;
+                }
+                has_output = !state.discipline.wire().is_empty();
                 count
             };
-            tty.wire_ready.wake_all();
+            tty.tell_wire(has_output);
             *done += count;
             rest = &rest[count..];
             if rest.is_empty() {
@@ -234,6 +240,14 @@ impl File for TtyFile {
         ready.set(Ready::IN, state.discipline.readable());
         ready.set(Ready::OUT, state.discipline.writable());
         ready
+    }
+
+    fn news(&self) -> Option<NewsQueues<'_>> {
+        let owner = match self.tty.foreground() {
+            0 => NewsOwner::Caller,
+            group => NewsOwner::Group(group),
+        };
+        Some(NewsQueues { queues: [Some(&self.tty.input_ready), Some(&self.tty.output_room)], owner })
     }
 
     fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {

@@ -31,7 +31,7 @@ pub use job::{leave_session, terminal_of};
 use self::discipline::{Discipline, KeySignal};
 use self::termios::{Termios, WindowSize};
 use crate::dev::stream::HostStream;
-use crate::sync::{SpinLock, WaitQueue};
+use crate::sync::{News, SpinLock, WaitQueue};
 use crate::task::{Pid, Session, Signal};
 use crate::{Errno, Result};
 
@@ -58,6 +58,13 @@ enum FurtherOpens {
     Exclusive,
 }
 
+/// Whether signals tell of room for output: after a write that was cut only.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum WantsRoom {
+    No,
+    Yes,
+}
+
 struct TerminalState {
     discipline: Discipline,
     window: WindowSize,
@@ -68,10 +75,23 @@ struct TerminalState {
     /// Open files of the program's side, and ever.
     opens: u32,
     opened_ever: u32,
+    /// A write found no room, and no signal has told of room since.
+    wants_room: WantsRoom,
     /// The session it controls.
     session: Weak<Session>,
     /// The group that may read and gets the keys' signals; 0 for none.
     foreground: Pid,
+}
+
+impl TerminalState {
+    /// Whether signals tell of room now, where there is some; they do so once.
+    fn take_wanted(&mut self) -> WantsRoom {
+        if self.discipline.writable() {
+            core::mem::replace(&mut self.wants_room, WantsRoom::No)
+        } else {
+            WantsRoom::No
+        }
+    }
 }
 
 /// A terminal.
@@ -111,6 +131,7 @@ impl Tty {
                 sharing: FurtherOpens::Open,
                 opens: 0,
                 opened_ever: 0,
+                wants_room: WantsRoom::No,
                 session: reserve::no_weak(),
                 foreground: 0,
             }),
@@ -151,6 +172,7 @@ impl Tty {
         while done < bytes.len() {
             let mut signal = None;
             let mut state = self.state.lock();
+            let arrived = state.discipline.arrived();
             while done < bytes.len() && signal.is_none() && state.discipline.accepts() {
                 signal = state.discipline.receive(bytes[done]);
                 done += 1;
@@ -158,14 +180,18 @@ impl Tty {
             let full = signal.is_none() && done < bytes.len();
             self.flush_locked(&mut state);
             let (readable, writable) = (state.discipline.has_input(), state.discipline.writable());
+            let has_news = state.discipline.arrived() > arrived;
+            let has_output = !state.discipline.wire().is_empty();
             drop(state);
-            if readable || signal.is_some() {
+            if has_news {
+                self.input_ready.announce(News::Input);
+            } else if readable || signal.is_some() {
                 self.input_ready.wake_all();
             }
             if writable {
                 self.output_room.wake_all();
             }
-            self.wire_ready.wake_all();
+            self.tell_wire(has_output);
             if let Some(signal) = signal {
                 self.signal_foreground(match signal {
                     KeySignal::Interrupt => Signal::INT,
@@ -199,15 +225,33 @@ impl Tty {
         }
     }
 
+    /// Wakes tasks at the other end; `has_output` says that there are bytes to fetch.
+    fn tell_wire(&self, has_output: bool) {
+        if has_output {
+            self.wire_ready.announce(News::Input);
+        } else {
+            self.wire_ready.wake_all();
+        }
+    }
+
+    /// Tells tasks that wait for room, and the signals of those that found none before.
+    fn tell_room(&self, room: WantsRoom) {
+        match room {
+            WantsRoom::Yes => self.output_room.announce(News::Room),
+            WantsRoom::No => self.output_room.wake_all(),
+        }
+    }
+
     /// Hands output to the wire and wakes tasks that wait for room.
     fn flush(&self) {
         let mut state = self.state.lock();
         self.flush_locked(&mut state);
         let room = state.discipline.writable();
+        let wanted = state.take_wanted();
         drop(state);
         self.wire_ready.wake_all();
         if room {
-            self.output_room.wake_all();
+            self.tell_room(wanted);
         }
     }
 
@@ -218,9 +262,10 @@ impl Tty {
         let count = wire.len().min(bytes.len());
         bytes[..count].copy_from_slice(&wire[..count]);
         state.discipline.sent(count);
+        let wanted = state.take_wanted();
         drop(state);
         if count > 0 {
-            self.output_room.wake_all();
+            self.tell_room(wanted);
         }
         count
     }

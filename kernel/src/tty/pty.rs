@@ -13,6 +13,7 @@ use linux_raw_sys::ioctl as io;
 use super::termios::Termios;
 use super::{LineState, Tty, Wire, control};
 use crate::fs::bytes::send_in_chunks;
+use crate::fs::file::{NewsOwner, NewsQueues};
 use crate::fs::{Blocking, File, Node, OpenFlags, Ready, SetMetadata, Timestamp};
 use crate::sync::{PollWaiter, SpinLock};
 use crate::task::registry;
@@ -128,6 +129,9 @@ impl File for Slave {
     fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
         self.file.poll(waiter)
     }
+    fn news(&self) -> Option<NewsQueues<'_>> {
+        self.file.news()
+    }
     fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {
         self.file.ioctl(request, argument)
     }
@@ -232,6 +236,10 @@ impl File for Master {
         let packets = self.pair.state.lock().packets;
         ready.set(Ready::PRI, packets && tty.state.lock().discipline.has_packet());
         ready
+    }
+
+    fn news(&self) -> Option<NewsQueues<'_>> {
+        Some(NewsQueues { queues: [Some(&self.pair.tty.wire_ready), None], owner: NewsOwner::Caller })
     }
 
     fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {

@@ -1,7 +1,9 @@
 //! dup, fcntl, ioctl.
 
+use super::news::{self, F_GETOWN_EX, F_GETOWNER_UIDS, F_GETSIG, F_SETOWN, F_SETOWN_EX};
+use super::news::{FIOGETOWN, FIOSETOWN, SIOCGPGRP, SIOCSPGRP};
 use super::{file, only, process, with_files};
-use crate::fs::OpenFile;
+use crate::fs::Signalling;
 use crate::fs::file::Blocking;
 use crate::fs::flags::OpenFlags;
 use crate::fs::locks::Owner;
@@ -9,7 +11,6 @@ use crate::fs::node::NodeKind;
 use crate::fs::pipe::PipeEnd;
 use crate::fs::table::OnExec;
 use crate::syscall::Args;
-use crate::task::registry;
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
@@ -59,12 +60,6 @@ const F_SETFL: u32 = 4;
 const F_GETLK: u32 = 5;
 const F_SETLK: u32 = 6;
 const F_SETLKW: u32 = 7;
-const F_SETOWN: u32 = 8;
-const F_GETOWN: u32 = 9;
-const F_SETSIG: u32 = 10;
-const F_GETSIG: u32 = 11;
-const F_SETOWN_EX: u32 = 15;
-const F_GETOWN_EX: u32 = 16;
 const F_OFD_GETLK: u32 = 36;
 const F_OFD_SETLK: u32 = 37;
 const F_OFD_SETLKW: u32 = 38;
@@ -77,8 +72,6 @@ const F_GET_SEALS: u32 = 1034;
 
 /// F_GETLEASE's answer without a lease, and the type of a lock that is to go.
 const F_UNLCK: i64 = 2;
-/// F_OWNER_TID, F_OWNER_PID, F_OWNER_PGRP.
-const OWNER_GROUP: i32 = 2;
 
 /// fcntl(fd, command, argument)
 pub fn sys_fcntl(args: &Args) -> Result<i64> {
@@ -105,10 +98,7 @@ pub fn sys_fcntl(args: &Args) -> Result<i64> {
         _ => file.check_not_path()?,
     }
     match command {
-        F_SETFL => {
-            file.set_status(OpenFlags::from_bits_retain(argument as u32));
-            Ok(0)
-        }
+        F_SETFL => news::set_status(&file, fd, OpenFlags::from_bits_retain(argument as u32)),
         F_GETLK => super::locking::get_lock(&file, files.lock_owner(), argument),
         F_SETLK | F_SETLKW => {
             let wait = if command == F_SETLKW { Blocking::Wait } else { Blocking::Never };
@@ -120,7 +110,9 @@ pub fn sys_fcntl(args: &Args) -> Result<i64> {
             let owner: Owner = file.lock_owner();
             super::locking::set_lock(&file, owner, 0, argument, wait)
         }
-        F_SETOWN..=F_GETSIG | F_SETOWN_EX | F_GETOWN_EX => notify(&file, command, argument),
+        F_SETOWN..=F_GETSIG | F_SETOWN_EX | F_GETOWN_EX | F_GETOWNER_UIDS => {
+            news::control(&file, command, argument)
+        }
         F_GETLEASE => Ok(F_UNLCK),
         F_SETPIPE_SZ => {
             PipeEnd::pipe_of(&file).ok_or(Errno::EBADF)?.set_capacity(argument as usize).map(|n| n as i64)
@@ -136,45 +128,6 @@ pub fn sys_fcntl(args: &Args) -> Result<i64> {
         F_GET_SEALS => file.file().seals().map(i64::from).ok_or(Errno::EINVAL),
         _ => Err(Errno::EINVAL),
     }
-}
-
-/// The owner with the kernel's ID for one that the caller passed; a group is negative.
-fn owner_meant(owner: i32) -> Result<i32> {
-    let id = registry::pid_by_number(owner.unsigned_abs()).ok_or(Errno::ESRCH)?;
-    Ok(if owner < 0 { 0i32.wrapping_sub_unsigned(id) } else { id as i32 })
-}
-
-/// The owner, a group if negative, by its number in the caller's PID namespace.
-fn owner_shown(owner: i32) -> i32 {
-    let number = registry::shown(owner.unsigned_abs());
-    if owner < 0 { 0i32.wrapping_sub_unsigned(number) } else { number as i32 }
-}
-
-/// fcntl's commands about whom a file's readiness is told, and by which signal.
-fn notify(file: &OpenFile, command: u32, argument: u64) -> Result<i64> {
-    match command {
-        F_SETOWN => file.set_owner(owner_meant(argument as i32)?),
-        F_GETOWN => return Ok(i64::from(owner_shown(file.owner()))),
-        F_SETOWN_EX => {
-            let [kind, id] = UserPtr::<[i32; 2]>::new(argument).read()?;
-            if !(0..=OWNER_GROUP).contains(&kind) {
-                return Err(Errno::EINVAL);
-            }
-            file.set_owner(owner_meant(if kind == OWNER_GROUP { -id } else { id })?);
-        }
-        F_GETOWN_EX => {
-            let owner = owner_shown(file.owner());
-            let pair = if owner < 0 { [OWNER_GROUP, -owner] } else { [1, owner] };
-            UserPtr::new(argument).write(&pair)?;
-        }
-        F_SETSIG => {
-            let signal = i32::try_from(argument).ok().filter(|signal| (0..=64).contains(signal));
-            file.set_signal(signal.ok_or(Errno::EINVAL)?);
-        }
-        F_GETSIG => return Ok(i64::from(file.signal())),
-        _ => return Err(Errno::EINVAL),
-    }
-    Ok(0)
 }
 
 const FIONREAD: u32 = 0x541b;
@@ -199,10 +152,11 @@ pub fn sys_ioctl(args: &Args) -> Result<i64> {
             Ok(0)
         }
         FIOASYNC => {
-            let mut flags = file.flags();
-            flags.set(OpenFlags::ASYNC, UserPtr::<i32>::new(argument).read()? != 0);
-            file.set_status(flags);
-            Ok(0)
+            let on = UserPtr::<i32>::new(argument).read()? != 0;
+            news::set(&file, fd, if on { Signalling::On } else { Signalling::Off }).map(|()| 0)
+        }
+        FIOSETOWN | SIOCSPGRP | FIOGETOWN | SIOCGPGRP if file.node().kind() == NodeKind::Socket => {
+            news::socket_owner(&file, request, argument)
         }
         FIONREAD if file.path().is_some() && file.node().kind() == NodeKind::Regular => {
             let left = file.node().metadata().size.saturating_sub(file.position());

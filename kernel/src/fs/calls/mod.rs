@@ -8,6 +8,7 @@ mod directory;
 mod locking;
 mod mounting;
 mod names;
+mod news;
 mod open;
 mod read_write;
 mod space;

@@ -11,12 +11,20 @@ use super::account::{Charge, MAX_QUEUED_EVENTS, Resource};
 use super::queue::{EventRecord, Queue, Queued, Taken};
 use super::watches::{self, InodeWatch};
 use crate::fs::anonymous::AnonymousNode;
+use crate::fs::file::{NewsOwner, NewsQueues};
 use crate::fs::{Blocking, File, Identity, Node, NodeKind, Ready};
-use crate::sync::{Mutex, PollWaiter, SpinLock, WaitQueue};
+use crate::sync::{Mutex, News, PollWaiter, SpinLock, WaitQueue};
 use crate::user::{Sink, UserPtr};
 use crate::{Errno, Result};
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// Whether tasks wait for events, or signals tell of them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Readers {
+    None,
+    Wait,
+}
 
 /// See the module's head.
 pub(super) struct Instance {
@@ -32,12 +40,16 @@ pub(super) struct Instance {
 }
 
 impl Instance {
-    /// Queues an event and wakes readers. Takes the queue's lock only.
-    pub fn queue(&self, event: &EventRecord) {
+    /// Queues an event. Takes the queue's lock only. Returns whether readers are to be
+    /// [told](Self::tell_readers), by the caller, without a lock.
+    pub fn queue(&self, event: &EventRecord) -> Readers {
         let queued = self.queue.lock().add(event);
-        if queued == Queued::Added {
-            self.changed.wake_all();
-        }
+        if queued == Queued::Added && !self.changed.is_empty() { Readers::Wait } else { Readers::None }
+    }
+
+    /// Wakes readers, and sends the signals of signal-driven I/O.
+    pub fn tell_readers(&self) {
+        self.changed.announce(News::Input);
     }
 
     /// Forgets the number of a watch that has ended.
@@ -207,6 +219,10 @@ impl File for InotifyFile {
             waiter.register(&self.instance.changed);
         }
         if self.instance.queue.lock().is_empty() { Ready::empty() } else { Ready::IN }
+    }
+
+    fn news(&self) -> Option<NewsQueues<'_>> {
+        Some(NewsQueues { queues: [Some(&self.instance.changed), None], owner: NewsOwner::None })
     }
 
     fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {

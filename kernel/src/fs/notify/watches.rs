@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use freehold_collections::{Arc, Map, Receiver, reserve::ArcMethods};
 
 use super::account::Charge;
-use super::instance::Instance;
+use super::instance::{Instance, Readers};
 use super::queue::EventRecord;
 use super::{Events, FileEvent};
 use crate::Result;
@@ -33,12 +33,14 @@ pub(super) struct InodeWatch {
     pub _charge: Charge,
 }
 
-/// Whether a watch stays after an event.
+/// What is left to do after an event, without the stripe's lock.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Lasting {
-    Yes,
-    /// The watch was for one event (IN_ONESHOT), and ends.
-    Spent,
+enum Rest {
+    Nothing,
+    /// Readers wait for it.
+    Tell,
+    /// The watch was for one event (IN_ONESHOT): its end tells readers.
+    End,
 }
 
 impl InodeWatch {
@@ -47,15 +49,19 @@ impl InodeWatch {
     }
 
     /// Queues `event` if the mask asks for it.
-    fn tell(&self, event: &FileEvent<'_>) -> Lasting {
+    fn tell(&self, event: &FileEvent<'_>) -> Rest {
         let mask = self.mask();
         let is_asked_for = event.events.intersects(mask & Events::ASKABLE | Events::UNMOUNT);
         let is_excluded = mask.contains(Events::EXCL_UNLINK) && event.presence == Presence::Removed;
         if !is_asked_for || is_excluded {
-            return Lasting::Yes;
+            return Rest::Nothing;
         }
-        self.instance.queue(&EventRecord::new(self.number, event.events, event.cookie, event.name));
-        if mask.contains(Events::ONESHOT) { Lasting::Spent } else { Lasting::Yes }
+        let record = EventRecord::new(self.number, event.events, event.cookie, event.name);
+        match self.instance.queue(&record) {
+            _ if mask.contains(Events::ONESHOT) => Rest::End,
+            Readers::Wait => Rest::Tell,
+            Readers::None => Rest::Nothing,
+        }
     }
 }
 
@@ -100,12 +106,15 @@ pub(super) fn tell(identity: Identity, event: &FileEvent<'_>) {
         let mut entries = stripe(identity).lock();
         let Some(watched) = entries.get(&identity) else { return };
         let mut later = watched.watches.iter_from(Bound::Included(&next));
-        let spent =
-            later.find(|(_, watch)| watch.tell(event) == Lasting::Spent).map(|(_, watch)| watch.clone());
-        let Some(watch) = spent else { return };
-        let gone = remove(&mut entries, &watch);
+        let found = later.find_map(|(_, watch)| match watch.tell(event) {
+            Rest::Nothing => None,
+            rest => Some((watch.clone(), rest)),
+        });
+        let Some((watch, rest)) = found else { return };
+        let gone = if rest == Rest::End { remove(&mut entries, &watch) } else { None };
         drop(entries);
         next = watch.instance.id + 1;
+        watch.instance.tell_readers();
         if gone.is_some() {
             watch.end();
         }
@@ -175,6 +184,7 @@ impl InodeWatch {
         COUNT.fetch_sub(1, Ordering::SeqCst);
         self.instance.forget(self.number);
         self.instance.queue(&EventRecord::new(self.number, Events::IGNORED, 0, b""));
+        self.instance.tell_readers();
     }
 }
 
@@ -212,7 +222,9 @@ fn replace_pin(node: &Arc<dyn Node>, pin: Pin) -> Option<Pin> {
 /// Ends all watches of an entry, each with the event first.
 fn end_all(mut watched: Watched, event: &FileEvent<'_>) {
     while let Some((_, watch)) = watched.watches.pop_first() {
-        watch.tell(event);
+        if watch.tell(event) != Rest::Nothing {
+            watch.instance.tell_readers();
+        }
         watch.end();
         crate::sched::cond_resched();
     }

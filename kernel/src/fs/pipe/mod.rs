@@ -28,8 +28,9 @@ pub use ring::{Boundary, Gathered, PipeRing};
 pub use splice::{sys_splice, sys_tee, sys_vmsplice};
 
 use super::anonymous::AnonymousNode;
+use super::file::{NewsOwner, NewsQueues};
 use super::{Blocking, File, Identity, Node, NodeKind, OpenFile, OpenFlags, Ready};
-use crate::sync::{Mutex, PollWaiter, SpinLock, WaitQueue};
+use crate::sync::{Mutex, News, PollWaiter, SpinLock, WaitQueue};
 use crate::syscall::Args;
 use crate::task::Capability;
 use crate::user::{Sink, Source, UserPtr, so_far};
@@ -186,6 +187,15 @@ impl Pipe {
         self.writable.wake_all();
     }
 
+    /// Wakes all where one end has lost the other.
+    fn end_closed(&self) {
+        if self.has_readers() == self.has_writers() {
+            return self.wake_all();
+        }
+        self.readable.announce(News::Input);
+        self.writable.announce(News::Room);
+    }
+
     fn has_readers(&self) -> bool {
         self.readers.load(Ordering::SeqCst) > 0
     }
@@ -246,21 +256,21 @@ impl Pipe {
             let writers = self.has_writers();
             if !self.is_empty() {
                 let mut ring = self.ring.lock();
-                let was_full = !ring.has_room();
                 let result = ring.pop(sink);
                 let left = ring.pages();
                 self.publish(&ring);
                 drop(ring);
-                if was_full {
-                    self.writable.wake_all();
-                }
                 // Another reader may have slept through: what is left is for it.
                 if left > 0 {
                     self.readable.wake_all();
                 }
                 match result {
                     Ok(0) => continue,
-                    result => return result,
+                    result => {
+                        // Observers of every edge, and signals, tell of any read.
+                        self.writable.announce(News::Room);
+                        return result;
+                    }
                 }
             }
             if !writers {
@@ -304,14 +314,14 @@ impl Pipe {
                     Err(error) => {
                         // Readers may sleep, and earlier bytes are in the pipe.
                         drop(ring);
-                        self.readable.wake_all();
+                        self.readable.announce(News::Input);
                         return Err(error);
                     }
                 }
                 continue;
             }
             drop(ring);
-            self.readable.wake_all();
+            self.readable.announce(News::Input);
             if *done > 0 && offer.is_content_with_part() {
                 // vmsplice waits for the first room only: the program hears how much was lent, and
                 // of which bytes it must beware.
@@ -328,7 +338,7 @@ impl Pipe {
         }
         drop(ring);
         // Observers that want every edge hear of bytes that joined others, too.
-        self.readable.wake_all();
+        self.readable.announce(News::Input);
         Ok(())
     }
 }
@@ -417,6 +427,12 @@ impl File for PipeEnd {
         ready
     }
 
+    fn news(&self) -> Option<NewsQueues<'_>> {
+        let readable = self.ends.reads().then_some(&self.pipe.readable);
+        let writable = self.ends.writes().then_some(&self.pipe.writable);
+        Some(NewsQueues { queues: [readable, writable], owner: NewsOwner::None })
+    }
+
     fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {
         match request {
             FIONREAD => {
@@ -450,7 +466,7 @@ impl Drop for PipeEnd {
                 pipe.publish(&ring);
             }
         }
-        pipe.wake_all();
+        pipe.end_closed();
     }
 }
 

@@ -12,7 +12,7 @@ use linux_raw_sys::general as c;
 use super::ring::PipeRing;
 use super::{Blocking, Pipe, PipeEnd};
 use crate::fs::{OpenFile, Seekable};
-use crate::sync::MutexGuard;
+use crate::sync::{MutexGuard, News};
 use crate::syscall::Args;
 use crate::user::{Iovecs, Sink, Source, UserPtr, so_far};
 use crate::{Errno, Result};
@@ -113,8 +113,10 @@ fn between(
         from.publish(&source);
         to.publish(&sink);
         drop((source, sink));
-        from.writable.wake_all();
-        to.readable.wake_all();
+        if transfer == Transfer::Move {
+            from.writable.announce(News::Room);
+        }
+        to.readable.announce(News::Input);
         match result {
             Err(error) if done == 0 => return Err(error),
             _ if done == 0 => {}
@@ -137,13 +139,11 @@ fn drain(
             break;
         }
         let mut ring = pipe.ring.lock();
-        let was_full = !ring.has_room();
         let result = ring.pop_with(length - done, take);
         pipe.publish(&ring);
         drop(ring);
-        if was_full {
-            pipe.writable.wake_all();
-        }
+        // Observers that want every edge hear of room beside other room, too.
+        pipe.writable.announce(News::Room);
         match result {
             Ok(0) => break,
             Ok(count) => done += count,
@@ -151,8 +151,6 @@ fn drain(
             Err(_) => break,
         }
     }
-    // Observers that want every edge hear of room beside other room, too.
-    pipe.writable.wake_all();
     Ok(done)
 }
 
@@ -173,7 +171,7 @@ fn fill(
         let result = ring.push_with(length - done, give);
         pipe.publish(&ring);
         drop(ring);
-        pipe.readable.wake_all();
+        pipe.readable.announce(News::Input);
         match result {
             Ok(0) => break,
             Ok(count) => done += count,

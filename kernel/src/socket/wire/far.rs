@@ -10,7 +10,7 @@ use crate::Result;
 use crate::fs::bytes::{SliceSink, SliceSource};
 use crate::socket::channel::{Ancillary, Channel, Received};
 use crate::socket::message::PassCredentials;
-use crate::sync::{PollWaiter, Wake, Woken};
+use crate::sync::{News, PollWaiter, Wake, Woken};
 
 /// A connection that has no number yet.
 const NONE: usize = usize::MAX;
@@ -82,7 +82,7 @@ impl Far {
         self.out.publish(&queue);
         drop(queue);
         if received.count > 0 {
-            self.out.writable.wake_all();
+            self.out.made_room();
         }
         Some(received.count)
     }
@@ -112,7 +112,7 @@ impl Far {
         self.own.publish(&queue);
         drop(queue);
         if done > 0 {
-            self.own.readable.wake_all();
+            self.own.readable.announce(News::Input);
         }
         Some(done)
     }
@@ -135,21 +135,24 @@ impl Far {
 
     /// The peer's stream has ended.
     pub(super) fn ended(&self) {
-        self.own.close_sender();
+        // The program has ended its stream before: now both are over.
+        let is_over = !self.out.has_sender();
+        self.own.close_sender(Some(if is_over { News::HangUp } else { News::Input }));
     }
 
     /// Ends the connection with `error`. No receiver sees the end without the error.
     pub(super) fn failed(&self, error: crate::Errno) {
         self.own.end_by(error);
         self.out.abandon_receiver();
-        self.own.wake_all();
+        self.own.readable.announce(News::Error);
+        self.own.writable.wake_all();
     }
 }
 
 impl Drop for Far {
     /// Both streams have ended, one way or another.
     fn drop(&mut self) {
-        self.own.close_sender();
+        self.own.close_sender(None);
         self.out.abandon_receiver();
     }
 }

@@ -3,6 +3,7 @@
 pub mod calls;
 pub mod deliver;
 pub mod exception;
+pub mod file_news;
 pub mod frame;
 mod pending;
 mod send;

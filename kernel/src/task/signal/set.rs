@@ -193,6 +193,8 @@ pub mod code {
     pub const MESGQ: i32 = -3;
     /// tkill, tgkill.
     pub const TKILL: i32 = -6;
+    /// A file has news, by a signal whose own codes mean something else.
+    pub const SIGIO: i32 = -5;
     /// SIGCHLD: the child exited.
     pub const CLD_EXITED: i32 = 1;
     /// SIGCHLD: the child was killed.
@@ -316,6 +318,18 @@ impl SigInfo {
     pub fn timer(signal: Signal, timer: i32, overrun: i32, value: u64) -> Self {
         Self::new(signal, code::TIMER, [pair(timer as u32, overrun as u32), value, 0, 0])
     }
+    /// News of the descriptor `fd`, by any signal: a code of SIGIO, and the events of poll(2).
+    pub fn of_file(signal: Signal, code: i32, band: u64, fd: i32) -> Self {
+        let is_ambiguous = SigSet::SYNCHRONOUS.with(Signal::CHLD).contains(signal);
+        Self::new(signal, if is_ambiguous { code::SIGIO } else { code }, [band, pair(fd as u32, 0), 0, 0])
+    }
+    /// The events and the descriptor of a signal about a file.
+    pub fn file_news(&self) -> Option<(u64, i32)> {
+        let has_own_codes =
+            self.signal().is_some_and(|own| SigSet::SYNCHRONOUS.with(Signal::CHLD).contains(own));
+        let is_news = self.code == code::SIGIO || !has_own_codes && (1..=6).contains(&self.code);
+        is_news.then_some((self.fields[0], self.fields[1] as i32))
+    }
     /// The signal.
     pub fn signal(&self) -> Option<Signal> {
         Signal::new(i64::from(self.number))
@@ -348,6 +362,11 @@ mod tests {
         assert_eq!((word(32), word(40)), (11, 12));
         let bytes = SigInfo::fault(Signal::SEGV, code::SEGV_MAPERR, 0x1234);
         assert_eq!(bytes.as_bytes()[16..18], [0x34, 0x12]);
+        let news = SigInfo::of_file(Signal::IO, 1, 0x41, 7);
+        assert_eq!((news.code, news.as_bytes()[16], news.as_bytes()[24]), (1, 0x41, 7));
+        assert_eq!(news.file_news(), Some((0x41, 7)));
+        assert_eq!(SigInfo::of_file(Signal::TRAP, 1, 0x41, 7).code, code::SIGIO);
+        assert_eq!(SigInfo::child(code::CLD_EXITED, 7, 1000, 3).file_news(), None);
         let timer = SigInfo::timer(Signal::ALRM, 5, 6, 7);
         assert_eq!((timer.fields[0], timer.fields[1]), (5 | 6 << 32, 7));
     }

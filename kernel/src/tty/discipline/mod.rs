@@ -364,6 +364,12 @@ impl Discipline {
         if self.canonical() { self.complete > 0 } else { !self.input.is_empty() }
     }
 
+    /// Units of input that a read could have: in canonical mode those of whole lines. It grows when
+    /// there is something new.
+    pub fn arrived(&self) -> usize {
+        if self.canonical() { self.complete } else { self.input.len() }
+    }
+
     /// Move input to `bytes`: in canonical mode at most one line, else what there is. VMIN and
     /// VTIME are the caller's business.
     pub fn read(&mut self, bytes: &mut [u8]) -> Read {
