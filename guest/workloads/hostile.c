@@ -139,6 +139,9 @@ static void prepare_files(int index)
 		add(socket(i & 1 ? AF_INET : AF_INET6, sockets[i / 2] | SOCK_NONBLOCK, 0));
 	for (int i = 0; i < 2; i++)
 		add(socket(AF_NETLINK, SOCK_RAW | SOCK_NONBLOCK, i * 4));
+	static const int protocols[] = { IPPROTO_ICMP, IPPROTO_RAW, IPPROTO_UDP, IPPROTO_ICMPV6 };
+	for (int i = 0; i < 4; i++)
+		add(socket(i == 3 ? AF_INET6 : AF_INET, SOCK_RAW | SOCK_NONBLOCK, protocols[i]));
 	add(open(".", O_RDONLY | O_DIRECTORY));
 	add(open("/proc/self", O_RDONLY | O_DIRECTORY));
 	int terminal = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_NONBLOCK), unlock = 0;

@@ -643,6 +643,15 @@ static void do_netlink(void)
 	int fd = socket(AF_NETLINK, SOCK_RAW, 0);
 	FOREVER(send(fd, many, sizeof many, 0); while (recv(fd, alias, 2 * MIB, MSG_DONTWAIT) > 0); many->nlmsg_len = many->nlmsg_len == 16 ? sizeof many : 16);
 }
+/* Long packets that many sockets get copies of. */
+static void do_raw(void)
+{
+	struct sockaddr_in name = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	int fd = socket(AF_INET, SOCK_RAW, IPPROTO_ICMP);
+	for (int i = 0; i < 900; i++)
+		socket(AF_INET, SOCK_RAW, IPPROTO_ICMP);
+	FOREVER(sendto(fd, alias, 60000, 0, (struct sockaddr *)&name, sizeof name));
+}
 static void do_list_of_diag(void)
 {
 	struct {
@@ -961,6 +970,7 @@ static const struct row rows[] = {
 	{ SYS_sendmmsg, "sendmmsg", do_sendmmsg },
 	{ SYS_sendto, "sendto netlink", do_netlink },
 	{ SYS_recvfrom, "recvfrom netlink", do_list_of_diag },
+	{ SYS_sendto, "sendto raw", do_raw },
 	{ SYS_sendmsg, "sendmsg", do_sendmsg },
 	{ SYS_io_uring_enter, "io_uring READV", do_ring_readv },
 	{ SYS_io_uring_enter, "io_uring WRITEV", do_ring_writev },

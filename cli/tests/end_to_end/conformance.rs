@@ -57,6 +57,12 @@ fn network() {
 }
 
 #[test]
+fn rawsockets() {
+    conforms("rawsockets");
+    conforms_with("rawsockets", &["--cpus", "1"], &[], &[]);
+}
+
+#[test]
 fn netlink() {
     conforms("netlink");
 }

@@ -6,6 +6,7 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | [`host`](Host) | what a stack needs of its machine |
 //! | [`stack`](Stack) | all connections, calls, cookies, packets for no connection |
 //! | `connection`, `state` | one connection of TCP |
 //! | `estimate` | round trips and congestion |
@@ -32,6 +33,7 @@ extern crate std;
 mod bounds;
 mod connection;
 mod estimate;
+mod host;
 mod neighbours;
 mod ring;
 mod seq;
@@ -43,6 +45,7 @@ mod tests;
 mod wheel;
 mod wire;
 
-pub use stack::{Config, Counters, Host, Owner, Refusal, Stack};
+pub use host::{Host, Owner, Refusal};
+pub use stack::{Config, Counters, Stack};
 pub use state::{Failure, State};
 pub use table::{Ends, Id};

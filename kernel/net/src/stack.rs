@@ -18,6 +18,7 @@ use freehold_collections::AllocError;
 use smoltcp::wire::{EthernetAddress, IpProtocol};
 
 use crate::connection::Connection;
+use crate::host::{Host, Owner, Refusal};
 use crate::neighbours::{Neighbours, Route};
 use crate::ring::Budget;
 use crate::seq::Seq;
@@ -42,61 +43,6 @@ const HEADERS: u16 = 40;
 const QUANTUM: usize = 64 << 10;
 /// Delay until bytes that found no memory are tried again (nanoseconds).
 const STALL: u64 = 1_000_000_000;
-
-/// The reason why a listener takes no connection.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Refusal {
-    /// Its queue is full, or memory is short: the peer asks again.
-    Later,
-    /// The listener has been closed.
-    Gone,
-}
-
-/// Services that a stack needs of its machine.
-pub trait Host {
-    /// Socket of a connection; dropped when the connection is over.
-    type Socket;
-    /// Send a frame; one that finds no room is lost.
-    fn transmit(&mut self, frame: &[u8]);
-    /// Whether a listener is there for a call.
-    fn listens(&mut self, ends: Ends) -> bool;
-    /// A call is complete: its socket. One whose connection is over may have had the same number.
-    ///
-    /// # Errors
-    /// [`Refusal`].
-    fn accept(&mut self, ends: Ends, id: Id) -> Result<Self::Socket, Refusal>;
-    /// The call of this socket was answered.
-    fn connected(&mut self, socket: &Self::Socket);
-    /// Whether the socket has something to send.
-    fn has_bytes(&mut self, socket: &Self::Socket) -> bool;
-    /// Fills `room` from its front with bytes that the socket sends. Returns their number.
-    fn fetch(&mut self, socket: &Self::Socket, room: &mut [u8]) -> usize;
-    /// Whether the socket will send no more than was fetched.
-    fn has_ended(&mut self, socket: &Self::Socket) -> bool;
-    /// Take bytes that came for the socket; how many.
-    fn deliver(&mut self, socket: &Self::Socket, bytes: &[u8]) -> usize;
-    /// Returns the owner of the socket.
-    fn owner(&mut self, socket: &Self::Socket) -> Owner;
-    /// The peer has ended its stream, all of which was delivered.
-    fn ended(&mut self, socket: &Self::Socket);
-    /// The connection is no more.
-    fn failed(&mut self, socket: &Self::Socket, failure: Failure);
-    /// A datagram came. Returns whether its port has a socket.
-    fn datagram(&mut self, ends: Ends, payload: &[u8]) -> bool;
-    /// A datagram that was sent found no socket at its port.
-    fn refused(&mut self, ends: Ends);
-}
-
-/// Owner of a socket.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Owner {
-    /// A program that may receive.
-    Program,
-    /// The owner receives no more: bytes that come break the connection off. A call is given up.
-    Deaf,
-    /// No owner: the connection is broken off at once.
-    Reset,
-}
 
 /// How this machine is connected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -363,6 +309,11 @@ impl<H: Host> Stack<H> {
     /// A frame came.
     pub fn receive(&mut self, host: &mut H, frame: &[u8], now: u64) {
         let link = &mut self.link;
+        if host.hears_packets()
+            && let Some(packet) = wire::packet(frame, link.own)
+        {
+            host.packet(packet);
+        }
         match wire::parse(frame, link.own) {
             None => link.counters.ignored += 1,
             Some(Packet::Arp(resolution)) => link.resolve(host, resolution, now),
@@ -402,6 +353,17 @@ impl<H: Host> Stack<H> {
         if fits {
             link.frame.udp(link.own, ends, payload);
             link.send(host, *ends.remote.ip(), None, now);
+        }
+        fits
+    }
+
+    /// Sends a packet, header and all, by way of `to`. Returns whether it fits into a frame.
+    pub fn send_packet(&mut self, host: &mut H, to: Ipv4Addr, packet: &[u8], now: u64) -> bool {
+        let link = &mut self.link;
+        let fits = packet.len() <= usize::from(link.config.mtu);
+        if fits {
+            link.frame.packet(link.own, packet);
+            link.send(host, to, None, now);
         }
         fits
     }

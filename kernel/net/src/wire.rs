@@ -110,6 +110,24 @@ pub struct Own {
     pub ip: Ipv4Addr,
 }
 
+/// The packet of version 4 in `frame`, header and all, if it is whole and for `own`.
+pub fn packet(frame: &[u8], own: Own) -> Option<&[u8]> {
+    let frame = EthernetFrame::new_checked(frame).ok()?;
+    if frame.dst_addr() != own.hardware || frame.ethertype() != EthernetProtocol::Ipv4 {
+        return None;
+    }
+    let bytes = frame.payload();
+    let packet = Ipv4Packet::new_checked(bytes).ok()?;
+    let from = packet.src_addr();
+    let is_nobody = from.is_unspecified() || from.is_multicast() || from.is_broadcast() || from.is_loopback();
+    let is_whole = packet.version() == 4
+        && packet.verify_checksum()
+        && !packet.more_frags()
+        && packet.frag_offset() == 0;
+    let is_ours = packet.dst_addr() == own.ip && from != own.ip && !is_nobody;
+    (is_whole && is_ours).then(|| &bytes[..usize::from(packet.total_len())])
+}
+
 /// The packet in `frame`, if it is for `own`.
 pub fn parse(frame: &[u8], own: Own) -> Option<Packet<'_>> {
     let frame = EthernetFrame::new_checked(frame).ok()?;
@@ -255,6 +273,12 @@ impl Outgoing {
         };
         header.emit(&mut Ipv4Packet::new_unchecked(&mut *bytes), &ChecksumCapabilities::default());
         &mut bytes[IPV4..]
+    }
+
+    /// Makes it one with this packet of version 4, which is not longer than a frame takes.
+    pub fn packet(&mut self, own: Own, packet: &[u8]) {
+        self.begin(own, EthernetAddress::BROADCAST, EthernetProtocol::Ipv4, packet.len())
+            .copy_from_slice(packet);
     }
 
     /// Makes it a copy of one that was made before.

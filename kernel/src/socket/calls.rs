@@ -9,6 +9,7 @@ use super::endpoint::{Shutdown, Socket, SocketKind};
 use super::message::{self, Delivery, MessageHeader};
 use super::netlink::Netlink;
 use super::options::Credentials;
+use super::raw::{self, RawKind};
 use super::table;
 use crate::fs::{Blocking, OnExec, OpenFile, OpenFlags};
 use crate::syscall::Args;
@@ -43,8 +44,6 @@ fn kind_of(family: u32, kind: u32, protocol: i32) -> Result<(Family, SocketKind,
         c::SOCK_DGRAM => (SocketKind::Datagram, if is_unix { c::AF_UNIX } else { c::IPPROTO_UDP as u32 }),
         // SOCK_RAW is taken for datagrams, as Linux does.
         c::SOCK_RAW if is_unix => (SocketKind::Datagram, c::AF_UNIX),
-        // No protocol has the number 0 there.
-        c::SOCK_RAW if protocol == 0 => return Err(Errno::EPROTONOSUPPORT),
         c::SOCK_SEQPACKET if is_unix => (SocketKind::Packets, c::AF_UNIX),
         _ => return Err(Errno::ESOCKTNOSUPPORT),
     };
@@ -52,6 +51,21 @@ fn kind_of(family: u32, kind: u32, protocol: i32) -> Result<(Family, SocketKind,
         return Err(Errno::EPROTONOSUPPORT);
     }
     Ok((family, kind, flags | OpenFlags::RDWR))
+}
+
+/// What kind of raw or ping socket socket(2) asks for, if it does.
+fn raw_kind_of(family: u32, kind: u32, protocol: i32) -> Option<(Family, RawKind, OpenFlags)> {
+    let family = Family::from_number(family).ok().filter(|family| family.is_ip())?;
+    let flags = OpenFlags::from_bits_retain(kind & !0xf);
+    if !(OpenFlags::CLOEXEC | OpenFlags::NONBLOCK).contains(flags) {
+        return None;
+    }
+    let kind = match kind & 0xf {
+        c::SOCK_RAW => RawKind::Raw,
+        c::SOCK_DGRAM if raw::pings(family, protocol) => RawKind::Ping,
+        _ => return None,
+    };
+    Some((family, kind, flags | OpenFlags::RDWR))
 }
 
 /// Run `f` on the socket behind a descriptor.
@@ -69,7 +83,13 @@ fn with_socket<R>(fd: i32, f: impl FnOnce(&OpenFile, &SocketFile) -> Result<R>) 
 /// # Errors
 /// As in the manual.
 pub fn sys_socket(args: &Args) -> Result<i64> {
-    let (family, kind, flags) = kind_of(args.uint(0), args.uint(1), args.int(2))?;
+    let (domain, wanted, protocol) = (args.uint(0), args.uint(1), args.int(2));
+    if let Some((family, kind, flags)) = raw_kind_of(domain, wanted, protocol) {
+        let socket = Socket::new_raw(family, kind, protocol)?;
+        table::enter(&socket)?;
+        return task::install(SocketFile::new(socket), flags).map(i64::from);
+    }
+    let (family, kind, flags) = kind_of(domain, wanted, protocol)?;
     let socket = match family {
         Family::Netlink => Socket::new_netlink(Netlink::new(args.int(2), args.int(1) & 0xf)?),
         _ => Socket::new(family, kind),
@@ -214,6 +234,11 @@ pub fn sys_shutdown(args: &Args) -> Result<i64> {
 pub fn sys_setsockopt(args: &Args) -> Result<i64> {
     with_socket(args.fd(0), |_, file| {
         let length = length_at(args, 4)?;
+        if let Some(raw) = &file.socket.raw
+            && raw.set_option(args.uint(1), args.uint(2), args[3], length)?
+        {
+            return Ok(0);
+        }
         file.socket.set_option(args.uint(1), args.uint(2), args[3], length).map(|()| 0)
     })
 }
@@ -224,6 +249,11 @@ pub fn sys_setsockopt(args: &Args) -> Result<i64> {
 /// As in the manual.
 pub fn sys_getsockopt(args: &Args) -> Result<i64> {
     with_socket(args.fd(0), |_, file| {
+        if let Some(raw) = &file.socket.raw
+            && raw.option(args.uint(1), args.uint(2), args[3], UserPtr::new(args[4]))?
+        {
+            return Ok(0);
+        }
         file.socket.option(args.uint(1), args.uint(2), args[3], UserPtr::new(args[4])).map(|()| 0)
     })
 }
@@ -292,7 +322,7 @@ pub fn sys_sendmsg(args: &Args) -> Result<i64> {
 /// TCP stream's urgent data, `EOPNOTSUPP` for others'.
 #[cold]
 fn check_special(file: &SocketFile, flags: u32) -> Result<()> {
-    let is_inet = file.socket.family() == Family::Inet;
+    let is_inet = file.socket.family().is_ip();
     if is_inet && flags & c::MSG_ERRQUEUE != 0 {
         return Err(Errno::EAGAIN);
     }
@@ -388,7 +418,8 @@ fn receive_message(fd: i32, at: UserPtr<MessageHeader>, flags: u32) -> Result<us
             None => 0,
         };
     }
-    let (length, truncated) = message::write_control(&header, received.ancillary, delivery)?;
+    let (length, truncated) =
+        message::write_control(&header, (received.ancillary, received.controls), delivery)?;
     header.control_length = length;
     header.flags |= truncated;
     header.write_result(at)?;

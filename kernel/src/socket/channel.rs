@@ -18,6 +18,7 @@ use super::garbage;
 use super::message::PassCredentials;
 use super::options::Credentials;
 use super::queue::{PAGES, Queue};
+use super::raw::controls::Controls;
 use crate::fs::bytes::SliceSource;
 use crate::sync::{Mutex, MutexGuard, News, WaitQueue};
 use crate::user::{Sink, Source, so_far};
@@ -90,6 +91,8 @@ pub struct Received {
     pub ancillary: Ancillary,
     /// The sender of a datagram, if it has a name.
     pub from: Option<Address>,
+    /// What a raw socket has come beside the packet.
+    pub(super) controls: Option<Controls>,
 }
 
 /// See the module's head.
@@ -455,7 +458,7 @@ impl Channel {
     /// # Errors
     /// `EBUSY` where another task holds the queue; `EAGAIN` where there is no room, `ECONNREFUSED`,
     /// `ENOMEM`.
-    pub(super) fn offer_message(&self, bytes: &[u8], from: Address) -> Result<()> {
+    pub(super) fn offer_message(&self, bytes: &[u8], from: Option<Address>) -> Result<()> {
         let gathered = Queue::gather(&mut SliceSource::new(bytes))?;
         let mut queue = self.try_waiting().ok_or(Errno::EBUSY)?;
         if !self.has_receiver() {
@@ -464,7 +467,7 @@ impl Channel {
         if !self.has_room() {
             return Err(Errno::EAGAIN);
         }
-        queue.push_message(gathered, bytes.len(), Ancillary::default(), Some(from))?;
+        queue.push_message(gathered, bytes.len(), Ancillary::default(), from)?;
         self.publish(&queue);
         drop(queue);
         self.readable.announce(News::Input);

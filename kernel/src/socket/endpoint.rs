@@ -16,6 +16,7 @@ use super::channel::{Ancillary, Channel, Manner, Patience, Received};
 use super::netlink::Netlink;
 use super::options::{Credentials, Options};
 use super::ports::{self, EntryKey, InetAddress};
+use super::raw::{RawKind, RawSocket};
 use super::table;
 use super::view::ListEntry;
 use crate::fs::Ready;
@@ -57,6 +58,13 @@ pub(super) struct Peer {
     pub(super) channel: Arc<Channel>,
     pub(super) address: Option<Address>,
     credentials: Credentials,
+}
+
+/// What a socket is beside the common state.
+enum Special {
+    None,
+    Netlink(Box<Netlink>),
+    Raw(Arc<RawSocket>),
 }
 
 /// Connections that wait to be accepted.
@@ -101,36 +109,49 @@ pub struct Socket {
     pub(super) listed: ListEntry,
     /// State of a socket of AF_NETLINK.
     pub(super) netlink: Option<Box<Netlink>>,
+    /// State of a raw socket or a ping socket.
+    pub(super) raw: Option<Arc<RawSocket>>,
 }
 
 impl Socket {
     /// An unbound, unconnected socket.
     pub fn new(family: Family, kind: SocketKind) -> Arc<Self> {
-        Self::make(family, kind, None, network_of_caller())
+        Self::make(family, kind, Special::None, network_of_caller())
+    }
+
+    /// A raw socket or a ping socket.
+    ///
+    /// # Errors
+    /// As [`RawSocket::open`].
+    pub fn new_raw(family: Family, kind: RawKind, protocol: i32) -> Result<Arc<Self>> {
+        let network = network_of_caller();
+        let raw = RawSocket::open(family, kind, protocol, network.clone())?;
+        Ok(Self::make(family, SocketKind::Datagram, Special::Raw(raw), network))
     }
 
     /// One of AF_NETLINK.
     pub fn new_netlink(netlink: Box<Netlink>) -> Arc<Self> {
-        Self::make(Family::Netlink, SocketKind::Datagram, Some(netlink), network_of_caller())
+        Self::make(Family::Netlink, SocketKind::Datagram, Special::Netlink(netlink), network_of_caller())
     }
 
-    fn make(
-        family: Family,
-        kind: SocketKind,
-        netlink: Option<Box<Netlink>>,
-        network: Arc<NetworkNamespace>,
-    ) -> Arc<Self> {
+    fn make(family: Family, kind: SocketKind, special: Special, network: Arc<NetworkNamespace>) -> Arc<Self> {
+        let (netlink, raw) = match special {
+            Special::None => (None, None),
+            Special::Netlink(netlink) => (Some(netlink), None),
+            Special::Raw(raw) => (None, Some(raw)),
+        };
         reserve::arc(Self {
             family,
             kind,
             network,
-            channel: Channel::new(),
+            channel: raw.as_ref().map_or_else(Channel::new, |raw| raw.channel().clone()),
             state: SpinLock::new(SocketState::default()),
             options: SpinLock::new(Options::default()),
             send_ended: AtomicBool::new(false),
             connections: reserve::arc(WaitQueue::new()),
             listed: ListEntry::new(),
             netlink,
+            raw,
         })
     }
 
@@ -179,6 +200,9 @@ impl Socket {
         if let Some(netlink) = &self.netlink {
             return Some(Address::Netlink(netlink.own()));
         }
+        if let Some(raw) = &self.raw {
+            return Some(Address::Inet(raw.own()));
+        }
         self.state.lock().address.clone()
     }
 
@@ -189,6 +213,11 @@ impl Socket {
     pub fn peer_address(&self) -> Result<Option<Address>> {
         if let Some(netlink) = &self.netlink {
             return Ok(Some(Address::Netlink(netlink.destination())));
+        }
+        if let Some(raw) = &self.raw {
+            // As Linux, which sees no peer where the port is 0.
+            let named = raw.remote().filter(|remote| remote.port != 0);
+            return named.map(|remote| Some(Address::Inet(remote))).ok_or(Errno::ENOTCONN);
         }
         let state = self.state.lock();
         if let Some(remote) = state.remote {
@@ -226,6 +255,9 @@ impl Socket {
     pub fn bind(self: &Receiver<Self>, address: Option<Address>) -> Result<()> {
         if let Some(netlink) = &self.netlink {
             return netlink.bind(address.as_ref().and_then(Address::netlink).ok_or(Errno::EINVAL)?);
+        }
+        if let Some(raw) = &self.raw {
+            return raw.bind(address.as_ref().and_then(Address::inet).ok_or(Errno::EAFNOSUPPORT)?);
         }
         if self.state.lock().address.is_some() {
             return Err(Errno::EINVAL);
@@ -274,6 +306,9 @@ impl Socket {
     /// # Errors
     /// `ECONNREFUSED`, `EPROTOTYPE`, `EISCONN`, `EAGAIN`, `ERESTARTSYS`; `ENETUNREACH`.
     pub fn connect(self: &Receiver<Self>, address: &Address, patience: Patience) -> Result<()> {
+        if let Some(raw) = &self.raw {
+            return raw.connect(address.inet());
+        }
         if let Some(to) = address.inet() {
             return self.connect_to_port(to, patience);
         }
@@ -295,7 +330,7 @@ impl Socket {
 
     /// Connect to `target`, which listens and is reached `at` this address.
     pub(super) fn join(&self, target: &Self, at: &Option<Address>, patience: Patience) -> Result<()> {
-        let served = Self::make(target.family, target.kind, None, target.network.clone());
+        let served = Self::make(target.family, target.kind, Special::None, target.network.clone());
         table::enter(&served)?;
         loop {
             target.wait_for_place(patience)?;
@@ -354,7 +389,7 @@ impl Socket {
         if !self.state.lock().listener.as_ref().is_none_or(has_place) {
             return Err(Errno::EAGAIN);
         }
-        let served = Self::make(self.family, self.kind, None, self.network.clone());
+        let served = Self::make(self.family, self.kind, Special::None, self.network.clone());
         table::enter(&served)?;
         let out = Channel::new();
         out.set_sender(&served.channel);
@@ -488,6 +523,9 @@ impl Socket {
         if self.family != Family::Unix {
             // Files travel between AF_UNIX sockets only; the sender gets no error, as on Linux.
             drop(core::mem::take(&mut ancillary.files));
+            if let Some(raw) = &self.raw {
+                return raw.send(source, to.and_then(Address::inet));
+            }
             if self.kind == SocketKind::Datagram {
                 return self.send_datagram(source, ancillary, to.and_then(Address::inet));
             }
@@ -535,6 +573,9 @@ impl Socket {
         match self.kind {
             SocketKind::Stream => self.channel.receive_stream(sink, manner, received),
             _ => {
+                if let Some(raw) = &self.raw {
+                    return raw.receive(sink, manner, received);
+                }
                 let result = self.channel.receive_message(sink, manner, received);
                 self.netlink.iter().for_each(|netlink| self.go_on(netlink));
                 result

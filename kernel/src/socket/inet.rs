@@ -6,7 +6,7 @@
 //! UDP datagram is put into the channel of the socket that its address leads to, or dropped where
 //! there is no room. [`wire`] handles traffic with other machines.
 
-use freehold_collections::{Arc, Receiver};
+use freehold_collections::{Arc, Receiver, Vec};
 
 use super::address::{Address, Family};
 use super::attachment::source_for;
@@ -14,9 +14,11 @@ use super::channel::{Ancillary, Channel, Patience};
 use super::endpoint::{Socket, SocketKind};
 use super::options::Credentials;
 use super::ports::{self, Claim, EntryKey, FIRST_FREE, InetAddress, Protocol};
+use super::raw::{self, arrive::Found};
 use super::wire::{self, Wire};
+use crate::fs::bytes::SliceSource;
 use crate::task::Capability;
-use crate::user::Source;
+use crate::user::{self, Source};
 use crate::{Errno, Result, task};
 
 /// Ports that are tried for a connection.
@@ -37,6 +39,9 @@ impl Socket {
     pub fn protocol_number(&self) -> i32 {
         if let Some(netlink) = &self.netlink {
             return netlink.protocol();
+        }
+        if let Some(raw) = &self.raw {
+            return raw.protocol().into();
         }
         match self.family() {
             Family::Inet | Family::Inet6 => self.protocol() as i32,
@@ -245,6 +250,9 @@ impl Socket {
         if let Some(netlink) = &self.netlink {
             return netlink.connect(None, self.network());
         }
+        if let Some(raw) = &self.raw {
+            return raw.connect(None);
+        }
         if self.family() == Family::Unix || self.kind() != SocketKind::Datagram {
             return Err(Errno::EINVAL);
         }
@@ -281,8 +289,45 @@ impl Socket {
         if let Some(wire) = wire {
             return wire.send_datagram((from, to), source);
         }
-        let Some(target) = ports::find(self.network().number(), Protocol::Udp, to, Some(from)) else {
-            if remote.is_some() {
+        let found = ports::find(self.network().number(), Protocol::Udp, to, Some(from));
+        if raw::any() {
+            return self.send_shown((from, to), source, (ancillary, found));
+        }
+        self.hand_over((from, to), source, (ancillary, found))
+    }
+
+    /// As [`hand_over`](Self::hand_over), where a raw socket may hear the packet.
+    #[cold]
+    fn send_shown(
+        &self,
+        ends: (InetAddress, InetAddress),
+        source: &mut dyn Source,
+        (ancillary, found): (Ancillary, Option<Arc<Socket>>),
+    ) -> Result<usize> {
+        let mut bytes: Vec<u8> = user::zeroed(source.remaining())?;
+        let mut done = 0;
+        while done < bytes.len() {
+            match source.take(&mut bytes[done..])? {
+                0 => return Err(Errno::EFAULT),
+                count => done += count,
+            }
+        }
+        let is_found = if found.is_some() { Found::Some } else { Found::None };
+        raw::arrive::show_datagram(self.network(), ends, &bytes, is_found)?;
+        self.hand_over(ends, &mut SliceSource::new(&bytes), (ancillary, found))
+    }
+
+    /// Gives a datagram to the socket that it is for, if there is one.
+    #[inline]
+    fn hand_over(
+        &self,
+        (from, to): (InetAddress, InetAddress),
+        source: &mut dyn Source,
+        (ancillary, found): (Ancillary, Option<Arc<Socket>>),
+    ) -> Result<usize> {
+        let length = source.remaining();
+        let Some(target) = found else {
+            if self.is_connected_to(to) {
                 // ICMP says so, and the next call does.
                 self.channel().fail(Errno::ECONNREFUSED);
             }

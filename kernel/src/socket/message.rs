@@ -9,6 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::channel::Ancillary;
 use super::flight::Files;
 use super::options::Credentials;
+use super::raw::controls::Controls;
 use crate::fs::OnExec;
 use crate::task;
 use crate::user::{self, UserPtr};
@@ -143,11 +144,15 @@ pub enum PassCredentials {
 ///
 /// # Errors
 /// `EFAULT`.
-pub fn write_control(header: &MessageHeader, ancillary: Ancillary, delivery: Delivery) -> Result<(u64, u32)> {
+pub(super) fn write_control(
+    header: &MessageHeader,
+    (ancillary, controls): (Ancillary, Option<Controls>),
+    delivery: Delivery,
+) -> Result<(u64, u32)> {
     let room = usize::try_from(header.control_length).unwrap_or(usize::MAX);
     let mut flags = 0;
     let mut written = 0;
-    let mut put = |kind: u32, data: &[u8], flags: &mut u32| -> Result<()> {
+    let mut put = |(level, kind): (u32, u32), data: &[u8], flags: &mut u32| -> Result<()> {
         let left = room.saturating_sub(written);
         if header.control == 0 || left < CONTROL_BYTES {
             *flags |= c::MSG_CTRUNC;
@@ -159,15 +164,18 @@ pub fn write_control(header: &MessageHeader, ancillary: Ancillary, delivery: Del
         } else {
             data
         };
-        let control = Control { length: (CONTROL_BYTES + data.len()) as u64, level: c::SOL_SOCKET, kind };
+        let control = Control { length: (CONTROL_BYTES + data.len()) as u64, level, kind };
         let at = header.control + written as u64;
         user::write_exact(at, control.as_bytes())?;
         user::write_exact(at + CONTROL_BYTES as u64, data)?;
         written += (CONTROL_BYTES + data.len()).next_multiple_of(ALIGN);
         Ok(())
     };
+    for control in controls.iter().flat_map(Controls::iter) {
+        put((control.level, control.kind), control.data(), &mut flags)?;
+    }
     if delivery.credentials == PassCredentials::Yes {
-        put(SCM_CREDENTIALS, ancillary.credentials.shown().as_bytes(), &mut flags)?;
+        put((c::SOL_SOCKET, SCM_CREDENTIALS), ancillary.credentials.shown().as_bytes(), &mut flags)?;
     }
     if !ancillary.files.is_empty() {
         let before = if delivery.credentials == PassCredentials::Yes { 32 } else { 0 };
@@ -178,7 +186,7 @@ pub fn write_control(header: &MessageHeader, ancillary: Ancillary, delivery: Del
             flags |= c::MSG_CTRUNC;
         }
         if !numbers.is_empty() {
-            put(c::SCM_RIGHTS, numbers.as_bytes(), &mut flags)?;
+            put((c::SOL_SOCKET, c::SCM_RIGHTS), numbers.as_bytes(), &mut flags)?;
         }
     }
     Ok((written.min(room) as u64, flags))

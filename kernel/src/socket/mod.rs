@@ -7,6 +7,7 @@
 //! | [`channel`] | messages on their way to one, and tasks that wait for them |
 //! | [`queue`] | the messages in a channel |
 //! | [`inet`], [`ports`] | the differences of TCP and UDP; the owners of ports |
+//! | [`raw`] | raw and ping sockets: packets of IP and ICMP |
 //! | [`attachment`], [`wire`] | how the machine is connected; connections and datagrams to other machines |
 //! | [`address`] | names, and their owners |
 //! | [`flight`] | the files that a message carries |
@@ -33,6 +34,7 @@ pub mod netlink;
 pub mod options;
 pub mod ports;
 mod queue;
+pub mod raw;
 mod remembered;
 pub mod table;
 mod tcp_info;
@@ -128,7 +130,10 @@ impl File for SocketFile {
         let bytes = match request {
             FIONREAD if self.socket.is_listening() => return Err(Errno::EINVAL),
             FIONREAD if self.socket.kind() == SocketKind::Stream => self.socket.channel().bytes(),
-            FIONREAD => self.socket.channel().first_bytes(),
+            FIONREAD => match &self.socket.raw {
+                Some(raw) => raw.first_bytes(),
+                None => self.socket.channel().first_bytes(),
+            },
             TIOCOUTQ if self.socket.is_listening() => return Err(Errno::EINVAL),
             TIOCOUTQ => self.socket.unreceived(),
             SIOCOUTQNSD if self.is_tcp() && !self.socket.is_listening() => 0,

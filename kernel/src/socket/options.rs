@@ -196,7 +196,7 @@ impl Socket {
             return Err(Errno::ENOPROTOOPT);
         }
         let number = match name {
-            c::SO_TYPE => self.netlink.as_ref().map_or(self.kind() as i32, |netlink| netlink.shown_type),
+            c::SO_TYPE => self.shown_type(),
             c::SO_DOMAIN => i32::from(self.family().number()),
             c::SO_SNDBUF | c::SO_RCVBUF => BUFFER_BYTES as i32,
             c::SO_ACCEPTCONN => i32::from(self.is_listening()),
@@ -223,5 +223,14 @@ impl Socket {
             _ => return Err(Errno::ENOPROTOOPT),
         };
         put(number.as_bytes())
+    }
+
+    /// SO_TYPE.
+    fn shown_type(&self) -> i32 {
+        match (&self.netlink, &self.raw) {
+            (Some(netlink), _) => netlink.shown_type,
+            (None, Some(raw)) => raw.shown_type(),
+            (None, None) => self.kind() as i32,
+        }
     }
 }

@@ -15,6 +15,7 @@ use freehold_collections::{Arc, Vec, Weak, reserve::ArcMethods};
 use super::address::Family;
 use super::endpoint::Socket;
 use super::ports::Protocol;
+use super::raw::RawKind;
 use crate::Result;
 use crate::sync::SpinLock;
 
@@ -29,6 +30,14 @@ pub enum SocketClass {
     Udp,
     /// UDP over version 6.
     Udp6,
+    /// Raw sockets of version 4.
+    Raw,
+    /// Raw sockets of version 6.
+    Raw6,
+    /// Ping sockets of version 4.
+    Icmp,
+    /// Ping sockets of version 6.
+    Icmp6,
     /// AF_UNIX.
     Unix,
     /// AF_NETLINK.
@@ -37,11 +46,29 @@ pub enum SocketClass {
 
 impl SocketClass {
     /// All of them.
-    pub const ALL: [Self; 6] = [Self::Tcp, Self::Tcp6, Self::Udp, Self::Udp6, Self::Unix, Self::Netlink];
+    pub const ALL: [Self; 10] = [
+        Self::Tcp,
+        Self::Tcp6,
+        Self::Udp,
+        Self::Udp6,
+        Self::Raw,
+        Self::Raw6,
+        Self::Icmp,
+        Self::Icmp6,
+        Self::Unix,
+        Self::Netlink,
+    ];
 
     /// Returns the class of `socket`.
-    pub(super) const fn of(socket: &Socket) -> Self {
-        Self::new(socket.family(), socket.protocol())
+    pub(super) fn of(socket: &Socket) -> Self {
+        let raw = socket.raw.as_ref().map(|raw| (raw.kind(), raw.family()));
+        match raw {
+            None => Self::new(socket.family(), socket.protocol()),
+            Some((RawKind::Raw, Family::Inet)) => Self::Raw,
+            Some((RawKind::Raw, _)) => Self::Raw6,
+            Some((RawKind::Ping, Family::Inet)) => Self::Icmp,
+            Some((RawKind::Ping, _)) => Self::Icmp6,
+        }
     }
 
     /// Returns the class of sockets of a family and, of IP, a protocol.

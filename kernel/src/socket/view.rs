@@ -87,7 +87,9 @@ impl Socket {
                 return if self.channel().has_failed() { TcpState::Close } else { TcpState::SynSent };
             }
             let is_connected = match self.kind() {
-                SocketKind::Datagram => state.remote.is_some(),
+                SocketKind::Datagram => {
+                    state.remote.is_some() || self.raw.as_ref().is_some_and(|raw| raw.remote().is_some())
+                }
                 _ => state.peer.is_some() && !self.channel().has_failed(),
             };
             (state.is_listening(), is_connected)

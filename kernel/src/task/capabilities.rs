@@ -28,6 +28,8 @@ pub enum Capability {
     NetBindService = 10,
     /// Set network devices, addresses and routes.
     NetAdmin = 12,
+    /// Use raw sockets.
+    NetRaw = 13,
     /// Lock memory without limit.
     IpcLock = 14,
     /// Use System V objects of any user.

@@ -313,3 +313,30 @@ fn each_allocation_may_fail() {
     });
     assert!(count > 0);
 }
+
+/// Packets that a program made are sent as they are, and shown whole; of those of others none.
+#[test]
+fn packets_are_shown_to_the_machine_that_they_are_for() {
+    let mut world = World::new(QUIET, 1);
+    let mut packet = [0; 28];
+    packet[..10].copy_from_slice(&[0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, 201]);
+    packet[12..20].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 2]);
+    let sum =
+        packet[..20].chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum::<u32>();
+    packet[10..12].copy_from_slice(&(!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes());
+    let now = world.now;
+    let node = &mut world.nodes[0];
+    assert!(node.stack.send_packet(&mut node.machine, *at(2, 0).ip(), &packet, now));
+    assert!(!node.stack.send_packet(&mut node.machine, *at(2, 0).ip(), &[0; 1501], now));
+    world.run(SECOND);
+    assert_eq!((&world.nodes[1].machine.packets[..], world.nodes[0].machine.packets.len()), (&[201][..], 0));
+    // Its sums are wrong, it is a fragment, or it is another machine's.
+    for (byte, value) in [(10, packet[10] ^ 1), (6, 0x20), (19, 3)] {
+        let mut other = packet;
+        other[byte] = value;
+        let node = &mut world.nodes[0];
+        assert!(node.stack.send_packet(&mut node.machine, *at(2, 0).ip(), &other, world.now));
+        world.run(SECOND);
+        assert_eq!(world.nodes[1].machine.packets.len(), 1);
+    }
+}

@@ -39,6 +39,8 @@ pub struct Machine {
     pub first_room: Option<usize>,
     /// Sockets of calls that came.
     pub accepted: Vec<usize>,
+    /// Packets that were shown, by their protocol.
+    pub packets: Vec<u8>,
 }
 
 impl Machine {
@@ -113,6 +115,14 @@ impl Host for Machine {
     }
     fn refused(&mut self, _ends: Ends) {
         self.refused += 1;
+    }
+    fn hears_packets(&self) -> bool {
+        true
+    }
+    fn packet(&mut self, packet: &[u8]) {
+        let length = usize::from(u16::from_be_bytes([packet[2], packet[3]]));
+        assert_eq!((packet[0] >> 4, packet.len()), (4, length), "a packet is shown whole");
+        self.packets.push(packet[9]);
     }
 }
 

@@ -17,7 +17,7 @@ use crate::ipc::limits;
 use crate::mem::stats;
 use crate::task::dump::pattern;
 use crate::task::inspect;
-use crate::task::userns::{self, NamespaceKind};
+use crate::task::userns::{self, IdKind, NamespaceKind};
 use crate::task::uts::{self, Name};
 use crate::task::{self, Capability, Pid, registry};
 use crate::{Errno, Result};
@@ -214,8 +214,15 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     }
     let get = || inspect::after_change().number().into();
     fs.generated("suid_dumpable", 0o644, Number { get, set: inspect::set_after_change });
-    root.dirs("sys/net/core").constant("somaxconn", "4096");
-    root.dirs("sys/net/unix").constant("max_dgram_qlen", "512");
+    fill_net(&root.dirs("sys/net"));
+}
+
+/// Settings of the network.
+fn fill_net(net: &Arc<PseudoDir>) {
+    net.dirs("core").constant("somaxconn", "4096");
+    // The writer is judged when it writes: the namespace's root need not own the file.
+    net.dirs("ipv4").generated("ping_group_range", 0o666, PingGroups);
+    net.dirs("unix").constant("max_dgram_qlen", "512");
 }
 
 /// Settings of core files.
@@ -269,6 +276,40 @@ impl Generate for LastPid {
         }
         let last = Pid::try_from(parse_number(bytes)?).ok().filter(|&last| last < registry::PID_MAX);
         registry::set_last_pid(last.ok_or(Errno::EINVAL)?);
+        Ok(())
+    }
+}
+
+/// net.ipv4.ping_group_range of the reader's network namespace.
+struct PingGroups;
+
+impl Generate for PingGroups {
+    fn show(&self, text: &mut Text) -> Result<()> {
+        let groups = task::current().process().namespaces().network.ping_groups();
+        let shown = |group| task::shown_ids(0, group).1;
+        writeln!(text, "{}\t{}", shown(*groups.start()), shown(*groups.end()));
+        Ok(())
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        let network = task::current().process().namespaces().network.clone();
+        let owner = network.head().owner();
+        let is_root = task::with_current(|task| task.with_credentials(|own| Some(own.euid) == owner.root()));
+        if !is_root && !task::may_in(owner, Capability::NetAdmin) {
+            return Err(Errno::EACCES);
+        }
+        let mut words = bytes.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+        let mut next = || parse_number(words.next().ok_or(Errno::EINVAL)?);
+        let (first, last) = (next()?, next()?);
+        let (Ok(first), Ok(last)) = (u32::try_from(first), u32::try_from(last)) else {
+            return Err(Errno::EINVAL);
+        };
+        if first > last {
+            network.set_ping_groups(1..=0);
+            return Ok(());
+        }
+        let kernel = |group| task::kernel_id(IdKind::Group, group);
+        network.set_ping_groups(kernel(first)?..=kernel(last)?);
         Ok(())
     }
 }

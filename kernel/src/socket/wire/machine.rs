@@ -10,8 +10,9 @@ use super::far::Far;
 use super::{Wire, due};
 use crate::Errno;
 use crate::socket::address::Address;
-use crate::socket::endpoint::Socket;
+use crate::socket::channel::Channel;
 use crate::socket::ports::{self, InetAddress, Protocol};
+use crate::socket::raw;
 use crate::task::namespaces::network::NetworkNamespace;
 
 /// Frames that wait for room in the device.
@@ -23,8 +24,8 @@ pub(super) const LATE: u64 = 1_000_000;
 
 /// A datagram whose receiver's queue was taken.
 struct Late {
-    socket: Arc<Socket>,
-    from: InetAddress,
+    channel: Arc<Channel>,
+    from: Option<Address>,
     bytes: Vec<u8>,
 }
 
@@ -93,12 +94,23 @@ impl Machine {
         !self.busy.is_empty() || !self.late.is_empty()
     }
 
+    /// Gives a message to `channel`, or later where another task holds its queue.
+    fn offer(&mut self, channel: &Arc<Channel>, from: Option<Address>, bytes: &[u8]) {
+        let offered = channel.offer_message(bytes, from.clone());
+        if offered == Err(Errno::EBUSY)
+            && self.late.len() < MOST_LATE
+            && let Ok(bytes) = Vec::try_from_slice(bytes)
+        {
+            // Without memory it is lost on its way.
+            let _ = self.late.try_push_back(Late { channel: channel.clone(), from, bytes });
+        }
+    }
+
     /// Delivers datagrams whose receivers' queues were taken.
     pub(super) fn deliver_late(&mut self) {
         for _ in 0..self.late.len() {
             let Some(late) = self.late.pop_front() else { break };
-            if late.socket.channel().offer_message(&late.bytes, Address::Inet(late.from)) == Err(Errno::EBUSY)
-            {
+            if late.channel.offer_message(&late.bytes, late.from.clone()) == Err(Errno::EBUSY) {
                 self.late.push_back_reserved(late);
             }
         }
@@ -179,15 +191,16 @@ impl Host for Machine {
         else {
             return false;
         };
-        let offered = socket.channel().offer_message(payload, Address::Inet(from));
-        if offered == Err(Errno::EBUSY)
-            && self.late.len() < MOST_LATE
-            && let Ok(bytes) = Vec::try_from_slice(payload)
-        {
-            // Without memory it is lost on its way.
-            let _ = self.late.try_push_back(Late { socket, from, bytes });
-        }
+        self.offer(socket.channel(), Some(Address::Inet(from)), payload);
         true
+    }
+
+    fn hears_packets(&self) -> bool {
+        raw::any()
+    }
+
+    fn packet(&mut self, packet: &[u8]) {
+        raw::arrive::show_from_wire(packet, &mut |channel, message| self.offer(channel, None, message));
     }
 
     fn refused(&mut self, ends: Ends) {

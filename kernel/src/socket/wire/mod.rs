@@ -20,7 +20,7 @@ mod due;
 mod far;
 mod machine;
 
-use core::net::SocketAddrV4;
+use core::net::{Ipv6Addr, SocketAddrV4};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_collections::{Arc, Vec, reserve};
@@ -173,6 +173,20 @@ impl Wire {
         drop(state);
         self.look_again();
         if fits { Ok(length) } else { Err(Errno::EMSGSIZE) }
+    }
+
+    /// Sends a packet of version 4 by way of `to`.
+    ///
+    /// # Errors
+    /// `EMSGSIZE` where it does not fit into a frame.
+    pub(super) fn send_packet(&self, to: Ipv6Addr, packet: &[u8]) -> Result<()> {
+        let to = to.to_ipv4_mapped().ok_or(Errno::ENETUNREACH)?;
+        let mut state = self.state.lock();
+        let State { stack, machine } = &mut *state;
+        let fits = stack.send_packet(machine, to, packet, time::now());
+        drop(state);
+        self.look_again();
+        if fits { Ok(()) } else { Err(Errno::EMSGSIZE) }
     }
 
     /// The task `net`.

@@ -7,12 +7,14 @@
 //!
 //! Callers: `socket`, /proc, unshare and setns, any context.
 
+use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_collections::{Arc, reserve};
 use spin::Once;
 
 use crate::Result;
+use crate::sync::SpinLock;
 use crate::task::userns::{NamespaceHead, NamespaceKind, UserNs};
 
 static INITIAL: Once<Arc<NetworkNamespace>> = Once::new();
@@ -21,7 +23,12 @@ static INITIAL: Once<Arc<NetworkNamespace>> = Once::new();
 pub struct NetworkNamespace {
     head: NamespaceHead,
     is_up: AtomicBool,
+    /// First and last group, of the kernel's numbers.
+    ping_groups: SpinLock<(u32, u32)>,
 }
+
+/// No group may ping (Linux' initial net.ipv4.ping_group_range).
+const NO_GROUPS: (u32, u32) = (1, 0);
 
 /// Whether a device carries packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,7 +47,7 @@ impl NetworkNamespace {
     pub fn initial() -> &'static Arc<Self> {
         INITIAL.call_once(|| {
             let head = NamespaceHead::initial(NamespaceKind::Network);
-            reserve::arc(Self { head, is_up: AtomicBool::new(true) })
+            reserve::arc(Self { head, is_up: AtomicBool::new(true), ping_groups: SpinLock::new(NO_GROUPS) })
         })
     }
 
@@ -50,7 +57,8 @@ impl NetworkNamespace {
     /// `ENOSPC` where there are too many.
     pub fn new(owner: UserNs) -> Result<Arc<Self>> {
         let head = NamespaceHead::new(NamespaceKind::Network, owner)?;
-        Ok(reserve::arc(Self { head, is_up: AtomicBool::new(false) }))
+        let ping_groups = SpinLock::new(NO_GROUPS);
+        Ok(reserve::arc(Self { head, is_up: AtomicBool::new(false), ping_groups }))
     }
 
     /// Returns the part that every namespace has.
@@ -71,6 +79,18 @@ impl NetworkNamespace {
     /// Whether its loopback device is up.
     pub fn is_up(&self) -> bool {
         self.is_up.load(Ordering::Relaxed)
+    }
+
+    /// The groups whose members may open ping sockets, by the kernel's numbers.
+    pub fn ping_groups(&self) -> RangeInclusive<u32> {
+        let (first, last) = *self.ping_groups.lock();
+        first..=last
+    }
+
+    /// Lets members of these groups open ping sockets; none where the first is behind the last.
+    pub fn set_ping_groups(&self, groups: RangeInclusive<u32>) {
+        let wanted = if groups.is_empty() { NO_GROUPS } else { (*groups.start(), *groups.end()) };
+        *self.ping_groups.lock() = wanted;
     }
 
     /// Sets the loopback device up or down; that of the initial one stays up.

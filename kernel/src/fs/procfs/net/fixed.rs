@@ -4,7 +4,6 @@
 use core::mem::size_of;
 
 use super::NetFile;
-use super::rows::{DATAGRAM_TITLE, TCP_TITLE, TCP6_TITLE};
 use crate::Result;
 use crate::fs::generated::{ShortLine, Text};
 use crate::sched;
@@ -58,10 +57,14 @@ const PROTOCOLS: &[u8] = b"protocol  size sockets  memory press maxhdr  slab mod
 cl co di ac io in de sh ss gs se re sp bi br ha uh gp em\n";
 /// Names, the sockets that they list, whether memory can be short of them, the longest header, and
 /// the calls that they have, by the letters of the title.
-const PROTOCOL_ROWS: [(&str, SocketClass, &str, usize, &str); 6] = [
+const PROTOCOL_ROWS: [(&str, SocketClass, &str, usize, &str); 10] = [
+    ("PINGv6", SocketClass::Icmp6, "NI", 0, "y  y  y  n  n  y  n  n  y  y  y  y  n  y  y  y  y  y  n"),
+    ("RAWv6", SocketClass::Raw6, "NI", 0, "y  y  y  n  y  y  y  n  y  y  y  y  n  y  y  y  y  n  n"),
     ("UDPv6", SocketClass::Udp6, "NI", 0, "y  y  y  n  y  y  y  n  y  y  y  y  n  n  n  y  y  y  n"),
     ("TCPv6", SocketClass::Tcp6, "no", 256, "y  y  y  y  y  y  y  y  y  y  y  y  y  n  y  y  y  y  y"),
     ("UNIX", SocketClass::Unix, "NI", 0, "y  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n"),
+    ("PING", SocketClass::Icmp, "NI", 0, "y  y  y  n  n  y  n  n  y  y  y  y  n  y  y  y  y  y  n"),
+    ("RAW", SocketClass::Raw, "NI", 0, "y  y  y  n  y  y  y  n  y  y  y  y  n  y  y  y  y  n  n"),
     ("UDP", SocketClass::Udp, "NI", 0, "y  y  y  n  y  y  y  n  y  y  y  y  y  n  n  y  y  y  n"),
     ("TCP", SocketClass::Tcp, "no", 256, "y  y  y  y  y  y  y  y  y  y  y  y  y  n  y  y  y  y  y"),
     ("NETLINK", SocketClass::Netlink, "NI", 0, "n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n"),
@@ -77,8 +80,6 @@ pub(super) fn show(file: NetFile, network: &NetworkNamespace, out: &mut Text) ->
         NetFile::Ipv6Route => out.push(IPV6_ROUTE),
         NetFile::Packet => out.push(PACKET),
         NetFile::Protocols => protocols(out),
-        NetFile::Raw => title(out, TCP_TITLE),
-        NetFile::Raw6 => title(out, TCP6_TITLE),
         NetFile::Route => routes(network, out),
         NetFile::Snmp => snmp(network, out)?,
         NetFile::Sockstat => sockstat(network, out)?,
@@ -124,13 +125,6 @@ fn routes(network: &NetworkNamespace, out: &mut Text) {
             line.push(b"\n");
             out.push(line.bytes());
         }
-    }
-}
-
-/// The title of a list of datagram sockets, of which there are none.
-fn title(out: &mut Text, columns: &[u8]) {
-    for part in [columns, DATAGRAM_TITLE, b"\n"] {
-        out.push(part);
     }
 }
 
@@ -180,7 +174,8 @@ fn sockstat(network: &NetworkNamespace, out: &mut Text) -> Result<()> {
     let (tcp_in_use, udp_in_use) =
         (in_use(network, SocketClass::Tcp)?.0, in_use(network, SocketClass::Udp)?.0);
     writeln!(out, "sockets: used {all}\nTCP: inuse {tcp_in_use} orphan 0 tw 0 alloc {tcp} mem 0");
-    writeln!(out, "UDP: inuse {udp_in_use} mem 0\nUDPLITE: inuse 0\nRAW: inuse 0\nFRAG: inuse 0 memory 0");
+    writeln!(out, "UDP: inuse {udp_in_use} mem 0\nUDPLITE: inuse 0");
+    writeln!(out, "RAW: inuse {}\nFRAG: inuse 0 memory 0", counts[SocketClass::Raw as usize]);
     Ok(())
 }
 
@@ -188,7 +183,8 @@ fn sockstat6(network: &NetworkNamespace, out: &mut Text) -> Result<()> {
     let (tcp_in_use, udp_in_use) =
         (in_use(network, SocketClass::Tcp6)?.0, in_use(network, SocketClass::Udp6)?.0);
     writeln!(out, "TCP6: inuse {tcp_in_use}\nUDP6: inuse {udp_in_use}\nUDPLITE6: inuse 0");
-    out.push(b"RAW6: inuse 0\nFRAG6: inuse 0 memory 0\n");
+    let raw = sockets(network, SocketClass::Raw6)?;
+    writeln!(out, "RAW6: inuse {raw}\nFRAG6: inuse 0 memory 0");
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 //!
 //! | module | files |
 //! |---|---|
-//! | [`rows`] | netlink, tcp, tcp6, udp, udp6, unix: a line for each socket, written in parts |
+//! | [`rows`] | icmp, netlink, raw, tcp, udp, unix, of both versions: a line for each socket, written in parts |
 //! | [`fixed`] | the others, whose length no program chooses |
 //!
 //! Pointers of the kernel are 0, as Linux shows them to unprivileged programs.
@@ -26,8 +26,6 @@ pub(in crate::fs::procfs) enum NetFile {
     Ipv6Route,
     Packet,
     Protocols,
-    Raw,
-    Raw6,
     Route,
     Snmp,
     Sockstat,
@@ -36,16 +34,18 @@ pub(in crate::fs::procfs) enum NetFile {
 }
 
 /// The entries of the directory.
-pub(in crate::fs::procfs) const FILES: [(&str, NetFile); 18] = [
+pub(in crate::fs::procfs) const FILES: [(&str, NetFile); 20] = [
     ("arp", NetFile::Arp),
     ("dev", NetFile::Dev),
+    ("icmp", NetFile::Sockets(SocketClass::Icmp)),
+    ("icmp6", NetFile::Sockets(SocketClass::Icmp6)),
     ("if_inet6", NetFile::IfInet6),
     ("ipv6_route", NetFile::Ipv6Route),
     ("netlink", NetFile::Sockets(SocketClass::Netlink)),
     ("packet", NetFile::Packet),
     ("protocols", NetFile::Protocols),
-    ("raw", NetFile::Raw),
-    ("raw6", NetFile::Raw6),
+    ("raw", NetFile::Sockets(SocketClass::Raw)),
+    ("raw6", NetFile::Sockets(SocketClass::Raw6)),
     ("route", NetFile::Route),
     ("snmp", NetFile::Snmp),
     ("sockstat", NetFile::Sockstat),

@@ -15,15 +15,17 @@ use crate::socket::view::{InetView, TcpState};
 const TCP_COLUMNS: usize = 149;
 const UDP_COLUMNS: usize = 127;
 
-pub(super) const TCP_TITLE: &[u8] =
+const TCP_TITLE: &[u8] =
     b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode";
-pub(super) const TCP6_TITLE: &[u8] =
+const TCP6_TITLE: &[u8] =
     b"  sl  local_address                         remote_address                        st tx_queue \
 rx_queue tr tm->when retrnsmt   uid  timeout inode";
+const ICMP_TITLE: &[u8] =
+    b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops";
 const UDP_TITLE: &[u8] =
     b"   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops";
 /// Titles behind the columns of TCP where datagrams are listed.
-pub(super) const DATAGRAM_TITLE: &[u8] = b" ref pointer drops";
+const DATAGRAM_TITLE: &[u8] = b" ref pointer drops";
 const NETLINK_TITLE: &[u8] =
     b"sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops    Inode";
 const UNIX_TITLE: &[u8] = b"Num       RefCount Protocol Flags    Type St Inode Path";
@@ -67,7 +69,7 @@ impl SocketRows {
     const fn columns(&self) -> usize {
         match self.class {
             SocketClass::Tcp => TCP_COLUMNS,
-            SocketClass::Udp => UDP_COLUMNS,
+            SocketClass::Udp | SocketClass::Icmp => UDP_COLUMNS,
             _ => 0,
         }
     }
@@ -77,11 +79,14 @@ impl SocketRows {
             SocketClass::Tcp => TCP_TITLE,
             SocketClass::Tcp6 => TCP6_TITLE,
             SocketClass::Udp => UDP_TITLE,
-            SocketClass::Udp6 => TCP6_TITLE,
+            SocketClass::Udp6 | SocketClass::Raw6 | SocketClass::Icmp6 => TCP6_TITLE,
+            SocketClass::Raw => TCP_TITLE,
+            SocketClass::Icmp => ICMP_TITLE,
             SocketClass::Unix => UNIX_TITLE,
             SocketClass::Netlink => NETLINK_TITLE,
         });
-        if self.class == SocketClass::Udp6 {
+        use SocketClass::{Icmp6, Raw, Raw6, Udp6};
+        if matches!(self.class, Udp6 | Raw | Raw6 | Icmp6) {
             out.push(DATAGRAM_TITLE);
         }
         self.end(out, 0);
@@ -111,6 +116,7 @@ impl SocketRows {
                 }
                 write!(out, "{:4}: ", self.line);
             }
+            SocketClass::Raw | SocketClass::Raw6 => write!(out, "{:4}: ", view.local.port),
             _ => write!(out, "{:5}: ", self.line),
         }
         inet_row(out, socket, &view);

@@ -1,0 +1,280 @@
+//! Packets for this machine: copies for the sockets that hear them, answers to echo requests, and
+//! errors about packets that nothing takes.
+//!
+//! A packet that a program sends to this machine arrives before its send returns ([`arrive`]). Its
+//! answer arrives next, in a loop, since an answer is never answered. Packets of the wire are shown
+//! by the task `net` ([`show`]); the stack answers them.
+
+use core::net::Ipv6Addr;
+
+use freehold_collections::{Arc, Vec};
+use zerocopy::IntoBytes;
+
+use super::format::{
+    self, ECHO, ECHO_REPLY, ECHO_REPLY_V6, ECHO_V6, ICMP, ICMP_HEADER, ICMPV6, Packet, Refused, TCP, UDP,
+};
+use super::notes::Notes;
+use super::registry::Hears;
+use super::settings::Told;
+use super::{HEARERS, RawKind, RawSocket};
+use crate::fs::bytes::SliceSource;
+use crate::socket::address::{Address, Family};
+use crate::socket::channel::{Ancillary, Channel, Patience};
+use crate::socket::interface;
+use crate::socket::ports::{self, InetAddress, Protocol};
+use crate::task::namespaces::network::NetworkNamespace;
+use crate::{Errno, Result, time};
+
+/// Hands a message to a channel; one that finds no room is lost.
+pub(in crate::socket) type Deliver<'a> = &'a mut dyn FnMut(&Arc<Channel>, &[u8]);
+
+/// Whether a packet found a socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::socket) enum Found {
+    /// It did.
+    Some,
+    /// It did not.
+    None,
+}
+
+/// The packet that `bytes` are has come to `network`, from that itself.
+pub(in crate::socket) fn arrive(network: &NetworkNamespace, bytes: Vec<u8>) {
+    let mut next = Some(bytes);
+    while let Some(bytes) = next.take() {
+        let Some(packet) = Packet::parse(&bytes) else { return };
+        if !is_own(network, packet.head.to) || !is_own(network, packet.head.from) {
+            return;
+        }
+        let found = show(network, &bytes, interface::LO.index, &mut put);
+        // What finds no memory is lost on its way.
+        next = answer(network, &packet, found).ok().flatten();
+    }
+}
+
+fn put(channel: &Arc<Channel>, message: &[u8]) {
+    // No room, or no receiver any more: it is lost on its way.
+    let _ = channel.send_message(&mut SliceSource::new(message), Ancillary::default(), None, Patience::Never);
+}
+
+/// Whether `ip` is one address of `network`.
+fn is_own(network: &NetworkNamespace, ip: Ipv6Addr) -> bool {
+    let address = InetAddress { ip, port: 0 };
+    !address.is_any() && address.is_local(network)
+}
+
+/// The answer to a packet, which is about this machine's own addresses.
+fn answer(network: &NetworkNamespace, packet: &Packet<'_>, found: Found) -> Result<Option<Vec<u8>>> {
+    let refused = |why| match packet.may_be_refused() {
+        true => format::refusal(packet, why).map(Some),
+        false => Ok(None),
+    };
+    match (packet.head.protocol, packet.icmp()) {
+        (ICMP, Some([ECHO, ..])) | (ICMPV6, Some([ECHO_V6, ..])) => format::echo_reply(packet).map(Some),
+        // Segments between sockets of this machine are no packets.
+        (ICMP | ICMPV6 | TCP, _) => Ok(None),
+        (UDP, _) if hand_over(network, packet) == Found::None => refused(Refused::Port),
+        (UDP, _) => Ok(None),
+        _ if found == Found::None => refused(Refused::Protocol),
+        _ => Ok(None),
+    }
+}
+
+/// Gives a datagram to its socket; one that is damaged is lost.
+fn hand_over(network: &NetworkNamespace, packet: &Packet<'_>) -> Found {
+    let Some(([from, to], bytes)) = packet.udp() else { return Found::Some };
+    let from = InetAddress { ip: packet.head.from, port: from };
+    let to = InetAddress { ip: packet.head.to, port: to };
+    if !packet.has_right_udp_checksum() {
+        return Found::Some;
+    }
+    let Some(socket) = ports::find(network.number(), Protocol::Udp, to, Some(from)) else {
+        return Found::None;
+    };
+    let (source, name) = (&mut SliceSource::new(bytes), Some(Address::Inet(from)));
+    let _ = socket.channel().send_message(source, Ancillary::default(), name, Patience::Never);
+    Found::Some
+}
+
+/// A datagram was sent between sockets of `network` as no packet, and `found` its socket or not:
+/// shows the packet that it would have been, with the answer to it.
+///
+/// # Errors
+/// `ENOMEM`.
+pub(in crate::socket) fn show_datagram(
+    network: &NetworkNamespace,
+    (from, to): (InetAddress, InetAddress),
+    payload: &[u8],
+    found: Found,
+) -> Result<()> {
+    let head = format::Head { from: from.ip, to: to.ip, protocol: UDP, ttl: 64, tos: 0 };
+    if from.is_v4() != to.is_v4() {
+        return Ok(());
+    }
+    let bytes = format::datagram(head, [from.port, to.port], payload)?;
+    show(network, &bytes, interface::LO.index, &mut put);
+    if let (Found::None, Some(packet)) = (found, Packet::parse(&bytes)) {
+        show(network, &format::refusal(&packet, Refused::Port)?, interface::LO.index, &mut put);
+    }
+    Ok(())
+}
+
+/// The messages of one packet, made when the first socket wants them: notes, and bytes.
+struct Copies<'a> {
+    packet: Packet<'a>,
+    notes: Notes,
+    whole: Option<Vec<u8>>,
+    payload: Option<Vec<u8>>,
+}
+
+impl<'a> Copies<'a> {
+    fn of(packet: Packet<'a>, interface: u32) -> Self {
+        let notes = Notes {
+            from: packet.head.from.octets(),
+            to: packet.head.to.octets(),
+            time: time::wall_nanoseconds(),
+            interface,
+            ttl: packet.head.ttl,
+            tos: packet.head.tos,
+            padding: [0; 2],
+        };
+        Self { packet, notes, whole: None, payload: None }
+    }
+
+    /// What `socket` hears: with the header of version 4 where it is a raw one.
+    fn for_socket(&mut self, socket: &RawSocket) -> Option<&[u8]> {
+        let with_header = socket.kind() == RawKind::Raw && socket.is_v4();
+        let bytes = if with_header { self.packet.whole } else { self.packet.payload() };
+        let made = if with_header { &mut self.whole } else { &mut self.payload };
+        if made.is_none() {
+            let mut message = Vec::try_with_capacity(Notes::BYTES + bytes.len()).ok()?;
+            message.try_extend_from_slice(self.notes.as_bytes()).ok()?;
+            message.try_extend_from_slice(bytes).ok()?;
+            *made = Some(message);
+        }
+        made.as_deref()
+    }
+}
+
+/// Shows a packet to the sockets of `network` that hear it.
+fn show(network: &NetworkNamespace, bytes: &[u8], interface: u32, deliver: Deliver<'_>) -> Found {
+    let Some(packet) = Packet::parse(bytes) else { return Found::None };
+    let (number, protocol) = (network.number(), packet.head.protocol);
+    let mut copies = Copies::of(packet, interface);
+    let mut found = Found::None;
+    let mut give = |socket: &Arc<RawSocket>| {
+        if socket.wants(&packet) {
+            found = Found::Some;
+            if let Some(message) = copies.for_socket(socket) {
+                deliver(socket.channel(), message);
+            }
+        }
+    };
+    let is_v4 = packet.head.is_v4();
+    HEARERS.each(number, if is_v4 { Hears::V4(protocol) } else { Hears::V6(protocol) }, &mut give);
+    if let Some(message) = packet.icmp() {
+        let identifier = format::be16(message, 4);
+        match (is_v4, message[0]) {
+            (true, ECHO_REPLY) => last(number, Hears::Ping4(identifier), &packet).iter().for_each(&mut give),
+            (false, ECHO_REPLY_V6) => {
+                last(number, Hears::Ping6(identifier), &packet).iter().for_each(&mut give);
+            }
+            _ => tell_error(number, &packet, message),
+        }
+    }
+    found
+}
+
+/// Of the ping sockets that share an identifier the one that hears a reply: the last one, as with
+/// Linux.
+fn last(network: u64, hears: Hears, packet: &Packet<'_>) -> Option<Arc<RawSocket>> {
+    let mut last = None;
+    HEARERS.each(network, hears, |socket| {
+        if socket.wants(packet) {
+            last = Some(socket.clone());
+        }
+    });
+    last
+}
+
+/// Shows a packet of the wire, which is for the machine's own address.
+pub(in crate::socket) fn show_from_wire(bytes: &[u8], deliver: Deliver<'_>) {
+    /// The number of `eth0`.
+    const ETHERNET: u32 = 2;
+    show(NetworkNamespace::initial(), bytes, ETHERNET, deliver);
+}
+
+/// How an error of ICMP is told, and whether it stays true.
+fn error_of(is_v4: bool, kind: u8, code: u8) -> Option<(Errno, Lasting)> {
+    use Lasting::{No, Yes};
+    Some(match (is_v4, kind, code) {
+        (true, 3, 0 | 11) => (Errno::ENETUNREACH, No),
+        (true, 3, 1 | 12) => (Errno::EHOSTUNREACH, No),
+        (true, 3, 2) => (Errno::ENOPROTOOPT, Yes),
+        (true, 3, 3) | (false, 1, 4) => (Errno::ECONNREFUSED, Yes),
+        (true, 3, 4) | (false, 2, _) => (Errno::EMSGSIZE, No),
+        (true, 3, 5) => (Errno::EOPNOTSUPP, No),
+        (true, 3, 6 | 9) => (Errno::ENETUNREACH, Yes),
+        (true, 3, _) => (Errno::EHOSTUNREACH, Yes),
+        (true, 11, _) | (false, 3, _) => (Errno::EHOSTUNREACH, No),
+        (true, 12, _) | (false, 4, _) => (Errno::EPROTO, Yes),
+        (false, 1, 0) => (Errno::ENETUNREACH, No),
+        (false, 1, 1 | 5 | 6) => (Errno::EACCES, Yes),
+        (false, 1, _) => (Errno::EHOSTUNREACH, No),
+        _ => return None,
+    })
+}
+
+/// Whether trying again may help.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Lasting {
+    Yes,
+    No,
+}
+
+/// Tells the sockets that may have sent the packet which the error `message` is about.
+fn tell_error(network: u64, packet: &Packet<'_>, message: &[u8]) {
+    let is_v4 = packet.head.is_v4();
+    let Some((error, lasting)) = error_of(is_v4, message[0], message[1]) else { return };
+    let Some(about) = Packet::parse_shown(&message[ICMP_HEADER..]) else { return };
+    let protocol = about.head.protocol;
+    let mut tell = |socket: &Arc<RawSocket>| {
+        let state = *socket.state.lock();
+        let is_its = state.local.is_none_or(|own| own == about.head.from)
+            && state.remote.is_none_or(|remote| remote.ip == about.head.to);
+        let hears =
+            lasting == Lasting::Yes && state.remote.is_some() || state.settings.told.contains(Told::ERRORS);
+        if is_its && hears {
+            socket.channel().fail(error);
+        }
+    };
+    HEARERS.each(network, if is_v4 { Hears::V4(protocol) } else { Hears::V6(protocol) }, &mut tell);
+    let shown = about.payload();
+    if shown.len() >= ICMP_HEADER && [(ICMP, ECHO), (ICMPV6, ECHO_V6)].contains(&(protocol, shown[0])) {
+        let identifier = format::be16(shown, 4);
+        let hears = if is_v4 { Hears::Ping4(identifier) } else { Hears::Ping6(identifier) };
+        HEARERS.each(network, hears, &mut tell);
+    }
+}
+
+impl RawSocket {
+    /// Whether a packet of what it hears is for it.
+    fn wants(&self, packet: &Packet<'_>) -> bool {
+        let state = *self.state.lock();
+        let head = &packet.head;
+        // A ping socket hears answers from wherever they come, as with Linux.
+        let from_remote =
+            self.kind() == RawKind::Ping || state.remote.is_none_or(|remote| remote.ip == head.from);
+        if !from_remote || state.local.is_some_and(|own| own != head.to) {
+            return false;
+        }
+        let payload = packet.payload();
+        let is_icmp = head.protocol == if self.is_v4() { ICMP } else { ICMPV6 };
+        if is_icmp && self.kind() == RawKind::Raw {
+            let Some(&kind) = payload.first() else { return false };
+            if state.settings.filters(kind) {
+                return false;
+            }
+        }
+        self.family() == Family::Inet || state.settings.checksum_at.is_none() || packet.is_intact()
+    }
+}

@@ -1,0 +1,47 @@
+//! What comes beside a packet by recvmsg(2).
+
+/// Data beside a packet.
+#[derive(Clone, Copy, Debug)]
+pub struct Control {
+    pub(in crate::socket) level: u32,
+    pub(in crate::socket) kind: u32,
+    data: [u8; 24],
+    length: u8,
+}
+
+impl Control {
+    pub(in crate::socket) fn data(&self) -> &[u8] {
+        &self.data[..usize::from(self.length)]
+    }
+}
+
+/// All data beside a packet.
+#[derive(Clone, Copy, Debug)]
+pub struct Controls {
+    all: [Control; Self::MOST],
+    count: usize,
+}
+
+impl Controls {
+    /// A time, the address, the time to live in two forms, and the type of service.
+    const MOST: usize = 5;
+
+    pub(super) fn new() -> Self {
+        Self { all: [Control { level: 0, kind: 0, data: [0; 24], length: 0 }; Self::MOST], count: 0 }
+    }
+
+    pub(super) fn push(&mut self, level: u32, kind: u32, parts: &[&[u8]]) {
+        let mut control = Control { level, kind, data: [0; 24], length: 0 };
+        for part in parts {
+            let at = usize::from(control.length);
+            control.data[at..at + part.len()].copy_from_slice(part);
+            control.length += part.len() as u8;
+        }
+        self.all[self.count] = control;
+        self.count += 1;
+    }
+
+    pub(in crate::socket) fn iter(&self) -> impl Iterator<Item = &Control> {
+        self.all[..self.count].iter()
+    }
+}

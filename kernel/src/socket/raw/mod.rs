@@ -1,0 +1,319 @@
+//! Raw sockets (raw(7)) and ping sockets (icmp(7)) of both versions of IP.
+//!
+//! Between the sockets of this machine bytes of TCP and UDP pass through no packets. These sockets
+//! speak in packets, so that packets are made where one of them sends, and where one of them could
+//! hear: a datagram that no such socket is there for costs one look ([`any`]).
+//!
+//! | module | what |
+//! |---|---|
+//! | [`format`] | headers of IP and ICMP |
+//! | [`registry`] | which sockets hear what |
+//! | [`arrive`] | packets for this machine: copies for sockets, answers, errors |
+//! | [`send`] | packets of programs |
+//! | [`settings`] | options |
+//! | [`notes`], [`controls`] | what comes beside a packet, in a channel and by recvmsg(2) |
+//!
+//! A socket belongs to its network namespace: it hears that one's packets only, and opening one
+//! takes CAP_NET_RAW in the user namespace that owns it; ping sockets are for groups that the
+//! namespace names.
+//!
+//! **Locks.** A socket's state is behind a spin lock, taken with none but the network's mutex held.
+
+pub(super) mod arrive;
+pub(super) mod controls;
+mod format;
+mod notes;
+mod registry;
+mod send;
+mod settings;
+
+use core::net::Ipv6Addr;
+
+use freehold_collections::{Arc, Receiver, reserve};
+
+pub use self::settings::RawKind;
+
+use self::format::{ICMP, ICMPV6, Version};
+use self::notes::{Notes, NotesSink};
+use self::registry::{HearerKey, Hearers, Hears};
+use self::settings::{Nature, RawSettings};
+use super::address::Family;
+use super::channel::{Channel, Manner, Received};
+use super::ports::InetAddress;
+use crate::task::namespaces::network::NetworkNamespace;
+use crate::task::{self, Capability};
+use crate::user::{Sink, UserPtr};
+use crate::{Errno, Result};
+
+/// All sockets that hear packets.
+static HEARERS: Hearers<RawSocket> = Hearers::new();
+
+/// Whether some socket hears packets, in any namespace.
+#[inline]
+pub fn any() -> bool {
+    HEARERS.any()
+}
+
+#[derive(Clone, Copy)]
+struct RawState {
+    local: Option<Ipv6Addr>,
+    remote: Option<InetAddress>,
+    /// Of a ping socket: 0 before it has one.
+    identifier: u16,
+    key: Option<HearerKey>,
+    settings: RawSettings,
+}
+
+/// A raw socket or a ping socket.
+pub struct RawSocket {
+    family: Family,
+    protocol: u8,
+    kind: RawKind,
+    network: Arc<NetworkNamespace>,
+    channel: Arc<Channel>,
+    state: crate::sync::SpinLock<RawState>,
+}
+
+impl RawSocket {
+    /// A new one of `network` that the running task opens.
+    ///
+    /// # Errors
+    /// `EPERM` without CAP_NET_RAW, `EACCES` for a ping socket of no permitted group,
+    /// `EPROTONOSUPPORT`, `EINVAL` for numbers of no protocol, `ENOMEM`.
+    pub fn open(
+        family: Family,
+        kind: RawKind,
+        protocol: i32,
+        network: Arc<NetworkNamespace>,
+    ) -> Result<Arc<Self>> {
+        /// IPPROTO_MAX.
+        const PROTOCOLS: i32 = 263;
+        if !(0..PROTOCOLS).contains(&protocol) {
+            return Err(Errno::EINVAL);
+        }
+        let protocol = u8::try_from(protocol).ok().filter(|&protocol| protocol != 0);
+        let protocol = protocol.ok_or(Errno::EPROTONOSUPPORT)?;
+        match kind {
+            RawKind::Raw if !task::may_in(network.head().owner(), Capability::NetRaw) => {
+                return Err(Errno::EPERM);
+            }
+            RawKind::Ping if !may_ping(&network) => return Err(Errno::EACCES),
+            _ => {}
+        }
+        let version = version_of(family);
+        let settings = RawSettings::new(version, protocol);
+        let state = RawState { local: None, remote: None, identifier: 0, key: None, settings };
+        let socket = reserve::arc(Self {
+            family,
+            protocol,
+            kind,
+            network,
+            channel: Channel::new(),
+            state: crate::sync::SpinLock::new(state),
+        });
+        if kind == RawKind::Raw {
+            let hears = if family == Family::Inet { Hears::V4(protocol) } else { Hears::V6(protocol) };
+            let key = HEARERS.enter(socket.network.number(), hears, &socket)?;
+            socket.state.lock().key = Some(key);
+        }
+        Ok(socket)
+    }
+
+    /// Where its packets come.
+    pub fn channel(&self) -> &Arc<Channel> {
+        &self.channel
+    }
+
+    /// Its family.
+    pub const fn family(&self) -> Family {
+        self.family
+    }
+
+    /// Whether it is a ping socket.
+    pub const fn kind(&self) -> RawKind {
+        self.kind
+    }
+
+    /// SO_PROTOCOL.
+    pub const fn protocol(&self) -> u8 {
+        self.protocol
+    }
+
+    /// SO_TYPE.
+    pub const fn shown_type(&self) -> i32 {
+        match self.kind {
+            RawKind::Raw => 3,
+            RawKind::Ping => 2,
+        }
+    }
+
+    /// The bytes of the next packet (FIONREAD).
+    pub fn first_bytes(&self) -> usize {
+        self.channel.first_bytes().saturating_sub(Notes::BYTES)
+    }
+
+    const fn is_v4(&self) -> bool {
+        matches!(self.family, Family::Inet)
+    }
+
+    /// Any address of its family.
+    fn any(&self) -> Ipv6Addr {
+        match self.family {
+            Family::Inet => core::net::Ipv4Addr::UNSPECIFIED.to_ipv6_mapped(),
+            _ => Ipv6Addr::UNSPECIFIED,
+        }
+    }
+
+    /// Whether `ip` is of its version.
+    fn speaks(&self, ip: Ipv6Addr) -> bool {
+        ip.to_ipv4_mapped().is_some() == self.is_v4()
+    }
+
+    const fn nature(&self) -> Nature {
+        Nature { version: version_of(self.family), protocol: self.protocol, kind: self.kind }
+    }
+
+    /// setsockopt(2) of what is more than a number that every socket remembers; whether it was
+    /// that.
+    ///
+    /// # Errors
+    /// `EINVAL`, `ENOPROTOOPT`, `EOPNOTSUPP` where the protocol is another, `EFAULT`.
+    pub(super) fn set_option(&self, level: u32, name: u32, value: u64, length: usize) -> Result<bool> {
+        let change = self.nature().change(level, name, value, length)?;
+        change.iter().for_each(|&change| self.state.lock().settings.apply(change));
+        Ok(change.is_some())
+    }
+
+    /// getsockopt(2) of the same.
+    ///
+    /// # Errors
+    /// `ENOPROTOOPT`, `EOPNOTSUPP`, `EINVAL`, `EFAULT`.
+    pub(super) fn option(&self, level: u32, name: u32, value: u64, length: UserPtr<i32>) -> Result<bool> {
+        let settings = self.state.lock().settings;
+        self.nature().write_option(&settings, (level, name), value, length)
+    }
+
+    /// Returns its own address, with what stands for a port: the protocol, or the identifier.
+    pub fn own(&self) -> InetAddress {
+        let state = self.state.lock();
+        let port = match self.kind {
+            RawKind::Raw => self.protocol.into(),
+            RawKind::Ping => state.identifier,
+        };
+        InetAddress { ip: state.local.unwrap_or_else(|| self.any()), port }
+    }
+
+    /// Returns the address that it is connected to.
+    pub fn remote(&self) -> Option<InetAddress> {
+        self.state.lock().remote
+    }
+
+    /// bind(2).
+    ///
+    /// # Errors
+    /// `EADDRNOTAVAIL` where the address is not this machine's; of a ping socket `EINVAL` where it
+    /// has an identifier; `EINVAL` where it is connected; `ENOMEM`.
+    pub(super) fn bind(self: &Receiver<Self>, wanted: InetAddress) -> Result<()> {
+        {
+            let state = self.state.lock();
+            if state.identifier != 0 || self.kind == RawKind::Raw && state.remote.is_some() {
+                return Err(Errno::EINVAL);
+            }
+        }
+        if !self.speaks(wanted.ip) || !wanted.is_local(&self.network) {
+            return Err(Errno::EADDRNOTAVAIL);
+        }
+        if self.kind == RawKind::Ping {
+            self.identify(wanted.port)?;
+        }
+        self.state.lock().local = (!wanted.is_any()).then_some(wanted.ip);
+        Ok(())
+    }
+
+    /// The identifier of a ping socket, which has `wanted` from now on where it had none; 0 for
+    /// any.
+    fn identify(self: &Receiver<Self>, wanted: u16) -> Result<u16> {
+        let before = self.state.lock().identifier;
+        if before != 0 {
+            return Ok(before);
+        }
+        let hears = if self.is_v4() { Hears::Ping4 } else { Hears::Ping6 };
+        let (identifier, key) = HEARERS.enter_identified(self.network.number(), wanted, hears, self)?;
+        let mut state = self.state.lock();
+        if state.key.is_some() {
+            // Another thread was faster.
+            let identifier = state.identifier;
+            drop(state);
+            HEARERS.leave(&key);
+            return if wanted == 0 { Ok(identifier) } else { Err(Errno::EINVAL) };
+        }
+        (state.identifier, state.key) = (identifier, Some(key));
+        Ok(identifier)
+    }
+
+    /// connect(2): hears from `to` alone, and sends there; `None` ends that.
+    ///
+    /// # Errors
+    /// `ENETUNREACH`, `EADDRINUSE`, `ENOMEM`.
+    pub(super) fn connect(self: &Receiver<Self>, to: Option<InetAddress>) -> Result<()> {
+        let Some(to) = to else {
+            self.state.lock().remote = None;
+            return Ok(());
+        };
+        let route = self.route(to.ip)?;
+        if self.kind == RawKind::Ping {
+            self.identify(0)?;
+        }
+        let mut state = self.state.lock();
+        state.remote = Some(InetAddress { ip: route.to, port: to.port });
+        state.local.get_or_insert(route.from);
+        Ok(())
+    }
+
+    /// recvmsg(2).
+    ///
+    /// # Errors
+    /// `EAGAIN`, `ERESTARTSYS`, `EFAULT`, `ENOMEM`.
+    pub(super) fn receive(&self, sink: &mut dyn Sink, manner: Manner, received: &mut Received) -> Result<()> {
+        let mut taken = NotesSink::new(sink);
+        self.channel.receive_message(&mut taken, manner, received)?;
+        let Some(notes) = taken.notes() else { return Ok(()) };
+        received.count -= Notes::BYTES;
+        received.length -= Notes::BYTES;
+        received.from = Some(super::address::Address::Inet(InetAddress { ip: notes.sender(), port: 0 }));
+        received.controls = self.state.lock().settings.controls(&notes);
+        if received.count == 0 && received.length > 0 && sink.remaining() > 0 {
+            return Err(Errno::EFAULT);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for RawSocket {
+    fn drop(&mut self) {
+        self.state.get_mut().key.iter().for_each(|key| HEARERS.leave(key));
+    }
+}
+
+/// The version of IP whose family is one of the two.
+const fn version_of(family: Family) -> Version {
+    match family {
+        Family::Inet => Version::V4,
+        _ => Version::V6,
+    }
+}
+
+/// Whether the running task has a group that may ping (net.ipv4.ping_group_range).
+fn may_ping(network: &NetworkNamespace) -> bool {
+    let groups = network.ping_groups();
+    task::with_current(|task| {
+        task.with_credentials(|own| {
+            groups.contains(&own.egid) || own.groups.iter().any(|group| groups.contains(group))
+        })
+    })
+}
+
+/// Whether a datagram socket of `family` and `protocol` is a ping socket.
+pub(super) fn pings(family: Family, protocol: i32) -> bool {
+    protocol == i32::from(if family == Family::Inet { ICMP } else { ICMPV6 })
+}
