@@ -346,10 +346,15 @@ impl VirtualMachine {
         line.option("-M", format!("q35{hmat}{memory}"));
         if self.devices != Devices::Unchecked {
             // Before the devices that are behind it.
-            line.option("-device", "intel-iommu,aw-bits=48");
+            line.option("-device", "intel-iommu,aw-bits=48,intremap=on");
             line.option("-global", "virtio-device.iommu_platform=on");
         }
         match (engine, self.clock) {
+            // Interrupts are remapped by QEMU, which therefore has to have the controller that
+            // devices write to.
+            (Engine::Kvm, _) if self.devices != Devices::Unchecked => {
+                line.option("-accel", "kvm,kernel-irqchip=split");
+            }
             (Engine::Kvm, _) => line.option("-accel", "kvm"),
             (Engine::Tcg, Clock::Real) => line.option("-accel", "tcg,thread=multi"),
             (Engine::Tcg, Clock::Instructions { .. }) => line.option("-accel", "tcg"),

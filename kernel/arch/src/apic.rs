@@ -103,6 +103,11 @@ fn write(register: u32, value: u32) {
     }
 }
 
+/// Whether the controllers are x2APICs.
+pub(crate) fn is_x2apic() -> bool {
+    matches!(access(), ApicAccess::X2apic)
+}
+
 /// This CPU's number on the interrupt bus.
 pub(crate) fn id() -> u32 {
     match access() {

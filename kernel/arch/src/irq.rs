@@ -9,9 +9,9 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use freehold_machine::CpuId;
 
-use crate::cpu;
 use crate::registers::{disable_interrupts, enable_interrupts, out_u8, read_flags};
 use crate::sync::Once;
+use crate::{apic, cpu};
 
 const INTERRUPT_FLAG: u64 = 1 << 9;
 const FIRST_DEVICE: usize = 0x30;
@@ -69,6 +69,13 @@ pub struct Msi {
     pub data: u32,
     /// The vector that arrives.
     pub vector: u8,
+    /// The number on the interrupt bus of the CPU that it arrives at.
+    pub cpu: u32,
+}
+
+/// Whether CPUs' numbers on the interrupt bus have 32 bits (x2APIC), and not 8.
+pub fn has_wide_numbers() -> bool {
+    apic::is_x2apic()
 }
 
 static HANDLERS: [Once<&'static dyn InterruptHandler>; DEVICES] = [const { Once::new() }; DEVICES];
@@ -81,7 +88,8 @@ pub fn allocate(handler: &'static dyn InterruptHandler, cpu: CpuId) -> Option<Ms
     let index = NEXT.fetch_add(1, Ordering::Relaxed);
     HANDLERS.get(index)?.set(handler);
     let vector = (FIRST_DEVICE + index) as u8;
-    Some(Msi { address: 0xfee0_0000 | u64::from(target) << 12, data: u32::from(vector), vector })
+    let address = 0xfee0_0000 | u64::from(target) << 12;
+    Some(Msi { address, data: u32::from(vector), vector, cpu: u32::from(target) })
 }
 
 /// Calls the handler of a device's vector; a vector without a handler is ignored.

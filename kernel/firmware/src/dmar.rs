@@ -5,7 +5,8 @@ use freehold_machine::{PAGE_SIZE, Pfn, PfnRange, PhysAddr};
 use crate::Warning;
 use crate::bytes::{short_entries, u8_at, u16_at, u64_at};
 
-/// Bytes before the first structure.
+/// Where the table's flags are (8.1), and bytes before the first structure.
+const FLAGS: usize = 37;
 const STRUCTURES: usize = 48;
 /// The most structures that are looked at.
 const MAX_STRUCTURES: usize = 64;
@@ -18,6 +19,8 @@ const MAX_REGION_FRAMES: u64 = (64 << 20) / PAGE_SIZE as u64;
 pub struct Iommu {
     /// Its registers, on a page boundary.
     pub registers: PhysAddr,
+    /// The machine can do with interrupts that are remapped.
+    pub remaps_interrupts: bool,
     /// The functions of bus 0 that are behind it, with a bridge all that is behind the bridge: by
     /// device, a bit for each function.
     functions: [u8; 32],
@@ -78,7 +81,8 @@ pub(crate) fn read_dmar(table: &[u8], warn: &mut dyn FnMut(Warning)) -> Option<I
         }
         rest = &rest[usize::from(length)..];
     }
-    found.map(|unit| Iommu { regions, ..unit })
+    let remaps_interrupts = u8_at(table, FLAGS)? & 1 != 0;
+    found.map(|unit| Iommu { remaps_interrupts, regions, ..unit })
 }
 
 /// A region's structure: adds one for each function that it names.
@@ -126,5 +130,6 @@ fn unit(structure: &[u8]) -> Option<Iommu> {
     for (device, function) in scoped(structure.get(16..)?, &[ENDPOINT, BRIDGE]) {
         functions[usize::from(device)] |= 1 << function;
     }
-    Some(Iommu { registers: PhysAddr(registers), functions, regions: [None; MAX_REGIONS] })
+    let (registers, regions) = (PhysAddr(registers), [None; MAX_REGIONS]);
+    Some(Iommu { registers, remaps_interrupts: false, functions, regions })
 }

@@ -346,6 +346,13 @@ fn an_iommu_has_the_functions_that_it_names_or_all() {
     for useless in [(1, 0xfed9_0000), (0, 0), (0, 0xfed9_0008), (0, 1 << 60)] {
         assert_eq!(iommu(&remapping_unit(1, useless.0, useless.1)), None);
     }
+    // The table says whether interrupts can be remapped; opting out of x2APIC is another bit.
+    for (flags, remaps) in [(0, false), (1, true), (2, false), (3, true)] {
+        let unit = remapping_unit(1, 0, 0xfed9_0000);
+        let body = [&[38, flags, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], &unit[..]].concat();
+        let found = Image::new(&[table(b"DMAR", 1, &body)]).read(&[]).0.platform.iommu.unwrap();
+        assert_eq!(found.remaps_interrupts, remaps, "{flags}");
+    }
     // Any structure before it is passed over; a length of 0 ends the list.
     let unit = remapping_unit(1, 0, 0xfed9_0000);
     assert_eq!(place(&[&[9, 0, 4, 0], &unit[..]].concat()), at);

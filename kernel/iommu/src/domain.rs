@@ -166,6 +166,7 @@ impl<R: Registers, S: TableSource> DeviceDomain for Domain<R, S> {
 
     fn detach(&self) -> Result<(), Unconfirmed> {
         let Some(root) = self.root() else { return Ok(()) };
+        self.unit.silence(self.source_id)?;
         self.unit.uninstall(self)?;
         self.root.store(0, Ordering::Relaxed);
         self.free_table(root, self.unit.levels - 1);
@@ -180,11 +181,13 @@ impl<R: Registers, S: TableSource> DeviceDomain for Domain<R, S> {
         let root = table(self.unit.source).map_err(|_| NoTables)?.into_raw();
         self.root.store(root.0, Ordering::Relaxed);
         self.tables.fetch_add(1, Ordering::Relaxed);
-        self.unit.install(self).map_err(|_| {
-            // The unit may know the table, which stays; nothing is ever mapped in it.
-            self.root.store(0, Ordering::Relaxed);
-            NoTables
-        })
+        let is_in = self.unit.install(self).is_ok() && self.unit.revive(self.source_id).is_ok();
+        if is_in {
+            return Ok(());
+        }
+        // The unit may know the table, which stays; nothing is ever mapped in it.
+        self.root.store(0, Ordering::Relaxed);
+        Err(NoTables)
     }
 
     fn windows(&self) -> usize {

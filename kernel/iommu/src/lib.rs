@@ -1,9 +1,11 @@
-//! Intel VT-d: devices reach the frames in their domains, and nothing else.
+//! Intel VT-d: devices reach the frames in their domains, raise the interrupts that they have
+//! entries for, and nothing else.
 //!
 //! | module | what |
 //! |---|---|
 //! | [`unit`] | a remapping unit: root and context tables, queued invalidation, faults |
 //! | [`domain`] | the frames that one device can reach: second-level tables |
+//! | [`interrupts`] | the interrupts that devices can raise: the interrupt remapping table |
 //!
 //! **Rule.** A function of PCI without a domain reaches nothing: its context entry is absent, and
 //! each access is a fault. A device with a domain reaches the frames that were mapped into it, at
@@ -35,9 +37,9 @@
 //! Tables are written through the kernel's map and not flushed from caches: an emulated unit reads
 //! memory as CPUs do. (A real unit may not, ECAP.C; Freehold runs in virtual machines only.)
 //!
-//! Sources: Intel Virtualization Technology for Directed I/O, revision 3.2: chapters 3 (tables),
-//! 6.5 (queue), 7 (faults), 10 and 11 (registers). The nearest relatives in Linux are
-//! `drivers/iommu/intel/{iommu,dmar}.c`.
+//! Sources: Intel Virtualization Technology for Directed I/O, revision 3.2: chapters 3 (tables), 5
+//! (interrupts), 6.5 (queue), 7 (faults), 10 and 11 (registers). The nearest relatives in Linux are
+//! `drivers/iommu/intel/{iommu,dmar,irq_remapping}.c`.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -45,6 +47,9 @@
 extern crate alloc;
 
 pub mod domain;
+#[cfg(test)]
+mod interrupt_tests;
+pub mod interrupts;
 #[cfg(test)]
 mod model;
 #[cfg(test)]
@@ -57,7 +62,8 @@ use freehold_frame::{FrameSource, OutOfMemory};
 use freehold_machine::Tables;
 
 pub use domain::Domain;
-pub use unit::{DmaFault, Mode, Transfers, Unit};
+pub use interrupts::{Arrival, CpuNumbers, GivenEntry, Interrupts};
+pub use unit::{Deed, DeviceFault, Mode, Transfers, Unit};
 
 /// Looks at a register or a status word before the unit counts as dead: seconds, where each look is
 /// an exit to the host.
@@ -94,6 +100,8 @@ pub enum IommuError {
     OutOfMemory,
     /// The unit knows no more domains.
     TooManyDomains,
+    /// The table has no entry left.
+    TooManyInterrupts,
     /// The function has a domain.
     Taken,
 }
@@ -107,6 +115,7 @@ impl fmt::Display for IommuError {
             Self::Dead(what) => write!(f, "it does not answer: {what}"),
             Self::OutOfMemory => f.write_str("no memory for its tables"),
             Self::TooManyDomains => f.write_str("it knows no more domains"),
+            Self::TooManyInterrupts => f.write_str("it knows no more interrupts"),
             Self::Taken => f.write_str("the function has a domain"),
         }
     }

@@ -10,11 +10,12 @@ use freehold_machine::model::Model;
 use freehold_machine::{Access, Pfn, Tables};
 
 use crate::domain::{ADDRESS, READ_WRITE};
+use crate::interrupts::{ENTRY_GLOBAL, ENTRY_INDEX};
 use crate::unit::{
-    CONTEXT_GLOBAL, IOTLB_DOMAIN, IOTLB_GLOBAL, IOTLB_PAGES, PRESENT, QUEUE, SET_ROOT, TRANSLATE, WAIT,
-    register,
+    COMPATIBLE, CONTEXT_GLOBAL, IOTLB_DOMAIN, IOTLB_GLOBAL, IOTLB_PAGES, PRESENT, QUEUE, REMAP_INTERRUPTS,
+    SET_INTERRUPT_TABLE, SET_ROOT, TRANSLATE, WAIT, register,
 };
-use crate::{DmaFault, Registers};
+use crate::{Arrival, Deed, DeviceFault, Registers};
 
 /// Offset of the fault record that it has.
 const FAULT_RECORD: usize = 0x220;
@@ -22,6 +23,8 @@ const FAULT_RECORD: usize = 0x220;
 pub const CAPABILITY: u64 = 1 << 10 | 1 << 39 | 18 << 48 | (FAULT_RECORD as u64 / 16) << 24 | 6;
 /// Queued invalidation.
 pub const EXTENDED: u64 = 1 << 1;
+/// And interrupt remapping, with CPUs' numbers of 32 bits.
+pub const REMAPS: u64 = EXTENDED | 1 << 3 | 1 << 4;
 
 /// Properties of a unit.
 #[derive(Clone, Copy)]
@@ -30,11 +33,13 @@ pub struct UnitKind {
     pub extended: u64,
     /// Invalidations that it obeys before it goes deaf.
     pub obeys: usize,
+    /// Bits of the status that firmware left on.
+    pub firmware: u32,
 }
 
 impl Default for UnitKind {
     fn default() -> Self {
-        Self { capability: CAPABILITY, extended: EXTENDED, obeys: usize::MAX }
+        Self { capability: CAPABILITY, extended: EXTENDED, obeys: usize::MAX, firmware: 0 }
     }
 }
 
@@ -49,8 +54,12 @@ struct UnitState {
     contexts: HashMap<u16, (Pfn, u32, u16)>,
     /// By domain and page: the entry.
     iotlb: HashMap<(u16, u64), u64>,
+    /// The interrupt table's register, as it was when the table was set.
+    table: (u64, u64),
+    /// By index: present entries.
+    entries: HashMap<usize, (u64, u64)>,
     /// Faults without a record yet; the first is in the record.
-    faults: VecDeque<DmaFault>,
+    faults: VecDeque<DeviceFault>,
     descriptors: std::vec::Vec<u64>,
 }
 
@@ -64,7 +73,7 @@ pub struct SoftwareUnit {
 
 impl SoftwareUnit {
     pub fn new(machine: Model, kind: UnitKind) -> Self {
-        let state = UnitState { left: kind.obeys, ..UnitState::default() };
+        let state = UnitState { left: kind.obeys, status: kind.firmware, ..UnitState::default() };
         Self { machine, kind, state: Arc::new(Mutex::new(state)) }
     }
 
@@ -74,16 +83,63 @@ impl SoftwareUnit {
 
     /// A device's access to an address: the physical one, or the reason of the fault.
     pub fn access(&self, source_id: u16, address: u64, access: Access) -> Result<u64, u8> {
-        let is_read = access == Access::Read;
+        let page = address & !0xfff;
+        let deed = if access == Access::Read { Deed::Read(page) } else { Deed::Write(page) };
         let mut state = self.state();
         if state.status & TRANSLATE == 0 {
             return Ok(address);
         }
         let result = self.translate(&mut state, source_id, address, access);
         if let Err(reason) = result {
-            state.faults.push_back(DmaFault { source_id, address: address & !0xfff, reason, is_read });
+            state.faults.push_back(DeviceFault { source_id, deed, reason });
         }
         result
+    }
+
+    /// A device's message: what arrives, or the reason of the fault.
+    pub fn interrupt(&self, source_id: u16, address: u64, data: u32) -> Result<Arrival, u8> {
+        let mut state = self.state();
+        let plain = Arrival { vector: data as u8, cpu: (address >> 12 & 0xff) as u32 };
+        if state.status & REMAP_INTERRUPTS == 0 {
+            return Ok(plain);
+        }
+        let (result, deed) = if address & 1 << 4 != 0 {
+            let subhandle = if address & 1 << 3 != 0 { data as usize & 0xffff } else { 0 };
+            let index = (address >> 5 & 0x7fff | address >> 2 << 15 & 0x8000) as usize + subhandle;
+            (self.remap(&mut state, source_id, index), Deed::Interrupt(index as u16))
+        } else if state.status & COMPATIBLE != 0 && state.table.1 & 1 << 11 == 0 {
+            (Ok(plain), Deed::PlainInterrupt)
+        } else {
+            (Err(0x25), Deed::PlainInterrupt)
+        };
+        if let Err(reason) = result {
+            state.faults.push_back(DeviceFault { source_id, deed, reason });
+        }
+        result
+    }
+
+    fn remap(&self, state: &mut UnitState, source_id: u16, index: usize) -> Result<Arrival, u8> {
+        let (_, table) = state.table;
+        if index >> ((table & 0xf) + 1) != 0 {
+            return Err(0x21);
+        }
+        let load = |half| self.machine.load_entry(Pfn(table >> 12), 2 * index + half);
+        let (low, high) = state.entries.get(&index).copied().unwrap_or_else(|| (load(0), load(1)));
+        if low & PRESENT == 0 {
+            return Err(0x22);
+        }
+        state.entries.insert(index, (low, high));
+        assert_eq!(
+            (low & 0xff00_fffe, high >> 20, high >> 16 & 3),
+            (0, 0, 0),
+            "a fixed edge, nothing reserved"
+        );
+        if high >> 18 & 3 != 1 || high as u16 != source_id {
+            return Err(0x26);
+        }
+        let number = (low >> 32) as u32;
+        let cpu = if table & 1 << 11 != 0 { number } else { number >> 8 & 0xff };
+        Ok(Arrival { vector: (low >> 16) as u8, cpu })
     }
 
     fn translate(
@@ -164,6 +220,8 @@ impl SoftwareUnit {
                 assert!((high >> 12).is_multiple_of(1 << order), "pages of a descriptor are aligned");
                 state.iotlb.retain(|&(of, page), _| of != domain || page >> order != high >> 12 >> order);
             }
+            ENTRY_GLOBAL => state.entries.clear(),
+            ENTRY_INDEX => drop(state.entries.remove(&((low >> 32 & 0xffff) as usize))),
             WAIT => self.machine.store_entry(Pfn(high >> 12), (high & 0xfff) as usize / 8, low >> 32),
             other => panic!("descriptor {other:#x}"),
         }
@@ -179,8 +237,13 @@ impl Registers for SoftwareUnit {
         let mut state = self.state();
         match offset {
             register::COMMAND => {
-                assert_eq!(state.status & !SET_ROOT & !value, 0, "no order turns another off");
-                state.status |= value & (TRANSLATE | SET_ROOT | QUEUE);
+                let once = SET_ROOT | SET_INTERRUPT_TABLE;
+                assert_eq!(state.status & !once & !COMPATIBLE & !value, 0, "no order turns another off");
+                let kept = state.status & !COMPATIBLE;
+                state.status = kept | value & (TRANSLATE | QUEUE | REMAP_INTERRUPTS | COMPATIBLE | once);
+                if value & SET_INTERRUPT_TABLE != 0 {
+                    state.table.1 = state.table.0;
+                }
             }
             register::FAULT_STATUS => {}
             place if place == FAULT_RECORD + 12 => drop(state.faults.pop_front()),
@@ -192,10 +255,15 @@ impl Registers for SoftwareUnit {
         match offset {
             register::CAPABILITY => self.kind.capability,
             register::EXTENDED => self.kind.extended,
-            FAULT_RECORD => first.map_or(0, |fault| fault.address),
+            FAULT_RECORD => first.map_or(0, |fault| match fault.deed {
+                Deed::Read(address) | Deed::Write(address) => address,
+                Deed::Interrupt(index) => u64::from(index) << 48,
+                Deed::PlainInterrupt => 0,
+            }),
             _ if offset == FAULT_RECORD + 8 => first.map_or(0, |fault| {
                 let (id, reason) = (u64::from(fault.source_id), u64::from(fault.reason));
-                1 << 63 | u64::from(fault.is_read) << 62 | reason << 32 | id
+                let is_read = u64::from(matches!(fault.deed, Deed::Read(_)));
+                1 << 63 | is_read << 62 | reason << 32 | id
             }),
             other => panic!("read of {other:#x}"),
         }
@@ -204,6 +272,7 @@ impl Registers for SoftwareUnit {
         match offset {
             register::ROOT => self.state().root = value,
             register::QUEUE_ADDRESS => self.state().queue = value,
+            register::INTERRUPT_TABLE => self.state().table.0 = value,
             register::QUEUE_TAIL => self.run_queue(value),
             other => panic!("write to {other:#x}"),
         }

@@ -20,14 +20,14 @@ use proptest::prelude::*;
 
 use crate::model::{CAPABILITY, EXTENDED, SoftwareUnit, UnitKind};
 use crate::unit::{IOTLB_DOMAIN, IOTLB_PAGES};
-use crate::{DmaFault, IommuError, Mode, Unit};
+use crate::{Deed, DeviceFault, Interrupts, IommuError, Mode, Unit};
 
-type Frames = &'static Buddy<Model>;
+pub type Frames = &'static Buddy<Model>;
 
-const DISK: u16 = 0x18;
-const NET: u16 = 0x20;
+pub const DISK: u16 = 0x18;
+pub const NET: u16 = 0x20;
 
-fn frames() -> Frames {
+pub fn frames() -> Frames {
     let machine = Model::new(Config { frames: 8192, ..Config::default() });
     let records = (0..8192).map(|_| zerocopy::FromZeros::new_zeroed()).collect::<Box<[FrameRecord]>>();
     let options = Options::default();
@@ -44,7 +44,8 @@ fn frames() -> Frames {
 fn start(kind: UnitKind, mode: Mode) -> (&'static Unit<SoftwareUnit, Frames>, SoftwareUnit, Frames) {
     let frames = frames();
     let hardware = SoftwareUnit::new(freehold_frame::FrameSource::machine(frames), kind);
-    (Unit::start(hardware.clone(), frames, mode).unwrap(), hardware, frames)
+    let unit = Unit::start(hardware.clone(), frames, mode, Interrupts::Passed);
+    (unit.unwrap(), hardware, frames)
 }
 
 fn run(start: u64, end: u64) -> PfnRange {
@@ -58,11 +59,15 @@ fn a_function_without_a_domain_reaches_nothing_and_its_fault_says_so() {
     let disk = unit.attach(DISK, "disk").unwrap();
     assert_eq!(hardware.access(NET, 0x5008, Access::Write), Err(2));
     assert_eq!(hardware.access(DISK, 0x5000, Access::Read), Err(6));
-    let fault = |source_id, reason, is_read| DmaFault { source_id, address: 0x5000, reason, is_read };
+    let fault =
+        |source_id, reason, deed: fn(u64) -> Deed| DeviceFault { source_id, deed: deed(0x5000), reason };
     let taken: Vec<_> = std::iter::from_fn(|| unit.take_fault()).collect();
     let told = taken.iter().map(|(fault, domain)| (*fault, domain.is_some()));
-    let expected =
-        [(fault(DISK, 1, false), true), (fault(NET, 2, false), false), (fault(DISK, 6, true), true)];
+    let expected = [
+        (fault(DISK, 1, Deed::Write), true),
+        (fault(NET, 2, Deed::Write), false),
+        (fault(DISK, 6, Deed::Read), true),
+    ];
     assert!(told.eq(expected));
     assert_eq!((unit.faults(), disk.faults()), (3, 2));
 }
@@ -142,7 +147,7 @@ fn units_that_lack_what_is_needed_are_refused_and_tables_are_counted() {
     let refused = |kind: UnitKind| {
         let frames = frames();
         let hardware = SoftwareUnit::new(freehold_frame::FrameSource::machine(frames), kind);
-        Unit::start(hardware, frames, Mode::Batched).err().unwrap()
+        Unit::start(hardware, frames, Mode::Batched, Interrupts::Passed).err().unwrap()
     };
     let kind = UnitKind::default();
     assert!(matches!(refused(UnitKind { extended: 0, ..kind }), IommuError::Unsupported(_)));

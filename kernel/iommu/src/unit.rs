@@ -11,7 +11,8 @@ use freehold_machine::{PAGE_SIZE, Pfn, PfnRange, Tables, Unconfirmed};
 use spin::Mutex;
 
 use crate::domain::{Domain, table};
-use crate::{IommuError, PATIENCE, Registers, TableSource};
+use crate::interrupts::{ENTRY_GLOBAL, EntryTable};
+use crate::{Interrupts, IommuError, PATIENCE, Registers, TableSource};
 
 /// Offsets of registers.
 pub(crate) mod register {
@@ -27,6 +28,7 @@ pub(crate) mod register {
     pub const FAULT_ADDRESS_HIGH: usize = 0x44;
     pub const QUEUE_TAIL: usize = 0x88;
     pub const QUEUE_ADDRESS: usize = 0x90;
+    pub const INTERRUPT_TABLE: usize = 0xb8;
 }
 
 /// Bytes of registers to map: all that the architecture puts in fixed places, and fault records
@@ -37,6 +39,10 @@ pub const REGISTERS: usize = 0x1000;
 pub(crate) const TRANSLATE: u32 = 1 << 31;
 pub(crate) const SET_ROOT: u32 = 1 << 30;
 pub(crate) const QUEUE: u32 = 1 << 26;
+pub(crate) const REMAP_INTERRUPTS: u32 = 1 << 25;
+pub(crate) const SET_INTERRUPT_TABLE: u32 = 1 << 24;
+/// Interrupts without an entry pass.
+pub(crate) const COMPATIBLE: u32 = 1 << 23;
 /// Bits of the status register that a command keeps by writing them again: all that are no orders
 /// for once.
 const KEPT: u32 = 0x96ff_ffff;
@@ -76,17 +82,47 @@ pub enum Transfers {
     InPlace,
 }
 
-/// An access that was refused.
+/// What a device did that was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct DmaFault {
+pub struct DeviceFault {
     /// Bus, device and function: 8, 5 and 3 bits.
     pub source_id: u16,
-    /// The device's address, of a page.
-    pub address: u64,
-    /// Why (VT-d 7.1.3): 1 and 2 no domain, 5 write and 6 read of a page that is not mapped so.
+    /// What it wanted.
+    pub deed: Deed,
+    /// Why (VT-d 7.1.3): 1 and 2 no domain, 5 write and 6 read of a page that is not mapped so; 33
+    /// to 38 an interrupt without an entry, 38 with the entry of another function.
     pub reason: u8,
-    /// Whether the device wanted to read.
-    pub is_read: bool,
+}
+
+/// What a device wants.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Deed {
+    /// To read at an address, of a page.
+    Read(u64),
+    /// To write there.
+    Write(u64),
+    /// To interrupt by the entry with this index.
+    Interrupt(u16),
+    /// To interrupt by a message that names no entry.
+    PlainInterrupt,
+}
+
+/// Reasons of faults: those of interrupts (VT-d 7.1.3), and among them a message without an entry.
+const OF_INTERRUPTS: core::ops::RangeInclusive<u8> = 0x20..=0x27;
+const PLAIN: u8 = 0x25;
+
+impl DeviceFault {
+    /// As a record of faults says (11.4.14), in its lower and upper half.
+    fn of_record(low: u64, high: u64) -> Self {
+        let (source_id, reason) = (high as u16, (high >> 32) as u8);
+        let deed = match reason {
+            PLAIN => Deed::PlainInterrupt,
+            reason if OF_INTERRUPTS.contains(&reason) => Deed::Interrupt((low >> 48) as u16),
+            _ if high >> 62 & 1 != 0 => Deed::Read(low & !0xfff),
+            _ => Deed::Write(low & !0xfff),
+        };
+        Self { source_id, deed, reason }
+    }
 }
 
 /// Waits that may be without an answer at a time; each has a word of its own. With [`MOST_SENT`]
@@ -125,15 +161,22 @@ pub struct Unit<R: Registers, S: TableSource> {
     faults: AtomicUsize,
     /// Domains have windows.
     has_windows: AtomicBool,
+    /// `None`: interrupts pass.
+    pub(crate) interrupts: Option<EntryTable>,
 }
 
 impl<R: Registers, S: TableSource> Unit<R, S> {
-    /// Starts the unit behind `registers`, with no domain: from now on no device reaches memory.
-    /// The unit stays.
+    /// Starts the unit behind `registers`, with no domain: from now on no device reaches memory,
+    /// nor, where interrupts are remapped, interrupts. The unit stays.
     ///
     /// # Errors
     /// [`IommuError`]: the unit translates nothing.
-    pub fn start(registers: R, source: S, mode: Mode) -> Result<&'static Self, IommuError> {
+    pub fn start(
+        registers: R,
+        source: S,
+        mode: Mode,
+        interrupts: Interrupts,
+    ) -> Result<&'static Self, IommuError> {
         let (capability, extended) =
             (registers.read64(register::CAPABILITY), registers.read64(register::EXTENDED));
         if extended & 1 << 1 == 0 {
@@ -145,6 +188,7 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
             _ => return Err(IommuError::Unsupported("tables of 3 or 4 levels")),
         };
         let (root, queue, status) = (table(source)?, table(source)?, table(source)?);
+        let (interrupts, entries) = EntryTable::of(source, interrupts, extended)?.unzip();
         let unit = Self {
             registers,
             source,
@@ -161,12 +205,13 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
             invalidations: AtomicUsize::new(0),
             faults: AtomicUsize::new(0),
             has_windows: AtomicBool::new(false),
+            interrupts,
         };
         if unit.fault_record(0).is_none() {
             return Err(IommuError::Unsupported("fault records in its page of registers"));
         }
         // From here on the unit may know them: they stay, whatever happens.
-        let _kept = (root.into_raw(), queue.into_raw(), status.into_raw());
+        let _kept = (root.into_raw(), queue.into_raw(), status.into_raw(), entries.map(Frame::into_raw));
         unit.enable()?;
         Ok(Box::leak(Box::new(unit)))
     }
@@ -179,7 +224,27 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
         self.command(QUEUE, "queue")?;
         let answered = self.send(&[[CONTEXT_GLOBAL, 0], [IOTLB_GLOBAL | DRAIN, 0]]);
         answered.map_err(|_| IommuError::Dead("first invalidation"))?;
-        self.command(TRANSLATE, "translation")
+        self.command(TRANSLATE, "translation")?;
+        match &self.interrupts {
+            Some(entries) => self.remap_interrupts(entries),
+            None => Ok(()),
+        }
+    }
+
+    /// From now on each interrupt needs an entry.
+    fn remap_interrupts(&self, entries: &EntryTable) -> Result<(), IommuError> {
+        self.registers.write64(register::INTERRUPT_TABLE, entries.register());
+        self.command(SET_INTERRUPT_TABLE, "interrupt table")?;
+        self.send(&[[ENTRY_GLOBAL, 0]]).map_err(|_| IommuError::Dead("interrupt table"))?;
+        self.command(REMAP_INTERRUPTS, "interrupt remapping")?;
+        // Firmware may have let the old format pass.
+        let now = self.registers.read32(register::STATUS);
+        if now & COMPATIBLE == 0 {
+            return Ok(());
+        }
+        self.registers.write32(register::COMMAND, now & KEPT & !COMPATIBLE);
+        let is_done = || self.registers.read32(register::STATUS) & COMPATIBLE == 0;
+        if eventually(is_done) { Ok(()) } else { Err(IommuError::Dead("interrupts without an entry")) }
     }
 
     /// Gives an order and waits for its bit in the status.
@@ -239,6 +304,11 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
         self.source.machine().store_entry(context, index, 0);
         let of_domain = IOTLB_DOMAIN | u64::from(domain.number) << 16 | DRAIN;
         self.send(&[[CONTEXT_GLOBAL, 0], [of_domain, 0]])
+    }
+
+    /// Whether the function has a domain that no device is in.
+    pub(crate) fn is_empty_place(&self, source_id: u16) -> bool {
+        self.domain_of(source_id).is_some_and(|domain| domain.root().is_none())
     }
 
     /// The context table that has a function's entry, and the index of the entry's lower half.
@@ -312,7 +382,7 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
 
     /// Sends descriptors, [`MOST_SENT`] at most, and waits until the unit has done them. The first
     /// wait without an answer is the last one for all.
-    fn send(&self, descriptors: &[[u64; 2]]) -> Result<(), Unconfirmed> {
+    pub(crate) fn send(&self, descriptors: &[[u64; 2]]) -> Result<(), Unconfirmed> {
         let mut number = None;
         let mut is_answered = false;
         let is_over = eventually(|| {
@@ -370,20 +440,18 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
 
     /// Takes a fault from the unit's records, and its domain if the function has one. `None`: there
     /// are no more.
-    pub fn take_fault(&self) -> Option<(DmaFault, Option<&'static Domain<R, S>>)> {
+    pub fn take_fault(&self) -> Option<(DeviceFault, Option<&'static Domain<R, S>>)> {
         let count = (self.capability >> 40 & 0xff) as usize + 1;
         for at in (0..count).filter_map(|number| self.fault_record(number)) {
             let high = self.registers.read64(at + 8);
             if high >> 63 == 0 {
                 continue;
             }
-            let address = self.registers.read64(at) & !0xfff;
+            let fault = DeviceFault::of_record(self.registers.read64(at), high);
             // Writing the bit clears it.
             self.registers.write32(at + 12, 1 << 31);
-            let (source_id, reason) = (high as u16, (high >> 32) as u8);
-            let fault = DmaFault { source_id, address, reason, is_read: high >> 62 & 1 != 0 };
             self.faults.fetch_add(1, Ordering::Relaxed);
-            let domain = self.domains.lock().iter().copied().find(|domain| domain.source_id == source_id);
+            let domain = self.domain_of(fault.source_id);
             if let Some(domain) = domain {
                 domain.faults.fetch_add(1, Ordering::Relaxed);
             }
@@ -395,6 +463,10 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
         None
     }
 
+    /// The function's domain.
+    pub fn domain_of(&self, source_id: u16) -> Option<&'static Domain<R, S>> {
+        self.domains.lock().iter().copied().find(|domain| domain.source_id == source_id)
+    }
     /// Shows `f` each domain whose device is there.
     pub fn each_domain(&self, mut f: impl FnMut(&Domain<R, S>)) {
         self.all_domains().filter(|domain| domain.root().is_some()).for_each(&mut f);
@@ -414,7 +486,8 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
     /// Frames of all tables, the queue and its answers.
     pub fn tables(&self) -> usize {
         let contexts = self.contexts.lock().len();
-        3 + contexts + self.all_domains().map(Domain::tables).sum::<usize>()
+        let entries = usize::from(self.remaps_interrupts());
+        3 + entries + contexts + self.all_domains().map(Domain::tables).sum::<usize>()
     }
 }
 

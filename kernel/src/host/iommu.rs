@@ -1,22 +1,27 @@
-//! The machine's IOMMU: which device has which domain, and what faults say.
+//! The machine's IOMMU: which device has which domain and which interrupts, and what faults say.
 //!
-//! It is started before any device is, so that no device reaches memory before it has a domain.
+//! It is started before any device is, so that no device reaches memory before it has a domain, nor
+//! interrupts before it has an entry. Where the machine cannot remap interrupts, the log says so.
 //! Faults are read by a task, which the unit's interrupt wakes; it looks at most
 //! [`FAULTS_PER_LOOK`] times and sleeps [`LOOK_INTERVAL`] between looks. The log has the first
 //! [`FAULTS_TOLD`]; all are counted in /sys/kernel/debug/iommu.
 
+use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_firmware::Iommu as Found;
 use freehold_frame::FrameSource;
-use freehold_iommu::{DmaFault, Domain, IommuError, Mode, Transfers, Unit, unit};
+use freehold_iommu::{
+    Arrival, CpuNumbers, Deed, DeviceFault, Domain, Interrupts, IommuError, Mode, Transfers, Unit, unit,
+};
 use freehold_machine::{DeviceDomain, Pfn};
 use freehold_virtio::SetupError;
-use freehold_virtio::platform::{Function, Notify, Platform};
+use freehold_virtio::platform::{Function, MsiMessage, Notify, Platform};
 use spin::Once;
 
-use super::pci::{Bar, Pci};
+use super::pci::{self, Bar, Pci};
 use crate::cmdline::Iommu;
+use crate::hw::irq::{self, Msi};
 use crate::mem::{self, Frames};
 use crate::sync::WaitQueue;
 use crate::{sched, time};
@@ -65,10 +70,18 @@ pub fn start(found: Option<Found>, wanted: Option<Iommu>, transfers: Transfers) 
         return if wanted.is_none() && !is_needed { Ok(()) } else { Err(IommuError::Absent) };
     };
     let registers = Pci.map(found.registers, unit::REGISTERS).ok_or(IommuError::OutOfMemory)?;
-    let unit = Unit::start(registers, mem::frames(), mode)?;
+    let numbers = if irq::has_wide_numbers() { CpuNumbers::Wide } else { CpuNumbers::Narrow };
+    let interrupts = if found.remaps_interrupts { Interrupts::Remapped(numbers) } else { Interrupts::Passed };
+    let unit = Unit::start(registers, mem::frames(), mode, interrupts)?;
     UNIT.call_once(|| (unit, found));
-    if let Some(message) = Pci.interrupt(&FaultLine) {
+    // The unit's own interrupts are not remapped (VT-d, chapter 5).
+    if let Some(message) = pci::vector(&FaultLine) {
         unit.interrupt_by(message.address, message.data);
+    }
+    if unit.remaps_interrupts() {
+        pci::REMAP.call_once(|| remap);
+    } else {
+        log::warn!("iommu: it does not remap interrupts: a device can raise any");
     }
     if is_needed {
         unit.allow_windows();
@@ -76,6 +89,28 @@ pub fn start(found: Option<Found>, wanted: Option<Iommu>, transfers: Transfers) 
     }
     log::info!("iommu: devices reach what they were given");
     Ok(())
+}
+
+/// An entry for an interrupt of a function; `None`, and a line in the log, where there is none.
+fn remap(function: Function, message: Msi) -> Option<MsiMessage> {
+    let Msi { vector, cpu, .. } = message;
+    match get()?.allow_interrupt(source_id(function), Arrival { vector, cpu }) {
+        Ok(address) => Some(MsiMessage { address, data: 0 }),
+        Err(error) => {
+            log::error!("iommu: no interrupt for {}: {error}", place(source_id(function)));
+            None
+        }
+    }
+}
+
+/// Bus, device and function in 8, 5 and 3 bits.
+fn source_id(Function { bus, device, function }: Function) -> u16 {
+    u16::from(bus) << 8 | u16::from(device) << 3 | u16::from(function)
+}
+
+/// As people write it.
+pub fn place(source_id: u16) -> impl fmt::Display {
+    fmt::from_fn(move |f| write!(f, "{:02x}:{:02x}.{}", source_id >> 8, source_id >> 3 & 31, source_id & 7))
 }
 
 /// A new domain for a function; `None` without an IOMMU.
@@ -119,9 +154,7 @@ fn attach(
     if place.bus != 0 || !found.has(place.device, place.function) {
         return Err(SetupError::NoDomain);
     }
-    let Function { bus, device, function: number } = function;
-    let source_id = u16::from(bus) << 8 | u16::from(device) << 3 | u16::from(number);
-    let domain = unit.attach(source_id, name).map_err(|error| match error {
+    let domain = unit.attach(source_id(function), name).map_err(|error| match error {
         IommuError::OutOfMemory => MEMORY,
         _ => SetupError::NoDomain,
     })?;
@@ -151,22 +184,32 @@ fn read_faults(unit: &'static Unit<Bar, Frames>) {
         for _ in 0..FAULTS_PER_LOOK {
             let Some((fault, domain)) = unit.take_fault() else { return };
             if unit.faults() <= FAULTS_TOLD {
-                tell(fault, domain);
+                tell(unit, fault, domain);
             }
         }
         let _ = CHANGED.wait_uninterruptible_until(time::now() + LOOK_INTERVAL, || None::<()>);
     }
 }
 
-fn tell(fault: DmaFault, domain: Option<&Domain<Bar, Frames>>) {
-    let DmaFault { source_id, address, reason, is_read } = fault;
-    let (bus, device, number) = (source_id >> 8, source_id >> 3 & 31, source_id & 7);
-    let name = domain.map_or("no domain", Domain::name);
-    let did = if is_read { "read" } else { "write" };
-    let owner = owner(address);
-    log::warn!(
-        "iommu: {bus:02x}:{device:02x}.{number} ({name}) may not {did} {address:#x} ({owner}): reason {reason}"
-    );
+fn tell(
+    unit: &Unit<Bar, Frames>,
+    DeviceFault { source_id, deed, reason }: DeviceFault,
+    domain: Option<&Domain<Bar, Frames>>,
+) {
+    let name = |domain: Option<&Domain<Bar, Frames>>| domain.map_or("no domain", Domain::name);
+    let what = fmt::from_fn(|f| match deed {
+        Deed::Read(address) => write!(f, "read {address:#x} ({})", owner(address)),
+        Deed::Write(address) => write!(f, "write {address:#x} ({})", owner(address)),
+        Deed::Interrupt(index) => match unit.entry(usize::from(index)) {
+            Some(entry) => {
+                let of = entry.source_id;
+                write!(f, "interrupt by entry {index} (of {}, {})", place(of), name(unit.domain_of(of)))
+            }
+            None => write!(f, "interrupt by entry {index} (none)"),
+        },
+        Deed::PlainInterrupt => f.write_str("interrupt without an entry"),
+    });
+    log::warn!("iommu: {} ({}) may not {what}: reason {reason}", place(source_id), name(domain));
 }
 
 /// Returns the name of the owner of the frame at `address`.

@@ -3,8 +3,9 @@
 use freehold_collections::reserve;
 use freehold_machine::{CpuId, PhysAddr};
 use freehold_virtio::platform::{Function, MsiMessage, Notify, Platform, Registers};
+use spin::Once;
 
-use crate::hw::irq::{self, InterruptHandler};
+use crate::hw::irq::{self, InterruptHandler, Msi};
 use crate::hw::mmio::{self, Mmio, port};
 use crate::sync::SpinLock;
 
@@ -13,6 +14,12 @@ const ADDRESS: u16 = 0xcf8;
 const DATA: u16 = 0xcfc;
 /// Held for the two accesses that make one. Tasks and start-up only; orders with no other lock.
 static CONFIGURATION: SpinLock<()> = SpinLock::new(());
+
+/// What a function has to write for an interrupt, where each needs an entry of the IOMMU's; `None`
+/// from it: the function gets none.
+pub(super) type Remap = fn(Function, Msi) -> Option<MsiMessage>;
+/// Set before the first device is started, where interrupts are remapped.
+pub(super) static REMAP: Once<Remap> = Once::new();
 
 /// The bus.
 pub(super) struct Pci;
@@ -59,6 +66,12 @@ impl freehold_iommu::Registers for Bar {
 /// An interrupt vector's handler that notifies.
 struct VectorHandler(&'static dyn Notify);
 
+/// A vector of its own for a handler; `None` where there are no more.
+pub(super) fn vector(handler: &'static dyn Notify) -> Option<Msi> {
+    let line: &'static VectorHandler = reserve::leaked(VectorHandler(handler));
+    irq::allocate(line, CpuId(0))
+}
+
 impl InterruptHandler for VectorHandler {
     fn interrupt(&self) {
         self.0.notify();
@@ -86,9 +99,11 @@ impl Platform for Pci {
     fn map(&self, address: PhysAddr, length: usize) -> Option<Bar> {
         Some(Bar(mmio::map(address, length)))
     }
-    fn interrupt(&self, handler: &'static dyn Notify) -> Option<MsiMessage> {
-        let line: &'static VectorHandler = reserve::leaked(VectorHandler(handler));
-        let message = irq::allocate(line, CpuId(0))?;
-        Some(MsiMessage { address: message.address, data: message.data })
+    fn interrupt(&self, function: Function, handler: &'static dyn Notify) -> Option<MsiMessage> {
+        let message = vector(handler)?;
+        match REMAP.get() {
+            Some(remap) => remap(function, message),
+            None => Some(MsiMessage { address: message.address, data: message.data }),
+        }
     }
 }

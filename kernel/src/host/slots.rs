@@ -110,7 +110,7 @@ impl Platform for SlotPlatform<'_> {
         let bar = |offset| SlotBar { window: self.slot.window, offset, gate: self.gate.clone() };
         usize::try_from(offset).ok().filter(|_| fits).map(bar)
     }
-    fn interrupt(&self, _: &'static dyn Notify) -> Option<MsiMessage> {
+    fn interrupt(&self, _: Function, _: &'static dyn Notify) -> Option<MsiMessage> {
         Some(self.slot.message)
     }
 }
@@ -158,7 +158,7 @@ impl DiskSlot {
         let device = dma.attach(rules(name, usize::MAX, domain))?;
         device.detach().map_err(|_| SetupError::NoDomain)?;
         let lines = DiskLines::new();
-        let message = Pci.interrupt(lines).ok_or(SetupError::NoInterrupt)?;
+        let message = Pci.interrupt(port.device(), lines).ok_or(SetupError::NoInterrupt)?;
         let window = Pci.map(PhysAddr(addresses.start), WINDOW as usize);
         let window = reserve::leaked(window.ok_or(SetupError::NoRegisters("mapping"))?);
         let (changed, is_pending) = (WaitQueue::new(), AtomicBool::new(true));

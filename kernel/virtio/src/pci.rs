@@ -117,7 +117,8 @@ pub(crate) fn route_interrupt<P: Platform>(
     let table = platform.read_config(function, place);
     let entry = map_bar(platform, function, table as u8 & 7, table & !7, MSIX_ENTRY)
         .ok_or(SetupError::NoRegisters("MSI-X table"))?;
-    let MsiMessage { address, data } = platform.interrupt(handler).ok_or(SetupError::NoInterrupt)?;
+    let MsiMessage { address, data } =
+        platform.interrupt(function, handler).ok_or(SetupError::NoInterrupt)?;
     entry.write32(0, address as u32);
     entry.write32(4, (address >> 32) as u32);
     entry.write32(8, data);
@@ -139,7 +140,8 @@ pub(crate) fn route_message<P: Platform>(
     }
     let found = capabilities(platform, function).find(|(_, word)| *word as u8 == MSI);
     let (at, word) = found.filter(|&(at, _)| at <= u8::MAX - 16).ok_or(SetupError::NoInterrupt)?;
-    let MsiMessage { address, data } = platform.interrupt(handler).ok_or(SetupError::NoInterrupt)?;
+    let MsiMessage { address, data } =
+        platform.interrupt(function, handler).ok_or(SetupError::NoInterrupt)?;
     platform.write_config(function, at + 4, address as u32);
     // Bit 7 of the control word: addresses of 64 bits, which move the data.
     let is_wide = word >> 23 & 1 != 0;

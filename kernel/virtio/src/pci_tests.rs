@@ -98,7 +98,8 @@ impl Platform for Machine {
         let fits = start.checked_add(length).is_some_and(|end| end <= LENGTH);
         fits.then(|| Mapped { memory: self.memory.clone(), start, length })
     }
-    fn interrupt(&self, _: &'static dyn Notify) -> Option<MsiMessage> {
+    fn interrupt(&self, function: Function, _: &'static dyn Notify) -> Option<MsiMessage> {
+        assert_eq!(function, PLACE, "the function that will write it");
         (self.vectors > 0).then_some(MsiMessage { address: 0xfee0_1000, data: 0x41 })
     }
 }

@@ -99,7 +99,7 @@ pub trait Platform {
     fn write_config16(&self, function: Function, register: u8, value: u16);
     /// Maps `length` bytes of registers at `address`.
     fn map(&self, address: PhysAddr, length: usize) -> Option<Self::Registers>;
-    /// Allocates a vector whose interrupts call `handler`. Returns the message that a device has to
-    /// write to raise one.
-    fn interrupt(&self, handler: &'static dyn Notify) -> Option<MsiMessage>;
+    /// A vector whose interrupts call `handler`; what `function` has to write for one. No other
+    /// function can raise it where interrupts are remapped.
+    fn interrupt(&self, function: Function, handler: &'static dyn Notify) -> Option<MsiMessage>;
 }

@@ -94,7 +94,8 @@ impl Platform for Machine {
     fn map(&self, _: PhysAddr, _: usize) -> Option<NoRegisters> {
         None
     }
-    fn interrupt(&self, _: &'static dyn Notify) -> Option<MsiMessage> {
+    fn interrupt(&self, function: Function, _: &'static dyn Notify) -> Option<MsiMessage> {
+        assert_eq!(function, BRIDGE, "the function that will write it");
         Some(MsiMessage { address: 0xfee0_1000, data: 0x41 })
     }
 }

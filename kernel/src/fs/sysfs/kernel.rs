@@ -2,6 +2,7 @@
 
 use freehold_bounce::{Dma, Statistics, Usage};
 use freehold_collections::Arc;
+use freehold_iommu::GivenEntry;
 
 use crate::fs::device::split_device;
 use crate::fs::generated::{Generate, ShortLine, Text};
@@ -117,9 +118,10 @@ impl Generate for HighWater {
     }
 }
 
-/// Adds figures of the IOMMU, where there is one: counts, and a line for each device. A line has
-/// the device's name, bus, device and function, the number of its domain's tables, the pages that
-/// it can reach, and its refused accesses.
+/// What the IOMMU does, where there is one: counts, and a line for each device: its name, bus,
+/// device and function, the number of its domain's tables, pages that it can reach, and accesses
+/// that were refused. A line for each interrupt that devices may raise: its entry, whose it is, its
+/// vector; none where they may raise any.
 fn iommu(debug: &Arc<PseudoDir>) {
     let Some(unit) = host::iommu::get() else { return };
     let dir = debug.dirs("iommu");
@@ -133,12 +135,18 @@ fn iommu(debug: &Arc<PseudoDir>) {
     });
     dir.generated("domains", 0o400, move |out: &mut Text| {
         unit.each_domain(|domain| {
-            let id = domain.source_id();
-            let (bus, device, function) = (id >> 8, id >> 3 & 31, id & 7);
+            let place = host::iommu::place(domain.source_id());
             let (name, tables, pages) = (domain.name(), domain.tables(), domain.pages());
             let faults = domain.faults();
-            writeln!(out, "{name} {bus:02x}:{device:02x}.{function} {tables} {pages} {faults}");
+            writeln!(out, "{name} {place} {tables} {pages} {faults}");
         });
+        Ok(())
+    });
+    dir.generated("interrupts", 0o400, move |out: &mut Text| {
+        let entries = (0..).map_while(|index| unit.entry(index));
+        for (index, GivenEntry { source_id, arrival }) in entries.enumerate() {
+            writeln!(out, "{index} {} {:#x}", host::iommu::place(source_id), arrival.vector);
+        }
         Ok(())
     });
 }

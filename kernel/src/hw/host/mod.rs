@@ -119,7 +119,7 @@ pub mod heap {
 pub mod irq {
     use core::marker::PhantomData;
 
-    pub use freehold_arch::irq::{InterruptHandler, Msi, allocate};
+    pub use freehold_arch::irq::{InterruptHandler, Msi, allocate, has_wide_numbers};
 
     /// The place where interrupts would be off.
     #[must_use]
