@@ -228,6 +228,60 @@ static void spaces(void)
 		removexattr("spaces", "security.test") == 0 && removexattr("spaces", "security.capability") == 0);
 }
 
+/* A way to change the bytes of a file that is open as `file`, by number; -1 fails. */
+static long changes(int way, int file, const char *name)
+{
+	int ends[2];
+	loff_t at = 3;
+	struct iovec part = { "x", 1 };
+	switch (way) {
+	case 0: return write(file, "x", 1);
+	case 1: return pwrite(file, "x", 1, 2);
+	case 2: return pwritev(file, &part, 1, 0);
+	case 3: return fcntl(file, F_SETFL, O_APPEND) ? -1 : write(file, "x", 1);
+	case 4: return truncate(name, 3);
+	case 5: return ftruncate(file, 3);
+	case 6: return open(name, O_WRONLY | O_TRUNC);
+	case 7: return fallocate(file, 0, 0, 100);
+	case 8: return pipe(ends) || write(ends[1], "abc", 3) != 3 ? -1 : splice(ends[0], NULL, file, NULL, 3, 0);
+	case 9: return copy_file_range(file, NULL, file, &at, 2, 0);
+	default: return sendfile(file, open("/dev/zero", O_RDONLY), NULL, 3);
+	}
+}
+
+#define WAYS 11
+
+static unsigned mode_of(const char *name)
+{
+	struct stat now;
+	return stat(name, &now) ? 0 : now.st_mode & 07777;
+}
+
+/* Set-user-ID and set-group-ID go when the bytes change. */
+static void rights(void)
+{
+	int kept = 0, status, file = make("runs-as", "some bytes");
+	close(file);
+	for (int way = 0; way < WAYS; way++) {
+		NEED(chmod("runs-as", 06777) == 0);
+		IN_CHILD(status, NEED(setresgid(1000, 1000, 1000) == 0 && setresuid(1000, 1000, 1000) == 0);
+			_exit(changes(way, open("runs-as", O_RDWR), "runs-as") >= 0 ? 0 : 1));
+		NEED(status == 0);
+		if (mode_of("runs-as") != 0777)
+			fprintf(stderr, "way %d: %o\n", way, mode_of("runs-as")), kept++;
+	}
+	PROMISE("a file that others change runs as its owner no more", kept == 0);
+	NEED(chmod("runs-as", 06777) == 0);
+	IN_CHILD(status, NEED(setresgid(1000, 1000, 1000) == 0 && setresuid(1000, 1000, 1000) == 0);
+		_exit(write(open("runs-as", O_RDWR), "", 0) == 0 && read(open("runs-as", O_RDONLY), bytes, 1) >= 0 ? 0 : 1));
+	PROMISE("one that is read does", status == 0 && mode_of("runs-as") == 06777);
+	file = open("runs-as", O_RDWR);
+	PROMISE("one that root changes does", write(file, "x", 1) == 1 && ftruncate(file, 5) == 0 && mode_of("runs-as") == 06777);
+	NEED(fchown(file, 1000, 1000) == 0);
+	PROMISE("one that goes to another owner does not", mode_of("runs-as") == 0777);
+	close(file);
+}
+
 static void devices(void)
 {
 	int null = open("/dev/null", O_RDWR), zero = open("/dev/zero", O_RDWR), full = open("/dev/full", O_RDWR);
@@ -258,6 +312,7 @@ int main(void)
 	folders();
 	attributes();
 	spaces();
+	rights();
 	devices();
 	return conclude();
 }

@@ -203,6 +203,12 @@ fn refusals() {
     conforms("refusals");
 }
 
+/// What the user that started a set-user-ID program may do to it.
+#[test]
+fn setid() {
+    conforms("setid");
+}
+
 /// Settings below /proc/sys that root writes, by what they change.
 #[test]
 fn settings() {

@@ -220,6 +220,11 @@ pub trait File: Any + Send + Sync {
     fn shares_pages_with_kernel(&self) -> bool {
         false
     }
+    /// Whether the file may run as its owner or its group, so that a program that changes its bytes
+    /// takes that from it first ([`rights`](super::rights)).
+    fn carries_rights(&self) -> bool {
+        false
+    }
     /// fallocate(2).
     fn allocate(&self, _range: Range<u64>, _how: Allocate) -> Result<()> {
         Err(Errno::ENODEV)

@@ -3,22 +3,19 @@
 //! All locks of all files are in one table by inode, owner and first byte, behind one sleeping
 //! lock: few programs lock, and none often. Setting and releasing a range takes time in the
 //! logarithm of the locks, but for the locks that it replaces; a conflict is looked for owner by
-//! owner. A conflict waits on one queue for all; a release wakes all sleepers, which look again.
-//! flock's and fcntl's locks do not see each other (two spaces), as on Linux.
-//!
-//! **Deadlocks.** While a process waits with F_SETLKW, its wait is known. Before a process waits,
-//! its chain is followed for ten steps: from the holder of the conflicting lock to the lock that
-//! this holder waits for, to its holder, and so on (Linux: `posix_locks_deadlock`). If the chain
-//! returns to the process, the wait would not end and is refused. Open file descriptions are not
-//! followed, since many processes may hold one.
+//! owner, or lock by lock where an owner has few. flock's and fcntl's locks do not see each other
+//! (two spaces), as on Linux. Waits for a lock, and those that would not end, are in [`waits`].
 
-use core::ops::Bound;
+mod waits;
+
+use core::ops::{Bound, Range};
 
 use freehold_collections::Map;
 
 use super::node::Identity;
-use crate::sync::{Mutex, UniqueNumbers, WaitQueue};
+use crate::sync::Mutex;
 use crate::{Errno, Result};
+use waits::{LockWait, Waits};
 
 /// Owner of a lock.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -45,6 +42,16 @@ pub enum LockSpace {
     Flock,
     /// fcntl: ranges.
     Record,
+}
+
+impl LockSpace {
+    /// Returns the error without memory, as Linux has it (fs/locks.c).
+    const fn no_memory(self) -> Errno {
+        match self {
+            Self::Record => Errno::ENOLCK,
+            Self::Flock => Errno::ENOMEM,
+        }
+    }
 }
 
 /// A held or wanted lock.
@@ -99,17 +106,18 @@ impl LockKey {
     }
 }
 
-/// All locks. Those of one owner on one file, in one space, do not overlap, and do not touch where
-/// they are alike. Then what processes wait for, by owner and a number of the wait.
-struct LockTable(Map<LockKey, HeldLock>, Map<(Owner, u64), (Identity, Lock)>);
+/// All locks, and the waits for them. Those of one owner on one file, in one space, do not overlap,
+/// and do not touch where they are alike.
+struct LockTable {
+    held: Map<LockKey, HeldLock>,
+    waits: Waits,
+}
 
-static LOCKS: Mutex<LockTable> = Mutex::new(LockTable(Map::new(), Map::new()));
-static WAITS: UniqueNumbers = UniqueNumbers::new();
-/// So many steps of a way that might come back are followed (Linux: MAX_DEADLK_ITERATIONS).
-const MOST_STEPS: usize = 10;
+static LOCKS: Mutex<LockTable> = Mutex::new(LockTable { held: Map::new(), waits: Waits::new() });
+/// Locks of one owner that are looked at one by one before those in a range are searched.
+const MOST_WALKED: usize = 8;
 /// Entries that one change adds at most: the new lock, and the end of the one that it lies in.
 const MOST_ADDED: usize = 2;
-static RELEASED: WaitQueue = WaitQueue::new();
 
 /// A lock of another owner that stands in the way of `wanted`: of the first such owner, the first
 /// one.
@@ -122,17 +130,10 @@ pub fn conflict(file: Identity, wanted: &Lock) -> Option<Lock> {
 /// # Errors
 /// `EAGAIN` if others stand in the way, and as [`LockTable::make_room`]; no lock is changed.
 pub fn try_set(file: Identity, wanted: &Lock) -> Result<()> {
-    let mut table = LOCKS.lock();
-    if table.conflicts(file, wanted).is_some() {
-        return Err(Errno::EAGAIN);
+    match LOCKS.lock().set(file, wanted)? {
+        None => Ok(()),
+        Some(_) => Err(Errno::EAGAIN),
     }
-    table.make_room(wanted.space)?;
-    table.cut(LockKey { file, space: wanted.space, owner: wanted.owner, start: wanted.start }, wanted.end);
-    table.join(file, *wanted);
-    drop(table);
-    // A lock that became shared lets other owners in.
-    RELEASED.wake_all();
-    Ok(())
 }
 
 /// Set `wanted`, waiting for others to let go.
@@ -140,48 +141,9 @@ pub fn try_set(file: Identity, wanted: &Lock) -> Result<()> {
 /// # Errors
 /// `ERESTARTSYS` where a signal comes, `EDEADLK` where the wait would not end, and as [`try_set`].
 pub fn set(file: Identity, wanted: &Lock) -> Result<()> {
-    let attempt = || match try_set(file, wanted) {
-        Err(Errno::EAGAIN) => None,
-        result => Some(result),
-    };
-    if let Some(result) = attempt() {
-        return result;
-    }
-    let is_followed = wanted.space == LockSpace::Record && matches!(wanted.owner, Owner::Process(_));
-    let _wait = if is_followed { Some(KnownWait::new(file, wanted)?) } else { None };
-    // When one holder lets go, the next in the way may be one that waits for this owner. As long as
-    // it is the same, it is that one's wait that closed the circle, and that one is told.
-    let mut before = conflict(file, wanted).map(|held| held.owner);
-    let mut comes_back = || {
-        let table = LOCKS.lock();
-        let now = table.conflicts(file, wanted).map(|held| held.owner);
-        let is_another = now != before;
-        before = now;
-        is_followed && is_another && table.comes_back(file, wanted)
-    };
-    RELEASED.wait_until(|| attempt().or_else(|| comes_back().then_some(Err(Errno::EDEADLK))))?
-}
-
-/// A wait that the table knows until this is dropped.
-struct KnownWait((Owner, u64));
-
-impl KnownWait {
-    /// # Errors
-    /// `EDEADLK`, `ENOLCK` without memory.
-    fn new(file: Identity, wanted: &Lock) -> Result<Self> {
-        let mut table = LOCKS.lock();
-        if table.comes_back(file, wanted) {
-            return Err(Errno::EDEADLK);
-        }
-        let key = (wanted.owner, WAITS.next());
-        table.1.try_insert(key, (file, *wanted)).map_err(|_| Errno::ENOLCK)?;
-        Ok(Self(key))
-    }
-}
-
-impl Drop for KnownWait {
-    fn drop(&mut self) {
-        LOCKS.lock().1.remove(&self.0);
+    match try_set(file, wanted) {
+        Err(Errno::EAGAIN) => LockWait::new(file, wanted)?.wait(),
+        result => result,
     }
 }
 
@@ -195,16 +157,13 @@ pub fn unset(file: Identity, space: LockSpace, owner: Owner, start: u64, end: u6
     if (start, end) != (0, u64::MAX) {
         table.make_room(space)?;
     }
-    table.cut(LockKey { file, space, owner, start }, end);
-    drop(table);
-    RELEASED.wake_all();
+    table.let_go(LockKey { file, space, owner, start }, end);
     Ok(())
 }
 
 /// Let go of everything that `owner` holds on `file`. Allocates nothing.
 pub fn release(file: Identity, owner: Owner) {
     LOCKS.lock().release(file, owner);
-    RELEASED.wake_all();
 }
 
 /// Let go of everything that `owner` holds. Allocates nothing.
@@ -217,7 +176,6 @@ pub fn release_all(owner: Owner) {
         table.release(file, owner);
         last = Some(file);
     }
-    RELEASED.wake_all();
 }
 
 /// The place of a reader in the list of all locks; starts at the beginning.
@@ -230,7 +188,7 @@ impl Cursor {
     pub fn advance(&mut self) -> Option<(Identity, Lock)> {
         let table = LOCKS.lock();
         let from = self.0.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
-        let (&key, &held) = table.0.first_from(from)?;
+        let (&key, &held) = table.held.first_from(from)?;
         self.0 = Some(key);
         Some((key.file, key.lock(held)))
     }
@@ -240,19 +198,46 @@ impl LockTable {
     /// Makes room for what one change adds.
     ///
     /// # Errors
-    /// Without memory as on Linux (fs/locks.c): `ENOLCK` for a record lock, `ENOMEM` for flock's.
+    /// [`LockSpace::no_memory`].
     fn make_room(&mut self, space: LockSpace) -> Result<()> {
-        self.0.try_reserve(MOST_ADDED).map_err(|_| match space {
-            LockSpace::Record => Errno::ENOLCK,
-            LockSpace::Flock => Errno::ENOMEM,
-        })
+        self.held.try_reserve(MOST_ADDED).map_err(|_| space.no_memory())
+    }
+
+    /// Sets `wanted`, replacing what its owner holds of that range; or returns a lock that stands
+    /// in the way, and changes none.
+    ///
+    /// # Errors
+    /// As [`make_room`](Self::make_room); no lock is changed.
+    fn set(&mut self, file: Identity, wanted: &Lock) -> Result<Option<Lock>> {
+        if let Some(lock) = self.conflicts(file, wanted) {
+            return Ok(Some(lock));
+        }
+        self.make_room(wanted.space)?;
+        let Lock { space, start, end, sharing, owner, .. } = *wanted;
+        let replaced = self.cut(LockKey { file, space, owner, start }, end);
+        self.join(file, *wanted);
+        self.look_again(file, wanted);
+        // A lock that became shared lets other owners in.
+        if !replaced.is_empty() && sharing == LockSharing::Shared {
+            self.wake((file, space), owner, &replaced);
+        }
+        Ok(None)
+    }
+
+    /// Takes the range from the start of `first` to `end` from its owner, and wakes the waits that
+    /// can have their locks now.
+    fn let_go(&mut self, first: LockKey, end: u64) {
+        let free = self.cut(first, end);
+        if !free.is_empty() {
+            self.wake((first.file, first.space), first.owner, &free);
+        }
     }
 
     /// The locks of `owner` that overlap `[start, end)`, from the last to the first.
     fn overlapping(&self, first: LockKey, end: u64) -> impl Iterator<Item = (LockKey, HeldLock)> {
         let mut until = LockKey { start: end, ..first };
         core::iter::from_fn(move || {
-            let (&key, &held) = self.0.last_until(Bound::Excluded(&until))?;
+            let (&key, &held) = self.held.last_until(Bound::Excluded(&until))?;
             until = key;
             let is_his = LockKey { start: first.start, ..key } == first;
             (is_his && first.start < held.end).then_some((key, held))
@@ -262,17 +247,20 @@ impl LockTable {
     fn conflicts(&self, file: Identity, wanted: &Lock) -> Option<Lock> {
         let mut from =
             Bound::Included(LockKey { file, space: wanted.space, owner: Owner::Process(0), start: 0 });
-        // Owner by owner.
-        while let Some((&key, _)) = self.0.first_from(from.as_ref()) {
-            if (key.file, key.space) != (file, wanted.space) {
-                break;
-            }
-            crate::sched::rest();
+        while let Some(key) = self.walk(file, wanted, from.as_ref()) {
             if key.owner != wanted.owner {
-                let overlapping = self.overlapping(LockKey { start: wanted.start, ..key }, wanted.end);
-                let locks = overlapping.map(|(key, held)| key.lock(held));
-                if let Some(lock) = locks.filter(|lock| lock.conflicts(wanted)).last() {
-                    return Some(lock);
+                let lock = match self.held.get(&key).map(|&held| key.lock(held)) {
+                    Some(lock) if lock.conflicts(wanted) => Some(lock),
+                    // One of many locks of this owner.
+                    _ => {
+                        let overlapping =
+                            self.overlapping(LockKey { start: wanted.start, ..key }, wanted.end);
+                        let locks = overlapping.map(|(key, held)| key.lock(held));
+                        locks.filter(|lock| lock.conflicts(wanted)).last()
+                    }
+                };
+                if lock.is_some() {
+                    return lock;
                 }
             }
             // No lock starts at the last byte of all.
@@ -281,39 +269,44 @@ impl LockTable {
         None
     }
 
-    /// Whether the holder of what is in the way of `wanted` waits for its owner, itself or by
-    /// others.
-    fn comes_back(&self, file: Identity, wanted: &Lock) -> bool {
-        let mut wait = Some((file, *wanted));
-        for _ in 0..MOST_STEPS {
-            let Some(holder) = wait.and_then(|(file, lock)| self.conflicts(file, &lock)) else {
-                return false;
-            };
-            if holder.owner == wanted.owner {
-                return true;
+    /// Walks over the locks of a file, to one that stands in the way of `wanted`, is its owner's, or
+    /// is one of many of an owner.
+    fn walk(&self, file: Identity, wanted: &Lock, from: Bound<&LockKey>) -> Option<LockKey> {
+        let mut walked = (wanted.owner, 0);
+        for (&key, &held) in self.held.iter_from(from) {
+            if (key.file, key.space) != (file, wanted.space) {
+                return None;
             }
-            let first = self.1.first_from(Bound::Included(&(holder.owner, 0)));
-            wait = first.filter(|(key, _)| key.0 == holder.owner).map(|(_, wait)| *wait);
+            crate::sched::rest();
+            walked = if key.owner == walked.0 { (key.owner, walked.1 + 1) } else { (key.owner, 0) };
+            if key.owner == wanted.owner || walked.1 == MOST_WALKED || key.lock(held).conflicts(wanted) {
+                return Some(key);
+            }
         }
-        false
+        None
     }
 
     /// Takes the range from the start of `first` to `end` out of the locks of its owner. Where that
-    /// makes two locks of one, room was reserved.
-    fn cut(&mut self, first: LockKey, end: u64) {
+    /// makes two locks of one, room was reserved. Returns the range from the first byte that was
+    /// locked to the last.
+    fn cut(&mut self, first: LockKey, end: u64) -> Range<u64> {
         let start = first.start;
+        let mut cut = 0..0;
         loop {
             crate::sched::rest();
             // A statement of its own: the search borrows the table.
             let next = self.overlapping(first, end).next();
-            let Some((key, held)) = next else { return };
+            let Some((key, held)) = next else { return cut };
+            // From the last lock to the first.
+            let last = if cut.is_empty() { held.end.min(end) } else { cut.end };
+            cut = key.start.max(start)..last;
             if key.start >= start {
-                self.0.remove(&key);
-            } else if let Some(held) = self.0.get_mut(&key) {
+                self.held.remove(&key);
+            } else if let Some(held) = self.held.get_mut(&key) {
                 held.end = start;
             }
             if end < held.end {
-                self.0.insert_reserved(LockKey { start: end, ..key }, held);
+                self.held.insert_reserved(LockKey { start: end, ..key }, held);
             }
         }
     }
@@ -323,22 +316,22 @@ impl LockTable {
     fn join(&mut self, file: Identity, new: Lock) {
         let Lock { space, mut start, mut end, sharing, owner, pid } = new;
         let key = |start| LockKey { file, space, owner, start };
-        if let Some((&before, held)) = self.0.last_until(Bound::Excluded(&key(start)))
+        if let Some((&before, held)) = self.held.last_until(Bound::Excluded(&key(start)))
             && (LockKey { start, ..before }) == key(start)
             && (held.end, held.sharing) == (start, sharing)
         {
             start = before.start;
         }
-        if let Some(after) = self.0.get(&key(end)).filter(|after| after.sharing == sharing).copied() {
-            self.0.remove(&key(end));
+        if let Some(after) = self.held.get(&key(end)).filter(|after| after.sharing == sharing).copied() {
+            self.held.remove(&key(end));
             end = after.end;
         }
-        self.0.insert_reserved(key(start), HeldLock { end, sharing, pid });
+        self.held.insert_reserved(key(start), HeldLock { end, sharing, pid });
     }
 
     fn release(&mut self, file: Identity, owner: Owner) {
         for space in [LockSpace::Flock, LockSpace::Record] {
-            self.cut(LockKey { file, space, owner, start: 0 }, u64::MAX);
+            self.let_go(LockKey { file, space, owner, start: 0 }, u64::MAX);
         }
     }
 
@@ -348,7 +341,7 @@ impl LockTable {
             let (space, owner) = (LockSpace::Record, Owner::Description(u64::MAX));
             Bound::Excluded(LockKey { file, space, owner, start: u64::MAX })
         });
-        self.0.first_from(from.as_ref()).map(|(key, _)| key.file)
+        self.held.first_from(from.as_ref()).map(|(key, _)| key.file)
     }
 }
 
@@ -397,7 +390,7 @@ mod tests {
         for (at, owner) in [(one, 301), (other, 302), (third, 303)] {
             try_set(at, &lock(owner, 0, 10, LockSharing::Exclusive)).unwrap();
         }
-        let wait = |at, owner| KnownWait::new(at, &lock(owner, 0, 10, LockSharing::Shared));
+        let wait = |at, owner| LockWait::new(at, &lock(owner, 0, 10, LockSharing::Shared));
         let first = wait(other, 301).unwrap();
         let second = wait(third, 302).unwrap();
         assert_eq!(wait(one, 302).err(), Some(Errno::EDEADLK));

@@ -64,6 +64,7 @@ pub mod poll;
 pub mod procfs;
 pub mod pseudo;
 pub mod requests;
+pub mod rights;
 pub mod root;
 pub mod secret;
 pub mod signalfd;

@@ -16,6 +16,7 @@ use super::node::{LinkTarget, NewNode, Node, NodeKind, SetMetadata};
 use super::notify::{self, Events, NamedNode};
 use super::open_file::OpenFile;
 use super::path::{Path, PathEntry};
+use super::rights;
 use super::text::{Permit, Purpose};
 use super::walk::{Final, Last, Parent, PathWalk, Trailing};
 use crate::{Errno, Result};
@@ -152,6 +153,7 @@ fn open_place(walk: &PathWalk<'_>, place: Path, flags: OpenFlags, origin: Origin
     }
     let _permit = if truncates { Permit::new(&place.node, Purpose::Write)? } else { None };
     if truncates {
+        rights::drop_from(&place.node)?;
         place.node.set_metadata(&SetMetadata { size: Some(0), ..SetMetadata::default() })?;
     }
     let file = place.node.clone().open(flags)?;
@@ -363,6 +365,9 @@ pub fn rename(
 
 /// Changes metadata and tells watches.
 pub fn change(place: &Path, change: &SetMetadata) -> Result<()> {
+    if change.size.is_some() {
+        rights::drop_from(&place.node)?;
+    }
     place.node.set_metadata(change)?;
     notify::changed(place, change);
     Ok(())
@@ -399,11 +404,8 @@ pub fn change_owner(walk: &PathWalk<'_>, place: &Path, uid: Option<u32>, gid: Op
         }
     }
     // An executable must not carry the new owner's powers.
-    let mut mode = None;
-    if meta.kind == NodeKind::Regular && meta.mode & 0o111 != 0 && meta.mode & 0o6000 != 0 {
-        let group_runs = meta.mode & S_IXGRP != 0;
-        mode = Some(meta.mode & if group_runs { !0o6000 } else { !0o4000 });
-    }
+    let carries = meta.kind == NodeKind::Regular && rights::in_mode(meta.mode);
+    let mode = carries.then_some(rights::without(meta.mode));
     change(place, &SetMetadata { mode, uid, gid, ..SetMetadata::default() })
 }
 

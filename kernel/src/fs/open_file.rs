@@ -16,6 +16,7 @@ use super::locks::{self, Owner};
 use super::node::Node;
 use super::notify::{self, Events};
 use super::path::Path;
+use super::rights;
 use super::text::{Permit, Purpose};
 use crate::sync::{Mutex, PollWaiter, SpinLock, UniqueNumbers};
 use crate::user::{Sink, Source};
@@ -236,6 +237,18 @@ impl OpenFile {
         Ok(n)
     }
 
+    /// Prepares a change of the file's bytes by the calling process: see [`rights`].
+    #[inline]
+    pub fn before_change(&self) -> Result<()> {
+        if self.file.carries_rights() { rights::drop_from(&self.node()) } else { Ok(()) }
+    }
+
+    /// The same before a write, which changes nothing if it has no bytes.
+    #[inline]
+    fn before_write(&self, source: &dyn Source) -> Result<()> {
+        if self.file.carries_rights() && source.remaining() > 0 { self.before_change() } else { Ok(()) }
+    }
+
     /// write(2).
     pub fn write(&self, source: &mut dyn Source) -> Result<usize> {
         self.write_untold(source).inspect(|&count| self.has_written(count))
@@ -247,6 +260,7 @@ impl OpenFile {
         if self.file.seekable() == Seekable::Stream {
             return self.file.write_at(0, source, self.blocking());
         }
+        self.before_write(source)?;
         let mut offset = self.offset.lock_killable()?;
         if self.flags().contains(OpenFlags::APPEND) {
             let (n, at) = self.file.append(source, self.blocking())?;
@@ -272,11 +286,13 @@ impl OpenFile {
         if self.flags().contains(OpenFlags::APPEND) {
             return self.append(source);
         }
+        self.before_write(source)?;
         self.file.write_at(offset, source, self.blocking()).inspect(|&count| self.has_written(count))
     }
 
     /// Appends, even without O_APPEND. Returns the number of bytes.
     pub fn append(&self, source: &mut dyn Source) -> Result<usize> {
+        self.before_write(source)?;
         let (count, _) = self.file.append(source, self.blocking())?;
         self.has_written(count);
         Ok(count)
@@ -284,6 +300,7 @@ impl OpenFile {
 
     /// fallocate(2).
     pub fn allocate(&self, range: Range<u64>, how: Allocate) -> Result<()> {
+        self.before_change()?;
         self.file.allocate(range, how)?;
         notify::file(self, Events::MODIFY);
         Ok(())

@@ -83,6 +83,9 @@ impl File for RegularFile {
     fn allocate(&self, _range: Range<u64>, _how: Allocate) -> Result<()> {
         Err(Errno::EOPNOTSUPP)
     }
+    fn carries_rights(&self) -> bool {
+        self.node.carries_rights()
+    }
     fn content(&self) -> Option<Arc<dyn FileContent>> {
         self.node.content()
     }

@@ -19,6 +19,7 @@ use crate::fs::device::{make_device, open_fifo};
 use crate::fs::flags::RenameFlags;
 use crate::fs::node::{DirectoryPlace, Identity, Metadata, NewNode, Node, NodeKind, Presence, SetMetadata};
 use crate::fs::notify;
+use crate::fs::rights;
 use crate::fs::text::TextUse;
 use crate::fs::{File, FileContent, OpenFlags, Timestamp};
 use crate::mem::{CacheContent, PageCache, frames};
@@ -171,6 +172,10 @@ impl ShareNode {
     /// The page cache of a regular file.
     pub fn cache(&self) -> Option<&Arc<PageCache>> {
         self.regular().map(|regular| regular.content.cache())
+    }
+    /// Whether its last known mode carries [`rights`].
+    pub fn carries_rights(&self) -> bool {
+        rights::in_mode(self.known.lock().told.mode)
     }
     /// Returns the number by which the server knows it.
     pub fn fid(&self) -> Arc<Fid> {

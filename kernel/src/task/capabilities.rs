@@ -16,6 +16,8 @@ use crate::{Errno, Result};
 pub enum Capability {
     /// File permissions do not bind the process.
     DacOverride = 1,
+    /// Change a file's bytes without taking set-user-ID and set-group-ID from it.
+    FSetId = 4,
     /// Send signals to any process.
     Kill = 5,
     /// Take on any group.

@@ -589,6 +589,8 @@ fn new_process(
         request.exit_signal.map_or(0, |signal| u32::from(signal.number()))
     };
     process.exit_signal.store(exit_signal, Ordering::Relaxed);
+    let maker = if flags.contains(CloneFlags::PARENT) { &old.maker_executed } else { &old.executed };
+    process.maker_executed.store(maker.load(Ordering::Relaxed), Ordering::Relaxed);
     process.oom_score_adj.store(old.oom_score_adj.load(Ordering::Relaxed), Ordering::Relaxed);
     process.oom_score_adj_least.store(old.oom_score_adj_least.load(Ordering::Relaxed), Ordering::Relaxed);
     let bound = old.no_new_privileges.load(Ordering::Relaxed);

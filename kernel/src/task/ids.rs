@@ -74,7 +74,7 @@ pub fn sys_setpgid(args: &Args) -> Result<i64> {
         if process.session().id != caller.session().id {
             return Err(Errno::EPERM);
         }
-        if process.has_executed.load(core::sync::atomic::Ordering::Relaxed) {
+        if process.executed.load(core::sync::atomic::Ordering::Relaxed) > 0 {
             return Err(Errno::EACCES);
         }
     }

@@ -150,8 +150,10 @@ pub struct Process {
     pub(super) session: SpinLock<Arc<Session>>,
     /// The signal its end sends to the parent; 0 for none.
     pub(super) exit_signal: AtomicU32,
-    /// Whether the process has executed a program since fork (setpgid's EACCES).
-    pub(super) has_executed: AtomicBool,
+    /// Programs that the process has executed since fork (setpgid's EACCES).
+    pub(super) executed: AtomicU32,
+    /// The parent's count of them when this process was made: the exit signal is for that program.
+    pub(super) maker_executed: AtomicU32,
     /// Whether orphans below the process become its children (PR_SET_CHILD_SUBREAPER).
     pub(super) is_subreaper: AtomicBool,
     space: SpinLock<Arc<ProcessSpace>>,
@@ -269,7 +271,8 @@ impl Process {
             group_id: AtomicU32::new(with.group_id),
             session: SpinLock::new(with.session),
             exit_signal: AtomicU32::new(u32::from(Signal::CHLD.number())),
-            has_executed: AtomicBool::new(false),
+            executed: AtomicU32::new(0),
+            maker_executed: AtomicU32::new(0),
             is_subreaper: AtomicBool::new(false),
             space: SpinLock::new(with.space),
             files: Shared::new(with.files),

@@ -311,10 +311,20 @@ pub fn sys_wait4(args: &Args) -> Result<i64> {
     Ok(i64::from(outcome.pid))
 }
 
+/// Returns the signal by which a process' end is told. The program that chose it may be one that the
+/// parent has replaced by a more powerful one, which only hears of SIGCHLD (Linux:
+/// `do_notify_parent`).
+fn exit_signal(process: &Process, parent: &Process) -> Option<Signal> {
+    let is_chosen_by_it =
+        process.maker_executed.load(Ordering::Relaxed) == parent.executed.load(Ordering::Relaxed);
+    let chosen = Signal::new(i64::from(process.exit_signal.load(Ordering::Relaxed)))?;
+    Some(if is_chosen_by_it { chosen } else { Signal::CHLD })
+}
+
 /// Tell the parent that `process` is a zombie; one whose parent does not care is gone at once.
 pub(super) fn tell_parent_of_end(process: &Arc<Process>, status: ExitStatus) {
     let Some(parent) = process.parent() else { return };
-    let signal = Signal::new(i64::from(process.exit_signal.load(Ordering::Relaxed)));
+    let signal = exit_signal(process, &parent);
     let action = parent.action(Signal::CHLD);
     let ignored = action.handler == SIG_IGN || action.flags & SA_NOCLDWAIT != 0;
     let reaps_itself = signal == Some(Signal::CHLD) && ignored;

@@ -18,7 +18,7 @@ use crate::fs::{Blocking, File, Node, OpenFlags, Ready, SetMetadata, Timestamp};
 use crate::sync::{PollWaiter, SpinLock};
 use crate::task::registry;
 use crate::user::{Sink, Source, UserPtr};
-use crate::{Errno, Result, time};
+use crate::{Errno, Result, task, time};
 
 /// Major number of the terminals.
 pub const SLAVE_MAJOR: u32 = 136;
@@ -69,8 +69,10 @@ fn make() -> Result<Arc<Pair>> {
             return Err(Errno::ENOSPC);
         }
         let tty = Tty::new(SLAVE_MAJOR, number as u32, Wire::Master, Termios::standard())?;
+        // The opener's terminal, as on Linux (`devpts_pty_new`).
+        let uid = task::current().process().credentials().fsuid;
         let state =
-            PairState { lock: Lock::Locked, packets: false, mode: 0o620, uid: 0, gid: 5, made: time::wall() };
+            PairState { lock: Lock::Locked, packets: false, mode: 0o620, uid, gid: 5, made: time::wall() };
         let pair = reserve::arc(Pair { tty, state: SpinLock::new(state) });
         fresh.try_reserve(number + 1)?;
         let mut pairs = PAIRS.lock();

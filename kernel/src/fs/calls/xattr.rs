@@ -14,6 +14,7 @@ use crate::{Errno, Result, task, user};
 
 const NAME_MAX: usize = 255;
 const VALUE_MAX: usize = 65536;
+const S_ISVTX: u32 = 0o1000;
 /// The attribute "security.capability", without its space.
 const CAPABILITY: &[u8] = b"capability";
 
@@ -25,6 +26,9 @@ fn name_at(address: u64) -> Result<Vec<u8>> {
 /// Checks the access that the name's space demands; `EOPNOTSUPP` for spaces that files in memory do
 /// not have.
 fn check(place: &Path, name: &[u8], want: Access) -> Result<()> {
+    if [&b"trusted."[..], b"security.", b"user."].contains(&name) {
+        return Err(Errno::EINVAL);
+    }
     as_caller(|walk| {
         if name.starts_with(b"trusted.") {
             return match (walk.caller.overrides_all(), want) {
@@ -46,6 +50,11 @@ fn check(place: &Path, name: &[u8], want: Access) -> Result<()> {
         let meta = place.node.metadata();
         if !matches!(meta.kind, NodeKind::Regular | NodeKind::Directory) {
             return Err(if want == Access::READ { Errno::ENODATA } else { Errno::EPERM });
+        }
+        // Others who may write a directory of all may not mark it.
+        let is_of_all = meta.kind == NodeKind::Directory && meta.mode & S_ISVTX != 0;
+        if is_of_all && want == Access::WRITE && !walk.caller.owns(&meta) {
+            return Err(Errno::EPERM);
         }
         walk.caller.may(&meta, want)
     })
@@ -94,6 +103,7 @@ fn set(place: &Path, args: &Args) -> Result<i64> {
         0 => XattrSet::Any,
         1 => XattrSet::Create,
         2 => XattrSet::Replace,
+        BOTH => return Err(either_way(place, &name_at(args[1])?)),
         _ => return Err(Errno::EINVAL),
     };
     let name = name_at(args[1])?;
@@ -111,8 +121,29 @@ fn set(place: &Path, args: &Args) -> Result<i64> {
     Ok(0)
 }
 
+/// XATTR_CREATE and XATTR_REPLACE together, which no attribute can satisfy.
+const BOTH: u32 = 3;
+
+/// Returns the error of a change that must both make an attribute and replace it.
+fn either_way(place: &Path, name: &[u8]) -> Errno {
+    match check(place, name, Access::WRITE) {
+        Err(error) => error,
+        Ok(()) if place.node.xattr(name).is_ok() => Errno::EEXIST,
+        Ok(()) => Errno::ENODATA,
+    }
+}
+
+/// Lists names; those of trusted attributes only to callers that may read them.
 fn list(place: &Path, args: &Args) -> Result<i64> {
-    give(&place.node.list_xattrs()?, args[1], args.size(2))
+    let all = place.node.list_xattrs()?;
+    if task::may(Capability::SysAdmin) {
+        return give(&all, args[1], args.size(2));
+    }
+    let mut shown = Vec::new();
+    for name in all.split_inclusive(|&byte| byte == 0).filter(|name| !name.starts_with(b"trusted.")) {
+        shown.try_extend_from_slice(name)?;
+    }
+    give(&shown, args[1], args.size(2))
 }
 
 fn remove(place: &Path, args: &Args) -> Result<i64> {

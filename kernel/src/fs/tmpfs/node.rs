@@ -1,7 +1,7 @@
 //! An inode of a tmpfs.
 
 use core::any::Any;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_collections::{
     Arc, Receiver, Vec, Weak,
@@ -19,6 +19,7 @@ use crate::fs::node::{
     DirectoryPlace, Identity, Metadata, NewNode, Node, NodeKind, Presence, SetMetadata, XattrSet,
 };
 use crate::fs::notify;
+use crate::fs::rights;
 use crate::fs::text::TextUse;
 use crate::sync::{SpinLock, SpinLockGuard};
 use crate::user::{Sink, Source};
@@ -50,6 +51,8 @@ pub struct TmpNode {
     pub(super) inode: u64,
     pub(super) kind: NodeKind,
     attributes: SpinLock<Attributes>,
+    /// Whether the mode carries [`rights`]. Follows the mode under the attributes' lock.
+    carries_rights: AtomicBool,
     body: Body,
 }
 
@@ -75,6 +78,7 @@ impl TmpNode {
             inode,
             kind: new.kind,
             attributes: SpinLock::new(Attributes::new(new, 0)),
+            carries_rights: AtomicBool::new(rights::in_mode(new.mode)),
             body,
         }))
     }
@@ -295,7 +299,9 @@ impl Node for TmpNode {
             regular.resize(&self.shared, size)?;
             self.attributes.lock().touch();
         }
-        self.attributes.lock().change(change);
+        let mut attributes = self.attributes.lock();
+        attributes.change(change);
+        self.carries_rights.store(rights::in_mode(attributes.mode), Ordering::Relaxed);
         Ok(())
     }
 
@@ -577,6 +583,10 @@ impl File for TmpNode {
 
     fn mapping(&self) -> Result<MmapContent> {
         self.regular().map(|regular| MmapContent::Content(regular.content().clone())).ok_or(Errno::ENODEV)
+    }
+
+    fn carries_rights(&self) -> bool {
+        self.carries_rights.load(Ordering::Relaxed)
     }
 
     fn content(&self) -> Option<Arc<dyn FileContent>> {

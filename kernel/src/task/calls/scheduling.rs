@@ -22,15 +22,14 @@ pub fn sys_sched_yield(_args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// Whether the caller may change how the tasks of `process` are scheduled (Linux:
-/// `check_same_owner`, kernel/sched/core.c).
+/// Whether the caller may change how the tasks of `process` are scheduled: those of its user that
+/// have no capability beyond its own (Linux: `check_same_owner` in kernel/sched/core.c,
+/// `cap_safe_nice` in security/commoncap.c).
 fn check_same_user(process: &Process) -> Result<()> {
     let (own, other) = (current().process().credentials(), process.credentials());
-    if own.may(Capability::SysNice) || own.euid == other.euid || own.euid == other.uid {
-        Ok(())
-    } else {
-        Err(Errno::EPERM)
-    }
+    let is_stronger = other.capabilities.permitted & !own.capabilities.permitted != 0;
+    let is_same = own.euid == other.euid || own.euid == other.uid;
+    if own.may(Capability::SysNice) || is_same && !is_stronger { Ok(()) } else { Err(Errno::EPERM) }
 }
 
 /// Whether RLIMIT_NICE lets `task` have this nice value. The limit counts from nice value 20 down,

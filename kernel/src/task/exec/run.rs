@@ -28,7 +28,7 @@ use crate::task::capabilities::{Capabilities, Gains};
 use crate::task::inspect::{self, Dumpable};
 use crate::task::pidns::Numbers;
 use crate::task::process::{ADDR_NO_RANDOMIZE, Process};
-use crate::task::signal::{Actions, AlternateStack};
+use crate::task::signal::{Actions, AlternateStack, Signal};
 use crate::task::{Credentials, Resource, Task, above, current, rseq};
 use crate::{Errno, Result, sched, user};
 
@@ -143,7 +143,8 @@ fn open(process: &Process, request: &ExecRequest) -> Result<Arc<OpenFile>> {
     let caller = credentials.caller();
     if let Some(file) = &request.file {
         let metadata = file.node().metadata();
-        if metadata.kind != NodeKind::Regular {
+        let bars = |path: &Path| path.mount.flags().contains(MountFlags::NOEXEC);
+        if metadata.kind != NodeKind::Regular || file.path().is_some_and(bars) {
             return Err(Errno::EACCES);
         }
         caller.may(&metadata, Access::EXECUTE)?;
@@ -383,6 +384,9 @@ impl Prepared {
         if changes {
             process.parent_death_signal.store(0, Ordering::Relaxed);
         }
+        // The parent chose the signal for the program that it made, which is no more (Linux:
+        // `begin_new_exec`).
+        process.exit_signal.store(u32::from(Signal::CHLD.number()), Ordering::Relaxed);
         let dumpable = if changes || !self.readable { inspect::after_change() } else { Dumpable::Yes };
         process.barriers.store(0, Ordering::Relaxed);
         self.space.set_dumpable(dumpable);
@@ -403,7 +407,7 @@ impl Prepared {
         );
         task.set_translation(self.space.translation().clone());
         drop(process.replace_space(self.space));
-        process.has_executed.store(true, Ordering::Relaxed);
+        process.executed.fetch_add(1, Ordering::Relaxed);
         context.start(self.entry, self.sp);
     }
 

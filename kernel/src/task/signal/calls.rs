@@ -252,8 +252,8 @@ fn process_named(number: u32) -> Result<Arc<Process>> {
 }
 
 /// The siginfo that a program sends along; it may not claim to be the kernel's.
-fn queued_info(address: u64, number: i32, target: Pid) -> Result<(SigInfo, Signal)> {
-    let signal = Signal::new(i64::from(number)).ok_or(Errno::EINVAL)?;
+fn queued_info(address: u64, number: i32, target: Pid) -> Result<(SigInfo, Option<Signal>)> {
+    let signal = signal_argument(number)?;
     let mut info = UserPtr::<SigInfo>::new(address).read()?;
     if (info.code >= 0 || info.code == code::TKILL) && target != current().process().number() {
         return Err(Errno::EPERM);
@@ -282,8 +282,10 @@ fn from_sender(info: SigInfo, target: &Process) -> SigInfo {
 pub fn sys_rt_sigqueueinfo(args: &Args) -> Result<i64> {
     let (info, signal) = queued_info(args[2], args.int(1), args.uint(0))?;
     let target = process_named(args.uint(0))?;
-    may_signal(current().process(), &target, Some(signal))?;
-    target.queue_signal(from_sender(info, &target))?;
+    may_signal(current().process(), &target, signal)?;
+    if signal.is_some() {
+        target.queue_signal(from_sender(info, &target))?;
+    }
     Ok(0)
 }
 
@@ -325,7 +327,9 @@ pub fn sys_rt_tgsigqueueinfo(args: &Args) -> Result<i64> {
     if registry::pid_by_number(args.uint(0)) != Some(task.process().pid) {
         return Err(Errno::ESRCH);
     }
-    may_signal(current().process(), task.process(), Some(signal))?;
-    task.queue_signal(from_sender(info, task.process()))?;
+    may_signal(current().process(), task.process(), signal)?;
+    if signal.is_some() {
+        task.queue_signal(from_sender(info, task.process()))?;
+    }
     Ok(0)
 }

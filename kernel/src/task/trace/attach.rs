@@ -4,13 +4,13 @@ use core::sync::atomic::Ordering;
 
 use freehold_collections::{Arc, Receiver, Vec};
 
-use super::{Attached, Options, Tracee};
+use super::{Attached, Options, Tracee, TracerPower};
 use crate::sched::thread::SIGNAL;
 use crate::sched::{self, Sleep};
 use crate::task::process::{ExitStatus, Process};
 use crate::task::registry::{self, Registry};
 use crate::task::signal::{SigInfo, Signal, code};
-use crate::task::{Capability, Task, wait};
+use crate::task::{Task, wait};
 use crate::{Errno, Result};
 
 /// A tracee that is dropped is none, unless it was kept.
@@ -29,11 +29,12 @@ impl Attachment {
     pub(in crate::task) fn new(
         tracer: &Arc<Process>,
         task: &Arc<Task>,
-        (attached, options): (Attached, Options),
+        (attached, power): (Attached, TracerPower),
+        options: Options,
     ) -> Result<Self> {
         let (pid, by) = (task.process().pid, (tracer.pid, tracer.pid_view()));
         let numbers = task.numbers().clone();
-        let tracee = Tracee::new(numbers, (pid, by), attached, options, crate::hw::vector_bytes())?;
+        let tracee = Tracee::new(numbers, (pid, by), (attached, power), options, crate::hw::vector_bytes())?;
         let attachment = Self { tracer: tracer.clone(), tracee, task: task.clone(), kept: false };
         let registry = registry::lock();
         let entered = attachment.enter(&registry);
@@ -139,7 +140,7 @@ impl Task {
         let Some(tracee) = self.traced.tracee() else { return Ok(None) };
         let Some(tracer) = registry::find(tracee.tracer) else { return Ok(None) };
         let options = tracee.state.lock().options;
-        match Attachment::new(&tracer, task, (tracee.attached, options)) {
+        match Attachment::new(&tracer, task, (tracee.attached, tracee.power), options) {
             Err(Errno::ESRCH) => Ok(None),
             made => made.map(Some),
         }
@@ -260,12 +261,11 @@ impl Process {
         }
     }
 
-    /// Whether a tracer watches one of its threads that may not inspect programs of other users:
-    /// execve gives no other ids then.
+    /// Whether one of its threads has a tracer of [ordinary power](TracerPower::Ordinary): execve
+    /// gives no other IDs then.
     pub(in crate::task) fn is_watched(&self) -> bool {
-        self.threads().filter_map(|thread| thread.traced.tracee()).any(|tracee| {
-            let tracer = registry::find(tracee.tracer);
-            tracer.is_some_and(|tracer| !tracer.credentials().may(Capability::SysPtrace))
-        })
+        self.threads()
+            .filter_map(|thread| thread.traced.tracee())
+            .any(|tracee| tracee.power == TracerPower::Ordinary)
     }
 }

@@ -7,7 +7,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::attach::{Attachment, release};
 use super::{
-    Attached, Event, Options, Resume, StopKind, TraceState, Tracee, USER_BYTES, UserRegisters, transfer,
+    Attached, Event, Options, Resume, StopKind, TraceState, Tracee, TracerPower, USER_BYTES, UserRegisters,
+    transfer,
 };
 use crate::fs::bytes::{SliceSink, SliceSource};
 use crate::hw::user;
@@ -213,7 +214,8 @@ fn options(data: u64) -> Option<Options> {
 fn trace_me() -> Result<i64> {
     let task = current();
     let parent = task.process().parent().filter(|parent| !parent.is_kernel()).ok_or(Errno::EPERM)?;
-    Attachment::new(&parent, &task, (Attached::Classic, Options::empty()))?.keep();
+    let power = TracerPower::of(&task.process().credentials());
+    Attachment::new(&parent, &task, (Attached::Classic, power), Options::empty())?.keep();
     Ok(0)
 }
 
@@ -233,7 +235,8 @@ fn attach(tid: i32, attached: Attached, options: Options) -> Result<i64> {
     if process.exit_status().is_some() || task.has_finished() {
         return Err(Errno::EPERM);
     }
-    let attachment = Attachment::new(caller.process(), &task, (attached, options))?;
+    let power = TracerPower::of(&caller.process().credentials());
+    let attachment = Attachment::new(caller.process(), &task, (attached, power), options)?;
     let tracee = attachment.tracee();
     attachment.keep();
     if attached == Attached::Classic {

@@ -32,6 +32,8 @@ mod transfer;
 mod watch;
 
 pub use image::{USER_BYTES, UserRegisters};
-pub use tracee::{Attached, Event, Options, Resume, Stop, StopKind, TraceState, Traced, Tracee, Tracees};
+pub use tracee::{
+    Attached, Event, Options, Resume, Stop, StopKind, TraceState, Traced, Tracee, Tracees, TracerPower,
+};
 pub use transfer::registers_of;
 pub use watch::Watchpoints;

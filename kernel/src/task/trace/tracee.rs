@@ -7,6 +7,8 @@ use freehold_collections::{Arc, Map, Vec, reserve};
 
 use super::UserRegisters;
 use crate::sync::SpinLock;
+use crate::task::Capability;
+use crate::task::credentials::Credentials;
 use crate::task::pidns::{Numbers, PidView};
 use crate::task::signal::{Pid, SigInfo, Signal};
 use crate::{Errno, Result};
@@ -133,6 +135,24 @@ pub enum Attached {
     Seized,
 }
 
+/// What the tracer of a program may do: recorded when tracing begins. A later look at the tracer
+/// could find rights that it has for a moment, in a set-user-ID program. (Linux: `ptracer_cred`.)
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TracerPower {
+    /// Execve gives the tracee no other IDs and no capabilities.
+    Ordinary,
+    /// CAP_SYS_PTRACE: the tracee becomes whatever a program makes of it.
+    Privileged,
+}
+
+impl TracerPower {
+    /// Returns the power of a tracer with these credentials; PTRACE_TRACEME counts the tracee's
+    /// own.
+    pub fn of(credentials: &Credentials) -> Self {
+        if credentials.may(Capability::SysPtrace) { Self::Privileged } else { Self::Ordinary }
+    }
+}
+
 /// Messages between tracer and tracee. The tracee fills them in at a stop, the tracer changes them
 /// while the stop lasts.
 #[derive(Debug)]
@@ -180,6 +200,8 @@ pub struct Tracee {
     pub view: PidView,
     /// How it came to be.
     pub attached: Attached,
+    /// What its tracer may do.
+    pub power: TracerPower,
     /// Everything that changes.
     pub state: SpinLock<TraceState>,
 }
@@ -192,7 +214,7 @@ impl Tracee {
     pub fn new(
         numbers: Numbers,
         (pid, (tracer, view)): (Pid, (Pid, PidView)),
-        attached: Attached,
+        (attached, power): (Attached, TracerPower),
         options: Options,
         vector_bytes: usize,
     ) -> Result<Arc<Self>> {
@@ -215,7 +237,7 @@ impl Tracee {
             ended: None,
         };
         let state = SpinLock::new(state);
-        Ok(reserve::arc(Self { pid, tracer, numbers: SpinLock::new(numbers), view, attached, state }))
+        Ok(reserve::arc(Self { pid, tracer, numbers: SpinLock::new(numbers), view, attached, power, state }))
     }
 
     /// Looks at, or changes, the state of a tracee that is in a stop and not listening.
@@ -446,8 +468,14 @@ mod tests {
     use super::*;
 
     fn tracee() -> Arc<Tracee> {
-        Tracee::new(Numbers::initial(5), (4, (3, PidView::INITIAL)), Attached::Classic, Options::empty(), 512)
-            .expect("memory")
+        Tracee::new(
+            Numbers::initial(5),
+            (4, (3, PidView::INITIAL)),
+            (Attached::Classic, TracerPower::Ordinary),
+            Options::empty(),
+            512,
+        )
+        .expect("memory")
     }
 
     #[test]
@@ -495,7 +523,7 @@ mod tests {
             Tracee::new(
                 Numbers::initial(tid),
                 (tid, (3, PidView::INITIAL)),
-                Attached::Classic,
+                (Attached::Classic, TracerPower::Ordinary),
                 Options::empty(),
                 0,
             )

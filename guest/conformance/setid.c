@@ -1,0 +1,239 @@
+/* Programs that run as their owner (set-user-ID): what the user that started them may do to them.
+ * Runs as root; copies itself to a file that user 1000 executes. */
+#include "promise.h"
+#include <linux/sched.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/sendfile.h>
+
+#define USER 1000
+#define PROGRAM "/tmp/runs-as-root"
+#define WITHOUT "/tmp/not-executable"
+
+/* A copy of this program. */
+static void copy(const char *path, mode_t mode)
+{
+	int from = open("/proc/self/exe", O_RDONLY), to = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0755);
+	struct stat about;
+	NEED(from >= 0 && to >= 0 && fstat(from, &about) == 0);
+	NEED(sendfile(to, from, NULL, about.st_size) == about.st_size && fchmod(to, mode) == 0);
+	close(from);
+	close(to);
+}
+
+static void become_user(void)
+{
+	NEED(setresgid(USER, USER, USER) == 0 && setresuid(USER, USER, USER) == 0);
+	/* A change of user is not dumpable; a plain program of the user is. */
+	NEED(prctl(PR_SET_DUMPABLE, 1) == 0);
+}
+
+/* Executes the copy in a role; two descriptors go with it. */
+static void play(const char *role, int read_end, int write_end)
+{
+	char numbers[2][12];
+	snprintf(numbers[0], sizeof numbers[0], "%d", read_end);
+	snprintf(numbers[1], sizeof numbers[1], "%d", write_end);
+	execl(PROGRAM, PROGRAM, role, numbers[0], numbers[1], NULL);
+	_exit(99);
+}
+
+static pid_t clone_with(int exit_signal)
+{
+	return syscall(SYS_clone, exit_signal, 0, 0, 0, 0);
+}
+
+/* Roles. */
+static int whoami(void)
+{
+	return geteuid() == 0 ? 0 : 1;
+}
+
+/* Goes on as the tracer of its child, and tells how that ended. */
+static int trace(int write_end)
+{
+	int status;
+	pid_t child;
+	if (geteuid() || write(write_end, "x", 1) != 1)
+		return 98;
+	while ((child = waitpid(-1, &status, __WALL)) > 0 && WIFSTOPPED(status))
+		ptrace(PTRACE_CONT, child, 0, 0);
+	return child > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : 97;
+}
+
+/* Lets its child end, and lives on. */
+static int outlive(int write_end)
+{
+	int status;
+	if (geteuid() || write(write_end, "x", 1) != 1 || waitpid(-1, &status, __WALL) < 0)
+		return 98;
+	sleep_ms(20);
+	return 0;
+}
+
+static int stay(int read_end, int write_end)
+{
+	char byte;
+	return write(write_end, "x", 1) == 1 && read(read_end, &byte, 1) >= 0 ? 0 : 98;
+}
+
+static void tracing(void)
+{
+	int status, ends[2];
+	char byte;
+	NEED(pipe(ends) == 0);
+	IN_CHILD(status, become_user(); play("whoami", 0, 0));
+	PROMISE("a set-user-ID program runs as its owner", status == 0);
+	IN_CHILD(status, become_user();
+		pid_t child = fork();
+		if (child == 0) {
+			NEED(ptrace(PTRACE_TRACEME, 0, 0, 0) == 0);
+			play("whoami", 0, 0);
+		}
+		while (waitpid(child, &status, 0) == child && WIFSTOPPED(status))
+			ptrace(PTRACE_CONT, child, 0, 0);
+		_exit(WEXITSTATUS(status)));
+	PROMISE("not under a tracer without rights", WIFEXITED(status) && WEXITSTATUS(status) == 1);
+	IN_CHILD(status, become_user();
+		if (fork() == 0) {
+			NEED(ptrace(PTRACE_TRACEME, 0, 0, 0) == 0 && read(ends[0], &byte, 1) == 1);
+			play("whoami", 0, 0);
+		}
+		play("trace", ends[0], ends[1]));
+	PROMISE("nor where the tracer has them when the program is executed, and had none when tracing began",
+		WIFEXITED(status) && WEXITSTATUS(status) == 1);
+	IN_CHILD(status,
+		pid_t child = fork();
+		if (child == 0) {
+			become_user();
+			NEED(ptrace(PTRACE_TRACEME, 0, 0, 0) == 0);
+			play("whoami", 0, 0);
+		}
+		while (waitpid(child, &status, 0) == child && WIFSTOPPED(status))
+			ptrace(PTRACE_CONT, child, 0, 0);
+		_exit(WEXITSTATUS(status)));
+	PROMISE("PTRACE_TRACEME gives no rights of the parent", WIFEXITED(status) && WEXITSTATUS(status) == 1);
+	IN_CHILD(status,
+		pid_t child = fork();
+		if (child == 0) {
+			become_user();
+			NEED(read(ends[0], &byte, 1) == 1);
+			play("whoami", 0, 0);
+		}
+		NEED(ptrace(PTRACE_SEIZE, child, 0, 0) == 0 && write(ends[1], "x", 1) == 1);
+		while (waitpid(child, &status, 0) == child && WIFSTOPPED(status))
+			ptrace(PTRACE_CONT, child, 0, 0);
+		_exit(WEXITSTATUS(status)));
+	PROMISE("under root's eyes it runs as its owner", WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	close(ends[0]);
+	close(ends[1]);
+}
+
+static void signals(void)
+{
+	int status, ends[2];
+	char byte;
+	NEED(pipe(ends) == 0);
+	static const int chosen[] = { SIGTERM, SIGKILL, SIGSEGV };
+	for (int i = 0; i < 3; i++) {
+		IN_CHILD(status, become_user();
+			if (clone_with(chosen[i]) == 0) {
+				NEED(read(ends[0], &byte, 1) == 1);
+				_exit(0);
+			}
+			play("outlive", ends[0], ends[1]));
+		PROMISE("a child's exit signal is not for the program that its parent becomes", status == 0);
+	}
+	sigset_t both, pending;
+	sigemptyset(&both);
+	sigaddset(&both, SIGCHLD);
+	sigaddset(&both, SIGTERM);
+	NEED(sigprocmask(SIG_BLOCK, &both, NULL) == 0);
+	pid_t child = clone_with(SIGTERM);
+	if (child == 0)
+		play("whoami", 0, 0);
+	NEED(waitpid(child, &status, __WALL) == child && sigpending(&pending) == 0);
+	PROMISE("a program that is executed ends with SIGCHLD", sigismember(&pending, SIGCHLD) && !sigismember(&pending, SIGTERM));
+	child = clone_with(SIGTERM);
+	if (child == 0)
+		_exit(0);
+	NEED(waitpid(child, &status, __WALL) == child && sigpending(&pending) == 0);
+	PROMISE("without it the chosen signal comes", sigismember(&pending, SIGTERM));
+	NEED(sigtimedwait(&both, NULL, &(struct timespec){ 0 }) > 0);
+	NEED(sigtimedwait(&both, NULL, &(struct timespec){ 0 }) > 0 && sigprocmask(SIG_UNBLOCK, &both, NULL) == 0);
+	IN_CHILD(status, become_user();
+		siginfo_t info = { .si_code = SI_QUEUE };
+		_exit(syscall(SYS_rt_sigqueueinfo, getppid(), 0, &info) == -1 && errno == EPERM &&
+			syscall(SYS_rt_sigqueueinfo, getpid(), 0, &info) == 0 ? 0 : 1));
+	PROMISE("signal 0 asks, with sigqueue too", status == 0);
+	close(ends[0]);
+	close(ends[1]);
+}
+
+static void scheduling(void)
+{
+	int status, up[2], down[2];
+	NEED(pipe(up) == 0 && pipe(down) == 0);
+	IN_CHILD(status, become_user();
+		char byte;
+		pid_t child = fork();
+		if (child == 0)
+			play("stay", down[0], up[1]);
+		cpu_set_t all;
+		NEED(read(up[0], &byte, 1) == 1 && sched_getaffinity(0, sizeof all, &all) == 0);
+		int refused = setpriority(PRIO_PROCESS, child, 5) == -1 && errno == EPERM;
+		refused &= sched_setaffinity(child, sizeof all, &all) == -1 && errno == EPERM;
+		NEED(setpriority(PRIO_PROCESS, 0, 5) == 0 && write(down[1], "x", 1) == 1);
+		waitpid(child, &status, 0);
+		_exit(refused ? 0 : 1));
+	PROMISE("its starter does not choose its nice value or its CPUs", status == 0);
+}
+
+static void places(void)
+{
+	static char *const words[] = { "x", "whoami", NULL };
+	int status;
+	NEED((mkdir(WITHOUT, 0755) == 0 || errno == EEXIST) && mount("none", WITHOUT, "tmpfs", MS_NOEXEC, NULL) == 0);
+	copy(WITHOUT "/program", 04755);
+	IN_CHILD(status, execv(WITHOUT "/program", words); _exit(errno == EACCES ? 0 : 1));
+	PROMISE("no program of a mount with noexec is executed", status == 0);
+	IN_CHILD(status, int file = open(WITHOUT "/program", O_RDONLY);
+		syscall(SYS_execveat, file, "", words, NULL, AT_EMPTY_PATH); _exit(errno == EACCES ? 0 : 1));
+	PROMISE("nor by its descriptor", status == 0);
+	IN_CHILD(status, int file = open(WITHOUT "/program", O_PATH);
+		syscall(SYS_execveat, file, "", words, NULL, AT_EMPTY_PATH); _exit(errno == EACCES ? 0 : 1));
+	PROMISE("nor by one that is only a place", status == 0);
+	NEED(umount(WITHOUT) == 0);
+}
+
+static void terminals(void)
+{
+	int status;
+	IN_CHILD(status, become_user();
+		struct stat about;
+		int master = open("/dev/ptmx", O_RDWR | O_NOCTTY);
+		NEED(master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0 && stat(ptsname(master), &about) == 0);
+		_exit(about.st_uid == USER && open(ptsname(master), O_RDWR | O_NOCTTY) >= 0 ? 0 : 1));
+	PROMISE("a pseudo-terminal is its opener's", status == 0);
+}
+
+int main(int count, char **words)
+{
+	if (count == 4) {
+		int read_end = atoi(words[2]), write_end = atoi(words[3]);
+		if (!strcmp(words[1], "trace"))
+			return trace(write_end);
+		if (!strcmp(words[1], "outlive"))
+			return outlive(write_end);
+		return !strcmp(words[1], "stay") ? stay(read_end, write_end) : whoami();
+	}
+	copy(PROGRAM, 04755);
+	tracing();
+	signals();
+	scheduling();
+	places();
+	terminals();
+	unlink(PROGRAM);
+	return conclude();
+}
