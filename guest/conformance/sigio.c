@@ -167,6 +167,19 @@ static void flags(void)
 	close(ends[1]);
 }
 
+/* A sleeping child with this number; -1 where the caller may not choose one (in a container). */
+static pid_t with_number(pid_t number)
+{
+	struct { uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size; } args = {
+		.exit_signal = SIGCHLD, .set_tid = (uintptr_t)&number, .set_tid_size = 1,
+	};
+	pid_t child = (pid_t)syscall(435 /* clone3 */, &args, sizeof args);
+	if (child == 0)
+		for (;;)
+			pause();
+	return child > 0 && COMES_TRUE(is_asleep(child, child)) ? child : -1;
+}
+
 static void owners(void)
 {
 	int ends[2];
@@ -196,6 +209,17 @@ static void owners(void)
 	NEED(waitpid(child, &status, 0) == child);
 	PROMISE("an owner that has ended is none", fcntl(ends[1], F_GETOWN) == 0 && is_owned(ends[1], F_OWNER_PID, 0));
 	PROMISE("nor is a group", is_owned(fd, F_OWNER_PGRP, 0) && fcntl(fd, F_GETOWN) == 0);
+	pid_t again = with_number(child);
+	if (again > 0) {
+		PROMISE("a process that gets the number is not the owner", again == child && fcntl(ends[1], F_GETOWN) == 0 && is_owned(fd, F_OWNER_PGRP, 0));
+		NEED(fcntl(ends[1], F_SETSIG, SIGKILL) == 0 && set_flag(ends[1], O_ASYNC) == 0);
+		put(ends[1], "x");
+		char byte;
+		NEED(read(fd, &byte, 1) == 1);
+		PROMISE("and is not signalled", is_asleep(again, again) && waitpid(again, &status, WNOHANG) == 0);
+		NEED(kill(again, SIGKILL) == 0 && waitpid(again, &status, 0) == again);
+		NEED(fcntl(ends[1], F_SETSIG, 0) == 0 && clear_flag(ends[1], O_ASYNC) == 0);
+	}
 	FAILS_WITH("a number that means nothing", fcntl(fd, F_SETOWN, child), ESRCH);
 	FAILS_WITH("nor as a group", fcntl(fd, F_SETOWN, -child), ESRCH);
 	FAILS_WITH("the smallest number", fcntl(fd, F_SETOWN, INT32_MIN), EINVAL);
@@ -288,6 +312,12 @@ static void pipes(void)
 	NEED(close(ends[1]) == 0);
 	PROMISE("a reader is told that the last writer has gone", tells(ends[0], POLL_IN, BAND_IN) && is_quiet());
 	close(ends[0]);
+
+	NEED(pipe(ends) == 0);
+	tell_me(ends[0]);
+	NEED(close(ends[0]) == 0);
+	PROMISE("a reader's end is no news for itself", is_quiet());
+	close(ends[1]);
 
 	int fifo = open("fifo", O_RDWR);
 	NEED(fifo >= 0);
@@ -454,6 +484,33 @@ static void targets(void)
 	close(ends[0]);
 	close(ends[1]);
 	forget();
+}
+
+static int waits_in_namespace(void *unused)
+{
+	(void)unused;
+	for (;;)
+		pause();
+	return 0;
+}
+
+/* The first process of a PID namespace. */
+static void shielded(void)
+{
+	static char stack[65536] __attribute__((aligned(16)));
+	int ends[2], status;
+	NEED(pipe(ends) == 0);
+	pid_t child = clone(waits_in_namespace, stack + sizeof stack, CLONE_NEWPID | SIGCHLD, NULL);
+	if (child < 0)
+		return;
+	NEED(COMES_TRUE(is_asleep(child, child)) && fcntl(ends[0], F_SETOWN, child) == 0);
+	NEED(fcntl(ends[0], F_SETSIG, SIGKILL) == 0 && set_flag(ends[0], O_ASYNC) == 0);
+	put(ends[1], "x");
+	sleep_ms(20);
+	PROMISE("a file's signal does not end the first process of a namespace", waitpid(child, &status, WNOHANG) == 0 && is_asleep(child, child));
+	NEED(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child);
+	close(ends[0]);
+	close(ends[1]);
 }
 
 /* The user who chose the owner needs the permission to signal it, not the one who writes. */
@@ -739,6 +796,7 @@ int main(int count, char **arguments)
 	listeners();
 	queues();
 	targets();
+	shielded();
 	permissions();
 	sharing(arguments[0]);
 	unix_sockets();

@@ -25,8 +25,6 @@ pub enum Woken {
     Sleeper,
     /// No task slept there: the next in the queue may be tried.
     Nobody,
-    /// No task sleeps there, and [`Wake::announce`] is what it waits for.
-    Listener,
 }
 
 /// What is new about a file, as signal-driven I/O tells it (si_code of SIGIO).
@@ -48,17 +46,27 @@ pub enum News {
 pub trait Wake: Send + Sync {
     /// Something changed.
     fn wake(&self) -> Woken;
-    /// Tells a [listener](Woken::Listener) what is new. Task context; the queue is not locked, and
-    /// the caller holds no spin lock. It may be called for a short time after the target has left
-    /// the queue.
+    /// Tells a [listener](PollWaiter::listener) what is new. Task context; the queue is not locked,
+    /// and the caller holds no spin lock. It may be called for a short time after the target has
+    /// left the queue.
     fn announce(&self, _news: News) {}
 }
 
 /// Listeners that are told between two looks at a queue.
 const LISTENERS_AT_ONCE: usize = 8;
 
+/// What an entry hears of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hears {
+    /// Wake-ups.
+    Wakes,
+    /// News, and no wake-ups.
+    News,
+}
+
 struct WaitEntry {
     id: u64,
+    hears: Hears,
     target: Arc<dyn Wake>,
 }
 
@@ -158,7 +166,7 @@ impl WaitQueue {
         }
         let task = thread::current();
         let target: Arc<dyn Wake> = task.clone();
-        let queued = self.insert(&target).ok();
+        let queued = self.insert(&target, Hears::Wakes).ok();
         let outcome = loop {
             task.prepare_to_sleep(sleep);
             if let Some(value) = condition() {
@@ -224,13 +232,25 @@ impl WaitQueue {
     }
 
     fn announce_to_each(&self, news: News) {
+        let mut has_listener = false;
+        for entry in self.entries.lock().iter() {
+            has_listener |= entry.hears == Hears::News;
+            entry.target.wake();
+        }
+        if has_listener {
+            self.tell_listeners(news);
+        }
+    }
+
+    #[cold]
+    fn tell_listeners(&self, news: News) {
         // Entries are in the order of their numbers: what came or left meanwhile changes nothing.
         let mut next = 0;
         loop {
             let mut listeners = ArrayVec::<Arc<dyn Wake>, LISTENERS_AT_ONCE>::new();
             let entries = self.entries.lock();
             for entry in entries.iter_from(entries.partition_point(|entry| entry.id < next)) {
-                if entry.target.wake() == Woken::Listener {
+                if entry.hears == Hears::News {
                     listeners.push(entry.target.clone());
                     next = entry.id + 1;
                     if listeners.is_full() {
@@ -254,7 +274,7 @@ impl WaitQueue {
 
     /// Add `target` at the end; the room is made outside the lock, since nothing may be allocated
     /// under it.
-    fn insert(&self, target: &Arc<dyn Wake>) -> Result<u64> {
+    fn insert(&self, target: &Arc<dyn Wake>, hears: Hears) -> Result<u64> {
         let mut target = Some(target.clone());
         let mut spare = VecDeque::new();
         loop {
@@ -267,7 +287,7 @@ impl WaitQueue {
                     // Drawn under the lock: the entries are in the order of their numbers.
                     let id = NEXT_ENTRY.fetch_add(1, Ordering::Relaxed);
                     if let Some(target) = target.take() {
-                        entries.push_back_reserved(WaitEntry { id, target });
+                        entries.push_back_reserved(WaitEntry { id, hears, target });
                         self.count.store(entries.len(), Ordering::SeqCst);
                     }
                     return Ok(id);
@@ -327,6 +347,7 @@ pub struct PollWaiter {
     more: Vec<Registration>,
     /// Some registration found no memory: sleep only in naps.
     incomplete: bool,
+    hears: Hears,
 }
 
 /// An entry in a queue.
@@ -346,7 +367,18 @@ impl PollWaiter {
 
     /// A waiter that tells `target` of every wake-up, for as long as it lives.
     pub fn observer(target: Arc<dyn Wake>) -> Self {
-        Self { target, few: ArrayVec::new(), more: Vec::new(), incomplete: false }
+        Self::make(target, Hears::Wakes)
+    }
+
+    /// A waiter that tells `target` of news ([`Wake::announce`]), for as long as it lives. Its
+    /// [`Wake::wake`] does nothing.
+    pub fn listener(target: Arc<dyn Wake>) -> Self {
+        Self::make(target, Hears::News)
+    }
+
+    #[inline]
+    fn make(target: Arc<dyn Wake>, hears: Hears) -> Self {
+        Self { target, few: ArrayVec::new(), more: Vec::new(), incomplete: false, hears }
     }
 
     /// Be told when `queue` is woken.
@@ -355,7 +387,7 @@ impl PollWaiter {
             self.incomplete = true;
             return;
         }
-        let Ok(id) = queue.insert(&self.target) else {
+        let Ok(id) = queue.insert(&self.target, self.hears) else {
             self.incomplete = true;
             return;
         };
@@ -431,44 +463,37 @@ mod tests {
 
     use super::*;
 
-    /// A listener, or what only counts wake-ups.
+    #[derive(Default)]
     struct Ear {
-        kind: Woken,
         wakes: AtomicUsize,
-        news: SpinLockedNews,
+        news: std::sync::Mutex<List<News>>,
     }
-
-    type SpinLockedNews = std::sync::Mutex<List<News>>;
 
     impl Wake for Ear {
         fn wake(&self) -> Woken {
             self.wakes.fetch_add(1, Ordering::Relaxed);
-            self.kind
+            Woken::Nobody
         }
         fn announce(&self, news: News) {
             self.news.lock().unwrap().push(news);
         }
     }
 
-    fn ear(kind: Woken) -> Arc<Ear> {
-        reserve::arc(Ear { kind, wakes: AtomicUsize::new(0), news: SpinLockedNews::default() })
-    }
-
     #[test]
     fn news_reach_each_listener_once_and_wake_all_others() {
         let queue = WaitQueue::new();
-        let kinds = (0..5 * LISTENERS_AT_ONCE).map(|at| [Woken::Listener, Woken::Nobody][at % 3 / 2]);
-        let ears: List<_> = kinds.map(ear).collect();
-        let ids: List<_> =
-            ears.iter().map(|ear| queue.insert(&(ear.clone() as Arc<dyn Wake>)).unwrap()).collect();
+        let hears = |at: usize| if at % 3 == 2 { Hears::Wakes } else { Hears::News };
+        let ears: List<_> = (0..5 * LISTENERS_AT_ONCE).map(|_| reserve::arc(Ear::default())).collect();
+        let enter = |(at, ear): (usize, &Arc<Ear>)| queue.insert(&(ear.clone() as Arc<dyn Wake>), hears(at));
+        let ids: List<_> = ears.iter().enumerate().map(|ear| enter(ear).unwrap()).collect();
         // Entries that left make no other be left out.
         [3, 8, 9].iter().for_each(|&gone: &usize| queue.remove(ids[gone]));
         queue.announce(News::Input);
         queue.wake_all();
         for (at, ear) in ears.iter().enumerate() {
             let stays = ![3, 8, 9].contains(&at);
-            let hears = stays && ear.kind == Woken::Listener;
-            assert_eq!(ear.news.lock().unwrap().len(), usize::from(hears), "{at}");
+            let has_news = stays && hears(at) == Hears::News;
+            assert_eq!(ear.news.lock().unwrap().len(), usize::from(has_news), "{at}");
             assert_eq!(ear.wakes.load(Ordering::Relaxed), if stays { 2 } else { 0 }, "{at}");
         }
         assert!(!queue.is_empty());

@@ -7,8 +7,8 @@
 //! which does nothing for a queue without entries: files without O_ASYNC cost nothing.
 //!
 //! **Context.** News are announced in task context without a spin lock: the signal may need memory,
-//! and looking for the owner takes the registry's lock. Under the queue's lock a listener only says
-//! that it is one.
+//! and looking for the owner takes the registry's lock. A wake-up without news
+//! does nothing.
 //!
 //! **Owner.** It is named by a [handle](IdHandle), so an ID that is used again gets no signals. Its
 //! permission is that of the user who chose it, as on Linux (`sigio_perm`).
@@ -172,7 +172,7 @@ impl FileSignals {
     ) -> Result<()> {
         let mut observing = self.observing.lock();
         if observing.is_none() {
-            let mut observer = PollWaiter::observer(self.listener.clone());
+            let mut observer = PollWaiter::listener(self.listener.clone());
             queues.into_iter().flatten().for_each(|queue| observer.register(queue));
             *observing = Some(observer.complete()?);
         }
@@ -210,7 +210,7 @@ impl Drop for FileSignals {
 
 impl Wake for Listener {
     fn wake(&self) -> Woken {
-        Woken::Listener
+        Woken::Nobody
     }
 
     fn announce(&self, news: News) {

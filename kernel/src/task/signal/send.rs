@@ -126,7 +126,7 @@ impl Process {
             // It handles none, and nothing a program does may end or stop it.
             return Ok(Parent::Leave);
         }
-        let shield = self.shield_against(signal, payer.as_ref());
+        let shield = self.shield_against(signal, info, payer.as_ref());
         let mut group = self.signals.lock();
         let group = &mut *group;
         // A tracer is told of what it would not get without one, but for SIGKILL.
@@ -192,17 +192,20 @@ enum Shield {
 }
 
 impl Process {
-    /// How much of a signal is kept from this process. A program sent it where `payer` is given.
+    /// How much of a signal is kept from this process. A program sent it, or chose it as a file's,
+    /// where `payer` is given.
     #[inline]
-    fn shield_against(&self, signal: Signal, payer: Option<&Payer>) -> Shield {
+    fn shield_against(&self, signal: Signal, info: SigInfo, payer: Option<&Payer>) -> Shield {
         if !self.is_shielded() {
             return Shield::None;
         }
         if !SigSet::UNSTOPPABLE.contains(signal) {
             return Shield::Default;
         }
-        let from_inside = || with_current(|task| task.process().number_for(self)) != 0;
-        if payer.is_some() && from_inside() { Shield::Whole } else { Shield::None }
+        // The news of a file may come about in a task of the kernel's.
+        let is_forceless =
+            || info.file_news().is_some() || with_current(|task| task.process().number_for(self)) != 0;
+        if payer.is_some() && is_forceless() { Shield::Whole } else { Shield::None }
     }
 
     /// Returns whether `signal` ends a frozen target. A frozen thread takes no signal, but one that

@@ -248,7 +248,7 @@ fn attach(tid: i32, attached: Attached, options: Options) -> Result<i64> {
     task.call_attention(SIGNAL);
     match sched::wake(&task, &[Sleep::Stopped]) {
         Woken::Sleeper => wait_for_stop(caller.process(), &tracee, &task),
-        Woken::Nobody | Woken::Listener => Ok(0),
+        Woken::Nobody => Ok(0),
     }
 }
 
