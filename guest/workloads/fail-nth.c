@@ -222,6 +222,8 @@ static void network(void) {
 
 // Everything that has a list, a queue or a table of its own in the kernel.
 static void calls(void) {
+    // Signals about files are for their allocations alone.
+    signal(SIGIO, SIG_IGN);
     int pair[2], ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0) {
         char control[CMSG_SPACE(sizeof(int))] = {0};
@@ -258,8 +260,7 @@ static void calls(void) {
         (void)!fcntl(ends[1], F_SETPIPE_SZ, 1 << 18);
         static char block[65536];
         (void)!fcntl(ends[1], F_SETFL, O_NONBLOCK);
-        // A reader that signals tell of bytes: they are ignored, and found no room for before.
-        signal(SIGIO, SIG_IGN);
+        // A reader that signals tell of bytes.
         (void)!fcntl(ends[0], F_SETOWN, getpid());
         (void)!fcntl(ends[0], F_SETSIG, SIGURG);
         (void)!fcntl(ends[0], F_SETFL, O_ASYNC);
@@ -313,6 +314,11 @@ static void calls(void) {
         static char text[20000];
         (void)!write(file, text, sizeof text);
         (void)!fsync(file);
+        // A lease, broken by an open that does not wait.
+        (void)!fcntl(file, F_SETLEASE, F_WRLCK);
+        int second = open("/tmp/fail-nth/file", O_RDONLY | O_NONBLOCK);
+        if (second >= 0) close(second);
+        (void)!fcntl(file, F_SETLEASE, F_UNLCK);
         struct flock lock = {.l_type = F_WRLCK, .l_len = 10};
         (void)!fcntl(file, F_SETLK, &lock);
         lock.l_type = F_UNLCK;

@@ -210,6 +210,10 @@ static void prepare_files(int index)
 /* Signals tell of the news of some files: they are ignored, or interrupt calls. */
 static void prepare_signals(int index)
 {
+	/* Opens for writing wait for a while, or for the end of this process. */
+	int leased = index % 4 ? -1 : open("b", O_RDONLY | O_CREAT, 0666);
+	fcntl(leased, F_SETLEASE, index % 8 ? F_WRLCK : F_RDLCK);
+	add(leased);
 	for (int i = index % 3; i < file_count; i += 3) {
 		if (fcntl(files[i], F_SETOWN, getpid()) != 0)
 			continue;

@@ -228,6 +228,12 @@ fn sigio() {
 }
 
 #[test]
+fn leases() {
+    conforms("leases");
+    conforms_with("leases", &["--cpus", "1"], &[], &[]);
+}
+
+#[test]
 fn userfaults() {
     conforms("userfaults");
     conforms_with("userfaults", &["--cpus", "1"], &[], &[]);

@@ -13,7 +13,7 @@
 //! | [`context`] | root, working directory and umask of a process |
 //! | [`open_file`], [`table`] | open file descriptions and descriptors |
 //! | [`device`] | drivers by device number |
-//! | [`locks`] | flock and record locks |
+//! | [`locks`], [`leases`] | flock and record locks; leases |
 //! | [`overlay`] | one tree over another: changes go to the upper one |
 //! | [`notify`] | inotify: events on files |
 //! | [`tmpfs`] | files in memory: the root, /dev, /tmp, memfd |
@@ -46,6 +46,7 @@ pub mod file;
 pub mod flags;
 pub mod generated;
 pub mod initramfs;
+pub mod leases;
 pub mod locks;
 pub mod machine;
 pub mod masks;

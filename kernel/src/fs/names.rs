@@ -11,6 +11,7 @@ use freehold_collections::{
 
 use super::caller::Access;
 use super::flags::{OpenFlags, RenameFlags};
+use super::leases;
 use super::mount::MountFlags;
 use super::node::{LinkTarget, NewNode, Node, NodeKind, SetMetadata};
 use super::notify::{self, Events, NamedNode};
@@ -153,11 +154,15 @@ fn open_place(walk: &PathWalk<'_>, place: Path, flags: OpenFlags, origin: Origin
     }
     let _permit = if truncates { Permit::new(&place.node, Purpose::Write)? } else { None };
     if truncates {
+        leases::before_open(&*place.node, flags)?;
         rights::drop_from(&place.node)?;
         place.node.set_metadata(&SetMetadata { size: Some(0), ..SetMetadata::default() })?;
     }
     let file = place.node.clone().open(flags)?;
     let opened = OpenFile::new(file, Some(place), flags)?;
+    if !truncates && leases::are_there() {
+        leases::before_open(&*opened.node(), flags)?;
+    }
     if truncates {
         notify::file(&opened, Events::MODIFY);
     }
@@ -419,5 +424,6 @@ pub fn truncate(walk: &PathWalk<'_>, place: &Path, size: u64) -> Result<()> {
     walk.caller.may(&place.node.metadata(), Access::WRITE)?;
     place.mount.writable()?;
     let _permit = Permit::new(&place.node, Purpose::Write)?;
+    leases::before_truncate(&*place.node)?;
     change(place, &SetMetadata { size: Some(size), ..SetMetadata::default() })
 }

@@ -154,6 +154,11 @@ pub trait Node: Any + Send + Sync {
     fn text_use(&self) -> Option<&super::text::TextUse> {
         None
     }
+    /// Whether there can be leases of it: it keeps [`Node::text_use`], and what it shows changes by
+    /// this machine's programs only.
+    fn may_be_leased(&self) -> bool {
+        false
+    }
     /// Returns whether no name leads to it any more.
     fn is_nameless(&self) -> bool {
         self.metadata().links == 0

@@ -12,6 +12,7 @@ use freehold_collections::{Arc, Box, Map, Weak, reserve};
 
 use super::file::{Allocate, Blocking, DirEntry, File, Ready, Seekable};
 use super::flags::OpenFlags;
+use super::leases;
 use super::locks::{self, Owner};
 use super::node::Node;
 use super::notify::{self, Events};
@@ -62,10 +63,18 @@ pub struct OpenFile {
     id: u64,
     /// A lock was asked for through this description.
     locked: AtomicBool,
+    /// It had a lease.
+    leased: AtomicBool,
     /// The watchers of the description, until it is closed.
     watchers: SpinLock<Watchers>,
     /// Held while the file may be written, or a program runs from it.
     _permit: Option<Permit>,
+}
+
+/// The counts of a file that is opened by `path` with these flags, if it is one that is only read.
+#[inline(always)]
+fn read_only_use(path: Option<&Path>, flags: OpenFlags) -> Option<&super::text::TextUse> {
+    if flags.reads() && !flags.writes() { path?.node.text_use() } else { None }
 }
 
 static IDS: UniqueNumbers = UniqueNumbers::new();
@@ -89,6 +98,9 @@ impl OpenFile {
     pub fn of_program(file: Arc<dyn File>, path: Option<Path>) -> Result<Arc<Self>> {
         let permit = Permit::new(&file.node(), Purpose::Run)?;
         let opened = Self::with_permit(file, path, OpenFlags::empty(), permit);
+        if leases::are_there() {
+            leases::before_open(&*opened.node(), OpenFlags::empty())?;
+        }
         notify::file(&opened, Events::OPEN);
         Ok(opened)
     }
@@ -100,6 +112,9 @@ impl OpenFile {
         flags: OpenFlags,
         permit: Option<Permit>,
     ) -> Arc<Self> {
+        if let Some(text) = read_only_use(path.as_ref(), flags) {
+            text.add_reader();
+        }
         reserve::arc(Self {
             file,
             path,
@@ -108,6 +123,7 @@ impl OpenFile {
             signalling: SpinLock::new(None),
             id: IDS.next(),
             locked: AtomicBool::new(false),
+            leased: AtomicBool::new(false),
             watchers: SpinLock::new(Watchers::None),
             _permit: permit,
         })
@@ -117,6 +133,16 @@ impl OpenFile {
     pub fn lock_owner(&self) -> Owner {
         self.locked.store(true, Ordering::Relaxed);
         Owner::Description(self.id)
+    }
+
+    /// As owner of locks and leases; never used twice.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Its end ends a lease.
+    pub fn note_lease(&self) {
+        self.leased.store(true, Ordering::Relaxed);
     }
 
     /// A descriptor of it was closed. The file's answer to that becomes close(2)'s result.
@@ -494,6 +520,12 @@ impl OpenFile {
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
+        if *self.leased.get_mut() {
+            let _had_none = leases::release(self);
+        }
+        if let Some(text) = read_only_use(self.path.as_ref(), self.flags()) {
+            text.remove_reader();
+        }
         // Before the file ends, which may be news.
         self.signalling.get_mut().take();
         notify::closed(self);

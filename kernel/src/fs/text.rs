@@ -1,18 +1,19 @@
-//! Programs that run and files that are written: a file is never both (`ETXTBSY`).
+//! Programs that run and files that are written: a file is never both (`ETXTBSY`). Leases ask how
+//! often a file is open ([`leases`](super::leases)), so those who only read it are counted, too.
 //!
 //! Invariant: a [`TextUse`] counts either descriptions open for writing or running programs, never
 //! both at once. Each is counted by a [`Permit`], which its holder drops at the end.
 
-use core::sync::atomic::{AtomicI32, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use freehold_collections::Arc;
 
 use super::node::Node;
 use crate::{Errno, Result};
 
-/// The count of one inode: writers above 0, programs below.
+/// The counts of one inode: writers above 0, programs below; descriptions that only read.
 #[derive(Debug, Default)]
-pub struct TextUse(AtomicI32);
+pub struct TextUse(AtomicI32, AtomicU32);
 
 /// Purpose of a permit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,7 +36,29 @@ impl Purpose {
 impl TextUse {
     /// Returns a count without writers and programs.
     pub const fn new() -> Self {
-        Self(AtomicI32::new(0))
+        Self(AtomicI32::new(0), AtomicU32::new(0))
+    }
+
+    /// Descriptions that are open for writing; running programs where it is negative.
+    pub fn writers(&self) -> i32 {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    /// Descriptions that only read, those of running programs included.
+    pub fn readers(&self) -> u32 {
+        self.1.load(Ordering::SeqCst)
+    }
+
+    /// A description that only reads comes.
+    #[inline]
+    pub fn add_reader(&self) {
+        self.1.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// It goes.
+    #[inline]
+    pub fn remove_reader(&self) {
+        self.1.fetch_sub(1, Ordering::SeqCst);
     }
 
     fn begin(&self, purpose: Purpose) -> Result<()> {

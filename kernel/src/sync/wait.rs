@@ -35,6 +35,8 @@ pub enum News {
     Input = 1,
     /// There is room to write (POLL_OUT).
     Room = 2,
+    /// Another program wants the lease of a file (POLL_MSG).
+    Message = 3,
     /// There is an error to hear of (POLL_ERR).
     Error = 4,
     /// The other side is gone (POLL_HUP).

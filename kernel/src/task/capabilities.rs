@@ -50,6 +50,8 @@ pub enum Capability {
     SysTime = 25,
     /// Hang up terminals.
     SysTtyConfig = 26,
+    /// Leases of anybody's files.
+    Lease = 28,
     /// Set capabilities of files.
     SetFcap = 31,
     /// Read the kernel's log.

@@ -63,15 +63,13 @@ const F_SETLKW: u32 = 7;
 const F_OFD_GETLK: u32 = 36;
 const F_OFD_SETLK: u32 = 37;
 const F_OFD_SETLKW: u32 = 38;
+const F_SETLEASE: u32 = 1024;
 const F_GETLEASE: u32 = 1025;
 const F_DUPFD_CLOEXEC: u32 = 1030;
 const F_SETPIPE_SZ: u32 = 1031;
 const F_GETPIPE_SZ: u32 = 1032;
 const F_ADD_SEALS: u32 = 1033;
 const F_GET_SEALS: u32 = 1034;
-
-/// F_GETLEASE's answer without a lease, and the type of a lock that is to go.
-const F_UNLCK: i64 = 2;
 
 /// fcntl(fd, command, argument)
 pub fn sys_fcntl(args: &Args) -> Result<i64> {
@@ -113,7 +111,8 @@ pub fn sys_fcntl(args: &Args) -> Result<i64> {
         F_SETOWN..=F_GETSIG | F_SETOWN_EX | F_GETOWN_EX | F_GETOWNER_UIDS => {
             news::control(&file, command, argument)
         }
-        F_GETLEASE => Ok(F_UNLCK),
+        F_SETLEASE => news::set_lease(&file, fd, argument as i32),
+        F_GETLEASE => Ok(i64::from(news::lease(&file))),
         F_SETPIPE_SZ => {
             PipeEnd::pipe_of(&file).ok_or(Errno::EBADF)?.set_capacity(argument as usize).map(|n| n as i64)
         }

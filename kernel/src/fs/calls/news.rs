@@ -1,9 +1,11 @@
 //! fcntl and ioctl about signal-driven I/O: which signal tells whom of a file's news.
 
+use crate::fs::leases::{self, LeaseKind};
+use crate::fs::node::NodeKind;
 use crate::fs::{OpenFile, OpenFlags, Signalling};
 use crate::task::registry::{self, IdHandle, IdRole};
 use crate::task::signal::file_news::{FileOwner, FileSignals};
-use crate::task::{Signal, shown_ids};
+use crate::task::{Capability, Signal, may, shown_ids, with_current};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
@@ -78,6 +80,45 @@ fn owner_by_sign(file: &OpenFile) -> i32 {
         (number, IdRole::Group) => -number,
         (number, _) => number,
     }
+}
+
+const F_RDLCK: i32 = 0;
+const F_WRLCK: i32 = 1;
+const F_UNLCK: i32 = 2;
+
+/// F_GETLEASE.
+pub(super) fn lease(file: &OpenFile) -> i32 {
+    match leases::get(file) {
+        Some(LeaseKind::Read) => F_RDLCK,
+        Some(LeaseKind::Write) => F_WRLCK,
+        None => F_UNLCK,
+    }
+}
+
+/// F_SETLEASE.
+///
+/// # Errors
+/// `EACCES` for another user's file without CAP_LEASE; `EINVAL`, `EAGAIN`, `ENOMEM`.
+pub(super) fn set_lease(file: &OpenFile, fd: i32, kind: i32) -> Result<i64> {
+    let kind = match kind {
+        F_UNLCK => None,
+        F_RDLCK => Some(LeaseKind::Read),
+        F_WRLCK => Some(LeaseKind::Write),
+        _ => return Err(Errno::EINVAL),
+    };
+    let metadata = file.node().metadata();
+    let is_own = with_current(|task| task.with_credentials(|own| own.fsuid == metadata.uid));
+    if !is_own && !may(Capability::Lease) {
+        return Err(Errno::EACCES);
+    }
+    if metadata.kind != NodeKind::Regular {
+        return Err(Errno::EINVAL);
+    }
+    match kind {
+        Some(kind) => FileSignals::set_lease(file, fd, kind)?,
+        None => FileSignals::end_lease(file)?,
+    }
+    Ok(0)
 }
 
 /// The owner ioctls of sockets.

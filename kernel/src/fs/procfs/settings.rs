@@ -7,6 +7,7 @@ use freehold_collections::Arc;
 use freehold_machine::Entropy;
 
 use crate::fs::generated::{Generate, Text};
+use crate::fs::leases;
 use crate::fs::notify;
 use crate::fs::pipe;
 use crate::fs::pseudo::PseudoDir;
@@ -205,8 +206,8 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
         Ok(())
     };
     fs.generated("aio-max-nr", 0o644, Number { get: requests::most, set });
-    let pipe_size = Number { get: pipe::max_size, set: pipe::set_max_size };
-    fs.generated("pipe-max-size", 0o644, pipe_size);
+    fs.generated("pipe-max-size", 0o644, Number { get: pipe::max_size, set: pipe::set_max_size });
+    fill_leases(&fs);
     fill_inotify(&root.dirs("sys/fs/inotify"));
     fill_mqueue(&root.dirs("sys/fs/mqueue"));
     for name in ["protected_hardlinks", "protected_symlinks", "protected_fifos", "protected_regular"] {
@@ -223,6 +224,17 @@ fn fill_net(net: &Arc<PseudoDir>) {
     // The writer is judged when it writes: the namespace's root need not own the file.
     net.dirs("ipv4").generated("ping_group_range", 0o666, PingGroups);
     net.dirs("unix").constant("max_dgram_qlen", "512");
+}
+
+/// Settings of leases.
+fn fill_leases(fs: &Arc<PseudoDir>) {
+    let break_time = Number { get: leases::break_seconds, set: leases::set_break_seconds };
+    fs.generated("lease-break-time", 0o644, break_time);
+    let set = |enabled| {
+        leases::set_enabled(enabled);
+        Ok(())
+    };
+    fs.generated("leases-enable", 0o644, Number { get: leases::enabled, set });
 }
 
 /// Settings of core files.

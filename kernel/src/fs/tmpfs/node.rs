@@ -309,6 +309,10 @@ impl Node for TmpNode {
         self.regular().map(Regular::text_use)
     }
 
+    fn may_be_leased(&self) -> bool {
+        self.regular().is_some()
+    }
+
     fn open(self: Receiver<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
         match self.kind {
             NodeKind::Regular | NodeKind::Directory => Ok(self),

@@ -22,6 +22,7 @@ use freehold_collections::{Arc, reserve};
 
 use super::{SigInfo, Signal};
 use crate::fs::file::{NewsOwner, POLLRDNORM, POLLWRNORM, Ready};
+use crate::fs::leases::{self, LeaseKind};
 use crate::fs::{OpenFile, Signalling};
 use crate::sync::{Mutex, News, PollWaiter, SpinLock, WaitQueue, Wake, Woken};
 use crate::task::process::Process;
@@ -31,6 +32,8 @@ use crate::{Errno, Result};
 
 /// POLLWRBAND, which Linux reports beside POLLOUT.
 const POLLWRBAND: u32 = 0x200;
+/// POLLMSG, which is told of leases alone.
+const POLLMSG: u32 = 0x400;
 
 /// The owner of an open file: F_SETOWN.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -116,12 +119,15 @@ impl FileSignals {
         self.choose(owner, role, OwnerChoice::Any);
     }
 
-    fn choose(&self, owner: Option<FileOwner>, role: IdRole, choice: OwnerChoice) {
+    /// Returns whether there was no owner.
+    fn choose(&self, owner: Option<FileOwner>, role: IdRole, choice: OwnerChoice) -> bool {
         let (uid, euid) = with_current(|task| task.with_credentials(|own| (own.uid, own.euid)));
         let mut settings = self.listener.0.lock();
-        if choice == OwnerChoice::Any || settings.chosen.owner.is_none() {
+        let was_free = settings.chosen.owner.is_none();
+        if choice == OwnerChoice::Any || was_free {
             settings.chosen = Chosen { owner, role, uid, euid };
         }
+        was_free
     }
 
     /// F_GETOWN: the owner while it is there, and what it was chosen as.
@@ -202,6 +208,57 @@ impl FileSignals {
     }
 }
 
+/// The holder of a lease: it is told by the signal and owner of its file, whether or not O_ASYNC is
+/// on.
+struct LeaseHolder {
+    signals: Arc<FileSignals>,
+    /// The descriptor by which the lease was set.
+    fd: i32,
+}
+
+impl Wake for LeaseHolder {
+    fn wake(&self) -> Woken {
+        Woken::Nobody
+    }
+
+    fn announce(&self, news: News) {
+        NewsSettings { fd: self.fd, ..self.signals.settings() }.tell(news);
+    }
+}
+
+impl FileSignals {
+    /// Gives `file` a lease by the descriptor `fd`, or changes the one that it has. The running
+    /// process becomes the owner of a file without one.
+    ///
+    /// # Errors
+    /// As [`leases::set`].
+    pub fn set_lease(file: &OpenFile, fd: i32, kind: LeaseKind) -> Result<()> {
+        let signals = Self::made_for(file);
+        let own = IdHandle::of(with_current(|task| task.process().pid));
+        let owner = own.map(|handle| FileOwner { handle, role: IdRole::Process });
+        // Before the lease is there: an open may break it at once.
+        let was_free = signals.choose(owner, IdRole::Process, OwnerChoice::First);
+        let given = leases::set(file, kind, reserve::arc(LeaseHolder { signals: signals.clone(), fd }));
+        if given.is_err() && was_free {
+            signals.listener.0.lock().chosen = Chosen::NONE;
+        }
+        given
+    }
+
+    /// Ends the lease of `file`; its owner and signal go with it.
+    ///
+    /// # Errors
+    /// `EAGAIN` where there is none.
+    pub fn end_lease(file: &OpenFile) -> Result<()> {
+        leases::release(file)?;
+        if let Some(signals) = Self::of(file) {
+            let mut settings = signals.listener.0.lock();
+            (settings.chosen, settings.signal) = (Chosen::NONE, None);
+        }
+        Ok(())
+    }
+}
+
 impl Drop for FileSignals {
     fn drop(&mut self) {
         self.listener.0.lock().signalling = Signalling::Off;
@@ -226,6 +283,7 @@ const fn band(news: News) -> u64 {
     let bits = match news {
         News::Input => Ready::IN.bits() | POLLRDNORM,
         News::Room => Ready::OUT.bits() | POLLWRNORM | POLLWRBAND,
+        News::Message => Ready::IN.bits() | POLLRDNORM | POLLMSG,
         News::Error => Ready::ERR.bits(),
         News::HangUp => Ready::HUP.bits() | Ready::ERR.bits(),
     };
