@@ -36,7 +36,7 @@ pub fn replicas() -> Option<&'static Mutex<Replicas<Frames, ImagePort>>> {
 /// Looks at the tables and the owners of all replicas, and compares every byte. Returns how many
 /// faults there are, and the first; the log names each.
 pub fn check_replicas() -> (u64, Option<ReplicaFault>) {
-    let Some(replicas) = replicas().map(Mutex::lock) else { return (0, None) };
+    let Some(mut replicas) = replicas().map(Mutex::lock) else { return (0, None) };
     let (mut count, mut first) = (0, None);
     let mut found = |fault: ReplicaFault| {
         log::error!("{fault}");

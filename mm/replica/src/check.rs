@@ -1,8 +1,17 @@
 //! Checks that replicas are unchanged.
+//!
+//! **Before the first look** at a page nothing is known of it but that all copies of it were equal
+//! when they were made. The first look takes the hash that most copies have; where as many have
+//! another, the image's. From then on a page has this hash, and a patch alone changes it. So a
+//! change of one copy is always found, but with a single replica it is called the replica's where
+//! it was the image's, if it happened before the first look. A change of all copies to the same
+//! bytes is found after the first look only.
 
 use core::fmt;
+use core::num::NonZeroU64;
 
 use freehold_frame::{FrameState, Owner};
+use freehold_machine::topology::MAX_NODES;
 use freehold_machine::{NodeId, Pfn, PhysicalBytes, TABLE_ENTRIES, Tables, VirtAddr};
 
 use crate::copy::{NodeReplica, hash};
@@ -73,22 +82,37 @@ impl fmt::Display for ReplicaFault {
     }
 }
 
+/// The hash that most copies have; of two that as many have, the one that comes first. The image
+/// has one.
+fn most_common(seen: &[Option<NonZeroU64>]) -> NonZeroU64 {
+    let votes = |hash: NonZeroU64| seen.iter().flatten().filter(|&&other| other == hash).count();
+    let best = seen.iter().flatten().copied().rev().max_by_key(|&hash| votes(hash));
+    best.unwrap_or(NonZeroU64::MAX)
+}
+
 impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
     /// Compares every page of the image and of each replica with its hash; `found` is told what
     /// differs. Nothing where there is no replica.
-    pub fn verify(&self, found: &mut dyn FnMut(ReplicaFault)) {
+    pub fn verify(&mut self, found: &mut dyn FnMut(ReplicaFault)) {
+        (0..self.hashes.len() as u64).for_each(|page| self.verify_page(page, found));
+    }
+
+    /// The same for one page.
+    pub(crate) fn verify_page(&mut self, page: u64, found: &mut dyn FnMut(ReplicaFault)) {
         if self.is_empty() {
             return;
         }
         let machine = self.source.machine();
-        for (page, &expected) in (0..).zip(&self.hashes) {
-            if machine.read_bytes(self.image.first.offset(page), hash) != expected {
-                found(ReplicaFault::Image { page });
-            }
-            for (node, replica) in self.each() {
-                if machine.read_bytes(replica.frame(page), hash) != expected {
-                    found(ReplicaFault::Replica { node, page });
-                }
+        let mut seen = [None; MAX_NODES + 1];
+        for (seen, (_, frame)) in seen.iter_mut().zip(self.copies(page)) {
+            *seen = Some(machine.read_bytes(frame, hash));
+        }
+        let Some(known) = self.hashes.get_mut(page as usize) else { return };
+        let expected = *known.get_or_insert_with(|| most_common(&seen));
+        for (place, (node, _)) in self.copies(page).enumerate() {
+            if seen[place] != Some(expected) {
+                let image = ReplicaFault::Image { page };
+                found(if place == 0 { image } else { ReplicaFault::Replica { node, page } });
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Making replicas, and what they are made of.
 
 use alloc::vec::Vec;
+use core::num::NonZeroU64;
 
 use freehold_frame::{Frame, FrameSource, Kernel, NodeSet, Order, OutOfMemory, Replica};
 use freehold_machine::topology::MAX_NODES;
@@ -129,8 +130,8 @@ pub struct Replicas<S: ReplicaMemory, P: Port> {
     pub(crate) source: S,
     pub(crate) port: P,
     pub(crate) image: KernelImage,
-    /// By page of the image; empty where there is no replica.
-    pub(crate) hashes: Vec<u64>,
+    /// By page of the image, from the first look at it on; empty where there is no replica.
+    pub(crate) hashes: Vec<Option<NonZeroU64>>,
     /// By node.
     pub(crate) nodes: [Option<NodeReplica<S>>; MAX_NODES],
 }
@@ -158,7 +159,9 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
         if wanted.0 == 0 {
             return replicas;
         }
-        let has_hashes = replicas.take_hashes().is_ok();
+        // Start-up waits for this: pages are hashed when somebody first looks at them.
+        let has_hashes = replicas.hashes.try_reserve_exact(image.pages as usize).is_ok();
+        replicas.hashes.resize(if has_hashes { image.pages as usize } else { 0 }, None);
         let mut places = 1 << image.node.0;
         for node in nodes(wanted.0) {
             if has_hashes && let Ok(made) = replicas.make(node) {
@@ -219,13 +222,6 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
         self.nodes[usize::from(node.0)].as_ref().map_or(self.image.root, |replica| replica.root)
     }
 
-    fn take_hashes(&mut self) -> Result<(), OutOfMemory> {
-        self.hashes.try_reserve_exact(self.image.pages as usize).map_err(|_| OutOfMemory)?;
-        let port = self.port;
-        self.hashes.extend((0..self.image.pages).map(|page| port.read_image(page, hash)));
-        Ok(())
-    }
-
     fn make(&self, node: NodeId) -> Result<NodeReplica<S>, OutOfMemory> {
         let blocks = self.copy_bytes(node)?;
         let frame = |page| frame_in(&blocks, page);
@@ -266,9 +262,9 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
 }
 
 /// A page's hash: four lanes, each a bijection of every word that enters it. So pages that differ
-/// in one word never have the same. It finds faults; who chooses bytes can forge it. A
-/// multiplication takes four words, since start-up waits for this.
-pub(crate) fn hash(bytes: &[u8; PAGE_SIZE]) -> u64 {
+/// in one word never have the same, but for one hash in 2^64. It finds faults; who chooses bytes
+/// can forge it. A multiplication takes four words, since each check reads every page.
+pub(crate) fn hash(bytes: &[u8; PAGE_SIZE]) -> NonZeroU64 {
     const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
     let mut lanes = [1u64, 2, 3, 4];
     for words in bytes.as_chunks::<128>().0 {
@@ -279,5 +275,6 @@ pub(crate) fn hash(bytes: &[u8; PAGE_SIZE]) -> u64 {
             *lane = mixed.wrapping_mul(ODD);
         }
     }
-    lanes.into_iter().fold(0, |hash: u64, lane| (hash.rotate_left(29) ^ lane).wrapping_mul(ODD))
+    let hash = lanes.into_iter().fold(0, |hash: u64, lane| (hash.rotate_left(29) ^ lane).wrapping_mul(ODD));
+    NonZeroU64::new(hash).unwrap_or(NonZeroU64::MAX)
 }

@@ -18,9 +18,9 @@
 //! read-only in the one place where they are mapped. They are written through windows before any
 //! CPU uses them; then the windows are forgotten. After that only a patch writes to them.
 //!
-//! **Check.** [`Replicas::verify`] compares each page of the image and of every replica with the
-//! hash that was taken before the first copy; [`Replicas::validate`] looks at the tables and at the
-//! owners of frames.
+//! **Check.** [`Replicas::verify`] compares each page of the image and of every replica with its
+//! hash, which the first look at the page takes (`check.rs`): start-up copies and does not hash.
+//! [`Replicas::validate`] looks at the tables and at the owners of frames.
 //!
 //! **Patching.** [`Replicas::patch`] changes instructions of text in the image and in all replicas
 //! at once, under CPUs that run them, and renews the hashes: the protocol is in `patch.rs`.

@@ -17,8 +17,9 @@
 //!
 //! **All or nothing.** Everything that can fail is before the first store.
 //!
-//! **Hashes.** A page that a patch touches has the hash that was taken before, or nothing is
-//! stored; then its hash is taken anew. So an announced change does not hide an unannounced one.
+//! **Hashes.** A page that a patch touches has the hash that was taken before, the same in all
+//! copies, or nothing is stored; then its hash is taken anew. So an announced change does not hide
+//! an unannounced one.
 //!
 //! **Callers.** One at a time, and not during a check: `&mut`. Interrupts are on, and no lock is
 //! held for which another CPU waits with interrupts off. Code that runs in NMIs, double faults and
@@ -124,7 +125,7 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
     }
 
     /// The frames of a page of the image, with the nodes of their copies: the image's first.
-    fn copies(&self, page: u64) -> impl Iterator<Item = (NodeId, Pfn)> {
+    pub(crate) fn copies(&self, page: u64) -> impl Iterator<Item = (NodeId, Pfn)> {
         let image = (self.image.node, self.image.first.offset(page));
         core::iter::once(image).chain(self.each().map(move |(node, replica)| (node, replica.frame(page))))
     }
@@ -142,7 +143,7 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
         [first..split, split..end].into_iter().filter(|bytes| !bytes.is_empty()).map(part)
     }
 
-    fn check_patch(&self, patch: &Patch) -> Result<(), PatchError> {
+    fn check_patch(&mut self, patch: &Patch) -> Result<(), PatchError> {
         let Patch { address, from, .. } = *patch;
         let is_text =
             |address: u64| self.image.page_at(address).is_some_and(|page| page < self.image.text_pages);
@@ -151,22 +152,20 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
         }
         let machine = self.source.machine();
         for part in self.parts(address, 0, LENGTH) {
-            let expected = self.hashes.get(part.page as usize);
-            for (place, (node, frame)) in self.copies(part.page).enumerate() {
-                let (found, hash) = machine.read_bytes(frame, |page| {
-                    let mut found = from;
-                    found[part.bytes.clone()].copy_from_slice(&page[part.offset..][..part.bytes.len()]);
-                    (found, expected.map(|_| hash(page)))
+            for (node, frame) in self.copies(part.page) {
+                let is_expected = machine.read_bytes(frame, |page| {
+                    page[part.offset..][..part.bytes.len()] == from[part.bytes.clone()]
                 });
-                if found != from {
+                if !is_expected {
                     return Err(PatchError::Differs { node, address });
                 }
-                if hash.as_ref() != expected {
-                    let page = part.page;
-                    let image = ReplicaFault::Image { page };
-                    let fault = if place == 0 { image } else { ReplicaFault::Replica { node, page } };
-                    return Err(PatchError::Changed(fault));
-                }
+            }
+            let mut fault = None;
+            self.verify_page(part.page, &mut |found| {
+                fault.get_or_insert(found);
+            });
+            if let Some(fault) = fault {
+                return Err(PatchError::Changed(fault));
             }
         }
         Ok(())
@@ -187,7 +186,7 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
         for part in self.parts(patch.address, 0, LENGTH) {
             let frame = self.image.first.offset(part.page);
             if let Some(known) = self.hashes.get_mut(part.page as usize) {
-                *known = machine.read_bytes(frame, hash);
+                *known = Some(machine.read_bytes(frame, hash));
             }
         }
     }

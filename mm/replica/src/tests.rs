@@ -41,12 +41,15 @@ struct Shared {
     rest: Rest,
     first: Pfn,
     roots: [AtomicU64; MAX_NODES],
+    /// How often a page of the image was read.
+    reads: AtomicU64,
     /// Bytes that CPUs may see of text that is being patched.
     patched: patch::Patched,
 }
 
 impl Port for Image0 {
     fn read_image<R>(self, page: u64, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R {
+        self.0.reads.fetch_add(1, Ordering::Relaxed);
         self.0.model.read_bytes(self.0.first.offset(page), f)
     }
     fn rest(self) -> Rest {
@@ -108,7 +111,8 @@ impl World {
         let frames: Frames =
             alloc::boxed::Box::leak(alloc::boxed::Box::new(buddy.expect("a page allocator")));
         let roots = [const { AtomicU64::new(0) }; MAX_NODES];
-        let shared = Shared { model, rest, first, roots, patched: patch::Patched::default() };
+        let (reads, patched) = (AtomicU64::new(0), patch::Patched::default());
+        let shared = Shared { model, rest, first, roots, reads, patched };
         let port = Image0(alloc::boxed::Box::leak(alloc::boxed::Box::new(shared)));
         let (node, root) = (NodeId(0), Pfn(ROOT));
         let image = KernelImage { start, pages, text_pages, first, node, root };
@@ -165,7 +169,7 @@ impl World {
     }
 }
 
-fn faults(replicas: &Replicas<Frames, Image0>) -> Vec<ReplicaFault> {
+fn faults(replicas: &mut Replicas<Frames, Image0>) -> Vec<ReplicaFault> {
     let mut all = Vec::new();
     replicas.validate(&mut |fault| all.push(fault));
     replicas.verify(&mut |fault| all.push(fault));
@@ -205,18 +209,18 @@ fn a_wrong_leaf_of_2_mib_is_found_and_text_in_one_is_patched() {
         let expected: Vec<_> = (0..PAGEBLOCK_FRAMES)
             .map(|page| ReplicaFault::Leaf { node, address: world.image.address(page) })
             .collect();
-        assert_eq!(faults(&replicas), expected, "{wrong:#x}");
+        assert_eq!(faults(&mut replicas), expected, "{wrong:#x}");
     }
     world.model.store_entry(table, slot, entry);
     let address = VirtAddr(world.image.start.0 + 300 * PAGE_SIZE as u64 - 2);
     patch::change(&world, &mut replicas, address);
-    assert_eq!(faults(&replicas), []);
+    assert_eq!(faults(&mut replicas), []);
 }
 
 fn check_copies(world: &World, frames: u64, tables: u64) {
     let pages = world.image.pages;
-    let replicas = world.make(0b110, &mut Vec::new());
-    assert_eq!(faults(&replicas), []);
+    let mut replicas = world.make(0b110, &mut Vec::new());
+    assert_eq!(faults(&mut replicas), []);
     assert_eq!(world.root_of(0), Pfn(ROOT));
     for node in [1, 2] {
         let root = world.root_of(node);
@@ -251,23 +255,52 @@ fn check_copies(world: &World, frames: u64, tables: u64) {
 #[test]
 fn a_flipped_bit_is_found_with_its_node_and_page() {
     let world = World::new();
-    let replicas = world.make(0b110, &mut Vec::new());
+    let mut replicas = world.make(0b110, &mut Vec::new());
     let (node, page) = replicas.flip().expect("there is one");
-    assert_eq!(faults(&replicas), [ReplicaFault::Replica { node, page }]);
+    assert_eq!(faults(&mut replicas), [ReplicaFault::Replica { node, page }]);
     replicas.flip();
-    assert_eq!(faults(&replicas), []);
+    assert_eq!(faults(&mut replicas), []);
     // Any bit, in any lane.
     for at in [0, 9, 18, 27, 32, 65, 98, 127, 128, 4088] {
         world.model.with_bytes(Pfn(FIRST + 3), |bytes| bytes[at] ^= 1);
-        assert_eq!(faults(&replicas), [ReplicaFault::Image { page: 3 }]);
+        assert_eq!(faults(&mut replicas), [ReplicaFault::Image { page: 3 }]);
         world.model.with_bytes(Pfn(FIRST + 3), |bytes| bytes[at] ^= 1);
     }
 }
 
 #[test]
+fn start_up_reads_each_page_once_a_copy_and_the_first_look_believes_most_copies() {
+    let change = |world: &World, root: Pfn, page: u64| {
+        let frame = frame_of(leaf(world.model, root, world.image.address(page)));
+        world.model.with_bytes(frame, |bytes| bytes[100] ^= 1);
+    };
+    let (image, node) = (Pfn(ROOT), NodeId(1));
+    let world = World::new();
+    let mut replicas = world.make(0b110, &mut Vec::new());
+    assert_eq!(world.port.0.reads.load(Ordering::Relaxed), 2 * PAGES, "a hash would be another look");
+    change(&world, image, 3);
+    change(&world, world.root_of(1), 4);
+    let found = [ReplicaFault::Image { page: 3 }, ReplicaFault::Replica { node, page: 4 }];
+    assert_eq!(faults(&mut replicas), found);
+    change(&world, image, 3);
+    change(&world, world.root_of(1), 4);
+    assert_eq!(faults(&mut replicas), []);
+    // All in the same way: the hash is older.
+    [image, world.root_of(1), world.root_of(2)].into_iter().for_each(|root| change(&world, root, 5));
+    let page = 5;
+    let replica = |node| ReplicaFault::Replica { node: NodeId(node), page };
+    assert_eq!(faults(&mut replicas), [ReplicaFault::Image { page }, replica(1), replica(2)]);
+    // One of two differs, and nothing tells which is right.
+    let world = World::new();
+    let mut replicas = world.make(0b010, &mut Vec::new());
+    change(&world, image, 3);
+    assert_eq!(faults(&mut replicas), [ReplicaFault::Replica { node, page: 3 }]);
+}
+
+#[test]
 fn wrong_tables_owners_and_a_way_through_the_direct_map_are_found() {
     let world = World::new();
-    let replicas = world.make(0b010, &mut Vec::new());
+    let mut replicas = world.make(0b010, &mut Vec::new());
     let (node, root) = (NodeId(1), world.root_of(1));
     let address = VirtAddr(START.0 + 2 * PAGE_SIZE as u64);
     let table = (2..=4).rev().fold(root, |table, level| {
@@ -278,21 +311,21 @@ fn wrong_tables_owners_and_a_way_through_the_direct_map_are_found() {
         [0, entry | WRITABLE, entry + 0x1000, leaf(world.model, Pfn(ROOT), address), entry | NO_EXECUTE]
     {
         world.model.store_entry(table, slot, wrong);
-        assert_eq!(faults(&replicas), [ReplicaFault::Leaf { node, address }], "{wrong:#x}");
+        assert_eq!(faults(&mut replicas), [ReplicaFault::Leaf { node, address }], "{wrong:#x}");
     }
     world.model.store_entry(table, slot, entry | 1 << 5);
-    assert_eq!(faults(&replicas), [], "the accessed bit is the CPU's");
+    assert_eq!(faults(&mut replicas), [], "the accessed bit is the CPU's");
     world.model.store_entry(root, 400, 9 << 12 | PRESENT);
-    assert_eq!(faults(&replicas), [ReplicaFault::Root { node, slot: 400 }]);
+    assert_eq!(faults(&mut replicas), [ReplicaFault::Root { node, slot: 400 }]);
     world.model.store_entry(root, 400, 0);
     let block = Pfn((entry >> 12) & 0xff_ffff_ffff).pageblock_start();
     world.model.enter(PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES)));
-    assert_eq!(faults(&replicas), [ReplicaFault::DirectMap { node, block }]);
+    assert_eq!(faults(&mut replicas), [ReplicaFault::DirectMap { node, block }]);
     world.model.leave(PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES)));
-    assert_eq!(faults(&replicas), []);
+    assert_eq!(faults(&mut replicas), []);
     // Another holder gives the block back.
     world.frames.release(block, freehold_frame::Order::PAGEBLOCK);
-    assert!(faults(&replicas).contains(&ReplicaFault::Owner { node, block }));
+    assert!(faults(&mut replicas).contains(&ReplicaFault::Owner { node, block }));
     core::mem::forget(replicas);
 }
 
@@ -307,10 +340,10 @@ fn a_node_short_of_memory_shares_and_keeps_nothing() {
     }
     let before = (world.owned(Owner::Kernel), world.owned(Owner::Replica));
     let mut without = Vec::new();
-    let replicas = world.make(0b110, &mut without);
+    let mut replicas = world.make(0b110, &mut without);
     assert_eq!(without, [NodeId(1)]);
     assert_eq!(world.root_of(1), Pfn(ROOT), "as near as node 2, with the lower number");
-    assert_eq!(faults(&replicas), []);
+    assert_eq!(faults(&mut replicas), []);
     assert_eq!(world.owned(Owner::Replica), before.1 + PAGEBLOCK_FRAMES);
     drop(replicas);
     assert_eq!((world.owned(Owner::Kernel), world.owned(Owner::Replica)), before);
@@ -330,9 +363,9 @@ fn every_failing_allocation_leaves_nothing_behind() {
         let free: Vec<_> = tables.drain(..left).collect();
         let mut without = Vec::new();
         free.into_iter().for_each(|frame| world.frames.release(frame, freehold_frame::Order::FRAME));
-        let replicas = world.make(0b100, &mut without);
+        let mut replicas = world.make(0b100, &mut without);
         assert!(replicas.is_empty() == without.contains(&NodeId(2)));
-        assert_eq!(faults(&replicas), []);
+        assert_eq!(faults(&mut replicas), []);
         if replicas.is_empty() {
             assert_eq!(world.owned(Owner::Replica), 0, "{left}");
             assert_eq!(world.root_of(2), Pfn(ROOT));

@@ -140,7 +140,7 @@ fn every_cpu_runs_the_old_instruction_or_int3_or_the_new_one_and_in_the_end_the_
         replicas.patch(&patches).expect("nothing is in the way");
         let only = BTreeSet::from([patches[0].to]);
         assert_eq!(shared.patched.runs(), [&only, &only, &only, &only].map(Clone::clone), "on all nodes");
-        assert_eq!(faults(&replicas), [], "the hashes are those of the new bytes");
+        assert_eq!(faults(&mut replicas), [], "the hashes are those of the new bytes");
     }
 }
 
@@ -150,7 +150,7 @@ fn a_change_that_nobody_announced_is_found_after_a_patch_too() {
     replicas.patch(&patches).expect("nothing is in the way");
     let frame = frame_of(leaf(world.model, world.root_of(1), VirtAddr(PLACES[0])));
     world.model.with_bytes(frame, |page| page[0x123] ^= 1);
-    assert_eq!(faults(&replicas), [ReplicaFault::Replica { node: NodeId(1), page: 0 }]);
+    assert_eq!(faults(&mut replicas), [ReplicaFault::Replica { node: NodeId(1), page: 0 }]);
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn what_cannot_be_patched_wholly_is_not_patched_at_all() {
     flip(7);
     shared.patched.has_no_memory.store(true, Ordering::Relaxed);
     assert_eq!(replicas.patch(&patches), Err(PatchError::OutOfMemory));
-    assert_eq!((all(), faults(&replicas)), (before, Vec::new()));
+    assert_eq!((all(), faults(&mut replicas)), (before, Vec::new()));
 }
 
 #[test]
