@@ -1,7 +1,7 @@
 //! Computes figures from counts: sums over phases, shares, medians. The summary and the report both
 //! use these figures.
 
-use freehold_scope_record::{CpuCounts, Half, LifetimeGroup, NearCounts, Page, Phase, Results};
+use freehold_scope_record::{CpuCounts, Half, KernelData, LifetimeGroup, NearCounts, Page, Phase, Results};
 
 /// Buckets of lengths of life: entry n is 2^n to 2^(n+1) - 1 instructions.
 const BUCKETS: usize = 64;
@@ -52,6 +52,14 @@ impl<'a> Digest<'a> {
     /// Returns the counts of `cpu` in one half of the address space while the program ran.
     pub fn counts(&self, cpu: usize, half: Half) -> CpuCounts {
         sum(self.phases().iter().filter_map(|phase| Some(of_half(phase.cpus.get(cpu)?, half))))
+    }
+
+    /// Returns the kernel's loads and stores on `cpu` by kind of data while the program ran.
+    pub fn kernel_data(&self, cpu: usize) -> KernelData {
+        let mut sum = KernelData::default();
+        let cpus = self.phases().iter().filter_map(|phase| phase.cpus.get(cpu));
+        cpus.for_each(|cpu| sum.join(&cpu.kernel_data));
+        sum
     }
 
     /// Returns the counts of all CPUs while the program ran.

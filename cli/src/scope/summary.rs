@@ -4,7 +4,9 @@
 
 use std::fmt::Write;
 
-use freehold_scope_record::{CpuCounts, CpuPhase, Half, NearCounts, Phase, Rule, Violation};
+use freehold_scope_record::{
+    CpuCounts, CpuPhase, DataKind, Half, KernelData, KindCounts, NearCounts, Phase, Rule, Violation,
+};
 
 use super::Story;
 use super::digest::{self, Digest, remote, share};
@@ -157,9 +159,29 @@ fn locality(text: &mut String, digest: &Digest<'_>) {
             percent(remote(&user.data, node)),
         );
     }
+    kinds(text, digest);
     if let Some(parts) = kernel_code(digest) {
         let _ = writeln!(text, "   the kernel's code is fetched {parts}");
     }
+}
+
+/// The kernel's own data by kind: which part of all accesses to it is to another node's.
+fn kinds(text: &mut String, digest: &Digest<'_>) {
+    let all: Vec<KernelData> =
+        (0..digest.results.settings.cpus.len()).map(|cpu| digest.kernel_data(cpu)).collect();
+    if all.iter().all(|data| *data == KernelData::default()) {
+        return;
+    }
+    text.push_str("   CPU  remote data of the kernel's own:    all");
+    DataKind::OWN.iter().for_each(|kind| _ = write!(text, "  {:>11}", kind.name()));
+    for (cpu, data) in all.iter().enumerate() {
+        let KindCounts { local, remote } = data.own();
+        let _ = write!(text, "\n   {cpu:>3}  {:>39}", percent(share(remote, local + remote)));
+        for &kind in &DataKind::OWN {
+            let _ = write!(text, "  {:>11}", percent(share(data.of(kind).remote, local + remote)));
+        }
+    }
+    text.push('\n');
 }
 
 /// Describes the place of the kernel's code, which decides whose fetches are remote: "100.0% from

@@ -26,7 +26,7 @@ use freehold_scope_model::{
     AccessKind, FirstLevel, Geometry, Hint, LevelShape, Lookup, Missed, PageSize, Replacement, Scope,
     SetAssociative, Slices, TOLD, Tlb, TlbKey, TlbShape, Walked,
 };
-use freehold_scope_record::{Checks, CpuPhase, Rule, Settings, SettingsError};
+use freehold_scope_record::{Checks, CpuPhase, DataKind, KindCounts, Rule, Settings, SettingsError};
 
 use self::exposure::Exposed;
 pub(crate) use self::exposure::sum;
@@ -75,6 +75,8 @@ struct Page {
     counts: [u32; 2],
     node: u8,
     flags: u8,
+    /// What the kernel has there, if it has told.
+    kind: Option<DataKind>,
 }
 
 const NO_PAGE: Page = Page {
@@ -86,6 +88,7 @@ const NO_PAGE: Page = Page {
     counts: [0; 2],
     node: NOWHERE as u8,
     flags: 0,
+    kind: None,
 };
 
 /// An instruction that lets the CPU forget translations.
@@ -447,6 +450,11 @@ impl Cpu {
         }
         for (mode, &count) in counts.iter().enumerate() {
             self.tally.data[mode][usize::from(page.node).min(NOWHERE)] += u64::from(count);
+        }
+        let more = u64::from(counts[KERNEL]);
+        if let Some(kind) = page.kind.filter(|_| more > 0 && usize::from(page.node) < NOWHERE) {
+            let remote = if usize::from(page.node) == self.home { 0 } else { more };
+            self.tally.kernel_data.add(kind, KindCounts { local: more - remote, remote });
         }
         if page.flags & DIRECT != 0 {
             self.checks.direct_map += u64::from(counts[KERNEL]);

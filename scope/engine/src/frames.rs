@@ -23,7 +23,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use freehold_scope_doorbell::{Publication, Records};
 use freehold_scope_record::{
-    Checks, KernelLayout, MemoryBackends, Oracle, Rule, SmapChecks, Stale, Violation, log2_bucket,
+    Checks, DataKind, KernelLayout, MemoryBackends, Oracle, Rule, SmapChecks, Stale, Violation, log2_bucket,
 };
 
 use crate::guest::{FRAME, GuestMemory, walk};
@@ -141,6 +141,9 @@ fn owner_and_order(p: &Publication, state: u32) -> (u32, u8) {
 /// The direct map's address in a stock Linux without KASLR (Documentation/arch/x86/x86_64/mm.rst; 4
 /// levels).
 const LINUX_DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
+
+/// The name of the owner of translation tables.
+const TABLES: &str = "pagetable";
 
 fn zeroes<T: Default>(count: usize) -> Vec<T> {
     (0..count).map(|_| T::default()).collect()
@@ -442,6 +445,25 @@ impl Frames {
     /// because records of memory that is plugged in later are mapped later.
     pub fn is_table(&self, address: u64) -> bool {
         self.published().is_some_and(|p| address.wrapping_sub(p.frame_table) < p.frames * p.records.bytes)
+    }
+    /// Returns what the kernel has at an address in a frame with this mark, if it has published its
+    /// map. Each area of it has a top-level slot of its own, and the image is behind all others.
+    pub fn kind(&self, address: u64, mark: Mark) -> Option<DataKind> {
+        let p = self.published()?;
+        let is_programs = p.records.user_owners >> mark.owner() & 1 != 0;
+        Some(if address >> 63 == 0 || in_windows(p, address) || is_programs {
+            DataKind::Programs
+        } else if address >= p.text {
+            DataKind::Image
+        } else if address >> 39 == p.frame_table >> 39 {
+            DataKind::FrameTable
+        } else if !self.is_direct(address) {
+            DataKind::Stacks
+        } else if self.owner_name(mark) == TABLES {
+            DataKind::Tables
+        } else {
+            DataKind::Heap
+        })
     }
     /// Returns whether a frame with this mark has to stay out of the kernel half.
     pub fn is_outside(&self, mark: Mark) -> bool {

@@ -1,7 +1,7 @@
 //! Counts of a CPU between two settlements, in plain arrays.
 
 use freehold_scope_model::Join;
-use freehold_scope_record::{CpuCounts, CpuPhase, Locality, Modes};
+use freehold_scope_record::{CpuCounts, CpuPhase, KernelData, Locality, Modes};
 
 use crate::guest::{MAX_NODES, NOWHERE};
 
@@ -26,6 +26,7 @@ pub struct Tally {
     pub space_flushes: u64,
     pub full_flushes: u64,
     pub page_flushes: u64,
+    pub kernel_data: KernelData,
 }
 
 impl Tally {
@@ -57,6 +58,7 @@ impl Tally {
         phase.space_flushes += self.space_flushes;
         phase.full_flushes += self.full_flushes;
         phase.page_flushes += self.page_flushes;
+        phase.kernel_data.join(&self.kernel_data);
     }
 
     /// Returns the counts of near and far accesses, for a CPU of node `home`.

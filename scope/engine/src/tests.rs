@@ -2,6 +2,7 @@
 
 mod exposure;
 mod half;
+mod kinds;
 mod patching;
 mod runs;
 mod sharing;
@@ -141,10 +142,16 @@ impl Machine {
             self.words.store(RECORDS + frame * 32, state);
         }
         let mut names = [[0; NAME_BYTES]; MAX_OWNERS];
-        for (name, text) in names
-            .iter_mut()
-            .zip(["free", "reserved", "kernel", "table", "bounce", "replica", "anon", "cache"])
-        {
+        for (name, text) in names.iter_mut().zip([
+            "free",
+            "reserved",
+            "kernel",
+            "pagetable",
+            "bounce",
+            "replica",
+            "anon",
+            "cache",
+        ]) {
             *name = Publication::name(text);
         }
         let mut roots = [0; MAX_NODES];

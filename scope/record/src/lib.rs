@@ -12,6 +12,7 @@
 
 mod coverage;
 mod exposure;
+mod kinds;
 mod memory;
 mod oracle;
 mod results;
@@ -20,6 +21,7 @@ mod sharing;
 
 pub use coverage::{Executed, Ranges};
 pub use exposure::{Exposure, Lives, Residue};
+pub use kinds::{DataKind, KernelData, KindCounts};
 pub use memory::{Backend, BackendRange, HwAddress, MemoryBackends, PluggableMemory};
 pub use oracle::{Checks, KernelLayout, Oracle, Rule, SmapChecks, Stale, Violation};
 pub use results::{

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Exposure, Oracle, Residue, Settings, Sharing};
+use crate::{Exposure, KernelData, Oracle, Residue, Settings, Sharing};
 
 /// Values for the kernel and for programs apart. Code that ran before the first kernel instruction
 /// (firmware, loader) is counted with programs, in the phase "firmware".
@@ -59,6 +59,9 @@ pub struct CpuPhase {
     pub full_flushes: u64,
     /// INVLPG.
     pub page_flushes: u64,
+    /// The kernel's loads and stores by kind of data.
+    #[serde(default)]
+    pub kernel_data: KernelData,
 }
 
 /// Counts of one memory-side cache.

@@ -115,7 +115,8 @@ impl Cpu {
         let flags = if direct { DIRECT } else { 0 } | watched(&watch.frames, address, mark);
         let node = if base == NO_TAG { NOWHERE } else { watch.nodes.of(base) };
         let tag = address >> 12 | self.generation;
-        self.pages[slot] = Page { tag, base, key, mark, flags, node: node as u8, ..NO_PAGE };
+        let kind = watch.frames.kind(address, mark);
+        self.pages[slot] = Page { tag, base, key, mark, flags, node: node as u8, kind, ..NO_PAGE };
         if !direct {
             self.check_cached::<C>(key, base, pc, address);
         } else if watch.frames.is_outside(mark) {
