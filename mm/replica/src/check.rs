@@ -85,6 +85,9 @@ impl fmt::Display for ReplicaFault {
 /// The hash that most copies have; of two that as many have, the one that comes first. The image
 /// has one.
 fn most_common(seen: &[Option<NonZeroU64>]) -> NonZeroU64 {
+    if let Some(all) = seen[0].filter(|first| seen.iter().flatten().all(|other| other == first)) {
+        return all;
+    }
     let votes = |hash: NonZeroU64| seen.iter().flatten().filter(|&&other| other == hash).count();
     let best = seen.iter().flatten().copied().rev().max_by_key(|&hash| votes(hash));
     best.unwrap_or(NonZeroU64::MAX)
@@ -107,8 +110,9 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
         for (seen, (_, frame)) in seen.iter_mut().zip(self.copies(page)) {
             *seen = Some(machine.read_bytes(frame, hash));
         }
+        let seen = &seen[..1 + self.each().count()];
         let Some(known) = self.hashes.get_mut(page as usize) else { return };
-        let expected = *known.get_or_insert_with(|| most_common(&seen));
+        let expected = *known.get_or_insert_with(|| most_common(seen));
         for (place, (node, _)) in self.copies(page).enumerate() {
             if seen[place] != Some(expected) {
                 let image = ReplicaFault::Image { page };

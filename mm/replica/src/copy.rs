@@ -53,7 +53,7 @@ impl KernelImage {
 /// How the pages at the image's end that fill no pageblock are allocated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rest {
-    /// One by one.
+    /// In blocks of as many frames as there are pages, the largest first.
     Frames,
     /// As a pageblock: where all memory is in the direct map, nothing smaller can leave it.
     Pageblock,
@@ -70,7 +70,7 @@ pub trait Port: Copy + Send + Sync + 'static {
     /// Whether the direct map shows one of these frames.
     fn is_in_direct_map(self, frames: PfnRange) -> bool;
     /// Takes a pageblock out of the direct map, whatever the policy about programs' frames is.
-    /// Single frames are outside.
+    /// Smaller blocks are outside.
     fn leave_direct_map(self, frames: PfnRange);
     /// Makes the patching window, if it was not made before.
     ///
@@ -91,7 +91,7 @@ pub trait Port: Copy + Send + Sync + 'static {
 /// A node's replica. Its frames go back when it is dropped, which must not be once its root is
 /// known.
 pub(crate) struct NodeReplica<S: ReplicaMemory> {
-    /// Pageblocks, and behind them single frames, in the order of the image's pages.
+    /// Pageblocks, and behind them smaller blocks, in the order of the image's pages.
     pub blocks: Vec<Frame<Replica, S>>,
     /// The root first.
     pub tables: Vec<Frame<Kernel, S>>,
@@ -106,12 +106,15 @@ impl<S: ReplicaMemory> NodeReplica<S> {
 }
 
 fn frame_in<S: ReplicaMemory>(blocks: &[Frame<Replica, S>], page: u64) -> Pfn {
-    let (block, offset) = (page / PAGEBLOCK_FRAMES, page % PAGEBLOCK_FRAMES);
-    // A page that is in no pageblock is behind all of them.
-    match &blocks[block as usize] {
-        whole if whole.order() == Order::PAGEBLOCK => whole.pfn().offset(offset),
-        _ => blocks[(block + offset) as usize].pfn(),
+    let mut left = page;
+    for block in blocks {
+        let frames = block.order().frames();
+        if left < frames {
+            return block.pfn().offset(left);
+        }
+        left -= frames;
     }
+    unreachable!("page {page} is in no block of the replica")
 }
 
 /// The memory of a node's replica.
@@ -242,12 +245,16 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
             Rest::Frames => self.image.pages / PAGEBLOCK_FRAMES,
             Rest::Pageblock => self.image.pages.div_ceil(PAGEBLOCK_FRAMES),
         };
-        let count = whole + self.image.pages.saturating_sub(whole * PAGEBLOCK_FRAMES);
+        let mut rest = self.image.pages.saturating_sub(whole * PAGEBLOCK_FRAMES);
         let mut blocks = Vec::new();
-        blocks.try_reserve_exact(count as usize).map_err(|_| OutOfMemory)?;
-        for number in 0..count {
-            let order = if number < whole { Order::PAGEBLOCK } else { Order::FRAME };
+        let count = whole as usize + rest.count_ones() as usize;
+        blocks.try_reserve_exact(count).map_err(|_| OutOfMemory)?;
+        for _ in 0..whole {
+            blocks.push(on_node::<Replica, S>(self.source, node, Order::PAGEBLOCK)?);
+        }
+        while let Some(order) = rest.checked_ilog2().and_then(Order::new) {
             blocks.push(on_node::<Replica, S>(self.source, node, order)?);
+            rest -= order.frames();
         }
         let machine = self.source.machine();
         for page in 0..self.image.pages {
