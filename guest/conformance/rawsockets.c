@@ -458,6 +458,14 @@ static void nonsense(void)
 		}
 		sends(raw, bytes, rand() % sizeof bytes, "127.0.0.1");
 		bytes[0] = 0x60;
+		if (i % 2) {
+			/* The addresses are ::1, or now and then one of version 4. */
+			memcpy(bytes + 8, "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\1", 32);
+			if (i % 3 == 0)
+				memcpy(bytes + (i % 4 == 1 ? 8 : 24), "\0\0\0\0\0\0\0\0\0\0\xff\xff\x7f\0\0\1", 16);
+			bytes[4] = 0, bytes[5] = i % 30, bytes[6] = i % 5 ? 58 : 17;
+			bytes[40] = 128;
+		}
 		sends6(raw6, bytes, rand() % sizeof bytes, "::1", 0);
 	}
 	struct echo echo = request(0x77, 0x77);

@@ -207,6 +207,9 @@ static void network(void) {
     // An echo request to itself: two packets, each for two sockets.
     int raw = socket(AF_INET, SOCK_RAW, IPPROTO_ICMP), raw6 = socket(AF_INET6, SOCK_RAW, IPPROTO_ICMPV6);
     char echo[64] = {8, 0, 0xf7, 0xff}, answer[128];
+    struct sock_filter some = BPF_STMT(BPF_RET | BPF_K, 50);
+    struct sock_fprog filter = {1, &some};
+    if (raw >= 0) setsockopt(raw, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter);
     name.sin_port = 0;
     if (raw >= 0) (void)!sendto(raw, echo, sizeof echo, MSG_DONTWAIT, (void *)&name, sizeof name);
     while (raw >= 0 && recv(raw, answer, sizeof answer, MSG_DONTWAIT) > 0) {

@@ -63,6 +63,11 @@ fn rawsockets() {
 }
 
 #[test]
+fn socketfilters() {
+    conforms("socketfilters");
+}
+
+#[test]
 fn netlink() {
     conforms("netlink");
 }

@@ -2,17 +2,27 @@
 
 use freehold_collections::Vec;
 
+use super::packet::{ANCILLARY, is_fact};
 use super::{DATA, Instruction, MOST, Refusal, WORDS, code};
 
 /// All words of memory.
 const ALL: u16 = u16::MAX;
 
-pub fn check(program: &[Instruction]) -> Result<(), Refusal> {
+/// What a program may do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rules {
+    /// It is about system calls.
+    Call,
+    /// It is about packets.
+    Packet,
+}
+
+pub fn check(program: &[Instruction], rules: Rules) -> Result<(), Refusal> {
     if !(1..=MOST).contains(&program.len()) {
         return Err(Refusal::Length);
     }
     for (at, instruction) in program.iter().enumerate() {
-        if !is_possible(instruction, program.len() - at - 1) {
+        if !is_possible(instruction, program.len() - at - 1, rules) {
             return Err(Refusal::Instruction(at));
         }
     }
@@ -24,10 +34,18 @@ pub fn check(program: &[Instruction]) -> Result<(), Refusal> {
 
 /// Whether an instruction that `behind` others follow is one that there is, with an operand that it
 /// can have.
-fn is_possible(instruction: &Instruction, behind: usize) -> bool {
+fn is_possible(instruction: &Instruction, behind: usize, rules: Rules) -> bool {
     let &Instruction { code, if_true, if_false, constant } = instruction;
+    let is_packet = rules == Rules::Packet;
+    let place = constant;
     let constant = constant as usize;
     match code {
+        code::LOAD_DATA | code::LOAD_HALF | code::LOAD_BYTE if is_packet => {
+            place < ANCILLARY || is_fact(place)
+        }
+        _ if is_packet && code::PACKET_LOADS.contains(&code) => true,
+        code::REMAINDER => is_packet && constant != 0,
+        _ if code == code::REMAINDER | code::BY_X => is_packet,
         code::LOAD_DATA => constant < DATA && constant.is_multiple_of(4),
         code::LOAD_WORD | code::LOAD_X_WORD | code::STORE | code::STORE_X => constant < WORDS,
         code::DIVIDE => constant != 0,

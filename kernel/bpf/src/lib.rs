@@ -1,15 +1,16 @@
-//! Classic BPF programs that judge system calls.
+//! Classic BPF programs that judge system calls and packets.
 //!
 //! A program has two registers, A and X, and sixteen words of memory, all of 32 bits; it reads the
-//! data of a call ([`CallData`]) by aligned words. It comes from a program that is not trusted, so
-//! it is checked as a whole before it runs ([`Filter::new`]): jumps lead forwards to instructions,
-//! the last instruction ends it, no constant divides by zero, and a word of memory is read only
-//! where every path to the read has stored there. A program that passes ends after at most as many
-//! steps as it has instructions; running allocates nothing and cannot fail.
+//! data of a call ([`CallData`]) by aligned words, or any bytes of a packet ([`PacketData`]). It
+//! comes from a program that is not trusted, so it is checked as a whole before it runs
+//! ([`Filter::new`], [`PacketFilter::new`]): jumps lead forwards to instructions, the last
+//! instruction ends it, no constant divides by zero, and a word of memory is read only where every
+//! path to the read has stored there. A program that passes ends after at most as many steps as it
+//! has instructions; running allocates nothing and cannot fail.
 //!
 //! Instructions and checks are Linux' (Documentation/networking/filter.rst; net/core/filter.c
-//! `bpf_check_classic`, kernel/seccomp.c `seccomp_check_filter`), which refuses loads from anywhere
-//! but the call's data, and the remainder.
+//! `bpf_check_classic`, kernel/seccomp.c `seccomp_check_filter`). A program about calls is refused
+//! that loads from anywhere but the call's data, or takes a remainder.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -19,10 +20,17 @@ extern crate std;
 
 mod check;
 mod code;
+mod engine;
+mod packet;
 #[cfg(test)]
 mod tests;
 
 use freehold_collections::{AllocError, Vec};
+
+pub use packet::{HasLink, PacketData};
+
+use check::Rules;
+use engine::{Loads, Width};
 
 /// The most instructions of a program (BPF_MAXINSNS).
 pub const MOST: usize = 4096;
@@ -77,6 +85,16 @@ impl CallData {
     }
 }
 
+impl Loads for CallData {
+    fn length(&self) -> u32 {
+        DATA as u32
+    }
+
+    fn load(&self, at: u32, _width: Width, _registers: (u32, u32)) -> Option<u32> {
+        Some(self.0.get(at as usize / 4).copied().unwrap_or(0))
+    }
+}
+
 /// The reason why a program is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
@@ -104,7 +122,7 @@ impl Filter {
     /// # Errors
     /// [`Refusal`].
     pub fn new(program: Vec<Instruction>) -> Result<Self, Refusal> {
-        check::check(&program)?;
+        check::check(&program, Rules::Call)?;
         Ok(Self(program))
     }
 
@@ -115,56 +133,26 @@ impl Filter {
 
     /// Returns the program's verdict on a call.
     pub fn run(&self, data: &CallData) -> u32 {
-        let (mut a, mut x, mut words) = (0u32, 0u32, [0u32; WORDS]);
-        let mut at = 0;
-        // No jump leads backwards, so each instruction runs once at most. Nothing that was checked
-        // leaves the program.
-        while let Some(&Instruction { code, if_true, if_false, constant: k }) = self.0.get(at) {
-            at += 1;
-            let word = k as usize % WORDS;
-            match code {
-                code::LOAD_DATA => a = data.0.get(k as usize / 4).copied().unwrap_or(0),
-                code::LOAD_LENGTH => a = DATA as u32,
-                code::LOAD_X_LENGTH => x = DATA as u32,
-                code::LOAD => a = k,
-                code::LOAD_X => x = k,
-                code::LOAD_WORD => a = words[word],
-                code::LOAD_X_WORD => x = words[word],
-                code::STORE => words[word] = a,
-                code::STORE_X => words[word] = x,
-                code::TO_X => x = a,
-                code::TO_A => a = x,
-                code::RETURN => return k,
-                code::RETURN_A => return a,
-                code::JUMP => at += k as usize,
-                code::NEGATE => a = a.wrapping_neg(),
-                _ => {
-                    let by = if code & code::BY_X == 0 { k } else { x };
-                    match code & !code::BY_X {
-                        code::ADD => a = a.wrapping_add(by),
-                        code::SUBTRACT => a = a.wrapping_sub(by),
-                        code::MULTIPLY => a = a.wrapping_mul(by),
-                        // A division by zero ends the program with 0.
-                        code::DIVIDE if by == 0 => return 0,
-                        code::DIVIDE => a /= by,
-                        code::AND => a &= by,
-                        code::OR => a |= by,
-                        code::XOR => a ^= by,
-                        code::SHIFT_LEFT => a = a.wrapping_shl(by),
-                        code::SHIFT_RIGHT => a = a.wrapping_shr(by),
-                        comparison => {
-                            let holds = match comparison {
-                                code::IF_EQUAL => a == by,
-                                code::IF_GREATER => a > by,
-                                code::IF_AT_LEAST => a >= by,
-                                _ => a & by != 0,
-                            };
-                            at += usize::from(if holds { if_true } else { if_false });
-                        }
-                    }
-                }
-            }
-        }
-        0
+        engine::run(&self.0, data)
+    }
+}
+
+/// A program about packets that was checked.
+#[derive(Debug)]
+pub struct PacketFilter(Vec<Instruction>);
+
+impl PacketFilter {
+    /// Checks `program`.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn new(program: Vec<Instruction>) -> Result<Self, Refusal> {
+        check::check(&program, Rules::Packet)?;
+        Ok(Self(program))
+    }
+
+    /// Returns how many bytes of a packet its socket gets; 0 for none of it.
+    pub fn run(&self, data: &PacketData<'_>) -> u32 {
+        engine::run(&self.0, data)
     }
 }

@@ -217,3 +217,120 @@ proptest! {
         }
     }
 }
+
+fn packet(bytes: &[u8]) -> PacketData<'_> {
+    PacketData {
+        bytes,
+        network: bytes.get(2..).unwrap_or_default(),
+        payload_at: 6,
+        has_link: HasLink::Yes,
+        protocol: 0x800,
+        kind: 4,
+        interface: 7,
+        hardware: 772,
+        random: 99,
+    }
+}
+
+/// The result of `program` and `return A` for the packet of these bytes.
+fn of_packet(program: &[Instruction], bytes: &[u8]) -> u32 {
+    let program = [program, &[instruction(code::RETURN_A, 0, 0, 0)]].concat();
+    PacketFilter::new(Vec::try_from_slice(&program).unwrap()).unwrap().run(&packet(bytes))
+}
+
+const BYTES: [u8; 8] = [0x11, 0x22, 0x45, 0x44, 0x55, 0x66, 0x77, 0x88];
+
+#[test]
+fn a_packet_is_read_at_any_place_in_the_order_of_the_network() {
+    let at = |code, place| of_packet(&[instruction(code, 0, 0, place)], &BYTES);
+    assert_eq!([0, 4, 5].map(|place| at(code::LOAD_DATA, place)), [0x1122_4544, 0x5566_7788, 0]);
+    assert_eq!([1, 6, 7].map(|place| at(code::LOAD_HALF, place)), [0x2245, 0x7788, 0]);
+    assert_eq!([7, 8].map(|place| at(code::LOAD_BYTE, place)), [0x88, 0]);
+    assert_eq!(at(code::LOAD_LENGTH, 0), 8);
+    // SKF_NET_OFF, SKF_LL_OFF.
+    assert_eq!([0xfff0_0001, 0xffe0_0001].map(|place| at(code::LOAD_BYTE, place)), [0x44, 0x22]);
+    let by_x = |code, x| of_packet(&[instruction(code::LOAD_X, 0, 0, x), instruction(code, 0, 0, 2)], &BYTES);
+    assert_eq!(by_x(code::LOAD_BYTE_BY_X, 1), 0x44);
+    assert_eq!(by_x(code::LOAD_HALF_BY_X, u32::MAX), 0x2245);
+    assert_eq!(
+        [by_x(code::LOAD_DATA_BY_X, 2), by_x(code::LOAD_DATA_BY_X, u32::MAX - 1)],
+        [0x5566_7788, 0x1122_4544]
+    );
+    let header = [instruction(code::LOAD_X_HEADER, 0, 0, 2), instruction(code::TO_A, 0, 0, 0)];
+    assert_eq!(of_packet(&header, &BYTES), 20);
+}
+
+#[test]
+fn facts_about_a_packet_are_known() {
+    let fact = |fact: u32| of_packet(&[instruction(code::LOAD_DATA, 0, 0, 0xffff_f000 + fact)], &BYTES);
+    assert_eq!([0, 4, 8, 28, 52, 56, 20, 60].map(fact), [0x800, 4, 7, 772, 6, 99, 0, 0]);
+    let program = [
+        instruction(code::LOAD, 0, 0, 6),
+        instruction(code::LOAD_X, 0, 0, 3),
+        instruction(code::LOAD_DATA, 0, 0, 0xffff_f028),
+    ];
+    assert_eq!(of_packet(&program, &BYTES), 5);
+    // An attribute of kind 9 behind one of kind 1, in one of kind 2.
+    let attributes = [[16, 0, 2, 0], [5, 0, 1, 0], [0; 4], [4, 0, 9, 0]].concat();
+    let find = |fact: u32, a, x| {
+        let load = [instruction(code::LOAD, 0, 0, a), instruction(code::LOAD_X, 0, 0, x)];
+        of_packet(
+            &[&load[..], &[instruction(code::LOAD_DATA, 0, 0, 0xffff_f000 + fact)]].concat(),
+            &attributes,
+        )
+    };
+    assert_eq!(
+        [find(12, 4, 9), find(12, 4, 8), find(16, 0, 9), find(16, 4, 9), find(16, 99, 9)],
+        [12, 0, 12, 0, 0]
+    );
+    // A length of 0 leads nowhere.
+    let load = [instruction(code::LOAD_X, 0, 0, 9), instruction(code::LOAD_DATA, 0, 0, 0xffff_f00c)];
+    assert_eq!(of_packet(&load, &[0, 0, 1, 0, 4, 0, 9, 0]), 0);
+}
+
+#[test]
+fn programs_about_packets_may_do_more_and_nothing_senseless() {
+    let end = instruction(code::RETURN, 0, 0, 0);
+    let passes = |one| PacketFilter::new(Vec::try_from_slice(&[one, end]).unwrap()).is_ok();
+    for good in [
+        instruction(code::LOAD_HALF, 0, 0, 3),
+        instruction(code::LOAD_DATA, 0, 0, 0xffff_efff),
+        instruction(code::REMAINDER, 0, 0, 3),
+        instruction(code::REMAINDER | code::BY_X, 0, 0, 0),
+        instruction(code::LOAD_X_HEADER, 0, 0, 0),
+    ] {
+        assert!(passes(good) && filter(&[good, end]).is_err(), "{good:?}");
+    }
+    for bad in [
+        instruction(code::LOAD_DATA, 0, 0, 0xffff_f001),
+        instruction(code::LOAD_BYTE, 0, 0, 0xffff_f040),
+        instruction(code::REMAINDER, 0, 0, 0),
+        instruction(0x70, 0, 0, 0),
+    ] {
+        assert!(!passes(bad), "{bad:?}");
+    }
+}
+
+proptest! {
+    /// Any program that passes ends with a verdict on any packet.
+    #[test]
+    fn any_program_about_packets_ends(
+        program in prop::collection::vec((any::<u16>(), any::<u8>(), any::<u8>(), any::<u32>()), 1..20),
+        narrow: bool,
+        bytes in prop::collection::vec(any::<u8>(), 0..64),
+    ) {
+        let codes = [0x20, 0x28, 0x30, 0x40, 0x48, 0x50, 0xb1, 0x80, 0x60, 0x02, 0x94, 0x9c, 0x15, 0x05, 0x04, 0x07];
+        let mut program: std::vec::Vec<Instruction> = program
+            .iter()
+            .map(|&(code, yes, no, k)| {
+                let code = if narrow { codes[usize::from(code) % codes.len()] } else { code };
+                let k = if narrow && k % 3 == 0 { 0xffff_f000 + k % 64 } else if k % 3 == 1 { k % 16 } else { k };
+                instruction(code, yes % 4, no % 4, k)
+            })
+            .collect();
+        program.push(instruction(code::RETURN_A, 0, 0, 0));
+        if let Ok(filter) = PacketFilter::new(Vec::try_from_slice(&program).unwrap()) {
+            filter.run(&packet(&bytes));
+        }
+    }
+}

@@ -57,7 +57,7 @@ pub const LO: Interface = Interface {
 /// IFF_UP, IFF_BROADCAST, IFF_RUNNING and IFF_MULTICAST.
 const ETHERNET_FLAGS: u32 = 0x1 | 0x2 | 0x40 | 0x1000;
 /// ARPHRD_ETHER.
-const ETHERNET: u16 = 1;
+pub const ETHERNET: u16 = 1;
 
 /// IFF_UP and IFF_RUNNING.
 const RUNS: u32 = 0x1 | 0x40;

@@ -122,28 +122,37 @@ pub(in crate::socket) fn show_datagram(
 struct Copies<'a> {
     packet: Packet<'a>,
     notes: Notes,
+    /// ARPHRD_* of the interface.
+    hardware: u16,
     whole: Option<Vec<u8>>,
     payload: Option<Vec<u8>>,
 }
 
 impl<'a> Copies<'a> {
-    fn of(packet: Packet<'a>, interface: u32) -> Self {
+    fn of(packet: Packet<'a>, index: u32) -> Self {
         let notes = Notes {
             from: packet.head.from.octets(),
             to: packet.head.to.octets(),
             time: time::wall_nanoseconds(),
-            interface,
+            interface: index,
             ttl: packet.head.ttl,
             tos: packet.head.tos,
             padding: [0; 2],
         };
-        Self { packet, notes, whole: None, payload: None }
+        let hardware =
+            if index == interface::LO.index { interface::LO.hardware } else { interface::ETHERNET };
+        Self { packet, notes, hardware, whole: None, payload: None }
     }
 
-    /// What `socket` hears: with the header of version 4 where it is a raw one.
+    /// What `socket` hears, as far as its filter lets it: with the header of version 4 where it is
+    /// a raw one.
     fn for_socket(&mut self, socket: &RawSocket) -> Option<&[u8]> {
         let with_header = socket.kind() == RawKind::Raw && socket.is_v4();
         let bytes = if with_header { self.packet.whole } else { self.packet.payload() };
+        let part = socket.filter.part(&self.packet, bytes, (self.notes.interface, self.hardware));
+        if part == 0 {
+            return None;
+        }
         let made = if with_header { &mut self.whole } else { &mut self.payload };
         if made.is_none() {
             let mut message = Vec::try_with_capacity(Notes::BYTES + bytes.len()).ok()?;
@@ -151,7 +160,7 @@ impl<'a> Copies<'a> {
             message.try_extend_from_slice(bytes).ok()?;
             *made = Some(message);
         }
-        made.as_deref()
+        made.as_deref().map(|made| &made[..made.len().min(Notes::BYTES.saturating_add(part))])
     }
 }
 
@@ -164,6 +173,9 @@ fn show(network: &NetworkNamespace, bytes: &[u8], interface: u32, deliver: Deliv
     let mut give = |socket: &Arc<RawSocket>| {
         if socket.wants(&packet) {
             found = Found::Some;
+            if !socket.channel().has_room() {
+                return;
+            }
             if let Some(message) = copies.for_socket(socket) {
                 deliver(socket.channel(), message);
             }

@@ -65,8 +65,9 @@ pub(super) struct Head {
 }
 
 impl Head {
+    /// Whether both addresses are of version 4. A packet has no addresses of two versions.
     pub(super) fn is_v4(&self) -> bool {
-        self.from.to_ipv4_mapped().is_some()
+        self.from.to_ipv4_mapped().is_some() && self.to.to_ipv4_mapped().is_some()
     }
 
     /// The head of an answer.
@@ -151,11 +152,23 @@ impl<'a> Packet<'a> {
             ttl: header[7],
             tos: header[0] << 4 | header[1] >> 4,
         };
-        Some(Self { head, whole, payload_at: V6_HEADER })
+        // Mapped addresses are for programs, and stand in no packet (RFC 4291, section 2.5.5.2).
+        let is_mapped = head.from.to_ipv4_mapped().or(head.to.to_ipv4_mapped()).is_some();
+        (!is_mapped).then_some(Self { head, whole, payload_at: V6_HEADER })
     }
 
     pub(super) fn payload(&self) -> &'a [u8] {
         &self.whole[self.payload_at..]
+    }
+
+    /// Where the payload of its upper protocol begins.
+    pub(super) fn innermost_at(&self) -> usize {
+        let header = match (self.head.protocol, self.payload().get(12)) {
+            (TCP, Some(&offset)) => (usize::from(offset >> 4) * 4).max(20),
+            (UDP | ICMP | ICMPV6, _) => ICMP_HEADER,
+            _ => 0,
+        };
+        self.payload_at + header
     }
 
     /// The ICMP message of either version in it.
@@ -375,6 +388,8 @@ pub(super) fn datagram(mut head: Head, ports: [u16; 2], payload: &[u8]) -> Resul
 
 #[cfg(test)]
 mod tests {
+    use std::vec;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -382,6 +397,20 @@ mod tests {
     fn head(is_v4: bool, protocol: u8) -> Head {
         let [from, to] = if is_v4 { ["::ffff:127.0.0.1", "::ffff:127.0.0.9"] } else { ["::1", "::2"] };
         Head { from: from.parse().unwrap(), to: to.parse().unwrap(), protocol, ttl: 9, tos: 0x13 }
+    }
+
+    #[test]
+    fn a_length_that_is_less_than_the_header_is_no_packets() {
+        let mut bytes = packet(&head(true, UDP), 30).unwrap();
+        for length in 0..V4_HEADER as u16 {
+            bytes[2..4].copy_from_slice(&length.to_be_bytes());
+            assert!(Packet::parse(&bytes).is_none() && Packet::parse_shown(&bytes).is_none());
+        }
+        bytes[2..4].copy_from_slice(&50_u16.to_be_bytes());
+        for shown in 0..bytes.len() {
+            let packet = Packet::parse_shown(&bytes[..shown]);
+            assert_eq!(packet.map(|packet| packet.payload().len()), shown.checked_sub(V4_HEADER));
+        }
     }
 
     /// RFC 1071's own example.
@@ -405,6 +434,7 @@ mod tests {
             let reply = echo_reply(&read).unwrap();
             let reply = Packet::parse(&reply).unwrap();
             prop_assert_eq!((reply.head.from, reply.head.to), (head.to, head.from));
+            prop_assert_eq!(reply.icmp().unwrap()[0], if is_v4 { ECHO_REPLY } else { ECHO_REPLY_V6 });
             prop_assert_eq!(&reply.icmp().unwrap()[4..], &payload[4..]);
             let error = refusal(&read, Refused::Protocol).unwrap();
             prop_assert!(Packet::parse(&error).unwrap().icmp().is_some());
@@ -425,6 +455,15 @@ mod tests {
                 let _ = (packet.icmp(), packet.udp(), packet.may_be_refused());
                 prop_assert!(refusal(&packet, Refused::Port).is_ok());
             }
+        }
+
+        #[test]
+        fn no_packet_of_version_6_has_an_address_of_version_4(at in prop::sample::select(vec![8, 24]), length in 0..40_usize) {
+            let mut bytes = packet(&head(false, ICMPV6), length).unwrap();
+            prop_assert!(Packet::parse(&bytes).is_some());
+            let mapped: Ipv6Addr = "::ffff:127.0.0.1".parse().unwrap();
+            bytes[at..at + 16].copy_from_slice(&mapped.octets());
+            prop_assert!(Packet::parse(&bytes).is_none() && Packet::parse_shown(&bytes).is_none());
         }
 
         #[test]

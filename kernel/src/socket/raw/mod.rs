@@ -7,6 +7,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`format`] | headers of IP and ICMP |
+//! | [`filter`] | programs that choose packets |
 //! | [`registry`] | which sockets hear what |
 //! | [`arrive`] | packets for this machine: copies for sockets, answers, errors |
 //! | [`send`] | packets of programs |
@@ -21,6 +22,7 @@
 
 pub(super) mod arrive;
 pub(super) mod controls;
+mod filter;
 mod format;
 mod notes;
 mod registry;
@@ -30,9 +32,11 @@ mod settings;
 use core::net::Ipv6Addr;
 
 use freehold_collections::{Arc, Receiver, reserve};
+use linux_raw_sys::net as c;
 
 pub use self::settings::RawKind;
 
+use self::filter::SocketFilter;
 use self::format::{ICMP, ICMPV6, Version};
 use self::notes::{Notes, NotesSink};
 use self::registry::{HearerKey, Hearers, Hears};
@@ -72,6 +76,7 @@ pub struct RawSocket {
     network: Arc<NetworkNamespace>,
     channel: Arc<Channel>,
     state: crate::sync::SpinLock<RawState>,
+    filter: SocketFilter,
 }
 
 impl RawSocket {
@@ -110,6 +115,7 @@ impl RawSocket {
             network,
             channel: Channel::new(),
             state: crate::sync::SpinLock::new(state),
+            filter: SocketFilter::default(),
         });
         if kind == RawKind::Raw {
             let hears = if family == Family::Inet { Hears::V4(protocol) } else { Hears::V6(protocol) };
@@ -179,6 +185,9 @@ impl RawSocket {
     /// # Errors
     /// `EINVAL`, `ENOPROTOOPT`, `EOPNOTSUPP` where the protocol is another, `EFAULT`.
     pub(super) fn set_option(&self, level: u32, name: u32, value: u64, length: usize) -> Result<bool> {
+        if level == c::SOL_SOCKET && self.filter.set_option(name, value, length)? {
+            return Ok(true);
+        }
         let change = self.nature().change(level, name, value, length)?;
         change.iter().for_each(|&change| self.state.lock().settings.apply(change));
         Ok(change.is_some())
@@ -189,6 +198,11 @@ impl RawSocket {
     /// # Errors
     /// `ENOPROTOOPT`, `EOPNOTSUPP`, `EINVAL`, `EFAULT`.
     pub(super) fn option(&self, level: u32, name: u32, value: u64, length: UserPtr<i32>) -> Result<bool> {
+        if (level, name) == (c::SOL_SOCKET, c::SO_LOCK_FILTER) {
+            let room = usize::try_from(length.read()?).map_err(|_| Errno::EINVAL)?.min(size_of::<i32>());
+            crate::user::write_exact(value, &i32::from(self.filter.is_locked()).to_ne_bytes()[..room])?;
+            return length.write(&(room as i32)).map(|()| true);
+        }
         let settings = self.state.lock().settings;
         self.nature().write_option(&settings, (level, name), value, length)
     }

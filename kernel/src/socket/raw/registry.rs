@@ -1,8 +1,8 @@
 //! Sockets that hear copies of packets, by their network namespace and what they hear.
 //!
-//! While there is none, a packet costs a look at their number ([`Hearers::any`]). Sockets of one kind
-//! stand beside each other, in the order in which they came, so that a packet is shown to those of
-//! its namespace alone, and one socket at a time is kept alive for that.
+//! While there is none, a packet costs a look at their number ([`Hearers::any`]). Sockets of one
+//! kind stand beside each other, in the order in which they came, so that a packet is shown to
+//! those of its namespace alone, and one socket at a time is kept alive for that.
 //!
 //! **Locks.** The map's lock is a spin lock, taken with no other lock of a socket held. No socket
 //! ends under it.
@@ -116,7 +116,10 @@ impl<S> Hearers<S> {
                 visit(&socket);
             }
             from.2 = key.2 + 1;
-            crate::sched::rest();
+            // A task that must end has no more to show.
+            if crate::sched::checkpoint().is_err() {
+                return;
+            }
         }
     }
 }

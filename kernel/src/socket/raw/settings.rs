@@ -17,8 +17,8 @@ const RAW: u32 = 255;
 const LEVEL_ICMPV6: u32 = 58;
 /// ICMP_FILTER of SOL_RAW and ICMPV6_FILTER of SOL_ICMPV6.
 const FILTER: u32 = 1;
-/// IPV6_CHECKSUM, IPV6_2292HOPLIMIT, IPV6_UNICAST_HOPS, IPV6_RECVERR, IPV6_HDRINCL, IPV6_RECVPKTINFO, IPV6_PKTINFO,
-/// IPV6_RECVHOPLIMIT, IPV6_HOPLIMIT, IPV6_RECVTCLASS, IPV6_TCLASS.
+/// IPV6_CHECKSUM, IPV6_2292HOPLIMIT, IPV6_UNICAST_HOPS, IPV6_RECVERR, IPV6_HDRINCL,
+/// IPV6_RECVPKTINFO, IPV6_PKTINFO, IPV6_RECVHOPLIMIT, IPV6_HOPLIMIT, IPV6_RECVTCLASS, IPV6_TCLASS.
 const CHECKSUM: u32 = 7;
 const OLD_HOPLIMIT: u32 = 8;
 const UNICAST_HOPS: u32 = 16;
@@ -276,8 +276,8 @@ impl Nature {
         Ok(Change::ChecksumAt(at))
     }
 
-    /// Writes the value of an option with `settings` to `value`, cut to `length`, for getsockopt(2).
-    /// Whether it is one of these.
+    /// Writes the value of an option with `settings` to `value`, cut to `length`, for
+    /// getsockopt(2). Whether it is one of these.
     ///
     /// # Errors
     /// `ENOPROTOOPT`, `EOPNOTSUPP`, `EINVAL`, `EFAULT`.

@@ -230,8 +230,19 @@ fn read_program(address: u64) -> Result<Vec<Instruction>> {
     if !is_bound && !process.with_credentials(|own| own.may_within(Capability::SysAdmin)) {
         return Err(Errno::EACCES);
     }
-    let bytes = user::read_vec(instructions, length * Instruction::BYTES)?;
-    let mut program = Vec::try_with_capacity(length)?;
+    read_instructions(instructions, length)
+}
+
+/// Reads a program of `count` instructions, of which there may be [`MOST`].
+///
+/// # Errors
+/// `EINVAL` where there are none or more, `EFAULT`, `ENOMEM`.
+pub fn read_instructions(address: u64, count: usize) -> Result<Vec<Instruction>> {
+    if !(1..=MOST).contains(&count) {
+        return Err(Errno::EINVAL);
+    }
+    let bytes = user::read_vec(address, count * Instruction::BYTES)?;
+    let mut program = Vec::try_with_capacity(count)?;
     for bytes in bytes.chunks_exact(Instruction::BYTES) {
         let bytes = bytes.try_into().map_err(|_| Errno::EINVAL)?;
         program.push_reserved(Instruction::from_bytes(bytes));

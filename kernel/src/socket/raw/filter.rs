@@ -1,0 +1,126 @@
+//! Programs of classic BPF that choose the packets of a socket (SO_ATTACH_FILTER).
+//!
+//! A filter can be replaced and taken away, until it is locked: a program that opened a socket for
+//! another one can so make sure of what that hears.
+
+use freehold_bpf::{HasLink, PacketData, PacketFilter, Refusal};
+use freehold_collections::{Arc, reserve};
+use linux_raw_sys::net as c;
+
+use super::format::Packet;
+use crate::sync::SpinLock;
+use crate::task::seccomp::read_instructions;
+use crate::user::UserPtr;
+use crate::{Errno, Result, hw};
+
+/// PACKET_HOST: a packet for this machine.
+const FOR_THIS_HOST: u8 = 0;
+/// ETH_P_IP, ETH_P_IPV6.
+const ETHERNET_V4: u16 = 0x800;
+const ETHERNET_V6: u16 = 0x86dd;
+
+#[derive(Default)]
+struct Attached {
+    filter: Option<Arc<PacketFilter>>,
+    lock: FilterLock,
+}
+
+/// SO_LOCK_FILTER.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum FilterLock {
+    #[default]
+    Open,
+    Locked,
+}
+
+/// The filter of a socket.
+#[derive(Default)]
+pub(super) struct SocketFilter(SpinLock<Attached>);
+
+impl SocketFilter {
+    /// setsockopt(2) of SOL_SOCKET about filters; whether it was that.
+    ///
+    /// # Errors
+    /// `EPERM` where it is locked, `EINVAL` for a program that is not taken, `ENOENT` where there
+    /// is none to take away, `EFAULT`, `ENOMEM`.
+    pub(super) fn set_option(&self, name: u32, value: u64, length: usize) -> Result<bool> {
+        match name {
+            c::SO_ATTACH_FILTER => self.attach(value, length)?,
+            c::SO_DETACH_FILTER => self.detach()?,
+            c::SO_LOCK_FILTER => self.lock(value, length)?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn attach(&self, value: u64, length: usize) -> Result<()> {
+        // struct sock_fprog: how many instructions, and where they are.
+        if length != size_of::<[u64; 2]>() {
+            return Err(Errno::EINVAL);
+        }
+        let [count, at] = UserPtr::<[u64; 2]>::new(value).read()?;
+        if self.0.lock().lock == FilterLock::Locked {
+            return Err(Errno::EPERM);
+        }
+        let program = read_instructions(at, usize::from(count as u16))?;
+        let filter = PacketFilter::new(program).map_err(|refusal| match refusal {
+            Refusal::NoMemory => Errno::ENOMEM,
+            Refusal::Length | Refusal::Instruction(_) => Errno::EINVAL,
+        })?;
+        self.replace(Some(reserve::arc(filter))).map(drop)
+    }
+
+    fn detach(&self) -> Result<()> {
+        self.replace(None)?.map(drop).ok_or(Errno::ENOENT)
+    }
+
+    /// The old filter is dropped with no lock held.
+    fn replace(&self, filter: Option<Arc<PacketFilter>>) -> Result<Option<Arc<PacketFilter>>> {
+        let mut attached = self.0.lock();
+        if attached.lock == FilterLock::Locked {
+            return Err(Errno::EPERM);
+        }
+        Ok(core::mem::replace(&mut attached.filter, filter))
+    }
+
+    fn lock(&self, value: u64, length: usize) -> Result<()> {
+        if length < size_of::<i32>() {
+            return Err(Errno::EINVAL);
+        }
+        let wanted = UserPtr::<i32>::new(value).read()?;
+        let mut attached = self.0.lock();
+        match (attached.lock, wanted) {
+            (FilterLock::Locked, 0) => Err(Errno::EPERM),
+            (FilterLock::Open, 0) => Ok(()),
+            _ => {
+                attached.lock = FilterLock::Locked;
+                Ok(())
+            }
+        }
+    }
+
+    /// SO_LOCK_FILTER's value.
+    pub(super) fn is_locked(&self) -> bool {
+        self.0.lock().lock == FilterLock::Locked
+    }
+
+    /// How many of `bytes`, the part of `packet` that the socket hears, it gets: 0 for none.
+    pub(super) fn part(&self, packet: &Packet<'_>, bytes: &[u8], (interface, hardware): (u32, u16)) -> usize {
+        let Some(filter) = self.0.lock().filter.clone() else { return usize::MAX };
+        let mut random = [0; 4];
+        hw::fill_random(&mut random);
+        let before = packet.whole.len() - bytes.len();
+        let verdict = filter.run(&PacketData {
+            bytes,
+            network: packet.whole,
+            payload_at: packet.innermost_at().saturating_sub(before) as u32,
+            has_link: HasLink::No,
+            protocol: if packet.head.is_v4() { ETHERNET_V4 } else { ETHERNET_V6 },
+            kind: FOR_THIS_HOST,
+            interface,
+            hardware,
+            random: u32::from_ne_bytes(random),
+        });
+        verdict as usize
+    }
+}
