@@ -32,8 +32,8 @@ const CPU: &str = "max,-erms,-fsrm,-la57";
 /// has registers of the interrupt controller that read the clock where a counted clock cannot be
 /// read; QEMU then exits with "Bad icount read".
 const UNCOUNTED: &str = ",-x2apic";
-/// Time is the number of instructions, one nanosecond each. While all CPUs sleep it jumps to the next
-/// timer.
+/// Time is the number of instructions, one nanosecond each. While all CPUs sleep it jumps to the
+/// next timer.
 pub const ICOUNT: &str = "shift=0,sleep=off";
 /// Counted time jumps from timer to timer while programs wait for a disk, which takes the host's
 /// time: the answer of a busy host would come minutes late.

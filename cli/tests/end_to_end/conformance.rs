@@ -208,7 +208,7 @@ fn refusals() {
     conforms("refusals");
 }
 
-/// What the user that started a set-user-ID program may do to it.
+/// Rights over a set-user-ID program that the user who started it has.
 #[test]
 fn setid() {
     conforms("setid");

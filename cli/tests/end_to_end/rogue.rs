@@ -219,7 +219,7 @@ impl Victim {
         debugger.stop();
         Self { child, output, rogue: Rogue::new(debugger), entries, folder }
     }
-    /// What QEMU says of interrupts.
+    /// Returns QEMU's error output, where its trace of remapped interrupts is.
     fn told(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("told")).expect("QEMU's words")
     }
@@ -278,8 +278,9 @@ fn naming(entry: u32) -> u32 {
 }
 
 /// Behind an IOMMU the device's messages do not arrive, whichever entry they name: those of other
-/// devices, and one that is no entry. What QEMU 7.2 refuses it says itself, and records no fault;
-/// that faults are told of is tested on a unit in software (`kernel/iommu/src/interrupt_tests.rs`).
+/// devices, and one that is no entry. QEMU 7.2 reports a refused message in its own output and
+/// records no fault. The tests of a unit in software (`kernel/iommu/src/interrupt_tests.rs`) check
+/// that the kernel is told of faults.
 #[test]
 fn a_rogue_device_behind_an_iommu_cannot_raise_interrupts_of_others() {
     if kernel() != "freehold" {

@@ -8,7 +8,7 @@ use super::{DATA, Instruction, MOST, Refusal, WORDS, code};
 /// All words of memory.
 const ALL: u16 = u16::MAX;
 
-/// What a program may do.
+/// Kind of a program, which decides the instructions that the program may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rules {
     /// It is about system calls.

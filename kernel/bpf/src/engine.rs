@@ -10,7 +10,7 @@ pub(crate) enum Width {
     Word = 4,
 }
 
-/// What a program reads.
+/// Data that a program loads from.
 pub(crate) trait Loads {
     /// Bytes of it.
     fn length(&self) -> u32;

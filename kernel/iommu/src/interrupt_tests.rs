@@ -42,7 +42,7 @@ fn a_function_raises_what_its_entries_say_and_nothing_else() {
     let first = unit.allow_interrupt(DISK, arrival(0x31, 0)).unwrap();
     let second = unit.allow_interrupt(NET, arrival(0x32, 0x1_0003)).unwrap();
     assert_eq!((first, second), (0xfee0_0010, 0xfee0_0030));
-    // What the message's data says is of no matter.
+    // The unit ignores the message's data.
     assert_eq!(hardware.interrupt(DISK, first, 0xffff_ffff), Ok(arrival(0x31, 0)));
     assert_eq!(hardware.interrupt(NET, second, 0), Ok(arrival(0x32, 0x1_0003)));
     // Another's entry, also by way of a sub-handle; no entry; beyond the table; the old format.
@@ -173,7 +173,8 @@ fn the_table_has_entries_for_every_vector_and_then_no_more() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever a device writes, what arrives is what an entry of its own says.
+    /// A device may write any message: the interrupt that arrives is one that an entry of this
+    /// device describes.
     #[test]
     fn no_message_arrives_that_its_device_has_no_entry_for(
         given in proptest::collection::vec((0u16..4, 0x30u8..0xf0, 0u32..4), 0..12),

@@ -33,7 +33,7 @@ const REMAPPABLE: u64 = 0xfee0_0000 | 1 << 4;
 /// All 16 bits of the source are compared, in an entry's upper half.
 const CHECKED: u64 = 1 << 18;
 
-/// What a unit does with interrupts.
+/// Treatment of devices' interrupts by a unit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Interrupts {
     /// It lets them pass: the platform cannot do without (8.1, flags).
@@ -65,7 +65,7 @@ pub struct Arrival {
 pub struct GivenEntry {
     /// Bus, device and function that may name it: 8, 5 and 3 bits.
     pub source_id: u16,
-    /// What it raises.
+    /// Vector and CPU of the interrupt that the entry raises.
     pub arrival: Arrival,
 }
 
@@ -92,7 +92,7 @@ impl EntryTable {
         let frame = crate::domain::table(source)?;
         Ok(Some((Self { frame: frame.pfn(), numbers, given: Mutex::new(Vec::new()) }, frame)))
     }
-    /// What the unit's register of the table is to be.
+    /// Returns the value of the unit's register of the table: the table's address, mode and size.
     pub(crate) fn register(&self) -> u64 {
         let mode = if self.numbers == CpuNumbers::Wide { EXTENDED_MODE } else { 0 };
         self.frame.start().0 | mode | SIZE

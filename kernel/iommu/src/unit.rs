@@ -82,19 +82,19 @@ pub enum Transfers {
     InPlace,
 }
 
-/// What a device did that was refused.
+/// An access or an interrupt of a device that the unit refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceFault {
     /// Bus, device and function: 8, 5 and 3 bits.
     pub source_id: u16,
-    /// What it wanted.
+    /// The access or the interrupt that the device wanted.
     pub deed: Deed,
     /// Why (VT-d 7.1.3): 1 and 2 no domain, 5 write and 6 read of a page that is not mapped so; 33
     /// to 38 an interrupt without an entry, 38 with the entry of another function.
     pub reason: u8,
 }
 
-/// What a device wants.
+/// An access or an interrupt that a device wants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Deed {
     /// To read at an address, of a page.

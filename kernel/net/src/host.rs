@@ -1,4 +1,4 @@
-//! What a [`Stack`](crate::Stack) needs of its machine.
+//! Services that a [`Stack`](crate::Stack) needs of its machine.
 
 use crate::state::Failure;
 use crate::table::{Ends, Id};

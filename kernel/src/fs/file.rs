@@ -220,10 +220,13 @@ pub trait File: Any + Send + Sync {
     fn shares_pages_with_kernel(&self) -> bool {
         false
     }
-    /// Whether the file may run as its owner or its group, so that a program that changes its bytes
-    /// takes that from it first ([`rights`](super::rights)).
-    fn carries_rights(&self) -> bool {
-        false
+    /// Prepares a change of the file's bytes by the calling process: the file does not run as its
+    /// owner any more ([`rights`](super::rights)).
+    ///
+    /// # Errors
+    /// The file system's.
+    fn drop_rights(&self) -> Result<()> {
+        Ok(())
     }
     /// fallocate(2).
     fn allocate(&self, _range: Range<u64>, _how: Allocate) -> Result<()> {

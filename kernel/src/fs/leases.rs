@@ -11,9 +11,9 @@
 //! the lease, or the lease is refused.
 //!
 //! **Breaking.** The holder is told once. A lease that is being broken ends, or becomes one for
-//! reading, when its holder says so or its time is over. Whoever looks at the leases of a file
-//! first ends those whose time is over. An open that waits has no lock; it looks again after each
-//! change of any lease.
+//! reading, when its holder says so or its time is over. A task that looks for conflicting leases
+//! of a file first ends or downgrades those whose time is over. An open that waits has no lock; it
+//! looks again after each change of any lease.
 //!
 //! Lock order: the table (sleeping) > what sending a signal takes. Task context.
 //!
@@ -34,7 +34,8 @@ use super::open_file::OpenFile;
 use crate::sync::{Mutex, News, WaitQueue, Wake};
 use crate::{Errno, Result, time};
 
-/// What a lease keeps others from, and what an open conflicts with.
+/// Kind of a lease: the uses of the file that the lease keeps from others. Also the kind of an
+/// open: the access that the open needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LeaseKind {
     /// No one writes (F_RDLCK).
@@ -71,7 +72,7 @@ impl Lease {
         self.kind == LeaseKind::Write || open == LeaseKind::Write
     }
 
-    /// What it is to become.
+    /// Returns the kind that the lease is to become; `None` where the lease is to end.
     const fn target(&self) -> Option<LeaseKind> {
         match (self.unlock, self.downgrade) {
             (Some(_), _) => None,

@@ -269,8 +269,8 @@ impl LockTable {
         None
     }
 
-    /// Walks over the locks of a file, to one that stands in the way of `wanted`, is its owner's, or
-    /// is one of many of an owner.
+    /// Walks over the locks of a file, to one that stands in the way of `wanted`, is its owner's,
+    /// or is one of many of an owner.
     fn walk(&self, file: Identity, wanted: &Lock, from: Bound<&LockKey>) -> Option<LockKey> {
         let mut walked = (wanted.owner, 0);
         for (&key, &held) in self.held.iter_from(from) {

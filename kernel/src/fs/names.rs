@@ -155,7 +155,7 @@ fn open_place(walk: &PathWalk<'_>, place: Path, flags: OpenFlags, origin: Origin
     let _permit = if truncates { Permit::new(&place.node, Purpose::Write)? } else { None };
     if truncates {
         leases::before_open(&*place.node, flags)?;
-        rights::drop_from(&place.node)?;
+        place.node.drop_rights()?;
         place.node.set_metadata(&SetMetadata { size: Some(0), ..SetMetadata::default() })?;
     }
     let file = place.node.clone().open(flags)?;
@@ -371,7 +371,7 @@ pub fn rename(
 /// Changes metadata and tells watches.
 pub fn change(place: &Path, change: &SetMetadata) -> Result<()> {
     if change.size.is_some() {
-        rights::drop_from(&place.node)?;
+        place.node.drop_rights()?;
     }
     place.node.set_metadata(change)?;
     notify::changed(place, change);

@@ -150,6 +150,14 @@ pub trait Node: Any + Send + Sync {
     fn set_metadata(&self, _change: &SetMetadata) -> Result<()> {
         Err(Errno::EPERM)
     }
+    /// Prepares a change of a file's bytes by the calling process: the file does not run as its
+    /// owner any more ([`rights`](super::rights)).
+    ///
+    /// # Errors
+    /// The file system's.
+    fn drop_rights(&self) -> Result<()> {
+        Ok(())
+    }
     /// Returns the count of writers and running programs, where the node keeps one.
     fn text_use(&self) -> Option<&super::text::TextUse> {
         None

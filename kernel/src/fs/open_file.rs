@@ -17,7 +17,6 @@ use super::locks::{self, Owner};
 use super::node::Node;
 use super::notify::{self, Events};
 use super::path::Path;
-use super::rights;
 use super::text::{Permit, Purpose};
 use crate::sync::{Mutex, PollWaiter, SpinLock, UniqueNumbers};
 use crate::user::{Sink, Source};
@@ -263,16 +262,10 @@ impl OpenFile {
         Ok(n)
     }
 
-    /// Prepares a change of the file's bytes by the calling process: see [`rights`].
-    #[inline]
-    pub fn before_change(&self) -> Result<()> {
-        if self.file.carries_rights() { rights::drop_from(&self.node()) } else { Ok(()) }
-    }
-
-    /// The same before a write, which changes nothing if it has no bytes.
+    /// Prepares a write, which changes nothing if it has no bytes.
     #[inline]
     fn before_write(&self, source: &dyn Source) -> Result<()> {
-        if self.file.carries_rights() && source.remaining() > 0 { self.before_change() } else { Ok(()) }
+        if source.remaining() > 0 { self.file.drop_rights() } else { Ok(()) }
     }
 
     /// write(2).
@@ -326,7 +319,7 @@ impl OpenFile {
 
     /// fallocate(2).
     pub fn allocate(&self, range: Range<u64>, how: Allocate) -> Result<()> {
-        self.before_change()?;
+        self.file.drop_rights()?;
         self.file.allocate(range, how)?;
         notify::file(self, Events::MODIFY);
         Ok(())

@@ -15,8 +15,8 @@ const DATA: u16 = 0xcfc;
 /// Held for the two accesses that make one. Tasks and start-up only; orders with no other lock.
 static CONFIGURATION: SpinLock<()> = SpinLock::new(());
 
-/// What a function has to write for an interrupt, where each needs an entry of the IOMMU's; `None`
-/// from it: the function gets none.
+/// Returns the message that a function has to write for an interrupt, where each interrupt needs an
+/// entry of the IOMMU; `None` where the function gets no interrupt.
 pub(super) type Remap = fn(Function, Msi) -> Option<MsiMessage>;
 /// Set before the first device is started, where interrupts are remapped.
 pub(super) static REMAP: Once<Remap> = Once::new();

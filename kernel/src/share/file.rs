@@ -83,8 +83,8 @@ impl File for RegularFile {
     fn allocate(&self, _range: Range<u64>, _how: Allocate) -> Result<()> {
         Err(Errno::EOPNOTSUPP)
     }
-    fn carries_rights(&self) -> bool {
-        self.node.carries_rights()
+    fn drop_rights(&self) -> Result<()> {
+        self.node.drop_rights()
     }
     fn content(&self) -> Option<Arc<dyn FileContent>> {
         self.node.content()

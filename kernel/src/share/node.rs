@@ -173,10 +173,6 @@ impl ShareNode {
     pub fn cache(&self) -> Option<&Arc<PageCache>> {
         self.regular().map(|regular| regular.content.cache())
     }
-    /// Whether its last known mode carries [`rights`].
-    pub fn carries_rights(&self) -> bool {
-        rights::in_mode(self.known.lock().told.mode)
-    }
     /// Returns the number by which the server knows it.
     pub fn fid(&self) -> Arc<Fid> {
         self.known.lock().fid.clone()
@@ -498,6 +494,12 @@ impl Node for ShareNode {
 
     fn set_metadata(&self, change: &SetMetadata) -> Result<()> {
         self.set_attributes(change)
+    }
+
+    /// The last known mode counts.
+    fn drop_rights(&self) -> Result<()> {
+        let carries = rights::in_mode(self.known.lock().told.mode);
+        if carries { task::drop_rights(self) } else { Ok(()) }
     }
 
     fn create(&self, name: &[u8], new: &NewNode) -> Result<Arc<dyn Node>> {

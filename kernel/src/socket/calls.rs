@@ -53,7 +53,8 @@ fn kind_of(family: u32, kind: u32, protocol: i32) -> Result<(Family, SocketKind,
     Ok((family, kind, flags | OpenFlags::RDWR))
 }
 
-/// What kind of raw or ping socket socket(2) asks for, if it does.
+/// Returns the family, the kind and the flags of the raw or ping socket that socket(2) asks for, if
+/// it asks for one.
 fn raw_kind_of(family: u32, kind: u32, protocol: i32) -> Option<(Family, RawKind, OpenFlags)> {
     let family = Family::from_number(family).ok().filter(|family| family.is_ip())?;
     let flags = OpenFlags::from_bits_retain(kind & !0xf);

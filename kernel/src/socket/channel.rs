@@ -91,7 +91,7 @@ pub struct Received {
     pub ancillary: Ancillary,
     /// The sender of a datagram, if it has a name.
     pub from: Option<Address>,
-    /// What a raw socket has come beside the packet.
+    /// Data that a raw socket gets beside the packet.
     pub(super) controls: Option<Controls>,
 }
 

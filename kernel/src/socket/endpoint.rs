@@ -15,7 +15,7 @@ use super::attachment::network_of_caller;
 use super::channel::{Ancillary, Channel, Manner, Patience, Received};
 use super::netlink::Netlink;
 use super::options::{Credentials, Options};
-use super::ports::{self, EntryKey, InetAddress};
+use super::ports::{EntryKey, InetAddress};
 use super::raw::{RawKind, RawSocket};
 use super::table;
 use super::view::ListEntry;
@@ -60,7 +60,7 @@ pub(super) struct Peer {
     credentials: Credentials,
 }
 
-/// What a socket is beside the common state.
+/// State of a socket of a special kind, beside the common state.
 enum Special {
     None,
     Netlink(Box<Netlink>),
@@ -630,55 +630,12 @@ impl Socket {
         self.family != Family::Unix
     }
 
-    /// What the peer's signals tell of this socket's end: AF_UNIX hears of each, TCP of what it did
-    /// not know.
-    fn last_news(&self, peer: &Peer) -> Option<News> {
-        if !self.is_inet() {
-            Some(News::HangUp)
-        } else if peer.channel.has_error() {
-            Some(News::Error)
-        } else if !peer.channel.has_sender() {
-            None
-        } else if !self.channel.has_sender() {
-            Some(News::HangUp)
-        } else {
-            Some(News::Input)
-        }
-    }
-
     /// The queues of signal-driven I/O: connections, and all else.
     pub(super) fn news(&self) -> [Option<&Arc<WaitQueue>>; 2] {
         [Some(&self.connections), Some(&self.channel.readable)]
     }
 }
 
-impl Drop for Socket {
-    fn drop(&mut self) {
-        table::leave(self);
-        let state = core::mem::take(self.state.get_mut());
-        if let Some(peer) = state.peer.filter(|_| self.kind != SocketKind::Datagram) {
-            let [lingers, seconds] = self.options.get_mut().linger;
-            let breaks_off = self.family != Family::Unix && lingers != 0 && seconds == 0;
-            if self.channel.has_message() || breaks_off {
-                // The peer has sent bytes that were not read, or the program wants no orderly end:
-                // the peer hears of it.
-                peer.channel.note_error(Errno::ECONNRESET);
-            }
-            peer.channel.close_sender(self.last_news(&peer));
-        }
-        self.channel.close_receiver();
-        if let Some(address) = state.address {
-            address.release(&self.network);
-        }
-        state.port.iter().for_each(ports::release);
-        // Connections that were not accepted end here, and their peers notice.
-        for socket in state.listener.into_iter().flat_map(|listener| listener.waiting) {
-            if let Some(peer) = &socket.state.lock().peer {
-                peer.channel.note_error(Errno::ECONNRESET);
-            }
-        }
-    }
-}
-
+mod ending;
 #[cfg(test)]
 mod tests;

@@ -27,7 +27,7 @@ pub enum Woken {
     Nobody,
 }
 
-/// What is new about a file, as signal-driven I/O tells it (si_code of SIGIO).
+/// Change of a file, as signal-driven I/O tells it (si_code of SIGIO).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(i32)]
 pub enum News {
@@ -57,7 +57,7 @@ pub trait Wake: Send + Sync {
 /// Listeners that are told between two looks at a queue.
 const LISTENERS_AT_ONCE: usize = 8;
 
-/// What an entry hears of.
+/// Events that the target of an entry waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Hears {
     /// Wake-ups.

@@ -311,8 +311,8 @@ pub fn sys_wait4(args: &Args) -> Result<i64> {
     Ok(i64::from(outcome.pid))
 }
 
-/// Returns the signal by which a process' end is told. The program that chose it may be one that the
-/// parent has replaced by a more powerful one, which only hears of SIGCHLD (Linux:
+/// Returns the signal by which a process' end is told. The program that chose it may be one that
+/// the parent has replaced by a more powerful one, which only hears of SIGCHLD (Linux:
 /// `do_notify_parent`).
 fn exit_signal(process: &Process, parent: &Process) -> Option<Signal> {
     let is_chosen_by_it =

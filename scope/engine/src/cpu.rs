@@ -75,7 +75,7 @@ struct Page {
     counts: [u32; 2],
     node: u8,
     flags: u8,
-    /// What the kernel has there, if it has told.
+    /// Kind of data that the kernel has in the page, if the kernel has published its map.
     kind: Option<DataKind>,
 }
 

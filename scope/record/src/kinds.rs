@@ -1,4 +1,4 @@
-//! What the kernel's loads and stores are to.
+//! Kinds of data that the kernel loads and stores, and the counts for each.
 
 use serde::{Deserialize, Serialize};
 

@@ -33,7 +33,7 @@ pub(super) struct InodeWatch {
     pub _charge: Charge,
 }
 
-/// What is left to do after an event, without the stripe's lock.
+/// Work that is left after an event, to be done without the stripe's lock.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rest {
     Nothing,

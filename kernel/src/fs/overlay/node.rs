@@ -25,7 +25,7 @@ use crate::fs::node::{
 use crate::fs::notify;
 use crate::fs::text::{Permit, Purpose};
 use crate::sync::{Deferred, LetGo, Mutex, SpinLock, release};
-use crate::{Errno, Result, sched};
+use crate::{Errno, Result, sched, task};
 
 /// The tree that an inode number is from.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -412,6 +412,13 @@ impl Node for OverlayNode {
 
     fn set_metadata(&self, change: &SetMetadata) -> Result<()> {
         self.change_metadata(change)
+    }
+
+    fn drop_rights(&self) -> Result<()> {
+        match self.upper() {
+            Some(upper) => upper.drop_rights(),
+            None => task::drop_rights(self),
+        }
     }
 
     /// A file of the lower tree alone keeps its links there.

@@ -249,7 +249,7 @@ pub fn sys_splice(args: &Args) -> Result<i64> {
             if to.flags().contains(crate::fs::OpenFlags::APPEND) {
                 return Err(Errno::EINVAL);
             }
-            to.before_change()?;
+            to.file().drop_rights()?;
             with_offset(&to, to_offset, |offset| {
                 drain(source, length, blocking(&from, flags), &mut |bytes| {
                     let count = to.file().write_at(*offset, bytes, to.blocking())?;

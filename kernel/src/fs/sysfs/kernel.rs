@@ -118,10 +118,11 @@ impl Generate for HighWater {
     }
 }
 
-/// What the IOMMU does, where there is one: counts, and a line for each device: its name, bus,
-/// device and function, the number of its domain's tables, pages that it can reach, and accesses
-/// that were refused. A line for each interrupt that devices may raise: its entry, whose it is, its
-/// vector; none where they may raise any.
+/// Adds the files of the IOMMU, where the machine has one. Two files have counts. `domains` has a
+/// line for each device: its name, its bus, device and function, the number of its domain's tables,
+/// the pages that it can reach, and its accesses that were refused. `interrupts` has a line for
+/// each interrupt that a device may raise: the entry, the device and the vector. The file is empty
+/// where devices may raise any interrupt.
 fn iommu(debug: &Arc<PseudoDir>) {
     let Some(unit) = host::iommu::get() else { return };
     let dir = debug.dirs("iommu");

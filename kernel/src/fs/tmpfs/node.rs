@@ -23,7 +23,7 @@ use crate::fs::rights;
 use crate::fs::text::TextUse;
 use crate::sync::{SpinLock, SpinLockGuard};
 use crate::user::{Sink, Source};
-use crate::{Errno, Result};
+use crate::{Errno, Result, task};
 
 /// Size of an entry in its directory's size (Linux' BOGO_DIRENT_SIZE).
 const ENTRY_SIZE: u64 = 20;
@@ -303,6 +303,11 @@ impl Node for TmpNode {
         attributes.change(change);
         self.carries_rights.store(rights::in_mode(attributes.mode), Ordering::Relaxed);
         Ok(())
+    }
+
+    #[inline]
+    fn drop_rights(&self) -> Result<()> {
+        if self.carries_rights.load(Ordering::Relaxed) { task::drop_rights(self) } else { Ok(()) }
     }
 
     fn text_use(&self) -> Option<&TextUse> {
@@ -589,8 +594,8 @@ impl File for TmpNode {
         self.regular().map(|regular| MmapContent::Content(regular.content().clone())).ok_or(Errno::ENODEV)
     }
 
-    fn carries_rights(&self) -> bool {
-        self.carries_rights.load(Ordering::Relaxed)
+    fn drop_rights(&self) -> Result<()> {
+        Node::drop_rights(self)
     }
 
     fn content(&self) -> Option<Arc<dyn FileContent>> {

@@ -1,9 +1,9 @@
-//! What the signals of a socket's owner tell of a channel (SIGIO).
+//! News of a channel that signals tell the owner of a socket (SIGIO).
 //!
 //! A socket hears of all news by the queue `readable` of the channel that it receives from: of
-//! bytes, of errors, of the peer's end. Of room in the channel that it sends into it hears by the
-//! same queue, which that channel knows as its sender's. As on Linux (SOCKWQ_ASYNC_NOSPACE) it
-//! hears of room once after a send or a poll(2) that found none.
+//! bytes, of errors, of the peer's end. The socket hears by the same queue of room in the channel
+//! that it sends into, and that channel knows the queue as its sender's. As on Linux
+//! (SOCKWQ_ASYNC_NOSPACE) the socket hears of room once after a send or a poll(2) that found none.
 
 use core::sync::atomic::Ordering;
 

@@ -46,7 +46,7 @@ pub(in crate::socket) fn arrive(network: &NetworkNamespace, bytes: Vec<u8>) {
             return;
         }
         let found = show(network, &bytes, interface::LO.index, &mut put);
-        // What finds no memory is lost on its way.
+        // An answer that finds no memory is lost on its way.
         next = answer(network, &packet, found).ok().flatten();
     }
 }
@@ -144,8 +144,9 @@ impl<'a> Copies<'a> {
         Self { packet, notes, hardware, whole: None, payload: None }
     }
 
-    /// What `socket` hears, as far as its filter lets it: with the header of version 4 where it is
-    /// a raw one.
+    /// Returns the notes and the bytes for `socket`, cut to the part that its filter lets pass. A
+    /// raw socket of version 4 gets the header, too. `None`: its filter lets no byte pass, or
+    /// memory is short.
     fn for_socket(&mut self, socket: &RawSocket) -> Option<&[u8]> {
         let with_header = socket.kind() == RawKind::Raw && socket.is_v4();
         let bytes = if with_header { self.packet.whole } else { self.packet.payload() };

@@ -1,4 +1,4 @@
-//! What comes beside a packet by recvmsg(2).
+//! Data that recvmsg(2) gives beside a packet.
 
 /// Data beside a packet.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 use crate::Result;
 use crate::user::Sink;
 
-/// What a receiver may ask about a packet beside its bytes. Every byte is set.
+/// Facts about a packet that a receiver may ask for beside its bytes. Every byte is set.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Notes {

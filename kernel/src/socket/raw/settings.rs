@@ -40,7 +40,8 @@ const TTL: u8 = 64;
 const ICMP_CHECKSUM_AT: u16 = 2;
 
 bitflags::bitflags! {
-    /// What comes beside a packet, and what the socket hears of errors.
+    /// Options of a socket that are on or off. Most of them ask for data beside a packet, one asks
+    /// for all errors.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub(super) struct Told: u8 {
         /// SO_TIMESTAMP.
@@ -133,7 +134,7 @@ impl RawSettings {
         }
     }
 
-    /// What comes beside a packet with these notes; `None` where nothing was asked for.
+    /// Returns the data beside a packet with these notes; `None` where the socket asked for none.
     pub(super) fn controls(&self, notes: &Notes) -> Option<Controls> {
         if (self.told - Told::ERRORS - Told::SHARES).is_empty() {
             return None;

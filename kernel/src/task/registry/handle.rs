@@ -9,7 +9,7 @@ use super::{IdSlot, ProcessWalk, REGISTRY, Registry, group_members, pid_by_numbe
 use crate::task::process::Process;
 use crate::task::{Pid, Task};
 
-/// What an ID stands for, where it can stand for more than one thing.
+/// Kind of thing that an ID stands for, where the ID can stand for more than one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IdRole {
     /// A thread.

@@ -135,8 +135,9 @@ pub enum Attached {
     Seized,
 }
 
-/// What the tracer of a program may do: recorded when tracing begins. A later look at the tracer
-/// could find rights that it has for a moment, in a set-user-ID program. (Linux: `ptracer_cred`.)
+/// Power of a tracer over its tracee, recorded when tracing begins. A later look at the tracer
+/// could find rights that the tracer has only for a moment, in a set-user-ID program. (Linux:
+/// `ptracer_cred`.)
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TracerPower {
     /// Execve gives the tracee no other IDs and no capabilities.
@@ -200,7 +201,7 @@ pub struct Tracee {
     pub view: PidView,
     /// How it came to be.
     pub attached: Attached,
-    /// What its tracer may do.
+    /// The tracer's power over the thread.
     pub power: TracerPower,
     /// Everything that changes.
     pub state: SpinLock<TraceState>,

@@ -1,4 +1,4 @@
-//! What the kernel's loads and stores are to.
+//! Counts of the kernel's loads and stores by kind of data.
 
 use freehold_scope_record::{DataKind, KindCounts};
 

@@ -1,0 +1,26 @@
+//! Changes of files that run as their owner: see [`crate::fs::rights`].
+
+use super::{Capability, Process};
+use crate::Result;
+use crate::fs::node::{Node, NodeKind, SetMetadata};
+use crate::fs::rights;
+
+/// Takes set-user-ID and set-group-ID from a regular file whose bytes the calling process is about
+/// to change. A process with CAP_FSETID in the initial user namespace leaves them, and so does the
+/// kernel itself, which unpacks and copies files.
+///
+/// # Errors
+/// The file system's.
+#[cold]
+#[inline(never)]
+pub fn drop_rights(node: &dyn Node) -> Result<()> {
+    let meta = node.metadata();
+    if meta.kind != NodeKind::Regular || !rights::in_mode(meta.mode) {
+        return Ok(());
+    }
+    let may_keep = |process: &Process| process.credentials().may(Capability::FSetId);
+    if super::try_current().is_none_or(|task| may_keep(task.process())) {
+        return Ok(());
+    }
+    node.set_metadata(&SetMetadata { mode: Some(rights::without(meta.mode)), ..SetMetadata::default() })
+}
