@@ -543,6 +543,18 @@ fn new_task(parent: &Arc<Task>, numbers: Numbers, process: Arc<Process>, flags: 
     task
 }
 
+/// Sets the signal of a child's end; one with the same parent as its maker (CLONE_PARENT) has its
+/// maker's.
+fn set_exit_signal(child: &Process, maker: &Process, request: &CloneRequest) {
+    let (signal, executed) = if request.flags.contains(CloneFlags::PARENT) {
+        (maker.exit_signal.load(Ordering::Relaxed), &maker.maker_executed)
+    } else {
+        (request.exit_signal.map_or(0, |signal| u32::from(signal.number())), &maker.executed)
+    };
+    child.exit_signal.store(signal, Ordering::Relaxed);
+    child.maker_executed.store(executed.load(Ordering::Relaxed), Ordering::Relaxed);
+}
+
 fn new_process(
     parent: &Arc<Task>,
     numbers: Numbers,
@@ -583,14 +595,7 @@ fn new_process(
             cgroup,
         },
     );
-    let exit_signal = if flags.contains(CloneFlags::PARENT) {
-        old.exit_signal.load(Ordering::Relaxed)
-    } else {
-        request.exit_signal.map_or(0, |signal| u32::from(signal.number()))
-    };
-    process.exit_signal.store(exit_signal, Ordering::Relaxed);
-    let maker = if flags.contains(CloneFlags::PARENT) { &old.maker_executed } else { &old.executed };
-    process.maker_executed.store(maker.load(Ordering::Relaxed), Ordering::Relaxed);
+    set_exit_signal(&process, old, request);
     process.oom_score_adj.store(old.oom_score_adj.load(Ordering::Relaxed), Ordering::Relaxed);
     process.oom_score_adj_least.store(old.oom_score_adj_least.load(Ordering::Relaxed), Ordering::Relaxed);
     let bound = old.no_new_privileges.load(Ordering::Relaxed);

@@ -213,6 +213,23 @@ fn told(from: &OpenFile, to: &OpenFile, count: usize) -> i64 {
     count as i64
 }
 
+/// Moves bytes from a pipe to a file that is none.
+fn into_file(
+    source: &Pipe,
+    (to, to_offset): (&OpenFile, UserPtr<u64>),
+    length: usize,
+    wait: Blocking,
+) -> Result<usize> {
+    to.file().drop_rights()?;
+    with_offset(to, to_offset, |offset| {
+        drain(source, length, wait, &mut |bytes| {
+            let count = to.file().write_at(*offset, bytes, to.blocking())?;
+            *offset += count as u64;
+            Ok(count)
+        })
+    })
+}
+
 /// splice(2).
 ///
 /// # Errors
@@ -249,14 +266,7 @@ pub fn sys_splice(args: &Args) -> Result<i64> {
             if to.flags().contains(crate::fs::OpenFlags::APPEND) {
                 return Err(Errno::EINVAL);
             }
-            to.file().drop_rights()?;
-            with_offset(&to, to_offset, |offset| {
-                drain(source, length, blocking(&from, flags), &mut |bytes| {
-                    let count = to.file().write_at(*offset, bytes, to.blocking())?;
-                    *offset += count as u64;
-                    Ok(count)
-                })
-            })
+            into_file(source, (&to, to_offset), length, blocking(&from, flags))
         }
         (None, Some(sink)) => {
             if !to_offset.is_null() {
