@@ -5,11 +5,11 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use freehold_bounce::{Device, DeviceRules, Dma, DmaAddr, DmaError, Limits, Worker};
 use freehold_collections::{Arc, Vec, reserve};
 use freehold_machine::{DeviceDomain, PAGE_SIZE};
-use freehold_virtio::block::{Lines, VirtioBlock};
+use freehold_virtio::block::VirtioBlock;
 use freehold_virtio::console::{Buffers, Console, EMERGENCY_OFFSET};
 use freehold_virtio::net::Net;
 use freehold_virtio::p9::Messages;
-use freehold_virtio::platform::{Function, Notify, Sleep, Wait, Waited};
+use freehold_virtio::platform::{Function, Lines, Notify, Sleep, Wait, Waited};
 use freehold_virtio::transport::{PciTransport, device_type};
 use freehold_virtio::{BlockDevice, ByteStream, Failed, FrameDevice, MessageDevice, SetupError, pci, port};
 use freehold_virtqueue::DeviceType;
@@ -160,13 +160,13 @@ impl Wait for InterruptQueue {
     }
 }
 
-/// The lines of a disk, for its interrupt.
-pub(super) struct DiskLines {
+/// The lines of a device of requests, for its interrupt.
+pub(super) struct DeviceLines {
     pub answers: InterruptQueue,
     pub turns: InterruptQueue,
 }
 
-impl DiskLines {
+impl DeviceLines {
     /// Lines in which no task waits. They stay.
     pub fn new() -> &'static Self {
         let line = || InterruptQueue(reserve::arc(WaitQueue::new()));
@@ -174,7 +174,7 @@ impl DiskLines {
     }
 }
 
-impl Notify for DiskLines {
+impl Notify for DeviceLines {
     fn notify(&self) {
         if self.answers.0.is_empty() {
             // A late answer, for which no task waits: a task that waits for a place has to look.
@@ -185,20 +185,19 @@ impl Notify for DiskLines {
     }
 }
 
-/// The line of a folder, for its interrupt.
-struct FolderLine(InterruptQueue);
+/// The lines of a folder, for its interrupt.
+struct FolderLines(&'static DeviceLines);
 
 /// See [`folders_ended`].
 static FOLDERS_ENDED: WaitQueue = WaitQueue::new();
 
-impl Notify for FolderLine {
+impl Notify for FolderLines {
     fn notify(&self) {
-        if self.0.0.is_empty() {
+        if self.0.answers.0.is_empty() {
             // A late answer, for which no task waits.
             FOLDERS_ENDED.wake_all();
-        } else {
-            self.0.notify();
         }
+        self.0.notify();
     }
 }
 
@@ -382,7 +381,7 @@ impl Host {
             Some((_, bytes)) => dma.attach_restricted(rules, bytes)?,
             None => dma.attach(rules)?,
         };
-        let lines = DiskLines::new();
+        let lines = DeviceLines::new();
         let transport = PciTransport::new(&Pci, function, DeviceType::Block, lines)?;
         let lines = Lines { answers: &lines.answers, turns: &lines.turns };
         self.disks.push_reserved(reserve::arc(VirtioBlock::new(transport, device, lines)?));
@@ -395,10 +394,10 @@ impl Host {
         const NAME: &str = "folder";
         make_room(&mut self.folders)?;
         let device = dma.attach(rules(NAME, usize::MAX, iommu::domain(function, NAME)?))?;
-        let line: &'static FolderLine =
-            reserve::leaked(FolderLine(InterruptQueue(reserve::arc(WaitQueue::new()))));
-        let transport = PciTransport::new(&Pci, function, DeviceType::_9P, line)?;
-        self.folders.push_reserved(reserve::arc(Messages::new(transport, device, &line.0)?));
+        let lines: &'static FolderLines = reserve::leaked(FolderLines(DeviceLines::new()));
+        let transport = PciTransport::new(&Pci, function, DeviceType::_9P, lines)?;
+        let lines = Lines { answers: &lines.0.answers, turns: &lines.0.turns };
+        self.folders.push_reserved(reserve::arc(Messages::new(transport, device, lines)?));
         Ok(())
     }
 }

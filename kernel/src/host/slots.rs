@@ -23,14 +23,14 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use freehold_bounce::{DetachError, Device, Dma};
 use freehold_collections::{Arc, reserve};
 use freehold_machine::PhysAddr;
-use freehold_virtio::block::{Lines, VirtioBlock};
-use freehold_virtio::platform::{Function, MsiMessage, Notify, Platform, Registers};
+use freehold_virtio::block::VirtioBlock;
+use freehold_virtio::platform::{Function, Lines, MsiMessage, Notify, Platform, Registers};
 use freehold_virtio::port::{Port, Power, SlotState, place_registers};
 use freehold_virtio::transport::{PciTransport, device_type};
 use freehold_virtio::{SetupError, pci};
 use freehold_virtqueue::DeviceType;
 
-use super::devices::{Disk, DiskLines, rules};
+use super::devices::{DeviceLines, Disk, rules};
 use super::iommu;
 use super::pci::{Bar, Pci};
 use crate::mem::Frames;
@@ -140,7 +140,7 @@ pub struct DiskSlot {
     port: Port,
     window: &'static Bar,
     message: MsiMessage,
-    lines: &'static DiskLines,
+    lines: &'static DeviceLines,
     line: &'static SlotLine,
     device: Device<Frames>,
     occupant: SpinLock<Option<Occupant>>,
@@ -157,7 +157,7 @@ impl DiskSlot {
         let domain = iommu::slot_domain(port.bridge(), port.device(), name)?;
         let device = dma.attach(rules(name, usize::MAX, domain))?;
         device.detach().map_err(|_| SetupError::NoDomain)?;
-        let lines = DiskLines::new();
+        let lines = DeviceLines::new();
         let message = Pci.interrupt(port.device(), lines).ok_or(SetupError::NoInterrupt)?;
         let window = Pci.map(PhysAddr(addresses.start), WINDOW as usize);
         let window = reserve::leaked(window.ok_or(SetupError::NoRegisters("mapping"))?);

@@ -12,9 +12,9 @@ use freehold_virtqueue::DeviceStatus;
 use freehold_virtqueue::model::{self, Fake, HostMemory};
 use proptest::prelude::*;
 
-use crate::block::{DEPTH, Lines, VirtioBlock};
+use crate::block::{DEPTH, VirtioBlock};
 use crate::console::{Buffers, Console};
-use crate::platform::{Notify, Registers, Sleep, Wait, Waited};
+use crate::platform::{Lines, Notify, Registers, Sleep, Wait, Waited};
 use crate::transport::Features;
 use crate::{BlockDevice, BlockError, ByteStream, Failed, SECTOR_SIZE, SetupError};
 

@@ -12,9 +12,9 @@ use freehold_frame::{FrameSource, Order, Owner, Request};
 use freehold_machine::{DeviceAccess, PAGE_SHIFT, PAGE_SIZE, Pfn, PhysicalBytes, WINDOW_PAGES};
 use freehold_virtqueue::model::{self, DeviceView, Fake, HostMemory};
 
-use crate::block::{DEPTH, Lines, VirtioBlock};
+use crate::block::{DEPTH, VirtioBlock};
 use crate::driver_tests::{Step, fake_disk, serve};
-use crate::platform::{Notify, Sleep, Wait, Waited};
+use crate::platform::{Lines, Notify, Sleep, Wait, Waited};
 use crate::transport::Features;
 use crate::{BlockDevice, BlockError, SECTOR_SIZE};
 

@@ -85,6 +85,16 @@ pub trait Wait: Notify {
     fn notify_one(&self);
 }
 
+/// The wait queues of a device's tasks.
+#[derive(Clone, Copy)]
+pub struct Lines {
+    /// Tasks whose request is with the device, and those that wait for its memory.
+    pub answers: &'static dyn Wait,
+    /// Tasks that wait for a place. An interrupt that finds no task on `answers` has to notify one
+    /// of these: the answer belongs to a request that was abandoned.
+    pub turns: &'static dyn Wait,
+}
+
 /// The machine around the devices. For tasks and start-up.
 pub trait Platform {
     /// Mapped registers.

@@ -13,9 +13,9 @@ use freehold_virtqueue::PowerSlot;
 use freehold_virtqueue::model::{self, Fake, HostMemory};
 use shuttle::thread;
 
-use crate::block::{DEPTH, Lines, VirtioBlock};
+use crate::block::{DEPTH, VirtioBlock};
 use crate::driver_tests::{Whole, answer_one, fake_disk};
-use crate::platform::Sleep;
+use crate::platform::{Lines, Sleep};
 use crate::transport::Features;
 use crate::waiting_model::{Bell, Fault, Line, abandon, interrupt};
 use crate::{BlockDevice, BlockError, SECTOR_SIZE};

@@ -14,9 +14,9 @@ use freehold_virtqueue::model::{self, Fake, HostMemory};
 use shuttle::sync::{Condvar, Mutex};
 use shuttle::thread;
 
-use crate::block::{DEPTH, Lines, VirtioBlock};
+use crate::block::{DEPTH, VirtioBlock};
 use crate::driver_tests::{Whole, answer, answer_one, fake_disk};
-use crate::platform::{Notify, Sleep, Wait, Waited};
+use crate::platform::{Lines, Notify, Sleep, Wait, Waited};
 use crate::transport::Features;
 use crate::{BlockDevice, BlockError, SECTOR_SIZE};
 

@@ -8,9 +8,9 @@ use std::vec::Vec;
 
 use freehold_virtqueue::model::{self, Fake};
 
-use crate::block::{DEPTH, Lines, VirtioBlock};
+use crate::block::{DEPTH, VirtioBlock};
 use crate::driver_tests::{Whole, answer_one, fake_disk, sector, serve};
-use crate::platform::{Notify, Sleep, Wait, Waited};
+use crate::platform::{Lines, Notify, Sleep, Wait, Waited};
 use crate::transport::Features;
 use crate::{BlockDevice, BlockError, Failed, SECTOR_SIZE};
 

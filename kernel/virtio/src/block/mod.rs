@@ -48,7 +48,7 @@ use freehold_virtqueue::{PartMemory, PowerSlot, Transport};
 use requests::{Buffer, Requests, SPARE, Segments, Wakes};
 use spin::Mutex;
 
-use crate::platform::{Sleep, Wait, Waited};
+use crate::platform::{Lines, Sleep, Wait, Waited};
 use crate::transport::{Features, negotiate, read_consistent};
 use crate::{BlockDevice, BlockError, Failed, SECTOR_SIZE, SetupError};
 
@@ -85,16 +85,6 @@ enum RequestKind {
     In = 0,
     Out = 1,
     Flush = 4,
-}
-
-/// The wait queues of tasks.
-#[derive(Clone, Copy)]
-pub struct Lines {
-    /// Tasks whose request is with the device, and those that wait for its memory.
-    pub answers: &'static dyn Wait,
-    /// Tasks that wait for a place. An interrupt that finds no task on `answers` has to notify one
-    /// of these: the answer belongs to a request that was abandoned.
-    pub turns: &'static dyn Wait,
 }
 
 /// A disk.

@@ -6,7 +6,9 @@
 //! its own is done. A request is one chain: message, data to be written, room for the answer, room
 //! for data to be read.
 //!
-//! **Waiting.** A task takes a place first and memory second (`places.rs`). Where the DMA API has
+//! **Waiting.** A task takes a place first and memory second (`places.rs`). Tasks that wait for a
+//! place have a line of their own, and a free place wakes the one that has waited longest: however
+//! many wait, an answer wakes the [`DEPTH`] tasks that have a place and no more. Where the DMA API has
 //! no memory for the data, a page of the place's own carries it, so a place is all that a task ever
 //! waits for. There is no time-out, as on Linux: a server may take as long as it likes, and a task
 //! that is to end leaves at once where it said so ([`Sleep::Killable`]). The device then keeps the
@@ -24,10 +26,10 @@ use alloc::vec::Vec;
 use freehold_bounce::{Device, Direction, DmaError, DmaSource};
 use freehold_ninep::Outcome;
 use freehold_virtqueue::Transport;
-use places::{Bulk, Finished, MessagePlaces};
+use places::{Bulk, Finished, MessagePlaces, Wakes};
 use spin::Mutex;
 
-use crate::platform::{Sleep, Wait, Waited};
+use crate::platform::{Lines, Sleep, Wait, Waited};
 use crate::transport::{Features, negotiate, read_consistent};
 use crate::{Data, Exchange, MessageDevice, MessageError, SetupError};
 
@@ -42,7 +44,7 @@ const MAX_TAG: usize = 255;
 pub struct Messages<S: DmaSource, T: Transport> {
     /// Taken by tasks only, for as long as the ring is changed. Orders with no other lock.
     places: Mutex<MessagePlaces<S, T>>,
-    line: &'static dyn Wait,
+    lines: Lines,
     device: Device<S>,
     tag: Vec<u8>,
 }
@@ -84,14 +86,14 @@ fn tag<T: Transport>(transport: &T, features: Features) -> Result<Vec<u8>, Setup
 }
 
 impl<S: DmaSource, T: Transport> Messages<S, T> {
-    /// Start the device, whose transport's interrupt notifies `line`.
+    /// Start the device, whose transport's interrupt notifies `lines`.
     ///
     /// # Errors
     /// [`SetupError`].
-    pub fn new(mut transport: T, device: Device<S>, line: &'static dyn Wait) -> Result<Self, SetupError> {
+    pub fn new(mut transport: T, device: Device<S>, lines: Lines) -> Result<Self, SetupError> {
         let features = negotiate(&mut transport, Features::P9_TAG)?;
         let tag = tag(&transport, features)?;
-        Ok(Self { places: Mutex::new(MessagePlaces::new(transport, device)?), line, device, tag })
+        Ok(Self { places: Mutex::new(MessagePlaces::new(transport, device)?), lines, device, tag })
     }
 
     /// Calls `f` with the lock held; wakes waiting tasks once it is released, where there is
@@ -99,23 +101,28 @@ impl<S: DmaSource, T: Transport> Messages<S, T> {
     fn with<R>(&self, f: impl FnOnce(&mut MessagePlaces<S, T>) -> R) -> R {
         let (result, wakes) = {
             let mut places = self.places.lock();
-            (f(&mut places), places.take_wake())
+            (f(&mut places), places.take_wakes())
         };
-        if wakes {
-            self.line.notify();
+        match wakes {
+            Wakes::Turns(count) => (0..count).for_each(|_| self.lines.turns.notify_one()),
+            Wakes::All => {
+                self.lines.turns.notify();
+                self.lines.answers.notify();
+            }
         }
         result
     }
 
-    /// Sleeps until `look` gives a value.
+    /// Sleeps on `line` until `look` gives a value.
     fn wait<R>(
         &self,
+        line: &'static dyn Wait,
         sleep: Sleep,
         mut look: impl FnMut(&mut MessagePlaces<S, T>) -> Result<Option<R>, MessageError>,
     ) -> Result<R, MessageError> {
         loop {
             let mut seen = Ok(None);
-            let waited = self.line.wait_until(u64::MAX, sleep, &mut || {
+            let waited = line.wait_until(u64::MAX, sleep, &mut || {
                 seen = self.with(&mut look);
                 !matches!(seen, Ok(None))
             });
@@ -129,7 +136,7 @@ impl<S: DmaSource, T: Transport> Messages<S, T> {
 
     fn hold(&self, sleep: Sleep) -> Result<HeldPlace<'_, S, T>, MessageError> {
         let mut is_counted = false;
-        let taken = self.wait(sleep, |places| places.take(&mut is_counted));
+        let taken = self.wait(self.lines.turns, sleep, |places| places.take(&mut is_counted));
         self.with(|places| places.leave(&mut is_counted));
         Ok(HeldPlace { messages: self, number: taken? })
     }
@@ -172,8 +179,9 @@ where
         let held = self.hold(sleep)?;
         let number = held.number;
         let bulk = self.bulk(&held, &exchange.data);
-        self.wait(sleep, |places| Ok(places.send(number, exchange, bulk.as_ref())?.then_some(())))?;
-        let answered = self.wait(sleep, |places| places.finished(number));
+        let answers = self.lines.answers;
+        self.wait(answers, sleep, |places| Ok(places.send(number, exchange, bulk.as_ref())?.then_some(())))?;
+        let answered = self.wait(answers, sleep, |places| places.finished(number));
         let written = match answered {
             Err(MessageError::Killed) => self.with(|places| places.abandon(number, exchange.left)),
             answered => answered,

@@ -9,7 +9,7 @@
 //! whether the server had done the request or gave it up (QEMU then gives it back empty).
 //!
 //! Everything happens under the device's lock; waiting tasks are woken after it is released
-//! ([`MessagePlaces::take_wake`]).
+//! ([`MessagePlaces::take_wakes`]).
 
 use alloc::sync::Arc;
 
@@ -88,6 +88,15 @@ pub(super) struct Finished {
     pub data: usize,
 }
 
+/// Tasks to be woken once the lock is released.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Wakes {
+    /// So many of those that wait for a place.
+    Turns(usize),
+    /// All: the device is out of use.
+    All,
+}
+
 /// See the module's head.
 pub(super) struct MessagePlaces<S: DmaSource, T: Transport> {
     link: Link<S, T, Queue<S, RING>>,
@@ -96,7 +105,7 @@ pub(super) struct MessagePlaces<S: DmaSource, T: Transport> {
     waiting: usize,
     /// Notes of abandoned requests that are over, by place.
     ended: [Option<u32>; DEPTH],
-    wake: bool,
+    wakes: Wakes,
 }
 
 impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
@@ -115,12 +124,21 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
             memory: memory.expect("all were made"),
         });
         let link = Link::new(transport, device, queue);
-        Ok(Self { link, places, waiting: 0, ended: [None; DEPTH], wake: false })
+        Ok(Self { link, places, waiting: 0, ended: [None; DEPTH], wakes: Wakes::Turns(0) })
     }
 
-    /// Returns whether a task has to be woken.
-    pub fn take_wake(&mut self) -> bool {
-        core::mem::take(&mut self.wake)
+    /// Returns the tasks that have to be woken.
+    pub fn take_wakes(&mut self) -> Wakes {
+        core::mem::replace(&mut self.wakes, Wakes::Turns(0))
+    }
+
+    /// Has one more of the tasks that wait for a place look, if there is one.
+    fn wake_turn(&mut self) {
+        if let Wakes::Turns(count) = &mut self.wakes
+            && self.waiting > 0
+        {
+            *count += 1;
+        }
     }
 
     /// Takes a free place; `None` where the task has to wait for one. The task is counted as
@@ -142,7 +160,7 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
         if core::mem::take(is_counted) {
             self.waiting -= 1;
             // The wake-up that it had may have been another's.
-            self.wake |= self.waiting > 0;
+            self.wake_turn();
         }
     }
 
@@ -151,7 +169,7 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
         let state = &mut self.places[number].state;
         if matches!(state, State::Held | State::Done(_)) {
             *state = State::Free;
-            self.wake |= self.waiting > 0;
+            self.wake_turn();
         }
     }
 
@@ -229,7 +247,9 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
             }
             _ => place.state = State::Done(written),
         }
-        self.wake |= self.waiting > 0 && place.state == State::Free;
+        if place.state == State::Free {
+            self.wake_turn();
+        }
     }
 
     /// Bytes that the device wrote for a request that a task waits for; `None` while it has it.
@@ -314,7 +334,7 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
 
     fn fail(&mut self) {
         self.link.fail(Why::BrokeTheProtocol);
-        self.wake = true;
+        self.wakes = Wakes::All;
     }
 }
 

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use freehold_bounce::{Original, OriginalMut};
-use freehold_virtio::block::{Lines, VirtioBlock};
-use freehold_virtio::platform::Notify;
+use freehold_virtio::block::VirtioBlock;
+use freehold_virtio::platform::{Lines, Notify};
 use freehold_virtio::{BlockDevice, BlockError, SECTOR_SIZE, SetupError, Sleep};
 use freehold_virtqueue::DeviceStatus;
 use freehold_virtqueue::model::{self, Fake, HostMemory};

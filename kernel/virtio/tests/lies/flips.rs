@@ -1,6 +1,7 @@
 //! Devices that change any shared byte between any two looks of a driver.
 
 use freehold_virtio::mem::{Domain, Region};
+use freehold_virtio::platform::Lines;
 use freehold_virtio::{BlockDevice, ByteStream, FrameDevice, MessageDevice, SECTOR_SIZE, Sleep};
 use freehold_virtqueue::model::{self, Fake};
 use proptest::prelude::*;
@@ -193,7 +194,7 @@ proptest! {
                     device.give(0, head.into(), size);
                 }
             });
-            let folder = Folder::new(fake.clone(), model::device(), step).unwrap();
+            let folder = Folder::new(fake.clone(), model::device(), Lines { answers: step, turns: step }).unwrap();
             let meddling = Meddling::begin(&fake, choices);
             for _ in 0..requests {
                 let _ = (p9::read_any(&folder), p9::clunk(&folder), folder.take_ended());

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_ninep::{DATA_HEADER, HEADER, MAX_REQUEST, NinepRequest, TAG_AT};
 use freehold_virtio::p9::Messages;
-use freehold_virtio::platform::{Notify, Sleep};
+use freehold_virtio::platform::{Lines, Notify, Sleep};
 use freehold_virtio::{Data, Exchange, MessageDevice, MessageError};
 use freehold_virtqueue::DeviceStatus;
 use freehold_virtqueue::model::{self, Descriptor, Fake, HostMemory};
@@ -118,7 +118,9 @@ pub fn cell(lie: Lie, moment: Moment) -> End {
             _ = tell(ring, lie, 0, 10) || lie == Lie::DoubleAnswer && tell(ring, Lie::IdTwice, 0, 10)
         });
     }
-    let Ok(folder) = Folder::new(fake.clone(), model::device(), step) else { return End::Refused };
+    let Ok(folder) = Folder::new(fake.clone(), model::device(), Lines { answers: step, turns: step }) else {
+        return End::Refused;
+    };
     if moment != Moment::Attach {
         assert_eq!((read(&folder), clunk(&folder)), (Ok(DATA), Ok(HEADER)));
         begin(&liar, step);
