@@ -550,6 +550,26 @@ static int a_tree_goes_whole(void)
 	return 0;
 }
 
+/* A mount becomes read-only when no file is open for writing through it, and not before. */
+static int writers_bar_read_only(void)
+{
+	HOLDS(own_mounts() == 0 && mount("none", FOLDER "/tree", "tmpfs", 0, NULL) == 0);
+	HOLDS(mkdir(FOLDER "/tree/shown", 0755) == 0 && mount(FOLDER "/tree", FOLDER "/tree/shown", NULL, MS_BIND, NULL) == 0);
+	int file = open(FOLDER "/tree/shown/file", O_RDWR | O_CREAT, 0600);
+	HOLDS(file >= 0);
+	REFUSED(mount("none", FOLDER "/tree/shown", NULL, MS_REMOUNT | MS_BIND | MS_RDONLY, NULL), EBUSY);
+	HOLDS(write(file, "x", 1) == 1);
+	int copy = dup(file), reads_it = open(FOLDER "/tree/shown/file", O_RDONLY), other = open(FOLDER "/tree/file", O_WRONLY);
+	HOLDS(copy >= 0 && reads_it >= 0 && other >= 0 && close(file) == 0);
+	REFUSED(mount("none", FOLDER "/tree/shown", NULL, MS_REMOUNT | MS_BIND | MS_RDONLY, NULL), EBUSY);
+	HOLDS(close(copy) == 0 && mount("none", FOLDER "/tree/shown", NULL, MS_REMOUNT | MS_BIND | MS_RDONLY, NULL) == 0);
+	REFUSED(open(FOLDER "/tree/shown/file", O_WRONLY), EROFS);
+	HOLDS(write(other, "x", 1) == 1);
+	HOLDS(mount("none", FOLDER "/tree/shown", NULL, MS_REMOUNT | MS_BIND, NULL) == 0);
+	HOLDS((file = open(FOLDER "/tree/shown/file", O_WRONLY)) >= 0);
+	return 0;
+}
+
 static int a_namespace_in_a_mount(void)
 {
 	HOLDS(own_mounts() == 0 && mount("none", FOLDER "/tree", "tmpfs", 0, NULL) == 0);
@@ -623,6 +643,19 @@ static int root_inside_mounts(void)
 	HOLDS(chdir(FOLDER "/tree") == 0 && pivots(".", ".") == 0 && umount2(".", MNT_DETACH) == 0);
 	HOLDS(access("/usr", F_OK) == 0 && access("/shown", F_OK) == 0 && access("/proc", F_OK) == -1);
 	HOLDS(access("/../../proc", F_OK) == -1);
+	return 0;
+}
+
+/* USER's namespaces have a /proc of their own, whatever programs may do in the one that is
+ * there. */
+static int own_processes(void)
+{
+	int status;
+	HOLDS(own_mounts() == 0 && mount("none", "/proc", NULL, MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) == 0);
+	HOLDS(setgroups(0, NULL) == 0 && setresgid(USER, USER, USER) == 0 && setresuid(USER, USER, USER) == 0 && prctl(PR_SET_DUMPABLE, 1) == 0);
+	HOLDS(become_root_inside() == 0 && unshare(CLONE_NEWNS | CLONE_NEWPID) == 0);
+	IN_CHILD(status, _exit(mount("none", FOLDER "/tree", "proc", 0, NULL) == 0 && access(FOLDER "/tree/1/stat", F_OK) == 0 ? 0 : 1));
+	HOLDS(status == 0);
 	return 0;
 }
 
@@ -891,6 +924,8 @@ int main(int count, char **arguments)
 	PROMISE("pivot_root gives another root", in_child(another_root, 0));
 	PROMISE("root inside mounts what is in memory and what it sees, and makes that its root", in_child(root_inside_mounts, USER));
 	PROMISE("it undoes neither what root mounted outside nor how", in_child(locks_hold, 0));
+	PROMISE("it has a /proc of its own processes", in_child(own_processes, 0));
+	PROMISE("writers keep a mount from becoming read-only", in_child(writers_bar_read_only, 0));
 	PROMISE("a set-user-ID program of another's mount gives nothing", in_child(no_rights_by_anothers_mount, 0));
 	PROMISE("a mount namespace is entered with its user namespace", in_child(a_mount_namespace_can_be_entered, USER));
 	PROMISE("ports, abstract names and devices are a network namespace's own", in_child(networks_are_ones_own, 0));

@@ -62,6 +62,29 @@ static void watched(void)
 	close(epoll);
 }
 
+static int control(int epoll, int operation, int file, unsigned events)
+{
+	struct epoll_event event = { .events = events };
+	return epoll_ctl(epoll, operation, file, &event);
+}
+
+/* EPOLLEXCLUSIVE is chosen once, for plain events of files. */
+static void exclusive(void)
+{
+	int epoll = epoll_create1(EPOLL_CLOEXEC), other = epoll_create1(EPOLL_CLOEXEC), ends[2];
+	NEED(epoll >= 0 && other >= 0 && pipe(ends) == 0);
+	FAILS_WITH("no exclusive watch of a watcher", control(epoll, EPOLL_CTL_ADD, other, EPOLLIN | EPOLLEXCLUSIVE), EINVAL);
+	FAILS_WITH("nor for one event", control(epoll, EPOLL_CTL_ADD, ends[0], EPOLLIN | EPOLLONESHOT | EPOLLEXCLUSIVE), EINVAL);
+	PROMISE("one of a pipe", control(epoll, EPOLL_CTL_ADD, ends[0], EPOLLIN | EPOLLET | EPOLLEXCLUSIVE) == 0);
+	FAILS_WITH("which does not change", control(epoll, EPOLL_CTL_MOD, ends[0], EPOLLIN), EINVAL);
+	NEED(control(epoll, EPOLL_CTL_ADD, ends[1], EPOLLOUT) == 0);
+	FAILS_WITH("and none becomes one", control(epoll, EPOLL_CTL_MOD, ends[1], EPOLLOUT | EPOLLEXCLUSIVE), EINVAL);
+	close(ends[0]);
+	close(ends[1]);
+	close(epoll);
+	close(other);
+}
+
 /* Whether a list of mounts says that it has changed. */
 static int tells(int list)
 {
@@ -386,6 +409,7 @@ int main(void)
 	set_loopback_up();
 	handles();
 	watched();
+	exclusive();
 	if (geteuid() == 0)
 		mounts();
 	counters();

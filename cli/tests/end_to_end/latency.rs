@@ -71,3 +71,15 @@ fn the_figures_of_lateness_are_roots_and_are_set_back() {
     let refused = run(&["--user", "1000"], &["busybox", "cat", file], b"");
     assert_ne!(refused.status, 0);
 }
+
+/// A release of a lock wakes the waits that can have it, so all are served in about linear time.
+#[test]
+fn waits_for_locks_cost_what_they_cost_one_by_one() {
+    let program = guest_program("workloads/lock-waits");
+    let spent = |count: &str| -> u64 {
+        let said = run(&["--icount", "-m", "512M"], &[text(&program), count], b"").expect(0).text();
+        said.trim().parse().expect("microseconds")
+    };
+    let (few, many) = (spent("50"), spent("200"));
+    assert!(many < 8 * few, "50 waits: {few} thousand instructions, 200: {many}");
+}

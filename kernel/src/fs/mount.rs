@@ -100,6 +100,8 @@ pub struct Mount {
     root: Arc<dyn Node>,
     source: Vec<u8>,
     flags: AtomicU32,
+    /// Descriptions of regular files that were opened for writing through the mount.
+    writers: AtomicUsize,
     /// The user namespace in which the file system was mounted first.
     fs_owner: UserNs,
     /// Properties that may not be undone: [`MountFlags`], and the two below.
@@ -185,6 +187,7 @@ impl Mount {
             root,
             source,
             flags: AtomicU32::new(flags),
+            writers: AtomicUsize::new(0),
             fs_owner,
             locked: AtomicU32::new(locked),
             covers: SpinLock::new(None),
@@ -292,9 +295,30 @@ impl Mount {
         MountFlags::from_bits_truncate(self.flags.load(Ordering::Relaxed))
     }
 
-    /// Change its restrictions (remount).
-    pub fn set_flags(&self, flags: MountFlags) {
-        self.flags.store(flags.bits(), Ordering::Relaxed);
+    /// Change its restrictions (remount). Holders of the mounts' change lock only.
+    ///
+    /// # Errors
+    /// `EBUSY` where it becomes read-only and a file is open for writing.
+    pub fn set_flags(&self, flags: MountFlags) -> Result<()> {
+        // A writer is counted and then looks at the flags: whichever comes second sees the other.
+        let before = self.flags.swap(flags.bits(), Ordering::SeqCst);
+        let becomes_read_only = flags.bits() & !before & MountFlags::RDONLY.bits() != 0;
+        if becomes_read_only && self.writers.load(Ordering::SeqCst) > 0 {
+            self.flags.store(before, Ordering::Relaxed);
+            return Err(Errno::EBUSY);
+        }
+        Ok(())
+    }
+
+    /// Counts a description that writes through the mount until
+    /// [`remove_writer`](Self::remove_writer).
+    pub fn add_writer(&self) {
+        self.writers.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Undoes [`add_writer`](Self::add_writer).
+    pub fn remove_writer(&self) {
+        self.writers.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// `EROFS` where nothing may be changed.

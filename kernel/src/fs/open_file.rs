@@ -14,7 +14,8 @@ use super::file::{Allocate, Blocking, DirEntry, File, Ready, Seekable};
 use super::flags::OpenFlags;
 use super::leases;
 use super::locks::{self, Owner};
-use super::node::Node;
+use super::mount::Mount;
+use super::node::{Node, NodeKind};
 use super::notify::{self, Events};
 use super::path::Path;
 use super::text::{Permit, Purpose};
@@ -76,16 +77,27 @@ fn read_only_use(path: Option<&Path>, flags: OpenFlags) -> Option<&super::text::
     if flags.reads() && !flags.writes() { path?.node.text_use() } else { None }
 }
 
+/// The mount that a description writes through.
+#[inline]
+fn written_mount(path: Option<&Path>, flags: OpenFlags) -> Option<&Arc<Mount>> {
+    path.filter(|path| flags.writes() && path.node.kind() == NodeKind::Regular).map(|path| &path.mount)
+}
+
 static IDS: UniqueNumbers = UniqueNumbers::new();
 
 impl OpenFile {
     /// A description of `file`, opened by `path` where it has one.
     ///
     /// # Errors
-    /// `ETXTBSY` for writing where a program runs from it.
+    /// `ETXTBSY` for writing where a program runs from it, `EROFS` where the mount became read-only
+    /// meanwhile.
     pub fn new(file: Arc<dyn File>, path: Option<Path>, flags: OpenFlags) -> Result<Arc<Self>> {
         let permit = if flags.writes() { Permit::new(&file.node(), Purpose::Write)? } else { None };
         let opened = Self::with_permit(file, path, flags, permit);
+        if let Some(mount) = written_mount(opened.path(), flags) {
+            // It is counted: see `Mount::set_flags`.
+            mount.writable()?;
+        }
         notify::file(&opened, Events::OPEN);
         Ok(opened)
     }
@@ -113,6 +125,9 @@ impl OpenFile {
     ) -> Arc<Self> {
         if let Some(text) = read_only_use(path.as_ref(), flags) {
             text.add_reader();
+        }
+        if let Some(mount) = written_mount(path.as_ref(), flags) {
+            mount.add_writer();
         }
         reserve::arc(Self {
             file,
@@ -518,6 +533,9 @@ impl Drop for OpenFile {
         }
         if let Some(text) = read_only_use(self.path.as_ref(), self.flags()) {
             text.remove_reader();
+        }
+        if let Some(mount) = written_mount(self.path.as_ref(), self.flags()) {
+            mount.remove_writer();
         }
         // Before the file ends, which may be news.
         self.signalling.get_mut().take();

@@ -120,7 +120,7 @@ fn remount(place: &Path, flags: u64, options: &[u8]) -> Result<()> {
     if flags & MS_BIND == 0 {
         place.mount.file_system().configure(options)?;
     }
-    place.mount.set_flags(restrictions);
+    place.mount.set_flags(restrictions)?;
     process().namespaces().mount.tell_change();
     Ok(())
 }
@@ -238,6 +238,8 @@ fn may_reveal_processes(namespace: &MountNamespace, flags: MountFlags) -> Result
     if namespace.head().owner().is_initial() {
         return Ok(());
     }
+    // These hide nothing (Linux compares locks of read-only and of times).
+    let flags = flags | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     for mount in namespace.root().tree()? {
         let fs = mount.file_system();
         let is_whole = fs.name() == "proc" && mount.root().identity() == fs.root().identity();

@@ -7,7 +7,7 @@ use freehold_collections::{
 use linux_raw_sys::general as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Epoll, EpollFile, Event, Interest};
+use super::{EPOLLEXCLUSIVE, Epoll, EpollFile, Event, Interest};
 use crate::fs::{NodeKind, OpenFile, OpenFlags};
 use crate::syscall::Args;
 use crate::task::{self, SigSet};
@@ -78,6 +78,18 @@ fn check_watchable(file: &OpenFile) -> Result<()> {
     Err(Errno::EPERM)
 }
 
+/// EPOLLEXCLUSIVE goes with plain events of a file that is no epoll instance, when it is added.
+///
+/// # Errors
+/// `EINVAL` otherwise.
+#[cold]
+fn check_exclusive(operation: u32, events: u32, file: &OpenFile) -> Result<()> {
+    const GO_WITH: u32 =
+        EPOLLEXCLUSIVE | c::EPOLLIN | c::EPOLLOUT | c::EPOLLERR | c::EPOLLHUP | c::EPOLLWAKEUP | c::EPOLLET;
+    let is_fit = operation == c::EPOLL_CTL_ADD && events & !GO_WITH == 0 && Epoll::of(file).is_none();
+    if is_fit { Ok(()) } else { Err(Errno::EINVAL) }
+}
+
 /// epoll_ctl(epfd, operation, fd, event)
 ///
 /// # Errors
@@ -101,6 +113,9 @@ pub fn sys_epoll_ctl(args: &Args) -> Result<i64> {
     let epoll = epoll_of(&instance)?;
     if instance.is_same(&file) {
         return Err(Errno::EINVAL);
+    }
+    if interest.events & EPOLLEXCLUSIVE != 0 {
+        check_exclusive(operation, interest.events, &file)?;
     }
     match operation {
         c::EPOLL_CTL_ADD => epoll.add(fd, &file, interest),

@@ -57,6 +57,9 @@ bitflags! {
 const ALWAYS: u32 = Ready::ERR.bits() | Ready::HUP.bits();
 /// The bits of an event mask that name events.
 const EVENTS: u32 = 0x0fff_ffff;
+/// EPOLLEXCLUSIVE: chosen when a file is added, and never changed. Every watcher is woken all the
+/// same.
+const EPOLLEXCLUSIVE: u32 = 1 << 28;
 
 /// Interest of one call in one file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -249,7 +252,12 @@ impl Epoll {
     #[inline]
     fn modify(&self, fd: i32, file: &Arc<OpenFile>, interest: Interest) -> Result<()> {
         let item = watched(&self.items.lock(), fd, file)?;
-        *item.interest.lock() = interest;
+        let mut known = item.interest.lock();
+        if known.events & EPOLLEXCLUSIVE != 0 {
+            return Err(Errno::EINVAL);
+        }
+        *known = interest;
+        drop(known);
         if item.ready(file) != 0 {
             item.wake();
         }

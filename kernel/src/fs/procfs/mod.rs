@@ -47,6 +47,8 @@ impl ProcFs {
         let root = PseudoDir::new_root(device, Refusal::NoSuchName);
         settings::fill(&root);
         checkpoint()?;
+        settings::fill_rest(&root);
+        checkpoint()?;
         loads::fill(&root);
         {
             system::fill(&root);

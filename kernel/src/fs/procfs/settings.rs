@@ -157,7 +157,7 @@ fn threads_max(out: &mut Text) -> Result<()> {
     Ok(())
 }
 
-/// Put /proc/sys into `root`.
+/// Put /proc/sys into `root`, but for [`fill_rest`].
 pub(super) fn fill(root: &Arc<PseudoDir>) {
     let kernel = root.dirs("sys/kernel");
     kernel.constant("ostype", uts::SYSTEM);
@@ -193,7 +193,10 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     random.constant("poolsize", "256");
     fill_vm(&root.dirs("sys/vm"));
     fill_user(&root.dirs("sys/user"));
+}
 
+/// Put the settings of files and networks there.
+pub(super) fn fill_rest(root: &Arc<PseudoDir>) {
     let fs = root.dirs("sys/fs");
     fs.constant("file-max", "9223372036854775807");
     fs.constant("nr_open", "1048576");

@@ -100,7 +100,7 @@ fn mounts_cover_and_uncover() {
     assert_eq!(text(&world, "/mnt/top").as_deref(), Ok("/mnt/top"));
     assert_eq!(text(&world, "/mnt/top/../..").as_deref(), Ok("/"));
     assert_eq!(names::remove_dir(&world.walk(), b"/mnt"), Err(Errno::EBUSY));
-    mount.set_flags(MountFlags::RDONLY);
+    mount.set_flags(MountFlags::RDONLY).unwrap();
     assert_eq!(names::make_dir(&world.walk(), b"/mnt/x", 0o755), Err(Errno::EROFS));
     let below = mount.mountpoint().unwrap();
     below.mount.detach(&mount).unwrap();

@@ -8,11 +8,11 @@
 //!
 //! **Waiting.** A task takes a place first and memory second (`places.rs`). Tasks that wait for a
 //! place have a line of their own, and a free place wakes the one that has waited longest: however
-//! many wait, an answer wakes the [`DEPTH`] tasks that have a place and no more. Where the DMA API has
-//! no memory for the data, a page of the place's own carries it, so a place is all that a task ever
-//! waits for. There is no time-out, as on Linux: a server may take as long as it likes, and a task
-//! that is to end leaves at once where it said so ([`Sleep::Killable`]). The device then keeps the
-//! place until it has answered; Tflush asks it to be quick.
+//! many wait, an answer wakes the [`DEPTH`] tasks that have a place and no more. Where the DMA API
+//! has no memory for the data, a page of the place's own carries it, so a place is all that a task
+//! ever waits for. There is no time-out, as on Linux: a server may take as long as it likes, and a
+//! task that is to end leaves at once where it said so ([`Sleep::Killable`]). The device then keeps
+//! the place until it has answered; Tflush asks it to be quick.
 //!
 //! **Lies.** An answer that is not the request's, or longer than the device says it wrote, breaks
 //! the protocol: the device is reset and stays out of use (`link.rs`). The file system checks the
