@@ -199,8 +199,8 @@ pub const KNOWN: &[Known] = &[
     },
     Known {
         name: "disk.io_timeout",
-        values: "MILLISECONDS",
-        help: "how long a disk may take for one request (120000), until /sys/block/DISK/queue/io_timeout says otherwise",
+        values: "1-4294967295",
+        help: "milliseconds that a disk may take for one request (120000), until /sys/block/DISK/queue/io_timeout says otherwise",
         set: |settings, parameter| {
             let limit = parameter.value.and_then(|value| value.parse().ok()).filter(|&limit| limit > 0);
             settings.disk_timeout = Some(limit.ok_or("1 to 4294967295")?);
