@@ -151,9 +151,9 @@ pub struct Process {
     /// The signal its end sends to the parent; 0 for none.
     pub(super) exit_signal: AtomicU32,
     /// Programs that the process has executed since fork (setpgid's EACCES).
-    pub(super) executed: AtomicU32,
+    pub(super) executed: AtomicU64,
     /// The parent's count of them when this process was made: the exit signal is for that program.
-    pub(super) maker_executed: AtomicU32,
+    pub(super) maker_executed: AtomicU64,
     /// Whether orphans below the process become its children (PR_SET_CHILD_SUBREAPER).
     pub(super) is_subreaper: AtomicBool,
     space: SpinLock<Arc<ProcessSpace>>,
@@ -271,8 +271,8 @@ impl Process {
             group_id: AtomicU32::new(with.group_id),
             session: SpinLock::new(with.session),
             exit_signal: AtomicU32::new(u32::from(Signal::CHLD.number())),
-            executed: AtomicU32::new(0),
-            maker_executed: AtomicU32::new(0),
+            executed: AtomicU64::new(0),
+            maker_executed: AtomicU64::new(0),
             is_subreaper: AtomicBool::new(false),
             space: SpinLock::new(with.space),
             files: Shared::new(with.files),

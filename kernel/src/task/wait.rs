@@ -317,8 +317,10 @@ pub fn sys_wait4(args: &Args) -> Result<i64> {
 fn exit_signal(process: &Process, parent: &Process) -> Option<Signal> {
     let is_chosen_by_it =
         process.maker_executed.load(Ordering::Relaxed) == parent.executed.load(Ordering::Relaxed);
-    let chosen = Signal::new(i64::from(process.exit_signal.load(Ordering::Relaxed)))?;
-    Some(if is_chosen_by_it { chosen } else { Signal::CHLD })
+    if !is_chosen_by_it {
+        return Some(Signal::CHLD);
+    }
+    Signal::new(i64::from(process.exit_signal.load(Ordering::Relaxed)))
 }
 
 /// Tell the parent that `process` is a zombie; one whose parent does not care is gone at once.

@@ -117,10 +117,14 @@ fn remount(place: &Path, flags: u64, options: &[u8]) -> Result<()> {
     }
     let _change = namespace::change()?;
     place.mount.check_flags(restrictions)?;
-    if flags & MS_BIND == 0 {
-        place.mount.file_system().configure(options)?;
-    }
+    let before = place.mount.flags();
     place.mount.set_flags(restrictions)?;
+    if flags & MS_BIND == 0
+        && let Err(error) = place.mount.file_system().configure(options)
+    {
+        let _undone = place.mount.set_flags(before);
+        return Err(error);
+    }
     process().namespaces().mount.tell_change();
     Ok(())
 }

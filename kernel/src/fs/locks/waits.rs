@@ -4,15 +4,16 @@
 //! last time whether the lock is free. Looks and releases hold the table's lock, so a release that
 //! comes after the look finds the wait. A release wakes the waits in the order of their coming, but
 //! none that a held lock bars, and none that a lock bars for which it has just woken an earlier
-//! wait. A task that was woken and goes without its lock (a signal, no memory) wakes the waits that
-//! it has kept asleep. So a release costs one look at each wait for the file, and wakes as many
-//! tasks as will have their lock.
+//! wait. A task that was woken and goes without its lock (another was quicker, a signal, no memory)
+//! wakes the waits that it has kept asleep: its entry knows that it was woken. So a release costs
+//! one look at each wait for the file, and wakes as many tasks as will have their lock.
 //!
 //! **Deadlocks.** While a process waits with F_SETLKW, the owner of a lock that bars it is known.
 //! Before a process waits, its chain is followed for ten steps: from the owner that bars it to the
 //! owner that bars that one, and so on (Linux: `posix_locks_deadlock`). If the chain returns to the
-//! process, the wait would not end and is refused. Open file descriptions are not followed, since
-//! many processes may hold one. A circle can also be closed by a lock that a thread gets while
+//! process, the wait would not end and is refused. A wait that was woken is barred by no owner until
+//! its task looks again. Open file descriptions are not followed, since many processes may hold
+//! one. A circle can also be closed by a lock that a thread gets while
 //! another of its process waits: those that it bars are woken and look again.
 
 use core::ops::{Bound, Range};
@@ -27,8 +28,9 @@ use crate::sync::{UniqueNumbers, WaitQueue};
 use crate::{Errno, Result};
 
 static NUMBERS: UniqueNumbers = UniqueNumbers::new();
-/// Steps of a chain that are followed (Linux: MAX_DEADLK_ITERATIONS).
-const MOST_STEPS: usize = 10;
+/// Owners of a chain that are looked at: Linux follows the first, and ten more and one
+/// (MAX_DEADLK_ITERATIONS).
+const MOST_STEPS: usize = 12;
 /// Woken waits of one release that later ones are compared with. Beyond that, a wait may be woken
 /// in vain.
 const COMPARED: usize = 8;
@@ -39,13 +41,15 @@ type WaitKey = (Identity, LockSpace, u64);
 struct WaitEntry {
     wanted: Lock,
     queue: Arc<WaitQueue>,
+    /// Later waits may have been kept asleep for this one.
+    was_woken: bool,
 }
 
 /// All waits.
 pub(super) struct Waits {
     by_file: Map<WaitKey, WaitEntry>,
-    /// The owner that bars the wait, for each wait that is followed.
-    by_owner: Map<(Owner, u64), Owner>,
+    /// The owner that bars the wait, for each wait that is followed; `None` since it was woken.
+    by_owner: Map<(Owner, u64), Option<Owner>>,
 }
 
 impl Waits {
@@ -75,8 +79,15 @@ impl Waits {
 
     /// Returns the owner that bars a wait of `owner`, if there is a wait.
     fn barrier_of(&self, owner: Owner) -> Option<Owner> {
-        let (key, barrier) = self.by_owner.first_from(Bound::Included(&(owner, 0)))?;
-        (key.0 == owner).then_some(*barrier)
+        let waits = self.by_owner.iter_from(Bound::Included(&(owner, 0)));
+        waits.take_while(|(key, _)| key.0 == owner).find_map(|(_, barrier)| *barrier)
+    }
+
+    /// Sets the owner that bars a wait, if that is followed.
+    fn set_barrier(&mut self, wait: (Owner, u64), barrier: Option<Owner>) {
+        if let Some(known) = self.by_owner.get_mut(&wait) {
+            *known = barrier;
+        }
     }
 
     /// Whether `owner` would wait for itself if `barrier` barred it.
@@ -102,23 +113,29 @@ impl LockTable {
     pub(super) fn wake(&mut self, place: (Identity, LockSpace), owner: Owner, range: &Range<u64>) {
         let mut woken = ArrayVec::<Lock, COMPARED>::new();
         let mut next = 0;
-        while let Some((number, WaitEntry { wanted, queue })) = self.waits.overlapping(place, next, range) {
+        while let Some((number, WaitEntry { wanted, queue, .. })) = self.waits.overlapping(place, next, range)
+        {
             next = number + 1;
             let (wanted, key) = (*wanted, (wanted.owner, number));
+            let known = self.waits.by_owner.get(&key).copied();
             if let Some(before) = woken.iter().find(|lock| lock.conflicts(&wanted)) {
-                if let Some(barrier) = self.waits.by_owner.get_mut(&key).filter(|known| **known == owner) {
-                    *barrier = before.owner;
+                if known == Some(Some(owner)) {
+                    self.waits.set_barrier(key, Some(before.owner));
                 }
                 continue;
             }
             if let Some(held) = self.conflicts(place.0, &wanted) {
                 // The task itself follows its new chain.
-                if self.waits.by_owner.get(&key).is_some_and(|known| *known != held.owner) {
+                if known.is_some_and(|known| known != Some(held.owner)) {
                     queue.wake_all();
                 }
                 continue;
             }
             queue.wake_all();
+            self.waits.set_barrier(key, None);
+            if let Some(entry) = self.waits.by_file.get_mut(&(place.0, place.1, number)) {
+                entry.was_woken = true;
+            }
             let is_whole = wanted.start <= range.start && range.end <= wanted.end;
             if is_whole && wanted.sharing == LockSharing::Exclusive && wanted.space == LockSpace::Flock {
                 return;
@@ -161,13 +178,13 @@ impl LockWait {
         let barrier = table.conflicts(file, wanted).map(|lock| lock.owner);
         let waits = &mut table.waits;
         let no_memory = |_| wanted.space.no_memory();
-        if let Some(barrier) = barrier.filter(|_| is_followed(wanted)) {
-            if waits.comes_back(barrier, wanted.owner) {
+        if is_followed(wanted) {
+            if barrier.is_some_and(|barrier| waits.comes_back(barrier, wanted.owner)) {
                 return Err(Errno::EDEADLK);
             }
             waits.by_owner.try_insert((wanted.owner, number), barrier).map_err(no_memory)?;
         }
-        let entry = WaitEntry { wanted: *wanted, queue: queue.clone() };
+        let entry = WaitEntry { wanted: *wanted, queue: queue.clone(), was_woken: false };
         if let Err(error) = waits.by_file.try_insert((file, wanted.space, number), entry) {
             waits.by_owner.remove(&(wanted.owner, number));
             return Err(no_memory(error));
@@ -189,14 +206,22 @@ impl LockWait {
     /// Sets the lock, or finds out what bars it.
     fn attempt(&self) -> Option<Result<()>> {
         let mut table = LOCKS.lock();
+        let Lock { space, start, end, owner, .. } = self.wanted;
+        let wait = (owner, self.number);
+        // While the task looks, its wait is none.
+        table.waits.set_barrier(wait, None);
         let barrier = match table.set(self.file, &self.wanted) {
             Ok(None) => return Some(Ok(())),
             Ok(Some(lock)) => lock.owner,
             Err(error) => return Some(Err(error)),
         };
-        let known = table.waits.by_owner.get_mut(&(self.wanted.owner, self.number))?;
-        *known = barrier;
-        table.waits.comes_back(barrier, self.wanted.owner).then_some(Err(Errno::EDEADLK))
+        table.waits.set_barrier(wait, Some(barrier));
+        let entry = table.waits.by_file.get_mut(&(self.file, space, self.number));
+        if entry.is_some_and(|entry| core::mem::take(&mut entry.was_woken)) {
+            table.wake((self.file, space), owner, &(start..end));
+        }
+        let comes_back = is_followed(&self.wanted) && table.waits.comes_back(barrier, owner);
+        comes_back.then_some(Err(Errno::EDEADLK))
     }
 }
 
@@ -211,5 +236,73 @@ impl Drop for LockWait {
         }
         drop(table);
         drop(entry);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fs::locks::{release_all, try_set, unset};
+
+    fn lock(owner: u64, range: Range<u64>) -> Lock {
+        let (space, sharing) = (LockSpace::Record, LockSharing::Exclusive);
+        Lock { space, start: range.start, end: range.end, sharing, owner: Owner::Process(owner), pid: 0 }
+    }
+
+    /// Files of these tests alone: tests run side by side.
+    fn file(inode: u64) -> Identity {
+        Identity { device: 0x3a17, inode }
+    }
+
+    fn was_woken(wait: &LockWait) -> bool {
+        let table = LOCKS.lock();
+        let key = (wait.file, wait.wanted.space, wait.number);
+        table.waits.by_file.get(&key).expect("a wait is known").was_woken
+    }
+
+    fn let_go(file: Identity, lock: Lock) {
+        unset(file, lock.space, lock.owner, lock.start, lock.end).unwrap();
+    }
+
+    /// An owner that lets go of a lock may wait for the one that was woken, before that one has
+    /// looked.
+    #[test]
+    fn a_woken_wait_is_barred_by_no_owner() {
+        let (one, other) = (file(1), file(2));
+        try_set(one, &lock(501, 0..10)).unwrap();
+        try_set(other, &lock(502, 0..10)).unwrap();
+        let second = LockWait::new(one, &lock(502, 0..10)).unwrap();
+        assert_eq!(LockWait::new(other, &lock(501, 0..10)).err(), Some(Errno::EDEADLK));
+        let_go(one, lock(501, 0..10));
+        assert!(was_woken(&second));
+        let first = LockWait::new(other, &lock(501, 0..10)).expect("no circle");
+        assert_eq!(second.attempt(), Some(Ok(())));
+        drop((first, second));
+        [501, 502].map(|owner| release_all(Owner::Process(owner)));
+    }
+
+    /// A wait that was woken and is barred again wakes those that were kept asleep for it, and so
+    /// does one that ends without its lock.
+    #[test]
+    fn a_wait_that_was_woken_in_vain_wakes_those_behind_it() {
+        let file = file(3);
+        try_set(file, &lock(511, 0..100)).unwrap();
+        let first = LockWait::new(file, &lock(512, 0..100)).unwrap();
+        let second = LockWait::new(file, &lock(513, 50..100)).unwrap();
+        let_go(file, lock(511, 0..100));
+        assert!(was_woken(&first) && !was_woken(&second), "the first will have the lock");
+        // Another is quicker.
+        try_set(file, &lock(514, 0..10)).unwrap();
+        assert_eq!(first.attempt(), None);
+        assert!(was_woken(&second) && !was_woken(&first));
+        drop(second);
+        let third = LockWait::new(file, &lock(515, 60..70)).unwrap();
+        let_go(file, lock(514, 0..10));
+        assert!(was_woken(&first) && !was_woken(&third), "it is in nobody's way yet");
+        try_set(file, &lock(516, 80..90)).unwrap();
+        drop(first);
+        assert!(was_woken(&third));
+        drop(third);
+        (511..=516).for_each(|owner| release_all(Owner::Process(owner)));
     }
 }

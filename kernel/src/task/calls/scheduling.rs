@@ -29,7 +29,11 @@ fn check_same_user(process: &Process) -> Result<()> {
     let (own, other) = (current().process().credentials(), process.credentials());
     let is_stronger = other.capabilities.permitted & !own.capabilities.permitted != 0;
     let is_same = own.euid == other.euid || own.euid == other.uid;
-    if own.may(Capability::SysNice) || is_same && !is_stronger { Ok(()) } else { Err(Errno::EPERM) }
+    if own.may_in(&other.user_ns, Capability::SysNice) || is_same && !is_stronger {
+        Ok(())
+    } else {
+        Err(Errno::EPERM)
+    }
 }
 
 /// Whether RLIMIT_NICE lets `task` have this nice value. The limit counts from nice value 20 down,
