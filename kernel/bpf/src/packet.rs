@@ -69,6 +69,10 @@ pub enum HasLink {
     No,
 }
 
+/// Attributes that one load looks at. The longest program looks at some 260,000, and no message of
+/// netlink comes to these sockets.
+const MOST_ATTRIBUTES: usize = 64;
+
 /// The number at `at`.
 fn number(bytes: &[u8], at: u32, width: Width) -> Option<u32> {
     let at = at as usize;
@@ -81,7 +85,9 @@ impl PacketData<'_> {
     /// there is none.
     fn attribute(&self, mut from: usize, end: usize, kind: u32) -> u32 {
         const HEADER: usize = 4;
-        while let Some(header) = self.bytes.get(from..from + HEADER).filter(|_| from + HEADER <= end) {
+        for _ in 0..MOST_ATTRIBUTES {
+            let header = self.bytes.get(from..from + HEADER).filter(|_| from + HEADER <= end);
+            let Some(header) = header else { return 0 };
             let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
             if length < HEADER || from + length > end {
                 return 0;

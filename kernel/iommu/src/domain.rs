@@ -185,6 +185,8 @@ impl<R: Registers, S: TableSource> DeviceDomain for Domain<R, S> {
         if is_in {
             return Ok(());
         }
+        // A unit that does not answer is out of use; its entries may not name the slot any more.
+        let _unconfirmed = self.unit.silence(self.source_id);
         // The unit may know the table, which stays; nothing is ever mapped in it.
         self.root.store(0, Ordering::Relaxed);
         Err(NoTables)

@@ -278,7 +278,7 @@ mod tests {
         let first = LockWait::new(other, &lock(501, 0..10)).expect("no circle");
         assert_eq!(second.attempt(), Some(Ok(())));
         drop((first, second));
-        [501, 502].map(|owner| release_all(Owner::Process(owner)));
+        (501..=502).for_each(|owner| release_all(Owner::Process(owner)));
     }
 
     /// A wait that was woken and is barred again wakes those that were kept asleep for it, and so

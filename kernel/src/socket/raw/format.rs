@@ -314,8 +314,13 @@ pub(super) fn fill_header_checksum(bytes: &mut [u8]) {
 /// Puts the checksum of `payload` at byte `at` of it: of version 6 with the head, of ICMP without.
 pub(super) fn fill_checksum(head: &Head, payload: &mut [u8], at: usize) {
     payload[at..at + 2].fill(0);
-    let before = if head.protocol == ICMP { 0 } else { pseudo_sum(head, payload.len()) };
-    let sum = checksum(before, payload);
+    let is_alone = head.is_v4() && head.protocol == ICMP;
+    let before = if is_alone { 0 } else { pseudo_sum(head, payload.len()) };
+    let sum = match checksum(before, payload) {
+        // 0 says that there is none.
+        0 if head.protocol == UDP => 0xffff,
+        sum => sum,
+    };
     payload[at..at + 2].copy_from_slice(&sum.to_be_bytes());
 }
 

@@ -42,6 +42,9 @@ impl RawSocket {
         }
         let leads = self.network.is_initial() && source_for(to.ip).is_some();
         let wire = wire::wire().filter(|_| leads).ok_or(Errno::ENETUNREACH)?;
+        if from.is_loopback() {
+            return Err(Errno::EINVAL);
+        }
         Ok(RawRoute { from, to: to.ip, wire: Some(wire) })
     }
 
