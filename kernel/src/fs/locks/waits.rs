@@ -9,12 +9,12 @@
 //! one look at each wait for the file, and wakes as many tasks as will have their lock.
 //!
 //! **Deadlocks.** While a process waits with F_SETLKW, the owner of a lock that bars it is known.
-//! Before a process waits, its chain is followed for ten steps: from the owner that bars it to the
-//! owner that bars that one, and so on (Linux: `posix_locks_deadlock`). If the chain returns to the
-//! process, the wait would not end and is refused. A wait that was woken is barred by no owner until
-//! its task looks again. Open file descriptions are not followed, since many processes may hold
-//! one. A circle can also be closed by a lock that a thread gets while
-//! another of its process waits: those that it bars are woken and look again.
+//! Before a process waits, its chain is followed for twelve owners: from the owner that bars it to
+//! the owner that bars that one, and so on (Linux: `posix_locks_deadlock`). If the chain returns to
+//! the process, the wait would not end and is refused. A wait that was woken is barred by no owner
+//! until its task looks again. Open file descriptions are not followed, since many processes may
+//! hold one. A circle can also be closed by a lock that a thread gets while another of its process
+//! waits: those that it bars are woken and look again.
 
 use core::ops::{Bound, Range};
 
