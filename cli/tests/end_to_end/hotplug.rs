@@ -1,6 +1,6 @@
 //! Disks that are plugged in and out while programs use them, by QEMU's monitor.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Stdio;
@@ -41,16 +41,18 @@ impl Monitor {
     }
     fn next(&mut self) -> Result<Value, Closed> {
         let mut line = String::new();
-        let length = self.from.read_line(&mut line).expect("QEMU answers");
-        if length == 0 {
-            return Err(Closed);
-        }
+        // QEMU that ends with a command unread resets the connection.
+        match self.from.read_line(&mut line) {
+            Ok(0) => return Err(Closed),
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => return Err(Closed),
+            length => length.expect("QEMU answers"),
+        };
         Ok(serde_json::from_str(&line).unwrap_or_else(|_| panic!("QEMU says {line:?}")))
     }
     /// A command, which QEMU obeys.
     fn tell(&mut self, command: &str, arguments: Value) -> Result<(), Closed> {
         let order = json!({ "execute": command, "arguments": arguments });
-        self.to.write_all(format!("{order}\n").as_bytes()).expect("QEMU listens");
+        self.to.write_all(format!("{order}\n").as_bytes()).map_err(|_| Closed)?;
         loop {
             let said = self.next()?;
             assert!(said.get("error").is_none(), "{command}: {said}");
