@@ -72,11 +72,14 @@ pub struct Lock {
 }
 
 impl Lock {
+    fn overlaps(&self, range: &Range<u64>) -> bool {
+        self.start < range.end && range.start < self.end
+    }
+
     fn conflicts(&self, wanted: &Lock) -> bool {
         self.space == wanted.space
             && self.owner != wanted.owner
-            && self.start < wanted.end
-            && wanted.start < self.end
+            && self.overlaps(&(wanted.start..wanted.end))
             && (self.sharing == LockSharing::Exclusive || wanted.sharing == LockSharing::Exclusive)
     }
 }

@@ -17,13 +17,10 @@ use super::node::{LinkTarget, NewNode, Node, NodeKind, SetMetadata};
 use super::notify::{self, Events, NamedNode};
 use super::open_file::OpenFile;
 use super::path::{Path, PathEntry};
-use super::rights;
+use super::rights::{self, S_ISGID, S_IXGRP};
 use super::text::{Permit, Purpose};
 use super::walk::{Final, Last, Parent, PathWalk, Trailing};
 use crate::{Errno, Result};
-
-const S_ISGID: u32 = 0o2000;
-const S_IXGRP: u32 = 0o010;
 
 /// open(2). `mode` are the permissions of a file that is made, the umask already taken off.
 pub fn open(walk: &PathWalk<'_>, text: &[u8], flags: OpenFlags, mode: u32) -> Result<Arc<OpenFile>> {

@@ -281,6 +281,19 @@ pub enum XattrSet {
     Replace,
 }
 
+/// Returns the names of a list of extended attributes, each with a NUL behind it, that do not begin
+/// with `prefix`.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn xattrs_without(names: &[u8], prefix: &[u8]) -> Result<Vec<u8>> {
+    let mut kept = Vec::try_with_capacity(names.len())?;
+    for name in names.split_inclusive(|&byte| byte == 0).filter(|name| !name.starts_with(prefix)) {
+        kept.try_extend_from_slice(name)?;
+    }
+    Ok(kept)
+}
+
 /// Returns the metadata of a node that only the kernel makes: no bytes, times of `made`.
 pub fn made_by_kernel(identity: Identity, kind: NodeKind, mode: u32, made: Timestamp) -> Metadata {
     Metadata {

@@ -11,14 +11,23 @@
 //!
 //! Source: `file_remove_privs` in fs/inode.c, `setattr_should_drop_suidgid` in fs/attr.c.
 
-const S_ISUID: u32 = 0o4000;
-const S_ISGID: u32 = 0o2000;
-const S_IXGRP: u32 = 0o010;
+/// In a mode: a program runs as its owner.
+pub const S_ISUID: u32 = 0o4000;
+/// In a mode: a program runs as its group, if [`S_IXGRP`] is set, too; a directory hands its group
+/// on.
+pub const S_ISGID: u32 = 0o2000;
+/// In a mode: the group may execute the file.
+pub const S_IXGRP: u32 = 0o010;
 
 /// Whether a file of this mode runs as its owner or its group. Set-group-ID without the group's
 /// right to execute asks for mandatory locks instead.
 pub const fn in_mode(mode: u32) -> bool {
-    mode & S_ISUID != 0 || mode & (S_ISGID | S_IXGRP) == S_ISGID | S_IXGRP
+    mode & S_ISUID != 0 || runs_as_group(mode)
+}
+
+/// Whether a program of this mode runs as its group.
+pub const fn runs_as_group(mode: u32) -> bool {
+    mode & (S_ISGID | S_IXGRP) == S_ISGID | S_IXGRP
 }
 
 /// Returns `mode` without the right to run as the owner or the group.

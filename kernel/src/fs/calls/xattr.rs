@@ -4,7 +4,7 @@ use freehold_collections::{Vec, WipedBytes};
 
 use super::{AT_FDCWD, as_caller, file, place_at, place_of};
 use crate::fs::caller::Access;
-use crate::fs::node::{NodeKind, XattrSet};
+use crate::fs::node::{NodeKind, XattrSet, xattrs_without};
 use crate::fs::notify::{self, Events};
 use crate::fs::path::Path;
 use crate::fs::walk::Final;
@@ -139,11 +139,7 @@ fn list(place: &Path, args: &Args) -> Result<i64> {
     if task::may(Capability::SysAdmin) {
         return give(&all, args[1], args.size(2));
     }
-    let mut shown = Vec::new();
-    for name in all.split_inclusive(|&byte| byte == 0).filter(|name| !name.starts_with(b"trusted.")) {
-        shown.try_extend_from_slice(name)?;
-    }
-    give(&shown, args[1], args.size(2))
+    give(&xattrs_without(&all, b"trusted.")?, args[1], args.size(2))
 }
 
 fn remove(place: &Path, args: &Args) -> Result<i64> {

@@ -70,7 +70,7 @@ impl Waits {
                 break;
             }
             crate::sched::rest();
-            if entry.wanted.start < range.end && range.start < entry.wanted.end {
+            if entry.wanted.overlaps(range) {
                 return Some((key.2, entry));
             }
         }

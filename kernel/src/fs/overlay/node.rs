@@ -21,6 +21,7 @@ use crate::fs::file::File;
 use crate::fs::flags::{OpenFlags, RenameFlags};
 use crate::fs::node::{
     DirectoryPlace, Identity, Metadata, NewNode, Node, NodeKind, Presence, SetMetadata, XattrSet,
+    xattrs_without,
 };
 use crate::fs::notify;
 use crate::fs::text::{Permit, Purpose};
@@ -527,12 +528,7 @@ impl Node for OverlayNode {
     }
 
     fn list_xattrs(&self) -> Result<Vec<u8>> {
-        let all = self.real().list_xattrs()?;
-        let mut seen = Vec::try_with_capacity(all.len())?;
-        for name in all.split_inclusive(|&byte| byte == 0).filter(|name| !name.starts_with(PRIVATE)) {
-            seen.try_extend_from_slice(name)?;
-        }
-        Ok(seen)
+        xattrs_without(&self.real().list_xattrs()?, PRIVATE)
     }
 }
 

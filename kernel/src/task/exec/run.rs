@@ -15,6 +15,7 @@ use freehold_vm::{AreaFlags, AreaPlace, Backing, Limits as MemoryLimits, MapRequ
 use crate::fs::caller::Access;
 use crate::fs::mount::{Mount, MountFlags};
 use crate::fs::node::NodeKind;
+use crate::fs::rights::{self, S_ISUID};
 use crate::fs::walk::{Final, PathWalk};
 use crate::fs::{OpenFile, OpenFlags, Path};
 use crate::hw::Hardware;
@@ -170,8 +171,6 @@ fn open(process: &Process, request: &ExecRequest) -> Result<Arc<OpenFile>> {
 
 /// The credentials that a set-user-ID or set-group-ID program runs with.
 fn set_ids(process: &Process, program: &Executable) -> Option<Credentials> {
-    const SET_UID: u32 = 0o4000;
-    const SET_GID: u32 = 0o2010;
     let metadata = program.file.node().metadata();
     // Linux: `mnt_may_suid`. Mounts made by others in their namespace give no rights here.
     let refuses = |mount: &Arc<Mount>| {
@@ -180,7 +179,7 @@ fn set_ids(process: &Process, program: &Executable) -> Option<Credentials> {
             || !process.namespaces().mount.contains(mount)
     };
     let nosuid = program.file.path().is_some_and(|path| refuses(&path.mount));
-    let (uid, gid) = (metadata.mode & SET_UID != 0, metadata.mode & SET_GID == SET_GID);
+    let (uid, gid) = (metadata.mode & S_ISUID != 0, rights::runs_as_group(metadata.mode));
     if nosuid || !(uid || gid) || process.no_new_privileges.load(Ordering::Relaxed) || process.is_watched() {
         return None;
     }
