@@ -2,6 +2,7 @@
  * gives way. */
 #include "promise.h"
 #include "inside.h"
+#include <sys/mount.h>
 
 static siginfo_t told;
 
@@ -181,6 +182,27 @@ static void not_waiting(void)
 	close(fd);
 }
 
+/* A mount stays writable while a truncation waits for a lease. */
+static void mounts(void)
+{
+	NEED(mkdir("mount", 0755) == 0 && mount("none", "mount", "tmpfs", 0, NULL) == 0);
+	int fd = open("mount/file", O_CREAT | O_RDONLY | O_CLOEXEC, 0644);
+	NEED(fd >= 0);
+	for (int by_name = 0; by_name <= 1; by_name++) {
+		NEED(lease(fd, F_RDLCK) == 0);
+		fflush(stdout);
+		pid_t child = fork();
+		NEED(child >= 0);
+		if (child == 0)
+			_exit(by_name ? truncate("mount/file", 3) != 0 : open("mount/file", O_WRONLY | O_TRUNC) < 0);
+		NEED(COMES_TRUE(next() == SIGIO) && sleeps(child));
+		FAILS_WITH("no read-only mount under a truncation that waits", mount("none", "mount", NULL, MS_REMOUNT | MS_RDONLY, NULL), EBUSY);
+		PROMISE("which then succeeds", lease(fd, F_UNLCK) == 0 && ends_well(child));
+	}
+	PROMISE("afterwards the mount can be read-only", mount("none", "mount", NULL, MS_REMOUNT | MS_RDONLY, NULL) == 0);
+	NEED(close(fd) == 0 && umount("mount") == 0 && rmdir("mount") == 0);
+}
+
 static void on_signal(int number)
 {
 	(void)number;
@@ -279,6 +301,7 @@ int main(void)
 	having();
 	breaking();
 	not_waiting();
+	mounts();
 	interrupted();
 	settings();
 	many_holders();

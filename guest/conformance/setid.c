@@ -218,6 +218,49 @@ static void terminals(void)
 	PROMISE("a pseudo-terminal is its opener's", status == 0);
 }
 
+/* Programs that change one file's metadata at the same time, each by what it is allowed. */
+static void races(void)
+{
+	enum { ROUNDS = 4000, LOOKS = 4 };
+	struct stat about;
+	int given = 0, lost = 0, file;
+
+	copy(PROGRAM, 0755);
+	pid_t owner = fork();
+	if (owner == 0) {
+		become_user();
+		for (;;)
+			chmod(PROGRAM, 04755);
+	}
+	for (int round = 0; round < ROUNDS; round++) {
+		NEED(chown(PROGRAM, USER, USER) == 0);
+		NEED(stat(PROGRAM, &about) == 0 && chown(PROGRAM, 0, 0) == 0);
+		for (int look = 0; look < LOOKS; look++) {
+			NEED(stat(PROGRAM, &about) == 0 && about.st_uid == 0);
+			given += (about.st_mode & S_ISUID) != 0;
+		}
+	}
+	kill(owner, SIGKILL);
+	NEED(waitpid(owner, NULL, 0) == owner);
+	PROMISE("a former owner makes no set-user-ID program of root's file", given == 0);
+
+	copy(PROGRAM, 04777);
+	NEED((file = open(PROGRAM, O_WRONLY | O_CLOEXEC)) >= 0);
+	pid_t writer = fork();
+	if (writer == 0) {
+		become_user();
+		for (;;)
+			NEED(pwrite(file, "x", 1, 0) == 1);
+	}
+	for (int round = 0; round < ROUNDS; round++) {
+		NEED(chmod(PROGRAM, 04777) == 0 && chmod(PROGRAM, 04770) == 0 && stat(PROGRAM, &about) == 0);
+		lost += (about.st_mode & 0777) != 0770;
+	}
+	kill(writer, SIGKILL);
+	NEED(waitpid(writer, NULL, 0) == writer && close(file) == 0);
+	PROMISE("a chmod stays beside a write that takes the right", lost == 0);
+}
+
 int main(int count, char **words)
 {
 	if (count == 4) {
@@ -234,6 +277,7 @@ int main(int count, char **words)
 	scheduling();
 	places();
 	terminals();
+	races();
 	unlink(PROGRAM);
 	return conclude();
 }

@@ -9,6 +9,7 @@ use super::caller::Caller;
 use super::content::ContentSource;
 use super::context::FsContext;
 use super::flags::RenameFlags;
+use super::metadata;
 use super::mount::{FileSystem, Mount, MountFlags};
 use super::names;
 use super::node::{NewNode, NodeKind, SetMetadata};
@@ -190,7 +191,7 @@ pub fn mount_standard(devpts: Option<Arc<dyn FileSystem>>) -> Result<()> {
     make_dirs(b"/tmp")?;
     let tmp = walk.find(b"/tmp", Final::Follow)?;
     if tmp.node.metadata().mode != 0o1777 {
-        names::change_mode(&walk, &tmp, 0o1777)?;
+        metadata::change_mode(&walk, &tmp, 0o1777)?;
     }
     let generated = quiet | MountFlags::NOEXEC;
     mount_at(super::procfs::ProcFs::new(&PidNs::INITIAL)?, b"proc", b"/proc", generated)?;

@@ -7,7 +7,7 @@
 use freehold_collections::{Arc, TryCollect, Vec};
 
 use crate::fs::boot::{self, BelowTree};
-use crate::fs::node::{SetMetadata, XattrSet};
+use crate::fs::node::{ModeChange, SetMetadata, XattrSet};
 use crate::fs::walk::{Final, PathWalk};
 use crate::fs::{Caller, FileSystem, Path, overlay, root};
 use crate::{Errno, Result};
@@ -52,7 +52,9 @@ impl Changes {
         let place = find(&root::root())?;
         // Copies the directory up.
         let mode = place.node.metadata().mode;
-        place.node.set_metadata(&SetMetadata { mode: Some(mode), ..SetMetadata::default() })?;
+        place
+            .node
+            .set_metadata(&SetMetadata { mode: Some(ModeChange::To(mode)), ..SetMetadata::default() })?;
         let upper = find(&self.upper)?;
         let mut lower = Vec::new();
         match find(image) {

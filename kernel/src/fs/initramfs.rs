@@ -13,7 +13,7 @@ use super::bytes::SliceSource;
 use super::caller::Caller;
 use super::file::Blocking;
 use super::flags::OpenFlags;
-use super::node::{NewNode, Node, NodeKind, SetMetadata, Timestamp};
+use super::node::{ModeChange, NewNode, Node, NodeKind, SetMetadata, Timestamp};
 use super::path::Path;
 use super::walk::{NAME_MAX, PATH_MAX};
 use super::{device, names, walk::Final, walk::PathWalk};
@@ -328,7 +328,7 @@ fn same(one: &Arc<dyn Node>, other: &Arc<dyn Node>) -> bool {
 fn change(member: &Member<'_>) -> SetMetadata {
     let modified = Timestamp { seconds: i64::from(member.modified), nanoseconds: 0 };
     SetMetadata {
-        mode: Some(member.mode & 0o7777),
+        mode: Some(ModeChange::To(member.mode)),
         uid: Some(member.uid),
         gid: Some(member.gid),
         size: None,

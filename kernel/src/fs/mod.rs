@@ -50,6 +50,7 @@ pub mod leases;
 pub mod locks;
 pub mod machine;
 pub mod masks;
+pub mod metadata;
 pub mod missing;
 pub mod mount;
 pub mod names;

@@ -321,7 +321,7 @@ impl Mount {
         self.writers.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// `EROFS` where nothing may be changed.
+    /// `EROFS` where nothing may be changed. A change that lasts is counted ([`MountWriter`]).
     pub fn writable(&self) -> Result<()> {
         if self.flags().contains(MountFlags::RDONLY) { Err(Errno::EROFS) } else { Ok(()) }
     }
@@ -485,5 +485,29 @@ impl Drop for Mount {
         if let Some(children) = children {
             release(children);
         }
+    }
+}
+
+/// A program that changes a file through a mount without a description for writing (truncation):
+/// the mount does not become read-only meanwhile.
+pub struct MountWriter(Arc<Mount>);
+
+impl MountWriter {
+    /// Is counted until the end of the value.
+    ///
+    /// # Errors
+    /// `EROFS` where nothing may be changed.
+    pub fn new(mount: &Arc<Mount>) -> Result<Self> {
+        mount.add_writer();
+        let writer = Self(mount.clone());
+        // It is counted: see `Mount::set_flags`.
+        writer.0.writable()?;
+        Ok(writer)
+    }
+}
+
+impl Drop for MountWriter {
+    fn drop(&mut self) {
+        self.0.remove_writer();
     }
 }

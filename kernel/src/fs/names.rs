@@ -12,12 +12,13 @@ use freehold_collections::{
 use super::caller::Access;
 use super::flags::{OpenFlags, RenameFlags};
 use super::leases;
-use super::mount::MountFlags;
+use super::metadata;
+use super::mount::{MountFlags, MountWriter};
 use super::node::{LinkTarget, NewNode, Node, NodeKind, SetMetadata};
 use super::notify::{self, Events, NamedNode};
 use super::open_file::OpenFile;
 use super::path::{Path, PathEntry};
-use super::rights::{self, S_ISGID, S_IXGRP};
+use super::rights::{S_ISGID, S_IXGRP};
 use super::text::{Permit, Purpose};
 use super::walk::{Final, Last, Parent, PathWalk, Trailing};
 use crate::{Errno, Result};
@@ -150,6 +151,8 @@ fn open_place(walk: &PathWalk<'_>, place: Path, flags: OpenFlags, origin: Origin
         }
     }
     let _permit = if truncates { Permit::new(&place.node, Purpose::Write)? } else { None };
+    // Until the description is counted itself: the wait for a lease may be long.
+    let _writer = truncates.then(|| MountWriter::new(&place.mount)).transpose()?;
     if truncates {
         leases::before_open(&*place.node, flags)?;
         place.node.drop_rights()?;
@@ -365,52 +368,6 @@ pub fn rename(
     Ok(())
 }
 
-/// Changes metadata and tells watches.
-pub fn change(place: &Path, change: &SetMetadata) -> Result<()> {
-    if change.size.is_some() {
-        place.node.drop_rights()?;
-    }
-    place.node.set_metadata(change)?;
-    notify::changed(place, change);
-    Ok(())
-}
-
-/// chmod(2): only the owner may, and setgid needs membership.
-pub fn change_mode(walk: &PathWalk<'_>, place: &Path, mode: u32) -> Result<()> {
-    place.mount.writable()?;
-    if place.node.kind() == NodeKind::Symlink {
-        return Err(Errno::EOPNOTSUPP);
-    }
-    let meta = place.node.metadata();
-    if !walk.caller.owns(&meta) {
-        return Err(Errno::EPERM);
-    }
-    let mut mode = mode & 0o7777;
-    if !walk.caller.overrides(meta.uid, meta.gid) && !walk.caller.in_group(meta.gid) {
-        mode &= !S_ISGID;
-    }
-    change(place, &SetMetadata { mode: Some(mode), ..SetMetadata::default() })
-}
-
-/// chown(2): `None` leaves an id as it is. An ordinary owner may only give the file to a group it
-/// is in.
-pub fn change_owner(walk: &PathWalk<'_>, place: &Path, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
-    place.mount.writable()?;
-    let meta = place.node.metadata();
-    let caller = walk.caller;
-    if !caller.overrides(meta.uid, meta.gid) {
-        let keeps_owner = uid.is_none_or(|uid| uid == meta.uid);
-        let own_group = gid.is_none_or(|gid| gid == meta.gid || caller.in_group(gid));
-        if caller.uid != meta.uid || !keeps_owner || !own_group {
-            return Err(Errno::EPERM);
-        }
-    }
-    // An executable must not carry the new owner's powers.
-    let carries = meta.kind == NodeKind::Regular && rights::in_mode(meta.mode);
-    let mode = carries.then_some(rights::without(meta.mode));
-    change(place, &SetMetadata { mode, uid, gid, ..SetMetadata::default() })
-}
-
 /// truncate(2).
 pub fn truncate(walk: &PathWalk<'_>, place: &Path, size: u64) -> Result<()> {
     match place.node.kind() {
@@ -419,8 +376,8 @@ pub fn truncate(walk: &PathWalk<'_>, place: &Path, size: u64) -> Result<()> {
         _ => return Err(Errno::EINVAL),
     }
     walk.caller.may(&place.node.metadata(), Access::WRITE)?;
-    place.mount.writable()?;
+    let _writer = MountWriter::new(&place.mount)?;
     let _permit = Permit::new(&place.node, Purpose::Write)?;
     leases::before_truncate(&*place.node)?;
-    change(place, &SetMetadata { size: Some(size), ..SetMetadata::default() })
+    metadata::change(place, &SetMetadata { size: Some(size), ..SetMetadata::default() })
 }

@@ -93,11 +93,31 @@ pub struct Metadata {
     pub changed: Timestamp,
 }
 
+/// A change of a mode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ModeChange {
+    /// The mode becomes these permission bits.
+    To(u32),
+    /// The file no longer runs as its owner or its group ([`rights`](super::rights)).
+    WithoutRights,
+}
+
+impl ModeChange {
+    /// Returns the permission bits after the change of `mode`. File systems call it while no other
+    /// change of the node's mode can happen.
+    pub const fn of(self, mode: u32) -> u32 {
+        match self {
+            Self::To(mode) => mode & 0o7777,
+            Self::WithoutRights => super::rights::without(mode),
+        }
+    }
+}
+
 /// A change of metadata; absent fields stay.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SetMetadata {
     /// Permission bits.
-    pub mode: Option<u32>,
+    pub mode: Option<ModeChange>,
     /// Owner.
     pub uid: Option<u32>,
     /// Group.

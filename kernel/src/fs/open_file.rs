@@ -189,20 +189,23 @@ impl OpenFile {
 
     /// F_SETFL: change the flags that may be changed.
     pub fn set_status(&self, flags: OpenFlags) {
-        let kept = self.flags().difference(OpenFlags::SETTABLE);
-        self.store_flags(kept | (flags & OpenFlags::SETTABLE));
+        self.change_flags(OpenFlags::SETTABLE, flags);
     }
 
     /// FIONBIO: wait or not.
     pub fn set_blocking(&self, blocking: Blocking) {
-        let mut flags = self.flags();
-        flags.set(OpenFlags::NONBLOCK, blocking == Blocking::Never);
-        self.store_flags(flags);
+        self.set_flag(OpenFlags::NONBLOCK, blocking == Blocking::Never);
     }
 
-    fn store_flags(&self, flags: OpenFlags) {
-        self.flags.store(flags.bits(), Ordering::Relaxed);
-        self.file.flags_changed(flags);
+    fn set_flag(&self, flag: OpenFlags, is_on: bool) {
+        self.change_flags(flag, if is_on { flag } else { OpenFlags::empty() });
+    }
+
+    /// Takes the flags in `which` from `new`. Others that change at the same time are kept.
+    fn change_flags(&self, which: OpenFlags, new: OpenFlags) {
+        let changed = |flags: u32| Some(flags & !which.bits() | (new & which).bits());
+        let _ = self.flags.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
+        self.file.flags_changed(self.flags());
     }
 
     /// Whether its calls wait.
@@ -212,9 +215,7 @@ impl OpenFile {
 
     /// Sets whether F_GETFL shows O_ASYNC.
     pub fn show_async(&self, is_on: Signalling) {
-        let mut flags = self.flags();
-        flags.set(OpenFlags::ASYNC, is_on == Signalling::On);
-        self.store_flags(flags);
+        self.set_flag(OpenFlags::ASYNC, is_on == Signalling::On);
     }
 
     /// Returns the state of signal-driven I/O that [`set_signalling`](Self::set_signalling) left.

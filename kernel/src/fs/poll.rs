@@ -66,6 +66,9 @@ fn wait(watches: &[Watch], deadline: Option<u64>, mut found: impl FnMut(&Watch, 
     }
     let mut waiter = PollWaiter::new();
     let mut count = look(Some(&mut waiter));
+    if count == 0 {
+        waiter.check_complete()?;
+    }
     while count == 0 {
         match waiter.sleep(deadline)? {
             Slept::Woken => count = look(None),

@@ -17,7 +17,9 @@ use super::store::Store;
 use crate::fs::clock;
 use crate::fs::device::{make_device, open_fifo};
 use crate::fs::flags::RenameFlags;
-use crate::fs::node::{DirectoryPlace, Identity, Metadata, NewNode, Node, NodeKind, Presence, SetMetadata};
+use crate::fs::node::{
+    DirectoryPlace, Identity, Metadata, ModeChange, NewNode, Node, NodeKind, Presence, SetMetadata,
+};
 use crate::fs::notify;
 use crate::fs::rights;
 use crate::fs::text::TextUse;
@@ -351,9 +353,20 @@ impl ShareNode {
     }
 
     /// truncate(2), and what goes with it.
+    /// Returns the mode to ask the host for, by the last known one; a mode that stays is not sent.
+    fn mode_after(&self, change: &SetMetadata) -> Option<u32> {
+        match change.mode? {
+            ModeChange::To(mode) => Some(mode),
+            ModeChange::WithoutRights => {
+                let known = self.known.lock().told.mode;
+                rights::in_mode(known).then_some(rights::without(known))
+            }
+        }
+    }
+
     fn set_attributes(&self, change: &SetMetadata) -> Result<()> {
         let new = NewAttributes {
-            mode: change.mode,
+            mode: self.mode_after(change),
             uid: change.uid,
             gid: change.gid,
             size: change.size,

@@ -404,7 +404,16 @@ impl PollWaiter {
     /// # Errors
     /// `ENOMEM`.
     pub fn complete(self) -> Result<Self> {
-        if self.incomplete { Err(Errno::ENOMEM) } else { Ok(self) }
+        self.check_complete()?;
+        Ok(self)
+    }
+
+    /// As [`complete`](Self::complete), for a waiter that stays where it is.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn check_complete(&self) -> Result<()> {
+        if self.incomplete { Err(Errno::ENOMEM) } else { Ok(()) }
     }
 
     /// Sleeps until one of the queues is woken after the last call (or after `new`); the caller

@@ -2,7 +2,7 @@
 
 use super::{Capability, Process};
 use crate::Result;
-use crate::fs::node::{Node, NodeKind, SetMetadata};
+use crate::fs::node::{ModeChange, Node, NodeKind, SetMetadata};
 use crate::fs::rights;
 
 /// Takes set-user-ID and set-group-ID from a regular file whose bytes the calling process is about
@@ -22,5 +22,5 @@ pub fn drop_rights(node: &dyn Node) -> Result<()> {
     if super::try_current().is_none_or(|task| may_keep(task.process())) {
         return Ok(());
     }
-    node.set_metadata(&SetMetadata { mode: Some(rights::without(meta.mode)), ..SetMetadata::default() })
+    node.set_metadata(&SetMetadata { mode: Some(ModeChange::WithoutRights), ..SetMetadata::default() })
 }

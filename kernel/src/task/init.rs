@@ -8,7 +8,7 @@ use super::{Credentials, Limits, SigInfo, Signal, Task, registry, wait};
 use crate::dev::stdio::{self, Standard};
 use crate::fs::table::OnExec;
 use crate::fs::walk::{Final, PathWalk};
-use crate::fs::{Caller, FileTable, FsContext, OpenFile, OpenFlags, names};
+use crate::fs::{Caller, FileTable, FsContext, OpenFile, OpenFlags, metadata, names};
 use crate::host::spec::{Spec, Stream};
 use crate::host::{self, Ending};
 use crate::sched::{Idle, Schedule};
@@ -97,7 +97,7 @@ fn give_consoles(walk: &PathWalk<'_>, (uid, gid): (u32, u32)) -> Result<()> {
     }
     for name in [&b"/dev/console"[..], b"/dev/tty0", b"/dev/tty1"] {
         let place = walk.find(name, Final::Follow)?;
-        names::change_owner(walk, &place, Some(uid), Some(gid))?;
+        metadata::change_owner(walk, &place, Some(uid), Some(gid))?;
     }
     Ok(())
 }

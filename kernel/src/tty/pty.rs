@@ -303,7 +303,7 @@ pub(super) fn ownership(number: u32) -> Option<(u32, u32, u32, Timestamp)> {
 pub(super) fn set_ownership(number: u32, change: &SetMetadata) -> Result<()> {
     let pair = find(number).ok_or(Errno::ENOENT)?;
     let mut state = pair.state.lock();
-    state.mode = change.mode.unwrap_or(state.mode);
+    state.mode = change.mode.map_or(state.mode, |change| change.of(state.mode));
     state.uid = change.uid.unwrap_or(state.uid);
     state.gid = change.gid.unwrap_or(state.gid);
     Ok(())

@@ -8,10 +8,10 @@ use super::{
     only, path_at, place_at, place_of, process, walk_from,
 };
 use crate::fs::FsContext;
-use crate::fs::caller::Access;
 use crate::fs::flags::RenameFlags;
+use crate::fs::metadata::{self, Times};
 use crate::fs::names;
-use crate::fs::node::{NodeKind, SetMetadata, Timestamp};
+use crate::fs::node::{NodeKind, Timestamp};
 use crate::fs::path::Path;
 use crate::fs::walk::Final;
 use crate::syscall::Args;
@@ -179,7 +179,7 @@ pub fn sys_readlinkat(args: &Args) -> Result<i64> {
 }
 
 fn change_mode(place: &Path, mode: u32) -> Result<i64> {
-    as_caller(|walk| names::change_mode(walk, place, mode)).map(|()| 0)
+    as_caller(|walk| metadata::change_mode(walk, place, mode)).map(|()| 0)
 }
 
 /// chmod(path, mode)
@@ -213,7 +213,7 @@ fn id(kind: IdKind, value: u32) -> Result<Option<u32>> {
 
 fn change_owner(place: &Path, uid: u32, gid: u32) -> Result<i64> {
     let (uid, gid) = (id(IdKind::User, uid)?, id(IdKind::Group, gid)?);
-    as_caller(|walk| names::change_owner(walk, place, uid, gid)).map(|()| 0)
+    as_caller(|walk| metadata::change_owner(walk, place, uid, gid)).map(|()| 0)
 }
 
 /// chown(path, uid, gid)
@@ -272,25 +272,15 @@ impl Timespec {
     }
 }
 
-/// Set access and modification time. "Now" for both needs write access, anything else the owner.
+/// Sets access and modification time.
 fn change_times(place: &Path, times: [Timespec; 2]) -> Result<i64> {
     let [accessed, modified] = [times[0].resolve()?, times[1].resolve()?];
     if accessed.is_none() && modified.is_none() {
         return Ok(0);
     }
-    place.mount.writable()?;
-    as_caller(|walk| {
-        let meta = place.node.metadata();
-        let now = times.iter().all(|time| time.nanoseconds == UTIME_NOW);
-        if !walk.caller.owns(&meta) {
-            if !now {
-                return Err(Errno::EPERM);
-            }
-            walk.caller.may(&meta, Access::WRITE)?;
-        }
-        names::change(place, &SetMetadata { accessed, modified, ..SetMetadata::default() })
-    })
-    .map(|()| 0)
+    let is_now = times.iter().all(|time| time.nanoseconds == UTIME_NOW);
+    let whose = if is_now { Times::Now } else { Times::Given };
+    as_caller(|walk| metadata::change_times(walk, place, [accessed, modified], whose)).map(|()| 0)
 }
 
 /// utimensat(dirfd, path, times, flags); a null path means the descriptor itself.

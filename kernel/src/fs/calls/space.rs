@@ -2,9 +2,9 @@
 
 use super::{AT_FDCWD, as_caller, file, place_at, place_of};
 use crate::fs::file::Allocate;
-use crate::fs::names;
 use crate::fs::node::{NodeKind, SetMetadata};
 use crate::fs::walk::Final;
+use crate::fs::{metadata, names};
 use crate::syscall::Args;
 use crate::{Errno, Result};
 
@@ -29,7 +29,7 @@ pub fn sys_ftruncate(args: &Args) -> Result<i64> {
         return Err(Errno::EINVAL);
     }
     let change = SetMetadata { size: Some(length), ..SetMetadata::default() };
-    names::change(&place_of(&file), &change).map(|()| 0)
+    metadata::change(&place_of(&file), &change).map(|()| 0)
 }
 
 const FALLOC_FL_KEEP_SIZE: u32 = 0x01;

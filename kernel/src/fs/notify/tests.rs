@@ -13,7 +13,7 @@ use crate::fs::bytes::{SliceSink, SliceSource};
 use crate::fs::flags::{OpenFlags, RenameFlags};
 use crate::fs::tests::World;
 use crate::fs::walk::Final;
-use crate::fs::{Blocking, File, Node, Ready, names};
+use crate::fs::{Blocking, File, Node, Ready, metadata, names};
 
 /// A user of its own for the tests.
 const USER: u32 = 90_000;
@@ -146,7 +146,7 @@ fn a_write_whose_event_finds_no_memory_succeeds() {
     observer.watch(&world, "/f", Events::ATTRIB);
     let place = file.path().unwrap();
     fail_nth(1);
-    names::change_mode(&world.walk(), place, 0o600).unwrap();
+    metadata::change_mode(&world.walk(), place, 0o600).unwrap();
     fail_nth(0);
     assert_eq!(observer.told(), "-1 Q_OVERFLOW ;");
 }

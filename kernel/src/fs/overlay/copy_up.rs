@@ -11,7 +11,7 @@ use super::{ORIGIN, OverlayShared, PRIVATE};
 use crate::fs::bytes::{SliceSink, SliceSource};
 use crate::fs::file::{Blocking, File};
 use crate::fs::flags::{OpenFlags, RenameFlags};
-use crate::fs::node::{Metadata, NewNode, Node, NodeKind, Presence, SetMetadata, XattrSet};
+use crate::fs::node::{Metadata, ModeChange, NewNode, Node, NodeKind, Presence, SetMetadata, XattrSet};
 use crate::{Errno, Result, sched};
 
 /// Bytes that are copied at once.
@@ -178,7 +178,7 @@ fn copy_attributes(lower: &Arc<dyn Node>, told: &Metadata, upper: &Arc<dyn Node>
         upper.set_xattr(ORIGIN, &OverlayShared::origin_of(&**lower), XattrSet::Any)?;
     }
     upper.set_metadata(&SetMetadata {
-        mode: Some(told.mode).filter(|_| told.kind != NodeKind::Symlink),
+        mode: (told.kind != NodeKind::Symlink).then_some(ModeChange::To(told.mode)),
         accessed: Some(told.accessed),
         modified: Some(told.modified),
         ..SetMetadata::default()

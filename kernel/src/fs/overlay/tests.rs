@@ -14,7 +14,7 @@ use super::{Layers, OverlayFs, UpperTree};
 use crate::fs::bytes::SliceSource;
 use crate::fs::flags::{OpenFlags, RenameFlags};
 use crate::fs::mount::{Mount, MountFlags};
-use crate::fs::node::{NodeKind, SetMetadata, XattrSet};
+use crate::fs::node::{ModeChange, NodeKind, SetMetadata, XattrSet};
 use crate::fs::notify::Events;
 use crate::fs::notify::tests::Observer;
 use crate::fs::tests::World;
@@ -300,7 +300,9 @@ fn a_file_without_a_name_is_copied_up_without_one() {
     let trees = Trees::over(some_lower());
     let file = trees.merged.open("/file", OpenFlags::empty()).unwrap();
     names::unlink(&trees.merged.walk(), b"/file").unwrap();
-    file.node().set_metadata(&SetMetadata { mode: Some(0o600), ..SetMetadata::default() }).unwrap();
+    file.node()
+        .set_metadata(&SetMetadata { mode: Some(ModeChange::To(0o600)), ..SetMetadata::default() })
+        .unwrap();
     assert_eq!((file.node().metadata().mode, file.node().metadata().links), (0o600, 0));
     assert_eq!(list(&trees.merged, "/"), ["d", "empty", "link"]);
     let mut text = [0; 14];
@@ -315,7 +317,7 @@ fn holes_and_attributes_are_copied_too() {
     lower
         .set_metadata(&SetMetadata {
             size: Some(64 << 20),
-            mode: Some(0o4711),
+            mode: Some(ModeChange::To(0o4711)),
             uid: Some(7),
             ..SetMetadata::default()
         })
@@ -419,7 +421,7 @@ fn run(world: &World, step: &Step) -> Result<()> {
             _ => append(world, p, p),
         },
         Step::Cut(p) => change(p, SetMetadata { size: Some(1), ..none }),
-        Step::Mode(p) => change(p, SetMetadata { mode: Some(0o750), ..none }),
+        Step::Mode(p) => change(p, SetMetadata { mode: Some(ModeChange::To(0o750)), ..none }),
         Step::Attribute(p) => node(p)?.node.set_xattr(b"user.x", p.as_bytes(), XattrSet::Any),
         Step::Symlink(p) => names::symlink(&walk, b"nowhere", p.as_bytes()),
         Step::Link(a, b) => names::link(&node(a)?, &walk, b.as_bytes()),

@@ -7,9 +7,9 @@ use crate::Errno;
 use crate::fs::caller::Caller;
 use crate::fs::flags::{OpenFlags, ResolveFlags};
 use crate::fs::mount::{FileSystem, Mount, MountFlags};
-use crate::fs::names;
 use crate::fs::node::Node;
 use crate::fs::walk::{Final, PathWalk};
+use crate::fs::{metadata, names};
 
 fn text(world: &World, path: &str) -> Result<String, Errno> {
     let place = world.walk().find(path.as_bytes(), Final::Follow)?;
@@ -120,17 +120,17 @@ fn permissions_bind_ordinary_users() {
     assert!(user.find(b"/closed/f", Final::Follow).is_ok());
     assert_eq!(names::make_dir(&user, b"/closed/d", 0o755), Err(Errno::EACCES));
     assert_eq!(names::unlink(&user, b"/closed/f"), Err(Errno::EACCES));
-    names::change_mode(&root, &closed, 0o1777).unwrap();
+    metadata::change_mode(&root, &closed, 0o1777).unwrap();
     assert_eq!(names::unlink(&user, b"/closed/f"), Err(Errno::EPERM));
     names::make_dir(&user, b"/closed/mine", 0o700).unwrap();
-    names::change_mode(&root, &closed, 0o700).unwrap();
+    metadata::change_mode(&root, &closed, 0o700).unwrap();
     assert_eq!(user.find(b"/closed/f", Final::Follow).err(), Some(Errno::EACCES));
-    assert_eq!(names::change_mode(&user, &closed, 0o777), Err(Errno::EPERM));
+    assert_eq!(metadata::change_mode(&user, &closed, 0o777), Err(Errno::EPERM));
     let file = root.find(b"/closed/f", Final::Follow).unwrap();
-    assert_eq!(names::change_owner(&user, &file, Some(1000), None), Err(Errno::EPERM));
-    names::change_owner(&root, &file, Some(1000), None).unwrap();
-    assert_eq!(names::change_owner(&user, &file, None, Some(7)), Ok(()));
-    assert_eq!(names::change_owner(&user, &file, None, Some(8)), Err(Errno::EPERM));
+    assert_eq!(metadata::change_owner(&user, &file, Some(1000), None), Err(Errno::EPERM));
+    metadata::change_owner(&root, &file, Some(1000), None).unwrap();
+    assert_eq!(metadata::change_owner(&user, &file, None, Some(7)), Ok(()));
+    assert_eq!(metadata::change_owner(&user, &file, None, Some(8)), Err(Errno::EPERM));
 }
 
 /// openat2's BENEATH and IN_ROOT keep a walk below its start.

@@ -65,7 +65,7 @@ impl Attributes {
 
     /// Everything of `change` but the size.
     pub fn change(&mut self, change: &SetMetadata) {
-        self.mode = change.mode.map_or(self.mode, |mode| mode & 0o7777);
+        self.mode = change.mode.map_or(self.mode, |change| change.of(self.mode));
         self.uid = change.uid.unwrap_or(self.uid);
         self.gid = change.gid.unwrap_or(self.gid);
         self.accessed = change.accessed.unwrap_or(self.accessed);

@@ -11,7 +11,7 @@ use crate::Errno;
 use crate::fs::bytes::SliceSource;
 use crate::fs::flags::OpenFlags;
 use crate::fs::names;
-use crate::fs::node::{NodeKind, SetMetadata, XattrSet};
+use crate::fs::node::{ModeChange, NodeKind, SetMetadata, XattrSet};
 use crate::fs::overlay::keep;
 use crate::fs::tests::World;
 use crate::fs::walk::Final;
@@ -64,7 +64,9 @@ fn begun_again(lines: &[String], files: &Seen) -> World {
         }
         if matches!(fields[0], "directory" | "file" | "symlink") {
             let mode = u32::from_str_radix(fields[1], 8).unwrap();
-            node(path).set_metadata(&SetMetadata { mode: Some(mode), ..SetMetadata::default() }).unwrap();
+            node(path)
+                .set_metadata(&SetMetadata { mode: Some(ModeChange::To(mode)), ..SetMetadata::default() })
+                .unwrap();
         }
     }
     upper
@@ -109,7 +111,7 @@ fn what_is_kept_is_safe_and_complete() {
     let owned = |uid, gid, mode| SetMetadata {
         uid: Some(uid),
         gid: Some(gid),
-        mode: Some(mode),
+        mode: Some(ModeChange::To(mode)),
         ..SetMetadata::default()
     };
     trees.merged.write("/d/sly\n\t\\'", "x");

@@ -1,0 +1,107 @@
+//! Changes of metadata that programs ask for: chmod, chown, utimensat.
+//!
+//! A change is allowed by the owner and the mode that the node has. Between the look at them and
+//! the change no other program may give the file to another owner: otherwise the former owner's
+//! chmod could give set-user-ID to a file of root. So changes of one node come one after the other
+//! ([`lock`]), as on Linux, where the inode's lock does it.
+//!
+//! Source: `chmod_common`, `chown_common` in fs/open.c; `setattr_prepare` in fs/attr.c.
+
+use super::caller::Access;
+use super::node::{Identity, ModeChange, NodeKind, SetMetadata, Timestamp};
+use super::notify;
+use super::path::Path;
+use super::rights::{self, S_ISGID};
+use super::walk::PathWalk;
+use crate::sync::{Mutex, MutexGuard};
+use crate::{Errno, Result};
+
+/// Locks for all nodes; each has one of them by its identity.
+const LOCKS: usize = 64;
+
+static CHANGES: [Mutex<()>; LOCKS] = [const { Mutex::new(()) }; LOCKS];
+
+/// Keeps other programs from changing the node's metadata.
+///
+/// # Errors
+/// `EINTR` if the caller is killed while it waits.
+fn lock(node: Identity) -> Result<MutexGuard<'static, ()>> {
+    let spread = (node.inode ^ node.device.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    CHANGES[(spread >> 58) as usize].lock_killable()
+}
+
+/// Changes metadata and tells watches.
+pub fn change(place: &Path, change: &SetMetadata) -> Result<()> {
+    if change.size.is_some() {
+        place.node.drop_rights()?;
+    }
+    place.node.set_metadata(change)?;
+    notify::changed(place, change);
+    Ok(())
+}
+
+/// chmod(2): only the owner may, and setgid needs membership.
+pub fn change_mode(walk: &PathWalk<'_>, place: &Path, mode: u32) -> Result<()> {
+    place.mount.writable()?;
+    if place.node.kind() == NodeKind::Symlink {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let _changes = lock(place.node.identity())?;
+    let meta = place.node.metadata();
+    if !walk.caller.owns(&meta) {
+        return Err(Errno::EPERM);
+    }
+    let mut mode = mode & 0o7777;
+    if !walk.caller.overrides(meta.uid, meta.gid) && !walk.caller.in_group(meta.gid) {
+        mode &= !S_ISGID;
+    }
+    change(place, &SetMetadata { mode: Some(ModeChange::To(mode)), ..SetMetadata::default() })
+}
+
+/// chown(2): `None` leaves an id as it is. An ordinary owner may only give the file to a group it
+/// is in.
+pub fn change_owner(walk: &PathWalk<'_>, place: &Path, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
+    place.mount.writable()?;
+    let _changes = lock(place.node.identity())?;
+    let meta = place.node.metadata();
+    let caller = walk.caller;
+    if !caller.overrides(meta.uid, meta.gid) {
+        let keeps_owner = uid.is_none_or(|uid| uid == meta.uid);
+        let own_group = gid.is_none_or(|gid| gid == meta.gid || caller.in_group(gid));
+        if caller.uid != meta.uid || !keeps_owner || !own_group {
+            return Err(Errno::EPERM);
+        }
+    }
+    // An executable must not carry the new owner's powers.
+    let carries = meta.kind == NodeKind::Regular && rights::in_mode(meta.mode);
+    let mode = carries.then_some(ModeChange::WithoutRights);
+    change(place, &SetMetadata { mode, uid, gid, ..SetMetadata::default() })
+}
+
+/// Whose times [`change_times`] sets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Times {
+    /// Both are the time of the call.
+    Now,
+    /// At least one of them is the program's, or stays.
+    Given,
+}
+
+/// utimensat(2): "now" for both needs write access, anything else the owner.
+pub fn change_times(
+    walk: &PathWalk<'_>,
+    place: &Path,
+    [accessed, modified]: [Option<Timestamp>; 2],
+    times: Times,
+) -> Result<()> {
+    place.mount.writable()?;
+    let _changes = lock(place.node.identity())?;
+    let meta = place.node.metadata();
+    if !walk.caller.owns(&meta) {
+        if times == Times::Given {
+            return Err(Errno::EPERM);
+        }
+        walk.caller.may(&meta, Access::WRITE)?;
+    }
+    change(place, &SetMetadata { accessed, modified, ..SetMetadata::default() })
+}
