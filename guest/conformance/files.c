@@ -54,6 +54,14 @@ static void opening(void)
 	FAILS_WITH("an empty name", open("", O_RDONLY), ENOENT);
 	file = open(".", O_TMPFILE | O_RDWR, 0600);
 	PROMISE("O_TMPFILE has no name", file >= 0 && fstat(file, &about) == 0 && about.st_nlink == 0 && write(file, "x", 1) == 1);
+	char link_of[64];
+	snprintf(link_of, sizeof link_of, "/proc/self/fd/%d", file);
+	PROMISE("until link(2) gives it one", linkat(AT_FDCWD, link_of, AT_FDCWD, "first", AT_SYMLINK_FOLLOW) == 0 && unlink("first") == 0);
+	FAILS_WITH("which it has once", linkat(AT_FDCWD, link_of, AT_FDCWD, "second", AT_SYMLINK_FOLLOW), ENOENT);
+	close(file);
+	file = open(".", O_TMPFILE | O_RDWR | O_EXCL, 0600);
+	snprintf(link_of, sizeof link_of, "/proc/self/fd/%d", file);
+	FAILS_WITH("O_EXCL: never", linkat(AT_FDCWD, link_of, AT_FDCWD, "never", AT_SYMLINK_FOLLOW), ENOENT);
 	close(file);
 	file = open("a", O_PATH);
 	PROMISE("O_PATH can be asked and not read", fstat(file, &about) == 0 && read(file, bytes, 1) == -1 && errno == EBADF);

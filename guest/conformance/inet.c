@@ -333,6 +333,55 @@ static void waits(void)
 	close(server);
 }
 
+static void *accepting(void *argument)
+{
+	int fd = accept(*(int *)argument, NULL, NULL);
+	return (void *)(intptr_t)(fd >= 0 ? 0 : errno);
+}
+
+/* shutdown(2) of a socket that listens: the way in which servers wake their accept(2). */
+static void ends_of_listening(void)
+{
+	void *result;
+	pthread_t thread;
+	int fd = listening("127.0.0.1", 0, 5), other = socket(AF_INET, SOCK_STREAM, 0);
+	union name name = own_name(fd);
+	NEED(shutdown(fd, SHUT_WR) == 0 && pthread_create(&thread, NULL, accepting, &fd) == 0);
+	PROMISE("one that only sends no more still listens", connect(other, &name.any, size_of(&name)) == 0 &&
+		pthread_join(thread, &result) == 0 && result == NULL);
+	close(other);
+	int waiting = socket(AF_INET, SOCK_STREAM, 0);
+	NEED(connect(waiting, &name.any, size_of(&name)) == 0 && shutdown(fd, SHUT_RD) == 0);
+	FAILS_WITH("shutdown ends listening", accept(fd, NULL, NULL), EINVAL);
+	FAILS_WITH("for those who wait", recv(waiting, &result, 1, 0), ECONNRESET);
+	close(waiting);
+	other = socket(AF_INET, SOCK_STREAM, 0);
+	FAILS_WITH("and those who come", connect(other, &name.any, size_of(&name)), ECONNREFUSED);
+	close(other);
+	struct pollfd look = { fd, POLLIN | POLLOUT, 0 };
+	PROMISE("as poll says", poll(&look, 1, 0) == 1 && look.revents == (POLLOUT | POLLHUP));
+	NEED(listen(fd, 5) == 0 && pthread_create(&thread, NULL, accepting, &fd) == 0);
+	usleep(20000);
+	PROMISE("one who waits to accept hears of it", shutdown(fd, SHUT_RDWR) == 0 && pthread_join(thread, &result) == 0 && result == (void *)EINVAL);
+	close(fd);
+
+	struct sockaddr_un local = { .sun_family = AF_UNIX };
+	socklen_t length = sizeof local;
+	fd = socket(AF_UNIX, SOCK_STREAM, 0), other = socket(AF_UNIX, SOCK_STREAM, 0), waiting = socket(AF_UNIX, SOCK_STREAM, 0);
+	NEED(bind(fd, (struct sockaddr *)&local, sizeof(sa_family_t)) == 0 && listen(fd, 5) == 0 && getsockname(fd, (struct sockaddr *)&local, &length) == 0);
+	NEED(connect(waiting, (struct sockaddr *)&local, length) == 0 && shutdown(fd, SHUT_RD) == 0);
+	FAILS_WITH("AF_UNIX: nobody comes", connect(other, (struct sockaddr *)&local, length), ECONNREFUSED);
+	int served = accept(fd, NULL, NULL);
+	PROMISE("those who came are accepted", served >= 0);
+	FAILS_WITH("and nobody else", accept(fd, NULL, NULL), EINVAL);
+	look = (struct pollfd){ fd, POLLIN | POLLOUT | POLLRDHUP, 0 };
+	PROMISE("which poll says", poll(&look, 1, 0) == 1 && look.revents == (POLLIN | POLLRDHUP));
+	close(served);
+	close(waiting);
+	close(other);
+	close(fd);
+}
+
 static void *sender(void *argument)
 {
 	int fd = *(int *)argument;
@@ -433,6 +482,7 @@ int main(void)
 	datagrams("127.0.0.1", "127.0.0.2");
 	datagrams("::1", "::1");
 	waits();
+	ends_of_listening();
 	a_long_transfer();
 	information();
 	ports_of_the_privileged();

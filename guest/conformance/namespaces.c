@@ -10,6 +10,7 @@
 #include <arpa/inet.h>
 #include <linux/capability.h>
 #include <linux/netlink.h>
+#include <linux/openat2.h>
 #include <linux/rtnetlink.h>
 #include <net/if.h>
 #include <netinet/in.h>
@@ -550,6 +551,56 @@ static int a_tree_goes_whole(void)
 	return 0;
 }
 
+/* ".." of a directory that was moved out of what a bind mount shows leads nowhere. */
+static int no_way_out_of_a_bind_mount(void)
+{
+	char path[4096];
+	HOLDS(own_mounts() == 0 && mount("none", FOLDER "/tree", "tmpfs", 0, NULL) == 0);
+	HOLDS(mkdir(FOLDER "/tree/x", 0755) == 0 && mkdir(FOLDER "/tree/x/y", 0755) == 0 && mkdir(FOLDER "/tree/x/y/d", 0755) == 0);
+	HOLDS(mkdir(FOLDER "/tree/x/y/d/below", 0755) == 0 && mkdir(FOLDER "/tree/m", 0755) == 0);
+	HOLDS(close(open(FOLDER "/tree/secret", O_CREAT | O_WRONLY, 0600)) == 0);
+	HOLDS(mount(FOLDER "/tree/x/y", FOLDER "/tree/m", NULL, MS_BIND, NULL) == 0);
+	HOLDS(strstr(reads("/proc/self/mountinfo"), " /x/y " FOLDER "/tree/m "));
+	HOLDS(chdir(FOLDER "/tree/m/d/below") == 0 && open("../..", O_PATH) >= 0);
+	HOLDS(rename(FOLDER "/tree/x/y/d", FOLDER "/tree/x/d") == 0);
+	REFUSED(open("../../../secret", O_RDONLY), ENOENT);
+	REFUSED(open("..", O_PATH), ENOENT);
+	REFUSED(chdir(".."), ENOENT);
+	HOLDS(open(".", O_PATH) >= 0);
+	HOLDS(syscall(SYS_getcwd, path, sizeof path) > 0 && !strcmp(path, "(unreachable)/"));
+	HOLDS(rename(FOLDER "/tree/x/d", FOLDER "/tree/x/y/d") == 0 && open("../..", O_PATH) >= 0);
+	HOLDS(getcwd(path, sizeof path) && !strcmp(path, FOLDER "/tree/m/d/below"));
+	HOLDS(chdir("/") == 0 && umount2(FOLDER "/tree", MNT_DETACH) == 0);
+	return 0;
+}
+
+/* A walk that may not leave a directory stays there while another process moves directories. */
+static int no_way_out_of_beneath(void)
+{
+	struct open_how how = { .flags = O_PATH, .resolve = RESOLVE_BENEATH };
+	int reached = 0;
+	HOLDS(own_mounts() == 0 && mount("none", FOLDER "/tree", "tmpfs", 0, NULL) == 0 && chdir(FOLDER "/tree") == 0);
+	HOLDS(mkdir("top", 0755) == 0 && mkdir("top/a", 0755) == 0 && mkdir("top/a/b", 0755) == 0 && mkdir("out", 0755) == 0);
+	HOLDS(close(open("secret", O_CREAT | O_WRONLY, 0600)) == 0);
+	pid_t mover = fork();
+	HOLDS(mover >= 0);
+	if (mover == 0)
+		for (;;) {
+			rename("top/a/b", "out/b");
+			rename("out/b", "top/a/b");
+		}
+	int top = open("top", O_PATH);
+	for (int round = 0; round < 20000; round++) {
+		int fd = syscall(SYS_openat2, top, "a/b/../../secret", &how, sizeof how);
+		reached += fd >= 0;
+		close(fd);
+	}
+	HOLDS(kill(mover, SIGKILL) == 0 && waitpid(mover, NULL, 0) == mover);
+	HOLDS(reached == 0);
+	HOLDS(chdir("/") == 0 && umount2(FOLDER "/tree", MNT_DETACH) == 0);
+	return 0;
+}
+
 /* A mount becomes read-only when no file is open for writing through it, and not before. */
 static int writers_bar_read_only(void)
 {
@@ -925,6 +976,8 @@ int main(int count, char **arguments)
 	PROMISE("root inside mounts what is in memory and what it sees, and makes that its root", in_child(root_inside_mounts, USER));
 	PROMISE("it undoes neither what root mounted outside nor how", in_child(locks_hold, 0));
 	PROMISE("it has a /proc of its own processes", in_child(own_processes, 0));
+	PROMISE("no way leads out of a bind mount", in_child(no_way_out_of_a_bind_mount, 0));
+	PROMISE("nor out of a walk's beginning", in_child(no_way_out_of_beneath, 0));
 	PROMISE("writers keep a mount from becoming read-only", in_child(writers_bar_read_only, 0));
 	PROMISE("a set-user-ID program of another's mount gives nothing", in_child(no_rights_by_anothers_mount, 0));
 	PROMISE("a mount namespace is entered with its user namespace", in_child(a_mount_namespace_can_be_entered, USER));

@@ -293,6 +293,55 @@ static void lent(void)
 	close(ends[1]);
 }
 
+static void stores(const char *path, const char *text)
+{
+	int file = open(path, O_WRONLY | O_CLOEXEC);
+	NEED(file >= 0 && write(file, text, strlen(text)) == (ssize_t)strlen(text) && close(file) == 0);
+}
+
+/* Whether a user with 64 pages gets 4 pipes of 16 pages, then small ones that do not grow. */
+static int is_bounded(void)
+{
+	int ends[2], all = 1;
+	NEED(setresuid(1000, 1000, 1000) == 0);
+	for (int made = 0; made < 8; made++) {
+		NEED(pipe(ends) == 0);
+		all &= fcntl(ends[0], F_GETPIPE_SZ) == (made < 4 ? 65536 : 8192);
+	}
+	all &= fcntl(ends[0], F_SETPIPE_SZ, 65536) == -1 && errno == EPERM;
+	return all && fcntl(ends[0], F_SETPIPE_SZ, 4096) == 4096;
+}
+
+static int has_none(void)
+{
+	int ends[2];
+	NEED(setresuid(1000, 1000, 1000) == 0 && pipe(ends) == 0);
+	return pipe(ends) == -1 && errno == ENFILE;
+}
+
+/* Pages of pipes that a user may have, as root has set them. */
+static void shares(void)
+{
+	static const char soft[] = "/proc/sys/fs/pipe-user-pages-soft", hard[] = "/proc/sys/fs/pipe-user-pages-hard";
+	int status, ends[2];
+	if (geteuid() != 0 || access(soft, W_OK) != 0)
+		return;
+	stores(soft, "64");
+	for (int round = 0; round < 3; round++) {
+		IN_CHILD(status, _exit(is_bounded() ? 0 : 1));
+		PROMISE("a user with many pages in pipes gets small ones", status == 0);
+	}
+	IN_CHILD(status, for (int made = 0; made < 8; made++) NEED(pipe(ends) == 0);
+		_exit(fcntl(ends[0], F_GETPIPE_SZ) == 65536 && fcntl(ends[0], F_SETPIPE_SZ, 1 << 20) == 1 << 20 ? 0 : 1));
+	PROMISE("root does not", status == 0);
+	stores(soft, "0");
+	stores(hard, "20");
+	IN_CHILD(status, _exit(has_none() ? 0 : 1));
+	PROMISE("or none at all", status == 0);
+	stores(hard, "0");
+	stores(soft, "16384");
+}
+
 int main(void)
 {
 	pipes();
@@ -301,5 +350,6 @@ int main(void)
 	fifos();
 	sockets();
 	waiting();
+	shares();
 	return conclude();
 }

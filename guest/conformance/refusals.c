@@ -15,6 +15,7 @@
 #include <sys/ptrace.h>
 #include <sys/select.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/user.h>
 
 /* Adds a file to an epoll and removes it; returns 0 or the errno of adding it. */
@@ -208,6 +209,54 @@ static void offsets_and_slack(void)
 	PROMISE("a child's usual timer slack is what its maker had", WIFEXITED(status) && WEXITSTATUS(status) == 0);
 	NEED(prctl(PR_SET_TIMERSLACK, 0L) == 0);
 	PROMISE("and the maker's what it was", slack() == usual);
+}
+
+static void last_bytes(void)
+{
+	int status, file = open("/tmp", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600), far[2];
+	struct flock whole = { .l_type = F_WRLCK, .l_start = 1, .l_len = INT64_MAX }, seen = whole;
+	char byte = 'z';
+	NEED(file >= 0 && pipe(far) == 0);
+	PROMISE("a lock reaches a file's last byte", fcntl(file, F_SETLK, &whole) == 0);
+	whole.l_start = 2;
+	FAILS_WITH("and no further", fcntl(file, F_SETLK, &whole), EOVERFLOW);
+	IN_CHILD(status, _exit(fcntl(file, F_GETLK, &seen) == 0 && seen.l_type == F_WRLCK && seen.l_start == 1 && seen.l_len == 0 ? 0 : 1));
+	PROMISE("which is shown as the end", status == 0);
+	seen = (struct flock){ .l_type = F_WRLCK, .l_len = 1, .l_pid = 1 };
+	FAILS_WITH("the lock of a description has no process", fcntl(file, F_OFD_SETLK, &seen), EINVAL);
+	FAILS_WITH("not even where it is asked for", fcntl(file, F_OFD_GETLK, &seen), EINVAL);
+	struct iovec parts[2] = { { &byte, 1 }, { (void *)(UINT64_C(1) << 62), 1 } };
+	NEED(write(far[1], "xy", 2) == 2);
+	FAILS_WITH("no byte moves where another has no place", readv(far[0], parts, 2), EFAULT);
+	PROMISE("so none is lost", byte == 'z' && read(far[0], &byte, 1) == 1 && byte == 'x');
+	close(file);
+	close(far[0]);
+	close(far[1]);
+}
+
+static void unconnected(void)
+{
+	int alone = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), datagrams = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	struct sockaddr_un any = { .sun_family = AF_UNIX };
+	struct sockaddr_in nowhere = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	struct timeval odd = { 0, 1000000 };
+	int status, number = 7;
+	NEED(alone >= 0 && datagrams >= 0 && bind(alone, (struct sockaddr *)&any, sizeof(sa_family_t)) == 0);
+	PROMISE("who has a name and wants any keeps it", bind(alone, (struct sockaddr *)&any, sizeof(sa_family_t)) == 0);
+	PROMISE("a socket without a peer can be shut down", shutdown(alone, SHUT_RDWR) == 0);
+	FAILS_WITH("no datagram goes to port 0", sendto(datagrams, "x", 1, 0, (struct sockaddr *)&nowhere, sizeof nowhere), EINVAL);
+	FAILS_WITH("a million microseconds are a second", setsockopt(datagrams, SOL_SOCKET, SO_RCVTIMEO, &odd, sizeof odd), EDOM);
+	if (geteuid() == 0) {
+		PROMISE("packets have any priority", setsockopt(datagrams, SOL_SOCKET, SO_PRIORITY, &number, sizeof number) == 0);
+		PROMISE("and a mark", setsockopt(datagrams, SOL_SOCKET, SO_MARK, &number, sizeof number) == 0);
+	}
+	IN_CHILD(status, NEED(geteuid() != 0 || setresuid(1000, 1000, 1000) == 0);
+		int refused = setsockopt(datagrams, SOL_SOCKET, SO_PRIORITY, &number, sizeof number) == -1 && errno == EPERM;
+		refused &= setsockopt(datagrams, SOL_SOCKET, SO_MARK, &number, sizeof number) == -1 && errno == EPERM;
+		_exit(!refused));
+	PROMISE("which a user does not choose", status == 0);
+	close(alone);
+	close(datagrams);
 }
 
 static void sockets(void)
@@ -417,6 +466,8 @@ int main(void)
 	calls();
 	offsets_and_slack();
 	sockets();
+	last_bytes();
+	unconnected();
 	arguments();
 	threads();
 	deadlocks();

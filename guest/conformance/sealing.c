@@ -216,6 +216,22 @@ static void mappings_of_what_was_opened_to_read(void)
 	unlink("/tmp/sealing");
 }
 
+static void files_that_are_no_programs(void)
+{
+	struct stat about;
+	int plain = syscall(SYS_memfd_create, "plain", 0x8), program = syscall(SYS_memfd_create, "program", 0x12);
+	NEED(plain >= 0 && program >= 0);
+	PROMISE("MFD_NOEXEC_SEAL: no program", fstat(plain, &about) == 0 && (about.st_mode & 0777) == 0666 && fcntl(plain, F_GET_SEALS) == 0x20);
+	FAILS_WITH("for ever", fchmod(plain, 0777), EPERM);
+	PROMISE("other rights change", fchmod(plain, 0600) == 0);
+	PROMISE("MFD_EXEC: a program", fstat(program, &about) == 0 && (about.st_mode & 0777) == 0777 && fcntl(program, F_GET_SEALS) == 0);
+	PROMISE("which sealed as one is what it is", fcntl(program, F_ADD_SEALS, 0x20) == 0 && fcntl(program, F_GET_SEALS) == 0x3e);
+	FAILS_WITH("and stays one", fchmod(program, 0666), EPERM);
+	FAILS_WITH("none is both", syscall(SYS_memfd_create, "both", 0x18), EINVAL);
+	close(plain);
+	close(program);
+}
+
 int main(void)
 {
 	mkdir("/tmp", 01777);
@@ -225,5 +241,6 @@ int main(void)
 	who_may_seal_what();
 	a_file_whose_pages_are_held();
 	mappings_of_what_was_opened_to_read();
+	files_that_are_no_programs();
 	return conclude();
 }

@@ -78,6 +78,15 @@ static int stay(int read_end, int write_end)
 	return write(write_end, "x", 1) == 1 && read(read_end, &byte, 1) >= 0 ? 0 : 98;
 }
 
+/* Stays until another process has tried to have one of its allocations fail, and tells whether one
+ * will. */
+static int spared(int read_end, int write_end)
+{
+	char nth[12] = "";
+	int refused = stay(read_end, write_end) == 0, file = open("/proc/self/fail-nth", O_RDONLY);
+	return refused && file >= 0 && read(file, nth, sizeof nth - 1) > 0 && atoi(nth) == 0 ? 0 : 98;
+}
+
 static void tracing(void)
 {
 	int status, ends[2];
@@ -188,6 +197,20 @@ static void scheduling(void)
 		waitpid(child, &status, 0);
 		_exit(refused ? 0 : 1));
 	PROMISE("its starter does not choose its nice value or its CPUs", status == 0);
+	if (access("/proc/self/fail-nth", F_OK) != 0)
+		return;
+	IN_CHILD(status, become_user();
+		char byte;
+		int file = open("/proc/self/fail-nth", O_RDWR | O_CLOEXEC);
+		NEED(file >= 0 && write(file, "100000", 6) == 6);
+		if (fork() == 0) {
+			NEED(read(up[0], &byte, 1) == 1);
+			int refused = write(file, "50", 2) == -1 && errno == EPERM;
+			_exit(write(down[1], "x", refused) == 1 ? 0 : 1);
+		}
+		alarm(20);
+		play("spared", down[0], up[1]));
+	PROMISE("or which of its allocations fails", status == 0);
 }
 
 static void places(void)
@@ -269,6 +292,8 @@ int main(int count, char **words)
 			return trace(write_end);
 		if (!strcmp(words[1], "outlive"))
 			return outlive(write_end);
+		if (!strcmp(words[1], "spared"))
+			return spared(read_end, write_end);
 		return !strcmp(words[1], "stay") ? stay(read_end, write_end) : whoami();
 	}
 	copy(PROGRAM, 04755);

@@ -424,6 +424,10 @@ impl Iovecs {
             if isize::try_from(slice.length).is_err() {
                 return Err(Errno::EINVAL);
             }
+            // Before any byte moves, as on Linux.
+            if slice.address.checked_add(slice.length as u64).is_none_or(|end| end > hw::user::USER_END) {
+                return Err(Errno::EFAULT);
+            }
             slice.length = slice.length.min(MAX_COUNT - remaining);
             remaining += slice.length;
         }

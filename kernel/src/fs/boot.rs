@@ -12,7 +12,7 @@ use super::flags::RenameFlags;
 use super::metadata;
 use super::mount::{FileSystem, Mount, MountFlags};
 use super::names;
-use super::node::{NewNode, NodeKind, SetMetadata};
+use super::node::{Naming, NewNode, NodeKind, SetMetadata};
 use super::overlay::{Layers, OverlayFs, UpperTree};
 use super::path::Path;
 use super::root::{self, add_device, make_dirs, mount_at};
@@ -99,7 +99,7 @@ const HIDDEN: NewNode = NewNode { kind: NodeKind::Directory, mode: 0o700, uid: 0
 const CHANGES: (&[u8], &[u8]) = (b"/.freehold", b"changes");
 
 fn unnamed_directory(beside: &Path) -> Result<Path> {
-    Ok(Path { node: beside.node.create_unnamed(&HIDDEN)?, ..beside.clone() })
+    Ok(Path { node: beside.node.create_unnamed(&HIDDEN, Naming::Never)?, ..beside.clone() })
 }
 
 /// Makes a directory without a name for programs' changes. It begins with the changes that the

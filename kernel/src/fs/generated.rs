@@ -234,6 +234,11 @@ pub trait Generate: Send + Sync {
     fn parts(&self) -> Option<Box<dyn Parts>> {
         None
     }
+    /// Whether the running task may open it for writing, where its mode permits that; `EACCES`
+    /// where not.
+    fn may_write(&self) -> Result<()> {
+        Ok(())
+    }
     /// A program cut the file to nothing, or opened it so.
     fn truncate(&self) -> Result<()> {
         Ok(())

@@ -78,7 +78,7 @@ pub fn change_owner(walk: &PathWalk<'_>, place: &Path, uid: Option<u32>, gid: Op
     change(place, &SetMetadata { mode, uid, gid, ..SetMetadata::default() })
 }
 
-/// Whose times [`change_times`] sets.
+/// The times that [`change_times`] sets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Times {
     /// Both are the time of the call.

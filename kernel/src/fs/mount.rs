@@ -96,6 +96,8 @@ pub trait FileSystem: Send + Sync {
 /// One file system (or a part of one: a bind mount) at one place.
 pub struct Mount {
     id: u64,
+    /// Its root is the file system's.
+    shows_all: bool,
     fs: Arc<dyn FileSystem>,
     root: Arc<dyn Node>,
     source: Vec<u8>,
@@ -181,8 +183,10 @@ impl Mount {
         flags: u32,
         (fs_owner, locked): (UserNs, u32),
     ) -> Arc<Self> {
+        let shows_all = root.identity() == fs.root().identity();
         reserve::arc(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            shows_all,
             fs,
             root,
             source,
@@ -283,6 +287,11 @@ impl Mount {
     /// The directory that is seen at the mount point.
     pub fn root(&self) -> &Arc<dyn Node> {
         &self.root
+    }
+
+    /// Whether its root is the file system's: no directory of that lies outside it.
+    pub fn shows_all(&self) -> bool {
+        self.shows_all
     }
 
     /// The device or name it was mounted from.

@@ -14,7 +14,7 @@ use super::flags::{OpenFlags, RenameFlags};
 use super::leases;
 use super::metadata;
 use super::mount::{MountFlags, MountWriter};
-use super::node::{LinkTarget, NewNode, Node, NodeKind, SetMetadata};
+use super::node::{LinkTarget, Naming, NewNode, Node, NodeKind, SetMetadata};
 use super::notify::{self, Events, NamedNode};
 use super::open_file::OpenFile;
 use super::path::{Path, PathEntry};
@@ -64,7 +64,8 @@ fn open_unnamed(walk: &PathWalk<'_>, dir: &Path, flags: OpenFlags, mode: u32) ->
         return Err(Errno::ENOTDIR);
     }
     let new = new_node(walk, dir, NodeKind::Regular, mode, 0)?;
-    let node = dir.node.create_unnamed(&new)?;
+    let naming = if flags.contains(OpenFlags::EXCL) { Naming::Never } else { Naming::Later };
+    let node = dir.node.create_unnamed(&new, naming)?;
     let place = Path { mount: dir.mount.clone(), node, entry: None };
     open_place(walk, place, flags.difference(OpenFlags::DIRECTORY), Origin::Created)
 }

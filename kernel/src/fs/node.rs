@@ -130,6 +130,15 @@ pub struct SetMetadata {
     pub modified: Option<Timestamp>,
 }
 
+/// Whether a node that was made without a name can get one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Naming {
+    /// link(2) gives it one.
+    Later,
+    /// It has none for ever (O_EXCL).
+    Never,
+}
+
 /// Whether a directory's name still leads to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presence {
@@ -206,6 +215,10 @@ pub trait Node: Any + Send + Sync {
     fn parent(&self) -> Option<DirectoryPlace> {
         None
     }
+    /// The directory that a directory is in, without the name; `None` as for [`Node::parent`].
+    fn parent_dir(&self) -> Option<Arc<dyn Node>> {
+        self.parent().map(|place| place.dir)
+    }
     /// The node that `name` leads to in this directory.
     fn lookup(&self, _name: &[u8]) -> Result<Arc<dyn Node>> {
         Err(Errno::ENOTDIR)
@@ -214,8 +227,8 @@ pub trait Node: Any + Send + Sync {
     fn create(&self, _name: &[u8], _new: &NewNode) -> Result<Arc<dyn Node>> {
         Err(Errno::EPERM)
     }
-    /// Make a node without a name: O_TMPFILE makes regular files, the kernel itself directories.
-    fn create_unnamed(&self, _new: &NewNode) -> Result<Arc<dyn Node>> {
+    /// Makes a node without a name: O_TMPFILE makes regular files, the kernel itself directories.
+    fn create_unnamed(&self, _new: &NewNode, _naming: Naming) -> Result<Arc<dyn Node>> {
         Err(Errno::EOPNOTSUPP)
     }
     /// Make a symbolic link.

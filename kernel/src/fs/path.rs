@@ -11,8 +11,8 @@ use freehold_collections::{Arc, Vec, reserve::ArcMethods, try_format};
 
 use super::flags::OpenFlags;
 use super::mount::Mount;
-use super::node::{Node, NodeKind, Presence};
-use crate::Result;
+use super::node::{Identity, Node, NodeKind, Presence};
+use crate::{Result, sched};
 
 /// The name by which a file that is not a directory was found.
 pub struct PathEntry {
@@ -107,6 +107,33 @@ impl Path {
         self.node.identity() == self.mount.root().identity()
     }
 
+    /// Whether a directory is at or below the root of its mount. It is not where another program
+    /// moved it, or a directory above it, out of what a bind mount shows.
+    ///
+    /// # Errors
+    /// `EINTR` if the caller is killed meanwhile.
+    pub fn is_below_mount_root(&self) -> Result<bool> {
+        Ok(self.mount.shows_all() || climb(self.node.clone(), &|node| node == self.mount.root().identity())?)
+    }
+
+    /// Whether a directory is at `top` or below it.
+    ///
+    /// # Errors
+    /// `EINTR` if the caller is killed meanwhile.
+    pub fn is_below(&self, top: &Self) -> Result<bool> {
+        let mut here = self.clone();
+        loop {
+            let is_top_mount = here.mount.is_same(&top.mount);
+            if is_top_mount && climb(here.node, &|node| node == top.node.identity())? {
+                return Ok(true);
+            }
+            match here.mount.mountpoint() {
+                Some(below) => here = below,
+                None => return Ok(false),
+            }
+        }
+    }
+
     /// The text of the path as seen from `root`, as /proc shows it: absolute, with " (deleted)"
     /// when the last name is gone.
     pub fn display(&self, root: &Path) -> Result<Vec<u8>> {
@@ -120,6 +147,25 @@ impl Path {
     /// Whether it is a file that a mount lays over another: the place of that one is its name.
     fn is_bound_file(&self) -> bool {
         self.is_mount_root() && self.mount.mountpoint().is_some()
+    }
+
+    /// The text of a directory's path in its file system, whatever part of that its mount shows. A
+    /// file that a mount shows alone has no name there: "/".
+    pub fn within_file_system(&self) -> Result<Vec<u8>> {
+        let (mut text, mut here) = (Vec::new(), self.node.clone());
+        for step in 1.. {
+            let Some(place) = here.parent() else { break };
+            push_reversed(&mut text, &place.name)?;
+            here = place.dir;
+            if step % STEPS == 0 {
+                sched::checkpoint()?;
+            }
+        }
+        if text.is_empty() {
+            text.try_push(b'/')?;
+        }
+        text.reverse();
+        Ok(text)
     }
 
     /// The text of the path as seen from `root`.
@@ -160,7 +206,15 @@ impl Path {
                 push_reversed(&mut text, &place.name)?;
                 here.node = place.dir;
             } else {
-                presence = Presence::Removed;
+                // The file system's root, where the mount shows only a part that this is not in.
+                let is_escaped = here.node.identity() == here.mount.file_system().root().identity();
+                if is_escaped {
+                    // Its names are none of the caller's.
+                    text.clear();
+                    reach = Reach::Outside;
+                } else {
+                    presence = Presence::Removed;
+                }
                 break;
             }
         }
@@ -170,6 +224,27 @@ impl Path {
         text.reverse();
         Ok(Description { text, presence, reach })
     }
+}
+
+/// Steps between looks at signals on the way up: a program chooses how deep a directory is.
+const STEPS: usize = 64;
+
+/// Whether `is_it` holds for the identity of directory `node` or of one above it.
+///
+/// # Errors
+/// `EINTR` if the caller is killed meanwhile.
+fn climb(mut node: Arc<dyn Node>, is_it: &dyn Fn(Identity) -> bool) -> Result<bool> {
+    for step in 1.. {
+        if is_it(node.identity()) {
+            return Ok(true);
+        }
+        let Some(parent) = node.parent_dir() else { break };
+        node = parent;
+        if step % STEPS == 0 {
+            sched::checkpoint()?;
+        }
+    }
+    Ok(false)
 }
 
 /// Adds what `node` is called now in the directory where it was found. Returns whether it still is

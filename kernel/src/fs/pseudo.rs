@@ -355,6 +355,9 @@ impl Node for PseudoFile {
         if flags.writes() && self.mode & 0o222 == 0 {
             return Err(Errno::EACCES);
         }
+        if flags.writes() {
+            self.source.may_write()?;
+        }
         let source = self.source.clone();
         Ok(GeneratedFile::new(self, source))
     }

@@ -301,8 +301,16 @@ impl<'a> PathWalk<'a> {
             }
         }
         self.check_mount(&here)?;
-        let Some(place) = here.node.parent() else { return Ok(here) };
-        here = Path { mount: here.mount, node: place.dir, entry: None };
+        let Some(dir) = here.node.parent_dir() else { return Ok(here) };
+        here = Path { mount: here.mount, node: dir, entry: None };
+        // Linux: `path_connected` in fs/namei.c.
+        if !here.is_below_mount_root()? {
+            return Err(Errno::ENOENT);
+        }
+        // A directory on the way was moved: only a new walk can say where it leads.
+        if scoped && !here.is_below(self.start)? {
+            return Err(Errno::EAGAIN);
+        }
         while let Some(covering) = here.mount.covering(&here.node) {
             here = Path::root_of(covering);
         }

@@ -260,7 +260,9 @@ impl Socket {
             return raw.bind(address.as_ref().and_then(Address::inet).ok_or(Errno::EAFNOSUPPORT)?);
         }
         if self.state.lock().address.is_some() {
-            return Err(Errno::EINVAL);
+            // A request for any name is content with the one that it has.
+            let is_content = address.is_none() && self.family == Family::Unix;
+            return if is_content { Ok(()) } else { Err(Errno::EINVAL) };
         }
         let address = match address {
             Some(Address::Inet(address)) => return self.bind_port(address),
@@ -433,6 +435,7 @@ impl Socket {
     fn wait_for_place(&self, patience: Patience) -> Result<()> {
         let look = || match &self.state.lock().listener {
             None => Some(Err(Errno::ECONNREFUSED)),
+            Some(_) if self.is_deaf() => Some(Err(Errno::ECONNREFUSED)),
             Some(listener) if listener.waiting.len() < self.most_waiting(listener, patience) => Some(Ok(())),
             Some(_) => None,
         };
@@ -463,37 +466,13 @@ impl Socket {
         }
         let look = || match &mut self.state.lock().listener {
             None => Some(Err(Errno::EINVAL)),
+            Some(listener) if listener.waiting.is_empty() && self.is_deaf() => Some(Err(Errno::EINVAL)),
             Some(listener) => listener.waiting.pop_front().map(Ok),
         };
         let accepted = self.wait_for_connections(patience, look)?;
         self.connections.wake_all();
         accepted.channel.name_senders(self.channel.names_senders());
         Ok(accepted)
-    }
-
-    /// shutdown(2).
-    ///
-    /// # Errors
-    /// `ENOTCONN`.
-    pub fn shutdown(&self, how: Shutdown) -> Result<()> {
-        if self.netlink.is_some() {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        let peer = self.state.lock().peer.clone();
-        if peer.is_none() && self.kind != SocketKind::Datagram {
-            return Err(Errno::ENOTCONN);
-        }
-        if how != Shutdown::Receive {
-            self.send_ended.store(true, Ordering::SeqCst);
-            if let Some(peer) = peer.filter(|_| self.kind != SocketKind::Datagram) {
-                let is_over = how == Shutdown::Both || self.is_inet() && !self.channel.has_sender();
-                peer.channel.close_sender(Some(if is_over { News::HangUp } else { News::Input }));
-            }
-        }
-        if how != Shutdown::Send {
-            self.channel.close_receiver();
-        }
-        Ok(())
     }
 
     /// Send to `to`, or to the peer.
@@ -599,7 +578,10 @@ impl Socket {
         }
         let mut ready = Ready::empty();
         if listening {
-            ready.set(Ready::IN, waiting);
+            let is_deaf = self.is_deaf();
+            ready.set(Ready::IN, waiting || is_deaf);
+            ready.set(Ready::RDHUP, is_deaf);
+            ready.set(Ready::HUP, is_deaf && self.has_ended());
             return ready;
         }
         let ended = !self.channel.has_sender() || !self.channel.has_receiver();

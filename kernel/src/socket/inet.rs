@@ -279,6 +279,9 @@ impl Socket {
         ancillary: Ancillary,
         to: Option<InetAddress>,
     ) -> Result<usize> {
+        if to.is_some_and(|to| to.port == 0) {
+            return Err(Errno::EINVAL);
+        }
         let remote = self.state.lock().remote;
         let (to, wire) = self.route(to.or(remote).ok_or(Errno::EDESTADDRREQ)?)?;
         let length = source.remaining();

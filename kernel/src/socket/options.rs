@@ -97,8 +97,24 @@ fn timeout(value: u64, length: usize) -> Result<Option<u64>> {
     if length < size_of::<TimeVal>() {
         return Err(Errno::EINVAL);
     }
-    let timeout = UserPtr::<TimeVal>::new(value).read()?.nanoseconds()?;
+    let time = UserPtr::<TimeVal>::new(value).read()?;
+    if !(0..1_000_000).contains(&time.microseconds) {
+        return Err(Errno::EDOM);
+    }
+    // As on Linux, a negative time is over at once.
+    if time.seconds < 0 {
+        return Ok(Some(0));
+    }
+    let timeout = time.nanoseconds()?;
     Ok((timeout != 0).then_some(timeout))
+}
+
+/// Priorities of packets that every program may ask for.
+const UNPRIVILEGED_PRIORITIES: core::ops::RangeInclusive<i32> = 0..=6;
+
+/// Whether the process may choose how its packets are routed and ordered.
+fn may_mark() -> bool {
+    task::may(Capability::NetAdmin) || task::may(Capability::NetRaw)
 }
 
 /// TCP_CONGESTION of IPPROTO_TCP.
@@ -152,6 +168,11 @@ impl Socket {
                 });
             }
             c::SO_SNDBUFFORCE | c::SO_RCVBUFFORCE if !task::may(Capability::NetAdmin) => {
+                return Err(Errno::EPERM);
+            }
+            c::SO_DEBUG if number()? != 0 && !task::may(Capability::NetAdmin) => return Err(Errno::EACCES),
+            c::SO_MARK if !may_mark() => return Err(Errno::EPERM),
+            c::SO_PRIORITY if !UNPRIVILEGED_PRIORITIES.contains(&number()?) && !may_mark() => {
                 return Err(Errno::EPERM);
             }
             // The size is one for all.

@@ -27,6 +27,8 @@ enum Values {
 
 use Values::{Flag, Range};
 
+/// Any number.
+const ANY: Values = Range(i32::MIN, i32::MAX);
 /// Any number from 0 on.
 const NATURAL: Values = Range(0, i32::MAX);
 
@@ -39,7 +41,7 @@ struct Known(u32, u32, Values, i32);
 /// TCP_FASTOPEN_NO_COOKIE. Those of linux/netlink.h: NETLINK_PKTINFO,
 /// NETLINK_BROADCAST_ERROR, NETLINK_NO_ENOBUFS, NETLINK_CAP_ACK, NETLINK_EXT_ACK,
 /// NETLINK_GET_STRICT_CHK.
-const KNOWN: [Known; 50] = [
+const KNOWN: [Known; 51] = [
     Known(c::SOL_SOCKET, c::SO_DEBUG, Flag, 0),
     Known(c::SOL_SOCKET, c::SO_REUSEADDR, Flag, 0),
     Known(c::SOL_SOCKET, c::SO_REUSEPORT, Flag, 0),
@@ -47,7 +49,8 @@ const KNOWN: [Known; 50] = [
     Known(c::SOL_SOCKET, c::SO_BROADCAST, Flag, 0),
     Known(c::SOL_SOCKET, c::SO_KEEPALIVE, Flag, 0),
     Known(c::SOL_SOCKET, c::SO_OOBINLINE, Flag, 0),
-    Known(c::SOL_SOCKET, c::SO_PRIORITY, Range(0, 6), 0),
+    Known(c::SOL_SOCKET, c::SO_PRIORITY, ANY, 0),
+    Known(c::SOL_SOCKET, c::SO_MARK, ANY, 0),
     Known(TCP, 1, Flag, 0),
     Known(TCP, 2, Range(88, 32767), 536),
     Known(TCP, 3, Flag, 0),
@@ -61,7 +64,7 @@ const KNOWN: [Known; 50] = [
     Known(TCP, 12, Flag, 1),
     Known(TCP, 18, NATURAL, 0),
     Known(TCP, 23, NATURAL, 0),
-    Known(TCP, 25, Range(i32::MIN, i32::MAX), 0),
+    Known(TCP, 25, ANY, 0),
     Known(TCP, 30, Flag, 0),
     Known(TCP, 34, Flag, 0),
     Known(IP, c::IP_TOS, Range(0, 255), 0),

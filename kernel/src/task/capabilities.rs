@@ -16,6 +16,8 @@ use crate::{Errno, Result};
 pub enum Capability {
     /// File permissions do not bind the process.
     DacOverride = 1,
+    /// Directories are searched whatever their permissions, and files are found by descriptors.
+    DacReadSearch = 2,
     /// Change a file's bytes without taking set-user-ID and set-group-ID from it.
     FSetId = 4,
     /// Send signals to any process.

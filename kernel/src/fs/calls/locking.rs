@@ -37,10 +37,14 @@ fn range(file: &OpenFile, flock: &Flock) -> Result<(u64, u64)> {
         _ => return Err(Errno::EINVAL),
     };
     let start = i64::try_from(base).ok().and_then(|b| b.checked_add(flock.start)).ok_or(Errno::EOVERFLOW)?;
-    let end = start.checked_add(flock.len).ok_or(Errno::EOVERFLOW)?;
-    let (start, end) = if flock.len < 0 { (end, start) } else { (start, end) };
+    let (start, last) = match flock.len {
+        0 => (start, i64::MAX),
+        length @ 1.. => (start, start.checked_add(length - 1).ok_or(Errno::EOVERFLOW)?),
+        length => (start.checked_add(length).ok_or(Errno::EINVAL)?, start.wrapping_sub(1)),
+    };
     let start = u64::try_from(start).map_err(|_| Errno::EINVAL)?;
-    Ok((start, if flock.len == 0 { u64::MAX } else { end as u64 }))
+    // The last byte that a file can have is the end of all.
+    Ok((start, if last == i64::MAX { u64::MAX } else { last as u64 + 1 }))
 }
 
 fn sharing(kind: i16) -> Result<LockSharing> {
@@ -51,10 +55,19 @@ fn sharing(kind: i16) -> Result<LockSharing> {
     }
 }
 
+/// Reads the `struct flock` of a lock for `owner`.
+///
+/// # Errors
+/// `EFAULT`; `EINVAL` where it names the process of a lock that belongs to a description.
+fn read(pointer: UserPtr<Flock>, owner: Owner) -> Result<Flock> {
+    let flock = pointer.read()?;
+    if flock.pid != 0 && matches!(owner, Owner::Description(_)) { Err(Errno::EINVAL) } else { Ok(flock) }
+}
+
 /// F_GETLK: stores the lock that conflicts with the lock at `address`, or F_UNLCK.
 pub(super) fn get_lock(file: &OpenFile, owner: Owner, address: u64) -> Result<i64> {
     let pointer = UserPtr::<Flock>::new(address);
-    let mut flock = pointer.read()?;
+    let mut flock = read(pointer, owner)?;
     let (start, end) = range(file, &flock)?;
     let wanted = Lock { space: LockSpace::Record, start, end, sharing: sharing(flock.kind)?, owner, pid: 0 };
     match locks::conflict(file.node().identity(), &wanted) {
@@ -79,7 +92,7 @@ pub(super) fn set_lock(
     address: u64,
     blocking: Blocking,
 ) -> Result<i64> {
-    let flock = UserPtr::<Flock>::new(address).read()?;
+    let flock = read(UserPtr::new(address), owner)?;
     let (start, end) = range(file, &flock)?;
     let identity = file.node().identity();
     if flock.kind == F_UNLCK {

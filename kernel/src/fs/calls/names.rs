@@ -15,7 +15,7 @@ use crate::fs::node::{NodeKind, Timestamp};
 use crate::fs::path::Path;
 use crate::fs::walk::Final;
 use crate::syscall::Args;
-use crate::task::{self, userns::IdKind};
+use crate::task::{self, Capability, userns::IdKind};
 use crate::user::{Sink, UserPtr, UserSlice};
 use crate::{Errno, Result};
 
@@ -131,6 +131,10 @@ pub fn sys_link(args: &Args) -> Result<i64> {
 pub fn sys_linkat(args: &Args) -> Result<i64> {
     let flags = args.uint(4);
     only(flags, AT_SYMLINK_FOLLOW | AT_EMPTY_PATH)?;
+    // A descriptor may come from a program with more rights, for which its file has no name.
+    if flags & AT_EMPTY_PATH != 0 && path_at(args[1])?.is_empty() && !task::may(Capability::DacReadSearch) {
+        return Err(Errno::ENOENT);
+    }
     let last = if flags & AT_SYMLINK_FOLLOW != 0 { Final::Follow } else { Final::Stop };
     link(&place_at(args.fd(0), args[1], flags, last)?, args.fd(2), args[3])
 }

@@ -154,14 +154,19 @@ const MFD_EXEC: u32 = 16;
 pub fn sys_memfd_create(args: &Args) -> Result<i64> {
     let flags = args.uint(1);
     only(flags, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL | MFD_EXEC)?;
+    if flags & MFD_EXEC != 0 && flags & MFD_NOEXEC_SEAL != 0 {
+        return Err(Errno::EINVAL);
+    }
     // 249 bytes, so that "memfd:" and the name fit into NAME_MAX; the bound counts the NUL.
     let name = user::bounded_string(args[0], 250, Errno::EINVAL)?;
     let process = process();
     let credentials = process.credentials();
     let mode = if flags & MFD_NOEXEC_SEAL != 0 { 0o666 } else { 0o777 };
     let node = tmpfs::unnamed_file(mode, credentials.fsuid, credentials.fsgid)?;
-    if flags & (MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL) != 0 {
-        node.allow_sealing();
+    if flags & MFD_NOEXEC_SEAL != 0 {
+        node.allow_sealing(tmpfs::F_SEAL_EXEC);
+    } else if flags & MFD_ALLOW_SEALING != 0 {
+        node.allow_sealing(0);
     }
     let place = root::unnamed_place_named(node.clone(), b"memfd:", &name)?;
     let open_flags = OpenFlags::RDWR | OpenFlags::LARGEFILE;

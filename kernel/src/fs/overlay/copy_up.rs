@@ -11,7 +11,9 @@ use super::{ORIGIN, OverlayShared, PRIVATE};
 use crate::fs::bytes::{SliceSink, SliceSource};
 use crate::fs::file::{Blocking, File};
 use crate::fs::flags::{OpenFlags, RenameFlags};
-use crate::fs::node::{Metadata, ModeChange, NewNode, Node, NodeKind, Presence, SetMetadata, XattrSet};
+use crate::fs::node::{
+    Metadata, ModeChange, Naming, NewNode, Node, NodeKind, Presence, SetMetadata, XattrSet,
+};
 use crate::{Errno, Result, sched};
 
 /// Bytes that are copied at once.
@@ -50,7 +52,7 @@ impl OverlayNode {
         let lower = self.lower().ok_or(Errno::EIO)?;
         let told = lower.metadata();
         let upper = if told.kind == NodeKind::Regular {
-            let upper = work.create_unnamed(&new_like(&told))?;
+            let upper = work.create_unnamed(&new_like(&told), Naming::Later)?;
             copy_bytes(lower, &upper, told.size.min(most))?;
             copy_attributes(lower, &told, &upper)?;
             self.give_name(&mut |dir, name| dir.link(name, &upper))?;

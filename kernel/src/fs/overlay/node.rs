@@ -20,7 +20,7 @@ use crate::fs::device;
 use crate::fs::file::File;
 use crate::fs::flags::{OpenFlags, RenameFlags};
 use crate::fs::node::{
-    DirectoryPlace, Identity, Metadata, NewNode, Node, NodeKind, Presence, SetMetadata, XattrSet,
+    DirectoryPlace, Identity, Metadata, Naming, NewNode, Node, NodeKind, Presence, SetMetadata, XattrSet,
     xattrs_without,
 };
 use crate::fs::notify;
@@ -468,8 +468,8 @@ impl Node for OverlayNode {
         Ok(made)
     }
 
-    fn create_unnamed(&self, new: &NewNode) -> Result<Arc<dyn Node>> {
-        let upper = self.copy_up(u64::MAX)?.create_unnamed(new)?;
+    fn create_unnamed(&self, new: &NewNode, naming: Naming) -> Result<Arc<dyn Node>> {
+        let upper = self.copy_up(u64::MAX)?.create_unnamed(new, naming)?;
         let node: Arc<dyn Node> = self.shared.node(Found::Upper { upper, origin: None }, None)?;
         Ok(node)
     }

@@ -10,6 +10,7 @@
 mod lend;
 mod page;
 mod ring;
+pub mod share;
 mod splice;
 #[cfg(test)]
 mod tests;
@@ -25,6 +26,7 @@ use linux_raw_sys::ioctl::FIONREAD;
 
 pub use page::BytePage;
 pub use ring::{Boundary, Gathered, PipeRing};
+use share::Share;
 pub use splice::{sys_splice, sys_tee, sys_vmsplice};
 
 use super::anonymous::AnonymousNode;
@@ -76,6 +78,8 @@ fn may_have(pages: usize) -> bool {
 /// A pipe or a FIFO.
 pub struct Pipe {
     ring: Mutex<PipeRing>,
+    /// Its part of what its maker may have.
+    share: SpinLock<Share>,
     /// Mirrors of the ring's state, and the open ends.
     used: AtomicUsize,
     limit: AtomicUsize,
@@ -137,7 +141,9 @@ impl Pipe {
     /// `ENOMEM`.
     pub fn new() -> Result<Arc<Self>> {
         let pages = if may_have(DEFAULT_PAGES) { DEFAULT_PAGES } else { USER_PAGES.load(Ordering::Relaxed) };
+        let (share, pages) = Share::new(pages)?;
         Ok(reserve::arc(Self {
+            share: SpinLock::new(share),
             ring: Mutex::new(PipeRing::new(pages)),
             used: AtomicUsize::new(0),
             limit: AtomicUsize::new(pages),
@@ -226,15 +232,15 @@ impl Pipe {
     /// Returns the new size.
     ///
     /// # Errors
-    /// `EINVAL` above 2 GiB; `EPERM` where it grows above [`max_size`] and the caller has
-    /// not CAP_SYS_RESOURCE; `EBUSY` where more is in it.
+    /// `EINVAL` above 2 GiB; `EPERM` where it grows above [`max_size`], or its maker has too many
+    /// pages, and the caller has not CAP_SYS_RESOURCE; `EBUSY` where more is in it.
     pub fn set_capacity(&self, bytes: usize) -> Result<usize> {
         let pages = pages_for(bytes)?;
         if pages > self.limit.load(Ordering::SeqCst) && !may_have(pages) {
             return Err(Errno::EPERM);
         }
         let mut ring = self.ring.lock();
-        ring.set_limit(pages)?;
+        self.share.lock().resize(pages, || ring.set_limit(pages))?;
         self.limit.store(pages, Ordering::SeqCst);
         drop(ring);
         self.writable.wake_all();

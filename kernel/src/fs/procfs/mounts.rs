@@ -1,6 +1,6 @@
 //! Mounts as /proc/PID/mounts and mountinfo show them.
 
-use freehold_collections::{Arc, Vec};
+use freehold_collections::{Arc, Map, Vec, reserve::ArcMethods};
 
 use crate::fs::device::split_device;
 use crate::fs::generated::Text;
@@ -41,13 +41,34 @@ fn options(out: &mut Text, flags: MountFlags) {
 /// mount point there.
 fn visible(process: &Process) -> Result<Vec<(Arc<Mount>, Vec<u8>)>> {
     let (mut found, root) = (Vec::new(), &process.fs().root());
+    // The places in `found`, by the mounts' numbers: a mount comes after the one that it lies on.
+    let mut places = Map::new();
     for mount in process.namespaces().mount.root().tree()? {
-        let place = Path::root_of(mount.clone()).describe(root)?;
-        if place.reach == Reach::Inside {
-            found.try_push((mount, place.text))?;
+        let text = match mount.mountpoint() {
+            _ if mount.is_same(&root.mount) => root.is_mount_root().then(|| joined(b"/", b"/")),
+            None => None,
+            Some(below) if below.mount.is_same(&root.mount) => {
+                let place = below.describe(root)?;
+                (place.reach == Reach::Inside).then_some(Ok(place.text))
+            }
+            Some(below) => places.get(&below.mount.id()).map(|&at: &usize| {
+                let (_, above): &(_, Vec<u8>) = &found[at];
+                joined(above, &below.describe(&Path::root_of(below.mount.clone()))?.text)
+            }),
+        };
+        if let Some(text) = text {
+            places.try_insert(mount.id(), found.len())?;
+            found.try_push((mount, text?))?;
         }
     }
     Ok(found)
+}
+
+/// The path of `text` in the tree that begins at `above`.
+fn joined(above: &[u8], text: &[u8]) -> Result<Vec<u8>> {
+    let mut whole = Vec::try_from_slice(if above == b"/" || text == b"/" { b"" } else { above })?;
+    whole.try_extend_from_slice(if text == b"/" { above } else { text })?;
+    Ok(whole)
 }
 
 /// /proc/PID/mounts.
@@ -72,9 +93,7 @@ pub fn mountinfo(out: &mut Text, process: &Process) -> Result<()> {
         let parent = mount.mountpoint().map_or(mount.id(), |below| below.mount.id());
         let (major, minor) = split_device(fs.device());
         // A bind mount shows a path within its file system.
-        let whole = Path { mount: mount.clone(), node: fs.root(), entry: None };
-        let part = Path::root_of(mount.clone()).describe(&whole)?;
-        let part = if part.reach == Reach::Inside { part.text } else { Vec::try_from_slice(b"/")? };
+        let part = Path::root_of(mount.clone()).within_file_system()?;
         write!(out, "{} {parent} {major}:{minor} ", mount.id());
         escape(out, &part);
         out.push(b" ");

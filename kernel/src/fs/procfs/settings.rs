@@ -9,7 +9,7 @@ use freehold_machine::Entropy;
 use crate::fs::generated::{Generate, Text};
 use crate::fs::leases;
 use crate::fs::notify;
-use crate::fs::pipe;
+use crate::fs::pipe::{self, share};
 use crate::fs::pseudo::PseudoDir;
 use crate::fs::requests;
 use crate::fs::userfault;
@@ -209,7 +209,7 @@ pub(super) fn fill_rest(root: &Arc<PseudoDir>) {
         Ok(())
     };
     fs.generated("aio-max-nr", 0o644, Number { get: requests::most, set });
-    fs.generated("pipe-max-size", 0o644, Number { get: pipe::max_size, set: pipe::set_max_size });
+    fill_pipes(&fs);
     fill_leases(&fs);
     fill_inotify(&root.dirs("sys/fs/inotify"));
     fill_mqueue(&root.dirs("sys/fs/mqueue"));
@@ -224,9 +224,24 @@ pub(super) fn fill_rest(root: &Arc<PseudoDir>) {
 /// Settings of the network.
 fn fill_net(net: &Arc<PseudoDir>) {
     net.dirs("core").constant("somaxconn", "4096");
-    // The writer is judged when it writes: the namespace's root need not own the file.
+    // Opener and writer are judged by the namespace, whose root need not own the file.
     net.dirs("ipv4").generated("ping_group_range", 0o666, PingGroups);
     net.dirs("unix").constant("max_dgram_qlen", "512");
+}
+
+/// Settings of pipes.
+fn fill_pipes(fs: &Arc<PseudoDir>) {
+    fs.generated("pipe-max-size", 0o644, Number { get: pipe::max_size, set: pipe::set_max_size });
+    let set = |pages| {
+        share::set_soft(pages);
+        Ok(())
+    };
+    fs.generated("pipe-user-pages-soft", 0o644, Number { get: share::soft, set });
+    let set = |pages| {
+        share::set_hard(pages);
+        Ok(())
+    };
+    fs.generated("pipe-user-pages-hard", 0o644, Number { get: share::hard, set });
 }
 
 /// Settings of leases.
@@ -306,13 +321,16 @@ impl Generate for PingGroups {
         Ok(())
     }
 
-    fn store(&self, bytes: &[u8]) -> Result<()> {
+    fn may_write(&self) -> Result<()> {
         let network = task::current().process().namespaces().network.clone();
         let owner = network.head().owner();
         let is_root = task::with_current(|task| task.with_credentials(|own| Some(own.euid) == owner.root()));
-        if !is_root && !task::may_in(owner, Capability::NetAdmin) {
-            return Err(Errno::EACCES);
-        }
+        if is_root || task::may_in(owner, Capability::NetAdmin) { Ok(()) } else { Err(Errno::EACCES) }
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        self.may_write()?;
+        let network = task::current().process().namespaces().network.clone();
         let mut words = bytes.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
         let mut next = || parse_number(words.next().ok_or(Errno::EINVAL)?);
         let (first, last) = (next()?, next()?);

@@ -87,7 +87,7 @@ fn seals_hold() {
     let file = crate::fs::OpenFile::new(node.clone(), None, RW).unwrap();
     let seals = |bits| file.file().add_seals(bits);
     assert_eq!(seals(2), Err(Errno::EPERM));
-    node.allow_sealing();
+    node.allow_sealing(0);
     file.write(&mut SliceSource::new(b"sealed")).unwrap();
     seals(0x2 | 0x4).unwrap();
     let resize =

@@ -22,7 +22,7 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use freehold_collections::{Arc, reserve};
 
 pub use node::TmpNode;
-pub use regular::Seals;
+pub use regular::{F_SEAL_EXEC, Seals};
 
 use super::content::{ContentSource, FileContent};
 use super::device::unnamed_device;

@@ -16,7 +16,7 @@ use crate::fs::content::FileContent;
 use crate::fs::file::{Blocking, DirEntry, File, MmapContent, Seekable};
 use crate::fs::flags::{OpenFlags, RenameFlags};
 use crate::fs::node::{
-    DirectoryPlace, Identity, Metadata, NewNode, Node, NodeKind, Presence, SetMetadata, XattrSet,
+    DirectoryPlace, Identity, Metadata, Naming, NewNode, Node, NodeKind, Presence, SetMetadata, XattrSet,
 };
 use crate::fs::notify;
 use crate::fs::rights;
@@ -53,6 +53,8 @@ pub struct TmpNode {
     attributes: SpinLock<Attributes>,
     /// Whether the mode carries [`rights`]. Follows the mode under the attributes' lock.
     carries_rights: AtomicBool,
+    /// It was made without a name, and link(2) may give it the first.
+    may_get_name: AtomicBool,
     body: Body,
 }
 
@@ -79,6 +81,7 @@ impl TmpNode {
             kind: new.kind,
             attributes: SpinLock::new(Attributes::new(new, 0)),
             carries_rights: AtomicBool::new(rights::in_mode(new.mode)),
+            may_get_name: AtomicBool::new(false),
             body,
         }))
     }
@@ -92,10 +95,10 @@ impl TmpNode {
         self.attributes.lock().mode = mode;
     }
 
-    /// Let seals be added: for a new memfd.
-    pub fn allow_sealing(&self) {
+    /// Lets seals be added to the `first` ones: for a new memfd.
+    pub fn allow_sealing(&self, first: u32) {
         if let Some(regular) = self.regular() {
-            regular.seals().open();
+            regular.seals().open(first);
         }
     }
 
@@ -300,6 +303,9 @@ impl Node for TmpNode {
             self.attributes.lock().touch();
         }
         let mut attributes = self.attributes.lock();
+        if let (Some(mode), Some(regular)) = (change.mode, self.regular()) {
+            regular.seals().check_mode(attributes.mode, mode.of(attributes.mode))?;
+        }
         attributes.change(change);
         self.carries_rights.store(rights::in_mode(attributes.mode), Ordering::Relaxed);
         Ok(())
@@ -338,6 +344,12 @@ impl Node for TmpNode {
         Some(DirectoryPlace { dir: here.parent.upgrade()?, name: here.name.clone(), presence: here.presence })
     }
 
+    fn parent_dir(&self) -> Option<Arc<dyn Node>> {
+        let Body::Directory { place, .. } = &self.body else { return None };
+        let parent: Arc<dyn Node> = place.lock().as_ref()?.parent.upgrade()?;
+        Some(parent)
+    }
+
     fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Node>> {
         let names = self.names()?.lock();
         Ok(names.get(name)?.clone())
@@ -349,8 +361,10 @@ impl Node for TmpNode {
         self.add(name, TmpNode::new(&self.shared, new)?)
     }
 
-    fn create_unnamed(&self, new: &NewNode) -> Result<Arc<dyn Node>> {
-        Ok(TmpNode::new(&self.shared, new)?)
+    fn create_unnamed(&self, new: &NewNode, naming: Naming) -> Result<Arc<dyn Node>> {
+        let node = TmpNode::new(&self.shared, new)?;
+        node.may_get_name.store(naming == Naming::Later, Ordering::Relaxed);
+        Ok(node)
     }
 
     fn symlink(&self, name: &[u8], target: &[u8], new: &NewNode) -> Result<Arc<dyn Node>> {
@@ -365,12 +379,15 @@ impl Node for TmpNode {
         }
         let mut names = self.names()?.lock();
         names.check_free(name)?;
-        names.insert(name, node.clone())?;
-        {
-            let mut attributes = node.attributes.lock();
-            attributes.links += 1;
-            attributes.changed = crate::fs::clock::now();
+        let mut attributes = node.attributes.lock();
+        // A file whose last name was removed gets no other one.
+        if attributes.links == 0 && !node.may_get_name.swap(false, Ordering::Relaxed) {
+            return Err(Errno::ENOENT);
         }
+        names.insert(name, node.clone())?;
+        attributes.links += 1;
+        attributes.changed = crate::fs::clock::now();
+        drop(attributes);
         self.entries_changed(0);
         Ok(())
     }
@@ -610,7 +627,8 @@ impl File for TmpNode {
     }
 
     fn add_seals(&self, bits: u32) -> Result<()> {
-        self.regular().ok_or(Errno::EINVAL)?.add_seals(bits)
+        let mode = self.attributes.lock().mode;
+        self.regular().ok_or(Errno::EINVAL)?.add_seals(bits, mode)
     }
 
     fn seals(&self) -> Option<u32> {

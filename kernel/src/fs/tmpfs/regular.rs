@@ -26,13 +26,15 @@ const F_SEAL_SHRINK: u32 = 0x2;
 const F_SEAL_GROW: u32 = 0x4;
 const F_SEAL_WRITE: u32 = 0x8;
 const F_SEAL_FUTURE_WRITE: u32 = 0x10;
+/// The rights to execute it stay as they are.
+pub const F_SEAL_EXEC: u32 = 0x20;
 
 /// Operations that a file no longer permits (fcntl(2), F_ADD_SEALS).
 #[derive(Debug)]
 pub struct Seals(AtomicU32);
 
 impl Seals {
-    const KNOWN: u32 = 0x1f;
+    const KNOWN: u32 = 0x3f;
 
     /// Every file but a memfd that allows sealing.
     pub(super) const fn closed() -> Self {
@@ -44,9 +46,14 @@ impl Seals {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Allow sealing: for a new memfd with MFD_ALLOW_SEALING only.
-    pub fn open(&self) {
-        self.0.store(0, Ordering::Relaxed);
+    /// Allows sealing, with `first` on it: for a new memfd with MFD_ALLOW_SEALING only.
+    pub fn open(&self, first: u32) {
+        self.0.store(first, Ordering::Relaxed);
+    }
+
+    /// Whether a program may change a mode from `old` to `new`; `EPERM` where not.
+    pub fn check_mode(&self, old: u32, new: u32) -> Result<()> {
+        if (old ^ new) & 0o111 != 0 { self.refuse(F_SEAL_EXEC) } else { Ok(()) }
     }
 
     /// Whether a file with the seals `bits` may still be written, by write or through a new
@@ -95,13 +102,19 @@ impl Regular {
         &self.seals
     }
 
-    /// F_ADD_SEALS: `EINVAL` for unknown bits, `EPERM` where the seals are sealed, `EBUSY` where
-    /// the content could still be written in spite of F_SEAL_WRITE. Neither a write nor a
-    /// truncation is under way meanwhile.
-    pub fn add_seals(&self, bits: u32) -> Result<()> {
+    /// F_ADD_SEALS of a file with this mode. Neither a write nor a truncation is under way
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// `EINVAL` for unknown bits, `EPERM` where the seals are sealed, `EBUSY` where the content
+    /// could still be written in spite of F_SEAL_WRITE.
+    pub fn add_seals(&self, bits: u32, mode: u32) -> Result<()> {
         if bits & !Seals::KNOWN != 0 {
             return Err(Errno::EINVAL);
         }
+        // A program that stays one stays the one that it is (Linux: `memfd_add_seals`).
+        let of_programs = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_FUTURE_WRITE;
+        let bits = if bits & F_SEAL_EXEC != 0 && mode & 0o111 != 0 { bits | of_programs } else { bits };
         let _write = self.write.lock_killable()?;
         let old = self.seals.bits();
         if old & F_SEAL_SEAL != 0 {

@@ -1,11 +1,74 @@
-//! The end of a socket: what its peer hears, and what it gives back.
+//! The end of a socket or of one of its directions: what its peer hears, and what it gives back.
 
-use super::{Family, Peer, Socket, SocketKind};
-use crate::Errno;
+use core::sync::atomic::Ordering;
+
+use super::{Family, Listener, Peer, Shutdown, Socket, SocketKind};
 use crate::socket::{ports, table};
 use crate::sync::News;
+use crate::{Errno, Result};
+
+/// Ends connections that were not accepted; their peers notice.
+fn refuse_waiting(listener: Option<Listener>) {
+    for socket in listener.into_iter().flat_map(|listener| listener.waiting) {
+        if let Some(peer) = &socket.state.lock().peer {
+            peer.channel.note_error(Errno::ECONNRESET);
+        }
+    }
+}
 
 impl Socket {
+    /// shutdown(2).
+    ///
+    /// # Errors
+    /// `ENOTCONN`, `EOPNOTSUPP`.
+    pub fn shutdown(&self, how: Shutdown) -> Result<()> {
+        if self.netlink.is_some() {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let (peer, is_listening) = {
+            let state = self.state.lock();
+            (state.peer.clone(), state.is_listening())
+        };
+        if is_listening && self.is_inet() {
+            self.stop_listening(how);
+            return Ok(());
+        }
+        if peer.is_none() && self.kind != SocketKind::Datagram && self.is_inet() {
+            return Err(Errno::ENOTCONN);
+        }
+        if how != Shutdown::Receive {
+            self.send_ended.store(true, Ordering::SeqCst);
+            if let Some(peer) = peer.filter(|_| self.kind != SocketKind::Datagram) {
+                let is_over = how == Shutdown::Both || self.is_inet() && !self.channel.has_sender();
+                peer.channel.close_sender(Some(if is_over { News::HangUp } else { News::Input }));
+            }
+        }
+        if how != Shutdown::Send {
+            self.channel.close_receiver();
+            if is_listening {
+                self.connections.announce(News::HangUp);
+            }
+        }
+        Ok(())
+    }
+
+    /// shutdown(2) of a TCP socket that listens: without receiving there are no more connections,
+    /// until it listens again. It keeps its port.
+    fn stop_listening(&self, how: Shutdown) {
+        if how == Shutdown::Send {
+            return;
+        }
+        let listener = self.state.lock().listener.take();
+        refuse_waiting(listener);
+        self.connections.announce(News::HangUp);
+    }
+
+    /// Whether shutdown(2) has ended the connections that an AF_UNIX socket listens for. Those that
+    /// wait are still accepted.
+    pub(super) fn is_deaf(&self) -> bool {
+        !self.is_inet() && !self.channel.has_receiver()
+    }
+
     /// Returns the news of this socket's end for the peer's signals. An AF_UNIX peer hears of each
     /// end, a TCP peer only of an end that it did not know; `None`: the peer knew it.
     fn last_news(&self, peer: &Peer) -> Option<News> {
@@ -42,11 +105,6 @@ impl Drop for Socket {
             address.release(&self.network);
         }
         state.port.iter().for_each(ports::release);
-        // Connections that were not accepted end here, and their peers notice.
-        for socket in state.listener.into_iter().flat_map(|listener| listener.waiting) {
-            if let Some(peer) = &socket.state.lock().peer {
-                peer.channel.note_error(Errno::ECONNRESET);
-            }
-        }
+        refuse_waiting(state.listener);
     }
 }

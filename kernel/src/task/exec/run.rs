@@ -382,6 +382,8 @@ impl Prepared {
         let changes = set_id || inspect::changes(&process.credentials(), &credentials);
         if changes {
             process.parent_death_signal.store(0, Ordering::Relaxed);
+            // Others do not choose which allocation of a program with rights fails.
+            task.injection.set_nth(0);
         }
         // The parent chose the signal for the program that it made, which is no more (Linux:
         // `begin_new_exec`).

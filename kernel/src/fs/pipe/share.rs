@@ -1,0 +1,115 @@
+//! Pages of pipes that each user may have, so that none fills the machine with them: a pipe's pages
+//! belong to no process' memory, and the out-of-memory killer would look for them elsewhere.
+//!
+//! A pipe counts with the pages that it may hold, for the user that made it. Those of a maker with
+//! CAP_SYS_RESOURCE are not counted.
+//!
+//! Source: pipe(7), `alloc_pipe_info` and `pipe_set_size` in fs/pipe.c.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use freehold_collections::Map;
+
+use crate::sync::SpinLock;
+use crate::task::{self, Capability};
+use crate::{Errno, Result};
+
+/// Pages of a pipe whose maker has as many as [`SOFT`].
+const FEW_PAGES: usize = 2;
+
+/// Pages of a user above which new pipes are small and no pipe grows; 0 for no limit
+/// (/proc/sys/fs/pipe-user-pages-soft).
+static SOFT: AtomicUsize = AtomicUsize::new(16384);
+/// Pages of a user above which there are no new pipes; 0 for no limit
+/// (/proc/sys/fs/pipe-user-pages-hard).
+static HARD: AtomicUsize = AtomicUsize::new(0);
+
+/// Pages of each user that has pipes.
+static USERS: SpinLock<Map<u32, usize>> = SpinLock::new(Map::new());
+
+/// Returns the pages above which a user's new pipes are small; 0 for no limit.
+pub fn soft() -> u64 {
+    SOFT.load(Ordering::Relaxed) as u64
+}
+
+/// Changes [`soft`].
+pub fn set_soft(pages: u64) {
+    SOFT.store(pages as usize, Ordering::Relaxed);
+}
+
+/// Returns the pages above which a user makes no pipe; 0 for no limit.
+pub fn hard() -> u64 {
+    HARD.load(Ordering::Relaxed) as u64
+}
+
+/// Changes [`hard`].
+pub fn set_hard(pages: u64) {
+    HARD.store(pages as usize, Ordering::Relaxed);
+}
+
+fn is_above(pages: usize, limit: &AtomicUsize) -> bool {
+    let limit = limit.load(Ordering::Relaxed);
+    limit != 0 && pages > limit
+}
+
+/// The pages of one pipe, in its maker's account.
+pub(super) struct Share {
+    /// The maker; `None` for one whose pipes are not counted.
+    user: Option<u32>,
+    pages: usize,
+}
+
+impl Share {
+    /// Counts a new pipe of `pages`, or of a few where its maker has many. Returns how many.
+    ///
+    /// # Errors
+    /// `ENFILE` where it has too many, `ENOMEM`.
+    pub fn new(pages: usize) -> Result<(Self, usize)> {
+        let user = task::try_with_current(|task| {
+            (!task::may(Capability::SysResource)).then(|| task.with_credentials(|own| own.uid))
+        });
+        let Some(user) = user.flatten() else { return Ok((Self { user: None, pages }, pages)) };
+        let mut users = USERS.lock();
+        let before = users.get(&user).copied().unwrap_or(0);
+        let pages = if is_above(before + pages, &SOFT) { FEW_PAGES.min(pages) } else { pages };
+        if is_above(before + pages, &HARD) {
+            return Err(Errno::ENFILE);
+        }
+        users.try_insert(user, before + pages)?;
+        Ok((Self { user: Some(user), pages }, pages))
+    }
+
+    /// Counts `pages` instead, once `change` has been made.
+    ///
+    /// # Errors
+    /// `EPERM` where it grows, the maker has too many, and the caller has not CAP_SYS_RESOURCE;
+    /// those of `change`.
+    pub fn resize(&mut self, pages: usize, change: impl FnOnce() -> Result<()>) -> Result<()> {
+        let Some(user) = self.user else { return change() };
+        let is_bound = pages > self.pages && !task::may(Capability::SysResource);
+        let mut users = USERS.lock();
+        let all = users.get_mut(&user).ok_or(Errno::EPERM)?;
+        let after = *all - self.pages + pages;
+        if is_bound && (is_above(after, &SOFT) || is_above(after, &HARD)) {
+            return Err(Errno::EPERM);
+        }
+        change()?;
+        *all = after;
+        self.pages = pages;
+        Ok(())
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let Some(user) = self.user else { return };
+        let mut users = USERS.lock();
+        let is_last = users.get_mut(&user).is_some_and(|all| {
+            *all -= self.pages;
+            *all == 0
+        });
+        if is_last {
+            users.remove(&user);
+        }
+    }
+}
