@@ -113,6 +113,18 @@ static void queue_of_posix(void) {
     syscall(SYS_ioprio_set, 1, 0, 2 << 13 | 3);
 }
 
+// Locks with priority inheritance: of its parent, for which it does not wait for long, and its own.
+static void locks(void) {
+    static unsigned lock, condition, own;
+    const struct timespec past = {1, 0};
+    lock = getppid();
+    syscall(SYS_futex, &lock, 6 /* FUTEX_LOCK_PI */, 0, &past, 0, 0);
+    syscall(SYS_futex, &condition, 11 /* FUTEX_WAIT_REQUEUE_PI */, 0, &past, &lock, 0);
+    syscall(SYS_futex, &condition, 12 /* FUTEX_CMP_REQUEUE_PI */, 1, 9L, &lock, 0);
+    syscall(SYS_futex, &own, 8 /* FUTEX_TRYLOCK_PI */, 0, 0, 0, 0);
+    syscall(SYS_futex, &own, 7 /* FUTEX_UNLOCK_PI */, 0, 0, 0, 0);
+}
+
 // Objects of System V: all are removed, even after a failure.
 static void objects(void) {
     int segment = shmget(IPC_PRIVATE, 8192, 0600);
@@ -275,6 +287,7 @@ static void calls(void) {
         close(ends[1]);
     }
     objects();
+    locks();
     int own = (int)syscall(SYS_pidfd_open, getpid(), 0);
     if (own >= 0) close(own);
     int poller = epoll_create1(0), event = eventfd(0, EFD_NONBLOCK);

@@ -349,6 +349,27 @@ static void prepare_rseq(struct dice *dice, uint64_t *a)
 		((uint64_t *)a[0])[1] = below(dice, 2) ? address(dice) : any_number(dice);
 }
 
+/* Locks with priority inheritance: words that name an owner, and an end to each wait, because those
+ * calls begin anew after any signal. */
+static void prepare_futex(struct dice *dice, uint64_t *a)
+{
+	static const uint32_t flags[] = { 0, 0, FUTEX_WAITERS, FUTEX_OWNER_DIED, FUTEX_WAITERS | FUTEX_OWNER_DIED };
+	static const struct timespec past = { 1, 0 };
+	uint32_t command = a[1] & FUTEX_CMD_MASK;
+	if (command != FUTEX_LOCK_PI && command != 13 /* FUTEX_LOCK_PI2 */ && command != FUTEX_UNLOCK_PI && command != FUTEX_TRYLOCK_PI && command != FUTEX_WAIT_REQUEUE_PI && command != FUTEX_CMP_REQUEUE_PI)
+		return;
+	for (int i = 0; i < 5; i += 4) {
+		if (a[i] % 8 == 0 && a[i] >= (uintptr_t)arena && a[i] < (uintptr_t)arena + ARENA && below(dice, 4))
+			*(uint32_t *)a[i] = flags[below(dice, 5)] | (uint32_t[]){ 0, gettid(), getppid(), process(dice), below(dice, 64) }[below(dice, 5)];
+		else if (i == 4 && below(dice, 4))
+			a[i] = (uintptr_t)arena + 64 * below(dice, 4);
+	}
+	if (command != FUTEX_CMP_REQUEUE_PI)
+		a[3] = (uintptr_t)&past;
+	else if (below(dice, 4))
+		a[2] = 1;
+}
+
 /* Filters of random instructions; never strict, which would be the thread's end. */
 static void prepare_filter(struct dice *dice, uint64_t *a)
 {
@@ -490,6 +511,8 @@ static void *make_calls(void *given)
 			trace_child(draw(dice));
 		if (call == SYS_rseq)
 			prepare_rseq(dice, a);
+		if (call == SYS_futex)
+			prepare_futex(dice, a);
 		if (call == SYS_seccomp)
 			prepare_filter(dice, a);
 		if (call == SYS_unshare && below(dice, 2))

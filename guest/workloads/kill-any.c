@@ -501,7 +501,14 @@ static void do_exit_alias(void) { touch(alias, alias_len); be_ready(); pause(); 
 static void do_futex(void)
 {
 	static unsigned words[1024];
+	struct timespec past = { 1, 0 };
 	FOREVER(syscall(SYS_futex, words, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+		syscall(SYS_futex, words + 2, FUTEX_LOCK_PI, 0, NULL, NULL, 0);
+		syscall(SYS_futex, words + 3, FUTEX_WAIT_REQUEUE_PI, 0, &past, words + 2, 0);
+		syscall(SYS_futex, words + 3, FUTEX_CMP_REQUEUE_PI, 1, (long)INT32_MAX, words + 2, 0);
+		syscall(SYS_futex, words + 2, FUTEX_UNLOCK_PI, 0, NULL, NULL, 0);
+		words[4] = getppid();
+		syscall(SYS_futex, words + 4, FUTEX_LOCK_PI, 0, &past, NULL, 0);
 		syscall(SYS_futex, words, FUTEX_CMP_REQUEUE, INT32_MAX, (long)INT32_MAX, words + 1, 0);
 		syscall(SYS_futex, words, FUTEX_WAIT, 1, NULL, NULL, 0));
 }

@@ -152,6 +152,13 @@ fn futexes() {
 }
 
 #[test]
+fn pifutexes() {
+    for cpus in ["1", "4"] {
+        conforms_with("pifutexes", &["--cpus", cpus], &[], &[]);
+    }
+}
+
+#[test]
 fn affinity() {
     for cpus in ["2", "4"] {
         conforms_with("affinity", &["--cpus", cpus], &[], &[]);

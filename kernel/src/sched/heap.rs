@@ -5,6 +5,8 @@
 //! that is [given](IndexedHeap::give_room) to the heap, and the elements' positions live in the
 //! elements.
 
+use core::sync::atomic::{AtomicUsize, Ordering};
+
 use freehold_collections::Vec;
 
 /// An element that remembers its position.
@@ -13,6 +15,35 @@ pub trait Positioned {
     fn set_position(&self, position: Option<usize>);
     /// The position remembered.
     fn position(&self) -> Option<usize>;
+}
+
+/// A position that an element of a higher layer remembers: 0, or the position plus one.
+#[derive(Debug, Default)]
+pub struct Position(AtomicUsize);
+
+impl Position {
+    /// The position; `None` where the element is in no heap.
+    pub fn get(&self) -> Option<usize> {
+        self.0.load(Ordering::Relaxed).checked_sub(1)
+    }
+}
+
+/// An element, and where in it its position is: an object may be in several heaps.
+#[derive(Debug)]
+pub struct Placed<T> {
+    /// The element.
+    pub value: T,
+    /// Where its position is.
+    pub position: fn(&T) -> &Position,
+}
+
+impl<T> Positioned for Placed<T> {
+    fn set_position(&self, position: Option<usize>) {
+        (self.position)(&self.value).0.store(position.map_or(0, |at| at + 1), Ordering::Relaxed);
+    }
+    fn position(&self) -> Option<usize> {
+        (self.position)(&self.value).get()
+    }
 }
 
 /// The heap: the least key is on top; among equal keys the first that came.

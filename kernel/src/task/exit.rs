@@ -14,6 +14,7 @@ use super::pidns::FIRST;
 use super::process::{ExitStatus, Process, Usage, is_any_stopped};
 use super::signal::{SigInfo, Signal, code, end_group};
 use super::spawn::kernel_process;
+use super::thread::Departure;
 use super::{Task, above, current, futex, registry, wait};
 use crate::cgroup::member::EndedThread;
 use crate::syscall::Args;
@@ -38,7 +39,7 @@ pub fn sys_exit_group(args: &Args) -> Result<i64> {
 /// End the current user thread. The caller runs nothing of the program any more.
 pub(super) fn end_thread(task: &Arc<Task>) {
     let process = task.process();
-    leave_program(task);
+    leave_program(task, Departure::End);
     task.end_meter();
     task.forget_kept();
     // Before the process can be seen to have ended: nothing of its memory is left then.
@@ -81,14 +82,15 @@ pub(super) fn end_thread(task: &Arc<Task>) {
     }
 }
 
-/// Releases the robust list and clears the thread ID in the program's memory before the thread
-/// leaves it: at its end, and at execve.
-pub(super) fn leave_program(task: &Task) {
+/// Releases the robust list and the locks with priority inheritance, and clears the thread ID in
+/// the program's memory, before the thread leaves it: at its end, and at execve.
+pub(super) fn leave_program(task: &Task, departure: Departure) {
     task.leave_rseq();
     let robust = task.robust_list.swap(0, Ordering::Relaxed);
     if robust != 0 {
         futex::release_robust_list(robust, task.number());
     }
+    task.abandon_locks(departure);
     let clear = task.clear_child_tid.swap(0, Ordering::Relaxed);
     if clear != 0 && UserPtr::<u32>::new(clear).write(&0).is_ok() {
         futex::wake_address(clear, 1);

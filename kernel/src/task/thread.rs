@@ -11,6 +11,7 @@ use freehold_vm::{ReadOnly, ReadWrite, Rule, Transient};
 
 use super::Pid;
 use super::credentials::Credentials;
+use super::futex::PiTask;
 use super::io_context::IoContext;
 use super::kept::Kept;
 use super::meter::Meter;
@@ -59,6 +60,8 @@ pub struct Task {
     pub(super) rseq: Registration,
     /// The robust futex list's head; 0 for none.
     pub(super) robust_list: AtomicU64,
+    /// The locks with priority inheritance that it has to do with.
+    pi: spin::Once<Arc<PiTask>>,
     pub(super) restart: SpinLock<Option<Restart>>,
     name: SpinLock<[u8; 16]>,
     /// Ticks of the time-stamp counter in user mode; the rest of the CPU time is the kernel's. Only
@@ -88,12 +91,23 @@ pub struct Task {
     pub(super) stack: StackCharge,
     /// Bytes that the present system call drew from the heap's reserve.
     pub(crate) drawn: Drawn,
-    /// The status that the thread ended itself with, and [`FINISHED`].
+    /// The status that the thread ended itself with, [`FINISHED`] and [`LEFT`].
     exit_code: AtomicU32,
 }
 
 /// Set in `exit_code` once the thread has called exit.
 const FINISHED: u32 = 1 << 31;
+/// Set in `exit_code` once the thread has given up its locks at its end.
+const LEFT: u32 = 1 << 30;
+
+/// How a thread leaves its program.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Departure {
+    /// It ends.
+    End,
+    /// It executes another.
+    Exec,
+}
 
 impl Task {
     /// A task of `process` that nothing runs yet.
@@ -126,6 +140,7 @@ impl Task {
                 clear_child_tid: AtomicU64::new(0),
                 rseq: Registration::default(),
                 robust_list: AtomicU64::new(0),
+                pi: spin::Once::new(),
                 restart: SpinLock::new(None),
                 name: SpinLock::new(name),
                 user_ticks: AtomicU64::new(0),
@@ -265,6 +280,26 @@ impl Task {
     /// Whether [`finish`](Self::finish) was called.
     pub(super) fn has_finished(&self) -> bool {
         self.exit_code.load(Ordering::Relaxed) & FINISHED != 0
+    }
+    /// Gives up the locks with priority inheritance, as the thread runs its program no more: the
+    /// robust list was gone through.
+    pub(super) fn abandon_locks(&self, departure: Departure) {
+        if departure == Departure::End {
+            self.exit_code.fetch_or(LEFT, Ordering::SeqCst);
+        }
+        if let Some(part) = self.pi.get() {
+            part.abandon();
+        }
+    }
+    /// Whether the thread gave up its locks at its end.
+    pub(super) fn has_left(&self) -> bool {
+        self.exit_code.load(Ordering::SeqCst) & LEFT != 0
+    }
+    /// The part of the thread in the table of locks. It has the thread's number as it is now.
+    pub(super) fn pi_part(&self) -> &Arc<PiTask> {
+        let part = self.pi.call_once(|| PiTask::new(&self.thread));
+        part.set_number(self.number());
+        part
     }
     /// Returns the code that [`finish`](Self::finish) was called with; 0 before.
     pub(super) fn exit_code(&self) -> u8 {

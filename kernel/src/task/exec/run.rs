@@ -420,7 +420,7 @@ impl Prepared {
         let former = task.stay_alone()?;
         process.cgroup.executed();
         task.forget_kept();
-        crate::task::exit::leave_program(task);
+        crate::task::exit::leave_program(task, crate::task::thread::Departure::Exec);
         above().cancel_operations(process.pid);
         if process.files().references() > 2 {
             let own = process.files().duplicate()?;

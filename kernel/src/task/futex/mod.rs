@@ -9,12 +9,20 @@
 //! end of its wait it takes them out one by one. A waiter that it does not find there was woken:
 //! its waker counted this wake-up, so the thread reports it, even if the wait had already failed
 //! (`model`).
+//!
+//! Locks with priority inheritance ([`pi`]) have a table of their own. The plain calls look whether
+//! anything is in it, and refuse the words that are.
 
+mod calls;
 mod futex2;
+mod id;
 #[cfg(test)]
 mod model;
+mod pi;
 
+pub use calls::{sys_futex, sys_get_robust_list, sys_set_robust_list, sys_set_tid_address};
 pub use futex2::{sys_futex_requeue, sys_futex_wait, sys_futex_waitv, sys_futex_wake};
+pub use pi::table::PiTask;
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -26,43 +34,23 @@ use freehold_machine::VirtAddr;
 use freehold_vm::FutexKey;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::inspect::{self, Mode};
+use self::id::FutexId;
+use self::pi::table;
 use super::{Pid, Task, current};
 use crate::hw::usercopy::{self, Faults};
 use crate::sched::{self, Sleep};
 use crate::sync::{SpinLock, SpinLockGuard};
 use crate::syscall::Args;
-use crate::time::{self, TimeSpec};
+use crate::time;
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
+/// Bits of a lock's word: others wait, its owner ended; and the owner's number.
 const WAITERS: u32 = 0x8000_0000;
 const OWNER_DIED: u32 = 0x4000_0000;
 const TID_MASK: u32 = 0x3fff_ffff;
 
-const PRIVATE: u32 = 128;
-const CLOCK_REALTIME: u32 = 256;
 const MATCH_ANY: u32 = u32::MAX;
-
-/// Identity of a futex word.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum FutexId {
-    /// A word of one address space.
-    Private { space: u64, address: u64 },
-    /// A word of a file or of shared memory.
-    Shared { object: u64, offset: u64 },
-}
-
-impl FutexId {
-    fn bucket(self) -> usize {
-        let (a, b) = match self {
-            Self::Private { space, address } => (space, address),
-            Self::Shared { object, offset } => (!object, offset),
-        };
-        let mixed = (a ^ (b >> 2)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (mixed >> 56) as usize % BUCKETS.len()
-    }
-}
 
 struct Waiter {
     task: Arc<Task>,
@@ -88,7 +76,7 @@ impl Waiter {
 }
 
 type Bucket = SpinLock<Vec<Arc<Waiter>>>;
-static BUCKETS: [Bucket; 64] = [const { SpinLock::new(Vec::new()) }; 64];
+static BUCKETS: [Bucket; id::BUCKETS] = [const { SpinLock::new(Vec::new()) }; id::BUCKETS];
 
 /// Whether other address spaces may use the same word.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -126,50 +114,6 @@ fn key_of(address: u64, scope: Scope) -> Result<FutexId> {
     })
 }
 
-/// futex(word, operation, value, timeout, word2, value3)
-pub fn sys_futex(args: &Args) -> Result<i64> {
-    const WAIT: u32 = 0;
-    const WAKE: u32 = 1;
-    const REQUEUE: u32 = 3;
-    const CMP_REQUEUE: u32 = 4;
-    const WAKE_OP: u32 = 5;
-    const WAIT_BITSET: u32 = 9;
-    const WAKE_BITSET: u32 = 10;
-    let operation = args.uint(1);
-    let scope = if operation & PRIVATE != 0 { Scope::Private } else { Scope::Shared };
-    let command = operation & !(PRIVATE | CLOCK_REALTIME);
-    if operation & CLOCK_REALTIME != 0 && command != WAIT_BITSET && command != WAIT {
-        return Err(Errno::ENOSYS);
-    }
-    let (word, value, word2, value3) = (args[0], args.uint(2), args[4], args.uint(5));
-    let words = |first, second| [first, second].map(|address| FutexWord { address, scope });
-    match command {
-        WAIT | WAIT_BITSET => {
-            let deadline = match UserPtr::<TimeSpec>::new(args[3]).read_optional()? {
-                None => None,
-                Some(time) => {
-                    let time = time.nanoseconds()?;
-                    Some(if command == WAIT {
-                        time::now().saturating_add(time)
-                    } else if operation & CLOCK_REALTIME != 0 {
-                        time::from_wall(time)
-                    } else {
-                        time
-                    })
-                }
-            };
-            let bitset = if command == WAIT { MATCH_ANY } else { value3 };
-            wait(FutexWord { address: word, scope }, value, bitset, deadline)
-        }
-        WAKE => wake(key_of(word, scope)?, count(args.int(2))?, MATCH_ANY),
-        WAKE_BITSET => wake(key_of(word, scope)?, count(args.int(2))?, value3),
-        REQUEUE => requeue(words(word, word2), counts(args)?, None),
-        CMP_REQUEUE => requeue(words(word, word2), counts(args)?, Some(value3)),
-        WAKE_OP => wake_op((word, word2), scope, counts(args)?, value3),
-        _ => Err(Errno::ENOSYS),
-    }
-}
-
 fn count(number: i32) -> Result<usize> {
     // As Linux: a wake of 0 wakes one.
     usize::try_from(number).map_err(|_| Errno::EINVAL)
@@ -185,6 +129,14 @@ struct Absent;
 
 fn bring_in(address: u64) -> Result<()> {
     UserPtr::<u32>::new(address).read().map(|_| ())
+}
+
+/// Brings the page in so that it can be written.
+fn bring_in_writable(address: u64) -> Result<()> {
+    let value = UserPtr::<u32>::new(address).read()?;
+    usercopy::compare_exchange_u32(VirtAddr(address), value, value, Faults::Sleep)
+        .map(|_| ())
+        .ok_or(Errno::EFAULT)
 }
 
 /// Puts `waiter` in line for the word at `address`, if that is `expected`.
@@ -281,7 +233,11 @@ fn wake(key: FutexId, limit: usize, bitset: u32) -> Result<i64> {
         return Err(Errno::EINVAL);
     }
     let mut bucket = BUCKETS[key.bucket()].lock();
-    Ok(wake_in(&mut bucket, key, limit.max(1), bitset) as i64)
+    let woken = wake_in(&mut bucket, key, limit.max(1), bitset);
+    if table::are_used() {
+        table::check_plain(key, woken)?;
+    }
+    Ok(woken as i64)
 }
 
 /// Wake waiters on a word of the current program, private or shared.
@@ -333,6 +289,9 @@ fn requeue(
                     continue;
                 }
             }
+        }
+        if table::are_used() {
+            table::check_plain(from, 0)?;
         }
         if let Some(other) = &mut other {
             other.try_reserve(source.len().min(moves))?;
@@ -398,11 +357,7 @@ fn wake_op(
             Ok(Ok(_)) => continue,
             Err(Absent) => {
                 drop((bucket, other));
-                let word = UserPtr::<u32>::new(second);
-                // Present is not enough, it must be writable.
-                let value = word.read()?;
-                usercopy::compare_exchange_u32(VirtAddr(second), value, value, Faults::Sleep)
-                    .ok_or(Errno::EFAULT)?;
+                bring_in_writable(second)?;
                 continue;
             }
         };
@@ -416,6 +371,9 @@ fn wake_op(
             _ => return Err(Errno::ENOSYS),
         };
         let mut woken = wake_in(&mut bucket, key, wakes, MATCH_ANY);
+        if table::are_used() {
+            table::check_plain(key, woken)?;
+        }
         if holds {
             woken += wake_in(other.as_mut().unwrap_or(&mut bucket), key2, wakes2, MATCH_ANY);
         }
@@ -435,72 +393,67 @@ struct RobustHead {
 /// The most locks that one thread's list is searched for.
 const ROBUST_LIMIT: usize = 2048;
 
-/// Tells waiters for the ended thread's locks that their owner died.
+/// Set in the address of a lock with priority inheritance.
+const IS_PI: u64 = 1;
+
+/// Whether the thread is through with the lock.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RobustPlace {
+    /// It is on the list.
+    Listed,
+    /// The thread was about to take or to release it.
+    Pending,
+}
+
+/// Tells waiters for the ended thread's locks that their owner died. Those of locks with priority
+/// inheritance are told when the thread gives up its locks ([`Task::abandon_locks`]).
 pub(super) fn release_robust_list(head: u64, tid: Pid) {
     let Ok(list) = UserPtr::<RobustHead>::new(head).read() else { return };
     let mut entry = list.next;
     for _ in 0..ROBUST_LIMIT {
-        if entry & !1 == head {
+        if entry & !IS_PI == head {
             break;
         }
-        let next = UserPtr::<u64>::new(entry & !1).read();
-        if entry != list.pending {
-            release_robust(entry & !1, list.offset, tid);
+        let next = UserPtr::<u64>::new(entry & !IS_PI).read();
+        if entry & !IS_PI != list.pending & !IS_PI
+            && release_robust(entry, list.offset, tid, RobustPlace::Listed).is_err()
+        {
+            return;
         }
         match next {
             Ok(next) => entry = next,
             Err(_) => break,
         }
     }
-    if list.pending & !1 != 0 {
-        release_robust(list.pending & !1, list.offset, tid);
+    if list.pending & !IS_PI != 0 {
+        let _ = release_robust(list.pending, list.offset, tid, RobustPlace::Pending);
     }
 }
 
-fn release_robust(entry: u64, offset: i64, tid: Pid) {
-    let address = VirtAddr(entry.wrapping_add_signed(offset));
-    while let Some(value) = usercopy::load_u32(address, Faults::Sleep) {
+/// # Errors
+/// `EFAULT` where there is no such word: the list is not to be followed.
+fn release_robust(entry: u64, offset: i64, tid: Pid, place: RobustPlace) -> Result<()> {
+    let address = VirtAddr((entry & !IS_PI).wrapping_add_signed(offset));
+    let is_pi = entry & IS_PI != 0;
+    if !address.0.is_multiple_of(4) {
+        return Err(Errno::EFAULT);
+    }
+    loop {
+        let value = usercopy::load_u32(address, Faults::Sleep).ok_or(Errno::EFAULT)?;
+        // It was released, and maybe the wake-up did not come any more.
+        if place == RobustPlace::Pending && !is_pi && value == 0 {
+            wake_address(address.0, 1);
+        }
         if value & TID_MASK != tid {
-            return;
+            return Ok(());
         }
         let died = value & WAITERS | OWNER_DIED;
-        match usercopy::compare_exchange_u32(address, value, died, Faults::Sleep) {
-            Some(was) if was == value => {
-                if value & WAITERS != 0 {
-                    wake_address(address.0, 1);
-                }
-                return;
+        let was = usercopy::compare_exchange_u32(address, value, died, Faults::Sleep).ok_or(Errno::EFAULT)?;
+        if was == value {
+            if value & WAITERS != 0 && !is_pi {
+                wake_address(address.0, 1);
             }
-            Some(_) => {}
-            None => return,
+            return Ok(());
         }
     }
-}
-
-/// set_robust_list(head, length)
-pub fn sys_set_robust_list(args: &Args) -> Result<i64> {
-    if args.size(1) != size_of::<RobustHead>() {
-        return Err(Errno::EINVAL);
-    }
-    current().robust_list.store(args[0], Ordering::Relaxed);
-    Ok(0)
-}
-
-/// get_robust_list(tid, head, length)
-pub fn sys_get_robust_list(args: &Args) -> Result<i64> {
-    let task = match args.int(0) {
-        0 => current(),
-        tid => u32::try_from(tid).ok().and_then(super::find_task).ok_or(Errno::ESRCH)?,
-    };
-    inspect::may_inspect(task.process(), Mode::READ_REAL)?;
-    UserPtr::<u64>::new(args[2]).write(&(size_of::<RobustHead>() as u64))?;
-    UserPtr::<u64>::new(args[1]).write(&task.robust_list.load(Ordering::Relaxed))?;
-    Ok(0)
-}
-
-/// set_tid_address(address)
-pub fn sys_set_tid_address(args: &Args) -> Result<i64> {
-    let task = current();
-    task.clear_child_tid.store(args[0], Ordering::Relaxed);
-    Ok(i64::from(task.number()))
 }

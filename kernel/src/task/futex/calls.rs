@@ -1,0 +1,100 @@
+//! The calls: futex(2), and the addresses that a thread leaves with the kernel for its end.
+
+use core::sync::atomic::Ordering;
+
+use super::{FutexWord, MATCH_ANY, RobustHead, Scope, count, counts, pi, requeue, wait, wake, wake_op};
+use crate::syscall::Args;
+use crate::task::inspect::{self, Mode};
+use crate::task::{current, find_task};
+use crate::time::{self, TimeSpec};
+use crate::user::UserPtr;
+use crate::{Errno, Result};
+
+const PRIVATE: u32 = 128;
+const CLOCK_REALTIME: u32 = 256;
+
+const WAIT: u32 = 0;
+const WAIT_BITSET: u32 = 9;
+const LOCK_PI: u32 = 6;
+const WAIT_REQUEUE_PI: u32 = 11;
+const LOCK_PI2: u32 = 13;
+
+/// futex(word, operation, value, timeout, word2, value3)
+pub fn sys_futex(args: &Args) -> Result<i64> {
+    const WAKE: u32 = 1;
+    const REQUEUE: u32 = 3;
+    const CMP_REQUEUE: u32 = 4;
+    const WAKE_OP: u32 = 5;
+    const UNLOCK_PI: u32 = 7;
+    const TRYLOCK_PI: u32 = 8;
+    const WAKE_BITSET: u32 = 10;
+    const CMP_REQUEUE_PI: u32 = 12;
+    let operation = args.uint(1);
+    let scope = if operation & PRIVATE != 0 { Scope::Private } else { Scope::Shared };
+    let command = operation & !(PRIVATE | CLOCK_REALTIME);
+    if operation & CLOCK_REALTIME != 0 && ![WAIT, WAIT_BITSET, WAIT_REQUEUE_PI, LOCK_PI2].contains(&command) {
+        return Err(Errno::ENOSYS);
+    }
+    let (value, value3) = (args.uint(2), args.uint(5));
+    let word = FutexWord { address: args[0], scope };
+    let words = [word, FutexWord { address: args[4], scope }];
+    match command {
+        WAIT | WAIT_BITSET => {
+            let deadline = deadline(args, command)?;
+            let bitset = if command == WAIT { MATCH_ANY } else { value3 };
+            wait(word, value, bitset, deadline)
+        }
+        WAKE => wake(word.key()?, count(args.int(2))?, MATCH_ANY),
+        WAKE_BITSET => wake(word.key()?, count(args.int(2))?, value3),
+        REQUEUE => requeue(words, counts(args)?, None),
+        CMP_REQUEUE => requeue(words, counts(args)?, Some(value3)),
+        WAKE_OP => wake_op((args[0], args[4]), scope, counts(args)?, value3),
+        LOCK_PI | LOCK_PI2 => pi::lock(word, pi::LockWait::Until(deadline(args, command)?)),
+        TRYLOCK_PI => pi::lock(word, pi::LockWait::Never),
+        UNLOCK_PI => pi::unlock(word),
+        WAIT_REQUEUE_PI => pi::wait_for_move(words, value, deadline(args, command)?),
+        CMP_REQUEUE_PI => pi::move_to_lock(words, counts(args)?, value3),
+        _ => Err(Errno::ENOSYS),
+    }
+}
+
+/// When the wait of `command` ends. FUTEX_WAIT has a time from now, FUTEX_LOCK_PI one of the wall
+/// clock, and the others one of the clock that they name.
+fn deadline(args: &Args, command: u32) -> Result<Option<u64>> {
+    let Some(time) = UserPtr::<TimeSpec>::new(args[3]).read_optional()? else { return Ok(None) };
+    let time = time.nanoseconds()?;
+    Ok(Some(match command {
+        WAIT => time::now().saturating_add(time),
+        LOCK_PI => time::from_wall(time),
+        _ if args.uint(1) & CLOCK_REALTIME != 0 => time::from_wall(time),
+        _ => time,
+    }))
+}
+
+/// set_robust_list(head, length)
+pub fn sys_set_robust_list(args: &Args) -> Result<i64> {
+    if args.size(1) != size_of::<RobustHead>() {
+        return Err(Errno::EINVAL);
+    }
+    current().robust_list.store(args[0], Ordering::Relaxed);
+    Ok(0)
+}
+
+/// get_robust_list(tid, head, length)
+pub fn sys_get_robust_list(args: &Args) -> Result<i64> {
+    let task = match args.int(0) {
+        0 => current(),
+        tid => u32::try_from(tid).ok().and_then(find_task).ok_or(Errno::ESRCH)?,
+    };
+    inspect::may_inspect(task.process(), Mode::READ_REAL)?;
+    UserPtr::<u64>::new(args[2]).write(&(size_of::<RobustHead>() as u64))?;
+    UserPtr::<u64>::new(args[1]).write(&task.robust_list.load(Ordering::Relaxed))?;
+    Ok(0)
+}
+
+/// set_tid_address(address)
+pub fn sys_set_tid_address(args: &Args) -> Result<i64> {
+    let task = current();
+    task.clear_child_tid.store(args[0], Ordering::Relaxed);
+    Ok(i64::from(task.number()))
+}

@@ -1,0 +1,414 @@
+//! Owners and waiters of the locks with priority inheritance that someone waits for.
+//!
+//! The owner of a free or uncontended lock is in its word only. From the first waiter to the last,
+//! the lock is here, too, with its owner, and is on the list of what that owner holds. All of it is
+//! behind one lock ([`TABLE`]), under which the words are compared and exchanged, without faults:
+//! so word and table change as one, and a walk from owner to owner sees one moment. The order is:
+//! a bucket of futexes, the table, what one task holds and waits for, a run queue.
+//!
+//! The lock passes from hand to hand: the owner that unlocks it writes the number of the first
+//! waiter into the word and makes it the owner, before that one runs. A waiter that is to end its
+//! wait looks under the table's lock whether it has become the owner meanwhile: then it has the
+//! lock, however its wait ended (`model` shows the lock that is lost otherwise).
+//!
+//! An owner that ends, or executes a program, has lost the word's memory. It leaves its locks
+//! without an owner, and the first waiter of each [claims](Standing::Claims) it: that one
+//! writes its number and FUTEX_OWNER_DIED into the word, which can fault, and becomes the owner. If
+//! it ends its wait instead, the next waiter claims the lock.
+//!
+//! Ends of tasks and new waiters: a task sets its mark (`Task::has_left`) before it looks whether
+//! it has anything here; a waiter makes sure that its owner has something here before it looks at
+//! the mark. One of the two sees the other.
+
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
+
+use freehold_collections::{
+    Arc, Map, Vec,
+    reserve::{self, ArcMethods},
+};
+
+use super::super::id::FutexId;
+use crate::sched::heap::{IndexedHeap, Placed, Position, Positioned};
+use crate::sched::{self, Sleep, Thread};
+use crate::sync::SpinLock;
+use crate::{Errno, Result};
+
+/// The most owners that a search for a circle looks at (Linux: `max_lock_depth`).
+const MOST_OWNERS: usize = 1024;
+
+/// Locks that are waited for, and lines of waiters that are to be moved to one.
+static IN_USE: AtomicUsize = AtomicUsize::new(0);
+
+/// The table; see the head of the module.
+pub(super) static TABLE: SpinLock<PiTable> = SpinLock::new(PiTable { locks: Map::new(), lines: Map::new() });
+
+/// Whether a thread waits that plain calls may not wake.
+#[inline]
+pub(in super::super) fn are_used() -> bool {
+    IN_USE.load(Ordering::SeqCst) != 0
+}
+
+/// Whether a call that woke `woken` plain waiters at this word may have done so.
+///
+/// # Errors
+/// `EINVAL` where it woke none, and those that wait there do so for a lock with an owner.
+#[cold]
+#[inline(never)]
+pub(in super::super) fn check_plain(key: FutexId, woken: usize) -> Result<()> {
+    if woken == 0 && TABLE.lock().has(key) { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
+/// Where a waiter stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Standing {
+    /// Nowhere.
+    Apart,
+    /// In the line of a word, to be moved to a lock.
+    InLine,
+    /// Among the waiters of its lock.
+    Waits,
+    /// The same, and the lock has no owner: the waiter is to take it.
+    Claims,
+    /// It owns the lock.
+    Owns,
+}
+
+impl Standing {
+    const ALL: [Self; 5] = [Self::Apart, Self::InLine, Self::Waits, Self::Claims, Self::Owns];
+}
+
+/// A thread that waits for a lock, or is to.
+pub struct PiWaiter {
+    pub task: Arc<PiTask>,
+    /// The lock.
+    pub lock: FutexId,
+    /// The word at which it waits to be moved to the lock, if it does.
+    word: Option<FutexId>,
+    /// Position among its lock's waiters.
+    position: Position,
+    /// Position in the line of its word.
+    line_position: Position,
+    standing: AtomicU8,
+}
+
+impl PiWaiter {
+    pub fn new(task: &Arc<PiTask>, lock: FutexId, word: Option<FutexId>) -> Arc<Self> {
+        reserve::arc(Self {
+            task: task.clone(),
+            lock,
+            word,
+            position: Position::default(),
+            line_position: Position::default(),
+            standing: AtomicU8::new(Standing::Apart as u8),
+        })
+    }
+    /// Changes under the table's lock.
+    pub fn standing(&self) -> Standing {
+        Standing::ALL[usize::from(self.standing.load(Ordering::SeqCst))]
+    }
+    fn set_standing(&self, standing: Standing) {
+        self.standing.store(standing as u8, Ordering::SeqCst);
+    }
+    /// Has the waiter look at its new standing.
+    fn call(&self, standing: Standing) {
+        self.set_standing(standing);
+        sched::wake(&self.task.thread, &[Sleep::Interruptible]);
+    }
+}
+
+/// A lock that is waited for.
+pub struct PiLock {
+    key: FutexId,
+    /// Position among the locks of its owner.
+    position: Position,
+    state: SpinLock<PiLockState>,
+}
+
+struct PiLockState {
+    /// `None`: it ended, and a waiter claims the lock.
+    owner: Option<Arc<PiTask>>,
+    waiters: IndexedHeap<Placed<Arc<PiWaiter>>>,
+}
+
+impl PiLock {
+    /// Its owner, if that has not ended.
+    pub fn owner(&self) -> Option<Arc<PiTask>> {
+        self.state.lock().owner.clone()
+    }
+    /// The number of the thread that has the lock next.
+    pub fn next_number(&self) -> Option<u32> {
+        self.state.lock().waiters.first().map(|(_, next)| next.value.task.number())
+    }
+}
+
+/// The part of a task in the table: made when it first waits, or is waited for.
+pub struct PiTask {
+    thread: Arc<Thread>,
+    number: AtomicU32,
+    links: SpinLock<PiLinks>,
+}
+
+#[derive(Default)]
+struct PiLinks {
+    /// Locks that it owns and others wait for. While the task waits, there is room for one more.
+    held: IndexedHeap<Placed<Arc<PiLock>>>,
+    waits: Option<Arc<PiWaiter>>,
+}
+
+impl PiTask {
+    pub(in crate::task) fn new(thread: &Arc<Thread>) -> Arc<Self> {
+        reserve::arc(Self {
+            thread: thread.clone(),
+            number: AtomicU32::new(0),
+            links: SpinLock::new(PiLinks::default()),
+        })
+    }
+    /// Takes all locks from the task, one after the other.
+    pub(in crate::task) fn abandon(&self) {
+        loop {
+            let table = TABLE.lock();
+            let Some((_, lock)) = self.links.lock().held.pop() else { return };
+            let mut state = lock.value.state.lock();
+            state.owner = None;
+            state.call_first();
+            drop(state);
+            drop(table);
+            sched::rest();
+        }
+    }
+    /// The task's number, which is the one in words.
+    pub(super) fn number(&self) -> u32 {
+        self.number.load(Ordering::Relaxed)
+    }
+    pub(in crate::task) fn set_number(&self, number: u32) {
+        self.number.store(number, Ordering::Relaxed);
+    }
+}
+
+/// Makes room for `more` in `heap`.
+fn make_room<V: Positioned>(heap: &mut IndexedHeap<V>, more: usize) -> Result<()> {
+    let room = heap.len() + more;
+    if heap.room() < room {
+        let old = heap.give_room(Vec::try_with_capacity(room.max(2 * heap.len()))?);
+        drop(old);
+    }
+    Ok(())
+}
+
+fn insert<T>(heap: &mut IndexedHeap<Placed<T>>, value: T, position: fn(&T) -> &Position) {
+    assert!(heap.insert(0, Placed { value, position }).is_ok(), "room was made");
+}
+
+fn place_of_waiter(waiter: &Arc<PiWaiter>) -> &Position {
+    &waiter.position
+}
+
+fn place_in_line(waiter: &Arc<PiWaiter>) -> &Position {
+    &waiter.line_position
+}
+
+fn place_of_lock(lock: &Arc<PiLock>) -> &Position {
+    &lock.position
+}
+
+/// See the head of the module.
+pub(super) struct PiTable {
+    locks: Map<FutexId, Arc<PiLock>>,
+    /// Waiters of FUTEX_WAIT_REQUEUE_PI, by the word at which they wait.
+    lines: Map<FutexId, IndexedHeap<Placed<Arc<PiWaiter>>>>,
+}
+
+impl PiTable {
+    /// The lock at this word, if it is waited for.
+    pub fn find(&self, key: FutexId) -> Option<&Arc<PiLock>> {
+        self.locks.get(&key)
+    }
+    /// Whether a thread waits at this word that no plain call may wake.
+    pub fn has(&self, key: FutexId) -> bool {
+        self.locks.contains_key(&key) || self.lines.contains_key(&key)
+    }
+
+    /// Whether `task` would wait for itself if it waited for `owner`. Chains that are too long
+    /// count as circles.
+    fn is_circle(&self, owner: &Arc<PiTask>, task: &Arc<PiTask>) -> bool {
+        let mut next = owner.clone();
+        for _ in 0..MOST_OWNERS {
+            if next.is_same(task) {
+                return true;
+            }
+            let waits = next.links.lock().waits.clone();
+            match waits.and_then(|waits| self.find(waits.lock)?.owner()) {
+                Some(owner) => next = owner,
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// Makes `waiter` wait for its lock. `owner` owns it where nothing waits for it yet.
+    ///
+    /// # Errors
+    /// `EDEADLK`, `ENOMEM`, and `ESRCH` where there is no owner.
+    pub fn join(&mut self, waiter: &Arc<PiWaiter>, owner: Option<&Arc<PiTask>>) -> Result<()> {
+        let found = self.find(waiter.lock).cloned();
+        let known = found.as_ref().map_or_else(|| owner.cloned(), |lock| lock.owner());
+        if known.is_some_and(|owner| self.is_circle(&owner, &waiter.task)) {
+            return Err(Errno::EDEADLK);
+        }
+        make_room(&mut waiter.task.links.lock().held, 1)?;
+        let lock = match (found, owner) {
+            (Some(lock), _) => {
+                make_room(&mut lock.state.lock().waiters, 1)?;
+                lock
+            }
+            (None, Some(owner)) => self.open(waiter.lock, owner)?,
+            (None, None) => return Err(Errno::ESRCH),
+        };
+        insert(&mut lock.state.lock().waiters, waiter.clone(), place_of_waiter);
+        waiter.set_standing(Standing::Waits);
+        waiter.task.links.lock().waits = Some(waiter.clone());
+        Ok(())
+    }
+
+    /// Enters a lock of `owner`, with room for one waiter.
+    fn open(&mut self, key: FutexId, owner: &Arc<PiTask>) -> Result<Arc<PiLock>> {
+        let mut waiters = IndexedHeap::new();
+        make_room(&mut waiters, 1)?;
+        // One more, because the owner may wait itself.
+        make_room(&mut owner.links.lock().held, 2)?;
+        let state = SpinLock::new(PiLockState { owner: Some(owner.clone()), waiters });
+        let lock = reserve::arc(PiLock { key, position: Position::default(), state });
+        self.locks.try_insert(key, lock.clone())?;
+        IN_USE.fetch_add(1, Ordering::SeqCst);
+        insert(&mut owner.links.lock().held, lock.clone(), place_of_lock);
+        Ok(lock)
+    }
+
+    /// Ends the wait of `waiter`, unless it owns its lock or has none. Returns where it stood.
+    pub fn leave(&mut self, waiter: &Arc<PiWaiter>) -> Standing {
+        let standing = waiter.standing();
+        match standing {
+            Standing::Apart | Standing::Owns => return standing,
+            Standing::InLine => self.leave_line(waiter),
+            Standing::Waits | Standing::Claims => self.leave_lock(waiter, standing),
+        }
+        waiter.set_standing(Standing::Apart);
+        standing
+    }
+
+    /// Puts `waiter` in the line of its word.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn line_up(&mut self, waiter: &Arc<PiWaiter>) -> Result<()> {
+        let Some(word) = waiter.word else { return Err(Errno::EINVAL) };
+        if let Some(line) = self.lines.get_mut(&word) {
+            make_room(line, 1)?;
+            insert(line, waiter.clone(), place_in_line);
+        } else {
+            let mut line = IndexedHeap::new();
+            make_room(&mut line, 1)?;
+            insert(&mut line, waiter.clone(), place_in_line);
+            self.lines.try_insert(word, line)?;
+            IN_USE.fetch_add(1, Ordering::SeqCst);
+        }
+        waiter.set_standing(Standing::InLine);
+        Ok(())
+    }
+    /// The first waiter in the line of `word`.
+    pub fn first_in_line(&self, word: FutexId) -> Option<Arc<PiWaiter>> {
+        self.lines.get(&word)?.first().map(|(_, first)| first.value.clone())
+    }
+    /// Takes `waiter` out of its line.
+    pub fn leave_line(&mut self, waiter: &Arc<PiWaiter>) {
+        let Some(word) = waiter.word else { return };
+        let Some(line) = self.lines.get_mut(&word) else { return };
+        if let Some(at) = waiter.line_position.get() {
+            drop(line.remove(at));
+        }
+        if line.is_empty() && self.lines.remove(&word).is_some() {
+            IN_USE.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+    /// Gives the lock of `waiter`, for which nothing waits, to it: its number is in the word.
+    pub fn give_free(&mut self, waiter: &Arc<PiWaiter>) {
+        self.leave_line(waiter);
+        waiter.call(Standing::Owns);
+    }
+
+    fn leave_lock(&mut self, waiter: &Arc<PiWaiter>, standing: Standing) {
+        let Some(lock) = self.find(waiter.lock).cloned() else { return };
+        waiter.task.links.lock().waits = None;
+        let mut state = lock.state.lock();
+        if let Some(at) = waiter.position.get() {
+            drop(state.waiters.remove(at));
+        }
+        if state.waiters.is_empty() {
+            self.close(&lock, &mut state);
+        } else if standing == Standing::Claims {
+            state.call_first();
+        }
+    }
+
+    /// Nothing waits for the lock any more: its word alone says who owns it.
+    fn close(&mut self, lock: &Arc<PiLock>, state: &mut PiLockState) {
+        state.leave_owner(lock);
+        if self.locks.remove(&lock.key).is_some() {
+            IN_USE.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Gives the lock from its owner to the first waiter, whose number the word has. Returns that
+    /// waiter, which is to be dropped without the table's lock: it may have ended by then.
+    #[must_use]
+    pub fn hand_over(&mut self, lock: &Arc<PiLock>) -> Option<Arc<PiWaiter>> {
+        let mut state = lock.state.lock();
+        state.leave_owner(lock);
+        let next = state.waiters.pop()?.1.value;
+        self.give(lock, &mut state, &next);
+        Some(next)
+    }
+
+    /// Gives a lock without an owner to `waiter`, which claims it and has written its number.
+    pub fn take_over(&mut self, waiter: &Arc<PiWaiter>) {
+        let Some(lock) = self.find(waiter.lock).cloned() else { return };
+        let mut state = lock.state.lock();
+        if let Some(at) = waiter.position.get() {
+            drop(state.waiters.remove(at));
+        }
+        self.give(&lock, &mut state, waiter);
+    }
+
+    /// Makes `next`, which is among the waiters no more, the owner.
+    fn give(&mut self, lock: &Arc<PiLock>, state: &mut PiLockState, next: &Arc<PiWaiter>) {
+        let mut links = next.task.links.lock();
+        links.waits = None;
+        if state.waiters.is_empty() {
+            drop(links);
+            self.close(lock, state);
+        } else {
+            insert(&mut links.held, lock.clone(), place_of_lock);
+            drop(links);
+            state.owner = Some(next.task.clone());
+        }
+        next.call(Standing::Owns);
+    }
+}
+
+impl PiLockState {
+    /// The owner owns it no more.
+    fn leave_owner(&mut self, lock: &Arc<PiLock>) {
+        let Some(owner) = self.owner.take() else { return };
+        let mut links = owner.links.lock();
+        if let Some(at) = lock.position.get() {
+            drop(links.held.remove(at));
+        }
+    }
+    /// Has the first waiter claim the lock, which has no owner.
+    fn call_first(&self) {
+        if let Some((_, first)) = self.waiters.first() {
+            first.value.call(Standing::Claims);
+        }
+    }
+}
