@@ -81,6 +81,15 @@ pub enum Command {
     Version,
 }
 
+/// Kind of an IOMMU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum IommuKind {
+    /// Intel VT-d, which remaps interrupts too.
+    Vtd,
+    /// A virtio device.
+    Virtio,
+}
+
 /// How disks get a program's bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Dma {
@@ -252,10 +261,18 @@ pub struct RunOptions {
     #[arg(long, value_name = "auto|on|off|N", value_parser = numa_replica, help_heading = "Kernel")]
     pub numa_replica: Option<String>,
 
-    /// Put an IOMMU (VT-d) between devices and memory: a device reaches what the kernel gives it,
-    /// and nothing else
-    #[arg(long, help_heading = "Machine")]
-    pub iommu: bool,
+    /// Put an IOMMU (vtd: Intel VT-d, the default; virtio) between devices and memory: a device
+    /// reaches what the kernel gives it, and nothing else
+    #[arg(
+        long,
+        value_enum,
+        value_name = "KIND",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "vtd",
+        help_heading = "Machine"
+    )]
+    pub iommu: Option<IommuKind>,
 
     /// How disks get a program's bytes: copied (bounce), or in their places for the time of the
     /// transfer (direct, with --iommu)

@@ -12,7 +12,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use crate::Result;
-use crate::args::{Dma, RunOptions};
+use crate::args::{Dma, IommuKind, RunOptions};
 use crate::failure::Failure;
 use crate::kernel::{Family, KernelChoice};
 use crate::size::{self, MIB, show_size};
@@ -108,19 +108,35 @@ pub enum Devices {
     /// Devices reach all memory.
     Unchecked,
     /// An IOMMU is between devices and memory.
-    BehindIommu,
+    BehindIommu(IommuKind),
     /// As `BehindIommu`; devices reach programs' pages in their places.
-    InPlace,
+    InPlace(IommuKind),
 }
 
 impl Devices {
     /// Returns the access that the options ask for.
     fn of(options: &RunOptions) -> Self {
-        match options.dma {
-            Dma::Direct => Self::InPlace,
-            Dma::Bounce if options.iommu => Self::BehindIommu,
-            Dma::Bounce => Self::Unchecked,
+        match (options.dma, options.iommu) {
+            (Dma::Direct, kind) => Self::InPlace(kind.unwrap_or(IommuKind::Vtd)),
+            (Dma::Bounce, Some(kind)) => Self::BehindIommu(kind),
+            (Dma::Bounce, None) => Self::Unchecked,
         }
+    }
+    /// Adds the IOMMU, if there is one. It must come before the devices that are behind it.
+    fn arguments(self, line: &mut CommandLine) {
+        let kind = match self {
+            Self::Unchecked => return,
+            Self::BehindIommu(kind) | Self::InPlace(kind) => kind,
+        };
+        match kind {
+            IommuKind::Vtd => line.option("-device", "intel-iommu,aw-bits=48,intremap=on"),
+            // The IOMMU is not behind itself, and lets nothing pass before its driver starts.
+            IommuKind::Virtio => line.option(
+                "-device",
+                "virtio-iommu-pci,addr=0x1d,disable-legacy=on,iommu_platform=off,boot-bypass=off",
+            ),
+        }
+        line.option("-global", "virtio-device.iommu_platform=on");
     }
 }
 
@@ -344,15 +360,16 @@ impl VirtualMachine {
             Some(watcher) => (Backing::Files(&watcher.memory), ""),
         };
         line.option("-M", format!("q35{hmat}{memory}"));
-        if self.devices != Devices::Unchecked {
-            // Before the devices that are behind it.
-            line.option("-device", "intel-iommu,aw-bits=48,intremap=on");
-            line.option("-global", "virtio-device.iommu_platform=on");
-        }
+        self.devices.arguments(&mut line);
         match (engine, self.clock) {
             // Interrupts are remapped by QEMU, which therefore has to have the controller that
             // devices write to.
-            (Engine::Kvm, _) if self.devices != Devices::Unchecked => {
+            (Engine::Kvm, _)
+                if matches!(
+                    self.devices,
+                    Devices::BehindIommu(IommuKind::Vtd) | Devices::InPlace(IommuKind::Vtd)
+                ) =>
+            {
                 line.option("-accel", "kvm,kernel-irqchip=split");
             }
             (Engine::Kvm, _) => line.option("-accel", "kvm"),
@@ -481,10 +498,12 @@ impl VirtualMachine {
         let unslid = if self.debugger == Debugger::None { "" } else { "nokaslr" };
         // Asked for it, Freehold does not start without.
         let iommu = match (family, self.devices) {
-            (Family::Linux, Devices::BehindIommu | Devices::InPlace) => "intel_iommu=on",
-            (Family::Freehold, Devices::BehindIommu) => "iommu=on",
-            (Family::Freehold, Devices::InPlace) => "iommu=on dma=direct",
-            (_, Devices::Unchecked) => "",
+            (Family::Linux, Devices::BehindIommu(IommuKind::Vtd) | Devices::InPlace(IommuKind::Vtd)) => {
+                "intel_iommu=on"
+            }
+            (Family::Freehold, Devices::BehindIommu(_)) => "iommu=on",
+            (Family::Freehold, Devices::InPlace(_)) => "iommu=on dma=direct",
+            (Family::Linux, _) | (_, Devices::Unchecked) => "",
         };
         let patience = match (family, self.clock) {
             (Family::Freehold, Clock::Instructions { .. }) => PATIENT,

@@ -10,6 +10,7 @@ use std::path::Path;
 use serde::Serialize;
 use sha2::Digest as _;
 
+use crate::args::IommuKind;
 use crate::container::hexadecimal;
 use crate::kernel::{self, KernelChoice};
 use crate::qemu::{Clock, Devices, VirtualMachine};
@@ -40,7 +41,8 @@ pub struct RunMachine {
     cpus: u32,
     /// Whether the machine has a disk for swap.
     swap: bool,
-    /// The access of devices to memory: nothing, iommu or in-place.
+    /// The access of devices to memory: nothing, iommu or in-place (VT-d), virtio-iommu or
+    /// in-place-virtio-iommu.
     devices: &'static str,
     /// Kernel parameters, including those that the command adds.
     parameters: String,
@@ -70,8 +72,10 @@ impl RunMachine {
             swap: machine.swap.is_some(),
             devices: match machine.devices {
                 Devices::Unchecked => "nothing",
-                Devices::BehindIommu => "iommu",
-                Devices::InPlace => "in-place",
+                Devices::BehindIommu(IommuKind::Vtd) => "iommu",
+                Devices::InPlace(IommuKind::Vtd) => "in-place",
+                Devices::BehindIommu(IommuKind::Virtio) => "virtio-iommu",
+                Devices::InPlace(IommuKind::Virtio) => "in-place-virtio-iommu",
             },
             parameters: machine.parameters(kernel.family),
             clock,

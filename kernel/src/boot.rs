@@ -64,12 +64,14 @@ pub fn main(info: &'static BootInfo) -> ! {
     raise(settings, firmware, (info.command_line(), cpus));
     irq::enable();
     start_cpus(firmware, cpus);
-    if let Err(reason) = host::iommu::start(firmware.platform.iommu, iommu, transfers) {
-        refuse(format_args!("the IOMMU that devices were to be behind cannot be used: {reason}"));
+    if host::start_dma(mem::frames(), bounce.limits).is_ok() {
+        if let Err(reason) = host::iommu::start(&firmware.platform, iommu, transfers) {
+            refuse(format_args!("the IOMMU that devices were to be behind cannot be used: {reason}"));
+        }
+        host::init(bounce.restricted, &pluggable, &mut |function, error| {
+            log::error!("{function:?}: {error}")
+        });
     }
-    host::init((mem::frames(), bounce), &pluggable, &mut |function, error| {
-        log::error!("{function:?}: {error}")
-    });
     sched::spawn_kernel("start", move || start(info, planted, traced)).expect("memory for the first task");
     sched::idle_forever()
 }

@@ -311,7 +311,7 @@ impl AuditVerdict {
                 .map_or(0, |report| report.violations);
         let misplaced_timers = time::misplaced() as u64;
         let replica_faults = mem::check_replicas();
-        let device_tables = host::iommu::get().map_or(0, |unit| unit.tables() as u64);
+        let device_tables = host::iommu::get().map_or(0, |iommu| iommu.tables() as u64);
         Self {
             audit,
             kept,

@@ -89,8 +89,8 @@ fn every_allocation_of_a_program_may_fail() {
 fn every_allocation_of_a_transfer_in_place_may_fail() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let (disk, program) = (file_of(&folder, "disk", &vec![7; 1 << 20]), guest_program("workloads/fail-nth"));
-    for dma in ["direct", "bounce"] {
-        let options = ["-m", "128M", "--iommu", "--dma", dma, "--disk", text(&disk)];
+    for (kind, dma) in [("--iommu", "direct"), ("--iommu", "bounce"), ("--iommu=virtio", "direct")] {
+        let options = ["-m", "128M", kind, "--dma", dma, "--disk", text(&disk)];
         let said = run(&options, &[text(&program), "1", "250", "disk"], b"").expect(0).text();
         assert!(said.contains(", 0 by another signal, 0 stuck"), "{said}");
     }

@@ -193,6 +193,14 @@ fn the_closing_table_says_what_was_bounced() {
     assert!(most.is_some_and(|kib| (768.0..2048.0).contains(&kib)), "{}", outcome.stderr);
 }
 
+/// Kinds of IOMMUs, and their modes.
+const KINDS: [(&str, &str); 4] = [
+    ("--iommu=vtd", "iommu=on"),
+    ("--iommu=vtd", "iommu=strict"),
+    ("--iommu=virtio", "iommu=on"),
+    ("--iommu=virtio", "iommu=strict"),
+];
+
 /// Behind an IOMMU disks work as without one, each function has a domain of its own, and no access
 /// is refused.
 #[test]
@@ -202,9 +210,9 @@ fn disks_work_behind_an_iommu_and_each_device_has_a_domain() {
     let line = "cd /sys/kernel/debug/iommu; cat /dev/vda | md5sum
         dd if=/dev/vda of=/dev/vda bs=1M count=4 iflag=direct oflag=direct 2>/dev/null && md5sum < /dev/vda
         cut -d' ' -f1 domains; cat faults; [ $(cat invalidations) -ge 2 ] && echo told";
-    for mode in ["iommu=on", "iommu=strict"] {
+    for (kind, mode) in KINDS {
         let mut command = run_command();
-        command.args(["--iommu", "--append", mode, "--disk", text(&disk), "--", "busybox", "sh", "-c", line]);
+        command.args([kind, "--append", mode, "--disk", text(&disk), "--", "busybox", "sh", "-c", line]);
         let said = finish(command, b"").expect(0).text();
         let words: Vec<_> = said.split_whitespace().filter(|&word| word != "-").collect();
         assert!(matches!(words[..], [one, two, ..] if one == two), "{said}");
@@ -225,9 +233,9 @@ fn disks_reach_programs_pages_in_their_places() {
         dd if=/a of=/dev/vda bs=256k 2>/dev/null; sync; md5sum < /dev/vda
         cd /sys/kernel/debug; cat iommu/faults; grep ^vda iommu/domains | cut -d' ' -f4
         [ $(grep ^vda swiotlb/devices | cut -d' ' -f7) -lt 9000000 ] && echo few; grep ^vda swiotlb/devices | cut -d' ' -f4";
-    for mode in ["iommu=on", "iommu=strict"] {
+    for (kind, mode) in KINDS {
         let mut command = run_command();
-        command.args(["--dma", "direct", "--append", mode, "--disk", text(&disk)]);
+        command.args([kind, "--dma", "direct", "--append", mode, "--disk", text(&disk)]);
         command.args(["--", "busybox", "sh", "-c", line]);
         let said = finish(command, b"").expect(0).text();
         let words: Vec<_> = said.split_whitespace().filter(|&word| word != "-").collect();
@@ -250,13 +258,28 @@ fn pages_of_a_killed_program_stay_with_the_disk_until_it_answers() {
         pids=\"$pids $!\"; done; busybox sleep 1; kill -9 $pids; wait; busybox sleep 4
         cd /sys/kernel/debug; cat iommu/faults; grep ^vda iommu/domains | cut -d' ' -f4
         grep ^nr_foll_pin /proc/vmstat | cut -d' ' -f2 | uniq | wc -l";
-    let mut command = run_command();
-    command.args(["--dma", "direct", "--cpus", "2", "--disk", &slow]);
-    command.args(["--", "busybox", "sh", "-c", line]);
-    let said = finish(command, b"").expect(0).text();
-    let words: Vec<_> = said.split_whitespace().collect();
-    assert!(words.len() == 3 && words[0] == "0" && words[2] == "1", "{said}");
-    assert!(words[1].parse::<u32>().is_ok_and(|pages| pages < 8), "{said}");
+    for kind in ["--iommu=vtd", "--iommu=virtio"] {
+        let mut command = run_command();
+        command.args([kind, "--dma", "direct", "--cpus", "2", "--disk", &slow]);
+        command.args(["--", "busybox", "sh", "-c", line]);
+        let said = finish(command, b"").expect(0).text();
+        let words: Vec<_> = said.split_whitespace().collect();
+        assert!(words.len() == 3 && words[0] == "0" && words[2] == "1", "{said}");
+        assert!(words[1].parse::<u32>().is_ok_and(|pages| pages < 8), "{said}");
+    }
+}
+
+/// With an IOMMU that stays off, devices work as without one.
+#[test]
+fn disks_work_with_an_iommu_that_stays_off() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let disk = file_of(&folder, "disk", &vec![7; 1 << 20]);
+    let line = "wc -c < /dev/vda; [ -e /sys/kernel/debug/iommu ] || echo off";
+    for kind in ["--iommu=vtd", "--iommu=virtio"] {
+        let options = [kind, "--append", "iommu=off", "--disk", text(&disk)];
+        let said = run(&options, &["busybox", "sh", "-c", line], b"").expect(0).text();
+        assert_eq!(said, "1048576\noff\n", "{kind}");
+    }
 }
 
 /// If the requested IOMMU is missing, no program starts: devices would reach all memory.

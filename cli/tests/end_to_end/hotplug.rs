@@ -159,6 +159,16 @@ fn forty_disks_come_and_go_behind_an_iommu() {
 }
 
 #[test]
+fn forty_disks_come_and_go_behind_a_virtio_iommu() {
+    forty_disks(&["--iommu=virtio"]);
+}
+
+#[test]
+fn forty_disks_that_reach_pages_in_their_places_come_and_go_behind_a_virtio_iommu() {
+    forty_disks(&["--iommu=virtio", "--dma", "direct", "--cpus", "2"]);
+}
+
+#[test]
 fn forty_disks_that_reach_pages_in_their_places_come_and_go() {
     forty_disks(&["--dma", "direct", "--cpus", "2"]);
 }

@@ -74,7 +74,11 @@ fn sockets_behave_to_another_machine_as_linux_has_it() {
     let (echo, closed) = (serve_both(), free_port());
     let ports = [echo, closed, reset].map(|port| port.to_string());
     let words = ["wire", "10.0.2.2", &ports[0], &ports[1], &ports[2], "ends"];
-    for options in [&["--net", "user"][..], &["--net", "user", "--cpus", "4", "--iommu"]] {
+    for options in [
+        &["--net", "user"][..],
+        &["--net", "user", "--cpus", "4", "--iommu"],
+        &["--net", "user", "--cpus", "4", "--iommu=virtio"],
+    ] {
         promises(run_command(), options, &words, &[]);
     }
 }

@@ -239,8 +239,10 @@ fn behind_an_iommu_a_folder_is_shared_as_well() {
     let folder = tempfile::tempdir().expect("temporary folder");
     file_of(&folder, "a", b"one\n");
     let volume = format!("{}:/shared", folder.path().display());
-    let outcome = run(&["--iommu", "-v", &volume], &["busybox", "cat", "/shared/a"], b"").expect(0);
-    assert_eq!(outcome.text(), "one\n");
+    for kind in ["--iommu", "--iommu=virtio"] {
+        let outcome = run(&[kind, "-v", &volume], &["busybox", "cat", "/shared/a"], b"").expect(0);
+        assert_eq!(outcome.text(), "one\n");
+    }
 }
 
 #[test]

@@ -32,6 +32,9 @@ mod platform;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod viot;
+#[cfg(test)]
+mod viot_tests;
 
 use core::fmt;
 
@@ -42,6 +45,7 @@ pub use memory::Domains;
 pub use performance::{AccessCost, Performance};
 pub use platform::{Cpu, IoApic, MAX_IOAPICS, MAX_PCI_WINDOWS, PciWindow, Platform, Register, Reset};
 pub use tables::PhysicalMemory;
+pub use viot::VirtualIommu;
 
 /// Everything that was read.
 #[derive(Clone, Debug)]
@@ -115,9 +119,10 @@ pub fn read<M: PhysicalMemory>(
 ) -> Firmware {
     let mut platform = Platform::new(boot_apic_id);
     let tables = rsdp.and_then(|rsdp| tables::Tables::new(memory, rsdp, warn));
-    let signatures = [*b"APIC", *b"FACP", *b"HPET", *b"MCFG", *b"SRAT", *b"SLIT", *b"HMAT", *b"DMAR"];
-    let found = tables.map_or([None; 8], |tables| tables.find(signatures, warn));
-    let [madt, fadt, hpet, mcfg, srat, slit, hmat, dmar] = found;
+    let signatures =
+        [*b"APIC", *b"FACP", *b"HPET", *b"MCFG", *b"SRAT", *b"SLIT", *b"HMAT", *b"DMAR", *b"VIOT"];
+    let found = tables.map_or([None; 9], |tables| tables.find(signatures, warn));
+    let [madt, fadt, hpet, mcfg, srat, slit, hmat, dmar, viot] = found;
     if let Some(table) = madt {
         platform.read_madt(table, warn);
     }
@@ -131,6 +136,7 @@ pub fn read<M: PhysicalMemory>(
         platform.read_mcfg(table, warn);
     }
     platform.iommu = dmar.and_then(|table| dmar::read_dmar(table, warn));
+    platform.virtual_iommu = viot.and_then(|table| viot::read_viot(table, warn));
     let domains = memory::Domains::read(srat, warn);
     let mut topology = domains.topology(usable, warn);
     domains.place_cpus(&platform, &mut topology);

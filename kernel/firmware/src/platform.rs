@@ -3,7 +3,7 @@
 use freehold_machine::{MAX_CPUS, PhysAddr};
 
 use crate::bytes::{array, short_entries, u8_at, u16_at, u32_at, u64_at};
-use crate::{Iommu, Warning};
+use crate::{Iommu, VirtualIommu, Warning};
 
 /// The most IOAPICs that are kept.
 pub const MAX_IOAPICS: usize = 8;
@@ -76,6 +76,8 @@ pub struct Platform {
     pub pci_windows: [Option<PciWindow>; MAX_PCI_WINDOWS],
     /// The IOMMU between devices and memory.
     pub iommu: Option<Iommu>,
+    /// The IOMMU that is a virtio device.
+    pub virtual_iommu: Option<VirtualIommu>,
     /// The registers of the high-precision event timer.
     pub hpet: Option<PhysAddr>,
     /// The port of the ACPI power-management timer (3 579 545 Hz).
@@ -99,6 +101,7 @@ impl Platform {
             ioapics: [None; MAX_IOAPICS],
             pci_windows: [None; MAX_PCI_WINDOWS],
             iommu: None,
+            virtual_iommu: None,
             hpet: None,
             pm_timer: None,
             reset: None,

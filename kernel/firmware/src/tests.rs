@@ -11,7 +11,7 @@ use crate::{Firmware, Iommu, PhysicalMemory, Register, Warning, read};
 
 /// Physical memory that has bytes in a few places.
 #[derive(Default, Clone)]
-struct Image(Vec<(u64, Vec<u8>)>);
+pub struct Image(Vec<(u64, Vec<u8>)>);
 
 impl PhysicalMemory for Image {
     fn bytes(&self, address: PhysAddr, length: usize) -> Option<&[u8]> {
@@ -30,7 +30,7 @@ fn with_checksum(mut bytes: Vec<u8>, at: usize) -> Vec<u8> {
     bytes
 }
 
-fn table(signature: &[u8; 4], revision: u8, body: &[u8]) -> Vec<u8> {
+pub fn table(signature: &[u8; 4], revision: u8, body: &[u8]) -> Vec<u8> {
     let mut bytes = signature.to_vec();
     bytes.extend((36 + body.len() as u32).to_le_bytes());
     bytes.push(revision);
@@ -41,7 +41,7 @@ fn table(signature: &[u8; 4], revision: u8, body: &[u8]) -> Vec<u8> {
 
 impl Image {
     /// A revision 2 root pointer, an XSDT, and these tables.
-    fn new(tables: &[Vec<u8>]) -> Self {
+    pub fn new(tables: &[Vec<u8>]) -> Self {
         let mut image = Self::default();
         let mut at = 0x10_0000;
         let mut entries = Vec::new();
@@ -62,7 +62,7 @@ impl Image {
         image
     }
 
-    fn read(&self, usable: &[PfnRange]) -> (Firmware, Vec<Warning>) {
+    pub fn read(&self, usable: &[PfnRange]) -> (Firmware, Vec<Warning>) {
         let mut warnings = Vec::new();
         let firmware = read(self, Some(RSDP), 0, usable.iter().copied(), &mut |w| warnings.push(w));
         (firmware, warnings)

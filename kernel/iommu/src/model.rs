@@ -256,7 +256,7 @@ impl Registers for SoftwareUnit {
             register::CAPABILITY => self.kind.capability,
             register::EXTENDED => self.kind.extended,
             FAULT_RECORD => first.map_or(0, |fault| match fault.deed {
-                Deed::Read(address) | Deed::Write(address) => address,
+                Deed::Read(address) | Deed::Write(address) | Deed::Reach(address) => address,
                 Deed::Interrupt(index) => u64::from(index) << 48,
                 Deed::PlainInterrupt => 0,
             }),

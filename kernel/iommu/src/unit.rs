@@ -101,6 +101,8 @@ pub enum Deed {
     Read(u64),
     /// To write there.
     Write(u64),
+    /// To read or write there: the IOMMU does not say which.
+    Reach(u64),
     /// To interrupt by the entry with this index.
     Interrupt(u16),
     /// To interrupt by a message that names no entry.

@@ -12,7 +12,7 @@ use freehold_virtio::p9::Messages;
 use freehold_virtio::platform::{Function, Lines, Notify, Sleep, Wait, Waited};
 use freehold_virtio::transport::{PciTransport, device_type};
 use freehold_virtio::{BlockDevice, ByteStream, Failed, FrameDevice, MessageDevice, SetupError, pci, port};
-use freehold_virtqueue::DeviceType;
+use freehold_virtqueue::{DeviceType, NoRings};
 use spin::Once;
 
 use super::iommu;
@@ -265,6 +265,20 @@ pub struct BounceSettings {
     pub restricted: Option<(usize, usize)>,
 }
 
+/// Lets devices have memory, of which `limits` says how much, and with it rings. On the boot CPU,
+/// once, before the first device.
+///
+/// # Errors
+/// There is no memory for the first: no device can be started.
+pub fn start_dma(frames: Frames, limits: Limits) -> Result<(), NoRings> {
+    let all = frames.total_frames() as usize * PAGE_SIZE;
+    let cap = limits.cap.min((all / 8).min(MOST_SLOTS));
+    DMA.start(frames, Limits { cap, ..limits });
+    // Its only frame shows where the direct map is.
+    let rings = DMA.attach(rules("virtqueues", PAGE_SIZE, None)).map_err(|_| NoRings)?;
+    freehold_virtqueue::install(rings)
+}
+
 /// Find and start the host's devices; `memory` are those that were found before there was a page
 /// allocator. On the boot CPU, once, with interrupts available and before tasks run; `warn` is told
 /// of each device that cannot be used.
@@ -272,19 +286,11 @@ pub struct BounceSettings {
 // allocator is made, and together they are more than the start-up stack has.
 #[inline(never)]
 pub fn init(
-    (frames, BounceSettings { limits, restricted }): (Frames, BounceSettings),
+    restricted: Option<(usize, usize)>,
     memory: &[FoundMemory],
     warn: &mut dyn FnMut(Function, SetupError),
 ) {
     let dma = &DMA;
-    let all = frames.total_frames() as usize * PAGE_SIZE;
-    let cap = limits.cap.min((all / 8).min(MOST_SLOTS));
-    dma.start(frames, Limits { cap, ..limits });
-    // Its only frame shows where the direct map is.
-    let rings = dma.attach(rules("virtqueues", PAGE_SIZE, None));
-    if rings.map(freehold_virtqueue::install).is_err() {
-        return;
-    }
     let mut host = Host {
         ports: Vec::new(),
         disks: Vec::new(),

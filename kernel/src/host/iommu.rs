@@ -2,28 +2,36 @@
 //!
 //! It is started before any device is, so that no device reaches memory before it has a domain, nor
 //! interrupts before it has an entry. Where the machine cannot remap interrupts, the log says so.
-//! Faults are read by a task, which the unit's interrupt wakes; it looks at most
-//! [`FAULTS_PER_LOOK`] times and sleeps [`LOOK_INTERVAL`] between looks. The log has the first
-//! [`FAULTS_TOLD`]; all are counted in /sys/kernel/debug/iommu.
+//! There are two kinds ([`MachineIommu`]): Intel VT-d, and a virtio device. The latter's driver has
+//! its rings and buffers from the DMA API, without a domain: nothing checks the IOMMU itself.
+//!
+//! Faults are read by a task, which the unit's interrupt wakes. It takes at most
+//! [`FAULTS_PER_LOOK`] faults per look and sleeps [`LOOK_INTERVAL`] between looks. A virtio IOMMU
+//! is looked at every [`VIRTIO_INTERVAL`], too. The log has the first [`FAULTS_TOLD`] faults; all
+//! are counted in /sys/kernel/debug/iommu.
 
 use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use freehold_firmware::Iommu as Found;
+use freehold_firmware::{Iommu as Found, Platform as Firmware, VirtualIommu};
 use freehold_frame::FrameSource;
 use freehold_iommu::{
-    Arrival, CpuNumbers, Deed, DeviceFault, Domain, Interrupts, IommuError, Mode, Transfers, Unit, unit,
+    Arrival, CpuNumbers, Deed, DeviceFault, GivenEntry, Interrupts, IommuError, Mode, Transfers, Unit, unit,
 };
 use freehold_machine::{DeviceDomain, Pfn};
-use freehold_virtio::SetupError;
+use freehold_virtio::iommu::{Occupied, VirtioIommu, let_pass};
 use freehold_virtio::platform::{Function, MsiMessage, Notify, Platform};
+use freehold_virtio::transport::PciTransport;
+use freehold_virtio::{SetupError, pci::functions};
+use freehold_virtqueue::DeviceType;
 use spin::Once;
 
+use super::devices::{dma, rules};
 use super::pci::{self, Bar, Pci};
 use crate::cmdline::Iommu;
 use crate::hw::irq::{self, Msi};
 use crate::mem::{self, Frames};
-use crate::sync::WaitQueue;
+use crate::sync::{Mutex, WaitQueue};
 use crate::{sched, time};
 
 /// Faults that the log has.
@@ -32,13 +40,36 @@ const FAULTS_TOLD: usize = 16;
 const FAULTS_PER_LOOK: usize = 64;
 /// How long it sleeps.
 const LOOK_INTERVAL: u64 = time::SECOND / 100;
+/// Time between looks at a virtio IOMMU, which may send no interrupts (QEMU's sends none).
+const VIRTIO_INTERVAL: u64 = time::SECOND / 10;
 
-/// The unit, and what firmware says of it.
-static UNIT: Once<(&'static Unit<Bar, Frames>, Found)> = Once::new();
+/// The machine's IOMMU, and firmware's description of it.
+pub enum MachineIommu {
+    /// Intel VT-d.
+    VtD(&'static Unit<Bar, Frames>, Found),
+    /// A virtio device.
+    Virtio(&'static VirtioIommu<Frames, PciTransport<Bar>>, VirtualIommu),
+}
+
+/// Figures of a domain.
+pub struct DomainFigures {
+    /// Its device's name.
+    pub name: &'static str,
+    /// Bus, device and function in 8, 5 and 3 bits.
+    pub source_id: u16,
+    /// Frames of its tables; 0 where the IOMMU keeps them.
+    pub tables: usize,
+    /// Pages that the device can reach.
+    pub pages: usize,
+    /// Accesses that were refused and seen.
+    pub faults: usize,
+}
+
+static IOMMU: Once<MachineIommu> = Once::new();
 static CHANGED: WaitQueue = WaitQueue::new();
 static HAS_FAULTS: AtomicBool = AtomicBool::new(false);
 
-/// The unit's interrupt.
+/// The IOMMU's interrupt.
 struct FaultLine;
 
 impl Notify for FaultLine {
@@ -48,32 +79,151 @@ impl Notify for FaultLine {
     }
 }
 
-/// The unit, where there is one that translates.
-pub fn get() -> Option<&'static Unit<Bar, Frames>> {
-    UNIT.get().map(|&(unit, _)| unit)
+/// The IOMMU, where there is one that translates.
+pub fn get() -> Option<&'static MachineIommu> {
+    IOMMU.get()
+}
+
+impl MachineIommu {
+    /// Accesses and interrupts that were refused and seen.
+    pub fn faults(&self) -> usize {
+        match self {
+            Self::VtD(unit, _) => unit.faults(),
+            Self::Virtio(unit, _) => unit.faults(),
+        }
+    }
+    /// Invalidations that were sent: for tables of VT-d, or requests that took mappings away.
+    pub fn invalidations(&self) -> usize {
+        match self {
+            Self::VtD(unit, _) => unit.invalidations(),
+            Self::Virtio(unit, _) => unit.invalidations(),
+        }
+    }
+    /// Frames of its tables. A virtio IOMMU's tables are the host's.
+    pub fn tables(&self) -> usize {
+        match self {
+            Self::VtD(unit, _) => unit.tables(),
+            Self::Virtio(..) => 0,
+        }
+    }
+    /// The entry of an interrupt.
+    pub fn entry(&self, index: usize) -> Option<GivenEntry> {
+        match self {
+            Self::VtD(unit, _) => unit.entry(index),
+            Self::Virtio(..) => None,
+        }
+    }
+    /// Shows `f` each domain whose device is there.
+    pub fn each_domain(&self, mut f: impl FnMut(DomainFigures)) {
+        match self {
+            Self::VtD(unit, _) => unit.each_domain(|domain| {
+                let (name, source_id, tables) = (domain.name(), domain.source_id(), domain.tables());
+                f(DomainFigures { name, source_id, tables, pages: domain.pages(), faults: domain.faults() });
+            }),
+            Self::Virtio(unit, _) => unit.each_domain(|domain| {
+                let (name, source_id) = (domain.name(), domain.source_id());
+                f(DomainFigures {
+                    name,
+                    source_id,
+                    tables: 0,
+                    pages: domain.pages(),
+                    faults: domain.faults(),
+                });
+            }),
+        }
+    }
+    /// A device's name.
+    fn name(&self, source_id: u16) -> &'static str {
+        let name = match self {
+            Self::VtD(unit, _) => unit.domain_of(source_id).map(|domain| domain.name()),
+            Self::Virtio(unit, _) => unit.domain_of(source_id).map(|domain| domain.name()),
+        };
+        name.unwrap_or("no domain")
+    }
+    /// Takes and logs faults that the IOMMU has told of, [`FAULTS_PER_LOOK`] at most. Returns their
+    /// number. Tasks only: it waits for another task that looks, so that the log has all that are
+    /// counted.
+    pub fn look(&self) -> usize {
+        static LOOKS: Mutex<()> = Mutex::new(());
+        let _look = LOOKS.lock();
+        for number in 0..FAULTS_PER_LOOK {
+            let Some(fault) = self.take_fault() else { return number };
+            if self.faults() <= FAULTS_TOLD {
+                tell(self, fault);
+            }
+        }
+        FAULTS_PER_LOOK
+    }
+    fn take_fault(&self) -> Option<DeviceFault> {
+        match self {
+            Self::VtD(unit, _) => Some(unit.take_fault()?.0),
+            // An endpoint that is no function is reported as the last function.
+            Self::Virtio(unit, found) => {
+                Some(unit.take_fault(|endpoint| found.function_of(endpoint).unwrap_or(u16::MAX))?.0)
+            }
+        }
+    }
+}
+
+/// The reason why the machine's IOMMU cannot be used.
+pub enum StartError {
+    /// There is none, or the unit is not usable.
+    Unit(IommuError),
+    /// The virtio device is not usable.
+    Device(SetupError),
+}
+
+impl From<IommuError> for StartError {
+    fn from(error: IommuError) -> Self {
+        Self::Unit(error)
+    }
+}
+impl From<SetupError> for StartError {
+    fn from(error: SetupError) -> Self {
+        Self::Device(error)
+    }
+}
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unit(error) => error.fmt(f),
+            Self::Device(error) => error.fmt(f),
+        }
+    }
 }
 
 /// Starts the machine's IOMMU, unless it is not wanted. On the boot CPU, before the first device.
 ///
 /// # Errors
-/// Why there is none: the machine has one, or was asked for one, and devices would reach all memory
-/// without it.
-pub fn start(found: Option<Found>, wanted: Option<Iommu>, transfers: Transfers) -> Result<(), IommuError> {
+/// [`StartError`]: the machine has one, or was asked for one, and devices would reach all memory
+/// without it; or one that is to be off lets nothing pass.
+pub fn start(firmware: &Firmware, wanted: Option<Iommu>, transfers: Transfers) -> Result<(), StartError> {
     let is_needed = transfers == Transfers::InPlace;
     let mode = match wanted {
-        Some(Iommu::Off) if is_needed => return Err(IommuError::Off),
-        Some(Iommu::Off) => return Ok(()),
+        Some(Iommu::Off) if is_needed => return Err(IommuError::Off.into()),
+        Some(Iommu::Off) => return pass(firmware),
         Some(Iommu::On) | None => Mode::Batched,
         Some(Iommu::Strict) => Mode::Strict,
     };
-    let Some(found) = found else {
-        return if wanted.is_none() && !is_needed { Ok(()) } else { Err(IommuError::Absent) };
-    };
+    match (firmware.iommu, firmware.virtual_iommu) {
+        (Some(found), _) => start_unit(found, mode, transfers)?,
+        (None, Some(found)) => start_virtio(found, mode, transfers)?,
+        (None, None) if wanted.is_none() && !is_needed => return Ok(()),
+        (None, None) => return Err(IommuError::Absent.into()),
+    }
+    if is_needed {
+        mem::offer_frames();
+    }
+    log::info!("iommu: devices reach what they were given");
+    Ok(())
+}
+
+fn start_unit(found: Found, mode: Mode, transfers: Transfers) -> Result<(), IommuError> {
     let registers = Pci.map(found.registers, unit::REGISTERS).ok_or(IommuError::OutOfMemory)?;
     let numbers = if irq::has_wide_numbers() { CpuNumbers::Wide } else { CpuNumbers::Narrow };
     let interrupts = if found.remaps_interrupts { Interrupts::Remapped(numbers) } else { Interrupts::Passed };
     let unit = Unit::start(registers, mem::frames(), mode, interrupts)?;
-    UNIT.call_once(|| (unit, found));
+    IOMMU.call_once(|| MachineIommu::VtD(unit, found));
     // The unit's own interrupts are not remapped (VT-d, chapter 5).
     if let Some(message) = pci::vector(&FaultLine) {
         unit.interrupt_by(message.address, message.data);
@@ -83,18 +233,44 @@ pub fn start(found: Option<Found>, wanted: Option<Iommu>, transfers: Transfers) 
     } else {
         log::warn!("iommu: it does not remap interrupts: a device can raise any");
     }
-    if is_needed {
+    if transfers == Transfers::InPlace {
         unit.allow_windows();
-        mem::offer_frames();
     }
-    log::info!("iommu: devices reach what they were given");
     Ok(())
+}
+
+fn start_virtio(found: VirtualIommu, mode: Mode, transfers: Transfers) -> Result<(), StartError> {
+    let transport = transport(found)?;
+    let device = dma().attach(rules("iommu", 1 << 16, None)).map_err(SetupError::from)?;
+    let unit = VirtioIommu::start(transport, device, mode)?;
+    IOMMU.call_once(|| MachineIommu::Virtio(unit, found));
+    log::warn!("iommu: it does not remap interrupts: a device can raise any");
+    if transfers == Transfers::InPlace {
+        unit.allow_windows();
+    }
+    Ok(())
+}
+
+/// Returns the registers of a virtio IOMMU.
+fn transport(found: VirtualIommu) -> Result<PciTransport<Bar>, StartError> {
+    let function = functions(&Pci).map(|(function, ..)| function).find(|&f| source_id(f) == found.source_id);
+    let function = function.ok_or(IommuError::Absent)?;
+    Ok(PciTransport::watched(&Pci, function, DeviceType::IOMMU, &FaultLine)?)
+}
+
+/// Leaves the IOMMU off. A virtio IOMMU may let nothing pass before it is told to.
+fn pass(firmware: &Firmware) -> Result<(), StartError> {
+    match (firmware.iommu, firmware.virtual_iommu) {
+        (None, Some(found)) => Ok(let_pass(transport(found)?)?),
+        _ => Ok(()),
+    }
 }
 
 /// An entry for an interrupt of a function; `None`, and a line in the log, where there is none.
 fn remap(function: Function, message: Msi) -> Option<MsiMessage> {
+    let Some(MachineIommu::VtD(unit, _)) = get() else { return None };
     let Msi { vector, cpu, .. } = message;
-    match get()?.allow_interrupt(source_id(function), Arrival { vector, cpu }) {
+    match unit.allow_interrupt(source_id(function), Arrival { vector, cpu }) {
         Ok(address) => Some(MsiMessage { address, data: 0 }),
         Err(error) => {
             log::error!("iommu: no interrupt for {}: {error}", place(source_id(function)));
@@ -121,16 +297,17 @@ pub(super) fn domain(
     function: Function,
     name: &'static str,
 ) -> Result<Option<&'static dyn DeviceDomain>, SetupError> {
-    let Some(domain) = attach(function, function, name)? else { return Ok(None) };
-    let frames = UNIT.get().map(|(_, found)| found.shared_with(function.device, function.function));
-    for frames in frames.into_iter().flatten() {
-        domain.map(frames).map_err(|_| MEMORY)?;
+    let Some(domain) = attach((function, function), name, Occupied::Now)? else { return Ok(None) };
+    if let Some(MachineIommu::VtD(_, found)) = get() {
+        for frames in found.shared_with(function.device, function.function) {
+            domain.map(frames).map_err(|_| MEMORY)?;
+        }
     }
     Ok(Some(domain))
 }
 
-/// A new domain for what is plugged into the slot of a port, `bridge`: it is behind the IOMMU where
-/// the port is.
+/// Returns a new domain for devices that are plugged into the slot of the port `bridge`, as
+/// [`domain`] does.
 ///
 /// # Errors
 /// As [`domain`].
@@ -139,26 +316,44 @@ pub(super) fn slot_domain(
     function: Function,
     name: &'static str,
 ) -> Result<Option<&'static dyn DeviceDomain>, SetupError> {
-    Ok(attach(bridge, function, name)?.map(|domain| domain as _))
+    if let Some(MachineIommu::Virtio(..)) = get() {
+        // A virtio IOMMU refuses the port's own interrupts while the port has no domain.
+        attach((bridge, bridge), "port", Occupied::Now)?;
+    }
+    attach((bridge, function), name, Occupied::Later)
 }
 
 const MEMORY: SetupError = SetupError::Memory(freehold_bounce::DmaError::OutOfMemory);
 
-/// A new domain for `function`, which is behind the IOMMU where `place`, of bus 0, is.
+/// Returns a new domain for `function`. Behind VT-d it must be behind `bridge`, a function of bus 0
+/// that firmware lists; VIOT lists functions of all buses.
 fn attach(
-    place: Function,
-    function: Function,
+    (bridge, function): (Function, Function),
     name: &'static str,
-) -> Result<Option<&'static Domain<Bar, Frames>>, SetupError> {
-    let Some(&(unit, found)) = UNIT.get() else { return Ok(None) };
-    if place.bus != 0 || !found.has(place.device, place.function) {
-        return Err(SetupError::NoDomain);
+    occupied: Occupied,
+) -> Result<Option<&'static dyn DeviceDomain>, SetupError> {
+    let id = source_id(function);
+    let domain = match get() {
+        None => return Ok(None),
+        Some(MachineIommu::VtD(unit, found)) => {
+            if bridge.bus != 0 || !found.has(bridge.device, bridge.function) {
+                return Err(SetupError::NoDomain);
+            }
+            unit.attach(id, name).map(|domain| domain as &'static dyn DeviceDomain)
+        }
+        Some(MachineIommu::Virtio(unit, found)) => {
+            let endpoint = found.endpoint_of(id).ok_or(SetupError::NoDomain)?;
+            unit.attach((id, endpoint), name, occupied).map(|domain| domain as _)
+        }
+    };
+    match domain {
+        Ok(domain) => Ok(Some(domain)),
+        Err(IommuError::OutOfMemory) => Err(MEMORY),
+        Err(error) => {
+            log::error!("iommu: no domain for {} ({name}): {error}", place(id));
+            Err(SetupError::NoDomain)
+        }
     }
-    let domain = unit.attach(source_id(function), name).map_err(|error| match error {
-        IommuError::OutOfMemory => MEMORY,
-        _ => SetupError::NoDomain,
-    })?;
-    Ok(Some(domain))
 }
 
 /// Starts the task that reads faults, where there is an IOMMU.
@@ -166,50 +361,43 @@ fn attach(
 /// # Errors
 /// `ENOMEM`.
 pub(super) fn start_worker() -> crate::Result<()> {
-    if get().is_none() {
-        return Ok(());
-    }
+    let Some(guard) = get() else { return Ok(()) };
     sched::spawn_kernel("iommu", || {
-        let Some(unit) = get() else { return };
         loop {
-            CHANGED.wait_uninterruptible(|| HAS_FAULTS.swap(false, Ordering::Acquire).then_some(()));
-            read_faults(unit);
+            let has_faults = || HAS_FAULTS.swap(false, Ordering::Acquire).then_some(());
+            match guard {
+                MachineIommu::VtD(..) => CHANGED.wait_uninterruptible(has_faults),
+                MachineIommu::Virtio(..) => {
+                    let _ = CHANGED.wait_uninterruptible_until(time::now() + VIRTIO_INTERVAL, has_faults);
+                }
+            }
+            read_faults(guard);
         }
     })
     .map(drop)
 }
 
-fn read_faults(unit: &'static Unit<Bar, Frames>) {
-    loop {
-        for _ in 0..FAULTS_PER_LOOK {
-            let Some((fault, domain)) = unit.take_fault() else { return };
-            if unit.faults() <= FAULTS_TOLD {
-                tell(unit, fault, domain);
-            }
-        }
+fn read_faults(guard: &MachineIommu) {
+    while guard.look() == FAULTS_PER_LOOK {
         let _ = CHANGED.wait_uninterruptible_until(time::now() + LOOK_INTERVAL, || None::<()>);
     }
 }
 
-fn tell(
-    unit: &Unit<Bar, Frames>,
-    DeviceFault { source_id, deed, reason }: DeviceFault,
-    domain: Option<&Domain<Bar, Frames>>,
-) {
-    let name = |domain: Option<&Domain<Bar, Frames>>| domain.map_or("no domain", Domain::name);
+fn tell(guard: &MachineIommu, DeviceFault { source_id, deed, reason }: DeviceFault) {
     let what = fmt::from_fn(|f| match deed {
         Deed::Read(address) => write!(f, "read {address:#x} ({})", owner(address)),
         Deed::Write(address) => write!(f, "write {address:#x} ({})", owner(address)),
-        Deed::Interrupt(index) => match unit.entry(usize::from(index)) {
+        Deed::Reach(address) => write!(f, "reach {address:#x} ({})", owner(address)),
+        Deed::Interrupt(index) => match guard.entry(usize::from(index)) {
             Some(entry) => {
                 let of = entry.source_id;
-                write!(f, "interrupt by entry {index} (of {}, {})", place(of), name(unit.domain_of(of)))
+                write!(f, "interrupt by entry {index} (of {}, {})", place(of), guard.name(of))
             }
             None => write!(f, "interrupt by entry {index} (none)"),
         },
         Deed::PlainInterrupt => f.write_str("interrupt without an entry"),
     });
-    log::warn!("iommu: {} ({}) may not {what}: reason {reason}", place(source_id), name(domain));
+    log::warn!("iommu: {} ({}) may not {what}: reason {reason}", place(source_id), guard.name(source_id));
 }
 
 /// Returns the name of the owner of the frame at `address`.

@@ -27,7 +27,7 @@ pub use control::{Ending, Events, end, events, listen, notice, ready, report, th
 pub(crate) use devices::init_with;
 pub use devices::{
     BounceSettings, Disk, Folder, Host, Network, Port, control, disks, dma, error, folders, folders_ended,
-    init, memory, network, slots, start_worker, stream,
+    init, memory, network, slots, start_dma, start_worker, stream,
 };
 pub use last_words::LastWords;
 pub use memory::{FoundMemory, MemoryDevice, find_memory};

@@ -1,5 +1,5 @@
 //! virtio devices on PCI: consoles as byte streams, disks as block devices, networks as frames,
-//! folders of the host, memory that comes and goes.
+//! folders of the host, memory that comes and goes, IOMMUs.
 //!
 //! | module | what |
 //! |---|---|
@@ -11,6 +11,7 @@
 //! | [`block`] | [`block::Block`]: a [`BlockDevice`] |
 //! | [`net`] | [`net::Net`]: a [`FrameDevice`] |
 //! | [`p9`] | [`p9::Messages`]: a [`MessageDevice`], by which the host shows folders |
+//! | [`iommu`] | [`iommu::VirtioIommu`]: domains for the other devices |
 //! | [`mem`] | [`mem::Mem`]: a device that plugs memory in; [`mem::Resizer`] follows what the host wants of it |
 //!
 //! **Protocol.** Interrupt handlers only wake ([`platform::Notify`]); rings are looked at by tasks,
@@ -37,6 +38,7 @@ pub mod console;
 mod driver_tests;
 #[cfg(test)]
 mod in_place_tests;
+pub mod iommu;
 mod link;
 pub mod mem;
 pub mod net;

@@ -410,6 +410,16 @@ bitflags::bitflags! {
         const MEM_ACPI_PXM = 1 << 0;
         /// Memory: blocks that are not plugged in must not be touched.
         const MEM_UNPLUGGED_INACCESSIBLE = 1 << 1;
+        /// IOMMU: the device says which addresses devices may use.
+        const IOMMU_INPUT_RANGE = 1 << 0;
+        /// IOMMU: it says which numbers domains may have.
+        const IOMMU_DOMAIN_RANGE = 1 << 1;
+        /// IOMMU: mappings are requests.
+        const IOMMU_MAP_UNMAP = 1 << 2;
+        /// IOMMU: it tells of reserved regions.
+        const IOMMU_PROBE = 1 << 4;
+        /// IOMMU: a field says what reaches memory without a domain.
+        const IOMMU_BYPASS_CONFIG = 1 << 6;
         /// Not a legacy device.
         const VERSION_1 = 1 << 32;
         /// The device goes through the platform's translation of addresses.

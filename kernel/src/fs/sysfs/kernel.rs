@@ -9,6 +9,7 @@ use crate::fs::generated::{Generate, ShortLine, Text};
 use crate::fs::procfs::zones::fill_extfrag;
 use crate::fs::pseudo::PseudoDir;
 use crate::host::Disk;
+use crate::host::iommu::DomainFigures;
 use crate::{Errno, Result, block, host, mem};
 
 pub(super) fn fill(root: &Arc<PseudoDir>) {
@@ -127,6 +128,7 @@ fn iommu(debug: &Arc<PseudoDir>) {
     let Some(unit) = host::iommu::get() else { return };
     let dir = debug.dirs("iommu");
     dir.generated("faults", 0o400, move |out: &mut Text| {
+        unit.look();
         writeln!(out, "{}", unit.faults());
         Ok(())
     });
@@ -135,11 +137,8 @@ fn iommu(debug: &Arc<PseudoDir>) {
         Ok(())
     });
     dir.generated("domains", 0o400, move |out: &mut Text| {
-        unit.each_domain(|domain| {
-            let place = host::iommu::place(domain.source_id());
-            let (name, tables, pages) = (domain.name(), domain.tables(), domain.pages());
-            let faults = domain.faults();
-            writeln!(out, "{name} {place} {tables} {pages} {faults}");
+        unit.each_domain(|DomainFigures { name, source_id, tables, pages, faults }| {
+            writeln!(out, "{name} {} {tables} {pages} {faults}", host::iommu::place(source_id));
         });
         Ok(())
     });

@@ -28,6 +28,7 @@ enum Obeys {
 }
 
 type QueueHook = Box<dyn FnMut(&mut DeviceRing) + Send>;
+type NoticeHook = Box<dyn FnMut(usize, &mut DeviceRing) + Send>;
 
 /// State that both sides see, and the device's lies.
 struct DeviceState {
@@ -43,7 +44,9 @@ struct DeviceState {
     queue_size: u32,
     resets: Obeys,
     negotiates: Obeys,
+    stores: Obeys,
     on_queue: Option<QueueHook>,
+    on_notice: Option<NoticeHook>,
 }
 
 /// The driver's side is its [`Transport`]; the test keeps a clone and plays the device.
@@ -71,7 +74,9 @@ impl Fake {
             queue_size: QUEUE_SIZE,
             resets: Obeys::Yes,
             negotiates: Obeys::Yes,
+            stores: Obeys::Yes,
             on_queue: None,
+            on_notice: None,
         })))
     }
 
@@ -103,9 +108,22 @@ impl Fake {
     pub fn refuse_features(&self) {
         self.state().negotiates = Obeys::No;
     }
+    /// Makes the device's configuration stay as it is, whatever the driver writes.
+    pub fn refuse_stores(&self) {
+        self.state().stores = Obeys::No;
+    }
     /// Sets the function that is called when a queue is set up, with the device's side of it.
     pub fn on_queue(&self, hook: impl FnMut(&mut DeviceRing) + Send + 'static) {
         self.state().on_queue = Some(Box::new(hook));
+    }
+    /// Called when the driver gives notice, with the queue's number and the device's side of it: a
+    /// device that is done before the driver goes on.
+    pub fn on_notice(&self, hook: impl FnMut(usize, &mut DeviceRing) + Send + 'static) {
+        self.state().on_notice = Some(Box::new(hook));
+    }
+    /// The bytes of its configuration as they are now.
+    pub fn config(&self) -> Vec<u8> {
+        self.state().config.clone()
     }
 
     /// Returns the status: the driver's last store, or the one that the device shows.
@@ -184,7 +202,15 @@ impl Transport for Fake {
         self.state().queue_size
     }
     fn notify(&mut self, queue: u16) {
-        self.state().notices[usize::from(queue)] += 1;
+        let queue = usize::from(queue);
+        let mut state = self.state();
+        state.notices[queue] += 1;
+        let Some(mut ring) = state.rings[queue] else { return };
+        let Some(mut hook) = state.on_notice.take() else { return };
+        drop(state);
+        hook(queue, &mut ring);
+        let mut state = self.state();
+        (state.on_notice, state.rings[queue]) = (Some(hook), Some(ring));
     }
     fn get_status(&self) -> DeviceStatus {
         self.status()
@@ -241,7 +267,18 @@ impl Transport for Fake {
         T::read_from_bytes(bytes.ok_or(TransportError::ConfigSpaceTooSmall)?)
             .map_err(|_| TransportError::InvalidParam)
     }
-    fn write_config_space<T: IntoBytes + Immutable>(&mut self, _: usize, _: T) -> TransportResult<()> {
-        Err(TransportError::Unsupported)
+    fn write_config_space<T: IntoBytes + Immutable>(
+        &mut self,
+        offset: usize,
+        value: T,
+    ) -> TransportResult<()> {
+        let mut state = self.state();
+        let stores = state.stores;
+        let bytes = state.config.get_mut(offset..offset + size_of::<T>());
+        let bytes = bytes.ok_or(TransportError::ConfigSpaceTooSmall)?;
+        if stores == Obeys::Yes {
+            bytes.copy_from_slice(value.as_bytes());
+        }
+        Ok(())
     }
 }

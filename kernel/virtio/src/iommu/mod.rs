@@ -1,0 +1,479 @@
+//! An IOMMU that is a virtio device (virtio 1.2, 5.13): a device reaches the frames in its domain,
+//! and nothing else.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`request`] | requests, answers, reserved regions and faults as bytes |
+//! | [`domain`] | the mappings of one device |
+//!
+//! **Rule.** As behind VT-d (`freehold-iommu`): a function without a domain reaches nothing.
+//! Addresses in a domain equal physical ones, except those of windows. Frames are handed on after
+//! the IOMMU's answer. The IOMMU itself has no domain: its rings and buffers are from the DMA API.
+//! It does not remap interrupts, so the addresses of messages are never mapped.
+//!
+//! **Protocol.** Each page of memory is a mapping of its own, since the IOMMU does not take a part
+//! of a mapping away. Requests go in batches of up to [`BATCH`], with one notice. The sender holds
+//! the lock of the queue and looks for the answers, [`PATIENCE`] times at most. An IOMMU without an
+//! answer by then, or with an impossible one, is reset and not asked again: from then on nothing is
+//! confirmed ([`Unconfirmed`](freehold_machine::Unconfirmed)), and no domain maps anything. The
+//! reset takes all domains away, and their devices reach nothing (5.13.4: the field `bypass` keeps
+//! its value).
+//!
+//! **Trust.** The IOMMU is the host's: if it lies, devices reach what the host wants. Its bytes
+//! are checked all the same, so no lie makes the kernel follow a length or an index.
+//!
+//! Linux' nearest relative is `drivers/iommu/virtio-iommu.c`.
+
+pub mod domain;
+pub mod request;
+#[cfg(test)]
+mod tests;
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::hint;
+use core::ops::RangeInclusive;
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use freehold_bounce::{Device, Direction, DmaMapping, DmaSource};
+use freehold_iommu::{DeviceFault, IommuError, Mode, PATIENCE};
+use freehold_machine::PAGE_SHIFT;
+use freehold_virtqueue::{Chain, DeviceReset, Part, Queue, Transport, TransportResult, reset};
+use spin::Mutex;
+
+pub use domain::{MappedDomain, Occupied};
+use request::{FAULT_BYTES, IommuRequest, REQUEST_BYTES, TAIL_BYTES, fault, reserved};
+
+use crate::link::{Lent, Link, Why};
+use crate::transport::{Features, negotiate, read_consistent};
+use crate::{Failed, SetupError};
+
+/// The most requests of a batch, and descriptors for them.
+pub const BATCH: usize = 32;
+const RING: usize = 2 * BATCH;
+/// Bytes of the slot for a request, and the answer's place in it.
+const SLOT: usize = 128;
+const ANSWER: usize = 96;
+/// Faults that the device can report before the driver looks, and bytes of the slot for each.
+const FAULTS: usize = 64;
+const FAULT_SLOT: usize = 32;
+/// The most bytes of an endpoint's properties.
+const MAX_PROPERTIES: usize = 4096 - TAIL_BYTES;
+/// The most regions of an endpoint that are reserved.
+pub(crate) const MAX_RESERVED: usize = 8;
+/// Addresses of interrupts' messages. They are reserved even if the device does not say so.
+const MESSAGES: RangeInclusive<u64> = 0xfee0_0000..=0xfeef_ffff;
+/// Place of the field `bypass` in the configuration.
+const BYPASS: usize = 36;
+/// The most bits of an address that are used.
+const ADDRESS_BITS: u32 = 48;
+
+/// The device's configuration, checked.
+#[derive(Clone, Copy, Debug)]
+struct IommuLimits {
+    /// Addresses that devices may use.
+    first: u64,
+    last: u64,
+    /// Numbers of domains.
+    first_domain: u32,
+    last_domain: u32,
+    /// Bytes of an endpoint's properties; 0 where the device tells of none.
+    properties: usize,
+}
+
+/// Memory that the device was lent.
+struct IommuQueues<S: DmaSource> {
+    requests: Queue<S, RING>,
+    faults: Queue<S, FAULTS>,
+    /// A slot for each request, and for each fault.
+    buffer: Arc<DmaMapping<S>>,
+    fault_buffer: Arc<DmaMapping<S>>,
+    /// An endpoint's properties and the answer's end.
+    properties: Arc<DmaMapping<S>>,
+}
+
+impl<S: DmaSource> Lent for IommuQueues<S> {
+    fn reclaim(&mut self, proof: &DeviceReset) {
+        self.requests.reclaim(proof);
+        self.faults.reclaim(proof);
+    }
+    fn lose(&mut self) -> usize {
+        self.requests.lose() + self.faults.lose()
+    }
+}
+
+/// The device. It stays.
+pub struct VirtioIommu<S: DmaSource, T: Transport + 'static> {
+    /// Taken by tasks and start-up, while the device has requests. Orders with no other lock.
+    link: Mutex<Link<S, T, IommuQueues<S>>>,
+    mode: Mode,
+    limits: IommuLimits,
+    domains: Mutex<Vec<&'static MappedDomain<S, T>>>,
+    invalidations: AtomicUsize,
+    faults: AtomicUsize,
+    has_windows: AtomicBool,
+}
+
+/// The reason why a request was not done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NotDone {
+    /// The device refuses it.
+    Refused,
+    /// The device does not answer, or its answer is impossible: it is out of use.
+    Dead,
+}
+
+impl<S: DmaSource, T: Transport + 'static> VirtioIommu<S, T> {
+    /// Starts the device, with no domain: from now on the functions behind it reach nothing. The
+    /// transport's handler is notified of faults, if the device has interrupts.
+    ///
+    /// # Errors
+    /// [`SetupError`].
+    pub fn start(mut transport: T, device: Device<S>, mode: Mode) -> Result<&'static Self, SetupError> {
+        let wanted = Features::IOMMU_INPUT_RANGE
+            | Features::IOMMU_DOMAIN_RANGE
+            | Features::IOMMU_MAP_UNMAP
+            | Features::IOMMU_PROBE
+            | Features::IOMMU_BYPASS_CONFIG;
+        let features = negotiate(&mut transport, wanted)?;
+        if !features.contains(Features::IOMMU_MAP_UNMAP) {
+            return Err(SetupError::Nonsense("lack of requests"));
+        }
+        let limits = read_consistent(&transport, |transport| IommuLimits::read(transport, features))??;
+        if features.contains(Features::IOMMU_BYPASS_CONFIG) {
+            // Without the feature, and without the older one, functions without a domain reach
+            // nothing.
+            set_bypass(&mut transport, Bypass::Nothing)?;
+        }
+        let buffer = |bytes| Ok::<_, SetupError>(Arc::new(device.buffer(bytes, Direction::Bidirectional)?));
+        let (slots, fault_buffer) = (buffer(BATCH * SLOT)?, buffer(FAULTS * FAULT_SLOT)?);
+        let properties = buffer(limits.properties + TAIL_BYTES)?;
+        let requests = Queue::new(&mut transport, 0, device)?;
+        let faults = Queue::new(&mut transport, 1, device)?;
+        transport.finish_init();
+        let lent = IommuQueues { requests, faults, buffer: slots, fault_buffer, properties };
+        let mut link = Link::new(transport, device, lent);
+        let listens = (0..FAULTS).all(|slot| link.lent().is_ok_and(|(lent, _)| lent.listen(slot)));
+        if !listens {
+            return Err(SetupError::Nonsense("queue of faults"));
+        }
+        if let Ok((lent, transport)) = link.lent() {
+            // Answers are looked for.
+            lent.requests.disable_interrupts();
+            transport.notify(1);
+        }
+        Ok(Box::leak(Box::new(Self {
+            link: Mutex::new(link),
+            mode,
+            limits,
+            domains: Mutex::new(Vec::new()),
+            invalidations: AtomicUsize::new(0),
+            faults: AtomicUsize::new(0),
+            has_windows: AtomicBool::new(false),
+        })))
+    }
+
+    /// Makes a domain for a function, whose number at the device is `endpoint`.
+    ///
+    /// # Errors
+    /// [`IommuError`]; the function then reaches nothing.
+    pub fn attach(
+        &'static self,
+        (source_id, endpoint): (u16, u32),
+        name: &'static str,
+        occupied: Occupied,
+    ) -> Result<&'static MappedDomain<S, T>, IommuError> {
+        let mut domains = self.domains.lock();
+        if domains.iter().any(|domain| domain.endpoint() == endpoint) {
+            return Err(IommuError::Taken);
+        }
+        domains.try_reserve(1).map_err(|_| IommuError::OutOfMemory)?;
+        let number = u32::try_from(domains.len()).ok().and_then(|n| self.limits.first_domain.checked_add(n));
+        let number = number.filter(|&number| number <= self.limits.last_domain);
+        let number = number.ok_or(IommuError::TooManyDomains)?;
+        let domain: &'static _ =
+            Box::leak(Box::new(MappedDomain::new(self, source_id, (endpoint, number), name)));
+        domains.push(domain);
+        drop(domains);
+        if occupied == Occupied::Now {
+            domain.enter()?;
+        }
+        Ok(domain)
+    }
+
+    /// Gives the device up: it did not take back what it was asked to.
+    pub(crate) fn give_up(&self) {
+        self.link.lock().fail(Why::BrokeTheProtocol);
+    }
+
+    /// Gives domains windows from now on.
+    pub fn allow_windows(&self) {
+        self.has_windows.store(true, Ordering::Relaxed);
+    }
+
+    /// Sends requests and waits for the answers to all of them.
+    pub(crate) fn send(&self, requests: impl IntoIterator<Item = IommuRequest>) -> Result<(), NotDone> {
+        let mut link = self.link.lock();
+        let mut requests = requests.into_iter().peekable();
+        let mut result = Ok(());
+        while requests.peek().is_some() {
+            let count = self.post(&mut link, &mut requests)?;
+            result = result.and(collect(&mut link, count)?);
+        }
+        result
+    }
+
+    /// Gives the device up to [`BATCH`] requests. Returns their number.
+    fn post(
+        &self,
+        link: &mut Link<S, T, IommuQueues<S>>,
+        requests: &mut impl Iterator<Item = IommuRequest>,
+    ) -> Result<usize, NotDone> {
+        let (lent, transport) = link.lent()?;
+        let mut count = 0;
+        for request in requests.take(BATCH) {
+            if matches!(request, IommuRequest::Unmap { .. } | IommuRequest::Detach { .. }) {
+                self.invalidations.fetch_add(1, Ordering::Relaxed);
+            }
+            if !lent.add(count, request) {
+                link.fail(Why::BrokeTheProtocol);
+                return Err(NotDone::Dead);
+            }
+            count += 1;
+        }
+        if lent.requests.wants_notice() {
+            transport.notify(0);
+        }
+        Ok(count)
+    }
+
+    /// Asks for an endpoint's reserved regions, and calls `each` with each.
+    ///
+    /// # Errors
+    /// [`IommuError`]: the regions are impossible, or the device does not answer.
+    pub(crate) fn probe(
+        &self,
+        endpoint: u32,
+        mut each: impl FnMut(RangeInclusive<u64>) -> Result<(), IommuError>,
+    ) -> Result<(), IommuError> {
+        each(MESSAGES)?;
+        if self.limits.properties == 0 {
+            return Ok(());
+        }
+        let mut properties = Vec::new();
+        properties.try_reserve_exact(self.limits.properties).map_err(|_| IommuError::OutOfMemory)?;
+        properties.resize(self.limits.properties, 0);
+        let mut link = self.link.lock();
+        let dead = |_| IommuError::Dead("properties of a device");
+        self.post(&mut link, &mut [IommuRequest::Probe { endpoint }].into_iter()).map_err(dead)?;
+        collect(&mut link, 1).and_then(|answer| answer).map_err(dead)?;
+        if let Ok((lent, _)) = link.lent() {
+            lent.properties.read(0, &mut properties);
+        }
+        drop(link);
+        for region in reserved(&properties) {
+            each(region.ok_or(IommuError::Unsupported("reserved regions that make sense"))?)?;
+        }
+        Ok(())
+    }
+
+    /// Takes a fault that the device has reported, and the function's domain if it has one. `place`
+    /// returns the function of an endpoint. `None`: there are no more.
+    pub fn take_fault(
+        &self,
+        place: impl Fn(u32) -> u16,
+    ) -> Option<(DeviceFault, Option<&'static MappedDomain<S, T>>)> {
+        let told = {
+            let mut link = self.link.lock();
+            let (lent, transport) = link.lent().ok()?;
+            match lent.take_fault() {
+                Ok(told) => {
+                    transport.notify(1);
+                    told
+                }
+                Err(Failed) => {
+                    link.fail(Why::BrokeTheProtocol);
+                    None
+                }
+            }
+        };
+        let fault = fault(&told?, place);
+        self.faults.fetch_add(1, Ordering::Relaxed);
+        let domain = self.domain_of(fault.source_id);
+        if let Some(domain) = domain {
+            domain.note_fault();
+        }
+        Some((fault, domain))
+    }
+
+    /// Returns the function's domain.
+    pub fn domain_of(&self, source_id: u16) -> Option<&'static MappedDomain<S, T>> {
+        self.domains.lock().iter().copied().find(|domain| domain.source_id() == source_id)
+    }
+    /// Shows `f` each domain whose device is there.
+    pub fn each_domain(&self, mut f: impl FnMut(&MappedDomain<S, T>)) {
+        let count = self.domains.lock().len();
+        let all = (0..count).filter_map(|number| self.domains.lock().get(number).copied());
+        all.filter(|domain| domain.is_occupied()).for_each(&mut f);
+    }
+    /// Faults that were taken.
+    pub fn faults(&self) -> usize {
+        self.faults.load(Ordering::Relaxed)
+    }
+    /// Requests that took something from a device.
+    pub fn invalidations(&self) -> usize {
+        self.invalidations.load(Ordering::Relaxed)
+    }
+}
+
+/// Functions that reach memory without a domain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Bypass {
+    Nothing = 0,
+    All = 1,
+}
+
+fn set_bypass<T: Transport>(transport: &mut T, bypass: Bypass) -> Result<(), SetupError> {
+    transport.write_config_space(BYPASS, bypass as u8)?;
+    let is_set = transport.read_config_space::<u8>(BYPASS)? == bypass as u8;
+    is_set.then_some(()).ok_or(SetupError::Nonsense("bypass"))
+}
+
+/// Lets all functions behind the device reach all memory, and resets the device: the field keeps
+/// its value.
+///
+/// # Errors
+/// [`SetupError`]: the functions behind it may reach nothing.
+pub fn let_pass<T: Transport>(mut transport: T) -> Result<(), SetupError> {
+    if !negotiate(&mut transport, Features::IOMMU_BYPASS_CONFIG)?.contains(Features::IOMMU_BYPASS_CONFIG) {
+        return Err(SetupError::Nonsense("lack of a bypass"));
+    }
+    set_bypass(&mut transport, Bypass::All)?;
+    reset(&mut transport).map(drop).ok_or(SetupError::NoReset)
+}
+
+/// Waits for the answers to `count` requests. The inner error: the device refuses one of them.
+fn collect<S: DmaSource, T: Transport + 'static>(
+    link: &mut Link<S, T, IommuQueues<S>>,
+    count: usize,
+) -> Result<Result<(), NotDone>, NotDone> {
+    let (mut done, mut result, mut looks) = (0, Ok(()), 0);
+    while done < count {
+        let (lent, _) = link.lent()?;
+        match lent.answer() {
+            Ok(Some(answer)) => {
+                result = result.and(answer);
+                done += 1;
+            }
+            Ok(None) if looks < PATIENCE => {
+                looks += 1;
+                hint::spin_loop();
+            }
+            Ok(None) => {
+                link.fail(Why::Silent);
+                return Err(NotDone::Dead);
+            }
+            Err(Failed) => {
+                link.fail(Why::BrokeTheProtocol);
+                return Err(NotDone::Dead);
+            }
+        }
+    }
+    Ok(result)
+}
+
+impl From<Failed> for NotDone {
+    fn from(_: Failed) -> Self {
+        Self::Dead
+    }
+}
+
+impl<S: DmaSource> IommuQueues<S> {
+    /// Lends a request in its slot to the device. Returns `false` if the queue has no room.
+    fn add(&mut self, slot: usize, request: IommuRequest) -> bool {
+        let (bytes, length) = request.encode();
+        let at = slot * SLOT;
+        self.buffer.write(at, &bytes);
+        let answer = match request {
+            // The answer begins with the properties.
+            IommuRequest::Probe { .. } => {
+                let end = self.properties.len();
+                self.properties.write(end - TAIL_BYTES, &[0xff; TAIL_BYTES]);
+                Part::writable(self.properties.clone(), 0..end)
+            }
+            _ => {
+                self.buffer.write(at + ANSWER, &[0xff; TAIL_BYTES]);
+                Part::writable(self.buffer.clone(), at + ANSWER..at + ANSWER + TAIL_BYTES)
+            }
+        };
+        // The tag is the place of the answer.
+        let tag = if matches!(request, IommuRequest::Probe { .. }) { BATCH } else { slot };
+        let parts = Part::readable(self.buffer.clone(), at..at + length).zip(answer);
+        let chain = parts.and_then(|(request, answer)| Chain::new(tag, [request, answer]));
+        chain.is_some_and(|chain| self.requests.submit(chain).is_ok())
+    }
+
+    /// Returns an answer, if there is one.
+    fn answer(&mut self) -> Result<Option<Result<(), NotDone>>, Failed> {
+        let Some(done) = self.requests.complete()? else { return Ok(None) };
+        let mut tail = [0xff; TAIL_BYTES];
+        if done.tag == BATCH {
+            self.properties.read(self.properties.len() - TAIL_BYTES, &mut tail);
+        } else {
+            self.buffer.read(done.tag * SLOT + ANSWER, &mut tail);
+        }
+        Ok(Some(if tail[0] == 0 { Ok(()) } else { Err(NotDone::Refused) }))
+    }
+
+    /// Lends the slot of a fault to the device. Returns `false` if the queue has no room.
+    fn listen(&mut self, slot: usize) -> bool {
+        let at = slot * FAULT_SLOT;
+        let part = Part::writable(self.fault_buffer.clone(), at..at + FAULT_BYTES);
+        let chain = part.and_then(|part| Chain::new(slot, [part]));
+        chain.is_some_and(|chain| self.faults.submit(chain).is_ok())
+    }
+
+    fn take_fault(&mut self) -> Result<Option<[u8; FAULT_BYTES]>, Failed> {
+        let Some(done) = self.faults.complete()? else { return Ok(None) };
+        let mut bytes = [0; FAULT_BYTES];
+        self.fault_buffer.read(done.tag * FAULT_SLOT, &mut bytes);
+        if done.written < FAULT_BYTES || !self.listen(done.tag) {
+            return Err(Failed);
+        }
+        Ok(Some(bytes))
+    }
+}
+
+impl IommuLimits {
+    fn read<T: Transport>(transport: &T, features: Features) -> TransportResult<Result<Self, SetupError>> {
+        let pages: u64 = transport.read_config_space(0)?;
+        if pages.trailing_zeros() > PAGE_SHIFT {
+            return Ok(Err(SetupError::Nonsense("page size")));
+        }
+        let (mut first, mut last) = (0, u64::MAX);
+        if features.contains(Features::IOMMU_INPUT_RANGE) {
+            (first, last) = (transport.read_config_space(8)?, transport.read_config_space(16)?);
+        }
+        let (mut first_domain, mut last_domain) = (0, u32::MAX);
+        if features.contains(Features::IOMMU_DOMAIN_RANGE) {
+            (first_domain, last_domain) =
+                (transport.read_config_space(24)?, transport.read_config_space(28)?);
+        }
+        let last = last.min((1 << ADDRESS_BITS) - 1);
+        // There are windows, and memory below them.
+        if first >= last || last - first < 2 * domain::WINDOW_BYTES || first_domain > last_domain {
+            return Ok(Err(SetupError::Nonsense("range of addresses or domains")));
+        }
+        let mut properties = 0;
+        if features.contains(Features::IOMMU_PROBE) {
+            properties = transport.read_config_space::<u32>(32)? as usize;
+            if properties > MAX_PROPERTIES {
+                return Ok(Err(SetupError::Nonsense("size of properties")));
+            }
+        }
+        Ok(Ok(Self { first, last, first_domain, last_domain, properties }))
+    }
+}
+
+const _: () = assert!(REQUEST_BYTES <= ANSWER && ANSWER + TAIL_BYTES <= SLOT && FAULT_BYTES <= FAULT_SLOT);
