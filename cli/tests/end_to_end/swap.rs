@@ -125,3 +125,15 @@ fn the_closing_table_says_what_was_swapped() {
     assert_eq!(said.lines().count(), 3, "{said}");
     assert!(outcome.stderr.contains("swapped out"), "{}", outcome.stderr);
 }
+
+/// The text of a program of the host comes back at once where it is evicted: the programs' own
+/// memory goes to the swap then, and none is killed.
+#[test]
+fn a_program_of_the_host_is_swapped_out_before_it_is_killed() {
+    let fill = r#"push @x, "a" x (1 << 20) for 1..200; print scalar @x"#;
+    for memory in ["64M", "68M"] {
+        let options = ["-m", memory, "--swap", "300M"];
+        let outcome = run(&options, &["perl", "-e", fill], b"").expect(0);
+        assert_eq!(outcome.text(), "200", "{memory}");
+    }
+}

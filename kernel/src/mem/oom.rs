@@ -15,7 +15,7 @@ use freehold_machine::topology::MAX_NODES;
 use super::charge;
 use super::frames;
 use super::hotplug::{self, GrowthOutcome};
-use super::reclaim::{self, ReclaimOutcome, blocks};
+use super::reclaim::{self, ReclaimOutcome, Sources, blocks};
 use crate::sched::thread;
 use crate::{Errno, Result, sched};
 
@@ -45,10 +45,11 @@ pub fn find_more() -> GrowthOutcome {
     if let Some(account) = charge::take_refusal() {
         return charge::find_room(account);
     }
-    let helps = !reclaim::is_in_vain();
-    let found = helps && reclaim::free_idle(IDLE) > 0
+    // Where files' pages come back at once, programs' own memory can still go to the swap.
+    let sources = if reclaim::is_in_vain() { Sources::Programs } else { Sources::All };
+    let found = sources == Sources::All && reclaim::free_idle(IDLE) > 0
         || hotplug::grow() == GrowthOutcome::Grown
-        || helps && reclaim::free_some() == ReclaimOutcome::Freed;
+        || reclaim::free_some(sources) == ReclaimOutcome::Freed;
     // The freed frames are programs' and may be of no use to the kernel.
     let made = blocks::is_kernel_short() && blocks::make() == ReclaimOutcome::Freed;
     if found || made { GrowthOutcome::Grown } else { GrowthOutcome::None }

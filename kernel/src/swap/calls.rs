@@ -52,7 +52,8 @@ pub fn sys_swapoff(args: &Args) -> Result<i64> {
             Ok(()) => break,
             Err(VmError::Again) => return Err(Errno::EINTR),
             // Pages that come in need room, which can be made as long as another area takes pages.
-            Err(VmError::NoMemory) if reclaim::free_some() == reclaim::ReclaimOutcome::Freed => {}
+            Err(VmError::NoMemory)
+                if reclaim::free_some(reclaim::Sources::All) == reclaim::ReclaimOutcome::Freed => {}
             Err(error) => return Err(error.into()),
         }
     }

@@ -129,6 +129,17 @@ impl ReclaimShare {
         Self { private, shared: files, files }
     }
 
+    /// Returns the share that asks programs' memory for the files' part, too. Where nothing is asked
+    /// of that, the swap has no room, and nothing is asked of any.
+    pub(super) const fn without_files(self) -> Self {
+        let Self { private, shared, files } = self;
+        match (private, shared) {
+            (0, 0) => Self { files: 0, ..self },
+            (0, shared) => Self { private, shared: shared + files, files: 0 },
+            (private, shared) => Self { private: private + files, shared, files: 0 },
+        }
+    }
+
     /// Returns the share of the last pass: each kind of anonymous memory is asked for the sum of
     /// both.
     pub(super) const fn of_either_kind(self) -> Self {

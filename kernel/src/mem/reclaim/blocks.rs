@@ -24,7 +24,7 @@ use freehold_machine::topology::MAX_NODES;
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, PfnRange};
 use freehold_vm::FrameChoice;
 
-use super::{BATCH, ReclaimOutcome, UnderWay, Who, is_under_way, note_progress, shrink};
+use super::{BATCH, ReclaimOutcome, Sources, UnderWay, Who, is_under_way, note_progress, shrink};
 use crate::mem::{evacuate, frames, hotplug};
 use crate::{hw, sched};
 
@@ -108,7 +108,7 @@ fn make_room(node: NodeId, want: u64, who: Who) -> ReclaimOutcome {
         if missing == 0 {
             break;
         }
-        if shrink(missing.max(BATCH), FrameChoice::on(NodeSet::single(node)), who).freed == 0 {
+        if shrink(missing.max(BATCH), FrameChoice::on(NodeSet::single(node)), Sources::All, who).freed == 0 {
             return ReclaimOutcome::Nothing;
         }
         frames().drain_local();

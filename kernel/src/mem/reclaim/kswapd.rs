@@ -12,7 +12,7 @@ use freehold_machine::NodeId;
 use freehold_machine::topology::MAX_NODES;
 use freehold_vm::FrameChoice;
 
-use super::{BATCH, ReclaimOutcome, UnderWay, Who, blocks, shrink};
+use super::{BATCH, ReclaimOutcome, Sources, UnderWay, Who, blocks, shrink};
 use crate::mem::frames;
 use crate::sync::WaitQueue;
 use crate::{Result, sched, time};
@@ -84,7 +84,7 @@ fn balance(node: NodeId) -> Option<()> {
     let is_short = || frames().level(node).is_some_and(|(free, marks)| free < marks.high);
     while is_short() {
         let under_way = UnderWay::begin()?;
-        let freed = shrink(BATCH, FrameChoice::on(NodeSet::single(node)), Who::Kswapd).freed;
+        let freed = shrink(BATCH, FrameChoice::on(NodeSet::single(node)), Sources::All, Who::Kswapd).freed;
         drop(under_way);
         // Frames in this CPU's lists serve only this CPU.
         frames().drain_local();

@@ -75,6 +75,15 @@ pub enum PageKind {
     File,
 }
 
+/// The kinds of page that direct reclaim takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sources {
+    /// Both, by their costs.
+    All,
+    /// Anonymous and shared memory only, where the swap has room.
+    Programs,
+}
+
 /// Counts of reclaim since boot.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReclaimCounts {
@@ -214,14 +223,14 @@ pub enum ReclaimOutcome {
 }
 
 /// Finds frames for a task that has none, and waits for devices if need be. See the module's head.
-pub fn free_some() -> ReclaimOutcome {
+pub fn free_some(sources: Sources) -> ReclaimOutcome {
     let before = stolen_by_all();
     let Ok(_turn) = TURN.lock_killable() else { return ReclaimOutcome::Nothing };
     if stolen_by_all() > before {
         return ReclaimOutcome::Freed;
     }
     let Some(under_way) = UnderWay::begin() else { return ReclaimOutcome::Nothing };
-    let found = shrink(BATCH, FrameChoice::ALL, Who::Direct);
+    let found = shrink(BATCH, FrameChoice::ALL, sources, Who::Direct);
     drop(under_way);
     frames().drain_local();
     if found.freed > 0 {
@@ -247,7 +256,7 @@ pub fn free_charged(below: Below) -> u64 {
     let Some(under_way) = UnderWay::begin() else { return 0 };
     let mut freed = 0;
     for _ in 0..PATIENCE {
-        let found = shrink(BATCH, FrameChoice::charged_to(below), Who::Direct);
+        let found = shrink(BATCH, FrameChoice::charged_to(below), Sources::All, Who::Direct);
         freed += found.freed;
         // Pages that were written and taken back at once will be left alone some time.
         if found.freed > 0 || found.written == 0 || thread::is_current_dying() {
@@ -260,11 +269,12 @@ pub fn free_charged(below: Below) -> u64 {
 
 /// Frees `want` of `frames`, or as many as possible: at first pages that were not used for long, at
 /// last all pages.
-fn shrink(want: u64, frames: FrameChoice, who: Who) -> PassResult {
+fn shrink(want: u64, frames: FrameChoice, sources: Sources, who: Who) -> PassResult {
     let mut found = PassResult::default();
     let charged = frames.charged.map(ChargedPages::count);
     for shift in (0..=GENTLEST).rev() {
         let share = ReclaimShare::now(want - found.freed, charged);
+        let share = if sources == Sources::Programs { share.without_files() } else { share };
         let (share, age) = match shift {
             0 => (share.of_either_kind(), Age::Ignore),
             _ => (share, Age::Respect),
