@@ -2,7 +2,9 @@
 
 use core::sync::atomic::Ordering;
 
-use super::{FutexWord, MATCH_ANY, RobustHead, Scope, count, counts, pi, requeue, wait, wake, wake_op};
+use super::{
+    FutexWord, MATCH_ANY, RobustHead, Scope, count, counts, key_of, pi, requeue, wait, wake, wake_op,
+};
 use crate::syscall::Args;
 use crate::task::inspect::{self, Mode};
 use crate::task::{current, find_task};
@@ -25,41 +27,54 @@ pub fn sys_futex(args: &Args) -> Result<i64> {
     const REQUEUE: u32 = 3;
     const CMP_REQUEUE: u32 = 4;
     const WAKE_OP: u32 = 5;
-    const UNLOCK_PI: u32 = 7;
-    const TRYLOCK_PI: u32 = 8;
     const WAKE_BITSET: u32 = 10;
-    const CMP_REQUEUE_PI: u32 = 12;
     let operation = args.uint(1);
     let scope = if operation & PRIVATE != 0 { Scope::Private } else { Scope::Shared };
     let command = operation & !(PRIVATE | CLOCK_REALTIME);
     if operation & CLOCK_REALTIME != 0 && ![WAIT, WAIT_BITSET, WAIT_REQUEUE_PI, LOCK_PI2].contains(&command) {
         return Err(Errno::ENOSYS);
     }
-    let (value, value3) = (args.uint(2), args.uint(5));
-    let word = FutexWord { address: args[0], scope };
-    let words = [word, FutexWord { address: args[4], scope }];
+    let (word, value, value3) = (args[0], args.uint(2), args.uint(5));
     match command {
         WAIT | WAIT_BITSET => {
             let deadline = deadline(args, command)?;
             let bitset = if command == WAIT { MATCH_ANY } else { value3 };
-            wait(word, value, bitset, deadline)
+            wait(FutexWord { address: word, scope }, value, bitset, deadline)
         }
-        WAKE => wake(word.key()?, count(args.int(2))?, MATCH_ANY),
-        WAKE_BITSET => wake(word.key()?, count(args.int(2))?, value3),
-        REQUEUE => requeue(words, counts(args)?, None),
-        CMP_REQUEUE => requeue(words, counts(args)?, Some(value3)),
-        WAKE_OP => wake_op((args[0], args[4]), scope, counts(args)?, value3),
-        LOCK_PI | LOCK_PI2 => pi::lock(word, pi::LockWait::Until(deadline(args, command)?)),
-        TRYLOCK_PI => pi::lock(word, pi::LockWait::Never),
-        UNLOCK_PI => pi::unlock(word),
-        WAIT_REQUEUE_PI => pi::wait_for_move(words, value, deadline(args, command)?),
-        CMP_REQUEUE_PI => pi::move_to_lock(words, counts(args)?, value3),
+        WAKE => wake(key_of(word, scope)?, count(args.int(2))?, MATCH_ANY),
+        WAKE_BITSET => wake(key_of(word, scope)?, count(args.int(2))?, value3),
+        REQUEUE => requeue(words(args, scope), counts(args)?, None),
+        CMP_REQUEUE => requeue(words(args, scope), counts(args)?, Some(value3)),
+        WAKE_OP => wake_op((word, args[4]), scope, counts(args)?, value3),
+        _ => lock_call(args, command, scope),
+    }
+}
+
+fn words(args: &Args, scope: Scope) -> [FutexWord; 2] {
+    [args[0], args[4]].map(|address| FutexWord { address, scope })
+}
+
+/// The commands for locks with priority inheritance: apart, so that the others stay short.
+#[cold]
+#[inline(never)]
+fn lock_call(args: &Args, command: u32, scope: Scope) -> Result<i64> {
+    const UNLOCK_PI: u32 = 7;
+    const TRYLOCK_PI: u32 = 8;
+    const CMP_REQUEUE_PI: u32 = 12;
+    let words = words(args, scope);
+    match command {
+        LOCK_PI | LOCK_PI2 => pi::lock(words[0], pi::LockWait::Until(deadline(args, command)?)),
+        TRYLOCK_PI => pi::lock(words[0], pi::LockWait::Never),
+        UNLOCK_PI => pi::unlock(words[0]),
+        WAIT_REQUEUE_PI => pi::wait_for_move(words, args.uint(2), deadline(args, command)?),
+        CMP_REQUEUE_PI => pi::move_to_lock(words, counts(args)?, args.uint(5)),
         _ => Err(Errno::ENOSYS),
     }
 }
 
 /// When the wait of `command` ends. FUTEX_WAIT has a time from now, FUTEX_LOCK_PI one of the wall
 /// clock, and the others one of the clock that they name.
+#[inline]
 fn deadline(args: &Args, command: u32) -> Result<Option<u64>> {
     let Some(time) = UserPtr::<TimeSpec>::new(args[3]).read_optional()? else { return Ok(None) };
     let time = time.nanoseconds()?;

@@ -228,6 +228,7 @@ fn wake_in(bucket: &mut Vec<Arc<Waiter>>, key: FutexId, limit: usize, bitset: u3
     woken
 }
 
+#[inline(always)]
 fn wake(key: FutexId, limit: usize, bitset: u32) -> Result<i64> {
     if bitset == 0 {
         return Err(Errno::EINVAL);
