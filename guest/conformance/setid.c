@@ -284,6 +284,44 @@ static void races(void)
 	PROMISE("a chmod stays beside a write that takes the right", lost == 0);
 }
 
+/* In a sticky directory a user removes no file that another one makes between the look at the old
+ * file's owner and the removal. */
+static void sticky_names(void)
+{
+	enum { ROUNDS = 60000, USERS = 3 };
+	pid_t users[USERS];
+	struct stat mine, there;
+	int lost = 0, made = 0;
+
+	NEED(mkdir("/tmp/sticky", 0777) == 0 && chmod("/tmp/sticky", 01777) == 0 && chdir("/tmp/sticky") == 0);
+	for (int i = 0; i < USERS; i++) {
+		users[i] = fork();
+		if (users[i] == 0) {
+			become_user();
+			for (;;) {
+				close(open("name", O_CREAT | O_EXCL | O_WRONLY, 0600));
+				unlink("name");
+			}
+		}
+	}
+	for (int round = 0; round < ROUNDS; round++) {
+		int file = open("name", O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
+		if (file < 0)
+			continue;
+		made++;
+		NEED(fstat(file, &mine) == 0);
+		for (int look = 0; look < 8; look++)
+			lost += stat("name", &there) != 0 || there.st_ino != mine.st_ino;
+		close(file);
+		unlink("name");
+	}
+	for (int i = 0; i < USERS; i++)
+		NEED(kill(users[i], SIGKILL) == 0 && waitpid(users[i], NULL, 0) == users[i]);
+	unlink("name");
+	NEED(chdir("/") == 0 && rmdir("/tmp/sticky") == 0);
+	PROMISE("nobody removes another's file from a sticky directory", made > 0 && lost == 0);
+}
+
 int main(int count, char **words)
 {
 	if (count == 4) {
@@ -303,6 +341,7 @@ int main(int count, char **words)
 	places();
 	terminals();
 	races();
+	sticky_names();
 	unlink(PROGRAM);
 	return conclude();
 }

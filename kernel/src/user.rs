@@ -415,6 +415,20 @@ impl Iovecs {
     }
 
     fn read_many(address: u64, count: usize) -> Result<Self> {
+        let all = Self::read_remote(address, count)?;
+        // Before any byte moves, as on Linux.
+        let is_ours = |slice: &UserSlice| {
+            slice.address.checked_add(slice.length as u64).is_some_and(|end| end <= hw::user::USER_END)
+        };
+        if all.slices.iter().all(is_ours) { Ok(all) } else { Err(Errno::EFAULT) }
+    }
+
+    /// As [`read`](Self::read), for runs in the memory of another process, whose addresses are not
+    /// looked at.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_remote(address: u64, count: usize) -> Result<Self> {
         if count > IOV_MAX {
             return Err(Errno::EINVAL);
         }
@@ -423,10 +437,6 @@ impl Iovecs {
         for slice in slices.iter_mut() {
             if isize::try_from(slice.length).is_err() {
                 return Err(Errno::EINVAL);
-            }
-            // Before any byte moves, as on Linux.
-            if slice.address.checked_add(slice.length as u64).is_none_or(|end| end > hw::user::USER_END) {
-                return Err(Errno::EFAULT);
             }
             slice.length = slice.length.min(MAX_COUNT - remaining);
             remaining += slice.length;

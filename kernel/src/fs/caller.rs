@@ -1,6 +1,7 @@
 //! The caller of an operation on files.
 
 use super::node::{Metadata, Node};
+use super::rights::S_ISVTX;
 use crate::task::capabilities::Capability;
 use crate::task::credentials::Credentials;
 use crate::task::userns::UserNs;
@@ -132,7 +133,7 @@ impl Caller<'_> {
     /// sticky bit only the owner of the node or of the directory.
     pub fn may_remove(&self, dir: &Metadata, victim: &Metadata) -> Result<()> {
         self.may(dir, Access::WRITE.and(Access::EXECUTE))?;
-        if dir.mode & 0o1000 != 0 && !self.owns(victim) && self.uid != dir.uid {
+        if dir.mode & S_ISVTX != 0 && !self.owns(victim) && self.uid != dir.uid {
             return Err(Errno::EPERM);
         }
         Ok(())

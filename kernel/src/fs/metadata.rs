@@ -11,7 +11,7 @@ use super::caller::Access;
 use super::node::{Identity, ModeChange, NodeKind, SetMetadata, Timestamp};
 use super::notify;
 use super::path::Path;
-use super::rights::{self, S_ISGID};
+use super::rights::{self, S_ISGID, S_ISVTX};
 use super::walk::PathWalk;
 use crate::sync::{Mutex, MutexGuard};
 use crate::{Errno, Result};
@@ -25,9 +25,29 @@ static CHANGES: [Mutex<()>; LOCKS] = [const { Mutex::new(()) }; LOCKS];
 ///
 /// # Errors
 /// `EINTR` if the caller is killed while it waits.
-fn lock(node: Identity) -> Result<MutexGuard<'static, ()>> {
+pub fn lock(node: Identity) -> Result<MutexGuard<'static, ()>> {
+    CHANGES[place(node)].lock_killable()
+}
+
+/// The lock of a node.
+const fn place(node: Identity) -> usize {
     let spread = (node.inode ^ node.device.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    CHANGES[(spread >> 58) as usize].lock_killable()
+    (spread >> 58) as usize
+}
+
+/// Keeps the names that a sticky directory has: others may make names there meanwhile, and remove
+/// none. So the caller removes the file whose owner it looked at, and not one that another user has
+/// made in its place since. For a rename both directories are given.
+///
+/// # Errors
+/// `EINTR` if the caller is killed while it waits.
+pub fn keep_names(dirs: [&Path; 2]) -> Result<[Option<MutexGuard<'static, ()>>; 2]> {
+    let places =
+        dirs.map(|dir| (dir.node.metadata().mode & S_ISVTX != 0).then(|| place(dir.node.identity())));
+    let [first, second] = places;
+    let (low, high) = (first.min(second), first.max(second));
+    let lock = |place: usize| CHANGES[place].lock_killable();
+    Ok([low.map(lock).transpose()?, high.filter(|_| low != high).map(lock).transpose()?])
 }
 
 /// Changes metadata and tells watches.
@@ -68,6 +88,10 @@ pub fn change_owner(walk: &PathWalk<'_>, place: &Path, uid: Option<u32>, gid: Op
     if !caller.overrides(meta.uid, meta.gid) {
         let keeps_owner = uid.is_none_or(|uid| uid == meta.uid);
         let own_group = gid.is_none_or(|gid| gid == meta.gid || caller.in_group(gid));
+        let changes_nothing = uid.is_none() && gid.is_none();
+        if changes_nothing {
+            return Ok(());
+        }
         if caller.uid != meta.uid || !keeps_owner || !own_group {
             return Err(Errno::EPERM);
         }

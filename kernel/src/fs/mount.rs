@@ -301,7 +301,7 @@ impl Mount {
 
     /// Its restrictions now.
     pub fn flags(&self) -> MountFlags {
-        MountFlags::from_bits_truncate(self.flags.load(Ordering::Relaxed))
+        MountFlags::from_bits_truncate(self.flags.load(Ordering::SeqCst))
     }
 
     /// Change its restrictions (remount). Holders of the mounts' change lock only.

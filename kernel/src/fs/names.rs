@@ -1,8 +1,9 @@
 //! Operations of programs on names: open, make, remove, rename, link.
 //!
 //! Each function resolves, checks permissions and mount flags, and then asks the directory's node.
-//! The check and the change are not one step, as on Linux: the node looks again at what must hold
-//! (a free name, an empty directory).
+//! The check and the change are not one step: the node looks again at what must hold (a free name,
+//! an empty directory), and names of sticky directories are kept meanwhile
+//! ([`metadata::keep_names`]).
 
 use freehold_collections::{
     Arc, Vec,
@@ -277,6 +278,7 @@ fn victim(walk: &PathWalk<'_>, parent: &Parent, name: &[u8]) -> Result<Arc<dyn N
 pub fn unlink(walk: &PathWalk<'_>, text: &[u8]) -> Result<()> {
     let parent = walk.parent(text)?;
     let Last::Name(name) = &parent.last else { return Err(Errno::EISDIR) };
+    let _names = metadata::keep_names([&parent.dir, &parent.dir])?;
     let node = victim(walk, &parent, name)?;
     if parent.trailing == Trailing::Slash {
         return Err(if node.kind() == NodeKind::Directory { Errno::EISDIR } else { Errno::ENOTDIR });
@@ -298,6 +300,7 @@ pub fn remove_dir(walk: &PathWalk<'_>, text: &[u8]) -> Result<()> {
         Last::DotDot => return Err(Errno::ENOTEMPTY),
         Last::Root => return Err(Errno::EBUSY),
     };
+    let _names = metadata::keep_names([&parent.dir, &parent.dir])?;
     let node = victim(walk, &parent, name)?;
     if node.kind() != NodeKind::Directory {
         return Err(Errno::ENOTDIR);
@@ -338,6 +341,7 @@ pub fn rename(
     if new_name.len() > super::walk::NAME_MAX {
         return Err(Errno::ENAMETOOLONG);
     }
+    let _names = metadata::keep_names([&source.dir, &target.dir])?;
     let node = victim(from, &source, old_name)?;
     let needs_directory = source.trailing == Trailing::Slash || target.trailing == Trailing::Slash;
     if needs_directory && node.kind() != NodeKind::Directory {

@@ -122,16 +122,20 @@ impl Path {
     /// `EINTR` if the caller is killed meanwhile.
     pub fn is_below(&self, top: &Self) -> Result<bool> {
         let mut here = self.clone();
-        loop {
+        for step in 1.. {
+            if step % STEPS == 0 {
+                sched::checkpoint()?;
+            }
             let is_top_mount = here.mount.is_same(&top.mount);
             if is_top_mount && climb(here.node, &|node| node == top.node.identity())? {
                 return Ok(true);
             }
             match here.mount.mountpoint() {
                 Some(below) => here = below,
-                None => return Ok(false),
+                None => break,
             }
         }
+        Ok(false)
     }
 
     /// The text of the path as seen from `root`, as /proc shows it: absolute, with " (deleted)"

@@ -16,6 +16,8 @@ pub const S_ISUID: u32 = 0o4000;
 /// In a mode: a program runs as its group, if [`S_IXGRP`] is set, too; a directory hands its group
 /// on.
 pub const S_ISGID: u32 = 0o2000;
+/// In a mode of a directory: its files are removed by their owners only.
+pub const S_ISVTX: u32 = 0o1000;
 /// In a mode: the group may execute the file.
 pub const S_IXGRP: u32 = 0o010;
 

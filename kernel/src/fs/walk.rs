@@ -285,10 +285,14 @@ impl<'a> PathWalk<'a> {
 
     fn up(&self, mut here: Path) -> Result<Path> {
         let scoped = self.resolve.intersects(ResolveFlags::BENEATH | ResolveFlags::IN_ROOT);
-        if scoped && here.same_place(self.start) {
-            return if self.resolve.contains(ResolveFlags::BENEATH) { Err(Errno::EXDEV) } else { Ok(here) };
-        }
         loop {
+            if scoped && here.same_place(self.start) {
+                return if self.resolve.contains(ResolveFlags::BENEATH) {
+                    Err(Errno::EXDEV)
+                } else {
+                    Ok(here)
+                };
+            }
             if here.same_place(self.root) {
                 return Ok(here);
             }

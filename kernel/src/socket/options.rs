@@ -112,11 +112,6 @@ fn timeout(value: u64, length: usize) -> Result<Option<u64>> {
 /// Priorities of packets that every program may ask for.
 const UNPRIVILEGED_PRIORITIES: core::ops::RangeInclusive<i32> = 0..=6;
 
-/// Whether the process may choose how its packets are routed and ordered.
-fn may_mark() -> bool {
-    task::may(Capability::NetAdmin) || task::may(Capability::NetRaw)
-}
-
 /// TCP_CONGESTION of IPPROTO_TCP.
 const CONGESTION: (u32, u32) = (TCP, 13);
 /// Information about a connection, and the handler of its bytes below programs: there is none.
@@ -171,8 +166,8 @@ impl Socket {
                 return Err(Errno::EPERM);
             }
             c::SO_DEBUG if number()? != 0 && !task::may(Capability::NetAdmin) => return Err(Errno::EACCES),
-            c::SO_MARK if !may_mark() => return Err(Errno::EPERM),
-            c::SO_PRIORITY if !UNPRIVILEGED_PRIORITIES.contains(&number()?) && !may_mark() => {
+            c::SO_MARK if !self.may_mark() => return Err(Errno::EPERM),
+            c::SO_PRIORITY if !UNPRIVILEGED_PRIORITIES.contains(&number()?) && !self.may_mark() => {
                 return Err(Errno::EPERM);
             }
             // The size is one for all.
@@ -244,6 +239,12 @@ impl Socket {
             _ => return Err(Errno::ENOPROTOOPT),
         };
         put(number.as_bytes())
+    }
+
+    /// Whether the process may choose how the socket's packets are routed and ordered.
+    fn may_mark(&self) -> bool {
+        let owner = self.network().head().owner();
+        task::may_in(owner, Capability::NetAdmin) || task::may_in(owner, Capability::NetRaw)
     }
 
     /// SO_TYPE.

@@ -214,6 +214,11 @@ pub fn listen(key: &EntryKey) -> Result<()> {
     Ok(())
 }
 
+/// The socket with this entry keeps its port, and listens no more.
+pub fn stop_listening(key: &EntryKey) {
+    PORTS.lock().get_mut(key).into_iter().for_each(|entry| entry.listens = false);
+}
+
 /// Lets the datagram socket with this entry hear only from `remote` from now on, if there is one.
 pub fn set_remote(key: &EntryKey, remote: Option<InetAddress>) {
     PORTS.lock().get_mut(key).into_iter().for_each(|entry| entry.remote = remote);

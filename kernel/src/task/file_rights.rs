@@ -2,6 +2,7 @@
 
 use super::{Capability, Process};
 use crate::Result;
+use crate::fs::metadata;
 use crate::fs::node::{ModeChange, Node, NodeKind, SetMetadata};
 use crate::fs::rights;
 
@@ -22,5 +23,7 @@ pub fn drop_rights(node: &dyn Node) -> Result<()> {
     if super::try_current().is_none_or(|task| may_keep(task.process())) {
         return Ok(());
     }
+    // File systems that compute the new mode from the one they know must know the present one.
+    let _changes = metadata::lock(node.identity())?;
     node.set_metadata(&SetMetadata { mode: Some(ModeChange::WithoutRights), ..SetMetadata::default() })
 }

@@ -131,12 +131,18 @@ pub fn sys_link(args: &Args) -> Result<i64> {
 pub fn sys_linkat(args: &Args) -> Result<i64> {
     let flags = args.uint(4);
     only(flags, AT_SYMLINK_FOLLOW | AT_EMPTY_PATH)?;
-    // A descriptor may come from a program with more rights, for which its file has no name.
-    if flags & AT_EMPTY_PATH != 0 && path_at(args[1])?.is_empty() && !task::may(Capability::DacReadSearch) {
+    let last = if flags & AT_SYMLINK_FOLLOW != 0 { Final::Follow } else { Final::Stop };
+    let (text, dirfd) = (path_at(args[1])?, args.fd(0));
+    if !text.is_empty() || flags & AT_EMPTY_PATH == 0 || dirfd == AT_FDCWD {
+        return link(&walk_from(dirfd, &text, |walk| walk.find(&text, last))?, args.fd(2), args[3]);
+    }
+    let place = place_of(&*file(dirfd)?);
+    // The descriptor may come from a program with more rights, which gave its file no name.
+    let is_own = as_caller(|walk| Ok(walk.caller.owns(&place.node.metadata())))?;
+    if !is_own && !task::may(Capability::DacReadSearch) {
         return Err(Errno::ENOENT);
     }
-    let last = if flags & AT_SYMLINK_FOLLOW != 0 { Final::Follow } else { Final::Stop };
-    link(&place_at(args.fd(0), args[1], flags, last)?, args.fd(2), args[3])
+    link(&place, args.fd(2), args[3])
 }
 
 fn symlink(target: u64, dirfd: i32, path: u64) -> Result<i64> {

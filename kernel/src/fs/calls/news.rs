@@ -34,8 +34,14 @@ pub(super) fn set(file: &OpenFile, fd: i32, signalling: Signalling) -> Result<()
 /// F_SETFL.
 ///
 /// # Errors
-/// `ENOMEM`.
+/// `EPERM` for O_NOATIME on a file of another user; `ENOMEM`.
 pub(super) fn set_status(file: &OpenFile, fd: i32, flags: OpenFlags) -> Result<i64> {
+    let newly = flags & !file.flags();
+    if newly.contains(OpenFlags::NOATIME)
+        && !super::as_caller(|walk| Ok(walk.caller.owns(&file.node().metadata())))?
+    {
+        return Err(Errno::EPERM);
+    }
     let signalling = if flags.contains(OpenFlags::ASYNC) { Signalling::On } else { Signalling::Off };
     match set(file, fd, signalling) {
         // Without signal-driven I/O the flag is not kept, and no error says so, as on Linux.

@@ -4,6 +4,7 @@ use freehold_collections::{Vec, WipedBytes};
 
 use super::{AT_FDCWD, as_caller, file, place_at, place_of};
 use crate::fs::caller::Access;
+use crate::fs::metadata;
 use crate::fs::node::{NodeKind, XattrSet, xattrs_without};
 use crate::fs::notify::{self, Events};
 use crate::fs::path::Path;
@@ -115,6 +116,8 @@ fn set(place: &Path, args: &Args) -> Result<i64> {
     if name.strip_prefix(b"security.") == Some(CAPABILITY) {
         check_file_capabilities(&value)?;
     }
+    // Between the look at the owner and the change no other program gives the file away.
+    let _changes = metadata::lock(place.node.identity())?;
     check(place, &name, Access::WRITE)?;
     place.node.set_xattr(&name, &value, how)?;
     notify::place(place, Events::ATTRIB);
@@ -145,6 +148,7 @@ fn list(place: &Path, args: &Args) -> Result<i64> {
 fn remove(place: &Path, args: &Args) -> Result<i64> {
     let name = name_at(args[1])?;
     place.mount.writable()?;
+    let _changes = metadata::lock(place.node.identity())?;
     check(place, &name, Access::WRITE)?;
     place.node.remove_xattr(&name)?;
     notify::place(place, Events::ATTRIB);

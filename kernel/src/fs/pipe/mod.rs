@@ -26,7 +26,7 @@ use linux_raw_sys::ioctl::FIONREAD;
 
 pub use page::BytePage;
 pub use ring::{Boundary, Gathered, PipeRing};
-use share::Share;
+use share::{Privilege, Share};
 pub use splice::{sys_splice, sys_tee, sys_vmsplice};
 
 use super::anonymous::AnonymousNode;
@@ -240,7 +240,8 @@ impl Pipe {
             return Err(Errno::EPERM);
         }
         let mut ring = self.ring.lock();
-        self.share.lock().resize(pages, || ring.set_limit(pages))?;
+        let privilege = Privilege::of_caller();
+        self.share.lock().resize(pages, privilege, || ring.set_limit(pages))?;
         self.limit.store(pages, Ordering::SeqCst);
         drop(ring);
         self.writable.wake_all();
@@ -485,15 +486,19 @@ static FIFOS: SpinLock<Map<Identity, Weak<Pipe>>> = SpinLock::new(Map::new());
 /// As [`open_fifo`]; `ENOMEM`.
 pub fn open_named(node: Arc<dyn Node>, flags: OpenFlags) -> Result<Arc<dyn File>> {
     let identity = node.identity();
-    let fresh = Pipe::new()?;
-    let pipe = {
-        let mut fifos = FIFOS.lock();
-        match fifos.get(&identity).and_then(|pipe| pipe.upgrade()) {
-            Some(pipe) => pipe,
-            None => {
-                fifos.retain(|_, pipe| pipe.strong_count() > 0);
-                fifos.try_insert(identity, fresh.downgrade())?;
-                fresh
+    let there = FIFOS.lock().get(&identity).and_then(|pipe| pipe.upgrade());
+    let pipe = match there {
+        Some(pipe) => pipe,
+        None => {
+            let fresh = Pipe::new()?;
+            let mut fifos = FIFOS.lock();
+            match fifos.get(&identity).and_then(|pipe| pipe.upgrade()) {
+                Some(pipe) => pipe,
+                None => {
+                    fifos.retain(|_, pipe| pipe.strong_count() > 0);
+                    fifos.try_insert(identity, fresh.downgrade())?;
+                    fresh
+                }
             }
         }
     };

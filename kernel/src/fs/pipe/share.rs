@@ -2,7 +2,7 @@
 //! belong to no process' memory, and the out-of-memory killer would look for them elsewhere.
 //!
 //! A pipe counts with the pages that it may hold, for the user that made it. Those of a maker with
-//! CAP_SYS_RESOURCE are not counted.
+//! CAP_SYS_RESOURCE or CAP_SYS_ADMIN are not counted.
 //!
 //! Source: pipe(7), `alloc_pipe_info` and `pipe_set_size` in fs/pipe.c.
 
@@ -52,6 +52,26 @@ fn is_above(pages: usize, limit: &AtomicUsize) -> bool {
     limit != 0 && pages > limit
 }
 
+/// Whether a program is bound by the limits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Privilege {
+    /// It has CAP_SYS_RESOURCE or CAP_SYS_ADMIN.
+    Unbound,
+    /// It is bound.
+    None,
+}
+
+impl Privilege {
+    /// That of the calling program.
+    pub fn of_caller() -> Self {
+        if task::may(Capability::SysResource) || task::may(Capability::SysAdmin) {
+            Self::Unbound
+        } else {
+            Self::None
+        }
+    }
+}
+
 /// The pages of one pipe, in its maker's account.
 pub(super) struct Share {
     /// The maker; `None` for one whose pipes are not counted.
@@ -66,7 +86,7 @@ impl Share {
     /// `ENFILE` where it has too many, `ENOMEM`.
     pub fn new(pages: usize) -> Result<(Self, usize)> {
         let user = task::try_with_current(|task| {
-            (!task::may(Capability::SysResource)).then(|| task.with_credentials(|own| own.uid))
+            (Privilege::of_caller() == Privilege::None).then(|| task.with_credentials(|own| own.uid))
         });
         let Some(user) = user.flatten() else { return Ok((Self { user: None, pages }, pages)) };
         let mut users = USERS.lock();
@@ -79,14 +99,19 @@ impl Share {
         Ok((Self { user: Some(user), pages }, pages))
     }
 
-    /// Counts `pages` instead, once `change` has been made.
+    /// Counts `pages` instead, once `change` has been made for a caller with this privilege.
     ///
     /// # Errors
-    /// `EPERM` where it grows, the maker has too many, and the caller has not CAP_SYS_RESOURCE;
+    /// `EPERM` where it grows, the maker has too many, and the caller has no privilege;
     /// those of `change`.
-    pub fn resize(&mut self, pages: usize, change: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub fn resize(
+        &mut self,
+        pages: usize,
+        privilege: Privilege,
+        change: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         let Some(user) = self.user else { return change() };
-        let is_bound = pages > self.pages && !task::may(Capability::SysResource);
+        let is_bound = pages > self.pages && privilege == Privilege::None;
         let mut users = USERS.lock();
         let all = users.get_mut(&user).ok_or(Errno::EPERM)?;
         let after = *all - self.pages + pages;

@@ -6,6 +6,7 @@ use crate::fs::device::split_device;
 use crate::fs::generated::Text;
 use crate::fs::mount::{Mount, MountFlags};
 use crate::fs::path::{Path, Reach};
+use crate::fs::walk::PATH_MAX;
 use crate::task::Process;
 use crate::{Errno, Result};
 
@@ -51,12 +52,17 @@ fn visible(process: &Process) -> Result<Vec<(Arc<Mount>, Vec<u8>)>> {
                 let place = below.describe(root)?;
                 (place.reach == Reach::Inside).then_some(Ok(place.text))
             }
-            Some(below) => places.get(&below.mount.id()).map(|&at: &usize| {
-                let (_, above): &(_, Vec<u8>) = &found[at];
-                joined(above, &below.describe(&Path::root_of(below.mount.clone()))?.text)
-            }),
+            Some(below) => {
+                let place = below.describe(&Path::root_of(below.mount.clone()))?;
+                let above = places.get(&below.mount.id()).filter(|_| place.reach == Reach::Inside);
+                above.map(|&at: &usize| {
+                    let (_, above): &(_, Vec<u8>) = &found[at];
+                    joined(above, &place.text)
+                })
+            }
         };
-        if let Some(text) = text {
+        // A path that is longer than any may be leads nowhere.
+        if let Some(text) = text.filter(|text| text.as_ref().map_or(true, |text| text.len() < PATH_MAX)) {
             places.try_insert(mount.id(), found.len())?;
             found.try_push((mount, text?))?;
         }

@@ -381,10 +381,11 @@ impl Node for TmpNode {
         names.check_free(name)?;
         let mut attributes = node.attributes.lock();
         // A file whose last name was removed gets no other one.
-        if attributes.links == 0 && !node.may_get_name.swap(false, Ordering::Relaxed) {
+        if attributes.links == 0 && !node.may_get_name.load(Ordering::Relaxed) {
             return Err(Errno::ENOENT);
         }
         names.insert(name, node.clone())?;
+        node.may_get_name.store(false, Ordering::Relaxed);
         attributes.links += 1;
         attributes.changed = crate::fs::clock::now();
         drop(attributes);

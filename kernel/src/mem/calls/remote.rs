@@ -36,7 +36,7 @@ fn remote_runs(
     if local.is_empty() {
         return Ok(0);
     }
-    let remote = Iovecs::read(args[3], args[4] as usize)?;
+    let remote = Iovecs::read_remote(args[3], args[4] as usize)?;
     let space = space_of(args.int(0), Mode::ATTACH_REAL, Errno::ESRCH)?;
     let mut done = 0;
     for (address, length) in remote.slices().iter().map(|slice| slice.place()).filter(|place| place.1 > 0) {

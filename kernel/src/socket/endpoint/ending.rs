@@ -58,7 +58,11 @@ impl Socket {
         if how == Shutdown::Send {
             return;
         }
-        let listener = self.state.lock().listener.take();
+        let (listener, port) = {
+            let mut state = self.state.lock();
+            (state.listener.take(), state.port)
+        };
+        port.iter().for_each(ports::stop_listening);
         refuse_waiting(listener);
         self.connections.announce(News::HangUp);
     }
