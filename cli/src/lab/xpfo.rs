@@ -82,6 +82,10 @@ struct XpfoRow {
     walks: u64,
     /// First-level misses of loads and stores, of both halves.
     data_misses: u64,
+    /// Translations of the kernel half that the modelled TLB was filled with, in the whole run.
+    /// Walks of the kernel at programs' addresses are not among them: a new page that the kernel
+    /// writes through its program's address is a walk that the program does not make.
+    kernel_fills: u64,
     /// The kernel's entries that were evicted from the modelled second level, in the whole run.
     kernel_replaced: u64,
     full_flushes: u64,
@@ -254,8 +258,9 @@ fn row(workload: &'static str, policy: &'static str, tlb: &str, results: &Result
     let [user_instructions, kernel_instructions] = both(|counts| counts.instructions);
     let [user_walks, kernel_walks] = both(|counts| counts.tlb_walks);
     let data_misses = both(|counts| counts.tlb_data_misses).iter().sum();
-    let replaced = results.tlb.iter().flat_map(|tlb| &tlb.groups).filter(|group| group.half == Half::Kernel);
-    let replaced = replaced.flat_map(|group| &group.deaths).filter(|death| death.cause == Cause::Capacity);
+    let of_kernel =
+        || results.tlb.iter().flat_map(|tlb| &tlb.groups).filter(|group| group.half == Half::Kernel);
+    let replaced = of_kernel().flat_map(|group| &group.deaths).filter(|death| death.cause == Cause::Capacity);
     let kernel_replaced = replaced.flat_map(|death| &death.lived).sum();
     let exposure = results.exposure.clone().unwrap_or_default();
     let longest =
@@ -271,6 +276,7 @@ fn row(workload: &'static str, policy: &'static str, tlb: &str, results: &Result
         kernel_walks,
         walks: user_walks + kernel_walks,
         data_misses,
+        kernel_fills: of_kernel().map(|group| group.fills).sum(),
         kernel_replaced,
         full_flushes: cpus().map(|cpu| cpu.full_flushes).sum(),
         page_flushes: cpus().map(|cpu| cpu.page_flushes).sum(),

@@ -38,5 +38,12 @@ fn the_lab_measures_the_policies_that_the_kernel_has_and_names_the_others() {
             .sum();
         assert_eq!(lives, figure("closed_cached"), "each closed window has one life: {row}");
     }
+    let row_of = |policy: &str| rows.iter().find(|row| row["policy"] == policy).expect("a row");
+    let figures = |policy: &str, name: &str| row_of(policy)[name].as_f64().expect("a count");
+    for policy in ["lap", "on", "strict"] {
+        let more = |name: &str| figures(policy, name) - figures("off", name);
+        let each = more("kernel_fills") / more("windows");
+        assert!((0.5..=1.05).contains(&each), "{each} translations for each window under {policy}");
+    }
     assert!(std::fs::read_to_string(&html).expect("the page").contains("Closed windows"));
 }

@@ -28,12 +28,20 @@ fn show_overhead(record: &XpfoRecord, row: &XpfoRow) -> String {
     }
 }
 
+/// Returns how often the TLB was filled with a translation of the kernel half for each window, more
+/// than under `off`, if `off` was measured and there were windows.
+fn fills_a_window(record: &XpfoRecord, row: &XpfoRow) -> Option<f64> {
+    let base = record.rows.iter().find(|other| other.workload == row.workload && other.policy == "off")?;
+    let windows = row.windows.checked_sub(base.windows).filter(|&windows| windows > 0)?;
+    Some((row.kernel_fills as f64 - base.kernel_fills as f64) / windows as f64)
+}
+
 /// Formats events per million instructions of the program's time.
 fn per_million(row: &XpfoRow, events: u64) -> String {
     format!("{:.1}", events as f64 * 1e6 / (row.user_instructions + row.kernel_instructions).max(1) as f64)
 }
 
-const HEADINGS: [&str; 12] = [
+const HEADINGS: [&str; 13] = [
     "workload",
     "policy",
     "kernel",
@@ -43,12 +51,13 @@ const HEADINGS: [&str; 12] = [
     "walks: all",
     "full flushes",
     "windows",
+    "kernel half: fills a window",
     "longest closed",
     "reachable bytes",
     "residue frames",
 ];
 
-fn cells(record: &XpfoRecord, row: &XpfoRow) -> [String; 12] {
+fn cells(record: &XpfoRecord, row: &XpfoRow) -> [String; 13] {
     [
         row.workload.into(),
         row.policy.into(),
@@ -59,6 +68,9 @@ fn cells(record: &XpfoRecord, row: &XpfoRow) -> [String; 12] {
         count(row.walks),
         count(row.full_flushes),
         count(row.windows),
+        fills_a_window(record, row)
+            .filter(|_| row.policy != "linux")
+            .map_or_else(|| "–".into(), |fills| format!("{fills:.2}")),
         if row.closed_cached == 0 { "–".into() } else { format!("< {}", count(row.longest_closed)) },
         row.reachable_bytes.map_or_else(|| "–".into(), |(mean, _)| count(mean)),
         row.residue_frames.filter(|_| row.policy != "linux").map_or_else(|| "–".into(), count),
