@@ -24,7 +24,7 @@ use crate::hw::alternatives::Feature;
 use crate::hw::boot::{BootInfo, MemoryKind};
 use crate::hw::memory::{OutOfMemory, pluggable};
 use crate::hw::speculation::choice::WantedMitigations;
-use crate::hw::static_keys::StaticKey;
+use crate::hw::static_keys::{KeyState, StaticKey};
 use crate::hw::user::UserContext;
 use crate::hw::{
     Hardware, alternatives, boot, cpu, firmware, irq, panic, power, speculation, time, traps, watch,
@@ -89,6 +89,11 @@ pub(crate) fn raise(
     mem::init(&firmware.topology, cpus, settings.page_allocator, settings.huge_pages, exclusion);
     if let Err(error) = mem::turn_key(StaticKey::COUNTS_SYSCALLS, settings.syscall_counts) {
         log::warn!("syscall_counts: {error:?}, calls are not counted");
+    }
+    if firmware.topology.node_count() > 1
+        && let Err(error) = mem::turn_key(StaticKey::TASK_NODES, KeyState::On)
+    {
+        log::warn!("task_nodes: {error:?}, tasks run on any node");
     }
     fault_inject::configure(settings.failslab, settings.fail_page_alloc);
     task::Task::watch_reserve();

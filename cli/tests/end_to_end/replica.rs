@@ -11,6 +11,13 @@ const FILE: &str = "/sys/kernel/debug/replica";
 const LOAD: &str =
     "i=0; while [ $i -lt 6 ]; do busybox seq 100 | busybox sort -r >/dev/null & i=$((i+1)); done; wait";
 
+/// Many processes at the same time on the first node's CPU, and when they have ended pairs of small
+/// programs on the other's, one pair after the other.
+const TURNS: &str = r#"
+busybox taskset 1 busybox ash -c 'k=0; while [ $k -lt 40 ]; do busybox sleep 1 & k=$((k+1)); done; wait'
+pairs='i=0; while [ $i -lt 20 ]; do busybox seq 100 | busybox sort -r >/dev/null; i=$((i+1)); done'
+export pairs; busybox taskset 2 busybox ash -c 'busybox ash -c "$pairs"; :'"#;
+
 fn said(options: &[&str], command: &str) -> Outcome {
     run(options, &["busybox", "ash", "-c", command], b"")
 }
@@ -251,6 +258,45 @@ fn a_node_of_cpus_alone_runs_the_image_or_the_nearest_copy() {
         let remote: Vec<u64> = sums.iter().map(|&(_, remote)| remote).collect();
         assert_eq!(remote, [0, 0, sums[2].0], "{sums:?}");
     }
+}
+
+#[test]
+fn a_stack_waits_for_its_next_user_on_its_node() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let options = ["-m", "256M", "--cpus", "2", "--numa", "2"];
+    let (_, results) = watched(&options, TURNS);
+    let phases = results["phases"].as_array().expect("phases");
+    let program = phases.iter().find(|phase| phase["name"] == "program").expect("the program's time");
+    let data = &program["cpus"][1]["kernel_data"];
+    let of = |kind: &str, side: &str| data[kind][side].as_u64().expect("a number");
+    let kinds = ["image", "frame_table", "stacks", "tables", "heap"];
+    let own: u64 = kinds.iter().map(|kind| of(kind, "local") + of(kind, "remote")).sum();
+    assert!(own > 1_000_000 && of("stacks", "remote") * 20 < own, "{data}");
+    assert_eq!(results["oracle"]["total"], 0, "{}", results["oracle"]);
+}
+
+#[test]
+fn an_idle_cpu_of_another_node_takes_a_task_that_waits_for_longer_than_a_slice() {
+    // The shell stays on the second CPU, so that one loop waits on the first, and never two tasks.
+    let command = r#"
+busybox taskset -p 2 $$ >/dev/null
+for k in 1 2; do
+    busybox ash -c "busybox taskset -p 1 \$\$ >/dev/null; : >/tmp/on$k; while :; do :; done" & pids="$pids $!"
+done
+while [ ! -e /tmp/on1 ] || [ ! -e /tmp/on2 ]; do busybox sleep 0.1; done
+for p in $pids; do busybox taskset -p 3 $p >/dev/null; done
+n=0; while [ $n -lt 100 ]; do
+    cpus=; for p in $pids; do read -r stat </proc/$p/stat; set -- $stat; cpus="$cpus ${39}"; done
+    case $cpus in " 0 1"|" 1 0") break;; esac
+    busybox sleep 0.1; n=$((n+1))
+done
+kill $pids; for k in $cpus; do echo $k; done"#;
+    let told = said(&["-m", "256M", "--cpus", "2", "--numa", "2"], command).expect(0).text();
+    let mut cpus: Vec<&str> = told.lines().collect();
+    cpus.sort_unstable();
+    assert_eq!(cpus, ["0", "1"]);
 }
 
 #[test]

@@ -68,8 +68,12 @@ impl StaticKey {
     pub const QUOTAS: usize = Self::CHARGES + 1;
     /// Threads look whether their groups have a quota of CPU time.
     pub const CPU_QUOTAS: Self = Self(Self::QUOTAS);
+    /// The number of the key [`TASK_NODES`](Self::TASK_NODES), for [`is_on`].
+    pub const NODES: usize = Self::QUOTAS + 1;
+    /// The machine has several nodes, and a task runs on that of its stack.
+    pub const TASK_NODES: Self = Self(Self::NODES);
     /// How many keys there are.
-    const COUNT: usize = freehold_tracepoints::COUNT + 2;
+    const COUNT: usize = freehold_tracepoints::COUNT + 3;
 
     /// The key of an event; `None` of one that programs write.
     pub const fn of_event(event: &EventDescription) -> Option<Self> {
@@ -82,6 +86,7 @@ impl StaticKey {
             Self::COUNTS_SYSCALLS => "syscall_counts",
             Self::FRAME_CHARGES => "frame_charges",
             Self::CPU_QUOTAS => "cpu_quotas",
+            Self::TASK_NODES => "task_nodes",
             Self(event) => EVENTS[event].name,
         }
     }

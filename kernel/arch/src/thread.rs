@@ -18,7 +18,7 @@ use core::cell::UnsafeCell;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-use freehold_machine::Cpus;
+use freehold_machine::{Cpus, NodeId};
 
 use crate::X86;
 use crate::memory::OutOfMemory;
@@ -95,12 +95,13 @@ fn this_cpu() -> &'static Threads {
 }
 
 impl Thread {
-    /// A thread that will run `body` when it is first switched to.
+    /// A thread that will run `body` when it is first switched to, on a stack of `node`'s memory if
+    /// the node has some.
     ///
     /// # Errors
     /// When there is no memory for its stack.
-    pub fn new(body: Body) -> Result<Self, OutOfMemory> {
-        let stack = Stack::new()?;
+    pub fn new(node: NodeId, body: Body) -> Result<Self, OutOfMemory> {
+        let stack = Stack::new(node)?;
         // Frame that `thread_switch` pops: six registers and a return address.
         let frame = [0, 0, 0, 0, 0, 0, thread_begin as *const () as u64];
         let saved = stack.start() - size_of_val(&frame) as u64;

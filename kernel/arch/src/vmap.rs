@@ -2,9 +2,9 @@
 //! RAM disk.
 //!
 //! Addresses are handed out upwards from a random page on. Mappings of devices and firmware stay
-//! for ever; stacks are kept for reuse. When [`KEPT_STACKS`] and [`UNMAPPED_AT_ONCE`] more are
-//! unused, the latter are unmapped with one flush of all CPUs. The entries of their guard pages
-//! then remember their places.
+//! for ever; stacks are kept for reuse, each on the node whose frames it has. When [`KEPT_STACKS`]
+//! and [`UNMAPPED_AT_ONCE`] more of a node are unused, the latter are unmapped with one flush of
+//! all CPUs. The entries of their guard pages then remember their places.
 //!
 //! A thread starts at a random place in the upper half of its stack's top page ([`Stack::start`]).
 //! So the places of frames and buffers differ between threads that use a stack one after the other.
@@ -14,7 +14,8 @@
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_machine::{CpuSet, Cpus, Flush, PAGE, Pfn, PhysAddr, Tlb, VirtAddr};
+use freehold_machine::topology::MAX_NODES;
+use freehold_machine::{CpuSet, Cpus, Flush, NodeId, PAGE, Pfn, PhysAddr, Tlb, VirtAddr};
 
 use crate::X86;
 use crate::memory::layout::DYNAMIC_SPAN;
@@ -30,7 +31,7 @@ const SLOT_BYTES: u64 = 2 * STACK_PAGES * PAGE;
 const KEPT_STACKS: usize = 16;
 /// Stacks that are unmapped together, since each time all CPUs are interrupted.
 const UNMAPPED_AT_ONCE: usize = 16;
-/// Stacks that are mapped and unused, at most.
+/// Stacks of one node that are mapped and unused, at most.
 pub const MOST_IDLE_STACKS: usize = KEPT_STACKS + UNMAPPED_AT_ONCE;
 /// Places in the upper half of a page where a thread's stack may start, 16 bytes apart.
 const STARTS: u64 = PAGE / 2 / 16;
@@ -103,9 +104,27 @@ pub(crate) fn fixed_stack(pages: u64) -> Result<Range<VirtAddr>, OutOfMemory> {
 /// A kernel stack of 24 KiB above an unmapped guard, so that running over its end is a fault.
 #[derive(Debug)]
 pub struct Stack {
-    bottom: VirtAddr,
+    /// Its lowest address, and in the bits of an address within a page the node that it was made
+    /// for, on which it waits for its next user. One word: two would be the next size of a thread's
+    /// object.
+    word: u64,
 }
 
+const _: () = assert!(MAX_NODES <= PAGE as usize);
+
+impl Stack {
+    fn at(bottom: VirtAddr, node: NodeId) -> Self {
+        Self { word: bottom.0 | u64::from(node.0) }
+    }
+    fn bottom(&self) -> u64 {
+        self.word & !(PAGE - 1)
+    }
+    fn node(&self) -> NodeId {
+        NodeId((self.word % PAGE) as u8)
+    }
+}
+
+/// One node's stacks without a user.
 struct Idle {
     /// Stacks that are mapped and unused.
     kept: [u64; MOST_IDLE_STACKS],
@@ -115,23 +134,28 @@ struct Idle {
     places: u64,
 }
 
-static IDLE: SpinLock<Idle> = SpinLock::new(Idle { kept: [0; MOST_IDLE_STACKS], count: 0, places: 0 });
+static IDLE: [SpinLock<Idle>; MAX_NODES] =
+    [const { SpinLock::new(Idle { kept: [0; MOST_IDLE_STACKS], count: 0, places: 0 }) }; MAX_NODES];
+
+fn idle_on(node: NodeId) -> &'static SpinLock<Idle> {
+    &IDLE[usize::from(node.0) % MAX_NODES]
+}
 
 fn guard_entry(bottom: VirtAddr) -> &'static AtomicU64 {
     tables::find_entry::<1>(VirtAddr(bottom.0 - PAGE)).expect("a used stack place has its table")
 }
 
 impl Stack {
-    /// Makes a stack of undefined bytes.
+    /// Makes a stack of `node`'s frames, if the node has some; its bytes are undefined.
     ///
     /// # Errors
     /// When there is no memory for it.
-    pub fn new() -> Result<Self, OutOfMemory> {
+    pub fn new(node: NodeId) -> Result<Self, OutOfMemory> {
         let place = {
-            let mut idle = IDLE.lock();
+            let mut idle = idle_on(node).lock();
             if idle.count > 0 {
                 idle.count -= 1;
-                return Ok(Self { bottom: VirtAddr(idle.kept[idle.count]) });
+                return Ok(Self::at(VirtAddr(idle.kept[idle.count]), node));
             }
             let place = VirtAddr(idle.places);
             if place.0 != 0 {
@@ -144,15 +168,18 @@ impl Stack {
             0 => VirtAddr(take_addresses(SLOT_BYTES, SLOT_BYTES)?.0 + STACK_PAGES * PAGE),
             _ => place,
         };
-        let stack = Self { bottom };
+        let stack = Self::at(bottom, node);
+        // Frames near this CPU are at hand in its lists.
+        let is_here = node == X86.node_of_cpu(X86.current_cpu());
         for page in 0..STACK_PAGES {
-            let mapped = memory::alloc_frames(0).ok_or(OutOfMemory).and_then(|frame| {
+            let frame = if is_here { memory::alloc_frames(0) } else { memory::alloc_frames_near(node, 0) };
+            let mapped = frame.ok_or(OutOfMemory).and_then(|frame| {
                 let address = VirtAddr(bottom.0 + page * PAGE);
                 let mapped = tables::map_page(address, tables::leaf(frame, tables::DATA), &mut alloc_table);
                 mapped.inspect_err(|_| memory::free_frames(frame, 0))
             });
             if mapped.is_err() {
-                unmap_stacks(&[bottom.0]);
+                unmap_stacks(node, &[bottom.0]);
                 core::mem::forget(stack);
                 return Err(OutOfMemory);
             }
@@ -165,13 +192,13 @@ impl Stack {
     /// would be a fiftieth of a thread's cost.
     pub fn start(&self) -> u64 {
         let mixed = (rdtsc() ^ START_KEY.load(Ordering::Relaxed)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.bottom.0 + STACK_PAGES * PAGE - mixed.rotate_left(STARTS.trailing_zeros()) % STARTS * 16
+        self.bottom() + STACK_PAGES * PAGE - mixed.rotate_left(STARTS.trailing_zeros()) % STARTS * 16
     }
 }
 
-/// Take the pages of stacks away, at most [`UNMAPPED_AT_ONCE`], and remember the places, where they
-/// have their tables.
-fn unmap_stacks(bottoms: &[u64]) {
+/// Take the pages of a node's stacks away, at most [`UNMAPPED_AT_ONCE`], and remember the places,
+/// where they have their tables.
+fn unmap_stacks(node: NodeId, bottoms: &[u64]) {
     let mut frames = [Pfn(0); UNMAPPED_AT_ONCE * STACK_PAGES as usize];
     let mut count = 0;
     for bottom in bottoms {
@@ -194,7 +221,7 @@ fn unmap_stacks(bottoms: &[u64]) {
     }
     for bottom in bottoms {
         if let Some(guard) = tables::find_entry::<1>(VirtAddr(bottom - PAGE)) {
-            let mut idle = IDLE.lock();
+            let mut idle = idle_on(node).lock();
             guard.store(idle.places, Ordering::Release);
             idle.places = *bottom;
         }
@@ -205,10 +232,10 @@ impl Drop for Stack {
     fn drop(&mut self) {
         let mut surplus = [0; UNMAPPED_AT_ONCE];
         {
-            let mut idle = IDLE.lock();
+            let mut idle = idle_on(self.node()).lock();
             let count = idle.count;
             if count < idle.kept.len() {
-                idle.kept[count] = self.bottom.0;
+                idle.kept[count] = self.bottom();
                 idle.count += 1;
                 return;
             }
@@ -216,8 +243,8 @@ impl Drop for Stack {
             surplus.copy_from_slice(&idle.kept[..UNMAPPED_AT_ONCE]);
             idle.kept.copy_within(UNMAPPED_AT_ONCE.., 0);
             idle.count = KEPT_STACKS + 1;
-            idle.kept[KEPT_STACKS] = self.bottom.0;
+            idle.kept[KEPT_STACKS] = self.bottom();
         }
-        unmap_stacks(&surplus);
+        unmap_stacks(self.node(), &surplus);
     }
 }

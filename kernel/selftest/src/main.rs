@@ -59,6 +59,9 @@ struct Upwards {
 static FRAMES: Upwards = Upwards { state: SpinLock::new((Pfn(0), Pfn(0))), given: AtomicUsize::new(0) };
 
 impl FrameProvider for Upwards {
+    fn alloc_near(&self, _node: NodeId, order: u32) -> Option<Pfn> {
+        self.alloc(order)
+    }
     fn alloc(&self, order: u32) -> Option<Pfn> {
         let (start, block) = {
             let mut state = self.state.lock();
@@ -510,7 +513,7 @@ fn threads_switch_and_finish() {
             thread::show(&round, life);
             assert_eq!(thread::with_current(|_: &u32| ()), None);
         });
-        let other = Thread::new(body).expect("memory for a thread");
+        let other = Thread::new(NodeId(0), body).expect("memory for a thread");
         thread::switch(&other);
         thread::switch(&other);
         assert_eq!(thread::with_current(|number: &u32| *number), Some(1));
@@ -518,7 +521,7 @@ fn threads_switch_and_finish() {
     assert_eq!(STEPS.load(Ordering::Relaxed), 100);
     let mut many = Vec::new();
     for _ in 0..40 {
-        many.push(Thread::new(Box::new(|| ())).expect("memory for a thread"));
+        many.push(Thread::new(NodeId(0), Box::new(|| ())).expect("memory for a thread"));
     }
     drop(many);
     let kept = FRAMES.given.load(Ordering::Relaxed) - frames;

@@ -7,9 +7,9 @@
 use freehold_buddy::{Buddy, Managed, Options, Wipe};
 use freehold_collections::{Arc, Vec};
 use freehold_frame::{
-    Anon, Beside, Frame, FrameRecord, FrameTable, Order, OutOfMemory, Owner, Request, ready,
+    Anon, Beside, Frame, FrameRecord, FrameTable, NodePolicy, Order, OutOfMemory, Owner, Request, ready,
 };
-use freehold_machine::{Pfn, Topology};
+use freehold_machine::{NodeId, Pfn, Topology};
 use freehold_replica::Setting;
 use freehold_vm::{Commons, HugeMode, KernelRoots};
 use freehold_xpfo::Policy;
@@ -159,6 +159,14 @@ struct KernelFrames;
 impl FrameProvider for KernelFrames {
     fn alloc(&self, order: u32) -> Option<Pfn> {
         let request = Request::new(Owner::Kernel).order(Order::new(order)?);
+        frames().allocate(if reclaim::is_under_way() { request.from_reserve() } else { request }).ok()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn alloc_near(&self, node: NodeId, order: u32) -> Option<Pfn> {
+        let request =
+            Request::new(Owner::Kernel).order(Order::new(order)?).policy(NodePolicy::Preferred(node));
         frames().allocate(if reclaim::is_under_way() { request.from_reserve() } else { request }).ok()
     }
 

@@ -23,6 +23,9 @@
 mod affinity_model;
 pub mod heap;
 pub mod latency;
+mod nodes;
+#[cfg(test)]
+mod nodes_model;
 mod policy;
 pub mod runqueue;
 mod switch;
@@ -82,6 +85,8 @@ pub struct Schedule {
     state: AtomicU8,
     /// The CPU whose queue the task belongs to.
     pub cpu: AtomicU16,
+    /// The node of its stack, where it runs if it can.
+    node: AtomicU8,
     /// A CPU runs it, or has not saved its registers yet.
     pub on_cpu: AtomicBool,
     /// Work to do once the task has left its CPU: bits of [`whereabouts`]. Only the task and its
@@ -119,6 +124,7 @@ impl Schedule {
         Self {
             state: AtomicU8::new(Sleep::Uninterruptible as u8),
             cpu: AtomicU16::new(cpu.0),
+            node: AtomicU8::new(0),
             on_cpu: AtomicBool::new(false),
             leaving: AtomicU8::new(0),
             left: AtomicBool::new(false),
@@ -201,6 +207,8 @@ struct PerCpu {
     wanted: AtomicBool,
     /// The idle task runs (a hint for placement).
     idle: AtomicBool,
+    /// When it idles it may take a lone task of another node's CPU: see [`nodes`].
+    helps: AtomicBool,
     latency: latency::CpuLatency,
 }
 
@@ -211,6 +219,7 @@ static CPUS: [PerCpu; MAX_CPUS] = [const {
         has_retired: AtomicBool::new(false),
         wanted: AtomicBool::new(false),
         idle: AtomicBool::new(false),
+        helps: AtomicBool::new(false),
         latency: latency::CpuLatency::new(),
     }
 }; MAX_CPUS];
@@ -316,6 +325,9 @@ fn enqueue_on(task: Arc<Thread>, target: CpuId) {
 /// Choose a CPU for a task that wakes: where it was, if that is idle; else an idle one; else where
 /// it was.
 fn place(task: &Thread, home: CpuId) -> CpuId {
+    if nodes::are_several() {
+        return nodes::place(task, home);
+    }
     let allowed = CpuSet(task.schedule.affinity().0 & online().0);
     let is_idle = |id: CpuId| cpu(id).idle.load(Ordering::Relaxed);
     if allowed.contains(home) {
@@ -433,15 +445,38 @@ pub fn yield_now() {
     }
 }
 
-/// Make room for one more task in every queue.
+/// Least room of all queues when it was last looked at, and the number of CPUs then
+/// ([`room_word`]). Room only grows. So most new tasks need no look at the queues, whose lines are
+/// other CPUs'.
+static ROOM: AtomicU64 = AtomicU64::new(0);
+
+/// The word for `cpus` whose queues have room for `tasks` tasks each.
+const fn room_word(cpus: CpuSet, tasks: usize) -> u64 {
+    (cpus.0.count_ones() as u64) << 32 | if tasks < 1 << 32 { tasks as u64 } else { 0 }
+}
+
+/// Makes room for `tasks` tasks in every queue.
 ///
 /// # Errors
 /// `ENOMEM`.
 pub fn make_room(tasks: usize) -> crate::Result<()> {
-    for id in online().iter() {
+    let (word, wanted) = (ROOM.load(Ordering::Acquire), room_word(online(), tasks));
+    if word >> 32 == wanted >> 32 && word as u32 >= wanted as u32 && wanted as u32 != 0 {
+        return Ok(());
+    }
+    grow_queues(tasks)
+}
+
+#[cold]
+#[inline(never)]
+fn grow_queues(tasks: usize) -> crate::Result<()> {
+    let cpus = online();
+    let mut least = usize::MAX;
+    for id in cpus.iter() {
         loop {
             let room = cpu(id).queue.lock().room();
             if room >= tasks {
+                least = least.min(room);
                 break;
             }
             let buffer = Vec::try_with_capacity((tasks + 1).max(2 * room).max(16))?;
@@ -449,6 +484,7 @@ pub fn make_room(tasks: usize) -> crate::Result<()> {
             drop(old);
         }
     }
+    ROOM.store(room_word(cpus, least), Ordering::Release);
     Ok(())
 }
 

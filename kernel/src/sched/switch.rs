@@ -11,7 +11,7 @@ use freehold_tracepoints::table::SchedSwitch;
 use super::runqueue::SLICE;
 use super::thread::{self, Thread, Translation};
 use super::whereabouts::{GIVES_ID, MOVES};
-use super::{DEAD, ONLINE, PerCpu, RUNNABLE, cpu, heap::Positioned};
+use super::{DEAD, ONLINE, PerCpu, RUNNABLE, cpu, nodes};
 use crate::hw::irq::InterruptsOff;
 use crate::hw::speculation;
 use crate::hw::sync::lock_with;
@@ -396,34 +396,27 @@ pub fn wake_idle() {
 /// Take a task that waits on another CPU over to this one.
 fn steal() -> bool {
     let me = hw::current_cpu();
-    for victim in super::online().without(me).iter() {
-        let stolen = {
-            let mut queue = cpu(victim).queue.lock();
-            // A lone task that is about to run there stays; its caches are there.
-            if queue.waiting() == 0 {
-                continue;
-            }
-            let stolen = queue.steal(me);
-            if let Some(task) = &stolen {
-                debug_assert!(task.position().is_none());
-                task.belongs_to(me);
-            }
-            stolen
-        };
-        if let Some(task) = stolen {
-            super::enqueue_on(task, me);
-            return true;
-        }
-    }
-    false
+    let task = if nodes::are_several() {
+        nodes::steal(me)
+    } else {
+        super::online().without(me).iter().find_map(|victim| nodes::steal_from(victim, me, 1))
+    };
+    let Some(task) = task else { return false };
+    super::enqueue_on(task, me);
+    true
 }
 
 /// The current slice may have ended (interrupt context).
 pub fn timer_interrupt(now: u64) {
-    let this = cpu(hw::current_cpu());
+    let me = hw::current_cpu();
+    let this = cpu(me);
     let mut queue = this.queue.lock();
     queue.account(now);
     if queue.waiting() > 0 {
         this.wanted.store(true, Ordering::Relaxed);
+        drop(queue);
+        if nodes::are_several() {
+            nodes::relieve(me);
+        }
     }
 }

@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize
 use freehold_bounce::{Original, OriginalMut};
 use freehold_collections::{Arc, Box, Weak, reserve};
 use freehold_frame::{AccountId, AtomicAccountId};
-use freehold_machine::CpuId;
+use freehold_machine::{CpuId, NodeId};
 use freehold_tracepoints::{Comm, Pid};
 use freehold_vm::TaskPolicy;
 use freehold_xpfo::Closing;
@@ -381,7 +381,7 @@ mod running {
 
     use super::*;
     use crate::Errno;
-    use crate::sched::{finish_switch, make_room};
+    use crate::sched::{finish_switch, make_room, nodes};
 
     impl Thread {
         /// The stack and the registers that the CPU switches to.
@@ -417,6 +417,7 @@ mod running {
         /// `ENOMEM`.
         pub fn prepare(&self, body: impl FnOnce() + Send + 'static) -> Result<()> {
             make_room(stacks() + 2)?;
+            let node = if nodes::are_several() { nodes::settle(self) } else { NodeId(0) };
             let me = self.me.clone();
             let life = move || {
                 finish_switch();
@@ -427,7 +428,7 @@ mod running {
                     drop(kept);
                 });
             };
-            let stack = machine::Thread::new(reserve::boxed(life)).map_err(|_| Errno::ENOMEM)?;
+            let stack = machine::Thread::new(node, reserve::boxed(life)).map_err(|_| Errno::ENOMEM)?;
             self.stack.call_once(|| stack);
             STACKS.fetch_add(1, Ordering::Relaxed);
             Ok(())

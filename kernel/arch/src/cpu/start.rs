@@ -4,17 +4,16 @@
 //! still map low memory and the image, draws a stack by ticket, loads the kernel's root, and finds
 //! its number by its identifier on the interrupt bus. Manual: Intel SDM volume 3, 9.4.
 
-use alloc::boxed::Box;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use freehold_machine::{CpuId, CpuSet, MAX_CPUS, Pfn};
+use freehold_machine::{CpuId, CpuSet, Cpus, MAX_CPUS, PAGE_SIZE, Pfn};
 
 use super::{ALL, ONLINE, PerCpu, adopt, enable_features, init_this};
 use crate::apic::{self, Ipi};
 use crate::memory::{self, tables};
 use crate::sync::Once;
 use crate::vmap::Stack;
-use crate::{irq, time};
+use crate::{X86, irq, time};
 
 /// Where the trampoline runs: the page behind the loader's stack (`boot.s`).
 const TRAMPOLINE: Pfn = Pfn(0x58);
@@ -98,15 +97,29 @@ pub fn start_secondary(apic_ids: &[u32], entry: fn(CpuId) -> !) -> usize {
     answered + 1
 }
 
-/// Make stacks and private data; for how many CPUs there is memory.
+/// The order of the frames that hold a CPU's private data.
+const DATA_ORDER: u32 = size_of::<PerCpu>().div_ceil(PAGE_SIZE).next_power_of_two().trailing_zeros();
+
+/// Private data for a CPU, in frames of its node if that has some.
+fn private_data(cpu: CpuId) -> Option<*mut PerCpu> {
+    let frames = memory::alloc_frames_near(X86.node_of_cpu(cpu), DATA_ORDER)?;
+    let data = tables::frame_ptr(frames).cast::<PerCpu>();
+    // SAFETY: the frames are new, in the direct map for ever, aligned to a page, and as large.
+    unsafe { data.write(PerCpu::new()) };
+    Some(data)
+}
+
+/// Make stacks and private data, on each CPU's node; for how many CPUs there is memory.
 fn prepare(apic_ids: &[u32]) -> usize {
     let mut wanted = 1;
     for (number, &id) in apic_ids.iter().enumerate().take(MAX_CPUS).skip(1) {
-        let Ok(stack) = Stack::new() else { break };
+        let cpu = CpuId(number as u16);
+        let Ok(stack) = Stack::new(X86.node_of_cpu(cpu)) else { break };
+        let Some(data) = private_data(cpu) else { break };
         STACKS[number - 1].store(stack.start(), Ordering::Relaxed);
         // The stack is the CPU's for ever.
         core::mem::forget(stack);
-        WAITING[number].store(Box::into_raw(Box::new(PerCpu::new())), Ordering::Relaxed);
+        WAITING[number].store(data, Ordering::Relaxed);
         IDS[number].store(id, Ordering::Release);
         wanted = number + 1;
     }

@@ -52,6 +52,8 @@ impl core::error::Error for OutOfMemory {}
 pub trait FrameProvider: Sync {
     /// 2^`order` kernel-side frames (in the direct map), aligned to that, with any content.
     fn alloc(&self, order: u32) -> Option<Pfn>;
+    /// The same, from `node` if it has them, else from the nearest node that does.
+    fn alloc_near(&self, node: NodeId, order: u32) -> Option<Pfn>;
     /// Take back what [`FrameProvider::alloc`] gave.
     fn free(&self, first: Pfn, order: u32);
 }
@@ -372,6 +374,14 @@ pub fn set_frame_provider(provider: &'static dyn FrameProvider) {
 pub(crate) fn alloc_frames(order: u32) -> Option<Pfn> {
     match PROVIDER.get() {
         Some(provider) => provider.alloc(order),
+        None => boot_frames::take(order),
+    }
+}
+
+/// As [`alloc_frames`], from `node` if it has them. Frames of start-up are where they are.
+pub(crate) fn alloc_frames_near(node: NodeId, order: u32) -> Option<Pfn> {
+    match PROVIDER.get() {
+        Some(provider) => provider.alloc_near(node, order),
         None => boot_frames::take(order),
     }
 }

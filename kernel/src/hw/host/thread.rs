@@ -14,6 +14,7 @@ pub use freehold_arch::thread::{Body, STACK_PAGES};
 use super::memory::OutOfMemory;
 use super::panic::MAX_FRAMES;
 use super::{std, traps};
+use freehold_machine::NodeId;
 
 /// Bytes of a stack. It is large because tests are not optimised.
 const STACK_BYTES: usize = 2 << 20;
@@ -73,7 +74,7 @@ impl Thread {
     ///
     /// # Errors
     /// None on a host.
-    pub fn new(body: Body) -> Result<Self, OutOfMemory> {
+    pub fn new(_node: NodeId, body: Body) -> Result<Self, OutOfMemory> {
         let (turn, body) = (Mutex::new(Turn::Waits), Mutex::new(Some(body)));
         Ok(Self(Arc::new(HostThreadInner { turn, changed: Condvar::new(), body })))
     }

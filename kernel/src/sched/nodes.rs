@@ -1,0 +1,124 @@
+//! Machines of several nodes: a task runs on the node of its stack, where most of the rest of what
+//! it uses is.
+//!
+//! - A new task begins on an idle CPU, of any node if its maker's has none, and gets a stack there
+//!   ([`settle`]).
+//! - A task that wakes stays on its stack's node, even if all CPUs there are busy ([`place`]): most
+//!   tasks are woken by a task that is about to sleep or end.
+//! - A CPU without work takes a task of its own node's CPUs; of another node's only if two wait
+//!   ([`steal`]).
+//! - If a task still waits when its CPU's slice ends, an idle CPU of another node is called, and
+//!   may take the task though it waits alone ([`relieve`]). So no CPU idles for longer than a slice
+//!   while a task waits. The task goes home when it next wakes and finds an idle CPU there.
+//!
+//! **Protocol of a call.** The caller sets `helps`, then `wanted` (release), then interrupts the
+//! idle CPU. That CPU looks at `wanted` (acquire) with interrupts off before it halts, and at
+//! `helps` before it steals. So a call is never lost: the CPU sees `wanted` and looks for a task
+//! once more, or the interrupt ends its halt. A thief counts and takes under one hold of the
+//! victim's lock, since the victim may run the task itself. `nodes_model` explores the orders.
+//!
+//! On a machine of one node this costs a no-op per question ([`StaticKey::TASK_NODES`]).
+//!
+//! Linux' relatives are `select_idle_sibling`, which looks at the CPUs that share a cache, and
+//! `adjust_numa_imbalance` (kernel/sched/fair.c).
+
+use core::sync::atomic::Ordering;
+
+use freehold_collections::Arc;
+use freehold_machine::{CpuId, CpuSet, Cpus, NodeId};
+
+use super::heap::Positioned;
+use super::thread::Thread;
+use super::{cpu, online, want};
+use crate::hw::Hardware;
+use crate::hw::static_keys::{self, StaticKey};
+
+/// Whether tasks run on the nodes of their stacks: the machine has several nodes.
+#[inline(always)]
+pub(super) fn are_several() -> bool {
+    static_keys::is_on::<{ StaticKey::NODES }>()
+}
+
+/// Returns those of `cpus` that are on `node`.
+fn on_node(cpus: CpuSet, node: NodeId) -> CpuSet {
+    CpuSet(cpus.iter().filter(|&id| Hardware.node_of_cpu(id) == node).fold(0, |set, id| set | 1 << id.0))
+}
+
+/// Returns one of `cpus` that is idle: `home`, if that is one of them.
+fn idle_one(cpus: CpuSet, home: CpuId) -> Option<CpuId> {
+    let is_idle = |id: &CpuId| cpu(*id).idle.load(Ordering::Relaxed);
+    if cpus.contains(home) && is_idle(&home) { Some(home) } else { cpus.iter().find(is_idle) }
+}
+
+/// Chooses a CPU for a task that wakes and was at `home`.
+#[cold]
+#[inline(never)]
+pub(super) fn place(task: &Thread, home: CpuId) -> CpuId {
+    let allowed = CpuSet(task.schedule.affinity().0 & online().0);
+    let near = on_node(allowed, NodeId(task.schedule.node.load(Ordering::Relaxed)));
+    if let Some(idle) = idle_one(near, home) {
+        return idle;
+    }
+    let at_home = CpuSet(allowed.0 & CpuSet::single(home).0);
+    let else_idle = if near.is_empty() { allowed } else { at_home };
+    if let Some(idle) = idle_one(else_idle, home) {
+        return idle;
+    }
+    let good = if near.is_empty() { allowed } else { near };
+    if good.contains(home) { home } else { good.iter().next().unwrap_or(home) }
+}
+
+/// Chooses the CPU that a new task is to begin on, before it has a stack: the stack is to be on
+/// that CPU's node, which is returned. Another task may be there by the time that it begins.
+#[cold]
+#[inline(never)]
+pub(super) fn settle(task: &Thread) -> NodeId {
+    let schedule = &task.schedule;
+    let home = CpuId(schedule.cpu.load(Ordering::Relaxed));
+    let allowed = CpuSet(schedule.affinity().0 & online().0);
+    let near = on_node(allowed, Hardware.node_of_cpu(home));
+    let idle = idle_one(near, home).or_else(|| idle_one(allowed, home));
+    let other = || if allowed.contains(home) { None } else { allowed.iter().next() };
+    let begins = idle.or_else(other).unwrap_or(home);
+    let node = Hardware.node_of_cpu(begins);
+    schedule.cpu.store(begins.0, Ordering::Relaxed);
+    schedule.node.store(node.0, Ordering::Relaxed);
+    node
+}
+
+/// Takes a task that waits on another CPU, for `me`, which has none.
+pub(super) fn steal(me: CpuId) -> Option<Arc<Thread>> {
+    let others = online().without(me);
+    let near = on_node(others, Hardware.node_of_cpu(me));
+    if let Some(task) = near.iter().find_map(|victim| steal_from(victim, me, 1)) {
+        return Some(task);
+    }
+    let least = if cpu(me).helps.swap(false, Ordering::Relaxed) { 1 } else { 2 };
+    CpuSet(others.0 & !near.0).iter().find_map(|victim| steal_from(victim, me, least))
+}
+
+/// Takes a task that waits on `victim`, for `me`, if at least `least` tasks wait there. It is in no
+/// queue then.
+pub(super) fn steal_from(victim: CpuId, me: CpuId, least: usize) -> Option<Arc<Thread>> {
+    let mut queue = cpu(victim).queue.lock();
+    if queue.waiting() < least {
+        return None;
+    }
+    let stolen = queue.steal(me)?;
+    debug_assert!(stolen.position().is_none());
+    stolen.belongs_to(me);
+    Some(stolen)
+}
+
+/// Lets an idle CPU of another node take a task that waits on `busy` though a slice has ended. Any
+/// context.
+#[cold]
+#[inline(never)]
+pub(super) fn relieve(busy: CpuId) {
+    let all = online();
+    let near = on_node(all, Hardware.node_of_cpu(busy));
+    if let Some(idle) = idle_one(CpuSet(all.0 & !near.0), busy) {
+        cpu(idle).helps.store(true, Ordering::Relaxed);
+        want(idle);
+    }
+}
