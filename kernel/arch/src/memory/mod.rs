@@ -16,6 +16,7 @@ use crate::sync::Once;
 use crate::{X86, vmap};
 
 pub(crate) mod boot_frames;
+pub(crate) mod constants;
 pub(crate) mod direct;
 mod kernel_pages;
 pub(crate) mod layout;
@@ -25,6 +26,7 @@ pub mod replica;
 pub(crate) mod tables;
 pub(crate) mod windows;
 
+use constants::BootWord;
 pub use direct::{MapFigures, figures as map_figures};
 pub use kernel_pages::KernelPages;
 use layout::VirtualLayout;
@@ -106,12 +108,13 @@ pub fn is_in_direct_map(frame: Pfn) -> bool {
 }
 
 /// One past the highest frame of memory, where the checks of hot paths find it.
-static MEMORY_END: AtomicU64 = AtomicU64::new(0);
+#[cfg_attr(target_os = "none", unsafe(link_section = ".data.rel.ro.boot"))]
+static MEMORY_END: BootWord = BootWord::new();
 
 /// Whether the frame is below the end of memory, so that its place in the direct map's area exists.
 #[inline]
 pub(crate) fn is_within_memory(frame: Pfn) -> bool {
-    frame.0 < MEMORY_END.load(Ordering::Relaxed)
+    frame.0 < MEMORY_END.get()
 }
 
 /// Returns an entry of a table that the caller names.
@@ -150,7 +153,7 @@ pub(crate) fn build(boot: &'static BootInfo, image: &boot::ImageMap) {
     LAYOUT.set(layout);
     crate::heap::shuffle(random());
     vmap::shift(random);
-    MEMORY_END.store(boot.memory_end().0, Ordering::Relaxed);
+    MEMORY_END.set_unprotected(boot.memory_end().0);
     let mut alloc = || boot_frames::take(0);
     let built = (|| {
         let root = alloc().ok_or(OutOfMemory)?;
@@ -167,11 +170,13 @@ pub(crate) fn build(boot: &'static BootInfo, image: &boot::ImageMap) {
         direct::prepare(boot, layout.direct_map)
     })();
     assert!(built.is_ok(), "too little memory for the kernel's page tables");
-    // SAFETY: the loader's tables are loaded. The new root maps the image, this stack and all boot
-    // memory at the addresses in use, but for the identity map, which `set_direct_base` replaces
-    // before the next access to a frame.
-    unsafe { boot::enter_final_place(tables::root()) };
+    let root = tables::root();
+    // While it can be written: it is read-only data of the final tables.
     tables::set_direct_base(layout.direct_map);
+    // SAFETY: the loader's tables are loaded. The new root maps the image, this stack and all boot
+    // memory at the addresses in use, but for the identity map, instead of which `set_direct_base`
+    // has named the direct map; no frame is accessed in between.
+    unsafe { boot::enter_final_place(root) };
     boot::move_loader_mappings();
 }
 

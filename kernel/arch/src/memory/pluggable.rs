@@ -105,8 +105,7 @@ pub fn declare(runs: &[PfnRange]) -> Result<(), OutOfMemory> {
         regions.push(PluggableRegion { blocks, plugged: (0..words).map(|_| AtomicU64::new(0)).collect() });
     }
     REGIONS.set(regions);
-    MEMORY_END.fetch_max(end().0, Ordering::Relaxed);
-    Ok(())
+    MEMORY_END.set(MEMORY_END.get().max(end().0))
 }
 
 /// The addresses of a pageblock's records in a part of the table: the first, and how many pages.

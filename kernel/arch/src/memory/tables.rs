@@ -14,6 +14,7 @@ pub(crate) use freehold_machine::entry::{
 };
 
 use super::OutOfMemory;
+use super::constants::BootWord;
 
 /// A leaf for kernel data: read and write. Accessed and dirty are set, so that no walk has to.
 pub(crate) const DATA: u64 = PRESENT | WRITABLE | ACCESSED | DIRTY | GLOBAL | NO_EXECUTE;
@@ -27,16 +28,19 @@ const TABLE: u64 = PRESENT | WRITABLE | ACCESSED;
 
 /// The difference between a kernel-owned byte's virtual and physical address: 0 while the loader's
 /// identity map is on, the direct map's base afterwards.
-static DIRECT_BASE: AtomicU64 = AtomicU64::new(0);
+#[cfg_attr(target_os = "none", unsafe(link_section = ".data.rel.ro.boot"))]
+static DIRECT_BASE: BootWord = BootWord::new();
 /// The frame of the kernel's root.
 static ROOT: AtomicU64 = AtomicU64::new(0);
 
+/// Sets the direct map's base. The loader's tables are loaded; no frame's bytes are used until the
+/// final tables are.
 pub(crate) fn set_direct_base(base: u64) {
-    DIRECT_BASE.store(base, Ordering::Release);
+    DIRECT_BASE.set_unprotected(base);
 }
 #[inline]
 pub(crate) fn direct_base() -> u64 {
-    DIRECT_BASE.load(Ordering::Relaxed)
+    DIRECT_BASE.get()
 }
 pub(crate) fn set_root(root: Pfn) {
     ROOT.store(root.0, Ordering::Release);
