@@ -166,6 +166,13 @@ fn affinity() {
 }
 
 #[test]
+fn realtime() {
+    for cpus in ["1", "4"] {
+        conforms_with("realtime", &["--cpus", cpus], &[], &[]);
+    }
+}
+
+#[test]
 fn scheduling() {
     conforms("scheduling");
 }

@@ -50,14 +50,19 @@ impl<T> Positioned for Placed<T> {
 #[derive(Debug)]
 pub struct IndexedHeap<V> {
     entries: Vec<(u64, u64, V)>,
-    /// Counts insertions, to keep equal keys in order of arrival.
+    /// Counts insertions up, to keep equal keys in order of arrival.
     arrivals: u64,
+    /// Counts insertions before all equal keys down.
+    precedences: u64,
 }
+
+/// Where the counts of insertions begin.
+const FIRST_ARRIVAL: u64 = 1 << 63;
 
 impl<V: Positioned> IndexedHeap<V> {
     /// An empty heap without room.
     pub const fn new() -> Self {
-        Self { entries: Vec::new(), arrivals: 0 }
+        Self { entries: Vec::new(), arrivals: FIRST_ARRIVAL, precedences: FIRST_ARRIVAL }
     }
     /// How many elements there are.
     pub fn len(&self) -> usize {
@@ -79,14 +84,32 @@ impl<V: Positioned> IndexedHeap<V> {
     }
     /// Insert `value` under `key`; gives it back where there is no room.
     pub fn insert(&mut self, key: u64, value: V) -> Result<(), V> {
+        self.arrivals += 1;
+        self.insert_as(key, self.arrivals, value)
+    }
+    /// As [`insert`](Self::insert), but before the elements with the same key.
+    pub fn insert_first(&mut self, key: u64, value: V) -> Result<(), V> {
+        self.precedences -= 1;
+        self.insert_as(key, self.precedences, value)
+    }
+    #[inline]
+    fn insert_as(&mut self, key: u64, arrival: u64, value: V) -> Result<(), V> {
         if self.entries.len() == self.entries.capacity() {
             return Err(value);
         }
-        self.arrivals += 1;
         let at = self.entries.len();
-        self.entries.push_reserved((key, self.arrivals, value));
+        self.entries.push_reserved((key, arrival, value));
         self.rise(at);
         Ok(())
+    }
+    /// Gives all elements new keys; equal ones stay in order of arrival.
+    pub fn change_keys(&mut self, change: impl Fn(u64, &V) -> u64) {
+        for (key, _, value) in &mut self.entries {
+            *key = change(*key, value);
+        }
+        for at in (0..self.entries.len() / 2).rev() {
+            self.sink(at);
+        }
     }
     /// The least key and its element.
     pub fn first(&self) -> Option<(u64, &V)> {
@@ -183,6 +206,27 @@ mod tests {
     }
 
     proptest! {
+        /// After any change of keys, elements leave in order of the new ones, and know where they
+        /// are.
+        #[test]
+        fn changed_keys_order_the_elements_anew(keys in prop::collection::vec(0u64..20, 1..60), bound in 0u64..20) {
+            let mut heap = IndexedHeap::new();
+            drop(heap.give_room(Vec::try_with_capacity(64).unwrap()));
+            for (id, &key) in keys.iter().enumerate() {
+                let item = Rc::new(Item { at: Cell::new(None), id });
+                assert!(if id % 3 == 0 { heap.insert_first(key, item) } else { heap.insert(key, item) }.is_ok());
+            }
+            heap.change_keys(|key, _| if key < bound { key + 100 } else { key });
+            assert!(heap.iter().enumerate().all(|(at, item)| item.position() == Some(at)));
+            let mut left: List<_> = (0..keys.len()).map(|id| {
+                let key = if keys[id] < bound { keys[id] + 100 } else { keys[id] };
+                (key, if id % 3 == 0 { -(id as i64) - 1 } else { id as i64 }, id)
+            }).collect();
+            left.sort_unstable();
+            let out: List<usize> = core::iter::from_fn(|| heap.pop()).map(|(_, item)| item.id).collect();
+            assert_eq!(out, left.into_iter().map(|(_, _, id)| id).collect::<List<_>>());
+        }
+
         /// After any insertions and removals by position, the rest comes out by key, then by
         /// arrival.
         #[test]

@@ -27,6 +27,7 @@ mod nodes;
 #[cfg(test)]
 mod nodes_model;
 mod policy;
+pub mod real_time;
 pub mod runqueue;
 mod switch;
 pub mod thread;
@@ -44,6 +45,7 @@ use crate::sync::{IrqSpinLock, Woken};
 use runqueue::{RunQueue, UNIT_WEIGHT, WAKE_GRANULARITY};
 
 pub use policy::{OnFork, SchedPolicy};
+pub use real_time::{inherit_priority, set_policy};
 pub use switch::{
     activate_current, block, exit_current, finish_switch, idle_forever, reschedule, spare_roots,
     spares_missed, start, timer_interrupt, wake_idle,
@@ -104,6 +106,7 @@ pub struct Schedule {
     policy: AtomicU8,
     /// Nice value + 20.
     nice: AtomicU8,
+    real_time: real_time::RealTime,
     /// See [`Schedule::resets_on_fork`].
     resets_on_fork: AtomicBool,
     /// CPUs it may run on, as a [`CpuSet`]'s bits.
@@ -128,11 +131,12 @@ impl Schedule {
             on_cpu: AtomicBool::new(false),
             leaving: AtomicU8::new(0),
             left: AtomicBool::new(false),
-            virtual_runtime: AtomicU64::new(0),
+            virtual_runtime: AtomicU64::new(real_time::FAIR_START),
             runtime: AtomicU64::new(0),
             weight: AtomicU64::new(UNIT_WEIGHT),
             policy: AtomicU8::new(SchedPolicy::Other as u8),
             nice: AtomicU8::new(20),
+            real_time: real_time::RealTime::default(),
             resets_on_fork: AtomicBool::new(false),
             affinity: AtomicU64::new(u64::MAX),
             position: AtomicUsize::new(0),
@@ -150,9 +154,13 @@ impl Schedule {
     pub fn begin_on(&self, cpus: CpuSet) {
         self.affinity.store(cpus.0, Ordering::Relaxed);
     }
-    /// The priority that tracepoints show: 120 and the nice value.
+    /// The priority that tracepoints show: 120 and the nice value, or 99 less the real-time
+    /// priority.
     pub fn shown_priority(&self) -> i32 {
-        120 + self.nice()
+        match self.effective_priority() {
+            0 => 120 + self.nice(),
+            priority => i32::from(real_time::MOST_PRIORITY) - i32::from(priority),
+        }
     }
     /// Returns the state of a thread that leaves its CPU, in Linux' bits of `prev_state`.
     fn traced_state(&self) -> i64 {
@@ -286,6 +294,8 @@ pub fn wake(task: &Thread, kinds: &[Sleep]) -> Woken {
             drop(queue);
             if preempt {
                 want(home);
+            } else if schedule.virtual_runtime.load(Ordering::Relaxed) < real_time::END {
+                real_time::push(task, home);
             }
         } else {
             task.belongs_to(target);
@@ -437,9 +447,14 @@ fn rest_if_due() {
 /// Let others run first (sched_yield).
 pub fn yield_now() {
     {
-        // Behind all tasks that wait now: a slice's worth.
+        // Behind all tasks that wait now: a slice's worth; or behind those of the same priority.
         thread::with_current(|thread| {
-            thread.schedule.virtual_runtime.fetch_add(runqueue::SLICE, Ordering::Relaxed)
+            let runtime = &thread.schedule.virtual_runtime;
+            if runtime.load(Ordering::Relaxed) < real_time::END {
+                thread.schedule.end_turn();
+            } else {
+                runtime.fetch_add(runqueue::SLICE, Ordering::Relaxed);
+            }
         });
         reschedule();
     }

@@ -1,15 +1,16 @@
-//! Scheduling policies, as far as this scheduler tells them apart: all share CPU time by weight.
+//! Scheduling policies, as far as this scheduler tells them apart: those without a real-time
+//! priority share CPU time by weight.
 
 use core::sync::atomic::Ordering;
 
-use super::{Schedule, runqueue};
+use super::{Schedule, real_time, runqueue};
 
 /// Part of a thread's policy and nice value that its children inherit (SCHED_RESET_ON_FORK).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnFork {
     /// Children inherit both.
     Inherit,
-    /// Children inherit no negative nice value.
+    /// Children inherit no real-time policy, and no negative nice value.
     Reset,
 }
 
@@ -19,6 +20,10 @@ pub enum OnFork {
 pub enum SchedPolicy {
     /// SCHED_OTHER: the nice value says the weight.
     Other = 0,
+    /// SCHED_FIFO: a priority, and the CPU until it sleeps, yields, or a higher one wants it.
+    Fifo = 1,
+    /// SCHED_RR: the same, but equals take turns.
+    RoundRobin = 2,
     /// SCHED_BATCH: the same here. Linux lets such a thread's wake-ups preempt less.
     Batch = 3,
     /// SCHED_IDLE: less weight than any nice value has.
@@ -33,10 +38,16 @@ impl SchedPolicy {
     pub const fn new(number: u32) -> Option<Self> {
         match number {
             0 => Some(Self::Other),
+            1 => Some(Self::Fifo),
+            2 => Some(Self::RoundRobin),
             3 => Some(Self::Batch),
             5 => Some(Self::Idle),
             _ => None,
         }
+    }
+    /// Whether its threads have a real-time priority.
+    pub const fn is_real_time(self) -> bool {
+        matches!(self, Self::Fifo | Self::RoundRobin)
     }
 }
 
@@ -51,14 +62,26 @@ impl Schedule {
     }
     /// Sets the nice value; clamped to -20..=19.
     pub fn set_nice(&self, nice: i32) {
-        self.set_policy(self.policy(), nice);
+        self.set_policy(self.policy(), nice, self.priority());
     }
-    /// Sets policy and nice value, which is clamped to -20..=19.
-    pub fn set_policy(&self, policy: SchedPolicy, nice: i32) {
+    /// Sets policy, nice value, which is clamped to -20..=19, and real-time priority. The run queue
+    /// does not know yet: [`super::set_policy`].
+    pub(super) fn set_policy(&self, policy: SchedPolicy, nice: i32, priority: u8) {
         let nice = nice.clamp(-20, 19);
         self.policy.store(policy as u8, Ordering::Relaxed);
         self.nice.store((nice + 20) as u8, Ordering::Relaxed);
-        let weight = if policy == SchedPolicy::Idle { IDLE_WEIGHT } else { runqueue::weight_of_nice(nice) };
+        self.set_priority(priority);
+        self.settle_weight();
+    }
+    /// Sets the weight by policy, nice value and priority.
+    pub(super) fn settle_weight(&self) {
+        let weight = if self.effective_priority() > 0 {
+            runqueue::REAL_TIME_WEIGHT
+        } else if self.policy() == SchedPolicy::Idle {
+            IDLE_WEIGHT
+        } else {
+            runqueue::weight_of_nice(self.nice())
+        };
         self.weight.store(weight, Ordering::Relaxed);
     }
     /// Whether what the thread makes does not inherit its privileges in scheduling
@@ -73,10 +96,16 @@ impl Schedule {
     /// Takes over the share of the thread's maker. A maker that resets passes on no negative nice
     /// value, and not that it resets (Linux: `sched_fork`).
     pub fn inherit(&self, maker: &Self) {
-        let nice = if maker.resets_on_fork() { maker.nice().max(0) } else { maker.nice() };
-        self.set_policy(maker.policy(), nice);
+        match maker.policy() {
+            policy if !maker.resets_on_fork() => self.set_policy(policy, maker.nice(), maker.priority()),
+            policy if policy.is_real_time() => self.set_policy(SchedPolicy::Other, 0, 0),
+            policy => self.set_policy(policy, maker.nice().max(0), 0),
+        }
         self.affinity.store(maker.affinity.load(Ordering::Relaxed), Ordering::Relaxed);
         self.virtual_runtime.store(maker.virtual_runtime.load(Ordering::Relaxed), Ordering::Relaxed);
+        if maker.effective_priority() > 0 {
+            self.settle(real_time::FAIR_START);
+        }
     }
 }
 
@@ -94,19 +123,19 @@ mod tests {
     #[test]
     fn sched_idle_weighs_less_than_any_nice_value_and_keeps_that_value() {
         let share = schedule();
-        share.set_policy(SchedPolicy::Idle, -20);
+        share.set_policy(SchedPolicy::Idle, -20, 0);
         assert!(share.weight.load(Ordering::Relaxed) < runqueue::weight_of_nice(19));
         share.set_nice(-5);
         assert_eq!((share.policy(), share.nice()), (SchedPolicy::Idle, -5));
         assert!(share.weight.load(Ordering::Relaxed) < runqueue::weight_of_nice(19));
-        share.set_policy(SchedPolicy::Batch, share.nice());
+        share.set_policy(SchedPolicy::Batch, share.nice(), 0);
         assert_eq!(share.weight.load(Ordering::Relaxed), runqueue::weight_of_nice(-5));
     }
 
     #[test]
     fn a_policy_is_inherited_and_a_negative_nice_value_may_be_reset() {
         let (maker, child, grandchild) = (schedule(), schedule(), schedule());
-        maker.set_policy(SchedPolicy::Batch, -7);
+        maker.set_policy(SchedPolicy::Batch, -7, 0);
         child.inherit(&maker);
         assert_eq!((child.policy(), child.nice()), (SchedPolicy::Batch, -7));
         maker.set_on_fork(OnFork::Reset);
@@ -115,5 +144,19 @@ mod tests {
         maker.set_nice(4);
         grandchild.inherit(&maker);
         assert_eq!(grandchild.nice(), 4);
+    }
+
+    #[test]
+    fn a_priority_is_inherited_unless_a_fork_resets() {
+        let (maker, child, other) = (schedule(), schedule(), schedule());
+        maker.set_policy(SchedPolicy::Fifo, 0, 7);
+        maker.settle(0);
+        child.inherit(&maker);
+        assert_eq!((child.policy(), child.effective_priority()), (SchedPolicy::Fifo, 7));
+        assert_eq!(child.virtual_runtime.load(Ordering::Relaxed), real_time::key(7));
+        maker.set_on_fork(OnFork::Reset);
+        other.inherit(&maker);
+        assert_eq!((other.policy(), other.effective_priority()), (SchedPolicy::Other, 0));
+        assert!(other.virtual_runtime.load(Ordering::Relaxed) >= real_time::FAIR_START);
     }
 }

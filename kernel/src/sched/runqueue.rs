@@ -3,7 +3,7 @@
 //! Every runnable task has a virtual runtime, its CPU time divided by its weight; the task with the
 //! least runs next, so that over time all get shares in proportion to their weights. A task that
 //! slept comes back no further behind than [`WAKE_BONUS`], so that it runs soon but cannot claim
-//! the time it slept.
+//! the time it slept. Threads with a real-time priority are before all others ([`real_time`]).
 
 use core::sync::atomic::Ordering;
 
@@ -12,6 +12,7 @@ use freehold_machine::CpuId;
 
 use super::Thread;
 use super::heap::IndexedHeap;
+use super::real_time::{self, Throttle};
 
 /// How long a task runs before another with the same claim does (nanoseconds).
 pub const SLICE: u64 = 4_000_000;
@@ -21,6 +22,8 @@ pub const WAKE_BONUS: u64 = 3_000_000;
 pub const WAKE_GRANULARITY: u64 = 1_000_000;
 /// The weight of nice 0.
 pub const UNIT_WEIGHT: u64 = 1024;
+/// The weight of those with a real-time priority, whose virtual runtime stands still.
+pub const REAL_TIME_WEIGHT: u64 = u64::MAX;
 
 /// The weight of a nice value, -20..=19: each step is a factor of about 1.25.
 pub fn weight_of_nice(nice: i32) -> u64 {
@@ -48,7 +51,7 @@ const fn weights() -> [u64; 40] {
 /// The state behind a CPU's run-queue lock.
 #[derive(Default)]
 pub struct RunQueue {
-    waiting: IndexedHeap<Arc<Thread>>,
+    pub(super) waiting: IndexedHeap<Arc<Thread>>,
     /// The task that runs; `None` before this CPU takes part.
     pub current: Option<Arc<Thread>>,
     /// The task that ran before `current`, which has not released it yet.
@@ -61,6 +64,7 @@ pub struct RunQueue {
     pub switches: u64,
     /// Nanoseconds spent idle.
     pub idle: u64,
+    pub(super) throttle: Throttle,
 }
 
 impl RunQueue {
@@ -70,10 +74,11 @@ impl RunQueue {
             waiting: IndexedHeap::new(),
             current: None,
             previous: None,
-            floor: 0,
+            floor: real_time::FAIR_START,
             since: 0,
             switches: 0,
             idle: 0,
+            throttle: Throttle::new(),
         }
     }
     /// Tasks that wait for the CPU.
@@ -95,21 +100,35 @@ impl RunQueue {
         let least = self.floor.saturating_sub(WAKE_BONUS);
         // A runtime far ahead of this queue's is from another, older queue: it starts level here.
         let own = runtime.load(Ordering::Relaxed);
+        if own < real_time::END {
+            return self.enqueue_real_time(task, real_time::AmongEquals::Last);
+        }
         let placed = if own > self.floor + SLICE { self.floor + SLICE } else { own.max(least) };
         runtime.store(placed, Ordering::Relaxed);
-        self.enqueue(task);
+        self.insert(placed, task);
     }
     /// Put a task that could go on running in line.
     pub fn enqueue(&mut self, task: Arc<Thread>) {
         let key = task.schedule.virtual_runtime.load(Ordering::Relaxed);
+        if key < real_time::END {
+            return self.requeue_real_time(task);
+        }
+        self.insert(key, task);
+    }
+    #[inline]
+    fn insert(&mut self, key: u64, task: Arc<Thread>) {
         // Room is made for every task when it is created, before it can be here.
         assert!(self.waiting.insert(key, task).is_ok(), "a run queue has room for every task");
     }
     /// Take the next one out.
     pub fn dequeue(&mut self) -> Option<Arc<Thread>> {
-        let (key, task) = self.waiting.pop()?;
-        self.floor = self.floor.max(key);
+        let (_, task) = self.waiting.pop()?;
+        self.floor = self.floor.max(task.schedule.virtual_runtime.load(Ordering::Relaxed));
         Some(task)
+    }
+    /// No task without a real-time priority has less virtual runtime here.
+    pub(super) fn floor(&self) -> u64 {
+        self.floor
     }
     /// Take out one that may run on `cpu` and is not in the middle of leaving this one.
     pub fn steal(&mut self, cpu: CpuId) -> Option<Arc<Thread>> {
@@ -149,8 +168,13 @@ impl RunQueue {
             } else {
                 let schedule = &task.schedule;
                 schedule.runtime.fetch_add(ran, Ordering::Relaxed);
-                let weight = schedule.weight.load(Ordering::Relaxed).max(1);
-                schedule.virtual_runtime.fetch_add(ran * UNIT_WEIGHT / weight, Ordering::Relaxed);
+                match schedule.weight.load(Ordering::Relaxed) {
+                    0 | REAL_TIME_WEIGHT => self.account_real_time(ran),
+                    weight => {
+                        let share = ran * UNIT_WEIGHT / weight;
+                        schedule.virtual_runtime.fetch_add(share, Ordering::Relaxed);
+                    }
+                }
             }
         }
     }

@@ -412,6 +412,7 @@ pub fn timer_interrupt(now: u64) {
     let this = cpu(me);
     let mut queue = this.queue.lock();
     queue.account(now);
+    queue.end_period();
     if queue.waiting() > 0 {
         this.wanted.store(true, Ordering::Relaxed);
         drop(queue);

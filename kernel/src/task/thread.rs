@@ -295,6 +295,12 @@ impl Task {
     pub(super) fn has_left(&self) -> bool {
         self.exit_code.load(Ordering::SeqCst) & LEFT != 0
     }
+    /// Its own priority is another now: that may be inherited, and decides who is first.
+    pub(crate) fn rank_anew(&self) {
+        if let Some(part) = self.pi.get() {
+            part.rank_anew();
+        }
+    }
     /// The part of the thread in the table of locks. It has the thread's number as it is now.
     pub(super) fn pi_part(&self) -> &Arc<PiTask> {
         let part = self.pi.call_once(|| PiTask::new(&self.thread));

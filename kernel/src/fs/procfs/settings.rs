@@ -16,6 +16,7 @@ use crate::fs::userfault;
 use crate::hw::Hardware;
 use crate::ipc::limits;
 use crate::mem::stats;
+use crate::sched::real_time;
 use crate::task::dump::pattern;
 use crate::task::inspect;
 use crate::task::userns::{self, IdKind, NamespaceKind};
@@ -87,6 +88,24 @@ impl Generate for Number {
 
     fn store(&self, bytes: &[u8]) -> Result<()> {
         (self.set)(parse_number(bytes)?)
+    }
+}
+
+/// kernel.sched_rt_runtime_us: microseconds, or -1.
+struct RealTimeLimit;
+
+impl Generate for RealTimeLimit {
+    fn show(&self, text: &mut Text) -> Result<()> {
+        writeln!(text, "{}", real_time::runtime_limit());
+        Ok(())
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        let limit = match bytes.trim_ascii().strip_prefix(b"-") {
+            Some(negative) => -i64::try_from(parse_number(negative)?).map_err(|_| Errno::EINVAL)?,
+            None => i64::try_from(parse_number(bytes)?).map_err(|_| Errno::EINVAL)?,
+        };
+        real_time::set_runtime_limit(limit)
     }
 }
 
@@ -167,6 +186,13 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     kernel.generated("domainname", 0o644, Named(Name::Domain));
     let get = || registry::pid_limit().into();
     kernel.generated("pid_max", 0o644, Number { get, set: registry::set_pid_limit });
+    kernel.generated("sched_rt_runtime_us", 0o644, RealTimeLimit);
+    kernel.generated(
+        "sched_rt_period_us",
+        0o644,
+        Number { get: real_time::period, set: real_time::set_period },
+    );
+    kernel.constant("sched_rr_timeslice_ms", "100");
     kernel.generated("ns_last_pid", 0o666, LastPid);
     kernel.file("threads-max", threads_max);
     kernel.constant("cap_last_cap", "40");

@@ -233,6 +233,8 @@ fn stat(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()> 
     let (ignored, caught) = process.dispositions();
     let cpu = task.as_ref().map_or(0, |task| task.schedule.cpu.load(Ordering::Relaxed));
     let policy = task.as_ref().map_or(0, |task| task.schedule.policy() as u64);
+    let priority = task.as_ref().map_or(0, |task| task.schedule.priority());
+    let shown_priority = task.as_ref().map_or(20, |task| task.schedule.shown_priority() - 100);
     let view = subject.view;
     let shown = |id| u64::from(registry::number_in(view, id));
     out.push(ShortLine::of_number(shown(id(subject, process))).bytes());
@@ -250,7 +252,7 @@ fn stat(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()> 
         children.major_faults,
     ]);
     out.numbers(&[usage.user, usage.system, children.user, children.system].map(|time| time / TICK));
-    out.signed_number((20 + nice).into());
+    out.signed_number(shown_priority.into());
     out.signed_number(nice.into());
     let rss_limit = process.limit(Resource::Rss).soft;
     out.numbers(&[process.thread_count() as u64, 0, process.started / TICK]);
@@ -261,7 +263,7 @@ fn stat(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()> 
     let code = if told || program.code.end == 0 { program.code } else { 1..1 };
     out.numbers(&[code.start, code.end, place(program.stack_start), 0, 0]);
     out.numbers(&[pending, blocked, ignored, caught].map(|set| set.0));
-    out.numbers(&[0, 0, 0, SIGCHLD, cpu as u64, 0, policy, 0, 0, 0]);
+    out.numbers(&[0, 0, 0, SIGCHLD, cpu as u64, priority.into(), policy, 0, 0, 0]);
     let (arguments, environment) = (&program.arguments, &program.environment);
     out.numbers(&[program.data.start, program.data.end, program.break_start].map(place));
     out.numbers(&[arguments.start, arguments.end, environment.start, environment.end].map(place));

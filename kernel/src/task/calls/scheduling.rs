@@ -1,15 +1,14 @@
 //! How threads are scheduled: policies, nice values, CPUs.
 //!
-//! The scheduler shares CPU time by weight and knows no priorities above that ([`SchedPolicy`]). So
-//! the real-time policies are always refused: with `EPERM`, as on a Linux whose control group has
-//! no real-time budget, and SCHED_DEADLINE with `EBUSY`, as where no bandwidth is left. The checks
-//! before that are Linux' (`__sched_setscheduler`, kernel/sched/syscalls.c), in its order.
+//! SCHED_FIFO and SCHED_RR take CAP_SYS_NICE or RLIMIT_RTPRIO. SCHED_DEADLINE is refused with
+//! `EBUSY`, as where no bandwidth is left. The checks before that are Linux'
+//! (`__sched_setscheduler`, kernel/sched/syscalls.c), in its order.
 
 use freehold_machine::CpuSet;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{Among, for_each_thread, named_task};
-use crate::sched::{self, OnFork, SchedPolicy};
+use crate::sched::{self, OnFork, SchedPolicy, real_time};
 use crate::syscall::Args;
 use crate::task::{Capability, Process, Resource, Task, current, may};
 use crate::time::TimeSpec;
@@ -69,8 +68,6 @@ pub fn sys_sched_getaffinity(args: &Args) -> Result<i64> {
     Ok(8)
 }
 
-const SCHED_FIFO: u32 = 1;
-const SCHED_RR: u32 = 2;
 const SCHED_DEADLINE: u32 = 6;
 /// SCHED_EXT, which has a range of priorities on every Linux that knows the number, and runs
 /// nothing here.
@@ -78,7 +75,7 @@ const SCHED_EXT: u32 = 7;
 /// SCHED_RESET_ON_FORK, or-ed to a policy.
 const RESET_ON_FORK: u32 = 0x4000_0000;
 /// The highest real-time priority.
-const MOST_PRIORITY: u32 = 99;
+const MOST_PRIORITY: u32 = real_time::MOST_PRIORITY as u32;
 
 /// SCHED_FLAG_*: flags of `struct sched_attr`.
 mod flag {
@@ -134,15 +131,23 @@ struct Change {
 }
 
 fn is_real_time(policy: u32) -> bool {
-    matches!(policy, SCHED_FIFO | SCHED_RR)
+    SchedPolicy::new(policy).is_some_and(SchedPolicy::is_real_time)
 }
 
 /// Whether the caller may give `task` this policy (Linux: `user_check_sched_setscheduler`).
-fn check_rights(task: &Task, policy: u32, nice: i32, resets: bool) -> Result<()> {
+fn check_rights(task: &Task, policy: u32, attributes: &SchedAttributes, resets: bool) -> Result<()> {
     if may(Capability::SysNice) {
         return Ok(());
     }
-    let schedule = &task.schedule;
+    let (schedule, nice) = (&task.schedule, attributes.nice);
+    if is_real_time(policy) {
+        let limit = task.process().limit(Resource::RtPriority).soft;
+        let is_change = policy != schedule.policy() as u32 && limit == 0;
+        let priority = attributes.priority;
+        if is_change || priority > schedule.priority().into() && u64::from(priority) > limit {
+            return Err(Errno::EPERM);
+        }
+    }
     let is_fair = matches!(SchedPolicy::new(policy), Some(SchedPolicy::Other | SchedPolicy::Batch));
     let is_gain = is_fair && nice < schedule.nice() && !may_have_nice(task, nice);
     // SCHED_IDLE is below all nice values: to leave it is a gain.
@@ -162,8 +167,8 @@ fn change(task: &Task, wanted: &Change) -> Result<()> {
         None => (schedule.policy() as u32, schedule.resets_on_fork()),
         Some(policy) => (policy, attributes.flags & flag::RESET_ON_FORK != 0),
     };
-    let fair = SchedPolicy::new(policy);
-    if fair.is_none() && !is_real_time(policy) && policy != SCHED_DEADLINE {
+    let known = SchedPolicy::new(policy);
+    if known.is_none() && policy != SCHED_DEADLINE {
         return Err(Errno::EINVAL);
     }
     if attributes.flags & !flag::ALL != 0 || attributes.priority > MOST_PRIORITY {
@@ -175,17 +180,17 @@ fn change(task: &Task, wanted: &Change) -> Result<()> {
     if is_real_time(policy) != (attributes.priority != 0) {
         return Err(Errno::EINVAL);
     }
-    check_rights(task, policy, attributes.nice, resets)?;
+    check_rights(task, policy, attributes, resets)?;
     if attributes.flags & flag::UTIL_CLAMP != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
-    let Some(policy) = fair else {
-        return Err(if policy == SCHED_DEADLINE { Errno::EBUSY } else { Errno::EPERM });
-    };
+    let Some(policy) = known else { return Err(Errno::EBUSY) };
     // KEEP_PARAMS keeps the policy, too.
     if attributes.flags & flag::KEEP_PARAMS == 0 {
-        let nice = if policy == SchedPolicy::Idle { schedule.nice() } else { attributes.nice };
-        schedule.set_policy(policy, nice);
+        let keeps_nice = policy == SchedPolicy::Idle || policy.is_real_time();
+        let nice = if keeps_nice { schedule.nice() } else { attributes.nice };
+        sched::set_policy(task.thread(), policy, nice, attributes.priority as u8);
+        task.rank_anew();
     }
     schedule.set_on_fork(if resets { OnFork::Reset } else { OnFork::Inherit });
     Ok(())
@@ -227,13 +232,13 @@ pub fn sys_sched_getscheduler(args: &Args) -> Result<i64> {
     Ok(i64::from(task.schedule.policy() as u32 | resets))
 }
 
-/// sched_getparam(tid, parameters): no thread has a real-time priority.
+/// sched_getparam(tid, parameters): the real-time priority, 0 for none.
 pub fn sys_sched_getparam(args: &Args) -> Result<i64> {
     if args[1] == 0 {
         return Err(Errno::EINVAL);
     }
-    named_task(args.int(0))?;
-    UserPtr::<i32>::new(args[1]).write(&0)?;
+    let task = named_task(args.int(0))?;
+    UserPtr::<i32>::new(args[1]).write(&task.schedule.priority().into())?;
     Ok(0)
 }
 
@@ -279,6 +284,7 @@ pub fn sys_sched_setattr(args: &Args) -> Result<i64> {
     let policy = if keeps(flag::KEEP_POLICY) { None } else { Some(attributes.policy) };
     if keeps(flag::KEEP_PARAMS) {
         attributes.nice = task.schedule.nice();
+        attributes.priority = task.schedule.priority().into();
     }
     change(&task, &Change { policy, attributes })?;
     Ok(0)
@@ -296,7 +302,8 @@ pub fn sys_sched_getattr(args: &Args) -> Result<i64> {
         size: known as u32,
         policy: task.schedule.policy() as u32,
         flags: if task.schedule.resets_on_fork() { flag::RESET_ON_FORK } else { 0 },
-        nice: task.schedule.nice(),
+        nice: if task.schedule.policy().is_real_time() { 0 } else { task.schedule.nice() },
+        priority: task.schedule.priority().into(),
         ..SchedAttributes::default()
     };
     user::write_exact(args[1], &attributes.as_bytes()[..known])?;
@@ -326,8 +333,12 @@ fn priority_bound(policy: u32, of_real_time: u32) -> Result<i64> {
 
 /// sched_rr_get_interval(tid, time)
 pub fn sys_sched_rr_get_interval(args: &Args) -> Result<i64> {
-    named_task(args.int(0))?;
-    UserPtr::new(args[1]).write(&TimeSpec::from_nanoseconds(sched::runqueue::SLICE))?;
+    let slice = match named_task(args.int(0))?.schedule.policy() {
+        SchedPolicy::Fifo => 0,
+        SchedPolicy::RoundRobin => real_time::TURN,
+        _ => sched::runqueue::SLICE,
+    };
+    UserPtr::new(args[1]).write(&TimeSpec::from_nanoseconds(slice))?;
     Ok(0)
 }
 

@@ -11,6 +11,11 @@
 //! wait looks under the table's lock whether it has become the owner meanwhile: then it has the
 //! lock, however its wait ended (`model` shows the lock that is lost otherwise).
 //!
+//! Waiters are in order of their priorities, and among equals of their arrival. An owner runs with
+//! the highest priority of those that wait for its locks ([`sched::inherit_priority`]). When a
+//! priority changes, so does its place among the waiters, and what the owner of that lock inherits,
+//! and so on ([`PiTable::settle`]).
+//!
 //! An owner that ends, or executes a program, has lost the word's memory. It leaves its locks
 //! without an owner, and the first waiter of each [claims](Standing::Claims) it: that one
 //! writes its number and FUTEX_OWNER_DIED into the word, which can fault, and becomes the owner. If
@@ -29,6 +34,7 @@ use freehold_collections::{
 
 use super::super::id::FutexId;
 use crate::sched::heap::{IndexedHeap, Placed, Position, Positioned};
+use crate::sched::real_time::MOST_PRIORITY;
 use crate::sched::{self, Sleep, Thread};
 use crate::sync::SpinLock;
 use crate::{Errno, Result};
@@ -168,13 +174,30 @@ impl PiTask {
     pub(in crate::task) fn abandon(&self) {
         loop {
             let table = TABLE.lock();
-            let Some((_, lock)) = self.links.lock().held.pop() else { return };
+            let Some((_, lock)) = self.links.lock().held.pop() else { break };
             let mut state = lock.value.state.lock();
             state.owner = None;
             state.call_first();
             drop(state);
             drop(table);
             sched::rest();
+        }
+        sched::inherit_priority(&self.thread, 0);
+    }
+    /// The task's own priority is another now.
+    pub(in crate::task) fn rank_anew(self: &Arc<Self>) {
+        let mut table = TABLE.lock();
+        table.settle_waiter(self);
+    }
+    /// The rank that the task has as a waiter.
+    fn rank(&self) -> u64 {
+        rank_of(self.thread.schedule.effective_priority())
+    }
+    /// The highest priority among those that wait for its locks.
+    fn wanted_priority(&self) -> u8 {
+        match self.links.lock().held.first() {
+            Some((rank, _)) if rank < LAST_RANK => MOST_PRIORITY - rank as u8,
+            _ => 0,
         }
     }
     /// The task's number, which is the one in words.
@@ -196,9 +219,23 @@ fn make_room<V: Positioned>(heap: &mut IndexedHeap<V>, more: usize) -> Result<()
     Ok(())
 }
 
-fn insert<T>(heap: &mut IndexedHeap<Placed<T>>, value: T, position: fn(&T) -> &Position) {
-    assert!(heap.insert(0, Placed { value, position }).is_ok(), "room was made");
+fn insert<T>(heap: &mut IndexedHeap<Placed<T>>, rank: u64, value: T, position: fn(&T) -> &Position) {
+    assert!(heap.insert(rank, Placed { value, position }).is_ok(), "room was made");
 }
+
+/// Gives the element at `position` another rank.
+fn rank_again<T>(heap: &mut IndexedHeap<Placed<T>>, position: Option<usize>, rank: u64) {
+    if let Some((_, element)) = position.and_then(|at| heap.remove(at)) {
+        assert!(heap.insert(rank, element).is_ok(), "its place is free");
+    }
+}
+
+/// The place of a priority in a heap: all that have none are equal.
+fn rank_of(priority: u8) -> u64 {
+    if priority == 0 { LAST_RANK } else { u64::from(MOST_PRIORITY - priority) }
+}
+
+const LAST_RANK: u64 = MOST_PRIORITY as u64;
 
 fn place_of_waiter(waiter: &Arc<PiWaiter>) -> &Position {
     &waiter.position
@@ -246,6 +283,33 @@ impl PiTable {
         true
     }
 
+    /// The locks of `task`, or their waiters, are others now: it inherits what they say, and so do
+    /// the owners that it waits for.
+    fn settle(&mut self, task: &Arc<PiTask>) {
+        if sched::inherit_priority(&task.thread, task.wanted_priority()) {
+            self.settle_waiter(task);
+        }
+    }
+
+    /// `task` runs with another priority: its place as a waiter is another, and so on.
+    fn settle_waiter(&mut self, task: &Arc<PiTask>) {
+        let mut next = Some(task.clone());
+        for _ in 0..MOST_OWNERS {
+            let Some(task) = next.take() else { return };
+            let Some(waits) = task.links.lock().waits.clone() else { return };
+            let Some(lock) = self.find(waits.lock) else { return };
+            let mut state = lock.state.lock();
+            rank_again(&mut state.waiters, waits.position.get(), task.rank());
+            let Some(owner) = state.owner.clone() else { return };
+            let rank = state.rank();
+            drop(state);
+            rank_again(&mut owner.links.lock().held, lock.position.get(), rank);
+            if sched::inherit_priority(&owner.thread, owner.wanted_priority()) {
+                next = Some(owner);
+            }
+        }
+    }
+
     /// Makes `waiter` wait for its lock. `owner` owns it where nothing waits for it yet.
     ///
     /// # Errors
@@ -265,9 +329,10 @@ impl PiTable {
             (None, Some(owner)) => self.open(waiter.lock, owner)?,
             (None, None) => return Err(Errno::ESRCH),
         };
-        insert(&mut lock.state.lock().waiters, waiter.clone(), place_of_waiter);
+        insert(&mut lock.state.lock().waiters, waiter.task.rank(), waiter.clone(), place_of_waiter);
         waiter.set_standing(Standing::Waits);
         waiter.task.links.lock().waits = Some(waiter.clone());
+        self.settle_waiter(&waiter.task);
         Ok(())
     }
 
@@ -281,7 +346,7 @@ impl PiTable {
         let lock = reserve::arc(PiLock { key, position: Position::default(), state });
         self.locks.try_insert(key, lock.clone())?;
         IN_USE.fetch_add(1, Ordering::SeqCst);
-        insert(&mut owner.links.lock().held, lock.clone(), place_of_lock);
+        insert(&mut owner.links.lock().held, LAST_RANK, lock.clone(), place_of_lock);
         Ok(lock)
     }
 
@@ -305,11 +370,11 @@ impl PiTable {
         let Some(word) = waiter.word else { return Err(Errno::EINVAL) };
         if let Some(line) = self.lines.get_mut(&word) {
             make_room(line, 1)?;
-            insert(line, waiter.clone(), place_in_line);
+            insert(line, waiter.task.rank(), waiter.clone(), place_in_line);
         } else {
             let mut line = IndexedHeap::new();
             make_room(&mut line, 1)?;
-            insert(&mut line, waiter.clone(), place_in_line);
+            insert(&mut line, waiter.task.rank(), waiter.clone(), place_in_line);
             self.lines.try_insert(word, line)?;
             IN_USE.fetch_add(1, Ordering::SeqCst);
         }
@@ -344,10 +409,16 @@ impl PiTable {
         if let Some(at) = waiter.position.get() {
             drop(state.waiters.remove(at));
         }
+        let (owner, rank) = (state.owner.clone(), state.rank());
         if state.waiters.is_empty() {
             self.close(&lock, &mut state);
         } else if standing == Standing::Claims {
             state.call_first();
+        }
+        drop(state);
+        if let Some(owner) = owner {
+            rank_again(&mut owner.links.lock().held, lock.position.get(), rank);
+            self.settle(&owner);
         }
     }
 
@@ -364,9 +435,14 @@ impl PiTable {
     #[must_use]
     pub fn hand_over(&mut self, lock: &Arc<PiLock>) -> Option<Arc<PiWaiter>> {
         let mut state = lock.state.lock();
+        let owner = state.owner.clone();
         state.leave_owner(lock);
         let next = state.waiters.pop()?.1.value;
         self.give(lock, &mut state, &next);
+        drop(state);
+        if let Some(owner) = owner {
+            self.settle(&owner);
+        }
         Some(next)
     }
 
@@ -388,15 +464,20 @@ impl PiTable {
             drop(links);
             self.close(lock, state);
         } else {
-            insert(&mut links.held, lock.clone(), place_of_lock);
+            insert(&mut links.held, state.rank(), lock.clone(), place_of_lock);
             drop(links);
             state.owner = Some(next.task.clone());
         }
+        sched::inherit_priority(&next.task.thread, next.task.wanted_priority());
         next.call(Standing::Owns);
     }
 }
 
 impl PiLockState {
+    /// The rank of the first waiter.
+    fn rank(&self) -> u64 {
+        self.waiters.first().map_or(LAST_RANK, |(rank, _)| rank)
+    }
     /// The owner owns it no more.
     fn leave_owner(&mut self, lock: &Arc<PiLock>) {
         let Some(owner) = self.owner.take() else { return };

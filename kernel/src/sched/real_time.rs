@@ -1,0 +1,306 @@
+//! Real-time threads: SCHED_FIFO and SCHED_RR, priorities that a lock's owner inherits, and the
+//! limit on their time.
+//!
+//! A thread with a real-time priority has a virtual runtime that its priority alone decides, and
+//! that is below all others' ([`key`]). So a run queue, which takes the least, needs no other rule.
+//! Priorities are further apart than a woken thread must be ahead to take the CPU at once. Among
+//! equals the first that came runs. A thread that is preempted stays before its equals; one that
+//! yields, or whose turn is over (SCHED_RR), goes behind them.
+//!
+//! On each CPU they may run for `sched_rt_runtime_us` of every `sched_rt_period_us`, if others
+//! wait. Once that is used up, [`BEHIND`] is added to the keys of those in line, which puts them
+//! behind all others until the period is over. While any thread waits, the timer ends a slice, so
+//! a CPU looks at its limit every few milliseconds.
+
+use core::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
+
+use freehold_collections::Arc;
+use freehold_machine::CpuId;
+
+use super::runqueue::RunQueue;
+use super::{SchedPolicy, Schedule, Thread, cpu, enqueue_on, online, want};
+use crate::{Errno, Result};
+
+/// The highest priority; 1 is the lowest.
+pub const MOST_PRIORITY: u8 = 99;
+/// Virtual runtimes of threads with a priority are below this.
+pub(super) const END: u64 = 1 << 28;
+/// Virtual runtimes of all others begin here.
+pub(super) const FAIR_START: u64 = 1 << 32;
+/// Added to the keys of those that have used up their time.
+const BEHIND: u64 = 1 << 62;
+
+/// Microseconds of each period that real-time threads may run; negative: all.
+static RUNTIME: AtomicI64 = AtomicI64::new(950_000);
+/// Microseconds.
+static PERIOD: AtomicU64 = AtomicU64::new(1_000_000);
+/// A turn of SCHED_RR (nanoseconds).
+pub const TURN: u64 = 100_000_000;
+
+/// The virtual runtime of a priority: steps of 2 ms.
+pub(super) const fn key(priority: u8) -> u64 {
+    (MOST_PRIORITY.saturating_sub(priority) as u64) << 21
+}
+
+/// A thread's share in real-time scheduling.
+#[derive(Debug, Default)]
+pub(super) struct RealTime {
+    /// The priority of its policy; 0 for none.
+    own: AtomicU8,
+    /// The priority that it inherits from those that wait for its locks; 0 for none.
+    inherited: AtomicU8,
+    /// Nanoseconds left of its turn. 0: it goes behind its equals.
+    turn: AtomicU64,
+}
+
+/// The time that the real-time threads of a CPU have used.
+#[derive(Debug, Default)]
+pub(super) struct Throttle {
+    /// When the period began.
+    since: u64,
+    used: u64,
+    /// [`BEHIND`], or 0.
+    behind: u64,
+}
+
+impl Throttle {
+    pub(super) const fn new() -> Self {
+        Self { since: 0, used: 0, behind: 0 }
+    }
+    /// Counts `ran` up to `now`. Returns whether they are behind the others from now on, or no
+    /// longer.
+    fn count(&mut self, now: u64, ran: u64) -> bool {
+        let before = self.behind;
+        if now.saturating_sub(self.since) >= PERIOD.load(Ordering::Relaxed) * 1000 {
+            (self.since, self.used, self.behind) = (now, 0, 0);
+        }
+        self.used += ran;
+        let limit = RUNTIME.load(Ordering::Relaxed);
+        if u64::try_from(limit).is_ok_and(|limit| self.used > limit * 1000) {
+            self.behind = BEHIND;
+        }
+        self.behind != before
+    }
+}
+
+/// The place of a thread among its equals.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum AmongEquals {
+    First,
+    Last,
+}
+
+impl RunQueue {
+    /// Puts a thread that has a priority in line.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn enqueue_real_time(&mut self, task: Arc<Thread>, place: AmongEquals) {
+        let key = task.schedule.virtual_runtime.load(Ordering::Relaxed) + self.throttle.behind;
+        let inserted = match place {
+            AmongEquals::First => self.waiting.insert_first(key, task),
+            AmongEquals::Last => self.waiting.insert(key, task),
+        };
+        assert!(inserted.is_ok(), "a run queue has room for every task");
+    }
+    /// Puts one in line that had the CPU and could go on.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn requeue_real_time(&mut self, task: Arc<Thread>) {
+        let turn = &task.schedule.real_time.turn;
+        let place = if turn.load(Ordering::Relaxed) == 0 { AmongEquals::Last } else { AmongEquals::First };
+        if place == AmongEquals::Last {
+            turn.store(task.schedule.full_turn(), Ordering::Relaxed);
+        }
+        self.enqueue_real_time(task, place);
+    }
+    /// Charges the running thread, which has a priority.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn account_real_time(&mut self, ran: u64) {
+        if let Some(task) = &self.current {
+            let turn = &task.schedule.real_time.turn;
+            turn.store(turn.load(Ordering::Relaxed).saturating_sub(ran), Ordering::Relaxed);
+        }
+        self.throttle(ran);
+    }
+    /// A period may be over.
+    pub(super) fn end_period(&mut self) {
+        if self.throttle.behind != 0 {
+            self.throttle(0);
+        }
+    }
+
+    fn throttle(&mut self, ran: u64) {
+        if self.throttle.count(self.since, ran) {
+            let behind = self.throttle.behind;
+            self.waiting.change_keys(|key, task| {
+                let own = task.schedule.virtual_runtime.load(Ordering::Relaxed);
+                if own < END { own + behind } else { key }
+            });
+        }
+    }
+}
+
+impl Schedule {
+    /// The real-time priority of its policy; 0 for none.
+    pub fn priority(&self) -> u8 {
+        self.real_time.own.load(Ordering::Relaxed)
+    }
+    /// The priority that it runs with: its own, or one that it inherits; 0 for none.
+    pub fn effective_priority(&self) -> u8 {
+        self.priority().max(self.real_time.inherited.load(Ordering::Relaxed))
+    }
+    pub(super) fn set_priority(&self, priority: u8) {
+        self.real_time.own.store(priority, Ordering::Relaxed);
+    }
+    fn full_turn(&self) -> u64 {
+        if self.policy() == SchedPolicy::RoundRobin { TURN } else { u64::MAX }
+    }
+    /// Its turn is over.
+    pub(super) fn end_turn(&self) {
+        self.real_time.turn.store(0, Ordering::Relaxed);
+    }
+    /// Sets what the queues go by. Others begin level with `floor`.
+    pub(super) fn settle(&self, floor: u64) {
+        let priority = self.effective_priority();
+        let runtime = &self.virtual_runtime;
+        if priority > 0 {
+            runtime.store(key(priority), Ordering::Relaxed);
+            self.real_time.turn.store(self.full_turn(), Ordering::Relaxed);
+        } else if runtime.load(Ordering::Relaxed) < END {
+            runtime.store(floor.max(FAIR_START), Ordering::Relaxed);
+        }
+        self.settle_weight();
+    }
+}
+
+/// Changes policy, nice value (clamped to -20..=19) and real-time priority of `task`: 1 to
+/// [`MOST_PRIORITY`] for SCHED_FIFO and SCHED_RR, 0 for the others.
+pub fn set_policy(task: &Thread, policy: SchedPolicy, nice: i32, priority: u8) {
+    task.schedule.set_policy(policy, nice, priority);
+    apply(task);
+}
+
+/// Lets `task` inherit a priority; 0 for none. Returns whether it runs with another than before.
+pub fn inherit_priority(task: &Thread, priority: u8) -> bool {
+    let before = task.schedule.effective_priority();
+    if task.schedule.real_time.inherited.swap(priority, Ordering::Relaxed) == priority {
+        return false;
+    }
+    let is_other = task.schedule.effective_priority() != before;
+    if is_other {
+        apply(task);
+    }
+    is_other
+}
+
+/// Puts `task` where its priority says, and has its CPU look at that.
+fn apply(task: &Thread) {
+    loop {
+        let home = CpuId(task.schedule.cpu.load(Ordering::Relaxed));
+        let mut queue = cpu(home).queue.lock();
+        if task.schedule.cpu.load(Ordering::Relaxed) != home.0 {
+            continue;
+        }
+        let at = task.schedule.position.load(Ordering::Relaxed).checked_sub(1);
+        let waiting = at.and_then(|at| queue.waiting.remove(at));
+        let before = task.schedule.virtual_runtime.load(Ordering::Relaxed);
+        let floor = queue.floor();
+        task.schedule.settle(floor);
+        if let Some((_, waiting)) = waiting {
+            queue.enqueue(waiting);
+        }
+        let falls = before < END && task.schedule.virtual_runtime.load(Ordering::Relaxed) > before;
+        let preempts = falls || queue.should_preempt(0);
+        drop(queue);
+        if preempts {
+            want(home);
+        }
+        return;
+    }
+}
+
+/// `task`, which has a priority, was woken and waits on `home`: another CPU that it may run on may
+/// run a thread with less.
+#[cold]
+#[inline(never)]
+pub(super) fn push(task: &Thread, home: CpuId) {
+    let schedule = &task.schedule;
+    let own = schedule.virtual_runtime.load(Ordering::Relaxed);
+    for target in online().without(home).iter().filter(|&id| schedule.affinity().contains(id)) {
+        let runs_less = {
+            let queue = cpu(target).queue.lock();
+            queue
+                .current
+                .as_ref()
+                .is_some_and(|current| current.schedule.virtual_runtime.load(Ordering::Relaxed) > own)
+        };
+        if !runs_less {
+            continue;
+        }
+        let mut queue = cpu(home).queue.lock();
+        if schedule.cpu.load(Ordering::Relaxed) != home.0 {
+            return;
+        }
+        let Some(waiting) = queue.take(task) else { return };
+        task.belongs_to(target);
+        drop(queue);
+        return enqueue_on(waiting, target);
+    }
+}
+
+/// Microseconds of each period that real-time threads may run; -1: all.
+pub fn runtime_limit() -> i64 {
+    RUNTIME.load(Ordering::Relaxed)
+}
+/// Microseconds.
+pub fn period() -> u64 {
+    PERIOD.load(Ordering::Relaxed)
+}
+/// Sets the time that real-time threads may run in each period.
+///
+/// # Errors
+/// `EINVAL` for more than a period, or less than -1.
+pub fn set_runtime_limit(microseconds: i64) -> Result<()> {
+    if microseconds < -1 || microseconds > period() as i64 {
+        return Err(Errno::EINVAL);
+    }
+    RUNTIME.store(microseconds, Ordering::Relaxed);
+    Ok(())
+}
+/// Sets the period: 1 to 2^31 - 1 microseconds.
+///
+/// # Errors
+/// `EINVAL`.
+pub fn set_period(microseconds: u64) -> Result<()> {
+    let shortest = runtime_limit().max(1) as u64;
+    if !(shortest..=i32::MAX as u64).contains(&microseconds) {
+        return Err(Errno::EINVAL);
+    }
+    PERIOD.store(microseconds, Ordering::Relaxed);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::runqueue::WAKE_GRANULARITY;
+    use super::*;
+
+    #[test]
+    fn a_higher_priority_is_ahead_by_more_than_a_wake_up_needs() {
+        assert!((1..MOST_PRIORITY).all(|priority| key(priority) > key(priority + 1) + WAKE_GRANULARITY));
+        assert!(key(1) < END && key(MOST_PRIORITY) == 0);
+    }
+
+    #[test]
+    fn real_time_threads_leave_a_part_of_each_period_to_others() {
+        let mut throttle = Throttle::new();
+        let start = 5_000_000_000;
+        assert!(!throttle.count(start, 900_000_000));
+        assert!(throttle.count(start + 60_000_000, 60_000_000));
+        assert_eq!(throttle.behind, BEHIND);
+        assert!(!throttle.count(start + 900_000_000, 0));
+        assert!(throttle.count(start + 1_000_000_000, 0));
+        assert_eq!(throttle.behind, 0);
+    }
+}
