@@ -359,6 +359,22 @@ static void stack_and_faults(void)
 	}));
 }
 
+/* Protection keys: a Linux without them says EINVAL or ENOSPC, one with them gives one out. */
+static void keys(void)
+{
+	char *at = map(2, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	NEED(at != MAP_FAILED);
+	long key = syscall(SYS_pkey_alloc, 0, 0);
+	int refused = key == -1 && (errno == ENOSPC || errno == EINVAL);
+	PROMISE("a protection key is given out, or there are none", refused || (key > 0 && syscall(SYS_pkey_free, key) == 0));
+	FAILS_WITH("a key has no flags", syscall(SYS_pkey_alloc, 1, 0), EINVAL);
+	FAILS_WITH("and no other rights", syscall(SYS_pkey_alloc, 0, 4), EINVAL);
+	FAILS_WITH("one that was not given out is not freed", syscall(SYS_pkey_free, 9), EINVAL);
+	FAILS_WITH("nor used", syscall(SYS_pkey_mprotect, at, PAGE, PROT_READ, 9), EINVAL);
+	PROMISE("without a key pages are protected as ever", syscall(SYS_pkey_mprotect, at, PAGE, PROT_READ, -1) == 0 && touch(at, WRITE) == SIGSEGV && touch(at + PAGE, WRITE) == 0);
+	munmap(at, 2 * PAGE);
+}
+
 int main(void)
 {
 	struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO };
@@ -371,5 +387,6 @@ int main(void)
 	reaching();
 	sharing();
 	stack_and_faults();
+	keys();
 	return conclude();
 }

@@ -254,6 +254,27 @@ pub fn sys_mprotect(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
+/// pkey_mprotect(address, length, protection, key). There are no keys but -1, which means none.
+pub fn sys_pkey_mprotect(args: &Args) -> Result<i64> {
+    if args.int(3) != -1 && args[1] != 0 {
+        return Err(Errno::EINVAL);
+    }
+    sys_mprotect(args)
+}
+
+/// pkey_alloc(flags, rights): no key is free, as on a CPU without protection keys. They would need
+/// to be part of what a switch of threads saves.
+pub fn sys_pkey_alloc(args: &Args) -> Result<i64> {
+    const DISABLE_ACCESS_AND_WRITE: u64 = 3;
+    let is_valid = args[0] == 0 && args[1] & !DISABLE_ACCESS_AND_WRITE == 0;
+    Err(if is_valid { Errno::ENOSPC } else { Errno::EINVAL })
+}
+
+/// pkey_free(key): none was given out.
+pub fn sys_pkey_free(_args: &Args) -> Result<i64> {
+    Err(Errno::EINVAL)
+}
+
 /// mremap(old, old_size, new_size, flags, new)
 pub fn sys_mremap(args: &Args) -> Result<i64> {
     const MAYMOVE: u64 = 1;
