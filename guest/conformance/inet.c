@@ -311,10 +311,11 @@ static void waits(void)
 	union name at = own_name(server);
 	NEED(fcntl(server, F_SETFL, O_NONBLOCK) == 0);
 	FAILS_WITH("nobody waits to be accepted", accept(server, NULL, NULL), EAGAIN);
-	int done = connect_to(client, "127.0.0.1", port_of(&at)), error = errno;
-	PROMISE("a connect that may not wait is done or on its way", done == 0 || error == EINPROGRESS);
+	FAILS_WITH("a connect that may not wait is on its way", connect_to(client, "127.0.0.1", port_of(&at)), EINPROGRESS);
 	struct pollfd look = { client, POLLOUT, 0 };
 	PROMISE("and can be waited for", poll(&look, 1, 1000) == 1 && look.revents == POLLOUT && option(client, SOL_SOCKET, SO_ERROR) == 0);
+	PROMISE("the next one says that it is done", connect_to(client, "127.0.0.1", port_of(&at)) == 0);
+	FAILS_WITH("once", connect_to(client, "127.0.0.1", port_of(&at)), EISCONN);
 	int epoll = epoll_create1(0);
 	struct epoll_event event = { .events = EPOLLIN | EPOLLRDHUP, .data.fd = server };
 	NEED(epoll_ctl(epoll, EPOLL_CTL_ADD, server, &event) == 0);
@@ -329,6 +330,21 @@ static void waits(void)
 	char byte;
 	PROMISE("then the end", recv(served, &byte, 1, 0) == 1 && epoll_wait(epoll, &event, 1, 1000) == 1 && event.events == (EPOLLIN | EPOLLRDHUP));
 	close(epoll);
+	close(served);
+	close(server);
+	client = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+	FAILS_WITH("to a port where nobody listens, too", connect_to(client, "127.0.0.1", port_of(&at)), EINPROGRESS);
+	look = (struct pollfd){ client, POLLIN | POLLOUT, 0 };
+	PROMISE("whose refusal can be waited for", poll(&look, 1, 1000) == 1 && look.revents == (POLLIN | POLLOUT | POLLERR | POLLHUP));
+	PROMISE("and is told once", option(client, SOL_SOCKET, SO_ERROR) == ECONNREFUSED && option(client, SOL_SOCKET, SO_ERROR) == 0);
+	FAILS_WITH("to the next connect only that it failed", connect_to(client, "127.0.0.1", port_of(&at)), ECONNABORTED);
+	FAILS_WITH("or why", ({ connect_to(client, "127.0.0.1", port_of(&at)); connect_to(client, "127.0.0.1", port_of(&at)); }), ECONNREFUSED);
+	server = listening("127.0.0.1", 0, 5);
+	at = own_name(server);
+	FAILS_WITH("it can call another", connect_to(client, "127.0.0.1", port_of(&at)), EINPROGRESS);
+	NEED(fcntl(client, F_SETFL, 0) == 0 && connect_to(client, "127.0.0.1", port_of(&at)) == 0 && (served = accept(server, NULL, NULL)) >= 0);
+	PROMISE("and is heard and hears", send(client, "x", 1, 0) == 1 && recv(served, &byte, 1, 0) == 1 && send(served, "y", 1, 0) == 1 && recv(client, &byte, 1, 0) == 1 && byte == 'y');
+	close(client);
 	close(served);
 	close(server);
 }

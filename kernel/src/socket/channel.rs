@@ -301,6 +301,11 @@ impl Channel {
         self.opening.load(Ordering::SeqCst)
     }
 
+    /// The peer answered at once, which no connect(2) has reported yet.
+    pub(super) fn note_answer(&self) {
+        self.answered.store(true, Ordering::Relaxed);
+    }
+
     /// Whether the peer has answered and this was not asked since.
     pub(super) fn take_answer(&self) -> bool {
         !self.is_opening() && self.answered.swap(false, Ordering::Relaxed)

@@ -17,6 +17,7 @@ use super::ports::{self, Claim, EntryKey, FIRST_FREE, InetAddress, Protocol};
 use super::raw::{self, arrive::Found};
 use super::wire::{self, Wire};
 use crate::fs::bytes::SliceSource;
+use crate::sync::News;
 use crate::task::Capability;
 use crate::user::{self, Source};
 use crate::{Errno, Result, task};
@@ -180,11 +181,44 @@ impl Socket {
             }
             return self.wait_for_answer(&out, patience, Errno::EINPROGRESS);
         }
+        let joined = self.join_port((source, to), patience);
+        if patience != Patience::Never {
+            return joined;
+        }
+        // The answer is there, but a caller that does not wait hears of it later, as with Linux.
+        match joined {
+            Ok(()) => self.state.lock().peer.iter().for_each(|peer| peer.channel.note_answer()),
+            Err(Errno::ECONNREFUSED) => self.note_refusal(to),
+            Err(error) => return Err(error),
+        }
+        Err(Errno::EINPROGRESS)
+    }
+
+    /// Connects to a port of this machine.
+    fn join_port(
+        self: &Receiver<Self>,
+        (source, to): (InetAddress, InetAddress),
+        patience: Patience,
+    ) -> Result<()> {
         let target =
             ports::find(self.network().number(), Protocol::Tcp, to, None).ok_or(Errno::ECONNREFUSED)?;
         let own = self.own_port(source)?;
         self.state.lock().address = Some(Address::Inet(self.sent_from(own, to)));
+        self.channel().renew();
         self.join(&target, &Some(Address::Inet(to)), patience)
+    }
+
+    /// Has the socket be as after a call over a wire that was refused: the next call, or SO_ERROR,
+    /// says so.
+    fn note_refusal(&self, to: InetAddress) {
+        let out = Channel::new();
+        out.hold();
+        out.close_receiver();
+        self.channel().renew();
+        self.set_peer(Some((out, to)));
+        self.channel().end_by(Errno::ECONNREFUSED);
+        self.channel().readable.announce(News::Error);
+        self.channel().writable.wake_all();
     }
 
     /// Calls `to` over a wire; returns the channel to send into once that has answered. If the
