@@ -225,6 +225,7 @@ fn proof_image() -> Result<tempfile::NamedTempFile> {
         events: None,
         shares: Vec::new(),
         network: None,
+        learns: false,
     };
     let mut image = Image::new(User::ROOT);
     image.add_bytes(Path::new(crate::run::SPEC), 0o600, spec.encode());

@@ -5,6 +5,7 @@ mod diff;
 mod events;
 mod habits;
 mod help;
+mod learn;
 mod manual;
 mod network;
 mod scope;
@@ -22,6 +23,7 @@ pub use diff::DiffOptions;
 pub use events::EventOptions;
 use habits::HABITS;
 use help::{BENCH_HELP, COVERAGE_HELP, DIFF_HELP, DOCTOR_HELP, LAB_HELP, RUN_HELP, SCOPE_HELP};
+pub use learn::LearnOptions;
 pub use manual::print_man;
 pub use network::{NetworkMode, NetworkOptions};
 pub use scope::{CoverageOptions, ScopeOptions};
@@ -223,6 +225,9 @@ pub struct RunOptions {
     /// Set an environment variable; -e K takes the host's value
     #[arg(short, long, value_name = "K=V", help_heading = "Files and environment")]
     pub env: Vec<OsString>,
+
+    #[command(flatten)]
+    pub list: LearnOptions,
 
     #[command(flatten)]
     pub container: ContainerOptions,

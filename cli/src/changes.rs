@@ -24,6 +24,7 @@ use rustix::io::Errno;
 use serde::Serialize;
 use tempfile::TempDir;
 
+pub use self::lines::unescaped;
 use self::lines::{Attribute, ChangeLines, KeptKind};
 use crate::Result;
 use crate::failure::{Failure, words};

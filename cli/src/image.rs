@@ -128,6 +128,19 @@ pub fn walk(
     Ok(at)
 }
 
+/// The origin of an entry of the image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin<'a> {
+    /// A copy of this file of the host.
+    File(&'a Path),
+    /// A folder.
+    Folder,
+    /// A symlink with this target.
+    Symlink(&'a Path),
+    /// Made by this command.
+    Made,
+}
+
 /// The action for a file that we may not read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Unreadable {
@@ -223,6 +236,18 @@ impl Image {
         self.entries.contains_key(guest)
     }
 
+    /// Returns the origin of the entry at a guest path.
+    pub fn origin(&self, guest: &Path) -> Option<Origin<'_>> {
+        Some(match &self.entries.get(guest)?.node {
+            ImageNode::HostFile(host, _) => Origin::File(host),
+            ImageNode::Folder => Origin::Folder,
+            ImageNode::Symlink(target) => Origin::Symlink(target),
+            ImageNode::Bytes(_) | ImageNode::Fifo | ImageNode::Device { .. } | ImageNode::Name(_) => {
+                Origin::Made
+            }
+        })
+    }
+
     /// Places bytes at a guest path.
     pub fn add_bytes(&mut self, guest: &Path, permissions: u32, bytes: Vec<u8>) {
         self.add_parents(guest);
@@ -285,6 +310,13 @@ impl Image {
         self.add_tree((&real, Unreadable::Refused), &guest)
     }
 
+    /// Adds a host file, a symlink itself or a folder without its contents at `guest`.
+    pub fn add_alone(&mut self, host: &Path, guest: &Path) -> Result<()> {
+        let guest = self.resolve(guest)?;
+        self.add_parents(&guest);
+        self.add_node((host, Unreadable::Refused), &guest).map(drop)
+    }
+
     /// Returns `guest` with the image's own symlinks followed in its parent folders.
     fn resolve(&self, guest: &Path) -> Result<PathBuf> {
         walk(guest, |at, place| {
@@ -327,10 +359,27 @@ impl Image {
 
     fn add_tree(&mut self, (host, unreadable): (&Path, Unreadable), guest: &Path) -> Result<()> {
         let failed = |error: &std::io::Error| Failure::io("add", host, error);
+        if self.add_node((host, unreadable), guest)? == Some(ImageNode::Folder) {
+            for entry in fs::read_dir(host).map_err(|e| failed(&e))? {
+                let entry = entry.map_err(|e| failed(&e))?;
+                self.add_tree((&entry.path(), unreadable), &guest.join(entry.file_name()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a file, a symlink or an empty folder, and returns the entry; none for what the guest
+    /// cannot have.
+    fn add_node(
+        &mut self,
+        (host, unreadable): (&Path, Unreadable),
+        guest: &Path,
+    ) -> Result<Option<ImageNode>> {
+        let failed = |error: &std::io::Error| Failure::io("add", host, error);
         let meta = fs::symlink_metadata(host).map_err(|e| failed(&e))?;
         let kind = meta.file_type();
         if unreadable == Unreadable::Skipped && !kind.is_symlink() && fs::File::open(host).is_err() {
-            return Ok(());
+            return Ok(None);
         }
         let node = if kind.is_dir() {
             ImageNode::Folder
@@ -341,19 +390,13 @@ impl Image {
         } else if kind.is_fifo() {
             ImageNode::Fifo
         } else {
-            return Ok(()); // Sockets and devices mean nothing in another kernel.
+            return Ok(None); // Sockets and devices mean nothing in another kernel.
         };
         let modified = u32::try_from(meta.mtime()).unwrap_or(0);
         if guest != Path::new("/") {
-            self.put(guest, node, meta.mode() & 0o7777, modified);
+            self.put(guest, node.clone(), meta.mode() & 0o7777, modified);
         }
-        if kind.is_dir() {
-            for entry in fs::read_dir(host).map_err(|e| failed(&e))? {
-                let entry = entry.map_err(|e| failed(&e))?;
-                self.add_tree((&entry.path(), unreadable), &guest.join(entry.file_name()))?;
-            }
-        }
-        Ok(())
+        Ok(Some(node))
     }
 
     /// Returns the bytes of memory that the guest needs while it unpacks the image: the archive, as

@@ -73,6 +73,8 @@ pub enum FromGuest {
     Threads(serde_json::Value),
     /// Records of tracepoints.
     Events(Vec<u8>),
+    /// Names of files that programs found, each with a zero byte behind it; how many are left out.
+    Names(Vec<u8>, u64),
     /// This memory device should plug in so many bytes in all.
     Memory(u8, u64),
 }
@@ -147,6 +149,10 @@ fn decode(kind: u8, payload: &[u8]) -> Result<Option<FromGuest>, String> {
         },
         24 => FromGuest::Threads(json()?),
         25 => FromGuest::Events(payload.to_vec()),
+        26 => match payload.split_first_chunk() {
+            Some((left_out, names)) => FromGuest::Names(names.to_vec(), u64::from_le_bytes(*left_out)),
+            None => return Err("NAMES frame without a count".into()),
+        },
         _ => return Ok(None),
     }))
 }

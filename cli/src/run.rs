@@ -11,7 +11,7 @@ use std::time::Duration;
 use tempfile::NamedTempFile;
 
 use crate::accel;
-use crate::args::{Accel, RunOptions, When};
+use crate::args::{RunOptions, When};
 use crate::backtrace::{Addresses, Symbols};
 use crate::changes::{self, Changes};
 use crate::container::{Container, Launch};
@@ -21,12 +21,13 @@ use crate::host_view::HostView;
 use crate::image::Image;
 use crate::image::spec::{self, ProgramStream, Spec};
 use crate::kernel::{self, Family, KernelChoice};
+use crate::learned::{FileList, Origins};
 use crate::outcome::RunOutcome;
 use crate::program::{self, Program};
 use crate::qemu::network::{Network, RESOLV_CONF};
 use crate::qemu::share::{FolderShare, ShareAccess, ShareOwners};
 use crate::qemu::swap::Swap;
-use crate::qemu::{self, Debugger, Engine, Files, Ports, VirtualMachine};
+use crate::qemu::{self, Debugger, Engine, Files, VirtualMachine};
 use crate::report;
 use crate::schema::RunMachine;
 use crate::session::{self, End, Ended, Job, LastSeen, LogTo, OutputTo, Purpose, Recall};
@@ -35,7 +36,7 @@ use crate::stuck;
 use crate::terminal::{self, Streams};
 use crate::user::User;
 use crate::volume::{self, FolderSharing, Volume};
-use crate::{Result, events, files, print};
+use crate::{Result, dry_run, events, files, print};
 
 /// Path in the guest of the program's description.
 pub const SPEC: &str = "/.freehold/spec";
@@ -49,7 +50,7 @@ pub fn run(options: &RunOptions) -> Result<u8> {
         return Err(Failure::new("--json -: the program's output goes to stdout", hint));
     }
     events::check_options(&options.events)?;
-    files::check_writable([&options.json, &options.events.events_out])?;
+    files::check_writable([&options.json, &options.events.events_out, &options.list.learn])?;
     let result = prepare_and_run(options);
     if let (Err(failure), Some(file)) = (&result, &options.json) {
         RunOutcome::of_failure(failure).write(file)?;
@@ -60,7 +61,7 @@ pub fn run(options: &RunOptions) -> Result<u8> {
 fn prepare_and_run(options: &RunOptions) -> Result<u8> {
     let mut prepared = Prepared::new(options)?;
     if options.dry_run {
-        return print_line(options, &prepared.machine, &prepared.kernel);
+        return dry_run::print_line(options, &prepared.machine, &prepared.kernel);
     }
     let watched = Watched::by_environment(&mut prepared, options)?;
     let engine = match watched {
@@ -92,6 +93,7 @@ pub struct Prepared {
     /// Folders of the host that are visible by default.
     seen: Vec<PathBuf>,
     changes: Option<Changes>,
+    learn: Option<Origins>,
     spec: Spec,
     timeout: Option<Duration>,
     purpose: Purpose,
@@ -125,10 +127,7 @@ impl Prepared {
         streams: [ProgramStream; 3],
         sharing: FolderSharing,
     ) -> Result<Prepared> {
-        let timeout = match &options.timeout {
-            Some(text) => Some(parse_timeout(text)?),
-            None => None,
-        };
+        let timeout = options.timeout.as_deref().map(parse_timeout).transpose()?;
         let mut machine = VirtualMachine::from_options(options)?;
         let kernel = kernel::select(&options.kernel)?;
         let sharing = match kernel.family {
@@ -161,6 +160,7 @@ impl Prepared {
             shares: machine.shares.clone(),
             events: options.events.events.clone(),
             network: machine.network.clone(),
+            learns: options.list.learn.is_some(),
         };
         let mut image = build_image((options, &volumes, &base), &files, &spec, &kernel)?;
         changes.as_ref().map_or(Ok(()), |changes| changes.add_to(&mut image))?;
@@ -171,9 +171,11 @@ impl Prepared {
         events::check_family(&options.events, kernel.family)?;
         machine.check_family(kernel.family)?;
         machine.check_memory(kernel.family, image.unpacking_bytes())?;
+        let tree = base.tree_copy();
+        let learn = Origins::new(&options.list.learn, kernel.family, (&machine.shares, &volumes, tree))?;
         let log = if options.verbose { LogTo::Stderr } else { LogTo::Nowhere };
         let (seen, output) = (base.seen().to_vec(), OutputTo::Stdout);
-        Ok(Prepared { machine, kernel, image, output, seen, changes, spec, timeout, purpose, log })
+        Ok(Prepared { machine, kernel, image, output, seen, changes, learn, spec, timeout, purpose, log })
     }
 
     /// Returns the kernel's symbols, for reports about this run.
@@ -267,12 +269,8 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
             }
         }
         End::Escaped => print::stderr("freehold: ended from the terminal (Ctrl-] three times)\n"),
-        End::Qemu(words) => {
-            return Err(Failure::qemu(words, words.clone()));
-        }
-        End::Refused(reason) => {
-            return Err(Failure::new(reason.clone(), ""));
-        }
+        End::Qemu(words) => return Err(Failure::qemu(words, words.clone())),
+        End::Refused(reason) => return Err(Failure::new(reason.clone(), "")),
         _ => {}
     }
     if let Some(text) = report::death(ended, &symbols) {
@@ -289,6 +287,7 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
     if let Some(changes) = &run.changes {
         outcome.changes = changes.conclude(&ended.end)?;
     }
+    let learned = run.learn.as_ref().map(|learn| learn.conclude(&run.image, ended)).transpose()?.flatten();
     outcome.machine = options.json.as_ref().map(|_| RunMachine::of(machine, &run.kernel));
     let show = options.shows_report();
     if show && ended.report.is_some() {
@@ -299,6 +298,7 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
     if show {
         print::stderr(files_lines(run, ended));
         outcome.changes.as_ref().inspect(|kept| print::stderr(kept.line()));
+        learned.into_iter().for_each(print::stderr);
     }
     if options.syscalls {
         print::stderr(report::syscalls(ended));
@@ -454,6 +454,11 @@ impl<'a> Base<'a> {
         }
     }
 
+    /// Returns the tree of which the run has a copy as its root.
+    fn tree_copy(&self) -> Option<&Path> {
+        if let Base::TreeCopy(root) = self { Some(root) } else { None }
+    }
+
     /// Returns the initial image of a run.
     fn image(&self, user: User) -> Result<Image> {
         let mut image = match self {
@@ -521,11 +526,16 @@ fn find_program(
             }
         }
     }
-    match base {
-        Base::Host(view) => {
-            let path = variable(environment, "PATH").unwrap_or_default();
-            view.find(name, path, library_path(environment))
+    let path = variable(environment, "PATH").unwrap_or_default();
+    if let Some(file) = &options.list.files_from {
+        let list = FileList::read(file)?;
+        let listed = |guest: &PathBuf| list.host(guest).is_some_and(program::runs);
+        if let Some(guest) = program::places(name, path).into_iter().find(listed) {
+            return Ok(Program { guest, files: BTreeSet::new() });
         }
+    }
+    match base {
+        Base::Host(view) => view.find(name, path, library_path(environment)),
         _ => program::find(name, library_path(environment)),
     }
 }
@@ -570,6 +580,9 @@ fn build_image(
             image.add_host(file)?;
         }
     }
+    if let Some(file) = &options.list.files_from {
+        FileList::read(file)?.add_to(&mut image, |path| base.shows(path))?;
+    }
     for volume in volumes.iter().filter(|volume| volume.shared.is_none()) {
         image.add_host_at(&volume.host, &volume.guest)?;
     }
@@ -609,40 +622,4 @@ fn streams() -> [ProgramStream; 3] {
     let ours = Streams::now();
     let stream = |terminal| if terminal { ProgramStream::Terminal } else { ProgramStream::Pipe };
     [stream(ours.input && ours.output), stream(ours.output), stream(ours.output && ours.error)]
-}
-
-/// Prints the QEMU command line of `--dry-run`.
-pub fn print_line(options: &RunOptions, machine: &VirtualMachine, kernel: &KernelChoice) -> Result<u8> {
-    let engine = match options.accel {
-        Accel::Kvm => Engine::Kvm,
-        Accel::Tcg => Engine::Tcg,
-        Accel::Auto => accel::choose(Accel::Auto, machine.clock)?,
-    };
-    let place = |name: &str| format!("fd={name}");
-    let ports = Ports {
-        stream: place("STREAM"),
-        error: place("ERROR"),
-        control: place("CONTROL"),
-        log: place("LOG"),
-        monitor: place("MONITOR"),
-    };
-    let files = Files { initramfs: Path::new("INITRAMFS"), swap: Some(Path::new("SWAP")) };
-    let mut text = quote(qemu::program()?.as_os_str());
-    for argument in machine.arguments(kernel, &files, &ports, engine) {
-        // One option per line, as people write it.
-        text.push_str(if argument.as_bytes().starts_with(b"-") { " \\\n  " } else { " " });
-        text.push_str(&quote(&argument));
-    }
-    text.push('\n');
-    print::stdout(text)?;
-    Ok(0)
-}
-
-fn quote(argument: &OsStr) -> String {
-    let text = argument.to_string_lossy();
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=,.:/+%@".contains(c);
-    if !text.is_empty() && text.chars().all(plain) {
-        return text.into_owned();
-    }
-    format!("'{}'", text.replace('\'', r"'\''"))
 }

@@ -29,7 +29,7 @@ use crate::outcome::RunOutcome;
 use crate::qemu::{self, Engine, Watcher};
 use crate::run::{self, Prepared};
 use crate::session::{End, Ended, OutputTo, Recall, WATCHER_NAME};
-use crate::{Result, files, kernel, print, schema};
+use crate::{Result, dry_run, files, kernel, print, schema};
 use digest::Digest;
 use lines::SharedLines;
 use summary::Rows;
@@ -74,7 +74,7 @@ pub fn scope(options: &ScopeOptions) -> Result<u8> {
     let seen = microscope.watch(&mut run)?;
     if options.run.dry_run {
         name_files(&mut run);
-        return run::print_line(&options.run, &run.machine, &run.kernel);
+        return dry_run::print_line(&options.run, &run.machine, &run.kernel);
     }
     run.ask_for_text();
     let names = Names::prepare(options.symbols.as_deref(), &run.kernel)?;
@@ -119,7 +119,7 @@ fn only_code(options: &ScopeOptions, into: &Path) -> Result<u8> {
     let watched = Watched::new(&mut run, into.to_owned())?;
     if options.run.dry_run {
         name_files(&mut run);
-        return run::print_line(&options.run, &run.machine, &run.kernel);
+        return dry_run::print_line(&options.run, &run.machine, &run.kernel);
     }
     let ended = run.run(Engine::Tcg)?;
     let (own, whole) = watched.add(&ended.words)?;

@@ -28,6 +28,7 @@ use serde_json::Value;
 
 use crate::failure::Failure;
 use crate::image::spec::ProgramStream;
+use crate::learned::FoundNames;
 use crate::protocol::{Decoder, Ending, FromGuest, ToGuest};
 use crate::qemu::{Engine, Files, Ports, VirtualMachine};
 use crate::{Result, print};
@@ -165,6 +166,7 @@ struct VmSession<'a> {
     symbols: Option<String>,
     /// Records of tracepoints, unchanged.
     events: Option<File>,
+    names: Option<FoundNames>,
     /// The reason why some of them were not kept.
     events_lost: Option<String>,
     asked_for_threads: bool,
@@ -269,6 +271,7 @@ impl<'a> VmSession<'a> {
             panic: None,
             symbols: None,
             events: None,
+            names: None,
             events_lost: None,
             asked_for_threads: false,
             asked_for_cpus: false,
@@ -332,6 +335,7 @@ impl<'a> VmSession<'a> {
             end,
             symbols: self.symbols,
             events: self.events,
+            names: self.names,
             output,
             error,
             words: String::from_utf8_lossy(&self.words.received).into_owned(),
@@ -454,6 +458,9 @@ impl<'a> VmSession<'a> {
             FromGuest::Notice(text) => self.notice(text),
             FromGuest::Threads(threads) => self.threads = Some(threads),
             FromGuest::Events(records) => self.keep_events(&records),
+            FromGuest::Names(names, left_out) => {
+                self.names.get_or_insert_default().add(&names, left_out);
+            }
             FromGuest::Memory(device, bytes) => self.monitor.resize(device, bytes),
         }
     }

@@ -19,7 +19,7 @@ use crate::fs::changes::Changes;
 use crate::fs::initramfs;
 use crate::fs::userfault;
 use crate::host::BounceSettings;
-use crate::host::spec::{self, ShareMode, ShareSpec, Spec};
+use crate::host::spec::{self, Learning, ShareMode, ShareSpec, Spec};
 use crate::hw::alternatives::Feature;
 use crate::hw::boot::{BootInfo, MemoryKind};
 use crate::hw::memory::{OutOfMemory, pluggable};
@@ -220,8 +220,12 @@ fn start(info: &'static BootInfo, planted: Option<Plant>, traced: u64) {
             if let Some(Err(error)) = spec.events.as_deref().map(event_stream::start) {
                 host::notice(format_args!("events cannot be recorded: {error:?}"));
             }
+            let learned = start_learning(spec.learning);
             let ending = task::init::run(spec);
             event_stream::finish();
+            if learned == Learning::Wanted {
+                tell_names();
+            }
             watch::program_ended();
             if let Some(changes) = changes {
                 keep(&changes);
@@ -242,6 +246,39 @@ fn start(info: &'static BootInfo, planted: Option<Plant>, traced: u64) {
     }
     host::end(ending);
     power::exit(0)
+}
+
+/// Has the names of files kept from now on, where the host wants them. Returns whether they are.
+fn start_learning(wanted: Learning) -> Learning {
+    if wanted == Learning::Wanted
+        && let Err(error) = mem::turn_key(StaticKey::LEARNING, KeyState::On)
+    {
+        host::notice(format_args!("the names of files are not kept: {error:?}"));
+        return Learning::Unwanted;
+    }
+    wanted
+}
+
+/// Bytes of names in one message.
+const NAMES_AT_ONCE: usize = 32 << 10;
+
+/// Tells the host which names programs found.
+fn tell_names() {
+    let names = fs::learned::take();
+    let (mut message, mut left_out) = (Vec::new(), names.lost);
+    for name in names.found.keys() {
+        if message.len() + name.len() >= NAMES_AT_ONCE {
+            host::names(&message, left_out);
+            message.clear();
+            left_out = 0;
+        }
+        if message.try_reserve(name.len() + 1).and_then(|()| message.try_extend_from_slice(name)).is_err() {
+            left_out += 1;
+            continue;
+        }
+        message.push_reserved(0);
+    }
+    host::names(&message, left_out);
 }
 
 /// The reason why no program runs; displays as a line.

@@ -26,7 +26,8 @@ Signals that reach freehold reach the program. A program that ignores them is en
 or later, or by the third; on a terminal, where every key is the program's, by Ctrl-] three times within a second.
 
 Files: the VM sees /usr and some settings of /etc; with --sealed the program and the libraries that it names. What else it opens by name
-(data files, plug-ins) is added with -a or -v; the closing report names the files that the program looked for in vain.";
+(data files, plug-ins) is added with -a or -v, or with --files-from, once a run with --learn has written it down; the closing report names the files
+that the program looked for in vain.";
 
 /// Text for `freehold scope`.
 pub const SCOPE_HELP: &str = "\

@@ -136,7 +136,7 @@ fn path(text: &str) -> Option<PathBuf> {
 }
 
 /// Reverses [`u8::escape_ascii`].
-fn unescaped(text: &str) -> Option<Vec<u8>> {
+pub fn unescaped(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {

@@ -55,6 +55,8 @@ pub struct Spec {
     pub events: Option<String>,
     /// The guest's network, if it has one.
     pub network: Option<Network>,
+    /// Whether the guest tells the names that programs found.
+    pub learns: bool,
 }
 
 impl Spec {
@@ -99,6 +101,9 @@ impl Spec {
         }
         if let Some(events) = &self.events {
             record("events", OsStr::new(events));
+        }
+        if self.learns {
+            record("learn", OsStr::new("1"));
         }
         match self.symbols {
             Symbols::None => {}

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use serde_json::Value;
 
 use crate::failure::Failure;
+use crate::learned::FoundNames;
 use crate::protocol::Ending;
 use crate::{Result, report};
 
@@ -86,6 +87,8 @@ pub struct Ended {
     pub symbols: Option<String>,
     /// Records of tracepoints, unchanged.
     pub events: Option<File>,
+    /// Names that programs found, if they were asked for.
+    pub names: Option<FoundNames>,
     /// stdout of a measurement.
     pub output: Vec<u8>,
     /// stderr of a measurement.

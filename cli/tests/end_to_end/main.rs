@@ -29,6 +29,7 @@ mod hotplug;
 mod images;
 mod kill;
 mod latency;
+mod learn;
 mod machine;
 mod network;
 mod oracle;

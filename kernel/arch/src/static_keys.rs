@@ -72,8 +72,12 @@ impl StaticKey {
     pub const NODES: usize = Self::QUOTAS + 1;
     /// The machine has several nodes, and a task runs on that of its stack.
     pub const TASK_NODES: Self = Self(Self::NODES);
+    /// The number of the key [`LEARNING`](Self::LEARNING), for [`is_on`].
+    pub const LEARN: usize = Self::NODES + 1;
+    /// Names that programs find are kept.
+    pub const LEARNING: Self = Self(Self::LEARN);
     /// How many keys there are.
-    const COUNT: usize = freehold_tracepoints::COUNT + 3;
+    const COUNT: usize = freehold_tracepoints::COUNT + 4;
 
     /// The key of an event; `None` of one that programs write.
     pub const fn of_event(event: &EventDescription) -> Option<Self> {
@@ -87,6 +91,7 @@ impl StaticKey {
             Self::FRAME_CHARGES => "frame_charges",
             Self::CPU_QUOTAS => "cpu_quotas",
             Self::TASK_NODES => "task_nodes",
+            Self::LEARNING => "learning",
             Self(event) => EVENTS[event].name,
         }
     }

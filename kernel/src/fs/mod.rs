@@ -46,6 +46,7 @@ pub mod file;
 pub mod flags;
 pub mod generated;
 pub mod initramfs;
+pub mod learned;
 pub mod leases;
 pub mod locks;
 pub mod machine;

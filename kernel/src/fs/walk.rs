@@ -11,6 +11,7 @@ use freehold_collections::{
 
 use super::caller::{Access, Caller};
 use super::flags::ResolveFlags;
+use super::learned;
 use super::mount::Mount;
 use super::node::{LinkTarget, Node, NodeKind};
 use super::path::{Path, PathEntry};
@@ -148,7 +149,9 @@ impl<'a> PathWalk<'a> {
         if name.len() > NAME_MAX {
             return Err(Errno::ENAMETOOLONG);
         }
-        dir.node.lookup(name)
+        let node = dir.node.lookup(name)?;
+        learned::note(dir, name);
+        Ok(node)
     }
 
     /// Follow the link at `place`, found in `dir`; `ELOOP` when there were too many. A jump gives

@@ -97,6 +97,15 @@ pub fn events(records: &[u8]) {
     Frame::begin(control, ToHost::Events, records.len()).put(records);
 }
 
+/// Names of files that programs found, each with a zero byte behind it, and how many are left out.
+pub fn names(names: &[u8], left_out: u64) {
+    let Some(control) = devices::control() else { return };
+    let _one_at_a_time = SENDER.lock();
+    let mut frame = Frame::begin(control, ToHost::Names, 8 + names.len());
+    frame.put(&left_out.to_le_bytes());
+    frame.put(names);
+}
+
 /// Text for the user.
 pub fn notice(text: impl core::fmt::Display) {
     send_text(ToHost::Notice, text);

@@ -49,6 +49,9 @@ pub enum ToHost {
     Threads = 24,
     /// Records of tracepoints: for each its CPU, its length in words (16 bits each), its words.
     Events = 25,
+    /// Names of files that programs found: the number of those left out (64 bits), then the names,
+    /// each with a zero byte behind it.
+    Names = 26,
 }
 
 /// Bytes in a frame's head.

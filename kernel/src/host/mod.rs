@@ -22,7 +22,7 @@ mod memory;
 mod pci;
 mod slots;
 
-pub use control::{Ending, Events, end, events, listen, notice, ready, report, threads, want_memory};
+pub use control::{Ending, Events, end, events, listen, names, notice, ready, report, threads, want_memory};
 #[cfg(test)]
 pub(crate) use devices::init_with;
 pub use devices::{

@@ -30,6 +30,16 @@ pub enum ClosingTables {
     Unwanted,
 }
 
+/// Whether the host wants the names of the files that programs find.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Learning {
+    /// The host wants them.
+    Wanted,
+    /// The host does not want them.
+    #[default]
+    Unwanted,
+}
+
 /// A folder of the host that the program is to see.
 #[derive(PartialEq, Eq, Debug)]
 pub struct ShareSpec {
@@ -81,6 +91,8 @@ pub struct Spec {
     pub shares: Vec<ShareSpec>,
     /// The events that are recorded while the program runs.
     pub events: Option<Vec<u8>>,
+    /// Whether the host wants the names of the files that programs find.
+    pub learning: Learning,
     /// How the machine is connected, if it is.
     pub net: Option<NetSpec>,
 }
@@ -116,6 +128,7 @@ impl Spec {
             swap: None,
             shares: Vec::new(),
             events: None,
+            learning: Learning::default(),
             net: None,
         };
         for record in bytes.split(|&byte| byte == 0).filter(|record| !record.is_empty()) {
@@ -136,6 +149,7 @@ impl Spec {
                 b"share" => spec.shares.try_push(share(value)?)?,
                 b"events" => spec.events = Some(Vec::try_from_slice(value)?),
                 b"net" => spec.net = Some(net(value)?),
+                b"learn" if value == b"1" => spec.learning = Learning::Wanted,
                 b"report" if value == b"1" => spec.report = ClosingTables::Wanted,
                 _ => {}
             }
@@ -202,7 +216,7 @@ mod tests {
     fn every_record_arrives_and_order_is_kept() {
         let bytes =
             b"exec=/bin/busybox\0arg=sh\0arg=-c\0arg=echo a=b\0env=A=1\0env=B=\0cwd=/tmp\0stdin=tty\0\
-            stdout=tty\0stderr=pipe\0rows=50\0cols=132\0report=1\0swap=/dev/vdb\0share=share0:below:/\0share=x:rw:/a:b\0share=c:changes:/\0user=7:8\0events=sched:*\0\
+            stdout=tty\0stderr=pipe\0rows=50\0cols=132\0report=1\0swap=/dev/vdb\0share=share0:below:/\0share=x:rw:/a:b\0share=c:changes:/\0user=7:8\0learn=1\0events=sched:*\0\
             net=10.0.2.15/24,10.0.2.2\0later=7\0";
         let spec = Spec::parse(bytes).unwrap();
         assert_eq!(spec.exec, b"/bin/busybox");
@@ -222,7 +236,7 @@ mod tests {
                 (b"c", ShareMode::Changes, b"/"),
             ]
         );
-        assert_eq!(spec.user, (7, 8));
+        assert_eq!((spec.user, spec.learning), ((7, 8), Learning::Wanted));
         assert_eq!(spec.events.as_deref(), Some(&b"sched:*"[..]));
         let net = NetSpec { address: [10, 0, 2, 15], prefix: 24, gateway: [10, 0, 2, 2] };
         assert_eq!(spec.net, Some(net));

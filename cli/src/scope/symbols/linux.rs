@@ -77,6 +77,7 @@ fn ask(kernel: &KernelChoice) -> Result<String> {
         events: None,
         shares: Vec::new(),
         network: None,
+        learns: false,
     };
     image.add_bytes(Path::new(run::SPEC), 0o600, spec.encode());
     run::add_init(&mut image, kernel)?;
