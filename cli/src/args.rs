@@ -17,6 +17,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::failure::{Failure, OWN_ERROR};
+use crate::terminal::Streams;
 use crate::{Result, print};
 pub use container::ContainerOptions;
 pub use diff::DiffOptions;
@@ -132,15 +133,15 @@ pub struct RunOptions {
     pub program: Vec<OsString>,
 
     /// Memory of the VM: 512M, 1G [default: 256M]
-    #[arg(short, long, value_name = "SIZE", help_heading = "Machine")]
+    #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true, help_heading = "Machine")]
     pub memory: Option<String>,
 
     /// Let the VM grow to SIZE while it runs, as its programs need it, and shrink again
-    #[arg(long, value_name = "SIZE", help_heading = "Machine")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, help_heading = "Machine")]
     pub memory_max: Option<String>,
 
     /// Number of CPUs (1 to 16)
-    #[arg(long, value_name = "N", default_value = "1", help_heading = "Machine")]
+    #[arg(long, value_name = "N", default_value = "1", allow_hyphen_values = true, help_heading = "Machine")]
     pub cpus: String,
 
     /// Split memory and CPUs evenly over N NUMA nodes
@@ -196,8 +197,9 @@ pub struct RunOptions {
     #[arg(short, long, value_name = "PATH", help_heading = "Files and environment")]
     pub add: Vec<PathBuf>,
 
-    /// Show a host folder at another path, as it is and read-only; :rw lets the guest change it,
-    /// :copy gives a copy instead, as files always are
+    /// Show a host folder at another path, as it is and read-only; :rw lets the guest make and
+    /// change there all that this user may (set-user-ID programs of this user too); :copy gives a
+    /// copy instead, as files always are
     #[arg(
         short = 'v',
         long = "volume",
@@ -292,12 +294,13 @@ pub struct RunOptions {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "1234",
+        value_parser = clap::value_parser!(u16).range(1..),
         help_heading = "Kernel"
     )]
     pub gdb: Option<u16>,
 
     /// Kill the VM after TIME, in seconds or as 90s, 2m (exit status 124)
-    #[arg(long, value_name = "TIME", help_heading = "Outcome")]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true, help_heading = "Outcome")]
     pub timeout: Option<String>,
 
     /// Write the outcome for machines to FILE
@@ -322,6 +325,20 @@ pub struct RunOptions {
     /// Print the kernel log (to stderr), and name kernel addresses where a panic is reported
     #[arg(long, help_heading = "Outcome")]
     pub verbose: bool,
+}
+
+impl RunOptions {
+    /// Returns whether the closing report is shown.
+    pub fn shows_report(&self) -> bool {
+        match self.report {
+            When::Always => true,
+            When::Never => false,
+            When::Auto => {
+                let streams = Streams::now();
+                self.verbose || (streams.error && streams.output)
+            }
+        }
+    }
 }
 
 /// Options of `freehold doctor`.
@@ -529,15 +546,20 @@ fn one_line(text: &str) -> String {
     let command =
         text.lines().find_map(|line| line.trim().strip_prefix("Usage: freehold ")?.split(' ').next());
     let command = command.filter(|name| name.starts_with(|c: char| c.is_ascii_lowercase())).unwrap_or("run");
+    let mut hints = Vec::new();
     for line in text.lines().map(str::trim) {
         if line.starts_with("Usage:") || line.starts_with("For more information") {
             break;
         }
-        if !line.is_empty() {
-            parts.push(line.trim_start_matches("error: "));
+        match line.strip_prefix("tip: ") {
+            // The words after -- are the program's.
+            Some(tip) => hints.extend(Some(tip.to_owned()).filter(|tip| !tip.contains("'-- "))),
+            None if line.is_empty() => {}
+            None => parts.push(line.trim_start_matches("error: ")),
         }
     }
-    format!("{} (see freehold {command} --help)", parts.join(" "))
+    hints.push(format!("see freehold {command} --help"));
+    format!("{} ({})", parts.join(" "), hints.join("; "))
 }
 
 /// Prints the completion script of `shell` to stdout.
@@ -568,11 +590,14 @@ mod tests {
 
     #[test]
     fn a_wrong_option_is_told_in_one_line() {
-        let error = Cli::try_parse_from(["freehold", "run", "--nonsense", "--", "x"]);
+        let error = Cli::try_parse_from(["freehold", "run", "--xyzzyx", "--", "x"]);
         let line = told(&error.err().expect("an error"));
-        assert!(line.contains("--nonsense"), "{line}");
+        assert!(line.contains("--xyzzyx"), "{line}");
         assert_eq!(line.lines().count(), 1);
-        assert!(line.ends_with("(see freehold run --help)"), "{line}");
+        assert!(line.ends_with("(see freehold run --help)") && !line.contains("tip"), "{line}");
+        let error = Cli::try_parse_from(["freehold", "run", "--verbos", "--", "x"]);
+        let line = told(&error.err().expect("an error"));
+        assert!(line.contains("(a similar argument exists: '--verbose'; see freehold"), "{line}");
         let error = Cli::try_parse_from(["freehold", "bench", "--icount", "--wall"]);
         let line = told(&error.err().expect("an error"));
         assert!(line.contains("--wall") && line.ends_with("(see freehold bench --help)"), "{line}");

@@ -31,6 +31,7 @@ use crate::failure::{Failure, words};
 use crate::image::{Image, ImageNode, in_tree};
 use crate::qemu::share::{FolderShare, ShareAccess, ShareOwners};
 use crate::session::End;
+use crate::size::{MIB, show_size};
 use crate::user::User;
 use crate::volume::FolderSharing;
 use crate::{print, program};
@@ -84,6 +85,10 @@ impl Changes {
             Failure::new(format!("--changes {}: {}", shown.display(), words(error)), "")
         };
         match fs::create_dir(shown) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let message = format!("--changes {}: {}", shown.display(), words(&error));
+                return Err(Failure::new(message, "make the folder first that it is to be in"));
+            }
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(failed(&error)),
             _ => {}
         }
@@ -114,7 +119,9 @@ impl Changes {
                 "name a folder in it",
             ));
         };
-        let next = tempfile::Builder::new().prefix(".freehold-changes-").tempdir_in(beside);
+        let prefix = format!(".freehold-changes-{}-", fs::metadata(&folder).map_or(0, |meta| meta.ino()));
+        remove_left_behind(beside, &prefix);
+        let next = tempfile::Builder::new().prefix(&prefix).tempdir_in(beside);
         let next = next.map_err(|error| {
             let why = words(&error);
             Failure::new(format!("--changes {}: nothing can be made beside it: {why}", shown.display()), "")
@@ -169,6 +176,17 @@ impl Changes {
         Ok(())
     }
 
+    /// Names the kept files in the `failure` of a machine that has too little memory for `image`,
+    /// if they take most of it.
+    pub fn explain(&self, failure: Failure, image: &Image) -> Failure {
+        let kept = image.contents_below(Path::new(IN_IMAGE));
+        if 2 * kept < image.contents_below(Path::new("/")) {
+            return failure;
+        }
+        let (shown, kept) = (self.shown.display(), show_size(kept.next_multiple_of(MIB)));
+        failure.because(&format!("the files that --changes {shown} keeps have {kept}, holes included"))
+    }
+
     /// Replaces the folder by the run's changes, if the run's program came to its end.
     ///
     /// # Errors
@@ -201,6 +219,17 @@ impl Changes {
 /// Returns whether `guest` leads to a program among the files kept in `folder`.
 pub fn has_program(folder: &Path, guest: &Path) -> bool {
     program::runs_in_tree(guest, &folder.join(FILES))
+}
+
+/// Removes folders that killed runs left beside the folder whose number is in `prefix`. The caller
+/// has this folder's lock, so no run uses them.
+fn remove_left_behind(beside: &Path, prefix: &str) {
+    for entry in fs::read_dir(beside).into_iter().flatten().flatten() {
+        if entry.file_name().as_encoded_bytes().starts_with(prefix.as_bytes()) {
+            // A folder that stays takes room and does no other harm.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 fn device(path: &Path) -> Option<u64> {
@@ -331,6 +360,35 @@ mod tests {
         assert!(open(&shown).expect_err("refused").to_string().contains("no run kept"));
         let missing = shown.join("no/such");
         assert!(open(&missing).expect_err("refused").to_string().contains("No such file"));
+    }
+
+    #[test]
+    fn a_killed_runs_folder_is_removed_by_the_next() {
+        let (parent, shown) = folder();
+        let (other, mut killed) = (parent.path().join("other"), open(&shown).expect("opened"));
+        killed.next.disable_cleanup(true);
+        let (left, others) = (killed.next.path().to_path_buf(), open(&other).expect("opened"));
+        put(&left, "files/a", "half");
+        drop(killed);
+        assert!(left.exists());
+        let _again = open(&shown).expect("opened");
+        assert!(!left.exists() && others.next.path().exists());
+    }
+
+    #[test]
+    fn too_little_memory_is_blamed_on_the_kept_files_where_they_are_most() {
+        let (_parent, shown) = folder();
+        let changes = open(&shown).expect("opened");
+        let mut image = Image::empty();
+        let said = |image: &Image| changes.explain(Failure::new("too little", "-m"), image).to_string();
+        image.add_bytes(Path::new("/bin/own"), 0o755, vec![0; 3 << 20]);
+        assert_eq!(said(&image), "too little (-m)");
+        image.add_bytes(&in_image(Path::new("/big")), 0o644, vec![0; 4 << 20]);
+        let expected = format!(
+            "too little: the files that --changes {} keeps have 4M, holes included (-m)",
+            shown.display()
+        );
+        assert_eq!(said(&image), expected);
     }
 
     #[test]

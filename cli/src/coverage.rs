@@ -10,7 +10,7 @@ mod code;
 mod record;
 mod report;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use freehold_scope_record::Executed;
 
@@ -44,9 +44,12 @@ impl Watched {
     /// # Errors
     /// The plugin is missing, or the kernel has no symbols.
     pub fn by_environment(run: &mut Prepared, options: &RunOptions) -> Result<Option<Watched>> {
-        match std::env::var_os(VARIABLE) {
+        match std::env::var_os(VARIABLE).filter(|into| !into.is_empty()) {
             Some(into) if run.kernel.family == Family::Freehold && options.accel != Accel::Kvm => {
-                Watched::new(run, into.into()).map(Some)
+                let into = PathBuf::from(into);
+                files::check_writable([&Some(into.clone())])
+                    .map_err(|failure| failure.at(Path::new(&format!("{VARIABLE}={}", into.display()))))?;
+                Watched::new(run, into).map(Some)
             }
             _ => Ok(None),
         }

@@ -57,6 +57,12 @@ impl Failure {
         Failure::new(format!("cannot {deed} {}: {}", path.display(), words(error)), "")
     }
 
+    /// Adds the cause.
+    #[must_use]
+    pub fn because(self, cause: &str) -> Failure {
+        Failure { message: format!("{}: {cause}", self.message), ..self }
+    }
+
     /// Adds the name of a file.
     #[must_use]
     pub fn at(self, path: &std::path::Path) -> Failure {
@@ -76,6 +82,10 @@ impl Failure {
         let of_kernel = words.contains("elf kernel") || words.contains("PVH ELF Note");
         let hint = if of_kernel {
             "a kernel file is a whole bzImage, or an ELF file with a PVH note"
+        } else if words.contains("cannot set up guest memory") {
+            "the host does not have so much: a smaller -m, --node or --memory-max"
+        } else if words.contains("Failed to get") && words.contains("lock") {
+            "another machine has this disk, or another --disk of this one: name a file of its own"
         } else {
             "freehold doctor checks the installation"
         };
@@ -140,5 +150,7 @@ mod tests {
         );
         assert!(hint("QEMU refused: Error while loading elf kernel").contains("bzImage"));
         assert!(hint("QEMU was killed by signal 9").contains("doctor"));
+        assert!(hint("QEMU refused: cannot set up guest memory 'pc.ram': Cannot allocate").contains("-m"));
+        assert!(hint("QEMU refused: -drive x: Failed to get \"write\" lock").contains("--disk"));
     }
 }

@@ -20,8 +20,17 @@ use crate::user::{self, User};
 const GUEST_PAGE: u64 = 4096;
 /// The most memory that a kernel needs for a file besides its bytes.
 const GUEST_NODE: u64 = 2048;
+/// Major number of devices that are the same on each machine: /dev/null, /dev/zero…
+const MEMORY_DEVICES: u32 = 1;
 /// The most symlinks that Linux follows in one path.
 const MAX_SYMLINKS: usize = 40;
+
+/// Returns whether an image can have the file: all but sockets and the host's own devices.
+pub fn can_hold(meta: &fs::Metadata) -> bool {
+    let kind = meta.file_type();
+    let is_host_device = kind.is_char_device() && rustix::fs::major(meta.rdev()) != MEMORY_DEVICES;
+    !(kind.is_socket() || kind.is_block_device() || is_host_device)
+}
 
 /// Files that hold the guest's host name.
 const HOST_NAMES: [(&str, &str); 2] =
@@ -64,6 +73,19 @@ impl ImageEntry {
     /// A directory that belongs to root.
     const FOLDER: ImageEntry =
         ImageEntry { node: ImageNode::Folder, permissions: 0o755, owner: User::ROOT, modified: 0 };
+
+    /// Returns the number of its bytes.
+    fn contents(&self) -> u64 {
+        match &self.node {
+            ImageNode::HostFile(_, size) => *size,
+            ImageNode::Bytes(bytes) => bytes.len() as u64,
+            ImageNode::Folder
+            | ImageNode::Symlink(_)
+            | ImageNode::Fifo
+            | ImageNode::Device { .. }
+            | ImageNode::Name(_) => 0,
+        }
+    }
 
     fn folder_like(attributes: FileAttributes) -> ImageEntry {
         let FileAttributes { mode, uid, gid, modified, .. } = attributes;
@@ -378,7 +400,8 @@ impl Image {
         let failed = |error: &std::io::Error| Failure::io("add", host, error);
         let meta = fs::symlink_metadata(host).map_err(|e| failed(&e))?;
         let kind = meta.file_type();
-        if unreadable == Unreadable::Skipped && !kind.is_symlink() && fs::File::open(host).is_err() {
+        let has_contents = kind.is_file() || kind.is_dir();
+        if unreadable == Unreadable::Skipped && has_contents && fs::File::open(host).is_err() {
             return Ok(None);
         }
         let node = if kind.is_dir() {
@@ -389,8 +412,11 @@ impl Image {
             ImageNode::HostFile(host.to_path_buf(), meta.len())
         } else if kind.is_fifo() {
             ImageNode::Fifo
+        } else if kind.is_char_device() && rustix::fs::major(meta.rdev()) == MEMORY_DEVICES {
+            let number = (MEMORY_DEVICES, rustix::fs::minor(meta.rdev()));
+            ImageNode::Device { is_block: false, number }
         } else {
-            return Ok(None); // Sockets and devices mean nothing in another kernel.
+            return Ok(None); // Sockets and other devices mean nothing in another kernel.
         };
         let modified = u32::try_from(meta.mtime()).unwrap_or(0);
         if guest != Path::new("/") {
@@ -399,21 +425,18 @@ impl Image {
         Ok(Some(node))
     }
 
+    /// Returns the bytes of all files at and below `folder`.
+    pub fn contents_below(&self, folder: &Path) -> u64 {
+        let below = self.entries.iter().filter(|(path, _)| path.starts_with(folder));
+        below.map(|(_, entry)| entry.contents()).sum()
+    }
+
     /// Returns the bytes of memory that the guest needs while it unpacks the image: the archive, as
     /// QEMU loaded it, and its files, each of which takes whole pages and a node.
     pub fn unpacking_bytes(&self) -> u64 {
-        let contents = |entry: &ImageEntry| match &entry.node {
-            ImageNode::HostFile(_, size) => *size,
-            ImageNode::Bytes(bytes) => bytes.len() as u64,
-            ImageNode::Folder
-            | ImageNode::Symlink(_)
-            | ImageNode::Fifo
-            | ImageNode::Device { .. }
-            | ImageNode::Name(_) => 0,
-        };
         let of_one = |(path, entry): (&PathBuf, &ImageEntry)| {
-            let archived = contents(entry) + cpio::HEADER + path.as_os_str().len() as u64;
-            archived + contents(entry).next_multiple_of(GUEST_PAGE) + GUEST_NODE
+            let archived = entry.contents() + cpio::HEADER + path.as_os_str().len() as u64;
+            archived + entry.contents().next_multiple_of(GUEST_PAGE) + GUEST_NODE
         };
         self.entries.iter().map(of_one).sum()
     }

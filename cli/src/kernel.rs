@@ -27,6 +27,16 @@ impl Family {
             Family::Linux => 76 * MIB,
         }
     }
+
+    /// Returns the most bytes of parameters: QEMU's loader of PVH kernels has a buffer of 4096
+    /// bytes (pc-bios/optionrom/pvh_main.c), and a Linux cuts them off after 2047
+    /// (COMMAND_LINE_SIZE).
+    pub fn longest_command_line(self) -> usize {
+        match self {
+            Family::Freehold => 4095,
+            Family::Linux => 2047,
+        }
+    }
 }
 
 /// A kernel to boot.

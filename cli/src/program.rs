@@ -12,12 +12,12 @@ mod folders;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, words};
 use crate::run::DEFAULT_PATH;
 use crate::{Result, image};
 pub use elf::Object;
@@ -121,13 +121,17 @@ pub fn runs(path: &Path) -> bool {
 fn locate(name: &OsStr) -> Result<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         let path = absolute(Path::new(name))?;
-        if !path.exists() {
-            return Err(Failure::not_found(
+        return match fs::metadata(&path) {
+            Ok(_) => Ok(path),
+            Err(error) if error.kind() == ErrorKind::NotFound => Err(Failure::not_found(
                 format!("no such program: {}", name.display()),
                 "the path is a path on the host; use -v HOST:GUEST to place files elsewhere",
-            ));
-        }
-        return Ok(path);
+            )),
+            Err(error) => Err(Failure::not_executable(
+                format!("{} cannot be executed: {}", name.display(), words(&error)),
+                "",
+            )),
+        };
     }
     let path = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/bin:/bin"));
     for dir in std::env::split_paths(&path) {
@@ -174,6 +178,9 @@ impl Closure {
                 format!("{} is a folder, not a program", path.display()),
                 "",
             ));
+        }
+        if !meta.is_file() {
+            return Err(Failure::not_executable(format!("{} is no regular file", path.display()), ""));
         }
         if meta.permissions().mode() & 0o111 == 0 {
             return Err(Failure::not_executable(

@@ -308,6 +308,13 @@ impl VirtualMachine {
 
     /// Fails when a kernel of this family cannot do what the machine asks for.
     pub fn check_family(&self, family: Family) -> Result<()> {
+        let (most, size) = (family.longest_command_line(), self.parameters(family).len());
+        if size > most {
+            return Err(Failure::new(
+                format!("--append: the kernel's parameters have {size} bytes, and it takes {most} at most"),
+                "leave some out",
+            ));
+        }
         if family == Family::Linux && self.growth() > 0 {
             return Err(Failure::new(
                 "--memory-max needs the Freehold kernel: a stock Linux does not ask for memory",
@@ -417,6 +424,11 @@ impl VirtualMachine {
         }
         if growth > 0 {
             self.topology.growth_arguments(&mut line, self.watcher.as_ref(), backing);
+        }
+        if !self.disks.is_empty() || self.swap.is_some() || self.hot_plug.has_slots() {
+            // QEMU would stop the machine, until it is told to go on, when the host's disk is full.
+            line.option("-global", "virtio-blk-device.werror=report");
+            line.option("-global", "virtio-blk-device.rerror=report");
         }
         line.option("-chardev", format!("socket,id=monitor,{}", ports.monitor));
         line.option("-mon", "chardev=monitor,mode=control");
@@ -567,11 +579,18 @@ impl CommandLine {
 /// The emulator's program.
 pub fn program() -> Result<PathBuf> {
     const NAME: &str = "qemu-system-x86_64";
-    if let Some(path) = std::env::var_os("FREEHOLD_QEMU").map(PathBuf::from) {
-        if path.is_file() {
-            return Ok(path);
-        }
-        return Err(Failure::new(format!("FREEHOLD_QEMU={}: no such file", path.display()), ""));
+    let named = std::env::var_os("FREEHOLD_QEMU").filter(|path| !path.is_empty());
+    if let Some(path) = named.map(PathBuf::from) {
+        let what = match std::fs::metadata(&path) {
+            Ok(meta) if meta.is_dir() => "a folder",
+            Ok(_) if crate::program::runs(&path) => return Ok(path),
+            Ok(_) => "not executable",
+            Err(_) => "no such file",
+        };
+        return Err(Failure::new(
+            format!("FREEHOLD_QEMU={}: {what}", path.display()),
+            "it names a qemu-system-x86_64",
+        ));
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).map(|dir| dir.join(NAME)).find(|file| file.is_file()).ok_or_else(|| {

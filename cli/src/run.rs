@@ -11,7 +11,7 @@ use std::time::Duration;
 use tempfile::NamedTempFile;
 
 use crate::accel;
-use crate::args::{RunOptions, When};
+use crate::args::RunOptions;
 use crate::backtrace::{Addresses, Symbols};
 use crate::changes::{self, Changes};
 use crate::container::{Container, Launch};
@@ -27,6 +27,7 @@ use crate::program::{self, Program};
 use crate::qemu::network::{Network, RESOLV_CONF};
 use crate::qemu::share::{FolderShare, ShareAccess, ShareOwners};
 use crate::qemu::swap::Swap;
+use crate::qemu::version;
 use crate::qemu::{self, Debugger, Engine, Files, VirtualMachine};
 use crate::report;
 use crate::schema::RunMachine;
@@ -170,7 +171,10 @@ impl Prepared {
         }
         events::check_family(&options.events, kernel.family)?;
         machine.check_family(kernel.family)?;
-        machine.check_memory(kernel.family, image.unpacking_bytes())?;
+        machine.check_memory(kernel.family, image.unpacking_bytes()).map_err(|failure| match &changes {
+            Some(changes) => changes.explain(failure, &image),
+            None => failure,
+        })?;
         let tree = base.tree_copy();
         let learn = Origins::new(&options.list.learn, kernel.family, (&machine.shares, &volumes, tree))?;
         let log = if options.verbose { LogTo::Stderr } else { LogTo::Nowhere };
@@ -218,7 +222,7 @@ impl Prepared {
                 self.kernel.path.display()
             ));
         }
-        session::run(&Job {
+        let ended = session::run(&Job {
             machine: &self.machine,
             kernel: &self.kernel,
             files: Files { initramfs: initramfs.path(), swap: swap.as_ref().map(NamedTempFile::path) },
@@ -229,21 +233,9 @@ impl Prepared {
             purpose: self.purpose,
             log: self.log,
             recall,
-        })
-    }
-}
-
-impl RunOptions {
-    /// Returns whether the closing report is shown.
-    fn shows_report(&self) -> bool {
-        match self.report {
-            When::Always => true,
-            When::Never => false,
-            When::Auto => {
-                let streams = Streams::now();
-                self.verbose || (streams.error && streams.output)
-            }
-        }
+        });
+        self.machine.hot_plug.tidy();
+        ended
     }
 }
 
@@ -272,6 +264,10 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
         End::Qemu(words) => return Err(Failure::qemu(words, words.clone())),
         End::Refused(reason) => return Err(Failure::new(reason.clone(), "")),
         _ => {}
+    }
+    if matches!(ended.end, End::Died) && ended.ready.is_none() && ended.log.is_empty() {
+        // A program that is no QEMU gets this far.
+        version::line(&qemu::program()?)?;
     }
     if let Some(text) = report::death(ended, &symbols) {
         print::stderr(format!("freehold: {text}"));

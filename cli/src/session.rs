@@ -9,6 +9,7 @@
 mod channel;
 mod end;
 mod escape;
+mod job_control;
 mod monitor;
 mod pump;
 mod recall;
@@ -31,8 +32,9 @@ use crate::image::spec::ProgramStream;
 use crate::learned::FoundNames;
 use crate::protocol::{Decoder, Ending, FromGuest, ToGuest};
 use crate::qemu::{Engine, Files, Ports, VirtualMachine};
+use crate::terminal::{self, JobPlace};
 use crate::{Result, print};
-use crate::{kernel, qemu, terminal};
+use crate::{kernel, qemu};
 use channel::{Channel, Log};
 use monitor::Monitor;
 use pump::{Pump, Source};
@@ -240,6 +242,7 @@ impl<'a> VmSession<'a> {
             }
         };
         let progress = match job.purpose {
+            _ if terminal::place() == JobPlace::Background => ProgressBar::hidden(),
             Purpose::Program => ProgressBar::new_spinner().with_message("booting"),
             Purpose::Measurement => ProgressBar::hidden(),
             Purpose::Proof => ProgressBar::new_spinner().with_message("seeing whether KVM works (once)"),
@@ -298,7 +301,8 @@ impl<'a> VmSession<'a> {
             self.output.run();
             self.error.run();
             self.tell_closed();
-            if self.ended.is_none() && self.job.purpose == Purpose::Program {
+            self.take_terminal();
+            if self.ended.is_none() && self.job.purpose == Purpose::Program && self.may_read() {
                 self.input.run();
                 if self.input.escaped() {
                     break End::Escaped;
@@ -374,7 +378,7 @@ impl<'a> VmSession<'a> {
         self.monitor.interest(&mut interest);
         self.output.interest(&mut interest);
         self.error.interest(&mut interest);
-        if self.ended.is_none() && self.ready.is_some() {
+        if self.ended.is_none() && self.ready.is_some() && self.may_read() {
             self.input.interest(&mut interest);
         }
         let mut set: Vec<PollFd<'_>> =
@@ -389,6 +393,7 @@ impl<'a> VmSession<'a> {
             };
             no_later(end.saturating_sub(self.started.elapsed()));
         }
+        self.next_look().into_iter().for_each(&mut no_later);
         if let Some(ProgramEnd { at, .. }) = &self.ended {
             no_later(POWER_OFF_GRACE.saturating_sub(at.elapsed()));
         }
@@ -414,8 +419,8 @@ impl<'a> VmSession<'a> {
     /// Receives messages of the guest and QEMU. Returns whether the guest sent any.
     fn listen(&mut self) -> bool {
         self.words.receive();
-        if let Some(refusal) = self.monitor.receive() {
-            self.notice(format!("QEMU does not change the VM's memory: {refusal}"));
+        for word in self.monitor.receive() {
+            self.notice(word.text(self.job.machine));
         }
         let mut heard = self.log.receive();
         heard |= self.control.receive();
@@ -440,13 +445,6 @@ impl<'a> VmSession<'a> {
                 self.ready = Some(message);
                 self.progress.finish_and_clear();
                 self.unlink_files();
-                if self.job.purpose == Purpose::Program && self.job.streams[0] == ProgramStream::Terminal {
-                    terminal::make_raw();
-                    self.input.watch_keys();
-                    // The size may have changed while the guest booted.
-                    let (rows, columns) = terminal::window();
-                    self.tell(ToGuest::WindowSize(rows, columns));
-                }
             }
             FromGuest::Exit(ending, totals) => {
                 self.ended = Some(ProgramEnd { ending, totals, at: Instant::now() })
@@ -534,7 +532,9 @@ impl<'a> VmSession<'a> {
     }
 
     fn take_signals(&mut self) -> Option<End> {
-        for signal in self.signals.pending() {
+        let mut came = self.signals.pending();
+        self.control_job(&mut came);
+        for signal in came {
             if self.job.purpose == Purpose::Measurement {
                 if signal != signals::WINDOW_CHANGED {
                     return Some(End::Interrupted(signal));

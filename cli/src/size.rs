@@ -71,7 +71,10 @@ pub fn parse_cpus(text: &str, cpus: u32) -> Result<BTreeSet<u32>> {
             return Err(wrong("the range runs backwards"));
         }
         if last >= cpus {
-            return Err(wrong(&format!("there are only {cpus} CPUs (see --cpus)")));
+            return Err(wrong(&match cpus {
+                1 => "there is only 1 CPU (see --cpus)".into(),
+                _ => format!("there are only {cpus} CPUs (see --cpus)"),
+            }));
         }
         set.extend(first..=last);
     }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use crate::failure::Failure;
 use crate::print;
 use crate::qemu::share::{FolderShare, ShareAccess, ShareOwners};
-use crate::{Result, linux};
+use crate::{Result, image, linux};
 
 /// Whether folders can be shared with a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,8 +65,15 @@ fn parse(text: &OsString, sharing: FolderSharing) -> Result<Volume> {
     let Some(at) = colon.filter(|&at| at > 0 && at + 1 < places.len()) else {
         return Err(Failure::new(format!("-v {}: not HOST:GUEST", text.display()), "-v ./data:/data"));
     };
-    let host = PathBuf::from(OsStr::from_bytes(&places[..at]));
-    let guest = crate::run::guest_path("-v", Path::new(OsStr::from_bytes(&places[at + 1..])))?;
+    let (host, last) = (&places[..at], &places[at + 1..]);
+    if !last.contains(&b'/') && host.windows(2).any(|two| two == b":/") {
+        return Err(Failure::new(
+            format!("-v {}: {} is no mode", text.display(), OsStr::from_bytes(last).display()),
+            "ro, rw or copy",
+        ));
+    }
+    let host = PathBuf::from(OsStr::from_bytes(host));
+    let guest = crate::run::guest_path("-v", Path::new(OsStr::from_bytes(last)))?;
     let meta = fs::metadata(&host).map_err(|error| {
         let shown = host.display();
         match error.kind() {
@@ -76,6 +83,18 @@ fn parse(text: &OsString, sharing: FolderSharing) -> Result<Volume> {
             _ => Failure::new(format!("-v {shown}: {error}"), ""),
         }
     })?;
+    if guest == Path::new("/") {
+        return Err(Failure::new(
+            format!("-v {}: / is the guest's root", text.display()),
+            "--root DIR uses a tree of the host as the root",
+        ));
+    }
+    if !image::can_hold(&meta) {
+        return Err(Failure::new(
+            format!("-v {}: a socket or a device of the host is none of the VM's", host.display()),
+            "--disk FILE gives it a disk, -p and --net a network",
+        ));
+    }
     let shared = shared(&host, meta.is_dir(), mode, sharing)?;
     Ok(Volume { host, guest, shared })
 }

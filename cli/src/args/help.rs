@@ -22,7 +22,7 @@ written among them), or of its kernel, where the audit of all frames at the prog
 127 there is no such PROGRAM; 255 the guest died (the cause and a backtrace are printed). The JSON's `reason` tells 125 to 127 of freehold's
 own from the program's.
 
-Signals that reach freehold reach the program. A program that ignores them is ended by a second SIGINT, SIGQUIT or SIGTERM 2 s after the first
+SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1 and SIGUSR2 that reach freehold reach the program; SIGTSTP stops the VM until SIGCONT. A program that ignores them is ended by a second SIGINT, SIGQUIT or SIGTERM 2 s after the first
 or later, or by the third; on a terminal, where every key is the program's, by Ctrl-] three times within a second.
 
 Files: the VM sees /usr and some settings of /etc; with --sealed the program and the libraries that it names. What else it opens by name

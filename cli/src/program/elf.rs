@@ -39,6 +39,10 @@ impl Object {
     /// Returns whether `path` is an x86-64 object: the loader skips others in its search.
     pub fn fits(path: &Path) -> bool {
         let mut head = [0; 20];
+        // The open of a FIFO would wait for its writer.
+        if !std::fs::metadata(path).is_ok_and(|meta| meta.is_file()) {
+            return false;
+        }
         std::fs::File::open(path)
             .and_then(|mut file| std::io::Read::read_exact(&mut file, &mut head))
             .is_ok_and(|()| head.starts_with(b"\x7fELF\x02\x01") && head[18..] == [62, 0])

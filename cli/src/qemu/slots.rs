@@ -9,10 +9,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Access, access};
+
 use super::{CommandLine, escape_commas};
 use crate::Result;
 use crate::args::RunOptions;
-use crate::failure::Failure;
+use crate::failure::{Failure, words};
 
 /// The most slots: the functions of one place on the bus.
 const MOST: u8 = 8;
@@ -34,6 +36,21 @@ impl HotPlug {
         let slots = options.slots.as_deref().map_or(Ok(0), parse_slots)?;
         options.qmp.as_deref().map_or(Ok(()), check_socket)?;
         Ok(HotPlug { slots, monitor: options.qmp.clone() })
+    }
+
+    /// Returns whether disks can be plugged in.
+    pub fn has_slots(&self) -> bool {
+        self.slots > 0
+    }
+
+    /// Removes the monitor's socket, which a QEMU that was killed leaves behind.
+    pub fn tidy(&self) {
+        if let Some(path) = &self.monitor
+            && path.symlink_metadata().is_ok_and(|there| there.file_type().is_socket())
+        {
+            // A socket that stays is used again by the next run.
+            let _ = std::fs::remove_file(path);
+        }
     }
 
     /// Adds the slots to QEMU's arguments.
@@ -78,6 +95,9 @@ fn check_socket(path: &Path) -> Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     if folder.is_some_and(|folder| !folder.is_dir()) {
         return fails(format!("--qmp {shown}: there is no such folder"));
+    }
+    if let Err(error) = access(folder.unwrap_or(Path::new(".")), Access::WRITE_OK) {
+        return fails(format!("--qmp {shown}: {}", words(&error.into())));
     }
     match path.symlink_metadata() {
         Ok(there) if !there.file_type().is_socket() => {

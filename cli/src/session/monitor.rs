@@ -1,10 +1,11 @@
-//! QEMU's monitor (QMP, docs/interop/qmp-spec.txt): sets the size of each memory device, and reads
-//! the CPUs of a kernel that does not answer.
+//! QEMU's monitor (QMP, docs/interop/qmp-spec.txt): sets the size of each memory device, reads the
+//! CPUs of a kernel that does not answer, and hears of disks whose file the host has no room for.
 //!
 //! Both sides send lines of JSON. The session announces once that it uses the plain protocol. It
 //! then sets sizes as the guest requests them, limited to the size of the device. Commands whose
 //! answer is needed have an `id`.
 
+use std::collections::BTreeSet;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::event::PollFlags;
@@ -13,9 +14,13 @@ use serde_json::{Value, json};
 use super::channel::Channel;
 use crate::Result;
 use crate::qemu::numa::growth_device;
+use crate::qemu::{VirtualMachine, swap};
 
 /// Sizes are whole blocks of the devices.
 const BLOCK: u64 = 2 << 20;
+
+/// QEMU's text for ENOSPC, in any locale.
+const NO_ROOM: &str = "No space left on device";
 
 /// Lowest address of the kernel's image.
 const IMAGE: u64 = 0xffff_ffff_8000_0000;
@@ -29,9 +34,39 @@ pub struct Monitor {
     /// The largest size of each device, in bytes.
     limits: Vec<u64>,
     told: bool,
+    /// The disks whose files found no room, by their number.
+    full: BTreeSet<usize>,
     /// Number of answers about CPUs that have not come yet.
     awaited: usize,
     cpus: Vec<StoppedCpu>,
+}
+
+/// News from QEMU for the user.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Word {
+    /// QEMU refused to resize a memory device, in its words.
+    Refused(String),
+    /// The host has no room for what the guest writes to the disk of this number.
+    NoRoom(usize),
+}
+
+impl Word {
+    /// Returns the sentence for the user.
+    pub fn text(&self, machine: &VirtualMachine) -> String {
+        match self {
+            Word::Refused(words) => format!("QEMU does not change the VM's memory: {words}"),
+            Word::NoRoom(number) if *number == machine.disks.len() => {
+                "the host has no room left for the VM's swap (TMPDIR names another folder for it)".into()
+            }
+            Word::NoRoom(number) => {
+                let disk = swap::guest_path(*number);
+                let disk = disk.display();
+                format!(
+                    "the host has no room left for the file behind {disk}: the VM's writes there fail (EIO)"
+                )
+            }
+        }
+    }
 }
 
 /// A CPU, as QEMU shows it.
@@ -46,7 +81,8 @@ impl Monitor {
     /// Makes a monitor on `fd`, of a machine that has memory devices with these sizes.
     pub fn new(fd: OwnedFd, limits: Vec<u64>) -> Result<Monitor> {
         let channel = Channel::new(Some(fd))?;
-        let mut monitor = Monitor { channel, limits, told: false, awaited: 0, cpus: Vec::new() };
+        let mut monitor =
+            Monitor { channel, limits, told: false, full: BTreeSet::new(), awaited: 0, cpus: Vec::new() };
         monitor.say(&json!({ "execute": "qmp_capabilities" }));
         Ok(monitor)
     }
@@ -130,10 +166,11 @@ impl Monitor {
         self.channel.send();
     }
 
-    /// Receives QEMU's answers. Returns the first refusal, in QEMU's words.
-    pub fn receive(&mut self) -> Option<String> {
+    /// Receives QEMU's answers and events. Returns news: the first refusal, and each disk without
+    /// room once.
+    pub fn receive(&mut self) -> Vec<Word> {
         self.channel.receive();
-        let mut refusal = None;
+        let mut news = Vec::new();
         while let Some(end) = self.channel.received.iter().position(|&byte| byte == b'\n') {
             let line: Vec<u8> = self.channel.received.drain(..=end).collect();
             let answer: Value = serde_json::from_slice(&line).unwrap_or_default();
@@ -144,11 +181,22 @@ impl Monitor {
             let words = answer.pointer("/error/desc").and_then(Value::as_str);
             if let Some(words) = words.filter(|_| !self.told) {
                 self.told = true;
-                refusal = Some(words.to_owned());
+                news.push(Word::Refused(words.to_owned()));
             }
+            let full = disk_without_room(&answer).filter(|&number| self.full.insert(number));
+            news.extend(full.map(Word::NoRoom));
         }
-        refusal
+        news
     }
+}
+
+/// Returns the number of the disk, if `event` says that a write to it found no room on the host.
+fn disk_without_room(event: &Value) -> Option<usize> {
+    // QEMU's field `nospace` is there only where it would stop the machine.
+    let about = event.get("data").filter(|data| {
+        event["event"] == "BLOCK_IO_ERROR" && data["reason"] == NO_ROOM && data["operation"] == "write"
+    })?;
+    about["device"].as_str()?.strip_prefix("disk")?.parse().ok()
 }
 
 /// Returns the register after `name` in the output of `info registers`.
@@ -185,9 +233,27 @@ mod tests {
         assert_eq!(set, [(&first, Some(32 << 20)), (&second, Some(10 << 20))]);
         far.write_all(b"{\"QMP\": {}}\r\n{\"return\": {}}\r\n{\"error\": {\"desc\": \"no room\"}}\r\n{\"err")
             .expect("answers");
-        assert_eq!(monitor.receive().as_deref(), Some("no room"));
+        assert_eq!(monitor.receive(), [Word::Refused("no room".into())]);
         far.write_all(b"or\": {\"desc\": \"again\"}}\r\n").expect("the rest");
-        assert_eq!(monitor.receive(), None);
+        assert_eq!(monitor.receive(), []);
+    }
+
+    #[test]
+    fn a_disk_without_room_is_told_once() {
+        let (near, mut far) = UnixStream::pair().expect("a pair");
+        let mut monitor = Monitor::new(near.into(), vec![]).expect("a monitor");
+        let event = |device: &str, reason: &str| {
+            let data =
+                json!({ "device": device, "reason": reason, "operation": "write", "action": "report" });
+            format!("{}\r\n", json!({ "event": "BLOCK_IO_ERROR", "data": data }))
+        };
+        let events = [("disk1", NO_ROOM), ("disk1", NO_ROOM), ("disk0", "Bad address"), ("more", NO_ROOM)];
+        let events: String = events.iter().map(|(device, reason)| event(device, reason)).collect();
+        far.write_all(events.as_bytes()).expect("events");
+        assert_eq!(monitor.receive(), [Word::NoRoom(1)]);
+        let machine = VirtualMachine::small(64 << 20);
+        assert!(Word::NoRoom(0).text(&machine).contains("TMPDIR"));
+        assert!(Word::NoRoom(1).text(&machine).contains("/dev/vdb"));
     }
 
     #[test]
@@ -200,7 +266,7 @@ mod tests {
                          CPU#1\r\nRAX=1 RSP=00007fff00000000\r\nRIP=0000000000401000 RFL=2\r\n";
         let answer = |id: &str, text: &str| format!("{}\r\n", json!({ "return": text, "id": id }));
         far.write_all(answer("registers", registers).as_bytes()).expect("answers");
-        assert_eq!((monitor.receive(), monitor.cpus()), (None, None));
+        assert_eq!((monitor.receive(), monitor.cpus()), (vec![], None));
         let stack = "ffffc90000000f00: 0x0000000000000001 0xffffffff80005678\r\nffffc90000000f10: 0xffff888000000000 0xffffffff80009abc\r\n";
         far.write_all(answer("0", stack).as_bytes()).expect("answers");
         monitor.receive();

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use signal_hook::SigId;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
+use signal_hook::consts::{
+    SIGALRM, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH,
+};
 
 use crate::Result;
 use crate::failure::Failure;
@@ -15,7 +17,13 @@ use crate::failure::Failure;
 /// The terminal's size changed.
 pub const WINDOW_CHANGED: u8 = SIGWINCH as u8;
 
-const WATCHED: [i32; 7] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH];
+/// The job is to stop.
+pub const STOP: u8 = SIGTSTP as u8;
+/// The job was continued.
+pub const CONTINUE: u8 = SIGCONT as u8;
+
+const WATCHED: [i32; 10] =
+    [SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH, SIGTSTP, SIGCONT];
 /// Signals that ask the program to end. A program that ignores them must not block the user: see
 /// [`Insistence`].
 const ENDING: [i32; 3] = [SIGINT, SIGQUIT, SIGTERM];
@@ -91,8 +99,8 @@ impl Signals {
 }
 
 impl Drop for Signals {
-    /// Unregisters the actions: a command that runs many VMs would otherwise hold seven sockets for
-    /// each.
+    /// Unregisters the actions: a command that runs many VMs would otherwise hold a socket for each
+    /// of them.
     fn drop(&mut self) {
         for action in self.actions.drain(..) {
             signal_hook::low_level::unregister(action);

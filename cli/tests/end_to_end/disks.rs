@@ -45,6 +45,21 @@ fn a_disk_that_cannot_promise_to_keep_what_it_has_fails_each_fsync() {
     broken("flushes", "inject-error.0.event=none,file.inject-error.0.iotype=flush");
 }
 
+/// QEMU would stop the machine until it is told to go on.
+#[test]
+fn a_full_disk_of_the_host_is_an_error_to_the_writer_and_a_sentence_to_the_user() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let rules = "inject-error.0.event=none,file.inject-error.0.iotype=write,file.inject-error.0.errno=28";
+    let (mut command, disk) = run_with_failing_disk(&folder, 1 << 20, rules);
+    command.args(["--memory", "128M", "--disk", text(&disk), "--", "busybox", "sh", "-c"]);
+    let script = "dd if=/dev/zero of=/dev/vda bs=64k count=4 conv=fsync || echo failed";
+    command.arg(script);
+    let outcome = finish(command, b"").expect(0);
+    assert_eq!(outcome.text(), "failed\n", "{}", outcome.stderr);
+    let told = "the host has no room left for the file behind /dev/vda";
+    assert_eq!(outcome.stderr.matches(told).count(), 1, "{}", outcome.stderr);
+}
+
 /// Runs guest/workloads/many-io on `disks` slow disks of 4 MiB, and returns its output.
 #[track_caller]
 fn many_io(disks: usize, iops: u32, options: &[&str], words: &[&str]) -> String {

@@ -236,3 +236,64 @@ fn a_place_that_cannot_be_written_to_is_refused_before_the_program_runs() {
     let line = error_line(&["scope", "--json", "out", "--html", "./out", "--", "busybox", "true"]);
     assert!(line.contains("./out is named for two outputs"), "{line}");
 }
+
+#[test]
+fn a_fifo_and_a_loop_of_links_are_no_programs_and_a_device_of_the_host_no_file() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let (fifo, link) = (folder.path().join("fifo"), folder.path().join("link"));
+    std::os::unix::fs::symlink(&link, &link).expect("a link");
+    let mode = rustix::fs::Mode::from_raw_mode(0o755);
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).expect("a FIFO");
+    let line = failure_line(&["run", "--", text(&fifo)], 126);
+    assert!(line.contains("is no regular file"), "{line}");
+    let line = failure_line(&["run", "--", text(&link)], 126);
+    assert!(line.contains("symbolic links"), "{line}");
+    refused(&["-v", "/dev/tty:/x"], &["-v /dev/tty", "of the host"]);
+    refused(&["-v", "/tmp:/"], &["the guest's root", "--root"]);
+    refused(&["-v", "/tmp:/x:foo"], &["-v /tmp:/x:foo", "foo is no mode", "ro, rw or copy"]);
+    // It is added as the FIFO that it is.
+    refused(&["-a", text(&fifo), "-m", "1M"], &["too little to boot"]);
+}
+
+#[test]
+fn a_qemu_that_is_none_is_named() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let plain = file_of(&folder, "plain", b"");
+    for (qemu, part) in [
+        ("/bin/true", "/bin/true is not QEMU"),
+        (text(&plain), "not executable"),
+        ("/tmp", "a folder"),
+        ("/no/such", "no such file"),
+    ] {
+        let mut command = freehold();
+        command.env("FREEHOLD_KERNEL", fake_kernel(&folder)).env("FREEHOLD_QEMU", qemu);
+        let outcome =
+            finish_now(command.args(["run", "--accel", "tcg", "--", "busybox", "true"]), b"").expect(125);
+        assert!(
+            outcome.stderr.contains(part) && outcome.stderr.contains("FREEHOLD_QEMU"),
+            "{}",
+            outcome.stderr
+        );
+        assert_eq!(outcome.stderr.lines().count(), 1, "{}", outcome.stderr);
+    }
+}
+
+#[test]
+fn values_that_begin_with_a_dash_are_told_with_their_option() {
+    refused(&["-m", "-5M"], &["-m", "-5M"]);
+    refused(&["--cpus", "-1"], &["--cpus -1: not a number of CPUs"]);
+    refused(&["--timeout", "-1"], &["--timeout -1: not a time"]);
+    refused(&["--gdb=0"], &["--gdb", "1..=65535"]);
+    refused(&["--append", &"x".repeat(5000)], &["--append", "4095"]);
+    refused(&["--changes", "/no/such/folder"], &["--changes /no/such/folder", "make the folder"]);
+}
+
+#[test]
+fn a_record_of_coverage_that_cannot_be_written_is_named_before_the_run() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let mut command = freehold();
+    command.env("FREEHOLD_KERNEL", fake_kernel(&folder)).env("FREEHOLD_COVERAGE", "/no/such/file");
+    let outcome =
+        finish_now(command.args(["run", "--accel", "tcg", "--", "busybox", "true"]), b"").expect(125);
+    assert!(outcome.stderr.contains("FREEHOLD_COVERAGE=/no/such/file: cannot write"), "{}", outcome.stderr);
+}

@@ -128,6 +128,7 @@ fn plugged(slots: usize, options: &[&str], line: &str) -> String {
     }
     let errors = std::io::read_to_string(child.stderr.take().expect("piped")).expect("it speaks");
     assert!(wait(&mut child).success(), "{said}\n{errors}");
+    assert!(!socket.exists(), "the socket is gone with the machine");
     said
 }
 

@@ -1,9 +1,10 @@
 //! On a terminal the guest has a terminal: size, Ctrl-C, job control; and our terminal is restored.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,22 @@ struct Terminal {
 
 impl Terminal {
     fn start(program: &[&str]) -> Terminal {
+        let mut command = run_command();
+        command.arg("--").args(program);
+        Terminal::with(command)
+    }
+
+    /// Starts a shell with job control, in whose `script` `$FREEHOLD` begins a run.
+    fn of_shell(script: &str) -> Terminal {
+        let run = run_command();
+        let words = [run.get_program()].into_iter().chain(run.get_args()).map(OsStr::to_owned);
+        let words: Vec<_> = words.map(|word| word.into_string().expect("a plain word")).collect();
+        let mut command = Command::new("setsid");
+        command.args(["--ctty", "sh", "-mc", script]).env("FREEHOLD", words.join(" "));
+        Terminal::with(command)
+    }
+
+    fn with(mut command: Command) -> Terminal {
         let permit = Permit::take();
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
         grantpt(&master).expect("granted");
@@ -39,9 +56,7 @@ impl Terminal {
         resize(&slave, 33, 77);
         let before = termios::tcgetattr(&slave).expect("settings");
         let end = || Stdio::from(slave.try_clone().expect("a copy"));
-        let mut command = run_command();
-        command.arg("--").args(program).stdin(end()).stdout(end()).stderr(end());
-        let child = command.spawn().expect("it starts");
+        let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().expect("it starts");
         let said = Arc::new(Mutex::new(String::new()));
         let master = File::from(master);
         let (mut reader, heard) = (master.try_clone().expect("a copy"), Arc::clone(&said));
@@ -153,4 +168,50 @@ fn the_escape_key_leaves_a_program_that_takes_every_key() {
     assert_eq!(code(wait(&mut terminal.child)), 130);
     let after = termios::tcgetattr(&terminal.slave).expect("settings");
     assert_eq!(after.local_modes, terminal.before.local_modes);
+}
+
+#[test]
+fn a_job_in_the_background_leaves_the_terminal_alone_and_comes_to_its_end() {
+    let mut terminal = Terminal::of_shell("$FREEHOLD -- busybox echo done & wait $!; echo status=$?");
+    terminal.hear("done");
+    let during = termios::tcgetattr(&terminal.slave).expect("settings");
+    assert_eq!(during.local_modes, terminal.before.local_modes, "the shell has the terminal");
+    terminal.hear("status=0");
+    assert_eq!(code(wait(&mut terminal.child)), 0);
+}
+
+/// Returns the state of a process, as proc_pid_stat(5) names it, and the numbers of its children.
+fn state(process: &str) -> (char, Vec<String>) {
+    let read = |name: String| std::fs::read_to_string(name).unwrap_or_default();
+    let stat = read(format!("/proc/{process}/stat"));
+    let children = read(format!("/proc/{process}/task/{process}/children"));
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    (state.unwrap_or('?'), children.split_whitespace().map(str::to_owned).collect())
+}
+
+#[test]
+fn a_stopped_job_stops_the_vm_and_is_ended_when_it_is_told_to_and_continued() {
+    let mut terminal = Terminal::of_shell(
+        "$FREEHOLD -- busybox sh -c 'echo up; while :; do sleep 1; done' & echo pid=$!.; \
+         read line; kill -TSTP %1; read line; kill -CONT %1; read line; kill -TSTP %1; read line; \
+         kill -TERM %1; bg %1; wait $!; echo status=$?",
+    );
+    terminal.hear("pid=");
+    let process = terminal.said.lock().expect("whole").split('.').next().expect("a number").to_owned();
+    terminal.hear("up");
+    let qemu = state(&process).1.pop().expect("a machine");
+    let mut reach = |wanted: bool| {
+        terminal.key("\n");
+        let started = Instant::now();
+        while [&process, &qemu].map(|of| state(of).0 == 'T') != [wanted; 2] {
+            assert!(started.elapsed() < Duration::from_secs(250), "{:?} {:?}", state(&process), state(&qemu));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    reach(true);
+    reach(false);
+    reach(true);
+    terminal.key("\n");
+    terminal.hear("status=143");
+    assert_eq!(code(wait(&mut terminal.child)), 0);
 }
