@@ -89,6 +89,7 @@ test-long: build
 	tools/coverage
 	tools/host-coverage
 	tools/stress-ng
+	tools/first-tries # redis, nginx, memcached, apt-get and their like: those that are installed
 
 lint: setup
 	cargo fmt --all --check

@@ -23,6 +23,7 @@ mod dry_run;
 mod errors;
 mod exactness;
 mod exclusion;
+mod first_tries;
 mod growth;
 mod hostile;
 mod hotplug;
