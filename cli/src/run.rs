@@ -239,6 +239,17 @@ impl Prepared {
     }
 }
 
+/// Names a program that is no QEMU, where a VM ended without a word.
+///
+/// # Errors
+/// One that names the program.
+fn check_engine(ended: &Ended) -> Result<()> {
+    if matches!(ended.end, End::Died) && ended.ready.is_none() && ended.log.is_empty() {
+        version::line(&qemu::program()?)?;
+    }
+    Ok(())
+}
+
 /// Prints the texts for the end and returns the outcome.
 pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &Ended) -> Result<RunOutcome> {
     let machine = &run.machine;
@@ -265,10 +276,7 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
         End::Refused(reason) => return Err(Failure::new(reason.clone(), "")),
         _ => {}
     }
-    if matches!(ended.end, End::Died) && ended.ready.is_none() && ended.log.is_empty() {
-        // A program that is no QEMU gets this far.
-        version::line(&qemu::program()?)?;
-    }
+    check_engine(ended)?;
     if let Some(text) = report::death(ended, &symbols) {
         print::stderr(format!("freehold: {text}"));
     }

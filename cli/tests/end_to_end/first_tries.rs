@@ -87,11 +87,6 @@ fn node_with_an_http_server() {
 }
 
 #[test]
-fn java() {
-    the_same_as_on_the_host("java", &["-m", "512M"]);
-}
-
-#[test]
 fn a_go_program() {
     let go = Path::new("/usr/local/go/bin/go");
     let go = if go.exists() { go } else { Path::new("go") };

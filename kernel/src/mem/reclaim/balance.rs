@@ -129,8 +129,8 @@ impl ReclaimShare {
         Self { private, shared: files, files }
     }
 
-    /// Returns the share that asks programs' memory for the files' part, too. Where nothing is asked
-    /// of that, the swap has no room, and nothing is asked of any.
+    /// Returns the share that asks programs' memory for the files' part, too. Where nothing is
+    /// asked of that, the swap has no room, and nothing is asked of any.
     pub(super) const fn without_files(self) -> Self {
         let Self { private, shared, files } = self;
         match (private, shared) {
