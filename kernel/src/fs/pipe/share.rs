@@ -62,13 +62,12 @@ pub(super) enum Privilege {
 }
 
 impl Privilege {
-    /// That of the calling program.
+    /// That of the calling program; the kernel itself is not bound.
     pub fn of_caller() -> Self {
-        if task::may(Capability::SysResource) || task::may(Capability::SysAdmin) {
-            Self::Unbound
-        } else {
-            Self::None
-        }
+        let is_bound = task::try_with_current(|_| {
+            !task::may(Capability::SysResource) && !task::may(Capability::SysAdmin)
+        });
+        if is_bound == Some(true) { Self::None } else { Self::Unbound }
     }
 }
 
@@ -85,10 +84,11 @@ impl Share {
     /// # Errors
     /// `ENFILE` where it has too many, `ENOMEM`.
     pub fn new(pages: usize) -> Result<(Self, usize)> {
-        let user = task::try_with_current(|task| {
-            (Privilege::of_caller() == Privilege::None).then(|| task.with_credentials(|own| own.uid))
-        });
-        let Some(user) = user.flatten() else { return Ok((Self { user: None, pages }, pages)) };
+        let user = match Privilege::of_caller() {
+            Privilege::None => task::try_with_current(|task| task.with_credentials(|own| own.uid)),
+            Privilege::Unbound => None,
+        };
+        let Some(user) = user else { return Ok((Self { user: None, pages }, pages)) };
         let mut users = USERS.lock();
         let before = users.get(&user).copied().unwrap_or(0);
         let pages = if is_above(before + pages, &SOFT) { FEW_PAGES.min(pages) } else { pages };
