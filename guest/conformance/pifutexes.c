@@ -50,6 +50,8 @@ static void words(void)
 	munmap(readable, 4096);
 	FAILS_WITH("FUTEX_LOCK_PI has one clock", call(&word, FUTEX_LOCK_PI | FUTEX_CLOCK_REALTIME, 0, NULL, NULL, 0), ENOSYS);
 	PROMISE("FUTEX_LOCK_PI2 has two", call(&word, FUTEX_LOCK_PI2 | FUTEX_CLOCK_REALTIME, 0, NULL, NULL, 0) == 0 && unlock(&word) == 0);
+	FAILS_WITH("FUTEX_WAIT has one, too", call(&word, FUTEX_WAIT | FUTEX_CLOCK_REALTIME, 7, NULL, NULL, 0), ENOSYS);
+	FAILS_WITH("though its time is read", call(&word, FUTEX_WAIT | FUTEX_CLOCK_REALTIME, 7, (void *)1L, NULL, 0), EFAULT);
 	struct timespec wrong = { 0, 1000000000 };
 	FAILS_WITH("a time that is none is invalid", call(&word, FUTEX_LOCK_PI, 0, &wrong, NULL, 0), EINVAL);
 	PROMISE("and takes nothing", word == 0);
@@ -318,6 +320,43 @@ static void conditions(void)
 		finish(&helpers[i]);
 }
 
+/* FUTEX_WAKE_OP: the second word gets a value; its waiters are woken if the old one was not 7. */
+static long wake_both(uint32_t *first, uint32_t *second, int wakes, uint32_t value)
+{
+	return call(first, FUTEX_WAKE_OP, wakes, (void *)1L, second, FUTEX_OP(FUTEX_OP_SET, value, FUTEX_OP_CMP_NE, 7));
+}
+
+static void words_of_conditions(void)
+{
+	struct helper first, second;
+	uint32_t own = gettid();
+	start(&first);
+	start(&second);
+	wait_in(&first, wait_for_move, &word);
+	FAILS_WITH("a word with those who wait for a condition is no lock", lock(&condition), EINVAL);
+	FAILS_WITH("nor one to try", try_lock(&condition), EINVAL);
+	PROMISE("it is not taken", condition == 0);
+	store(&condition, own);
+	FAILS_WITH("its owner is told that it is one", lock(&condition), EDEADLK);
+	FAILS_WITH("but cannot unlock it", unlock(&condition), EINVAL);
+	store(&condition, 1);
+	FAILS_WITH("and another not at all", unlock(&condition), EPERM);
+	wait_in(&second, wait_plainly, &other);
+	FAILS_WITH("a wake-up of two words does not reach those at the second", wake_both(&other, &condition, 1, 7), EINVAL);
+	PROMISE("after it changed that, and woke those at the first", condition == 7 && came(&second, 0));
+	PROMISE("it is asked for only if the value was right", wake_both(&other, &condition, 1, 0) == 0 && condition == 0);
+	FAILS_WITH("nor does it reach those at the first", wake_both(&condition, &other, 1, 0), EINVAL);
+	wait_in(&second, wait_plainly, &other);
+	PROMISE("one is woken where none is asked for", wake_both(&other, &third, 0, 0) == 1 && came(&second, 0));
+	PROMISE("a waiter is moved", move(&word, 1, 0, 0) == 1 && came(&first, 0));
+	wait_for(&second, &word);
+	FAILS_WITH("a wake-up of two words does not reach those who wait for a lock", call(&other, FUTEX_WAKE_OP, 1, (void *)1L, &word, FUTEX_OP(FUTEX_OP_ADD, 0, FUTEX_OP_CMP_NE, 0)), EINVAL);
+	FAILS_WITH("nor are they moved to another", call(&word, FUTEX_CMP_REQUEUE_PI, 1, (void *)1L, &other, load(&word)), EINVAL);
+	PROMISE("but have theirs in turn", ask(&first, unlock_it, &word) == 0 && came(&second, 0) && ask(&second, unlock_it, &word) == 0 && word == 0);
+	finish(&first);
+	finish(&second);
+}
+
 static void conditions_end(void)
 {
 	struct helper first, second;
@@ -355,6 +394,46 @@ static void conditions_end(void)
 	NEED(ask(&first, unlock_it, &other) == 0 && unlock(&word) == 0);
 	finish(&first);
 	finish(&second);
+}
+
+enum { OWNERS = 60, MOVED = 30 };
+
+static uint32_t chain[OWNERS + 1];
+
+/* Locks a word, and waits for the one before. */
+static long link_up(void *given)
+{
+	uint32_t *at = given;
+	return lock(at) || lock(at - 1) || unlock(at - 1) || unlock(at);
+}
+
+static long wait_for_chain(void *unused)
+{
+	(void)unused;
+	return wait_for_move(&chain[OWNERS]) || unlock(&chain[OWNERS]);
+}
+
+/* More owners in all than the kernel looks at in one step. */
+static void long_chains(void)
+{
+	static struct helper helpers[OWNERS + MOVED];
+	int ended = 0;
+	NEED(lock(&chain[0]) == 0);
+	for (int i = 0; i < OWNERS + MOVED; i++) {
+		start(&helpers[i]);
+		if (i < OWNERS)
+			wait_in(&helpers[i], link_up, &chain[i + 1]);
+		else
+			wait_in(&helpers[i], wait_for_chain, NULL);
+	}
+	PROMISE("many are moved to a lock at the end of a chain of many", move(&chain[OWNERS], 1, INT32_MAX, 0) == MOVED);
+	PROMISE("and no longer wait for the condition", move(&chain[OWNERS], 1, INT32_MAX, 0) == 0);
+	NEED(unlock(&chain[0]) == 0);
+	for (int i = 0; i < OWNERS + MOVED; i++) {
+		ended += came(&helpers[i], 0);
+		finish(&helpers[i]);
+	}
+	PROMISE("all of them have their locks in turn", ended == OWNERS + MOVED && chain[OWNERS] == 0);
 }
 
 static pthread_mutex_t mutex;
@@ -471,6 +550,8 @@ int main(int argc, char **argv)
 	processes_end(1);
 	condition_arguments();
 	conditions();
+	words_of_conditions();
+	long_chains();
 	conditions_end();
 	mutexes();
 	return conclude();

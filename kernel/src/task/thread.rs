@@ -3,7 +3,7 @@
 //! A task owns a [`Thread`], which the scheduler runs, and dereferences to it.
 
 use core::ops::Deref;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use freehold_collections::{Arc, Box, Weak, reserve};
 
@@ -286,6 +286,8 @@ impl Task {
     pub(super) fn abandon_locks(&self, departure: Departure) {
         if departure == Departure::End {
             self.exit_code.fetch_or(LEFT, Ordering::SeqCst);
+            // The counterpart of the fence in `NamedOwner::owner`.
+            fence(Ordering::SeqCst);
         }
         if let Some(part) = self.pi.get() {
             part.abandon();

@@ -31,8 +31,8 @@ pub fn sys_futex(args: &Args) -> Result<i64> {
     let operation = args.uint(1);
     let scope = if operation & PRIVATE != 0 { Scope::Private } else { Scope::Shared };
     let command = operation & !(PRIVATE | CLOCK_REALTIME);
-    if operation & CLOCK_REALTIME != 0 && ![WAIT, WAIT_BITSET, WAIT_REQUEUE_PI, LOCK_PI2].contains(&command) {
-        return Err(Errno::ENOSYS);
+    if operation & CLOCK_REALTIME != 0 && ![WAIT_BITSET, WAIT_REQUEUE_PI, LOCK_PI2].contains(&command) {
+        return Err(without_clock(args, command));
     }
     let (word, value, value3) = (args[0], args.uint(2), args.uint(5));
     match command {
@@ -47,6 +47,15 @@ pub fn sys_futex(args: &Args) -> Result<i64> {
         CMP_REQUEUE => requeue(words(args, scope), counts(args)?, Some(value3)),
         WAKE_OP => wake_op((word, args[4]), scope, counts(args)?, value3),
         _ => lock_call(args, command, scope),
+    }
+}
+
+/// The error of a command that has no choice of clock: a time that is none is found first.
+#[cold]
+fn without_clock(args: &Args, command: u32) -> Errno {
+    match command {
+        WAIT | LOCK_PI => deadline(args, command).err().unwrap_or(Errno::ENOSYS),
+        _ => Errno::ENOSYS,
     }
 }
 

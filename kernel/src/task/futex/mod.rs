@@ -151,6 +151,7 @@ fn enqueue(waiter: &Arc<Waiter>, address: u64, expected: u32) -> Result<()> {
         }
         drop(bucket);
         bring_in(address)?;
+        sched::checkpoint()?;
     }
 }
 
@@ -235,6 +236,7 @@ fn wake(key: FutexId, limit: usize, bitset: u32) -> Result<i64> {
     }
     let mut bucket = BUCKETS[key.bucket()].lock();
     let woken = wake_in(&mut bucket, key, limit.max(1), bitset);
+    drop(bucket);
     if table::are_used() {
         table::check_plain(key, woken)?;
     }
@@ -287,6 +289,7 @@ fn requeue(
                 Err(Absent) => {
                     drop((source, other));
                     bring_in(address)?;
+                    sched::checkpoint()?;
                     continue;
                 }
             }
@@ -359,6 +362,7 @@ fn wake_op(
             Err(Absent) => {
                 drop((bucket, other));
                 bring_in_writable(second)?;
+                sched::checkpoint()?;
                 continue;
             }
         };
@@ -371,14 +375,19 @@ fn wake_op(
             5 => old >= against,
             _ => return Err(Errno::ENOSYS),
         };
-        let mut woken = wake_in(&mut bucket, key, wakes, MATCH_ANY);
+        let woken = wake_in(&mut bucket, key, wakes.max(1), MATCH_ANY);
         if table::are_used() {
             table::check_plain(key, woken)?;
         }
-        if holds {
-            woken += wake_in(other.as_mut().unwrap_or(&mut bucket), key2, wakes2, MATCH_ANY);
+        if !holds {
+            return Ok(woken as i64);
         }
-        return Ok(woken as i64);
+        let woken2 = wake_in(other.as_mut().unwrap_or(&mut bucket), key2, wakes2.max(1), MATCH_ANY);
+        drop((bucket, other));
+        if table::are_used() {
+            table::check_plain(key2, woken2)?;
+        }
+        return Ok((woken + woken2) as i64);
     }
 }
 

@@ -13,6 +13,8 @@ mod model;
 mod requeue;
 pub(super) mod table;
 
+use core::sync::atomic::{Ordering, fence};
+
 use freehold_collections::{Arc, reserve::ArcMethods};
 use freehold_machine::VirtAddr;
 
@@ -39,8 +41,8 @@ pub(super) enum LockWait {
 enum Attempt {
     /// It was free, and the word has the waiter's number.
     Taken,
-    /// The waiter is among those that wait.
-    Queued,
+    /// The waiter is among those that wait, after a look at so many owners.
+    Queued { owners: usize },
     /// Nothing has changed: the word's page is absent, or cannot be written.
     Absent,
     /// Nothing has changed, but the word.
@@ -72,8 +74,10 @@ impl NamedOwner {
         if owner.process().is_kernel() {
             return Err(Errno::EPERM);
         }
-        // In this order, as the head of the table says.
+        // In this order, as the head of the table says. The part may be made by a plain store,
+        // which the CPU would keep in its buffer past the look at the mark.
         let part = owner.pi_part();
+        fence(Ordering::SeqCst);
         if owner.has_left() { Err(Errno::ESRCH) } else { Ok(part) }
     }
 }
@@ -107,6 +111,7 @@ fn attempt(
     let owner = match table.find(waiter.lock) {
         Some(lock) if is_of(value, lock.owner().as_ref()) => None,
         Some(_) => return Err(Errno::EINVAL),
+        None if table.has_line(waiter.lock) => return Err(Errno::EINVAL),
         None if value & TID_MASK == 0 => {
             return Ok(match exchange(address, value, value & OWNER_DIED | own | mark) {
                 None => Attempt::Absent,
@@ -128,7 +133,7 @@ fn attempt(
     }
     match wait {
         LockWait::Never => Err(Errno::EAGAIN),
-        LockWait::Until(_) => table.join(waiter, owner).map(|()| Attempt::Queued),
+        LockWait::Until(_) => table.join(waiter, owner).map(|owners| Attempt::Queued { owners }),
     }
 }
 
@@ -153,7 +158,7 @@ pub(super) fn lock(word: FutexWord, wait: LockWait) -> Result<i64> {
         };
         match asked {
             Attempt::Taken => return Ok(0),
-            Attempt::Queued => break,
+            Attempt::Queued { .. } => break,
             Attempt::Absent => bring_in_writable(word.address)?,
             Attempt::Changed => {}
         }
@@ -223,7 +228,7 @@ pub(super) fn unlock(word: FutexWord) -> Result<i64> {
                 WAITERS | next
             }
             (Some(_), _) => return Err(Errno::EINVAL),
-            (None, _) if is_mixed => return Err(Errno::EINVAL),
+            (None, _) if is_mixed || table.has_line(key) => return Err(Errno::EINVAL),
             (None, _) => 0,
         };
         match (usercopy::compare_exchange_u32(VirtAddr(word.address), value, new, Faults::Never), lock) {

@@ -9,7 +9,7 @@ use freehold_collections::{Arc, Vec};
 
 use super::super::id::FutexId;
 use super::super::{FutexWord, WAITERS, bring_in, bring_in_writable, load, sleep};
-use super::table::{PiTable, PiWaiter, Standing, TABLE};
+use super::table::{MOST_OWNERS, PiTable, PiWaiter, Standing, TABLE};
 use super::{Attempt, LockWait, NamedOwner, attempt, has_plain_waiter, wait_for_lock};
 use crate::task::current;
 use crate::{Errno, Result, sched};
@@ -42,6 +42,7 @@ pub(in super::super) fn wait_for_move(
             Err(_) => drop(table),
         }
         bring_in(word.address)?;
+        sched::checkpoint()?;
     }
     let outcome = sleep(&task, deadline, || waiter.standing() != Standing::InLine);
     if let Err(error) = outcome {
@@ -82,7 +83,10 @@ struct LockMove {
 }
 
 impl LockMove {
+    /// Moves some waiters: it ends after looks at [`MOST_OWNERS`] owners, as nothing else has the
+    /// table meanwhile.
     fn step(&mut self, table: &mut PiTable, named: &NamedOwner) -> Result<MoveStep> {
+        let mut seen = 0;
         for _ in 0..MOVED_AT_ONCE {
             let Some(waiter) = table.first_in_line(self.from) else { return Ok(MoveStep::Done) };
             if self.left == 0 {
@@ -93,13 +97,19 @@ impl LockMove {
             }
             match self.ask(table, &waiter, named)? {
                 Attempt::Taken => table.give_free(&waiter),
-                Attempt::Queued => table.leave_line(&waiter),
+                Attempt::Queued { owners } => {
+                    table.leave_line(&waiter);
+                    seen += owners;
+                }
                 Attempt::Absent => return Ok(MoveStep::AbsentLock),
                 Attempt::Changed => return Ok(MoveStep::More),
             }
             self.left -= 1;
             self.moved += 1;
             self.done.push_reserved(waiter);
+            if seen >= MOST_OWNERS {
+                break;
+            }
         }
         Ok(MoveStep::More)
     }
@@ -142,7 +152,7 @@ pub(in super::super) fn move_to_lock(
                 Err(_) if moving.moved == 0 => Ok(MoveStep::AbsentWord),
                 // Only the first step depends on it: Linux moves all at once.
                 Ok(value) if moving.moved == 0 && value != expected => return Err(Errno::EAGAIN),
-                Ok(_) if is_mixed => return Err(Errno::EINVAL),
+                Ok(_) if is_mixed || table.find(from).is_some() => return Err(Errno::EINVAL),
                 _ => moving.step(&mut table, &named),
             }
         };

@@ -23,7 +23,9 @@
 //!
 //! Ends of tasks and new waiters: a task sets its mark (`Task::has_left`) before it looks whether
 //! it has anything here; a waiter makes sure that its owner has something here before it looks at
-//! the mark. One of the two sees the other.
+//! the mark. One of the two sees the other, because each has a fence between the two steps: on x86,
+//! too, a plain store (the end of `Once::call_once`) stays in the CPU's buffer while later loads go
+//! ahead. A model of interleavings cannot show this, as its memory has no such buffers.
 
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
@@ -40,7 +42,7 @@ use crate::sync::SpinLock;
 use crate::{Errno, Result};
 
 /// The most owners that a search for a circle looks at (Linux: `max_lock_depth`).
-const MOST_OWNERS: usize = 1024;
+pub(super) const MOST_OWNERS: usize = 1024;
 
 /// Locks that are waited for, and lines of waiters that are to be moved to one.
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
@@ -263,24 +265,30 @@ impl PiTable {
     }
     /// Whether a thread waits at this word that no plain call may wake.
     pub fn has(&self, key: FutexId) -> bool {
-        self.locks.contains_key(&key) || self.lines.contains_key(&key)
+        self.locks.contains_key(&key) || self.has_line(key)
+    }
+    /// Whether a thread waits at this word to be moved to a lock.
+    pub fn has_line(&self, key: FutexId) -> bool {
+        self.lines.contains_key(&key)
     }
 
-    /// Whether `task` would wait for itself if it waited for `owner`. Chains that are too long
-    /// count as circles.
-    fn is_circle(&self, owner: &Arc<PiTask>, task: &Arc<PiTask>) -> bool {
+    /// Returns how many owners wait one for another, from `owner` on.
+    ///
+    /// # Errors
+    /// `EDEADLK` where `task` is one of them, or where they are too many.
+    fn count_owners(&self, owner: &Arc<PiTask>, task: &Arc<PiTask>) -> Result<usize> {
         let mut next = owner.clone();
-        for _ in 0..MOST_OWNERS {
+        for seen in 1..=MOST_OWNERS {
             if next.is_same(task) {
-                return true;
+                return Err(Errno::EDEADLK);
             }
             let waits = next.links.lock().waits.clone();
             match waits.and_then(|waits| self.find(waits.lock)?.owner()) {
                 Some(owner) => next = owner,
-                None => return false,
+                None => return Ok(seen),
             }
         }
-        true
+        Err(Errno::EDEADLK)
     }
 
     /// The locks of `task`, or their waiters, are others now: it inherits what they say, and so do
@@ -310,16 +318,15 @@ impl PiTable {
         }
     }
 
-    /// Makes `waiter` wait for its lock. `owner` owns it where nothing waits for it yet.
+    /// Makes `waiter` wait for its lock. `owner` owns it where nothing waits for it yet. Returns
+    /// how many owners wait for one another from then on.
     ///
     /// # Errors
     /// `EDEADLK`, `ENOMEM`, and `ESRCH` where there is no owner.
-    pub fn join(&mut self, waiter: &Arc<PiWaiter>, owner: Option<&Arc<PiTask>>) -> Result<()> {
+    pub fn join(&mut self, waiter: &Arc<PiWaiter>, owner: Option<&Arc<PiTask>>) -> Result<usize> {
         let found = self.find(waiter.lock).cloned();
         let known = found.as_ref().map_or_else(|| owner.cloned(), |lock| lock.owner());
-        if known.is_some_and(|owner| self.is_circle(&owner, &waiter.task)) {
-            return Err(Errno::EDEADLK);
-        }
+        let owners = known.map_or(Ok(0), |owner| self.count_owners(&owner, &waiter.task))?;
         make_room(&mut waiter.task.links.lock().held, 1)?;
         let lock = match (found, owner) {
             (Some(lock), _) => {
@@ -333,7 +340,7 @@ impl PiTable {
         waiter.set_standing(Standing::Waits);
         waiter.task.links.lock().waits = Some(waiter.clone());
         self.settle_waiter(&waiter.task);
-        Ok(())
+        Ok(owners)
     }
 
     /// Enters a lock of `owner`, with room for one waiter.
