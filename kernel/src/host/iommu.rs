@@ -19,10 +19,10 @@ use freehold_iommu::{
     Arrival, CpuNumbers, Deed, DeviceFault, GivenEntry, Interrupts, IommuError, Mode, Transfers, Unit, unit,
 };
 use freehold_machine::{DeviceDomain, Pfn};
-use freehold_virtio::iommu::{Occupied, VirtioIommu, let_pass};
+use freehold_virtio::SetupError;
+use freehold_virtio::iommu::{Occupied, VirtioIommu, function_at, let_pass};
 use freehold_virtio::platform::{Function, MsiMessage, Notify, Platform};
 use freehold_virtio::transport::PciTransport;
-use freehold_virtio::{SetupError, pci::functions};
 use freehold_virtqueue::DeviceType;
 use spin::Once;
 
@@ -242,8 +242,11 @@ fn start_unit(found: Found, mode: Mode, transfers: Transfers) -> Result<(), Iomm
 fn start_virtio(found: VirtualIommu, mode: Mode, transfers: Transfers) -> Result<(), StartError> {
     let transport = transport(found)?;
     let device = dma().attach(rules("iommu", 1 << 16, None)).map_err(SetupError::from)?;
-    let unit = VirtioIommu::start(transport, device, mode)?;
+    let unit = VirtioIommu::start(transport, device, mode, time::now)?;
     IOMMU.call_once(|| MachineIommu::Virtio(unit, found));
+    if !unit.is_always_closed() {
+        log::warn!("iommu: devices may have reached all memory until now, and will if it fails");
+    }
     log::warn!("iommu: it does not remap interrupts: a device can raise any");
     if transfers == Transfers::InPlace {
         unit.allow_windows();
@@ -253,8 +256,7 @@ fn start_virtio(found: VirtualIommu, mode: Mode, transfers: Transfers) -> Result
 
 /// Returns the registers of a virtio IOMMU.
 fn transport(found: VirtualIommu) -> Result<PciTransport<Bar>, StartError> {
-    let function = functions(&Pci).map(|(function, ..)| function).find(|&f| source_id(f) == found.source_id);
-    let function = function.ok_or(IommuError::Absent)?;
+    let function = function_at(&Pci, found.source_id)?;
     Ok(PciTransport::watched(&Pci, function, DeviceType::IOMMU, &FaultLine)?)
 }
 

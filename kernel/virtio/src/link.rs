@@ -86,6 +86,8 @@ pub(crate) struct Link<S: DmaSource, T: Transport, L: Lent> {
     /// `None` once the device was given up.
     lent: Option<L>,
     device: Device<S>,
+    /// Whether the device that was given up has confirmed a reset.
+    is_reset: bool,
 }
 
 /// The reason why a driver gives its device up.
@@ -102,7 +104,7 @@ pub(crate) enum Why {
 impl<S: DmaSource, T: Transport, L: Lent> Link<S, T, L> {
     /// A device that knows of `lent`.
     pub fn new(transport: T, device: Device<S>, lent: L) -> Self {
-        Self { transport, lent: Some(lent), device }
+        Self { transport, lent: Some(lent), device, is_reset: false }
     }
 
     /// Returns the memory that was lent to the device, and the device's registers.
@@ -123,6 +125,12 @@ impl<S: DmaSource, T: Transport, L: Lent> Link<S, T, L> {
         self.lent.is_none()
     }
 
+    /// Whether the device was given up and has confirmed a reset: it does nothing more of what it
+    /// was asked.
+    pub fn is_reset(&self) -> bool {
+        self.is_reset
+    }
+
     /// Gives a device up that leaves its slot. Later calls do nothing.
     ///
     /// # Errors
@@ -131,6 +139,7 @@ impl<S: DmaSource, T: Transport, L: Lent> Link<S, T, L> {
         let Some(lent) = &mut self.lent else { return Ok(()) };
         let proof = unplugged(slot).or_else(|| reset(&mut self.transport)).ok_or(Failed)?;
         lent.reclaim(&proof);
+        self.is_reset = true;
         self.lent = None;
         Ok(())
     }
@@ -148,6 +157,7 @@ impl<S: DmaSource, T: Transport, L: Lent> Link<S, T, L> {
         match reset(&mut self.transport) {
             Some(proof) => {
                 lent.reclaim(&proof);
+                self.is_reset = true;
                 if why != Why::Detached {
                     log::error!("{name}: the device {what}: it was reset and is not used again");
                 }

@@ -6,11 +6,13 @@ extern crate std;
 use std::sync::{Arc, Mutex};
 use std::vec::Vec;
 
+use freehold_iommu::IommuError;
 use freehold_machine::PhysAddr;
 use freehold_virtqueue::{DeviceStatus, DeviceType, Transport, TransportError};
 use proptest::prelude::*;
 
 use crate::SetupError;
+use crate::iommu::function_at;
 use crate::pci::{capabilities, functions};
 use crate::platform::{Function, MsiMessage, Notify, Platform, Registers};
 use crate::transport::{PciTransport, device_type};
@@ -163,6 +165,22 @@ fn the_function_and_its_capabilities_are_found() {
     assert_eq!(device_type(0x8086, 0x1043), None);
     let at: Vec<_> = capabilities(&machine, PLACE).map(|(at, _)| at).collect();
     assert_eq!(at, [0x40, 0x50, 0x64, 0x78]);
+}
+
+/// Firmware names a function as the IOMMU; the function has to say so, too.
+#[test]
+fn only_an_iommu_is_an_iommu() {
+    let machine = Machine::new();
+    let place = u16::from(PLACE.device) << 3;
+    for other in [0x1043_1af4, 0x1057_8086, 0x1042_1af4, 0x1017_1af4] {
+        machine.set(0, other);
+        assert!(matches!(function_at(&machine, place), Err(IommuError::Unsupported(_))), "{other:#x}");
+    }
+    machine.set(0, 0x1057_1af4);
+    assert_eq!(function_at(&machine, place), Ok(PLACE));
+    for absent in [place + 8, place + 1, place | 1 << 8] {
+        assert_eq!(function_at(&machine, absent), Err(IommuError::Absent));
+    }
 }
 
 #[test]

@@ -79,7 +79,7 @@ impl<S: DmaSource, T: Transport + 'static> MappedDomain<S, T> {
         let request = IommuRequest::Attach { domain: self.number, endpoint: self.endpoint };
         self.unit.send([request]).map_err(|error| match error {
             NotDone::Refused => IommuError::Unsupported("a domain for this function"),
-            NotDone::Dead => IommuError::Dead("a new domain"),
+            NotDone::Dead | NotDone::Lost => IommuError::Dead("a new domain"),
         })?;
         self.is_occupied.store(true, Ordering::Relaxed);
         Ok(())
@@ -125,7 +125,8 @@ impl<S: DmaSource, T: Transport + 'static> MappedDomain<S, T> {
         reserved.iter().flatten().all(|&(first, last)| last < *addresses.start() || first > *addresses.end())
     }
 
-    /// Maps `pages`. If one mapping fails, the others are taken back.
+    /// Maps `pages`. If one mapping fails, the others are taken back. Where the IOMMU neither does
+    /// that nor confirms a reset, they count as mapped: their frames must not be handed on.
     fn add(
         &self,
         pages: PfnRange,
@@ -139,12 +140,17 @@ impl<S: DmaSource, T: Transport + 'static> MappedDomain<S, T> {
         if !self.is_occupied() || !self.is_usable(&addresses) || *addresses.start() < self.unit.limits.first {
             return Err(NoTables);
         }
-        if self.unit.send(requests).is_err() {
-            let (first, last) = addresses.into_inner();
-            let undone = self.unit.send([IommuRequest::Unmap { domain: self.number, first, last }]);
-            if undone.is_err() {
-                self.unit.give_up();
+        let is_undone = match self.unit.send(requests) {
+            Ok(()) => false,
+            Err(NotDone::Dead) => true,
+            Err(NotDone::Lost) => false,
+            Err(NotDone::Refused) => {
+                let (first, last) = addresses.into_inner();
+                let undo = IommuRequest::Unmap { domain: self.number, first, last };
+                self.unit.send([undo]).is_ok() || self.unit.give_up()
             }
+        };
+        if is_undone {
             return Err(NoTables);
         }
         self.pages.fetch_add(count, Ordering::Relaxed);
@@ -236,7 +242,7 @@ where
         };
         let (domain, all) = (self.number, self.window(place, WINDOW_PAGES));
         let mut count = 0;
-        let requests = all.iter().zip(frames).map(|(page, frame)| {
+        let requests = all.iter().zip(&mut *frames).map(|(page, frame)| {
             count += 1;
             let first = page.start().0;
             let last = first + PAGE_SIZE as u64 - 1;
@@ -246,7 +252,8 @@ where
         if opened.is_err() {
             self.open.fetch_and(!bit, Ordering::Relaxed);
         } else {
-            self.pages.fetch_add(count, Ordering::Relaxed);
+            // An IOMMU that died may not have been asked for all of them.
+            self.pages.fetch_add(count + frames.count(), Ordering::Relaxed);
         }
         opened.map(|()| all.start.start().0)
     }

@@ -13,11 +13,15 @@
 //!
 //! **Protocol.** Each page of memory is a mapping of its own, since the IOMMU does not take a part
 //! of a mapping away. Requests go in batches of up to [`BATCH`], with one notice. The sender holds
-//! the lock of the queue and looks for the answers, [`PATIENCE`] times at most. An IOMMU without an
-//! answer by then, or with an impossible one, is reset and not asked again: from then on nothing is
+//! the lock of the queue for a batch and looks for the answers. An IOMMU without all answers after
+//! [`TIMEOUT`], or with an impossible one, is reset and not asked again: from then on nothing is
 //! confirmed ([`Unconfirmed`](freehold_machine::Unconfirmed)), and no domain maps anything. The
 //! reset takes all domains away, and their devices reach nothing (5.13.4: the field `bypass` keeps
-//! its value).
+//! its value; [`VirtioIommu::is_always_closed`] says whether there is one).
+//!
+//! Where the reset is not confirmed, the IOMMU may obey requests that it was given before. Frames
+//! of a failed mapping then count as mapped ([`NotDone::Lost`]), so that they leave their device
+//! unconfirmed, and are lost, as all others.
 //!
 //! **Trust.** The IOMMU is the host's: if it lies, devices reach what the host wants. Its bytes
 //! are checked all the same, so no lie makes the kernel follow a length or an index.
@@ -39,14 +43,16 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use freehold_bounce::{Device, Direction, DmaMapping, DmaSource};
 use freehold_iommu::{DeviceFault, IommuError, Mode, PATIENCE};
 use freehold_machine::PAGE_SHIFT;
-use freehold_virtqueue::{Chain, DeviceReset, Part, Queue, Transport, TransportResult, reset};
+use freehold_virtqueue::{Chain, DeviceReset, DeviceType, Part, Queue, Transport, TransportResult, reset};
 use spin::Mutex;
 
 pub use domain::{MappedDomain, Occupied};
 use request::{FAULT_BYTES, IommuRequest, REQUEST_BYTES, TAIL_BYTES, fault, reserved};
 
 use crate::link::{Lent, Link, Why};
-use crate::transport::{Features, negotiate, read_consistent};
+use crate::pci::functions;
+use crate::platform::{Function, Platform};
+use crate::transport::{Features, device_type, negotiate, read_consistent};
 use crate::{Failed, SetupError};
 
 /// The most requests of a batch, and descriptors for them.
@@ -68,6 +74,13 @@ const MESSAGES: RangeInclusive<u64> = 0xfee0_0000..=0xfeef_ffff;
 const BYPASS: usize = 36;
 /// The most bits of an address that are used.
 const ADDRESS_BITS: u32 = 48;
+/// Nanoseconds that the IOMMU has for all requests of a call. A busy host may stop its thread for
+/// seconds.
+const TIMEOUT: u64 = 10_000_000_000;
+/// Looks for an answer between looks at the clock.
+const LOOKS_PER_TIME: usize = 1 << 10;
+/// Looks after which the IOMMU is dead, whatever the clock says: minutes.
+const MOST_LOOKS: usize = 1000 * PATIENCE;
 
 /// The device's configuration, checked.
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +121,11 @@ pub struct VirtioIommu<S: DmaSource, T: Transport + 'static> {
     /// Taken by tasks and start-up, while the device has requests. Orders with no other lock.
     link: Mutex<Link<S, T, IommuQueues<S>>>,
     mode: Mode,
+    /// Nanoseconds, never back.
+    clock: fn() -> u64,
     limits: IommuLimits,
+    /// Whether the device has the field `bypass`.
+    has_bypass: bool,
     domains: Mutex<Vec<&'static MappedDomain<S, T>>>,
     invalidations: AtomicUsize,
     faults: AtomicUsize,
@@ -120,17 +137,46 @@ pub struct VirtioIommu<S: DmaSource, T: Transport + 'static> {
 pub(crate) enum NotDone {
     /// The device refuses it.
     Refused,
-    /// The device does not answer, or its answer is impossible: it is out of use.
+    /// The device is out of use. It has confirmed a reset, or was not given any of the requests.
     Dead,
+    /// The device was given requests, is out of use, and does not confirm a reset: it may obey them
+    /// at any time.
+    Lost,
+}
+
+/// The wait for answers: both the time and [`PATIENCE`] looks have to pass, since the clock goes on
+/// while the host stops the machine with all its devices.
+struct Wait {
+    clock: fn() -> u64,
+    end: u64,
+    looks: usize,
+}
+
+impl Wait {
+    fn new(clock: fn() -> u64) -> Self {
+        Self { clock, end: clock().saturating_add(TIMEOUT), looks: 0 }
+    }
+    /// Counts a look. Returns whether it was one too many.
+    fn is_over(&mut self) -> bool {
+        self.looks += 1;
+        let is_time = self.looks >= PATIENCE && self.looks.is_multiple_of(LOOKS_PER_TIME);
+        self.looks >= MOST_LOOKS || is_time && (self.clock)() >= self.end
+    }
 }
 
 impl<S: DmaSource, T: Transport + 'static> VirtioIommu<S, T> {
     /// Starts the device, with no domain: from now on the functions behind it reach nothing. The
-    /// transport's handler is notified of faults, if the device has interrupts.
+    /// transport's handler is notified of faults, if the device has interrupts. `clock` returns
+    /// nanoseconds and never goes back.
     ///
     /// # Errors
     /// [`SetupError`].
-    pub fn start(mut transport: T, device: Device<S>, mode: Mode) -> Result<&'static Self, SetupError> {
+    pub fn start(
+        mut transport: T,
+        device: Device<S>,
+        mode: Mode,
+        clock: fn() -> u64,
+    ) -> Result<&'static Self, SetupError> {
         let wanted = Features::IOMMU_INPUT_RANGE
             | Features::IOMMU_DOMAIN_RANGE
             | Features::IOMMU_MAP_UNMAP
@@ -141,9 +187,10 @@ impl<S: DmaSource, T: Transport + 'static> VirtioIommu<S, T> {
             return Err(SetupError::Nonsense("lack of requests"));
         }
         let limits = read_consistent(&transport, |transport| IommuLimits::read(transport, features))??;
-        if features.contains(Features::IOMMU_BYPASS_CONFIG) {
+        let has_bypass = features.contains(Features::IOMMU_BYPASS_CONFIG);
+        if has_bypass {
             // Without the feature, and without the older one, functions without a domain reach
-            // nothing.
+            // nothing once the driver has started.
             set_bypass(&mut transport, Bypass::Nothing)?;
         }
         let buffer = |bytes| Ok::<_, SetupError>(Arc::new(device.buffer(bytes, Direction::Bidirectional)?));
@@ -166,7 +213,9 @@ impl<S: DmaSource, T: Transport + 'static> VirtioIommu<S, T> {
         Ok(Box::leak(Box::new(Self {
             link: Mutex::new(link),
             mode,
+            clock,
             limits,
+            has_bypass,
             domains: Mutex::new(Vec::new()),
             invalidations: AtomicUsize::new(0),
             faults: AtomicUsize::new(0),
@@ -202,9 +251,18 @@ impl<S: DmaSource, T: Transport + 'static> VirtioIommu<S, T> {
         Ok(domain)
     }
 
-    /// Gives the device up: it did not take back what it was asked to.
-    pub(crate) fn give_up(&self) {
-        self.link.lock().fail(Why::BrokeTheProtocol);
+    /// Gives the device up: it did not take back what it was asked to. Returns whether it has
+    /// confirmed a reset, now or before.
+    pub(crate) fn give_up(&self) -> bool {
+        let mut link = self.link.lock();
+        link.fail(Why::BrokeTheProtocol);
+        link.is_reset()
+    }
+
+    /// Whether functions reach nothing also while no driver runs the device: before the start and
+    /// after a failure. Unless the device has the field `bypass`, that is its choice.
+    pub const fn is_always_closed(&self) -> bool {
+        self.has_bypass
     }
 
     /// Gives domains windows from now on.
@@ -214,12 +272,16 @@ impl<S: DmaSource, T: Transport + 'static> VirtioIommu<S, T> {
 
     /// Sends requests and waits for the answers to all of them.
     pub(crate) fn send(&self, requests: impl IntoIterator<Item = IommuRequest>) -> Result<(), NotDone> {
-        let mut link = self.link.lock();
         let mut requests = requests.into_iter().peekable();
-        let mut result = Ok(());
+        let (mut result, mut wait, mut is_given) = (Ok(()), Wait::new(self.clock), false);
         while requests.peek().is_some() {
-            let count = self.post(&mut link, &mut requests)?;
-            result = result.and(collect(&mut link, count)?);
+            // Others have their turn between batches.
+            let mut link = self.link.lock();
+            is_given |= !link.is_failed();
+            let answers = self.post(&mut link, &mut requests);
+            let answers = answers.and_then(|count| collect(&mut link, count, &mut wait));
+            let has_them = is_given && !link.is_reset();
+            result = result.and(answers.map_err(|_| if has_them { NotDone::Lost } else { NotDone::Dead })?);
         }
         result
     }
@@ -229,7 +291,7 @@ impl<S: DmaSource, T: Transport + 'static> VirtioIommu<S, T> {
         &self,
         link: &mut Link<S, T, IommuQueues<S>>,
         requests: &mut impl Iterator<Item = IommuRequest>,
-    ) -> Result<usize, NotDone> {
+    ) -> Result<usize, Failed> {
         let (lent, transport) = link.lent()?;
         let mut count = 0;
         for request in requests.take(BATCH) {
@@ -238,7 +300,7 @@ impl<S: DmaSource, T: Transport + 'static> VirtioIommu<S, T> {
             }
             if !lent.add(count, request) {
                 link.fail(Why::BrokeTheProtocol);
-                return Err(NotDone::Dead);
+                return Err(Failed);
             }
             count += 1;
         }
@@ -265,9 +327,11 @@ impl<S: DmaSource, T: Transport + 'static> VirtioIommu<S, T> {
         properties.try_reserve_exact(self.limits.properties).map_err(|_| IommuError::OutOfMemory)?;
         properties.resize(self.limits.properties, 0);
         let mut link = self.link.lock();
-        let dead = |_| IommuError::Dead("properties of a device");
-        self.post(&mut link, &mut [IommuRequest::Probe { endpoint }].into_iter()).map_err(dead)?;
-        collect(&mut link, 1).and_then(|answer| answer).map_err(dead)?;
+        const DEAD: IommuError = IommuError::Dead("properties of a device");
+        let mut request = [IommuRequest::Probe { endpoint }].into_iter();
+        let answer = self.post(&mut link, &mut request);
+        let answer = answer.and_then(|count| collect(&mut link, count, &mut Wait::new(self.clock)));
+        answer.map_err(|_| DEAD)?.map_err(|_| DEAD)?;
         if let Ok((lent, _)) = link.lent() {
             lent.properties.read(0, &mut properties);
         }
@@ -289,7 +353,10 @@ impl<S: DmaSource, T: Transport + 'static> VirtioIommu<S, T> {
             let (lent, transport) = link.lent().ok()?;
             match lent.take_fault() {
                 Ok(told) => {
-                    transport.notify(1);
+                    if told.is_some() {
+                        // It has the slot again.
+                        transport.notify(1);
+                    }
                     told
                 }
                 Err(Failed) => {
@@ -353,12 +420,26 @@ pub fn let_pass<T: Transport>(mut transport: T) -> Result<(), SetupError> {
     reset(&mut transport).map(drop).ok_or(SetupError::NoReset)
 }
 
+/// Returns the function of bus, device and function in 8, 5 and 3 bits, if it is a virtio IOMMU.
+///
+/// # Errors
+/// [`IommuError`]: there is no such function on bus 0, or it is another device.
+pub fn function_at<P: Platform>(platform: &P, source_id: u16) -> Result<Function, IommuError> {
+    let is_there = |&(Function { bus, device, function }, ..): &(Function, u16, u16)| {
+        u16::from(bus) << 8 | u16::from(device) << 3 | u16::from(function) == source_id
+    };
+    let (function, vendor, device) = functions(platform).find(is_there).ok_or(IommuError::Absent)?;
+    let is_iommu = device_type(vendor, device) == Some(DeviceType::IOMMU);
+    is_iommu.then_some(function).ok_or(IommuError::Unsupported("a virtio IOMMU where firmware says one is"))
+}
+
 /// Waits for the answers to `count` requests. The inner error: the device refuses one of them.
 fn collect<S: DmaSource, T: Transport + 'static>(
     link: &mut Link<S, T, IommuQueues<S>>,
     count: usize,
-) -> Result<Result<(), NotDone>, NotDone> {
-    let (mut done, mut result, mut looks) = (0, Ok(()), 0);
+    wait: &mut Wait,
+) -> Result<Result<(), NotDone>, Failed> {
+    let (mut done, mut result) = (0, Ok(()));
     while done < count {
         let (lent, _) = link.lent()?;
         match lent.answer() {
@@ -366,27 +447,18 @@ fn collect<S: DmaSource, T: Transport + 'static>(
                 result = result.and(answer);
                 done += 1;
             }
-            Ok(None) if looks < PATIENCE => {
-                looks += 1;
-                hint::spin_loop();
-            }
-            Ok(None) => {
+            Ok(None) if wait.is_over() => {
                 link.fail(Why::Silent);
-                return Err(NotDone::Dead);
+                return Err(Failed);
             }
+            Ok(None) => hint::spin_loop(),
             Err(Failed) => {
                 link.fail(Why::BrokeTheProtocol);
-                return Err(NotDone::Dead);
+                return Err(Failed);
             }
         }
     }
     Ok(result)
-}
-
-impl From<Failed> for NotDone {
-    fn from(_: Failed) -> Self {
-        Self::Dead
-    }
 }
 
 impl<S: DmaSource> IommuQueues<S> {
@@ -399,6 +471,10 @@ impl<S: DmaSource> IommuQueues<S> {
             // The answer begins with the properties.
             IommuRequest::Probe { .. } => {
                 let end = self.properties.len();
+                // Nothing of the last endpoint's stays.
+                for at in (0..end).step_by(SLOT) {
+                    self.properties.write(at, &[0; SLOT][..SLOT.min(end - at)]);
+                }
                 self.properties.write(end - TAIL_BYTES, &[0xff; TAIL_BYTES]);
                 Part::writable(self.properties.clone(), 0..end)
             }
@@ -418,12 +494,15 @@ impl<S: DmaSource> IommuQueues<S> {
     fn answer(&mut self) -> Result<Option<Result<(), NotDone>>, Failed> {
         let Some(done) = self.requests.complete()? else { return Ok(None) };
         let mut tail = [0xff; TAIL_BYTES];
-        if done.tag == BATCH {
+        let whole = if done.tag == BATCH {
             self.properties.read(self.properties.len() - TAIL_BYTES, &mut tail);
+            self.properties.len()
         } else {
             self.buffer.read(done.tag * SLOT + ANSWER, &mut tail);
-        }
-        Ok(Some(if tail[0] == 0 { Ok(()) } else { Err(NotDone::Refused) }))
+            TAIL_BYTES
+        };
+        let is_done = tail[0] == 0 && done.written >= whole;
+        Ok(Some(is_done.then_some(()).ok_or(NotDone::Refused)))
     }
 
     /// Lends the slot of a fault to the device. Returns `false` if the queue has no room.

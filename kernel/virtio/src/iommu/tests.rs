@@ -3,6 +3,7 @@
 
 extern crate std;
 
+use core::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::vec::Vec;
@@ -50,6 +51,8 @@ struct Known {
     /// The status of all answers, if it lies.
     tail: Option<u8>,
     properties: Vec<u8>,
+    /// Bytes that it writes of an answer to Probe, and says that it did, if not all.
+    cut: Option<usize>,
     faults: Vec<[u8; FAULT_BYTES]>,
 }
 
@@ -85,7 +88,10 @@ impl Hardware {
             assert_eq!((parts.len(), parts[0].writable, parts[1].writable), (2, false, true));
             let mut request = std::vec![0; parts[0].length as usize];
             model::read(parts[0].address, &mut request);
-            let answer = known.obey(&request, parts[1].length as usize);
+            let mut answer = known.obey(&request, parts[1].length as usize);
+            if let (5, Some(cut)) = (request[0], known.cut) {
+                answer.truncate(cut);
+            }
             model::write(parts[1].address, &answer);
             known.left = known.left.map(|left| left - 1);
             ring.give(head.into(), answer.len() as u32);
@@ -167,12 +173,28 @@ impl Known {
 
 type Iommu = VirtioIommu<HostMemory, Fake>;
 
+/// A device's deed at a look at the clock.
+type Moment = std::boxed::Box<dyn FnMut()>;
+std::thread_local! {
+    static TIME: Cell<u64> = const { Cell::new(0) };
+    static MOMENT: RefCell<Option<Moment>> = const { RefCell::new(None) };
+}
+
+/// Each look takes three seconds.
+fn clock() -> u64 {
+    MOMENT.with_borrow_mut(|moment| moment.as_mut().map(|moment| moment()));
+    TIME.replace(TIME.get() + 3_000_000_000)
+}
+
 fn start(mode: Mode) -> (&'static Iommu, Hardware, Fake) {
-    let (fake, hardware) = (Fake::new(FEATURES), Hardware::default());
+    start_with(mode, FEATURES)
+}
+fn start_with(mode: Mode, features: u64) -> (&'static Iommu, Hardware, Fake) {
+    let (fake, hardware) = (Fake::new(features), Hardware::default());
     fake.set_config(&config());
     let device = hardware.clone();
     fake.on_notice(move |queue, ring| device.serve(queue, ring));
-    let unit = VirtioIommu::start(fake.clone(), model::device(), mode);
+    let unit = VirtioIommu::start(fake.clone(), model::device(), mode, clock);
     (unit.unwrap_or_else(|error| panic!("{error}")), hardware, fake)
 }
 
@@ -324,6 +346,125 @@ fn an_undoing_that_is_refused_is_the_end() {
     assert_eq!(disk.unmap(run(0x700, 0x702)), Err(Unconfirmed));
 }
 
+/// An IOMMU that still has requests to map, or mappings, and does not confirm a reset: the frames
+/// are not handed on, but leave as mapped ones do. Those that it was not asked for are free.
+#[test]
+fn frames_that_an_iommu_may_still_map_are_not_handed_on() {
+    let deaf = |known: &mut Known| known.left = Some(1);
+    let late = |known: &mut Known| known.left = Some(2 + BATCH);
+    let refuses = |known: &mut Known| known.tail = Some(8);
+    let lies: [&dyn Fn(&mut Known); 3] = [&deaf, &late, &refuses];
+    let frames = [0x905, 0x17, 0x800].map(Pfn);
+    for (lie, confirms) in lies.into_iter().flat_map(|lie| [(lie, true), (lie, false)]) {
+        for is_window in [false, true] {
+            let (unit, hardware, fake) = start(Mode::Batched);
+            let disk = unit.attach(DISK, "disk", Occupied::Now).unwrap();
+            unit.allow_windows();
+            lie(&mut hardware.known());
+            if !confirms {
+                fake.refuse_resets();
+            }
+            let all = frames.into_iter().cycle().take(WINDOW_PAGES);
+            let (mapped, pages) = if is_window {
+                (disk.open(3, &mut all.clone(), DeviceAccess::Read).map(drop), WINDOW_PAGES)
+            } else {
+                (disk.map(run(0x700, 0x740)), 0x40)
+            };
+            let expected = if confirms { (Err(NoTables), 0) } else { (Ok(()), pages) };
+            assert_eq!((mapped, disk.pages()), expected);
+            assert_eq!(disk.map(run(0x900, 0x901)), Err(NoTables), "it was not asked");
+            assert_eq!(disk.open(4, &mut all.clone(), DeviceAccess::Read), Err(NoTables));
+            if !confirms {
+                let left = if is_window { disk.close(3, pages) } else { disk.unmap(run(0x700, 0x740)) };
+                assert_eq!((left, disk.pages()), (Err(Unconfirmed), 0));
+            }
+        }
+    }
+}
+
+/// A host that is busy for seconds, and for longer than it takes to look many times.
+#[test]
+fn an_answer_may_take_seconds_of_the_clock() {
+    let (unit, hardware, fake) = start(Mode::Batched);
+    let disk = unit.attach(DISK, "disk", Occupied::Now).unwrap();
+    let answers_at = |look: usize| {
+        hardware.known().left = Some(0);
+        let (device, ring, mut looks) = (hardware.clone(), fake.clone(), 0);
+        MOMENT.set(Some(std::boxed::Box::new(move || {
+            looks += 1;
+            if looks == look {
+                device.known().left = None;
+                ring.with_ring(0, |ring| device.serve(0, ring));
+            }
+        })));
+    };
+    // The first look is that of the beginning; the third one is six seconds later.
+    answers_at(3);
+    assert_eq!(disk.map(run(0x700, 0x703)), Ok(()));
+    assert!(hardware.access(DISK, 0x70_0000, READ_FLAG).is_some());
+    answers_at(usize::MAX);
+    let begin = TIME.get();
+    assert_eq!(disk.map(run(0x800, 0x803)), Err(NoTables));
+    assert_eq!((TIME.get() - begin) / 3_000_000_000, 5, "twelve seconds and the next look");
+    MOMENT.set(None);
+}
+
+/// The clock goes on while the host stops the machine: time alone ends no wait. Nor does a clock
+/// that stands still make it endless.
+#[test]
+fn a_wait_ends_after_time_and_looks() {
+    let mut wait = Wait::new(|| 0);
+    (wait.end, wait.looks) = (0, 0);
+    assert!((0..3 * LOOKS_PER_TIME).all(|_| !wait.is_over()));
+    wait.looks = PATIENCE;
+    assert!((0..LOOKS_PER_TIME).any(|_| wait.is_over()));
+    let mut still = Wait::new(|| 7);
+    still.looks = MOST_LOOKS - LOOKS_PER_TIME - 1;
+    assert_eq!((0..).take_while(|_| !still.is_over()).count(), LOOKS_PER_TIME);
+}
+
+/// Properties that an endpoint's answer leaves out are not those of the answer before.
+#[test]
+fn properties_are_those_of_their_endpoint() {
+    let (unit, hardware, _) = start(Mode::Batched);
+    hardware.known().properties = region(0x80_0000, 0x80_1fff);
+    unit.attach(DISK, "disk", Occupied::Now).unwrap();
+    // An answer that is cut off is none, though its end would have said that it is done.
+    for cut in [0, 8, PROPERTIES as usize, PROPERTIES as usize + TAIL_BYTES - 1] {
+        hardware.known().cut = Some(cut);
+        let dead = Some(IommuError::Dead("properties of a device"));
+        assert_eq!(unit.attach((1, cut as u32), "cut", Occupied::Now).err(), dead, "{cut}");
+    }
+    // The device says that it has written all, and has not.
+    hardware.known().cut = None;
+    let mut link = unit.link.lock();
+    let (lent, _) = link.lent().unwrap();
+    assert!(lent.add(0, IommuRequest::Probe { endpoint: 5 }));
+    let mut left = [9; PROPERTIES as usize];
+    lent.properties.read(0, &mut left);
+    assert_eq!(left, [0; PROPERTIES as usize]);
+}
+
+/// The device is told of slots for faults only when there are new ones.
+#[test]
+fn a_look_that_finds_no_fault_gives_no_notice() {
+    let (unit, hardware, fake) = start(Mode::Batched);
+    assert!((0..5).all(|_| unit.take_fault(|_| 0).is_none()) && fake.notices(1) == 1);
+    hardware.known().faults = std::vec![[0; FAULT_BYTES]];
+    fake.clone().notify(1);
+    assert!(unit.take_fault(|_| 0).is_some() && unit.take_fault(|_| 0).is_none());
+    assert_eq!(fake.notices(1), 3);
+}
+
+/// Without the field for it, the device alone decides what functions reach while it has no driver.
+#[test]
+fn an_iommu_without_a_bypass_may_be_open_without_a_driver() {
+    assert!(start(Mode::Batched).0.is_always_closed());
+    let (unit, ..) = start_with(Mode::Batched, FEATURES & !(1 << 6));
+    assert!(!unit.is_always_closed());
+    assert!(unit.attach(DISK, "disk", Occupied::Now).is_ok());
+}
+
 #[test]
 fn a_domain_whose_device_went_has_nothing_and_the_next_device_begins_with_nothing() {
     let (unit, hardware, _) = start(Mode::Batched);
@@ -410,7 +551,7 @@ fn devices_that_lack_what_is_needed_or_say_nonsense_are_refused() {
         let mut bytes = config();
         change(&mut bytes);
         fake.set_config(&bytes);
-        VirtioIommu::start(fake, model::device(), Mode::Batched).err()
+        VirtioIommu::start(fake, model::device(), Mode::Batched, clock).err()
     };
     let set = |at: usize, value: u64| {
         move |bytes: &mut [u8; 40]| bytes[at..at + 8].copy_from_slice(&value.to_le_bytes())
@@ -427,12 +568,12 @@ fn devices_that_lack_what_is_needed_or_say_nonsense_are_refused() {
     let fake = Fake::new(FEATURES);
     fake.set_config(&config());
     fake.refuse_stores();
-    let started = VirtioIommu::start(fake, model::device(), Mode::Batched);
+    let started = VirtioIommu::start(fake, model::device(), Mode::Batched, clock);
     assert_eq!(started.err(), Some(SetupError::Nonsense("bypass")));
     let fake = Fake::new(FEATURES);
     fake.set_config(&[0xff; 12]);
     assert!(matches!(
-        VirtioIommu::start(fake, model::device(), Mode::Batched).err(),
+        VirtioIommu::start(fake, model::device(), Mode::Batched, clock).err(),
         Some(SetupError::Ring(_))
     ));
     // As many domains as it has numbers.
@@ -491,6 +632,6 @@ proptest! {
     ) {
         let fake = Fake::new(features);
         fake.set_config(&bytes);
-        let _ = VirtioIommu::start(fake, model::device(), Mode::Batched);
+        let _ = VirtioIommu::start(fake, model::device(), Mode::Batched, clock);
     }
 }
