@@ -122,12 +122,16 @@ impl Devices {
             (Dma::Bounce, None) => Self::Unchecked,
         }
     }
+    /// Returns the kind of the IOMMU, if there is one.
+    fn iommu(self) -> Option<IommuKind> {
+        match self {
+            Self::Unchecked => None,
+            Self::BehindIommu(kind) | Self::InPlace(kind) => Some(kind),
+        }
+    }
     /// Adds the IOMMU, if there is one. It must come before the devices that are behind it.
     fn arguments(self, line: &mut CommandLine) {
-        let kind = match self {
-            Self::Unchecked => return,
-            Self::BehindIommu(kind) | Self::InPlace(kind) => kind,
-        };
+        let Some(kind) = self.iommu() else { return };
         match kind {
             IommuKind::Vtd => line.option("-device", "intel-iommu,aw-bits=48,intremap=on"),
             // The IOMMU is not behind itself, and lets nothing pass before its driver starts.
@@ -339,6 +343,12 @@ impl VirtualMachine {
                 "leave it out",
             ));
         }
+        if family == Family::Linux && self.devices.iommu() == Some(IommuKind::Virtio) {
+            return Err(Failure::new(
+                "--iommu=virtio needs the Freehold kernel: a stock Linux has no driver for it",
+                "write --iommu",
+            ));
+        }
         Ok(())
     }
 
@@ -371,12 +381,7 @@ impl VirtualMachine {
         match (engine, self.clock) {
             // Interrupts are remapped by QEMU, which therefore has to have the controller that
             // devices write to.
-            (Engine::Kvm, _)
-                if matches!(
-                    self.devices,
-                    Devices::BehindIommu(IommuKind::Vtd) | Devices::InPlace(IommuKind::Vtd)
-                ) =>
-            {
+            (Engine::Kvm, _) if self.devices.iommu() == Some(IommuKind::Vtd) => {
                 line.option("-accel", "kvm,kernel-irqchip=split");
             }
             (Engine::Kvm, _) => line.option("-accel", "kvm"),

@@ -192,6 +192,17 @@ fn unknown_options_and_kernels() {
     refused(&["--kernel", "/etc/passwd"], &["/etc/passwd", "no kernel"]);
 }
 
+/// A stock Linux without a driver for it would wait for its disks for ever.
+#[test]
+fn an_iommu_that_a_stock_linux_has_no_driver_for() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let linux = file_of(&folder, "vmlinux", b"\x7fELF, Linux version 6.1");
+    for more in [&[][..], &["--dma", "direct"]] {
+        let options = [&["--kernel", text(&linux), "--iommu=virtio"][..], more].concat();
+        refused(&options, &["--iommu=virtio needs the Freehold kernel", "write --iommu"]);
+    }
+}
+
 #[test]
 fn qemu_missing_or_killed() {
     let folder = tempfile::tempdir().expect("temporary folder");
