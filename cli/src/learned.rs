@@ -81,14 +81,32 @@ impl FileList {
     /// Adds copies of the files to `image`, except those that are `shown` anyway or there already.
     ///
     /// # Errors
-    /// A file does not exist any more, or cannot be read.
+    /// A file does not exist any more, or cannot be read, or a symlink leads to its folder: a
+    /// program that can change a shared folder may have made that since the list was written.
     pub fn add_to(&self, image: &mut Image, shown: impl Fn(&Path) -> bool) -> Result<()> {
         let wanted = self.0.iter().filter(|(guest, _)| !shown(guest));
         wanted.filter(|(guest, _)| **guest != *Path::new("/")).try_for_each(|(guest, host)| {
-            let is_there = image.has(guest);
-            if is_there { Ok(()) } else { image.add_alone(host, guest) }
+            if image.has(guest) {
+                return Ok(());
+            }
+            if host != guest {
+                check_place(host)?;
+            }
+            image.add_alone(host, guest)
         })
     }
+}
+
+/// Refuses a path of the host whose folder is reached through a symlink.
+fn check_place(host: &Path) -> Result<()> {
+    let failed = |error: std::io::Error| Failure::io("read", host, &error);
+    let at = std::path::absolute(host).map_err(failed)?;
+    let Some(folder) = at.parent() else { return Ok(()) };
+    if fs::canonicalize(folder).map_err(failed)? == folder {
+        return Ok(());
+    }
+    let what = format!("--files-from: {}: a symlink leads to its folder", host.display());
+    Err(Failure::new(what, "name the folder itself in the list, if that is the file that you mean"))
 }
 
 /// Parses a line.
@@ -162,11 +180,11 @@ impl Origins {
         let copied = volumes.iter().map(|volume| (volume.guest.clone(), volume.host.clone()));
         let tree = tree.map(|tree| (PathBuf::from("/"), tree.to_path_buf()));
         let places = seen.chain(copied).chain(tree);
-        let absolute = |(guest, host): (PathBuf, PathBuf)| {
-            let host = std::path::absolute(&host).unwrap_or(host);
+        let real = |(guest, host): (PathBuf, PathBuf)| {
+            let host = fs::canonicalize(&host).unwrap_or(host);
             (guest, host)
         };
-        Ok(Some(Origins { file: file.clone(), places: places.map(absolute).collect() }))
+        Ok(Some(Origins { file: file.clone(), places: places.map(real).collect() }))
     }
 
     /// Writes the list, if the run's program came to its end, and says if it did not. Returns the
@@ -284,5 +302,24 @@ mod tests {
             ("/shared/up".to_owned(), &at("shared/up")),
         ];
         assert_eq!(told, expected);
+    }
+
+    #[test]
+    fn no_symlink_that_came_later_leads_a_listed_path_elsewhere() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let folder = fs::canonicalize(folder.path()).expect("its path");
+        let at = |name: &str| folder.join(name);
+        for name in ["shared", "shared/sub", "private"] {
+            fs::create_dir(at(name)).expect("mkdir");
+        }
+        for name in ["shared/sub/key", "private/key"] {
+            fs::write(at(name), "x").expect("written");
+        }
+        let list = FileList([(path("/data/sub/key"), at("shared/sub/key"))].into());
+        list.add_to(&mut Image::new(User::ROOT), |_| false).expect("added");
+        fs::remove_dir_all(at("shared/sub")).expect("removed");
+        std::os::unix::fs::symlink(at("private"), at("shared/sub")).expect("symlink");
+        let refused = list.add_to(&mut Image::new(User::ROOT), |_| false).expect_err("refused");
+        assert!(refused.to_string().contains("a symlink leads to its folder"), "{refused}");
     }
 }

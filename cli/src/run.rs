@@ -144,7 +144,8 @@ impl Prepared {
             Purpose::Measurement => (None, terminal::WINDOW),
             _ => (std::env::var_os("TERM"), terminal::window()),
         };
-        let (launch, files) = launch(options, (&volumes, &mut base), kind)?;
+        let listed = options.list.files_from.as_deref().map(FileList::read).transpose()?;
+        let (launch, files) = launch(options, (&volumes, &mut base, listed.as_ref()), kind)?;
         let Launch { exec, arguments, environment, cwd, user } = launch;
         let kept = changes.iter().map(Changes::share).collect();
         machine.share([base.shares(), volume::shares(&volumes), kept].concat())?;
@@ -163,7 +164,7 @@ impl Prepared {
             network: machine.network.clone(),
             learns: options.list.learn.is_some(),
         };
-        let mut image = build_image((options, &volumes, &base), &files, &spec, &kernel)?;
+        let mut image = build_image((options, &volumes, &base), (&files, listed.as_ref()), &spec, &kernel)?;
         changes.as_ref().map_or(Ok(()), |changes| changes.add_to(&mut image))?;
         image.check_runs(&spec.exec, user)?;
         if purpose == Purpose::Measurement {
@@ -488,7 +489,7 @@ fn whole_root(host: &Path, owners: ShareOwners) -> FolderShare {
 /// `TERM`.
 fn launch(
     options: &RunOptions,
-    (volumes, base): (&[Volume], &mut Base<'_>),
+    (volumes, base, listed): (&[Volume], &mut Base<'_>, Option<&FileList>),
     terminal: Option<OsString>,
 ) -> Result<(Launch, BTreeSet<PathBuf>)> {
     if let Base::Container(container) = base {
@@ -496,14 +497,14 @@ fn launch(
     }
     let user = options.user.as_deref().map_or(Ok(User::ROOT), User::parse)?;
     let environment = environment(user, terminal, &options.env)?;
-    let Program { guest: exec, files } = find_program(options, (volumes, base), &environment)?;
+    let Program { guest: exec, files } = find_program(options, (volumes, base, listed), &environment)?;
     let cwd = guest_path("--cwd", options.cwd.as_deref().unwrap_or(Path::new("/")))?;
     Ok((Launch { exec, arguments: options.program.clone(), environment, cwd, user }, files))
 }
 
 fn find_program(
     options: &RunOptions,
-    (volumes, base): (&[Volume], &mut Base<'_>),
+    (volumes, base, listed): (&[Volume], &mut Base<'_>, Option<&FileList>),
     environment: &[OsString],
 ) -> Result<Program> {
     let name = &options.program[0];
@@ -531,10 +532,9 @@ fn find_program(
         }
     }
     let path = variable(environment, "PATH").unwrap_or_default();
-    if let Some(file) = &options.list.files_from {
-        let list = FileList::read(file)?;
-        let listed = |guest: &PathBuf| list.host(guest).is_some_and(program::runs);
-        if let Some(guest) = program::places(name, path).into_iter().find(listed) {
+    if let Some(list) = listed {
+        let runs = |guest: &PathBuf| list.host(guest).is_some_and(program::runs);
+        if let Some(guest) = program::places(name, path).into_iter().find(runs) {
             return Ok(Program { guest, files: BTreeSet::new() });
         }
     }
@@ -567,7 +567,7 @@ pub fn guest_path(option: &str, path: &Path) -> Result<PathBuf> {
 
 fn build_image(
     (options, volumes, base): (&RunOptions, &[Volume], &Base<'_>),
-    files: &BTreeSet<PathBuf>,
+    (files, listed): (&BTreeSet<PathBuf>, Option<&FileList>),
     spec: &Spec,
     kernel: &KernelChoice,
 ) -> Result<Image> {
@@ -584,8 +584,8 @@ fn build_image(
             image.add_host(file)?;
         }
     }
-    if let Some(file) = &options.list.files_from {
-        FileList::read(file)?.add_to(&mut image, |path| base.shows(path))?;
+    if let Some(list) = listed {
+        list.add_to(&mut image, |path| base.shows(path))?;
     }
     for volume in volumes.iter().filter(|volume| volume.shared.is_none()) {
         image.add_host_at(&volume.host, &volume.guest)?;

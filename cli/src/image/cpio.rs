@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+
+use rustix::fs::OFlags;
 
 use super::{ImageEntry, ImageNode};
 use crate::Result;
@@ -96,7 +99,10 @@ impl<'a, W: Write> Writer<'a, W> {
     }
 
     fn copy(&mut self, host: &Path, size: u32) -> Result<std::io::Result<()>> {
-        let file = File::open(host).map_err(|e| Failure::io("read", host, &e))?;
+        // It was a regular file a moment ago: neither follow nor wait for what it may be now.
+        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+        let opened = File::options().read(true).custom_flags(flags).open(host);
+        let file = opened.map_err(|e| Failure::io("read", host, &e))?;
         Ok(match std::io::copy(&mut file.take(size.into()), self.out) {
             Ok(copied) if copied == u64::from(size) => Ok(()),
             Ok(_) => return Err(Failure::new(format!("{} changed while it was read", host.display()), "")),

@@ -5,9 +5,12 @@
 //! SIGTTIN). A job that is stopped (SIGTSTP) stops QEMU first, and lets it run again when the job
 //! is continued. SIGSTOP cannot be noticed: QEMU then runs on.
 
+use std::io::IsTerminal;
 use std::time::Duration;
 
-use rustix::process::{Signal, getpid, kill_process, pidfd_send_signal};
+use rustix::process::{
+    Pid, Signal, getpgid, getpgrp, getpid, getppid, getsid, kill_process, pidfd_send_signal,
+};
 
 use super::{Purpose, VmSession, signals};
 use crate::image::spec::ProgramStream;
@@ -18,15 +21,45 @@ use crate::terminal::{self, JobPlace};
 /// a running job to the foreground need not send SIGCONT.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
+/// Returns whether no shell could continue this process: no ancestor in its session is in another
+/// process group. The system ignores SIGTSTP then.
+fn is_orphaned() -> bool {
+    let (session, group) = (getsid(None), getpgrp());
+    let mut parent = getppid();
+    while let Some(at) = parent {
+        if getsid(Some(at)) != session {
+            return true;
+        }
+        if getpgid(Some(at)) != Ok(group) {
+            return false;
+        }
+        parent = parent_of(at);
+    }
+    true
+}
+
+/// Returns the parent of a process, if it has one that can be seen.
+fn parent_of(process: Pid) -> Option<Pid> {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).ok()?;
+    // The name before it may have blanks and brackets.
+    let (_, rest) = stat.rsplit_once(") ")?;
+    Pid::from_raw(rest.split(' ').nth(1)?.parse().ok()?)
+}
+
 impl VmSession<'_> {
     /// Returns whether the program reads the keys of the user's terminal.
     fn has_keys(&self) -> bool {
         self.job.purpose == Purpose::Program && self.job.streams[0] == ProgramStream::Terminal
     }
 
-    /// Returns whether stdin may be read now.
+    /// Returns whether stdin may be read now. A terminal stops those who read it from the
+    /// background, even where the program has no keys of it because stdout goes elsewhere.
     pub(super) fn may_read(&self) -> bool {
-        !self.has_keys() || terminal::is_raw()
+        if self.has_keys() {
+            terminal::is_raw()
+        } else {
+            !std::io::stdin().is_terminal() || terminal::place() == JobPlace::Foreground
+        }
     }
 
     /// Returns the time after which the terminal is looked at again.
@@ -65,6 +98,9 @@ impl VmSession<'_> {
 
     /// Stops QEMU and this process, until it is continued.
     fn stop(&mut self) {
+        if is_orphaned() {
+            return;
+        }
         terminal::restore();
         // An error means that QEMU has ended; the session notices that next.
         let _ = pidfd_send_signal(&self.exited, Signal::STOP);

@@ -12,12 +12,15 @@ use freehold_collections::{Map, Vec};
 
 use super::path::{Path, Reach};
 use super::root;
+use super::walk::PATH_MAX;
 use crate::Result;
 use crate::hw::static_keys::{self, StaticKey};
 use crate::sync::SpinLock;
 
 /// The most bytes of names that are kept.
 const MOST: usize = 16 << 20;
+/// Bytes that a name takes beside its text: its place in the map, and the heap's part.
+const OVERHEAD: usize = 96;
 
 /// Names of files, each once.
 pub struct FoundNames {
@@ -56,6 +59,10 @@ fn keep(dir: &Path, name: &[u8]) {
 fn text_of(dir: &Path, name: &[u8]) -> Result<Option<Vec<u8>>> {
     let above = dir.describe(&root::root())?;
     let mut text = above.text;
+    // The host has no file that can be opened by such a name.
+    if text.len() + name.len() >= PATH_MAX {
+        return Ok(None);
+    }
     if text != b"/" {
         text.try_push(b'/')?;
     }
@@ -73,9 +80,9 @@ impl FoundNames {
         if self.found.contains_key(&text[..]) {
             return;
         }
-        let length = text.len();
-        if self.bytes + length <= MOST && self.found.try_insert(text, ()).is_ok() {
-            self.bytes += length;
+        let cost = text.capacity() + OVERHEAD;
+        if self.bytes + cost <= MOST && self.found.try_insert(text, ()).is_ok() {
+            self.bytes += cost;
         } else {
             self.lost += 1;
         }
@@ -92,9 +99,9 @@ mod tests {
         let copy = |text: &[u8]| Vec::try_from_slice(text).expect("memory");
         [&b"/usr/b"[..], b"/usr/a", b"/usr/b"].iter().for_each(|text| names.add(copy(text)));
         assert!(names.found.keys().map(|text| &text[..]).eq([&b"/usr/a"[..], b"/usr/b"]));
-        names.bytes = MOST - 3;
+        assert!(names.bytes >= 2 * (OVERHEAD + 6), "what a name takes counts, too");
+        names.bytes = MOST - OVERHEAD;
         names.add(copy(b"/usr/c"));
-        names.add(copy(b"/us"));
-        assert_eq!((names.found.len(), names.lost, names.bytes), (3, 1, MOST));
+        assert_eq!((names.found.len(), names.lost, names.bytes), (2, 1, MOST - OVERHEAD));
     }
 }

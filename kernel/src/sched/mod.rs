@@ -45,7 +45,7 @@ use crate::sync::{IrqSpinLock, Woken};
 use runqueue::{RunQueue, UNIT_WEIGHT, WAKE_GRANULARITY};
 
 pub use policy::{OnFork, SchedPolicy};
-pub use real_time::{inherit_priority, set_policy};
+pub use real_time::{inherit_priority, set_nice, set_policy};
 pub use switch::{
     activate_current, block, exit_current, finish_switch, idle_forever, reschedule, spare_roots,
     spares_missed, start, timer_interrupt, wake_idle,
@@ -290,11 +290,13 @@ pub fn wake(task: &Thread, kinds: &[Sleep]) -> Woken {
         }
         if target == home {
             queue.enqueue_woken(task.arc());
-            let preempt = queue.should_preempt(WAKE_GRANULARITY) || queue.waiting() == 1;
+            let is_ahead = queue.should_preempt(WAKE_GRANULARITY);
+            let preempt = is_ahead || queue.waiting() == 1;
             drop(queue);
             if preempt {
                 want(home);
-            } else if schedule.virtual_runtime.load(Ordering::Relaxed) < real_time::END {
+            }
+            if !is_ahead && schedule.virtual_runtime.load(Ordering::Relaxed) < real_time::END {
                 real_time::push(task, home);
             }
         } else {

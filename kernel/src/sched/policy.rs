@@ -60,18 +60,18 @@ impl Schedule {
     pub fn nice(&self) -> i32 {
         i32::from(self.nice.load(Ordering::Relaxed)) - 20
     }
-    /// Sets the nice value; clamped to -20..=19.
-    pub fn set_nice(&self, nice: i32) {
-        self.set_policy(self.policy(), nice, self.priority());
+    /// Sets the nice value; clamped to -20..=19. The run queue does not know yet:
+    /// [`super::set_nice`].
+    pub(super) fn set_nice(&self, nice: i32) {
+        self.nice.store((nice.clamp(-20, 19) + 20) as u8, Ordering::Relaxed);
+        self.settle_weight();
     }
     /// Sets policy, nice value, which is clamped to -20..=19, and real-time priority. The run queue
     /// does not know yet: [`super::set_policy`].
     pub(super) fn set_policy(&self, policy: SchedPolicy, nice: i32, priority: u8) {
-        let nice = nice.clamp(-20, 19);
         self.policy.store(policy as u8, Ordering::Relaxed);
-        self.nice.store((nice + 20) as u8, Ordering::Relaxed);
         self.set_priority(priority);
-        self.settle_weight();
+        self.set_nice(nice);
     }
     /// Sets the weight by policy, nice value and priority.
     pub(super) fn settle_weight(&self) {
@@ -96,16 +96,18 @@ impl Schedule {
     /// Takes over the share of the thread's maker. A maker that resets passes on no negative nice
     /// value, and not that it resets (Linux: `sched_fork`).
     pub fn inherit(&self, maker: &Self) {
-        match maker.policy() {
-            policy if !maker.resets_on_fork() => self.set_policy(policy, maker.nice(), maker.priority()),
+        let (policy, priority) = (maker.policy(), maker.priority());
+        // Another thread may be changing the maker's.
+        let is_between = policy.is_real_time() != (priority > 0);
+        match policy {
+            _ if is_between => self.set_policy(SchedPolicy::Other, maker.nice().max(0), 0),
+            policy if !maker.resets_on_fork() => self.set_policy(policy, maker.nice(), priority),
             policy if policy.is_real_time() => self.set_policy(SchedPolicy::Other, 0, 0),
             policy => self.set_policy(policy, maker.nice().max(0), 0),
         }
         self.affinity.store(maker.affinity.load(Ordering::Relaxed), Ordering::Relaxed);
         self.virtual_runtime.store(maker.virtual_runtime.load(Ordering::Relaxed), Ordering::Relaxed);
-        if maker.effective_priority() > 0 {
-            self.settle(real_time::FAIR_START);
-        }
+        self.settle(real_time::FAIR_START);
     }
 }
 

@@ -72,9 +72,11 @@ impl Throttle {
     fn count(&mut self, now: u64, ran: u64) -> bool {
         let before = self.behind;
         if now.saturating_sub(self.since) >= PERIOD.load(Ordering::Relaxed) * 1000 {
+            // Time before the period, when maybe no thread waited, is not the new period's.
             (self.since, self.used, self.behind) = (now, 0, 0);
+        } else {
+            self.used += ran;
         }
-        self.used += ran;
         let limit = RUNTIME.load(Ordering::Relaxed);
         if u64::try_from(limit).is_ok_and(|limit| self.used > limit * 1000) {
             self.behind = BEHIND;
@@ -167,7 +169,7 @@ impl Schedule {
         if priority > 0 {
             runtime.store(key(priority), Ordering::Relaxed);
             self.real_time.turn.store(self.full_turn(), Ordering::Relaxed);
-        } else if runtime.load(Ordering::Relaxed) < END {
+        } else if runtime.load(Ordering::Relaxed) < FAIR_START {
             runtime.store(floor.max(FAIR_START), Ordering::Relaxed);
         }
         self.settle_weight();
@@ -177,8 +179,12 @@ impl Schedule {
 /// Changes policy, nice value (clamped to -20..=19) and real-time priority of `task`: 1 to
 /// [`MOST_PRIORITY`] for SCHED_FIFO and SCHED_RR, 0 for the others.
 pub fn set_policy(task: &Thread, policy: SchedPolicy, nice: i32, priority: u8) {
-    task.schedule.set_policy(policy, nice, priority);
-    apply(task);
+    apply(task, &|schedule| schedule.set_policy(policy, nice, priority));
+}
+
+/// Changes the nice value of `task`, clamped to -20..=19.
+pub fn set_nice(task: &Thread, nice: i32) {
+    apply(task, &|schedule| schedule.set_nice(nice));
 }
 
 /// Lets `task` inherit a priority; 0 for none. Returns whether it runs with another than before.
@@ -189,13 +195,14 @@ pub fn inherit_priority(task: &Thread, priority: u8) -> bool {
     }
     let is_other = task.schedule.effective_priority() != before;
     if is_other {
-        apply(task);
+        apply(task, &|_| {});
     }
     is_other
 }
 
-/// Puts `task` where its priority says, and has its CPU look at that.
-fn apply(task: &Thread) {
+/// Makes `change`, puts `task` where its priority says, and has its CPU look at that. All under the
+/// lock of its run queue, so that weight and virtual runtime follow one policy and one priority.
+fn apply(task: &Thread, change: &dyn Fn(&Schedule)) {
     loop {
         let home = CpuId(task.schedule.cpu.load(Ordering::Relaxed));
         let mut queue = cpu(home).queue.lock();
@@ -206,6 +213,7 @@ fn apply(task: &Thread) {
         let waiting = at.and_then(|at| queue.waiting.remove(at));
         let before = task.schedule.virtual_runtime.load(Ordering::Relaxed);
         let floor = queue.floor();
+        change(&task.schedule);
         task.schedule.settle(floor);
         if let Some((_, waiting)) = waiting {
             queue.enqueue(waiting);
@@ -296,11 +304,14 @@ mod tests {
     fn real_time_threads_leave_a_part_of_each_period_to_others() {
         let mut throttle = Throttle::new();
         let start = 5_000_000_000;
-        assert!(!throttle.count(start, 900_000_000));
-        assert!(throttle.count(start + 60_000_000, 60_000_000));
+        assert!(!throttle.count(start, 900_000_000), "before the period");
+        assert!(!throttle.count(start + 900_000_000, 900_000_000));
+        assert!(throttle.count(start + 960_000_000, 60_000_000));
         assert_eq!(throttle.behind, BEHIND);
-        assert!(!throttle.count(start + 900_000_000, 0));
+        assert!(!throttle.count(start + 990_000_000, 0));
         assert!(throttle.count(start + 1_000_000_000, 0));
+        // Ten seconds in which none waited.
+        assert!(!throttle.count(start + 12_000_000_000, 10_000_000_000));
         assert_eq!(throttle.behind, 0);
     }
 }

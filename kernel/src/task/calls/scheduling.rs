@@ -367,7 +367,7 @@ pub fn sys_setpriority(args: &Args) -> Result<i64> {
         } else if nice < task.schedule.nice() && !may_have_nice(task, nice) && !privileged {
             outcome = Err(Errno::EACCES);
         } else {
-            task.schedule.set_nice(nice);
+            sched::set_nice(task.thread(), nice);
         }
         Ok(())
     })?;
