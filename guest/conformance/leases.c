@@ -41,14 +41,16 @@ static int is_leased(int fd, int kind)
 	return fcntl(fd, F_GETLEASE) == kind;
 }
 
-/* A child that opens the file, and says so by its end. */
+/* A child that opens the file, and says so by its end. It holds no description of its parent. */
 static pid_t opener(int flags)
 {
 	fflush(stdout);
 	pid_t child = fork();
 	NEED(child >= 0);
-	if (child == 0)
+	if (child == 0) {
+		NEED(syscall(SYS_close_range, 3, ~0U, 0) == 0);
 		_exit(open("file", flags) >= 0 ? 0 : 1);
+	}
 	return child;
 }
 
