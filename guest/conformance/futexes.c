@@ -30,16 +30,6 @@ static long requeue(struct wait *words, int wakes, int moves)
 	return syscall(REQUEUE, words, 0, wakes, moves);
 }
 
-static struct timespec soon(int clock, int ms)
-{
-	struct timespec end;
-	clock_gettime(clock, &end);
-	end.tv_nsec += ms * 1000000L;
-	end.tv_sec += end.tv_nsec / 1000000000;
-	end.tv_nsec %= 1000000000;
-	return end;
-}
-
 static uint32_t words[MOST], other;
 
 static void expect(struct wait *wanted, unsigned flags)

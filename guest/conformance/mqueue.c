@@ -58,16 +58,6 @@ static long messages_in(int queue)
 	return syscall(SYS_mq_getsetattr, queue, NULL, &now) == 0 ? now.mq_curmsgs : -1;
 }
 
-static struct timespec soon(int ms)
-{
-	struct timespec end;
-	clock_gettime(CLOCK_REALTIME, &end);
-	end.tv_nsec += ms * 1000000L;
-	end.tv_sec += end.tv_nsec / 1000000000;
-	end.tv_nsec %= 1000000000;
-	return end;
-}
-
 static void opening(void)
 {
 	int status;
@@ -236,7 +226,7 @@ static void waiting(void)
 {
 	int queue = fresh(2, 16), status;
 	char bytes[16];
-	struct timespec end = soon(40), past = { 1, 0 }, wrong = { 0, 1000000000 }, now;
+	struct timespec end = soon(CLOCK_REALTIME, 40), past = { 1, 0 }, wrong = { 0, 1000000000 }, now;
 	FAILS_WITH("a receive ends when time is up", syscall(SYS_mq_timedreceive, queue, bytes, 16, NULL, &end), ETIMEDOUT);
 	clock_gettime(CLOCK_REALTIME, &now);
 	PROMISE("not before", now.tv_sec > end.tv_sec || (now.tv_sec == end.tv_sec && now.tv_nsec >= end.tv_nsec));
@@ -251,7 +241,7 @@ static void waiting(void)
 	PROMISE("then the others", put(queue, "\3", 0) == 0 && ended(first) == 3);
 	NEED(put(queue, "1", 9) == 0 && put(queue, "2", 9) == 0);
 	first = start(5, send_nice, queue), second = start(1, send_nice, queue), third = start(1, send_nice, queue);
-	end = soon(20);
+	end = soon(CLOCK_REALTIME, 20);
 	FAILS_WITH("a send to a full queue ends when time is up", syscall(SYS_mq_timedsend, queue, "x", 1, 0, &end), ETIMEDOUT);
 	PROMISE("who waits for room has it when a message goes", gives(queue, "1", 9) && messages_in(queue) == 2);
 	PROMISE("again by nice value", ended(second) == 0 && gives(queue, "2", 9) && ended(third) == 0);

@@ -12,16 +12,6 @@
 
 static uint32_t word, other, third, condition;
 
-static struct timespec soon(int clock, int ms)
-{
-	struct timespec end;
-	clock_gettime(clock, &end);
-	end.tv_nsec += ms * 1000000L;
-	end.tv_sec += end.tv_nsec / 1000000000;
-	end.tv_nsec %= 1000000000;
-	return end;
-}
-
 static void words(void)
 {
 	uint32_t own = gettid();

@@ -145,6 +145,31 @@ static inline int is_asleep(pid_t process, pid_t thread)
 	return state == 'S' || state == 'D';
 }
 
+/* The field of a thread's stat with this number. */
+static inline long stat_field(pid_t thread, int number)
+{
+	char text[1024] = { 0 }, path[64];
+	snprintf(path, sizeof path, "/proc/self/task/%d/stat", thread);
+	int file = open(path, O_RDONLY);
+	NEED(file >= 0 && read(file, text, sizeof text - 1) > 0);
+	close(file);
+	char *at = strrchr(text, ')') + 2;
+	for (int field = 3; field < number; field++)
+		at = strchr(at, ' ') + 1;
+	return atol(at);
+}
+
+/* The time of a clock in so many milliseconds. */
+static inline struct timespec soon(int clock, int ms)
+{
+	struct timespec end;
+	clock_gettime(clock, &end);
+	end.tv_nsec += ms * 1000000L;
+	end.tv_sec += end.tv_nsec / 1000000000;
+	end.tv_nsec %= 1000000000;
+	return end;
+}
+
 /* The number behind `name` in /proc/meminfo (kB), /proc/vmstat and their like; `missing` where
  * there is none. */
 static inline long figure_or(const char *file, const char *name, long missing)

@@ -30,20 +30,6 @@ static int is(pid_t whom, int policy, int priority)
 	       syscall(SYS_sched_getscheduler, whom) == policy && syscall(SYS_sched_getparam, whom, &parameters) == 0 && parameters.sched_priority == priority;
 }
 
-/* The field of a thread's stat with this number. */
-static long stat_field(pid_t thread, int number)
-{
-	char text[1024] = { 0 }, path[64];
-	snprintf(path, sizeof path, "/proc/self/task/%d/stat", thread);
-	int file = open(path, O_RDONLY);
-	NEED(file >= 0 && read(file, text, sizeof text - 1) > 0);
-	close(file);
-	char *at = strrchr(text, ')') + 2;
-	for (int field = 3; field < number; field++)
-		at = strchr(at, ' ') + 1;
-	return atol(at);
-}
-
 static void policies(void)
 {
 	int status;

@@ -59,19 +59,6 @@ static int is(int policy, int nice, int flags)
 	       now.priority == 0;
 }
 
-/* The field of /proc/self/stat with this number. */
-static long stat_field(int number)
-{
-	char text[1024] = { 0 };
-	int file = open("/proc/self/stat", O_RDONLY);
-	NEED(file >= 0 && read(file, text, sizeof text - 1) > 0);
-	close(file);
-	char *at = strrchr(text, ')') + 2;
-	for (int field = 3; field < number; field++)
-		at = strchr(at, ' ') + 1;
-	return atol(at);
-}
-
 static void sizes(void)
 {
 	struct {
@@ -124,7 +111,7 @@ static void policies(void)
 	PROMISE("a thread begins with SCHED_OTHER and nice value 0", is(SCHED_OTHER, 0, 0) && sched_getscheduler(0) == SCHED_OTHER);
 	PROMISE("sched_setattr sets policy and nice value", set(SCHED_BATCH, 7, 0) == 0 && is(SCHED_BATCH, 7, 0));
 	PROMISE("which the calls before it see", sched_getscheduler(0) == SCHED_BATCH && getpriority(PRIO_PROCESS, 0) == 7);
-	PROMISE("and /proc", stat_field(41) == SCHED_BATCH && stat_field(40) == 0 && stat_field(19) == 7);
+	PROMISE("and /proc", stat_field(gettid(), 41) == SCHED_BATCH && stat_field(gettid(), 40) == 0 && stat_field(gettid(), 19) == 7);
 	PROMISE("a nice value out of range is the nearest", set(SCHED_OTHER, 100, 0) == 0 && is(SCHED_OTHER, 19, 0));
 	PROMISE("sched_setscheduler keeps the nice value", sched_setscheduler(0, SCHED_BATCH, &none) == 0 && is(SCHED_BATCH, 19, 0));
 	PROMISE("sched_setparam keeps the policy", sched_setparam(0, &none) == 0 && is(SCHED_BATCH, 19, 0));
