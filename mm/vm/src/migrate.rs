@@ -319,7 +319,9 @@ impl<S: Memory> Resident<S> {
             }
         }
         let request = Request::new(Owner::Anon).policy(place);
-        let Ok(new) = Frame::<Anon, S>::allocate_for(self.source(), Payer::Nobody, request) else {
+        // The old frame of a shared page may stay in use, where others cannot follow: both are paid.
+        let payer = if alone { Payer::Nobody } else { Payer::SameAs(entry.frame()) };
+        let Ok(new) = Frame::<Anon, S>::allocate_for(self.source(), payer, request) else {
             return Some(MigrateOutcome::NoMemory);
         };
         if alone {
@@ -335,7 +337,6 @@ impl<S: Memory> Resident<S> {
         }
         let Ok(old) = mapping.reference() else { return Some(MigrateOutcome::Busy) };
         self.source().machine().copy(entry.frame(), new.pfn());
-        move_charge(self.source(), entry.frame(), new.pfn());
         let forward = Forward { _old: old, new };
         let outcome = self.follow(&forward, at, run.pages.batch());
         migration.forwards.insert(entry.frame(), forward);
