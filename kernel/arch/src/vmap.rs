@@ -6,6 +6,9 @@
 //! and [`UNMAPPED_AT_ONCE`] more of a node are unused, the latter are unmapped with one flush of
 //! all CPUs. The entries of their guard pages then remember their places.
 //!
+//! A stack's frames are mapped here and nowhere else: they are outside the direct map, so that the
+//! bytes of programs that pass through a stack have no second address.
+//!
 //! A thread starts at a random place in the upper half of its stack's top page ([`Stack::start`]).
 //! So the places of frames and buffers differ between threads that use a stack one after the other.
 //! Linux draws an offset per system call (`randomize_kstack_offset`), which here would cost more
@@ -15,7 +18,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_machine::topology::MAX_NODES;
-use freehold_machine::{CpuSet, Cpus, Flush, NodeId, PAGE, Pfn, PhysAddr, Tlb, VirtAddr};
+use freehold_machine::{CpuSet, Cpus, Flush, NodeId, PAGE, Pfn, PhysAddr, PhysicalBytes, Tlb, VirtAddr};
 
 use crate::X86;
 use crate::memory::layout::DYNAMIC_SPAN;
@@ -87,14 +90,17 @@ pub(crate) fn unmap(start: VirtAddr, pages: u64) {
     X86.flush_on(CpuSet::first(X86.cpu_count()), Flush::Range { start, pages });
 }
 
-/// Map a stack of `pages` pages for ever, above a page that is never mapped. Returns its addresses.
+/// Map a stack of `pages` pages for ever, above a page that is never mapped, in frames of this
+/// CPU's node. Returns its addresses. Start-up: there was no program yet, so the frames hold no
+/// bytes of one.
 ///
 /// # Errors
 /// When there is no memory for it.
 pub(crate) fn fixed_stack(pages: u64) -> Result<Range<VirtAddr>, OutOfMemory> {
     let bottom = VirtAddr(take_addresses((pages + 1) * PAGE, PAGE)?.0 + PAGE);
+    let node = X86.node_of_cpu(X86.current_cpu());
     for page in 0..pages {
-        let frame = memory::alloc_frames(0).ok_or(OutOfMemory)?;
+        let frame = memory::alloc_stack_frame(node).ok_or(OutOfMemory)?;
         let address = VirtAddr(bottom.0 + page * PAGE);
         tables::map_page(address, tables::leaf(frame, tables::DATA), &mut alloc_table)?;
     }
@@ -169,11 +175,10 @@ impl Stack {
             _ => place,
         };
         let stack = Self::at(bottom, node);
-        // Frames near this CPU are at hand in its lists.
-        let is_here = node == X86.node_of_cpu(X86.current_cpu());
         for page in 0..STACK_PAGES {
-            let frame = if is_here { memory::alloc_frames(0) } else { memory::alloc_frames_near(node, 0) };
-            let mapped = frame.ok_or(OutOfMemory).and_then(|frame| {
+            let mapped = memory::alloc_stack_frame(node).ok_or(OutOfMemory).and_then(|frame| {
+                // Bytes that a program left there must not be in the kernel's map.
+                X86.zero(frame);
                 let address = VirtAddr(bottom.0 + page * PAGE);
                 let mapped = tables::map_page(address, tables::leaf(frame, tables::DATA), &mut alloc_table);
                 mapped.inspect_err(|_| memory::free_frames(frame, 0))

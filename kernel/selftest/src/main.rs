@@ -26,7 +26,7 @@ use freehold_arch::thread::{self, Thread};
 use freehold_arch::traps::{Handlers, ImageOffset, Interrupted, Unresolved};
 use freehold_arch::user::{FpuImage, UserContext, UserEvent};
 use freehold_arch::usercopy::{self, Faults};
-use freehold_arch::{X86, alternatives, cpu, heap, irq, memory, power, serial, time, traps};
+use freehold_arch::{X86, alternatives, cpu, heap, irq, memory, power, provoke, serial, time, traps};
 use freehold_machine::{
     Access, CpuId, CpuSet, Cpus, DirectMap, Entropy, Flush, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange,
     PhysAddr, PhysicalBytes, Tables, Tlb, Topology, VirtAddr,
@@ -76,6 +76,10 @@ impl FrameProvider for Upwards {
         X86.enter(PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES)));
         self.given.fetch_add(1 << order, Ordering::Relaxed);
         Some(start)
+    }
+    fn alloc_stack(&self, _node: NodeId) -> Option<Pfn> {
+        self.given.fetch_add(1, Ordering::Relaxed);
+        Some(user_frame())
     }
     fn free(&self, _first: Pfn, order: u32) {
         self.given.fetch_sub(1 << order, Ordering::Relaxed);
@@ -512,6 +516,7 @@ fn threads_switch_and_finish() {
         let body = Box::new(move || {
             thread::show(&round, life);
             assert_eq!(thread::with_current(|_: &u32| ()), None);
+            assert_eq!(provoke::read_alias(black_box(&[0; 8])), None, "the stack has a second address");
         });
         let other = Thread::new(NodeId(0), body).expect("memory for a thread");
         thread::switch(&other);

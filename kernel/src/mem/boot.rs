@@ -107,6 +107,7 @@ fn publish(policy: Policy) {
         order_mask: layout.order_mask,
         user_owners: bits(|owner| owner.is_user()),
         replica_owners: bits(|owner| *owner == Owner::Replica),
+        stack_owners: bits(|owner| *owner == Owner::Stack),
         outside_owners: if policy.is_exclusive() { bits(|owner| owner.is_outside()) } else { 0 },
     };
     memory::use_frame_table();
@@ -156,18 +157,25 @@ pub fn plant(plant: Plant) -> crate::Result<()> {
 /// Frames for the kernel's heap, stacks and tables.
 struct KernelFrames;
 
+impl KernelFrames {
+    fn take(request: Request) -> Option<Pfn> {
+        frames().allocate(if reclaim::is_under_way() { request.from_reserve() } else { request }).ok()
+    }
+}
+
 impl FrameProvider for KernelFrames {
     fn alloc(&self, order: u32) -> Option<Pfn> {
-        let request = Request::new(Owner::Kernel).order(Order::new(order)?);
-        frames().allocate(if reclaim::is_under_way() { request.from_reserve() } else { request }).ok()
+        Self::take(Request::new(Owner::Kernel).order(Order::new(order)?))
+    }
+
+    fn alloc_stack(&self, node: NodeId) -> Option<Pfn> {
+        Self::take(Request::new(Owner::Stack).policy(NodePolicy::Preferred(node)))
     }
 
     #[cold]
     #[inline(never)]
     fn alloc_near(&self, node: NodeId, order: u32) -> Option<Pfn> {
-        let request =
-            Request::new(Owner::Kernel).order(Order::new(order)?).policy(NodePolicy::Preferred(node));
-        frames().allocate(if reclaim::is_under_way() { request.from_reserve() } else { request }).ok()
+        Self::take(Request::new(Owner::Kernel).order(Order::new(order)?).policy(NodePolicy::Preferred(node)))
     }
 
     fn free(&self, first: Pfn, order: u32) {

@@ -215,6 +215,7 @@ pub const OWNERS: ValueNames = &[
     (7, "PageCache"),
     (8, "Time"),
     (9, "DeviceTable"),
+    (10, "Stack"),
 ];
 /// Results of a store to a shared page.
 const DECISIONS: ValueNames = &[(0, "reused"), (1, "copied")];

@@ -221,7 +221,7 @@ impl<M: Machine> Buddy<M> {
         let floor = match pressure {
             // User memory stops first: the memory that a system call needs to end well is still
             // there.
-            Pressure::Normal if side == Side::User => zone.marks().min,
+            Pressure::Normal if owner.is_user() => zone.marks().min,
             Pressure::Normal => zone.marks().min / 2,
             Pressure::Reserve => 0,
         };
@@ -323,7 +323,7 @@ impl<M: Machine> Buddy<M> {
         // The lowest: chance decides among the owner's own.
         let rng = draw.rng.take();
         // A candidate only may have a run: each look that finds none marks its block, so this ends.
-        while let Some(owner) = zone.steal(held, wanted.owner, wanted.order) {
+        while let Some(owner) = zone.steal(held, wanted) {
             let got = zone.take(held, TakeRequest { owner, effort: Effort::Far, ..wanted }, draw);
             if got > 0 {
                 draw.rng = rng;

@@ -7,15 +7,16 @@
 //! [`Buddy::plug`] brings a range (back) in, with its pageblocks in any state. A pageblock that
 //! comes in joins its free set. From that moment it is shuffled and placed as every other.
 //!
-//! Only user memory can leave: a split or whole pageblock on the kernel's side refuses, since
-//! nothing moves the kernel's frames. So the kernel takes pageblocks for itself from memory that is
-//! there for ever, as long as there are free ones.
+//! Only programs' memory can leave: a pageblock on the kernel's side refuses, and so does one on
+//! the user's side with a frame of another owner (a kernel stack), since nothing moves those. So
+//! pageblocks for them are taken from memory that is there for ever, as long as there are free
+//! ones.
 //!
 //! Ranges of the topology that are [`Pluggable`](freehold_machine::topology::Presence::Pluggable)
 //! begin as if they had been unplugged. Their frame records are not looked at while they are out: a
 //! kernel may have no memory for them then.
 
-use freehold_frame::Side;
+use freehold_frame::{FrameState, Side};
 use freehold_machine::{Machine, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PfnRange};
 
 use crate::Buddy;
@@ -46,7 +47,7 @@ impl<M: Machine> Buddy<M> {
         self.request_drain();
         let pinned = self.machine.pin();
         let held = zone.lock_all(&pinned, self.machine);
-        if blocks_of(range).any(|block| !zone.may_leave(block)) {
+        if blocks_of(range).any(|block| !zone.may_leave(block) || self.holds_fixed(block)) {
             return Err(PlugError::KernelMemory);
         }
         blocks_of(range).for_each(|block| zone.begin_leave(&held, block));
@@ -60,6 +61,20 @@ impl<M: Machine> Buddy<M> {
         }
         drop(pinned);
         Ok(self.still_used(range))
+    }
+    /// Whether a split pageblock of programs has a frame of another owner: one that was taken when
+    /// there was no other.
+    fn holds_fixed(&self, block: BlockId) -> bool {
+        let end = block.start().offset(PAGEBLOCK_FRAMES);
+        let mut frame = block.start();
+        while self.blocks.state(block).is_split() && frame < end {
+            frame = match self.table.look(frame) {
+                FrameState::Owned { owner, .. } if !owner.is_user() => return true,
+                FrameState::Owned { order, .. } => frame.offset(order.frames()),
+                FrameState::Unowned(_) => frame.offset(1),
+            };
+        }
+        false
     }
     /// Whether all of `range` is free or out: then [`Buddy::unplug`] finds nothing in use. A hint
     /// while others work; frames in per-CPU lists are not free.
@@ -109,7 +124,7 @@ impl Zone {
         let state = self.blocks().state(block);
         match state.fill() {
             Fill::Free(_) | Fill::Offline => true,
-            Fill::Split => state.owner().side() == Side::User,
+            Fill::Split => state.owner().is_user(),
             Fill::Whole => state.owner().side() == Side::User,
             Fill::Moving => false,
         }

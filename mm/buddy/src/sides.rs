@@ -56,9 +56,9 @@ impl Zone {
         self.moving.add(moving.count as u64);
         moving
     }
-    /// For pageblocks that the kernel takes: the first block from the drawn position of the user's
-    /// set on that cannot be unplugged anyway. The drawn one where there is none.
-    fn one_that_stays(&self, from: Side, drawn: u64) -> u64 {
+    /// For pageblocks of frames that nothing moves: the first block from the drawn position of the
+    /// user's set on that cannot be unplugged anyway. The drawn one where there is none.
+    pub(crate) fn one_that_stays(&self, from: Side, drawn: u64) -> u64 {
         let set = self.set(from);
         let at = |position| set.at(position, self.runs());
         if from == Side::Kernel || !self.is_pluggable(at(drawn)) {

@@ -344,9 +344,7 @@ impl Zone {
     /// Whether a wanted may open another pageblock: programs leave frames free here and there that
     /// the kernel cannot use, so it is left one.
     pub(crate) fn may_open(&self, wanted: &TakeRequest) -> bool {
-        wanted.owner.side() == Side::Kernel
-            || wanted.pressure == Pressure::Reserve
-            || self.leaves_kernel_enough()
+        !wanted.owner.is_user() || wanted.pressure == Pressure::Reserve || self.leaves_kernel_enough()
     }
     /// Hand out whole free blocks of a side, as many as `most`. One of the user's side counts as
     /// split with nothing free: its owner may give it back as a whole or, once its records say so,
@@ -392,6 +390,8 @@ impl Zone {
             Some(block) => self.position_of(side, block),
             None => self.partner(side).or_else(|| self.set(side).draw(rng))?,
         };
+        // Nothing moves the frames of others than programs.
+        let position = if owner.is_user() { position } else { self.one_that_stays(side, position) };
         Some(self.take_at(held, side, position))
     }
     /// Take the block at a position, below the length, out of its free set, to be handed out. It
@@ -423,14 +423,21 @@ impl Zone {
     /// Make a split block of another owner on the same side `owner`'s own, if half of it or more is
     /// free; else say whose frames may be taken. `None` where the side has no split block with a
     /// run of `order`.
-    pub(crate) fn steal<C: Cpus>(&self, held: &HeldArena<'_, C>, owner: Owner, order: u32) -> Option<Owner> {
-        let others =
-            Owner::ALL.into_iter().filter(|o| *o != owner && *o != Owner::Free && o.side() == owner.side());
+    ///
+    /// Frames that move and frames that do not (kernel stacks) share a block only where there is no
+    /// other: a block with one of the latter cannot be emptied.
+    pub(crate) fn steal<C: Cpus>(&self, held: &HeldArena<'_, C>, wanted: TakeRequest) -> Option<Owner> {
+        let TakeRequest { owner, order, effort, .. } = wanted;
+        let may_share = |o: &Owner| effort == Effort::Far || o.is_user() == owner.is_user();
+        let others = Owner::ALL
+            .into_iter()
+            .filter(|o| *o != owner && *o != Owner::Free && o.side() == owner.side())
+            .filter(may_share);
         let (other, block) = others
             .filter_map(|o| Some((o, held.candidate(o, order, Effort::Far)?)))
             .max_by_key(|(_, block)| self.blocks.state(*block).free())?;
         let old = self.blocks.state(block);
-        if old.free() < PAGEBLOCK_FRAMES / 2 {
+        if old.free() < PAGEBLOCK_FRAMES / 2 || (owner.is_user() && !other.is_user()) {
             return Some(other);
         }
         if let Some(bins) = &self.bins {

@@ -198,3 +198,48 @@ fn a_kernel_without_a_pageblock_is_short_whatever_programs_leave_free() {
     source.drain_local();
     check(source);
 }
+
+/// Nothing moves a kernel stack, so a pageblock with one cannot be emptied: programs' frames keep
+/// apart from stacks while there are pageblocks, and such a block says at once that it stays.
+#[test]
+fn a_pageblock_with_a_kernel_stack_stays_and_is_shared_with_programs_only_in_need() {
+    let source = model(Config { frames: 16 * 512, ..Config::default() }, &[], options());
+    let all = check(source);
+    let block_of = |frame: Pfn| run(frame.0 & !511, (frame.0 & !511) + 512);
+    let take = |owner| source.allocate(Request::new(owner).from_reserve()).unwrap();
+    let stack = take(Owner::Stack);
+    assert!(!source.machine().is_in_direct_map(stack));
+    assert_eq!(source.unplug(block_of(stack)), Err(PlugError::KernelMemory));
+    let mut held: Vec<_> = (0..15 * 512).map(|_| take(Owner::Anon)).collect();
+    assert!(held.iter().all(|frame| !block_of(stack).contains(*frame)), "a program's frame beside a stack");
+    let stacks: Vec<_> = (0..100).map(|_| take(Owner::Stack)).collect();
+    assert!(stacks.iter().all(|frame| block_of(stack).contains(*frame)));
+    // In need programs get what is free there, and stacks what programs give back.
+    held.extend((0..512 - 101).map(|_| take(Owner::Anon)));
+    let back = held.swap_remove(700);
+    source.release(back, Order::FRAME);
+    source.drain_local();
+    let last = take(Owner::Stack);
+    assert_eq!(last, back);
+    assert_eq!(source.unplug(block_of(last)), Err(PlugError::KernelMemory));
+    source.release(last, Order::FRAME);
+    source.drain_local();
+    assert_eq!(source.unplug(block_of(last)), Ok(511));
+    source.plug(block_of(last)).unwrap();
+    held.into_iter().chain(stacks).chain([stack]).for_each(|frame| source.release(frame, Order::FRAME));
+    source.drain_local();
+    assert_eq!(check(source), all);
+    assert_eq!(source.misuses(), 0);
+}
+
+#[test]
+fn kernel_stacks_are_taken_from_memory_that_stays() {
+    let topology = growing();
+    let source = buddy(Model::with_topology(topology.clone(), 2, 7), topology, &[], options());
+    source.plug(run(64 * 512, 96 * 512)).unwrap();
+    let stacks: Vec<_> = (0..3000).map(|_| source.allocate(Request::new(Owner::Stack)).unwrap()).collect();
+    assert!(stacks.iter().all(|frame| *frame < Pfn(32 * 512)), "a stack in memory that may go");
+    stacks.into_iter().for_each(|frame| source.release(frame, Order::FRAME));
+    source.drain_local();
+    check(source);
+}

@@ -18,7 +18,7 @@ pub enum Owner {
     Free = 0,
     /// Set aside before the page allocator existed: image, firmware, the frame table itself.
     Reserved = 1,
-    /// The kernel's own data: slabs, stacks, buffers.
+    /// The kernel's own data: slabs, buffers.
     Kernel = 2,
     /// A translation table.
     PageTable = 3,
@@ -35,6 +35,8 @@ pub enum Owner {
     Time = 8,
     /// A table that an IOMMU reads.
     DeviceTable = 9,
+    /// A page of a kernel stack. Mapped in one place, between guards, and outside the direct map.
+    Stack = 10,
 }
 
 /// Which side of the direct map a pageblock is on.
@@ -48,7 +50,7 @@ pub enum Side {
 
 impl Owner {
     /// How many owners there are.
-    pub const COUNT: usize = 10;
+    pub const COUNT: usize = 11;
     /// All owners, by number.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Free,
@@ -61,6 +63,7 @@ impl Owner {
         Self::PageCache,
         Self::Time,
         Self::DeviceTable,
+        Self::Stack,
     ];
 
     /// Whether the frame is in the kernel's map: the side that this owner's pageblocks are on. Free
@@ -68,7 +71,9 @@ impl Owner {
     /// bytes.
     pub const fn side(self) -> Side {
         match self {
-            Self::Free | Self::Replica | Self::Anon | Self::PageCache | Self::Time => Side::User,
+            Self::Free | Self::Replica | Self::Anon | Self::PageCache | Self::Time | Self::Stack => {
+                Side::User
+            }
             Self::Reserved | Self::Kernel | Self::PageTable | Self::Bounce | Self::DeviceTable => {
                 Side::Kernel
             }
@@ -106,6 +111,7 @@ impl Owner {
             Self::PageCache => "pagecache",
             Self::Time => "time",
             Self::DeviceTable => "devicetable",
+            Self::Stack => "stack",
         }
     }
     /// Returns the owner whose number is in the lowest four bits. An unused number reads as
@@ -231,10 +237,11 @@ mod tests {
             ("pagecache", true, false, false),
             ("time", false, false, false),
             ("devicetable", false, true, false),
+            ("stack", false, false, false),
         ];
         assert_eq!(answers, expected);
         assert!(answers.iter().all(|&(_, is_program, in_map, _)| !(is_program && in_map)));
         let outside = Owner::ALL.into_iter().filter(|owner| owner.is_outside());
-        assert!(outside.eq([Owner::Replica, Owner::Anon, Owner::PageCache, Owner::Time]));
+        assert!(outside.eq([Owner::Replica, Owner::Anon, Owner::PageCache, Owner::Time, Owner::Stack]));
     }
 }

@@ -19,6 +19,8 @@ pub struct Rules {
     pub root: Pfn,
     /// Addresses of windows: leaves there belong to windows that are open at this moment.
     pub windows: Range<u64>,
+    /// Addresses of kernel stacks: the one place where frames of theirs are mapped.
+    pub stacks: Range<u64>,
     /// Frames of the image's text and constants.
     pub read_only: PfnRange,
     /// Whether frames of programs are outside the map
@@ -29,7 +31,8 @@ pub struct Rules {
 /// A leaf or table that breaks a rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Violation {
-    /// A frame of a program, or of a replica of the image, is in the map.
+    /// A frame of a program, or of a replica of the image, is in the map, or one of a kernel stack
+    /// outside the stacks' area.
     ProgramFrame {
         /// The address.
         address: VirtAddr,
@@ -173,6 +176,7 @@ impl<M: Tables> AuditWalk<'_, M> {
         if self.rules.exclusive
             && !self.rules.windows.contains(&address.0)
             && let Some((frame, owner)) = self.first_of_outside(shown)
+            && !(owner == Owner::Stack && self.rules.stacks.contains(&address.0))
             // A pageblock that left the map meanwhile is not in it.
             && self.machine.load_entry(table, index) == entry
         {
@@ -242,6 +246,7 @@ mod tests {
             let rules = Rules {
                 root: Pfn(1),
                 windows: 0xffff_8000_0020_0000 - 0x1000..0xffff_8000_0020_0000,
+                stacks: BASE + 0x1f_0000..BASE + 0x1f_8000,
                 read_only: PfnRange::new(Pfn(600), Pfn(601)),
                 exclusive: true,
             };
@@ -294,6 +299,20 @@ mod tests {
         assert_eq!(world.check().1, [at(BASE, 701, Owner::Anon), large]);
         let off = World { rules: Rules { exclusive: false, ..world.rules.clone() }, ..world };
         assert_eq!(off.check().1, []);
+    }
+
+    #[test]
+    fn a_kernel_stack_is_mapped_in_its_area_and_nowhere_else() {
+        let world = World::new();
+        world.owned(701, Owner::Stack);
+        world.machine.store_entry(Pfn(4), 0x1f0, 701 << 12 | DATA);
+        assert_eq!(world.check().1, []);
+        world.machine.store_entry(Pfn(4), 0, 701 << 12 | DATA);
+        let alias = Violation::ProgramFrame { address: VirtAddr(BASE), frame: Pfn(701), owner: Owner::Stack };
+        assert_eq!(world.check().1, [alias]);
+        // A program's frame is a violation there, too.
+        world.owned(701, Owner::Anon);
+        assert_eq!(world.check().1.len(), 2);
     }
 
     #[test]

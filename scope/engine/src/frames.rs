@@ -121,6 +121,11 @@ fn is_replica(p: &Publication, mark: Mark) -> bool {
     p.records.replica_owners >> mark.owner() & 1 != 0
 }
 
+/// Returns whether a frame with this mark is a kernel stack's.
+fn is_stack(p: &Publication, mark: Mark) -> bool {
+    p.records.stack_owners >> mark.owner() & 1 != 0
+}
+
 /// Returns whether text or read-only data is at an address.
 fn is_read_only_part(p: &Publication, address: u64) -> bool {
     (p.text & !0xfff..p.text_end).contains(&address) || (p.rodata & !0xfff..p.rodata_end).contains(&address)
@@ -343,12 +348,9 @@ impl Frames {
             let suspect = Suspect { address: leaf.address + ((frame - leaf.frame) << 12), frame, ..by };
             if !is_window {
                 self.mapped[frame as usize].fetch_add(1, Ordering::Relaxed);
-                let is_misplaced = if is_replica(p, mark) {
-                    !is_read_only_part(p, suspect.address)
-                } else {
-                    self.is_outside(mark)
-                };
-                if is_misplaced {
+                let is_at_home = is_replica(p, mark) && is_read_only_part(p, suspect.address)
+                    || is_stack(p, mark) && !self.is_direct(suspect.address);
+                if !is_at_home && (self.is_outside(mark) || is_replica(p, mark)) {
                     self.report(Rule::Mapped, suspect, None);
                 }
             }

@@ -173,6 +173,7 @@ impl Machine {
                 order_mask: 31,
                 user_owners: 0b1100_0000,
                 replica_owners: 0b10_0000,
+                stack_owners: 0b100_0000_0000,
                 outside_owners: self.outside,
             },
             text: TEXT,

@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, FromZeros};
 
 use crate::boot::{self, BootInfo};
 use crate::sync::Once;
-use crate::{X86, vmap};
+use crate::{X86, traps, vmap};
 
 pub(crate) mod boot_frames;
 pub(crate) mod constants;
@@ -56,7 +56,10 @@ pub trait FrameProvider: Sync {
     fn alloc(&self, order: u32) -> Option<Pfn>;
     /// The same, from `node` if it has them, else from the nearest node that does.
     fn alloc_near(&self, node: NodeId, order: u32) -> Option<Pfn>;
-    /// Take back what [`FrameProvider::alloc`] gave.
+    /// A frame for a kernel stack, outside the direct map, with any content, from `node` if it has
+    /// one, else from the nearest node that does.
+    fn alloc_stack(&self, node: NodeId) -> Option<Pfn>;
+    /// Take back what one of the others gave.
     fn free(&self, first: Pfn, order: u32);
 }
 
@@ -367,12 +370,14 @@ impl Reserved {
     }
 }
 
-/// From now on kernel frames come from the page allocator.
+/// From now on kernel frames come from the page allocator. This CPU's stacks of exceptions, whose
+/// frames are in the direct map, make way for others.
 ///
 /// # Panics
-/// When called twice.
+/// When called twice, or where there is no memory for that.
 pub fn set_frame_provider(provider: &'static dyn FrameProvider) {
     PROVIDER.set(provider);
+    assert!(traps::renew_stacks().is_ok(), "too little memory for the first CPU's stacks");
 }
 
 /// 2^`order` kernel-side frames with any content. Takes no lock while the provider works.
@@ -389,6 +394,12 @@ pub(crate) fn alloc_frames_near(node: NodeId, order: u32) -> Option<Pfn> {
         Some(provider) => provider.alloc_near(node, order),
         None => boot_frames::take(order),
     }
+}
+
+/// A frame for a kernel stack, with any content, from `node` if it has one: mapped nowhere, once
+/// the provider works.
+pub(crate) fn alloc_stack_frame(node: NodeId) -> Option<Pfn> {
+    PROVIDER.get().map_or_else(|| boot_frames::take(0), |provider| provider.alloc_stack(node))
 }
 
 /// Give frames back. Those of start-up are reserved for ever and only forgotten.

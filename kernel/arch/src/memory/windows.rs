@@ -454,6 +454,7 @@ pub fn map_rules() -> Rules {
     Rules {
         root: tables::root(),
         windows: start..start + super::layout::WINDOWS_SPAN,
+        stacks: layout().dynamic..layout().dynamic + super::layout::DYNAMIC_SPAN,
         read_only: boot::read_only_frames(),
         exclusive: policy().is_exclusive(),
     }

@@ -12,7 +12,7 @@ use freehold_machine::{Cpus, VirtAddr};
 use freehold_vdso::{CPU_SELECTOR, NODE_SHIFT};
 
 use crate::X86;
-use crate::cpu::PerCpu;
+use crate::cpu::{self, PerCpu};
 use crate::memory::OutOfMemory;
 use crate::registers::{self, MSR_CSTAR, MSR_EFER, MSR_FMASK, MSR_LSTAR, MSR_STAR, MSR_TSC_AUX};
 use crate::vmap;
@@ -110,6 +110,26 @@ fn own_stacks(per_cpu: &'static PerCpu) -> Result<[u64; OWN_STACKS], OutOfMemory
         unsafe { slot.write(core::ptr::from_ref(per_cpu) as u64) };
     }
     Ok(stacks)
+}
+
+/// Gives this CPU other stacks for those exceptions; what they had is mapped no more. Start-up, on
+/// the first CPU: its frames came from start-up's own, which the direct map holds.
+///
+/// # Errors
+/// When there is no memory for them; the old ones stay in use then.
+pub(crate) fn renew_stacks() -> Result<(), OutOfMemory> {
+    let per_cpu = cpu::this();
+    let before = per_cpu.own_stacks.each_ref().map(|bottom| bottom.load(Ordering::Relaxed));
+    let stacks = own_stacks(per_cpu)?;
+    let task = per_cpu.descriptors.task.get().cast::<u8>();
+    for (number, stack) in stacks.into_iter().enumerate() {
+        let slot = task.wrapping_add(offset_of!(TaskState, ist) + 8 * number).cast::<u64>();
+        // SAFETY: inside this CPU's own task state, which nothing else writes. The processor reads
+        // it when an exception comes: one store, before or after that.
+        unsafe { slot.write_unaligned(stack) };
+    }
+    before.map(VirtAddr).into_iter().for_each(|bottom| vmap::unmap(bottom, OWN_STACK_PAGES));
+    Ok(())
 }
 
 /// Load this CPU's descriptors and set up SYSCALL. `per_cpu` is this CPU's; once per CPU.

@@ -27,7 +27,9 @@ pub(crate) mod machine_check;
 pub(crate) use checks::{CheckPoint, entry_state};
 #[cfg(feature = "entry-checks")]
 pub use checks::{NmiHook, checked_entries, set_nmi_hook};
-pub(crate) use descriptors::{Descriptors, OWN_STACKS, init_cpu, interrupt_table, tell_place, write_idt};
+pub(crate) use descriptors::{
+    Descriptors, OWN_STACKS, init_cpu, interrupt_table, renew_stacks, tell_place, write_idt,
+};
 pub use frame::Registers;
 pub(crate) use frame::decode_page_fault;
 use machine_check::MachineCheckVerdict;

@@ -64,7 +64,12 @@ fn flags(frame: Pfn) -> u64 {
     };
     let mut flags = match owner {
         Owner::Free => BUDDY,
-        Owner::Reserved | Owner::Bounce | Owner::Replica | Owner::Time | Owner::DeviceTable => 0,
+        Owner::Reserved
+        | Owner::Bounce
+        | Owner::Replica
+        | Owner::Time
+        | Owner::DeviceTable
+        | Owner::Stack => 0,
         Owner::Kernel => SLAB,
         Owner::PageTable => PGTABLE,
         Owner::Anon if mem::commons().swap().is_cache_frame(frame) => {

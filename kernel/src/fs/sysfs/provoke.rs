@@ -12,6 +12,7 @@ use freehold_collections::{Arc, reserve};
 use freehold_frame::{Anon, Frame, Order, Owner, PageCache, Request};
 use freehold_machine::{Pfn, PhysicalBytes};
 use freehold_xpfo::DEADLINE_NS;
+use zerocopy::IntoBytes;
 
 use crate::fs::bytes::SliceSource;
 use crate::fs::generated::{Generate, Text};
@@ -41,13 +42,14 @@ enum ProvokeVerdict {
 }
 
 /// Names, and what makes the access.
-const ACTIONS: [(&str, fn() -> Result<ProvokeVerdict>); 15] = [
+const ACTIONS: [(&str, fn() -> Result<ProvokeVerdict>); 16] = [
     ("EXEC_PHYSMAP", exec_physmap),
     ("READ_FREED", read_freed),
     ("READ_PAGECACHE", read_page_cache),
     ("READ_PIPE", read_pipe),
     ("READ_REALLOCATED", read_reallocated),
     ("READ_SOCKET", read_socket),
+    ("READ_STACK", read_stack),
     ("READ_TMPFS", read_tmpfs),
     ("READ_URING", read_uring),
     ("STALE_WINDOW", stale_window),
@@ -198,6 +200,12 @@ pub fn set_ring_memory(pass: RingMemory) {
 
 fn read_uring() -> Result<ProvokeVerdict> {
     look(RING_MEMORY.get().ok_or(Errno::ENODEV)?)
+}
+
+/// A word on the stack of the task that asks: bytes of programs pass through it.
+fn read_stack() -> Result<ProvokeVerdict> {
+    let secret = core::hint::black_box(SECRET);
+    Ok(outcome(provoke::read_alias(core::hint::black_box(&secret).as_bytes())))
 }
 
 fn read_freed() -> Result<ProvokeVerdict> {

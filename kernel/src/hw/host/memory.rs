@@ -75,7 +75,7 @@ pub fn is_in_direct_map(frame: Pfn) -> bool {
 /// apart.
 pub fn map_rules() -> Rules {
     let nothing = PfnRange { start: Pfn(0), end: Pfn(0) };
-    Rules { root: ROOT, windows: 0..0, read_only: nothing, exclusive: policy().is_exclusive() }
+    Rules { root: ROOT, windows: 0..0, stacks: 0..0, read_only: nothing, exclusive: policy().is_exclusive() }
 }
 
 /// Memory that comes and goes: each frame of the model has its record from the start.

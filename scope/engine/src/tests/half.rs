@@ -113,6 +113,17 @@ fn a_replica_is_mapped_where_the_image_is_and_nowhere_else() {
 }
 
 #[test]
+fn a_kernel_stack_is_mapped_outside_the_direct_map_alone() {
+    const STACK: u64 = 10;
+    let mut machine = Machine::new();
+    machine.outside |= 1 << STACK;
+    machine.kernel(0);
+    machine.words.map(ROOT, DYNAMIC, OUTSIDE << 12, PageSize::Small, WRITABLE);
+    machine.publish(&[(OUTSIDE, STACK), (INSIDE, STACK)]);
+    assert_eq!(machine.broken(), [(Rule::Mapped, DIRECT + (INSIDE << 12), 1)]);
+}
+
+#[test]
 fn text_and_roots_of_another_node_are_found_once_a_cpu_is_at_home() {
     const REPLICA: u64 = NODE + IMAGE;
     let mut machine = Machine::new();
