@@ -319,7 +319,8 @@ impl<S: Memory> Resident<S> {
             }
         }
         let request = Request::new(Owner::Anon).policy(place);
-        // The old frame of a shared page may stay in use, where others cannot follow: both are paid.
+        // The old frame of a shared page may stay in use, where others cannot follow: both are
+        // paid.
         let payer = if alone { Payer::Nobody } else { Payer::SameAs(entry.frame()) };
         let Ok(new) = Frame::<Anon, S>::allocate_for(self.source(), payer, request) else {
             return Some(MigrateOutcome::NoMemory);
