@@ -2,7 +2,9 @@
  * promise.h. */
 #include <linux/io_uring.h>
 
+#ifndef ENTRIES
 #define ENTRIES 8
+#endif
 
 struct ring {
 	int fd;

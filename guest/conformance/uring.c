@@ -11,6 +11,7 @@
 
 
 #define SECTOR 512
+#define USER 1000
 #define PAGE 4096
 
 /* Submits the entry that was added last and takes its completion. */
@@ -303,6 +304,40 @@ static void disks(struct ring *ring, const char *disk, const char *slow_disk)
 	close(fd);
 }
 
+/* Sends by a ring, as a user, and says who the receiver hears of. */
+static uid_t sender_by_ring(int waits)
+{
+	int ends[2], one = 1;
+	char name[] = "x", control[CMSG_SPACE(sizeof(struct ucred))] = { 0 };
+	NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0 && setsockopt(ends[0], SOL_SOCKET, SO_PASSCRED, &one, sizeof one) == 0);
+	pid_t child = fork();
+	NEED(child >= 0);
+	if (child == 0) {
+		struct ring ring;
+		NEED(setgid(USER) == 0 && setuid(USER) == 0);
+		open_ring(&ring);
+		add(&ring, IORING_OP_WRITE, ends[1], "x", 1, 0, 1)->flags = waits ? IOSQE_ASYNC : 0;
+		_exit(done(&ring, 1) != 1);
+	}
+	struct iovec in = { name, 1 };
+	struct msghdr message = { .msg_iov = &in, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control };
+	struct ucred who = { 0, 0, 0 };
+	int status;
+	NEED(waitpid(child, &status, 0) == child && status == 0 && recvmsg(ends[0], &message, 0) == 1);
+	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+	NEED(header && header->cmsg_type == SCM_CREDENTIALS);
+	memcpy(&who, CMSG_DATA(header), sizeof who);
+	close(ends[0]);
+	close(ends[1]);
+	return who.pid == child && who.gid == who.uid ? who.uid : 0;
+}
+
+static void names(void)
+{
+	PROMISE("a write that ends at once is the user's", sender_by_ring(0) == USER);
+	PROMISE("and so is one that a task of the kernel makes", sender_by_ring(1) == USER);
+}
+
 /* Files that hold references to each other, and to pinned pages. The kernel's closing audit of all
  * frames must find none of them in use. */
 static void circles(void)
@@ -340,5 +375,6 @@ int main(int argc, char **argv)
 		disks(&ring, argv[1], argv[2]);
 	close(ring.fd);
 	circles();
+	names();
 	return conclude();
 }

@@ -83,3 +83,15 @@ fn waits_for_locks_cost_what_they_cost_one_by_one() {
     let (few, many) = (spent("50"), spent("200"));
     assert!(many < 8 * few, "50 waits: {few} thousand instructions, 200: {many}");
 }
+
+/// Requests of a ring that one event ends are taken out of its list together.
+#[test]
+fn requests_that_end_together_cost_what_they_cost_one_by_one() {
+    let program = guest_program("workloads/ring-waits");
+    let spent = |count: &str| -> u64 {
+        let said = run(&["--icount", "-m", "512M"], &[text(&program), count], b"").expect(0).text();
+        said.trim().parse().expect("microseconds")
+    };
+    let (few, many) = (spent("1000"), spent("4000"));
+    assert!(many < 6 * few, "1,000 requests: {few} thousand instructions, 4,000: {many}");
+}

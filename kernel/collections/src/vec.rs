@@ -175,6 +175,11 @@ impl<T> Vec<T> {
     pub fn retain_mut(&mut self, stays: impl FnMut(&mut T) -> bool) {
         self.0.retain_mut(stays);
     }
+    /// Removes the entries for which `leaves`, which may change them, is true, and gives them in
+    /// their order. Where the iterator is dropped before its end the rest stays.
+    pub fn extract(&mut self, leaves: impl FnMut(&mut T) -> bool) -> impl Iterator<Item = T> {
+        self.0.extract_if(.., leaves)
+    }
     /// All entries.
     pub fn as_slice(&self) -> &[T] {
         &self.0

@@ -82,6 +82,7 @@ pub use spawn::FirstProgram;
 pub use thread::Task;
 use upper::above;
 pub use upper::{Above, set_above};
+pub use users::Helper;
 
 pub use signal::Pid;
 /// Process 1: the first that there is.

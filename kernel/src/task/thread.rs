@@ -27,7 +27,7 @@ use crate::hw::heap::Watch;
 use crate::mem::PinnedRun;
 use crate::mem::charge::StackCharge;
 use crate::sched::thread::{Drain, Fill, PinnedPart, SIGNAL};
-use crate::sched::{self, RunsPrograms, Schedule, Sleep, Thread, ThreadOwner};
+use crate::sched::{self, Idle, RunsPrograms, Schedule, Sleep, Thread, ThreadOwner};
 use crate::sync::{IrqSpinLock, SpinLock, Woken};
 use crate::{Errno, Result, hw};
 
@@ -118,6 +118,16 @@ impl Task {
         name: [u8; 16],
     ) -> Arc<Self> {
         let runs = if process.is_kernel() { RunsPrograms::Kernel } else { RunsPrograms::Programs };
+        Self::make(numbers, process, runs, schedule, name)
+    }
+
+    fn make(
+        numbers: Numbers,
+        process: Arc<Process>,
+        runs: RunsPrograms,
+        schedule: Schedule,
+        name: [u8; 16],
+    ) -> Arc<Self> {
         reserve::cyclic(|me: &Weak<Self>| {
             let thread = Thread::new(me.clone(), runs, schedule);
             thread.label.set_pid(numbers.id());
@@ -159,6 +169,24 @@ impl Task {
                 exit_code: AtomicU32::new(0),
             }
         })
+    }
+
+    /// A task that never runs: a task of the kernel acts in its name, with the credentials, session
+    /// and limits of `process` ([`lend_name`](Self::lend_name)). It blocks all signals, as Linux'
+    /// workers of io_uring do. The caller drops it before the process ends.
+    pub fn stand_in(process: Arc<Process>) -> Arc<Self> {
+        let schedule = Schedule::new(Idle::No, hw::current_cpu());
+        let name = *process.name.lock();
+        let task = Self::make(Numbers::initial(0), process, RunsPrograms::Kernel, schedule, name);
+        task.blocked.store(u64::MAX, Ordering::Relaxed);
+        task
+    }
+    /// Runs `body` on the running thread, a task of the kernel; [`current`](super::current) is this
+    /// stand-in there. One thread at a time.
+    pub fn lend_name<R>(self: &Arc<Self>, body: impl FnOnce() -> R) -> R {
+        // The process' own threads are told when what is kept changes.
+        self.forget_kept();
+        hw::thread::show(self, body)
     }
 
     /// Have the heap count what programs' tasks draw from its reserve, where it is checked.

@@ -9,9 +9,9 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use super::limits::Resource;
 use super::process::Process;
 use super::{Capability, registry};
-use crate::sync::IrqSpinLock;
+use crate::sync::{IrqSpinLock, SpinLock};
 use crate::{Errno, Result};
-use freehold_collections::Vec;
+use freehold_collections::{Map, Vec};
 
 /// Queued signals by user. A user without queued signals keeps the entry until another user takes
 /// it.
@@ -134,7 +134,42 @@ pub fn check_threads(process: &Process) -> Result<()> {
     let is_exempt = credentials.uid == 0
         || credentials.may(Capability::SysResource)
         || credentials.may(Capability::SysAdmin);
-    if is_exempt || registry::threads_of(credentials.uid) < limit { Ok(()) } else { Err(Errno::EAGAIN) }
+    let uid = credentials.uid;
+    let has_room = || registry::threads_of(uid) + HELPERS.lock().get(&uid).copied().unwrap_or(0) < limit;
+    if is_exempt || has_room() { Ok(()) } else { Err(Errno::EAGAIN) }
+}
+
+/// Tasks of the kernel that work for a user's requests, by user.
+static HELPERS: SpinLock<Map<u32, u64>> = SpinLock::new(Map::new());
+
+/// A task of the kernel that counts as a thread of the user it works for, until this is dropped.
+#[derive(Debug)]
+pub struct Helper(u32);
+
+impl Helper {
+    /// A place in the account of `process`' user.
+    ///
+    /// # Errors
+    /// `EAGAIN` where the user has as many threads as the limit says; `ENOMEM`.
+    pub fn charge(process: &Process) -> Result<Self> {
+        check_threads(process)?;
+        let uid = process.uid();
+        let mut helpers = HELPERS.lock();
+        let count = helpers.get(&uid).copied().unwrap_or(0) + 1;
+        helpers.try_insert(uid, count)?;
+        Ok(Self(uid))
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        let mut helpers = HELPERS.lock();
+        let left = helpers.get(&self.0).copied().unwrap_or(1) - 1;
+        match helpers.get_mut(&self.0) {
+            Some(count) if left > 0 => *count = left,
+            _ => drop(helpers.remove(&self.0)),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,12 @@
 //! (one per [`Asker`]) sleeps until any awaited file is ready, a timeout has passed, or the list
 //! has changed. *Workers* (up to [`WORKERS`]) take requests that block in a disk from a queue, one
 //! at a time, until it is empty.
+//!
+//! A stream's transfer is the asker's own doing, though the watcher makes it: a socket tells the
+//! receiver who sent, and a terminal asks who reads. The watcher makes it in the name of the
+//! process that asked ([`Task::stand_in`]; Linux' workers are threads of that process). A process
+//! takes all its requests back before it ends or becomes another program, so none is made with the
+//! rights of a program that did not ask for it.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -14,11 +20,16 @@ use crate::fs::{Blocking, OpenFile};
 use crate::mem::with_memory_found;
 use crate::sched::thread::{self, Thread, spawn_kernel};
 use crate::sync::{Mutex, MutexGuard, PollWaiter, WaitQueue};
-use crate::task::{self, Pid};
-use crate::{Errno, Result, time};
+use crate::task::{self, Helper, Pid, Task};
+use crate::{Errno, Result, sched, time};
 
 /// Requests of an asker that may be with disks at once.
 const WORKERS: usize = 8;
+/// Requests of an asker that may wait for files and clocks: the watcher looks at all of them each
+/// time that it is woken.
+const MOST_WAITING: usize = 1 << 16;
+/// Requests that are looked at before other tasks have their turn.
+const LOOKED_AT_ONCE: usize = 256;
 
 /// Tag by which an asker knows a request.
 pub(super) trait Tag: Send + 'static {
@@ -34,10 +45,14 @@ impl Tag for u64 {
 }
 
 /// A request and its asker.
-struct Waiter<T> {
+pub(super) struct Waiter<T> {
     tag: T,
     owner: Pid,
     pending: Pending,
+    /// Makes the transfer, where it is one.
+    stand_in: Option<Arc<Task>>,
+    /// Set once the request has ended.
+    result: Option<i32>,
 }
 
 /// A request for a worker.
@@ -52,12 +67,37 @@ struct Waiting<T> {
     waiters: Vec<Waiter<T>>,
     /// A watcher is at work.
     watched: bool,
+    /// The stand-in of the process that asked last.
+    stand_in: Option<Arc<Task>>,
     /// For disks, not begun.
     jobs: VecDeque<(T, Job)>,
     /// Workers at work.
     workers: Vec<Arc<Thread>>,
     /// With workers, by their keys.
     running: Vec<u64>,
+}
+
+impl<T> Waiting<T> {
+    /// Returns a task that acts for the running one's process.
+    fn stand_in(&mut self) -> Arc<Task> {
+        let process = task::current().process().clone();
+        match &self.stand_in {
+            Some(stand_in) if stand_in.process().pid == process.pid => stand_in.clone(),
+            _ => self.stand_in.insert(Task::stand_in(process)).clone(),
+        }
+    }
+
+    /// Takes out those that have ended, as far as there is memory for their list.
+    fn take_ended(&mut self) -> Vec<Waiter<T>> {
+        let mut ended = Vec::new();
+        let count = self.waiters.iter().filter(|waiter| waiter.result.is_some()).count();
+        if with_memory_found(|| Ok(ended.try_reserve(count)?)).is_ok() {
+            self.waiters
+                .extract(|waiter| waiter.result.is_some())
+                .for_each(|waiter| ended.push_reserved(waiter));
+        }
+        ended
+    }
 }
 
 /// The requests of an asker that wait, and the tasks that are there for them.
@@ -75,6 +115,7 @@ impl<T> Work<T> {
         let waiting = Waiting {
             waiters: Vec::new(),
             watched: false,
+            stand_in: None,
             jobs: VecDeque::new(),
             workers: Vec::new(),
             running: Vec::new(),
@@ -96,7 +137,11 @@ impl<T> Work<T> {
     /// left: a kernel task does not wait, since it may be one of the tasks that do this work.
     pub fn close(&self) -> bool {
         let mut waiting = self.waiting.lock();
-        let dropped = (core::mem::take(&mut waiting.waiters), core::mem::take(&mut waiting.jobs));
+        let dropped = (
+            core::mem::take(&mut waiting.waiters),
+            core::mem::take(&mut waiting.jobs),
+            waiting.stand_in.take(),
+        );
         // A transfer may be long: only what a disk has now is waited for.
         waiting.workers.iter().for_each(|worker| worker.cancel());
         drop(waiting);
@@ -126,12 +171,12 @@ pub(super) trait Asker: Send + Sync + Sized + 'static {
     /// Have `pending` finished and posted.
     ///
     /// # Errors
-    /// `ENOMEM`, `EAGAIN` where no task can be had.
+    /// `ENOMEM`; `EAGAIN` where the user has as many tasks as may be, or too many requests wait.
     fn wait_for(self: &Receiver<Self>, tag: Self::Tag, pending: Pending) -> Result<()> {
         match pending {
             Pending::Disk(transfer) => self.queue(tag, Job::Transfer(transfer)),
             Pending::Sync(file) => self.queue(tag, Job::Sync(file)),
-            pending => self.watch(Waiter { tag, owner: task::current().process().pid, pending }),
+            pending => self.watch(tag, pending),
         }
     }
 
@@ -142,6 +187,9 @@ pub(super) trait Asker: Send + Sync + Sized + 'static {
     fn cancel(&self, key: u64) -> Result<()> {
         let mut waiting = self.work().waiting.lock();
         let waiter = waiting.waiters.iter().position(|waiter| waiter.tag.key() == key);
+        if waiter.is_some_and(|at| waiting.waiters[at].result.is_some()) {
+            return Err(Errno::EALREADY);
+        }
         let job = waiting.jobs.iter().position(|(tag, _)| tag.key() == key);
         // The removed request is dropped after the lock.
         let (tag, _pending, _job) = match (waiter, job) {
@@ -163,30 +211,44 @@ pub(super) trait Asker: Send + Sync + Sized + 'static {
 
     /// End what a process that is leaving asked for and does not come by itself.
     fn abandon(&self, owner: Pid) {
-        loop {
-            let mut waiting = self.work().waiting.lock();
-            let Some(at) = waiting.waiters.iter().rposition(|waiter| waiter.owner == owner) else { return };
-            let Waiter { tag, pending, .. } = waiting.waiters.swap_remove(at);
-            drop(waiting);
+        let mut waiting = self.work().waiting.lock();
+        let stand_in = waiting.stand_in.take();
+        for waiter in waiting.waiters.iter_mut().filter(|waiter| waiter.owner == owner) {
+            waiter.result.get_or_insert(Errno::ECANCELED.to_return_value() as i32);
+        }
+        let ended = waiting.take_ended();
+        drop(waiting);
+        drop(stand_in);
+        self.post_each(ended);
+    }
+
+    /// Tell the program of requests that have ended. Their buffers and files are free before.
+    fn post_each(&self, ended: Vec<Waiter<Self::Tag>>) {
+        for Waiter { tag, pending, result, .. } in ended {
             drop(pending);
-            self.post(tag, Errno::ECANCELED.to_return_value() as i32);
+            self.post(tag, result.unwrap_or_default());
+            sched::rest();
         }
     }
 }
 
 /// How what waits is finished.
 trait Finish: Asker {
-    fn watch(self: &Receiver<Self>, waiter: Waiter<Self::Tag>) -> Result<()> {
+    fn watch(self: &Receiver<Self>, tag: Self::Tag, pending: Pending) -> Result<()> {
         let work = self.work();
         let mut waiting = work.waiting.lock();
+        if waiting.waiters.len() >= MOST_WAITING {
+            return Err(Errno::EAGAIN);
+        }
         waiting.waiters.try_reserve(1)?;
         if !waiting.watched {
             let asker = self.clone();
-            spawn_kernel("io-watch", move || asker.watch_all())?;
+            self.spawn_helper("io-watch", move || asker.watch_all())?;
             waiting.watched = true;
-            work.helpers.fetch_add(1, Ordering::Relaxed);
         }
-        waiting.waiters.push_reserved(waiter);
+        let stand_in = matches!(pending, Pending::Stream(_)).then(|| waiting.stand_in());
+        let owner = task::current().process().pid;
+        waiting.waiters.push_reserved(Waiter { tag, owner, pending, stand_in, result: None });
         drop(waiting);
         work.changed.wake_all();
         Ok(())
@@ -201,12 +263,23 @@ trait Finish: Asker {
         if waiting.workers.len() < WORKERS {
             waiting.workers.try_reserve(1)?;
             let asker = self.clone();
-            let worker = spawn_kernel("io-work", move || asker.work_all())?;
+            let worker = self.spawn_helper("io-work", move || asker.work_all())?;
             waiting.workers.push_reserved(worker);
-            work.helpers.fetch_add(1, Ordering::Relaxed);
         }
         waiting.jobs.push_back_reserved((tag, job));
         Ok(())
+    }
+
+    /// Start a task of the kernel that counts as one of the running process' user; `waiting` is
+    /// held.
+    fn spawn_helper(&self, name: &'static str, body: impl FnOnce() + Send + 'static) -> Result<Arc<Thread>> {
+        let counted = Helper::charge(task::current().process())?;
+        let thread = spawn_kernel(name, move || {
+            let _counted = counted;
+            body();
+        })?;
+        self.work().helpers.fetch_add(1, Ordering::Relaxed);
+        Ok(thread)
     }
 
     /// A worker's life.
@@ -245,68 +318,74 @@ trait Finish: Asker {
         loop {
             let mut waiter = PollWaiter::new();
             waiter.register(&work.changed);
-            let mut ended = Vec::new();
             let mut waiting = work.waiting.lock();
             if waiting.waiters.is_empty() {
                 waiting.watched = false;
                 return work.helper_ends(waiting);
             }
-            let deadline = self.look(&mut waiting, &mut waiter, &mut ended);
+            let seen = self.look(&mut waiting, &mut waiter);
+            let ended = waiting.take_ended();
             drop(waiting);
-            let idle = ended.is_empty();
-            for (Waiter { tag, pending, .. }, result) in ended {
-                drop(pending);
-                self.post(tag, result);
-            }
-            if idle {
+            self.post_each(ended);
+            sched::rest();
+            if let Look::Idle { until } = seen {
                 // A task of the kernel gets no signals; woken or timed out, the next round looks at
                 // everything.
-                let _ = waiter.sleep(deadline);
+                let _ = waiter.sleep(until);
             }
         }
     }
 
-    /// Take out of `waiting` what has ended, and say until when the rest can wait.
-    fn look(
-        &self,
-        waiting: &mut Waiting<Self::Tag>,
-        waiter: &mut PollWaiter,
-        ended: &mut Vec<(Waiter<Self::Tag>, i32)>,
-    ) -> Option<u64> {
+    /// Look which of `waiting` have ended.
+    fn look(&self, waiting: &mut Waiting<Self::Tag>, waiter: &mut PollWaiter) -> Look {
         let (now, completed) = (time::now(), self.completed());
-        let mut earliest = None;
-        let mut at = 0;
-        while let Some(candidate) = waiting.waiters.get(at) {
-            let result = match &candidate.pending {
-                Pending::Stream(transfer) => {
-                    let ready = transfer.file().file().poll(Some(waiter)).poll_bits() & transfer.readiness();
-                    match (ready != 0).then(|| transfer.run(Blocking::Never)) {
-                        None | Some(Err(Errno::EAGAIN)) => None,
-                        Some(result) => Some(result_word(result.map(|count| count as i64))),
-                    }
-                }
-                Pending::Poll(file, wanted) => {
-                    let ready = file.file().poll(Some(waiter)).poll_bits() & wanted;
-                    (ready != 0).then_some(ready as i32)
-                }
-                Pending::Timeout { completions: Some(count), .. } if completed >= *count => Some(0),
-                Pending::Timeout { deadline, .. } if *deadline <= now => {
-                    Some(Errno::ETIME.to_return_value() as i32)
-                }
-                Pending::Timeout { deadline, .. } => {
-                    earliest = Some(earliest.map_or(*deadline, |earliest: u64| earliest.min(*deadline)));
-                    None
-                }
-                Pending::Disk(_) | Pending::Sync(_) => unreachable!("these go to workers"),
-            };
-            match result {
-                Some(result) if ended.try_reserve(1).is_ok() => {
-                    ended.push_reserved((waiting.waiters.remove(at), result));
-                }
-                _ => at += 1,
+        let (mut earliest, mut any) = (None, false);
+        for (at, candidate) in waiting.waiters.iter_mut().enumerate() {
+            if at % LOOKED_AT_ONCE == LOOKED_AT_ONCE - 1 {
+                sched::rest();
+            }
+            if candidate.result.is_none() {
+                candidate.result = candidate.look(waiter, now, completed);
+            }
+            any |= candidate.result.is_some();
+            if let Pending::Timeout { deadline, .. } = candidate.pending {
+                earliest = Some(earliest.map_or(deadline, |earliest: u64| earliest.min(deadline)));
             }
         }
-        earliest
+        if any { Look::Ended } else { Look::Idle { until: earliest } }
+    }
+}
+
+/// The outcome of a look at all requests.
+enum Look {
+    /// Some have ended.
+    Ended,
+    /// None has; the first timeout is then.
+    Idle { until: Option<u64> },
+}
+
+impl<T> Waiter<T> {
+    /// The result, if the request has ended; else `waiter` is woken when that may have changed.
+    fn look(&self, waiter: &mut PollWaiter, now: u64, completed: u64) -> Option<i32> {
+        match &self.pending {
+            Pending::Stream(transfer) => {
+                let ready = transfer.file().file().poll(Some(waiter)).poll_bits() & transfer.readiness();
+                let stand_in = self.stand_in.as_ref().filter(|_| ready != 0)?;
+                match stand_in.lend_name(|| transfer.run(Blocking::Never)) {
+                    Err(Errno::EAGAIN) => None,
+                    result => Some(result_word(result.map(|count| count as i64))),
+                }
+            }
+            Pending::Poll(file, wanted) => {
+                let ready = file.file().poll(Some(waiter)).poll_bits() & wanted;
+                (ready != 0).then_some(ready as i32)
+            }
+            Pending::Timeout { completions: Some(count), .. } if completed >= *count => Some(0),
+            Pending::Timeout { deadline, .. } => {
+                (*deadline <= now).then(|| Errno::ETIME.to_return_value() as i32)
+            }
+            Pending::Disk(_) | Pending::Sync(_) => unreachable!("these go to workers"),
+        }
     }
 }
 
