@@ -303,3 +303,30 @@ fn a_disk_that_is_plugged_out_fails_every_request_and_holds_nothing() {
         device.detach().unwrap();
     }
 }
+
+/// Requests of a disk that breaks the protocol fail, and none keeps its place: the disk can be
+/// plugged out, whether it confirmed the reset or not.
+#[test]
+fn a_disk_that_failed_with_requests_under_way_can_be_plugged_out() {
+    for confirms in [true, false] {
+        let fake = fake_disk(8, Features::empty());
+        let device = model::limited_device(1 << 20);
+        let disk = VirtioBlock::new(fake.clone(), device, sleepers()).unwrap();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| disk.read(0, &mut sector(), Sleep::Uninterruptible));
+            while fake.notices(0) == 0 {
+                std::thread::yield_now();
+            }
+            if !confirms {
+                fake.refuse_resets();
+            }
+            fake.give(0, 63, 1);
+            assert_eq!(disk.read(0, &mut sector(), Sleep::Uninterruptible), Err(BlockError::Failed));
+            assert_eq!(waits.join().unwrap(), Err(BlockError::Failed));
+        });
+        disk.remove(&TestSlot(true.into())).unwrap();
+        assert!(disk.is_quiet(), "{:?}", disk.places());
+        assert_eq!(device.held(), device.lost());
+        assert_eq!(device.lost() > 0, !confirms, "what the device may write to stays out of use");
+    }
+}

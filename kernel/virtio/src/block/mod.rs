@@ -342,7 +342,7 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         sleep: Sleep,
     ) -> Result<usize, BlockError> {
         let number = place.number;
-        let before = self.wait(self.lines.answers, sleep, |requests| {
+        let mut before = self.wait(self.lines.answers, sleep, |requests| {
             let sent = requests.send(number, kind, sector, data)?;
             Ok(sent.then_some(requests.answers()))
         })?;
@@ -365,7 +365,10 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
             if done.is_some() || !in_place {
                 break waited;
             }
-            self.with(|requests| _ = requests.late(before));
+            before = self.with(|requests| {
+                requests.late(before);
+                requests.answers()
+            });
         };
         let (written, status) = match (done, waited) {
             (Some(done), _) => done,

@@ -247,7 +247,8 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
     /// The task is done with its place, unless the device still has its request.
     pub fn release(&mut self, number: usize) {
         let is_back = matches!(self.states[number], RequestState::Held | RequestState::Done(..));
-        if is_back || self.spare.is_none() {
+        // A device that failed, or has left its slot, has no requests.
+        if is_back || self.link.is_failed() {
             self.states[number] = RequestState::Free;
             self.grant();
         }
