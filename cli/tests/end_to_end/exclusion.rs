@@ -215,23 +215,30 @@ fn a_closed_window_is_gone_under_on_and_strict_and_may_be_there_under_lap() {
 }
 
 /// Returns for how many instructions a closed window stayed cached at most, as the upper end of a
-/// power of two, and the number of opened windows. The values are of the modelled TLB, with a clock
-/// that counts instructions as nanoseconds.
+/// power of two, and the number of opened windows.
 fn longest_life(policy: &str, command: &str) -> (u64, u64) {
+    let (lives, windows) = lives(policy, &["busybox", "sh", "-c", command]);
+    (lives.iter().rposition(|&count| count != 0).map_or(0, |bucket| 2u64 << bucket), windows)
+}
+
+/// Returns how many closed windows stayed cached for how long, by power of two, and the number of
+/// opened windows. The values are of the modelled TLB, with a clock that counts instructions as
+/// nanoseconds.
+fn lives(policy: &str, words: &[&str]) -> (Vec<u64>, u64) {
     let folder = tempfile::tempdir().expect("temporary folder");
     let json = folder.path().join("r.json");
     let mut scope = freehold();
     scope.args(["scope", "--icount", "--timeout", TIMEOUT, "--model", "tlb", "-m", "128M", "--xpfo", policy]);
-    scope.arg("--json").arg(&json).args(["--", "busybox", "sh", "-c", command]);
+    scope.arg("--json").arg(&json).arg("--").args(words);
     finish(scope, b"").expect(0);
     let text = std::fs::read(&json).expect("the record");
     let mut record: serde_json::Value = serde_json::from_slice(&text).expect("it is JSON");
     let exposure = record["results"]["exposure"].take();
-    let longest = |kind: &str| {
-        let lives = exposure["lives"][kind].as_array().expect("a histogram");
-        lives.iter().rposition(|count| count.as_u64() != Some(0)).map_or(0, |bucket| 2u64 << bucket)
+    let of = |kind: &str| -> Vec<u64> {
+        serde_json::from_value(exposure["lives"][kind].clone()).expect("a histogram")
     };
-    (longest("ended").max(longest("alive")), exposure["windows"].as_u64().expect("a count"))
+    let both = of("ended").into_iter().zip(of("alive")).map(|(ended, alive)| ended + alive).collect();
+    (both, exposure["windows"].as_u64().expect("a count"))
 }
 
 #[test]
@@ -252,6 +259,22 @@ fn a_closed_window_lives_4_ms_at_most_under_on_however_long_a_program_computes()
     }
     // The negative control.
     assert!(longest_life("lap", compute).0 > 1 << 24);
+}
+
+/// A closed window on another program's memory is in no translation cache when the task's own
+/// program runs again.
+#[test]
+fn windows_on_another_programs_memory_are_forgotten_as_they_close() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let program = guest_program("workloads/foreign");
+    let words = [program.to_str().expect("a path in UTF-8"), "2000"];
+    // Longer than from the store that closes a window to the INVLPG behind it.
+    let kept = |policy| lives(policy, &words).0[4..].iter().sum::<u64>();
+    let (kept_on, kept_by_lap) = (kept("on"), kept("lap"));
+    assert!(kept_by_lap > 2000, "the negative control: {kept_by_lap}");
+    assert!(kept_on < 1000, "{kept_on} windows were cached after they closed");
 }
 
 #[test]

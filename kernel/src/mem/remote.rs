@@ -4,7 +4,7 @@
 use freehold_machine::VirtAddr;
 use freehold_vm::{Purpose, ReadOnly, ReadWrite, Rule, Transient};
 
-use super::{PinnedRun, ProcessSpace};
+use super::{ForeignWindows, PinnedRun, ProcessSpace};
 use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result, sched};
 
@@ -46,6 +46,7 @@ fn in_batches<P: Purpose>(
     rule: Rule,
     mut transfer: impl FnMut(&PinnedRun<P>) -> Result<usize>,
 ) -> Result<usize> {
+    let _foreign = ForeignWindows::begin();
     let mut done = 0;
     while done < len {
         if let Err(error) = sched::checkpoint() {

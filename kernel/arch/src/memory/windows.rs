@@ -10,8 +10,8 @@
 //! start-up. Frames that the direct map holds are reached through it: they are the kernel's own.
 //!
 //! **Time.** A closed window may be cached until the CPU forgets it. [`Policy`] says how long:
-//! under `on` the CPU forgets at a deadline, before it idles, and before a program runs after a
-//! kernel task had the CPU.
+//! under `on` the CPU forgets at a deadline, before it idles, before a program runs after a kernel
+//! task had the CPU, and at once where the memory is another program's ([`close_as`]).
 //!
 //! **Context.** The holder keeps its CPU: an open window counts 1 in the upper half of the CPU's
 //! preemption count. An interrupt counts there too ([`enter_interrupt`]), so a window that is

@@ -21,7 +21,7 @@ use crate::fs::generated::{More, PART, Parts, ShortLine, Text};
 use crate::fs::node::Node;
 use crate::fs::{Path, root};
 pub(super) use crate::hw::PAGE;
-use crate::mem::{self, AddressSpace, FileMapping, Frames, ProcessSpace};
+use crate::mem::{self, AddressSpace, FileMapping, ForeignWindows, Frames, ProcessSpace};
 use crate::task::{self, Process};
 use crate::user::{self, Sink, Source};
 use crate::{Errno, Result};
@@ -133,6 +133,7 @@ fn strings(out: &mut Text, space: &ProcessSpace, range: core::ops::Range<u64>) -
     if len == 0 {
         return Ok(());
     }
+    let _foreign = ForeignWindows::begin();
     let outcome =
         space.lock().access_remote(VirtAddr(range.start), len as usize, RemoteAccess::Read, |bytes| {
             out.push(bytes);

@@ -13,7 +13,7 @@ use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, Pfn, VirtAddr};
 use freehold_vm::{CachedPage, MigrateOutcome, Migration, PageAt, PageNode, Policy, PolicyMode, SharedPages};
 
 use super::super::policy::nodes_with_memory;
-use super::super::{Frames, ProcessSpace, commons};
+use super::super::{ForeignWindows, Frames, ProcessSpace, commons};
 use super::policy::read_nodes;
 use super::remote::space_of;
 use crate::hw::PAGE;
@@ -164,6 +164,7 @@ fn move_chunk(
     failed.try_reserve_exact(2 * addresses.len())?;
     cached.try_reserve_exact(addresses.len())?;
     let mut all = Vec::try_with_capacity(addresses.len())?;
+    let _foreign = ForeignWindows::begin();
     let mut areas = space.lock();
     let mut at = 0;
     while at < addresses.len() {
@@ -266,6 +267,7 @@ pub fn sys_migrate_pages(args: &Args) -> Result<i64> {
         let to = new.nth(position as u64).filter(|&to| to != node)?;
         Some(NodePolicy::Bind(NodeSet::single(to)))
     };
+    let _foreign = ForeignWindows::begin();
     let left = move_range(&space, ALL, &mut migration, wish)?;
     let_others_follow(&space, &mut migration);
     Ok(left as i64)

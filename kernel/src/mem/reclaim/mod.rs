@@ -44,7 +44,7 @@ pub use blocks::stalls as compact_stalls;
 pub use kswapd::{runs, start, wake};
 pub use thrash::is_in_vain;
 
-use super::{commons, frames, transit};
+use super::{ForeignWindows, commons, frames, transit};
 use crate::sched::{self, thread};
 use crate::sync::{Mutex, WaitQueue};
 use balance::{ChargedPages, ReclaimShare};
@@ -164,7 +164,9 @@ pub fn is_under_way() -> bool {
 }
 
 /// The current task reclaims while this lives.
-struct UnderWay(());
+struct UnderWay {
+    _foreign: ForeignWindows,
+}
 
 impl UnderWay {
     /// `None` where it does already: what reclaim needs is not reclaimed.
@@ -172,7 +174,7 @@ impl UnderWay {
         let was = thread::with_current(|task| task.reclaims.swap(true, Ordering::Relaxed)).unwrap_or(false);
         (!was).then(|| {
             ACTIVE.fetch_add(1, Ordering::SeqCst);
-            Self(())
+            Self { _foreign: ForeignWindows::begin() }
         })
     }
 }
