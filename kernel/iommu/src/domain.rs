@@ -106,12 +106,25 @@ impl<R: Registers, S: TableSource> Domain<R, S> {
 
     /// The place of the frame's entry: its table and index. Tables that are missing are made.
     fn place(&self, frame: Pfn) -> Result<(Pfn, usize), NoTables> {
+        self.walk(frame, |parent, index| self.grow(parent, index))
+    }
+    /// The place of the entry of a frame that was mapped, which has its tables: none is made.
+    fn entry(&self, frame: Pfn) -> Result<(Pfn, usize), Unconfirmed> {
+        self.walk(frame, |_, _| Err(NoTables)).map_err(|NoTables| Unconfirmed)
+    }
+    /// Follows the tables down to the frame's entry; `missing` returns the entry of one that is not
+    /// there.
+    fn walk(
+        &self,
+        frame: Pfn,
+        missing: impl Fn(Pfn, usize) -> Result<u64, NoTables>,
+    ) -> Result<(Pfn, usize), NoTables> {
         let machine = self.unit.source.machine();
         let index = |level: u32| (frame.0 >> (INDEX_BITS * level)) as usize & 0x1ff;
         let mut at = self.root().ok_or(NoTables)?;
         for level in (1..self.unit.levels).rev() {
             let entry = match machine.load_entry(at, index(level)) {
-                0 => self.grow(at, index(level))?,
+                0 => missing(at, index(level))?,
                 entry => entry,
             };
             at = Pfn((entry & ADDRESS) >> PAGE_SHIFT);
@@ -156,8 +169,7 @@ impl<R: Registers, S: TableSource> DeviceDomain for Domain<R, S> {
 
     fn unmap(&self, frames: PfnRange) -> Result<(), Unconfirmed> {
         for frame in frames.iter() {
-            // A page that was mapped has its tables.
-            let (table, index) = self.place(frame).map_err(|_| Unconfirmed)?;
+            let (table, index) = self.entry(frame)?;
             self.unit.source.machine().store_entry(table, index, 0);
         }
         self.pages.fetch_sub(frames.len() as usize, Ordering::Relaxed);
@@ -230,7 +242,7 @@ impl<R: Registers, S: TableSource> DeviceDomain for Domain<R, S> {
     fn close(&self, window: usize, pages: usize) -> Result<(), Unconfirmed> {
         let machine = self.unit.source.machine();
         let frames = self.window(window, pages);
-        let (table, index) = self.place(frames.start).map_err(|_| Unconfirmed)?;
+        let (table, index) = self.entry(frames.start)?;
         for page in 0..pages {
             machine.store_entry(table, index + page, 0);
         }

@@ -48,6 +48,8 @@ extern crate alloc;
 
 pub mod domain;
 #[cfg(test)]
+mod gone_tests;
+#[cfg(test)]
 mod interrupt_tests;
 pub mod interrupts;
 #[cfg(test)]

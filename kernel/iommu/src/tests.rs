@@ -41,14 +41,14 @@ pub fn frames() -> Frames {
     Box::leak(Box::new(buddy.ok().unwrap()))
 }
 
-fn start(kind: UnitKind, mode: Mode) -> (&'static Unit<SoftwareUnit, Frames>, SoftwareUnit, Frames) {
+pub fn start(kind: UnitKind, mode: Mode) -> (&'static Unit<SoftwareUnit, Frames>, SoftwareUnit, Frames) {
     let frames = frames();
     let hardware = SoftwareUnit::new(freehold_frame::FrameSource::machine(frames), kind);
     let unit = Unit::start(hardware.clone(), frames, mode, Interrupts::Passed);
     (unit.unwrap(), hardware, frames)
 }
 
-fn run(start: u64, end: u64) -> PfnRange {
+pub fn run(start: u64, end: u64) -> PfnRange {
     PfnRange::new(Pfn(start), Pfn(end))
 }
 

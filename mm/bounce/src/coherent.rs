@@ -116,7 +116,6 @@ impl<S: DmaSource> Coherent<S> {
 
 impl<S: DmaSource> Drop for Coherent<S> {
     fn drop(&mut self) {
-        self.device.account().coherent.fetch_sub(self.order.bytes(), Ordering::Relaxed);
         match self.memory.take() {
             Some(CoherentMemory::Pages(runs)) => self.device.give_pages(&runs),
             Some(CoherentMemory::Block(frame)) => {
@@ -130,6 +129,8 @@ impl<S: DmaSource> Drop for Coherent<S> {
             }
             None => {}
         }
+        // It counts as held until it has left the device's domain, which may go then.
+        self.device.account().coherent.fetch_sub(self.order.bytes(), Ordering::Release);
     }
 }
 

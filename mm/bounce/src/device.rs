@@ -330,7 +330,7 @@ impl<S: DmaSource> Dma<S> {
     pub(crate) const fn domains(&self) -> &Domains {
         &self.domains
     }
-    fn means(&self) -> Option<Means<'_, S>> {
+    pub(crate) fn means(&self) -> Option<Means<'_, S>> {
         let &(source, _) = self.started.get()?;
         Some(Means { source, domains: &self.domains, published: &self.published })
     }

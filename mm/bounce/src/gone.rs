@@ -8,15 +8,21 @@
 //!
 //! **Protocol.** The caller has made sure that no task takes memory for the device any more: the
 //! driver has given up, and no task is in it. So what the device holds only falls, and once it is
-//! nothing, it stays so. First the domain goes, and with it all that the device reached; then the
-//! pages that it had last are zeroed and get no owner, so that neither another device nor the next
-//! one in the same place sees their bytes. Pages that other devices take meanwhile belong to these:
-//! they were handed over as usual, and a page is looked at again while it is taken.
+//! nothing, it stays so. But others may have pages in their hands that the device had last: a take
+//! of another device, and reclaim, take such a page from the departing device's domain. So the
+//! domain goes last. First the pages that lie idle leave it, one run after the other, are zeroed
+//! and get no owner, so that neither another device nor the next one in the same place sees their
+//! bytes. While another thread has a page that still names the device, that thread may be in the
+//! domain: then [`Device::detach`] says that memory is held, and is tried again. Once no page names
+//! the device, no thread is in its domain, and none comes (`owners.rs` says why): only then the
+//! domain goes, and with it the tables that a call would have walked.
+//!
+//! A ring, and frames in their places, count as held until they have left the domain.
 
 use core::fmt;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{Ordering, fence};
 
-use freehold_machine::Unconfirmed;
+use freehold_machine::{PAGE_SIZE, Unconfirmed};
 
 use crate::runs::FrameRuns;
 use crate::{Device, DmaError, DmaSource};
@@ -24,7 +30,8 @@ use crate::{Device, DmaError, DmaSource};
 /// Reasons for which the account of a device that is gone stays.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DetachError {
-    /// This many bytes are held: by a task that is about to let go of them, or for ever.
+    /// This many bytes are held: by a task that is about to let go of them, or to give them to
+    /// another device, or for ever.
     Held(usize),
     /// The IOMMU does not confirm that the device reaches nothing: its pages stay its own.
     Unconfirmed,
@@ -63,11 +70,17 @@ impl<S: DmaSource> Device<S> {
             0 => {}
             held => return Err(DetachError::Held(held)),
         }
-        self.dma().domains().detach(self.number())?;
+        // Memory that is held no more has left the domain.
+        fence(Ordering::Acquire);
         while let Some(page) = account.cells.remove_idle() {
             self.give_pages(&FrameRuns::one(page));
         }
-        self.pool().disown(self.dma().source(), self.number());
+        let Some(means) = self.dma().means() else { return Ok(()) };
+        match self.pool().disown(means, self.number()) {
+            0 => {}
+            pages => return Err(DetachError::Held(pages * PAGE_SIZE)),
+        }
+        self.dma().domains().detach(self.number())?;
         account.is_detached.store(true, Ordering::Release);
         Ok(())
     }

@@ -2,6 +2,8 @@
 
 extern crate std;
 
+use core::fmt;
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::boxed::Box;
 use std::sync::Mutex;
 use std::vec;
@@ -9,31 +11,64 @@ use std::vec::Vec;
 
 use freehold_machine::{DeviceDomain, NoTables, PfnRange, Unconfirmed};
 
-use crate::tests::{ANY, SEGMENT, as_device, device_writes, dma, source};
+use crate::tests::{ANY, SEGMENT, Source, as_device, device_writes, dma, source};
 use crate::*;
 
-/// A domain that knows its frames, and whether its device is there.
-#[derive(Debug, Default)]
+/// A deed beside a call.
+type Meanwhile = Box<dyn FnOnce() + Send>;
+
+/// A domain that knows its frames, and whether its device is there. As the trait says, it is called
+/// for frames that it has only, and not while it goes, nor after that.
+#[derive(Default)]
 struct Reached {
     frames: Mutex<Vec<u64>>,
     is_away: Mutex<bool>,
-    is_deaf: bool,
+    is_deaf: AtomicBool,
+    /// Calls under way.
+    calls: AtomicUsize,
+    /// Happens at the beginning of the next call that takes frames away.
+    meanwhile: Mutex<Option<Meanwhile>>,
+}
+
+impl fmt::Debug for Reached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Reached")
+    }
+}
+
+impl Reached {
+    fn is_deaf(&self) -> bool {
+        self.is_deaf.load(Ordering::SeqCst)
+    }
+    fn call<T>(&self, call: impl FnOnce() -> T) -> T {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        assert!(!*self.is_away.lock().unwrap(), "a call of a domain that is gone");
+        let result = call();
+        self.calls.fetch_sub(1, Ordering::SeqCst);
+        result
+    }
 }
 
 impl DeviceDomain for Reached {
     fn map(&self, frames: PfnRange) -> Result<(), NoTables> {
-        if *self.is_away.lock().unwrap() {
-            return Err(NoTables);
-        }
-        self.frames.lock().unwrap().extend(frames.iter().map(|frame| frame.0));
+        self.call(|| self.frames.lock().unwrap().extend(frames.iter().map(|frame| frame.0)));
         Ok(())
     }
     fn unmap(&self, frames: PfnRange) -> Result<(), Unconfirmed> {
-        self.frames.lock().unwrap().retain(|&frame| !frames.iter().any(|gone| gone.0 == frame));
-        Ok(())
+        self.call(|| {
+            let meanwhile = self.meanwhile.lock().unwrap().take();
+            meanwhile.into_iter().for_each(|happens| happens());
+            std::thread::yield_now();
+            let mut mine = self.frames.lock().unwrap();
+            let before = mine.len();
+            mine.retain(|&frame| !frames.iter().any(|gone| gone.0 == frame));
+            assert_eq!(before - mine.len(), frames.len() as usize, "frames that it does not have");
+        });
+        if self.is_deaf() { Err(Unconfirmed) } else { Ok(()) }
     }
     fn detach(&self) -> Result<(), Unconfirmed> {
-        if self.is_deaf {
+        assert_eq!(self.calls.load(Ordering::SeqCst), 0, "it goes while it is called");
+        if self.is_deaf() {
             return Err(Unconfirmed);
         }
         *self.is_away.lock().unwrap() = true;
@@ -50,9 +85,9 @@ fn at_of(piece: &Piece) -> DmaAddr {
     DmaAddr(piece.frame.start().0 + piece.offset as u64)
 }
 
-fn slot(is_deaf: bool) -> (DeviceRules, &'static Reached) {
-    let domain: &'static Reached = Box::leak(Box::new(Reached { is_deaf, ..Reached::default() }));
-    (DeviceRules { name: "slot0", domain: Some(domain), ..ANY }, domain)
+fn slot(name: &'static str) -> (DeviceRules, &'static Reached) {
+    let domain: &'static Reached = Box::leak(Box::default());
+    (DeviceRules { name, domain: Some(domain), ..ANY }, domain)
 }
 
 #[test]
@@ -61,7 +96,7 @@ fn a_device_that_went_has_no_account_no_page_and_no_domain_and_so_forty_times() 
     let dma = dma(source);
     let other = dma.attach(ANY).unwrap();
     let stays = other.buffer(SEGMENT / 2, Direction::Bidirectional).unwrap();
-    let (rules, domain) = slot(false);
+    let (rules, domain) = slot("slot0");
     let device = dma.attach(rules).unwrap();
     for round in 0..40 {
         let ring = device.coherent(PAGE_SIZE).unwrap();
@@ -95,45 +130,123 @@ fn a_device_that_went_has_no_account_no_page_and_no_domain_and_so_forty_times() 
     drop(stays);
 }
 
+/// An IOMMU that confirms nothing: the pages stay the device's, and no other gets them. Others take
+/// other pages, and no take fails for want of an answer.
 #[test]
 fn a_device_whose_domain_does_not_go_keeps_its_pages() {
     let dma = dma(source(512));
-    let (rules, _) = slot(true);
-    let device = dma.attach(rules).unwrap();
-    let at = device
-        .buffer(PAGE_SIZE, Direction::Bidirectional)
-        .unwrap()
-        .pieces(0..1)
-        .next()
-        .map(|piece| at_of(&piece))
-        .unwrap();
+    let (rules, domain) = slot("slot0");
+    let (device, other) = (dma.attach(rules).unwrap(), dma.attach(ANY).unwrap());
+    let buffer = device.buffer(PAGE_SIZE, Direction::Bidirectional).unwrap();
+    let at = at_of(&buffer.pieces(0..1).next().unwrap());
+    drop(buffer);
+    domain.is_deaf.store(true, Ordering::SeqCst);
     assert_eq!(device.detach(), Err(DetachError::Unconfirmed));
     assert_eq!((device.is_detached(), dma.owner(at)), (false, Some("slot0")));
+    let rest = other.buffer(SEGMENT - PAGE_SIZE, Direction::Bidirectional).unwrap();
+    assert!(
+        rest.pieces(0..rest.len()).all(
+            |piece| !(at_of(&piece).0..).contains(&at.0) || at_of(&piece).0 + piece.length as u64 <= at.0
+        )
+    );
+    assert_eq!((dma.statistics().lost, dma.statistics().grows), (PAGE_SIZE, 1));
 }
 
-/// Another device takes and gives pages all the while: none is lost, and none is seen by two.
+/// Of pages that are taken, those that the IOMMU does not confirm are lost, and no others.
+#[test]
+fn a_take_loses_the_pages_that_are_not_confirmed_only() {
+    let dma = dma(source(512));
+    let ((rules, domain), (others, _)) = (slot("slot0"), slot("net"));
+    let (device, other) = (dma.attach(rules).unwrap(), dma.attach(others).unwrap());
+    let take = |device: Device<Source>, pages| device.buffer(pages * PAGE_SIZE, Direction::ToDevice);
+    let (first, second) = (take(other, 3).unwrap(), take(device, 2).unwrap());
+    drop((first, second));
+    domain.is_deaf.store(true, Ordering::SeqCst);
+    assert_eq!(take(other, 8).err(), Some(DmaError::OutOfMemory));
+    assert_eq!((dma.statistics().lost, dma.statistics().used), (2 * PAGE_SIZE, 0));
+    drop(take(other, 61).unwrap());
+    assert_eq!(dma.statistics().lost, 2 * PAGE_SIZE);
+    // The device that took them is not asked for pages that no one has any more.
+    domain.is_deaf.store(false, Ordering::SeqCst);
+    assert_eq!((other.detach(), device.detach()), (Ok(()), Ok(())));
+}
+
+/// The device goes while another one's take, or reclaim, takes its pages from its domain.
+#[test]
+fn a_domain_stays_until_all_that_is_under_way_in_it_is_over() {
+    for is_reclaim in [false, true] {
+        let source = source(512);
+        let dma = dma(source);
+        let ((rules, domain), (others, _)) = (slot("slot0"), slot("net"));
+        let (device, other) = (dma.attach(rules).unwrap(), dma.attach(others).unwrap());
+        drop(device.buffer(5 * PAGE_SIZE, Direction::Bidirectional).unwrap());
+        *domain.meanwhile.lock().unwrap() = Some(Box::new(move || {
+            assert_eq!(device.detach(), Err(DetachError::Held(5 * PAGE_SIZE)));
+            assert!(!device.is_detached());
+        }));
+        if is_reclaim {
+            assert_eq!(dma.shrink(), SEGMENT);
+            assert_eq!(source.taken(), 0);
+        } else {
+            let buffer = other.buffer(5 * PAGE_SIZE, Direction::Bidirectional).unwrap();
+            let whose = |piece: Piece| dma.owner(at_of(&piece));
+            assert!(buffer.pieces(0..buffer.len()).all(|piece| whose(piece) == Some("net")));
+        }
+        assert!(domain.meanwhile.lock().unwrap().is_none(), "the domain was called");
+        device.detach().unwrap();
+        assert_eq!((device.is_detached(), dma.statistics().lost), (true, 0));
+    }
+}
+
+/// A ring that its driver lets go of is held until it has left the domain.
+#[test]
+fn a_ring_is_held_until_it_has_left_its_domain() {
+    let dma = dma(source(512));
+    let (rules, domain) = slot("slot0");
+    let device = dma.attach(rules).unwrap();
+    let ring = device.coherent(PAGE_SIZE).unwrap();
+    *domain.meanwhile.lock().unwrap() = Some(Box::new(move || {
+        assert_eq!(device.detach(), Err(DetachError::Held(PAGE_SIZE)));
+    }));
+    drop(ring);
+    assert!(domain.meanwhile.lock().unwrap().is_none());
+    device.detach().unwrap();
+}
+
+/// Another device takes and gives pages all the while, and reclaim takes them from both: none is
+/// lost, none is seen by two, no take fails, and no domain is called after it went.
 #[test]
 fn pages_that_another_device_takes_meanwhile_are_its_own() {
     let source = source(512);
     let dma = dma(source);
-    let (rules, _) = slot(false);
-    let (device, other) = (dma.attach(rules).unwrap(), dma.attach(ANY).unwrap());
+    let ((rules, _), (others, _)) = (slot("slot0"), slot("disk"));
+    let (device, other) = (dma.attach(rules).unwrap(), dma.attach(others).unwrap());
     std::thread::scope(|scope| {
         let taker = scope.spawn(|| {
             for _ in 0..2000 {
-                let Ok(buffer) = other.buffer(5 * PAGE_SIZE, Direction::Bidirectional) else { continue };
+                let buffer = other.buffer(5 * PAGE_SIZE, Direction::Bidirectional).unwrap();
                 for piece in buffer.pieces(0..buffer.len()) {
                     assert_eq!(dma.owner(at_of(&piece)), Some("disk"));
                 }
             }
         });
+        let reclaim = scope.spawn(|| {
+            for _ in 0..500 {
+                dma.shrink();
+                std::thread::yield_now();
+            }
+        });
         for _ in 0..200 {
-            drop(device.buffer(SEGMENT, Direction::Bidirectional));
-            device.detach().unwrap();
+            drop(device.buffer(SEGMENT, Direction::Bidirectional).unwrap());
+            while let Err(error) = device.detach() {
+                assert!(matches!(error, DetachError::Held(_)));
+                std::thread::yield_now();
+            }
             device.reattach().unwrap();
         }
         taker.join().unwrap();
+        reclaim.join().unwrap();
     });
     assert_eq!((other.held(), device.held()), (0, 0));
-    assert_eq!(dma.statistics().used, 0);
+    assert_eq!((dma.statistics().used, dma.statistics().lost), (0, 0));
 }

@@ -78,6 +78,7 @@ mod gone_tests;
 mod in_place;
 mod mapping;
 mod original;
+mod owners;
 mod pool;
 mod published;
 #[cfg(test)]
@@ -90,9 +91,9 @@ mod upstream;
 mod usage;
 mod word;
 
-/// Atomics, which `tests/loom.rs` replaces for `word.rs`.
+/// Atomics, which `tests/loom.rs` replaces for `word.rs` and `owners.rs`.
 mod atomic {
-    pub use core::sync::atomic::{AtomicU64, Ordering};
+    pub use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 }
 
 use core::fmt;

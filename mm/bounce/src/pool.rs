@@ -16,15 +16,18 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_frame::{Bounce, Frame, Order, Owner, Request};
-use freehold_machine::{Cpus, PAGE_SIZE, Pfn, PfnRange, PhysicalBytes};
+use freehold_machine::{Cpus, PAGE_SIZE, Pfn, PfnRange, PhysicalBytes, Unconfirmed};
 use spin::{Mutex, Once};
 
 use crate::domains::Domains;
+use crate::owners::{LOST, NOBODY, Owners};
 use crate::published::Published;
 use crate::runs::{FrameRuns, Run};
 use crate::word::{Fit, FreePages, Index, MAX_SEGMENTS, SEGMENT_PAGES, Span};
-use crate::{DmaAddr, DmaError, DmaSource};
+use crate::{DmaAddr, DmaError, DmaSource, MAX_DEVICES};
 
+// A device's number is no owner with a mark.
+const _: () = assert!(MAX_DEVICES <= LOST as usize);
 /// Segments whose records are allocated together.
 const CHUNK: usize = 64;
 /// The most areas: hints.
@@ -35,8 +38,6 @@ const SEGMENT_ORDER: u32 = 6;
 const LOOKS: usize = 8;
 /// Looks after which an idle segment goes.
 const IDLE_TICKS: u8 = 5;
-/// The owner of a page that no device had: its bytes are zero.
-const NOBODY: u8 = u8::MAX;
 
 /// 256 KiB of memory, or less where memory is short.
 #[repr(align(128))]
@@ -52,7 +53,7 @@ struct Segment<S: DmaSource> {
     /// The worker's looks since the last use.
     idle: AtomicU8,
     /// The device that had each page last.
-    owners: [AtomicU8; SEGMENT_PAGES as usize],
+    owners: Owners<{ SEGMENT_PAGES as usize }>,
     /// Taken by those who add or remove memory.
     block: Mutex<Option<Frame<Bounce, S>>>,
 }
@@ -66,9 +67,14 @@ impl<S: DmaSource> Segment<S> {
             is_used: AtomicBool::new(false),
             is_transient: AtomicBool::new(false),
             idle: AtomicU8::new(0),
-            owners: core::array::from_fn(|_| AtomicU8::new(NOBODY)),
+            owners: Owners::new(),
             block: Mutex::new(None),
         }
+    }
+    /// The frames of pages that the caller has taken.
+    fn frames(&self, span: Span) -> PfnRange {
+        let first = Pfn(self.first.load(Ordering::Relaxed) + u64::from(span.first));
+        PfnRange::new(first, first.offset(span.count.into()))
     }
 }
 
@@ -106,14 +112,9 @@ pub(crate) struct Means<'a, S> {
     pub published: &'a Published,
 }
 
-/// Why pages do not become a device's.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Refused {
-    /// No memory for tables: the pages are free.
-    NoTables,
-    /// The device that had them may still reach them: they stay out of use.
-    Unconfirmed,
-}
+/// Pages do not become a device's: there is no memory for tables, or the device that had them may
+/// still reach them.
+struct Refused;
 
 /// See the module's head.
 pub(crate) struct Pool<S: DmaSource> {
@@ -309,7 +310,6 @@ impl<S: DmaSource> Pool<S> {
         *segment.block.lock() = Some(block);
         segment.first.store(first.0, Ordering::Relaxed);
         segment.pages.store(pages, Ordering::Relaxed);
-        segment.owners.iter().for_each(|owner| owner.store(NOBODY, Ordering::Relaxed));
         segment.is_used.store(true, Ordering::Relaxed);
         segment.idle.store(0, Ordering::Relaxed);
         segment.is_transient.store(how == Growth::Transient, Ordering::Relaxed);
@@ -359,28 +359,42 @@ impl<S: DmaSource> Pool<S> {
         gone
     }
 
-    /// Takes the free pages that `device` had last from it: they are zeroed and get no owner. Pages
-    /// in use stay the device's. Returns the number of pages taken.
-    pub fn disown(&self, source: S, device: u8) -> usize {
-        let mut count = 0;
+    /// Takes the pages that `device` had last from it: they leave its domain, are zeroed and get no
+    /// owner. Pages that the IOMMU does not confirm are lost. Returns the number of pages that are
+    /// still its own, since other threads have taken them; none may take any for the device.
+    pub fn disown(&self, means: Means<'_, S>, device: u8) -> usize {
+        let mut others = 0;
         for (number, segment) in self.segments() {
-            for (page, owner) in (0..).zip(&segment.owners) {
-                let span = Span { first: page, count: 1 };
-                if owner.load(Ordering::Relaxed) != device || !segment.free.claim(span) {
-                    continue;
+            let (claimed, taken) = segment.owners.claim(&segment.free, device);
+            others += taken as usize;
+            for span in Span::runs(claimed) {
+                if self.free_of(means, device, segment, span).is_ok() {
+                    segment.free.give(span);
+                    self.index().note_free(number);
                 }
-                // Another may have had the page since: what is read while it is taken is true.
-                if owner.load(Ordering::Relaxed) == device {
-                    let first = segment.first.load(Ordering::Relaxed) + u64::from(page);
-                    source.machine().zero_run(Pfn(first), 1);
-                    owner.store(NOBODY, Ordering::Relaxed);
-                    count += 1;
-                }
-                segment.free.give(span);
-                self.index().note_free(number);
             }
         }
-        count
+        others
+    }
+
+    /// Takes pages that the caller has taken from `device`, which had them last: they get no owner,
+    /// or are lost.
+    fn free_of(
+        &self,
+        means: Means<'_, S>,
+        device: u8,
+        segment: &Segment<S>,
+        span: Span,
+    ) -> Result<(), Unconfirmed> {
+        let frames = segment.frames(span);
+        if let Err(unconfirmed) = means.domains.leave(device, frames) {
+            segment.owners.lose(span);
+            self.lost.fetch_add(span.count as usize, Ordering::Relaxed);
+            return Err(unconfirmed);
+        }
+        means.source.machine().zero_run(frames.start, frames.len());
+        segment.owners.set(span, NOBODY);
+        Ok(())
     }
 
     /// Gives all idle segments back except those that start-up asked for. Returns the number of
@@ -395,8 +409,8 @@ impl<S: DmaSource> Pool<S> {
     }
 
     /// Gives a segment's memory back if it is idle and not needed for the base. Returns its pages.
-    /// The devices that had the pages last forget them first, outside the lock: nothing else leads
-    /// to the block any more.
+    /// The devices that had the pages last forget them first, outside the lock: all pages are
+    /// taken, and the place is not vacant before they have no owner any more.
     fn retire(&self, segment: &Segment<S>, means: Means<'_, S>) -> usize {
         let change = self.change.lock();
         let pages = segment.pages.load(Ordering::Relaxed);
@@ -404,36 +418,34 @@ impl<S: DmaSource> Pool<S> {
         if pages == 0 || pages as usize > spare || !segment.free.retire(pages) {
             return 0;
         }
+        drop(change);
+        let all = Span { first: 0, count: pages };
+        let is_confirmed = self.leave_all(segment, all, means);
+        segment.owners.set(all, NOBODY);
+        let change = self.change.lock();
         let block = segment.block.lock().take();
-        let owners: [u8; SEGMENT_PAGES as usize] =
-            core::array::from_fn(|page| segment.owners[page].load(Ordering::Relaxed));
         segment.pages.store(0, Ordering::Relaxed);
         drop(change);
-        if let Some(block) = block {
-            self.release(block, &owners[..pages as usize], means);
+        match block {
+            Some(block) if is_confirmed => self.hide(block, means.published),
+            Some(block) => self.lose(block),
+            None => {}
         }
         self.pages.fetch_sub(pages as usize, Ordering::Relaxed);
         self.shrinks.fetch_add(1, Ordering::Relaxed);
         pages as usize
     }
 
-    /// Gives a block back to the page allocator, or loses it where a device or the host may still
-    /// reach it.
-    fn release(&self, block: Frame<Bounce, S>, owners: &[u8], means: Means<'_, S>) {
-        let mut first = block.pfn();
+    /// Takes pages that the caller has taken from the devices that had them last. Returns whether
+    /// none reaches one.
+    fn leave_all(&self, segment: &Segment<S>, mut left: Span, means: Means<'_, S>) -> bool {
         let mut is_confirmed = true;
-        for same in owners.chunk_by(|one, next| one == next) {
-            let end = first.offset(same.len() as u64);
-            let frames = PfnRange::new(first, end);
-            let left = same.iter().take(1).all(|&owner| means.domains.leave(owner, frames).is_ok());
-            is_confirmed &= left;
-            first = end;
+        while left.count > 0 {
+            let (owner, same) = segment.owners.first_run(left);
+            is_confirmed &= means.domains.leave(owner, segment.frames(same)).is_ok();
+            left = left.after(same);
         }
-        if is_confirmed {
-            self.hide(block, means.published);
-        } else {
-            self.lose(block);
-        }
+        is_confirmed
     }
 
     /// Gives a block that no device reaches back to the page allocator, once the host does not see
@@ -455,8 +467,7 @@ impl<S: DmaSource> Pool<S> {
         self.segments().find_map(|(_, segment)| {
             let offset = page.checked_sub(segment.first.load(Ordering::Relaxed))?;
             let is_here = offset < u64::from(segment.pages.load(Ordering::Relaxed));
-            let owner = segment.owners.get(offset as usize).filter(|_| is_here)?;
-            Some(owner.load(Ordering::Relaxed)).filter(|&owner| owner != NOBODY)
+            if is_here { segment.owners.device(offset as usize) } else { None }
         })
     }
 }
@@ -526,14 +537,13 @@ impl<S: DmaSource> Take<'_, S> {
             if !segment.is_used.load(Ordering::Relaxed) {
                 segment.is_used.store(true, Ordering::Relaxed);
             }
-            if let Err(refused) = self.own(segment, span, first) {
+            if self.own(segment, span).is_err() {
                 self.is_refused = true;
-                if refused == Refused::NoTables {
-                    segment.free.give(span);
-                    self.pool.index().note_free(number);
-                } else {
-                    self.pool.lost.fetch_add(span.count as usize, Ordering::Relaxed);
+                let is_whole = |page: &u32| !segment.owners.is_lost(*page);
+                for first in (span.first..span.first + span.count).filter(is_whole) {
+                    segment.free.give(Span { first, count: 1 });
                 }
+                self.pool.index().note_free(number);
                 return;
             }
             let (start, count) = (span.first as u8, span.count as u8);
@@ -542,34 +552,28 @@ impl<S: DmaSource> Take<'_, S> {
         }
     }
 
-    /// Makes the pages the device's, each run that one other had at a time.
-    fn own(&self, segment: &Segment<S>, span: Span, first: Pfn) -> Result<(), Refused> {
-        let owners = &segment.owners[span.first as usize..(span.first + span.count) as usize];
-        let mut at = 0;
-        while let Some(before) = owners.get(at).map(|owner| owner.load(Ordering::Relaxed)) {
-            let same = owners[at..].iter().take_while(|owner| owner.load(Ordering::Relaxed) == before);
-            let end = at + same.count();
+    /// Makes the pages the device's, each run that one other had at a time. After an error each
+    /// page has the owner that its domain has, or is lost.
+    fn own(&self, segment: &Segment<S>, span: Span) -> Result<(), Refused> {
+        let mut left = span;
+        while left.count > 0 {
+            let (before, same) = segment.owners.first_run(left);
             if before != self.taker.device {
-                let frames = PfnRange::new(first.offset(at as u64), first.offset(end as u64));
-                self.hand_over(before, &owners[at..end], frames)?;
+                self.hand_over(before, segment, same)?;
             }
-            at = end;
+            left = left.after(same);
         }
         Ok(())
     }
 
     /// Makes pages the device's that `before` had. They are zeroed between the two.
     #[cold]
-    fn hand_over(&self, before: u8, owners: &[AtomicU8], frames: PfnRange) -> Result<(), Refused> {
-        let set = |owner: u8| owners.iter().for_each(|page| page.store(owner, Ordering::Relaxed));
-        let domains = self.means.domains;
+    fn hand_over(&self, before: u8, segment: &Segment<S>, span: Span) -> Result<(), Refused> {
         if before != NOBODY {
-            domains.leave(before, frames).map_err(|_| Refused::Unconfirmed)?;
-            self.means.source.machine().zero_run(frames.start, frames.len());
-            set(NOBODY);
+            self.pool.free_of(self.means, before, segment, span).map_err(|_| Refused)?;
         }
-        domains.join(self.taker.device, frames).map_err(|_| Refused::NoTables)?;
-        set(self.taker.device);
+        self.means.domains.join(self.taker.device, segment.frames(span)).map_err(|_| Refused)?;
+        segment.owners.set(span, self.taker.device);
         Ok(())
     }
 }

@@ -41,6 +41,20 @@ impl Span {
     pub const fn mask(self) -> u64 {
         (u64::MAX >> (u64::BITS - self.count)) << self.first
     }
+    /// The pages behind `part`, which begins as this does.
+    pub const fn after(self, part: Self) -> Self {
+        Self { first: self.first + part.count, count: self.count - part.count }
+    }
+    /// The runs of the set bits of `pages`, upwards.
+    pub fn runs(mut pages: u64) -> impl Iterator<Item = Self> {
+        core::iter::from_fn(move || {
+            let first = pages.trailing_zeros();
+            let count = pages.checked_shr(first)?.trailing_ones();
+            let run = Self { first, count };
+            pages &= !run.mask();
+            Some(run)
+        })
+    }
 }
 
 /// Which run of pages a search wants.
@@ -86,17 +100,19 @@ impl FreePages {
             }
         }
     }
-    /// Takes these pages where all of them are free.
-    pub fn claim(&self, span: Span) -> bool {
-        let mask = span.mask();
+    /// Takes those of the pages `wanted` that are free. Returns them.
+    pub fn claim(&self, wanted: u64) -> u64 {
         let mut free = self.0.load(Ordering::Relaxed);
-        while free & mask == mask {
-            match self.0.compare_exchange_weak(free, free & !mask, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return true,
+        loop {
+            let claimed = free & wanted;
+            if claimed == 0 {
+                return 0;
+            }
+            match self.0.compare_exchange_weak(free, free & !wanted, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return claimed,
                 Err(now) => free = now,
             }
         }
-        false
     }
     /// Gives back pages that [`FreePages::take`] or a part of it gave out.
     pub fn give(&self, span: Span) {
@@ -208,6 +224,23 @@ mod tests {
         let spans = (0..64).step_by(step as usize).filter(|first| first + wanted <= 64);
         let mut spans = spans.map(|first| Span { first, count: wanted });
         spans.find(|span| free & span.mask() == span.mask())
+    }
+
+    #[test]
+    fn runs_have_all_bits_once_upwards() {
+        let mut bits = 0x9e37_79b9_7f4a_7c15_u64;
+        for round in 0..2000u32 {
+            bits = bits.rotate_left(7).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            for bits in [bits, bits | bits << 1 | bits << 3, u64::MAX << (round % 64), !0 >> (round % 64), 0]
+            {
+                let (mut all, mut end) = (0, None);
+                for run in Span::runs(bits) {
+                    assert!(end.is_none_or(|end| run.first > end) && run.count > 0);
+                    (all, end) = (all | run.mask(), Some(run.first + run.count));
+                }
+                assert_eq!(all, bits);
+            }
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! Every interleaving of the words of `src/word.rs`: pages that are taken, given back, added and
-//! removed, and the index.
+//! Every interleaving of the words of `src/word.rs`, pages that are taken, given back, added and
+//! removed, and the index; and of `src/owners.rs`, pages that other devices and reclaim take from a
+//! device that goes.
 //!
 //! Each promise has a broken variant beside it that the model catches, so the model is known to
 //! look.
@@ -9,8 +10,8 @@
 /// loom treats sequentially consistent accesses as acquiring and releasing ones, but knows fences:
 /// an access has one on the side where the order with others of its kind matters.
 mod atomic {
-    pub use loom::sync::atomic::Ordering;
     use loom::sync::atomic::fence;
+    pub use loom::sync::atomic::{AtomicU8, Ordering};
 
     pub struct AtomicU64(loom::sync::atomic::AtomicU64);
 
@@ -62,13 +63,16 @@ mod atomic {
         }
     }
 }
+#[path = "../src/owners.rs"]
+mod owners;
 #[path = "../src/word.rs"]
 mod word;
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
-use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use loom::thread;
+use owners::{NOBODY, Owners};
 use word::{Fit, FreePages, Index, Span};
 
 /// Two pages, and their bytes: a race is an error of the model.
@@ -230,5 +234,186 @@ fn a_search_that_does_not_look_again_is_caught() {
         }
         giver.join().unwrap();
         assert_eq!(all.1.next(0), Some(0), "the page is free and found");
+    });
+}
+
+const GOES: u8 = 1;
+const OTHER: u8 = 2;
+
+/// Two pages that the departing device had last, and its domain.
+struct Departure {
+    free: FreePages,
+    owners: Owners<2>,
+    /// The domain's tables: giving them back while a call walks them is an error of the model.
+    tables: UnsafeCell<()>,
+    is_there: std::sync::atomic::AtomicBool,
+}
+
+const ALL: Span = Span { first: 0, count: 2 };
+
+impl Departure {
+    fn new() -> Self {
+        let (free, owners) = (FreePages::new(), Owners::new());
+        owners.set(ALL, GOES);
+        free.install(2);
+        Self { free, owners, tables: UnsafeCell::new(()), is_there: true.into() }
+    }
+    /// Pages leave the domain.
+    fn leave(&self) {
+        assert!(self.is_there.load(Ordering::Relaxed), "a call of a domain that is gone");
+        self.tables.with(|_| ());
+    }
+    /// The domain goes.
+    fn end(&self) {
+        self.is_there.store(false, Ordering::Relaxed);
+        self.tables.with_mut(|_| ());
+    }
+    /// Another device takes `pages`, and keeps them or gives them back.
+    fn take(&self, pages: u32, is_kept: bool) {
+        let Some(span) = self.free.take(pages, 1, Fit::Longest) else { return };
+        let mut left = span;
+        while left.count > 0 {
+            let (before, same) = self.owners.first_run(left);
+            if before == GOES {
+                self.leave();
+            }
+            self.owners.set(same, OTHER);
+            left = left.after(same);
+        }
+        if !is_kept {
+            self.free.give(span);
+        }
+    }
+    /// Another device takes pages that it cannot use.
+    fn take_in_vain(&self) {
+        if let Some(span) = self.free.take(1, 1, Fit::Whole) {
+            self.free.give(span);
+        }
+    }
+    /// Reclaim. Variant: no page names the device any more while its domain is called.
+    fn retire(&self, order: Retirement) {
+        if self.free.retire(2) {
+            let before = self.owners.first_run(ALL).0;
+            if order == Retirement::OwnersFirst {
+                self.owners.set(ALL, NOBODY);
+            }
+            if before == GOES {
+                self.leave();
+            }
+            self.owners.set(ALL, NOBODY);
+        }
+    }
+    /// The first part of the device's end. Returns how many pages are still its own.
+    fn disown(&self) -> u32 {
+        let (claimed, others) = self.owners.claim(&self.free, GOES);
+        for span in Span::runs(claimed) {
+            self.leave();
+            self.owners.set(span, NOBODY);
+            self.free.give(span);
+        }
+        others
+    }
+    fn names_the_device(&self) -> bool {
+        (0..2).any(|page| self.owners.device(page) == Some(GOES))
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Retirement {
+    LeaveFirst,
+    OwnersFirst,
+}
+
+/// A device's end beside `other`, in the order that `end` says.
+fn departure(other: fn(&Departure), end: fn(&Departure) -> bool) {
+    loom::model(move || {
+        let all = Arc::new(Departure::new());
+        let thread = {
+            let all = all.clone();
+            thread::spawn(move || other(&all))
+        };
+        let is_over = end(&all);
+        thread.join().expect("the other thread ends");
+        // It is tried again.
+        assert!(is_over || end(&all));
+        assert!(!all.names_the_device());
+    });
+}
+
+/// As in `src/gone.rs`.
+fn disown_then_end(all: &Departure) -> bool {
+    let is_over = all.disown() == 0;
+    if is_over {
+        all.end();
+    }
+    is_over
+}
+
+#[test]
+fn no_call_of_a_domain_is_under_way_when_it_goes_and_none_comes() {
+    for other in [
+        |all: &Departure| all.take(1, true),
+        |all: &Departure| all.take(2, false),
+        |all: &Departure| all.take_in_vain(),
+        |all: &Departure| all.retire(Retirement::LeaveFirst),
+    ] {
+        departure(other, disown_then_end);
+    }
+}
+
+/// The variant: the domain goes first, with all that the device reached.
+#[test]
+#[should_panic(expected = "a call of a domain that is gone")]
+fn a_domain_that_goes_before_its_pages_is_caught() {
+    departure(
+        |all| all.take(1, true),
+        |all| {
+            all.end();
+            let (claimed, _) = all.owners.claim(&all.free, GOES);
+            Span::runs(claimed).for_each(|span| {
+                all.owners.set(span, NOBODY);
+                all.free.give(span);
+            });
+            true
+        },
+    );
+}
+
+/// The variant: pages that another thread has are not waited for.
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_domain_that_does_not_wait_for_pages_on_their_way_is_caught() {
+    departure(
+        |all| all.take(1, true),
+        |all| {
+            all.disown();
+            all.end();
+            true
+        },
+    );
+}
+
+/// The variant: reclaim hides whose pages it has before they have left.
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn reclaim_that_clears_the_owners_first_is_caught() {
+    departure(|all| all.retire(Retirement::OwnersFirst), disown_then_end);
+}
+
+/// The variant: the new owner is stored without releasing the call before it.
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_new_owner_without_release_is_caught() {
+    loom::model(|| {
+        let all = Arc::new((AtomicU8::new(GOES), UnsafeCell::new(())));
+        let other = all.clone();
+        let thread = thread::spawn(move || {
+            other.1.with(|_| ());
+            other.0.store(OTHER, Ordering::Relaxed);
+        });
+        if all.0.load(Ordering::Acquire) != GOES {
+            all.1.with_mut(|_| ());
+        }
+        thread.join().unwrap();
     });
 }

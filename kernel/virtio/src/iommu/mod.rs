@@ -29,6 +29,8 @@
 //! Linux' nearest relative is `drivers/iommu/virtio-iommu.c`.
 
 pub mod domain;
+#[cfg(test)]
+mod gone_tests;
 pub mod request;
 #[cfg(test)]
 mod tests;

@@ -20,7 +20,7 @@ use super::*;
 
 const FEATURES: u64 = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 4 | 1 << 6;
 const DISK: (u16, u32) = (0x18, 0x118);
-const NET: (u16, u32) = (0x20, 0x120);
+pub const NET: (u16, u32) = (0x20, 0x120);
 const PROPERTIES: u32 = 64;
 
 /// `struct virtio_iommu_config`: pages of 4 KiB and more, addresses of 39 bits, 100 domains from 7.
@@ -37,7 +37,7 @@ fn config() -> [u8; 40] {
 
 /// State of the device.
 #[derive(Default)]
-struct Known {
+pub struct Known {
     /// Endpoints' domains.
     endpoints: BTreeMap<u32, u32>,
     /// By domain and first address: the last one, the physical address, flags.
@@ -47,7 +47,7 @@ struct Known {
     /// Requests that it obeys before it goes deaf, if it does.
     left: Option<usize>,
     /// Requests that it refuses: of a kind, after so many.
-    refuses: Option<(u8, usize)>,
+    pub refuses: Option<(u8, usize)>,
     /// The status of all answers, if it lies.
     tail: Option<u8>,
     properties: Vec<u8>,
@@ -57,7 +57,7 @@ struct Known {
 }
 
 #[derive(Clone, Default)]
-struct Hardware(Arc<Mutex<Known>>);
+pub struct Hardware(Arc<Mutex<Known>>);
 
 fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
@@ -67,7 +67,7 @@ fn half(bytes: &[u8], at: usize) -> u32 {
 }
 
 impl Hardware {
-    fn known(&self) -> std::sync::MutexGuard<'_, Known> {
+    pub fn known(&self) -> std::sync::MutexGuard<'_, Known> {
         self.0.lock().unwrap()
     }
     fn serve(&self, queue: usize, ring: &mut DeviceRing) {
@@ -98,14 +98,14 @@ impl Hardware {
         }
     }
     /// Where a device's access to an address arrives.
-    fn access(&self, (_, endpoint): (u16, u32), address: u64, flag: u32) -> Option<u64> {
+    pub fn access(&self, (_, endpoint): (u16, u32), address: u64, flag: u32) -> Option<u64> {
         let known = self.known();
         let domain = *known.endpoints.get(&endpoint)?;
         let below = known.mappings.range((domain, 0)..=(domain, address)).next_back();
         let (&(_, first), &(last, physical, flags)) = below?;
         (address <= last && flags & flag != 0).then(|| physical + (address - first))
     }
-    fn count(&self, kind: u8) -> usize {
+    pub fn count(&self, kind: u8) -> usize {
         self.known().seen.iter().filter(|&&seen| seen == kind).count()
     }
 }
@@ -186,7 +186,7 @@ fn clock() -> u64 {
     TIME.replace(TIME.get() + 3_000_000_000)
 }
 
-fn start(mode: Mode) -> (&'static Iommu, Hardware, Fake) {
+pub fn start(mode: Mode) -> (&'static Iommu, Hardware, Fake) {
     start_with(mode, FEATURES)
 }
 fn start_with(mode: Mode, features: u64) -> (&'static Iommu, Hardware, Fake) {
@@ -238,7 +238,7 @@ fn pages_are_reached_while_they_are_mapped_and_only_by_their_device() {
 }
 
 const READ_FLAG: u32 = 1;
-const WRITE_FLAG: u32 = 2;
+pub const WRITE_FLAG: u32 = 2;
 
 #[test]
 fn a_window_shows_frames_for_one_transfer_in_the_way_it_says() {

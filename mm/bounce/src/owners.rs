@@ -1,0 +1,92 @@
+//! The devices that had the pages of a segment last, whose domains have the pages.
+//!
+//! **Protocol.** A page's owner changes while the page is taken ([`FreePages`]): by the thread that
+//! took it. That thread reads the owner, takes the page from the owner's domain, and then stores
+//! the new owner, which releases. So for as long as a page names a device, a thread may be in that
+//! device's domain for its sake, and once no page does, none is, and none comes: this is how the
+//! end of a domain is ordered after all calls of it, without a lock that takes would have to hold
+//! (`gone.rs`).
+//!
+//! [`Owners::claim`] is the departing device's part. It takes the pages that are free, and counts
+//! those that another thread has: that thread stores another owner, or gives the page back with the
+//! old one, after which it can be claimed. A page that the IOMMU did not confirm as unmapped is
+//! never given back. It is marked as *lost*, so that the count does not wait for it, and keeps the
+//! name of the device that may still reach it.
+//!
+//! `tests/loom.rs` tries the interleavings of this file with the end of a domain, and broken
+//! variants of it.
+
+use crate::atomic::{AtomicU8, Ordering};
+use crate::word::{FreePages, Span};
+
+/// The owner of a page that no device had: its bytes are zero.
+pub const NOBODY: u8 = u8::MAX;
+/// Beside a device's number: the page is lost.
+pub const LOST: u8 = 1 << 6;
+
+/// See the module's head.
+pub struct Owners<const PAGES: usize>([AtomicU8; PAGES]);
+
+impl<const PAGES: usize> Owners<PAGES> {
+    /// No device had a page.
+    pub fn new() -> Self {
+        Self(core::array::from_fn(|_| AtomicU8::new(NOBODY)))
+    }
+
+    /// The device that had the page last, lost or not.
+    pub fn device(&self, page: usize) -> Option<u8> {
+        let owner = self.0.get(page)?.load(Ordering::Relaxed);
+        (owner != NOBODY).then_some(owner & !LOST)
+    }
+
+    /// The owner of the first page of `span`, all of which the caller has taken, and the pages from
+    /// there on that have the same one.
+    #[inline]
+    pub fn first_run(&self, span: Span) -> (u8, Span) {
+        let owners = &self.0[span.first as usize..(span.first + span.count) as usize];
+        let owner = owners[0].load(Ordering::Relaxed);
+        let same = owners.iter().take_while(|other| other.load(Ordering::Relaxed) == owner);
+        (owner, Span { first: span.first, count: same.count() as u32 })
+    }
+
+    /// Sets the owner of pages that the caller has taken and that no other domain has any more.
+    pub fn set(&self, span: Span, owner: u8) {
+        self.each(span, |page| page.store(owner, Ordering::Release));
+    }
+
+    /// Marks pages that the caller has taken, that a device had, and that stay taken for ever.
+    pub fn lose(&self, span: Span) {
+        self.each(span, |page| page.store(page.load(Ordering::Relaxed) | LOST, Ordering::Release));
+    }
+
+    /// Whether a page is marked so.
+    pub fn is_lost(&self, page: u32) -> bool {
+        let owner = self.0[page as usize].load(Ordering::Relaxed);
+        owner != NOBODY && owner & LOST != 0
+    }
+
+    fn each(&self, span: Span, change: impl FnMut(&AtomicU8)) {
+        self.0[span.first as usize..(span.first + span.count) as usize].iter().for_each(change);
+    }
+
+    /// Takes the free pages that `device` had last. Returns their bits, and the number of the
+    /// others that it had last, which other threads have taken. None if no thread takes pages for
+    /// the device.
+    pub fn claim(&self, free: &FreePages, device: u8) -> (u64, u32) {
+        let mine = self.bits(device);
+        if mine == 0 {
+            return (0, 0);
+        }
+        let taken = free.claim(mine);
+        // Others may have had them since: what is read while they are taken is true.
+        let mine = self.bits(device);
+        Span::runs(taken & !mine).for_each(|span| free.give(span));
+        (taken & mine, (mine & !taken).count_ones())
+    }
+
+    /// The pages that `device` had last and that are not lost.
+    fn bits(&self, device: u8) -> u64 {
+        let is_its = |page: &AtomicU8| u64::from(page.load(Ordering::Acquire) == device);
+        (0..).zip(&self.0).map(|(number, page)| is_its(page) << number).sum()
+    }
+}
