@@ -88,6 +88,8 @@ pub(crate) struct Account<S: DmaSource> {
     pub restricted: Option<Box<Pool<S>>>,
     /// Bytes of coherent frames.
     pub coherent: AtomicUsize,
+    /// Bytes of others' frames that it reaches in their places.
+    pub in_place: AtomicUsize,
     /// Bytes that never come back.
     lost: AtomicUsize,
     failed: AtomicUsize,
@@ -189,6 +191,7 @@ impl<S: DmaSource> Dma<S> {
                     rules,
                     restricted: restricted.take(),
                     coherent: AtomicUsize::new(0),
+                    in_place: AtomicUsize::new(0),
                     lost: AtomicUsize::new(0),
                     failed: AtomicUsize::new(0),
                     waits: AtomicUsize::new(0),
@@ -266,7 +269,7 @@ impl<S: DmaSource> Dma<S> {
         self.accounts.iter().filter_map(Once::get).zip(0..).map(|(account, number)| {
             let usage = Usage {
                 name: account.rules.name,
-                held: self.held(account, number),
+                held: self.held(account, number) + account.in_place.load(Ordering::Relaxed),
                 quota: account.rules.quota.min(self.pool.cap() * PAGE_SIZE),
                 lost: account.lost.load(Ordering::Relaxed),
                 waits: account.waits.load(Ordering::Relaxed),
@@ -303,8 +306,8 @@ impl<S: DmaSource> Dma<S> {
         Some(self.accounts.get(usize::from(number))?.get()?.rules.name)
     }
 
-    /// Bytes that device `number` holds. Counts of other CPUs may come a moment late, the ones of
-    /// taking too.
+    /// Bytes of slots and coherent frames that device `number` holds. Counts of other CPUs may come
+    /// a moment late, the ones of taking too.
     fn held(&self, account: &Account<S>, number: u8) -> usize {
         let at = 2 * usize::from(number);
         let given = self.counts.sum(at + GIVEN);
@@ -441,8 +444,13 @@ impl<S: DmaSource> Device<S> {
     pub fn rules(self) -> DeviceRules {
         self.account().rules
     }
-    /// Returns the bytes that the device holds.
+    /// Returns the bytes that the device holds: its own, and those of others' frames in their
+    /// places.
     pub fn held(self) -> usize {
+        self.own() + self.account().in_place.load(Ordering::Relaxed)
+    }
+    /// Bytes of slots and coherent frames.
+    fn own(self) -> usize {
         self.dma.held(self.account(), self.number)
     }
     /// Bytes of those that never come back: see [`DmaMapping::lose`].
@@ -482,7 +490,7 @@ impl<S: DmaSource> Device<S> {
     pub(crate) fn room(self) -> usize {
         match self.rules().quota {
             usize::MAX => usize::MAX,
-            quota => quota.saturating_sub(self.held()),
+            quota => quota.saturating_sub(self.own()),
         }
     }
 
@@ -563,7 +571,7 @@ impl<S: DmaSource> Device<S> {
         if !self.dma.is_tight.load(Ordering::Relaxed) || self.account().restricted.is_some() {
             return usize::MAX;
         }
-        (self.free().saturating_sub(self.held() / PAGE_SIZE) / 2).max(1)
+        (self.free().saturating_sub(self.own() / PAGE_SIZE) / 2).max(1)
     }
 
     /// Takes pages; adds memory where there is too little.

@@ -8,7 +8,9 @@
 //! holder go after it. So the next owner of a frame gets one that no device reaches. Without an
 //! answer, and where the device does not confirm a reset, the holder is *kept*: it is never
 //! dropped, the frames stay out of use and count as lost, and [`Dma::kept`](crate::Dma::kept) shows
-//! their device.
+//! their device. There is room for a holder for each window; those of an IOMMU that lies about more
+//! are leaked unseen. The frames count as held ([`Device::held`]) until the device has forgotten
+//! them, and kept ones for ever, so that the domain of a device that goes has no window open.
 //!
 //! **Opening windows.** A driver opens a window by the number of its request's place. No other
 //! request has a place that the device still has, nor its window.
@@ -38,6 +40,22 @@ impl Kept {
     pub fn of(domain: Option<&'static dyn DeviceDomain>) -> Option<Box<Self>> {
         domain.filter(|domain| domain.windows() > 0)?;
         Some(Box::new(Self([const { Once::new() }; MAX_WINDOWS])))
+    }
+    /// Keeps a holder for ever: in the window's place, in another one where that has a holder
+    /// already, or without one.
+    fn keep(&self, window: usize, holder: Arc<dyn HeldFrames>) {
+        let (before, after) = self.0.split_at(window.min(MAX_WINDOWS));
+        let mut is_shown = false;
+        for place in after.iter().chain(before) {
+            place.call_once(|| {
+                is_shown = true;
+                holder.clone()
+            });
+            if is_shown {
+                break;
+            }
+        }
+        core::mem::forget(holder);
     }
     /// Returns the holders of the frames of all windows.
     pub fn holders(&self) -> impl Iterator<Item = &Arc<dyn HeldFrames>> {
@@ -86,6 +104,7 @@ impl<S: DmaSource> Device<S> {
             Direction::Bidirectional => DeviceAccess::ReadWrite,
         };
         let address = domain.open(window, &mut frames.map(|index| holder.frame(index)), access).ok()?;
+        self.account().in_place.fetch_add(pages * PAGE_SIZE, Ordering::Relaxed);
         Some(InPlace {
             device: self,
             domain,
@@ -122,14 +141,14 @@ impl<S: DmaSource> InPlace<S> {
 impl<S: DmaSource> Drop for InPlace<S> {
     fn drop(&mut self) {
         if !*self.is_lost.get_mut() && self.domain.close(self.window, self.pages).is_ok() {
-            // No other CPU has seen a frame before the answer.
+            // No other CPU has seen a frame before the answer. The domain may go after it.
+            self.device.account().in_place.fetch_sub(self.len(), Ordering::Release);
             self.holder = None;
             return;
         }
         self.lose();
-        let kept = self.device.account().kept.as_ref().and_then(|kept| kept.0.get(self.window));
-        match (kept, self.holder.take()) {
-            (Some(place), Some(holder)) => _ = place.call_once(|| holder),
+        match (&self.device.account().kept, self.holder.take()) {
+            (Some(kept), Some(holder)) => kept.keep(self.window, holder),
             (_, holder) => core::mem::forget(holder),
         }
     }

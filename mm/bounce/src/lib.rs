@@ -76,6 +76,8 @@ mod gone;
 #[cfg(test)]
 mod gone_tests;
 mod in_place;
+#[cfg(test)]
+mod in_place_tests;
 mod mapping;
 mod original;
 mod owners;

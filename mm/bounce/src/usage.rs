@@ -5,9 +5,9 @@
 pub struct Usage {
     /// Its name.
     pub name: &'static str,
-    /// Bytes of slots and coherent frames.
+    /// Bytes of slots, coherent frames, and others' frames in their places.
     pub held: usize,
-    /// The most that it may hold.
+    /// The most bytes of slots and coherent frames that it may hold.
     pub quota: usize,
     /// Bytes of `held` that stay out of use for ever: the device may still write to them.
     pub lost: usize,
