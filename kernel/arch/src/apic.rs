@@ -67,7 +67,7 @@ pub(crate) fn init() {
     } else {
         // SAFETY: the register exists on every CPU with a local APIC; this kernel requires one.
         let base = unsafe { registers::rdmsr(MSR_APIC_BASE) } & 0xf_ffff_f000;
-        ApicAccess::Mapped(mmio::map(PhysAddr(base), 0x1000))
+        ApicAccess::Mapped(mmio::map(PhysAddr(base), 0x1000).expect("registers of the local APIC"))
     });
 }
 

@@ -1,11 +1,12 @@
 //! Device registers, in memory and behind ports.
 
+use core::fmt;
 use core::ptr::NonNull;
 
 use freehold_machine::{PhysAddr, VirtAddr};
 
 use crate::memory::tables::DEVICE;
-use crate::{boot, vmap};
+use crate::{boot, registers, vmap};
 
 /// A run of device registers, uncached.
 #[derive(Debug)]
@@ -20,15 +21,48 @@ unsafe impl Send for Mmio {}
 // SAFETY: as above.
 unsafe impl Sync for Mmio {}
 
+/// The reason why there are no registers at an address. Devices and firmware say where registers
+/// are, and may lie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NoRegisters {
+    /// Usable memory is there.
+    Memory,
+    /// The CPU has no such physical addresses.
+    Beyond,
+    /// Memory does not suffice for the tables.
+    NoTables,
+}
+
+impl fmt::Display for NoRegisters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Memory => "memory is there, and no device's registers",
+            Self::Beyond => "the CPU has no such addresses",
+            Self::NoTables => "no memory for the tables that map registers",
+        })
+    }
+}
+
 /// Map `len` bytes of device registers at `phys`, for ever.
 ///
-/// # Panics
-/// When the range touches usable memory, or start-up's memory does not suffice for the tables.
-pub fn map(phys: PhysAddr, len: usize) -> Mmio {
-    assert!(!boot::info().touches_memory(phys, len as u64), "{phys:?} is memory, not a device's");
-    let address = vmap::map_range(phys, len as u64, DEVICE).expect("memory for mapping device registers");
-    let base = NonNull::new(address.0 as *mut u8).expect("the dynamic area is not at 0");
-    Mmio { base, len }
+/// # Errors
+/// [`NoRegisters`]; nothing is mapped, but for a part of them where memory ends.
+pub fn map(phys: PhysAddr, len: usize) -> Result<Mmio, NoRegisters> {
+    let end = phys.0.checked_add(len as u64).ok_or(NoRegisters::Beyond)?;
+    if end > 1 << physical_bits() {
+        return Err(NoRegisters::Beyond);
+    }
+    if boot::info().touches_memory(phys, len as u64) {
+        return Err(NoRegisters::Memory);
+    }
+    let address = vmap::map_range(phys, len as u64, DEVICE).map_err(|_| NoRegisters::NoTables)?;
+    let base = NonNull::new(address.0 as *mut u8).ok_or(NoRegisters::NoTables)?;
+    Ok(Mmio { base, len })
+}
+
+/// Bits of a physical address (CPUID.80000008H:EAX[7:0]); a table's entry has room for 52.
+fn physical_bits() -> u32 {
+    (registers::cpuid(0x8000_0008, 0).eax & 0xff).clamp(32, 52)
 }
 
 macro_rules! access {

@@ -253,7 +253,7 @@ fn compare(hpet: Option<PhysAddr>) -> Compared {
 /// IA-PC HPET specification 1.0a: capabilities at 0 (period in femtoseconds in the upper half),
 /// configuration at 0x10, counter at 0xf0.
 fn compare_with_hpet(base: PhysAddr) -> Option<Compared> {
-    let hpet = mmio::map(base, 0x400);
+    let hpet = mmio::map(base, 0x400).ok()?;
     let period = hpet.read_u64(0) >> 32;
     if period == 0 || period > 100_000_000 {
         return None;

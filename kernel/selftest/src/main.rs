@@ -21,6 +21,7 @@ use freehold_arch::alternatives::Feature;
 use freehold_arch::boot::{self, BootInfo};
 use freehold_arch::heap::KernelHeap;
 use freehold_arch::memory::{FrameProvider, KernelPages};
+use freehold_arch::mmio::{self, NoRegisters};
 use freehold_arch::sync::SpinLock;
 use freehold_arch::thread::{self, Thread};
 use freehold_arch::traps::{Handlers, ImageOffset, Interrupted, Unresolved};
@@ -190,6 +191,7 @@ fn main(boot: &'static BootInfo) -> ! {
     memory::set_frame_provider(&FRAMES);
 
     the_direct_map_shows_no_frame_of_the_image(boot);
+    registers_are_where_no_memory_is_and_addresses_exist(boot);
     runs_of_bytes_are_moved_and_compared();
     heap_keeps_objects_apart();
     traps::register(&Kernel);
@@ -288,6 +290,22 @@ fn overflow(depth: u64) -> u64 {
 
 /// Text and constants have no writable alias, even after their pageblocks were entered as the page
 /// allocator does with each block that start-up keeps.
+fn registers_are_where_no_memory_is_and_addresses_exist(boot: &BootInfo) {
+    let range = boot.usable_ranges().max_by_key(|range| range.len()).expect("memory");
+    let (first, end) = (range.start.start().0, range.end.start().0);
+    for (address, length) in [(first, 4), (end - 4, 4), (first.wrapping_sub(4), 8), (first + 0x1000, 0x4000)]
+    {
+        assert_eq!(mmio::map(PhysAddr(address), length).err(), Some(NoRegisters::Memory), "{address:#x}");
+    }
+    // Bits that a table's entry has for other things.
+    for bit in 52..64 {
+        assert_eq!(mmio::map(PhysAddr(1 << bit | first), 4).err(), Some(NoRegisters::Beyond), "bit {bit}");
+    }
+    assert_eq!(mmio::map(PhysAddr(u64::MAX - 3), 4).err(), Some(NoRegisters::Beyond));
+    assert!(mmio::map(PhysAddr(0xfee0_0000), 0x1000).is_ok());
+    say!("registers are where no memory is");
+}
+
 fn the_direct_map_shows_no_frame_of_the_image(boot: &BootInfo) {
     black_box(&FILLER);
     let image = boot.image();

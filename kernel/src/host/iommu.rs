@@ -219,7 +219,8 @@ pub fn start(firmware: &Firmware, wanted: Option<Iommu>, transfers: Transfers) -
 }
 
 fn start_unit(found: Found, mode: Mode, transfers: Transfers) -> Result<(), IommuError> {
-    let registers = Pci.map(found.registers, unit::REGISTERS).ok_or(IommuError::OutOfMemory)?;
+    let registers = Pci.map(found.registers, unit::REGISTERS);
+    let registers = registers.ok_or(IommuError::Unsupported("registers that can be mapped"))?;
     let numbers = if irq::has_wide_numbers() { CpuNumbers::Wide } else { CpuNumbers::Narrow };
     let interrupts = if found.remaps_interrupts { Interrupts::Remapped(numbers) } else { Interrupts::Passed };
     let unit = Unit::start(registers, mem::frames(), mode, interrupts)?;

@@ -97,7 +97,8 @@ impl Platform for Pci {
         port::out_u16(DATA + u16::from(register & 2), value);
     }
     fn map(&self, address: PhysAddr, length: usize) -> Option<Bar> {
-        Some(Bar(mmio::map(address, length)))
+        let mapped = mmio::map(address, length);
+        mapped.map(Bar).map_err(|error| log::error!("pci: registers at {:#x}: {error}", address.0)).ok()
     }
     fn interrupt(&self, function: Function, handler: &'static dyn Notify) -> Option<MsiMessage> {
         let message = vector(handler)?;
