@@ -92,7 +92,12 @@ pub trait Tlb: Cpus {
 }
 
 /// The bytes of frames, reached through short-lived per-CPU windows and never through the direct
-/// map.
+/// map, by number.
+///
+/// A machine implements it. Code that uses frames does not call it: `freehold_xpfo::Windows` does,
+/// for values that hold them. Only a caller whose right to a frame is no such value has this bound:
+/// the page allocator, for a block that moves or is being handed out, and the copier of the
+/// kernel's image.
 pub trait PhysicalBytes: Copy + Send + Sync + 'static {
     /// Run `f` on the frame's bytes. Does not sleep; `f` must not sleep, fault or take long.
     /// Others (user space, devices) may change the bytes meanwhile if they can reach the frame.
@@ -187,8 +192,9 @@ pub trait Entropy: Copy + Send + Sync + 'static {
     fn is_seeded(self) -> bool;
 }
 
-/// Everything together: the services that a machine gives to the memory manager.
-pub trait Machine: Tables + Tlb + PhysicalBytes + DirectMap + Entropy {
+/// Everything together: the services that a machine gives to the memory manager. Frames' bytes are
+/// not among them: a number is no reason to see them (`freehold_xpfo::Windows`).
+pub trait Machine: Tables + Tlb + DirectMap + Entropy {
     /// The nodes that have memory or CPUs: 1 or more, dense from 0.
     fn node_count(self) -> usize;
     /// The node nearest to this CPU.

@@ -20,10 +20,11 @@ use core::sync::atomic::AtomicU64;
 use freehold_bounce::{DeviceRules, Direction, Dma, DmaAddr, Limits};
 use freehold_buddy::{Buddy, Managed, Options, Pcp};
 use freehold_frame::{
-    Anon, Frame, FrameKind, FrameRecord, FrameTable, Kernel, LeafMapping, OutOfMemory, Owner, User,
+    Anon, Frame, FrameKind, FrameRecord, FrameTable, Held, Kernel, LeafMapping, OutOfMemory, Owner, User,
 };
-use freehold_machine::{Cpus, Entropy, Pfn, PfnRange, PhysicalBytes, Tlb, Topology, VirtAddr};
+use freehold_machine::{Cpus, Entropy, Pfn, PfnRange, Tlb, Topology, VirtAddr};
 use freehold_paging::{Backing, Entry, KernelRoots, Marks, PageSize, Rights, Space};
+use freehold_xpfo::Windows;
 use hardware::{Hardware, println};
 
 type Frames = &'static Buddy<Hardware>;
@@ -75,14 +76,14 @@ fn turn_over<K: FrameKind>(
     for _ in 0..COUNT {
         let frame = Frame::<K, Frames>::allocate(frames)?;
         let number = frame.pfn().0.to_le_bytes();
-        Hardware.with_bytes(frame.pfn(), |bytes| bytes[..8].copy_from_slice(&number));
+        Hardware.with_bytes(&frame, |bytes| bytes[..8].copy_from_slice(&number));
         taken.push(frame);
     }
     let right = taken.iter().filter(|frame| is_right(frame.pfn())).count();
     let mut kept = 0;
     while !taken.is_empty() {
         let frame = taken.swap_remove(Hardware.random_u64() as usize % taken.len());
-        kept += usize::from(first_word(frame.pfn()) == frame.pfn().0);
+        kept += usize::from(first_word(&frame) == frame.pfn().0);
     }
     let left = frames.frames_of(K::OWNER);
     println!(
@@ -91,7 +92,7 @@ fn turn_over<K: FrameKind>(
     Ok(())
 }
 
-fn first_word(frame: Pfn) -> u64 {
+fn first_word(frame: &impl Held) -> u64 {
     Hardware.read_bytes(frame, |bytes| u64::from_le_bytes(*bytes.first_chunk().expect("a page is longer")))
 }
 
@@ -109,7 +110,8 @@ fn address_space(frames: Frames) -> Result<(), OutOfMemory> {
     hardware::store_at(ADDRESS, 0x5eed);
     let (slot, size) = space.find(ADDRESS).expect("it was made");
     let found = slot.load();
-    let value = first_word(found.frame());
+    let page = LeafMapping::<User, _>::borrow_leaf(frames, found.frame()).expect("the leaf holds it");
+    let value = first_word(&*page);
     println!("mapped at {:#x}: the walk finds a {size:?} page that holds {value:#x}", ADDRESS.0);
 
     // The page leaves the table, then the CPU's translation cache, and only then is freed.

@@ -7,7 +7,9 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_machine::{Cpus, PAGE_SIZE, Pfn, PhysicalBytes, VirtAddr};
+use freehold_frame::HeldFrame;
+use freehold_machine::{Cpus, PAGE_SIZE, Pfn, VirtAddr};
+use freehold_xpfo::Windows;
 
 use crate::memory::{tables, windows};
 use crate::{X86, boot, irq, time};
@@ -144,9 +146,9 @@ const PATIENCE_NS: u64 = 2_000_000_000;
 /// Read a word of `frame` where its window was, `wait_ns` nanoseconds after it closed, on the same
 /// CPU. Where the interrupt that ends its time is due and has not come, since the host runs this
 /// CPU but not its timer, wait for that first.
-pub fn read_closed_window(frame: Pfn, wait_ns: u64) -> ClosedWindow {
+pub fn read_closed_window(frame: HeldFrame<'_>, wait_ns: u64) -> ClosedWindow {
     let pinned = X86.pin();
-    let address = X86.with_bytes(frame, |bytes| {
+    let address = X86.with_bytes(&frame, |bytes| {
         core::hint::black_box(bytes[PAGE_SIZE - 1]);
         bytes.as_ptr() as u64
     });
@@ -163,8 +165,8 @@ pub fn read_closed_window(frame: Pfn, wait_ns: u64) -> ClosedWindow {
 
 /// Writes a byte of `frame`, with its present value, through a window for reading. Returns whether
 /// that worked.
-pub fn write_reading_window(frame: Pfn) -> bool {
-    X86.read_bytes(frame, |bytes| {
+pub fn write_reading_window(frame: HeldFrame<'_>) -> bool {
+    X86.read_bytes(&frame, |bytes| {
         // SAFETY: the byte stays as it is; a fault goes on behind the instruction.
         let tried = unsafe { freehold_provoke_write(bytes.as_ptr() as u64) };
         tried.done != 0

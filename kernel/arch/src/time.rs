@@ -10,8 +10,10 @@
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use freehold_frame::HeldFrame;
 use freehold_machine::{PAGE_SIZE, Pfn, PhysAddr, PhysicalBytes};
 use freehold_vdso::TimePage;
+use freehold_xpfo::Windows;
 use zerocopy::FromBytes;
 
 use crate::apic::{self, TimerMode};
@@ -66,17 +68,17 @@ pub fn wall_clock_at_boot() -> u64 {
     WALL_AT_START.load(Ordering::Relaxed)
 }
 
-/// Show the clock to programs in `frame`, which is zeroed and stays for ever: [`TimePage`]. After
+/// Show the clock to programs in `frame`, which is zeroed and held for ever: [`TimePage`]. After
 /// [`start`], once; `wall` is as for [`show_wall`].
-pub fn show_in(frame: Pfn, wall: i64) {
+pub fn show_in(frame: HeldFrame<'static>, wall: i64) {
     let factor = NS_PER_TICK.load(Ordering::Relaxed);
-    X86.with_bytes(frame, |page| {
+    Windows::with_bytes(X86, &frame, |page| {
         word(page, offset_of!(TimePage, base)).store(START.load(Ordering::Relaxed), Ordering::Relaxed);
         word(page, offset_of!(TimePage, factor)).store(factor, Ordering::Relaxed);
         let seconds = word(page, offset_of!(TimePage, seconds_factor));
         seconds.store(TimePage::seconds_factor(factor), Ordering::Relaxed);
     });
-    SHOWN_IN.store(frame.0, Ordering::Relaxed);
+    SHOWN_IN.store(frame.pfn().0, Ordering::Relaxed);
     show_wall(wall);
 }
 
@@ -89,7 +91,8 @@ pub fn show_wall(wall: i64) {
     }
     let factor = TimePage::seconds_factor(NS_PER_TICK.load(Ordering::Relaxed));
     let base = TimePage::seconds_base(START.load(Ordering::Relaxed), factor, wall);
-    X86.with_bytes(Pfn(frame), |page| {
+    // `show_in` was shown a hold on it that has no end.
+    PhysicalBytes::with_bytes(X86, Pfn(frame), |page| {
         // One store each, which programs see as a whole: the protocol is in the head of
         // `TimePage`'s module.
         word(page, offset_of!(TimePage, wall)).store(wall as u64, Ordering::Relaxed);

@@ -21,9 +21,10 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering
 use freehold_bounce::{FrameBytes, FrameList, HeldBytes, HeldFrames, Original, OriginalMut};
 use freehold_collections::{Arc, TryCollect, Vec, reserve};
 use freehold_frame::{Frame, PageCache as CacheKind};
-use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
+use freehold_machine::{PAGE_SIZE, Pfn};
 use freehold_virtio::{BlockError, SECTOR_SIZE, Sleep};
 use freehold_vm::{Age, BackingStore, ErrorsTold, Evicted, Eviction, FrameChoice, Laundry, MAX_RUN, VmError};
+use freehold_xpfo::Windows;
 pub use held::{HeldDisk, was_ever_held};
 pub use objects::{Shortage, ensure_objects};
 pub use places::{disk_of, list, most, name_of, number_of, size_of};
@@ -262,7 +263,7 @@ impl BackingStore<Frames> for Store {
         for (page, frame) in frames.iter().enumerate() {
             let start = length.saturating_sub(page * PAGE_SIZE).min(PAGE_SIZE);
             if start < PAGE_SIZE {
-                Hardware.with_bytes(frame.pfn(), |bytes| bytes[start..].fill(0));
+                Hardware.with_bytes(frame, |bytes| bytes[start..].fill(0));
             }
         }
         Ok(())

@@ -14,8 +14,9 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use freehold_collections::{Arc, reserve};
-use freehold_machine::{PAGE_SIZE, PhysicalBytes, VirtAddr};
+use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_vm::{Access, AreaFlags, Lack, Monitor, NewPage, VmError, Watching};
+use freehold_xpfo::Windows;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::anonymous::AnonymousNode;
@@ -440,7 +441,7 @@ fn take_bytes(new: &NewPage<Frames>, mut source: UserSlice) -> Result<()> {
     let mut done = 0;
     while done < PAGE_SIZE {
         Source::fault_in(&mut source)?;
-        done += Hardware.with_bytes(new.pfn(), |bytes| source.take_without_fault(&mut bytes[done..]));
+        done += Hardware.with_bytes(&new.held(), |bytes| source.take_without_fault(&mut bytes[done..]));
     }
     Ok(())
 }

@@ -14,11 +14,13 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_bounce::{FrameBytes, FrameList, HeldBytes, HeldFrames, Original, OriginalMut};
 use freehold_collections::{Arc, Short, Vec, reserve};
-use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes, Tally, VirtAddr};
+use freehold_frame::HeldFrame;
+use freehold_machine::{PAGE_SIZE, Pfn, Tally, VirtAddr};
 use freehold_vm::{
     FaultError, LongTerm, MappedFile, OfFile, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term,
     Transient, pin_fast, pin_fast_run,
 };
+use freehold_xpfo::Windows;
 
 use super::hotplug::GrowthOutcome;
 use super::space::SpaceGuard;
@@ -106,8 +108,8 @@ impl PinnedOne {
         self.0.of_file()
     }
     /// The frame.
-    pub fn pfn(&self) -> Pfn {
-        self.0.pfn()
+    pub fn held(&self) -> HeldFrame<'_> {
+        self.0.held()
     }
 }
 
@@ -314,8 +316,8 @@ impl<P: Purpose> PinnedRun<P> {
     /// Those of `sink`, where not one byte finds a place.
     pub fn give<S: Sink + ?Sized>(&self, sink: &mut S) -> Result<usize> {
         let count = self.length.min(sink.remaining());
-        let give = |sink: &mut S, frame: Pfn, part: Range<usize>| {
-            Hardware.read_bytes(frame, |page| sink.put_without_fault(&page[part]))
+        let give = |sink: &mut S, frame: HeldFrame<'_>, part: Range<usize>| {
+            Hardware.read_bytes(&frame, |page| sink.put_without_fault(&page[part]))
         };
         self.in_pages(count, sink, give, S::fault_in)
     }
@@ -326,7 +328,7 @@ impl<P: Purpose> PinnedRun<P> {
         &self,
         count: usize,
         end: &mut E,
-        transfer: impl Fn(&mut E, Pfn, Range<usize>) -> usize,
+        transfer: impl Fn(&mut E, HeldFrame<'_>, Range<usize>) -> usize,
         fault_in: impl Fn(&mut E) -> Result<()>,
     ) -> Result<usize> {
         let mut done = 0;
@@ -335,7 +337,7 @@ impl<P: Purpose> PinnedRun<P> {
             let first = at % PAGE_SIZE;
             let part = first..PAGE_SIZE.min(first + (count - done));
             let wanted = part.len();
-            let moved = transfer(end, self.frame(at / PAGE_SIZE), part);
+            let moved = transfer(end, self.pages[at / PAGE_SIZE].held(), part);
             done += moved;
             if moved < wanted
                 && let Err(error) = fault_in(end)
@@ -381,8 +383,8 @@ impl PinnedRun<ReadWrite> {
     /// Those of `source`, where not one byte can be taken.
     pub fn take<S: Source + ?Sized>(&self, source: &mut S) -> Result<usize> {
         let count = self.length.min(source.remaining());
-        let take = |source: &mut S, frame: Pfn, part: Range<usize>| {
-            Hardware.with_bytes(frame, |page| source.take_without_fault(&mut page[part]))
+        let take = |source: &mut S, frame: HeldFrame<'_>, part: Range<usize>| {
+            Hardware.with_bytes(&frame, |page| source.take_without_fault(&mut page[part]))
         };
         self.in_pages(count, source, take, S::fault_in)
     }

@@ -5,63 +5,37 @@
 //! bytes that were not written are never read. Where frames are charged to accounts no page is
 //! kept: the next caller may have another account.
 //!
-//! **Protocol.** A slot holds a frame's number, or [`NONE`]. A CPU that takes the number out, by an
-//! atomic swap, has the frame alone. A CPU puts a number in where [`NONE`] was, by a
-//! compare-exchange, and has the frame no more. Slots are looked at from the first on, so one page
+//! **Protocol.** A slot is a [`FrameSlot`]: it has a frame, or none, and a CPU that takes the frame
+//! out has it alone. Slots are looked at from the first on, so one page
 //! that goes to and fro costs one slot. A CPU number that is out of date does no harm: the slots
 //! are another CPU's then, and the same holds. [`drain`] empties all slots, when memory is short,
 //! before it is taken out and at the end.
 
-use core::sync::atomic::{AtomicU64, Ordering};
-
-use freehold_frame::{Frame, PageCache};
-use freehold_machine::{Cpus as _, MAX_CPUS, Pfn};
+use freehold_frame::{Frame, FrameSlot, Held, HeldFrame, KeptFrame, PageCache};
+use freehold_machine::{Cpus as _, MAX_CPUS};
 
 use super::{Frames, frames};
 use crate::hw::Hardware;
 use crate::{Result, hw};
 
-/// No frame has this number: physical addresses have 52 bits.
-const NONE: u64 = u64::MAX;
-
 /// Pages that a CPU keeps: half of what a stream of 64 KiB needs at once.
 const KEPT: usize = 8;
 
-struct TransitSlot(AtomicU64);
+type KeptPage = KeptFrame<PageCache, Frames>;
 
 /// A CPU's slots, on a cache line of their own.
 #[repr(align(64))]
-struct CpuSlots([TransitSlot; KEPT]);
+struct CpuSlots([FrameSlot<PageCache, Frames>; KEPT]);
 
-static SLOTS: [CpuSlots; MAX_CPUS] = [const { CpuSlots::new() }; MAX_CPUS];
-
-impl TransitSlot {
-    fn is_empty(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == NONE
-    }
-    /// Takes the frame in the slot, if there is one.
-    fn take(&self) -> Option<Pfn> {
-        match self.0.swap(NONE, Ordering::Acquire) {
-            NONE => None,
-            frame => Some(Pfn(frame)),
-        }
-    }
-    /// Puts `frame` into the slot. Returns whether there was room.
-    fn put(&self, frame: Pfn) -> bool {
-        self.0.compare_exchange(NONE, frame.0, Ordering::Release, Ordering::Relaxed).is_ok()
-    }
-}
+static SLOTS: [CpuSlots; MAX_CPUS] = [const { CpuSlots([FrameSlot::EMPTY; KEPT]) }; MAX_CPUS];
 
 impl CpuSlots {
-    const fn new() -> Self {
-        Self([const { TransitSlot(AtomicU64::new(NONE)) }; KEPT])
-    }
     /// Takes a frame, if one is kept.
-    fn take(&self) -> Option<Pfn> {
+    fn take(&self) -> Option<KeptPage> {
         self.0.iter().find_map(|slot| if slot.is_empty() { None } else { slot.take() })
     }
     /// Keeps `frame`. Returns whether there was room.
-    fn put(&self, frame: Pfn) -> bool {
+    fn put(&self, frame: &mut KeptPage) -> bool {
         self.0.iter().any(|slot| slot.is_empty() && slot.put(frame))
     }
 }
@@ -74,7 +48,7 @@ fn slots() -> &'static CpuSlots {
 
 /// A page of undefined content.
 #[derive(Debug)]
-pub struct TransitPage(Pfn);
+pub struct TransitPage(KeptPage);
 
 impl TransitPage {
     /// Takes a page from this CPU's slots, else from the page allocator.
@@ -87,56 +61,38 @@ impl TransitPage {
         let kept = if Hardware.charges_frames() { None } else { slots().take() };
         match kept {
             Some(frame) => Ok(Self(frame)),
-            None => Ok(Self(Frame::<PageCache, Frames>::allocate(frames())?.into_raw())),
+            None => Ok(Self(Frame::allocate(frames())?.into())),
         }
     }
     /// Returns the page's frame.
     #[inline]
-    pub const fn pfn(&self) -> Pfn {
-        self.0
+    pub fn held(&self) -> HeldFrame<'_> {
+        self.0.held()
     }
 }
 
 impl Drop for TransitPage {
     #[inline]
     fn drop(&mut self) {
-        if Hardware.charges_frames() || !slots().put(self.0) {
-            release(self.0);
+        if Hardware.charges_frames() || !slots().put(&mut self.0) {
+            release(&mut self.0);
         }
     }
 }
 
-/// Gives back a frame without a holder.
-fn release(frame: Pfn) {
-    drop(Frame::<PageCache, Frames>::from_raw(frames(), frame).expect("a page in transit has its frame"));
+/// Gives back a frame.
+fn release(frame: &mut KeptPage) {
+    drop(frame.take(frames()));
 }
 
 /// Gives back what the CPUs keep, and says how many frames that is.
 pub fn drain() -> u64 {
-    SLOTS.iter().flat_map(|cpu| &cpu.0).filter_map(TransitSlot::take).map(release).count() as u64
+    let kept = SLOTS.iter().flat_map(|cpu| &cpu.0).filter_map(FrameSlot::take);
+    kept.map(|mut frame| release(&mut frame)).count() as u64
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    #[test]
-    fn a_slot_keeps_one_page_and_gives_it_once() {
-        let slot = TransitSlot(AtomicU64::new(NONE));
-        let [one, other] = [3, 4].map(Pfn);
-        assert!(slot.put(one) && !slot.put(other));
-        assert_eq!((slot.take(), slot.take()), (Some(one), None));
-    }
-
-    #[test]
-    fn a_cpu_keeps_some_pages_and_gives_each_once() {
-        let slots = CpuSlots::new();
-        let taken: std::vec::Vec<_> = (0..KEPT as u64 + 2).map(|frame| slots.put(Pfn(frame))).collect();
-        assert!(taken[..KEPT].iter().all(|&kept| kept) && taken[KEPT..] == [false, false]);
-        assert!((0..KEPT as u64).all(|frame| slots.take() == Some(Pfn(frame))));
-        assert_eq!(slots.take(), None);
-    }
-
     /// The protocol of the module's head, step by step: each frame has one holder at a time, in
     /// whatever order CPUs take and put.
     mod interleavings {

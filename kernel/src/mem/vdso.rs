@@ -7,9 +7,10 @@
 //! set (`crate::hw::time`).
 
 use freehold_frame::Frame;
-use freehold_machine::{PAGE_SIZE, PhysicalBytes, VirtAddr};
+use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_vdso::{IMAGE_BYTES, Uses, image};
 use freehold_vm::{AreaFlags, AreaPlace, Backing, Limits, MapRequest, Protection, Vdso, VdsoPart};
+use freehold_xpfo::Windows;
 
 use super::{ProcessSpace, commons, frames};
 use crate::hw::Hardware;
@@ -28,7 +29,6 @@ const TABLE_SPAN: u64 = 2 << 20;
 /// `ENOMEM`.
 pub fn init() -> Result<()> {
     let time = Frame::allocate_zeroed(frames())?;
-    time::show_in(time.pfn());
     let mut vdso = Vdso::new(time);
     let uses = if crate::hw::cpu::has_bmi2() { Uses::Bmi2 } else { Uses::Baseline };
     let mut pages = image(uses).chunks(PAGE_SIZE);
@@ -36,10 +36,10 @@ pub fn init() -> Result<()> {
     for _ in 0..IMAGE_PAGES {
         let bytes = pages.next().unwrap_or_default();
         let frame = Frame::allocate_zeroed(frames())?;
-        Hardware.with_bytes(frame.pfn(), |page| page[..bytes.len()].copy_from_slice(bytes));
+        Hardware.with_bytes(&frame, |page| page[..bytes.len()].copy_from_slice(bytes));
         vdso.push(frame);
     }
-    commons().set_vdso(vdso);
+    time::show_in(commons().set_vdso(vdso).time());
     Ok(())
 }
 

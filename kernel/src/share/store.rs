@@ -5,8 +5,9 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use freehold_bounce::FrameBytes;
 use freehold_collections::Arc;
 use freehold_frame::{Frame, PageCache as CacheKind};
-use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
+use freehold_machine::{PAGE_SIZE, Pfn};
 use freehold_vm::{BackingStore, MAX_RUN, VmError};
+use freehold_xpfo::Windows;
 
 use super::channel::Channel;
 use super::fids::Fid;
@@ -115,7 +116,7 @@ impl BackingStore<Frames> for Store {
         for (page, frame) in frames.iter().enumerate() {
             let filled = done.saturating_sub(page * PAGE_SIZE).min(PAGE_SIZE);
             if filled < PAGE_SIZE {
-                Hardware.with_bytes(frame.pfn(), |bytes| bytes[filled..].fill(0));
+                Hardware.with_bytes(frame, |bytes| bytes[filled..].fill(0));
             }
         }
         Ok(())

@@ -7,7 +7,8 @@
 //! does not wait for memory: the fault gives the lock back and reclaims.
 
 use freehold_bounce::FrameBytes;
-use freehold_machine::{PAGE_SIZE, Pfn};
+use freehold_frame::HeldFrame;
+use freehold_machine::PAGE_SIZE;
 use freehold_virtio::{SECTOR_SIZE, Sleep};
 use freehold_vm::{SwapStore, VmError};
 
@@ -29,13 +30,13 @@ const fn sector(page: u64) -> u64 {
 }
 
 impl SwapStore for DiskStore {
-    fn read(&self, first: u64, frames: &[Pfn]) -> Result<(), VmError> {
+    fn read(&self, first: u64, frames: &[HeldFrame<'_>]) -> Result<(), VmError> {
         ensure_objects(Shortage::Fail)?;
         let mut bytes = FrameBytes::new(Hardware, frames);
         self.held.disk().read(sector(first), &mut bytes, Sleep::Uninterruptible).map_err(|_| VmError::Io)
     }
 
-    fn write(&self, first: u64, frames: &[Pfn]) -> Result<(), VmError> {
+    fn write(&self, first: u64, frames: &[HeldFrame<'_>]) -> Result<(), VmError> {
         ensure_objects(Shortage::Wait)?;
         let bytes = FrameBytes::new(Hardware, frames);
         self.held.disk().write(sector(first), &bytes, Sleep::Uninterruptible).map_err(|_| VmError::Io)

@@ -35,7 +35,7 @@ pub fn set_wall(nanoseconds: i64) {
 }
 
 /// Show programs the clock in `frame`, which stays for ever; once.
-pub fn show_in(frame: freehold_machine::Pfn) {
+pub fn show_in(frame: freehold_frame::HeldFrame<'static>) {
     let _one_at_a_time = SETTING.lock();
     crate::hw::time::show_in(frame, WALL_OFFSET.load(Ordering::Relaxed));
 }

@@ -2,6 +2,7 @@
 
 use alloc::sync::Arc;
 
+use freehold_frame::HeldFrame;
 use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
 
 /// Bytes that a device shall read. The functions run inside a window: they must not sleep or fault.
@@ -70,6 +71,15 @@ pub trait FrameList {
     fn count(&self) -> usize;
     /// Number `index` of them; the caller stays below [`FrameList::count`].
     fn frame(&self, index: usize) -> Pfn;
+}
+
+impl FrameList for [HeldFrame<'_>] {
+    fn count(&self) -> usize {
+        self.len()
+    }
+    fn frame(&self, index: usize) -> Pfn {
+        self[index].pfn()
+    }
 }
 
 impl FrameList for [Pfn] {

@@ -7,7 +7,7 @@ use freehold_frame::{
     Payer, Pressure, Request, Tag,
 };
 use freehold_machine::topology::MAX_NODES;
-use freehold_machine::{CpuId, MAX_CPUS, Machine, NodeId, Pfn, PfnRange, Pinned, Topology};
+use freehold_machine::{CpuId, MAX_CPUS, Machine, NodeId, Pfn, PfnRange, PhysicalBytes, Pinned, Topology};
 use freehold_tracepoints::TraceEvent;
 use freehold_tracepoints::table::FrameOwner;
 
@@ -26,7 +26,7 @@ use crate::zone::Zone;
 /// Task context only: the CPU may be pinned and interrupts are on; no lock is held that an
 /// interrupt handler takes, since a pageblock that leaves the direct map is flushed on every CPU.
 #[derive(Debug)]
-pub struct Buddy<M: Machine> {
+pub struct Buddy<M: Machine + PhysicalBytes> {
     pub(crate) machine: M,
     pub(crate) table: FrameTable,
     pub(crate) options: Options,
@@ -64,7 +64,7 @@ pub(crate) enum Bytes {
 /// No more nodes in a list of nodes.
 pub(crate) const NONE: u8 = u8::MAX;
 
-impl<M: Machine> Buddy<M> {
+impl<M: Machine + PhysicalBytes> Buddy<M> {
     /// Returns a block as requested; its record names its owner. [`Owner::Free`] and
     /// [`Owner::Reserved`] get nothing.
     ///
@@ -318,7 +318,7 @@ impl<M: Machine> Buddy<M> {
     }
 }
 
-impl<M: Machine> FrameSource for &'static Buddy<M> {
+impl<M: Machine + PhysicalBytes> FrameSource for &'static Buddy<M> {
     type Machine = M;
     fn machine(self) -> M {
         self.machine

@@ -9,11 +9,11 @@
 //! [`AccountId::ROOT`].
 
 use freehold_frame::{AccountId, Order, OutOfMemory, Owner, Payer, Request};
-use freehold_machine::{Machine, Pfn};
+use freehold_machine::{Machine, Pfn, PhysicalBytes};
 
 use crate::{Bill, Buddy};
 
-impl<M: Machine> Buddy<M> {
+impl<M: Machine + PhysicalBytes> Buddy<M> {
     /// As [`Buddy::allocate`], which charges the caller's account: `payer` is charged.
     ///
     /// # Errors

@@ -6,7 +6,7 @@
 use core::sync::atomic::AtomicU64;
 
 use freehold_frame::Order;
-use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_ORDER, Pfn, Pinned};
+use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_ORDER, Pfn, PhysicalBytes, Pinned};
 
 use crate::Buddy;
 use crate::block::{BlockId, BlockState, PutPlain};
@@ -32,7 +32,7 @@ pub enum Moment {
     Idle,
 }
 
-impl<M: Machine> Buddy<M> {
+impl<M: Machine + PhysicalBytes> Buddy<M> {
     /// Serve what other CPUs asked of this one; and before it idles, give back all if its node is
     /// short of memory, else a part of what its lists have not needed since. In task context, on
     /// the way back to user mode after an interrupt and on the way to idle.

@@ -4,7 +4,7 @@
 use core::sync::atomic::Ordering;
 use freehold_frame::{FrameState, Freed, Order};
 
-use freehold_machine::{Machine, PAGEBLOCK_FRAMES, Pfn, PfnRange};
+use freehold_machine::{Machine, PAGEBLOCK_FRAMES, Pfn, PfnRange, PhysicalBytes};
 
 use crate::Buddy;
 use crate::block::{BlockId, BlockState};
@@ -14,7 +14,7 @@ use crate::options::{Check, Wipe};
 /// Byte that free frames are filled with: that of Linux' page poisoning, which readers know.
 const PATTERN: u8 = 0xaa;
 
-impl<M: Machine> Buddy<M> {
+impl<M: Machine + PhysicalBytes> Buddy<M> {
     /// Writes over a block that is about to be free.
     #[cold]
     pub(crate) fn scrub(&self, block: Pfn, freed: Freed) {

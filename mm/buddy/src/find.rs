@@ -7,7 +7,9 @@
 use core::sync::atomic::AtomicU64;
 
 use freehold_frame::{NodePolicy, NodeSet, OutOfMemory, Owner, Pressure, Request, Side, Tag};
-use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, Pinned};
+use freehold_machine::{
+    CpuId, Machine, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, PhysicalBytes, Pinned,
+};
 
 use crate::Buddy;
 use crate::arena::{Arena, HeldArena};
@@ -56,21 +58,21 @@ struct Search {
 }
 
 /// A trip to one zone for the wished blocks, and how many frames must stay free there.
-pub(crate) struct Trip<'a, M: Machine> {
+pub(crate) struct Trip<'a, M: Machine + PhysicalBytes> {
     pub(crate) pinned: &'a Pinned<M>,
     pub(crate) zone: &'a Zone,
     floor: u64,
     pub(crate) wanted: TakeRequest,
 }
 
-impl<M: Machine> Trip<'_, M> {
+impl<M: Machine + PhysicalBytes> Trip<'_, M> {
     /// Reserves up to `want` of the wished blocks; how many.
     pub(crate) fn reserve(&self, want: u64) -> Option<u64> {
         self.zone.reserve(want, self.wanted.order, self.floor)
     }
 }
 
-impl<M: Machine> Buddy<M> {
+impl<M: Machine + PhysicalBytes> Buddy<M> {
     /// A block from the zones, by the request's policy; with a refill of the list that serves it,
     /// if there is one.
     pub(crate) fn find(&self, pinned: &Pinned<M>, request: Request) -> Result<(Pfn, NodeId), OutOfMemory> {

@@ -1,7 +1,7 @@
 //! Blocks larger than a pageblock, up to 1 GiB: gathered from free pageblocks that happen to lie
 //! side by side.
 
-use freehold_machine::{Machine, PAGEBLOCK_ORDER};
+use freehold_machine::{Machine, PAGEBLOCK_ORDER, PhysicalBytes};
 
 use crate::Buddy;
 use crate::block::BlockId;
@@ -9,7 +9,7 @@ use crate::find::Trip;
 use crate::output::OutputSlice;
 use crate::take::TakeRequest;
 
-impl<M: Machine> Buddy<M> {
+impl<M: Machine + PhysicalBytes> Buddy<M> {
     /// Takes one block of the wished order, above a pageblock's, if there is one.
     pub(crate) fn gather(&self, trip: &Trip<'_, M>, out: &mut OutputSlice<'_>) {
         let &Trip { pinned, zone, wanted: TakeRequest { owner, order, .. }, .. } = trip;

@@ -17,7 +17,7 @@
 //! kernel may have no memory for them then.
 
 use freehold_frame::{FrameState, Side};
-use freehold_machine::{Machine, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PfnRange};
+use freehold_machine::{Machine, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PfnRange, PhysicalBytes};
 
 use crate::Buddy;
 use crate::block::{BlockId, BlockState, Fill};
@@ -33,7 +33,7 @@ pub enum PlugError {
     KernelMemory,
 }
 
-impl<M: Machine> Buddy<M> {
+impl<M: Machine + PhysicalBytes> Buddy<M> {
     /// Take `range` out as far as it is free and keep the rest from being handed out again. Frames
     /// still in use.
     ///

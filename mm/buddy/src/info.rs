@@ -1,7 +1,7 @@
 //! Figures of the allocator's memory, for /proc and for reports.
 
 use freehold_frame::{Owner, Side};
-use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_FRAMES, PfnRange};
+use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_FRAMES, PfnRange, PhysicalBytes};
 
 use crate::block::{BlockId, Fill, count_runs};
 use crate::zone::{Watermarks, Zone};
@@ -89,7 +89,7 @@ pub struct Activity {
     free: u64,
 }
 
-impl<M: Machine> Buddy<M> {
+impl<M: Machine + PhysicalBytes> Buddy<M> {
     /// Returns the activity of the allocator. Two equal values enclose a time of rest, except that
     /// a CPU stopped in the middle of a step all the while is not noticed.
     pub fn activity(&self) -> Activity {

@@ -12,7 +12,8 @@ use core::sync::atomic::{AtomicBool, AtomicU64};
 use freehold_frame::{FrameState, FrameTable, Order, Owner};
 use freehold_machine::topology::{MAX_NODES, Presence};
 use freehold_machine::{
-    CpuId, MAX_CPUS, Machine, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, Topology,
+    CpuId, MAX_CPUS, Machine, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, PhysicalBytes,
+    Topology,
 };
 
 use crate::arena::ARENA_WORDS;
@@ -114,7 +115,7 @@ impl Supply {
     }
 }
 
-impl<M: Machine> Buddy<M> {
+impl<M: Machine + PhysicalBytes> Buddy<M> {
     /// How many zeroed words [`Buddy::new`] needs: about 0.28 bytes per frame up to the end of
     /// memory.
     pub fn metadata_words(topology: &Topology, cpus: usize, options: &Options) -> usize {

@@ -8,7 +8,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_frame::{NodePolicy, NodeSet, Owner, Request};
-use freehold_machine::{CpuId, Machine, NodeId};
+use freehold_machine::{CpuId, Machine, NodeId, PhysicalBytes};
 
 use crate::Buddy;
 use crate::buddy::NONE;
@@ -77,7 +77,7 @@ pub(crate) enum Listed {
     No,
 }
 
-impl<M: Machine> Buddy<M> {
+impl<M: Machine + PhysicalBytes> Buddy<M> {
     pub(crate) fn count_passed(&self, passed: &Passed, request: Request) {
         let zone = |node: NodeId| &self.zone(node).numa;
         let at_home = zone(passed.home);

@@ -3,7 +3,7 @@
 
 use freehold_frame::{Audit, Contradiction, Owner};
 use freehold_machine::topology::Presence;
-use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange};
+use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, PhysicalBytes};
 
 use crate::Buddy;
 use crate::block::{BlockId, Fill};
@@ -43,7 +43,7 @@ pub enum Disagreement {
     NoRecords,
 }
 
-impl<M: Machine> Buddy<M> {
+impl<M: Machine + PhysicalBytes> Buddy<M> {
     /// Check everything; `found` is told each fault. Memory by owner, and how many faults there
     /// were.
     ///

@@ -73,7 +73,7 @@ impl<K: FrameKind, S: FrameSource> Clone for Handle<K, S> {
 impl<K: FrameKind, S: FrameSource> Copy for Handle<K, S> {}
 
 impl<K: FrameKind, S: FrameSource> Handle<K, S> {
-    const fn new(source: S, frame: Pfn, order: Order) -> Self {
+    pub(crate) const fn new(source: S, frame: Pfn, order: Order) -> Self {
         Self { source, frame, order, kind: PhantomData }
     }
     /// The block's first frame.
@@ -167,6 +167,10 @@ impl<K: FrameKind, S: FrameSource> Frame<K, S> {
         }
         Self(Handle::new(source, frame, order))
     }
+    #[inline]
+    pub(crate) const fn from_handle(handle: Handle<K, S>) -> Self {
+        Self(handle)
+    }
     /// Say where the first frame's page is found. Before others can find the frame.
     ///
     /// # Panics
@@ -186,6 +190,14 @@ impl<K: FrameKind, S: FrameSource> Frame<K, S> {
     pub fn from_raw(source: S, frame: Pfn) -> Result<Self, WrongOwner> {
         let order = check::<K, S>(source, frame)?;
         Ok(Self(Handle::new(source, frame, order)))
+    }
+    /// Look at a block that is kept as a number ([`Frame::into_raw`]) in its place, which stays the
+    /// holder.
+    ///
+    /// # Errors
+    /// As [`Frame::from_raw`].
+    pub fn borrow_raw(source: S, frame: Pfn) -> Result<ManuallyDrop<Self>, WrongOwner> {
+        Self::from_raw(source, frame).map(ManuallyDrop::new)
     }
 }
 
@@ -345,9 +357,9 @@ impl<K: UserKind, S: FrameSource> LeafMapping<K, S> {
     ///
     /// # Errors
     /// The other space gets a copy: the frame is pinned, or a count is at its maximum.
-    pub fn share(&self) -> Result<Self, CopyFrom> {
+    pub fn share(&self) -> Result<Self, CopyFrom<'_>> {
         let record = self.record();
-        let refuse = |why| CopyFrom::new(self.pfn(), why);
+        let refuse = |why| CopyFrom::new(self, why);
         let is_private = match K::OWNER {
             Owner::Anon => true,
             Owner::PageCache => false,
@@ -382,17 +394,17 @@ impl<S: FrameSource> LeafMapping<Anon, S> {
     ///
     /// # Errors
     /// Others hold it: this page gets a copy.
-    pub fn reuse(&self) -> Result<(), CopyFrom> {
-        self.record().counts().reuse().map_err(|why| CopyFrom::new(self.pfn(), why))
+    pub fn reuse(&self) -> Result<(), CopyFrom<'_>> {
+        self.record().counts().reuse().map_err(|why| CopyFrom::new(self, why))
     }
     /// As [`LeafMapping::reuse`], where up to `references` are held by users that never look at the
     /// bytes again.
     ///
     /// # Errors
     /// As [`LeafMapping::reuse`].
-    pub fn reuse_beside(&self, references: u32) -> Result<(), CopyFrom> {
+    pub fn reuse_beside(&self, references: u32) -> Result<(), CopyFrom<'_>> {
         let outcome = self.record().counts().reuse_beside(references);
-        outcome.map_err(|why| CopyFrom::new(self.pfn(), why))
+        outcome.map_err(|why| CopyFrom::new(self, why))
     }
     /// Turns the mapping into a reference that cannot be pinned, and returns to whom the frame
     /// belonged: it leaves its page (swap-out, migration). The leaf is cleared after this, and

@@ -22,6 +22,8 @@
 mod account;
 mod counts;
 mod handle;
+mod held;
+mod kept;
 mod large;
 mod order;
 mod owner;
@@ -36,6 +38,8 @@ mod whole;
 pub use account::{AccountId, AtomicAccountId};
 pub use counts::{AtomicWord, Belongs, CountError, Counts, Holders};
 pub use handle::{Frame, Handle, LeafMapping, Pin, WrongOwner};
+pub use held::{Held, HeldFrame, HeldRun};
+pub use kept::{FrameSlot, KeptFrame};
 pub use large::{LargeMapping, Shattered};
 pub use order::Order;
 pub use owner::{

@@ -51,9 +51,7 @@
 
 use core::sync::atomic::{Ordering, fence};
 
-use freehold_machine::Pfn;
-
-use crate::{CountError, Frame, FrameSource, LeafMapping, PageCache};
+use crate::{CountError, Frame, FrameSource, Held, HeldFrame, LeafMapping, PageCache};
 
 /// A leaf of a page table, as much of it as this protocol needs.
 pub trait Leaf {
@@ -135,17 +133,19 @@ pub fn forget_written<L: Leaf>(
 /// exclusive frame without a pin.
 #[derive(Debug)]
 #[must_use = "the page needs a frame"]
-pub struct CopyFrom {
-    frame: Pfn,
+pub struct CopyFrom<'a> {
+    frame: HeldFrame<'a>,
     why: CountError,
 }
 
-impl CopyFrom {
-    pub(crate) const fn new(frame: Pfn, why: CountError) -> Self {
-        Self { frame, why }
+impl<'a> CopyFrom<'a> {
+    #[inline(always)]
+    pub(crate) fn new(holder: &'a impl Held, why: CountError) -> Self {
+        Self { frame: holder.held(), why }
     }
-    /// The frame.
-    pub const fn pfn(&self) -> Pfn {
+    /// The frame, which the hold that was asked keeps.
+    #[inline(always)]
+    pub const fn held(&self) -> HeldFrame<'a> {
         self.frame
     }
     /// Why it cannot be kept, or shared.
@@ -154,16 +154,16 @@ impl CopyFrom {
     }
 }
 
-impl<S: FrameSource> From<&Frame<PageCache, S>> for CopyFrom {
+impl<'a, S: FrameSource> From<&'a Frame<PageCache, S>> for CopyFrom<'a> {
     /// A file's page is exclusive to no space.
-    fn from(frame: &Frame<PageCache, S>) -> Self {
-        Self::new(frame.pfn(), CountError::NotExclusive)
+    fn from(frame: &'a Frame<PageCache, S>) -> Self {
+        Self::new(frame, CountError::NotExclusive)
     }
 }
 
-impl<S: FrameSource> From<&LeafMapping<PageCache, S>> for CopyFrom {
+impl<'a, S: FrameSource> From<&'a LeafMapping<PageCache, S>> for CopyFrom<'a> {
     /// A file's page is exclusive to no space.
-    fn from(mapping: &LeafMapping<PageCache, S>) -> Self {
-        Self::new(mapping.pfn(), CountError::NotExclusive)
+    fn from(mapping: &'a LeafMapping<PageCache, S>) -> Self {
+        Self::new(mapping, CountError::NotExclusive)
     }
 }

@@ -41,6 +41,7 @@ mod space;
 
 use freehold_frame::FrameSource;
 use freehold_machine::{CpuId, Machine, NodeId, Pfn, VirtAddr};
+use freehold_xpfo::Windows;
 
 pub use entry::{Backing, Entry, Marks, Rights, SwapPlace};
 pub use flush::{FULL_FLUSH_PAGES, FlushBatch};
@@ -53,10 +54,11 @@ pub use space::{Cursor, EntryAt, Leaves, PageSize, Reached, Slot, Space};
 /// Intel CPUs).
 pub const USER_END: VirtAddr = VirtAddr(0x7fff_ffff_f000);
 
-/// Memory under page tables: a source of frames with a whole machine around it.
-pub trait Memory: FrameSource<Machine: Machine> {}
+/// Memory under page tables: a source of frames with a whole machine around it, which opens windows
+/// on frames that are held.
+pub trait Memory: FrameSource<Machine: Machine + Windows> {}
 
-impl<S: FrameSource<Machine: Machine>> Memory for S {}
+impl<S: FrameSource<Machine: Machine + Windows>> Memory for S {}
 
 /// The origin of the kernel's half of every root.
 #[derive(Clone, Copy, Debug)]

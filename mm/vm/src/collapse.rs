@@ -16,9 +16,10 @@ use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 use core::ops::Range;
 
-use freehold_frame::{Anon, Belongs, Frame, LargeMapping, LeafMapping, Owner, Payer, Request};
-use freehold_machine::{PAGE, PAGEBLOCK_FRAMES, Pfn, PhysicalBytes, VirtAddr};
+use freehold_frame::{Anon, Belongs, Frame, Held, LargeMapping, LeafMapping, Owner, Payer, Request};
+use freehold_machine::{PAGE, PAGEBLOCK_FRAMES, Pfn, VirtAddr};
 use freehold_paging::{Backing, Entry, FlushBatch, Marks, Memory, PageSize, Rights};
+use freehold_xpfo::Windows;
 
 use crate::AddressSpace;
 use crate::area::Area;
@@ -195,11 +196,15 @@ impl<S: Memory> Resident<S> {
         let mut next = 0;
         for page in gone {
             let index = (page.addr.0 - start.0) / PAGE;
-            (next..index).for_each(|gap| machine.zero(block.pfn().offset(gap)));
-            machine.copy(page.old.frame(), block.pfn().offset(index));
+            (next..index).for_each(|gap| machine.zero(&block.held_at(gap)));
+            match page.held {
+                Some((old, _)) => machine.copy(&old, &block.held_at(index)),
+                // The leaf led to the page of zeroes.
+                None => machine.zero(&block.held_at(index)),
+            }
             next = index + 1;
         }
-        (next..PAGEBLOCK_FRAMES).for_each(|gap| machine.zero(block.pfn().offset(gap)));
+        (next..PAGEBLOCK_FRAMES).for_each(|gap| machine.zero(&block.held_at(gap)));
         Ok(block)
     }
 

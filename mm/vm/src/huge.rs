@@ -25,8 +25,8 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use freehold_frame::{
-    Frame, FrameSource, LargeMapping, Order, OutOfMemory, Owner, PageCache as CacheKind, Payer, Request,
-    Shattered,
+    Frame, FrameSource, Held, HeldFrame, LargeMapping, Order, OutOfMemory, Owner, PageCache as CacheKind,
+    Payer, Request, Shattered,
 };
 use freehold_machine::{PAGEBLOCK_FRAMES, Pfn, VirtAddr};
 use freehold_paging::{Backing, Entry, EntryAt, FlushBatch, Marks, Memory, PageSize, Rights};
@@ -85,23 +85,23 @@ pub enum BlockWish {
 }
 
 /// The settings, and the block of zeroes.
-pub(crate) struct HugeControl {
+pub(crate) struct HugeControl<S: Memory> {
     mode: AtomicU8,
     zero_use: AtomicU8,
-    /// The block's first frame; 0 while there is none.
-    zero: AtomicU64,
+    /// The block of zeroes.
+    zero: spin::Once<Frame<CacheKind, S>>,
     /// Large leaves of anonymous memory in all address spaces.
     leaves: AtomicU64,
     /// The greatest [`BlockWish`] since the last query.
     wish: AtomicU8,
 }
 
-impl HugeControl {
+impl<S: Memory> HugeControl<S> {
     pub(crate) const fn new() -> Self {
         Self {
             mode: AtomicU8::new(HugeMode::Never as u8),
             zero_use: AtomicU8::new(HugeZero::Shared as u8),
-            zero: AtomicU64::new(0),
+            zero: spin::Once::new(),
             leaves: AtomicU64::new(0),
             wish: AtomicU8::new(BlockWish::None as u8),
         }
@@ -147,8 +147,13 @@ impl<S: Memory> Commons<S> {
 
     /// Whether `frame` is the zero page, or of the block of zeroes.
     pub fn is_zeroes(&self, frame: Pfn) -> bool {
-        let block = self.huge.zero.load(Ordering::Acquire);
-        frame == self.zero_page() || (block != 0 && frame.pageblock_start() == Pfn(block))
+        frame == self.zero_page() || self.held_zero_block(frame).is_some()
+    }
+    /// `frame`, if it is of the block of zeroes.
+    pub(crate) fn held_zero_block(&self, frame: Pfn) -> Option<HeldFrame<'_>> {
+        let block = self.huge.zero.get()?;
+        let head = block.pfn();
+        (frame.pageblock_start() == head).then(|| block.held_at(frame.0 - head.0))
     }
 
     /// The block of zeroes, if it may be used and there is memory for it.
@@ -156,9 +161,8 @@ impl<S: Memory> Commons<S> {
         if self.huge_zero() == HugeZero::Small {
             return None;
         }
-        let there = self.huge.zero.load(Ordering::Acquire);
-        if there != 0 {
-            return Some(Pfn(there));
+        if let Some(there) = self.huge.zero.get() {
+            return Some(there.pfn());
         }
         // All share it, as the small one, and no account pays for it.
         let payer = Payer::SameAs(self.zero_page());
@@ -167,20 +171,12 @@ impl<S: Memory> Commons<S> {
             self.count(Event::HugeZeroFailed);
             return None;
         };
-        let head = new.pfn();
-        match self.huge.zero.compare_exchange(0, head.0, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => {
-                self.count(Event::HugeZeroAlloc);
-                Some(new.into_raw())
-            }
-            Err(faster) => Some(Pfn(faster)),
-        }
-    }
-    pub(crate) fn free_zero_block(&self) {
-        let head = self.huge.zero.swap(0, Ordering::AcqRel);
-        if head != 0 {
-            drop(Frame::<CacheKind, S>::from_raw(self.source, Pfn(head)));
-        }
+        // Another CPU may be faster; the new block goes back then.
+        let kept = self.huge.zero.call_once(|| {
+            self.count(Event::HugeZeroAlloc);
+            new
+        });
+        Some(kept.pfn())
     }
 }
 

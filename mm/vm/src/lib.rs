@@ -49,6 +49,7 @@ mod fork;
 mod grow;
 mod huge;
 mod idle;
+mod leaf_hold;
 mod lock;
 mod map;
 mod migrate;

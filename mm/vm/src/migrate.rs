@@ -23,9 +23,10 @@ use core::mem::ManuallyDrop;
 use core::ops::Range;
 
 use arrayvec::ArrayVec;
-use freehold_frame::{Anon, Frame, LargeMapping, LeafMapping, NodePolicy, Owner, Payer, Request};
-use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, Pfn, PhysicalBytes, VirtAddr};
+use freehold_frame::{Anon, Frame, Held, LargeMapping, LeafMapping, NodePolicy, Owner, Payer, Request};
+use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, Pfn, VirtAddr};
 use freehold_paging::{Backing, Entry, EntryAt, FlushBatch, Memory, PageSize};
+use freehold_xpfo::Windows;
 
 use crate::area::Area;
 use crate::events::Event;
@@ -337,7 +338,7 @@ impl<S: Memory> Resident<S> {
             return Some(MigrateOutcome::NoMemory);
         }
         let Ok(old) = mapping.reference() else { return Some(MigrateOutcome::Busy) };
-        self.source().machine().copy(entry.frame(), new.pfn());
+        self.source().machine().copy(&old, &new);
         let forward = Forward { _old: old, new };
         let outcome = self.follow(&forward, at, run.pages.batch());
         migration.forwards.insert(entry.frame(), forward);
@@ -370,7 +371,7 @@ impl<S: Memory> Resident<S> {
             let addr = page.addr();
             let outcome = match new.into_mapping() {
                 Ok(new) => {
-                    self.source().machine().copy(page.frame().pfn(), new.pfn());
+                    self.source().machine().copy(page.frame(), &new);
                     move_charge(self.source(), page.frame().pfn(), new.pfn());
                     let leaf = page.old().piece(new.into_leaf());
                     drop(page.replace_by(leaf));
@@ -411,7 +412,7 @@ impl<S: Memory> Resident<S> {
         batch.flush();
         let machine = self.source().machine();
         for index in 0..PAGEBLOCK_FRAMES {
-            machine.copy(old.frame().offset(index), new.pfn().offset(index));
+            machine.copy(&block.held_at(index), &new.held_at(index));
             move_charge(self.source(), old.frame().offset(index), new.pfn().offset(index));
         }
         slot.fill(old.piece(new.into_leaf()).large());

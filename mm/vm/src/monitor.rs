@@ -32,9 +32,10 @@ use alloc::sync::Arc;
 use core::any::Any;
 use core::ops::Range;
 
-use freehold_frame::{Anon, Frame, LeafMapping, Owner, PageCache as CacheKind, Request};
-use freehold_machine::{Access, Pfn, PhysicalBytes, VirtAddr};
+use freehold_frame::{Anon, Frame, Held, HeldFrame, LeafMapping, Owner, PageCache as CacheKind, Request};
+use freehold_machine::{Access, VirtAddr};
 use freehold_paging::{Backing, Entry, FlushBatch, Marks, Memory, PageSize, Slot};
+use freehold_xpfo::Windows;
 
 use crate::AddressSpace;
 use crate::area::{Area, AreaContent};
@@ -93,17 +94,17 @@ enum NewFrame<S: Memory> {
 
 impl<S: Memory> NewPage<S> {
     /// Returns the frame. Its bytes are undefined until the holder has written them all.
-    pub fn pfn(&self) -> Pfn {
+    pub fn held(&self) -> HeldFrame<'_> {
         match &self.0 {
-            NewFrame::Anon(page) => page.pfn(),
-            NewFrame::Cached(frame) => frame.pfn(),
+            NewFrame::Anon(page) => page.held(),
+            NewFrame::Cached(frame) => frame.held(),
         }
     }
 }
 
 impl<S: Memory> core::fmt::Debug for NewPage<S> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "NewPage({:?})", self.pfn())
+        write!(f, "NewPage({:?})", self.held().pfn())
     }
 }
 
@@ -491,7 +492,7 @@ impl<S: Memory> Resident<S> {
     }
 
     fn zero(&self, page: &NewPage<S>) {
-        self.source().machine().zero(page.pfn());
+        self.source().machine().zero(&page.held());
     }
 
     fn fill_page(

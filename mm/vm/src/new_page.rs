@@ -12,10 +12,13 @@
 //! It goes with the page then ([`Detach`](crate::pin::detach::Detach): the flush comes before the
 //! bytes are read).
 
+use core::mem::ManuallyDrop;
+
 use freehold_frame::transition::CopyFrom;
-use freehold_frame::{Anon, LeafMapping, NodePolicy, OutOfMemory, Owner, Request};
-use freehold_machine::{Cpus, Flush, Pfn, PhysicalBytes, Tlb, VirtAddr};
-use freehold_paging::{Entry, EntryAt, Marks, Memory, Rights};
+use freehold_frame::{Anon, Held, LeafMapping, NodePolicy, OutOfMemory, Owner, Request};
+use freehold_machine::{Cpus, Flush, Pfn, Tlb, VirtAddr};
+use freehold_paging::{Backing, Entry, EntryAt, Marks, Memory, Rights};
+use freehold_xpfo::Windows;
 
 use crate::resident::{Resident, leaf};
 
@@ -30,31 +33,31 @@ pub(crate) fn move_charge<S: Memory>(source: S, old: Pfn, new: Pfn) {
 /// Bytes of a new page.
 pub(crate) trait Bytes {
     /// Through a window.
-    fn write(&self, machine: impl PhysicalBytes, frame: Pfn);
+    fn write(&self, machine: impl Windows, page: &impl Held);
     /// Through the page's address.
-    fn write_at(&self, machine: impl PhysicalBytes, addr: VirtAddr) -> bool;
+    fn write_at(&self, machine: impl Windows, addr: VirtAddr) -> bool;
 }
 
 /// Zeroes.
 pub(crate) struct Zeroes;
 
 impl Bytes for Zeroes {
-    fn write(&self, machine: impl PhysicalBytes, frame: Pfn) {
-        machine.zero(frame);
+    fn write(&self, machine: impl Windows, page: &impl Held) {
+        machine.zero(page);
     }
     #[inline(always)]
-    fn write_at(&self, machine: impl PhysicalBytes, addr: VirtAddr) -> bool {
+    fn write_at(&self, machine: impl Windows, addr: VirtAddr) -> bool {
         machine.zero_at(addr)
     }
 }
 
-impl Bytes for CopyFrom {
-    fn write(&self, machine: impl PhysicalBytes, frame: Pfn) {
-        machine.copy(self.pfn(), frame);
+impl Bytes for CopyFrom<'_> {
+    fn write(&self, machine: impl Windows, page: &impl Held) {
+        machine.copy(&self.held(), page);
     }
     #[inline(always)]
-    fn write_at(&self, machine: impl PhysicalBytes, addr: VirtAddr) -> bool {
-        machine.copy_at(self.pfn(), addr)
+    fn write_at(&self, machine: impl Windows, addr: VirtAddr) -> bool {
+        machine.copy_at(&self.held(), addr)
     }
 }
 
@@ -76,7 +79,7 @@ impl<S: Memory> Resident<S> {
         bytes: impl Bytes,
     ) -> Entry {
         self.put_in_place(at, page, rights, &bytes).unwrap_or_else(|page| {
-            bytes.write(self.source().machine(), page.pfn());
+            bytes.write(self.source().machine(), &page);
             let old = at.slot.replace(leaf(page, rights, Marks::Dirty));
             self.tables.forget::<Anon>(at.addr, old, None);
             old
@@ -100,13 +103,14 @@ impl<S: Memory> Resident<S> {
             return Err(page);
         }
         self.tables.roots().alone(page, |page| {
-            let frame = page.pfn();
-            let old = slot.replace(leaf(page, rights, Marks::Dirty));
+            // The leaf is the holder from now on, for as long as the caller has the space's lock.
+            let page = ManuallyDrop::new(page);
+            let old = slot.replace(Entry::leaf(page.pfn(), rights, Marks::Dirty, Backing::Counted));
             if old.may_be_cached() {
                 machine.flush_local(Flush::Range { start: addr, pages: 1 });
             }
             if !bytes.write_at(machine, addr) {
-                bytes.write(machine, frame);
+                bytes.write(machine, &*page);
             }
             old
         })
@@ -115,12 +119,12 @@ impl<S: Memory> Resident<S> {
     /// A new exclusive frame with the bytes of `from`.
     pub(crate) fn copy_of(
         &self,
-        from: CopyFrom,
+        from: CopyFrom<'_>,
         place: NodePolicy,
     ) -> Result<LeafMapping<Anon, S>, OutOfMemory> {
         let request = Request::new(Owner::Anon).policy(place);
         let page = LeafMapping::<Anon, S>::allocate_with(self.source(), request)?;
-        self.source().machine().copy(from.pfn(), page.pfn());
+        self.source().machine().copy(&from.held(), &page);
         Ok(page)
     }
 }

@@ -3,11 +3,13 @@
 
 use alloc::sync::Arc;
 
-use freehold_machine::{Access, PAGE_SIZE, Pfn, PhysicalBytes, VirtAddr};
+use freehold_machine::{Access, PAGE_SIZE, VirtAddr};
 use freehold_paging::Memory;
+use freehold_xpfo::Windows;
 
 use crate::area::AreaContent;
 use crate::error::VmError;
+use crate::leaf_hold::LeafHold;
 use crate::resident::Want;
 use crate::{AddressSpace, PageCache};
 
@@ -51,16 +53,18 @@ impl<S: Memory> AddressSpace<S> {
         let machine = self.resident.source().machine();
         let mut done = 0;
         while done < len {
-            let at = addr.checked_add(done as u64).ok_or(VmError::Fault);
-            let frame = match at.and_then(|at| Ok((at, self.remote_frame(at, access)?))) {
+            let found = match addr.checked_add(done as u64) {
+                Some(at) => self.remote_page(at, access).map(|page| (at, page)),
+                None => Err(VmError::Fault),
+            };
+            let (at, page) = match found {
                 Err(_) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),
                 Ok(found) => found,
             };
-            let (at, frame) = frame;
             let start = at.page_offset();
             let end = PAGE_SIZE.min(start + (len - done));
-            let dealt = machine.with_bytes(frame, |bytes| f(&mut bytes[start..end])).min(end - start);
+            let dealt = machine.with_bytes(&page.held(), |bytes| f(&mut bytes[start..end])).min(end - start);
             done += dealt;
             if dealt < end - start {
                 break;
@@ -107,9 +111,9 @@ impl<S: Memory> AddressSpace<S> {
         Ok(())
     }
 
-    /// The frame of the page at `addr`, present and (for writing) this space's own. It stays so
-    /// while the space is locked.
-    fn remote_frame(&mut self, addr: VirtAddr, access: RemoteAccess) -> Result<Pfn, VmError> {
+    /// The page at `addr`, present and (for writing) this space's own. It stays so while the space
+    /// is borrowed.
+    fn remote_page(&mut self, addr: VirtAddr, access: RemoteAccess) -> Result<LeafHold<'_, S>, VmError> {
         let page = addr.page_start();
         let Self { areas, resident, .. } = self;
         let area = areas.at(addr).ok_or(VmError::Fault)?;
@@ -121,8 +125,7 @@ impl<S: Memory> AddressSpace<S> {
             return Err(VmError::Fault);
         }
         resident.fault_or_ask(area, page, want)?;
-        let entry = resident.present(page).ok_or(VmError::Fault)?;
-        Ok(entry.frame())
+        resident.hold_of(page).ok_or(VmError::Fault)
     }
 
     /// Returns the key of a futex at `addr`, equal for all that share the memory.

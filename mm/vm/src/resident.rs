@@ -374,7 +374,7 @@ impl<S: Memory> Resident<S> {
             return Ok(self.grant(at, rights));
         }
         if let Err(page) = self.put_in_place(at, page, rights, &shared) {
-            shared.write(self.source().machine(), page.pfn());
+            shared.write(self.source().machine(), &page);
             if self.has_become_own(&held, &mut was_nobody_elses) {
                 return Ok(self.grant(at, rights));
             }
@@ -438,7 +438,7 @@ impl<S: Memory> Resident<S> {
     /// # Errors
     /// Another holder needs them: the page needs a copy.
     #[inline]
-    pub(crate) fn reuse(&self, held: &LeafMapping<Anon, S>) -> Result<(), CopyFrom> {
+    pub(crate) fn reuse<'a>(&self, held: &'a LeafMapping<Anon, S>) -> Result<(), CopyFrom<'a>> {
         held.reuse().or_else(|shared| if self.reuse_swap_cached(held) { Ok(()) } else { Err(shared) })
     }
 

@@ -16,8 +16,9 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_frame::{Anon, LeafMapping};
-use freehold_machine::{Access, PhysicalBytes, VirtAddr};
+use freehold_machine::{Access, VirtAddr};
 use freehold_paging::{Backing, Entry, EntryAt, Marks, Memory, PageSize};
+use freehold_xpfo::Windows;
 
 use crate::AddressSpace;
 use crate::area::{Area, AreaContent};
@@ -103,7 +104,7 @@ impl<S: Memory> Resident<S> {
             return Some(0);
         }
         let page = self.new_page(self.place_for(area, addr, acting)).ok()?;
-        self.source().machine().zero(page.pfn());
+        self.source().machine().zero(&page);
         match slot.try_fill(leaf(page, area.protection.rights(), Marks::Dirty)) {
             Ok(()) => Some(Filled::PAGE),
             Err(unused) => {

@@ -4,7 +4,7 @@ use alloc::sync::{Arc, Weak};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use freehold_frame::{Frame, OutOfMemory, PageCache as CacheKind};
+use freehold_frame::{Frame, Held, HeldFrame, OutOfMemory, PageCache as CacheKind};
 use freehold_machine::{Cpus, PAGE_SHIFT, PAGE_SIZE, Pfn, Tally, VirtAddr};
 use freehold_paging::{KernelRoots, Memory, Roots};
 
@@ -34,7 +34,7 @@ pub struct Commons<S: Memory> {
     pub(crate) kernel: KernelRoots,
     /// The page that reads of untouched anonymous memory see.
     zero: Frame<CacheKind, S>,
-    pub(crate) huge: HugeControl,
+    pub(crate) huge: HugeControl<S>,
     events: Tally<EVENTS>,
     pub(crate) spaces: Registry<S>,
     pub(crate) swap: Swap<S>,
@@ -71,9 +71,10 @@ impl<S: Memory> Commons<S> {
             max_areas,
         }))
     }
-    /// Sets the frames that areas show for [`Backing::Vdso`](crate::Backing::Vdso); once.
-    pub fn set_vdso(&self, vdso: Vdso<S>) {
-        self.vdso.call_once(|| vdso);
+    /// Sets the frames that areas show for [`Backing::Vdso`](crate::Backing::Vdso), once, and keeps
+    /// them. Returns those that are kept: the first that were set.
+    pub fn set_vdso(&self, vdso: Vdso<S>) -> &Vdso<S> {
+        self.vdso.call_once(|| vdso)
     }
     /// Sets the limit of one request for private or new memory, as in Linux' heuristic overcommit:
     /// more than `bytes` could never be backed and is refused. Without a call there is no limit.
@@ -94,6 +95,14 @@ impl<S: Memory> Commons<S> {
     pub(crate) fn zero_page(&self) -> Pfn {
         self.zero.pfn()
     }
+    /// `frame`, if it is one of those that leaves without a count lead to: zeroes, or the vDSO's.
+    pub(crate) fn uncounted(&self, frame: Pfn) -> Option<HeldFrame<'_>> {
+        let zero = self.zero.held();
+        if frame == zero.pfn() {
+            return Some(zero);
+        }
+        self.held_zero_block(frame).or_else(|| self.vdso.get()?.held(frame))
+    }
     /// Returns how often `event` happened, in all address spaces.
     pub fn count_of(&self, event: Event) -> u64 {
         self.events.sum(event as usize)
@@ -107,12 +116,6 @@ impl<S: Memory> Commons<S> {
     #[inline]
     pub(crate) fn count_many(&self, event: Event, times: u64) {
         self.events.add(self.source.machine().current_cpu(), event as usize, times);
-    }
-}
-
-impl<S: Memory> Drop for Commons<S> {
-    fn drop(&mut self) {
-        self.free_zero_block();
     }
 }
 

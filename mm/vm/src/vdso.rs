@@ -8,8 +8,8 @@
 //! program touch no word that others touch.
 
 use arrayvec::ArrayVec;
-use freehold_frame::{Anon, Frame, LeafMapping, PageCache as CacheKind, Time};
-use freehold_machine::{PAGE_SHIFT, VirtAddr};
+use freehold_frame::{Anon, Frame, Held, HeldFrame, LeafMapping, PageCache as CacheKind, Time};
+use freehold_machine::{PAGE_SHIFT, Pfn, VirtAddr};
 use freehold_paging::{Backing, Entry, Marks, Memory, Slot};
 
 use crate::area::{Area, AreaContent};
@@ -46,6 +46,14 @@ impl<S: Memory> Vdso<S> {
     /// For an image of more than four.
     pub fn push(&mut self, page: Frame<CacheKind, S>) {
         self.image.push(page);
+    }
+    /// The page of time.
+    pub fn time(&self) -> HeldFrame<'_> {
+        self.time.held()
+    }
+    /// `frame`, if it is one of these.
+    pub(crate) fn held(&self, frame: Pfn) -> Option<HeldFrame<'_>> {
+        self.image.iter().map(Held::held).chain([self.time.held()]).find(|held| held.pfn() == frame)
     }
 }
 

@@ -1,7 +1,8 @@
 //! Exclusive page-frame ownership (XPFO): frames of programs are outside the kernel's map, and the
 //! kernel reaches their bytes through short-lived windows of one CPU.
 //!
-//! Three parts, none of which touches hardware:
+//! Four parts, none of which touches hardware:
+//! - [`Windows`]: a frame's bytes, for who shows that the frame is held;
 //! - [`Policy`]: how long a closed window may stay in a CPU's translation cache
 //!   (`xpfo=off|lap|on|strict`);
 //! - [`Lap`]: which slot a CPU's next window takes, and when the CPU has to forget first;
@@ -19,8 +20,10 @@ extern crate std;
 
 mod audit;
 mod lap;
+pub mod open;
 mod policy;
 
 pub use audit::{AuditReport, Rules, Violation, check};
 pub use lap::{Lap, Renewal};
+pub use open::Windows;
 pub use policy::{Closing, DEADLINE_NS, Policy};

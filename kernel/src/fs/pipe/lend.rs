@@ -6,8 +6,9 @@
 //! their frames are file pages, whose bytes the reader may be about to write.
 
 use freehold_collections::Arc;
-use freehold_machine::{PAGE_SIZE, PhysicalBytes, VirtAddr};
+use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_vm::OfFile;
+use freehold_xpfo::Windows;
 
 use super::page::BytePage;
 use super::ring::PipeRing;
@@ -59,7 +60,7 @@ impl<'a> Lender<'a> {
             OfFile::No => BytePage::lent(pinned),
             OfFile::Yes => {
                 let copy = BytePage::allocate()?;
-                Hardware.copy(pinned.pfn(), copy.pfn());
+                Hardware.copy(&pinned.held(), &copy.held());
                 copy
             }
         };

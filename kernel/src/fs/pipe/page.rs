@@ -3,7 +3,9 @@
 
 mod real {
     use crate::hw::Hardware;
-    use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
+    use freehold_frame::HeldFrame;
+    use freehold_machine::PAGE_SIZE;
+    use freehold_xpfo::Windows;
 
     use super::Holding;
     use crate::Result;
@@ -37,19 +39,19 @@ mod real {
             }
         }
         /// Its frame.
-        pub fn pfn(&self) -> Pfn {
+        pub fn held(&self) -> HeldFrame<'_> {
             match self {
-                Self::Own(frame) => frame.pfn(),
-                Self::Lent(page) => page.pfn(),
+                Self::Own(page) => page.held(),
+                Self::Lent(page) => page.held(),
             }
         }
         /// Run `f` on the bytes, in a window: it must not sleep or fault.
         pub fn with_bytes<R>(&self, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
-            Hardware.with_bytes(self.pfn(), f)
+            Hardware.with_bytes(&self.held(), f)
         }
         /// As [`BytePage::with_bytes`], for bytes that are only read.
         pub fn read_bytes<R>(&self, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R {
-            Hardware.read_bytes(self.pfn(), f)
+            Hardware.read_bytes(&self.held(), f)
         }
     }
 }

@@ -9,9 +9,8 @@
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use freehold_collections::{Arc, reserve};
-use freehold_frame::{Anon, Frame, Order, Owner, PageCache, Request};
-use freehold_machine::{Pfn, PhysicalBytes};
-use freehold_xpfo::DEADLINE_NS;
+use freehold_frame::{Anon, Frame, Held, Order, Owner, PageCache, Request};
+use freehold_xpfo::{DEADLINE_NS, Windows};
 use zerocopy::IntoBytes;
 
 use crate::fs::bytes::SliceSource;
@@ -99,13 +98,13 @@ fn outcome(read: Option<u64>) -> ProvokeVerdict {
 }
 
 /// Store [`SECRET`] in the frame's first word.
-fn mark(frame: Pfn) {
+fn mark(frame: &impl Held) {
     Hardware.with_bytes(frame, |bytes| bytes[..8].copy_from_slice(&SECRET.to_le_bytes()));
 }
 
 fn user_frame() -> Result<Frame<Anon, mem::Frames>> {
     let frame = Frame::<Anon, _>::allocate(mem::frames())?;
-    mark(frame.pfn());
+    mark(&frame);
     Ok(frame)
 }
 
@@ -117,13 +116,13 @@ fn read_user() -> Result<ProvokeVerdict> {
 fn read_user_huge() -> Result<ProvokeVerdict> {
     let request = Request::new(Owner::Anon).order(Order::PAGEBLOCK);
     let block = Frame::<Anon, _>::allocate_with(mem::frames(), request)?;
-    mark(block.pfn());
+    mark(&block);
     Ok(outcome(provoke::read(block.pfn())))
 }
 
 fn read_page_cache() -> Result<ProvokeVerdict> {
     let frame = Frame::<PageCache, _>::allocate(mem::frames())?;
-    mark(frame.pfn());
+    mark(&frame);
     Ok(outcome(provoke::read(frame.pfn())))
 }
 
@@ -223,7 +222,7 @@ fn read_reallocated() -> Result<ProvokeVerdict> {
 fn exec_physmap() -> Result<ProvokeVerdict> {
     const RET: u8 = 0xc3;
     let frame = user_frame()?;
-    Hardware.with_bytes(frame.pfn(), |bytes| bytes.fill(RET));
+    Hardware.with_bytes(&frame, |bytes| bytes.fill(RET));
     Ok(if provoke::execute(frame.pfn()) { ProvokeVerdict::Exposed } else { ProvokeVerdict::Stopped })
 }
 
@@ -233,7 +232,7 @@ fn write_text_alias() -> Result<ProvokeVerdict> {
 
 fn write_reading_window() -> Result<ProvokeVerdict> {
     let frame = user_frame()?;
-    Ok(if provoke::write_reading_window(frame.pfn()) {
+    Ok(if provoke::write_reading_window(frame.held()) {
         ProvokeVerdict::Exposed
     } else {
         ProvokeVerdict::Stopped
@@ -242,7 +241,7 @@ fn write_reading_window() -> Result<ProvokeVerdict> {
 
 fn stale_window() -> Result<ProvokeVerdict> {
     let frame = user_frame()?;
-    let read = provoke::read_closed_window(frame.pfn(), DEADLINE_NS);
+    let read = provoke::read_closed_window(frame.held(), DEADLINE_NS);
     if read.late_ns >= LATE_NS {
         log::warn!("provoke-crash: the timer's interrupt came {} us late", read.late_ns / 1000);
     }

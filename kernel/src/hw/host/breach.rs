@@ -3,6 +3,7 @@
 
 /// Accesses that are to be refused.
 pub mod provoke {
+    use freehold_frame::HeldFrame;
     use freehold_machine::Pfn;
 
     /// Reads a program's frame through the kernel's map.
@@ -30,11 +31,11 @@ pub mod provoke {
         pub late_ns: u64,
     }
     /// Reads a word where the frame's window was.
-    pub fn read_closed_window(_frame: Pfn, _wait_ns: u64) -> ClosedWindow {
+    pub fn read_closed_window(_frame: HeldFrame<'_>, _wait_ns: u64) -> ClosedWindow {
         ClosedWindow { word: None, late_ns: 0 }
     }
     /// Writes through a window for reading.
-    pub fn write_reading_window(_frame: Pfn) -> bool {
+    pub fn write_reading_window(_frame: HeldFrame<'_>) -> bool {
         false
     }
     /// Opens a window in an interrupt.

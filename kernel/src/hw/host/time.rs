@@ -2,6 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use freehold_frame::HeldFrame;
 use freehold_machine::{Pfn, PhysAddr};
 
 use super::traps;
@@ -36,7 +37,7 @@ pub fn wall_clock_at_boot() -> u64 {
 /// Does nothing: the clock runs from the start.
 pub fn start(_hpet: Option<PhysAddr>) {}
 /// Does nothing: programs on a host ask the kernel.
-pub fn show_in(_frame: Pfn, _wall: i64) {}
+pub fn show_in(_frame: HeldFrame<'static>, _wall: i64) {}
 /// Does nothing, as [`show_in`].
 pub fn show_wall(_wall: i64) {}
 /// Has the kernel called at `deadline`.

@@ -9,7 +9,7 @@ use freehold_frame::{
 };
 use freehold_machine::model::{Config, Model};
 use freehold_machine::topology::{AddressMode, Indexing, NearCache, WritePolicy};
-use freehold_machine::{CpuId, Machine, NodeId, PAGE_SIZE, Pfn, PfnRange, Topology};
+use freehold_machine::{CpuId, Machine, NodeId, PAGE_SIZE, Pfn, PfnRange, PhysicalBytes, Topology};
 
 /// `nodes` nodes of `frames` frames each, one after the other, each behind a direct-mapped cache of
 /// `cache` frames; CPUs are dealt out in turn.
@@ -36,7 +36,7 @@ pub fn behind_caches(nodes: u64, frames: u64, cache: u64, cpus: u64) -> Topology
 
 /// The allocator of `machine`, whose topology is `topology`, over a frame table that was not
 /// cleared: each record says that its frame is owned.
-pub fn buddy<M: Machine>(
+pub fn buddy<M: Machine + PhysicalBytes>(
     machine: M,
     topology: &'static Topology,
     reserved: &[PfnRange],
@@ -65,7 +65,7 @@ pub fn model(config: Config, reserved: &[PfnRange], options: Options) -> &'stati
 /// Everything agrees, but that these tests hold user frames by number and without counts; frames
 /// that are free.
 #[track_caller]
-pub fn check<M: Machine>(buddy: &Buddy<M>) -> u64 {
+pub fn check<M: Machine + PhysicalBytes>(buddy: &Buddy<M>) -> u64 {
     let mut faults = Vec::new();
     let (audit, _) = buddy.validate(|fault| match fault {
         AllocatorFault::Table(Contradiction::Leaked(..)) => {}

@@ -1,8 +1,9 @@
 //! Pages that the kernel holds, to look at them again and again.
 
 use freehold_frame::{Frame, NodePolicy, PageCache as CacheKind};
-use freehold_machine::{PAGE_SIZE, PhysicalBytes};
+use freehold_machine::PAGE_SIZE;
 use freehold_paging::Memory;
+use freehold_xpfo::Windows;
 
 use super::PageCache;
 use crate::VmError;
@@ -38,11 +39,11 @@ impl<S: Memory> HeldPage<S> {
     /// may fault or sleep.
     #[inline]
     pub fn with_bytes<R>(&self, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
-        self.machine.with_bytes(self.frame.pfn(), f)
+        self.machine.with_bytes(&self.frame, f)
     }
     /// As [`with_bytes`](Self::with_bytes), for bytes that are only read.
     #[inline]
     pub fn read_bytes<R>(&self, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R {
-        self.machine.read_bytes(self.frame.pfn(), f)
+        self.machine.read_bytes(&self.frame, f)
     }
 }

@@ -6,8 +6,9 @@
 //! faults its own memory in and calls again from there.
 
 use freehold_frame::{Frame, NodePolicy, PageCache as CacheKind};
-use freehold_machine::{PAGE_SIZE, PhysicalBytes};
+use freehold_machine::PAGE_SIZE;
 use freehold_paging::Memory;
+use freehold_xpfo::Windows;
 
 use super::{Mark, PAGE, PageCache};
 use crate::VmError;
@@ -38,9 +39,7 @@ impl<S: Memory> PageCache<S> {
                 Err(_) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),
                 Ok(None) => f(&ZEROES[start..end]),
-                Ok(Some(frame)) => {
-                    self.source.machine().read_bytes(frame.pfn(), |bytes| f(&bytes[start..end]))
-                }
+                Ok(Some(frame)) => self.source.machine().read_bytes(&frame, |bytes| f(&bytes[start..end])),
             };
             done += shown.min(end - start);
             if shown < end - start {
@@ -112,7 +111,7 @@ impl<S: Memory> PageCache<S> {
             None if whole => return self.write_new_page(index, f),
             None => self.get_or_fill(index, NodePolicy::Local)?.0,
         };
-        let written = machine.with_bytes(frame.pfn(), |bytes| f(&mut bytes[start..end])).min(end - start);
+        let written = machine.with_bytes(&frame, |bytes| f(&mut bytes[start..end])).min(end - start);
         self.mark_dirty(index, written);
         Ok(written)
     }
@@ -121,7 +120,7 @@ impl<S: Memory> PageCache<S> {
     fn write_new_page(&self, index: u64, f: &mut impl FnMut(&mut [u8]) -> usize) -> Result<usize, VmError> {
         let machine = self.source.machine();
         let frame = Frame::<CacheKind, S>::allocate(self.source)?;
-        let written = machine.with_bytes(frame.pfn(), |bytes| {
+        let written = machine.with_bytes(&frame, |bytes| {
             // The frame's old bytes must not show where the copy falls short.
             let written = f(&mut bytes[..]).min(PAGE_SIZE);
             bytes[written..].fill(0);
@@ -152,7 +151,7 @@ impl<S: Memory> PageCache<S> {
 
     fn copy_part(&self, from: &Frame<CacheKind, S>, to: &Frame<CacheKind, S>, len: usize) {
         let copy = |to: &mut [u8; PAGE_SIZE], from: &[u8; PAGE_SIZE]| to[..len].copy_from_slice(&from[..len]);
-        self.source.machine().with_two(to.pfn(), from.pfn(), copy);
+        self.source.machine().with_two(to, from, copy);
     }
 
     fn mark_dirty(&self, index: u64, written: usize) {

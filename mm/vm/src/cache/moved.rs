@@ -20,8 +20,9 @@ use core::sync::atomic::AtomicU64;
 use freehold_frame::{
     Frame, FrameState, NodePolicy, Owner, PageCache as CacheKind, Payer, Request, ReverseKey,
 };
-use freehold_machine::{Pfn, PfnRange, PhysicalBytes};
+use freehold_machine::{Pfn, PfnRange};
 use freehold_paging::Memory;
+use freehold_xpfo::Windows;
 
 use super::PageCache;
 use crate::Commons;
@@ -133,13 +134,17 @@ impl<S: Memory> PageCache<S> {
         let mut inner = self.inner.lock();
         let idle = inner.index.with(index, |now| {
             let holders = now.record().counts().load();
-            now.pfn() == frame && holders.mappings == 0 && holders.references == 1 && holders.pins == 0
+            let is_idle =
+                now.pfn() == frame && holders.mappings == 0 && holders.references == 1 && holders.pins == 0;
+            if is_idle {
+                self.source.machine().copy(now, &new);
+            }
+            is_idle
         });
         if idle != Some(true) {
             drop(inner);
             return MigrateOutcome::Busy;
         }
-        self.source.machine().copy(frame, new.pfn());
         move_charge(self.source, frame, new.pfn());
         let old = inner.index.exchange(index, new);
         drop(inner);

@@ -10,8 +10,8 @@ use core::ops::Range;
 use core::sync::atomic::Ordering;
 
 use freehold_frame::{Frame, NodePolicy};
-use freehold_machine::PhysicalBytes;
 use freehold_paging::{Memory, SwapPlace};
+use freehold_xpfo::Windows;
 
 use super::{CacheInner, CacheKind, Mark, PAGE, PageCache};
 use crate::VmError;
@@ -119,7 +119,7 @@ impl<S: Memory> PageCache<S> {
         };
         let start = (range.start % PAGE) as usize;
         let end = start + (range.end - range.start) as usize;
-        self.source.machine().with_bytes(frame.pfn(), |bytes| bytes[start..end].fill(0));
+        self.source.machine().with_bytes(&frame, |bytes| bytes[start..end].fill(0));
         if self.store.is_some() {
             self.inner.lock().index.mark(index, Mark::Dirty);
         }

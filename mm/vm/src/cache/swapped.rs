@@ -41,7 +41,7 @@ use crate::error::{FaultKind, VmError};
 use crate::events::Event;
 use crate::registry::{Locking, SpaceHandle, once_around};
 use crate::resident::LeafKind;
-use crate::swap::{Age, EvictWish, SWAP_RUN, SwapArea, SwapEvicted, Wrote};
+use crate::swap::{Age, EvictWish, SWAP_RUN, SwapArea, SwapEvicted, Wrote, read_frames};
 use crate::{AddressSpace, Commons, FrameChoice};
 
 /// Pages of a look.
@@ -377,11 +377,10 @@ impl<S: Memory> PageCache<S> {
         let &[first, ..] = run else { return Ok(Vec::new()) };
         let store = commons.swap.store_of(first).ok_or(VmError::Io)?;
         let mut frames = self.fresh_frames(run.len(), place)?;
-        let numbers: ArrayVec<Pfn, MAX_RUN> = frames.iter().map(|frame| frame.pfn()).collect();
-        if store.read(first.slot, &numbers).is_err() {
+        if read_frames(&*store, first.slot, &frames).is_err() {
             // The page that cannot be read may be one of those read ahead.
             frames.truncate(1);
-            store.read(first.slot, &numbers[..1])?;
+            read_frames(&*store, first.slot, &frames)?;
         }
         self.ahead.note(index, frames.len());
         commons.count_many(Event::SwapIn, frames.len() as u64);

@@ -27,19 +27,22 @@
 
 pub(crate) mod detach;
 
+use alloc::sync::Arc;
 use core::marker::PhantomData;
 
 use freehold_frame::transition::{self, NotPinned, Serves};
-use freehold_frame::{Anon, Frame, FrameRecord, LeafMapping, PageCache as CacheKind, Pin, ReverseKey};
+use freehold_frame::{
+    Anon, Frame, FrameRecord, Held, HeldFrame, LeafMapping, PageCache as CacheKind, Pin, ReverseKey,
+};
 use freehold_machine::{Access, PAGE_SIZE, Pfn, VirtAddr};
 use freehold_paging::{Entry, Memory, PageSize, Roots, Slot, TableWalk};
 
-use crate::AddressSpace;
 use crate::area::Area;
 use crate::error::{FaultError, SegvCode};
 use crate::request::{AreaFlags, Protection};
 use crate::resident::{LeafKind, Resident, Want};
 use crate::view::OfFile;
+use crate::{AddressSpace, Commons};
 
 /// The most references to a frame beside which one more is given for a look: half of the largest
 /// count. Programs keep these as long as they like (a request that waits). The page must be read,
@@ -130,8 +133,9 @@ enum Hold<S: Memory> {
     Looked(Frame<Anon, S>),
     /// A private file page that was never written: read only.
     LookedFile(Frame<CacheKind, S>),
-    /// Zeroes, which are never freed: read only.
-    Zeroes(Pfn),
+    /// A frame that leaves do not count (zeroes, a page of the vDSO), which the system holds: read
+    /// only.
+    Uncounted(Arc<Commons<S>>, Pfn),
 }
 
 impl<S: Memory, P: Purpose> PinnedPage<S, P> {
@@ -145,20 +149,26 @@ impl<S: Memory, P: Purpose> PinnedPage<S, P> {
         this
     }
     /// The frame.
-    pub fn pfn(&self) -> Pfn {
+    pub fn held(&self) -> HeldFrame<'_> {
         match &self.hold {
-            Hold::Anon(pin) => pin.pfn(),
-            Hold::Shared(pin) => pin.pfn(),
-            Hold::Looked(frame) => frame.pfn(),
-            Hold::LookedFile(frame) => frame.pfn(),
-            Hold::Zeroes(frame) => *frame,
+            Hold::Anon(pin) => pin.held(),
+            Hold::Shared(pin) => pin.held(),
+            Hold::Looked(frame) => frame.held(),
+            Hold::LookedFile(frame) => frame.held(),
+            Hold::Uncounted(commons, frame) => {
+                commons.uncounted(*frame).expect("the system never lets go of these")
+            }
         }
+    }
+    /// Its number.
+    pub fn pfn(&self) -> Pfn {
+        self.held().pfn()
     }
     /// Whether it is a file's, or of truly shared memory.
     pub const fn of_file(&self) -> OfFile {
         match &self.hold {
             Hold::Shared(_) | Hold::LookedFile(_) => OfFile::Yes,
-            Hold::Anon(_) | Hold::Looked(_) | Hold::Zeroes(_) => OfFile::No,
+            Hold::Anon(_) | Hold::Looked(_) | Hold::Uncounted(..) => OfFile::No,
         }
     }
     /// Where the writers of a frame that may be written are counted.
@@ -166,7 +176,7 @@ impl<S: Memory, P: Purpose> PinnedPage<S, P> {
         match &self.hold {
             Hold::Anon(pin) => Some(pin.reverse_key()),
             Hold::Shared(pin) => Some(pin.reverse_key()),
-            Hold::Looked(_) | Hold::LookedFile(_) | Hold::Zeroes(_) => None,
+            Hold::Looked(_) | Hold::LookedFile(_) | Hold::Uncounted(..) => None,
         }
     }
 }
@@ -370,7 +380,10 @@ impl<S: Memory> Resident<S> {
                 let mapping = LeafMapping::<CacheKind, S>::borrow_leaf(source, frame).ok()?;
                 if has_room(mapping.record()) { mapping.reference().ok().map(Hold::LookedFile) } else { None }
             }
-            LeafKind::Zero => Some(Hold::Zeroes(frame)),
+            LeafKind::Zero => {
+                self.commons.uncounted(frame)?;
+                Some(Hold::Uncounted(self.commons.clone(), frame))
+            }
         }
     }
 }

@@ -11,11 +11,11 @@
 use arrayvec::ArrayVec;
 use core::ops::{ControlFlow, Range};
 
-use freehold_frame::{Anon, Belongs, Frame, OutOfMemory, Owner, Request};
-use freehold_machine::{PAGE, Pfn, VirtAddr};
+use freehold_frame::{Anon, Belongs, Frame, Held, OutOfMemory, Owner, Request};
+use freehold_machine::{PAGE, VirtAddr};
 use freehold_paging::{Entry, EntryAt, Marks, Memory, PageSize, Rights, SwapPlace};
 
-use super::{AreaState, SWAP_RUN, Swap, SwapArea, SwapStore, UnmappedPage, area_of};
+use super::{AreaState, SWAP_RUN, Swap, SwapArea, SwapStore, UnmappedPage, area_of, read_frames};
 use crate::area::Area;
 use crate::error::{FaultError, FaultKind, VmError};
 use crate::events::Event;
@@ -89,11 +89,10 @@ impl<S: Memory> Resident<S> {
         if frames.len() as u64 == before + after && !frames.is_empty() {
             let first = place.slot - before;
             frames.insert(before as usize, wanted);
-            let numbers: ArrayVec<Pfn, SWAP_RUN> = frames.iter().map(|frame| frame.pfn()).collect();
-            let read = store.read(first, &numbers);
+            let (read, count) = (read_frames(store, first, &frames), frames.len() as u64);
             wanted = frames.remove(before as usize);
             if read.is_ok() {
-                commons.count_many(Event::SwapIn, numbers.len() as u64);
+                commons.count_many(Event::SwapIn, count);
                 commons.count_many(Event::SwapAhead, frames.len() as u64);
                 let slots = (first..).filter(|&slot| slot != place.slot);
                 for (slot, frame) in slots.zip(frames) {
@@ -103,7 +102,7 @@ impl<S: Memory> Resident<S> {
             }
         }
         // The page that cannot be read may be one of those read ahead.
-        store.read(place.slot, &[wanted.pfn()])?;
+        store.read(place.slot, &[wanted.held()])?;
         commons.count_many(Event::SwapIn, 1);
         Ok(wanted)
     }

@@ -19,6 +19,7 @@
 use arrayvec::ArrayVec;
 use core::ops::{ControlFlow, Range};
 
+use freehold_frame::{Frame, Held, HeldFrame, User};
 use freehold_machine::{Pfn, VirtAddr};
 use freehold_paging::{Entry, FlushBatch, Memory, PageSize, SwapPlace};
 
@@ -89,6 +90,8 @@ struct Pick {
     frames: FrameChoice,
     of_others: OfOthers,
 }
+
+const IN_SLOT: &str = "a slot holds its frame until it hears how writing went";
 
 /// A walk over pages: which go, how many may still be looked at, and the counts so far.
 struct EvictionWalk<'a, S: Memory> {
@@ -168,8 +171,13 @@ impl<S: Memory> Commons<S> {
         let Some(&(first, _)) = pages.first() else { return wrote };
         let places = (first.slot..).map(|slot| SwapPlace { slot, ..first });
         let together = pages.iter().zip(places).take_while(|(page, place)| page.0 == *place);
-        let frames: ArrayVec<Pfn, SWAP_RUN> = together.map(|(&(_, frame), _)| frame).take(SWAP_RUN).collect();
-        let write = |slot, frames: &[Pfn]| {
+        // Their slots hold them until they hear how this went.
+        let held: ArrayVec<_, SWAP_RUN> = together
+            .map(|(&(_, frame), _)| Frame::<User, S>::borrow_raw(self.source, frame).expect(IN_SLOT))
+            .take(SWAP_RUN)
+            .collect();
+        let frames: ArrayVec<HeldFrame<'_>, SWAP_RUN> = held.iter().map(|frame| frame.held()).collect();
+        let write = |slot, frames: &[HeldFrame<'_>]| {
             let store = self.swap.store_of(first).ok_or(VmError::Io);
             match store.and_then(|store| store.write(slot, frames)) {
                 Ok(()) => Wrote::Stored,

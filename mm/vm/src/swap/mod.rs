@@ -54,10 +54,14 @@ use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use arrayvec::ArrayVec;
 use freehold_charge::Accounts;
 #[cfg(test)]
 use freehold_charge::Resource;
-use freehold_frame::{AccountId, Anon, Belongs, CountError, Frame, LeafMapping, OutOfMemory, ReverseKey};
+use freehold_frame::{
+    AccountId, Anon, Belongs, CountError, Frame, FrameKind, FrameSource, Held, HeldFrame, LeafMapping,
+    OutOfMemory, ReverseKey,
+};
 use freehold_machine::Pfn;
 use freehold_paging::{Memory, SwapPlace};
 
@@ -82,14 +86,24 @@ pub trait SwapStore: Send + Sync {
     ///
     /// # Errors
     /// [`VmError::Io`]: these bytes are lost for now. [`VmError::NoMemory`].
-    fn read(&self, first: u64, frames: &[Pfn]) -> Result<(), VmError>;
+    fn read(&self, first: u64, frames: &[HeldFrame<'_>]) -> Result<(), VmError>;
     /// Keep the frames' bytes as the pages from `first` on. May sleep, and must get along with the
     /// memory there is: it is called because there is none.
     ///
     /// # Errors
     /// No page is taken as kept. [`VmError::Io`]: they are tried one by one, and the place of one
     /// that fails alone is not used again. [`VmError::NoMemory`]: the places are as good as before.
-    fn write(&self, first: u64, frames: &[Pfn]) -> Result<(), VmError>;
+    fn write(&self, first: u64, frames: &[HeldFrame<'_>]) -> Result<(), VmError>;
+}
+
+/// Fill `frames`, at most [`SWAP_RUN`], with the pages from `first` on: see [`SwapStore::read`].
+pub(crate) fn read_frames<K: FrameKind, S: FrameSource>(
+    store: &dyn SwapStore,
+    first: u64,
+    frames: &[Frame<K, S>],
+) -> Result<(), VmError> {
+    let held: ArrayVec<HeldFrame<'_>, SWAP_RUN> = frames.iter().map(Held::held).collect();
+    store.read(first, &held)
 }
 
 /// An area's number, as swap entries and /proc/PID/pagemap have it.

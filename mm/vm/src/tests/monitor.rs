@@ -36,7 +36,7 @@ fn provide_as(p: &Process, at: u64, value: u8, watching: Watching) -> Result<(),
     p.run(|| {
         let whole = pages(at, 1);
         let new = p.space().new_page_for(whole.start, &whole, watching)?;
-        p.model.with_bytes(new.pfn(), |bytes| {
+        p.model.with_bytes(new.held().pfn(), |bytes| {
             bytes.fill(0);
             bytes[0] = value;
         });

@@ -1,7 +1,8 @@
 //! Pins: the pages that they hold, without a lock and with it, and pages that leave their place.
 
-use freehold_frame::{Belongs, CountError, Owner};
-use freehold_machine::{CpuId, PhysicalBytes, VirtAddr};
+use freehold_frame::{Belongs, CountError, Frame, FrameSource, Owner};
+use freehold_machine::model::Config;
+use freehold_machine::{CpuId, PAGEBLOCK_FRAMES, PhysicalBytes, VirtAddr};
 use freehold_paging::PageSize;
 use freehold_paging::model::ModelFrames;
 
@@ -43,6 +44,43 @@ fn a_pin_on_one_page_costs_no_copy_of_another() {
     assert_eq!(p.frame(a + 7 * PAGE), frame, "row 72");
     assert_eq!(p.frame(a + 3 * PAGE), pin.pfn());
     drop((p, pin));
+    world.end();
+}
+
+#[test]
+fn a_look_at_zeroes_keeps_them_when_all_spaces_are_gone() {
+    let world = World::new();
+    let (frames, p) = (world.frames, world.process(0));
+    let at = p.anonymous(1);
+    assert_eq!(p.load(at), Ok(0));
+    let look = pin::<Transient, ReadOnly>(&p, at).unwrap();
+    drop(p);
+    drop(world);
+    assert_eq!(frames.table().owner(look.pfn()), Owner::PageCache);
+    drop(look);
+    frames.assert_all_free();
+}
+
+#[test]
+fn pages_that_no_leaf_counts_are_held_for_who_looks_at_them() {
+    let world = World::with(Config { cpus: 2, nodes: 1, frames: 4096, seed: 3 });
+    world.commons.set_huge_mode(HugeMode::Always);
+    let mut vdso = Vdso::new(Frame::allocate_zeroed(world.frames).unwrap());
+    vdso.push(Frame::allocate_zeroed(world.frames).unwrap());
+    world.commons.set_vdso(vdso);
+    let p = world.process(0);
+    let (large, small) = (p.anonymous(2 * PAGEBLOCK_FRAMES), p.anonymous(1));
+    let large = large.next_multiple_of(PAGEBLOCK_FRAMES * PAGE) + 5 * PAGE;
+    let image = p.map(AreaPlace::Anywhere, 1, Protection::READ, Backing::Vdso(VdsoPart::Image)).unwrap();
+    for at in [large, small, image] {
+        assert_eq!(p.load(at), Ok(0));
+        let look = pin::<Transient, ReadOnly>(&p, at).unwrap();
+        assert_eq!(look.pfn(), p.frame(at));
+        let mut byte = [9];
+        p.space().read_remote(VirtAddr(at), &mut byte).unwrap();
+        assert_eq!(byte, [0]);
+    }
+    drop(p);
     world.end();
 }
 

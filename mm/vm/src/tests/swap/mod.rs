@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::vec::Vec;
 
-use freehold_frame::NodeSet;
+use freehold_frame::{HeldFrame, NodeSet};
 use freehold_machine::model::Model;
 use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes, VirtAddr};
 use freehold_paging::model::ModelFrames;
@@ -83,7 +83,7 @@ impl Disk {
 }
 
 impl SwapStore for Disk {
-    fn read(&self, first: u64, frames: &[Pfn]) -> Result<(), VmError> {
+    fn read(&self, first: u64, frames: &[HeldFrame<'_>]) -> Result<(), VmError> {
         self.reads.lock().unwrap().push((first, frames.len()));
         // The device has read the request's bytes before anything else happens.
         let fails = self.fails_reads() || Self::is_bad(&self.bad_reads, first, frames.len());
@@ -100,15 +100,15 @@ impl SwapStore for Disk {
         }
         for (bytes, &frame) in bytes.iter().zip(frames) {
             let bytes = bytes.as_ref().expect("nothing is read that was not written");
-            self.model.with_bytes(frame, |to| to.copy_from_slice(bytes));
+            self.model.with_bytes(frame.pfn(), |to| to.copy_from_slice(bytes));
         }
         Ok(())
     }
-    fn write(&self, first: u64, frames: &[Pfn]) -> Result<(), VmError> {
+    fn write(&self, first: u64, frames: &[HeldFrame<'_>]) -> Result<(), VmError> {
         self.writes.lock().unwrap().push((first, frames.len()));
         // The device has the bytes before anything else happens.
         let bytes: Vec<_> =
-            frames.iter().map(|&frame| self.model.with_bytes(frame, |from| from.to_vec())).collect();
+            frames.iter().map(|&frame| self.model.with_bytes(frame.pfn(), |from| from.to_vec())).collect();
         let during = self.during_write.lock().unwrap().take();
         if let Some(during) = during {
             during();

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::vec::Vec;
 
-use freehold_frame::{AccountId, Frame, NodePolicy, PageCache as CacheKind};
+use freehold_frame::{AccountId, Frame, Held as _, NodePolicy, PageCache as CacheKind};
 
 use super::*;
 use crate::swap::Wrote;
@@ -109,7 +109,7 @@ impl Out {
                 Self::Write(page.commons.swap.reserve(AccountId::ROOT).unwrap(), frame)
             }
             Self::Write(place, frame) => {
-                page.disk.write(place.slot, &[frame.pfn()]).unwrap();
+                page.disk.write(place.slot, &[frame.held()]).unwrap();
                 page.commons.swap.finish(place, Wrote::Stored);
                 Self::End(place, frame)
             }
