@@ -242,7 +242,7 @@ impl Kept {
             if frames.try_reserve(holder.count()).is_err() {
                 return Self::default();
             }
-            (0..holder.count()).for_each(|index| frames.push_reserved(holder.frame(index)));
+            (0..holder.count()).for_each(|index| frames.push_reserved(holder.frame(index).pfn()));
         }
         frames.sort_unstable();
         frames.dedup();

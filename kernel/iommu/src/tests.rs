@@ -11,7 +11,7 @@ use std::vec::Vec;
 
 use freehold_bounce::{DeviceRules, Direction, Dma, DmaAddr, FrameList, HeldFrames, Limits};
 use freehold_buddy::{Buddy, Managed, Options, Pcp};
-use freehold_frame::{FrameRecord, FrameTable, Owner};
+use freehold_frame::{Anon, Frame, FrameRecord, FrameTable, Held, HeldFrame, Owner};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{
     Access, DeviceAccess, DeviceDomain, MAX_WINDOWS, NoTables, Pfn, PfnRange, Unconfirmed, WINDOW_PAGES,
@@ -294,7 +294,7 @@ fn a_window_shows_frames_for_one_transfer_and_closes_after_the_answer() {
 
 /// Frames that tell whether the device reaches them when they are let go of.
 struct Watched {
-    frames: Vec<Pfn>,
+    frames: Vec<Frame<Anon, Frames>>,
     hardware: SoftwareUnit,
     address: Arc<AtomicU64>,
     reached: Arc<Mutex<Option<bool>>>,
@@ -304,9 +304,13 @@ impl FrameList for Watched {
     fn count(&self) -> usize {
         self.frames.len()
     }
-    fn frame(&self, index: usize) -> Pfn {
-        self.frames[index]
+    fn frame(&self, index: usize) -> HeldFrame<'_> {
+        self.frames[index].held()
     }
+}
+
+fn held(frames: Frames, count: usize) -> Vec<Frame<Anon, Frames>> {
+    (0..count).map(|_| Frame::allocate(frames).unwrap()).collect()
 }
 
 impl Drop for Watched {
@@ -336,18 +340,19 @@ fn frames_in_place_are_let_go_of_after_the_answer_or_never() {
         assert_eq!(device.pages_in_place(), WINDOW_PAGES);
         let (address, reached) = (Arc::new(AtomicU64::new(0)), Arc::new(Mutex::new(None)));
         let watched = Watched {
-            frames: [0x905, 0x17, 0x800].map(Pfn).to_vec(),
+            frames: held(frames, 3),
             hardware: hardware.clone(),
             address: address.clone(),
             reached: reached.clone(),
         };
+        let second = watched.frames[1].pfn().start().0;
         let holder: Arc<dyn HeldFrames> = Arc::new(watched);
         assert!(device.in_place(0, holder.clone(), 0..0, Direction::FromDevice).is_none());
         assert!(device.in_place(0, holder.clone(), 2..4, Direction::FromDevice).is_none());
         let in_place = device.in_place(0, holder, 0..3, Direction::FromDevice).unwrap();
         assert_eq!(in_place.len(), 3 * 4096);
         address.store(in_place.address().0, Relaxed);
-        assert_eq!(hardware.access(DISK, in_place.address().0 + 0x1008, Access::Write), Ok(0x1_7008));
+        assert_eq!(hardware.access(DISK, in_place.address().0 + 0x1008, Access::Write), Ok(second + 8));
         assert_eq!(hardware.access(DISK, in_place.address().0, Access::Read), Err(6), "it only writes");
         drop(in_place);
         // If the unit does not answer, no other owner gets the frames, and no device the window.
@@ -355,19 +360,20 @@ fn frames_in_place_are_let_go_of_after_the_answer_or_never() {
         assert_eq!(*reached.lock().unwrap(), is_answered.then_some(false));
         assert_eq!(device.lost(), if is_answered { 0 } else { 3 * 4096 });
         let other: Arc<dyn HeldFrames> = Arc::new(Watched {
-            frames: [Pfn(0x30)].to_vec(),
+            frames: held(frames, 1),
             hardware: hardware.clone(),
             address: Arc::default(),
             reached: Arc::default(),
         });
         assert_eq!(device.in_place(0, other.clone(), 0..1, Direction::ToDevice).is_some(), is_answered);
         // A device that does not confirm a reset keeps what it has.
+        let first = other.frame(0).pfn().start().0;
         let kept = device.in_place(1, other, 0..1, Direction::ToDevice).unwrap();
         let lost = device.lost();
         assert_eq!((kept.lose(), kept.lose(), device.lost() - lost), (4096, 0, 4096));
         let place = kept.address().0;
         drop(kept);
-        assert_eq!(hardware.access(DISK, place, Access::Read), Ok(0x30000));
+        assert_eq!(hardware.access(DISK, place, Access::Read), Ok(first));
         assert_eq!(hardware.access(DISK, place, Access::Write), Err(5), "it only reads");
     }
 }

@@ -20,10 +20,10 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering
 
 use freehold_bounce::{FrameBytes, FrameList, HeldBytes, HeldFrames, Original, OriginalMut};
 use freehold_collections::{Arc, TryCollect, Vec, reserve};
-use freehold_frame::{Frame, PageCache as CacheKind};
-use freehold_machine::{PAGE_SIZE, Pfn};
+use freehold_frame::{Frame, Held, HeldFrame, PageCache as CacheKind};
+use freehold_machine::PAGE_SIZE;
 use freehold_virtio::{BlockError, SECTOR_SIZE, Sleep};
-use freehold_vm::{Age, BackingStore, ErrorsTold, Evicted, Eviction, FrameChoice, Laundry, MAX_RUN, VmError};
+use freehold_vm::{Age, BackingStore, ErrorsTold, Evicted, Eviction, FrameChoice, Laundry, VmError};
 use freehold_xpfo::Windows;
 pub use held::{HeldDisk, was_ever_held};
 pub use objects::{Shortage, ensure_objects};
@@ -217,8 +217,8 @@ impl FrameList for HeldRun {
     fn count(&self) -> usize {
         self.0.len()
     }
-    fn frame(&self, index: usize) -> Pfn {
-        self.0[index].pfn()
+    fn frame(&self, index: usize) -> HeldFrame<'_> {
+        self.0[index].held()
     }
 }
 
@@ -235,15 +235,6 @@ fn hold(frames: &[Frame<CacheKind, Frames>]) -> Option<Arc<dyn HeldFrames>> {
     Some(reserve::arc(HeldRun(held)))
 }
 
-/// Where the frames of a run are.
-fn places(frames: &[Frame<CacheKind, Frames>]) -> [Pfn; MAX_RUN] {
-    let mut places = [Pfn(0); MAX_RUN];
-    for (place, frame) in places.iter_mut().zip(frames) {
-        *place = frame.pfn();
-    }
-    places
-}
-
 impl BackingStore<Frames> for Store {
     fn fill(&self, first: u64, frames: &[Frame<CacheKind, Frames>]) -> core::result::Result<(), VmError> {
         let length = self.length(first, frames.len());
@@ -255,8 +246,7 @@ impl BackingStore<Frames> for Store {
             if let Some(holder) = hold(frames) {
                 read(&mut HeldBytes::new(Hardware, &holder, 0, length))?;
             } else {
-                let places = places(frames);
-                read(&mut FrameBytes::new(Hardware, &places[..frames.len()]).truncated(length))?;
+                read(&mut FrameBytes::new(Hardware, frames).truncated(length))?;
             }
             TRAFFIC[0].fetch_add(length as u64, Ordering::Relaxed);
         }
@@ -294,8 +284,7 @@ impl BackingStore<Frames> for Store {
         let written = if let Some(holder) = hold(frames) {
             write(&HeldBytes::new(Hardware, &holder, 0, length))
         } else {
-            let places = places(frames);
-            write(&FrameBytes::new(Hardware, &places[..frames.len()]).truncated(length))
+            write(&FrameBytes::new(Hardware, frames).truncated(length))
         };
         UNDER_WAY.fetch_sub(frames.len() as u64, Ordering::Relaxed);
         TRAFFIC[1].fetch_add(length as u64, Ordering::Relaxed);

@@ -337,7 +337,7 @@ impl<P: Purpose> PinnedRun<P> {
             let first = at % PAGE_SIZE;
             let part = first..PAGE_SIZE.min(first + (count - done));
             let wanted = part.len();
-            let moved = transfer(end, self.pages[at / PAGE_SIZE].held(), part);
+            let moved = transfer(end, self.frame(at / PAGE_SIZE), part);
             done += moved;
             if moved < wanted
                 && let Err(error) = fault_in(end)
@@ -370,8 +370,8 @@ impl<P: Purpose> FrameList for PinnedRun<P> {
     fn count(&self) -> usize {
         self.pages.len()
     }
-    fn frame(&self, index: usize) -> Pfn {
-        self.pages[index].pfn()
+    fn frame(&self, index: usize) -> HeldFrame<'_> {
+        self.pages[index].held()
     }
 }
 

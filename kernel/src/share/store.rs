@@ -5,8 +5,8 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use freehold_bounce::FrameBytes;
 use freehold_collections::Arc;
 use freehold_frame::{Frame, PageCache as CacheKind};
-use freehold_machine::{PAGE_SIZE, Pfn};
-use freehold_vm::{BackingStore, MAX_RUN, VmError};
+use freehold_machine::PAGE_SIZE;
+use freehold_vm::{BackingStore, VmError};
 use freehold_xpfo::Windows;
 
 use super::channel::Channel;
@@ -91,16 +91,11 @@ impl BackingStore<Frames> for Store {
     fn fill(&self, first: u64, frames: &[Frame<CacheKind, Frames>]) -> Result<(), VmError> {
         let start = first.checked_mul(PAGE_SIZE as u64).ok_or(VmError::Io)?;
         let want = self.part(start, frames.len() * PAGE_SIZE);
-        let mut places = [Pfn(0); MAX_RUN];
-        for (place, frame) in places.iter_mut().zip(frames) {
-            *place = frame.pfn();
-        }
-        let places = places.get(..frames.len()).ok_or(VmError::Io)?;
         let mut done = 0;
         while done < want {
             let fid = self.reader().ok_or(VmError::Io)?;
             let length = want.min(done + self.channel.most());
-            let mut to = FrameBytes::new(Hardware, places).truncated(length).starting_at(done);
+            let mut to = FrameBytes::new(Hardware, frames).truncated(length).starting_at(done);
             match self.channel.read(&fid, start + done as u64, &mut to).map_err(vm_error)? {
                 0 => break,
                 count => done += count,

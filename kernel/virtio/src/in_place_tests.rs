@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::vec::Vec;
 
 use freehold_bounce::{FrameList, HeldBytes, HeldFrames};
-use freehold_frame::{FrameSource, Order, Owner, Request};
+use freehold_frame::{Anon, Frame, Held, HeldFrame};
 use freehold_machine::{DeviceAccess, PAGE_SHIFT, PAGE_SIZE, Pfn, PhysicalBytes, WINDOW_PAGES};
 use freehold_virtqueue::model::{self, DeviceView, Fake, HostMemory};
 
@@ -20,27 +20,33 @@ use crate::{BlockDevice, BlockError, SECTOR_SIZE};
 
 /// Frames of a program, from here and there; given back when they have no holder.
 struct Program {
-    frames: Vec<Pfn>,
+    frames: Vec<Frame<Anon, HostMemory>>,
     gone: Arc<Mutex<bool>>,
 }
 
 impl Program {
     fn new(pages: usize, fill: impl Fn(usize) -> u8) -> (Self, Arc<Mutex<bool>>) {
-        let take = || HostMemory.allocate(Request::new(Owner::Anon)).unwrap();
+        let take = || Frame::allocate(HostMemory).unwrap();
         // Every other one, and the last first.
-        let (mut frames, mut others) = (Vec::new(), Vec::new());
+        let (mut frames, mut others) = (Vec::<Frame<Anon, _>>::new(), Vec::<Frame<Anon, _>>::new());
         for _ in 0..pages {
             frames.insert(0, take());
             others.push(take());
         }
-        others.into_iter().for_each(|frame| HostMemory.release(frame, Order::FRAME));
-        for (page, &frame) in frames.iter().enumerate() {
-            HostMemory.with_bytes(frame, |bytes| {
+        drop(others);
+        for (page, frame) in frames.iter().enumerate() {
+            HostMemory.with_bytes(frame.pfn(), |bytes| {
                 bytes.iter_mut().zip(page * PAGE_SIZE..).for_each(|(byte, at)| *byte = fill(at));
             });
         }
         let gone = Arc::new(Mutex::new(false));
         (Self { frames, gone: gone.clone() }, gone)
+    }
+}
+
+impl Program {
+    fn numbers(&self) -> Vec<Pfn> {
+        self.frames.iter().map(|frame| frame.pfn()).collect()
     }
 }
 
@@ -52,15 +58,14 @@ impl FrameList for Program {
     fn count(&self) -> usize {
         self.frames.len()
     }
-    fn frame(&self, index: usize) -> Pfn {
-        self.frames[index]
+    fn frame(&self, index: usize) -> HeldFrame<'_> {
+        self.frames[index].held()
     }
 }
 
 impl Drop for Program {
     fn drop(&mut self) {
         *self.gone.lock().unwrap() = true;
-        self.frames.iter().for_each(|&frame| HostMemory.release(frame, Order::FRAME));
     }
 }
 
@@ -125,7 +130,7 @@ fn whole_pages_go_in_place_and_heads_and_tails_are_bounced() {
     for (start, length, expected) in cases {
         let world = world(None);
         let (program, gone) = Program::new(4, |_| 7);
-        let frames = program.frames.clone();
+        let frames = program.numbers();
         let holder: Arc<dyn HeldFrames> = Arc::new(program);
         let mut bytes = HeldBytes::new(HostMemory, &holder, start, length);
         world.disk.read(5, &mut bytes, Sleep::Uninterruptible).unwrap();
@@ -154,7 +159,7 @@ fn a_long_transfer_takes_windows_in_turn_and_the_devices_limits_are_kept() {
     {
         let world = world(limits);
         let (program, _) = Program::new(pages, |at| (at / 5) as u8);
-        let expected = bytes_of(&program.frames);
+        let expected = bytes_of(&program.numbers());
         let holder: Arc<dyn HeldFrames> = Arc::new(program);
         let bytes = HeldBytes::new(HostMemory, &holder, 0, pages * PAGE_SIZE);
         world.disk.write(0, &bytes, Sleep::Uninterruptible).unwrap();
@@ -179,7 +184,7 @@ fn where_every_nth_table_finds_no_memory_the_bytes_are_bounced_and_nothing_is_ke
     for nth in 1..=7 {
         let world = world(None);
         let (program, gone) = Program::new(6, |at| (at / 3) as u8);
-        let frames = program.frames.clone();
+        let frames = program.numbers();
         let holder: Arc<dyn HeldFrames> = Arc::new(program);
         world.domain.fail_every(nth);
         for round in 0..12 {
@@ -222,7 +227,9 @@ fn a_device_that_looks_again_after_its_answer_is_noticed() {
         world.disk.read(0, &mut bytes, Sleep::Killable).unwrap();
         assert_eq!(look(window).unwrap_err().has, None, "after");
     }
-    assert!(holder.count() == 2 && (0..2).all(|page| !world.domain.frames().contains(&holder.frame(page))));
+    assert!(
+        holder.count() == 2 && (0..2).all(|page| !world.domain.frames().contains(&holder.frame(page).pfn()))
+    );
 }
 
 /// A line on which waits end early, killed or late, until the device answers at last.

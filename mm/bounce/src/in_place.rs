@@ -103,7 +103,7 @@ impl<S: DmaSource> Device<S> {
             Direction::FromDevice => DeviceAccess::Write,
             Direction::Bidirectional => DeviceAccess::ReadWrite,
         };
-        let address = domain.open(window, &mut frames.map(|index| holder.frame(index)), access).ok()?;
+        let address = domain.open(window, &mut frames.map(|index| holder.frame(index).pfn()), access).ok()?;
         self.account().in_place.fetch_add(pages * PAGE_SIZE, Ordering::Relaxed);
         Some(InPlace {
             device: self,

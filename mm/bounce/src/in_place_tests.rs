@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::vec::Vec;
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use freehold_frame::{Anon, Frame, Held, HeldFrame};
 use freehold_machine::{DeviceAccess, DeviceDomain, MAX_WINDOWS, NoTables, Pfn, PfnRange, Unconfirmed};
 
 use crate::tests::{ANY, Source, dma, source};
@@ -45,21 +46,28 @@ impl DeviceDomain for Liar {
     }
 }
 
-/// Two frames, and the number of holders that let go.
-struct Holder(Arc<AtomicUsize>);
+/// A frame twice, and the number of holders that let go.
+struct Holder(HeldFrame<'static>, Arc<AtomicUsize>);
+
+impl Holder {
+    fn new(gone: &Arc<AtomicUsize>) -> Arc<dyn HeldFrames> {
+        let frame = Box::leak(Box::new(Frame::<Anon, _>::allocate(source(1)).unwrap()));
+        Arc::new(Self(frame.held(), gone.clone()))
+    }
+}
 
 impl FrameList for Holder {
     fn count(&self) -> usize {
         2
     }
-    fn frame(&self, index: usize) -> Pfn {
-        Pfn(7 + index as u64)
+    fn frame(&self, _: usize) -> HeldFrame<'_> {
+        self.0
     }
 }
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.1.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -73,7 +81,7 @@ fn frames_that_an_iommu_does_not_confirm_stay_with_their_holder_however_often_it
     let (device, _) = device();
     let gone = Arc::new(AtomicUsize::new(0));
     for round in 1..=2 * MAX_WINDOWS {
-        let holder: Arc<dyn HeldFrames> = Arc::new(Holder(gone.clone()));
+        let holder = Holder::new(&gone);
         drop(device.in_place(3, holder, 0..2, Direction::FromDevice).unwrap());
         let bytes = round * 2 * PAGE_SIZE;
         assert_eq!((gone.load(Ordering::Relaxed), device.lost(), device.held()), (0, bytes, bytes));
@@ -91,7 +99,7 @@ fn frames_in_their_places_are_held_and_use_no_quota() {
     let (device, domain) = device();
     domain.is_honest.store(true, Ordering::Relaxed);
     let gone = Arc::new(AtomicUsize::new(0));
-    let holder: Arc<dyn HeldFrames> = Arc::new(Holder(gone.clone()));
+    let holder = Holder::new(&gone);
     let in_place = device.in_place(0, holder, 0..2, Direction::ToDevice).unwrap();
     let usage = device.dma().usage().next().unwrap();
     assert_eq!(
@@ -101,7 +109,7 @@ fn frames_in_their_places_are_held_and_use_no_quota() {
     assert_eq!(device.detach(), Err(DetachError::Held(2 * PAGE_SIZE)));
     let quota = DeviceRules { quota: PAGE_SIZE, domain: Some(domain), ..ANY };
     let small = device.dma().attach(quota).unwrap();
-    let holder: Arc<dyn HeldFrames> = Arc::new(Holder(gone.clone()));
+    let holder = Holder::new(&gone);
     let other = small.in_place(0, holder, 0..2, Direction::ToDevice).unwrap();
     assert!(small.buffer(PAGE_SIZE, Direction::ToDevice).is_ok());
     drop((in_place, other));

@@ -2,8 +2,9 @@
 
 use alloc::sync::Arc;
 
-use freehold_frame::HeldFrame;
-use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
+use freehold_frame::{Held, HeldFrame};
+use freehold_machine::PAGE_SIZE;
+use freehold_xpfo::Windows;
 
 /// Bytes that a device shall read. The functions run inside a window: they must not sleep or fault.
 pub trait Original {
@@ -65,29 +66,20 @@ impl OriginalMut for &mut [u8] {
     }
 }
 
-/// Frames in an order.
+/// Frames in an order, held by this.
 pub trait FrameList {
     /// How many there are.
     fn count(&self) -> usize;
-    /// Number `index` of them; the caller stays below [`FrameList::count`].
-    fn frame(&self, index: usize) -> Pfn;
+    /// Number `index` of them, which this holds; the caller stays below [`FrameList::count`].
+    fn frame(&self, index: usize) -> HeldFrame<'_>;
 }
 
-impl FrameList for [HeldFrame<'_>] {
+impl<F: Held> FrameList for [F] {
     fn count(&self) -> usize {
         self.len()
     }
-    fn frame(&self, index: usize) -> Pfn {
-        self[index].pfn()
-    }
-}
-
-impl FrameList for [Pfn] {
-    fn count(&self) -> usize {
-        self.len()
-    }
-    fn frame(&self, index: usize) -> Pfn {
-        self[index]
+    fn frame(&self, index: usize) -> HeldFrame<'_> {
+        self[index].held()
     }
 }
 
@@ -104,7 +96,7 @@ pub struct HeldBytes<'a, B> {
     bytes: FrameBytes<'a, B, dyn HeldFrames>,
 }
 
-impl<'a, B: PhysicalBytes> HeldBytes<'a, B> {
+impl<'a, B: Windows> HeldBytes<'a, B> {
     /// `length` of the bytes of the holder's frames from `start` on, reached through `bytes` where
     /// they are copied.
     pub fn new(bytes: B, holder: &'a Arc<dyn HeldFrames>, start: usize, length: usize) -> Self {
@@ -112,7 +104,7 @@ impl<'a, B: PhysicalBytes> HeldBytes<'a, B> {
     }
 }
 
-impl<B: PhysicalBytes> Original for HeldBytes<'_, B> {
+impl<B: Windows> Original for HeldBytes<'_, B> {
     fn length(&self) -> usize {
         self.bytes.length()
     }
@@ -124,16 +116,16 @@ impl<B: PhysicalBytes> Original for HeldBytes<'_, B> {
     }
 }
 
-impl<B: PhysicalBytes> OriginalMut for HeldBytes<'_, B> {
+impl<B: Windows> OriginalMut for HeldBytes<'_, B> {
     fn copy_from(&mut self, offset: usize, from: &[u8]) {
         self.bytes.copy_from(offset, from);
     }
 }
 
 /// The bytes of whole frames, one after the other, wherever the frames are: page-cache pages, for
-/// instance. The caller that makes one keeps the frames held.
+/// instance.
 #[derive(Debug)]
-pub struct FrameBytes<'a, B, F: ?Sized = [Pfn]> {
+pub struct FrameBytes<'a, B, F: ?Sized> {
     bytes: B,
     frames: &'a F,
     /// Bytes of the first frame that do not belong to it.
@@ -141,7 +133,7 @@ pub struct FrameBytes<'a, B, F: ?Sized = [Pfn]> {
     length: usize,
 }
 
-impl<'a, B: PhysicalBytes, F: FrameList + ?Sized> FrameBytes<'a, B, F> {
+impl<'a, B: Windows, F: FrameList + ?Sized> FrameBytes<'a, B, F> {
     /// The bytes of `frames`, reached through `bytes`.
     pub fn new(bytes: B, frames: &'a F) -> Self {
         Self { bytes, frames, start: 0, length: frames.count() * PAGE_SIZE }
@@ -156,7 +148,7 @@ impl<'a, B: PhysicalBytes, F: FrameList + ?Sized> FrameBytes<'a, B, F> {
     }
 }
 
-impl<B: PhysicalBytes, F: FrameList + ?Sized> Original for FrameBytes<'_, B, F> {
+impl<B: Windows, F: FrameList + ?Sized> Original for FrameBytes<'_, B, F> {
     fn length(&self) -> usize {
         self.length
     }
@@ -166,21 +158,21 @@ impl<B: PhysicalBytes, F: FrameList + ?Sized> Original for FrameBytes<'_, B, F> 
             let first = at % PAGE_SIZE;
             let (part, rest) = to.split_at_mut(to.len().min(PAGE_SIZE - first));
             let frame = self.frames.frame(at / PAGE_SIZE);
-            self.bytes.read_bytes(frame, |page| part.copy_from_slice(&page[first..first + part.len()]));
+            self.bytes.read_bytes(&frame, |page| part.copy_from_slice(&page[first..first + part.len()]));
             at += part.len();
             to = rest;
         }
     }
 }
 
-impl<B: PhysicalBytes, F: FrameList + ?Sized> OriginalMut for FrameBytes<'_, B, F> {
+impl<B: Windows, F: FrameList + ?Sized> OriginalMut for FrameBytes<'_, B, F> {
     fn copy_from(&mut self, offset: usize, mut from: &[u8]) {
         let mut at = self.start + offset;
         while !from.is_empty() {
             let first = at % PAGE_SIZE;
             let (part, rest) = from.split_at(from.len().min(PAGE_SIZE - first));
             let frame = self.frames.frame(at / PAGE_SIZE);
-            self.bytes.with_bytes(frame, |page| page[first..first + part.len()].copy_from_slice(part));
+            self.bytes.with_bytes(&frame, |page| page[first..first + part.len()].copy_from_slice(part));
             at += part.len();
             from = rest;
         }

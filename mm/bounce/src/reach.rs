@@ -7,7 +7,7 @@ use std::boxed::Box;
 use std::collections::BTreeSet;
 use std::vec::Vec;
 
-use freehold_frame::{FrameSource, Order, Owner, Request};
+use freehold_frame::{Anon, Frame, Held, HeldFrame};
 use freehold_machine::model::DeviceView;
 use freehold_machine::{DeviceAccess, PAGE_SIZE, Pfn};
 use proptest::prelude::*;
@@ -18,20 +18,14 @@ use crate::*;
 const NAMES: [&str; 2] = ["one", "two"];
 
 /// Frames of a program, given back when nothing holds them.
-struct Program(Source, Vec<Pfn>);
+struct Program(Vec<Frame<Anon, Source>>);
 
 impl FrameList for Program {
     fn count(&self) -> usize {
-        self.1.len()
+        self.0.len()
     }
-    fn frame(&self, index: usize) -> Pfn {
-        self.1[index]
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        self.1.iter().for_each(|&frame| self.0.release(frame, Order::FRAME));
+    fn frame(&self, index: usize) -> HeldFrame<'_> {
+        self.0[index].held()
     }
 }
 
@@ -102,10 +96,10 @@ impl World {
     fn open(&self, device: usize, pages: usize, direction: Direction) -> Option<Thing> {
         let mut frames = Vec::new();
         for _ in 0..pages {
-            frames.extend(self.source.allocate(Request::new(Owner::Anon)).ok());
+            frames.extend(Frame::allocate(self.source).ok());
         }
         let pages = frames.len();
-        let holder: Arc<dyn HeldFrames> = Arc::new(Program(self.source, frames));
+        let holder: Arc<dyn HeldFrames> = Arc::new(Program(frames));
         let windows = (0..8).filter(|&window| {
             let first = self.views[device].window(window);
             self.views[device]
@@ -185,7 +179,7 @@ impl World {
         };
         for index in 0..holder.count() {
             let page = Pfn(in_place.address().0 / PAGE_SIZE as u64 + index as u64);
-            assert_eq!(view.reach(page, allowed), Ok(holder.frame(index)));
+            assert_eq!(view.reach(page, allowed), Ok(holder.frame(index).pfn()));
             assert!(view.reach(page, refused).is_err());
         }
     }
@@ -202,7 +196,7 @@ fn frames_of(thing: &Thing) -> BTreeSet<Pfn> {
             pieces.flat_map(pages).collect()
         }
         Thing::Ring(ring) => (0..ring.order().frames()).map(|frame| ring.pfn().offset(frame)).collect(),
-        Thing::InPlace(_, holder, _) => (0..holder.count()).map(|index| holder.frame(index)).collect(),
+        Thing::InPlace(_, holder, _) => (0..holder.count()).map(|index| holder.frame(index).pfn()).collect(),
     }
 }
 

@@ -6,9 +6,11 @@ use std::boxed::Box;
 use std::sync::Mutex;
 use std::vec::Vec;
 
-use freehold_frame::{FrameRecord, FrameSource, FrameTable, Order, OutOfMemory, Request};
+use freehold_frame::{
+    Frame, FrameRecord, FrameSource, FrameTable, Order, OutOfMemory, PageCache, Request, Tag,
+};
 use freehold_machine::model::{Config, Model};
-use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
+use freehold_machine::{CpuId, NodeId, PAGE_SIZE, Pfn, PhysicalBytes};
 use proptest::prelude::*;
 
 use crate::*;
@@ -44,9 +46,13 @@ impl FrameSource for Source {
             let fill = if clean { 0 } else { 0xa5 };
             self.0.machine.with_bytes(first.offset(frame), |bytes| bytes.fill(fill));
         }
+        let tag = Tag::new(request.owner, request.order, NodeId(0));
+        self.0.table.get(first).unwrap().hand_out(tag).unwrap();
         Ok(first)
     }
     fn release(self, block: Pfn, order: Order) {
+        let record = self.0.table.get(block).unwrap();
+        record.take_back(record.freeable(order).unwrap().trace(CpuId(0)));
         let at = (block.0 - self.0.first) as usize;
         let mut taken = self.0.taken.lock().unwrap();
         for frame in &mut taken[at..at + order.frames() as usize] {
@@ -187,37 +193,42 @@ fn the_next_device_finds_no_residue() {
     assert!(as_device(source, address, 4096).iter().all(|&b| b == 0));
 }
 
+/// Two pages of a file, full of 20 and of 7.
+fn two_pages(source: Source) -> [Frame<PageCache, Source>; 2] {
+    [20, 7].map(|fill| {
+        let frame = Frame::allocate(source).unwrap();
+        source.0.machine.with_bytes(frame.pfn(), |b| b.fill(fill));
+        frame
+    })
+}
+
 #[test]
 fn page_cache_frames_are_mapped_without_a_copy_in_between() {
     let source = source(256);
     let device = dma(source).attach(ANY).unwrap();
-    let frames = [Pfn(20), Pfn(7)];
-    source.0.machine.with_bytes(Pfn(20), |b| b.fill(20));
-    source.0.machine.with_bytes(Pfn(7), |b| b.fill(7));
+    let frames = two_pages(source);
     let mut original = FrameBytes::new(source.0.machine, frames.as_slice());
     let mapping = device.map(&original, Direction::Bidirectional).unwrap();
     let seen = as_device(source, mapping.address(), 8192);
     assert!(seen[..4096].iter().all(|&b| b == 20) && seen[4096..].iter().all(|&b| b == 7));
     device_writes(source, mapping.address(), &[1; 8192]);
     mapping.unmap(&mut original);
-    assert_eq!(source.0.machine.with_bytes(Pfn(7), |b| b[4095]), 1);
+    assert_eq!(source.0.machine.with_bytes(frames[1].pfn(), |b| b[4095]), 1);
 }
 
 #[test]
 fn a_part_of_frames_is_mapped_without_its_neighbours() {
     let source = source(256);
     let device = dma(source).attach(ANY).unwrap();
-    let frames = [Pfn(20), Pfn(7)];
-    source.0.machine.with_bytes(Pfn(20), |b| b.fill(20));
-    source.0.machine.with_bytes(Pfn(7), |b| b.fill(7));
+    let frames = two_pages(source);
     let mut part = FrameBytes::new(source.0.machine, frames.as_slice()).starting_at(3584).truncated(1024);
     let mapping = device.map(&part, Direction::Bidirectional).unwrap();
     let seen = as_device(source, mapping.address(), 1024);
     assert!(seen[..512].iter().all(|&b| b == 20) && seen[512..].iter().all(|&b| b == 7));
     device_writes(source, mapping.address(), &[1; 1024]);
     mapping.unmap(&mut part);
-    let edge = |frame, at| source.0.machine.with_bytes(Pfn(frame), |b| (b[at - 1], b[at]));
-    assert_eq!((edge(20, 3584), edge(7, 512)), ((20, 1), (1, 7)));
+    let edge = |page: usize, at| source.0.machine.with_bytes(frames[page].pfn(), |b| (b[at - 1], b[at]));
+    assert_eq!((edge(0, 3584), edge(1, 512)), ((20, 1), (1, 7)));
 }
 
 #[test]

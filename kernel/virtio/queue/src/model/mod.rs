@@ -17,7 +17,7 @@ use std::sync::{Mutex, OnceLock};
 use std::vec::Vec;
 
 use freehold_bounce::{Device, DeviceRules, Dma, DmaAddr, Limits};
-use freehold_frame::{FrameRecord, FrameSource, FrameTable, Order, OutOfMemory, Owner, Request};
+use freehold_frame::{FrameRecord, FrameSource, FrameTable, Order, OutOfMemory, Owner, Request, Tag};
 use freehold_machine::{CpuId, Cpus, DeviceAccess, NodeId, PAGE_SIZE, Pfn, PhysicalBytes};
 
 pub use fake::Fake;
@@ -123,9 +123,14 @@ impl FrameSource for HostMemory {
         drop(taken);
         let first = Pfn(FIRST + at as u64);
         (0..frames as u64).for_each(|frame| self.zero(first.offset(frame)));
+        let tag = Tag::new(request.owner, request.order, NodeId(0));
+        let stamped = self.table().get(first).map(|record| record.hand_out(tag));
+        stamped.expect("every frame has a record").expect("it was free");
         Ok(first)
     }
     fn release(self, block: Pfn, order: Order) {
+        let record = self.table().get(block).expect("every frame has a record");
+        record.take_back(record.freeable(order).expect("it was handed out").trace(CpuId(0)));
         let at = (block.0 - FIRST) as usize;
         let mut taken = shared().taken.lock().expect("no test panics while it frees");
         taken[at..at + order.frames() as usize].fill(None);
