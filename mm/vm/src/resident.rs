@@ -13,7 +13,7 @@ use freehold_frame::{
     Anon, Belongs, Frame, FrameSource, LargeMapping, LeafMapping, OutOfMemory, Owner, PageCache as CacheKind,
     User, UserKind,
 };
-use freehold_machine::{Cpus, PAGE, PAGEBLOCK_FRAMES, VirtAddr};
+use freehold_machine::{Cpus, PAGE, PAGEBLOCK_FRAMES, Pfn, VirtAddr};
 use freehold_paging::{Backing, Entry, EntryAt, FlushBatch, Marks, Memory, PageSize, Rights, Slot, Space};
 use freehold_tracepoints::TraceEvent;
 use freehold_tracepoints::table::CopyOnWrite;
@@ -210,38 +210,32 @@ impl<S: Memory> Resident<S> {
             };
         };
         let place = self.place(area, addr);
-        let (frame, kind) = if area.has_monitored_holes() {
-            cache.fault_on_monitored(index, place)?
-        } else {
-            cache.fault(index, place)?
-        };
-        if want == Want::Write && !area.is_shared() {
-            // The first store to a private file page: a copy from the start.
-            self.fill_with_copy(area, addr, slot, &frame)?;
-            return Ok(kind);
-        }
-        let (rights, marks) = if area.is_shared() {
-            let mut rights = area.protection.rights();
-            if rights.contains(Rights::WRITE) {
-                if want == Want::Write || (cache.maps_writable_at_once() && !area.tracks_stores()) {
-                    cache.note_writable(index);
-                } else {
-                    rights = rights.without(Rights::WRITE);
+        let (kind, mapping, rights) = loop {
+            let (frame, kind) = if area.has_monitored_holes() {
+                cache.fault_on_monitored(index, place)?
+            } else {
+                cache.fault(index, place)?
+            };
+            if want == Want::Write && !area.is_shared() {
+                // The first store to a private file page: a copy from the start.
+                self.fill_with_copy(area, addr, slot, &frame)?;
+                return Ok(kind);
+            }
+            let Ok(mapping) = frame.map() else {
+                // As many leaves map it as can be counted. A private page does without one more;
+                // memory would not help.
+                if area.is_shared() {
+                    return Err(FaultError::Bus);
                 }
+                self.fill_with_copy(area, addr, slot, &frame)?;
+                return Ok(kind);
+            };
+            // After the mapping is counted: else a write-back in between takes the mark away.
+            if let Some(rights) = self.filled_rights(area, index, frame.pfn(), want) {
+                break (kind, mapping, rights);
             }
-            (rights, if want == Want::Write { Marks::Dirty } else { Marks::Accessed })
-        } else {
-            (area.shared_frame_rights(), Marks::Accessed)
         };
-        let Ok(mapping) = frame.map() else {
-            // As many leaves map it as can be counted. A private page does without one more; memory
-            // would not help.
-            if area.is_shared() {
-                return Err(FaultError::Bus);
-            }
-            self.fill_with_copy(area, addr, slot, &frame)?;
-            return Ok(kind);
-        };
+        let marks = if want == Want::Write { Marks::Dirty } else { Marks::Accessed };
         let (entry, is_secret) = (leaf(mapping, rights, marks), cache.is_secret());
         slot.fill(if is_secret { entry.marked_secret() } else { entry });
         self.count(area, LeafKind::Cache);
@@ -249,6 +243,24 @@ impl<S: Memory> Resident<S> {
             self.fill_around(area, addr);
         }
         Ok(kind)
+    }
+
+    /// Returns the rights of the leaf that is about to show `frame`, which that leaf's mapping
+    /// holds, as page `index` of the area's cache. Where the leaf lets `frame` be written the cache
+    /// knows from then on. `None` where the page has another frame by now, or none.
+    #[inline]
+    fn filled_rights(&self, area: &Area<S>, index: u64, frame: Pfn, want: Want) -> Option<Rights> {
+        if !area.is_shared() {
+            return Some(area.shared_frame_rights());
+        }
+        let (rights, cache) = (area.protection.rights(), area.attachment()?.cache());
+        if !rights.contains(Rights::WRITE) {
+            return Some(rights);
+        }
+        if want == Want::Read && (!cache.maps_writable_at_once() || area.tracks_stores()) {
+            return Some(rights.without(Rights::WRITE));
+        }
+        cache.note_writable(index, frame).then_some(rights)
     }
 
     fn fill_with_copy(
@@ -323,7 +335,11 @@ impl<S: Memory> Resident<S> {
             if !entry.is_writable()
                 && let Some((cache, index)) = area.cache_page(addr)
             {
-                cache.note_writable(index);
+                if !cache.note_writable(index, entry.frame()) {
+                    // The page has left the cache, and its mappers are about to be visited: what is
+                    // stored to this frame now would be lost.
+                    return self.fill_again(area, at);
+                }
                 slot.update(|entry| entry.with_rights(rights).marked_dirty());
             }
             return Ok(FaultKind::Minor);
@@ -348,6 +364,18 @@ impl<S: Memory> Resident<S> {
         self.uncount(area, kind);
         self.count(area, LeafKind::Anon);
         Ok(FaultKind::Minor)
+    }
+
+    /// Takes the leaf of a shared page away, whose cache has another frame for it or none, and maps
+    /// the page anew for a store.
+    #[cold]
+    #[inline(never)]
+    fn fill_again(&mut self, area: &Area<S>, at: EntryAt<S::Machine>) -> Result<FaultKind, FaultError> {
+        let old = at.slot.replace(Entry::EMPTY);
+        self.tables.forget::<CacheKind>(at.addr, old, None);
+        drop(self.mapping_of(old));
+        self.uncount(area, LeafKind::Cache);
+        self.fill(area, at.addr, at.slot, Want::Write)
     }
 
     /// A store to an anonymous page: it keeps a frame that is its own (again). Where others have

@@ -5,6 +5,8 @@
 //! time and says how many it dealt with. Fewer than it was given ends the call; the caller then
 //! faults its own memory in and calls again from there.
 
+use core::ops::Range;
+
 use freehold_frame::{Frame, NodePolicy, PageCache as CacheKind};
 use freehold_machine::PAGE_SIZE;
 use freehold_paging::Memory;
@@ -112,7 +114,7 @@ impl<S: Memory> PageCache<S> {
             None => self.get_or_fill(index, NodePolicy::Local)?.0,
         };
         let written = machine.with_bytes(&frame, |bytes| f(&mut bytes[start..end])).min(end - start);
-        self.mark_dirty(index, written);
+        self.keep_written(index, &frame, start..start + written);
         Ok(written)
     }
 
@@ -129,9 +131,10 @@ impl<S: Memory> PageCache<S> {
         if written == 0 {
             return Ok(0);
         }
-        if written < PAGE_SIZE && self.store.is_some() {
+        let now = if written < PAGE_SIZE && self.store.is_some() {
             let (old, _) = self.get_or_fill(index, NodePolicy::Local)?;
-            self.copy_part(&frame, &old, written);
+            self.copy_part(&frame, &old, 0..written);
+            old
         } else {
             let pfn = frame.pfn();
             // Another task may have made the page meanwhile, and mapped it, or it is in the swap:
@@ -142,21 +145,48 @@ impl<S: Memory> PageCache<S> {
                 None => self.get_or_fill(index, NodePolicy::Local)?.0,
             };
             if now.pfn() != pfn {
-                self.copy_part(&mine, &now, written);
+                self.copy_part(&mine, &now, 0..written);
             }
-        }
-        self.mark_dirty(index, written);
+            now
+        };
+        // The frame is held until then: a clean page that has no holder may go.
+        self.keep_written(index, &now, 0..written);
         Ok(written)
     }
 
-    fn copy_part(&self, from: &Frame<CacheKind, S>, to: &Frame<CacheKind, S>, len: usize) {
-        let copy = |to: &mut [u8; PAGE_SIZE], from: &[u8; PAGE_SIZE]| to[..len].copy_from_slice(&from[..len]);
+    fn copy_part(&self, from: &Frame<CacheKind, S>, to: &Frame<CacheKind, S>, part: Range<usize>) {
+        let copy = |to: &mut [u8; PAGE_SIZE], from: &[u8; PAGE_SIZE]| {
+            to[part.clone()].copy_from_slice(&from[part]);
+        };
         self.source.machine().with_two(to, from, copy);
     }
 
-    fn mark_dirty(&self, index: u64, written: usize) {
-        if self.store.is_some() && written > 0 {
-            self.inner.lock().index.mark(index, Mark::Dirty);
+    /// Has the store see the bytes `part` of page `index`, which were written to `frame`. Where the
+    /// page has left the cache meanwhile the bytes go to the frame that it has now. If it can have
+    /// none they are lost, and the file's holders [are told](PageCache::tell_errors).
+    pub(super) fn keep_written(&self, index: u64, frame: &Frame<CacheKind, S>, part: Range<usize>) {
+        if self.store.is_none() || part.is_empty() || self.mark_frame(index, frame.pfn(), Mark::Dirty) {
+            return;
+        }
+        if self.write_again(index, frame, part).is_err() {
+            self.errors.note();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn write_again(
+        &self,
+        index: u64,
+        frame: &Frame<CacheKind, S>,
+        part: Range<usize>,
+    ) -> Result<(), VmError> {
+        loop {
+            let (now, _) = self.get_or_fill(index, NodePolicy::Local)?;
+            self.copy_part(frame, &now, part.clone());
+            if self.mark_frame(index, now.pfn(), Mark::Dirty) {
+                return Ok(());
+            }
         }
     }
 }

@@ -33,7 +33,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_frame::{Frame, NodePolicy, Owner, PageCache as CacheKind, Request};
-use freehold_machine::PAGE;
+use freehold_machine::{PAGE, Pfn};
 use freehold_paging::Memory;
 
 use crate::Commons;
@@ -510,11 +510,23 @@ impl<S: Memory> PageCache<S> {
         self.is_memory()
     }
 
-    /// A leaf of page `index` is about to grant writing.
-    pub(crate) fn note_writable(&self, index: u64) {
-        if self.store.is_some() {
-            self.inner.lock().index.mark(index, Mark::Writable);
-        }
+    /// A leaf is about to grant writing to `frame` as page `index`. The leaf's mapping holds the
+    /// frame already, so that the mark stays until that has gone. Returns whether it is the page's
+    /// frame; if not, stores to it would be lost.
+    #[must_use]
+    pub(crate) fn note_writable(&self, index: u64, frame: Pfn) -> bool {
+        self.store.is_none() || self.mark_frame(index, frame, Mark::Writable)
+    }
+
+    /// Marks page `index` of a cache with a store, if it is in `frame`. Returns whether it is.
+    fn mark_frame(&self, index: u64, frame: Pfn, mark: Mark) -> bool {
+        let mut inner = self.inner.lock();
+        let mapped =
+            |now: &Frame<_, S>| (now.pfn() == frame).then(|| now.record().counts().load().mappings > 0);
+        let Some(Some(is_mapped)) = inner.index.with(index, mapped) else { return false };
+        debug_assert!(mark != Mark::Writable || is_mapped, "a leaf's mapping is counted before its rights");
+        inner.index.mark(index, mark);
+        true
     }
 }
 

@@ -13,7 +13,7 @@ use freehold_frame::{Frame, NodePolicy};
 use freehold_paging::{Memory, SwapPlace};
 use freehold_xpfo::Windows;
 
-use super::{CacheInner, CacheKind, Mark, PAGE, PageCache};
+use super::{CacheInner, CacheKind, PAGE, PageCache};
 use crate::VmError;
 
 /// Batches of pages that leave before their mappers are visited.
@@ -120,9 +120,7 @@ impl<S: Memory> PageCache<S> {
         let start = (range.start % PAGE) as usize;
         let end = start + (range.end - range.start) as usize;
         self.source.machine().with_bytes(&frame, |bytes| bytes[start..end].fill(0));
-        if self.store.is_some() {
-            self.inner.lock().index.mark(index, Mark::Dirty);
-        }
+        self.keep_written(index, &frame, start..end);
         Ok(())
     }
 

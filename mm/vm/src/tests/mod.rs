@@ -17,6 +17,7 @@ mod remote;
 mod secret;
 mod shared_fault;
 mod stored;
+mod stores_model;
 mod swap;
 mod vdso;
 mod world;
