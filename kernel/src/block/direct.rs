@@ -4,8 +4,8 @@
 //! memory, even if fork, mprotect or reclaim act meanwhile. A reader through the cache sees bytes
 //! that were written directly, and the other way round: before a transfer the cache's changes in
 //! the range are stored, and a write takes the range's pages out of the cache before and after.
-//! Where a page cannot be taken out (it is pinned, or a program changes it again and again through
-//! a mapping), the write goes through the cache and is stored at once.
+//! Where a page cannot be taken out (a pin may write it, or a program changes it again and again
+//! through a mapping), the write goes through the cache and is stored at once.
 
 use core::ops::Range;
 
@@ -60,11 +60,22 @@ impl DiskContent {
             let write = &mut |bytes: &dyn Original| Ok(self.disk.write(sector, bytes, Sleep::Killable)?);
             source.drain_direct(most, SECTOR_SIZE, write)
         });
-        // A page that was read in between has old bytes. One that cannot be taken out now is
-        // pinned, or was changed through a mapping during this write: the order of the two writes
-        // is then unknown.
-        let after = self.cached.cache().forget(range);
-        Some(result.and_then(|count| after.map(|_| count).map_err(Errno::from)))
+        // A page that was read in between has old bytes.
+        let after = self.forget_cached(range);
+        Some(result.and_then(|count| after.map(|()| count)))
+    }
+
+    /// Takes the pages of `range` out of the cache once the disk was written past it. A page that
+    /// stays has been changed, or may be changed through a pin or a mapping, during the write: the
+    /// order of the two writes is then unknown.
+    fn forget_cached(&self, range: Range<u64>) -> Result<()> {
+        let cache = self.cached.cache();
+        if !cache.forget(range.clone())? {
+            // One that was being stored is clean when that is done.
+            cache.sync(range.clone())?;
+            cache.forget(range)?;
+        }
+        Ok(())
     }
 
     /// The `length` bytes from `offset` on, as far as the disk goes.

@@ -228,8 +228,10 @@ impl ShareNode {
         regular.store.set_size(told.size);
         let cache = regular.content.cache();
         cache.resized(told.size);
-        cache.forget(0..u64::MAX)?;
-        *seen = now;
+        // Where old pages stay, the next look takes them.
+        if cache.forget(0..u64::MAX)? {
+            *seen = now;
+        }
         Ok(())
     }
 

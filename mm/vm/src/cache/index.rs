@@ -434,6 +434,10 @@ impl<S: Memory> Index<S> {
     pub(super) fn is_dirty(&self, page: u64) -> bool {
         self.chunk(page).is_some_and(|chunk| chunk.is_dirty(page) == 1)
     }
+    /// Whether the store has the page's bytes: the page is not newer, and is not being stored.
+    pub(super) fn is_stored(&self, page: u64) -> bool {
+        self.chunk(page).is_none_or(|chunk| (chunk.dirty | chunk.writable | chunk.writeback) & bit(page) == 0)
+    }
     /// Whether the store may have been written for the page since its frame came in.
     pub(super) fn has_changed(&self, page: u64) -> bool {
         self.chunk(page).is_some_and(|chunk| chunk.changed & bit(page) != 0)

@@ -282,9 +282,10 @@ impl<S: Memory> PageCache<S> {
     }
 
     /// Stores the pages that `range` (bytes) touches where they changed, and takes them out of the
-    /// cache and of every mapping: later readers read the store. Returns whether none is left;
-    /// pinned pages stay, and pages that changed again. Without a store nothing can be taken out.
-    /// The caller holds no address space.
+    /// cache and of every mapping: later readers read the store. A task that has a page's frame in
+    /// its hands, or a pin that reads it, keeps that. Returns whether none is left: pages stay that
+    /// a pin may write, that are being stored, or that changed again. Without a store nothing can
+    /// be taken out. The caller holds no address space.
     ///
     /// # Errors
     /// As [`PageCache::write_back`].
@@ -300,8 +301,35 @@ impl<S: Memory> PageCache<S> {
         drop(inner);
         self.zap_everywhere(&pages);
         self.write_back(range)?;
-        self.give_back(pages.clone(), u64::MAX);
+        self.remove_stored(&pages);
         Ok(self.inner.lock().index.next(pages).is_none())
+    }
+
+    /// Takes those of `pages` out whose bytes the store has, whatever holds them, and then their
+    /// leaves: one that a fault is about to make, of a frame that it found before, is taken too.
+    fn remove_stored(&self, pages: &Range<u64>) {
+        if self.store.is_none() {
+            return;
+        }
+        let (mut next, mut were_held) = (pages.start, false);
+        loop {
+            let mut inner = self.inner.lock();
+            let Some(page) = inner.index.next(next..pages.end) else { break };
+            next = page + 1;
+            if !inner.index.is_stored(page) {
+                continue;
+            }
+            inner.departures += u64::from(inner.index.has_changed(page));
+            let gone = inner.index.remove(page);
+            drop(inner);
+            were_held |= gone.is_some_and(|frame| {
+                let holders = frame.record().counts().load();
+                holders.mappings > 0 || holders.references > 1 || holders.pins > 0
+            });
+        }
+        if were_held {
+            self.zap_everywhere(pages);
+        }
     }
 
     /// Gives back up to `count` unused frames of `pages` whose bytes the store has. Returns their

@@ -416,3 +416,111 @@ fn what_is_forgotten_is_stored_unmapped_and_read_anew_unless_it_is_pinned() {
     drop((p, cache, disk));
     world.end();
 }
+
+/// Has the disk's page say `value` without the cache's knowledge, as direct I/O does.
+fn write_past(disk: &Disk, page: u64, value: u8) {
+    disk.pages.lock().unwrap().insert(page, vec![value; 4096]);
+}
+
+#[test]
+fn what_is_forgotten_is_read_anew_though_readers_mappings_and_pins_still_have_its_old_frame() {
+    let world = World::new();
+    let (disk, cache) = disk(&world, 8);
+    let p = world.process(0);
+    let at = p.map(AreaPlace::Anywhere, 3, RW, shared(&cache)).unwrap();
+    (0..3).for_each(|page| assert_eq!(p.load(at + page * PAGE), Ok(page as u8)));
+    let held = cache.hold(1).unwrap();
+    let pin = p.space().pin::<Transient, ReadOnly>(VirtAddr(at + 2 * PAGE), Rule::Asked).unwrap();
+    write(&cache, 7 * PAGE, &[7; 4096]);
+    let (maps, writes) = (p.thread(0), disk.clone());
+    // Between the first visit of the mappers and the look for pages that can go.
+    *disk.under_way.lock().unwrap() = Some(Box::new(move || {
+        assert_eq!(maps.load(at), Ok(0), "mapped again");
+        (0..3).for_each(|page| write_past(&writes, page, 90 + page as u8));
+    }));
+    assert_eq!(cache.forget(0..u64::MAX), Ok(true));
+    assert_eq!(cache.pages(), 0);
+    for page in 0..3 {
+        assert_eq!(read(&cache, page * PAGE, 1), [90 + page as u8], "page {page}");
+        assert_eq!(p.load(at + page * PAGE), Ok(90 + page as u8), "page {page}");
+    }
+    assert_eq!(held.read_bytes(|bytes| bytes[0]), 1, "its holder keeps the old one");
+    assert_eq!(world.model().with_bytes(pin.pfn(), |bytes| bytes[0]), 2);
+    cache.validate();
+    drop((held, pin, p, cache, disk));
+    world.end();
+}
+
+#[test]
+fn bytes_that_are_written_while_their_page_leaves_the_cache_are_stored() {
+    // All of a page or a part, of one that is there or that is not.
+    for (len, is_there) in [(4096, true), (10, true), (10, false)] {
+        let world = World::new();
+        let (disk, cache) = disk(&world, 4);
+        if is_there {
+            read(&cache, PAGE, 1);
+        }
+        let mut forgotten = false;
+        let wrote = cache.write_at(PAGE, len, |to| {
+            forgotten = cache.forget(PAGE..2 * PAGE).unwrap();
+            to.fill(8);
+            to.len()
+        });
+        assert_eq!((wrote, forgotten), (Ok(len), true));
+        assert_eq!((cache.dirty_pages(), read(&cache, PAGE, len)), (1, vec![8; len]));
+        cache.sync(0..u64::MAX).unwrap();
+        assert_eq!(disk.pages.lock().unwrap()[&1][..len], vec![8; len]);
+        assert_eq!(read(&cache, PAGE + 4095, 1), [if len == 4096 { 8 } else { 1 }]);
+        cache.validate();
+        drop((cache, disk));
+        world.end();
+    }
+}
+
+/// A space where a visit begins with something else.
+struct Visits {
+    space: Mutex<AddressSpace<ModelFrames>>,
+    /// The next visit's, at the end.
+    first: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
+}
+
+impl SpaceHandle<ModelFrames> for Visits {
+    fn with(&self, _: Locking, f: &mut dyn FnMut(&mut AddressSpace<ModelFrames>)) -> Visited {
+        let happens = self.first.lock().unwrap().pop();
+        happens.into_iter().for_each(|happens| happens());
+        f(&mut self.space.lock().unwrap());
+        Visited::Done
+    }
+}
+
+#[test]
+fn a_store_through_a_mapping_of_a_page_that_has_just_left_the_cache_is_not_lost() {
+    let world = World::new();
+    let (disk, cache) = disk(&world, 4);
+    let visited = Arc::new(Visits { space: Mutex::new(world.space()), first: Mutex::default() });
+    let handle = Arc::downgrade(&(visited.clone() as Arc<dyn SpaceHandle<ModelFrames>>));
+    {
+        let mut space = visited.space.lock().unwrap();
+        let (place, backing) = (AreaPlace::Anywhere, shared(&cache));
+        let request = MapRequest { place, len: 4 * PAGE, protection: RW, backing, flags: AreaFlags::empty() };
+        space.map(request, &Limits::NONE).unwrap();
+        space.set_handle(handle);
+    }
+    let p = world.process(1);
+    let at = p.map(AreaPlace::Anywhere, 4, RW, shared(&cache)).unwrap();
+    write(&cache, 3 * PAGE, &[3; 4096]);
+    let (maps, stores) = (p.thread(1), p.thread(1));
+    // The page is mapped again after both spaces were visited, and when it has left the cache the
+    // other space is visited first.
+    *disk.under_way.lock().unwrap() = Some(Box::new(move || assert_eq!(maps.load(at + PAGE), Ok(1))));
+    *visited.first.lock().unwrap() =
+        vec![Box::new(move || stores.store(at + PAGE, 77).unwrap()), Box::new(|| {})];
+    assert_eq!(cache.forget(0..3 * PAGE + 1), Ok(false), "the page is there, and newer than the disk's");
+    assert_eq!((p.load(at + PAGE), cache.dirty_pages()), (Ok(77), 1));
+    cache.sync(0..u64::MAX).unwrap();
+    assert_eq!(disk.pages.lock().unwrap()[&1][..2], [77, 1]);
+    cache.validate();
+    drop((visited, p));
+    drop((cache, disk));
+    world.end();
+}
