@@ -53,6 +53,8 @@ struct Chunk {
     again: u64,
     /// Pages on their way to the swap, whose frame has not been handed out since.
     leaving: u64,
+    /// Pages that were made ahead of their use (fallocate), whose frame has not been handed out.
+    ahead: u64,
 }
 
 impl Chunk {
@@ -66,11 +68,17 @@ impl Chunk {
         once: 0,
         again: 0,
         leaving: 0,
+        ahead: 0,
     };
 
     /// 1 for a page that is dirty or writable, which has a frame here; else 0.
     const fn is_dirty(&self, page: u64) -> u64 {
         (self.dirty | self.writable) >> (page % PAGES) & 1
+    }
+    /// Frames of these pages are handed out.
+    const fn hand_out(&mut self, pages: u64) {
+        self.leaving &= !pages;
+        self.ahead &= !pages;
     }
     const fn is_unsaved(&self) -> bool {
         self.dirty | self.writable | self.writeback != 0
@@ -233,7 +241,7 @@ impl<S: Memory> Index<S> {
     /// [`VmError::TooManyHolders`].
     pub(super) fn hand_out(&mut self, page: u64) -> Result<Option<Frame<PageCache, S>>, VmError> {
         let Some(chunk) = self.chunk_mut(page) else { return Ok(None) };
-        chunk.leaving &= !bit(page);
+        chunk.hand_out(bit(page));
         let Some(pfn) = frame_of(chunk.frames[(page % PAGES) as usize]) else { return Ok(None) };
         Self::show(self.source, pfn, Frame::try_clone).map(Some).map_err(|_| VmError::TooManyHolders)
     }
@@ -270,6 +278,17 @@ impl<S: Memory> Index<S> {
         Some(Frame::from_raw(self.source, Pfn(old)).expect("the index holds frames of the page cache"))
     }
 
+    /// The frame of `page` was made ahead of its use, and nothing has been given it.
+    pub(super) fn note_ahead(&mut self, page: u64) {
+        if let Some(chunk) = self.chunk_mut(page) {
+            chunk.ahead |= bit(page);
+        }
+    }
+    /// Whether that is still so.
+    pub(super) fn is_ahead(&self, page: u64) -> bool {
+        self.chunk(page).is_some_and(|chunk| chunk.ahead & bit(page) != 0)
+    }
+
     /// Forget the frame of `page`, if it has one.
     pub(super) fn remove(&mut self, page: u64) -> Option<Frame<PageCache, S>> {
         let chunk = self.chunk_mut(page)?;
@@ -287,7 +306,7 @@ impl<S: Memory> Index<S> {
             let marks = [&mut chunk.dirty, &mut chunk.writable, &mut chunk.writeback, &mut chunk.changed];
             marks
                 .into_iter()
-                .chain([&mut chunk.once, &mut chunk.again, &mut chunk.leaving])
+                .chain([&mut chunk.once, &mut chunk.again, &mut chunk.leaving, &mut chunk.ahead])
                 .for_each(|marks| *marks &= !bit(page));
         });
     }
@@ -407,7 +426,7 @@ impl<S: Memory> Index<S> {
             if let Some(chunk) = self.chunk_mut(page) {
                 let first = (page % PAGES) as usize;
                 let count = (end - page) as usize;
-                chunk.leaving &= !(u64::MAX >> (PAGES as usize - count) << first);
+                chunk.hand_out(u64::MAX >> (PAGES as usize - count) << first);
                 for (page, &frame) in (page..end).zip(&chunk.frames[first..first + count]) {
                     if let Some(frame) = frame_of(frame) {
                         Self::show(source, frame, |frame| f(page, frame));

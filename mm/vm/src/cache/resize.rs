@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::Ordering;
 
-use freehold_frame::{Frame, NodePolicy};
+use freehold_frame::{Frame, NodePolicy, Owner, Request};
 use freehold_paging::{Memory, SwapPlace};
 use freehold_xpfo::Windows;
 
@@ -202,8 +202,8 @@ impl<S: Memory> PageCache<S> {
                 if is_new_run {
                     allocation.made.try_reserve(1).map_err(|_| VmError::NoMemory)?;
                 }
-                drop(self.get_or_fill(page, NodePolicy::Local)?);
                 match allocation.made.last_mut() {
+                    _ if !self.make_ahead(page)? => {}
                     Some(run) if !is_new_run => run.end += 1,
                     _ => allocation.made.push(page..page + 1),
                 }
@@ -213,8 +213,25 @@ impl<S: Memory> PageCache<S> {
         Ok(if stop == allocation.end { Batch::Last } else { Batch::More })
     }
 
-    /// Takes out up to `most` of the pages that `allocation` has made and that have no mapping or
-    /// holder. One that has gone to the swap meanwhile may have been stored to before: it stays.
+    /// Gives page `page` a frame before it is used. Returns whether it had none; then it may be
+    /// [taken back](PageCache::take_back_some) until its frame is handed out.
+    fn make_ahead(&self, page: u64) -> Result<bool, VmError> {
+        if !self.is_memory() {
+            return self.get_or_fill(page, NodePolicy::Local).map(|_| false);
+        }
+        debug_assert!(!self.is_secret(), "pages of secret memory are made where they are touched");
+        let frame = Frame::allocate_with(self.source, Request::new(Owner::PageCache).zeroed())?;
+        let mut inner = self.inner.lock();
+        let is_hole = !inner.index.has(page);
+        if is_hole {
+            inner.index.insert(page, frame)?;
+            inner.index.note_ahead(page);
+        }
+        Ok(is_hole)
+    }
+
+    /// Takes out up to `most` of the pages that `allocation` has made and that have not been handed
+    /// out since, to a mapping or to a task that reads or writes: one may have stored to them.
     pub fn take_back_some(&self, allocation: &mut Allocation, most: u64) -> Batch {
         let mut left = most;
         while let Some(run) = allocation.made.last_mut() {
@@ -224,20 +241,16 @@ impl<S: Memory> PageCache<S> {
                 }
                 left -= 1;
                 run.end -= 1;
-                self.forget_unused(run.end);
+                self.forget_ahead(run.end);
             }
             allocation.made.pop();
         }
         Batch::Last
     }
 
-    fn forget_unused(&self, page: u64) {
+    fn forget_ahead(&self, page: u64) {
         let inner = self.inner.lock();
-        let used = inner.index.with(page, |frame| {
-            let holders = frame.record().counts().load();
-            holders.mappings > 0 || holders.references > 1 || holders.pins > 0
-        });
-        if used == Some(false) {
+        if inner.index.is_ahead(page) {
             self.drop_from(inner, page);
         }
     }

@@ -310,3 +310,38 @@ fn an_allocation_goes_on_where_it_stopped_and_can_be_taken_back() {
     drop(file);
     world.end();
 }
+
+#[test]
+fn an_allocation_that_is_taken_back_leaves_pages_that_others_were_given_meanwhile() {
+    let world = World::new();
+    let file = world.file(b"");
+    let cache = file.cache();
+    cache.truncate(8 * PAGE).unwrap();
+    let p = world.process(0);
+    let at = p.map(AreaPlace::Anywhere, 8, RW, shared(cache)).unwrap();
+    let mut allocation = Allocation::new(0..8 * PAGE);
+    assert_eq!(cache.allocate_some(&mut allocation, 6), Ok(Batch::More));
+    // A store through a mapping that is gone again, a write, and a reader that holds the page.
+    p.store(at + PAGE, 11).unwrap();
+    p.unmap(at, 8).unwrap();
+    write(cache, 40 * PAGE, &[1]);
+    write(cache, 20 * PAGE, &[1]);
+    let mut second = Allocation::new(20 * PAGE..23 * PAGE);
+    assert_eq!(cache.allocate_some(&mut second, 9), Ok(Batch::Last));
+    write(cache, 21 * PAGE, &[21; 4096]);
+    let held = cache.hold(22).unwrap();
+    held.with_bytes(|bytes| bytes[0] = 22);
+    drop(held);
+    // A page that was cut out and made again is not the allocation's.
+    cache.punch_hole(5 * PAGE..6 * PAGE).unwrap();
+    write(cache, 5 * PAGE, &[5; 4096]);
+    for allocation in [&mut allocation, &mut second] {
+        assert_eq!(cache.take_back_some(allocation, u64::MAX), Batch::Last);
+    }
+    let said = [1, 5, 20, 21, 22].map(|page| read(cache, page * PAGE, 1)[0]);
+    assert_eq!(said, [11, 5, 1, 21, 22]);
+    let here: Vec<u64> = (0..48).filter(|&page| cache.is_resident(page)).collect();
+    assert_eq!(here, [1, 5, 20, 21, 22, 40], "the others had been given to none");
+    drop((p, file));
+    world.end();
+}
