@@ -4,13 +4,13 @@
 //! proportion to its pages. The index is the holder of one reference to each frame, and of one
 //! entry of each slot.
 //!
-//! Each subtree of chunks knows whether it has a page that the store has not seen ([`Unsaved`];
-//! Linux: the tag PAGECACHE_TAG_DIRTY). Writing back costs as much as there is to write, however
-//! many pages are cached, and marking a page needs no memory.
+//! Each subtree of chunks knows whether it has a page that the store has not seen ([`ChunkMarks`];
+//! Linux: the tag PAGECACHE_TAG_DIRTY), and whether one is in the swap. Writing back costs as much
+//! as there is to write, however many pages are cached, and marking a page needs no memory.
 
 use alloc::boxed::Box;
 use core::cell::Cell;
-use core::ops::Range;
+use core::ops::{ControlFlow, Range};
 
 use freehold_frame::{Frame, PageCache};
 use freehold_machine::Pfn;
@@ -20,6 +20,9 @@ use freehold_tree::{Slot, Summary, Tree};
 use crate::VmError;
 
 const PAGES: u64 = 64;
+
+/// Chunks that are looked at in one hold of the cache's lock.
+const LOOKED_AT_ONCE: u64 = 64;
 
 /// No page. Frame numbers are physical addresses / 4096, so this is none.
 const NONE: u64 = u64::MAX;
@@ -38,6 +41,8 @@ struct Chunk {
     frames: [u64; PAGES as usize],
     /// The number of entries in `frames` that are not [`NONE`].
     count: u32,
+    /// Pages that are in the swap.
+    swapped: u64,
     /// Pages that changed since the store last saw them.
     dirty: u64,
     /// Pages of which a leaf may have granted writing, so that the bytes may change at any moment.
@@ -61,6 +66,7 @@ impl Chunk {
     const EMPTY: Self = Self {
         frames: [NONE; PAGES as usize],
         count: 0,
+        swapped: 0,
         dirty: 0,
         writable: 0,
         writeback: 0,
@@ -96,17 +102,29 @@ impl Chunk {
     }
 }
 
-/// Whether a subtree of chunks has a page that is dirty or writable, or is being stored.
+/// Facts about a subtree of chunks.
 #[derive(Clone, PartialEq, Debug)]
-struct Unsaved(bool);
+struct ChunkMarks {
+    /// Whether it has a page that is dirty or writable, or is being stored.
+    unsaved: bool,
+    /// Whether it has a page that is in the swap.
+    swapped: bool,
+}
 
-impl Summary<u64, Box<Chunk>> for Unsaved {
+impl Summary<u64, Box<Chunk>> for ChunkMarks {
     fn of(_number: &u64, chunk: &Box<Chunk>) -> Self {
-        Self(chunk.is_unsaved())
+        Self { unsaved: chunk.is_unsaved(), swapped: chunk.swapped != 0 }
     }
     fn join(&self, next: &Self) -> Self {
-        Self(self.0 || next.0)
+        Self { unsaved: self.unsaved || next.unsaved, swapped: self.swapped || next.swapped }
     }
+}
+
+/// The lowest bit of `marks`, those of chunk `number`, of a page from `from` on.
+fn first_bit(number: u64, marks: u64, from: u64) -> Option<u32> {
+    let below = from.saturating_sub(number * PAGES).min(PAGES) as u32;
+    let marks = marks & u64::MAX.checked_shl(below).unwrap_or(0);
+    (marks != 0).then(|| marks.trailing_zeros())
 }
 
 /// Pages of one chunk: bit `n` is the page `first + n`.
@@ -132,7 +150,7 @@ pub(super) struct Index<S: Memory> {
     source: S,
     /// The cache's number.
     cache: u64,
-    chunks: Tree<u64, Box<Chunk>, Unsaved>,
+    chunks: Tree<u64, Box<Chunk>, ChunkMarks>,
     /// The place of the chunk that was found last: what looks for one mostly wants the same.
     last: Cell<Slot>,
     pages: u64,
@@ -325,6 +343,7 @@ impl<S: Memory> Index<S> {
         let place = self.swap_place(page)?;
         let slot = &mut self.chunk_mut(page)?.frames[(page % PAGES) as usize];
         *slot = NONE;
+        self.mark_swapped(page, false);
         self.drop_count(page);
         self.swapped -= 1;
         Some(place)
@@ -351,6 +370,7 @@ impl<S: Memory> Index<S> {
         let slot = &mut self.chunk_mut(page)?.frames[(page % PAGES) as usize];
         let frame = frame_of(*slot)?;
         *slot = SWAPPED | place.number();
+        self.mark_swapped(page, true);
         self.pages -= 1;
         self.swapped += 1;
         Some(Frame::from_raw(self.source, frame).expect("the index holds frames of the page cache"))
@@ -361,8 +381,19 @@ impl<S: Memory> Index<S> {
         frame.set_reverse_key(self.cache, page);
         if let Some(chunk) = self.chunk_mut(page) {
             chunk.frames[(page % PAGES) as usize] = frame.into_raw().0;
+            self.mark_swapped(page, false);
             self.swapped -= 1;
             self.pages += 1;
+        }
+    }
+
+    /// Notes whether `page`, whose entry has just changed, is in the swap.
+    fn mark_swapped(&mut self, page: u64, is_there: bool) {
+        let Some(chunk) = self.chunk_mut(page) else { return };
+        let had = chunk.swapped != 0;
+        chunk.swapped = chunk.swapped & !bit(page) | u64::from(is_there) << (page % PAGES);
+        if had != (chunk.swapped != 0) {
+            self.chunks.summary_changed(&(page / PAGES));
         }
     }
 
@@ -373,17 +404,20 @@ impl<S: Memory> Index<S> {
         }
     }
 
-    /// The first page from `from` on that is in the swap.
-    pub(super) fn next_swapped(&self, from: u64) -> Option<(u64, SwapPlace)> {
+    /// The first page of `range` that is in the swap.
+    pub(super) fn next_swapped(&mut self, range: Range<u64>) -> Option<(u64, SwapPlace)> {
         if self.swapped == 0 {
             return None;
         }
-        self.chunks.range(from / PAGES..).find_map(|(&number, chunk)| {
-            let pages = (0..PAGES).filter(|i| number * PAGES + i >= from);
-            let mut places =
-                pages.filter_map(|i| Some((number * PAGES + i, place_of(chunk.frames[i as usize])?)));
-            places.next()
-        })
+        let in_chunk = |number: u64, chunk: &Chunk| {
+            let bit = first_bit(number, chunk.swapped, range.start)?;
+            // The first one is the answer, though it may lie past the end.
+            Some((number * PAGES + u64::from(bit), place_of(chunk.frames[bit as usize])?))
+        };
+        let passes = |marks: &ChunkMarks| !marks.swapped;
+        let found =
+            self.chunks.find_up(&(range.start / PAGES), passes, |&number, chunk| in_chunk(number, chunk));
+        found.filter(|(page, _)| *page < range.end)
     }
 
     /// The first page in `range` that has a frame or is in the swap.
@@ -409,12 +443,25 @@ impl<S: Memory> Index<S> {
         pages.filter(move |page| range.contains(page))
     }
 
-    /// The first page from `page` on that is neither.
-    pub(super) fn next_hole(&self, mut page: u64) -> u64 {
-        while self.has(page) {
-            page += 1;
+    /// The first page from `page` on that is neither; or where to go on after [`LOOKED_AT_ONCE`]
+    /// chunks without such a page.
+    pub(super) fn next_hole(&self, page: u64) -> ControlFlow<u64, u64> {
+        let (first, mut next) = (page / PAGES, page);
+        for (&number, chunk) in self.chunks.range(first..first + LOOKED_AT_ONCE) {
+            if number != next / PAGES {
+                break;
+            }
+            let is_hole = |page: &u64| chunk.frames[(page % PAGES) as usize] == NONE;
+            let end = (number + 1) * PAGES;
+            if u64::from(chunk.count) < PAGES
+                && let Some(hole) = (next..end).find(is_hole)
+            {
+                return ControlFlow::Break(hole);
+            }
+            next = end;
         }
-        page
+        let is_over = next / PAGES < first + LOOKED_AT_ONCE;
+        if is_over { ControlFlow::Break(next) } else { ControlFlow::Continue(next) }
     }
 
     /// Hand out each frame of `range`, upwards.
@@ -503,14 +550,12 @@ impl<S: Memory> Index<S> {
     #[expect(clippy::borrowed_box, reason = "it is what the tree keeps")]
     fn next_marked(&mut self, from: u64, marks_of: impl Fn(&Chunk) -> u64) -> Option<Range<u64>> {
         let in_chunk = |&number: &u64, chunk: &Box<Chunk>| {
-            let first = number * PAGES;
-            let below = from.saturating_sub(first).min(PAGES) as u32;
-            let marks = marks_of(chunk) & u64::MAX.checked_shl(below).unwrap_or(0);
-            let start = marks.trailing_zeros();
-            let count = marks.checked_shr(start)?.trailing_ones();
+            let (first, marks) = (number * PAGES, marks_of(chunk));
+            let start = first_bit(number, marks, from)?;
+            let count = (marks >> start).trailing_ones();
             Some(first + u64::from(start)..first + u64::from(start + count))
         };
-        self.chunks.find_up(&(from / PAGES), |unsaved| !unsaved.0, in_chunk)
+        self.chunks.find_up(&(from / PAGES), |marks| !marks.unsaved, in_chunk)
     }
     /// Pages that are (or may be) newer than the store's.
     pub(super) const fn dirty_pages(&self) -> u64 {
@@ -531,6 +576,13 @@ impl<S: Memory> Index<S> {
         let sum = |count: fn(&Chunk) -> u32| self.chunks.values().map(|chunk| u64::from(count(chunk))).sum();
         assert_eq!(self.dirty, sum(|chunk| (chunk.dirty | chunk.writable).count_ones()), "dirty pages");
         assert_eq!(self.active, sum(|chunk| chunk.again.count_ones()), "pages used again");
+        let swapped = |chunk: &Chunk| {
+            (0..PAGES)
+                .filter(|&i| place_of(chunk.frames[i as usize]).is_some())
+                .fold(0, |set, i| set | 1 << i)
+        };
+        assert!(self.chunks.values().all(|chunk| chunk.swapped == swapped(chunk)), "marks of swapped pages");
+        assert_eq!(self.swapped, sum(|chunk| chunk.swapped.count_ones()), "swapped pages");
     }
 }
 

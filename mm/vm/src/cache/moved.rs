@@ -161,7 +161,7 @@ impl<S: Memory> Drop for PageCache<S> {
         if let Some(commons) = self.listed.get().and_then(Weak::upgrade) {
             commons.caches.forget(self.id);
             let (index, mut next) = (&mut self.inner.get_mut().index, 0);
-            while let Some((page, _)) = index.next_swapped(next) {
+            while let Some((page, _)) = index.next_swapped(next..u64::MAX) {
                 next = page + 1;
                 commons.source.rest();
                 index.remove_swapped(page).into_iter().for_each(|place| commons.swap.leave(place));

@@ -6,7 +6,7 @@
 //! that may fail (reading the page that is cut in two) comes before the size changes.
 
 use alloc::vec::Vec;
-use core::ops::Range;
+use core::ops::{ControlFlow, Range};
 use core::sync::atomic::Ordering;
 
 use freehold_frame::{Frame, NodePolicy, Owner, Request};
@@ -285,8 +285,16 @@ impl<S: Memory> PageCache<S> {
         if offset >= size || self.store.is_some() {
             return size;
         }
-        let page = self.inner.lock().index.next_hole(offset / PAGE);
-        offset.max(page * PAGE).min(size)
+        let mut page = offset / PAGE;
+        let hole = loop {
+            // A file may have as many pages as there is memory: not all under one hold of the lock.
+            match self.inner.lock().index.next_hole(page) {
+                ControlFlow::Break(hole) => break hole,
+                ControlFlow::Continue(next) => page = next,
+            }
+            self.source.rest();
+        };
+        offset.max(hole * PAGE).min(size)
     }
 
     /// Gives back up to `count` unused frames whose bytes the store has. Returns their number.

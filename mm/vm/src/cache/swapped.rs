@@ -126,7 +126,7 @@ impl<S: Memory> Commons<S> {
         while let Some((id, cache)) = self.caches.next(last) {
             last = id;
             let mut next = 0;
-            while let Some((page, place)) = cache.next_swapped(next) {
+            while let Some((page, place)) = cache.next_swapped(next..u64::MAX) {
                 next = page + 1;
                 if place.area != area.number() {
                     continue;
@@ -173,15 +173,15 @@ impl<S: Memory> PageCache<S> {
         self.is_memory() && !self.stays.load(Ordering::Acquire)
     }
 
-    fn next_swapped(&self, from: u64) -> Option<(u64, SwapPlace)> {
-        self.inner.lock().index.next_swapped(from)
+    fn next_swapped(&self, pages: Range<u64>) -> Option<(u64, SwapPlace)> {
+        self.inner.lock().index.next_swapped(pages)
     }
 
     /// How many of `pages` are in the swap and `counts`. That must not sleep or come back here.
     pub(crate) fn count_swapped(&self, pages: Range<u64>, counts: impl Fn(u64) -> bool) -> u64 {
         let (mut count, mut next) = (0, pages.start);
-        let inner = self.inner.lock();
-        while let Some((page, _)) = inner.index.next_swapped(next).filter(|(page, _)| *page < pages.end) {
+        // One page under one hold of the lock: a program says how many there are.
+        while let Some((page, _)) = self.next_swapped(next..pages.end) {
             count += u64::from(counts(page));
             next = page + 1;
         }
@@ -304,7 +304,7 @@ impl<S: Memory> PageCache<S> {
     /// the device.
     pub(crate) fn bring_in(&self, pages: Range<u64>, place: NodePolicy) {
         let mut next = pages.start;
-        while let Some((page, _)) = self.next_swapped(next).filter(|(page, _)| pages.contains(page)) {
+        while let Some((page, _)) = self.next_swapped(next..pages.end) {
             next = page + 1;
             // A page that cannot be read fails for the task that needs it.
             if matches!(self.find(page, place), Err(VmError::NoMemory)) {
@@ -421,7 +421,7 @@ impl<S: Memory> PageCache<S> {
     #[cfg(test)]
     pub(crate) fn slots(&self) -> u64 {
         let (mut slots, mut next) = (0, 0);
-        while let Some((page, place)) = self.next_swapped(next) {
+        while let Some((page, place)) = self.next_swapped(next..u64::MAX) {
             slots += u64::from(place != SwapPlace::LOST);
             next = page + 1;
         }

@@ -6,6 +6,7 @@ use std::vec::Vec;
 
 use freehold_frame::FrameSource;
 use freehold_machine::VirtAddr;
+use freehold_machine::model::Config;
 
 use super::stored::disk;
 use super::world::*;
@@ -343,5 +344,25 @@ fn an_allocation_that_is_taken_back_leaves_pages_that_others_were_given_meanwhil
     let here: Vec<u64> = (0..48).filter(|&page| cache.is_resident(page)).collect();
     assert_eq!(here, [1, 5, 20, 21, 22, 40], "the others had been given to none");
     drop((p, file));
+    world.end();
+}
+
+#[test]
+fn a_hole_behind_many_pages_is_looked_for_a_few_at_a_time() {
+    let world = World::with(Config { cpus: 1, nodes: 1, frames: 16384, seed: 3 });
+    let cache = Cache::new(world.frames);
+    cache.set_size_grow(1 << 40);
+    const PAGES: u64 = 64 * 64 + 70;
+    cache.allocate(0..PAGES * PAGE).unwrap();
+    let before = world.frames.rests();
+    assert_eq!(cache.seek_hole(5 * PAGE + 1), PAGES * PAGE);
+    assert_eq!(world.frames.rests() - before, 1, "the lock is let go of after 64 chunks");
+    cache.punch_hole(70 * PAGE..71 * PAGE).unwrap();
+    assert_eq!((cache.seek_hole(0), cache.seek_hole(70 * PAGE + 9)), (70 * PAGE, 70 * PAGE + 9));
+    assert_eq!(cache.seek_hole(71 * PAGE), PAGES * PAGE);
+    cache.truncate(4096 * PAGE).unwrap();
+    assert_eq!(cache.seek_hole(71 * PAGE), 4096 * PAGE, "the end is a hole");
+    cache.validate();
+    drop(cache);
     world.end();
 }

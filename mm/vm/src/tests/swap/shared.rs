@@ -5,6 +5,7 @@ use std::boxed::Box;
 use std::sync::Arc;
 use std::vec::Vec;
 
+use freehold_frame::NodePolicy;
 use freehold_machine::{PAGE_SIZE, PhysicalBytes, VirtAddr};
 
 use super::super::world::*;
@@ -98,6 +99,32 @@ fn who_maps_shared_memory_finds_the_others_bytes_after_it_was_out() {
     drop(child);
     assert_eq!(swapping.used(), cache.swapped_pages());
     drop((q, cache));
+    swapping.end();
+}
+
+/// Pages in the swap are found by a tree of marks, each in the range that is asked for only.
+#[test]
+fn pages_in_the_swap_are_counted_and_brought_in_within_a_range() {
+    let swapping = Swapping::new(512);
+    let p = swapping.world.process(0);
+    let cache = file(&swapping, 300, 1);
+    swapping.evict_shared(&p);
+    assert_eq!((cache.pages(), cache.swapped_pages()), (0, 300));
+    cache.validate();
+    let counts = |pages| cache.count_swapped(pages, |_| true);
+    assert_eq!([counts(0..300), counts(63..65), counts(299..900), counts(5..5)], [300, 2, 1, 0]);
+    cache.bring_in(100..103, NodePolicy::Local);
+    let here: Vec<u64> = (0..300).filter(|&page| cache.is_resident(page)).collect();
+    assert!(here.starts_with(&[100, 101, 102]), "{here:?}");
+    cache.validate();
+    cache.bring_in(64..192, NodePolicy::Local);
+    assert_eq!((counts(64..192), (64..192).all(|page| cache.is_resident(page))), (0, true));
+    cache.validate();
+    // A chunk that nothing of is in the swap any more, between two others.
+    cache.punch_hole(10 * PAGE..12 * PAGE).unwrap();
+    assert_eq!(counts(0..64), 62);
+    cache.validate();
+    drop((p, cache));
     swapping.end();
 }
 
