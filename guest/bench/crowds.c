@@ -36,6 +36,28 @@ static void map_among_areas(struct worker *w) {
     munmap(all, size);
 }
 
+// The limits count pages of all areas.
+static void map_limited(struct worker *w) {
+    struct rlimit data, locked;
+    NEED(w, getrlimit(RLIMIT_DATA, &data) == 0 && getrlimit(RLIMIT_MEMLOCK, &locked) == 0);
+    const struct rlimit most = {1UL << 40, data.rlim_max}, few = {1UL << 30, locked.rlim_max};
+    NEED(w, setrlimit(RLIMIT_DATA, &most) == 0 && setrlimit(RLIMIT_MEMLOCK, &few) == 0);
+    size_t size = (size_t)w->things * 2 * PAGE;
+    char *all = mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    NEED(w, all != MAP_FAILED);
+    for (long i = 0; i < w->things; i++) NEED(w, mprotect(all + (2 * i + 1) * PAGE, PAGE, PROT_NONE) == 0);
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) {
+            char *at = mmap(0, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            NEED(w, at != MAP_FAILED && mlock2(at, PAGE, MLOCK_ONFAULT) == 0 && munmap(at, 2 * PAGE) == 0);
+        }
+        end(w);
+    }
+    munmap(all, size);
+    NEED(w, setrlimit(RLIMIT_DATA, &data) == 0 && setrlimit(RLIMIT_MEMLOCK, &locked) == 0);
+}
+
 // `things` areas side by side that differ in their protection.
 static char *striped(struct worker *w, size_t *size) {
     *size = (size_t)(w->things + 1) / 2 * 2 * PAGE;
@@ -423,6 +445,7 @@ static void sync_page(struct worker *w) {
 
 const struct row rows[] = {
     {"map-areas", PROCESSES, 400, map_among_areas},
+    {"map-limited", PROCESSES, 100, map_limited},
     {"smaps", PROCESSES, 1, smaps},
     {"maps", PROCESSES, 1, maps},
     {"mincore", PROCESSES, 1, in_core},

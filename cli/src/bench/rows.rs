@@ -192,6 +192,7 @@ macro_rules! growth {
 /// Rows of `freehold lab growth`: costs that should not depend on how many things there are.
 pub const GROWTH: &[GrowthRows] = &[
     growth!(row, "crowds", "map-areas", "map and unmap, by areas"),
+    growth!(row, "crowds", "map-limited", "map and unmap within RLIMIT_DATA and RLIMIT_MEMLOCK, by areas"),
     growth!(row, "crowds", "smaps", "read smaps, an area"),
     growth!(row, "crowds", "maps", "read maps, an area"),
     growth!(row, "crowds", "mincore", "mincore, a page"),

@@ -65,9 +65,45 @@ impl<S: Memory> Summary<VirtAddr, Area<S>> for Ground {
     }
 }
 
+/// Pages of the areas that limits count (Linux: `data_vm` and `locked_vm` of the mm).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct LimitedPages {
+    /// Of areas that count towards RLIMIT_DATA.
+    pub data: u64,
+    /// Of locked areas.
+    pub locked: u64,
+}
+
+impl LimitedPages {
+    #[inline]
+    fn of<S: Memory>(area: &Area<S>) -> Self {
+        let pages_if = |counts| if counts { area.pages() } else { 0 };
+        Self { data: pages_if(area.is_data()), locked: pages_if(area.flags.contains(AreaFlags::LOCKED)) }
+    }
+    #[inline]
+    const fn add(&mut self, other: Self) {
+        self.data += other.data;
+        self.locked += other.locked;
+    }
+    #[inline]
+    const fn remove(&mut self, other: Self) {
+        self.data -= other.data;
+        self.locked -= other.locked;
+    }
+    /// Has `change` change an area that is counted here.
+    #[inline]
+    fn recount<S: Memory>(&mut self, area: &mut Area<S>, change: impl FnOnce(&mut Area<S>)) {
+        self.remove(Self::of(area));
+        change(area);
+        self.add(Self::of(area));
+    }
+}
+
 pub(crate) struct Areas<S: Memory> {
     source: S,
     tree: Tree<VirtAddr, Area<S>, Ground>,
+    /// The sums over all areas.
+    limited: LimitedPages,
     /// The area that was found or added last, or that before the one that went last, if it is still
     /// there: faults come in runs, and what is mapped is often unmapped next.
     last: AtomicSlot,
@@ -82,7 +118,13 @@ impl<S: Memory> Areas<S> {
     }
     const fn of(source: S, tree: Tree<VirtAddr, Area<S>, Ground>) -> Self {
         let nowhere = VirtAddr(u64::MAX);
-        Self { source, tree, last: AtomicSlot::new(Slot::NONE), full: Full::UNKNOWN, lowest_growing: nowhere }
+        let (last, full) = (AtomicSlot::new(Slot::NONE), Full::UNKNOWN);
+        let limited = LimitedPages { data: 0, locked: 0 };
+        Self { source, tree, limited, last, full, lowest_growing: nowhere }
+    }
+    /// Returns the pages of all areas that limits count.
+    pub(crate) const fn limited(&self) -> LimitedPages {
+        self.limited
     }
     pub(crate) fn count(&self) -> usize {
         self.tree.len()
@@ -111,12 +153,15 @@ impl<S: Memory> Areas<S> {
         &self,
         mut twin: impl FnMut(&Area<S>) -> Result<Area<S>, VmError>,
     ) -> Result<Self, VmError> {
+        let mut limited = LimitedPages::default();
         let twins = self.inherited().map(|area| {
             self.source.rest();
-            twin(area).map(|twin| (area.start, twin))
+            let twin = twin(area)?;
+            limited.add(LimitedPages::of(&twin));
+            Ok::<_, VmError>((area.start, twin))
         });
         let tree = Tree::try_from_sorted(self.count(), twins)?;
-        Ok(Self { lowest_growing: self.lowest_growing, ..Self::of(self.source, tree) })
+        Ok(Self { limited, lowest_growing: self.lowest_growing, ..Self::of(self.source, tree) })
     }
     /// Make room for what cutting `range` out needs: nothing, where its ends are borders already.
     ///
@@ -130,7 +175,7 @@ impl<S: Memory> Areas<S> {
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Area<S>> {
         self.tree.values()
     }
-    /// Change all areas where they are: neither starts nor ends.
+    /// Change all areas where they are: neither starts nor ends, nor anything that limits count.
     pub(crate) fn for_each_mut(&mut self, mut f: impl FnMut(&mut Area<S>)) {
         self.tree.update_range(.., |_, area| f(area));
     }
@@ -155,7 +200,8 @@ impl<S: Memory> Areas<S> {
     }
     /// Make the area that starts at `start` end at `end`.
     pub(crate) fn set_end(&mut self, start: VirtAddr, end: VirtAddr) {
-        self.tree.update(&start, |area| area.end = end);
+        let limited = &mut self.limited;
+        self.tree.update(&start, |area| limited.recount(area, |area| area.end = end));
     }
     /// The place of the last area that starts at or below `addr`.
     #[inline]
@@ -213,6 +259,7 @@ impl<S: Memory> Areas<S> {
         if area.flags.contains(AreaFlags::GROWSDOWN) {
             self.lowest_growing = self.lowest_growing.min(area.start);
         }
+        self.limited.add(LimitedPages::of(&area));
         let floor = self.floor(area.start);
         let below = self.tree.at_slot(floor).filter(|below| below.joins(&area)).map(|below| below.start);
         let above = self.tree.at_slot(self.tree.slot_following(floor));
@@ -256,28 +303,32 @@ impl<S: Memory> Areas<S> {
         let next = self.tree.at_slot(self.tree.slot_after(slot));
         self.full.edge = self.full.edge.max(next.map_or(VirtAddr(u64::MAX), |next| next.start));
         self.last.set(self.tree.slot_before(slot));
-        self.tree.remove(&start)
+        let gone = self.tree.remove(&start)?;
+        self.limited.remove(LimitedPages::of(&gone));
+        Some(gone)
     }
     /// Changes the areas in `range`, which are cut to fit, then joins those that can be one. There
     /// is room for two more.
     pub(crate) fn change(&mut self, range: Range<VirtAddr>, mut f: impl FnMut(&mut Area<S>)) {
         // Most often it is just one.
         if self.at(range.start).is_some_and(|area| area.start == range.start && area.end == range.end) {
-            self.tree.update(&range.start, f);
+            let limited = &mut self.limited;
+            self.tree.update(&range.start, |area| limited.recount(area, f));
         } else {
             self.split_at(range.start);
             self.split_at(range.end);
-            let source = self.source;
+            let (source, limited) = (self.source, &mut self.limited);
             self.tree.update_range(range.clone(), |_, area| {
                 source.rest();
-                f(area);
+                limited.recount(area, &mut f);
             });
         }
         self.join(range);
     }
     /// Change every area, and join those that are alike by then.
     pub(crate) fn change_all(&mut self, mut f: impl FnMut(&mut Area<S>)) {
-        self.for_each_mut(&mut f);
+        let limited = &mut self.limited;
+        self.tree.update_range(.., |_, area| limited.recount(area, &mut f));
         self.join(VirtAddr(0)..VirtAddr(u64::MAX));
     }
     /// Join neighbours from just below `range` to just above.
@@ -309,7 +360,8 @@ impl<S: Memory> Areas<S> {
     }
     /// Move an area's start (growth of a stack, and nothing else). `from` is its present start.
     pub(crate) fn move_start(&mut self, from: VirtAddr, to: VirtAddr) {
-        self.tree.rekey(&from, to, |area| area.start = to);
+        let limited = &mut self.limited;
+        self.tree.rekey(&from, to, |area| limited.recount(area, |area| area.start = to));
         self.lowest_growing = self.lowest_growing.min(to);
     }
 
@@ -398,11 +450,14 @@ impl<S: Memory> Areas<S> {
         found.or_else(|| fits(layout.end).then(|| floor.get()))
     }
 
-    /// Check the tree, and that holes of some sizes are found where a walk over all areas finds
-    /// them.
+    /// Check the tree, the sums, and that holes of some sizes are found where a walk over all areas
+    /// finds them.
     #[cfg(test)]
     pub(crate) fn validate(&mut self, layout: &Layout) {
         self.tree.validate();
+        let mut limited = LimitedPages::default();
+        self.iter().for_each(|area| limited.add(LimitedPages::of(area)));
+        assert_eq!(self.limited, limited, "pages that limits count");
         for pages in [1, 2, 3, 16, 512, 1 << 20, 1 << 34] {
             let len = pages << 12;
             assert_eq!(self.find_hole(len, layout), self.walk_to_hole(len, layout), "{pages} pages");

@@ -275,11 +275,11 @@ impl<S: Memory> AddressSpace<S> {
         self.peak_total = self.peak_total.max(self.total);
     }
 
-    pub(crate) fn data_pages(&self) -> u64 {
-        self.areas.iter().filter(|area| area.is_data()).map(Area::pages).sum()
+    pub(crate) const fn data_pages(&self) -> u64 {
+        self.areas.limited().data
     }
-    pub(crate) fn locked_pages(&self) -> u64 {
-        self.areas.iter().filter(|area| area.flags.contains(AreaFlags::LOCKED)).map(Area::pages).sum()
+    pub(crate) const fn locked_pages(&self) -> u64 {
+        self.areas.limited().locked
     }
 
     /// Whether `pages` more pages are within the limits.

@@ -76,7 +76,9 @@ fn holes_are_where_a_walk_finds_them(grows_down: bool) {
     for _ in 0..3000 {
         let (at, pages) = (base - (highest + random(PAGES)) * PAGE, 1 + random(3));
         let protection = if random(2) == 0 { RW } else { Protection::READ };
-        match random(4) {
+        match random(6) {
+            4 => drop(p.lock(at, pages, &p.limits)),
+            5 => drop(p.protect(at, pages, protection)),
             0 => drop(p.map(AreaPlace::Fixed(VirtAddr(at)), pages, protection, Backing::Anonymous)),
             1 => drop(p.map(AreaPlace::Anywhere, pages, protection, Backing::Anonymous)),
             _ => drop(p.unmap(at, pages)),
