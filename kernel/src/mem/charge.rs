@@ -2,7 +2,9 @@
 //! may get room.
 //!
 //! The page allocator charges a frame that exists for a process' sake to the account of the running
-//! thread ([`freehold_charge`]). Kernel tasks pay for nothing. Accounts are those of control groups
+//! thread ([`freehold_charge`]). Kernel tasks pay for nothing. A private page that another process
+//! or a kernel task makes in a space is paid by the space's account, and one that comes back from
+//! the swap by the account that it left, whoever needs it. Accounts are those of control groups
 //! ([`crate::cgroup::memory`]). Until the first is opened, nothing is charged, and a charge costs a
 //! no-op ([`StaticKey::FRAME_CHARGES`]); frames handed out before stay free of charge.
 //!

@@ -16,12 +16,13 @@ use freehold_collections::{
     reserve::{self, ArcMethods},
 };
 use freehold_frame::{AccountId, AtomicAccountId};
-use freehold_machine::{PAGE_SIZE, VirtAddr};
+use freehold_machine::{Cpus as _, PAGE_SIZE, VirtAddr};
 use freehold_vm::{Access, FaultKind, Locking, SpaceHandle, Unmapped, Visited};
 
 use super::{AddressSpace, Frames, commons};
 use crate::Result;
 use crate::fs::OpenFile;
+use crate::hw::Hardware;
 use crate::sched::{self, whereabouts::ConcurrencyIds};
 use crate::sync::{PerCpuRwGuard, PerCpuRwLock, Sleeping, SleepingGuard, SpinLock};
 use crate::task::credentials::Dumpable;
@@ -128,18 +129,28 @@ impl ProcessSpace {
     }
     /// The areas, locked. May sleep; the holder must not touch user addresses.
     pub fn lock(&self) -> SpaceGuard<'_> {
-        Self::acted_for(self.areas.lock())
+        self.acted_for(self.areas.lock())
     }
     /// As [`lock`](Self::lock), if the lock is free now.
     pub(super) fn try_lock(&self) -> Option<SpaceGuard<'_>> {
-        self.areas.try_lock().map(Self::acted_for)
+        self.areas.try_lock().map(|areas| self.acted_for(areas))
     }
     /// Faults of the running task obey its memory policy.
     #[inline]
-    fn acted_for(mut areas: SpaceGuard<'_>) -> SpaceGuard<'_> {
-        areas.add_filled();
+    fn acted_for<'a>(&self, areas: SpaceGuard<'a>) -> SpaceGuard<'a> {
+        let mut areas = self.paid(areas);
         if let Some(policy) = super::policy::acting() {
             areas.act_for(policy);
+        }
+        areas
+    }
+    /// Pages that a task of another group, or the kernel, makes here are the group's of the space.
+    #[inline]
+    fn paid<'a>(&self, mut areas: SpaceGuard<'a>) -> SpaceGuard<'a> {
+        areas.add_filled();
+        if Hardware.charges_frames() {
+            let payer = self.account.load(Ordering::Relaxed);
+            areas.pay_by((payer != sched::thread::account()).then_some(payer));
         }
         areas
     }
@@ -229,15 +240,14 @@ impl ProcessSpace {
 
 impl SpaceHandle<Frames> for ProcessSpace {
     fn with(&self, how: Locking, f: &mut dyn FnMut(&mut AddressSpace)) -> Visited {
-        let mut areas = match how {
+        let areas = match how {
             Locking::Wait => self.areas.lock(),
             Locking::Try => match self.areas.try_lock() {
                 Some(areas) => areas,
                 None => return Visited::Busy,
             },
         };
-        areas.add_filled();
-        f(&mut areas);
+        f(&mut self.paid(areas));
         Visited::Done
     }
     fn account(&self) -> AccountId {

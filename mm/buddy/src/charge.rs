@@ -35,6 +35,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         let account = match payer {
             Payer::Asker => charge(None)?,
             Payer::SameAs(frame) => charge(Some(self.table.account(frame)))?,
+            Payer::Account(account) => charge(Some(account))?,
             Payer::Nobody => AccountId::ROOT,
         };
         let block = self.allocate_uncharged(request);

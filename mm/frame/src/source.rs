@@ -2,7 +2,7 @@
 
 use freehold_machine::{NodeId, Pfn};
 
-use crate::{FrameTable, Order, Owner};
+use crate::{AccountId, FrameTable, Order, Owner};
 
 /// There is no frame for this request: the value that becomes `ENOMEM`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,6 +80,8 @@ pub enum Payer {
     Asker,
     /// The account of this frame: the new block serves the same page.
     SameAs(Pfn),
+    /// This account.
+    Account(AccountId),
     /// None, until the charge of another frame is moved to it
     /// ([`FrameTable::move_charge`]).
     Nobody,

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::vec::Vec;
 
 use freehold_frame::{
-    AccountId, Beside, Content, FrameRecord, FrameSource, FrameState, FrameTable, Order, OutOfMemory, Owner,
-    Payer, Request, ReverseKey, Side,
+    AccountId, AtomicAccountId, Beside, Content, FrameRecord, FrameSource, FrameState, FrameTable, Order,
+    OutOfMemory, Owner, Payer, Request, ReverseKey, Side,
 };
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{
@@ -26,7 +26,7 @@ pub const JUNK: u8 = 0xa5;
 /// The budget with which no allocation fails.
 const NEVER: u64 = u64::MAX;
 
-/// The account that pays for all requests.
+/// The account that pays for all requests, but for those of [`ModelFrames::set_asker`].
 pub const ASKER: AccountId = AccountId::new(7).expect("a small number");
 
 struct PagingModelState {
@@ -40,6 +40,8 @@ struct PagingModelState {
     rests: AtomicU64,
     /// See [`ModelFrames::during_next_allocation`].
     during_next: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    /// The account of the task that runs.
+    asker: AtomicAccountId,
 }
 
 /// Free frames. Single frames come at random out of pageblocks that are begun already, so that
@@ -135,6 +137,7 @@ impl ModelFrames {
             budget: AtomicU64::new(NEVER),
             rests: AtomicU64::new(0),
             during_next: Mutex::new(None),
+            asker: AtomicAccountId::new(ASKER),
         })))
     }
 
@@ -182,6 +185,10 @@ impl ModelFrames {
     /// How often long work has let others run.
     pub fn rests(self) -> u64 {
         self.0.rests.load(Ordering::SeqCst)
+    }
+    /// The running task has this account from now on.
+    pub fn set_asker(self, account: AccountId) {
+        self.0.asker.store(account, Ordering::SeqCst);
     }
     /// Frames of `owner`.
     pub fn owned(self, owner: Owner) -> usize {
@@ -257,7 +264,8 @@ impl FrameSource for ModelFrames {
         let node = self.0.model.topology().node_of(frame).unwrap_or(NodeId(0));
         debug_assert!(usize::from(node.0) < self.0.model.node_count());
         let account = match payer {
-            Payer::Asker => ASKER,
+            Payer::Asker => self.0.asker.load(Ordering::SeqCst),
+            Payer::Account(account) => account,
             Payer::SameAs(other) => self.0.table.account(other),
             Payer::Nobody => AccountId::ROOT,
         };

@@ -149,7 +149,7 @@ impl<S: Memory> Resident<S> {
             }
             None if survey.pinned > 0 => return Err(VmError::Again),
             None => {
-                let payer = survey.first.map_or(Payer::Asker, Payer::SameAs);
+                let payer = survey.first.map_or(self.payer(), Payer::SameAs);
                 let block = self.collapse_copy(area, start, payer, &mut batch)?;
                 self.rss.anon += PAGEBLOCK_FRAMES - survey.present;
                 block

@@ -241,7 +241,7 @@ impl<S: Memory> Resident<S> {
 
     fn new_block(&self, area: &Area<S>, start: VirtAddr) -> Option<LargeMapping<S>> {
         let request = Request::new(Owner::Anon).zeroed().policy(self.place_large(area, start));
-        let block = LargeMapping::allocate(self.source(), request).ok();
+        let block = LargeMapping::allocate_for(self.source(), self.payer(), request).ok();
         let event = if block.is_some() { Event::HugeFaultAlloc } else { Event::HugeFaultFallback };
         self.commons.count(event);
         if block.is_none() {

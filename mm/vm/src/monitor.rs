@@ -488,7 +488,7 @@ impl<S: Memory> Resident<S> {
         let (cache, index) = area.cache_page(page).ok_or(VmError::Invalid)?;
         cache.check_hole(index)?;
         let request = Request::new(Owner::PageCache).policy(place);
-        Ok(NewPage(NewFrame::Cached(Frame::allocate_with(self.source(), request)?)))
+        Ok(NewPage(NewFrame::Cached(Frame::allocate_for(self.source(), self.payer(), request)?)))
     }
 
     fn zero(&self, page: &NewPage<S>) {

@@ -15,7 +15,9 @@
 use core::mem::ManuallyDrop;
 
 use freehold_frame::transition::CopyFrom;
-use freehold_frame::{Anon, Held, LeafMapping, NodePolicy, OutOfMemory, Owner, Request};
+use freehold_frame::{
+    AccountId, Anon, Frame, Held, LeafMapping, NodePolicy, OutOfMemory, Owner, Payer, Request,
+};
 use freehold_machine::{Cpus, Flush, Pfn, Tlb, VirtAddr};
 use freehold_paging::{Backing, Entry, EntryAt, Marks, Memory, Rights};
 use freehold_xpfo::Windows;
@@ -65,7 +67,23 @@ impl<S: Memory> Resident<S> {
     /// A new exclusive frame with undefined bytes.
     #[inline]
     pub(crate) fn new_page(&self, place: NodePolicy) -> Result<LeafMapping<Anon, S>, OutOfMemory> {
-        LeafMapping::allocate_with(self.source(), Request::new(Owner::Anon).policy(place))
+        let request = Request::new(Owner::Anon).policy(place);
+        if let Some(payer) = self.payer {
+            return self.new_page_of(payer, request);
+        }
+        LeafMapping::allocate_with(self.source(), request)
+    }
+    /// As [`Resident::new_page`]; `payer` pays.
+    #[cold]
+    #[inline(never)]
+    fn new_page_of(&self, payer: AccountId, request: Request) -> Result<LeafMapping<Anon, S>, OutOfMemory> {
+        Frame::<Anon, S>::allocate_for(self.source(), Payer::Account(payer), request)?
+            .into_mapping()
+            .map_err(|_| OutOfMemory)
+    }
+    /// Returns the payer of new pages.
+    pub(crate) fn payer(&self) -> Payer {
+        self.payer.map_or(Payer::Asker, Payer::Account)
     }
 
     /// Maps `page` with these bytes at `at`. Returns the old leaf, which no CPU knows when this
@@ -122,8 +140,7 @@ impl<S: Memory> Resident<S> {
         from: CopyFrom<'_>,
         place: NodePolicy,
     ) -> Result<LeafMapping<Anon, S>, OutOfMemory> {
-        let request = Request::new(Owner::Anon).policy(place);
-        let page = LeafMapping::<Anon, S>::allocate_with(self.source(), request)?;
+        let page = self.new_page(place)?;
         self.source().machine().copy(&from.held(), &page);
         Ok(page)
     }

@@ -11,7 +11,7 @@
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_frame::{NodePolicy, NodeSet};
+use freehold_frame::{AccountId, NodePolicy, NodeSet};
 use freehold_machine::{NodeId, VirtAddr};
 use freehold_paging::{Memory, PageSize};
 
@@ -135,6 +135,11 @@ impl<S: Memory> AddressSpace<S> {
     /// From now on faults are those of a task with this policy; `None`: of one without.
     pub fn act_for(&mut self, policy: Option<Arc<TaskPolicy>>) {
         self.resident.acting = policy;
+    }
+    /// From now on `payer` pays for new private pages; `None`: the running task.
+    #[inline]
+    pub const fn pay_by(&mut self, payer: Option<AccountId>) {
+        self.resident.payer = payer;
     }
 
     /// Give the areas of `start..start + len` a policy, or none (mbind). Pages that are there stay

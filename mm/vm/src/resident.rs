@@ -10,8 +10,8 @@ use core::ops::Range;
 
 use freehold_frame::transition::CopyFrom;
 use freehold_frame::{
-    Anon, Belongs, Frame, FrameSource, LargeMapping, LeafMapping, OutOfMemory, Owner, PageCache as CacheKind,
-    User, UserKind,
+    AccountId, Anon, Belongs, Frame, FrameSource, LargeMapping, LeafMapping, OutOfMemory, Owner,
+    PageCache as CacheKind, User, UserKind,
 };
 use freehold_machine::{Cpus, PAGE, PAGEBLOCK_FRAMES, Pfn, VirtAddr};
 use freehold_paging::{Backing, Entry, EntryAt, FlushBatch, Marks, Memory, PageSize, Rights, Slot, Space};
@@ -90,6 +90,8 @@ pub(crate) struct Resident<S: Memory> {
     pub huge: HugeUse,
     /// The policy of the task that acts here.
     pub acting: Option<Arc<TaskPolicy>>,
+    /// Payer of new pages; the running task where there is none.
+    pub payer: Option<AccountId>,
     /// The wish of the last fault to a monitor.
     pub wanted: Option<Wanted>,
 }
@@ -107,6 +109,7 @@ impl<S: Memory> Resident<S> {
             large: 0,
             huge: HugeUse::ByArea,
             acting: None,
+            payer: None,
             wanted: None,
         })
     }

@@ -31,7 +31,7 @@ use core::ops::{ControlFlow, Range};
 use core::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
-use freehold_frame::{AccountId, Frame, NodePolicy, PageCache as CacheKind};
+use freehold_frame::{AccountId, Frame, NodePolicy, Owner, PageCache as CacheKind, Request};
 use freehold_machine::{Pfn, VirtAddr};
 use freehold_paging::{Memory, SwapPlace};
 
@@ -376,7 +376,12 @@ impl<S: Memory> PageCache<S> {
     ) -> Result<Vec<Frame<CacheKind, S>>, VmError> {
         let &[first, ..] = run else { return Ok(Vec::new()) };
         let store = commons.swap.store_of(first).ok_or(VmError::Io)?;
-        let mut frames = self.fresh_frames(run.len(), place)?;
+        let mut frames = Vec::new();
+        frames.try_reserve_exact(run.len()).map_err(|_| VmError::NoMemory)?;
+        let request = Request::new(Owner::PageCache).policy(place);
+        let new = |&from| Frame::allocate_for(self.source, commons.swap.payer_of(from), request);
+        frames.push(new(&first)?);
+        frames.extend(run[1..].iter().map_while(|from| new(from).ok()));
         if read_frames(&*store, first.slot, &frames).is_err() {
             // The page that cannot be read may be one of those read ahead.
             frames.truncate(1);

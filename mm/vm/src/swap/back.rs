@@ -78,14 +78,16 @@ impl<S: Memory> Resident<S> {
     ) -> Result<Frame<Anon, S>, FaultError> {
         let Away { addr, place } = away;
         let (before, after) = self.neighbours(area, away, window);
-        let new = || {
-            let request = Request::new(Owner::Anon).policy(self.place(area, addr));
-            Frame::<Anon, S>::allocate_with(self.source(), request)
-        };
-        let mut wanted = new()?;
-        let mut frames = ArrayVec::<Frame<Anon, S>, SWAP_RUN>::new();
-        frames.extend((0..before + after).map_while(|_| new().ok()));
         let commons = &self.commons;
+        let new = |slot: u64| {
+            let request = Request::new(Owner::Anon).policy(self.place(area, addr));
+            let payer = commons.swap.payer_of(SwapPlace { slot, ..place });
+            Frame::<Anon, S>::allocate_for(self.source(), payer, request)
+        };
+        let mut wanted = new(place.slot)?;
+        let mut frames = ArrayVec::<Frame<Anon, S>, SWAP_RUN>::new();
+        let others = (place.slot - before..=place.slot + after).filter(|&slot| slot != place.slot);
+        frames.extend(others.map_while(|slot| new(slot).ok()));
         if frames.len() as u64 == before + after && !frames.is_empty() {
             let first = place.slot - before;
             frames.insert(before as usize, wanted);

@@ -60,9 +60,9 @@ use freehold_charge::Accounts;
 use freehold_charge::Resource;
 use freehold_frame::{
     AccountId, Anon, Belongs, CountError, Frame, FrameKind, FrameSource, Held, HeldFrame, LeafMapping,
-    OutOfMemory, ReverseKey,
+    OutOfMemory, Payer, ReverseKey,
 };
-use freehold_machine::Pfn;
+use freehold_machine::{Cpus, Pfn};
 use freehold_paging::{Memory, SwapPlace};
 
 use crate::{Commons, VmError};
@@ -266,6 +266,16 @@ impl<S: Memory> Swap<S> {
     /// area.
     pub(crate) fn is_off(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
+    }
+
+    /// Returns the payer of a frame for the page in `place`: the page's own account, whoever has it
+    /// brought back.
+    pub(crate) fn payer_of(&self, place: SwapPlace) -> Payer {
+        if !self.source.machine().charges_frames() {
+            return Payer::Asker;
+        }
+        let area = &mut self.areas.lock();
+        area_of(area, place).map_or(Payer::Asker, |area| Payer::Account(area.slots.payer(place.slot)))
     }
 
     pub(crate) fn store_of(&self, place: SwapPlace) -> Option<Arc<dyn SwapStore>> {

@@ -310,6 +310,11 @@ impl Slots {
         Some(slot)
     }
 
+    /// Returns the account that pays for a slot in use.
+    pub fn payer(&self, slot: u64) -> AccountId {
+        self.clusters[(slot / CLUSTER) as usize].payers[(slot % CLUSTER) as usize]
+    }
+
     fn find_free(&self) -> Option<u64> {
         if self.free == 0 {
             return None;

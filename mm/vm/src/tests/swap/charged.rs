@@ -1,9 +1,10 @@
 //! Pages that leave memory for an account's sake, and slots that it pays for.
 
 use freehold_charge::{AccountEvent, AccountLimit, Below, Resource};
-use freehold_frame::AccountId;
+use freehold_frame::{AccountId, FrameSource};
 use freehold_paging::model::ASKER;
 
+use super::super::world::shared as shared_backing;
 use super::*;
 
 #[test]
@@ -18,6 +19,35 @@ fn only_pages_that_the_account_pays_for_go() {
     assert_eq!(p.run(|| s.world.commons.evict(&wish(ASKER))).freed, 8);
     assert_filled(&p, a, 8, 1);
     drop(p);
+    s.end();
+}
+
+#[test]
+fn a_page_that_comes_back_is_charged_to_the_account_that_it_left_whoever_brings_it_back() {
+    let (s, p, a) = with_filled(64, 8);
+    let other = AccountId::new(3).unwrap();
+    let account = |addr: u64| s.world.frames.table().account(p.frame(addr));
+    let cache = shared::file(&s, 8, 1);
+    assert_eq!(s.evict(&p, 8, Age::Ignore).freed, 8);
+    s.evict_shared(&p);
+    assert_eq!(cache.pages(), 0);
+    s.world.frames.set_asker(other);
+    // With neighbours that are read ahead, and for the collapse of a range.
+    assert_filled(&p, a, 8, 1);
+    assert!((0..8).all(|n| account(a + n * PAGE) == ASKER));
+    let at = p.map(AreaPlace::Anywhere, 8, RW, shared_backing(&cache)).unwrap();
+    (0..8).for_each(|n| assert!(p.load(at + n * PAGE).is_ok()));
+    assert!((0..8).all(|n| account(at + n * PAGE) == ASKER));
+    // New pages are the running task's, unless the space's are another's.
+    let new = p.anonymous(3);
+    p.store(new, 1).unwrap();
+    p.space().pay_by(Some(ASKER));
+    p.store(new + PAGE, 1).unwrap();
+    p.space().pay_by(None);
+    p.store(new + 2 * PAGE, 1).unwrap();
+    assert_eq!([0, 1, 2].map(|n| account(new + n * PAGE)), [other, ASKER, other]);
+    s.world.frames.set_asker(ASKER);
+    drop((p, cache));
     s.end();
 }
 

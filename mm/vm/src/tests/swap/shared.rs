@@ -25,7 +25,7 @@ pub fn file(swapping: &Swapping, pages: u64, first: u8) -> Arc<Cache> {
 }
 
 impl Swapping {
-    fn evict_shared(&self, p: &Process) -> SwapEvicted {
+    pub fn evict_shared(&self, p: &Process) -> SwapEvicted {
         p.run(|| self.world.commons.evict_shared(&wish(u64::MAX, Age::Ignore)))
     }
     /// Another area, of a disk of its own.
