@@ -44,9 +44,9 @@ pub struct Listed {
 /// The areas, in the order in which they were switched on.
 ///
 /// # Errors
-/// `ENOMEM`.
+/// `ENOMEM`; `EINTR` where the caller is killed while an area is switched off.
 pub fn list(root: &crate::fs::Path) -> Result<Vec<Listed>> {
-    let areas = AREAS.lock();
+    let areas = AREAS.lock_killable()?;
     let mut lines = Vec::try_with_capacity(areas.len())?;
     for on in areas.iter() {
         let Some(info) = commons().swap().areas().find(|info| info.area == on.area) else { continue };
@@ -68,7 +68,7 @@ pub(super) fn switch_on(file: Arc<OpenFile>, wanted: Option<i32>) -> Result<()> 
     if file.node().kind() != NodeKind::BlockDevice {
         return Err(Errno::EINVAL);
     }
-    let mut areas = AREAS.lock();
+    let mut areas = AREAS.lock_killable()?;
     areas.try_reserve(1)?;
     let held = HeldDisk::new(&file)?;
     let size = held.disk().sectors() * freehold_virtio::SECTOR_SIZE as u64;

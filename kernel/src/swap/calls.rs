@@ -3,11 +3,12 @@
 use core::ops::ControlFlow;
 
 use bitflags::bitflags;
-use freehold_vm::VmError;
+use freehold_vm::{SwapArea, VmError};
 
 use super::areas::{AREAS, switch_on};
 use crate::fs::calls::open_path;
 use crate::fs::{NodeKind, OpenFlags};
+use crate::mem::hotplug::{self, GrowthOutcome};
 use crate::mem::{commons, reclaim, stats};
 use crate::syscall::Args;
 use crate::{Errno, Result, sched, task};
@@ -40,28 +41,38 @@ pub fn sys_swapoff(args: &Args) -> Result<i64> {
     check_power()?;
     let file = open_path(args[0], OpenFlags::RDWR)?;
     let disk = file.node().metadata().rdev;
-    let mut areas = AREAS.lock();
+    let mut areas = AREAS.lock_killable()?;
     let is_block = file.node().kind() == NodeKind::BlockDevice;
     let at = areas.iter().position(|on| is_block && on.disk == disk).ok_or(Errno::EINVAL)?;
     let mut go_on = || {
         sched::cond_resched();
         if task::current().signal_pending() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    loop {
-        match commons().swap_off(areas[at].area, &mut go_on) {
-            Ok(()) => break,
-            Err(VmError::Again) => return Err(Errno::EINTR),
-            // Pages that come in need room, which can be made as long as another area takes pages.
-            Err(VmError::NoMemory)
-                if reclaim::free_some(reclaim::Sources::All) == reclaim::ReclaimOutcome::Freed => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
+    let area = areas[at].area;
+    commons().swap_off(area, &mut go_on, &mut || find_room(area)).map_err(|error| match error {
+        VmError::Again => Errno::EINTR,
+        VmError::NoMemory if task::current().signal_pending() => Errno::EINTR,
+        error => error.into(),
+    })?;
     stats::ceiling_changed();
     let gone = areas.remove(at);
     drop(areas);
     drop(gone);
     Ok(0)
+}
+
+/// Finds memory for the pages of `area`, which takes none meanwhile, if memory and the other areas
+/// have room for all of them.
+fn find_room(area: SwapArea) -> ControlFlow<()> {
+    if hotplug::grow() == GrowthOutcome::Grown {
+        return ControlFlow::Continue(());
+    }
+    let left = commons().swap().areas().find(|info| info.area == area).map_or(0, |info| info.used);
+    let room = stats::memory().available() + commons().swap().usage().free;
+    let is_over = left > room
+        || task::current().signal_pending()
+        || reclaim::free_some(reclaim::Sources::All) != reclaim::ReclaimOutcome::Freed;
+    if is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
 /// CAP_SYS_ADMIN.

@@ -231,19 +231,26 @@ impl<S: Memory> Resident<S> {
 
 impl<S: Memory> Commons<S> {
     /// Bring everything back that is in `area`, and use it no more. `go_on` is asked between steps,
-    /// while no lock is held.
+    /// while no lock is held. `find` is asked to find memory where it ends: meanwhile no page goes
+    /// to the area, so each page that comes back is one fewer.
     ///
     /// # Errors
     /// [`VmError::Invalid`] where there is no such area, or another task does this already;
-    /// [`VmError::NoMemory`] and [`VmError::Again`] (where `go_on` said no): the area is in use as
-    /// before.
+    /// [`VmError::NoMemory`] (where `find` found none) and [`VmError::Again`] (where `go_on` said
+    /// no): the area is in use as before.
     pub fn swap_off(
         &self,
         area: SwapArea,
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
+        find: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<(), VmError> {
         self.swap.change_state(area, AreaState::On, AreaState::Leaving)?;
-        let outcome = self.empty_area(area, go_on);
+        let outcome = loop {
+            match self.empty_area(area, go_on) {
+                Err(VmError::NoMemory) if find().is_continue() => {}
+                outcome => break outcome,
+            }
+        };
         if outcome.is_err() {
             self.swap.change_state(area, AreaState::Leaving, AreaState::On)?;
         }

@@ -102,10 +102,14 @@ impl Run {
                 let area = self.swap_areas[n];
                 let mut rounds = 0;
                 let outcome = self.on_cpu_of(0, || {
-                    commons.swap_off(area, &mut || {
-                        rounds += 1;
-                        if rounds < 10_000 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-                    })
+                    commons.swap_off(
+                        area,
+                        &mut || {
+                            rounds += 1;
+                            if rounds < 10_000 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+                        },
+                        &mut || ControlFlow::Break(()),
+                    )
                 });
                 match outcome {
                     Ok(()) => {

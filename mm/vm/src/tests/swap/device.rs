@@ -255,17 +255,63 @@ fn an_area_that_is_leaving_takes_no_page() {
     let wish = wish(100, Age::Ignore);
     let mut written = 0;
     let outcome = p.run(|| {
-        s.world.commons.swap_off(s.area, &mut || {
-            written += s.world.commons.evict(&wish).written;
-            if written == 0 {
-                core::ops::ControlFlow::Continue(())
-            } else {
-                core::ops::ControlFlow::Break(())
-            }
-        })
+        s.world.commons.swap_off(
+            s.area,
+            &mut || {
+                written += s.world.commons.evict(&wish).written;
+                if written == 0 {
+                    core::ops::ControlFlow::Continue(())
+                } else {
+                    core::ops::ControlFlow::Break(())
+                }
+            },
+            &mut find_none,
+        )
     });
     assert_eq!((outcome, written), (Ok(()), 0));
     assert_filled(&p, a, 40, 1);
+    drop(p);
+    s.end();
+}
+
+/// Pages that go to the area itself to make room would come back for ever.
+#[test]
+fn swapoff_that_looks_for_memory_puts_nothing_into_the_area_meanwhile() {
+    let (s, p, a) = with_filled(64, 40);
+    s.page_out(&p, a, 40);
+    let frames = s.world.frames;
+    let more = filled(&p, 40, 100);
+    let wish = wish(100, Age::Ignore);
+    let mut rounds = 0;
+    // No memory but for what is found: first none, since there is no other area, then a few frames.
+    frames.fail_after(4);
+    let mut find = || {
+        rounds += 1;
+        assert_eq!(s.world.commons.evict(&wish).freed, 0, "there is no room elsewhere");
+        if rounds == 3 {
+            return core::ops::ControlFlow::Break(());
+        }
+        frames.fail_after(8);
+        core::ops::ControlFlow::Continue(())
+    };
+    let mut go_on = || core::ops::ControlFlow::Continue(());
+    let outcome = p.run(|| s.world.commons.swap_off(s.area, &mut go_on, &mut find));
+    assert_eq!((outcome, rounds), (Err(VmError::NoMemory), 3));
+    assert!((1..40).contains(&p.usage().swapped), "{} have come back", 40 - p.usage().swapped);
+    frames.fail_never();
+    // Another area has room for what makes way.
+    let other = s.swap().add(Disk::new(frames.model()), 65, &[], 1).unwrap();
+    frames.fail_after(2);
+    let mut find = || {
+        let found = s.world.commons.evict(&EvictWish { pages: 8, ..wish }).freed;
+        frames.fail_after(8);
+        if found > 0 { core::ops::ControlFlow::Continue(()) } else { core::ops::ControlFlow::Break(()) }
+    };
+    assert_eq!(p.run(|| s.world.commons.swap_off(s.area, &mut go_on, &mut find)), Ok(()));
+    frames.fail_never();
+    assert_eq!(p.run(|| s.world.commons.swap_off(other, &mut go_on, &mut find_none)), Ok(()));
+    assert_filled(&p, a, 40, 1);
+    assert_filled(&p, more, 40, 100);
     drop(p);
     s.end();
 }
@@ -279,7 +325,7 @@ fn swapoff_without_memory_or_stopped_leaves_the_area_in_use() {
     s.world.frames.fail_never();
     s.check();
     let stop = &mut || core::ops::ControlFlow::Break(());
-    assert_eq!(p.run(|| s.world.commons.swap_off(s.area, stop)), Err(VmError::Again));
+    assert_eq!(p.run(|| s.world.commons.swap_off(s.area, stop, &mut find_none)), Err(VmError::Again));
     assert!(s.evict(&p, 1, Age::Ignore).freed > 0);
     assert_filled(&p, a, 40, 1);
     drop(p);

@@ -24,6 +24,11 @@ use freehold_paging::model::ModelFrames;
 use super::world::*;
 use crate::*;
 
+/// Finds no memory for swapoff.
+pub fn find_none() -> core::ops::ControlFlow<()> {
+    core::ops::ControlFlow::Break(())
+}
+
 /// Runs as the disk is about to write, or to read.
 type During = std::boxed::Box<dyn FnOnce() + Send>;
 
@@ -188,14 +193,18 @@ impl Swapping {
     pub fn swap_off(&self, p: &Process) -> Result<(), VmError> {
         let mut rounds = 0;
         p.run(|| {
-            self.world.commons.swap_off(self.area, &mut || {
-                rounds += 1;
-                if rounds < 1000 {
-                    core::ops::ControlFlow::Continue(())
-                } else {
-                    core::ops::ControlFlow::Break(())
-                }
-            })
+            self.world.commons.swap_off(
+                self.area,
+                &mut || {
+                    rounds += 1;
+                    if rounds < 1000 {
+                        core::ops::ControlFlow::Continue(())
+                    } else {
+                        core::ops::ControlFlow::Break(())
+                    }
+                },
+                &mut find_none,
+            )
         })
     }
 }

@@ -33,7 +33,7 @@ fn storm<'env>(
                             let area = s.swap().add(spare.clone(), 64, &[], 1).unwrap();
                             evict(&s.world.commons, &EvictWish { age: Age::Ignore, ..wish });
                             let go_on = &mut || core::ops::ControlFlow::Continue(());
-                            s.world.commons.swap_off(area, go_on).unwrap();
+                            s.world.commons.swap_off(area, go_on, &mut find_none).unwrap();
                         }
                     });
                 }
