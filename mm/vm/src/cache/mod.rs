@@ -114,6 +114,8 @@ pub struct PageCache<S: Memory> {
     /// Set where only the programs that map it reach its bytes: the account of its pages.
     secret: Option<Arc<dyn PageAccount>>,
     errors: WriteErrors,
+    /// Pages that could not be stored for now, and stay dirty.
+    left_dirty: AtomicU64,
     inner: spin::Mutex<CacheInner<S>>,
 }
 
@@ -209,6 +211,7 @@ impl<S: Memory> PageCache<S> {
             stays,
             secret,
             errors,
+            left_dirty: AtomicU64::new(0),
             inner: spin::Mutex::new(inner),
         })
     }

@@ -13,6 +13,7 @@
 use alloc::vec::Vec;
 use core::ops::Range;
 use core::slice;
+use core::sync::atomic::Ordering;
 
 use freehold_frame::Frame;
 use freehold_paging::Memory;
@@ -54,11 +55,12 @@ impl<S: Memory> PageCache<S> {
     pub fn sync(&self, range: Range<u64>) -> Result<(), VmError> {
         let Some(store) = &self.store else { return Ok(()) };
         let others = is_within(self.inner.lock().index.next_in_writeback(range.start / PAGE), &range);
+        let left_dirty = self.left_dirty.load(Ordering::Acquire);
         let mut outcome = self.write_back(range.clone());
         store.wait_for_passes()?;
-        if others {
-            // A page that was being stored may have changed meanwhile, or have failed. A page that
-            // is left out now was taken after the call began.
+        if others || outcome.is_ok() && self.left_dirty.load(Ordering::Acquire) != left_dirty {
+            // A page that was being stored may have changed meanwhile, or have failed. So may one
+            // that another pass took after the call began, and that this one left out.
             outcome = outcome.and(self.write_back(range));
             store.wait_for_passes()?;
         }
@@ -108,6 +110,7 @@ impl<S: Memory> PageCache<S> {
             inner.index.unmark(page, Mark::Writeback);
             if !matches!(alone, Ok(()) | Err(VmError::Io)) {
                 inner.index.mark(page, Mark::Dirty);
+                self.left_dirty.fetch_add(1, Ordering::AcqRel);
             }
             outcome = outcome.and(alone);
         }

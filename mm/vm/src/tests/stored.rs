@@ -524,3 +524,41 @@ fn a_store_through_a_mapping_of_a_page_that_has_just_left_the_cache_is_not_lost(
     drop((cache, disk));
     world.end();
 }
+
+#[test]
+fn a_sync_tries_pages_again_that_another_task_took_after_it_began_and_could_not_store() {
+    let world = World::new();
+    let (disk, cache) = disk(&world, 100);
+    write(&cache, 0, &[1; 4096]);
+    write(&cache, 40 * PAGE, &[2; 4096]);
+    let (then, stores) = (cache.clone(), disk.clone());
+    let (ended, ends) = std::sync::mpsc::channel();
+    // While the sync stores page 0, another task takes page 40, and finds no memory for it.
+    *disk.under_way.lock().unwrap() = Some(Box::new(move || {
+        let (begun, begins) = std::sync::mpsc::channel();
+        let waits = stores.clone();
+        *stores.under_way.lock().unwrap() = Some(Box::new(move || {
+            begun.send(()).unwrap();
+            while waits.waits.load(Ordering::Relaxed) == 0 {
+                std::thread::yield_now();
+            }
+            *waits.starved.lock().unwrap() = true;
+        }));
+        std::thread::spawn(move || {
+            let outcome = then.write_back(40 * PAGE..41 * PAGE);
+            *stores.starved.lock().unwrap() = false;
+            drop((then, stores));
+            ended.send(outcome).unwrap();
+        });
+        begins.recv().unwrap();
+    }));
+    let outcome = cache.sync(0..u64::MAX);
+    assert_eq!(ends.recv().unwrap(), Err(VmError::NoMemory));
+    // Where its own try found no memory either it says so.
+    let is_stored = disk.pages.lock().unwrap().contains_key(&40);
+    assert!(is_stored == outcome.is_ok(), "stored: {is_stored}, {outcome:?}");
+    cache.sync(0..u64::MAX).unwrap();
+    assert_eq!((disk.pages.lock().unwrap()[&40][0], cache.dirty_pages()), (2, 0));
+    drop((cache, disk));
+    world.end();
+}
