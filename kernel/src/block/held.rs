@@ -1,7 +1,8 @@
 //! A disk that one holder has as a whole: swap.
 //!
 //! While a [`HeldDisk`] lives its owner sends requests to the device past the page cache. No other
-//! program writes to the disk (`ETXTBSY`) or holds it (`EBUSY`); a reader may see any bytes.
+//! program writes to the disk (`ETXTBSY`; a shared mapping that may store is `EPERM`) or holds it
+//! (`EBUSY`); a reader may see any bytes.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -49,19 +50,23 @@ impl HeldDisk {
     }
 
     /// Stores the changes in the disk's cache and empties it: from now on the device alone has the
-    /// bytes.
+    /// bytes, and no mapping may store to the disk.
     ///
     /// # Errors
-    /// `EBUSY` where a program maps pages and uses them, or pages are pinned; `EIO`.
+    /// `EBUSY` where a shared mapping may store to it, or a device to pages of it; `EIO`.
     pub fn take_over(&self) -> Result<()> {
+        self.0.cached.cache().deny_writers()?;
         if self.0.cached.cache().forget(0..u64::MAX)? { Ok(()) } else { Err(Errno::EBUSY) }
     }
 }
 
 impl Drop for HeldDisk {
     fn drop(&mut self) {
-        // Pages that were read while the disk was held are out of date.
-        self.0.cached.cache().shrink(u64::MAX);
+        let cache = self.0.cached.cache();
+        // Pages that were read while the disk was held are out of date. None was changed, so there
+        // is nothing to store.
+        let _ = cache.forget(0..u64::MAX);
+        cache.admit_writers();
         self.0.held.store(false, Ordering::Release);
     }
 }
