@@ -17,7 +17,7 @@ use freehold_collections::{Arc, Short, Vec, reserve};
 use freehold_frame::HeldFrame;
 use freehold_machine::{PAGE_SIZE, Pfn, Tally, VirtAddr};
 use freehold_vm::{
-    FaultError, LongTerm, MappedFile, OfFile, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term,
+    FaultError, LongTerm, MappedFile, OfFile, PageAt, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term,
     Transient, pin_fast, pin_fast_run,
 };
 use freehold_xpfo::Windows;
@@ -279,15 +279,37 @@ impl<P: Purpose> PinnedRun<P> {
             return Err(Errno::EFAULT);
         }
         run._locked = Some(Locked::charge(owner, pages as u64)?);
-        let end = VirtAddr(address).checked_add(length as u64).ok_or(Errno::EFAULT)?;
+        run.check_areas(space)?;
+        Ok(run)
+    }
+
+    /// Whether the areas that the pinned pages are of may be registered. An area and its pages are
+    /// looked at under one hold of the lock: another thread may map other memory there meanwhile,
+    /// and then the pages are no longer what is mapped.
+    fn check_areas(&self, space: &ProcessSpace) -> Result<()> {
         let is_refused = |shown: &FileMapping| {
             !shown.cache().is_memory() || shown.file().file().shares_pages_with_kernel()
         };
-        let refused = space
-            .lock()
-            .areas_in(VirtAddr(address), end)
-            .any(|area| FileMapping::of(area.name).is_some_and(is_refused));
-        if refused { Err(Errno::EOPNOTSUPP) } else { Ok(run) }
+        let mut at = VirtAddr(self.address).page_start();
+        for pinned in self.pages.chunks(PIN_STEP) {
+            sched::checkpoint()?;
+            let end = at.checked_add((pinned.len() * PAGE_SIZE) as u64).ok_or(Errno::EFAULT)?;
+            let areas = space.lock();
+            if areas.areas_in(at, end).any(|area| FileMapping::of(area.name).is_some_and(is_refused)) {
+                return Err(Errno::EOPNOTSUPP);
+            }
+            let mut rest = pinned.iter();
+            let mut is_same = true;
+            areas.pages(at, end, |page| {
+                let pinned = rest.next().map(|page| PageAt::Frame(page.pfn()));
+                is_same &= pinned == Some(page.at);
+            });
+            if !is_same || rest.next().is_some() {
+                return Err(Errno::EFAULT);
+            }
+            at = end;
+        }
+        Ok(())
     }
 
     /// Where the bytes were when they were pinned.

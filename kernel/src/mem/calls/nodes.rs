@@ -78,11 +78,12 @@ const fn status_of(errno: Errno) -> i32 {
     errno.to_return_value() as i32
 }
 
-/// Let every address space but `space` follow where pages have moved that it shares with that one.
+/// Let every address space but `space` follow where pages have moved that it shares with that one;
+/// where the caller is killed the rest stays where it is.
 fn let_others_follow(space: &ProcessSpace, migration: &mut Migration<Frames>) {
     if migration.has_forwards() {
         commons().for_each_space(&mut |other| {
-            if other.id() != space.id() {
+            if other.id() != space.id() && !sched::thread::is_current_dying() {
                 other.migrate(ALL, migration, |_, _| None, |_, _| {});
             }
         });
