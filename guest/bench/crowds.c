@@ -40,7 +40,7 @@ static void map_among_areas(struct worker *w) {
 static void map_limited(struct worker *w) {
     struct rlimit data, locked;
     NEED(w, getrlimit(RLIMIT_DATA, &data) == 0 && getrlimit(RLIMIT_MEMLOCK, &locked) == 0);
-    const struct rlimit most = {1UL << 40, data.rlim_max}, few = {1UL << 30, locked.rlim_max};
+    const struct rlimit most = {1UL << 40, data.rlim_max}, few = {1UL << 16, locked.rlim_max};
     NEED(w, setrlimit(RLIMIT_DATA, &most) == 0 && setrlimit(RLIMIT_MEMLOCK, &few) == 0);
     size_t size = (size_t)w->things * 2 * PAGE;
     char *all = mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

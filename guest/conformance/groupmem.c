@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <sys/inotify.h>
 #include <sys/mman.h>
+#include <sys/uio.h>
 
 #define MIB (1L << 20)
 
@@ -361,6 +362,35 @@ static void turning(void)
 	PROMISE("300 groups leave nothing", COMES_TRUE(bytes(".", "memory.current") < 2 * MIB));
 }
 
+/* Memory at an address that all processes know. */
+static char known[4 * MIB] __attribute__((aligned(4096)));
+
+static void touch_known(void)
+{
+	madvise(known, sizeof known, MADV_NOHUGEPAGE);
+	memset(known, 1, 2 * MIB);
+}
+
+/* A process of no group brings pages of a member back, and makes some. */
+static void others_pages(void)
+{
+	static char bytes_here[2 * MIB];
+	struct iovec here = { bytes_here, sizeof bytes_here }, there = { known, sizeof bytes_here };
+	memset(bytes_here, 2, sizeof bytes_here);
+	struct member one = member("a", touch_known, NULL);
+	NEED(hears(one.done));
+	sets("a", "memory.reclaim", "2M");
+	long away = bytes("a", "memory.swap.current"), before = bytes("a", "memory.current");
+	PROMISE("a page that another group's process brings back is its own group's",
+		away >= MIB && process_vm_readv(one.pid, &here, 1, &there, 1, 0) == 2 * MIB && bytes_here[0] == 1
+			&& bytes("a", "memory.current") >= before + away / 2);
+	there.iov_base = known + 2 * MIB;
+	before = bytes("a", "memory.current");
+	PROMISE("and so is one that it makes",
+		process_vm_writev(one.pid, &here, 1, &there, 1, 0) == 2 * MIB && bytes("a", "memory.current") >= before + MIB);
+	leave(&one);
+}
+
 static void swapping(void)
 {
 	make("a");
@@ -376,6 +406,7 @@ static void swapping(void)
 	PROMISE("swap is given back", COMES_TRUE(bytes("a", "memory.swap.current") < MIB));
 	if (access(at("a/memory.swap.peak"), F_OK) == 0)
 		PROMISE("the most that there was is known, too", bytes("a", "memory.swap.peak") >= 4 * MIB);
+	others_pages();
 	NEED(sets("a", "memory.swap.max", "0") == 0);
 	one = member("a", touch_64, NULL);
 	PROMISE("who may have none is killed", !hears(one.done) && killed(one.pid) && bytes("a", "memory.swap.current") < MIB);

@@ -196,8 +196,18 @@ static void areas(const char *disk)
 	FAILS_WITH("nobody else has it for himself", open(disk, O_RDWR | O_EXCL | O_CLOEXEC), EBUSY);
 	int file = open(disk, O_RDWR | O_CLOEXEC);
 	FAILS_WITH("or writes to it", write(file, GOOD, 10), ETXTBSY);
-	close(file);
+	char *stores = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	PROMISE("or stores to it through a mapping", stores == MAP_FAILED && errno == EPERM);
+	if (stores != MAP_FAILED)
+		munmap(stores, PAGE);
 	PROMISE("it can be switched off", swapoff(disk) == 0 && !listed(disk, &size, &used, &priority));
+	stores = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	int taken = swapon(disk, 0), why = errno;
+	PROMISE("it is none while a mapping may store to it", stores != MAP_FAILED && taken == -1 && why == EBUSY);
+	if (taken == 0)
+		swapoff(disk);
+	munmap(stores, PAGE);
+	close(file);
 	PROMISE("and on with a priority", swapon(disk, SWAP_FLAG_PREFER | 5) == 0 && listed(disk, &size, &used, &priority) && priority == 5);
 
 	enum { PAGES = 100 };

@@ -192,10 +192,13 @@ fn mlockall_locks_what_there_is_and_what_comes_and_a_child_inherits_neither() {
     populate_due(&mut p.space(), Populate::AsAllowed).unwrap();
     p.anonymous(3);
     assert_eq!((p.usage().locked_pages, p.usage().rss_anon), (5, 5));
+    p.space().areas.validate(&layout());
     assert_eq!(p.advise(a, 1, Advice::DontNeed), Err(VmError::Invalid), "locked pages stay");
     let child = p.fork(1);
     assert_eq!(child.usage().locked_pages, 0);
+    child.space().areas.validate(&layout());
     p.space().unlock_all();
+    p.space().areas.validate(&layout());
     p.anonymous(1);
     assert_eq!(p.usage().locked_pages, 0);
     drop((p, child));
