@@ -218,7 +218,7 @@ impl<S: DmaSource> Dma<S> {
 
     /// Whether [`Dma::tick`] has something to do.
     pub fn wants_ticks(&self) -> bool {
-        self.pool.has_grown() || self.is_tight.load(Ordering::Relaxed)
+        self.pool.has_grown() || self.pool.is_crowded() || self.is_tight.load(Ordering::Relaxed)
     }
 
     /// The worker's look, once a second: adds memory where little is free, and gives segments back
@@ -603,6 +603,9 @@ impl<S: DmaSource> Device<S> {
             dma.count(POOL_TAKEN, runs.pages());
             if report {
                 dma.note_use();
+                if pool.is_crowded() {
+                    dma.wake_worker();
+                }
             }
         }
         let enough = runs.pages() == pages || amount == Amount::Some && runs.pages() > 0;

@@ -67,6 +67,9 @@
 
 extern crate alloc;
 
+mod areas;
+#[cfg(test)]
+mod areas_tests;
 mod cells;
 mod coherent;
 mod constraint;

@@ -1,8 +1,9 @@
 //! The segments that all devices of a [`Dma`](crate::Dma) share, and how many there are.
 //!
 //! A take looks at the segment that its CPU used last, then at others that the index names; it may
-//! consist of several runs. A page remembers the device that had it last. Before another device
-//! gets the page, it leaves the old device's domain, is zeroed, and joins the new one's.
+//! consist of several runs. CPUs keep to segments of their own where they can (`areas.rs`). A page
+//! remembers the device that had it last. Before another device gets the page, it leaves the old
+//! device's domain, is zeroed, and joins the new one's (`owners.rs`).
 //!
 //! **Growth.** A caller that finds too little adds a segment itself, of 256 KiB or less where
 //! memory is fragmented, and tells the worker, which adds more while less than a quarter of what is
@@ -13,12 +14,13 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_frame::{Bounce, Frame, Order, Owner, Request};
-use freehold_machine::{Cpus, PAGE_SIZE, Pfn, PfnRange, PhysicalBytes, Unconfirmed};
+use freehold_machine::{PAGE_SIZE, Pfn, PfnRange, PhysicalBytes, Unconfirmed};
 use spin::{Mutex, Once};
 
+use crate::areas::{Areas, NEW, NO_AREA, PoolArea};
 use crate::domains::Domains;
 use crate::owners::{LOST, NOBODY, Owners};
 use crate::published::Published;
@@ -30,12 +32,12 @@ use crate::{DmaAddr, DmaError, DmaSource, MAX_DEVICES};
 const _: () = assert!(MAX_DEVICES <= LOST as usize);
 /// Segments whose records are allocated together.
 const CHUNK: usize = 64;
-/// The most areas: hints.
-pub(crate) const MAX_AREAS: usize = 64;
 /// log2 of the pages in a whole segment.
 const SEGMENT_ORDER: u32 = 6;
 /// Segments that a search for one whole run looks at before it takes pieces.
 const LOOKS: usize = 8;
+/// Segments that a search for one that no other area uses looks at.
+const CROWD_LOOKS: usize = 64;
 /// Looks after which an idle segment goes.
 const IDLE_TICKS: u8 = 5;
 
@@ -46,8 +48,8 @@ struct Segment<S: DmaSource> {
     /// The first page and how many there are. Written while all pages are the writer's.
     first: AtomicU64,
     pages: AtomicU32,
-    /// Used since the worker's last look.
-    is_used: AtomicBool,
+    /// The area that used it first since the worker's last look; [`NO_AREA`], or [`NEW`].
+    user: AtomicU8,
     /// Added by a caller; the worker has not looked yet.
     is_transient: AtomicBool,
     /// The worker's looks since the last use.
@@ -64,27 +66,23 @@ impl<S: DmaSource> Segment<S> {
             free: FreePages::new(),
             first: AtomicU64::new(0),
             pages: AtomicU32::new(0),
-            is_used: AtomicBool::new(false),
+            user: AtomicU8::new(NO_AREA),
             is_transient: AtomicBool::new(false),
             idle: AtomicU8::new(0),
             owners: Owners::new(),
             block: Mutex::new(None),
         }
     }
+    /// Makes the segment the area's where no area uses it. Returns whether it did.
+    fn adopt(&self, area: u8) -> bool {
+        let adopt = |user| (user >= NEW).then_some(area);
+        self.user.fetch_update(Ordering::Relaxed, Ordering::Relaxed, adopt).is_ok()
+    }
     /// The frames of pages that the caller has taken.
     fn frames(&self, span: Span) -> PfnRange {
         let first = Pfn(self.first.load(Ordering::Relaxed) + u64::from(span.first));
         PfnRange::new(first, first.offset(span.count.into()))
     }
-}
-
-/// State of the last use by one area's CPUs, in a cache line of its own.
-#[repr(align(128))]
-struct PoolArea {
-    /// The segment.
-    hint: AtomicU32,
-    /// Pages taken less those given back since the high-water mark was looked at; not below 0.
-    net: AtomicI32,
 }
 
 /// A taker of pages, and the pages that it accepts.
@@ -120,14 +118,15 @@ struct Refused;
 pub(crate) struct Pool<S: DmaSource> {
     chunks: [Once<Box<[Segment<S>]>>; MAX_SEGMENTS / CHUNK],
     index: Once<Index>,
-    areas: [PoolArea; MAX_AREAS],
-    area_count: AtomicUsize,
+    areas: Areas,
     /// Pages of all segments, and of those that are about to be added.
     pages: AtomicUsize,
     /// Of those, the pages that never go: what start-up asked for.
     base: AtomicUsize,
     /// The most that there may be.
     cap: AtomicUsize,
+    /// See [`Pool::is_crowded`].
+    is_crowded: AtomicBool,
     /// Held while a segment's memory comes or goes, not while frames are allocated or freed.
     change: Mutex<()>,
     grows: AtomicUsize,
@@ -141,11 +140,11 @@ impl<S: DmaSource> Pool<S> {
         Self {
             chunks: [const { Once::new() }; MAX_SEGMENTS / CHUNK],
             index: Once::new(),
-            areas: [const { PoolArea { hint: AtomicU32::new(0), net: AtomicI32::new(0) } }; MAX_AREAS],
-            area_count: AtomicUsize::new(1),
+            areas: Areas::new(),
             pages: AtomicUsize::new(0),
             base: AtomicUsize::new(0),
             cap: AtomicUsize::new(0),
+            is_crowded: AtomicBool::new(false),
             change: Mutex::new(()),
             grows: AtomicUsize::new(0),
             shrinks: AtomicUsize::new(0),
@@ -163,10 +162,10 @@ impl<S: DmaSource> Pool<S> {
         (base, cap): (usize, usize),
     ) -> usize {
         self.index.call_once(Index::new);
-        self.area_count.store(areas.clamp(1, MAX_AREAS), Ordering::Relaxed);
         self.cap.store(cap.max(base).min(MAX_SEGMENTS * SEGMENT_PAGES as usize), Ordering::Relaxed);
         while self.pages() < base && self.grow(means, taker, Growth::Lasting).is_ok() {}
         self.base.store(self.pages(), Ordering::Relaxed);
+        self.areas.start(areas, self.pages().div_ceil(SEGMENT_PAGES as usize));
         self.pages()
     }
 
@@ -210,13 +209,10 @@ impl<S: DmaSource> Pool<S> {
         let chunks = self.chunks.iter().map_while(Once::get);
         chunks.flat_map(|chunk| chunk.iter()).enumerate()
     }
-    fn area(&self, cpus: impl Cpus) -> &PoolArea {
-        &self.areas[usize::from(cpus.current_cpu().0) % self.area_count.load(Ordering::Relaxed)]
-    }
 
     /// Takes `wanted` pages, a multiple of the taker's step, or fewer where there are not so many
-    /// or they lie in too many pieces. Returns whether the area's net use has grown by a segment
-    /// since the last time this was said.
+    /// or they lie in too many pieces. Returns whether there is something to look at: the area's
+    /// net use has grown by a segment since the last time, or its CPUs want a segment of their own.
     ///
     /// # Errors
     /// [`DmaError::OutOfMemory`]: pages cannot become the device's. Those in `runs` have.
@@ -227,9 +223,10 @@ impl<S: DmaSource> Pool<S> {
         wanted: usize,
         runs: &mut FrameRuns,
     ) -> Result<bool, DmaError> {
-        let area = self.area(means.source.machine());
+        let (number, area) = self.areas.of(means.source.machine());
         let hint = area.hint.load(Ordering::Relaxed) as usize;
-        let mut take = Take { pool: self, means, taker, left: wanted, runs, is_refused: false };
+        let mut take =
+            Take { pool: self, means, taker, area: number, left: wanted, runs, is_refused: false, races: 0 };
         if let Some(segment) = self.segment(hint) {
             take.from(hint, segment, Fit::Whole);
         }
@@ -237,19 +234,55 @@ impl<S: DmaSource> Pool<S> {
             take.search(hint, Fit::Whole);
             take.search(hint, Fit::Longest);
         }
-        let (taken, is_refused) = (wanted - take.left, take.is_refused);
+        let (taken, is_refused, races) = (wanted - take.left, take.is_refused, take.races);
         if taken > 0 && runs.last().segment as usize != hint {
             area.hint.store(runs.last().segment.into(), Ordering::Relaxed);
         }
-        let net = area.net.load(Ordering::Relaxed) + taken as i32;
-        let report = net >= SEGMENT_PAGES as i32;
-        area.net.store(if report { 0 } else { net }, Ordering::Relaxed);
-        if is_refused { Err(DmaError::OutOfMemory) } else { Ok(report) }
+        let is_crowded = races > 0 && self.leave_crowd(number, area);
+        let is_more = area.note_taken(taken) || is_crowded;
+        if is_refused { Err(DmaError::OutOfMemory) } else { Ok(is_more) }
     }
 
-    /// Gives pages back; the CPU's next take begins with them.
+    /// Other CPUs changed the word at the same time: the area's next take begins in a segment that
+    /// no other area uses. Returns whether there is none, which the worker is told then.
+    #[cold]
+    fn leave_crowd(&self, number: u8, area: &PoolArea) -> bool {
+        let hint = area.hint.load(Ordering::Relaxed) as usize;
+        let is_mine = |segment: &Segment<S>| segment.user.load(Ordering::Relaxed) == number;
+        // The others move, or wait for the worker.
+        if self.segment(hint).is_some_and(is_mine) || self.is_crowded() {
+            return false;
+        }
+        let mut at = 0;
+        let named = core::iter::from_fn(|| {
+            let found = self.index().next(at)?;
+            at = found + 1;
+            Some(found)
+        });
+        let mut free = named.take(CROWD_LOOKS).filter_map(|number| Some((number, self.segment(number)?)));
+        if let Some((found, _)) = free.find(|(_, segment)| is_mine(segment) || segment.adopt(number)) {
+            area.hint.store(found as u32, Ordering::Relaxed);
+            return false;
+        }
+        !self.is_crowded.swap(true, Ordering::Relaxed)
+    }
+
+    /// As a take of this CPU whose compare-exchange failed.
+    #[cfg(test)]
+    pub fn crowd(&self, source: S) -> bool {
+        let (number, area) = self.areas.of(source.machine());
+        self.leave_crowd(number, area)
+    }
+
+    /// Whether CPUs use the words of segments together for want of more segments.
+    pub fn is_crowded(&self) -> bool {
+        self.is_crowded.load(Ordering::Relaxed)
+    }
+
+    /// Gives pages back; the CPU's next take begins with them, where no other area uses their
+    /// segment.
     pub fn give(&self, source: S, runs: &FrameRuns) {
-        let area = self.area(source.machine());
+        let (number, area) = self.areas.of(source.machine());
         let mut pages = 0;
         for run in runs.iter() {
             let Some(segment) = self.segment(run.segment.into()) else { continue };
@@ -259,10 +292,12 @@ impl<S: DmaSource> Pool<S> {
         }
         let first = u32::from(runs.first().segment);
         if pages > 0 && area.hint.load(Ordering::Relaxed) != first {
-            area.hint.store(first, Ordering::Relaxed);
+            let user = self.segment(first as usize).map(|segment| segment.user.load(Ordering::Relaxed));
+            if user.is_some_and(|user| user == number || user >= NEW) {
+                area.hint.store(first, Ordering::Relaxed);
+            }
         }
-        let net = area.net.load(Ordering::Relaxed);
-        area.net.store((net - pages).max(0), Ordering::Relaxed);
+        area.note_given(pages);
     }
 
     /// Adds a segment of 64 pages, or of fewer where memory is short or the cap is near; not of
@@ -310,7 +345,7 @@ impl<S: DmaSource> Pool<S> {
         *segment.block.lock() = Some(block);
         segment.first.store(first.0, Ordering::Relaxed);
         segment.pages.store(pages, Ordering::Relaxed);
-        segment.is_used.store(true, Ordering::Relaxed);
+        segment.user.store(NEW, Ordering::Relaxed);
         segment.idle.store(0, Ordering::Relaxed);
         segment.is_transient.store(how == Growth::Transient, Ordering::Relaxed);
         segment.free.install(pages);
@@ -342,7 +377,7 @@ impl<S: DmaSource> Pool<S> {
             segment.is_transient.store(false, Ordering::Relaxed);
             let pages = segment.pages.load(Ordering::Relaxed);
             let is_idle = pages > 0 && segment.free.bits() == Span { first: 0, count: pages }.mask();
-            if segment.is_used.swap(false, Ordering::Relaxed) || !is_idle {
+            if segment.user.swap(NO_AREA, Ordering::Relaxed) != NO_AREA || !is_idle {
                 segment.idle.store(0, Ordering::Relaxed);
                 continue;
             }
@@ -352,8 +387,11 @@ impl<S: DmaSource> Pool<S> {
                 gone += self.retire(segment, means);
             }
         }
-        // Below the watermark, and used now: there will be more.
-        if gone == 0 && used > 0 && self.pages() - used.min(self.pages()) < used / 4 {
+        // Below the watermark, and used now; or fewer segments than CPUs that use them.
+        let is_short = used > 0 && self.pages() - used.min(self.pages()) < used / 4;
+        let is_crowded = self.is_crowded.swap(false, Ordering::Relaxed)
+            && self.pages() < self.areas.count() * SEGMENT_PAGES as usize;
+        if gone == 0 && (is_short || is_crowded) {
             let _ = self.grow(means, Taker::ANYONE, Growth::Lasting);
         }
         gone
@@ -486,11 +524,15 @@ struct Take<'a, S: DmaSource> {
     pool: &'a Pool<S>,
     means: Means<'a, S>,
     taker: Taker,
+    /// The area of this CPU.
+    area: u8,
     /// Pages still wanted.
     left: usize,
     runs: &'a mut FrameRuns,
     /// Pages could not become the device's: no more are taken.
     is_refused: bool,
+    /// How often another CPU changed a word first.
+    races: u32,
 }
 
 impl<S: DmaSource> Take<'_, S> {
@@ -527,15 +569,17 @@ impl<S: DmaSource> Take<'_, S> {
     fn from(&mut self, number: usize, segment: &Segment<S>, fit: Fit) {
         while self.left > 0 && !self.is_refused && self.runs.make_room() {
             let wanted = self.left.min(SEGMENT_PAGES as usize) as u32;
-            let Some(span) = segment.free.take(wanted, self.taker.step, fit) else { return };
+            let (span, races) = segment.free.race(wanted, self.taker.step, fit);
+            self.races += races;
+            let Some(span) = span else { return };
             let first = Pfn(segment.first.load(Ordering::Relaxed) + u64::from(span.first));
             if first.offset(span.count.into()).start().0 - 1 > self.taker.reach.0 {
                 segment.free.give(span);
                 self.pool.index().note_free(number);
                 return;
             }
-            if !segment.is_used.load(Ordering::Relaxed) {
-                segment.is_used.store(true, Ordering::Relaxed);
+            if segment.user.load(Ordering::Relaxed) >= NEW {
+                segment.user.store(self.area, Ordering::Relaxed);
             }
             if self.own(segment, span).is_err() {
                 self.is_refused = true;

@@ -66,6 +66,10 @@ impl Source {
     pub fn taken(self) -> usize {
         self.0.taken.lock().unwrap().iter().filter(|&&t| t).count()
     }
+    /// Lets `f` run on a CPU of the machine.
+    pub fn on_cpu<R>(self, cpu: freehold_machine::CpuId, f: impl FnOnce() -> R) -> R {
+        self.0.machine.on_cpu(cpu, f)
+    }
     /// Whether the frame has an owner.
     pub fn is_taken(self, frame: Pfn) -> bool {
         self.0.taken.lock().unwrap()[(frame.0 - self.0.first) as usize]
@@ -74,7 +78,7 @@ impl Source {
 
 /// A source of `frames` frames.
 pub(crate) fn source(frames: u64) -> Source {
-    let machine = Model::new(Config { frames: 1024, ..Config::default() });
+    let machine = Model::new(Config { frames: 1024, cpus: 2, ..Config::default() });
     let records: Vec<FrameRecord> = (0..1024).map(|_| zerocopy::FromZeros::new_zeroed()).collect();
     let taken = Mutex::new(std::vec![false; frames as usize]);
     let table = FrameTable::new(Box::leak(records.into_boxed_slice()));

@@ -90,13 +90,17 @@ impl FreePages {
     /// Takes up to `wanted` pages in a row, whose first is a multiple of `step` and which are a
     /// multiple of `step`, a power of two up to 64; so is `wanted`.
     pub fn take(&self, wanted: u32, step: u32, fit: Fit) -> Option<Span> {
-        let mut free = self.0.load(Ordering::Relaxed);
+        self.race(wanted, step, fit).0
+    }
+    /// As [`FreePages::take`]. Returns also how often another thread changed the word first.
+    pub fn race(&self, wanted: u32, step: u32, fit: Fit) -> (Option<Span>, u32) {
+        let (mut free, mut races) = (self.0.load(Ordering::Relaxed), 0);
         loop {
-            let span = find(free, wanted, step, fit)?;
+            let Some(span) = find(free, wanted, step, fit) else { return (None, races) };
             let left = free & !span.mask();
             match self.0.compare_exchange_weak(free, left, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return Some(span),
-                Err(now) => free = now,
+                Ok(_) => return (Some(span), races),
+                Err(now) => (free, races) = (now, races + 1),
             }
         }
     }

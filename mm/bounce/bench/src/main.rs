@@ -7,7 +7,7 @@
 //! and mean something where two CPUs are idle.
 //!
 //! Exit status: 1 where a search of ours grows with the number of full segments by more than
-//! [`FLAT`], or one takes longer than Linux' algorithm.
+//! [`FLAT`], one takes longer than Linux' algorithm, or two threads share a segment's word.
 #![forbid(unsafe_code)]
 
 mod linux;
@@ -253,6 +253,33 @@ fn two_threads(effort: Effort) {
     );
 }
 
+/// Takes of two threads at once from segments whose words the other one stored to as well, per
+/// take: a count, which does not depend on the host.
+fn shared_words(times: usize) -> f64 {
+    let ours = Ours::new(256);
+    let arrived = AtomicUsize::new(0);
+    let segments = |number: u16| {
+        become_cpu(number);
+        arrived.fetch_add(1, Ordering::AcqRel);
+        while arrived.load(Ordering::Acquire) < 2 {
+            std::thread::yield_now();
+        }
+        let mut takes = vec![0usize; 260];
+        for _ in 0..times {
+            let held = ours.take(number.into(), 4096).expect("there is memory");
+            takes[held.address().0 as usize / SEGMENT] += 1;
+            ours.give(held);
+        }
+        takes
+    };
+    let both: Vec<_> = std::thread::scope(|scope| {
+        let running: Vec<_> = (0..2).map(|number| scope.spawn(move || segments(number))).collect();
+        running.into_iter().filter_map(|thread| thread.join().ok()).collect()
+    });
+    let of_both = both[0].iter().zip(&both[1]).filter(|&(one, other)| *one > 0 && *other > 0);
+    of_both.map(|(one, other)| one + other).sum::<usize>() as f64 / (2 * times) as f64
+}
+
 fn main() -> ExitCode {
     let is_quick = std::env::args().nth(1).as_deref() == Some("quick");
     let effort =
@@ -263,5 +290,7 @@ fn main() -> ExitCode {
     let good = full_segments(effort);
     replay(effort);
     two_threads(effort);
-    if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let shared = shared_words(effort.batch * 20);
+    println!("segments' words shared by two threads per hit: {shared:.4}; asked: 0");
+    if good && shared == 0.0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
