@@ -1,15 +1,23 @@
 /* Programs that run as their owner (set-user-ID): what the user that started them may do to them.
  * Runs as root; copies itself to a file that user 1000 executes. */
 #include "promise.h"
+#include <grp.h>
+#include <linux/filter.h>
 #include <linux/sched.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/fsuid.h>
 #include <sys/sendfile.h>
+#include <sys/user.h>
 
 #define USER 1000
 #define PROGRAM "/tmp/runs-as-root"
 #define WITHOUT "/tmp/not-executable"
+#define SECRET "/tmp/execute-only"
+#define OTHERS "/tmp/runs-as-user"
 
 /* A copy of this program. */
 static void copy(const char *path, mode_t mode)
@@ -39,9 +47,37 @@ static void play(const char *role, int read_end, int write_end)
 	_exit(99);
 }
 
-static pid_t clone_with(int exit_signal)
+static pid_t clone_with(int flags)
 {
-	return syscall(SYS_clone, exit_signal, 0, 0, 0, 0);
+	return syscall(SYS_clone, flags, 0, 0, 0, 0);
+}
+
+/* Executes the copy with so large an environment that this takes long. */
+static void play_slowly(char *role)
+{
+	enum { STRINGS = 14, LENGTH = 120000 };
+	static char text[LENGTH + 1];
+	char *words[] = { PROGRAM, role, "0", "0", NULL }, *environment[STRINGS + 1] = { NULL };
+	memset(text, 'x', LENGTH);
+	for (int i = 0; i < STRINGS; i++)
+		environment[i] = text;
+	execve(PROGRAM, words, environment);
+	_exit(99);
+}
+
+static int64_t now_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+/* Stays for a part of `most` ns, another one each time. */
+static void stay_some_time(int64_t most)
+{
+	int64_t end = now_ns() + most * (random() % 1000) / 1000;
+	while (now_ns() < end)
+		;
 }
 
 /* Roles. */
@@ -70,6 +106,18 @@ static int outlive(int write_end)
 		return 98;
 	sleep_ms(20);
 	return 0;
+}
+
+/* Whether it is root's and some calls are kept from it: by its user. */
+static int bound(void)
+{
+	return geteuid() == 0 && syscall(SYS_getpgid, 0) == -1;
+}
+
+/* Whether its parent, a user, becomes its tracer. */
+static int invite(void)
+{
+	return geteuid() == 0 && ptrace(PTRACE_TRACEME, 0, 0, 0) == -1 && errno == EPERM ? 0 : 1;
 }
 
 static int stay(int read_end, int write_end)
@@ -137,6 +185,204 @@ static void tracing(void)
 	PROMISE("under root's eyes it runs as its owner", WIFEXITED(status) && WEXITSTATUS(status) == 0);
 	close(ends[0]);
 	close(ends[1]);
+}
+
+static void *confine_all(void *most)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getpgid, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { sizeof code / sizeof *code, code };
+	stay_some_time(*(int64_t *)most);
+	prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+	syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program);
+	return NULL;
+}
+
+/* Somebody comes while a program that gives rights is being loaded. */
+static void meanwhile(void)
+{
+	enum { ROUNDS = 150 };
+	int status, broken_ = 0, ends[2];
+	char byte;
+	NEED(pipe(ends) == 0);
+	int64_t long_ = INT64_MAX;
+	for (int i = 0; i < 5; i++) {
+		int64_t begun = now_ns();
+		IN_CHILD(status, play_slowly("whoami"));
+		NEED(status == 0);
+		long_ = now_ns() - begun < long_ ? now_ns() - begun : long_;
+	}
+	for (int round = 0; round < ROUNDS; round++) {
+		IN_CHILD(status, become_user();
+			srandom(round);
+			pid_t child = fork();
+			if (child == 0) {
+				NEED(write(ends[1], "x", 1) == 1);
+				play_slowly("whoami");
+			}
+			NEED(read(ends[0], &byte, 1) == 1);
+			stay_some_time(long_);
+			int traces = ptrace(PTRACE_SEIZE, child, 0, 0) == 0;
+			while (waitpid(child, &status, __WALL) == child && WIFSTOPPED(status))
+				ptrace(PTRACE_CONT, child, 0, 0);
+			_exit(traces && status == 0));
+		broken_ += status != 0;
+	}
+	PROMISE("no user becomes the tracer of a program that is about to run as its owner", broken_ == 0);
+	broken_ = 0;
+	for (int round = 0; round < ROUNDS; round++) {
+		IN_CHILD(status, become_user();
+			srandom(round);
+			pthread_t other;
+			NEED(pthread_create(&other, NULL, confine_all, &long_) == 0);
+			play_slowly("bound"));
+		broken_ += status != 0;
+	}
+	PROMISE("nor gives it a filter from another thread", broken_ == 0);
+	close(ends[0]);
+	close(ends[1]);
+}
+
+/* A child that has root directory, working directory and umask in common with its maker. */
+static pid_t sharer(void)
+{
+	pid_t child = clone_with(CLONE_FS | SIGCHLD);
+	NEED(child >= 0);
+	if (child == 0)
+		for (;;)
+			pause();
+	return child;
+}
+
+static void sharing(void)
+{
+	int status;
+	IN_CHILD(status, become_user();
+		pid_t child = sharer();
+		if (fork() == 0)
+			play("whoami", 0, 0);
+		NEED(wait(&status) > 0 && WEXITSTATUS(status) == 0);
+		pid_t again = clone_with(CLONE_FS | SIGCHLD);
+		if (again == 0)
+			play("whoami", 0, 0);
+		NEED(waitpid(again, &status, 0) == again);
+		int withheld = WEXITSTATUS(status) == 1;
+		NEED(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
+		_exit(withheld ? 0 : 1));
+	PROMISE("a set-user-ID program whose working directory others change runs as its user", status == 0);
+	IN_CHILD(status, become_user();
+		pid_t child = sharer();
+		NEED(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
+		play("whoami", 0, 0));
+	PROMISE("as its owner once they are gone", status == 0);
+	IN_CHILD(status,
+		pid_t child = sharer();
+		pid_t other = clone_with(CLONE_FS | SIGCHLD);
+		if (other == 0) {
+			execl(OTHERS, OTHERS, "whoami", "0", "0", NULL);
+			_exit(99);
+		}
+		NEED(waitpid(other, &status, 0) == other && kill(child, SIGKILL) == 0);
+		_exit(WEXITSTATUS(status) == 1 ? 0 : 1));
+	PROMISE("a process with CAP_SETUID takes on the owner's ID nevertheless", status == 0);
+	IN_CHILD(status, become_user();
+		pid_t child = fork();
+		if (child == 0)
+			play("invite", 0, 0);
+		NEED(waitpid(child, &status, 0) == child);
+		_exit(WEXITSTATUS(status)));
+	PROMISE("PTRACE_TRACEME refuses a parent with fewer capabilities", status == 0);
+}
+
+/* Traces a program that its user may execute and not read. Whether its memory is open. */
+static int looks_into(const char *path, int by_user)
+{
+	int status, read_word, written;
+	struct user_regs_struct registers;
+	pid_t child = fork();
+	NEED(child >= 0);
+	if (child == 0) {
+		if (!by_user)
+			become_user();
+		NEED(ptrace(PTRACE_TRACEME, 0, 0, 0) == 0);
+		execl(path, path, "whoami", "0", "0", NULL);
+		_exit(99);
+	}
+	NEED(waitpid(child, &status, 0) == child && WIFSTOPPED(status));
+	NEED(ptrace(PTRACE_GETREGS, child, 0, &registers) == 0);
+	errno = 0;
+	long word = ptrace(PTRACE_PEEKTEXT, child, (void *)registers.rip, 0);
+	read_word = errno;
+	written = ptrace(PTRACE_POKEDATA, child, (void *)registers.rsp, (void *)word) == 0 ? 0 : errno;
+	NEED(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
+	return read_word == 0 && written == 0 ? 1 : read_word == EIO && written == EIO ? 0 : -1;
+}
+
+static void unreadable(void)
+{
+	int status;
+	copy(SECRET, 0711);
+	IN_CHILD(status, become_user(); _exit(looks_into(SECRET, 1) == 0 && looks_into("/proc/self/exe", 1) == 1 ? 0 : 1));
+	PROMISE("a tracer reads no program that its user may execute only", status == 0);
+	unlink(SECRET);
+}
+
+/* Threads of one process change different parts of what they are. */
+static _Atomic int is_over;
+
+static void *change_fsuid(void *nothing)
+{
+	while (!is_over)
+		setfsuid(0);
+	return nothing;
+}
+
+static void *keep_limit(void *nothing)
+{
+	struct rlimit limit;
+	while (!is_over)
+		if (getrlimit(RLIMIT_CORE, &limit) == 0)
+			setrlimit(RLIMIT_CORE, &limit);
+	return nothing;
+}
+
+static void updates(void)
+{
+	enum { ROUNDS = 30000 };
+	int status;
+	IN_CHILD(status,
+		pthread_t other;
+		gid_t group, had;
+		int lost = 0;
+		NEED(pthread_create(&other, NULL, change_fsuid, NULL) == 0);
+		for (int round = 1; round <= ROUNDS; round++) {
+			group = round;
+			NEED(syscall(SYS_setgroups, 1, &group) == 0 && getgroups(1, &had) == 1);
+			lost += had != group;
+		}
+		is_over = 1;
+		_exit(lost != 0));
+	PROMISE("setfsuid of one thread brings nothing back that another changed", status == 0);
+	IN_CHILD(status,
+		pthread_t other;
+		struct rlimit limit = { 0, ROUNDS * 2 };
+		int lost = 0;
+		NEED(setrlimit(RLIMIT_CORE, &limit) == 0);
+		become_user();
+		NEED(pthread_create(&other, NULL, keep_limit, NULL) == 0);
+		for (int round = ROUNDS; round > 0; round--) {
+			limit = (struct rlimit){ 0, ROUNDS + round };
+			/* Lower than what the other read meanwhile or not: never higher afterwards. */
+			if (setrlimit(RLIMIT_CORE, &limit) == 0 && getrlimit(RLIMIT_CORE, &limit) == 0)
+				lost += limit.rlim_max > (rlim_t)(ROUNDS + round);
+		}
+		is_over = 1;
+		_exit(lost != 0));
+	PROMISE("a hard limit that was lowered stays so beside another thread's setrlimit", status == 0);
 }
 
 static void signals(void)
@@ -332,10 +578,20 @@ int main(int count, char **words)
 			return outlive(write_end);
 		if (!strcmp(words[1], "spared"))
 			return spared(read_end, write_end);
+		if (!strcmp(words[1], "bound"))
+			return bound();
+		if (!strcmp(words[1], "invite"))
+			return invite();
 		return !strcmp(words[1], "stay") ? stay(read_end, write_end) : whoami();
 	}
 	copy(PROGRAM, 04755);
+	copy(OTHERS, 0755);
+	NEED(chown(OTHERS, USER, USER) == 0 && chmod(OTHERS, 04755) == 0);
 	tracing();
+	meanwhile();
+	sharing();
+	unreadable();
+	updates();
 	signals();
 	scheduling();
 	places();
@@ -343,5 +599,6 @@ int main(int count, char **words)
 	races();
 	sticky_names();
 	unlink(PROGRAM);
+	unlink(OTHERS);
 	return conclude();
 }

@@ -1,6 +1,7 @@
 //! Where a process stands in the tree of names: root, working directory and umask (shared by
 //! CLONE_FS).
 
+use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use freehold_collections::{
@@ -20,6 +21,41 @@ struct RootAndCwd {
 pub struct FsContext {
     places: SpinLock<RootAndCwd>,
     umask: AtomicU32,
+    /// The processes that stand here: [`FsMember`]s.
+    members: AtomicU32,
+}
+
+/// A process' hold on its context. Holds are counted apart from the references of code that looks
+/// at a context for a while.
+///
+/// Only a member's clone makes another member: a context with one member stays with that one as
+/// long as the member makes no process.
+pub struct FsMember(Arc<FsContext>);
+
+impl FsMember {
+    /// A process comes to stand at `context`.
+    pub fn new(context: Arc<FsContext>) -> Self {
+        context.members.fetch_add(1, Ordering::Relaxed);
+        Self(context)
+    }
+
+    /// Whether other processes stand there, too (CLONE_FS).
+    pub fn is_shared(&self) -> bool {
+        self.0.members.load(Ordering::Relaxed) > 1
+    }
+}
+
+impl Deref for FsMember {
+    type Target = Arc<FsContext>;
+    fn deref(&self) -> &Arc<FsContext> {
+        &self.0
+    }
+}
+
+impl Drop for FsMember {
+    fn drop(&mut self) {
+        self.0.members.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl FsContext {
@@ -28,6 +64,7 @@ impl FsContext {
         reserve::arc(Self {
             places: SpinLock::new(RootAndCwd { cwd: root.clone(), root }),
             umask: AtomicU32::new(0o022),
+            members: AtomicU32::new(0),
         })
     }
 
@@ -37,6 +74,7 @@ impl FsContext {
         reserve::arc(Self {
             places: SpinLock::new(RootAndCwd { root: places.root.clone(), cwd: places.cwd.clone() }),
             umask: AtomicU32::new(self.umask()),
+            members: AtomicU32::new(0),
         })
     }
 

@@ -82,7 +82,7 @@ pub mod walk;
 
 pub use caller::{Access, Caller, Power};
 pub use content::{ContentSource, FileContent, Punch};
-pub use context::FsContext;
+pub use context::{FsContext, FsMember};
 pub use file::{Blocking, DirEntry, File, MmapContent, Ready, Seekable};
 pub use flags::{OpenFlags, RenameFlags, ResolveFlags};
 pub use mount::{FileSystem, FsStats, Mount};

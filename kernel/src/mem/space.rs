@@ -26,6 +26,7 @@ use crate::hw::Hardware;
 use crate::sched::{self, whereabouts::ConcurrencyIds};
 use crate::sync::{PerCpuRwGuard, PerCpuRwLock, Sleeping, SleepingGuard, SpinLock};
 use crate::task::credentials::Dumpable;
+use crate::task::userns::UserNs;
 
 /// The roots of one address space, as a context switch loads them.
 pub type Translation = freehold_vm::Translation<Frames>;
@@ -72,6 +73,8 @@ pub struct ProcessSpace {
     account: AtomicAccountId,
     /// See [`Dumpable`].
     dumpable: AtomicU32,
+    /// The user namespace that its program was begun in; its capabilities are over the memory, too.
+    owner: SpinLock<UserNs>,
     /// /proc/PID/coredump_filter.
     dump_filter: AtomicU32,
     /// The concurrency IDs of the space's threads; made when the first thread asks.
@@ -96,6 +99,7 @@ impl ProcessSpace {
         let program = self.program.lock().clone();
         let twin = Self::around(areas, program, self.dumpable());
         twin.set_dump_filter(self.dump_filter());
+        twin.set_owner(self.owner());
         Ok(twin)
     }
 
@@ -113,6 +117,7 @@ impl ProcessSpace {
             areas,
             program,
             dumpable,
+            owner: SpinLock::new(UserNs::INITIAL),
             dump_filter,
             account,
             concurrency_ids,
@@ -191,6 +196,16 @@ impl ProcessSpace {
     /// Let processes with its ids inspect it, or not.
     pub fn set_dumpable(&self, dumpable: Dumpable) {
         self.dumpable.store(dumpable.number(), Ordering::Release);
+    }
+    /// The user namespace whose capabilities are over its memory (Linux: the `user_ns` of an
+    /// `mm_struct`).
+    pub fn owner(&self) -> UserNs {
+        self.owner.lock().clone()
+    }
+    /// Sets that.
+    pub fn set_owner(&self, owner: UserNs) {
+        let before = core::mem::replace(&mut *self.owner.lock(), owner);
+        drop(before);
     }
     /// Which areas a core file has: bits of /proc/PID/coredump_filter.
     pub fn dump_filter(&self) -> u32 {

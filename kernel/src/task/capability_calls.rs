@@ -1,8 +1,7 @@
 //! capget and capset, and what prctl has to say about capabilities.
 
+use super::Capability;
 use super::capabilities::{ALL, Capabilities, Presence, SecureBits};
-use super::credentials::Credentials;
-use super::{Capability, Process};
 use crate::syscall::Args;
 use crate::user::UserPtr;
 use crate::{Errno, Result};
@@ -59,9 +58,10 @@ pub fn sys_capset(args: &Args) -> Result<i64> {
         new.permitted |= part(permitted);
         new.inheritable |= part(inheritable);
     }
-    let mut credentials = Credentials::clone(&process.credentials());
-    credentials.capabilities = credentials.capabilities.ask(new)?;
-    process.change_credentials(credentials);
+    process.change_credentials(|own| {
+        own.capabilities = own.capabilities.ask(new)?;
+        Ok(())
+    })?;
     Ok(0)
 }
 
@@ -88,12 +88,6 @@ fn number(argument: u64) -> Result<u32> {
     u32::try_from(argument).ok().filter(|&number| number < ALL.count_ones()).ok_or(Errno::EINVAL)
 }
 
-/// Gives a process other sets.
-fn replace(process: &Process, capabilities: Capabilities) {
-    let own = Credentials::clone(&process.credentials());
-    process.change_credentials(Credentials { capabilities, ..own });
-}
-
 /// prctl(option, ...) for one of [`option`].
 ///
 /// # Errors
@@ -102,13 +96,25 @@ pub(super) fn prctl_sets(args: &Args) -> Result<i64> {
     use option::*;
     let process = super::current().process().clone();
     let sets = process.credentials().capabilities;
-    let new = match args.int(0) {
-        GET_KEEPCAPS => return Ok(sets.secure.has(SecureBits::KEEP_CAPS).into()),
-        GET_SECUREBITS => return Ok(sets.secure.0.into()),
-        CAPBSET_READ => return Ok((sets.bounding >> number(args[1])? & 1) as i64),
-        CAP_AMBIENT if args[1] == AMBIENT_IS_SET => {
-            return Ok((sets.ambient >> ambient_number(args)? & 1) as i64);
+    match args.int(0) {
+        GET_KEEPCAPS => Ok(sets.secure.has(SecureBits::KEEP_CAPS).into()),
+        GET_SECUREBITS => Ok(sets.secure.0.into()),
+        CAPBSET_READ => Ok((sets.bounding >> number(args[1])? & 1) as i64),
+        CAP_AMBIENT if args[1] == AMBIENT_IS_SET => Ok((sets.ambient >> ambient_number(args)? & 1) as i64),
+        _ => {
+            process.change_credentials(|own| {
+                own.capabilities = changed(own.capabilities, args)?;
+                Ok(())
+            })?;
+            Ok(0)
         }
+    }
+}
+
+/// The sets after an option that changes them.
+fn changed(sets: Capabilities, args: &Args) -> Result<Capabilities> {
+    use option::*;
+    Ok(match args.int(0) {
         SET_KEEPCAPS if args[1] > 1 => return Err(Errno::EINVAL),
         SET_KEEPCAPS if sets.secure.locks(SecureBits::KEEP_CAPS) => return Err(Errno::EPERM),
         SET_KEEPCAPS => {
@@ -124,9 +130,7 @@ pub(super) fn prctl_sets(args: &Args) -> Result<i64> {
             Capabilities { secure: sets.secure.change(SecureBits(asked))?, ..sets }
         }
         _ => return Err(Errno::EINVAL),
-    };
-    replace(&process, new);
-    Ok(0)
+    })
 }
 
 /// The capability that PR_CAP_AMBIENT names.

@@ -162,11 +162,12 @@ pub fn sys_getresgid(args: &Args) -> Result<i64> {
 /// Change the credentials by `change`, which gets a copy.
 fn replace(change: impl FnOnce(&mut Credentials) -> Result<()>) -> Result<i64> {
     let process = current().process().clone();
-    let mut new = Credentials::clone(&process.credentials());
-    let old = new.clone();
-    change(&mut new)?;
-    new.capabilities = Capabilities::after_ids(&old, &new);
-    process.change_credentials(new);
+    process.change_credentials(|new| {
+        let old = new.clone();
+        change(new)?;
+        new.capabilities = Capabilities::after_ids(&old, new);
+        Ok(())
+    })?;
     Ok(0)
 }
 
@@ -287,29 +288,33 @@ pub fn sys_setresgid(args: &Args) -> Result<i64> {
 /// setfsuid(uid): the old one, whether or not it changed.
 pub fn sys_setfsuid(args: &Args) -> Result<i64> {
     let old = credentials();
-    if let Ok(Some(uid)) = id(args, 0, IdKind::User)
-        && (old.may_within(Capability::SetUid) || [old.uid, old.euid, old.suid, old.fsuid].contains(&uid))
-    {
+    let mut before = old.fsuid;
+    if let Ok(Some(uid)) = id(args, 0, IdKind::User) {
         replace(|own| {
-            own.fsuid = uid;
+            before = own.fsuid;
+            if own.may_within(Capability::SetUid) || [own.uid, own.euid, own.suid, own.fsuid].contains(&uid) {
+                own.fsuid = uid;
+            }
             Ok(())
         })?;
     }
-    Ok(i64::from(old.user_ns.shown_user(old.fsuid)))
+    Ok(i64::from(old.user_ns.shown_user(before)))
 }
 
 /// setfsgid(gid): the old one, whether or not it changed.
 pub fn sys_setfsgid(args: &Args) -> Result<i64> {
     let old = credentials();
-    if let Ok(Some(gid)) = id(args, 0, IdKind::Group)
-        && (old.may_within(Capability::SetGid) || [old.gid, old.egid, old.sgid, old.fsgid].contains(&gid))
-    {
+    let mut before = old.fsgid;
+    if let Ok(Some(gid)) = id(args, 0, IdKind::Group) {
         replace(|own| {
-            own.fsgid = gid;
+            before = own.fsgid;
+            if own.may_within(Capability::SetGid) || [own.gid, own.egid, own.sgid, own.fsgid].contains(&gid) {
+                own.fsgid = gid;
+            }
             Ok(())
         })?;
     }
-    Ok(i64::from(old.user_ns.shown_group(old.fsgid)))
+    Ok(i64::from(old.user_ns.shown_group(before)))
 }
 
 /// The most supplementary groups (NGROUPS_MAX).
@@ -346,6 +351,10 @@ pub fn sys_setgroups(args: &Args) -> Result<i64> {
     }
     let groups = Groups::new(groups);
     replace(|own| {
+        // Another thread may have given the right up since.
+        if !own.may_within(Capability::SetGid) || !own.user_ns.may_set_groups() {
+            return Err(Errno::EPERM);
+        }
         own.groups = groups;
         Ok(())
     })

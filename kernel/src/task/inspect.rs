@@ -21,6 +21,18 @@
 //! first. execve changes the ids before it changes the space; an inspector takes the space before
 //! it looks at the ids ([`space_of`]). So an inspector never gets a space that belongs to ids which
 //! it did not check.
+//!
+//! **Acting on the answer.** A process' `rights` lock is held where its credentials change, the
+//! change over to another program included, and by code of other processes from the question
+//! whether it may to the end of what the answer allowed ([`act_on`]): attaching of a tracer,
+//! pidfd_getfd, /proc/PID/fail-nth. execve takes it when its other threads are gone and looks once
+//! more at all that keeps rights from a program (tracers, no_new_privs, CLONE_FS): it comes
+//! before all of an attachment or after all of it. Nothing waits for another process while it
+//! holds the lock. (Linux holds `cred_guard_mutex` from the beginning of execve on, across the wait
+//! for the other threads, and a tracer that attaches meanwhile can wait for a thread that waits for
+//! the tracer.) `inspect_model` explores this.
+//!
+//! Lock order: `rights` > the registry > `signals`.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -128,6 +140,25 @@ pub fn may_inspect(target: &Process, mode: Mode) -> Result<()> {
     check(target, &target.space(), mode)
 }
 
+/// Has the running process, if it may inspect `target`, do so by `act`: the rights of `target` stay
+/// as they are meanwhile.
+///
+/// # Errors
+/// `EPERM`; those of `act`; `EINTR` where the caller is to end.
+pub fn act_on<R>(target: &Process, mode: Mode, act: impl FnOnce() -> Result<R>) -> Result<R> {
+    let _rights = target.rights.lock_killable()?;
+    may_inspect(target, mode)?;
+    act()
+}
+
+/// Whether a process with `parent` may become the tracer of its child by the child's wish
+/// (PTRACE_TRACEME; Linux: `cap_ptrace_traceme`).
+pub fn may_be_invited(parent: &Credentials, child: &Credentials) -> bool {
+    let no_stronger =
+        parent.user_ns == child.user_ns && child.capabilities.permitted & !parent.capabilities.permitted == 0;
+    no_stronger || parent.may_in(&child.user_ns, Capability::SysPtrace)
+}
+
 /// The memory of `target`, for a running process that may inspect it.
 ///
 /// # Errors
@@ -147,6 +178,10 @@ fn check(target: &Process, space: &ProcessSpace, mode: Mode) -> Result<()> {
     let dumpable = target.exit_status().is_none().then(|| space.dumpable());
     if permits(&mine, &theirs, dumpable, mode) { Ok(()) } else { Err(Errno::EPERM) }
 }
+
+#[cfg(test)]
+#[path = "inspect_model.rs"]
+mod model;
 
 #[cfg(test)]
 mod tests {
@@ -207,6 +242,18 @@ mod tests {
         assert!(!look(&root, &user(5), Some(Dumpable::Yes)));
         root.capabilities.effective = super::super::capabilities::ALL & !(1 << Capability::SysPtrace as u8);
         assert!(!look(&root, &user(5), Some(Dumpable::Yes)));
+    }
+
+    #[test]
+    fn a_child_invites_no_weaker_tracer() {
+        let strong = Credentials { capabilities: Capabilities::default(), ..user(5) };
+        assert!(may_be_invited(&user(5), &user(6)), "IDs do not count");
+        assert!(may_be_invited(&strong, &strong));
+        assert!(may_be_invited(&strong, &user(5)));
+        assert!(!may_be_invited(&user(5), &strong));
+        let mut inspector = user(7);
+        inspector.capabilities.effective = 1 << Capability::SysPtrace as u8;
+        assert!(may_be_invited(&inspector, &strong));
     }
 
     #[test]

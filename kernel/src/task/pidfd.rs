@@ -155,8 +155,7 @@ pub fn sys_pidfd_getfd(args: &Args) -> Result<i64> {
         return Err(Errno::EINVAL);
     }
     let target = process_of(args.fd(0))?;
-    inspect::may_inspect(&target, Mode::ATTACH_REAL)?;
-    let file = target.file(args.fd(1))?;
+    let file = inspect::act_on(&target, Mode::ATTACH_REAL, || target.file(args.fd(1)))?;
     let process = current().process().clone();
     let limit = process.descriptor_limit();
     process.files().insert(file, OnExec::Close, limit).map(i64::from)

@@ -23,9 +23,9 @@ use super::trace::{Tracee, Tracees};
 pub use super::usage::Usage;
 use super::{Pid, Task};
 use crate::cgroup::{CgroupMember, Fork};
-use crate::fs::{FileTable, FsContext};
+use crate::fs::{FileTable, FsContext, FsMember};
 use crate::mem::ProcessSpace;
-use crate::sync::{IrqSpinLock, SpinLock, WaitQueue};
+use crate::sync::{IrqSpinLock, Mutex, SpinLock, WaitQueue};
 
 pub use super::exit_status::{ExitStatus, WaitReport};
 
@@ -121,11 +121,19 @@ impl SharedLimits {
     fn all(&self) -> Limits {
         *self.all.lock()
     }
-    /// Change the limit of `resource`.
-    fn set(&self, resource: Resource, limit: Limit) {
+    /// Has `judge` look at the limit of `resource`, then changes it. Returns the old one.
+    fn set(
+        &self,
+        resource: Resource,
+        limit: Limit,
+        judge: impl FnOnce(Limit) -> crate::Result<()>,
+    ) -> crate::Result<Limit> {
         let mut all = self.all.lock();
+        let old = all.get(resource);
+        judge(old)?;
         all.set(resource, limit);
         self.soft[resource as usize].store(limit.soft, Ordering::Relaxed);
+        Ok(old)
     }
 }
 
@@ -158,8 +166,10 @@ pub struct Process {
     pub(super) is_subreaper: AtomicBool,
     space: SpinLock<Arc<ProcessSpace>>,
     pub(super) files: Shared<FileTable>,
-    fs: SpinLock<Arc<FsContext>>,
+    fs: SpinLock<FsMember>,
     pub(super) credentials: Shared<Credentials>,
+    /// Held where its rights change, and where others act on what these allow: see [`inspect`].
+    pub(super) rights: Mutex<()>,
     /// Whether they are in a user namespace whose IDs are not the kernel's. Code that shows IDs
     /// looks here first.
     has_other_ids: AtomicBool,
@@ -276,9 +286,10 @@ impl Process {
             is_subreaper: AtomicBool::new(false),
             space: SpinLock::new(with.space),
             files: Shared::new(with.files),
-            fs: SpinLock::new(with.fs),
+            fs: SpinLock::new(FsMember::new(with.fs)),
             has_other_ids: AtomicBool::new(!with.credentials.user_ns.is_initial()),
             credentials: Shared::new(with.credentials),
+            rights: Mutex::new(()),
             namespaces: SpinLock::new(with.namespaces),
             limits: SharedLimits::new(with.limits),
             actions: IrqSpinLock::new(with.actions),
@@ -395,7 +406,11 @@ impl Process {
     }
     /// Its place in the tree of names.
     pub fn fs(&self) -> Arc<FsContext> {
-        self.fs.lock().clone()
+        (**self.fs.lock()).clone()
+    }
+    /// Whether other processes change its root, working directory and umask with it.
+    pub(super) fn shares_fs(&self) -> bool {
+        self.fs.lock().is_shared()
     }
     /// Look at its place in the tree of names, under a spin lock: nothing that `f` drops may sleep.
     pub fn with_fs<R>(&self, f: impl FnOnce(&FsContext) -> R) -> R {
@@ -421,8 +436,8 @@ impl Process {
         Ok(())
     }
     /// Take another place in the tree of names (unshare).
-    pub(super) fn replace_fs(&self, fs: Arc<FsContext>) -> Arc<FsContext> {
-        core::mem::replace(&mut *self.fs.lock(), fs)
+    pub(super) fn replace_fs(&self, fs: Arc<FsContext>) -> FsMember {
+        core::mem::replace(&mut *self.fs.lock(), FsMember::new(fs))
     }
     /// Its namespaces; those of the kernel once it has ended.
     pub fn namespaces(&self) -> Arc<Namespaces> {
@@ -453,13 +468,25 @@ impl Process {
         self.credentials.with(|own| (own.euid, own.egid))
     }
     /// Changes the credentials by a call of the process: inspectors with the new IDs do not see
-    /// what the old ones left in memory.
-    pub(super) fn change_credentials(&self, credentials: Credentials) {
-        if inspect::changes(&self.credentials(), &credentials) {
+    /// what the old ones left in memory. `change` gets a copy; of several threads' changes one
+    /// comes after the other.
+    ///
+    /// # Errors
+    /// Those of `change`; nothing has changed.
+    pub(super) fn change_credentials(
+        &self,
+        change: impl FnOnce(&mut Credentials) -> crate::Result<()>,
+    ) -> crate::Result<()> {
+        let _rights = self.rights.lock();
+        let old = self.credentials();
+        let mut new = Credentials::clone(&old);
+        change(&mut new)?;
+        if inspect::changes(&old, &new) {
             self.space().set_dumpable(inspect::after_change());
             self.parent_death_signal.store(0, Ordering::Relaxed);
         }
-        self.set_credentials(credentials);
+        self.set_credentials(new);
+        Ok(())
     }
     /// Returns whether the program sees other user and group ids than the kernel.
     #[inline]
@@ -489,9 +516,18 @@ impl Process {
     pub fn limits(&self) -> Limits {
         self.limits.all()
     }
-    /// Change the limit of `resource`; the caller has checked that it may.
-    pub(super) fn set_limit(&self, resource: Resource, limit: Limit) {
-        self.limits.set(resource, limit);
+    /// Changes the limit of `resource` if `judge`, under a spin lock, lets the one of before be
+    /// replaced. Returns that.
+    ///
+    /// # Errors
+    /// Those of `judge`.
+    pub(super) fn set_limit(
+        &self,
+        resource: Resource,
+        limit: Limit,
+        judge: impl FnOnce(Limit) -> crate::Result<()>,
+    ) -> crate::Result<Limit> {
+        self.limits.set(resource, limit, judge)
     }
     /// The limits that memory calls check.
     pub fn memory_limits(&self) -> freehold_vm::Limits {

@@ -130,10 +130,12 @@ pub(super) fn store(subject: Subject, kind: FileKind, bytes: &[u8]) -> Result<()
         FileKind::FailNth => {
             let nth = u32::try_from(parse_number(bytes)?).map_err(|_| Errno::ERANGE)?;
             // The file may have been opened before the process gained rights.
-            inspect::may_inspect(&process, Mode::ATTACH_FS)?;
-            let task = subject.task()?.ok_or(Errno::ESRCH)?;
-            crate::fault_inject::arm();
-            task.injection.set_nth(nth);
+            inspect::act_on(&process, Mode::ATTACH_FS, || {
+                let task = subject.task()?.ok_or(Errno::ESRCH)?;
+                crate::fault_inject::arm();
+                task.injection.set_nth(nth);
+                Ok(())
+            })?;
         }
         FileKind::MakeItFail => {
             if !crate::task::may(Capability::SysResource) {

@@ -55,22 +55,22 @@ fn check_limits_of(process: &Arc<Process>) -> Result<()> {
     }
 }
 
-fn change_limit(process: &Arc<Process>, resource: Resource, new: Limit) -> Result<()> {
-    let old = process.limit(resource);
+/// Returns the limit of before.
+fn change_limit(process: &Arc<Process>, resource: Resource, new: Limit) -> Result<Limit> {
     if new.soft > new.hard {
         return Err(Errno::EINVAL);
     }
     if resource == Resource::Files && new.hard > NR_OPEN {
         return Err(Errno::EPERM);
     }
-    if new.hard > old.hard && !may(Capability::SysResource) {
-        return Err(Errno::EPERM);
-    }
-    process.set_limit(resource, new);
+    let may_raise = may(Capability::SysResource);
+    let old = process.set_limit(resource, new, |old| {
+        if new.hard > old.hard && !may_raise { Err(Errno::EPERM) } else { Ok(()) }
+    })?;
     if resource == Resource::Cpu {
         process.watch_cpu_limit(new);
     }
-    Ok(())
+    Ok(old)
 }
 
 /// prlimit64(pid, resource, new, old)
@@ -79,10 +79,10 @@ pub fn sys_prlimit64(args: &Args) -> Result<i64> {
     let process = named_process(args.int(0))?;
     check_limits_of(&process)?;
     let new = UserPtr::<Limit>::new(args[2]).read_optional()?;
-    let old = process.limit(resource);
-    if let Some(new) = new {
-        change_limit(&process, resource, new)?;
-    }
+    let old = match new {
+        Some(new) => change_limit(&process, resource, new)?,
+        None => process.limit(resource),
+    };
     UserPtr::new(args[3]).write_optional(&old)?;
     Ok(0)
 }

@@ -4,6 +4,7 @@
 //! threads end, and the process changes over. After that there is no way back: a thread that cannot
 //! go on is killed.
 
+mod auxiliary;
 pub mod elf;
 mod load;
 mod run;

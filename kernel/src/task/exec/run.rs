@@ -1,4 +1,11 @@
 //! The change itself: load the new program, end the other threads, change over.
+//!
+//! **Rights.** A program may give its file's owner's IDs, and capabilities. [`SetIds::of`] asks
+//! when the program is loaded: its places in memory depend on the answer. [`credentials_after`]
+//! asks once more when the thread is the last one of its process and holds the `rights` lock (see
+//! [`inspect`]), because a tracer, or no_new_privs of another thread, may have come since. The
+//! second answer takes away and never gives: IDs that were withheld first stay withheld, since the
+//! program may lie where its starter knows.
 
 use core::sync::atomic::Ordering;
 
@@ -9,10 +16,12 @@ use freehold_collections::{
 };
 use freehold_machine::{Cpus, Entropy, VirtAddr};
 use freehold_tracepoints::{Pid, trace};
-use freehold_vdso::AT_SYSINFO_EHDR;
-use freehold_vm::{AreaFlags, AreaPlace, Backing, Limits as MemoryLimits, MapRequest, Protection};
+use freehold_vm::{AreaFlags, AreaPlace, Backing, Limits as MemoryLimits, MapRequest, Protection, Rule};
 
 use crate::fs::caller::Access;
+use zerocopy::IntoBytes;
+
+use crate::fs::bytes::SliceSource;
 use crate::fs::mount::{Mount, MountFlags};
 use crate::fs::node::NodeKind;
 use crate::fs::rights::{self, S_ISUID};
@@ -25,17 +34,19 @@ use crate::mem::{self, ProcessSpace, Program, ProgramLayout};
 use crate::sched::thread::WATCH;
 use crate::sync::IrqSpinLock;
 use crate::syscall::Args;
-use crate::task::capabilities::{Capabilities, Gains};
+use crate::task::capabilities::{Capabilities, Capability, Gains};
 use crate::task::inspect::{self, Dumpable};
 use crate::task::pidns::Numbers;
-use crate::task::process::{ADDR_NO_RANDOMIZE, Process};
+use crate::task::process::{ADDR_NO_RANDOMIZE, ExitStatus, Process};
 use crate::task::signal::{Actions, AlternateStack, Signal};
-use crate::task::{Credentials, Resource, Task, above, current, rseq};
+use crate::task::userns::UserNs;
+use crate::task::{Credentials, Resource, Task, above, current};
 use crate::{Errno, Result, sched, user};
 
+use super::auxiliary::{Bases, Identity, auxiliary, identity};
 use super::elf::{self, StackRights};
 use super::load::{Executable, LoadPlaces, Role};
-use super::stack::{self, Contents, aux};
+use super::stack::{self, Contents};
 use super::{Strings, script};
 
 /// The lowest address that a program may map (mmap_min_addr).
@@ -52,12 +63,6 @@ const STACK_RESERVE: u64 = 128 << 10;
 const STACK_GAP: core::ops::RangeInclusive<u64> = 128 << 20..=USER_END / 6 * 5;
 /// The most scripts that may interpret each other.
 const MAX_SCRIPTS: usize = 5;
-/// AT_HWCAP2: programs have RDFSBASE, WRFSBASE, RDGSBASE and WRGSBASE (HWCAP2_FSGSBASE).
-const HWCAP2_FSGSBASE: u64 = 1 << 1;
-/// AT_HWCAP: the bits of CPUID 1 EDX that every x86-64 CPU has (FPU, TSC, CX8, CMOV, MMX, FXSR,
-/// SSE, SSE2).
-const HWCAP: u64 = 0x0780_8111;
-
 /// A program to be started.
 pub struct ExecRequest {
     /// The file, if it is open already (execveat with AT_EMPTY_PATH).
@@ -94,7 +99,10 @@ pub struct Prepared {
     entry: u64,
     sp: u64,
     name: Vec<u8>,
-    credentials: Option<Credentials>,
+    ids: SetIds,
+    /// The program's identity as its auxiliary vector has it, and where in memory.
+    identity: Identity,
+    identity_at: u64,
     /// Whether its user may read all of its files: what one may only run, one may not read from its
     /// memory either.
     readable: bool,
@@ -106,7 +114,6 @@ pub struct Prepared {
 /// Those of execve(2).
 pub fn load(process: &Process, mut request: ExecRequest) -> Result<Prepared> {
     let shown = Vec::try_from_slice(&request.name)?;
-    let mut credentials = None;
     let mut head = [0; script::HEAD];
     for _ in 0..MAX_SCRIPTS {
         let file = open(process, &request)?;
@@ -117,8 +124,7 @@ pub fn load(process: &Process, mut request: ExecRequest) -> Result<Prepared> {
             continue;
         }
         let program = Executable::open(file, head)?;
-        credentials = set_ids(process, &program).or(credentials);
-        return assemble(process, &program, &request, &shown, credentials);
+        return assemble(process, &program, &request, &shown);
     }
     Err(Errno::ELOOP)
 }
@@ -169,32 +175,82 @@ fn open(process: &Process, request: &ExecRequest) -> Result<Arc<OpenFile>> {
     OpenFile::of_program(opened, Some(place))
 }
 
-/// The credentials that a set-user-ID or set-group-ID program runs with.
-fn set_ids(process: &Process, program: &Executable) -> Option<Credentials> {
-    let metadata = program.file.node().metadata();
-    // Linux: `mnt_may_suid`. Mounts made by others in their namespace give no rights here.
-    let refuses = |mount: &Arc<Mount>| {
-        mount.flags().contains(MountFlags::NOSUID)
-            || !mount.fs_owner().contains(&process.credentials().user_ns)
-            || !process.namespaces().mount.contains(mount)
-    };
-    let nosuid = program.file.path().is_some_and(|path| refuses(&path.mount));
-    let (uid, gid) = (metadata.mode & S_ISUID != 0, rights::runs_as_group(metadata.mode));
-    if nosuid || !(uid || gid) || process.no_new_privileges.load(Ordering::Relaxed) || process.is_watched() {
-        return None;
+/// Rights that a process cannot be given now (Linux: LSM_UNSAFE_*).
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Withheld {
+    Nothing,
+    /// Capabilities that it did not have; others' IDs, unless it may take them on by itself.
+    Gains,
+    /// IDs in any case, and capabilities.
+    All,
+}
+
+impl Withheld {
+    fn from(process: &Process) -> Self {
+        if process.no_new_privileges.load(Ordering::Relaxed) {
+            Self::All
+        } else if process.is_watched() || process.shares_fs() {
+            Self::Gains
+        } else {
+            Self::Nothing
+        }
     }
-    let mut credentials = Credentials::clone(&process.credentials());
-    // An id that the user namespace does not map is not taken on (Linux: `bprm_fill_uid`).
-    if !credentials.user_ns.maps(metadata.uid, metadata.gid) {
-        return None;
+
+    fn lets_ids(self, own: &Credentials) -> bool {
+        match self {
+            Self::Nothing => true,
+            Self::Gains => own.may_within(Capability::SetUid),
+            Self::All => false,
+        }
     }
-    if uid {
-        credentials.euid = metadata.uid;
+}
+
+/// The IDs that a set-user-ID or set-group-ID program runs with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct SetIds {
+    user: Option<u32>,
+    group: Option<u32>,
+}
+
+impl SetIds {
+    /// The process' own.
+    const NONE: Self = Self { user: None, group: None };
+
+    /// Those that a program gives to a process.
+    fn of(process: &Process, program: &Executable) -> Self {
+        let metadata = program.file.node().metadata();
+        let own = process.credentials();
+        // Linux: `mnt_may_suid`. Mounts made by others in their namespace give no rights here.
+        let refuses = |mount: &Arc<Mount>| {
+            mount.flags().contains(MountFlags::NOSUID)
+                || !mount.fs_owner().contains(&own.user_ns)
+                || !process.namespaces().mount.contains(mount)
+        };
+        let (user, group) = (metadata.mode & S_ISUID != 0, rights::runs_as_group(metadata.mode));
+        if !(user || group) || program.file.path().is_some_and(|path| refuses(&path.mount)) {
+            return Self::NONE;
+        }
+        // An id that the user namespace does not map is not taken on (Linux: `bprm_fill_uid`).
+        if !own.user_ns.maps(metadata.uid, metadata.gid) || !Withheld::from(process).lets_ids(&own) {
+            return Self::NONE;
+        }
+        Self { user: user.then_some(metadata.uid), group: group.then_some(metadata.gid) }
     }
-    if gid {
-        credentials.egid = metadata.gid;
+}
+
+/// The credentials of a process that began a program with these IDs now.
+fn credentials_after(process: &Process, ids: SetIds) -> Credentials {
+    let withheld = Withheld::from(process);
+    let mut new = Credentials::clone(&process.credentials());
+    if withheld.lets_ids(&new) {
+        new.euid = ids.user.unwrap_or(new.euid);
+        new.egid = ids.group.unwrap_or(new.egid);
     }
-    Some(credentials)
+    (new.suid, new.fsuid) = (new.euid, new.euid);
+    (new.sgid, new.fsgid) = (new.egid, new.egid);
+    let gains = if withheld == Withheld::Nothing { Gains::Allowed } else { Gains::Refused };
+    new.capabilities = Capabilities::after_exec(&new, gains);
+    new
 }
 
 /// An address space for a program, and where its stack ends: at the place that `places` says, like
@@ -218,54 +274,9 @@ fn empty_space(process: &Process, places: LoadPlaces) -> Result<(Arc<ProcessSpac
     Ok((space, stack_top))
 }
 
-/// Returns the entries of the auxiliary vector about the user that runs the program.
-fn identity(credentials: &Credentials) -> [(u64, u64); 5] {
-    let Credentials { uid, euid, gid, egid, ref user_ns, .. } = *credentials;
-    let secure = uid != euid || gid != egid;
-    [
-        (aux::UID, user_ns.shown_user(uid).into()),
-        (aux::EUID, user_ns.shown_user(euid).into()),
-        (aux::GID, user_ns.shown_group(gid).into()),
-        (aux::EGID, user_ns.shown_group(egid).into()),
-        (aux::SECURE, secure.into()),
-    ]
-}
-
-/// Where the parts of a program are that the auxiliary vector names.
-struct Bases {
-    vdso: u64,
-    /// 0 for none.
-    interpreter: u64,
-    /// The program's own entry.
-    entry: u64,
-    /// The difference between the program's addresses in memory and in its file.
-    bias: u64,
-}
-
-fn auxiliary(plan: &elf::Plan, bases: &Bases, credentials: &Credentials) -> [(u64, u64); 19] {
-    let headers = if plan.headers == 0 { 0 } else { plan.headers.wrapping_add(bases.bias) };
-    let [uid, euid, gid, egid, secure] = identity(credentials);
-    [
-        (AT_SYSINFO_EHDR, bases.vdso),
-        (aux::MINSIGSTKSZ, 440 + 64 + crate::hw::user::xsave_size() as u64 + 128),
-        (aux::HWCAP, HWCAP),
-        (aux::PAGESZ, PAGE),
-        (aux::CLKTCK, 100),
-        (aux::PHDR, headers),
-        (aux::PHENT, 56),
-        (aux::PHNUM, plan.header_count),
-        (aux::BASE, bases.interpreter),
-        (aux::FLAGS, 0),
-        (aux::ENTRY, bases.entry),
-        uid,
-        euid,
-        gid,
-        egid,
-        secure,
-        (aux::RSEQ_FEATURE_SIZE, rseq::FEATURE_SIZE),
-        (aux::RSEQ_ALIGN, rseq::ALIGNMENT),
-        (aux::HWCAP2, if crate::hw::user::has_fsgsbase() { HWCAP2_FSGSBASE } else { 0 }),
-    ]
+fn places(process: &Process, ids: SetIds) -> LoadPlaces {
+    let fixed = process.personality.load(Ordering::Relaxed) & ADDR_NO_RANDOMIZE != 0 && ids == SetIds::NONE;
+    if fixed { LoadPlaces::Fixed } else { LoadPlaces::Random }
 }
 
 fn assemble(
@@ -273,11 +284,11 @@ fn assemble(
     program: &Executable,
     request: &ExecRequest,
     shown: &[u8],
-    set_ids: Option<Credentials>,
 ) -> Result<Prepared> {
     let limits = process.memory_limits();
-    let fixed = process.personality.load(Ordering::Relaxed) & ADDR_NO_RANDOMIZE != 0 && set_ids.is_none();
-    let places = if fixed { LoadPlaces::Fixed } else { LoadPlaces::Random };
+    let ids = SetIds::of(process, program);
+    let identity = identity(&credentials_after(process, ids));
+    let places = places(process, ids);
     let (space, stack_top) = empty_space(process, places)?;
     let loaded = program.map(&space, Role::Program(places), &limits)?;
     let program_entry = program.plan.entry.wrapping_add(loaded.bias);
@@ -291,10 +302,9 @@ fn assemble(
     }
     let break_start = loaded.end.next_multiple_of(PAGE) + ((places.draw() % BREAK_RANDOM) & !(PAGE - 1));
     space.lock().set_brk_base(VirtAddr(break_start));
-    let credentials = set_ids.clone().unwrap_or_else(|| Credentials::clone(&process.credentials()));
     let vdso = mem::vdso::map(&space, stack_top, places.draw(), &limits)?;
     let bases = Bases { vdso, interpreter: base, entry: program_entry, bias: loaded.bias };
-    let auxiliary = auxiliary(&program.plan, &bases, &credentials);
+    let auxiliary = auxiliary(&program.plan, &bases, &identity);
     // As Linux: a program always has an argv[0].
     let mut nameless = Strings::new();
     nameless.push(b"")?;
@@ -318,7 +328,16 @@ fn assemble(
         };
     });
     let name = Vec::try_from_slice(shown.rsplit(|&byte| byte == b'/').next().unwrap_or(shown))?;
-    Ok(Prepared { space, entry, sp: image.sp, name, credentials: set_ids, readable })
+    Ok(Prepared {
+        space,
+        entry,
+        sp: image.sp,
+        name,
+        ids,
+        identity,
+        identity_at: image.auxiliary_at,
+        readable,
+    })
 }
 
 fn is_readable(process: &Process, file: &OpenFile) -> bool {
@@ -367,17 +386,40 @@ fn map_stack(
 }
 
 impl Prepared {
+    /// Has the program find the identity that it runs with, which may have changed since it was
+    /// loaded: by another thread, or because rights are withheld.
+    ///
+    /// # Errors
+    /// `ENOMEM`; `EFAULT`, also where the caller is to end.
+    fn correct_identity(&self, identity: &Identity) -> Result<()> {
+        if *identity == self.identity {
+            return Ok(());
+        }
+        let before = self.space.program().auxiliary.ok_or(Errno::EFAULT)?;
+        let mut vector = before.try_clone()?;
+        vector[..identity.len()].copy_from_slice(identity);
+        let vector = reserve::arc(vector);
+        self.space.update_program(|known| known.auxiliary = Some(vector));
+        let words = identity.map(|(kind, value)| [kind, value]);
+        let bytes = words.as_bytes();
+        let written = mem::write_space(
+            &self.space,
+            VirtAddr(self.identity_at),
+            bytes.len(),
+            Rule::Asked,
+            &mut SliceSource::new(bytes),
+        )?;
+        if written == bytes.len() { Ok(()) } else { Err(Errno::EFAULT) }
+    }
+
     /// Let the only task of a process, whose ID was `former`, begin with the program.
     pub(in crate::task) fn begin(self, task: &Arc<Task>, context: &mut UserContext, former: u32) {
         let process = task.process();
-        let mut credentials = self.credentials.unwrap_or_else(|| Credentials::clone(&process.credentials()));
-        credentials.suid = credentials.euid;
-        credentials.sgid = credentials.egid;
-        credentials.fsuid = credentials.euid;
-        credentials.fsgid = credentials.egid;
-        let bound = process.no_new_privileges.load(Ordering::Relaxed) || process.is_watched();
-        let gains = if bound { Gains::Refused } else { Gains::Allowed };
-        credentials.capabilities = Capabilities::after_exec(&credentials, gains);
+        let rights = process.rights.lock();
+        let credentials = credentials_after(process, self.ids);
+        if self.correct_identity(&identity(&credentials)).is_err() {
+            process.end(ExitStatus::Signaled(Signal::KILL));
+        }
         let set_id = credentials.uid != credentials.euid || credentials.gid != credentials.egid;
         let changes = set_id || inspect::changes(&process.credentials(), &credentials);
         if changes {
@@ -391,6 +433,9 @@ impl Prepared {
         let dumpable = if changes || !self.readable { inspect::after_change() } else { Dumpable::Yes };
         process.barriers.store(0, Ordering::Relaxed);
         self.space.set_dumpable(dumpable);
+        // Files that the user may not read may belong to those above.
+        let owner = if self.readable { credentials.user_ns.clone() } else { UserNs::INITIAL };
+        self.space.set_owner(owner);
         self.space.set_dump_filter(process.space().dump_filter());
         if set_id {
             process.personality.store(0, Ordering::Relaxed);
@@ -407,7 +452,9 @@ impl Prepared {
             SchedExec { comm: task.label.comm(), pid: Pid(process.pid as i32), old_pid: Pid(former as i32) }
         );
         task.set_translation(self.space.translation().clone());
-        drop(process.replace_space(self.space));
+        let before = process.replace_space(self.space);
+        drop(rights);
+        drop(before);
         process.executed.fetch_add(1, Ordering::Relaxed);
         context.start(self.entry, self.sp);
     }

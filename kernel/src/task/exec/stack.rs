@@ -61,6 +61,8 @@ pub struct StackImage {
     pub environment: Range<u64>,
     /// The whole auxiliary vector.
     pub auxiliary: Vec<(u64, u64)>,
+    /// Where that begins.
+    pub auxiliary_at: u64,
 }
 
 const PLATFORM: &[u8] = b"x86_64\0";
@@ -82,7 +84,8 @@ pub fn build(top: u64, contents: &Contents<'_>) -> Result<StackImage> {
     let mut auxiliary = Vec::try_with_capacity(contents.auxiliary.len() + last.len())?;
     auxiliary.try_extend_from_slice(contents.auxiliary)?;
     auxiliary.try_extend_from_slice(&last)?;
-    let words = 1 + arguments.len() + 1 + environment.len() + 1 + 2 * auxiliary.len();
+    let strings = 1 + arguments.len() + 1 + environment.len() + 1;
+    let words = strings + 2 * auxiliary.len();
     let sp = random.checked_sub(8 * words as u64).ok_or(Errno::E2BIG)? & !15;
     let length = usize::try_from(top - sp).map_err(|_| Errno::E2BIG)?;
     let mut bytes = Vec::try_with_capacity(length)?;
@@ -112,6 +115,7 @@ pub fn build(top: u64, contents: &Contents<'_>) -> Result<StackImage> {
         arguments: arguments_start..environment_start,
         environment: environment_start..name,
         auxiliary,
+        auxiliary_at: sp + 8 * strings as u64,
     })
 }
 

@@ -120,7 +120,10 @@ pub fn sys_unshare(args: &Args) -> Result<i64> {
         drop(process.replace_files(files));
     }
     if let Some(credentials) = separated.credentials {
-        process.change_credentials(credentials);
+        process.change_credentials(|own| {
+            *own = credentials;
+            Ok(())
+        })?;
     }
     if let Some(namespaces) = separated.namespaces {
         drop(process.replace_namespaces(reserve::arc(namespaces)));
@@ -249,7 +252,10 @@ pub fn sys_setns(args: &Args) -> Result<i64> {
         drop(process.replace_fs(fs));
     }
     if entering.changes_user {
-        process.change_credentials(entering.credentials);
+        process.change_credentials(|own| {
+            *own = entering.credentials;
+            Ok(())
+        })?;
     }
     drop(process.replace_namespaces(reserve::arc(entering.namespaces)));
     Ok(0)

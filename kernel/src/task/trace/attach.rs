@@ -140,7 +140,7 @@ impl Task {
         let Some(tracee) = self.traced.tracee() else { return Ok(None) };
         let Some(tracer) = registry::find(tracee.tracer) else { return Ok(None) };
         let options = tracee.state.lock().options;
-        match Attachment::new(&tracer, task, (tracee.attached, tracee.power), options) {
+        match Attachment::new(&tracer, task, (tracee.attached, tracee.power.clone()), options) {
             Err(Errno::ESRCH) => Ok(None),
             made => made.map(Some),
         }
@@ -261,11 +261,12 @@ impl Process {
         }
     }
 
-    /// Whether one of its threads has a tracer of [ordinary power](TracerPower::Ordinary): execve
-    /// gives no other IDs then.
+    /// Whether one of its threads has a tracer without [power](TracerPower::covers) over the user
+    /// namespace: execve gives no other IDs then.
     pub(in crate::task) fn is_watched(&self) -> bool {
+        let own = self.credentials();
         self.threads()
             .filter_map(|thread| thread.traced.tracee())
-            .any(|tracee| tracee.power == TracerPower::Ordinary)
+            .any(|tracee| !tracee.power.covers(&own.user_ns))
     }
 }

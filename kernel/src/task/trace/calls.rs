@@ -12,11 +12,12 @@ use super::{
 };
 use crate::fs::bytes::{SliceSink, SliceSource};
 use crate::hw::user;
+use crate::mem::ProcessSpace;
 use crate::sched::thread::{SIGNAL, WATCH};
 use crate::sched::{self, Sleep};
 use crate::sync::Woken;
 use crate::syscall::Args;
-use crate::task::inspect::{self, Mode};
+use crate::task::inspect::{self, Dumpable, Mode};
 use crate::task::process::{ExitStatus, Process};
 use crate::task::signal::{SigInfo, SigSet, Signal, Whose, code, write_whole};
 use crate::task::{Pid, Task, current, registry};
@@ -214,7 +215,13 @@ fn options(data: u64) -> Option<Options> {
 fn trace_me() -> Result<i64> {
     let task = current();
     let parent = task.process().parent().filter(|parent| !parent.is_kernel()).ok_or(Errno::EPERM)?;
-    let power = TracerPower::of(&task.process().credentials());
+    let process = task.process();
+    let _rights = process.rights.lock_killable()?;
+    let own = process.credentials();
+    if !inspect::may_be_invited(&parent.credentials(), &own) {
+        return Err(Errno::EPERM);
+    }
+    let power = TracerPower::of(own);
     Attachment::new(&parent, &task, (Attached::Classic, power), Options::empty())?.keep();
     Ok(0)
 }
@@ -231,12 +238,13 @@ fn attach(tid: i32, attached: Attached, options: Options) -> Result<i64> {
     if process.pid == caller.process().pid || process.is_kernel() {
         return Err(Errno::EPERM);
     }
-    inspect::may_inspect(process, Mode::ATTACH_REAL)?;
-    if process.exit_status().is_some() || task.has_finished() {
-        return Err(Errno::EPERM);
-    }
-    let power = TracerPower::of(&caller.process().credentials());
-    let attachment = Attachment::new(caller.process(), &task, (attached, power), options)?;
+    let attachment = inspect::act_on(process, Mode::ATTACH_REAL, || {
+        if process.exit_status().is_some() || task.has_finished() {
+            return Err(Errno::EPERM);
+        }
+        let power = TracerPower::of(caller.process().credentials());
+        Attachment::new(caller.process(), &task, (attached, power), options)
+    })?;
     let tracee = attachment.tracee();
     attachment.keep();
     if attached == Attached::Classic {
@@ -331,9 +339,20 @@ fn listen(tracee: &Tracee, task: &Task) -> Result<i64> {
     Ok(0)
 }
 
-fn peek(tracee: &Tracee, task: &Task, address: u64, to: u64) -> Result<i64> {
+/// The memory of a tracee that is in a stop (Linux: `ptrace_access_vm`).
+///
+/// # Errors
+/// `ESRCH` where it is not; `EIO` where that is not for its user to read, and the tracer has no
+/// power over it.
+fn space_of(tracee: &Tracee, task: &Task) -> Result<Arc<ProcessSpace>> {
     tracee.stopped(|_| Ok(()))?;
-    let (mut word, space) = ([0; 8], task.process().space());
+    let space = task.process().space();
+    let is_open = space.dumpable() == Dumpable::Yes || tracee.power.covers(&space.owner());
+    if is_open { Ok(space) } else { Err(Errno::EIO) }
+}
+
+fn peek(tracee: &Tracee, task: &Task, address: u64, to: u64) -> Result<i64> {
+    let (mut word, space) = ([0; 8], space_of(tracee, task)?);
     let mut room = SliceSink::new(&mut word);
     let read = mem::read_space(&space, VirtAddr(address), 8, Rule::Forced, &mut room);
     if read.unwrap_or(0) != 8 {
@@ -344,8 +363,7 @@ fn peek(tracee: &Tracee, task: &Task, address: u64, to: u64) -> Result<i64> {
 }
 
 fn poke(tracee: &Tracee, task: &Task, address: u64, word: u64) -> Result<i64> {
-    tracee.stopped(|_| Ok(()))?;
-    let (word, space) = (word.to_le_bytes(), task.process().space());
+    let (word, space) = (word.to_le_bytes(), space_of(tracee, task)?);
     let mut source = SliceSource::new(&word);
     let written = mem::write_space(&space, VirtAddr(address), 8, Rule::Forced, &mut source);
     if written.unwrap_or(0) == 8 { Ok(0) } else { Err(Errno::EIO) }

@@ -11,6 +11,7 @@ use crate::task::Capability;
 use crate::task::credentials::Credentials;
 use crate::task::pidns::{Numbers, PidView};
 use crate::task::signal::{Pid, SigInfo, Signal};
+use crate::task::userns::UserNs;
 use crate::{Errno, Result};
 
 bitflags! {
@@ -138,19 +139,20 @@ pub enum Attached {
 /// Power of a tracer over its tracee, recorded when tracing begins. A later look at the tracer
 /// could find rights that the tracer has only for a moment, in a set-user-ID program. (Linux:
 /// `ptracer_cred`.)
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum TracerPower {
-    /// Execve gives the tracee no other IDs and no capabilities.
-    Ordinary,
-    /// CAP_SYS_PTRACE: the tracee becomes whatever a program makes of it.
-    Privileged,
-}
+#[derive(Clone, Debug)]
+pub struct TracerPower(Arc<Credentials>);
 
 impl TracerPower {
     /// Returns the power of a tracer with these credentials; PTRACE_TRACEME counts the tracee's
     /// own.
-    pub fn of(credentials: &Credentials) -> Self {
-        if credentials.may(Capability::SysPtrace) { Self::Privileged } else { Self::Ordinary }
+    pub const fn of(credentials: Arc<Credentials>) -> Self {
+        Self(credentials)
+    }
+    /// Whether the tracer had CAP_SYS_PTRACE for what `owner` owns: with a process there it does
+    /// what it likes, whatever a program makes of that. Without it execve gives the tracee no other
+    /// IDs and no capabilities (Linux: `ptracer_capable`).
+    pub fn covers(&self, owner: &UserNs) -> bool {
+        self.0.may_in(owner, Capability::SysPtrace)
     }
 }
 
@@ -472,7 +474,7 @@ mod tests {
         Tracee::new(
             Numbers::initial(5),
             (4, (3, PidView::INITIAL)),
-            (Attached::Classic, TracerPower::Ordinary),
+            (Attached::Classic, TracerPower::of(reserve::arc(Credentials::of_user(5, 5)))),
             Options::empty(),
             512,
         )
@@ -524,7 +526,7 @@ mod tests {
             Tracee::new(
                 Numbers::initial(tid),
                 (tid, (3, PidView::INITIAL)),
-                (Attached::Classic, TracerPower::Ordinary),
+                (Attached::Classic, TracerPower::of(reserve::arc(Credentials::of_user(5, 5)))),
                 Options::empty(),
                 0,
             )
