@@ -24,7 +24,15 @@ pub const PROGRAM_OWNER_MASK: u64 = 0b1110;
 pub const PROGRAM_OWNER: u64 = 0b0110;
 /// A bit for each owner whose frames the page allocator takes from the direct map, by its number: a
 /// record's lowest four bits.
-pub const KERNEL_OWNERS: u64 = 0b10_0001_1100;
+pub const KERNEL_OWNERS: u64 = 0b1010_0000_1100;
+/// The owner, by its number, of pages through which devices' transfers pass. No count holds them,
+/// and the kernel reaches their bytes by windows, too.
+pub const BOUNCE_OWNER: u64 = 4;
+/// Where in the record of a block's first frame log2 of its frames is, and its bits after the
+/// shift. Records of a block's other frames name no owner.
+pub const BLOCK_ORDER_SHIFT: u32 = 4;
+/// See [`BLOCK_ORDER_SHIFT`].
+pub const BLOCK_ORDER_MASK: u64 = 31;
 
 /// A physical page frame number: physical address / 4096.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

@@ -108,6 +108,11 @@ pub trait PhysicalBytes: Copy + Send + Sync + 'static {
     fn with_run(self, first: Pfn, range: Range<usize>, f: impl FnMut(usize, &mut [u8])) {
         page_by_page(self, first, range, f);
     }
+    /// As [`PhysicalBytes::with_run`], for bytes that are only read: windows cannot be written
+    /// through.
+    fn read_run(self, first: Pfn, range: Range<usize>, mut f: impl FnMut(usize, &[u8])) {
+        self.with_run(first, range, |before, bytes| f(before, bytes));
+    }
     /// As [`PhysicalBytes::with_bytes`], for bytes that are only read: the window cannot be written
     /// through.
     fn read_bytes<R>(self, frame: Pfn, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R {

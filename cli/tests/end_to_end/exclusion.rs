@@ -139,13 +139,14 @@ fn provoke(options: &[&str], name: &str) -> (i32, String) {
     (ended.status, ended.stderr)
 }
 
-const READS: [&str; 10] = [
+const READS: [&str; 11] = [
     "XPFO_READ_USER",
     "XPFO_READ_USER_HUGE",
     "READ_PAGECACHE",
     "READ_TMPFS",
     "READ_PIPE",
     "READ_SOCKET",
+    "READ_BOUNCE",
     "READ_STACK",
     "READ_URING",
     "READ_FREED",

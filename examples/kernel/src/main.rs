@@ -43,7 +43,8 @@ extern "C" fn start(start_info: u64) -> ! {
     address_space(frames).expect("there is memory for one page and its tables");
     bounce(frames);
     let (_, faults) = frames.validate(|fault| println!("{fault:?}"));
-    let lost = free.wrapping_sub(frames.free_frames() + frames.frames_of(Owner::Bounce));
+    let devices = frames.frames_of(Owner::Bounce) + frames.frames_of(Owner::Ring);
+    let lost = free.wrapping_sub(frames.free_frames() + devices);
     println!("at the end: {} faults, {} misuses, {lost} frames lost", faults, frames.misuses());
     hardware::exit(if faults + frames.misuses() + lost == 0 { hardware::SUCCESS } else { hardware::FAILURE })
 }

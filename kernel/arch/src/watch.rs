@@ -12,7 +12,7 @@ use freehold_scope_doorbell::{
 };
 
 use crate::memory::layout::WINDOWS_SPAN;
-use crate::memory::{frame_table_end, layout, patching, replica, windows};
+use crate::memory::{frame_table_end, layout, patching, replica, windows, wiping};
 use crate::sync::Once;
 use crate::{X86, boot, static_keys, traps, usercopy};
 use freehold_machine::{Machine as _, NodeId};
@@ -50,7 +50,7 @@ pub fn publish(records: Records, owners: impl Iterator<Item = &'static str>) {
     let areas = layout();
     let (text, rodata) = boot::read_only_parts();
     let user_copies = usercopy::code();
-    let wiping = windows::wiping_code();
+    let wiping = wiping::wiping_code();
     let storing = patching::storing_code();
     let sites = static_keys::table();
     let mut roots = [0; MAX_NODES];

@@ -108,6 +108,7 @@ fn publish(policy: Policy) {
         user_owners: bits(|owner| owner.is_user()),
         replica_owners: bits(|owner| *owner == Owner::Replica),
         stack_owners: bits(|owner| *owner == Owner::Stack),
+        transfer_owners: bits(|owner| *owner == Owner::Bounce),
         outside_owners: if policy.is_exclusive() { bits(|owner| owner.is_outside()) } else { 0 },
     };
     memory::use_frame_table();

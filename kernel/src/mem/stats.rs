@@ -103,8 +103,13 @@ pub fn memory() -> MemoryStats {
         page_tables: owned.frames_of(Owner::PageTable),
         kernel: owned.frames_of(Owner::Kernel),
         stacks: STACK_PAGES * thread::stacks() as u64,
-        bounce: owned.frames_of(Owner::Bounce),
+        bounce: seen_by_devices(|owner| owned.frames_of(owner)),
     }
+}
+
+/// Frames that devices see for as long as the kernel gives them some, by the count for each owner.
+pub fn seen_by_devices(count: impl Fn(Owner) -> u64) -> u64 {
+    Owner::ALL.into_iter().filter(|owner| owner.is_seen_by_devices()).map(count).sum()
 }
 
 /// Returns how often a task had to find memory before it could continue.

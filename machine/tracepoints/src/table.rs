@@ -216,6 +216,7 @@ pub const OWNERS: ValueNames = &[
     (8, "Time"),
     (9, "DeviceTable"),
     (10, "Stack"),
+    (11, "Ring"),
 ];
 /// Results of a store to a shared page.
 const DECISIONS: ValueNames = &[(0, "reused"), (1, "copied")];

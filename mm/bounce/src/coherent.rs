@@ -3,17 +3,17 @@
 use core::fmt;
 use core::sync::atomic::Ordering;
 
-use freehold_frame::{Bounce, Frame, Order, Owner, Request};
-use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
+use freehold_frame::{Frame, Order, Owner, Request, Ring};
+use freehold_machine::{PAGE_SIZE, Pfn};
 
 use crate::device::Amount;
 use crate::pool::Taker;
 use crate::runs::FrameRuns;
-use crate::word::SEGMENT_PAGES;
 use crate::{Device, DmaAddr, DmaError, DmaSource};
 
 impl<S: DmaSource> Device<S> {
-    /// Whole zeroed frames that device and driver use at the same time: rings.
+    /// Whole zeroed frames that device and driver use at the same time: rings. A device with memory
+    /// of its own has so much less of it meanwhile.
     ///
     /// # Errors
     /// [`DmaError`].
@@ -25,49 +25,50 @@ impl<S: DmaSource> Device<S> {
         if order.bytes() > self.room() {
             return Err(DmaError::Quota);
         }
-        if self.account().restricted.is_some() {
-            return self.restricted_coherent(order);
+        let set_aside = match self.account().restricted {
+            Some(_) => self.pages(Taker::ANYONE, order.frames() as usize, Amount::All)?,
+            None => FrameRuns::new(),
+        };
+        match self.ring_frames(order) {
+            Ok(frames) => {
+                self.account().coherent.fetch_add(order.bytes(), Ordering::Relaxed);
+                self.dma().coherent_frames.fetch_add(order.frames() as usize, Ordering::Relaxed);
+                Ok(Coherent { device: self, frames: Some(frames), set_aside, order })
+            }
+            Err(error) => {
+                self.give_pages(&set_aside);
+                Err(error)
+            }
         }
-        let request = Request::new(Owner::Bounce).order(order).zeroed();
-        let frame = Frame::allocate_with(self.dma().source(), request)?;
-        if frame.pfn().start().0 + order.bytes() as u64 - 1 > self.rules().reach.0 {
+    }
+
+    /// Frames that the device reaches.
+    fn ring_frames(self, order: Order) -> Result<Frame<Ring, S>, DmaError> {
+        let request = Request::new(Owner::Ring).order(order).zeroed();
+        let frames = Frame::allocate_with(self.dma().source(), request)?;
+        if frames.pfn().start().0 + order.bytes() as u64 - 1 > self.rules().reach.0 {
             return Err(DmaError::OutOfReach);
         }
         let dma = self.dma();
-        dma.published.publish(dma.source(), &frame)?;
-        if let Err(error) = dma.join(self.number(), frame.frames()) {
-            self.hide(frame);
+        dma.published.publish(dma.source(), &frames)?;
+        if let Err(error) = dma.join(self.number(), frames.frames()) {
+            self.hide(frames);
             return Err(error);
         }
-        self.account().coherent.fetch_add(order.bytes(), Ordering::Relaxed);
-        self.dma().coherent_frames.fetch_add(order.frames() as usize, Ordering::Relaxed);
-        Ok(Coherent { device: self, memory: Some(CoherentMemory::Block(frame)), order })
+        Ok(frames)
     }
 
     /// Gives a block that the device does not reach back to the page allocator, once the host does
     /// not see it.
-    fn hide(self, block: Frame<Bounce, S>) {
+    fn hide(self, block: Frame<Ring, S>) {
         if self.dma().published.withdraw(&block).is_err() {
             self.lose(block);
         }
     }
 
-    fn lose(self, block: Frame<Bounce, S>) {
+    fn lose(self, block: Frame<Ring, S>) {
         self.count_lost(block.order().bytes());
         block.into_raw();
-    }
-
-    /// Frames of the device's own memory.
-    fn restricted_coherent(self, order: Order) -> Result<Coherent<S>, DmaError> {
-        let pages = order.frames() as usize;
-        if pages > SEGMENT_PAGES as usize {
-            return Err(DmaError::TooLong);
-        }
-        let taker = Taker { device: self.number(), reach: self.rules().reach, step: pages as u32 };
-        let runs = self.pages(taker, pages, Amount::All)?;
-        self.dma().bytes().zero_run(runs.first().pfn, order.frames());
-        self.account().coherent.fetch_add(order.bytes(), Ordering::Relaxed);
-        Ok(Coherent { device: self, memory: Some(CoherentMemory::Pages(runs)), order })
     }
 }
 
@@ -76,16 +77,12 @@ impl<S: DmaSource> Device<S> {
 pub struct Coherent<S: DmaSource> {
     device: Device<S>,
     /// `None` only while it is dropped.
-    memory: Option<CoherentMemory<S>>,
+    frames: Option<Frame<Ring, S>>,
+    /// Pages of a device with memory of its own, as many as these frames are: not in use meanwhile,
+    /// since that memory is outside the kernel's map, and rings are words that the kernel has
+    /// pointers to.
+    set_aside: FrameRuns,
     order: Order,
-}
-
-/// Where coherent frames are from.
-enum CoherentMemory<S: DmaSource> {
-    /// The page allocator.
-    Block(Frame<Bounce, S>),
-    /// One run of the memory of a device that has its own.
-    Pages(FrameRuns),
 }
 
 impl<S: DmaSource> Coherent<S> {
@@ -95,10 +92,7 @@ impl<S: DmaSource> Coherent<S> {
     }
     /// The first of the frames, which follow each other.
     pub fn pfn(&self) -> Pfn {
-        match self.memory.as_ref().expect("held until dropped") {
-            CoherentMemory::Block(frame) => frame.pfn(),
-            CoherentMemory::Pages(runs) => runs.first().pfn,
-        }
+        self.frames.as_ref().expect("held until dropped").pfn()
     }
     /// How many frames: 2^order.
     pub const fn order(&self) -> Order {
@@ -116,21 +110,17 @@ impl<S: DmaSource> Coherent<S> {
 
 impl<S: DmaSource> Drop for Coherent<S> {
     fn drop(&mut self) {
-        match self.memory.take() {
-            Some(CoherentMemory::Pages(runs)) => self.device.give_pages(&runs),
-            Some(CoherentMemory::Block(frame)) => {
-                let dma = self.device.dma();
-                dma.coherent_frames.fetch_sub(self.order.frames() as usize, Ordering::Relaxed);
-                if dma.leave(self.device.number(), frame.frames()) {
-                    self.device.hide(frame);
-                } else {
-                    self.device.lose(frame);
-                }
-            }
-            None => {}
+        let (device, dma) = (self.device, self.device.dma());
+        dma.coherent_frames.fetch_sub(self.order.frames() as usize, Ordering::Relaxed);
+        let Some(frames) = self.frames.take() else { return };
+        if dma.leave(device.number(), frames.frames()) {
+            device.hide(frames);
+        } else {
+            device.lose(frames);
         }
+        device.give_pages(&self.set_aside);
         // It counts as held until it has left the device's domain, which may go then.
-        self.device.account().coherent.fetch_sub(self.order.bytes(), Ordering::Release);
+        device.account().coherent.fetch_sub(self.order.bytes(), Ordering::Release);
     }
 }
 

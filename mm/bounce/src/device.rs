@@ -159,9 +159,10 @@ impl<S: DmaSource> Dma<S> {
         self.admit(rules, None)
     }
 
-    /// Admit a device with `bytes` of memory of its own, rounded up to pages, which are all that it
-    /// ever has: for mappings, cells and coherent frames. The memory does not grow, and no other
-    /// device gets any of it. (Linux: restricted DMA, a `restricted-dma-pool` in the device tree.)
+    /// Admit a device with `bytes` of memory of its own, rounded up to pages, which are as much as
+    /// it ever has: for mappings, cells and coherent frames. The memory does not grow, and no other
+    /// device gets any of it. Coherent frames lie elsewhere, and as many pages are out of use while
+    /// they live. (Linux: restricted DMA, a `restricted-dma-pool` in the device tree.)
     ///
     /// # Errors
     /// As [`Dma::attach`]; [`DmaError::OutOfMemory`] or [`DmaError::OutOfReach`] where not all of

@@ -3,10 +3,15 @@
 //! **The rule.** A device reaches what the DMA API put into its domain, and nothing else. Without
 //! an IOMMU that is bounce frames only.
 //!
-//! **Invariant.** A device sees bytes only of [`Bounce`](freehold_frame::Bounce) frames, and behind
-//! an IOMMU of frames that are held for one transfer ([`InPlace`]). A page of the former belongs to
-//! one device at a time, because an IOMMU separates pages; small things live in cells of 64, 512
-//! and 2,048 bytes inside a device's own pages.
+//! **Invariant.** A device sees bytes only of [`Bounce`](freehold_frame::Bounce) and
+//! [`Ring`](freehold_frame::Ring) frames, and behind an IOMMU of frames that are held for one
+//! transfer ([`InPlace`]). A page of the former belongs to one device at a time, because an IOMMU
+//! separates pages; small things live in cells of 64, 512 and 2,048 bytes inside a device's own
+//! pages.
+//!
+//! **Exclusion.** Pages of transfers, cells too, are programs' bytes on their way: they are outside
+//! the kernel's map, and each copy opens a window on a page. Rings are in it: they hold addresses
+//! and lengths, and drivers keep pointers to them.
 //!
 //! **Residue.** Bytes that a device may have left in memory stay its own: a page that goes from one
 //! device to another is zeroed before the other knows of it, and so is memory that comes from the

@@ -109,7 +109,7 @@ impl<S: DmaSource> DmaMapping<S> {
     /// change them at any moment: read a value once, then check it.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> usize {
         let count = bytes.len().min(self.length.saturating_sub(offset));
-        self.each_part(offset, count, |part, range| bytes[range].copy_from_slice(part));
+        self.each_read(offset, count, |part, range| bytes[range].copy_from_slice(part));
         count
     }
 
@@ -146,7 +146,7 @@ impl<S: DmaSource> DmaMapping<S> {
         if self.direction.is_from_device() {
             let length = self.common(original, to, offset, length);
             self.trace_copy(offset, length, Copied::FromDevice);
-            self.each_part(offset, length, |part, range| original.copy_from(to + range.start, part));
+            self.each_read(offset, length, |part, range| original.copy_from(to + range.start, part));
         }
     }
     /// Takes the memory from the device, after copying the device's bytes to the original.
@@ -229,15 +229,31 @@ impl<S: DmaSource> DmaMapping<S> {
 
     /// The same, from byte `first` of the first page on.
     fn each_from(&self, first: usize, length: usize, mut part: impl FnMut(&mut [u8], Range<usize>)) {
-        let runs = &self.memory.runs;
-        let only = runs.in_first(first..first + length).filter(|_| length > 0);
-        let mut each = |piece: Piece, done: usize| {
-            let range = piece.offset..piece.offset + piece.length;
+        self.each_piece(first, length, |piece, range, done| {
             self.device.dma().bytes().with_run(piece.frame, range, |before, bytes| {
                 let start = done + before;
                 part(bytes, start..start + bytes.len());
             });
-        };
+        });
+    }
+
+    /// As [`DmaMapping::each_part`], for bytes that are only read.
+    fn each_read(&self, offset: usize, length: usize, mut part: impl FnMut(&[u8], Range<usize>)) {
+        self.each_piece(self.offset() + offset, length, |piece, range, done| {
+            self.device.dma().bytes().read_run(piece.frame, range, |before, bytes| {
+                let start = done + before;
+                part(bytes, start..start + bytes.len());
+            });
+        });
+    }
+
+    /// The pieces of `length` bytes from byte `first` of the first page on: the frames, the bytes
+    /// of them, and how many came before.
+    fn each_piece(&self, first: usize, length: usize, mut show: impl FnMut(Piece, Range<usize>, usize)) {
+        let runs = &self.memory.runs;
+        let only = runs.in_first(first..first + length).filter(|_| length > 0);
+        let mut each =
+            |piece: Piece, done: usize| show(piece, piece.offset..piece.offset + piece.length, done);
         // Most often all of it is in one place.
         if let Some(piece) = only {
             return each(piece, 0);

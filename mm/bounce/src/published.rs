@@ -5,7 +5,7 @@
 //! Devices leave memory before it becomes private. Memory that the host does not confirm as private
 //! is lost: it never goes back to the page allocator.
 
-use freehold_frame::{Bounce, Frame};
+use freehold_frame::{Frame, FrameKind};
 use freehold_machine::{NotWithdrawn, PhysicalBytes, Publish};
 use spin::Once;
 
@@ -23,7 +23,11 @@ impl Published {
     ///
     /// # Errors
     /// [`DmaError::OutOfMemory`]: the block is private.
-    pub fn publish<S: DmaSource>(&self, source: S, block: &Frame<Bounce, S>) -> Result<(), DmaError> {
+    pub fn publish<K: FrameKind, S: DmaSource>(
+        &self,
+        source: S,
+        block: &Frame<K, S>,
+    ) -> Result<(), DmaError> {
         let Some(publisher) = self.0.get() else { return Ok(()) };
         let frames = block.frames();
         publisher.publish(frames).map_err(|_| DmaError::OutOfMemory)?;
@@ -32,7 +36,7 @@ impl Published {
     }
 
     /// Hides a block from the host. After an error it must stay out of use.
-    pub fn withdraw<S: DmaSource>(&self, block: &Frame<Bounce, S>) -> Result<(), NotWithdrawn> {
+    pub fn withdraw<K: FrameKind, S: DmaSource>(&self, block: &Frame<K, S>) -> Result<(), NotWithdrawn> {
         self.0.get().map_or(Ok(()), |publisher| publisher.withdraw(block.frames()))
     }
 }

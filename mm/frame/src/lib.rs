@@ -43,8 +43,8 @@ pub use kept::{FrameSlot, KeptFrame};
 pub use large::{LargeMapping, Shattered};
 pub use order::Order;
 pub use owner::{
-    Anon, Bounce, DeviceTable, FrameKind, Kernel, Owner, PageCache, PageTable, Replica, Side, Time, User,
-    UserKind,
+    Anon, Bounce, DeviceTable, FrameKind, Kernel, Owner, PageCache, PageTable, Replica, Ring, Side, Time,
+    User, UserKind,
 };
 pub use record::{FrameRecord, FrameState, Freed, NotGiven, RecordLayout, Tag, Trace};
 pub use reverse_key::ReverseKey;

@@ -4,7 +4,7 @@
 //! ([`Owner::is_user`]), is it in the kernel's map ([`Owner::side`]), may a device see it
 //! ([`Owner::is_seen_by_devices`]).
 
-use freehold_machine::{KERNEL_OWNERS, PROGRAM_OWNER, PROGRAM_OWNER_MASK};
+use freehold_machine::{BOUNCE_OWNER, KERNEL_OWNERS, PROGRAM_OWNER, PROGRAM_OWNER_MASK};
 
 /// The owner of a frame.
 ///
@@ -22,7 +22,7 @@ pub enum Owner {
     Kernel = 2,
     /// A translation table.
     PageTable = 3,
-    /// Visible to devices through the DMA API.
+    /// A page through which transfers of devices pass: programs' bytes on their way.
     Bounce = 4,
     /// A node's copy of kernel text and read-only data. Mapped read-only in one place, and outside
     /// the direct map.
@@ -37,6 +37,8 @@ pub enum Owner {
     DeviceTable = 9,
     /// A page of a kernel stack. Mapped in one place, between guards, and outside the direct map.
     Stack = 10,
+    /// Rings: words that the kernel and a device use at the same time, by pointers.
+    Ring = 11,
 }
 
 /// Which side of the direct map a pageblock is on.
@@ -50,7 +52,7 @@ pub enum Side {
 
 impl Owner {
     /// How many owners there are.
-    pub const COUNT: usize = 11;
+    pub const COUNT: usize = 12;
     /// All owners, by number.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Free,
@@ -64,6 +66,7 @@ impl Owner {
         Self::Time,
         Self::DeviceTable,
         Self::Stack,
+        Self::Ring,
     ];
 
     /// Whether the frame is in the kernel's map: the side that this owner's pageblocks are on. Free
@@ -71,12 +74,14 @@ impl Owner {
     /// bytes.
     pub const fn side(self) -> Side {
         match self {
-            Self::Free | Self::Replica | Self::Anon | Self::PageCache | Self::Time | Self::Stack => {
-                Side::User
-            }
-            Self::Reserved | Self::Kernel | Self::PageTable | Self::Bounce | Self::DeviceTable => {
-                Side::Kernel
-            }
+            Self::Free
+            | Self::Bounce
+            | Self::Replica
+            | Self::Anon
+            | Self::PageCache
+            | Self::Time
+            | Self::Stack => Side::User,
+            Self::Reserved | Self::Kernel | Self::PageTable | Self::DeviceTable | Self::Ring => Side::Kernel,
         }
     }
     /// Whether the frame is a program's: then its record carries counts.
@@ -96,7 +101,7 @@ impl Owner {
     /// Whether a device may see the bytes for longer than a program asked for (a pinned frame of a
     /// program may be seen while its request is in flight).
     pub const fn is_seen_by_devices(self) -> bool {
-        matches!(self, Self::Bounce)
+        matches!(self, Self::Bounce | Self::Ring)
     }
     /// A short lower-case name for reports.
     pub const fn name(self) -> &'static str {
@@ -112,6 +117,7 @@ impl Owner {
             Self::Time => "time",
             Self::DeviceTable => "devicetable",
             Self::Stack => "stack",
+            Self::Ring => "ring",
         }
     }
     /// Returns the owner whose number is in the lowest four bits. An unused number reads as
@@ -139,6 +145,7 @@ const _: () = {
         let is_kernels = KERNEL_OWNERS >> number & 1 != 0;
         let is_reserved = matches!(Owner::ALL[number], Owner::Reserved);
         assert!(is_kernels == (matches!(Owner::ALL[number].side(), Side::Kernel) && !is_reserved));
+        assert!(matches!(Owner::ALL[number], Owner::Bounce) == (number as u64 == BOUNCE_OWNER));
         number += 1;
     }
 };
@@ -177,7 +184,7 @@ kinds! {
     Kernel,
     /// A translation table.
     PageTable,
-    /// Memory that devices see.
+    /// Pages of transfers.
     Bounce,
     /// A node's copy of kernel text or read-only data.
     Replica,
@@ -188,7 +195,9 @@ kinds! {
     /// The page of time: one frame without counts, mapped by every program.
     Time,
     /// A table that an IOMMU reads: what devices can reach.
-    DeviceTable
+    DeviceTable,
+    /// Memory that the kernel and a device use at the same time.
+    Ring
 }
 
 /// Any user kind: for code that takes leaves down and need not know their frames' kind. Frames are
@@ -231,17 +240,20 @@ mod tests {
             ("reserved", false, true, false),
             ("kernel", false, true, false),
             ("pagetable", false, true, false),
-            ("bounce", false, true, true),
+            ("bounce", false, false, true),
             ("replica", false, false, false),
             ("anon", true, false, false),
             ("pagecache", true, false, false),
             ("time", false, false, false),
             ("devicetable", false, true, false),
             ("stack", false, false, false),
+            ("ring", false, true, true),
         ];
         assert_eq!(answers, expected);
         assert!(answers.iter().all(|&(_, is_program, in_map, _)| !(is_program && in_map)));
         let outside = Owner::ALL.into_iter().filter(|owner| owner.is_outside());
-        assert!(outside.eq([Owner::Replica, Owner::Anon, Owner::PageCache, Owner::Time, Owner::Stack]));
+        let expected =
+            [Owner::Bounce, Owner::Replica, Owner::Anon, Owner::PageCache, Owner::Time, Owner::Stack];
+        assert!(outside.eq(expected));
     }
 }

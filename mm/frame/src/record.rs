@@ -9,7 +9,7 @@
 
 use core::sync::atomic::Ordering;
 
-use freehold_machine::{CpuId, NodeId, PAGEBLOCK_ORDER};
+use freehold_machine::{BLOCK_ORDER_MASK, BLOCK_ORDER_SHIFT, CpuId, NodeId, PAGEBLOCK_ORDER};
 
 use crate::counts::TAG;
 use crate::{Counts, Order, Owner};
@@ -48,6 +48,8 @@ pub struct Tag(u64);
 /// Where in a tag the order and the node are.
 const ORDER: u32 = 4;
 const NODE: u32 = 9;
+// The lowest layer finds the order there, too.
+const _: () = assert!(ORDER == BLOCK_ORDER_SHIFT && (1 << (NODE - ORDER)) - 1 == BLOCK_ORDER_MASK);
 /// Where in a free frame's word the last owner, the order and the CPU are.
 const LAST: u32 = 4;
 const LAST_ORDER: u32 = 8;

@@ -54,12 +54,12 @@ pub const NAME_BYTES: usize = 16;
 pub const MAX_OWNERS: usize = 16;
 /// The most nodes.
 pub const MAX_NODES: usize = 16;
-const FIGURES: usize = 33;
+const FIGURES: usize = 34;
 const NAMES: usize = FIGURES + MAX_NODES;
 /// Words of a [`Publication`].
 pub const WORDS: usize = NAMES + MAX_OWNERS * NAME_BYTES / 8;
 /// The layout of [`Publication::words`].
-pub const VERSION: u64 = 6;
+pub const VERSION: u64 = 7;
 /// Bytes of an entry of the table of [sites](Publication::sites): the distance of the site from
 /// this field, the distance of the jump's target from the next field, and the key.
 pub const SITE_BYTES: u64 = 12;
@@ -180,6 +180,9 @@ pub struct Records {
     pub replica_owners: u64,
     /// Bit n is set when owner n's frames are kernel stacks: mapped, but not in the direct map.
     pub stack_owners: u64,
+    /// Bit n is set when programs' bytes pass through owner n's frames on their way to and from
+    /// devices: devices store them there, too.
+    pub transfer_owners: u64,
     /// Bit n is set when no frame of owner n may be in the kernel half, except in a window. 0 under
     /// [`Policy::Off`].
     pub outside_owners: u64,
@@ -235,6 +238,7 @@ impl Publication {
             self.sites,
             self.sites_end,
             self.records.stack_owners,
+            self.records.transfer_owners,
         ];
         let mut words = [0; WORDS];
         words[..FIGURES].copy_from_slice(&figures);
@@ -274,6 +278,7 @@ impl Publication {
                 user_owners: words[13],
                 replica_owners: words[14],
                 stack_owners: words[32],
+                transfer_owners: words[33],
                 outside_owners: words[15],
             },
             text: words[16],

@@ -116,14 +116,9 @@ pub struct Frames {
     log: Mutex<Log>,
 }
 
-/// Returns whether a frame with this mark holds a node's copy of text or read-only data.
-fn is_replica(p: &Publication, mark: Mark) -> bool {
-    p.records.replica_owners >> mark.owner() & 1 != 0
-}
-
-/// Returns whether a frame with this mark is a kernel stack's.
-fn is_stack(p: &Publication, mark: Mark) -> bool {
-    p.records.stack_owners >> mark.owner() & 1 != 0
+/// Returns whether the mark's owner has a bit in `owners`.
+fn is_among(owners: u64, mark: Mark) -> bool {
+    owners >> mark.owner() & 1 != 0
 }
 
 /// Returns whether text or read-only data is at an address.
@@ -348,9 +343,10 @@ impl Frames {
             let suspect = Suspect { address: leaf.address + ((frame - leaf.frame) << 12), frame, ..by };
             if !is_window {
                 self.mapped[frame as usize].fetch_add(1, Ordering::Relaxed);
-                let is_at_home = is_replica(p, mark) && is_read_only_part(p, suspect.address)
-                    || is_stack(p, mark) && !self.is_direct(suspect.address);
-                if !is_at_home && (self.is_outside(mark) || is_replica(p, mark)) {
+                let is_at_home = is_among(p.records.replica_owners, mark)
+                    && is_read_only_part(p, suspect.address)
+                    || is_among(p.records.stack_owners, mark) && !self.is_direct(suspect.address);
+                if !is_at_home && (self.is_outside(mark) || is_among(p.records.replica_owners, mark)) {
                     self.report(Rule::Mapped, suspect, None);
                 }
             }
@@ -408,28 +404,35 @@ impl Frames {
         end - frame
     }
 
-    /// Handles a store to the frame table, at `address` (physical: `physical`).
-    pub fn table_store(&self, memory: &dyn GuestMemory, physical: u64, by: Suspect) {
+    /// Handles a store to the frame table, at `address` (physical: `physical`). Returns the frames
+    /// that transfers passed through until then.
+    pub fn table_store(&self, memory: &dyn GuestMemory, physical: u64, by: Suspect) -> Range<u64> {
         let Suspect { address, time, .. } = by;
-        let Some(p) = self.published() else { return };
+        let Some(p) = self.published() else { return 0..0 };
         let offset = address.wrapping_sub(p.frame_table);
         let (frame, inside) = (offset / p.records.bytes, offset % p.records.bytes);
         if frame >= (self.marks.len() as u64).min(p.frames) || inside != p.records.state_offset {
-            return;
+            return 0..0;
         }
         let differs = || load_u32(memory, physical).filter(|&state| !self.is_marked(p, frame, state));
         if differs().is_none() {
-            return;
+            return 0..0;
         }
         // Every holder of a frame stores here, not only the one that may change its owner. By now
         // the frames may have other owners, and marks that say so. Read again while no other CPU
         // changes marks, so that the final mark is the state that was read last.
         let half = self.changing();
+        let mut left = 0..0;
         while let Some(state) = differs() {
             self.changes.fetch_add(1, Ordering::Relaxed);
-            let frames = self.take(p, frame, state, time);
-            self.stays_outside(&half, p, frame..frame + frames, by);
+            let was_transfers = self.is_transfers(frame);
+            let frames = frame..frame + self.take(p, frame, state, time);
+            if was_transfers && !self.is_transfers(frame) {
+                left = frames.clone();
+            }
+            self.stays_outside(&half, p, frames, by);
         }
+        left
     }
     /// Returns whether the marks agree with a record.
     fn is_marked(&self, p: &Publication, frame: u64, state: u32) -> bool {
@@ -452,7 +455,7 @@ impl Frames {
     /// map. Each area of it has a top-level slot of its own, and the image is behind all others.
     pub fn kind(&self, address: u64, mark: Mark) -> Option<DataKind> {
         let p = self.published()?;
-        let is_programs = p.records.user_owners >> mark.owner() & 1 != 0;
+        let is_programs = is_among(p.records.user_owners, mark);
         Some(if address >> 63 == 0 || in_windows(p, address) || is_programs {
             DataKind::Programs
         } else if address >= p.text {
@@ -469,7 +472,7 @@ impl Frames {
     }
     /// Returns whether a frame with this mark has to stay out of the kernel half.
     pub fn is_outside(&self, mark: Mark) -> bool {
-        self.published().is_some_and(|p| p.records.outside_owners >> mark.owner() & 1 != 0)
+        self.published().is_some_and(|p| is_among(p.records.outside_owners, mark))
     }
     /// Returns whether the address is in a CPU's windows.
     pub fn is_window(&self, address: u64) -> bool {
@@ -487,11 +490,19 @@ impl Frames {
             None => address.wrapping_sub(LINUX_DIRECT_MAP) < (self.marks.len() as u64) << 12,
         }
     }
-    /// Returns whether a frame is a program's: its owner says so, or, if the kernel does not
-    /// publish owners, a program last used its page.
+    /// Returns whether programs' bytes pass through a frame on their way to and from devices.
+    pub fn is_transfers(&self, frame: u64) -> bool {
+        self.published().is_some_and(|p| self.is_of(frame, p.records.transfer_owners))
+    }
+    /// Returns whether a frame's owner is one of those with a bit in `owners`.
+    fn is_of(&self, frame: u64, owners: u64) -> bool {
+        self.mark(frame).is_some_and(|mark| is_among(owners, mark))
+    }
+    /// Returns whether a frame is for programs' bytes: its owner says so, or, if the kernel does
+    /// not publish owners, a program last used its page.
     pub fn is_programs(&self, frame: u64) -> bool {
         match self.published() {
-            Some(p) => self.mark(frame).is_some_and(|mark| p.records.user_owners >> mark.owner() & 1 != 0),
+            Some(p) => self.is_of(frame, p.records.user_owners | p.records.transfer_owners),
             None => self
                 .users
                 .get(frame as usize)
@@ -519,7 +530,7 @@ impl Frames {
     }
     /// Returns whether stores must not reach a frame with this mark.
     pub fn is_read_only(&self, mark: Mark) -> bool {
-        mark.is_text() || self.published().is_some_and(|p| is_replica(p, mark))
+        mark.is_text() || self.published().is_some_and(|p| is_among(p.records.replica_owners, mark))
     }
 
     /// Reports a broken rule. For [`Rule::Stale`], `filled` has the time when the translation was

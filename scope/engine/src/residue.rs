@@ -5,9 +5,12 @@
 //! that stores sets and clears bits, in the callback of its store. The value is read from the
 //! guest's memory there, so after two stores to one byte at once the bit may be that of either.
 //! Software that runs before a kernel publishes itself is no program: its bytes are forgotten at
-//! the publication. A frame has bits from the first program's byte on. Stores of devices are not
-//! seen. Without an IOMMU our kernel's devices reach bounce frames only, and the CPU's stores copy
-//! those bytes to programs. With `--dma direct` a byte that a device stored is missed.
+//! the publication. A frame has bits from the first program's byte on.
+//!
+//! Stores of devices are not seen as they happen. Frames through which transfers pass are read at
+//! each sample, and when their owner lets go of them: each byte there that is not zero is a
+//! program's, whether a device or a CPU stored it. With `--dma direct` a byte that a device stored
+//! in a program's own frame is missed.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -63,6 +66,17 @@ impl Residue {
             bits[index].fetch_or(set << shift, Ordering::Relaxed);
             bits[index].fetch_and(!((stored & !set) << shift), Ordering::Relaxed);
         }
+    }
+
+    /// Notes all bytes of a frame that transfers passed through.
+    pub fn carried(&self, memory: &dyn GuestMemory, frame: u64) {
+        self.stored(memory, frame << 12, 1 << 12, StoredFor::Program);
+    }
+
+    /// Notes all bytes of the frames that transfers pass through now.
+    pub fn look_at_transfers(&self, memory: &dyn GuestMemory, frames: &Frames) {
+        let all = 0..self.frames.len() as u64;
+        all.filter(|&frame| frames.is_transfers(frame)).for_each(|frame| self.carried(memory, frame));
     }
 
     /// Returns whether the bytes at a guest-physical address are zero.

@@ -49,6 +49,7 @@ const SITES: u64 = TEXT + 0x900;
 const SHARED_LOADS: u64 = 0x22_0000;
 const RECORDS: u64 = 0x40_0000;
 const ANON: u64 = 6;
+const BOUNCE: u64 = 4;
 const KERNEL_OWNER: u64 = 2;
 /// By the kernel.
 const GIVEN_BACK: u64 = KERNEL_OWNER << 4;
@@ -174,6 +175,7 @@ impl Machine {
                 user_owners: 0b1100_0000,
                 replica_owners: 0b10_0000,
                 stack_owners: 0b100_0000_0000,
+                transfer_owners: 1 << BOUNCE,
                 outside_owners: self.outside,
             },
             text: TEXT,

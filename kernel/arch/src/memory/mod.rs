@@ -23,8 +23,10 @@ pub(crate) mod layout;
 pub(crate) mod patching;
 pub mod pluggable;
 pub mod replica;
+mod runs;
 pub(crate) mod tables;
 pub(crate) mod windows;
+pub(crate) mod wiping;
 
 use constants::BootWord;
 pub use direct::{MapFigures, figures as map_figures};

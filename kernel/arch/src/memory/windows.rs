@@ -8,12 +8,13 @@
 //! **Proof.** A window opens on a frame whose record says that a program owns it: one load.
 //! Everything else is checked slowly: the page allocator's blocks while they change hands, and
 //! start-up. Frames that the direct map holds are reached through it: they are the kernel's own.
+//! Pages of transfers have windows of their own kind ([`super::runs`]).
 //!
 //! **Time.** A closed window may be cached until the CPU forgets it. [`Policy`] says how long:
 //! under `on` the CPU forgets at a deadline, before it idles, before a program runs after a kernel
 //! task had the CPU, and at once where the memory is another program's ([`close_as`]).
 //!
-//! **Context.** The holder keeps its CPU: an open window counts 1 in the upper half of the CPU's
+//! **Context.** The holder keeps its CPU: an open window counts 1 in the third byte of the CPU's
 //! preemption count. An interrupt counts there too ([`enter_interrupt`]), so a window that is
 //! opened in one is seen and refused.
 
@@ -24,12 +25,12 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use freehold_machine::{
     Cpus, Flush, KERNEL_OWNERS, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PROGRAM_OWNER,
-    PROGRAM_OWNER_MASK, Pfn, PfnRange, PhysicalBytes, TABLE_ENTRIES, Tlb, VirtAddr, page_by_page,
+    PROGRAM_OWNER_MASK, Pfn, PfnRange, PhysicalBytes, TABLE_ENTRIES, Tlb, VirtAddr,
 };
 use freehold_xpfo::{Closing, DEADLINE_NS, Lap, Policy, Renewal, Rules};
 
 use super::tables::{self, ACCESSED, DIRTY, LARGE, NO_EXECUTE, PRESENT, WRITABLE};
-use super::{OutOfMemory, direct, layout, pluggable};
+use super::{OutOfMemory, direct, layout, pluggable, runs, wiping};
 use crate::cpu::{self, PerCpu};
 use crate::sync::Once;
 use crate::tracepoints::trace_window;
@@ -37,15 +38,18 @@ use crate::{X86, boot, irq, registers, time, usercopy};
 
 /// Windows of one CPU.
 pub(crate) const SLOTS: usize = 64;
-const WINDOW: u64 = READING | WRITABLE | DIRTY;
+pub(super) const WINDOW: u64 = READING | WRITABLE | DIRTY;
 /// A window for bytes that are only read.
-const READING: u64 = PRESENT | ACCESSED | NO_EXECUTE;
+pub(super) const READING: u64 = PRESENT | ACCESSED | NO_EXECUTE;
 const BLOCK_BYTES: u64 = PAGEBLOCK_FRAMES * PAGE_SIZE as u64;
 
 /// An open window in a CPU's preemption count; the lower half counts other reasons to stay.
 pub(crate) const OPEN: u32 = 1 << 16;
-/// An interrupt is being served.
-const INTERRUPT: u32 = 1 << 31;
+/// An interrupt is being served, at most 3 at a time.
+const INTERRUPT: u32 = 1 << 22;
+pub(super) const INTERRUPTS: u32 = 3 * INTERRUPT;
+/// A window on a page of a transfer.
+pub(super) const TRANSFER: u32 = 1 << 24;
 
 const NOT_LENT: u64 = u64::MAX;
 
@@ -61,7 +65,7 @@ pub(crate) struct Windows {
     large: AtomicPtr<AtomicU64>,
     /// Address of the first slot.
     base: AtomicU64,
-    lap: Lap<SLOTS>,
+    pub(super) lap: Lap<SLOTS>,
     /// How many windows there were when a kernel task got this CPU from a program's; [`NOT_LENT`]
     /// while none has it.
     lent: AtomicU64,
@@ -91,17 +95,21 @@ impl Windows {
         unsafe { &*self.entries.load(Ordering::Relaxed).wrapping_add(slot) }
     }
     /// Slots that are in use.
-    fn open(&self) -> u64 {
+    pub(super) fn open(&self) -> u64 {
         (0..SLOTS)
             .filter(|&slot| self.entry(slot).load(Ordering::Relaxed) != 0)
             .fold(0, |mask, slot| mask | 1 << slot)
     }
     /// Open the window of `slot`.
-    fn show(&self, slot: usize, frame: Pfn, bits: u64) -> Reached {
+    pub(super) fn show<const UNIT: u32>(&self, slot: usize, frame: Pfn, bits: u64) -> Reached<UNIT> {
         let entry = self.entry(slot);
         entry.store(tables::leaf(frame, bits), Ordering::Release);
         let bytes = self.base.load(Ordering::Relaxed) + (slot * PAGE_SIZE) as u64;
         Reached { bytes: bytes as *mut _, entry }
+    }
+    /// Whether this CPU has its windows.
+    pub(super) fn exist(&self) -> bool {
+        !self.entries.load(Ordering::Relaxed).is_null()
     }
     /// Windows opened, and laps begun, so far.
     pub(crate) fn counts(&self) -> [u64; 2] {
@@ -158,7 +166,7 @@ pub fn use_frame_table() {
 
 /// The record of the block that starts with this frame; 0 where there is none.
 #[inline(always)]
-fn record(frame: Pfn) -> u64 {
+pub(super) fn record(frame: Pfn) -> u64 {
     if is_past_records(frame) {
         return 0;
     }
@@ -195,7 +203,7 @@ fn is_past_records(frame: Pfn) -> bool {
 
 /// Whether it is [`Policy::Off`].
 #[inline(always)]
-fn is_off() -> bool {
+pub(super) fn is_off() -> bool {
     // SAFETY: compares a byte that is always there.
     unsafe {
         asm!("cmp byte ptr [rip + {}], 0", "jne {}", sym IS_OFF, label { return true }, options(nostack, readonly));
@@ -203,12 +211,13 @@ fn is_off() -> bool {
     false
 }
 
-/// Whether more than `N` windows are open on this CPU, or it serves an interrupt.
+/// Whether more than `N` windows are open on this CPU, or it serves an interrupt. Windows on pages
+/// of transfers are left out: no program's frame is in one.
 #[inline(always)]
 fn has_more_than<const N: u32>() -> bool {
     // SAFETY: GS points to this CPU's PerCpu.
     unsafe {
-        asm!("cmp dword ptr gs:[{}], {}", "jae {}", const offset_of!(PerCpu, preemption), const (N + 1) * OPEN,
+        asm!("cmp byte ptr gs:[{}], {}", "jae {}", const offset_of!(PerCpu, preemption) + 2, const N + 1,
             label { return true }, options(nostack, readonly));
     }
     false
@@ -256,8 +265,8 @@ pub(crate) fn attach(per_cpu: &PerCpu, cpu: usize) -> Result<(), OutOfMemory> {
 
 /// A frame's bytes within reach of this CPU, which is held; a window is given back when this is
 /// dropped.
-struct Reached {
-    bytes: *mut [u8; PAGE_SIZE],
+pub(super) struct Reached<const UNIT: u32 = OPEN> {
+    pub(super) bytes: *mut [u8; PAGE_SIZE],
     /// The slot's entry; for a frame in the direct map an entry that is never used.
     entry: *const AtomicU64,
 }
@@ -272,7 +281,7 @@ impl Reached {
     }
 }
 
-impl Drop for Reached {
+impl<const UNIT: u32> Drop for Reached<UNIT> {
     #[inline(always)]
     fn drop(&mut self) {
         // SAFETY: an entry of this CPU's windows, or `NO_ENTRY`: both live for ever.
@@ -280,7 +289,7 @@ impl Drop for Reached {
         if forgets_at_close() {
             registers::invlpg(self.bytes as u64);
         }
-        cpu::count_down::<OPEN>();
+        cpu::count_down::<UNIT>();
     }
 }
 
@@ -323,9 +332,11 @@ fn reach_slowly(frame: Pfn, bits: u64) -> Reached {
         return Reached::direct(frame);
     }
     let windows = &cpu::this().windows;
-    let has_windows = !windows.entries.load(Ordering::Relaxed).is_null();
-    if is_programs(frame) && !has_more_than::<1>() && has_windows {
-        let slot = windows.lap.take().unwrap_or_else(|| renew(windows, 0));
+    // This one counts already.
+    let has_others = cpu::preemption_count() >= 2 * OPEN;
+    let others = || if has_others { windows.open() } else { 0 };
+    if is_programs(frame) && !has_more_than::<1>() && windows.exist() {
+        let slot = windows.lap.take().unwrap_or_else(|| renew(windows, others()));
         trace_window(frame, bits);
         return windows.show(slot, frame, bits);
     }
@@ -336,9 +347,9 @@ fn reach_slowly(frame: Pfn, bits: u64) -> Reached {
     if direct::contains(frame) {
         return Reached::direct(frame);
     }
-    assert!(has_windows, "no windows on this CPU yet");
+    assert!(windows.exist(), "no windows on this CPU yet");
     assert!(may_open(), "a window in an interrupt");
-    let open = if has_more_than::<1>() { windows.open() } else { 0 };
+    let open = others();
     assert!(
         !each_of(open).any(|slot| tables::frame_of(windows.entry(slot).load(Ordering::Relaxed)) == frame),
         "{frame:?} is in a window already"
@@ -349,7 +360,7 @@ fn reach_slowly(frame: Pfn, bits: u64) -> Reached {
 
 /// Whether a window may be opened here: not in an interrupt's handler. A refusal is counted.
 pub(crate) fn may_open() -> bool {
-    let opens = cpu::this().preemption.load(Ordering::Relaxed) < INTERRUPT;
+    let opens = cpu::preemption_count() & INTERRUPTS == 0;
     if !opens {
         REFUSED.fetch_add(1, Ordering::Relaxed);
     }
@@ -385,7 +396,9 @@ fn each_of(mut slots: u64) -> impl Iterator<Item = usize> {
 }
 
 /// The first slot of the next run. `open` has a bit for each slot that is in use.
-fn renew(windows: &Windows, open: u64) -> usize {
+#[cold]
+#[inline(never)]
+pub(super) fn renew(windows: &Windows, open: u64) -> usize {
     let cached = windows.lap.maybe_cached();
     match windows.lap.renew(open) {
         Renewal::SameLap => {}
@@ -470,7 +483,7 @@ pub(crate) fn expire() -> u64 {
     forget_slots(&per_cpu.windows, per_cpu.windows.lap.maybe_cached());
     // The interrupt itself counts: what lies below it may be an open window, which is forgotten
     // later.
-    if per_cpu.preemption.load(Ordering::Relaxed) & !INTERRUPT < OPEN {
+    if per_cpu.preemption.load(Ordering::Relaxed) & !INTERRUPTS < OPEN {
         per_cpu.windows.lap.forget();
         return u64::MAX;
     }
@@ -501,52 +514,13 @@ pub fn totals() -> [u64; 2] {
     each.fold([0; 2], |[windows, laps], [more, others]| [windows + more, laps + others])
 }
 
-// The one piece of code that stores to free frames: it wipes them, and an observer is told where it
-// is.
-#[cfg(target_os = "none")]
-core::arch::global_asm!(
-    ".section .text.freehold_wipe_block, \"ax\"",
-    ".globl freehold_wipe_block",
-    "freehold_wipe_block:",
-    "mov ecx, {words}",
-    "xor eax, eax",
-    "rep stosq",
-    "ret",
-    ".globl freehold_wipe_block_end",
-    "freehold_wipe_block_end:",
-    ".text",
-    words = const BLOCK_BYTES / 8,
-);
-
-#[cfg(target_os = "none")]
-unsafe extern "C" {
-    /// Zero 2 MiB from `start` on.
-    fn freehold_wipe_block(start: *mut u8);
-    static freehold_wipe_block_end: u8;
-}
-
-#[cfg(not(target_os = "none"))]
-unsafe fn freehold_wipe_block(_start: *mut u8) {
-    unreachable!("frames are wiped on the machine only")
-}
-
-/// The addresses of the code that wipes free frames.
-#[cfg(target_os = "none")]
-pub(crate) fn wiping_code() -> Range<u64> {
-    freehold_wipe_block as *const () as u64..&raw const freehold_wipe_block_end as u64
-}
-#[cfg(not(target_os = "none"))]
-pub(crate) fn wiping_code() -> Range<u64> {
-    0..0
-}
-
 /// Zero a whole pageblock that is outside the direct map, in a window of 2 MiB. `false`, and
 /// nothing done, where it is not wholly memory that may be touched, or this CPU has no windows yet.
 fn zero_block(block: PfnRange) -> bool {
     let is_memory = boot::info().is_plain_run(block) || pluggable::is_plugged(block.start);
     if is_memory && IS_OFF.load(Ordering::Relaxed) {
         // SAFETY: all memory is in the direct map, and the caller owns the block.
-        unsafe { freehold_wipe_block(tables::frame_ptr(block.start)) };
+        unsafe { wiping::wipe_block(tables::frame_ptr(block.start)) };
         return true;
     }
     if !is_memory || direct::touches(block) {
@@ -563,7 +537,7 @@ fn zero_block(block: PfnRange) -> bool {
     // SAFETY: the CPU's large window was just opened on a block that the caller owns; it was
     // forgotten when it last closed, and nothing here is interrupted by another user of it, since
     // interrupts open no windows.
-    unsafe { freehold_wipe_block(address as *mut u8) };
+    unsafe { wiping::wipe_block(address as *mut u8) };
     entry.store(0, Ordering::Relaxed);
     registers::invlpg(address);
     drop(pinned);
@@ -575,19 +549,14 @@ impl PhysicalBytes for X86 {
         let block = PfnRange::new(first, first.offset(count));
         let is_block = count == PAGEBLOCK_FRAMES && first.is_aligned(PAGEBLOCK_ORDER);
         if !is_block || !zero_block(block) {
-            block.iter().for_each(|frame| self.zero(frame));
+            self.with_run(first, 0..count as usize * PAGE_SIZE, |_, bytes| bytes.fill(0));
         }
     }
-    fn with_run(self, first: Pfn, range: Range<usize>, mut f: impl FnMut(usize, &mut [u8])) {
-        let pages = |bytes: usize| first.offset(bytes as u64 / PAGE_SIZE as u64);
-        let frames = PfnRange::new(pages(range.start), pages(range.end + PAGE_SIZE - 1));
-        if !boot::info().is_plain_run(frames) || !direct::holds(frames) {
-            return page_by_page(self, first, range, f);
-        }
-        let start = tables::frame_ptr(first).wrapping_add(range.start);
-        // SAFETY: the direct map holds all of the frames side by side, and keeps them as long as
-        // they are the kernel's: the callers of this trait own the frames that they name.
-        f(0, unsafe { core::slice::from_raw_parts_mut(start, range.len()) });
+    fn with_run(self, first: Pfn, range: Range<usize>, f: impl FnMut(usize, &mut [u8])) {
+        runs::with_run(first, range, f);
+    }
+    fn read_run(self, first: Pfn, range: Range<usize>, f: impl FnMut(usize, &[u8])) {
+        runs::read_run(first, range, f);
     }
     #[inline(always)]
     fn with_bytes<R>(self, frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {

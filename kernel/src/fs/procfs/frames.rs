@@ -69,7 +69,8 @@ fn flags(frame: Pfn) -> u64 {
         | Owner::Replica
         | Owner::Time
         | Owner::DeviceTable
-        | Owner::Stack => 0,
+        | Owner::Stack
+        | Owner::Ring => 0,
         Owner::Kernel => SLAB,
         Owner::PageTable => PGTABLE,
         Owner::Anon if mem::commons().swap().is_cache_frame(frame) => {

@@ -323,7 +323,7 @@ pub fn node_meminfo(out: &mut Text, node: NodeId) -> Result<()> {
     line("FilePages:", of(Owner::PageCache));
     line("AnonPages:", of(Owner::Anon));
     line("PageTables:", of(Owner::PageTable));
-    line("Bounce:", of(Owner::Bounce));
+    line("Bounce:", mem::stats::seen_by_devices(of));
     line("Slab:", of(Owner::Kernel));
     line("SUnreclaim:", of(Owner::Kernel));
     writeln!(

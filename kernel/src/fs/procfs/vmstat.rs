@@ -167,7 +167,7 @@ pub fn node_vmstat(out: &mut Text, node: NodeId) -> Result<()> {
     let owned = mem::frames().owned_on(node);
     let mut line = |name: &str, value: u64| writeln!(out, "{name} {value}");
     line("nr_free_pages", owned[Owner::Free as usize]);
-    line("nr_bounce", owned[Owner::Bounce as usize]);
+    line("nr_bounce", mem::stats::seen_by_devices(|owner| owned[owner as usize]));
     numa(node).into_iter().for_each(|(name, value)| line(name, value));
     line("nr_slab_unreclaimable", owned[Owner::Kernel as usize]);
     line("nr_anon_pages", owned[Owner::Anon as usize]);

@@ -89,7 +89,7 @@ fn zoneinfo(out: &mut Text) -> Result<()> {
         writeln!(out, "        cma      0\n        protection: (0, 0, 0, 0, 0)");
         let mut stat = |name: &str, value: u64| writeln!(out, "      {name:<12} {value}");
         stat("nr_free_pages", zone.free);
-        stat("nr_bounce", owned[Owner::Bounce as usize]);
+        stat("nr_bounce", mem::stats::seen_by_devices(|owner| owned[owner as usize]));
         vmstat::numa(zone.node).into_iter().for_each(|(name, value)| stat(name, value));
         writeln!(out, "  pagesets");
         for cpu in sched::online().iter() {

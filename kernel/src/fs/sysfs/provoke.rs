@@ -8,6 +8,7 @@
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
+use freehold_bounce::{Direction, MAX_DEVICES, Original, OriginalMut};
 use freehold_collections::{Arc, reserve};
 use freehold_frame::{Anon, Frame, Held, Order, Owner, PageCache, Request};
 use freehold_xpfo::{DEADLINE_NS, Windows};
@@ -25,7 +26,7 @@ use crate::sync::{Mutex, WaitQueue};
 use crate::task::spawn::spawn_kernel_on;
 use crate::task::{self, SigInfo, Signal};
 use crate::user::{Sink, Source};
-use crate::{Errno, Result, hw, mem, sched};
+use crate::{Errno, Result, host, hw, mem, sched};
 
 /// An interrupt that comes later than this after its time is told of.
 const LATE_NS: u64 = 10_000;
@@ -41,8 +42,9 @@ enum ProvokeVerdict {
 }
 
 /// Names, and what makes the access.
-const ACTIONS: [(&str, fn() -> Result<ProvokeVerdict>); 16] = [
+const ACTIONS: [(&str, fn() -> Result<ProvokeVerdict>); 17] = [
     ("EXEC_PHYSMAP", exec_physmap),
+    ("READ_BOUNCE", read_bounce),
     ("READ_FREED", read_freed),
     ("READ_PAGECACHE", read_page_cache),
     ("READ_PIPE", read_pipe),
@@ -199,6 +201,36 @@ pub fn set_ring_memory(pass: RingMemory) {
 
 fn read_uring() -> Result<ProvokeVerdict> {
     look(RING_MEMORY.get().ok_or(Errno::ENODEV)?)
+}
+
+/// Bytes that a device gives to the kernel. They are looked for in the direct map while the window
+/// on the page that they passed through is open.
+#[derive(Default)]
+struct Catcher(Option<u64>);
+
+impl Original for Catcher {
+    fn length(&self) -> usize {
+        size_of_val(&SECRET)
+    }
+    fn copy_to(&self, offset: usize, to: &mut [u8]) {
+        to.copy_from_slice(&SECRET.to_le_bytes()[offset..offset + to.len()]);
+    }
+}
+
+impl OriginalMut for Catcher {
+    fn copy_from(&mut self, _: usize, from: &[u8]) {
+        self.0 = provoke::read_alias(from);
+    }
+}
+
+/// A word in memory that a device has, as its transfers are. `ENODEV` where there is no device.
+fn read_bounce() -> Result<ProvokeVerdict> {
+    let device = (0..MAX_DEVICES as u8).find_map(|number| host::dma().device(number));
+    let device = device.ok_or(Errno::ENODEV)?;
+    let mut catcher = Catcher::default();
+    let mapping = device.map(&catcher, Direction::Bidirectional).map_err(|_| Errno::ENOMEM)?;
+    mapping.unmap(&mut catcher);
+    Ok(outcome(catcher.0))
 }
 
 /// A word on the stack of the task that asks: bytes of programs pass through it.

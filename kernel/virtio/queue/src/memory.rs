@@ -1,7 +1,7 @@
 //! Where the kernel reaches the memory of devices.
 //!
-//! Rings lie in coherent frames of their own device. Frames of the bounce kind are in the direct
-//! map, which is linear: pointer = base + physical address.
+//! Rings lie in coherent frames of their own device. Frames of the ring kind are in the direct map,
+//! which is linear: pointer = base + physical address.
 
 use core::ptr::NonNull;
 
@@ -26,7 +26,7 @@ pub fn install<S: DmaSource>(device: Device<S>) -> Result<(), NoRings> {
     Ok(())
 }
 
-/// Where the kernel reaches the first byte of a frame of the bounce kind; bytes of the following
+/// Where the kernel reaches the first byte of a frame of the ring kind; bytes of the following
 /// frames of its block follow. Such a frame is in the direct map for as long as it is of that kind,
 /// so no lookup is needed.
 #[inline]

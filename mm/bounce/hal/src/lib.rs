@@ -58,9 +58,9 @@ pub enum Patience {
 /// Type that stands for one device's DMA memory: the HAL's functions have no `self`.
 ///
 /// # Safety
-/// [`Place::pointer`] returns the address of the frame's bytes. The bytes of the frames that follow
-/// it in its block come behind them. While the DMA API has the frame, the bytes are valid, aligned
-/// to a page, and used by no other code.
+/// [`Place::pointer`] is asked for frames of rings, and returns the address of the frame's bytes.
+/// The bytes of the frames that follow it in its block come behind them. While the DMA API has the
+/// frame, the bytes are valid, aligned to a page, and used by no other code.
 pub unsafe trait Place: 'static {
     /// The page allocator under the DMA API.
     type Source: DmaSource;
@@ -188,7 +188,7 @@ const fn direction(of: BufferDirection) -> Direction {
 /// The [`Hal`] of the drivers of one device.
 pub struct BounceHal<P: Place>(PhantomData<P>);
 
-// SAFETY: `dma_alloc` returns zeroed frames of the bounce kind, page-aligned where `Place::pointer`
+// SAFETY: `dma_alloc` returns zeroed frames of the ring kind, page-aligned where `Place::pointer`
 // says they are, that are kept from every other use until `dma_dealloc`; `share` returns an address
 // of a copy, or of no memory.
 unsafe impl<P: Place> Hal for BounceHal<P> {

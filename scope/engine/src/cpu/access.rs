@@ -183,7 +183,10 @@ impl Cpu {
         if access == AccessKind::Write {
             let physical = base | address & 0xfff;
             if frames.is_table(address) {
-                frames.table_store(&*watch.memory, physical, suspect);
+                let left = frames.table_store(&*watch.memory, physical, suspect);
+                if let Some(residue) = &watch.residue {
+                    left.for_each(|frame| residue.carried(&*watch.memory, frame));
+                }
             }
             if now.is_table() {
                 let (opened, closed) = frames.half_store(&*watch.memory, physical, suspect);

@@ -73,6 +73,25 @@ fn a_programs_bytes_are_residue_where_the_kernels_map_has_them_after_the_program
 }
 
 #[test]
+fn what_a_device_stored_is_residue_where_the_kernels_map_has_it_after_the_transfer() {
+    let mut machine = Machine::with(true);
+    machine.kernel(0);
+    machine.outside = 0;
+    machine.publish(&[(0x1000, BOUNCE), (0x1001, KERNEL_OWNER), (FRAME, BOUNCE)]);
+    // No CPU stores these.
+    for frame in [0x1000u64, 0x1001, FRAME] {
+        machine.words.store(frame << 12 | 0x800, 0x0102_0304);
+    }
+    machine.watch.sample(u64::MAX / 2);
+    machine.set_state(0x1000, BOUNCE << 4);
+    machine.set_state(FRAME, BOUNCE << 4);
+    let samples = machine.results().residue;
+    let found = |at: usize| (samples[at].frames, samples[at].reachable_frames, samples[at].residue_bytes);
+    assert_eq!((found(0), found(1)), ((2, 1, 0), (2, 1, 4)));
+    assert_eq!(samples[1].free_frames, 1);
+}
+
+#[test]
 fn what_firmware_left_is_no_residue() {
     let mut machine = Machine::with(true);
     machine.words.store(0x1000 << 12, 0x0102_0304);

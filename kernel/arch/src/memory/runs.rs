@@ -1,0 +1,125 @@
+//! Bytes of frames that follow each other: windows on the pages of a transfer, or the direct map.
+//!
+//! **Proof.** A window opens on a page of a block whose record says that transfers of devices pass
+//! through it. One look serves all pages of a block: only the record of its first frame names the
+//! owner.
+//!
+//! **Nesting.** While such a window is open, its CPU opens others on programs' frames as if it were
+//! not there, since no frame is a program's and a transfer's: one byte passes from one to the
+//! other. So these windows count in the preemption count's fourth byte. There is one at a time.
+
+use core::ops::Range;
+use core::ptr::slice_from_raw_parts_mut;
+
+use freehold_machine::{
+    BLOCK_ORDER_MASK, BLOCK_ORDER_SHIFT, BOUNCE_OWNER, PAGE_SIZE, PAGEBLOCK_ORDER, Pfn, PfnRange,
+    page_by_page,
+};
+
+use super::windows::{self, INTERRUPTS, READING, Reached, TRANSFER, WINDOW, record};
+use super::{direct, tables};
+use crate::tracepoints::trace_window;
+use crate::{X86, boot, cpu};
+
+/// The end of the block with this frame, if transfers pass through it and it is outside the direct
+/// map.
+fn end_of_transfers(frame: Pfn) -> Option<Pfn> {
+    if windows::is_off() {
+        return None;
+    }
+    for order in 0..=PAGEBLOCK_ORDER {
+        let head = Pfn(frame.0 >> order << order);
+        let word = record(head);
+        if word & 15 != 0 {
+            let end = head.offset(1 << (word >> BLOCK_ORDER_SHIFT & BLOCK_ORDER_MASK));
+            return (word & 15 == BOUNCE_OWNER && frame < end).then_some(end);
+        }
+    }
+    None
+}
+
+/// Opens a window on a page of a transfer.
+///
+/// # Panics
+/// In an interrupt; where this CPU has such a window already, or no windows yet.
+#[inline(always)]
+fn reach<const BITS: u64>(frame: Pfn) -> Reached<TRANSFER> {
+    cpu::count_up::<TRANSFER>();
+    let windows = &cpu::this().windows;
+    // No interrupt, and this one alone.
+    if cpu::preemption_count() & (INTERRUPTS | u32::MAX << 25) != 0 {
+        refuse();
+    }
+    let slot = windows.lap.take().unwrap_or_else(|| {
+        assert!(windows.exist(), "no windows on this CPU yet");
+        windows::renew(windows, windows.open())
+    });
+    trace_window(frame, BITS);
+    windows.show(slot, frame, BITS)
+}
+
+#[cold]
+#[inline(never)]
+fn refuse() -> ! {
+    assert!(windows::may_open(), "a window in an interrupt");
+    panic!("two windows on pages of transfers");
+}
+
+/// Shows the bytes `range` to `f`, counted from the first byte of `first`, up to the first byte
+/// that is no transfer's. Returns where that is.
+#[inline]
+fn each_page<const BITS: u64>(first: Pfn, range: Range<usize>, mut f: impl FnMut(usize, *mut [u8])) -> usize {
+    let mut at = range.start;
+    while at < range.end
+        && let Some(end) = end_of_transfers(first.offset((at / PAGE_SIZE) as u64))
+    {
+        let end = range.end.min((end.0 - first.0) as usize * PAGE_SIZE);
+        while at < end {
+            let offset = at % PAGE_SIZE;
+            let length = (PAGE_SIZE - offset).min(end - at);
+            let reached = reach::<BITS>(first.offset((at / PAGE_SIZE) as u64));
+            let start = reached.bytes.cast::<u8>().wrapping_add(offset);
+            f(at - range.start, slice_from_raw_parts_mut(start, length));
+            at += length;
+        }
+    }
+    at
+}
+
+/// [`PhysicalBytes::with_run`](freehold_machine::PhysicalBytes::with_run).
+pub(super) fn with_run(first: Pfn, range: Range<usize>, mut f: impl FnMut(usize, &mut [u8])) {
+    let at = each_page::<WINDOW>(first, range.clone(), |before, bytes| {
+        // SAFETY: during the call the window shows this page of a transfer, no other window of this
+        // CPU does, and the callers of the trait own the frames that they name.
+        f(before, unsafe { &mut *bytes });
+    });
+    if at < range.end {
+        let before = at - range.start;
+        directly(first, at..range.end, |more, bytes| f(before + more, bytes));
+    }
+}
+
+/// [`PhysicalBytes::read_run`](freehold_machine::PhysicalBytes::read_run).
+pub(super) fn read_run(first: Pfn, range: Range<usize>, mut f: impl FnMut(usize, &[u8])) {
+    let at = each_page::<READING>(first, range.clone(), |before, bytes| {
+        // SAFETY: as in `with_run`.
+        f(before, unsafe { &*bytes });
+    });
+    if at < range.end {
+        let before = at - range.start;
+        directly(first, at..range.end, |more, bytes| f(before + more, bytes));
+    }
+}
+
+/// Shows all bytes at once where the direct map holds them, else page by page.
+fn directly(first: Pfn, range: Range<usize>, mut f: impl FnMut(usize, &mut [u8])) {
+    let pages = |bytes: usize| first.offset((bytes / PAGE_SIZE) as u64);
+    let frames = PfnRange::new(pages(range.start), pages(range.end + PAGE_SIZE - 1));
+    if !boot::info().is_plain_run(frames) || !direct::holds(frames) {
+        return page_by_page(X86, first, range, f);
+    }
+    let start = tables::frame_ptr(first).wrapping_add(range.start);
+    // SAFETY: the direct map holds all of the frames side by side, and keeps them as long as they
+    // are the kernel's: the callers of the trait own the frames that they name.
+    f(0, unsafe { core::slice::from_raw_parts_mut(start, range.len()) });
+}
