@@ -1,7 +1,8 @@
 //! Folders of the host in the guest (/usr, `-v`, `--root`): the files that it sees, and those that
 //! it does not.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 
 use super::common::{Dialogue, file_of, finish, guest_program, kernel, run, run_command, text};
 
@@ -27,6 +28,43 @@ fn a_folder_is_seen_as_it_is_on_the_host() {
     file_of(&folder, "a", b"two and LONGER\n");
     talk.go_on();
     assert_eq!(talk.hear(), "NGER");
+    assert_eq!(talk.end(), 0);
+}
+
+/// Removes the folder `held` below `top` and makes folders until one has its inode number, which is
+/// then called `heir`. Returns whether the host's file system uses numbers again.
+fn makes_an_heir(top: &Path) -> bool {
+    let held = top.join("held");
+    let number = std::fs::metadata(&held).expect("it is there").ino();
+    std::fs::remove_dir_all(&held).expect("removed");
+    let others: Vec<_> = (0..500).map(|at| top.join(format!("other{at}"))).collect();
+    let heir = others.iter().find(|other| {
+        std::fs::create_dir(other).expect("mkdir");
+        std::fs::metadata(other).expect("it is there").ino() == number
+    });
+    let Some(heir) = heir else { return false };
+    std::fs::write(heir.join("secret"), "the heir's\n").expect("written");
+    std::fs::rename(heir, top.join("heir")).expect("renamed");
+    true
+}
+
+#[test]
+fn a_program_stays_out_of_the_folder_that_gets_its_own_ones_number() {
+    if kernel() == "linux" {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let volume = format!("{}:/shared", folder.path().display());
+    std::fs::create_dir(folder.path().join("held")).expect("mkdir");
+    let script = "cd /shared/held && ls; mkdir /bound; mount -o bind . /bound; echo; read x; cat /shared/heir/secret; \
+        cat secret /bound/secret 2>&1 | grep -c 'tale file handle'; cd /shared/heir && cat secret";
+    let mut talk = Dialogue::begin(&["-v", &volume], &["busybox", "ash", "-c", script]);
+    assert_eq!(talk.hear(), "");
+    if !makes_an_heir(folder.path()) {
+        return; // Such as tmpfs.
+    }
+    talk.go_on();
+    assert_eq!([(); 3].map(|()| talk.hear()), ["the heir's", "2", "the heir's"]);
     assert_eq!(talk.end(), 0);
 }
 

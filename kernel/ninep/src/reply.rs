@@ -62,6 +62,9 @@ impl Qid {
     }
 }
 
+/// Bit of Tgetattr and Rgetattr for the generation (P9_GETATTR_GEN).
+pub(crate) const GENERATION: u64 = 0x1000;
+
 /// Attributes of a file in Rgetattr.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attributes {
@@ -89,14 +92,18 @@ pub struct Attributes {
     pub modified: (u64, u64),
     /// Last change of anything.
     pub changed: (u64, u64),
+    /// Differs among the files that have had one number one after the other; `None` where the
+    /// server cannot tell (its file system has none, or the file is neither regular nor a
+    /// directory).
+    pub generation: Option<u64>,
 }
 
 impl Attributes {
     /// Of the body of an Rgetattr.
     pub fn decode(body: &[u8]) -> Option<Self> {
         let mut body = Reader(body);
-        let _valid = body.u64()?;
-        let told = Self {
+        let valid = body.u64()?;
+        let mut told = Self {
             qid: body.qid()?,
             mode: body.u32()?,
             uid: body.u32()?,
@@ -109,7 +116,12 @@ impl Attributes {
             accessed: (body.u64()?, body.u64()?),
             modified: (body.u64()?, body.u64()?),
             changed: (body.u64()?, body.u64()?),
+            generation: None,
         };
+        if valid & GENERATION != 0 {
+            let _birth = (body.u64()?, body.u64()?);
+            told.generation = Some(body.u64()?);
+        }
         // Offsets are signed numbers.
         (i64::try_from(told.size).is_ok()).then_some(told)
     }

@@ -119,8 +119,9 @@ impl NinepRequest<'_> {
     pub fn encode<'b>(&self, room: &'b mut [u8]) -> Option<&'b mut [u8]> {
         /// "No fid": the client does not authenticate.
         const NO_FID: u32 = u32::MAX;
-        /// All that getattr can tell of, without times of birth (P9_GETATTR_BASIC).
-        const BASIC: u64 = 0x7ff;
+        /// All that getattr can tell of, without times of birth (P9_GETATTR_BASIC), and the
+        /// generation (P9_GETATTR_GEN).
+        const WANTED: u64 = 0x7ff | crate::reply::GENERATION;
         let mut out = Writer { room, at: HEADER };
         match *self {
             Self::Version(most, version) => out.u32(most)?.text(version)?,
@@ -128,7 +129,7 @@ impl NinepRequest<'_> {
             Self::Attach(fid) => out.u32(fid)?.u32(NO_FID)?.text(b"root")?.text(b"")?.u32(0)?,
             Self::Walk(fid, new, None) => out.u32(fid)?.u32(new)?.bytes(&[0, 0])?,
             Self::Walk(fid, new, Some(name)) => out.u32(fid)?.u32(new)?.bytes(&[1, 0])?.text(name)?,
-            Self::GetAttributes(fid) => out.u32(fid)?.u64(BASIC)?,
+            Self::GetAttributes(fid) => out.u32(fid)?.u64(WANTED)?,
             Self::Open(fid, flags) => out.u32(fid)?.u32(flags)?,
             Self::Create(fid, name, flags, mode, gid) => {
                 out.u32(fid)?.text(name)?.u32(flags)?.u32(mode)?.u32(gid)?

@@ -12,7 +12,8 @@ use freehold_collections::{Arc, Vec, reserve::ArcMethods, try_format};
 use super::flags::OpenFlags;
 use super::mount::Mount;
 use super::node::{Identity, Node, NodeKind, Presence};
-use crate::{Result, sched};
+use super::walk::PATH_MAX;
+use crate::{Errno, Result, sched};
 
 /// The name by which a file that is not a directory was found.
 pub struct PathEntry {
@@ -140,12 +141,24 @@ impl Path {
 
     /// The text of the path as seen from `root`, as /proc shows it: absolute, with " (deleted)"
     /// when the last name is gone.
+    ///
+    /// # Errors
+    /// Those of [`Path::describe`].
     pub fn display(&self, root: &Path) -> Result<Vec<u8>> {
         let Description { mut text, presence, .. } = self.describe(root)?;
         if presence == Presence::Removed {
             text.try_extend_from_slice(b" (deleted)")?;
         }
         Ok(text)
+    }
+
+    /// The same; empty where it is longer than a path may be.
+    ///
+    /// # Errors
+    /// The others of [`Path::describe`].
+    pub fn display_short(&self, root: &Path) -> Result<Vec<u8>> {
+        let text = self.display(root);
+        if text.as_ref().is_err_and(|&error| error == Errno::ENAMETOOLONG) { Ok(Vec::new()) } else { text }
     }
 
     /// Whether it is a file that a mount lays over another: the place of that one is its name.
@@ -173,6 +186,10 @@ impl Path {
     }
 
     /// The text of the path as seen from `root`.
+    ///
+    /// # Errors
+    /// `ENAMETOOLONG` for one of [`PATH_MAX`] bytes or more; `EINTR` if the caller is killed
+    /// meanwhile; `ENOMEM`.
     pub fn describe(&self, root: &Path) -> Result<Description> {
         // Built backwards: each name is pushed reversed, then the whole is turned round.
         let mut text = Vec::new();
@@ -189,7 +206,11 @@ impl Path {
             presence = Presence::Removed;
             here = Path::root_of(here.mount);
         }
-        while !here.same_place(root) {
+        for step in 1.. {
+            go_on(step, &text)?;
+            if here.same_place(root) {
+                break;
+            }
             if here.is_mount_root() {
                 let Some(below) = here.mount.mountpoint() else {
                     reach = Reach::Outside;
@@ -232,6 +253,14 @@ impl Path {
 
 /// Steps between looks at signals on the way up: a program chooses how deep a directory is.
 const STEPS: usize = 64;
+
+/// Whether a path that is `text` so far may become longer by another step.
+fn go_on(step: usize, text: &[u8]) -> Result<()> {
+    if text.len() >= PATH_MAX {
+        return Err(Errno::ENAMETOOLONG);
+    }
+    if step % STEPS == 0 { sched::checkpoint() } else { Ok(()) }
+}
 
 /// Whether `is_it` holds for the identity of directory `node` or of one above it.
 ///

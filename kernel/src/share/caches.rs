@@ -38,13 +38,16 @@ pub(super) fn list(share: &Arc<Share>) -> Result<()> {
 fn each(mut f: impl FnMut(&PageCache) -> bool) {
     let share_at = |at: usize| SHARES.lock().get(at).map(|share| share.upgrade());
     for share in (0..).map_while(share_at).flatten() {
-        let mut from = 0;
-        while let Some((path, node)) = share.next_node(from) {
+        let mut from = (0, 0);
+        while let Some((key, node)) = share.next_node(from) {
             if node.as_deref().and_then(|node| node.cache()).is_some_and(|cache| !f(cache)) {
                 return;
             }
-            let Some(next) = path.checked_add(1) else { break };
-            from = next;
+            from = match (key.0.checked_add(1), key.1.checked_add(1)) {
+                (_, Some(serial)) => (key.0, serial),
+                (Some(path), None) => (path, 0),
+                (None, None) => break,
+            };
         }
     }
 }

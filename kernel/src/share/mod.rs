@@ -5,11 +5,19 @@
 //! | [`channel`] | a device, and what is asked through it |
 //! | [`fids`] | the numbers by which the server knows files |
 //! | [`node`], [`file`] | inodes, open files |
+//! | [`identity`] | which file a node is, and where |
 //! | [`store`] | the server as what is behind a page cache |
 //! | [`caches`] | what reclaim takes from here |
 //!
 //! **Trust.** A server is hostile input: the crate `freehold-ninep` reads its messages, each value
 //! once. Wrong names, kinds, sizes and times lead to wrong files in this mount at worst.
+//!
+//! **Identity.** A file is its number (`qid.path`) and its generation, where the host's file system
+//! has generations: a number is used again once its file is gone. Without generations a node is
+//! the file that its latest name leads to, which the server is asked when the number turns up
+//! under another name. A node whose file is gone is *stale* from then on and leads nowhere
+//! (`ESTALE`): a working directory, a bind mount's root or an open directory never moves to the
+//! next file of the number.
 //!
 //! **Freshness.** Each step of a path asks the server, so names and attributes are never old. A
 //! file's bytes are in the page cache, one for each inode that the server numbers (`qid.path`).
@@ -17,10 +25,14 @@
 //! last look (close-to-open). So does a read that finds the end of the file, or that the host has
 //! cut it.
 //!
+//! **Places.** A directory remembers the one that it was found in. The host may move directories
+//! while these are remembered; a find that would close a circle of them is `ELOOP`, as on Linux, so
+//! that each way up ends. Changes of places have one mutex for the share (`moves`).
+//!
 //! **Locks.** `turn` of a file (a mutex: one look at a time at what the server says of it) > page
-//! cache. The table of nodes, the list of recent ones, a node's attributes and the fids have a spin
-//! lock each, under which nothing sleeps, nothing of these is dropped, and no other of these locks
-//! is taken.
+//! cache. `moves` (a mutex) is taken with no other lock held. The table of nodes, the list of
+//! recent ones, a node's attributes and place, and the fids have a spin lock each, under which
+//! nothing sleeps, nothing of these is dropped, and no other of these locks is taken.
 //!
 //! **Writing** goes through: when a call returns, the server has the bytes, and the pages that it
 //! changed are gone. So no page is ever dirty, and a mapping that stores is refused (`EINVAL`, as
@@ -34,10 +46,12 @@ mod caches;
 mod channel;
 mod fids;
 mod file;
+mod identity;
 mod node;
 mod store;
 
 use core::fmt;
+use core::ops::Bound;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use channel::Channel;
@@ -53,7 +67,7 @@ use crate::fs::device::unnamed_device;
 use crate::fs::mount::MountFlags;
 use crate::fs::{FileSystem, FsStats, Node, root};
 use crate::host::spec::{ShareMode, ShareSpec as Wanted};
-use crate::sync::SpinLock;
+use crate::sync::{Mutex, SpinLock};
 use crate::{Errno, Result};
 
 /// The magic number of statfs(2) (linux/magic.h).
@@ -103,6 +117,7 @@ pub fn mount(tag: &[u8], options: &[u8]) -> Result<Arc<dyn FileSystem>> {
         session: channel.begin()?,
         device: unnamed_device(),
         nodes: SpinLock::new(Map::new()),
+        moves: Mutex::new(()),
         recent: SpinLock::new(VecDeque::new()),
         is_mounted: AtomicBool::new(true),
     });
@@ -135,12 +150,17 @@ fn check_options(options: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// A node's number at the server, and the complement of its [`ShareNode::serial`].
+type NodeKey = (u64, u64);
+
 /// A session with a server, and the inodes that were found in it.
 pub(super) struct Share {
     session: ChannelUse,
     device: u64,
-    /// By their numbers.
-    nodes: SpinLock<Map<u64, Weak<ShareNode>>>,
+    /// By their numbers; of one number the latest is first.
+    nodes: SpinLock<Map<NodeKey, Weak<ShareNode>>>,
+    /// Held while a directory's remembered place changes.
+    moves: Mutex<()>,
     /// Nodes that are kept for the sake of their pages, oldest first.
     recent: SpinLock<VecDeque<Arc<ShareNode>>>,
     /// Whether the file system is mounted; once it is not, no node is kept any more.
@@ -165,26 +185,34 @@ impl Share {
     /// name.
     ///
     /// # Errors
-    /// `ENOMEM`; `EIO` for a kind of file that there is not.
+    /// `ENOMEM`; `EIO` for a kind of file that there is not; `ELOOP` for a directory that is found
+    /// below itself; `EINTR`.
     fn node(
         self: &Arc<Self>,
         fid: Fid,
         told: &Attributes,
         found: Option<(&Arc<ShareNode>, &[u8])>,
     ) -> Result<Arc<ShareNode>> {
-        let known = self.nodes.lock().get(&told.qid.path).and_then(|node| node.upgrade());
         let fid = reserve::arc(fid);
-        if let Some(node) = known.filter(|node| node.is_of_kind(told)) {
-            node.found_again(fid, told, found);
-            return Ok(node);
+        if let Some(node) = self.known(told.qid.path) {
+            if node.is_still(told, found)? {
+                node.found_again(fid, told, found)?;
+                return Ok(node);
+            }
+            self.let_go_of(&node);
         }
         let node = ShareNode::new(self, fid, told, found)?;
         // Of two who find a file at once, the later one's node is known from then on: each has its
         // own cache until it is let go of.
-        let before = self.nodes.lock().try_insert(told.qid.path, node.downgrade());
+        let before = self.nodes.lock().try_insert(node.key(), node.downgrade());
         drop(before?);
         self.keep(&node);
         Ok(node)
+    }
+
+    /// The latest node of a number.
+    fn known(&self, path: u64) -> Option<Arc<ShareNode>> {
+        self.next_node((path, 0)).filter(|(key, _)| key.0 == path)?.1
     }
 
     /// Keeps a node for a while; lets go of one that was not used for long.
@@ -214,16 +242,20 @@ impl Share {
     /// A name of this inode was removed: it is not kept for its pages any more, for the server has
     /// a file's last bytes as long as it is open.
     fn lost_a_name(&self, path: u64) {
-        let known = self.nodes.lock().get(&path).and_then(|node| node.upgrade());
-        let Some(node) = known else { return };
+        let Some(node) = self.known(path) else { return };
         node.lost_a_name();
+        self.let_go_of(&node);
+    }
+
+    /// Keeps a node no longer for its pages.
+    fn let_go_of(&self, node: &Arc<ShareNode>) {
         let mut kept = None;
         {
             let mut recent = self.recent.lock();
             // Once round: those that stay are in their order again.
             for _ in 0..recent.len() {
                 let Some(oldest) = recent.pop_front() else { break };
-                if oldest.is_same(&node) {
+                if oldest.is_same(node) {
                     kept = Some(oldest);
                 } else {
                     recent.push_back_reserved(oldest);
@@ -234,18 +266,15 @@ impl Share {
     }
 
     /// Forgets a node that has ended.
-    fn forget(&self, path: u64) {
-        let mut nodes = self.nodes.lock();
-        // Another of this number may have been found since.
-        if nodes.get(&path).is_some_and(|node| node.strong_count() == 0) {
-            nodes.remove(&path);
-        }
+    fn forget(&self, key: NodeKey) {
+        let gone = self.nodes.lock().remove(&key);
+        drop(gone);
     }
 
-    /// The node with the lowest number from `from` on, with its number.
-    fn next_node(&self, from: u64) -> Option<(u64, Option<Arc<ShareNode>>)> {
+    /// The first node from `from` on, with its key.
+    fn next_node(&self, from: NodeKey) -> Option<(NodeKey, Option<Arc<ShareNode>>)> {
         let nodes = self.nodes.lock();
-        nodes.first_from(core::ops::Bound::Included(&from)).map(|(&path, node)| (path, node.upgrade()))
+        nodes.first_from(Bound::Included(&from)).map(|(&key, node)| (key, node.upgrade()))
     }
 }
 
@@ -275,7 +304,7 @@ impl FileSystem for ShareFs {
         self.root.clone()
     }
     fn stats(&self) -> FsStats {
-        let told = self.share.channel().stats(&self.root.fid());
+        let told = self.root.fid().and_then(|fid| self.share.channel().stats(&fid));
         told.map_or(FsStats { magic: MAGIC, block_size: 4096, ..FsStats::default() }, |told| FsStats {
             magic: MAGIC,
             block_size: told.block_size.max(1).into(),

@@ -13,6 +13,7 @@ use freehold_ninep::{Attributes, NewAttributes, Qid};
 use super::Share;
 use super::fids::Fid;
 use super::file::{DirectoryFile, RegularFile};
+use super::identity::{self, AtomicStanding, Known, Standing, Whereabouts};
 use super::store::Store;
 use crate::fs::clock;
 use crate::fs::device::{make_device, open_fifo};
@@ -25,7 +26,7 @@ use crate::fs::rights;
 use crate::fs::text::TextUse;
 use crate::fs::{File, FileContent, OpenFlags, Timestamp};
 use crate::mem::{CacheContent, PageCache, frames};
-use crate::sync::{Deferred, LetGo, Mutex, SpinLock, release};
+use crate::sync::{Deferred, Mutex, SpinLock, release};
 use crate::user::{Source, so_far};
 use crate::{Errno, Result, sched, task};
 
@@ -61,37 +62,24 @@ impl Seen {
     }
 }
 
-/// Where a directory was found. It keeps its parent, to any depth: the end of one does not recurse.
-struct Whereabouts {
-    place: Option<(Arc<ShareNode>, Arc<[u8]>)>,
-}
-
-impl LetGo for Whereabouts {
-    fn let_go(&mut self) {
-        drop(self.place.take());
-    }
-}
-
-enum Body {
+pub(super) enum Body {
     Regular(Regular),
     Directory(SpinLock<Option<Box<Deferred<Whereabouts>>>>),
     Other,
 }
 
-struct Known {
-    fid: Arc<Fid>,
-    told: Attributes,
-}
-
 /// An inode of the server.
 pub(super) struct ShareNode {
-    share: Arc<Share>,
+    pub(super) share: Arc<Share>,
     me: Weak<Self>,
-    path: u64,
-    kind: NodeKind,
-    known: SpinLock<Known>,
-    used: AtomicBool,
-    body: Body,
+    pub(super) path: u64,
+    /// No other node has it.
+    pub(super) serial: u64,
+    pub(super) standing: AtomicStanding,
+    pub(super) kind: NodeKind,
+    pub(super) known: SpinLock<Known>,
+    pub(super) used: AtomicBool,
+    pub(super) body: Body,
 }
 
 impl ShareNode {
@@ -118,54 +106,26 @@ impl ShareNode {
             NodeKind::Directory => Body::Directory(SpinLock::new(None)),
             _ => Body::Other,
         };
+        let name = found.map(|(dir, name)| (dir.path, reserve::slice(name)));
         let node = reserve::cyclic(|me| Self {
             share: share.clone(),
             me: me.clone(),
             path: told.qid.path,
+            serial: identity::next_serial(),
+            standing: AtomicStanding::default(),
             kind,
-            known: SpinLock::new(Known { fid, told: *told }),
+            known: SpinLock::new(Known { fid, told: *told, name }),
             used: AtomicBool::new(false),
             body,
         });
+        // No directory is below one that is new.
         node.set_place(found);
         Ok(node)
-    }
-
-    /// Whether the server speaks of the same kind of file.
-    pub fn is_of_kind(&self, told: &Attributes) -> bool {
-        NodeKind::from_mode(told.mode) == Some(self.kind)
-    }
-
-    /// Updates the node when the server has found it once more.
-    pub fn found_again(&self, fid: Arc<Fid>, told: &Attributes, found: Option<(&Arc<Self>, &[u8])>) {
-        self.used.store(true, Ordering::Relaxed);
-        let before = core::mem::replace(&mut *self.known.lock(), Known { fid, told: *told });
-        drop(before);
-        self.set_place(found);
-    }
-
-    fn set_place(&self, found: Option<(&Arc<Self>, &[u8])>) {
-        let (Body::Directory(place), Some((dir, name))) = (&self.body, found) else { return };
-        // A directory that is its own ancestor would keep itself; only a server that lies has one.
-        if dir.path == self.path {
-            return;
-        }
-        let now = Deferred::new(Whereabouts { place: Some((dir.clone(), reserve::slice(name))) });
-        let before = place.lock().replace(now);
-        if let Some(before) = before {
-            release(before);
-        }
     }
 
     /// Whether it was used since this was last asked.
     pub fn was_used(&self) -> bool {
         self.used.swap(false, Ordering::Relaxed)
-    }
-    /// One of its names was removed; the server is not asked how many are left, which it may not
-    /// know.
-    pub fn lost_a_name(&self) {
-        let told = &mut self.known.lock().told;
-        told.links = if self.kind == NodeKind::Directory { 0 } else { told.links.saturating_sub(1) };
     }
     /// Whether it has a page cache.
     pub fn has_pages(&self) -> bool {
@@ -174,10 +134,6 @@ impl ShareNode {
     /// The page cache of a regular file.
     pub fn cache(&self) -> Option<&Arc<PageCache>> {
         self.regular().map(|regular| regular.content.cache())
-    }
-    /// Returns the number by which the server knows it.
-    pub fn fid(&self) -> Arc<Fid> {
-        self.known.lock().fid.clone()
     }
     /// The share that it is of.
     pub fn share(&self) -> &Arc<Share> {
@@ -204,12 +160,16 @@ impl ShareNode {
         self.refresh_in(regular, &mut *regular.turn.lock_killable()?)
     }
 
-    fn ask_attributes(&self) -> Result<Attributes> {
-        let told = self.share.channel().attributes(&self.fid())?;
-        if told.qid.path != self.path || !self.is_of_kind(&told) {
+    pub(super) fn ask_attributes(&self) -> Result<Attributes> {
+        let told = self.share.channel().attributes(&*self.fid()?)?;
+        if !self.is_told_of(&told) {
+            // Of several names another one may still lead here.
+            if self.standing.get() == Standing::Named {
+                self.standing.set(Standing::Stale);
+            }
             return Err(Errno::ESTALE);
         }
-        self.known.lock().told = told;
+        self.known.lock().learn(&told);
         Ok(told)
     }
 
@@ -222,7 +182,7 @@ impl ShareNode {
         }
         // Access to a file that is another by now may need another look of the server.
         if regular.store.reader().is_some() {
-            let again = self.share.channel().open(&self.fid(), READ_ONLY);
+            let again = self.share.channel().open(&*self.fid()?, READ_ONLY);
             regular.store.set_reader(again.ok().map(reserve::arc));
         }
         regular.store.set_size(told.size);
@@ -238,7 +198,7 @@ impl ShareNode {
     /// Sees to it that the file can be read: the first open of a file asks the server.
     fn make_readable(&self, regular: &Regular) -> Result<()> {
         if regular.store.reader().is_none() {
-            let fid = self.share.channel().open(&self.fid(), READ_ONLY)?;
+            let fid = self.share.channel().open(&*self.fid()?, READ_ONLY)?;
             regular.store.set_reader(Some(reserve::arc(fid)));
         }
         Ok(())
@@ -251,7 +211,7 @@ impl ShareNode {
             self.make_readable(regular)?;
         }
         if flags.writes() && regular.store.writer().is_none() {
-            let fid = self.share.channel().open(&self.fid(), WRITE_ONLY)?;
+            let fid = self.share.channel().open(&*self.fid()?, WRITE_ONLY)?;
             regular.store.set_writer(reserve::arc(fid));
         }
         self.used.store(true, Ordering::Relaxed);
@@ -276,21 +236,20 @@ impl ShareNode {
             return Err(Errno::ENOTDIR);
         }
         let channel = self.share.channel();
-        let (fid, _) = channel.walk(&self.fid(), name)?;
+        let (fid, _) = channel.walk(&*self.fid()?, name)?;
         let told = channel.attributes(&fid)?;
         self.share.node(fid, &told, Some((&self.me(), name)))
     }
 
     /// A node of the same share.
-    fn sibling(&self, node: &Arc<dyn Node>) -> Result<Arc<Fid>> {
+    fn sibling<'a>(&self, node: &'a Arc<dyn Node>) -> Result<&'a Self> {
         let other = (&**node as &dyn core::any::Any).downcast_ref::<Self>();
-        let other = other.filter(|other| other.share.is_same(&self.share));
-        other.map(|other| other.fid()).ok_or(Errno::EXDEV)
+        other.filter(|other| other.share.is_same(&self.share)).ok_or(Errno::EXDEV)
     }
 
     /// Removes a name.
     fn remove_name(&self, name: &[u8], kind: NodeKind) -> Result<()> {
-        let (channel, dir) = (self.share.channel(), self.fid());
+        let (channel, dir) = (self.share.channel(), self.fid()?);
         let (_, found) = channel.walk(&dir, name)?;
         channel.unlink(&dir, name, kind)?;
         self.share.lost_a_name(found.path);
@@ -377,14 +336,14 @@ impl ShareNode {
         };
         let channel = self.share.channel();
         let (Some(size), Some(regular)) = (change.size, self.regular()) else {
-            channel.set_attributes(&self.fid(), new)?;
+            channel.set_attributes(&*self.fid()?, new)?;
             return self.ask_attributes().map(|_| ());
         };
         let mut seen = regular.turn.lock_killable()?;
         if size > regular.content.size() {
             task::check_file_size(size)?;
         }
-        channel.set_attributes(&self.fid(), new)?;
+        channel.set_attributes(&*self.fid()?, new)?;
         self.refresh_in(regular, &mut seen)
     }
 
@@ -423,7 +382,7 @@ impl ShareNode {
 impl Drop for ShareNode {
     fn drop(&mut self) {
         notify::inode_ended(self);
-        self.share.forget(self.path);
+        self.share.forget(self.key());
         if let Body::Directory(place) = &mut self.body
             && let Some(place) = place.get_mut().take()
         {
@@ -435,7 +394,7 @@ impl Drop for ShareNode {
 /// Ignores that the server does not find a file. A file that has lost its name cannot be asked for
 /// any more: its last known state, with what was written here, counts.
 fn named(told: Result<()>) -> Result<()> {
-    told.or_else(|error| if error == Errno::ENOENT { Ok(()) } else { Err(error) })
+    told.or_else(|error| if matches!(error, Errno::ENOENT | Errno::ESTALE) { Ok(()) } else { Err(error) })
 }
 
 fn timestamp((seconds, nanoseconds): (u64, u64)) -> Timestamp {
@@ -482,7 +441,7 @@ impl Node for ShareNode {
         match self.kind {
             NodeKind::Regular => self.open_regular(flags),
             NodeKind::Directory => {
-                let fid = self.share.channel().open(&self.fid(), DIRECTORY)?;
+                let fid = self.share.channel().open(&*self.fid()?, DIRECTORY)?;
                 Ok(reserve::arc(DirectoryFile::new(self, fid)))
             }
             NodeKind::Symlink => Err(Errno::ELOOP),
@@ -499,7 +458,11 @@ impl Node for ShareNode {
         let Body::Directory(place) = &self.body else { return None };
         let place = place.lock();
         let (dir, name) = place.as_ref()?.place.as_ref()?;
-        Some(DirectoryPlace { dir: dir.clone(), name: name.clone(), presence: Presence::Linked })
+        let presence = match self.standing.get() {
+            Standing::Named | Standing::Loose => Presence::Linked,
+            Standing::Removed | Standing::Stale => Presence::Removed,
+        };
+        Some(DirectoryPlace { dir: dir.clone(), name: name.clone(), presence })
     }
 
     fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Node>> {
@@ -518,7 +481,7 @@ impl Node for ShareNode {
     }
 
     fn create(&self, name: &[u8], new: &NewNode) -> Result<Arc<dyn Node>> {
-        let (channel, dir) = (self.share.channel(), self.fid());
+        let (channel, dir) = (self.share.channel(), self.fid()?);
         let node: Arc<dyn Node> = if new.kind == NodeKind::Regular {
             let (opened, made) = channel.create(&dir, name, NEW_FILE, new)?;
             self.adopt(opened, made, name)?
@@ -530,13 +493,17 @@ impl Node for ShareNode {
     }
 
     fn symlink(&self, name: &[u8], target: &[u8], new: &NewNode) -> Result<Arc<dyn Node>> {
-        self.share.channel().symlink(&self.fid(), name, target, new.gid)?;
+        self.share.channel().symlink(&*self.fid()?, name, target, new.gid)?;
         self.lookup(name)
     }
 
     fn link(&self, name: &[u8], node: &Arc<dyn Node>) -> Result<()> {
         let file = self.sibling(node)?;
-        self.share.channel().link(&self.fid(), &file, name)
+        self.share.channel().link(&*self.fid()?, &*file.fid()?, name)?;
+        // Its other name stays when this one is removed.
+        let told = &mut file.known.lock().told;
+        told.links = told.links.saturating_add(1);
+        Ok(())
     }
 
     fn unlink(&self, name: &[u8]) -> Result<()> {
@@ -558,15 +525,18 @@ impl Node for ShareNode {
         if !flags.is_empty() {
             return Err(Errno::EINVAL);
         }
-        let (channel, dir, new_dir) = (self.share.channel(), self.fid(), self.sibling(new_parent)?);
+        let (channel, dir, new_dir) = (self.share.channel(), self.fid()?, self.sibling(new_parent)?.fid()?);
         let replaced = channel.walk(&new_dir, new_name);
         channel.rename(&dir, name, &new_dir, new_name)?;
-        if let Ok((_, replaced)) = replaced {
-            self.share.lost_a_name(replaced.path);
-        }
         // A directory knows its place; where it cannot be asked for, its old one stays until it is
         // found again.
-        let _ = new_parent.lookup(new_name);
+        let moved = new_parent.lookup(new_name);
+        if let Ok((_, replaced)) = replaced
+            // Of two names of one file both stay.
+            && moved.is_ok_and(|moved| moved.identity().inode != replaced.path)
+        {
+            self.share.lost_a_name(replaced.path);
+        }
         Ok(())
     }
 
@@ -574,6 +544,6 @@ impl Node for ShareNode {
         if self.kind != NodeKind::Symlink {
             return Err(Errno::EINVAL);
         }
-        self.share.channel().read_link(&self.fid())
+        self.share.channel().read_link(&*self.fid()?)
     }
 }

@@ -50,7 +50,7 @@ pub fn list(root: &crate::fs::Path) -> Result<Vec<Listed>> {
     let mut lines = Vec::try_with_capacity(areas.len())?;
     for on in areas.iter() {
         let Some(info) = commons().swap().areas().find(|info| info.area == on.area) else { continue };
-        let name = on.file.path().map_or(Ok(Vec::new()), |path| path.display(root))?;
+        let name = on.file.path().map_or(Ok(Vec::new()), |path| path.display_short(root))?;
         lines.push_reserved(Listed { name, pages: info.slots, used: info.used, priority: info.priority });
     }
     Ok(lines)

@@ -17,6 +17,7 @@ mod processes;
 mod program;
 mod roots;
 mod server;
+mod share_identity;
 mod shares;
 mod shortage;
 mod smoke;

@@ -62,6 +62,8 @@ struct Node {
     bytes: Vec<u8>,
     names: BTreeMap<Vec<u8>, usize>,
     changes: u64,
+    /// Its number, if it has another file's.
+    number: Option<u64>,
 }
 
 #[derive(Default)]
@@ -78,6 +80,8 @@ pub struct Server {
     pub requests: AtomicU64,
     /// Its listings do not tell kinds, as those of QEMU's mapped owners.
     pub tells_no_kinds: AtomicBool,
+    /// Its file system has generations.
+    pub has_generations: AtomicBool,
     /// It refuses whatever changes something.
     pub is_read_only: AtomicBool,
     /// The most bytes that it takes of one write.
@@ -99,6 +103,7 @@ impl Server {
             lie: AtomicU32::new(0),
             requests: AtomicU64::new(0),
             tells_no_kinds: AtomicBool::new(false),
+            has_generations: AtomicBool::new(false),
             is_read_only: AtomicBool::new(false),
             most_written: AtomicUsize::new(usize::MAX),
             held: AtomicU32::new(0),
@@ -133,6 +138,24 @@ impl Server {
     /// Removes a name.
     pub fn remove(&self, name: &str) {
         self.tree.lock().unwrap().nodes[0].names.remove(name.as_bytes());
+    }
+
+    /// Moves a file, in place of what had the name.
+    pub fn rename(&self, path: &str, new_path: &str) {
+        let mut tree = self.tree.lock().unwrap();
+        let number = tree.unlink(path);
+        let (dir, name) = new_path.rsplit_once('/').unwrap_or(("", new_path));
+        let dir = tree.find(dir).expect("its directory is there");
+        tree.nodes[dir].names.insert(name.as_bytes().to_vec(), number);
+    }
+
+    /// Removes a file; that at `heir` has its number from then on.
+    pub fn bequeath(&self, path: &str, heir: &str) {
+        let mut tree = self.tree.lock().unwrap();
+        let gone = tree.unlink(path);
+        let number = tree.number(gone);
+        let heir = tree.find(heir).expect("it is there");
+        tree.nodes[heir].number = Some(number);
     }
 
     /// Fids that are not clunked, and how many of them are open.
@@ -296,14 +319,20 @@ impl Server {
         let node = &tree.nodes[number];
         let turn = self.requests.load(Ordering::Relaxed) as u32 % 16;
         let mode = if self.lies(Lie::Kinds) { turn << 12 } else { node.mode };
-        body.extend(0x7ff_u64.to_le_bytes());
+        let generation = if self.has_generations.load(Ordering::Relaxed) { 0x1000 } else { 0 };
+        body.extend((0x7ff_u64 | generation).to_le_bytes());
         tree.qid(number, body);
         for word in [mode, 0, 0] {
             body.extend(word.to_le_bytes());
         }
         let size = node.bytes.len() as u64;
         let time = [node.changes, 0];
-        for word in [1, 0, size, 4096, size.div_ceil(512)].iter().chain(&[time; 3].concat()).chain(&[0; 4]) {
+        for word in [1, 0, size, 4096, size.div_ceil(512)].iter().chain(&[time; 3].concat()).chain(&[
+            0,
+            0,
+            number as u64,
+            0,
+        ]) {
             body.extend(word.to_le_bytes());
         }
     }
@@ -328,7 +357,16 @@ impl Tree {
     fn qid(&self, number: usize, to: &mut Vec<u8>) {
         to.push(if self.nodes[number].mode >> 12 == 4 { 0x80 } else { 0 });
         to.extend((self.nodes[number].changes as u32).to_le_bytes());
-        to.extend((number as u64 + 1).to_le_bytes());
+        to.extend(self.number(number).to_le_bytes());
+    }
+    /// Returns what is told of as the number of the file at this place.
+    fn number(&self, at: usize) -> u64 {
+        self.nodes[at].number.unwrap_or(at as u64 + 1)
+    }
+    fn unlink(&mut self, path: &str) -> usize {
+        let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let dir = self.find(dir).expect("its directory is there");
+        self.nodes[dir].names.remove(name.as_bytes()).expect("it is there")
     }
     fn walk(&mut self, ask: &mut Ask<'_>, body: &mut Vec<u8>, server: &Server) -> Result<(), u32> {
         let (fid, new, count) = (ask.u32(), ask.u32(), ask.u16());

@@ -153,7 +153,7 @@ pub(super) fn name(area: &UserArea<'_>, root: &Path) -> Result<Vec<u8>> {
         AreaName::SharedAnonymous => Vec::try_from_slice(b"/dev/zero (deleted)")?,
         AreaName::File(_) => match FileMapping::of(area.name) {
             Some(mapping) => match mapping.file().path() {
-                Some(path) => path.display(root)?,
+                Some(path) => path.display_short(root)?,
                 None => nameless(mapping.file())?,
             },
             None => Vec::new(),

@@ -5,7 +5,7 @@ use freehold_collections::{Arc, Map, Vec, reserve::ArcMethods};
 use crate::fs::device::split_device;
 use crate::fs::generated::Text;
 use crate::fs::mount::{Mount, MountFlags};
-use crate::fs::path::{Path, Reach};
+use crate::fs::path::{Description, Path, Reach};
 use crate::fs::walk::PATH_MAX;
 use crate::task::Process;
 use crate::{Errno, Result};
@@ -49,13 +49,13 @@ fn visible(process: &Process) -> Result<Vec<(Arc<Mount>, Vec<u8>)>> {
             _ if mount.is_same(&root.mount) => root.is_mount_root().then(|| joined(b"/", b"/")),
             None => None,
             Some(below) if below.mount.is_same(&root.mount) => {
-                let place = below.describe(root)?;
-                (place.reach == Reach::Inside).then_some(Ok(place.text))
+                let place = described(&below, root)?;
+                place.filter(|place| place.reach == Reach::Inside).map(|place| Ok(place.text))
             }
             Some(below) => {
-                let place = below.describe(&Path::root_of(below.mount.clone()))?;
-                let above = places.get(&below.mount.id()).filter(|_| place.reach == Reach::Inside);
-                above.map(|&at: &usize| {
+                let place = described(&below, &Path::root_of(below.mount.clone()))?;
+                let place = place.filter(|place| place.reach == Reach::Inside);
+                place.zip(places.get(&below.mount.id())).map(|(place, &at): (_, &usize)| {
                     let (_, above): &(_, Vec<u8>) = &found[at];
                     joined(above, &place.text)
                 })
@@ -68,6 +68,14 @@ fn visible(process: &Process) -> Result<Vec<(Arc<Mount>, Vec<u8>)>> {
         }
     }
     Ok(found)
+}
+
+/// Describes a place; `None` where its path is longer than any may be.
+fn described(place: &Path, root: &Path) -> Result<Option<Description>> {
+    match place.describe(root) {
+        Err(Errno::ENAMETOOLONG) => Ok(None),
+        described => described.map(Some),
+    }
 }
 
 /// The path of `text` in the tree that begins at `above`.

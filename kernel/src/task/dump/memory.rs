@@ -144,7 +144,7 @@ impl Areas {
 /// Adds the name of the file that an area maps, if it does.
 fn put_name(names: &mut Vec<u8>, area: &UserArea<'_>, root: &Path) -> Result<bool> {
     match (FileMapping::of(area.name).map(|mapping| mapping.file().path()), area.name) {
-        (Some(Some(path)), _) => names.try_extend_from_slice(&path.display(root)?)?,
+        (Some(Some(path)), _) => names.try_extend_from_slice(&path.display_short(root)?)?,
         (None, AreaName::SharedAnonymous) => names.try_extend_from_slice(b"/dev/zero (deleted)")?,
         _ => return Ok(false),
     }

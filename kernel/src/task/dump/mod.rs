@@ -261,7 +261,7 @@ impl Task {
     fn core_name(&self, signal: Signal, limit: u64, dumpable: Dumpable) -> Result<Vec<u8>> {
         let process = self.process();
         let executable = match process.space().program().executable {
-            Some(file) => file.path().map(|path| path.display(&process.fs().root())).transpose()?,
+            Some(file) => file.path().map(|path| path.display_short(&process.fs().root())).transpose()?,
             None => None,
         };
         let host = process.namespaces().uts.names();
