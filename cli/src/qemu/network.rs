@@ -2,7 +2,8 @@
 //! it.
 //!
 //! The guest is 10.0.2.15, alone in its network; QEMU connects it to everything beyond, with this
-//! user's sockets. With `-p` alone QEMU passes on forwarded connections only (`restrict=on`).
+//! user's sockets. With `-p` alone QEMU passes on forwarded connections only (`restrict=on`); it
+//! drops all that the guest sends over UDP then, answers too.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -68,6 +69,12 @@ impl Network {
         if !reaches_out && forwards.is_empty() {
             return Ok(None);
         }
+        if let Some(text) = mute_forward(&forwards, &options.network.publish).filter(|_| !reaches_out) {
+            return Err(Failure::new(
+                format!("-p {text}: without --net user every answer over UDP is lost"),
+                "add --net user",
+            ));
+        }
         if options.icount {
             return Err(Failure::new(
                 "--icount repeats a run, and a network does not",
@@ -107,6 +114,12 @@ impl Network {
         let device = format!("virtio-net-pci,netdev=net0,addr={SLOT:#x},disable-legacy=on,romfile=");
         line.option("-device", device);
     }
+}
+
+/// Returns the text of the first forward over UDP.
+fn mute_forward<'a>(forwards: &[Forward], texts: &'a [String]) -> Option<&'a String> {
+    let mut both = forwards.iter().zip(texts);
+    both.find(|(forward, _)| forward.protocol == Protocol::Udp).map(|(_, text)| text)
 }
 
 impl Forward {
@@ -171,15 +184,17 @@ mod tests {
 
     #[test]
     fn ports_are_parsed_as_they_are_meant() {
-        let network = Network::from_options(&options(&["-p", "8080:80", "-p", "0.0.0.0:53:5353/udp"]));
-        let network = network.unwrap().unwrap();
-        assert!(!network.reaches_out);
-        let mut line = CommandLine::default();
-        network.arguments(&mut line);
-        assert_eq!(
-            line.0[1].to_str().unwrap(),
-            "user,id=net0,ipv6=off,restrict=on,hostfwd=tcp:127.0.0.1:8080-:80,hostfwd=udp:0.0.0.0:53-:5353"
-        );
+        for (arguments, restrict, forwards) in [
+            (&["-p", "8080:80"][..], "on", "hostfwd=tcp:127.0.0.1:8080-:80"),
+            (&["--net", "user", "-p", "0.0.0.0:53:5353/udp"], "off", "hostfwd=udp:0.0.0.0:53-:5353"),
+        ] {
+            let network = Network::from_options(&options(arguments)).unwrap().unwrap();
+            assert_eq!(network.reaches_out, restrict == "off");
+            let mut line = CommandLine::default();
+            network.arguments(&mut line);
+            let netdev = format!("user,id=net0,ipv6=off,restrict={restrict},{forwards}");
+            assert_eq!(line.0[1].to_str().unwrap(), netdev);
+        }
         let network = Network::from_options(&options(&["--net", "user"])).unwrap().unwrap();
         assert!(network.reaches_out && network.forwards.is_empty());
         assert_eq!(Network::from_options(&options(&[])).unwrap(), None);
@@ -203,7 +218,9 @@ mod tests {
         assert!(message(&["--net", "none", "-p", "80:80"]).contains("--net none is none"));
         assert!(message(&["--net", "user", "--icount"]).contains("a network does not"));
         assert!(message(&["-p", "80:80", "-p", "80:81"]).contains("forwarded twice"));
-        assert!(Network::from_options(&options(&["-p", "80:80", "-p", "80:80/udp"])).is_ok());
+        assert!(message(&["-p", "80:80", "-p", "80:80/udp"]).contains("-p 80:80/udp: without --net user"));
+        let both = ["--net", "user", "-p", "80:80", "-p", "80:80/udp"];
+        assert!(Network::from_options(&options(&both)).is_ok());
     }
 
     #[test]

@@ -183,6 +183,7 @@ fn what_cannot_be_is_told_before_anything_starts() {
         (&["-p", &taken][..], "is in use"),
         (&["--net", "none", "-p", "8080:80"], "--net none is none"),
         (&["-p", "80"], "not HOST:GUEST"),
+        (&["-p", "8053:53/udp"], "-p 8053:53/udp: without --net user every answer over UDP is lost"),
         (&["--net", "user", "--icount"], "a network does not"),
         (&["-p", "192.0.2.1:8080:80"], "no address of this machine"),
     ] {
