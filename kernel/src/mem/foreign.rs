@@ -1,11 +1,12 @@
 //! Windows on memory of other programs.
 //!
-//! A closed window stays in its CPU's translation cache for a while (`freehold_xpfo::Policy`), where
-//! it shows the bytes of a frame to speculation. Windows that a task opens on its own program's
-//! memory, and on files that it reads, show that program nothing new. One that it opens on another
-//! program's memory would: those are forgotten as they close, for as long as [`ForeignWindows`]
-//! exist, so that none is cached when the task's own program runs again. A task of the kernel needs
-//! none: what it opened is forgotten before a program gets the CPU (`windows::take_back`).
+//! A closed window stays in its CPU's translation cache for a while (`freehold_xpfo::Policy`),
+//! where it shows the bytes of a frame to speculation. Windows that a task opens on its own
+//! program's memory, and on files that it reads, show that program nothing new. One that it opens
+//! on another program's memory would: those are forgotten as they close, for as long as
+//! [`ForeignWindows`] exist, so that none is cached when the task's own program runs again. A task
+//! of the kernel needs none: what it opened is forgotten before a program gets the CPU
+//! (`windows::take_back`).
 
 use core::marker::PhantomData;
 

@@ -93,10 +93,7 @@ pub(super) fn with_run(first: Pfn, range: Range<usize>, mut f: impl FnMut(usize,
         // CPU does, and the callers of the trait own the frames that they name.
         f(before, unsafe { &mut *bytes });
     });
-    if at < range.end {
-        let before = at - range.start;
-        directly(first, at..range.end, |more, bytes| f(before + more, bytes));
-    }
+    directly(first, range, at, f);
 }
 
 /// [`PhysicalBytes::read_run`](freehold_machine::PhysicalBytes::read_run).
@@ -105,21 +102,23 @@ pub(super) fn read_run(first: Pfn, range: Range<usize>, mut f: impl FnMut(usize,
         // SAFETY: as in `with_run`.
         f(before, unsafe { &*bytes });
     });
-    if at < range.end {
-        let before = at - range.start;
-        directly(first, at..range.end, |more, bytes| f(before + more, bytes));
-    }
+    directly(first, range, at, |before, bytes| f(before, bytes));
 }
 
-/// Shows all bytes at once where the direct map holds them, else page by page.
-fn directly(first: Pfn, range: Range<usize>, mut f: impl FnMut(usize, &mut [u8])) {
-    let pages = |bytes: usize| first.offset((bytes / PAGE_SIZE) as u64);
-    let frames = PfnRange::new(pages(range.start), pages(range.end + PAGE_SIZE - 1));
-    if !boot::info().is_plain_run(frames) || !direct::holds(frames) {
-        return page_by_page(X86, first, range, f);
+/// Shows the bytes `range` from byte `at` on: all at once where the direct map holds them, else
+/// page by page.
+fn directly(first: Pfn, range: Range<usize>, at: usize, mut f: impl FnMut(usize, &mut [u8])) {
+    if at == range.end {
+        return;
     }
-    let start = tables::frame_ptr(first).wrapping_add(range.start);
+    let (before, left) = (at - range.start, at..range.end);
+    let pages = |bytes: usize| first.offset((bytes / PAGE_SIZE) as u64);
+    let frames = PfnRange::new(pages(left.start), pages(left.end + PAGE_SIZE - 1));
+    if !boot::info().is_plain_run(frames) || !direct::holds(frames) {
+        return page_by_page(X86, first, left, |more, bytes| f(before + more, bytes));
+    }
+    let start = tables::frame_ptr(first).wrapping_add(left.start);
     // SAFETY: the direct map holds all of the frames side by side, and keeps them as long as they
     // are the kernel's: the callers of the trait own the frames that they name.
-    f(0, unsafe { core::slice::from_raw_parts_mut(start, range.len()) });
+    f(before, unsafe { core::slice::from_raw_parts_mut(start, left.len()) });
 }
