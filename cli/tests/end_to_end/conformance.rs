@@ -52,6 +52,12 @@ fn inet() {
 }
 
 #[test]
+fn sockmem() {
+    conforms_with("sockmem", &["-m", "512M"], &[], &[]);
+    conforms_with("sockmem", &["-m", "512M"], &["crowd"], &[]);
+}
+
+#[test]
 fn network() {
     conforms("network");
 }

@@ -15,17 +15,16 @@ use spin::Once;
 use super::address::Address;
 use super::flight::Files;
 use super::garbage;
+use super::memory::{BUFFER_BYTES, QueueCharge, SocketAccount};
 use super::message::PassCredentials;
 use super::options::Credentials;
-use super::queue::{PAGES, Queue};
+use super::queue::Queue;
 use super::raw::controls::Controls;
 use crate::fs::bytes::SliceSource;
 use crate::sync::{Mutex, MutexGuard, News, WaitQueue};
 use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result, task};
 
-/// Value of SO_SNDBUF and SO_RCVBUF.
-pub const BUFFER_BYTES: usize = 212_992;
 /// Messages that wait in one channel at most (net.unix.max_dgram_qlen).
 const MESSAGES: usize = 512;
 
@@ -98,6 +97,8 @@ pub struct Received {
 /// See the module's head.
 pub struct Channel {
     queue: Mutex<Queue>,
+    /// The account of its pages.
+    account: SocketAccount,
     /// Mirrors: messages waiting, pages in them.
     messages: AtomicUsize,
     pages: AtomicUsize,
@@ -128,9 +129,10 @@ pub struct Channel {
 
 impl Channel {
     /// An empty one with both ends.
-    pub fn new() -> Arc<Self> {
+    pub fn new(account: SocketAccount) -> Arc<Self> {
         reserve::arc(Self {
-            queue: Mutex::new(Queue::new()),
+            queue: Mutex::new(Queue::new(account)),
+            account,
             messages: AtomicUsize::new(0),
             pages: AtomicUsize::new(0),
             no_receiver: AtomicBool::new(false),
@@ -214,7 +216,7 @@ impl Channel {
     /// Forgets what waits in `queue`, which is its own, if the caller has that, and wakes all.
     fn forget(&self, queue: Option<MutexGuard<'_, Queue>>) {
         let forgotten = queue.map(|mut queue| {
-            let all = core::mem::replace(&mut *queue, Queue::new());
+            let all = core::mem::replace(&mut *queue, Queue::new(self.account));
             self.publish(&queue);
             all
         });
@@ -320,7 +322,7 @@ impl Channel {
     /// Whether a send would not wait.
     pub fn has_room(&self) -> bool {
         !self.is_opening()
-            && self.pages.load(Ordering::SeqCst) < PAGES
+            && self.pages.load(Ordering::SeqCst) < self.account.most()
             && self.messages.load(Ordering::SeqCst) < MESSAGES
     }
 
@@ -427,7 +429,8 @@ impl Channel {
     /// Send one message, whole.
     ///
     /// # Errors
-    /// `EMSGSIZE` where it is larger than the buffer, `ECONNREFUSED` without a receiver.
+    /// `EMSGSIZE` where it is larger than the buffer, `ECONNREFUSED` without a receiver, `ENOBUFS`
+    /// where sockets have too much memory.
     pub fn send_message(
         self: &Receiver<Self>,
         source: &mut dyn Source,
@@ -440,7 +443,14 @@ impl Channel {
         }
         self.carry(&mut ancillary)?;
         let length = source.remaining();
+        // A task that waits has no pages.
+        if patience != Patience::Never {
+            self.wait_for_room(patience)?;
+        }
         let bytes = Queue::gather(source)?;
+        self.account.admit(bytes.pages())?;
+        let mut in_hand = QueueCharge::new(self.account);
+        in_hand.set(bytes.pages());
         loop {
             self.wait_for_room(patience)?;
             let mut queue = self.queue.lock();
@@ -450,6 +460,7 @@ impl Channel {
             if !self.has_room() {
                 continue;
             }
+            in_hand.set(0);
             queue.push_message(bytes, length, ancillary, from)?;
             self.publish(&queue);
             drop(queue);
@@ -465,6 +476,7 @@ impl Channel {
     /// `ENOMEM`.
     pub(super) fn offer_message(&self, bytes: &[u8], from: Option<Address>) -> Result<()> {
         let gathered = Queue::gather(&mut SliceSource::new(bytes))?;
+        self.account.admit(gathered.pages()).map_err(|_| Errno::EAGAIN)?;
         let mut queue = self.try_waiting().ok_or(Errno::EBUSY)?;
         if !self.has_receiver() {
             return Err(Errno::ECONNREFUSED);
@@ -573,7 +585,7 @@ mod tests {
 
     #[test]
     fn a_stream_has_no_boundaries_and_can_be_peeked_at() {
-        let channel = Channel::new();
+        let channel = Channel::new(SocketAccount::Other);
         send(&channel, b"one").unwrap();
         send(&channel, b"two").unwrap();
         assert_eq!(channel.bytes(), 6);
@@ -586,7 +598,7 @@ mod tests {
 
     #[test]
     fn a_stream_takes_as_much_as_the_buffer_holds() {
-        let channel = Channel::new();
+        let channel = Channel::new(SocketAccount::Other);
         let big = vec![1; 2 * BUFFER_BYTES];
         assert_eq!(send(&channel, &big), Ok(BUFFER_BYTES));
         assert_eq!(send(&channel, b"x"), Err(Errno::EAGAIN));
@@ -598,7 +610,7 @@ mod tests {
 
     #[test]
     fn messages_stay_apart_and_lose_what_does_not_fit() {
-        let channel = Channel::new();
+        let channel = Channel::new(SocketAccount::Other);
         for text in [&b"first"[..], b"", b"third"] {
             let source = &mut SliceSource::new(text);
             channel.send_message(source, Ancillary::default(), None, Patience::Never).unwrap();

@@ -13,6 +13,7 @@ use freehold_collections::{Arc, Box, Receiver, VecDeque, reserve};
 use super::address::{Address, Family};
 use super::attachment::network_of_caller;
 use super::channel::{Ancillary, Channel, Manner, Patience, Received};
+use super::memory::SocketAccount;
 use super::netlink::Netlink;
 use super::options::{Credentials, Options};
 use super::ports::{EntryKey, InetAddress};
@@ -140,11 +141,16 @@ impl Socket {
             Special::Netlink(netlink) => (Some(netlink), None),
             Special::Raw(raw) => (None, Some(raw)),
         };
+        let account = match (family, kind) {
+            (Family::Inet | Family::Inet6, SocketKind::Stream) => SocketAccount::Tcp,
+            (Family::Inet | Family::Inet6, _) => SocketAccount::Udp,
+            (Family::Unix | Family::Netlink, _) => SocketAccount::Other,
+        };
         reserve::arc(Self {
             family,
             kind,
             network,
-            channel: raw.as_ref().map_or_else(Channel::new, |raw| raw.channel().clone()),
+            channel: raw.as_ref().map_or_else(|| Channel::new(account), |raw| raw.channel().clone()),
             state: SpinLock::new(SocketState::default()),
             options: SpinLock::new(Options::default()),
             send_ended: AtomicBool::new(false),
@@ -393,7 +399,7 @@ impl Socket {
         }
         let served = Self::make(self.family, self.kind, Special::None, self.network.clone());
         table::enter(&served)?;
-        let out = Channel::new();
+        let out = Channel::new(SocketAccount::Tcp);
         out.set_sender(&served.channel);
         let far = far(served.channel.clone(), out.clone())?;
         let peer =

@@ -12,6 +12,7 @@ use super::address::{Address, Family};
 use super::attachment::source_for;
 use super::channel::{Ancillary, Channel, Patience};
 use super::endpoint::{Socket, SocketKind};
+use super::memory::SocketAccount;
 use super::options::Credentials;
 use super::ports::{self, Claim, EntryKey, FIRST_FREE, InetAddress, Protocol};
 use super::raw::{self, arrive::Found};
@@ -211,7 +212,7 @@ impl Socket {
     /// Has the socket be as after a call over a wire that was refused: the next call, or SO_ERROR,
     /// says so.
     fn note_refusal(&self, to: InetAddress) {
-        let out = Channel::new();
+        let out = Channel::new(SocketAccount::Tcp);
         out.hold();
         out.close_receiver();
         self.channel().renew();
@@ -233,7 +234,7 @@ impl Socket {
         for _ in 0..TRIES {
             let local = self.sent_from(self.own_port(source)?, to);
             self.state.lock().address = Some(Address::Inet(local));
-            let out = Channel::new();
+            let out = Channel::new(SocketAccount::Tcp);
             out.hold();
             out.set_sender(self.channel());
             self.channel().renew();
@@ -374,7 +375,7 @@ impl Socket {
         let name = Some(Address::Inet(from));
         match target.channel().send_message(source, ancillary, name, Patience::Never) {
             // No room, or no socket any more: it is lost on its way.
-            Err(Errno::EAGAIN | Errno::ECONNREFUSED) => Ok(length),
+            Err(Errno::EAGAIN | Errno::ENOBUFS | Errno::ECONNREFUSED) => Ok(length),
             sent => sent,
         }
     }

@@ -6,6 +6,7 @@
 //! | [`endpoint`] | a socket: binding, connecting, accepting |
 //! | [`channel`] | messages on their way to one, and tasks that wait for them |
 //! | [`queue`] | the messages in a channel |
+//! | [`memory`] | the pages of all messages that wait, and their limits |
 //! | [`inet`], [`ports`] | the differences of TCP and UDP; the owners of ports |
 //! | [`raw`] | raw and ping sockets: packets of IP and ICMP |
 //! | [`attachment`], [`wire`] | how the machine is connected; connections and datagrams to other machines |
@@ -29,6 +30,7 @@ pub mod flight;
 pub mod garbage;
 mod inet;
 pub mod interface;
+pub mod memory;
 pub mod message;
 pub mod netlink;
 pub mod options;

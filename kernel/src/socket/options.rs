@@ -3,8 +3,8 @@
 use linux_raw_sys::net as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::channel::BUFFER_BYTES;
 use super::endpoint::{Socket, SocketKind};
+use super::memory::BUFFER_BYTES;
 use super::message::PassCredentials;
 use super::netlink;
 use super::remembered::{Remembered, TCP};

@@ -7,19 +7,17 @@
 use core::ops::ControlFlow;
 
 use freehold_collections::{Arc, VecDeque};
-use freehold_machine::PAGE_SIZE;
 
 use super::address::Address;
-use super::channel::{Ancillary, BUFFER_BYTES, Received};
+use super::channel::{Ancillary, Received};
 use super::flight::Files;
+use super::memory::{PAGES, QueueCharge, SocketAccount};
 use super::message::PassCredentials;
 use crate::fs::OpenFile;
 use crate::fs::pipe::{Boundary, Gathered, PipeRing};
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
 
-/// The most pages that wait in one channel: Linux' default send buffer.
-pub const PAGES: usize = BUFFER_BYTES / PAGE_SIZE;
 /// An empty queue with room for more messages than this gives the room back.
 const KEPT: usize = 16;
 
@@ -37,12 +35,13 @@ struct SocketMessage {
 pub struct Queue {
     pages: PipeRing,
     messages: VecDeque<SocketMessage>,
+    charge: QueueCharge,
 }
 
 impl Queue {
-    /// An empty one, which needs no memory.
-    pub const fn new() -> Self {
-        Self { pages: PipeRing::new(PAGES), messages: VecDeque::new() }
+    /// An empty one, which needs no memory; its pages are counted in `account`.
+    pub const fn new(account: SocketAccount) -> Self {
+        Self { pages: PipeRing::new(PAGES), messages: VecDeque::new(), charge: QueueCharge::new(account) }
     }
 
     /// Messages in it.
@@ -90,10 +89,11 @@ impl Queue {
         } else {
             self.messages.try_reserve(1)?;
         }
-        if !self.pages.has_room() {
+        if self.pages() >= self.charge.account().most() {
             return Err(Errno::EAGAIN);
         }
         let count = self.pages.push(source, Boundary::Stream)?;
+        self.charge.set(self.pages());
         match self.messages.back_mut().filter(|_| joins) {
             Some(last) => last.chunks += 1,
             None => {
@@ -132,6 +132,7 @@ impl Queue {
         self.messages.try_reserve(1)?;
         let chunks = bytes.pages();
         self.pages.append(bytes)?;
+        self.charge.set(self.pages());
         self.messages.push_back_reserved(SocketMessage { chunks, length, ancillary, from });
         Ok(())
     }
@@ -235,8 +236,9 @@ impl Queue {
     /// After messages were taken.
     fn settle(&mut self) {
         if self.messages.is_empty() && self.messages.capacity() > KEPT {
-            *self = Self::new();
+            *self = Self::new(self.charge.account());
         }
+        self.charge.set(self.pages());
     }
 }
 
@@ -282,6 +284,7 @@ mod tests {
     use super::super::options::Credentials;
     use super::*;
     use crate::fs::bytes::{SliceSink, SliceSource};
+    use freehold_machine::PAGE_SIZE;
 
     impl Queue {
         /// Panics where the invariant of the module's head does not hold.
@@ -318,7 +321,7 @@ mod tests {
         #[test]
         fn a_stream_brings_each_byte_once_in_order_and_named_senders_apart(steps in steps(), named: bool) {
             let named = if named { PassCredentials::Yes } else { PassCredentials::No };
-            let (mut queue, mut model, mut next) = (Queue::new(), Model::new(), 0_u8);
+            let (mut queue, mut model, mut next) = (Queue::new(SocketAccount::Other), Model::new(), 0_u8);
             for step in steps {
                 let most = match step {
                     Step::Send { user, length } => {
@@ -364,7 +367,7 @@ mod tests {
 
     #[test]
     fn a_message_that_is_cut_takes_nothing_of_the_next_one() {
-        let mut queue = Queue::new();
+        let mut queue = Queue::new(SocketAccount::Other);
         let lengths = [3 * PAGE_SIZE + 1, 0, 1, PAGE_SIZE];
         for (at, &length) in lengths.iter().enumerate() {
             let bytes = vec![at as u8; length];
@@ -390,7 +393,7 @@ mod tests {
 
     #[test]
     fn an_empty_queue_gives_back_the_room_of_many_messages() {
-        let mut queue = Queue::new();
+        let mut queue = Queue::new(SocketAccount::Other);
         let nothing = || Queue::gather(&mut SliceSource::new(b"")).unwrap();
         for _ in 0..2 * KEPT {
             queue.push_message(nothing(), 0, sender(0), None).unwrap();

@@ -17,6 +17,7 @@ use crate::hw::Hardware;
 use crate::ipc::limits;
 use crate::mem::stats;
 use crate::sched::real_time;
+use crate::socket::memory::SocketAccount;
 use crate::task::dump::pattern;
 use crate::task::inspect;
 use crate::task::userns::{self, IdKind, NamespaceKind};
@@ -252,6 +253,9 @@ fn fill_net(net: &Arc<PseudoDir>) {
     net.dirs("core").constant("somaxconn", "4096");
     // Opener and writer are judged by the namespace, whose root need not own the file.
     net.dirs("ipv4").generated("ping_group_range", 0o666, PingGroups);
+    for (name, account) in [("tcp_mem", SocketAccount::Tcp), ("udp_mem", SocketAccount::Udp)] {
+        net.dirs("ipv4").generated(name, 0o644, SocketMemory(account));
+    }
     net.dirs("unix").constant("max_dgram_qlen", "512");
 }
 
@@ -332,6 +336,27 @@ impl Generate for LastPid {
         }
         let last = Pid::try_from(parse_number(bytes)?).ok().filter(|&last| last < registry::PID_MAX);
         registry::set_last_pid(last.ok_or(Errno::EINVAL)?);
+        Ok(())
+    }
+}
+
+/// net.ipv4.tcp_mem and udp_mem: three numbers of pages. Numbers that are not written stay.
+struct SocketMemory(SocketAccount);
+
+impl Generate for SocketMemory {
+    fn show(&self, text: &mut Text) -> Result<()> {
+        let [low, pressure, high] = self.0.limits();
+        writeln!(text, "{low}\t{pressure}\t{high}");
+        Ok(())
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        let mut limits = self.0.limits();
+        let words = bytes.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+        for (limit, word) in limits.iter_mut().zip(words) {
+            *limit = usize::try_from(parse_number(word)?).map_err(|_| Errno::EINVAL)?;
+        }
+        self.0.set_limits(limits);
         Ok(())
     }
 }

@@ -43,6 +43,7 @@ use self::registry::{HearerKey, Hearers, Hears};
 use self::settings::{Nature, RawSettings};
 use super::address::Family;
 use super::channel::{Channel, Manner, Received};
+use super::memory::SocketAccount;
 use super::ports::InetAddress;
 use crate::task::namespaces::network::NetworkNamespace;
 use crate::task::{self, Capability};
@@ -113,7 +114,7 @@ impl RawSocket {
             protocol,
             kind,
             network,
-            channel: Channel::new(),
+            channel: Channel::new(SocketAccount::Other),
             state: crate::sync::SpinLock::new(state),
             filter: SocketFilter::default(),
         });

@@ -9,6 +9,7 @@ use crate::fs::generated::{ShortLine, Text};
 use crate::sched;
 use crate::socket::endpoint::Socket;
 use crate::socket::interface;
+use crate::socket::memory::SocketAccount;
 use crate::socket::table::{self, SocketClass};
 use crate::socket::view::TcpState;
 use crate::task::namespaces::network::NetworkNamespace;
@@ -173,8 +174,9 @@ fn sockstat(network: &NetworkNamespace, out: &mut Text) -> Result<()> {
     let tcp = counts[SocketClass::Tcp as usize] + counts[SocketClass::Tcp6 as usize];
     let (tcp_in_use, udp_in_use) =
         (in_use(network, SocketClass::Tcp)?.0, in_use(network, SocketClass::Udp)?.0);
-    writeln!(out, "sockets: used {all}\nTCP: inuse {tcp_in_use} orphan 0 tw 0 alloc {tcp} mem 0");
-    writeln!(out, "UDP: inuse {udp_in_use} mem 0\nUDPLITE: inuse 0");
+    let (tcp_pages, udp_pages) = (SocketAccount::Tcp.pages(), SocketAccount::Udp.pages());
+    writeln!(out, "sockets: used {all}\nTCP: inuse {tcp_in_use} orphan 0 tw 0 alloc {tcp} mem {tcp_pages}");
+    writeln!(out, "UDP: inuse {udp_in_use} mem {udp_pages}\nUDPLITE: inuse 0");
     writeln!(out, "RAW: inuse {}\nFRAG: inuse 0 memory 0", counts[SocketClass::Raw as usize]);
     Ok(())
 }
