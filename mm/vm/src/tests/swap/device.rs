@@ -304,7 +304,7 @@ fn swapoff_that_looks_for_memory_puts_nothing_into_the_area_meanwhile() {
     frames.fail_after(2);
     let mut find = || {
         let found = s.world.commons.evict(&EvictWish { pages: 8, ..wish }).freed;
-        frames.fail_after(8);
+        frames.fail_never();
         if found > 0 { core::ops::ControlFlow::Continue(()) } else { core::ops::ControlFlow::Break(()) }
     };
     assert_eq!(p.run(|| s.world.commons.swap_off(s.area, &mut go_on, &mut find)), Ok(()));
