@@ -412,6 +412,16 @@ static int in_user_namespace(void)
 	return 0;
 }
 
+static int from_the_root(void)
+{
+	char procs[192];
+	snprintf(procs, sizeof procs, "%s/cgroup.procs", top);
+	HOLDS(writes(procs, "0") == 0);
+	HOLDS(setgroups(0, NULL) == 0 && setresgid(USER, USER, USER) == 0 && setresuid(USER, USER, USER) == 0);
+	HOLDS(prctl(PR_SET_DUMPABLE, 1) == 0);
+	return in_user_namespace();
+}
+
 static void namespaces(void)
 {
 	snprintf(lower, sizeof lower, "%s-lower", top);
@@ -425,6 +435,8 @@ static void namespaces(void)
 	NEED(mount("none", top, "cgroup2", MS_REMOUNT, "nsdelegate") == 0);
 	PROMISE("with nsdelegate a namespace bounds what is delegated", in_child(bounded, 0));
 	PROMISE("mounts say so", strstr(reads("/proc/self/mounts"), ",nsdelegate"));
+	PROMISE("another namespace that begins at the root mounts without it", in_child(from_the_root, 0));
+	PROMISE("which takes it from nobody", strstr(reads("/proc/self/mounts"), ",nsdelegate"));
 	NEED(mount("none", top, "cgroup2", MS_REMOUNT, "") == 0);
 	drop("a/b");
 	drop("a");

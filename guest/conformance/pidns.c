@@ -933,6 +933,12 @@ static int threads_have_numbers(void)
 	pid_t tid = 0;
 	HOLDS(pthread_create(&thread, NULL, tell_tid, &tid) == 0 && pthread_join(thread, NULL) == 0);
 	HOLDS(tid == 2);
+	void *by_number = NULL, *own = NULL, *list[3] = { list, NULL, NULL };
+	size_t length;
+	HOLDS(syscall(SYS_get_robust_list, 0, &own, &length) == 0);
+	HOLDS(syscall(SYS_set_robust_list, list, sizeof list) == 0);
+	HOLDS(syscall(SYS_get_robust_list, 1, &by_number, &length) == 0 && by_number == list);
+	HOLDS(syscall(SYS_set_robust_list, own, length) == 0);
 	/* A robust list releases mutexes that hold the number inside the namespace. */
 	pthread_mutexattr_t attributes;
 	pthread_mutex_t *mutex = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -1,10 +1,12 @@
 /*
  * Settings below /proc/sys that root may write, tested by their effects: the largest pipe, the
- * largest process ID, the number of areas of an address space, and the memory that one call may
- * request. Needs root, and a machine of its own: the settings hold for all processes.
+ * largest process ID, the number of areas of an address space, the memory that one call may
+ * request, the mounts of a namespace and the namespaces of a user. Needs root, and a machine of its
+ * own: the settings hold for all processes.
  */
 #include "promise.h"
 #include <grp.h>
+#include <sys/mount.h>
 
 enum { USER = 1000 };
 
@@ -156,9 +158,79 @@ static void promised(void)
 	PROMISE("other ways do not exist", writes(name, "3") == EINVAL && reads(name) == 0);
 }
 
+static int mounts(void)
+{
+	char line[4096];
+	int count = 0;
+	FILE *file = fopen("/proc/self/mountinfo", "r");
+	NEED(file != NULL);
+	while (fgets(line, sizeof line, file))
+		count++;
+	fclose(file);
+	return count;
+}
+
+static void numbers_of_mounts(void)
+{
+	/* Some mounts are not shown: those that no way leads to. */
+	enum { MORE = 20 };
+	const char *name = "fs/mount-max";
+	long before = reads(name);
+	int made = 0;
+	NEED(unshare(CLONE_NEWNS) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0);
+	NEED((mkdir("/tmp/many", 0755) == 0 || errno == EEXIST) && mount("none", "/tmp/many", "tmpfs", 0, NULL) == 0);
+	NEED(mkdir("/tmp/many/one", 0755) == 0 && mkdir("/tmp/many/two", 0755) == 0);
+	sets(name, mounts() + MORE);
+	while (made < 2 * MORE && mount("none", "/tmp/many/one", "tmpfs", 0, NULL) == 0)
+		made++;
+	int error = errno;
+	PROMISE("a namespace has as many mounts as fs.mount-max says", made > 0 && made <= MORE && error == ENOSPC);
+	FAILS_WITH("bind mounts are counted", mount("/tmp/many/two", "/tmp/many/two", NULL, MS_BIND, NULL), ENOSPC);
+	FAILS_WITH("and trees", mount("/tmp/many", "/tmp/many/two", NULL, MS_BIND | MS_REC, NULL), ENOSPC);
+	NEED(umount("/tmp/many/one") == 0);
+	PROMISE("one that goes makes room for one", mount("/tmp/many/two", "/tmp/many/two", NULL, MS_BIND, NULL) == 0 &&
+		mount("none", "/tmp/many/two", "tmpfs", 0, NULL) == -1 && errno == ENOSPC);
+	sets(name, before);
+	PROMISE("a higher limit holds at once", mount("none", "/tmp/many/two", "tmpfs", 0, NULL) == 0);
+	PROMISE("there is no limit of 0", writes(name, "0") == EINVAL && reads(name) == before);
+	NEED(umount2("/tmp/many", MNT_DETACH) == 0 && rmdir("/tmp/many") == 0);
+}
+
+/* Makes host names of its own until there are no more. Whether another user has one then. */
+static int uses_all_up(void)
+{
+	int status, ends[2];
+	char byte;
+	NEED(pipe(ends) == 0);
+	pid_t greedy = fork();
+	if (greedy == 0) {
+		NEED(setgroups(0, NULL) == 0 && setresgid(USER, USER, USER) == 0 && setresuid(USER, USER, USER) == 0);
+		NEED(unshare(CLONE_NEWUSER) == 0);
+		while (unshare(CLONE_NEWUTS) == 0)
+			NEED(open("/proc/self/ns/uts", O_RDONLY) >= 0);
+		write(ends[1], errno == ENOSPC ? "x" : "-", 1);
+		pause();
+	}
+	NEED(read(ends[0], &byte, 1) == 1);
+	IN_CHILD(status, _exit(unshare(CLONE_NEWUTS) != 0));
+	NEED(kill(greedy, SIGKILL) == 0 && waitpid(greedy, NULL, 0) == greedy);
+	return byte == 'x' && status == 0;
+}
+
+static void namespaces(void)
+{
+	const char *name = "user/max_uts_namespaces";
+	long before = reads(name);
+	sets(name, 20);
+	PROMISE("a user with all the namespaces that it may have leaves root's", uses_all_up());
+	sets(name, before);
+}
+
 int main(void)
 {
 	NEED(geteuid() == 0);
+	numbers_of_mounts();
+	namespaces();
 	pipes();
 	numbers();
 	areas_of_memory();

@@ -1,7 +1,8 @@
 //! Names of the system: its release, and the names of a UTS namespace (Linux: `struct
 //! uts_namespace`).
 
-use super::userns::{NamespaceHead, NamespaceKind, UserNs};
+use super::credentials::Credentials;
+use super::userns::{NamespaceHead, NamespaceKind};
 use crate::sync::SpinLock;
 use crate::{Errno, Result};
 
@@ -66,12 +67,12 @@ impl UtsNamespace {
         let names = Names { host: field("freehold"), domain: field("(none)") };
         Self { head: NamespaceHead::initial(NamespaceKind::Uts), names: SpinLock::new(names) }
     }
-    /// One of `owner`'s with the same names.
+    /// One of the user namespace of `maker` with the same names.
     ///
     /// # Errors
     /// `ENOSPC`.
-    pub fn copy(&self, owner: UserNs) -> Result<Self> {
-        let head = NamespaceHead::new(NamespaceKind::Uts, owner)?;
+    pub fn copy(&self, maker: &Credentials) -> Result<Self> {
+        let head = NamespaceHead::new(NamespaceKind::Uts, maker)?;
         Ok(Self { head, names: SpinLock::new(self.names()) })
     }
     /// Returns the part that every namespace has.

@@ -7,7 +7,7 @@
 
 use super::{AT_FDCWD, file, place_at, place_of, process, walk_from};
 use crate::fs::mount::{Mount, MountFlags};
-use crate::fs::namespace::{self, CopyDepth, MOST_MOUNTS, MountNamespace};
+use crate::fs::namespace::{self, CopyDepth, MountNamespace};
 use crate::fs::node::{NodeKind, SetMetadata};
 use crate::fs::root::root_mount;
 use crate::fs::walk::Final;
@@ -97,6 +97,7 @@ fn attach(namespace: &MountNamespace, mount: &Arc<Mount>, place: Path) -> Result
     if !namespace.contains(&place.mount) {
         return Err(Errno::EINVAL);
     }
+    namespace.take_room(1)?;
     place.mount.clone().attach(mount, place)?;
     namespace.tell_change();
     Ok(())
@@ -151,9 +152,7 @@ fn bind(namespace: &MountNamespace, source: &Path, place: Path, depth: CopyDepth
     }
     let copy = namespace::copy_tree(source, depth, &mut |_, _| {})?;
     let fits = || -> Result<()> {
-        if depth == CopyDepth::All && namespace.root().tree()?.len() + copy.tree()?.len() > MOST_MOUNTS {
-            return Err(Errno::ENOSPC);
-        }
+        namespace.take_room(if depth == CopyDepth::One { 1 } else { copy.tree()?.len() })?;
         place.mount.make_room()
     };
     if let Err(error) = fits() {

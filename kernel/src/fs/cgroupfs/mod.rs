@@ -30,6 +30,7 @@ use super::node::{Identity, Node};
 use super::{OpenFile, notify};
 use crate::cgroup::{self, Group, Notice};
 use crate::sync::{Mutex, MutexGuard};
+use crate::task::Capability;
 use crate::task::namespaces::CgroupNamespace;
 use crate::{Errno, Result};
 
@@ -77,9 +78,7 @@ pub fn initial() -> Result<Arc<dyn FileSystem>> {
 pub fn mount(namespace: &CgroupNamespace, options: &[u8]) -> Result<Arc<dyn FileSystem>> {
     let delegates = parse(options)?;
     let group = namespace.root();
-    if group.is_root() {
-        NSDELEGATE.store(delegates == Delegates::Yes, Ordering::Relaxed);
-    }
+    delegates.hold_for(namespace);
     Ok(reserve::arc(CgroupFs(directory_of(group)?)))
 }
 
@@ -87,6 +86,16 @@ pub fn mount(namespace: &CgroupNamespace, options: &[u8]) -> Result<Arc<dyn File
 enum Delegates {
     Yes,
     No,
+}
+
+impl Delegates {
+    /// The option holds for the whole machine: in the initial namespace, from a process that rules
+    /// that, and is left out elsewhere. Another namespace may begin at the root group, too.
+    fn hold_for(&self, namespace: &CgroupNamespace) {
+        if namespace.head().is_initial() && crate::task::may(Capability::SysAdmin) {
+            NSDELEGATE.store(*self == Self::Yes, Ordering::Relaxed);
+        }
+    }
 }
 
 fn parse(options: &[u8]) -> Result<Delegates> {
@@ -133,9 +142,7 @@ impl FileSystem for CgroupFs {
 
     fn configure(&self, options: &[u8]) -> Result<()> {
         let delegates = parse(options)?;
-        if crate::task::current().process().namespaces().cgroup.root().is_root() {
-            NSDELEGATE.store(delegates == Delegates::Yes, Ordering::Relaxed);
-        }
+        delegates.hold_for(&crate::task::current().process().namespaces().cgroup);
         Ok(())
     }
 }

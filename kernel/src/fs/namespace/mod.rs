@@ -18,7 +18,7 @@
 //! children as they are at that moment. Callers: mount(2) and its like, unshare, clone, setns. Task
 //! context.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use freehold_collections::{
     Arc, Vec,
@@ -29,11 +29,39 @@ use super::context::FsContext;
 use super::mount::{Keep, Mount};
 use super::path::Path;
 use crate::sync::{Mutex, MutexGuard, SpinLock, WaitQueue};
-use crate::task::userns::{NamespaceHead, NamespaceKind, UserNs};
+use crate::task::credentials::Credentials;
+use crate::task::userns::{NamespaceHead, NamespaceKind};
 use crate::{Errno, Result, sched};
 
-/// The most mounts of a namespace that copies make (Linux: fs.mount-max).
-pub const MOST_MOUNTS: usize = 100_000;
+/// The most mounts of a namespace, until /proc/sys/fs/mount-max says otherwise.
+const FIRST_LIMIT: usize = 100_000;
+static LIMIT: AtomicUsize = AtomicUsize::new(FIRST_LIMIT);
+
+/// The most mounts of a namespace (/proc/sys/fs/mount-max).
+pub fn limit() -> u64 {
+    LIMIT.load(Ordering::Relaxed) as u64
+}
+
+/// Changes that. Mounts that are there stay.
+///
+/// # Errors
+/// `EINVAL` for 0, and for what is no int.
+pub fn set_limit(limit: u64) -> Result<()> {
+    if !(1..=i32::MAX as u64).contains(&limit) {
+        return Err(Errno::EINVAL);
+    }
+    LIMIT.store(limit as usize, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Mounts that may come to a tree for sure before it is counted again. Mounts that go make no room
+/// here: the next count finds it.
+#[derive(Clone, Copy, Default)]
+struct MountRoom {
+    /// The limit that this is a part of.
+    limit: usize,
+    left: usize,
+}
 
 static CHANGE: Mutex<()> = Mutex::new(());
 
@@ -49,6 +77,8 @@ pub fn change() -> Result<MutexGuard<'static, ()>> {
 pub struct MountNamespace {
     head: NamespaceHead,
     root: SpinLock<Arc<Mount>>,
+    /// Changed by holders of the right to change trees only.
+    room: SpinLock<MountRoom>,
     /// How often its mounts have changed, counted before the queue is woken.
     changes: AtomicU64,
     changed: Arc<WaitQueue>,
@@ -71,16 +101,17 @@ impl MountNamespace {
 
     fn with_root(head: NamespaceHead, root: Arc<Mount>) -> Arc<Self> {
         let changed = reserve::arc(WaitQueue::new());
-        reserve::arc(Self { head, root: SpinLock::new(root), changes: AtomicU64::new(0), changed })
+        let room = SpinLock::new(MountRoom::default());
+        reserve::arc(Self { head, root: SpinLock::new(root), room, changes: AtomicU64::new(0), changed })
     }
 
-    /// Copies the namespace for processes whose user namespace is `owner`. The places of `context`,
-    /// which no other process has yet, become those in the copy.
+    /// Copies the namespace for processes in the user namespace of `maker`. The places of
+    /// `context`, which no other process has yet, become those in the copy.
     ///
     /// # Errors
     /// `ENOSPC`, `ENOMEM`, `EINTR`; nothing is left of the copy then.
-    pub fn copy(&self, owner: &UserNs, context: &FsContext) -> Result<Arc<Self>> {
-        let head = NamespaceHead::new(NamespaceKind::Mount, owner.clone())?;
+    pub fn copy(&self, maker: &Credentials, context: &FsContext) -> Result<Arc<Self>> {
+        let head = NamespaceHead::new(NamespaceKind::Mount, maker)?;
         let _change = change()?;
         let (mut root, mut cwd) = (context.root(), context.cwd());
         let copied = copy_tree(&Path::root_of(self.root()), CopyDepth::All, &mut |old, new| {
@@ -91,7 +122,7 @@ impl MountNamespace {
             }
         })?;
         let new = Self::with_root(head, copied);
-        if owner != self.head.owner() {
+        if maker.user_ns != *self.head.owner() {
             for mount in new.root().tree()? {
                 mount.lock_for_others();
                 sched::checkpoint()?;
@@ -116,6 +147,24 @@ impl MountNamespace {
     pub fn set_root(&self, root: Arc<Mount>) {
         let old = core::mem::replace(&mut *self.root.lock(), root);
         drop(old);
+    }
+
+    /// Takes room for mounts that come to the tree. Holders of the right to change trees only. Each
+    /// count of the whole tree makes room for all that may come.
+    ///
+    /// # Errors
+    /// `ENOSPC` where they were too many, `ENOMEM`.
+    pub fn take_room(&self, mounts: usize) -> Result<()> {
+        let limit = LIMIT.load(Ordering::Relaxed);
+        let MountRoom { limit: known, left } = *self.room.lock();
+        let left = if known == limit && left >= mounts {
+            left - mounts
+        } else {
+            let there = self.root().tree()?.len();
+            limit.checked_sub(there + mounts).ok_or(Errno::ENOSPC)?
+        };
+        *self.room.lock() = MountRoom { limit, left };
+        Ok(())
     }
 
     /// Tells those who watch its mounts that these have changed (Linux: `touch_mnt_namespace`).
@@ -201,7 +250,7 @@ pub fn copy_tree(
                 if next == 0 && !is_below(&place, from)? {
                     continue;
                 }
-                if pairs.len() == MOST_MOUNTS {
+                if pairs.len() >= FIRST_LIMIT.max(LIMIT.load(Ordering::Relaxed)) {
                     return Err(Errno::ENOSPC);
                 }
                 let copy = child.copy_with_locks(child.root().clone(), Keep::Place)?;

@@ -38,8 +38,9 @@ fn world() -> World {
     world
 }
 
-fn inside() -> UserNs {
-    UserNs::new(&Credentials::of_user(0, 0)).unwrap()
+fn inside() -> Credentials {
+    let maker = Credentials::of_user(0, 0);
+    Credentials { user_ns: crate::task::userns::UserNs::new(&maker).unwrap(), ..maker }
 }
 
 #[test]
@@ -49,7 +50,7 @@ fn a_copy_is_a_tree_of_its_own_and_goes_whole() {
     let deep = world.walk().find(b"/a/b", Final::Follow).unwrap();
     let context = FsContext::new(world.root.clone());
     context.set_cwd(deep.clone());
-    let copy = namespace.copy(&UserNs::INITIAL, &context).unwrap();
+    let copy = namespace.copy(&Credentials::of_user(0, 0), &context).unwrap();
     assert_eq!(names(&copy.root()), ["/", "/a", "/c", "/a/b"]);
     assert!(context.root().mount.is_same(&copy.root()));
     assert!(!context.cwd().mount.is_same(&deep.mount), "the working directory moves to the copy");

@@ -8,6 +8,7 @@ use freehold_machine::Entropy;
 
 use crate::fs::generated::{Generate, Text};
 use crate::fs::leases;
+use crate::fs::namespace;
 use crate::fs::notify;
 use crate::fs::pipe::{self, share};
 use crate::fs::pseudo::PseudoDir;
@@ -259,8 +260,9 @@ fn fill_net(net: &Arc<PseudoDir>) {
     net.dirs("unix").constant("max_dgram_qlen", "512");
 }
 
-/// Settings of pipes.
+/// Settings of mounts and pipes.
 fn fill_pipes(fs: &Arc<PseudoDir>) {
+    fs.generated("mount-max", 0o644, Number { get: namespace::limit, set: namespace::set_limit });
     fs.generated("pipe-max-size", 0o644, Number { get: pipe::max_size, set: pipe::set_max_size });
     let set = |pages| {
         share::set_soft(pages);

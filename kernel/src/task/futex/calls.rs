@@ -6,8 +6,9 @@ use super::{
     FutexWord, MATCH_ANY, RobustHead, Scope, count, counts, key_of, pi, requeue, wait, wake, wake_op,
 };
 use crate::syscall::Args;
+use crate::task::current;
 use crate::task::inspect::{self, Mode};
-use crate::task::{current, find_task};
+use crate::task::registry::find_task_by_number;
 use crate::time::{self, TimeSpec};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
@@ -108,7 +109,7 @@ pub fn sys_set_robust_list(args: &Args) -> Result<i64> {
 pub fn sys_get_robust_list(args: &Args) -> Result<i64> {
     let task = match args.int(0) {
         0 => current(),
-        tid => u32::try_from(tid).ok().and_then(find_task).ok_or(Errno::ESRCH)?,
+        tid => u32::try_from(tid).ok().and_then(find_task_by_number).ok_or(Errno::ESRCH)?,
     };
     inspect::may_inspect(task.process(), Mode::READ_REAL)?;
     UserPtr::<u64>::new(args[2]).write(&(size_of::<RobustHead>() as u64))?;

@@ -64,7 +64,7 @@ pub(in crate::task) fn separate(process: &Process, flags: CloneFlags, fs: &FsCon
         if !maker.may_within(Capability::SysAdmin) {
             return Err(Errno::EPERM);
         }
-        Some(process.namespaces().with_new(is_new, &maker.user_ns, (fs, &process.cgroup))?)
+        Some(process.namespaces().with_new(is_new, maker, (fs, &process.cgroup))?)
     } else {
         None
     };

@@ -23,6 +23,7 @@ use freehold_collections::{Arc, reserve};
 use spin::Once;
 
 use self::network::NetworkNamespace;
+use super::credentials::Credentials;
 use super::pidns::PidNs;
 use super::userns::{NamespaceHead, NamespaceKind, UserNs};
 use super::uts::UtsNamespace;
@@ -117,22 +118,22 @@ impl Namespaces {
         })
     }
 
-    /// Returns the same namespaces, but for new ones of the kinds that `is_new` chooses, which
-    /// `owner` owns. The places of `fs`, which no other process has yet, become those in a new tree
-    /// of mounts. A new cgroup namespace begins at the group of `member`.
+    /// Returns the same namespaces, but for new ones of the kinds that `is_new` chooses, which the
+    /// user namespace of `maker` owns. The places of `fs`, which no other process has yet, become
+    /// those in a new tree of mounts. A new cgroup namespace begins at the group of `member`.
     ///
     /// # Errors
     /// `ENOSPC` where there are too many of a kind; `ENOMEM`, `EINTR`.
     pub fn with_new(
         &self,
         is_new: impl Fn(NamespaceKind) -> bool,
-        owner: &UserNs,
+        maker: &Credentials,
         (fs, member): (&FsContext, &CgroupMember),
     ) -> Result<Self> {
         let mut new = self.clone();
-        let head = |kind| NamespaceHead::new(kind, owner.clone());
+        let head = |kind| NamespaceHead::new(kind, maker);
         if is_new(NamespaceKind::Uts) {
-            new.uts = reserve::arc(self.uts.copy(owner.clone())?);
+            new.uts = reserve::arc(self.uts.copy(maker)?);
         }
         if is_new(NamespaceKind::Ipc) {
             new.ipc = IpcNamespace::new(head(NamespaceKind::Ipc)?);
@@ -141,13 +142,13 @@ impl Namespaces {
             new.cgroup = CgroupNamespace::new(head(NamespaceKind::Cgroup)?, member.group());
         }
         if is_new(NamespaceKind::Network) {
-            new.network = NetworkNamespace::new(owner.clone())?;
+            new.network = NetworkNamespace::new(maker)?;
         }
         if is_new(NamespaceKind::Pid) {
-            new.pid_for_children = self.pid_for_children.make_below(owner)?;
+            new.pid_for_children = self.pid_for_children.make_below(maker)?;
         }
         if is_new(NamespaceKind::Mount) {
-            new.mount = self.mount.copy(owner, fs)?;
+            new.mount = self.mount.copy(maker, fs)?;
         }
         Ok(new)
     }

@@ -15,7 +15,8 @@ use spin::Once;
 
 use crate::Result;
 use crate::sync::SpinLock;
-use crate::task::userns::{NamespaceHead, NamespaceKind, UserNs};
+use crate::task::credentials::Credentials;
+use crate::task::userns::{NamespaceHead, NamespaceKind};
 
 static INITIAL: Once<Arc<NetworkNamespace>> = Once::new();
 
@@ -51,12 +52,12 @@ impl NetworkNamespace {
         })
     }
 
-    /// A new one, which `owner` owns.
+    /// A new one, which the user namespace of `maker` owns.
     ///
     /// # Errors
     /// `ENOSPC` where there are too many.
-    pub fn new(owner: UserNs) -> Result<Arc<Self>> {
-        let head = NamespaceHead::new(NamespaceKind::Network, owner)?;
+    pub fn new(maker: &Credentials) -> Result<Arc<Self>> {
+        let head = NamespaceHead::new(NamespaceKind::Network, maker)?;
         let ping_groups = SpinLock::new(NO_GROUPS);
         Ok(reserve::arc(Self { head, is_up: AtomicBool::new(false), ping_groups }))
     }

@@ -52,6 +52,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use freehold_collections::{Arc, Vec, reserve};
 
+use super::credentials::Credentials;
 use super::signal::Pid;
 use super::userns::{NamespaceHead, NamespaceKind, UserNs, count};
 use crate::{Errno, Result};
@@ -118,13 +119,13 @@ impl PidNs {
     /// The initial namespace.
     pub const INITIAL: Self = Self(None);
 
-    /// A namespace below `self` that `owner` owns, without processes.
+    /// A namespace below `self` that the user namespace of `maker` owns, without processes.
     ///
     /// # Errors
-    /// `ENOSPC` where it were too deep, or there are too many; `EINVAL` where `owner` is not in or
-    /// below the user namespace that owns `self`.
-    pub fn make_below(&self, owner: &UserNs) -> Result<Self> {
-        if !self.owner().contains(owner) {
+    /// `ENOSPC` where it were too deep, or there are too many; `EINVAL` where that user namespace
+    /// is not in or below the one that owns `self`; `ENOMEM`.
+    pub fn make_below(&self, maker: &Credentials) -> Result<Self> {
+        if !self.owner().contains(&maker.user_ns) {
             return Err(Errno::EINVAL);
         }
         let level = self.level() + 1;
@@ -132,7 +133,7 @@ impl PidNs {
             return Err(Errno::ENOSPC);
         }
         Ok(Self(Some(reserve::arc(Nested {
-            head: NamespaceHead::new(NamespaceKind::Pid, owner.clone())?,
+            head: NamespaceHead::new(NamespaceKind::Pid, maker)?,
             parent: self.clone(),
             level,
             last: AtomicU32::new(0),

@@ -92,7 +92,7 @@ proptest! {
                 Step::Make(at) => {
                     let parent = (at % (all.len() + 1)).checked_sub(1);
                     let above = parent.map_or(PidNs::INITIAL, |parent| all[parent].namespace.clone());
-                    let Ok(namespace) = above.make_below(&UserNs::INITIAL) else { continue };
+                    let Ok(namespace) = above.make_below(&Credentials::of_user(0, 0)) else { continue };
                     let mut path = parent.map_or(List::new(), |parent| all[parent].path.clone());
                     path.push(all.len());
                     let (used, last) = (BTreeMap::new(), 0);
@@ -185,16 +185,18 @@ proptest! {
 fn namespaces_are_32_levels_deep_at_most() {
     let mut namespace = PidNs::INITIAL;
     for level in 1..=MOST_LEVELS {
-        namespace = namespace.make_below(&UserNs::INITIAL).unwrap();
+        namespace = namespace.make_below(&Credentials::of_user(0, 0)).unwrap();
         assert_eq!(namespace.level(), level);
     }
-    assert_eq!(namespace.make_below(&UserNs::INITIAL).err(), Some(Errno::ENOSPC));
+    assert_eq!(namespace.make_below(&Credentials::of_user(0, 0)).err(), Some(Errno::ENOSPC));
 }
 
 #[test]
 fn the_owner_is_in_the_user_namespace_of_the_one_above() {
     let inner = UserNs::new(&Credentials::of_user(0, 0)).unwrap();
-    let namespace = PidNs::INITIAL.make_below(&inner).unwrap();
+    let namespace = PidNs::INITIAL
+        .make_below(&Credentials { user_ns: inner.clone(), ..Credentials::of_user(0, 0) })
+        .unwrap();
     assert_eq!(namespace.owner(), inner);
-    assert_eq!(namespace.make_below(&UserNs::INITIAL).err(), Some(Errno::EINVAL));
+    assert_eq!(namespace.make_below(&Credentials::of_user(0, 0)).err(), Some(Errno::EINVAL));
 }

@@ -1,15 +1,21 @@
 //! The part that every namespace has: a number, the user namespace that owns it, a place in the
 //! count of its kind.
 //!
-//! **Invariant.** The numbers in [`COUNTS`] are those of the heads that exist; a head gives its
-//! place back when it is dropped. The initial namespaces are not counted. Linux counts per user and
-//! level (ucounts); here one limit per kind holds for all users.
+//! **Invariant.** The numbers in [`COUNTS`] and [`ACCOUNTS`] are those of the heads that exist; a
+//! head gives its places back when it is dropped. The initial namespaces are not counted. The limit
+//! of a kind holds for each user of the initial user namespace, with all that the users of the
+//! namespaces below make, as Linux' ucounts do where the namespaces between have no limits of their
+//! own. All users together have [`MOST_OF_ALL`], so that each of a few has its share.
 //!
 //! Callers: code that makes namespaces, in task context; /proc/sys/user. Nothing here sleeps.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use freehold_collections::Map;
+
 use super::UserNs;
+use crate::hw::sync::SpinLock;
+use crate::task::credentials::Credentials;
 use crate::{Errno, Result};
 
 /// The kinds of namespaces.
@@ -77,14 +83,18 @@ impl NamespaceKind {
     }
 }
 
-/// The most namespaces of a kind, until /proc/sys/user says otherwise.
+/// The most namespaces of a kind that a user has, until /proc/sys/user says otherwise.
 const FIRST_LIMIT: u64 = 8192;
+/// The most of a kind that all users have, unless one alone may have more.
+const MOST_OF_ALL: u64 = 8 * FIRST_LIMIT;
 
 static COUNTS: [AtomicU64; 7] = [const { AtomicU64::new(0) }; 7];
+/// The namespaces of each kind by the user that answers for them; no user has none of all.
+static ACCOUNTS: SpinLock<Map<u32, [u64; 7]>> = SpinLock::new(Map::new());
 static LIMITS: [AtomicU64; 7] = [const { AtomicU64::new(FIRST_LIMIT) }; 7];
 static NEXT_INODE: AtomicU64 = AtomicU64::new(0xf000_0010);
 
-/// The most namespaces of a kind (/proc/sys/user/max_*_namespaces).
+/// The most namespaces of a kind that one user has (/proc/sys/user/max_*_namespaces).
 pub fn limit(kind: NamespaceKind) -> u64 {
     LIMITS[kind as usize].load(Ordering::Relaxed)
 }
@@ -107,30 +117,71 @@ pub fn count(kind: NamespaceKind) -> u64 {
     COUNTS[kind as usize].load(Ordering::Relaxed)
 }
 
+/// A place in the count of a user, which is given back when this is dropped.
+struct NamespacePlace {
+    kind: NamespaceKind,
+    user: u32,
+}
+
+impl NamespacePlace {
+    /// # Errors
+    /// `ENOSPC` where there are as many of the kind as may be, `ENOMEM`.
+    fn take(kind: NamespaceKind, user: u32) -> Result<Self> {
+        let limit = limit(kind);
+        let mut accounts = ACCOUNTS.lock();
+        let all = count(kind);
+        let before = accounts.get(&user).copied().unwrap_or_default();
+        if before[kind as usize] >= limit || all >= limit.max(MOST_OF_ALL) {
+            return Err(Errno::ENOSPC);
+        }
+        let mut counts = before;
+        counts[kind as usize] += 1;
+        accounts.try_insert(user, counts)?;
+        COUNTS[kind as usize].store(all + 1, Ordering::Relaxed);
+        Ok(Self { kind, user })
+    }
+}
+
+impl Drop for NamespacePlace {
+    fn drop(&mut self) {
+        let mut accounts = ACCOUNTS.lock();
+        COUNTS[self.kind as usize].fetch_sub(1, Ordering::Relaxed);
+        let Some(counts) = accounts.get_mut(&self.user) else { return };
+        counts[self.kind as usize] -= 1;
+        if counts.iter().all(|&count| count == 0) {
+            accounts.remove(&self.user);
+        }
+    }
+}
+
 /// The part that every namespace has.
 pub struct NamespaceHead {
     kind: NamespaceKind,
     inode: u64,
     owner: UserNs,
+    /// `None` for an initial one.
+    _place: Option<NamespacePlace>,
 }
 
 impl NamespaceHead {
     /// The head of the initial namespace of a kind.
     pub const fn initial(kind: NamespaceKind) -> Self {
-        Self { kind, inode: kind.initial_inode(), owner: UserNs::INITIAL }
+        Self { kind, inode: kind.initial_inode(), owner: UserNs::INITIAL, _place: None }
     }
 
-    /// The head of a new namespace that `owner` owns.
+    /// The head of a new namespace that the user namespace of `maker` owns.
     ///
     /// # Errors
-    /// `ENOSPC` where there are as many of the kind as may be.
-    pub fn new(kind: NamespaceKind, owner: UserNs) -> Result<Self> {
-        let limit = limit(kind);
-        let more = |count: u64| (count < limit).then_some(count + 1);
-        COUNTS[kind as usize]
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
-            .map_err(|_| Errno::ENOSPC)?;
-        Ok(Self { kind, inode: NEXT_INODE.fetch_add(1, Ordering::Relaxed), owner })
+    /// `ENOSPC` where there are as many of the kind as may be, `ENOMEM`.
+    pub fn new(kind: NamespaceKind, maker: &Credentials) -> Result<Self> {
+        let owner = maker.user_ns.clone();
+        let place = NamespacePlace::take(kind, owner.answering_user().unwrap_or(maker.euid))?;
+        Ok(Self { kind, inode: NEXT_INODE.fetch_add(1, Ordering::Relaxed), owner, _place: Some(place) })
+    }
+
+    /// Whether it is the initial namespace's.
+    pub const fn is_initial(&self) -> bool {
+        self.inode == self.kind.initial_inode()
     }
 
     /// Its number in /proc/PID/ns.
@@ -141,13 +192,5 @@ impl NamespaceHead {
     /// The user namespace that owns it; for a user namespace its parent.
     pub const fn owner(&self) -> &UserNs {
         &self.owner
-    }
-}
-
-impl Drop for NamespaceHead {
-    fn drop(&mut self) {
-        if self.inode != self.kind.initial_inode() {
-            COUNTS[self.kind as usize].fetch_sub(1, Ordering::Relaxed);
-        }
     }
 }

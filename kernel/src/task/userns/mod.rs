@@ -118,7 +118,7 @@ impl UserNs {
         if !parent.maps(maker.euid, maker.egid) {
             return Err(Errno::EPERM);
         }
-        let head = NamespaceHead::new(NamespaceKind::User, parent.clone())?;
+        let head = NamespaceHead::new(NamespaceKind::User, maker)?;
         Ok(Self(Some(reserve::arc(Nested {
             head,
             level,
@@ -128,6 +128,17 @@ impl UserNs {
             groups: WrittenMap::default(),
             may_set_groups: AtomicBool::new(parent.allows_set_groups()),
         }))))
+    }
+
+    /// The user of the initial namespace that made the highest of those that this is in, and that
+    /// answers for what is made here; `None` in the initial one.
+    fn answering_user(&self) -> Option<u32> {
+        let (mut here, mut user) = (self, None);
+        while let Some(nested) = &here.0 {
+            user = Some(nested.owner);
+            here = nested.head.owner();
+        }
+        user
     }
 
     /// Whether it is the initial one.

@@ -105,3 +105,22 @@ fn namespaces_are_33_levels_deep_at_most_and_counted() {
     let unmapped = inside(&root());
     assert_eq!(UserNs::new(&unmapped), Err(Errno::EPERM), "ids without a mapping make none");
 }
+
+#[test]
+fn a_user_with_all_that_it_may_have_leaves_the_others_theirs() {
+    let of = |maker: &Credentials| NamespaceHead::new(NamespaceKind::Cgroup, maker);
+    let (greedy, other) = (Credentials::of_user(4242, 4242), Credentials::of_user(4243, 4243));
+    let below = inside(&greedy);
+    let mut heads = std::vec::Vec::new();
+    while let Ok(head) = of(&greedy) {
+        heads.push(head);
+    }
+    assert_eq!(heads.len() as u64, limit(NamespaceKind::Cgroup));
+    assert_eq!(of(&below).err(), Some(Errno::ENOSPC), "made in a namespace of the same user");
+    let others = of(&other).expect("another user has none yet");
+    heads.pop();
+    heads.push(of(&below).expect("a place that was given back"));
+    assert_eq!(of(&greedy).err(), Some(Errno::ENOSPC));
+    drop((heads, others));
+    of(&greedy).expect("all were given back");
+}
