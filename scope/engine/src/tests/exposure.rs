@@ -82,13 +82,14 @@ fn what_a_device_stored_is_residue_where_the_kernels_map_has_it_after_the_transf
     for frame in [0x1000u64, 0x1001, FRAME] {
         machine.words.store(frame << 12 | 0x800, 0x0102_0304);
     }
+    // Its time is far ahead, so it is the last in the list.
     machine.watch.sample(u64::MAX / 2);
     machine.set_state(0x1000, BOUNCE << 4);
     machine.set_state(FRAME, BOUNCE << 4);
     let samples = machine.results().residue;
     let found = |at: usize| (samples[at].frames, samples[at].reachable_frames, samples[at].residue_bytes);
-    assert_eq!((found(0), found(1)), ((2, 1, 0), (2, 1, 4)));
-    assert_eq!(samples[1].free_frames, 1);
+    assert_eq!((found(1), found(0)), ((2, 1, 0), (2, 1, 4)));
+    assert_eq!(samples[0].free_frames, 1);
 }
 
 #[test]
