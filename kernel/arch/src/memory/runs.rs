@@ -12,8 +12,7 @@ use core::ops::Range;
 use core::ptr::slice_from_raw_parts_mut;
 
 use freehold_machine::{
-    BLOCK_ORDER_MASK, BLOCK_ORDER_SHIFT, BOUNCE_OWNER, PAGE_SIZE, PAGEBLOCK_ORDER, Pfn, PfnRange,
-    page_by_page,
+    BLOCK_ORDER_MASK, BLOCK_ORDER_SHIFT, BOUNCE_OWNER, PAGE_SIZE, Pfn, PfnRange, page_by_page,
 };
 
 use super::windows::{self, INTERRUPTS, READING, Reached, TRANSFER, WINDOW, record};
@@ -21,21 +20,21 @@ use super::{direct, tables};
 use crate::tracepoints::trace_window;
 use crate::{X86, boot, cpu};
 
+/// log2 of the frames in the largest block that transfers pass through: a segment of the DMA API.
+const LARGEST: u32 = 6;
+
 /// The end of the block with this frame, if transfers pass through it and it is outside the direct
-/// map.
+/// map. Most blocks are of the largest size, and are found first.
 fn end_of_transfers(frame: Pfn) -> Option<Pfn> {
     if windows::is_off() {
         return None;
     }
-    for order in 0..=PAGEBLOCK_ORDER {
+    (0..=LARGEST).rev().find_map(|order| {
         let head = Pfn(frame.0 >> order << order);
         let word = record(head);
-        if word & 15 != 0 {
-            let end = head.offset(1 << (word >> BLOCK_ORDER_SHIFT & BLOCK_ORDER_MASK));
-            return (word & 15 == BOUNCE_OWNER && frame < end).then_some(end);
-        }
-    }
-    None
+        let end = head.offset(1 << (word >> BLOCK_ORDER_SHIFT & BLOCK_ORDER_MASK));
+        (word & 15 == BOUNCE_OWNER && frame < end).then_some(end)
+    })
 }
 
 /// Opens a window on a page of a transfer.
