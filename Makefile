@@ -86,6 +86,7 @@ test-long: build
 	tools/padded-images
 	QUIET=1 tools/build-kernel selftest && tools/slide-entropy
 	tools/padded-kernels
+	tools/mixed-load 60
 	tools/coverage
 	tools/host-coverage
 	tools/stress-ng
