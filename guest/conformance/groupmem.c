@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <sys/inotify.h>
 #include <sys/mman.h>
+#include <sys/swap.h>
 #include <sys/uio.h>
 
 #define MIB (1L << 20)
@@ -412,6 +413,21 @@ static void swapping(void)
 	PROMISE("who may have none is killed", !hears(one.done) && killed(one.pid) && bytes("a", "memory.swap.current") < MIB);
 	close(one.go);
 	close(one.done);
+	/* More than its limit, so that not all of it can come back within that. */
+	NEED(sets("a", "memory.swap.max", "max") == 0);
+	one = member("a", touch_8, touch_8);
+	for (int i = 0; i < 2; i++) {
+		NEED(hears(one.done));
+		say(one.go);
+	}
+	NEED(hears(one.done) && bytes("a", "memory.swap.current") >= 4 * MIB);
+	char area[128];
+	FILE *swaps = fopen("/proc/swaps", "re");
+	NEED(swaps && fscanf(swaps, "%*[^\n] %127s", area) == 1);
+	fclose(swaps);
+	int off = swapoff(area);
+	PROMISE("swapoff brings a group's pages back though it is at its limit", off == 0 && bytes("a", "memory.swap.current") == 0);
+	leave(&one);
 	drop("a");
 }
 

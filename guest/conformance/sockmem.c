@@ -197,6 +197,53 @@ static void waits(void)
 	close_all(receivers, COUNT);
 }
 
+/* Waits for room for 100 KiB, which nobody reads: 0 where it came. */
+static int goes_on(int sender, int way)
+{
+	struct pollfd room = { .fd = sender, .events = POLLOUT };
+	long left = 100 << 10;
+	while (left > 0) {
+		if (way && poll(&room, 1, 20000) != 1)
+			return 2;
+		ssize_t now = send(sender, bytes, left, MSG_NOSIGNAL | (way ? MSG_DONTWAIT : 0));
+		if (now <= 0 && errno != EAGAIN)
+			return 1;
+		left -= now > 0 ? now : 0;
+	}
+	return 0;
+}
+
+/* Senders whose readers have something else to do wait for the account alone. */
+static void eased(void)
+{
+	static int senders[COUNT], receivers[COUNT];
+	long before[3];
+	pid_t children[2];
+	int status[2] = { -1, -1 };
+	NEED(limits_of("tcp_mem", before));
+	connect_all(senders, receivers, COUNT);
+	NEED(set_limits("tcp_mem", (long[]){ LOW, 128, HIGH }));
+	for (int i = 0; i < COUNT; i++)
+		fill(senders[i], i < 2 ? PAGE : 1 << 20);
+	fflush(stdout);
+	for (int i = 0; i < 2; i++) {
+		NEED((children[i] = fork()) >= 0);
+		if (!children[i])
+			_exit(goes_on(senders[i], i));
+	}
+	usleep(300000);
+	NEED(set_limits("tcp_mem", before));
+	for (int i = 0; i < 2; i++) {
+		int ended = COMES_TRUE(waitpid(children[i], &status[i], WNOHANG) == children[i]);
+		if (!ended)
+			kill(children[i], SIGKILL);
+	}
+	PROMISE("a sender that waits goes on when there is memory again, though nobody reads", status[0] == 0);
+	PROMISE("and one that polls", status[1] == 0);
+	close_all(senders, COUNT);
+	close_all(receivers, COUNT);
+}
+
 static void datagrams(void)
 {
 	static int receivers[COUNT];
@@ -289,6 +336,7 @@ int main(int count, char **words)
 	counts();
 	streams();
 	waits();
+	eased();
 	datagrams();
 	return conclude();
 }

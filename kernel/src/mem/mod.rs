@@ -42,7 +42,7 @@ pub use content::{CacheContent, CacheSource};
 pub use foreign::ForeignWindows;
 pub use map::check_map;
 pub use mapping::FileMapping;
-pub use oom::{find_more, with_memory_found};
+pub use oom::{find_more, forget_denial, with_memory_found};
 pub use pinned::{PinWay, PinnedBytes, PinnedOne, PinnedRun, are_frames_offered, offer_frames, pin_totals};
 pub use policy::PolicyName;
 pub use remote::*;

@@ -97,7 +97,7 @@ fn was_denied() -> bool {
 /// Notes that the current task's search is over and came to nothing: an `ENOMEM` from now on is
 /// told to its program. For calls that look for memory between their steps, so that they are not
 /// made again from their beginning.
-pub(super) fn forget_denial() {
+pub fn forget_denial() {
     was_denied();
 }
 

@@ -145,6 +145,8 @@ pub struct Thread {
     /// It is finding memory for others ([`crate::mem::reclaim`]): what it allocates may come from
     /// the last reserve. Only the thread itself changes it.
     pub(crate) reclaims: AtomicBool,
+    /// Its charges pass accounts' limits. Only the thread itself changes it.
+    pub(crate) passes_limits: AtomicBool,
     /// Whether a request for frames found none since the thread last looked. Only the thread itself
     /// changes it.
     pub(crate) was_denied: AtomicBool,
@@ -203,6 +205,7 @@ impl Thread {
             memory_policy: SpinLock::new(None),
             forgets_windows: AtomicBool::new(false),
             reclaims: AtomicBool::new(false),
+            passes_limits: AtomicBool::new(false),
             was_denied: AtomicBool::new(false),
             account: AtomicAccountId::new(match runs {
                 RunsPrograms::Programs => running::account(),

@@ -10,6 +10,7 @@ mod news;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
 use freehold_collections::{Arc, Receiver, reserve};
+use freehold_machine::PAGE_SIZE;
 use spin::Once;
 
 use super::address::Address;
@@ -24,6 +25,7 @@ use crate::fs::bytes::SliceSource;
 use crate::sync::{Mutex, MutexGuard, News, WaitQueue};
 use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result, task};
+use news::AccountWatch;
 
 /// Messages that wait in one channel at most (net.unix.max_dgram_qlen).
 const MESSAGES: usize = 512;
@@ -119,6 +121,8 @@ pub struct Channel {
     answered: AtomicBool,
     /// A send found no room, and its socket was not told of room since.
     wants_room: AtomicBool,
+    /// Wakes senders when the account is loosened, once one was stopped by it.
+    account_watch: AccountWatch,
     /// The queue of the socket that sends into it, where that is one socket, for signals.
     sender: Once<Arc<WaitQueue>>,
     /// Woken when there is something to receive, or never will be.
@@ -144,6 +148,7 @@ impl Channel {
             opening: AtomicBool::new(false),
             answered: AtomicBool::new(false),
             wants_room: AtomicBool::new(false),
+            account_watch: AccountWatch::default(),
             sender: Once::new(),
             readable: reserve::arc(WaitQueue::new()),
             writable: reserve::arc(WaitQueue::new()),
@@ -348,9 +353,7 @@ impl Channel {
                 // Room that came before that is told of by no one else.
                 ready().ok_or(Errno::EAGAIN)
             }
-            Patience::Until(deadline) => {
-                self.writable.wait_until_deadline(deadline, ready)?.ok_or(Errno::EAGAIN)
-            }
+            Patience::Until(deadline) => self.wait_with_patience(deadline, ready),
         }
     }
 
@@ -447,8 +450,8 @@ impl Channel {
         if patience != Patience::Never {
             self.wait_for_room(patience)?;
         }
+        self.account.wait_for(length.div_ceil(PAGE_SIZE), patience)?;
         let bytes = Queue::gather(source)?;
-        self.account.admit(bytes.pages())?;
         let mut in_hand = QueueCharge::new(self.account);
         in_hand.set(bytes.pages());
         loop {

@@ -9,8 +9,11 @@
 //! reaches the third. A sender waits for its own queue's reader, in tight times too: an empty queue
 //! has room. The sum may pass the third limit by the pages that senders have in hand, one each.
 //!
-//! The mark of tightness is changed after the sum, by each that changes that: of two at once the
-//! mark may be the earlier one's until the next change.
+//! A sender whose queue has pages, but fewer than it might have in easy times, waits for the
+//! account as well: its reader may wait for it. All that wait for the account are woken when the
+//! mark of tightness goes and when the sum leaves the third limit. The mark is changed after the
+//! sum, and judged again after each change of it: the last one to change the sum or the mark sees
+//! both.
 //!
 //! Source: tcp(7), udp(7), `tcp_init_mem` in net/ipv4/tcp.c, `__sk_mem_raise_allocated` in
 //! net/core/sock.c. AF_UNIX, netlink and raw sockets have no such limit on Linux; here they have
@@ -18,8 +21,12 @@
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use freehold_collections::{Arc, reserve};
 use freehold_machine::PAGE_SIZE;
+use spin::Once;
 
+use super::channel::Patience;
+use crate::sync::WaitQueue;
 use crate::{Errno, Result};
 
 /// Value of SO_SNDBUF and SO_RCVBUF.
@@ -47,6 +54,8 @@ struct Sum {
     pages: AtomicUsize,
     limits: [AtomicUsize; 3],
     is_tight: AtomicBool,
+    /// Woken when queues may take more than before.
+    loosened: Once<Arc<WaitQueue>>,
 }
 
 impl Sum {
@@ -55,6 +64,17 @@ impl Sum {
             pages: AtomicUsize::new(0),
             limits: [const { AtomicUsize::new(usize::MAX) }; 3],
             is_tight: AtomicBool::new(false),
+            loosened: Once::new(),
+        }
+    }
+
+    fn loosened(&self) -> &Arc<WaitQueue> {
+        self.loosened.call_once(|| reserve::arc(WaitQueue::new()))
+    }
+
+    fn wake(&self) {
+        if let Some(waiting) = self.loosened.get() {
+            waiting.wake_all();
         }
     }
 
@@ -62,14 +82,40 @@ impl Sum {
         self.limits[at].load(Ordering::Relaxed)
     }
 
-    /// There are so many pages now.
-    fn judge(&self, pages: usize) {
-        if self.is_tight.load(Ordering::Relaxed) {
-            if pages <= self.limit(0) {
-                self.is_tight.store(false, Ordering::Relaxed);
+    fn pages(&self) -> usize {
+        self.pages.load(Ordering::SeqCst)
+    }
+
+    fn is_tight(&self) -> bool {
+        self.is_tight.load(Ordering::SeqCst)
+    }
+
+    fn add(&self, pages: usize) {
+        self.pages.fetch_add(pages, Ordering::SeqCst);
+        self.judge();
+    }
+
+    fn sub(&self, pages: usize) {
+        let before = self.pages.fetch_sub(pages, Ordering::SeqCst);
+        let highest = self.limit(2);
+        if before >= highest && before - pages < highest {
+            self.wake();
+        }
+        self.judge();
+    }
+
+    /// The sum or a limit was changed.
+    fn judge(&self) {
+        loop {
+            let is_tight = self.is_tight();
+            let wanted = self.pages() > self.limit(if is_tight { 0 } else { 1 });
+            if wanted == is_tight {
+                return;
             }
-        } else if pages > self.limit(1) {
-            self.is_tight.store(true, Ordering::Relaxed);
+            self.is_tight.store(wanted, Ordering::SeqCst);
+            if !wanted {
+                self.wake();
+            }
         }
     }
 }
@@ -86,6 +132,9 @@ pub fn init(pages: usize) {
     for account in [SocketAccount::Udp, SocketAccount::Other] {
         account.set_limits([udp / 4 * 3, udp, udp / 4 * 6]);
     }
+    for sum in &SUMS {
+        sum.loosened();
+    }
 }
 
 impl SocketAccount {
@@ -95,7 +144,7 @@ impl SocketAccount {
 
     /// Pages in it.
     pub fn pages(self) -> usize {
-        self.sum().pages.load(Ordering::Relaxed)
+        self.sum().pages()
     }
 
     /// Its limits, in pages: see the module's head.
@@ -108,13 +157,25 @@ impl SocketAccount {
         for (limit, pages) in self.sum().limits.iter().zip(limits) {
             limit.store(pages, Ordering::Relaxed);
         }
-        self.sum().judge(self.pages());
+        self.sum().judge();
+        self.sum().wake();
+    }
+
+    /// Whether queues may have fewer pages than else.
+    #[inline]
+    pub(super) fn is_tight(self) -> bool {
+        self.sum().is_tight()
+    }
+
+    /// Woken when queues may take more than before.
+    pub(super) fn loosened(self) -> &'static Arc<WaitQueue> {
+        self.sum().loosened()
     }
 
     /// The most pages that a queue may have now.
     #[inline]
     pub(super) fn most(self) -> usize {
-        if self.sum().is_tight.load(Ordering::Relaxed) { self.most_when_tight() } else { PAGES }
+        if self.is_tight() { self.most_when_tight() } else { PAGES }
     }
 
     #[cold]
@@ -128,10 +189,24 @@ impl SocketAccount {
     /// `ENOBUFS`.
     #[inline]
     pub(super) fn admit(self, pages: usize) -> Result<()> {
-        let is_full = pages > 1
-            && self.sum().is_tight.load(Ordering::Relaxed)
-            && self.pages().saturating_add(pages) > self.sum().limit(2);
+        let is_full =
+            pages > 1 && self.is_tight() && self.pages().saturating_add(pages) > self.sum().limit(2);
         if is_full { Err(Errno::ENOBUFS) } else { Ok(()) }
+    }
+
+    /// Waits until a message of so many pages may wait, as a sender that has patience.
+    ///
+    /// # Errors
+    /// `ENOBUFS` without patience, `EAGAIN` after it, `ERESTARTSYS`.
+    #[inline]
+    pub(super) fn wait_for(self, pages: usize, patience: Patience) -> Result<()> {
+        match (self.admit(pages), patience) {
+            (Err(_), Patience::Until(deadline)) => {
+                let is_admitted = || self.admit(pages).ok();
+                self.loosened().wait_until_deadline(deadline, is_admitted)?.ok_or(Errno::EAGAIN)
+            }
+            (admitted, _) => admitted,
+        }
     }
 }
 
@@ -164,12 +239,7 @@ impl QueueCharge {
     fn change(&mut self, count: usize) {
         let (sum, before) = (self.account.sum(), self.counted);
         self.counted = count;
-        let pages = if count > before {
-            sum.pages.fetch_add(count - before, Ordering::Relaxed) + (count - before)
-        } else {
-            sum.pages.fetch_sub(before - count, Ordering::Relaxed) - (before - count)
-        };
-        sum.judge(pages);
+        if count > before { sum.add(count - before) } else { sum.sub(before - count) }
     }
 }
 
@@ -182,6 +252,7 @@ impl Drop for QueueCharge {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sync::{PollWaiter, Wake, Woken};
 
     #[test]
     fn a_tight_account_gives_each_queue_less_until_it_is_down_again() {
@@ -202,5 +273,39 @@ mod tests {
         assert_eq!((account.pages(), account.most()), (9, PAGES));
         drop(charges);
         assert_eq!(account.pages(), 0);
+    }
+
+    /// Counts how often it is woken.
+    #[derive(Default)]
+    struct Bell(AtomicUsize);
+
+    impl Wake for Bell {
+        fn wake(&self) -> Woken {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Woken::Nobody
+        }
+    }
+
+    #[test]
+    fn those_that_wait_for_an_account_are_woken_when_it_grants_more() {
+        let sum = Sum::new();
+        for (limit, pages) in sum.limits.iter().zip([10, 20, 30]) {
+            limit.store(pages, Ordering::Relaxed);
+        }
+        let bell = reserve::arc(Bell::default());
+        let mut waiter = PollWaiter::observer(bell.clone());
+        waiter.register(sum.loosened());
+        let rings = |change: fn(&Sum, usize), pages| {
+            change(&sum, pages);
+            (bell.0.swap(0, Ordering::Relaxed), sum.is_tight())
+        };
+        assert_eq!(rings(Sum::add, 20), (0, false));
+        assert_eq!(rings(Sum::add, 1), (0, true));
+        assert_eq!(rings(Sum::sub, 10), (0, true), "11 pages: a queue may have a few still");
+        assert_eq!(rings(Sum::add, 19), (0, true));
+        assert_eq!(rings(Sum::sub, 1), (1, true), "a few pages instead of one");
+        assert_eq!(rings(Sum::sub, 18), (0, true));
+        assert_eq!(rings(Sum::sub, 1), (1, false));
+        assert_eq!(rings(Sum::sub, 10), (0, false));
     }
 }

@@ -8,8 +8,9 @@ use freehold_vm::{SwapArea, VmError};
 use super::areas::{AREAS, switch_on};
 use crate::fs::calls::open_path;
 use crate::fs::{NodeKind, OpenFlags};
+use crate::mem::charge::without_limits;
 use crate::mem::hotplug::{self, GrowthOutcome};
-use crate::mem::{commons, reclaim, stats};
+use crate::mem::{self, commons, reclaim, stats};
 use crate::syscall::Args;
 use crate::{Errno, Result, sched, task};
 
@@ -49,10 +50,16 @@ pub fn sys_swapoff(args: &Args) -> Result<i64> {
         if task::current().signal_pending() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let area = areas[at].area;
-    commons().swap_off(area, &mut go_on, &mut || find_room(area)).map_err(|error| match error {
+    // A group at its limit takes its pages back all the same: they cannot stay where they are.
+    let emptied = without_limits(|| commons().swap_off(area, &mut go_on, &mut || find_room(area)));
+    emptied.map_err(|error| match error {
         VmError::Again => Errno::EINTR,
         VmError::NoMemory if task::current().signal_pending() => Errno::EINTR,
-        error => error.into(),
+        error => {
+            // Memory was searched for on the way, which is no reason to try all of it once more.
+            mem::forget_denial();
+            error.into()
+        }
     })?;
     stats::ceiling_changed();
     let gone = areas.remove(at);

@@ -54,6 +54,13 @@ pub trait Wake: Send + Sync {
     fn announce(&self, _news: News) {}
 }
 
+impl Wake for WaitQueue {
+    fn wake(&self) -> Woken {
+        self.wake_all();
+        Woken::Nobody
+    }
+}
+
 /// Listeners that are told between two looks at a queue.
 const LISTENERS_AT_ONCE: usize = 8;
 
@@ -308,8 +315,10 @@ impl WaitQueue {
             let removed = if entries.front().is_some_and(|first| first.id == id) {
                 entries.pop_front()
             } else {
-                let at = entries.iter().position(|entry| entry.id == id);
-                at.and_then(|at| entries.remove(at))
+                // Entries are in the order of their numbers.
+                let at = entries.partition_point(|entry| entry.id < id);
+                let is_there = entries.get(at).is_some_and(|entry| entry.id == id);
+                if is_there { entries.remove(at) } else { None }
             };
             self.count.store(entries.len(), Ordering::SeqCst);
             removed

@@ -146,6 +146,8 @@ pub fn may_inspect(target: &Process, mode: Mode) -> Result<()> {
 /// # Errors
 /// `EPERM`; those of `act`; `EINTR` where the caller is to end.
 pub fn act_on<R>(target: &Process, mode: Mode, act: impl FnOnce() -> Result<R>) -> Result<R> {
+    // A caller that may not gets no hold on the lock: `target` itself waits for it.
+    may_inspect(target, mode)?;
     let _rights = target.rights.lock_killable()?;
     may_inspect(target, mode)?;
     act()

@@ -184,9 +184,10 @@ impl Task {
     /// Runs `body` on the running thread, a task of the kernel; [`current`](super::current) is this
     /// stand-in there. One thread at a time.
     pub fn lend_name<R>(self: &Arc<Self>, body: impl FnOnce() -> R) -> R {
-        // The process' own threads are told when what is kept changes.
+        let result = hw::thread::show(self, body);
+        // The process' own threads alone are told when what is kept changes.
         self.forget_kept();
-        hw::thread::show(self, body)
+        result
     }
 
     /// Have the heap count what programs' tasks draw from its reserve, where it is checked.

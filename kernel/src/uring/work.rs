@@ -28,8 +28,8 @@ const WORKERS: usize = 8;
 /// Requests of an asker that may wait for files and clocks: the watcher looks at all of them each
 /// time that it is woken.
 const MOST_WAITING: usize = 1 << 16;
-/// Requests that are looked at before other tasks have their turn.
-const LOOKED_AT_ONCE: usize = 256;
+/// Requests that are looked at before other tasks have their turn, and that are taken out at once.
+const AT_ONCE: usize = 256;
 
 /// Tag by which an asker knows a request.
 pub(super) trait Tag: Send + 'static {
@@ -49,8 +49,8 @@ pub(super) struct Waiter<T> {
     tag: T,
     owner: Pid,
     pending: Pending,
-    /// Makes the transfer, where it is one.
-    stand_in: Option<Arc<Task>>,
+    /// Looks at the file, and makes the transfer.
+    stand_in: Arc<Task>,
     /// Set once the request has ended.
     result: Option<i32>,
 }
@@ -67,6 +67,8 @@ struct Waiting<T> {
     waiters: Vec<Waiter<T>>,
     /// A watcher is at work.
     watched: bool,
+    /// The asker was closed: nothing is added any more.
+    is_closed: bool,
     /// The stand-in of the process that asked last.
     stand_in: Option<Arc<Task>>,
     /// For disks, not begun.
@@ -87,16 +89,17 @@ impl<T> Waiting<T> {
         }
     }
 
-    /// Takes out those that have ended, as far as there is memory for their list.
-    fn take_ended(&mut self) -> Vec<Waiter<T>> {
-        let mut ended = Vec::new();
-        let count = self.waiters.iter().filter(|waiter| waiter.result.is_some()).count();
-        if with_memory_found(|| Ok(ended.try_reserve(count)?)).is_ok() {
-            self.waiters
-                .extract(|waiter| waiter.result.is_some())
-                .for_each(|waiter| ended.push_reserved(waiter));
+    /// Takes out some of those that have ended: one at least, where there is one.
+    fn take_ended(&mut self) -> (Option<Waiter<T>>, Vec<Waiter<T>>) {
+        let has_ended = |waiter: &Waiter<T>| waiter.result.is_some();
+        let first = self.waiters.iter().position(has_ended).map(|at| self.waiters.remove(at));
+        let count = self.waiters.iter().filter(|waiter| has_ended(waiter)).take(AT_ONCE).count();
+        let mut more = Vec::new();
+        if more.try_reserve(count).is_ok() {
+            let ended = self.waiters.extract(|waiter| has_ended(waiter)).take(count);
+            ended.for_each(|waiter| more.push_reserved(waiter));
         }
-        ended
+        (first, more)
     }
 }
 
@@ -115,6 +118,7 @@ impl<T> Work<T> {
         let waiting = Waiting {
             waiters: Vec::new(),
             watched: false,
+            is_closed: false,
             stand_in: None,
             jobs: VecDeque::new(),
             workers: Vec::new(),
@@ -137,6 +141,7 @@ impl<T> Work<T> {
     /// left: a kernel task does not wait, since it may be one of the tasks that do this work.
     pub fn close(&self) -> bool {
         let mut waiting = self.waiting.lock();
+        waiting.is_closed = true;
         let dropped = (
             core::mem::take(&mut waiting.waiters),
             core::mem::take(&mut waiting.jobs),
@@ -171,7 +176,8 @@ pub(super) trait Asker: Send + Sync + Sized + 'static {
     /// Have `pending` finished and posted.
     ///
     /// # Errors
-    /// `ENOMEM`; `EAGAIN` where the user has as many tasks as may be, or too many requests wait.
+    /// `ENOMEM`; `EAGAIN` where the user has as many tasks as may be, or too many requests wait;
+    /// `EINVAL` where the asker was closed.
     fn wait_for(self: &Receiver<Self>, tag: Self::Tag, pending: Pending) -> Result<()> {
         match pending {
             Pending::Disk(transfer) => self.queue(tag, Job::Transfer(transfer)),
@@ -216,18 +222,23 @@ pub(super) trait Asker: Send + Sync + Sized + 'static {
         for waiter in waiting.waiters.iter_mut().filter(|waiter| waiter.owner == owner) {
             waiter.result.get_or_insert(Errno::ECANCELED.to_return_value() as i32);
         }
-        let ended = waiting.take_ended();
         drop(waiting);
         drop(stand_in);
-        self.post_each(ended);
+        self.post_ended();
     }
 
     /// Tell the program of requests that have ended. Their buffers and files are free before.
-    fn post_each(&self, ended: Vec<Waiter<Self::Tag>>) {
-        for Waiter { tag, pending, result, .. } in ended {
-            drop(pending);
-            self.post(tag, result.unwrap_or_default());
-            sched::rest();
+    fn post_ended(&self) {
+        loop {
+            let (first, more) = self.work().waiting.lock().take_ended();
+            if first.is_none() {
+                return;
+            }
+            for Waiter { tag, pending, stand_in, result, .. } in first.into_iter().chain(more) {
+                drop((pending, stand_in));
+                self.post(tag, result.unwrap_or_default());
+                sched::rest();
+            }
         }
     }
 }
@@ -237,6 +248,9 @@ trait Finish: Asker {
     fn watch(self: &Receiver<Self>, tag: Self::Tag, pending: Pending) -> Result<()> {
         let work = self.work();
         let mut waiting = work.waiting.lock();
+        if waiting.is_closed {
+            return Err(Errno::EINVAL);
+        }
         if waiting.waiters.len() >= MOST_WAITING {
             return Err(Errno::EAGAIN);
         }
@@ -246,7 +260,7 @@ trait Finish: Asker {
             self.spawn_helper("io-watch", move || asker.watch_all())?;
             waiting.watched = true;
         }
-        let stand_in = matches!(pending, Pending::Stream(_)).then(|| waiting.stand_in());
+        let stand_in = waiting.stand_in();
         let owner = task::current().process().pid;
         waiting.waiters.push_reserved(Waiter { tag, owner, pending, stand_in, result: None });
         drop(waiting);
@@ -257,14 +271,21 @@ trait Finish: Asker {
     fn queue(self: &Receiver<Self>, tag: Self::Tag, job: Job) -> Result<()> {
         let work = self.work();
         let mut waiting = work.waiting.lock();
+        if waiting.is_closed {
+            return Err(Errno::EINVAL);
+        }
         waiting.jobs.try_reserve(1)?;
         let most = WORKERS - waiting.running.len();
         waiting.running.try_reserve(most)?;
         if waiting.workers.len() < WORKERS {
             waiting.workers.try_reserve(1)?;
             let asker = self.clone();
-            let worker = self.spawn_helper("io-work", move || asker.work_all())?;
-            waiting.workers.push_reserved(worker);
+            match self.spawn_helper("io-work", move || asker.work_all()) {
+                Ok(worker) => waiting.workers.push_reserved(worker),
+                Err(error) if waiting.workers.is_empty() => return Err(error),
+                // Those that are there take it in turn.
+                Err(_) => {}
+            }
         }
         waiting.jobs.push_back_reserved((tag, job));
         Ok(())
@@ -324,10 +345,8 @@ trait Finish: Asker {
                 return work.helper_ends(waiting);
             }
             let seen = self.look(&mut waiting, &mut waiter);
-            let ended = waiting.take_ended();
             drop(waiting);
-            self.post_each(ended);
-            sched::rest();
+            self.post_ended();
             if let Look::Idle { until } = seen {
                 // A task of the kernel gets no signals; woken or timed out, the next round looks at
                 // everything.
@@ -341,11 +360,12 @@ trait Finish: Asker {
         let (now, completed) = (time::now(), self.completed());
         let (mut earliest, mut any) = (None, false);
         for (at, candidate) in waiting.waiters.iter_mut().enumerate() {
-            if at % LOOKED_AT_ONCE == LOOKED_AT_ONCE - 1 {
+            if at % AT_ONCE == AT_ONCE - 1 {
                 sched::rest();
             }
             if candidate.result.is_none() {
-                candidate.result = candidate.look(waiter, now, completed);
+                let stand_in = candidate.stand_in.clone();
+                candidate.result = stand_in.lend_name(|| candidate.look(waiter, now, completed));
             }
             any |= candidate.result.is_some();
             if let Pending::Timeout { deadline, .. } = candidate.pending {
@@ -370,10 +390,9 @@ impl<T> Waiter<T> {
         match &self.pending {
             Pending::Stream(transfer) => {
                 let ready = transfer.file().file().poll(Some(waiter)).poll_bits() & transfer.readiness();
-                let stand_in = self.stand_in.as_ref().filter(|_| ready != 0)?;
-                match stand_in.lend_name(|| transfer.run(Blocking::Never)) {
-                    Err(Errno::EAGAIN) => None,
-                    result => Some(result_word(result.map(|count| count as i64))),
+                match (ready != 0).then(|| transfer.run(Blocking::Never)) {
+                    None | Some(Err(Errno::EAGAIN)) => None,
+                    Some(result) => Some(result_word(result.map(|count| count as i64))),
                 }
             }
             Pending::Poll(file, wanted) => {

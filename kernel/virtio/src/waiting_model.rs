@@ -1,7 +1,7 @@
 //! Tasks that wait for a disk, with the driver itself in every order of sleeping and waking that
-//! shuttle tries: tasks that read, one that is killed, a device that answers requests of living and
-//! of ended tasks, and its interrupt. No wait has a limit here, so a wake-up that is lost leaves a
-//! task asleep for ever, which shuttle reports as a deadlock.
+//! shuttle tries: tasks that read, some that are killed, a device that answers requests of living
+//! and of ended tasks, and its interrupt. No wait has a limit here, so a wake-up that is lost
+//! leaves a task asleep for ever, which shuttle reports as a deadlock.
 
 extern crate std;
 
@@ -268,7 +268,7 @@ impl World {
             let world = self.clone();
             thread::spawn(move || world.disk.read(0, &mut Whole(std::vec![0; sectors * SECTOR_SIZE]), sleep))
         });
-        let killer = thread::spawn(move || turns.kill_first());
+        let killers = [turns, answers].map(|line| thread::spawn(move || line.kill_first()));
         let server = {
             let (world, bell) = (self.clone(), bell.clone());
             thread::spawn(move || {
@@ -280,7 +280,7 @@ impl World {
             })
         };
         let outcomes = readers.map(|reader| reader.join().unwrap());
-        killer.join().unwrap();
+        killers.into_iter().for_each(|killer| killer.join().unwrap());
         bell.end();
         server.join().unwrap();
         assert_eq!(outcomes[0], Ok(()));

@@ -12,6 +12,7 @@ use freehold_frame::{NodePolicy, NodeSet};
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, Pfn, VirtAddr};
 use freehold_vm::{CachedPage, MigrateOutcome, Migration, PageAt, PageNode, Policy, PolicyMode, SharedPages};
 
+use super::super::charge::without_limits;
 use super::super::policy::nodes_with_memory;
 use super::super::{ForeignWindows, Frames, ProcessSpace, commons};
 use super::policy::read_nodes;
@@ -120,7 +121,10 @@ pub fn sys_move_pages(args: &Args) -> Result<i64> {
         let n = CHUNK.min(count as usize - done);
         let step = pages.add(done).read_many(n).and_then(|addresses| match nodes {
             None => locate(&space, &addresses).map(|told| (told, 0)),
-            Some(nodes) => move_chunk(&space, &addresses, &nodes.add(done).read_many(n)?, &mut migration),
+            Some(nodes) => {
+                let nodes = nodes.add(done).read_many(n)?;
+                without_limits(|| move_chunk(&space, &addresses, &nodes, &mut migration))
+            }
         });
         outcome = step.and_then(|(told, left)| {
             status.add(done).write_slice(&told)?;
@@ -269,7 +273,7 @@ pub fn sys_migrate_pages(args: &Args) -> Result<i64> {
         Some(NodePolicy::Bind(NodeSet::single(to)))
     };
     let _foreign = ForeignWindows::begin();
-    let left = move_range(&space, ALL, &mut migration, wish)?;
+    let left = without_limits(|| move_range(&space, ALL, &mut migration, wish))?;
     let_others_follow(&space, &mut migration);
     Ok(left as i64)
 }
@@ -347,7 +351,7 @@ pub(super) fn bind(
     let Some(shared) = moving.moves else { return Ok(()) };
     let mut migration = Migration::new(shared);
     let wish = |addr: VirtAddr, frame| misplaced(frame).map(|wanted| wanted.place(addr.0 / PAGE));
-    let left = move_range(space, range, &mut migration, wish)?;
+    let left = without_limits(|| move_range(space, range, &mut migration, wish))?;
     let_others_follow(space, &mut migration);
     if left > 0 && moving.strict == Strict::Yes { Err(Errno::EIO) } else { Ok(()) }
 }

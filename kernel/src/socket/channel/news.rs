@@ -4,11 +4,27 @@
 //! bytes, of errors, of the peer's end. The socket hears by the same queue of room in the channel
 //! that it sends into, and that channel knows the queue as its sender's. As on Linux
 //! (SOCKWQ_ASYNC_NOSPACE) the socket hears of room once after a send or a poll(2) that found none.
+//!
+//! A sender can be stopped by its account ([`crate::socket::memory`]) and not by its reader, which
+//! may have nothing to do meanwhile. A channel where this was so once is woken with its account
+//! from then on. No signal tells of that room.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::Channel;
-use crate::sync::News;
+use crate::sync::{News, PollWaiter, SpinLock};
+use crate::{Errno, Result, time};
+
+/// How long a sender sleeps before it looks again, where there was no memory to have it woken
+/// (nanoseconds).
+const NAP: u64 = 100_000_000;
+
+/// The channel's place among those that wait for their account.
+#[derive(Default)]
+pub(super) struct AccountWatch {
+    is_set: AtomicBool,
+    waiter: SpinLock<Option<PollWaiter>>,
+}
 
 impl Channel {
     /// Closes the sending end: receivers reach the end of the stream. `news` are for the signals of
@@ -47,8 +63,58 @@ impl Channel {
         }
     }
 
-    /// Notes that a sender found no room.
+    /// Notes that a sender found no room. The caller looks once more.
     pub(in crate::socket) fn want_room(&self) {
         self.wants_room.store(true, Ordering::SeqCst);
+        // Without memory the sender hears of the room that its reader makes.
+        let _ = self.watch_account();
+    }
+
+    /// Has `writable` woken when the account is loosened, where it is tight.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    fn watch_account(&self) -> Result<()> {
+        if !self.lacks_watch() {
+            return Ok(());
+        }
+        let mut waiter = PollWaiter::observer(self.writable.clone());
+        waiter.register(self.account.loosened());
+        let mut place = Some(waiter.complete()?);
+        core::mem::swap(&mut *self.account_watch.waiter.lock(), &mut place);
+        self.account_watch.is_set.store(true, Ordering::SeqCst);
+        // Another sender's is dropped without the lock.
+        drop(place);
+        Ok(())
+    }
+
+    fn lacks_watch(&self) -> bool {
+        self.account.is_tight() && !self.account_watch.is_set.load(Ordering::SeqCst)
+    }
+
+    /// Waits until there is room, as `ready` has it.
+    #[inline(never)]
+    pub(super) fn wait_with_patience(
+        &self,
+        deadline: Option<u64>,
+        ready: impl Fn() -> Option<()>,
+    ) -> Result<()> {
+        loop {
+            let is_told = self.watch_account().is_ok();
+            let nap = (!is_told).then(|| time::now() + NAP);
+            let until = match (deadline, nap) {
+                (Some(deadline), Some(nap)) => Some(deadline.min(nap)),
+                (deadline, nap) => deadline.or(nap),
+            };
+            // The account may become tight while it waits for the reader.
+            let wakes = || (ready().is_some() || is_told && self.lacks_watch()).then_some(());
+            self.writable.wait_until_deadline(until, wakes)?;
+            if ready().is_some() {
+                return Ok(());
+            }
+            if deadline.is_some_and(|deadline| time::now() >= deadline) {
+                return Err(Errno::EAGAIN);
+            }
+        }
     }
 }

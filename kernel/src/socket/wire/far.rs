@@ -100,7 +100,10 @@ impl Far {
             return Some(bytes.len());
         }
         if !self.own.has_room() {
-            return Some(0);
+            self.own.want_room();
+            if !self.own.has_room() {
+                return Some(0);
+            }
         }
         let mut queue = self.own.try_waiting()?;
         let (mut source, mut done) = (SliceSource::new(bytes), 0);

@@ -35,6 +35,8 @@
 //! **Lies.** A device that gives back what it does not have is reset and stays out of use: see
 //! `link.rs`.
 
+#[cfg(test)]
+mod place_tests;
 mod requests;
 mod write_cache;
 

@@ -51,8 +51,10 @@ enum RequestState {
     Held,
     /// With the device; a task waits for it.
     Pending,
-    /// With the device; no task waits any more.
+    /// With the device; its task does not wait any more, and has the place still.
     Abandoned,
+    /// With the device; no task has the place.
+    Orphaned,
     /// Back from the device; bytes that it wrote, and its status.
     Done(usize, u8),
 }
@@ -246,6 +248,9 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
 
     /// The task is done with its place, unless the device still has its request.
     pub fn release(&mut self, number: usize) {
+        if self.states[number] == RequestState::Abandoned {
+            self.states[number] = RequestState::Orphaned;
+        }
         let is_back = matches!(self.states[number], RequestState::Held | RequestState::Done(..));
         // A device that failed, or has left its slot, has no requests.
         if is_back || self.link.is_failed() {
@@ -383,12 +388,15 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
     }
 
     fn answered(&mut self, number: usize, written: usize, status: u8) {
-        if self.states[number] == RequestState::Pending {
-            self.states[number] = RequestState::Done(written, status);
-        } else {
-            self.states[number] = RequestState::Free;
-            self.wakes.memory |= self.starving > 0;
-            self.grant();
+        match self.states[number] {
+            RequestState::Pending => self.states[number] = RequestState::Done(written, status),
+            // Its task is about to release it.
+            RequestState::Abandoned => self.states[number] = RequestState::Held,
+            _ => {
+                self.states[number] = RequestState::Free;
+                self.wakes.memory |= self.starving > 0;
+                self.grant();
+            }
         }
         if self.writes & 1 << number != 0 {
             self.cache.count_write();
@@ -442,8 +450,8 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
     pub fn remove(&mut self, slot: &dyn PowerSlot) -> Result<(), Failed> {
         self.link.remove(slot)?;
         self.spare = None;
-        let abandoned = self.states.iter_mut().filter(|state| **state == RequestState::Abandoned);
-        abandoned.for_each(|state| *state = RequestState::Free);
+        let orphaned = self.states.iter_mut().filter(|state| **state == RequestState::Orphaned);
+        orphaned.for_each(|state| *state = RequestState::Free);
         self.wakes.all = true;
         Ok(())
     }
