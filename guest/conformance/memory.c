@@ -75,6 +75,12 @@ static void mapping(void)
 	FAILS_WITH("mmap of no bytes", mmap(NULL, 0, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), EINVAL);
 	FAILS_WITH("mmap neither shared nor private", mmap(NULL, PAGE, PROT_READ, MAP_ANONYMOUS, -1, 0), EINVAL);
 	FAILS_WITH("mmap of a bad descriptor", mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, 999, 0), EBADF);
+	char *near = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
+	PROMISE("MAP_32BIT maps below 2 GiB", near != MAP_FAILED && (unsigned long)near < (1UL << 31) - 2 * PAGE);
+	char *second = mmap(near, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
+	PROMISE("also where the hint is taken", second != MAP_FAILED && second != near && (unsigned long)second < (1UL << 31));
+	FAILS_WITH("and not more than there is room", mmap(NULL, 1UL << 31, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0), ENOMEM);
+	NEED(munmap(near, 2 * PAGE) == 0 && munmap(second, PAGE) == 0);
 	FAILS_WITH("mmap of more than there is address space",
 		mmap(NULL, 1UL << 47, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), ENOMEM);
 	char *fixed = mmap(a + 4 * PAGE, PAGE, PROT_READ | PROT_WRITE,

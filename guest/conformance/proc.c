@@ -3,10 +3,13 @@
 #include "promise.h"
 #include <dirent.h>
 #include <sys/auxv.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/sysinfo.h>
+#include <sys/timerfd.h>
 #include <sys/vfs.h>
 #include <sys/utsname.h>
 
@@ -199,6 +202,71 @@ static void mounting(void)
 }
 
 /* For user 0: debugfs can be mounted where programs look for it, and is one. */
+/* Who a process is logged in as, which programs that log users in write. */
+static void logins(void)
+{
+	int status;
+	if (access("/proc/self/loginuid", F_OK) != 0 || geteuid() != 0)
+		return;
+	IN_CHILD(status, {
+		int file = open("/proc/self/loginuid", O_RDWR);
+		NEED(file >= 0 && write(file, "1000", 4) == 4);
+		NEED(!strcmp(contents("/proc/self/loginuid"), "1000"));
+		NEED(atol(contents("/proc/self/sessionid")) < 1000000);
+		pid_t child = fork();
+		if (!child)
+			_exit(strcmp(contents("/proc/self/loginuid"), "1000") != 0);
+		int ended;
+		NEED(waitpid(child, &ended, 0) == child && ended == 0);
+		NEED(setuid(1000) == 0 && pwrite(file, "1001", 4, 0) == -1 && errno == EPERM);
+	});
+	PROMISE("a process is logged in once, with its children, and again by those who may", status == 0);
+}
+
+/* Files that say more of themselves in fdinfo. */
+static void descriptors(void)
+{
+	char path[64];
+	int counter = eventfd(0x2a, EFD_CLOEXEC), timer = timerfd_create(CLOCK_MONOTONIC, 0), poller = epoll_create1(0);
+	struct itimerspec when = { .it_value = { 100, 0 }, .it_interval = { 3, 0 } };
+	struct epoll_event event = { .events = EPOLLIN, .data.u64 = 0x77 };
+	NEED(counter >= 0 && timer >= 0 && poller >= 0 && timerfd_settime(timer, 0, &when, NULL) == 0);
+	NEED(epoll_ctl(poller, EPOLL_CTL_ADD, counter, &event) == 0);
+	snprintf(path, sizeof path, "/proc/self/fdinfo/%d", counter);
+	PROMISE("fdinfo says what an event counter holds", strstr(contents(path), "eventfd-count:               2a\n") != NULL);
+	snprintf(path, sizeof path, "/proc/self/fdinfo/%d", timer);
+	PROMISE("and when a timer expires", strstr(contents(path), "clockid: 1\n") && strstr(text, "it_value: (99, ") && strstr(text, "it_interval: (3, 0)\n"));
+	snprintf(path, sizeof path, "/proc/self/fdinfo/%d", poller);
+	long watched = -1;
+	const char *row = strstr(contents(path), "tfd:");
+	PROMISE("and what an epoll instance watches", row && sscanf(row, "tfd: %ld", &watched) == 1 && watched == counter && strstr(row, "data:               77"));
+	close(counter);
+	close(timer);
+	close(poller);
+}
+
+static void children(void)
+{
+	char path[64], expected[32];
+	int ends[2];
+	NEED(pipe(ends) == 0);
+	fflush(stdout);
+	pid_t child = fork();
+	NEED(child >= 0);
+	if (!child) {
+		char byte;
+		close(ends[1]);
+		_exit(read(ends[0], &byte, 1) != 0);
+	}
+	snprintf(path, sizeof path, "/proc/self/task/%d/children", getpid());
+	snprintf(expected, sizeof expected, "%d ", child);
+	if (access(path, F_OK) == 0)
+		PROMISE("a thread's children are listed", !strcmp(contents(path), expected));
+	close(ends[1]);
+	close(ends[0]);
+	NEED(waitpid(child, NULL, 0) == child);
+}
+
 static void debugging(void)
 {
 	struct statfs told;
@@ -219,6 +287,9 @@ int main(int argc, char **argv)
 	others();
 	system_wide();
 	identities();
+	logins();
+	descriptors();
+	children();
 	mounting();
 	debugging();
 	return conclude();

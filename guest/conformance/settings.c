@@ -5,6 +5,10 @@
  * own: the settings hold for all processes.
  */
 #include "promise.h"
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
 #include <grp.h>
 #include <sys/mount.h>
 
@@ -217,6 +221,45 @@ static int uses_all_up(void)
 	return byte == 'x' && status == 0;
 }
 
+/* Binds port 80 of the loopback address as a user: 0, or an errno. */
+static int binds_port_80(void)
+{
+	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(80), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	int made = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	NEED(made >= 0);
+	int error = bind(made, (struct sockaddr *)&at, sizeof at) == 0 ? 0 : errno;
+	close(made);
+	return error;
+}
+
+static void ports(void)
+{
+	const char *name = "net/ipv4/ip_unprivileged_port_start";
+	long before = reads(name);
+	PROMISE("ports below 1024 are for those who may", before == 1024 && AS_USER(_exit(binds_port_80() != EACCES)));
+	sets(name, 80);
+	PROMISE("root gives users more of them", AS_USER(_exit(binds_port_80() != 0)));
+	sets(name, before);
+	PROMISE("no more than there are ports", writes(name, "65537\n") == EINVAL);
+	PROMISE("no user changes that", AS_USER(_exit(writes(name, "80\n") != EACCES)));
+}
+
+static void watches(void)
+{
+	const char *name = "fs/epoll/max_user_watches";
+	struct epoll_event event = { .events = EPOLLIN };
+	int ends[2], poller = epoll_create1(EPOLL_CLOEXEC);
+	NEED(pipe(ends) == 0 && poller >= 0);
+	long before = reads(name);
+	sets(name, 0);
+	FAILS_WITH("a user watches as many files as it may", epoll_ctl(poller, EPOLL_CTL_ADD, ends[0], &event), ENOSPC);
+	sets(name, before);
+	PROMISE("and more after that", epoll_ctl(poller, EPOLL_CTL_ADD, ends[0], &event) == 0);
+	close(poller);
+	close(ends[0]);
+	close(ends[1]);
+}
+
 static void namespaces(void)
 {
 	const char *name = "user/max_uts_namespaces";
@@ -231,6 +274,8 @@ int main(void)
 	NEED(geteuid() == 0);
 	numbers_of_mounts();
 	namespaces();
+	ports();
+	watches();
 	pipes();
 	numbers();
 	areas_of_memory();

@@ -89,6 +89,16 @@ static void pair(void)
 	struct termios settings;
 	PROMISE("it starts with line editing, echo and signals", tcgetattr(slave, &settings) == 0 &&
 		(settings.c_lflag & (ICANON | ECHO | ISIG)) == (ICANON | ECHO | ISIG) && (settings.c_oflag & (OPOST | ONLCR)) == (OPOST | ONLCR));
+	/* struct termios2, which no header has beside struct termios. */
+	struct { tcflag_t modes[4]; cc_t line, characters[19]; speed_t input, output; } full;
+	NEED(ioctl(slave, 0x802c542a /* TCGETS2 */, &full) == 0);
+	PROMISE("it starts at 38,400 baud", full.input == 38400 && full.output == 38400);
+	full.modes[2] = (full.modes[2] & ~0x100fu) | 0x1000; /* BOTHER */
+	full.output = 31250;
+	PROMISE("any speed is kept", ioctl(master, 0x402c542b /* TCSETS2 */, &full) == 0 && ioctl(slave, 0x802c542a, &full) == 0 && full.output == 31250);
+	NEED(tcgetattr(slave, &settings) == 0 && cfsetspeed(&settings, B115200) == 0);
+	PROMISE("and so is one with a name", tcsetattr(slave, TCSANOW, &settings) == 0 && ioctl(master, 0x802c542a, &full) == 0 && full.output == 115200 && full.input == 115200);
+	PROMISE("the master waits for its output, too", ioctl(master, TCSBRK, 1) == 0);
 	struct winsize size = { 40, 100, 0, 0 }, read_back;
 	PROMISE("it keeps its size", ioctl(master, TIOCSWINSZ, &size) == 0 && ioctl(slave, TIOCGWINSZ, &read_back) == 0 && read_back.ws_row == 40 && read_back.ws_col == 100);
 }

@@ -9,6 +9,7 @@
 #include "ring.h"
 #include "sockets.h"
 
+#include <sys/ioctl.h>
 
 #define SECTOR 512
 #define USER 1000
@@ -338,6 +339,37 @@ static void names(void)
 	PROMISE("and so is one that a task of the kernel makes", sender_by_ring(1) == USER);
 }
 
+/* A splice waits for a socket, and a ring for the pipe that it fills. */
+static void beside_a_splice(void)
+{
+	int pipe_[2], pair[2], waiting = 0, status;
+	char back[16];
+	struct ring ring;
+	open_ring(&ring);
+	NEED(pipe(pipe_) == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0 && write(pipe_[1], "x", 1) == 1);
+	fflush(stdout);
+	pid_t splicer = fork();
+	NEED(splicer >= 0);
+	if (!splicer)
+		_exit(splice(pair[0], NULL, pipe_[1], NULL, PAGE, 0) != 4);
+	sleep_ms(50);
+	add(&ring, IORING_OP_READ, pipe_[0], back, sizeof back, 0, 1)->flags = IOSQE_ASYNC;
+	NEED(enter(ring.fd, 1, 0, 0, NULL, 0) == 1);
+	sleep_ms(50);
+	pid_t other = fork();
+	NEED(other >= 0);
+	if (!other)
+		_exit(0);
+	PROMISE("programs end while a splice and a ring wait for each other", COMES_TRUE(waitpid(other, NULL, WNOHANG) == other));
+	NEED(write(pair[1], "more", 4) == 4);
+	PROMISE("the splice goes on with the next bytes", COMES_TRUE(waitpid(splicer, &status, WNOHANG) == splicer) && status == 0);
+	PROMISE("and the ring's request ends", COMES_TRUE(arrived(&ring) == 1) && take(&ring, 1) > 0);
+	PROMISE("no byte is lost", ioctl(pipe_[0], FIONREAD, &waiting) == 0 && waiting <= 4);
+	int last[] = { pipe_[0], pipe_[1], pair[0], pair[1], ring.fd };
+	for (int i = 0; i < 5; i++)
+		close(last[i]);
+}
+
 /* Files that hold references to each other, and to pinned pages. The kernel's closing audit of all
  * frames must find none of them in use. */
 static void circles(void)
@@ -375,6 +407,7 @@ int main(int argc, char **argv)
 		disks(&ring, argv[1], argv[2]);
 	close(ring.fd);
 	circles();
+	beside_a_splice();
 	names();
 	return conclude();
 }

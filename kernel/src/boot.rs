@@ -336,7 +336,9 @@ fn prepare() -> core::result::Result<(Spec, Option<Changes>), Failure> {
         .map_err(or("the network"))?;
     }
     host::hotplug::start().map_err(or("memory that can be plugged in"))?;
-    socket::memory::init(usize::try_from(mem::stats::memory().total).unwrap_or(usize::MAX));
+    let pages = mem::stats::memory().total;
+    socket::memory::init(usize::try_from(pages).unwrap_or(usize::MAX));
+    fs::epoll::init(pages);
     mem::khugepaged::mode_changed().map_err(or("khugepaged"))?;
     if let Some(device) = &spec.swap {
         swap::on_at_boot(device);

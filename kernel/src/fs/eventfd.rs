@@ -7,6 +7,7 @@ use freehold_collections::{Arc, reserve};
 use linux_raw_sys::general as c;
 
 use super::anonymous::AnonymousNode;
+use super::file::Line;
 use super::{Blocking, File, Node, NodeKind, OpenFile, OpenFlags, Ready};
 use crate::sync::{PollWaiter, SpinLock, WaitQueue};
 use crate::syscall::Args;
@@ -110,6 +111,14 @@ impl File for EventFile {
         }
         self.wait_for(blocking, || self.try_add(value))?;
         Ok(size_of::<u64>())
+    }
+
+    fn describe(&self, line: Line<'_>) -> Result<()> {
+        let count = *self.count.lock();
+        line(format_args!("eventfd-count: {count:16x}"));
+        line(format_args!("eventfd-id: {}", self.node.identity().inode));
+        line(format_args!("eventfd-semaphore: {}", u8::from(self.take == Take::One)));
+        Ok(())
     }
 
     fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {

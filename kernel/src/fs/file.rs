@@ -142,6 +142,9 @@ pub enum Allocate {
     ZeroKeepSize,
 }
 
+/// Takes a line of text.
+pub type Line<'a> = &'a mut dyn FnMut(core::fmt::Arguments<'_>);
+
 /// Operations of an open file description. The default of each operation is Linux' answer for a
 /// file that lacks it. Methods may sleep.
 pub trait File: Any + Send + Sync {
@@ -159,6 +162,15 @@ pub trait File: Any + Send + Sync {
     fn write_at(&self, _offset: u64, _source: &mut dyn Source, _blocking: Blocking) -> Result<usize> {
         Err(Errno::EINVAL)
     }
+    /// When a read that begins now has no patience any more, in nanoseconds of
+    /// [`crate::time::now`] (SO_RCVTIMEO).
+    fn read_deadline(&self) -> Option<u64> {
+        None
+    }
+    /// The same of a write (SO_SNDTIMEO).
+    fn write_deadline(&self) -> Option<u64> {
+        None
+    }
     /// Returns the events that are ready now. With a waiter, also arranges that it is woken when
     /// they change. The waiter is registered before the look, so that no change is missed.
     fn poll(&self, _waiter: Option<&mut crate::sync::PollWaiter>) -> Ready {
@@ -167,6 +179,13 @@ pub trait File: Any + Send + Sync {
     /// Returns the queues of signal-driven I/O; `None` for a file without (Linux: `fasync`).
     fn news(&self) -> Option<NewsQueues<'_>> {
         None
+    }
+    /// Gives `line` each line that /proc/PID/fdinfo has for files of its kind alone.
+    ///
+    /// # Errors
+    /// `EINTR` where the task is to end.
+    fn describe(&self, _line: Line<'_>) -> Result<()> {
+        Ok(())
     }
     /// Whether a regular file's readiness changes, so that epoll watches it.
     fn changes_readiness(&self) -> bool {

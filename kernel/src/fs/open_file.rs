@@ -395,8 +395,11 @@ impl OpenFile {
     }
 
     /// The offset now (fdinfo).
-    pub fn position(&self) -> u64 {
-        *self.offset.lock()
+    ///
+    /// # Errors
+    /// `EINTR` where the task is to end.
+    pub fn position(&self) -> Result<u64> {
+        Ok(*self.offset.lock_killable()?)
     }
 
     /// Use and change the offset in one go (sendfile, copy_file_range with no offset of their own).

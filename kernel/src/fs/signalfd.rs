@@ -7,6 +7,7 @@ use linux_raw_sys::general as c;
 use zerocopy::{Immutable, IntoBytes};
 
 use super::anonymous::AnonymousNode;
+use super::file::Line;
 use super::{Blocking, File, Node, NodeKind, OpenFlags, Ready};
 use crate::sync::{PollWaiter, SpinLock};
 use crate::syscall::Args;
@@ -94,6 +95,12 @@ pub struct SignalFile {
 impl File for SignalFile {
     fn node(&self) -> Arc<dyn Node> {
         self.node.clone()
+    }
+
+    fn describe(&self, line: Line<'_>) -> Result<()> {
+        let signals = self.signals.lock().0;
+        line(format_args!("sigmask:\t{signals:016x}"));
+        Ok(())
     }
 
     fn read_at(&self, _offset: u64, sink: &mut dyn Sink, blocking: Blocking) -> Result<usize> {

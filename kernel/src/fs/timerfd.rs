@@ -10,6 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::anonymous::AnonymousNode;
 use super::eventfd::read_counter;
+use super::file::Line;
 use super::{Blocking, File, Node, NodeKind, OpenFlags, Ready};
 use crate::sync::{IrqSpinLock, PollWaiter, WaitQueue};
 use crate::syscall::Args;
@@ -132,6 +133,19 @@ impl File for TimerFile {
             (state.expiries > 0).then(|| core::mem::take(&mut state.expiries))
         };
         read_counter(sink, || blocking.until(&self.timer.expired, take))
+    }
+
+    fn describe(&self, line: Line<'_>) -> Result<()> {
+        let (spec, ticks) = {
+            let state = self.timer.state.lock();
+            (state.remaining(time::now()), state.expiries)
+        };
+        let clock = if self.clock == Clock::Wall { c::CLOCK_REALTIME } else { c::CLOCK_MONOTONIC };
+        line(format_args!("clockid: {clock}\nticks: {ticks}\nsettime flags: 00"));
+        let TimerSpec { value, interval } = spec;
+        line(format_args!("it_value: ({}, {})", value.seconds, value.nanoseconds));
+        line(format_args!("it_interval: ({}, {})", interval.seconds, interval.nanoseconds));
+        Ok(())
     }
 
     fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {

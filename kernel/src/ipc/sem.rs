@@ -221,6 +221,7 @@ impl SetState {
         let mut next = 0;
         while let Some((ticket, waiter)) = self.next_waiter(next) {
             next = ticket + 1;
+            sched::rest();
             if waiter.request.alters() != altering {
                 continue;
             }

@@ -466,13 +466,18 @@ impl<P: Purpose> PinnedBytes<P> {
         Ok(bytes)
     }
 
-    /// Pin all runs of a program for one request. Where a page cannot be pinned the bytes end.
+    /// Pin the first `most` bytes of a program's runs for one request. Where a page cannot be
+    /// pinned the bytes end.
     ///
     /// # Errors
     /// As [`PinnedRun::new`]; `EINTR` where the task is to end.
-    pub fn pin(space: &ProcessSpace, runs: &Iovecs) -> Result<Self> {
+    pub fn pin(space: &ProcessSpace, runs: &Iovecs, most: usize) -> Result<Self> {
         let mut bytes = Self::EMPTY;
-        for (address, length) in runs.slices().iter().map(|slice| slice.place()).filter(|place| place.1 > 0) {
+        for (address, length) in runs.slices().iter().map(|slice| slice.place()) {
+            let length = length.min(most - bytes.left);
+            if length == 0 {
+                continue;
+            }
             sched::checkpoint()?;
             match PinnedRun::new::<Transient>(space, address, length, Rule::Asked) {
                 Ok(run) => {

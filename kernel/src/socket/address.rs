@@ -16,7 +16,7 @@ use super::endpoint::Socket;
 use super::netlink::NetlinkAddress;
 use super::ports::InetAddress;
 use crate::fs::{self, Final, Identity, NodeKind, PathWalk};
-use crate::sync::SpinLock;
+use crate::sync::{SpinLock, WeakMap};
 use crate::task::namespaces::network::NetworkNamespace;
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result, task};
@@ -98,7 +98,7 @@ pub enum Address {
 
 /// By the number of the network namespace, in eight bytes, and the name.
 static BY_NAME: SpinLock<Map<Arc<[u8]>, Weak<Socket>>> = SpinLock::new(Map::new());
-static BY_INODE: SpinLock<Map<Identity, Weak<Socket>>> = SpinLock::new(Map::new());
+static BY_INODE: SpinLock<WeakMap<Identity, Socket>> = SpinLock::new(WeakMap::new());
 
 /// A key of [`BY_NAME`], without memory: the end of a socket needs one.
 struct KeyBytes([u8; 8 + PATH_BYTES], usize);
@@ -301,11 +301,7 @@ impl Address {
                 })?
                 .node
                 .identity();
-                let mut inodes = BY_INODE.lock();
-                inodes.retain(|_, other| other.strong_count() > 0);
-                let inserted = inodes.try_insert(identity, socket.downgrade());
-                drop(inodes);
-                if inserted.is_err() {
+                if BY_INODE.lock().try_insert(identity, socket).is_err() {
                     // No task could connect to the file. Another file may have its name by now.
                     let found = with_walk(|walk, _| walk.find(path, Final::Stop))?;
                     if found.node.identity() == identity {
@@ -336,7 +332,7 @@ impl Address {
                 if place.node.kind() != NodeKind::Socket {
                     return Err(Errno::ECONNREFUSED);
                 }
-                BY_INODE.lock().get(&place.node.identity()).and_then(|weak| weak.upgrade())
+                BY_INODE.lock().get(&place.node.identity())
             }
         };
         found.ok_or(Errno::ECONNREFUSED)

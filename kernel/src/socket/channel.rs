@@ -16,7 +16,7 @@ use spin::Once;
 use super::address::Address;
 use super::flight::Files;
 use super::garbage;
-use super::memory::{BUFFER_BYTES, QueueCharge, SocketAccount};
+use super::memory::{AccountWatch, BUFFER_BYTES, QueueCharge, SocketAccount};
 use super::message::PassCredentials;
 use super::options::Credentials;
 use super::queue::Queue;
@@ -25,7 +25,6 @@ use crate::fs::bytes::SliceSource;
 use crate::sync::{Mutex, MutexGuard, News, WaitQueue};
 use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result, task};
-use news::AccountWatch;
 
 /// Messages that wait in one channel at most (net.unix.max_dgram_qlen).
 const MESSAGES: usize = 512;
@@ -450,7 +449,7 @@ impl Channel {
         if patience != Patience::Never {
             self.wait_for_room(patience)?;
         }
-        self.account.wait_for(length.div_ceil(PAGE_SIZE), patience)?;
+        self.wait_for_account(length.div_ceil(PAGE_SIZE), patience)?;
         let bytes = Queue::gather(source)?;
         let mut in_hand = QueueCharge::new(self.account);
         in_hand.set(bytes.pages());

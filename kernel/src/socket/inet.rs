@@ -14,7 +14,7 @@ use super::channel::{Ancillary, Channel, Patience};
 use super::endpoint::{Socket, SocketKind};
 use super::memory::SocketAccount;
 use super::options::Credentials;
-use super::ports::{self, Claim, EntryKey, FIRST_FREE, InetAddress, Protocol};
+use super::ports::{self, Claim, EntryKey, InetAddress, Protocol};
 use super::raw::{self, arrive::Found};
 use super::wire::{self, Wire};
 use crate::fs::bytes::SliceSource;
@@ -60,7 +60,7 @@ impl Socket {
         if !self.reaches(wanted) {
             return Err(Errno::EADDRNOTAVAIL);
         }
-        let privileged = (1..FIRST_FREE).contains(&wanted.port);
+        let privileged = (1..self.network().first_free_port()).contains(&wanted.port.into());
         let owner = self.network().head().owner();
         if privileged && !task::may_in(owner, Capability::NetBindService) {
             return Err(Errno::EACCES);

@@ -25,8 +25,7 @@ use freehold_collections::{Arc, reserve};
 use freehold_machine::PAGE_SIZE;
 use spin::Once;
 
-use super::channel::Patience;
-use crate::sync::WaitQueue;
+use crate::sync::{PollWaiter, SpinLock, WaitQueue};
 use crate::{Errno, Result};
 
 /// Value of SO_SNDBUF and SO_RCVBUF.
@@ -193,20 +192,37 @@ impl SocketAccount {
             pages > 1 && self.is_tight() && self.pages().saturating_add(pages) > self.sum().limit(2);
         if is_full { Err(Errno::ENOBUFS) } else { Ok(()) }
     }
+}
 
-    /// Waits until a message of so many pages may wait, as a sender that has patience.
+/// A queue's place among those that are woken with its account, once a sender was stopped by that.
+#[derive(Default)]
+pub(super) struct AccountWatch {
+    is_set: AtomicBool,
+    waiter: SpinLock<Option<PollWaiter>>,
+}
+
+impl AccountWatch {
+    /// Whether `account` is tight, and nothing is woken with it.
+    pub fn is_due(&self, account: SocketAccount) -> bool {
+        account.is_tight() && !self.is_set.load(Ordering::SeqCst)
+    }
+
+    /// Has `woken` woken when `account` is loosened, where it is tight. The caller looks once more.
     ///
     /// # Errors
-    /// `ENOBUFS` without patience, `EAGAIN` after it, `ERESTARTSYS`.
-    #[inline]
-    pub(super) fn wait_for(self, pages: usize, patience: Patience) -> Result<()> {
-        match (self.admit(pages), patience) {
-            (Err(_), Patience::Until(deadline)) => {
-                let is_admitted = || self.admit(pages).ok();
-                self.loosened().wait_until_deadline(deadline, is_admitted)?.ok_or(Errno::EAGAIN)
-            }
-            (admitted, _) => admitted,
+    /// `ENOMEM`.
+    pub fn set_if_due(&self, account: SocketAccount, woken: &Arc<WaitQueue>) -> Result<()> {
+        if !self.is_due(account) {
+            return Ok(());
         }
+        let mut waiter = PollWaiter::observer(woken.clone());
+        waiter.register(account.loosened());
+        let mut place = Some(waiter.complete()?);
+        core::mem::swap(&mut *self.waiter.lock(), &mut place);
+        self.is_set.store(true, Ordering::SeqCst);
+        // Another sender's is dropped without the lock.
+        drop(place);
+        Ok(())
     }
 }
 
@@ -252,7 +268,7 @@ impl Drop for QueueCharge {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sync::{PollWaiter, Wake, Woken};
+    use crate::sync::{Wake, Woken};
 
     #[test]
     fn a_tight_account_gives_each_queue_less_until_it_is_down_again() {

@@ -87,7 +87,7 @@ impl SocketFile {
     fn send_patience(&self, blocking: Blocking) -> Patience {
         match blocking {
             Blocking::Never => Patience::Never,
-            Blocking::Wait => Patience::Until(deadline(self.socket.options.lock().send_timeout)),
+            Blocking::Wait => Patience::Until(self.write_deadline()),
         }
     }
 
@@ -95,7 +95,7 @@ impl SocketFile {
     fn receive_patience(&self, blocking: Blocking) -> Patience {
         match blocking {
             Blocking::Never => Patience::Never,
-            Blocking::Wait => Patience::Until(deadline(self.socket.options.lock().receive_timeout)),
+            Blocking::Wait => Patience::Until(self.read_deadline()),
         }
     }
 }
@@ -118,6 +118,14 @@ impl File for SocketFile {
             crate::task::signal_broken_pipe();
         }
         sent
+    }
+
+    fn read_deadline(&self) -> Option<u64> {
+        deadline(self.socket.options.lock().receive_timeout)
+    }
+
+    fn write_deadline(&self) -> Option<u64> {
+        deadline(self.socket.options.lock().send_timeout)
     }
 
     fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {

@@ -21,8 +21,6 @@ use crate::{Errno, Result, hw, sched};
 
 /// Ports that sockets get which ask for any (net.ipv4.ip_local_port_range).
 const EPHEMERAL: RangeInclusive<u16> = 32_768..=60_999;
-/// Ports below need CAP_NET_BIND_SERVICE.
-pub const FIRST_FREE: u16 = 1024;
 /// So many ports are tried between two looks whether the task is to end.
 const TRIES: u32 = 256;
 

@@ -9,6 +9,7 @@ mod per_cpu_rw_model;
 mod wait;
 #[cfg(test)]
 mod wait_model;
+mod weak_map;
 mod weak_registry;
 
 pub use completion::Completion;
@@ -19,4 +20,5 @@ pub use lock::{
 };
 pub use numbers::UniqueNumbers;
 pub use wait::{News, PollWaiter, Slept, WaitQueue, Wake, Woken};
+pub use weak_map::WeakMap;
 pub use weak_registry::{WeakRegistry, WeakRegistryGuard};

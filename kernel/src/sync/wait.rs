@@ -63,6 +63,8 @@ impl Wake for WaitQueue {
 
 /// Listeners that are told between two looks at a queue.
 const LISTENERS_AT_ONCE: usize = 8;
+/// Waiters that are woken with interrupts off.
+const AT_ONCE: usize = 128;
 
 /// Events that the target of an entry waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -76,14 +78,63 @@ enum Hears {
 struct WaitEntry {
     id: u64,
     hears: Hears,
-    target: Arc<dyn Wake>,
+    /// `None`: it has left the queue, and its place goes with others'.
+    target: Option<Arc<dyn Wake>>,
+}
+
+/// The entries of a queue in the order of their numbers. One that leaves from the middle leaves its
+/// place behind: so all together take linear time, in whichever order they leave.
+struct Entries {
+    all: VecDeque<WaitEntry>,
+    /// Places without a target; neither the first nor the last is one.
+    gone: usize,
+}
+
+impl Entries {
+    const fn new() -> Self {
+        Self { all: VecDeque::new(), gone: 0 }
+    }
+
+    fn waiting(&self) -> usize {
+        self.all.len() - self.gone
+    }
+
+    fn targets(&self) -> impl Iterator<Item = (&WaitEntry, &Arc<dyn Wake>)> {
+        self.targets_from(0)
+    }
+
+    /// Those with this number and later ones.
+    fn targets_from(&self, id: u64) -> impl Iterator<Item = (&WaitEntry, &Arc<dyn Wake>)> {
+        let at = if id == 0 { 0 } else { self.all.partition_point(|entry| entry.id < id) };
+        self.all.iter_from(at).filter_map(|entry| Some((entry, entry.target.as_ref()?)))
+    }
+
+    /// Takes the target out of the entry `id`.
+    fn take(&mut self, id: u64) -> Option<Arc<dyn Wake>> {
+        let is_first = self.all.front().is_some_and(|first| first.id == id);
+        let at = if is_first { 0 } else { self.all.partition_point(|entry| entry.id < id) };
+        let target = self.all.get_mut(at).filter(|entry| entry.id == id)?.target.take()?;
+        self.gone += 1;
+        while self.all.front().is_some_and(|first| first.target.is_none()) {
+            self.all.pop_front();
+            self.gone -= 1;
+        }
+        while self.all.back().is_some_and(|last| last.target.is_none()) {
+            self.all.pop_back();
+            self.gone -= 1;
+        }
+        if self.gone > self.waiting() {
+            self.all.retain(|entry| entry.target.is_some());
+            self.gone = 0;
+        }
+        Some(target)
+    }
 }
 
 /// A queue of waiters for a change.
 pub struct WaitQueue {
-    /// Waiters in the order of their arrival. Most of them leave in that order, and then no entry
-    /// moves up.
-    entries: IrqSpinLock<VecDeque<WaitEntry>>,
+    /// Waiters in the order of their arrival.
+    entries: IrqSpinLock<Entries>,
     /// How many entries there are, to let a waker pass an empty queue without the lock.
     count: AtomicUsize,
 }
@@ -97,7 +148,7 @@ const NAP: u64 = 1_000_000;
 impl WaitQueue {
     /// A queue without waiters.
     pub const fn new() -> Self {
-        Self { entries: IrqSpinLock::new(VecDeque::new()), count: AtomicUsize::new(0) }
+        Self { entries: IrqSpinLock::new(Entries::new()), count: AtomicUsize::new(0) }
     }
 
     /// Sleep until `condition` gives a value.
@@ -215,7 +266,7 @@ impl WaitQueue {
 
     fn wake_first(&self) {
         let entries = self.entries.lock();
-        let _ = entries.iter().find(|entry| entry.target.wake() == Woken::Sleeper);
+        let _ = entries.targets().find(|(_, target)| target.wake() == Woken::Sleeper);
     }
 
     /// Wake all.
@@ -227,8 +278,33 @@ impl WaitQueue {
     }
 
     fn wake_each(&self) {
-        for entry in self.entries.lock().iter() {
-            entry.target.wake();
+        self.each(|_, target| {
+            target.wake();
+        });
+    }
+
+    /// Calls `f` with each that waits now. The lock is open after every [`AT_ONCE`], so that
+    /// interrupts are not off for long.
+    fn each(&self, mut f: impl FnMut(&WaitEntry, &Arc<dyn Wake>)) {
+        let mut next = 0;
+        let mut last: Option<u64> = None;
+        loop {
+            let entries = self.entries.lock();
+            // One that comes again meanwhile is not woken again.
+            last = last.or_else(|| entries.all.back().map(|entry| entry.id));
+            let mut left = AT_ONCE;
+            for (entry, target) in entries.targets_from(next).take_while(|(entry, _)| Some(entry.id) <= last)
+            {
+                f(entry, target);
+                next = entry.id + 1;
+                left -= 1;
+                if left == 0 {
+                    break;
+                }
+            }
+            if left > 0 {
+                return;
+            }
         }
     }
 
@@ -242,10 +318,10 @@ impl WaitQueue {
 
     fn announce_to_each(&self, news: News) {
         let mut has_listener = false;
-        for entry in self.entries.lock().iter() {
+        self.each(|entry, target| {
             has_listener |= entry.hears == Hears::News;
-            entry.target.wake();
-        }
+            target.wake();
+        });
         if has_listener {
             self.tell_listeners(news);
         }
@@ -258,9 +334,9 @@ impl WaitQueue {
         loop {
             let mut listeners = ArrayVec::<Arc<dyn Wake>, LISTENERS_AT_ONCE>::new();
             let entries = self.entries.lock();
-            for entry in entries.iter_from(entries.partition_point(|entry| entry.id < next)) {
+            for (entry, target) in entries.targets_from(next) {
                 if entry.hears == Hears::News {
-                    listeners.push(entry.target.clone());
+                    listeners.push(target.clone());
                     next = entry.id + 1;
                     if listeners.is_full() {
                         break;
@@ -291,17 +367,15 @@ impl WaitQueue {
             let wanted = {
                 let mut entries = self.entries.lock();
                 // The old buffer is freed outside.
-                old = entries.move_to(spare);
-                if entries.len() < entries.capacity() {
+                old = entries.all.move_to(spare);
+                if entries.all.len() < entries.all.capacity() {
                     // Drawn under the lock: the entries are in the order of their numbers.
                     let id = NEXT_ENTRY.fetch_add(1, Ordering::Relaxed);
-                    if let Some(target) = target.take() {
-                        entries.push_back_reserved(WaitEntry { id, hears, target });
-                        self.count.store(entries.len(), Ordering::SeqCst);
-                    }
+                    entries.all.push_back_reserved(WaitEntry { id, hears, target: target.take() });
+                    self.count.store(entries.waiting(), Ordering::SeqCst);
                     return Ok(id);
                 }
-                (entries.capacity() * 2).max(4)
+                (entries.all.capacity() * 2).max(4)
             };
             drop(old);
             spare = VecDeque::try_with_capacity(wanted)?;
@@ -312,15 +386,8 @@ impl WaitQueue {
     fn remove(&self, id: u64) {
         let removed = {
             let mut entries = self.entries.lock();
-            let removed = if entries.front().is_some_and(|first| first.id == id) {
-                entries.pop_front()
-            } else {
-                // Entries are in the order of their numbers.
-                let at = entries.partition_point(|entry| entry.id < id);
-                let is_there = entries.get(at).is_some_and(|entry| entry.id == id);
-                if is_there { entries.remove(at) } else { None }
-            };
-            self.count.store(entries.len(), Ordering::SeqCst);
+            let removed = entries.take(id);
+            self.count.store(entries.waiting(), Ordering::SeqCst);
             removed
         };
         drop(removed);
@@ -518,5 +585,34 @@ mod tests {
         }
         assert!(!queue.is_empty());
         WaitQueue::new().announce(News::Room);
+    }
+
+    #[test]
+    fn all_that_wait_are_woken_once_in_whichever_order_others_left() {
+        const COUNT: usize = 5 * AT_ONCE;
+        for stride in [1, COUNT - 1, 7, 259] {
+            let queue = WaitQueue::new();
+            let ears: List<_> = (0..COUNT).map(|_| reserve::arc(Ear::default())).collect();
+            let enter = |ear: &Arc<Ear>| queue.insert(&(ear.clone() as Arc<dyn Wake>), Hears::Wakes).unwrap();
+            let ids: List<_> = ears.iter().map(enter).collect();
+            let mut waits = [true; COUNT];
+            for step in 0..COUNT {
+                let at = step * stride % COUNT;
+                queue.remove(ids[at]);
+                queue.remove(ids[at]);
+                waits[at] = false;
+                let entries = queue.entries.lock();
+                assert!(entries.all.len() <= 2 * entries.waiting() + 1, "places that are gone are few");
+                assert_eq!(entries.waiting(), COUNT - step - 1);
+                drop(entries);
+                if step % 61 == 0 {
+                    queue.wake_all();
+                    for (ear, waits) in ears.iter().zip(waits) {
+                        assert_eq!(ear.wakes.swap(0, Ordering::Relaxed), usize::from(waits));
+                    }
+                }
+            }
+            assert!(queue.is_empty() && queue.entries.lock().all.is_empty());
+        }
     }
 }

@@ -54,6 +54,8 @@ pub enum Capability {
     SysTtyConfig = 26,
     /// Leases of anybody's files.
     Lease = 28,
+    /// Log a process in as another user than it was logged in as.
+    AuditControl = 30,
     /// Set capabilities of files.
     SetFcap = 31,
     /// Read the kernel's log.

@@ -601,6 +601,7 @@ fn new_process(
     let bound = old.no_new_privileges.load(Ordering::Relaxed);
     process.no_new_privileges.store(bound, Ordering::Relaxed);
     process.barriers.store(old.barriers.load(Ordering::Relaxed), Ordering::Relaxed);
+    process.audit.copy(&old.audit);
     process.personality.store(old.personality.load(Ordering::Relaxed), Ordering::Relaxed);
     if flags.contains(CloneFlags::SYSVSEM) {
         *process.undo.lock() = Some(old.undo_slot());

@@ -6,6 +6,7 @@
 //! Lock order: registry > a process' spin locks > a process' `signals` (interrupt-safe) > a
 //! thread's `pending` > `actions` > run queues.
 
+pub mod audit;
 pub mod calls;
 pub mod capabilities;
 pub mod capability_calls;

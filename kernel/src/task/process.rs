@@ -8,6 +8,7 @@ use freehold_collections::{
     reserve::{self, ArcMethods},
 };
 
+use super::audit::AuditIds;
 use super::capabilities::Capability;
 use super::credentials::Credentials;
 use super::dump::meeting::Meeting;
@@ -200,6 +201,10 @@ pub struct Process {
     pub(super) fail_nth: AtomicU32,
     /// PR_SET_NO_NEW_PRIVS: execve gives no ids that it does not have, nor its children.
     pub no_new_privileges: AtomicBool,
+    /// It has asked an io_uring instance for something that waited, in this program.
+    pub asked_rings: AtomicBool,
+    /// /proc/PID/loginuid and sessionid.
+    pub audit: AuditIds,
     /// The commands that the process registered for by membarrier(2), as bits.
     pub barriers: AtomicU32,
     /// The value that personality(2) set.
@@ -293,20 +298,7 @@ impl Process {
             namespaces: SpinLock::new(with.namespaces),
             limits: SharedLimits::new(with.limits),
             actions: IrqSpinLock::new(with.actions),
-            signals: IrqSpinLock::new(Group {
-                threads: Vec::new(),
-                pending: Pending::new(),
-                exit: None,
-                exec: None,
-                dump: None,
-                stop: None,
-                stops: 0,
-                frozen: false,
-                parked: 0,
-                report: None,
-                past: Usage::default(),
-                ended: 0,
-            }),
+            signals: IrqSpinLock::new(Group::default()),
             signal_arrival: reserve::arc(WaitQueue::new()),
             child_changed: WaitQueue::new(),
             thread_ended: WaitQueue::new(),
@@ -319,6 +311,8 @@ impl Process {
             oom_score_adj_least: AtomicI32::new(0),
             fail_nth: AtomicU32::new(0),
             no_new_privileges: AtomicBool::new(false),
+            asked_rings: AtomicBool::new(false),
+            audit: AuditIds::default(),
             barriers: AtomicU32::new(0),
             personality: AtomicU32::new(0),
             parent_death_signal: AtomicU32::new(0),

@@ -5,7 +5,8 @@
 //!
 //! A timer that counts CPU time, and the limit of CPU time, are armed for the earliest time at
 //! which they could expire: the remaining time divided by the number of threads. Then they look
-//! again.
+//! again. There may be as many threads as timers: all of a process' timers that expire within a
+//! millisecond share one look at its threads.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -123,7 +124,7 @@ impl Expire for Timer {
     fn expire(&self, now: u64) -> Option<u64> {
         let counted = self.counted();
         let wall = now;
-        let now = counted.as_ref().map_or(now, |process| process.cpu_time());
+        let now = counted.as_ref().map_or(now, |process| process.cpu_time_lately(wall));
         let set = {
             let mut setting = self.setting.lock();
             if setting.deadline == 0 || setting.deadline > now {
@@ -169,9 +170,21 @@ impl Process {
         living + group.past.user + group.past.system
     }
 
+    /// [`cpu_time`](Self::cpu_time) at a look that is no older than [`MIN_INTERVAL`] at `now`, for
+    /// interrupts: there may be many threads.
+    fn cpu_time_lately(&self, now: u64) -> u64 {
+        let (at, used) = *self.timers.seen.lock();
+        if at != 0 && now < at.saturating_add(MIN_INTERVAL) {
+            return used;
+        }
+        let used = self.cpu_time();
+        *self.timers.seen.lock() = (now, used);
+        used
+    }
+
     /// The earliest time at which the process can have used `total` nanoseconds, seen from `now`.
     fn when_used(&self, total: u64, now: u64) -> u64 {
-        let left = total.saturating_sub(self.cpu_time());
+        let left = total.saturating_sub(self.cpu_time_lately(now));
         let threads = self.signals.lock().threads.len().max(1) as u64;
         now.saturating_add((left / threads).max(MIN_INTERVAL))
     }
@@ -214,7 +227,7 @@ impl Expire for CpuLimit {
     }
     fn expire(&self, now: u64) -> Option<u64> {
         let process = self.process.upgrade()?;
-        let used = process.cpu_time();
+        let used = process.cpu_time_lately(now);
         let (soft, hard) = (self.soft.load(Ordering::Relaxed), self.hard.load(Ordering::Relaxed));
         if used >= hard {
             process.signal_from_interrupt(SigInfo::kernel(Signal::KILL));
@@ -287,6 +300,8 @@ pub struct Timers {
     /// long as it lives.
     posix: SpinLock<Posix>,
     limit: SpinLock<Option<Arc<CpuLimit>>>,
+    /// The last look at the CPU time of all threads: when it was, and what was seen.
+    seen: IrqSpinLock<(u64, u64)>,
 }
 
 impl Timers {
@@ -297,6 +312,7 @@ impl Timers {
             cpu: SpinLock::new([const { None }; 2]),
             posix: SpinLock::new(Posix::new()),
             limit: SpinLock::new(None),
+            seen: IrqSpinLock::new((0, 0)),
         }
     }
     /// At the end of the process.

@@ -13,9 +13,6 @@ use crate::task::Signal;
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
-/// The speed reported in termios2; nothing is paced by it.
-const SPEED: u32 = 38400;
-
 /// The time at which new settings take effect.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum When {
@@ -44,8 +41,10 @@ impl Tty {
         Some(match request {
             io::TCGETS => put(argument, || *self.state.lock().discipline.termios()),
             io::TCGETS2 => {
-                let termios = *self.state.lock().discipline.termios();
-                put(argument, || Termios2 { termios, ispeed: SPEED, ospeed: SPEED })
+                let state = self.state.lock();
+                let (termios, (ispeed, ospeed)) = (*state.discipline.termios(), state.speeds);
+                drop(state);
+                put(argument, || Termios2 { termios, ispeed, ospeed })
             }
             io::TIOCGWINSZ => put(argument, || self.state.lock().window),
             io::TIOCSWINSZ => UserPtr::<WindowSize>::new(argument).read().map(|window| {
@@ -77,9 +76,11 @@ impl Tty {
         Ok(0)
     }
 
-    pub(super) fn set_termios(&self, mut termios: Termios) {
+    pub(super) fn set_termios(&self, settings: Termios2) {
+        let Termios2 { mut termios, ispeed, ospeed } = settings.with_speeds();
         termios.line = 0;
         let mut state = self.state.lock();
+        state.speeds = (ispeed, ospeed);
         state.discipline.set_termios(termios);
         self.flush_locked(&mut state);
         drop(state);
@@ -124,12 +125,9 @@ impl TtyFile {
             return answer;
         }
         match request {
-            io::TCSETS => self.set(UserPtr::new(argument).read()?, When::Now),
-            io::TCSETSW => self.set(UserPtr::new(argument).read()?, When::Drained),
-            io::TCSETSF => self.set(UserPtr::new(argument).read()?, When::Flushed),
-            io::TCSETS2 => self.set2(argument, When::Now),
-            io::TCSETSW2 => self.set2(argument, When::Drained),
-            io::TCSETSF2 => self.set2(argument, When::Flushed),
+            io::TCSETS | io::TCSETS2 => self.set(read_settings(request, argument)?, When::Now),
+            io::TCSETSW | io::TCSETSW2 => self.set(read_settings(request, argument)?, When::Drained),
+            io::TCSETSF | io::TCSETSF2 => self.set(read_settings(request, argument)?, When::Flushed),
             io::FIONREAD => put(argument, || tty.state.lock().discipline.readable_bytes() as i32),
             io::TIOCOUTQ => put(argument, || tty.state.lock().discipline.output_length() as i32),
             io::TCFLSH => tty.flush_queue(argument),
@@ -154,19 +152,14 @@ impl TtyFile {
         }
     }
 
-    fn set2(&self, argument: u64, when: When) -> Result<i64> {
-        let settings: Termios2 = UserPtr::new(argument).read()?;
-        self.set(settings.termios, when)
-    }
-
-    fn set(&self, termios: Termios, when: When) -> Result<i64> {
+    fn set(&self, settings: Termios2, when: When) -> Result<i64> {
         if when != When::Now {
             self.drain()?;
         }
         if when == When::Flushed {
             self.tty().state.lock().discipline.flush(FlushQueue::Input);
         }
-        self.tty().set_termios(termios);
+        self.tty().set_termios(settings);
         Ok(0)
     }
 
@@ -183,6 +176,16 @@ impl TtyFile {
         drop(state);
         tty.flush();
         Ok(0)
+    }
+}
+
+/// The settings that a program gives, in the form that its request has.
+pub(super) fn read_settings(request: u32, argument: u64) -> Result<Termios2> {
+    match request {
+        io::TCSETS | io::TCSETSW | io::TCSETSF => {
+            UserPtr::<Termios>::new(argument).read().map(Termios2::from)
+        }
+        _ => UserPtr::new(argument).read(),
     }
 }
 

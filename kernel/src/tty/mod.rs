@@ -68,6 +68,8 @@ enum WantsRoom {
 struct TerminalState {
     discipline: Discipline,
     window: WindowSize,
+    /// Input and output speed in baud; nothing is paced by them.
+    speeds: (u32, u32),
     line: LineState,
     /// Counted up by a hang-up: files opened before are dead.
     hangups: u32,
@@ -126,6 +128,7 @@ impl Tty {
             state: SpinLock::new(TerminalState {
                 discipline: Discipline::new(termios)?,
                 window: WindowSize::default(),
+                speeds: (38_400, 38_400),
                 line: LineState::Up,
                 hangups: 0,
                 sharing: FurtherOpens::Open,

@@ -8,10 +8,11 @@ use freehold_collections::{
     Arc, Vec, Weak,
     reserve::{self, ArcMethods},
 };
+use linux_raw_sys::general::TCION;
 use linux_raw_sys::ioctl as io;
 
 use super::termios::Termios;
-use super::{LineState, Tty, Wire, control};
+use super::{LineState, Tty, Wire, control, job};
 use crate::fs::bytes::send_in_chunks;
 use crate::fs::file::{NewsOwner, NewsQueues};
 use crate::fs::{Blocking, File, Node, OpenFlags, Ready, SetMetadata, Timestamp};
@@ -185,6 +186,9 @@ impl Master {
 
     fn open_peer(&self, flags: OpenFlags) -> Result<i64> {
         let number = self.pair.tty.minor;
+        if self.pair.state.lock().lock == Lock::Locked {
+            return Err(Errno::EIO);
+        }
         let node: Arc<dyn Node> = super::devpts::slave_node(number);
         let file = self.pair.tty.open(node, flags)?;
         let file: Arc<dyn File> = reserve::arc(Slave { file, _pair: self.pair.clone() });
@@ -270,10 +274,15 @@ impl File for Master {
             io::TIOCSIG => control::signal_by_master(tty, argument),
             io::FIONREAD => control::put(argument, || tty.state.lock().discipline.wire().len() as i32),
             io::TIOCOUTQ => control::put(argument, || 0i32),
-            io::TCSETS | io::TCSETSW | io::TCSETSF => {
-                tty.set_termios(UserPtr::new(argument).read()?);
+            io::TCSETS | io::TCSETSW | io::TCSETSF | io::TCSETS2 | io::TCSETSW2 | io::TCSETSF2 => {
+                tty.set_termios(control::read_settings(request, argument)?);
                 Ok(0)
             }
+            // The wire takes bytes at once, and has no flow to stop.
+            io::TCSBRK | io::TCSBRKP => Ok(0),
+            io::TCXONC if argument > u64::from(TCION) => Err(Errno::EINVAL),
+            io::TCXONC => Ok(0),
+            io::TIOCSPGRP => job::set_foreground(tty, UserPtr::new(argument).read()?).map(|()| 0),
             io::TCFLSH => tty.flush_queue(argument),
             io::TIOCGPGRP => control::put(argument, || registry::shown(tty.foreground()) as i32),
             io::TIOCGSID => {

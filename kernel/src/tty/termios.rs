@@ -16,7 +16,7 @@ pub struct Termios {
     pub iflag: u32,
     /// Output modes: OPOST, ONLCR, …
     pub oflag: u32,
-    /// Control modes; the speed bits are kept and mean nothing here.
+    /// Control modes; the speed bits are kept, and nothing is paced by them.
     pub cflag: u32,
     /// Local modes: ICANON, ECHO, ISIG, …
     pub lflag: u32,
@@ -36,6 +36,46 @@ pub struct Termios2 {
     pub ispeed: u32,
     /// Output speed in baud.
     pub ospeed: u32,
+}
+
+/// Speeds in baud by the low four bits of [`Termios::cflag`]'s speed, without and with CBAUDEX.
+const SPEEDS: [u32; 16] =
+    [0, 50, 75, 110, 134, 150, 200, 300, 600, 1200, 1800, 2400, 4800, 9600, 19_200, 38_400];
+const HIGH_SPEEDS: [u32; 16] = [
+    0, 57_600, 115_200, 230_400, 460_800, 500_000, 576_000, 921_600, 1_000_000, 1_152_000, 1_500_000,
+    2_000_000, 2_500_000, 3_000_000, 3_500_000, 4_000_000,
+];
+/// Where the bits of the input speed begin (IBSHIFT).
+const INPUT_SHIFT: u32 = 16;
+
+/// The speed that bits of [`Termios::cflag`] name, or `other` where they say BOTHER.
+const fn speed(bits: u32, other: u32) -> u32 {
+    match bits & c::CBAUD {
+        c::BOTHER => other,
+        bits if bits & c::CBAUDEX != 0 => HIGH_SPEEDS[(bits & 0xf) as usize],
+        bits => SPEEDS[(bits & 0xf) as usize],
+    }
+}
+
+impl Termios2 {
+    /// These settings with the speeds that their bits name. Those without a name are in the two
+    /// numbers (Linux: `tty_termios_baud_rate` and `tty_termios_input_baud_rate`).
+    #[must_use]
+    pub const fn with_speeds(mut self) -> Self {
+        let bits = self.termios.cflag;
+        self.ospeed = speed(bits, self.ospeed);
+        self.ispeed = match bits >> INPUT_SHIFT & c::CBAUD {
+            c::B0 => self.ospeed,
+            bits => speed(bits, self.ispeed),
+        };
+        self
+    }
+}
+
+impl From<Termios> for Termios2 {
+    fn from(termios: Termios) -> Self {
+        Self { termios, ispeed: 0, ospeed: 0 }.with_speeds()
+    }
 }
 
 /// `struct winsize`: 8 bytes.
@@ -120,5 +160,21 @@ mod tests {
         assert_eq!(size_of::<Termios>(), 36);
         assert_eq!(size_of::<Termios2>(), size_of::<c::termios2>());
         assert_eq!(size_of::<WindowSize>(), size_of::<c::winsize>());
+    }
+
+    #[test]
+    fn speeds_are_those_that_the_bits_name_or_the_numbers() {
+        let set = |bits: u32, ispeed, ospeed| {
+            let termios =
+                Termios { cflag: Termios::standard().cflag & !c::CBAUD | bits, ..Termios::standard() };
+            let settings = Termios2 { termios, ispeed, ospeed }.with_speeds();
+            (settings.ispeed, settings.ospeed)
+        };
+        assert_eq!(set(c::B38400, 7, 7), (38_400, 38_400));
+        assert_eq!(set(c::B115200, 7, 7), (115_200, 115_200));
+        assert_eq!(set(c::B4000000, 7, 7), (4_000_000, 4_000_000));
+        assert_eq!(set(c::BOTHER, 5, 31_250), (31_250, 31_250), "the input's is the output's");
+        assert_eq!(set(c::BOTHER | c::BOTHER << INPUT_SHIFT, 5, 31_250), (5, 31_250));
+        assert_eq!(set(c::B9600 | c::B300 << INPUT_SHIFT, 5, 6), (300, 9600));
     }
 }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`memory`] | the rings that program and kernel share |
 //! | [`request`] | the request of an entry, checked, with its file and its buffers held |
+//! | [`pins`] | the pages that requests hold while they wait |
 //! | [`work`] | requests that cannot end at once: those that wait for files and clocks, and for disks |
 //! | [`context`] | the contexts of io_setup(2), whose requests wait like a ring's |
 //! | [`calls`] | the system calls |
@@ -24,6 +25,7 @@
 pub mod calls;
 pub mod context;
 mod memory;
+mod pins;
 mod request;
 mod work;
 
@@ -39,7 +41,7 @@ use crate::fs::anonymous::AnonymousNode;
 use crate::fs::{File, MmapContent, Node, NodeKind, OpenFile, Ready};
 use crate::mem::PinnedRun;
 use crate::sync::{Mutex, PollWaiter, WaitQueue, WeakRegistry};
-use crate::task::Pid;
+use crate::task::{self, Pid};
 use memory::{Backlog, Completion, Put, SharedRings};
 use work::{Asker, Work};
 
@@ -49,13 +51,27 @@ const BACKLOG: usize = 4;
 /// All rings.
 static RINGS: WeakRegistry<IoRing> = WeakRegistry::new();
 
-/// Cancel what `process`, which ends or becomes another program, waits for, and end its contexts.
-/// May sleep.
+/// Cancel what the calling process, which ends or becomes another program, waits for, and end its
+/// contexts. May sleep.
 pub fn leave(process: Pid) {
     context::leave(process);
-    let Some(rings) = RINGS.entries() else { return };
-    for ring in rings.iter().filter_map(|weak| weak.upgrade()) {
-        ring.abandon(process);
+    if !task::current().process().asked_rings.swap(false, Ordering::Relaxed) {
+        return;
+    }
+    loop {
+        // Others' ends wait for the list: a ring's own lock is taken after it.
+        let mut asked = Vec::new();
+        let Some(rings) = RINGS.entries() else { return };
+        for ring in rings.iter().filter_map(|weak| weak.upgrade()) {
+            if ring.work.has_asked(process) && asked.try_push(ring).is_err() {
+                break;
+            }
+        }
+        drop(rings);
+        if asked.is_empty() {
+            return;
+        }
+        asked.into_iter().for_each(|ring| ring.abandon(process));
     }
 }
 

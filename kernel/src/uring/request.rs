@@ -9,6 +9,7 @@ use freehold_vm::{ReadOnly, ReadWrite};
 use linux_raw_sys::io_uring as c;
 
 use super::memory::Submission;
+use super::pins::{self, Pins};
 use super::work::Asker;
 use super::{IoRing, RingFile};
 use crate::fs::{Blocking, NodeKind, OpenFile, Ready, Seekable};
@@ -92,6 +93,8 @@ pub struct Transfer {
     file: Arc<OpenFile>,
     offset: u64,
     moving: Moving,
+    /// The account of the pages, where the request pinned them itself.
+    _pins: Option<Pins>,
 }
 
 /// Which way, and where the bytes are.
@@ -278,13 +281,19 @@ pub fn begin_transfer(
         }
     }
     let space = task::current().process().space();
+    // A stream takes no more at once: the rest is another request's.
+    let most = if stream { pins::MOST_BYTES } else { usize::MAX };
+    let pins = match &buffers {
+        Buffers::Program(memory) => Some(Pins::of(memory, most)?),
+        Buffers::Fixed(_) => None,
+    };
     let moving = match (way, buffers) {
-        (Way::Read, Buffers::Program(to)) => Moving::Read(PinnedBytes::pin(&space, &to)?),
+        (Way::Read, Buffers::Program(to)) => Moving::Read(PinnedBytes::pin(&space, &to, most)?),
         (Way::Read, Buffers::Fixed(to)) => Moving::Read(to),
-        (Way::Write, Buffers::Program(from)) => Moving::Write(PinnedBytes::pin(&space, &from)?),
+        (Way::Write, Buffers::Program(from)) => Moving::Write(PinnedBytes::pin(&space, &from, most)?),
         (Way::Write, Buffers::Fixed(from)) => Moving::WriteFixed(from),
     };
-    let transfer = Transfer { file, offset, moving };
+    let transfer = Transfer { file, offset, moving, _pins: pins };
     Ok(Start::Pending(if disk { Pending::Disk(transfer) } else { Pending::Stream(transfer) }))
 }
 

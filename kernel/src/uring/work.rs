@@ -19,7 +19,7 @@ use super::request::{Pending, Transfer};
 use crate::fs::{Blocking, OpenFile};
 use crate::mem::with_memory_found;
 use crate::sched::thread::{self, Thread, spawn_kernel};
-use crate::sync::{Mutex, MutexGuard, PollWaiter, WaitQueue};
+use crate::sync::{Mutex, MutexGuard, PollWaiter, SpinLock, WaitQueue};
 use crate::task::{self, Helper, Pid, Task};
 use crate::{Errno, Result, sched, time};
 
@@ -106,6 +106,8 @@ impl<T> Waiting<T> {
 /// The requests of an asker that wait, and the tasks that are there for them.
 pub(super) struct Work<T> {
     waiting: Mutex<Waiting<T>>,
+    /// The processes that asked, and have not left.
+    askers: SpinLock<Vec<Pid>>,
     /// Tasks of the kernel that are there for it; changed under `waiting`.
     helpers: AtomicUsize,
     /// Woken when `waiting`, `helpers` or the number of completions changes.
@@ -126,9 +128,25 @@ impl<T> Work<T> {
         };
         Self {
             waiting: Mutex::new(waiting),
+            askers: SpinLock::new(Vec::new()),
             helpers: AtomicUsize::new(0),
             changed: reserve::arc(WaitQueue::new()),
         }
+    }
+
+    /// Whether `process` has asked for something since it came.
+    pub fn has_asked(&self, process: Pid) -> bool {
+        self.askers.lock().contains(&process)
+    }
+
+    /// Notes that the calling process asks, before its request is there.
+    fn note_asker(&self) -> Result<Pid> {
+        let process = task::current().process().clone();
+        if !self.has_asked(process.pid) {
+            self.askers.lock().try_push(process.pid)?;
+        }
+        process.asked_rings.store(true, Ordering::Relaxed);
+        Ok(process.pid)
     }
 
     fn helper_ends(&self, waiting: MutexGuard<'_, Waiting<T>>) {
@@ -218,6 +236,7 @@ pub(super) trait Asker: Send + Sync + Sized + 'static {
     /// End what a process that is leaving asked for and does not come by itself.
     fn abandon(&self, owner: Pid) {
         let mut waiting = self.work().waiting.lock();
+        self.work().askers.lock().retain(|&asker| asker != owner);
         let stand_in = waiting.stand_in.take();
         for waiter in waiting.waiters.iter_mut().filter(|waiter| waiter.owner == owner) {
             waiter.result.get_or_insert(Errno::ECANCELED.to_return_value() as i32);
@@ -254,6 +273,7 @@ trait Finish: Asker {
         if waiting.waiters.len() >= MOST_WAITING {
             return Err(Errno::EAGAIN);
         }
+        let owner = work.note_asker()?;
         waiting.waiters.try_reserve(1)?;
         if !waiting.watched {
             let asker = self.clone();
@@ -261,7 +281,6 @@ trait Finish: Asker {
             waiting.watched = true;
         }
         let stand_in = waiting.stand_in();
-        let owner = task::current().process().pid;
         waiting.waiters.push_reserved(Waiter { tag, owner, pending, stand_in, result: None });
         drop(waiting);
         work.changed.wake_all();

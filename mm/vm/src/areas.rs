@@ -16,7 +16,7 @@ use freehold_tree::{AtomicSlot, Slot, Summary, Tree};
 
 use crate::VmError;
 use crate::area::Area;
-use crate::request::{AreaFlags, Layout};
+use crate::request::{AreaFlags, LOW, Layout};
 
 /// The room that stays free below an area that grows downwards, so that a stack runs into nothing
 /// unseen (Linux: `stack_guard_gap`, 256 pages).
@@ -431,8 +431,13 @@ impl<S: Memory> Areas<S> {
     }
 
     fn lowest_hole_above(&mut self, len: u64, layout: &Layout) -> Option<VirtAddr> {
-        let below = self.below(layout.mmap_base).map_or(layout.mmap_base, |area| area.end);
-        let floor = Cell::new(layout.mmap_base.max(below));
+        self.lowest_hole(layout.mmap_base..layout.end, len)
+    }
+
+    /// The lowest hole of `len` bytes within a range; the areas are summed up.
+    fn lowest_hole(&mut self, within: Range<VirtAddr>, len: u64) -> Option<VirtAddr> {
+        let below = self.below(within.start).map_or(within.start, |area| area.end);
+        let floor = Cell::new(within.start.max(below));
         let fits = |start: VirtAddr| floor.get().0.saturating_add(len) <= start.0;
         let raise = |end: VirtAddr| floor.set(floor.get().max(end));
         let passes = |ground: &Ground| {
@@ -442,12 +447,19 @@ impl<S: Memory> Areas<S> {
             }
             passes
         };
-        let found = self.tree.find_up(&layout.mmap_base, passes, |_, area| {
+        let found = self.tree.find_up(&within.start, passes, |_, area| {
             let found = fits(reserved_start(area)).then(|| floor.get());
             raise(area.end);
             found
         });
-        found.or_else(|| fits(layout.end).then(|| floor.get()))
+        let found = found.or_else(|| fits(within.end).then(|| floor.get()));
+        found.filter(|start| start.0.saturating_add(len) <= within.end.0)
+    }
+
+    /// The lowest hole of `len` bytes within [`LOW`].
+    pub(crate) fn find_low_hole(&mut self, len: u64) -> Option<VirtAddr> {
+        self.sum_up();
+        self.lowest_hole(LOW, len)
     }
 
     /// Check the tree, the sums, and that holes of some sizes are found where a walk over all areas

@@ -99,8 +99,8 @@ pub use remap::{Pause, Remap, RemapPlace, RemapSource};
 pub use remote::{FutexKey, RemoteAccess};
 pub use remove::Removal;
 pub use request::{
-    AreaFlags, AreaPlace, Backing, FileView, Layout, Limits, MapRequest, MappedFile, Protect, ProtectExtent,
-    Protection, SharedWrite,
+    AreaFlags, AreaPlace, Backing, FileView, LOW, Layout, Limits, MapRequest, MappedFile, Protect,
+    ProtectExtent, Protection, SharedWrite,
 };
 pub use space::{AddressSpace, Commons, Translation};
 pub use swap::{Age, EvictWish, SWAP_RUN, Swap, SwapArea, SwapAreaInfo, SwapEvicted, SwapStore, SwapUsage};

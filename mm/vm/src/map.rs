@@ -15,7 +15,7 @@ use crate::area::{Area, AreaContent, Copied};
 use crate::error::VmError;
 use crate::huge::{HugeMode, LARGE};
 use crate::request::{
-    AreaFlags, AreaPlace, Backing, Limits, MapRequest, Protect, ProtectExtent, Protection, SharedWrite,
+    AreaFlags, AreaPlace, Backing, LOW, Limits, MapRequest, Protect, ProtectExtent, Protection, SharedWrite,
 };
 use crate::space::DataKind;
 use crate::{AddressSpace, PageCache, Translation, VdsoPart};
@@ -152,6 +152,13 @@ impl<S: Memory> AddressSpace<S> {
                 _ => self.find_hole(len),
             },
             AreaPlace::Anywhere => self.find_hole(len),
+            AreaPlace::Low(hint) => {
+                let hinted = hint.and_then(|hint| fixed(hint.page_start()).ok());
+                match hinted.filter(|range| range.end <= LOW.end && self.areas.is_usable(range.clone())) {
+                    Some(range) => Ok(range.start),
+                    None => self.areas.find_low_hole(len).ok_or(VmError::NoMemory),
+                }
+            }
         }
     }
 

@@ -2,6 +2,7 @@
 
 use alloc::sync::Arc;
 use core::any::Any;
+use core::ops::Range;
 
 use bitflags::bitflags;
 use freehold_machine::{Access, VirtAddr};
@@ -116,7 +117,14 @@ pub enum AreaPlace {
     Fixed(VirtAddr),
     /// This address, or [`VmError::Exists`](crate::VmError::Exists).
     FixedNoReplace(VirtAddr),
+    /// This address, if it is free and the area ends by 2 GiB; else the lowest hole within
+    /// [`LOW`] (MAP_32BIT).
+    Low(Option<VirtAddr>),
 }
+
+/// The addresses of areas that programs reach by offsets of 32 bits: the second GiB (Linux:
+/// `find_start_end` in arch/x86/kernel/sys_x86_64.c, without its random beginning).
+pub const LOW: Range<VirtAddr> = VirtAddr(1 << 30)..VirtAddr(1 << 31);
 
 /// A file as an area maps it: the kernel's open file, kept alive by the areas, with its frames.
 pub trait MappedFile<S: Memory>: Any + Send + Sync {

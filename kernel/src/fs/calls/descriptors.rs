@@ -158,7 +158,7 @@ pub fn sys_ioctl(args: &Args) -> Result<i64> {
             news::socket_owner(&file, request, argument)
         }
         FIONREAD if file.path().is_some() && file.node().kind() == NodeKind::Regular => {
-            let left = file.node().metadata().size.saturating_sub(file.position());
+            let left = file.node().metadata().size.saturating_sub(file.position()?);
             UserPtr::new(argument).write(&(left.min(i32::MAX as u64) as i32)).map(|()| 0)
         }
         FIGETBSZ if file.node().kind() == NodeKind::Regular => {

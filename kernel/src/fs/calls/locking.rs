@@ -32,7 +32,7 @@ const F_UNLCK: i16 = 2;
 fn range(file: &OpenFile, flock: &Flock) -> Result<(u64, u64)> {
     let base = match flock.whence {
         0 => 0,
-        1 => file.position(),
+        1 => file.position()?,
         2 => file.file().end()?,
         _ => return Err(Errno::EINVAL),
     };

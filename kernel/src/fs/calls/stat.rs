@@ -240,9 +240,14 @@ struct StatFs {
 
 /// statfs says that its flags field is valid.
 const ST_VALID: i64 = 0x20;
+const ST_RELATIME: i64 = 0x1000;
+/// Flags that statfs shows with mount's numbers: read-only, no set-user-ID, no devices, no
+/// execution, no access times, none of directories.
+const ST_SAME: u32 = 0xf | 0x400 | 0x800;
 
 fn write_statfs(address: u64, mount: &Mount) -> Result<i64> {
     let fs = mount.file_system();
+    let relative = if mount.flags().contains(MountFlags::NOATIME) { 0 } else { ST_RELATIME };
     let FsStats { magic, block_size, blocks, free_blocks, inodes, free_inodes } = fs.stats();
     let statfs = StatFs {
         kind: magic as i64,
@@ -255,7 +260,7 @@ fn write_statfs(address: u64, mount: &Mount) -> Result<i64> {
         id: [fs.device() as u32, (fs.device() >> 32) as u32],
         name_length: crate::fs::walk::NAME_MAX as i64,
         fragment_size: block_size as i64,
-        flags: i64::from(mount.flags().bits() & 0xf) | ST_VALID,
+        flags: i64::from(mount.flags().bits() & ST_SAME) | relative | ST_VALID,
         spare: [0; 4],
     };
     UserPtr::new(address).write(&statfs).map(|()| 0)

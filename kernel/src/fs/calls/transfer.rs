@@ -147,8 +147,8 @@ pub fn sys_copy_file_range(args: &Args) -> Result<i64> {
     }
     if from.node().identity() == to.node().identity() {
         let start =
-            |at: &At, file: &OpenFile| if let At::Own(offset) = at { *offset } else { file.position() };
-        let (a, b, len) = (start(&source, &from), start(&target, &to), args[4]);
+            |at: &At, file: &OpenFile| if let At::Own(offset) = at { Ok(*offset) } else { file.position() };
+        let (a, b, len) = (start(&source, &from)?, start(&target, &to)?, args[4]);
         if a < b.saturating_add(len) && b < a.saturating_add(len) {
             return Err(Errno::EINVAL);
         }

@@ -51,7 +51,8 @@ pub fn sys_epoll_create(args: &Args) -> Result<i64> {
 }
 
 fn create(flags: OpenFlags) -> Result<i64> {
-    task::install(reserve::arc(EpollFile(Epoll::new())), flags | OpenFlags::RDWR).map(i64::from)
+    let epoll = Epoll::new(task::current().process().uid())?;
+    task::install(reserve::arc(EpollFile(epoll)), flags | OpenFlags::RDWR).map(i64::from)
 }
 
 fn epoll_of(file: &OpenFile) -> Result<&Arc<Epoll>> {

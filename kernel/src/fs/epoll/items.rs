@@ -12,7 +12,7 @@ use freehold_collections::{Arc, Map, Vec};
 use crate::{Errno, Result, sched};
 
 /// Items that are passed over before others may run.
-const LOOKS_AT_ONCE: u32 = 1024;
+pub(super) const LOOKS_AT_ONCE: usize = 1024;
 
 /// A descriptor, and the address of its description. An item keeps the address from being used
 /// again.
@@ -33,6 +33,7 @@ impl<T> Items<T> {
         Self { slots: Vec::new(), free: Vec::new(), by_file: Map::new() }
     }
 
+    #[cfg(test)]
     pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<T>> {
         self.slots.iter().flatten()
     }
@@ -61,7 +62,7 @@ impl<T> Items<T> {
             if at == nth {
                 return self.at(slot);
             }
-            if at % LOOKS_AT_ONCE == 0 {
+            if at as usize % LOOKS_AT_ONCE == 0 {
                 sched::rest();
             }
         }

@@ -17,6 +17,7 @@
 //!
 //! Semantics: epoll(7).
 
+mod account;
 mod calls;
 mod items;
 mod nesting;
@@ -31,16 +32,20 @@ use freehold_collections::{
     reserve::{self, ArcMethods},
 };
 
+pub use account::{MAX_USER_WATCHES, init};
 pub use calls::{
     sys_epoll_create, sys_epoll_create1, sys_epoll_ctl, sys_epoll_pwait, sys_epoll_pwait2, sys_epoll_wait,
 };
 
-use self::items::{Items, ReadyList, WatchKey};
+use self::account::WatchAccount;
+use self::items::{Items, LOOKS_AT_ONCE, ReadyList, WatchKey};
 use self::nesting::Nest;
 use super::anonymous::AnonymousNode;
+use super::device::split_device;
+use super::file::Line;
 use super::{File, Node, NodeKind, OpenFile, Ready, Watcher};
-use crate::sync::{IrqSpinLock, Mutex, PollWaiter, SpinLock, WaitQueue, Wake, Woken};
-use crate::{Errno, Result};
+use crate::sync::{IrqSpinLock, Mutex, MutexGuard, PollWaiter, SpinLock, WaitQueue, Wake, Woken};
+use crate::{Errno, Result, sched};
 
 bitflags! {
     /// Trigger modes of a watched file, which a program sets beside its events.
@@ -161,20 +166,27 @@ pub struct Epoll {
     shared: Arc<EpollShared>,
     node: Arc<dyn Node>,
     nest: Nest,
+    account: WatchAccount,
 }
 
 impl Epoll {
-    fn new() -> Arc<Self> {
+    /// An instance of `user`.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    fn new(user: u32) -> Result<Arc<Self>> {
+        let account = WatchAccount::of(user)?;
         let shared = EpollShared {
             ready: IrqSpinLock::new(ReadyList::new()),
             waiters: reserve::arc(WaitQueue::new()),
         };
-        reserve::arc(Self {
+        Ok(reserve::arc(Self {
             items: Mutex::new(Items::new()),
             shared: reserve::arc(shared),
             node: AnonymousNode::plain(NodeKind::Regular, "anon_inode:[eventpoll]"),
             nest: Nest::default(),
-        })
+            account,
+        }))
     }
 
     /// Returns the instance behind `file`, where it is one.
@@ -199,6 +211,7 @@ impl Epoll {
         let mut items = self.items.lock();
         let key = key(fd, file.address());
         let slot = self.claim(&mut items, key)?;
+        self.account.charge().inspect_err(|_| items.give_back(slot, key))?;
         let item = reserve::arc(Item {
             shared: self.shared.clone(),
             epoll: self.downgrade(),
@@ -221,6 +234,7 @@ impl Epoll {
                 // A queue may have been woken meanwhile; none is observed any more.
                 self.shared.ready.lock().remove(slot);
                 items.give_back(slot, key);
+                self.account.uncharge(1);
                 return Err(error);
             }
         };
@@ -282,6 +296,7 @@ impl Epoll {
         let observing = item.observing.lock().take();
         drop(observing);
         let Some(_item) = items.take(item.slot, item.key(), item) else { return };
+        self.account.uncharge(1);
         self.shared.ready.lock().remove(item.slot);
     }
 
@@ -292,10 +307,11 @@ impl Epoll {
         // Items that are listed meanwhile are for the next call: a level-triggered item would never
         // end.
         let listed = self.shared.ready.lock().len();
-        for _ in 0..listed {
+        for at in 0..listed {
             if count == most {
                 break;
             }
+            rest_at(at);
             let Some(slot) = self.shared.ready.lock().pop() else { break };
             let Some(item) = items.at(slot).cloned() else { continue };
             // Before looking: a change after the look lists it again.
@@ -306,6 +322,7 @@ impl Epoll {
                 continue;
             };
             let events = item.ready(&file);
+            items = self.let_go(items, file);
             if events == 0 {
                 continue;
             }
@@ -330,20 +347,40 @@ impl Epoll {
     fn has_ready(&self) -> bool {
         let mut items = self.items.lock();
         let listed = self.shared.ready.lock().len();
-        for _ in 0..listed {
+        for at in 0..listed {
+            rest_at(at);
             let Some(slot) = self.shared.ready.lock().pop() else { break };
             let Some(item) = items.at(slot).cloned() else { continue };
             item.listed.store(false, Ordering::SeqCst);
             match item.file.upgrade() {
                 None => self.retire(&mut items, &item),
-                Some(file) if item.ready(&file) != 0 => {
-                    item.list();
-                    return true;
+                Some(file) => {
+                    let is_ready = item.ready(&file) != 0;
+                    if is_ready {
+                        item.list();
+                    }
+                    items = self.let_go(items, file);
+                    if is_ready {
+                        return true;
+                    }
                 }
-                Some(_) => {}
             }
         }
         false
+    }
+
+    /// Drops a reference to a watched file. The last one closes the file, which may wait for a task
+    /// that waits for `items`: then those are open meanwhile.
+    #[inline]
+    fn let_go<'a>(
+        &'a self,
+        items: MutexGuard<'a, Items<Item>>,
+        file: Arc<OpenFile>,
+    ) -> MutexGuard<'a, Items<Item>> {
+        let Some(last) = file.into_last() else { return items };
+        drop(items);
+        drop(last);
+        self.items.lock()
     }
 
     fn may_have_ready(&self) -> bool {
@@ -353,13 +390,22 @@ impl Epoll {
 
 impl Drop for Epoll {
     fn drop(&mut self) {
-        for item in self.items.get_mut().drain() {
+        for (at, item) in self.items.get_mut().drain().enumerate() {
+            self.account.uncharge(1);
+            rest_at(at);
             let observing = item.observing.lock().take();
             drop(observing);
             if let Some(file) = item.file.upgrade() {
                 file.remove_watcher(&watcher_of(&item));
             }
         }
+    }
+}
+
+/// Lets others run now and then in a loop over items.
+fn rest_at(at: usize) {
+    if at % LOOKS_AT_ONCE == LOOKS_AT_ONCE - 1 {
+        sched::rest();
     }
 }
 
@@ -384,6 +430,26 @@ struct EpollFile(Arc<Epoll>);
 impl File for EpollFile {
     fn node(&self) -> Arc<dyn Node> {
         self.0.node.clone()
+    }
+
+    fn describe(&self, line: Line<'_>) -> Result<()> {
+        let slots = self.0.items.lock_killable()?.slots();
+        for slot in 0..slots {
+            rest_at(slot);
+            // A file that ends here ends with the items open.
+            let Some(item) = self.0.items.lock_killable()?.at(slot).cloned() else { continue };
+            let Some(file) = item.file.upgrade() else { continue };
+            let Interest { events, data } = *item.interest.lock();
+            let identity = file.node().identity();
+            let (major, minor) = split_device(identity.device);
+            line(format_args!(
+                "tfd: {:8} events: {events:8x} data: {data:16x}  pos:0 ino:{:x} sdev:{:x}",
+                item.fd,
+                identity.inode,
+                major << 20 | minor
+            ));
+        }
+        Ok(())
     }
 
     fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {

@@ -109,8 +109,11 @@ fn depth_below(from: &Arc<Epoll>, forbidden: &Arc<Epoll>, visit: u64, most: usiz
     }
     let mut depth = 1;
     // Down the graph only, so that all tasks lock instances in the same order.
-    for item in from.items.lock().iter() {
-        let file = item.file.upgrade();
+    let slots = from.items.lock().slots();
+    for slot in 0..slots {
+        super::rest_at(slot);
+        // The file may be closed for good by the end of this look: not with the items locked.
+        let file = from.items.lock().at(slot).and_then(|item| item.file.upgrade());
         if let Some(inner) = file.as_ref().and_then(|file| Epoll::of(file)) {
             depth = depth.max(1 + depth_below(inner, forbidden, visit, most - 1)?);
         }

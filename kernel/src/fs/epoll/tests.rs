@@ -20,7 +20,7 @@ const IN: u32 = Ready::IN.bits();
 fn fixture(events: u32) -> Fixture {
     let (reader, writer) = Pipe::pair(OpenFlags::empty()).unwrap();
     let reader = OpenFile::new(reader, None, OpenFlags::empty()).unwrap();
-    let epoll = Epoll::new();
+    let epoll = Epoll::new(0).unwrap();
     epoll.add(3, &reader, Interest { events, data: 77 }).unwrap();
     Fixture { epoll, reader, writer }
 }
@@ -118,7 +118,7 @@ fn a_watch_whose_file_is_closed_while_the_items_are_locked_ends_with_the_next_wa
 
 #[test]
 fn ten_thousand_files_are_watched_changed_and_forgotten_and_none_is_left() {
-    let epoll = Epoll::new();
+    let epoll = Epoll::new(0).unwrap();
     let pairs: Vec<_> = (0..10_000).map(|_| fixture(IN)).collect();
     let (all, quiet) = (Interest { events: IN, data: 1 }, Interest { events: 0, data: 1 });
     pairs.iter().for_each(|pair| epoll.add(5, &pair.reader, all).unwrap());
@@ -136,7 +136,7 @@ fn ten_thousand_files_are_watched_changed_and_forgotten_and_none_is_left() {
 fn instances_may_watch_each_other_but_not_in_a_circle() {
     let f = fixture(IN);
     let inner = OpenFile::new(reserve::arc(EpollFile(f.epoll.clone())), None, OpenFlags::RDWR).unwrap();
-    let outer = Epoll::new();
+    let outer = Epoll::new(0).unwrap();
     let interest = Interest { events: IN, data: 77 };
     outer.add(9, &inner, interest).unwrap();
     assert_eq!(events(&outer), []);
@@ -156,7 +156,7 @@ const QUIET: Interest = Interest { events: IN, data: 0 };
 #[test]
 fn a_chain_of_instances_is_bounded_whichever_end_it_is_built_from() {
     for upwards in [true, false] {
-        let chain: Vec<_> = (0..8).map(|_| Epoll::new()).collect();
+        let chain: Vec<_> = (0..8).map(|_| Epoll::new(0).unwrap()).collect();
         let files: Vec<_> = chain.iter().map(opened).collect();
         let watch = |inner: usize| chain[inner + 1].add(3, &files[inner], QUIET);
         let outcomes: Vec<_> =
@@ -168,7 +168,7 @@ fn a_chain_of_instances_is_bounded_whichever_end_it_is_built_from() {
 
 #[test]
 fn a_chain_that_is_let_go_leaves_room_for_another() {
-    let chain: Vec<_> = (0..6).map(|_| Epoll::new()).collect();
+    let chain: Vec<_> = (0..6).map(|_| Epoll::new(0).unwrap()).collect();
     let files: Vec<_> = chain.iter().map(opened).collect();
     for inner in 0..4 {
         chain[inner + 1].add(3, &files[inner], QUIET).unwrap();
@@ -181,15 +181,15 @@ fn a_chain_that_is_let_go_leaves_room_for_another() {
 
 #[test]
 fn the_paths_that_a_wake_up_takes_are_bounded() {
-    let bottom = Epoll::new();
+    let bottom = Epoll::new(0).unwrap();
     let file = opened(&bottom);
-    let watchers: Vec<_> = (0..501).map(|_| Epoll::new()).collect();
+    let watchers: Vec<_> = (0..501).map(|_| Epoll::new(0).unwrap()).collect();
     let outcomes: Vec<_> = watchers.iter().map(|watcher| watcher.add(3, &file, QUIET)).collect();
     assert_eq!(outcomes[499], Ok(()));
     assert_eq!(outcomes[500], Err(Errno::EINVAL));
     // Instances that watch each other crosswise have few edges and many paths: each is visited
     // once.
-    let levels: Vec<Vec<_>> = (0..3).map(|_| (0..8).map(|_| Epoll::new()).collect()).collect();
+    let levels: Vec<Vec<_>> = (0..3).map(|_| (0..8).map(|_| Epoll::new(0).unwrap()).collect()).collect();
     let mut outcome = Ok(());
     let files: Vec<Vec<_>> = levels.iter().map(|level| level.iter().map(opened).collect()).collect();
     for (below, level) in files.iter().zip(&levels[1..]) {
@@ -202,7 +202,7 @@ fn the_paths_that_a_wake_up_takes_are_bounded() {
 
 #[test]
 fn the_list_is_shared_fairly() {
-    let epoll = Epoll::new();
+    let epoll = Epoll::new(0).unwrap();
     let mut files = vec![];
     for fd in 0..10 {
         let (reader, writer) = Pipe::pair(OpenFlags::empty()).unwrap();
@@ -225,9 +225,9 @@ fn a_watch_for_which_there_is_no_memory_is_refused_and_leaves_nothing() {
     // The second watcher of a file needs another kind of list, the fifth a longer queue.
     for others in [1, 4] {
         let f = fixture(IN);
-        let more: Vec<_> = (1..others).map(|_| Epoll::new()).collect();
+        let more: Vec<_> = (1..others).map(|_| Epoll::new(0).unwrap()).collect();
         more.iter().for_each(|other| other.add(3, &f.reader, QUIET).unwrap());
-        let epoll = Epoll::new();
+        let epoll = Epoll::new(0).unwrap();
         let (outcome, failures) = each_fails(|| {
             let outcome = epoll.add(3, &f.reader, Interest { events: IN, data: 77 });
             if outcome.is_err() {
@@ -246,6 +246,54 @@ fn a_watch_for_which_there_is_no_memory_is_refused_and_leaves_nothing() {
         assert_eq!(epoll.add(3, &f.reader, QUIET), Err(Errno::EEXIST));
         assert_eq!(events(&epoll), [IN], "the watch is as it was");
         drop(f.reader);
+        assert_eq!(epoll.items.lock().iter().count(), 0);
+    }
+}
+
+/// A file whose last reference is the one that a look at it holds, and that needs the items open to
+/// end, as an io_uring instance may.
+struct Closing {
+    node: Arc<dyn Node>,
+    epoll: Arc<Epoll>,
+    own: Arc<SpinLock<Option<Arc<OpenFile>>>>,
+    ended: Arc<SpinLock<Option<bool>>>,
+}
+
+impl File for Closing {
+    fn node(&self) -> Arc<dyn Node> {
+        self.node.clone()
+    }
+    fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
+        if waiter.is_none() {
+            let own = self.own.lock().take();
+            drop(own);
+        }
+        Ready::IN
+    }
+    fn release(&self) {
+        *self.ended.lock() = Some(self.epoll.items.try_lock().is_some());
+    }
+}
+
+#[test]
+fn a_file_that_ends_during_a_look_at_it_ends_with_the_items_open() {
+    for way in 0..3 {
+        let epoll = Epoll::new(0).unwrap();
+        let (own, ended) = (reserve::arc(SpinLock::new(None)), reserve::arc(SpinLock::new(None)));
+        let node = AnonymousNode::plain(NodeKind::Fifo, "pipe");
+        let closing = Closing { node, epoll: epoll.clone(), own: own.clone(), ended: ended.clone() };
+        let file = OpenFile::new(reserve::arc(closing), None, OpenFlags::empty()).unwrap();
+        epoll.add(3, &file, Interest { events: IN, data: 77 }).unwrap();
+        *own.lock() = Some(file);
+        match way {
+            0 => assert_eq!(events(&epoll), [IN]),
+            1 => assert!(epoll.has_ready()),
+            _ => {
+                own.lock().take();
+            }
+        }
+        assert_eq!(*ended.lock(), Some(true));
+        assert_eq!(events(&epoll), [], "its watch is over");
         assert_eq!(epoll.items.lock().iter().count(), 0);
     }
 }

@@ -15,6 +15,11 @@ use crate::{Errno, Result};
 pub struct Limit(AtomicU64);
 
 impl Limit {
+    /// One with this value.
+    pub const fn new(most: u64) -> Self {
+        Self(AtomicU64::new(most))
+    }
+
     /// Returns the value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -34,11 +39,11 @@ impl Limit {
 }
 
 /// Events that wait in one instance, for instances made from now on.
-pub static MAX_QUEUED_EVENTS: Limit = Limit(AtomicU64::new(16384));
+pub static MAX_QUEUED_EVENTS: Limit = Limit::new(16384);
 /// Instances of one user.
-pub static MAX_USER_INSTANCES: Limit = Limit(AtomicU64::new(128));
+pub static MAX_USER_INSTANCES: Limit = Limit::new(128);
 /// Watches of one user. Linux derives it from memory: this is its value for 8 GiB.
-pub static MAX_USER_WATCHES: Limit = Limit(AtomicU64::new(65536));
+pub static MAX_USER_WATCHES: Limit = Limit::new(65536);
 
 /// The things that an account counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -130,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_limit_is_an_int() {
-        let limit = Limit(AtomicU64::new(5));
+        let limit = Limit::new(5);
         assert_eq!((limit.set(1 << 31), limit.get()), (Err(Errno::EINVAL), 5));
         assert_eq!((limit.set(0), limit.get()), (Ok(()), 0));
     }

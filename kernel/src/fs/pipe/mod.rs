@@ -17,10 +17,7 @@ mod tests;
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use freehold_collections::{
-    Arc, Map, Receiver, Weak,
-    reserve::{self, ArcMethods},
-};
+use freehold_collections::{Arc, Receiver, reserve};
 use freehold_machine::PAGE_SIZE;
 use linux_raw_sys::ioctl::FIONREAD;
 
@@ -32,7 +29,7 @@ pub use splice::{sys_splice, sys_tee, sys_vmsplice};
 use super::anonymous::AnonymousNode;
 use super::file::{NewsOwner, NewsQueues};
 use super::{Blocking, File, Identity, Node, NodeKind, OpenFile, OpenFlags, Ready};
-use crate::sync::{Mutex, News, PollWaiter, SpinLock, WaitQueue};
+use crate::sync::{Mutex, News, PollWaiter, SpinLock, WaitQueue, WeakMap};
 use crate::syscall::Args;
 use crate::task::Capability;
 use crate::user::{Sink, Source, UserPtr, so_far};
@@ -239,7 +236,7 @@ impl Pipe {
         if pages > self.limit.load(Ordering::SeqCst) && !may_have(pages) {
             return Err(Errno::EPERM);
         }
-        let mut ring = self.ring.lock();
+        let mut ring = self.ring.lock_killable()?;
         let privilege = Privilege::of_caller();
         self.share.lock().resize(pages, privilege, || ring.set_limit(pages))?;
         self.limit.store(pages, Ordering::SeqCst);
@@ -249,8 +246,11 @@ impl Pipe {
     }
 
     /// Bytes that wait to be read.
-    pub fn bytes(&self) -> usize {
-        self.ring.lock().bytes()
+    ///
+    /// # Errors
+    /// `EINTR` where the task is to end.
+    pub fn bytes(&self) -> Result<usize> {
+        Ok(self.ring.lock_killable()?.bytes())
     }
 
     fn read(&self, sink: &mut dyn Sink, blocking: Blocking) -> Result<usize> {
@@ -262,7 +262,7 @@ impl Pipe {
             // the bytes.
             let writers = self.has_writers();
             if !self.is_empty() {
-                let mut ring = self.ring.lock();
+                let mut ring = self.ring.lock_killable()?;
                 let result = ring.pop(sink);
                 let left = ring.pages();
                 self.publish(&ring);
@@ -310,7 +310,7 @@ impl Pipe {
         if !self.has_readers() {
             return Err(Errno::EPIPE);
         }
-        let mut ring = self.ring.lock();
+        let mut ring = self.ring.lock_killable()?;
         *done += offer.merge(&mut ring)?;
         while offer.remaining() > 0 {
             if ring.has_room() {
@@ -443,7 +443,7 @@ impl File for PipeEnd {
     fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {
         match request {
             FIONREAD => {
-                UserPtr::<i32>::new(argument).write(&(self.pipe.bytes() as i32))?;
+                UserPtr::<i32>::new(argument).write(&(self.pipe.bytes()? as i32))?;
                 Ok(0)
             }
             _ => Err(Errno::ENOTTY),
@@ -478,7 +478,7 @@ impl Drop for PipeEnd {
 }
 
 /// FIFOs that are open, by their inodes.
-static FIFOS: SpinLock<Map<Identity, Weak<Pipe>>> = SpinLock::new(Map::new());
+static FIFOS: SpinLock<WeakMap<Identity, Pipe>> = SpinLock::new(WeakMap::new());
 
 /// Open the FIFO that has a name, `node`.
 ///
@@ -486,17 +486,16 @@ static FIFOS: SpinLock<Map<Identity, Weak<Pipe>>> = SpinLock::new(Map::new());
 /// As [`open_fifo`]; `ENOMEM`.
 pub fn open_named(node: Arc<dyn Node>, flags: OpenFlags) -> Result<Arc<dyn File>> {
     let identity = node.identity();
-    let there = FIFOS.lock().get(&identity).and_then(|pipe| pipe.upgrade());
+    let there = FIFOS.lock().get(&identity);
     let pipe = match there {
         Some(pipe) => pipe,
         None => {
             let fresh = Pipe::new()?;
             let mut fifos = FIFOS.lock();
-            match fifos.get(&identity).and_then(|pipe| pipe.upgrade()) {
+            match fifos.get(&identity) {
                 Some(pipe) => pipe,
                 None => {
-                    fifos.retain(|_, pipe| pipe.strong_count() > 0);
-                    fifos.try_insert(identity, fresh.downgrade())?;
+                    fifos.try_insert(identity, &fresh)?;
                     fresh
                 }
             }

@@ -2,7 +2,8 @@
 //!
 //! Between two pipes whole pages change hands; to and from anything else bytes are copied once. A
 //! pipe stays locked while its bytes are on their way, so that none is lost when the other side
-//! takes fewer.
+//! takes fewer. So nothing waits for the other side meanwhile: a stream is tried without patience,
+//! and the wait for it is made with no lock held.
 
 use core::cmp::Ordering as Compare;
 
@@ -11,10 +12,10 @@ use linux_raw_sys::general as c;
 
 use super::ring::PipeRing;
 use super::{Blocking, Pipe, PipeEnd};
-use crate::fs::{OpenFile, Seekable};
-use crate::sync::{MutexGuard, News};
+use crate::fs::{OpenFile, Ready, Seekable};
+use crate::sync::{MutexGuard, News, PollWaiter, Slept};
 use crate::syscall::Args;
-use crate::user::{Iovecs, Sink, Source, UserPtr, so_far};
+use crate::user::{Iovecs, UserPtr, so_far};
 use crate::{Errno, Result};
 
 const KNOWN_FLAGS: u32 = c::SPLICE_F_MOVE | c::SPLICE_F_NONBLOCK | c::SPLICE_F_MORE | c::SPLICE_F_GIFT;
@@ -56,21 +57,46 @@ fn wait_for_room(pipe: &Pipe, blocking: Blocking) -> Result<()> {
     }
 }
 
+/// Waits until a file that is no pipe can be read or written, as `events` says, or says why not.
+fn wait_for_file(file: &OpenFile, events: Ready, deadline: Option<u64>) -> Result<()> {
+    let awaited = (events | Ready::ERR | Ready::HUP | Ready::RDHUP).poll_bits();
+    loop {
+        let mut waiter = PollWaiter::new();
+        if file.file().poll(Some(&mut waiter)).poll_bits() & awaited != 0 {
+            return if crate::task::current().signal_pending() { Err(Errno::ERESTARTSYS) } else { Ok(()) };
+        }
+        if waiter.sleep(deadline)? == Slept::TimedOut {
+            return Err(Errno::EAGAIN);
+        }
+    }
+}
+
+/// How a step tries the other side, while the pipe is locked.
+fn patience_of(file: &OpenFile) -> Blocking {
+    // Files that are no streams wait for a disk at most.
+    if stream_of(file) { Blocking::Never } else { file.blocking() }
+}
+
+/// Whether a call waits for the other side after a step found it not ready.
+fn waits_for(file: &OpenFile) -> bool {
+    stream_of(file) && file.blocking() == Blocking::Wait
+}
+
 /// Lock both, always in the same order.
 fn lock_pair<'a>(
     from: &'a Arc<Pipe>,
     to: &'a Arc<Pipe>,
-) -> (MutexGuard<'a, PipeRing>, MutexGuard<'a, PipeRing>) {
-    match from.address().cast::<u8>().cmp(&to.address().cast::<u8>()) {
+) -> Result<(MutexGuard<'a, PipeRing>, MutexGuard<'a, PipeRing>)> {
+    Ok(match from.address().cast::<u8>().cmp(&to.address().cast::<u8>()) {
         Compare::Less => {
-            let from = from.ring.lock();
-            (from, to.ring.lock())
+            let from = from.ring.lock_killable()?;
+            (from, to.ring.lock_killable()?)
         }
         _ => {
-            let to = to.ring.lock();
-            (from.ring.lock(), to)
+            let to = to.ring.lock_killable()?;
+            (from.ring.lock_killable()?, to)
         }
-    }
+    })
 }
 
 /// Way in which bytes go from one pipe to another.
@@ -95,7 +121,7 @@ fn between(
             return Ok(0);
         }
         wait_for_room(to, blocking)?;
-        let (mut source, mut sink) = lock_pair(from, to);
+        let (mut source, mut sink) = lock_pair(from, to)?;
         let mut done = 0;
         let mut index = 0;
         let mut result = Ok(0);
@@ -125,21 +151,25 @@ fn between(
     }
 }
 
-/// Take up to `length` bytes out of the pipe with `take`.
+/// Takes up to `length` bytes out of the pipe, to `to` at `offset`.
 fn drain(
     pipe: &Pipe,
     length: usize,
     blocking: Blocking,
-    take: &mut dyn FnMut(&mut dyn Source) -> Result<usize>,
+    (to, offset): (&OpenFile, &mut u64),
 ) -> Result<usize> {
-    let mut done = 0;
+    let (mut done, deadline) = (0, to.file().write_deadline());
     while done < length {
         let more = if done == 0 { wait_for_bytes(pipe, blocking)? } else { !pipe.is_empty() };
         if !more {
             break;
         }
-        let mut ring = pipe.ring.lock();
-        let result = ring.pop_with(length - done, take);
+        let mut ring = pipe.ring.lock_killable()?;
+        let result = ring.pop_with(length - done, &mut |bytes| {
+            let count = to.file().write_at(*offset, bytes, patience_of(to))?;
+            *offset += count as u64;
+            Ok(count)
+        });
         pipe.publish(&ring);
         drop(ring);
         // Observers that want every edge hear of room beside other room, too.
@@ -147,38 +177,41 @@ fn drain(
         match result {
             Ok(0) => break,
             Ok(count) => done += count,
-            Err(error) if done == 0 => return Err(error),
-            Err(_) => break,
+            Err(Errno::EAGAIN) if waits_for(to) => {
+                if let Err(error) = wait_for_file(to, Ready::OUT, deadline) {
+                    return so_far(done, error);
+                }
+            }
+            Err(error) => return so_far(done, error),
         }
     }
     Ok(done)
 }
 
-/// Put up to `length` bytes into the pipe with `give`, as far as there is room.
-fn fill(
-    pipe: &Pipe,
-    length: usize,
-    blocking: Blocking,
-    give: &mut dyn FnMut(&mut dyn Sink) -> Result<usize>,
-) -> Result<usize> {
-    wait_for_room(pipe, blocking)?;
+/// Puts up to `length` bytes into the pipe, from `from` at `offset`, as far as there is room.
+/// `EAGAIN` where there is none.
+fn fill(pipe: &Pipe, length: usize, (from, offset): (&OpenFile, &mut u64)) -> Result<usize> {
     let mut done = 0;
     while done < length {
-        let mut ring = pipe.ring.lock();
+        let mut ring = pipe.ring.lock_killable()?;
         if !ring.has_room() {
             break;
         }
-        let result = ring.push_with(length - done, give);
+        let result = ring.push_with(length - done, &mut |bytes| {
+            let count = from.file().read_at(*offset, bytes, patience_of(from))?;
+            *offset += count as u64;
+            Ok(count)
+        });
         pipe.publish(&ring);
         drop(ring);
         pipe.readable.announce(News::Input);
         match result {
-            Ok(0) => break,
+            Ok(0) => return Ok(done),
             Ok(count) => done += count,
             Err(error) => return so_far(done, error),
         }
     }
-    Ok(done)
+    if done == 0 { Err(Errno::EAGAIN) } else { Ok(done) }
 }
 
 fn stream_of(file: &OpenFile) -> bool {
@@ -221,13 +254,35 @@ fn into_file(
     wait: Blocking,
 ) -> Result<usize> {
     to.file().drop_rights()?;
-    with_offset(to, to_offset, |offset| {
-        drain(source, length, wait, &mut |bytes| {
-            let count = to.file().write_at(*offset, bytes, to.blocking())?;
-            *offset += count as u64;
-            Ok(count)
-        })
-    })
+    if !stream_of(to) && !wait_for_bytes(source, wait)? {
+        return Ok(0);
+    }
+    // The offset is locked: nothing waits for the pipe now.
+    let wait = if stream_of(to) { wait } else { Blocking::Never };
+    with_offset(to, to_offset, |offset| drain(source, length, wait, (to, offset)))
+}
+
+/// Moves bytes from a file that is none to a pipe.
+fn from_file(
+    (from, from_offset): (&OpenFile, UserPtr<u64>),
+    sink: &Pipe,
+    length: usize,
+    wait: Blocking,
+) -> Result<usize> {
+    let deadline = from.file().read_deadline();
+    loop {
+        wait_for_room(sink, wait)?;
+        let moved = with_offset(from, from_offset, |offset| fill(sink, length, (from, offset)));
+        match moved {
+            // Another writer took the room that was seen.
+            Err(Errno::EAGAIN) if !sink.has_room() && wait == Blocking::Wait => {}
+            // A stream gives what it has; only for its first bytes the call waits.
+            Err(Errno::EAGAIN) if sink.has_room() && waits_for(from) => {
+                wait_for_file(from, Ready::IN, deadline)?;
+            }
+            moved => return moved,
+        }
+    }
 }
 
 /// splice(2).
@@ -272,17 +327,7 @@ pub fn sys_splice(args: &Args) -> Result<i64> {
             if !to_offset.is_null() {
                 return Err(Errno::ESPIPE);
             }
-            with_offset(&from, from_offset, |offset| {
-                let mut first = true;
-                fill(sink, length, blocking(&to, flags), &mut |bytes| {
-                    // A stream gives what it has; only the first read of it may wait for more.
-                    let wait = if first { from.blocking() } else { Blocking::Never };
-                    first = false;
-                    let count = from.file().read_at(*offset, bytes, wait)?;
-                    *offset += count as u64;
-                    Ok(count)
-                })
-            })
+            from_file((&from, from_offset), sink, length, blocking(&to, flags))
         }
         (None, None) => Err(Errno::EINVAL),
     }?;

@@ -6,6 +6,7 @@ use core::fmt::{self, Display, Formatter};
 use freehold_collections::Arc;
 use freehold_machine::Entropy;
 
+use crate::fs::epoll;
 use crate::fs::generated::{Generate, Text};
 use crate::fs::leases;
 use crate::fs::namespace;
@@ -24,6 +25,7 @@ use crate::task::inspect;
 use crate::task::userns::{self, IdKind, NamespaceKind};
 use crate::task::uts::{self, Name};
 use crate::task::{self, Capability, Pid, registry};
+use crate::tty::pty;
 use crate::{Errno, Result};
 
 /// The number in a text that a program wrote, with blanks around it.
@@ -211,6 +213,23 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     fill_ipc(&kernel);
     kernel.constant("randomize_va_space", "2");
     kernel.constant("panic", "0");
+    kernel.constant("panic_on_oops", "1");
+    kernel.constant("sysrq", "0");
+    kernel.constant("core_pipe_limit", "0");
+    kernel.constant("unprivileged_bpf_disabled", "2");
+    kernel.constant("modules_disabled", "1");
+    kernel.constant("kexec_load_disabled", "1");
+    kernel.constant("hung_task_timeout_secs", "0");
+    kernel.constant("watchdog", "0");
+    let pty = root.dirs("sys/kernel/pty");
+    pty.constant("max", pty::MOST);
+    pty.constant("reserve", "0");
+    pty.file("nr", |out| {
+        writeln!(out, "{}", pty::in_use());
+        Ok(())
+    });
+    let seccomp = root.dirs("sys/kernel/seccomp");
+    seccomp.constant("actions_avail", "kill_process kill_thread trap errno trace log allow");
     let random = root.dirs("sys/kernel/random");
     random.constant("boot_id", Uuid::of(random_pair()));
     random.file("uuid", |out| {
@@ -240,6 +259,8 @@ pub(super) fn fill_rest(root: &Arc<PseudoDir>) {
     fill_pipes(&fs);
     fill_leases(&fs);
     fill_inotify(&root.dirs("sys/fs/inotify"));
+    let (get, set) = (|| epoll::MAX_USER_WATCHES.get(), |most| epoll::MAX_USER_WATCHES.set(most));
+    root.dirs("sys/fs/epoll").generated("max_user_watches", 0o644, Number { get, set });
     fill_mqueue(&root.dirs("sys/fs/mqueue"));
     for name in ["protected_hardlinks", "protected_symlinks", "protected_fifos", "protected_regular"] {
         fs.constant(name, "0");
@@ -251,13 +272,48 @@ pub(super) fn fill_rest(root: &Arc<PseudoDir>) {
 
 /// Settings of the network.
 fn fill_net(net: &Arc<PseudoDir>) {
-    net.dirs("core").constant("somaxconn", "4096");
+    let core = net.dirs("core");
+    core.constant("somaxconn", "4096");
+    core.constant("optmem_max", "131072");
+    core.constant("netdev_max_backlog", "1000");
     // Opener and writer are judged by the namespace, whose root need not own the file.
     net.dirs("ipv4").generated("ping_group_range", 0o666, PingGroups);
     for (name, account) in [("tcp_mem", SocketAccount::Tcp), ("udp_mem", SocketAccount::Udp)] {
         net.dirs("ipv4").generated(name, 0o644, SocketMemory(account));
     }
     net.dirs("unix").constant("max_dgram_qlen", "512");
+    fill_ip(net);
+}
+
+/// Settings of IP and its devices: this system is no router, and TCP has what it needs.
+fn fill_ip(net: &Arc<PseudoDir>) {
+    let v4 = net.dirs("ipv4");
+    v4.constant("ip_forward", "0");
+    v4.constant("ip_default_ttl", "64");
+    v4.constant("ip_local_port_range", "32768\t60999");
+    v4.constant("ip_nonlocal_bind", "0");
+    v4.generated("ip_unprivileged_port_start", 0o666, FirstFreePort);
+    v4.constant("tcp_keepalive_time", "7200");
+    v4.constant("tcp_keepalive_intvl", "75");
+    v4.constant("tcp_keepalive_probes", "9");
+    v4.constant("tcp_syncookies", "1");
+    v4.constant("tcp_timestamps", "1");
+    v4.constant("tcp_window_scaling", "1");
+    v4.constant("tcp_sack", "1");
+    v4.constant("tcp_fastopen", "0");
+    v4.constant("tcp_congestion_control", "cubic");
+    v4.constant("tcp_available_congestion_control", "reno cubic");
+    v4.constant("tcp_allowed_congestion_control", "reno cubic");
+    for device in ["all", "default", "lo", "eth0"] {
+        let conf = net.dirs("ipv4").dirs("conf").dirs(device);
+        for name in ["forwarding", "rp_filter", "accept_redirects", "send_redirects", "arp_ignore"] {
+            conf.constant(name, "0");
+        }
+        let conf = net.dirs("ipv6").dirs("conf").dirs(device);
+        for name in ["disable_ipv6", "forwarding", "accept_ra", "accept_redirects"] {
+            conf.constant(name, "0");
+        }
+    }
 }
 
 /// Settings of mounts and pipes.
@@ -315,6 +371,10 @@ fn fill_vm(vm: &Arc<PseudoDir>) {
     vm.constant("panic_on_oom", "0");
     vm.constant("oom_kill_allocating_task", "0");
     vm.constant("zone_reclaim_mode", "0");
+    vm.constant("vfs_cache_pressure", "100");
+    vm.constant("admin_reserve_kbytes", "0");
+    vm.constant("user_reserve_kbytes", "0");
+    vm.constant("overcommit_kbytes", "0");
     let set = userfault::set_unprivileged;
     vm.generated("unprivileged_userfaultfd", 0o644, Number { get: userfault::unprivileged, set });
     reclaim(vm);
@@ -363,6 +423,37 @@ impl Generate for SocketMemory {
     }
 }
 
+/// net.ipv4.ip_unprivileged_port_start of the reader's network namespace.
+struct FirstFreePort;
+
+impl Generate for FirstFreePort {
+    fn show(&self, text: &mut Text) -> Result<()> {
+        let network = task::current().process().namespaces().network.clone();
+        writeln!(text, "{}", network.first_free_port());
+        Ok(())
+    }
+
+    fn may_write(&self) -> Result<()> {
+        may_set_network()
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        may_set_network()?;
+        let first = u32::try_from(parse_number(bytes)?).ok().filter(|&first| first <= 1 << 16);
+        let network = task::current().process().namespaces().network.clone();
+        network.set_first_free_port(first.ok_or(Errno::EINVAL)?);
+        Ok(())
+    }
+}
+
+/// Whether the caller may change its network namespace.
+fn may_set_network() -> Result<()> {
+    let network = task::current().process().namespaces().network.clone();
+    let owner = network.head().owner();
+    let is_root = task::with_current(|task| task.with_credentials(|own| Some(own.euid) == owner.root()));
+    if is_root || task::may_in(owner, Capability::NetAdmin) { Ok(()) } else { Err(Errno::EACCES) }
+}
+
 /// net.ipv4.ping_group_range of the reader's network namespace.
 struct PingGroups;
 
@@ -375,14 +466,11 @@ impl Generate for PingGroups {
     }
 
     fn may_write(&self) -> Result<()> {
-        let network = task::current().process().namespaces().network.clone();
-        let owner = network.head().owner();
-        let is_root = task::with_current(|task| task.with_credentials(|own| Some(own.euid) == owner.root()));
-        if is_root || task::may_in(owner, Capability::NetAdmin) { Ok(()) } else { Err(Errno::EACCES) }
+        may_set_network()
     }
 
     fn store(&self, bytes: &[u8]) -> Result<()> {
-        self.may_write()?;
+        may_set_network()?;
         let network = task::current().process().namespaces().network.clone();
         let mut words = bytes.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
         let mut next = || parse_number(words.next().ok_or(Errno::EINVAL)?);

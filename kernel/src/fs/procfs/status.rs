@@ -11,8 +11,10 @@ use super::{memory, mounts, oom};
 use crate::fs::generated::{ShortLine, Text};
 use crate::fs::masks::{list, mask};
 use crate::hw::PAGE;
+use crate::task::audit;
 use crate::task::inspect::{self, Mode};
 use crate::task::pidns::PidView;
+use crate::task::userns::IdKind;
 use crate::task::{Capability, Pid, registry};
 use crate::task::{Process, Resource, SigSet, Task, Usage};
 use crate::{Errno, Result, mem, sched};
@@ -67,7 +69,9 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
         FileKind::Mountinfo => mounts::mountinfo(out, process)?,
         FileKind::Personality => writeln!(out, "{:08x}", process.personality.load(Ordering::Relaxed)),
         FileKind::CoredumpFilter => writeln!(out, "{:08x}", process.space().dump_filter()),
-        FileKind::Loginuid => out.push(b"4294967295"),
+        FileKind::Loginuid => login(out, process),
+        FileKind::Sessionid => write!(out, "{}", process.audit.session()),
+        FileKind::Children => children(out, subject, process),
         FileKind::ClearRefs => {}
         FileKind::Schedstat => {
             let usage = usage_in_time(subject, process)?;
@@ -89,6 +93,30 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
         | FileKind::Net(_) => return Err(Errno::EINVAL), // These are made elsewhere.
     }
     Ok(())
+}
+
+/// The user that a process is logged in as.
+fn login(out: &mut Text, process: &Process) {
+    let user = process.audit.user();
+    let reader = crate::task::current().process().credentials();
+    let shown = if user == audit::UNSET { user } else { reader.user_ns.shown_user(user) };
+    write!(out, "{shown}");
+}
+
+/// The children that a thread made, in a PID namespace. A process' threads share them here: the
+/// first one shows all.
+fn children(out: &mut Text, subject: Subject, process: &Process) {
+    if subject.tid.is_some_and(|tid| tid != process.pid) {
+        return;
+    }
+    registry::for_each(|child| {
+        if child.parent().is_some_and(|parent| parent.pid == process.pid) {
+            let number = child.number_in(subject.view);
+            if number != 0 {
+                write!(out, "{number} ");
+            }
+        }
+    });
 }
 
 /// The process' control group, from where the reader's namespace begins.
@@ -124,6 +152,17 @@ pub(super) fn store(subject: Subject, kind: FileKind, bytes: &[u8]) -> Result<()
             }
             let line = bytes.split(|&byte| byte == b'\n' || byte == 0).next().unwrap_or_default();
             subject.task()?.ok_or(Errno::ESRCH)?.set_name(line);
+        }
+        FileKind::Loginuid => {
+            if process.pid != crate::task::current().process().pid {
+                return Err(Errno::EPERM);
+            }
+            let user = u32::try_from(parse_number(bytes)?).map_err(|_| Errno::EINVAL)?;
+            let user = if user == audit::UNSET { user } else { crate::task::kernel_id(IdKind::User, user)? };
+            if process.audit.user() != audit::UNSET && !crate::task::may(Capability::AuditControl) {
+                return Err(Errno::EPERM);
+            }
+            process.audit.log_in(user);
         }
         FileKind::OomScoreAdj => oom::set(&process, bytes)?,
         FileKind::OomAdj => oom::set_by_old_scale(&process, bytes)?,

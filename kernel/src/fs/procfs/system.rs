@@ -17,6 +17,8 @@ use crate::mem::{self, stats::MemoryStats};
 use crate::task::{registry, uts};
 use crate::{Errno, Result, hw, sched, swap, task, time};
 
+/// Frames of the space that Linux has for the kernel's own mappings on x86-64: 32 TiB.
+const VMALLOC_FRAMES: u64 = (1 << 45) / 4096 - 1;
 /// Kilobytes in a frame.
 const FRAME_KB: u64 = 4;
 /// Nanoseconds in a clock tick of user space (USER_HZ is 100).
@@ -149,10 +151,15 @@ fn meminfo(out: &mut Text) -> Result<()> {
     line("SUnreclaim:", heap);
     line("KernelStack:", stacks);
     line("PageTables:", page_tables);
+    line("NFS_Unstable:", 0);
     line("Bounce:", bounce);
+    line("WritebackTmp:", 0);
     line("CommitLimit:", total / 2 + swap.slots);
     line("Committed_AS:", anonymous + shared);
+    line("VmallocTotal:", VMALLOC_FRAMES);
     line("VmallocUsed:", kernel.saturating_sub(heap));
+    line("VmallocChunk:", 0);
+    line("HardwareCorrupted:", 0);
     line("AnonHugePages:", mem::commons().huge_pages());
     line("ShmemHugePages:", 0);
     line("FileHugePages:", 0);
@@ -160,7 +167,7 @@ fn meminfo(out: &mut Text) -> Result<()> {
         out,
         "HugePages_Total:       0\nHugePages_Free:        0\nHugePages_Rsvd:        0\nHugePages_Surp:        0"
     );
-    writeln!(out, "Hugepagesize:       2048 kB");
+    writeln!(out, "Hugepagesize:       2048 kB\nHugetlb:               0 kB");
     let map = crate::hw::memory::map_figures();
     writeln!(out, "{:<16}{:>8} kB", "DirectMap4k:", map.small * FRAME_KB);
     writeln!(out, "{:<16}{:>8} kB", "DirectMap2M:", map.large * 2048);

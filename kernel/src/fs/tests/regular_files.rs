@@ -20,7 +20,7 @@ fn append_always_goes_to_the_end() {
     let file = world.open("/f", OpenFlags::WRONLY | OpenFlags::APPEND).unwrap();
     file.seek(0, Whence::Set).unwrap();
     file.write(&mut SliceSource::new(b"two")).unwrap();
-    assert_eq!(file.position(), 6);
+    assert_eq!(file.position(), Ok(6));
     file.write_at(1, &mut SliceSource::new(b"!")).unwrap();
     assert_eq!(world.read("/f").unwrap(), b"onetwo!");
     assert_eq!(file.read(&mut SliceSink::new(&mut [0; 4])), Err(Errno::EBADF));

@@ -7,9 +7,9 @@
 //! the machine came with do not count.
 //!
 //! Locks: `TmpfsShared::renames` (only renames between directories, so that the tree keeps its
-//! shape while ancestors are compared) > one or two directories, lower inode number first >
-//! attributes. All are spin locks; the write lock of a regular file, a sleeping mutex, comes before
-//! them and is held over user copies.
+//! shape while ancestors are looked for) > one or two directories, lower inode number first >
+//! attributes. The first sleeps, and the others spin; the write lock of a regular file, a sleeping
+//! mutex, comes before them and is held over user copies.
 
 pub(crate) mod attributes;
 mod directory;
@@ -29,7 +29,7 @@ use super::device::unnamed_device;
 use super::mount::{FileSystem, FsStats};
 use super::node::{NewNode, Node, NodeKind, SetMetadata};
 use crate::hw::PAGE;
-use crate::sync::SpinLock;
+use crate::sync::{Mutex, SpinLock};
 use crate::task::userns::IdKind;
 use crate::{Errno, Result, task};
 
@@ -81,7 +81,7 @@ struct TmpfsShared {
     max_held: AtomicU64,
     /// A [`Stage`].
     stage: AtomicU8,
-    renames: SpinLock<()>,
+    renames: Mutex<()>,
 }
 
 /// Stage of the limits of a tmpfs.
@@ -174,7 +174,7 @@ impl TmpFs {
             held: AtomicU64::new(0),
             max_held: AtomicU64::new(limit),
             stage: AtomicU8::new(Stage::Fixed as u8),
-            renames: SpinLock::new(()),
+            renames: Mutex::new(()),
         });
         let new = NewNode { kind: NodeKind::Directory, mode, uid: 0, gid: 0, rdev: 0 };
         let root = TmpNode::new(&shared, &new)?;

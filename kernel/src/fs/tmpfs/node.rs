@@ -23,7 +23,7 @@ use crate::fs::rights;
 use crate::fs::text::TextUse;
 use crate::sync::{SpinLock, SpinLockGuard};
 use crate::user::{Sink, Source};
-use crate::{Errno, Result, task};
+use crate::{Errno, Result, sched, task};
 
 /// Size of an entry in its directory's size (Linux' BOGO_DIRENT_SIZE).
 const ENTRY_SIZE: u64 = 20;
@@ -203,24 +203,25 @@ impl TmpNode {
         }
     }
 
-    /// Whether `self` is `other` or above it. The caller holds `TmpfsShared::renames`.
-    fn is_above(&self, other: &Arc<TmpNode>) -> bool {
+    /// The inode of the entry of `self` that leads to `other`, where `self` is above that. The
+    /// caller holds `TmpfsShared::renames`, and no directory: there may be many levels.
+    fn entry_towards(&self, other: &Arc<TmpNode>) -> Option<u64> {
         let mut here = other.clone();
         loop {
-            if here.inode == self.inode {
-                return true;
+            sched::rest();
+            let Body::Directory { place, .. } = &here.body else { return None };
+            let parent = place.lock().as_ref().and_then(|whereabouts| whereabouts.parent.upgrade())?;
+            if parent.inode == self.inode {
+                return Some(here.inode);
             }
-            let Body::Directory { place, .. } = &here.body else { return false };
-            let Some(parent) = place.lock().as_ref().and_then(|w| w.parent.upgrade()) else { return false };
             here = parent;
         }
     }
 
-    /// Whether `moving` may go from here to `other`, another directory. The caller holds
-    /// `TmpfsShared::renames`.
+    /// Whether `moving` may go from here to another directory. The ways are the entry of here
+    /// that leads there, and the one of there that leads here.
     fn check_move(
-        &self,
-        other: &Arc<TmpNode>,
+        [to_other, to_self]: [Option<u64>; 2],
         moving: &TmpNode,
         victim: Option<&Arc<TmpNode>>,
         flags: RenameFlags,
@@ -235,10 +236,10 @@ impl TmpNode {
         // A directory cannot move into itself or below; and with an exchange neither can the other.
         // Without one, a victim that is the directory that the name leaves, or above it, is not
         // empty.
-        if moving.is_directory() && moving.is_above(other) {
+        if to_other == Some(moving.inode) {
             return Err(Errno::EINVAL);
         }
-        match victim.filter(|victim| victim.is_directory() && victim.is_above(&self.me())) {
+        match victim.filter(|victim| to_self == Some(victim.inode)) {
             Some(_) if exchanges => Err(Errno::EINVAL),
             Some(_) => Err(Errno::ENOTEMPTY),
             None => Ok(()),
@@ -442,13 +443,14 @@ impl Node for TmpNode {
         }
         let left = self.left_behind(flags)?;
         let _renames = self.shared.renames.lock();
+        let ways = [self.entry_towards(&other), other.entry_towards(&self.me())];
         let [mut from, mut to] = self.lock_both(&other)?;
         let moving = from.get(name)?.clone();
         let victim = to.get(new_name).ok().cloned();
         if to.is_removed() {
             return Err(Errno::ENOENT);
         }
-        self.check_move(&other, &moving, victim.as_ref(), flags)?;
+        Self::check_move(ways, &moving, victim.as_ref(), flags)?;
         if let Some(victim) = victim.as_ref().filter(|_| flags.contains(RenameFlags::EXCHANGE)) {
             self.adopt(victim, from.replace(name, victim.clone())?);
             other.adopt(&moving, to.replace(new_name, moving.clone())?);

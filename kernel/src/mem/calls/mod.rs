@@ -115,6 +115,7 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
     let place = match VirtAddr(addr) {
         addr if flags.contains(Map::FIXED_NOREPLACE) => AreaPlace::FixedNoReplace(addr),
         addr if flags.contains(Map::FIXED) => AreaPlace::Fixed(addr),
+        addr if flags.contains(Map::LOW_32BIT) => AreaPlace::Low((addr.0 != 0).then_some(addr)),
         VirtAddr(0) => AreaPlace::Anywhere,
         addr => AreaPlace::Hint(addr.page_start()),
     };

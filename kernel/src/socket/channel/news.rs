@@ -9,22 +9,15 @@
 //! may have nothing to do meanwhile. A channel where this was so once is woken with its account
 //! from then on. No signal tells of that room.
 
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::Ordering;
 
-use super::Channel;
-use crate::sync::{News, PollWaiter, SpinLock};
+use super::{Channel, Patience};
+use crate::sync::News;
 use crate::{Errno, Result, time};
 
 /// How long a sender sleeps before it looks again, where there was no memory to have it woken
 /// (nanoseconds).
 const NAP: u64 = 100_000_000;
-
-/// The channel's place among those that wait for their account.
-#[derive(Default)]
-pub(super) struct AccountWatch {
-    is_set: AtomicBool,
-    waiter: SpinLock<Option<PollWaiter>>,
-}
 
 impl Channel {
     /// Closes the sending end: receivers reach the end of the stream. `news` are for the signals of
@@ -70,26 +63,23 @@ impl Channel {
         let _ = self.watch_account();
     }
 
-    /// Has `writable` woken when the account is loosened, where it is tight.
-    ///
-    /// # Errors
-    /// `ENOMEM`.
     fn watch_account(&self) -> Result<()> {
-        if !self.lacks_watch() {
-            return Ok(());
-        }
-        let mut waiter = PollWaiter::observer(self.writable.clone());
-        waiter.register(self.account.loosened());
-        let mut place = Some(waiter.complete()?);
-        core::mem::swap(&mut *self.account_watch.waiter.lock(), &mut place);
-        self.account_watch.is_set.store(true, Ordering::SeqCst);
-        // Another sender's is dropped without the lock.
-        drop(place);
-        Ok(())
+        self.account_watch.set_if_due(self.account, &self.writable)
     }
 
-    fn lacks_watch(&self) -> bool {
-        self.account.is_tight() && !self.account_watch.is_set.load(Ordering::SeqCst)
+    /// Waits until a message of so many pages may wait.
+    ///
+    /// # Errors
+    /// `ENOBUFS` without patience, `EAGAIN` after it, `ERESTARTSYS`.
+    #[inline]
+    pub(super) fn wait_for_account(&self, pages: usize, patience: Patience) -> Result<()> {
+        match (self.account.admit(pages), patience) {
+            (Err(_), Patience::Until(deadline)) => {
+                let is_admitted = || self.account.admit(pages).ok();
+                self.account.loosened().wait_until_deadline(deadline, is_admitted)?.ok_or(Errno::EAGAIN)
+            }
+            (admitted, _) => admitted,
+        }
     }
 
     /// Waits until there is room, as `ready` has it.
@@ -107,7 +97,8 @@ impl Channel {
                 (deadline, nap) => deadline.or(nap),
             };
             // The account may become tight while it waits for the reader.
-            let wakes = || (ready().is_some() || is_told && self.lacks_watch()).then_some(());
+            let wakes =
+                || (ready().is_some() || is_told && self.account_watch.is_due(self.account)).then_some(());
             self.writable.wait_until_deadline(until, wakes)?;
             if ready().is_some() {
                 return Ok(());

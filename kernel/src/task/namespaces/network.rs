@@ -8,7 +8,7 @@
 //! Callers: `socket`, /proc, unshare and setns, any context.
 
 use core::ops::RangeInclusive;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use freehold_collections::{Arc, reserve};
 use spin::Once;
@@ -26,7 +26,12 @@ pub struct NetworkNamespace {
     is_up: AtomicBool,
     /// First and last group, of the kernel's numbers.
     ping_groups: SpinLock<(u32, u32)>,
+    /// The first port that needs no CAP_NET_BIND_SERVICE.
+    first_free_port: AtomicU32,
 }
+
+/// Linux' initial net.ipv4.ip_unprivileged_port_start.
+const FIRST_FREE_PORT: u32 = 1024;
 
 /// No group may ping (Linux' initial net.ipv4.ping_group_range).
 const NO_GROUPS: (u32, u32) = (1, 0);
@@ -48,7 +53,7 @@ impl NetworkNamespace {
     pub fn initial() -> &'static Arc<Self> {
         INITIAL.call_once(|| {
             let head = NamespaceHead::initial(NamespaceKind::Network);
-            reserve::arc(Self { head, is_up: AtomicBool::new(true), ping_groups: SpinLock::new(NO_GROUPS) })
+            Self::make(head, LinkState::Up)
         })
     }
 
@@ -58,8 +63,16 @@ impl NetworkNamespace {
     /// `ENOSPC` where there are too many.
     pub fn new(maker: &Credentials) -> Result<Arc<Self>> {
         let head = NamespaceHead::new(NamespaceKind::Network, maker)?;
-        let ping_groups = SpinLock::new(NO_GROUPS);
-        Ok(reserve::arc(Self { head, is_up: AtomicBool::new(false), ping_groups }))
+        Ok(Self::make(head, LinkState::Down))
+    }
+
+    fn make(head: NamespaceHead, link: LinkState) -> Arc<Self> {
+        reserve::arc(Self {
+            head,
+            is_up: AtomicBool::new(link == LinkState::Up),
+            ping_groups: SpinLock::new(NO_GROUPS),
+            first_free_port: AtomicU32::new(FIRST_FREE_PORT),
+        })
     }
 
     /// Returns the part that every namespace has.
@@ -92,6 +105,16 @@ impl NetworkNamespace {
     pub fn set_ping_groups(&self, groups: RangeInclusive<u32>) {
         let wanted = if groups.is_empty() { NO_GROUPS } else { (*groups.start(), *groups.end()) };
         *self.ping_groups.lock() = wanted;
+    }
+
+    /// The first port that needs no CAP_NET_BIND_SERVICE; 65,536 where all do.
+    pub fn first_free_port(&self) -> u32 {
+        self.first_free_port.load(Ordering::Relaxed)
+    }
+
+    /// Changes [`first_free_port`](Self::first_free_port).
+    pub fn set_first_free_port(&self, first: u32) {
+        self.first_free_port.store(first, Ordering::Relaxed);
     }
 
     /// Sets the loopback device up or down; that of the initial one stays up.

@@ -53,6 +53,31 @@ fn when_nothing_is_left_below_the_base_holes_above_it_are_used() {
     world.end();
 }
 
+#[test]
+fn low_areas_fill_the_second_gib_from_below_and_end_there() {
+    let world = World::new();
+    let p = world.process(0);
+    let low =
+        |hint: Option<u64>, pages| p.map(AreaPlace::Low(hint.map(VirtAddr)), pages, RW, Backing::Anonymous);
+    let first = LOW.start.0;
+    assert_eq!(low(None, 2), Ok(first));
+    assert_eq!(low(None, 1), Ok(first + 2 * PAGE));
+    assert_eq!(low(Some(0x2000_0123), 1), Ok(0x2000_0000), "a hint may lie below");
+    assert_eq!(
+        low(Some(LOW.end.0 - PAGE), 2),
+        Ok(first + 3 * PAGE),
+        "and is ignored where the end would not"
+    );
+    assert_eq!(p.unmap(first, PAGE), Ok(()));
+    assert_eq!((low(None, 2), low(None, 1)), (Ok(first + 5 * PAGE), Ok(first)));
+    let left = (LOW.end.0 - first) / PAGE - 7;
+    assert_eq!(low(None, left + 1), Err(VmError::NoMemory));
+    assert_eq!(low(None, left), Ok(first + 7 * PAGE));
+    assert_eq!(low(None, 1), Err(VmError::NoMemory));
+    drop(p);
+    world.end();
+}
+
 /// Maps and unmaps just below the base, where every hole counts; a walk over all areas says after
 /// each step where holes are. With an area that grows down above them, the highest of these holes
 /// is in the gap that it keeps from its neighbour.

@@ -40,6 +40,7 @@ enum What {
 const ENTRIES: &[(&str, What)] = &[
     ("auxv", What::File(FileKind::Auxv, 0o400)),
     ("cgroup", What::File(FileKind::Cgroup, 0o444)),
+    ("children", What::File(FileKind::Children, 0o444)),
     ("clear_refs", What::File(FileKind::ClearRefs, 0o200)),
     ("cmdline", What::File(FileKind::Cmdline, 0o444)),
     ("comm", What::File(FileKind::Comm, 0o644)),
@@ -53,7 +54,7 @@ const ENTRIES: &[(&str, What)] = &[
     ("gid_map", What::File(FileKind::IdMap(IdKind::Group), 0o644)),
     ("io", What::File(FileKind::Io, 0o400)),
     ("limits", What::File(FileKind::Limits, 0o444)),
-    ("loginuid", What::File(FileKind::Loginuid, 0o444)),
+    ("loginuid", What::File(FileKind::Loginuid, 0o644)),
     ("make-it-fail", What::File(FileKind::MakeItFail, 0o644)),
     ("maps", What::File(FileKind::Maps, 0o444)),
     ("mem", What::File(FileKind::Memory, 0o600)),
@@ -69,6 +70,7 @@ const ENTRIES: &[(&str, What)] = &[
     ("personality", What::File(FileKind::Personality, 0o400)),
     ("root", What::Link(LinkKind::Root)),
     ("schedstat", What::File(FileKind::Schedstat, 0o444)),
+    ("sessionid", What::File(FileKind::Sessionid, 0o444)),
     ("setgroups", What::File(FileKind::SetGroups, 0o644)),
     ("smaps", What::File(FileKind::Smaps, 0o444)),
     ("smaps_rollup", What::File(FileKind::SmapsRollup, 0o444)),
@@ -99,9 +101,14 @@ const NAMESPACE_NODES: u64 = 1 << 9;
 const DESCRIPTOR_NODES: u64 = 1 << 12;
 const DESCRIPTOR_INFO_NODES: u64 = 1 << 23;
 
-/// The entries of a directory that its subject has: a thread has no threads of its own.
+/// The entries of a directory that its subject has: a thread has no threads of its own, and its
+/// children are known to it alone.
 fn has(subject: Subject, what: What) -> bool {
-    subject.tid.is_none() || !matches!(what, What::Dir(DirKind::Tasks, _))
+    match what {
+        What::Dir(DirKind::Tasks, _) => subject.tid.is_none(),
+        What::File(FileKind::Children, _) => subject.tid.is_some(),
+        _ => true,
+    }
 }
 
 /// A directory about a subject.

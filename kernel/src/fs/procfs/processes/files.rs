@@ -54,6 +54,8 @@ pub(in crate::fs::procfs) enum FileKind {
     CoredumpFilter,
     Schedstat,
     Loginuid,
+    Sessionid,
+    Children,
     ClearRefs,
     Memory,
     Pagemap,
@@ -280,7 +282,7 @@ fn descriptor_info(out: &mut Text, process: &Process, view: PidView, fd: i32) ->
     flags.set(OpenFlags::CLOEXEC, files.on_exec(fd) == Ok(crate::fs::OnExec::Close));
     let mount = file.path().map_or_else(root::unnamed_mount, |path| path.mount.clone());
     // A stream has no offset, and its lock may be held for long: it is not taken.
-    let position = if file.file().seekable() == Seekable::Offset { file.position() } else { 0 };
+    let position = if file.file().seekable() == Seekable::Offset { file.position()? } else { 0 };
     writeln!(out, "pos:\t{position}\nflags:\t0{:o}\nmnt_id:\t{}", flags.bits(), mount.id());
     writeln!(out, "ino:\t{}", file.node().identity().inode);
     if let Some(instance) = file.file().downcast::<InotifyFile>() {
@@ -292,7 +294,10 @@ fn descriptor_info(out: &mut Text, process: &Process, view: PidView, fd: i32) ->
     if let Some(opened) = file.file().downcast::<PidFile>() {
         opened_process(out, opened, view);
     }
-    Ok(())
+    file.file().describe(&mut |line| {
+        out.write_fmt(line);
+        out.push(b"\n");
+    })
 }
 
 /// The faults that wait for a userfaultfd to be read or served, and its interface.
