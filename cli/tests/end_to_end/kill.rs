@@ -22,6 +22,20 @@ fn each_system_call_that_is_answered_has_a_row_in_the_table_of_kills() {
     }
 }
 
+/// Linux holds a pipe locked while a splice waits for a socket.
+#[test]
+fn a_task_that_waits_holds_up_no_call_beside_it() {
+    let program = guest_program("workloads/beside");
+    for cpus in ["1", "4"] {
+        let outcome = run(&["--cpus", cpus], &[text(&program), "-l"], b"");
+        let said = outcome.text();
+        let lost = |line: &str| kernel() == "linux" && line.contains("splice from a");
+        let broken: Vec<&str> = said.lines().filter(|line| line.starts_with("not ok") && !lost(line)).collect();
+        assert!(broken.is_empty(), "{said}{}", outcome.stderr);
+        assert_eq!(said.lines().last(), Some("1..66"), "it stopped half-way: {said}");
+    }
+}
+
 #[test]
 fn sealing() {
     conforms_with("sealing", &[], &[], &[]);
