@@ -30,7 +30,8 @@ fn a_task_that_waits_holds_up_no_call_beside_it() {
         let outcome = run(&["--cpus", cpus], &[text(&program), "-l"], b"");
         let said = outcome.text();
         let lost = |line: &str| kernel() == "linux" && line.contains("splice from a");
-        let broken: Vec<&str> = said.lines().filter(|line| line.starts_with("not ok") && !lost(line)).collect();
+        let broken: Vec<&str> =
+            said.lines().filter(|line| line.starts_with("not ok") && !lost(line)).collect();
         assert!(broken.is_empty(), "{said}{}", outcome.stderr);
         assert_eq!(said.lines().last(), Some("1..66"), "it stopped half-way: {said}");
     }
