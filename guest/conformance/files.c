@@ -183,6 +183,14 @@ static void attributes(void)
 	PROMISE("two names of a file have one number", link("m", "m2") == 0 && stat("m2", &about) == 0 && ({ ino_t n = about.st_ino; stat("m", &about); n == about.st_ino; }));
 	struct statx wide;
 	PROMISE("statx", statx(AT_FDCWD, "m", 0, STATX_BASIC_STATS, &wide) == 0 && wide.stx_size == 5 && wide.stx_uid == 12);
+	struct timespec before, after;
+	clock_gettime(CLOCK_REALTIME, &before);
+	NEED(close(open("born", O_CREAT | O_WRONLY, 0600)) == 0);
+	clock_gettime(CLOCK_REALTIME, &after);
+	NEED(chmod("born", 0644) == 0);
+	PROMISE("and says when a file was made", statx(AT_FDCWD, "born", 0, STATX_BTIME, &wide) == 0 && (wide.stx_mask & STATX_BTIME) &&
+		wide.stx_btime.tv_sec >= before.tv_sec - 1 && wide.stx_btime.tv_sec <= after.tv_sec);
+	NEED(unlink("born") == 0);
 	struct statfs system;
 	PROMISE("statfs", statfs(".", &system) == 0 && system.f_bsize == 4096);
 	PROMISE("flock", flock(file, LOCK_EX) == 0);

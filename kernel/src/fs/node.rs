@@ -91,6 +91,8 @@ pub struct Metadata {
     pub modified: Timestamp,
     /// Last change of metadata.
     pub changed: Timestamp,
+    /// When it was made, where the file system knows.
+    pub born: Option<Timestamp>,
 }
 
 /// A change of a mode.
@@ -344,5 +346,6 @@ pub fn made_by_kernel(identity: Identity, kind: NodeKind, mode: u32, made: Times
         accessed: made,
         modified: made,
         changed: made,
+        born: None,
     }
 }

@@ -7,12 +7,17 @@
 
 use core::sync::atomic::AtomicU64;
 
-use freehold_collections::{Arc, Vec, reserve::ArcMethods, try_format};
+use freehold_collections::{
+    Arc, Vec,
+    reserve::{self, ArcMethods},
+    try_format,
+};
 
 use super::flags::OpenFlags;
 use super::mount::Mount;
 use super::node::{Identity, Node, NodeKind, Presence};
 use super::walk::PATH_MAX;
+use crate::sync::SpinLock;
 use crate::{Errno, Result, sched};
 
 /// The name by which a file that is not a directory was found.
@@ -23,32 +28,57 @@ pub struct PathEntry {
     pub name: Vec<u8>,
     /// The number of renames when the name was last looked up; see [`super::notify`].
     pub(super) checked: AtomicU64,
+    /// The last search for another name.
+    searched: SpinLock<Option<Searched>>,
+}
+
+/// What a search for another name came to.
+struct Searched {
+    /// The number of renames before it.
+    renames: u64,
+    /// `None` where the file had no other name there.
+    found: Option<Arc<[u8]>>,
 }
 
 impl PathEntry {
     /// An entry of `dir`.
     #[inline]
     pub fn new(dir: Arc<dyn Node>, name: Vec<u8>) -> Self {
-        Self { dir, name, checked: AtomicU64::new(0) }
+        Self { dir, name, checked: AtomicU64::new(0), searched: SpinLock::new(None) }
     }
 
-    /// Looks for another name of `node` among the directory's entries.
+    /// Another name of `node` among the directory's entries, of which there may be many: they are
+    /// looked at once for each number of renames.
     ///
     /// # Errors
     /// `ENOMEM`.
-    pub(super) fn other_name(&self, node: &Arc<dyn Node>) -> Result<Option<Vec<u8>>> {
+    pub(super) fn other_name(&self, node: &Arc<dyn Node>, renames: u64) -> Result<Option<Arc<[u8]>>> {
+        if let Some(searched) = self.searched.lock().as_ref().filter(|last| last.renames == renames) {
+            return Ok(searched.found.clone());
+        }
+        let found = self.other_name_now(node)?;
+        let last = self.searched.lock().replace(Searched { renames, found: found.clone() });
+        drop(last);
+        Ok(found)
+    }
+
+    /// As [`other_name`](Self::other_name), always looked for: names also go without a rename.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(super) fn other_name_now(&self, node: &Arc<dyn Node>) -> Result<Option<Arc<[u8]>>> {
         let inode = node.identity().inode;
         let mut name = None;
         if let Ok(dir) = self.dir.clone().open(OpenFlags::DIRECTORY) {
             // A directory that cannot be listed has no other name to offer.
             let _ = dir.read_dir(0, &mut |candidate| {
                 if candidate.inode == inode && candidate.name != b"." && candidate.name != b".." {
-                    name = Some(Vec::try_from_slice(candidate.name));
+                    name = Some(reserve::slice(candidate.name));
                 }
                 name.is_none()
             });
         }
-        Ok(name.transpose()?)
+        Ok(name)
     }
 }
 
@@ -289,7 +319,7 @@ fn push_current_name(text: &mut Vec<u8>, entry: &PathEntry, node: &Arc<dyn Node>
         push_reversed(text, &entry.name)?;
         return Ok(Presence::Linked);
     }
-    match entry.other_name(node)? {
+    match entry.other_name_now(node)? {
         Some(name) => push_reversed(text, &name).map(|()| Presence::Linked),
         None => push_reversed(text, &entry.name).map(|()| Presence::Removed),
     }

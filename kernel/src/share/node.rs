@@ -431,6 +431,8 @@ impl Node for ShareNode {
             accessed: timestamp(told.accessed),
             modified: timestamp(told.modified),
             changed: timestamp(told.changed),
+            // The server does not tell.
+            born: None,
         }
     }
     fn text_use(&self) -> Option<&TextUse> {

@@ -80,6 +80,7 @@ fn metadata(inode: u64, kind: NodeKind, mode: u32, rdev: u64) -> Metadata {
         accessed: time::wall(),
         modified: time::wall(),
         changed: time::wall(),
+        born: None,
     }
 }
 

@@ -133,6 +133,7 @@ struct Statx {
 
 const STATX_BASIC_STATS: u32 = 0x7ff;
 const STATX_MNT_ID: u32 = 0x1000;
+const STATX_BTIME: u32 = 0x800;
 const STATX_RESERVED: u32 = 0x8000_0000;
 const STATX_ATTR_MOUNT_ROOT: u64 = 0x2000;
 /// AT_STATX_FORCE_SYNC and AT_STATX_DONT_SYNC: together they contradict.
@@ -150,7 +151,7 @@ pub fn sys_statx(args: &Args) -> Result<i64> {
     let (rdev, device) = (split_device(meta.rdev), split_device(meta.device));
     let (uid, gid) = task::shown_ids(meta.uid, meta.gid);
     let statx = Statx {
-        mask: STATX_BASIC_STATS | STATX_MNT_ID,
+        mask: STATX_BASIC_STATS | STATX_MNT_ID | if meta.born.is_some() { STATX_BTIME } else { 0 },
         block_size: meta.block_size,
         attributes: if place.is_mount_root() { STATX_ATTR_MOUNT_ROOT } else { 0 },
         links: meta.links,
@@ -163,7 +164,7 @@ pub fn sys_statx(args: &Args) -> Result<i64> {
         blocks: meta.blocks,
         attributes_mask: STATX_ATTR_MOUNT_ROOT,
         accessed: meta.accessed.into(),
-        born: Timestamp::default().into(),
+        born: meta.born.unwrap_or_default().into(),
         changed: meta.changed.into(),
         modified: meta.modified.into(),
         rdev: [rdev.0, rdev.1],

@@ -237,7 +237,7 @@ fn tell_directory(dir: Identity, events: Events, name: &[u8], presence: Presence
 /// The present name of a file in the directory where it was found.
 struct NameNow {
     /// `None` if it is the name by which it was found.
-    other: Option<Vec<u8>>,
+    other: Option<Arc<[u8]>>,
     presence: Presence,
 }
 
@@ -261,7 +261,8 @@ fn name_now(entry: &PathEntry, node: &Arc<dyn Node>, exactly: bool) -> Option<Na
     if node.is_nameless() {
         return as_found(Presence::Removed);
     }
-    let other = entry.other_name(node).ok().flatten()?;
+    let other = if exactly { entry.other_name_now(node) } else { entry.other_name(node, renames) };
+    let other = other.ok().flatten()?;
     Some(NameNow { other: Some(other), presence: Presence::Linked })
 }
 

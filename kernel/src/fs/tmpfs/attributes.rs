@@ -24,6 +24,7 @@ pub(crate) struct Attributes {
     pub accessed: Timestamp,
     pub modified: Timestamp,
     pub changed: Timestamp,
+    born: Timestamp,
     pub xattrs: Map<Vec<u8>, WipedBytes>,
 }
 
@@ -38,6 +39,7 @@ impl Attributes {
             accessed: now,
             modified: now,
             changed: now,
+            born: now,
             xattrs: Map::new(),
         }
     }
@@ -60,6 +62,7 @@ impl Attributes {
             accessed: self.accessed,
             modified: self.modified,
             changed: self.changed,
+            born: Some(self.born),
         }
     }
 

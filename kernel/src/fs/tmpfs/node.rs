@@ -601,6 +601,7 @@ impl File for TmpNode {
                 let kind = entry.kind.dirent_kind();
                 emit(DirEntry { name: &entry.name, inode: entry.inode, kind, next: at + 1 })
             });
+            sched::rest();
         }
         self.attributes.lock().was_read();
         Ok(())
