@@ -30,7 +30,7 @@ use crate::qemu::{self, Engine, Watcher};
 use crate::run::{self, Prepared};
 use crate::session::{End, Ended, OutputTo, Recall, WATCHER_NAME};
 use crate::{Result, dry_run, files, kernel, print, schema};
-use digest::Digest;
+pub use digest::Digest;
 use lines::SharedLines;
 use summary::Rows;
 pub use summary::plural;

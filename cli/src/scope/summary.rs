@@ -303,18 +303,14 @@ fn exposure(text: &mut String, story: &Story<'_>) {
     else {
         return;
     };
-    let all = exposure.lives.ended.iter().zip(&exposure.lives.alive).map(|(ended, alive)| ended + alive);
-    let longest =
-        all.enumerate().filter(|&(_, count)| count > 0).map(|(n, _)| 2f64.powi(n as i32 + 1)).next_back();
     let _ = writeln!(
         text,
-        "   windows: {} opened, {} cached when closed{}; frames × instructions cached: open {}, closed {}",
+        "   windows: {} opened, {} cached when closed, the longest for {} instructions, {} in halts; \
+         frames × instructions cached: open {}, closed {}",
         count(exposure.windows),
         count(exposure.closed_cached),
-        longest.map_or_else(String::new, |most| format!(
-            ", the longest for under {} instructions",
-            Unit::Count.show(most)
-        )),
+        count(exposure.longest_closed),
+        count(exposure.closed_at_halts),
         count(exposure.open),
         count(exposure.closed),
     );

@@ -86,6 +86,53 @@ fn the_check_is_roots_alone() {
 }
 
 #[test]
+fn the_check_needs_no_mount_of_debugfs_and_without_sysfs_it_is_missing_in_one_sentence() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let command = format!(
+        "busybox grep -c debugfs /proc/mounts; tail -n 1 {CHECK}; busybox umount -l /sys || exit 3; cat {CHECK}; echo $?; \
+         busybox mount -t sysfs none /sys || exit 4; tail -n 1 {CHECK}"
+    );
+    let told = said(&[], &command).expect(0);
+    assert_eq!(told.text(), "0\nclean\n1\nclean\n");
+    assert_eq!(told.stderr, format!("cat: can't open '{CHECK}': No such file or directory\n"));
+}
+
+/// Returns the kernel instructions of a program that reads the check, with so much memory, after
+/// `command`.
+fn cost_of_the_check(memory: &str, command: &str) -> u64 {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let json = folder.path().join("r.json");
+    let mut scope = freehold();
+    scope.args(["scope", "--icount", "--timeout", TIMEOUT, "--model", "locality", "-m", memory, "--json"]);
+    let command = format!(
+        "{command}; for phase in warm check end; do phase $phase; busybox cat {CHECK} >/dev/null || exit; done"
+    );
+    scope.arg(&json).args(["--", "busybox", "sh", "-c", &command]);
+    finish(scope, b"").expect(0);
+    let text = std::fs::read(&json).expect("the record");
+    let record: serde_json::Value = serde_json::from_slice(&text).expect("it is JSON");
+    let phases = record["results"]["phases"].as_array().expect("phases");
+    let phase = phases.iter().find(|phase| phase["name"] == "check").expect("the phase");
+    phase["cpus"][0]["modes"]["kernel"]["instructions"].as_u64().expect("a count")
+}
+
+#[test]
+fn the_check_takes_a_million_instructions_for_each_gib_at_most() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let (small, large) = (cost_of_the_check("1G", "true"), cost_of_the_check("3G", "true"));
+    // The program that reads it, its start and end included, has no share of its own.
+    assert!(small <= 1_000_000 && large <= 3_000_000, "{small}, {large}");
+    // Page tables and names fill a third of memory.
+    let full = "mkdir /tmp/d; i=0; while [ $i -lt 20000 ]; do echo > /tmp/d/a-name-that-takes-a-while-to-write-$i; i=$((i+1)); done";
+    let full = cost_of_the_check("128M", full);
+    assert!(full <= 1_000_000 / 8 + small, "{full}");
+}
+
+#[test]
 fn a_port_that_is_taken_is_said_before_the_machine_starts() {
     let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     let port = taken.local_addr().expect("bound").port();
@@ -215,17 +262,20 @@ fn a_closed_window_is_gone_under_on_and_strict_and_may_be_there_under_lap() {
     assert_eq!(status, 0, "{log}");
 }
 
-/// Returns for how many instructions a closed window stayed cached at most, as the upper end of a
-/// power of two, and the number of opened windows.
-fn longest_life(policy: &str, command: &str) -> (u64, u64) {
-    let (lives, windows) = lives(policy, &["busybox", "sh", "-c", command]);
-    (lives.iter().rposition(|&count| count != 0).map_or(0, |bucket| 2u64 << bucket), windows)
+/// Lives of closed windows in one run, with a clock that counts instructions as nanoseconds.
+struct ClosedWindows {
+    /// Windows by the time for which they stayed cached: a bucket for each power of two.
+    lives: Vec<u64>,
+    /// The longest such time.
+    longest: u64,
+    windows: u64,
+    /// HLTs, and closed windows that were cached then, summed.
+    halts: u64,
+    cached_at_halts: u64,
 }
 
-/// Returns how many closed windows stayed cached for how long, by power of two, and the number of
-/// opened windows. The values are of the modelled TLB, with a clock that counts instructions as
-/// nanoseconds.
-fn lives(policy: &str, words: &[&str]) -> (Vec<u64>, u64) {
+/// Runs a program and measures its windows in the modelled TLB.
+fn closed_windows(policy: &str, words: &[&str]) -> ClosedWindows {
     let folder = tempfile::tempdir().expect("temporary folder");
     let json = folder.path().join("r.json");
     let mut scope = freehold();
@@ -238,28 +288,40 @@ fn lives(policy: &str, words: &[&str]) -> (Vec<u64>, u64) {
     let of = |kind: &str| -> Vec<u64> {
         serde_json::from_value(exposure["lives"][kind].clone()).expect("a histogram")
     };
-    let both = of("ended").into_iter().zip(of("alive")).map(|(ended, alive)| ended + alive).collect();
-    (both, exposure["windows"].as_u64().expect("a count"))
+    let figure = |name: &str| exposure[name].as_u64().expect("a count");
+    ClosedWindows {
+        lives: of("ended").into_iter().zip(of("alive")).map(|(ended, alive)| ended + alive).collect(),
+        longest: figure("longest_closed"),
+        windows: figure("windows"),
+        halts: figure("halts"),
+        cached_at_halts: figure("closed_at_halts"),
+    }
 }
 
 #[test]
-fn a_closed_window_lives_4_ms_at_most_under_on_however_long_a_program_computes() {
+fn a_closed_window_lives_4_ms_at_most_under_on_however_long_a_program_computes_or_sleeps() {
     if kernel() != "freehold" {
         return;
     }
     // 100 ms and more without a system call.
     let compute = "busybox cat /proc/meminfo >/dev/null; exec busybox awk 'BEGIN { for (i = 0; i < 30000; i++) x += i }'";
-    let shell =
-        "for i in 1 2 3 4 5; do busybox echo $i >/tmp/$i; busybox sleep 0.02; done; busybox cat /tmp/*";
-    for command in [compute, shell] {
-        let (longest, windows) = longest_life("on", command);
-        assert!(windows > 300 && longest <= 1 << 22, "{longest} of {windows} windows: {command}");
+    // It reads, and then waits, and no other address space is loaded between the two.
+    let idle = "busybox mkfifo /tmp/p; exec 3<>/tmp/p; \
+        for i in 1 2 3 4 5; do echo $i >/tmp/f; read x </tmp/f; read -t 0.02 y <&3; done";
+    for command in [compute, idle] {
+        let words = ["busybox", "sh", "-c", command];
+        let on = closed_windows("on", &words);
+        assert!(on.windows > 300 && on.longest <= 4_000_000, "{} of {}: {command}", on.longest, on.windows);
         // The time from the store that closes a window to the INVLPG behind it.
-        let (longest, windows) = longest_life("strict", command);
-        assert!(windows > 300 && longest <= 16, "{longest} of {windows} windows: {command}");
+        let strict = closed_windows("strict", &words);
+        assert!(strict.windows > 300 && strict.longest <= 16, "{} of {}", strict.longest, strict.windows);
+        // No instruction runs while the CPU halts: no window may be cached then.
+        assert_eq!((on.cached_at_halts, strict.cached_at_halts), (0, 0), "{command}");
+        assert!(command != idle || on.halts >= 5, "{} halts", on.halts);
     }
-    // The negative control.
-    assert!(longest_life("lap", compute).0 > 1 << 24);
+    // The negative controls.
+    assert!(closed_windows("lap", &["busybox", "sh", "-c", compute]).longest > 1 << 24);
+    assert!(closed_windows("lap", &["busybox", "sh", "-c", idle]).cached_at_halts > 0);
 }
 
 /// A closed window on another program's memory is in no translation cache when the task's own
@@ -272,7 +334,7 @@ fn windows_on_another_programs_memory_are_forgotten_as_they_close() {
     let program = guest_program("workloads/foreign");
     let words = [program.to_str().expect("a path in UTF-8"), "2000"];
     // Longer than from the store that closes a window to the INVLPG behind it.
-    let kept = |policy| lives(policy, &words).0[4..].iter().sum::<u64>();
+    let kept = |policy| closed_windows(policy, &words).lives[4..].iter().sum::<u64>();
     let (kept_on, kept_by_lap) = (kept("on"), kept("lap"));
     assert!(kept_by_lap > 2000, "the negative control: {kept_by_lap}");
     assert!(kept_on < 1000, "{kept_on} windows were cached after they closed");

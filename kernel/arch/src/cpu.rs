@@ -29,6 +29,7 @@ use crate::registers::{
 use crate::speculation;
 use crate::static_keys;
 use crate::thread::Threads;
+use crate::time;
 use crate::traps::{self, Descriptors, OWN_STACKS};
 use crate::user::{self, Resident};
 
@@ -78,6 +79,8 @@ pub(crate) struct PerCpu {
     pub(crate) magazines: Magazines,
     /// The same where objects are charged.
     pub(crate) charged_magazines: Magazines,
+    /// Requests of other CPUs to forget translations that this CPU has served.
+    shootdowns: AtomicU64,
 }
 
 impl PerCpu {
@@ -102,6 +105,7 @@ impl PerCpu {
             heap_use: AtomicU8::new(0),
             magazines: Magazines::new(),
             charged_magazines: Magazines::new(),
+            shootdowns: AtomicU64::new(0),
         }
     }
 }
@@ -272,6 +276,7 @@ pub fn idle() {
     // A closed window's translation must not outlive its deadline while the CPU sleeps, nor wake
     // the CPU for that.
     windows::forget_closed();
+    time::disarm_for_windows();
     enable_interrupts_and_halt();
 }
 
@@ -483,6 +488,8 @@ impl FlushRequest {
             blocks if blocks & BLOCKS != 0 => Flush::Blocks { start, blocks: blocks & !BLOCKS },
             pages => Flush::Range { start, pages },
         });
+        let served = &this().shootdowns;
+        served.store(served.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         self.pending.fetch_and(!bit, Ordering::Release);
     }
 }
@@ -496,6 +503,11 @@ pub(crate) fn serve_flushes() {
             per_cpu.flush.serve(bit);
         }
     }
+}
+
+/// Returns how many requests of other CPUs to forget translations `cpu` has served.
+pub fn shootdowns(cpu: CpuId) -> u64 {
+    of(cpu).map_or(0, |per_cpu| per_cpu.shootdowns.load(Ordering::Relaxed))
 }
 
 static NODES: AtomicUsize = AtomicUsize::new(1);

@@ -90,7 +90,8 @@ unsafe fn freehold_provoke_jump(_address: u64) -> Tried {
     unreachable!("on the machine only")
 }
 
-fn read_at(address: u64) -> Option<u64> {
+/// Reads the word at any address of the kernel half. `None`: nothing is there.
+pub fn read_at(address: u64) -> Option<u64> {
     // SAFETY: one load of any eight bytes; a fault goes on behind it.
     let tried = unsafe { freehold_provoke_read(address) };
     (tried.done != 0).then_some(tried.value)

@@ -172,6 +172,16 @@ pub(crate) fn arm_for_windows(deadline: u64) {
     }
 }
 
+/// Takes back what [`arm_for_windows`] asked for: no closed window is cached. Interrupts are off.
+pub(crate) fn disarm_for_windows() {
+    let this = cpu::this();
+    let deadline = this.windows.deadline.swap(u64::MAX, Ordering::Relaxed);
+    let asked = this.timer.load(Ordering::Relaxed);
+    if deadline < asked {
+        program(asked);
+    }
+}
+
 /// This CPU's timer fired: forget windows, call `due` if the deadline of [`arm`] has come, with the
 /// nanoseconds since then, and set the timer for the next deadline. Interrupts are off.
 pub(crate) fn fired(due: impl FnOnce(u64)) {

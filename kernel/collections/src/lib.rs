@@ -54,7 +54,7 @@ pub use shared::{Arc, Box, Receiver, Shared, Weak};
 pub use short::Short;
 pub use string::{String, try_format};
 pub use vec::{TryCollect, Vec};
-pub use wiped::WipedBytes;
+pub use wiped::{WipedBytes, WipedChunk};
 
 /// Error of an allocation that found no memory. The collection that was to grow is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -84,3 +84,59 @@ impl Drop for WipedBytes {
         black_box(self.0.as_slice());
     }
 }
+
+/// A buffer on the stack through which a program's bytes pass. When it goes, the part that was in
+/// use is written over with zeroes.
+#[derive(Debug)]
+pub struct WipedChunk<const N: usize> {
+    bytes: [u8; N],
+    /// The end of the largest part that was in use.
+    used: usize,
+}
+
+impl<const N: usize> WipedChunk<N> {
+    /// A buffer of zeroes.
+    pub const fn new() -> Self {
+        Self { bytes: [0; N], used: 0 }
+    }
+    /// The first `length` bytes, at most `N`, to be filled and read.
+    pub fn part(&mut self, length: usize) -> &mut [u8] {
+        let part = &mut self.bytes[..length.min(N)];
+        self.used = self.used.max(part.len());
+        part
+    }
+    fn wipe(&mut self) {
+        self.bytes[..self.used].fill(0);
+        // The compiler believes that the bytes are read, so the stores stay.
+        black_box(&self.bytes);
+    }
+}
+
+impl<const N: usize> Default for WipedChunk<N> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<const N: usize> Drop for WipedChunk<N> {
+    fn drop(&mut self) {
+        self.wipe();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_leaves_zeroes_where_bytes_were() {
+        let mut chunk = WipedChunk::<64>::new();
+        chunk.part(40).fill(7);
+        chunk.part(8).fill(9);
+        let sum = |chunk: &WipedChunk<64>| chunk.bytes.iter().map(|&byte| u32::from(byte)).sum::<u32>();
+        assert_eq!(sum(&chunk), 8 * 9 + 32 * 7);
+        chunk.wipe();
+        assert_eq!(sum(&chunk), 0);
+        assert_eq!(chunk.part(100).len(), 64);
+    }
+}

@@ -50,6 +50,7 @@ macro_rules! say {
 }
 
 mod entry;
+mod windows;
 
 /// Hands out frames upwards from the first free block on, and takes none back but the last.
 struct Upwards {
@@ -200,7 +201,7 @@ fn main(boot: &'static BootInfo) -> ! {
     time::start(hpet);
     say!("the clock runs {} us after the first instruction", time::now() / 1000);
     irq::enable();
-    windows_show_frames_that_the_direct_map_does_not();
+    windows::tests();
     user_copies_stop_where_memory_ends();
     user_programs_run_and_trap();
     entry::tests();
@@ -372,30 +373,6 @@ fn heap_keeps_objects_apart() {
     heap::ensure(16 << 10).expect("a reserve");
     assert!(X86.is_seeded() && X86.random_u64() != X86.random_u64());
     say!("heap: {:?}", heap::stats());
-}
-
-fn windows_show_frames_that_the_direct_map_does_not() {
-    let (one, two) = (user_frame(), user_frame());
-    X86.zero(one);
-    X86.with_bytes(one, |bytes| bytes[17] = 42);
-    X86.copy(one, two);
-    for round in 0..200 {
-        X86.with_bytes(two, |outer| {
-            assert_eq!(outer[17], 42);
-            X86.with_bytes(one, |inner| inner[18] = round);
-        });
-    }
-    assert_eq!(X86.with_bytes(one, |bytes| bytes[18]), 199);
-    // The direct map shows the bytes that a window showed before the block entered.
-    let block = one.pageblock_start();
-    let blocks = PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES));
-    X86.enter(blocks);
-    assert_eq!(KernelPages::from_frames(one, 0)[17], 42);
-    X86.leave(blocks);
-    assert_eq!(X86.with_bytes(one, |bytes| bytes[17]), 42);
-    let start = time::now();
-    (0..1000).for_each(|_| X86.with_bytes(one, |bytes| bytes[0] = 1));
-    say!("windows and the direct map agree; {} ns for a window", (time::now() - start) / 1000);
 }
 
 fn user_copies_stop_where_memory_ends() {

@@ -8,7 +8,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_collections::{Arc, reserve};
+use freehold_collections::{Arc, WipedChunk, reserve};
 
 use super::stream::HostStream;
 use crate::fs::anonymous::AnonymousNode;
@@ -131,11 +131,11 @@ impl StreamFile {
 
     fn take(&self, sink: &mut dyn Sink) -> Result<usize> {
         let _turn = self.turn.lock();
-        let mut chunk = [0; CHUNK];
+        let mut chunk = WipedChunk::<CHUNK>::new();
         let mut done = 0;
         while sink.remaining() > 0 {
-            let wanted = sink.remaining().min(CHUNK);
-            let count = self.stream.try_read(&mut chunk[..wanted]);
+            let chunk = chunk.part(sink.remaining());
+            let count = self.stream.try_read(chunk);
             if count == 0 {
                 break;
             }

@@ -1,7 +1,7 @@
 //! The kernel's own memory as [`Sink`] and [`Source`], and the transfer of a source's bytes through
 //! it.
 
-use freehold_collections::Vec;
+use freehold_collections::{Vec, WipedChunk};
 
 use crate::Result;
 use crate::user::{Sink, Source, so_far};
@@ -20,10 +20,11 @@ pub fn send_in_chunks(
     mut room: impl FnMut() -> Result<()>,
     mut send: impl FnMut(&[u8]) -> usize,
 ) -> Result<usize> {
-    let mut chunk = [0; CHUNK];
+    let mut chunk = WipedChunk::<CHUNK>::new();
     let mut done = 0;
     while source.remaining() > 0 {
-        let mut rest = match room().and_then(|()| source.take(&mut chunk)) {
+        let chunk = chunk.part(source.remaining());
+        let mut rest = match room().and_then(|()| source.take(chunk)) {
             Ok(count) => &chunk[..count],
             Err(error) => return so_far(done, error),
         };

@@ -32,7 +32,7 @@ pub struct PathEntry {
     searched: SpinLock<Option<Searched>>,
 }
 
-/// What a search for another name came to.
+/// The outcome of a search for another name.
 struct Searched {
     /// The number of renames before it.
     renames: u64,

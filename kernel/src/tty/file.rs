@@ -1,5 +1,7 @@
 //! An open terminal: reading, writing, polling.
 
+use freehold_collections::WipedChunk;
+
 use super::discipline::Read;
 use super::{LineState, Tty, job};
 use crate::fs::file::{NewsOwner, NewsQueues};
@@ -79,13 +81,14 @@ impl TtyFile {
             _ => None,
         };
         let mut done = 0;
-        let mut chunk = [0; CHUNK];
+        let mut chunk = WipedChunk::<CHUNK>::new();
         loop {
-            let wanted = sink.remaining().min(CHUNK);
+            let chunk = chunk.part(sink.remaining());
+            let wanted = chunk.len();
             if wanted == 0 {
                 return Ok(done);
             }
-            match self.look(&mut chunk[..wanted]) {
+            match self.look(chunk) {
                 InputLook::Dead => return Ok(done),
                 InputLook::Read(Read::Done(count)) => {
                     done += put(sink, &chunk[..count], done)?;
@@ -127,9 +130,10 @@ impl TtyFile {
 
     fn write(&self, source: &mut dyn Source, blocking: Blocking) -> Result<usize> {
         let mut done = 0;
-        let mut chunk = [0; CHUNK];
+        let mut chunk = WipedChunk::<CHUNK>::new();
         while source.remaining() > 0 {
-            let count = match source.take(&mut chunk) {
+            let chunk = chunk.part(source.remaining());
+            let count = match source.take(chunk) {
                 Ok(count) => count,
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),

@@ -5,7 +5,7 @@
 //! slave shows on the master as EIO once the output is read, until a program opens it again.
 
 use freehold_collections::{
-    Arc, Vec, Weak,
+    Arc, Vec, Weak, WipedChunk,
     reserve::{self, ArcMethods},
 };
 use linux_raw_sys::general::TCION;
@@ -161,7 +161,7 @@ impl Master {
 
     /// Takes the output that there is to read now: `None` for none.
     fn fetch(&self, sink: &mut dyn Sink) -> Result<Option<usize>> {
-        let mut chunk = [0; CHUNK];
+        let mut chunk = WipedChunk::<CHUNK>::new();
         let mut done = 0;
         if self.pair.state.lock().packets {
             let notices = self.pair.tty.state.lock().discipline.take_packet();
@@ -174,8 +174,8 @@ impl Master {
             done += sink.put(&[linux_raw_sys::general::TIOCPKT_DATA as u8])?;
         }
         while sink.remaining() > 0 {
-            let wanted = sink.remaining().min(CHUNK);
-            let count = self.pair.tty.fetch(&mut chunk[..wanted]);
+            let chunk = chunk.part(sink.remaining());
+            let count = self.pair.tty.fetch(chunk);
             if count == 0 {
                 break;
             }

@@ -9,6 +9,8 @@
 //!   not entered it panics, as does leaving with a root loaded;
 //! - a device reaches the pages that it was given, and every other access is a [`DeviceViolation`]
 //!   ([`DeviceView`]);
+//! - a CPU keeps translations of the direct map and of windows until it forgets them, and an
+//!   attacker may read any of them at any step ([`Model::peek`]);
 //! - windows nest to a bounded depth, and nothing that may sleep runs inside one
 //!   ([`Model::assert_may_sleep`]).
 //!
@@ -18,13 +20,14 @@
 
 mod devices;
 mod memory;
+mod reach;
 mod tlb;
 mod walk;
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::boxed::Box;
 use std::cell::Cell;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::vec::Vec;
 
 use crate::{
@@ -33,6 +36,8 @@ use crate::{
 };
 pub use devices::{DeviceView, DeviceViolation};
 use memory::ModelMemory;
+use reach::Reachable;
+pub use reach::{Defect, Forgetting, KernelAddress, Peeked, Reach, SLOTS};
 use tlb::TlbState;
 use walk::Late;
 pub use walk::{AccessFault, Stale, StaleKind};
@@ -98,6 +103,12 @@ struct ModelState {
     memory: ModelMemory,
     in_direct_map: Box<[AtomicU64]>,
     tlbs: Box<[Mutex<TlbState>]>,
+    reachable: Box<[Mutex<Reachable>]>,
+    forgetting: Mutex<Forgetting>,
+    /// See [`Model::break_with`].
+    defect: Mutex<Option<Defect>>,
+    /// See [`Model::spy`].
+    spy: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
     /// Held while a CPU answers no flush.
     holds: Box<[Mutex<()>]>,
     random: AtomicU64,
@@ -156,6 +167,10 @@ impl Model {
             memory: ModelMemory::new(frames),
             in_direct_map: (0..blocks).map(|_| AtomicU64::new(0)).collect(),
             tlbs: (0..cpus).map(|_| Mutex::new(TlbState::new())).collect(),
+            reachable: (0..cpus).map(|_| Mutex::new(Reachable::new(blocks))).collect(),
+            forgetting: Mutex::default(),
+            defect: Mutex::default(),
+            spy: Mutex::default(),
             holds: (0..cpus).map(|_| Mutex::new(())).collect(),
             random: AtomicU64::new(seed),
             is_shaken: AtomicBool::new(false),
@@ -283,6 +298,7 @@ impl Model {
         };
         counter.fetch_add(1, Ordering::Relaxed);
         self.tlb(cpu).flush(what);
+        self.reachable(cpu).flush(what);
     }
 }
 
@@ -364,6 +380,7 @@ impl Tlb for Model {
         assert_ne!(PINS.get(), 0, "root loaded without being pinned");
         self.assert_in_direct_map(root);
         self.tlb(self.current_cpu()).load_root(root);
+        self.reachable(self.current_cpu()).flush(Flush::NonGlobal);
     }
     fn current_root(self) -> Pfn {
         self.tlb(self.current_cpu()).root.expect("no root loaded")
@@ -375,14 +392,27 @@ impl PhysicalBytes for Model {
         let depth = OPEN_WINDOWS.get() + 1;
         assert!(depth <= WINDOWS, "more than {WINDOWS} windows open at once");
         OPEN_WINDOWS.set(depth);
+        let window = self.open_window(frame);
         let result = self.0.memory.with_bytes(frame, f);
+        drop(window);
         OPEN_WINDOWS.set(depth - 1);
         result
     }
     fn zero(self, frame: Pfn) {
+        let _window = self.open_window(frame);
         self.0.memory.zero(frame);
     }
+    fn zero_run(self, first: Pfn, count: u64) {
+        let frames = (0..count).map(|index| first.offset(index));
+        if count != PAGEBLOCK_FRAMES {
+            frames.for_each(|frame| self.zero(frame));
+        } else if self.defect() != Some(Defect::Unwiped) {
+            // In one window of its own, which the CPU forgets as it closes.
+            frames.for_each(|frame| self.0.memory.zero(frame));
+        }
+    }
     fn copy(self, from: Pfn, to: Pfn) {
+        let _windows = (self.open_window(to), self.open_window(from));
         self.0.memory.copy(from, to);
     }
     fn zero_at(self, addr: VirtAddr) -> bool {
@@ -401,6 +431,7 @@ impl PhysicalBytes for Model {
 impl DirectMap for Model {
     fn enter(self, blocks: PfnRange) {
         self.set_membership(blocks, 1);
+        self.spied();
     }
     fn leave(self, blocks: PfnRange) {
         for cpu in CpuSet::first(self.0.cpus).iter() {
@@ -408,6 +439,8 @@ impl DirectMap for Model {
             assert!(!root.is_some_and(|r| blocks.contains(r)), "{root:?} is loaded on {cpu:?}");
         }
         self.set_membership(blocks, 0);
+        self.forget_blocks(blocks);
+        self.spied();
     }
 }
 

@@ -12,6 +12,8 @@ pub enum Special {
     /// An instruction that empties all translation caches: `mov cr0`, `mov cr4`, `invpcid`,
     /// `invlpgb`.
     Everything,
+    /// `hlt`.
+    Halt,
     /// The doorbell's marker.
     Marker,
     /// A 64-bit store of this register to memory, which may tell the next instruction's operand.
@@ -67,6 +69,7 @@ pub fn special(bytes: &[u8]) -> Option<Special> {
         // 16 bits of flags hold no AC; in 64-bit mode the operand has 16 or 64 bits.
         [0x9c, ..] if !operand_size => Some(Special::Flags(Flags::Push)),
         [0x9d, ..] if !operand_size => Some(Special::Flags(Flags::Pop)),
+        [0xf4] => Some(Special::Halt),
         [0xcf, ..] if rex & 8 != 0 => Some(Special::Flags(Flags::Return)),
         [0x68 | 0x6a, ..] => Some(Special::Flags(Flags::Constant)),
         [0x0f, 0x01, modrm, ref rest @ ..] if modrm >> 3 & 7 == 7 && modrm < 0xc0 => {
@@ -98,7 +101,7 @@ mod tests {
 
     #[test]
     fn translation_instructions_are_known_by_their_bytes() {
-        let cases: [(&[u8], Option<Special>); 29] = [
+        let cases: [(&[u8], Option<Special>); 30] = [
             (&[0x0f, 0x22, 0xd8], Some(Special::Root(0))), // mov cr3, rax
             (&[0x41, 0x0f, 0x22, 0xdc], Some(Special::Root(12))), // mov cr3, r12
             (&[0x0f, 0x22, 0xe7], Some(Special::Everything)), // mov cr4, rdi
@@ -128,6 +131,7 @@ mod tests {
             (&[0x6a, 0x00], Some(Special::Flags(Flags::Constant))), // push 0
             (&[0x68, 14, 0, 0, 0], Some(Special::Flags(Flags::Constant))), // push 14
             (&[0x0f, 0x01, 0xf9], None),                   // rdtscp
+            (&[0xf4], Some(Special::Halt)),                // hlt
         ];
         for (bytes, expected) in cases {
             assert_eq!(special(bytes), expected, "{bytes:02x?}");

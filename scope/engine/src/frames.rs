@@ -30,6 +30,7 @@ use crate::guest::{FRAME, GuestMemory, walk};
 use crate::kernel_half::{Change, KernelHalf, Mapped};
 use crate::patching::Patching;
 use crate::smap::Rules;
+use crate::uses::PageUses;
 
 /// The known state of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,9 +98,8 @@ pub struct Frames {
     changed: Vec<AtomicU64>,
     /// The kind of code that last touched the page of a frame, for kernels that publish nothing.
     users: Vec<AtomicU8>,
-    /// The last user of the frame through an address of its own: the kernel's direct map or a
-    /// program's.
-    touched: Vec<AtomicU8>,
+    /// The last users of pages.
+    pub uses: PageUses,
     published: OnceLock<(Publication, u64)>,
     /// By node: the frames of text that its CPUs fetch, from text's first page on.
     texts: OnceLock<Vec<Vec<u64>>>,
@@ -166,7 +166,7 @@ impl Frames {
             orders: zeroes(count),
             changed: zeroes(count),
             users: zeroes(count),
-            touched: zeroes(count),
+            uses: PageUses::new(count),
             published: OnceLock::new(),
             rules: OnceLock::new(),
             patching: OnceLock::new(),
@@ -523,10 +523,6 @@ impl Frames {
     /// Returns whether the instruction is one that wipes free frames.
     pub fn is_wiping(&self, pc: u64) -> bool {
         self.published().is_some_and(|p| (p.wiping..p.wiping_end).contains(&pc))
-    }
-    /// Records `by` as the last user of a frame; returns the user before.
-    pub fn touched(&self, frame: u64, by: User) -> u8 {
-        self.touched.get(frame as usize).map_or(0, |user| user.swap(by as u8, Ordering::Relaxed))
     }
     /// Returns whether stores must not reach a frame with this mark.
     pub fn is_read_only(&self, mark: Mark) -> bool {

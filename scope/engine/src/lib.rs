@@ -35,6 +35,7 @@ mod smap;
 mod tally;
 #[cfg(test)]
 mod tests;
+mod uses;
 mod watch;
 
 pub use board::{Board, Due, Step, board_words};

@@ -372,6 +372,10 @@ extern "C" fn on_full_flush(number: c_uint, _: *mut c_void) {
     with_cpu(number, |cpu, _| cpu.flush(Flush::All));
 }
 
+extern "C" fn on_halt(number: c_uint, _: *mut c_void) {
+    with_cpu(number, |cpu, _| cpu.halt());
+}
+
 /// Called before an INT3 at a place where the kernel patches an instruction.
 extern "C" fn on_breakpoint(number: c_uint, data: *mut c_void) {
     with_cpu(number, |cpu, _| cpu.ran_at_site(data as u64, AtSite::Breakpoint));
@@ -449,6 +453,8 @@ fn translate(running: &Running, block: &TranslationBlock<'_>) {
                 (Special::Root(_), true) => Some(on_space_flush),
                 (Special::Root(_), false) => Some(on_untold_space_flush),
                 (Special::Everything, _) => Some(on_full_flush),
+                // A program's faults.
+                (Special::Halt, _) => (pc >> 63 != 0).then_some(on_halt as ExecCallback),
                 (Special::Marker | Special::Store(_) | Special::Flags(_), _) => None,
             };
             if let Some(callback) = callback {

@@ -29,13 +29,29 @@ pub struct Exposure {
     pub direct: u64,
     /// Lives from the close of a window to the end of its translation.
     pub lives: Lives,
+    /// The longest such life in instructions of all CPUs, those alive at the end included: with a
+    /// clock that counts instructions it is nanoseconds of the machine's time, except for the time
+    /// in which all CPUs halt ([`Exposure::closed_at_halts`] says whether one lasted through it).
+    #[serde(default)]
+    pub longest_closed: u64,
+    /// HLTs of the kernel.
+    #[serde(default)]
+    pub halts: u64,
+    /// Closed windows that were cached on the CPU that halts, summed over [`Exposure::halts`].
+    #[serde(default)]
+    pub closed_at_halts: u64,
     /// Frames that a program used after the kernel had used them in the direct map, counted by the
     /// CPU that ran the program.
     pub aliases: u64,
     /// Lives from then to the end of the direct map's translation of the frame, if that CPU held
     /// one: the time that it would stay if its entry were removed and nothing flushed.
     pub alias_lives: Lives,
-    /// The same lives, if the next write to CR3 flushed the translation at the latest.
+    /// Lives of that translation on the other CPUs, in instructions of all CPUs: they would go on
+    /// if the CPU that runs the program flushed its own.
+    #[serde(default)]
+    pub other_alias_lives: Lives,
+    /// The same lives as in `alias_lives`, if the next write to CR3 flushed the translation at the
+    /// latest.
     pub alias_until_switch: Vec<u64>,
 }
 

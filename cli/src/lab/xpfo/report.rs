@@ -4,44 +4,30 @@ use std::fmt::Write;
 
 use freehold_scope_record::Lives;
 
-use super::{EXPERIMENT, XpfoRecord, XpfoRow, models};
+use super::{EXPERIMENT, OperationCost, RequiredFigure, XpfoRecord, XpfoRow, models};
 use crate::html::{Axis, Cell, Column, Lines, Page, Shape, Table, Unit, survival};
 
 fn count(value: u64) -> String {
     Unit::Count.show(value as f64)
 }
 
-/// Returns kernel instructions and all instructions over those of `off`, in percent, if `off` was
-/// measured.
-fn overhead(record: &XpfoRecord, row: &XpfoRow) -> Option<(f64, f64)> {
-    let base = record.rows.iter().find(|other| other.workload == row.workload && other.policy == "off")?;
-    let over = |own: u64, base: u64| (own as f64 / base.max(1) as f64 - 1.0) * 100.0;
-    let all = |row: &XpfoRow| row.kernel_instructions + row.user_instructions;
-    Some((over(row.kernel_instructions, base.kernel_instructions), over(all(row), all(base))))
-}
-
 fn show_overhead(record: &XpfoRecord, row: &XpfoRow) -> String {
-    match overhead(record, row) {
+    match record.overhead(row) {
         _ if row.policy == "linux" => "–".into(),
         Some((kernel, all)) => format!("{kernel:+.2}% / {all:+.3}%"),
         None => "off not measured".into(),
     }
 }
 
-/// Returns how often the TLB was filled with a translation of the kernel half for each window, more
-/// than under `off`, if `off` was measured and there were windows.
-fn fills_a_window(record: &XpfoRecord, row: &XpfoRow) -> Option<f64> {
-    let base = record.rows.iter().find(|other| other.workload == row.workload && other.policy == "off")?;
-    let windows = row.windows.checked_sub(base.windows).filter(|&windows| windows > 0)?;
-    Some((row.kernel_fills as f64 - base.kernel_fills as f64) / windows as f64)
+/// Formats events per second and CPU, the time in which the CPU halts included.
+fn per_second(row: &XpfoRow, events: u64) -> String {
+    row.elapsed.filter(|&elapsed| elapsed > 0).map_or_else(
+        || "–".into(),
+        |elapsed| count((events as f64 * 1e9 / elapsed as f64 / f64::from(row.cpus)) as u64),
+    )
 }
 
-/// Formats events per million instructions of the program's time.
-fn per_million(row: &XpfoRow, events: u64) -> String {
-    format!("{:.1}", events as f64 * 1e6 / (row.user_instructions + row.kernel_instructions).max(1) as f64)
-}
-
-const HEADINGS: [&str; 13] = [
+const HEADINGS: [&str; 15] = [
     "workload",
     "policy",
     "kernel",
@@ -50,14 +36,16 @@ const HEADINGS: [&str; 13] = [
     "walks: kernel",
     "walks: all",
     "full flushes",
+    "INVLPG",
+    "IPIs",
     "windows",
     "kernel half: fills a window",
-    "longest closed",
+    "longest closed, ns",
     "reachable bytes",
     "residue frames",
 ];
 
-fn cells(record: &XpfoRecord, row: &XpfoRow) -> [String; 13] {
+fn cells(record: &XpfoRecord, row: &XpfoRow) -> [String; 15] {
     [
         row.workload.into(),
         row.policy.into(),
@@ -67,28 +55,57 @@ fn cells(record: &XpfoRecord, row: &XpfoRow) -> [String; 13] {
         count(row.kernel_walks),
         count(row.walks),
         count(row.full_flushes),
+        count(row.page_flushes),
+        row.shootdowns.map_or_else(|| "–".into(), count),
         count(row.windows),
-        fills_a_window(record, row)
+        record
+            .fills_a_window(row)
             .filter(|_| row.policy != "linux")
             .map_or_else(|| "–".into(), |fills| format!("{fills:.2}")),
-        if row.closed_cached == 0 { "–".into() } else { format!("< {}", count(row.longest_closed)) },
+        if row.closed_cached == 0 { "–".into() } else { count(row.longest_closed) },
         row.reachable_bytes.map_or_else(|| "–".into(), |(mean, _)| count(mean)),
         row.residue_frames.filter(|_| row.policy != "linux").map_or_else(|| "–".into(), count),
     ]
 }
 
-const SHAPE_HEADINGS: [&str; 6] =
-    ["TLB", "policy", "data misses per M", "walks per M", "kernel walks per M", "kernel entries replaced"];
+const SHAPE_HEADINGS: [&str; 7] =
+    ["workload", "policy", "TLB", "data misses", "walks", "walks of the kernel", "kernel entries replaced"];
 
-fn shape_cells(row: &XpfoRow) -> [String; 6] {
+fn shape_cells(row: &XpfoRow) -> [String; 7] {
     [
-        row.tlb.clone(),
+        row.workload.into(),
         row.policy.into(),
-        per_million(row, row.data_misses),
-        per_million(row, row.walks),
-        per_million(row, row.kernel_walks),
-        count(row.kernel_replaced),
+        row.tlb.clone(),
+        per_second(row, row.data_misses),
+        per_second(row, row.walks),
+        per_second(row, row.kernel_walks),
+        per_second(row, row.kernel_replaced),
     ]
+}
+
+const OPERATION_HEADINGS: [&str; 4] = ["operation", "instructions", "under off", "ratio"];
+
+fn operation_rows(record: &XpfoRecord) -> Vec<[String; 4]> {
+    let row = |cost: &OperationCost| {
+        let show = |value: f64| Unit::Count.show(value);
+        [cost.name.into(), show(cost.on), show(cost.off), format!("{:.3}", cost.on / cost.off)]
+    };
+    record.operations.iter().map(row).collect()
+}
+
+const REQUIRED_HEADINGS: [&str; 4] = ["required figure", "measured", "at most", "verdict"];
+
+fn required_rows(record: &XpfoRecord) -> Vec<[String; 4]> {
+    let shown = |figure: &RequiredFigure| {
+        let number = |value: f64| {
+            let text = format!("{value:.3}");
+            let text = text.trim_end_matches('0').trim_end_matches('.');
+            format!("{text} {}", figure.unit).trim_end().to_owned()
+        };
+        let verdict = if figure.is_met { "met" } else { "missed" };
+        [figure.name.clone(), number(figure.measured), number(figure.at_most), verdict.into()]
+    };
+    record.required.iter().map(shown).collect()
 }
 
 fn aligned<const N: usize>(headings: [&str; N], rows: &[[String; N]]) -> String {
@@ -115,8 +132,10 @@ pub fn summary(record: &XpfoRecord) -> String {
     }
     if !record.shapes.is_empty() {
         let rows: Vec<_> = record.shapes.iter().map(shape_cells).collect();
-        let _ = write!(text, "\n{}", aligned(SHAPE_HEADINGS, &rows));
+        let _ = write!(text, "\nevents per second and CPU\n{}", aligned(SHAPE_HEADINGS, &rows));
     }
+    let _ = write!(text, "\n{}", aligned(OPERATION_HEADINGS, &operation_rows(record)));
+    let _ = write!(text, "\n{}", aligned(REQUIRED_HEADINGS, &required_rows(record)));
     for row in record.rows.iter().filter(|row| has_aliases(row)) {
         let _ = writeln!(
             text,
@@ -173,6 +192,12 @@ pub fn page(record: &XpfoRecord) -> Page {
             record.missing.join(", ")
         ));
     }
+    page.section("Required figures");
+    page.table(&table(
+        "Figures of the default policy and of strict that have a limit",
+        REQUIRED_HEADINGS,
+        &required_rows(record),
+    ));
     page.section("Costs");
     let rows: Vec<_> = record.rows.iter().map(|row| cells(record, row)).collect();
     page.table(&table(
@@ -182,8 +207,13 @@ pub fn page(record: &XpfoRecord) -> Page {
     ));
     if !record.shapes.is_empty() {
         let rows: Vec<_> = record.shapes.iter().map(shape_cells).collect();
-        page.table(&table("The shell workload with other TLBs", SHAPE_HEADINGS, &rows));
+        page.table(&table("Events per second and CPU with several TLBs", SHAPE_HEADINGS, &rows));
     }
+    page.table(&table(
+        "Operations under the default policy and under off",
+        OPERATION_HEADINGS,
+        &operation_rows(record),
+    ));
     page.section("Lives of stale translations");
     let axis = || Axis::logarithmic("instructions of the CPU", Unit::Count);
     let share = || Axis::linear("still cached", Unit::Number).range(0.0, 1.0);

@@ -72,6 +72,8 @@ const STEP: usize = 512;
 
 use core::ops::Range;
 
+use freehold_collections::WipedChunk;
+
 use crate::Result;
 use crate::user::{Sink, Source, so_far};
 
@@ -109,8 +111,8 @@ impl BytePage {
                 Holding::Own => self.read_bytes(|bytes| sink.put_without_fault(&bytes[at])),
                 // The sink may be this very page, which is in one window at a time.
                 Holding::Lent => {
-                    let mut step = [0; STEP];
-                    let step = &mut step[..at.len().min(STEP)];
+                    let mut step = WipedChunk::<STEP>::new();
+                    let step = step.part(at.len());
                     self.read_bytes(|bytes| step.copy_from_slice(&bytes[at.start..at.start + step.len()]));
                     let put = sink.put_without_fault(step);
                     if put == step.len() {

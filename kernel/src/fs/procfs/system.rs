@@ -63,7 +63,11 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
         for cpu in sched::online().iter() {
             write!(out, "       CPU{:<2}", cpu.0);
         }
-        out.push(b"\n");
+        out.push(b"\nTLB:");
+        for cpu in sched::online().iter() {
+            write!(out, " {:10}", hw::cpu::shootdowns(cpu));
+        }
+        out.push(b"   TLB shootdowns\n");
         Ok(())
     });
     root.file("slabinfo", slabinfo);

@@ -6,7 +6,7 @@
 //! session at a time, in the whole system; closing any descriptor of the file ends it.
 
 use freehold_bounce::Original;
-use freehold_collections::{Arc, Receiver, Vec, reserve};
+use freehold_collections::{Arc, Receiver, Vec, WipedChunk, reserve};
 use freehold_machine::PAGE_SIZE;
 use freehold_vm::{LongTerm, Purpose, ReadOnly, ReadWrite, Rule, Term, Transient};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -96,13 +96,14 @@ impl LongPin {
             Self::Reads(run) => run.len(),
             Self::Writes(run) => run.len(),
         };
-        let mut buffer = [0; 512];
+        let mut buffer = WipedChunk::<512>::new();
+        let buffer = buffer.part(512);
         for offset in (0..length).step_by(buffer.len()) {
             match self {
-                Self::Reads(run) => run.bytes(offset, buffer.len()).copy_to(0, &mut buffer),
-                Self::Writes(run) => run.bytes(offset, buffer.len()).copy_to(0, &mut buffer),
+                Self::Reads(run) => run.bytes(offset, buffer.len()).copy_to(0, buffer),
+                Self::Writes(run) => run.bytes(offset, buffer.len()).copy_to(0, buffer),
             }
-            user::write_exact(to.wrapping_add(offset as u64), &buffer)?;
+            user::write_exact(to.wrapping_add(offset as u64), buffer)?;
         }
         Ok(())
     }

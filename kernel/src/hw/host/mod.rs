@@ -52,6 +52,10 @@ pub mod cpu {
     }
     /// Interrupts no CPU: the only one looks for itself before it idles.
     pub fn send_reschedule(_cpu: CpuId) {}
+    /// No other CPU has requests.
+    pub fn shootdowns(_cpu: CpuId) -> u64 {
+        0
+    }
     /// Its number on the interrupt bus.
     pub fn bus_id() -> u32 {
         0

@@ -7,6 +7,7 @@
 //! did. From then on the kernel has no use for it.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use freehold_scope_model::{Ended, PageSize, Scope, TlbKey};
 use freehold_scope_record::{Exposure, Lives, log2_bucket};
@@ -19,11 +20,20 @@ use crate::frames::User;
 pub struct Exposed {
     seen: Exposure,
     /// Closing times of windows whose translations are still cached.
-    closed: HashMap<TlbKey, u64>,
+    closed: HashMap<TlbKey, Closed>,
     /// Times when frames became aliases, by the cached translation that leads to them.
     aliases: HashMap<TlbKey, Vec<u64>>,
     /// Aliases since the last write to CR3.
     fresh: Vec<(TlbKey, u64)>,
+}
+
+/// When a window closed.
+#[derive(Clone, Copy)]
+struct Closed {
+    /// On the CPU's clock.
+    own: u64,
+    /// On the machine's clock.
+    machine: u64,
 }
 
 fn count(lives: &mut Vec<u64>, lived: u64) {
@@ -39,16 +49,22 @@ impl Exposed {
         }
     }
 
-    /// Notes the end of a window's translation.
-    fn window_ended(&mut self, ended: Ended) {
+    /// Notes the end of a window's translation; `machine` is the machine's clock.
+    fn window_ended(&mut self, ended: Ended, machine: u64) {
         let Ended { key, cached, now } = ended;
         let closed = self.closed.remove(&key);
-        let open_until = closed.unwrap_or(now).max(cached.born);
+        let open_until = closed.map_or(now, |closed| closed.own).max(cached.born);
         self.seen.open += open_until - cached.born;
         self.seen.closed += now - open_until;
         if let Some(closed) = closed {
-            count(&mut self.seen.lives.ended, now - closed);
+            count(&mut self.seen.lives.ended, now - closed.own);
+            self.lasted(closed, machine);
         }
+    }
+
+    /// Notes that a closed window's translation lasts until now, on the machine's clock.
+    fn lasted(&mut self, closed: Closed, now: u64) {
+        self.seen.longest_closed = self.seen.longest_closed.max(now.saturating_sub(closed.machine));
     }
 
     /// Notes the end of a translation of the direct map, of which `frames` are programs'.
@@ -81,12 +97,16 @@ pub fn sum(all: impl Iterator<Item = Exposure>) -> Exposure {
     all.fold(Exposure::default(), |mut sum, more| {
         sum.windows += more.windows;
         sum.closed_cached += more.closed_cached;
+        sum.longest_closed = sum.longest_closed.max(more.longest_closed);
+        sum.halts += more.halts;
+        sum.closed_at_halts += more.closed_at_halts;
         sum.open += more.open;
         sum.closed += more.closed;
         sum.direct += more.direct;
         sum.aliases += more.aliases;
         join_lives(&mut sum.lives, &more.lives);
         join_lives(&mut sum.alias_lives, &more.alias_lives);
+        join_lives(&mut sum.other_alias_lives, &more.other_alias_lives);
         join(&mut sum.alias_until_switch, &more.alias_until_switch);
         sum
     })
@@ -104,21 +124,45 @@ impl Cpu {
     }
 
     fn translation_ended(&mut self, ended: Ended) {
-        let frames = &self.watch.frames;
-        if frames.is_window(ended.key.address()) {
-            self.exposed.window_ended(ended);
+        if self.watch.frames.is_window(ended.key.address()) {
+            let machine = self.now();
+            self.exposed.window_ended(ended, machine);
         } else {
-            let size = 1u64 << (ended.key.size().shift() - 12);
-            let first = ended.cached.frame & !(size - 1);
-            let programs = (first..first + size).filter(|&frame| frames.is_programs(frame)).count();
-            self.exposed.direct_ended(ended, programs as u64);
+            let others = self.lives_after_others(&ended);
+            others.for_each(|lived| count(&mut self.exposed.seen.other_alias_lives.ended, lived));
+            let programs = self.programs_of(&ended);
+            self.exposed.direct_ended(ended, programs);
         }
+    }
+
+    /// Returns the frames of a translation of the direct map.
+    fn frames_of(ended: &Ended) -> core::ops::Range<u64> {
+        let size = 1u64 << (ended.key.size().shift() - 12);
+        let first = ended.cached.frame & !(size - 1);
+        first..first + size
+    }
+
+    /// Returns how many of them are programs'.
+    fn programs_of(&self, ended: &Ended) -> u64 {
+        let frames = &self.watch.frames;
+        Self::frames_of(ended).filter(|&frame| frames.is_programs(frame)).count() as u64
+    }
+
+    /// Returns for how long this translation of the direct map has lived after programs on other
+    /// CPUs took its frames.
+    fn lives_after_others(&self, ended: &Ended) -> impl Iterator<Item = u64> + use<> {
+        let (watch, number, now, filled) =
+            (Arc::clone(&self.watch), self.number, self.now(), ended.cached.moment);
+        Self::frames_of(ended).filter_map(move |frame| {
+            let (since, cpu) = watch.frames.uses.aliased(frame)?;
+            (cpu != number && since > filled).then_some(now.saturating_sub(since))
+        })
     }
 
     /// Notes windows that a store of this CPU opened or closed.
     pub(super) fn windows_changed(&mut self, opened: u64, closed: &[u64]) {
         self.exposed.seen.windows += opened;
-        let now = self.clock();
+        let now = Closed { own: self.clock(), machine: self.now() };
         for &address in closed {
             let cached = TlbKey::all_of(address).find(|&key| self.tlb.peek(key).is_some());
             if let Some(key) = cached {
@@ -126,6 +170,12 @@ impl Cpu {
                 self.exposed.closed.insert(key, now);
             }
         }
+    }
+
+    /// Notes that the kernel is about to halt this CPU.
+    pub fn halt(&mut self) {
+        self.exposed.seen.halts += 1;
+        self.exposed.seen.closed_at_halts += self.exposed.closed.len() as u64;
     }
 
     /// Checks a page of memory that is used at `address`: it may now be a program's, while this CPU
@@ -136,7 +186,8 @@ impl Cpu {
         if user == User::Kernel && address != direct {
             return;
         }
-        if self.watch.frames.touched(base >> 12, user) != User::Kernel as u8 || user == User::Kernel {
+        let before = self.watch.frames.uses.touched(base >> 12, user, (self.now(), self.number));
+        if before != User::Kernel as u8 || user == User::Kernel {
             return;
         }
         self.exposed.seen.aliases += 1;
@@ -151,13 +202,14 @@ impl Cpu {
     /// Ends the run; returns this CPU's exposure, with the translations that it still holds.
     pub(crate) fn exposure(&mut self) -> Exposure {
         self.settle_exposure();
-        let now = self.clock();
+        let (now, machine) = (self.clock(), self.now());
         for (key, closed) in std::mem::take(&mut self.exposed.closed) {
-            count(&mut self.exposed.seen.lives.alive, now - closed);
+            count(&mut self.exposed.seen.lives.alive, now - closed.own);
+            self.exposed.lasted(closed, machine);
             if let Some(cached) = self.tlb.peek(key) {
-                self.exposed.seen.open += closed.saturating_sub(cached.born);
+                self.exposed.seen.open += closed.own.saturating_sub(cached.born);
             }
-            self.exposed.seen.closed += now - closed;
+            self.exposed.seen.closed += now - closed.own;
         }
         for since in std::mem::take(&mut self.exposed.aliases).into_values().flatten() {
             count(&mut self.exposed.seen.alias_lives.alive, now - since);
@@ -166,7 +218,10 @@ impl Cpu {
         let rest: Vec<Ended> = self.tlb.to_tell().map(|(key, cached)| Ended { key, cached, now }).collect();
         for ended in rest {
             if !self.watch.frames.is_window(ended.key.address()) {
-                self.translation_ended(ended);
+                let others = self.lives_after_others(&ended);
+                others.for_each(|lived| count(&mut self.exposed.seen.other_alias_lives.alive, lived));
+                let programs = self.programs_of(&ended);
+                self.exposed.direct_ended(ended, programs);
             }
         }
         std::mem::take(&mut self.exposed.seen)

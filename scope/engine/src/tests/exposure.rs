@@ -40,6 +40,23 @@ fn a_window_that_stays_cached_is_alive_at_the_end() {
 }
 
 #[test]
+fn the_longest_life_is_the_machines_and_a_halt_finds_closed_windows_in_the_cache() {
+    let mut machine = with_table(WINDOWS, &[(FRAME, ANON)]);
+    use_window(&mut machine);
+    machine.cpus[0].halt();
+    // Another CPU runs meanwhile: more than it keeps to itself.
+    (0..1000).for_each(|_| machine.kernel(1));
+    machine.cpus[0].flush(Flush::Space(None));
+    machine.cpus[0].halt();
+    // One that is alive at the end.
+    use_window(&mut machine);
+    let exposure = machine.results().exposure.unwrap();
+    assert_eq!((exposure.halts, exposure.closed_at_halts), (2, 1));
+    assert!((5_000..=10_000).contains(&exposure.longest_closed), "{}", exposure.longest_closed);
+    assert_eq!(exposure.lives.ended[0], 1, "on its own clock it ended at once");
+}
+
+#[test]
 fn a_frame_that_becomes_a_programs_has_an_alias_until_the_direct_maps_translation_ends() {
     let mut machine = with_table(DYNAMIC, &[]);
     let frame = 0x1000u64;
@@ -52,6 +69,31 @@ fn a_frame_that_becomes_a_programs_has_an_alias_until_the_direct_maps_translatio
     let exposure = machine.results().exposure.unwrap();
     assert_eq!((exposure.aliases, exposure.alias_lives.ended[7]), (1, 1));
     assert_eq!(exposure.alias_until_switch[6], 1, "a deferred flush ends it earlier");
+}
+
+#[test]
+fn an_alias_lives_on_the_other_cpus_too() {
+    let mut machine = with_table(DYNAMIC, &[]);
+    let frame = 0x1000u64;
+    for cpu in [0, 1] {
+        machine.access(cpu, DIRECT + (frame << 12), frame << 12, AccessKind::Write);
+    }
+    machine.kernel(0);
+    let program = |machine: &mut Machine, frame: u64| {
+        machine.cpus[0].access::<Everything>(0x40_0000, 0x7000, (AccessKind::Write, 8), || Some(frame << 12));
+    };
+    program(&mut machine, frame);
+    // The first CPU flushes its own.
+    machine.cpus[0].flush(Flush::All);
+    (0..1000).for_each(|_| machine.kernel(0));
+    machine.cpus[1].flush(Flush::All);
+    // The kernel has the frame again: no program is first any more.
+    machine.access(1, DIRECT + (frame << 12), frame << 12, AccessKind::Write);
+    machine.cpus[1].flush(Flush::All);
+    let exposure = machine.results().exposure.unwrap();
+    assert_eq!(exposure.aliases, 1);
+    assert_eq!(exposure.other_alias_lives.ended.iter().sum::<u64>(), 1);
+    assert_eq!(exposure.other_alias_lives.ended[12..14].iter().sum::<u64>(), 1, "some 10,000");
 }
 
 #[test]
