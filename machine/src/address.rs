@@ -28,6 +28,8 @@ pub const KERNEL_OWNERS: u64 = 0b1010_0000_1100;
 /// The owner, by its number, of pages through which devices' transfers pass. No count holds them,
 /// and the kernel reaches their bytes by windows, too.
 pub const BOUNCE_OWNER: u64 = 4;
+/// log2 of the frames in the largest block of this owner.
+pub const BOUNCE_ORDER: u32 = 6;
 /// Where in the record of a block's first frame log2 of its frames is, and its bits after the
 /// shift. Records of a block's other frames name no owner.
 pub const BLOCK_ORDER_SHIFT: u32 = 4;

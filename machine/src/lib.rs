@@ -23,8 +23,9 @@ mod tally;
 pub mod topology;
 
 pub use address::{
-    Access, BLOCK_ORDER_MASK, BLOCK_ORDER_SHIFT, BOUNCE_OWNER, KERNEL_OWNERS, PAGE, PAGE_SHIFT, PAGE_SIZE,
-    PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PROGRAM_OWNER, PROGRAM_OWNER_MASK, Pfn, PfnRange, PhysAddr, VirtAddr,
+    Access, BLOCK_ORDER_MASK, BLOCK_ORDER_SHIFT, BOUNCE_ORDER, BOUNCE_OWNER, KERNEL_OWNERS, PAGE, PAGE_SHIFT,
+    PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PROGRAM_OWNER, PROGRAM_OWNER_MASK, Pfn, PfnRange, PhysAddr,
+    VirtAddr,
 };
 pub use cpu::{AtomicCpuSet, CpuId, CpuSet, Cpus, MAX_CPUS, NodeId, Pinned};
 pub use domain::{DeviceAccess, DeviceDomain, MAX_WINDOWS, NoTables, Unconfirmed, WINDOW_PAGES};

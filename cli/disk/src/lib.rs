@@ -13,13 +13,14 @@
 mod lie;
 mod memory;
 mod ring;
+mod sightings;
 mod wire;
 
 use std::io::{self, Read};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -27,6 +28,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 pub use lie::{LIES, Lie, UnknownLie};
 use memory::{GuestRegion, SharedMemory};
 use ring::{ChainPart, SplitRing};
+pub use sightings::Sightings;
 use wire::{VhostMessage, VhostRequest, receive, reply};
 
 /// Bytes in a sector.
@@ -40,6 +42,8 @@ const ALL_FEATURES: u64 = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 6 | 1 << 10 | 1 << 11 
 const PROTOCOL_FEATURES: u64 = 1 << 9;
 /// Delay of late answers.
 const LATE: Duration = Duration::from_secs(2);
+/// How long a [watched](Disk::watched) disk has each request, so that disks have some at one time.
+pub const LOOK: Duration = Duration::from_millis(2);
 /// Interval at which the server checks whether it is to stop.
 const STOP_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -54,6 +58,8 @@ pub struct Disk {
     served: AtomicU64,
     writes: AtomicU64,
     stop: AtomicBool,
+    /// This disk's number, and what it notes its looks in.
+    watch: Option<(u8, Arc<Sightings>)>,
 }
 
 impl Disk {
@@ -65,12 +71,18 @@ impl Disk {
         assert!(bytes.len().is_multiple_of(SECTOR), "a disk is whole sectors");
         let (served, writes) = (AtomicU64::new(0), AtomicU64::new(0));
         let (sectors, bytes) = ((bytes.len() / SECTOR) as u64, Mutex::new(bytes));
-        Self { bytes, sectors, lie: Lie::None, honest: 0, served, writes, stop: AtomicBool::new(false) }
+        let stop = AtomicBool::new(false);
+        Self { bytes, sectors, lie: Lie::None, honest: 0, served, writes, stop, watch: None }
     }
     /// Makes the disk lie after `honest` requests.
     #[must_use]
     pub fn lying(self, lie: Lie, honest: u64) -> Self {
         Self { lie, honest, ..self }
+    }
+    /// Notes the pages that it sees, as disk `number`, and takes [`LOOK`] for each request.
+    #[must_use]
+    pub fn watched(self, number: u8, sightings: Arc<Sightings>) -> Self {
+        Self { watch: Some((number, sightings)), ..self }
     }
     /// Returns the number of requests so far.
     pub fn served(&self) -> u64 {
@@ -236,7 +248,14 @@ impl Connection<'_> {
                 Lie::LateAnswer if number == self.disk.honest => std::thread::sleep(LATE),
                 _ => {}
             }
+            if let Some((disk, sightings)) = &self.disk.watch {
+                sightings.begin(*disk, &parts);
+                std::thread::sleep(LOOK);
+            }
             let written = self.transfer(lie, &parts)?;
+            if let Some((_, sightings)) = &self.disk.watch {
+                sightings.end(&parts);
+            }
             self.ring.answer(&self.memory, lie, head, written)?;
         }
         Ok(AfterMessage::Go)

@@ -7,7 +7,16 @@
 //! that table need less than 1 MiB. The microscope counts instructions and bytes that the kernel
 //! stores, on one CPU. Rates are those of runs without it, with the sides in turn. Linux gets a
 //! disk behind the DMA API (ACCESS_PLATFORM), which bounces on request (`swiotlb=force`) or is
-//! behind VT-d.
+//! behind VT-d. A disk of QEMU's that keeps nothing (null-co) leaves the host's share out.
+//!
+//! A count is the smallest of three boots: a busy host makes the guest wait longer for its disk,
+//! which only adds. A pair of sides that misses a goal is booted again, in turn, up to ten times.
+//!
+//! A confidential guest cannot run here. Its row is that of the growing pool, and a stated cost for
+//! each call that shows memory to the host ([`CALL`]): one for each piece by which the pool grows.
+//!
+//! Exit status: 1 where a full run misses a goal ([`GOALS`]), or a pool that has to grow does not.
+//! A sentence names each. A quick run measures once, and its ratios are not judged.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -37,6 +46,13 @@ const SMALL: u64 = 256 << 10;
 /// The largest cost of growing, as a multiple of the cost of a pool of 64 MiB: in the long run, and
 /// at first.
 const GOALS: [f64; 2] = [1.01, 1.05];
+/// Exit status where a row misses.
+const MISSED: u8 = 1;
+/// Bytes of a piece by which the pool grows.
+const SEGMENT: u64 = 256 << 10;
+/// Instructions of a call that shows a piece of 64 pages to a host, or hides it: stated, not
+/// measured. A hypervisor changes each page's state and flushes its translations.
+const CALL: f64 = 100_000.0;
 
 /// A row of the source's table, or of ours.
 struct Load {
@@ -65,29 +81,62 @@ impl Load {
     const fn transfers(&self) -> u64 {
         self.threads * self.count
     }
+    /// Transfers that the program does first.
+    const fn first(&self) -> u64 {
+        self.threads * if self.count < 8 { self.count } else { 8 }
+    }
 }
 
-/// A kernel and the way in which its devices reach memory.
+/// Where a disk's bytes are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Medium {
+    /// A file in the host's memory.
+    File,
+    /// Nowhere. Its answers take a millisecond, so that as many requests are under way as can be.
+    NullCo,
+}
+
+/// A kernel, the way in which its devices reach memory, and the disk.
 struct BounceSide {
     name: &'static str,
     words: &'static [&'static str],
+    medium: Medium,
 }
 
-const GROWING: BounceSide = BounceSide { name: "growing", words: &["--append", "swiotlb=128"] };
-const FIXED: BounceSide = BounceSide { name: "64 MiB", words: &["--append", "swiotlb=32768"] };
-const BEHIND: BounceSide =
-    BounceSide { name: "growing, VT-d", words: &["--append", "swiotlb=128", "--iommu"] };
-const FORCE: BounceSide = BounceSide {
-    name: "Linux, force",
-    words: &["--kernel", "linux", "--iommu", "--append", "intel_iommu=off swiotlb=force"],
-};
-const LINUX: BounceSide = BounceSide { name: "Linux, VT-d", words: &["--kernel", "linux", "--iommu"] };
+impl BounceSide {
+    const fn new(name: &'static str, words: &'static [&'static str]) -> Self {
+        Self { name, words, medium: Medium::File }
+    }
+    const fn null(name: &'static str, words: &'static [&'static str]) -> Self {
+        Self { name, words, medium: Medium::NullCo }
+    }
+}
+
+const GROW: &[&str] = &["--append", "swiotlb=128"];
+const STAY: &[&str] = &["--append", "swiotlb=32768"];
+const GROWING: BounceSide = BounceSide::new("growing", GROW);
+const FIXED: BounceSide = BounceSide::new("64 MiB", STAY);
+const GROWING_NULL: BounceSide = BounceSide::null("growing, null-co", GROW);
+const FIXED_NULL: BounceSide = BounceSide::null("64 MiB, null-co", STAY);
+const BEHIND: BounceSide = BounceSide::new("growing, VT-d", &["--append", "swiotlb=128", "--iommu"]);
+const DIRECT: BounceSide = BounceSide::new("direct, VT-d", &["--append", "swiotlb=128", "--dma", "direct"]);
+const FORCE: BounceSide = BounceSide::new(
+    "Linux, force",
+    &["--kernel", "linux", "--iommu", "--append", "intel_iommu=off swiotlb=force"],
+);
+const LINUX: BounceSide = BounceSide::new("Linux, VT-d", &["--kernel", "linux", "--iommu"]);
+/// Sides that are judged, each by the one beside it.
+const PAIRS: [(BounceSide, BounceSide); 2] = [(GROWING, FIXED), (GROWING_NULL, FIXED_NULL)];
+/// Name of the row that is computed.
+const CONFIDENTIAL: &str = "growing, confidential (stated)";
 
 /// Extents of the measurement.
 struct Extents {
     loads: &'static [Load],
     sides: &'static [BounceSide],
+    /// Boots of each side under the microscope, and the most of those whose pair misses a goal.
     counted: u32,
+    most: u32,
     timed: u32,
 }
 
@@ -96,11 +145,14 @@ impl Extents {
         let extents = match settings.extent {
             Extent::Full => Extents {
                 loads: &LOADS,
-                sides: &[GROWING, FIXED, BEHIND, FORCE, LINUX],
+                sides: &[GROWING, FIXED, GROWING_NULL, FIXED_NULL, BEHIND, DIRECT, FORCE, LINUX],
                 counted: 3,
+                most: 10,
                 timed: 5,
             },
-            Extent::Quick => Extents { loads: &LOADS[4..5], sides: &[GROWING, FIXED], counted: 1, timed: 1 },
+            Extent::Quick => {
+                Extents { loads: &LOADS[4..5], sides: &[GROWING, FIXED], counted: 1, most: 1, timed: 1 }
+            }
         };
         Extents { timed: settings.boots.unwrap_or(extents.timed), ..extents }
     }
@@ -175,10 +227,29 @@ fn run(settings: &Settings) -> Result<u8> {
         page(&rows).write(path)?;
     }
     settings.print(&summary(&rows))?;
-    match rows.iter().find(|row| !has_grown(row)) {
-        None => Ok(0),
-        Some(row) => Err(Failure::new(format!("{}, {}: the pool did not grow", row.load, row.way), "")),
-    }
+    let misses = misses(&rows, settings.extent);
+    misses.iter().for_each(|miss| print::stderr(format!("freehold: {miss}\n")));
+    Ok(if misses.is_empty() { 0 } else { MISSED })
+}
+
+/// Returns a sentence for each row whose pool did not grow though it had to, and in a full run for
+/// each goal that a row misses.
+fn misses(rows: &[BounceRow], extent: Extent) -> Vec<String> {
+    let still = rows.iter().filter(|row| !has_grown(row)).map(|row| {
+        let BounceRow { load, way, side, pool, .. } = row;
+        format!("{load}, {way}, {side}: the pool did not grow from {} KiB.", pool[0] >> 10)
+    });
+    let is_judged = |_: &(&BounceRow, [f64; 2])| extent == Extent::Full;
+    let costly = ratios(rows).filter(is_judged).flat_map(|(row, ratio)| {
+        ["in the long run", "at first"].into_iter().zip(ratio).zip(GOALS).filter_map(
+            move |((when, ratio), goal)| {
+                let BounceRow { load, way, side, .. } = row;
+                let miss = format!("{load}, {way}, {side}: {ratio:.3} times the instructions of a pool of 64 MiB {when}, at most {goal} are asked.");
+                (ratio > goal).then_some(miss)
+            },
+        )
+    });
+    still.chain(costly).collect()
 }
 
 /// Returns a folder in memory, if the host has such a file system.
@@ -201,22 +272,18 @@ fn rows_of(
     load: &'static Load,
     (program, disk): (&Path, &PathBuf),
 ) -> Result<Vec<BounceRow>> {
-    let mut rows = Vec::new();
-    for side in extents.sides {
-        let words = words(side, load, (program, disk));
-        let mut boots = [Vec::new(), Vec::new()];
-        let mut pool = [0; 2];
-        for _ in 0..extents.counted {
-            let watched =
-                [&["--icount", "--model", "locality", "--no-oracle"].map(OsString::from)[..], &words]
-                    .concat();
-            let (results, output) = scope::Measurement::prepare(&args::scope_options(&watched)?)?.run()?;
-            for (way, boots) in WAYS.iter().zip(&mut boots) {
-                boots.push(counted(&results, load, way).ok_or_else(|| nothing(side, load))?);
-            }
-            pool = said(&String::from_utf8_lossy(&output)).ok_or_else(|| nothing(side, load))?.pool;
-        }
-        rows.extend(WAYS.iter().zip(&boots).map(|(way, boots)| row(load, way, side, (boots, pool))));
+    let mut tallies: Vec<BounceTally> =
+        extents.sides.iter().map(|side| BounceTally::new(side, load)).collect();
+    for _ in 0..extents.counted {
+        tallies.iter_mut().try_for_each(|tally| tally.boot((program, disk)))?;
+    }
+    let rows_so_far = |tallies: &[BounceTally]| tallies.iter().flat_map(BounceTally::rows).collect();
+    let mut rows: Vec<BounceRow> = rows_so_far(&tallies);
+    for _ in extents.counted..extents.most {
+        let costly: Vec<&str> = costly_sides(&rows).collect();
+        let again = tallies.iter_mut().filter(|tally| costly.contains(&tally.side.name));
+        again.map(|tally| tally.boot((program, disk))).collect::<Result<()>>()?;
+        rows = rows_so_far(&tallies);
     }
     for _ in 0..extents.timed {
         for (at, side) in extents.sides.iter().enumerate() {
@@ -228,28 +295,67 @@ fn rows_of(
             }
         }
     }
+    let shown: Vec<BounceRow> =
+        rows.iter().filter(|row| row.side == GROWING.name).map(|row| confidential(row, load)).collect();
+    rows.extend(shown);
     Ok(rows)
+}
+
+/// Returns the row of a confidential guest. Its pool grows in the first transfers of the first way;
+/// later ones call the host for nothing.
+fn confidential(row: &BounceRow, load: &Load) -> BounceRow {
+    let calls = if row.way == WAYS[0] { (row.pool[1] - row.pool[0]).div_ceil(SEGMENT) } else { 0 };
+    let [steady, first] = row.instructions;
+    let instructions = [steady, first + calls as f64 * CALL / load.first() as f64];
+    BounceRow { side: CONFIDENTIAL, instructions, mib_per_second: Vec::new(), ..row.clone() }
 }
 
 fn nothing(side: &BounceSide, load: &Load) -> Failure {
     Failure::new(format!("{}, {}: the guest did not say what was asked", load.name, side.name), "")
 }
 
-fn row(
-    load: &Load,
-    way: &'static str,
-    side: &BounceSide,
-    (boots, pool): (&[Counted], [u64; 2]),
-) -> BounceRow {
-    let of = |value: fn(&Counted) -> f64| boots.iter().map(value).fold(f64::INFINITY, f64::min);
-    BounceRow {
-        load: load.name,
-        way,
-        side: side.name,
-        instructions: [of(|boot| boot.instructions[0]), of(|boot| boot.instructions[1])],
-        stored_per_byte: of(|boot| boot.stored),
-        pool,
-        mib_per_second: Vec::new(),
+/// Results of a side's boots under the microscope.
+struct BounceTally {
+    side: &'static BounceSide,
+    load: &'static Load,
+    /// By way.
+    boots: [Vec<Counted>; 2],
+    /// Bytes of the pool before and after, the most of all boots: whether it grows depends on the
+    /// host, too.
+    pool: [u64; 2],
+}
+
+impl BounceTally {
+    fn new(side: &'static BounceSide, load: &'static Load) -> Self {
+        Self { side, load, boots: [Vec::new(), Vec::new()], pool: [0; 2] }
+    }
+    fn boot(&mut self, files: (&Path, &PathBuf)) -> Result<()> {
+        let watched = ["--icount", "--model", "locality", "--no-oracle"].map(OsString::from);
+        let watched = [&watched[..], &words(self.side, self.load, files)].concat();
+        let (results, output) = scope::Measurement::prepare(&args::scope_options(&watched)?)?.run()?;
+        let nothing = || nothing(self.side, self.load);
+        for (way, boots) in WAYS.iter().zip(&mut self.boots) {
+            boots.push(counted(&results, self.load, way).ok_or_else(nothing)?);
+        }
+        let pool = said(&String::from_utf8_lossy(&output)).ok_or_else(nothing)?.pool;
+        self.pool = [pool[0], self.pool[1].max(pool[1])];
+        Ok(())
+    }
+    /// Returns the rows of both ways, without rates.
+    fn rows(&self) -> [BounceRow; 2] {
+        core::array::from_fn(|way| {
+            let of =
+                |value: fn(&Counted) -> f64| self.boots[way].iter().map(value).fold(f64::INFINITY, f64::min);
+            BounceRow {
+                load: self.load.name,
+                way: WAYS[way],
+                side: self.side.name,
+                instructions: [of(|boot| boot.instructions[0]), of(|boot| boot.instructions[1])],
+                stored_per_byte: of(|boot| boot.stored),
+                pool: self.pool,
+                mib_per_second: Vec::new(),
+            }
+        })
     }
 }
 
@@ -260,7 +366,11 @@ fn words(side: &BounceSide, load: &Load, (program, disk): (&Path, &PathBuf)) -> 
     words.extend(side.words.iter().map(OsString::from));
     let mut volume = program.as_os_str().to_owned();
     volume.push(":/transfers");
-    words.extend(["--disk".into(), disk.clone().into_os_string(), "-v".into(), volume]);
+    let disk = match side.medium {
+        Medium::File => disk.clone().into_os_string(),
+        Medium::NullCo => format!("null={DISK},latency=1ms").into(),
+    };
+    words.extend(["--disk".into(), disk, "-v".into(), volume]);
     let Load { kib, threads, count, .. } = load;
     // A Linux whose devices are behind an IOMMU has no pool.
     let pool = "echo pool $(cat /sys/kernel/debug/swiotlb/io_tlb_nslabs 2>/dev/null || echo 0)";
@@ -299,7 +409,7 @@ fn counted(results: &Results, load: &Load, way: &str) -> Option<Counted> {
         Some(phase.cpus.iter().map(|cpu| of(&cpu.modes.kernel)).sum::<u64>() as f64)
     };
     let all = load.transfers() as f64;
-    let first = (load.threads * load.count.min(8)) as f64;
+    let first = load.first() as f64;
     Some(Counted {
         instructions: [
             sum(way, |counts| counts.instructions)? / all,
@@ -309,14 +419,24 @@ fn counted(results: &Results, load: &Load, way: &str) -> Option<Counted> {
     })
 }
 
-/// Returns the cost of the growing pool over that of the pool of 64 MiB, for each load and way: in
-/// the long run, and at first.
+/// Returns the cost of a growing pool over that of one of 64 MiB with the same disk, for each load
+/// and way: in the long run, and at first.
 fn ratios(rows: &[BounceRow]) -> impl Iterator<Item = (&BounceRow, [f64; 2])> {
-    rows.iter().filter(|row| row.side == GROWING.name).filter_map(|growing| {
+    rows.iter().filter_map(move |growing| {
+        let (_, fixed) = PAIRS.iter().find(|(side, _)| side.name == growing.side)?;
         let is_pair =
-            |row: &&BounceRow| row.side == FIXED.name && (row.load, row.way) == (growing.load, growing.way);
+            |row: &&BounceRow| row.side == fixed.name && (row.load, row.way) == (growing.load, growing.way);
         let fixed = rows.iter().find(is_pair)?;
         Some((growing, core::array::from_fn(|at| growing.instructions[at] / fixed.instructions[at])))
+    })
+}
+
+/// Names of the sides of pairs that miss a goal so far.
+fn costly_sides(rows: &[BounceRow]) -> impl Iterator<Item = &'static str> {
+    let missed = ratios(rows).filter(|(_, ratio)| !is_met(*ratio));
+    missed.flat_map(|(row, _)| {
+        let pair = PAIRS.iter().find(|(side, _)| side.name == row.side);
+        pair.into_iter().flat_map(|(growing, fixed)| [growing.name, fixed.name])
     })
 }
 
@@ -333,12 +453,16 @@ fn cells(row: &BounceRow) -> [String; 8] {
         format!("{:.0}", row.instructions[1]),
         format!("{:.2}", row.stored_per_byte),
         format!("{} → {}", row.pool[0] >> 10, row.pool[1] >> 10),
-        format!("{:.1}{variation}", row.mean()),
+        if row.mib_per_second.is_empty() { "-".into() } else { format!("{:.1}{variation}", row.mean()) },
     ]
 }
 
-fn verdict([steady, first]: [f64; 2]) -> &'static str {
-    if steady <= GOALS[0] && first <= GOALS[1] { "met" } else { "missed" }
+fn is_met(ratio: [f64; 2]) -> bool {
+    ratio[0] <= GOALS[0] && ratio[1] <= GOALS[1]
+}
+
+fn verdict(ratio: [f64; 2]) -> &'static str {
+    if is_met(ratio) { "met" } else { "missed" }
 }
 
 fn summary(rows: &[BounceRow]) -> String {
@@ -362,9 +486,10 @@ fn summary(rows: &[BounceRow]) -> String {
     ));
     for (row, ratio) in ratios(rows) {
         text.push_str(&format!(
-            "{:<18}{:<7}{:.3}  at first {:.3}  {}\n",
+            "{:<18}{:<7}{:<18}{:.3}  at first {:.3}  {}\n",
             row.load,
             row.way,
+            row.side,
             ratio[0],
             ratio[1],
             verdict(ratio)
@@ -438,5 +563,26 @@ mod tests {
         };
         assert_eq!((ratio, verdict(ratio), verdict([1.0, 1.04])), ([1.01, 1.1], "missed", "met"));
         assert!((rows[0].variation().expect("two boots") - 0.1414).abs() < 1e-3);
+        assert_eq!(misses(&rows, Extent::Quick), [""; 0]);
+        let [miss] = &misses(&rows, Extent::Full)[..] else { panic!("one miss") };
+        assert_eq!(
+            miss,
+            "deep, read, growing: 1.100 times the instructions of a pool of 64 MiB at first, at most 1.05 are asked."
+        );
+        assert_eq!(costly_sides(&rows).collect::<Vec<_>>(), ["growing", "64 MiB"]);
+        let still = [of(GROWING_NULL.name, [1.0; 2], [SMALL; 2]), of(DIRECT.name, [1.0; 2], [SMALL; 2])];
+        let miss = "deep, read, growing, null-co: the pool did not grow from 256 KiB.";
+        assert_eq!(misses(&still, Extent::Quick), [miss]);
+    }
+
+    #[test]
+    fn a_confidential_guest_pays_for_each_piece_that_comes_and_for_nothing_later() {
+        let row = confidential(&of(GROWING.name, [100.0, 200.0], [SMALL, 3 * SMALL]), &LOADS[5]);
+        assert_eq!((row.side, row.instructions), (CONFIDENTIAL, [100.0, 200.0 + 2.0 * CALL / 128.0]));
+        let later = confidential(
+            &BounceRow { way: "write", ..of(GROWING.name, [100.0; 2], [SMALL, 3 * SMALL]) },
+            &LOADS[5],
+        );
+        assert_eq!(later.instructions, [100.0; 2]);
     }
 }

@@ -58,7 +58,35 @@ fn a_transfer_in_place_copies_nothing() {
     for way in ["read", "write"] {
         let (spent, bytes) = least_costs(1024, way, &["--dma", "direct"]);
         assert!(spent <= 109_000.0, "{way}: {spent} instructions");
-        assert!(bytes <= 0.105, "{way}: {bytes} bytes stored per byte");
+        assert!(bytes <= 0.1, "{way}: {bytes} bytes stored per byte");
+    }
+}
+
+/// QEMU's own record of a guest that reads and writes: 1 MiB is one request, in a ring of the size
+/// that QEMU gives by default and with bounce memory in pieces.
+#[test]
+fn a_transfer_of_one_mib_is_one_request() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let script =
+        b"#!/bin/sh\nexec qemu-system-x86_64 \"$@\" -trace 'virtio_blk_handle_*' 2> \"${0%/*}/told\"\n";
+    let (qemu, disk) = (file_of(&folder, "qemu", script), file_of(&folder, "disk", &vec![7; DISK]));
+    std::fs::set_permissions(&qemu, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("chmod");
+    let program = guest_program("workloads/transfers");
+    for options in [&[][..], &["--dma", "direct"]] {
+        let mut command = run_command();
+        command.env("FREEHOLD_QEMU", &qemu).args(options).args(["--sealed", "--disk", text(&disk)]);
+        command.args(["-v", &format!("{}:/transfers", text(&program)), "--", "busybox", "sh", "-c"]);
+        command.arg("/transfers 1024 1 8 read && /transfers 1024 1 8 write");
+        let said = finish(command, b"").expect(0).text();
+        assert_eq!(said.matches("8 transfers, 0 failed").count(), 2, "{said}");
+        let told = std::fs::read_to_string(folder.path().join("told")).expect("QEMU's words");
+        for way in ["read", "write"] {
+            let requests = told.lines().filter(|line| line.contains(&format!("virtio_blk_handle_{way} ")));
+            let sectors: Vec<u64> =
+                requests.filter_map(|line| line.rsplit_once("nsectors ")?.1.trim().parse().ok()).collect();
+            let large = sectors.iter().filter(|&&sectors| sectors > 64).copied().collect::<Vec<_>>();
+            assert_eq!(large, [2048; 16], "{options:?} {way}: the sectors of each request");
+        }
     }
 }
 
@@ -91,23 +119,32 @@ fn beside(disks: &[u32], options: &[&str], line: &str) -> String {
     finish(command, b"").expect(0).text()
 }
 
+/// Requests per second that a disk of 200 gives beside a slow disk and swap, at least.
+const BESIDE: f64 = 180.0;
+
 /// Two hundred writers wait for a disk of 5 requests a second, and two programs for memory that is
-/// being swapped. The disk beside them does not wait with them. It gives its 200 requests a second
-/// on a host with a CPU to spare. The test requires a quarter of its rate alone, or 50, because the
-/// guest's clock is the host's and other processes may use the host. A blocked disk gives 5.
+/// being swapped. The disk beside them, of 200 requests a second, does not wait with them. The
+/// guest's clock is the host's, and other processes may use the host, so each way has several
+/// chances. A blocked disk gives 5.
 #[test]
 fn a_slow_disk_and_swap_do_not_hold_up_a_disk_beside_them() {
-    let line = "/transfers 4 16 32 read /dev/vdb; /many-io 200 4 1 write /dev/vda > /slow & slow=$!
-        /churn 140 3 2 > /hog & hog=$!; busybox sleep 0.5; /transfers 4 16 32 read /dev/vdb
-        /transfers 4 16 32 write /dev/vdb; grep -E '^(pswpout|oom_kill) ' /proc/vmstat
-        kill -9 $slow $hog; wait $slow; wait $hog; cat /slow";
-    let said = beside(&[5, 200], &["-m", "128M", "--swap", "128M,iops=300"], line);
-    let spent =
-        said.lines().filter_map(|line| line.strip_prefix("512 transfers, 0 failed, ")?.strip_suffix(" ns"));
-    let rates: Vec<f64> = spent.map(|ns| 512e9 / ns.parse::<f64>().expect("a number")).collect();
-    let [alone, read, write] = rates[..] else { panic!("{said}") };
-    let asked = (alone * 0.25).min(50.0);
-    assert!(read.max(write) >= asked, "{rates:?} requests a second: {said}");
+    const CHANCES: usize = 8;
+    let line = format!(
+        "/many-io 200 4 1 write /dev/vda > /slow & slow=$!; /churn 140 3 2 > /hog & hog=$!; busybox sleep 0.5
+        for way in read write; do n=0; while [ $n -lt {CHANCES} ]; do n=$((n+1))
+            said=$(/transfers 4 16 25 $way /dev/vdb); echo $way $said; ns=${{said##*failed, }}
+            [ $((400 * 1000000000 / ${{ns%% ns}})) -ge {BESIDE} ] && break; done; done
+        grep -E '^(pswpout|oom_kill) ' /proc/vmstat; kill -9 $slow $hog; wait $slow; wait $hog; cat /slow"
+    );
+    let said = beside(&[5, 200], &["-m", "128M", "--swap", "128M,iops=300"], &line);
+    for way in ["read", "write"] {
+        let spent = said.lines().filter_map(|line| {
+            line.strip_prefix(way)?.strip_prefix(" 400 transfers, 0 failed, ")?.strip_suffix(" ns")
+        });
+        let rates: Vec<f64> = spent.map(|ns| 400e9 / ns.parse::<f64>().expect("a number")).collect();
+        let best = rates.iter().copied().fold(0.0, f64::max);
+        assert!(best >= BESIDE, "{way}: {rates:?} requests a second: {said}");
+    }
     assert!(said.contains("oom_kill 0") && !said.contains("pswpout 0"), "{said}");
 }
 
@@ -162,12 +199,14 @@ fn the_lab_of_bounce_buffers_shows_a_pool_that_grows_beside_one_that_does_not() 
     let record: Value = serde_json::from_slice(&std::fs::read(&json).expect("a record")).expect("JSON");
     has_schema(&record, "freehold-lab-1");
     let rows = record["rows"].as_array().expect("rows");
-    assert_eq!(rows.len(), 4, "{said}");
+    assert_eq!(rows.len(), 6, "{said}");
     for row in rows {
         let pool = [0, 1].map(|at| row["pool"][at].as_u64().expect("bytes"));
         match row["side"].as_str() {
             // The growth depends on how many threads the host runs at once.
-            Some("growing") => assert!(pool[0] == 256 << 10 && pool[1] > pool[0], "{row}"),
+            Some("growing" | "growing, confidential (stated)") => {
+                assert!(pool[0] == 256 << 10 && pool[1] > pool[0], "{row}")
+            }
             _ => assert_eq!(pool, [64 << 20; 2], "{row}"),
         }
         let stored = row["stored_per_byte"].as_f64().expect("a figure");

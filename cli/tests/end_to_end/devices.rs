@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use freehold_disk::{Disk, Lie, serve_on};
+use freehold_disk::{Disk, Lie, Sightings, serve_on};
 
 use crate::common::*;
 
@@ -89,6 +89,32 @@ const ENDS: [(Lie, &str); 21] = [
     (Lie::StatusNonsense,     DEAD),
     (Lie::Disconnect,         DEAD),
 ];
+
+/// Two disks under load, each of which looks at every page of its requests: data, headers, status
+/// bytes. Transfers have all sizes from a sector on, so that cells and pages change hands.
+#[test]
+fn no_page_is_seen_by_two_disks() {
+    if kernel() == "linux" {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let sightings = Arc::new(Sightings::default());
+    let disks = [0, 1].map(|number| {
+        Served::new(&folder, &format!("{number}"), Disk::new(content()).watched(number, sightings.clone()))
+    });
+    let line = "for disk in vda vdb; do for kib in 4 16 64; do /transfers $kib 3 20 both /dev/$disk & done
+        dd if=/dev/$disk of=/dev/null bs=512 count=64 iflag=direct 2>/dev/null & done; wait; echo done";
+    let mut command = run_command();
+    use_disks(&mut command, &disks);
+    let program = guest_program("workloads/transfers");
+    command.args(["-m", "64M", "--cpus", "2", "-v", &format!("{}:/transfers", text(&program))]);
+    command.args(["--append", "swiotlb.max=512K", "--", "busybox", "sh", "-c", line]);
+    let said = finish(command, b"").expect(0).text();
+    assert_eq!(said.matches("60 transfers, 0 failed").count(), 6, "{said}");
+    let (looks, by_two) = sightings.looks();
+    assert!(looks > 1000, "{looks} looks");
+    assert_eq!(by_two, 0, "of {looks} looks");
+}
 
 #[test]
 fn a_disk_that_lies_ends_as_named_and_takes_nothing_with_it() {

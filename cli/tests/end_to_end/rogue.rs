@@ -282,7 +282,7 @@ fn refused(kind: &str, sentence: impl Fn(&str, u64, &str) -> String) {
     told("read", file, "pagecache");
     told("write", file, "pagecache");
     told("write", TEXT, "reserved");
-    assert!(said.contains("(bounce): reason "), "{said}");
+    assert!(said.contains("(bounce of vda): reason "), "{said}");
 }
 
 /// A message that names an entry: bits 5 to 19 of its address.

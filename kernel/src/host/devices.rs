@@ -191,11 +191,20 @@ struct FolderLines(&'static DeviceLines);
 /// See [`folders_ended`].
 static FOLDERS_ENDED: WaitQueue = WaitQueue::new();
 
+/// Tells the task that waits for [`folders_ended`].
+struct EndedMessages;
+
+impl Notify for EndedMessages {
+    fn notify(&self) {
+        FOLDERS_ENDED.wake_all();
+    }
+}
+
 impl Notify for FolderLines {
     fn notify(&self) {
         if self.0.answers.0.is_empty() {
             // A late answer, for which no task waits.
-            FOLDERS_ENDED.wake_all();
+            EndedMessages.notify();
         }
         self.0.notify();
     }
@@ -403,7 +412,7 @@ impl Host {
         let lines: &'static FolderLines = reserve::leaked(FolderLines(DeviceLines::new()));
         let transport = PciTransport::new(&Pci, function, DeviceType::_9P, lines)?;
         let lines = Lines { answers: &lines.0.answers, turns: &lines.0.turns };
-        self.folders.push_reserved(reserve::arc(Messages::new(transport, device, lines)?));
+        self.folders.push_reserved(reserve::arc(Messages::new(transport, device, lines, &EndedMessages)?));
         Ok(())
     }
 }

@@ -13,6 +13,7 @@
 use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use freehold_bounce::DmaAddr;
 use freehold_firmware::{Iommu as Found, Platform as Firmware, VirtualIommu};
 use freehold_frame::FrameSource;
 use freehold_iommu::{
@@ -403,10 +404,16 @@ fn tell(guard: &MachineIommu, DeviceFault { source_id, deed, reason }: DeviceFau
     log::warn!("iommu: {} ({}) may not {what}: reason {reason}", place(source_id), guard.name(source_id));
 }
 
-/// Returns the name of the owner of the frame at `address`.
-fn owner(address: u64) -> &'static str {
-    let frame = Pfn(address / freehold_machine::PAGE_SIZE as u64);
-    let table = mem::frames().table();
-    let block = table.block_of(frame).map(|(_, _, owner, _)| owner.name());
-    table.get(frame).map_or("no memory", |_| block.unwrap_or("free"))
+/// Shows the owner of the frame at `address`, and the device whose memory it is.
+fn owner(address: u64) -> impl fmt::Display {
+    fmt::from_fn(move |f| {
+        let frame = Pfn(address / freehold_machine::PAGE_SIZE as u64);
+        let table = mem::frames().table();
+        let block = table.block_of(frame).map(|(_, _, owner, _)| owner.name());
+        f.write_str(table.get(frame).map_or("no memory", |_| block.unwrap_or("free")))?;
+        match dma().owner(DmaAddr(address)) {
+            Some(device) => write!(f, " of {device}"),
+            None => Ok(()),
+        }
+    })
 }

@@ -55,7 +55,14 @@ impl<S: DmaSource> Device<S> {
             self.hide(frames);
             return Err(error);
         }
+        self.name(&frames, Some(self.number()));
         Ok(frames)
+    }
+
+    fn name(self, block: &Frame<Ring, S>, device: Option<u8>) {
+        if let Some(means) = self.dma().means() {
+            means.name(block.frames(), device);
+        }
     }
 
     /// Gives a block that the device does not reach back to the page allocator, once the host does
@@ -114,6 +121,7 @@ impl<S: DmaSource> Drop for Coherent<S> {
         dma.coherent_frames.fetch_sub(self.order.frames() as usize, Ordering::Relaxed);
         let Some(frames) = self.frames.take() else { return };
         if dma.leave(device.number(), frames.frames()) {
+            device.name(&frames, None);
             device.hide(frames);
         } else {
             device.lose(frames);

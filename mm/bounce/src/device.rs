@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use freehold_machine::{Cpus, DeviceDomain, PAGE_SIZE, PfnRange, Tally};
+use freehold_machine::{Cpus, DeviceDomain, PAGE_SIZE, Pfn, PfnRange, Tally};
 use spin::Once;
 
 use crate::cells::{Cell, Cells};
@@ -298,12 +298,11 @@ impl<S: DmaSource> Dma<S> {
         })
     }
 
-    /// The name of the device that has, or had last, the page of `address`; `None` where no device
-    /// had it.
+    /// The name of the device that has, or had last, the page of `address`, a ring's too; `None`
+    /// where no device had it. One load finds it.
     pub fn owner(&self, address: DmaAddr) -> Option<&'static str> {
-        let pools =
-            self.accounts.iter().filter_map(Once::get).filter_map(|account| account.restricted.as_deref());
-        let number = core::iter::once(&self.pool).chain(pools).find_map(|pool| pool.owner(address))?;
+        let &(source, _) = self.started.get()?;
+        let number = source.table().device(Pfn(address.0 / PAGE_SIZE as u64))?;
         Some(self.accounts.get(usize::from(number))?.get()?.rules.name)
     }
 

@@ -11,7 +11,7 @@ use std::vec::Vec;
 
 use freehold_machine::{DeviceDomain, NoTables, PfnRange, Unconfirmed};
 
-use crate::tests::{ANY, SEGMENT, Source, as_device, device_writes, dma, source};
+use crate::tests::{ANY, LIMITS, SEGMENT, Source, as_device, device_writes, dma, limited, source};
 use crate::*;
 
 /// A deed beside a call.
@@ -196,6 +196,53 @@ fn a_domain_stays_until_all_that_is_under_way_in_it_is_over() {
         device.detach().unwrap();
         assert_eq!((device.is_detached(), dma.statistics().lost), (true, 0));
     }
+}
+
+/// While one call gives a segment back, another does not count it as there: what start-up asked for
+/// stays.
+#[test]
+fn two_that_give_memory_back_at_once_leave_the_base() {
+    let source = source(512);
+    let dma = limited(source, Limits { slabs: 128, ..LIMITS });
+    let (rules, domain) = slot("slot0");
+    let device = dma.attach(rules).unwrap();
+    drop(device.buffer(2 * SEGMENT, Direction::ToDevice).unwrap());
+    assert_eq!(dma.statistics().nslabs, 256);
+    *domain.meanwhile.lock().unwrap() = Some(Box::new(move || assert_eq!(dma.shrink(), 0)));
+    assert_eq!(dma.shrink(), SEGMENT);
+    assert!(domain.meanwhile.lock().unwrap().is_none(), "the domain was called");
+    assert_eq!((dma.statistics().nslabs, source.taken()), (128, SEGMENT / PAGE_SIZE));
+}
+
+/// The owner of an address is in its frame's record: of a page, a cell, a ring, and memory that one
+/// device has alone. Frames that go back to the page allocator name no device.
+#[test]
+fn each_address_that_a_device_reaches_names_it_and_no_other_does() {
+    let source = source(512);
+    let dma = dma(source);
+    let own = DeviceRules { name: "alone", ..ANY };
+    let devices = [dma.attach(ANY).unwrap(), dma.attach_restricted(own, 64 << 10).unwrap()];
+    for device in devices {
+        let name = Some(device.rules().name);
+        let ring = device.coherent(2 * PAGE_SIZE).unwrap();
+        let [pages, cell] =
+            [5 * PAGE_SIZE, 512].map(|bytes| device.buffer(bytes, Direction::ToDevice).unwrap());
+        let last = DmaAddr(ring.address().0 + PAGE_SIZE as u64);
+        let addresses = [ring.address(), last, cell.address()];
+        assert!(
+            addresses
+                .into_iter()
+                .chain(pages.pieces(0..pages.len()).map(|piece| at_of(&piece)))
+                .all(|at| dma.owner(at) == name)
+        );
+        drop((ring, pages, cell));
+        assert_eq!(dma.owner(last), None);
+        assert_eq!(dma.owner(addresses[2]), name, "it had the page last");
+    }
+    dma.shrink();
+    let alone = (0..1024u64).filter(|page| dma.owner(DmaAddr(page * PAGE_SIZE as u64)).is_some()).count();
+    assert!((1..=16).contains(&alone), "{alone} pages of memory that does not go");
+    assert_eq!(dma.owner(DmaAddr(u64::MAX)), None);
 }
 
 /// A ring that its driver lets go of is held until it has left the domain.

@@ -13,6 +13,11 @@
 //! never given back. It is marked as *lost*, so that the count does not wait for it, and keeps the
 //! name of the device that may still reach it.
 //!
+//! A frame's record names the device as well ([`FrameRecord::device`]), for those who have only an
+//! address. It is written by the same thread, before the owner here.
+//!
+//! [`FrameRecord::device`]: freehold_frame::FrameRecord::device
+//!
 //! `tests/loom.rs` tries the interleavings of this file with the end of a domain, and broken
 //! variants of it.
 
@@ -31,12 +36,6 @@ impl<const PAGES: usize> Owners<PAGES> {
     /// No device had a page.
     pub fn new() -> Self {
         Self(core::array::from_fn(|_| AtomicU8::new(NOBODY)))
-    }
-
-    /// The device that had the page last, lost or not.
-    pub fn device(&self, page: usize) -> Option<u8> {
-        let owner = self.0.get(page)?.load(Ordering::Relaxed);
-        (owner != NOBODY).then_some(owner & !LOST)
     }
 
     /// The owner of the first page of `span`, all of which the caller has taken, and the pages from

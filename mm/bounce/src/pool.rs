@@ -16,8 +16,8 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use freehold_frame::{Bounce, Frame, Order, Owner, Request};
-use freehold_machine::{PAGE_SIZE, Pfn, PfnRange, PhysicalBytes, Unconfirmed};
+use freehold_frame::{Bounce, Frame, FrameRecord, Order, Owner, Request};
+use freehold_machine::{BOUNCE_ORDER, Pfn, PfnRange, PhysicalBytes, Unconfirmed};
 use spin::{Mutex, Once};
 
 use crate::areas::{Areas, NEW, NO_AREA, PoolArea};
@@ -28,12 +28,12 @@ use crate::runs::{FrameRuns, Run};
 use crate::word::{Fit, FreePages, Index, MAX_SEGMENTS, SEGMENT_PAGES, Span};
 use crate::{DmaAddr, DmaError, DmaSource, MAX_DEVICES};
 
-// A device's number is no owner with a mark.
-const _: () = assert!(MAX_DEVICES <= LOST as usize);
+// A device's number is no owner with a mark, and a frame's record can name it.
+const _: () = assert!(MAX_DEVICES <= LOST as usize && MAX_DEVICES <= FrameRecord::LAST_DEVICE as usize);
+// The kernel's windows look for the blocks of segments, of all orders up to this.
+const _: () = assert!(SEGMENT_PAGES == 1 << BOUNCE_ORDER);
 /// Segments whose records are allocated together.
 const CHUNK: usize = 64;
-/// log2 of the pages in a whole segment.
-const SEGMENT_ORDER: u32 = 6;
 /// Segments that a search for one whole run looks at before it takes pieces.
 const LOOKS: usize = 8;
 /// Segments that a search for one that no other area uses looks at.
@@ -110,6 +110,14 @@ pub(crate) struct Means<'a, S> {
     pub published: &'a Published,
 }
 
+impl<S: DmaSource> Means<'_, S> {
+    /// Writes down in the records of frames that the caller has taken which device reaches them.
+    pub fn name(&self, frames: PfnRange, device: Option<u8>) {
+        let table = self.source.table();
+        frames.iter().filter_map(|frame| table.get(frame)).for_each(|record| record.set_device(device));
+    }
+}
+
 /// Pages do not become a device's: there is no memory for tables, or the device that had them may
 /// still reach them.
 struct Refused;
@@ -127,8 +135,9 @@ pub(crate) struct Pool<S: DmaSource> {
     cap: AtomicUsize,
     /// See [`Pool::is_crowded`].
     is_crowded: AtomicBool,
-    /// Held while a segment's memory comes or goes, not while frames are allocated or freed.
-    change: Mutex<()>,
+    /// Held while a segment's memory comes or goes, not while frames are allocated or freed. Pages
+    /// that are about to go.
+    change: Mutex<usize>,
     grows: AtomicUsize,
     shrinks: AtomicUsize,
     /// Pages that the IOMMU did not confirm as unmapped: out of use for ever.
@@ -145,7 +154,7 @@ impl<S: DmaSource> Pool<S> {
             base: AtomicUsize::new(0),
             cap: AtomicUsize::new(0),
             is_crowded: AtomicBool::new(false),
-            change: Mutex::new(()),
+            change: Mutex::new(0),
             grows: AtomicUsize::new(0),
             shrinks: AtomicUsize::new(0),
             lost: AtomicUsize::new(0),
@@ -304,7 +313,7 @@ impl<S: DmaSource> Pool<S> {
     /// fewer than the taker's step.
     pub fn grow(&self, means: Means<'_, S>, taker: Taker, how: Growth) -> Result<(), DmaError> {
         let mut error = DmaError::OutOfMemory;
-        for order in (taker.step.ilog2()..=SEGMENT_ORDER).rev().filter_map(Order::new) {
+        for order in (taker.step.ilog2()..=BOUNCE_ORDER).rev().filter_map(Order::new) {
             let pages = order.frames() as usize;
             let room = self.pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
                 now.checked_add(pages).filter(|&sum| sum <= self.cap())
@@ -431,6 +440,7 @@ impl<S: DmaSource> Pool<S> {
             return Err(unconfirmed);
         }
         means.source.machine().zero_run(frames.start, frames.len());
+        means.name(frames, None);
         segment.owners.set(span, NOBODY);
         Ok(())
     }
@@ -450,26 +460,32 @@ impl<S: DmaSource> Pool<S> {
     /// The devices that had the pages last forget them first, outside the lock: all pages are
     /// taken, and the place is not vacant before they have no owner any more.
     fn retire(&self, segment: &Segment<S>, means: Means<'_, S>) -> usize {
-        let change = self.change.lock();
+        let mut leaving = self.change.lock();
         let pages = segment.pages.load(Ordering::Relaxed);
-        let spare = self.pages().saturating_sub(self.base.load(Ordering::Relaxed));
+        let needed = self.base.load(Ordering::Relaxed) + *leaving;
+        let spare = self.pages().saturating_sub(needed);
         if pages == 0 || pages as usize > spare || !segment.free.retire(pages) {
             return 0;
         }
-        drop(change);
+        *leaving += pages as usize;
+        drop(leaving);
         let all = Span { first: 0, count: pages };
         let is_confirmed = self.leave_all(segment, all, means);
+        if is_confirmed {
+            means.name(segment.frames(all), None);
+        }
         segment.owners.set(all, NOBODY);
-        let change = self.change.lock();
+        let mut leaving = self.change.lock();
         let block = segment.block.lock().take();
         segment.pages.store(0, Ordering::Relaxed);
-        drop(change);
+        self.pages.fetch_sub(pages as usize, Ordering::Relaxed);
+        *leaving -= pages as usize;
+        drop(leaving);
         match block {
             Some(block) if is_confirmed => self.hide(block, means.published),
             Some(block) => self.lose(block),
             None => {}
         }
-        self.pages.fetch_sub(pages as usize, Ordering::Relaxed);
         self.shrinks.fetch_add(1, Ordering::Relaxed);
         pages as usize
     }
@@ -497,16 +513,6 @@ impl<S: DmaSource> Pool<S> {
     fn lose(&self, block: Frame<Bounce, S>) {
         self.lost.fetch_add(block.order().frames() as usize, Ordering::Relaxed);
         block.into_raw();
-    }
-
-    /// The device that has, or had last, the page of `address`; `None` where it is none of ours.
-    pub fn owner(&self, address: DmaAddr) -> Option<u8> {
-        let page = address.0 / PAGE_SIZE as u64;
-        self.segments().find_map(|(_, segment)| {
-            let offset = page.checked_sub(segment.first.load(Ordering::Relaxed))?;
-            let is_here = offset < u64::from(segment.pages.load(Ordering::Relaxed));
-            if is_here { segment.owners.device(offset as usize) } else { None }
-        })
     }
 }
 
@@ -617,6 +623,7 @@ impl<S: DmaSource> Take<'_, S> {
             self.pool.free_of(self.means, before, segment, span).map_err(|_| Refused)?;
         }
         self.means.domains.join(self.taker.device, segment.frames(span)).map_err(|_| Refused)?;
+        self.means.name(segment.frames(span), Some(self.taker.device));
         segment.owners.set(span, self.taker.device);
         Ok(())
     }

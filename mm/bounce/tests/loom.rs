@@ -314,7 +314,7 @@ impl Departure {
         others
     }
     fn names_the_device(&self) -> bool {
-        (0..2).any(|page| self.owners.device(page) == Some(GOES))
+        (0..2).any(|first| self.owners.first_run(Span { first, count: 1 }).0 == GOES)
     }
 }
 

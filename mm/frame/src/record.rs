@@ -6,13 +6,17 @@
 //! above it the [`Counts`]. Free: 0 (4), then the [`Trace`] of its last owner: owner (4), order
 //! (5), CPU (6); all zero if there never was one. So the word of an owned block without a holder is
 //! its tag, and the page allocator needs one look at one word to take it back.
+//!
+//! A frame that a device reaches, wherever it is in a block of [`Owner::Bounce`] or
+//! [`Owner::Ring`], also names that [device](FrameRecord::device), where a user frame has its pins.
+//! Such a block is not freed while its first frame names one.
 
 use core::sync::atomic::Ordering;
 
 use freehold_machine::{BLOCK_ORDER_MASK, BLOCK_ORDER_SHIFT, CpuId, NodeId, PAGEBLOCK_ORDER};
 
 use crate::counts::TAG;
-use crate::{Counts, Order, Owner};
+use crate::{Counts, Holders, Order, Owner};
 
 /// State of a frame: owned or not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,6 +58,10 @@ const _: () = assert!(ORDER == BLOCK_ORDER_SHIFT && (1 << (NODE - ORDER)) - 1 ==
 const LAST: u32 = 4;
 const LAST_ORDER: u32 = 8;
 const LAST_CPU: u32 = 13;
+/// Where in the word of a frame that a device reaches the device's number is, plus one, and its
+/// bits after the shift.
+const DEVICE: u32 = 49;
+const DEVICE_MASK: u64 = 0x7f;
 
 impl Tag {
     /// How many bits of a record it has.
@@ -161,7 +169,7 @@ impl FrameState {
     }
     const fn from_word(word: u64) -> Self {
         let bits = word as u32;
-        if word == 0 {
+        if word & !(DEVICE_MASK << DEVICE) == 0 {
             Self::Unowned(None)
         } else if word & Tag::OWNER == 0 {
             Self::Unowned(Some(Freed {
@@ -295,6 +303,30 @@ impl FrameRecord {
     pub fn take_back(&self, trace: Trace) {
         self.store(trace.0);
     }
+    /// The highest number of a device.
+    pub const LAST_DEVICE: u8 = DEVICE_MASK as u8 - 1;
+
+    /// The device that reaches the frame, in a block that devices see; `None` for other frames.
+    #[inline]
+    pub fn device(&self) -> Option<u8> {
+        let word = self.load(Ordering::Acquire);
+        let owner = Tag::of_word(word).owner();
+        let is_seen = owner.is_seen_by_devices() || matches!(owner, Owner::Free);
+        let device = (word >> DEVICE & DEVICE_MASK) as u8;
+        if is_seen { device.checked_sub(1) } else { None }
+    }
+    /// Sets the device that reaches the frame. Only the holder of a frame in a block that devices
+    /// see calls this; a number above [`FrameRecord::LAST_DEVICE`] counts as none.
+    #[inline]
+    pub fn set_device(&self, device: Option<u8>) {
+        let number = device.filter(|&device| device <= Self::LAST_DEVICE).map_or(0, |device| device + 1);
+        let others = self.load(Ordering::Relaxed) & !(DEVICE_MASK << DEVICE);
+        self.store(others | u64::from(number) << DEVICE);
+    }
+    /// How the block of `owner` that starts here is held. Frames that devices see have no counts.
+    pub(crate) fn holders(&self, owner: Owner) -> Holders {
+        if owner.is_seen_by_devices() { Holders::default() } else { self.0.load() }
+    }
     /// Whether the word names no owner and has more bits than a trace: the frame has no owner, but
     /// its counts have changed. A few mappings do not show.
     pub(crate) fn is_free_but_held(&self) -> bool {
@@ -341,6 +373,33 @@ mod tests {
                 FrameState::Unowned(Some(Freed { owner: *owner, order, cpu: CpuId(63) }))
             );
         }
+    }
+
+    #[test]
+    fn a_frame_that_a_device_reaches_names_it_and_its_block_is_not_freed() {
+        for owner in [Owner::Bounce, Owner::Ring] {
+            let (head, tail) = (FrameRecord::EMPTY, FrameRecord::EMPTY);
+            let tag = Tag::new(owner, Order::new(1).unwrap(), NodeId(0));
+            head.hand_out(tag).unwrap();
+            for record in [&head, &tail] {
+                let before = record.state();
+                assert_eq!(record.device(), None);
+                for device in [0, 31, FrameRecord::LAST_DEVICE] {
+                    record.set_device(Some(device));
+                    assert_eq!((record.device(), record.state()), (Some(device), before));
+                }
+                assert!(record.holders(owner).is_none());
+            }
+            assert_eq!(head.freeable(tag.order()), Err(NotGiven::Held));
+            assert!(!head.is_freeable_as(tag));
+            head.set_device(None);
+            assert_eq!((head.device(), head.freeable(tag.order())), (None, Ok(tag)));
+        }
+        let pinned = FrameRecord::EMPTY;
+        pinned.hand_out(Tag::new(Owner::Anon, Order::FRAME, NodeId(0))).unwrap();
+        pinned.counts().start_mapped();
+        pinned.counts().pin_exclusive().unwrap();
+        assert_eq!(pinned.device(), None);
     }
 
     #[test]

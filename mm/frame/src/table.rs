@@ -163,6 +163,12 @@ impl FrameTable {
     pub fn owner(self, frame: Pfn) -> Owner {
         self.block_of(frame).map_or(Owner::Free, |(_, _, owner, _)| owner)
     }
+    /// The device that reaches `frame`: one load, of any frame's record. `None` where no device
+    /// does.
+    #[inline]
+    pub fn device(self, frame: Pfn) -> Option<u8> {
+        self.get(frame).filter(|_| self.is_ready(frame))?.device()
+    }
     /// Sum the frames of `memory` (sorted runs) by owner and look for contradictions; `found` is
     /// told each.
     ///
@@ -190,7 +196,6 @@ impl FrameTable {
                     next = end;
                     continue;
                 }
-                let holders = record.counts().load();
                 let FrameState::Owned { owner, order, .. } = record.state() else {
                     if record.is_free_but_held() {
                         note(&mut audit, Contradiction::FreeButHeld(next));
@@ -199,6 +204,7 @@ impl FrameTable {
                     next = next.offset(1);
                     continue;
                 };
+                let holders = record.holders(owner);
                 let end = next.offset(order.frames());
                 if !next.is_aligned(order.log2()) || end > run.end {
                     note(&mut audit, Contradiction::BadBlock(next, order));
@@ -206,7 +212,8 @@ impl FrameTable {
                 miscounted(next, owner, order, holders).for_each(|found| note(&mut audit, found));
                 let end = end.min(run.end);
                 for tail in PfnRange::new(next.offset(1), end).iter() {
-                    if self.get(tail).is_some_and(FrameRecord::is_free_but_held) {
+                    let is_held = self.get(tail).is_some_and(FrameRecord::is_free_but_held);
+                    if is_held && !owner.is_seen_by_devices() {
                         note(&mut audit, Contradiction::FreeButHeld(tail));
                     }
                     if let FrameState::Owned { owner: second, .. } = self.state(tail) {

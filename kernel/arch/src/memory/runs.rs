@@ -12,7 +12,7 @@ use core::ops::Range;
 use core::ptr::slice_from_raw_parts_mut;
 
 use freehold_machine::{
-    BLOCK_ORDER_MASK, BLOCK_ORDER_SHIFT, BOUNCE_OWNER, PAGE_SIZE, Pfn, PfnRange, page_by_page,
+    BLOCK_ORDER_MASK, BLOCK_ORDER_SHIFT, BOUNCE_ORDER, BOUNCE_OWNER, PAGE_SIZE, Pfn, PfnRange, page_by_page,
 };
 
 use super::windows::{self, INTERRUPTS, READING, Reached, TRANSFER, WINDOW, record};
@@ -20,16 +20,13 @@ use super::{direct, tables};
 use crate::tracepoints::trace_window;
 use crate::{X86, boot, cpu};
 
-/// log2 of the frames in the largest block that transfers pass through: a segment of the DMA API.
-const LARGEST: u32 = 6;
-
 /// The end of the block with this frame, if transfers pass through it and it is outside the direct
 /// map. Most blocks are of the largest size, and are found first.
 fn end_of_transfers(frame: Pfn) -> Option<Pfn> {
     if windows::is_off() {
         return None;
     }
-    (0..=LARGEST).rev().find_map(|order| {
+    (0..=BOUNCE_ORDER).rev().find_map(|order| {
         let head = Pfn(frame.0 >> order << order);
         let word = record(head);
         let end = head.offset(1 << (word >> BLOCK_ORDER_SHIFT & BLOCK_ORDER_MASK));

@@ -154,7 +154,7 @@ pub(super) struct Requests<S: DmaSource, T: Transport> {
     /// Whether the device has answered nothing for the length of a time-out.
     is_silent: bool,
     /// The spare buffer, taken at start-up and kept, so that a request can always be made. `None`:
-    /// the device has left its slot.
+    /// the device has failed or left its slot.
     spare: Option<Arc<DmaMapping<S>>>,
     /// The most bytes of the spare buffer that the device takes in one request.
     spare_length: usize,
@@ -456,13 +456,16 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         Ok(())
     }
 
-    /// Whether the device has left its slot, and no task has a place: none takes memory any more.
+    /// Whether the device has failed or left its slot, and no task has a place: none takes memory
+    /// any more.
     pub fn is_quiet(&self) -> bool {
         self.spare.is_none() && self.free() == DEPTH
     }
 
     fn fail(&mut self) {
         self.link.fail(Why::BrokeTheProtocol);
+        // No request is made any more.
+        self.spare = None;
         self.wakes.all = true;
     }
 

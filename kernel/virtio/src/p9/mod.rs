@@ -26,10 +26,10 @@ use alloc::vec::Vec;
 use freehold_bounce::{Device, Direction, DmaError, DmaSource};
 use freehold_ninep::Outcome;
 use freehold_virtqueue::Transport;
-use places::{Bulk, Finished, MessagePlaces, Wakes};
+use places::{Bulk, Finished, MessagePlaces, MessageWakes};
 use spin::Mutex;
 
-use crate::platform::{Lines, Sleep, Wait, Waited};
+use crate::platform::{Lines, Notify, Sleep, Wait, Waited};
 use crate::transport::{Features, negotiate, read_consistent};
 use crate::{Data, Exchange, MessageDevice, MessageError, SetupError};
 
@@ -45,6 +45,8 @@ pub struct Messages<S: DmaSource, T: Transport> {
     /// Taken by tasks only, for as long as the ring is changed. Orders with no other lock.
     places: Mutex<MessagePlaces<S, T>>,
     lines: Lines,
+    /// Told that [`MessageDevice::take_ended`] has something.
+    ended: &'static dyn Notify,
     device: Device<S>,
     tag: Vec<u8>,
 }
@@ -86,14 +88,22 @@ fn tag<T: Transport>(transport: &T, features: Features) -> Result<Vec<u8>, Setup
 }
 
 impl<S: DmaSource, T: Transport> Messages<S, T> {
-    /// Start the device, whose transport's interrupt notifies `lines`.
+    /// Start the device, whose transport's interrupt notifies `lines`. `ended` is notified, without
+    /// a lock of the device, when a request is over that its task has abandoned with a note: the
+    /// place of the request is free once [`MessageDevice::take_ended`] has returned the note.
     ///
     /// # Errors
     /// [`SetupError`].
-    pub fn new(mut transport: T, device: Device<S>, lines: Lines) -> Result<Self, SetupError> {
+    pub fn new(
+        mut transport: T,
+        device: Device<S>,
+        lines: Lines,
+        ended: &'static dyn Notify,
+    ) -> Result<Self, SetupError> {
         let features = negotiate(&mut transport, Features::P9_TAG)?;
         let tag = tag(&transport, features)?;
-        Ok(Self { places: Mutex::new(MessagePlaces::new(transport, device)?), lines, device, tag })
+        let places = Mutex::new(MessagePlaces::new(transport, device)?);
+        Ok(Self { places, lines, ended, device, tag })
     }
 
     /// Calls `f` with the lock held; wakes waiting tasks once it is released, where there is
@@ -103,14 +113,20 @@ impl<S: DmaSource, T: Transport> Messages<S, T> {
             let mut places = self.places.lock();
             (f(&mut places), places.take_wakes())
         };
-        match wakes {
-            Wakes::Turns(count) => (0..count).for_each(|_| self.lines.turns.notify_one()),
-            Wakes::All => {
-                self.lines.turns.notify();
-                self.lines.answers.notify();
-            }
-        }
+        self.wake(wakes);
         result
+    }
+
+    fn wake(&self, MessageWakes { turns, all, ended }: MessageWakes) {
+        if all {
+            self.lines.turns.notify();
+            self.lines.answers.notify();
+        } else {
+            (0..turns).for_each(|_| self.lines.turns.notify_one());
+        }
+        if ended {
+            self.ended.notify();
+        }
     }
 
     /// Sleeps on `line` until `look` gives a value.

@@ -5,8 +5,10 @@
 //! chain back. A task that is killed while the device has its request leaves it *abandoned*: a
 //! Tflush with a tag of its own ([`DEPTH`] more) goes after it, and the place is free when the
 //! device has given back both. [`MessagePlaces::take_ended`] then returns the task's note on the
-//! request, if there is one. The driver needs nothing from Rflush: the chain itself comes back,
-//! whether the server had done the request or gave it up (QEMU then gives it back empty).
+//! request, if there is one; until it has, no task gets the place, so that no note is lost. The
+//! task that takes notes needs no place for that, and is woken for each. The driver needs nothing
+//! from Rflush: the chain itself comes back, whether the server had done the request or gave it up
+//! (QEMU then gives it back empty).
 //!
 //! Everything happens under the device's lock; waiting tasks are woken after it is released
 //! ([`MessagePlaces::take_wakes`]).
@@ -89,12 +91,14 @@ pub(super) struct Finished {
 }
 
 /// Tasks to be woken once the lock is released.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Wakes {
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct MessageWakes {
     /// So many of those that wait for a place.
-    Turns(usize),
+    pub turns: usize,
     /// All: the device is out of use.
-    All,
+    pub all: bool,
+    /// The task that takes notes: there is one.
+    pub ended: bool,
 }
 
 /// See the module's head.
@@ -105,7 +109,7 @@ pub(super) struct MessagePlaces<S: DmaSource, T: Transport> {
     waiting: usize,
     /// Notes of abandoned requests that are over, by place.
     ended: [Option<u32>; DEPTH],
-    wakes: Wakes,
+    wakes: MessageWakes,
 }
 
 impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
@@ -124,29 +128,27 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
             memory: memory.expect("all were made"),
         });
         let link = Link::new(transport, device, queue);
-        Ok(Self { link, places, waiting: 0, ended: [None; DEPTH], wakes: Wakes::Turns(0) })
+        Ok(Self { link, places, waiting: 0, ended: [None; DEPTH], wakes: MessageWakes::default() })
     }
 
     /// Returns the tasks that have to be woken.
-    pub fn take_wakes(&mut self) -> Wakes {
-        core::mem::replace(&mut self.wakes, Wakes::Turns(0))
+    pub fn take_wakes(&mut self) -> MessageWakes {
+        core::mem::take(&mut self.wakes)
     }
 
     /// Has one more of the tasks that wait for a place look, if there is one.
     fn wake_turn(&mut self) {
-        if let Wakes::Turns(count) = &mut self.wakes
-            && self.waiting > 0
-        {
-            *count += 1;
-        }
+        self.wakes.turns += usize::from(self.waiting > 0);
     }
 
     /// Takes a free place; `None` where the task has to wait for one. The task is counted as
     /// waiting until it [leaves](Self::leave).
     pub fn take(&mut self, is_counted: &mut bool) -> Result<Option<usize>, MessageError> {
         self.reap()?;
-        let free = |place: &Place<S>| place.state == State::Free && !place.flushed;
-        let number = self.places.iter().position(free);
+        let is_free = |(place, note): (&Place<S>, &Option<u32>)| {
+            place.state == State::Free && !place.flushed && note.is_none()
+        };
+        let number = self.places.iter().zip(&self.ended).position(is_free);
         if let Some(number) = number {
             self.places[number].state = State::Held;
         } else if !core::mem::replace(is_counted, true) {
@@ -244,6 +246,7 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
             State::Abandoned(left) => {
                 place.state = State::Free;
                 self.ended[number] = left;
+                self.wakes.ended |= left.is_some();
             }
             _ => place.state = State::Done(written),
         }
@@ -329,12 +332,16 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
     /// Returns the note on a request that its task abandoned and that is over now.
     pub fn take_ended(&mut self) -> Option<u32> {
         let _ = self.reap();
-        self.ended.iter_mut().find_map(Option::take)
+        // The caller looks until there is none.
+        self.wakes.ended = false;
+        let note = self.ended.iter_mut().find_map(Option::take)?;
+        self.wake_turn();
+        Some(note)
     }
 
     fn fail(&mut self) {
         self.link.fail(Why::BrokeTheProtocol);
-        self.wakes = Wakes::All;
+        self.wakes.all = true;
     }
 }
 

@@ -132,6 +132,7 @@ pub fn cell(lie: Lie, moment: Moment) -> End {
             _ = tell(ring, early, 0, 513) || early == Lie::DoubleAnswer && tell(ring, Lie::IdTwice, 0, 513)
         });
     }
+    let before = model::device().held();
     let disk = match start(&fake, step) {
         Ok(disk) => disk,
         Err(_) => return End::Refused,
@@ -157,7 +158,6 @@ pub fn cell(lie: Lie, moment: Moment) -> End {
             return if refused { End::Lost } else { End::Back };
         }
     }
-    let held = model::device().held();
     let first = read(&disk, 3);
     let second = read(&disk, 4);
     match (first, second) {
@@ -178,7 +178,7 @@ pub fn cell(lie: Lie, moment: Moment) -> End {
             if fake.has_queue(0) {
                 return End::Lost;
             }
-            assert!(model::device().held() < held, "the ring is back while the driver lives");
+            assert_eq!(model::device().held(), before, "all is back while the driver lives");
             End::Dead
         }
         other => panic!("{lie:?} {moment:?}: {other:?}"),

@@ -194,7 +194,7 @@ proptest! {
                     device.give(0, head.into(), size);
                 }
             });
-            let folder = Folder::new(fake.clone(), model::device(), Lines { answers: step, turns: step }).unwrap();
+            let folder = Folder::new(fake.clone(), model::device(), Lines { answers: step, turns: step }, step).unwrap();
             let meddling = Meddling::begin(&fake, choices);
             for _ in 0..requests {
                 let _ = (p9::read_any(&folder), p9::clunk(&folder), folder.take_ended());

@@ -1,10 +1,10 @@
 //! The column of devices of messages.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use freehold_ninep::{DATA_HEADER, HEADER, MAX_REQUEST, NinepRequest, TAG_AT};
-use freehold_virtio::p9::Messages;
+use freehold_virtio::p9::{DEPTH, Messages};
 use freehold_virtio::platform::{Lines, Notify, Sleep};
 use freehold_virtio::{Data, Exchange, MessageDevice, MessageError};
 use freehold_virtqueue::DeviceStatus;
@@ -12,7 +12,7 @@ use freehold_virtqueue::model::{self, Descriptor, Fake, HostMemory};
 
 use super::disk::Bytes;
 use super::table::{End, Lie, Moment};
-use super::{Step, misreport, tell};
+use super::{Step, misreport, tell, turn};
 
 pub type Folder = Messages<HostMemory, Fake>;
 
@@ -54,11 +54,16 @@ pub fn read(folder: &Folder) -> Result<usize, MessageError> {
 
 /// Sends a message that asks for data.
 pub fn read_any(folder: &Folder) -> Result<(Vec<u8>, usize), MessageError> {
+    read_noted(folder, 7)
+}
+
+/// The same, with a note for the case that the task abandons it.
+fn read_noted(folder: &Folder, note: u32) -> Result<(Vec<u8>, usize), MessageError> {
     let (mut room, mut reply, mut data) = ([0; MAX_REQUEST], [0; DATA_HEADER], Bytes(vec![0; DATA]));
     let request = NinepRequest::Read(1, 0, 0).encode(&mut room).unwrap();
     let (data_of, reply) = (Data::Received(&mut data), &mut reply[..]);
-    let count =
-        folder.exchange(&mut Exchange { request, reply, data: data_of, left: Some(7) }, Sleep::Killable)?;
+    let count = folder
+        .exchange(&mut Exchange { request, reply, data: data_of, left: Some(note) }, Sleep::Killable)?;
     Ok((data.0, count))
 }
 
@@ -118,7 +123,8 @@ pub fn cell(lie: Lie, moment: Moment) -> End {
             _ = tell(ring, lie, 0, 10) || lie == Lie::DoubleAnswer && tell(ring, Lie::IdTwice, 0, 10)
         });
     }
-    let Ok(folder) = Folder::new(fake.clone(), model::device(), Lines { answers: step, turns: step }) else {
+    let Ok(folder) = Folder::new(fake.clone(), model::device(), Lines { answers: step, turns: step }, step)
+    else {
         return End::Refused;
     };
     if moment != Moment::Attach {
@@ -156,6 +162,45 @@ pub fn cell(lie: Lie, moment: Moment) -> End {
     }
     assert!(model::device().held() < held, "the ring is back while the driver lives");
     End::Dead
+}
+
+/// Counts how often it is told.
+#[derive(Default)]
+struct Told(AtomicUsize);
+
+impl Notify for Told {
+    fn notify(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A place is used again only once the note on its abandoned request was taken.
+#[test]
+fn each_note_on_an_abandoned_request_is_handed_out_once() {
+    let _turn = turn();
+    let fake = Fake::new(FEATURES);
+    fake.set_config(&CONFIG);
+    let (armed, mute) = (AtomicBool::new(false), AtomicBool::new(false));
+    let liar = Arc::new(Liar { fake: fake.clone(), lie: Lie::LateAnswer, armed, mute });
+    let step = Step::leak_killed({
+        let liar = liar.clone();
+        move || liar.work()
+    });
+    let told: &'static Told = Box::leak(Box::default());
+    let folder = Folder::new(fake, model::device(), Lines { answers: step, turns: step }, told).unwrap();
+    for note in 0..DEPTH as u32 {
+        liar.mute.store(true, Ordering::Relaxed);
+        assert_eq!(read_noted(&folder, note), Err(MessageError::Abandoned));
+        liar.mute.store(false, Ordering::Relaxed);
+        liar.work();
+    }
+    // Each place waits for its note to be taken.
+    assert_eq!(clunk(&folder), Err(MessageError::Killed));
+    assert_eq!(told.0.load(Ordering::Relaxed), DEPTH);
+    let mut notes: Vec<u32> = core::iter::from_fn(|| folder.take_ended()).collect();
+    notes.sort_unstable();
+    assert!(notes.iter().copied().eq(0..DEPTH as u32), "{notes:?}");
+    assert_eq!((clunk(&folder), read(&folder)), (Ok(HEADER), Ok(DATA)));
 }
 
 /// The lie begins.

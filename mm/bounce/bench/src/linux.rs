@@ -130,7 +130,6 @@ impl Linux {
 
 impl Allocator for Linux {
     type Held = Slots;
-    const NAME: &'static str = "Linux' algorithm";
 
     fn take(&self, cpu: usize, bytes: usize) -> Option<Slots> {
         let all = self.areas.len();

@@ -82,7 +82,6 @@ impl Ours {
 
 impl Allocator for Ours {
     type Held = DmaMapping<BenchFrames>;
-    const NAME: &'static str = "Freehold";
 
     fn take(&self, _: usize, bytes: usize) -> Option<DmaMapping<BenchFrames>> {
         self.0.buffer(bytes, Direction::FromDevice).ok()
