@@ -16,7 +16,7 @@ use crate::fs::{OpenFile, Ready, Seekable};
 use crate::sync::{MutexGuard, News, PollWaiter, Slept};
 use crate::syscall::Args;
 use crate::user::{Iovecs, UserPtr, so_far};
-use crate::{Errno, Result};
+use crate::{Errno, Result, sched};
 
 const KNOWN_FLAGS: u32 = c::SPLICE_F_MOVE | c::SPLICE_F_NONBLOCK | c::SPLICE_F_MORE | c::SPLICE_F_GIFT;
 
@@ -61,6 +61,7 @@ fn wait_for_room(pipe: &Pipe, blocking: Blocking) -> Result<()> {
 fn wait_for_file(file: &OpenFile, events: Ready, deadline: Option<u64>) -> Result<()> {
     let awaited = (events | Ready::ERR | Ready::HUP | Ready::RDHUP).poll_bits();
     loop {
+        sched::rest();
         let mut waiter = PollWaiter::new();
         if file.file().poll(Some(&mut waiter)).poll_bits() & awaited != 0 {
             return if crate::task::current().signal_pending() { Err(Errno::ERESTARTSYS) } else { Ok(()) };
@@ -151,20 +152,13 @@ fn between(
     }
 }
 
-/// Takes up to `length` bytes out of the pipe, to `to` at `offset`.
-fn drain(
-    pipe: &Pipe,
-    length: usize,
-    blocking: Blocking,
-    (to, offset): (&OpenFile, &mut u64),
-) -> Result<usize> {
+/// Takes up to `length` bytes out of the pipe, to `to` at `offset`; `None` where another reader took
+/// all before.
+fn drain(pipe: &Pipe, length: usize, (to, offset): (&OpenFile, &mut u64)) -> Result<Option<usize>> {
     let (mut done, deadline) = (0, to.file().write_deadline());
-    while done < length {
-        let more = if done == 0 { wait_for_bytes(pipe, blocking)? } else { !pipe.is_empty() };
-        if !more {
-            break;
-        }
+    while done < length && !pipe.is_empty() {
         let mut ring = pipe.ring.lock_killable()?;
+        let was_empty = ring.pages() == 0;
         let result = ring.pop_with(length - done, &mut |bytes| {
             let count = to.file().write_at(*offset, bytes, patience_of(to))?;
             *offset += count as u64;
@@ -175,27 +169,28 @@ fn drain(
         // Observers that want every edge hear of room beside other room, too.
         pipe.writable.announce(News::Room);
         match result {
-            Ok(0) => break,
+            Ok(0) if was_empty => break,
+            Ok(0) => return Ok(Some(done)),
             Ok(count) => done += count,
             Err(Errno::EAGAIN) if waits_for(to) => {
                 if let Err(error) = wait_for_file(to, Ready::OUT, deadline) {
-                    return so_far(done, error);
+                    return so_far(done, error).map(Some);
                 }
             }
-            Err(error) => return so_far(done, error),
+            Err(error) => return so_far(done, error).map(Some),
         }
     }
-    Ok(done)
+    Ok((done > 0).then_some(done))
 }
 
-/// Puts up to `length` bytes into the pipe, from `from` at `offset`, as far as there is room.
-/// `EAGAIN` where there is none.
-fn fill(pipe: &Pipe, length: usize, (from, offset): (&OpenFile, &mut u64)) -> Result<usize> {
+/// Puts up to `length` bytes into the pipe, from `from` at `offset`, as far as there is room; `None`
+/// where there is none.
+fn fill(pipe: &Pipe, length: usize, (from, offset): (&OpenFile, &mut u64)) -> Result<Option<usize>> {
     let mut done = 0;
     while done < length {
         let mut ring = pipe.ring.lock_killable()?;
         if !ring.has_room() {
-            break;
+            return Ok((done > 0).then_some(done));
         }
         let result = ring.push_with(length - done, &mut |bytes| {
             let count = from.file().read_at(*offset, bytes, patience_of(from))?;
@@ -206,26 +201,31 @@ fn fill(pipe: &Pipe, length: usize, (from, offset): (&OpenFile, &mut u64)) -> Re
         drop(ring);
         pipe.readable.announce(News::Input);
         match result {
-            Ok(0) => return Ok(done),
+            Ok(0) => break,
             Ok(count) => done += count,
-            Err(error) => return so_far(done, error),
+            Err(error) => return so_far(done, error).map(Some),
         }
     }
-    if done == 0 { Err(Errno::EAGAIN) } else { Ok(done) }
+    Ok(Some(done))
 }
 
 fn stream_of(file: &OpenFile) -> bool {
     file.file().seekable() == Seekable::Stream
 }
 
+/// A stream has no offset that a call could name.
+fn check_offset(file: &OpenFile, own: UserPtr<u64>) -> Result<()> {
+    if stream_of(file) && !own.is_null() { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
 /// Run `move_bytes` with the offset that a call uses: its own argument's, or the description's.
-fn with_offset(
+fn with_offset<R>(
     file: &OpenFile,
     own: UserPtr<u64>,
-    move_bytes: impl FnOnce(&mut u64) -> Result<usize>,
-) -> Result<usize> {
+    move_bytes: impl FnOnce(&mut u64) -> Result<R>,
+) -> Result<R> {
     if stream_of(file) {
-        return if own.is_null() { move_bytes(&mut 0) } else { Err(Errno::EINVAL) };
+        return move_bytes(&mut 0);
     }
     if own.is_null() {
         return file.with_offset(move_bytes);
@@ -234,9 +234,9 @@ fn with_offset(
     if i64::try_from(offset).is_err() {
         return Err(Errno::EINVAL);
     }
-    let count = move_bytes(&mut offset)?;
+    let moved = move_bytes(&mut offset)?;
     own.write(&offset)?;
-    Ok(count)
+    Ok(moved)
 }
 
 /// Tells watches that `count` bytes went from one file to the other.
@@ -253,13 +253,17 @@ fn into_file(
     length: usize,
     wait: Blocking,
 ) -> Result<usize> {
+    check_offset(to, to_offset)?;
     to.file().drop_rights()?;
-    if !stream_of(to) && !wait_for_bytes(source, wait)? {
-        return Ok(0);
+    // Where the offset is locked nothing waits: for bytes the call waits before, and again.
+    loop {
+        if !wait_for_bytes(source, wait)? {
+            return Ok(0);
+        }
+        if let Some(count) = with_offset(to, to_offset, |offset| drain(source, length, (to, offset)))? {
+            return Ok(count);
+        }
     }
-    // The offset is locked: nothing waits for the pipe now.
-    let wait = if stream_of(to) { wait } else { Blocking::Never };
-    with_offset(to, to_offset, |offset| drain(source, length, wait, (to, offset)))
 }
 
 /// Moves bytes from a file that is none to a pipe.
@@ -269,18 +273,17 @@ fn from_file(
     length: usize,
     wait: Blocking,
 ) -> Result<usize> {
+    check_offset(from, from_offset)?;
     let deadline = from.file().read_deadline();
     loop {
         wait_for_room(sink, wait)?;
-        let moved = with_offset(from, from_offset, |offset| fill(sink, length, (from, offset)));
-        match moved {
+        match with_offset(from, from_offset, |offset| fill(sink, length, (from, offset))) {
+            Ok(Some(count)) => return Ok(count),
             // Another writer took the room that was seen.
-            Err(Errno::EAGAIN) if !sink.has_room() && wait == Blocking::Wait => {}
+            Ok(None) => {}
             // A stream gives what it has; only for its first bytes the call waits.
-            Err(Errno::EAGAIN) if sink.has_room() && waits_for(from) => {
-                wait_for_file(from, Ready::IN, deadline)?;
-            }
-            moved => return moved,
+            Err(Errno::EAGAIN) if waits_for(from) => wait_for_file(from, Ready::IN, deadline)?,
+            Err(error) => return Err(error),
         }
     }
 }
