@@ -114,17 +114,19 @@ pub struct Leaving {
 }
 
 const LEAVING_CPUS: u32 = 4;
-/// Names of files make the kernel grow; they go, and a program's bytes take their pageblocks.
+/// Names of files make the kernel grow; they go, and a program's bytes take their pageblocks, before
+/// any go to the swap.
 const LEAVE: &str = "for round in 1 2; do busybox mkdir /tmp/d; cd /tmp/d; \
     busybox seq 7500 | busybox xargs busybox touch; cd /; busybox rm -r /tmp/d; \
     set -- $(busybox grep MemFree /proc/meminfo); \
-    busybox dd if=/dev/zero of=/dev/null bs=$(($2-9000))k count=1 2>/dev/null; done; \
+    busybox dd if=/dev/zero of=/dev/null bs=$2k count=1 2>/dev/null; done; \
     busybox grep xpfo_leave /proc/vmstat";
 
 /// Measures flushes on several CPUs while pageblocks change sides.
 pub fn leaving() -> Result<Leaving> {
     let cpus = LEAVING_CPUS.to_string();
-    let mut words = quiet(&["--cpus", &cpus, "-m", "64M", "--model", "locality", "--append"]);
+    let mut words =
+        quiet(&["--cpus", &cpus, "-m", "64M", "--swap", "64M", "--model", "locality", "--append"]);
     words.push(format!("xpfo={DEFAULT}").into());
     words.extend(["--", "busybox", "sh", "-c", LEAVE].map(OsString::from));
     let (results, output) = watch(&words)?;
