@@ -1,9 +1,9 @@
 //! Where kernel addresses lead on each CPU: the direct map and windows, with every translation that
 //! the CPU may still have.
 //!
-//! A CPU may cache an entry of its tables at any moment, whether it uses it or not (Intel SDM volume
-//! 3A, 4.10.2). This model takes the worst case: a CPU has every translation from the moment when
-//! the entry is stored until it forgets it. So [`Model::peek`] is an attacker who may read any
+//! A CPU may cache an entry of its tables at any moment, whether it uses it or not (Intel SDM
+//! volume 3A, 4.10.2). This model takes the worst case: a CPU has every translation from the moment
+//! when the entry is stored until it forgets it. So [`Model::peek`] is an attacker who may read any
 //! kernel address at any step of a test.
 //!
 //! Each CPU has [`SLOTS`] windows, taken in laps, upwards. At the end of a lap the CPU forgets its
@@ -21,7 +21,8 @@ use crate::{CpuId, CpuSet, Cpus, Flush, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 /// Windows of one CPU.
 pub const SLOTS: usize = 64;
 
-/// An address of the kernel half: the frame's own in the direct map, or a slot of the CPU's windows.
+/// An address of the kernel half: the frame's own in the direct map, or a slot of the CPU's
+/// windows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KernelAddress {
     /// In the direct map.
@@ -201,8 +202,8 @@ impl Model {
         self.spied();
     }
 
-    /// What an attacker reads at a kernel address on `cpu`, at this moment; `None` where the access
-    /// must fault.
+    /// The bytes that an attacker reads at a kernel address on `cpu`, at this moment; `None` where
+    /// the access must fault.
     pub fn peek(self, cpu: CpuId, address: KernelAddress) -> Option<Peeked> {
         let (frame, reach) = match address {
             KernelAddress::Direct(frame) if self.is_in_direct_map(frame) => (frame, Reach::Tables),

@@ -1,5 +1,5 @@
-//! The last users of pages through addresses of their own (a program's, or the kernel's direct map),
-//! and since when a program uses what the kernel used before.
+//! The last users of pages through addresses of their own (a program's, or the kernel's direct
+//! map), and since when a program uses what the kernel used before.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 

@@ -114,8 +114,8 @@ pub struct Leaving {
 }
 
 const LEAVING_CPUS: u32 = 4;
-/// Names of files make the kernel grow; they go, and a program's bytes take their pageblocks, before
-/// any go to the swap.
+/// Names of files make the kernel grow; they go, and a program's bytes take their pageblocks,
+/// before any go to the swap.
 const LEAVE: &str = "for round in 1 2; do busybox mkdir /tmp/d; cd /tmp/d; \
     busybox seq 7500 | busybox xargs busybox touch; cd /; busybox rm -r /tmp/d; \
     set -- $(busybox grep MemFree /proc/meminfo); \

@@ -152,8 +152,8 @@ fn between(
     }
 }
 
-/// Takes up to `length` bytes out of the pipe, to `to` at `offset`; `None` where another reader took
-/// all before.
+/// Takes up to `length` bytes out of the pipe, to `to` at `offset`; `None` where another reader
+/// took all before.
 fn drain(pipe: &Pipe, length: usize, (to, offset): (&OpenFile, &mut u64)) -> Result<Option<usize>> {
     let (mut done, deadline) = (0, to.file().write_deadline());
     while done < length && !pipe.is_empty() {
@@ -183,8 +183,8 @@ fn drain(pipe: &Pipe, length: usize, (to, offset): (&OpenFile, &mut u64)) -> Res
     Ok((done > 0).then_some(done))
 }
 
-/// Puts up to `length` bytes into the pipe, from `from` at `offset`, as far as there is room; `None`
-/// where there is none.
+/// Puts up to `length` bytes into the pipe, from `from` at `offset`, as far as there is room;
+/// `None` where there is none.
 fn fill(pipe: &Pipe, length: usize, (from, offset): (&OpenFile, &mut u64)) -> Result<Option<usize>> {
     let mut done = 0;
     while done < length {
