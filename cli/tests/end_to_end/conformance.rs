@@ -69,6 +69,16 @@ fn rawsockets() {
 }
 
 #[test]
+fn beside() {
+    conforms("beside");
+}
+
+#[test]
+fn sockopts() {
+    conforms("sockopts");
+}
+
+#[test]
 fn socketfilters() {
     conforms("socketfilters");
 }

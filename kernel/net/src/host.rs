@@ -2,6 +2,7 @@
 
 use crate::state::Failure;
 use crate::table::{Ends, Id};
+use crate::wire::Marks;
 
 /// Why a listener takes no connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,7 +43,7 @@ pub trait Host {
     /// The connection is no more.
     fn failed(&mut self, socket: &Self::Socket, failure: Failure);
     /// A datagram came. Returns whether its port has a socket.
-    fn datagram(&mut self, ends: Ends, payload: &[u8]) -> bool;
+    fn datagram(&mut self, ends: Ends, marks: Marks, payload: &[u8]) -> bool;
     /// Whether packets are to be shown.
     fn hears_packets(&self) -> bool {
         false

@@ -49,3 +49,4 @@ pub use host::{Host, Owner, Refusal};
 pub use stack::{Config, Counters, Stack};
 pub use state::{Failure, State};
 pub use table::{Ends, Id};
+pub use wire::Marks;

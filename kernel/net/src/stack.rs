@@ -25,7 +25,7 @@ use crate::seq::Seq;
 use crate::state::{Failure, Offer, State};
 use crate::table::{Ends, Id, Secret, Table};
 use crate::wheel::Wheel;
-use crate::wire::{self, Control, Outgoing, Own, Packet, Resolution, TcpSegment};
+use crate::wire::{self, Control, Marks, Outgoing, Own, Packet, Resolution, TcpSegment};
 
 /// Calls that are remembered before they are complete.
 pub const EMBRYOS: usize = 256;
@@ -322,7 +322,7 @@ impl<H: Host> Stack<H> {
                 self.segment(host, ends, &segment, now);
             }
             Some(Packet::Udp(ends, payload, whole)) => {
-                if !host.datagram(ends, payload) {
+                if !host.datagram(ends, Marks::of(whole), payload) {
                     link.frame.no_port(link.own, *ends.remote.ip(), whole);
                     link.send(host, *ends.remote.ip(), None, now);
                 }
@@ -347,11 +347,17 @@ impl<H: Host> Stack<H> {
     }
 
     /// Sends a datagram. Returns whether it fits into a packet.
-    pub fn send_datagram(&mut self, host: &mut H, ends: Ends, payload: &[u8], now: u64) -> bool {
+    pub fn send_datagram(
+        &mut self,
+        host: &mut H,
+        (ends, marks): (Ends, Marks),
+        payload: &[u8],
+        now: u64,
+    ) -> bool {
         let link = &mut self.link;
         let fits = payload.len() + wire::DATAGRAM_HEADERS <= usize::from(link.config.mtu);
         if fits {
-            link.frame.udp(link.own, ends, payload);
+            link.frame.udp(link.own, ends, marks, payload);
             link.send(host, *ends.remote.ip(), None, now);
         }
         fits

@@ -101,6 +101,25 @@ pub enum Packet<'a> {
     Unreachable(IpProtocol, Ends),
 }
 
+/// The part of a packet's header that its sender chooses, beside the ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Marks {
+    /// Time to live: the routers that the packet passes at most.
+    pub ttl: u8,
+    /// Type of service.
+    pub tos: u8,
+}
+
+impl Marks {
+    /// Marks of packets whose sender chose none.
+    pub const USUAL: Self = Self { ttl: TIME_TO_LIVE, tos: 0 };
+
+    /// Those of a packet, header and all.
+    pub(crate) fn of(packet: &[u8]) -> Self {
+        Self { ttl: packet[8], tos: packet[1] }
+    }
+}
+
 /// The device's address and the machine's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Own {
@@ -262,6 +281,16 @@ impl Outgoing {
     }
 
     fn ipv4(&mut self, own: Own, to: Ipv4Addr, kind: IpProtocol, length: usize) -> &mut [u8] {
+        self.ipv4_marked(own, to, (kind, Marks::USUAL), length)
+    }
+
+    fn ipv4_marked(
+        &mut self,
+        own: Own,
+        to: Ipv4Addr,
+        (kind, marks): (IpProtocol, Marks),
+        length: usize,
+    ) -> &mut [u8] {
         // The device's address is filled in when the frame is sent.
         let bytes = self.begin(own, EthernetAddress::BROADCAST, EthernetProtocol::Ipv4, IPV4 + length);
         let header = Ipv4Repr {
@@ -269,9 +298,15 @@ impl Outgoing {
             dst_addr: to,
             next_header: kind,
             payload_len: length,
-            hop_limit: TIME_TO_LIVE,
+            hop_limit: marks.ttl,
         };
-        header.emit(&mut Ipv4Packet::new_unchecked(&mut *bytes), &ChecksumCapabilities::default());
+        let mut packet = Ipv4Packet::new_unchecked(&mut *bytes);
+        header.emit(&mut packet, &ChecksumCapabilities::default());
+        if marks.tos != 0 {
+            packet.set_dscp(marks.tos >> 2);
+            packet.set_ecn(marks.tos & 3);
+            packet.fill_checksum();
+        }
         &mut bytes[IPV4..]
     }
 
@@ -341,9 +376,9 @@ impl Outgoing {
     }
 
     /// Makes it a datagram, whose payload is not longer than a frame takes.
-    pub fn udp(&mut self, own: Own, ends: Ends, payload: &[u8]) {
+    pub fn udp(&mut self, own: Own, ends: Ends, marks: Marks, payload: &[u8]) {
         let to = *ends.remote.ip();
-        let bytes = self.ipv4(own, to, IpProtocol::Udp, UDP + payload.len());
+        let bytes = self.ipv4_marked(own, to, (IpProtocol::Udp, marks), UDP + payload.len());
         let header = UdpRepr { src_port: ends.local.port(), dst_port: ends.remote.port() };
         header.emit(
             &mut UdpPacket::new_unchecked(bytes),

@@ -5,8 +5,8 @@ use linux_raw_sys::net as c;
 use super::SocketFile;
 use super::address::{Address, Family};
 use super::channel::{Ancillary, Manner, Patience, Received, Taking};
-use super::endpoint::{Shutdown, Socket, SocketKind};
-use super::message::{self, Delivery, MessageHeader};
+use super::endpoint::{SendTarget, Shutdown, Socket, SocketKind};
+use super::message::{self, Delivery, MessageHeader, Sent};
 use super::netlink::Netlink;
 use super::options::Credentials;
 use super::raw::{self, RawKind};
@@ -271,7 +271,7 @@ fn send(
     source: &mut dyn Source,
     (name, length): NameAt,
     flags: u32,
-    ancillary: impl FnOnce() -> Result<Ancillary>,
+    beside: impl FnOnce(&Socket) -> Result<Sent>,
 ) -> Result<usize> {
     with_socket(fd, |open, file| {
         if flags & c::MSG_OOB != 0 {
@@ -279,7 +279,9 @@ fn send(
         }
         let patience = file.send_patience(blocking(open, flags));
         let to = if name == 0 { None } else { Address::read(file.socket.family(), name, length)? };
-        let sent = file.socket.send(source, ancillary()?, to.as_ref(), patience);
+        let (ancillary, wishes) = beside(&file.socket)?;
+        let target = SendTarget { address: to.as_ref(), wishes: wishes.as_ref() };
+        let sent = file.socket.send(source, ancillary, target, patience);
         if sent == Err(Errno::EPIPE) && flags & c::MSG_NOSIGNAL == 0 {
             task::signal_broken_pipe();
         }
@@ -287,8 +289,8 @@ fn send(
     })
 }
 
-fn no_ancillary() -> Result<Ancillary> {
-    Ok(Ancillary { credentials: Credentials::current(), ..Ancillary::default() })
+fn nothing_beside(_: &Socket) -> Result<Sent> {
+    Ok((Ancillary { credentials: Credentials::current(), ..Ancillary::default() }, None))
 }
 
 /// sendto(fd, bytes, count, flags, address, length)
@@ -298,13 +300,13 @@ fn no_ancillary() -> Result<Ancillary> {
 pub fn sys_sendto(args: &Args) -> Result<i64> {
     let to = (args[4], if args[4] == 0 { 0 } else { length_at(args, 5)? });
     let mut source = UserSlice::new(args[1], args.size(2));
-    send(args.fd(0), &mut source, to, args.uint(3), no_ancillary).map(|count| count as i64)
+    send(args.fd(0), &mut source, to, args.uint(3), nothing_beside).map(|count| count as i64)
 }
 
 fn send_message(fd: i32, header: &MessageHeader, flags: u32) -> Result<usize> {
     let to = (header.name, header.name_length as usize);
     let mut source = Iovecs::read(header.vectors, header.vector_count as usize)?;
-    send(fd, &mut source, to, flags, || message::read_control(header))
+    send(fd, &mut source, to, flags, |socket| message::read_control(socket, header))
 }
 
 /// sendmsg(fd, header, flags)
@@ -397,14 +399,17 @@ pub fn sys_recvfrom(args: &Args) -> Result<i64> {
 fn receive_message(fd: i32, at: UserPtr<MessageHeader>, flags: u32) -> Result<usize> {
     let mut header = at.read()?;
     let mut received = Received::default();
-    let (family, delivery) = with_socket(fd, |open, file| {
+    let (family, delivery, controls) = with_socket(fd, |open, file| {
         let mut sink = Iovecs::read(header.vectors, header.vector_count as usize)?;
         receive(open, file, &mut sink, flags, &mut received)?;
         let delivery = Delivery {
             credentials: file.socket.channel().names_senders(),
             on_exec: if flags & c::MSG_CMSG_CLOEXEC != 0 { OnExec::Close } else { OnExec::Keep },
         };
-        Ok((file.socket.family(), delivery))
+        let told = file.socket.told_beside();
+        let mut controls = told.controls(received.notes.as_ref());
+        told.add_left(&mut controls, || file.socket.channel().left());
+        Ok((file.socket.family(), delivery, controls))
     })?;
     let result = returned(&received, flags);
     header.flags = flags & c::MSG_CMSG_CLOEXEC;
@@ -420,7 +425,7 @@ fn receive_message(fd: i32, at: UserPtr<MessageHeader>, flags: u32) -> Result<us
         };
     }
     let (length, truncated) =
-        message::write_control(&header, (received.ancillary, received.controls), delivery)?;
+        message::write_control(&header, (received.ancillary, controls.as_ref()), delivery)?;
     header.control_length = length;
     header.flags |= truncated;
     header.write_result(at)?;

@@ -5,22 +5,24 @@
 //! bytes move. The state that waiters look at is mirrored in atomics, changed before they are
 //! woken.
 
+mod beside;
 mod news;
 
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
 use freehold_collections::{Arc, Receiver, reserve};
 use freehold_machine::PAGE_SIZE;
 use spin::Once;
 
 use super::address::Address;
+use super::beside::Notes;
 use super::flight::Files;
 use super::garbage;
 use super::memory::{AccountWatch, BUFFER_BYTES, QueueCharge, SocketAccount};
 use super::message::PassCredentials;
 use super::options::Credentials;
+pub use super::queue::MessageOrigin;
 use super::queue::Queue;
-use super::raw::controls::Controls;
 use crate::fs::bytes::SliceSource;
 use crate::sync::{Mutex, MutexGuard, News, WaitQueue};
 use crate::user::{Sink, Source, so_far};
@@ -91,8 +93,8 @@ pub struct Received {
     pub ancillary: Ancillary,
     /// The sender of a datagram, if it has a name.
     pub from: Option<Address>,
-    /// Data that a raw socket gets beside the packet.
-    pub(super) controls: Option<Controls>,
+    /// Facts about the message that the receiver has asked for.
+    pub(super) notes: Option<Notes>,
 }
 
 /// See the module's head.
@@ -110,6 +112,10 @@ pub struct Channel {
     carries: AtomicBool,
     /// SO_PASSCRED: its receiver is told the sender of each message.
     names_senders: AtomicBool,
+    /// [`Told`](super::beside::Told): data beside messages that its receiver asks for.
+    told: AtomicU32,
+    /// Messages that found no room, modulo 2^32.
+    lost: AtomicU32,
     /// The error of the next call on the receiver's socket, given once; 0 for none.
     error: AtomicI32,
     /// Whether there was such an error.
@@ -142,6 +148,8 @@ impl Channel {
             no_sender: AtomicBool::new(false),
             carries: AtomicBool::new(false),
             names_senders: AtomicBool::new(false),
+            told: AtomicU32::new(0),
+            lost: AtomicU32::new(0),
             error: AtomicI32::new(0),
             failed: AtomicBool::new(false),
             opening: AtomicBool::new(false),
@@ -437,7 +445,7 @@ impl Channel {
         self: &Receiver<Self>,
         source: &mut dyn Source,
         mut ancillary: Ancillary,
-        from: Option<Address>,
+        origin: MessageOrigin,
         patience: Patience,
     ) -> Result<usize> {
         if source.remaining() > BUFFER_BYTES {
@@ -463,7 +471,7 @@ impl Channel {
                 continue;
             }
             in_hand.set(0);
-            queue.push_message(bytes, length, ancillary, from)?;
+            queue.push_message(bytes, length, ancillary, origin)?;
             self.publish(&queue);
             drop(queue);
             self.readable.announce(News::Input);
@@ -476,7 +484,7 @@ impl Channel {
     /// # Errors
     /// `EBUSY` where another task holds the queue; `EAGAIN` where there is no room, `ECONNREFUSED`,
     /// `ENOMEM`.
-    pub(super) fn offer_message(&self, bytes: &[u8], from: Option<Address>) -> Result<()> {
+    pub(super) fn offer_message(&self, bytes: &[u8], origin: MessageOrigin) -> Result<()> {
         let gathered = Queue::gather(&mut SliceSource::new(bytes))?;
         self.account.admit(gathered.pages()).map_err(|_| Errno::EAGAIN)?;
         let mut queue = self.try_waiting().ok_or(Errno::EBUSY)?;
@@ -486,7 +494,7 @@ impl Channel {
         if !self.has_room() {
             return Err(Errno::EAGAIN);
         }
-        queue.push_message(gathered, bytes.len(), Ancillary::default(), from)?;
+        queue.push_message(gathered, bytes.len(), Ancillary::default(), origin)?;
         self.publish(&queue);
         drop(queue);
         self.readable.announce(News::Input);
@@ -615,7 +623,9 @@ mod tests {
         let channel = Channel::new(SocketAccount::Other);
         for text in [&b"first"[..], b"", b"third"] {
             let source = &mut SliceSource::new(text);
-            channel.send_message(source, Ancillary::default(), None, Patience::Never).unwrap();
+            channel
+                .send_message(source, Ancillary::default(), MessageOrigin::default(), Patience::Never)
+                .unwrap();
         }
         let mut buffer = [0; 3];
         let mut next = || {
@@ -627,8 +637,9 @@ mod tests {
         assert_eq!((next(), next(), next()), ((3, 5), (0, 0), (3, 5)));
         assert!(!channel.has_message());
         let huge = vec![0; BUFFER_BYTES + 1];
+        let source = &mut SliceSource::new(&huge);
         let sent =
-            channel.send_message(&mut SliceSource::new(&huge), Ancillary::default(), None, Patience::Never);
+            channel.send_message(source, Ancillary::default(), MessageOrigin::default(), Patience::Never);
         assert_eq!(sent, Err(Errno::EMSGSIZE));
     }
 }

@@ -6,13 +6,15 @@
 //! whichever channel an address leads to. A connection over TCP's loopback is the same thing under
 //! other names: bytes pass through no packets, as with Solaris' TCP fusion.
 
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use freehold_collections::{Arc, Box, Receiver, VecDeque, reserve};
 
 use super::address::{Address, Family};
 use super::attachment::network_of_caller;
-use super::channel::{Ancillary, Channel, Manner, Patience, Received};
+use super::beside::wishes::Wishes;
+use super::beside::{Nature, Told};
+use super::channel::{Ancillary, Channel, Manner, MessageOrigin, Patience, Received};
 use super::memory::SocketAccount;
 use super::netlink::Netlink;
 use super::options::{Credentials, Options};
@@ -20,8 +22,9 @@ use super::ports::{EntryKey, InetAddress};
 use super::raw::{RawKind, RawSocket};
 use super::table;
 use super::view::ListEntry;
-use crate::fs::Ready;
-use crate::sync::{News, PollWaiter, SpinLock, WaitQueue};
+use crate::sync::{News, SpinLock, WaitQueue};
+use crate::task;
+use crate::task::credentials::Groups;
 use crate::task::namespaces::network::NetworkNamespace;
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
@@ -38,17 +41,6 @@ pub enum SocketKind {
     Packets = 5,
 }
 
-/// Which direction ends.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Shutdown {
-    /// SHUT_RD.
-    Receive,
-    /// SHUT_WR.
-    Send,
-    /// SHUT_RDWR.
-    Both,
-}
-
 /// The longest queue that listen(2) gives (net.core.somaxconn).
 const MOST_WAITING: usize = 4096;
 
@@ -59,6 +51,28 @@ pub(super) struct Peer {
     pub(super) channel: Arc<Channel>,
     pub(super) address: Option<Address>,
     credentials: Credentials,
+    groups: Groups,
+}
+
+impl Peer {
+    /// One of which no credentials are known.
+    fn nameless(channel: Arc<Channel>, address: Option<Address>) -> Self {
+        Self { channel, address, credentials: Credentials::NOBODY, groups: Groups::default() }
+    }
+}
+
+/// The caller's supplementary groups; none where no task runs.
+fn current_groups() -> Groups {
+    task::try_with_current(|task| task.with_credentials(|own| own.groups.clone())).unwrap_or_default()
+}
+
+/// Where a message goes.
+#[derive(Clone, Copy, Default)]
+pub struct SendTarget<'a> {
+    /// The address; `None` for the peer's.
+    pub address: Option<&'a Address>,
+    /// The wishes of the sender, if it has some.
+    pub(super) wishes: Option<&'a Wishes>,
 }
 
 /// State of a socket of a special kind, beside the common state.
@@ -85,6 +99,7 @@ pub(super) struct SocketState {
     pub(super) remote: Option<InetAddress>,
     /// The credentials that a connecting peer will see: the listener's at listen(2).
     listen_credentials: Credentials,
+    listen_groups: Groups,
 }
 
 impl SocketState {
@@ -102,6 +117,8 @@ pub struct Socket {
     channel: Arc<Channel>,
     pub(super) state: SpinLock<SocketState>,
     pub(super) options: SpinLock<Options>,
+    /// The number of the network device that it is bound to; 0 for none.
+    pub(super) device: AtomicU32,
     /// SHUT_WR.
     send_ended: AtomicBool,
     /// Woken when a connection waits or was accepted.
@@ -153,6 +170,7 @@ impl Socket {
             channel: raw.as_ref().map_or_else(|| Channel::new(account), |raw| raw.channel().clone()),
             state: SpinLock::new(SocketState::default()),
             options: SpinLock::new(Options::default()),
+            device: AtomicU32::new(0),
             send_ended: AtomicBool::new(false),
             connections: reserve::arc(WaitQueue::new()),
             listed: ListEntry::new(),
@@ -165,7 +183,10 @@ impl Socket {
     pub fn pair(kind: SocketKind) -> (Arc<Self>, Arc<Self>) {
         let (one, other) = (Self::new(Family::Unix, kind), Self::new(Family::Unix, kind));
         let credentials = Credentials::current();
-        let peer = |of: &Self| Some(Peer { channel: of.channel.clone(), address: None, credentials });
+        let groups = current_groups();
+        let peer = |of: &Self| {
+            Some(Peer { channel: of.channel.clone(), address: None, credentials, groups: groups.clone() })
+        };
         one.state.lock().peer = peer(&other);
         other.state.lock().peer = peer(&one);
         one.channel.set_sender(&other.channel);
@@ -181,6 +202,13 @@ impl Socket {
     /// Its type.
     pub const fn kind(&self) -> SocketKind {
         self.kind
+    }
+
+    pub(super) const fn nature(&self) -> Nature {
+        let (is_raw, has_v6) = (self.raw.is_some(), matches!(self.family, Family::Inet6));
+        let has_v4 = matches!(self.family, Family::Inet) || has_v6 && !is_raw;
+        let is_tcp = self.family.is_ip() && matches!(self.kind, SocketKind::Stream);
+        Nature { has_v4, has_v6, is_raw, is_tcp }
     }
 
     fn is_unix_stream(&self) -> bool {
@@ -235,7 +263,14 @@ impl Socket {
 
     /// Returns the credentials of the peer that connected or accepted.
     pub fn peer_credentials(&self) -> Credentials {
-        self.state.lock().peer.as_ref().map_or(Credentials::NOBODY, |peer| peer.credentials)
+        self.peer_identity().0
+    }
+
+    /// The same with the peer's supplementary groups.
+    pub(super) fn peer_identity(&self) -> (Credentials, Groups) {
+        let state = self.state.lock();
+        let of_peer = |peer: &Peer| (peer.credentials, peer.groups.clone());
+        state.peer.as_ref().map_or((Credentials::NOBODY, Groups::default()), of_peer)
     }
 
     /// Whether listen(2) was called.
@@ -300,6 +335,7 @@ impl Socket {
         }
         let most = backlog.min(MOST_WAITING) + 1;
         state.listen_credentials = Credentials::current();
+        state.listen_groups = current_groups();
         match &mut state.listener {
             Some(listener) => listener.most = most,
             None => state.listener = Some(Listener { waiting: VecDeque::new(), most }),
@@ -328,9 +364,7 @@ impl Socket {
             return Err(Errno::EPROTOTYPE);
         }
         if self.kind == SocketKind::Datagram {
-            let credentials = Credentials::NOBODY;
-            let peer = Peer { channel: target.channel.clone(), address: target.address(), credentials };
-            self.state.lock().peer = Some(peer);
+            self.state.lock().peer = Some(Peer::nameless(target.channel.clone(), target.address()));
             return Ok(());
         }
         self.join(&target, &target.address(), patience)
@@ -339,6 +373,7 @@ impl Socket {
     /// Connect to `target`, which listens and is reached `at` this address.
     pub(super) fn join(&self, target: &Self, at: &Option<Address>, patience: Patience) -> Result<()> {
         let served = Self::make(target.family, target.kind, Special::None, target.network.clone());
+        served.device.store(target.device(), Ordering::Relaxed);
         table::enter(&served)?;
         loop {
             target.wait_for_place(patience)?;
@@ -358,12 +393,13 @@ impl Socket {
                     channel: self.channel.clone(),
                     address: own_address,
                     credentials: Credentials::current(),
+                    groups: current_groups(),
                 }),
                 ..SocketState::default()
             };
-            let credentials = {
+            let (credentials, groups) = {
                 let mut state = target.state.lock();
-                let credentials = state.listen_credentials;
+                let credentials = (state.listen_credentials, state.listen_groups.clone());
                 let listener = state.listener.as_mut().ok_or(Errno::ECONNREFUSED)?;
                 if listener.waiting.len() >= target.most_waiting(listener, patience) {
                     continue;
@@ -371,7 +407,7 @@ impl Socket {
                 listener.waiting.try_push_back(served.clone())?;
                 credentials
             };
-            let peer = Peer { channel: served.channel.clone(), address: at.clone(), credentials };
+            let peer = Peer { channel: served.channel.clone(), address: at.clone(), credentials, groups };
             served.channel.set_sender(&self.channel);
             self.channel.set_sender(&served.channel);
             self.state.lock().peer = Some(peer);
@@ -398,12 +434,12 @@ impl Socket {
             return Err(Errno::EAGAIN);
         }
         let served = Self::make(self.family, self.kind, Special::None, self.network.clone());
+        served.device.store(self.device(), Ordering::Relaxed);
         table::enter(&served)?;
         let out = Channel::new(SocketAccount::Tcp);
         out.set_sender(&served.channel);
         let far = far(served.channel.clone(), out.clone())?;
-        let peer =
-            Peer { channel: out, address: Some(Address::Inet(remote)), credentials: Credentials::NOBODY };
+        let peer = Peer::nameless(out, Some(Address::Inet(remote)));
         *served.state.lock() =
             SocketState { address: Some(Address::Inet(local)), peer: Some(peer), ..SocketState::default() };
         let mut state = self.state.lock();
@@ -419,11 +455,7 @@ impl Socket {
 
     /// Makes the socket send into `out` from now on, or into nothing.
     pub(super) fn set_peer(&self, out: Option<(Arc<Channel>, InetAddress)>) {
-        let peer = out.map(|(channel, address)| Peer {
-            channel,
-            address: Some(Address::Inet(address)),
-            credentials: Credentials::NOBODY,
-        });
+        let peer = out.map(|(channel, address)| Peer::nameless(channel, Some(Address::Inet(address))));
         let old = core::mem::replace(&mut self.state.lock().peer, peer);
         drop(old);
     }
@@ -478,10 +510,14 @@ impl Socket {
         let accepted = self.wait_for_connections(patience, look)?;
         self.connections.wake_all();
         accepted.channel.name_senders(self.channel.names_senders());
+        let told = self.channel.told();
+        if !told.is_empty() {
+            accepted.channel.tell(told, Told::empty());
+        }
         Ok(accepted)
     }
 
-    /// Send to `to`, or to the peer.
+    /// Send to `target`.
     ///
     /// # Errors
     /// `EPIPE`, `ENOTCONN`, `EDESTADDRREQ`, `EISCONN`, `ECONNREFUSED`, `EMSGSIZE`, `EAGAIN`,
@@ -490,9 +526,10 @@ impl Socket {
         self: &Receiver<Self>,
         source: &mut dyn Source,
         mut ancillary: Ancillary,
-        to: Option<&Address>,
+        target: SendTarget<'_>,
         patience: Patience,
     ) -> Result<usize> {
+        let to = target.address;
         if let Some(netlink) = &self.netlink {
             return self.send_netlink(netlink, source, to);
         }
@@ -509,18 +546,23 @@ impl Socket {
             // Files travel between AF_UNIX sockets only; the sender gets no error, as on Linux.
             drop(core::mem::take(&mut ancillary.files));
             if let Some(raw) = &self.raw {
-                return raw.send(source, to.and_then(Address::inet));
+                return raw.send(source, to.and_then(Address::inet), target.wishes);
             }
             if self.kind == SocketKind::Datagram {
-                return self.send_datagram(source, ancillary, to.and_then(Address::inet));
+                let to = to.and_then(Address::inet);
+                return self.send_datagram(source, ancillary, to, target.wishes);
             }
         }
         let channel = self.destination(to)?;
         match self.kind {
             SocketKind::Stream => channel.send_stream(source, ancillary, patience),
-            SocketKind::Datagram => channel.send_message(source, ancillary, self.address(), patience),
+            SocketKind::Datagram => {
+                let origin = MessageOrigin { name: self.address(), notes: channel.notes(|| None) };
+                channel.send_message(source, ancillary, origin, patience)
+            }
             SocketKind::Packets => {
-                let sent = channel.send_message(source, ancillary, None, patience);
+                let origin = MessageOrigin { name: None, notes: channel.notes(|| None) };
+                let sent = channel.send_message(source, ancillary, origin, patience);
                 sent.map_err(|error| if error == Errno::ECONNREFUSED { Errno::EPIPE } else { error })
             }
         }
@@ -556,74 +598,24 @@ impl Socket {
             return Err(if self.is_unix_stream() { Errno::EINVAL } else { Errno::ENOTCONN });
         }
         match self.kind {
-            SocketKind::Stream => self.channel.receive_stream(sink, manner, received),
-            _ => {
-                if let Some(raw) = &self.raw {
-                    return raw.receive(sink, manner, received);
+            SocketKind::Stream => {
+                self.channel.receive_stream(sink, manner, received)?;
+                if self.channel.told().contains(Told::LEAST) {
+                    self.receive_least(sink, manner, received);
                 }
+                Ok(())
+            }
+            _ => {
                 let result = self.channel.receive_message(sink, manner, received);
                 self.netlink.iter().for_each(|netlink| self.go_on(netlink));
                 result
             }
         }
     }
-
-    /// Returns the events that poll(2) reports.
-    pub fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
-        let (peer, listening, waiting) = {
-            let state = self.state.lock();
-            let waiting = state.listener.as_ref().is_some_and(|listener| !listener.waiting.is_empty());
-            (state.peer.as_ref().map(|peer| peer.channel.clone()), state.listener.is_some(), waiting)
-        };
-        if let Some(waiter) = waiter {
-            waiter.register(&self.connections);
-            waiter.register(&self.channel.readable);
-            if let Some(peer) = &peer {
-                waiter.register(&peer.writable);
-            }
-        }
-        let mut ready = Ready::empty();
-        if listening {
-            let is_deaf = self.is_deaf();
-            ready.set(Ready::IN, waiting || is_deaf);
-            ready.set(Ready::RDHUP, is_deaf);
-            ready.set(Ready::HUP, is_deaf && self.has_ended());
-            return ready;
-        }
-        let ended = !self.channel.has_sender() || !self.channel.has_receiver();
-        ready.set(Ready::ERR, self.channel.has_error());
-        ready.set(Ready::IN, self.channel.has_message() || ended);
-        ready.set(Ready::RDHUP, ended);
-        let send_ended = self.send_ended.load(Ordering::SeqCst);
-        match &peer {
-            Some(peer) => {
-                if !peer.has_room() {
-                    peer.want_room();
-                }
-                ready.set(Ready::OUT, peer.has_room() || !peer.has_receiver());
-                // TCP hears of one direction's end at a time, but for a reset; AF_UNIX of both.
-                let both = self.family == Family::Unix || self.channel.has_failed();
-                let is_over = send_ended || both && !peer.has_receiver();
-                ready.set(Ready::HUP, ended && is_over);
-            }
-            None if self.kind == SocketKind::Datagram => ready |= Ready::OUT,
-            None => ready |= Ready::OUT | Ready::HUP,
-        }
-        ready
-    }
-}
-
-impl Socket {
-    fn is_inet(&self) -> bool {
-        self.family != Family::Unix
-    }
-
-    /// The queues of signal-driven I/O: connections, and all else.
-    pub(super) fn news(&self) -> [Option<&Arc<WaitQueue>>; 2] {
-        [Some(&self.connections), Some(&self.channel.readable)]
-    }
 }
 
 mod ending;
+mod polling;
+pub use ending::Shutdown;
 #[cfg(test)]
 mod tests;

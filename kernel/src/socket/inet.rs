@@ -10,23 +10,19 @@ use freehold_collections::{Arc, Receiver, Vec};
 
 use super::address::{Address, Family};
 use super::attachment::source_for;
-use super::channel::{Ancillary, Channel, Patience};
+use super::channel::{Channel, Patience};
 use super::endpoint::{Socket, SocketKind};
+use super::interface::{ETHERNET_INDEX, LO};
 use super::memory::SocketAccount;
 use super::options::Credentials;
 use super::ports::{self, Claim, EntryKey, InetAddress, Protocol};
-use super::raw::{self, arrive::Found};
 use super::wire::{self, Wire};
-use crate::fs::bytes::SliceSource;
 use crate::sync::News;
 use crate::task::Capability;
-use crate::user::{self, Source};
 use crate::{Errno, Result, task};
 
 /// Ports that are tried for a connection.
 const TRIES: usize = 64;
-/// Bytes of the longest datagram: 65,535 with both headers.
-const MOST_DATAGRAM_BYTES: usize = 65_507;
 
 impl Socket {
     /// Returns the protocol that its ports belong to.
@@ -72,6 +68,7 @@ impl Socket {
     fn take_port(self: &Receiver<Self>, wanted: InetAddress) -> Result<InetAddress> {
         let claim = Claim {
             address: wanted,
+            device: self.device(),
             user: Credentials::current_user(),
             only_v6: self.is_only_v6(),
             reuses_address: self.reuses_address(),
@@ -91,7 +88,7 @@ impl Socket {
     }
 
     /// The address it is bound to, after a bind to a free port of `wanted` where it was to none.
-    fn own_port(self: &Receiver<Self>, wanted: InetAddress) -> Result<InetAddress> {
+    pub(super) fn own_port(self: &Receiver<Self>, wanted: InetAddress) -> Result<InetAddress> {
         let bound = self.state.lock().address.as_ref().and_then(Address::inet);
         bound.map_or_else(|| self.take_port(wanted), Ok)
     }
@@ -128,15 +125,20 @@ impl Socket {
 
     /// The address that a packet to `to` goes to, and the network that leads there where that is
     /// not on this machine.
-    fn route(&self, to: InetAddress) -> Result<(InetAddress, Option<&'static Wire>)> {
+    pub(super) fn route(&self, to: InetAddress) -> Result<(InetAddress, Option<&'static Wire>)> {
         if !self.network().is_up() {
             return Err(Errno::ENETUNREACH);
         }
-        if self.reaches(to) {
+        let device = self.device();
+        if self.reaches(to) && [0, LO.index].contains(&device) {
             return Ok((to.concrete(), None));
         }
         let is_of_ours = !(to.is_v4() && self.is_v6_alone());
-        let leads = is_of_ours && self.network().is_initial() && source_for(to.ip).is_some();
+        let leads = is_of_ours
+            && self.network().is_initial()
+            && [0, ETHERNET_INDEX].contains(&device)
+            && !self.reaches(to)
+            && source_for(to.ip).is_some();
         wire::wire().filter(|_| leads).map(|wire| (to, Some(wire))).ok_or(Errno::ENETUNREACH)
     }
 
@@ -201,8 +203,8 @@ impl Socket {
         (source, to): (InetAddress, InetAddress),
         patience: Patience,
     ) -> Result<()> {
-        let target =
-            ports::find(self.network().number(), Protocol::Tcp, to, None).ok_or(Errno::ECONNREFUSED)?;
+        let target = ports::find((self.network().number(), LO.index), Protocol::Tcp, to, None)
+            .ok_or(Errno::ECONNREFUSED)?;
         let own = self.own_port(source)?;
         self.state.lock().address = Some(Address::Inet(self.sent_from(own, to)));
         self.channel().renew();
@@ -300,99 +302,7 @@ impl Socket {
     }
 
     /// The sender's address of a packet to `to`, for a socket that is bound to `own`.
-    fn sent_from(&self, own: InetAddress, to: InetAddress) -> InetAddress {
+    pub(super) fn sent_from(&self, own: InetAddress, to: InetAddress) -> InetAddress {
         if own.is_any() { InetAddress { ip: to.source(self.network()), port: own.port } } else { own }
     }
-
-    /// Send a datagram to a port, or to the one that it is connected to.
-    ///
-    /// # Errors
-    /// `EDESTADDRREQ`, `ENETUNREACH`, `EMSGSIZE`, `EFAULT`, `ENOMEM`, `ERESTARTSYS`.
-    pub(super) fn send_datagram(
-        self: &Receiver<Self>,
-        source: &mut dyn Source,
-        ancillary: Ancillary,
-        to: Option<InetAddress>,
-    ) -> Result<usize> {
-        if to.is_some_and(|to| to.port == 0) {
-            return Err(Errno::EINVAL);
-        }
-        let remote = self.state.lock().remote;
-        let (to, wire) = self.route(to.or(remote).ok_or(Errno::EDESTADDRREQ)?)?;
-        let length = source.remaining();
-        if length > MOST_DATAGRAM_BYTES {
-            return Err(Errno::EMSGSIZE);
-        }
-        let from = self.sent_from(self.own_port(self.any())?, to);
-        if let Some(wire) = wire {
-            return wire.send_datagram((from, to), source);
-        }
-        let found = ports::find(self.network().number(), Protocol::Udp, to, Some(from));
-        if raw::any() {
-            return self.send_shown((from, to), source, (ancillary, found));
-        }
-        self.hand_over((from, to), source, (ancillary, found))
-    }
-
-    /// As [`hand_over`](Self::hand_over), where a raw socket may hear the packet.
-    #[cold]
-    fn send_shown(
-        &self,
-        ends: (InetAddress, InetAddress),
-        source: &mut dyn Source,
-        (ancillary, found): (Ancillary, Option<Arc<Socket>>),
-    ) -> Result<usize> {
-        let mut bytes: Vec<u8> = user::zeroed(source.remaining())?;
-        let mut done = 0;
-        while done < bytes.len() {
-            match source.take(&mut bytes[done..])? {
-                0 => return Err(Errno::EFAULT),
-                count => done += count,
-            }
-        }
-        let is_found = if found.is_some() { Found::Some } else { Found::None };
-        raw::arrive::show_datagram(self.network(), ends, &bytes, is_found)?;
-        self.hand_over(ends, &mut SliceSource::new(&bytes), (ancillary, found))
-    }
-
-    /// Gives a datagram to the socket that it is for, if there is one.
-    #[inline]
-    fn hand_over(
-        &self,
-        (from, to): (InetAddress, InetAddress),
-        source: &mut dyn Source,
-        (ancillary, found): (Ancillary, Option<Arc<Socket>>),
-    ) -> Result<usize> {
-        let length = source.remaining();
-        let Some(target) = found else {
-            if self.is_connected_to(to) {
-                // ICMP says so, and the next call does.
-                self.channel().fail(Errno::ECONNREFUSED);
-            }
-            // The bytes of a datagram without receiver are read all the same.
-            return take_all(source, length);
-        };
-        let name = Some(Address::Inet(from));
-        match target.channel().send_message(source, ancillary, name, Patience::Never) {
-            // No room, or no socket any more: it is lost on its way.
-            Err(Errno::EAGAIN | Errno::ENOBUFS | Errno::ECONNREFUSED) => Ok(length),
-            sent => sent,
-        }
-    }
-}
-
-/// Takes `length` bytes that go nowhere.
-///
-/// # Errors
-/// `EFAULT`.
-fn take_all(source: &mut dyn Source, length: usize) -> Result<usize> {
-    let (mut bytes, mut left) = ([0; 256], length);
-    while left > 0 {
-        let part = left.min(bytes.len());
-        match source.take(&mut bytes[..part])? {
-            0 => return Err(Errno::EFAULT),
-            count => left -= count,
-        }
-    }
-    Ok(length)
 }

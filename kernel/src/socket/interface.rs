@@ -56,6 +56,8 @@ pub const LO: Interface = Interface {
 
 /// IFF_UP, IFF_BROADCAST, IFF_RUNNING and IFF_MULTICAST.
 const ETHERNET_FLAGS: u32 = 0x1 | 0x2 | 0x40 | 0x1000;
+/// The number of `eth0`.
+pub const ETHERNET_INDEX: u32 = 2;
 /// ARPHRD_ETHER.
 pub const ETHERNET: u16 = 1;
 
@@ -68,7 +70,7 @@ pub fn all(network: &NetworkNamespace) -> impl Iterator<Item = Interface> + use<
         let device = &attachment.device;
         Interface {
             name: "eth0",
-            index: 2,
+            index: ETHERNET_INDEX,
             flags: ETHERNET_FLAGS,
             mtu: device.mtu() as u32,
             hardware: ETHERNET,

@@ -6,10 +6,13 @@ use freehold_collections::Vec;
 use linux_raw_sys::net as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::address::Family;
+use super::beside::controls::Controls;
+use super::beside::wishes::{Versions, Wishes};
 use super::channel::Ancillary;
+use super::endpoint::{Socket, SocketKind};
 use super::flight::Files;
 use super::options::Credentials;
-use super::raw::controls::Controls;
 use crate::fs::OnExec;
 use crate::task;
 use crate::user::{self, UserPtr};
@@ -74,15 +77,20 @@ const CONTROL_BYTES: usize = size_of::<Control>();
 /// SCM_CREDENTIALS.
 const SCM_CREDENTIALS: u32 = 2;
 
-/// Read what a sender puts beside its bytes.
+/// Data beside a sender's bytes: what travels with them, and what the sender asks for.
+pub(super) type Sent = (Ancillary, Option<Wishes>);
+
+/// Read what a sender puts beside its bytes into `socket`. Control messages of another level than
+/// the socket's are passed over, as on Linux.
 ///
 /// # Errors
 /// `EINVAL`, `EBADF`, `EPERM` for credentials that are not the sender's, `EFAULT`.
-pub fn read_control(header: &MessageHeader) -> Result<Ancillary> {
+pub(super) fn read_control(socket: &Socket, header: &MessageHeader) -> Result<Sent> {
     let mut ancillary = Ancillary { files: Files::default(), credentials: Credentials::current() };
+    let mut wishes: Option<Wishes> = None;
     let length = usize::try_from(header.control_length).unwrap_or(usize::MAX);
     if header.control == 0 || length < CONTROL_BYTES {
-        return Ok(ancillary);
+        return Ok((ancillary, wishes));
     }
     if length > MOST_CONTROL {
         return Err(Errno::ENOBUFS);
@@ -101,11 +109,17 @@ pub fn read_control(header: &MessageHeader) -> Result<Ancillary> {
                 }
                 ancillary.credentials = claimed;
             }
-            _ => return Err(Errno::EINVAL),
+            (c::SOL_SOCKET, _) => return Err(Errno::EINVAL),
+            (level, kind) if socket.family().is_ip() && socket.kind() == SocketKind::Datagram => {
+                let is_v6 = socket.family() == Family::Inet6;
+                let versions = if is_v6 { Versions::Both } else { Versions::V4 };
+                wishes.get_or_insert_default().read(versions, (level, kind), data)?;
+            }
+            _ => {}
         }
         rest = rest.get(length.next_multiple_of(ALIGN)..).unwrap_or_default();
     }
-    Ok(ancillary)
+    Ok((ancillary, wishes))
 }
 
 fn read_files(data: &[u8], files: &mut Files) -> Result<()> {
@@ -146,7 +160,7 @@ pub enum PassCredentials {
 /// `EFAULT`.
 pub(super) fn write_control(
     header: &MessageHeader,
-    (ancillary, controls): (Ancillary, Option<Controls>),
+    (ancillary, controls): (Ancillary, Option<&Controls>),
     delivery: Delivery,
 ) -> Result<(u64, u32)> {
     let room = usize::try_from(header.control_length).unwrap_or(usize::MAX);
@@ -171,7 +185,7 @@ pub(super) fn write_control(
         written += (CONTROL_BYTES + data.len()).next_multiple_of(ALIGN);
         Ok(())
     };
-    for control in controls.iter().flat_map(Controls::iter) {
+    for control in controls.into_iter().flat_map(Controls::iter) {
         put((control.level, control.kind), control.data(), &mut flags)?;
     }
     if delivery.credentials == PassCredentials::Yes {

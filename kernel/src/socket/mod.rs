@@ -8,6 +8,7 @@
 //! | [`queue`] | the messages in a channel |
 //! | [`memory`] | the pages of all messages that wait, and their limits |
 //! | [`inet`], [`ports`] | the differences of TCP and UDP; the owners of ports |
+//! | [`datagrams`] | datagrams of UDP that programs send |
 //! | [`raw`] | raw and ping sockets: packets of IP and ICMP |
 //! | [`attachment`], [`wire`] | how the machine is connected; connections and datagrams to other machines |
 //! | [`address`] | names, and their owners |
@@ -17,19 +18,28 @@
 //! | [`interface`] | the network device `lo`, and the ioctls that ask for it |
 //! | [`table`], [`view`] | all sockets, and the view of one in /proc/net |
 //! | [`tcp_info`] | TCP_INFO |
+//! | [`least`] | SO_RCVLOWAT |
+//! | [`facts`] | facts about a socket that getsockopt tells |
 //! | [`options`], [`remembered`] | setsockopt and getsockopt; options that are only read as they were set |
+//! | [`beside`] | facts about a packet that its receiver asks for, and its sender's wishes |
+//! | [`bound_device`] | the network device that a socket is bound to |
 //! | [`message`] | sendmsg's header and the data beside the bytes |
 //! | [`calls`] | the system calls |
 
 pub mod address;
 pub mod attachment;
+pub mod beside;
+mod bound_device;
 pub mod calls;
 pub mod channel;
+mod datagrams;
 pub mod endpoint;
+mod facts;
 pub mod flight;
 pub mod garbage;
 mod inet;
 pub mod interface;
+mod least;
 pub mod memory;
 pub mod message;
 pub mod netlink;
@@ -48,7 +58,7 @@ use linux_raw_sys::ioctl::{FIONREAD, SIOCATMARK, TIOCOUTQ};
 
 use self::address::Family;
 use self::channel::{Ancillary, Manner, Patience, Received};
-use self::endpoint::{Socket, SocketKind};
+use self::endpoint::{SendTarget, Socket, SocketKind};
 use self::options::{Credentials, deadline};
 use crate::fs::anonymous::AnonymousNode;
 use crate::fs::file::{NewsOwner, NewsQueues};
@@ -113,7 +123,7 @@ impl File for SocketFile {
 
     fn write_at(&self, _offset: u64, source: &mut dyn Source, blocking: Blocking) -> Result<usize> {
         let ancillary = Ancillary { credentials: Credentials::current(), ..Ancillary::default() };
-        let sent = self.socket.send(source, ancillary, None, self.send_patience(blocking));
+        let sent = self.socket.send(source, ancillary, SendTarget::default(), self.send_patience(blocking));
         if sent == Err(Errno::EPIPE) {
             crate::task::signal_broken_pipe();
         }
@@ -140,10 +150,7 @@ impl File for SocketFile {
         let bytes = match request {
             FIONREAD if self.socket.is_listening() => return Err(Errno::EINVAL),
             FIONREAD if self.socket.kind() == SocketKind::Stream => self.socket.channel().bytes(),
-            FIONREAD => match &self.socket.raw {
-                Some(raw) => raw.first_bytes(),
-                None => self.socket.channel().first_bytes(),
-            },
+            FIONREAD => self.socket.channel().first_bytes(),
             TIOCOUTQ if self.socket.is_listening() => return Err(Errno::EINVAL),
             TIOCOUTQ => self.socket.unreceived(),
             SIOCOUTQNSD if self.is_tcp() && !self.socket.is_listening() => 0,

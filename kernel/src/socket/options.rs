@@ -3,6 +3,8 @@
 use linux_raw_sys::net as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::address::Family;
+use super::beside::{self, Told};
 use super::endpoint::{Socket, SocketKind};
 use super::memory::BUFFER_BYTES;
 use super::message::PassCredentials;
@@ -88,6 +90,13 @@ pub struct Options {
     pub(super) remembered: Remembered,
 }
 
+/// Whether an option is set or read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Access {
+    Set,
+    Get,
+}
+
 /// The deadline of a call that begins now.
 pub fn deadline(timeout: Option<u64>) -> Option<u64> {
     timeout.map(|timeout| time::now().saturating_add(timeout))
@@ -117,6 +126,8 @@ const CONGESTION: (u32, u32) = (TCP, 13);
 /// Information about a connection, and the handler of its bytes below programs: there is none.
 const TCP_INFO: (u32, u32) = (TCP, 11);
 const TCP_ULP: (u32, u32) = (TCP, 31);
+/// The clock of a connection, which repair(8) sets.
+const TCP_TIMESTAMP: (u32, u32) = (TCP, 24);
 /// The congestion controls that [`CONGESTION`] names and accepts.
 const CONGESTION_CONTROLS: [&[u8]; 2] = [b"cubic", b"reno"];
 
@@ -127,7 +138,7 @@ impl Socket {
     /// `ENOPROTOOPT`, `EINVAL`, `EFAULT`.
     pub fn set_option(&self, level: u32, name: u32, value: u64, length: usize) -> Result<()> {
         if !self.has_level(level) {
-            return Err(Errno::ENOPROTOOPT);
+            return Err(self.lacks_level(Access::Set));
         }
         if (level, name) == CONGESTION {
             let wanted = user::read_vec(value, length.min(16))?;
@@ -137,18 +148,36 @@ impl Socket {
         if (level, name) == TCP_ULP {
             return Err(Errno::ENOENT);
         }
-        let number = || {
-            let room = if length < size_of::<i32>() { Err(Errno::EINVAL) } else { Ok(()) };
-            room.and_then(|()| UserPtr::<i32>::new(value).read())
-        };
+        let number = || beside::number(level, value, length);
+        if let Some(flag) = Told::of(level, name, self.nature()) {
+            let number = number()?;
+            if flag == Told::LEFT && !(0..=1).contains(&number) {
+                return Err(Errno::EINVAL);
+            }
+            let wanted = if number != 0 { flag } else { Told::empty() };
+            let others = if Told::TIMES.contains(flag) { Told::TIMES } else { flag };
+            self.channel().tell(wanted, others);
+            return Ok(());
+        }
         if let Some(netlink) = self.netlink.as_ref().filter(|_| level == netlink::LEVEL)
             && netlink.set_option(name, number()?)?
         {
             return Ok(());
         }
         if level != c::SOL_SOCKET {
+            self.check_transparent(level, name, number()?)?;
             return self.remember(level, name, number()?);
         }
+        if self.set_device_option(name, value, length)? {
+            return Ok(());
+        }
+        self.set_own_option(name, value, length)
+    }
+
+    /// setsockopt(2) of SOL_SOCKET.
+    fn set_own_option(&self, name: u32, value: u64, length: usize) -> Result<()> {
+        let level = c::SOL_SOCKET;
+        let number = || beside::number(level, value, length);
         match name {
             c::SO_RCVTIMEO => self.options.lock().receive_timeout = timeout(value, length)?,
             c::SO_SNDTIMEO => self.options.lock().send_timeout = timeout(value, length)?,
@@ -170,6 +199,11 @@ impl Socket {
             c::SO_PRIORITY if !UNPRIVILEGED_PRIORITIES.contains(&number()?) && !self.may_mark() => {
                 return Err(Errno::EPERM);
             }
+            c::SO_ZEROCOPY => return Err(Errno::EOPNOTSUPP),
+            c::SO_RCVLOWAT => {
+                self.remember(level, name, number()?)?;
+                self.note_least();
+            }
             // The size is one for all.
             c::SO_SNDBUF | c::SO_RCVBUF | c::SO_SNDBUFFORCE | c::SO_RCVBUFFORCE => {
                 number()?;
@@ -186,13 +220,21 @@ impl Socket {
     pub fn option(&self, level: u32, name: u32, value: u64, length: UserPtr<i32>) -> Result<()> {
         let room = usize::try_from(length.read()?).map_err(|_| Errno::EINVAL)?;
         if !self.has_level(level) {
-            return Err(Errno::EOPNOTSUPP);
+            return Err(self.lacks_level(Access::Get));
         }
         let put = |bytes: &[u8]| {
             let count = room.min(bytes.len());
             user::write_exact(value, &bytes[..count])?;
             length.write(&(count as i32))
         };
+        let put_number = |number: i32| match u8::try_from(number) {
+            // As on Linux, which knows programs that have a byte for it.
+            Ok(byte) if level == beside::IP && (1..4).contains(&room) => put(&[byte]),
+            _ => put(number.as_bytes()),
+        };
+        if let Some(flag) = Told::of(level, name, self.nature()) {
+            return put_number(i32::from(self.channel().told().contains(flag)));
+        }
         if (level, name) == CONGESTION {
             return put(b"cubic\0");
         }
@@ -202,8 +244,11 @@ impl Socket {
         if (level, name) == TCP_ULP {
             return put(b"");
         }
+        if let Some(fact) = self.fact((level, name), room)? {
+            return put(fact.as_bytes());
+        }
         if let Ok(number) = self.remembered(level, name) {
-            return put(number.as_bytes());
+            return put_number(number);
         }
         if let Some(netlink) = self.netlink.as_ref().filter(|_| level == netlink::LEVEL) {
             return put(netlink.option(name).ok_or(Errno::ENOPROTOOPT)?.as_bytes());
@@ -211,12 +256,26 @@ impl Socket {
         if level != c::SOL_SOCKET {
             return Err(Errno::ENOPROTOOPT);
         }
+        self.own_option(name, value, length)
+    }
+
+    /// getsockopt(2) of SOL_SOCKET.
+    fn own_option(&self, name: u32, value: u64, length: UserPtr<i32>) -> Result<()> {
+        let room = usize::try_from(length.read()?).map_err(|_| Errno::EINVAL)?;
+        let put = |bytes: &[u8]| {
+            let count = room.min(bytes.len());
+            user::write_exact(value, &bytes[..count])?;
+            length.write(&(count as i32))
+        };
         let number = match name {
+            c::SO_BINDTODEVICE => return self.write_device_name(value, length),
+            c::SO_BINDTOIFINDEX => self.device() as i32,
             c::SO_TYPE => self.shown_type(),
             c::SO_DOMAIN => i32::from(self.family().number()),
             c::SO_SNDBUF | c::SO_RCVBUF => BUFFER_BYTES as i32,
             c::SO_ACCEPTCONN => i32::from(self.is_listening()),
             c::SO_PASSCRED => i32::from(self.channel().names_senders() == PassCredentials::Yes),
+            c::SO_PEERGROUPS => return self.write_peer_groups(value, length),
             c::SO_PEERCRED => {
                 if room < size_of::<Credentials>() && self.kind() != SocketKind::Datagram {
                     return Err(Errno::EINVAL);
@@ -239,6 +298,23 @@ impl Socket {
             _ => return Err(Errno::ENOPROTOOPT),
         };
         put(number.as_bytes())
+    }
+
+    /// The error of an option of a level that it has not.
+    fn lacks_level(&self, access: Access) -> Errno {
+        match (self.family(), access) {
+            (Family::Unix, _) | (Family::Inet, Access::Get) => Errno::EOPNOTSUPP,
+            _ => Errno::ENOPROTOOPT,
+        }
+    }
+
+    /// TCP_TIMESTAMP, which none may set, and IP_TRANSPARENT, which takes a capability.
+    fn check_transparent(&self, level: u32, name: u32, value: i32) -> Result<()> {
+        let takes = (level, name) == (beside::IP, c::IP_TRANSPARENT) && value != 0;
+        if (level, name) == TCP_TIMESTAMP || takes && !self.may_mark() {
+            return Err(Errno::EPERM);
+        }
+        Ok(())
     }
 
     /// Whether the process may choose how the socket's packets are routed and ordered.

@@ -100,6 +100,8 @@ impl InetAddress {
 pub struct Claim {
     /// The address.
     pub address: InetAddress,
+    /// The network device whose packets it hears; 0 for all.
+    pub device: u32,
     /// The owner of the socket.
     pub user: u32,
     /// IPV6_V6ONLY: any address is none of version 4.
@@ -120,8 +122,16 @@ impl Claim {
         }
     }
 
+    /// Whether it hears packets that come by `device`.
+    const fn hears_device(&self, device: u32) -> bool {
+        self.device == 0 || self.device == device
+    }
+
     /// Whether packets could belong to either.
     fn overlaps(&self, other: &Self) -> bool {
+        if self.device != 0 && !other.hears_device(self.device) {
+            return false;
+        }
         let both_any = self.address.is_any() && other.address.is_any();
         let v6_with_v4 = |v6: &Self, v4: &Self| !v6.address.is_v4() && v4.address.is_v4() && !v6.only_v6;
         if both_any {
@@ -222,17 +232,23 @@ pub fn set_remote(key: &EntryKey, remote: Option<InetAddress>) {
     PORTS.lock().get_mut(key).into_iter().for_each(|entry| entry.remote = remote);
 }
 
+/// Lets the socket with this entry hear only packets that come by `device` from now on; 0 for all.
+pub fn set_device(key: &EntryKey, device: u32) {
+    PORTS.lock().get_mut(key).into_iter().for_each(|entry| entry.claim.device = device);
+}
+
 /// A socket's end.
 pub fn release(key: &EntryKey) {
     let entry = PORTS.lock().remove(key);
     drop(entry);
 }
 
-/// Returns the socket of `network`, a namespace's number, that a packet from `from` to `to` goes
-/// to: of TCP one that listens. A socket that is connected to the sender precedes one that is bound
-/// to the address. That one precedes a socket that is bound to any address.
+/// Returns the socket of `network`, a namespace's number, that a packet goes to which comes by
+/// `device` from `from` to `to`: of TCP one that listens. A socket that is connected to the sender
+/// precedes one that is bound to the address. That one precedes a socket that is bound to the
+/// device, and that one all others.
 pub fn find(
-    network: u64,
+    (network, device): (u64, u32),
     protocol: Protocol,
     to: InetAddress,
     from: Option<InetAddress>,
@@ -243,10 +259,11 @@ pub fn find(
         Protocol::Udp => entry.remote.is_none() || entry.remote == from,
     };
     entries(&ports, (network, protocol, to.port))
-        .filter(|entry| entry.claim.covers(to.ip))
+        .filter(|entry| entry.claim.covers(to.ip) && entry.claim.hears_device(device))
         .filter(hears)
         .max_by_key(|entry| {
-            (entry.remote.is_some(), !entry.claim.address.is_any(), entry.claim.address.is_v4())
+            let claim = &entry.claim;
+            (entry.remote.is_some(), !claim.address.is_any(), claim.device != 0, claim.address.is_v4())
         })
         .and_then(|entry| entry.socket.upgrade())
 }
@@ -259,8 +276,11 @@ mod tests {
 
     use super::super::address::Family;
     use super::super::endpoint::SocketKind;
+    use super::super::interface::LO;
     use super::*;
 
+    /// The network and the device of the tests' packets.
+    const HERE: (u64, u32) = (NetworkNamespace::INITIAL_NUMBER, LO.index);
     /// Addresses that a packet can have.
     const CONCRETE: [&str; 4] = ["::ffff:127.0.0.1", "::ffff:127.0.0.2", "::1", "::ffff:127.9.9.9"];
     /// Addresses that a socket can be bound to.
@@ -271,6 +291,7 @@ mod tests {
             (0..CLAIMED.len(), 20_000..20_002_u16, 0..2_u32, any::<bool>(), any::<bool>(), any::<bool>());
         parts.prop_map(|(ip, port, user, only_v6, reuses_address, reuses_port)| Claim {
             address: InetAddress { ip: CLAIMED[ip].parse().unwrap(), port },
+            device: 0,
             user,
             only_v6,
             reuses_address,
@@ -328,7 +349,7 @@ mod tests {
                 for (at, ip) in CONCRETE.iter().enumerate() {
                     for port in 20_000..20_002 {
                         let to = InetAddress { ip: ip.parse().unwrap(), port };
-                        let found = find(NetworkNamespace::INITIAL_NUMBER, Protocol::Tcp, to, None);
+                        let found = find(HERE, Protocol::Tcp, to, None);
                         let hears = |entry: &&(Claim, bool, Arc<Socket>, EntryKey)| {
                             entry.1 && entry.0.address.port == port && heard(&entry.0).contains(&at)
                         };
@@ -360,6 +381,7 @@ mod tests {
         let at = |port| InetAddress { ip: LOOPBACK_V4, port };
         let claim = |port| Claim {
             address: at(port),
+            device: 0,
             user: 0,
             only_v6: false,
             reuses_address: true,
@@ -370,13 +392,40 @@ mod tests {
         let (_, open) = bind(&other, Protocol::Udp, claim(20_010)).unwrap();
         set_remote(&connected, Some(at(7)));
         let finds = |from| {
-            find(NetworkNamespace::INITIAL_NUMBER, Protocol::Udp, at(20_010), Some(at(from)))
+            find(HERE, Protocol::Udp, at(20_010), Some(at(from)))
                 .is_some_and(|found| found.address() == one.address())
         };
         assert!(finds(7) && !finds(8));
         release(&open);
-        assert!(find(NetworkNamespace::INITIAL_NUMBER, Protocol::Udp, at(20_010), Some(at(8))).is_none());
+        assert!(find(HERE, Protocol::Udp, at(20_010), Some(at(8))).is_none());
         release(&connected);
-        assert!(find(NetworkNamespace::INITIAL_NUMBER, Protocol::Udp, at(20_010), Some(at(7))).is_none());
+        assert!(find(HERE, Protocol::Udp, at(20_010), Some(at(7))).is_none());
+    }
+
+    #[test]
+    fn sockets_of_two_devices_share_a_port_and_hear_their_own_packets() {
+        let at = InetAddress { ip: ANY_V4, port: 20_020 };
+        let claim = |device| Claim {
+            address: at,
+            device,
+            user: 0,
+            only_v6: false,
+            reuses_address: false,
+            reuses_port: false,
+        };
+        let sockets = [0, 1, 2].map(|_: u8| Socket::new(Family::Inet, SocketKind::Datagram));
+        let (_, first) = bind(&sockets[0], Protocol::Udp, claim(1)).unwrap();
+        let (_, second) = bind(&sockets[1], Protocol::Udp, claim(2)).unwrap();
+        let any = bind(&sockets[2], Protocol::Udp, claim(0)).map(|_| ());
+        assert_eq!(any, Err(Errno::EADDRINUSE), "it would hear the packets of either");
+        let finds = |device| {
+            let to = InetAddress { ip: LOOPBACK_V4, ..at };
+            let found = find((NetworkNamespace::INITIAL_NUMBER, device), Protocol::Udp, to, None);
+            found.and_then(|found| sockets.iter().position(|socket| socket.is_same(&found)))
+        };
+        assert_eq!([1, 2, 3].map(finds), [Some(0), Some(1), None]);
+        set_device(&second, 3);
+        assert_eq!([1, 2, 3].map(finds), [Some(0), None, Some(1)]);
+        [first, second].iter().for_each(release);
     }
 }

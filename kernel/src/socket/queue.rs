@@ -2,13 +2,15 @@
 //!
 //! One [`PipeRing`] holds the pages of all messages in order, and each message knows how many of
 //! its chunks are its own: sending and receiving need no list of their own. Invariant: the
-//! messages' chunks add up to the ring's. Held by the channel's sleeping lock.
+//! messages' chunks add up to the ring's, and there are as many notes as messages with notes. The
+//! channel's sleeping lock protects it.
 
 use core::ops::ControlFlow;
 
 use freehold_collections::{Arc, VecDeque};
 
 use super::address::Address;
+use super::beside::Notes;
 use super::channel::{Ancillary, Received};
 use super::flight::Files;
 use super::memory::{PAGES, QueueCharge, SocketAccount};
@@ -21,6 +23,22 @@ use crate::{Errno, Result};
 /// An empty queue with room for more messages than this gives the room back.
 const KEPT: usize = 16;
 
+/// The sender of a message, and facts that its receiver has asked for.
+#[derive(Clone, Default)]
+pub struct MessageOrigin {
+    /// The sender's name, if it has one.
+    pub name: Option<Address>,
+    /// The notes, if the receiver wants them.
+    pub(super) notes: Option<Notes>,
+}
+
+impl MessageOrigin {
+    /// The origin of a message without notes.
+    pub const fn named(name: Option<Address>) -> Self {
+        Self { name, notes: None }
+    }
+}
+
 /// The message of one send. For a stream, the bytes of sends without ancillary data are joined.
 struct SocketMessage {
     /// The message's chunks in the ring.
@@ -29,19 +47,28 @@ struct SocketMessage {
     length: usize,
     ancillary: Ancillary,
     from: Option<Address>,
+    /// Whether notes of it wait, in the order of the messages.
+    is_noted: bool,
 }
 
 /// See the module's head.
 pub struct Queue {
     pages: PipeRing,
     messages: VecDeque<SocketMessage>,
+    /// The notes of those messages that have some, in order.
+    notes: VecDeque<Notes>,
     charge: QueueCharge,
 }
 
 impl Queue {
     /// An empty one, which needs no memory; its pages are counted in `account`.
     pub const fn new(account: SocketAccount) -> Self {
-        Self { pages: PipeRing::new(PAGES), messages: VecDeque::new(), charge: QueueCharge::new(account) }
+        Self {
+            pages: PipeRing::new(PAGES),
+            messages: VecDeque::new(),
+            notes: VecDeque::new(),
+            charge: QueueCharge::new(account),
+        }
     }
 
     /// Messages in it.
@@ -103,6 +130,7 @@ impl Queue {
                     length: 0,
                     ancillary,
                     from: None,
+                    is_noted: false,
                 });
             }
         }
@@ -127,13 +155,15 @@ impl Queue {
         bytes: Gathered,
         length: usize,
         ancillary: Ancillary,
-        from: Option<Address>,
+        origin: MessageOrigin,
     ) -> Result<()> {
         self.messages.try_reserve(1)?;
         let chunks = bytes.pages();
         self.pages.append(bytes)?;
         self.charge.set(self.pages());
-        self.messages.push_back_reserved(SocketMessage { chunks, length, ancillary, from });
+        let is_noted = origin.notes.is_some_and(|notes| self.notes.try_push_back(notes).is_ok());
+        let from = origin.name;
+        self.messages.push_back_reserved(SocketMessage { chunks, length, ancillary, from, is_noted });
         Ok(())
     }
 
@@ -209,6 +239,9 @@ impl Queue {
         let Some(mut message) = self.messages.pop_front() else { return Ok(()) };
         let popped = self.pages.pop_of(&mut message.chunks, sink);
         self.pages.discard(message.chunks);
+        if message.is_noted {
+            received.notes = self.notes.pop_front();
+        }
         self.settle();
         // The ancillary data is dropped with `received`, where no lock is held.
         received.ancillary.credentials = message.ancillary.credentials;
@@ -229,6 +262,7 @@ impl Queue {
         received.ancillary.files = message.ancillary.files.try_clone()?;
         received.length = message.length;
         received.from = message.from.clone();
+        received.notes = self.notes.front().copied().filter(|_| message.is_noted);
         received.count = self.pages.peek(0..message.chunks, sink)?;
         Ok(())
     }
@@ -291,6 +325,8 @@ mod tests {
         fn validate(&self) {
             let chunks: usize = self.messages.iter().map(|message| message.chunks).sum();
             assert_eq!(chunks, self.pages());
+            let noted = self.messages.iter().filter(|message| message.is_noted).count();
+            assert_eq!(noted, self.notes.len());
             assert!(self.messages.capacity() <= KEPT || !self.messages.is_empty());
         }
     }
@@ -372,7 +408,7 @@ mod tests {
         for (at, &length) in lengths.iter().enumerate() {
             let bytes = vec![at as u8; length];
             let gathered = Queue::gather(&mut SliceSource::new(&bytes)).unwrap();
-            queue.push_message(gathered, length, sender(at as u32), None).unwrap();
+            queue.push_message(gathered, length, sender(at as u32), MessageOrigin::default()).unwrap();
             queue.validate();
         }
         let mut buffer = [9; PAGE_SIZE + 10];
@@ -392,11 +428,32 @@ mod tests {
     }
 
     #[test]
+    fn notes_stay_with_their_messages() {
+        let mut queue = Queue::new(SocketAccount::Other);
+        let lost = |number: u32| (number % 3 > 0).then(|| Notes::now(number, None));
+        for number in 0..3 * KEPT as u32 {
+            let gathered = Queue::gather(&mut SliceSource::new(b"x")).unwrap();
+            let origin = MessageOrigin { name: None, notes: lost(number) };
+            queue.push_message(gathered, 1, sender(number), origin).unwrap();
+            queue.validate();
+        }
+        for number in 0..3 * KEPT as u32 {
+            let [mut peeked, mut taken] = [0, 1].map(|_: u8| Received::default());
+            queue.peek_message(&mut SliceSink::new(&mut [0]), &mut peeked).unwrap();
+            queue.take_message(&mut SliceSink::new(&mut [0]), &mut taken).unwrap();
+            assert_eq!(peeked.notes, taken.notes);
+            assert_eq!(taken.notes.map(Notes::lost), lost(number).map(Notes::lost));
+            queue.validate();
+        }
+        assert_eq!(queue.notes.capacity(), 0);
+    }
+
+    #[test]
     fn an_empty_queue_gives_back_the_room_of_many_messages() {
         let mut queue = Queue::new(SocketAccount::Other);
         let nothing = || Queue::gather(&mut SliceSource::new(b"")).unwrap();
         for _ in 0..2 * KEPT {
-            queue.push_message(nothing(), 0, sender(0), None).unwrap();
+            queue.push_message(nothing(), 0, sender(0), MessageOrigin::default()).unwrap();
         }
         while queue.messages() > 0 {
             queue.take_message(&mut SliceSink::new(&mut []), &mut Received::default()).unwrap();

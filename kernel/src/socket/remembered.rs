@@ -6,15 +6,14 @@ use freehold_collections::Vec;
 use linux_raw_sys::net as c;
 
 use super::address::Family;
+use super::beside::{IP, IPV6};
 use super::endpoint::{Socket, SocketKind};
 use super::netlink;
 use super::ports::Protocol;
 use crate::{Errno, Result};
 
-/// Levels of setsockopt beside SOL_SOCKET: IPPROTO_IP, IPPROTO_TCP, IPPROTO_IPV6.
-const IP: u32 = 0;
+/// IPPROTO_TCP, a level of setsockopt(2).
 pub(super) const TCP: u32 = Protocol::Tcp as u32;
-const IPV6: u32 = 41;
 
 /// Values that an option may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,9 +22,15 @@ enum Values {
     Flag,
     /// From the first to the last.
     Range(i32, i32),
+    /// The same, and -1 for the initial value.
+    RangeOrInitial(i32, i32),
+    /// Any number, of which the lowest byte counts.
+    Byte,
+    /// From 1 on: 0 is 1, and a negative number the largest.
+    Least,
 }
 
-use Values::{Flag, Range};
+use Values::{Byte, Flag, Least, Range, RangeOrInitial};
 
 /// Any number.
 const ANY: Values = Range(i32::MIN, i32::MAX);
@@ -41,7 +46,7 @@ struct Known(u32, u32, Values, i32);
 /// TCP_FASTOPEN_NO_COOKIE. Those of linux/netlink.h: NETLINK_PKTINFO,
 /// NETLINK_BROADCAST_ERROR, NETLINK_NO_ENOBUFS, NETLINK_CAP_ACK, NETLINK_EXT_ACK,
 /// NETLINK_GET_STRICT_CHK.
-const KNOWN: [Known; 51] = [
+const KNOWN: [Known; 53] = [
     Known(c::SOL_SOCKET, c::SO_DEBUG, Flag, 0),
     Known(c::SOL_SOCKET, c::SO_REUSEADDR, Flag, 0),
     Known(c::SOL_SOCKET, c::SO_REUSEPORT, Flag, 0),
@@ -51,6 +56,11 @@ const KNOWN: [Known; 51] = [
     Known(c::SOL_SOCKET, c::SO_OOBINLINE, Flag, 0),
     Known(c::SOL_SOCKET, c::SO_PRIORITY, ANY, 0),
     Known(c::SOL_SOCKET, c::SO_MARK, ANY, 0),
+    Known(c::SOL_SOCKET, c::SO_RCVLOWAT, Least, 1),
+    Known(c::SOL_SOCKET, c::SO_INCOMING_CPU, ANY, -1),
+    Known(c::SOL_SOCKET, c::SO_BUSY_POLL, NATURAL, 0),
+    Known(c::SOL_SOCKET, c::SO_MAX_PACING_RATE, ANY, -1),
+    Known(c::SOL_SOCKET, c::SO_NO_CHECK, Flag, 0),
     Known(TCP, 1, Flag, 0),
     Known(TCP, 2, Range(88, 32767), 536),
     Known(TCP, 3, Flag, 0),
@@ -67,26 +77,23 @@ const KNOWN: [Known; 51] = [
     Known(TCP, 25, ANY, 0),
     Known(TCP, 30, Flag, 0),
     Known(TCP, 34, Flag, 0),
-    Known(IP, c::IP_TOS, Range(0, 255), 0),
-    Known(IP, c::IP_TTL, Range(1, 255), 64),
+    Known(IP, c::IP_TOS, Byte, 0),
+    Known(IP, c::IP_TTL, RangeOrInitial(1, 255), 64),
     Known(IP, c::IP_MTU_DISCOVER, Range(0, 5), 1),
-    Known(IP, c::IP_RECVERR, Flag, 0),
-    Known(IP, c::IP_RECVTTL, Flag, 0),
-    Known(IP, c::IP_RECVTOS, Flag, 0),
     Known(IP, c::IP_FREEBIND, Flag, 0),
+    Known(IP, c::IP_TRANSPARENT, Flag, 0),
     Known(IP, c::IP_BIND_ADDRESS_NO_PORT, Flag, 0),
-    Known(IP, c::IP_MULTICAST_TTL, Range(0, 255), 1),
+    Known(IP, c::IP_MULTICAST_TTL, RangeOrInitial(0, 255), 1),
     Known(IP, c::IP_MULTICAST_LOOP, Flag, 1),
     Known(IP, c::IP_MULTICAST_ALL, Flag, 1),
-    Known(IPV6, c::IPV6_UNICAST_HOPS, Range(-1, 255), 64),
-    Known(IPV6, c::IPV6_MULTICAST_HOPS, Range(-1, 255), 1),
+    Known(IPV6, c::IPV6_UNICAST_HOPS, RangeOrInitial(0, 255), 64),
+    Known(IPV6, c::IPV6_MULTICAST_HOPS, RangeOrInitial(0, 255), 1),
     Known(IPV6, c::IPV6_MULTICAST_LOOP, Flag, 1),
     Known(IPV6, c::IPV6_MTU_DISCOVER, Range(0, 5), 1),
-    Known(IPV6, c::IPV6_RECVERR, Flag, 0),
     Known(IPV6, c::IPV6_V6ONLY, Flag, 0),
-    Known(IPV6, c::IPV6_TCLASS, Range(-1, 255), 0),
-    Known(IPV6, c::IPV6_RECVTCLASS, Flag, 0),
-    Known(IPV6, c::IPV6_RECVHOPLIMIT, Flag, 0),
+    Known(IPV6, c::IPV6_DONTFRAG, Flag, 0),
+    Known(IPV6, c::IPV6_MTU, Range(1280, i32::MAX), 1280),
+    Known(IPV6, c::IPV6_TCLASS, RangeOrInitial(0, 255), 0),
     Known(netlink::LEVEL, 3, Flag, 0),
     Known(netlink::LEVEL, 4, Flag, 0),
     Known(netlink::LEVEL, 5, Flag, 0),
@@ -100,6 +107,11 @@ const KNOWN: [Known; 51] = [
 pub struct Remembered(Vec<(u8, i32)>);
 
 impl Remembered {
+    /// Whether no option was set.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     fn get(&self, at: usize) -> i32 {
         let set = self.0.iter().find(|entry| usize::from(entry.0) == at);
         set.map_or(KNOWN[at].3, |entry| entry.1)
@@ -109,7 +121,12 @@ impl Remembered {
         let value = match KNOWN[at].2 {
             Flag => i32::from(value != 0),
             Range(first, last) if (first..=last).contains(&value) => value,
-            Range(..) => return Err(Errno::EINVAL),
+            RangeOrInitial(..) if value == -1 => KNOWN[at].3,
+            RangeOrInitial(first, last) if (first..=last).contains(&value) => value,
+            Byte => value & 0xff,
+            Least if value < 0 => i32::MAX,
+            Least => value.max(1),
+            Range(..) | RangeOrInitial(..) => return Err(Errno::EINVAL),
         };
         match self.0.iter_mut().find(|entry| usize::from(entry.0) == at) {
             Some(entry) => entry.1 = value,

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::vec::Vec;
 
 use freehold_collections::{Arc, reserve};
-use freehold_net::{Config, Ends, Failure, Host, Id, Owner, Refusal, Stack};
+use freehold_net::{Config, Ends, Failure, Host, Id, Marks, Owner, Refusal, Stack};
 use freehold_virtio::{Failed, FrameCounts, FrameDevice};
 use syscalls::Sysno;
 
@@ -85,7 +85,7 @@ impl Host for Peer {
         self.ended[*socket] = true;
     }
     fn failed(&mut self, _: &usize, _: Failure) {}
-    fn datagram(&mut self, ends: Ends, payload: &[u8]) -> bool {
+    fn datagram(&mut self, ends: Ends, _: Marks, payload: &[u8]) -> bool {
         self.calls |= ends.local.port() == CALLS;
         if ends.local.port() == ECHO {
             self.datagrams.push((ends, payload.to_vec()));
@@ -135,7 +135,7 @@ impl FrameDevice for &'static Cable {
             stack.pump(peer, id, now);
         }
         for (ends, payload) in core::mem::take(&mut peer.datagrams) {
-            stack.send_datagram(peer, ends, &payload, now);
+            stack.send_datagram(peer, (ends, Marks::USUAL), &payload, now);
         }
         if core::mem::take(&mut peer.calls) {
             let ends = Ends { local: SocketAddrV4::new(PEER, 5000), remote: SocketAddrV4::new(OWN, 80) };

@@ -12,7 +12,7 @@ fn recorded() -> Vec<Vec<u8>> {
     world.nodes[0].connect(4000, at(2, 80), &[5; 4000], 0);
     let node = &mut world.nodes[0];
     let ends = crate::Ends { local: at(1, 999), remote: at(2, 1) };
-    node.stack.send_datagram(&mut node.machine, ends, b"hello", 0);
+    node.stack.send_datagram(&mut node.machine, (ends, crate::Marks::USUAL), b"hello", 0);
     let mut frames = Vec::new();
     for _ in 0..40 {
         frames.extend(world.nodes[0].machine.out.iter().cloned());

@@ -5,7 +5,7 @@ use std::vec::Vec;
 
 use super::world::{Faults, MILLISECOND, SECOND, World, at};
 use crate::stack::EMBRYOS;
-use crate::{Failure, Owner, State};
+use crate::{Failure, Marks, Owner, State};
 
 const QUIET: Faults = Faults { lost: 0, doubled: 0, damaged: 0, delay: 0 };
 
@@ -286,12 +286,14 @@ fn datagrams_arrive_or_are_refused() {
     for (port, payload) in [(53, &b"question"[..]), (1, b"nobody"), (53, &[7; 1472])] {
         let node = &mut world.nodes[0];
         let ends = crate::Ends { local: at(1, 999), remote: at(2, port) };
-        assert!(node.stack.send_datagram(&mut node.machine, ends, payload, 0));
-        assert!(!node.stack.send_datagram(&mut node.machine, ends, &[0; 1473], 0));
+        let marks = Marks { ttl: 7, tos: 0x2a };
+        assert!(node.stack.send_datagram(&mut node.machine, (ends, marks), payload, 0));
+        assert!(!node.stack.send_datagram(&mut node.machine, (ends, marks), &[0; 1473], 0));
     }
     world.run(SECOND);
     assert_eq!(world.nodes[1].machine.datagrams.len(), 3);
     assert_eq!(world.nodes[1].machine.datagrams[0].1, b"question");
+    assert_eq!(world.nodes[1].machine.marks, [Marks { ttl: 7, tos: 0x2a }; 3]);
     assert_eq!(world.nodes[0].machine.refused, 1);
 }
 

@@ -4,7 +4,7 @@ use core::net::{Ipv4Addr, SocketAddrV4};
 use std::collections::{BTreeMap, VecDeque};
 use std::vec::Vec;
 
-use crate::{Config, Ends, Failure, Host, Id, Owner, Refusal, Stack};
+use crate::{Config, Ends, Failure, Host, Id, Marks, Owner, Refusal, Stack};
 
 pub const MILLISECOND: u64 = 1_000_000;
 pub const SECOND: u64 = 1000 * MILLISECOND;
@@ -34,6 +34,7 @@ pub struct Machine {
     /// The port that is listened at, and how many calls its queue still takes.
     pub listener: Option<(u16, usize)>,
     pub datagrams: Vec<(Ends, Vec<u8>)>,
+    pub marks: Vec<Marks>,
     pub refused: usize,
     /// Bytes that sockets of calls take at first, if not all.
     pub first_room: Option<usize>,
@@ -109,7 +110,8 @@ impl Host for Machine {
     fn failed(&mut self, socket: &usize, failure: Failure) {
         self.sockets[*socket].failure = Some(failure);
     }
-    fn datagram(&mut self, ends: Ends, payload: &[u8]) -> bool {
+    fn datagram(&mut self, ends: Ends, marks: Marks, payload: &[u8]) -> bool {
+        self.marks.push(marks);
         self.datagrams.push((ends, payload.to_vec()));
         ends.local.port() != 1
     }

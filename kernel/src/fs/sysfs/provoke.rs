@@ -21,7 +21,7 @@ use crate::fs::pseudo::PseudoDir;
 use crate::fs::{Blocking, File, OpenFlags, tmpfs};
 use crate::hw::{Hardware, provoke, sync::Once};
 use crate::socket::channel::{Ancillary, Manner, Patience, Received};
-use crate::socket::endpoint::{Socket, SocketKind};
+use crate::socket::endpoint::{SendTarget, Socket, SocketKind};
 use crate::sync::{Mutex, WaitQueue};
 use crate::task::spawn::spawn_kernel_on;
 use crate::task::{self, SigInfo, Signal};
@@ -184,7 +184,7 @@ fn read_pipe() -> Result<ProvokeVerdict> {
 fn read_socket() -> Result<ProvokeVerdict> {
     let (from, to) = Socket::pair(SocketKind::Stream);
     look(|source, sink| {
-        to.send(source, Ancillary::default(), None, Patience::Never)?;
+        to.send(source, Ancillary::default(), SendTarget::default(), Patience::Never)?;
         from.receive(sink, Manner::take(Patience::Never), &mut Received::default())
     })
 }

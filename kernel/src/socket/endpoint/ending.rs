@@ -2,10 +2,21 @@
 
 use core::sync::atomic::Ordering;
 
-use super::{Family, Listener, Peer, Shutdown, Socket, SocketKind};
+use super::{Family, Listener, Peer, Socket, SocketKind};
 use crate::socket::{ports, table};
 use crate::sync::News;
 use crate::{Errno, Result};
+
+/// Which direction ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shutdown {
+    /// SHUT_RD.
+    Receive,
+    /// SHUT_WR.
+    Send,
+    /// SHUT_RDWR.
+    Both,
+}
 
 /// Ends connections that were not accepted; their peers notice.
 fn refuse_waiting(listener: Option<Listener>) {

@@ -1,9 +1,10 @@
 use super::*;
+use crate::fs::Ready;
 use crate::fs::bytes::{SliceSink, SliceSource};
 use std::vec::Vec;
 
 fn send(socket: &Arc<Socket>, bytes: &[u8]) -> Result<usize> {
-    socket.send(&mut SliceSource::new(bytes), Ancillary::default(), None, Patience::Never)
+    socket.send(&mut SliceSource::new(bytes), Ancillary::default(), SendTarget::default(), Patience::Never)
 }
 
 fn receive(socket: &Socket) -> Result<Vec<u8>> {
@@ -86,7 +87,8 @@ fn datagrams_find_their_way_by_name_and_say_who_sent_them() {
     client.bind(None).unwrap();
     let to = name(b"server");
     let source = &mut SliceSource::new(b"hello");
-    client.send(source, Ancillary::default(), Some(&to), Patience::Never).unwrap();
+    let target = SendTarget { address: Some(&to), ..SendTarget::default() };
+    client.send(source, Ancillary::default(), target, Patience::Never).unwrap();
     let mut buffer = [0; 16];
     let (sink, mut received) = (&mut SliceSink::new(&mut buffer), Received::default());
     server.receive(sink, Manner::take(Patience::Never), &mut received).unwrap();

@@ -26,7 +26,7 @@ use self::diag::{SocketDump, Told};
 use self::wire::{HEADER_BYTES, Messages, NetlinkMessage, Replied, Writer, flag, kind};
 use super::SocketFile;
 use super::address::{Address, Family};
-use super::channel::{Ancillary, Patience};
+use super::channel::{Ancillary, MessageOrigin, Patience};
 use super::endpoint::Socket;
 use super::interface;
 use super::memory::BUFFER_BYTES;
@@ -387,7 +387,7 @@ impl Socket {
         if bytes.is_empty() {
             return Ok(());
         }
-        let from = Some(Address::Netlink(NetlinkAddress::default()));
+        let from = MessageOrigin::named(Some(Address::Netlink(NetlinkAddress::default())));
         let source = &mut SliceSource::new(bytes);
         self.channel().send_message(source, Ancillary::default(), from, Patience::Never).map(|_| ())
     }

@@ -8,25 +8,25 @@
 use core::net::Ipv6Addr;
 
 use freehold_collections::{Arc, Vec};
-use zerocopy::IntoBytes;
+use freehold_net::Marks;
 
 use super::format::{
-    self, ECHO, ECHO_REPLY, ECHO_REPLY_V6, ECHO_V6, ICMP, ICMP_HEADER, ICMPV6, Packet, Refused, TCP, UDP,
+    self, ECHO, ECHO_REPLY, ECHO_REPLY_V6, ECHO_V6, Head, ICMP, ICMP_HEADER, ICMPV6, Packet, Refused, TCP,
+    UDP,
 };
-use super::notes::Notes;
 use super::registry::Hears;
-use super::settings::Told;
 use super::{HEARERS, RawKind, RawSocket};
 use crate::fs::bytes::SliceSource;
 use crate::socket::address::{Address, Family};
-use crate::socket::channel::{Ancillary, Channel, Patience};
+use crate::socket::beside::{PacketFacts, Told};
+use crate::socket::channel::{Ancillary, Channel, MessageOrigin, Patience};
 use crate::socket::interface;
 use crate::socket::ports::{self, InetAddress, Protocol};
 use crate::task::namespaces::network::NetworkNamespace;
-use crate::{Errno, Result, time};
+use crate::{Errno, Result};
 
 /// Hands a message to a channel; one that finds no room is lost.
-pub(in crate::socket) type Deliver<'a> = &'a mut dyn FnMut(&Arc<Channel>, &[u8]);
+pub(in crate::socket) type Deliver<'a> = &'a mut dyn FnMut(&Arc<Channel>, &[u8], MessageOrigin);
 
 /// Whether a packet found a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,9 +51,10 @@ pub(in crate::socket) fn arrive(network: &NetworkNamespace, bytes: Vec<u8>) {
     }
 }
 
-fn put(channel: &Arc<Channel>, message: &[u8]) {
+fn put(channel: &Arc<Channel>, bytes: &[u8], origin: MessageOrigin) {
+    let (source, ancillary) = (&mut SliceSource::new(bytes), Ancillary::default());
     // No room, or no receiver any more: it is lost on its way.
-    let _ = channel.send_message(&mut SliceSource::new(message), Ancillary::default(), None, Patience::Never);
+    let _ = channel.send_message(source, ancillary, origin, Patience::Never);
 }
 
 /// Whether `ip` is one address of `network`.
@@ -87,11 +88,14 @@ fn hand_over(network: &NetworkNamespace, packet: &Packet<'_>) -> Found {
     if !packet.has_right_udp_checksum() {
         return Found::Some;
     }
-    let Some(socket) = ports::find(network.number(), Protocol::Udp, to, Some(from)) else {
+    let Some(socket) = ports::find((network.number(), interface::LO.index), Protocol::Udp, to, Some(from))
+    else {
         return Found::None;
     };
-    let (source, name) = (&mut SliceSource::new(bytes), Some(Address::Inet(from)));
-    let _ = socket.channel().send_message(source, Ancillary::default(), name, Patience::Never);
+    let Head { ttl, tos, .. } = packet.head;
+    let facts = PacketFacts { to: (to.ip, to.port), interface: interface::LO.index, ttl, tos };
+    let notes = socket.channel().notes(|| Some(facts));
+    put(socket.channel(), bytes, MessageOrigin { name: Some(Address::Inet(from)), notes });
     Found::Some
 }
 
@@ -102,11 +106,11 @@ fn hand_over(network: &NetworkNamespace, packet: &Packet<'_>) -> Found {
 /// `ENOMEM`.
 pub(in crate::socket) fn show_datagram(
     network: &NetworkNamespace,
-    (from, to): (InetAddress, InetAddress),
+    (from, to, marks): (InetAddress, InetAddress, Marks),
     payload: &[u8],
     found: Found,
 ) -> Result<()> {
-    let head = format::Head { from: from.ip, to: to.ip, protocol: UDP, ttl: 64, tos: 0 };
+    let head = Head { from: from.ip, to: to.ip, protocol: UDP, ttl: marks.ttl, tos: marks.tos };
     if from.is_v4() != to.is_v4() {
         return Ok(());
     }
@@ -118,78 +122,47 @@ pub(in crate::socket) fn show_datagram(
     Ok(())
 }
 
-/// The messages of one packet, made when the first socket wants them: notes, and bytes.
-struct Copies<'a> {
-    packet: Packet<'a>,
-    notes: Notes,
-    /// ARPHRD_* of the interface.
-    hardware: u16,
-    whole: Option<Vec<u8>>,
-    payload: Option<Vec<u8>>,
-}
-
-impl<'a> Copies<'a> {
-    fn of(packet: Packet<'a>, index: u32) -> Self {
-        let notes = Notes {
-            from: packet.head.from.octets(),
-            to: packet.head.to.octets(),
-            time: time::wall_nanoseconds(),
-            interface: index,
-            ttl: packet.head.ttl,
-            tos: packet.head.tos,
-            padding: [0; 2],
-        };
-        let hardware =
-            if index == interface::LO.index { interface::LO.hardware } else { interface::ETHERNET };
-        Self { packet, notes, hardware, whole: None, payload: None }
+/// Gives `socket` a packet that came by `interface`: the part that its filter lets pass. A raw
+/// socket of version 4 gets the header, too.
+fn give(socket: &RawSocket, packet: &Packet<'_>, interface: u32, deliver: Deliver<'_>) {
+    let with_header = socket.kind() == RawKind::Raw && socket.is_v4();
+    let bytes = if with_header { packet.whole } else { packet.payload() };
+    let hardware =
+        if interface == interface::LO.index { interface::LO.hardware } else { interface::ETHERNET };
+    let part = socket.filter.part(packet, bytes, (interface, hardware));
+    if part == 0 {
+        return;
     }
-
-    /// Returns the notes and the bytes for `socket`, cut to the part that its filter lets pass. A
-    /// raw socket of version 4 gets the header, too. `None`: its filter lets no byte pass, or
-    /// memory is short.
-    fn for_socket(&mut self, socket: &RawSocket) -> Option<&[u8]> {
-        let with_header = socket.kind() == RawKind::Raw && socket.is_v4();
-        let bytes = if with_header { self.packet.whole } else { self.packet.payload() };
-        let part = socket.filter.part(&self.packet, bytes, (self.notes.interface, self.hardware));
-        if part == 0 {
-            return None;
-        }
-        let made = if with_header { &mut self.whole } else { &mut self.payload };
-        if made.is_none() {
-            let mut message = Vec::try_with_capacity(Notes::BYTES + bytes.len()).ok()?;
-            message.try_extend_from_slice(self.notes.as_bytes()).ok()?;
-            message.try_extend_from_slice(bytes).ok()?;
-            *made = Some(message);
-        }
-        made.as_deref().map(|made| &made[..made.len().min(Notes::BYTES.saturating_add(part))])
-    }
+    let Head { from, to, ttl, tos, .. } = packet.head;
+    let facts = PacketFacts { to: (to, 0), interface, ttl, tos };
+    let name = Some(Address::Inet(InetAddress { ip: from, port: 0 }));
+    let origin = MessageOrigin { name, notes: socket.channel().notes(|| Some(facts)) };
+    deliver(socket.channel(), &bytes[..bytes.len().min(part)], origin);
 }
 
 /// Shows a packet to the sockets of `network` that hear it.
 fn show(network: &NetworkNamespace, bytes: &[u8], interface: u32, deliver: Deliver<'_>) -> Found {
     let Some(packet) = Packet::parse(bytes) else { return Found::None };
     let (number, protocol) = (network.number(), packet.head.protocol);
-    let mut copies = Copies::of(packet, interface);
     let mut found = Found::None;
-    let mut give = |socket: &Arc<RawSocket>| {
-        if socket.wants(&packet) {
+    let mut offer = |socket: &Arc<RawSocket>| {
+        if socket.wants(&packet) && socket.hears_device(interface) {
             found = Found::Some;
-            if !socket.channel().has_room() {
-                return;
-            }
-            if let Some(message) = copies.for_socket(socket) {
-                deliver(socket.channel(), message);
+            if socket.channel().has_room() {
+                give(socket, &packet, interface, deliver);
+            } else {
+                socket.channel().note_loss();
             }
         }
     };
     let is_v4 = packet.head.is_v4();
-    HEARERS.each(number, if is_v4 { Hears::V4(protocol) } else { Hears::V6(protocol) }, &mut give);
+    HEARERS.each(number, if is_v4 { Hears::V4(protocol) } else { Hears::V6(protocol) }, &mut offer);
     if let Some(message) = packet.icmp() {
         let identifier = format::be16(message, 4);
         match (is_v4, message[0]) {
-            (true, ECHO_REPLY) => last(number, Hears::Ping4(identifier), &packet).iter().for_each(&mut give),
+            (true, ECHO_REPLY) => last(number, Hears::Ping4(identifier), &packet).iter().for_each(&mut offer),
             (false, ECHO_REPLY_V6) => {
-                last(number, Hears::Ping6(identifier), &packet).iter().for_each(&mut give);
+                last(number, Hears::Ping6(identifier), &packet).iter().for_each(&mut offer);
             }
             _ => tell_error(number, &packet, message),
         }
@@ -211,9 +184,7 @@ fn last(network: u64, hears: Hears, packet: &Packet<'_>) -> Option<Arc<RawSocket
 
 /// Shows a packet of the wire, which is for the machine's own address.
 pub(in crate::socket) fn show_from_wire(bytes: &[u8], deliver: Deliver<'_>) {
-    /// The number of `eth0`.
-    const ETHERNET: u32 = 2;
-    show(NetworkNamespace::initial(), bytes, ETHERNET, deliver);
+    show(NetworkNamespace::initial(), bytes, interface::ETHERNET_INDEX, deliver);
 }
 
 /// How an error of ICMP is told, and whether it stays true.
@@ -254,8 +225,8 @@ fn tell_error(network: u64, packet: &Packet<'_>, message: &[u8]) {
         let state = *socket.state.lock();
         let is_its = state.local.is_none_or(|own| own == about.head.from)
             && state.remote.is_none_or(|remote| remote.ip == about.head.to);
-        let hears =
-            lasting == Lasting::Yes && state.remote.is_some() || state.settings.told.contains(Told::ERRORS);
+        let hears = lasting == Lasting::Yes && state.remote.is_some()
+            || socket.channel().told().contains(Told::ERRORS);
         if is_its && hears {
             socket.channel().fail(error);
         }

@@ -12,7 +12,6 @@
 //! | [`arrive`] | packets for this machine: copies for sockets, answers, errors |
 //! | [`send`] | packets of programs |
 //! | [`settings`] | options |
-//! | [`notes`], [`controls`] | what comes beside a packet, in a channel and by recvmsg(2) |
 //!
 //! A socket belongs to its network namespace: it hears that one's packets only, and opening one
 //! takes CAP_NET_RAW in the user namespace that owns it; ping sockets are for groups that the
@@ -21,10 +20,8 @@
 //! **Locks.** A socket's state is behind a spin lock, taken with none but the network's mutex held.
 
 pub(super) mod arrive;
-pub(super) mod controls;
 mod filter;
 mod format;
-mod notes;
 mod registry;
 mod send;
 mod settings;
@@ -38,16 +35,16 @@ pub use self::settings::RawKind;
 
 use self::filter::SocketFilter;
 use self::format::{ICMP, ICMPV6, Version};
-use self::notes::{Notes, NotesSink};
 use self::registry::{HearerKey, Hearers, Hears};
-use self::settings::{Nature, RawSettings};
+use self::settings::{RawNature, RawSettings};
 use super::address::Family;
-use super::channel::{Channel, Manner, Received};
+use super::beside::Told;
+use super::channel::Channel;
 use super::memory::SocketAccount;
 use super::ports::InetAddress;
 use crate::task::namespaces::network::NetworkNamespace;
 use crate::task::{self, Capability};
-use crate::user::{Sink, UserPtr};
+use crate::user::UserPtr;
 use crate::{Errno, Result};
 
 /// All sockets that hear packets.
@@ -62,6 +59,8 @@ pub fn any() -> bool {
 #[derive(Clone, Copy)]
 struct RawState {
     local: Option<Ipv6Addr>,
+    /// The network device that it is bound to; 0 for none.
+    device: u32,
     remote: Option<InetAddress>,
     /// Of a ping socket: 0 before it has one.
     identifier: u16,
@@ -108,7 +107,7 @@ impl RawSocket {
         }
         let version = version_of(family);
         let settings = RawSettings::new(version, protocol);
-        let state = RawState { local: None, remote: None, identifier: 0, key: None, settings };
+        let state = RawState { local: None, device: 0, remote: None, identifier: 0, key: None, settings };
         let socket = reserve::arc(Self {
             family,
             protocol,
@@ -118,6 +117,7 @@ impl RawSocket {
             state: crate::sync::SpinLock::new(state),
             filter: SocketFilter::default(),
         });
+        socket.channel.tell(Told::SHARES, Told::empty());
         if kind == RawKind::Raw {
             let hears = if family == Family::Inet { Hears::V4(protocol) } else { Hears::V6(protocol) };
             let key = HEARERS.enter(socket.network.number(), hears, &socket)?;
@@ -154,11 +154,6 @@ impl RawSocket {
         }
     }
 
-    /// The bytes of the next packet (FIONREAD).
-    pub fn first_bytes(&self) -> usize {
-        self.channel.first_bytes().saturating_sub(Notes::BYTES)
-    }
-
     const fn is_v4(&self) -> bool {
         matches!(self.family, Family::Inet)
     }
@@ -176,8 +171,8 @@ impl RawSocket {
         ip.to_ipv4_mapped().is_some() == self.is_v4()
     }
 
-    const fn nature(&self) -> Nature {
-        Nature { version: version_of(self.family), protocol: self.protocol, kind: self.kind }
+    const fn nature(&self) -> RawNature {
+        RawNature { version: version_of(self.family), protocol: self.protocol, kind: self.kind }
     }
 
     /// setsockopt(2) of what is more than a number that every socket remembers; whether it was
@@ -216,6 +211,15 @@ impl RawSocket {
             RawKind::Ping => state.identifier,
         };
         InetAddress { ip: state.local.unwrap_or_else(|| self.any()), port }
+    }
+
+    pub(super) fn bind_to_device(&self, device: u32) {
+        self.state.lock().device = device;
+    }
+
+    /// Whether it hears packets that come by `device`.
+    fn hears_device(&self, device: u32) -> bool {
+        [0, device].contains(&self.state.lock().device)
     }
 
     /// Returns the address that it is connected to.
@@ -282,24 +286,6 @@ impl RawSocket {
         let mut state = self.state.lock();
         state.remote = Some(InetAddress { ip: route.to, port: to.port });
         state.local.get_or_insert(route.from);
-        Ok(())
-    }
-
-    /// recvmsg(2).
-    ///
-    /// # Errors
-    /// `EAGAIN`, `ERESTARTSYS`, `EFAULT`, `ENOMEM`.
-    pub(super) fn receive(&self, sink: &mut dyn Sink, manner: Manner, received: &mut Received) -> Result<()> {
-        let mut taken = NotesSink::new(sink);
-        self.channel.receive_message(&mut taken, manner, received)?;
-        let Some(notes) = taken.notes() else { return Ok(()) };
-        received.count -= Notes::BYTES;
-        received.length -= Notes::BYTES;
-        received.from = Some(super::address::Address::Inet(InetAddress { ip: notes.sender(), port: 0 }));
-        received.controls = self.state.lock().settings.controls(&notes);
-        if received.count == 0 && received.length > 0 && sink.remaining() > 0 {
-            return Err(Errno::EFAULT);
-        }
         Ok(())
     }
 }

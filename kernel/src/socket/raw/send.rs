@@ -7,6 +7,8 @@ use freehold_collections::{Receiver, Vec};
 use super::format::{self, ECHO, ECHO_V6, Head, ICMP_HEADER, MOST_PACKET, V4_HEADER, V6_HEADER};
 use super::{RawKind, RawSocket, arrive};
 use crate::socket::attachment::source_for;
+use crate::socket::beside::wishes::Wishes;
+use crate::socket::interface;
 use crate::socket::ports::InetAddress;
 use crate::socket::wire::{self, Wire};
 use crate::user::{self, Source};
@@ -29,7 +31,10 @@ impl RawSocket {
         if !self.speaks(to) {
             return Err(Errno::EINVAL);
         }
-        let local = self.state.lock().local;
+        let (local, device) = {
+            let state = self.state.lock();
+            (state.local, state.device)
+        };
         let to = InetAddress { ip: to, port: 0 };
         if !self.network.is_up() {
             return Err(Errno::ENETUNREACH);
@@ -37,10 +42,13 @@ impl RawSocket {
         let is_local = to.is_local(&self.network);
         let to = if is_local { to.concrete() } else { to };
         let from = local.unwrap_or_else(|| to.source(&self.network));
-        if is_local {
+        if is_local && [0, interface::LO.index].contains(&device) {
             return Ok(RawRoute { from, to: to.ip, wire: None });
         }
-        let leads = self.network.is_initial() && source_for(to.ip).is_some();
+        let leads = !is_local
+            && self.network.is_initial()
+            && [0, interface::ETHERNET_INDEX].contains(&device)
+            && source_for(to.ip).is_some();
         let wire = wire::wire().filter(|_| leads).ok_or(Errno::ENETUNREACH)?;
         if from.is_loopback() {
             return Err(Errno::EINVAL);
@@ -52,11 +60,13 @@ impl RawSocket {
     ///
     /// # Errors
     /// `EDESTADDRREQ`, `ENETUNREACH`, `EMSGSIZE`, `EINVAL` where a header is wrong or a ping socket
-    /// sends anything but an echo request, `EFAULT`, `ENOMEM`.
+    /// sends anything but an echo request, or the wished source is not this machine's, `ENODEV`
+    /// where there is no such interface, `EFAULT`, `ENOMEM`.
     pub(in crate::socket) fn send(
         self: &Receiver<Self>,
         source: &mut dyn Source,
         to: Option<InetAddress>,
+        wishes: Option<&Wishes>,
     ) -> Result<usize> {
         let to = to.or_else(|| self.remote()).ok_or(Errno::EDESTADDRREQ)?;
         let length = source.remaining();
@@ -68,10 +78,12 @@ impl RawSocket {
         if is_other {
             return Err(Errno::EINVAL);
         }
-        let route = self.route(to.ip)?;
+        let wishes = wishes.copied().unwrap_or_default();
+        let mut route = self.route(to.ip)?;
+        route.from = self.wished_source(&route, &wishes)?;
         let settings = self.state.lock().settings;
         let makes_header = settings.makes_header;
-        let (ttl, tos) = (settings.ttl, settings.tos);
+        let (ttl, tos) = (wishes.ttl.unwrap_or(settings.ttl), wishes.tos.unwrap_or(settings.tos));
         let head = Head { from: route.from, to: route.to, protocol: self.protocol, ttl, tos };
         let bytes = if makes_header {
             gather_packet(&head, source, length)?
@@ -87,6 +99,16 @@ impl RawSocket {
             None => arrive::arrive(&self.network, bytes),
         }
         Ok(length)
+    }
+
+    fn wished_source(&self, route: &RawRoute, wishes: &Wishes) -> Result<Ipv6Addr> {
+        let is_there = |index| interface::all(&self.network).any(|device| device.index == index);
+        if wishes.interface != 0 && !is_there(wishes.interface) {
+            return Err(Errno::ENODEV);
+        }
+        let Some(ip) = wishes.source else { return Ok(route.from) };
+        let is_own = self.speaks(ip) && InetAddress { ip, port: 0 }.is_local(&self.network);
+        if is_own { Ok(ip) } else { Err(Errno::EINVAL) }
     }
 
     /// Puts in what the kernel adds to a payload: identifiers and checksums.

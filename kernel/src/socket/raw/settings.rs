@@ -1,67 +1,29 @@
-//! Options of raw and ping sockets, and what they have come beside a packet.
+//! Options of raw and ping sockets.
 
 use linux_raw_sys::net as c;
 use zerocopy::IntoBytes;
 
-use super::controls::Controls;
 use super::format::{ICMP, ICMPV6, Version};
-use super::notes::Notes;
-use crate::time::{TimeSpec, TimeVal};
+use crate::socket::beside::{IP, IPV6, TTL, number};
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result};
 
-/// Levels: IPPROTO_IP, IPPROTO_IPV6, SOL_RAW, SOL_ICMPV6.
-const IP: u32 = 0;
-const IPV6: u32 = 41;
+/// Levels: SOL_RAW, SOL_ICMPV6.
 const RAW: u32 = 255;
 const LEVEL_ICMPV6: u32 = 58;
 /// ICMP_FILTER of SOL_RAW and ICMPV6_FILTER of SOL_ICMPV6.
 const FILTER: u32 = 1;
-/// IPV6_CHECKSUM, IPV6_2292HOPLIMIT, IPV6_UNICAST_HOPS, IPV6_RECVERR, IPV6_HDRINCL,
-/// IPV6_RECVPKTINFO, IPV6_PKTINFO, IPV6_RECVHOPLIMIT, IPV6_HOPLIMIT, IPV6_RECVTCLASS, IPV6_TCLASS.
+/// IPV6_CHECKSUM, IPV6_UNICAST_HOPS, IPV6_HDRINCL, IPV6_TCLASS.
 const CHECKSUM: u32 = 7;
-const OLD_HOPLIMIT: u32 = 8;
 const UNICAST_HOPS: u32 = 16;
-const RECVERR_V6: u32 = 25;
 const HDRINCL_V6: u32 = 36;
-const RECVPKTINFO: u32 = 49;
-const PKTINFO_V6: u32 = 50;
-const RECVHOPLIMIT: u32 = 51;
-const HOPLIMIT: u32 = 52;
-const RECVTCLASS: u32 = 66;
 const TCLASS: u32 = 67;
 /// IPPROTO_RAW: its sender makes the header.
 const IPPROTO_RAW: u8 = 255;
 /// Bytes of a filter of ICMPv6.
 const FILTER_BYTES: usize = size_of::<[u32; 8]>();
-/// The time to live that packets have.
-const TTL: u8 = 64;
 /// ICMP's checksum is there.
 const ICMP_CHECKSUM_AT: u16 = 2;
-
-bitflags::bitflags! {
-    /// Options of a socket that are on or off. Most of them ask for data beside a packet, one asks
-    /// for all errors.
-    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-    pub(super) struct Told: u8 {
-        /// SO_TIMESTAMP.
-        const TIME = 1;
-        /// SO_TIMESTAMPNS.
-        const TIME_NS = 1 << 1;
-        /// IP_RECVTTL, IPV6_RECVHOPLIMIT.
-        const TTL = 1 << 2;
-        /// IP_RECVTOS, IPV6_RECVTCLASS.
-        const TOS = 1 << 3;
-        /// IP_PKTINFO, IPV6_RECVPKTINFO.
-        const INTERFACE = 1 << 4;
-        /// IP_RECVERR, IPV6_RECVERR: all errors, also where the socket is not connected.
-        const ERRORS = 1 << 5;
-        /// SO_REUSEADDR, which changes nothing: identifiers are shared, addresses always.
-        const SHARES = 1 << 6;
-        /// IPV6_2292HOPLIMIT.
-        const OLD_TTL = 1 << 7;
-    }
-}
 
 /// How a program sees packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -86,7 +48,6 @@ pub(super) struct RawSettings {
     pub(super) checksum_at: Option<u16>,
     pub(super) ttl: u8,
     pub(super) tos: u8,
-    pub(super) told: Told,
 }
 
 impl RawSettings {
@@ -100,19 +61,12 @@ impl RawSettings {
             checksum_at: is_icmpv6.then_some(ICMP_CHECKSUM_AT),
             ttl: TTL,
             tos: 0,
-            told: Told::SHARES,
         }
     }
 
     /// Sets an option.
     pub(super) fn apply(&mut self, change: Change) {
         match change {
-            Change::Told(flag, on) => {
-                if flag.intersects(Told::TIME | Told::TIME_NS) {
-                    self.told -= Told::TIME | Told::TIME_NS;
-                }
-                self.told.set(flag, on != 0);
-            }
             Change::Filter(bytes, count) if count <= size_of::<u32>() && self.version == Version::V4 => {
                 self.icmp.as_mut_bytes()[..count].copy_from_slice(&bytes[..count]);
             }
@@ -133,76 +87,11 @@ impl RawSettings {
             _ => self.icmpv6[usize::from(kind) / 32] >> (kind % 32) & 1 != 0,
         }
     }
-
-    /// Returns the data beside a packet with these notes; `None` where the socket asked for none.
-    pub(super) fn controls(&self, notes: &Notes) -> Option<Controls> {
-        if (self.told - Told::ERRORS - Told::SHARES).is_empty() {
-            return None;
-        }
-        let mut all = Controls::new();
-        let time = u64::try_from(notes.time).unwrap_or(0);
-        if self.told.contains(Told::TIME) {
-            all.push(c::SOL_SOCKET, c::SO_TIMESTAMP, &[TimeVal::from_nanoseconds(time).as_bytes()]);
-        } else if self.told.contains(Told::TIME_NS) {
-            all.push(c::SOL_SOCKET, c::SO_TIMESTAMPNS, &[TimeSpec::from_nanoseconds(time).as_bytes()]);
-        }
-        let is_v4 = self.version == Version::V4;
-        let index = notes.interface.to_ne_bytes();
-        if self.told.contains(Told::INTERFACE) {
-            match is_v4 {
-                true => all.push(IP, c::IP_PKTINFO, &[&index, &notes.to[12..], &notes.to[12..]]),
-                false => all.push(IPV6, PKTINFO_V6, &[&notes.to, &index]),
-            }
-        }
-        let (ttl, tos) = (u32::from(notes.ttl).to_ne_bytes(), u32::from(notes.tos).to_ne_bytes());
-        if self.told.contains(Told::TTL) {
-            let (level, kind) = if is_v4 { (IP, c::IP_TTL) } else { (IPV6, HOPLIMIT) };
-            all.push(level, kind, &[&ttl]);
-        }
-        if self.told.contains(Told::OLD_TTL) {
-            all.push(IPV6, OLD_HOPLIMIT, &[&ttl]);
-        }
-        if self.told.contains(Told::TOS) {
-            match is_v4 {
-                true => all.push(IP, c::IP_TOS, &[&[notes.tos]]),
-                false => all.push(IPV6, TCLASS, &[&tos]),
-            }
-        }
-        Some(all)
-    }
-}
-
-/// The flag that an option of these sockets sets.
-fn flag_of(level: u32, name: u32, is_v4: bool) -> Option<Told> {
-    Some(match (level, name) {
-        (c::SOL_SOCKET, c::SO_TIMESTAMP) => Told::TIME,
-        (c::SOL_SOCKET, c::SO_TIMESTAMPNS) => Told::TIME_NS,
-        (c::SOL_SOCKET, c::SO_REUSEADDR) => Told::SHARES,
-        (IP, c::IP_RECVTTL) if is_v4 => Told::TTL,
-        (IP, c::IP_RECVTOS) if is_v4 => Told::TOS,
-        (IP, c::IP_PKTINFO) if is_v4 => Told::INTERFACE,
-        (IP, c::IP_RECVERR) if is_v4 => Told::ERRORS,
-        (IPV6, RECVHOPLIMIT) if !is_v4 => Told::TTL,
-        (IPV6, OLD_HOPLIMIT) if !is_v4 => Told::OLD_TTL,
-        (IPV6, RECVTCLASS) if !is_v4 => Told::TOS,
-        (IPV6, RECVPKTINFO) if !is_v4 => Told::INTERFACE,
-        (IPV6, RECVERR_V6) if !is_v4 => Told::ERRORS,
-        _ => return None,
-    })
-}
-
-/// A number, of which a program may give a byte only.
-fn number(value: u64, length: usize) -> Result<i32> {
-    match length {
-        0 => Err(Errno::EINVAL),
-        1..4 => UserPtr::<u8>::new(value).read().map(i32::from),
-        _ => UserPtr::<i32>::new(value).read(),
-    }
 }
 
 /// A socket's part of what options there are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Nature {
+pub(super) struct RawNature {
     pub(super) version: Version,
     pub(super) protocol: u8,
     pub(super) kind: RawKind,
@@ -211,7 +100,6 @@ pub(super) struct Nature {
 /// An option that a program sets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Change {
-    Told(Told, i32),
     /// The first bytes of the filter of ICMP or of ICMPv6; the rest stays.
     Filter([u8; FILTER_BYTES], usize),
     ChecksumAt(Option<u16>),
@@ -220,7 +108,7 @@ pub(super) enum Change {
     Tos(u8),
 }
 
-impl Nature {
+impl RawNature {
     const fn is_v4(&self) -> bool {
         matches!(self.version, Version::V4)
     }
@@ -232,11 +120,8 @@ impl Nature {
     /// `EINVAL`, `ENOPROTOOPT`, `EOPNOTSUPP` where the protocol is another, `EFAULT`.
     pub(super) fn change(&self, level: u32, name: u32, value: u64, length: usize) -> Result<Option<Change>> {
         let is_v4 = self.is_v4();
-        if let Some(flag) = flag_of(level, name, is_v4) {
-            return number(value, length).map(|on| Some(Change::Told(flag, on)));
-        }
         let is_ping = self.kind == RawKind::Ping;
-        let read = || number(value, length);
+        let read = || number(level, value, length);
         Ok(Some(match (level, name) {
             (RAW | LEVEL_ICMPV6, _) if is_ping => return Err(Errno::ENOPROTOOPT),
             (RAW, FILTER) if is_v4 => self.filter(ICMP, value, length)?,
@@ -296,9 +181,6 @@ impl Nature {
             user::write_exact(value, &bytes[..count])?;
             length.write(&(count as i32)).map(|()| true)
         };
-        if let Some(flag) = flag_of(level, name, is_v4) {
-            return put(i32::from(settings.told.contains(flag)).as_bytes());
-        }
         let is_raw = self.kind == RawKind::Raw;
         let number = match (level, name) {
             (RAW, FILTER) if is_v4 && is_raw && self.protocol == ICMP => {

@@ -3,18 +3,22 @@
 use core::net::SocketAddrV4;
 
 use freehold_collections::{Arc, Vec, VecDeque};
-use freehold_net::{Ends, Failure, Host, Id, Owner, Refusal};
+use freehold_net::{Ends, Failure, Host, Id, Marks, Owner, Refusal};
 use freehold_virtio::FrameDevice;
 
 use super::far::Far;
 use super::{Wire, due};
 use crate::Errno;
 use crate::socket::address::Address;
-use crate::socket::channel::Channel;
+use crate::socket::beside::PacketFacts;
+use crate::socket::channel::{Channel, MessageOrigin};
+use crate::socket::interface;
 use crate::socket::ports::{self, InetAddress, Protocol};
 use crate::socket::raw;
 use crate::task::namespaces::network::NetworkNamespace;
 
+/// The namespace that packets of the wire come to, and the device that they come by.
+const HERE: (u64, u32) = (NetworkNamespace::INITIAL_NUMBER, interface::ETHERNET_INDEX);
 /// Frames that wait for room in the device.
 const UNSENT: usize = 1024;
 /// Datagrams that wait for a queue that another task holds, and the time until the next look at it
@@ -25,7 +29,7 @@ pub(super) const LATE: u64 = 1_000_000;
 /// A datagram whose receiver's queue was taken.
 struct Late {
     channel: Arc<Channel>,
-    from: Option<Address>,
+    origin: MessageOrigin,
     bytes: Vec<u8>,
 }
 
@@ -95,14 +99,17 @@ impl Machine {
     }
 
     /// Gives a message to `channel`, or later where another task holds its queue.
-    fn offer(&mut self, channel: &Arc<Channel>, from: Option<Address>, bytes: &[u8]) {
-        let offered = channel.offer_message(bytes, from.clone());
+    fn offer(&mut self, channel: &Arc<Channel>, origin: MessageOrigin, bytes: &[u8]) {
+        let offered = channel.offer_message(bytes, origin.clone());
+        if offered == Err(Errno::EAGAIN) {
+            channel.note_loss();
+        }
         if offered == Err(Errno::EBUSY)
             && self.late.len() < MOST_LATE
             && let Ok(bytes) = Vec::try_from_slice(bytes)
         {
             // Without memory it is lost on its way.
-            let _ = self.late.try_push_back(Late { channel: channel.clone(), from, bytes });
+            let _ = self.late.try_push_back(Late { channel: channel.clone(), origin, bytes });
         }
     }
 
@@ -110,7 +117,7 @@ impl Machine {
     pub(super) fn deliver_late(&mut self) {
         for _ in 0..self.late.len() {
             let Some(late) = self.late.pop_front() else { break };
-            if late.channel.offer_message(&late.bytes, late.from.clone()) == Err(Errno::EBUSY) {
+            if late.channel.offer_message(&late.bytes, late.origin.clone()) == Err(Errno::EBUSY) {
                 self.late.push_back_reserved(late);
             }
         }
@@ -133,13 +140,12 @@ impl Host for Machine {
     }
 
     fn listens(&mut self, ends: Ends) -> bool {
-        ports::find(NetworkNamespace::INITIAL_NUMBER, Protocol::Tcp, address(ends.local), None).is_some()
+        ports::find(HERE, Protocol::Tcp, address(ends.local), None).is_some()
     }
 
     fn accept(&mut self, ends: Ends, id: Id) -> Result<Far, Refusal> {
         let (local, remote) = (address(ends.local), address(ends.remote));
-        let listener =
-            ports::find(NetworkNamespace::INITIAL_NUMBER, Protocol::Tcp, local, None).ok_or(Refusal::Gone)?;
+        let listener = ports::find(HERE, Protocol::Tcp, local, None).ok_or(Refusal::Gone)?;
         let wire = self.wire.filter(|_| id.number() < due::MOST).ok_or(Refusal::Later)?;
         let answered = listener.answer_call((local, remote), |own, out| Far::new(wire, own, out));
         let far =
@@ -185,13 +191,15 @@ impl Host for Machine {
         });
     }
 
-    fn datagram(&mut self, ends: Ends, payload: &[u8]) -> bool {
+    fn datagram(&mut self, ends: Ends, marks: Marks, payload: &[u8]) -> bool {
         let (local, from) = (address(ends.local), address(ends.remote));
-        let Some(socket) = ports::find(NetworkNamespace::INITIAL_NUMBER, Protocol::Udp, local, Some(from))
-        else {
+        let Some(socket) = ports::find(HERE, Protocol::Udp, local, Some(from)) else {
             return false;
         };
-        self.offer(socket.channel(), Some(Address::Inet(from)), payload);
+        let interface = interface::ETHERNET_INDEX;
+        let facts = PacketFacts { to: (local.ip, local.port), interface, ttl: marks.ttl, tos: marks.tos };
+        let notes = socket.channel().notes(|| Some(facts));
+        self.offer(socket.channel(), MessageOrigin { name: Some(Address::Inet(from)), notes }, payload);
         true
     }
 
@@ -200,13 +208,12 @@ impl Host for Machine {
     }
 
     fn packet(&mut self, packet: &[u8]) {
-        raw::arrive::show_from_wire(packet, &mut |channel, message| self.offer(channel, None, message));
+        raw::arrive::show_from_wire(packet, &mut |channel, bytes, origin| self.offer(channel, origin, bytes));
     }
 
     fn refused(&mut self, ends: Ends) {
         let (local, remote) = (address(ends.local), address(ends.remote));
-        if let Some(socket) =
-            ports::find(NetworkNamespace::INITIAL_NUMBER, Protocol::Udp, local, Some(remote))
+        if let Some(socket) = ports::find(HERE, Protocol::Udp, local, Some(remote))
             && socket.is_connected_to(remote)
         {
             socket.channel().fail(Errno::ECONNREFUSED);

@@ -25,7 +25,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_collections::{Arc, Vec, reserve};
 use freehold_machine::PAGE_SIZE;
-use freehold_net::{Config, Ends, Stack};
+use freehold_net::{Config, Ends, Marks, Stack};
 use spin::Once;
 
 use self::due::Due;
@@ -153,6 +153,7 @@ impl Wire {
     pub(super) fn send_datagram(
         &self,
         (local, remote): (InetAddress, InetAddress),
+        marks: Marks,
         source: &mut dyn Source,
     ) -> Result<usize> {
         let (ends, length) = (ends(local, remote)?, source.remaining());
@@ -169,7 +170,7 @@ impl Wire {
         }
         let mut state = self.state.lock();
         let State { stack, machine } = &mut *state;
-        let fits = stack.send_datagram(machine, ends, &bytes, time::now());
+        let fits = stack.send_datagram(machine, (ends, marks), &bytes, time::now());
         drop(state);
         self.look_again();
         if fits { Ok(length) } else { Err(Errno::EMSGSIZE) }

@@ -1,11 +1,14 @@
-//! Data that recvmsg(2) gives beside a packet.
+//! Data that recvmsg(2) gives beside a message.
 
-/// Data beside a packet.
+/// The most bytes of one: a `struct sockaddr_in6`.
+const MOST_DATA: usize = 28;
+
+/// Data beside a message.
 #[derive(Clone, Copy, Debug)]
 pub struct Control {
     pub(in crate::socket) level: u32,
     pub(in crate::socket) kind: u32,
-    data: [u8; 24],
+    data: [u8; MOST_DATA],
     length: u8,
 }
 
@@ -15,7 +18,7 @@ impl Control {
     }
 }
 
-/// All data beside a packet.
+/// All data beside a message.
 #[derive(Clone, Copy, Debug)]
 pub struct Controls {
     all: [Control; Self::MOST],
@@ -23,15 +26,16 @@ pub struct Controls {
 }
 
 impl Controls {
-    /// A time, the address, the time to live in two forms, and the type of service.
-    const MOST: usize = 5;
+    /// A time, a count of losses, the interface and the hops in two forms each, the traffic class,
+    /// and the receiver's address.
+    const MOST: usize = 8;
 
     pub(super) fn new() -> Self {
-        Self { all: [Control { level: 0, kind: 0, data: [0; 24], length: 0 }; Self::MOST], count: 0 }
+        Self { all: [Control { level: 0, kind: 0, data: [0; MOST_DATA], length: 0 }; Self::MOST], count: 0 }
     }
 
     pub(super) fn push(&mut self, level: u32, kind: u32, parts: &[&[u8]]) {
-        let mut control = Control { level, kind, data: [0; 24], length: 0 };
+        let mut control = Control { level, kind, data: [0; MOST_DATA], length: 0 };
         for part in parts {
             let at = usize::from(control.length);
             control.data[at..at + part.len()].copy_from_slice(part);

@@ -1,0 +1,170 @@
+//! Datagrams of UDP that programs send.
+
+use freehold_collections::{Arc, Receiver, Vec};
+use freehold_net::Marks;
+use linux_raw_sys::net as c;
+
+use super::address::Address;
+use super::beside::wishes::Wishes;
+use super::beside::{IP, IPV6, PacketFacts, TOS, TTL};
+use super::channel::{Ancillary, MessageOrigin, Patience};
+use super::endpoint::Socket;
+use super::interface;
+use super::ports::{self, InetAddress, Protocol};
+use super::raw::{self, arrive::Found};
+use crate::fs::bytes::SliceSource;
+use crate::user::{self, Source};
+use crate::{Errno, Result};
+
+/// Bytes of the longest datagram: 65,535 with both headers.
+const MOST_DATAGRAM_BYTES: usize = 65_507;
+
+/// The ends of a datagram, and what its sender asks for beside.
+#[derive(Clone, Copy)]
+struct Outgoing<'a> {
+    from: InetAddress,
+    to: InetAddress,
+    wishes: Option<&'a Wishes>,
+}
+
+impl Socket {
+    /// Send a datagram to a port, or to the one that it is connected to.
+    ///
+    /// # Errors
+    /// `EDESTADDRREQ`, `ENETUNREACH`, `EMSGSIZE`, `EFAULT`, `ENOMEM`, `ERESTARTSYS`; `EINVAL` where
+    /// the wished source is not this machine's, `ENODEV` where there is no such interface.
+    pub(super) fn send_datagram(
+        self: &Receiver<Self>,
+        source: &mut dyn Source,
+        ancillary: Ancillary,
+        to: Option<InetAddress>,
+        wishes: Option<&Wishes>,
+    ) -> Result<usize> {
+        if to.is_some_and(|to| to.port == 0) {
+            return Err(Errno::EINVAL);
+        }
+        let remote = self.state.lock().remote;
+        let (to, wire) = self.route(to.or(remote).ok_or(Errno::EDESTADDRREQ)?)?;
+        let length = source.remaining();
+        if length > MOST_DATAGRAM_BYTES {
+            return Err(Errno::EMSGSIZE);
+        }
+        let mut from = self.sent_from(self.own_port(self.any())?, to);
+        if let Some(wishes) = wishes {
+            from = self.wished_source(from, to, wishes)?;
+        }
+        if let Some(wire) = wire {
+            return wire.send_datagram((from, to), self.marks(to, wishes), source);
+        }
+        let found =
+            ports::find((self.network().number(), interface::LO.index), Protocol::Udp, to, Some(from));
+        let outgoing = Outgoing { from, to, wishes };
+        if raw::any() {
+            return self.send_shown(outgoing, source, (ancillary, found));
+        }
+        self.hand_over(outgoing, source, (ancillary, found))
+    }
+
+    /// The sender's address of a packet that would be from `own`.
+    #[cold]
+    fn wished_source(&self, own: InetAddress, to: InetAddress, wishes: &Wishes) -> Result<InetAddress> {
+        let is_there = |index| interface::all(self.network()).any(|device| device.index == index);
+        if wishes.interface != 0 && !is_there(wishes.interface) {
+            return Err(Errno::ENODEV);
+        }
+        let Some(ip) = wishes.source else { return Ok(own) };
+        let wished = InetAddress { ip, ..own };
+        if wished.is_v4() != to.is_v4() || !wished.is_local(self.network()) {
+            return Err(Errno::EINVAL);
+        }
+        Ok(wished)
+    }
+
+    /// The time to live and the type of service of a packet to `to`.
+    fn marks(&self, to: InetAddress, wishes: Option<&Wishes>) -> Marks {
+        let names = match to.is_v4() {
+            true => [(IP, c::IP_TTL), (IP, c::IP_TOS)],
+            false => [(IPV6, c::IPV6_UNICAST_HOPS), (IPV6, c::IPV6_TCLASS)],
+        };
+        let [ttl, tos] = if self.options.lock().remembered.is_empty() {
+            [TTL, TOS]
+        } else {
+            names.map(|(level, name)| self.remembered(level, name).unwrap_or(0) as u8)
+        };
+        let wished = wishes.copied().unwrap_or_default();
+        Marks { ttl: wished.ttl.unwrap_or(ttl), tos: wished.tos.unwrap_or(tos) }
+    }
+
+    /// As [`hand_over`](Self::hand_over), where a raw socket may hear the packet.
+    #[cold]
+    fn send_shown(
+        &self,
+        outgoing: Outgoing<'_>,
+        source: &mut dyn Source,
+        (ancillary, found): (Ancillary, Option<Arc<Self>>),
+    ) -> Result<usize> {
+        let mut bytes: Vec<u8> = user::zeroed(source.remaining())?;
+        let mut done = 0;
+        while done < bytes.len() {
+            match source.take(&mut bytes[done..])? {
+                0 => return Err(Errno::EFAULT),
+                count => done += count,
+            }
+        }
+        let is_found = if found.is_some() { Found::Some } else { Found::None };
+        let marks = self.marks(outgoing.to, outgoing.wishes);
+        raw::arrive::show_datagram(self.network(), (outgoing.from, outgoing.to, marks), &bytes, is_found)?;
+        self.hand_over(outgoing, &mut SliceSource::new(&bytes), (ancillary, found))
+    }
+
+    /// Gives a datagram to the socket that it is for, if there is one.
+    #[inline]
+    fn hand_over(
+        &self,
+        Outgoing { from, to, wishes }: Outgoing<'_>,
+        source: &mut dyn Source,
+        (ancillary, found): (Ancillary, Option<Arc<Self>>),
+    ) -> Result<usize> {
+        let length = source.remaining();
+        let Some(target) = found else {
+            if self.is_connected_to(to) {
+                // ICMP says so, and the next call does.
+                self.channel().fail(Errno::ECONNREFUSED);
+            }
+            // The bytes of a datagram without receiver are read all the same.
+            return take_all(source, length);
+        };
+        let notes = target.channel().notes(|| Some(self.facts(to, wishes)));
+        let origin = MessageOrigin { name: Some(Address::Inet(from)), notes };
+        match target.channel().send_message(source, ancillary, origin, Patience::Never) {
+            // No room, or no socket any more: it is lost on its way.
+            Err(Errno::EAGAIN | Errno::ENOBUFS | Errno::ECONNREFUSED) => {
+                target.channel().note_loss();
+                Ok(length)
+            }
+            sent => sent,
+        }
+    }
+
+    /// Facts about a datagram to `to`, which stays on this machine.
+    fn facts(&self, to: InetAddress, wishes: Option<&Wishes>) -> PacketFacts {
+        let Marks { ttl, tos } = self.marks(to, wishes);
+        PacketFacts { to: (to.ip, to.port), interface: interface::LO.index, ttl, tos }
+    }
+}
+
+/// Takes `length` bytes that go nowhere.
+///
+/// # Errors
+/// `EFAULT`.
+fn take_all(source: &mut dyn Source, length: usize) -> Result<usize> {
+    let (mut bytes, mut left) = ([0; 256], length);
+    while left > 0 {
+        let part = left.min(bytes.len());
+        match source.take(&mut bytes[..part])? {
+            0 => return Err(Errno::EFAULT),
+            count => left -= count,
+        }
+    }
+    Ok(length)
+}

@@ -1,0 +1,114 @@
+//! Facts about a socket that getsockopt(2) tells beside its settings.
+
+use freehold_machine::PAGE_SIZE;
+use linux_raw_sys::net as c;
+use zerocopy::IntoBytes;
+
+use super::address::{Address, Family};
+use super::beside::{IP, IPV6};
+use super::endpoint::{Socket, SocketKind};
+use super::interface::{self, LO};
+use super::options::Credentials;
+use super::remembered::TCP;
+use crate::user::{self, UserPtr};
+use crate::{Errno, Result, task, time};
+
+/// SO_SNDLOWAT of SOL_SOCKET, and IPV6_MTU of IPPROTO_IPV6.
+const SNDLOWAT: u32 = 19;
+const MTU_V6: u32 = 24;
+/// TCP_TIMESTAMP and TCP_CC_INFO of IPPROTO_TCP.
+const TIMESTAMP: u32 = 24;
+const CC_INFO: u32 = 26;
+/// The longest packet that a header of version 4 can name (IP_MAX_MTU).
+const MOST_MTU: u32 = 65_535;
+
+/// The value of an option.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Fact {
+    Number(i32),
+    Long(u64),
+    /// SO_MEMINFO: bytes that wait and their limit, twice, and at the end messages that were lost.
+    Memory([u32; 9]),
+    /// Nothing is known.
+    Empty,
+}
+
+impl Fact {
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Number(number) => number.as_bytes(),
+            Self::Long(number) => number.as_bytes(),
+            Self::Memory(numbers) => numbers.as_bytes(),
+            Self::Empty => &[],
+        }
+    }
+}
+
+impl Socket {
+    /// Returns the fact that an option names, for a program with `room` bytes; `None` where it
+    /// names none.
+    ///
+    /// # Errors
+    /// `EINVAL` where there is too little room, `ENOTCONN`.
+    pub(super) fn fact(&self, (level, name): (u32, u32), room: usize) -> Result<Option<Fact>> {
+        let is_tcp = self.family().is_ip() && self.kind() == SocketKind::Stream;
+        Ok(Some(match (level, name) {
+            (c::SOL_SOCKET, c::SO_COOKIE) if room < size_of::<u64>() => return Err(Errno::EINVAL),
+            // As sock_diag(7) tells it.
+            (c::SOL_SOCKET, c::SO_COOKIE) => Fact::Long(self.inode()),
+            (c::SOL_SOCKET, c::SO_MEMINFO) => Fact::Memory(self.memory_facts()),
+            (c::SOL_SOCKET, SNDLOWAT) => Fact::Number(1),
+            // No send is without a copy, and none reports one: setting it is refused.
+            (c::SOL_SOCKET, c::SO_ZEROCOPY) => Fact::Number(0),
+            (IP, c::IP_MTU) => Fact::Number(self.path_mtu()?.min(MOST_MTU) as i32),
+            (IPV6, MTU_V6) => Fact::Number(self.path_mtu()? as i32),
+            (TCP, TIMESTAMP) if is_tcp => Fact::Number((time::now() / 1_000_000) as i32),
+            // The congestion controls tell nothing about themselves.
+            (TCP, CC_INFO) if is_tcp => Fact::Empty,
+            _ => return Ok(None),
+        }))
+    }
+
+    /// SO_MEMINFO.
+    fn memory_facts(&self) -> [u32; 9] {
+        let channel = self.channel();
+        let waiting = channel.pages() * PAGE_SIZE;
+        let limit = super::memory::BUFFER_BYTES;
+        [waiting as u32, limit as u32, 0, limit as u32, 0, 0, 0, 0, channel.lost()]
+    }
+
+    /// Bytes of the longest packet to the peer.
+    ///
+    /// # Errors
+    /// `ENOTCONN`.
+    fn path_mtu(&self) -> Result<u32> {
+        let peer = self.peer_address()?;
+        let to = peer.as_ref().and_then(Address::inet).ok_or(Errno::ENOTCONN)?;
+        let index = if to.is_local(self.network()) { LO.index } else { interface::ETHERNET_INDEX };
+        let mut devices = interface::all(self.network());
+        devices.find(|device| device.index == index).map(|device| device.mtu).ok_or(Errno::ENOTCONN)
+    }
+
+    /// Writes SO_PEERGROUPS: the supplementary groups of the peer that connected or accepted.
+    ///
+    /// # Errors
+    /// `ENODATA` without such a peer; `ERANGE`, and the bytes that are needed in `length`, where
+    /// there is too little room; `EFAULT`.
+    pub(super) fn write_peer_groups(&self, value: u64, length: UserPtr<i32>) -> Result<()> {
+        let (ids, groups) = self.peer_identity();
+        if self.family() != Family::Unix || ids == Credentials::NOBODY {
+            return Err(Errno::ENODATA);
+        }
+        let room = usize::try_from(length.read()?).map_err(|_| Errno::EINVAL)?;
+        let needed = size_of_val(&groups[..]);
+        length.write(&(needed as i32))?;
+        if room < needed {
+            return Err(Errno::ERANGE);
+        }
+        for (at, &group) in groups.iter().enumerate() {
+            let shown = task::shown_ids(0, group).1;
+            user::write_exact(value + (at * size_of::<u32>()) as u64, shown.as_bytes())?;
+        }
+        Ok(())
+    }
+}
