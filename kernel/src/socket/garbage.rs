@@ -207,7 +207,7 @@ mod tests {
 
     use super::super::SocketFile;
     use super::super::channel::{Ancillary, Patience};
-    use super::super::endpoint::{Socket, SocketKind};
+    use super::super::endpoint::{SendTarget, Socket, SocketKind};
     use super::super::options::Credentials;
     use super::*;
     use crate::fs::OpenFlags;
@@ -221,7 +221,7 @@ mod tests {
         let mut files = flight::Files::default();
         carried.into_iter().for_each(|file| files.push(file).unwrap());
         let ancillary = Ancillary { files, credentials: Credentials::NOBODY };
-        from.send(&mut SliceSource::new(b"x"), ancillary, None, Patience::Never).unwrap();
+        from.send(&mut SliceSource::new(b"x"), ancillary, SendTarget::default(), Patience::Never).unwrap();
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! UDP datagram is put into the channel of the socket that its address leads to, or dropped where
 //! there is no room. [`wire`] handles traffic with other machines.
 
-use freehold_collections::{Arc, Receiver, Vec};
+use freehold_collections::{Arc, Receiver};
 
 use super::address::{Address, Family};
 use super::attachment::source_for;

@@ -45,7 +45,7 @@ mod watches;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use bitflags::bitflags;
-use freehold_collections::{Arc, Vec};
+use freehold_collections::Arc;
 
 pub use account::{Limit, MAX_QUEUED_EVENTS, MAX_USER_INSTANCES, MAX_USER_WATCHES};
 pub use instance::{InotifyFile, WatchInfo};
