@@ -32,8 +32,8 @@ pub fn windows_show_frames_that_the_direct_map_does_not() {
 }
 
 /// A closed window is in no translation cache after its CPU idled, nor in a program's time after a
-/// kernel task had the CPU. The last test: from then on the timer ends closed windows' time, in programs
-/// too.
+/// kernel task had the CPU. The last test: from then on the timer ends closed windows' time, in
+/// programs too.
 pub fn closed_windows_are_forgotten_in_time() {
     memory::set_policy(Policy::On);
     let frame = user_frame();
