@@ -301,7 +301,7 @@ fn a_closed_window_lives_4_ms_at_most_under_on_however_long_a_program_computes_o
     let compute = "busybox cat /proc/meminfo >/dev/null; exec busybox awk 'BEGIN { for (i = 0; i < 30000; i++) x += i }'";
     // It reads, and then waits, and no other address space is loaded between the two.
     let idle = "busybox mkfifo /tmp/p; exec 3<>/tmp/p; \
-        for i in 1 2 3 4 5; do echo $i >/tmp/f; read x </tmp/f; read -t 0.02 y <&3; done";
+        for i in 1 2 3 4 5; do echo $i >/tmp/f; read x </tmp/f; read -t 0.02 y <&3; done; true";
     for command in [compute, idle] {
         let words = ["busybox", "sh", "-c", command];
         let on = closed_windows("on", &words);

@@ -201,7 +201,7 @@ fn main(boot: &'static BootInfo) -> ! {
     time::start(hpet);
     say!("the clock runs {} us after the first instruction", time::now() / 1000);
     irq::enable();
-    windows::tests();
+    windows::windows_show_frames_that_the_direct_map_does_not();
     user_copies_stop_where_memory_ends();
     user_programs_run_and_trap();
     entry::tests();
@@ -221,6 +221,7 @@ fn main(boot: &'static BootInfo) -> ! {
     if let Some(death) = death {
         die(death, boot);
     }
+    windows::closed_windows_are_forgotten_in_time();
     say!("passed");
     power::exit(0)
 }

@@ -7,13 +7,7 @@ use freehold_xpfo::Policy;
 
 use crate::user_frame;
 
-pub fn tests() {
-    windows_show_frames_that_the_direct_map_does_not();
-    memory::set_policy(Policy::On);
-    closed_windows_are_forgotten_in_time();
-}
-
-fn windows_show_frames_that_the_direct_map_does_not() {
+pub fn windows_show_frames_that_the_direct_map_does_not() {
     let (one, two) = (user_frame(), user_frame());
     X86.zero(one);
     X86.with_bytes(one, |bytes| bytes[17] = 42);
@@ -38,11 +32,19 @@ fn windows_show_frames_that_the_direct_map_does_not() {
 }
 
 /// A closed window is in no translation cache after its CPU idled, nor in a program's time after a
-/// kernel task had the CPU.
-fn closed_windows_are_forgotten_in_time() {
+/// kernel task had the CPU. The last test: from then on the timer ends closed windows' time, in
+/// programs too.
+pub fn closed_windows_are_forgotten_in_time() {
+    memory::set_policy(Policy::On);
     let frame = user_frame();
     X86.with_bytes(frame, |bytes| bytes.fill(0x5a));
-    let close = || X86.read_bytes(frame, |bytes| core::hint::black_box(bytes).as_ptr() as u64);
+    // A window that was read, so that its translation is cached.
+    let close = || {
+        X86.read_bytes(frame, |bytes| {
+            core::hint::black_box(bytes[0]);
+            bytes.as_ptr() as u64
+        })
+    };
     let is_there = |window: u64| provoke::read_at(window) == Some(0x5a5a_5a5a_5a5a_5a5a);
     let off = irq::disable();
     // The controls: nothing happens that ends a window's time.

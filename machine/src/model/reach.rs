@@ -202,7 +202,7 @@ impl Model {
         self.spied();
     }
 
-    /// The bytes that an attacker reads at a kernel address on `cpu`, at this moment; `None` where
+    /// Returns what an attacker reads at a kernel address on `cpu`, at this moment; `None` where
     /// the access must fault.
     pub fn peek(self, cpu: CpuId, address: KernelAddress) -> Option<Peeked> {
         let (frame, reach) = match address {
