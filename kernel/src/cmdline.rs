@@ -20,6 +20,10 @@ use freehold_tracepoints::{COUNT, selections};
 
 use crate::hw::static_keys::KeyState;
 
+mod bounce;
+
+pub use bounce::Force;
+
 /// The four numbers of a kernel parameter `failslab` or `fail_page_alloc`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FaultNumbers {
@@ -142,6 +146,8 @@ pub struct Settings {
     pub iommu: Option<Iommu>,
     /// How devices get bytes.
     pub transfers: Transfers,
+    /// The user's word on bouncing.
+    pub force: Force,
     /// Which allocations of the kernel heap fail.
     pub failslab: Option<FaultNumbers>,
     /// Which requests of the page allocator fail.
@@ -167,6 +173,7 @@ impl Default for Settings {
             disk_timeout: None,
             iommu: None,
             transfers: Transfers::Bounced,
+            force: Force::Yes,
             failslab: None,
             fail_page_alloc: None,
         }
@@ -390,9 +397,11 @@ pub const KNOWN: &[Known] = &[
     },
     Known {
         name: "swiotlb",
-        values: SLABS,
-        help: "slots of 2 KiB that devices' bounce buffers have from the start, and in how many areas CPUs look for free ones (128 slots, one area per CPU); noforce is refused: every device is bounced",
-        set: |settings, parameter| swiotlb(&mut settings.slots, parameter.value.unwrap_or("")),
+        values: bounce::SLABS,
+        help: "slots of 2 KiB that devices' bounce buffers have from the start, and in how many areas CPUs look for free ones (128 slots, one area per CPU); noforce says that whole pages are not bounced, and needs dma=direct",
+        set: |settings, parameter| {
+            bounce::swiotlb(&mut settings.slots, &mut settings.force, parameter.value.unwrap_or(""))
+        },
     },
     Known {
         name: "swiotlb.max",
@@ -409,7 +418,7 @@ pub const KNOWN: &[Known] = &[
         help: "a disk that has so much bounce memory, rings included, and none beside it",
         set: |settings, parameter| {
             settings.restricted =
-                Some(parameter.value.and_then(restricted).ok_or("vda:BYTES, 64K at least")?);
+                Some(parameter.value.and_then(bounce::restricted).ok_or("vda:BYTES, 64K at least")?);
             Ok(())
         },
     },
@@ -476,36 +485,6 @@ pub const KNOWN: &[Known] = &[
         },
     },
 ];
-
-/// The values that `swiotlb` takes.
-const SLABS: &str = "SLABS[,AREAS][,force]";
-
-/// Linux' rule, but for `noforce`: there is no device without bouncing.
-fn swiotlb(limits: &mut Limits, value: &str) -> Result<(), &'static str> {
-    let mut words = value.split(',').peekable();
-    let mut number = |most: usize| {
-        let number = words.peek()?.parse().ok().filter(|number| (1..=most).contains(number))?;
-        words.next();
-        Some(number)
-    };
-    let slabs = number(1 << 19);
-    let areas = if slabs.is_some() { number(64) } else { None };
-    let rest = (words.next(), words.next());
-    if value.is_empty() || !matches!(rest, (None | Some("force"), None)) {
-        return Err("SLABS[,AREAS][,force], with up to 524288 slots and 64 areas");
-    }
-    limits.slabs = slabs.unwrap_or(limits.slabs);
-    limits.areas = areas.unwrap_or(limits.areas);
-    Ok(())
-}
-
-/// `vdb:1M` is disk number 1 and 1 MiB.
-fn restricted(text: &str) -> Option<(usize, usize)> {
-    const LEAST: usize = 64 << 10;
-    let (disk, size) = text.strip_prefix("vd")?.split_once(':')?;
-    let [letter @ b'a'..=b'z'] = disk.as_bytes() else { return None };
-    Some((usize::from(letter - b'a'), bytes(size).filter(|&bytes| bytes >= LEAST)?))
-}
 
 /// A number of bytes: decimal digits, and behind them nothing or one of the letters K, M, G and T,
 /// small or large, for 2^10, 2^20, 2^30 and 2^40. `None` for anything else; a number that 64 bits
@@ -586,6 +565,10 @@ pub fn parse<'a>(line: &'a str, mut problem: impl FnMut(Problem<'a>)) -> Setting
         if let Err(expected) = (known.set)(&mut settings, canonical) {
             problem(Problem::Value { name: known.name, value: parameter.value.unwrap_or(""), expected });
         }
+    }
+    if settings.force == Force::No && settings.transfers != Transfers::InPlace {
+        let expected = "noforce with dma=direct only, since devices are bounced without it";
+        problem(Problem::Value { name: "swiotlb", value: "noforce", expected });
     }
     settings
 }

@@ -2,7 +2,8 @@
 
 use super::*;
 use freehold_buddy::{Shuffle, Wipe};
-use std::string::ToString;
+use std::format;
+use std::string::{String, ToString};
 use std::vec::Vec;
 
 fn split_all(line: &str) -> Vec<(&str, Option<&str>)> {
@@ -42,6 +43,28 @@ fn known_parameters_are_set_and_dashes_are_underscores() {
     assert_eq!(settings.log_level, log::LevelFilter::Error);
 }
 
+/// `noforce` is no promise that the kernel could keep without `dma=direct`, wherever that stands.
+#[test]
+fn bounce_memory_is_set_as_on_linux_and_noforce_needs_dma_direct() {
+    let told = |line: &str| {
+        let mut problems = Vec::new();
+        let settings = parse(line, |problem| problems.push(problem.to_string()));
+        let slots = settings.slots;
+        ((slots.slabs, slots.areas, settings.force), problems.join("; "))
+    };
+    assert_eq!(told("swiotlb=512,4,force"), ((512, 4, Force::Yes), String::new()));
+    let needs = "kernel parameter swiotlb=noforce ignored: it can be noforce with dma=direct only, since devices are bounced without it";
+    assert_eq!(told("swiotlb=noforce").1, needs);
+    for line in ["swiotlb=64,2,noforce dma=direct", "dma=direct swiotlb=64,2,noforce"] {
+        assert_eq!(told(line), ((64, 2, Force::No), String::new()));
+    }
+    for value in ["", "0", "1,65", "524289", "force,noforce", "7,noforce,1", "perhaps"] {
+        let expected = "SLABS[,AREAS][,force|noforce], with up to 524288 slots and 64 areas";
+        let problem = format!("kernel parameter swiotlb={value} ignored: it can be {expected}");
+        assert_eq!(told(&format!("swiotlb={value}")), ((128, 0, Force::Yes), problem));
+    }
+}
+
 #[test]
 fn unknown_parameters_and_values_are_reported_and_change_nothing() {
     let mut problems = Vec::new();
@@ -73,7 +96,7 @@ fn the_registry_is_sorted_and_every_entry_takes_what_its_help_says() {
         let value = match known.values {
             FAULT_NUMBERS => Some("1,0,0,-1"),
             "EVENTS" => Some("sched:*,sys_enter"),
-            SLABS => Some("128,2,force"),
+            bounce::SLABS => Some("128,2,force"),
             values if values.starts_with("BYTES") => Some("2M"),
             values if values.starts_with("DISK") => Some("vda:1M"),
             _ => value,
