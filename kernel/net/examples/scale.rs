@@ -9,7 +9,7 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Instant;
 
-use freehold_net::{Config, Ends, Failure, Host, Id, Owner, Refusal, Stack};
+use freehold_net::{Config, Ends, Failure, Host, Id, Marks, Owner, Refusal, Stack};
 
 /// Bytes that are sent back and forth in each measurement.
 const BYTES: usize = 200_000;
@@ -62,7 +62,7 @@ impl Host for Programs {
     fn failed(&mut self, _: &usize, failure: Failure) {
         panic!("{failure:?}");
     }
-    fn datagram(&mut self, _: Ends, _: &[u8]) -> bool {
+    fn datagram(&mut self, _: Ends, _: Marks, _: &[u8]) -> bool {
         false
     }
     fn refused(&mut self, _: Ends) {}

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use freehold_net::{Config, Ends, Failure, Host, Id, Owner, Refusal, Stack};
+use freehold_net::{Config, Ends, Failure, Host, Id, Marks, Owner, Refusal, Stack};
 
 /// The guest's server.
 const GUEST: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 0, 2, 15), 80);
@@ -70,7 +70,7 @@ impl Host for Programs {
     fn failed(&mut self, socket: &usize, failure: Failure) {
         self.callers[*socket].failure = Some(failure);
     }
-    fn datagram(&mut self, _: Ends, _: &[u8]) -> bool {
+    fn datagram(&mut self, _: Ends, _: Marks, _: &[u8]) -> bool {
         false
     }
     fn refused(&mut self, _: Ends) {}
