@@ -57,8 +57,9 @@ fn when_nothing_is_left_below_the_base_holes_above_it_are_used() {
 fn low_areas_fill_the_second_gib_from_below_and_end_there() {
     let world = World::new();
     let p = world.process(0);
-    let low =
-        |hint: Option<u64>, pages| p.map(AreaPlace::Low(hint.map(VirtAddr)), pages, RW, Backing::Anonymous);
+    let low = |hint: Option<u64>, pages| {
+        p.map(AreaPlace::Low(hint.map(VirtAddr)), pages, Protection::NONE, Backing::Anonymous)
+    };
     let first = LOW.start.0;
     assert_eq!(low(None, 2), Ok(first));
     assert_eq!(low(None, 1), Ok(first + 2 * PAGE));
@@ -68,7 +69,7 @@ fn low_areas_fill_the_second_gib_from_below_and_end_there() {
         Ok(first + 3 * PAGE),
         "and is ignored where the end would not"
     );
-    assert_eq!(p.unmap(first, PAGE), Ok(()));
+    assert_eq!(p.unmap(first, 1), Ok(()));
     assert_eq!((low(None, 2), low(None, 1)), (Ok(first + 5 * PAGE), Ok(first)));
     let left = (LOW.end.0 - first) / PAGE - 7;
     assert_eq!(low(None, left + 1), Err(VmError::NoMemory));
