@@ -49,6 +49,10 @@ impl ProcFs {
         checkpoint()?;
         settings::fill_rest(&root);
         checkpoint()?;
+        settings::fill_net(&root);
+        checkpoint()?;
+        settings::fill_devices(&root);
+        checkpoint()?;
         loads::fill(&root);
         {
             system::fill(&root);

@@ -242,7 +242,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     fill_user(&root.dirs("sys/user"));
 }
 
-/// Put the settings of files and networks there.
+/// Put the settings of files there.
 pub(super) fn fill_rest(root: &Arc<PseudoDir>) {
     let fs = root.dirs("sys/fs");
     fs.constant("file-max", "9223372036854775807");
@@ -267,11 +267,11 @@ pub(super) fn fill_rest(root: &Arc<PseudoDir>) {
     }
     let get = || inspect::after_change().number().into();
     fs.generated("suid_dumpable", 0o644, Number { get, set: inspect::set_after_change });
-    fill_net(&root.dirs("sys/net"));
 }
 
-/// Settings of the network.
-fn fill_net(net: &Arc<PseudoDir>) {
+/// Put the settings of the network there, but for those of its devices.
+pub(super) fn fill_net(root: &Arc<PseudoDir>) {
+    let net = &root.dirs("sys/net");
     let core = net.dirs("core");
     core.constant("somaxconn", "4096");
     core.constant("optmem_max", "131072");
@@ -282,12 +282,11 @@ fn fill_net(net: &Arc<PseudoDir>) {
         net.dirs("ipv4").generated(name, 0o644, SocketMemory(account));
     }
     net.dirs("unix").constant("max_dgram_qlen", "512");
-    fill_ip(net);
+    fill_ip(&net.dirs("ipv4"));
 }
 
-/// Settings of IP and its devices: this system is no router, and TCP has what it needs.
-fn fill_ip(net: &Arc<PseudoDir>) {
-    let v4 = net.dirs("ipv4");
+/// Settings of IP: TCP has what it needs.
+fn fill_ip(v4: &Arc<PseudoDir>) {
     v4.constant("ip_forward", "0");
     v4.constant("ip_default_ttl", "64");
     v4.constant("ip_local_port_range", "32768\t60999");
@@ -304,6 +303,11 @@ fn fill_ip(net: &Arc<PseudoDir>) {
     v4.constant("tcp_congestion_control", "cubic");
     v4.constant("tcp_available_congestion_control", "reno cubic");
     v4.constant("tcp_allowed_congestion_control", "reno cubic");
+}
+
+/// Put the settings of the network's devices there: this system is no router.
+pub(super) fn fill_devices(root: &Arc<PseudoDir>) {
+    let net = root.dirs("sys/net");
     for device in ["all", "default", "lo", "eth0"] {
         let conf = net.dirs("ipv4").dirs("conf").dirs(device);
         for name in ["forwarding", "rp_filter", "accept_redirects", "send_redirects", "arp_ignore"] {
