@@ -196,7 +196,7 @@ static void growing(void)
 			usleep(100);
 		NEED(kill(-group, SIGKILL) == 0);
 		int ended = 0;
-		for (int wait = 0; wait < 2000 && !ended; wait++) {
+		for (int wait = 0; wait < 60000 && !ended; wait++) {
 			while (waitpid(-group, NULL, WNOHANG) > 0);
 			ended = kill(-group, 0) < 0 && errno == ESRCH;
 			if (!ended)

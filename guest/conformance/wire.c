@@ -90,7 +90,11 @@ static void calls(struct sockaddr_in echo, struct sockaddr_in closed)
 	PROMISE("and the next call may succeed", connect(fd, (struct sockaddr *)&echo, sizeof echo) == 0);
 	close(fd);
 	fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
-	connect(fd, (struct sockaddr *)&closed, sizeof closed);
+	/* The answer may come before the call is over, which tells it then; another call is made. */
+	for (int i = 0; i < 50 && connect(fd, (struct sockaddr *)&closed, sizeof closed) == -1 && errno == ECONNREFUSED; i++) {
+		close(fd);
+		fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+	}
 	wait = (struct pollfd){ fd, POLLIN | POLLOUT, 0 };
 	PROMISE("poll tells that it was refused", poll(&wait, 1, 30000) == 1 && wait.revents & POLLERR);
 	PROMISE("and that nothing more comes and goes", COMES_TRUE(poll(&wait, 1, 1000) == 1 && wait.revents == (POLLIN | POLLOUT | POLLERR | POLLHUP)));
