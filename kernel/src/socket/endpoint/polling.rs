@@ -32,7 +32,6 @@ impl Socket {
             return ready;
         }
         let ended = !self.channel.has_sender() || !self.channel.has_receiver();
-        ready.set(Ready::ERR, self.channel.has_error());
         ready.set(Ready::IN, self.channel.has_message() && self.has_least() || ended);
         ready.set(Ready::RDHUP, ended);
         let send_ended = self.send_ended.load(Ordering::SeqCst);
@@ -50,6 +49,9 @@ impl Socket {
             None if self.kind == SocketKind::Datagram => ready |= Ready::OUT,
             None => ready |= Ready::OUT | Ready::HUP,
         }
+        // Last: an error that ends both directions is noted before them, and is not missed beside
+        // its effects (Linux: `tcp_poll`).
+        ready.set(Ready::ERR, self.channel.has_error());
         ready
     }
 
