@@ -29,7 +29,7 @@ use super::{FileMapping, Frames, ProcessSpace, find_more};
 use crate::hw;
 use crate::hw::Hardware;
 use crate::sched::thread::{Drain, Fill};
-use crate::sync::SpinLock;
+use crate::sync::{UserCharge, UserCounts};
 use crate::user::{Direct, Iovecs, Sink, Source, so_far};
 use crate::{Errno, Result, sched};
 
@@ -155,48 +155,16 @@ fn pin_locked<'a, T: Term, P: Purpose>(
     }
 }
 
-/// Locked pages per user; a user with a limit has one entry.
-static LOCKED: SpinLock<Vec<(u32, u64)>> = SpinLock::new(Vec::new());
+/// Pages that are locked in a user's name (RLIMIT_MEMLOCK).
+static LOCKED: UserCounts = UserCounts::new();
 
-/// Pages that are locked in a user's name (RLIMIT_MEMLOCK); of a privileged one, none.
-struct Locked {
-    user: u32,
-    pages: u64,
-}
-
-impl Locked {
-    fn charge((user, limit): (u32, u64), pages: u64) -> Result<Self> {
-        if limit == u64::MAX {
-            return Ok(Self { user, pages: 0 });
-        }
-        let mut users = LOCKED.lock();
-        users.try_reserve(1)?;
-        let at = users.iter().position(|&(other, _)| other == user);
-        let locked = at.map_or(0, |at| users[at].1).saturating_add(pages);
-        if locked > limit / PAGE_SIZE as u64 {
-            return Err(Errno::ENOMEM);
-        }
-        match at {
-            Some(at) => users[at].1 = locked,
-            None if pages > 0 => users.push_reserved((user, locked)),
-            None => {}
-        }
-        Ok(Self { user, pages })
-    }
-}
-
-impl Drop for Locked {
-    fn drop(&mut self) {
-        if self.pages > 0 {
-            let mut users = LOCKED.lock();
-            if let Some(at) = users.iter().position(|&(user, _)| user == self.user) {
-                users[at].1 -= self.pages;
-                if users[at].1 == 0 {
-                    users.swap_remove(at);
-                }
-            }
-        }
-    }
+/// Counts `pages` for a user with a limit in bytes; none for a privileged one.
+///
+/// # Errors
+/// `ENOMEM`.
+fn charge_locked((user, limit): (u32, u64), pages: u64) -> Result<UserCharge> {
+    let pages = if limit == u64::MAX { 0 } else { pages };
+    LOCKED.charge(user, pages, limit / PAGE_SIZE as u64, Errno::ENOMEM)
 }
 
 /// Pinned bytes of a program.
@@ -208,7 +176,7 @@ pub struct PinnedRun<P: Purpose> {
     start: usize,
     length: usize,
     /// Held for its count.
-    _locked: Option<Locked>,
+    _locked: Option<UserCharge>,
 }
 
 impl<P: Purpose> PinnedRun<P> {
@@ -278,7 +246,7 @@ impl<P: Purpose> PinnedRun<P> {
         if run.length < length {
             return Err(Errno::EFAULT);
         }
-        run._locked = Some(Locked::charge(owner, pages as u64)?);
+        run._locked = Some(charge_locked(owner, pages as u64)?);
         run.check_areas(space)?;
         Ok(run)
     }

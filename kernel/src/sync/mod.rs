@@ -6,6 +6,7 @@ mod lock;
 mod numbers;
 #[cfg(test)]
 mod per_cpu_rw_model;
+mod user_counts;
 mod wait;
 #[cfg(test)]
 mod wait_model;
@@ -19,6 +20,7 @@ pub use lock::{
     SleepingGuard, SpinLock, SpinLockGuard, WriteGuard,
 };
 pub use numbers::UniqueNumbers;
+pub use user_counts::{UserCharge, UserCounts};
 pub use wait::{News, PollWaiter, Slept, WaitQueue, Wake, Woken};
 pub use weak_map::WeakMap;
 pub use weak_registry::{WeakRegistry, WeakRegistryGuard};

@@ -9,11 +9,12 @@ use freehold_vm::{ReadOnly, ReadWrite};
 use linux_raw_sys::io_uring as c;
 
 use super::memory::Submission;
-use super::pins::{self, Pins};
+use super::pins;
 use super::work::Asker;
 use super::{IoRing, RingFile};
 use crate::fs::{Blocking, NodeKind, OpenFile, Ready, Seekable};
 use crate::mem::PinnedBytes;
+use crate::sync::UserCharge;
 use crate::task;
 use crate::time::{self, TimeSpec};
 use crate::user::{Iovecs, Sink, Source, UserPtr};
@@ -94,7 +95,7 @@ pub struct Transfer {
     offset: u64,
     moving: Moving,
     /// The account of the pages, where the request pinned them itself.
-    _pins: Option<Pins>,
+    _pins: Option<UserCharge>,
 }
 
 /// Which way, and where the bytes are.
@@ -284,7 +285,7 @@ pub fn begin_transfer(
     // A stream takes no more at once: the rest is another request's.
     let most = if stream { pins::MOST_BYTES } else { usize::MAX };
     let pins = match &buffers {
-        Buffers::Program(memory) => Some(Pins::of(memory, most)?),
+        Buffers::Program(memory) => Some(pins::charge(memory, most)?),
         Buffers::Fixed(_) => None,
     };
     let moving = match (way, buffers) {
