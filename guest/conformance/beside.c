@@ -1,10 +1,8 @@
 /* Data beside messages of sockets: ip(7), ipv6(7), socket(7), RFC 3542. */
 #include "promise.h"
+#include "addresses.h"
 #include "loopback.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <sys/un.h>
 
 #ifndef IP_RECVORIGDSTADDR
@@ -19,32 +17,6 @@
 static char beside[1024];
 static size_t beside_length;
 static char got[64];
-
-static int set(int fd, int level, int name, int value)
-{
-	return setsockopt(fd, level, name, &value, sizeof value);
-}
-
-static int get(int fd, int level, int name)
-{
-	int value = -77;
-	socklen_t length = sizeof value;
-	return getsockopt(fd, level, name, &value, &length) == 0 && length == sizeof value ? value : -77;
-}
-
-static struct sockaddr_in v4(const char *ip, int port)
-{
-	struct sockaddr_in name = { .sin_family = AF_INET, .sin_port = htons(port) };
-	NEED(inet_pton(AF_INET, ip, &name.sin_addr) == 1);
-	return name;
-}
-
-static struct sockaddr_in6 v6(const char *ip, int port)
-{
-	struct sockaddr_in6 name = { .sin6_family = AF_INET6, .sin6_port = htons(port) };
-	NEED(inet_pton(AF_INET6, ip, &name.sin6_addr) == 1);
-	return name;
-}
 
 /* A datagram socket at a free port of any address, and the port. */
 static int bound(int family, int *port)

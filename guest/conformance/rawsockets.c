@@ -1,35 +1,19 @@
 /* Raw sockets and ping sockets of both versions of IP: raw(7), icmp(7), RFC 3542. */
 #include "promise.h"
+#include "addresses.h"
 #include "inside.h"
 #include "loopback.h"
 
-#include <arpa/inet.h>
 #include <linux/icmp.h>
 #include <netinet/icmp6.h>
-#include <netinet/in.h>
 #include <netinet/ip.h>
 #include <netinet/udp.h>
-#include <sys/socket.h>
 
 #define RANGE "/proc/sys/net/ipv4/ping_group_range"
 #define UNUSED_PROTOCOL 201
 
 static unsigned char got[70000];
 static struct sockaddr_in sender;
-
-static struct sockaddr_in v4(const char *ip, int port)
-{
-	struct sockaddr_in name = { .sin_family = AF_INET, .sin_port = htons(port) };
-	NEED(inet_pton(AF_INET, ip, &name.sin_addr) == 1);
-	return name;
-}
-
-static struct sockaddr_in6 v6(const char *ip, int port)
-{
-	struct sockaddr_in6 name = { .sin6_family = AF_INET6, .sin6_port = htons(port) };
-	NEED(inet_pton(AF_INET6, ip, &name.sin6_addr) == 1);
-	return name;
-}
 
 static int opened(int family, int kind, int protocol)
 {
@@ -108,11 +92,6 @@ static int number_at(int fd, int level, int name)
 	int value = -7;
 	socklen_t length = sizeof value;
 	return getsockopt(fd, level, name, &value, &length) ? -errno : value;
-}
-
-static int set(int fd, int level, int name, int value)
-{
-	return setsockopt(fd, level, name, &value, sizeof value);
 }
 
 static int users_are_refused(void)

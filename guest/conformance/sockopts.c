@@ -1,12 +1,10 @@
 /* Options of sockets that have an effect or tell a fact: socket(7), ip(7), ipv6(7), tcp(7). */
 #include "promise.h"
+#include "addresses.h"
 #include "loopback.h"
 
-#include <arpa/inet.h>
 #include <grp.h>
-#include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <sys/socket.h>
 #include <sys/un.h>
 
 #ifndef SO_BINDTOIFINDEX
@@ -24,25 +22,6 @@
 #define IPV6_PATH_MTU 24
 
 static char got[65536];
-
-static int set(int fd, int level, int name, int value)
-{
-	return setsockopt(fd, level, name, &value, sizeof value);
-}
-
-static int get(int fd, int level, int name)
-{
-	int value = -77;
-	socklen_t length = sizeof value;
-	return getsockopt(fd, level, name, &value, &length) == 0 && length == sizeof value ? value : -77;
-}
-
-static struct sockaddr_in at(const char *ip, int port)
-{
-	struct sockaddr_in name = { .sin_family = AF_INET, .sin_port = htons(port) };
-	NEED(inet_pton(AF_INET, ip, &name.sin_addr) == 1);
-	return name;
-}
 
 static int opened(int family, int kind)
 {
@@ -62,7 +41,7 @@ static int port_of(int fd)
 /* The two ends of a connection of TCP. */
 static void connected(int ends[2])
 {
-	struct sockaddr_in name = at("127.0.0.1", 0);
+	struct sockaddr_in name = v4("127.0.0.1", 0);
 	int listener = opened(AF_INET, SOCK_STREAM);
 	NEED(bind(listener, (struct sockaddr *)&name, sizeof name) == 0 && listen(listener, 1) == 0);
 	name.sin_port = htons(port_of(listener));
@@ -93,7 +72,7 @@ static void devices(void)
 	length = 4;
 	FAILS_WITH("in no less room than the longest has", getsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, name, &length), EINVAL);
 	FAILS_WITH("a negative number is refused", set(fd, SOL_SOCKET, SO_BINDTOIFINDEX, -1), EINVAL);
-	struct sockaddr_in to = at("127.0.0.1", 0);
+	struct sockaddr_in to = v4("127.0.0.1", 0);
 	NEED(bind(fd, (struct sockaddr *)&to, sizeof to) == 0);
 	to.sin_port = htons(port_of(fd));
 	PROMISE("packets between local sockets come by lo", sendto(from, "x", 1, 0, (struct sockaddr *)&to, sizeof to) == 1 && recv(fd, got, 9, 0) == 1);
@@ -118,7 +97,7 @@ static void devices(void)
 	});
 	PROMISE("without capabilities a socket is bound once", WIFEXITED(status) && WEXITSTATUS(status) == 0);
 	int listener = opened(AF_INET, SOCK_STREAM), caller = opened(AF_INET, SOCK_STREAM);
-	to = at("127.0.0.1", 0);
+	to = v4("127.0.0.1", 0);
 	NEED(set(listener, SOL_SOCKET, SO_BINDTOIFINDEX, 1) == 0 && bind(listener, (struct sockaddr *)&to, sizeof to) == 0 && listen(listener, 1) == 0);
 	to.sin_port = htons(port_of(listener));
 	NEED(connect(caller, (struct sockaddr *)&to, sizeof to) == 0);
@@ -191,7 +170,7 @@ static void facts(void)
 	PROMISE("and counts what waits", getsockopt(ends[1], SOL_SOCKET, SO_MEMINFO, memory, &length) == 0 && memory[0] > 0);
 	PROMISE("SO_SNDLOWAT is read only", get(udp, SOL_SOCKET, SO_SNDLOWAT) == 1 && set(udp, SOL_SOCKET, SO_SNDLOWAT, 1) == -1 && errno == ENOPROTOOPT);
 	FAILS_WITH("an unconnected socket has no path", getsockopt(udp, IPPROTO_IP, IP_MTU, got, &length), ENOTCONN);
-	struct sockaddr_in to = at("127.0.0.1", 9);
+	struct sockaddr_in to = v4("127.0.0.1", 9);
 	struct sockaddr_in6 to6 = { .sin6_family = AF_INET6, .sin6_port = htons(9), .sin6_addr = IN6ADDR_LOOPBACK_INIT };
 	NEED(connect(udp, (struct sockaddr *)&to, sizeof to) == 0 && connect(udp6, (struct sockaddr *)&to6, sizeof to6) == 0);
 	PROMISE("IP_MTU is that of lo", get(udp, IPPROTO_IP, IP_MTU) == 65535 && get(ends[0], IPPROTO_IP, IP_MTU) == 65535);
