@@ -21,6 +21,6 @@ pub use lock::{
 };
 pub use numbers::UniqueNumbers;
 pub use user_counts::{UserCharge, UserCounts};
-pub use wait::{News, PollWaiter, Slept, WaitQueue, Wake, Woken};
+pub use wait::{News, PollWaiter, Slept, WaitQueue, Wake, Woken, earlier};
 pub use weak_map::WeakMap;
 pub use weak_registry::{WeakRegistry, WeakRegistryGuard};

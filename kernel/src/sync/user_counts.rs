@@ -19,7 +19,7 @@ pub struct UserCharge {
 }
 
 impl UserCounts {
-    /// Nobody has anything.
+    /// No user has anything.
     pub const fn new() -> Self {
         Self(SpinLock::new(Map::new()))
     }
@@ -75,6 +75,6 @@ mod tests {
         drop(half);
         assert!(charge(user, most / 2).is_ok());
         drop(rest);
-        assert!(COUNTS.0.lock().is_empty(), "who has nothing needs no memory");
+        assert!(COUNTS.0.lock().is_empty(), "a user with nothing needs no memory");
     }
 }

@@ -243,10 +243,7 @@ impl WaitQueue {
                 break Ok(None);
             }
             let nap = if queued.is_some() { None } else { Some(now + NAP) };
-            let until = match (deadline, nap) {
-                (Some(deadline), Some(nap)) => Some(deadline.min(nap)),
-                (deadline, nap) => deadline.or(nap),
-            };
+            let until = earlier(deadline, nap);
             sched::block(&task, until);
         };
         task.finish_sleep();
@@ -406,6 +403,15 @@ impl fmt::Debug for WaitQueue {
     }
 }
 
+/// Returns the earlier of two times; `None` is no time.
+#[inline]
+pub fn earlier(one: Option<u64>, other: Option<u64>) -> Option<u64> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, other) => one.or(other),
+    }
+}
+
 /// How a poll's sleep ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Slept {
@@ -508,10 +514,7 @@ impl PollWaiter {
             return Ok(Slept::TimedOut);
         }
         let nap = if self.incomplete { Some(now + NAP) } else { None };
-        let until = match (deadline, nap) {
-            (Some(deadline), Some(nap)) => Some(deadline.min(nap)),
-            (deadline, nap) => deadline.or(nap),
-        };
+        let until = earlier(deadline, nap);
         sched::block(&task, until);
         task.prepare_to_sleep(Sleep::Interruptible);
         Ok(Slept::Woken)

@@ -19,7 +19,7 @@ use super::request::{Pending, Transfer};
 use crate::fs::{Blocking, OpenFile};
 use crate::mem::with_memory_found;
 use crate::sched::thread::{self, Thread, spawn_kernel};
-use crate::sync::{Mutex, MutexGuard, PollWaiter, SpinLock, WaitQueue};
+use crate::sync::{Mutex, MutexGuard, PollWaiter, SpinLock, WaitQueue, earlier};
 use crate::task::{self, Helper, Pid, Task};
 use crate::{Errno, Result, sched, time};
 
@@ -388,7 +388,7 @@ trait Finish: Asker {
             }
             any |= candidate.result.is_some();
             if let Pending::Timeout { deadline, .. } = candidate.pending {
-                earliest = Some(earliest.map_or(deadline, |earliest: u64| earliest.min(deadline)));
+                earliest = earlier(earliest, Some(deadline));
             }
         }
         if any { Look::Ended } else { Look::Idle { until: earliest } }

@@ -12,7 +12,14 @@ use freehold_collections::{Arc, Map, Vec};
 use crate::{Errno, Result, sched};
 
 /// Items that are passed over before others may run.
-pub(super) const LOOKS_AT_ONCE: usize = 1024;
+const LOOKS_AT_ONCE: usize = 1024;
+
+/// Lets others run now and then in a loop over items.
+pub(super) fn rest_at(at: usize) {
+    if at % LOOKS_AT_ONCE == LOOKS_AT_ONCE - 1 {
+        sched::rest();
+    }
+}
 
 /// A descriptor, and the address of its description. An item keeps the address from being used
 /// again.
@@ -62,9 +69,7 @@ impl<T> Items<T> {
             if at == nth {
                 return self.at(slot);
             }
-            if at as usize % LOOKS_AT_ONCE == 0 {
-                sched::rest();
-            }
+            rest_at(at as usize);
         }
         None
     }

@@ -38,14 +38,14 @@ pub use calls::{
 };
 
 use self::account::WatchAccount;
-use self::items::{Items, LOOKS_AT_ONCE, ReadyList, WatchKey};
+use self::items::{Items, ReadyList, WatchKey, rest_at};
 use self::nesting::Nest;
 use super::anonymous::AnonymousNode;
 use super::device::split_device;
 use super::file::Line;
 use super::{File, Node, NodeKind, OpenFile, Ready, Watcher};
 use crate::sync::{IrqSpinLock, Mutex, MutexGuard, PollWaiter, SpinLock, WaitQueue, Wake, Woken};
-use crate::{Errno, Result, sched};
+use crate::{Errno, Result};
 
 bitflags! {
     /// Trigger modes of a watched file, which a program sets beside its events.
@@ -399,13 +399,6 @@ impl Drop for Epoll {
                 file.remove_watcher(&watcher_of(&item));
             }
         }
-    }
-}
-
-/// Lets others run now and then in a loop over items.
-fn rest_at(at: usize) {
-    if at % LOOKS_AT_ONCE == LOOKS_AT_ONCE - 1 {
-        sched::rest();
     }
 }
 

@@ -17,6 +17,7 @@
 use freehold_collections::{Arc, Vec, Weak, reserve::ArcMethods};
 
 use super::Epoll;
+use super::items::rest_at;
 use crate::sync::{Mutex, MutexGuard, SpinLock};
 use crate::{Errno, Result};
 
@@ -111,7 +112,7 @@ fn depth_below(from: &Arc<Epoll>, forbidden: &Arc<Epoll>, visit: u64, most: usiz
     // Down the graph only, so that all tasks lock instances in the same order.
     let slots = from.items.lock().slots();
     for slot in 0..slots {
-        super::rest_at(slot);
+        rest_at(slot);
         // The file may be closed for good by the end of this look: not with the items locked.
         let file = from.items.lock().at(slot).and_then(|item| item.file.upgrade());
         if let Some(inner) = file.as_ref().and_then(|file| Epoll::of(file)) {

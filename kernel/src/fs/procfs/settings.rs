@@ -259,8 +259,7 @@ pub(super) fn fill_rest(root: &Arc<PseudoDir>) {
     fill_pipes(&fs);
     fill_leases(&fs);
     fill_inotify(&root.dirs("sys/fs/inotify"));
-    let (get, set) = (|| epoll::MAX_USER_WATCHES.get(), |most| epoll::MAX_USER_WATCHES.set(most));
-    root.dirs("sys/fs/epoll").generated("max_user_watches", 0o644, Number { get, set });
+    fill_epoll(&root.dirs("sys/fs/epoll"));
     fill_mqueue(&root.dirs("sys/fs/mqueue"));
     for name in ["protected_hardlinks", "protected_symlinks", "protected_fifos", "protected_regular"] {
         fs.constant(name, "0");
@@ -541,6 +540,11 @@ fn fill_inotify(inotify: &Arc<PseudoDir>) {
         inotify, notify: "max_queued_events" => MAX_QUEUED_EVENTS,
         "max_user_instances" => MAX_USER_INSTANCES, "max_user_watches" => MAX_USER_WATCHES
     );
+}
+
+/// The limit of epoll.
+fn fill_epoll(dir: &Arc<PseudoDir>) {
+    limits_in!(dir, epoll: "max_user_watches" => MAX_USER_WATCHES);
 }
 
 /// The limits of message queues of POSIX.

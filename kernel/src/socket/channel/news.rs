@@ -12,7 +12,7 @@
 use core::sync::atomic::Ordering;
 
 use super::{Channel, Patience};
-use crate::sync::News;
+use crate::sync::{News, earlier};
 use crate::{Errno, Result, time};
 
 /// How long a sender sleeps before it looks again, where there was no memory to have it woken
@@ -92,10 +92,7 @@ impl Channel {
         loop {
             let is_told = self.watch_account().is_ok();
             let nap = (!is_told).then(|| time::now() + NAP);
-            let until = match (deadline, nap) {
-                (Some(deadline), Some(nap)) => Some(deadline.min(nap)),
-                (deadline, nap) => deadline.or(nap),
-            };
+            let until = earlier(deadline, nap);
             // The account may become tight while it waits for the reader.
             let wakes =
                 || (ready().is_some() || is_told && self.account_watch.is_due(self.account)).then_some(());
