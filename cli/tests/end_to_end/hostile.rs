@@ -46,9 +46,12 @@ fn random_calls_are_drawn_by_the_weights_that_they_are_given() {
         let rows = counts.lines().filter(|line| !line.starts_with("hostile") && !line.ends_with(" 0 0"));
         rows.map(String::from).collect::<Vec<_>>()
     };
-    let tries: Vec<_> = (0..8).map(|_| called()).collect();
-    assert!(tries.iter().flatten().all(|row| row.starts_with("39 ")), "{tries:?}");
-    assert!(tries.iter().any(|rows| rows == &["39 100 100"]), "{tries:?}");
+    let is_done = (0..8).any(|_| {
+        let rows = called();
+        assert!(rows.iter().all(|row| row.starts_with("39 ")), "{rows:?}");
+        rows == ["39 100 100"]
+    });
+    assert!(is_done, "in none of eight runs all calls were made");
 }
 
 #[test]
