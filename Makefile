@@ -10,6 +10,7 @@
 #   make install    into PREFIX (default /usr/local): command, kernel, guest programs, manual pages, shell completion
 #   make uninstall  takes all of that away again
 #   make deb        target/freehold_VERSION_amd64.deb, and the debug symbols as freehold-dbgsym
+#   make sbom       target/freehold-VERSION.cdx.json: what is shipped, with licences and sums (CycloneDX)
 
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -23,9 +24,9 @@ GUEST_PROGRAMS := $(BENCH_PROGRAMS) \
 GUEST_INSTALLED := init tools/phase workloads/near-cache workloads/needless workloads/node-calls workloads/transfers $(patsubst guest/%.c,%,$(wildcard guest/bench/*.c))
 
 # Subcommands with a manual page of their own.
-MAN_PAGES := run scope coverage bench lab diff doctor
+MAN_PAGES := run scope coverage bench lab diff owns doctor
 
-.PHONY: build run test test-long lint bench install stage uninstall deb setup command kernel guest
+.PHONY: build run test test-long lint bench install stage uninstall deb sbom setup command kernel guest
 .DEFAULT_GOAL := build
 
 build: command kernel guest
@@ -54,6 +55,7 @@ test: build
 	@tools/check-house
 	@cargo run --quiet -p freehold-layers -- kernel
 	@cargo run --quiet -p freehold-layers -- --shape 6 5 0 0 kernel mm machine cli scope tools # may shrink, not grow
+	@cargo run --quiet -p freehold-supply -- check
 	tools/host-coverage --compiled
 	tools/broken-bounce --check && tools/broken-replica --check # that make test-long breaks what is still there
 	cargo test --quiet --workspace --exclude freehold
@@ -130,6 +132,12 @@ uninstall:
 		$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_freehold \
 		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/freehold.fish
 	rm -rf $(DESTDIR)$(PREFIX)/lib/freehold $(DESTDIR)$(PREFIX)/share/freehold # the latter: where it was once
+
+sbom:
+	@mkdir -p $(TARGET)
+	@cargo run --quiet -p freehold-supply -- sbom > $(TARGET)/sbom.new
+	@version=$$(sed -n '/^\[workspace.package\]/,/^$$/s/^version = "\(.*\)"$$/\1/p' Cargo.toml) && \
+		mv $(TARGET)/sbom.new $(TARGET)/freehold-$$version.cdx.json && echo "sbom: $(TARGET)/freehold-$$version.cdx.json"
 
 deb: build
 	tools/deb

@@ -175,6 +175,8 @@ fn sleep(kernel: PathBuf, engine: Engine, deadline: Duration) -> Result<Ended> {
         purpose: Purpose::Proof,
         log: LogTo::Nowhere,
         recall: None,
+        control: None,
+        strace: None,
     })
 }
 

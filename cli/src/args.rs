@@ -8,6 +8,7 @@ mod help;
 mod learn;
 mod manual;
 mod network;
+mod owns;
 mod scope;
 
 use std::ffi::OsString;
@@ -23,10 +24,11 @@ pub use container::ContainerOptions;
 pub use diff::DiffOptions;
 pub use events::EventOptions;
 use habits::HABITS;
-use help::{BENCH_HELP, COVERAGE_HELP, DIFF_HELP, DOCTOR_HELP, LAB_HELP, RUN_HELP, SCOPE_HELP};
+use help::{BENCH_HELP, COVERAGE_HELP, DIFF_HELP, DOCTOR_HELP, LAB_HELP, OWNS_HELP, RUN_HELP, SCOPE_HELP};
 pub use learn::LearnOptions;
 pub use manual::print_man;
 pub use network::{NetworkMode, NetworkOptions};
+pub use owns::OwnsOptions;
 pub use scope::{CoverageOptions, ScopeOptions};
 
 #[derive(Parser)]
@@ -66,6 +68,9 @@ pub enum Command {
     /// Compare two records that run, bench, lab or scope wrote with --json
     #[command(after_help = DIFF_HELP)]
     Diff(DiffOptions),
+    /// Tell whose a frame of a running VM is, or what frames a process has
+    #[command(after_help = OWNS_HELP)]
+    Owns(OwnsOptions),
     /// Say what is installed, whether KVM really works, and how to fix problems
     #[command(after_help = DOCTOR_HELP)]
     Doctor(DoctorOptions),
@@ -180,6 +185,10 @@ pub struct RunOptions {
     /// Let others tell QEMU what to do: its monitor (QMP) listens at SOCKET, a path
     #[arg(long, value_name = "SOCKET", help_heading = "Machine")]
     pub qmp: Option<PathBuf>,
+
+    /// Answer freehold owns at SOCKET, a path, while the program runs
+    #[arg(long, value_name = "SOCKET", help_heading = "Outcome")]
+    pub control: Option<PathBuf>,
 
     /// How to run the CPUs
     #[arg(long, value_enum, default_value = "auto", help_heading = "Machine")]

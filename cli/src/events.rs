@@ -99,6 +99,35 @@ fn write(spool: Option<&mut File>, path: &Path) -> Result<()> {
     })
 }
 
+/// Reads entries of a CPU's number, a length in words, and that many words; visits the records.
+pub fn each_record(
+    from: &mut impl Read,
+    mut visit: impl FnMut(u16, &RecordView<'_>) -> std::io::Result<()>,
+) -> std::io::Result<()> {
+    loop {
+        let mut head = [0; 4];
+        match from.read_exact(&mut head) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(()),
+            Err(error) => return Err(error),
+        }
+        let cpu = u16::from_le_bytes([head[0], head[1]]);
+        let length = usize::from(u16::from_le_bytes([head[2], head[3]]));
+        if length > MOST_WORDS {
+            return Err(std::io::Error::new(ErrorKind::InvalidData, "the guest's records make no sense"));
+        }
+        let mut bytes = [0; MOST_WORDS * 8];
+        from.read_exact(&mut bytes[..length * 8])?;
+        let mut words = [0; MOST_WORDS];
+        for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)).take(length) {
+            *word = bytes.try_into().map_or(0, u64::from_le_bytes);
+        }
+        if let Some(record) = RecordView::parse(&words[..length]) {
+            visit(cpu, &record)?;
+        }
+    }
+}
+
 /// A trace that is being written.
 struct Trace<W: Write> {
     out: BufWriter<W>,
@@ -137,30 +166,9 @@ impl<W: Write> Trace<W> {
         self.out.flush()
     }
 
-    /// Reads entries of a CPU's number, a length in words, and that many words.
+    /// Adds all records of `from`.
     fn convert(&mut self, from: &mut impl Read) -> std::io::Result<()> {
-        loop {
-            let mut head = [0; 4];
-            match from.read_exact(&mut head) {
-                Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(()),
-                Err(error) => return Err(error),
-            }
-            let cpu = u16::from_le_bytes([head[0], head[1]]);
-            let length = usize::from(u16::from_le_bytes([head[2], head[3]]));
-            if length > MOST_WORDS {
-                return Err(std::io::Error::new(ErrorKind::InvalidData, "the guest's records make no sense"));
-            }
-            let mut bytes = [0; MOST_WORDS * 8];
-            from.read_exact(&mut bytes[..length * 8])?;
-            let mut words = [0; MOST_WORDS];
-            for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)).take(length) {
-                *word = bytes.try_into().map_or(0, u64::from_le_bytes);
-            }
-            if let Some(record) = RecordView::parse(&words[..length]) {
-                self.add(cpu, &record)?;
-            }
-        }
+        each_record(from, |cpu, record| self.add(cpu, record))
     }
 
     fn add(&mut self, cpu: u16, record: &RecordView<'_>) -> std::io::Result<()> {

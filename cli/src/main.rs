@@ -27,6 +27,7 @@ mod lab;
 mod learned;
 mod linux;
 mod outcome;
+mod owns;
 mod print;
 mod program;
 mod protocol;
@@ -38,6 +39,7 @@ mod scope;
 mod session;
 mod sheet;
 mod size;
+mod strace;
 mod stuck;
 mod terminal;
 mod user;
@@ -60,6 +62,7 @@ fn main() -> ExitCode {
         Command::Bench(options) => bench::bench(&options),
         Command::Lab(options) => lab::lab(&options),
         Command::Diff(options) => diff::diff(&options),
+        Command::Owns(options) => owns::owns(&options),
         Command::Doctor(options) => doctor::doctor(&options),
         Command::Completion { shell } => args::print_completion(shell).map(|()| 0),
         Command::Man { topic } => args::print_man(topic.as_deref()).map(|()| 0),

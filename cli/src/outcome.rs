@@ -11,6 +11,7 @@ use crate::failure::{Failure, OWN_ERROR, READER_GONE};
 use crate::protocol::Ending;
 use crate::schema::{self, RunMachine};
 use crate::session::{End, Ended};
+use crate::strace::StraceCounts;
 use crate::{Result, files, report};
 
 /// The signal that a terminal's user sends to end a program.
@@ -69,6 +70,9 @@ pub struct RunOutcome {
     /// With `--events`: the numbers of records that were written (`recorded`) and that were
     /// overwritten before (`lost`).
     events: Option<Value>,
+    /// With `--strace`: the numbers of calls that were written (`calls`) and of records that were
+    /// lost (`lost`).
+    pub strace: Option<StraceCounts>,
     /// Files that were not found.
     missing: Option<Value>,
     /// With `--changes`: counts of the kept changes.
@@ -95,7 +99,8 @@ impl RunOutcome {
         outcome.memory = field(&ended.report, "memory");
         outcome.audit = field(&ended.report, "audit");
         outcome.syscalls = field(&ended.report, "syscalls");
-        outcome.events = field(&ended.report, "events").filter(|events| !events.is_null());
+        let events = field(&ended.report, "events").filter(|events| !events.is_null());
+        outcome.events = events.filter(|_| ended.strace.is_none());
         outcome.missing = field(&ended.report, "missing");
         if let End::Program(ending) | End::Unbalanced(ending, _) | End::OutputLost(ending, _) = &ended.end {
             match ending {

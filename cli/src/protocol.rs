@@ -3,6 +3,8 @@
 //! The guest's side is kernel/src/host.rs, and guest/init.c on a stock Linux. Streams do not use
 //! this channel: stdin and stdout share one port, stderr has another; both carry bare bytes.
 
+use crate::owns::OwnerQuestion;
+
 /// Longest accepted payload: a longer one means that the guest is out of step.
 const MAX_PAYLOAD: usize = 16 << 20;
 
@@ -19,6 +21,8 @@ pub enum ToGuest {
     Closed(u8),
     /// Asks for the place of each thread. A stock Linux does not answer.
     Threads,
+    /// Asks for the owner of a frame, or the frames of a process. A stock Linux does not answer.
+    Owner(OwnerQuestion),
 }
 
 impl ToGuest {
@@ -39,6 +43,17 @@ impl ToGuest {
             ToGuest::Signal(number) => frame(3, &[number]),
             ToGuest::Closed(stream) => frame(4, &[stream]),
             ToGuest::Threads => frame(5, &[]),
+            ToGuest::Owner(question) => {
+                let (kind, pid, number) = match question {
+                    OwnerQuestion::Frame(frame) => (0, 0, frame),
+                    OwnerQuestion::Process(pid) => (1, pid, 0),
+                    OwnerQuestion::Address(pid, address) => (2, pid, address),
+                };
+                let mut payload = vec![kind];
+                payload.extend(pid.to_le_bytes());
+                payload.extend(number.to_le_bytes());
+                frame(6, &payload);
+            }
         }
     }
 }
@@ -75,6 +90,8 @@ pub enum FromGuest {
     Events(Vec<u8>),
     /// Names of files that programs found, each with a zero byte behind it; how many are left out.
     Names(Vec<u8>, u64),
+    /// The owner of a frame, or the frames of a process.
+    Owners(serde_json::Value),
     /// This memory device should plug in so many bytes in all.
     Memory(u8, u64),
 }
@@ -148,6 +165,7 @@ fn decode(kind: u8, payload: &[u8]) -> Result<Option<FromGuest>, String> {
             [] => return Err("MEMORY frame without a device".into()),
         },
         24 => FromGuest::Threads(json()?),
+        27 => FromGuest::Owners(json()?),
         25 => FromGuest::Events(payload.to_vec()),
         26 => match payload.split_first_chunk() {
             Some((left_out, names)) => FromGuest::Names(names.to_vec(), u64::from_le_bytes(*left_out)),

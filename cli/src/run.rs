@@ -1,10 +1,11 @@
 //! `freehold run`: from the command line to the exit status.
 
+mod environment;
+
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io::BufWriter;
 use std::net::{Ipv4Addr, TcpListener};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -37,7 +38,11 @@ use crate::stuck;
 use crate::terminal::{self, Streams};
 use crate::user::User;
 use crate::volume::{self, FolderSharing, Volume};
-use crate::{Result, dry_run, events, files, print};
+use crate::{Result, dry_run, events, files, owns, print, strace};
+
+pub use environment::{variable, with_additions};
+
+use environment::environment;
 
 /// Path in the guest of the program's description.
 pub const SPEC: &str = "/.freehold/spec";
@@ -51,6 +56,7 @@ pub fn run(options: &RunOptions) -> Result<u8> {
         return Err(Failure::new("--json -: the program's output goes to stdout", hint));
     }
     events::check_options(&options.events)?;
+    strace::check_options(&options.events)?;
     files::check_writable([&options.json, &options.events.events_out, &options.list.learn])?;
     let result = prepare_and_run(options);
     if let (Err(failure), Some(file)) = (&result, &options.json) {
@@ -73,8 +79,13 @@ fn prepare_and_run(options: &RunOptions) -> Result<u8> {
     if let Some(watched) = watched {
         watched.add(&ended.words)?;
     }
-    let outcome = conclude(options, &prepared, engine, &ended)?;
+    let mut outcome = conclude(options, &prepared, engine, &ended)?;
     events::conclude(&options.events, &mut ended)?;
+    if let Some(strace) = ended.strace.take() {
+        let counts = strace.finish()?;
+        strace::closing(&counts).into_iter().for_each(print::stderr);
+        outcome.strace = Some(counts);
+    }
     if let Some(file) = &options.json {
         outcome.write(file)?;
     }
@@ -99,6 +110,8 @@ pub struct Prepared {
     timeout: Option<Duration>,
     purpose: Purpose,
     log: LogTo,
+    strace: Option<PathBuf>,
+    control: Option<PathBuf>,
 }
 
 impl Prepared {
@@ -160,7 +173,10 @@ impl Prepared {
             symbols: spec::Symbols::None,
             swap: machine.swap_path(),
             shares: machine.shares.clone(),
-            events: options.events.events.clone(),
+            events: match &options.events.strace {
+                Some(_) => Some(strace::EVENTS.to_owned()),
+                None => options.events.events.clone(),
+            },
             network: machine.network.clone(),
             learns: options.list.learn.is_some(),
         };
@@ -171,6 +187,8 @@ impl Prepared {
             image.forget_times();
         }
         events::check_family(&options.events, kernel.family)?;
+        strace::check_family(&options.events, kernel.family)?;
+        owns::check_family(options, kernel.family)?;
         machine.check_family(kernel.family)?;
         machine.check_memory(kernel.family, image.unpacking_bytes()).map_err(|failure| match &changes {
             Some(changes) => changes.explain(failure, &image),
@@ -180,7 +198,22 @@ impl Prepared {
         let learn = Origins::new(&options.list.learn, kernel.family, (&machine.shares, &volumes, tree))?;
         let log = if options.verbose { LogTo::Stderr } else { LogTo::Nowhere };
         let (seen, output) = (base.seen().to_vec(), OutputTo::Stdout);
-        Ok(Prepared { machine, kernel, image, output, seen, changes, learn, spec, timeout, purpose, log })
+        let strace = options.events.strace.clone();
+        Ok(Prepared {
+            machine,
+            kernel,
+            image,
+            output,
+            seen,
+            changes,
+            learn,
+            spec,
+            timeout,
+            purpose,
+            log,
+            strace,
+            control: options.control.clone(),
+        })
     }
 
     /// Returns the kernel's symbols, for reports about this run.
@@ -234,6 +267,8 @@ impl Prepared {
             purpose: self.purpose,
             log: self.log,
             recall,
+            control: self.control.as_deref(),
+            strace: self.strace.as_deref().map(|path| (path, self.spec.first_program())),
         });
         self.machine.hot_plug.tidy();
         ended
@@ -348,47 +383,6 @@ fn parse_timeout(text: &str) -> Result<Duration> {
 /// Returns whether folders can be shared with the run of `options`.
 const fn sharing(options: &RunOptions) -> FolderSharing {
     if options.icount { FolderSharing::Copies("a counted run") } else { FolderSharing::Possible }
-}
-
-/// Returns the program's environment: a fixed part, the terminal's kind, the user's additions.
-fn environment(user: User, kind: Option<OsString>, additions: &[OsString]) -> Result<Vec<OsString>> {
-    let mut list: Vec<(OsString, OsString)> = vec![
-        ("PATH".into(), DEFAULT_PATH.into()),
-        ("HOME".into(), user.home().into()),
-        ("USER".into(), user.name().into()),
-    ];
-    list.extend(kind.map(|kind| ("TERM".into(), kind)));
-    with_additions(list, additions)
-}
-
-/// Returns an environment: variables in their order, with the changes of `-e`.
-pub fn with_additions(mut list: Vec<(OsString, OsString)>, additions: &[OsString]) -> Result<Vec<OsString>> {
-    for addition in additions {
-        let bytes = addition.as_bytes();
-        if bytes.contains(&0) {
-            return Err(Failure::new("-e: a variable cannot hold a zero byte", ""));
-        }
-        let (key, value) = match bytes.iter().position(|&byte| byte == b'=') {
-            Some(at) => (&bytes[..at], Some(OsString::from_vec(bytes[at + 1..].to_vec()))),
-            None => (bytes, std::env::var_os(addition)),
-        };
-        if key.is_empty() {
-            return Err(Failure::new(
-                format!("-e {}: no name before =", addition.display()),
-                "-e NAME=VALUE",
-            ));
-        }
-        let key = OsString::from_vec(key.to_vec());
-        list.retain(|(known, _)| *known != key);
-        // `-e NAME` with a variable that the host does not have leaves it unset.
-        list.extend(value.map(|value| (key, value)));
-    }
-    let join = |(mut key, value): (OsString, OsString)| {
-        key.push("=");
-        key.push(value);
-        key
-    };
-    Ok(list.into_iter().map(join).collect())
 }
 
 /// The files to which the guest's own files are added.
@@ -546,12 +540,6 @@ fn find_program(
 
 fn library_path(environment: &[OsString]) -> Option<&OsStr> {
     variable(environment, "LD_LIBRARY_PATH")
-}
-
-/// Returns the value of a variable.
-pub fn variable<'a>(environment: &'a [OsString], name: &str) -> Option<&'a OsStr> {
-    let value = |entry: &'a OsString| entry.as_bytes().strip_prefix(name.as_bytes())?.strip_prefix(b"=");
-    environment.iter().find_map(value).map(OsStr::from_bytes)
 }
 
 /// Returns the place in the guest of `path`, which comes from an option.

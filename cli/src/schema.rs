@@ -28,6 +28,8 @@ pub const BENCH: &str = "freehold-bench-1";
 pub const LAB: &str = "freehold-lab-1";
 /// Schema of `freehold diff`.
 pub const DIFF: &str = "freehold-diff-1";
+/// Schema of `freehold owns`.
+pub const OWNS: &str = "freehold-owns-1";
 /// Of `freehold doctor`.
 pub const DOCTOR: &str = "freehold-doctor-1";
 

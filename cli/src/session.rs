@@ -9,17 +9,20 @@
 mod channel;
 mod end;
 mod escape;
+mod finish;
 mod job_control;
 mod monitor;
 mod pump;
+mod questions;
 mod recall;
 mod signals;
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
@@ -32,12 +35,14 @@ use crate::image::spec::ProgramStream;
 use crate::learned::FoundNames;
 use crate::protocol::{Decoder, Ending, FromGuest, ToGuest};
 use crate::qemu::{Engine, Files, Ports, VirtualMachine};
+use crate::strace::{FirstProgram, Strace};
 use crate::terminal::{self, JobPlace};
 use crate::{Result, print};
 use crate::{kernel, qemu};
 use channel::{Channel, Log};
 use monitor::Monitor;
 use pump::{Pump, Source};
+use questions::Questions;
 use signals::Signals;
 
 pub use end::{End, Ended, LastSeen, Loss};
@@ -81,6 +86,10 @@ pub struct Job<'a> {
     pub log: LogTo,
     /// Recall that ends the run when others of its group have failed.
     pub recall: Option<&'a Recall>,
+    /// Where questions of `freehold owns` come from.
+    pub control: Option<&'a Path>,
+    /// Where the lines of `--strace` go, and the program that is first in them.
+    pub strace: Option<(&'a Path, FirstProgram)>,
 }
 
 /// The purpose of a run.
@@ -168,6 +177,9 @@ struct VmSession<'a> {
     symbols: Option<String>,
     /// Records of tracepoints, unchanged.
     events: Option<File>,
+    /// Takes the records instead, if it is there.
+    strace: Option<Strace>,
+    questions: Option<Questions>,
     names: Option<FoundNames>,
     /// The reason why some of them were not kept.
     events_lost: Option<String>,
@@ -182,6 +194,9 @@ struct VmSession<'a> {
 
 impl<'a> VmSession<'a> {
     fn start(job: &'a Job<'a>) -> Result<VmSession<'a>> {
+        let strace =
+            job.strace.as_ref().map(|(path, first)| Strace::open(path, first.clone())).transpose()?;
+        let questions = job.control.map(Questions::listen).transpose()?;
         let (stream, stream_far) = channel::pair()?;
         let (error, error_far) = channel::pair()?;
         let (control, control_far) = channel::pair()?;
@@ -274,6 +289,8 @@ impl<'a> VmSession<'a> {
             panic: None,
             symbols: None,
             events: None,
+            strace,
+            questions,
             names: None,
             events_lost: None,
             asked_for_threads: false,
@@ -312,6 +329,7 @@ impl<'a> VmSession<'a> {
             if heard {
                 self.let_qemu_block();
             }
+            self.take_question();
             self.control.send();
             self.monitor.send();
             if let Some(end) = self.finished(gone) {
@@ -339,6 +357,7 @@ impl<'a> VmSession<'a> {
             end,
             symbols: self.symbols,
             events: self.events,
+            strace: self.strace,
             names: self.names,
             output,
             error,
@@ -376,6 +395,8 @@ impl<'a> VmSession<'a> {
         self.log.channel.interest(&mut interest);
         self.words.interest(&mut interest);
         self.monitor.interest(&mut interest);
+        let questions = self.questions.as_ref().filter(|_| self.ready.is_some());
+        questions.inspect(|questions| questions.interest(&mut interest));
         self.output.interest(&mut interest);
         self.error.interest(&mut interest);
         if self.ended.is_none() && self.ready.is_some() && self.may_read() {
@@ -455,11 +476,26 @@ impl<'a> VmSession<'a> {
             FromGuest::Log(text) => self.log.add_text(&text),
             FromGuest::Notice(text) => self.notice(text),
             FromGuest::Threads(threads) => self.threads = Some(threads),
-            FromGuest::Events(records) => self.keep_events(&records),
+            FromGuest::Owners(answer) => {
+                self.questions.iter_mut().for_each(|questions| questions.answer(&answer));
+            }
+            FromGuest::Events(records) => match &mut self.strace {
+                Some(strace) => strace.add(&records),
+                None => self.keep_events(&records),
+            },
             FromGuest::Names(names, left_out) => {
                 self.names.get_or_insert_default().add(&names, left_out);
             }
             FromGuest::Memory(device, bytes) => self.monitor.resize(device, bytes),
+        }
+    }
+
+    /// Passes a question of `freehold owns` on to the kernel.
+    fn take_question(&mut self) {
+        if self.ready.is_some()
+            && let Some(question) = self.questions.as_mut().and_then(Questions::take)
+        {
+            self.tell(ToGuest::Owner(question));
         }
     }
 
@@ -549,89 +585,5 @@ impl<'a> VmSession<'a> {
             }
         }
         None
-    }
-
-    fn finished(&mut self, gone: Option<ExitStatus>) -> Option<End> {
-        if self.job.purpose == Purpose::Symbols && self.ready.is_some() {
-            return Some(End::Ready);
-        }
-        if let Some(certificate) = self.panic.take() {
-            // Earlier output of the program still belongs to the run; it is in the sockets by now.
-            self.output.run();
-            self.error.run();
-            return Some(End::Panicked(certificate));
-        }
-        if let Some(ProgramEnd { ending, totals, at }) = &self.ended {
-            let complete = totals.is_some_and(|(output, error)| {
-                self.output.has_passed(output) && self.error.has_passed(error)
-            });
-            let drained = gone.is_some() && self.output.is_done() && self.error.is_done();
-            // The session waits for a slow reader, but not for a guest that is slow to power off.
-            let late = at.elapsed() >= POWER_OFF_GRACE && self.output.is_empty() && self.error.is_empty();
-            if complete || drained || late {
-                return Some(end::of(*ending, self.report.as_ref(), self.loss()));
-            }
-        } else if let Some(status) = gone
-            && self.output.is_done()
-            && self.error.is_done()
-            && self.control.is_closed()
-        {
-            return Some(self.unexplained(status));
-        }
-        let late = self.started.elapsed().checked_sub(self.job.timeout?)?;
-        self.time_is_up(late)
-    }
-
-    /// Ends the run after a time-out, once the kernel has reported its threads, or else QEMU its
-    /// CPUs.
-    fn time_is_up(&mut self, late: Duration) -> Option<End> {
-        let answers = end::is_own(self.ready.as_ref());
-        if answers && !self.asked_for_threads && self.job.purpose == Purpose::Program {
-            self.asked_for_threads = true;
-            self.tell(ToGuest::Threads);
-        }
-        if !self.asked_for_threads {
-            return Some(End::TimedOut(LastSeen::Unknown));
-        }
-        if let Some(threads) = self.threads.take() {
-            return Some(End::TimedOut(LastSeen::Threads(threads)));
-        }
-        if late < ANSWER_GRACE {
-            return None;
-        }
-        if !self.asked_for_cpus {
-            self.asked_for_cpus = true;
-            self.monitor.ask_for_cpus();
-        }
-        match self.monitor.cpus() {
-            Some(cpus) => Some(End::TimedOut(LastSeen::Cpus(cpus))),
-            None => (late >= 2 * ANSWER_GRACE).then_some(End::TimedOut(LastSeen::Unknown)),
-        }
-    }
-
-    /// Describes the end of QEMU if the guest had not given a reason.
-    fn unexplained(&mut self, status: ExitStatus) -> End {
-        while self.words.receive() {}
-        self.log.receive();
-        if let Some(signal) = status.signal() {
-            return End::Qemu(format!("QEMU was killed by signal {signal}"));
-        }
-        if self.ready.is_none()
-            && let Some((_, reason)) = self.log.tail().rsplit_once(REFUSAL)
-        {
-            return End::Refused(reason.lines().next().unwrap_or_default().to_owned());
-        }
-        let words = String::from_utf8_lossy(&self.words.received).into_owned();
-        if let Some(line) = words.lines().find(|line| line.starts_with(WATCHER_NAME)) {
-            return End::Qemu(line.to_owned());
-        }
-        let said = words.lines().find(|line| line.contains("qemu") && !line.contains("warning:"));
-        match said {
-            Some(line) if self.ready.is_none() && !self.log.spoke() => {
-                let line = line.split_once(": ").map_or(line, |(_, rest)| rest);
-                End::Qemu(format!("QEMU refused: {line}"))
-            }
-            _ => End::Died,
-        }
     }
 }

@@ -32,7 +32,7 @@ use crate::hw::{
 use crate::socket::attachment::Attachment;
 use crate::{
     Errno, Result, backtraces, block, cgroup, cmdline, dev, event_stream, fault_inject, fs, host, klog, mem,
-    report, sched, share, socket, swap, syscall, task, tracing, tty, uring,
+    owners, report, sched, share, socket, swap, syscall, task, tracing, tty, uring,
 };
 
 /// The kernel's version, as uname and the host see it.
@@ -494,5 +494,8 @@ impl host::Events for KernelAbove {
     }
     fn threads(&self) {
         backtraces::tell();
+    }
+    fn owner(&self, question: host::frame::OwnerQuestion) {
+        owners::tell(question);
     }
 }

@@ -7,6 +7,7 @@
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use freehold_collections::{Arc, Vec, reserve};
+use freehold_machine::Cpus;
 
 use crate::fs::tracefs::{self, TraceReader};
 use crate::hw::static_keys::KeyState;
@@ -68,13 +69,21 @@ pub fn counts() -> Option<(u64, u64)> {
     (recorded + lost > 0 || SENDING.load(Ordering::Relaxed)).then_some((recorded, lost))
 }
 
-/// Sends the records that there are now, some more may come meanwhile.
+/// Sends the records that there are now, in the order of their times.
+///
+/// Records of one thread may be in the rings of several CPUs, and a CPU may be about to write one
+/// whose time it has taken. When every CPU has passed through the kernel, all records from before
+/// `until` are there. Later ones wait for the next call.
 fn send() {
     let mut buffer = BUFFER.lock();
+    let until = hw::time::ticks();
+    if hw::Hardware.cpu_count() > 1 {
+        hw::interrupt_all();
+    }
     // A few messages at most: events of sending itself would otherwise go on for ever.
     for _ in 0..64 {
         buffer.clear();
-        if take(&mut buffer).is_err() || buffer.is_empty() {
+        if take(&mut buffer, until).is_err() || buffer.is_empty() {
             return;
         }
         host::events(&buffer);
@@ -96,13 +105,13 @@ fn put(buffer: &mut Vec<u8>, bytes: usize, line: &TraceLine) -> Result<()> {
     Ok(())
 }
 
-/// Takes records as entries of their CPU's number, their length in words, and their words, with the
-/// time in nanoseconds.
-fn take(buffer: &mut Vec<u8>) -> Result<()> {
+/// Takes records from before `until` (ticks) as entries of their CPU's number, their length in
+/// words, and their words, with the time in nanoseconds.
+fn take(buffer: &mut Vec<u8>, until: u64) -> Result<()> {
     let mut failed = Ok(());
     tracing::consume(Which::All, |line| {
         let bytes = 4 + line.words.len() * 8;
-        if buffer.len() + bytes > MESSAGE {
+        if buffer.len() + bytes > MESSAGE || line.words[TIME_WORD] > until {
             return Taken::Nothing;
         }
         failed = put(buffer, bytes, line);

@@ -16,4 +16,17 @@ pub struct EventOptions {
     /// Write the events to FILE, in the JSON form of traces that ui.perfetto.dev opens
     #[arg(long, value_name = "FILE", requires = "events", help_heading = "Outcome")]
     pub events_out: Option<PathBuf>,
+
+    /// Write a line for each system call, as strace does, to stderr or to FILE, while the program
+    /// runs
+    #[arg(
+        long,
+        value_name = "FILE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "/dev/stderr",
+        conflicts_with = "events",
+        help_heading = "Outcome"
+    )]
+    pub strace: Option<PathBuf>,
 }

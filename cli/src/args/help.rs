@@ -102,6 +102,20 @@ Examples:
   freehold lab slowdown                                 what freehold scope costs, with this QEMU
   FREEHOLD_QEMU=FILE freehold lab slowdown              … and with another";
 
+/// Text for `freehold owns`.
+pub const OWNS_HELP: &str = "\
+Examples:
+  freehold run --control vm.sock -- busybox sleep 60 &
+  freehold owns --vm vm.sock 1                          what frames process 1 of the VM maps
+  freehold owns --vm vm.sock 1:0x401000                 whose the frame behind this address of process 1 is
+  freehold owns --vm vm.sock frame:499                  whose frame number 499 is
+  freehold owns --vm vm.sock 0x1f3000 --json -          the frame at this address of the VM's memory, for machines
+
+The answer is one sentence: the node; the owner, or the file and the place in it; the processes that map the frame, and where; whether
+the kernel's own map contains it; mappings, references of the kernel, and pins. Programs run on meanwhile.
+
+Exit status: 0; 125 nothing is there, or the VM did not answer.";
+
 /// Text for `freehold doctor`.
 pub const DOCTOR_HELP: &str = "\
 Exit status: 0 freehold run can work; 125 it cannot, and a line marked BAD says why.";

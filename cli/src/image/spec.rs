@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use crate::qemu::network::Network;
 use crate::qemu::share::FolderShare;
+use crate::strace::FirstProgram;
 use crate::user::User;
 
 /// The kind of a stream of the program.
@@ -60,6 +61,15 @@ pub struct Spec {
 }
 
 impl Spec {
+    /// Returns the program, for the lines of `--strace`.
+    pub fn first_program(&self) -> FirstProgram {
+        FirstProgram {
+            path: self.exec.as_os_str().as_bytes().to_vec(),
+            arguments: self.arguments.iter().map(|word| word.as_bytes().to_vec()).collect(),
+            variables: self.environment.len(),
+        }
+    }
+
     /// Returns the file's bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();

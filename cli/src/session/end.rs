@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::failure::Failure;
 use crate::learned::FoundNames;
 use crate::protocol::Ending;
+use crate::strace::Strace;
 use crate::{Result, report};
 
 /// The end of a run.
@@ -87,6 +88,8 @@ pub struct Ended {
     pub symbols: Option<String>,
     /// Records of tracepoints, unchanged.
     pub events: Option<File>,
+    /// The lines of `--strace`, as far as they are written.
+    pub strace: Option<Strace>,
     /// Names that programs found, if they were asked for.
     pub names: Option<FoundNames>,
     /// stdout of a measurement.

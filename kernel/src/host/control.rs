@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use freehold_virtio::ByteStream;
 
 use super::devices::{self, Port};
-use super::frame::{Decoder, FromHost, HEAD, Output, ToHost, head};
+use super::frame::{Decoder, FromHost, HEAD, Output, OwnerQuestion, ToHost, head};
 use super::json::Counter;
 use crate::sync::Mutex;
 use crate::{Result, sched};
@@ -23,6 +23,8 @@ pub trait Events: Sync {
     fn closed(&self, output: Output);
     /// The host wants to know where each thread is: [`threads`] answers.
     fn threads(&self);
+    /// The host wants to know whose a frame is, or what frames a process has: [`owners`] answers.
+    fn owner(&self, question: OwnerQuestion);
 }
 
 /// The program's end.
@@ -68,6 +70,7 @@ pub fn listen(events: &'static dyn Events) -> Result<()> {
                     FromHost::Signal(number) => events.signal(number),
                     FromHost::Closed(output) => events.closed(output),
                     FromHost::Threads => events.threads(),
+                    FromHost::Owner(question) => events.owner(question),
                 }
             }
         }
@@ -88,6 +91,11 @@ pub fn report(tables: impl core::fmt::Display) {
 /// Tell the host where each thread is. `threads` is a JSON object.
 pub fn threads(threads: impl core::fmt::Display) {
     send_text(ToHost::Threads, threads);
+}
+
+/// Tell the host whose a frame is, or what frames a process has. `answer` is a JSON object.
+pub fn owners(answer: impl core::fmt::Display) {
+    send_text(ToHost::Owners, answer);
 }
 
 /// Records of tracepoints.

@@ -18,6 +18,19 @@ pub enum FromHost {
     Closed(Output),
     /// Where is each thread?
     Threads,
+    /// Whose is it?
+    Owner(OwnerQuestion),
+}
+
+/// A question about owners of frames.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OwnerQuestion {
+    /// About the frame with this number.
+    Frame(u64),
+    /// About the frames of the process with this number.
+    Process(u32),
+    /// About the frame at this address of the process with this number.
+    Address(u32, u64),
 }
 
 /// A stream that the program writes.
@@ -52,6 +65,8 @@ pub enum ToHost {
     /// Names of files that programs found: the number of those left out (64 bits), then the names,
     /// each with a zero byte behind it.
     Names = 26,
+    /// Whose a frame is, or what frames a process has (JSON).
+    Owners = 27,
 }
 
 /// Bytes in a frame's head.
@@ -112,6 +127,16 @@ fn understand(kind: u8, payload: &[u8]) -> Option<FromHost> {
         (4, [0]) => Some(FromHost::Closed(Output::Stdout)),
         (4, [1]) => Some(FromHost::Closed(Output::Stderr)),
         (5, []) => Some(FromHost::Threads),
+        (6, [kind, rest @ ..]) => {
+            let (pid, number) = rest.split_first_chunk()?;
+            let (pid, number) = (u32::from_le_bytes(*pid), u64::from_le_bytes(number.try_into().ok()?));
+            match kind {
+                0 => Some(FromHost::Owner(OwnerQuestion::Frame(number))),
+                1 => Some(FromHost::Owner(OwnerQuestion::Process(pid))),
+                2 => Some(FromHost::Owner(OwnerQuestion::Address(pid, number))),
+                _ => None,
+            }
+        }
         _ => None,
     }
 }
@@ -138,6 +163,9 @@ mod tests {
         bytes.extend([4, 1, 0, 0, 0, 7]); // no such stream
         bytes.extend([3, 0, 0, 0, 0]); // no payload
         bytes.extend([5, 0, 0, 0, 0]);
+        bytes.extend([6, 13, 0, 0, 0, 2, 7, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0]);
+        bytes.extend([6, 13, 0, 0, 0, 9, 7, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0]); // no such question
+        bytes.extend([6, 4, 0, 0, 0, 0, 7, 0, 0]); // too short
         bytes.extend([3, 1, 0, 0, 0, 2]);
         let expected = [
             FromHost::EndOfInput(0x201),
@@ -145,6 +173,7 @@ mod tests {
             FromHost::Signal(15),
             FromHost::Closed(Output::Stderr),
             FromHost::Threads,
+            FromHost::Owner(OwnerQuestion::Address(7, 0x1000)),
             FromHost::Signal(2),
         ];
         assert_eq!(decode(&bytes), expected);

@@ -22,7 +22,9 @@ mod memory;
 mod pci;
 mod slots;
 
-pub use control::{Ending, Events, end, events, listen, names, notice, ready, report, threads, want_memory};
+pub use control::{
+    Ending, Events, end, events, listen, names, notice, owners, ready, report, threads, want_memory,
+};
 #[cfg(test)]
 pub(crate) use devices::init_with;
 pub use devices::{

@@ -9,6 +9,7 @@ mod args;
 pub mod failures;
 mod names;
 mod table;
+mod texts;
 pub mod user_loop;
 
 use core::sync::atomic::{AtomicU64, Ordering};

@@ -10,7 +10,7 @@ use freehold_tracepoints::TraceEvent;
 use freehold_tracepoints::table::{PageFaultUser, SysEnter, SysExit};
 use freehold_vm::Access;
 
-use super::{dispatch, failures};
+use super::{dispatch, failures, texts};
 use crate::hw::user::{USER_END, UserContext, UserEvent};
 use crate::hw::{Hardware, time};
 use crate::mem;
@@ -207,12 +207,14 @@ fn system_call(task: &Task, context: &mut UserContext) -> Result<()> {
 fn trace_enter(context: &UserContext) {
     let event = SysEnter { id: context.syscall_number() as i64, args: context.syscall_args() };
     Hardware.record_event(SysEnter::NUMBER, &event.words());
+    texts::entered(context.syscall_number(), context.syscall_args());
 }
 
 #[cold]
 #[inline(never)]
 fn trace_exit(context: &UserContext, outcome: Result<i64>) {
     let ret = outcome.unwrap_or_else(|error| error.to_return_value());
+    texts::left(context.syscall_number(), context.syscall_args(), ret);
     let event = SysExit { id: context.syscall_number() as i64, ret };
     Hardware.record_event(SysExit::NUMBER, &event.words());
 }

@@ -8,7 +8,7 @@ use core::sync::atomic::Ordering;
 use freehold_collections::{Arc, reserve::ArcMethods};
 
 use freehold_machine::Cpus;
-use freehold_tracepoints::trace;
+use freehold_tracepoints::{Pid, trace};
 
 use super::pidns::FIRST;
 use super::process::{ExitStatus, Process, Usage, is_any_stopped};
@@ -44,7 +44,7 @@ pub(super) fn end_thread(task: &Arc<Task>) {
     task.forget_kept();
     // Before the process can be seen to have ended: nothing of its memory is left then.
     task.leave_translation();
-    let (last, counted, removed, ended) = {
+    let (last, counted, removed, ended, status) = {
         let mut group = process.signals.lock();
         let at = group.threads.binary_search_by_key(&task.tid(), |thread| thread.tid());
         let removed = at.ok().map(|at| group.threads.remove(at));
@@ -54,7 +54,8 @@ pub(super) fn end_thread(task: &Arc<Task>) {
         // Where another thread replaces the program, that one has the ID from now on.
         let keeps_id = task.tid() == process.pid && group.exec.is_none();
         let ended = if keeps_id { EndedThread::Leader } else { EndedThread::Other };
-        (group.threads.is_empty(), counted, removed, ended)
+        let status = group.exit.unwrap_or(ExitStatus::Exited(task.exit_code()));
+        (group.threads.is_empty(), counted, removed, ended, status)
     };
     drop(removed);
     trace!(
@@ -66,6 +67,7 @@ pub(super) fn end_thread(task: &Arc<Task>) {
             group_dead: last,
         }
     );
+    trace!(hw::Hardware, ThreadEnd { tgid: Pid(process.pid as i32), status: status.wait_status() as u32 });
     task.ended_for_tracer();
     if task.is_leader() {
         process.fail_nth.store(task.injection.nth(), Ordering::Relaxed);
@@ -77,8 +79,7 @@ pub(super) fn end_thread(task: &Arc<Task>) {
     }
     process.thread_ended.wake_all();
     if last {
-        let status = process.signals.lock().exit;
-        end_process(task, status.unwrap_or(ExitStatus::Exited(task.exit_code())), &counted);
+        end_process(task, status, &counted);
     }
 }
 

@@ -108,7 +108,7 @@ impl Field for [u64; 6] {
     }
 }
 
-/// Text of any length, up to the end of the record: only the print event has one.
+/// Text of any length, up to the end of the record: the last field of an event.
 impl Field for () {
     const TYPE: FieldType =
         FieldType { before: "char", after: "[]", size: 0, align: 1, signed: false, conversion: "%s" };

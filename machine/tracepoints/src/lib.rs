@@ -18,6 +18,7 @@
 #[cfg(test)]
 extern crate std;
 
+pub mod calls;
 mod field;
 mod format;
 mod record;

@@ -281,6 +281,26 @@ tracepoints! {
     "freehold" "xpfo_window" XpfoWindow { pfn: u64, access: u32 }
         "pfn=0x{pfn:x} access={access:?}"
         names "access": WINDOWS;
+    /// Text or bytes in a program's memory that an argument of a system call leads to (see
+    /// `calls`): behind `sys_enter`, or before `sys_exit` where the call filled them.
+    "freehold" "syscall_text" SyscallText {
+        /// The number of the argument.
+        arg: u32,
+        /// The number of the text in a vector; 0 elsewhere.
+        part: u32,
+        /// Bytes in `buf`.
+        taken: u32,
+        /// Whether there are more bytes, or more texts.
+        more: u32,
+        buf: (),
+    } "arg={arg} part={part} taken={taken} more={more:?} {buf}"
+        names "more": NO_YES;
+    /// A thread ends; its status is that of its process once that ends.
+    "freehold" "thread_end" ThreadEnd {
+        tgid: Pid,
+        /// As `wait4` tells it.
+        status: u32,
+    } "tgid={tgid} status=0x{status:x}";
     /// Bytes are copied to or from memory that a device sees.
     "swiotlb" "swiotlb_bounced" SwiotlbBounced { dev_name: Comm, dev_addr: u64, size: u64, from_device: bool }
         "dev_name: {dev_name} dev_addr={dev_addr:x} size={size} from_device={from_device:?}"

@@ -97,6 +97,8 @@ fn ask(kernel: &KernelChoice) -> Result<String> {
         purpose: Purpose::Symbols,
         log: LogTo::Nowhere,
         recall: None,
+        control: None,
+        strace: None,
     })?;
     ended.symbols.ok_or_else(|| {
         Failure::new(

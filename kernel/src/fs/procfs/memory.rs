@@ -26,7 +26,7 @@ use crate::task::{self, Process};
 use crate::user::{self, Sink, Source};
 use crate::{Errno, Result};
 
-pub(super) type UserArea<'a> = AreaView<'a, Frames>;
+pub type UserArea<'a> = AreaView<'a, Frames>;
 
 /// Most bytes of arguments or environment that are shown.
 const MAX_STRINGS: u64 = 1 << 20;
@@ -144,7 +144,10 @@ fn strings(out: &mut Text, space: &ProcessSpace, range: core::ops::Range<u64>) -
 }
 
 /// The bytes of the area's name, with line feeds escaped.
-pub(super) fn name(area: &UserArea<'_>, root: &Path) -> Result<Vec<u8>> {
+///
+/// # Errors
+/// `ENOMEM`; `EINTR`.
+pub fn name(area: &UserArea<'_>, root: &Path) -> Result<Vec<u8>> {
     Ok(match area.name {
         AreaName::Heap => Vec::try_from_slice(b"[heap]")?,
         AreaName::Stack => Vec::try_from_slice(b"[stack]")?,

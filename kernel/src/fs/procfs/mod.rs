@@ -21,6 +21,8 @@ mod sysvipc;
 pub mod vmstat;
 pub mod zones;
 
+pub use memory::name as area_name;
+
 use super::device::unnamed_device;
 use super::mount::{FileSystem, FsStats};
 use super::node::Node;
