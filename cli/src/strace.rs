@@ -65,7 +65,7 @@ enum StraceOutput {
     File(PathBuf, File),
 }
 
-/// What became of the lines.
+/// Numbers of lines written and records lost.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct StraceCounts {
     /// System calls that were written.

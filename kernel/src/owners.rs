@@ -66,7 +66,7 @@ struct FrameUser {
     offset: Option<u64>,
 }
 
-/// What is known of a frame.
+/// State and users of a frame.
 struct FrameAnswer {
     frame: Pfn,
     node: Option<usize>,
@@ -165,7 +165,7 @@ impl Display for FrameAnswer {
     }
 }
 
-/// What a process maps.
+/// Pages that a process maps.
 struct ProcessAnswer {
     pid: Pid,
     /// `None` if there is no such process.

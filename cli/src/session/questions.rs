@@ -1,8 +1,8 @@
 //! The socket of `run --control`: carries questions of `freehold owns` to the guest's kernel.
 //!
 //! A question is a line of text, an answer is the kernel's JSON in a line. There is one asker at a
-//! time; others wait in the socket's queue. Whoever may open the socket may ask, so it is the
-//! user's alone.
+//! time; others wait in the socket's queue. Every process that may open the socket may ask, so only
+//! the user who started the run may open it.
 
 use std::fmt::Write as _;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

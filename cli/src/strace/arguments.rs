@@ -15,6 +15,13 @@ pub struct ArgumentText {
     pub more: bool,
 }
 
+impl ArgumentText {
+    fn quoted(&self) -> String {
+        let text = quoted(&self.bytes);
+        if self.more { text + "..." } else { text }
+    }
+}
+
 /// A call and what is known of its arguments.
 #[derive(Debug)]
 pub struct Call {
@@ -69,7 +76,7 @@ impl Call {
     /// Returns the arguments that are known before the call has ended, and whether these are all.
     pub fn before(&self) -> (String, bool) {
         let kinds = self.kinds();
-        let end = kinds.iter().position(|kind| *kind == ArgumentKind::Out).unwrap_or(kinds.len());
+        let end = kinds.iter().position(|kind| kind.is_filled()).unwrap_or(kinds.len());
         let mut text = self.list(0, end);
         if end > 0 && end < kinds.len() {
             text.push_str(", ");
@@ -80,7 +87,7 @@ impl Call {
     /// Returns the arguments that [`Call::before`] left out.
     pub fn behind(&self) -> String {
         let kinds = self.kinds();
-        let start = kinds.iter().position(|kind| *kind == ArgumentKind::Out).unwrap_or(kinds.len());
+        let start = kinds.iter().position(|kind| kind.is_filled()).unwrap_or(kinds.len());
         self.list(start, kinds.len())
     }
 
@@ -104,9 +111,13 @@ impl Call {
             ArgumentKind::DirFd if value as i32 == -100 => "AT_FDCWD".into(),
             ArgumentKind::DirFd => (value as i32).to_string(),
             ArgumentKind::Vector => self.vector(at),
-            ArgumentKind::Path | ArgumentKind::Text | ArgumentKind::In(_) | ArgumentKind::Out => {
+            ArgumentKind::Path
+            | ArgumentKind::Text
+            | ArgumentKind::In(_)
+            | ArgumentKind::Out
+            | ArgumentKind::OutText => {
                 let text = self.texts.iter().find(|text| text.argument == at);
-                text.map_or_else(|| address(value), |text| quoted(&text.bytes, text.more))
+                text.map_or_else(|| address(value), |text| text.quoted())
             }
             ArgumentKind::Named(names) => names::show(names, value),
         }
@@ -118,7 +129,7 @@ impl Call {
             return address(self.values[at]);
         }
         let shown = |text: &&ArgumentText| {
-            if text.bytes.is_empty() && text.more { "...".into() } else { quoted(&text.bytes, text.more) }
+            if text.bytes.is_empty() && text.more { "...".into() } else { text.quoted() }
         };
         format!("[{}]", parts.iter().map(shown).collect::<Vec<_>>().join(", "))
     }
@@ -164,7 +175,7 @@ fn address(value: u64) -> String {
 }
 
 /// Returns bytes between quotation marks, as a C string.
-pub fn quoted(bytes: &[u8], more: bool) -> String {
+pub fn quoted(bytes: &[u8]) -> String {
     let mut text = String::from("\"");
     for (at, &byte) in bytes.iter().enumerate() {
         match byte {
@@ -181,7 +192,7 @@ pub fn quoted(bytes: &[u8], more: bool) -> String {
             _ => text.push_str(&format!("\\{byte:o}")),
         }
     }
-    text.push_str(if more { "\"..." } else { "\"" });
+    text.push('"');
     text
 }
 

@@ -179,10 +179,10 @@ impl Lines {
             self.threads.insert(pid, moved);
         } else if let Some(first) = first.filter(|_| !matches!(self.threads.get(&pid), Some(Some(_)))) {
             self.threads.entry(pid).or_default();
-            let words: Vec<String> = first.arguments.iter().map(|word| quoted(word, false)).collect();
+            let words: Vec<String> = first.arguments.iter().map(|word| quoted(word)).collect();
             let head = format!(
                 "execve({}, [{}], /* {} vars */)",
-                quoted(&first.path, false),
+                quoted(&first.path),
                 words.join(", "),
                 first.variables
             );

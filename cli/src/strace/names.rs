@@ -1,38 +1,38 @@
-//! Names of numbers and bits among a system call's arguments, from Linux' headers
+//! ValueNames of numbers and bits among a system call's arguments, from Linux' headers
 //! (include/uapi and arch/x86/include/uapi).
 
-use freehold_tracepoints::calls::Names;
+use freehold_tracepoints::calls::ValueNames;
 
 /// Values and their names.
-type Table = &'static [(u32, &'static str)];
+type NameList = &'static [(u32, &'static str)];
 
-/// Names of a set: those of the number in the bits of `mask`, and those of other bits.
+/// ValueNames of a set: those of the number in the bits of `mask`, and those of other bits.
 struct NameSet {
     mask: u32,
-    numbers: Table,
-    bits: Table,
+    numbers: NameList,
+    bits: NameList,
     /// The name of 0, where no number has it.
     zero: &'static str,
 }
 
-const fn numbers(numbers: Table) -> NameSet {
+const fn numbers(numbers: NameList) -> NameSet {
     NameSet { mask: u32::MAX, numbers, bits: &[], zero: "0" }
 }
 
-const fn bits(bits: Table) -> NameSet {
+const fn bits(bits: NameList) -> NameSet {
     NameSet { mask: 0, numbers: &[], bits, zero: "0" }
 }
 
 /// Returns the name of `value` as strace shows it: names with `|` between them, and what has no
 /// name in hexadecimal.
-pub fn show(names: Names, value: u64) -> String {
+pub fn show(names: ValueNames, value: u64) -> String {
     // All of these are C's int or unsigned int.
     let value = value as u32;
     match names {
-        Names::Signal => signal(value),
-        Names::Futex => futex(value),
-        Names::Clone => {
-            joined(&set(Names::Clone), value & !0xff, (value & 0xff != 0).then(|| signal(value & 0xff)))
+        ValueNames::Signal => signal(value),
+        ValueNames::Futex => futex(value),
+        ValueNames::Clone => {
+            joined(&set(ValueNames::Clone), value & !0xff, (value & 0xff != 0).then(|| signal(value & 0xff)))
         }
         _ => joined(&set(names), value, None),
     }
@@ -159,40 +159,44 @@ fn futex(value: u32) -> String {
     format!("{name}{private}{clock}{rest}")
 }
 
-fn set(names: Names) -> NameSet {
+fn set(names: ValueNames) -> NameSet {
     match names {
-        Names::Access => NameSet { zero: "F_OK", ..bits(&[(4, "R_OK"), (2, "W_OK"), (1, "X_OK")]) },
-        Names::Advice => numbers(ADVICE),
-        Names::ArchPrctl => numbers(ARCH_PRCTL),
-        Names::At => bits(AT),
-        Names::AtRemove => bits(&[(0x200, "AT_REMOVEDIR")]),
-        Names::Clock => numbers(CLOCK),
-        Names::Clone => bits(CLONE),
-        Names::Descriptor => bits(&[(0o40000, "O_DIRECT"), (0o4000, "O_NONBLOCK"), (0o2000000, "O_CLOEXEC")]),
-        Names::EpollOperation => numbers(&[(1, "EPOLL_CTL_ADD"), (2, "EPOLL_CTL_DEL"), (3, "EPOLL_CTL_MOD")]),
-        Names::Family => numbers(FAMILY),
-        Names::Fcntl => numbers(FCNTL),
-        Names::Flock => bits(&[(1, "LOCK_SH"), (2, "LOCK_EX"), (4, "LOCK_NB"), (8, "LOCK_UN")]),
-        Names::Ioctl => numbers(IOCTL),
-        Names::Limit => numbers(LIMIT),
-        Names::Map => NameSet { mask: 0xf, numbers: MAP_KIND, bits: MAP, zero: "0" },
-        Names::Mask => numbers(&[(0, "SIG_BLOCK"), (1, "SIG_UNBLOCK"), (2, "SIG_SETMASK")]),
-        Names::Message => bits(MESSAGE),
-        Names::Open => NameSet { mask: 3, numbers: OPEN_MODE, bits: OPEN, zero: "0" },
-        Names::Prctl => numbers(PRCTL),
-        Names::Protection => NameSet { zero: "PROT_NONE", ..bits(PROTECTION) },
-        Names::Remap => bits(&[(1, "MREMAP_MAYMOVE"), (2, "MREMAP_FIXED"), (4, "MREMAP_DONTUNMAP")]),
-        Names::Shutdown => numbers(&[(0, "SHUT_RD"), (1, "SHUT_WR"), (2, "SHUT_RDWR")]),
-        Names::SocketType => NameSet { mask: 0xf, numbers: SOCKET_TYPE, bits: SOCKET, zero: "0" },
-        Names::Sync => bits(&[(1, "MS_ASYNC"), (2, "MS_INVALIDATE"), (4, "MS_SYNC")]),
-        Names::Wait => bits(WAIT),
-        Names::Whence => numbers(WHENCE),
+        ValueNames::Access => NameSet { zero: "F_OK", ..bits(&[(4, "R_OK"), (2, "W_OK"), (1, "X_OK")]) },
+        ValueNames::Advice => numbers(ADVICE),
+        ValueNames::ArchPrctl => numbers(ARCH_PRCTL),
+        ValueNames::At => bits(AT),
+        ValueNames::AtRemove => bits(&[(0x200, "AT_REMOVEDIR")]),
+        ValueNames::Clock => numbers(CLOCK),
+        ValueNames::Clone => bits(CLONE),
+        ValueNames::Descriptor => {
+            bits(&[(0o40000, "O_DIRECT"), (0o4000, "O_NONBLOCK"), (0o2000000, "O_CLOEXEC")])
+        }
+        ValueNames::EpollOperation => {
+            numbers(&[(1, "EPOLL_CTL_ADD"), (2, "EPOLL_CTL_DEL"), (3, "EPOLL_CTL_MOD")])
+        }
+        ValueNames::Family => numbers(FAMILY),
+        ValueNames::Fcntl => numbers(FCNTL),
+        ValueNames::Flock => bits(&[(1, "LOCK_SH"), (2, "LOCK_EX"), (4, "LOCK_NB"), (8, "LOCK_UN")]),
+        ValueNames::Ioctl => numbers(IOCTL),
+        ValueNames::Limit => numbers(LIMIT),
+        ValueNames::Map => NameSet { mask: 0xf, numbers: MAP_KIND, bits: MAP, zero: "0" },
+        ValueNames::Mask => numbers(&[(0, "SIG_BLOCK"), (1, "SIG_UNBLOCK"), (2, "SIG_SETMASK")]),
+        ValueNames::Message => bits(MESSAGE),
+        ValueNames::Open => NameSet { mask: 3, numbers: OPEN_MODE, bits: OPEN, zero: "0" },
+        ValueNames::Prctl => numbers(PRCTL),
+        ValueNames::Protection => NameSet { zero: "PROT_NONE", ..bits(PROTECTION) },
+        ValueNames::Remap => bits(&[(1, "MREMAP_MAYMOVE"), (2, "MREMAP_FIXED"), (4, "MREMAP_DONTUNMAP")]),
+        ValueNames::Shutdown => numbers(&[(0, "SHUT_RD"), (1, "SHUT_WR"), (2, "SHUT_RDWR")]),
+        ValueNames::SocketType => NameSet { mask: 0xf, numbers: SOCKET_TYPE, bits: SOCKET, zero: "0" },
+        ValueNames::Sync => bits(&[(1, "MS_ASYNC"), (2, "MS_INVALIDATE"), (4, "MS_SYNC")]),
+        ValueNames::Wait => bits(WAIT),
+        ValueNames::Whence => numbers(WHENCE),
         // Their names have forms of their own.
-        Names::Signal | Names::Futex => bits(&[]),
+        ValueNames::Signal | ValueNames::Futex => bits(&[]),
     }
 }
 
-const ADVICE: Table = &[
+const ADVICE: NameList = &[
     (0, "MADV_NORMAL"),
     (1, "MADV_RANDOM"),
     (2, "MADV_SEQUENTIAL"),
@@ -216,7 +220,7 @@ const ADVICE: Table = &[
     (23, "MADV_POPULATE_WRITE"),
     (25, "MADV_COLLAPSE"),
 ];
-const ARCH_PRCTL: Table = &[
+const ARCH_PRCTL: NameList = &[
     (0x1001, "ARCH_SET_GS"),
     (0x1002, "ARCH_SET_FS"),
     (0x1003, "ARCH_GET_FS"),
@@ -226,7 +230,7 @@ const ARCH_PRCTL: Table = &[
     (0x1021, "ARCH_GET_XCOMP_SUPP"),
     (0x3001, "ARCH_CET_STATUS"),
 ];
-const AT: Table = &[
+const AT: NameList = &[
     (0x100, "AT_SYMLINK_NOFOLLOW"),
     (0x200, "AT_EACCESS"),
     (0x400, "AT_SYMLINK_FOLLOW"),
@@ -236,7 +240,7 @@ const AT: Table = &[
     (0x4000, "AT_STATX_DONT_SYNC"),
     (0x8000, "AT_RECURSIVE"),
 ];
-const CLOCK: Table = &[
+const CLOCK: NameList = &[
     (0, "CLOCK_REALTIME"),
     (1, "CLOCK_MONOTONIC"),
     (2, "CLOCK_PROCESS_CPUTIME_ID"),
@@ -249,7 +253,7 @@ const CLOCK: Table = &[
     (9, "CLOCK_BOOTTIME_ALARM"),
     (11, "CLOCK_TAI"),
 ];
-const CLONE: Table = &[
+const CLONE: NameList = &[
     (0x100, "CLONE_VM"),
     (0x200, "CLONE_FS"),
     (0x400, "CLONE_FILES"),
@@ -275,7 +279,7 @@ const CLONE: Table = &[
     (0x40000000, "CLONE_NEWNET"),
     (0x80000000, "CLONE_IO"),
 ];
-const FAMILY: Table = &[
+const FAMILY: NameList = &[
     (0, "AF_UNSPEC"),
     (1, "AF_UNIX"),
     (2, "AF_INET"),
@@ -285,7 +289,7 @@ const FAMILY: Table = &[
     (38, "AF_ALG"),
     (40, "AF_VSOCK"),
 ];
-const FCNTL: Table = &[
+const FCNTL: NameList = &[
     (0, "F_DUPFD"),
     (1, "F_GETFD"),
     (2, "F_SETFD"),
@@ -312,7 +316,7 @@ const FCNTL: Table = &[
     (1033, "F_ADD_SEALS"),
     (1034, "F_GET_SEALS"),
 ];
-const IOCTL: Table = &[
+const IOCTL: NameList = &[
     (0x5401, "TCGETS"),
     (0x5402, "TCSETS"),
     (0x5403, "TCSETSW"),
@@ -335,7 +339,7 @@ const IOCTL: Table = &[
     (0x8933, "SIOCGIFINDEX"),
     (0x8912, "SIOCGIFCONF"),
 ];
-const LIMIT: Table = &[
+const LIMIT: NameList = &[
     (0, "RLIMIT_CPU"),
     (1, "RLIMIT_FSIZE"),
     (2, "RLIMIT_DATA"),
@@ -353,8 +357,8 @@ const LIMIT: Table = &[
     (14, "RLIMIT_RTPRIO"),
     (15, "RLIMIT_RTTIME"),
 ];
-const MAP_KIND: Table = &[(1, "MAP_SHARED"), (2, "MAP_PRIVATE"), (3, "MAP_SHARED_VALIDATE")];
-const MAP: Table = &[
+const MAP_KIND: NameList = &[(1, "MAP_SHARED"), (2, "MAP_PRIVATE"), (3, "MAP_SHARED_VALIDATE")];
+const MAP: NameList = &[
     (0x10, "MAP_FIXED"),
     (0x20, "MAP_ANONYMOUS"),
     (0x40, "MAP_32BIT"),
@@ -370,7 +374,7 @@ const MAP: Table = &[
     (0x80000, "MAP_SYNC"),
     (0x100000, "MAP_FIXED_NOREPLACE"),
 ];
-const MESSAGE: Table = &[
+const MESSAGE: NameList = &[
     (1, "MSG_OOB"),
     (2, "MSG_PEEK"),
     (4, "MSG_DONTROUTE"),
@@ -385,8 +389,8 @@ const MESSAGE: Table = &[
     (0x10000, "MSG_WAITFORONE"),
     (0x4000_0000, "MSG_CMSG_CLOEXEC"),
 ];
-const OPEN_MODE: Table = &[(0, "O_RDONLY"), (1, "O_WRONLY"), (2, "O_RDWR")];
-const OPEN: Table = &[
+const OPEN_MODE: NameList = &[(0, "O_RDONLY"), (1, "O_WRONLY"), (2, "O_RDWR")];
+const OPEN: NameList = &[
     (0o100, "O_CREAT"),
     (0o200, "O_EXCL"),
     (0o400, "O_NOCTTY"),
@@ -405,7 +409,7 @@ const OPEN: Table = &[
     (0o2000000, "O_CLOEXEC"),
     (0o10000000, "O_PATH"),
 ];
-const PRCTL: Table = &[
+const PRCTL: NameList = &[
     (1, "PR_SET_PDEATHSIG"),
     (2, "PR_GET_PDEATHSIG"),
     (3, "PR_GET_DUMPABLE"),
@@ -434,17 +438,17 @@ const PRCTL: Table = &[
     (47, "PR_CAP_AMBIENT"),
     (0x5356_4d41, "PR_SET_VMA"),
 ];
-const PROTECTION: Table = &[
+const PROTECTION: NameList = &[
     (1, "PROT_READ"),
     (2, "PROT_WRITE"),
     (4, "PROT_EXEC"),
     (0x0100_0000, "PROT_GROWSDOWN"),
     (0x0200_0000, "PROT_GROWSUP"),
 ];
-const SOCKET_TYPE: Table =
+const SOCKET_TYPE: NameList =
     &[(1, "SOCK_STREAM"), (2, "SOCK_DGRAM"), (3, "SOCK_RAW"), (4, "SOCK_RDM"), (5, "SOCK_SEQPACKET")];
-const SOCKET: Table = &[(0o4000, "SOCK_NONBLOCK"), (0o2000000, "SOCK_CLOEXEC")];
-const WAIT: Table = &[
+const SOCKET: NameList = &[(0o4000, "SOCK_NONBLOCK"), (0o2000000, "SOCK_CLOEXEC")];
+const WAIT: NameList = &[
     (1, "WNOHANG"),
     (2, "WSTOPPED"),
     (4, "WEXITED"),
@@ -454,7 +458,7 @@ const WAIT: Table = &[
     (0x4000_0000, "__WALL"),
     (0x8000_0000, "__WCLONE"),
 ];
-const WHENCE: Table =
+const WHENCE: NameList =
     &[(0, "SEEK_SET"), (1, "SEEK_CUR"), (2, "SEEK_END"), (3, "SEEK_DATA"), (4, "SEEK_HOLE")];
 
 #[cfg(test)]
@@ -464,25 +468,25 @@ mod tests {
     #[test]
     fn numbers_and_bits_have_their_names_and_the_rest_is_hexadecimal() {
         for (names, value, shown) in [
-            (Names::Open, 0o2000000, "O_RDONLY|O_CLOEXEC"),
-            (Names::Open, 0o1101, "O_WRONLY|O_CREAT|O_TRUNC"),
-            (Names::Open, 0o4010002, "O_RDWR|O_SYNC"),
-            (Names::Open, 3, "0x3"),
-            (Names::Map, 0x22, "MAP_PRIVATE|MAP_ANONYMOUS"),
-            (Names::Map, 0x20, "MAP_ANONYMOUS"),
-            (Names::Protection, 0, "PROT_NONE"),
-            (Names::Protection, 3, "PROT_READ|PROT_WRITE"),
-            (Names::Access, 0, "F_OK"),
-            (Names::Clone, 0x0120_0011, "CLONE_CHILD_CLEARTID|CLONE_CHILD_SETTID|SIGCHLD"),
-            (Names::Clone, 0, "0"),
-            (Names::Futex, 0x81, "FUTEX_WAKE_PRIVATE"),
-            (Names::Futex, 0x189, "FUTEX_WAIT_BITSET_PRIVATE|FUTEX_CLOCK_REALTIME"),
-            (Names::SocketType, 0o2000001, "SOCK_STREAM|SOCK_CLOEXEC"),
-            (Names::Signal, 9, "SIGKILL"),
-            (Names::Signal, 34, "SIGRT_2"),
-            (Names::Fcntl, 77, "0x4d"),
-            (Names::At, 0x1_0100, "AT_SYMLINK_NOFOLLOW|0x10000"),
-            (Names::Whence, u64::MAX, "0xffffffff"),
+            (ValueNames::Open, 0o2000000, "O_RDONLY|O_CLOEXEC"),
+            (ValueNames::Open, 0o1101, "O_WRONLY|O_CREAT|O_TRUNC"),
+            (ValueNames::Open, 0o4010002, "O_RDWR|O_SYNC"),
+            (ValueNames::Open, 3, "0x3"),
+            (ValueNames::Map, 0x22, "MAP_PRIVATE|MAP_ANONYMOUS"),
+            (ValueNames::Map, 0x20, "MAP_ANONYMOUS"),
+            (ValueNames::Protection, 0, "PROT_NONE"),
+            (ValueNames::Protection, 3, "PROT_READ|PROT_WRITE"),
+            (ValueNames::Access, 0, "F_OK"),
+            (ValueNames::Clone, 0x0120_0011, "CLONE_CHILD_CLEARTID|CLONE_CHILD_SETTID|SIGCHLD"),
+            (ValueNames::Clone, 0, "0"),
+            (ValueNames::Futex, 0x81, "FUTEX_WAKE_PRIVATE"),
+            (ValueNames::Futex, 0x189, "FUTEX_WAIT_BITSET_PRIVATE|FUTEX_CLOCK_REALTIME"),
+            (ValueNames::SocketType, 0o2000001, "SOCK_STREAM|SOCK_CLOEXEC"),
+            (ValueNames::Signal, 9, "SIGKILL"),
+            (ValueNames::Signal, 34, "SIGRT_2"),
+            (ValueNames::Fcntl, 77, "0x4d"),
+            (ValueNames::At, 0x1_0100, "AT_SYMLINK_NOFOLLOW|0x10000"),
+            (ValueNames::Whence, u64::MAX, "0xffffffff"),
         ] {
             assert_eq!(show(names, value), shown, "{names:?}");
         }

@@ -23,7 +23,7 @@ pub trait Events: Sync {
     fn closed(&self, output: Output);
     /// The host wants to know where each thread is: [`threads`] answers.
     fn threads(&self);
-    /// The host wants to know whose a frame is, or what frames a process has: [`owners`] answers.
+    /// The host asks for the owner of a frame, or for the frames of a process: [`owners`] answers.
     fn owner(&self, question: OwnerQuestion);
 }
 
@@ -93,7 +93,7 @@ pub fn threads(threads: impl core::fmt::Display) {
     send_text(ToHost::Threads, threads);
 }
 
-/// Tell the host whose a frame is, or what frames a process has. `answer` is a JSON object.
+/// Tells the host the owner of a frame, or the frames of a process. `answer` is a JSON object.
 pub fn owners(answer: impl core::fmt::Display) {
     send_text(ToHost::Owners, answer);
 }

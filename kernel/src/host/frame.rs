@@ -18,7 +18,7 @@ pub enum FromHost {
     Closed(Output),
     /// Where is each thread?
     Threads,
-    /// Whose is it?
+    /// Which owner or which frames?
     Owner(OwnerQuestion),
 }
 
@@ -65,7 +65,7 @@ pub enum ToHost {
     /// Names of files that programs found: the number of those left out (64 bits), then the names,
     /// each with a zero byte behind it.
     Names = 26,
-    /// Whose a frame is, or what frames a process has (JSON).
+    /// The owner of a frame, or the frames of a process (JSON).
     Owners = 27,
 }
 

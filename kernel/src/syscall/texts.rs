@@ -37,10 +37,10 @@ pub fn entered(number: u64, values: [u64; 6]) {
 /// Records the bytes that a call filled; `result` is what it returns.
 pub fn left(number: u64, values: [u64; 6], result: i64) {
     let Ok(length @ 1..) = u64::try_from(result) else { return };
-    each(number, values, |arg, kind| {
-        if kind == ArgumentKind::Out {
-            bytes(arg, values[arg], length);
-        }
+    each(number, values, |arg, kind| match kind {
+        ArgumentKind::Out => bytes(arg, values[arg], length),
+        ArgumentKind::OutText => text((arg, 0), values[arg], MOST_TEXT),
+        _ => {}
     });
 }
 

@@ -35,14 +35,16 @@ pub enum ArgumentKind {
     In(u8),
     /// Address of bytes that the call fills; the result says how many.
     Out,
+    /// Address of a text that the call makes, which ends with a zero byte.
+    OutText,
     /// A number, or bits, with names.
-    Named(Names),
+    Named(ValueNames),
 }
 
 /// Sets of names for numbers and bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "each is named after what it names")]
-pub enum Names {
+pub enum ValueNames {
     Access,
     Advice,
     ArchPrctl,
@@ -73,42 +75,51 @@ pub enum Names {
     Whence,
 }
 
+impl ArgumentKind {
+    /// Whether the call fills what it leads to: it is known only when the call has ended.
+    pub fn is_filled(self) -> bool {
+        matches!(self, Self::Out | Self::OutText)
+    }
+}
+
 /// Returns the kinds of the arguments of call `number`; `None` for a number without an entry.
 pub fn arguments(number: u64) -> Option<&'static [ArgumentKind]> {
     let at = CALLS.binary_search_by_key(&number, |&(known, _)| u64::from(known)).ok()?;
     Some(CALLS[at].1)
 }
 
-use ArgumentKind::{Address, DirFd, Fd, Hex, In, Int, Long, Mode, Out, Path, Size, Text, Uint, Vector};
+use ArgumentKind::{
+    Address, DirFd, Fd, Hex, In, Int, Long, Mode, Out, OutText, Path, Size, Text, Uint, Vector,
+};
 
-const ACCESS: ArgumentKind = ArgumentKind::Named(Names::Access);
-const ADVICE: ArgumentKind = ArgumentKind::Named(Names::Advice);
-const ARCH_PRCTL: ArgumentKind = ArgumentKind::Named(Names::ArchPrctl);
-const AT: ArgumentKind = ArgumentKind::Named(Names::At);
-const AT_REMOVE: ArgumentKind = ArgumentKind::Named(Names::AtRemove);
-const CLOCK: ArgumentKind = ArgumentKind::Named(Names::Clock);
-const CLONE: ArgumentKind = ArgumentKind::Named(Names::Clone);
-const DESCRIPTOR: ArgumentKind = ArgumentKind::Named(Names::Descriptor);
-const EPOLL_OPERATION: ArgumentKind = ArgumentKind::Named(Names::EpollOperation);
-const FAMILY: ArgumentKind = ArgumentKind::Named(Names::Family);
-const FCNTL: ArgumentKind = ArgumentKind::Named(Names::Fcntl);
-const FLOCK: ArgumentKind = ArgumentKind::Named(Names::Flock);
-const FUTEX: ArgumentKind = ArgumentKind::Named(Names::Futex);
-const IOCTL: ArgumentKind = ArgumentKind::Named(Names::Ioctl);
-const LIMIT: ArgumentKind = ArgumentKind::Named(Names::Limit);
-const MAP: ArgumentKind = ArgumentKind::Named(Names::Map);
-const MASK: ArgumentKind = ArgumentKind::Named(Names::Mask);
-const MESSAGE: ArgumentKind = ArgumentKind::Named(Names::Message);
-const OPEN: ArgumentKind = ArgumentKind::Named(Names::Open);
-const PRCTL: ArgumentKind = ArgumentKind::Named(Names::Prctl);
-const PROTECTION: ArgumentKind = ArgumentKind::Named(Names::Protection);
-const REMAP: ArgumentKind = ArgumentKind::Named(Names::Remap);
-const SHUTDOWN: ArgumentKind = ArgumentKind::Named(Names::Shutdown);
-const SIGNAL: ArgumentKind = ArgumentKind::Named(Names::Signal);
-const SOCKET_TYPE: ArgumentKind = ArgumentKind::Named(Names::SocketType);
-const SYNC: ArgumentKind = ArgumentKind::Named(Names::Sync);
-const WAIT: ArgumentKind = ArgumentKind::Named(Names::Wait);
-const WHENCE: ArgumentKind = ArgumentKind::Named(Names::Whence);
+const ACCESS: ArgumentKind = ArgumentKind::Named(ValueNames::Access);
+const ADVICE: ArgumentKind = ArgumentKind::Named(ValueNames::Advice);
+const ARCH_PRCTL: ArgumentKind = ArgumentKind::Named(ValueNames::ArchPrctl);
+const AT: ArgumentKind = ArgumentKind::Named(ValueNames::At);
+const AT_REMOVE: ArgumentKind = ArgumentKind::Named(ValueNames::AtRemove);
+const CLOCK: ArgumentKind = ArgumentKind::Named(ValueNames::Clock);
+const CLONE: ArgumentKind = ArgumentKind::Named(ValueNames::Clone);
+const DESCRIPTOR: ArgumentKind = ArgumentKind::Named(ValueNames::Descriptor);
+const EPOLL_OPERATION: ArgumentKind = ArgumentKind::Named(ValueNames::EpollOperation);
+const FAMILY: ArgumentKind = ArgumentKind::Named(ValueNames::Family);
+const FCNTL: ArgumentKind = ArgumentKind::Named(ValueNames::Fcntl);
+const FLOCK: ArgumentKind = ArgumentKind::Named(ValueNames::Flock);
+const FUTEX: ArgumentKind = ArgumentKind::Named(ValueNames::Futex);
+const IOCTL: ArgumentKind = ArgumentKind::Named(ValueNames::Ioctl);
+const LIMIT: ArgumentKind = ArgumentKind::Named(ValueNames::Limit);
+const MAP: ArgumentKind = ArgumentKind::Named(ValueNames::Map);
+const MASK: ArgumentKind = ArgumentKind::Named(ValueNames::Mask);
+const MESSAGE: ArgumentKind = ArgumentKind::Named(ValueNames::Message);
+const OPEN: ArgumentKind = ArgumentKind::Named(ValueNames::Open);
+const PRCTL: ArgumentKind = ArgumentKind::Named(ValueNames::Prctl);
+const PROTECTION: ArgumentKind = ArgumentKind::Named(ValueNames::Protection);
+const REMAP: ArgumentKind = ArgumentKind::Named(ValueNames::Remap);
+const SHUTDOWN: ArgumentKind = ArgumentKind::Named(ValueNames::Shutdown);
+const SIGNAL: ArgumentKind = ArgumentKind::Named(ValueNames::Signal);
+const SOCKET_TYPE: ArgumentKind = ArgumentKind::Named(ValueNames::SocketType);
+const SYNC: ArgumentKind = ArgumentKind::Named(ValueNames::Sync);
+const WAIT: ArgumentKind = ArgumentKind::Named(ValueNames::Wait);
+const WHENCE: ArgumentKind = ArgumentKind::Named(ValueNames::Whence);
 
 /// The calls, sorted by number.
 const CALLS: &[(u16, &[ArgumentKind])] = &[
@@ -191,7 +202,7 @@ const CALLS: &[(u16, &[ArgumentKind])] = &[
     (76, &[Path, Long]),
     (77, &[Fd, Long]),
     (78, &[Fd, Address, Uint]),
-    (79, &[Out, Size]),
+    (79, &[OutText, Size]),
     (80, &[Path]),
     (81, &[Fd]),
     (82, &[Path, Path]),

@@ -17,7 +17,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use packages::PackageGraph;
-use rules::Rules;
+use rules::DenyRules;
 
 /// A message for the user.
 pub type Result<T> = std::result::Result<T, String>;
@@ -39,8 +39,8 @@ fn main() -> ExitCode {
 }
 
 /// Reads the rules and the dependencies for all targets that they name.
-fn read() -> Result<(Rules, Vec<PackageGraph>)> {
-    let rules = Rules::read(Path::new("deny.toml"))?;
+fn read() -> Result<(DenyRules, Vec<PackageGraph>)> {
+    let rules = DenyRules::read(Path::new("deny.toml"))?;
     let graphs = rules.targets.iter().map(|target| PackageGraph::read(target)).collect::<Result<_>>()?;
     Ok((rules, graphs))
 }

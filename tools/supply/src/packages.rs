@@ -21,7 +21,7 @@ pub struct Package {
     pub license: Option<String>,
     /// Where it comes from; `None` for one of this repository.
     pub source: Option<String>,
-    /// What it is, in its own words.
+    /// Its own description.
     pub description: Option<String>,
     /// Whether it runs in the compiler.
     pub is_macro: bool,

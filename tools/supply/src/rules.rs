@@ -10,7 +10,7 @@ use crate::{Result, licence};
 
 /// The rules.
 #[derive(Debug, Default)]
-pub struct Rules {
+pub struct DenyRules {
     /// Targets whose dependencies are checked.
     pub targets: Vec<String>,
     /// Licences that are allowed.
@@ -23,24 +23,24 @@ pub struct Rules {
     registries: Vec<String>,
 }
 
-impl Rules {
+impl DenyRules {
     /// Reads the file.
     ///
     /// # Errors
     /// It is not there, or no TOML, or a rule is missing.
-    pub fn read(path: &Path) -> Result<Rules> {
+    pub fn read(path: &Path) -> Result<DenyRules> {
         let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
-        Rules::parse(&text).map_err(|error| format!("{}: {error}", path.display()))
+        DenyRules::parse(&text).map_err(|error| format!("{}: {error}", path.display()))
     }
 
-    fn parse(text: &str) -> Result<Rules> {
+    fn parse(text: &str) -> Result<DenyRules> {
         let document: DocumentMut = text.parse().map_err(|error| format!("{error}"))?;
         let list = |section: &str, name: &str| -> Result<Vec<String>> {
             let missing = || format!("[{section}] has no list {name}");
             let item = document.get(section).and_then(|section| section.get(name)).ok_or_else(missing)?;
             words(item).ok_or_else(missing)
         };
-        Ok(Rules {
+        Ok(DenyRules {
             targets: list("graph", "targets")?,
             licences: list("licenses", "allow")?,
             banned: list("bans", "deny")?,
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn each_breach_is_told_and_nothing_else() {
-        let rules = Rules::parse(RULES).expect("rules");
+        let rules = DenyRules::parse(RULES).expect("rules");
         let twice = [package("twice", "1.0.0"), package("twice", "2.0.0")];
         assert_eq!(rules.judge(&twice), [String::new(); 0]);
         let mut own = package("own", "0.1.0");
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_missing_rule_is_an_error() {
-        let message = Rules::parse("graph.targets = []").expect_err("incomplete");
+        let message = DenyRules::parse("graph.targets = []").expect_err("incomplete");
         assert_eq!(message, "[licenses] has no list allow");
     }
 }
