@@ -17,7 +17,7 @@ use crate::args::EventOptions;
 use crate::failure::Failure;
 use crate::kernel::Family;
 use crate::session::Ended;
-use crate::{Result, files, print, report};
+use crate::{Result, files, print, report, strace};
 
 /// The most words of a record.
 const MOST_WORDS: usize = freehold_tracepoints::MOST_WORDS;
@@ -39,7 +39,15 @@ pub fn check_family(options: &EventOptions, family: Family) -> Result<()> {
         let hint = "a stock Linux has trace-cmd and perf for that";
         return Err(Failure::new("--events: only freehold's own kernel sends its events", hint));
     }
-    Ok(())
+    strace::check_family(options, family)
+}
+
+/// Returns the events that the kernel shall send: the user's, or those that `--strace` needs.
+pub fn wanted(options: &EventOptions) -> Option<String> {
+    match &options.strace {
+        Some(_) => Some(strace::EVENTS.to_owned()),
+        None => options.events.clone(),
+    }
 }
 
 /// Writes the recorded events, and prints their number.

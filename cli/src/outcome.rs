@@ -92,15 +92,13 @@ impl RunOutcome {
             notices: ended.notices.clone(),
             ..RunOutcome::default()
         };
-        let field = |from: &Option<Value>, name: &str| from.as_ref()?.get(name).cloned();
         outcome.kernel = field(&ended.ready, "kernel");
         outcome.version = field(&ended.ready, "version");
         outcome.boot_ns = field(&ended.ready, "boot_ns");
         outcome.memory = field(&ended.report, "memory");
         outcome.audit = field(&ended.report, "audit");
         outcome.syscalls = field(&ended.report, "syscalls");
-        let events = field(&ended.report, "events").filter(|events| !events.is_null());
-        outcome.events = events.filter(|_| ended.strace.is_none());
+        outcome.events = field(&ended.report, "events").filter(|it| ended.strace.is_none() && !it.is_null());
         outcome.missing = field(&ended.report, "missing");
         if let End::Program(ending) | End::Unbalanced(ending, _) | End::OutputLost(ending, _) = &ended.end {
             match ending {
@@ -167,4 +165,9 @@ impl RunOutcome {
     pub fn write(&self, path: &Path) -> Result<()> {
         files::write_json(path, self)
     }
+}
+
+/// Returns a field of a message, if there are both.
+fn field(message: &Option<Value>, name: &str) -> Option<Value> {
+    message.as_ref()?.get(name).cloned()
 }

@@ -110,7 +110,14 @@ pub struct Prepared {
     timeout: Option<Duration>,
     purpose: Purpose,
     log: LogTo,
+    watch: Watchers,
+}
+
+/// Those who look at the VM while it runs.
+struct Watchers {
+    /// Where the lines of `--strace` go.
     strace: Option<PathBuf>,
+    /// The socket of `--control`.
     control: Option<PathBuf>,
 }
 
@@ -173,10 +180,7 @@ impl Prepared {
             symbols: spec::Symbols::None,
             swap: machine.swap_path(),
             shares: machine.shares.clone(),
-            events: match &options.events.strace {
-                Some(_) => Some(strace::EVENTS.to_owned()),
-                None => options.events.events.clone(),
-            },
+            events: events::wanted(&options.events),
             network: machine.network.clone(),
             learns: options.list.learn.is_some(),
         };
@@ -187,7 +191,6 @@ impl Prepared {
             image.forget_times();
         }
         events::check_family(&options.events, kernel.family)?;
-        strace::check_family(&options.events, kernel.family)?;
         owns::check_family(options, kernel.family)?;
         machine.check_family(kernel.family)?;
         machine.check_memory(kernel.family, image.unpacking_bytes()).map_err(|failure| match &changes {
@@ -198,7 +201,7 @@ impl Prepared {
         let learn = Origins::new(&options.list.learn, kernel.family, (&machine.shares, &volumes, tree))?;
         let log = if options.verbose { LogTo::Stderr } else { LogTo::Nowhere };
         let (seen, output) = (base.seen().to_vec(), OutputTo::Stdout);
-        let strace = options.events.strace.clone();
+        let watch = Watchers { strace: options.events.strace.clone(), control: options.control.clone() };
         Ok(Prepared {
             machine,
             kernel,
@@ -211,8 +214,7 @@ impl Prepared {
             timeout,
             purpose,
             log,
-            strace,
-            control: options.control.clone(),
+            watch,
         })
     }
 
@@ -267,8 +269,8 @@ impl Prepared {
             purpose: self.purpose,
             log: self.log,
             recall,
-            control: self.control.as_deref(),
-            strace: self.strace.as_deref().map(|path| (path, self.spec.first_program())),
+            control: self.watch.control.as_deref(),
+            strace: self.watch.strace.as_deref().map(|path| (path, self.spec.first_program())),
         });
         self.machine.hot_plug.tidy();
         ended
