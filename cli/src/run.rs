@@ -109,16 +109,29 @@ pub struct Prepared {
     spec: Spec,
     timeout: Option<Duration>,
     purpose: Purpose,
-    log: LogTo,
     watch: Watchers,
 }
 
 /// Those who look at the VM while it runs.
 struct Watchers {
+    log: LogTo,
     /// Where the lines of `--strace` go.
     strace: Option<PathBuf>,
     /// The socket of `--control`.
     control: Option<PathBuf>,
+}
+
+impl Watchers {
+    /// Returns those of the options, if a kernel of `family` knows them.
+    fn of(options: &RunOptions, family: Family) -> Result<Watchers> {
+        events::check_family(&options.events, family)?;
+        owns::check_family(options, family)?;
+        Ok(Watchers {
+            log: if options.verbose { LogTo::Stderr } else { LogTo::Nowhere },
+            strace: options.events.strace.clone(),
+            control: options.control.clone(),
+        })
+    }
 }
 
 impl Prepared {
@@ -190,8 +203,7 @@ impl Prepared {
         if purpose == Purpose::Measurement {
             image.forget_times();
         }
-        events::check_family(&options.events, kernel.family)?;
-        owns::check_family(options, kernel.family)?;
+        let watch = Watchers::of(options, kernel.family)?;
         machine.check_family(kernel.family)?;
         machine.check_memory(kernel.family, image.unpacking_bytes()).map_err(|failure| match &changes {
             Some(changes) => changes.explain(failure, &image),
@@ -199,28 +211,13 @@ impl Prepared {
         })?;
         let tree = base.tree_copy();
         let learn = Origins::new(&options.list.learn, kernel.family, (&machine.shares, &volumes, tree))?;
-        let log = if options.verbose { LogTo::Stderr } else { LogTo::Nowhere };
         let (seen, output) = (base.seen().to_vec(), OutputTo::Stdout);
-        let watch = Watchers { strace: options.events.strace.clone(), control: options.control.clone() };
-        Ok(Prepared {
-            machine,
-            kernel,
-            image,
-            output,
-            seen,
-            changes,
-            learn,
-            spec,
-            timeout,
-            purpose,
-            log,
-            watch,
-        })
+        Ok(Prepared { machine, kernel, image, output, seen, changes, learn, spec, timeout, purpose, watch })
     }
 
     /// Returns the kernel's symbols, for reports about this run.
     pub fn symbols(&self) -> Symbols {
-        let addresses = if self.log == LogTo::Stderr { Addresses::Shown } else { Addresses::Hidden };
+        let addresses = if self.watch.log == LogTo::Stderr { Addresses::Shown } else { Addresses::Hidden };
         Symbols::of(&self.kernel.path, addresses)
     }
 
@@ -267,7 +264,7 @@ impl Prepared {
             output: self.output,
             timeout: self.timeout,
             purpose: self.purpose,
-            log: self.log,
+            log: self.watch.log,
             recall,
             control: self.watch.control.as_deref(),
             strace: self.watch.strace.as_deref().map(|path| (path, self.spec.first_program())),
