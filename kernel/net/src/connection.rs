@@ -423,6 +423,9 @@ impl Connection {
         let skipped = self.next.past(segment.seq).min(bytes.len());
         let at = segment.seq.past(self.next);
         let room = self.edge.past(self.next).saturating_sub(at);
+        // Bytes before which others are missing stay for as long as the peer likes, whatever the
+        // program reads. So they are kept only while the connections together have memory to spare.
+        let room = if at > 0 && budget.is_tight() { 0 } else { room };
         let bytes = &bytes[skipped..][..room.min(bytes.len() - skipped)];
         if segment.control == Control::Fin && self.fin_at.is_none() {
             self.fin_at = Some(segment.seq.plus(segment.bytes()));

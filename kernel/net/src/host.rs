@@ -50,6 +50,8 @@ pub trait Host {
     }
     /// A packet for this machine came, from its header on.
     fn packet(&mut self, _packet: &[u8]) {}
+    /// One of many connections is done with: the host may let others run.
+    fn rest(&mut self) {}
     /// A datagram that was sent found no socket at its port.
     fn refused(&mut self, ends: Ends);
 }

@@ -2,8 +2,10 @@
 //! (RFC 826).
 //!
 //! This machine asks for an address only when it has something to send there. It learns addresses
-//! from machines that it asked, and from machines that ask for it. So other machines cannot fill
-//! the list beyond [`MOST`], and neighbours in use are dropped last.
+//! from machines that it asked, and from machines that ask for it. The list has at most [`MOST`]
+//! entries. A new neighbour replaces one of the least [`Precedence`]: a program that sends to many
+//! addresses where no machine is replaces its own questions and no neighbour that has answered, and
+//! the gateway always stays.
 
 use core::net::Ipv4Addr;
 
@@ -36,8 +38,22 @@ enum Knowledge {
     Known(EthernetAddress, u64),
 }
 
+/// How much it matters that an entry stays.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Precedence {
+    /// Nothing was sent there, or its address is not known and nothing waits for it.
+    Unused,
+    /// Frames wait for its answer.
+    Asked,
+    /// Its address is valid and was used.
+    Known,
+    /// The way to all other networks.
+    Gateway,
+}
+
 struct Neighbour {
     ip: Ipv4Addr,
+    /// Time of the last frame to it; 0 if there was none.
     used: u64,
     knowledge: Knowledge,
     waiting: Vec<Waiting>,
@@ -46,6 +62,7 @@ struct Neighbour {
 /// See the module's head.
 pub struct Neighbours {
     list: Vec<Neighbour>,
+    gateway: Ipv4Addr,
 }
 
 /// Next step for a frame.
@@ -59,10 +76,22 @@ pub enum Route {
     Wait,
 }
 
+impl Neighbour {
+    fn precedence(&self, gateway: Ipv4Addr, now: u64) -> Precedence {
+        let is_valid = matches!(self.knowledge, Knowledge::Known(_, until) if now < until);
+        match self.used {
+            _ if self.ip == gateway => Precedence::Gateway,
+            1.. if is_valid => Precedence::Known,
+            1.. if !self.waiting.is_empty() => Precedence::Asked,
+            _ => Precedence::Unused,
+        }
+    }
+}
+
 impl Neighbours {
-    /// Makes an empty list.
-    pub const fn new() -> Self {
-        Self { list: Vec::new() }
+    /// Makes an empty list, in which `gateway` keeps its entry.
+    pub const fn new(gateway: Ipv4Addr) -> Self {
+        Self { list: Vec::new(), gateway }
     }
 
     /// Where a frame for `ip` goes; it is kept until that is known.
@@ -70,7 +99,7 @@ impl Neighbours {
         let known = self.list.iter_mut().find(|neighbour| neighbour.ip == ip);
         let neighbour = match known {
             Some(neighbour) => neighbour,
-            None => match self.enter(ip, now) {
+            None => match self.enter(ip, Precedence::Known, now) {
                 Some(neighbour) => neighbour,
                 None => return Route::Wait,
             },
@@ -97,22 +126,28 @@ impl Neighbours {
         asks
     }
 
-    fn enter(&mut self, ip: Ipv4Addr, now: u64) -> Option<&mut Neighbour> {
+    /// Adds an entry, or replaces one whose precedence is at most `most`.
+    fn enter(&mut self, ip: Ipv4Addr, most: Precedence, now: u64) -> Option<&mut Neighbour> {
         let knowledge = Knowledge::Asked(0, u64::MAX);
-        let entry = Neighbour { ip, used: now, knowledge, waiting: Vec::new() };
+        let entry = Neighbour { ip, used: 0, knowledge, waiting: Vec::new() };
         if self.list.len() < MOST {
             self.list.try_push(entry).ok()?;
             return self.list.last_mut();
         }
-        let oldest = self.list.iter_mut().min_by_key(|neighbour| neighbour.used)?;
-        *oldest = entry;
-        Some(oldest)
+        let gateway = self.gateway;
+        let precedence = |neighbour: &Neighbour| (neighbour.precedence(gateway, now), neighbour.used);
+        let least = self.list.iter_mut().min_by_key(|neighbour| precedence(neighbour))?;
+        if least.precedence(gateway, now) > most {
+            return None;
+        }
+        *least = entry;
+        Some(least)
     }
 
-    /// `ip`, which asks for this machine, will be answered: it is remembered.
+    /// `ip`, which asks for this machine, will be answered: it is remembered if there is room.
     pub fn welcome(&mut self, ip: Ipv4Addr, now: u64) {
         if self.list.iter().all(|neighbour| neighbour.ip != ip) {
-            let _ = self.enter(ip, now);
+            let _ = self.enter(ip, Precedence::Unused, now);
         }
     }
 
@@ -155,5 +190,72 @@ impl Neighbours {
             let _ = lost.try_extend(waiting.iter().map(|frame| frame.ends));
         }
         lost
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
+    const HARDWARE: EthernetAddress = EthernetAddress([2, 0, 0, 0, 0, 1]);
+
+    fn host(number: u8) -> Ipv4Addr {
+        Ipv4Addr::new(10, 0, 2, number)
+    }
+
+    /// A list where the gateway has been asked and host 3 has answered.
+    fn in_use() -> Neighbours {
+        let mut neighbours = Neighbours::new(GATEWAY);
+        assert_eq!(neighbours.route(GATEWAY, b"g", None, 1), Route::Ask);
+        assert_eq!(neighbours.route(host(3), b"3", None, 1), Route::Ask);
+        neighbours.learn(host(3), HARDWARE, 2, |_| {});
+        neighbours
+    }
+
+    fn frames_for_gateway(neighbours: &mut Neighbours, now: u64) -> usize {
+        let mut sent = 0;
+        neighbours.learn(GATEWAY, HARDWARE, now, |_| sent += 1);
+        sent
+    }
+
+    #[test]
+    fn frames_to_many_absent_neighbours_replace_their_own_questions_alone() {
+        let mut neighbours = in_use();
+        for now in 3..1000 {
+            let absent = host(10 + (now % 200) as u8);
+            neighbours.route(absent, b"x", None, now);
+        }
+        assert_eq!(neighbours.list.len(), MOST);
+        assert_eq!(neighbours.route(host(4), b"4", None, 1000), Route::Ask);
+        assert_eq!(neighbours.route(host(3), b"3", None, 1000), Route::To(HARDWARE));
+        assert_eq!(frames_for_gateway(&mut neighbours, 1000), 1);
+        assert_eq!(neighbours.route(GATEWAY, b"g", None, 1001), Route::To(HARDWARE));
+    }
+
+    #[test]
+    fn machines_that_ask_for_this_one_replace_no_neighbour_that_is_used() {
+        let mut neighbours = in_use();
+        for now in 3..1000 {
+            neighbours.welcome(host(10 + (now % 200) as u8), now);
+            neighbours.learn(host(10 + (now % 200) as u8), HARDWARE, now, |_| {});
+        }
+        assert_eq!(neighbours.route(host(3), b"3", None, 1000), Route::To(HARDWARE));
+        assert_eq!(frames_for_gateway(&mut neighbours, 1000), 1);
+        // A new one finds room among those that were never used.
+        assert_eq!(neighbours.route(host(4), b"4", None, 1000), Route::Ask);
+    }
+
+    #[test]
+    fn the_longest_unused_of_known_neighbours_is_replaced() {
+        let mut neighbours = Neighbours::new(GATEWAY);
+        for number in 0..MOST as u8 {
+            neighbours.route(host(100 + number), b"x", None, 1 + u64::from(number));
+            neighbours.learn(host(100 + number), HARDWARE, 1 + u64::from(number), |_| {});
+        }
+        assert_eq!(neighbours.route(host(100), b"x", None, 500), Route::To(HARDWARE));
+        assert_eq!(neighbours.route(host(1), b"x", None, 501), Route::Ask);
+        assert_eq!(neighbours.route(host(100), b"x", None, 502), Route::To(HARDWARE));
+        assert_eq!(neighbours.route(host(101), b"x", None, 503), Route::Ask);
     }
 }

@@ -198,8 +198,9 @@ impl<H: Host> Stack<H> {
     pub const fn new(config: Config, secret: [u64; 2], now: u64) -> Self {
         let own = Own { hardware: EthernetAddress(config.hardware), ip: config.address };
         let counters = Counters { ignored: 0, segments: [0; 2], resets: 0, cookies: 0, dropped: 0 };
+        let neighbours = Neighbours::new(config.gateway);
         Self {
-            link: Outlet { config, own, neighbours: Neighbours::new(), frame: Outgoing::new(), counters },
+            link: Outlet { config, own, neighbours, frame: Outgoing::new(), counters },
             secret: Secret(secret),
             table: Table::new(Secret(secret)),
             wheel: Wheel::new(now),
@@ -491,6 +492,7 @@ impl<H: Host> Stack<H> {
     pub fn pump_numbered(&mut self, host: &mut H, number: usize, now: u64) {
         if let Some(id) = self.table.id(number) {
             self.pump(host, id, now);
+            host.rest();
         }
     }
 
@@ -581,6 +583,7 @@ impl<H: Host> Stack<H> {
                 entry.failure = Some(failure);
             }
             self.pump(host, id, now);
+            host.rest();
         }
         self.expire_neighbours(host, now);
     }

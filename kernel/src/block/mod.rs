@@ -259,6 +259,10 @@ impl BackingStore<Frames> for Store {
         Ok(())
     }
 
+    fn may_retry(&self) -> core::result::Result<(), VmError> {
+        if sched::is_current_dying() { Err(VmError::Interrupted) } else { Ok(()) }
+    }
+
     fn write_pass(&self, pass: &mut dyn FnMut()) {
         self.write_backs.count(pass);
     }

@@ -36,7 +36,7 @@ struct DiskPlace {
 
 impl DiskPlace {
     fn is_free(&self) -> bool {
-        self.disk.is_none() && self.before.as_ref().is_none_or(|before| before.upgrade().is_none())
+        self.disk.is_none() && self.before.as_ref().is_none_or(|before| before.strong_count() == 0)
     }
 }
 

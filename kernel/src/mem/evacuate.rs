@@ -102,9 +102,9 @@ pub enum Use {
 /// it.
 ///
 /// # Errors
-/// `EBUSY` where something in it cannot be moved: the kernel's frames, pinned ones.
+/// `EBUSY` where something in it cannot be moved: the kernel's frames, pinned ones. `EINTR`.
 pub fn set_block(memory: PfnRange, to: Use) -> Result<()> {
-    let _changing = hotplug::changing();
+    let _changing = hotplug::changing()?;
     if to == Use::Online {
         return frames().plug(memory).map_err(|_| Errno::EBUSY);
     }
@@ -174,7 +174,7 @@ pub fn compact(runs: usize) -> u64 {
 }
 
 fn compact_node(topology: &Topology, node: NodeId) -> u64 {
-    let _changing = hotplug::changing();
+    let Ok(_changing) = hotplug::changing() else { return 0 };
     drain_lists();
     let whole_before = frames().free_pageblocks(node);
     let mut chosen = choose(topology, node);

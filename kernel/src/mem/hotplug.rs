@@ -138,17 +138,18 @@ pub fn has_ended() -> bool {
     HOTPLUG.has_ended.load(Ordering::Acquire)
 }
 
-/// Keeps memory from coming and going, and other tasks from isolating pageblocks, while the result
-/// lives. May sleep.
-pub(super) fn changing() -> MutexGuard<'static, ()> {
-    HOTPLUG.working.lock()
+/// As [`changing`]; `None` if memory is coming or going, for a task that all others depend on and
+/// that must not wait for a device.
+pub(super) fn changing_now() -> Option<MutexGuard<'static, ()>> {
+    HOTPLUG.working.try_lock()
 }
 
-/// As [`changing`].
+/// Keeps memory from coming and going, and other tasks from isolating pageblocks, while the result
+/// lives. May sleep, as long as a memory device takes to answer.
 ///
 /// # Errors
 /// `EINTR` where the current task is to end.
-pub(super) fn changing_killable() -> crate::Result<MutexGuard<'static, ()>> {
+pub(super) fn changing() -> crate::Result<MutexGuard<'static, ()>> {
     HOTPLUG.working.lock_killable()
 }
 

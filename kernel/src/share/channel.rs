@@ -41,8 +41,8 @@ pub(super) struct Channel {
     fids: Fids,
 }
 
-/// Makes the host's devices known, and starts the task that tells servers of numbers that are not
-/// needed. Whether there are any.
+/// Makes the host's devices known, and starts for each the task that tells its server of numbers
+/// that are not needed. Whether there are any.
 pub(super) fn init() -> Result<bool> {
     let mut channels = Vec::new();
     for device in host::folders() {
@@ -53,26 +53,16 @@ pub(super) fn init() -> Result<bool> {
             fids: Fids::new()?,
         });
         channels.try_push(channel)?;
+        // A task of its own: a server that does not answer stops no other one's.
+        sched::spawn_kernel("9p", || channel.work())?;
     }
     let any = !channels.is_empty();
     CHANNELS.call_once(|| channels);
-    if any {
-        sched::spawn_kernel("9p", work)?;
-    }
     Ok(any)
 }
 
 fn all() -> &'static [&'static Channel] {
     CHANNELS.get().map_or(&[], Vec::as_slice)
-}
-
-/// The task: one number after the other.
-fn work() {
-    let due = || all().iter().find_map(|&channel| Some((channel, channel.next_due()?)));
-    loop {
-        let (channel, number) = host::folders_ended().wait_uninterruptible(due);
-        channel.clunk(number);
-    }
 }
 
 impl Channel {
@@ -302,6 +292,32 @@ impl Channel {
         self.device.exchange(&mut Exchange { request, reply, data, left }, Sleep::Killable)
     }
 
+    /// The task: one number after the other.
+    fn work(&self) {
+        loop {
+            let number = host::folders_ended().wait_uninterruptible(|| self.next_due());
+            self.clunk(number, Sleep::Uninterruptible);
+        }
+    }
+
+    /// Has the caller tell the server of numbers where the task does not keep up: of one for each
+    /// new number, and of all that are put away before none is free.
+    ///
+    /// # Errors
+    /// `EINTR`: a signal kills the caller.
+    pub fn relieve(&'static self) -> Result<()> {
+        while let Some(number) = self.fids.next_in_excess() {
+            self.clunk(number, Sleep::Killable);
+            if sched::is_current_dying() {
+                return Err(Errno::EINTR);
+            }
+            if self.fids.has_free() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Something for the task: a number to tell the server of.
     fn next_due(&self) -> Option<u32> {
         while let Some(number) = self.device.take_ended() {
@@ -311,16 +327,22 @@ impl Channel {
     }
 
     /// Tells the server that a number is not used any more. The answer changes nothing: the server
-    /// knows the number no more, or never did.
-    fn clunk(&self, number: u32) {
+    /// knows the number no more, or never did. A caller that is killed meanwhile leaves the number
+    /// to the task.
+    fn clunk(&self, number: u32, sleep: Sleep) {
         let mut reply = [0; DATA_HEADER];
         let mut room = [0; REQUEST];
         if let Some(request) = NinepRequest::Clunk(number).encode(&mut room)
             && ensure_objects(Shortage::Wait).is_ok()
         {
             let data = Data::None;
-            let mut exchange = Exchange { request, reply: &mut reply, data, left: None };
-            let _ = self.device.exchange(&mut exchange, Sleep::Uninterruptible);
+            let mut exchange = Exchange { request, reply: &mut reply, data, left: Some(number) };
+            match self.device.exchange(&mut exchange, sleep) {
+                Err(MessageError::Killed) => return self.fids.put_away(number, Haste::Now),
+                // It comes back as one that is over.
+                Err(MessageError::Abandoned) => return,
+                _ => {}
+            }
         }
         self.fids.told(number);
     }

@@ -2,8 +2,10 @@
 //!
 //! A [`Fid`] is one number, from before the server is told of it. When it is dropped the number is
 //! *put away*: the channel's task ([`super::channel`]) tells the server, and only then is the
-//! number free. So dropping sleeps nowhere, and a task that is killed in the middle leaves nothing
-//! behind: of a request that it abandoned the number comes back when the server is done with it.
+//! number free. Where the task does not keep up, tasks that need new numbers tell the server, too
+//! ([`Fids::next_in_excess`]). So dropping sleeps nowhere, and a task that is killed in the middle
+//! leaves nothing behind: of a request that it abandoned the number comes back when the server is
+//! done with it.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -18,6 +20,8 @@ const FIDS: u32 = 1 << 16;
 /// How many that were only walked to may be put away before the server is told of any: it keeps a
 /// path for each, and no open file.
 const LAZY: usize = 64;
+/// How many may be put away before tasks that need new ones tell the server themselves.
+const EXCESS: usize = 1024;
 
 /// The numbers of a channel.
 pub(super) struct Fids(SpinLock<Numbers>);
@@ -25,6 +29,8 @@ pub(super) struct Fids(SpinLock<Numbers>);
 struct Numbers {
     /// A bit for each that is used or put away.
     taken: Vec<u64>,
+    /// How many those are.
+    used: u32,
     /// A bit for each that is put away.
     away: Vec<u64>,
     /// How many those are.
@@ -35,6 +41,21 @@ struct Numbers {
     next: usize,
 }
 
+impl Numbers {
+    const fn has_free(&self) -> bool {
+        self.used < FIDS
+    }
+
+    /// Takes one that is put away, to tell the server of it.
+    fn take_away(&mut self) -> Option<u32> {
+        let at = self.away.iter().position(|&word| word != 0)?;
+        let bit = self.away[at].trailing_zeros();
+        self.away[at] &= !(1 << bit);
+        self.count -= 1;
+        Some(at as u32 * 64 + bit)
+    }
+}
+
 impl Fids {
     /// All of them free.
     ///
@@ -43,7 +64,7 @@ impl Fids {
     pub fn new() -> Result<Self> {
         let words = (FIDS / 64) as usize;
         let (taken, away) = (Vec::try_filled(0, words)?, Vec::try_filled(0, words)?);
-        Ok(Self(SpinLock::new(Numbers { taken, away, count: 0, due: false, next: 0 })))
+        Ok(Self(SpinLock::new(Numbers { taken, used: 0, away, count: 0, due: false, next: 0 })))
     }
 
     fn take(&self) -> Result<u32> {
@@ -60,13 +81,16 @@ impl Fids {
         };
         let bit = numbers.taken[at].trailing_ones();
         numbers.taken[at] |= 1 << bit;
+        numbers.used += 1;
         numbers.next = at;
         Ok(at as u32 * 64 + bit)
     }
 
     /// The server knows nothing of it, or will soon be told.
     fn free(&self, number: u32) {
-        self.0.lock().taken[(number / 64) as usize] &= !(1 << (number % 64));
+        let mut numbers = self.0.lock();
+        numbers.taken[(number / 64) as usize] &= !(1 << (number % 64));
+        numbers.used -= 1;
     }
 
     /// The server is to be told that it is not needed any more.
@@ -89,15 +113,21 @@ impl Fids {
         if !numbers.due {
             return None;
         }
-        let at = numbers.away.iter().position(|&word| word != 0);
-        let Some(at) = at else {
-            numbers.due = false;
-            return None;
-        };
-        let bit = numbers.away[at].trailing_zeros();
-        numbers.away[at] &= !(1 << bit);
-        numbers.count -= 1;
-        Some(at as u32 * 64 + bit)
+        let number = numbers.take_away();
+        numbers.due = number.is_some();
+        number
+    }
+
+    /// A number that the caller is to tell the server of, where too many are put away or none is
+    /// free.
+    pub fn next_in_excess(&self) -> Option<u32> {
+        let mut numbers = self.0.lock();
+        if numbers.count > EXCESS || !numbers.has_free() { numbers.take_away() } else { None }
+    }
+
+    /// Whether there is a number for a new file.
+    pub fn has_free(&self) -> bool {
+        self.0.lock().has_free()
     }
 
     /// The server was told of it.
@@ -134,8 +164,9 @@ impl Fid {
     /// A number that the server is about to be told of.
     ///
     /// # Errors
-    /// `ENFILE`.
+    /// `ENFILE`; `EINTR`: the caller is killed.
     pub fn new(channel: &'static Channel) -> Result<Self> {
+        channel.relieve()?;
         let number = channel.fids().take()?;
         Ok(Self { channel, number, is_open: AtomicBool::new(false), is_known: AtomicBool::new(true) })
     }

@@ -11,10 +11,10 @@ use freehold_xpfo::Windows;
 
 use super::channel::Channel;
 use super::fids::Fid;
-use crate::Errno;
 use crate::hw::Hardware;
 use crate::mem::Frames;
 use crate::sync::SpinLock;
+use crate::{Errno, sched};
 
 /// Bytes that were read for page caches since boot.
 pub(super) static READ: AtomicU64 = AtomicU64::new(0);
@@ -118,6 +118,10 @@ impl BackingStore<Frames> for Store {
     }
 
     /// Nothing changes pages here: writes go to the server, and no mapping may store.
+    fn may_retry(&self) -> Result<(), VmError> {
+        if sched::is_current_dying() { Err(VmError::Interrupted) } else { Ok(()) }
+    }
+
     fn write_back(&self, _first: u64, _frames: &[Frame<CacheKind, Frames>]) -> Result<(), VmError> {
         Err(VmError::Io)
     }

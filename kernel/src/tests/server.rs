@@ -90,6 +90,8 @@ pub struct Server {
     pub held: AtomicU32,
     /// Whether the server was asked for one.
     pub is_asked: AtomicBool,
+    /// Requests of the kernel's own task wait, too.
+    pub task_waits: AtomicBool,
     gate: WaitQueue,
     ended: Mutex<Vec<u32>>,
 }
@@ -108,6 +110,7 @@ impl Server {
             most_written: AtomicUsize::new(usize::MAX),
             held: AtomicU32::new(0),
             is_asked: AtomicBool::new(false),
+            task_waits: AtomicBool::new(false),
             gate: WaitQueue::new(),
             ended: Mutex::new(Vec::new()),
         }
@@ -175,6 +178,7 @@ impl Server {
     /// Answers what is held.
     pub fn let_go(&self) {
         self.held.store(0, Ordering::Relaxed);
+        self.task_waits.store(false, Ordering::Relaxed);
         self.gate.wake_all();
     }
 
@@ -486,6 +490,9 @@ impl MessageDevice for &'static Server {
         assert_eq!(size as usize, exchange.request.len(), "a message is as long as it says");
         self.requests.fetch_add(1, Ordering::Relaxed);
         let kind = u32::from(exchange.request[4]);
+        if sleep == Sleep::Uninterruptible {
+            self.gate.wait_uninterruptible(|| (!self.task_waits.load(Ordering::Relaxed)).then_some(()));
+        }
         if self.held.load(Ordering::Relaxed) == kind && sleep == Sleep::Killable {
             self.is_asked.store(true, Ordering::Relaxed);
             let open = || (self.held.load(Ordering::Relaxed) != kind).then_some(());

@@ -255,6 +255,21 @@ on_machine! {
 }
 
 on_machine! {
+    /// Each look at a name takes a new number. Where the kernel's task is slow to tell the server
+    /// of those that are not needed, the programs that look tell it.
+    looks_never_use_up_the_numbers_of_a_server, with_share(), |p| {
+        mounted(p);
+        server().task_waits.store(true, Ordering::Relaxed);
+        let (path, room) = (p.text("/share/file"), p.room(256));
+        let failed = (0..70_000).find(|_| p.call(Sysno::stat, &[path, room]) != 0);
+        let (all, _) = server().fids();
+        server().let_go();
+        assert_eq!((failed, all < 2000), (None, true), "{all} fids");
+        0
+    }
+}
+
+on_machine! {
     /// A server that lies gives errors or nonsense, and the truth works again afterwards.
     a_server_that_lies_breaks_nothing, with_share(), |p| {
         mounted(p);

@@ -213,6 +213,37 @@ fn the_next_bytes_are_taken_however_many_gaps_there_are() {
 }
 
 #[test]
+fn bytes_that_wait_for_missing_ones_leave_memory_for_other_connections() {
+    const STREAM: usize = 100_000;
+    let mut world = World::new(Faults::default(), 1);
+    world.nodes[1].machine.listener = Some((80, 1000));
+    for port in 4000..4000 + 2 * (BUDGET / 65_536) as u16 {
+        let caller = world.nodes[0].connect(port, at(2, 80), b"", 0);
+        world.nodes[0].machine.sockets[caller].ended = false;
+        world.run(SECOND);
+        world.nodes[0].machine.sockets[caller].to_send = core::iter::repeat_n(7, 1400).collect();
+        let now = world.now;
+        world.nodes[0].pump(caller, now);
+        let frames = core::mem::take(&mut world.nodes[0].machine.out);
+        // All but the first bytes of the window.
+        for offset in (1400..64_000).step_by(1400) {
+            world.nodes[1].receive(&forged(&frames[0], offset, 0, 1400), now);
+        }
+        world.nodes[1].stack.validate();
+        world.nodes[1].machine.out.clear();
+    }
+    let kept = world.nodes[1].stack.memory();
+    assert!(kept <= BUDGET / 2 + 65_536, "{kept}");
+    let sent: Vec<u8> = (0..STREAM).map(|at| at as u8).collect();
+    let mut honest = Node::new(3);
+    core::mem::swap(&mut honest, &mut world.nodes[0]);
+    let now = world.now;
+    world.nodes[0].connect(5000, at(2, 80), &sent, now);
+    world.run(20 * SECOND);
+    assert!(world.nodes[1].machine.sockets.last().is_some_and(|socket| socket.received == sent));
+}
+
+#[test]
 fn who_breaks_off_is_heard_though_no_acknowledgement_came() {
     let (mut world, caller, frames) = held_back(3000);
     let now = world.now;

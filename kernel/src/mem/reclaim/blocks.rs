@@ -62,7 +62,7 @@ pub(in crate::mem) fn make() -> ReclaimOutcome {
         return ReclaimOutcome::Nothing;
     }
     STALLS.fetch_add(1, Ordering::Relaxed);
-    let Ok(_changing) = hotplug::changing_killable() else { return ReclaimOutcome::Nothing };
+    let Ok(_changing) = hotplug::changing() else { return ReclaimOutcome::Nothing };
     if !is_none_whole() {
         return ReclaimOutcome::Freed;
     }
@@ -75,7 +75,7 @@ pub(in crate::mem) fn make() -> ReclaimOutcome {
 
 /// See that the kernel finds something on `node` when it needs it.
 pub(super) fn provide(node: NodeId) -> ReclaimOutcome {
-    let _changing = hotplug::changing();
+    let Some(_changing) = hotplug::changing_now() else { return ReclaimOutcome::Nothing };
     if frames().is_kernel_short(node) { make_on(node, Who::Kswapd) } else { ReclaimOutcome::Freed }
 }
 

@@ -8,7 +8,6 @@ use freehold_virtio::FrameDevice;
 
 use super::far::Far;
 use super::{Wire, due};
-use crate::Errno;
 use crate::socket::address::Address;
 use crate::socket::beside::PacketFacts;
 use crate::socket::channel::{Channel, MessageOrigin};
@@ -16,6 +15,7 @@ use crate::socket::interface;
 use crate::socket::ports::{self, InetAddress, Protocol};
 use crate::socket::raw;
 use crate::task::namespaces::network::NetworkNamespace;
+use crate::{Errno, sched};
 
 /// The namespace that packets of the wire come to, and the device that they come by.
 const HERE: (u64, u32) = (NetworkNamespace::INITIAL_NUMBER, interface::ETHERNET_INDEX);
@@ -126,6 +126,10 @@ impl Machine {
 
 impl Host for Machine {
     type Socket = Far;
+
+    fn rest(&mut self) {
+        sched::cond_resched();
+    }
 
     fn transmit(&mut self, frame: &[u8]) {
         if self.unsent.is_empty() && self.device.send(frame) != Ok(false) {

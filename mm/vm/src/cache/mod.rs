@@ -17,6 +17,7 @@
 mod attach;
 mod errors;
 mod evict;
+mod fills;
 mod held;
 mod index;
 mod io;
@@ -44,6 +45,7 @@ use attach::{Mapper, Writers};
 pub use errors::ErrorsTold;
 use errors::WriteErrors;
 pub use evict::{Evicted, Eviction, Laundry};
+use fills::{FillGuard, Fills};
 pub use held::HeldPage;
 use index::{Index, Mark};
 pub(crate) use moved::Caches;
@@ -75,6 +77,13 @@ pub trait BackingStore<S: Memory>: Send + Sync {
     /// # Errors
     /// [`VmError::Interrupted`] where the caller is to end.
     fn wait_for_passes(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+    /// Called when a page has changed in the store while it was read, before it is read again.
+    ///
+    /// # Errors
+    /// [`VmError::Interrupted`] where the caller is to end.
+    fn may_retry(&self) -> Result<(), VmError> {
         Ok(())
     }
     /// Store the frames as the pages from `first` on.
@@ -124,9 +133,7 @@ struct CacheInner<S: Memory> {
     /// By address space.
     mappers: BTreeMap<u64, Mapper<S>>,
     writers: Writers,
-    /// Raised whenever pages leave that may differ from the store's bytes when they came: a page
-    /// read from the store before that may be older than the store.
-    departures: u64,
+    fills: Fills,
     /// Where the clock that ages pages goes on ([`evict`]).
     hand: u64,
 }
@@ -195,7 +202,7 @@ impl<S: Memory> PageCache<S> {
             index: Index::new(source, id),
             mappers: BTreeMap::new(),
             writers: Writers::Areas(0),
-            departures: 0,
+            fills: Fills::default(),
             hand: 0,
         };
         let (size, ahead) = (AtomicU64::new(0), ReadAhead::default());
@@ -306,7 +313,7 @@ impl<S: Memory> PageCache<S> {
         }
         let Some(store) = &self.store else { return self.get_or_make(index, place) };
         loop {
-            let (departures, mut run) = self.gap(index, guess);
+            let (fill, mut run) = self.gap(index, guess)?;
             let mut frames = self.fresh_frames((run.end - run.start) as usize, place)?;
             if (frames.len() as u64) < run.end - run.start {
                 run = index..run.end.min(index + frames.len() as u64);
@@ -324,7 +331,7 @@ impl<S: Memory> PageCache<S> {
             let mut wanted = None;
             for (page, frame) in run.zip(frames) {
                 // Only the page that was asked for matters; the others are there or not.
-                let inserted = self.insert_since(page, frame, departures);
+                let inserted = self.insert_read(page, frame, fill.number());
                 refault::note_read(self.id, page);
                 if page == index {
                     wanted = inserted?;
@@ -335,22 +342,23 @@ impl<S: Memory> PageCache<S> {
             if let Some(frame) = wanted {
                 return Ok((frame, FaultKind::Major));
             }
+            store.may_retry()?;
         }
     }
 
-    /// The count of departures, and pages that are not there and not past the end, side by side,
-    /// `index` among them.
-    fn gap(&self, index: u64, guess: Guess) -> (u64, Range<u64>) {
+    /// Begins a read of pages that are not there and not past the end, side by side, `index` among
+    /// them.
+    fn gap(&self, index: u64, guess: Guess) -> Result<(FillGuard<'_, S>, Range<u64>), VmError> {
         let most = MAX_RUN as u64;
         let (start, run) = match guess {
             Guess::Ahead => (index, self.ahead.run_at(index) as u64),
             Guess::Around => (index - index % most, most),
         };
         let end = self.size().div_ceil(PAGE).min(start.saturating_add(run)).max(index + 1);
-        let inner = self.inner.lock();
+        let mut inner = self.inner.lock();
         let end = inner.index.next(index + 1..end).unwrap_or(end);
         let start = inner.index.present(start..index).last().map_or(start, |page| page + 1);
-        (inner.departures, start..end)
+        Ok((FillGuard::new(self, &mut inner, start)?, start..end))
     }
 
     /// Up to `count` frames, at least one.
@@ -410,16 +418,17 @@ impl<S: Memory> PageCache<S> {
         inner.index.hand_out(index)
     }
 
-    /// As [`PageCache::insert`], `None` where pages have left since `departures` was read.
-    fn insert_since(
+    /// As [`PageCache::insert`], of a page that `fill` has read; `None` where it may be older than
+    /// the store.
+    fn insert_read(
         &self,
         index: u64,
         frame: Frame<CacheKind, S>,
-        departures: u64,
+        fill: u64,
     ) -> Result<Option<Frame<CacheKind, S>>, VmError> {
         let mut inner = self.inner.lock();
         if inner.index.with(index, |_| ()).is_none() {
-            if inner.departures != departures {
+            if inner.fills.is_stale(fill, index) {
                 return Ok(None);
             }
             inner.index.insert(index, frame)?;

@@ -152,6 +152,7 @@ impl<S: Memory> PageCache<S> {
     /// Take the next pages of `next..end` out of the index; moves `next` behind them. Frames that
     /// are still mapped must outlive their TLB entries: mappings see to that, each holds its frame.
     fn remove_batch(&self, next: &mut u64, end: u64) -> Batch {
+        let first = *next;
         let mut batch: [(Option<Frame<_, S>>, Option<SwapPlace>); 32] = [const { (None, None) }; 32];
         let mut inner = self.inner.lock();
         for (frame, place) in &mut batch {
@@ -160,10 +161,10 @@ impl<S: Memory> PageCache<S> {
             *place = inner.index.remove_swapped(page);
             *next = page + 1;
         }
-        inner.departures += 1;
+        let is_last = batch.iter().any(|(frame, place)| frame.is_none() && place.is_none());
+        inner.fills.spoil(first..if is_last { end } else { *next });
         drop(inner);
         batch.iter().filter_map(|(_, place)| *place).for_each(|place| self.leave_slot(place));
-        let is_last = batch.iter().any(|(frame, place)| frame.is_none() && place.is_none());
         if is_last { Batch::Last } else { Batch::More }
     }
 
@@ -315,7 +316,7 @@ impl<S: Memory> PageCache<S> {
         let mut inner = self.inner.lock();
         // The caller may be about to change the store itself, or has: pages that are being read
         // from it now must not come in.
-        inner.departures += 1;
+        inner.fills.spoil(pages.clone());
         if inner.index.next(pages.clone()).is_none() {
             return Ok(true);
         }
@@ -340,7 +341,9 @@ impl<S: Memory> PageCache<S> {
             if !inner.index.is_stored(page) {
                 continue;
             }
-            inner.departures += u64::from(inner.index.has_changed(page));
+            if inner.index.has_changed(page) {
+                inner.fills.spoil(page..page + 1);
+            }
             let gone = inner.index.remove(page);
             drop(inner);
             were_held |= gone.is_some_and(|frame| {
@@ -378,7 +381,9 @@ impl<S: Memory> PageCache<S> {
         if !is_idle || inner.index.is_dirty(page) {
             return None;
         }
-        inner.departures += u64::from(inner.index.has_changed(page));
+        if inner.index.has_changed(page) {
+            inner.fills.spoil(page..page + 1);
+        }
         inner.index.remove(page)
     }
 }

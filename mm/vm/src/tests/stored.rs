@@ -477,6 +477,27 @@ fn bytes_that_are_written_while_their_page_leaves_the_cache_are_stored() {
     }
 }
 
+#[test]
+fn a_page_is_read_again_if_the_store_changed_it_meanwhile_and_not_for_other_pages() {
+    for (changed, reads, value) in [(1, 2, 90), (2, 1, 1), (7, 1, 1)] {
+        let world = World::new();
+        let (disk, cache) = disk(&world, 8);
+        let (writes, forgets) = (disk.clone(), cache.clone());
+        *disk.meanwhile.lock().unwrap() = Some(Box::new(move || {
+            write_past(&writes, changed, 90);
+            assert_eq!(forgets.forget(changed * PAGE..changed * PAGE + 10), Ok(true));
+        }));
+        assert_eq!(read(&cache, PAGE, 1), [value], "page {changed} changes");
+        let read_times = disk.log().iter().filter(|&&entry| entry == ('r', 1)).count();
+        assert_eq!(read_times, reads, "page {changed} changes");
+        // Pages that came with it are not older than the store either.
+        assert_eq!(read(&cache, changed * PAGE, 1), [90]);
+        cache.validate();
+        drop((cache, disk));
+        world.end();
+    }
+}
+
 /// A space where a visit begins with something else.
 struct Visits {
     space: Mutex<AddressSpace<ModelFrames>>,
