@@ -3,9 +3,9 @@
 //!
 //! **Protocol.** A fill is entered, under the cache's lock, before the store is asked. Each step
 //! that takes pages out which may differ from the store's bytes, or that announces a change of the
-//! store, marks these pages stale in all fills, under the lock. A page that was read comes into the cache
-//! under the lock too, and only if it is not stale in its fill. Pages of the same file that others
-//! write meanwhile do not matter: a reader beside a writer reads each page once.
+//! store, marks these pages stale in all fills, under the lock. A page that was read comes into the
+//! cache under the lock too, and only if it is not stale in its fill. Pages of the same file that
+//! others write meanwhile do not matter: a reader beside a writer reads each page once.
 
 use alloc::vec::Vec;
 use core::ops::Range;
