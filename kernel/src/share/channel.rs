@@ -153,7 +153,7 @@ impl Channel {
     pub fn symlink(&self, dir: &Fid, name: &[u8], target: &[u8], gid: u32) -> Result<()> {
         let (mut room, mut reply) = (Vec::try_filled(0, MAX_REQUEST)?, [0; REPLY]);
         let request = NinepRequest::Symlink(dir.number(), name, target, gid);
-        let sent = self.exchange_in(&mut room, &request, &mut reply, Data::None, None);
+        let sent = self.exchange_in(&mut room, &request, (&mut reply, Data::None), None);
         sent.map(|_| ()).map_err(errno)
     }
 
@@ -275,15 +275,14 @@ impl Channel {
         data: Data<'_>,
         left: Option<u32>,
     ) -> core::result::Result<usize, MessageError> {
-        self.exchange_in(&mut [0; REQUEST], request, reply, data, left)
+        self.exchange_in(&mut [0; REQUEST], request, (reply, data), left)
     }
 
     fn exchange_in(
         &self,
         room: &mut [u8],
         request: &NinepRequest<'_>,
-        reply: &mut [u8],
-        data: Data<'_>,
+        (reply, data): (&mut [u8], Data<'_>),
         left: Option<u32>,
     ) -> core::result::Result<usize, MessageError> {
         let request = request.encode(room).ok_or(MessageError::TooLong)?;
