@@ -174,6 +174,45 @@ static void names_that_cannot_be(void)
 	close(fd);
 }
 
+/* How many calls wait at a listener; they are ended. */
+static int waiting_calls(int listener)
+{
+	int count = 0, call;
+	NEED(fcntl(listener, F_SETFL, O_NONBLOCK) == 0);
+	while ((call = accept(listener, NULL, NULL)) >= 0) {
+		count++;
+		close(call);
+	}
+	return count;
+}
+
+static void datagrams_of_a_shared_port(void)
+{
+	int sockets[2], counts[2] = {0, 0}, moved = 0;
+	union name name = name_of("127.0.0.1", 0);
+	for (int i = 0; i < 2; i++) {
+		NEED((sockets[i] = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK, 0)) >= 0);
+		NEED(set_option(sockets[i], SOL_SOCKET, SO_REUSEPORT, 1) == 0 && bind(sockets[i], &name.any, sizeof name.v4) == 0);
+		name = own_name(sockets[i]);
+	}
+	for (int sender = 0; sender < 48; sender++) {
+		int from = socket(AF_INET, SOCK_DGRAM, 0), heard[2] = {0, 0};
+		char byte;
+		for (int i = 0; i < 4; i++)
+			NEED(sendto(from, "x", 1, 0, &name.any, sizeof name.v4) == 1);
+		for (int i = 0; i < 2; i++)
+			while (recv(sockets[i], &byte, 1, 0) == 1)
+				heard[i]++;
+		moved += heard[0] > 0 && heard[1] > 0;
+		counts[0] += heard[0], counts[1] += heard[1];
+		close(from);
+	}
+	PROMISE("datagrams of many senders are shared", counts[0] > 16 && counts[1] > 16 && counts[0] + counts[1] == 192);
+	PROMISE("and those of one come to one socket", moved == 0);
+	close(sockets[0]);
+	close(sockets[1]);
+}
+
 static void ports_that_are_shared(void)
 {
 	int one = socket(AF_INET, SOCK_STREAM, 0), other = socket(AF_INET, SOCK_STREAM, 0);
@@ -192,9 +231,16 @@ static void ports_that_are_shared(void)
 	name = name_of("127.0.0.1", 0);
 	NEED(bind(one, &name.any, sizeof name.v4) == 0);
 	name = own_name(one);
-	PROMISE("with SO_REUSEPORT several listen", bind(other, &name.any, sizeof name.v4) == 0 && listen(one, 1) == 0 && listen(other, 1) == 0);
+	PROMISE("with SO_REUSEPORT several listen", bind(other, &name.any, sizeof name.v4) == 0 && listen(one, 64) == 0 && listen(other, 64) == 0);
+	int callers[48];
+	for (int i = 0; i < 48; i++)
+		NEED((callers[i] = socket(AF_INET, SOCK_STREAM, 0)) >= 0 && connect(callers[i], &name.any, sizeof name.v4) == 0);
+	PROMISE("and share the calls", waiting_calls(one) > 4 && waiting_calls(other) > 4);
+	for (int i = 0; i < 48; i++)
+		close(callers[i]);
 	close(one);
 	close(other);
+	datagrams_of_a_shared_port();
 }
 
 static void version_4_through_version_6(void)

@@ -19,7 +19,7 @@ use super::ports::{self, Claim, EntryKey, InetAddress, Protocol};
 use super::wire::{self, Wire};
 use crate::sync::News;
 use crate::task::Capability;
-use crate::{Errno, Result, task};
+use crate::{Errno, Result, hw, task};
 
 /// Ports that are tried for a connection.
 const TRIES: usize = 64;
@@ -203,7 +203,11 @@ impl Socket {
         (source, to): (InetAddress, InetAddress),
         patience: Patience,
     ) -> Result<()> {
-        let target = ports::find((self.network().number(), LO.index), Protocol::Tcp, to, None)
+        // Which of several listeners it is does not depend on the port that this socket gets.
+        let mut port = [0; 2];
+        hw::fill_random(&mut port);
+        let from = InetAddress { port: u16::from_ne_bytes(port), ..source };
+        let target = ports::find((self.network().number(), LO.index), Protocol::Tcp, to, Some(from))
             .ok_or(Errno::ECONNREFUSED)?;
         let own = self.own_port(source)?;
         self.state.lock().address = Some(Address::Inet(self.sent_from(own, to)));

@@ -12,6 +12,7 @@ use core::ops::{Bound, RangeInclusive};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_collections::{Arc, Map, Weak, reserve::ArcMethods};
+use spin::Once;
 
 use super::attachment::{is_own, source_for};
 use super::endpoint::Socket;
@@ -246,7 +247,9 @@ pub fn release(key: &EntryKey) {
 /// Returns the socket of `network`, a namespace's number, that a packet goes to which comes by
 /// `device` from `from` to `to`: of TCP one that listens. A socket that is connected to the sender
 /// precedes one that is bound to the address. That one precedes a socket that is bound to the
-/// device, and that one all others.
+/// device, and that one all others. Sockets that share the port (SO_REUSEPORT) and are equal so get
+/// the senders spread over them: a sender's packets go to the same one as long as none is added or
+/// ends.
 pub fn find(
     (network, device): (u64, u32),
     protocol: Protocol,
@@ -258,14 +261,42 @@ pub fn find(
         Protocol::Tcp => entry.listens,
         Protocol::Udp => entry.remote.is_none() || entry.remote == from,
     };
-    entries(&ports, (network, protocol, to.port))
-        .filter(|entry| entry.claim.covers(to.ip) && entry.claim.hears_device(device))
-        .filter(hears)
-        .max_by_key(|entry| {
-            let claim = &entry.claim;
-            (entry.remote.is_some(), !claim.address.is_any(), claim.device != 0, claim.address.is_v4())
-        })
-        .and_then(|entry| entry.socket.upgrade())
+    let hearing = || {
+        entries(&ports, (network, protocol, to.port))
+            .filter(|entry| entry.claim.covers(to.ip) && entry.claim.hears_device(device))
+            .filter(hears)
+    };
+    let rank = |entry: &Entry| {
+        let claim = &entry.claim;
+        (entry.remote.is_some(), !claim.address.is_any(), claim.device != 0, claim.address.is_v4())
+    };
+    let best = hearing().max_by_key(|entry| rank(entry))?;
+    let shares = |entry: &&Entry| entry.claim.reuses_port && rank(entry) == rank(best);
+    let chosen = match (best.claim.reuses_port, from) {
+        (true, Some(from)) => {
+            let count = hearing().filter(shares).count() as u64;
+            hearing().filter(shares).nth((spread(from, to) % count) as usize)
+        }
+        _ => Some(best),
+    };
+    chosen.and_then(|entry| entry.socket.upgrade())
+}
+
+/// Returns a number that is random for each pair of addresses, and always the same for one pair.
+fn spread(from: InetAddress, to: InetAddress) -> u64 {
+    static KEY: Once<u64> = Once::new();
+    let key = *KEY.call_once(|| {
+        let mut key = [0; 8];
+        hw::fill_random(&mut key);
+        u64::from_ne_bytes(key) | 1
+    });
+    let ports = u64::from(from.port) << 16 | u64::from(to.port);
+    let words = [from.ip.to_bits(), to.ip.to_bits()].map(|bits| (bits >> 64) as u64 ^ bits as u64);
+    // A multiplication moves bits upwards alone, so the upper half is mixed into the lower.
+    [words[0], words[1], ports].into_iter().fold(key, |mixed, word| {
+        let mixed = (mixed ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        mixed ^ mixed >> 32
+    })
 }
 
 #[cfg(test)]
@@ -400,6 +431,38 @@ mod tests {
         assert!(find(HERE, Protocol::Udp, at(20_010), Some(at(8))).is_none());
         release(&connected);
         assert!(find(HERE, Protocol::Udp, at(20_010), Some(at(7))).is_none());
+    }
+
+    #[test]
+    fn senders_are_spread_over_the_sockets_that_share_a_port() {
+        let to = InetAddress { ip: LOOPBACK_V4, port: 20_030 };
+        let claim = |ip| Claim {
+            address: InetAddress { ip, ..to },
+            device: 0,
+            user: 0,
+            only_v6: false,
+            reuses_address: false,
+            reuses_port: true,
+        };
+        let sockets = [0; 4].map(|_: u8| Socket::new(Family::Inet, SocketKind::Datagram));
+        // The last one hears all addresses, and these packets others hear better.
+        let ips = [LOOPBACK_V4, LOOPBACK_V4, LOOPBACK_V4, ANY_V4];
+        let keys: Vec<EntryKey> = sockets
+            .iter()
+            .zip(ips)
+            .map(|(socket, ip)| bind(socket, Protocol::Udp, claim(ip)).unwrap().1)
+            .collect();
+        let finds = |port| {
+            let found = find(HERE, Protocol::Udp, to, Some(InetAddress { port, ..to })).unwrap();
+            sockets.iter().position(|socket| socket.is_same(&found)).unwrap()
+        };
+        let found: Vec<usize> = (1..=900).map(finds).collect();
+        assert_eq!(found, (1..=900).map(finds).collect::<Vec<_>>(), "a sender stays with its socket");
+        for (socket, range) in [(0, 200..400), (1, 200..400), (2, 200..400), (3, 0..1)] {
+            let count = found.iter().filter(|&&at| at == socket).count();
+            assert!(range.contains(&count), "socket {socket} has {count} of 900 senders");
+        }
+        keys.iter().for_each(release);
     }
 
     #[test]

@@ -149,7 +149,7 @@ impl Host for Machine {
 
     fn accept(&mut self, ends: Ends, id: Id) -> Result<Far, Refusal> {
         let (local, remote) = (address(ends.local), address(ends.remote));
-        let listener = ports::find(HERE, Protocol::Tcp, local, None).ok_or(Refusal::Gone)?;
+        let listener = ports::find(HERE, Protocol::Tcp, local, Some(remote)).ok_or(Refusal::Gone)?;
         let wire = self.wire.filter(|_| id.number() < due::MOST).ok_or(Refusal::Later)?;
         let answered = listener.answer_call((local, remote), |own, out| Far::new(wire, own, out));
         let far =
