@@ -62,9 +62,8 @@ impl Feature {
 }
 
 /// Chooses the code of all sites, once: on the first CPU, after [`speculation::start`], before text
-/// is
-/// copied to other nodes and before another CPU runs. `is_wanted` selects among the CPU's features.
-/// `note` is called for each feature with the number of sites that changed.
+/// is copied to other nodes and before another CPU runs. `is_wanted` selects among the CPU's
+/// features. `note` is called for each feature with the number of sites that changed.
 ///
 /// # Panics
 /// If there is no memory for the patching window.
@@ -149,8 +148,7 @@ unsafe extern "C" {
 #[cfg(target_os = "none")]
 fn entries() -> &'static [AlternativeEntry] {
     // SAFETY: the linker script puts the entries, and nothing else, between the two symbols, in
-    // read-only
-    // data.
+    // read-only data.
     unsafe { linker_table::entries(&raw const __alternatives_start, &raw const __alternatives_end) }
 }
 /// A host has no sites.

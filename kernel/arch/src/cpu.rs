@@ -145,8 +145,7 @@ pub(crate) fn this() -> &'static PerCpu {
 }
 
 /// Whether `base` is the address of the private data of the CPU that runs this code, which is
-/// identified
-/// by the interrupt controller.
+/// identified by the interrupt controller.
 #[cfg(feature = "entry-checks")]
 pub(crate) fn is_this(base: u64) -> bool {
     let known = ALL.iter().map(|slot| slot.load(Ordering::Acquire)).find(|&slot| slot as u64 == base);
@@ -272,8 +271,7 @@ pub fn send_nmi(cpu: CpuId) {
 }
 
 /// Waits for an interrupt. Called with interrupts off, after the last check for work. Interrupts
-/// are on
-/// when this returns, and no interrupt in between was missed.
+/// are on when this returns, and no interrupt in between was missed.
 pub fn idle() {
     // A closed window's translation must not outlive its deadline while the CPU sleeps, nor wake
     // the CPU for that.
@@ -289,8 +287,7 @@ pub fn bus_id() -> u32 {
 
 /// Sets the machine's nodes, each CPU's node, and the number of CPUs that will run (at most
 /// [`MAX_CPUS`]): once, after firmware's tables are read. From then on [`Cpus::cpu_count`] returns
-/// that
-/// number. Flushes are sent to the CPUs that run already.
+/// that number. Flushes are sent to the CPUs that run already.
 pub fn set_topology(topology: &Topology, cpus: usize) {
     COUNT.store(cpus.clamp(1, MAX_CPUS), Ordering::Relaxed);
     NODES.store(topology.node_count(), Ordering::Relaxed);
@@ -309,8 +306,7 @@ impl Cpus for X86 {
     fn current_cpu(self) -> CpuId {
         let number = this().number.load(Ordering::Relaxed);
         // SAFETY: the field is 0 at first, and only `adopt` stores it, after a bounds check. So
-        // tables of CPUs
-        // are indexed without another check.
+        // tables of CPUs are indexed without another check.
         unsafe { core::hint::assert_unchecked((number as usize) < MAX_CPUS) };
         CpuId(number as u16)
     }
@@ -382,8 +378,7 @@ impl Tlb for X86 {
                 }
             }
             // The entry is gone. One INVLPG flushes everything that was cached of a leaf (SDM
-            // 4.10.4.1), also if
-            // the leaf is cached in pieces.
+            // 4.10.4.1), also if the leaf is cached in pieces.
             Flush::Blocks { start, blocks } if blocks <= FLUSH_CEILING => {
                 for block in 0..blocks {
                     invlpg(start.0 + block * (PAGE_SIZE as u64 * PAGEBLOCK_FRAMES));

@@ -7,8 +7,8 @@ use crate::memory::tables::READ_ONLY;
 use crate::vmap;
 
 /// Returns `len` bytes of firmware's memory at `phys`, read-only, for ever. Returns an empty slice
-/// if
-/// the range cannot be mapped, or touches usable memory: a table with such an address is invalid.
+/// if the range cannot be mapped, or touches usable memory: a table with such an address is
+/// invalid.
 pub fn map(phys: PhysAddr, len: usize) -> &'static [u8] {
     if len == 0 || boot::info().touches_memory(phys, len as u64) {
         return &[];

@@ -82,8 +82,7 @@ static HANDLERS: [Once<&'static dyn InterruptHandler>; DEVICES] = [const { Once:
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 /// Gives `handler` a vector of its own for ever, delivered to `cpu`. Returns `None` if all vectors
-/// are
-/// taken, or the CPU's number on the bus does not fit a message.
+/// are taken, or the CPU's number on the bus does not fit a message.
 pub fn allocate(handler: &'static dyn InterruptHandler, cpu: CpuId) -> Option<Msi> {
     let target = u8::try_from(cpu::apic_id(cpu)?).ok()?;
     let index = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -102,14 +101,12 @@ pub(crate) fn dispatch(vector: u8) {
 }
 
 /// Masks the two 8259s, which firmware may have left open, and stops channel 0 of the 8254. Reset
-/// leaves
-/// the channel counting, so the host of a sleeping guest would be woken 18 times per second for an
-/// interrupt that is masked.
+/// leaves the channel counting, so the host of a sleeping guest would be woken 18 times per second
+/// for an interrupt that is masked.
 pub(crate) fn quiet_legacy() {
     out_u8(0x21, 0xff);
     out_u8(0xa1, 0xff);
     // Mode 0 (one interrupt, at the end of a count) without a count: the timer waits for one (Intel
-    // 8254
-    // data sheet).
+    // 8254 data sheet).
     out_u8(0x43, 0b0011_0000);
 }

@@ -17,8 +17,7 @@
     reason = "the default syntax has no difference of two symbols, which position-independent 32-bit code needs"
 )]
 // A host checks and tests the parts that are plain logic; functions that only assembly calls are
-// unused
-// there.
+// unused there.
 #![cfg_attr(not(target_os = "none"), allow(unused))]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

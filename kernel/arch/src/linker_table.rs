@@ -1,7 +1,6 @@
 //! Tables that code writes entry by entry, each into a section of its own; the linker script puts a
 //! symbol before and after them. Addresses are relative to the field that contains them, so that
-//! they
-//! need no relocation.
+//! they need no relocation.
 
 /// The entries between the two symbols.
 ///

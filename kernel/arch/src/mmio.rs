@@ -16,15 +16,13 @@ pub struct Mmio {
 }
 
 // SAFETY: the registers stay mapped for ever, and each access is one volatile instruction. The
-// device,
-// not the memory, defines the effect of accesses from several CPUs.
+// device, not the memory, defines the effect of accesses from several CPUs.
 unsafe impl Send for Mmio {}
 // SAFETY: as above.
 unsafe impl Sync for Mmio {}
 
 /// The reason why there are no registers at an address. Devices and firmware name the address, and
-/// it
-/// may be wrong.
+/// it may be wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NoRegisters {
     /// Usable memory is at the address.

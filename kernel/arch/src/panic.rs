@@ -88,8 +88,7 @@ impl Write for Certificate {
 }
 
 /// Transmits the report to the host. Called with interrupts off and all other CPUs stopped, perhaps
-/// in
-/// the middle of a locked section: it must not lock or allocate.
+/// in the middle of a locked section: it must not lock or allocate.
 pub trait CertificateSink: Sync {
     /// Send it.
     fn certificate(&self, certificate: &Certificate);

@@ -70,8 +70,7 @@ pub fn text_alias() -> Result<(), OutOfMemory> {
 }
 
 /// A CPU loads another node's root and runs that node's text. Returns whether a node with a
-/// different
-/// root exists.
+/// different root exists.
 pub fn wrong_root() -> bool {
     let _off = irq::disable();
     let own = X86.kernel_root(X86.node_of_cpu(X86.current_cpu()));

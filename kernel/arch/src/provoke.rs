@@ -65,8 +65,7 @@ unsafe extern "C" {
 static TARGET: AtomicU64 = AtomicU64::new(0);
 
 /// Returns where the kernel continues after a fault at `rip` on `address`; `None` if the
-/// instruction is
-/// not in this file.
+/// instruction is not in this file.
 #[cfg(target_os = "none")]
 pub(crate) fn resume(rip: u64, address: u64) -> Option<u64> {
     let accesses = [&raw const freehold_provoke_read_at as u64, &raw const freehold_provoke_write_at as u64];
@@ -112,8 +111,7 @@ pub fn read_alias(bytes: &[u8]) -> Option<u64> {
 }
 
 /// Jumps to the first byte of `frame`, which is a RET, through the direct map. Returns whether it
-/// was
-/// executed. One caller at a time.
+/// was executed. One caller at a time.
 pub fn execute(frame: Pfn) -> bool {
     let pinned = X86.pin();
     let target = tables::frame_ptr(frame) as u64;
@@ -147,10 +145,8 @@ pub struct ClosedWindow {
 const PATIENCE_NS: u64 = 2_000_000_000;
 
 /// Reads a word of `frame` at the address of its window, `wait_ns` nanoseconds after it closed, on
-/// the
-/// same CPU. If the interrupt that ends its time is due and has not come (the host runs this CPU
-/// but not
-/// its timer), waits for that interrupt first.
+/// the same CPU. If the interrupt that ends its time is due and has not come (the host runs this
+/// CPU but not its timer), waits for that interrupt first.
 pub fn read_closed_window(frame: HeldFrame<'_>, wait_ns: u64) -> ClosedWindow {
     let pinned = X86.pin();
     let address = X86.with_bytes(&frame, |bytes| {

@@ -177,15 +177,13 @@ pub(crate) unsafe fn copy_and_write_cr3(from: u64, to: u64, words: u64, value: u
 
 /// Flushes this CPU's translations of one page, global ones too. The address is stored first, as in
 /// [`write_cr3`]. The two instructions, at most 7 bytes, are never in two pages: at a page border
-/// QEMU's
-/// translator begins a new block, and an observer that cannot read registers does not connect a
-/// block
-/// with the store before it.
+/// QEMU's translator begins a new block, and an observer that cannot read registers does not
+/// connect a block with the store before it.
 #[inline]
 pub(crate) fn invlpg(address: u64) {
     let mut told = MaybeUninit::<u64>::uninit();
-    // SAFETY: flushing a translation never makes a valid access invalid; the store goes to
-    // `told`. RAX: in this form every assembler encodes the operand as the register alone.
+    // SAFETY: flushing a translation never makes a valid access invalid; the store goes to `told`.
+    // RAX: in this form every assembler encodes the operand as the register alone.
     unsafe {
         asm!(".p2align 3", "mov [{told}], rax", "invlpg [rax]", in("rax") address, told = in(reg) told.as_mut_ptr(),
             options(nostack, preserves_flags))
@@ -207,8 +205,7 @@ pub(crate) fn read_flags() -> u64 {
 }
 
 /// Reads and resets the debug status register. Its bits tell the cause of a debug exception (Intel
-/// SDM
-/// volume 3, 17.2.3).
+/// SDM volume 3, 17.2.3).
 pub(crate) fn take_debug_status() -> u64 {
     const AT_RESET: u64 = 0xffff_0ff0;
     let status: u64;
@@ -244,8 +241,7 @@ pub(crate) fn is_emulated() -> bool {
 /// (Intel SDM volume 3, 17.2).
 pub(crate) fn arm_watchpoints(addresses: &[u64; 4], control: u64) {
     // SAFETY: the caller enters user mode next; no address is the kernel's. A hit is an exception
-    // with a
-    // stack of its own.
+    // with a stack of its own.
     unsafe {
         asm!(
             "mov dr0, {}", "mov dr1, {}", "mov dr2, {}", "mov dr3, {}", "mov dr7, {}",
@@ -294,8 +290,7 @@ pub(crate) fn has_data_selectors() -> bool {
 pub(crate) unsafe fn read_bases() -> (u64, u64) {
     let (fs, gs): (u64, u64);
     // SAFETY: the caller's promise. Only an NMI or a machine check can come between the two SWAPGS,
-    // and
-    // their handlers accept any GS base.
+    // and their handlers accept any GS base.
     unsafe {
         asm!("rdfsbase {fs}", "swapgs", "rdgsbase {gs}", "swapgs", fs = out(reg) fs, gs = out(reg) gs,
             options(nostack, preserves_flags))
@@ -325,8 +320,7 @@ pub(crate) unsafe fn write_bases(fs: u64, gs: u64) {
 pub(crate) unsafe fn load_data_selectors(packed: u64) {
     let [ds, es, fs, gs] = [0, 16, 32, 48].map(|shift| (packed >> shift) as u16);
     // SAFETY: the caller's promise. Only an NMI or a machine check can come between the two SWAPGS,
-    // and
-    // their handlers accept any GS base.
+    // and their handlers accept any GS base.
     unsafe {
         asm!("mov ds, {ds:e}", "mov es, {es:e}", "mov fs, {fs:e}", "swapgs", "mov gs, {gs:e}", "swapgs",
             ds = in(reg) u32::from(ds), es = in(reg) u32::from(es), fs = in(reg) u32::from(fs),
@@ -367,8 +361,7 @@ macro_rules! port {
         pub fn $input(port: u16) -> $type {
             let value: $type;
             // SAFETY: port reads access devices, not memory. The devices of this machine do DMA
-            // only
-            // where the DMA API told them to.
+            // only where the DMA API told them to.
             unsafe { asm!(concat!("in ", $register, ", dx"), in("dx") port, out($register) value, options(nostack, preserves_flags)) };
             value
         }

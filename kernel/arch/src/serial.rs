@@ -1,8 +1,7 @@
 //! The kernel log's last resort: the first UART (0x3f8), polled.
 //!
 //! It works from the first instruction of Rust on, and needs no lock to be correct (lines of
-//! several
-//! CPUs may mix during a panic). It waits for room for a bounded time only.
+//! several CPUs may mix during a panic). It waits for room for a bounded time only.
 
 use core::fmt::{self, Write};
 

@@ -84,8 +84,7 @@ impl StaticKey {
         if event.is_marker() { None } else { Some(Self(event.number())) }
     }
     /// The key's name, as the kernel parameter and the file in debugfs have it; the key of an event
-    /// has the
-    /// event's name.
+    /// has the event's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::COUNTS_SYSCALLS => "syscall_counts",
@@ -138,8 +137,7 @@ pub fn state(key: StaticKey) -> KeyState {
 }
 
 /// From now on an INT3 at a site of `key` acts by `state`; on a host, the key has that state. The
-/// caller
-/// patches the key's sites afterwards.
+/// caller patches the key's sites afterwards.
 pub fn turn(key: StaticKey, state: KeyState) {
     STATES[key.0].store(state == KeyState::On, Ordering::Release);
 }
@@ -150,8 +148,7 @@ pub fn patches(key: StaticKey, state: KeyState) -> impl Iterator<Item = Patch> {
 }
 
 /// Returns where to continue after an INT3, whose next instruction is at `rip`; `None` if there is
-/// no
-/// site.
+/// no site.
 pub(crate) fn resume(rip: u64) -> Option<u64> {
     let address = rip.wrapping_sub(1);
     let site = sites().find(|site| site.address == address)?;
@@ -211,8 +208,7 @@ unsafe extern "C" {
 #[cfg(target_os = "none")]
 fn entries() -> &'static [SiteEntry] {
     // SAFETY: the linker script puts the entries, and nothing else, between the two symbols, in
-    // read-only
-    // data.
+    // read-only data.
     unsafe { linker_table::entries(&raw const __static_keys_start, &raw const __static_keys_end) }
 }
 /// On a host keys have no sites.

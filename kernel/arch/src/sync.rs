@@ -83,8 +83,7 @@ impl<T: ?Sized> fmt::Debug for IrqSpinLock<T> {
 }
 
 /// A place for one [`Arc`], which is stored and taken by exchange: only one taker gets it. There is
-/// no
-/// lock, and no reference count changes.
+/// no lock, and no reference count changes.
 pub struct ArcSlot<T>(AtomicPtr<T>);
 
 // SAFETY: as for `Mutex<Option<Arc<T>>>`: CPUs share only the exchanges.

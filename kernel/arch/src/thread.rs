@@ -96,8 +96,7 @@ fn this_cpu() -> &'static Threads {
 
 impl Thread {
     /// Makes a thread that will run `body` when it is first switched to, on a stack of `node`'s
-    /// memory if
-    /// the node has some.
+    /// memory if the node has some.
     ///
     /// # Errors
     /// If there is no memory for its stack.
@@ -138,10 +137,8 @@ impl Thread {
     }
 
     /// Returns where the thread continues when it next runs, and its return addresses: addresses in
-    /// the slid
-    /// image, innermost first. Returns how many; 0 if a CPU is on its stack. No CPU can switch to
-    /// it
-    /// meanwhile.
+    /// the slid image, innermost first. Returns how many; 0 if a CPU is on its stack. No CPU can
+    /// switch to it meanwhile.
     pub fn backtrace(&self, into: &mut [u64; panic::MAX_FRAMES]) -> usize {
         let _off = irq::disable();
         let running = &self.inner.running;
@@ -215,8 +212,7 @@ pub fn with_current<T: Sync + 'static, R>(look: impl FnOnce(&T) -> R) -> Option<
     let mut next = current()?.shown.load(Ordering::Relaxed).cast_const();
     let shown = loop {
         // SAFETY: null; or lent by a call of `show` that is still running on this thread; or
-        // leaked. Its
-        // `outer` object was shown before by the same rule, and lives at least as long.
+        // leaked. Its `outer` object was shown before by the same rule, and lives at least as long.
         let shown = unsafe { next.as_ref() }?;
         if shown.kind == TypeId::of::<T>() {
             break shown;

@@ -69,8 +69,7 @@ pub fn wall_clock_at_boot() -> u64 {
 }
 
 /// Shows the clock to programs in `frame`, which is zeroed and held for ever: [`TimePage`]. Called
-/// once,
-/// after [`start`]; `wall` is as for [`show_wall`].
+/// once, after [`start`]; `wall` is as for [`show_wall`].
 pub fn show_in(frame: HeldFrame<'static>, wall: i64) {
     let factor = NS_PER_TICK.load(Ordering::Relaxed);
     Windows::with_bytes(X86, &frame, |page| {
@@ -112,8 +111,7 @@ pub fn counter_frequency() -> u64 {
 }
 
 /// Counts from `entry`, the counter's value when the kernel was entered. Until [`start`], the
-/// counter is
-/// taken to make 10^9 ticks per second.
+/// counter is taken to make 10^9 ticks per second.
 pub(crate) fn count_from(entry: u64) {
     START.store(entry, Ordering::Relaxed);
 }
@@ -154,9 +152,8 @@ fn set_frequency(ticks: u64, nanoseconds: u64) {
 }
 
 /// Makes the timer interrupt this CPU at `deadline` (as [`now`] counts): at once if the deadline is
-/// past,
-/// never for `u64::MAX`. Replaces the armed deadline. Interrupts are off, or the caller stays on
-/// this CPU.
+/// past, never for `u64::MAX`. Replaces the armed deadline. Interrupts are off, or the caller stays
+/// on this CPU.
 pub fn arm(deadline: u64) {
     let this = cpu::this();
     this.timer.store(deadline, Ordering::Relaxed);
@@ -186,8 +183,8 @@ pub(crate) fn disarm_for_windows() {
 }
 
 /// Handles this CPU's timer interrupt: flushes windows; if the deadline of [`arm`] has come, calls
-/// `due`
-/// with the nanoseconds since then; and sets the timer for the next deadline. Interrupts are off.
+/// `due` with the nanoseconds since then; and sets the timer for the next deadline. Interrupts are
+/// off.
 pub(crate) fn fired(due: impl FnOnce(u64)) {
     let this = cpu::this();
     let now = now();
@@ -284,8 +281,7 @@ fn compare_with_hpet(base: PhysAddr) -> Option<Compared> {
         ClockSample { hpet, timer, ticks: before, width: after - before }
     };
     // A host that runs something else between two of the readings spoils a comparison, so the
-    // narrowest of
-    // several is used.
+    // narrowest of several is used.
     let look_well = || (0..LOOKS).map(|_| look()).min_by_key(|look| look.width);
     let elapsed = |from: u32, to: u32| u64::from(to.wrapping_sub(from)) * period / 1_000_000;
     let from = look_well()?;

@@ -102,18 +102,15 @@ struct VectorState {
 }
 
 /// The part of a program's state that stays in the CPU while other code runs. The values here are
-/// those
-/// of the last time that the state was saved. Only the CPU that holds the state, or the thread that
-/// runs
-/// the program, writes them.
+/// those of the last time that the state was saved. Only the CPU that holds the state, or the
+/// thread that runs the program, writes them.
 pub(crate) struct Resident {
     /// The floating-point area of the same context.
     area: AtomicPtr<XsaveLine>,
     fs_base: AtomicU64,
     gs_base: AtomicU64,
     /// DS, ES, FS and GS as in [`registers::data_selectors`]. Null while they are in the CPU; else
-    /// null or
-    /// values that were read from the CPU when they were the program's.
+    /// null or values that were read from the CPU when they were the program's.
     selectors: AtomicU64,
 }
 
@@ -166,8 +163,7 @@ enum WayBack {
     /// After another trap, with its frame as the CPU made it.
     Untouched,
     /// After a page fault, with its frame as the CPU made it: its instruction pointer was
-    /// translated, so it
-    /// is canonical.
+    /// translated, so it is canonical.
     Faulted,
     /// The kernel may have changed any register.
     Changed,
@@ -209,8 +205,7 @@ impl UserContext {
     }
 
     /// Begins a new program at `entry` with the stack pointer `stack`: all other registers are as
-    /// after
-    /// execve.
+    /// after execve.
     pub fn start(&mut self, entry: u64, stack: u64) {
         let fresh =
             Registers { rip: entry, rsp: stack, cs: USER_CODE, ss: USER_DATA, ..Registers::default() };
@@ -247,8 +242,7 @@ impl UserContext {
         &self.state[0].registers
     }
     /// Returns the registers for any change; the return to the program is then the slow one. Flags
-    /// and
-    /// segments that a program may not have are corrected when it runs.
+    /// and segments that a program may not have are corrected when it runs.
     pub fn regs_mut(&mut self) -> &mut Registers {
         self.way_back = WayBack::Changed;
         &mut self.state[0].registers
@@ -319,8 +313,7 @@ impl UserContext {
     }
 
     /// Like [`UserContext::run`], but first checks with interrupts off whether there is other work
-    /// (then
-    /// returns `None`). So no work that an interrupt brings is missed.
+    /// (then returns `None`). So no work that an interrupt brings is missed.
     #[inline]
     pub fn run_unless(&mut self, urgent: impl FnOnce() -> bool) -> Option<UserEvent> {
         registers::disable_interrupts();
@@ -447,8 +440,7 @@ impl UserContext {
         // Before the bases: a selector brings its own.
         if resident.selectors.load(Ordering::Relaxed) != 0 {
             // While they are in the CPU, their place in memory is zero, so that leaving with null
-            // selectors
-            // takes no store.
+            // selectors takes no store.
             load_selectors(resident.selectors.swap(0, Ordering::Relaxed));
         }
         let features = MODERN.load(Ordering::Relaxed) as u32;
@@ -471,8 +463,7 @@ impl UserContext {
     #[inline]
     fn save_if_live(&self) {
         // If the thread moved to another CPU between the two checks, its state was saved then: a
-        // CPU loads it
-        // again only to run its program.
+        // CPU loads it again only to run its program.
         if cpu::this().user_live.load(Ordering::Relaxed) == self.live_marker() {
             self.save_live();
         }
@@ -589,8 +580,7 @@ fn make_acceptable(frame: &mut Registers) -> Result<(), u64> {
 }
 
 /// Returns watchpoints with only the bits that may be armed: bits L of the slots, the bit that is
-/// always
-/// 1, with kind and length.
+/// always 1, with kind and length.
 fn acceptable_watchpoints((addresses, control): (&[u64; 4], u64)) -> ([u64; 4], u64) {
     const ALWAYS: u64 = 0x400;
     const PORT: u64 = 2;

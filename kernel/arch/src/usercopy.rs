@@ -121,8 +121,7 @@ pub(crate) struct Fixup {
 }
 
 /// Returns how to continue after a fault of the kernel instruction at `rip`; `None` if that
-/// instruction
-/// may not fault.
+/// instruction may not fault.
 #[cfg(target_os = "none")]
 pub(crate) fn fixup(rip: u64) -> Option<Fixup> {
     // SAFETY: the linker puts all entries, and nothing else, between the two symbols, in read-only
@@ -202,8 +201,7 @@ pub fn zero(to: VirtAddr, len: usize, faults: Faults) -> usize {
 }
 
 /// Fills a page of the program with zeroes. Returns whether all of it could be written. Faults are
-/// never
-/// served.
+/// never served.
 #[inline]
 pub fn zero_page(to: VirtAddr) -> bool {
     // SAFETY: the target is below USER_END: never kernel memory.
@@ -211,8 +209,7 @@ pub fn zero_page(to: VirtAddr) -> bool {
 }
 
 /// Fills a page of the program with these bytes. Returns whether all of it could be written. Faults
-/// are
-/// never served.
+/// are never served.
 #[inline]
 pub fn write_page(to: VirtAddr, from: &[u8; PAGE_SIZE]) -> bool {
     let from = from.as_ptr() as u64;
@@ -303,8 +300,8 @@ pub fn load(from: VirtAddr, value: &mut [u8], faults: Faults) -> Option<()> {
     Some(())
 }
 
-/// Stores a value, in one access if it has 2, 4 or 8 bytes; `None` if not all of it can be
-/// written. For lengths that are known at compile time.
+/// Stores a value, in one access if it has 2, 4 or 8 bytes; `None` if not all of it can be written.
+/// For lengths that are known at compile time.
 #[inline(always)]
 pub fn store(to: VirtAddr, value: &[u8], faults: Faults) -> Option<()> {
     match *value {

@@ -29,8 +29,7 @@ use crate::sync::SpinLock;
 
 /// Pages of a stack; as many pages below it are left unmapped. The deepest path, a fork that
 /// reclaims memory through a disk and is interrupted, takes about 16 KiB. Half as much again is
-/// left for
-/// growth.
+/// left for growth.
 pub const STACK_PAGES: u64 = 6;
 const SLOT_BYTES: u64 = 2 * STACK_PAGES * PAGE;
 const KEPT_STACKS: usize = 16;
@@ -94,8 +93,7 @@ pub(crate) fn unmap(start: VirtAddr, pages: u64) {
 
 /// Maps a stack of `pages` pages for ever, above a page that is never mapped, in frames of this
 /// CPU's node. Returns its addresses. Used at start-up: no program has run yet, so the frames hold
-/// no
-/// program's bytes.
+/// no program's bytes.
 ///
 /// # Errors
 /// If there is no memory for it.
@@ -114,10 +112,8 @@ pub(crate) fn fixed_stack(pages: u64) -> Result<Range<VirtAddr>, OutOfMemory> {
 #[derive(Debug)]
 pub struct Stack {
     /// The stack's lowest address; the bits of an address within a page have the node that the
-    /// stack was
-    /// made for, where it waits for its next user. It is one word: two would need the next larger
-    /// size class
-    /// for a thread's object.
+    /// stack was made for, where it waits for its next user. It is one word: two would need the
+    /// next larger size class for a thread's object.
     word: u64,
 }
 
@@ -141,8 +137,7 @@ struct Idle {
     kept: [u64; MOST_IDLE_STACKS],
     count: usize,
     /// The bottom of the first unmapped stack place. The guard entry of each has the next one's
-    /// bottom; 0 is
-    /// the end.
+    /// bottom; 0 is the end.
     places: u64,
 }
 
@@ -208,8 +203,7 @@ impl Stack {
 }
 
 /// Unmaps the pages of a node's stacks, at most [`UNMAPPED_AT_ONCE`] stacks, and records their
-/// places in
-/// their page tables.
+/// places in their page tables.
 fn unmap_stacks(node: NodeId, bottoms: &[u64]) {
     let mut frames = [Pfn(0); UNMAPPED_AT_ONCE * STACK_PAGES as usize];
     let mut count = 0;

@@ -40,8 +40,7 @@ fn ring(message: &'static [u64]) {
 }
 
 /// Announces where everything is. The frame table is in use and the policy set; `owners` are the
-/// owners'
-/// names by number.
+/// owners' names by number.
 ///
 /// # Panics
 /// When called twice.

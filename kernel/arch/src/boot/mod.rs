@@ -20,13 +20,11 @@ mod pvh;
 mod slide;
 
 /// The page allocator and the firmware's information are built by value on this stack, before there
-/// is
-/// a heap.
+/// is a heap.
 const STACK_SIZE: usize = 128 << 10;
 const IMAGE_BASE: u64 = 0xffff_ffff_8000_0000;
 /// The loader's two tables of 2 MiB leaves that map the image, in consecutive pages, and the number
-/// of
-/// leaves from the leaf of the first pageblock after the slide on (`boot.s`).
+/// of leaves from the leaf of the first pageblock after the slide on (`boot.s`).
 const IMAGE_DIRECTORIES: Pfn = Pfn(0x55);
 const IMAGE_LEAVES: u64 = 8;
 const LOADER_LEAF: u64 = tables::PRESENT | tables::WRITABLE | tables::LARGE;
@@ -72,8 +70,8 @@ pub struct BootInfo {
     regions: [MemoryRegion; MAX_REGIONS],
     region_count: usize,
     /// Usable memory from 1 MiB on, the longest run first. The image is inside one of these runs
-    /// and is
-    /// checked separately: it does not split its run, so a window's check has fewer runs to visit.
+    /// and is checked separately: it does not split its run, so a window's check has fewer runs to
+    /// visit.
     plain: [PfnRange; MAX_PLAIN],
     memory_end: Pfn,
     initrd: Option<(PhysAddr, u64)>,
@@ -269,8 +267,7 @@ impl ImageMap {
 /// # Safety
 /// The loader's tables are loaded, with the first GiB identity-mapped, and interrupts are off. The
 /// tables below `root` map the image's pages to the frames that were drawn, and everything else
-/// that
-/// Rust code uses from now on.
+/// that Rust code uses from now on.
 pub(crate) unsafe fn enter_final_place(root: Pfn) {
     let boot = info();
     let (from, to) = (boot.loaded_image(), boot.image());
@@ -295,8 +292,7 @@ pub(crate) fn move_loader_mappings() {
 }
 
 /// Text and read-only data of the image. Text has whole pages of 2 MiB; read-only data begins in
-/// the
-/// next page.
+/// the next page.
 pub(crate) fn read_only_parts() -> (Range<u64>, Range<u64>) {
     (
         &raw const __text_start as u64..&raw const __text_end as u64,
@@ -312,8 +308,7 @@ pub(crate) fn read_only_frames() -> PfnRange {
 }
 
 /// Returns the bytes of the initial RAM disk, read-only. The first call maps them. It must come
-/// before
-/// [`release_initrd`].
+/// before [`release_initrd`].
 ///
 /// # Errors
 /// If there is no memory for the tables.
@@ -376,8 +371,8 @@ unsafe extern "Rust" {
     safe fn freehold_kernel_main(boot: &'static BootInfo) -> !;
 }
 
-/// Names the function that start-up ends in: `kernel_entry!(main)` where
-/// `fn main(&'static BootInfo) -> !`.
+/// Names the function that start-up ends in: `kernel_entry!(main)` where `fn main(&'static
+/// BootInfo) -> !`.
 #[macro_export]
 macro_rules! kernel_entry {
     ($main:path) => {

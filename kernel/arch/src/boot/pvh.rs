@@ -31,8 +31,7 @@ impl Low {
 }
 
 /// Whether the command line has the parameter `nokaslr`. Called before the relocations are applied,
-/// so
-/// it uses only the loader's memory. `start_info` is 0 if there is none.
+/// so it uses only the loader's memory. `start_info` is 0 if there is none.
 pub(super) fn has_nokaslr(start_info: u64) -> bool {
     // "nokaslr" as a number: constants in memory cannot be used yet.
     const WORD: u64 = 0x0072_6c73_616b_6f6e;

@@ -23,8 +23,7 @@
 use freehold_machine::{PAGEBLOCK_FRAMES, Pfn, PfnRange};
 
 /// Number of places of the image in the top 2 GiB, 2 MiB apart; 16 of the 1024 are left out, since
-/// the
-/// image itself needs them.
+/// the image itself needs them.
 pub(super) const STEPS: u64 = 1008;
 const STEP_SHIFT: u32 = 21;
 /// One past the last frame that the image may use: 128 MiB.

@@ -1,20 +1,15 @@
 //! Objects that are charged to accounts: memory that is allocated on behalf of one process.
 //!
 //! A *payer* is the number of an account, 0 for none. The payer of a slab's object is in its
-//! block's
-//! table ([`slab::payer`]); the [`ObjectLedger`] records the payer of a block of whole frames. So
-//! an
-//! object is returned to the account that was charged for it, whichever thread frees it. Every
-//! allocation of a thread is charged, even if others use the object: a thread that makes a table of
-//! the
-//! kernel grow pays for it.
+//! block's table ([`slab::payer`]); the [`ObjectLedger`] records the payer of a block of whole
+//! frames. So an object is returned to the account that was charged for it, whichever thread frees
+//! it. Every allocation of a thread is charged, even if others use the object: a thread that makes
+//! a table of the kernel grow pays for it.
 //!
 //! **Protocol.** Until charges [begin](begin) nothing here runs, and no object has a payer. From
-//! then
-//! on no CPU gets objects into its first magazine, as with injected failures. So this module sees
-//! each
-//! allocation and each release, and free objects are in a second magazine. Objects that were in the
-//! first magazine before are handed out without a charge: at most a magazine per CPU.
+//! then on no CPU gets objects into its first magazine, as with injected failures. So this module
+//! sees each allocation and each release, and free objects are in a second magazine. Objects that
+//! were in the first magazine before are handed out without a charge: at most a magazine per CPU.
 //!
 //! Linux' nearest relative is the vector of `obj_cgroup`s of a slab (mm/memcontrol.c).
 
@@ -41,8 +36,7 @@ pub enum ObjectNeed {
 #[derive(Clone, Copy, Debug)]
 pub struct ObjectLedger {
     /// Charges `bytes` bytes for the running thread. Returns the payer, or `None` if the payer is
-    /// at its
-    /// limit.
+    /// at its limit.
     pub charge: fn(usize, ObjectNeed) -> Option<u16>,
     /// Returns `bytes` bytes to the payer.
     pub uncharge: fn(u16, usize),

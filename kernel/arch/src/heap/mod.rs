@@ -42,8 +42,7 @@ static STOCK: SpinLock<Stock> = SpinLock::new(Stock { blocks: [[Pfn(0); 12]; 3],
 /// Whether the reserve needs a refill; [`ensure`] reads it without a lock.
 static LOW: AtomicBool = AtomicBool::new(true);
 /// Largest number of free objects that a CPU keeps per class. All are 0 once failures are injected
-/// or
-/// objects are charged, so that only the slower path has to test for either.
+/// or objects are charged, so that only the slower path has to test for either.
 static ROOMS: [AtomicU32; CLASSES.len()] = {
     let mut rooms = [const { AtomicU32::new(0) }; CLASSES.len()];
     let mut class = 0;
@@ -124,8 +123,7 @@ static WATCH: Once<Watch> = Once::new();
 #[derive(Clone, Copy, Debug)]
 pub struct Watch {
     /// Called with the size of a small object, up to 2048 bytes, if its creator did not say that it
-    /// handles
-    /// a failure. Larger objects are lists of the mm crates, which handle failures.
+    /// handles a failure. Larger objects are lists of the mm crates, which handle failures.
     pub drawn: fn(usize),
     /// Called when the reserve is full.
     pub ensured: fn(),
@@ -314,8 +312,7 @@ fn alloc_denied(layout: Layout) -> *mut u8 {
 }
 
 /// Returns an object of a class of which this CPU has none; null if `source` has no frames for
-/// another
-/// block.
+/// another block.
 fn take_object(class: usize, source: fn(u32) -> Option<Pfn>) -> *mut u8 {
     loop {
         // The task may allocate while it looks for frames, and may continue on another CPU.
@@ -367,8 +364,7 @@ fn give_back_all() -> usize {
 }
 
 /// Frees an object for which the first magazine had no room. It goes to the second magazine if
-/// objects
-/// are charged, else to the slabs, together with half of the magazine's objects.
+/// objects are charged, else to the slabs, together with half of the magazine's objects.
 ///
 /// # Safety
 /// `object` is of the class and not used any more.

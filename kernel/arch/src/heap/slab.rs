@@ -110,8 +110,7 @@ fn block_of(class: usize, object: *mut u8) -> *mut u8 {
 }
 
 /// Smallest distance of two objects, as a power of two: each has its own place in the block's table
-/// of
-/// payers.
+/// of payers.
 const fn payer_shift(class: Class) -> u32 {
     class.size.ilog2()
 }
@@ -246,8 +245,7 @@ impl Slabs {
         self.used[class] += count;
         self.unlink(class, block);
         // SAFETY: a block's free objects are `count`, each holds the next one's address, and the
-        // block no
-        // longer refers to them.
+        // block no longer refers to them.
         Some(unsafe { Chain::new(first, count as u32) })
     }
 
@@ -278,8 +276,7 @@ impl Slabs {
     }
 
     /// Takes an object back. Returns its block if the block became empty and the class has others.
-    /// Such a
-    /// block no longer belongs to this structure.
+    /// Such a block no longer belongs to this structure.
     ///
     /// # Safety
     /// `object` came from here for the same class and is not used any more.

@@ -2,11 +2,9 @@
 //!
 //! A bump allocator over whole pageblocks: first the second half of the first pageblock, then the
 //! image's last pageblock, then the lowest pageblocks that are wholly free memory. Pageblocks where
-//! the
-//! loader put the image are left out: until the final tables are loaded, the image runs there. Each
-//! block that the allocator opens enters the direct map. The frames that it took are reserved for
-//! ever.
-//! [`seal`] ends it, except for [`RESERVE`] frames that the heap may still take.
+//! the loader put the image are left out: until the final tables are loaded, the image runs there.
+//! Each block that the allocator opens enters the direct map. The frames that it took are reserved
+//! for ever. [`seal`] ends it, except for [`RESERVE`] frames that the heap may still take.
 
 use freehold_machine::{DirectMap, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 
@@ -22,8 +20,7 @@ const LOW_END: Pfn = Pfn(0x100);
 
 struct BootFrames {
     /// Frames that were taken: one run per opened block, or per sequence of used up blocks. The
-    /// last run is
-    /// still growing.
+    /// last run is still growing.
     runs: [PfnRange; MAX_RUNS],
     count: usize,
     /// The free rest of the last run's block.
@@ -54,10 +51,8 @@ impl BootFrames {
     }
 
     /// Adds `block` to the last run, if that run is used up and ends there: a large machine's frame
-    /// table
-    /// has many pageblocks and few runs. Not before the direct map exists: it is made with one
-    /// block per
-    /// run.
+    /// table has many pageblocks and few runs. Not before the direct map exists: it is made with
+    /// one block per run.
     fn lengthen(&mut self, block: PfnRange) -> bool {
         let follows = self.count > 2 && self.runs[self.count - 1].end == block.start;
         let can = follows && tables::direct_base() != 0;
@@ -104,8 +99,7 @@ impl BootFrames {
         self.runs[self.count] = PfnRange::new(next.start, next.start);
         self.count += 1;
         // Before the direct map exists the identity map is used; the blocks enter the direct map
-        // when it is
-        // made.
+        // when it is made.
         if tables::direct_base() != 0 && self.count > 2 {
             X86.enter(next);
         }

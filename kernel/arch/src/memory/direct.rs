@@ -36,8 +36,7 @@ pub(crate) fn contains(frame: Pfn) -> bool {
 }
 
 /// Whether the direct map maps any of these frames. One check suffices if all are in a pageblock
-/// that is
-/// wholly in the map or wholly outside.
+/// that is wholly in the map or wholly outside.
 pub(crate) fn touches(frames: PfnRange) -> bool {
     whole_block(frames).unwrap_or_else(|| frames.iter().any(contains))
 }
@@ -93,8 +92,7 @@ pub(crate) fn prepare(boot: &BootInfo, base: u64) -> Result<(), OutOfMemory> {
         }
     }
     // The first two runs are in the blocks above. Making a table may open another block, so the
-    // others are
-    // visited one by one until there are no more.
+    // others are visited one by one until there are no more.
     for run in (2..).map_while(boot_frames::run) {
         let block = run.start.pageblock_start();
         let table = tables::table_at(at(block), 2, &mut alloc)?;

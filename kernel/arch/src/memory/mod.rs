@@ -51,10 +51,8 @@ impl fmt::Display for OutOfMemory {
 impl core::error::Error for OutOfMemory {}
 
 /// The source of kernel frames once the page allocator works. Called with preemption and interrupts
-/// on
-/// and no lock held, so that it may move a pageblock into or out of the direct map, flush and
-/// reclaim.
-/// It must not block.
+/// on and no lock held, so that it may move a pageblock into or out of the direct map, flush and
+/// reclaim. It must not block.
 pub trait FrameProvider: Sync {
     /// 2^`order` kernel-side frames (in the direct map), aligned to that, with any content.
     fn alloc(&self, order: u32) -> Option<Pfn>;
@@ -268,17 +266,15 @@ fn map_part(
 }
 
 /// Whether nearly all of these frames are memory, and the others never will be. Then one page of 2
-/// MiB
-/// holds the records of all. That takes one table entry instead of 512, and one TLB entry.
+/// MiB holds the records of all. That takes one table entry instead of 512, and one TLB entry.
 fn is_mostly_usable(frames: PfnRange) -> bool {
     let usable: u64 = boot::info().usable_ranges().map(|range| range.intersection(frames).len()).sum();
     usable >= frames.len() / 8 * 7 && !pluggable::is_possible_in(frames)
 }
 
 /// Returns an array of zeroes for ever, for tables that grow with memory. Short arrays are in the
-/// direct
-/// map, long ones in 2 MiB pages of their own. Eight bytes cost one instruction. Call it before
-/// [`seal`].
+/// direct map, long ones in 2 MiB pages of their own. Eight bytes cost one instruction. Call it
+/// before [`seal`].
 ///
 /// # Errors
 /// If boot memory does not suffice.
@@ -315,8 +311,7 @@ fn shared_table(table: &mut Option<Pfn>, page: Pfn) -> Result<Pfn, OutOfMemory> 
 }
 
 /// Takes 2^`order` boot frames without clearing them. With the kernel's self-checks on, each begins
-/// with
-/// a value that is invalid as a record.
+/// with a value that is invalid as a record.
 fn untouched(order: u32) -> Result<Pfn, OutOfMemory> {
     let first = alloc_frames(order).ok_or(OutOfMemory)?;
     #[cfg(feature = "entry-checks")]
@@ -338,10 +333,8 @@ fn zeroed(order: u32) -> Result<Pfn, OutOfMemory> {
 }
 
 /// Ends start-up's own use of frames. Returns the runs that start-up took and other runs that do
-/// not
-/// belong to the page allocator: sorted and disjoint. Pageblocks that hold a part of a run stay in
-/// the
-/// direct map for ever. The runs of the initial RAM disk among them come back with
+/// not belong to the page allocator: sorted and disjoint. Pageblocks that hold a part of a run stay
+/// in the direct map for ever. The runs of the initial RAM disk among them come back with
 /// [`crate::boot::release_initrd`].
 pub fn seal() -> &'static [PfnRange] {
     if RESERVED.get().is_none() {
@@ -408,8 +401,7 @@ pub(crate) fn alloc_frames_near(node: NodeId, order: u32) -> Option<Pfn> {
 }
 
 /// Returns a frame for a kernel stack, with any content, from `node` if it has one. Once the
-/// provider
-/// works, the frame is mapped nowhere.
+/// provider works, the frame is mapped nowhere.
 pub(crate) fn alloc_stack_frame(node: NodeId) -> Option<Pfn> {
     PROVIDER.get().map_or_else(|| boot_frames::take(0), |provider| provider.alloc_stack(node))
 }
@@ -473,8 +465,8 @@ const CHUNK: usize = 16;
 /// Calls `f` with the entries of `range` that are in use, upwards.
 ///
 /// `f` is called at only one place in this function, so that the compiler inlines it: `f` is all
-/// the
-/// work of fork and exit on a page, and with two places it would be a function call for each page.
+/// the work of fork and exit on a page, and with two places it would be a function call for each
+/// page.
 #[inline]
 fn each_used(table: Pfn, range: Range<usize>, mut f: impl FnMut(usize, &AtomicU64)) {
     let slots = &checked_entries(table)[..range.end];
@@ -502,10 +494,8 @@ fn each_used(table: Pfn, range: Range<usize>, mut f: impl FnMut(usize, &AtomicU6
 
 impl X86 {
     /// The template of `node`'s roots: its upper half (entries 256 to 511) is copied into every new
-    /// root and
-    /// never changes after start-up. If nodes have replicas of the image, their templates differ in
-    /// the
-    /// image's slot.
+    /// root and never changes after start-up. If nodes have replicas of the image, their templates
+    /// differ in the image's slot.
     pub fn kernel_root(self, node: NodeId) -> Pfn {
         replica::root_of(node)
     }

@@ -39,7 +39,7 @@ pub(crate) fn store(frame: Pfn, offset: usize, bytes: &[u8]) {
     entry.store(tables::leaf(frame, OPEN), Ordering::Release);
     let to = (window().0 + offset as u64) as *mut u8;
     // SAFETY: the window was just opened on the frame, whose copy of text the caller changes; this
-    // CPU forgot the window when it last closed. The caller's protocol covers CPUs that run the
+    // CPU flushed the window when it last closed. The caller's protocol covers CPUs that run the
     // bytes.
     unsafe { freehold_patch_text(to, bytes.as_ptr(), bytes.len()) };
     entry.store(0, Ordering::Release);
@@ -48,8 +48,7 @@ pub(crate) fn store(frame: Pfn, offset: usize, bytes: &[u8]) {
 }
 
 /// Flushes the window on every CPU. INVLPG is a serialising instruction (Intel SDM volume 3A, 9.3;
-/// AMD
-/// APM volume 2, 7.6.4), and so is the IRET from the interrupt that requests the flush.
+/// AMD APM volume 2, 7.6.4), and so is the IRET from the interrupt that requests the flush.
 pub(super) fn synchronise() {
     X86.flush_on(cpu::online(), Flush::Range { start: window(), pages: 1 });
 }

@@ -4,21 +4,16 @@
 //! Regions are [declared](declare) at start-up, before the frame table is made, and get their
 //! places in the direct map's and the frame table's areas: tables only. The records of an absent
 //! pageblock are one page of zeroes, shared and read-only, as those of holes are. [`plug`] replaces
-//! it
-//! with memory of their own (12 KiB for 2 MiB) and [`unplug`] removes that memory again. So a
-//! machine
-//! pays 4 KiB per GiB for memory that it may get, and 1/170 of the memory that it has.
+//! it with memory of their own (12 KiB for 2 MiB) and [`unplug`] removes that memory again. So a
+//! machine pays 4 KiB per GiB for memory that it may get, and 1/170 of the memory that it has.
 //!
 //! **Invariant.** A pageblock's bit is set exactly while its records have memory of their own.
-//! Windows
-//! and the direct map accept only frames of such pageblocks.
+//! Windows and the direct map accept only frames of such pageblocks.
 //!
 //! **Protocol.** The device gives a pageblock, then [`plug`] is called, then the page allocator
-//! gets the
-//! pageblock. In the other direction the page allocator has released it before [`unplug`].
-//! [`PLUGGING`]
-//! is held while entries change, never while frames are allocated or freed, or translations
-//! flushed.
+//! gets the pageblock. In the other direction the page allocator has released it before [`unplug`].
+//! [`PLUGGING`] is held while entries change, never while frames are allocated or freed, or
+//! translations flushed.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -81,8 +76,7 @@ pub(super) fn end() -> Pfn {
 }
 
 /// Whether memory can be plugged in there: the range must consist of whole pageblocks that the
-/// kernel
-/// has addresses for and that hold none of start-up's memory.
+/// kernel has addresses for and that hold none of start-up's memory.
 pub fn is_possible(blocks: PfnRange) -> bool {
     let whole = blocks.start.is_aligned(PAGEBLOCK_ORDER) && blocks.end.is_aligned(PAGEBLOCK_ORDER);
     let within = blocks.end.0 <= (layout().direct_span / PAGE_SIZE as u64).min(FRAME_TABLE_PART / RECORD);
@@ -90,8 +84,7 @@ pub fn is_possible(blocks: PfnRange) -> bool {
 }
 
 /// Declares where memory may be plugged in: disjoint runs, each [possible](is_possible). Called
-/// before
-/// the frame table is made.
+/// before the frame table is made.
 ///
 /// # Errors
 /// If there is no memory for the tables.
@@ -201,8 +194,7 @@ impl Drop for Fresh {
 }
 
 /// Gives the records of the pageblock from `block` on, which is present now, memory of zeroes.
-/// `alloc`
-/// returns 2^order kernel-side frames.
+/// `alloc` returns 2^order kernel-side frames.
 ///
 /// # Errors
 /// If `alloc` returns none; nothing has changed then.
@@ -227,8 +219,7 @@ pub fn plug(block: Pfn, alloc: &mut dyn FnMut(u32) -> Option<Pfn>) -> Result<(),
 }
 
 /// Takes back the memory of the records of the unused pageblock from `block` on, which is about to
-/// be
-/// unplugged.
+/// be unplugged.
 ///
 /// # Panics
 /// For a pageblock that is not plugged in.

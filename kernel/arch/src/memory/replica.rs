@@ -56,8 +56,7 @@ pub(super) fn root_of(node: NodeId) -> Pfn {
 }
 
 /// Loads the kernel's root of `cpu`'s node on `cpu`, which is the running CPU and has the kernel's
-/// own
-/// root loaded, and flushes that root's text.
+/// own root loaded, and flushes that root's text.
 pub fn load_own(cpu: CpuId) {
     let root = root_of(X86.node_of_cpu(cpu));
     if root != tables::root() {
@@ -68,8 +67,7 @@ pub fn load_own(cpu: CpuId) {
 }
 
 /// Notes that the running CPU `cpu` is about to load a root with another node's image, because
-/// there is
-/// no memory for its own.
+/// there is no memory for its own.
 pub fn note_shared_load(cpu: CpuId) {
     SHARED_LOADS[usize::from(cpu.0)].fetch_add(1, Ordering::Relaxed);
 }
@@ -85,8 +83,7 @@ pub(crate) fn shared_loads() -> VirtAddr {
 }
 
 /// Flushes the text of a shared root on the running CPU `cpu`, if it has loaded one since the last
-/// call
-/// and has its own loaded now: global entries survive a change of the root.
+/// call and has its own loaded now: global entries survive a change of the root.
 pub fn forget_shared_text(cpu: CpuId) {
     let number = usize::from(cpu.0);
     let count = SHARED_LOADS[number].load(Ordering::Relaxed);

@@ -22,8 +22,7 @@ use crate::tracepoints::trace_window;
 use crate::{X86, boot, cpu};
 
 /// Returns the end of the block with this frame, if it is memory for transfers and outside the
-/// direct
-/// map. Most blocks have the largest size, so that size is tried first.
+/// direct map. Most blocks have the largest size, so that size is tried first.
 fn end_of_transfers(frame: Pfn) -> Option<Pfn> {
     if windows::is_off() {
         return None;
@@ -39,7 +38,7 @@ fn end_of_transfers(frame: Pfn) -> Option<Pfn> {
 /// Opens a window on a page of a transfer.
 ///
 /// # Panics
-/// In an interrupt; where this CPU has such a window already, or no windows yet.
+/// In an interrupt; if this CPU has such a window already, or has no windows yet.
 #[inline(always)]
 fn reach<const BITS: u64>(frame: Pfn) -> Reached<TRANSFER> {
     cpu::count_up::<TRANSFER>();
@@ -64,8 +63,7 @@ fn refuse() -> ! {
 }
 
 /// Calls `f` with the bytes `range`, counted from the first byte of `first`, up to the first byte
-/// that
-/// is not memory for transfers. Returns the position of that byte.
+/// that is not memory for transfers. Returns the position of that byte.
 #[inline]
 fn each_page<const BITS: u64>(first: Pfn, range: Range<usize>, mut f: impl FnMut(usize, *mut [u8])) -> usize {
     let mut at = range.start;
@@ -105,8 +103,7 @@ pub(super) fn read_run(first: Pfn, range: Range<usize>, mut f: impl FnMut(usize,
 }
 
 /// Calls `f` with the bytes `range` from byte `at` on: all at once if the direct map holds them,
-/// else
-/// page by page.
+/// else page by page.
 fn directly(first: Pfn, range: Range<usize>, at: usize, mut f: impl FnMut(usize, &mut [u8])) {
     if at == range.end {
         return;
@@ -119,7 +116,6 @@ fn directly(first: Pfn, range: Range<usize>, at: usize, mut f: impl FnMut(usize,
     }
     let start = tables::frame_ptr(first).wrapping_add(left.start);
     // SAFETY: the direct map holds all of the frames side by side, as long as they are the
-    // kernel's: the
-    // callers of the trait own the frames that they name.
+    // kernel's: the callers of the trait own the frames that they name.
     f(before, unsafe { core::slice::from_raw_parts_mut(start, left.len()) });
 }

@@ -17,8 +17,7 @@ use super::OutOfMemory;
 use super::constants::BootWord;
 
 /// A leaf for kernel data: read and write. Accessed and dirty are set, so that no page walk has to
-/// set
-/// them.
+/// set them.
 pub(crate) const DATA: u64 = PRESENT | WRITABLE | ACCESSED | DIRTY | GLOBAL | NO_EXECUTE;
 /// A leaf for kernel data that is only read.
 pub(crate) const READ_ONLY: u64 = PRESENT | ACCESSED | GLOBAL | NO_EXECUTE;
@@ -36,8 +35,7 @@ static DIRECT_BASE: BootWord = BootWord::new();
 static ROOT: AtomicU64 = AtomicU64::new(0);
 
 /// Sets the direct map's base. The loader's tables are still loaded; no frame's bytes are used
-/// until
-/// the final tables are loaded.
+/// until the final tables are loaded.
 pub(crate) fn set_direct_base(base: u64) {
     DIRECT_BASE.set_unprotected(base);
 }
@@ -54,16 +52,14 @@ pub(crate) fn root() -> Pfn {
 }
 
 /// Returns the address of a kernel-owned frame's bytes. Dereferencing it requires the frame's
-/// pageblock
-/// in the direct map (or below 1 GiB under the identity map).
+/// pageblock in the direct map (or below 1 GiB under the identity map).
 #[inline]
 pub(crate) fn frame_ptr(frame: Pfn) -> *mut u8 {
     (direct_base() + frame.start().0) as *mut u8
 }
 
 /// Returns the entry `index` of the table in frame `table`, which the kernel made a table, or which
-/// is
-/// [within memory](super::is_within_memory).
+/// is [within memory](super::is_within_memory).
 ///
 /// # Panics
 /// If `index` is not below 512.

@@ -68,13 +68,12 @@ pub(crate) struct Windows {
     base: AtomicU64,
     pub(super) lap: Lap<SLOTS>,
     /// Number of windows opened so far when a kernel task took this CPU from a program's task;
-    /// [`NOT_LENT`]
-    /// while no kernel task has it.
+    /// [`NOT_LENT`] while no kernel task has it.
     lent: AtomicU64,
     /// If not 0, each window is flushed as it closes.
     forgets_at_close: AtomicU32,
-    /// Deadline by which closed windows must be flushed, as [`time::now`] counts; `u64::MAX`
-    /// while nothing is cached.
+    /// Deadline by which closed windows must be flushed, as [`time::now`] counts; `u64::MAX` while
+    /// nothing is cached.
     pub(crate) deadline: AtomicU64,
 }
 
@@ -185,15 +184,13 @@ fn is_programs(frame: Pfn) -> bool {
 }
 
 /// Whether the kernel owns the block that starts with this frame. The page allocator takes such
-/// blocks
-/// from pageblocks that are in the direct map.
+/// blocks from pageblocks that are in the direct map.
 fn is_kernels(frame: Pfn) -> bool {
     KERNEL_OWNERS >> (record(frame) & 15) & 1 != 0
 }
 
 // Comparisons with memory, in two instructions each: the compiler would load an atomic into a
-// register
-// first.
+// register first.
 
 #[inline(always)]
 fn is_past_records(frame: Pfn) -> bool {
@@ -216,8 +213,7 @@ pub(super) fn is_off() -> bool {
 }
 
 /// Whether more than `N` windows are open on this CPU, or it serves an interrupt. Windows on pages
-/// of
-/// transfers do not count: they show no program's frame.
+/// of transfers do not count: they show no program's frame.
 #[inline(always)]
 fn has_more_than<const N: u32>() -> bool {
     // SAFETY: GS points to this CPU's PerCpu.
@@ -378,13 +374,11 @@ pub fn refused() -> u64 {
 }
 
 /// Above this number of windows, flushing everything that is not global is cheaper: the end of a
-/// lap, of
-/// which each window pays a 64th.
+/// lap, of which each window pays a 64th.
 const MOST_SLOTS: u32 = 32;
 
 /// Flushes the windows of these slots on this CPU, a bit for each slot. If there are few, the
-/// program's
-/// translations are left alone.
+/// program's translations are left alone.
 fn forget_slots(windows: &Windows, slots: u64) {
     if slots.count_ones() > MOST_SLOTS {
         return X86.flush_local(Flush::NonGlobal);
@@ -481,8 +475,7 @@ pub fn map_rules() -> Rules {
 }
 
 /// Handles the deadline of this CPU's closed windows. Interrupts are off. Returns the next
-/// deadline, if
-/// a window is open.
+/// deadline, if a window is open.
 pub(crate) fn expire() -> u64 {
     let per_cpu = cpu::this();
     if !per_cpu.windows.lap.may_be_cached() {
@@ -523,8 +516,8 @@ pub fn totals() -> [u64; 2] {
 }
 
 /// Zeroes a whole pageblock that is outside the direct map, in a window of 2 MiB. Returns `false`,
-/// and
-/// does nothing, if a part of the block is not accessible memory, or this CPU has no windows yet.
+/// and does nothing, if a part of the block is not accessible memory, or this CPU has no windows
+/// yet.
 fn zero_block(block: PfnRange) -> bool {
     let is_memory = boot::info().is_plain_run(block) || pluggable::is_plugged(block.start);
     if is_memory && IS_OFF.load(Ordering::Relaxed) {
@@ -544,9 +537,8 @@ fn zero_block(block: PfnRange) -> bool {
     entry.store(tables::leaf(block.start, WINDOW | LARGE), Ordering::Release);
     let address = large_base(pinned.cpu().0.into()).0;
     // SAFETY: the CPU's large window was just opened on a block that the caller owns. It was
-    // flushed when
-    // it last closed. No other user of the window can interrupt this code, since interrupts open no
-    // windows.
+    // flushed when it last closed. No other user of the window can interrupt this code, since
+    // interrupts open no windows.
     unsafe { wiping::wipe_block(address as *mut u8) };
     entry.store(0, Ordering::Relaxed);
     registers::invlpg(address);

@@ -98,8 +98,7 @@ pub fn separates_users() -> bool {
 }
 
 /// Clears the predictions that earlier programs left in this CPU (IBPB), if this machine does that
-/// at
-/// all.
+/// at all.
 pub fn forget_predictions() {
     if separates_users() {
         // SAFETY: the flag is set only if CPUID offers the barrier; it changes no memory.

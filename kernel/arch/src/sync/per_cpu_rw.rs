@@ -89,8 +89,7 @@ impl<T> PerCpuRwLock<T> {
     }
 
     /// Calls `f` with the value, on CPU `cpu`, if there is no writer. `f` is short and does not
-    /// sleep;
-    /// the caller keeps its CPU.
+    /// sleep; the caller keeps its CPU.
     #[inline]
     pub fn read<R>(&self, cpu: usize, f: impl FnOnce(&T) -> R) -> ReadAttempt<R> {
         let Some(readers) = self.readers.get() else { return ReadAttempt::Closed };
@@ -99,11 +98,9 @@ impl<T> PerCpuRwLock<T> {
             return ReadAttempt::Written;
         }
         // SAFETY: a writer sets the state, then waits until each count is 0, and only then makes a
-        // reference;
-        // it drops that before it resets the state. This reader was counted before it read that
-        // there is no
-        // writer, and stays counted until it is done with the reference. So no writer has a
-        // reference meanwhile.
+        // reference; it drops that before it resets the state. This reader was counted before it
+        // read that there is no writer, and stays counted until it is done with the reference. So
+        // no writer has a reference meanwhile.
         ReadAttempt::Done(f(unsafe { &*self.value.get() }))
     }
 

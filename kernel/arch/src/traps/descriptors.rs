@@ -32,8 +32,7 @@ pub(crate) const OWN_STACKS: usize = 4;
 const OWN_STACK_PAGES: u64 = 2;
 
 /// Entries of a CPU's table: the segments, two for the task state, and the entries up to the last,
-/// in
-/// which programs read the CPU's number.
+/// in which programs read the CPU's number.
 const ENTRIES: usize = CPU_NUMBER + 1;
 /// The segment whose limit is the CPU's number and its node (Linux: GDT_ENTRY_CPUNODE).
 const CPU_NUMBER: usize = CPU_SELECTOR as usize / 8;
@@ -115,8 +114,8 @@ fn own_stacks(per_cpu: &'static PerCpu) -> Result<[u64; OWN_STACKS], OutOfMemory
 }
 
 /// Replaces this CPU's stacks for those exceptions; the frames of the old ones are mapped no more.
-/// Used
-/// at start-up, on the first CPU: its frames came from start-up's own, which the direct map holds.
+/// Used at start-up, on the first CPU: its frames came from start-up's own, which the direct map
+/// holds.
 ///
 /// # Errors
 /// If there is no memory for them; the old ones stay in use then.

@@ -54,8 +54,7 @@ pub enum Interrupted {
 /// Functions of the kernel that the hardware's events call.
 pub trait Handlers: Sync {
     /// A user copy of the kernel accessed `addr`, which has no page for `access`. Interrupts are
-    /// on; may
-    /// sleep.
+    /// on; may sleep.
     ///
     /// # Errors
     /// If no page can be made present.
@@ -229,11 +228,9 @@ fn hand_to_program(frame: &Registers) -> Return {
 }
 
 /// Handles a single step or a watchpoint of the program. In kernel mode, watchpoints are armed only
-/// on
-/// the way in and out, where the kernel does not touch the program's memory. So a watchpoint there
-/// was
-/// delayed by MOV SS or POP SS in the program, until its SYSCALL or INT had led here. It is
-/// ignored.
+/// on the way in and out, where the kernel does not touch the program's memory. So a watchpoint
+/// there was delayed by MOV SS or POP SS in the program, until its SYSCALL or INT had led here. It
+/// is ignored.
 fn debug(frame: &Registers) -> Return {
     if frame.cs & 3 != 0 {
         return hand_to_program(frame);
@@ -249,18 +246,14 @@ fn debug(frame: &Registers) -> Return {
 }
 
 /// Handles a second debug exception that came before the first instruction of the handler of a
-/// program's
-/// debug exception. It has overwritten the first one's frame, so the program's position is lost and
-/// the
-/// program ends. QEMU's emulator does this if a program steps over an access to a watched address
-/// (a
-/// pending hit in `cpu_check_watchpoint`, which the exception of the step does not include); no CPU
-/// does.
+/// program's debug exception. It has overwritten the first one's frame, so the program's position
+/// is lost and the program ends. QEMU's emulator does this if a program steps over an access to a
+/// watched address (a pending hit in `cpu_check_watchpoint`, which the exception of the step does
+/// not include); no CPU does.
 fn give_program_up(frame: &Registers) -> Return {
     let context = cpu::this().context_end.load(Ordering::Relaxed) as *mut Registers;
     // SAFETY: as in `hand_to_program`: the CPU had been in user mode, and the context's registers
-    // are those
-    // with which the program was entered.
+    // are those with which the program was entered.
     let before = unsafe { context.wrapping_sub(1).read() };
     let Registers { rip, cs, rflags, rsp, ss, .. } = before;
     hand_to_program(&Registers { rip, cs, rflags, rsp, ss, vector: VECTOR_LOST, ..*frame })

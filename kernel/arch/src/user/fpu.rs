@@ -62,8 +62,7 @@ pub(super) fn components(header: &[u8]) -> u64 {
 }
 
 /// By number: first byte and length, in an area, of the components after the header; 0 and 0 for
-/// those
-/// that the CPU does not have.
+/// those that the CPU does not have.
 static PLACES: [[AtomicU32; 2]; COMPONENTS] = [const { [const { AtomicU32::new(0) }; 2] }; COMPONENTS];
 const COMPONENTS: usize = 8;
 
@@ -77,9 +76,8 @@ pub(super) fn find_components() {
 }
 
 /// Fills in components that are `absent`: the area's header says that they are in their initial
-/// state,
-/// but their bytes may be older. `place` tells where the components after the header are. MXCSR is
-/// always saved.
+/// state, but their bytes may be older. `place` tells where the components after the header are.
+/// MXCSR is always saved.
 fn fill_absent(area: &mut [u8], absent: u64, place: impl Fn(usize) -> Range<usize>) {
     if absent & X87 != 0 {
         area[..2].copy_from_slice(&DEFAULT_CONTROL.to_le_bytes());
@@ -142,8 +140,7 @@ pub(super) unsafe fn save(_area: *mut u8, _features: u32) {
 }
 
 /// Whether the CPU would accept the state: no unknown MXCSR bit, component, or header bit (Intel
-/// SDM
-/// volume 1, 13.8.1).
+/// SDM volume 1, 13.8.1).
 pub(super) fn check_fpu(bytes: &[u8], wanted: u64, features: u64, mask: u32) -> Result<(), BadFpuState> {
     let word = |at: usize| bytes.get(at..at + 4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
     let mxcsr = word(24).ok_or(BadFpuState)?;
@@ -246,9 +243,8 @@ impl UserContext {
         area[0..2].copy_from_slice(&DEFAULT_CONTROL.to_le_bytes());
         area[24..28].copy_from_slice(&DEFAULT_MXCSR.to_le_bytes());
     }
-    /// Fills in the bytes of components that are in their initial state: the
-    /// state was reset and no CPU has saved it since, or the CPU left them out. The caller does
-    /// this before it reads them.
+    /// Fills in the bytes of components that are in their initial state: the state was reset and no
+    /// CPU has saved it since, or the CPU left them out. The caller does this before it reads them.
     fn settle(&mut self) {
         self.save_if_live();
         let area = self.fpu_bytes_mut();
