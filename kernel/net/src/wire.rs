@@ -1,9 +1,9 @@
 //! Frames to packets and back. The formats and their checksums are smoltcp's; this module decides
-//! which packets are taken.
+//! which packets are accepted.
 //!
-//! A frame that is cut short, has a wrong checksum or is of another protocol is no packet.
-//! Fragments are dropped: TCP sends none (it has the path's MTU), and no datagram that is longer
-//! than the MTU is sent or taken.
+//! A frame that is cut short, has a wrong checksum or has another protocol is ignored. Fragments
+//! are dropped: TCP sends none (it has the path's MTU), and no datagram that is longer than the MTU
+//! is sent or taken.
 
 use core::net::{Ipv4Addr, SocketAddrV4};
 
