@@ -23,7 +23,7 @@ pub fn sections(report: &BenchReport<'_>, page: &mut Page) {
     }
     page.section("Ratios");
     let axis = Axis::logarithmic(
-        &format!("{} over the other; left of the line it costs less", labels[0]),
+        &format!("{} ÷ other; left of the line it costs less", labels[0]),
         Unit::Number,
     );
     let mut ratios = Bars::new("Cost as a share of the other kernel's", axis, &labels[1..]);

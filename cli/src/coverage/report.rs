@@ -124,7 +124,7 @@ pub fn page(record: &CoverageRecord) -> Page {
     ]);
     page.section("Modules");
     page.text(
-        "Code that the compiler put into its caller counts there. Padding between functions is not counted.",
+        "Inlined code counts for its caller. Padding between functions is not counted.",
     );
     let columns =
         [Column::code("module"), Column::number("bytes"), Column::number("never ran"), Column::number("ran")];

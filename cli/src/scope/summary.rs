@@ -132,7 +132,7 @@ fn tlb(text: &mut String, digest: &Digest<'_>) {
         let age = digest::median(&survival(&lives.ages));
         let _ = writeln!(
             text,
-            "      {:<24} {:>8} filled, half live {}",
+            "      {:<24} {:>8} filled, half of them last {}",
             super::page::kind(lives),
             count(lives.fills),
             age.map_or("to the end".into(), |age| format!("{} instructions", count(age as u64))),
