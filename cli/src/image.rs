@@ -18,7 +18,7 @@ use crate::failure::Failure;
 use crate::user::{self, User};
 
 const GUEST_PAGE: u64 = 4096;
-/// The most memory that a kernel needs for a file besides its bytes.
+/// Largest amount of memory that a kernel needs for a file besides its bytes.
 const GUEST_NODE: u64 = 2048;
 /// Major number of devices that are the same on each machine: /dev/null, /dev/zero…
 const MEMORY_DEVICES: u32 = 1;

@@ -92,7 +92,7 @@ unsafe fn freehold_provoke_jump(_address: u64) -> Tried {
 
 /// Reads the word at any address of the kernel half. `None`: nothing is mapped there.
 pub fn read_at(address: u64) -> Option<u64> {
-    // SAFETY: one load of any eight bytes; after a fault the kernel continues behind it.
+    // SAFETY: one load of any eight bytes; after a fault the kernel continues after it.
     let tried = unsafe { freehold_provoke_read(address) };
     (tried.done != 0).then_some(tried.value)
 }
@@ -127,7 +127,7 @@ pub fn execute(frame: Pfn) -> bool {
 /// whether that worked.
 pub fn write_text_alias() -> bool {
     let first = boot::read_only_frames().start;
-    // SAFETY: the byte stays as it is; a fault goes on behind the instruction.
+    // SAFETY: the byte stays as it is; after a fault the kernel continues after the instruction.
     let tried = unsafe { freehold_provoke_write(tables::frame_ptr(first) as u64) };
     tried.done != 0
 }
@@ -168,7 +168,8 @@ pub fn read_closed_window(frame: HeldFrame<'_>, wait_ns: u64) -> ClosedWindow {
 /// that worked.
 pub fn write_reading_window(frame: HeldFrame<'_>) -> bool {
     X86.read_bytes(&frame, |bytes| {
-        // SAFETY: the byte stays as it is; a fault goes on behind the instruction.
+        // SAFETY: the byte stays as it is; after a fault the kernel continues after the
+        // instruction.
         let tried = unsafe { freehold_provoke_write(bytes.as_ptr() as u64) };
         tried.done != 0
     })

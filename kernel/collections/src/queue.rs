@@ -58,7 +58,7 @@ impl<T> VecDeque<T> {
     /// Puts `entry` before the one at `at` in a queue that was given room before.
     ///
     /// # Panics
-    /// Where there is no room, and when `at` lies behind the end.
+    /// If there is no room, or `at` is beyond the end.
     pub fn insert_reserved(&mut self, at: usize, entry: T) {
         assert!(self.0.len() < self.0.capacity(), "no room was reserved");
         self.0.insert(at, entry);

@@ -44,7 +44,7 @@ impl<T> Vec<T> {
     /// [`AllocError`]; the entry is dropped.
     ///
     /// # Panics
-    /// When `at` lies behind the end.
+    /// If `at` is beyond the end.
     pub fn try_insert(&mut self, at: usize, entry: T) -> Result<(), AllocError> {
         self.try_reserve(1)?;
         self.0.insert(at, entry);
@@ -53,7 +53,7 @@ impl<T> Vec<T> {
     /// Puts `entry` before the one at `at` of a list that was given room before.
     ///
     /// # Panics
-    /// Where there is no room; when `at` lies behind the end.
+    /// If there is no room, or `at` is beyond the end.
     pub fn insert_reserved(&mut self, at: usize, entry: T) {
         assert!(self.0.len() < self.0.capacity(), "no room was reserved");
         self.0.insert(at, entry);
@@ -143,7 +143,7 @@ impl<T> Vec<T> {
     pub fn pop(&mut self) -> Option<T> {
         self.0.pop()
     }
-    /// Removes the entry at `at`; those behind it move up.
+    /// Removes the entry at `at`; those after it move up.
     ///
     /// # Panics
     /// When there is none.

@@ -5,9 +5,9 @@ use freehold_machine::{MAX_CPUS, PhysAddr};
 use crate::bytes::{array, short_entries, u8_at, u16_at, u32_at, u64_at};
 use crate::{Iommu, VirtualIommu, Warning};
 
-/// The most IOAPICs that are kept.
+/// Largest number of IOAPICs that are kept.
 pub const MAX_IOAPICS: usize = 8;
-/// The most PCI configuration windows that are kept.
+/// Largest number of PCI configuration windows that are kept.
 pub const MAX_PCI_WINDOWS: usize = 4;
 
 /// A CPU that may be started.

@@ -17,7 +17,7 @@ pub(crate) const READ_WRITE: u64 = 0b11;
 pub(crate) const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 /// log2 of the entries in a table.
 const INDEX_BITS: u32 = 9;
-// A window lies within one table.
+// A window is within one table.
 const _: () = assert!((1usize << INDEX_BITS).is_multiple_of(WINDOW_PAGES));
 
 /// Allocates an empty table.

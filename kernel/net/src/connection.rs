@@ -184,7 +184,7 @@ impl Connection {
     ) -> Result<usize, AllocError> {
         self.queue.append(count, budget, fetch)
     }
-    /// The stream ends behind the queued bytes.
+    /// Notes that the stream ends after the queued bytes.
     pub fn end(&mut self) {
         self.ends = true;
         self.state = match self.state {

@@ -130,7 +130,7 @@ impl Wheel {
                 0 => self.occupied[at] & (u64::MAX << bit),
                 _ => self.occupied[at],
             };
-            // Back in the first word: what lies before the start.
+            // Back in the first word: the slots before the start.
             let bits = if ahead == SLOTS / 64 { bits & !(u64::MAX << bit) } else { bits };
             (bits != 0).then(|| from - bit + ahead as u64 * 64 + u64::from(bits.trailing_zeros()))
         })

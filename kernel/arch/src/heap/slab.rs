@@ -262,7 +262,7 @@ impl Slabs {
         let mut free: *mut Free = ptr::null_mut();
         for &index in before.iter().rev().chain(after.iter().rev()) {
             let object = first.wrapping_add(usize::from(index) * size).cast::<Free>();
-            // SAFETY: inside the block, aligned to 16 bytes, and behind the header.
+            // SAFETY: inside the block, aligned to 16 bytes, and after the header.
             unsafe { object.write(Free { next: free }) };
             free = object;
         }

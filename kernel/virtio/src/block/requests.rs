@@ -156,7 +156,7 @@ pub(super) struct Requests<S: DmaSource, T: Transport> {
     /// The spare buffer, taken at start-up and kept, so that a request can always be made. `None`:
     /// the device has failed or left its slot.
     spare: Option<Arc<DmaMapping<S>>>,
-    /// The most bytes of the spare buffer that the device takes in one request.
+    /// Largest number of the spare buffer's bytes that the device takes in one request.
     spare_length: usize,
     /// Tasks that have a place and wait for memory.
     starving: usize,
