@@ -20,7 +20,7 @@ use crate::session::{self, End, Ended, Job, LogTo, OutputTo, Purpose};
 use crate::size::MIB;
 use crate::user::User;
 
-/// Deadline for a guest under KVM: a later one never comes up.
+/// Deadline for a guest under KVM: a guest that takes longer never comes up.
 const PROOF_DEADLINE: Duration = Duration::from_secs(4);
 /// Deadline under emulation, which takes a while on a busy host.
 const BOOT_DEADLINE: Duration = Duration::from_secs(60);
@@ -53,7 +53,7 @@ pub enum Kvm {
     Unusable(String),
 }
 
-/// Returns the engine for `wish`. `Err` when KVM is demanded and does not work.
+/// Returns the engine for `wish`. `Err` if KVM is demanded and does not work.
 pub fn choose(wish: Accel, clock: Clock) -> Result<Engine> {
     if matches!(clock, Clock::Instructions { .. }) {
         return match wish {

@@ -44,7 +44,7 @@ const NOT_COMPARED: [&str; 10] = [
 ];
 /// Difference that is allowed between counts of accesses in equal runs.
 const FEW: f64 = 100.0;
-/// The most that one instruction adds to a total: the bytes that it stores.
+/// Largest amount that one instruction adds to a total: the bytes that it stores.
 const PER_INSTRUCTION: f64 = 8.0;
 /// The remark about two runs with counted instructions.
 const EXACT: &str = "both runs counted instructions: every difference of the program's is shown, of the boot's beyond 1,000; other counts may differ by the \

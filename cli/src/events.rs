@@ -19,7 +19,7 @@ use crate::kernel::Family;
 use crate::session::Ended;
 use crate::{Result, files, print, report, strace};
 
-/// The most words of a record.
+/// Largest number of words of a record.
 const MOST_WORDS: usize = freehold_tracepoints::MOST_WORDS;
 /// The process for CPUs in the file, and the process for threads.
 const CPUS: u32 = 0;
@@ -139,7 +139,7 @@ pub fn each_record(
 /// A trace that is being written.
 struct Trace<W: Write> {
     out: BufWriter<W>,
-    /// The task on each CPU, and the time since it runs.
+    /// The task on each CPU, and the time when it began to run.
     running: HashMap<u16, (String, u64)>,
     /// The system calls in progress, by thread.
     inside: HashMap<i32, u64>,

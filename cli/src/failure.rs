@@ -76,8 +76,8 @@ impl Failure {
         Failure { message, ..self }
     }
 
-    /// Makes the failure for the end of QEMU with `words`; `told` has these words, with their
-    /// source if it is not clear.
+    /// Makes the failure for the end of QEMU with `words`; `told` has these words, and their source
+    /// if that is not clear.
     pub fn qemu(words: &str, told: String) -> Failure {
         let of_kernel = words.contains("elf kernel") || words.contains("PVH ELF Note");
         let hint = if of_kernel {

@@ -18,11 +18,11 @@ use crate::failure::Failure;
 use crate::user::{self, User};
 
 const GUEST_PAGE: u64 = 4096;
-/// The most memory that a kernel needs for a file besides its bytes.
+/// Largest amount of memory that a kernel needs for a file besides its bytes.
 const GUEST_NODE: u64 = 2048;
 /// Major number of devices that are the same on each machine: /dev/null, /dev/zero…
 const MEMORY_DEVICES: u32 = 1;
-/// The most symlinks that Linux follows in one path.
+/// Largest number of symlinks that Linux follows in one path.
 const MAX_SYMLINKS: usize = 40;
 
 /// Returns whether an image can have the file: all but sockets and the host's own devices.

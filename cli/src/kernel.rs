@@ -20,7 +20,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// Returns the least memory that boots, without the program's files, in bytes.
+    /// Returns the smallest amount of memory that boots, without the program's files, in bytes.
     pub fn least_memory(self) -> u64 {
         match self {
             Family::Freehold => 12 * MIB,
@@ -28,8 +28,8 @@ impl Family {
         }
     }
 
-    /// Returns the most bytes of parameters: QEMU's loader of PVH kernels has a buffer of 4096
-    /// bytes (pc-bios/optionrom/pvh_main.c), and a Linux cuts them off after 2047
+    /// Returns the largest number of bytes of parameters. QEMU's loader of PVH kernels has a buffer
+    /// of 4096 bytes (pc-bios/optionrom/pvh_main.c), and a Linux cuts them off after 2047
     /// (COMMAND_LINE_SIZE).
     pub fn longest_command_line(self) -> usize {
         match self {

@@ -138,10 +138,10 @@ pub struct FoundNames {
 }
 
 impl FoundNames {
-    /// The most bytes that are taken from a guest.
+    /// Largest number of bytes that are taken from a guest.
     const MOST: usize = 64 << 20;
 
-    /// Adds the names of one message, which left out so many.
+    /// Adds the names of one message, which left out this many names.
     pub fn add(&mut self, names: &[u8], left_out: u64) {
         self.left_out = self.left_out.saturating_add(left_out);
         if self.bytes.len() + names.len() <= FoundNames::MOST {

@@ -42,7 +42,7 @@ pub struct RunOutcome {
     /// the kernel did not answer, these are the CPUs from QEMU: their number as tid, no pid, an
     /// empty state, and in `where` every function that may be on the stack.
     pub threads: Option<Value>,
-    /// The death certificate.
+    /// The kernel's report of a panic.
     panic: Option<Value>,
     /// The error, for `error` and `audit`.
     message: Option<String>,

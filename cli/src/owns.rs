@@ -1,8 +1,8 @@
-//! `freehold owns`: whose a frame of a running VM is, in one sentence.
+//! `freehold owns`: to whom a frame of a running VM belongs, in one sentence.
 //!
 //! The VM's kernel answers from its frame table and its address spaces, through the socket that
-//! `freehold run --control SOCKET` makes. Programs run on meanwhile, so an answer is true of a
-//! moment that is over.
+//! `freehold run --control SOCKET` makes. Programs continue to run meanwhile, so an answer
+//! describes a past moment.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;

@@ -1,4 +1,4 @@
-//! Output of this command itself. Rust's own macros panic where a stream takes nothing (`>&-`, `|
+//! Output of this command itself. Rust's own macros panic if a stream accepts nothing (`>&-`, `|
 //! head`, `/dev/full`).
 
 use std::io::{Error, ErrorKind, Write};

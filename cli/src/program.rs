@@ -23,7 +23,7 @@ use crate::{Result, image};
 pub use elf::Object;
 use folders::Folders;
 
-/// The most interpreters in a chain of scripts, as in Linux.
+/// Largest number of interpreters in a chain of scripts, as in Linux.
 const MAX_INTERPRETERS: usize = 4;
 
 /// A program as the guest will see it.

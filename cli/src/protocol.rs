@@ -76,7 +76,7 @@ pub enum FromGuest {
     Exit(Ending, Option<(u64, u64)>),
     /// Memory totals, system-call counts, files not found.
     Report(serde_json::Value),
-    /// The kernel's death certificate.
+    /// The kernel's report of a panic.
     Panic(serde_json::Value),
     /// Kernel log text.
     Log(String),
@@ -92,7 +92,7 @@ pub enum FromGuest {
     Names(Vec<u8>, u64),
     /// The owner of a frame, or the frames of a process.
     Owners(serde_json::Value),
-    /// This memory device should plug in so many bytes in all.
+    /// This memory device should plug in this number of bytes in all.
     Memory(u8, u64),
 }
 

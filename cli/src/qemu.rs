@@ -23,7 +23,7 @@ use share::FolderShare;
 use slots::HotPlug;
 use swap::Swap;
 
-/// The most CPUs that the kernel starts.
+/// Largest number of CPUs that the kernel starts.
 pub const MAX_CPUS: u32 = 16;
 /// QEMU's CPU, without the fast-string bits: TCG runs `rep stosb` byte by byte, and a Linux guest
 /// would choose it.
@@ -67,9 +67,9 @@ pub enum Engine {
 pub enum Clock {
     /// The host's.
     Real,
-    /// One nanosecond an instruction, from a fixed date; everything random comes from the seed.
+    /// One nanosecond per instruction, from a fixed date; everything random comes from the seed.
     Instructions {
-        /// Runs with the same one are alike.
+        /// Runs with the same seed are equal.
         seed: u64,
     },
 }
@@ -105,11 +105,11 @@ pub struct Watcher {
 /// Access of devices to memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Devices {
-    /// Devices reach all memory.
+    /// Devices can access all memory.
     Unchecked,
     /// An IOMMU is between devices and memory.
     BehindIommu(IommuKind),
-    /// As `BehindIommu`; devices reach programs' pages in their places.
+    /// As `BehindIommu`; devices access programs' pages directly.
     InPlace(IommuKind),
 }
 
@@ -266,7 +266,7 @@ impl VirtualMachine {
         })
     }
 
-    /// One CPU and `memory` bytes: for a look at whether and how a kernel boots.
+    /// One CPU and `memory` bytes: to check whether and how a kernel boots.
     pub fn small(memory: u64) -> VirtualMachine {
         VirtualMachine {
             memory,
@@ -310,7 +310,7 @@ impl VirtualMachine {
         self.topology.growth().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Fails when a kernel of this family cannot do what the machine asks for.
+    /// Fails if a kernel of this family cannot do what the machine requires.
     pub fn check_family(&self, family: Family) -> Result<()> {
         let (most, size) = (family.longest_command_line(), self.parameters(family).len());
         if size > most {
@@ -352,7 +352,7 @@ impl VirtualMachine {
         Ok(())
     }
 
-    /// Where the guest finds what it swaps to.
+    /// Returns the guest's path of its swap disk.
     pub fn swap_path(&self) -> Option<PathBuf> {
         self.swap.map(|_| swap::guest_path(self.disks.len()))
     }
@@ -379,8 +379,7 @@ impl VirtualMachine {
         line.option("-M", format!("q35{hmat}{memory}"));
         self.devices.arguments(&mut line);
         match (engine, self.clock) {
-            // Interrupts are remapped by QEMU, which therefore has to have the controller that
-            // devices write to.
+            // QEMU remaps the interrupts, so it must have the controller that devices write to.
             (Engine::Kvm, _) if self.devices.iommu() == Some(IommuKind::Vtd) => {
                 line.option("-accel", "kvm,kernel-irqchip=split");
             }
@@ -477,9 +476,9 @@ impl VirtualMachine {
             Family::Freehold => (1, "virtconsole"),
             Family::Linux => (2, "virtserialport"),
         };
-        // A bell that QEMU's main loop answers is answered when the host gets to it: counted runs
-        // would differ by when the device's interrupt comes. Without it the CPU that rings does the
-        // device's work itself, at that instruction.
+        // If QEMU's main loop answered the doorbell, the answer would come when the host gets to
+        // it, so the time of the device's interrupt would differ between counted runs. Without
+        // that, the CPU that rings the doorbell does the device's work itself, at that instruction.
         let bell = match self.clock {
             Clock::Real => "",
             Clock::Instructions { .. } => ",ioeventfd=off",
@@ -499,9 +498,9 @@ impl VirtualMachine {
             // no_timer_check: on a loaded host the check of the timer interrupt fails under
             // emulation.
             (Family::Linux, None) => "console=ttyS0 quiet panic=-1 no_timer_check rdinit=/init",
-            // nokaslr: where the image lies decides whose fetches are remote and which cache sets
-            // it fills. Runs that are watched are compared: it lies where it does without, on the
-            // first node.
+            // nokaslr: the place of the image decides which fetches are remote and which cache sets
+            // it fills. Watched runs are compared, so the image stays at its place without KASLR,
+            // on the first node.
             (Family::Linux, Some(_)) => "console=ttyS0 quiet panic=-1 no_timer_check rdinit=/init nokaslr",
         };
         let xpfo = self.xpfo.as_ref().map(|policy| format!("xpfo={policy}")).unwrap_or_default();
@@ -511,9 +510,9 @@ impl VirtualMachine {
             (Family::Freehold, CallCounts::On) => "syscall_counts=on",
             _ => "",
         };
-        // A debugger knows the kernel where it is linked.
+        // A debugger knows the kernel at its link address.
         let unslid = if self.debugger == Debugger::None { "" } else { "nokaslr" };
-        // Asked for it, Freehold does not start without.
+        // If an IOMMU is requested, Freehold does not start without it.
         let iommu = match (family, self.devices) {
             (Family::Linux, Devices::BehindIommu(IommuKind::Vtd) | Devices::InPlace(IommuKind::Vtd)) => {
                 "intel_iommu=on"

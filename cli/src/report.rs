@@ -12,7 +12,7 @@ use crate::stuck;
 
 /// Number of log lines that are shown after a death.
 const LOG_LINES: usize = 40;
-/// Number of registers per line of a death certificate.
+/// Number of registers per line of a panic report.
 const REGISTERS_A_LINE: usize = 4;
 
 /// Describes a guest's death for a person: message, each CPU's registers and backtrace, or the end

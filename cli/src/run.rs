@@ -274,10 +274,10 @@ impl Prepared {
     }
 }
 
-/// Names a program that is no QEMU, where a VM ended without a word.
+/// Names a program that is not QEMU, if a VM ended without output.
 ///
 /// # Errors
-/// One that names the program.
+/// A failure that names the program.
 fn check_engine(ended: &Ended) -> Result<()> {
     if matches!(ended.end, End::Died) && ended.ready.is_none() && ended.log.is_empty() {
         version::line(&qemu::program()?)?;

@@ -86,9 +86,9 @@ pub struct Job<'a> {
     pub log: LogTo,
     /// Recall that ends the run when others of its group have failed.
     pub recall: Option<&'a Recall>,
-    /// Where questions of `freehold owns` come from.
+    /// The source of questions of `freehold owns`.
     pub control: Option<&'a Path>,
-    /// Where the lines of `--strace` go, and the program that is first in them.
+    /// The destination of the lines of `--strace`, and the first program in them.
     pub strace: Option<(&'a Path, FirstProgram)>,
 }
 
@@ -116,7 +116,7 @@ pub enum OutputTo {
     Stderr,
 }
 
-/// Destination of the kernel log, besides the part that is kept for a death certificate.
+/// Destination of the kernel log, besides the part that is kept for the report of a panic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogTo {
     /// stderr.

@@ -1,8 +1,8 @@
 //! `--strace`: a line for each system call of the program, as strace writes them, while it runs.
 //!
-//! The kernel's events are the source, so the program is not stopped for it, and what another
-//! process does while a line is made is not excluded. Their records may be lost, which the lines
-//! say where it happens.
+//! The kernel's events are the source, so the program is not stopped for a line, and another
+//! process may act while a line is made. Records of events may be lost; a line reports that at the
+//! place where it happens.
 
 mod arguments;
 mod lines;

@@ -11,7 +11,7 @@ const SWITCHING: [&str; 3] = ["thread::switch", "switch::reschedule", "switch::b
 /// Functions that all system calls and threads pass through: their callers give no information.
 const COMMON_CALLERS: [&str; 4] =
     ["syscall::dispatch", "user_loop::run", "Task::make_thread", "Thread::prepare"];
-/// The most functions of a thread that are printed, innermost first; the JSON has all.
+/// Largest number of functions that are printed per thread, innermost first; the JSON has all.
 const SHOWN: usize = 6;
 
 /// Replaces addresses in the kernel's answer by functions; `slide` is the distance of the image

@@ -7,7 +7,7 @@ use rustix::termios::{self, OptionalActions, Termios};
 
 /// The modes of the terminal, as far as this process has changed them.
 struct Modes {
-    /// Those before the first change.
+    /// The modes before the first change.
     before: Option<Termios>,
     is_raw: bool,
 }
@@ -43,10 +43,10 @@ impl Streams {
 /// The place of this process among the jobs of its terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobPlace {
-    /// It may change the terminal's modes and read its keys. So it may where the terminal, if there
-    /// is one, is not that of its session.
+    /// It may change the terminal's modes and read its keys. This also holds if the terminal, if
+    /// there is one, does not belong to its session.
     Foreground,
-    /// Either would stop it.
+    /// Changing the modes or reading keys would stop it.
     Background,
 }
 

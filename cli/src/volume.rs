@@ -91,7 +91,7 @@ fn parse(text: &OsString, sharing: FolderSharing) -> Result<Volume> {
     }
     if !image::can_hold(&meta) {
         return Err(Failure::new(
-            format!("-v {}: a socket or a device of the host is none of the VM's", host.display()),
+            format!("-v {}: a VM cannot use a socket or a device of the host", host.display()),
             "--disk FILE gives it a disk, -p and --net a network",
         ));
     }

@@ -1,13 +1,13 @@
 //! A disk for virtual machines that is a process of its own, or a thread of a test: a
 //! vhost-user-blk server.
 //!
-//! The server holds bytes in memory. It is correct by default, and commits the fault of a [`Lie`]
-//! from a request on that the caller names. It speaks the messages that QEMU sends to a disk with
+//! The server holds bytes in memory. It is correct by default. From a request on that the caller
+//! names, it commits the fault of a [`Lie`]. It speaks the messages that QEMU sends to a disk with
 //! one queue (QEMU's docs/interop/vhost-user.rst) and virtio 1.2, 5.2. The crates `vhost` and
-//! `vhost-user-backend` bring a memory model and a queue that refuse to lie. The part of the
-//! protocol that is needed here is smaller than the work-arounds would be.
+//! `vhost-user-backend` have a memory model and a queue that cannot break the protocol. The part of
+//! the protocol that is needed here is smaller than work-arounds for that.
 //!
-//! The guest's memory is reached through the files that QEMU passes, with pread and pwrite.
+//! The guest's memory is accessed through the files that QEMU passes, with pread and pwrite.
 #![forbid(unsafe_code)]
 
 mod lie;
@@ -42,7 +42,8 @@ const ALL_FEATURES: u64 = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 6 | 1 << 10 | 1 << 11 
 const PROTOCOL_FEATURES: u64 = 1 << 9;
 /// Delay of late answers.
 const LATE: Duration = Duration::from_secs(2);
-/// How long a [watched](Disk::watched) disk has each request, so that disks have some at one time.
+/// Time that a [watched](Disk::watched) disk keeps each request, so that several disks have
+/// requests at the same time.
 pub const LOOK: Duration = Duration::from_millis(2);
 /// Interval at which the server checks whether it is to stop.
 const STOP_INTERVAL: Duration = Duration::from_millis(50);
@@ -58,7 +59,7 @@ pub struct Disk {
     served: AtomicU64,
     writes: AtomicU64,
     stop: AtomicBool,
-    /// This disk's number, and what it notes its looks in.
+    /// This disk's number, and the record of the pages that it sees.
     watch: Option<(u8, Arc<Sightings>)>,
 }
 
@@ -74,12 +75,12 @@ impl Disk {
         let stop = AtomicBool::new(false);
         Self { bytes, sectors, lie: Lie::None, honest: 0, served, writes, stop, watch: None }
     }
-    /// Makes the disk lie after `honest` requests.
+    /// Makes the disk break the protocol after `honest` requests.
     #[must_use]
     pub fn lying(self, lie: Lie, honest: u64) -> Self {
         Self { lie, honest, ..self }
     }
-    /// Notes the pages that it sees, as disk `number`, and takes [`LOOK`] for each request.
+    /// Records the pages that the disk sees, as disk `number`, and takes [`LOOK`] for each request.
     #[must_use]
     pub fn watched(self, number: u8, sightings: Arc<Sightings>) -> Self {
         Self { watch: Some((number, sightings)), ..self }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::lie::Lie;
 use crate::memory::SharedMemory;
 
-/// The most descriptors in a chain.
+/// Largest number of descriptors in a chain.
 const MAX_PARTS: usize = 256;
 
 /// Delay until a repeated answer.
@@ -81,7 +81,7 @@ impl SplitRing {
         memory.write(self.used + 2, &index.to_le_bytes())
     }
 
-    /// Returns a chain, or lies about it, and interrupts the guest.
+    /// Returns a chain, correctly or with the disk's fault, and interrupts the guest.
     pub fn answer(&mut self, memory: &SharedMemory, lie: Lie, head: u16, written: u32) -> io::Result<()> {
         let id = u32::from(head);
         let mut interrupts = 1;

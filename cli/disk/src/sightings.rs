@@ -1,4 +1,4 @@
-//! Pages that disks see: does one see a page that another one sees, too?
+//! Records which pages disks see, to find pages that two disks see at the same time.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -7,24 +7,24 @@ use crate::ring::ChainPart;
 
 const PAGE: u64 = 4096;
 
-/// Pages that hold data while a request is served, and pages with smaller things, which a device
-/// sees for good: headers, status bytes.
+/// Pages that hold data while a request is served, and pages with small objects that a device
+/// always sees: headers, status bytes.
 #[derive(Debug, Default)]
 struct Seen {
-    /// The disk that sees a page now, and in how many requests.
+    /// The disk that sees a page now, and the number of its requests with the page.
     now: BTreeMap<u64, (u8, usize)>,
     for_good: BTreeMap<u64, u8>,
     looks: u64,
     by_two: u64,
 }
 
-/// A record of several disks' looks at the guest's pages. A disk sees whole pages, whatever part of
-/// one a request names, as behind an IOMMU.
+/// A record of the guest's pages that several disks see. A disk sees whole pages, as behind an
+/// IOMMU, even if a request names only a part.
 #[derive(Debug, Default)]
 pub struct Sightings(Mutex<Seen>);
 
 impl Sightings {
-    /// Pages that disks looked at so far, and how many of these another disk saw at that time.
+    /// Number of pages that disks have seen, and of those that another disk saw at the same time.
     pub fn looks(&self) -> (u64, u64) {
         let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         (seen.looks, seen.by_two)
@@ -44,7 +44,7 @@ impl Sightings {
             seen.for_good.insert(page, disk);
         }
     }
-    /// It is done.
+    /// The disk has served the request.
     pub(crate) fn end(&self, parts: &[ChainPart]) {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for page in pages(parts) {

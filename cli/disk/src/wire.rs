@@ -11,7 +11,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 const HEADER: usize = 12;
 /// The longest payload that is read.
 const MAX_PAYLOAD: usize = 4096;
-/// The most files that come with a message.
+/// Largest number of files that come with a message.
 const MAX_FILES: usize = 8;
 /// Version 1, and "this is a reply".
 const REPLY: u32 = 1 | 1 << 2;

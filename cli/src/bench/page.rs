@@ -22,10 +22,8 @@ pub fn sections(report: &BenchReport<'_>, page: &mut Page) {
         page.note(Tone::Bad, &format!("{} failed on {}: {}", failure.row, failure.side, failure.message));
     }
     page.section("Ratios");
-    let axis = Axis::logarithmic(
-        &format!("{} over the other; left of the line it costs less", labels[0]),
-        Unit::Number,
-    );
+    let axis =
+        Axis::logarithmic(&format!("{} ÷ other; left of the line it costs less", labels[0]), Unit::Number);
     let mut ratios = Bars::new("Cost as a share of the other kernel's", axis, &labels[1..]);
     for line in &report.comparison.lines {
         ratios.group(&line.name(), &line.ratios.iter().map(|ratio| ratio.map(bar)).collect::<Vec<_>>());

@@ -21,7 +21,7 @@ const DEFAULT_TIMEOUT: &str = "600";
 const MOST_RUNS: usize = 1000;
 /// Kernel parameter that stops a Debian kernel from clearing memory as it allocates it.
 pub const LEAN: &str = "init_on_alloc=0";
-/// The most CPUs that are used by default: more would compete with the host's own work.
+/// Largest number of CPUs by default: more would compete with the host's own work.
 const DEFAULT_CPUS_AT_MOST: usize = 4;
 const PROGRAMS: [&str; 10] =
     ["sequence", "leave", "syscalls", "files", "processes", "memory", "pins", "switches", "calls", "crowds"];

@@ -36,10 +36,10 @@ impl<'a> BenchReport<'a> {
     pub fn unit(&self) -> String {
         let first = &self.plan.sides[0].label;
         let what = match self.plan.measure {
-            Measure::Instructions => "guest instructions an operation",
-            Measure::Wall => "host time an operation",
+            Measure::Instructions => "guest instructions per operation",
+            Measure::Wall => "host time per operation",
         };
-        format!("{what}; ratio: {first} over the other, below 1 where {first} costs less")
+        format!("{what}; ratio = {first} ÷ other, below 1 is better")
     }
 
     /// Returns the conclusions from the figures, a sentence each.

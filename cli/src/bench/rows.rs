@@ -13,7 +13,7 @@ pub struct BenchRow {
     pub program: &'static str,
     /// The measured operation, in words.
     pub what: &'static str,
-    /// The most that it may cost as a share of the lean Linux' cost.
+    /// Largest allowed cost as a share of the lean Linux' cost.
     pub goal: f64,
     /// The device or event that it waits for.
     pub waits: Waits,

@@ -1,8 +1,8 @@
 //! The functions of a kernel's executable sections, from its symbols.
 //!
 //! A function with a size in its symbol goes from its first byte to its last; the padding that a
-//! compiler puts behind it is outside. Labels of assembly code have no size: such a function ends
-//! at the next symbol, without the no-ops that align that symbol. Code that the compiler inlined
+//! compiler puts after it is outside. Labels of assembly code have no size: such a function ends at
+//! the next symbol, without the no-ops that align that symbol. Code that the compiler inlined
 //! counts in the caller.
 
 use std::collections::BTreeMap;

@@ -123,9 +123,7 @@ pub fn page(record: &CoverageRecord) -> Page {
         tile("runs that left nothing behind", record.lost.to_string(), "QEMU did not end in order".into()),
     ]);
     page.section("Modules");
-    page.text(
-        "Code that the compiler put into its caller counts there. Padding between functions is not counted.",
-    );
+    page.text("Inlined code counts for its caller. Padding between functions is not counted.");
     let columns =
         [Column::code("module"), Column::number("bytes"), Column::number("never ran"), Column::number("ran")];
     let mut table = Table::new("", &columns);

@@ -48,7 +48,7 @@ impl Output<'_> {
         let (rows, figures) = result.lines.split_at(result.rows);
         if !rows.is_empty() {
             let unit = rows[0].unit;
-            let _ = writeln!(text, "\n{unit} per operation; ratio: B over A, below 1 where B costs less\n");
+            let _ = writeln!(text, "\n{unit} per operation; ratio = B ÷ A, below 1 is better\n");
             text.push_str(&table(["operation", "ratio (95%)"], rows.iter()));
         }
         self.changed_figures(&mut text, figures);

@@ -17,9 +17,10 @@ use crate::bench::statistics::{self, Estimate, Interval};
 use crate::failure::Failure;
 use crate::{Result, bench};
 
-/// The least number of runs by the host's clock on each side that can decide something.
+/// Smallest number of runs by the host's clock on each side that can decide something.
 const LEAST_RUNS: usize = 3;
-/// The most samples in a record, all rows together, for a bootstrap: many times what bench takes.
+/// Largest number of samples in a record, all rows together, for a bootstrap: many times bench's
+/// own.
 const MOST_SAMPLES: usize = 1_000_000;
 
 /// The unit of a row's costs.

@@ -7,16 +7,18 @@
 //! that table need less than 1 MiB. The microscope counts instructions and bytes that the kernel
 //! stores, on one CPU. Rates are those of runs without it, with the sides in turn. Linux gets a
 //! disk behind the DMA API (ACCESS_PLATFORM), which bounces on request (`swiotlb=force`) or is
-//! behind VT-d. A disk of QEMU's that keeps nothing (null-co) leaves the host's share out.
+//! behind VT-d. With a disk of QEMU's that stores nothing (null-co), the host's share of the cost
+//! is left out.
 //!
 //! A count is the smallest of three boots: a busy host makes the guest wait longer for its disk,
 //! which only adds. A pair of sides that misses a goal is booted again, in turn, up to ten times.
 //!
-//! A confidential guest cannot run here. Its row is that of the growing pool, and a stated cost for
-//! each call that shows memory to the host ([`CALL`]): one for each piece by which the pool grows.
+//! A confidential guest cannot run here. Its row is that of the growing pool, plus a stated cost
+//! for each call that shares memory with the host ([`CALL`]): one call for each piece by which the
+//! pool grows.
 //!
 //! Exit status: 1 where a full run misses a goal ([`GOALS`]), or a pool that has to grow does not.
-//! A sentence names each. A quick run measures once, and its ratios are not judged.
+//! A sentence names each. A quick run measures once, and its ratios are not compared with limits.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -46,12 +48,12 @@ const SMALL: u64 = 256 << 10;
 /// The largest cost of growing, as a multiple of the cost of a pool of 64 MiB: in the long run, and
 /// at first.
 const GOALS: [f64; 2] = [1.01, 1.05];
-/// Exit status where a row misses.
+/// Exit status if a row misses its goal.
 const MISSED: u8 = 1;
 /// Bytes of a piece by which the pool grows.
 const SEGMENT: u64 = 256 << 10;
-/// Instructions of a call that shows a piece of 64 pages to a host, or hides it: stated, not
-/// measured. A hypervisor changes each page's state and flushes its translations.
+/// Instructions of a call that shares a piece of 64 pages with a host, or makes it private again:
+/// stated, not measured. A hypervisor changes each page's state and flushes its translations.
 const CALL: f64 = 100_000.0;
 
 /// A row of the source's table, or of ours.
@@ -87,12 +89,13 @@ impl Load {
     }
 }
 
-/// Where a disk's bytes are.
+/// The place of a disk's bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Medium {
     /// A file in the host's memory.
     File,
-    /// Nowhere. Its answers take a millisecond, so that as many requests are under way as can be.
+    /// No place. Its answers take a millisecond, so that as many requests as possible are under
+    /// way.
     NullCo,
 }
 

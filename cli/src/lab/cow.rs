@@ -86,8 +86,8 @@ struct Count {
 }
 
 impl Count {
-    /// Returns the needless copies. A page that went to swap before the store is not seen as
-    /// copied, so it never counts as needless.
+    /// Returns the needless copies. A page that went to swap before the store does not look copied,
+    /// so it never counts as needless.
     fn needless(self) -> u64 {
         self.copies.saturating_sub(self.needed)
     }

@@ -160,7 +160,7 @@ fn text(courses: &[Course], counts: &[u32]) -> String {
     }
     let ours = courses.iter().filter(|course| course.side == SIDES[0]);
     let (all, missed) = (ours.clone().count(), ours.filter(|course| course.misses()).count());
-    text.push_str(&format!("\nexponents of at most {MOST}: {} of {all} met\n", all - missed));
+    text.push_str(&format!("\n{} of {all} exponents are at most {MOST}\n", all - missed));
     text
 }
 

@@ -207,7 +207,7 @@ struct ImagePlace {
     among: bool,
 }
 
-/// An image is among a heap's frames if at least one of so many frames lies on either side.
+/// An image is among a heap's frames if at least one of this many frames lies on either side.
 const AMONG: usize = 20;
 
 impl ImagePlace {
@@ -222,8 +222,8 @@ impl ImagePlace {
         sorted.sort_unstable();
         let edge = heap.len() / AMONG;
         let (low, high) = (*sorted.get(edge)?, *sorted.get(heap.len().checked_sub(edge + 1)?)?);
-        // Frames from all over memory, as after a shuffle, have any image among them, so that has
-        // no meaning there.
+        // After a shuffle, frames come from all over memory. Any image is then among them, so
+        // `among` would mean nothing.
         let together = high - low < 2 * heap.len() as u64;
         let among = together && low < first && last < high;
         Some(ImagePlace { side, boot, first, last, among })

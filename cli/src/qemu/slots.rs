@@ -16,7 +16,7 @@ use crate::Result;
 use crate::args::RunOptions;
 use crate::failure::{Failure, words};
 
-/// The most slots: the functions of one place on the bus.
+/// Largest number of slots: the functions of one place on the bus.
 const MOST: u8 = 8;
 /// The place on the bus that has the slots.
 const PLACE: u32 = 1;

@@ -14,7 +14,7 @@ pub struct SharedLines {
     pub function: String,
     /// The kernel's static at that place; null for the heap, stacks and tables.
     pub data: Option<String>,
-    /// The most times that such a line moves to it: see `results.sharing`.
+    /// Largest possible number of times that such a line moved to it: see `results.sharing`.
     pub moves: u64,
 }
 

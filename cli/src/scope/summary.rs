@@ -132,7 +132,7 @@ fn tlb(text: &mut String, digest: &Digest<'_>) {
         let age = digest::median(&survival(&lives.ages));
         let _ = writeln!(
             text,
-            "      {:<24} {:>8} filled, half live {}",
+            "      {:<24} {:>8} filled, half of them last {}",
             super::page::kind(lives),
             count(lives.fills),
             age.map_or("to the end".into(), |age| format!("{} instructions", count(age as u64))),
@@ -165,7 +165,7 @@ fn locality(text: &mut String, digest: &Digest<'_>) {
     }
 }
 
-/// The kernel's own data by kind: which part of all accesses to it is to another node's.
+/// The kernel's own data by kind: which share of all accesses to it goes to other nodes.
 fn kinds(text: &mut String, digest: &Digest<'_>) {
     let all: Vec<KernelData> =
         (0..digest.results.settings.cpus.len()).map(|cpu| digest.kernel_data(cpu)).collect();
@@ -316,7 +316,7 @@ fn exposure(text: &mut String, story: &Story<'_>) {
     );
 }
 
-/// Describes programs' bytes that stayed behind.
+/// Describes residue: programs' bytes that are still in memory.
 fn residue(text: &mut String, story: &Story<'_>) {
     let looks = &story.digest.results.residue;
     let Some(last) = looks.last() else { return };

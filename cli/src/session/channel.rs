@@ -15,7 +15,7 @@ use crate::Result;
 use crate::failure::Failure;
 use crate::terminal;
 
-/// Bytes of the kernel log that are kept for a death certificate.
+/// Bytes of the kernel log that are kept for the report of a panic.
 const LOG_KEPT: usize = 64 << 10;
 
 fn failed(error: Errno) -> Failure {

@@ -32,7 +32,7 @@ pub enum End {
     Escaped,
     /// The run's [`Job::recall`] was called.
     Recalled,
-    /// The kernel sent its death certificate.
+    /// The kernel panicked and sent its report.
     Panicked(Value),
     /// The kernel refused to start the program: its reason.
     Refused(String),

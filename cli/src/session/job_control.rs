@@ -17,8 +17,8 @@ use crate::image::spec::ProgramStream;
 use crate::protocol::ToGuest;
 use crate::terminal::{self, JobPlace};
 
-/// Time between two looks at a terminal in whose background this process is: a shell that brings
-/// a running job to the foreground need not send SIGCONT.
+/// Time between two checks of a terminal in whose background this process is: a shell that brings a
+/// running job to the foreground need not send SIGCONT.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Returns whether no shell could continue this process: no ancestor in its session is in another

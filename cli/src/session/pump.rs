@@ -11,7 +11,8 @@ use crate::Result;
 use crate::failure::Failure;
 
 const BUFFER: usize = 64 << 10;
-/// The most bytes that a ready pipe or terminal takes in one write without blocking (PIPE_BUF).
+/// Largest number of bytes that a ready pipe or terminal takes in one write without blocking
+/// (PIPE_BUF).
 const CAREFUL: usize = 4096;
 
 /// Ends of a pump that other modules ask about.

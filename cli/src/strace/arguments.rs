@@ -187,7 +187,7 @@ pub fn quoted(bytes: &[u8]) -> String {
             0x0b => text.push_str("\\v"),
             0x0c => text.push_str("\\f"),
             b' '..=b'~' => text.push(byte.into()),
-            // A digit behind it would belong to the number.
+            // A digit after it would belong to the number.
             _ if bytes.get(at + 1).is_some_and(u8::is_ascii_digit) => text.push_str(&format!("\\{byte:03o}")),
             _ => text.push_str(&format!("\\{byte:o}")),
         }

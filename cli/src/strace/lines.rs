@@ -18,11 +18,11 @@ use super::names;
 /// The events that lines are made of.
 pub const EVENTS: &str = "raw_syscalls,signal:signal_deliver,sched:sched_process_exec,sched:sched_process_fork,\
                           freehold:syscall_text,freehold:thread_end";
-/// The time (nanoseconds) after which a call that has not ended gives way to lines of others.
+/// The time (nanoseconds) after which an unfinished call is printed in part before lines of others.
 const SHORT: u64 = 1_000_000;
 /// The column of results.
 const RESULT_COLUMN: usize = 39;
-/// The most texts of a call that are kept: more than any call has.
+/// Largest number of texts that are kept per call: more than any call has.
 const MOST_TEXTS: usize = 128;
 
 /// The program that the run starts: no call of its own executes it.
@@ -146,7 +146,7 @@ impl Lines {
         if open.call.texts.len() >= MOST_TEXTS {
             return;
         }
-        // The text begins behind four numbers of 32 bits.
+        // The text begins after four numbers of 32 bits.
         let bytes = record.payload.iter().skip(2).flat_map(|word| word.to_le_bytes());
         open.call.texts.push(ArgumentText {
             argument: value("arg"),

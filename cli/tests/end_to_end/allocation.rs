@@ -83,8 +83,8 @@ fn every_allocation_of_a_program_may_fail() {
     assert!(errors.and_then(|count| count.parse().ok()).is_some_and(|count: u32| count > 0), "{said}");
 }
 
-/// A disk that reaches pages in their places: a transfer without memory is copied, or the program
-/// gets an error.
+/// A disk that accesses pages directly: a transfer without memory is copied, or the program gets an
+/// error.
 #[test]
 fn every_allocation_of_a_transfer_in_place_may_fail() {
     let folder = tempfile::tempdir().expect("temporary folder");

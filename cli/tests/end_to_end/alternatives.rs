@@ -1,4 +1,4 @@
-//! Code of the kernel that is chosen by what the CPU has: programs see the same on every CPU.
+//! Code of the kernel that is chosen by the CPU's features: programs behave the same on every CPU.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
@@ -8,7 +8,8 @@ use crate::common::*;
 /// The CPU that `freehold` asks QEMU for.
 const USUAL: &str = "max,-erms,-fsrm,-la57";
 
-/// CPUs, and what is chosen for them; QEMU's emulator has no FSRM before 8.1, and never needs VERW.
+/// CPUs, and the code that is chosen for them. QEMU's emulator has no FSRM before 8.1, and never
+/// needs VERW.
 const CPUS: [(&str, &[&str]); 4] = [
     ("max,-la57,-fsrm", &["erms", "xsaveopt"]),
     ("max,-la57,-erms,-fsrm,-xsaveopt", &[]),

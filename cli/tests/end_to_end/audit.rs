@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::common::*;
 
-/// `finish` would reject a run that does not balance: here the run must not balance.
+/// `finish` would reject a run that does not balance, but this run must not balance.
 #[test]
 fn a_run_whose_frames_do_not_balance_fails_whatever_the_program_returned() {
     if kernel() != "freehold" {
@@ -43,7 +43,7 @@ fn a_run_whose_frames_do_not_balance_fails_whatever_the_program_returned() {
     assert_eq!(code(ended.status), 125, "{told}");
 }
 
-/// Areas of random size that come and go in half of memory, in front of a memory-side cache. The
+/// Areas of random size are mapped and unmapped in half of memory, with a memory-side cache. The
 /// run counts instructions, so each run is the same.
 #[test]
 fn churn_before_a_near_cache_leaves_every_pageblock_where_it_belongs() {

@@ -234,7 +234,7 @@ fn a_kernel_that_does_not_boot_is_one_line_and_nothing_is_written() {
     let kernel = fake_kernel(&folder);
     let json = folder.path().join("out.json");
     let mut command = freehold();
-    // Counted runs go side by side: the one that lives must not hide the other's death.
+    // Counted runs go side by side: the run that survives must not hide the end of the other.
     command.args(["bench", "--quick", "--timeout", TIMEOUT, "null-call", "--against"]);
     command.arg(&kernel).arg("--json").arg(&json);
     let _permit = Permit::take();

@@ -28,9 +28,9 @@ fn costs(kib: u64, way: &str, count: u64, options: &[&str]) -> (f64, f64) {
     (count_of("instructions") / count as f64, count_of("stored_bytes") / bytes)
 }
 
-/// Returns the least costs of three boots, or of up to eight while they are above `asked`: while a
+/// Returns the smallest costs of three boots, or of up to eight while they are above `asked`. If a
 /// busy host makes the guest wait for its disk, ticks of its clock are counted, too. A counted
-/// clock does not help, because it runs ahead while the guest waits and so counts more ticks, or
+/// clock does not help, because it runs ahead while the guest waits, and so counts more ticks or
 /// none.
 fn least_costs(kib: u64, way: &str, options: &[&str], asked: (f64, f64)) -> (f64, f64) {
     // Enough transfers to hide the first and the last, which cost more.
@@ -59,8 +59,8 @@ fn a_transfer_is_one_copy_and_a_bounded_number_of_instructions() {
     }
 }
 
-/// A disk that reaches a program's pages in their places copies nothing: it costs less than Linux'
-/// disk without an IOMMU (109,000).
+/// A disk that accesses a program's pages directly copies nothing: it costs less than Linux' disk
+/// without an IOMMU (109,000).
 #[test]
 fn a_transfer_in_place_copies_nothing() {
     for way in ["read", "write"] {
@@ -127,7 +127,7 @@ fn beside(disks: &[u32], options: &[&str], line: &str) -> String {
     finish(command, b"").expect(0).text()
 }
 
-/// Requests per second that a disk of 200 gives beside a slow disk and swap, at least.
+/// Smallest number of requests per second that a disk of 200 serves beside a slow disk and swap.
 const BESIDE: f64 = 180.0;
 
 /// Two hundred writers wait for a disk of 5 requests a second, and two programs for memory that is

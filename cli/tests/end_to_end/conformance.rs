@@ -1,4 +1,4 @@
-//! The C programs of guest/conformance: each prints one line a promise (`ok …`, `not ok …`) and a
+//! The C programs of guest/conformance: each prints one line per promise (`ok …`, `not ok …`) and a
 //! closing plan.
 
 use crate::common::*;
@@ -218,8 +218,7 @@ fn times() {
     conforms("times");
 }
 
-/// Linux rounds its clocks as it likes between two updates of its page; what it promises is the
-/// same.
+/// Linux rounds its clocks differently between two updates of its page; its promises are the same.
 #[test]
 fn vdso() {
     conforms("vdso");
@@ -231,8 +230,8 @@ fn many() {
     conforms("many");
 }
 
-/// Calls that Linux refuses, with its errno, and files that tell of a change: differences that
-/// other suites found.
+/// Calls that Linux refuses, with its errno, and files that report a change: differences that other
+/// test suites found.
 #[test]
 fn refusals() {
     conforms("refusals");
@@ -383,13 +382,13 @@ const MACHINES: [&[&str]; 4] = [
     &["--memory", "768M", "--cpus", "4", "--swap", "64M"],
 ];
 
-/// It gives 4 KiB only, whatever is advised.
+/// It has 4 KiB pages only, whatever is advised.
 const SMALL_MACHINE: &[&str] = &["--memory", "192M", "--cpus", "4", "--swap", "64M"];
 
 #[test]
 fn cow() {
-    // By row: what is held by a reference and not pinned, what holding one piece costs the others,
-    // and pieces of what was large.
+    // By row: a page that is held by a reference and not pinned, the cost of holding one piece for
+    // the others, and pieces of a formerly large page.
     let lost_by_linux = ["05, 2 MiB", "06, ", "17, ", "18, 4 KiB: a private", "72, "];
     for options in [&MACHINES[..], &[SMALL_MACHINE]].concat() {
         conforms_with("cow", options, &[], &lost_by_linux);

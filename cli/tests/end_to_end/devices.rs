@@ -1,4 +1,4 @@
-//! Disks that another process serves, and the effects of those that lie.
+//! Disks that another process serves, and the effects of their protocol violations.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -61,8 +61,8 @@ const ALL_OK: &str = "read ok, read ok, write ok, sync ok";
 const DEAD: &str = "read EIO, read EIO, write EIO, sync EIO";
 const NO_DEVICE: &str = "";
 
-/// The output that each lie leads to in the guest; `|` separates alternatives. With an impossible
-/// size the kernel refuses the device, so the disks after it move up.
+/// The guest's output for each kind of protocol violation; `|` separates alternatives. With an
+/// impossible size the kernel refuses the device, so the disks after it move up.
 #[rustfmt::skip]
 const ENDS: [(Lie, &str); 21] = [
     (Lie::None,               ALL_OK),
@@ -119,8 +119,8 @@ fn no_page_is_seen_by_two_disks() {
 #[test]
 fn a_disk_that_lies_ends_as_named_and_takes_nothing_with_it() {
     if kernel() == "linux" {
-        // A stock Linux waits for ever for a disk that does not answer, and believes some of these
-        // lies.
+        // A stock Linux waits for ever for a disk that does not answer, and accepts some of these
+        // invalid answers.
         return;
     }
     let folder = tempfile::tempdir().expect("temporary folder");

@@ -131,7 +131,7 @@ fn nearly_five_hundred_threads_on_four_slow_disks_wait_and_none_fails() {
     if kernel() == "linux" {
         return;
     }
-    // The places of the disks bound it, not the threads: 10 MiB.
+    // The number of places of the disks limits it, not the number of threads: 10 MiB.
     let (_, most) = said.trim_end().rsplit_once("slots ").expect("the last line");
     let most: usize = most.parse().expect("a number");
     assert!((1 << 10..=5 << 10).contains(&most), "{most} slots of 2 KiB at the most: {said}");
@@ -307,7 +307,7 @@ fn disks_work_with_an_iommu_that_stays_off() {
     }
 }
 
-/// If the requested IOMMU is missing, no program starts: devices would reach all memory.
+/// If the requested IOMMU is missing, no program starts: devices could access all memory.
 #[test]
 fn an_iommu_that_is_wanted_and_cannot_be_used_is_one_sentence() {
     let folder = tempfile::tempdir().expect("temporary folder");

@@ -156,8 +156,8 @@ fn no_byte_of_a_program_is_in_the_kernels_map_after_it() {
     if kernel() != "freehold" {
         return;
     }
-    // Programs end and leave 30 MiB behind; names of files and page tables make the kernel grow
-    // into them.
+    // Programs end and leave 30 MiB behind. Names of files and page tables make the kernel grow
+    // into this memory.
     let load = "busybox dd if=/dev/urandom of=/tmp/big bs=1M count=30 2>/dev/null; rm /tmp/big; \
         busybox dd if=/dev/urandom of=/dev/null bs=20M count=1 2>/dev/null; mkdir /tmp/d; i=0; \
         while [ $i -lt 1500 ]; do echo > /tmp/d/a-name-that-takes-a-while-to-write-$i; i=$((i+1)); done; \
@@ -251,7 +251,7 @@ fn a_closed_window_is_gone_under_on_and_strict_and_may_be_there_under_lap() {
     // In counted time no interrupt is late.
     let (status, log) = provoke(&["--xpfo", "on", "--icount"], "STALE_WINDOW");
     assert!(status == KILLED && !log.contains(" late"), "{log}");
-    // The negative control: no flush comes in that time.
+    // The negative control: no flush happens in that time.
     let (status, log) = provoke(&["--xpfo", "lap", "--icount"], "STALE_WINDOW");
     assert_eq!(status, 0, "{log}");
 }
@@ -306,7 +306,7 @@ fn a_closed_window_lives_4_ms_at_most_under_on_however_long_a_program_computes_o
         let words = ["busybox", "sh", "-c", command];
         let on = closed_windows("on", &words);
         assert!(on.windows > 300 && on.longest <= 4_000_000, "{} of {}: {command}", on.longest, on.windows);
-        // The time from the store that closes a window to the INVLPG behind it.
+        // The time from the store that closes a window to the INVLPG after it.
         let strict = closed_windows("strict", &words);
         assert!(strict.windows > 300 && strict.longest <= 16, "{} of {}", strict.longest, strict.windows);
         // No instruction runs while the CPU halts: no window may be cached then.
@@ -327,7 +327,7 @@ fn windows_on_another_programs_memory_are_forgotten_as_they_close() {
     }
     let program = guest_program("workloads/foreign");
     let words = [program.to_str().expect("a path in UTF-8"), "2000"];
-    // Longer than from the store that closes a window to the INVLPG behind it.
+    // Longer than from the store that closes a window to the INVLPG after it.
     let kept = |policy| closed_windows(policy, &words).lives[4..].iter().sum::<u64>();
     let (kept_on, kept_by_lap) = (kept("on"), kept("lap"));
     assert!(kept_by_lap > 2000, "the negative control: {kept_by_lap}");

@@ -123,7 +123,7 @@ fn memory_goes_from_under_a_program_that_stays_and_keeps_its_bytes() {
     assert!(said.ends_with("every byte is right\n"), "{said}");
     let numbers: Vec<u64> = said.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     let [most, least] = numbers[..] else { panic!("{said}") };
-    // A quarter of its pages is left, spread over the plugged memory: every block of memory had
+    // A quarter of its pages remains, spread over the plugged memory: every block of memory had
     // some.
     assert!(most > 200 && least <= 180, "{said}");
     let json: serde_json::Value =

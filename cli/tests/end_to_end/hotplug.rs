@@ -49,7 +49,7 @@ impl Monitor {
         };
         Ok(serde_json::from_str(&line).unwrap_or_else(|_| panic!("QEMU says {line:?}")))
     }
-    /// A command, which QEMU obeys.
+    /// Sends a command, which QEMU must accept.
     fn tell(&mut self, command: &str, arguments: Value) -> Result<(), Closed> {
         let order = json!({ "execute": command, "arguments": arguments });
         self.to.write_all(format!("{order}\n").as_bytes()).map_err(|_| Closed)?;
@@ -62,7 +62,7 @@ impl Monitor {
             self.events.push(said);
         }
     }
-    /// Waits until a device is no more.
+    /// Waits until a device has been removed.
     fn until_deleted(&mut self, id: &str) -> Result<(), Closed> {
         let tells = |said: &Value| said["event"] == "DEVICE_DELETED" && said["data"]["device"] == id;
         // The event may have come before the command's answer.

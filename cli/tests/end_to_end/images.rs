@@ -155,7 +155,7 @@ impl TestCache {
         file_of(&self.0, name, bytes)
     }
 
-    /// Returns `freehold run --image FILE` with these words behind it.
+    /// Returns `freehold run --image FILE` with these words after it.
     fn command(&self, file: &Path, words: &[&str]) -> Command {
         let mut command = run_command();
         command.env("XDG_CACHE_HOME", self.0.path().join("cache"));

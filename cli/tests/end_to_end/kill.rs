@@ -1,4 +1,4 @@
-//! SIGKILL ends a process soon in any call, and limits and seals hold.
+//! SIGKILL ends a process soon in any call; limits and seals are enforced.
 
 use crate::common::*;
 use crate::conformance::conforms_with;

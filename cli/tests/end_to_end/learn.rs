@@ -27,7 +27,7 @@ fn a_sealed_run_has_what_an_earlier_run_used_and_nothing_else() {
     let named = std::fs::read_to_string(&list).expect("a list");
     let has = |name: &str| named.lines().any(|line| line == name);
     assert!(has("/usr/bin/python3") && named.contains("/json/__init__.py\n"), "{named}");
-    // Not used, made by the command, generated, or no file of the host.
+    // Files that are not used, made by the command, generated, or not files of the host.
     assert!(
         !named.contains("/usr/bin/busybox") && !has("/etc/passwd") && !named.contains("/proc/"),
         "{named}"

@@ -1,5 +1,5 @@
-//! Copies of the kernel's text and read-only data on the nodes that have CPUs: who fetches what
-//! from where, and how they are checked.
+//! Copies of the kernel's text and read-only data on the nodes that have CPUs: which CPU fetches
+//! text from which node, and how copies are checked.
 
 use serde_json::Value;
 
@@ -11,8 +11,8 @@ const FILE: &str = "/sys/kernel/debug/replica";
 const LOAD: &str =
     "i=0; while [ $i -lt 6 ]; do busybox seq 100 | busybox sort -r >/dev/null & i=$((i+1)); done; wait";
 
-/// Many processes at the same time on the first node's CPU, and when they have ended pairs of small
-/// programs on the other's, one pair after the other.
+/// Many processes at the same time on the first node's CPU. When they have ended, pairs of small
+/// programs on the other node's CPU, one pair after the other.
 const TURNS: &str = r#"
 busybox taskset 1 busybox ash -c 'k=0; while [ $k -lt 40 ]; do busybox sleep 1 & k=$((k+1)); done; wait'
 pairs='i=0; while [ $i -lt 20 ]; do busybox seq 100 | busybox sort -r >/dev/null; i=$((i+1)); done'
@@ -22,8 +22,8 @@ fn said(options: &[&str], command: &str) -> Outcome {
     run(options, &["busybox", "ash", "-c", command], b"")
 }
 
-/// Processes of node 0 that take turns on node 1's CPU, and whose requests for a frame all fail for
-/// half a second: what the kernel says of roots then, and twice when there is memory.
+/// Processes of node 0 take turns on node 1's CPU while all their requests for a frame fail for
+/// half a second. Prints the kernel's state of roots at that time, and twice when there is memory.
 const STARVED: &str = "cd /sys/kernel/debug/fail_page_alloc
 echo 0 >verbose; echo 0 >min-order; echo Y >task-filter; echo -1 >times; echo 100 >probability
 for k in 1 2 3 4; do
@@ -103,7 +103,7 @@ fn after_the_start_no_cpu_fetches_kernel_code_from_another_node() {
         }
         assert_eq!(oracle["total"], 0, "{oracle}");
     }
-    // The negative control: what the same load does without replicas.
+    // The negative control: the same load without replicas.
     let (sums, _) = fetches(&["-m", "256M", "--cpus", "2", "--numa", "2", "--numa-replica", "off"]);
     assert!(sums[0].1 == 0 && sums[1].0 == sums[1].1, "{sums:?}");
 }
@@ -138,7 +138,7 @@ fn a_flipped_bit_fails_the_run_and_is_named() {
     if kernel() != "freehold" {
         return;
     }
-    // `finish` would not let a run pass that does not balance.
+    // `finish` would reject a run that does not balance.
     let _permit = Permit::take();
     let mut command = run_command();
     command.args(["-m", "256M", "--cpus", "2", "--numa", "2", "--append", "freehold.plant=replica-flip"]);

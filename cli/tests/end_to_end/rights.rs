@@ -43,7 +43,7 @@ fn a_user_may_not_do_what_only_root_may() {
     assert_eq!(said.text(), "refused\n", "{}", said.stderr);
 }
 
-/// The streams are the user's, by their names too.
+/// The streams belong to the user, also under their names.
 #[test]
 fn a_users_streams_can_be_opened_by_name() {
     let script = "cat /dev/stdin; echo out > /dev/stdout; echo error > /dev/stderr; cat /proc/self/fd/0";
@@ -52,7 +52,7 @@ fn a_users_streams_can_be_opened_by_name() {
     assert!(outcome.stderr.contains("error"), "{}", outcome.stderr);
 }
 
-/// A program that root alone may run on the host is refused with its reason.
+/// If only root may run a program on the host, it is refused with this reason.
 #[test]
 fn a_program_that_the_user_may_not_run_is_refused() {
     use std::os::unix::fs::PermissionsExt;

@@ -178,7 +178,7 @@ struct Victim {
     child: Child,
     output: BufReader<std::process::ChildStdout>,
     rogue: Rogue,
-    /// Entries for interrupts, whose they are, and their vectors.
+    /// Entries for interrupts, their devices, and their vectors.
     entries: Vec<(u32, String, u8)>,
     folder: tempfile::TempDir,
 }
@@ -290,10 +290,10 @@ fn naming(entry: u32) -> u32 {
     0xfee0_0010 | entry << 5
 }
 
-/// Behind an IOMMU the device's messages do not arrive, whichever entry they name: those of other
-/// devices, and one that is no entry. QEMU 7.2 reports a refused message in its own output and
+/// Behind an IOMMU the device's messages do not arrive, whichever entry they name: entries of other
+/// devices, or a number without an entry. QEMU 7.2 reports a refused message in its own output and
 /// records no fault. The tests of a unit in software (`kernel/iommu/src/interrupt_tests.rs`) check
-/// that the kernel is told of faults.
+/// that the kernel gets faults.
 #[test]
 fn a_rogue_device_behind_an_iommu_cannot_raise_interrupts_of_others() {
     if kernel() != "freehold" {

@@ -238,8 +238,8 @@ fn placement_by_cache_bin_keeps_a_heap_that_fits_free_of_conflicts_and_the_micro
     };
     let fresh = misses("Freehold, balanced", "fresh");
     assert!(fresh <= 0.01, "balanced, fresh: {fresh}, at most 1%");
-    // 0.0 to 0.9% in a dozen boots; random frames would miss 34%. One seed gives the same on any
-    // host, but not on another kernel.
+    // 0.0 to 0.9% in a dozen boots; random frames would miss 34%. One seed gives the same result on
+    // any host, but not on another kernel.
     let aged = misses("Freehold, balanced", "aged");
     assert!(aged <= 0.05, "balanced, aged: {aged}, far less than at random");
     // About 34% on average. Of 128 pieces of 2 MiB, eight to a place, the 16 of this heap lie in 16

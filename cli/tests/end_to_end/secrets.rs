@@ -1,4 +1,4 @@
-//! Where the kernel lies is told to the host alone.
+//! Only the host is told the kernel's address.
 
 use crate::common::*;
 
@@ -15,7 +15,7 @@ fn kernel_addresses(text: &str) -> Vec<&str> {
     text.split(|c: char| !c.is_ascii_alphanumeric()).filter(is_address).collect()
 }
 
-/// The slide that the kernel tells the host, as hexadecimal digits.
+/// Returns the slide that the kernel tells the host, as hexadecimal digits.
 fn slide(stderr: &str) -> String {
     let (_, rest) = stderr.split_once("image slide 0x").expect("the host is told the slide");
     rest.chars().take_while(char::is_ascii_hexdigit).collect()
@@ -37,7 +37,7 @@ fn root_finds_no_kernel_address_and_others_no_log() {
     assert!(said.contains("mode of /dev/kmsg: 600\n"), "{said}");
     let probe = "probe 0x****************, 0x**************** and ******************** stay";
     assert!(said.contains(probe), "{said}");
-    // The host's own line is the log as it is.
+    // The host itself gets the log unchanged.
     assert!(outcome.stderr.contains("probe 0xffffffff81234567, 0xffff888000001000"), "{}", outcome.stderr);
     let read: u64 = said
         .lines()

@@ -97,7 +97,7 @@ fn a_slow_disk_takes_time_and_no_lives() {
     promises(run_command(), &options, &["pressure", "private", "4", "0"], &LOST_BY_LINUX);
 }
 
-/// The kernel's own frames lie apart from programs' here, so programs' frames have to make room for
+/// Here the kernel's own frames are spread, so programs' frames must be moved to make room for
 /// them.
 #[test]
 fn forks_find_memory_for_the_kernel_too() {
@@ -131,8 +131,8 @@ fn the_closing_table_says_what_was_swapped() {
     assert!(outcome.stderr.contains("swapped out"), "{}", outcome.stderr);
 }
 
-/// The text of a program of the host comes back at once where it is evicted: the programs' own
-/// memory goes to the swap then, and none is killed.
+/// Evicted text of a program of the host is read again at once. Then programs' own memory goes to
+/// the swap instead, and no program is killed.
 #[test]
 fn a_program_of_the_host_is_swapped_out_before_it_is_killed() {
     let fill = r#"push @x, "a" x (1 << 20) for 1..200; print scalar @x"#;

@@ -6,7 +6,7 @@ use freehold_bounce::{DmaMapping, Piece};
 use crate::Frames;
 use crate::hardware::{map_registers, port_read, port_write};
 
-/// The highest address that its DMA engine reaches.
+/// The highest address that its DMA engine can access.
 pub const REACH: u64 = (1 << 28) - 1;
 /// The device's memory, in the addresses of its DMA engine.
 const MEMORY: u64 = 0x40000;
@@ -26,7 +26,7 @@ fn address(piece: &Piece) -> u64 {
 }
 
 impl Edu {
-    /// Looks for the device on bus 0, and enables its DMA.
+    /// Finds the device on bus 0, and enables its DMA.
     pub fn find() -> Option<Self> {
         let device = (0..32).find(|&device| port_read(configuration(device, 0)) == 0x11e8_1234)?;
         let command = port_read(configuration(device, 4));

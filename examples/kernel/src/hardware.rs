@@ -18,7 +18,7 @@ use freehold_machine::{
 const BASE: u64 = 0xffff_ffff_8000_0000;
 const DIRECT: u64 = 0xffff_8000_0000_0000;
 const WINDOWS: u64 = 0xffff_8080_0000_0000;
-/// Windows that may be open at once; registers of devices are mapped behind them.
+/// Number of windows that may be open at once; registers of devices are mapped after them.
 const MOST_WINDOWS: usize = 8;
 /// 1 GiB: the span of one table of 2 MiB pages.
 pub const MOST_FRAMES: usize = 512 * PAGEBLOCK_FRAMES as usize;
@@ -121,7 +121,7 @@ pub fn store_at(address: VirtAddr, value: u64) {
 }
 
 fn forget_page(address: u64) {
-    // SAFETY: forgetting a translation changes no memory.
+    // SAFETY: flushing a translation changes no memory.
     unsafe { asm!("invlpg [{}]", in(reg) address, options(nostack, preserves_flags)) }
 }
 
@@ -146,7 +146,8 @@ impl Cpus for Hardware {
 impl Hardware {
     fn word(self, table: Pfn, index: usize) -> &'static AtomicU64 {
         assert!(is_in_direct_map(table) && index < TABLE_ENTRIES, "{table:?} is no table in the direct map");
-        // SAFETY: mapped, as was just seen, and its owner uses the frame as a table: atomic words.
+        // SAFETY: mapped, as the check above has shown, and its owner uses the frame as a table:
+        // atomic words.
         unsafe { &*((DIRECT + table.start().0 + 8 * index as u64) as *const AtomicU64) }
     }
 }
@@ -189,7 +190,7 @@ impl Tlb for Hardware {
         f()
     }
     fn load_root(self, root: Pfn) {
-        // SAFETY: every root has the boot root's upper half, where all that the kernel uses is.
+        // SAFETY: every root has the boot root's upper half, with everything that the kernel uses.
         unsafe { asm!("mov cr3, {}", in(reg) root.start().0, options(nostack, preserves_flags)) }
     }
     fn current_root(self) -> Pfn {
@@ -306,7 +307,7 @@ fn panicked(info: &core::panic::PanicInfo) -> ! {
     exit(FAILURE)
 }
 
-/// A heap that never frees: its objects here stay, or are small.
+/// A heap that never frees: objects of this kernel live for ever, or are small.
 struct Heap;
 
 const HEAP_BYTES: usize = 2 << 20;

@@ -130,7 +130,7 @@ fn address_space(frames: Frames) -> Result<(), OutOfMemory> {
     Ok(())
 }
 
-/// Copies bytes into QEMU's device "edu" and back: the device reaches bounce memory only.
+/// Copies bytes into QEMU's device "edu" and back: the device can access bounce memory only.
 fn bounce(frames: Frames) {
     let dma: &'static Dma<Frames> = Box::leak(Box::new(Dma::new()));
     dma.start(frames, Limits::default());

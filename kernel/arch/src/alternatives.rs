@@ -1,16 +1,16 @@
-//! Alternatives: instructions of text that are chosen once, at start-up, by what the CPU has and
-//! needs. A site costs no test when it runs.
+//! Alternatives: instructions in the kernel's text that are chosen once, at start-up, by the CPU's
+//! features and needs. A site costs no test when it runs.
 //!
 //! A *site* is a run of instructions that every CPU takes. A table in read-only data
 //! (`alternative.s`) holds its replacement for CPUs that have a [`Feature`]. The replacement is in
-//! read-only data too, where no CPU can run it, and names no address relative to its own. The rest
-//! of a longer site becomes no-ops. Code jumps to a site's beginning only.
+//! read-only data, too, where no CPU can run it. It contains no address relative to itself. The
+//! rest of a longer site becomes no-ops. Code jumps to a site's beginning only.
 //!
 //! [`apply`] runs on the first CPU, before a second one does and before text is copied to other
 //! nodes: copies contain the chosen code, and their hashes are computed from it. Afterwards text
 //! changes by patches only ([`freehold_replica`]).
 //!
-//! SMAP is no feature here: a CPU without it is refused, so STAC and CLAC are always there. The
+//! SMAP is not in this list: a CPU without it is refused, so STAC and CLAC always exist. The
 //! nearest relative is Linux' arch/x86/kernel/alternative.c.
 
 use freehold_machine::{PAGE_SIZE, VirtAddr};
@@ -40,7 +40,7 @@ impl Feature {
     const ALL: [Self; 4] =
         [Self::FastStrings, Self::FastShortStrings, Self::SavesChanges, Self::ClearsBuffers];
 
-    /// Its name, as /proc/cpuinfo has it where that has one.
+    /// The feature's name as in /proc/cpuinfo, if it has one there.
     pub const fn name(self) -> &'static str {
         match self {
             Self::FastStrings => "erms",
@@ -50,7 +50,7 @@ impl Feature {
         }
     }
 
-    /// Whether the CPU that this runs on has it.
+    /// Whether the CPU that runs this code has the feature.
     pub fn is_there(self) -> bool {
         match self {
             Self::FastStrings => cpuid(7, 0).ebx & 1 << 9 != 0,
@@ -61,12 +61,12 @@ impl Feature {
     }
 }
 
-/// Chooses, once: on the first CPU, after [`speculation::start`], before replicas of text are made
-/// and before another CPU runs. `is_wanted` says which features to choose by, all of which the CPU
-/// has; `note` is told of each, and how many sites it changed.
+/// Chooses the code of all sites, once: on the first CPU, after [`speculation::start`], before text
+/// is copied to other nodes and before another CPU runs. `is_wanted` selects among the CPU's
+/// features. `note` is called for each feature with the number of sites that changed.
 ///
 /// # Panics
-/// When there is no memory for the patching window.
+/// If there is no memory for the patching window.
 pub fn apply(is_wanted: impl Fn(Feature) -> bool, note: &mut dyn FnMut(Feature, usize)) {
     for feature in Feature::ALL.into_iter().filter(|&feature| is_wanted(feature)) {
         let sites = || entries().iter().filter(|entry| entry.feature == feature as u16);
@@ -76,18 +76,18 @@ pub fn apply(is_wanted: impl Fn(Feature) -> bool, note: &mut dyn FnMut(Feature, 
 }
 
 /// An entry of the table, as `alternative.s` writes it. Addresses are relative to the field that
-/// has them.
+/// contains them.
 #[repr(C)]
 struct AlternativeEntry {
     site: i32,
     code: i32,
     feature: u16,
-    /// Bytes of the site, and of the other code.
+    /// Bytes of the site, and of the replacement code.
     site_bytes: u8,
     code_bytes: u8,
 }
 
-/// Bytes that a site has at most.
+/// Largest size of a site in bytes.
 const LONGEST: usize = 64;
 
 impl AlternativeEntry {
@@ -126,7 +126,7 @@ const NO_OPS: [&[u8]; 9] = [
 /// Fills a site with `code` and no-ops.
 ///
 /// # Panics
-/// When the code is longer.
+/// If `code` is longer than the site.
 fn fill(site: &mut [u8], code: &[u8]) {
     let (begin, mut rest) = site.split_at_mut(code.len());
     begin.copy_from_slice(code);
@@ -147,11 +147,11 @@ unsafe extern "C" {
 /// The table.
 #[cfg(target_os = "none")]
 fn entries() -> &'static [AlternativeEntry] {
-    // SAFETY: the linker script puts the entries, and nothing else, between the two, in read-only
-    // data.
+    // SAFETY: the linker script puts the entries, and nothing else, between the two symbols, in
+    // read-only data.
     unsafe { linker_table::entries(&raw const __alternatives_start, &raw const __alternatives_end) }
 }
-/// On a host there are none.
+/// A host has no sites.
 #[cfg(not(target_os = "none"))]
 fn entries() -> &'static [AlternativeEntry] {
     &[]

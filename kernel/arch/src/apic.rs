@@ -45,9 +45,9 @@ pub(crate) enum Ipi {
 /// Condition that makes the timer fire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum TimerMode {
-    /// Counting down to 0, once.
+    /// The count reaches 0, once.
     OneShot,
-    /// The time-stamp counter reaching the deadline register.
+    /// The time-stamp counter reaches the deadline register.
     Deadline,
 }
 
@@ -58,7 +58,7 @@ enum ApicAccess {
 
 static ACCESS: Once<ApicAccess> = Once::new();
 
-/// Find out how the controller is reached. On the first CPU, before [`enable`].
+/// Finds out how the controller is accessed. Called on the first CPU, before [`enable`].
 pub(crate) fn init() {
     // CPUID.1:ECX[21]
     let x2apic = registers::cpuid(1, 0).ecx & 1 << 21 != 0;
@@ -89,7 +89,7 @@ fn access() -> &'static ApicAccess {
 
 fn read(register: u32) -> u32 {
     match access() {
-        // SAFETY: a register of the x2APIC, which `access` says there is.
+        // SAFETY: a register of the x2APIC, which exists according to `access`.
         ApicAccess::X2apic => unsafe { registers::rdmsr(0x800 + register / 16) as u32 },
         ApicAccess::Mapped(mmio) => mmio.read_u32(register as usize),
     }
@@ -125,7 +125,7 @@ pub(crate) fn id_before_enable() -> u32 {
     registers::cpuid(1, 0).ebx >> 24
 }
 
-/// The interrupt that is being handled has been.
+/// Tells the controller that the current interrupt has been handled.
 pub(crate) fn end_of_interrupt() {
     write(END_OF_INTERRUPT, 0);
 }
@@ -159,7 +159,7 @@ pub(crate) fn send(apic_id: u32, ipi: Ipi) {
     }
 }
 
-/// Let this CPU's timer fire with `vector`.
+/// Lets this CPU's timer raise interrupts with `vector`.
 pub(crate) fn set_timer(mode: TimerMode, vector: u8) {
     let mode = match mode {
         TimerMode::OneShot => 0,
@@ -173,7 +173,7 @@ pub(crate) fn set_timer_count(count: u32) {
     write(TIMER_INITIAL, count);
 }
 
-/// Returns the rest of the count.
+/// Returns the remaining count.
 pub(crate) fn timer_count() -> u32 {
     read(TIMER_CURRENT)
 }

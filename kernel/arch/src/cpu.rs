@@ -1,6 +1,6 @@
 //! CPUs: their private data, numbers and nodes, preemption.
 //!
-//! [`PerCpu`] is reached through the GS base, which in the kernel always points to it (user mode's
+//! [`PerCpu`] is accessed through the GS base, which in the kernel always points to it (user mode's
 //! is swapped in on the way out). Its fields are atomics that only their CPU writes, unless said
 //! otherwise.
 
@@ -48,12 +48,12 @@ pub struct X86;
 /// Data of one CPU.
 #[repr(C)]
 pub(crate) struct PerCpu {
-    /// This structure's own address: what `gs:[0]` reads.
+    /// This structure's own address: the value at `gs:[0]`.
     this: AtomicPtr<PerCpu>,
     pub(crate) number: AtomicU32,
     pub(crate) preemption: AtomicU32,
     pub(crate) apic_id: AtomicU32,
-    /// `entry.s`: the stack that the kernel goes on with after user mode.
+    /// `entry.s`: the kernel's stack pointer after user mode.
     pub(crate) kernel_stack: AtomicU64,
     /// `entry.s`: the end of the running program's registers.
     pub(crate) context_end: AtomicU64,
@@ -68,18 +68,18 @@ pub(crate) struct PerCpu {
     pub(crate) threads: Threads,
     pub(crate) descriptors: Descriptors,
     pub(crate) windows: Windows,
-    /// When the kernel wants its timer interrupt, as [`crate::time::now`] counts; `u64::MAX` for
+    /// Time of the kernel's next timer interrupt, as [`crate::time::now`] counts; `u64::MAX` for
     /// never.
     pub(crate) timer: AtomicU64,
     pub(crate) flush: FlushRequest,
     pub(crate) random: CpuRandom,
     /// The purpose of this CPU's allocations at this moment; see [`crate::heap`].
     pub(crate) heap_use: AtomicU8,
-    /// Free objects of the heap that this CPU has at hand.
+    /// Free objects of the heap that this CPU keeps.
     pub(crate) magazines: Magazines,
-    /// The same where objects are charged.
+    /// Free objects that this CPU keeps while objects are charged.
     pub(crate) charged_magazines: Magazines,
-    /// Requests of other CPUs to forget translations that this CPU has served.
+    /// Number of flush requests of other CPUs that this CPU has served.
     shootdowns: AtomicU64,
 }
 
@@ -111,13 +111,13 @@ impl PerCpu {
 }
 
 static FIRST: PerCpu = PerCpu::new();
-/// How many CPUs there will be.
+/// The number of CPUs that will run.
 static COUNT: AtomicUsize = AtomicUsize::new(1);
-/// Which CPUs run: those that are interrupted to flush.
+/// The CPUs that run: a flush interrupts them.
 static ONLINE: AtomicU64 = AtomicU64::new(1);
 static ALL: [AtomicPtr<PerCpu>; MAX_CPUS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_CPUS];
 
-/// Give the CPU that runs this its private data.
+/// Gives the CPU that runs this code its private data.
 ///
 /// # Panics
 /// For a number that is not below [`MAX_CPUS`].
@@ -144,8 +144,8 @@ pub(crate) fn this() -> &'static PerCpu {
     unsafe { &*this }
 }
 
-/// Whether `base` is the address of the private data of the CPU that runs this, as the interrupt
-/// controller knows it.
+/// Whether `base` is the address of the private data of the CPU that runs this code, which is
+/// identified by the interrupt controller.
 #[cfg(feature = "entry-checks")]
 pub(crate) fn is_this(base: u64) -> bool {
     let known = ALL.iter().map(|slot| slot.load(Ordering::Acquire)).find(|&slot| slot as u64 == base);
@@ -163,7 +163,7 @@ pub(crate) fn count_up<const N: u32>() {
     };
 }
 
-/// Lower it by what [`count_up`] raised it.
+/// Lowers the count by the amount that [`count_up`] raised it.
 #[inline(always)]
 pub(crate) fn count_down<const N: u32>() {
     // SAFETY: as in `count_up`.
@@ -172,12 +172,12 @@ pub(crate) fn count_down<const N: u32>() {
     };
 }
 
-/// How many nested reasons there are for not giving up this CPU; 0 means that the caller may block.
+/// Returns the number of nested reasons to stay on this CPU; 0 means that the caller may block.
 pub fn preemption_count() -> u32 {
     this().preemption.load(Ordering::Relaxed)
 }
 
-/// The private data of `cpu`, where it has started.
+/// Returns the private data of `cpu`, if it has started.
 pub(crate) fn of(cpu: CpuId) -> Option<&'static PerCpu> {
     let per_cpu = ALL.get(usize::from(cpu.0))?.load(Ordering::Acquire);
     // SAFETY: an entry is null or points to a PerCpu that lives for ever.
@@ -189,15 +189,15 @@ pub(crate) fn all() -> impl Iterator<Item = &'static PerCpu> {
     (0..MAX_CPUS).filter_map(|number| of(CpuId(number as u16)))
 }
 
-/// The number of `cpu` on the interrupt bus, where it has started.
+/// Returns the number of `cpu` on the interrupt bus, if it has started.
 pub(crate) fn apic_id(cpu: CpuId) -> Option<u32> {
     of(cpu).map(|per_cpu| per_cpu.apic_id.load(Ordering::Relaxed))
 }
 
-/// Turn on the protections and features that this kernel relies on, on this CPU.
+/// Turns on the protections and features that this kernel relies on, on this CPU.
 ///
 /// # Panics
-/// When the CPU lacks one that it cannot do without.
+/// If the CPU lacks a required one.
 pub(crate) fn enable_features() {
     let leaf7 = cpuid(7, 0);
     assert!(
@@ -227,7 +227,7 @@ pub(crate) fn enable_features() {
     unsafe { write_cr0(cr0 | CR0_WRITE_PROTECT | CR0_ALIGNMENT) };
 }
 
-/// Whether programs may use BMI2 (MULX and its kin).
+/// Whether programs may use BMI2 (MULX and similar instructions).
 pub fn has_bmi2() -> bool {
     cpuid(7, 0).ebx & 1 << 8 != 0
 }
@@ -237,11 +237,11 @@ pub(crate) fn has_xsave() -> bool {
     read_cr4() & CR4_OSXSAVE != 0
 }
 
-/// Set up this CPU, whose private data and page tables are in place: descriptors, windows,
+/// Sets up this CPU, whose private data and page tables are in place: descriptors, windows,
 /// interrupt controller, floating point.
 ///
 /// # Panics
-/// When there is no memory for that, which only happens at start-up.
+/// If there is no memory for that, which only happens at start-up.
 pub(crate) fn init_this(number: usize) {
     let per_cpu = this();
     let ready = traps::init_cpu(per_cpu).and_then(|()| windows::attach(per_cpu, number));
@@ -253,7 +253,7 @@ pub(crate) fn init_this(number: usize) {
     speculation::init_this();
 }
 
-/// Interrupt `cpu` so that it looks at its run queue ([`crate::traps::Handlers::reschedule`]).
+/// Interrupts `cpu` so that it checks its run queue ([`crate::traps::Handlers::reschedule`]).
 pub fn send_reschedule(cpu: CpuId) {
     if let Some(apic_id) = apic_id(cpu) {
         let _off = irq::disable();
@@ -270,8 +270,8 @@ pub fn send_nmi(cpu: CpuId) {
     }
 }
 
-/// Wait for an interrupt. Called with interrupts off, after the last look at what there is to do;
-/// they are on when this returns, and none that came in between was missed.
+/// Waits for an interrupt. Called with interrupts off, after the last check for work. Interrupts
+/// are on when this returns, and no interrupt in between was missed.
 pub fn idle() {
     // A closed window's translation must not outlive its deadline while the CPU sleeps, nor wake
     // the CPU for that.
@@ -285,9 +285,9 @@ pub fn bus_id() -> u32 {
     apic::id()
 }
 
-/// Say which nodes the machine has, which CPU is on which, and how many CPUs (at most [`MAX_CPUS`])
-/// will run: once, when firmware's tables are read. [`Cpus::cpu_count`] is that number from then
-/// on; flushes reach those that run.
+/// Sets the machine's nodes, each CPU's node, and the number of CPUs that will run (at most
+/// [`MAX_CPUS`]): once, after firmware's tables are read. From then on [`Cpus::cpu_count`] returns
+/// that number. Flushes are sent to the CPUs that run already.
 pub fn set_topology(topology: &Topology, cpus: usize) {
     COUNT.store(cpus.clamp(1, MAX_CPUS), Ordering::Relaxed);
     NODES.store(topology.node_count(), Ordering::Relaxed);
@@ -305,8 +305,8 @@ pub fn online() -> CpuSet {
 impl Cpus for X86 {
     fn current_cpu(self) -> CpuId {
         let number = this().number.load(Ordering::Relaxed);
-        // SAFETY: it begins as 0 and only `adopt` stores it, after a look. Tables of CPUs are
-        // indexed without another.
+        // SAFETY: the field is 0 at first, and only `adopt` stores it, after a bounds check. So
+        // tables of CPUs are indexed without another check.
         unsafe { core::hint::assert_unchecked((number as usize) < MAX_CPUS) };
         CpuId(number as u16)
     }
@@ -339,7 +339,7 @@ impl Cpus for X86 {
     }
 }
 
-/// The tracepoint's reasons of a flush, which are Linux'.
+/// Linux' reasons of a flush, as the tracepoint has them.
 const REMOTE_SEND: i32 = 4;
 const LOCAL: i32 = 3;
 
@@ -357,7 +357,7 @@ fn record_flush(reason: i32, what: Flush) {
     X86.record_event(TlbFlush::NUMBER, &TlbFlush { reason, pages: pages_of(what) }.words());
 }
 
-/// How many pages the tracepoint of a flush tells; -1 for all.
+/// The number of pages in the tracepoint of a flush; -1 for all.
 fn pages_of(what: Flush) -> i64 {
     match what {
         Flush::Range { pages, .. } => pages as i64,
@@ -366,7 +366,7 @@ fn pages_of(what: Flush) -> i64 {
     }
 }
 
-/// Above this many pages forgetting everything is cheaper.
+/// Above this number of pages, flushing everything is cheaper.
 const FLUSH_CEILING: u64 = 32;
 
 impl Tlb for X86 {
@@ -377,21 +377,21 @@ impl Tlb for X86 {
                     invlpg(start.0 + page * PAGE_SIZE as u64);
                 }
             }
-            // The entry is gone: one INVLPG forgets all that was cached of a leaf (SDM 4.10.4.1),
-            // in pieces too.
+            // The entry is gone. One INVLPG flushes everything that was cached of a leaf (SDM
+            // 4.10.4.1), also if the leaf is cached in pieces.
             Flush::Blocks { start, blocks } if blocks <= FLUSH_CEILING => {
                 for block in 0..blocks {
                     invlpg(start.0 + block * (PAGE_SIZE as u64 * PAGEBLOCK_FRAMES));
                 }
             }
             Flush::NonGlobal => {
-                // SAFETY: loading the root that is loaded already only forgets.
+                // SAFETY: loading the present root again only flushes.
                 unsafe { write_cr3(read_cr3()) };
                 windows::forgotten();
             }
             Flush::Range { .. } | Flush::Blocks { .. } | Flush::All => {
                 let features = read_cr4();
-                // SAFETY: PGE off and on again forgets every translation and changes no mapping.
+                // SAFETY: PGE off and on again flushes every translation and changes no mapping.
                 unsafe { write_cr4(features & !CR4_PGE) };
                 // SAFETY: as above.
                 unsafe { write_cr4(features) };
@@ -413,14 +413,15 @@ impl Tlb for X86 {
         }
         if others != 0 {
             while this().flush.pending.load(Ordering::Acquire) != 0 {
-                // Two CPUs that wait for each other serve each other, with interrupts off too.
+                // Two CPUs that wait for each other serve each other's requests, with interrupts
+                // off, too.
                 serve_flushes();
                 self.relax();
             }
         }
     }
     fn hold_flushes<R>(self, f: impl FnOnce() -> R) -> R {
-        // Requests of others come as interrupts, and nothing in `f` looks for them.
+        // Requests of other CPUs come as interrupts, and `f` does not check for them.
         let _off = irq::disable();
         f()
     }
@@ -441,10 +442,10 @@ impl Machine for X86 {
     }
 }
 
-/// One CPU's request to the others to forget translations. Its CPU writes it, pinned, while no bit
-/// of `pending` is set.
+/// One CPU's flush request to the others. Its CPU writes it, pinned, while no bit of `pending` is
+/// set.
 pub(crate) struct FlushRequest {
-    /// The CPUs that have not done so yet; each clears its own bit.
+    /// The CPUs that have not flushed yet; each clears its own bit.
     pending: AtomicU64,
     start: AtomicU64,
     /// The number of pages, or one of the special values below.
@@ -453,7 +454,7 @@ pub(crate) struct FlushRequest {
 
 const NON_GLOBAL: u64 = u64::MAX;
 const EVERYTHING: u64 = u64::MAX - 1;
-/// The number is one of leaves of 2 MiB.
+/// The number counts leaves of 2 MiB.
 const BLOCKS: u64 = 1 << 32;
 
 impl FlushRequest {
@@ -494,7 +495,7 @@ impl FlushRequest {
     }
 }
 
-/// Do what other CPUs ask this one to forget.
+/// Does the flushes that other CPUs request from this one.
 pub(crate) fn serve_flushes() {
     let _off = irq::disable();
     let bit = 1 << this().number.load(Ordering::Relaxed);
@@ -505,7 +506,7 @@ pub(crate) fn serve_flushes() {
     }
 }
 
-/// Returns how many requests of other CPUs to forget translations `cpu` has served.
+/// Returns the number of flush requests of other CPUs that `cpu` has served.
 pub fn shootdowns(cpu: CpuId) -> u64 {
     of(cpu).map_or(0, |per_cpu| per_cpu.shootdowns.load(Ordering::Relaxed))
 }

@@ -1,4 +1,4 @@
-//! The bytes that firmware left: ACPI tables.
+//! The bytes that firmware left in memory: ACPI tables.
 
 use freehold_machine::PhysAddr;
 
@@ -6,8 +6,9 @@ use crate::boot;
 use crate::memory::tables::READ_ONLY;
 use crate::vmap;
 
-/// `len` bytes of firmware's memory at `phys`, read-only, for ever. Empty where the range touches
-/// usable memory (a table that says it lies there is not to be believed) or cannot be mapped.
+/// Returns `len` bytes of firmware's memory at `phys`, read-only, for ever. Returns an empty slice
+/// if the range cannot be mapped, or touches usable memory: a table with such an address is
+/// invalid.
 pub fn map(phys: PhysAddr, len: usize) -> &'static [u8] {
     if len == 0 || boot::info().touches_memory(phys, len as u64) {
         return &[];

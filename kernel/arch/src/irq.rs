@@ -25,7 +25,7 @@ pub fn are_enabled() -> bool {
     read_flags() & INTERRUPT_FLAG != 0
 }
 
-/// Take interrupts from now on: once per CPU, when it is set up.
+/// Turns interrupts on: once per CPU, when it is set up.
 pub fn enable() {
     enable_interrupts();
 }
@@ -60,20 +60,20 @@ pub trait InterruptHandler: Sync {
     fn interrupt(&self);
 }
 
-/// Where a device writes what to interrupt (Intel SDM volume 3, 11.11).
+/// Address and value that a device writes to raise an interrupt (Intel SDM volume 3, 11.11).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Msi {
     /// The address to write to.
     pub address: u64,
     /// The value to write.
     pub data: u32,
-    /// The vector that arrives.
+    /// The vector of the interrupt.
     pub vector: u8,
-    /// The number on the interrupt bus of the CPU that it arrives at.
+    /// The number, on the interrupt bus, of the CPU that gets the interrupt.
     pub cpu: u32,
 }
 
-/// Whether CPUs' numbers on the interrupt bus have 32 bits (x2APIC), and not 8.
+/// Whether CPUs' numbers on the interrupt bus have 32 bits (x2APIC) instead of 8.
 pub fn has_wide_numbers() -> bool {
     apic::is_x2apic()
 }
@@ -81,8 +81,8 @@ pub fn has_wide_numbers() -> bool {
 static HANDLERS: [Once<&'static dyn InterruptHandler>; DEVICES] = [const { Once::new() }; DEVICES];
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
-/// Give `handler` a vector of its own for ever, delivered to `cpu`; `None` when all are taken, or
-/// the CPU's number on the bus does not fit a message.
+/// Gives `handler` a vector of its own for ever, delivered to `cpu`. Returns `None` if all vectors
+/// are taken, or the CPU's number on the bus does not fit a message.
 pub fn allocate(handler: &'static dyn InterruptHandler, cpu: CpuId) -> Option<Msi> {
     let target = u8::try_from(cpu::apic_id(cpu)?).ok()?;
     let index = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -100,13 +100,13 @@ pub(crate) fn dispatch(vector: u8) {
     }
 }
 
-/// Mask the two 8259s, which firmware may have left open, and stop channel 0 of the 8254: reset
-/// leaves it counting, so a host whose guest sleeps would be woken 18 times a second for an
-/// interrupt that is masked.
+/// Masks the two 8259s, which firmware may have left open, and stops channel 0 of the 8254. Reset
+/// leaves the channel counting, so the host of a sleeping guest would be woken 18 times per second
+/// for an interrupt that is masked.
 pub(crate) fn quiet_legacy() {
     out_u8(0x21, 0xff);
     out_u8(0xa1, 0xff);
-    // Mode 0 (one interrupt, at the end of a count) and no count: it waits for one (Intel 8254 data
-    // sheet).
+    // Mode 0 (one interrupt, at the end of a count) without a count: the timer waits for one (Intel
+    // 8254 data sheet).
     out_u8(0x43, 0b0011_0000);
 }

@@ -1,13 +1,13 @@
 //! x86-64: everything of the Freehold kernel that is a register, an instruction or an address.
 //!
 //! May use `unsafe`: registers, descriptor tables, page tables, windows, stacks and the boundary to
-//! user mode cannot be reached without. All exported functions are safe to call: a misuse ends in a
+//! user mode cannot be used without it. All exported functions are safe to call: a misuse ends in a
 //! report (a panic or a page fault that names the address), not in corruption.
 //!
 //! Folders: [`boot`] from the loader to the kernel's main; [`memory`] the kernel half of every
-//! address space; [`traps`] exceptions and interrupts; [`user`] and [`usercopy`] the way to user
-//! mode and its bytes; [`thread`], [`cpu`], [`irq`], [`time`] execution; [`alternatives`] code by
-//! what the CPU has; [`speculation`] what CPUs do too early; [`panic`] the death certificate.
+//! address space; [`traps`] exceptions and interrupts; [`user`] and [`usercopy`] user mode and its
+//! bytes; [`thread`], [`cpu`], [`irq`], [`time`] execution; [`alternatives`] code that depends on
+//! the CPU's features; [`speculation`] mitigations; [`panic`] the report of a panic.
 //!
 //! The kernel is soft-float: vector and x87 registers belong to user programs at all times.
 #![no_std]
@@ -16,7 +16,8 @@
     bad_asm_style,
     reason = "the default syntax has no difference of two symbols, which position-independent 32-bit code needs"
 )]
-// A host checks and tests the parts that are plain logic; what only assembly calls is unused there.
+// A host checks and tests the parts that are plain logic; functions that only assembly calls are
+// unused there.
 #![cfg_attr(not(target_os = "none"), allow(unused))]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

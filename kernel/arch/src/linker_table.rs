@@ -1,6 +1,6 @@
-//! Tables that code writes entry by entry, each into a section of its own, where the linker script
-//! puts a symbol before and behind them. Their addresses are relative to the field that has them,
-//! so that they need no relocation.
+//! Tables that code writes entry by entry, each into a section of its own; the linker script puts a
+//! symbol before and after them. Addresses are relative to the field that contains them, so that
+//! they need no relocation.
 
 /// The entries between the two symbols.
 ///
@@ -12,7 +12,7 @@ pub(crate) unsafe fn entries<T>(start: *const [T; 0], end: *const [T; 0]) -> &'s
     unsafe { core::slice::from_raw_parts(start.cast(), count) }
 }
 
-/// The address that a field of an entry has.
+/// Returns the address that a field of an entry refers to.
 pub(crate) fn absolute(field: &i32) -> u64 {
     (core::ptr::from_ref(field) as u64).wrapping_add_signed(i64::from(*field))
 }

@@ -15,19 +15,19 @@ pub struct Mmio {
     len: usize,
 }
 
-// SAFETY: the registers stay mapped for ever, and each access is one volatile instruction: what
-// accesses from several CPUs mean is the device's matter, not the memory's.
+// SAFETY: the registers stay mapped for ever, and each access is one volatile instruction. The
+// device, not the memory, defines the effect of accesses from several CPUs.
 unsafe impl Send for Mmio {}
 // SAFETY: as above.
 unsafe impl Sync for Mmio {}
 
-/// The reason why there are no registers at an address. Devices and firmware say where registers
-/// are, and may lie.
+/// The reason why there are no registers at an address. Devices and firmware name the address, and
+/// it may be wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NoRegisters {
-    /// Usable memory is there.
+    /// Usable memory is at the address.
     Memory,
-    /// The CPU has no such physical addresses.
+    /// The address is beyond the CPU's physical addresses.
     Beyond,
     /// Memory does not suffice for the tables.
     NoTables,
@@ -43,10 +43,10 @@ impl fmt::Display for NoRegisters {
     }
 }
 
-/// Map `len` bytes of device registers at `phys`, for ever.
+/// Maps `len` bytes of device registers at `phys`, for ever.
 ///
 /// # Errors
-/// [`NoRegisters`]; nothing is mapped, but for a part of them where memory ends.
+/// [`NoRegisters`]. Then nothing is mapped, except for a part of the registers if memory ran out.
 pub fn map(phys: PhysAddr, len: usize) -> Result<Mmio, NoRegisters> {
     let end = phys.0.checked_add(len as u64).ok_or(NoRegisters::Beyond)?;
     if end > 1 << physical_bits() {
@@ -98,7 +98,7 @@ impl Mmio {
         );
         self.base.as_ptr().wrapping_add(offset).cast()
     }
-    /// Bytes that are mapped.
+    /// Returns the number of mapped bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -106,7 +106,7 @@ impl Mmio {
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
-    /// Where the registers are, for a driver library that does its own volatile accesses.
+    /// Returns the registers' address, for a driver library that does its own volatile accesses.
     pub fn address(&self) -> VirtAddr {
         VirtAddr(self.base.as_ptr() as u64)
     }

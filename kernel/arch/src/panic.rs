@@ -1,9 +1,9 @@
-//! The death certificate: the last report of a kernel that cannot go on.
+//! The report of a panic: the last output of a kernel that cannot continue.
 //!
-//! The first CPU to fail stops all others with an NMI, each of which notes its registers and
-//! backtrace; then the whole goes to the serial line and to the registered sink, and the machine
-//! ends. Takes no lock that a stopped CPU could hold, and allocates nothing. A failure in the
-//! middle of this ends the machine at once.
+//! The first CPU to fail stops all others with an NMI, each of which records its registers and
+//! backtrace. Then the report goes to the serial line and to the registered sink, and the machine
+//! ends. This code takes no lock that a stopped CPU could hold, and allocates nothing. A failure in
+//! the middle of it ends the machine at once.
 
 use core::cell::UnsafeCell;
 use core::fmt::{self, Write};
@@ -18,7 +18,7 @@ use crate::traps::Registers;
 use crate::traps::machine_check::Banks;
 use crate::{X86, boot, cpu, power, registers, serial};
 
-/// Return addresses that are noted per CPU.
+/// Return addresses that are recorded per CPU.
 pub const MAX_FRAMES: usize = 32;
 const MAX_MESSAGE: usize = 1024;
 /// Value for isa-debug-exit: QEMU ends with `1 << 1 | 1`.
@@ -39,19 +39,19 @@ impl CpuReport {
     pub fn cpu(&self) -> CpuId {
         self.cpu
     }
-    /// Returns its registers where it failed or was stopped; from a panic only rip, rsp and rbp are
+    /// Returns the registers at the failure or at the stop; after a panic only rip, rsp and rbp are
     /// known.
     pub fn registers(&self) -> &Registers {
         &self.registers
     }
-    /// Where it was, and where it would have returned to: addresses in the slid image, innermost
+    /// Returns the CPU's position and its return addresses: addresses in the slid image, innermost
     /// first.
     pub fn backtrace(&self) -> &[u64] {
         &self.backtrace[..self.frames]
     }
 }
 
-/// Everything that is known about the end.
+/// Everything that is known about the failure.
 #[derive(Debug)]
 pub struct Certificate {
     message: [u8; MAX_MESSAGE],
@@ -64,7 +64,7 @@ impl Certificate {
     pub fn message(&self) -> &str {
         core::str::from_utf8(&self.message[..self.message_len]).unwrap_or("(a message that is no text)")
     }
-    /// How far the image was moved: subtract it from addresses to look them up.
+    /// Returns how far the image was moved: subtract it from addresses before looking them up.
     pub fn slide(&self) -> u64 {
         self.slide
     }
@@ -87,8 +87,8 @@ impl Write for Certificate {
     }
 }
 
-/// Carrier of the certificate to the host. Called with interrupts off and all other CPUs stopped,
-/// perhaps in the middle of a locked section: must not lock or allocate.
+/// Transmits the report to the host. Called with interrupts off and all other CPUs stopped, perhaps
+/// in the middle of a locked section: it must not lock or allocate.
 pub trait CertificateSink: Sync {
     /// Send it.
     fn certificate(&self, certificate: &Certificate);
@@ -104,7 +104,7 @@ struct ReportSlot {
     report: UnsafeCell<CpuReport>,
 }
 
-// SAFETY: the owning CPU writes before it sets `ready` (release); others read after they saw it
+// SAFETY: the owning CPU writes before it sets `ready` (release); others read after they saw that
 // (acquire).
 unsafe impl Sync for ReportSlot {}
 
@@ -157,17 +157,17 @@ impl ReportSlot {
         }
         let mut report = CpuReport { cpu, registers: *registers, backtrace: [0; MAX_FRAMES], frames: 0 };
         report.frames = backtrace(registers, &mut report.backtrace);
-        // SAFETY: only this CPU writes its slot, and it has not said `ready` yet.
+        // SAFETY: only this CPU writes its slot, and it has not set `ready` yet.
         unsafe { self.report.get().write(report) };
         self.ready.store(true, Ordering::Release);
         REPORTED.fetch_add(1, Ordering::AcqRel);
     }
 }
 
-/// Set where certificates go besides the serial line.
+/// Sets where reports go besides the serial line.
 ///
 /// # Panics
-/// When it is set already.
+/// If it is set already.
 pub fn set_sink(sink: &'static dyn CertificateSink) {
     SINK.set(sink);
 }
@@ -187,7 +187,7 @@ fn peek(address: u64) -> Option<u64> {
     Some(unsafe { (address as *const u64).read_volatile() })
 }
 
-/// Follow the frame pointers; how many addresses were noted.
+/// Follows the frame pointers. Returns how many addresses were recorded.
 pub(crate) fn backtrace(registers: &Registers, into: &mut [u64; MAX_FRAMES]) -> usize {
     into[0] = registers.rip;
     let mut count = 1;
@@ -208,7 +208,7 @@ pub(crate) fn backtrace(registers: &Registers, into: &mut [u64; MAX_FRAMES]) -> 
     count
 }
 
-/// A Rust panic: the image crate's panic handler ends here.
+/// Handles a Rust panic: the image crate's panic handler ends here.
 pub fn die(message: fmt::Arguments) -> ! {
     registers::disable_interrupts();
     let (rip, rsp, rbp) = registers::here();
@@ -249,12 +249,12 @@ pub(crate) fn exception(frame: &Registers, address: u64) -> ! {
     )
 }
 
-/// A push below the end of a stack of the kernel: `stack` says which.
+/// A push hit the guard page below a stack of the kernel: `stack` names the stack.
 pub(crate) fn stack_overflow(frame: &Registers, address: u64, stack: &str) -> ! {
     fail(format_args!("{stack} stack overflow: address {address:#x}, rip {:#x}", frame.rip), frame)
 }
 
-/// A machine check that the machine does not survive.
+/// A machine check that is fatal for the machine.
 pub(crate) fn machine_check(frame: &Registers, banks: &Banks) -> ! {
     let mode = if frame.cs & 3 == 0 { "kernel" } else { "user" };
     fail(format_args!("machine check in {mode} mode at rip {:#x}: {banks}", frame.rip), frame)
@@ -275,7 +275,7 @@ fn fail(message: fmt::Arguments, at: &Registers) -> ! {
         }
     }
     let mut certificate = Certificate { message: [0; MAX_MESSAGE], message_len: 0, slide: boot::slide() };
-    // Its own writer never fails; a `Display` that does has nowhere to say so.
+    // The writer itself never fails. If a `Display` fails, there is no place to report that.
     let _ = certificate.write_fmt(message);
     SLOTS[usize::from(this.0)].fill(this, at);
     stop_others(this);
@@ -293,7 +293,7 @@ fn stop_others(this: CpuId) {
             apic::send(apic_id, Ipi::Nmi);
         }
     }
-    // A CPU that does not answer is missing from the certificate.
+    // A CPU that does not answer is missing from the report.
     let mut patience = 20_000_000u32;
     while REPORTED.load(Ordering::Acquire) < cpus.len() && patience > 0 {
         patience -= 1;
@@ -301,7 +301,7 @@ fn stop_others(this: CpuId) {
     }
 }
 
-/// An NMI: if a CPU has failed, note this one's state and stop.
+/// Handles an NMI: if a CPU has failed, records this CPU's state and stops.
 pub(crate) fn stop_if_asked(frame: &Registers) {
     if FAILED.load(Ordering::Acquire) == NOBODY {
         return;

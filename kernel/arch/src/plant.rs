@@ -1,7 +1,6 @@
-//! Breaches of the rules of frames and of SMAP, committed on purpose: the checker outside
-//! (`freehold scope`) has to find each. The kernel parameter `freehold.plant` asks for one; nothing
-//! else calls this. Each function undoes its breach before it returns, and changes no byte of
-//! another owner.
+//! Deliberate violations of the rules of frames and of SMAP: the checker outside (`freehold scope`)
+//! has to find each. The kernel parameter `freehold.plant` selects one; nothing else calls this.
+//! Each function undoes its violation before it returns, and changes no byte of another owner.
 
 use core::arch::asm;
 
@@ -59,10 +58,10 @@ pub fn stale_entry() -> Result<(), OutOfMemory> {
     Ok(())
 }
 
-/// The kernel's text is written through another address, with what is there.
+/// The kernel's text is written through another address, with its present bytes.
 ///
 /// # Errors
-/// When there is no memory for it.
+/// If there is no memory for it.
 pub fn text_alias() -> Result<(), OutOfMemory> {
     let address = vmap::map_range(text_frame().start(), 1, tables::DATA)?;
     write_text_through_alias(address);
@@ -70,8 +69,8 @@ pub fn text_alias() -> Result<(), OutOfMemory> {
     Ok(())
 }
 
-/// A CPU loads another node's root and runs that node's text. Returns whether there is one that
-/// differs.
+/// A CPU loads another node's root and runs that node's text. Returns whether a node with a
+/// different root exists.
 pub fn wrong_root() -> bool {
     let _off = irq::disable();
     let own = X86.kernel_root(X86.node_of_cpu(X86.current_cpu()));
@@ -84,8 +83,8 @@ pub fn wrong_root() -> bool {
     true
 }
 
-/// A user copy is left without its CLAC: the kernel goes on with SMAP off. Interrupts stay off
-/// until it is mended, so that each breach is this function's.
+/// A user copy is left without its CLAC: the kernel continues with SMAP off. Interrupts stay off
+/// until the function has repaired that, so that each violation is in this function.
 pub fn smap_open() {
     let _off = irq::disable();
     leave_smap_open();
@@ -117,8 +116,7 @@ fn use_stale_translation(address: VirtAddr) {
 #[inline(never)]
 fn write_text_through_alias(address: VirtAddr) {
     let byte = read(address);
-    // SAFETY: the caller mapped the frame writable there; the byte written is the one that is
-    // there.
+    // SAFETY: the caller mapped the frame writable there; the byte written is the present one.
     unsafe { (address.0 as *mut u8).write_volatile(byte) };
 }
 
@@ -131,6 +129,6 @@ fn load_wrong_root(root: Pfn) {
 
 #[inline(never)]
 fn leave_smap_open() {
-    // SAFETY: sets RFLAGS.AC, which only lets accesses through that nothing here makes.
+    // SAFETY: sets RFLAGS.AC, which only permits accesses that no code here makes.
     unsafe { asm!("stac", "nop", options(nomem, nostack)) };
 }

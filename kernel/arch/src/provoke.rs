@@ -1,8 +1,8 @@
 //! Accesses that frame exclusion and W^X have to stop, made on purpose:
 //! /sys/kernel/debug/provoke-crash/DIRECT.
 //!
-//! Each access is one instruction of this file. Where it faults, and only there, the kernel goes on
-//! behind it; the same fault anywhere else is a panic. The nearest relative in Linux is
+//! Each access is one instruction of this file. If this instruction faults, the kernel continues
+//! after it; the same fault anywhere else is a panic. The nearest relative in Linux is
 //! `drivers/misc/lkdtm`.
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -36,7 +36,7 @@ core::arch::global_asm!(
     "freehold_provoke_jump:",
     "mov edx, 1",
     "jmp rdi",
-    // Where a fault of any of them goes on.
+    // The kernel continues here after a fault of any of them.
     ".globl freehold_provoke_refused",
     "freehold_provoke_refused:",
     "xor edx, edx",
@@ -61,11 +61,11 @@ unsafe extern "C" {
     static freehold_provoke_refused: u8;
 }
 
-/// Where [`execute`] jumps to at this moment; 0 for nowhere. One caller at a time.
+/// The address that [`execute`] jumps to at this moment; 0 for none. One caller at a time.
 static TARGET: AtomicU64 = AtomicU64::new(0);
 
-/// Where the kernel goes on after a fault at `rip` on `address`; `None` where it is none of this
-/// file's.
+/// Returns where the kernel continues after a fault at `rip` on `address`; `None` if the
+/// instruction is not in this file.
 #[cfg(target_os = "none")]
 pub(crate) fn resume(rip: u64, address: u64) -> Option<u64> {
     let accesses = [&raw const freehold_provoke_read_at as u64, &raw const freehold_provoke_write_at as u64];
@@ -90,33 +90,33 @@ unsafe fn freehold_provoke_jump(_address: u64) -> Tried {
     unreachable!("on the machine only")
 }
 
-/// Reads the word at any address of the kernel half. `None`: nothing is there.
+/// Reads the word at any address of the kernel half. `None`: nothing is mapped there.
 pub fn read_at(address: u64) -> Option<u64> {
-    // SAFETY: one load of any eight bytes; a fault goes on behind it.
+    // SAFETY: one load of any eight bytes; after a fault the kernel continues after it.
     let tried = unsafe { freehold_provoke_read(address) };
     (tried.done != 0).then_some(tried.value)
 }
 
-/// Read the first word of `frame` through the direct map. `None`: it is not there.
+/// Reads the first word of `frame` through the direct map. `None`: the frame is not mapped there.
 pub fn read(frame: Pfn) -> Option<u64> {
     read_at(tables::frame_ptr(frame) as u64)
 }
 
 /// Reads the first word of the page shown at `bytes`, in a window or elsewhere, through the direct
-/// map. `None`: it is not there.
+/// map. `None`: the page is not mapped there.
 pub fn read_alias(bytes: &[u8]) -> Option<u64> {
     let address = VirtAddr(bytes.as_ptr() as u64);
     let frame = tables::frame_at(address)?;
     read_at(tables::frame_ptr(frame) as u64 + address.0 % PAGE_SIZE as u64)
 }
 
-/// Jump to the first byte of `frame`, which is a RET, through the direct map. Whether it was
-/// executed. One caller at a time.
+/// Jumps to the first byte of `frame`, which is a RET, through the direct map. Returns whether it
+/// was executed. One caller at a time.
 pub fn execute(frame: Pfn) -> bool {
     let pinned = X86.pin();
     let target = tables::frame_ptr(frame) as u64;
     TARGET.store(target, Ordering::Relaxed);
-    // SAFETY: where it is executed, it returns to the caller; a fault does too.
+    // SAFETY: if the byte is executed, it returns to the caller; a fault does so, too.
     let tried = unsafe { freehold_provoke_jump(target) };
     TARGET.store(0, Ordering::Relaxed);
     drop(pinned);
@@ -127,7 +127,7 @@ pub fn execute(frame: Pfn) -> bool {
 /// whether that worked.
 pub fn write_text_alias() -> bool {
     let first = boot::read_only_frames().start;
-    // SAFETY: the byte stays as it is; a fault goes on behind the instruction.
+    // SAFETY: the byte stays as it is; after a fault the kernel continues after the instruction.
     let tried = unsafe { freehold_provoke_write(tables::frame_ptr(first) as u64) };
     tried.done != 0
 }
@@ -135,18 +135,18 @@ pub fn write_text_alias() -> bool {
 /// Result of [`read_closed_window`].
 #[derive(Clone, Copy, Debug)]
 pub struct ClosedWindow {
-    /// The word; `None`: nothing is there any more.
+    /// The word; `None`: nothing is mapped there any more.
     pub word: Option<u64>,
-    /// How long it was waited for an interrupt that should have come before.
+    /// Time that this code waited for an interrupt that should have come before.
     pub late_ns: u64,
 }
 
-/// The longest wait for an interrupt that is due.
+/// The longest wait for a due interrupt.
 const PATIENCE_NS: u64 = 2_000_000_000;
 
-/// Read a word of `frame` where its window was, `wait_ns` nanoseconds after it closed, on the same
-/// CPU. Where the interrupt that ends its time is due and has not come, since the host runs this
-/// CPU but not its timer, wait for that first.
+/// Reads a word of `frame` at the address of its window, `wait_ns` nanoseconds after it closed, on
+/// the same CPU. If the interrupt that ends its time is due and has not come (the host runs this
+/// CPU but not its timer), waits for that interrupt first.
 pub fn read_closed_window(frame: HeldFrame<'_>, wait_ns: u64) -> ClosedWindow {
     let pinned = X86.pin();
     let address = X86.with_bytes(&frame, |bytes| {
@@ -168,13 +168,14 @@ pub fn read_closed_window(frame: HeldFrame<'_>, wait_ns: u64) -> ClosedWindow {
 /// that worked.
 pub fn write_reading_window(frame: HeldFrame<'_>) -> bool {
     X86.read_bytes(&frame, |bytes| {
-        // SAFETY: the byte stays as it is; a fault goes on behind the instruction.
+        // SAFETY: the byte stays as it is; after a fault the kernel continues after the
+        // instruction.
         let tried = unsafe { freehold_provoke_write(bytes.as_ptr() as u64) };
         tried.done != 0
     })
 }
 
-/// Ask for a window as an interrupt's handler would. Whether there would be one.
+/// Requests a window as an interrupt's handler would. Returns whether it would be granted.
 pub fn window_in_interrupt() -> bool {
     let _off = irq::disable();
     windows::enter_interrupt();

@@ -21,7 +21,7 @@ pub(crate) const MSR_FMASK: u32 = 0xc000_0084;
 pub(crate) const MSR_FS_BASE: u32 = 0xc000_0100;
 pub(crate) const MSR_GS_BASE: u32 = 0xc000_0101;
 pub(crate) const MSR_KERNEL_GS_BASE: u32 = 0xc000_0102;
-/// The value that RDTSCP and RDPID give.
+/// The value that RDTSCP and RDPID return.
 pub(crate) const MSR_TSC_AUX: u32 = 0xc000_0103;
 
 pub(crate) const CR0_WRITE_PROTECT: u64 = 1 << 16;
@@ -49,7 +49,7 @@ pub(crate) fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult {
     __cpuid_count(leaf, subleaf)
 }
 
-/// Whether there is [`MSR_TSC_AUX`]: with RDTSCP or RDPID.
+/// Whether the CPU has [`MSR_TSC_AUX`]: with RDTSCP or RDPID.
 pub(crate) fn has_tsc_aux() -> bool {
     cpuid(0x8000_0001, 0).edx & 1 << 27 != 0 || cpuid(7, 0).ecx & 1 << 22 != 0
 }
@@ -62,7 +62,7 @@ pub(crate) fn rdtsc() -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
-/// 64 bits of RDSEED, where the CPU has it and it answers within a few tries.
+/// Returns 64 bits of RDSEED, if the CPU has it and it answers within a few tries.
 pub(crate) fn rdseed() -> Option<u64> {
     if cpuid(7, 0).ebx & 1 << 18 == 0 {
         return None;
@@ -78,7 +78,7 @@ pub(crate) fn rdseed() -> Option<u64> {
     None
 }
 
-/// 64 bits of RDRAND, where the CPU has it and it answers within a few tries.
+/// Returns 64 bits of RDRAND, if the CPU has it and it answers within a few tries.
 pub(crate) fn rdrand() -> Option<u64> {
     if cpuid(1, 0).ecx & 1 << 30 == 0 {
         return None;
@@ -144,7 +144,7 @@ control_register!(read_cr2, "cr2");
 control_register!(read_cr3, "cr3");
 control_register!(read_cr4, write_cr4, "cr4");
 
-/// Writes CR3. The value is stored first: an observer of the machine sees stores, but no registers
+/// Writes CR3. The value is stored first: an observer of the machine sees stores but no registers
 /// (scope/doorbell).
 ///
 /// # Safety
@@ -160,12 +160,12 @@ pub(crate) unsafe fn write_cr3(value: u64) {
 }
 
 /// Copies `words` words of 8 bytes upwards from address `from` to `to`, then writes CR3 as
-/// [`write_cr3`], with no other store in between: the copied bytes may be the running code and
-/// its stack.
+/// [`write_cr3`], with no other store in between: the copied bytes may be the running code and its
+/// stack.
 ///
 /// # Safety
-/// `from` is readable and `to` writable for as many words, nothing of Rust's is in the second run,
-/// and every Rust reference stays valid under the new tables.
+/// `from` is readable and `to` writable for as many words, no Rust object is in the second run, and
+/// every Rust reference stays valid under the new tables.
 pub(crate) unsafe fn copy_and_write_cr3(from: u64, to: u64, words: u64, value: u64) {
     let mut told = MaybeUninit::<u64>::uninit();
     // SAFETY: the caller's promise; the store goes to `told`.
@@ -175,15 +175,15 @@ pub(crate) unsafe fn copy_and_write_cr3(from: u64, to: u64, words: u64, value: u
     };
 }
 
-/// Forget this CPU's translations of one page, global ones too. The address is stored first, as in
-/// [`write_cr3`], and the two instructions, at most 7 bytes, are never in two pages: there QEMU's
-/// translator begins a new block, and an observer that may read no registers does not connect a
-/// block with the store before it.
+/// Flushes this CPU's translations of one page, global ones too. The address is stored first, as in
+/// [`write_cr3`]. The two instructions, at most 7 bytes, are never in two pages: at a page border
+/// QEMU's translator begins a new block, and an observer that cannot read registers does not
+/// connect a block with the store before it.
 #[inline]
 pub(crate) fn invlpg(address: u64) {
     let mut told = MaybeUninit::<u64>::uninit();
-    // SAFETY: forgetting a translation never makes a valid access invalid; the store goes to
-    // `told`. RAX: in this form every assembler encodes the operand as the register alone.
+    // SAFETY: flushing a translation never makes a valid access invalid; the store goes to `told`.
+    // RAX: in this form every assembler encodes the operand as the register alone.
     unsafe {
         asm!(".p2align 3", "mov [{told}], rax", "invlpg [rax]", in("rax") address, told = in(reg) told.as_mut_ptr(),
             options(nostack, preserves_flags))
@@ -204,26 +204,26 @@ pub(crate) fn read_flags() -> u64 {
     flags
 }
 
-/// Read and reset the debug status register. Its bits say why a debug exception came (Intel SDM
-/// volume 3, 17.2.3).
+/// Reads and resets the debug status register. Its bits tell the cause of a debug exception (Intel
+/// SDM volume 3, 17.2.3).
 pub(crate) fn take_debug_status() -> u64 {
     const AT_RESET: u64 = 0xffff_0ff0;
     let status: u64;
-    // SAFETY: debug registers describe exceptions and reach no memory.
+    // SAFETY: debug registers describe exceptions and access no memory.
     unsafe { asm!("mov {}, dr6", out(reg) status, options(nomem, nostack, preserves_flags)) };
     // SAFETY: as above.
     unsafe { asm!("mov dr6, {}", in(reg) AT_RESET, options(nomem, nostack, preserves_flags)) };
     status
 }
 
-/// Whether a debug exception with this status came by watchpoints and nothing else.
+/// Whether a debug exception with this status was caused by watchpoints and nothing else.
 pub(crate) fn is_watchpoint(status: u64) -> bool {
     /// Other causes: an access while debug registers were protected, a single step, a task switch.
     const OTHERS: u64 = 1 << 13 | 1 << 14 | 1 << 15;
     status & 0xf != 0 && status & OTHERS == 0
 }
 
-/// Whether an exception came before the kernel's GS base was loaded: the other one is the
+/// Whether an exception came before the kernel's GS base was loaded: then the other base is the
 /// kernel's. For handlers on stacks of their own.
 pub(crate) fn is_programs_gs_loaded() -> bool {
     // SAFETY: every x86-64 CPU has this register.
@@ -240,7 +240,7 @@ pub(crate) fn is_emulated() -> bool {
 /// Arms hardware breakpoints and watchpoints: their addresses, and the debug control register
 /// (Intel SDM volume 3, 17.2).
 pub(crate) fn arm_watchpoints(addresses: &[u64; 4], control: u64) {
-    // SAFETY: the caller goes to user mode next; no address is the kernel's. A hit is an exception
+    // SAFETY: the caller enters user mode next; no address is the kernel's. A hit is an exception
     // with a stack of its own.
     unsafe {
         asm!(
@@ -254,7 +254,7 @@ pub(crate) fn arm_watchpoints(addresses: &[u64; 4], control: u64) {
 /// Disarms all.
 pub(crate) fn disarm_watchpoints() {
     const AT_RESET: u64 = 0x400;
-    // SAFETY: fewer exceptions.
+    // SAFETY: clearing only prevents exceptions.
     unsafe { asm!("mov dr7, {}", in(reg) AT_RESET, options(nomem, nostack, preserves_flags)) };
 }
 
@@ -289,8 +289,8 @@ pub(crate) fn has_data_selectors() -> bool {
 #[inline]
 pub(crate) unsafe fn read_bases() -> (u64, u64) {
     let (fs, gs): (u64, u64);
-    // SAFETY: the caller's promise. Between the two SWAPGS only NMI and machine check can come,
-    // which take any GS base.
+    // SAFETY: the caller's promise. Only an NMI or a machine check can come between the two SWAPGS,
+    // and their handlers accept any GS base.
     unsafe {
         asm!("rdfsbase {fs}", "swapgs", "rdgsbase {gs}", "swapgs", fs = out(reg) fs, gs = out(reg) gs,
             options(nostack, preserves_flags))
@@ -311,16 +311,16 @@ pub(crate) unsafe fn write_bases(fs: u64, gs: u64) {
     };
 }
 
-/// Load DS, ES, FS and the GS of user mode from `packed`, as [`data_selectors`] gives them. The
-/// bases of FS and of user mode's GS are then anything.
+/// Loads DS, ES, FS and the GS of user mode from `packed`, as [`data_selectors`] returns them. The
+/// bases of FS and of user mode's GS are undefined afterwards.
 ///
 /// # Safety
 /// Each selector is null or names a data or readable segment of privilege level 3. Interrupts are
 /// off.
 pub(crate) unsafe fn load_data_selectors(packed: u64) {
     let [ds, es, fs, gs] = [0, 16, 32, 48].map(|shift| (packed >> shift) as u16);
-    // SAFETY: the caller's promise. Between the two SWAPGS only NMI and machine check can come,
-    // which take any GS base.
+    // SAFETY: the caller's promise. Only an NMI or a machine check can come between the two SWAPGS,
+    // and their handlers accept any GS base.
     unsafe {
         asm!("mov ds, {ds:e}", "mov es, {es:e}", "mov fs, {fs:e}", "swapgs", "mov gs, {gs:e}", "swapgs",
             ds = in(reg) u32::from(ds), es = in(reg) u32::from(es), fs = in(reg) u32::from(fs),
@@ -360,8 +360,8 @@ macro_rules! port {
         /// Read an I/O port.
         pub fn $input(port: u16) -> $type {
             let value: $type;
-            // SAFETY: port reads reach devices, not memory. The devices of this machine do DMA only
-            // where the DMA API told them to.
+            // SAFETY: port reads access devices, not memory. The devices of this machine do DMA
+            // only where the DMA API told them to.
             unsafe { asm!(concat!("in ", $register, ", dx"), in("dx") port, out($register) value, options(nostack, preserves_flags)) };
             value
         }
@@ -376,7 +376,7 @@ port!(in_u8, out_u8, u8, "al");
 port!(in_u16, out_u16, u16, "ax");
 port!(in_u32, out_u32, u32, "eax");
 
-/// Where this is called: instruction, stack and frame pointer of the caller's frame.
+/// The place of the call: instruction, stack and frame pointer of the caller's frame.
 #[inline(always)]
 pub(crate) fn here() -> (u64, u64, u64) {
     let (rip, rsp, rbp): (u64, u64, u64);

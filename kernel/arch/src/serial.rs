@@ -1,7 +1,7 @@
 //! The kernel log's last resort: the first UART (0x3f8), polled.
 //!
-//! Works from the first instruction of Rust on, needs no lock to be correct (lines of several CPUs
-//! may mix when one of them is dying), and waits for room at most a bounded time.
+//! It works from the first instruction of Rust on, and needs no lock to be correct (lines of
+//! several CPUs may mix during a panic). It waits for room for a bounded time only.
 
 use core::fmt::{self, Write};
 
@@ -36,7 +36,7 @@ pub(crate) fn init() {
 }
 
 fn send(byte: u8) {
-    // A UART that is not there reads as 0xff; one that is stuck costs a bounded wait.
+    // A missing UART reads as 0xff; one that does not respond costs a bounded wait.
     for _ in 0..100_000 {
         if in_u8(LINE_STATUS) & TRANSMIT_EMPTY != 0 {
             break;
@@ -49,11 +49,11 @@ fn send(byte: u8) {
 /// Print; the text of one call stays together.
 pub fn print(arguments: fmt::Arguments) {
     let _together = WRITER.lock();
-    // The writer itself never fails; an error of a `Display` has nowhere to go.
+    // The writer itself never fails. If a `Display` fails, there is no place to report that.
     let _ = Uart.write_fmt(arguments);
 }
 
-/// Print without the lock, on the way down.
+/// Prints without the lock, during a panic.
 pub(crate) fn print_unlocked(arguments: fmt::Arguments) {
     let _ = Uart.write_fmt(arguments);
 }

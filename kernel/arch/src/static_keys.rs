@@ -1,16 +1,16 @@
-//! Static keys: questions whose answer rarely changes and costs one no-op to ask where it is "off".
+//! Static keys: conditions that rarely change and cost one no-op while they are off.
 //!
-//! [`is_on`] compiles to a no-op of five bytes; a key that is on has a jump in its place, to where
-//! the answer is "on". A table in read-only data says for each such place (*site*) its key and
-//! where the jump leads. Turning a key patches all of its sites, on all nodes
+//! [`is_on`] compiles to a no-op of five bytes. If the key is on, there is a jump instead, to the
+//! code for "on". A table in read-only data has the key and the jump's target of each such place
+//! (*site*). Turning a key patches all of its sites, on all nodes
 //! ([`freehold_replica::Replicas::patch`]).
 //!
 //! **While a key is turned** a CPU may run the no-op, the jump, or INT3, which acts by the key's
-//! new state ([`turn`] comes before the first store). So a key may say "on" at one site and "off"
-//! at another; its users must live with either, as with a relaxed atomic.
+//! new state ([`turn`] comes before the first store). So a key may be on at one site and off at
+//! another; its users must accept either, as with a relaxed atomic.
 //!
-//! **Where not.** Code that runs in NMIs, double faults and machine checks asks no key: the return
-//! from INT3 would let the next NMI in.
+//! **Restriction.** Code that runs in NMIs, double faults and machine checks uses no key: the
+//! return from INT3 would allow the next NMI.
 //!
 //! On a host a key is an atomic. Linux' relative is `static_branch_unlikely`
 //! (include/linux/jump_label.h).
@@ -33,7 +33,7 @@ use crate::linker_table::absolute;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StaticKey(usize);
 
-/// The state of a key: the answer that it gives.
+/// The state of a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KeyState {
     /// No.
@@ -58,7 +58,7 @@ impl StaticKey {
     pub const SYSCALL_COUNTS: usize = 0;
     /// System calls are counted by number.
     pub const COUNTS_SYSCALLS: Self = Self(Self::SYSCALL_COUNTS);
-    /// The keys that are no event's: those that are turned by hand.
+    /// The keys that do not belong to an event: those that are turned by hand.
     pub const BY_HAND: [Self; 1] = [Self::COUNTS_SYSCALLS];
     /// The number of the key [`FRAME_CHARGES`](Self::FRAME_CHARGES), for [`is_on`].
     pub const CHARGES: usize = freehold_tracepoints::COUNT;
@@ -66,25 +66,25 @@ impl StaticKey {
     pub const FRAME_CHARGES: Self = Self(Self::CHARGES);
     /// The number of the key [`CPU_QUOTAS`](Self::CPU_QUOTAS), for [`is_on`].
     pub const QUOTAS: usize = Self::CHARGES + 1;
-    /// Threads look whether their groups have a quota of CPU time.
+    /// Threads check whether their groups have a quota of CPU time.
     pub const CPU_QUOTAS: Self = Self(Self::QUOTAS);
     /// The number of the key [`TASK_NODES`](Self::TASK_NODES), for [`is_on`].
     pub const NODES: usize = Self::QUOTAS + 1;
-    /// The machine has several nodes, and a task runs on that of its stack.
+    /// The machine has several nodes, and a task runs on the node of its stack.
     pub const TASK_NODES: Self = Self(Self::NODES);
     /// The number of the key [`LEARNING`](Self::LEARNING), for [`is_on`].
     pub const LEARN: usize = Self::NODES + 1;
-    /// Names that programs find are kept.
+    /// Names that programs find are recorded.
     pub const LEARNING: Self = Self(Self::LEARN);
-    /// How many keys there are.
+    /// Number of keys.
     const COUNT: usize = freehold_tracepoints::COUNT + 4;
 
-    /// The key of an event; `None` of one that programs write.
+    /// Returns the key of an event; `None` for the event that programs write.
     pub const fn of_event(event: &EventDescription) -> Option<Self> {
         if event.is_marker() { None } else { Some(Self(event.number())) }
     }
-    /// Its name, as the kernel parameter and the file in debugfs have it; an event's is the
-    /// event's.
+    /// The key's name, as the kernel parameter and the file in debugfs have it; the key of an event
+    /// has the event's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::COUNTS_SYSCALLS => "syscall_counts",
@@ -99,7 +99,7 @@ impl StaticKey {
 
 const _: () = assert!(EVENTS[StaticKey::SYSCALL_COUNTS].is_marker());
 
-/// State of each key, or its state after the turn under way.
+/// State of each key; while a key is being turned, its new state.
 static STATES: [AtomicBool; StaticKey::COUNT] = [const { AtomicBool::new(false) }; StaticKey::COUNT];
 
 /// `nop dword ptr [rax + rax + 0]`
@@ -110,7 +110,7 @@ const NO_OP: Instruction = [0x0f, 0x1f, 0x44, 0, 0];
 #[inline(always)]
 pub fn is_on<const KEY: usize>() -> bool {
     const { assert!(KEY < StaticKey::COUNT) };
-    // SAFETY: a no-op, in whose place there may be a jump to the label; both change nothing.
+    // SAFETY: a no-op, or a jump to the label in its place; both change nothing.
     unsafe {
         core::arch::asm!(
             "2: .byte 0x0f, 0x1f, 0x44, 0x00, 0x00",
@@ -136,18 +136,19 @@ pub fn state(key: StaticKey) -> KeyState {
     if STATES[key.0].load(Ordering::Acquire) { KeyState::On } else { KeyState::Off }
 }
 
-/// From now on an INT3 at a site of `key` acts by `state`; on a host, the key has it. The caller
-/// patches the key's sites afterwards.
+/// From now on an INT3 at a site of `key` acts by `state`; on a host, the key has that state. The
+/// caller patches the key's sites afterwards.
 pub fn turn(key: StaticKey, state: KeyState) {
     STATES[key.0].store(state == KeyState::On, Ordering::Release);
 }
 
-/// The patches that turn `key` to `state` from the other.
+/// Returns the patches that turn `key` from the other state to `state`.
 pub fn patches(key: StaticKey, state: KeyState) -> impl Iterator<Item = Patch> {
     sites().filter(move |site| site.key as usize == key.0).map(move |site| site.patch(state))
 }
 
-/// Where to go on after an INT3, whose next instruction is at `rip`; `None` where there is no site.
+/// Returns where to continue after an INT3, whose next instruction is at `rip`; `None` if there is
+/// no site.
 pub(crate) fn resume(rip: u64) -> Option<u64> {
     let address = rip.wrapping_sub(1);
     let site = sites().find(|site| site.address == address)?;
@@ -155,7 +156,7 @@ pub(crate) fn resume(rip: u64) -> Option<u64> {
     Some(if is_on { site.target } else { site.end() })
 }
 
-/// A place that asks a key.
+/// A place that tests a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Site {
     address: u64,
@@ -181,7 +182,7 @@ impl Site {
     }
 }
 
-/// An entry of the table, as [`is_on`] writes it. Addresses are relative to the field that has
+/// An entry of the table, as [`is_on`] writes it. Addresses are relative to the field that contains
 /// them.
 #[repr(C)]
 struct SiteEntry {
@@ -206,8 +207,8 @@ unsafe extern "C" {
 /// The table of sites.
 #[cfg(target_os = "none")]
 fn entries() -> &'static [SiteEntry] {
-    // SAFETY: the linker script puts the entries, and nothing else, between the two, in read-only
-    // data.
+    // SAFETY: the linker script puts the entries, and nothing else, between the two symbols, in
+    // read-only data.
     unsafe { linker_table::entries(&raw const __static_keys_start, &raw const __static_keys_end) }
 }
 /// On a host keys have no sites.
@@ -216,7 +217,7 @@ fn entries() -> &'static [SiteEntry] {
     &[]
 }
 
-/// Where the table of sites is.
+/// The address of the table of sites.
 pub(crate) fn table() -> Range<u64> {
     let table = entries().as_ptr_range();
     table.start as u64..table.end as u64

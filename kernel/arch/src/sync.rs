@@ -1,8 +1,8 @@
 //! Locks, and values that are set once.
 //!
 //! [`SpinLock`] orders tasks only: its holder does not block, and no interrupt handler takes it.
-//! [`IrqSpinLock`] is for what interrupt handlers touch too: interrupts are off on this CPU while
-//! it is held. Both are taken in the order that their owners document; neither is re-entrant.
+//! [`IrqSpinLock`] is for data that interrupt handlers touch, too: interrupts are off on this CPU
+//! while it is held. Both are taken in the order that their owners document; neither is re-entrant.
 
 mod per_cpu_rw;
 
@@ -47,7 +47,7 @@ impl<T: ?Sized> IrqSpinLock<T> {
     }
 }
 
-/// Waits for `lock` where interrupts are off already: they need not be turned off again.
+/// Waits for `lock` with interrupts off already: they need not be turned off again.
 #[inline]
 pub fn lock_with<'a, T: ?Sized>(lock: &'a IrqSpinLock<T>, _off: &'a InterruptsOff) -> SpinLockGuard<'a, T> {
     lock.0.lock()
@@ -57,7 +57,7 @@ pub fn lock_with<'a, T: ?Sized>(lock: &'a IrqSpinLock<T>, _off: &'a InterruptsOf
 /// making.
 #[must_use]
 pub struct IrqSpinGuard<'a, T: ?Sized> {
-    // The lock opens before interrupts come back: fields are dropped in the order of their
+    // The lock is released before interrupts come back: fields are dropped in the order of their
     // declaration.
     value: SpinLockGuard<'a, T>,
     _off: InterruptsOff,
@@ -82,11 +82,11 @@ impl<T: ?Sized> fmt::Debug for IrqSpinLock<T> {
     }
 }
 
-/// A place for one [`Arc`], which is put there and taken away by exchange: one taker alone gets it.
-/// No lock, and no reference is counted.
+/// A place for one [`Arc`], which is stored and taken by exchange: only one taker gets it. There is
+/// no lock, and no reference count changes.
 pub struct ArcSlot<T>(AtomicPtr<T>);
 
-// SAFETY: as for `Mutex<Option<Arc<T>>>`: CPUs share the exchanges only.
+// SAFETY: as for `Mutex<Option<Arc<T>>>`: CPUs share only the exchanges.
 unsafe impl<T: Send + Sync> Sync for ArcSlot<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync> Send for ArcSlot<T> {}
@@ -101,7 +101,7 @@ impl<T> ArcSlot<T> {
     pub fn take(&self) -> Option<Arc<T>> {
         Self::owned(self.0.swap(ptr::null_mut(), Ordering::SeqCst))
     }
-    /// Puts `value` there. Returns the one that was there before.
+    /// Stores `value`. Returns the previous one.
     #[inline]
     pub fn put(&self, value: Arc<T>) -> Option<Arc<T>> {
         Self::owned(self.0.swap(Arc::into_raw(value).cast_mut(), Ordering::SeqCst))
@@ -154,7 +154,7 @@ impl<T> Once<T> {
     /// Sets the value and returns it.
     ///
     /// # Panics
-    /// When it is set already.
+    /// If it is set already.
     pub fn set(&self, value: T) -> &T {
         let first = self.state.compare_exchange(EMPTY, SETTING, Ordering::Acquire, Ordering::Relaxed).is_ok();
         assert!(first, "a value that is set once was set again");
@@ -164,7 +164,7 @@ impl<T> Once<T> {
         self.state.store(SET, Ordering::Release);
         self.get().expect("set just now")
     }
-    /// The value, if it is set.
+    /// Returns the value, if it is set.
     pub fn get(&self) -> Option<&T> {
         if self.state.load(Ordering::Acquire) != SET {
             return None;

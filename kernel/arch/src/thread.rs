@@ -1,15 +1,15 @@
 //! Kernel threads: a stack each, and switching between them.
 //!
 //! **Protocol.** `running` is true from before a CPU takes a thread's stack until after it has left
-//! it, so a thread is on one CPU at most: [`switch`] claims the next thread (waiting for a CPU that
-//! is still on its way out of it), changes stacks, and only then, already on the new stack,
-//! releases the one it left. Interrupts are off throughout. The CPU holds a reference to its
-//! current thread; it is given back before `running` turns false, and a [`Thread`] is not dropped
-//! while `running`, so the last reference is never given back in the middle of a switch.
+//! it, so a thread is on one CPU at most. [`switch`] claims the next thread (waiting for a CPU that
+//! is still leaving it), changes stacks, and only then, already on the new stack, releases the
+//! thread that it left. Interrupts are off throughout. The CPU holds a reference to its current
+//! thread; it is given back before `running` turns false, and a [`Thread`] is not dropped while
+//! `running`, so the last reference is never given back in the middle of a switch.
 //!
-//! A function that runs on a thread may [show] an object that it has: [`with_current`] finds it
-//! from any function below, for the price of some loads. Shows nest: of each type the innermost is
-//! found, and the innermost of all is found fastest.
+//! A function that runs on a thread may [show] an object: [`with_current`] finds it from any
+//! function that is called below, at the cost of some loads. Shown objects nest: of each type the
+//! innermost is found, and the innermost of all is found fastest.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -32,20 +32,20 @@ pub type Body = Box<dyn FnOnce() + Send>;
 
 pub(crate) struct ThreadInner {
     running: AtomicBool,
-    /// The stack pointer while it does not run; the claim of `running` is the right to it.
+    /// The stack pointer while the thread does not run; the claim of `running` is the right to it.
     saved: UnsafeCell<u64>,
     body: SpinLock<Option<Body>>,
     /// Innermost object that the thread shows, on its own stack or for ever; null for none. Only
     /// the thread itself writes this field.
     shown: AtomicPtr<Shown>,
-    /// Absent for threads that adopted the stack they were found on.
+    /// Absent for threads that adopted the stack that they started on.
     _stack: Option<Stack>,
 }
 
 // SAFETY: `saved` is only accessed by the CPU that claimed `running`, with acquire and release
 // around it.
 unsafe impl Sync for ThreadInner {}
-// SAFETY: nothing in it belongs to a CPU.
+// SAFETY: no part of it belongs to a particular CPU.
 unsafe impl Send for ThreadInner {}
 
 /// A kernel thread. Dropping it, after it was left for good, frees its stack.
@@ -95,11 +95,11 @@ fn this_cpu() -> &'static Threads {
 }
 
 impl Thread {
-    /// A thread that will run `body` when it is first switched to, on a stack of `node`'s memory if
-    /// the node has some.
+    /// Makes a thread that will run `body` when it is first switched to, on a stack of `node`'s
+    /// memory if the node has some.
     ///
     /// # Errors
-    /// When there is no memory for its stack.
+    /// If there is no memory for its stack.
     pub fn new(node: NodeId, body: Body) -> Result<Self, OutOfMemory> {
         let stack = Stack::new(node)?;
         // Frame that `thread_switch` pops: six registers and a return address.
@@ -118,10 +118,10 @@ impl Thread {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// The code that runs now, on the stack that it has, becomes a thread: the first on its CPU.
+    /// Makes a thread of the running code, on its present stack: the first thread on its CPU.
     ///
     /// # Panics
-    /// When this CPU has a current thread already.
+    /// If this CPU has a current thread already.
     pub fn adopt() -> Self {
         let inner = Arc::new(ThreadInner {
             running: AtomicBool::new(true),
@@ -136,9 +136,9 @@ impl Thread {
         Self { inner }
     }
 
-    /// Where it goes on when it next runs, and where that returns to: addresses in the slid image,
-    /// innermost first. Returns how many; 0 where a CPU is on its stack. No CPU can switch to it
-    /// meanwhile.
+    /// Returns where the thread continues when it next runs, and its return addresses: addresses in
+    /// the slid image, innermost first. Returns how many; 0 if a CPU is on its stack. No CPU can
+    /// switch to it meanwhile.
     pub fn backtrace(&self, into: &mut [u64; panic::MAX_FRAMES]) -> usize {
         let _off = irq::disable();
         let running = &self.inner.running;
@@ -165,14 +165,14 @@ impl Drop for Thread {
     fn drop(&mut self) {
         let current = this_cpu().current.load(Ordering::Relaxed);
         assert!(!core::ptr::eq(current, Arc::as_ptr(&self.inner)), "a thread cannot drop itself");
-        // Another CPU may be on its last instructions there.
+        // Another CPU may still run its last instructions there.
         while self.is_running() {
             X86.relax();
         }
     }
 }
 
-/// The thread that this runs on; `None` before this CPU's first.
+/// Returns the thread that runs this code; `None` before this CPU's first thread.
 fn current<'a>() -> Option<&'a ThreadInner> {
     let current = this_cpu().current.load(Ordering::Relaxed);
     // SAFETY: null, or a thread that the CPU holds a reference to; the caller runs on it, so it
@@ -189,7 +189,7 @@ pub fn show<T: Sync + 'static, R>(object: &T, body: impl FnOnce() -> R) -> R {
         slot.store((&raw const shown).cast_mut(), Ordering::Relaxed);
     }
     let result = body();
-    // There is no unwinding: `shown` is never left behind.
+    // There is no unwinding, so `shown` is always reset.
     if let Some(slot) = slot {
         slot.store(outer, Ordering::Relaxed);
     }
@@ -205,13 +205,14 @@ pub fn show_for_ever<T: Sync>(object: &'static T) {
     }
 }
 
-/// Looks at the innermost `T` that the current thread [shows](show). `None` where there is none.
+/// Calls `look` with the innermost `T` that the current thread [shows](show). `None` if there is
+/// none.
 #[inline]
 pub fn with_current<T: Sync + 'static, R>(look: impl FnOnce(&T) -> R) -> Option<R> {
     let mut next = current()?.shown.load(Ordering::Relaxed).cast_const();
     let shown = loop {
-        // SAFETY: null, or lent by a call of `show` that this very thread is inside of, or leaked;
-        // its `outer` object was shown before by the same rule, and lives at least as long.
+        // SAFETY: null; or lent by a call of `show` that is still running on this thread; or
+        // leaked. Its `outer` object was shown before by the same rule, and lives at least as long.
         let shown = unsafe { next.as_ref() }?;
         if shown.kind == TypeId::of::<T>() {
             break shown;
@@ -222,10 +223,10 @@ pub fn with_current<T: Sync + 'static, R>(look: impl FnOnce(&T) -> R) -> Option<
     Some(look(unsafe { &*shown.object.cast::<T>() }))
 }
 
-/// Leave the current thread for `next`; returns when some CPU switches back.
+/// Leaves the current thread for `next`; returns when some CPU switches back.
 ///
 /// # Panics
-/// When the caller may not block, or `next` is the current thread.
+/// If the caller may not block, or `next` is the current thread.
 pub fn switch(next: &Thread) {
     assert!(cpu::preemption_count() == 0, "a switch of threads where the CPU is held");
     let _off = irq::disable();
@@ -251,7 +252,7 @@ pub fn switch(next: &Thread) {
     arrive();
 }
 
-/// On the new stack: let go of the thread that was left.
+/// Runs on the new stack: releases the thread that was left.
 fn arrive() {
     let left = this_cpu().leaving.swap(ptr::null_mut(), Ordering::Relaxed);
     // SAFETY: the reference that `current` held for it, from `into_raw`, is taken back once. Its
@@ -263,7 +264,7 @@ fn arrive() {
     unsafe { (*running).store(false, Ordering::Release) };
 }
 
-/// The first function of every thread but adopted ones. Interrupts are off.
+/// The first function of every thread except adopted ones. Interrupts are off.
 extern "C" fn main() -> ! {
     arrive();
     registers::enable_interrupts();

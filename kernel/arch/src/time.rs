@@ -58,18 +58,18 @@ pub fn ticks() -> u64 {
     rdtsc()
 }
 
-/// How long `ticks` of the time-stamp counter last.
+/// Returns the duration of `ticks` of the time-stamp counter.
 pub fn nanoseconds(ticks: u64) -> u64 {
     scale(ticks, NS_PER_TICK.load(Ordering::Relaxed))
 }
 
-/// Nanoseconds since 1970 when the clock began.
+/// Returns the nanoseconds since 1970 at the clock's zero.
 pub fn wall_clock_at_boot() -> u64 {
     WALL_AT_START.load(Ordering::Relaxed)
 }
 
-/// Show the clock to programs in `frame`, which is zeroed and held for ever: [`TimePage`]. After
-/// [`start`], once; `wall` is as for [`show_wall`].
+/// Shows the clock to programs in `frame`, which is zeroed and held for ever: [`TimePage`]. Called
+/// once, after [`start`]; `wall` is as for [`show_wall`].
 pub fn show_in(frame: HeldFrame<'static>, wall: i64) {
     let factor = NS_PER_TICK.load(Ordering::Relaxed);
     Windows::with_bytes(X86, &frame, |page| {
@@ -91,9 +91,9 @@ pub fn show_wall(wall: i64) {
     }
     let factor = TimePage::seconds_factor(NS_PER_TICK.load(Ordering::Relaxed));
     let base = TimePage::seconds_base(START.load(Ordering::Relaxed), factor, wall);
-    // `show_in` was shown a hold on it that has no end.
+    // `show_in` got a hold on the frame that never ends.
     PhysicalBytes::with_bytes(X86, Pfn(frame), |page| {
-        // One store each, which programs see as a whole: the protocol is in the head of
+        // One store each, which programs read as a whole: the protocol is in the head of
         // `TimePage`'s module.
         word(page, offset_of!(TimePage, wall)).store(wall as u64, Ordering::Relaxed);
         word(page, offset_of!(TimePage, seconds_base)).store(base, Ordering::Relaxed);
@@ -110,13 +110,13 @@ pub fn counter_frequency() -> u64 {
     scale(NANOSECONDS, TICKS_PER_NS.load(Ordering::Relaxed))
 }
 
-/// Count from `entry`, the counter when the kernel was entered; until [`start`] as if it made 10^9
-/// ticks a second.
+/// Counts from `entry`, the counter's value when the kernel was entered. Until [`start`], the
+/// counter is taken to make 10^9 ticks per second.
 pub(crate) fn count_from(entry: u64) {
     START.store(entry, Ordering::Relaxed);
 }
 
-/// Start the clock, and the first CPU's timer. `hpet` is where firmware says an HPET is.
+/// Starts the clock, and the first CPU's timer. `hpet` is the HPET's address according to firmware.
 pub fn start(hpet: Option<PhysAddr>) {
     let deadline_mode = registers::cpuid(1, 0).ecx & 1 << 24 != 0;
     apic::set_timer_count(u32::MAX);
@@ -137,7 +137,7 @@ pub fn start(hpet: Option<PhysAddr>) {
     init_secondary();
 }
 
-/// Start this CPU's timer, when the clock runs.
+/// Starts this CPU's timer; the clock runs already.
 pub(crate) fn init_secondary() {
     apic::set_timer_count(0);
     let mode =
@@ -151,16 +151,16 @@ fn set_frequency(ticks: u64, nanoseconds: u64) {
     NS_PER_TICK.store(ratio(nanoseconds, ticks), Ordering::Relaxed);
 }
 
-/// Makes the timer interrupt this CPU at `deadline` (as [`now`] counts): at once if that is past,
-/// never for `u64::MAX`. Replaces the armed deadline. Interrupts are off, or the caller stays on
-/// this CPU.
+/// Makes the timer interrupt this CPU at `deadline` (as [`now`] counts): at once if the deadline is
+/// past, never for `u64::MAX`. Replaces the armed deadline. Interrupts are off, or the caller stays
+/// on this CPU.
 pub fn arm(deadline: u64) {
     let this = cpu::this();
     this.timer.store(deadline, Ordering::Relaxed);
     program(deadline.min(this.windows.deadline.load(Ordering::Relaxed)));
 }
 
-/// Makes the timer interrupt this CPU also at `deadline`, to forget closed windows; the deadline of
+/// Makes the timer interrupt this CPU also at `deadline`, to flush closed windows; the deadline of
 /// [`arm`] stays. Interrupts are off. Does nothing before the clock runs.
 pub(crate) fn arm_for_windows(deadline: u64) {
     if IS_RUNNING.load(Ordering::Relaxed) {
@@ -172,7 +172,7 @@ pub(crate) fn arm_for_windows(deadline: u64) {
     }
 }
 
-/// Takes back what [`arm_for_windows`] asked for: no closed window is cached. Interrupts are off.
+/// Cancels the deadline of [`arm_for_windows`]: no closed window is cached. Interrupts are off.
 pub(crate) fn disarm_for_windows() {
     let this = cpu::this();
     let deadline = this.windows.deadline.swap(u64::MAX, Ordering::Relaxed);
@@ -182,8 +182,9 @@ pub(crate) fn disarm_for_windows() {
     }
 }
 
-/// This CPU's timer fired: forget windows, call `due` if the deadline of [`arm`] has come, with the
-/// nanoseconds since then, and set the timer for the next deadline. Interrupts are off.
+/// Handles this CPU's timer interrupt: flushes windows; if the deadline of [`arm`] has come, calls
+/// `due` with the nanoseconds since then; and sets the timer for the next deadline. Interrupts are
+/// off.
 pub(crate) fn fired(due: impl FnOnce(u64)) {
     let this = cpu::this();
     let now = now();
@@ -195,7 +196,7 @@ pub(crate) fn fired(due: impl FnOnce(u64)) {
         this.timer.store(u64::MAX, Ordering::Relaxed);
         due(now - asked);
         if this.timer.load(Ordering::Relaxed) != u64::MAX {
-            // It called `arm`, which has set the timer.
+            // `due` called `arm`, which has set the timer.
             return;
         }
     }
@@ -205,7 +206,7 @@ pub(crate) fn fired(due: impl FnOnce(u64)) {
     }
 }
 
-/// Set the timer. Deadlines further away than it counts fire early, and [`fired`] sets it again.
+/// Sets the timer. A deadline beyond its range fires early, and [`fired`] sets the timer again.
 fn program(deadline: u64) {
     let per_ns = TIMER_PER_NS.load(Ordering::Relaxed);
     if per_ns == 0 {
@@ -272,15 +273,15 @@ fn compare_with_hpet(base: PhysAddr) -> Option<Compared> {
         return None;
     }
     hpet.write_u64(0x10, hpet.read_u64(0x10) | 1);
-    // The lower half is enough for the short time, and there on 32-bit timers too.
+    // The lower half is enough for the short time, and exists on 32-bit timers, too.
     let look = || {
         let before = rdtsc();
         let (hpet, timer) = (hpet.read_u32(0xf0), apic::timer_count());
         let after = rdtsc();
         ClockSample { hpet, timer, ticks: before, width: after - before }
     };
-    // A host that runs something else between two of the readings spoils a look: the narrowest of
-    // some is good.
+    // A host that runs something else between two of the readings spoils a comparison, so the
+    // narrowest of several is used.
     let look_well = || (0..LOOKS).map(|_| look()).min_by_key(|look| look.width);
     let elapsed = |from: u32, to: u32| u64::from(to.wrapping_sub(from)) * period / 1_000_000;
     let from = look_well()?;
@@ -304,7 +305,7 @@ struct ClockSample {
     hpet: u32,
     timer: u32,
     ticks: u64,
-    /// Ticks of the counter that the look took.
+    /// Ticks of the counter that the reading took.
     width: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The tracepoints of this crate. The function that records is apart from the test: a tracepoint
+//! The tracepoints of this crate. The function that records is separate from the test: a tracepoint
 //! that is off costs the code around it a no-op and no register.
 
 use freehold_machine::{Cpus, Pfn};

@@ -2,10 +2,10 @@
 //!
 //! A [`UserContext`] is run by one thread at a time. Its general registers are in memory whenever
 //! the kernel runs; its floating-point registers, its data segments' selectors and the bases of FS
-//! and GS stay in the CPU until the thread is switched away from, or the kernel asks for them
-//! ([`leave_fpu`]): the kernel itself uses none. The program changes them without the kernel (MOV
-//! to a segment register, WRFSBASE, WRGSBASE), so all of them are read back. While no program is
-//! resident, the selectors in the CPU are null.
+//! and GS stay in the CPU until the CPU switches to another thread, or the kernel needs them
+//! ([`leave_fpu`]): the kernel itself uses none. The program can change them without the kernel
+//! (MOV to a segment register, WRFSBASE, WRGSBASE), so all of them are read back. While no program
+//! is resident, the selectors in the CPU are null.
 //!
 //! SYSRET is used where it gives the program exactly what IRET would: after a system call whose
 //! frame only [`UserContext::set_return`] changed, with a canonical address and without TF or RF.
@@ -37,7 +37,7 @@ pub const USER_END: u64 = 0x7fff_ffff_f000;
 
 /// The selector of 64-bit code of programs.
 pub const USER_CODE: u64 = 0x33;
-/// The selector of 32-bit code of programs: a far jump leads there.
+/// The selector of programs' 32-bit code, which a far jump can select.
 pub const USER_CODE_32: u64 = 0x23;
 /// The selector of programs' stack and data.
 pub const USER_DATA: u64 = 0x2b;
@@ -54,7 +54,7 @@ const FLAGS_USER: u64 = 0x25_4dd5;
 
 /// Bytes of a saved floating-point state, a multiple of 64; 512 where only FXSAVE exists.
 static AREA_BYTES: AtomicUsize = AtomicUsize::new(LEGACY_BYTES);
-/// The features in XCR0; 0 where there is no XSAVE.
+/// The features in XCR0; 0 if there is no XSAVE.
 static ENABLED: AtomicU64 = AtomicU64::new(0);
 
 /// [`ENABLED`] where the CPU has XSAVE and FSGSBASE; else 0.
@@ -70,7 +70,8 @@ pub fn xfeatures() -> u64 {
     ENABLED.load(Ordering::Relaxed)
 }
 
-/// Enable floating point for programs on this CPU; on the first, find out what there is.
+/// Enables floating point for programs on this CPU; on the first CPU, also finds out what it
+/// supports.
 pub(crate) fn init_cpu() {
     let features = cpuid(0xd, 0).eax as u64 & FEATURES;
     if !cpu::has_xsave() {
@@ -90,7 +91,7 @@ pub(crate) fn init_cpu() {
     }
 }
 
-/// 64 bytes of floating-point state, aligned as XSAVE wants it.
+/// 64 bytes of floating-point state, aligned as XSAVE requires.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct XsaveLine([u8; 64]);
@@ -100,16 +101,16 @@ struct VectorState {
     resident: Resident,
 }
 
-/// The part of a program's state that stays in the CPU while other code runs; the values here are
-/// those of the last time it left. Only the CPU that holds it, or the thread that runs the program,
-/// writes it.
+/// The part of a program's state that stays in the CPU while other code runs. The values here are
+/// those of the last time that the state was saved. Only the CPU that holds the state, or the
+/// thread that runs the program, writes them.
 pub(crate) struct Resident {
     /// The floating-point area of the same context.
     area: AtomicPtr<XsaveLine>,
     fs_base: AtomicU64,
     gs_base: AtomicU64,
-    /// DS, ES, FS and GS as in [`registers::data_selectors`]. Null, or read from the CPU when they
-    /// were the program's; null while they are in the CPU.
+    /// DS, ES, FS and GS as in [`registers::data_selectors`]. Null while they are in the CPU; else
+    /// null or values that were read from the CPU when they were the program's.
     selectors: AtomicU64,
 }
 
@@ -121,7 +122,7 @@ const GS_SELECTOR: u64 = 0xffff << 48;
 pub enum UserEvent {
     /// The program made a system call.
     Syscall,
-    /// The program touched `addr`, which its page table does not allow.
+    /// The program accessed `addr` in a way that its page table does not allow.
     PageFault {
         /// The address.
         addr: VirtAddr,
@@ -132,7 +133,7 @@ pub enum UserEvent {
     },
     /// Another exception.
     Exception {
-        /// Which (Intel SDM volume 3, table 6-1).
+        /// The exception's number (Intel SDM volume 3, table 6-1).
         vector: u8,
         /// Its error code; of a debug exception (1), the debug status register, of a machine check
         /// (18), the status of the bank that reported it; 0 where there is none.
@@ -148,21 +149,21 @@ pub struct NotUserAddress;
 
 /// A program's registers.
 pub struct UserContext {
-    /// The registers, at an address that stays (the CPU saves them there).
+    /// The registers, at a fixed address, since the CPU saves them there.
     state: Box<[VectorState; 1]>,
     fpu: Box<[XsaveLine]>,
     way_back: WayBack,
 }
 
-/// How the program goes on.
+/// The way in which the program continues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum WayBack {
-    /// After a system call: SYSRET may lead back.
+    /// After a system call: SYSRET may be used.
     Sysret,
-    /// After another trap, its frame as the CPU made it.
+    /// After another trap, with its frame as the CPU made it.
     Untouched,
-    /// After a page fault, its frame as the CPU made it: at an address that it had translated, so a
-    /// canonical one.
+    /// After a page fault, with its frame as the CPU made it: its instruction pointer was
+    /// translated, so it is canonical.
     Faulted,
     /// The kernel may have changed any register.
     Changed,
@@ -203,8 +204,8 @@ impl UserContext {
         Ok(context)
     }
 
-    /// Begin a new program at `entry` with the stack pointer `stack`: all else is as execve leaves
-    /// it.
+    /// Begins a new program at `entry` with the stack pointer `stack`: all other registers are as
+    /// after execve.
     pub fn start(&mut self, entry: u64, stack: u64) {
         let fresh =
             Registers { rip: entry, rsp: stack, cs: USER_CODE, ss: USER_DATA, ..Registers::default() };
@@ -220,10 +221,10 @@ impl UserContext {
         &self.state[0].resident
     }
 
-    /// A copy, floating-point state included.
+    /// Returns a copy, floating-point state included.
     ///
     /// # Errors
-    /// When there is no memory for it.
+    /// If there is no memory for it.
     pub fn try_clone(&mut self) -> Result<Self, OutOfMemory> {
         self.save_if_live();
         let mut copy = Self::new()?;
@@ -240,14 +241,14 @@ impl UserContext {
     pub fn regs(&self) -> &Registers {
         &self.state[0].registers
     }
-    /// The registers, to change any; the way back is then the slow one. Flags and segments that a
-    /// program may not have are corrected when it runs.
+    /// Returns the registers for any change; the return to the program is then the slow one. Flags
+    /// and segments that a program may not have are corrected when it runs.
     pub fn regs_mut(&mut self) -> &mut Registers {
         self.way_back = WayBack::Changed;
         &mut self.state[0].registers
     }
-    /// Whether the program was interrupted, or faulted, when it came to the kernel last: it asked
-    /// for nothing.
+    /// Whether the program's last entry to the kernel was an interrupt or a fault, and not a
+    /// request.
     #[inline]
     pub fn was_interrupted(&self) -> bool {
         self.regs().vector != VECTOR_SYSCALL
@@ -311,9 +312,8 @@ impl UserContext {
         self.run_unless(|| false).expect("nothing is urgent")
     }
 
-    /// Like [`UserContext::run`], but look once more with interrupts off, before the program runs,
-    /// whether there is something to do first (`None` then): nothing that an interrupt brings is
-    /// missed.
+    /// Like [`UserContext::run`], but first checks with interrupts off whether there is other work
+    /// (then returns `None`). So no work that an interrupt brings is missed.
     #[inline]
     pub fn run_unless(&mut self, urgent: impl FnOnce() -> bool) -> Option<UserEvent> {
         registers::disable_interrupts();
@@ -325,10 +325,10 @@ impl UserContext {
     }
 
     /// As [`UserContext::run_unless`], with hardware breakpoints and watchpoints: four addresses,
-    /// and the debug control register with the bits of each. They are armed while the program runs
-    /// and no longer: no access of the kernel to the program's memory is a hit. One at an address
-    /// that is no program's, or at an I/O port, is left out; on QEMU's emulator so are all while
-    /// the program is stepped.
+    /// and the debug control register with the bits of each. They are armed only while the program
+    /// runs: no access of the kernel to the program's memory is a hit. A watchpoint at an I/O port,
+    /// or at an address outside the user half, is left out. On QEMU's emulator all are left out
+    /// while the program is stepped.
     pub fn run_watched_unless(
         &mut self,
         watched: (&[u64; 4], u64),
@@ -360,7 +360,7 @@ impl UserContext {
     }
 
     /// As [`run_now`](Self::run_now), where `way_down` calls [`enter`] with its arguments.
-    // In both of its callers: it is the way of each system call.
+    // Inlined into both callers: this is the path of each system call.
     #[inline(always)]
     fn run_by(&mut self, way_down: impl FnOnce(*mut Registers, u64)) -> UserEvent {
         let frame = &mut self.state[0].registers;
@@ -368,7 +368,7 @@ impl UserContext {
         if way_back == WayBack::Changed {
             frame.rflags = frame.rflags & FLAGS_USER | FLAG_ALWAYS | FLAG_INTERRUPT;
         }
-        // A trap may leave an address that is not canonical, SYSCALL and its flags may not.
+        // A trap may leave an address that is not canonical; SYSCALL and its flags cannot.
         if (way_back == WayBack::Changed || way_back == WayBack::Untouched && frame.rip >= USER_END)
             && let Err(code) = make_acceptable(frame)
         {
@@ -439,8 +439,8 @@ impl UserContext {
             (resident.fs_base.load(Ordering::Relaxed), resident.gs_base.load(Ordering::Relaxed));
         // Before the bases: a selector brings its own.
         if resident.selectors.load(Ordering::Relaxed) != 0 {
-            // While they are in the CPU, the place for them is zero: to leave with null selectors
-            // takes no store.
+            // While they are in the CPU, their place in memory is zero, so that leaving with null
+            // selectors takes no store.
             load_selectors(resident.selectors.swap(0, Ordering::Relaxed));
         }
         let features = MODERN.load(Ordering::Relaxed) as u32;
@@ -462,8 +462,8 @@ impl UserContext {
     /// If the CPU holds this program's floating-point registers, save them.
     #[inline]
     fn save_if_live(&self) {
-        // Where the thread was moved between the two looks, it was saved then: no CPU takes it up
-        // but by running its program.
+        // If the thread moved to another CPU between the two checks, its state was saved then: a
+        // CPU loads it again only to run its program.
         if cpu::this().user_live.load(Ordering::Relaxed) == self.live_marker() {
             self.save_live();
         }
@@ -485,7 +485,7 @@ impl Drop for UserContext {
     }
 }
 
-/// Save floating-point registers, selectors and bases of the program that this CPU last ran, if
+/// Saves floating-point registers, selectors and bases of the program that this CPU last ran, if
 /// they are not saved yet. Interrupts are off.
 pub(crate) fn leave_fpu() {
     let live: &AtomicPtr<Resident> = &cpu::this().user_live;
@@ -560,9 +560,10 @@ fn load_selectors(selectors: u64) {
     unsafe { registers::load_data_selectors(selectors) };
 }
 
-/// Does what IRET does to the program's instruction pointer and selectors, so that it cannot fault:
-/// refuses with the error code of its exception, or cuts what 32-bit code cannot have (Intel SDM
-/// volume 2, IRET). An instruction pointer in the kernel half faults as a fetch, in user mode.
+/// Does what IRET does to the program's instruction pointer and selectors, so that IRET cannot
+/// fault: refuses with the error code of its exception, or truncates values that 32-bit code cannot
+/// have (Intel SDM volume 2, IRET). An instruction pointer in the kernel half faults as a fetch, in
+/// user mode.
 fn make_acceptable(frame: &mut Registers) -> Result<(), u64> {
     let canonical = (frame.rip as i64) << 16 >> 16 == frame.rip as i64;
     match (frame.cs, frame.ss) {
@@ -578,8 +579,8 @@ fn make_acceptable(frame: &mut Registers) -> Result<(), u64> {
     }
 }
 
-/// Watchpoints with the bits that may be armed only: bits L of the slots, the bit that is always 1,
-/// with kind and length.
+/// Returns watchpoints with only the bits that may be armed: bits L of the slots, the bit that is
+/// always 1, with kind and length.
 fn acceptable_watchpoints((addresses, control): (&[u64; 4], u64)) -> ([u64; 4], u64) {
     const ALWAYS: u64 = 0x400;
     const PORT: u64 = 2;
@@ -587,7 +588,7 @@ fn acceptable_watchpoints((addresses, control): (&[u64; 4], u64)) -> ([u64; 4], 
     for (slot, &address) in addresses.iter().enumerate() {
         let is_on = control >> (2 * slot) & 3 != 0;
         let how = control >> (16 + 4 * slot) & 0xf;
-        // The longest has eight bytes.
+        // The longest watchpoint has eight bytes.
         if is_on && how & 3 != PORT && address < USER_END - 8 {
             safe[slot] = address;
             armed |= 1 << (2 * slot) | how << (16 + 4 * slot);

@@ -1,10 +1,10 @@
-//! Bytes of the program that is loaded: through its own addresses, with SMAP on.
+//! Access to the loaded program's bytes: through its own addresses, with SMAP on.
 //!
 //! Only addresses below [`USER_END`] are touched, and only by the instructions in `usercopy.s`,
 //! each of which is in the exception table. A fault there ends in one of two ways:
 //! [`Faults::Sleep`] lets the kernel make the page present (which may sleep) and tries again;
-//! [`Faults::Never`], for callers inside a window or under a spin lock, stops the copy. Either way
-//! nothing but a shorter count comes back to the caller.
+//! [`Faults::Never`], for callers inside a window or under a spin lock, stops the copy. In both
+//! cases the caller only sees a shorter count.
 
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 
@@ -17,7 +17,7 @@ use crate::user::USER_END;
 /// Effect of a page fault in the middle of an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Faults {
-    /// It is served, which may sleep; the access stops only where it cannot be.
+    /// The fault is served, which may sleep; the access stops only if it cannot be served.
     Sleep,
     /// The access stops.
     Never,
@@ -111,7 +111,7 @@ struct ExceptionEntry {
     serve: i32,
 }
 
-/// Where to go on after a fault.
+/// Where to continue after a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Fixup {
     /// The instruction to continue at.
@@ -120,8 +120,8 @@ pub(crate) struct Fixup {
     pub faults: Faults,
 }
 
-/// Returns how to go on after a fault of the kernel instruction at `rip`; `None` if it may not
-/// fault.
+/// Returns how to continue after a fault of the kernel instruction at `rip`; `None` if that
+/// instruction may not fault.
 #[cfg(target_os = "none")]
 pub(crate) fn fixup(rip: u64) -> Option<Fixup> {
     // SAFETY: the linker puts all entries, and nothing else, between the two symbols, in read-only
@@ -160,7 +160,7 @@ fn is_user_word(address: VirtAddr, bytes: u64) -> bool {
     address.0 <= USER_END - bytes
 }
 
-/// Copy from the program's memory; how many bytes were copied.
+/// Copies from the program's memory. Returns how many bytes were copied.
 pub fn read(from: VirtAddr, to: &mut [u8], faults: Faults) -> usize {
     let bytes = user_part(from, to.len());
     let to = to.as_mut_ptr() as u64;
@@ -174,7 +174,7 @@ pub fn read(from: VirtAddr, to: &mut [u8], faults: Faults) -> usize {
     bytes - left
 }
 
-/// Copy to the program's memory; how many bytes were copied.
+/// Copies to the program's memory. Returns how many bytes were copied.
 pub fn write(to: VirtAddr, from: &[u8], faults: Faults) -> usize {
     let bytes = user_part(to, from.len());
     let from = from.as_ptr() as u64;
@@ -188,7 +188,7 @@ pub fn write(to: VirtAddr, from: &[u8], faults: Faults) -> usize {
     bytes - left
 }
 
-/// Fill the program's memory with zeroes; how many bytes were written.
+/// Fills the program's memory with zeroes. Returns how many bytes were written.
 pub fn zero(to: VirtAddr, len: usize, faults: Faults) -> usize {
     let bytes = user_part(to, len);
     let left = match faults {
@@ -200,14 +200,16 @@ pub fn zero(to: VirtAddr, len: usize, faults: Faults) -> usize {
     bytes - left
 }
 
-/// Fill a page of the program's with zeroes; whether all of it could be written. Never served.
+/// Fills a page of the program with zeroes. Returns whether all of it could be written. Faults are
+/// never served.
 #[inline]
 pub fn zero_page(to: VirtAddr) -> bool {
     // SAFETY: the target is below USER_END: never kernel memory.
     to.0 <= USER_END - PAGE_SIZE as u64 && unsafe { user_zero_page(to.0) } == 0
 }
 
-/// Fill a page of the program's with these bytes; whether all of it could be written. Never served.
+/// Fills a page of the program with these bytes. Returns whether all of it could be written. Faults
+/// are never served.
 #[inline]
 pub fn write_page(to: VirtAddr, from: &[u8; PAGE_SIZE]) -> bool {
     let from = from.as_ptr() as u64;
@@ -286,8 +288,8 @@ pub fn store_u64(to: VirtAddr, value: u64, faults: Faults) -> Option<()> {
     (failed == 0).then_some(())
 }
 
-/// Load a value, in one access where it has 4 or 8 bytes; `None` if not all of it can be read. For
-/// lengths that the compiler knows.
+/// Loads a value, in one access if it has 4 or 8 bytes; `None` if not all of it can be read. For
+/// lengths that are known at compile time.
 #[inline(always)]
 pub fn load(from: VirtAddr, value: &mut [u8], faults: Faults) -> Option<()> {
     match value.len() {
@@ -298,8 +300,8 @@ pub fn load(from: VirtAddr, value: &mut [u8], faults: Faults) -> Option<()> {
     Some(())
 }
 
-/// Store a value, in one access where it has 2, 4 or 8 bytes; `None` if not all of it can be
-/// written. For lengths that the compiler knows.
+/// Stores a value, in one access if it has 2, 4 or 8 bytes; `None` if not all of it can be written.
+/// For lengths that are known at compile time.
 #[inline(always)]
 pub fn store(to: VirtAddr, value: &[u8], faults: Faults) -> Option<()> {
     match *value {
@@ -325,11 +327,12 @@ pub fn compare_exchange_u32(at: VirtAddr, current: u32, new: u32, faults: Faults
     (loaded.failed == 0).then_some(loaded.value as u32)
 }
 
-/// Bytes before the first NUL, at most `max`; `None` if an unreadable byte comes first.
+/// Returns the bytes before the first NUL, at most `max`; `None` if an unreadable byte comes first.
 pub fn strnlen(from: VirtAddr, max: usize, faults: Faults) -> Option<usize> {
     let mut done = 0;
     while done < max {
-        // Aligned words never cross a page, so what lies past the NUL cannot fault by itself.
+        // Aligned words never cross a page, so bytes after the NUL cannot cause a fault of their
+        // own.
         let at = VirtAddr(from.0.checked_add(done as u64)?);
         let skip = (at.0 & 7) as usize;
         let word = load_u64(VirtAddr(at.0 - skip as u64), faults)? | low_bytes(skip);

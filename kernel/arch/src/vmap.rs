@@ -3,16 +3,17 @@
 //!
 //! Addresses are handed out upwards from a random page on. Mappings of devices and firmware stay
 //! for ever; stacks are kept for reuse, each on the node whose frames it has. When [`KEPT_STACKS`]
-//! and [`UNMAPPED_AT_ONCE`] more of a node are unused, the latter are unmapped with one flush of
-//! all CPUs. The entries of their guard pages then remember their places.
+//! plus [`UNMAPPED_AT_ONCE`] stacks of a node are unused, [`UNMAPPED_AT_ONCE`] of them are unmapped
+//! with one flush of all CPUs. The page-table entries of their guard pages then record their
+//! places.
 //!
 //! A stack's frames are mapped here and nowhere else: they are outside the direct map, so that the
 //! bytes of programs that pass through a stack have no second address.
 //!
 //! A thread starts at a random place in the upper half of its stack's top page ([`Stack::start`]).
-//! So the places of frames and buffers differ between threads that use a stack one after the other.
-//! Linux draws an offset per system call (`randomize_kstack_offset`), which here would cost more
-//! than a hundredth of the shortest one.
+//! So the places of stack frames and buffers differ between threads that use the same stack one
+//! after the other. Linux draws an offset per system call (`randomize_kstack_offset`), which here
+//! would cost more than a hundredth of the shortest one.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -26,19 +27,19 @@ use crate::memory::{self, OutOfMemory, layout, tables};
 use crate::registers::rdtsc;
 use crate::sync::SpinLock;
 
-/// Pages of a stack; below it as many pages are left unmapped. The deepest way, a fork that
-/// reclaims memory through a disk and is interrupted, takes about 16 KiB: half as much again is
-/// room for what grows.
+/// Pages of a stack; as many pages below it are left unmapped. The deepest path, a fork that
+/// reclaims memory through a disk and is interrupted, takes about 16 KiB. Half as much again is
+/// left for growth.
 pub const STACK_PAGES: u64 = 6;
 const SLOT_BYTES: u64 = 2 * STACK_PAGES * PAGE;
 const KEPT_STACKS: usize = 16;
-/// Stacks that are unmapped together, since each time all CPUs are interrupted.
+/// Number of stacks that are unmapped together, since each time all CPUs are interrupted.
 const UNMAPPED_AT_ONCE: usize = 16;
 /// Stacks of one node that are mapped and unused, at most.
 pub const MOST_IDLE_STACKS: usize = KEPT_STACKS + UNMAPPED_AT_ONCE;
-/// Places in the upper half of a page where a thread's stack may start, 16 bytes apart.
+/// Number of places in the upper half of a page where a thread's stack may start, 16 bytes apart.
 const STARTS: u64 = PAGE / 2 / 16;
-/// Pages that may stay unused at the area's beginning: 1 GiB, in a dynamic area of 64.
+/// Largest number of unused pages at the area's beginning: 1 GiB, in a dynamic area of 64 GiB.
 const RANDOM_PAGES: u64 = 1 << 18;
 
 /// Bytes of the area that are taken.
@@ -54,7 +55,7 @@ pub(crate) fn shift(mut random: impl FnMut() -> u64) {
     START_KEY.store(random(), Ordering::Relaxed);
 }
 
-/// Take addresses for `bytes` bytes, aligned to `align` bytes.
+/// Takes addresses for `bytes` bytes, aligned to `align` bytes.
 pub(crate) fn take_addresses(bytes: u64, align: u64) -> Result<VirtAddr, OutOfMemory> {
     let taken = TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
         let end = taken.next_multiple_of(align) + bytes;
@@ -81,7 +82,7 @@ pub(crate) fn map_range(phys: PhysAddr, len: u64, flags: u64) -> Result<VirtAddr
     Ok(VirtAddr(address.0 + offset))
 }
 
-/// Unmap `pages` pages that [`map_range`] mapped, everywhere. The addresses are not used again.
+/// Unmaps `pages` pages that [`map_range`] mapped, on all CPUs. The addresses are not used again.
 pub(crate) fn unmap(start: VirtAddr, pages: u64) {
     for page in 0..pages {
         let address = VirtAddr(start.0 + page * PAGE);
@@ -90,12 +91,12 @@ pub(crate) fn unmap(start: VirtAddr, pages: u64) {
     X86.flush_on(CpuSet::first(X86.cpu_count()), Flush::Range { start, pages });
 }
 
-/// Map a stack of `pages` pages for ever, above a page that is never mapped, in frames of this
-/// CPU's node. Returns its addresses. Start-up: there was no program yet, so the frames hold no
-/// bytes of one.
+/// Maps a stack of `pages` pages for ever, above a page that is never mapped, in frames of this
+/// CPU's node. Returns its addresses. Used at start-up: no program has run yet, so the frames hold
+/// no program's bytes.
 ///
 /// # Errors
-/// When there is no memory for it.
+/// If there is no memory for it.
 pub(crate) fn fixed_stack(pages: u64) -> Result<Range<VirtAddr>, OutOfMemory> {
     let bottom = VirtAddr(take_addresses((pages + 1) * PAGE, PAGE)?.0 + PAGE);
     let node = X86.node_of_cpu(X86.current_cpu());
@@ -110,9 +111,9 @@ pub(crate) fn fixed_stack(pages: u64) -> Result<Range<VirtAddr>, OutOfMemory> {
 /// A kernel stack of 24 KiB above an unmapped guard, so that running over its end is a fault.
 #[derive(Debug)]
 pub struct Stack {
-    /// Its lowest address, and in the bits of an address within a page the node that it was made
-    /// for, on which it waits for its next user. One word: two would be the next size of a thread's
-    /// object.
+    /// The stack's lowest address; the bits of an address within a page have the node that the
+    /// stack was made for, where it waits for its next user. It is one word: two would need the
+    /// next larger size class for a thread's object.
     word: u64,
 }
 
@@ -135,8 +136,8 @@ struct Idle {
     /// Stacks that are mapped and unused.
     kept: [u64; MOST_IDLE_STACKS],
     count: usize,
-    /// The bottom of the first unmapped stack place; each one's guard entry holds the next one's, 0
-    /// the end.
+    /// The bottom of the first unmapped stack place. The guard entry of each has the next one's
+    /// bottom; 0 is the end.
     places: u64,
 }
 
@@ -155,7 +156,7 @@ impl Stack {
     /// Makes a stack of `node`'s frames, if the node has some; its bytes are undefined.
     ///
     /// # Errors
-    /// When there is no memory for it.
+    /// If there is no memory for it.
     pub fn new(node: NodeId) -> Result<Self, OutOfMemory> {
         let place = {
             let mut idle = idle_on(node).lock();
@@ -165,7 +166,7 @@ impl Stack {
             }
             let place = VirtAddr(idle.places);
             if place.0 != 0 {
-                // Addresses are even: the entry that remembers one is never a present one.
+                // Addresses are even, so an entry that records one never counts as present.
                 idle.places = guard_entry(place).swap(0, Ordering::AcqRel);
             }
             place
@@ -177,7 +178,7 @@ impl Stack {
         let stack = Self::at(bottom, node);
         for page in 0..STACK_PAGES {
             let mapped = memory::alloc_stack_frame(node).ok_or(OutOfMemory).and_then(|frame| {
-                // Bytes that a program left there must not be in the kernel's map.
+                // Bytes that a program left there must not enter the kernel's map.
                 X86.zero(frame);
                 let address = VirtAddr(bottom.0 + page * PAGE);
                 let mapped = tables::map_page(address, tables::leaf(frame, tables::DATA), &mut alloc_table);
@@ -193,16 +194,16 @@ impl Stack {
     }
 
     /// Draws the address below which a thread that begins on this stack has its first bytes: a
-    /// multiple of 16. The time stamp under a secret key takes a few instructions; a generator
-    /// would be a fiftieth of a thread's cost.
+    /// multiple of 16. Hashing the time stamp with a secret key takes a few instructions; a random
+    /// generator would cost a fiftieth of a thread.
     pub fn start(&self) -> u64 {
         let mixed = (rdtsc() ^ START_KEY.load(Ordering::Relaxed)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.bottom() + STACK_PAGES * PAGE - mixed.rotate_left(STARTS.trailing_zeros()) % STARTS * 16
     }
 }
 
-/// Take the pages of a node's stacks away, at most [`UNMAPPED_AT_ONCE`], and remember the places,
-/// where they have their tables.
+/// Unmaps the pages of a node's stacks, at most [`UNMAPPED_AT_ONCE`] stacks, and records their
+/// places in their page tables.
 fn unmap_stacks(node: NodeId, bottoms: &[u64]) {
     let mut frames = [Pfn(0); UNMAPPED_AT_ONCE * STACK_PAGES as usize];
     let mut count = 0;
@@ -244,7 +245,7 @@ impl Drop for Stack {
                 idle.count += 1;
                 return;
             }
-            // The ones that were used last stay, this one among them: their lines may be cached.
+            // The stacks that were used last stay, this one included: their lines may be cached.
             surplus.copy_from_slice(&idle.kept[..UNMAPPED_AT_ONCE]);
             idle.kept.copy_within(UNMAPPED_AT_ONCE.., 0);
             idle.count = KEPT_STACKS + 1;

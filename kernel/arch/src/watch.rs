@@ -1,8 +1,8 @@
-//! Messages of the kernel to an observer of the whole machine (`freehold scope`): the place of its
-//! frame table, and the beginning of the program. Each message costs a no-op and a load, once. No
-//! code inside the machine sees them.
+//! Messages of the kernel to an observer of the whole machine (`freehold scope`): the address of
+//! its frame table, and the beginning and end of the program. Each message costs a no-op and a
+//! load, once. No code inside the machine receives them.
 //!
-//! The form is `scope/doorbell`'s: a marker, and a load from a message right behind it.
+//! The form is `scope/doorbell`'s: a marker, and right after it a load from the message.
 
 use core::arch::asm;
 
@@ -29,7 +29,7 @@ static MESSAGE: Once<DoorbellMessage> = Once::new();
 static PROGRAM: Phase = Phase(doorbell::phase("program"));
 static CLOSING: Phase = Phase(doorbell::phase("closing"));
 
-/// Ring: the marker, and a load of the message's first word.
+/// Sends a message: the marker, and a load of the message's first word.
 fn ring(message: &'static [u64]) {
     // SAFETY: a no-op, and a load of a word that is there: every message has its head.
     unsafe {
@@ -39,8 +39,8 @@ fn ring(message: &'static [u64]) {
     };
 }
 
-/// Tell where everything is. The frame table is in use and the policy set; `owners` are the owners'
-/// names by number.
+/// Announces where everything is. The frame table is in use and the policy set; `owners` are the
+/// owners' names by number.
 ///
 /// # Panics
 /// When called twice.
@@ -91,12 +91,12 @@ pub fn publish(records: Records, owners: impl Iterator<Item = &'static str>) {
     ring(&MESSAGE.set(DoorbellMessage(words)).0);
 }
 
-/// Tell that the program begins.
+/// Announces that the program begins.
 pub fn program_begins() {
     ring(&PROGRAM.0);
 }
 
-/// Tell that the program has ended: what follows is the kernel taking stock.
+/// Announces that the program has ended: only the kernel's closing audit follows.
 pub fn program_ended() {
     ring(&CLOSING.0);
 }

@@ -8,12 +8,12 @@ use super::{DATA, Instruction, MOST, Refusal, WORDS, code};
 /// All words of memory.
 const ALL: u16 = u16::MAX;
 
-/// Kind of a program, which decides the instructions that the program may have.
+/// Kind of a program, which decides its allowed instructions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rules {
-    /// It is about system calls.
+    /// The program is about system calls.
     Call,
-    /// It is about packets.
+    /// The program is about packets.
     Packet,
 }
 
@@ -32,8 +32,7 @@ pub fn check(program: &[Instruction], rules: Rules) -> Result<(), Refusal> {
     }
 }
 
-/// Whether an instruction that `behind` others follow is one that there is, with an operand that it
-/// can have.
+/// Whether an instruction, followed by `behind` others, exists, and its operand is valid.
 fn is_possible(instruction: &Instruction, behind: usize, rules: Rules) -> bool {
     let &Instruction { code, if_true, if_false, constant } = instruction;
     let is_packet = rules == Rules::Packet;
@@ -62,8 +61,8 @@ fn is_possible(instruction: &Instruction, behind: usize, rules: Rules) -> bool {
     }
 }
 
-/// Whether each word of memory that is read was stored on every way there: for each instruction,
-/// the words that all jumps to it have stored.
+/// Whether each word of memory that is read was stored on every path to the read. For each
+/// instruction it keeps the words that all jumps to it have stored.
 fn check_memory(program: &[Instruction]) -> Result<(), Refusal> {
     let mut stored_at = Vec::try_filled(ALL, program.len())?;
     let mut stored = 0;

@@ -12,19 +12,20 @@ pub(crate) enum Width {
 
 /// Data that a program loads from.
 pub(crate) trait Loads {
-    /// Bytes of it.
+    /// Returns the number of bytes.
     fn length(&self) -> u32;
-    /// The number at `at`, for a program whose registers are A and X. `None` ends the program.
+    /// Returns the number at `at`, for a program whose registers are A and X. `None` ends the
+    /// program.
     fn load(&self, at: u32, width: Width, registers: (u32, u32)) -> Option<u32>;
 }
 
-/// The verdict of `program`; 0 where a load fails.
+/// Returns the verdict of `program`; 0 if a load fails.
 #[inline]
 pub(crate) fn run(program: &[Instruction], data: &impl Loads) -> u32 {
     let (mut a, mut x, mut words) = (0u32, 0u32, [0u32; WORDS]);
     let mut at = 0;
-    // No jump leads backwards, so each instruction runs once at most. Nothing that was checked
-    // leaves the program.
+    // No jump leads backwards, so each instruction runs at most once. The checks ensure that the
+    // program counter stays in the program.
     while let Some(&Instruction { code, if_true, if_false, constant: k }) = program.get(at) {
         at += 1;
         let word = k as usize % WORDS;
@@ -88,7 +89,7 @@ const fn compare(comparison: u16, a: u32, by: u32) -> bool {
     }
 }
 
-/// Loads that programs about packets alone have.
+/// Loads that only programs about packets have.
 fn load(data: &impl Loads, code: u16, k: u32, (a, x): (u32, u32)) -> Option<u32> {
     let behind = x.wrapping_add(k);
     match code {

@@ -10,7 +10,7 @@
 //!
 //! Instructions and checks are Linux' (Documentation/networking/filter.rst; net/core/filter.c
 //! `bpf_check_classic`, kernel/seccomp.c `seccomp_check_filter`). A program about calls is refused
-//! that loads from anywhere but the call's data, or takes a remainder.
+//! if it loads from anywhere except the call's data, or takes a remainder.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -32,7 +32,7 @@ pub use packet::{HasLink, PacketData};
 use check::Rules;
 use engine::{Loads, Width};
 
-/// The most instructions of a program (BPF_MAXINSNS).
+/// Largest number of instructions of a program (BPF_MAXINSNS).
 pub const MOST: usize = 4096;
 /// Words of memory that a program has (BPF_MEMWORDS).
 const WORDS: usize = 16;
@@ -44,16 +44,16 @@ pub const DATA: usize = 64;
 pub struct Instruction {
     /// The operation.
     pub code: u16,
-    /// Instructions to pass over where a comparison holds.
+    /// Number of instructions to skip if a comparison holds.
     pub if_true: u8,
-    /// The same where it does not.
+    /// Number of instructions to skip if it does not hold.
     pub if_false: u8,
     /// A constant, by the code.
     pub constant: u32,
 }
 
 impl Instruction {
-    /// Bytes of one.
+    /// Bytes of one instruction.
     pub const BYTES: usize = 8;
 
     /// The instruction that these bytes are.

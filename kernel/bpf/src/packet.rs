@@ -1,8 +1,8 @@
 //! Packets as programs of sockets read them.
 //!
-//! A load names a place in the packet, in network byte order; or behind [`NETWORK`] and [`LINK`] a
-//! place from the network's or the device's header on; or behind [`ANCILLARY`] a fact about the
-//! packet (linux/filter.h, SKF_*). A load from outside ends the program with 0.
+//! A load names a place in the packet, in network byte order; or, from [`NETWORK`] or [`LINK`] on,
+//! a place relative to the network's or the device's header; or, from [`ANCILLARY`] on, a fact
+//! about the packet (linux/filter.h, SKF_*). A load outside of these ends the program with 0.
 
 use crate::engine::{Loads, Width};
 
@@ -11,7 +11,7 @@ pub(crate) const ANCILLARY: u32 = 0xffff_f000;
 const NETWORK: u32 = 0xfff0_0000;
 const LINK: u32 = 0xffe0_0000;
 
-/// Facts, as places behind [`ANCILLARY`] (SKF_AD_*).
+/// Facts, as places after [`ANCILLARY`] (SKF_AD_*).
 mod fact {
     pub const PROTOCOL: u32 = 0;
     pub const KIND: u32 = 4;
@@ -42,7 +42,7 @@ pub(crate) const fn is_fact(at: u32) -> bool {
 pub struct PacketData<'a> {
     /// Its bytes, from where its socket sees them.
     pub bytes: &'a [u8],
-    /// It from the network's header on.
+    /// The packet from the network's header on.
     pub network: &'a [u8],
     /// Where in the bytes the payload of its protocols begins.
     pub payload_at: u32,
@@ -56,7 +56,7 @@ pub struct PacketData<'a> {
     pub interface: u32,
     /// ARPHRD_*.
     pub hardware: u16,
-    /// A random number, for programs that take some packets only.
+    /// A random number, for programs that sample packets.
     pub random: u32,
 }
 
@@ -65,12 +65,12 @@ pub struct PacketData<'a> {
 pub enum HasLink {
     /// They do.
     Yes,
-    /// They do not.
+    /// The bytes do not begin with it.
     No,
 }
 
-/// Attributes that one load looks at. The longest program looks at some 260,000, and no message of
-/// netlink comes to these sockets.
+/// Largest number of attributes that one load visits. The longest program visits some 260,000, and
+/// no netlink message reaches these sockets.
 const MOST_ATTRIBUTES: usize = 64;
 
 /// The number at `at`.

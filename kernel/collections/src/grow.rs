@@ -24,7 +24,7 @@ macro_rules! grows_fallibly {
                 }
                 crate::heap_use::fallibly(|| self.0.try_reserve(more))
             }
-            /// Makes room for `more` entries where no more will come.
+            /// Makes room for `more` entries if no more will follow.
             ///
             /// # Errors
             /// [`AllocError`](crate::AllocError).

@@ -1,4 +1,4 @@
-//! Notes to the heap on the allocations of this crate.
+//! Tells the heap the purpose of this crate's allocations.
 
 use alloc::collections::TryReserveError;
 
@@ -12,7 +12,7 @@ unsafe extern "Rust" {
     safe fn freehold_heap_use(purpose: u8) -> u8;
 }
 
-/// The caller takes a failure as a value; `heap_use::FALLIBLE` of the heap.
+/// The caller handles a failure; `heap_use::FALLIBLE` of the heap.
 const FALLIBLE: u8 = 1;
 
 #[cfg(all(not(target_os = "none"), not(test)))]
@@ -23,10 +23,10 @@ fn freehold_heap_use(_purpose: u8) -> u8 {
 #[cfg(test)]
 use crate::tests::freehold_heap_use;
 
-/// Allocates inside of `body`, which takes a failure as a value and does not sleep.
+/// Allocates inside of `body`, which handles a failure and does not sleep.
 ///
 /// # Errors
-/// [`AllocError`] where `body` has no memory or, on the host, a test asked for it.
+/// [`AllocError`] if `body` has no memory or, on the host, a test requested a failure.
 #[inline]
 pub fn fallibly(body: impl FnOnce() -> Result<(), TryReserveError>) -> Result<(), AllocError> {
     #[cfg(feature = "inject")]

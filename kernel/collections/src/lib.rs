@@ -6,8 +6,8 @@
 //! allocate begins with `try_` and returns [`AllocError`], which the kernel turns into `ENOMEM`.
 //! After a failure the collection is as it was.
 //!
-//! **Fixed-size objects** ([`Arc`], [`Box`]) come from [`reserve`]: a system call has the heap set
-//! bytes aside at its door, and its small objects are served from there in the worst case. Both
+//! **Fixed-size objects** ([`Arc`], [`Box`]) come from [`reserve`]: a system call reserves bytes of
+//! the heap when it begins, and its small objects come from that reserve in the worst case. Both
 //! types are `alloc`'s, because only those can become a `dyn` type and be a method's receiver in
 //! stable Rust. They are named through a projection ([`Shared::Arc`]), so that `Arc::new(value)`
 //! does not compile: the compiler knows no type to look `new` up in.
@@ -17,9 +17,9 @@
 //! implements `From<T>`. `tools/check-house` looks for those.
 //!
 //! **Injected failures** are seen inside of this crate's operations, of any size: each tells the
-//! heap that it takes a failure as a value (`freehold_heap_use`). On the host nothing fails by
-//! request, but in tests each allocation does once: in this crate's, and with the feature `inject`
-//! in those of the kernel.
+//! heap that it handles a failure (`freehold_heap_use`). On the host failures are injected only in
+//! tests, where each allocation fails once: in this crate's, and with the feature `inject` in those
+//! of the kernel.
 //!
 //! May use `unsafe`: for the declaration of the one function that the heap defines. The crate has
 //! no other `unsafe`.

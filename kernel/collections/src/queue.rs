@@ -58,14 +58,14 @@ impl<T> VecDeque<T> {
     /// Puts `entry` before the one at `at` in a queue that was given room before.
     ///
     /// # Panics
-    /// Where there is no room, and when `at` lies behind the end.
+    /// If there is no room, or `at` is beyond the end.
     pub fn insert_reserved(&mut self, at: usize, entry: T) {
         assert!(self.0.len() < self.0.capacity(), "no room was reserved");
         self.0.insert(at, entry);
     }
-    /// Moves the entries to `room`'s memory, where that is larger. Returns the memory that is not
-    /// needed, to be freed elsewhere: for queues that change under a lock under which nothing is
-    /// allocated.
+    /// Moves the entries to `room`'s memory, if that is larger. Returns the memory that is no
+    /// longer needed, so that the caller can free it elsewhere. This is for queues that change
+    /// under a lock under which nothing is allocated.
     #[must_use]
     pub fn move_to(&mut self, mut room: Self) -> Self {
         if room.capacity() > self.capacity() {
@@ -135,8 +135,8 @@ impl<T> VecDeque<T> {
     pub fn iter_from(&self, at: usize) -> vec_deque::Iter<'_, T> {
         self.0.range(at..)
     }
-    /// The number of the first entry for which `is_before` does not hold; it holds for those before
-    /// and for none after.
+    /// Returns the number of the first entry for which `is_before` is false. `is_before` must be
+    /// true for all entries before it and false for all after it.
     pub fn partition_point(&self, is_before: impl FnMut(&T) -> bool) -> usize {
         self.0.partition_point(is_before)
     }

@@ -1,9 +1,10 @@
-//! Objects of a fixed size that cannot fail, because the reserve has them in the worst case.
+//! Objects of a fixed size whose allocation cannot fail, because the reserve has memory for them in
+//! the worst case.
 //!
-//! Only for objects that are made while a system call or a kernel task has a reserve set aside
-//! (`heap::ensure`), and at boot. An object larger than the reserve promises is an error of the
-//! kernel's: [`SLICE_MOST`] bounds slices, which have no fixed size. With `entry-checks` the kernel
-//! sums the bytes for each system call and asserts that they are no more than it set aside.
+//! Only for objects that are made while a system call or a kernel task has a reserve
+//! (`heap::ensure`), and at boot. An object larger than the reserve's promise is a kernel bug:
+//! [`SLICE_MOST`] limits slices, which have no fixed size. With `entry-checks` the kernel sums the
+//! bytes for each system call and asserts that they do not exceed the reserve.
 
 use alloc::{boxed, sync};
 use core::any::Any;
@@ -59,20 +60,20 @@ pub trait ArcMethods<T: ?Sized> {
     fn downgrade(&self) -> sync::Weak<T>;
     /// Whether both are the same object.
     fn is_same(&self, other: &Receiver<T>) -> bool;
-    /// Where the object is.
+    /// Returns the address of the object.
     fn address(&self) -> *const T;
-    /// References that keep the object.
+    /// Returns how many references keep the object.
     fn references(&self) -> usize;
-    /// The object, where this is the last reference that keeps it.
+    /// Returns the object, if this is the last reference that keeps it.
     fn into_last(self) -> Option<T>
     where
         T: Sized;
 }
 
-/// An object of type `T` again.
+/// Returns the object as its type `T`.
 ///
 /// # Errors
-/// It is not; the object as it was.
+/// If it has another type; returns the object unchanged.
 #[inline]
 pub fn downcast<T: Any + Send + Sync>(
     object: Receiver<dyn Any + Send + Sync>,

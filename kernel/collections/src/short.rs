@@ -6,8 +6,8 @@ use arrayvec::ArrayVec;
 
 use crate::{AllocError, Vec};
 
-/// A list with up to `N` entries inside of itself, for the arguments of a system call: they are few
-/// nearly always, but a program may pass many. How many it will hold is said when it is made.
+/// A list with up to `N` entries inside of itself, for the arguments of a system call: there are
+/// nearly always few, but a program may pass many. Its capacity is set when it is made.
 #[derive(Debug)]
 pub struct Short<T, const N: usize>(Entries<T, N>);
 
@@ -62,10 +62,10 @@ impl<T, const N: usize> Short<T, N> {
             Entries::Many(many) => many.push_reserved(entry),
         }
     }
-    /// Adds what `entries` gives at the end.
+    /// Adds the entries of `entries` at the end.
     ///
     /// # Panics
-    /// Where there is no room.
+    /// If there is no room.
     #[inline]
     pub fn extend_reserved(&mut self, entries: impl IntoIterator<Item = T>) {
         match &mut self.0 {

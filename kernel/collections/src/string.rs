@@ -106,7 +106,7 @@ impl fmt::Display for String {
     }
 }
 
-/// An error is want of memory.
+/// Every error means lack of memory.
 impl fmt::Write for String {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.try_push_str(text).map_err(|_| fmt::Error)

@@ -44,7 +44,7 @@ impl<T> Vec<T> {
     /// [`AllocError`]; the entry is dropped.
     ///
     /// # Panics
-    /// When `at` lies behind the end.
+    /// If `at` is beyond the end.
     pub fn try_insert(&mut self, at: usize, entry: T) -> Result<(), AllocError> {
         self.try_reserve(1)?;
         self.0.insert(at, entry);
@@ -53,7 +53,7 @@ impl<T> Vec<T> {
     /// Puts `entry` before the one at `at` of a list that was given room before.
     ///
     /// # Panics
-    /// Where there is no room; when `at` lies behind the end.
+    /// If there is no room, or `at` is beyond the end.
     pub fn insert_reserved(&mut self, at: usize, entry: T) {
         assert!(self.0.len() < self.0.capacity(), "no room was reserved");
         self.0.insert(at, entry);
@@ -92,7 +92,7 @@ impl<T> Vec<T> {
         self.0.resize(count, entry);
         Ok(())
     }
-    /// Copies the list. Where an entry's own `clone` allocates, that is from the reserve.
+    /// Copies the list. If an entry's own `clone` allocates, that memory comes from the reserve.
     ///
     /// # Errors
     /// [`AllocError`].
@@ -126,9 +126,9 @@ impl<T> Vec<T> {
         list.try_resize(count, entry)?;
         Ok(list)
     }
-    /// Moves the entries to `room`'s memory, where that is larger. Returns the memory that is not
-    /// needed, to be freed elsewhere: for lists that change under a lock under which nothing is
-    /// allocated.
+    /// Moves the entries to `room`'s memory, if that is larger. Returns the memory that is no
+    /// longer needed, so that the caller can free it elsewhere. This is for lists that change under
+    /// a lock under which nothing is allocated.
     #[must_use]
     pub fn move_to(&mut self, mut room: Self) -> Self {
         if room.0.capacity() > self.0.capacity() {
@@ -143,7 +143,7 @@ impl<T> Vec<T> {
     pub fn pop(&mut self) -> Option<T> {
         self.0.pop()
     }
-    /// Removes the entry at `at`; those behind it move up.
+    /// Removes the entry at `at`; those after it move up.
     ///
     /// # Panics
     /// When there is none.
@@ -157,7 +157,7 @@ impl<T> Vec<T> {
     pub fn swap_remove(&mut self, at: usize) -> T {
         self.0.swap_remove(at)
     }
-    /// Removes entries that are like the one before.
+    /// Removes entries that are equal to the one before.
     pub fn dedup(&mut self)
     where
         T: PartialEq,
@@ -293,7 +293,7 @@ impl<'a, T> IntoIterator for &'a mut Vec<T> {
     }
 }
 
-/// Formatted text at the end of bytes; an error is want of memory.
+/// Adds formatted text at the end of bytes; an error means lack of memory.
 impl fmt::Write for Vec<u8> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.try_extend_from_slice(text.as_bytes()).map_err(|_| fmt::Error)

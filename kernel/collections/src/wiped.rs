@@ -1,4 +1,4 @@
-//! A program's bytes that the kernel holds for a while, and does not leave behind.
+//! A program's bytes that the kernel holds for a while and then wipes.
 
 use alloc::vec::Vec;
 use core::hint::black_box;
@@ -7,7 +7,7 @@ use core::ops::Deref;
 use crate::AllocError;
 use crate::heap_use::fallibly;
 
-/// Room that is made at least: for the arguments of most programs.
+/// Smallest capacity: enough for the arguments of most programs.
 const LEAST_ROOM: usize = 256;
 
 fn with_room(bytes: usize) -> Result<Vec<u8>, AllocError> {
@@ -16,8 +16,8 @@ fn with_room(bytes: usize) -> Result<Vec<u8>, AllocError> {
     Ok(list)
 }
 
-/// Bytes that are written over with zeroes before their memory goes back to the heap, which is in
-/// the kernel's map: when they are dropped, and when they move to where there is more room.
+/// Bytes that are overwritten with zeroes before their memory goes back to the heap, which is in
+/// the kernel's map: when they are dropped, and when they move to larger memory.
 #[derive(Default, PartialEq, Eq, Debug)]
 pub struct WipedBytes(Vec<u8>);
 
@@ -44,7 +44,7 @@ impl WipedBytes {
         self.0.extend_from_slice(bytes);
         Ok(())
     }
-    /// Makes room for `more` bytes; where that is elsewhere, for as many again as there are.
+    /// Makes room for `more` bytes. If the bytes have to move, makes room for as many again.
     ///
     /// # Errors
     /// [`AllocError`]; the bytes stay where they are.
@@ -85,8 +85,8 @@ impl Drop for WipedBytes {
     }
 }
 
-/// A buffer on the stack through which a program's bytes pass. When it goes, the part that was in
-/// use is written over with zeroes.
+/// A buffer on the stack through which a program's bytes pass. When it is dropped, the part that
+/// was in use is overwritten with zeroes.
 #[derive(Debug)]
 pub struct WipedChunk<const N: usize> {
     bytes: [u8; N],

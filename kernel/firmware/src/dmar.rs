@@ -8,9 +8,9 @@ use crate::bytes::{short_entries, u8_at, u16_at, u64_at};
 /// Where the table's flags are (8.1), and bytes before the first structure.
 const FLAGS: usize = 37;
 const STRUCTURES: usize = 48;
-/// The most structures that are looked at.
+/// Largest number of structures that are read.
 const MAX_STRUCTURES: usize = 64;
-/// The most regions of functions, and frames in one.
+/// Largest number of regions of functions, and of frames in one.
 const MAX_REGIONS: usize = 8;
 const MAX_REGION_FRAMES: u64 = (64 << 20) / PAGE_SIZE as u64;
 
@@ -19,10 +19,10 @@ const MAX_REGION_FRAMES: u64 = (64 << 20) / PAGE_SIZE as u64;
 pub struct Iommu {
     /// Its registers, on a page boundary.
     pub registers: PhysAddr,
-    /// The machine can do with interrupts that are remapped.
+    /// The machine works if interrupts are remapped.
     pub remaps_interrupts: bool,
-    /// The functions of bus 0 that are behind it, with a bridge all that is behind the bridge: by
-    /// device, a bit for each function.
+    /// The functions of bus 0 that are behind it; a bridge includes all functions behind the
+    /// bridge. By device, a bit for each function.
     functions: [u8; 32],
     /// Memory that firmware reserves for functions of bus 0.
     regions: [Option<ReservedRegion>; MAX_REGIONS],
@@ -37,19 +37,19 @@ struct ReservedRegion {
 }
 
 impl Iommu {
-    /// Whether function `function` of device `device` on bus 0 is behind it.
+    /// Whether function `function` of device `device` on bus 0 is behind this unit.
     pub fn has(&self, device: u8, function: u8) -> bool {
         self.functions
             .get(usize::from(device))
             .is_some_and(|bits| u32::from(*bits) >> (function & 7) & 1 != 0)
     }
-    /// The frames that firmware shares with this function of bus 0, and with no other: none of them
-    /// is usable memory.
+    /// Returns the frames that firmware shares with this function of bus 0, and with no other: none
+    /// of them is usable memory.
     pub fn shared_with(&self, device: u8, function: u8) -> impl Iterator<Item = PfnRange> {
         let own = move |region: &ReservedRegion| (region.device, region.function) == (device, function);
         self.regions.into_iter().flatten().filter(own).map(|region| region.frames)
     }
-    /// Refuses regions that have usable memory in them: that would be the kernel's and programs'.
+    /// Refuses regions that contain usable memory, which belongs to the kernel and programs.
     pub(crate) fn refuse(&mut self, usable: impl Fn(PfnRange) -> bool, warn: &mut dyn FnMut(Warning)) {
         for place in &mut self.regions {
             if place.take_if(|region| usable(region.frames)).is_some() {
@@ -59,7 +59,7 @@ impl Iommu {
     }
 }
 
-/// The first unit of segment 0. Further ones are not supported and told of.
+/// Returns the first unit of segment 0. Further ones are not supported, and reported.
 pub(crate) fn read_dmar(table: &[u8], warn: &mut dyn FnMut(Warning)) -> Option<Iommu> {
     let mut rest = table.get(STRUCTURES..)?;
     let mut found = None;

@@ -2,12 +2,12 @@
 //!
 //! [`read`] turns the tables into a [`Topology`] (nodes, ranges, distances, memory-side caches) and
 //! a [`Platform`] (CPUs, timers, PCI windows). It needs no allocator, holds no lock, and runs once,
-//! on the boot CPU. The tables come from outside: with any bytes in them, the result is a valid
-//! topology, and the rest is a [`Warning`]. All of it is safe code over byte slices; only the
-//! mapping of the bytes is the caller's ([`PhysicalMemory`]).
+//! on the boot CPU. The tables come from outside: whatever bytes they contain, the result is a
+//! valid topology, and invalid parts cause a [`Warning`]. All of it is safe code over byte slices;
+//! only the mapping of the bytes is the caller's ([`PhysicalMemory`]).
 //!
-//! The parsers are ours because those of the `acpi` crate want a nightly compiler and read tables
-//! through pointers, know no HMAT, and need a heap for the MADT; here there is none yet.
+//! The parsers are ours because those of the `acpi` crate need a nightly compiler, read tables
+//! through pointers, do not support HMAT, and need a heap for the MADT; there is no heap yet.
 //!
 //! ```
 //! use freehold_firmware::read;
@@ -56,11 +56,11 @@ pub struct Firmware {
     pub platform: Platform,
     /// Costs of accesses from one node to another's memory, where HMAT has them.
     pub performance: Performance,
-    /// Which node is which proximity domain, for devices that name domains.
+    /// The node of each proximity domain, for devices that name domains.
     pub domains: Domains,
 }
 
-/// Something in the tables that was passed over.
+/// A part of the tables that was skipped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Warning {
     /// There is no sound root pointer at this address.
@@ -71,7 +71,7 @@ pub enum Warning {
     BadChecksum([u8; 4]),
     /// An entry of this table, of this type, is too short or contradicts itself.
     BadEntry([u8; 4], u16),
-    /// More of something than there is room for.
+    /// More entries of some kind than there is room for.
     TooMany(&'static str),
     /// So many frames of memory are in no proximity domain; they count as node 0's.
     Homeless(u64),

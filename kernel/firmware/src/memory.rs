@@ -53,7 +53,7 @@ impl<T: Copy + Default, const N: usize> List<T, N> {
     fn as_slice(&self) -> &[T] {
         &self.items[..self.len]
     }
-    /// Insert before the first item for which `after` holds; `None` where it is full.
+    /// Inserts before the first item for which `after` holds; `None` if the vector is full.
     fn insert_before(&mut self, item: T, after: impl Fn(&T) -> bool) -> Option<()> {
         let at = self.as_slice().iter().position(after).unwrap_or(self.len);
         let end = self.items.get_mut(..=self.len)?;
@@ -187,7 +187,8 @@ impl Domains {
         topology
     }
 
-    /// The longest start of `run` that is of one node, or of none. Never empty where `run` is not.
+    /// Returns the longest start of `run` that belongs to one node, or to none. It is empty only if
+    /// `run` is.
     fn first_piece(&self, run: PfnRange) -> (PfnRange, Option<NodeId>) {
         let ranges = self.ranges.as_slice();
         if let Some(range) = ranges.iter().find(|r| r.frames.contains(run.start)) {

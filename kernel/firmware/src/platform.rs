@@ -5,9 +5,9 @@ use freehold_machine::{MAX_CPUS, PhysAddr};
 use crate::bytes::{array, short_entries, u8_at, u16_at, u32_at, u64_at};
 use crate::{Iommu, VirtualIommu, Warning};
 
-/// The most IOAPICs that are kept.
+/// Largest number of IOAPICs that are kept.
 pub const MAX_IOAPICS: usize = 8;
-/// The most PCI configuration windows that are kept.
+/// Largest number of PCI configuration windows that are kept.
 pub const MAX_PCI_WINDOWS: usize = 4;
 
 /// A CPU that may be started.
@@ -28,7 +28,7 @@ pub struct IoApic {
     pub first_interrupt: u32,
 }
 
-/// Memory through which the configuration space of some PCI buses is reached: 1 MiB each.
+/// Memory through which the configuration space of some PCI buses is accessed: 1 MiB each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PciWindow {
     /// Where bus 0's space would be, even if `first_bus` is above 0.
@@ -59,9 +59,9 @@ pub struct Reset {
     pub value: u8,
 }
 
-/// Firmware's description of the machine but for its memory.
+/// Firmware's description of the machine except its memory.
 ///
-/// Invariants: at least one CPU; CPU 0 is the boot CPU; no two CPUs have one APIC id.
+/// Invariants: at least one CPU; CPU 0 is the boot CPU; no two CPUs have the same APIC id.
 #[derive(Clone, Debug)]
 pub struct Platform {
     cpu_count: usize,
@@ -121,7 +121,8 @@ impl Platform {
         }
         self.has_8259 = u32_at(table, 40).is_some_and(|flags| flags & 1 != 0);
         for (kind, entry) in short_entries(table.get(44..).unwrap_or_default()) {
-            // Each arm is `None` where the entry is shorter than its type should be: passed over.
+            // Each arm is `None` if the entry is shorter than its type requires; such an entry is
+            // skipped.
             let understood = match kind {
                 0 => self.add_local_apic(entry, warn),
                 1 => self.add_ioapic(entry, warn),

@@ -12,9 +12,9 @@ use crate::bytes::{array, sums_to_zero, u8_at, u32_at, u64_at};
 
 /// Bytes in the header that every table starts with.
 pub const HEADER: usize = 36;
-/// The longest table that is believed: 1 MiB.
+/// The longest valid table: 1 MiB.
 const MAX_LENGTH: usize = 1 << 20;
-/// The most tables that are looked at.
+/// Largest number of tables that are read.
 const MAX_TABLES: usize = 256;
 
 /// Reads physical memory in which firmware left its tables.
@@ -58,8 +58,8 @@ impl<'a, M: PhysicalMemory> Tables<'a, M> {
         Some(Self { memory, entries: table.get(HEADER..)?, entry_size: 4 })
     }
 
-    /// The first sound table of each of these signatures, with its header. One pass: mapping has
-    /// its price.
+    /// Returns the first valid table of each of these signatures, with its header. It takes one
+    /// pass, since mapping tables is expensive.
     pub fn find<const N: usize>(
         &self,
         signatures: [[u8; 4]; N],
@@ -95,7 +95,7 @@ fn root_pointer<M: PhysicalMemory>(memory: &M, address: PhysAddr) -> Option<&[u8
     sums_to_zero(all).then_some(all)
 }
 
-/// The table at `address`, if it is one and sound.
+/// Returns the table at `address`, if it is valid.
 fn table_at<'a, M: PhysicalMemory>(
     memory: &'a M,
     address: PhysAddr,

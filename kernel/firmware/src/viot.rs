@@ -5,7 +5,7 @@ use crate::bytes::{u8_at, u16_at, u32_at};
 
 /// Bytes before the first node, at least.
 const NODES: usize = 48;
-/// The most nodes that are looked at, and ranges that are kept.
+/// Largest number of nodes that are read, and of ranges that are kept.
 const MAX_NODES: usize = 64;
 const MAX_RANGES: usize = 8;
 

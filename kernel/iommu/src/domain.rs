@@ -1,4 +1,4 @@
-//! The memory that one device can reach: second-level tables, as the unit walks them (VT-d 3.7).
+//! The memory that one device can access: second-level tables, as the unit walks them (VT-d 3.7).
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ pub(crate) const READ_WRITE: u64 = 0b11;
 pub(crate) const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 /// log2 of the entries in a table.
 const INDEX_BITS: u32 = 9;
-// A window lies within one table.
+// A window is within one table.
 const _: () = assert!((1usize << INDEX_BITS).is_multiple_of(WINDOW_PAGES));
 
 /// Allocates an empty table.
@@ -27,14 +27,14 @@ pub(crate) fn table<S: TableSource>(source: S) -> Result<Frame<DeviceTable, S>, 
     Ok(frame)
 }
 
-/// A device's domain. It stays for as long as the unit.
+/// A device's domain. It exists as long as the unit.
 pub struct Domain<R: Registers, S: TableSource> {
     pub(crate) unit: &'static Unit<R, S>,
     /// Bus, device and function, as the unit sees them.
     pub(crate) source_id: u16,
-    /// The number by which the unit's caches know it.
+    /// The number that identifies it in the unit's caches.
     pub(crate) number: u16,
-    /// The first table's frame; 0 while no device is in its place.
+    /// The first table's frame; 0 while the domain has no device.
     root: AtomicU64,
     name: &'static str,
     pages: AtomicUsize,
@@ -55,11 +55,11 @@ impl<R: Registers, S: TableSource> Domain<R, S> {
         Self { unit, source_id, number, root, name, pages, tables, faults }
     }
 
-    /// The first table; `None` while no device is in its place.
+    /// Returns the first table; `None` while the domain has no device.
     pub(crate) fn root(&self) -> Option<Pfn> {
         Some(Pfn(self.root.load(Ordering::Relaxed))).filter(|root| root.0 != 0)
     }
-    /// Gives a table back, and those below it: `level` is 0 where it has no tables below.
+    /// Frees a table and those below it: `level` is 0 if it has no tables below.
     fn free_table(&self, table: Pfn, level: u32) {
         let machine = self.unit.source.machine();
         if level > 0 {
@@ -80,7 +80,7 @@ impl<R: Registers, S: TableSource> Domain<R, S> {
     pub const fn source_id(&self) -> u16 {
         self.source_id
     }
-    /// Pages that the device can reach.
+    /// Returns how many pages the device can access.
     pub fn pages(&self) -> usize {
         self.pages.load(Ordering::Relaxed)
     }
@@ -88,13 +88,13 @@ impl<R: Registers, S: TableSource> Domain<R, S> {
     pub fn tables(&self) -> usize {
         self.tables.load(Ordering::Relaxed)
     }
-    /// Accesses that were refused and seen.
+    /// Returns the number of refused accesses that were reported.
     pub fn faults(&self) -> usize {
         self.faults.load(Ordering::Relaxed)
     }
 
-    /// The first page of the windows, as the device counts: they are the last pages that the tables
-    /// can name.
+    /// Returns the first page of the windows, in the device's addresses: windows are the last pages
+    /// that the tables can name.
     pub(crate) fn first_window(&self) -> u64 {
         (1 << (INDEX_BITS * self.unit.levels)) - (MAX_WINDOWS * WINDOW_PAGES) as u64
     }
@@ -104,16 +104,17 @@ impl<R: Registers, S: TableSource> Domain<R, S> {
         PfnRange::new(first, first.offset(pages as u64))
     }
 
-    /// The place of the frame's entry: its table and index. Tables that are missing are made.
+    /// Returns the place of the frame's entry: its table and index. Missing tables are made.
     fn place(&self, frame: Pfn) -> Result<(Pfn, usize), NoTables> {
         self.walk(frame, |parent, index| self.grow(parent, index))
     }
-    /// The place of the entry of a frame that was mapped, which has its tables: none is made.
+    /// Returns the place of the entry of a frame that was mapped. Its tables exist, so none is
+    /// made.
     fn entry(&self, frame: Pfn) -> Result<(Pfn, usize), Unconfirmed> {
         self.walk(frame, |_, _| Err(NoTables)).map_err(|NoTables| Unconfirmed)
     }
-    /// Follows the tables down to the frame's entry; `missing` returns the entry of one that is not
-    /// there.
+    /// Follows the tables down to the frame's entry; `missing` returns the entry to use for a
+    /// missing table.
     fn walk(
         &self,
         frame: Pfn,
@@ -132,7 +133,7 @@ impl<R: Registers, S: TableSource> Domain<R, S> {
         Ok((at, index(0)))
     }
 
-    /// Links a new table; the entry that is there then.
+    /// Links a new table. Returns the entry that is there afterwards.
     fn grow(&self, parent: Pfn, index: usize) -> Result<u64, NoTables> {
         let machine = self.unit.source.machine();
         let new = table(self.unit.source).map_err(|_| NoTables)?;
@@ -143,7 +144,7 @@ impl<R: Registers, S: TableSource> Domain<R, S> {
                 self.tables.fetch_add(1, Ordering::Relaxed);
                 Ok(entry)
             }
-            // Another CPU was first; this table goes.
+            // Another CPU was first; this table is freed.
             Err(theirs) => Ok(theirs),
         }
     }
@@ -199,7 +200,7 @@ impl<R: Registers, S: TableSource> DeviceDomain for Domain<R, S> {
         }
         // A unit that does not answer is out of use; its entries may not name the slot any more.
         let _unconfirmed = self.unit.silence(self.source_id);
-        // The unit may know the table, which stays; nothing is ever mapped in it.
+        // The unit may have cached the table, which stays; nothing is ever mapped in it.
         self.root.store(0, Ordering::Relaxed);
         Err(NoTables)
     }

@@ -1,14 +1,14 @@
 //! Which interrupts a device may raise: the interrupt remapping table (VT-d 5.1, 9.10).
 //!
-//! **Rule.** A message-signalled interrupt names an entry of the table, and the entry says the
-//! vector and the CPU. It says, too, which function may name it: the message of another function is
-//! refused, and a fault. A message in the old format, which says vector and CPU itself, is refused
-//! (compatibility format, 5.1.4). Entries stay with their function; they are present while it has
-//! no domain at all (a bridge) or one that a device is in.
+//! **Rule.** A message-signalled interrupt names an entry of the table, and the entry has the
+//! vector and the CPU. The entry also has the function that may name it: the message of another
+//! function is refused and reported as a fault. A message in the old format, which has vector and
+//! CPU itself, is refused (compatibility format, 5.1.4). Entries stay with their function; an entry
+//! is present while its function has no domain at all (a bridge), or a domain with a device.
 //!
-//! **Protocol.** The half of an entry that makes it present is stored last, and cleared first. The
-//! unit forgets an entry that was changed before the change is confirmed: [`Unit::silence`] returns
-//! after its answer.
+//! **Protocol.** The half of an entry that makes it present is stored last, and cleared first. A
+//! changed entry is flushed from the unit's cache before the change counts as done:
+//! [`Unit::silence`] returns after its answer.
 
 use alloc::vec::Vec;
 
@@ -25,7 +25,7 @@ const ENTRIES: usize = PAGE_SIZE / 16;
 const SIZE: u64 = ENTRIES.ilog2() as u64 - 1;
 /// CPUs' numbers have 32 bits, in the register of the table.
 const EXTENDED_MODE: u64 = 1 << 11;
-/// Forget the entries of the table: all, and one (6.5.2.7).
+/// Invalidations of the table's entries: all, and one (6.5.2.7).
 pub(crate) const ENTRY_GLOBAL: u64 = 4;
 pub(crate) const ENTRY_INDEX: u64 = 4 | 1 << 4;
 /// The message names an entry (5.1.2.2).
@@ -36,9 +36,9 @@ const CHECKED: u64 = 1 << 18;
 /// Treatment of devices' interrupts by a unit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Interrupts {
-    /// It lets them pass: the platform cannot do without (8.1, flags).
+    /// The unit lets them pass: the platform does not need remapping (8.1, flags).
     Passed,
-    /// Each needs an entry, if the unit can.
+    /// Each interrupt needs an entry, if the unit supports that.
     Remapped(CpuNumbers),
 }
 
@@ -51,7 +51,7 @@ pub enum CpuNumbers {
     Wide,
 }
 
-/// Where an interrupt arrives.
+/// The target of an interrupt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Arrival {
     /// Its vector.
@@ -69,7 +69,7 @@ pub struct GivenEntry {
     pub arrival: Arrival,
 }
 
-/// The table, and whose entries are whose.
+/// The table, and the owner of each entry.
 pub(crate) struct EntryTable {
     frame: Pfn,
     /// How the unit reads CPUs' numbers.
@@ -117,9 +117,9 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
         self.interrupts.is_some()
     }
 
-    /// Lets a function raise an interrupt: gives it an entry for ever. Returns the address that it
-    /// writes to; what it writes there is 0. An entry of a function whose domain no device is in
-    /// becomes present when one is.
+    /// Lets a function raise an interrupt: gives it an entry for ever. Returns the address that the
+    /// function writes to; the value that it writes there is 0. If the function's domain has no
+    /// device, the entry becomes present when it gets one.
     ///
     /// # Errors
     /// [`IommuError`]: the function can raise none.
@@ -153,14 +153,14 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
         machine.store_entry(entries.frame, 2 * index, low);
     }
 
-    /// Takes all interrupts from a function. Returns when the unit has forgotten their entries.
+    /// Takes all interrupts away from a function. Returns when the unit has flushed their entries.
     pub(crate) fn silence(&self, source_id: u16) -> Result<(), Unconfirmed> {
         self.change_entries(source_id, |entries, index, _| {
             self.source.machine().store_entry(entries.frame, 2 * index, 0);
         })
     }
 
-    /// Lets a function raise again what it was allowed to.
+    /// Lets a function raise its former interrupts again.
     pub(crate) fn revive(&self, source_id: u16) -> Result<(), Unconfirmed> {
         self.change_entries(source_id, |entries, index, arrival| {
             if let Some(low) = entries.low(arrival) {

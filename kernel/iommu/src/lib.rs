@@ -1,33 +1,33 @@
-//! Intel VT-d: devices reach the frames in their domains, raise the interrupts that they have
-//! entries for, and nothing else.
+//! Intel VT-d: devices can access the frames in their domains and raise the interrupts that they
+//! have entries for, and nothing else.
 //!
 //! | module | what |
 //! |---|---|
 //! | [`unit`] | a remapping unit: root and context tables, queued invalidation, faults |
-//! | [`domain`] | the frames that one device can reach: second-level tables |
+//! | [`domain`] | the frames that one device can access: second-level tables |
 //! | [`interrupts`] | the interrupts that devices can raise: the interrupt remapping table |
 //!
-//! **Rule.** A function of PCI without a domain reaches nothing: its context entry is absent, and
-//! each access is a fault. A device with a domain reaches the frames that were mapped into it, at
-//! addresses equal to physical ones. Translated requests (ATS) are refused: a device's own
-//! translation cache would be the device's word.
+//! **Rule.** A function of PCI without a domain can access nothing: its context entry is absent,
+//! and each access is a fault. A device with a domain can access the frames that were mapped into
+//! it, at addresses equal to physical ones. Translated requests (ATS) are refused: a device's own
+//! translation cache could not be trusted.
 //!
-//! **Protocol.** [`Domain::map`] writes absent entries, which no cache holds: it sends nothing (but
-//! where the unit says that it caches absent entries). [`Domain::unmap`] clears entries, sends an
-//! invalidation and a wait through the queue, and returns after the unit has answered the wait.
-//! Only then does the caller hand the frames on. Without an answer within [`PATIENCE`] looks the
-//! frames stay out of use ([`Unconfirmed`](freehold_machine::Unconfirmed)), and the unit is not
-//! asked again: no task waits for a dead unit twice. The queue's lock is held while descriptors are
-//! written. A waiter holds no lock, and looks at a word of its own, so that the order of the
-//! answers does not matter. Tables are linked by compare-exchange; no lock is taken where they
-//! exist. They stay until the domain goes: at most one frame for 512 that were ever mapped, and
-//! their parents.
+//! **Protocol.** [`Domain::map`] replaces absent entries, which no cache holds, so it sends no
+//! invalidation (except if the unit says that it caches absent entries). [`Domain::unmap`] clears
+//! entries, sends an invalidation and a wait through the queue, and returns after the unit has
+//! answered the wait. Only then may the caller reuse the frames. Without an answer within
+//! [`PATIENCE`] checks the frames stay out of use ([`Unconfirmed`](freehold_machine::Unconfirmed)),
+//! and the unit is not asked again: no task waits for a dead unit twice. The queue's lock is held
+//! while descriptors are written. A waiter holds no lock, and reads a word of its own, so that the
+//! order of the answers does not matter. Tables are linked by compare-exchange; no lock is taken
+//! where they exist. They exist as long as the domain: at most one frame for 512 that were ever
+//! mapped, and their parents.
 //!
-//! **Windows.** With [`Unit::allow_windows`] a domain has places at the end of its addresses where
-//! a device reaches frames of others for one transfer:
+//! **Windows.** With [`Unit::allow_windows`] a domain has places at the end of its addresses. There
+//! a device accesses frames of others for one transfer:
 //! [`open`](freehold_machine::DeviceDomain::open) writes their entries,
 //! [`close`](freehold_machine::DeviceDomain::close) clears them and returns after the unit's
-//! answer, so that the caller may let go of the frames. No caller opens a window that is open:
+//! answer, so that the caller may release the frames. No caller opens a window that is open:
 //! windows belong to the places of a driver's requests. A page may be in several windows.
 //!
 //! **Hostile devices** cause faults. They are recorded by the unit in its few registers; a task
@@ -67,8 +67,8 @@ pub use domain::Domain;
 pub use interrupts::{Arrival, CpuNumbers, GivenEntry, Interrupts};
 pub use unit::{Deed, DeviceFault, Mode, Transfers, Unit};
 
-/// Looks at a register or a status word before the unit counts as dead: seconds, where each look is
-/// an exit to the host.
+/// Number of checks of a register or a status word before the unit counts as dead. They take
+/// seconds, since each check is an exit to the host.
 pub const PATIENCE: usize = 10_000_000;
 
 /// A page allocator whose frames can be tables.
@@ -92,7 +92,7 @@ pub trait Registers: Send + Sync + 'static {
 pub enum IommuError {
     /// Firmware describes no usable IOMMU.
     Absent,
-    /// The IOMMU is to stay off, and devices would have reached programs' memory.
+    /// The IOMMU is to stay off, but devices could have accessed programs' memory.
     Off,
     /// The unit lacks something that is needed.
     Unsupported(&'static str),

@@ -292,7 +292,7 @@ fn a_window_shows_frames_for_one_transfer_and_closes_after_the_answer() {
     }
 }
 
-/// Frames that tell whether the device reaches them when they are let go of.
+/// Frames that record, when they are released, whether the device can still access them.
 struct Watched {
     frames: Vec<Frame<Anon, Frames>>,
     hardware: SoftwareUnit,
@@ -324,8 +324,8 @@ impl Drop for Watched {
     }
 }
 
-/// The DMA API over the unit: who holds frames lets go of them when no device reaches them any
-/// more, or never.
+/// The DMA API over the unit: a holder releases frames once no device can access them any more, or
+/// never.
 #[test]
 fn frames_in_place_are_let_go_of_after_the_answer_or_never() {
     for obeys in [usize::MAX, 3] {

@@ -32,7 +32,7 @@ pub(crate) mod register {
 }
 
 /// Bytes of registers to map: all that the architecture puts in fixed places, and fault records
-/// behind them.
+/// after them.
 pub const REGISTERS: usize = 0x1000;
 
 /// Bits of the command and status registers.
@@ -43,8 +43,8 @@ pub(crate) const REMAP_INTERRUPTS: u32 = 1 << 25;
 pub(crate) const SET_INTERRUPT_TABLE: u32 = 1 << 24;
 /// Interrupts without an entry pass.
 pub(crate) const COMPATIBLE: u32 = 1 << 23;
-/// Bits of the status register that a command keeps by writing them again: all that are no orders
-/// for once.
+/// Bits of the status register that a command must write again to keep them: all except one-shot
+/// commands.
 const KEPT: u32 = 0x96ff_ffff;
 
 /// Bytes in a descriptor of the queue, and how many the queue's page has.
@@ -66,19 +66,19 @@ pub(crate) const PRESENT: u64 = 1;
 /// How invalidations are sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mode {
-    /// Pages that leave a device together are forgotten together.
+    /// Pages that are taken from a device together are flushed together.
     #[default]
     Batched,
-    /// Each page is forgotten alone.
+    /// Each page is flushed alone.
     Strict,
 }
 
-/// How devices get bytes.
+/// The way in which devices get bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Transfers {
     /// All are copied through bounce buffers.
     Bounced,
-    /// A device reaches frames that are held for it in their places.
+    /// A device accesses held frames directly.
     InPlace,
 }
 
@@ -87,14 +87,14 @@ pub enum Transfers {
 pub struct DeviceFault {
     /// Bus, device and function: 8, 5 and 3 bits.
     pub source_id: u16,
-    /// The access or the interrupt that the device wanted.
+    /// The access or the interrupt that was refused.
     pub deed: Deed,
     /// Why (VT-d 7.1.3): 1 and 2 no domain, 5 write and 6 read of a page that is not mapped so; 33
     /// to 38 an interrupt without an entry, 38 with the entry of another function.
     pub reason: u8,
 }
 
-/// An access or an interrupt that a device wants.
+/// An access or an interrupt that a device requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Deed {
     /// To read at an address, of a page.
@@ -127,10 +127,10 @@ impl DeviceFault {
     }
 }
 
-/// Waits that may be without an answer at a time; each has a word of its own. With [`MOST_SENT`]
-/// descriptors each they fit the queue.
+/// Largest number of unanswered waits; each has a word of its own. With [`MOST_SENT`] descriptors
+/// each they fit the queue.
 const WAITS: usize = 32;
-/// The most descriptors before a wait.
+/// Largest number of descriptors before a wait.
 const MOST_SENT: usize = 2;
 const _: () = assert!(WAITS * (MOST_SENT + 1) < DESCRIPTORS);
 
@@ -168,8 +168,8 @@ pub struct Unit<R: Registers, S: TableSource> {
 }
 
 impl<R: Registers, S: TableSource> Unit<R, S> {
-    /// Starts the unit behind `registers`, with no domain: from now on no device reaches memory,
-    /// nor, where interrupts are remapped, interrupts. The unit stays.
+    /// Starts the unit behind `registers`, with no domain: from now on no device can access memory,
+    /// nor, if interrupts are remapped, raise interrupts. The unit exists for ever.
     ///
     /// # Errors
     /// [`IommuError`]: the unit translates nothing.
@@ -212,7 +212,7 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
         if unit.fault_record(0).is_none() {
             return Err(IommuError::Unsupported("fault records in its page of registers"));
         }
-        // From here on the unit may know them: they stay, whatever happens.
+        // From here on the unit may use them, so they stay, whatever happens.
         let _kept = (root.into_raw(), queue.into_raw(), status.into_raw(), entries.map(Frame::into_raw));
         unit.enable()?;
         Ok(Box::leak(Box::new(unit)))
@@ -249,7 +249,7 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
         if eventually(is_done) { Ok(()) } else { Err(IommuError::Dead("interrupts without an entry")) }
     }
 
-    /// Gives an order and waits for its bit in the status.
+    /// Sends a command and waits for its bit in the status.
     fn command(&self, bit: u32, what: &'static str) -> Result<(), IommuError> {
         let now = self.registers.read32(register::STATUS) & KEPT;
         self.registers.write32(register::COMMAND, now | bit);
@@ -283,7 +283,7 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
         Ok(domain)
     }
 
-    /// Lets a domain's function reach what is in it.
+    /// Lets a domain's function access the domain's memory.
     pub(crate) fn install(&self, domain: &Domain<R, S>) -> Result<(), IommuError> {
         let (context, index) = self.context_of(domain.source_id)?;
         let root = domain.root().ok_or(IommuError::OutOfMemory)?;
@@ -299,7 +299,7 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
         Ok(())
     }
 
-    /// Takes all that a domain's function reaches from it. Returns when the unit has forgotten the
+    /// Takes away a domain's memory from its function. Returns when the unit has flushed the
     /// domain.
     pub(crate) fn uninstall(&self, domain: &Domain<R, S>) -> Result<(), Unconfirmed> {
         let (context, index) = self.context_of(domain.source_id).map_err(|_| Unconfirmed)?;
@@ -342,7 +342,7 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
         self.capability & (1 << 7 | 1 << 4) != 0
     }
 
-    /// From now on its domains have windows: devices reach pinned frames in their places.
+    /// From now on the unit's domains have windows: devices access pinned frames directly.
     pub fn allow_windows(&self) {
         self.has_windows.store(true, Ordering::Relaxed);
     }
@@ -350,16 +350,16 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
         self.has_windows.load(Ordering::Relaxed)
     }
 
-    /// Pages became reachable.
+    /// Flushes absent entries after pages were mapped.
     pub(crate) fn mapped(&self, domain: u16, frames: PfnRange) {
         if self.caches_absent() {
-            // Without an answer the device may fault for longer, and reaches no more than it
+            // Without an answer the device may fault for longer, but it can access no more than it
             // should.
             let _ = self.forget(domain, frames);
         }
     }
 
-    /// Makes the unit forget pages of a domain.
+    /// Flushes pages of a domain from the unit's caches.
     pub(crate) fn forget(&self, domain: u16, frames: PfnRange) -> Result<(), Unconfirmed> {
         match self.mode {
             Mode::Batched => self.send(&[self.forgets(domain, frames)]),
@@ -369,8 +369,8 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
         }
     }
 
-    /// The descriptor that does: one aligned power of two of pages that has them all, or all of the
-    /// domain.
+    /// Returns the descriptor for that: it covers one aligned power of two of pages that contains
+    /// them all, or all of the domain.
     fn forgets(&self, domain: u16, frames: PfnRange) -> [u64; 2] {
         let last = frames.end.0.saturating_sub(1).max(frames.start.0);
         let order = u64::from(u64::BITS - (frames.start.0 ^ last).leading_zeros());
@@ -382,8 +382,8 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
         [IOTLB_PAGES | domain, (frames.start.0 >> order << order) << 12 | order]
     }
 
-    /// Sends descriptors, [`MOST_SENT`] at most, and waits until the unit has done them. The first
-    /// wait without an answer is the last one for all.
+    /// Sends descriptors, at most [`MOST_SENT`], and waits until the unit has done them. After the
+    /// first wait without an answer, no other call waits.
     pub(crate) fn send(&self, descriptors: &[[u64; 2]]) -> Result<(), Unconfirmed> {
         let mut number = None;
         let mut is_answered = false;
@@ -398,8 +398,8 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
         if is_answered { Ok(()) } else { Err(Unconfirmed) }
     }
 
-    /// Writes descriptors and a wait into the queue; what the unit will answer. `None`: the unit is
-    /// dead, or the wait that had the word before has no answer yet.
+    /// Writes descriptors and a wait into the queue. Returns the number that the unit will answer
+    /// with. `None`: the unit is dead, or the wait that used the word before has no answer yet.
     fn post(&self, descriptors: &[[u64; 2]]) -> Option<u32> {
         let machine = self.source.machine();
         let mut tail = self.tail.lock();
@@ -426,13 +426,13 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
         answer.wrapping_sub(number) < u32::MAX / 2
     }
 
-    /// Where fault record `number` is.
+    /// Offset of fault record `number`.
     fn fault_record(&self, number: usize) -> Option<usize> {
         let at = 16 * ((self.capability >> 24 & 0x3ff) as usize + number);
         (at + 16 <= REGISTERS).then_some(at)
     }
 
-    /// Lets the unit tell of faults by a message-signalled interrupt.
+    /// Lets the unit report faults by a message-signalled interrupt.
     pub fn interrupt_by(&self, address: u64, data: u32) {
         self.registers.write32(register::FAULT_DATA, data);
         self.registers.write32(register::FAULT_ADDRESS, address as u32);
@@ -469,7 +469,7 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
     pub fn domain_of(&self, source_id: u16) -> Option<&'static Domain<R, S>> {
         self.domains.lock().iter().copied().find(|domain| domain.source_id == source_id)
     }
-    /// Shows `f` each domain whose device is there.
+    /// Calls `f` with each domain whose device is present.
     pub fn each_domain(&self, mut f: impl FnMut(&Domain<R, S>)) {
         self.all_domains().filter(|domain| domain.root().is_some()).for_each(&mut f);
     }
@@ -493,7 +493,7 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
     }
 }
 
-/// Whether `condition` holds soon.
+/// Whether `condition` becomes true soon.
 fn eventually(mut condition: impl FnMut() -> bool) -> bool {
     (0..PATIENCE).any(|_| {
         let holds = condition();

@@ -2,7 +2,7 @@
 
 /// Nanoseconds in a millisecond; all times here are in nanoseconds.
 pub const MILLISECOND: u64 = 1_000_000;
-/// The most bytes that wait in one direction: normally, and while memory is tight.
+/// Largest number of bytes that wait in one direction: normally, and while memory is tight.
 pub const BUFFER: usize = 256 << 10;
 pub const TIGHT_BUFFER: usize = 16 << 10;
 /// The shift of window sizes (RFC 7323).
@@ -13,8 +13,7 @@ pub const ACK_DELAY: u64 = 40 * MILLISECOND;
 /// How long an ended connection is remembered, since late segments of it may still arrive (Linux:
 /// TCP_TIMEWAIT_LEN, tcp_fin_timeout).
 pub const TIME_WAIT: u64 = 60_000 * MILLISECOND;
-/// The least time between two answers to segments that make no sense (Linux:
-/// tcp_invalid_ratelimit).
+/// Shortest time between two answers to invalid segments (Linux: tcp_invalid_ratelimit).
 pub const CHALLENGES: u64 = 500 * MILLISECOND;
 /// Time-outs in a row after which a peer is given up: while this machine connects, while the peer
 /// connects, on an open connection, and on one without a program (Linux: tcp_syn_retries,

@@ -4,13 +4,13 @@
 //!
 //! **Sequence space.** `una <= nxt <= max`: the end of acknowledged bytes, the next byte to send,
 //! and the end of bytes that were ever sent. The first byte of `queue` is `una`, once the SYN is
-//! acknowledged. After a time-out `nxt` goes back to `una`. On the other side `arrived` holds
-//! `ordered` bytes that the socket has not taken, which end before `next`, and behind them bytes
+//! acknowledged. After a time-out `nxt` goes back to `una`. On the receiving side `arrived` holds
+//! `ordered` bytes that the socket has not taken, which end before `next`, and after them bytes
 //! that came too early. `edge` is the end of the window that the peer was told of; it never moves
 //! back.
 //!
 //! **A state shows the program's request**: a connection is in FIN-WAIT-1 or LAST-ACK once its
-//! program has ended the stream, though bytes may wait before the FIN.
+//! program has ended the stream, although bytes may still wait before the FIN.
 //!
 //! Left out: selective acknowledgements, timestamps, urgent data, keepalive; and Nagle's gathering
 //! of small segments, since small writes of a program are gathered in its socket's queue already.
@@ -31,27 +31,28 @@ use crate::wire::{Control, TcpSegment};
 #[derive(Debug)]
 pub struct Connection {
     state: State,
-    /// Longest segment to the peer, and the one that the peer was told (bytes).
+    /// Length of the longest segment to the peer, and the length that this machine announced
+    /// (bytes).
     mss: usize,
     own_mss: u16,
     una: Seq,
     nxt: Seq,
     max: Seq,
     queue: Ring,
-    /// The peer's window (bytes), and the segment that it is from.
+    /// The peer's window (bytes), and the segment that announced it.
     window: usize,
     window_from: (Seq, Seq),
     peer_scale: u8,
-    /// The stream ends behind `queue`; a FIN was sent.
+    /// The stream ends after `queue`; a FIN was sent.
     ends: bool,
     fin_sent: bool,
     /// The bytes from `una` on are to be sent again.
     resends: bool,
-    /// One byte is to be sent though the peer has no room.
+    /// One byte is to be sent although the peer has no room.
     probes: bool,
     congestion: Congestion,
     trip: RoundTrip,
-    /// Time-outs since the peer was last heard.
+    /// Number of time-outs since the peer's last segment.
     silent: u8,
     resend_at: Option<u64>,
     next: Seq,
@@ -66,14 +67,14 @@ pub struct Connection {
     /// Bytes since the last acknowledgement.
     unacked: usize,
     challenged_at: u64,
-    /// No program has it any more.
+    /// No program uses the connection any more.
     orphan: bool,
     quit_at: Option<u64>,
 }
 
 impl Connection {
-    /// One whose first segment has the number `iss`; segments that come have `own_mss` bytes at
-    /// most.
+    /// A connection whose first segment has the number `iss`. Received segments have at most
+    /// `own_mss` bytes.
     fn new(state: State, (iss, own_mss): (Seq, u16)) -> Self {
         Self {
             state,
@@ -110,30 +111,32 @@ impl Connection {
         }
     }
 
-    /// The peer's stream begins so.
+    /// Takes the terms with which the peer's stream begins.
     fn meet(&mut self, offer: Offer) {
         self.mss = usize::from(offer.mss);
         self.congestion = Congestion::new(self.mss);
         self.window = usize::from(offer.window);
         self.window_from = (offer.seq, self.una);
-        // Windows are shifted where both say so.
+        // Windows are shifted if both sides announce that.
         self.peer_scale = offer.scale.unwrap_or(0);
         self.own_scale = if offer.scale.is_some() { SCALE } else { 0 };
         self.next = offer.seq.plus(1);
         self.edge = self.next.plus(usize::from(u16::MAX));
     }
 
-    /// One that calls: its first sequence number, and the longest segment that this machine takes.
+    /// Makes a connection that calls: its first sequence number, and the longest segment that this
+    /// machine takes.
     pub fn calling(own: (Seq, u16)) -> Self {
         Self::new(State::SynSent, own)
     }
-    /// One that answers a call.
+    /// Makes a connection that answers a call.
     pub fn answering(own: (Seq, u16), offer: Offer) -> Self {
         let mut made = Self::new(State::SynReceived, own);
         made.meet(offer);
         made
     }
-    /// One whose call was answered without keeping it: `own` is the number that the answer had.
+    /// Makes a connection for a call that was answered by a cookie: `own` is the number in that
+    /// answer.
     pub fn from_cookie(own: (Seq, u16), offer: Offer) -> Self {
         let mut made = Self::answering(own, offer);
         (made.nxt, made.max) = (made.una.plus(1), made.una.plus(1));
@@ -153,8 +156,8 @@ impl Connection {
             && self.is_acceptable(segment)
     }
 
-    /// Whether a call with this segment may take its place: it waits for old segments only, and
-    /// this one is none (RFC 9293, section 3.6.1).
+    /// Whether a call with this segment may replace this connection: the connection only waits for
+    /// old segments, and the segment is not an old one (RFC 9293, section 3.6.1).
     pub fn yields_to(&self, segment: &TcpSegment<'_>) -> bool {
         self.state == State::TimeWait && segment.control == Control::Syn && segment.seq.after(self.next) > 0
     }
@@ -164,12 +167,12 @@ impl Connection {
         if budget.is_tight() { TIGHT_BUFFER } else { BUFFER }
     }
 
-    /// Bytes of the stream that it would take.
+    /// Returns how many bytes of the program's stream the connection takes now.
     pub fn room(&self, budget: &Budget) -> usize {
         let open = matches!(self.state, State::Established | State::CloseWait) && !self.ends;
         if open { Self::most(budget).saturating_sub(self.queue.len()) } else { 0 }
     }
-    /// Takes up to `count` bytes of the stream from `fetch`, which says how many it gave.
+    /// Takes up to `count` bytes of the stream from `fetch`, which returns how many it supplied.
     ///
     /// # Errors
     /// No memory.
@@ -181,7 +184,7 @@ impl Connection {
     ) -> Result<usize, AllocError> {
         self.queue.append(count, budget, fetch)
     }
-    /// The stream ends behind the queued bytes.
+    /// Notes that the stream ends after the queued bytes.
     pub fn end(&mut self) {
         self.ends = true;
         self.state = match self.state {
@@ -190,14 +193,15 @@ impl Connection {
             other => other,
         };
     }
-    /// No program has it any more.
+    /// Notes that no program uses the connection any more.
     pub fn abandon(&mut self, now: u64) {
         self.orphan = true;
         if self.state == State::FinWait2 && self.quit_at.is_none() {
             self.quit_at = Some(now + TIME_WAIT);
         }
     }
-    /// It is over. Returns the numbers of the reset that tells the peer, if that knows of it.
+    /// Ends the connection. Returns the numbers of the reset that tells the peer, if the peer knows
+    /// of the connection.
     pub fn abort(&mut self) -> Option<(Seq, Seq)> {
         let known = !matches!(self.state, State::SynSent | State::TimeWait | State::Closed);
         self.state = State::Closed;
@@ -208,7 +212,7 @@ impl Connection {
         self.queue.free(budget);
         self.arrived.free(budget);
     }
-    /// Memory that it has (bytes).
+    /// Returns its memory (bytes).
     #[cfg(test)]
     pub fn memory(&self) -> usize {
         self.queue.memory() + self.arrived.memory()
@@ -218,15 +222,15 @@ impl Connection {
     pub const fn has_peer_ended(&self) -> bool {
         self.peer_ended
     }
-    /// Whether bytes came that are not taken.
+    /// Whether bytes arrived that the program has not taken.
     pub const fn has_ordered(&self) -> bool {
         self.ordered > 0
     }
-    /// Bytes that came, in order.
+    /// Returns the arrived bytes, in order.
     pub fn ordered(&self) -> (&[u8], &[u8]) {
         self.arrived.parts(0, self.ordered)
     }
-    /// The first `count` of them are taken.
+    /// Removes the first `count` of them, which were taken.
     pub fn take(&mut self, count: usize, budget: &mut Budget) {
         if count == 0 {
             return;
@@ -247,7 +251,7 @@ impl Connection {
         self.next.plus(Self::most(budget).saturating_sub(self.ordered))
     }
 
-    /// A segment for it came.
+    /// Handles a segment for this connection.
     pub fn arrive(&mut self, segment: &TcpSegment<'_>, now: u64, budget: &mut Budget) -> Arrival {
         if self.state == State::SynSent {
             return self.answered(segment, now);
@@ -260,8 +264,8 @@ impl Connection {
             return arrival;
         }
         match segment.control {
-            // It is no more than a late one, and must not take the place of what guards against
-            // late ones (RFC 1337).
+            // The segment is only a late one, and must not end the state that guards against late
+            // segments (RFC 1337).
             Control::Reset if self.state == State::TimeWait => return arrival,
             Control::Reset if segment.seq == self.next => {
                 arrival.failed = Some(Failure::Reset);
@@ -343,12 +347,12 @@ impl Connection {
         self.state = if self.ends { State::FinWait1 } else { State::Established };
     }
 
-    /// Whether it lies in the window (Linux: tcp_sequence).
+    /// Whether the segment is in the window (Linux: tcp_sequence).
     fn is_acceptable(&self, segment: &TcpSegment<'_>) -> bool {
         segment.seq.plus(segment.len()).after(self.next) >= 0 && segment.seq.after(self.edge) <= 0
     }
 
-    /// Answers what makes no sense here, so that an honest peer learns where we are; not each time.
+    /// Answers an invalid segment, so that an honest peer learns our numbers; not each time.
     fn challenge(&mut self, segment: &TcpSegment<'_>, now: u64) {
         if segment.bytes() > 0
             || now.saturating_sub(self.challenged_at) >= CHALLENGES
@@ -387,7 +391,8 @@ impl Connection {
             self.end_is_known(now);
         }
         if before == 0 && self.window > 0 {
-            // There is room again: bytes that were sent to ask for it may have been thrown away.
+            // There is room again: the bytes that were sent to probe for room may have been
+            // discarded.
             self.nxt = self.una;
             self.trip.is_answered();
             (self.resend_at, self.probes) = (None, false);
@@ -395,7 +400,7 @@ impl Connection {
         true
     }
 
-    /// Everything that was sent is acknowledged, maybe the end, too.
+    /// Notes that everything that was sent is acknowledged, perhaps the end, too.
     fn end_is_known(&mut self, now: u64) {
         if !self.fin_sent || self.una != self.max {
             return;
@@ -417,7 +422,7 @@ impl Connection {
         self.quit_at = Some(now + TIME_WAIT);
     }
 
-    /// Keeps the bytes that lie in the window.
+    /// Keeps the bytes that are in the window.
     fn accept(&mut self, segment: &TcpSegment<'_>, now: u64, budget: &mut Budget) {
         let bytes = segment.payload.0;
         let skipped = self.next.past(segment.seq).min(bytes.len());
@@ -455,7 +460,7 @@ impl Connection {
         };
     }
 
-    /// Takes the end of the peer's stream, if that is here.
+    /// Takes the end of the peer's stream, if it has arrived.
     fn take_end(&mut self, now: u64) {
         if self.fin_at != Some(self.next) {
             return;
@@ -472,7 +477,7 @@ impl Connection {
         }
     }
 
-    /// The next segment to send. Called until there is none.
+    /// Returns the next segment to send. Called until there is none.
     pub fn next_segment(&mut self, now: u64, budget: &Budget) -> Option<TcpSegment<'_>> {
         match self.state {
             State::SynSent | State::SynReceived => self.first_segment(now),
@@ -505,8 +510,8 @@ impl Connection {
         })
     }
 
-    /// Returns the part of the stream to send now: from where, how many bytes, and whether its end
-    /// is among it.
+    /// Returns the part of the stream to send now: its start, its number of bytes, and whether it
+    /// includes the end.
     fn portion(&mut self, now: u64) -> Option<(Seq, usize, Control)> {
         let waiting = self.queue.len();
         if core::mem::take(&mut self.resends) {
@@ -544,8 +549,8 @@ impl Connection {
         if portion.is_none() && self.ack != Ack::Now {
             return None;
         }
-        // An acknowledgement alone is behind all that was sent, and in the window, so that the peer
-        // does not take it for an old one while `nxt` is back at the start (Linux:
+        // A pure acknowledgement has a number after all bytes that were sent, and in the window, so
+        // that the peer does not take it for an old one while `nxt` is back at the start (Linux:
         // tcp_acceptable_seq).
         let limit = self.una.plus(self.window.min(self.max.past(self.una)));
         let (seq, length, control) = portion.unwrap_or((limit, 0, Control::None));
@@ -578,7 +583,7 @@ impl Connection {
         })
     }
 
-    /// When [`expire`](Self::expire) is to be called, if at all.
+    /// Returns when [`expire`](Self::expire) is to be called, if at all.
     pub fn deadline(&self) -> Option<u64> {
         if self.state == State::Closed {
             return None;
@@ -587,7 +592,7 @@ impl Connection {
         [self.resend_at, ack, self.quit_at].into_iter().flatten().min()
     }
 
-    /// Some deadline may be over.
+    /// Handles deadlines that are over.
     pub fn expire(&mut self, now: u64) -> Option<Failure> {
         if self.state == State::Closed {
             return None;

@@ -1,18 +1,19 @@
-//! How long an answer takes, and how much may be under way (RFC 6298, RFC 5681, RFC 6582).
+//! Estimates of the round-trip time, and of the number of bytes that may be in flight (RFC 6298,
+//! RFC 5681, RFC 6582).
 
 use crate::seq::Seq;
 
 const MILLISECOND: u64 = 1_000_000;
-/// Before anything was measured.
+/// The time-out before any measurement.
 const FIRST_WAIT: u64 = 1_000 * MILLISECOND;
 /// As Linux has it (TCP_RTO_MIN, TCP_RTO_MAX).
 const LEAST_WAIT: u64 = 200 * MILLISECOND;
 const MOST_WAIT: u64 = 120_000 * MILLISECOND;
-/// Segments that may be under way at first (RFC 6928).
+/// Number of segments that may be in flight at first (RFC 6928).
 const FIRST_WINDOW: usize = 10;
-/// Answers to a later segment that say that one is missing.
+/// Number of duplicate acknowledgements after which a segment counts as lost.
 const DUPLICATES: u8 = 3;
-/// More than this is never under way (bytes).
+/// Largest number of bytes in flight.
 const MOST_WINDOW: usize = 1 << 20;
 
 /// The round trip, smoothed.
@@ -21,27 +22,27 @@ pub struct RoundTrip {
     smoothed: u64,
     variation: u64,
     wait: u64,
-    /// Times in a row that nothing new was acknowledged in time.
+    /// Number of consecutive time-outs.
     backoff: u8,
-    /// The segment that is timed: what acknowledges it, and when it was sent.
+    /// The segment that is timed: its acknowledgement, and when it was sent.
     timed: Option<(Seq, u64)>,
 }
 
 impl RoundTrip {
-    /// Nothing is known.
+    /// Makes an estimate without measurements.
     pub const fn new() -> Self {
         Self { smoothed: 0, variation: 0, wait: FIRST_WAIT, backoff: 0, timed: None }
     }
-    /// How long to wait for an answer (nanoseconds).
+    /// Returns how long to wait for an answer (nanoseconds).
     pub const fn wait(&self) -> u64 {
         let wait = self.wait << if self.backoff < 16 { self.backoff } else { 16 };
         if wait < MOST_WAIT { wait } else { MOST_WAIT }
     }
-    /// Waits in vain.
+    /// Returns the number of consecutive time-outs.
     pub const fn backoff(&self) -> u8 {
         self.backoff
     }
-    /// Counts one more attempt in vain. Bytes that were sent twice are not timed (Karn).
+    /// Counts one more time-out. Bytes that were sent twice are not timed (Karn).
     pub const fn back_off(&mut self) {
         self.backoff = self.backoff.saturating_add(1);
         self.timed = None;
@@ -50,13 +51,13 @@ impl RoundTrip {
     pub const fn is_answered(&mut self) {
         self.backoff = 0;
     }
-    /// A segment that `until` acknowledges was sent for the first time.
+    /// Notes that a segment whose acknowledgement is `until` was sent for the first time.
     pub const fn sent(&mut self, until: Seq, now: u64) {
         if self.timed.is_none() {
             self.timed = Some((until, now));
         }
     }
-    /// A segment is sent again.
+    /// Notes that a segment is sent again.
     pub const fn sent_again(&mut self) {
         self.timed = None;
     }
@@ -86,21 +87,21 @@ pub struct Congestion {
 }
 
 impl Congestion {
-    /// A connection begins.
+    /// Begins a connection.
     pub const fn new(mss: usize) -> Self {
         Self { window: FIRST_WINDOW * mss, threshold: MOST_WINDOW, duplicates: 0, recovers_until: None }
     }
-    /// Bytes that may be under way.
+    /// Returns how many bytes may be in flight.
     pub const fn window(&self) -> usize {
         self.window
     }
-    /// Nothing came back of `flight` bytes for too long.
+    /// Notes a time-out with `flight` bytes in flight.
     pub fn timed_out(&mut self, flight: usize, mss: usize) {
         self.threshold = (flight / 2).max(2 * mss);
         self.window = mss;
         (self.duplicates, self.recovers_until) = (0, None);
     }
-    /// The peer asks for the same bytes as before. Returns whether they are to be sent again.
+    /// Notes a duplicate acknowledgement. Returns whether its bytes are to be sent again.
     pub fn asked_again(&mut self, flight: usize, mss: usize, highest: Seq) -> bool {
         self.duplicates = self.duplicates.saturating_add(1);
         if self.recovers_until.is_some() {

@@ -14,9 +14,9 @@ use smoltcp::wire::EthernetAddress;
 
 use crate::table::Ends;
 
-/// The most neighbours that are remembered.
+/// Largest number of neighbours that are remembered.
 const MOST: usize = 64;
-/// The most frames that wait for one neighbour.
+/// Largest number of frames that wait for one neighbour.
 const WAITING: usize = 16;
 /// Nanoseconds between two questions, and the number of questions before the neighbour is given up
 /// (Linux: retrans_time_ms, mcast_solicit).
@@ -72,7 +72,7 @@ pub enum Route {
     To(EthernetAddress),
     /// The frame waits: send a question.
     Ask,
-    /// The frame waits, or was dropped for want of room.
+    /// The frame waits, or was dropped for lack of room.
     Wait,
 }
 
@@ -120,7 +120,7 @@ impl Neighbours {
         if neighbour.waiting.len() < WAITING
             && let Ok(bytes) = Vec::try_from_slice(frame)
         {
-            // Without memory it is lost on its way.
+            // Without memory the frame counts as lost on its way.
             let _ = neighbour.waiting.try_push(Waiting { bytes, ends });
         }
         asks

@@ -3,7 +3,7 @@
 
 use freehold_collections::{AllocError, Vec};
 
-/// The least memory of a ring that has any.
+/// Smallest memory of a ring that has any.
 const LEAST: usize = 2048;
 
 /// Limit for all rings of a stack together (bytes).
@@ -18,11 +18,11 @@ impl Budget {
     pub const fn new(limit: usize) -> Self {
         Self { used: 0, limit }
     }
-    /// Bytes that rings have.
+    /// Number of bytes that rings have.
     pub const fn used(&self) -> usize {
         self.used
     }
-    /// More than half is used: a ring that can do with less takes less.
+    /// Whether more than half is used: then a ring that can work with less takes less.
     pub const fn is_tight(&self) -> bool {
         self.used > self.limit / 2
     }
@@ -65,10 +65,11 @@ impl Ring {
         self.memory.len()
     }
 
-    /// Makes it hold `bytes` behind the first `at`; bytes between its end and `at` are undefined.
+    /// Makes the ring hold `bytes` after the first `at`; bytes between its end and `at` are
+    /// undefined.
     ///
     /// # Errors
-    /// No memory, or no budget: it is as before.
+    /// No memory, or no budget: the ring is unchanged.
     pub fn write(&mut self, at: usize, bytes: &[u8], budget: &mut Budget) -> Result<(), AllocError> {
         let end = at + bytes.len();
         self.reserve(end, budget)?;
@@ -80,8 +81,8 @@ impl Ring {
         Ok(())
     }
 
-    /// Adds up to `count` bytes behind the last: `fill` fills rooms from their front and says how
-    /// many it did, until that is less than the room. Memory grows as it is filled.
+    /// Adds up to `count` bytes at the end: `fill` fills buffers from their front and returns how
+    /// many bytes it wrote, until that is less than the buffer. Memory grows as it is filled.
     ///
     /// # Errors
     /// No memory, or no budget, for the first of them.
@@ -137,7 +138,7 @@ impl Ring {
         (&mut high[..first], &mut low[..count - first])
     }
 
-    /// The first `count` bytes go; all, and with them the memory, where it has no more.
+    /// Removes the first `count` bytes. If none are left, the memory is freed, too.
     pub fn advance(&mut self, count: usize, budget: &mut Budget) {
         self.length = self.length.saturating_sub(count);
         if self.length == 0 {

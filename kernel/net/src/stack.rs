@@ -1,12 +1,12 @@
 //! All connections of one address, and packets for no connection.
 //!
 //! The stack acts only when it is called: [`Stack::receive`] for each frame that came,
-//! [`Stack::pump`] where a socket may have something new, [`Stack::expire`] when
-//! [`Stack::deadline`] is over. During a call it uses the [`Host`].
+//! [`Stack::pump`] if a socket may have something new, [`Stack::expire`] when [`Stack::deadline`]
+//! is over. During a call it uses the [`Host`].
 //!
-//! **Calls.** A call that a listener is there for becomes a connection without a socket, of which
-//! there are [`EMBRYOS`] at most; past that, calls are answered by cookies (RFC 4987, section 3.6):
-//! the number of the answer says all that has to be known, so that a flood costs no memory. A
+//! **Calls.** If a listener exists, a call becomes a connection without a socket, of which there
+//! are at most [`EMBRYOS`]. Above that, calls are answered by cookies (RFC 4987, section 3.6): the
+//! answer's sequence number encodes all of the call's state, so that a flood costs no memory. A
 //! socket is made when the caller has answered.
 //!
 //! **Memory.** Rings of all connections share one [`Budget`]; a segment that finds none counts as
@@ -27,19 +27,20 @@ use crate::table::{Ends, Id, Secret, Table};
 use crate::wheel::Wheel;
 use crate::wire::{self, Control, Marks, Outgoing, Own, Packet, Resolution, TcpSegment};
 
-/// Calls that are remembered before they are complete.
+/// Number of calls that are remembered before they are complete.
 pub const EMBRYOS: usize = 256;
-/// A cookie holds for one such time and the next (nanoseconds).
+/// A cookie is valid in the period of this length (nanoseconds) in which it was made, and in the
+/// next.
 const COOKIE_PERIOD: u64 = 64_000_000_000;
-/// The longest segments that a cookie can tell (bytes).
+/// Segment sizes that a cookie can encode (bytes).
 const COOKIE_MSS: [u16; 4] = [536, 1200, 1400, 1460];
-/// Connections that only wait for old segments.
+/// Number of connections that only wait for old segments.
 const MOST_WAITING: usize = 4096;
-/// First sequence numbers go on by one in so many nanoseconds (RFC 6528).
+/// First sequence numbers advance by one in this time (nanoseconds; RFC 6528).
 const TICK: u64 = 4_000;
 /// Bytes of IPv4's and TCP's headers.
 const HEADERS: u16 = 40;
-/// Bytes that are fetched of one socket at a time.
+/// Number of bytes that are fetched from one socket at a time.
 const QUANTUM: usize = 64 << 10;
 /// Delay until bytes that found no memory are tried again (nanoseconds).
 const STALL: u64 = 1_000_000_000;
@@ -51,7 +52,7 @@ pub struct Config {
     pub hardware: [u8; 6],
     /// The machine's.
     pub address: Ipv4Addr,
-    /// Bits of it that name the network.
+    /// Number of address bits that name the network.
     pub prefix: u8,
     /// Address of the router to all other networks.
     pub gateway: Ipv4Addr,
@@ -81,7 +82,7 @@ pub struct Counters {
 enum Class {
     Embryo,
     Open,
-    /// Only old segments may come.
+    /// The connection only waits for old segments.
     Waiting,
 }
 
@@ -90,11 +91,11 @@ struct Tracked<S> {
     /// None for a call that is not complete.
     socket: Option<S>,
     class: Class,
-    /// The peer's end was told.
+    /// The socket was told of the peer's end.
     told_end: bool,
-    /// Something could not be moved that no segment and no socket will ask for again.
+    /// Bytes or an end could not be moved, and no segment and no socket will ask for that again.
     stalled: bool,
-    /// Failure that the socket learns once it has all bytes that came before.
+    /// The failure that the socket is told once it has all bytes that came before.
     failure: Option<Failure>,
 }
 
@@ -104,7 +105,7 @@ impl<S> Tracked<S> {
     }
 }
 
-/// The way to the wire.
+/// The connection of a stack to the wire.
 struct Outlet {
     config: Config,
     own: Own,
@@ -120,7 +121,7 @@ impl Outlet {
         network(ip) == network(self.config.address)
     }
 
-    /// Sends the frame that was made, or has it wait until its way is known.
+    /// Sends the frame that was built, or keeps it until its route is known.
     fn send(&mut self, host: &mut impl Host, to: Ipv4Addr, ends: Option<Ends>, now: u64) {
         let hop = if self.is_near(to) { to } else { self.config.gateway };
         match self.neighbours.route(hop, self.frame.bytes(), ends, now) {
@@ -189,12 +190,12 @@ pub struct Stack<H: Host> {
     budget: Budget,
     embryos: usize,
     waiting: usize,
-    /// When the last cookie was given.
+    /// Time when the last cookie was given.
     cookie_at: Option<u64>,
 }
 
 impl<H: Host> Stack<H> {
-    /// One without connections, which needs no memory. `secret` is random.
+    /// Makes a stack without connections, which needs no memory. `secret` is random.
     pub const fn new(config: Config, secret: [u64; 2], now: u64) -> Self {
         let own = Own { hardware: EthernetAddress(config.hardware), ip: config.address };
         let counters = Counters { ignored: 0, segments: [0; 2], resets: 0, cookies: 0, dropped: 0 };
@@ -239,7 +240,7 @@ impl<H: Host> Stack<H> {
         Seq(self.secret.hash(ends, 1) as u32).plus((now / TICK) as usize)
     }
 
-    /// Calls the other end. `None` where a connection with these ends is there.
+    /// Calls the other end. `None` if a connection with these ends exists.
     ///
     /// # Errors
     /// No memory.
@@ -251,7 +252,7 @@ impl<H: Host> Stack<H> {
         now: u64,
     ) -> Result<Option<Id>, AllocError> {
         if let Some(old) = self.table.find(ends) {
-            // The new one begins at a number that is later than all of the old one.
+            // The new connection begins at a number that is later than all numbers of the old one.
             if self.table.get(old).is_none_or(|entry| entry.class != Class::Waiting) {
                 return Ok(None);
             }
@@ -273,7 +274,7 @@ impl<H: Host> Stack<H> {
         Ok(id)
     }
 
-    /// Takes a connection out, and gives its memory back.
+    /// Removes a connection, and frees its memory.
     fn remove(&mut self, id: Id) -> Option<H::Socket> {
         self.wheel.stop(id.number());
         let mut entry = self.table.remove(id)?;
@@ -307,7 +308,7 @@ impl<H: Host> Stack<H> {
         }
     }
 
-    /// A frame came.
+    /// Handles a received frame.
     pub fn receive(&mut self, host: &mut H, frame: &[u8], now: u64) {
         let link = &mut self.link;
         if host.hears_packets()
@@ -338,7 +339,8 @@ impl<H: Host> Stack<H> {
         }
     }
 
-    /// A call that is not answered yet fails; a connection goes on, for the error may be a lie.
+    /// A call that is not answered yet fails. A connection continues, since the error may be
+    /// forged.
     fn unreachable(&mut self, host: &mut H, ends: Ends) {
         let Some(id) = self.table.find(ends) else { return };
         let is_call = self.table.get(id).is_some_and(|entry| entry.connection.state() == State::SynSent);
@@ -364,7 +366,7 @@ impl<H: Host> Stack<H> {
         fits
     }
 
-    /// Sends a packet, header and all, by way of `to`. Returns whether it fits into a frame.
+    /// Sends a packet, header included, by way of `to`. Returns whether it fits into a frame.
     pub fn send_packet(&mut self, host: &mut H, to: Ipv4Addr, packet: &[u8], now: u64) -> bool {
         let link = &mut self.link;
         let fits = packet.len() <= usize::from(link.config.mtu);

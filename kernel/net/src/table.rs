@@ -2,7 +2,8 @@
 //!
 //! A chained hash table whose links are in the entries. Its hash is keyed (SipHash-1-3): a peer
 //! that chooses ports cannot choose a chain. The table has at least as many chains as entries, so
-//! that the cost of a look does not grow with their number; growing is one pass over all.
+//! the cost of a look-up does not grow with their number. Growing the table is one pass over all
+//! entries.
 
 use core::hash::Hasher;
 use core::net::SocketAddrV4;
@@ -21,7 +22,8 @@ pub struct Ends {
     pub remote: SocketAddrV4,
 }
 
-/// A connection's name: a number that later connections may have, too, and which of them is meant.
+/// A connection's name: its number, and a generation, since a later connection may reuse the
+/// number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Id {
     pub(crate) index: u32,
@@ -54,7 +56,7 @@ impl Secret {
 
 struct Slot<T> {
     generation: u32,
-    /// The next in its chain, or in the list of free ones.
+    /// The next entry in its chain, or in the list of free ones.
     next: u32,
     entry: Option<(Ends, T)>,
 }
@@ -69,7 +71,7 @@ pub struct Table<T> {
 }
 
 impl<T> Table<T> {
-    /// An empty one, which needs no memory.
+    /// Makes an empty table, which needs no memory.
     pub const fn new(secret: Secret) -> Self {
         Self { secret, chains: Vec::new(), slots: Vec::new(), free: NONE, count: 0 }
     }
@@ -77,7 +79,7 @@ impl<T> Table<T> {
     pub const fn len(&self) -> usize {
         self.count
     }
-    /// Numbers given so far: each entry's is below.
+    /// Number of numbers given so far: each entry's number is below.
     pub fn numbers(&self) -> usize {
         self.slots.len()
     }
@@ -86,7 +88,7 @@ impl<T> Table<T> {
         self.secret.hash(ends, 0) as usize & (self.chains.len() - 1)
     }
 
-    /// The one with these ends.
+    /// Returns the connection with these ends.
     pub fn find(&self, ends: Ends) -> Option<Id> {
         if self.chains.is_empty() {
             return None;
@@ -102,13 +104,13 @@ impl<T> Table<T> {
         None
     }
 
-    /// The one that has this number now.
+    /// Returns the connection that has this number now.
     pub fn id(&self, index: usize) -> Option<Id> {
         let slot = self.slots.get(index)?;
         slot.entry.as_ref().map(|_| Id { index: index as u32, generation: slot.generation })
     }
 
-    /// The one with this name, unless it is gone.
+    /// Returns the connection with this name, unless it is gone.
     pub fn get_mut(&mut self, id: Id) -> Option<&mut T> {
         let slot = self.slots.get_mut(id.index as usize)?;
         slot.entry.as_mut().filter(|_| slot.generation == id.generation).map(|entry| &mut entry.1)
@@ -132,7 +134,7 @@ impl<T> Table<T> {
         self.slots.iter().filter_map(|slot| slot.entry.as_ref().map(|(ends, entry)| (*ends, entry)))
     }
 
-    /// Puts one in, whose ends none has.
+    /// Adds a connection whose ends no other has.
     ///
     /// # Errors
     /// No memory.
@@ -154,7 +156,7 @@ impl<T> Table<T> {
         Ok(Id { index, generation: slot.generation })
     }
 
-    /// Takes one out.
+    /// Removes a connection.
     pub fn remove(&mut self, id: Id) -> Option<T> {
         self.get(id)?;
         let (ends, entry) = self.slots[id.index as usize].entry.take()?;

@@ -63,9 +63,9 @@ impl Wheel {
         self.occupied[slot / 64] |= 1 << (slot % 64);
     }
 
-    /// Timer `number` is due at `deadline` or before: one that is set for an earlier time stays as
-    /// it is, and a user that is told too early sets it again. So a deadline that is put off with
-    /// each segment costs nothing each time.
+    /// Makes timer `number` fire at `deadline` or before. A timer that is set for an earlier time
+    /// stays as it is, and its user sets it again when it fires too early. So a deadline that each
+    /// segment postpones costs nothing each time.
     pub fn set_by(&mut self, number: usize, deadline: u64) {
         let link = self.links[number];
         if link.slot == NONE || link.deadline > deadline {
@@ -92,7 +92,7 @@ impl Wheel {
         self.links[number] = UNSET;
     }
 
-    /// Takes out one that is due at `now`.
+    /// Removes one timer that is due at `now`.
     pub fn pop(&mut self, now: u64) -> Option<usize> {
         let end = now / STEP;
         loop {
@@ -104,7 +104,7 @@ impl Wheel {
                     self.stop(number);
                     return Some(number);
                 }
-                // Further off than the wheel reached.
+                // The deadline was beyond the wheel's range.
                 self.stop(number);
                 self.set(number, deadline);
             }
@@ -115,7 +115,7 @@ impl Wheel {
         }
     }
 
-    /// When [`pop`](Self::pop) is to be called next, if at all.
+    /// Returns when [`pop`](Self::pop) is to be called next, if at all.
     pub fn next(&self) -> Option<u64> {
         self.first_occupied().map(|step| step * STEP)
     }
@@ -130,7 +130,7 @@ impl Wheel {
                 0 => self.occupied[at] & (u64::MAX << bit),
                 _ => self.occupied[at],
             };
-            // Back in the first word: what lies before the start.
+            // Back in the first word: the slots before the start.
             let bits = if ahead == SLOTS / 64 { bits & !(u64::MAX << bit) } else { bits };
             (bits != 0).then(|| from - bit + ahead as u64 * 64 + u64::from(bits.trailing_zeros()))
         })

@@ -1,9 +1,9 @@
 //! Frames to packets and back. The formats and their checksums are smoltcp's; this module decides
-//! which packets are taken.
+//! which packets are accepted.
 //!
-//! A frame that is cut short, has a wrong checksum or is of another protocol is no packet.
-//! Fragments are dropped: TCP sends none (it has the path's MTU), and no datagram that is longer
-//! than the MTU is sent or taken.
+//! A frame that is cut short, has a wrong checksum or has another protocol is ignored. Fragments
+//! are dropped: TCP sends none (it has the path's MTU), and no datagram that is longer than the MTU
+//! is sent or taken.
 
 use core::net::{Ipv4Addr, SocketAddrV4};
 
@@ -32,7 +32,7 @@ const TIME_TO_LIVE: u8 = 64;
 /// Port unreachable.
 const NO_PORT: u8 = 3;
 
-/// Purpose of a segment beside its bytes.
+/// A segment's purpose other than its bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Control {
     /// The segment carries bytes only.
@@ -48,28 +48,28 @@ pub enum Control {
 /// A segment of TCP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TcpSegment<'a> {
-    /// Of its first byte.
+    /// The sequence number of its first byte.
     pub seq: Seq,
     /// The sequence number that its sender expects next.
     pub ack: Option<Seq>,
     /// SYN, FIN or RST.
     pub control: Control,
-    /// As it stands in the header.
+    /// The window as in the header.
     pub window: u16,
     /// The longest segment that its sender takes (bytes).
     pub mss: Option<u16>,
-    /// How far windows are shifted.
+    /// The shift of windows.
     pub scale: Option<u8>,
     /// Its bytes, in two parts.
     pub payload: (&'a [u8], &'a [u8]),
 }
 
 impl TcpSegment<'_> {
-    /// Bytes that it carries.
+    /// Returns how many bytes it carries.
     pub const fn bytes(&self) -> usize {
         self.payload.0.len() + self.payload.1.len()
     }
-    /// Sequence numbers that it takes.
+    /// Returns how many sequence numbers it uses.
     pub const fn len(&self) -> usize {
         self.bytes() + matches!(self.control, Control::Syn | Control::Fin) as usize
     }
@@ -104,7 +104,7 @@ pub enum Packet<'a> {
 /// The part of a packet's header that its sender chooses, beside the ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Marks {
-    /// Time to live: the routers that the packet passes at most.
+    /// Time to live: largest number of routers that the packet may pass.
     pub ttl: u8,
     /// Type of service.
     pub tos: u8,
@@ -114,7 +114,7 @@ impl Marks {
     /// Marks of packets whose sender chose none.
     pub const USUAL: Self = Self { ttl: TIME_TO_LIVE, tos: 0 };
 
-    /// Those of a packet, header and all.
+    /// Returns the marks of a packet, header included.
     pub(crate) fn of(packet: &[u8]) -> Self {
         Self { ttl: packet[8], tos: packet[1] }
     }
@@ -129,7 +129,7 @@ pub struct Own {
     pub ip: Ipv4Addr,
 }
 
-/// The packet of version 4 in `frame`, header and all, if it is whole and for `own`.
+/// Returns the IPv4 packet in `frame`, header included, if it is whole and for `own`.
 pub fn packet(frame: &[u8], own: Own) -> Option<&[u8]> {
     let frame = EthernetFrame::new_checked(frame).ok()?;
     if frame.dst_addr() != own.hardware || frame.ethertype() != EthernetProtocol::Ipv4 {
@@ -156,7 +156,7 @@ pub fn parse(frame: &[u8], own: Own) -> Option<Packet<'_>> {
     }
     match frame.ethertype() {
         EthernetProtocol::Arp => arp(frame.payload(), own),
-        // A packet to all is no connection's and gets no answer.
+        // A broadcast packet belongs to no connection and gets no answer.
         EthernetProtocol::Ipv4 if !to.is_broadcast() => ipv4(frame.payload(), own),
         _ => None,
     }
@@ -241,7 +241,7 @@ fn icmp(bytes: &[u8], from: Ipv4Addr, own: Ipv4Addr) -> Option<Packet<'_>> {
     }
 }
 
-/// The packet that an error is about; of its payload there may be no more than eight bytes.
+/// Returns the packet that an error is about; eight bytes of its payload may be all there is.
 fn unreachable(original: &[u8], own: Ipv4Addr) -> Option<Packet<'_>> {
     let header = usize::from(original.first()? & 0xf) * 4;
     let ports = original.get(header..header + SHOWN)?;
@@ -254,14 +254,14 @@ fn unreachable(original: &[u8], own: Ipv4Addr) -> Option<Packet<'_>> {
     (*ends.local.ip() == own).then_some(Packet::Unreachable(packet.next_header(), ends))
 }
 
-/// A frame that is being made.
+/// A frame that is being built.
 pub struct Outgoing {
     bytes: [u8; MOST_FRAME],
     length: usize,
 }
 
 impl Outgoing {
-    /// An empty one.
+    /// Makes an empty frame.
     pub const fn new() -> Self {
         Self { bytes: [0; MOST_FRAME], length: 0 }
     }
@@ -270,7 +270,8 @@ impl Outgoing {
         &self.bytes[..self.length]
     }
 
-    /// Makes it one to `to` of this protocol, with `length` bytes behind the header; those.
+    /// Makes the frame one to `to` of this protocol, with `length` bytes after the header. Returns
+    /// those bytes.
     fn begin(&mut self, own: Own, to: EthernetAddress, kind: EthernetProtocol, length: usize) -> &mut [u8] {
         self.length = ETHERNET + length;
         let mut frame = EthernetFrame::new_unchecked(&mut self.bytes[..self.length]);
@@ -310,13 +311,13 @@ impl Outgoing {
         &mut bytes[IPV4..]
     }
 
-    /// Makes it one with this packet of version 4, which is not longer than a frame takes.
+    /// Makes the frame carry this IPv4 packet, which is not longer than a frame can carry.
     pub fn packet(&mut self, own: Own, packet: &[u8]) {
         self.begin(own, EthernetAddress::BROADCAST, EthernetProtocol::Ipv4, packet.len())
             .copy_from_slice(packet);
     }
 
-    /// Makes it a copy of one that was made before.
+    /// Makes the frame a copy of an earlier one.
     pub fn copy(&mut self, bytes: &[u8]) {
         self.bytes[..bytes.len()].copy_from_slice(bytes);
         self.length = bytes.len();

@@ -2,13 +2,13 @@
 //! trust.
 //!
 //! Every message begins with its size (4 bytes), its type (1) and its tag (2); numbers are
-//! little-endian, a text is a length of 2 bytes and so many bytes. A reply's type is its request's
-//! plus one, or [`RLERROR`]. (Facts: Plan 9's intro(5), diod's protocol.md, Linux'
+//! little-endian, a text is a length of 2 bytes followed by the text's bytes. A reply's type is its
+//! request's plus one, or [`RLERROR`]. (Facts: Plan 9's intro(5), diod's protocol.md, Linux'
 //! include/net/9p/9p.h.)
 //!
-//! **Hostile servers.** Readers take bytes that were copied out of the server's reach before: each
-//! value is read once. No index here comes from a server; a value that does not fit is `None`, and
-//! no reader allocates.
+//! **Hostile servers.** Readers take bytes that were copied first, so that the server cannot change
+//! them: each value is read once. No index here comes from a server; a value that does not fit is
+//! `None`, and no reader allocates.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -34,9 +34,9 @@ pub const TAG_AT: usize = 5;
 pub const NO_TAG: u16 = 0xffff;
 /// Type of a reply that is an error.
 pub const RLERROR: u8 = 7;
-/// The most bytes of a symbolic link's text.
+/// Largest number of bytes of a symbolic link's text.
 pub const MAX_LINK: usize = 4095;
-/// The most bytes of a reply that carries no data: that of a symbolic link's text.
+/// Largest number of bytes of a reply that carries no data: that of a symbolic link's text.
 pub const MAX_REPLY: usize = HEADER + 2 + MAX_LINK;
 /// The version of the protocol.
 pub const VERSION: &[u8] = b"9P2000.L";

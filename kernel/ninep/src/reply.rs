@@ -15,11 +15,11 @@ pub enum Outcome {
     Error(u32),
 }
 
-/// Looks at the first bytes of a reply, [`crate::DATA_HEADER`] or all there are, of which the
-/// server says that it wrote `written` in all. `kind` and `tag` are the request's.
+/// Checks the first bytes of a reply: [`crate::DATA_HEADER`] bytes, or all if there are fewer. The
+/// server says that it wrote `written` bytes in all. `kind` and `tag` are the request's.
 ///
 /// # Errors
-/// [`Malformed`]: it is no answer to that request, or not as long as it says.
+/// [`Malformed`]: it is no answer to that request, or its length is wrong.
 pub fn check(bytes: &[u8], written: usize, kind: u8, tag: u16) -> Result<Outcome, Malformed> {
     let mut header = Reader(bytes);
     let (Some(size), Some(said), Some(answered)) = (header.u32(), header.u8(), header.u16()) else {
@@ -68,7 +68,7 @@ pub(crate) const GENERATION: u64 = 0x1000;
 /// Attributes of a file in Rgetattr.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attributes {
-    /// Which one it is.
+    /// The file's identity.
     pub qid: Qid,
     /// st_mode, with its kind.
     pub mode: u32,
@@ -92,14 +92,13 @@ pub struct Attributes {
     pub modified: (u64, u64),
     /// Last change of anything.
     pub changed: (u64, u64),
-    /// Differs among the files that have had one number one after the other; `None` where the
-    /// server cannot tell (its file system has none, or the file is neither regular nor a
-    /// directory).
+    /// Differs among files that have had the same number one after the other; `None` if the server
+    /// cannot tell (its file system has none, or the file is neither regular nor a directory).
     pub generation: Option<u64>,
 }
 
 impl Attributes {
-    /// Of the body of an Rgetattr.
+    /// Reads the body of an Rgetattr.
     pub fn decode(body: &[u8]) -> Option<Self> {
         let mut body = Reader(body);
         let valid = body.u64()?;
@@ -143,7 +142,7 @@ pub struct FileSystemStats {
 }
 
 impl FileSystemStats {
-    /// Of the body of an Rstatfs.
+    /// Reads the body of an Rstatfs.
     pub fn decode(body: &[u8]) -> Option<Self> {
         let mut body = Reader(body);
         let _kind = body.u32()?;
@@ -153,13 +152,13 @@ impl FileSystemStats {
     }
 }
 
-/// The longest message and the version, of the body of an Rversion.
+/// Reads the longest message and the version from the body of an Rversion.
 pub fn version(body: &[u8]) -> Option<(u32, &[u8])> {
     let mut body = Reader(body);
     Some((body.u32()?, body.text()?))
 }
 
-/// Of the body of a reply that is a qid.
+/// Reads the body of a reply that is a qid.
 pub fn qid(body: &[u8]) -> Option<Qid> {
     Reader(body).qid()
 }

@@ -2,7 +2,7 @@
 
 use crate::{HEADER, TFLUSH, TVERSION};
 
-/// The most bytes of a request without data: two names, or one and a symbolic link's text.
+/// Largest number of bytes of a request without data: two names, or one and a symbolic link's text.
 pub const MAX_REQUEST: usize = 4864;
 
 /// A request. Those with data (read, write, list) have its length as their last four bytes, and the

@@ -1,8 +1,8 @@
 //! The state in which the CPU enters the kernel, with any values in the program's registers.
 //!
 //! Every way in asserts the state itself (`freehold_arch` has `entry-checks` here): flags, GS base,
-//! control registers. These tests take each way with hostile values, and check the state that the
-//! kernel saved of the program and gives back to it.
+//! control registers. These tests take each way with hostile values, and check that the kernel
+//! saves the program's state and restores it.
 
 use core::hint::black_box;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -62,8 +62,8 @@ pub fn tests() {
     watchpoints_are_a_programs_and_the_kernel_meets_none();
 }
 
-/// A program's store is a hit; an access of the kernel to the address is none. MOV SS from there,
-/// right before SYSCALL, leads into the kernel and does no harm.
+/// A program's store is a hit; an access of the kernel to the address is not. A MOV SS from that
+/// address right before SYSCALL leads into the kernel and does no harm.
 fn watchpoints_are_a_programs_and_the_kernel_meets_none() {
     const DATA: u64 = STACK - 64;
     // Two bytes, loads and stores.
@@ -79,13 +79,13 @@ fn watchpoints_are_a_programs_and_the_kernel_meets_none() {
     assert_eq!(usercopy::read(VirtAddr(DATA), &mut bytes, Faults::Sleep), 2);
     assert_eq!(usercopy::write(VirtAddr(DATA), &bytes, Faults::Sleep), 2);
     assert_eq!(bytes, [0x2b, 0]);
-    // An emulator tells of it at once, a CPU after SYSCALL, in the kernel, or not at all.
+    // An emulator reports it at once; a CPU reports it after SYSCALL, in the kernel, or not at all.
     let mut event = program.run_watched_unless(watched, || false);
     if is_hit(event) {
         event = program.run_watched_unless(watched, || false);
     }
     assert_eq!(event, Some(UserEvent::Syscall));
-    // Unwatched, it stores without a word.
+    // Without a watchpoint, it stores silently.
     let mut other = self::program();
     other.regs_mut().rdi = DATA;
     assert_eq!(other.run(), UserEvent::Syscall);
@@ -150,8 +150,8 @@ fn a_timer_finds_the_kernel_clean() {
     }
 }
 
-/// A fault in the middle of a copy, where AC is set: the handler asserts that it runs without, and
-/// the copy goes on.
+/// A fault in the middle of a copy, where AC is set: the handler asserts that it runs with AC
+/// clear, and the copy continues.
 fn user_copies_stop_with_the_flags_that_they_began_with() {
     let before = traps::checked_entries();
     let mut bytes = [0u8; 4096];
@@ -345,7 +345,7 @@ pub fn nmis_find_this_cpus_data_at_any_moment() {
     say!("NMIs find their CPU's data at any moment");
 }
 
-/// The end that `selftest.die=overflow-nmi` asks for.
+/// The failure that `selftest.die=overflow-nmi` requests.
 pub fn overflow_the_nmi_stack() {
     OVERFLOW.store(true, Ordering::Relaxed);
     cpu::send_nmi(CpuId(0));

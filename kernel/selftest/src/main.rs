@@ -2,7 +2,7 @@
 //! selftest`. May use `unsafe`: to name the entry point, and to try accesses that must fail.
 //!
 //! Each test is named after the promise that it checks. Tests that must fault in kernel mode run
-//! with `selftest.die=` on the command line; `tools/selftest` finds the fault in the certificate.
+//! with `selftest.die=` on the command line; `tools/selftest` finds the fault in the panic report.
 //! With `selftest.place` the image only prints its address, for `tools/slide-entropy`.
 
 #![no_std]
@@ -52,7 +52,7 @@ macro_rules! say {
 mod entry;
 mod windows;
 
-/// Hands out frames upwards from the first free block on, and takes none back but the last.
+/// Hands out frames upwards from the first free block on. It can take back only the last one.
 struct Upwards {
     state: SpinLock<(Pfn, Pfn)>,
     given: AtomicUsize,
@@ -127,7 +127,7 @@ fn user_frame() -> Pfn {
 
 static SERVED: AtomicUsize = AtomicUsize::new(0);
 static TICKS: AtomicUsize = AtomicUsize::new(0);
-/// Whether the timer goes on: what it must interrupt may begin only after it fired.
+/// Whether the timer runs: code that it must interrupt may begin only after it fired.
 static REPEAT: AtomicBool = AtomicBool::new(false);
 static RESCHEDULES: AtomicUsize = AtomicUsize::new(0);
 static SPACE: SpinLock<Option<Space>> = SpinLock::new(None);
@@ -196,7 +196,7 @@ fn main(boot: &'static BootInfo) -> ! {
     runs_of_bytes_are_moved_and_compared();
     heap_keeps_objects_apart();
     traps::register(&Kernel);
-    // Where this machine's HPET is, unless told to use the 8254.
+    // The HPET's address on this machine, unless the command line selects the 8254.
     let hpet = (!boot.command_line().contains("selftest.8254")).then_some(PhysAddr(0xfed0_0000));
     time::start(hpet);
     say!("the clock runs {} us after the first instruction", time::now() / 1000);
@@ -240,8 +240,8 @@ fn alternatives_are_chosen() {
     });
 }
 
-/// End in the way that `death` names: each must end in a certificate that says so, and not in
-/// anything else.
+/// Ends in the way that `death` names: each must end with the panic report for it, and with nothing
+/// else.
 fn die(death: &str, boot: &BootInfo) -> ! {
     static DATA: AtomicU64 = AtomicU64::new(0xc3);
     let data = DATA.as_ptr();
@@ -263,7 +263,7 @@ fn die(death: &str, boot: &BootInfo) -> ! {
             // SAFETY: constants are read-only, so this faults; that it does is the test.
             unsafe { constant.write_volatile(0) }
         }
-        // SAFETY: user memory is out of reach but for user copies (SMAP), so this faults; that it
+        // SAFETY: user memory can be accessed only by user copies (SMAP), so this faults; that it
         // does is the test.
         "touch-user" => unsafe { (USER_BASE as *mut u64).write_volatile(0) },
         // SAFETY: low memory is not mapped once start-up is over, so this faults; that it does is

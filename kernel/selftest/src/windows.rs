@@ -47,7 +47,7 @@ pub fn closed_windows_are_forgotten_in_time() {
     };
     let is_there = |window: u64| provoke::read_at(window) == Some(0x5a5a_5a5a_5a5a_5a5a);
     let off = irq::disable();
-    // The controls: nothing happens that ends a window's time.
+    // The controls: here no event ends a window's time.
     let window = close();
     assert!(is_there(window));
     memory::take_back();

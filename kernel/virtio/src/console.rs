@@ -1,9 +1,9 @@
 //! A virtio console with one port, as a [`ByteStream`] (virtio 1.2, 5.3).
 //!
-//! Buffers are taken once, from the DMA API: the host always has all receive buffers but those
+//! Buffers are taken once, from the DMA API: the host always has all receive buffers except those
 //! being read, and writes copy into free transmit buffers. Receive buffers come back in the order
-//! in which the host filled them. While there is room the transmit side needs no interrupts; one
-//! that found none asks for them.
+//! in which the host filled them. While there is room the transmit side needs no interrupts; a
+//! writer that found no room turns them on.
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -20,7 +20,7 @@ use crate::{ByteStream, Failed, SetupError};
 
 const RECEIVE: u16 = 0;
 const TRANSMIT: u16 = 1;
-/// Descriptors in a ring, and so the most buffers of one kind.
+/// Descriptors in a ring, and so the largest number of buffers of one kind.
 const RING: usize = 16;
 /// Where a byte for emergencies is written in the device's configuration.
 pub const EMERGENCY_OFFSET: u32 = 8;
@@ -48,9 +48,9 @@ pub struct Console<S: DmaSource, T: Transport, R: Registers> {
 
 struct ConsoleInner<S: DmaSource, T: Transport> {
     link: Link<S, T, Rings<S>>,
-    /// Filled receive buffers: which, bytes, bytes already read.
+    /// Filled receive buffers: number, bytes, bytes already read.
     filled: VecDeque<(usize, usize, usize)>,
-    /// Receive buffers that came back empty.
+    /// Number of receive buffers that came back empty.
     empty: Vec<usize>,
     /// Numbers of the transmit buffers that the host does not have.
     free: Vec<usize>,
@@ -59,9 +59,9 @@ struct ConsoleInner<S: DmaSource, T: Transport> {
 type Rings<S> = TwoWays<S, Option<Queue<S, RING>>, RING>;
 
 impl<S: DmaSource, T: Transport, R: Registers> Console<S, T, R> {
-    /// Start the console. The transport's interrupt says that bytes may have come or room may have
-    /// been made; `emergency` is the register for [`ByteStream::emergency_write`], used if the
-    /// device has it.
+    /// Starts the console. The transport's interrupt announces that bytes may have come or that
+    /// there may be room; `emergency` is the register for [`ByteStream::emergency_write`], used if
+    /// the device has it.
     ///
     /// # Errors
     /// [`SetupError`].
@@ -94,7 +94,7 @@ impl<S: DmaSource, T: Transport, R: Registers> Console<S, T, R> {
         let tx_queue = match Queue::new(&mut transport, TRANSMIT, device) {
             Ok(queue) => queue,
             Err(error) => {
-                // The device knows one queue: this resets it.
+                // The device knows one queue already: this resets it.
                 drop(Link::new(transport, device, rx_queue));
                 return Err(error.into());
             }
@@ -148,7 +148,8 @@ impl<S: DmaSource, T: Transport> ConsoleInner<S, T> {
         self.link.look().map_or(0, |rings| rings.transmit.in_flight())
     }
 
-    /// Gathers the buffers that the host has given back. Gives up a device that lies.
+    /// Gathers the buffers that the host has given back. Gives up a device that breaks the
+    /// protocol.
     fn reap(&mut self) -> Result<(), Failed> {
         let result = self.gather();
         if result.is_err() {
@@ -289,8 +290,8 @@ where
     fn settle(&self, looks: usize) -> bool {
         (0..looks).any(|_| {
             core::hint::spin_loop();
-            // Without a reset, which frees memory: the allocator's locks may be held by a CPU that
-            // stands still.
+            // No reset, which would free memory: a CPU that stands still may hold the allocator's
+            // locks.
             self.inner.try_lock().is_some_and(|mut inner| inner.gather().is_err() || inner.unsent() == 0)
         })
     }

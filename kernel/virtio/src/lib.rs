@@ -1,9 +1,9 @@
 //! virtio devices on PCI: consoles as byte streams, disks as block devices, networks as frames,
-//! folders of the host, memory that comes and goes, IOMMUs.
+//! folders of the host, memory hotplug, IOMMUs.
 //!
 //! | module | what |
 //! |---|---|
-//! | [`platform`] | what the kernel gives: configuration space, registers, interrupts, sleep |
+//! | [`platform`] | services of the kernel: configuration space, registers, interrupts, sleep |
 //! | [`pci`] | finding functions, their capabilities and BARs; MSI-X |
 //! | [`port`] | root ports: slots that devices are plugged into while the machine runs |
 //! | [`transport`] | the registers of a virtio function, as `virtio-drivers` wants them |
@@ -14,15 +14,16 @@
 //! | [`iommu`] | [`iommu::VirtioIommu`]: domains for the other devices |
 //! | [`mem`] | [`mem::Mem`]: a device that plugs memory in; [`mem::Resizer`] follows what the host wants of it |
 //!
-//! **Protocol.** Interrupt handlers only wake ([`platform::Notify`]); rings are looked at by tasks,
-//! under one spin lock a device that orders with nothing. All memory a device sees comes from its
-//! [`Device`](freehold_bounce::Device) of the DMA API, most of it once, at start-up. **Hostile
-//! devices** get errors: what they give back is checked against what they were lent, and a device
-//! that lies is reset and [`Failed`] from then on (`link.rs`: when it lets go of its memory). A
-//! disk that does not answer costs each program one time-out at most ([`block`]). The table of lies
-//! and what each leads to is a test: `lies/` beside this file.
+//! **Protocol.** Interrupt handlers only wake ([`platform::Notify`]); tasks read the rings, under
+//! one spin lock per device, which has no order with other locks. All memory that a device can
+//! access comes from its [`Device`](freehold_bounce::Device) of the DMA API, most of it once, at
+//! start-up. **Hostile devices** get errors: the chains that they give back are compared with the
+//! chains that they have. A device that breaks the protocol is reset and [`Failed`] from then on
+//! (`link.rs`: when it releases its memory). A disk that does not answer costs each program one
+//! time-out at most ([`block`]). The table of protocol violations and their outcomes is a test:
+//! `tests/lies/`.
 //!
-//! The words for transports are `virtio-drivers`'; rings are `freehold-virtqueue`'s. The crate's
+//! The types for transports are `virtio-drivers`'; rings are `freehold-virtqueue`'s. The crate's
 //! PCI transport and its drivers are not used: the transport knows no MSI-X and trusts the notify
 //! offset, the console spins until the host has taken its bytes, and neither checks what a device
 //! gives back.
@@ -66,7 +67,7 @@ use freehold_bounce::{DmaError, Original, OriginalMut};
 use freehold_virtqueue::{Broken, TransportError};
 pub use platform::Sleep;
 
-/// Why a device cannot be used at all.
+/// The reason why a device cannot be used at all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SetupError {
     /// A capability or BAR that virtio needs is missing or impossible.
@@ -85,7 +86,7 @@ pub enum SetupError {
     NoInterrupt,
     /// The IOMMU gives it no domain.
     NoDomain,
-    /// The device says about itself what cannot be.
+    /// The device's description of itself is impossible.
     Nonsense(&'static str),
 }
 
@@ -132,12 +133,12 @@ impl From<Broken> for Failed {
 /// Bytes in and out, without waiting. Methods are for tasks; see [`platform::Notify`] for when to
 /// try again.
 pub trait ByteStream: Send + Sync {
-    /// Take bytes that have come; 0 where none have.
+    /// Takes bytes that have come; returns 0 if there are none.
     ///
     /// # Errors
     /// [`Failed`].
     fn try_read(&self, bytes: &mut [u8]) -> Result<usize, Failed>;
-    /// Hand over as many of `bytes` as there is room for; maybe none.
+    /// Sends as many of `bytes` as there is room for, perhaps none.
     ///
     /// # Errors
     /// [`Failed`].
@@ -148,11 +149,11 @@ pub trait ByteStream: Send + Sync {
     fn is_writable(&self) -> bool;
     /// Whether the host has taken every byte (or never will).
     fn is_drained(&self) -> bool;
-    /// Wait for the host to take every byte, without sleeping and for at most `looks` looks, even
-    /// if a lock is held by a CPU that stands still. For the last words of a panic. Returns whether
-    /// it has.
+    /// Waits until the host has taken every byte, without sleeping and for at most `looks` checks,
+    /// even if a lock is held by a CPU that stands still. For the last output of a panic. Returns
+    /// whether the host has taken every byte.
     fn settle(&self, looks: usize) -> bool;
-    /// Put one byte to the host now: no lock, no memory, no wait. For the last words of a panic.
+    /// Sends one byte to the host now: no lock, no memory, no wait. For the last output of a panic.
     /// Returns whether the device can do that.
     fn emergency_write(&self, byte: u8) -> bool;
 }
@@ -168,7 +169,7 @@ pub struct FrameCounts {
     pub sent_frames: u64,
     /// Their bytes, Ethernet headers included.
     pub sent_bytes: u64,
-    /// Frames of a length that cannot be, of either way.
+    /// Frames, received or to be sent, of an impossible length.
     pub dropped: u64,
 }
 
@@ -177,7 +178,7 @@ pub struct FrameCounts {
 pub trait FrameDevice: Send + Sync {
     /// The device's own address.
     fn address(&self) -> [u8; 6];
-    /// Bytes of the longest packet behind an Ethernet header: 68..=1500.
+    /// Bytes of the longest packet after an Ethernet header: 68..=1500.
     fn mtu(&self) -> usize;
     /// Copy a frame into a free buffer and let the host have it. `Ok(false)`: there is no room; the
     /// interrupt comes when there is. A frame that has not 14..=mtu+14 bytes is dropped and
@@ -186,9 +187,9 @@ pub trait FrameDevice: Send + Sync {
     /// # Errors
     /// [`Failed`].
     fn send(&self, frame: &[u8]) -> Result<bool, Failed>;
-    /// Take the next frame that came into `frame`, which has room for mtu+14 bytes or more; its
-    /// length. `None`: none waits. Frames that are shorter than 14 bytes or longer than `frame` are
-    /// dropped and counted.
+    /// Copies the next received frame into `frame`, which has room for mtu+14 bytes or more.
+    /// Returns its length, or `None` if no frame waits. Frames that are shorter than 14 bytes or
+    /// longer than `frame` are dropped and counted.
     ///
     /// # Errors
     /// [`Failed`].
@@ -197,10 +198,10 @@ pub trait FrameDevice: Send + Sync {
     fn counts(&self) -> FrameCounts;
 }
 
-/// Why a transfer failed.
+/// The reason why a transfer failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BlockError {
-    /// The device says so.
+    /// The device reports an error.
     Io,
     /// The device cannot do this.
     Unsupported,
@@ -210,7 +211,7 @@ pub enum BlockError {
     OutOfRange,
     /// The device did not answer in time.
     TimedOut,
-    /// The task is to end, and the caller said that this may end the transfer.
+    /// The task was killed, and the caller allowed that this ends the transfer.
     Killed,
     /// The device broke the protocol.
     Failed,
@@ -241,8 +242,8 @@ impl From<Failed> for BlockError {
 /// Bytes in a sector.
 pub const SECTOR_SIZE: usize = 512;
 
-/// A disk. Methods sleep for as long as the device answers requests, this one or those before it;
-/// any number of tasks may be in them. None fails for want of memory.
+/// A disk. Methods sleep for as long as the device answers requests, this one or those before it.
+/// Any number of tasks may call them at once. No request fails for lack of memory.
 pub trait BlockDevice: Send + Sync {
     /// How long the device may take for one request, in milliseconds.
     fn timeout_ms(&self) -> u32;
@@ -262,24 +263,24 @@ pub trait BlockDevice: Send + Sync {
     /// # Errors
     /// [`BlockError`]; any part may be written.
     fn write(&self, sector: u64, from: &dyn Original, sleep: Sleep) -> Result<(), BlockError>;
-    /// Make what was written last.
+    /// Makes earlier writes durable.
     ///
     /// # Errors
     /// [`BlockError`].
     fn flush(&self, sleep: Sleep) -> Result<(), BlockError>;
 }
 
-/// Why a message has no answer that is of use.
+/// The reason why a message has no usable answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MessageError {
     /// The server refuses, with this error number of Linux.
     Refused(u32),
-    /// The task is to end, and the caller said that this may end the exchange. The server has not
+    /// The task was killed, and the caller allowed that this ends the exchange. The server has not
     /// got the message.
     Killed,
-    /// The same, and the server has it.
+    /// The task was killed, and the server has the message.
     Abandoned,
-    /// The message is longer than any.
+    /// The message is longer than any valid one.
     TooLong,
     /// The device broke the protocol.
     Failed,
@@ -306,7 +307,7 @@ pub struct Exchange<'a, 'd> {
     /// The message as [`freehold_ninep::Request::encode`] has it. Its tag is set, and with data its
     /// size and count.
     pub request: &'a mut [u8],
-    /// Room for the answer's first bytes: all but the data. At least
+    /// Room for the answer's first bytes: all except the data. At least
     /// [`freehold_ninep::DATA_HEADER`].
     pub reply: &'a mut [u8],
     /// Bytes that go with the message.
@@ -316,14 +317,14 @@ pub struct Exchange<'a, 'd> {
     pub left: Option<u32>,
 }
 
-/// A file server's messages. Methods sleep for as long as the server takes; any number of tasks may
-/// be in them. None fails for want of memory.
+/// A file server's messages. Methods sleep for as long as the server takes. Any number of tasks may
+/// call them at once. No message fails for lack of memory.
 pub trait MessageDevice: Send + Sync {
-    /// The name of what it shows.
+    /// The name of the tree that the server shows.
     fn tag(&self) -> &[u8];
-    /// Send a message and sleep until it is answered. Returns the bytes of data that came, where
-    /// data was to come, and else those of the whole answer, of which `reply` has as many as there
-    /// was room for.
+    /// Sends a message and sleeps until it is answered. If the answer carries data, returns the
+    /// number of data bytes. Otherwise returns the length of the whole answer; `reply` has as many
+    /// of its bytes as there was room for.
     ///
     /// # Errors
     /// [`MessageError`].

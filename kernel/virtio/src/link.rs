@@ -3,11 +3,11 @@
 //! **Invariant.** Memory that was lent to a device is freed only after the device has confirmed a
 //! reset. A [`Link`] ends in one of four ways. The first three reset the device first:
 //! [`Link::fail`] when it broke the protocol, [`Link::remove`] when it leaves its slot, and
-//! dropping a link that is being set up or detached. The fourth is never. If the device does not
-//! confirm, its memory is lost on purpose: the DMA API counts it, and the log says how much. A
-//! device that failed stays out of use until the next boot, also after a confirmed reset: it has
-//! shown that its answers cannot be trusted. (Linux does the same for a broken virtqueue:
-//! `virtio_break_device`.)
+//! dropping a link that is being set up or detached. The fourth is that it never ends. If the
+//! device does not confirm, its memory is lost on purpose: the DMA API counts it, and the log says
+//! how much. A device that failed stays out of use until the next boot, also after a confirmed
+//! reset: it has shown that its answers cannot be trusted. (Linux does the same for a broken
+//! virtqueue: `virtio_break_device`.)
 //!
 //! **Context.** Tasks and start-up, under the driver's lock. A reset that is not confirmed spins
 //! for up to a second, once in a device's life.
@@ -70,8 +70,8 @@ impl<S: DmaSource, R: Lent, const SIZE: usize> Lent for TwoWays<S, R, SIZE> {
 }
 
 impl<S: DmaSource, R, const SIZE: usize> TwoWays<S, R, SIZE> {
-    /// Gathers in `free` the numbers of the buffers that the host has emptied. How much it says it
-    /// wrote there says nothing.
+    /// Gathers in `free` the numbers of the buffers that the host has emptied. The number of bytes
+    /// that the host claims to have written there is ignored.
     pub fn gather_sent(&mut self, free: &mut Vec<usize>) -> Result<(), Broken> {
         while let Some(done) = self.transmit.complete()? {
             free.push(done.tag);
@@ -102,7 +102,7 @@ pub(crate) enum Why {
 }
 
 impl<S: DmaSource, T: Transport, L: Lent> Link<S, T, L> {
-    /// A device that knows of `lent`.
+    /// Makes the link of a device that knows of `lent`.
     pub fn new(transport: T, device: Device<S>, lent: L) -> Self {
         Self { transport, lent: Some(lent), device, is_reset: false }
     }
@@ -115,7 +115,7 @@ impl<S: DmaSource, T: Transport, L: Lent> Link<S, T, L> {
         self.lent.as_mut().map(|lent| (lent, &mut self.transport)).ok_or(Failed)
     }
 
-    /// The same, to look only.
+    /// The same for reading only.
     pub fn look(&self) -> Option<&L> {
         self.lent.as_ref()
     }
@@ -125,8 +125,8 @@ impl<S: DmaSource, T: Transport, L: Lent> Link<S, T, L> {
         self.lent.is_none()
     }
 
-    /// Whether the device was given up and has confirmed a reset: it does nothing more of what it
-    /// was asked.
+    /// Whether the device was given up and has confirmed a reset: it does nothing more of its
+    /// requests.
     pub fn is_reset(&self) -> bool {
         self.is_reset
     }
@@ -146,7 +146,7 @@ impl<S: DmaSource, T: Transport, L: Lent> Link<S, T, L> {
 
     /// Gives the device up. Later calls do nothing.
     pub fn fail(&mut self, why: Why) {
-        // In place: what is lent is larger than a kernel stack has room for.
+        // Done in place: the lent memory is too large for a kernel stack.
         let Some(lent) = &mut self.lent else { return };
         let name = self.device.rules().name;
         let what = match why {

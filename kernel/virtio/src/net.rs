@@ -1,19 +1,19 @@
 //! A virtio network device with one pair of queues, as a [`FrameDevice`] (virtio 1.2, 5.1).
 //!
-//! Buffers are taken once, from the DMA API: the host has all receive buffers but those whose
+//! Buffers are taken once, from the DMA API: the host has all receive buffers except those whose
 //! frames wait to be taken, and frames to be sent are copied into free transmit buffers. Nothing is
-//! allocated or freed after start-up, but when a device is given up. Nothing is left to the device
-//! to compute: no checksums, no segmentation, so the header before each frame that is sent is zero.
+//! allocated or freed after start-up, except when a device is given up. The device computes neither
+//! checksums nor segmentation, so the header before each frame that is sent is zero.
 //!
 //! **Room.** While there is room, the transmit side needs no interrupts: buffers come back as
-//! frames are sent. A task that finds no room asks for interrupts and looks once more. They stay on
-//! until half of the buffers are free: another task may take the room before the one that was
-//! refused, and an interrupt has still to come then.
+//! frames are sent. A task that finds no room turns interrupts on and checks once more. They stay
+//! on until half of the buffers are free: another task may take the room before the refused one,
+//! which then needs a further interrupt.
 //!
-//! **Lies.** A device that gives back less than a header or more than the buffer has, says that a
-//! frame is in buffers which it has not given back with it (5.1.6.4.1: it gives them back
-//! together), or uses a header feature that was not agreed on, is reset and stays out of use
-//! (`link.rs`). The receiver checks a frame's contents.
+//! **Protocol violations.** A device that gives back less than a header or more than the buffer
+//! has, names buffers of a frame that it has not given back together with it (5.1.6.4.1), or uses a
+//! header feature that was not agreed on, is reset and stays out of use (`link.rs`). The receiver
+//! checks a frame's contents.
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -40,19 +40,19 @@ const ENOUGH_ROOM: usize = BUFFERS / 2;
 /// second what kind of segments the frame is to be cut into, its last two are the number of
 /// buffers.
 const HEADER: usize = 12;
-/// A flag: the host has looked at the checksum. Hosts that forward frames of a Linux tap set it
-/// without being asked to (`tun_put_user`); it says nothing that is relied on.
+/// A flag: the host has checked the checksum. Hosts that forward frames of a Linux tap set it
+/// without being asked to (`tun_put_user`); the driver does not rely on it.
 const DATA_VALID: u8 = 2;
 /// Bytes of an Ethernet header, which a frame has at least.
 const ETHERNET: usize = 14;
 /// The longest packet: Ethernet's. A device may say less, or more and get this.
 const MAX_MTU: u16 = 1500;
-/// The least that IPv4 allows a network.
+/// The smallest packet size that IPv4 allows for a network.
 const MIN_MTU: u16 = 68;
 /// Where the device's configuration has its address and its longest packet.
 const ADDRESS_OFFSET: usize = 0;
 const MTU_OFFSET: usize = 10;
-/// The address of a device that has none: of those that no maker has.
+/// The address of a device without one: a locally administered address.
 const DEFAULT_ADDRESS: [u8; 6] = [0x52, 0x54, 0x00, 0x12, 0x34, 0x56];
 
 const _: () = assert!(HEADER + ETHERNET + MAX_MTU as usize <= BUFFER_SIZE);
@@ -74,7 +74,7 @@ struct NetInner<S: DmaSource, T: Transport> {
     free: Vec<usize>,
     /// A sender found no room, and interrupts are on.
     awaits_room: bool,
-    /// The most buffers of a frame that comes.
+    /// Largest number of buffers of a received frame.
     most_spanned: usize,
     /// Bytes of the longest frame to send.
     longest: usize,
@@ -102,8 +102,8 @@ fn mtu<T: Transport>(transport: &T, features: Features) -> Result<usize, SetupEr
     Ok(u16::from_le(told).clamp(MIN_MTU, MAX_MTU).into())
 }
 
-/// All buffers of a device, with a header of zeroes in each: those to be sent keep it, and in the
-/// others it is there where a host writes a part of it only.
+/// All buffers of a device, with a header of zeroes in each. Buffers for sending keep it; in
+/// receive buffers it is there in case a host writes only a part of the header.
 fn buffers<S: DmaSource>(device: Device<S>) -> Result<Vec<Arc<DmaMapping<S>>>, SetupError> {
     let mut buffers = Vec::new();
     buffers.try_reserve_exact(2 * BUFFERS).map_err(|_| DmaError::OutOfMemory)?;
@@ -117,8 +117,8 @@ fn buffers<S: DmaSource>(device: Device<S>) -> Result<Vec<Arc<DmaMapping<S>>>, S
 }
 
 impl<S: DmaSource, T: Transport> Net<S, T> {
-    /// Start the device. The transport's interrupt says that frames may have come or room may have
-    /// been made.
+    /// Starts the device. The transport's interrupt announces that frames may have come or that
+    /// there may be room.
     ///
     /// # Errors
     /// [`SetupError`].
@@ -261,12 +261,12 @@ impl<S: DmaSource, T: Transport> NetInner<S, T> {
         Ok(taken)
     }
 
-    /// How many buffers the frame that came first spans. `None`: none waits.
+    /// Returns how many buffers the first received frame spans. `None`: no frame waits.
     fn span(&self) -> Result<Option<usize>, Failed> {
         let Some(&(number, written)) = self.filled.front() else { return Ok(None) };
         let rings = self.link.look().ok_or(Failed)?;
         let mut header = [0; HEADER];
-        // Once: the device may change it at any moment.
+        // Read only once: the device may change it at any moment.
         rings.buffers[number].read(0, &mut header);
         let [flags, segments, .., low, high] = header;
         let span = match u16::from_le_bytes([low, high]) {
@@ -281,8 +281,8 @@ impl<S: DmaSource, T: Transport> NetInner<S, T> {
         if is_sane { Ok(Some(span)) } else { Err(Failed) }
     }
 
-    /// Takes the frame in the first `span` filled buffers, if it has a length that can be, and
-    /// lends them again.
+    /// Takes the frame in the first `span` filled buffers, if its length is possible, and lends
+    /// them again.
     fn take(&mut self, span: usize, frame: &mut [u8]) -> Result<Option<usize>, Failed> {
         let bytes: usize = self.filled.iter().take(span).map(|&(_, written)| written).sum();
         let length = bytes - HEADER;

@@ -198,7 +198,7 @@ fn a_frame_in_many_buffers_is_put_together() {
     let net = net(&fake);
     let mut room = std::vec![0; BUFFERS * SIZE];
     for buffers in 1..=BUFFERS {
-        // The most bytes that fit, and one byte in the last.
+        // As many bytes as fit, and one byte in the last.
         for length in [buffers * SIZE - HEADER, (buffers - 1) * SIZE + 14] {
             let frame = frame(buffers, length);
             assert_eq!(deliver_long(&fake, &frame), (HEADER + length).div_ceil(SIZE));
@@ -369,7 +369,7 @@ fn a_host_may_have_looked_at_the_checksum() {
     assert_eq!(received(&net), Some(frame(1, 60)));
 }
 
-/// Returns lies of a device: bytes of the buffer, and the length that it claims.
+/// Returns protocol violations of a device: bytes of the buffer, and the length that it claims.
 fn lies() -> Vec<(Vec<u8>, u32)> {
     let honest = [&header(1)[..], &frame(1, 60)].concat();
     let with = |at: usize, byte: u8| {

@@ -12,7 +12,7 @@ use crate::platform::{Function, MsiMessage, Notify, Platform, Registers};
 /// Capability ids of MSI and MSI-X.
 const MSI: u8 = 0x05;
 const MSIX: u8 = 0x11;
-/// The most capabilities in a list: it has to end, whatever the device says.
+/// Largest number of capabilities in a list: the list has to end, whatever the device says.
 const MAX_CAPABILITIES: usize = 48;
 /// Bytes in an entry of the MSI-X table.
 const MSIX_ENTRY: usize = 16;

@@ -50,7 +50,7 @@ pub struct MsiMessage {
     pub data: u32,
 }
 
-/// Told that something may have changed; looks at nothing, wakes who waits.
+/// Notified that something may have changed; wakes waiting tasks without checking anything.
 pub trait Notify: Send + Sync {
     /// In any context: takes interrupt-safe locks only, allocates and frees nothing.
     fn notify(&self);
@@ -59,7 +59,7 @@ pub trait Notify: Send + Sync {
 /// An event that may end a wait early.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sleep {
-    /// None: an unfinished transfer would lose bytes that are nowhere else.
+    /// No event: an unfinished transfer would lose bytes that exist nowhere else.
     Uninterruptible,
     /// The end of the task.
     Killable,

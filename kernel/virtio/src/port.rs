@@ -1,15 +1,15 @@
 //! PCI Express root ports: slots that devices are plugged into and out of while the machine runs
 //! (PCI Express 5.0, 6.7 and 7.5.3).
 //!
-//! A port tells by an interrupt that a device came or went, or that its attention button was
-//! pressed, which asks for a device to be let go. [`Port::take_events`] returns these events; the
+//! A port reports by an interrupt that a device came or went, or that its attention button was
+//! pressed, which requests the removal of a device. [`Port::take_events`] returns these events; the
 //! slot's task answers with power on or off ([`Port::set_power`]). Firmware gave each port a bus
 //! and a range of addresses; [`place_registers`] puts a new device's registers there, since
 //! firmware does not run again.
 //!
-//! **Surprise.** A device that went without being asked reads as all ones, in its configuration
-//! space and in its registers. The memory lent to it stays the device's until the slot reports that
-//! its power is off.
+//! **Surprise removal.** A device that was removed without a request reads as all ones, in its
+//! configuration space and in its registers. The memory lent to it stays the device's until the
+//! slot reports that its power is off.
 //!
 //! **Context.** Tasks, one per port. Linux' nearest relative is drivers/pci/hotplug/pciehp_hpc.c.
 
@@ -56,7 +56,7 @@ mod control {
     pub const POWER_OFF: u16 = 1 << 10;
 }
 
-/// How often to look whether a command is done. Emulated ports have done it when the write ends.
+/// How often to check whether a command is done. Emulated ports have done it when the write ends.
 const COMMAND_LOOKS: usize = 1000;
 /// BARs of a function.
 const BARS: u8 = 6;
@@ -77,7 +77,7 @@ pub struct SlotState {
 pub enum Power {
     /// The device has power.
     On,
-    /// The device has no power: it reaches nothing.
+    /// The device has no power: it can access nothing.
     Off,
 }
 
@@ -99,7 +99,7 @@ pub fn ports<P: Platform>(platform: &P) -> impl Iterator<Item = Port> {
 }
 
 impl Port {
-    /// The port that a function is, where it is one.
+    /// Returns the port that a function is, if it is one.
     fn of<P: Platform>(platform: &P, bridge: Function) -> Option<Self> {
         // Header type 1: a bridge.
         if platform.read_config(bridge, 0x0c) >> 16 & 0x7f != 1 {
@@ -178,7 +178,7 @@ impl Port {
         self.status(platform) & status::OCCUPIED == 0 || self.control(platform) & control::POWER_OFF != 0
     }
 
-    /// Vendor and device of what is in the slot; `None` where nothing answers.
+    /// Returns vendor and device of the function in the slot; `None` if nothing answers.
     pub fn find<P: Platform>(&self, platform: &P) -> Option<(u16, u16)> {
         let id = platform.read_config(self.device(), 0);
         // A vendor of 1: it is there and not ready.

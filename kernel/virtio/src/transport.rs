@@ -15,9 +15,9 @@ use crate::platform::{Function, Notify, Platform, Registers};
 pub const VENDOR: u16 = 0x1af4;
 /// Capability id "vendor-specific".
 const VENDOR_SPECIFIC: u8 = 0x09;
-/// The most queues that a driver here uses.
+/// Largest number of queues that a driver here uses.
 const MAX_QUEUES: usize = 4;
-/// The most bytes of notify registers that are mapped.
+/// Largest number of bytes of notify registers that are mapped.
 const MAX_NOTIFY: u32 = 1 << 16;
 /// How often to read a configuration that changes under the reader.
 const CONSISTENT_LOOKS: usize = 100;

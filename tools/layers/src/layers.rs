@@ -21,7 +21,7 @@ use std::fmt::Write;
 
 use crate::graph::{Arrow, Graph};
 
-/// The place of a layer in [`Layers::layers`].
+/// The index of a layer in [`Layers::layers`].
 type LayerId = usize;
 
 #[derive(Debug)]
@@ -189,7 +189,8 @@ impl LayersVerdict<'_> {
         names
     }
 
-    /// Returns the differences from the list: worse than it allows, or better than it says.
+    /// Returns the differences from the list: numbers above its limits, and limits that can be
+    /// lowered.
     pub fn complaints(&self) -> Vec<String> {
         let mut all = Vec::new();
         let nothing = Vec::new();

@@ -6,8 +6,8 @@
 //! (re-exports, `super`, globs, inline paths and paths in macros followed), and holds the arrows
 //! against `KERNEL/layers`. That file ranks the layers and lists the arrows that still point up or
 //! sideways, with their number: a number may shrink and may not grow. `--arrows FROM TO` lists the
-//! places behind one number, `--hooks` the traits of a lower layer that a higher one implements;
-//! `--write` stores smaller numbers.
+//! places that one number counts, `--hooks` the traits of a lower layer that a higher one
+//! implements; `--write` stores smaller numbers.
 //!
 //! `--shape LONG WIDE DUPLICATES WORN FOLDER…` counts long functions, functions with many
 //! parameters, duplicates, and names of too many types. It fails if there are more than the given

@@ -3,10 +3,10 @@
 //!
 //! - A function is *long* with more than [`LINES`] lines, from its `fn` to its closing brace.
 //! - It is *wide* with more than [`PARAMETERS`] parameters, `self` among them.
-//! - A *duplicate* is a run of [`RUN`] or more lines that stands in two places, letter for letter
-//!   but for the indentation. Blank lines, comments and imports do not count, and lines of a
+//! - A *duplicate* is a run of [`RUN`] or more lines that is in two places, letter for letter
+//!   except for the indentation. Blank lines, comments and imports do not count, and lines of a
 //!   bracket alone make no run.
-//! - A name is *worn* where more than [`NAMESAKES`] structures, enumerations, unions, traits and
+//! - A name is *worn* if more than [`NAMESAKES`] structures, enumerations, unions, traits and
 //!   aliases have it. Associated types have the names that their traits give them, and do not
 //!   count.
 
@@ -18,15 +18,15 @@ use proc_macro2::Span;
 use syn::visit::{self, Visit};
 use syn::{Attribute, Signature};
 
-/// The most lines of a function.
+/// Largest number of lines of a function.
 pub const LINES: usize = 60;
-/// The most parameters of a function, `self` among them.
+/// Largest number of parameters of a function, `self` among them.
 pub const PARAMETERS: usize = 5;
-/// The most types of one name.
+/// Largest number of types of one name.
 pub const NAMESAKES: usize = 3;
 /// The length of a duplicate.
 pub const RUN: usize = 6;
-/// The least number of letters and digits in the lines of a run, together.
+/// Smallest number of letters and digits in the lines of a run, together.
 const SUBSTANCE: usize = 80;
 
 /// Findings, a line for each: `file:line name (number)`, or `name: file:line, file:line …`.

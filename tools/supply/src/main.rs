@@ -1,4 +1,4 @@
-//! Dependencies: `check` holds them against `deny.toml`, `sbom` lists what is shipped.
+//! Dependencies: `check` compares them with `deny.toml`, `sbom` lists the shipped ones.
 //!
 //! `deny.toml` is in the form of cargo-deny, which reads it where it is installed. This tool needs
 //! nothing but Cargo, and no network; it checks licences, bans and sources. It does not look for

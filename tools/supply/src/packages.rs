@@ -11,7 +11,7 @@ use crate::Result;
 /// One package.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Package {
-    /// Cargo's name for it, which no other has.
+    /// Cargo's unique name for it.
     pub id: String,
     /// Its name.
     pub name: String,
@@ -74,7 +74,7 @@ impl PackageGraph {
         Some(PackageGraph { packages: packages.map(package).collect::<Option<_>>()?, edges })
     }
 
-    /// Returns what the packages with these names use, without what only their tests use.
+    /// Returns the packages that these packages use, except those that only their tests use.
     pub fn used_by(&self, roots: &[&str]) -> BTreeMap<String, Use> {
         let macros: BTreeSet<&str> =
             self.packages.iter().filter(|package| package.is_macro).map(|package| &*package.id).collect();

@@ -1,4 +1,4 @@
-//! The rules of `deny.toml`, and what breaks them.
+//! The rules of `deny.toml`, and violations of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -17,7 +17,7 @@ pub struct DenyRules {
     licences: Vec<String>,
     /// Crates that may not be used.
     banned: Vec<String>,
-    /// Versions, `NAME@VERSION`, that may be there beside another version of the crate.
+    /// Versions, `NAME@VERSION`, that may exist beside another version of the crate.
     skipped: Vec<String>,
     /// Registries that packages may come from.
     registries: Vec<String>,
@@ -27,7 +27,7 @@ impl DenyRules {
     /// Reads the file.
     ///
     /// # Errors
-    /// It is not there, or no TOML, or a rule is missing.
+    /// The file does not exist, is not TOML, or lacks a rule.
     pub fn read(path: &Path) -> Result<DenyRules> {
         let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
         DenyRules::parse(&text).map_err(|error| format!("{}: {error}", path.display()))
@@ -49,7 +49,7 @@ impl DenyRules {
         })
     }
 
-    /// Returns a line for each breach, and for each exception that nothing needs.
+    /// Returns a line for each violation, and for each exception that is not needed.
     pub fn judge(&self, packages: &[Package]) -> Vec<String> {
         let mut findings = Vec::new();
         for package in packages {

@@ -7,7 +7,7 @@ use crate::size::show_size;
 
 fn title(extents: &Extents) -> String {
     format!(
-        "{} of direct-mapped cache in front of {}, {} of each kernel; misses of all accesses, by page placement",
+        "{} of direct-mapped cache in front of {}; {} per kernel; share of accesses that miss, by page placement",
         show_size(extents.cache),
         show_size(extents.memory),
         if extents.boots == 1 { "1 boot".to_owned() } else { format!("{} boots", extents.boots) },
@@ -19,10 +19,10 @@ const BOOTS: &str =
     "--icount --seed N for boot N: the same kernel, QEMU and program give the same frames on any host";
 /// The way in which the program ages memory, and the reason.
 const AGEING: &str = "\
-    six processes take turns at mapping an area and writing a piece of a file, each of a random size: areas of up to \
-    64 KiB and pieces of up to 256 KiB until 5/16 of memory are in use, then 8 MiB and 1 MiB until it is full; the \
-    processes end, the files stay. The sizes were chosen so that Linux misses what was measured before, of whose \
-    ageing one sentence is known";
+    six processes take turns: each maps an area and writes a piece of a file, both of random size. Areas have up to \
+    64 KiB and pieces up to 256 KiB until 5/16 of memory are in use. Then they have up to 8 MiB and 1 MiB until memory \
+    is full. The processes end; the files stay. The publication describes its ageing in one sentence, so the sizes \
+    were chosen to reproduce Linux' misses there";
 
 /// Returns the summary for the terminal.
 pub fn summary(extents: &Extents, found: &NearCacheResult) -> String {

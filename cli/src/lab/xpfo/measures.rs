@@ -55,7 +55,7 @@ pub struct WindowCost {
     /// Windows that the operation opens.
     pub windows: f64,
     /// Instructions per window: taking it, giving it back, counting it, and the interrupts that
-    /// forget it.
+    /// flush it.
     pub instructions: f64,
 }
 
@@ -114,8 +114,8 @@ pub struct Leaving {
 }
 
 const LEAVING_CPUS: u32 = 4;
-/// Names of files make the kernel grow; they go, and a program's bytes take their pageblocks,
-/// before any go to the swap.
+/// Names of files make the kernel grow. They are removed, and a program's bytes take their
+/// pageblocks, before any pages go to the swap.
 const LEAVE: &str = "for round in 1 2; do busybox mkdir /tmp/d; cd /tmp/d; \
     busybox seq 7500 | busybox xargs busybox touch; cd /; busybox rm -r /tmp/d; \
     set -- $(busybox grep MemFree /proc/meminfo); \

@@ -1,4 +1,5 @@
-//! Figures with a limit: the most that exclusion may cost, and the longest that it may leave open.
+//! Figures with a limit: the largest cost of exclusion, and the longest time that it may leave a
+//! window cached.
 
 use serde::Serialize;
 
@@ -35,7 +36,7 @@ const FILLS: f64 = 1.05;
 const WINDOW: f64 = 36.0;
 /// Nanoseconds of a machine that runs an instruction in each.
 const LIFE: f64 = 4e6;
-/// The same where each window is forgotten as it closes: INVLPG follows the store so closely.
+/// The same if each window is flushed as it closes: INVLPG follows the store this closely.
 const LIFE_STRICT: f64 = 16.0;
 const CHECK: f64 = 1e6;
 
@@ -57,7 +58,7 @@ pub fn figures(record: &XpfoRecord) -> Vec<RequiredFigure> {
     }
     if let Some(leaving) = &record.leaving {
         let name = format!("{} CPUs, {} pageblocks left the map", leaving.cpus, leaving.left);
-        // Without a pageblock that left there is nothing to judge.
+        // If no pageblock left, there is nothing to compare with the limit.
         let flushes = if leaving.left == 0 { f64::NAN } else { leaving.full_flushes as f64 };
         figures.push(RequiredFigure::new(name, "full flushes", flushes, 0.0));
     }

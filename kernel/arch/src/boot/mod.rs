@@ -1,9 +1,9 @@
-//! From the PVH loader to the kernel's main, and what the loader said.
+//! From the PVH loader to the kernel's main, and the loader's information.
 //!
 //! `boot.s` turns on long mode, draws the image's slide, applies the relocations and enters
-//! [`early`] in the high half with the first GiB identity-mapped. [`early`] copies what the loader
-//! said, builds the final tables, moves the image to the frames that [`slide`] drew for it, and
-//! calls `kernel_main`, which the image crate provides with [`crate::kernel_entry`].
+//! [`early`] in the high half with the first GiB identity-mapped. [`early`] copies the loader's
+//! information, builds the final tables, moves the image to the frames that [`slide`] drew for it,
+//! and calls `kernel_main`, which the image crate provides with [`crate::kernel_entry`].
 
 use core::arch::global_asm;
 use core::ops::Range;
@@ -19,12 +19,12 @@ use crate::{apic, cpu, irq, registers, serial, time, traps};
 mod pvh;
 mod slide;
 
-/// The page allocator and what firmware says are built on it, by value, before there is a heap to
-/// build them in.
+/// The page allocator and the firmware's information are built by value on this stack, before there
+/// is a heap.
 const STACK_SIZE: usize = 128 << 10;
 const IMAGE_BASE: u64 = 0xffff_ffff_8000_0000;
-/// The loader's two tables of 2 MiB leaves that map the image, one behind the other, and how many
-/// leaves from the one of the first pageblock behind the slide on (`boot.s`).
+/// The loader's two tables of 2 MiB leaves that map the image, in consecutive pages, and the number
+/// of leaves from the leaf of the first pageblock after the slide on (`boot.s`).
 const IMAGE_DIRECTORIES: Pfn = Pfn(0x55);
 const IMAGE_LEAVES: u64 = 8;
 const LOADER_LEAF: u64 = tables::PRESENT | tables::WRITABLE | tables::LARGE;
@@ -37,7 +37,7 @@ const MAX_COMMAND_LINE: usize = 2048;
 pub enum MemoryKind {
     /// Memory for any use.
     Usable,
-    /// ACPI tables; could be used once they are read.
+    /// ACPI tables; usable once the kernel has read them.
     AcpiReclaimable,
     /// Anything else.
     Reserved,
@@ -69,8 +69,9 @@ pub struct BootInfo {
     command_line_len: usize,
     regions: [MemoryRegion; MAX_REGIONS],
     region_count: usize,
-    /// Usable memory from 1 MiB on, the longest run first. The image lies in one of them, anywhere:
-    /// it is looked at apart, so that two runs do not become three on the way of each window.
+    /// Usable memory from 1 MiB on, the longest run first. The image is inside one of these runs
+    /// and is checked separately: it does not split its run, so a window's check has fewer runs to
+    /// visit.
     plain: [PfnRange; MAX_PLAIN],
     memory_end: Pfn,
     initrd: Option<(PhysAddr, u64)>,
@@ -91,12 +92,12 @@ pub(crate) fn info() -> &'static BootInfo {
     INFO.get().expect("the loader's information is read first of all")
 }
 
-/// Where the image begins.
+/// Virtual address of the image's first byte.
 pub(crate) fn image_base() -> u64 {
     IMAGE_BASE.wrapping_add(slide())
 }
 
-/// Returns how far the image was moved, in bytes; 0 before that is known.
+/// Returns how far the image was moved, in bytes; 0 before the distance is known.
 pub(crate) fn slide() -> u64 {
     INFO.get().map_or(0, |boot| boot.slide)
 }
@@ -120,7 +121,7 @@ impl BootInfo {
         let end = (start.0 + len).div_ceil(PAGE_SIZE as u64);
         PfnRange::new(Pfn::containing(start), Pfn(end))
     }
-    /// Returns ACPI's root pointer.
+    /// Returns the address of ACPI's root pointer.
     pub fn rsdp(&self) -> Option<PhysAddr> {
         self.rsdp
     }
@@ -173,13 +174,14 @@ impl BootInfo {
         let mut runs = self.plain.iter().take_while(|range| !range.is_empty());
         runs.any(|range| range.contains(frame)) && !self.image.contains(frame)
     }
-    /// Returns whether all of the frames are such memory, in one run.
+    /// Returns whether all of the frames are usable memory from 1 MiB on, outside the image, in one
+    /// run.
     pub(crate) fn is_plain_run(&self, frames: PfnRange) -> bool {
         let holds = |range: &PfnRange| range.intersection(frames).len() == frames.len();
         let beside_image = frames.end <= self.image.start || frames.start >= self.image.end;
         beside_image && self.plain.iter().take_while(|range| !range.is_empty()).any(holds)
     }
-    /// Draws the image's place. The memory map and the initial RAM disk are known.
+    /// Draws the image's place. The memory map and the initial RAM disk are known already.
     fn place_image(&mut self) {
         let loaded = self.loaded_image();
         if self.command_line().split(' ').any(|parameter| parameter == "nokaslr") {
@@ -212,18 +214,18 @@ unsafe extern "C" {
     static __image_end: u8;
 }
 
-/// Where the image's parts are.
+/// Addresses of the image's parts.
 pub(crate) struct ImageMap {
-    /// The frame of text's first page.
+    /// The first frame of the text.
     first: Pfn,
 }
 
 impl ImageMap {
-    /// As it will be once the final tables are loaded.
+    /// The place after the final tables are loaded.
     pub(crate) const fn of(boot: &BootInfo) -> Self {
         Self { first: boot.image.start }
     }
-    /// As the loader put it.
+    /// The place where the loader put the image.
     fn loaded(slide: u64) -> Self {
         Self { first: Pfn::containing(PhysAddr(&raw const __text_start as u64 - IMAGE_BASE - slide)) }
     }
@@ -258,24 +260,25 @@ impl ImageMap {
     }
 }
 
-/// Loads the final tables with the root `root` and goes on in the frames that were drawn for the
-/// image, which gets there as it is at this moment: text, data, and the stack that this runs on.
+/// Loads the final tables with the root `root` and continues in the frames that were drawn for the
+/// image. The image is copied there in its present state: text, data, and the stack that runs this
+/// code.
 ///
 /// # Safety
 /// The loader's tables are loaded, with the first GiB identity-mapped, and interrupts are off. The
-/// tables below `root` map the image's pages to the frames that were drawn, and all else that Rust
-/// code uses from now on.
+/// tables below `root` map the image's pages to the frames that were drawn, and everything else
+/// that Rust code uses from now on.
 pub(crate) unsafe fn enter_final_place(root: Pfn) {
     let boot = info();
     let (from, to) = (boot.loaded_image(), boot.image());
     let words = if from.start == to.start { 0 } else { from.len() * PAGE_SIZE as u64 / 8 };
-    // SAFETY: the caller's promise. Both runs are memory below 1 GiB that do not overlap, the
-    // second has no owner; between the copy and the new root no instruction writes to the image.
+    // SAFETY: the caller's promise. Both runs are memory below 1 GiB and do not overlap, and the
+    // second has no owner. Between the copy and the new root no instruction writes to the image.
     unsafe { registers::copy_and_write_cr3(from.start.start().0, to.start.start().0, words, root.start().0) };
 }
 
-/// Lets the loader's tables, on which the other CPUs start, map the image where it is now. The
-/// direct map is there.
+/// Lets the loader's tables, which the other CPUs use when they start, map the image at its present
+/// place. The direct map exists already.
 pub(crate) fn move_loader_mappings() {
     let boot = info();
     let to = boot.image().start;
@@ -288,8 +291,8 @@ pub(crate) fn move_loader_mappings() {
     }
 }
 
-/// Text and read-only data of the image. Text has whole pages of 2 MiB; data begins in the page
-/// behind.
+/// Text and read-only data of the image. Text has whole pages of 2 MiB; read-only data begins in
+/// the next page.
 pub(crate) fn read_only_parts() -> (Range<u64>, Range<u64>) {
     (
         &raw const __text_start as u64..&raw const __text_end as u64,
@@ -304,11 +307,11 @@ pub(crate) fn read_only_frames() -> PfnRange {
     PfnRange::new(first, first.offset((rodata.end - text.start).div_ceil(PAGE_SIZE as u64)))
 }
 
-/// The bytes of the initial RAM disk, read-only. Mapped by the first call, which must come before
-/// [`release_initrd`].
+/// Returns the bytes of the initial RAM disk, read-only. The first call maps them. It must come
+/// before [`release_initrd`].
 ///
 /// # Errors
-/// When there is no memory for the tables.
+/// If there is no memory for the tables.
 pub fn initrd() -> Result<&'static [u8], OutOfMemory> {
     let Some((start, len)) = info().initrd else { return Ok(&[]) };
     let mut mapped = INITRD.lock();
@@ -331,8 +334,8 @@ enum Initrd {
 
 static INITRD: SpinLock<Initrd> = SpinLock::new(Initrd::Fresh);
 
-/// Unmap the initial RAM disk and hand over its frames, to be added to the page allocator. A slice
-/// of [`initrd`] that is still looked at afterwards is a page fault that is reported.
+/// Unmaps the initial RAM disk and returns its frames, for the page allocator. A later access to a
+/// slice of [`initrd`] is a page fault that is reported.
 pub fn release_initrd() -> PfnRange {
     let mut mapped = INITRD.lock();
     let frames = info().initrd_frames();
@@ -368,8 +371,8 @@ unsafe extern "Rust" {
     safe fn freehold_kernel_main(boot: &'static BootInfo) -> !;
 }
 
-/// Name the function that start-up ends in: `kernel_entry!(main)` where
-/// `fn main(&'static BootInfo) -> !`.
+/// Names the function that start-up ends in: `kernel_entry!(main)` where `fn main(&'static
+/// BootInfo) -> !`.
 #[macro_export]
 macro_rules! kernel_entry {
     ($main:path) => {
@@ -380,7 +383,7 @@ macro_rules! kernel_entry {
     };
 }
 
-/// The first Rust: on the boot stack, relocated, first GiB identity-mapped, interrupts off.
+/// The first Rust code: on the boot stack, relocated, first GiB identity-mapped, interrupts off.
 extern "C" fn early(start_info: u64, slide: u64, entry_tsc: u64) -> ! {
     cpu::adopt_first();
     time::count_from(entry_tsc);

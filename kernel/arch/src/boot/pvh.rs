@@ -30,10 +30,10 @@ impl Low {
     }
 }
 
-/// Whether the command line has the parameter `nokaslr`. Called before the relocations are applied:
-/// it uses no memory but the loader's. `start_info` is 0 where there is none.
+/// Whether the command line has the parameter `nokaslr`. Called before the relocations are applied,
+/// so it uses only the loader's memory. `start_info` is 0 if there is none.
 pub(super) fn has_nokaslr(start_info: u64) -> bool {
-    // "nokaslr" as a number: constants in memory are not in reach yet.
+    // "nokaslr" as a number: constants in memory cannot be used yet.
     const WORD: u64 = 0x0072_6c73_616b_6f6e;
     if start_info == 0 {
         return false;
@@ -63,7 +63,7 @@ pub(super) fn has_nokaslr(start_info: u64) -> bool {
 /// Copies the loader's data.
 ///
 /// # Panics
-/// When the start info is not one, or describes no usable memory.
+/// If the start info is invalid, or describes no usable memory.
 pub(super) fn read(start_info: PhysAddr, slide: u64, entry_tsc: u64) -> BootInfo {
     let info = Low(start_info.0);
     assert!(info.u32(0) == MAGIC && info.u32(4) >= 1, "the loader gave no PVH start info with a memory map");

@@ -2,8 +2,8 @@
 //!
 //! Both are drawn at each boot, in steps of 2 MiB, as in Linux' `arch/x86/boot/compressed/kaslr.c`:
 //! text is mapped in leaves of 2 MiB, whose virtual and physical addresses have their low 21 bits
-//! in common, and a leaf that began before text or ended behind it would make something else
-//! executable, or need that much more memory on each node for a finer step.
+//! in common. With a finer step, a leaf could begin before the text or end after it: then other
+//! bytes would be executable, or each node would need more memory.
 //!
 //! **Virtual.** [`virtual_slide`] picks one of [`STEPS`] places in the top 2 GiB: 10 bits (Linux
 //! has 9). `boot.s` calls it before the relocations are applied, so it computes and touches no
@@ -22,14 +22,15 @@
 
 use freehold_machine::{PAGEBLOCK_FRAMES, Pfn, PfnRange};
 
-/// Places of the image in the top 2 GiB, 2 MiB apart; 16 of the 1024 are the image's own room.
+/// Number of places of the image in the top 2 GiB, 2 MiB apart; 16 of the 1024 are left out, since
+/// the image itself needs them.
 pub(super) const STEPS: u64 = 1008;
 const STEP_SHIFT: u32 = 21;
-/// One past the last frame that the image may have: 128 MiB.
+/// One past the last frame that the image may use: 128 MiB.
 const WINDOW_END: Pfn = Pfn(64 * PAGEBLOCK_FRAMES);
 
-/// Returns the virtual slide in bytes, a multiple of 2 MiB below [`STEPS`] times that. `drawn` are
-/// hardware random bits, or 0 where the CPU has none; `stamp` is the time-stamp counter. Called by
+/// Returns the virtual slide in bytes, a multiple of 2 MiB below [`STEPS`] times that. `drawn` has
+/// hardware random bits, or 0 if the CPU has none; `stamp` is the time-stamp counter. Called by
 /// `boot.s` at the image's physical address. `start_info` is the loader's: with `nokaslr` on its
 /// command line the slide is 0.
 pub(super) extern "C" fn virtual_slide(drawn: u64, stamp: u64, start_info: u64) -> u64 {
@@ -48,10 +49,10 @@ const fn mix(bits: u64) -> u64 {
     bits ^ bits >> 31
 }
 
-/// Returns the first frame of the image's place. `loaded` is where the loader put it;
-/// `is_usable` tells whether a run is memory throughout; no pageblock of the place holds a frame of
-/// `initrd`; `random` picks among the places that are left. The place begins a pageblock and does
-/// not overlap `loaded`, so that the copy is a plain one. `loaded.start` where no place is left.
+/// Returns the first frame of the image's place. `loaded` is where the loader put it; `is_usable`
+/// tells whether a whole run is memory. Places with a pageblock that holds a frame of `initrd` are
+/// excluded; `random` picks one of the others. The place begins at a pageblock and does not overlap
+/// `loaded`, so that a forward copy works. Returns `loaded.start` if there is no such place.
 pub(super) fn place(
     loaded: PfnRange,
     is_usable: impl Fn(PfnRange) -> bool,
@@ -62,7 +63,7 @@ pub(super) fn place(
         let blocks = (PAGEBLOCK_FRAMES..WINDOW_END.0).step_by(PAGEBLOCK_FRAMES as usize);
         let runs = blocks.map(|block| PfnRange::new(Pfn(block), Pfn(block + loaded.len())));
         runs.filter(|&run| {
-            // Start-up takes the rest of the image's pageblocks.
+            // Start-up uses the rest of the image's pageblocks.
             let end = Pfn(run.end.0.next_multiple_of(PAGEBLOCK_FRAMES));
             run.end <= WINDOW_END
                 && is_usable(run)

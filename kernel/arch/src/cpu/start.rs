@@ -15,7 +15,7 @@ use crate::sync::Once;
 use crate::vmap::Stack;
 use crate::{X86, irq, time};
 
-/// Where the trampoline runs: the page behind the loader's stack (`boot.s`).
+/// Address where the trampoline runs: the page after the loader's stack (`boot.s`).
 const TRAMPOLINE: Pfn = Pfn(0x58);
 const INIT_WAIT_NS: u64 = 100_000;
 const ONLINE_WAIT_NS: u64 = 2_000_000_000;
@@ -30,13 +30,13 @@ core::arch::global_asm!(
     main = sym main,
 );
 
-/// Where stacks start, one for each ticket.
+/// Start addresses of the stacks, one for each ticket.
 static STACKS: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
 static TICKET: AtomicU32 = AtomicU32::new(0);
 static ROOT: AtomicU64 = AtomicU64::new(0);
 static IDS: [AtomicU32; MAX_CPUS] = [const { AtomicU32::new(u32::MAX) }; MAX_CPUS];
 static WAITING: [AtomicPtr<PerCpu>; MAX_CPUS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_CPUS];
-/// How many CPUs are set up, the first included.
+/// Number of CPUs that are set up, the first included.
 static READY: AtomicUsize = AtomicUsize::new(1);
 /// Whether the number of CPUs is final: from then on every flush reaches all of them.
 static RELEASED: AtomicBool = AtomicBool::new(false);
@@ -58,10 +58,10 @@ fn trampoline() -> &'static [u8] {
     &[]
 }
 
-/// Start the CPUs behind the first. `apic_ids` are the numbers of all CPUs on the interrupt bus, in
-/// the order of their [`CpuId`]s; the first is this CPU. Each ends in `entry`, with interrupts off,
-/// on a stack of 24 KiB. Returns how many CPUs run, this one included: numbers are dense, so where
-/// one does not answer, those behind it are not used.
+/// Starts all CPUs except the first. `apic_ids` are the numbers of all CPUs on the interrupt bus,
+/// in the order of their [`CpuId`]s; the first is this CPU. Each ends in `entry`, with interrupts
+/// off, on a stack of 24 KiB. Returns how many CPUs run, this one included. Numbers have no gaps,
+/// so if a CPU does not answer, the CPUs after it are not used.
 ///
 /// # Panics
 /// When called twice, or before the clock runs.
@@ -86,7 +86,7 @@ pub fn start_secondary(apic_ids: &[u32], entry: fn(CpuId) -> !) -> usize {
     send(Ipi::Init);
     wait(INIT_WAIT_NS, || false);
     send(Ipi::Startup(TRAMPOLINE.0 as u8));
-    // The second is for CPUs that missed the first; one that runs ignores it.
+    // The second start-up interrupt is for CPUs that missed the first; a CPU that runs ignores it.
     if !wait(INIT_WAIT_NS, || READY.load(Ordering::Acquire) == wanted) {
         send(Ipi::Startup(TRAMPOLINE.0 as u8));
         wait(ONLINE_WAIT_NS, || READY.load(Ordering::Acquire) == wanted);
@@ -100,16 +100,16 @@ pub fn start_secondary(apic_ids: &[u32], entry: fn(CpuId) -> !) -> usize {
 /// The order of the frames that hold a CPU's private data.
 const DATA_ORDER: u32 = size_of::<PerCpu>().div_ceil(PAGE_SIZE).next_power_of_two().trailing_zeros();
 
-/// Private data for a CPU, in frames of its node if that has some.
+/// Makes private data for a CPU, in frames of its node if the node has some.
 fn private_data(cpu: CpuId) -> Option<*mut PerCpu> {
     let frames = memory::alloc_frames_near(X86.node_of_cpu(cpu), DATA_ORDER)?;
     let data = tables::frame_ptr(frames).cast::<PerCpu>();
-    // SAFETY: the frames are new, in the direct map for ever, aligned to a page, and as large.
+    // SAFETY: the frames are new, in the direct map for ever, aligned to a page, and large enough.
     unsafe { data.write(PerCpu::new()) };
     Some(data)
 }
 
-/// Make stacks and private data, on each CPU's node; for how many CPUs there is memory.
+/// Makes stacks and private data on each CPU's node. Returns for how many CPUs there was memory.
 fn prepare(apic_ids: &[u32]) -> usize {
     let mut wanted = 1;
     for (number, &id) in apic_ids.iter().enumerate().take(MAX_CPUS).skip(1) {
@@ -126,7 +126,7 @@ fn prepare(apic_ids: &[u32]) -> usize {
     wanted
 }
 
-/// Wait until `done`, at most `nanoseconds`; whether it is.
+/// Waits until `done`, at most `nanoseconds`. Returns whether it is done.
 fn wait(nanoseconds: u64, done: impl Fn() -> bool) -> bool {
     let end = time::now() + nanoseconds;
     while !done() {

@@ -3,10 +3,10 @@
 //!
 //! **Protocol.** Each CPU has a [`KeyStream`] (fast key erasure: `stream.rs`) behind a lock of its
 //! own, which others take only when a caller moves to another CPU between finding it and locking
-//! it. A stream takes another key from the [`Base`] at its first draw, and at its next refill after
-//! the base was reseeded; it has the base reseeded after [`RESEED_AFTER`] refills. Lock order:
-//! stream, then base; interrupts are off in both. The base erases its key with each one that it
-//! gives.
+//! it. A stream takes a new key from the [`Base`] at its first draw, and at its first refill after
+//! the base was reseeded. After [`RESEED_AFTER`] refills it reseeds the base. Lock order: stream,
+//! then base; interrupts are off in both. With each key that the base gives out, it replaces its
+//! own key.
 //!
 //! Linux' nearest relative is drivers/char/random.c (`crngs` and `base_crng`).
 
@@ -32,7 +32,7 @@ pub(crate) struct CpuRandom(IrqSpinLock<Local>);
 
 struct Local {
     stream: KeyStream,
-    /// The [`GENERATION`] of the base that gave its key; 0 before there is one.
+    /// The [`GENERATION`] of the base when it gave this key; 0 before there is a key.
     generation: u64,
     refills: u32,
 }
@@ -45,11 +45,11 @@ struct Base {
 }
 
 static BASE: IrqSpinLock<Base> = IrqSpinLock::new(Base { key: CipherKey::ZERO, is_seeded: false });
-/// How often the base was seeded. Changed with [`BASE`] locked.
+/// Number of times that the base was seeded. Changed with [`BASE`] locked.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
 impl Base {
-    /// Stirs hardware bits and the time stamp into the key; its old entropy stays in it.
+    /// Mixes hardware bits and the time stamp into the key, which keeps its old entropy.
     fn reseed(&mut self) {
         let mut material = [0; KEY];
         let mut hardware = 0;
@@ -65,7 +65,7 @@ impl Base {
         GENERATION.fetch_add(1, Ordering::Release);
     }
 
-    /// A key for a CPU.
+    /// Returns a key for a CPU.
     fn draw_key(&mut self) -> CipherKey {
         let mut stream = KeyStream::empty();
         stream.restart(self.key.clone());
@@ -89,7 +89,7 @@ impl Local {
         self.stream.draw()
     }
 
-    /// Takes another key where it is time.
+    /// Takes a new key if one is due.
     #[cold]
     fn before_refill(&mut self) {
         self.refills += 1;
@@ -129,7 +129,7 @@ impl Entropy for X86 {
     }
 }
 
-/// Random bits for laying out memory, before memory exists.
+/// Returns random bits for the memory layout, before memory management exists.
 pub(crate) fn early() -> impl FnMut() -> u64 {
     || X86.random_u64()
 }

@@ -25,7 +25,7 @@ pub(super) struct CipherKey([u8; KEY]);
 impl CipherKey {
     pub(super) const ZERO: Self = Self([0; KEY]);
 
-    /// Replaces the key by what ChaCha20 makes of it and of `material`; another input gives an
+    /// Replaces the key by ChaCha20's output for it and `material`. Another input gives an
     /// unrelated key.
     pub(super) fn stir(&mut self, material: &[u8; KEY]) {
         self.0.iter_mut().zip(material).for_each(|(byte, more)| *byte ^= more);
@@ -34,7 +34,7 @@ impl CipherKey {
         wipe(&mut block);
     }
 
-    /// Fills `block`, whose first [`KEY`] bytes become the key, and zeroes there.
+    /// Fills `block`. Its first [`KEY`] bytes become the key, and are zeroed in the block.
     fn next_block(&mut self, block: &mut [u8; BLOCK]) {
         Blocks::of(self).fill(block);
         let (key, _) = block.split_at_mut(KEY);
@@ -49,7 +49,7 @@ impl Drop for CipherKey {
     }
 }
 
-/// Zeroes that the compiler does not leave out.
+/// Stores zeroes; the compiler cannot remove these stores.
 fn wipe(bytes: &mut [u8]) {
     bytes.fill(0);
     black_box(bytes);
@@ -78,21 +78,22 @@ impl Drop for Blocks {
     }
 }
 
-/// A generator: a key, and the rest of its last block.
+/// A generator: a key, and the unused rest of its last block.
 pub(super) struct KeyStream {
     key: CipherKey,
     block: [u8; BLOCK],
-    /// The first byte of `block` that was not handed out; all before it are 0.
+    /// Index of the first byte of `block` that was not handed out; all bytes before it are 0.
     next: usize,
 }
 
 impl KeyStream {
-    /// A stream without a key: it is [started](Stream::restart) before it is drawn from.
+    /// Returns a stream without a key. It must be [started](Stream::restart) before it is drawn
+    /// from.
     pub(super) const fn empty() -> Self {
         Self { key: CipherKey::ZERO, block: [0; BLOCK], next: BLOCK }
     }
 
-    /// Goes on with another key; the rest of the last block is wiped.
+    /// Continues with another key; the rest of the last block is wiped.
     pub(super) fn restart(&mut self, key: CipherKey) {
         self.key = key;
         wipe(&mut self.block);
@@ -131,7 +132,7 @@ impl From<[u8; KEY]> for CipherKey {
     }
 }
 
-/// Fills `bytes` with the output of `key`, which ends with that.
+/// Fills `bytes` with the output of `key`, which is used up.
 pub(super) fn expand(key: CipherKey, bytes: &mut [u8]) {
     let mut blocks = Blocks::of(&key);
     drop(key);
@@ -156,7 +157,7 @@ mod tests {
         stream
     }
 
-    /// All that a stream's memory holds.
+    /// All bytes that a stream has in memory.
     fn captured(stream: &KeyStream) -> KeyStream {
         KeyStream { key: stream.key.clone(), block: stream.block, next: stream.next }
     }
@@ -188,7 +189,8 @@ mod tests {
             let mut stream = started(9);
             let earlier: Vec<[u8; 8]> = (0..draws).map(|_| stream.draw()).collect();
             let state = captured(&stream);
-            // Nothing drawn is in memory, and no key that memory leads to gives it again.
+            // No drawn bytes are in memory. No key in memory, or derived from one, produces them
+            // again.
             let mut visible: Vec<u8> = state.block.to_vec();
             visible.extend(state.key.0);
             let mut copy = captured(&state);

@@ -1,13 +1,13 @@
-//! Objects that are charged to accounts: memory that is made for one process' sake.
+//! Objects that are charged to accounts: memory that is allocated on behalf of one process.
 //!
-//! A *payer* is the number of an account, 0 for none. Each object of a slab has its payer in its
-//! block's table ([`slab::payer`]), and a block of whole frames where the [`ObjectLedger`] keeps
-//! it, so that an object is given back to the account that was charged for it, whichever thread
-//! gives it back. Every allocation of a thread is charged, also one that others use: a thread that
-//! makes a table of the kernel grow pays for it.
+//! A *payer* is the number of an account, 0 for none. The payer of a slab's object is in its
+//! block's table ([`slab::payer`]); the [`ObjectLedger`] records the payer of a block of whole
+//! frames. So an object is returned to the account that was charged for it, whichever thread frees
+//! it. Every allocation of a thread is charged, even if others use the object: a thread that makes
+//! a table of the kernel grow pays for it.
 //!
 //! **Protocol.** Until charges [begin](begin) nothing here runs, and no object has a payer. From
-//! then on no CPU gets objects into its magazine, as where failures are injected: so this module
+//! then on no CPU gets objects into its first magazine, as with injected failures. So this module
 //! sees each allocation and each release, and free objects are in a second magazine. Objects that
 //! were in the first magazine before are handed out without a charge: at most a magazine per CPU.
 //!
@@ -26,7 +26,7 @@ use crate::sync::Once;
 /// Whether an allocation may be refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ObjectNeed {
-    /// The allocation may fail: the caller takes a failure as a value.
+    /// The allocation may fail: the caller handles a failure.
     MayFail,
     /// The allocation may not fail: the reserve has memory for it.
     MustBe,
@@ -35,14 +35,14 @@ pub enum ObjectNeed {
 /// Charges objects. No function allocates or sleeps; spin locks may be held.
 #[derive(Clone, Copy, Debug)]
 pub struct ObjectLedger {
-    /// Charges so many bytes for the running thread. Returns who pays, `None` where that one may
-    /// have no more.
+    /// Charges `bytes` bytes for the running thread. Returns the payer, or `None` if the payer is
+    /// at its limit.
     pub charge: fn(usize, ObjectNeed) -> Option<u16>,
-    /// Gives so many bytes back to who paid.
+    /// Returns `bytes` bytes to the payer.
     pub uncharge: fn(u16, usize),
-    /// Remembers the payer of a block of frames, by its first.
+    /// Records the payer of a block of frames, by the block's first frame.
     pub set_block_payer: fn(Pfn, u16),
-    /// Says and forgets it.
+    /// Returns the payer of a block and forgets it.
     pub take_block_payer: fn(Pfn) -> u16,
 }
 
@@ -54,22 +54,22 @@ pub(super) fn has_begun() -> bool {
     BEGUN.load(Ordering::Relaxed)
 }
 
-/// Has objects charged from now on. One caller at a time; the first ledger stays.
+/// Turns charges on from now on. One caller at a time; the first ledger stays.
 pub fn begin(ledger: ObjectLedger) {
     if !has_begun() {
-        // First, so that no object that has a payer is put at hand with it.
+        // The sizes come first, so that no object with a payer enters the first magazine.
         super::empty_magazines();
         LEDGER.set(ledger);
         BEGUN.store(true, Ordering::Release);
     }
 }
 
-/// Bytes of memory that serve a layout.
+/// Returns the bytes of memory that a layout takes.
 fn bytes_for(layout: Layout) -> usize {
     slab::class_for(layout).map_or_else(|| PAGE_SIZE << order_for(layout), |class| CLASSES[class].size)
 }
 
-/// An allocation that is charged; null where it fails.
+/// Makes an allocation that is charged. Returns null on failure.
 pub(super) fn allocate(layout: Layout) -> *mut u8 {
     let Some(ledger) = LEDGER.get() else { return super::find(layout) };
     let class = slab::class_for(layout);
@@ -85,17 +85,17 @@ pub(super) fn allocate(layout: Layout) -> *mut u8 {
     }
     match class {
         _ if object.is_null() => (ledger.uncharge)(payer, bytes_for(layout)),
-        // SAFETY: the object was handed out now, for this class.
+        // SAFETY: the object was handed out just now, for this class.
         Some(class) => unsafe { slab::payer(class, object) }.store(payer, Ordering::Relaxed),
         None => (ledger.set_block_payer)(frame_at(object), payer),
     }
     object
 }
 
-/// An object of a slab is about to be given back.
+/// Called before an object of a slab is freed.
 ///
 /// # Safety
-/// It is of the class, and still the caller's.
+/// The object is of the class and still the caller's.
 pub(super) unsafe fn uncharge_object(class: usize, object: *mut u8) {
     // SAFETY: the caller's promise.
     let slot = unsafe { slab::payer(class, object) };
@@ -108,7 +108,7 @@ pub(super) unsafe fn uncharge_object(class: usize, object: *mut u8) {
     }
 }
 
-/// A block of frames for `layout` is about to be given back.
+/// Called before a block of frames for `layout` is freed.
 #[cold]
 pub(super) fn uncharge_block(first: Pfn, layout: Layout) {
     if let Some(ledger) = LEDGER.get() {

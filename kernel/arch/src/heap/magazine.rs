@@ -1,4 +1,4 @@
-//! Magazines: the free objects that one CPU has at hand, a list for each size.
+//! Magazines: the free objects that one CPU keeps, a list for each size.
 //!
 //! **Protocol.** Only its CPU takes from a magazine and adds to it, in task context. The kernel is
 //! not preemptible and interrupt handlers do not use the heap, so no other code runs between two
@@ -16,10 +16,10 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use super::slab::{CLASSES, Free, OBJECTS};
 
-/// Objects that a magazine has room for where a block has fewer.
+/// Size of a magazine, in objects, if a block has fewer.
 const LEAST_ROOM: u32 = 8;
 
-/// How many objects of each class a magazine has room for.
+/// Number of objects of each class that fit a magazine.
 pub(super) const ROOM: [u32; CLASSES.len()] = {
     let mut room = [0; CLASSES.len()];
     let mut class = 0;
@@ -43,7 +43,7 @@ pub(super) struct Chain {
 }
 
 impl Magazines {
-    /// Nothing at hand.
+    /// A magazine without objects.
     pub(crate) const fn new() -> Self {
         Self {
             free: [const { AtomicPtr::new(ptr::null_mut()) }; CLASSES.len()],
@@ -51,7 +51,7 @@ impl Magazines {
         }
     }
 
-    /// An object, if one is at hand. Its CPU only.
+    /// Takes an object, if there is one. Called on its CPU only.
     #[inline]
     pub(super) fn take(&self, class: usize) -> Option<NonNull<u8>> {
         let object = NonNull::new(self.free[class].load(Ordering::Relaxed))?;
@@ -63,13 +63,13 @@ impl Magazines {
         Some(object.cast())
     }
 
-    /// Whether there are fewer than `room` objects at hand.
+    /// Whether the magazine has fewer than `room` objects.
     #[inline]
     pub(super) fn has_room(&self, class: usize, room: u32) -> bool {
         self.counts[class].load(Ordering::Relaxed) < room
     }
 
-    /// Keep an object at hand. Its CPU only.
+    /// Adds an object. Called on its CPU only.
     ///
     /// # Safety
     /// `object` is of the class and is no longer used.
@@ -89,7 +89,7 @@ impl Magazines {
         count.store(count.load(Ordering::Relaxed).wrapping_add_signed(change), Ordering::Relaxed);
     }
 
-    /// Put the objects of `chain` at hand, where nothing was. Its CPU only.
+    /// Fills the empty magazine with the objects of `chain`. Called on its CPU only.
     pub(super) fn load(&self, class: usize, chain: Chain) {
         debug_assert!(
             self.free[class].load(Ordering::Relaxed).is_null(),
@@ -99,7 +99,8 @@ impl Magazines {
         self.counts[class].store(chain.count, Ordering::Relaxed);
     }
 
-    /// Keep the `keep` objects that were given last, and hand out the others. Its CPU only.
+    /// Keeps the `keep` objects that were added last, and returns the others. Called on its CPU
+    /// only.
     pub(super) fn cut(&self, class: usize, keep: u32) -> Chain {
         let count = self.counts[class].load(Ordering::Relaxed);
         let keep = keep.min(count);
@@ -120,7 +121,7 @@ impl Magazines {
         Chain { first: rest, count: count - keep }
     }
 
-    /// Bytes of the objects at hand.
+    /// Returns the bytes of the objects in the magazine.
     pub(super) fn bytes(&self) -> usize {
         let sizes = CLASSES.iter().map(|class| class.size);
         self.counts.iter().zip(sizes).map(|(count, size)| count.load(Ordering::Relaxed) as usize * size).sum()
@@ -147,7 +148,7 @@ impl Chain {
         Self { first, count: 1 }
     }
 
-    /// The first object, taken off.
+    /// Takes the first object off the chain.
     pub(super) fn next(&mut self) -> Option<NonNull<u8>> {
         let object = NonNull::new(self.first)?;
         // SAFETY: the objects of a chain have no user and hold the next one's address.

@@ -5,18 +5,17 @@
 //! frames. Empty slabs are freed, except one per size. Interrupt handlers do not use the heap. The
 //! heap's lock is never held while frames are allocated or freed.
 //!
-//! A [reserve](ensure) of frames is used only when there are no others: code that ensured it before
-//! can make small infallible allocations.
+//! A [reserve](ensure) of frames is used only if the page allocator has none: code that ensured it
+//! before can make small infallible allocations.
 //!
-//! **Injected failures.** If a [hook](inject_faults) is set, it is asked before each allocation. An
-//! allocation that it fails gets nothing but the reserve. Inside of [`fallibly`] it does not get
-//! the reserve either, since the caller takes a failure as a value. Outside, the caller may take no
-//! failure, so it gets a small object from the reserve, and nothing larger. [`ensure`] is exempt,
-//! since it fills the reserve. Once there is a hook, CPUs get no more free objects to keep; the
-//! objects that they have are handed out without asking.
+//! **Injected failures.** If a [hook](inject_faults) is set, it is called before each allocation.
+//! An allocation that it fails can only use the reserve. Inside of [`fallibly`] it cannot use the
+//! reserve either, since the caller handles a failure. Outside, the caller cannot handle a failure,
+//! so it gets a small object from the reserve, and nothing larger. [`ensure`] is exempt, since it
+//! fills the reserve. Once there is a hook, CPUs get no more free objects to keep. The objects that
+//! they have are handed out without calling it.
 //!
-//! **Charges.** Where groups of processes have limits, objects are charged to accounts
-//! ([`charge`]).
+//! **Charges.** If groups of processes have limits, objects are charged to accounts ([`charge`]).
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
@@ -40,10 +39,10 @@ const RESERVE: [usize; 3] = [12, 2, 2];
 
 static SLABS: SpinLock<Slabs> = SpinLock::new(Slabs::new());
 static STOCK: SpinLock<Stock> = SpinLock::new(Stock { blocks: [[Pfn(0); 12]; 3], counts: [0; 3] });
-/// Whether the reserve is not full; read without a lock by [`ensure`].
+/// Whether the reserve needs a refill; [`ensure`] reads it without a lock.
 static LOW: AtomicBool = AtomicBool::new(true);
-/// The most free objects that a CPU keeps per class. All are 0 once failures are injected or
-/// objects are charged, so that only the slower path has to test for either.
+/// Largest number of free objects that a CPU keeps per class. All are 0 once failures are injected
+/// or objects are charged, so that only the slower path has to test for either.
 static ROOMS: [AtomicU32; CLASSES.len()] = {
     let mut rooms = [const { AtomicU32::new(0) }; CLASSES.len()];
     let mut class = 0;
@@ -57,7 +56,7 @@ static ROOMS: [AtomicU32; CLASSES.len()] = {
 static INJECTING: AtomicBool = AtomicBool::new(false);
 static HOOK: Once<FaultHook> = Once::new();
 static FRAMES: AtomicUsize = AtomicUsize::new(0);
-/// Bytes in objects that are whole frames.
+/// Bytes in objects that are made of whole frames.
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 
 struct Stock {
@@ -72,7 +71,7 @@ impl Stock {
         LOW.store(true, Ordering::Relaxed);
         Some(self.blocks[order as usize][*count])
     }
-    /// Add a block, or hand it back when there are enough.
+    /// Adds a block, or returns it if there are enough.
     fn add(&mut self, order: usize, block: Pfn) -> Result<(), Pfn> {
         let count = &mut self.counts[order];
         if *count == RESERVE[order] {
@@ -84,11 +83,11 @@ impl Stock {
     }
 }
 
-/// Says whether an allocation of so many bytes is to fail. Called in task context, perhaps under
-/// spin locks: it neither allocates nor sleeps.
+/// Returns whether an allocation of this size must fail. Called in task context, perhaps under spin
+/// locks: it neither allocates nor sleeps.
 pub type FaultHook = fn(usize) -> bool;
 
-/// Ask `hook` before each allocation from now on. The first hook stays.
+/// From now on calls `hook` before each allocation. The first hook stays.
 pub fn inject_faults(hook: FaultHook) {
     if !INJECTING.swap(true, Ordering::Relaxed) {
         HOOK.set(hook);
@@ -96,35 +95,35 @@ pub fn inject_faults(hook: FaultHook) {
     }
 }
 
-/// No CPU gets objects to have at hand from now on, and this one gives back what it has.
+/// From now on no CPU gets objects to keep. This CPU frees the objects that it has.
 fn empty_magazines() {
     ROOMS.iter().for_each(|room| room.store(0, Ordering::Relaxed));
     give_back_all();
 }
 
-/// Returns the magazines of this CPU: the second ones where objects are charged.
+/// Returns the magazines of this CPU: the second ones if objects are charged.
 fn at_hand() -> &'static Magazines {
     let cpu = cpu::this();
     if charge::has_begun() { &cpu.charged_magazines } else { &cpu.magazines }
 }
 
-/// Draws the orders in which objects lie behind each other; before the first allocation.
+/// Draws the orders in which the objects of a block are handed out; before the first allocation.
 pub(crate) fn shuffle(seed: u64) {
     SLABS.lock().shuffle(seed);
 }
 
-/// Bytes that are set aside for each system call, and for each step of a long one.
+/// Bytes that are reserved for each system call, and for each step of a long one.
 pub const CALL_RESERVE: usize = 16 << 10;
 
-/// Whether allocations that do not take a failure as a value are counted.
+/// Whether allocations whose callers cannot handle a failure are counted.
 pub const CHECKED: bool = cfg!(feature = "entry-checks");
 static WATCH: Once<Watch> = Once::new();
 
 /// Functions that are called where the heap is [checked](CHECKED). Neither allocates or sleeps.
 #[derive(Clone, Copy, Debug)]
 pub struct Watch {
-    /// Called with the size of a small object, up to 2048 bytes, whose maker did not say that it
-    /// takes a failure as a value. Larger objects are lists of the mm crates, which do.
+    /// Called with the size of a small object, up to 2048 bytes, if its creator did not say that it
+    /// handles a failure. Larger objects are lists of the mm crates, which handle failures.
     pub drawn: fn(usize),
     /// Called when the reserve is full.
     pub ensured: fn(),
@@ -149,9 +148,9 @@ fn note_drawn(layout: Layout) {
 /// The purpose of this CPU's allocations in [`cpu::PerCpu::heap_use`]; 0 if the caller named none.
 /// The caller sets it for code that does not sleep, so the CPU stays the task's.
 mod heap_use {
-    /// The caller takes a failure as a value.
+    /// The caller handles a failure.
     pub const FALLIBLE: u8 = 1;
-    /// The reserve is filled.
+    /// The reserve is being filled.
     pub const REFILL: u8 = 2;
 }
 
@@ -166,8 +165,8 @@ fn with_use<R>(is: u8, body: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Allocate inside of `body`, which takes a failure as a value and does not sleep: an injected
-/// failure is seen there.
+/// Allocates inside of `body`, which handles a failure and does not sleep. An injected failure is
+/// returned there.
 #[inline]
 pub fn fallibly<R>(body: impl FnOnce() -> R) -> R {
     with_use(heap_use::FALLIBLE, body)
@@ -181,7 +180,7 @@ extern "Rust" fn freehold_heap_use(purpose: u8) -> u8 {
     this_use().swap(purpose, Ordering::Relaxed)
 }
 
-/// Whether the frames that are asked for now are the reserve's: they must not fail by injection.
+/// Whether frames are being allocated for the reserve: such allocations are exempt from injection.
 pub fn is_refilling() -> bool {
     this_use().load(Ordering::Relaxed) == heap_use::REFILL
 }
@@ -208,17 +207,17 @@ pub fn stats() -> HeapStats {
     let at_hand: usize = cpu::all().map(|cpu| cpu.magazines.bytes() + cpu.charged_magazines.bytes()).sum();
     HeapStats {
         frames: FRAMES.load(Ordering::Relaxed),
-        // Other CPUs go on meanwhile.
+        // Other CPUs allocate and free meanwhile, so the figures may disagree.
         allocated_bytes: ALLOCATED.load(Ordering::Relaxed) + in_slabs.saturating_sub(at_hand),
         reserve_frames: counts.iter().enumerate().map(|(order, count)| count << order).sum(),
     }
 }
 
-/// Make sure that the reserve is full, so that small allocations of altogether `bytes` bytes (at
-/// most 32 KiB) made next, before others drain it, do not fail for lack of memory.
+/// Makes sure that the reserve is full. Then small allocations of together `bytes` bytes (at most
+/// 32 KiB) do not fail for lack of memory, if they are made next, before others drain the reserve.
 ///
 /// # Errors
-/// When the page allocator cannot fill the reserve, or `bytes` is more than a reserve can promise.
+/// If the page allocator cannot fill the reserve, or if `bytes` is more than a reserve can promise.
 #[inline]
 pub fn ensure(bytes: usize) -> Result<(), OutOfMemory> {
     if LOW.load(Ordering::Relaxed) {
@@ -259,7 +258,7 @@ fn take_frames(order: u32) -> Option<Pfn> {
     Some(block)
 }
 
-/// Frames of the reserve, for blocks as small as it has.
+/// Takes frames of the reserve, in the smallest blocks that fit.
 fn take_reserved(order: u32) -> Option<Pfn> {
     let block = if order < RESERVE.len() as u32 { STOCK.lock().take(order) } else { None }?;
     FRAMES.fetch_add(1 << order, Ordering::Relaxed);
@@ -280,7 +279,7 @@ fn order_for(layout: Layout) -> u32 {
     layout.size().max(layout.align()).div_ceil(PAGE_SIZE).next_power_of_two().ilog2()
 }
 
-/// Whole frames from `source`; null where there are none.
+/// Takes whole frames from `source`; null if there are none.
 #[cold]
 fn alloc_large(layout: Layout, source: fn(u32) -> Option<Pfn>) -> *mut u8 {
     let order = order_for(layout);
@@ -301,7 +300,7 @@ fn free_large(object: *mut u8, layout: Layout) {
     give_frames(first, order);
 }
 
-/// An allocation that an injected failure met: see the module's head. Null where it fails.
+/// Makes an allocation that the hook has failed: see the module's head. Returns null on failure.
 #[cold]
 #[inline(never)]
 fn alloc_denied(layout: Layout) -> *mut u8 {
@@ -312,8 +311,8 @@ fn alloc_denied(layout: Layout) -> *mut u8 {
     take_object(class, take_reserved)
 }
 
-/// An object of a class of which nothing was at hand; null where `source` has no frames for another
-/// block.
+/// Returns an object of a class of which this CPU has none; null if `source` has no frames for
+/// another block.
 fn take_object(class: usize, source: fn(u32) -> Option<Pfn>) -> *mut u8 {
     loop {
         // The task may allocate while it looks for frames, and may continue on another CPU.
@@ -327,8 +326,8 @@ fn take_object(class: usize, source: fn(u32) -> Option<Pfn>) -> *mut u8 {
     }
 }
 
-/// An object from the slabs, and the others of its block to have at hand, where nothing of the
-/// class is.
+/// Takes an object from the slabs. The others of its block go to the magazine if it has none of the
+/// class.
 fn take_from_slabs(class: usize) -> Option<NonNull<u8>> {
     if INJECTING.load(Ordering::Relaxed) {
         return SLABS.lock().take(class);
@@ -339,7 +338,7 @@ fn take_from_slabs(class: usize) -> Option<NonNull<u8>> {
     magazines.take(class)
 }
 
-/// Gives objects back to their slabs; returns how many blocks were empty then, and went.
+/// Returns objects to their slabs. Returns how many blocks became empty and were freed.
 fn give_chain(class: usize, mut chain: Chain) -> usize {
     let mut blocks = 0;
     loop {
@@ -353,7 +352,7 @@ fn give_chain(class: usize, mut chain: Chain) -> usize {
     }
 }
 
-/// Gives back all that this CPU has at hand; returns how many blocks went with it.
+/// Frees all objects that this CPU keeps. Returns how many blocks were freed with them.
 #[cold]
 fn give_back_all() -> usize {
     let cpu = cpu::this();
@@ -364,8 +363,8 @@ fn give_back_all() -> usize {
     all.into_iter().map(give).sum()
 }
 
-/// Gives back an object for which there was no room in the first magazine: to the second where
-/// objects are charged, else to the slabs, with half of what is at hand.
+/// Frees an object for which the first magazine had no room. It goes to the second magazine if
+/// objects are charged, else to the slabs, together with half of the magazine's objects.
 ///
 /// # Safety
 /// `object` is of the class and not used any more.
@@ -400,7 +399,7 @@ fn alloc_further(layout: Layout) -> *mut u8 {
     if charge::has_begun() { charge::allocate(layout) } else { find(layout) }
 }
 
-/// An allocation that nothing stands against; null where there is no memory.
+/// Makes an allocation without checks; null if there is no memory.
 fn find(layout: Layout) -> *mut u8 {
     match slab::class_for(layout) {
         Some(class) => take_object(class, take_frames),

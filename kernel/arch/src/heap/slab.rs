@@ -1,13 +1,13 @@
 //! Slabs: naturally aligned blocks of frames, each cut into objects of one size.
 //!
-//! A block starts with its [`SlabHeader`] and a number per object, its payer
-//! ([`super::charge`]); free objects hold the list of free objects. Per class,
-//! the blocks with a free object are on a doubly linked list; full ones are on none. Blocks come
-//! from and go to the caller, so that the whole lives under one lock without calling out.
+//! A block starts with its [`SlabHeader`] and the payer of each object ([`super::charge`]); free
+//! objects hold the list of free objects. Per class, the blocks with a free object are on a doubly
+//! linked list; full ones are on none. The caller supplies blocks and gets them back, so one lock
+//! covers all of this and no function here calls the page allocator.
 //!
-//! A new block's objects are handed out in an order that is drawn at random, so that which object
-//! lies behind another is not known: an order for each class, drawn once, from a place that is
-//! drawn for each block (as Linux' `CONFIG_SLAB_FREELIST_RANDOM`).
+//! A new block's objects are handed out in random order, so that neighbouring objects cannot be
+//! predicted. Each class has one order, drawn once; each block begins at a random place of it (as
+//! Linux' `CONFIG_SLAB_FREELIST_RANDOM`).
 
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
@@ -48,7 +48,7 @@ pub(super) const CLASSES: [Class; 14] = [
     class(2048, 2),
 ];
 
-/// The smallest class for a size, by the number of 16 bytes that it needs.
+/// The smallest class for a size, indexed by the size in units of 16 bytes.
 const BY_SIZE: [u8; MAX_SIZE / 16 + 1] = {
     let mut table = [0; MAX_SIZE / 16 + 1];
     let (mut units, mut class) = (0, 0);
@@ -65,7 +65,7 @@ const BY_SIZE: [u8; MAX_SIZE / 16 + 1] = {
 /// The largest size that has a class.
 const MAX_SIZE: usize = CLASSES[CLASSES.len() - 1].size;
 
-/// The class for a layout; `None` where whole frames serve.
+/// Returns the class for a layout; `None` if it takes whole frames.
 #[inline]
 pub(super) fn class_for(layout: Layout) -> Option<usize> {
     let mut size = layout.size();
@@ -94,9 +94,9 @@ struct SlabHeader {
 pub(super) struct Slabs {
     /// The blocks with a free object.
     partial: [*mut SlabHeader; CLASSES.len()],
-    /// Objects that are not free.
+    /// Number of objects that are in use.
     used: [usize; CLASSES.len()],
-    /// In which order a new block's objects are handed out, class behind class.
+    /// Order in which a new block's objects are handed out, one class after another.
     orders: [u8; PLACES],
     random: u64,
 }
@@ -109,18 +109,19 @@ fn block_of(class: usize, object: *mut u8) -> *mut u8 {
     object.with_addr(object.addr() & !((PAGE_SIZE << CLASSES[class].order) - 1))
 }
 
-/// How far apart objects are at least, as a power of two: each has a place of its own in its
-/// block's table of payers.
+/// Smallest distance of two objects, as a power of two: each has its own place in the block's table
+/// of payers.
 const fn payer_shift(class: Class) -> u32 {
     class.size.ilog2()
 }
 
-/// Bytes of a block's table of payers, which is behind the header.
+/// Bytes of a block's table of payers, which is after the header.
 const fn payer_bytes(class: Class) -> usize {
     ((PAGE_SIZE << class.order) >> payer_shift(class)) * size_of::<AtomicU16>()
 }
 
-/// The payer of an object: 0 from its block's making on, until it is charged, and when it is free.
+/// Returns the payer of an object. It is 0 for new objects, until one is charged, and for free
+/// objects.
 ///
 /// # Safety
 /// `object` is an object of the class that came from [`Slabs`] and was not given back.
@@ -133,15 +134,14 @@ pub(super) unsafe fn payer<'a>(class: usize, object: *mut u8) -> &'a AtomicU16 {
     unsafe { &*payers.wrapping_add(place) }
 }
 
-/// Where the first object of a block is: behind the header and the payers, aligned as far as the
-/// size is.
+/// Offset of a block's first object: after the header and the payers, aligned as the size is.
 const fn first_offset(class: Class) -> usize {
     let align = 1 << class.size.trailing_zeros();
     let header = size_of::<SlabHeader>() + payer_bytes(class);
     if header > align { header.next_multiple_of(align) } else { align }
 }
 
-/// How many objects a block of each class has.
+/// Number of objects in a block of each class.
 pub(super) const OBJECTS: [u32; CLASSES.len()] = {
     let mut objects = [0; CLASSES.len()];
     let mut class = 0;
@@ -153,7 +153,7 @@ pub(super) const OBJECTS: [u32; CLASSES.len()] = {
     objects
 };
 
-/// Where each class's order begins among those of all, and their length.
+/// Where each class's order begins in the table of all orders, and its length.
 const ORDERS: ([usize; CLASSES.len()], usize) = {
     let mut starts = [0; CLASSES.len()];
     let (mut class, mut next) = (0, 0);
@@ -167,7 +167,7 @@ const ORDERS: ([usize; CLASSES.len()], usize) = {
 
 const PLACES: usize = ORDERS.1;
 
-/// The places of a class's objects among those of all.
+/// The part of the table that has a class's order.
 fn places(class: usize) -> core::ops::Range<usize> {
     let start = ORDERS.0[class];
     start..start + OBJECTS[class] as usize
@@ -214,7 +214,7 @@ impl Slabs {
         self.used.iter().zip(&CLASSES).map(|(used, class)| used * class.size).sum()
     }
 
-    /// An object, where a block of the class has a free one.
+    /// Takes an object, if a block of the class has a free one.
     pub(super) fn take(&mut self, class: usize) -> Option<NonNull<u8>> {
         let block = self.partial[class];
         // SAFETY: blocks on the list are valid and only reached through `self`, which is borrowed
@@ -233,7 +233,7 @@ impl Slabs {
         Some(object.cast())
     }
 
-    /// All free objects of one block, where there is one.
+    /// Takes all free objects of one block, if there is one.
     pub(super) fn take_block(&mut self, class: usize) -> Option<Chain> {
         let block = self.partial[class];
         // SAFETY: blocks on the list are valid and only reached through `self`, which is borrowed
@@ -245,7 +245,7 @@ impl Slabs {
         self.used[class] += count;
         self.unlink(class, block);
         // SAFETY: a block's free objects are `count`, each holds the next one's address, and the
-        // block forgot them.
+        // block no longer refers to them.
         Some(unsafe { Chain::new(first, count as u32) })
     }
 
@@ -262,7 +262,7 @@ impl Slabs {
         let mut free: *mut Free = ptr::null_mut();
         for &index in before.iter().rev().chain(after.iter().rev()) {
             let object = first.wrapping_add(usize::from(index) * size).cast::<Free>();
-            // SAFETY: inside the block, aligned to 16 bytes, and behind the header.
+            // SAFETY: inside the block, aligned to 16 bytes, and after the header.
             unsafe { object.write(Free { next: free }) };
             free = object;
         }
@@ -275,8 +275,8 @@ impl Slabs {
         self.link(class, header);
     }
 
-    /// Take an object back. Returns its block when that became empty and the class has others: it
-    /// is no longer this structure's then.
+    /// Takes an object back. Returns its block if the block became empty and the class has others.
+    /// Such a block no longer belongs to this structure.
     ///
     /// # Safety
     /// `object` came from here for the same class and is not used any more.
@@ -456,7 +456,8 @@ mod tests {
             let mut live = BTreeMap::new();
             for round in 0..6000 {
                 let mine = &magazines[draw(CPUS)];
-                // Loads that grow, then shrink: frees come on other CPUs than the takes.
+                // The load grows, then shrinks: other CPUs free the objects than those that
+                // allocated them.
                 if live.is_empty() || draw(6000) > round {
                     let object = loop {
                         if let Some(object) = mine.take(class) {

@@ -1,10 +1,10 @@
 //! Frames for start-up, before the page allocator exists.
 //!
-//! A bump allocator over whole pageblocks: the second half of the first one, the image's last one,
-//! then the lowest that are memory throughout and free, without those where the loader put the
-//! image: until the final tables are loaded it runs there. Each block that it opens enters the
-//! direct map. The frames that it took are reserved for ever. [`seal`] ends it, all but [`RESERVE`]
-//! frames that the heap may still take.
+//! A bump allocator over whole pageblocks: first the second half of the first pageblock, then the
+//! image's last pageblock, then the lowest pageblocks that are wholly free memory. Pageblocks where
+//! the loader put the image are left out: until the final tables are loaded, the image runs there.
+//! Each block that the allocator opens enters the direct map. The frames that it took are reserved
+//! for ever. [`seal`] ends it, except for [`RESERVE`] frames that the heap may still take.
 
 use freehold_machine::{DirectMap, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 
@@ -13,14 +13,14 @@ use crate::X86;
 use crate::boot::{self, BootInfo};
 use crate::sync::SpinLock;
 
-/// Frames that stay available between [`seal`] and the page allocator, and then for emergencies.
+/// Frames that stay available between [`seal`] and the page allocator, and later for emergencies.
 pub(crate) const RESERVE: u64 = 64;
 const MAX_RUNS: usize = 48;
 const LOW_END: Pfn = Pfn(0x100);
 
 struct BootFrames {
-    /// Frames that were taken: one run per opened block, or per row of used up blocks. The last run
-    /// is still growing.
+    /// Frames that were taken: one run per opened block, or per sequence of used up blocks. The
+    /// last run is still growing.
     runs: [PfnRange; MAX_RUNS],
     count: usize,
     /// The free rest of the last run's block.
@@ -50,9 +50,9 @@ impl BootFrames {
         }
     }
 
-    /// Take `block` into the last run, if that is used up and ends there: a large machine's frame
-    /// table is many pageblocks and few runs. Not before the direct map exists, which is made of a
-    /// block a run.
+    /// Adds `block` to the last run, if that run is used up and ends there: a large machine's frame
+    /// table has many pageblocks and few runs. Not before the direct map exists: it is made with
+    /// one block per run.
     fn lengthen(&mut self, block: PfnRange) -> bool {
         let follows = self.count > 2 && self.runs[self.count - 1].end == block.start;
         let can = follows && tables::direct_base() != 0;
@@ -63,14 +63,14 @@ impl BootFrames {
         can
     }
 
-    /// Start taking from another pageblock.
+    /// Opens another pageblock.
     fn open(&mut self, boot: &BootInfo) -> Option<()> {
         let next = match self.count {
             0 => PfnRange::new(LOW_END, Pfn(PAGEBLOCK_FRAMES)),
             1 => PfnRange::new(boot.image().end, Pfn(boot.image().end.0.next_multiple_of(PAGEBLOCK_FRAMES))),
             n => {
                 let in_use = [boot.image_blocks(), boot.loaded_image(), boot.initrd_frames()];
-                // The image's last block is one of the first two, wherever it lies.
+                // The image's last block is one of the first two, at any place of the image.
                 let mut start = Pfn(PAGEBLOCK_FRAMES);
                 if n > 2 {
                     start = self.limit;
@@ -98,7 +98,8 @@ impl BootFrames {
         self.limit = if boot.is_usable(next) { next.end } else { next.start };
         self.runs[self.count] = PfnRange::new(next.start, next.start);
         self.count += 1;
-        // Before the direct map exists the identity map serves; the blocks enter when it is made.
+        // Before the direct map exists the identity map is used; the blocks enter the direct map
+        // when it is made.
         if tables::direct_base() != 0 && self.count > 2 {
             X86.enter(next);
         }
@@ -106,12 +107,12 @@ impl BootFrames {
     }
 }
 
-/// Take 2^`order` frames, aligned to that; their content is anything.
+/// Takes 2^`order` frames, aligned to their size; their content is undefined.
 pub(crate) fn take(order: u32) -> Option<Pfn> {
     FRAMES.lock().take(boot::info(), order)
 }
 
-/// End start-up's taking but for [`RESERVE`] frames.
+/// Ends start-up's allocations except for [`RESERVE`] frames.
 pub(crate) fn seal() {
     let mut frames = FRAMES.lock();
     if frames.sealed {
@@ -128,7 +129,7 @@ pub(crate) fn seal() {
     frames.sealed = true;
 }
 
-/// Call `f` with each run that is taken, the reserve included.
+/// Calls `f` with each run that is taken, the reserve included.
 pub(crate) fn for_each_run(mut f: impl FnMut(PfnRange)) {
     let frames = FRAMES.lock();
     for (index, run) in frames.runs[..frames.count].iter().enumerate() {

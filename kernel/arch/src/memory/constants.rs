@@ -29,10 +29,10 @@ impl BootWord {
     pub(crate) fn set_unprotected(&self, value: u64) {
         self.0.store(value, Ordering::Release);
     }
-    /// Sets it after that, and before copies of the image are made.
+    /// Sets the value after that, and before copies of the image are made.
     ///
     /// # Errors
-    /// When there is no memory for the patching window.
+    /// If there is no memory for the patching window.
     #[cfg(target_os = "none")]
     pub(crate) fn set(&'static self, value: u64) -> Result<(), OutOfMemory> {
         use freehold_machine::{PAGE_SIZE, VirtAddr};
@@ -45,7 +45,7 @@ impl BootWord {
         patching::store(frame, address as usize % PAGE_SIZE, &value.to_le_bytes());
         Ok(())
     }
-    /// Sets it. A host protects nothing.
+    /// Sets the value. A host has no write protection.
     ///
     /// # Errors
     /// None on a host.

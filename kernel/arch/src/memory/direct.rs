@@ -6,8 +6,8 @@
 //! mapped in 4 KiB pages and stay for ever: the first (memory below 1 MiB is full of holes) and
 //! those that hold the image, whose own pages are left out, since text must have no writable alias.
 //!
-//! Under `xpfo=off` every block of memory is in the map for ever ([`enter_all`]), the image's own
-//! frames left out as always.
+//! Under `xpfo=off` every block of memory is in the map for ever ([`enter_all`]), except the
+//! image's own frames, as always.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,7 +25,7 @@ fn address_of(frame: Pfn) -> VirtAddr {
     VirtAddr(super::layout().direct_map + frame.start().0)
 }
 
-/// Whether the kernel reaches this frame's bytes through the direct map.
+/// Whether the direct map maps this frame.
 pub(crate) fn contains(frame: Pfn) -> bool {
     let address = address_of(frame);
     match tables::find_entry::<2>(address).map(|entry| entry.load(Ordering::Acquire)) {
@@ -35,19 +35,18 @@ pub(crate) fn contains(frame: Pfn) -> bool {
     }
 }
 
-/// Whether the kernel reaches any of these frames' bytes through the direct map. One look, where
-/// they lie in a pageblock that is of one side as a whole.
+/// Whether the direct map maps any of these frames. One check suffices if all are in a pageblock
+/// that is wholly in the map or wholly outside.
 pub(crate) fn touches(frames: PfnRange) -> bool {
     whole_block(frames).unwrap_or_else(|| frames.iter().any(contains))
 }
 
-/// Whether the kernel reaches all of these frames' bytes through the direct map. One look, as
-/// above.
+/// Whether the direct map maps all of these frames. One check, as above.
 pub(crate) fn holds(frames: PfnRange) -> bool {
     whole_block(frames).unwrap_or_else(|| frames.iter().all(contains))
 }
 
-/// Whether the frames are in the direct map; `None` where each has to be asked for.
+/// Whether the frames are in the direct map; `None` if each has to be checked.
 fn whole_block(frames: PfnRange) -> Option<bool> {
     if frames.end > frames.start.pageblock_start().offset(PAGEBLOCK_FRAMES) {
         return None;
@@ -59,10 +58,10 @@ fn whole_block(frames: PfnRange) -> Option<bool> {
     }
 }
 
-/// Make the tables for every GiB that has memory, and map the blocks that start-up uses.
+/// Makes the tables for every GiB that has memory, and maps the blocks that start-up uses.
 ///
 /// # Errors
-/// When start-up's memory does not suffice.
+/// If start-up's memory does not suffice.
 pub(crate) fn prepare(boot: &BootInfo, base: u64) -> Result<(), OutOfMemory> {
     let mut alloc = || boot_frames::take(0);
     let at = |frame: Pfn| VirtAddr(base + frame.start().0);
@@ -77,7 +76,7 @@ pub(crate) fn prepare(boot: &BootInfo, base: u64) -> Result<(), OutOfMemory> {
     let (image, image_blocks) = (boot.image(), boot.image_blocks());
     let blocks = (0..image_blocks.end.0).step_by(PAGEBLOCK_FRAMES as usize).map(Pfn);
     for block in blocks.filter(|&block| block == Pfn(0) || image_blocks.contains(block)) {
-        // The table itself keeps a block of nothing but the image from entering as a large page
+        // The table itself keeps a block that holds only the image from entering as a large page
         // later.
         tables::table_at(at(block), 1, &mut alloc)?;
         let frames = PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES));
@@ -92,8 +91,8 @@ pub(crate) fn prepare(boot: &BootInfo, base: u64) -> Result<(), OutOfMemory> {
             }
         }
     }
-    // The first two runs lie in the blocks above. Making a table may open another block: the others
-    // are looked at one by one until there is none more.
+    // The first two runs are in the blocks above. Making a table may open another block, so the
+    // others are visited one by one until there are no more.
     for run in (2..).map_while(boot_frames::run) {
         let block = run.start.pageblock_start();
         let table = tables::table_at(at(block), 2, &mut alloc)?;
@@ -109,7 +108,8 @@ struct Figures {
     /// Pages of 4 KiB, and of 2 MiB, in the map.
     small: AtomicU64,
     large: AtomicU64,
-    /// Pageblocks that entered, and that left; and CPUs that were interrupted for those.
+    /// Pageblocks that entered, and that left; and CPUs that were interrupted because pageblocks
+    /// left.
     entered: AtomicU64,
     left: AtomicU64,
     interrupted: AtomicU64,
@@ -150,7 +150,7 @@ pub fn figures() -> MapFigures {
     }
 }
 
-/// Map every block of start-up's memory that is not in the map, for `xpfo=off`.
+/// Maps every block of start-up's memory that is not in the map yet, for `xpfo=off`.
 pub(crate) fn enter_all() {
     let boot = boot::info();
     for usable in boot.usable_ranges() {
@@ -178,7 +178,7 @@ impl DirectMap for X86 {
             let entry =
                 tables::find_entry::<2>(address_of(block)).expect("every GiB of memory has its table");
             let value = tables::leaf(block, DATA | LARGE);
-            // A block that is in already, whole or in small pages, stays as it is.
+            // A block that is in the map already, whole or in small pages, stays as it is.
             if entry.compare_exchange(0, value, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 FIGURES.large.fetch_add(1, Ordering::Relaxed);
                 FIGURES.entered.fetch_add(1, Ordering::Relaxed);
@@ -195,7 +195,7 @@ impl DirectMap for X86 {
     }
 }
 
-/// Unmap `blocks`, whatever the policy; no CPU can reach them through the map when this returns.
+/// Unmaps `blocks`, whatever the policy. When this returns, no CPU can access them through the map.
 pub(super) fn take_out(blocks: PfnRange) {
     let mut block = blocks.start;
     while block < blocks.end {

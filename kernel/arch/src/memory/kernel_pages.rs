@@ -8,8 +8,8 @@ use super::{direct, tables};
 
 /// The owner of 2^order kernel-side frames, with their bytes through the direct map.
 ///
-/// The caller that makes one from frames gives them away: no other code uses these frames until
-/// [`KernelPages::into_frames`]. Dropping one without that loses the frames.
+/// The frames that it is made from belong to it: no other code uses them until
+/// [`KernelPages::into_frames`]. Dropping it without that call loses the frames.
 #[derive(Debug)]
 pub struct KernelPages {
     first: Pfn,
@@ -17,10 +17,10 @@ pub struct KernelPages {
 }
 
 impl KernelPages {
-    /// The bytes of 2^`order` frames from `first` on, which the caller owns.
+    /// Makes the owner of 2^`order` frames from `first` on, which belong to the caller.
     ///
     /// # Panics
-    /// When one of the frames is not in the direct map.
+    /// If one of the frames is not in the direct map.
     pub fn from_frames(first: Pfn, order: u32) -> Self {
         for index in 0..1u64 << order {
             let frame = first.offset(index);
@@ -31,7 +31,7 @@ impl KernelPages {
         }
         Self { first, order }
     }
-    /// The frames again.
+    /// Returns the frames.
     pub fn into_frames(self) -> (Pfn, u32) {
         (self.first, self.order)
     }
@@ -39,7 +39,7 @@ impl KernelPages {
     pub fn phys(&self) -> PhysAddr {
         self.first.start()
     }
-    /// Where the bytes are in the direct map.
+    /// Returns the address of the bytes in the direct map.
     pub fn as_ptr(&self) -> *mut u8 {
         tables::frame_ptr(self.first)
     }

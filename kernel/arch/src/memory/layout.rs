@@ -1,15 +1,16 @@
 //! Where the areas of the kernel half begin: drawn at boot, the same in every address space.
 //!
 //! Each area gets a top-level slot (512 GiB) of its own, drawn without repetition, and inside it a
-//! random start of 1 GiB granularity (windows: 256 MiB). The last slots stay with the image.
+//! random start of 1 GiB granularity (windows: 256 MiB). The last slots are the image's.
 
 /// Bytes under one top-level entry.
 pub(crate) const SLOT: u64 = 1 << 39;
 const GIB: u64 = 1 << 30;
-/// Bytes of the windows of all CPUs: those of 4 KiB, and from the middle on those of 2 MiB.
+/// Bytes of the windows of all CPUs: in the first half those of 4 KiB, in the second half those of
+/// 2 MiB.
 pub(crate) const WINDOWS_SPAN: u64 = 256 << 20;
-/// Addresses of the direct map above the end of the memory of start-up, for memory that is plugged
-/// in later.
+/// Addresses of the direct map above the end of start-up's memory, for memory that is plugged in
+/// later.
 pub(crate) const PLUGGABLE_SPAN: u64 = 1 << 40;
 /// Bytes of the frame table's area.
 pub(crate) const FRAME_TABLE_SPAN: u64 = 128 * GIB;
@@ -33,7 +34,7 @@ const fn slot_start(slot: u64) -> u64 {
     0xffff_0000_0000_0000 | slot << 39
 }
 
-/// Draw a layout for `direct_span` bytes of physical memory (at most 32 TiB), with bits from
+/// Draws a layout for `direct_span` bytes of physical memory (at most 32 TiB), with bits from
 /// `random`.
 pub(crate) fn choose(mut random: impl FnMut() -> u64, direct_span: u64) -> VirtualLayout {
     let direct_span = direct_span.next_multiple_of(GIB);
@@ -85,7 +86,7 @@ mod tests {
             assert!(areas[0].0 >= slot_start(256));
             for pair in areas.windows(2) {
                 assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{layout:x?}");
-                // Different top-level slots, so no table below the top is shared between areas.
+                // The areas are in different top-level slots, so they share no table below the top.
                 assert!((pair[0].0 + pair[0].1 - 1) >> 39 < pair[1].0 >> 39, "{layout:x?}");
             }
             assert!(areas[3].0 + areas[3].1 <= slot_start(510));

@@ -1,4 +1,4 @@
-//! The kernel half of every address space, and who gives it frames.
+//! The kernel half of every address space, and the source of its frames.
 //!
 //! Order of start-up: the loader's identity map → [`build`] (final tables: image W^X, direct map,
 //! windows) → [`frame_table`] → [`seal`] → the page allocator is set up → [`set_frame_provider`].
@@ -38,7 +38,7 @@ pub use windows::{
     totals as window_totals, use_frame_table,
 };
 
-/// There is no memory for this.
+/// There is not enough memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OutOfMemory;
 
@@ -50,9 +50,9 @@ impl fmt::Display for OutOfMemory {
 
 impl core::error::Error for OutOfMemory {}
 
-/// Where kernel frames come from once the page allocator works. Called with preemption and
-/// interrupts on and no lock held, so that it may change a pageblock's side, flush and reclaim; it
-/// must not block.
+/// The source of kernel frames once the page allocator works. Called with preemption and interrupts
+/// on and no lock held, so that it may move a pageblock into or out of the direct map, flush and
+/// reclaim. It must not block.
 pub trait FrameProvider: Sync {
     /// 2^`order` kernel-side frames (in the direct map), aligned to that, with any content.
     fn alloc(&self, order: u32) -> Option<Pfn>;
@@ -61,7 +61,7 @@ pub trait FrameProvider: Sync {
     /// A frame for a kernel stack, outside the direct map, with any content, from `node` if it has
     /// one, else from the nearest node that does.
     fn alloc_stack(&self, node: NodeId) -> Option<Pfn>;
-    /// Take back what one of the others gave.
+    /// Takes back frames that one of the other functions returned.
     fn free(&self, first: Pfn, order: u32);
 }
 
@@ -75,7 +75,7 @@ struct FrameTableBase {
     parts: [TablePart; 2],
     /// The page of records that holes share, all zero.
     zero_page: Pfn,
-    /// A table of nothing but that page.
+    /// A table whose entries all point to that page.
     zero_table: Option<Pfn>,
 }
 
@@ -88,7 +88,7 @@ struct TablePart {
 }
 
 impl TablePart {
-    /// Part number `index`, of records `T`.
+    /// Describes part number `index`, with records of type `T`.
     fn of<T>(index: u64) -> Self {
         let record = size_of::<T>();
         assert!(record >= 8 && PAGE_SIZE.is_multiple_of(record), "{record} bytes do not divide a page");
@@ -107,16 +107,16 @@ pub(crate) fn layout() -> &'static VirtualLayout {
     LAYOUT.get().expect("set before the first use of the direct map")
 }
 
-/// Whether the kernel reaches this frame's bytes through the direct map.
+/// Whether the direct map maps this frame.
 pub fn is_in_direct_map(frame: Pfn) -> bool {
     is_within_memory(frame) && direct::contains(frame)
 }
 
-/// One past the highest frame of memory, where the checks of hot paths find it.
+/// One past the highest frame of memory, at a place that the checks of hot paths can read cheaply.
 #[cfg_attr(target_os = "none", unsafe(link_section = ".data.rel.ro.boot"))]
 static MEMORY_END: BootWord = BootWord::new();
 
-/// Whether the frame is below the end of memory, so that its place in the direct map's area exists.
+/// Whether the frame is below the end of memory, so that it has a place in the direct map's area.
 #[inline]
 pub(crate) fn is_within_memory(frame: Pfn) -> bool {
     frame.0 < MEMORY_END.get()
@@ -125,7 +125,7 @@ pub(crate) fn is_within_memory(frame: Pfn) -> bool {
 /// Returns an entry of a table that the caller names.
 ///
 /// # Panics
-/// When it is not below the end of memory, or `index` not below 512.
+/// If the table is not below the end of memory, or `index` is not below 512.
 #[inline]
 fn checked_entry(table: Pfn, index: usize) -> &'static AtomicU64 {
     &checked_entries(table)[index]
@@ -134,7 +134,7 @@ fn checked_entry(table: Pfn, index: usize) -> &'static AtomicU64 {
 /// Returns the entries of a table that the caller names.
 ///
 /// # Panics
-/// When it is not below the end of memory.
+/// If the table is not below the end of memory.
 #[inline]
 fn checked_entries(table: Pfn) -> &'static [AtomicU64; TABLE_ENTRIES] {
     if !is_within_memory(table) {
@@ -148,10 +148,11 @@ fn no_table(table: Pfn) -> ! {
     panic!("{table:?} is no translation table")
 }
 
-/// Build the final tables of the kernel half in boot memory and leave the loader's for them.
+/// Builds the final tables of the kernel half in boot memory and loads them instead of the
+/// loader's.
 ///
 /// # Panics
-/// When memory does not suffice even for that.
+/// If memory does not suffice even for that.
 pub(crate) fn build(boot: &'static BootInfo, image: &boot::ImageMap) {
     let mut random = crate::entropy::early();
     let layout = layout::choose(&mut random, boot.memory_end().start().0 + layout::PLUGGABLE_SPAN);
@@ -176,11 +177,11 @@ pub(crate) fn build(boot: &'static BootInfo, image: &boot::ImageMap) {
     })();
     assert!(built.is_ok(), "too little memory for the kernel's page tables");
     let root = tables::root();
-    // While it can be written: it is read-only data of the final tables.
+    // Set while it can be written: it is read-only data of the final tables.
     tables::set_direct_base(layout.direct_map);
     // SAFETY: the loader's tables are loaded. The new root maps the image, this stack and all boot
-    // memory at the addresses in use, but for the identity map, instead of which `set_direct_base`
-    // has named the direct map; no frame is accessed in between.
+    // memory at the addresses in use, except for the identity map. `set_direct_base` has named the
+    // direct map in its place, and no frame is accessed in between.
     unsafe { boot::enter_final_place(root) };
     boot::move_loader_mappings();
 }
@@ -193,8 +194,8 @@ pub(crate) fn frame_table_end() -> Pfn {
 /// Maps the frame table. For each frame from 0 to the end of memory, memory that may be plugged in
 /// included, it has a record and a companion record, each in an array of its own. Start-up does not
 /// clear them: the page allocator writes a pageblock's records when it first hands the block out.
-/// The records of frames that are no memory, or not yet, are read-only copies of one zero page; a
-/// write to them is a fault that is reported.
+/// The records of frames without memory, or without memory yet, are read-only copies of one zero
+/// page. A write to them is a fault that is reported.
 ///
 /// # Errors
 /// When boot memory does not suffice.
@@ -215,15 +216,15 @@ pub fn frame_table<T: FromBytes + Sync, U: FromBytes + Sync>()
     let [first, second] = parts;
     // SAFETY: the part from `base` on was mapped for `count` records without a gap, aligned to a
     // page, holds bytes of some kind (any are a valid T), is never unmapped, and handed out once:
-    // only shared references exist. The records of a pageblock that comes or goes change to zeroes,
-    // when no code uses them.
+    // only shared references exist. The records of a pageblock that is added or removed become
+    // zeroes at a time when no code uses them.
     let records = unsafe { core::slice::from_raw_parts(first.base as *const T, count as usize) };
     // SAFETY: as above, for the other part.
     let others = unsafe { core::slice::from_raw_parts(second.base as *const U, count as usize) };
     Ok((records, others))
 }
 
-/// Map `count` records of a part of the frame table.
+/// Maps `count` records of a part of the frame table.
 fn map_part(
     part: TablePart,
     count: u64,
@@ -264,19 +265,19 @@ fn map_part(
     Ok(())
 }
 
-/// Whether nearly all of these frames are memory, and the others never will be: then one page of 2
-/// MiB holds the records of all. That is one entry to make instead of 512, and one to remember for
-/// the CPU.
+/// Whether nearly all of these frames are memory, and the others never will be. Then one page of 2
+/// MiB holds the records of all. That takes one table entry instead of 512, and one TLB entry.
 fn is_mostly_usable(frames: PfnRange) -> bool {
     let usable: u64 = boot::info().usable_ranges().map(|range| range.intersection(frames).len()).sum();
     usable >= frames.len() / 8 * 7 && !pluggable::is_possible_in(frames)
 }
 
-/// Zeroes for ever, for tables that grow with memory: in the direct map, or in 2 MiB pages of their
-/// own where they are long. Eight bytes cost one instruction. Before [`seal`].
+/// Returns an array of zeroes for ever, for tables that grow with memory. Short arrays are in the
+/// direct map, long ones in 2 MiB pages of their own. Eight bytes cost one instruction. Call it
+/// before [`seal`].
 ///
 /// # Errors
-/// When boot memory does not suffice.
+/// If boot memory does not suffice.
 pub fn boot_zeroes<T: FromZeros + Sync>(count: usize) -> Result<&'static [T], OutOfMemory> {
     const { assert!(align_of::<T>() <= PAGE_SIZE) };
     let block = PAGEBLOCK_FRAMES * PAGE_SIZE as u64;
@@ -299,7 +300,7 @@ pub fn boot_zeroes<T: FromZeros + Sync>(count: usize) -> Result<&'static [T], Ou
     Ok(unsafe { core::slice::from_raw_parts(start.0 as *const T, count) })
 }
 
-/// The table whose entries all lead to `page`, made at the first call.
+/// Returns the table whose entries all point to `page`, made at the first call.
 fn shared_table(table: &mut Option<Pfn>, page: Pfn) -> Result<Pfn, OutOfMemory> {
     if let Some(table) = *table {
         return Ok(table);
@@ -309,13 +310,14 @@ fn shared_table(table: &mut Option<Pfn>, page: Pfn) -> Result<Pfn, OutOfMemory> 
     Ok(*table.insert(fresh))
 }
 
-/// Takes 2^`order` boot frames without clearing them. Where the kernel checks itself, each begins
-/// with a value that no code can take for a record.
+/// Takes 2^`order` boot frames without clearing them. With the kernel's self-checks on, each begins
+/// with a value that is invalid as a record.
 fn untouched(order: u32) -> Result<Pfn, OutOfMemory> {
     let first = alloc_frames(order).ok_or(OutOfMemory)?;
     #[cfg(feature = "entry-checks")]
     for frame in PfnRange::new(first, first.offset(1 << order)).iter() {
-        // The value reads as a free frame with a holder: the audit finds code that believes it.
+        // The value reads as a free frame with a holder: the audit finds code that uses such a
+        // record.
         tables::entry(frame, 0).store(!0xf, Ordering::Relaxed);
     }
     Ok(first)
@@ -330,9 +332,9 @@ fn zeroed(order: u32) -> Result<Pfn, OutOfMemory> {
     Ok(first)
 }
 
-/// End start-up's own use of frames; returns what it took and what else is not the page
-/// allocator's: sorted, disjoint runs. Pageblocks that hold a part of one stay on the kernel's side
-/// for ever. The runs of the initial RAM disk among them come back with
+/// Ends start-up's own use of frames. Returns the runs that start-up took and other runs that do
+/// not belong to the page allocator: sorted and disjoint. Pageblocks that hold a part of a run stay
+/// in the direct map for ever. The runs of the initial RAM disk among them come back with
 /// [`crate::boot::release_initrd`].
 pub fn seal() -> &'static [PfnRange] {
     if RESERVED.get().is_none() {
@@ -373,16 +375,16 @@ impl Reserved {
 }
 
 /// From now on kernel frames come from the page allocator. This CPU's stacks of exceptions, whose
-/// frames are in the direct map, make way for others.
+/// frames are in the direct map, are replaced by others.
 ///
 /// # Panics
-/// When called twice, or where there is no memory for that.
+/// When called twice, or if there is no memory for that.
 pub fn set_frame_provider(provider: &'static dyn FrameProvider) {
     PROVIDER.set(provider);
     assert!(traps::renew_stacks().is_ok(), "too little memory for the first CPU's stacks");
 }
 
-/// 2^`order` kernel-side frames with any content. Takes no lock while the provider works.
+/// Returns 2^`order` kernel-side frames with any content. Takes no lock once the provider works.
 pub(crate) fn alloc_frames(order: u32) -> Option<Pfn> {
     match PROVIDER.get() {
         Some(provider) => provider.alloc(order),
@@ -390,7 +392,7 @@ pub(crate) fn alloc_frames(order: u32) -> Option<Pfn> {
     }
 }
 
-/// As [`alloc_frames`], from `node` if it has them. Frames of start-up are where they are.
+/// As [`alloc_frames`], from `node` if it has them. Frames of start-up may be on any node.
 pub(crate) fn alloc_frames_near(node: NodeId, order: u32) -> Option<Pfn> {
     match PROVIDER.get() {
         Some(provider) => provider.alloc_near(node, order),
@@ -398,13 +400,13 @@ pub(crate) fn alloc_frames_near(node: NodeId, order: u32) -> Option<Pfn> {
     }
 }
 
-/// A frame for a kernel stack, with any content, from `node` if it has one: mapped nowhere, once
-/// the provider works.
+/// Returns a frame for a kernel stack, with any content, from `node` if it has one. Once the
+/// provider works, the frame is mapped nowhere.
 pub(crate) fn alloc_stack_frame(node: NodeId) -> Option<Pfn> {
     PROVIDER.get().map_or_else(|| boot_frames::take(0), |provider| provider.alloc_stack(node))
 }
 
-/// Give frames back. Those of start-up are reserved for ever and only forgotten.
+/// Frees frames. Those of start-up are reserved for ever, so they are only forgotten.
 pub(crate) fn free_frames(first: Pfn, order: u32) {
     if let Some(provider) = PROVIDER.get()
         && !boot_frames::owns(first)
@@ -456,25 +458,26 @@ impl Tables for X86 {
     }
 }
 
-/// Entries that are looked at together: as many as a fault on a file fills in passing. Eight cost a
-/// large empty range half as much again.
+/// Number of entries that are checked together: as many as a fault on a file fills in passing. With
+/// eight, a large empty range would cost half as much again.
 const CHUNK: usize = 16;
 
-/// Show `f` the entries of `range` that are in use, upwards.
+/// Calls `f` with the entries of `range` that are in use, upwards.
 ///
-/// `f` is called in one place: it is the whole of what fork and exit do with a page, and in two it
-/// would be a call for each.
+/// `f` is called at only one place in this function, so that the compiler inlines it: `f` is all
+/// the work of fork and exit on a page, and with two places it would be a function call for each
+/// page.
 #[inline]
 fn each_used(table: Pfn, range: Range<usize>, mut f: impl FnMut(usize, &AtomicU64)) {
     let slots = &checked_entries(table)[..range.end];
     let mut start = range.start;
     while let Some(left) = slots.get(start..).filter(|left| !left.is_empty()) {
-        // A chunk whose first entry is in use need not be looked through.
+        // If the first entry of a chunk is in use, the chunk need not be searched.
         let is_empty = |chunk: &[AtomicU64; CHUNK]| {
             chunk[0].load(Ordering::Relaxed) == 0
                 && chunk[1..].iter().fold(0, |all, slot| all | slot.load(Ordering::Relaxed)) == 0
         };
-        // Most of a table is.
+        // Most chunks of a table are empty.
         if left.first_chunk().is_some_and(is_empty) {
             start += CHUNK;
             continue;
@@ -491,8 +494,8 @@ fn each_used(table: Pfn, range: Range<usize>, mut f: impl FnMut(usize, &AtomicU6
 
 impl X86 {
     /// The template of `node`'s roots: its upper half (entries 256 to 511) is copied into every new
-    /// root and never changes after start-up. Nodes differ in the image's slot, where they have
-    /// replicas of it.
+    /// root and never changes after start-up. If nodes have replicas of the image, their templates
+    /// differ in the image's slot.
     pub fn kernel_root(self, node: NodeId) -> Pfn {
         replica::root_of(node)
     }

@@ -1,10 +1,11 @@
-//! The patching window: the only place where text is ever mapped for stores, for the time of one.
+//! The patching window: the only place where text is ever mapped writable, each time for a single
+//! store.
 //!
-//! It is a page in the windows' area, and no CPU's. The observer of the machine is told where it is
-//! and which code stores there ([`crate::watch`]). The patching CPU holds the right to all copies
-//! of text ([`freehold_replica::Replicas::patch`]), so one CPU at a time uses the window. Other
-//! CPUs may cache its translation, though none of them uses it: the protocol lets them forget it
-//! after each phase.
+//! It is a page in the windows' area that belongs to no CPU. [`crate::watch`] tells the observer of
+//! the machine its address and which code stores there. The patching CPU holds the right to all
+//! copies of text ([`freehold_replica::Replicas::patch`]), so one CPU at a time uses the window.
+//! Other CPUs may cache its translation although none of them uses it, so the protocol flushes it
+//! there after each phase.
 
 use core::ops::Range;
 use core::sync::atomic::Ordering;
@@ -17,15 +18,15 @@ use crate::{X86, cpu, registers};
 
 const OPEN: u64 = PRESENT | WRITABLE | ACCESSED | DIRTY | NO_EXECUTE;
 
-/// Where it is: behind the windows of 4 KiB of all CPUs.
+/// Address of the window: after the windows of 4 KiB of all CPUs.
 pub(crate) fn window() -> VirtAddr {
     VirtAddr(layout().windows + super::layout::WINDOWS_SPAN / 4)
 }
 
-/// Makes its table, where there is none yet.
+/// Makes the window's table, if it does not exist yet.
 ///
 /// # Errors
-/// When there is no memory for it.
+/// If there is no memory for it.
 pub(crate) fn prepare() -> Result<(), OutOfMemory> {
     tables::table_at(window(), 1, &mut || super::alloc_frames(0)).map(|_| ())
 }
@@ -38,7 +39,7 @@ pub(crate) fn store(frame: Pfn, offset: usize, bytes: &[u8]) {
     entry.store(tables::leaf(frame, OPEN), Ordering::Release);
     let to = (window().0 + offset as u64) as *mut u8;
     // SAFETY: the window was just opened on the frame, whose copy of text the caller changes; this
-    // CPU forgot the window when it last closed. The caller's protocol covers CPUs that run the
+    // CPU flushed the window when it last closed. The caller's protocol covers CPUs that run the
     // bytes.
     unsafe { freehold_patch_text(to, bytes.as_ptr(), bytes.len()) };
     entry.store(0, Ordering::Release);
@@ -46,13 +47,13 @@ pub(crate) fn store(frame: Pfn, offset: usize, bytes: &[u8]) {
     drop(pinned);
 }
 
-/// Lets every CPU forget the window. INVLPG is a serialising instruction (Intel SDM volume 3A, 9.3;
-/// AMD APM volume 2, 7.6.4), and so is the IRET from the interrupt that asks for it.
+/// Flushes the window on every CPU. INVLPG is a serialising instruction (Intel SDM volume 3A, 9.3;
+/// AMD APM volume 2, 7.6.4), and so is the IRET from the interrupt that requests the flush.
 pub(super) fn synchronise() {
     X86.flush_on(cpu::online(), Flush::Range { start: window(), pages: 1 });
 }
 
-// The one piece of code that stores to text: an observer is told where it is.
+// This is the only code that stores to text; an observer is told its address.
 #[cfg(target_os = "none")]
 core::arch::global_asm!(
     ".section .text.freehold_patch_text, \"ax\"",

@@ -1,19 +1,19 @@
-//! Memory that is plugged in and unplugged while the machine runs: which of it is there, and the
+//! Memory that is plugged in and unplugged while the machine runs: which memory is present, and the
 //! memory of its frame records.
 //!
 //! Regions are [declared](declare) at start-up, before the frame table is made, and get their
-//! places in the direct map's and the frame table's areas: tables only. The records of a pageblock
-//! that is not there are one page of zeroes, shared and read-only, as those of holes are; [`plug`]
-//! puts memory of their own in its place (12 KiB for 2 MiB) and [`unplug`] takes it away again. So
-//! a machine pays for memory that it may get with 4 KiB a GiB, and for memory that it has with
-//! 1/170 of it.
+//! places in the direct map's and the frame table's areas: tables only. The records of an absent
+//! pageblock are one page of zeroes, shared and read-only, as those of holes are. [`plug`] replaces
+//! it with memory of their own (12 KiB for 2 MiB) and [`unplug`] removes that memory again. So a
+//! machine pays 4 KiB per GiB for memory that it may get, and 1/170 of the memory that it has.
 //!
-//! **Invariant.** A pageblock's bit is set exactly while its records have memory of their own;
-//! windows and the direct map take frames of such pageblocks only.
+//! **Invariant.** A pageblock's bit is set exactly while its records have memory of their own.
+//! Windows and the direct map accept only frames of such pageblocks.
 //!
-//! **Protocol.** The device gives a pageblock, [`plug`], the page allocator gets it; the other way
-//! round the page allocator has let go of it before [`unplug`]. [`PLUGGING`] is held while entries
-//! change, never while frames are allocated, freed, or translations forgotten.
+//! **Protocol.** The device gives a pageblock, then [`plug`] is called, then the page allocator
+//! gets the pageblock. In the other direction the page allocator has released it before [`unplug`].
+//! [`PLUGGING`] is held while entries change, never while frames are allocated or freed, or
+//! translations flushed.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -63,31 +63,31 @@ pub fn is_plugged(frame: Pfn) -> bool {
     })
 }
 
-/// Whether any of these frames may be plugged in one day.
+/// Whether any of these frames may be plugged in later.
 pub(super) fn is_possible_in(frames: PfnRange) -> bool {
     let regions = REGIONS.get().map_or(&[][..], Vec::as_slice);
     regions.iter().any(|region| !region.blocks.intersection(frames).is_empty())
 }
 
-/// One past the highest frame that may be there one day.
+/// One past the highest frame that may ever be present.
 pub(super) fn end() -> Pfn {
     let regions = REGIONS.get().map_or(&[][..], Vec::as_slice);
     regions.iter().map(|region| region.blocks.end).max().unwrap_or_default()
 }
 
-/// Whether memory can be plugged in there: whole pageblocks that the kernel has addresses for and
-/// that hold none of the memory of start-up.
+/// Whether memory can be plugged in there: the range must consist of whole pageblocks that the
+/// kernel has addresses for and that hold none of start-up's memory.
 pub fn is_possible(blocks: PfnRange) -> bool {
     let whole = blocks.start.is_aligned(PAGEBLOCK_ORDER) && blocks.end.is_aligned(PAGEBLOCK_ORDER);
     let within = blocks.end.0 <= (layout().direct_span / PAGE_SIZE as u64).min(FRAME_TABLE_PART / RECORD);
     whole && !blocks.is_empty() && within && !boot::info().is_partly_usable(blocks)
 }
 
-/// Declare where memory may be plugged in: disjoint runs, each [possible](is_possible). Before the
-/// frame table is made.
+/// Declares where memory may be plugged in: disjoint runs, each [possible](is_possible). Called
+/// before the frame table is made.
 ///
 /// # Errors
-/// When there is no memory for the tables.
+/// If there is no memory for the tables.
 ///
 /// # Panics
 /// When called twice, or for a run that is not possible.
@@ -108,7 +108,8 @@ pub fn declare(runs: &[PfnRange]) -> Result<(), OutOfMemory> {
     MEMORY_END.set(MEMORY_END.get().max(end().0))
 }
 
-/// The addresses of a pageblock's records in a part of the table: the first, and how many pages.
+/// The addresses of a pageblock's records in a part of the table: the first, and the number of
+/// pages.
 fn records_of(block: Pfn, part: TablePart) -> (VirtAddr, u64) {
     let address = VirtAddr(part.base + block.0 * part.record);
     (address, part.record * PAGEBLOCK_FRAMES / PAGE_SIZE as u64)
@@ -128,13 +129,13 @@ fn check(block: Pfn) -> &'static PluggableRegion {
     region_of(block).unwrap_or_else(|| panic!("{block:?} was not declared"))
 }
 
-/// Memory for the records of a pageblock in a part of the table, all zeroes; unused memory is given
-/// back.
+/// Memory for the records of a pageblock in a part of the table, all zeroes. Unused memory is
+/// freed.
 struct Fresh {
     records: VirtAddr,
     pages: u64,
     frames: Option<Pfn>,
-    /// Room for a table of its own, where the pageblock's neighbours all are without memory.
+    /// Memory for a table of its own, if all of the pageblock's neighbours are without memory.
     table: Option<Pfn>,
 }
 
@@ -166,7 +167,7 @@ impl Fresh {
         let value = self.slot().load(Ordering::Acquire);
         base.zero_table.is_some_and(|table| tables::frame_of(value) == table)
     }
-    /// Put it in the place of the zeroes; with [`PLUGGING`] held.
+    /// Installs the memory in place of the zeroes; with [`PLUGGING`] held.
     fn install(&mut self, base: &FrameTableBase) {
         if self.is_shared(base)
             && let Some(table) = self.table.take()
@@ -192,11 +193,11 @@ impl Drop for Fresh {
     }
 }
 
-/// The pageblock from `block` on is there now: give its records memory, all zeroes. `alloc` gives
-/// 2^order kernel-side frames.
+/// Gives the records of the pageblock from `block` on, which is present now, memory of zeroes.
+/// `alloc` returns 2^order kernel-side frames.
 ///
 /// # Errors
-/// When `alloc` gives none; nothing has changed then.
+/// If `alloc` returns none; nothing has changed then.
 ///
 /// # Panics
 /// For a pageblock that was not declared or is plugged in.
@@ -217,7 +218,8 @@ pub fn plug(block: Pfn, alloc: &mut dyn FnMut(u32) -> Option<Pfn>) -> Result<(),
     Ok(())
 }
 
-/// The unused pageblock from `block` on is about to go: takes its records' memory back.
+/// Takes back the memory of the records of the unused pageblock from `block` on, which is about to
+/// be unplugged.
 ///
 /// # Panics
 /// For a pageblock that is not plugged in.

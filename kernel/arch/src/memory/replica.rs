@@ -14,7 +14,8 @@ use freehold_replica::{KernelImage, PatchError, Port, Rest};
 use super::{direct, patching, tables, windows};
 use crate::{X86, boot};
 
-/// By node: the root whose kernel half the roots of its CPUs copy. 0: the kernel's own.
+/// By node: the root whose kernel half is copied to the roots of its CPUs. 0: the kernel's own
+/// root.
 static ROOTS: [AtomicU64; MAX_NODES] = [const { AtomicU64::new(0) }; MAX_NODES];
 
 /// Whether a node's root differs from the kernel's own.
@@ -23,7 +24,7 @@ static USED: AtomicBool = AtomicBool::new(false);
 /// By CPU: how often it was about to load a root with another node's image. The microscope reads
 /// it.
 static SHARED_LOADS: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
-/// By CPU: the value of the count when the CPU last forgot the text of such a root.
+/// By CPU: the value of the count when the CPU last flushed the text of such a root.
 static FORGOTTEN: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
 
 /// Whether nodes have roots of their own.
@@ -32,7 +33,7 @@ pub fn are_used() -> bool {
     USED.load(Ordering::Relaxed)
 }
 
-/// The running image. `topology` tells its node.
+/// Describes the running image. `topology` tells its node.
 pub fn image(topology: &Topology) -> KernelImage {
     let frames = boot::read_only_frames();
     let (text, _) = boot::read_only_parts();
@@ -46,7 +47,7 @@ pub fn image(topology: &Topology) -> KernelImage {
     }
 }
 
-/// The root whose kernel half the roots of `node`'s CPUs copy.
+/// Returns the root whose kernel half is copied to the roots of `node`'s CPUs.
 pub(super) fn root_of(node: NodeId) -> Pfn {
     match ROOTS[usize::from(node.0)].load(Ordering::Acquire) {
         0 => tables::root(),
@@ -54,35 +55,35 @@ pub(super) fn root_of(node: NodeId) -> Pfn {
     }
 }
 
-/// Loads the kernel's root of `cpu`'s node, on `cpu`, which has the kernel's own loaded, and
-/// forgets that root's text.
+/// Loads the kernel's root of `cpu`'s node on `cpu`, which is the running CPU and has the kernel's
+/// own root loaded, and flushes that root's text.
 pub fn load_own(cpu: CpuId) {
     let root = root_of(X86.node_of_cpu(cpu));
     if root != tables::root() {
         X86.load_root(root);
-        // Global entries outlive the root.
+        // Global entries survive a change of the root.
         X86.flush_local(Flush::All);
     }
 }
 
-/// `cpu`, which this is, is about to load a root with another node's image, for want of memory for
-/// one of its own.
+/// Notes that the running CPU `cpu` is about to load a root with another node's image, because
+/// there is no memory for its own.
 pub fn note_shared_load(cpu: CpuId) {
     SHARED_LOADS[usize::from(cpu.0)].fetch_add(1, Ordering::Relaxed);
 }
 
-/// How often a CPU loaded a root with another node's image.
+/// Returns how often a CPU loaded a root with another node's image.
 pub fn shared_load_count() -> u64 {
     SHARED_LOADS.iter().map(|count| count.load(Ordering::Relaxed)).sum()
 }
 
-/// Where the counts by CPU are.
+/// Returns the address of the counts by CPU.
 pub(crate) fn shared_loads() -> VirtAddr {
     VirtAddr(SHARED_LOADS.as_ptr() as u64)
 }
 
-/// Forgets the text of a shared root, if `cpu`, which this is, has loaded one since this was asked
-/// last and has its own loaded now: global entries outlive the root.
+/// Flushes the text of a shared root on the running CPU `cpu`, if it has loaded one since the last
+/// call and has its own loaded now: global entries survive a change of the root.
 pub fn forget_shared_text(cpu: CpuId) {
     let number = usize::from(cpu.0);
     let count = SHARED_LOADS[number].load(Ordering::Relaxed);
@@ -91,7 +92,7 @@ pub fn forget_shared_text(cpu: CpuId) {
     }
 }
 
-/// The image and the nodes' roots, as [`freehold_replica`] asks for them.
+/// The image and the nodes' roots, as [`freehold_replica`] needs them.
 #[derive(Clone, Copy, Debug)]
 pub struct ImagePort;
 

@@ -1,12 +1,13 @@
-//! Bytes of frames that follow each other: windows on the pages of a transfer, or the direct map.
+//! Bytes of consecutive frames: through windows on the pages of a transfer, or through the direct
+//! map.
 //!
-//! **Proof.** A window opens on a page of a block whose record says that transfers of devices pass
-//! through it. One look serves all pages of a block: only the record of its first frame names the
+//! **Proof.** A window opens on a page of a block whose record says that it is memory for devices'
+//! transfers. One check covers all pages of a block: only the record of its first frame names the
 //! owner.
 //!
-//! **Nesting.** While such a window is open, its CPU opens others on programs' frames as if it were
-//! not there, since no frame is a program's and a transfer's: one byte passes from one to the
-//! other. So these windows count in the preemption count's fourth byte. There is one at a time.
+//! **Nesting.** While such a window is open, its CPU can open others on programs' frames as usual,
+//! since no frame belongs to a program and to a transfer at once. A copy needs both windows. So
+//! windows on transfers count in the preemption count's fourth byte. There is one at a time.
 
 use core::ops::Range;
 use core::ptr::slice_from_raw_parts_mut;
@@ -20,8 +21,8 @@ use super::{direct, tables};
 use crate::tracepoints::trace_window;
 use crate::{X86, boot, cpu};
 
-/// The end of the block with this frame, if transfers pass through it and it is outside the direct
-/// map. Most blocks are of the largest size, and are found first.
+/// Returns the end of the block with this frame, if it is memory for transfers and outside the
+/// direct map. Most blocks have the largest size, so that size is tried first.
 fn end_of_transfers(frame: Pfn) -> Option<Pfn> {
     if windows::is_off() {
         return None;
@@ -37,12 +38,12 @@ fn end_of_transfers(frame: Pfn) -> Option<Pfn> {
 /// Opens a window on a page of a transfer.
 ///
 /// # Panics
-/// In an interrupt; where this CPU has such a window already, or no windows yet.
+/// In an interrupt; if this CPU has such a window already, or has no windows yet.
 #[inline(always)]
 fn reach<const BITS: u64>(frame: Pfn) -> Reached<TRANSFER> {
     cpu::count_up::<TRANSFER>();
     let windows = &cpu::this().windows;
-    // No interrupt, and this one alone.
+    // No interrupt is being served, and no other such window is open.
     if cpu::preemption_count() & (INTERRUPTS | u32::MAX << 25) != 0 {
         refuse();
     }
@@ -61,8 +62,8 @@ fn refuse() -> ! {
     panic!("two windows on pages of transfers");
 }
 
-/// Shows the bytes `range` to `f`, counted from the first byte of `first`, up to the first byte
-/// that is no transfer's. Returns where that is.
+/// Calls `f` with the bytes `range`, counted from the first byte of `first`, up to the first byte
+/// that is not memory for transfers. Returns the position of that byte.
 #[inline]
 fn each_page<const BITS: u64>(first: Pfn, range: Range<usize>, mut f: impl FnMut(usize, *mut [u8])) -> usize {
     let mut at = range.start;
@@ -101,8 +102,8 @@ pub(super) fn read_run(first: Pfn, range: Range<usize>, mut f: impl FnMut(usize,
     directly(first, range, at, |before, bytes| f(before, bytes));
 }
 
-/// Shows the bytes `range` from byte `at` on: all at once where the direct map holds them, else
-/// page by page.
+/// Calls `f` with the bytes `range` from byte `at` on: all at once if the direct map holds them,
+/// else page by page.
 fn directly(first: Pfn, range: Range<usize>, at: usize, mut f: impl FnMut(usize, &mut [u8])) {
     if at == range.end {
         return;
@@ -114,7 +115,7 @@ fn directly(first: Pfn, range: Range<usize>, at: usize, mut f: impl FnMut(usize,
         return page_by_page(X86, first, left, |more, bytes| f(before + more, bytes));
     }
     let start = tables::frame_ptr(first).wrapping_add(left.start);
-    // SAFETY: the direct map holds all of the frames side by side, and keeps them as long as they
-    // are the kernel's: the callers of the trait own the frames that they name.
+    // SAFETY: the direct map holds all of the frames side by side, as long as they are the
+    // kernel's: the callers of the trait own the frames that they name.
     f(before, unsafe { core::slice::from_raw_parts_mut(start, left.len()) });
 }

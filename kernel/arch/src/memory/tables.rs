@@ -2,7 +2,7 @@
 //!
 //! One root holds the kernel half; every other root copies its top-level entries, which never
 //! change after start-up. Below the top, tables are added with compare-exchange, without a lock,
-//! and stay. Manual: Intel SDM volume 3, 4.5.
+//! and are never removed. Manual: Intel SDM volume 3, 4.5.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,7 +16,8 @@ pub(crate) use freehold_machine::entry::{
 use super::OutOfMemory;
 use super::constants::BootWord;
 
-/// A leaf for kernel data: read and write. Accessed and dirty are set, so that no walk has to.
+/// A leaf for kernel data: read and write. Accessed and dirty are set, so that no page walk has to
+/// set them.
 pub(crate) const DATA: u64 = PRESENT | WRITABLE | ACCESSED | DIRTY | GLOBAL | NO_EXECUTE;
 /// A leaf for kernel data that is only read.
 pub(crate) const READ_ONLY: u64 = PRESENT | ACCESSED | GLOBAL | NO_EXECUTE;
@@ -33,8 +34,8 @@ static DIRECT_BASE: BootWord = BootWord::new();
 /// The frame of the kernel's root.
 static ROOT: AtomicU64 = AtomicU64::new(0);
 
-/// Sets the direct map's base. The loader's tables are loaded; no frame's bytes are used until the
-/// final tables are.
+/// Sets the direct map's base. The loader's tables are still loaded; no frame's bytes are used
+/// until the final tables are loaded.
 pub(crate) fn set_direct_base(base: u64) {
     DIRECT_BASE.set_unprotected(base);
 }
@@ -50,18 +51,18 @@ pub(crate) fn root() -> Pfn {
     Pfn(ROOT.load(Ordering::Relaxed))
 }
 
-/// Where the bytes of a kernel-owned frame are. Dereferencing needs the frame's pageblock in the
-/// direct map (or below 1 GiB under the identity map).
+/// Returns the address of a kernel-owned frame's bytes. Dereferencing it requires the frame's
+/// pageblock in the direct map (or below 1 GiB under the identity map).
 #[inline]
 pub(crate) fn frame_ptr(frame: Pfn) -> *mut u8 {
     (direct_base() + frame.start().0) as *mut u8
 }
 
-/// The entry `index` of the table in frame `table`, which the kernel made a table, or which is
-/// [within memory](super::is_within_memory).
+/// Returns the entry `index` of the table in frame `table`, which the kernel made a table, or which
+/// is [within memory](super::is_within_memory).
 ///
 /// # Panics
-/// When `index` is not below 512.
+/// If `index` is not below 512.
 #[inline]
 pub(crate) fn entry(table: Pfn, index: usize) -> &'static AtomicU64 {
     &entries(table)[index]
@@ -104,13 +105,14 @@ pub(crate) const fn index_at(address: VirtAddr, level: u32) -> usize {
     (address.0 >> (12 + 9 * (level - 1))) as usize & (TABLE_ENTRIES - 1)
 }
 
-/// Walk down to the table of `level` for `address`; missing tables come from `alloc`.
+/// Walks down to the table of `level` for `address`. Missing tables are made of frames from
+/// `alloc`.
 ///
 /// # Errors
-/// When `alloc` has none. Tables made so far stay, empty.
+/// If `alloc` has no frame. Tables made so far stay, empty.
 ///
 /// # Panics
-/// Where a large leaf is in the way.
+/// If a large leaf maps the address.
 pub(crate) fn table_at(
     address: VirtAddr,
     level: u32,
@@ -137,7 +139,7 @@ pub(crate) fn table_at(
     Ok(table)
 }
 
-/// The entry of `LEVEL` for `address`, where its table exists.
+/// Returns the entry of `LEVEL` for `address`, if its table exists.
 pub(crate) fn find_entry<const LEVEL: u32>(address: VirtAddr) -> Option<&'static AtomicU64> {
     let mut table = root();
     for above in (LEVEL + 1..=4).rev() {
@@ -160,13 +162,13 @@ pub(crate) fn frame_at(address: VirtAddr) -> Option<Pfn> {
     Some(frame_of(large).offset(index_at(address, 1) as u64))
 }
 
-/// Map one 4 KiB page of the kernel half.
+/// Maps one 4 KiB page of the kernel half.
 ///
 /// # Errors
-/// When a table is missing and `alloc` has none.
+/// If a table is missing and `alloc` has no frame.
 ///
 /// # Panics
-/// When something is mapped there.
+/// If something is mapped there.
 pub(crate) fn map_page(
     address: VirtAddr,
     value: u64,
@@ -175,13 +177,13 @@ pub(crate) fn map_page(
     map_leaf(address, 1, value, alloc)
 }
 
-/// Map what a leaf of `level` maps: 4 KiB (1) or 2 MiB (2) of the kernel half.
+/// Maps as much of the kernel half as a leaf of `level` covers: 4 KiB (1) or 2 MiB (2).
 ///
 /// # Errors
-/// When a table is missing and `alloc` has none.
+/// If a table is missing and `alloc` has no frame.
 ///
 /// # Panics
-/// When something is mapped there.
+/// If something is mapped there.
 pub(crate) fn map_leaf(
     address: VirtAddr,
     level: u32,

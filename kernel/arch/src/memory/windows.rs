@@ -1,22 +1,22 @@
 //! Windows: short-lived mappings of one frame, private to a CPU.
 //!
 //! Each CPU has [`SLOTS`] pages of its own, taken in laps: the protocol, with its model, is
-//! `mm/xpfo`'s [`Lap`]. So a window costs one entry store on each side and 1/64 of a local flush,
-//! and no other CPU ever caches one. A whole pageblock is zeroed in one window of 2 MiB, which the
-//! CPU forgets as it closes.
+//! `mm/xpfo`'s [`Lap`]. So a window costs one store of an entry when it opens, one when it closes,
+//! and 1/64 of a local flush. No other CPU ever caches a window. A whole pageblock is zeroed in one
+//! window of 2 MiB, which the CPU flushes as it closes.
 //!
-//! **Proof.** A window opens on a frame whose record says that a program owns it: one load.
-//! Everything else is checked slowly: the page allocator's blocks while they change hands, and
-//! start-up. Frames that the direct map holds are reached through it: they are the kernel's own.
-//! Pages of transfers have windows of their own kind ([`super::runs`]).
+//! **Proof.** A window opens on a frame whose record says that a program owns it: one load. All
+//! other cases are checked slowly: the page allocator's blocks while they change owners, and
+//! start-up. Frames in the direct map are the kernel's own and are accessed through it. Pages of
+//! transfers have windows of their own kind ([`super::runs`]).
 //!
-//! **Time.** A closed window may be cached until the CPU forgets it. [`Policy`] says how long:
-//! under `on` the CPU forgets at a deadline, before it idles, before a program runs after a kernel
-//! task had the CPU, and at once where the memory is another program's ([`close_as`]).
+//! **Time.** A closed window may be cached until the CPU flushes it. [`Policy`] says how long:
+//! under `on` the CPU flushes at a deadline, before it idles, and before a program runs after a
+//! kernel task. It flushes at once if the memory is another program's ([`close_as`]).
 //!
 //! **Context.** The holder keeps its CPU: an open window counts 1 in the third byte of the CPU's
-//! preemption count. An interrupt counts there too ([`enter_interrupt`]), so a window that is
-//! opened in one is seen and refused.
+//! preemption count. An interrupt counts there, too ([`enter_interrupt`]), so opening a window in
+//! an interrupt is noticed and refused.
 
 use core::arch::asm;
 use core::mem::offset_of;
@@ -39,11 +39,12 @@ use crate::{X86, boot, irq, registers, time, usercopy};
 /// Windows of one CPU.
 pub(crate) const SLOTS: usize = 64;
 pub(super) const WINDOW: u64 = READING | WRITABLE | DIRTY;
-/// A window for bytes that are only read.
+/// A window through which bytes can only be read.
 pub(super) const READING: u64 = PRESENT | ACCESSED | NO_EXECUTE;
 const BLOCK_BYTES: u64 = PAGEBLOCK_FRAMES * PAGE_SIZE as u64;
 
-/// An open window in a CPU's preemption count; the lower half counts other reasons to stay.
+/// An open window in a CPU's preemption count; the lower half counts other reasons to stay on the
+/// CPU.
 pub(crate) const OPEN: u32 = 1 << 16;
 /// An interrupt is being served, at most 3 at a time.
 const INTERRUPT: u32 = 1 << 22;
@@ -53,8 +54,8 @@ pub(super) const TRANSFER: u32 = 1 << 24;
 
 const NOT_LENT: u64 = u64::MAX;
 
-/// When the interrupt comes that forgets closed windows: a sixteenth of the time is left for its
-/// way.
+/// When the interrupt that flushes closed windows is due: a sixteenth of the time is left for its
+/// delivery.
 const INTERRUPT_AFTER_NS: u64 = DEADLINE_NS - DEADLINE_NS / 16;
 
 /// A CPU's windows. Only its own CPU uses it, pinned; others read the counts.
@@ -66,13 +67,13 @@ pub(crate) struct Windows {
     /// Address of the first slot.
     base: AtomicU64,
     pub(super) lap: Lap<SLOTS>,
-    /// How many windows there were when a kernel task got this CPU from a program's; [`NOT_LENT`]
-    /// while none has it.
+    /// Number of windows opened so far when a kernel task took this CPU from a program's task;
+    /// [`NOT_LENT`] while no kernel task has it.
     lent: AtomicU64,
-    /// Not 0: a window is forgotten as it closes.
+    /// If not 0, each window is flushed as it closes.
     forgets_at_close: AtomicU32,
-    /// Deadline by which closed windows must be forgotten, as [`time::now`] counts; `u64::MAX`
-    /// while nothing is cached.
+    /// Deadline by which closed windows must be flushed, as [`time::now`] counts; `u64::MAX` while
+    /// nothing is cached.
     pub(crate) deadline: AtomicU64,
 }
 
@@ -100,7 +101,7 @@ impl Windows {
             .filter(|&slot| self.entry(slot).load(Ordering::Relaxed) != 0)
             .fold(0, |mask, slot| mask | 1 << slot)
     }
-    /// Open the window of `slot`.
+    /// Opens the window of `slot`.
     pub(super) fn show<const UNIT: u32>(&self, slot: usize, frame: Pfn, bits: u64) -> Reached<UNIT> {
         let entry = self.entry(slot);
         entry.store(tables::leaf(frame, bits), Ordering::Release);
@@ -111,27 +112,27 @@ impl Windows {
     pub(super) fn exist(&self) -> bool {
         !self.entries.load(Ordering::Relaxed).is_null()
     }
-    /// Windows opened, and laps begun, so far.
+    /// Returns the numbers of windows opened, and of laps begun, so far.
     pub(crate) fn counts(&self) -> [u64; 2] {
         [self.lap.taken(), self.lap.laps()]
     }
 }
 
 static POLICY: Once<Policy> = Once::new();
-/// Windows that were refused in interrupts.
+/// Number of windows that were refused in interrupts.
 static REFUSED: AtomicU64 = AtomicU64::new(0);
-/// Whether it is [`Policy::Off`], where each access looks.
+/// Whether the policy is [`Policy::Off`]; each access reads this.
 static IS_OFF: AtomicBool = AtomicBool::new(false);
-/// Whether the policy is [`Policy::Strict`], as a word that [`close_as`] adds to the task's
+/// Whether the policy is [`Policy::Strict`], as a word that [`close_as`] combines with the task's
 /// request.
 static IS_STRICT: AtomicU32 = AtomicU32::new(0);
 
-/// The policy: `lap` until [`set_policy`], since nothing could be bounded before there is a clock.
+/// The policy: `lap` until [`set_policy`], since times cannot be limited before there is a clock.
 pub fn policy() -> Policy {
     POLICY.get().copied().unwrap_or(Policy::Lap)
 }
 
-/// Set the policy for ever: before the page allocator exists and before a second CPU runs.
+/// Sets the policy for ever: before the page allocator exists and before a second CPU runs.
 ///
 /// # Panics
 /// When called twice.
@@ -145,26 +146,26 @@ pub fn set_policy(policy: Policy) {
     close_as(Closing::ByPolicy);
 }
 
-/// From now on the task that has this CPU has its windows closed like this. The caller stays on
-/// this CPU.
+/// From now on the windows of the task on this CPU are closed in this way. The caller stays on this
+/// CPU.
 #[inline]
 pub fn close_as(closing: Closing) {
     let forgets = closing as u32 | IS_STRICT.load(Ordering::Relaxed);
     cpu::this().windows.forgets_at_close.store(forgets, Ordering::Relaxed);
 }
 
-/// The first frame record's address, and one past the last frame that has one: 0 until
+/// The first frame record's address, and one past the last frame that has a record: 0 until
 /// [`use_frame_table`].
 static RECORDS: AtomicU64 = AtomicU64::new(0);
 static RECORDS_END: AtomicU64 = AtomicU64::new(0);
 
-/// The frame table is in use: from now on it says which frames are programs'. A record is 8 bytes.
+/// From now on the frame table is in use: it tells which frames are programs'. A record is 8 bytes.
 pub fn use_frame_table() {
     RECORDS.store(layout().frame_table, Ordering::Relaxed);
     RECORDS_END.store(super::frame_table_end().0, Ordering::Release);
 }
 
-/// The record of the block that starts with this frame; 0 where there is none.
+/// Returns the record of the block that starts with this frame; 0 if there is none.
 #[inline(always)]
 pub(super) fn record(frame: Pfn) -> u64 {
     if is_past_records(frame) {
@@ -182,18 +183,18 @@ fn is_programs(frame: Pfn) -> bool {
     record(frame) & PROGRAM_OWNER_MASK == PROGRAM_OWNER
 }
 
-/// Whether the kernel owns the block that starts with this frame. The page allocator hands such
-/// blocks out from pageblocks that are in the direct map.
+/// Whether the kernel owns the block that starts with this frame. The page allocator takes such
+/// blocks from pageblocks that are in the direct map.
 fn is_kernels(frame: Pfn) -> bool {
     KERNEL_OWNERS >> (record(frame) & 15) & 1 != 0
 }
 
-// Comparisons with memory, in two instructions each: the compiler loads an atomic into a register
-// first.
+// Comparisons with memory, in two instructions each: the compiler would load an atomic into a
+// register first.
 
 #[inline(always)]
 fn is_past_records(frame: Pfn) -> bool {
-    // SAFETY: compares with a word that is always there.
+    // SAFETY: compares with a word that always exists.
     unsafe {
         asm!("cmp {}, qword ptr [rip + {}]", "jae {}", in(reg) frame.0, sym RECORDS_END, label { return true },
             options(nostack, readonly));
@@ -201,10 +202,10 @@ fn is_past_records(frame: Pfn) -> bool {
     false
 }
 
-/// Whether it is [`Policy::Off`].
+/// Whether the policy is [`Policy::Off`].
 #[inline(always)]
 pub(super) fn is_off() -> bool {
-    // SAFETY: compares a byte that is always there.
+    // SAFETY: compares with a byte that always exists.
     unsafe {
         asm!("cmp byte ptr [rip + {}], 0", "jne {}", sym IS_OFF, label { return true }, options(nostack, readonly));
     }
@@ -212,7 +213,7 @@ pub(super) fn is_off() -> bool {
 }
 
 /// Whether more than `N` windows are open on this CPU, or it serves an interrupt. Windows on pages
-/// of transfers are left out: no program's frame is in one.
+/// of transfers do not count: they show no program's frame.
 #[inline(always)]
 fn has_more_than<const N: u32>() -> bool {
     // SAFETY: GS points to this CPU's PerCpu.
@@ -223,7 +224,7 @@ fn has_more_than<const N: u32>() -> bool {
     false
 }
 
-/// Whether windows of this CPU are forgotten as they close.
+/// Whether windows of this CPU are flushed as they close.
 #[inline(always)]
 fn forgets_at_close() -> bool {
     const FIELD: usize = offset_of!(PerCpu, windows) + offset_of!(Windows, forgets_at_close);
@@ -243,7 +244,7 @@ fn large_base(cpu: usize) -> VirtAddr {
     VirtAddr(layout().windows + super::layout::WINDOWS_SPAN / 2 + cpu as u64 * BLOCK_BYTES)
 }
 
-/// Make the tables above the windows of all CPUs, at start-up.
+/// Makes the tables above the windows of all CPUs, at start-up.
 pub(crate) fn prepare(alloc: &mut dyn FnMut() -> Option<Pfn>) -> Result<(), OutOfMemory> {
     tables::table_at(cpu_base(0), 2, alloc).map(|_| ())
 }
@@ -263,19 +264,19 @@ pub(crate) fn attach(per_cpu: &PerCpu, cpu: usize) -> Result<(), OutOfMemory> {
     Ok(())
 }
 
-/// A frame's bytes within reach of this CPU, which is held; a window is given back when this is
-/// dropped.
+/// Access to a frame's bytes on this CPU, which the holder keeps; dropping it gives the window
+/// back.
 pub(super) struct Reached<const UNIT: u32 = OPEN> {
     pub(super) bytes: *mut [u8; PAGE_SIZE],
     /// The slot's entry; for a frame in the direct map an entry that is never used.
     entry: *const AtomicU64,
 }
 
-/// The entry of frames that need no window.
+/// The placeholder entry for frames that need no window.
 static NO_ENTRY: AtomicU64 = AtomicU64::new(0);
 
 impl Reached {
-    /// A frame that is in the direct map.
+    /// Access to a frame that is in the direct map.
     fn direct(frame: Pfn) -> Self {
         Self { bytes: tables::frame_ptr(frame).cast(), entry: &raw const NO_ENTRY }
     }
@@ -293,17 +294,17 @@ impl<const UNIT: u32> Drop for Reached<UNIT> {
     }
 }
 
-/// Bring a frame's bytes within reach, for what `BITS` ([`WINDOW`] or [`READING`]) allows. `NTH` is
-/// 1, or 2 where the caller has one window open, on another frame.
+/// Gives access to a frame's bytes; `BITS` ([`WINDOW`] or [`READING`]) says which. `NTH` is 1, or 2
+/// if the caller has one window open, on another frame.
 ///
-/// **Cost.** 35 instructions with the question for the policy before it and [`Reached`]'s drop: the
-/// policy 2, the context 4, the owner 7, the slot 12, the entry 5, giving back 4, and a no-op for
-/// the tracepoint. Counting costs none, a 64th of a lap's begin one more. The floor is 25: the rest
-/// without the checks of owner and context.
+/// **Cost.** 35 instructions, including the check of the policy before it and [`Reached`]'s drop:
+/// the policy 2, the context 4, the owner 7, the slot 12, the entry 5, giving back 4, and a no-op
+/// for the tracepoint. Counting costs none; 1/64 of the beginning of a lap costs one more. The
+/// lower limit is 25: the same without the checks of owner and context.
 ///
 /// # Panics
-/// When it is no memory, the kernel's image (but for reading text and read-only data), or in a
-/// window of this CPU already; in an interrupt.
+/// If the frame is not memory, belongs to the kernel's image (except for reading text and read-only
+/// data), or is in a window of this CPU already; in an interrupt.
 #[inline(always)]
 fn reach<const NTH: u32, const BITS: u64>(frame: Pfn) -> Reached {
     cpu::count_up::<OPEN>();
@@ -324,7 +325,7 @@ fn reach<const NTH: u32, const BITS: u64>(frame: Pfn) -> Reached {
 }
 
 /// Handles the cases that [`reach`] does not: another run of slots, a further window, a frame that
-/// is no program's, or no windows at all.
+/// belongs to no program, or a CPU without windows.
 #[cold]
 #[inline(never)]
 fn reach_slowly(frame: Pfn, bits: u64) -> Reached {
@@ -332,7 +333,7 @@ fn reach_slowly(frame: Pfn, bits: u64) -> Reached {
         return Reached::direct(frame);
     }
     let windows = &cpu::this().windows;
-    // This one counts already.
+    // The present window is counted already.
     let has_others = cpu::preemption_count() >= 2 * OPEN;
     let others = || if has_others { windows.open() } else { 0 };
     if is_programs(frame) && !has_more_than::<1>() && windows.exist() {
@@ -341,7 +342,7 @@ fn reach_slowly(frame: Pfn, bits: u64) -> Reached {
         return windows.show(slot, frame, bits);
     }
     let is_memory = boot::info().is_plain_memory(frame) || pluggable::is_plugged(frame);
-    // The image of one node, where this CPU has another's.
+    // The image of one node, if this CPU uses another node's.
     let is_image = bits == READING && boot::read_only_frames().contains(frame);
     assert!(is_memory || is_image, "{frame:?} is not memory that may be touched");
     if direct::contains(frame) {
@@ -367,17 +368,17 @@ pub(crate) fn may_open() -> bool {
     opens
 }
 
-/// Windows that were refused in interrupts so far.
+/// Returns the number of windows that were refused in interrupts so far.
 pub fn refused() -> u64 {
     REFUSED.load(Ordering::Relaxed)
 }
 
-/// Above this many windows, forgetting everything that is not global is cheaper: a lap's end, which
-/// a window pays a 64th of.
+/// Above this number of windows, flushing everything that is not global is cheaper: the end of a
+/// lap, of which each window pays a 64th.
 const MOST_SLOTS: u32 = 32;
 
-/// Have this CPU forget the windows of these slots, a bit each. The program's translations are left
-/// alone where there are few.
+/// Flushes the windows of these slots on this CPU, a bit for each slot. If there are few, the
+/// program's translations are left alone.
 fn forget_slots(windows: &Windows, slots: u64) {
     if slots.count_ones() > MOST_SLOTS {
         return X86.flush_local(Flush::NonGlobal);
@@ -395,7 +396,7 @@ fn each_of(mut slots: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The first slot of the next run. `open` has a bit for each slot that is in use.
+/// Returns the first slot of the next run. `open` has a bit for each slot that is in use.
 #[cold]
 #[inline(never)]
 pub(super) fn renew(windows: &Windows, open: u64) -> usize {
@@ -418,8 +419,8 @@ fn is_open(per_cpu: &PerCpu) -> bool {
     per_cpu.preemption.load(Ordering::Relaxed) >= OPEN
 }
 
-/// This CPU has just forgotten all non-global translations. Where windows were opened before, their
-/// deadline stays.
+/// Notes that this CPU has just flushed all non-global translations. If windows were opened before,
+/// their deadline stays.
 #[inline]
 pub(crate) fn forgotten() {
     let per_cpu = cpu::this();
@@ -428,8 +429,8 @@ pub(crate) fn forgotten() {
     }
 }
 
-/// Forgets the windows that were closed on this CPU, where the policy bounds their time. No window
-/// is open.
+/// Flushes the windows that were closed on this CPU, if the policy limits their time. No window is
+/// open.
 pub fn forget_closed() {
     if policy().bounds_time() {
         let _off = irq::disable();
@@ -451,7 +452,7 @@ pub fn lend() {
 }
 
 /// Notes that a program's task gets this CPU, with its address space loaded. Windows that kernel
-/// tasks opened meanwhile are forgotten, so that they are not cached while the program runs.
+/// tasks opened meanwhile are flushed, so that they are not cached while the program runs.
 /// Interrupts are off.
 pub fn take_back() {
     let windows = &cpu::this().windows;
@@ -461,7 +462,7 @@ pub fn take_back() {
     }
 }
 
-/// Returns the rules that the kernel half must keep.
+/// Returns the rules that hold for the kernel half.
 pub fn map_rules() -> Rules {
     let start = layout().windows;
     Rules {
@@ -473,15 +474,15 @@ pub fn map_rules() -> Rules {
     }
 }
 
-/// The deadline of this CPU's closed windows has come. Interrupts are off. When the next one is, if
-/// a window is open.
+/// Handles the deadline of this CPU's closed windows. Interrupts are off. Returns the next
+/// deadline, if a window is open.
 pub(crate) fn expire() -> u64 {
     let per_cpu = cpu::this();
     if !per_cpu.windows.lap.may_be_cached() {
         return u64::MAX;
     }
     forget_slots(&per_cpu.windows, per_cpu.windows.lap.maybe_cached());
-    // The interrupt itself counts: what lies below it may be an open window, which is forgotten
+    // The interrupt itself counts: the count below it may include an open window, which is flushed
     // later.
     if per_cpu.preemption.load(Ordering::Relaxed) & !INTERRUPTS < OPEN {
         per_cpu.windows.lap.forget();
@@ -490,7 +491,7 @@ pub(crate) fn expire() -> u64 {
     time::now() + INTERRUPT_AFTER_NS
 }
 
-/// Whether this CPU's closed windows are past their deadline and its interrupt has not come yet:
+/// Whether the deadline of this CPU's closed windows has passed and its interrupt has not come yet:
 /// interrupts are off, or a host delivers it late.
 pub(crate) fn is_overdue() -> bool {
     cpu::this().windows.deadline.load(Ordering::Relaxed) <= time::now()
@@ -502,7 +503,7 @@ pub(crate) fn enter_interrupt() {
     cpu::count_up::<INTERRUPT>();
 }
 
-/// The end of what [`enter_interrupt`] began.
+/// Ends the effect of [`enter_interrupt`].
 #[inline]
 pub(crate) fn leave_interrupt() {
     cpu::count_down::<INTERRUPT>();
@@ -514,8 +515,9 @@ pub fn totals() -> [u64; 2] {
     each.fold([0; 2], |[windows, laps], [more, others]| [windows + more, laps + others])
 }
 
-/// Zero a whole pageblock that is outside the direct map, in a window of 2 MiB. `false`, and
-/// nothing done, where it is not wholly memory that may be touched, or this CPU has no windows yet.
+/// Zeroes a whole pageblock that is outside the direct map, in a window of 2 MiB. Returns `false`,
+/// and does nothing, if a part of the block is not accessible memory, or this CPU has no windows
+/// yet.
 fn zero_block(block: PfnRange) -> bool {
     let is_memory = boot::info().is_plain_run(block) || pluggable::is_plugged(block.start);
     if is_memory && IS_OFF.load(Ordering::Relaxed) {
@@ -534,8 +536,8 @@ fn zero_block(block: PfnRange) -> bool {
     let Some(entry) = (unsafe { entry.as_ref() }) else { return false };
     entry.store(tables::leaf(block.start, WINDOW | LARGE), Ordering::Release);
     let address = large_base(pinned.cpu().0.into()).0;
-    // SAFETY: the CPU's large window was just opened on a block that the caller owns; it was
-    // forgotten when it last closed, and nothing here is interrupted by another user of it, since
+    // SAFETY: the CPU's large window was just opened on a block that the caller owns. It was
+    // flushed when it last closed. No other user of the window can interrupt this code, since
     // interrupts open no windows.
     unsafe { wiping::wipe_block(address as *mut u8) };
     entry.store(0, Ordering::Relaxed);

@@ -5,8 +5,8 @@ use core::ops::Range;
 #[cfg(target_os = "none")]
 use freehold_machine::{PAGE, PAGEBLOCK_FRAMES};
 
-// The one piece of code that stores to free frames: it wipes them, and an observer is told where it
-// is.
+// This is the only code that stores to free frames, which it wipes; an observer is told its
+// address.
 #[cfg(target_os = "none")]
 core::arch::global_asm!(
     ".section .text.freehold_wipe_block, \"ax\"",
@@ -47,7 +47,7 @@ pub(crate) fn wiping_code() -> Range<u64> {
 /// Zeroes 2 MiB from `start` on.
 ///
 /// # Safety
-/// They are there to be written, and the caller's.
+/// The bytes are writable and belong to the caller.
 pub(super) unsafe fn wipe_block(start: *mut u8) {
     // SAFETY: as above.
     unsafe { freehold_wipe_block(start) };

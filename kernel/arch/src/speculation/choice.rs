@@ -1,11 +1,11 @@
 //! A CPU's speculative-execution weaknesses and this kernel's mitigation of each: a pure function
 //! of CPUID and IA32_ARCH_CAPABILITIES.
 //!
-//! Weaknesses and words are those of Linux 6.1 (arch/x86/kernel/cpu/common.c, `cpu_set_bug_bits`,
-//! and bugs.c, `cpu_show_common`; Documentation/admin-guide/hw-vuln). The words describe this
-//! kernel: where Linux has a mitigation that is missing here, the text begins with "Vulnerable".
-//! Page tables are not isolated, absent entries are not inverted, stores may be bypassed, and
-//! indirect branches are plain ones.
+//! Weaknesses and texts are those of Linux 6.1 (arch/x86/kernel/cpu/common.c, `cpu_set_bug_bits`,
+//! and bugs.c, `cpu_show_common`; Documentation/admin-guide/hw-vuln). The texts describe this
+//! kernel: if Linux has a mitigation that is missing here, the text begins with "Vulnerable". Page
+//! tables are not isolated, absent entries are not inverted, stores may be bypassed, and indirect
+//! branches are plain ones.
 
 use core::fmt;
 
@@ -29,7 +29,7 @@ pub struct Tables {
     pub leaf21_eax: u32,
     /// ECX of leaf 0x80000021.
     pub leaf21_ecx: u32,
-    /// IA32_ARCH_CAPABILITIES; 0 where the CPU has none.
+    /// IA32_ARCH_CAPABILITIES; 0 if the CPU does not have it.
     pub capabilities: u64,
 }
 
@@ -40,7 +40,7 @@ const RTM: u32 = 1 << 11; // leaf 7 EBX
 const RDSEED: u32 = 1 << 18;
 const MD_CLEAR: u32 = 1 << 10; // leaf 7 EDX
 const SPEC_CTRL: u32 = 1 << 26;
-/// Leaf 7 EDX: there is IA32_ARCH_CAPABILITIES.
+/// Leaf 7 EDX: the CPU has IA32_ARCH_CAPABILITIES.
 pub(super) const ARCH_CAPABILITIES: u32 = 1 << 29;
 const AMD_IBPB: u32 = 1 << 12; // leaf 0x80000008 EBX
 const AMD_SSB_NO: u32 = 1 << 26;
@@ -64,7 +64,7 @@ const RFDS_NO: u64 = 1 << 27;
 const RFDS_CLEAR: u64 = 1 << 28;
 const ITS_NO: u64 = 1 << 62;
 
-/// A weakness, in the order of the files that tell of it.
+/// A weakness, in the order of the files that report it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the names are those of Linux' documentation")]
 #[repr(u8)]
@@ -112,7 +112,8 @@ pub const ALL: [(Weakness, &str); 17] = [
 ];
 
 impl Weakness {
-    /// Its name among the bugs of /proc/cpuinfo (arch/x86/include/asm/cpufeatures.h, X86_BUG_*).
+    /// The weakness' name among the bugs of /proc/cpuinfo (arch/x86/include/asm/cpufeatures.h,
+    /// X86_BUG_*).
     pub const fn bug(self) -> &'static str {
         match self {
             W::GatherDataSampling => "gds",
@@ -244,7 +245,7 @@ impl Tables {
         !(self.is_intel() && self.family() == 6 && listed(STRICKEN, self.model()).has(W::MmioStaleData))
     }
 
-    /// The weaknesses that the CPU has, before anything is done about them.
+    /// Returns the weaknesses of the CPU, before any mitigation.
     pub fn weaknesses(&self) -> Set {
         let intel_6 = self.is_intel() && self.family() == 6;
         let model = self.model();
@@ -293,7 +294,7 @@ impl Tables {
     }
 }
 
-/// Mitigations that the command line asks for (`mitigations=`).
+/// Mitigations that the command line requests (`mitigations=`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum WantedMitigations {
     /// Mitigations that the CPU needs.
@@ -319,7 +320,7 @@ pub enum IndirectBranches {
 pub struct Mitigations {
     /// Indirect branches of the kernel.
     pub indirect: IndirectBranches,
-    /// Whether predictions are forgotten (IBPB) when a CPU goes from one user's program to
+    /// Whether predictions are cleared (IBPB) when a CPU switches from one user's program to
     /// another's.
     pub barrier_between_users: bool,
     /// Whether buffers are cleared (VERW) on the way to user mode.
@@ -380,7 +381,7 @@ impl fmt::Display for Text<'_> {
             W::Retbleed if self.done.indirect == IndirectBranches::Enhanced => {
                 f.write_str("Mitigation: Enhanced IBRS")
             }
-            // Microcode deals with these two, and the host decides what a guest sees of it.
+            // Microcode mitigates these two, and the host decides what a guest sees of it.
             W::Srbds | W::GatherDataSampling if self.tables.is_guest() => {
                 f.write_str("Unknown: Dependent on hypervisor status")
             }
@@ -418,7 +419,7 @@ impl Text<'_> {
         if self.done.indirect == IndirectBranches::Plain { f.write_str("; STIBP: disabled") } else { Ok(()) }
     }
 
-    /// A weakness that VERW deals with, if the CPU has the `means` for it.
+    /// A weakness that VERW mitigates, if the CPU has the `means` for it.
     fn buffers(&self, f: &mut fmt::Formatter<'_>, means: bool) -> fmt::Result {
         f.write_str(match (self.done.clears_buffers, means) {
             (true, true) => "Mitigation: Clear CPU buffers",

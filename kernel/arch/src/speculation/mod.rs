@@ -4,8 +4,8 @@
 //! its registers. On hot paths:
 //!
 //! - **VERW** on the way to user mode (`entry.s`): an alternative ([`crate::alternatives`]), which
-//!   costs nothing where it is not needed.
-//! - **IBPB** when a CPU goes to another user's program: a flag, which the scheduler asks for
+//!   costs nothing if it is not needed.
+//! - **IBPB** when a CPU switches to another user's program: a flag, which the scheduler reads
 //!   ([`separates_users`]) at each switch.
 //! - **LFENCE** after SWAPGS in the trap entries, and after STAC in user copies that read
 //!   (`usercopy.s`): always. A branch around a fence could itself be predicted wrongly.
@@ -70,7 +70,7 @@ pub fn start(wanted: WantedMitigations) {
     init_this();
 }
 
-/// Whether VERW comes before each program; not before [`start`].
+/// Whether VERW is executed before each return to a program; not before [`start`].
 pub(crate) fn clears_buffers() -> bool {
     CHOSEN.get().is_some_and(|(_, done)| done.clears_buffers)
 }
@@ -91,17 +91,17 @@ pub(crate) fn init_this() {
     }
 }
 
-/// Whether [`forget_predictions`] is due when a CPU goes from one user's program to another's.
+/// Whether [`forget_predictions`] is due when a CPU switches from one user's program to another's.
 #[inline]
 pub fn separates_users() -> bool {
     SEPARATES_USERS.load(Ordering::Relaxed)
 }
 
-/// Forgets what earlier programs taught this CPU's predictors (IBPB), where the machine does that
+/// Clears the predictions that earlier programs left in this CPU (IBPB), if this machine does that
 /// at all.
 pub fn forget_predictions() {
     if separates_users() {
-        // SAFETY: CPUID offers the barrier, or the flag would not be set; it changes no memory.
+        // SAFETY: the flag is set only if CPUID offers the barrier; it changes no memory.
         unsafe { registers::wrmsr(MSR_PRED_CMD, PRED_CMD_IBPB) };
     }
 }

@@ -1,4 +1,4 @@
-//! The choice on made-up CPUs, and what Linux 6.1 says on the emulated one.
+//! The choice on made-up CPUs, and the texts of Linux 6.1 on the emulated CPU.
 
 use super::*;
 use alloc::string::{String, ToString};
@@ -210,7 +210,7 @@ fn with_mitigations_off_nothing_is_done_and_nothing_else_is_said() {
 
 #[test]
 fn a_mitigation_is_told_only_where_it_is_done() {
-    // All that a CPU may say, bit by bit and in pairs, on a few models.
+    // All bits that a CPU may report, each bit and in pairs, on a few models.
     let models = [(INTEL, 6, 0x3c), (INTEL, 6, 0x55), (INTEL, 6, 0x97), (AMD, 0x17, 1), (AMD, 0x19, 1)];
     for (vendor, family, model) in models {
         for (one, two) in (0..64).flat_map(|one| (0..64).map(move |two| (one, two))) {

@@ -1,19 +1,20 @@
-//! A lock whose readers store to no line in common.
+//! A lock whose readers share no cache line that they store to.
 //!
-//! **Protocol.** A writer makes the state be *written*, then waits until the reader counts of all
-//! CPUs are 0. A reader adds itself to the count of its CPU, then looks at the state: where it is
-//! *written*, it subtracts itself and reads nothing. All four steps are sequentially consistent, so
-//! either the reader sees the state, or the writer sees the reader and waits for it.
+//! **Protocol.** A writer sets the state to *written*, then waits until the reader counts of all
+//! CPUs are 0. A reader adds itself to the count of its CPU, then reads the state: if it is
+//! *written*, the reader subtracts itself and does not read the value. All four steps are
+//! sequentially consistent, so either the reader sees the state, or the writer sees the reader and
+//! waits for it.
 //!
-//! A writer that needs the value no longer, but no other writer beside it, makes the state be
-//! *kept* ([`PerCpuRwGuard::downgrade`]): readers come in, writers do not.
+//! A writer that needs no more access to the value, but must keep other writers out, sets the state
+//! to *kept* ([`PerCpuRwGuard::downgrade`]): readers are let in, writers are not.
 //!
 //! Writers wait without sleeping, so readers are short and do not sleep. The choice of a reader's
-//! count matters to cache lines only: a reader that moves to another CPU still subtracts itself
-//! where it has added itself.
+//! count matters only for cache lines: a reader that moves to another CPU still subtracts itself
+//! from the count that it was added to.
 //!
-//! Counts take room, and a writer looks at all of them. So there are none, and no reader, until a
-//! writer [lets them in](PerCpuRwGuard::let_read).
+//! Counts take memory, and a writer reads all of them. So there are no counts, and no readers,
+//! until a writer [lets readers in](PerCpuRwGuard::let_read).
 //!
 //! The model `per_cpu_rw_model.rs` in the kernel's `sync` explores the orders.
 //!
@@ -36,12 +37,12 @@ const KEPT: u8 = 2;
 pub struct PerCpuRwLock<T> {
     /// [`FREE`], [`WRITTEN`] (the writer may still wait for readers) or [`KEPT`].
     state: AtomicU8,
-    /// By CPU; none where no reader was let in yet.
+    /// By CPU; empty if no reader was let in yet.
     readers: spin::Once<Vec<Readers>>,
     value: UnsafeCell<T>,
 }
 
-/// How many readers a CPU has, on lines of its own.
+/// Number of readers of a CPU, on cache lines of its own.
 #[derive(Default)]
 #[repr(align(128))]
 struct Readers(AtomicUsize);
@@ -62,7 +63,7 @@ pub enum ReadAttempt<R> {
 }
 
 impl<T> PerCpuRwLock<T> {
-    /// A free lock around `value`, which lets no readers in.
+    /// Makes a free lock around `value`, which lets no readers in.
     pub const fn new(value: T) -> Self {
         Self { state: AtomicU8::new(FREE), readers: spin::Once::new(), value: UnsafeCell::new(value) }
     }
@@ -87,8 +88,8 @@ impl<T> PerCpuRwLock<T> {
         }
     }
 
-    /// Show `f` the value, on CPU `cpu`, if there is no writer. `f` is short and does not sleep;
-    /// the caller keeps its CPU.
+    /// Calls `f` with the value, on CPU `cpu`, if there is no writer. `f` is short and does not
+    /// sleep; the caller keeps its CPU.
     #[inline]
     pub fn read<R>(&self, cpu: usize, f: impl FnOnce(&T) -> R) -> ReadAttempt<R> {
         let Some(readers) = self.readers.get() else { return ReadAttempt::Closed };
@@ -96,10 +97,10 @@ impl<T> PerCpuRwLock<T> {
         if self.state.load(Ordering::SeqCst) == WRITTEN {
             return ReadAttempt::Written;
         }
-        // SAFETY: a writer makes a reference when it has seen each count at 0 after it had said
-        // that it writes, and has none when it says no longer so. This reader was counted before it
-        // found that there is no writer, and is until it is done with the reference, so no writer
-        // has one meanwhile.
+        // SAFETY: a writer sets the state, then waits until each count is 0, and only then makes a
+        // reference; it drops that before it resets the state. This reader was counted before it
+        // read that there is no writer, and stays counted until it is done with the reference. So
+        // no writer has a reference meanwhile.
         ReadAttempt::Done(f(unsafe { &*self.value.get() }))
     }
 
@@ -139,7 +140,7 @@ pub struct PerCpuRwGuard<'a, T> {
 }
 
 impl<'a, T> PerCpuRwGuard<'a, T> {
-    /// Let readers see the value, and no other writer.
+    /// Lets readers see the value, but no other writer.
     pub fn downgrade(self) -> PerCpuRwKept<'a, T> {
         let lock = self.lock;
         core::mem::forget(self);
@@ -147,7 +148,7 @@ impl<'a, T> PerCpuRwGuard<'a, T> {
         PerCpuRwKept { lock }
     }
 
-    /// Let readers in from now on, on `cpus` CPUs. Changes nothing where they are.
+    /// Lets readers in from now on, on `cpus` CPUs. Changes nothing if they are let in already.
     ///
     /// # Errors
     /// [`OutOfMemory`]: nothing changed.
@@ -166,7 +167,7 @@ impl<'a, T> PerCpuRwGuard<'a, T> {
 impl<T> Deref for PerCpuRwGuard<'_, T> {
     type Target = T;
     fn deref(&self) -> &T {
-        // SAFETY: the writer has the value alone until the guard is dropped: see `read`.
+        // SAFETY: only the writer has the value until the guard is dropped: see `read`.
         unsafe { &*self.lock.value.get() }
     }
 }

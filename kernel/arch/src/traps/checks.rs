@@ -7,16 +7,16 @@
 #[cfg(not(feature = "entry-checks"))]
 use super::Registers;
 
-/// Where the state is looked at.
+/// The place where the state is checked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CheckPoint {
     /// An exception or interrupt of kernel mode.
     KernelTrap,
-    /// Back from user mode.
+    /// After user mode.
     UserTrap,
     /// On a stack of its own.
     OwnStack,
-    /// Before another thread goes on.
+    /// Before a switch to another thread.
     Switch,
 }
 
@@ -52,19 +52,19 @@ mod with_checks {
     static CHECKED: AtomicU64 = AtomicU64::new(0);
     static EXPECTED_CR4: AtomicU64 = AtomicU64::new(0);
 
-    /// A test's handler of an NMI that no other code sent. It runs on the stack of NMIs.
+    /// A test's handler of an NMI that this crate did not send. It runs on the stack of NMIs.
     pub type NmiHook = fn(&Registers);
     static HOOK: Once<NmiHook> = Once::new();
 
-    /// How often the state was looked at, on all CPUs.
+    /// Number of checks of the state, on all CPUs.
     pub fn checked_entries() -> u64 {
         CHECKED.load(Ordering::Relaxed)
     }
 
-    /// Let `hook` see each NMI.
+    /// Calls `hook` for each NMI.
     ///
     /// # Panics
-    /// When there is one already.
+    /// If there is a hook already.
     pub fn set_nmi_hook(hook: NmiHook) {
         HOOK.set(hook);
     }
@@ -75,7 +75,7 @@ mod with_checks {
         }
     }
 
-    /// End the machine unless flags, GS base and control registers are as the kernel needs them.
+    /// Ends the machine unless flags, GS base and control registers are as the kernel needs them.
     /// Interrupts are off.
     pub(crate) fn entry_state(place: CheckPoint) {
         let flags = registers::read_flags();

@@ -28,15 +28,16 @@ const EFER_SYSCALL: u64 = 1;
 /// NMI, double fault, machine check and debug exceptions have a stack of their own, in this order
 /// (entries 1 to 4 of the IST).
 pub(crate) const OWN_STACKS: usize = 4;
-/// Pages of each; a guard page lies below.
+/// Pages of each; a guard page is below it.
 const OWN_STACK_PAGES: u64 = 2;
 
-/// Entries of a CPU's table: the segments, the task state's two, and up to the last, by which
-/// programs read the CPU's number.
+/// Entries of a CPU's table: the segments, two for the task state, and the entries up to the last,
+/// in which programs read the CPU's number.
 const ENTRIES: usize = CPU_NUMBER + 1;
 /// The segment whose limit is the CPU's number and its node (Linux: GDT_ENTRY_CPUNODE).
 const CPU_NUMBER: usize = CPU_SELECTOR as usize / 8;
-/// Its attributes: present, of privilege 3, data that is read and accessed, not in pages.
+/// Attributes of that segment: present, of privilege 3, data that is read and accessed, limit in
+/// bytes.
 const CPU_NUMBER_SEGMENT: u64 = 0x0040_f100_0000_0000;
 
 const SEGMENTS: [u64; 8] = [
@@ -79,7 +80,7 @@ struct Pointer {
 }
 
 impl Descriptors {
-    /// Where the task state's rsp0 is.
+    /// The address of the task state's rsp0.
     pub(crate) const RSP0: usize = offset_of!(Self, task) + offset_of!(TaskState, rsp);
 
     pub(crate) const fn new() -> Self {
@@ -96,7 +97,7 @@ impl Descriptors {
     }
 }
 
-/// Makes the stacks of the exceptions that have stacks of their own; where each begins.
+/// Makes the stacks of the exceptions that have stacks of their own. Returns where each begins.
 fn own_stacks(per_cpu: &'static PerCpu) -> Result<[u64; OWN_STACKS], OutOfMemory> {
     let mut stacks = [0; OWN_STACKS];
     for (stack, bottom) in stacks.iter_mut().zip(&per_cpu.own_stacks) {
@@ -112,11 +113,12 @@ fn own_stacks(per_cpu: &'static PerCpu) -> Result<[u64; OWN_STACKS], OutOfMemory
     Ok(stacks)
 }
 
-/// Gives this CPU other stacks for those exceptions; what they had is mapped no more. Start-up, on
-/// the first CPU: its frames came from start-up's own, which the direct map holds.
+/// Replaces this CPU's stacks for those exceptions; the frames of the old ones are mapped no more.
+/// Used at start-up, on the first CPU: its frames came from start-up's own, which the direct map
+/// holds.
 ///
 /// # Errors
-/// When there is no memory for them; the old ones stay in use then.
+/// If there is no memory for them; the old ones stay in use then.
 pub(crate) fn renew_stacks() -> Result<(), OutOfMemory> {
     let per_cpu = cpu::this();
     let before = per_cpu.own_stacks.each_ref().map(|bottom| bottom.load(Ordering::Relaxed));
@@ -186,7 +188,7 @@ pub(crate) fn init_cpu(per_cpu: &'static PerCpu) -> Result<(), OutOfMemory> {
     Ok(())
 }
 
-/// Has SYSCALL enter `entry.s`. Before user mode runs on this CPU.
+/// Lets SYSCALL enter `entry.s`. Before user mode runs on this CPU.
 fn set_up_syscall() {
     // SAFETY: every 64-bit CPU has EFER.
     let features = unsafe { registers::rdmsr(MSR_EFER) };
@@ -214,7 +216,7 @@ pub(crate) fn tell_place(per_cpu: &'static PerCpu) {
     // programs read it with one access.
     unsafe { entry.write_volatile(descriptor) };
     if registers::has_tsc_aux() {
-        // SAFETY: what RDTSCP and RDPID give programs; the CPU has the register.
+        // SAFETY: the value that RDTSCP and RDPID return to programs; the CPU has the register.
         unsafe { registers::wrmsr(MSR_TSC_AUX, place) };
     }
 }
@@ -250,7 +252,7 @@ mod symbols {
     pub fn syscall_entry_32() {}
 }
 
-/// Where the CPU goes on for `vector`.
+/// The address where the CPU continues for `vector`.
 pub(crate) fn entry_of(vector: u64) -> u64 {
     symbols::trap_vectors as *const () as u64 + 16 * vector
 }

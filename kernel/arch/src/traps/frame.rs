@@ -23,7 +23,7 @@ pub struct Registers {
     pub rdx: u64,
     pub rsi: u64,
     pub rdi: u64,
-    /// Why: the vector, or 0x100 for a system call.
+    /// The reason: the vector, or 0x100 for a system call.
     pub vector: u64,
     /// The exception's error code, or the system call's number.
     pub error: u64,

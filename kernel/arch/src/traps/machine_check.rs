@@ -1,9 +1,9 @@
 //! Machine checks: errors that the hardware finds in memory, caches and buses.
 //!
 //! Each CPU has banks of registers that say what happened. An error in kernel mode, or one that the
-//! CPU cannot contain, is the end: the certificate lists the banks. An error in user mode that
-//! leaves the CPU's state intact (a poisoned load or fetch) costs the program a SIGBUS and has no
-//! other effect. The frame stays where it is: a later use of it is another machine check.
+//! CPU cannot contain, is a panic: the report lists the banks. An error in user mode that leaves
+//! the CPU's state intact (a poisoned load or fetch) costs the program a SIGBUS and has no other
+//! effect. The frame stays where it is: a later use of it is another machine check.
 //!
 //! Nearest relative: Linux' `arch/x86/kernel/cpu/mce/`, without its rendezvous: a virtual machine's
 //! banks are a CPU's own. Runs on the vector's own stack, between any two instructions: takes no
@@ -30,7 +30,7 @@ const CONTEXT_CORRUPT: u64 = 1 << 57;
 const SIGNALED: u64 = 1 << 56;
 const ACTION_REQUIRED: u64 = 1 << 55;
 
-/// Banks beyond these are not looked at; no CPU has as many.
+/// Banks beyond these are ignored; no CPU has as many.
 const MAX_BANKS: u32 = 32;
 /// Registers per bank: control, status, address, miscellaneous.
 const STRIDE: u32 = 4;
@@ -38,11 +38,11 @@ const STRIDE: u32 = 4;
 /// Consequence of a machine check for the CPU that got it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum MachineCheckVerdict {
-    /// No error that was not corrected: go on.
+    /// No uncorrected error: continue.
     Continue,
-    /// The program in user mode ends; all else is intact. With the status of the bank.
+    /// The program in user mode ends; everything else is intact. With the status of the bank.
     EndProgram(u64),
-    /// Nothing can be trusted any more.
+    /// No state can be trusted any more.
     EndMachine,
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn init_cpu() {
     }
 }
 
-/// One bank that has something to say.
+/// One bank with a valid status.
 #[derive(Clone, Copy)]
 struct Bank {
     number: u32,
@@ -105,7 +105,7 @@ impl fmt::Display for Bank {
     }
 }
 
-/// All banks with a valid status.
+/// Returns all banks with a valid status.
 fn banks() -> impl Iterator<Item = Bank> {
     (0..bank_count(capabilities())).filter_map(|number| {
         // SAFETY: a bank that is there.
@@ -114,7 +114,7 @@ fn banks() -> impl Iterator<Item = Bank> {
     })
 }
 
-/// The banks as text, for the certificate.
+/// The banks as text, for the report of a panic.
 pub(crate) struct Banks {
     status: u64,
 }
@@ -160,7 +160,7 @@ pub(super) fn banks_as_text() -> Banks {
     Banks { status: global_status() }
 }
 
-/// Before any bank is looked at: without a valid instruction pointer nothing goes on.
+/// Before any bank is read: without a valid instruction pointer, no code can continue.
 fn start(global: u64) -> MachineCheckVerdict {
     if global & RESTART_VALID == 0 { MachineCheckVerdict::EndMachine } else { MachineCheckVerdict::Continue }
 }

@@ -1,9 +1,9 @@
 //! Exceptions and interrupts.
 //!
 //! Interrupts that arrive in kernel mode are handled on the current stack with interrupts off;
-//! those from user mode when [`crate::user`] sees them, on the thread's own stack. A page fault of
-//! a user copy is served by the registered [`Handlers`], with interrupts on, and may sleep; any
-//! other exception in kernel mode is the end: [`crate::panic`] says why.
+//! those from user mode are handled when [`crate::user`] sees them, on the thread's own stack. A
+//! page fault of a user copy is served by the registered [`Handlers`], with interrupts on, and may
+//! sleep; any other exception in kernel mode is a panic ([`crate::panic`]).
 
 use core::arch::global_asm;
 use core::mem::offset_of;
@@ -34,11 +34,11 @@ pub use frame::Registers;
 pub(crate) use frame::decode_page_fault;
 use machine_check::MachineCheckVerdict;
 
-/// The page fault of a user copy has no page to offer: the copy stops there.
+/// No page can be made present for a user copy's fault: the copy stops there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unresolved;
 
-/// A place in the kernel's text, by its distance from the image's beginning: no address is told.
+/// A place in the kernel's text, as an offset in the image: it reveals no address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ImageOffset(pub u64);
 
@@ -53,21 +53,21 @@ pub enum Interrupted {
 
 /// Functions of the kernel that the hardware's events call.
 pub trait Handlers: Sync {
-    /// A user copy of the kernel met `addr` without a page for `access`. Interrupts are on; may
-    /// sleep.
+    /// A user copy of the kernel accessed `addr`, which has no page for `access`. Interrupts are
+    /// on; may sleep.
     ///
     /// # Errors
-    /// When there is no page to offer.
+    /// If no page can be made present.
     fn kernel_page_fault(&self, addr: VirtAddr, access: Access) -> Result<(), Unresolved>;
-    /// This CPU's timer fired, `late` nanoseconds after it was to. Interrupts are off.
+    /// This CPU's timer fired, `late` nanoseconds after its deadline. Interrupts are off.
     fn timer(&self, late: u64, interrupted: Interrupted);
-    /// Another CPU asked this one to look at its run queue. Interrupts are off.
+    /// Another CPU asked this one to check its run queue. Interrupts are off.
     fn reschedule(&self);
-    /// An interrupt was served, and the kernel goes on where it was interrupted. Interrupts are
+    /// An interrupt was served, and the kernel continues where it was interrupted. Interrupts are
     /// off.
     fn goes_on(&self, place: ImageOffset);
-    /// An event that is on happens here. Any context but that of NMIs, double faults and machine
-    /// checks; interrupts may be off and locks held: it waits for nothing.
+    /// An enabled event happens here, in any context except NMIs, double faults and machine checks.
+    /// Interrupts may be off and locks held, so the handler waits for nothing.
     fn record_event(&self, event: usize, fields: &[u64]);
     /// The body of the current thread returned: leave it for good.
     fn thread_finished(&self) -> !;
@@ -105,14 +105,14 @@ global_asm!(
 pub(crate) const VECTOR_PAGE_FAULT: u64 = 14;
 const VECTOR_DEBUG: u64 = 1;
 /// The vector in the context of a program that is given up ([`give_program_up`]): that of double
-/// faults, which no program ever meets.
+/// faults, which programs never cause.
 const VECTOR_LOST: u64 = 8;
 const VECTOR_NMI: u64 = 2;
 const VECTOR_BREAKPOINT: u64 = 3;
 const VECTOR_MACHINE_CHECK: u64 = 18;
-/// The names of the stacks of their own, in the order of [`OWN_STACKS`].
+/// The names of the stacks of [`OWN_STACKS`], in their order.
 const OWN_STACK_NAMES: [&str; OWN_STACKS] = ["NMI", "double fault", "machine check", "debug"];
-/// How far below the stack pointer a push of the CPU or of a function's first lines lands.
+/// Largest distance, below the stack pointer, of a push by the CPU or by a function's first lines.
 const GUARD_REACH: u64 = 4096;
 const INTERRUPT_FLAG: u64 = 1 << 9;
 
@@ -131,7 +131,7 @@ extern "C" fn kernel_trap(frame: &mut Registers) {
     }
 }
 
-/// An INT3 in kernel mode stands where an instruction is being patched.
+/// Handles an INT3 in kernel mode, which stands where an instruction is being patched.
 fn breakpoint(frame: &mut Registers) {
     match static_keys::resume(frame.rip) {
         Some(resume) => frame.rip = resume,
@@ -139,7 +139,7 @@ fn breakpoint(frame: &mut Registers) {
     }
 }
 
-/// A fault in kernel mode is allowed to the instructions of user copies only.
+/// Handles a fault in kernel mode, which only the instructions of user copies may cause.
 fn page_fault(frame: &mut Registers) {
     let address = registers::read_cr2();
     let allowed = if address < crate::user::USER_END { usercopy::fixup(frame.rip) } else { None };
@@ -163,13 +163,13 @@ fn page_fault(frame: &mut Registers) {
     frame.rip = fixup.resume;
 }
 
-/// An external interrupt, from either mode. Interrupts are off.
+/// Handles an external interrupt, from either mode. Interrupts are off.
 pub(crate) fn interrupt(vector: u8, interrupted: Interrupted) {
     if vector == apic::SPURIOUS_VECTOR {
         return;
     }
-    // Before the handler: it may arm the timer anew, and nothing can arrive before interrupts are
-    // on.
+    // Before the handler, which may arm the timer anew. No interrupt can arrive before interrupts
+    // are on.
     apic::end_of_interrupt();
     windows::enter_interrupt();
     match vector {
@@ -187,11 +187,12 @@ pub(crate) fn interrupt(vector: u8, interrupted: Interrupted) {
 enum Return {
     /// The place that was interrupted.
     Back = 0,
-    /// The path from user mode to the kernel, as after any exception of the program.
+    /// The path from user mode to the kernel, as after any other exception of the program.
     Exception = 1,
 }
 
-/// NMI, double fault, machine check, debug exceptions: on their own stacks, from any state.
+/// Handles NMI, double fault, machine check and debug exceptions: on their own stacks, from any
+/// state.
 extern "C" fn own_stack_trap(frame: &mut Registers) -> Return {
     entry_state(CheckPoint::OwnStack);
     match frame.vector {
@@ -217,8 +218,7 @@ fn machine_check(frame: &mut Registers) -> Return {
     }
 }
 
-/// The exception was the program's: it goes on as if it had come without a stack of its own. The
-/// CPU was in user mode.
+/// Handles an exception of the program as if it had no stack of its own. The CPU was in user mode.
 fn hand_to_program(frame: &Registers) -> Return {
     let context = cpu::this().context_end.load(Ordering::Relaxed) as *mut Registers;
     // SAFETY: the CPU was in user mode, so the registers that end there are those of the running
@@ -227,10 +227,10 @@ fn hand_to_program(frame: &Registers) -> Return {
     Return::Exception
 }
 
-/// A single step or a watchpoint of the program. In kernel mode no watchpoint is armed but on the
-/// way in and out, where nothing of a program's memory is touched: one can only have been held
-/// back, by MOV SS or POP SS in the program, until its SYSCALL or INT had led here. It is
-/// forgotten.
+/// Handles a single step or a watchpoint of the program. In kernel mode, watchpoints are armed only
+/// on the way in and out, where the kernel does not touch the program's memory. So a watchpoint
+/// there was delayed by MOV SS or POP SS in the program, until its SYSCALL or INT had led here. It
+/// is ignored.
 fn debug(frame: &Registers) -> Return {
     if frame.cs & 3 != 0 {
         return hand_to_program(frame);
@@ -245,14 +245,15 @@ fn debug(frame: &Registers) -> Return {
     Return::Back
 }
 
-/// A second debug exception came before the first instruction for a program's one, and lies on the
-/// stack where that was: where the program was is not known any more, so it ends. QEMU's emulator
-/// does this where a program steps over an access to a watched address (a pending hit in
-/// `cpu_check_watchpoint`, which the exception of the step does not take along); no CPU does.
+/// Handles a second debug exception that came before the first instruction of the handler of a
+/// program's debug exception. It has overwritten the first one's frame, so the program's position
+/// is lost and the program ends. QEMU's emulator does this if a program steps over an access to a
+/// watched address (a pending hit in `cpu_check_watchpoint`, which the exception of the step does
+/// not include); no CPU does.
 fn give_program_up(frame: &Registers) -> Return {
     let context = cpu::this().context_end.load(Ordering::Relaxed) as *mut Registers;
-    // SAFETY: as in `hand_to_program`: the CPU had been in user mode, where the context's registers
-    // are those that it went there with.
+    // SAFETY: as in `hand_to_program`: the CPU had been in user mode, and the context's registers
+    // are those with which the program was entered.
     let before = unsafe { context.wrapping_sub(1).read() };
     let Registers { rip, cs, rflags, rsp, ss, .. } = before;
     hand_to_program(&Registers { rip, cs, rflags, rsp, ss, vector: VECTOR_LOST, ..*frame })
@@ -260,7 +261,7 @@ fn give_program_up(frame: &Registers) -> Return {
 
 fn double_fault(frame: &Registers) -> ! {
     let address = registers::read_cr2();
-    // A push that failed below the stack pointer was meant for the guard page.
+    // The push that failed below the stack pointer was to the guard page.
     if frame.rsp.wrapping_sub(address) > GUARD_REACH {
         panic::exception(frame, address)
     }

@@ -13,7 +13,7 @@ use crate::alternatives::Feature;
 use crate::registers::cpuid;
 
 pub(super) const LEGACY_BYTES: usize = 512;
-/// Where those of its bytes begin that are software's (Intel SDM volume 1, 10.5.1).
+/// Where the area's bytes for software begin (Intel SDM volume 1, 10.5.1).
 pub(super) const SOFTWARE_BYTES: usize = 464;
 pub(super) const HEADER_BYTES: usize = 64;
 pub(super) const X87: u64 = 1;
@@ -21,14 +21,14 @@ pub(super) const SSE: u64 = 1 << 1;
 pub(super) const AVX: u64 = 1 << 2;
 pub(super) const DEFAULT_CONTROL: u16 = 0x37f;
 pub(super) const DEFAULT_MXCSR: u32 = 0x1f80;
-/// x87, SSE, AVX, AVX-512: what programs get where the CPU has it.
+/// x87, SSE, AVX, AVX-512: the components that programs get if the CPU has them.
 pub(super) const FEATURES: u64 = 0b1110_0111;
 
 /// A floating-point state that the CPU would refuse.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BadFpuState;
 
-/// A floating-point state that [`load_fpu`](super::UserContext::load_fpu) was given.
+/// A floating-point state that was given to [`load_fpu`](super::UserContext::load_fpu).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FpuImage {
     /// Bytes from the start of the area. 512 (FXSAVE's part alone) or at least 576.
@@ -40,7 +40,7 @@ pub struct FpuImage {
 impl FpuImage {
     /// The state that FXSAVE saves: x87 and SSE.
     pub const LEGACY: Self = Self { bytes: LEGACY_BYTES, components: X87 | SSE };
-    /// None could be read: always refused.
+    /// No component could be read: always refused.
     pub const UNREADABLE: Self = Self { bytes: 0, components: 0 };
 }
 
@@ -49,7 +49,8 @@ pub(super) const fn valid_features(features: u64) -> u64 {
     if features & 0b1110_0100 == 0b1110_0100 { features } else { features & 0b111 }
 }
 
-/// The MXCSR bits that this CPU has, from a saved area; before the first save, those that all have.
+/// The MXCSR bits that this CPU has, from a saved area; before the first save, those that all CPUs
+/// have.
 pub(super) fn mxcsr_mask(area: &[u8]) -> u32 {
     let mask = u32::from_le_bytes([area[28], area[29], area[30], area[31]]);
     if mask == 0 { 0xffbf } else { mask }
@@ -60,8 +61,8 @@ pub(super) fn components(header: &[u8]) -> u64 {
     header.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// Where the components behind the header are in an area, by number: first byte and bytes, 0 and 0
-/// for those that the CPU does not have.
+/// By number: first byte and length, in an area, of the components after the header; 0 and 0 for
+/// those that the CPU does not have.
 static PLACES: [[AtomicU32; 2]; COMPONENTS] = [const { [const { AtomicU32::new(0) }; 2] }; COMPONENTS];
 const COMPONENTS: usize = 8;
 
@@ -74,9 +75,9 @@ pub(super) fn find_components() {
     }
 }
 
-/// Gives components that are `absent`, in their first state by the area's header, the bytes of that
-/// state: the CPU may have left what was there before. `place` tells where those behind the header
-/// are. MXCSR is always saved.
+/// Fills in components that are `absent`: the area's header says that they are in their initial
+/// state, but their bytes may be older. `place` tells where the components after the header are.
+/// MXCSR is always saved.
 fn fill_absent(area: &mut [u8], absent: u64, place: impl Fn(usize) -> Range<usize>) {
     if absent & X87 != 0 {
         area[..2].copy_from_slice(&DEFAULT_CONTROL.to_le_bytes());
@@ -103,8 +104,9 @@ fn settle_absent(area: &mut [u8], absent: u64) {
     });
 }
 
-/// Saves the CPU's floating-point state. With [`Feature::SavesChanges`] what is in its first state
-/// is left out ([`fill_absent`]), and what is as it was when XRSTOR read it from `area`.
+/// Saves the CPU's floating-point state. With [`Feature::SavesChanges`] two kinds of components are
+/// skipped: those in their initial state ([`fill_absent`]), and those unchanged since XRSTOR read
+/// them from `area`.
 ///
 /// # Safety
 /// The area is as long as CPUID says and aligned, and was not written to since XRSTOR read it.
@@ -137,8 +139,8 @@ pub(super) unsafe fn save(_area: *mut u8, _features: u32) {
     unreachable!("programs run on the machine only")
 }
 
-/// Whether the CPU would take the state: no unknown MXCSR bit, component, or header bit (Intel SDM
-/// volume 1, 13.8.1).
+/// Whether the CPU would accept the state: no unknown MXCSR bit, component, or header bit (Intel
+/// SDM volume 1, 13.8.1).
 pub(super) fn check_fpu(bytes: &[u8], wanted: u64, features: u64, mask: u32) -> Result<(), BadFpuState> {
     let word = |at: usize| bytes.get(at..at + 4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
     let mxcsr = word(24).ok_or(BadFpuState)?;
@@ -146,7 +148,7 @@ pub(super) fn check_fpu(bytes: &[u8], wanted: u64, features: u64, mask: u32) -> 
         return Err(BadFpuState);
     }
     if let Some(header) = bytes.get(LEGACY_BYTES..LEGACY_BYTES + HEADER_BYTES) {
-        // Bytes 8 to 23 say that the form is compacted; those behind them are ignored.
+        // Bytes 8 to 23 say whether the form is compacted; the bytes after them are ignored.
         let form = components(&header[8..]) | components(&header[16..]);
         if components(header) & !features != 0 || form != 0 {
             return Err(BadFpuState);
@@ -155,7 +157,7 @@ pub(super) fn check_fpu(bytes: &[u8], wanted: u64, features: u64, mask: u32) -> 
     Ok(())
 }
 
-/// Whether [`load_fpu`](super::UserContext::load_fpu) takes `area`, which is as long as
+/// Whether [`load_fpu`](super::UserContext::load_fpu) accepts `area`, which is as long as
 /// [`xsave_size`](super::xsave_size) says and has the CPU's own MXCSR_MASK.
 pub fn is_acceptable_fpu(area: &[u8]) -> bool {
     let features = xfeatures();
@@ -169,7 +171,7 @@ impl UserContext {
         self.settle();
         self.fpu_bytes()
     }
-    /// The same with `note`, and zeroes behind it, in the bytes that are software's: 464 to 511,
+    /// Returns the same with `note`, and zeroes after it, in the bytes for software: 464 to 511,
     /// which the CPU neither loads nor saves (Intel SDM volume 1, 10.5.1 and 13.4.1). At most 48
     /// bytes.
     ///
@@ -185,7 +187,7 @@ impl UserContext {
     }
     /// Clears the summary of x87 errors, for a state that has no unmasked error: bits ES and B of
     /// the status word, which CPUs derive from flags and masks (Intel SDM volume 1, 8.1.3.3).
-    /// QEMU's TCG takes them as a program loads them, and would raise #MF for ever.
+    /// QEMU's TCG keeps the bits that a program loads, and would raise #MF for ever.
     pub fn clear_x87_summary(&mut self) {
         self.settle();
         let status = &mut self.fpu_bytes_mut()[2..4];
@@ -201,10 +203,10 @@ impl UserContext {
         // SAFETY: as above; any byte is valid in a line.
         unsafe { core::slice::from_raw_parts_mut(self.fpu.as_mut_ptr().cast(), bytes) }
     }
-    /// Replace the floating-point state by what `give` puts there. It may sleep.
+    /// Replaces the floating-point state by the bytes that `give` writes. It may sleep.
     ///
     /// # Errors
-    /// When it is shorter than 512 bytes, or the CPU would refuse it; the state is then a new
+    /// If the state is shorter than 512 bytes, or the CPU would refuse it; the state is then a new
     /// program's.
     pub fn load_fpu(&mut self, give: impl FnOnce(&mut [u8]) -> FpuImage) -> Result<(), BadFpuState> {
         self.settle();
@@ -241,9 +243,8 @@ impl UserContext {
         area[0..2].copy_from_slice(&DEFAULT_CONTROL.to_le_bytes());
         area[24..28].copy_from_slice(&DEFAULT_MXCSR.to_le_bytes());
     }
-    /// Makes the bytes of components that are in their first state those of a new program: the
-    /// state was reset and no CPU has saved it since, or the CPU left them out. The caller does
-    /// this before it reads them.
+    /// Fills in the bytes of components that are in their initial state: the state was reset and no
+    /// CPU has saved it since, or the CPU left them out. The caller does this before it reads them.
     fn settle(&mut self) {
         self.save_if_live();
         let area = self.fpu_bytes_mut();

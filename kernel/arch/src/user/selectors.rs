@@ -1,4 +1,4 @@
-//! The selectors of a program's data segments, as a tracer sees and changes them.
+//! The selectors of a program's data segments, for a tracer to read and change.
 
 use core::sync::atomic::Ordering;
 
@@ -15,7 +15,7 @@ impl UserContext {
     /// stay.
     ///
     /// # Panics
-    /// For another selector: it might be one that the CPU refuses.
+    /// For any other selector, which the CPU might refuse.
     pub fn set_data_selectors(&mut self, selectors: [u16; 4]) {
         assert!(
             selectors.iter().all(|&one| one == 0 || u64::from(one) == USER_DATA),

@@ -6,14 +6,14 @@
 //! new node needs memory. A search, an insertion and a removal take a number of steps logarithmic
 //! in the number of entries, and recurse as deep as the tree is high: 13 for 2^32 entries.
 //!
-//! **An insertion that fails changes no entry.** On its way down it splits each full node that it
-//! meets, so that the one below has a place for the entry that comes up. Each split has its memory
-//! before it changes anything and leaves a valid tree. A removal never allocates: it moves entries
-//! between neighbours, or joins two small ones where both have room for the other's.
+//! **An insertion that fails changes no entry.** On its way down it splits each full node, so that
+//! a node has a place for the entry that moves up when its child is split. Each split allocates its
+//! memory before it changes anything, and leaves a valid tree. A removal never allocates: it moves
+//! entries between neighbours, or joins two small ones where both have room for the other's.
 //!
 //! **Keys that ascend**, as numbers of descriptors, processes and timers do, would leave all nodes
-//! half full. So a node that splits for a key behind all of its own keeps as many entries as it
-//! may.
+//! half full. So if a node splits for a key that is greater than all of its own, it keeps as many
+//! entries as it can.
 
 use alloc::vec::Vec;
 use core::borrow::Borrow;
@@ -28,9 +28,9 @@ mod visit;
 
 pub use visit::{Iter, Keys, Range, Values};
 
-/// The fewest entries of a node other than the root.
+/// Smallest number of entries of a node other than the root.
 const MIN: usize = 5;
-/// The most entries of a node.
+/// Largest number of entries of a node.
 const CAPACITY: usize = 3 * MIN;
 /// Entries that a map's first node has room for at first.
 const FIRST: usize = 4;
@@ -63,14 +63,14 @@ impl<K, V> MapNode<K, V> {
         let children = if is_leaf { Vec::new() } else { with_room(CAPACITY + 1)? };
         Ok(Self { entries: with_room(CAPACITY)?, children })
     }
-    /// Where `key` is among the entries, or which child leads to it.
+    /// Returns the position of `key` among the entries, or the index of the child that leads to it.
     #[inline]
     fn find<Q: Ord + ?Sized>(&self, key: &Q) -> Result<usize, usize>
     where
         K: Borrow<Q>,
     {
         if mem::needs_drop::<K>() {
-            // Such a key is a name: what counts is how many are compared.
+            // Such a key is a name: the cost is the number of names compared.
             return self.entries.binary_search_by(|(there, _)| there.borrow().cmp(key));
         }
         // From the end: the largest numbers are the newest, which are used most.
@@ -84,14 +84,14 @@ impl<K, V> MapNode<K, V> {
         Err(0)
     }
 
-    /// Whether `key` comes behind all entries.
+    /// Whether `key` is greater than the keys of all entries.
     fn ends_before(&self, key: &K) -> bool
     where
         K: Ord,
     {
         self.entries.last().is_some_and(|(last, _)| last < key)
     }
-    /// Splits a full node: `stay` entries stay, the next one is returned, all behind it moves to
+    /// Splits a full node: `stay` entries stay, the next one is returned, and all after it move to
     /// `right`.
     fn split(&mut self, stay: usize, right: &mut Self) -> (K, V) {
         right.entries.extend(self.entries.drain(stay + 1..));
@@ -100,8 +100,8 @@ impl<K, V> MapNode<K, V> {
         }
         self.entries.pop().expect("a full node has more than stay")
     }
-    /// Makes two of the full child `at`, of which the first keeps `stay` entries. There is room for
-    /// another one.
+    /// Splits the full child `at` in two, of which the first keeps `stay` entries. There is room
+    /// for another child.
     fn split_child(&mut self, at: usize, stay: usize, mut right: Self) {
         let between = self.children[at].split(stay, &mut right);
         self.entries.insert(at, between);
@@ -142,7 +142,7 @@ impl<K, V> MapNode<K, V> {
         first
     }
 
-    /// Gives the child `at` an entry from a neighbour, or joins both, where it has too few.
+    /// If the child `at` has too few entries, gives it one from a neighbour, or joins both.
     #[inline]
     fn mend(&mut self, at: usize) {
         if self.children[at].entries.len() < MIN {
@@ -160,7 +160,7 @@ impl<K, V> MapNode<K, V> {
             self.join(at.saturating_sub(1));
         }
     }
-    /// The last entry of the child `at` goes up, the one there goes to the next child.
+    /// The last entry of the child `at` moves up; the entry between moves down to the next child.
     fn move_right(&mut self, at: usize) {
         let [left, right] = &mut self.children[at..at + 2] else { return };
         if let Some(last) = left.entries.pop() {
@@ -170,7 +170,8 @@ impl<K, V> MapNode<K, V> {
             right.children.insert(0, child);
         }
     }
-    /// The first entry of the child after `at` goes up, the one there goes to the child `at`.
+    /// The first entry of the child after `at` moves up; the entry between moves down to the child
+    /// `at`.
     fn move_left(&mut self, at: usize) {
         let [left, right] = &mut self.children[at..at + 2] else { return };
         let first = right.entries.remove(0);
@@ -179,7 +180,7 @@ impl<K, V> MapNode<K, V> {
             left.children.push(right.children.remove(0));
         }
     }
-    /// Joins the children `at` and after it, with the entry between them: together they have at
+    /// Joins the child `at`, the child after it, and the entry between them: together they have at
     /// most `CAPACITY` entries.
     fn join(&mut self, at: usize) {
         let between = self.entries.remove(at);
@@ -195,7 +196,7 @@ impl<K, V> MapNode<K, V> {
 pub struct Map<K, V> {
     root: MapNode<K, V>,
     len: usize,
-    /// Empty nodes of either kind for insertions to come.
+    /// Empty nodes of either kind for later insertions.
     spares: Vec<MapNode<K, V>>,
 }
 
@@ -267,13 +268,13 @@ impl<K, V> Map<K, V> {
         Ok(())
     }
     /// Makes room for `count` insertions of any keys by [`Map::insert_reserved`], for a change that
-    /// must not stop half-way. Removals in between do no harm, other insertions do.
+    /// must not stop half-way. Removals in between are allowed, other insertions are not.
     ///
     /// # Errors
     /// [`AllocError`]; the map is as it was.
     pub fn try_reserve(&mut self, count: usize) -> Result<(), AllocError> {
-        // An insertion splits a node at each height at most, and the root into three. While the
-        // tree grows by one, it is one higher for the next.
+        // An insertion splits at most one node at each level, and makes three nodes of the root.
+        // When the tree grows by one level, it is one level higher for the next insertion.
         let need = count * (self.height() + 1 + count);
         let root = &mut self.root;
         let room = CAPACITY - root.entries.len();
@@ -337,7 +338,7 @@ impl<K: Ord, V> Map<K, V> {
     {
         self.get(key).is_some()
     }
-    /// The first entry whose key lies behind `bound`.
+    /// Returns the first entry whose key is beyond `bound`.
     pub fn first_from<Q: Ord + ?Sized>(&self, bound: Bound<&Q>) -> Option<(&K, &V)>
     where
         K: Borrow<Q>,
@@ -351,7 +352,7 @@ impl<K: Ord, V> Map<K, V> {
         }
         found.map(|(key, value)| (key, value))
     }
-    /// The last entry whose key lies before `bound`.
+    /// Returns the last entry whose key is before `bound`.
     pub fn last_until<Q: Ord + ?Sized>(&self, bound: Bound<&Q>) -> Option<(&K, &V)>
     where
         K: Borrow<Q>,
@@ -374,12 +375,12 @@ impl<K: Ord, V> Map<K, V> {
         Range::new(self, first, end)
     }
 
-    /// Lets `key` have `value`. Returns its former value.
+    /// Sets the value of `key`. Returns its former value.
     ///
     /// # Errors
     /// [`AllocError`]; `key` and `value` are dropped, no entry is changed.
     pub fn try_insert(&mut self, key: K, value: V) -> Result<Option<V>, AllocError> {
-        // An inner root has room for all that it may hold.
+        // An inner root has room for the largest number of entries.
         if self.root.is_full() || self.root.entries.len() == self.root.entries.capacity() {
             self.grow_root(&key)?;
         }
@@ -407,10 +408,10 @@ impl<K: Ord, V> Map<K, V> {
             node = &mut node.children[at];
         }
     }
-    /// Lets `key` have `value`, where [`Map::try_reserve`] made room. Returns its former value.
+    /// Sets the value of `key`, with room from [`Map::try_reserve`]. Returns its former value.
     ///
     /// # Panics
-    /// Where it did not.
+    /// If there is no such room.
     pub fn insert_reserved(&mut self, key: K, value: V) -> Option<V> {
         self.try_insert(key, value).expect("room was reserved")
     }
@@ -444,10 +445,10 @@ impl<K: Ord, V> Map<K, V> {
         Some(value)
     }
 
-    /// Checks that the tree is one.
+    /// Checks that the tree is valid.
     ///
     /// # Panics
-    /// When it is not.
+    /// If it is not.
     pub fn validate(&self) {
         assert!(self.root.is_leaf() || !self.root.entries.is_empty(), "an inner root has an entry");
         let (entries, _) = validate_node(&self.root, true);

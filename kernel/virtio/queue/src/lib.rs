@@ -1,20 +1,20 @@
 //! Virtqueues that own what they lend to a device.
 //!
 //! **Invariant.** From [`Queue::submit`] until [`Queue::complete`] returns it, a [`Chain`] and its
-//! memory belong to the queue; a device that answers nonsense gets nothing freed under its writes:
-//! the queue is then [`Broken`] and keeps its chains. It frees them, and the ring, once the device
-//! has confirmed a reset ([`Queue::reclaim`]). A queue that is dropped without that proof loses its
-//! memory: nothing else uses it again, and the DMA API counts it. A part is one descriptor or
-//! several, as its mapping is one run of pages or several. There are no indirect descriptors: a
-//! table of them would be one more thing that a device reaches. Chains are made of
+//! memory belong to the queue. If a device's answer is invalid, the queue is [`Broken`] and keeps
+//! its chains, since the device may still write to them. It frees them, and the ring, once the
+//! device has confirmed a reset ([`Queue::reclaim`]). A queue that is dropped without that proof
+//! loses its memory: nothing else uses it again, and the DMA API counts it. A part is one
+//! descriptor or several, as its mapping is one run of pages or several. There are no indirect
+//! descriptors: a table of them would be more memory that a device can access. Chains are made of
 //! [`Mapping`](freehold_bounce::Mapping)s and [`InPlace`](freehold_bounce::InPlace) frames, so a
-//! device is told no address but those of the DMA API.
+//! device only gets addresses of the DMA API.
 //!
-//! **Checks.** Of an entry of the used ring all 32 bits of the id are looked at; the chain has to
-//! be in flight, and the index may not be further ahead than chains are in flight. Lengths are cut
-//! to what was lent.
+//! **Checks.** All 32 bits of a used ring entry's id are checked. Its chain has to be in flight,
+//! and the ring's index may not be ahead by more than the number of chains in flight. Lengths are
+//! limited to the lent memory.
 //!
-//! May use `unsafe`: a ring's words are reached through pointers (`ring.rs`), and the model is
+//! May use `unsafe`: a ring's words are accessed through pointers (`ring.rs`), and the model is
 //! memory of the host. The crate is safe to use; drivers are built on it in safe code.
 //!
 //! **Context.** Tasks and start-up; the caller's lock makes the methods exclusive. Interrupt

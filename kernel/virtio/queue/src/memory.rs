@@ -1,4 +1,4 @@
-//! Where the kernel reaches the memory of devices.
+//! The kernel's addresses of devices' memory.
 //!
 //! Rings lie in coherent frames of their own device. Frames of the ring kind are in the direct map,
 //! which is linear: pointer = base + physical address.
@@ -26,9 +26,9 @@ pub fn install<S: DmaSource>(device: Device<S>) -> Result<(), NoRings> {
     Ok(())
 }
 
-/// Where the kernel reaches the first byte of a frame of the ring kind; bytes of the following
-/// frames of its block follow. Such a frame is in the direct map for as long as it is of that kind,
-/// so no lookup is needed.
+/// Returns the kernel's address of the first byte of a frame of the ring kind; bytes of the
+/// following frames of its block follow. Such a frame is in the direct map for as long as it is of
+/// that kind, so no lookup is needed.
 #[inline]
 pub(crate) fn pointer(frame: Pfn) -> NonNull<u8> {
     #[cfg(feature = "model")]

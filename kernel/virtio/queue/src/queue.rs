@@ -11,17 +11,17 @@ use virtio_drivers::transport::Transport;
 use crate::reset::DeviceReset;
 use crate::ring::{Descriptor, DescriptorAccess, Interrupts, Ring};
 
-/// The most parts of a chain.
+/// Largest number of parts of a chain.
 pub const MAX_PARTS: usize = 4;
-/// The most descriptors of a chain. A chain whose parts lie in more pieces is refused as too long
-/// for the queue.
+/// Largest number of descriptors of a chain. A chain whose parts are in more pieces is refused as
+/// too long for the queue.
 pub const MAX_DESCRIPTORS: usize = MAX_RUNS + MAX_PARTS;
 
 /// Memory of a chain's parts.
 pub enum PartMemory<S: DmaSource> {
     /// Bounce memory of the DMA API.
     Bounced(Arc<DmaMapping<S>>),
-    /// Frames of other owners, in their places.
+    /// Frames of other owners, accessed directly.
     InPlace(Arc<InPlace<S>>),
 }
 
@@ -76,31 +76,32 @@ impl<S: DmaSource> PartMemory<S> {
     }
 }
 
-/// Some bytes of a mapping, not none, that a device reads or writes.
+/// A non-empty range of a mapping's bytes that a device reads or writes.
 pub struct Part<S: DmaSource> {
     memory: PartMemory<S>,
-    /// Bytes before it, and its own: at most [`MAX_MAPPING`].
+    /// Bytes before the range, and bytes in the range: at most [`MAX_MAPPING`].
     start: u32,
     length: u32,
     access: DescriptorAccess,
-    /// The most bytes of a descriptor.
+    /// Largest number of bytes of a descriptor.
     segment: u32,
-    /// Where its first byte is, if all of them are known to be one piece, or [`NOT_ONE`]: a
-    /// mapping's pieces never change, and a chain is looked through more than once. A word, since
+    /// Address of its first byte, if all of them are known to be one piece, else [`NOT_ONE`]. A
+    /// mapping's pieces never change, and a chain is walked more than once. It is one word, since
     /// parts are moved for each transfer.
     only: u64,
 }
 
-/// No byte's place.
+/// An address that no byte has.
 const NOT_ONE: u64 = u64::MAX;
 
 impl<S: DmaSource> Part<S> {
-    /// Bytes for the device to read; `None` where the range is empty or not within the mapping.
+    /// Makes a part for the device to read; `None` if the range is empty or not within the mapping.
     #[inline]
     pub fn readable(memory: impl Into<PartMemory<S>>, range: Range<usize>) -> Option<Self> {
         Self::new(memory.into(), range, DescriptorAccess::Read)
     }
-    /// Bytes for the device to write; `None` where the range is empty or not within the mapping.
+    /// Makes a part for the device to write; `None` if the range is empty or not within the
+    /// mapping.
     #[inline]
     pub fn writable(memory: impl Into<PartMemory<S>>, range: Range<usize>) -> Option<Self> {
         Self::new(memory.into(), range, DescriptorAccess::Write)
@@ -114,11 +115,11 @@ impl<S: DmaSource> Part<S> {
         let only = only.unwrap_or(NOT_ONE);
         fits.then_some(Self { memory, start, length, access, segment: u32::MAX, only })
     }
-    /// The mapping it is of.
+    /// Returns the part's mapping.
     pub const fn memory(&self) -> &PartMemory<S> {
         &self.memory
     }
-    /// The same in descriptors of at most `most` bytes, 1 at least.
+    /// Returns the same part in descriptors of at most `most` bytes, 1 at least.
     pub fn in_segments(self, most: usize) -> Self {
         Self { segment: u32::try_from(most).unwrap_or(u32::MAX).max(1), ..self }
     }
@@ -126,7 +127,7 @@ impl<S: DmaSource> Part<S> {
     const fn range(&self) -> Range<usize> {
         self.start as usize..self.start as usize + self.length as usize
     }
-    /// Calls `f` with a descriptor of each of the pieces that its bytes are in.
+    /// Calls `f` with a descriptor for each piece of the part.
     fn each_descriptor(&self, f: &mut dyn FnMut(Descriptor)) {
         let access = self.access;
         if let Some(address) = self.only_descriptor() {
@@ -141,11 +142,11 @@ impl<S: DmaSource> Part<S> {
             }
         });
     }
-    /// Where its bytes begin, if one descriptor is known to do for them.
+    /// Returns the address of the part, if one descriptor is known to suffice.
     fn only_descriptor(&self) -> Option<u64> {
         (self.only != NOT_ONE && self.length <= self.segment).then_some(self.only)
     }
-    /// How many pieces those are.
+    /// Returns the number of pieces.
     #[inline]
     fn descriptors(&self) -> usize {
         if self.only_descriptor().is_some() { 1 } else { self.count_descriptors() }
@@ -160,17 +161,17 @@ impl<S: DmaSource> Part<S> {
     }
 }
 
-/// Chain that a device gets in one go: parts to read, then parts to write.
+/// A chain that a device gets as a whole: parts to read, then parts to write.
 pub struct Chain<S: DmaSource> {
     parts: [Option<Part<S>>; MAX_PARTS],
     tag: usize,
-    /// Of all parts. A mapping's pieces never change.
+    /// Number of pieces of all parts. A mapping's pieces never change.
     descriptors: usize,
 }
 
 impl<S: DmaSource> Chain<S> {
-    /// A chain that the driver knows by `tag`. `None` where a part to be read comes after one to be
-    /// written, or there is no part.
+    /// Makes a chain that the driver identifies by `tag`. `None` if a part to be read comes after
+    /// one to be written, or there is no part.
     #[inline(always)]
     pub fn new<const N: usize>(tag: usize, parts: [Part<S>; N]) -> Option<Self> {
         const { assert!(N <= MAX_PARTS, "a chain has at most MAX_PARTS parts") };
@@ -185,24 +186,25 @@ impl<S: DmaSource> Chain<S> {
     pub const fn tag(&self) -> usize {
         self.tag
     }
-    /// Bytes that the device may write.
+    /// Returns the number of bytes that the device may write.
     fn writable_bytes(&self) -> usize {
         let writable = self.parts.iter().flatten().filter(|part| part.access == DescriptorAccess::Write);
         writable.map(|part| part.length as usize).sum()
     }
 
-    /// How many descriptors it takes.
+    /// Returns the number of descriptors that it takes.
     pub const fn descriptors(&self) -> usize {
         self.descriptors
     }
 }
 
-/// A chain that the device is done with: the queue has let go of it.
+/// A chain that the device has finished; it no longer belongs to the queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Completion {
     /// The driver's tag of the chain.
     pub tag: usize,
-    /// Bytes that the device says it wrote, at most what it was allowed to.
+    /// Number of bytes that the device says it wrote, limited to the bytes that it was allowed to
+    /// write.
     pub written: usize,
     /// The device's claim, unchecked.
     pub claimed: u32,
@@ -212,28 +214,28 @@ pub struct Completion {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Full;
 
-/// The device told a lie: it gave back a chain that it did not have. It must not be used again
-/// without a reset.
+/// The device violated the protocol: it returned a chain that it did not have. It must not be used
+/// again without a reset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Broken;
 
 /// A split virtqueue of `SIZE` descriptors, a power of two.
 pub struct Queue<S: DmaSource, const SIZE: usize> {
-    /// `None` once it was lost.
+    /// `None` once the ring was lost.
     ring: Option<Ring<S, SIZE>>,
-    /// By the chain's first descriptor: `SIZE` places. On the heap, since queues are moved and
-    /// stacks are short.
+    /// Chains in flight by their first descriptor: `SIZE` places. On the heap, since queues are
+    /// moved and stacks are short.
     in_flight: Vec<Option<Chain<S>>>,
     flying: usize,
-    /// Descriptors that the device does not have.
+    /// Number of descriptors that the device does not have.
     room: usize,
     broken: bool,
-    /// The device has confirmed that it uses this queue no more.
+    /// The device has confirmed that it no longer uses this queue.
     is_reset: bool,
 }
 
 impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
-    /// Set up queue number `index` of a device that is being initialised, in memory of `device`.
+    /// Sets up queue number `index` of a device that is being initialised, in memory of `device`.
     ///
     /// # Errors
     /// The device's queue is too small or in use, or there is no memory for the ring.
@@ -249,15 +251,16 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
         Ok(Self { ring, in_flight, flying: 0, room: SIZE, broken: false, is_reset: false })
     }
 
-    /// Lets the ring and all that is in flight go with the queue: the device has confirmed a reset.
-    /// Drop the queue next; it is [`Broken`]. (It is large: moving it would take much of a kernel
-    /// stack.)
+    /// Marks the ring and all chains in flight to be freed with the queue: the device has confirmed
+    /// a reset. Drop the queue next; it is [`Broken`]. (It is large: moving it would take much of a
+    /// kernel stack.)
     pub fn reclaim(&mut self, _: &DeviceReset) {
         (self.broken, self.is_reset) = (true, true);
     }
 
-    /// Takes the ring and all that is in flight out of use for ever: the device may still write to
-    /// it. Returns how many bytes that is; the queue is [`Broken`]. Dropping it does the same.
+    /// Takes the ring and all chains in flight out of use for ever, since the device may still
+    /// write to them. Returns their number of bytes; the queue is [`Broken`]. Dropping the queue
+    /// does the same.
     pub fn lose(&mut self) -> usize {
         self.broken = true;
         let parts = self.in_flight.iter().flatten().flat_map(|chain| chain.parts.iter().flatten());
@@ -284,10 +287,10 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
         Ok(())
     }
 
-    /// The next chain that the device gave back, if there is one.
+    /// Returns the next chain that the device gave back, if there is one.
     ///
     /// # Errors
-    /// [`Broken`] if it gave back a chain that it did not have; then and ever after.
+    /// [`Broken`] if the device gave back a chain that it did not have, and in all later calls.
     #[inline]
     pub fn complete(&mut self) -> Result<Option<Completion>, Broken> {
         let ring = self.ring.as_mut().filter(|_| !self.broken).ok_or(Broken)?;
@@ -306,18 +309,18 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
             place.as_ref().map_or((0, 0, 0), |chain| (chain.tag, chain.descriptors, chain.writable_bytes()));
         *place = None;
         ring.take();
-        // All indices of `in_flight` fit.
+        // `in_flight` has an entry for each index.
         ring.free(used.id as u16, descriptors);
         self.flying -= 1;
         self.room += descriptors;
         Ok(Some(Completion { tag, written: (used.written as usize).min(most), claimed: used.written }))
     }
 
-    /// Whether the device wants to be told of new chains.
+    /// Whether the device needs a notice of new chains.
     pub fn wants_notice(&self) -> bool {
         self.ring.as_ref().is_some_and(Ring::wants_notice)
     }
-    /// Ask for interrupts on completions. Look for completions once more afterwards: one may just
+    /// Turns on interrupts on completions. Check for completions once more afterwards: one may just
     /// have come.
     pub fn enable_interrupts(&mut self) {
         self.set_interrupts(Interrupts::Wanted);
@@ -331,7 +334,7 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
             ring.set_interrupts(wanted);
         }
     }
-    /// Descriptors that a chain can have now.
+    /// Returns the number of descriptors that a chain can have now.
     pub const fn room(&self) -> usize {
         self.room
     }

@@ -1,21 +1,21 @@
-//! When a device lets go of memory.
+//! When a device stops using memory.
 //!
-//! A device owns what it was lent until it gives it back, confirms a reset, or is cut off. It
-//! confirms a reset when the driver writes 0 to the status and the device shows 0 there (virtio
+//! A device owns memory that it was lent until it gives it back, confirms a reset, or is cut off.
+//! It confirms a reset when the driver writes 0 to the status and the device shows 0 there (virtio
 //! 1.2, 2.4.1 and 4.1.4.3.1); it is cut off when its slot is empty or has no power. Only [`reset`]
 //! and [`unplugged`] make a [`DeviceReset`], and only with one does a [`Queue`](crate::Queue) free
-//! what its device has. Linux' nearest relative is `vp_reset` in
+//! the memory that its device has. Linux' nearest relative is `vp_reset` in
 //! drivers/virtio/virtio_pci_modern.c, which waits for ever.
 
 use virtio_drivers::transport::{DeviceStatus, Transport};
 
-/// How often to look whether a reset is done: a tenth of a second to a second, since each look
-/// leaves the guest.
+/// Number of checks whether a reset is done. They take a tenth of a second to a second, since each
+/// exits to the host.
 const RESET_LOOKS: usize = 100_000;
 
 /// The slot that a device is plugged into.
 pub trait PowerSlot {
-    /// Whether nothing in it reaches memory: it is empty, or has no power.
+    /// Whether no device in the slot can access memory: it is empty, or has no power.
     fn is_off(&self) -> bool;
 }
 
@@ -37,7 +37,7 @@ pub fn reset<T: Transport>(transport: &mut T) -> Option<DeviceReset> {
     confirmed.then_some(DeviceReset(()))
 }
 
-/// The proof that the slot gives; `None` while the device in it has power.
+/// Returns the slot's proof; `None` while its device has power.
 pub fn unplugged(slot: &dyn PowerSlot) -> Option<DeviceReset> {
     slot.is_off().then_some(DeviceReset(()))
 }

@@ -1,13 +1,13 @@
 //! The memory of a split virtqueue (virtio 1.2, 2.7), and the driver's writes and reads of it.
 //!
-//! **Invariant.** All that a device may change is read by atomic loads of single words, once each
-//! time, and nothing that the driver decides by comes back from there: which descriptors follow
-//! each other, and which are free, it keeps itself.
+//! **Invariant.** Words that a device may change are read by atomic loads, once each time. The
+//! driver bases no decision on values that it stored there before: it keeps its own record of which
+//! descriptors follow each other, and which are free.
 //!
-//! The rings of the crate `virtio-drivers` want references to the buffers. A frame that a device
-//! reaches in its place has no address in the kernel that a reference could have, so the rings are
-//! ours; the rest of its transports is the crate's. Linux' nearest relative is the split half of
-//! drivers/virtio/virtio_ring.c.
+//! The rings of the crate `virtio-drivers` require references to the buffers. A frame that a device
+//! accesses directly has no address in the kernel, so there can be no reference to it. Therefore
+//! the rings are our own code; the crate's types for transports are used. Linux' nearest relative
+//! is the split half of drivers/virtio/virtio_ring.c.
 
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
@@ -28,13 +28,14 @@ const USED: usize = 8;
 /// Where a ring's index and its first entry are.
 const INDEX: usize = 2;
 const ENTRIES: usize = 4;
-/// The device does not want to be told of new chains; the driver does not want interrupts.
+/// The device needs no notice of new chains; the driver needs no interrupts.
 const NO_NOTICE: u16 = 1;
 
-/// A piece of memory, as a device is told of it.
+/// A piece of memory, as a descriptor describes it to a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Descriptor {
-    /// Where it is for the device.
+    /// The device's address of the piece. The first descriptor of the chain, according to the
+    /// device.
     pub address: u64,
     /// Bytes.
     pub length: u32,
@@ -54,7 +55,7 @@ pub(crate) enum DescriptorAccess {
 pub(crate) struct UsedEntry {
     /// The chain's first descriptor, it says.
     pub id: u32,
-    /// Bytes that it says it wrote.
+    /// Number of bytes written, according to the device.
     pub written: u32,
 }
 
@@ -64,9 +65,9 @@ pub(crate) struct Ring<S: DmaSource, const SIZE: usize> {
     driver: Coherent<S>,
     /// The used ring.
     device: Coherent<S>,
-    /// Where they are: looked at for each word.
+    /// The addresses of the two blocks, used for each access.
     frames: [Pfn; 2],
-    /// Which descriptor follows each, in a chain or among the free ones. `SIZE` of them.
+    /// The descriptor that follows each one, in a chain or in the free list. `SIZE` of them.
     next: Vec<u16>,
     free: u16,
     /// Chains made available so far, and used entries taken, modulo 2^16.
@@ -75,10 +76,10 @@ pub(crate) struct Ring<S: DmaSource, const SIZE: usize> {
 }
 
 impl<S: DmaSource, const SIZE: usize> Ring<S, SIZE> {
-    /// Where the available ring begins.
+    /// Offset of the available ring.
     const AVAILABLE: usize = DESCRIPTOR * SIZE;
-    /// Bytes of the two blocks. The last word of a ring is not used: it tells of notices in another
-    /// way.
+    /// Sizes of the two blocks in bytes. The last word of each ring is not used: it belongs to
+    /// another method of notices.
     const DRIVER_BYTES: usize = Self::AVAILABLE + ENTRIES + 2 * SIZE + 2;
     const USED_BYTES: usize = ENTRIES + USED * SIZE + 2;
 
@@ -104,13 +105,13 @@ impl<S: DmaSource, const SIZE: usize> Ring<S, SIZE> {
         Ok(ring)
     }
 
-    /// Takes the ring out of use for ever: the device may still write to it. Returns how many bytes
-    /// that is.
+    /// Takes the ring out of use for ever: the device may still write to it. Returns its number of
+    /// bytes.
     pub fn lose(self) -> usize {
         self.driver.lose() + self.device.lose()
     }
 
-    /// A word of the block that begins with `frame` and has so many bytes in use.
+    /// A word of the block that begins with `frame` and has `bytes` bytes in use.
     #[inline(always)]
     fn place<W>(frame: Pfn, bytes: usize, offset: usize) -> *mut W {
         assert!(offset.is_multiple_of(size_of::<W>()) && offset + size_of::<W>() <= bytes);
@@ -170,8 +171,8 @@ impl<S: DmaSource, const SIZE: usize> Ring<S, SIZE> {
         self.free = head;
     }
 
-    /// How many entries the device has added to the used ring beyond those taken. An index that
-    /// went back looks like one that is far ahead.
+    /// Returns how many entries the device has added to the used ring beyond those taken. An index
+    /// that went back looks like one that is far ahead.
     #[inline]
     pub fn ahead(&self) -> u16 {
         self.device16(INDEX).load(Ordering::Acquire).wrapping_sub(self.taken)
@@ -189,14 +190,14 @@ impl<S: DmaSource, const SIZE: usize> Ring<S, SIZE> {
         self.taken = self.taken.wrapping_add(1);
     }
 
-    /// Whether the device wants to be told of new chains.
+    /// Whether the device needs a notice of new chains.
     pub fn wants_notice(&self) -> bool {
         // The index is visible before the flag is read, or both sides could miss the other
         // (2.7.13.4).
         fence(Ordering::SeqCst);
         self.device16(0).load(Ordering::Relaxed) & NO_NOTICE == 0
     }
-    /// Ask for interrupts on completions, or do without.
+    /// Turns interrupts on completions on or off.
     pub fn set_interrupts(&mut self, wanted: Interrupts) {
         let flags = if wanted == Interrupts::Wanted { 0 } else { NO_NOTICE };
         self.driver16(Self::AVAILABLE).store(flags, Ordering::Release);
@@ -208,7 +209,7 @@ impl<S: DmaSource, const SIZE: usize> Ring<S, SIZE> {
     }
 }
 
-/// Whether a device interrupts when it has given something back.
+/// Whether the device interrupts when it has given a chain back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Interrupts {
     Wanted,

@@ -4,36 +4,36 @@
 //! interrupt wakes it and the ring says that its request is done. Every transfer goes through the
 //! DMA API.
 //!
-//! **Waiting.** No request fails for want of room or of memory. A task takes a place among the
-//! [`DEPTH`] first (`requests.rs`: the queue), memory second. Where there is less memory than the
-//! transfer wants, it goes in parts; where there is none, the task waits for the disk's own spare
-//! buffer, which was taken at start-up. So a disk waits for itself only, never for another device
-//! and never for memory: swap and write-back can rely on it. A request that fits the spare buffer
-//! begins with it where no other uses it, and takes nothing. A task that is to end leaves at once
-//! where it said so ([`Sleep::Killable`]); the device then keeps the request's memory until it
+//! **Waiting.** No request fails for lack of room or of memory. A task takes a place among the
+//! [`DEPTH`] first (`requests.rs`: the queue), memory second. If there is less memory than the
+//! transfer needs, it is split; if there is none, the task waits for the disk's own spare buffer,
+//! which was taken at start-up. So a disk waits only for itself, never for another device and never
+//! for memory: swap and write-back can rely on this. A request that fits the spare buffer begins
+//! with it if no other request uses it, and takes no other memory. A killed task leaves at once if
+//! it allowed that ([`Sleep::Killable`]); the device then keeps the request's memory until it
 //! answers.
 //!
 //! **In place.** Behind an IOMMU that has windows, whole pages of an original whose frames are held
 //! are not copied: the device gets them through the window of the request's place, and the request
-//! keeps the holder until the device has answered and forgotten them. The task waits for that,
-//! killed or not and however late it is (Linux waits like this for all requests). Parts that do not
-//! fill a page are bounced, and so are all where there is no window.
+//! keeps the holder until the device has answered and its translations are flushed. The task waits
+//! for that, killed or not and however late it is (Linux waits like this for all requests). Parts
+//! that do not fill a page are bounced, and so are all where there is no window.
 //!
-//! **Time-outs.** A request that the device does not answer in time ends in an error but stays the
-//! device's, memory and all, until the device answers or confirms a reset. If the device answered
-//! nothing at all in that time, it is *silent*: until it answers something, further requests fail
-//! at once instead of waiting too, so that a program that makes many does not wait many times. A
+//! **Time-outs.** A request that the device does not answer in time ends in an error, but the
+//! device keeps the request and its memory until it answers or confirms a reset. If the device
+//! answered nothing at all in that time, it is *silent*: until it answers something, further
+//! requests fail at once, so that a program that makes many requests does not wait many times. A
 //! task that waits for a place waits for as long as the device answers others. A late answer ends
 //! the silence, since hosts stall and recover. (Linux' virtio-blk has no time-out: its requests
 //! wait for ever.)
 //!
-//! **Flushes** that would find nothing to do are not sent: see `write_cache.rs`.
+//! **Flushes** that have no effect are not sent: see `write_cache.rs`.
 //!
-//! **Unplugging.** A disk that leaves its slot fails all requests at once, those of tasks that are
-//! not to be killed too ([`VirtioBlock::remove`]).
+//! **Unplugging.** A disk that leaves its slot fails all requests at once, also those of tasks that
+//! cannot be killed ([`VirtioBlock::remove`]).
 //!
-//! **Lies.** A device that gives back what it does not have is reset and stays out of use: see
-//! `link.rs`.
+//! **Protocol violations.** A device that gives back a chain that it does not have is reset and
+//! stays out of use: see `link.rs`.
 
 #[cfg(test)]
 mod place_tests;
@@ -54,22 +54,21 @@ use crate::platform::{Lines, Sleep, Wait, Waited};
 use crate::transport::{Features, negotiate, read_consistent};
 use crate::{BlockDevice, BlockError, Failed, SECTOR_SIZE, SetupError};
 
-/// Requests that may be with the device at once.
+/// Largest number of requests that are with the device at once.
 pub const DEPTH: usize = 16;
 /// Descriptors in the ring, a power of two: a request of 1 MiB takes six, and 18 where its memory
 /// is in pieces.
 const RING: usize = 64;
 /// The longest transfer in one request.
 const MAX_TRANSFER: usize = 1 << 20;
-/// Where a device says the most bytes of a descriptor, and the most descriptors of a request
-/// (virtio 1.2, 5.2.4).
+/// Places of the device's limits: bytes of a descriptor, and descriptors of a request (virtio 1.2,
+/// 5.2.4).
 const SIZE_MAX_OFFSET: usize = 8;
 const SEG_MAX_OFFSET: usize = 12;
-/// How long a device may take for one request unless told otherwise: 2 minutes, since hosts slow
-/// disks down on purpose.
+/// Time for one request unless set otherwise: 2 minutes, since hosts slow disks down on purpose.
 const TIMEOUT_MS: u32 = 120_000;
 const NS_PER_MS: u64 = 1_000_000;
-/// The most sectors: positions in files are signed numbers of bytes in 64 bits.
+/// Largest number of sectors: positions in files are signed numbers of bytes in 64 bits.
 const MAX_SECTORS: u64 = i64::MAX as u64 / SECTOR_SIZE as u64;
 
 /// A request's place in the table of headers: 16 bytes for the device to read, 1 for it to write.
@@ -102,8 +101,8 @@ pub struct VirtioBlock<S: DmaSource, T: Transport> {
     timeout_ms: AtomicU32,
 }
 
-/// Returns the device's limits for descriptors. A device that names none can take any. A limit
-/// below a descriptor of one sector is raised to that, as in Linux.
+/// Returns the device's limits for descriptors. A device without a limit accepts any number. A
+/// limit below a descriptor of one sector is raised to that, as in Linux.
 fn segments<T: Transport>(transport: &T, features: Features) -> Result<Segments, SetupError> {
     let limit = |feature, offset| {
         if !features.contains(feature) {
@@ -120,9 +119,9 @@ fn segments<T: Transport>(transport: &T, features: Features) -> Result<Segments,
 /// The holder of frames, and the first byte's place in the first one.
 type FrameHolder = (Arc<dyn HeldFrames>, usize);
 
-/// How the next bytes of a transfer go.
+/// The way in which the next bytes of a transfer are done.
 enum Portion {
-    /// So many are copied, or fewer.
+    /// This many are copied, or fewer.
     Bounced(usize),
     /// The device gets these of the held frames.
     InPlace(Range<usize>),
@@ -169,21 +168,21 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         })
     }
 
-    /// The disk leaves its slot: each request fails from now on, those that are with the device
-    /// too. Later calls do nothing.
+    /// Takes the disk out of use, which leaves its slot: from now on each request fails, also those
+    /// that are with the device. Later calls do nothing.
     ///
     /// # Errors
-    /// [`Failed`]: it does not confirm a reset and its slot has power. Nothing has changed.
+    /// [`Failed`]: the device does not confirm a reset and its slot has power. Nothing has changed.
     pub fn remove(&self, slot: &dyn PowerSlot) -> Result<(), Failed> {
         self.with(|requests| requests.remove(slot))
     }
 
-    /// Whether the disk has left its slot, and no task has its memory any more, or takes some.
+    /// Whether the disk has left its slot, and no task has, or will take, memory of it.
     pub fn is_quiet(&self) -> bool {
         self.with(|requests| requests.is_quiet())
     }
 
-    /// Calls `f` with the lock held; wakes the tasks that `f` says after it is released.
+    /// Calls `f` with the lock held. After it is released, wakes the tasks that `f` returns.
     fn with<R>(&self, f: impl FnOnce(&mut Requests<S, T>) -> R) -> R {
         let (result, wakes) = {
             let mut requests = self.requests.lock();
@@ -232,7 +231,7 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
             if let Some(value) = result? {
                 return Ok(value);
             }
-            // This task may have been woken, after its last look, by an answer that no other task
+            // This task may have been woken, after its last check, by an answer that no other task
             // was told of.
             let _ = self.with(Requests::reap);
             match waited {
@@ -243,8 +242,8 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         }
     }
 
-    /// A place, after those that came earlier; with it the spare buffer, where `length` bytes fit
-    /// and no request uses it.
+    /// Waits for a place, after the tasks that came earlier. The place comes with the spare buffer
+    /// if `length` bytes fit it and no request uses it.
     fn place(
         &self,
         length: usize,
@@ -266,8 +265,8 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         Ok((RequestPlace { disk: self, number }, spare))
     }
 
-    /// Memory for at most `length` bytes: as much as can be had now, or the spare buffer once it is
-    /// free.
+    /// Waits for memory for at most `length` bytes: as much as is available, or the spare buffer
+    /// once it is free.
     fn buffer(&self, length: usize, direction: Direction, sleep: Sleep) -> Result<Buffer<S>, BlockError> {
         let length = length.min(MAX_TRANSFER);
         if let Some(buffer) = self.allocate(length, direction) {
@@ -282,13 +281,13 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         found
     }
 
-    /// The holder of an original whose frames the device can have in their places.
+    /// Returns the holder of an original whose frames the device can access directly.
     fn held<O: Original + ?Sized>(&self, original: &O) -> Option<FrameHolder> {
         if self.device.pages_in_place() == 0 { None } else { original.held() }
     }
 
-    /// How the next bytes of a transfer go: `left` of it are still to do. Heads and tails that do
-    /// not fill a page are bounced, since a page is what an IOMMU separates.
+    /// Decides how the next bytes of a transfer are done, of which `left` remain. Heads and tails
+    /// that do not fill a page are bounced, since an IOMMU separates whole pages.
     fn portion(&self, held: Option<&FrameHolder>, left: Range<usize>) -> Portion {
         let Some((_, first)) = held else { return Portion::Bounced(left.len()) };
         let at = first + left.start;
@@ -334,7 +333,7 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         Some(Buffer { memory: Arc::new(mapping).into(), length })
     }
 
-    /// Send the request of a place and sleep until it is done. Returns how many bytes the device
+    /// Sends the request of a place and sleeps until it is done. Returns how many bytes the device
     /// wrote into the data.
     fn request(
         &self,
@@ -353,8 +352,8 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         let (mut done, mut looks) = (None, 0);
         let waited = loop {
             let waited = self.lines.answers.wait_until(self.limit_ns(), sleep, &mut || {
-                // The wait looks before the task joins the line, and after. The first look is
-                // skipped, since the device was told a moment ago.
+                // The wait checks before the task joins the line, and after. The first check is
+                // skipped, since the request was sent a moment ago.
                 looks += 1;
                 if looks == 1 {
                     return false;
@@ -362,7 +361,7 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
                 done = self.with(|requests| requests.finished(number));
                 done.is_some()
             });
-            // The device has frames in their places until it answers, and so their holder waits, as
+            // The device accesses the frames directly until it answers, so their holder waits, as
             // on Linux.
             if done.is_some() || !in_place {
                 break waited;
@@ -405,7 +404,7 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         requests.validate();
         (requests.free_places(), requests.waiting())
     }
-    /// Does the work of another task that passes by.
+    /// A hook: does the work of another task that runs at this point.
     pub(crate) fn look(&self) {
         let _ = self.with(Requests::reap);
     }
@@ -438,7 +437,7 @@ where
             let portion = self.portion(held.as_ref(), start..total);
             let (place, data) = self.take(&portion, held.as_ref(), Direction::FromDevice, sleep)?;
             let at = sector + (start / SECTOR_SIZE) as u64;
-            // The device has to say that it filled all of them: the old bytes are not copied in.
+            // The device must fill all of them: the old bytes are not copied in.
             if self.request(&place, (RequestKind::In, at), Some(&data), sleep)? < data.length {
                 return Err(BlockError::Io);
             }
@@ -480,7 +479,7 @@ where
             return Ok(());
         }
         let (place, _) = self.place(0, sleep)?;
-        // Another task's flush may have covered it meanwhile.
+        // Another task's flush may have covered these writes meanwhile.
         let Some(covered) = self.with(uncovered)? else { return Ok(()) };
         self.request(&place, (RequestKind::Flush, 0), None, sleep)?;
         self.with(|requests| requests.cache.flushed(covered));

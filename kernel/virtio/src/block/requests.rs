@@ -5,22 +5,22 @@
 //! queue. A place that becomes free is *granted* to the queue, and one waiting task is woken for
 //! it; a newcomer cannot take a granted place without queueing. All of it happens under the disk's
 //! lock; tasks are woken after it is released ([`Requests::take_wakes`]), in the order in which
-//! they came. A wake-up may reach a task that has just found what it wanted and still stands in the
-//! line, whether it came from a grant or from an interrupt that woke no other task. So a task that
-//! has waited for a place, and has left the line, looks at the ring once more and wakes one task
-//! while grants are left ([`Requests::leave`]). A task that ends another wait without success looks
-//! at the ring, too. Linux' nearest relative is the tag allocation of blk-mq (`blk_mq_get_tag`).
+//! they came. A wake-up, from a grant or from an interrupt that woke no other task, may reach a
+//! task that has just got its place and is still in the line. So a task that has waited for a
+//! place, and has left the line, checks the ring once more and wakes one task while grants are left
+//! ([`Requests::leave`]). A task that ends another wait without success looks at the ring, too.
+//! Linux' nearest relative is the tag allocation of blk-mq (`blk_mq_get_tag`).
 //!
-//! **Places are taken in turn**, so that the next request has other status bytes than the last. A
-//! device that answers twice may complete a request that it has not looked at. Its status byte then
-//! still holds [`NO_STATUS`], which no answer of the standard is, and the device has broken the
-//! protocol. If the place of the request before were used again, the device's late status for that
-//! one would be taken for this one's.
+//! **Places are taken in turn**, so that the next request has a different status byte. A device
+//! that answers a request twice may complete another request that it has not done. That request's
+//! status byte then still holds [`NO_STATUS`], which is no valid status, so the protocol violation
+//! is noticed. If the next request used the same place, the late status of the previous request
+//! would be taken for its own.
 //!
-//! **The end.** A device that leaves its slot ([`Requests::remove`]) has no memory any more:
-//! requests fail, the spare buffer is freed, and all tasks are woken. A task gets no place after
-//! that, and takes memory with a place only, so once all places are free ([`Requests::is_quiet`])
-//! no task has memory of the device, or will have.
+//! **The end.** A device that leaves its slot ([`Requests::remove`]) has no more memory: requests
+//! fail, the spare buffer is freed, and all tasks are woken. A task gets no place after that, and
+//! takes memory with a place only, so once all places are free ([`Requests::is_quiet`]), no task
+//! has or will get memory of the device.
 //!
 //! **Invariant** ([`Requests::validate`]). granted ≤ waiting, granted ≤ free places.
 
@@ -39,10 +39,10 @@ use crate::{BlockError, Failed, SECTOR_SIZE, SetupError};
 
 const _: () = assert!(DEPTH <= u16::BITS as usize, "a bit for each place");
 
-/// Bytes of the spare buffer: what every disk can transfer at once however little memory there is.
+/// Bytes of the spare buffer: a size that every disk can always transfer, even if memory is short.
 pub(super) const SPARE: usize = 4096;
 
-/// How far the request of a place is.
+/// State of a place's request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RequestState {
     /// The place is free.
@@ -51,7 +51,7 @@ enum RequestState {
     Held,
     /// With the device; a task waits for it.
     Pending,
-    /// With the device; its task does not wait any more, and has the place still.
+    /// With the device; its task no longer waits for it, but still has the place.
     Abandoned,
     /// With the device; no task has the place.
     Orphaned,
@@ -59,15 +59,15 @@ enum RequestState {
     Done(usize, u8),
 }
 
-/// Bytes for one request: their memory, and how much of it the request uses.
+/// Memory for one request's bytes, and how much of it the request uses.
 pub(super) struct Buffer<S: DmaSource> {
     pub memory: PartMemory<S>,
     pub length: usize,
 }
 
 impl<S: DmaSource> Buffer<S> {
-    /// Returns the mapping whose bytes have to be copied; `None` where the device has the bytes in
-    /// their places.
+    /// Returns the mapping whose bytes have to be copied; `None` if the device accesses the frames
+    /// directly.
     pub fn bounced(&self) -> Option<&DmaMapping<S>> {
         match &self.memory {
             PartMemory::Bounced(mapping) => Some(mapping),
@@ -79,18 +79,18 @@ impl<S: DmaSource> Buffer<S> {
 /// The device's limits for the descriptors of a request's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Segments {
-    /// The most descriptors (seg_max).
+    /// Largest number of descriptors (seg_max).
     pub most: usize,
-    /// The most bytes of one (size_max).
+    /// Largest number of bytes of one descriptor (size_max).
     pub length: usize,
 }
 
 impl Segments {
-    /// The most bytes of a transfer in place, which is one piece: whole pages.
+    /// Returns the largest number of bytes of a direct transfer, which is one piece: whole pages.
     pub const fn in_place(self) -> usize {
         self.most.saturating_mul(self.length) / PAGE_SIZE * PAGE_SIZE
     }
-    /// How many of a mapping's bytes fit in one request: whole sectors.
+    /// Returns how many of a mapping's bytes fit in one request: whole sectors.
     pub fn fit<S: DmaSource>(self, mapping: &DmaMapping<S>) -> usize {
         if mapping.one_piece(0..mapping.len()).is_some_and(|piece| piece.length <= self.length) {
             return mapping.len() / SECTOR_SIZE * SECTOR_SIZE;
@@ -111,11 +111,11 @@ impl Segments {
 /// Tasks to wake once the lock is released.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Wakes {
-    /// Grants: one waiting task each.
+    /// Number of grants: each wakes one waiting task.
     pub turns: usize,
-    /// Memory came back that some task waits for.
+    /// Memory was freed for which some task waits.
     pub memory: bool,
-    /// The device failed or is silent: every task has to know.
+    /// The device failed or is silent: all tasks are woken.
     pub all: bool,
 }
 
@@ -131,7 +131,7 @@ impl<S: DmaSource> Lent for Rings<S> {
         self.queue.reclaim(proof);
     }
     fn lose(&mut self) -> usize {
-        // The headers are part of what is in flight.
+        // The headers count as memory in flight.
         self.queue.lose()
     }
 }
@@ -156,7 +156,7 @@ pub(super) struct Requests<S: DmaSource, T: Transport> {
     /// The spare buffer, taken at start-up and kept, so that a request can always be made. `None`:
     /// the device has failed or left its slot.
     spare: Option<Arc<DmaMapping<S>>>,
-    /// The most bytes of the spare buffer that the device takes in one request.
+    /// Largest number of the spare buffer's bytes that the device takes in one request.
     spare_length: usize,
     /// Tasks that have a place and wait for memory.
     starving: usize,
@@ -164,8 +164,8 @@ pub(super) struct Requests<S: DmaSource, T: Transport> {
 }
 
 impl<S: DmaSource, T: Transport> Requests<S, T> {
-    /// Takes all that the disk needs to make progress, then tells the device. Nothing fails after
-    /// the device knows of memory.
+    /// Takes all memory that the disk needs to make progress, then starts the device. No step fails
+    /// after the device knows of memory.
     pub fn new(mut transport: T, device: Device<S>, segments: Segments) -> Result<Self, SetupError> {
         let headers = Arc::new(device.buffer(DEPTH * HEADER, Direction::Bidirectional)?);
         let spare = Arc::new(device.buffer(SPARE, Direction::Bidirectional)?);
@@ -194,14 +194,14 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         self.answers
     }
 
-    /// Tasks to wake, if there are any: the caller does it after it has released the lock.
+    /// Returns the tasks to wake, if any. The caller wakes them after it has released the lock.
     pub fn take_wakes(&mut self) -> Option<Wakes> {
         let Wakes { turns, memory, all } = self.wakes;
         (turns > 0 || memory || all).then(|| core::mem::take(&mut self.wakes))
     }
 
-    /// A place, or `None` where the task has to wait for one. `is_queued` is the task's own note,
-    /// false at first; a task for which it was set calls [`Self::leave`] in the end.
+    /// Takes a place; `None` if the task has to wait for one. `is_queued` is the task's own note,
+    /// false at first. If the note was set, the task must call [`Self::leave`] in the end.
     ///
     /// # Errors
     /// The device failed or is silent; the task is then in no queue.
@@ -234,8 +234,7 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         Ok(number)
     }
 
-    /// The task, which stood in the queue, has left the line of those who sleep, with a place or
-    /// without.
+    /// Notes that the queued task has left the line of sleepers, with a place or without.
     pub fn leave(&mut self, is_queued: &mut bool) {
         if core::mem::take(is_queued) {
             self.waiting -= 1;
@@ -246,7 +245,8 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         self.wakes.turns += usize::from(self.granted > 0);
     }
 
-    /// The task is done with its place, unless the device still has its request.
+    /// Ends the task's use of its place; the place is freed unless the device still has its
+    /// request.
     pub fn release(&mut self, number: usize) {
         if self.states[number] == RequestState::Abandoned {
             self.states[number] = RequestState::Orphaned;
@@ -296,10 +296,11 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         Ok(self.idle_spare(length))
     }
 
-    /// The spare buffer where no request uses it, as far as is known without a look at the device.
+    /// Returns the spare buffer if no request uses it, as far as is known without checking the
+    /// ring.
     pub fn idle_spare(&mut self, length: usize) -> Option<Buffer<S>> {
-        // Clones are made here only, and let go of without a lock: one that is seen is being used
-        // or was just used.
+        // Only this code makes clones, and they are dropped without a lock. So a clone that is seen
+        // here is in use or was just used.
         let spare = self.spare.as_ref()?;
         if Arc::strong_count(spare) > 1 {
             return None;
@@ -320,14 +321,14 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
             self.reap()?;
         }
         if self.is_silent {
-            // It may have missed a notice.
+            // The driver may have missed a notice.
             self.link.transport.notify(0);
             return Err(BlockError::TimedOut);
         }
         Ok(())
     }
 
-    /// Give the request of a place to the device; `false` where the ring has no room for it now.
+    /// Gives the request of a place to the device; `false` if the ring has no room for it now.
     pub fn send(
         &mut self,
         number: usize,
@@ -336,7 +337,8 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         data: Option<&Buffer<S>>,
     ) -> Result<bool, BlockError> {
         self.check()?;
-        // Answers received meanwhile make room. A lie is noticed before the device gets more.
+        // Answers received meanwhile make room. A protocol violation is noticed before the device
+        // gets more.
         self.reap()?;
         let (rings, transport) = self.link.lent()?;
         let chain = rings.chain(kind, number, data).ok_or(BlockError::OutOfRange)?;
@@ -350,7 +352,7 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         header[STATUS] = NO_STATUS;
         rings.headers.write(at, &header);
         if rings.queue.submit(chain).is_err() {
-            // There was room.
+            // The check above found room.
             self.fail();
             return Err(BlockError::Failed);
         }
@@ -363,7 +365,7 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         Ok(true)
     }
 
-    /// Gather what the device has given back.
+    /// Gathers the requests that the device has given back.
     pub fn reap(&mut self) -> Result<(), BlockError> {
         loop {
             let (rings, _) = self.link.lent()?;
@@ -390,7 +392,7 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
     fn answered(&mut self, number: usize, written: usize, status: u8) {
         match self.states[number] {
             RequestState::Pending => self.states[number] = RequestState::Done(written, status),
-            // Its task is about to release it.
+            // The request's task is about to release it.
             RequestState::Abandoned => self.states[number] = RequestState::Held,
             _ => {
                 self.states[number] = RequestState::Free;
@@ -408,7 +410,7 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         }
     }
 
-    /// The outcome of a request that a task waits for; `None` while it is with the device.
+    /// Returns the outcome of a request that a task waits for; `None` while it is with the device.
     pub fn finished(&mut self, number: usize) -> Option<Result<(usize, u8), BlockError>> {
         let done = |state| match state {
             RequestState::Done(written, status) => Some(Ok((written, status))),
@@ -420,9 +422,9 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         })
     }
 
-    /// The outcome of a request that the task does not wait for any more, which `error` says why.
-    /// It may be done at the last moment; otherwise its place and its memory stay the device's
-    /// until it answers.
+    /// Returns the outcome of a request whose task stops waiting for the reason `error`. The
+    /// request may have been completed at the last moment. Otherwise the device keeps its place and
+    /// memory until it answers.
     pub fn abandon(&mut self, number: usize, error: BlockError) -> Result<(usize, u8), BlockError> {
         if let Some(done) = self.finished(number) {
             return done;
@@ -431,8 +433,8 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         Err(error)
     }
 
-    /// Notes that a task waited in vain. `before`: answers when it began to wait. Returns whether
-    /// the device answered other requests meanwhile.
+    /// Notes that a task's wait has timed out. `before` is the number of answers when it began to
+    /// wait. Returns whether the device answered other requests meanwhile.
     pub fn late(&mut self, before: u64) -> bool {
         if before != self.answers {
             return true;
@@ -445,7 +447,7 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         false
     }
 
-    /// The device leaves its slot: its requests fail, and all tasks are woken for that. See
+    /// Fails all requests of a device that leaves its slot, and wakes all tasks for that. See
     /// [`VirtioBlock::remove`](super::VirtioBlock::remove).
     pub fn remove(&mut self, slot: &dyn PowerSlot) -> Result<(), Failed> {
         self.link.remove(slot)?;
@@ -456,8 +458,8 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         Ok(())
     }
 
-    /// Whether the device has failed or left its slot, and no task has a place: none takes memory
-    /// any more.
+    /// Whether the device has failed or left its slot, and no task has a place: then no task takes
+    /// memory any more.
     pub fn is_quiet(&self) -> bool {
         self.spare.is_none() && self.free() == DEPTH
     }

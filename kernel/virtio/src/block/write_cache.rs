@@ -1,7 +1,7 @@
 //! Whether the device's cache may hold bytes that were written since it was last emptied.
 //!
-//! **Protocol.** All of it happens under the disk's lock. A write counts once the device has
-//! answered it, with any answer and whether a task still waits or not. A flush takes the count
+//! **Protocol.** Everything happens under the disk's lock. A write counts once the device has
+//! answered it, whatever the answer is and even if no task waits any more. A flush takes the count
 //! before it is sent, since it covers the writes that were answered before (virtio 1.2, 5.2.6.2),
 //! and hands it back if it succeeds. A flush is left out where no write was answered since the last
 //! successful flush began. The cache's contents at start-up count as a write. Linux sends each
@@ -10,9 +10,10 @@
 /// See the module's head.
 #[derive(Debug)]
 pub(super) struct WriteCache {
-    /// Writes that the device has answered, and one for the cache's first contents.
+    /// Number of writes that the device has answered, plus one for the cache's contents at
+    /// start-up.
     answered: u64,
-    /// How many of them a flush has covered.
+    /// Number of writes that a flush has covered.
     flushed: u64,
 }
 

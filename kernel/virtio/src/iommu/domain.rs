@@ -25,7 +25,7 @@ const _: () = assert!(MAX_WINDOWS <= u32::BITS as usize);
 pub enum Occupied {
     /// It is.
     Now,
-    /// It may come: [`DeviceDomain::reattach`].
+    /// The device may come: [`DeviceDomain::reattach`].
     Later,
 }
 
@@ -96,11 +96,11 @@ impl<S: DmaSource, T: Transport + 'static> MappedDomain<S, T> {
     pub const fn name(&self) -> &'static str {
         self.name
     }
-    /// Accesses that were refused and seen.
+    /// Number of refused accesses that were reported.
     pub fn faults(&self) -> usize {
         self.faults.load(Ordering::Relaxed)
     }
-    /// Pages that the device can reach.
+    /// Number of pages that the device can access.
     pub fn pages(&self) -> usize {
         self.pages.load(Ordering::Relaxed)
     }
@@ -125,8 +125,8 @@ impl<S: DmaSource, T: Transport + 'static> MappedDomain<S, T> {
         reserved.iter().flatten().all(|&(first, last)| last < *addresses.start() || first > *addresses.end())
     }
 
-    /// Maps `pages`. If one mapping fails, the others are taken back. Where the IOMMU neither does
-    /// that nor confirms a reset, they count as mapped: their frames must not be handed on.
+    /// Maps `pages`. If one mapping fails, the others are taken back. If the IOMMU neither does
+    /// that nor confirms a reset, they count as mapped: their frames must not be reused.
     fn add(
         &self,
         pages: PfnRange,
@@ -252,7 +252,7 @@ where
         if opened.is_err() {
             self.open.fetch_and(!bit, Ordering::Relaxed);
         } else {
-            // An IOMMU that died may not have been asked for all of them.
+            // An IOMMU that failed may not have been asked for all of them.
             self.pages.fetch_add(count + frames.count(), Ordering::Relaxed);
         }
         opened.map(|()| all.start.start().0)

@@ -1,30 +1,31 @@
-//! An IOMMU that is a virtio device (virtio 1.2, 5.13): a device reaches the frames in its domain,
-//! and nothing else.
+//! An IOMMU that is a virtio device (virtio 1.2, 5.13): a device can access the frames in its
+//! domain, and nothing else.
 //!
 //! | module | what |
 //! |---|---|
 //! | [`request`] | requests, answers, reserved regions and faults as bytes |
 //! | [`domain`] | the mappings of one device |
 //!
-//! **Rule.** As behind VT-d (`freehold-iommu`): a function without a domain reaches nothing.
-//! Addresses in a domain equal physical ones, except those of windows. Frames are handed on after
+//! **Rule.** As behind VT-d (`freehold-iommu`): a function without a domain can access nothing.
+//! Addresses in a domain equal physical ones, except those of windows. Frames are reused only after
 //! the IOMMU's answer. The IOMMU itself has no domain: its rings and buffers are from the DMA API.
 //! It does not remap interrupts, so the addresses of messages are never mapped.
 //!
-//! **Protocol.** Each page of memory is a mapping of its own, since the IOMMU does not take a part
-//! of a mapping away. Requests go in batches of up to [`BATCH`], with one notice. The sender holds
-//! the lock of the queue for a batch and looks for the answers. An IOMMU without all answers after
+//! **Protocol.** Each page of memory is a mapping of its own, since the IOMMU cannot remove a part
+//! of a mapping. Requests go in batches of up to [`BATCH`], with one notice. The sender holds the
+//! lock of the queue for a batch and looks for the answers. An IOMMU without all answers after
 //! [`TIMEOUT`], or with an impossible one, is reset and not asked again: from then on nothing is
 //! confirmed ([`Unconfirmed`](freehold_machine::Unconfirmed)), and no domain maps anything. The
-//! reset takes all domains away, and their devices reach nothing (5.13.4: the field `bypass` keeps
-//! its value; [`VirtioIommu::is_always_closed`] says whether there is one).
+//! reset removes all domains, and their devices can access nothing (5.13.4: the field `bypass`
+//! keeps its value; [`VirtioIommu::is_always_closed`] says whether there is one).
 //!
-//! Where the reset is not confirmed, the IOMMU may obey requests that it was given before. Frames
-//! of a failed mapping then count as mapped ([`NotDone::Lost`]), so that they leave their device
-//! unconfirmed, and are lost, as all others.
+//! If the reset is not confirmed, the IOMMU may still obey earlier requests. Frames of a failed
+//! mapping then count as mapped ([`NotDone::Lost`]), so that they leave their device unconfirmed,
+//! and are lost, as all others.
 //!
-//! **Trust.** The IOMMU is the host's: if it lies, devices reach what the host wants. Its bytes
-//! are checked all the same, so no lie makes the kernel follow a length or an index.
+//! **Trust.** The IOMMU belongs to the host: if it breaks the protocol, devices can access memory
+//! of the host's choice. Its bytes are checked all the same, so the kernel never uses an invalid
+//! length or index.
 //!
 //! Linux' nearest relative is `drivers/iommu/virtio-iommu.c`.
 
@@ -57,31 +58,31 @@ use crate::platform::{Function, Platform};
 use crate::transport::{Features, device_type, negotiate, read_consistent};
 use crate::{Failed, SetupError};
 
-/// The most requests of a batch, and descriptors for them.
+/// Largest number of requests of a batch, and descriptors for them.
 pub const BATCH: usize = 32;
 const RING: usize = 2 * BATCH;
-/// Bytes of the slot for a request, and the answer's place in it.
+/// Bytes of a request's slot, and the place of the answer in it.
 const SLOT: usize = 128;
 const ANSWER: usize = 96;
 /// Faults that the device can report before the driver looks, and bytes of the slot for each.
 const FAULTS: usize = 64;
 const FAULT_SLOT: usize = 32;
-/// The most bytes of an endpoint's properties.
+/// Largest number of bytes of an endpoint's properties.
 const MAX_PROPERTIES: usize = 4096 - TAIL_BYTES;
-/// The most regions of an endpoint that are reserved.
+/// Largest number of reserved regions of an endpoint.
 pub(crate) const MAX_RESERVED: usize = 8;
 /// Addresses of interrupts' messages. They are reserved even if the device does not say so.
 const MESSAGES: RangeInclusive<u64> = 0xfee0_0000..=0xfeef_ffff;
 /// Place of the field `bypass` in the configuration.
 const BYPASS: usize = 36;
-/// The most bits of an address that are used.
+/// Largest number of address bits that are used.
 const ADDRESS_BITS: u32 = 48;
 /// Nanoseconds that the IOMMU has for all requests of a call. A busy host may stop its thread for
 /// seconds.
 const TIMEOUT: u64 = 10_000_000_000;
-/// Looks for an answer between looks at the clock.
+/// Checks for an answer between two readings of the clock.
 const LOOKS_PER_TIME: usize = 1 << 10;
-/// Looks after which the IOMMU is dead, whatever the clock says: minutes.
+/// Number of checks after which the IOMMU counts as dead, whatever the clock says: minutes.
 const MOST_LOOKS: usize = 1000 * PATIENCE;
 
 /// The device's configuration, checked.
@@ -118,7 +119,7 @@ impl<S: DmaSource> Lent for IommuQueues<S> {
     }
 }
 
-/// The device. It stays.
+/// The device. It exists for ever.
 pub struct VirtioIommu<S: DmaSource, T: Transport + 'static> {
     /// Taken by tasks and start-up, while the device has requests. Orders with no other lock.
     link: Mutex<Link<S, T, IommuQueues<S>>>,
@@ -158,7 +159,7 @@ impl Wait {
     fn new(clock: fn() -> u64) -> Self {
         Self { clock, end: clock().saturating_add(TIMEOUT), looks: 0 }
     }
-    /// Counts a look. Returns whether it was one too many.
+    /// Counts a check. Returns whether it was one too many.
     fn is_over(&mut self) -> bool {
         self.looks += 1;
         let is_time = self.looks >= PATIENCE && self.looks.is_multiple_of(LOOKS_PER_TIME);
@@ -191,7 +192,7 @@ impl<S: DmaSource, T: Transport + 'static> VirtioIommu<S, T> {
         let limits = read_consistent(&transport, |transport| IommuLimits::read(transport, features))??;
         let has_bypass = features.contains(Features::IOMMU_BYPASS_CONFIG);
         if has_bypass {
-            // Without the feature, and without the older one, functions without a domain reach
+            // Without the feature, and without the older one, functions without a domain can access
             // nothing once the driver has started.
             set_bypass(&mut transport, Bypass::Nothing)?;
         }
@@ -208,7 +209,7 @@ impl<S: DmaSource, T: Transport + 'static> VirtioIommu<S, T> {
             return Err(SetupError::Nonsense("queue of faults"));
         }
         if let Ok((lent, transport)) = link.lent() {
-            // Answers are looked for.
+            // No interrupt is needed: the sender polls for answers.
             lent.requests.disable_interrupts();
             transport.notify(1);
         }
@@ -253,7 +254,7 @@ impl<S: DmaSource, T: Transport + 'static> VirtioIommu<S, T> {
         Ok(domain)
     }
 
-    /// Gives the device up: it did not take back what it was asked to. Returns whether it has
+    /// Gives the device up, because it did not execute a request to unmap. Returns whether it has
     /// confirmed a reset, now or before.
     pub(crate) fn give_up(&self) -> bool {
         let mut link = self.link.lock();
@@ -261,8 +262,8 @@ impl<S: DmaSource, T: Transport + 'static> VirtioIommu<S, T> {
         link.is_reset()
     }
 
-    /// Whether functions reach nothing also while no driver runs the device: before the start and
-    /// after a failure. Unless the device has the field `bypass`, that is its choice.
+    /// Whether functions can access nothing also while no driver runs the device: before the start
+    /// and after a failure. Unless the device has the field `bypass`, the device decides that.
     pub const fn is_always_closed(&self) -> bool {
         self.has_bypass
     }
@@ -277,7 +278,7 @@ impl<S: DmaSource, T: Transport + 'static> VirtioIommu<S, T> {
         let mut requests = requests.into_iter().peekable();
         let (mut result, mut wait, mut is_given) = (Ok(()), Wait::new(self.clock), false);
         while requests.peek().is_some() {
-            // Others have their turn between batches.
+            // Other tasks' requests have their turn between batches.
             let mut link = self.link.lock();
             is_given |= !link.is_failed();
             let answers = self.post(&mut link, &mut requests);
@@ -356,7 +357,7 @@ impl<S: DmaSource, T: Transport + 'static> VirtioIommu<S, T> {
             match lent.take_fault() {
                 Ok(told) => {
                     if told.is_some() {
-                        // It has the slot again.
+                        // The device has the slot again.
                         transport.notify(1);
                     }
                     told
@@ -380,23 +381,23 @@ impl<S: DmaSource, T: Transport + 'static> VirtioIommu<S, T> {
     pub fn domain_of(&self, source_id: u16) -> Option<&'static MappedDomain<S, T>> {
         self.domains.lock().iter().copied().find(|domain| domain.source_id() == source_id)
     }
-    /// Shows `f` each domain whose device is there.
+    /// Calls `f` with each domain whose device is present.
     pub fn each_domain(&self, mut f: impl FnMut(&MappedDomain<S, T>)) {
         let count = self.domains.lock().len();
         let all = (0..count).filter_map(|number| self.domains.lock().get(number).copied());
         all.filter(|domain| domain.is_occupied()).for_each(&mut f);
     }
-    /// Faults that were taken.
+    /// Returns the number of faults that were taken.
     pub fn faults(&self) -> usize {
         self.faults.load(Ordering::Relaxed)
     }
-    /// Requests that took something from a device.
+    /// Returns the number of requests that took memory away from a device.
     pub fn invalidations(&self) -> usize {
         self.invalidations.load(Ordering::Relaxed)
     }
 }
 
-/// Functions that reach memory without a domain.
+/// Returns the number of functions that access memory without a domain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Bypass {
     Nothing = 0,
@@ -473,7 +474,7 @@ impl<S: DmaSource> IommuQueues<S> {
             // The answer begins with the properties.
             IommuRequest::Probe { .. } => {
                 let end = self.properties.len();
-                // Nothing of the last endpoint's stays.
+                // No bytes of the last endpoint's answer stay.
                 for at in (0..end).step_by(SLOT) {
                     self.properties.write(at, &[0; SLOT][..SLOT.min(end - at)]);
                 }

@@ -1,8 +1,8 @@
 //! A device that plugs memory in (virtio 1.2, 5.15).
 //!
-//! The device owns a *region* of physical addresses, in blocks. It says how much of it the host
-//! wants plugged in ([`Sizes::requested`]); the driver plugs blocks in and unplugs them, one
-//! request at a time, until it is as much. Only blocks that are plugged in are memory.
+//! The device owns a *region* of physical addresses, in blocks. It tells the size that the host
+//! requests ([`Sizes::requested`]). The driver plugs blocks in and unplugs them, one request at a
+//! time, until the plugged size is equal. Only blocks that are plugged in are memory.
 //!
 //! | module | what |
 //! |---|---|
@@ -42,7 +42,7 @@ use request::{REQUEST_BYTES, RESPONSE_BYTES};
 
 /// Descriptors in the ring: one request of two parts is with the device at a time.
 const RING: usize = 4;
-/// How long the device may take to answer: a host may have to find the memory first.
+/// Time for an answer: a host may have to find the memory first.
 const PATIENCE_NS: u64 = 60_000_000_000;
 /// Where the answer is in the buffer.
 const RESPONSE: usize = 32;
@@ -51,7 +51,7 @@ const RESPONSE: usize = 32;
 pub struct Mem<S: DmaSource, T: Transport> {
     /// Taken by tasks only, while the ring is changed. Orders with no other lock.
     inner: Mutex<MemInner<S, T>>,
-    /// Wait that the interrupt ends: an answer has come, or the host wants another size.
+    /// The wait for an interrupt: an answer has come, or the host requests another size.
     wait: &'static dyn Wait,
     region: Region,
 }
@@ -94,7 +94,7 @@ impl<S: DmaSource, T: Transport> Mem<S, T> {
         &self.region
     }
 
-    /// How much is plugged in and how much the host wants, as the device says now.
+    /// Returns how much is plugged in and how much the host requests, according to the device now.
     ///
     /// # Errors
     /// [`Failed`].
@@ -104,7 +104,7 @@ impl<S: DmaSource, T: Transport> Mem<S, T> {
             let (_, transport) = inner.link.lent()?;
             region::read(transport)
         };
-        // A configuration that never stands still, or that is too short by now.
+        // The configuration changes all the time, or is too short by now.
         let config = config.map_err(|_| {
             inner.link.fail(Why::BrokeTheProtocol);
             Failed
@@ -112,7 +112,7 @@ impl<S: DmaSource, T: Transport> Mem<S, T> {
         Ok(self.region.sizes(&config))
     }
 
-    /// Plug in `frames`, whole units of the region that are not.
+    /// Plugs in `frames`, whole units of the region that are not plugged in.
     ///
     /// # Errors
     /// [`Failed`].
@@ -157,7 +157,7 @@ impl<S: DmaSource, T: Transport> Mem<S, T> {
 }
 
 impl<S: DmaSource, T: Transport> MemInner<S, T> {
-    /// Give a request to the device; `false` where it has one.
+    /// Gives a request to the device; `false` if the device has one.
     fn send(&mut self, request: &[u8; REQUEST_BYTES]) -> Result<bool, Failed> {
         let (queue, transport) = self.link.lent()?;
         if self.busy {
@@ -201,7 +201,7 @@ impl<S: DmaSource, T: Transport> MemInner<S, T> {
         Some(answer.ok_or(Failed))
     }
 
-    /// The answer that came at the last moment, or the end of the device.
+    /// Returns the answer that came at the last moment, or gives the device up.
     fn give_up(&mut self) -> Result<Answer, Failed> {
         self.answer().unwrap_or_else(|| {
             self.link.fail(Why::Silent);

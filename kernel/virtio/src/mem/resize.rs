@@ -1,8 +1,8 @@
 //! From the plugged size to the one that the host wants.
 //!
-//! **Invariant.** A unit is the kernel's ([`Onliner::online`]) only while the device has
+//! **Invariant.** The kernel uses a unit ([`Onliner::online`]) only while the device has
 //! acknowledged it as plugged in, and the device is asked to unplug only units that the kernel has
-//! let go of ([`Onliner::offline`]). A unit whose unplugging the device refuses comes back to the
+//! released ([`Onliner::offline`]). A unit whose unplugging the device refuses comes back to the
 //! kernel.
 //!
 //! One task runs a [`Resizer`]; nothing here is shared.
@@ -14,17 +14,17 @@ use freehold_machine::{PAGE_SHIFT, PfnRange};
 use super::{Answer, Region, Sizes};
 use crate::Failed;
 
-/// The most passes over all units in one go. A host that changes its mind more often than that, or
-/// a device that says something else at each look, is followed again later: the caller holds a lock
-/// meanwhile.
+/// Largest number of passes over all units in one call. If the host changes the size more often
+/// than that, or the device returns another size each time, the rest is done later: the caller
+/// holds a lock meanwhile.
 const PASSES: usize = 8;
 
 /// Interface of the kernel that takes and gives back units.
 pub trait Onliner {
-    /// These frames are memory now. `false`: the kernel has no room to manage them, and has not
+    /// These frames are memory now. `false`: the kernel has no memory to manage them, and has not
     /// touched them.
     fn online(&mut self, frames: PfnRange) -> bool;
-    /// Let go of these frames. `false`: they are in use, and stay.
+    /// Release these frames. `false`: they are in use, and stay.
     fn offline(&mut self, frames: PfnRange) -> bool;
 }
 
@@ -68,15 +68,15 @@ where
     }
 }
 
-/// How far a step came.
+/// Result of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ResizeOutcome {
-    /// As much is plugged in as the host wants.
+    /// The plugged size is the requested one.
     Reached,
-    /// Something is in the way that may go: the device is busy, memory is in use, or the kernel has
-    /// no room to manage more. Try again later.
+    /// A temporary obstacle: the device is busy, memory is in use, or the kernel has no memory to
+    /// manage more. Try again later.
     Later,
-    /// The device refuses its own request; while it wants the same, another try is of no use.
+    /// The device refuses its own request. Another try has no use until the requested size changes.
     Refused,
 }
 
@@ -91,13 +91,13 @@ enum Step {
 /// Knows which units are plugged in.
 pub struct Resizer {
     region: Region,
-    /// A bit for each unit that is plugged in and the kernel's.
+    /// A bit for each unit that is plugged in and that the kernel uses.
     online: Vec<u64>,
     count: u64,
 }
 
 impl Resizer {
-    /// Nothing is plugged in. `None` where there is no memory for one bit a unit.
+    /// Makes one without plugged units. `None` if there is no memory for one bit per unit.
     pub fn new(region: Region) -> Option<Self> {
         let words = usize::try_from(region.units().div_ceil(64)).ok()?;
         let mut online = Vec::new();
@@ -105,7 +105,7 @@ impl Resizer {
         online.resize(words, 0);
         Some(Self { region, online, count: 0 })
     }
-    /// Bytes that are plugged in and the kernel's.
+    /// Bytes that are plugged in and that the kernel uses.
     pub fn plugged(&self) -> u64 {
         self.count * self.unit_bytes()
     }
@@ -125,7 +125,7 @@ impl Resizer {
         self.online[(unit / 64) as usize] ^= 1 << (unit % 64);
     }
 
-    /// Plug in or unplug until as much is plugged in as the host wants, or no more can be done now.
+    /// Plugs in or unplugs until the plugged size is the requested one, or no more can be done now.
     /// `pause` is called between units.
     ///
     /// # Errors
@@ -187,7 +187,7 @@ impl Resizer {
             Answer::Refused | Answer::Error => return Ok(Step::Refused),
         }
         if !memory.online(frames) {
-            // The host may have it back; if it does not take it, the memory stays unused.
+            // The host may have the unit back; if it does not take it, the memory stays unused.
             device.unplug(frames)?;
             return Ok(Step::Stuck);
         }
@@ -232,7 +232,7 @@ impl Resizer {
             Answer::Busy => Step::Busy,
             Answer::Refused | Answer::Error => Step::Refused,
         };
-        // It is still plugged in, so it is memory still.
+        // The unit is still plugged in, so it is still memory.
         if memory.online(frames) {
             self.mark(unit);
             self.count += 1;

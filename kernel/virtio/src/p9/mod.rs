@@ -11,12 +11,12 @@
 //! many wait, an answer wakes the [`DEPTH`] tasks that have a place and no more. Where the DMA API
 //! has no memory for the data, a page of the place's own carries it, so a place is all that a task
 //! ever waits for. There is no time-out, as on Linux: a server may take as long as it likes, and a
-//! task that is to end leaves at once where it said so ([`Sleep::Killable`]). The device then keeps
-//! the place until it has answered; Tflush asks it to be quick.
+//! killed task leaves at once if it allowed that ([`Sleep::Killable`]). The device then keeps the
+//! place until it has answered; Tflush asks it to be quick.
 //!
-//! **Lies.** An answer that is not the request's, or longer than the device says it wrote, breaks
-//! the protocol: the device is reset and stays out of use (`link.rs`). The file system checks the
-//! rest of an answer behind its header.
+//! **Protocol violations.** An answer that does not belong to the request, or longer than the
+//! device says it wrote, breaks the protocol: the device is reset and stays out of use (`link.rs`).
+//! The file system checks the rest of an answer after its header.
 
 mod places;
 
@@ -106,8 +106,8 @@ impl<S: DmaSource, T: Transport> Messages<S, T> {
         Ok(Self { places, lines, ended, device, tag })
     }
 
-    /// Calls `f` with the lock held; wakes waiting tasks once it is released, where there is
-    /// something for them.
+    /// Calls `f` with the lock held. Wakes waiting tasks once it is released, if they have a
+    /// reason.
     fn with<R>(&self, f: impl FnOnce(&mut MessagePlaces<S, T>) -> R) -> R {
         let (result, wakes) = {
             let mut places = self.places.lock();

@@ -38,10 +38,10 @@ const FLUSH: usize = 16;
 const PLACE: usize = FLUSH_AT + 2 * FLUSH;
 const _: () = assert!(REPLY_AT + MAX_REPLY <= BULK_AT);
 
-/// How far the request of a place is.
+/// State of a place's request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// The place is free, but for a Tflush.
+    /// The place is free, except for a Tflush.
     Free,
     /// A task has the place; the device has no request of it.
     Held,
@@ -136,7 +136,7 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
         core::mem::take(&mut self.wakes)
     }
 
-    /// Has one more of the tasks that wait for a place look, if there is one.
+    /// Lets one more of the tasks that wait for a place check again, if there is one.
     fn wake_turn(&mut self) {
         self.wakes.turns += usize::from(self.waiting > 0);
     }
@@ -161,7 +161,7 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
     pub fn leave(&mut self, is_counted: &mut bool) {
         if core::mem::take(is_counted) {
             self.waiting -= 1;
-            // The wake-up that it had may have been another's.
+            // The wake-up that the task had may have been meant for another task.
             self.wake_turn();
         }
     }
@@ -203,7 +203,7 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
             exchange.request[end - 4..].copy_from_slice(&(bulk.length as u32).to_le_bytes());
         }
         memory.write(0, exchange.request);
-        // The rest of an earlier answer is no answer to this request.
+        // The rest of an earlier answer must not pass for this request's answer.
         memory.write(REPLY_AT, &[0; DATA_HEADER]);
         self.submit(chain)?;
         self.places[number].state = State::Pending;
@@ -255,7 +255,8 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
         }
     }
 
-    /// Bytes that the device wrote for a request that a task waits for; `None` while it has it.
+    /// Returns how many bytes the device wrote for a request that a task waits for; `None` while
+    /// the device has it.
     pub fn finished(&mut self, number: usize) -> Result<Option<usize>, MessageError> {
         let done = |state| if let State::Done(written) = state { Some(written) } else { None };
         if let Some(written) = done(self.places[number].state) {
@@ -266,8 +267,8 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
         done(self.places[number].state).map_or(reaped.map(|()| None), |written| Ok(Some(written)))
     }
 
-    /// The task does not wait for its request any more, unless it is done at the last moment: then
-    /// it is as if nothing was.
+    /// Notes that the task no longer waits for its request. If the request is done at the last
+    /// moment, this changes nothing.
     pub fn abandon(&mut self, number: usize, left: Option<u32>) -> Result<usize, MessageError> {
         if let Some(written) = self.finished(number)? {
             return Ok(written);
@@ -277,7 +278,7 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
         Err(MessageError::Abandoned)
     }
 
-    /// Asks the server to give a request up. Where the ring has no room the request takes its time.
+    /// Asks the server to give a request up. If the ring has no room, the request takes its time.
     fn flush(&mut self, number: usize) {
         let memory = &self.places[number].memory;
         let mut bytes = [0; FLUSH];
@@ -310,7 +311,7 @@ impl<S: DmaSource, T: Transport> MessagePlaces<S, T> {
         self.places[number].memory.read(REPLY_AT, reply);
         let tag = u16::from_le_bytes([exchange.request[TAG_AT], exchange.request[TAG_AT + 1]]);
         let kind = exchange.request[TAG_AT - 1];
-        // Bytes behind the room for the answer are data, or none of ours.
+        // Bytes after the room for the answer are data, or do not belong to us.
         let received = if matches!(exchange.data, Data::Received(_)) { written } else { length };
         let outcome = check(reply, received, kind, tag);
         let data = match (outcome, bulk, &exchange.data) {

@@ -79,7 +79,7 @@ fn read(disk: &Disk, sector: u64) -> Result<(), BlockError> {
     result
 }
 
-/// A device that lies once when told to, and is honest otherwise.
+/// A device that breaks the protocol once when told to, and is correct otherwise.
 struct Liar {
     fake: Fake,
     lie: Lie,

@@ -1,9 +1,10 @@
-//! Devices that lie: what each lie leads to, for each kind of device and each moment.
+//! Devices that break the protocol: the outcome of each violation (a *lie*), for each kind of
+//! device and each moment.
 //!
 //! The table is [`table::ROWS`]. Every cell is played against the real driver over the software
 //! transport. After each cell the accounts of the DMA API must balance: the driver's memory is
-//! back, or counted as lost where the cell says so, and another device's bytes are untouched. The
-//! flips (`flips.rs`) change any shared byte between any two looks of a driver.
+//! back, or counted as lost if the cell says so, and another device's bytes are untouched. The
+//! flips (`flips.rs`) change any shared byte between any two accesses of a driver.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, missing_docs, reason = "a test")]
 
@@ -64,8 +65,8 @@ impl Wait for Step {
     fn notify_one(&self) {}
 }
 
-/// Tells a lie that is told in a used ring, about the chain that starts at `head` and for which
-/// `written` is the truth. Returns whether it is one.
+/// Tells a lie about the chain that starts at `head`, if it is one that is told in a used ring;
+/// `written` is the true length. Returns whether it is such a lie.
 pub fn tell(ring: &mut DeviceRing, lie: Lie, head: u32, written: u32) -> bool {
     let index = |ring: &DeviceRing, value: u16| model::write(ring.used + 2, &value.to_le_bytes());
     match lie {

@@ -65,7 +65,7 @@ pub enum Moment {
     Attach,
     /// While it works, with chains in flight.
     Load,
-    /// As the driver lets go of it.
+    /// As the driver releases it.
     Detach,
 }
 

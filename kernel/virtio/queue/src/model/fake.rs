@@ -1,4 +1,4 @@
-//! A device whose registers are in a test's hands.
+//! A device whose registers a test controls.
 
 extern crate std;
 
@@ -30,14 +30,14 @@ enum Obeys {
 type QueueHook = Box<dyn FnMut(&mut DeviceRing) + Send>;
 type NoticeHook = Box<dyn FnMut(usize, &mut DeviceRing) + Send>;
 
-/// State that both sides see, and the device's lies.
+/// State that both sides share, and the protocol violations of the device.
 struct DeviceState {
     features: u64,
     accepted: u64,
     status: DeviceStatus,
     config: Vec<u8>,
     generation: Cell<u32>,
-    /// How much the generation grows with each look.
+    /// Growth of the generation with each read.
     unrest: u32,
     rings: [Option<DeviceRing>; 2],
     notices: [usize; 2],
@@ -116,8 +116,8 @@ impl Fake {
     pub fn on_queue(&self, hook: impl FnMut(&mut DeviceRing) + Send + 'static) {
         self.state().on_queue = Some(Box::new(hook));
     }
-    /// Called when the driver gives notice, with the queue's number and the device's side of it: a
-    /// device that is done before the driver goes on.
+    /// Sets the function that is called when the driver gives notice, with the queue's number and
+    /// the device's side of the queue. With it a device can finish before the driver continues.
     pub fn on_notice(&self, hook: impl FnMut(usize, &mut DeviceRing) + Send + 'static) {
         self.state().on_notice = Some(Box::new(hook));
     }
@@ -126,7 +126,7 @@ impl Fake {
         self.state().config.clone()
     }
 
-    /// Returns the status: the driver's last store, or the one that the device shows.
+    /// Returns the status: the driver's last store, or the status that the device shows instead.
     pub fn status(&self) -> DeviceStatus {
         self.state().status
     }
@@ -138,7 +138,7 @@ impl Fake {
     pub fn notices(&self, queue: usize) -> usize {
         self.state().notices[queue]
     }
-    /// The device's side of a queue.
+    /// Returns the device's side of a queue.
     ///
     /// # Panics
     /// If there is none.
@@ -169,10 +169,10 @@ impl Fake {
         write(parts[0].address, bytes);
         self.give(0, head.into(), bytes.len() as u32);
     }
-    /// Empty all transmit buffers of a console that are there.
+    /// Empties all transmit buffers of a console that are available.
     ///
     /// # Panics
-    /// If one of them is to be written.
+    /// If one of them is writable for the device.
     pub fn receive(&self) -> Vec<u8> {
         let mut all = Vec::new();
         while let Some((head, parts)) = self.take(1) {
@@ -226,7 +226,7 @@ impl Transport for Fake {
             state.status = status;
             state.rings = [None; 2];
         } else {
-            // A bit without a meaning is not 0 either.
+            // A bit without a meaning counts as not 0, too.
             state.status = DeviceStatus::from_bits_retain(0x10);
         }
     }

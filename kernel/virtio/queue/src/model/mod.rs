@@ -25,7 +25,7 @@ pub use freehold_machine::model::DeviceView;
 
 /// Frames of the model: 16 MiB.
 const FRAMES: usize = 4096;
-/// The model's first frame number; below is nothing.
+/// The model's first frame number; there is no memory below it.
 const FIRST: u64 = 0x100;
 
 struct QueueModelState {
@@ -53,9 +53,9 @@ std::thread_local! {
     static MEDDLER: RefCell<Option<Box<dyn FnMut()>>> = const { RefCell::new(None) };
 }
 
-/// Calls `meddler` from now on before this thread's kernel side reaches for bytes that a device may
-/// share: a device that changes them between any two looks. `None` ends it. Calls of [`read`] and
-/// [`write`] are the device's side.
+/// From now on calls `meddler` on this thread before the kernel's side accesses bytes that a device
+/// may share. So a device can change bytes between any two accesses. `None` ends that. `meddler`
+/// calls [`read`] and [`write`] as the device.
 pub fn meddle(meddler: Option<Box<dyn FnMut()>>) {
     MEDDLER.with(|place| *place.borrow_mut() = meddler);
 }
@@ -68,7 +68,7 @@ fn called() {
     }
 }
 
-/// Where the kernel's side reaches a frame.
+/// Returns the kernel's address of a frame.
 pub(crate) fn pointer(frame: Pfn) -> NonNull<u8> {
     called();
     place(frame)
@@ -139,7 +139,7 @@ impl FrameSource for HostMemory {
 
 static DMA: Dma<HostMemory> = Dma::new();
 
-/// A device of its own, of a DMA API of its own, that may hold `quota` bytes.
+/// A device with a DMA API of its own. It may hold `quota` bytes.
 pub fn limited_device(quota: usize) -> Device<HostMemory> {
     // Rings are there for all devices.
     device();
@@ -163,10 +163,10 @@ pub fn devices_sharing(cap: usize) -> [Device<HostMemory>; 2] {
     })
 }
 
-/// A device of its own behind a domain with windows, and what it reaches.
+/// A device of its own behind a domain with windows, and the frames that it can access.
 ///
 /// # Panics
-/// Where there are too many such devices.
+/// If there are too many such devices.
 pub fn windowed_device() -> (Device<HostMemory>, &'static DeviceView) {
     device();
     // No memory is there.
@@ -188,7 +188,7 @@ pub fn device() -> Device<HostMemory> {
     })
 }
 
-/// A page as a device reaches it.
+/// Returns a page as a device accesses it.
 fn with_page<R>(frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
     // SAFETY: `place` is the start of a page of the model's memory, which is never freed; tests
     // play the device only between a driver's looks, so no other reference to the page lives.
@@ -199,7 +199,7 @@ std::thread_local! {
     static ACTING: Cell<Option<&'static DeviceView>> = const { Cell::new(None) };
 }
 
-/// Calls `f`, in which this thread's [`read`] and [`write`] are those of the device with this view.
+/// Calls `f`; meanwhile [`read`] and [`write`] on this thread act as the device with this view.
 pub fn as_device<R>(view: &'static DeviceView, f: impl FnOnce() -> R) -> R {
     let before = ACTING.replace(Some(view));
     let result = f();
@@ -207,7 +207,7 @@ pub fn as_device<R>(view: &'static DeviceView, f: impl FnOnce() -> R) -> R {
     result
 }
 
-/// The frame that the device of this thread reaches at `page` to do this.
+/// Returns the frame that this thread's device accesses at `page` with this access.
 fn reached(page: Pfn, access: DeviceAccess) -> Pfn {
     if let Some(view) = ACTING.get() {
         return view.reach(page, access).unwrap_or_else(|violation| panic!("{violation}"));
@@ -220,8 +220,8 @@ fn reached(page: Pfn, access: DeviceAccess) -> Pfn {
     page
 }
 
-/// Calls `f` with each page of `length` bytes at `address` as the device of this thread reaches it,
-/// the bytes' places in the page, and how many came before.
+/// Calls `f` with each page of the `length` bytes at `address`, as this thread's device accesses
+/// it, the bytes' places in the page, and the number of bytes before.
 fn each_page(
     address: u64,
     length: usize,
@@ -275,9 +275,9 @@ pub struct DeviceRing {
     pub available: u64,
     /// Address of the used ring.
     pub used: u64,
-    /// Available entries already seen.
+    /// Number of available entries already seen.
     pub seen: u16,
-    /// Used entries already written.
+    /// Number of used entries already written.
     pub given: u16,
 }
 
@@ -318,8 +318,8 @@ impl DeviceRing {
         }
         Some((head, parts))
     }
-    /// As [`DeviceRing::take`], but over a ring whose bytes may be anything: `None` also for a
-    /// chain that is none, or that is not in memory.
+    /// As [`DeviceRing::take`], but for a ring whose bytes may be invalid: also `None` for an
+    /// invalid chain, or a chain that is not in memory.
     pub fn take_checked(&mut self) -> Option<(u16, Vec<Descriptor>)> {
         let head = self.next_head()?;
         let (mut parts, mut next) = (Vec::new(), Some(head));
@@ -345,7 +345,7 @@ impl DeviceRing {
         self.given = self.given.wrapping_add(1);
         write(self.used + 2, &self.given.to_le_bytes());
     }
-    /// Whether the driver wants interrupts.
+    /// Whether the driver has interrupts on.
     pub fn wants_interrupt(&self) -> bool {
         read_u16(self.available) & 1 == 0
     }
