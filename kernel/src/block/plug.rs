@@ -102,8 +102,8 @@ fn step(slot: &DiskSlot, frames: Frames, content: Content, state: SlotState) -> 
 }
 
 fn plug(slot: &DiskSlot, frames: Frames) -> Content {
-    // The driver and the disk's files are small objects of fixed size. None of their allocations
-    // may fail.
+    // The driver and the disk's files are small objects of fixed size. Their allocations must not
+    // fail.
     if heap::ensure(heap::CALL_RESERVE).is_err() {
         log::error!("{}: no memory for the driver", slot.name());
         return Content::Refused;
