@@ -38,9 +38,9 @@ use crate::{Errno, Result, time};
 /// access that the open requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LeaseKind {
-    /// Nobody else writes the file (F_RDLCK).
+    /// No other process writes the file (F_RDLCK).
     Read,
-    /// Nobody else has the file open (F_WRLCK).
+    /// No other process has the file open (F_WRLCK).
     Write,
 }
 
@@ -300,8 +300,8 @@ pub fn set(file: &OpenFile, kind: LeaseKind, holder: Arc<dyn Wake>) -> Result<()
     Ok(())
 }
 
-/// Checks that the file's users permit the lease. A read lease requires that nobody writes. A write
-/// lease requires that there is no other description.
+/// Checks that the file's users permit the lease. A read lease requires that no process writes. A
+/// write lease requires that there is no other description.
 fn check_use(file: &OpenFile, node: &dyn Node, kind: LeaseKind) -> Result<()> {
     let text = node.text_use().ok_or(Errno::EINVAL)?;
     let own_writers = i32::from(file.flags().writes());

@@ -42,7 +42,7 @@ bitflags! {
     }
 }
 
-/// The types of file systems as /proc/filesystems lists them. None of them is on a disk.
+/// The types of file systems, as /proc/filesystems lists them. All are without a disk.
 pub const TYPES: [&str; 12] = [
     "sysfs", "debugfs", "tracefs", "tmpfs", "proc", "devtmpfs", "devpts", "ramfs", "mqueue", "cgroup2", "9p",
     "overlay",

@@ -55,7 +55,7 @@ impl OverlayNode {
         node.hide_lower_in(self)?;
         match covers {
             WhiteoutThere::No => work.rename(temporary, dir, name, RenameFlags::NOREPLACE)?,
-            // A directory cannot replace another file by a rename.
+            // A directory cannot replace the whiteout by a rename, so both are exchanged.
             WhiteoutThere::Yes => {
                 work.rename(temporary, dir, name, RenameFlags::EXCHANGE)?;
                 work.unlink(temporary)?;

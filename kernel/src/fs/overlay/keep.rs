@@ -13,7 +13,7 @@
 //! | `freehold changes 1` | the first line |
 //! | `directory`, `file` or `symlink`, MODE, UID:GID, PATH | an inode; the mode is octal |
 //! | `fifo`, MODE, UID:GID, PATH | a FIFO, which is not in `files`: QEMU makes none |
-//! | `char` or `block`, MODE, UID:GID, MAJOR:MINOR, PATH | a device node, which is not in `files` either |
+//! | `char` or `block`, MODE, UID:GID, MAJOR:MINOR, PATH | a device node, not in `files` either |
 //! | `name`, PATH, OTHER | another name of the file at OTHER, which has an earlier line |
 //! | `removed`, PATH | a whiteout: files of lower trees there are not seen |
 //! | `attribute`, NAME, VALUE, PATH | an extended attribute of a file that has an earlier line |

@@ -318,7 +318,8 @@ impl Pipe {
                 match result {
                     Ok(count) => *done += count,
                     Err(error) => {
-                        // Readers may sleep although the pipe has earlier bytes.
+                        // Readers that sleep must be notified of the bytes that were written before
+                        // the error.
                         drop(ring);
                         self.readable.announce(News::Input);
                         return Err(error);
