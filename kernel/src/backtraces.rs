@@ -1,4 +1,5 @@
-//! Where each thread is, told when the host asks: it asks when a program does not end in time.
+//! Backtraces of all threads, sent to the host on request. The host requests them when a program
+//! does not end in time.
 
 use core::fmt::{self, Display, Formatter};
 
@@ -9,9 +10,9 @@ use crate::hw::panic::MAX_FRAMES;
 use crate::task::{self, Pid, Task};
 use crate::{host, sched};
 
-/// The most threads that are told of, those with the lowest numbers.
+/// Largest number of threads that are reported: those with the lowest numbers.
 const MOST: usize = 128;
-/// The most addresses that are told of each, innermost first.
+/// Largest number of addresses that are reported per thread, innermost first.
 const DEEP: usize = 16;
 
 struct TaskSnapshot {
@@ -47,15 +48,15 @@ impl Display for TaskSnapshot {
     }
 }
 
-/// The answer, taken before it is displayed, which happens twice.
+/// The answer. It is taken before it is displayed, since it is displayed twice.
 struct Backtraces {
     places: Vec<TaskSnapshot>,
-    /// Threads that are not among them.
+    /// Number of threads that are left out.
     left_out: usize,
 }
 
 impl Backtraces {
-    /// Where memory is short, fewer threads are among them, or none.
+    /// Takes the backtraces. When memory is short, the answer has fewer threads, or none.
     fn take() -> Self {
         let mut all = Self { places: Vec::new(), left_out: 0 };
         for process in task::registry::processes() {
@@ -80,7 +81,7 @@ impl Display for Backtraces {
     }
 }
 
-/// Answers the host.
+/// Sends the answer to the host.
 pub fn tell() {
     host::threads(Backtraces::take());
 }

@@ -1,8 +1,8 @@
 //! From the first instruction in Rust to the first program.
 //!
-//! The order is the order of what each step needs: firmware's tables before the first frame (where
-//! memory is decides what is handed out), frames before CPUs (each has lists and stacks), CPUs
-//! before devices, devices and files before the program.
+//! Each step comes after the steps that it depends on. Firmware's tables come before the first
+//! frame: the allocator hands out frames only where memory is. Frames come before CPUs, since each
+//! CPU has lists and stacks. CPUs come before devices, and devices and files before the program.
 
 use core::fmt::{self, Display, Formatter};
 
@@ -38,7 +38,7 @@ use crate::{
 /// The kernel's version, as uname and the host see it.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The kernel's first function: everything is set up by it, on the first CPU.
+/// The kernel's first function. It sets up everything, on the first CPU.
 pub fn main(info: &'static BootInfo) -> ! {
     klog::init(log::LevelFilter::Info);
     panic::set_sink(&host::LastWords);
@@ -76,8 +76,9 @@ pub fn main(info: &'static BootInfo) -> ! {
     sched::idle_forever()
 }
 
-/// Memory, time, files and scheduling, on the first CPU: from here on there can be tasks, and what
-/// runs now is its idle task. The kernel's command line and the number of CPUs come last.
+/// Sets up memory, time, files and scheduling, on the first CPU. From here on there can be tasks,
+/// and the running code is this CPU's idle task. The kernel's command line and the number of CPUs
+/// come last.
 pub(crate) fn raise(
     settings: cmdline::Settings,
     firmware: &'static Firmware,
@@ -111,7 +112,7 @@ pub(crate) fn raise(
     start_scheduling(CpuId(0));
 }
 
-/// Ends the machine before a device is started; the host is told why, on the serial line.
+/// Ends the machine before any device is started. The host reads the reason on the serial line.
 fn refuse(reason: core::fmt::Arguments<'_>) -> ! {
     klog::tell_host(format_args!("refuses to start: {reason}"));
     power::exit(0)
@@ -121,8 +122,8 @@ fn start_scheduling(cpu: CpuId) {
     task::spawn::start_cpu(cpu).expect("memory for a CPU's idle task");
 }
 
-/// Read ACPI's tables, which are believed as far as they make sense, and find the devices that plug
-/// memory in.
+/// Reads ACPI's tables, and finds the devices that plug memory in. The tables are believed as far
+/// as they make sense.
 #[inline(never)]
 fn read_firmware(
     info: &'static BootInfo,
@@ -149,7 +150,7 @@ fn read_firmware(
     (read, pluggable)
 }
 
-/// Have the machine's memory on other nodes than firmware says, as the parameter `numa` asks.
+/// Assigns the machine's memory to other nodes than firmware does, as the parameter `numa` asks.
 fn emulate_nodes(firmware: &mut Firmware, emulation: Emulation, pluggable: &mut [host::FoundMemory]) {
     let cpus = firmware.platform.cpus().len();
     match firmware.topology.emulate(emulation, cpus) {
@@ -163,7 +164,7 @@ fn emulate_nodes(firmware: &mut Firmware, emulation: Emulation, pluggable: &mut 
     log::info!("NUMA: {} nodes, as the parameter numa asks", firmware.topology.node_count());
 }
 
-/// Find where memory may be plugged in, before the frame table and the page allocator are made for
+/// Finds where memory may be plugged in, before the frame table and the page allocator are made for
 /// it.
 fn find_pluggable(firmware: &mut Firmware) -> Vec<host::FoundMemory> {
     let Firmware { topology, domains, .. } = firmware;
@@ -195,14 +196,14 @@ fn start_cpus(firmware: &'static Firmware, cpus: usize) {
     }
 }
 
-/// The life of every CPU but the first.
+/// The function that every CPU but the first runs.
 fn secondary(cpu: CpuId) -> ! {
     start_scheduling(cpu);
     irq::enable();
     sched::idle_forever()
 }
 
-/// The first task: devices, files, the program, its end.
+/// The first task: sets up devices and files, runs the program, and ends the machine.
 fn start(info: &'static BootInfo, planted: Option<Plant>, traced: u64) {
     let ending = match prepare() {
         Ok((spec, changes)) => {
@@ -248,7 +249,7 @@ fn start(info: &'static BootInfo, planted: Option<Plant>, traced: u64) {
     power::exit(0)
 }
 
-/// Has the names of files kept from now on, where the host wants them. Returns whether they are.
+/// Starts keeping the names of files, if the host wants them. Returns whether they are kept.
 fn start_learning(wanted: Learning) -> Learning {
     if wanted == Learning::Wanted
         && let Err(error) = mem::turn_key(StaticKey::LEARNING, KeyState::On)
@@ -262,7 +263,7 @@ fn start_learning(wanted: Learning) -> Learning {
 /// Bytes of names in one message.
 const NAMES_AT_ONCE: usize = 32 << 10;
 
-/// Tells the host which names programs found.
+/// Sends the host the names that programs found.
 fn tell_names() {
     let names = fs::learned::take();
     let (mut message, mut left_out) = (Vec::new(), names.lost);
@@ -309,8 +310,8 @@ impl Display for Failure {
     }
 }
 
-/// Unpacks the image, mounts what programs expect and connects the streams. Returns the program
-/// that is to run.
+/// Unpacks the image, mounts the file systems that programs expect, and connects the streams.
+/// Returns the program to run.
 ///
 /// # Errors
 /// The step that failed.
@@ -353,8 +354,8 @@ pub(crate) fn attach(attachment: Attachment) -> Result<()> {
     Ok(())
 }
 
-/// Devices, and the file systems that programs expect, over those of the host's `folders` that lie
-/// below everything else.
+/// Sets up devices and the file systems that programs expect. These are mounted over those of the
+/// host's `folders` that lie below everything else.
 pub(crate) fn furnish(folders: &[ShareSpec]) -> core::result::Result<Option<Changes>, Failure> {
     let or = |what: &'static str| move |error| Failure::Step(what, error);
     share::init().map_err(or("the host's folders"))?;
@@ -369,7 +370,8 @@ pub(crate) fn furnish(folders: &[ShareSpec]) -> core::result::Result<Option<Chan
     Ok(changes)
 }
 
-/// Ends all processes and writes down what they changed. The host sees whether all of it is there.
+/// Ends all processes and writes their changes down. The host sees whether the record of changes is
+/// complete.
 fn keep(changes: &Changes) {
     let kept = match task::init::end_others() {
         Ok(()) => changes.keep(),
@@ -380,7 +382,7 @@ fn keep(changes: &Changes) {
     }
 }
 
-/// Lays the image over those of the host's folders that are to be below it.
+/// Lays the image over those of the host's folders that are to lie below it.
 fn lay(folders: &[ShareSpec]) -> Result<Option<Changes>> {
     let mut trees = Vec::new();
     for ShareSpec { tag, path, .. } in folders.iter().filter(|folder| folder.mode == ShareMode::Below) {
@@ -416,12 +418,13 @@ fn connect(spec: &Spec) -> Result<()> {
     Ok(())
 }
 
-/// The error code of the kernel's access, as far as the access tells it: bit 1 is a store.
+/// Returns the page-fault error code for an access by the kernel, as far as `access` determines it:
+/// bit 1 is a store.
 fn kernel_fault_code(access: Access) -> u64 {
     u64::from(access == Access::Write) << 1
 }
 
-/// Services of the kernel for hardware and the host.
+/// Services that the kernel provides to hardware and the host.
 struct KernelAbove;
 
 impl traps::Handlers for KernelAbove {

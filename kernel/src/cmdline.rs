@@ -2,9 +2,8 @@
 //!
 //! Parameters are separated by blanks; `name` or `name=value`; double quotes keep blanks together
 //! and are removed around a value or a whole parameter; in names `-` and `_` are the same; `--`
-//! ends the kernel's part. Every parameter that means something is in [`KNOWN`], with its type and
-//! its help; one that is not, or a value that cannot be, is reported and changes nothing: the
-//! kernel starts.
+//! ends the kernel's part. Every supported parameter is in [`KNOWN`], with its type and its help.
+//! An unknown parameter or an invalid value is reported and otherwise ignored: the kernel starts.
 
 use core::fmt;
 
@@ -27,13 +26,13 @@ pub use bounce::Force;
 /// The four numbers of a kernel parameter `failslab` or `fail_page_alloc`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FaultNumbers {
-    /// Of the allocations that pass all else, each `interval`-th may fail.
+    /// Of the allocations that pass all other conditions, each `interval`-th may fail.
     pub interval: u64,
     /// Probability of a failure, in percent.
     pub probability: u64,
     /// Bytes that are allocated before the first failure.
     pub space: i64,
-    /// The most failures; -1 for any number.
+    /// Largest number of failures; -1 for any number.
     pub times: i64,
 }
 
@@ -54,21 +53,21 @@ impl FaultNumbers {
 /// One parameter as it was written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Parameter<'a> {
-    /// Its name.
+    /// The parameter's name.
     pub name: &'a str,
-    /// The text after the `=`, if there is one.
+    /// The text after the `=`, if any.
     pub value: Option<&'a str>,
 }
 
-/// A rule of frames that can be broken on purpose, harmlessly, to test the checkers outside the
-/// kernel.
+/// A rule of frames or of memory isolation that can be broken on purpose, harmlessly, to test the
+/// checkers outside the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Plant {
     /// The kernel reads a user's frame through the direct map.
     DirectMapRead,
-    /// The same with a frame of memory that was plugged in.
+    /// The kernel reads a frame of plugged-in memory through the direct map, while a user owns it.
     PluggedRead,
-    /// A translation is used after its frame was given back.
+    /// A translation is used after its frame was freed.
     StaleEntry,
     /// The kernel's text is written through another address.
     TextAlias,
@@ -78,7 +77,7 @@ pub enum Plant {
     WritableText,
     /// A frame is handed out for a program and never given back.
     LostFrame,
-    /// A bit of a node's copy of the kernel is another.
+    /// One bit is flipped in a node's copy of the kernel.
     ReplicaFlip,
     /// The kernel runs with SMAP off.
     SmapOpen,
@@ -99,54 +98,55 @@ pub enum Mitigations {
 /// Use of an IOMMU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Iommu {
-    /// Nothing: devices reach all memory.
+    /// No IOMMU: devices can access all memory.
     Off,
-    /// Devices reach what they were given. Pages that leave a device together are forgotten by one
-    /// invalidation.
+    /// Devices can access only memory that was shared with them. One invalidation covers all pages
+    /// that are unmapped from a device together.
     On,
-    /// The same with an invalidation for each page.
+    /// Like `On`, but with one invalidation per page.
     Strict,
 }
 
 // An event has a bit in `Settings::trace_events`.
 const _: () = assert!(COUNT <= 64);
 
-/// Settings that the parameters make.
+/// Settings that the parameters control.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// How the page allocator behaves.
     pub page_allocator: Options,
-    /// The most CPUs to start.
+    /// Largest number of CPUs to start.
     pub max_cpus: usize,
-    /// The least severe messages of the log that go to the console.
+    /// The least severe level of log messages that are shown on the console.
     pub log_level: log::LevelFilter,
-    /// Which anonymous memory gets 2 MiB pages; `None` is what suits the machine.
+    /// Which anonymous memory gets 2 MiB pages; `None` for the mode that suits the machine.
     pub huge_pages: Option<HugeMode>,
     /// Mitigations of speculative execution.
     pub mitigations: Mitigations,
     /// How strictly frames of programs are kept out of the kernel's map.
     pub xpfo: Policy,
-    /// The emulation of nodes; `None`: they stay as firmware describes them.
+    /// The emulation of nodes; `None`: the nodes stay as firmware describes them.
     pub numa: Option<Emulation>,
     /// Which nodes get a copy of the kernel's text and read-only data.
     pub numa_replica: Setting,
     /// Whether system calls are counted by number.
     pub syscall_counts: KeyState,
-    /// Events that are recorded from the start: a bit for each number.
+    /// Events that are recorded from the start: one bit per event number.
     pub trace_events: u64,
     /// A rule of frames or of memory isolation that is broken on purpose before the program begins.
     pub plant: Option<Plant>,
     /// How much memory devices may see.
     pub slots: Limits,
-    /// The disk that has bounce memory of its own, and no other: its number, and bytes.
+    /// The disk that has bounce memory of its own and uses no other: its number, and the bytes of
+    /// that memory.
     pub restricted: Option<(usize, usize)>,
-    /// How long a disk may take for one request, in milliseconds; `None`: as its driver has it.
+    /// How long a disk may take for one request, in milliseconds; `None`: the driver's default.
     pub disk_timeout: Option<u32>,
-    /// Use of an IOMMU; `None`: as with [`Iommu::On`], if there is one.
+    /// Use of an IOMMU; `None`: as with [`Iommu::On`], if the machine has one.
     pub iommu: Option<Iommu>,
-    /// How devices get bytes.
+    /// How data reaches devices.
     pub transfers: Transfers,
-    /// The user's word on bouncing.
+    /// Whether the user forces or forbids bouncing.
     pub force: Force,
     /// Which allocations of the kernel heap fail.
     pub failslab: Option<FaultNumbers>,
@@ -180,20 +180,21 @@ impl Default for Settings {
     }
 }
 
-/// A parameter that means something.
+/// A supported parameter.
 #[derive(Clone, Copy)]
 pub struct Known {
-    /// Its name.
+    /// The parameter's name.
     pub name: &'static str,
-    /// Its possible values, as in Linux' documentation; empty for a parameter without a value.
+    /// The parameter's possible values, as in Linux' documentation; empty for a parameter without a
+    /// value.
     pub values: &'static str,
     /// The help text.
     pub help: &'static str,
-    /// Sets the parameter; the error is the text of its possible values.
+    /// Sets the parameter. The error is the text of the parameter's possible values.
     set: fn(&mut Settings, Parameter) -> Result<(), &'static str>,
 }
 
-/// All of them, by name.
+/// All supported parameters, by name.
 pub const KNOWN: &[Known] = &[
     Known {
         name: "debug",
@@ -339,7 +340,7 @@ pub const KNOWN: &[Known] = &[
         name: "nokaslr",
         values: "",
         help: "leave the kernel where it is linked, for a debugger",
-        // Start-up reads it for itself, before this list exists.
+        // Start-up reads this parameter itself, before this list exists.
         set: |_, _| Ok(()),
     },
     Known {
@@ -486,9 +487,9 @@ pub const KNOWN: &[Known] = &[
     },
 ];
 
-/// A number of bytes: decimal digits, and behind them nothing or one of the letters K, M, G and T,
-/// small or large, for 2^10, 2^20, 2^30 and 2^40. `None` for anything else; a number that 64 bits
-/// do not hold is `u64::MAX`. Linux' memparse() takes other bases, P and E, too.
+/// A number of bytes: decimal digits, optionally followed by one of the letters K, M, G and T,
+/// upper or lower case, for 2^10, 2^20, 2^30 and 2^40. `None` for anything else. A number that does
+/// not fit 64 bits is `u64::MAX`. Linux' memparse() also takes other bases, P and E.
 pub fn parse_bytes(text: &[u8]) -> Option<u64> {
     let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let shift = match text[digits..] {
@@ -505,7 +506,7 @@ pub fn parse_bytes(text: &[u8]) -> Option<u64> {
     (digits > 0).then(|| number.and_then(|number| number.checked_mul(1 << shift)).unwrap_or(u64::MAX))
 }
 
-/// Bytes of the machine: more than none, and no more than there are addresses.
+/// A number of bytes of the machine: more than zero, and no more than there are addresses.
 fn bytes(text: &str) -> Option<usize> {
     parse_bytes(text.as_bytes()).filter(|&bytes| bytes > 0 && bytes < u64::MAX).map(|bytes| bytes as usize)
 }
@@ -529,11 +530,11 @@ fn page_allocator(settings: &mut Settings, parameter: Parameter) -> Result<(), &
 /// A problem with a parameter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Problem<'a> {
-    /// The name is unknown.
+    /// No parameter has this name.
     Unknown(&'a str),
-    /// The value is not possible.
+    /// The parameter cannot have this value.
     Value {
-        /// Its name.
+        /// The parameter's name.
         name: &'static str,
         /// The text that the user wrote.
         value: &'a str,
@@ -553,7 +554,7 @@ impl fmt::Display for Problem<'_> {
     }
 }
 
-/// Read the whole line; `problem` is told of what does not count.
+/// Reads the whole line. Calls `problem` for each unknown parameter and each invalid value.
 pub fn parse<'a>(line: &'a str, mut problem: impl FnMut(Problem<'a>)) -> Settings {
     let mut settings = Settings::default();
     for parameter in parameters(line) {
@@ -573,7 +574,7 @@ pub fn parse<'a>(line: &'a str, mut problem: impl FnMut(Problem<'a>)) -> Setting
     settings
 }
 
-/// The parameters of the kernel's part of the line.
+/// The parameters in the kernel's part of the line.
 pub fn parameters(line: &str) -> impl Iterator<Item = Parameter<'_>> {
     let mut rest = line;
     core::iter::from_fn(move || {
@@ -593,7 +594,7 @@ fn is_blank(c: char) -> bool {
     c.is_ascii_whitespace()
 }
 
-/// Where the parameter that `text` starts with ends: at a blank outside quotes.
+/// Returns the end of the parameter that `text` starts with: the first blank outside quotes.
 fn end_of_parameter(text: &str) -> usize {
     let mut quoted = false;
     let end = text.find(|c| {
@@ -611,12 +612,12 @@ fn split(text: &str) -> Parameter<'_> {
     }
 }
 
-/// Without a quote at the start, and then without one at the end.
+/// Removes a quote at the start and, if there was one, a quote at the end.
 fn without_quotes(text: &str) -> &str {
     text.strip_prefix('"').map_or(text, |text| text.strip_suffix('"').unwrap_or(text))
 }
 
-/// Equal but for `-` and `_`.
+/// Whether the names are equal, where `-` and `_` count as the same.
 fn same_name(a: &str, b: &str) -> bool {
     let plain = |c| if c == b'-' { b'_' } else { c };
     a.len() == b.len() && a.bytes().map(plain).eq(b.bytes().map(plain))

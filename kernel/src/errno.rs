@@ -10,8 +10,8 @@ impl From<freehold_collections::AllocError> for Errno {
 pub type Result<T> = core::result::Result<T, Errno>;
 
 impl Errno {
-    /// Whether a call failed for want of memory: `ENOMEM`, or `ENOLCK`, as which a record lock says
-    /// so.
+    /// Whether a call failed because memory was short: `ENOMEM`, or `ENOLCK`, as a record lock
+    /// reports it.
     pub const fn is_want_of_memory(self) -> bool {
         matches!(self, Self::ENOMEM | Self::ENOLCK)
     }
@@ -19,15 +19,15 @@ impl Errno {
 
 macro_rules! errnos {
     ($($name:ident = $value:literal $text:literal,)*) => {
-        /// A Linux error number (include/uapi/asm-generic/errno*.h), or one of four that never
-        /// leave the kernel.
+        /// A Linux error number (include/uapi/asm-generic/errno*.h), or one of four numbers that
+        /// never leave the kernel.
         #[allow(clippy::upper_case_acronyms)]
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[repr(i32)]
         pub enum Errno { $(#[doc = $text] $name = $value,)* }
 
         impl Errno {
-            /// The error of this number, unless it never leaves the kernel.
+            /// The error with this number, unless that error never leaves the kernel.
             pub const fn from_number(number: u32) -> Option<Self> {
                 match number {
                     $($value if number < 512 => Some(Self::$name),)*

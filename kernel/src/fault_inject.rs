@@ -1,21 +1,21 @@
-//! Fault injection: allocations that fail on request, to test what comes after.
+//! Fault injection: makes allocations fail on request, to test how callers handle the failure.
 //!
 //! The names and the rules are Linux' (Documentation/fault-injection, lib/fault-inject.c): the
 //! capabilities `failslab` (the kernel heap) and `fail_page_alloc` (the page allocator) as kernel
 //! parameters and below /sys/kernel/debug, and /proc/PID/fail-nth and make-it-fail for one task.
-//! There is one place that asks in the heap ([`crate::hw::heap`]) and one in the page allocator
-//! ([`freehold_buddy`]); both ask here, once anything was requested since boot.
+//! The heap ([`crate::hw::heap`]) and the page allocator ([`freehold_buddy`]) have one hook each.
+//! Both call this module once any failure was requested since boot.
 //!
-//! **Effect of a failure.** An injected failure is the program's at once: the kernel does not look
-//! for memory, no other process is killed, and [`with_memory_found`](crate::mem::with_memory_found)
-//! does not try again, because no memory was missing. Two places cannot report a failure, and
-//! absorb it. A page fault is tried again, as on Linux, and ends the process after
-//! [`FAULTS_IN_A_ROW`] failures in a row. A small object that the kernel cannot do without comes
-//! from the heap's reserve.
+//! **Effect of a failure.** An injected failure is reported to the program at once: the kernel does
+//! not reclaim memory, no other process is killed, and
+//! [`with_memory_found`](crate::mem::with_memory_found) does not try again, because no memory was
+//! missing. Two places cannot report a failure, and absorb it. A page fault is tried again, as on
+//! Linux, and ends the process after [`FAULTS_IN_A_ROW`] failures in a row. A small object that the
+//! kernel cannot do without comes from the heap's reserve.
 //!
 //! **Allocations that never fail** (Linux: `__GFP_NOFAIL`, PF_MEMALLOC):
-//! - allocations of the kernel's own tasks, which have no program to tell;
-//! - those of a task that reclaims memory for others: writing out must not wait for memory;
+//! - allocations of the kernel's own tasks, which have no program to report to;
+//! - allocations of a task that reclaims memory for others: writing out must not wait for memory;
 //! - the heap's reserve while a system call fills it: nothing has happened yet that could fail.
 
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -23,7 +23,7 @@ use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, 
 use crate::cmdline::FaultNumbers;
 use crate::{Errno, Result};
 
-/// Consecutive page faults with injected failures that end a process.
+/// A process ends after this many consecutive page faults with injected failures.
 pub const FAULTS_IN_A_ROW: u8 = 16;
 
 /// Injected failures of one task.
@@ -33,18 +33,19 @@ pub struct TaskFaults {
     nth: AtomicU32,
     /// Whether failures with a task filter apply to the task (/proc/PID/make-it-fail).
     filtered: AtomicBool,
-    /// Whether an allocation failed by injection since the last question.
+    /// Whether an allocation failed by injection since [`TaskFaults::take_injected`] was last
+    /// called.
     injected: AtomicBool,
-    /// Page faults that failed by injection since the last served one.
+    /// Consecutive page faults that failed by injection.
     in_a_row: AtomicU8,
 }
 
 impl TaskFaults {
-    /// Takes over the settings of `parent`, which made the new task.
+    /// Copies the settings of `parent`, the task that made the new task.
     pub fn inherit(&self, parent: &Self) {
         self.filtered.store(parent.filtered.load(Ordering::Relaxed), Ordering::Relaxed);
     }
-    /// Returns the number of allocations until one fails, 0 for none.
+    /// Returns the number of the next allocation to fail, counted from 1; 0 for none.
     pub fn nth(&self) -> u32 {
         self.nth.load(Ordering::Relaxed)
     }
@@ -56,7 +57,7 @@ impl TaskFaults {
     pub fn is_filtered(&self) -> bool {
         self.filtered.load(Ordering::Relaxed)
     }
-    /// Let capabilities with a task filter see the task where `value` is 1.
+    /// Subjects the task to capabilities with a task filter if `value` is 1.
     ///
     /// # Errors
     /// `EINVAL` for other values than 0 and 1.
@@ -69,20 +70,20 @@ impl TaskFaults {
         self.filtered.store(filtered, Ordering::Relaxed);
         Ok(())
     }
-    /// The page allocator had nothing: the next failure is not an injected one.
+    /// Notes that the page allocator had no memory: the next failure is not an injected one.
     pub fn note_denial(&self) {
         self.injected.store(false, Ordering::Relaxed);
     }
-    /// Whether an allocation failed by injection since this was asked last.
+    /// Whether an allocation failed by injection since the last call.
     pub fn take_injected(&self) -> bool {
         self.injected.load(Ordering::Relaxed) && self.injected.swap(false, Ordering::Relaxed)
     }
-    /// A page fault was served.
+    /// Notes that a page fault was served.
     #[inline]
     pub fn fault_served(&self) {
         self.in_a_row.store(0, Ordering::Relaxed);
     }
-    /// A page fault failed by injection. Returns whether it was one too many.
+    /// Notes that a page fault failed by injection. Returns whether the process must end.
     pub fn fault_failed(&self) -> bool {
         let before = self.in_a_row.load(Ordering::Relaxed);
         self.in_a_row.store(before.saturating_add(1), Ordering::Relaxed);
@@ -95,29 +96,30 @@ impl TaskFaults {
 pub struct FaultAttr {
     /// "failslab" or "fail_page_alloc".
     pub name: &'static str,
-    /// Of the allocations that pass all else, each `interval`-th may fail; 0 and 1: each.
+    /// Of the allocations that pass all other conditions, each `interval`-th may fail; 0 and 1:
+    /// every one.
     pub interval: AtomicU64,
-    /// In percent; 0 turns the capability off but for fail-nth.
+    /// Probability of a failure, in percent; 0 turns the capability off, except for fail-nth.
     pub probability: AtomicU64,
     /// Bytes that are allocated before the first failure.
     pub space: AtomicI64,
-    /// The most failures; -1 for any number.
+    /// Largest number of failures; -1 for any number.
     pub times: AtomicI64,
-    /// Above 0, each failure is in the log.
+    /// If above 0, each failure is logged.
     pub verbose: AtomicU64,
-    /// Whether only tasks with make-it-fail are concerned.
+    /// Whether only tasks with make-it-fail are affected.
     pub task_filter: AtomicBool,
     count: AtomicU64,
 }
 
-/// The kernel heap's.
+/// The capability of the kernel heap.
 pub static FAILSLAB: FaultAttr = FaultAttr::new("failslab");
-/// The page allocator's.
+/// The capability of the page allocator.
 pub static FAIL_PAGE_ALLOC: FaultAttr = FaultAttr::new("fail_page_alloc");
-/// Blocks of a lower order do not fail (fail_page_alloc/min-order).
+/// Smallest order of blocks whose allocation can fail (fail_page_alloc/min-order).
 pub static MIN_ORDER: AtomicU64 = AtomicU64::new(1);
-/// Frames of programs do not fail (fail_page_alloc/ignore-gfp-highmem): those that are not in the
-/// direct map, which is what Linux calls highmem.
+/// Whether requests for frames of programs never fail (fail_page_alloc/ignore-gfp-highmem). These
+/// frames are not in the direct map, which Linux calls highmem.
 pub static IGNORE_HIGHMEM: AtomicBool = AtomicBool::new(true);
 
 impl FaultAttr {
@@ -134,7 +136,7 @@ impl FaultAttr {
         }
     }
 
-    /// Take the four numbers of a kernel parameter.
+    /// Takes over the four numbers of a kernel parameter.
     pub fn set(&self, numbers: FaultNumbers) {
         let FaultNumbers { interval, probability, space, times } = numbers;
         self.interval.store(interval, Ordering::Relaxed);
@@ -184,14 +186,14 @@ mod hooks {
     use crate::hw;
     use crate::sched::thread::{self, Thread};
 
-    /// Have the heap and the page allocator ask from now on; called before anything is requested of
-    /// them.
+    /// Makes the heap and the page allocator call their hooks from now on. Called before any
+    /// failure is requested.
     pub fn arm() {
         crate::hw::heap::inject_faults(slab);
         hw::frames().inject_faults();
     }
 
-    /// Take what the kernel's command line says of either capability.
+    /// Takes over the settings of both capabilities from the kernel's command line.
     pub fn configure(slab: Option<FaultNumbers>, page: Option<FaultNumbers>) {
         for (attr, numbers) in [(&FAILSLAB, slab), (&FAIL_PAGE_ALLOC, page)] {
             if let Some(numbers) = numbers {
@@ -255,7 +257,7 @@ mod tests {
 
     const NEVER: fn() -> u64 = || 99;
 
-    /// fail-nth fails the n-th allocation from then on, that one alone, for any settings of the
+    /// fail-nth fails only the n-th allocation from then on, whatever the settings of the
     /// capability.
     #[test]
     fn the_nth_allocation_fails_once() {
@@ -275,7 +277,8 @@ mod tests {
         assert!(!attr.should_fail(16, &task, || 0), "off at first");
         attr.set(FaultNumbers::parse("2,50,40,3").unwrap());
         let failed: [bool; 12] = core::array::from_fn(|_| attr.should_fail(16, &task, || 49));
-        // 32 bytes are free; of the rest each second, three times.
+        // The first 32 bytes never fail. Of the later allocations every second fails, three times
+        // in all.
         let expected = [0, 0, 0, 1, 0, 1, 0, 1, 0, 0, 0, 0].map(|fails| fails == 1);
         assert_eq!(failed, expected);
         attr.set(FaultNumbers::parse("1,50,0,-1").unwrap());

@@ -1,9 +1,9 @@
-//! Answers to `freehold owns`: the owner of a frame and the programs that map it, or what frames a
-//! process maps.
+//! Answers to `freehold owns`: the owner of a frame and the programs that map it, or the frames
+//! that a process maps.
 //!
-//! The answer is taken from the frame table and the address spaces, one after the other, while
-//! programs run on: frames change hands meanwhile. There is no reverse map, so every address space
-//! is walked for a frame. An answer is made with what memory there is; what is left out is counted.
+//! The answer is read from the frame table and from one address space after the other. Programs run
+//! on, so owners of frames may change meanwhile. There is no reverse map, so every address space is
+//! walked for a frame. If memory is short, the answer is incomplete: omitted entries are counted.
 
 use core::fmt::{self, Display, Formatter};
 
@@ -22,10 +22,10 @@ use crate::mem::AddressSpace;
 use crate::task::{self, Pid, Process};
 use crate::{host, mem, sched};
 
-/// The most mappings that are told of a frame.
+/// Largest number of mappings that are reported per frame.
 const MOST: usize = 64;
 
-/// Answers the host.
+/// Sends the answer to the host.
 pub fn tell(question: OwnerQuestion) {
     match question {
         OwnerQuestion::Frame(frame) => host::owners(FrameAnswer::of(Pfn(frame))),
@@ -37,7 +37,7 @@ pub fn tell(question: OwnerQuestion) {
     }
 }
 
-/// Returns the frame behind an address of a process, or the reason why there is none.
+/// Returns the frame that an address of a process is mapped to, or the reason why there is none.
 fn frame_at(pid: Pid, address: VirtAddr) -> core::result::Result<Pfn, &'static str> {
     const NONE: &str = "nothing is mapped there";
     let process = task::registry::find(pid).ok_or("there is no such process")?;
@@ -105,7 +105,7 @@ impl FrameAnswer {
         answer
     }
 
-    /// Adds the mappings of a process.
+    /// Adds the mappings that a process has of the frame.
     fn look_in(&mut self, process: &Arc<Process>) {
         if process.exit_status().is_some() {
             return;
@@ -168,7 +168,7 @@ impl Display for FrameAnswer {
 /// Pages that a process maps.
 struct ProcessAnswer {
     pid: Pid,
-    /// `None` if there is no such process.
+    /// The process's name; `None` if there is no such process.
     name: Option<[u8; 16]>,
     counts: PageCounts,
 }

@@ -2,20 +2,20 @@
 //!
 //! **The audit.** When the program and all it left behind have ended, every user frame has a known
 //! holder: no anonymous frame is left, no page-table leaf maps anything, nothing is pinned, each
-//! page-cache frame is held once, by its file. The kernel's map is compared with the frame table as
-//! well ([`mem::check_map`]). The report names everything that does not balance, and the host makes
-//! it an error.
+//! page-cache frame has one reference, its file's. The kernel's map is compared with the frame
+//! table as well ([`mem::check_map`]). The report names everything that does not balance, and the
+//! host makes it an error.
 //!
-//! **What a lost device keeps** is no defect. Where a device confirms neither an answer nor a
-//! reset, or the IOMMU does not answer, frames of programs and files that it reached in their
-//! places stay out of use on purpose ([`freehold_bounce::Dma::kept`]). The audit subtracts their
-//! records, mappings aside, from its findings; the report says how much memory devices keep.
+//! **Frames that a lost device keeps** are no leak. A lost device confirms neither an answer nor a
+//! reset, or the IOMMU does not answer. Frames of programs and files that such a device can access
+//! directly are never reused, on purpose ([`freehold_bounce::Dma::kept`]). The audit subtracts them
+//! from its findings, except their mappings. The report says how much memory devices keep.
 //!
 //! The audit reads all frame records and then the allocator's lists. A frame that another CPU frees
 //! in between is in neither or in both, and looks like a leak. So a finding counts only if the
-//! allocator was at rest meanwhile: [`freehold_buddy::Buddy::activity`] is the same before and
-//! after. The audit looks again if a CPU still puts away memory of the last processes, or if the
-//! host runs the CPU rarely.
+//! allocator was idle meanwhile: [`freehold_buddy::Buddy::activity`] is the same before and after.
+//! Otherwise the audit repeats its pass, for example if a CPU still frees memory of the last
+//! processes, or if the host runs the CPU rarely.
 
 use core::fmt::{self, Display, Formatter};
 
@@ -33,17 +33,17 @@ use crate::syscall::{self, Implemented, failures};
 use crate::task::{self, SigInfo, Signal, Usage};
 use crate::{block, boot, event_stream, fs, host, mem, sched, socket, swap, time};
 
-/// How long the processes that the program left behind have to end, counted from when one of them
-/// ended last, or a disk answered: a process that is to end stores what it wrote before.
+/// Time that the program's leftover processes have to end. It restarts each time one of them ends
+/// or a disk answers: a process that ends first stores what it wrote.
 const LAST_RESPECTS_NS: u64 = 2_000_000_000;
-/// How long frames may keep coming and going after that before the audit gives up.
+/// Time for which frames may still be allocated and freed after that before the audit gives up.
 const UNREST_NS: u64 = 60_000_000_000;
-/// The fewest looks before a finding counts, however long each takes on a busy host.
+/// Smallest number of passes before a finding counts, however long each takes on a busy host.
 const LOOKS: u32 = 4;
-/// How long the audit waits before it looks a second time, and the longest that it waits.
+/// The audit's first pause between two passes, and its longest.
 const PAUSE_NS: core::ops::Range<u64> = 1_000_000..1_000_000_000;
 
-/// Tell the host that the program is about to start.
+/// Tells the host that the program is about to start.
 pub fn ready(info: &'static BootInfo) {
     let facts = Facts { slide: info.slide(), booted: time::now() };
     host::ready(facts);
@@ -68,7 +68,8 @@ impl Display for Facts {
     }
 }
 
-/// End what the program left behind, take stock, and tell the host. After the program's end.
+/// Ends the processes that the program left behind, runs the audit, and reports to the host. Called
+/// after the program's end.
 pub fn closing() {
     let before = mem::stats::memory();
     let free_whole = mem::stats::free_in_pageblocks();
@@ -83,7 +84,8 @@ pub fn closing() {
     host::report(ClosingReport { before, free_whole, usage, verdict, missing: fs::missing::take() });
 }
 
-/// Repeats the audit until everything balances, or the imbalance is certain: see the module's head.
+/// Repeats the audit until everything balances, or the imbalance is certain: see the module's
+/// documentation.
 fn verdict(left: usize) -> AuditVerdict {
     let begun = time::now();
     let mut verdict = AuditVerdict::take(left);
@@ -99,7 +101,7 @@ fn verdict(left: usize) -> AuditVerdict {
         }
         sched::wake_idle();
         let _ = WaitQueue::new().wait_until_deadline(Some(time::now() + pause), || None::<()>);
-        // Each look walks all memory: what is not clean soon is looked at less and less often.
+        // Each pass walks all memory, so passes become rarer the longer the audit finds faults.
         pause = (pause * 2).min(PAUSE_NS.end);
         verdict = AuditVerdict::take(left);
         looks += 1;
@@ -107,7 +109,7 @@ fn verdict(left: usize) -> AuditVerdict {
     verdict
 }
 
-/// Kill every process but init and wait for their ends; how many are still there after all that.
+/// Kills every process but init and waits for their ends. Returns how many have not ended.
 fn end_the_rest() -> usize {
     let (mut moved, mut least, mut since) = (block::traffic(), usize::MAX, time::now());
     loop {
@@ -169,7 +171,8 @@ impl Display for ClosingReport {
             let (out, back) = (happened(Event::SwapOut), happened(Event::SwapIn));
             [("swap_peak_kib", kib(most)), ("swapped_out_kib", out), ("swapped_in_kib", back)]
         });
-        // The consoles' share is the same in every run: only disks make it worth a line.
+        // The consoles' share is the same in every run, so the line is shown only if there are
+        // disks.
         let has_disks = !host::disks().is_empty() || !host::slots().is_empty();
         let bounced = has_disks.then(|| {
             let all = host::dma().statistics();
@@ -196,7 +199,7 @@ impl Display for ClosingReport {
     }
 }
 
-/// The list of system calls; null where they were not counted.
+/// Writes the list of system calls, or null if they were not counted.
 fn write_calls(f: &mut Formatter<'_>) -> fmt::Result {
     let Some(counts) = syscall::counts() else { return f.write_str("null") };
     f.write_str("[")?;
@@ -210,7 +213,7 @@ fn write_calls(f: &mut Formatter<'_>) -> fmt::Result {
     f.write_str("]")
 }
 
-/// How often a call failed: in all, and with each error.
+/// Writes how often a call failed: in all, and with each error.
 fn write_failures(f: &mut Formatter<'_>, number: u64) -> fmt::Result {
     let mut all = 0;
     failures::each_of(number, |_, count| all += count);
@@ -224,7 +227,7 @@ fn write_failures(f: &mut Formatter<'_>, number: u64) -> fmt::Result {
     f.write_str("}")
 }
 
-/// Frames that lost devices keep, as their records say.
+/// Frames that lost devices keep, according to their records.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Kept {
     anonymous: u64,
@@ -234,8 +237,8 @@ struct Kept {
 }
 
 impl Kept {
-    /// Sums the frames that `holders` have, each once. Where there is no memory to list them there
-    /// are none.
+    /// Sums the frames of all `holders`; each frame counts once. Returns zeroes if memory is too
+    /// short to list the frames.
     fn sum<'a>(table: FrameTable, holders: impl Iterator<Item = &'a Arc<dyn HeldFrames>>) -> Self {
         let mut frames = Vec::new();
         for holder in holders {
@@ -263,31 +266,31 @@ impl Kept {
     }
 }
 
-/// The most faults that are named.
+/// Largest number of faults that are named.
 const MOST_FAULTS: usize = 8;
 
 /// Findings of the audit; displays as "ok" or as a list of faults.
 struct AuditVerdict {
     audit: Audit,
-    /// Of the frames in it.
+    /// Figures of the frames that lost devices keep.
     kept: Kept,
     faults: Vec<AllocatorFault>,
     count: u64,
-    /// Whether no frame came or went meanwhile.
+    /// Whether no frame was allocated or freed during the pass.
     at_rest: bool,
     left: usize,
-    /// Tables of the address space that the kernel's own tasks run in, and spare roots.
+    /// Tables of the address space of the kernel's own tasks, and spare roots.
     own_tables: u64,
     /// Tables of the IOMMU.
     device_tables: u64,
-    /// Rules of the kernel's map that are broken; 0 where there was no memory to look.
+    /// Number of violated rules of the kernel's map; 0 if memory was too short to check.
     map_violations: u64,
     misplaced_timers: u64,
-    /// Tasks that wait for a CPU where they do not say they do.
+    /// Tasks in run queues that are not runnable, or whose record names another place.
     misplaced_tasks: u64,
-    /// A fault of the table of processes.
+    /// A fault found in the process table.
     process_fault: Option<&'static str>,
-    /// Faults of the nodes' copies of the kernel, and the first.
+    /// Number of faults in the nodes' copies of the kernel, and the first fault.
     replica_faults: (u64, Option<freehold_replica::ReplicaFault>),
 }
 
@@ -296,7 +299,7 @@ impl AuditVerdict {
         let own_tables = task::init::process().space().lock().usage().page_table_bytes / PAGE_SIZE as u64
             + sched::spare_roots();
         let mut faults = Vec::new();
-        // Before the walk: a list that grew meanwhile would itself be a frame that came.
+        // Reserved before the walk: if the list grew later, its own frame would count as new.
         let room = if faults.try_reserve_exact(MOST_FAULTS).is_ok() { MOST_FAULTS } else { 0 };
         let kept = Kept::sum(mem::frames().table(), host::dma().kept());
         let before = mem::frames().activity();

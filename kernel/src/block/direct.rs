@@ -16,11 +16,11 @@ use super::{DiskContent, Shortage, ensure_objects};
 use crate::user::{Direct, Sink, Source, so_far};
 use crate::{Errno, Result, sched};
 
-/// The most bytes that are pinned for one request.
+/// Largest number of bytes that are pinned for one request.
 const MAX_RUN: usize = 1 << 20;
 
 impl DiskContent {
-    /// Read into the program's frames. `None` where the sink is not the program's memory.
+    /// Reads into the program's frames. `None` if the sink is not the program's memory.
     pub(super) fn read_direct(&self, offset: u64, sink: &mut dyn Sink) -> Option<Result<usize>> {
         let is_aligned = is_aligned(offset, sink.direct(SECTOR_SIZE))?;
         Some(is_aligned.and_then(|()| self.check()).and_then(|()| {
@@ -36,7 +36,7 @@ impl DiskContent {
         }))
     }
 
-    /// Write from the program's frames. `None` where it has to go through the cache.
+    /// Writes from the program's frames. `None` if the data must go through the cache.
     pub(super) fn write_direct(&self, offset: u64, source: &mut dyn Source) -> Option<Result<usize>> {
         if self.disk.is_read_only() {
             return Some(Err(Errno::EPERM));
@@ -60,31 +60,31 @@ impl DiskContent {
             let write = &mut |bytes: &dyn Original| Ok(self.disk.write(sector, bytes, Sleep::Killable)?);
             source.drain_direct(most, SECTOR_SIZE, write)
         });
-        // A page that was read in between has old bytes.
+        // A page that was read during the transfer has old bytes.
         let after = self.forget_cached(range);
         Some(result.and_then(|count| after.map(|()| count)))
     }
 
-    /// Takes the pages of `range` out of the cache once the disk was written past it. A page that
-    /// stays has been changed, or may be changed through a pin or a mapping, during the write: the
-    /// order of the two writes is then unknown.
+    /// Takes the pages of `range` out of the cache after the disk was written directly. A page that
+    /// stays was changed during the write, or may be changed through a pin or a mapping: the order
+    /// of the two writes is then undefined.
     fn forget_cached(&self, range: Range<u64>) -> Result<()> {
         let cache = self.cached.cache();
         if !cache.forget(range.clone())? {
-            // One that was being stored is clean when that is done.
+            // A page that was being stored is clean after this.
             cache.sync(range.clone())?;
             cache.forget(range)?;
         }
         Ok(())
     }
 
-    /// The `length` bytes from `offset` on, as far as the disk goes.
+    /// The `length` bytes from `offset` on, as far as the disk has them.
     fn range(&self, offset: u64, length: usize) -> Range<u64> {
         offset..offset.saturating_add(length as u64).min(self.size)
     }
 
-    /// Have `run` move bytes, from a sector on and at most so many, until memory or disk ends. An
-    /// error counts only if nothing was moved before it.
+    /// Lets `run` move bytes until memory or disk ends. `run` gets a sector and the largest number
+    /// of bytes. An error counts only if nothing was moved before it.
     fn transfer(&self, offset: u64, mut run: impl FnMut(u64, usize) -> Result<usize>) -> Result<usize> {
         let mut done = 0;
         loop {
@@ -105,7 +105,7 @@ impl DiskContent {
     }
 }
 
-/// `EINVAL` unless everything lies on sector borders; `None` where it is no program's memory.
+/// `EINVAL` unless everything lies on sector borders; `None` if the memory is not a program's.
 fn is_aligned(offset: u64, memory: Direct) -> Option<Result<()>> {
     match memory {
         Direct::No => None,

@@ -1,14 +1,14 @@
 //! The flusher: it writes back pages that have been dirty for long, and pages above the limits.
 //!
-//! One task looks at all disks every five seconds while one is open, as Linux' does
+//! One task checks all disks every five seconds while one is open, as Linux' does
 //! (`dirty_writeback_centisecs`), and at once when writers ask it to. It stores a disk's changes
 //! when they are half a minute old (`dirty_expire_centisecs`), or when a tenth of the memory that
-//! could hold them is dirty; a writer that finds a fifth dirty stores its disk's changes itself
-//! before it continues. Pages that become dirty through mappings do not count against the writer:
-//! when memory is short, reclaim stores them.
+//! can hold dirty pages is dirty. A writer that finds a fifth dirty stores its disk's changes
+//! itself before it continues. Pages that become dirty through mappings do not count against the
+//! writer: when memory is short, reclaim stores them.
 //!
 //! A page that a disk refuses is clean afterwards and its bytes are lost, as on Linux; each open
-//! file is told once, by fsync(2). No writer is held up for it. Where the request could not be made
+//! file is told once, by fsync(2). Such a page delays no writer. If the request could not be made
 //! (no memory), the page stays dirty and the flusher tries again.
 
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -18,13 +18,13 @@ use crate::mem::frames;
 use crate::sync::WaitQueue;
 use crate::{Result, sched, time};
 
-/// How often to look.
+/// Interval between two checks.
 const SCAN_INTERVAL: u64 = 5 * time::SECOND;
-/// How long a change may stay in memory alone.
+/// How long a change may stay only in memory.
 const EXPIRE: u64 = 30 * time::SECOND;
-/// Dirty pages in a hundred that could be: from here on they are written back,
+/// When this percentage of the pages that can be dirty is dirty, the flusher writes them back.
 const BACKGROUND: u64 = 10;
-/// and from here on by those who make them.
+/// At this percentage, the writers store dirty pages themselves.
 const MOST: u64 = 20;
 
 static WORK_PENDING: AtomicBool = AtomicBool::new(false);
@@ -33,15 +33,15 @@ static WORK_QUEUE: WaitQueue = WaitQueue::new();
 /// Whether there are too many dirty pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Excess {
-    /// There are not.
+    /// There are few enough.
     None,
-    /// The flusher is to see to it.
+    /// The flusher must store some.
     Some,
-    /// Writers are to wait.
+    /// Writers must store them before they continue.
     Much,
 }
 
-/// How many dirty pages there are, for the memory there is.
+/// Compares the number of dirty pages with the memory that can hold them.
 pub(super) fn excess() -> Excess {
     let (mut dirty, mut pages) = (0, 0);
     each(|disk| {
@@ -56,14 +56,14 @@ pub(super) fn excess() -> Excess {
     }
 }
 
-/// Have the flusher look now. Task context.
+/// Makes the flusher check the disks now. Task context.
 pub(super) fn wake() {
     if !WORK_PENDING.swap(true, Ordering::AcqRel) {
         WORK_QUEUE.wake_all();
     }
 }
 
-/// Start the task.
+/// Starts the task.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -85,7 +85,7 @@ fn run() {
 }
 
 impl DiskContent {
-    /// Store what has been dirty for long, or too much.
+    /// Stores the disk's changes if they are old enough or too many.
     fn flush_old(&self, now: u64) {
         let cache = self.cached.cache();
         if cache.dirty_pages() == 0 {

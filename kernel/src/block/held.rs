@@ -1,8 +1,8 @@
 //! A disk that one holder has as a whole: swap.
 //!
-//! While a [`HeldDisk`] lives its owner sends requests to the device past the page cache. No other
-//! program writes to the disk (`ETXTBSY`; a shared mapping that may store is `EPERM`) or holds it
-//! (`EBUSY`); a reader may see any bytes.
+//! While a [`HeldDisk`] exists, its owner sends requests to the device directly, without the page
+//! cache. No other program writes to the disk (`ETXTBSY`; a shared mapping that may store is
+//! `EPERM`) or holds it (`EBUSY`); a reader may see any bytes.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,15 +21,15 @@ pub fn was_ever_held() -> bool {
     EVER.load(Ordering::Relaxed)
 }
 
-/// The proof that a disk is held; let go of when it is dropped.
+/// The proof that a disk is held; dropping it releases the disk.
 pub struct HeldDisk(Arc<DiskContent>);
 
 impl HeldDisk {
     /// Holds the disk that `file` is open on, for writing.
     ///
     /// # Errors
-    /// `EINVAL` where it is no disk; `EACCES` for one that cannot be written; `EBUSY` while the
-    /// disk is held.
+    /// `EINVAL` if it is no disk; `EACCES` if the disk is read-only; `EBUSY` while the disk is
+    /// held.
     pub fn new(file: &OpenFile) -> Result<Self> {
         let (major, minor) = split_device(file.node().metadata().rdev);
         let is_whole = major == MAJOR && minor % MINORS == 0;
@@ -49,11 +49,12 @@ impl HeldDisk {
         &self.0.disk
     }
 
-    /// Stores the changes in the disk's cache and empties it: from now on the device alone has the
+    /// Stores the changes in the disk's cache and empties it: from now on only the device has the
     /// bytes, and no mapping may store to the disk.
     ///
     /// # Errors
-    /// `EBUSY` where a shared mapping may store to it, or a device to pages of it; `EIO`.
+    /// `EBUSY` if a shared mapping may store to the disk, or a device to pages of the disk's cache;
+    /// `EIO`.
     pub fn take_over(&self) -> Result<()> {
         self.0.cached.cache().deny_writers()?;
         if self.0.cached.cache().forget(0..u64::MAX)? { Ok(()) } else { Err(Errno::EBUSY) }

@@ -2,10 +2,10 @@
 //!
 //! Each disk has one cache for all who open it. Pages are read when they are first touched and
 //! written back by fsync(2), sync(2), the last close, the [flusher](flush), and before the machine
-//! stops ([`sync_all`]). Those that are used least go when memory is short ([`evict`]). The size is
-//! the device's and never changes: writes behind the end are `ENOSPC`. Opened with O_DIRECT, a disk
-//! is read and written past the cache ([`direct`]). Disks in slots come and go while the machine
-//! runs ([`plug`]).
+//! stops ([`sync_all`]). When memory is short, the least used pages are evicted ([`evict`]). The
+//! size is the device's and never changes: writes after the end are `ENOSPC`. Opened with O_DIRECT,
+//! a disk is read and written without the cache ([`direct`]). Disks in slots are plugged in and out
+//! while the machine runs ([`plug`]).
 
 mod direct;
 mod flush;
@@ -45,11 +45,11 @@ use write_backs::WriteBacks;
 pub const MAJOR: u32 = 254;
 /// Minors that belong to one disk: itself and 15 partitions.
 const MINORS: u32 = 16;
-/// Bytes that are copied before the cache's size is looked at again.
+/// Bytes that are copied before the cache's size is checked again.
 const STEP: usize = 256 << 10;
-/// Pages that are given back at a time where the machine would otherwise grow only for the cache.
+/// Number of pages that are evicted at a time to keep the machine from growing only for the cache.
 const RELIEF: u64 = 512;
-/// The machine would grow when less than one frame in this many is free.
+/// The machine would grow if less than one frame in this many is free.
 const RESERVE: u64 = 8;
 /// Sectors in a page.
 const PAGE_SECTORS: u64 = (PAGE_SIZE / SECTOR_SIZE) as u64;
@@ -65,21 +65,21 @@ mod request {
     pub const BLKGETSIZE64: u32 = 0x8008_1272;
 }
 
-/// How long disks may take for one request, in milliseconds; 0: as their driver has it.
+/// How long disks may take for one request, in milliseconds; 0: the driver's default.
 static IO_TIMEOUT_MS: AtomicU32 = AtomicU32::new(0);
 /// Pages that are being written back.
 static UNDER_WAY: AtomicU64 = AtomicU64::new(0);
 /// See [`traffic`].
 static TRAFFIC: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// Sets how long each disk that becomes known from now on may take for one request, in
+/// Sets how long each disk that is registered from now on may take for one request, in
 /// milliseconds.
 pub fn set_io_timeout(limit_ms: u32) {
     IO_TIMEOUT_MS.store(limit_ms, Ordering::Relaxed);
 }
 
-/// Make the host's disks known as block devices, with their nodes in /dev. Once, after
-/// [`host::init`] and when /dev is there.
+/// Registers the host's disks as block devices, with their nodes in /dev. Called once, after
+/// [`host::init`] and when /dev exists.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -89,7 +89,7 @@ pub fn init(frames: Frames) -> Result<()> {
     caches::register(&DiskCaches);
     // vda to vdz.
     register_block(MAJOR, 0..=26 * MINORS - 1, "virtblk", open)?;
-    // sync(2) tells of no error; fsync(2) does.
+    // sync(2) reports no error; fsync(2) does.
     register_sync(|| _ = sync_all())?;
     (0..known()).filter_map(find).for_each(|(place, disk)| show(place, disk.size()));
     let started = || -> Result<()> {
@@ -106,7 +106,7 @@ pub fn init(frames: Frames) -> Result<()> {
     Ok(())
 }
 
-/// Tells of a disk, and makes its node in /dev.
+/// Logs a disk, and makes its node in /dev.
 fn show(place: usize, size: u64) {
     let (name, number) = (name_of(place), split_device(number_of(place)));
     log::info!("/dev/{}: {} sectors", name.escape_ascii(), size / SECTOR_SIZE as u64);
@@ -115,8 +115,8 @@ fn show(place: usize, size: u64) {
     }
 }
 
-/// Write every disk's changes back, and have the devices keep them. The first error comes back,
-/// after all were tried.
+/// Writes the changes of every disk back, and makes the devices store them. Tries all disks, then
+/// returns the first error.
 ///
 /// # Errors
 /// `EIO`, `ENOMEM`.
@@ -124,9 +124,9 @@ pub fn sync_all() -> Result<()> {
     (0..known()).filter_map(find).map(|(_, disk)| disk.sync()).fold(Ok(()), Result::and)
 }
 
-/// Give back frames of the disks' caches as `wish` says, from one disk after the other.
+/// Evicts frames of the disks' caches as `wish` says, from one disk after the other.
 pub fn evict(wish: Eviction) -> Evicted {
-    /// The disk to begin with, so that all get their turn.
+    /// The disk to begin with, so that each disk has its turn.
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let mut done = Evicted::default();
     let first = NEXT.fetch_add(1, Ordering::Relaxed) % known().max(1);
@@ -136,7 +136,7 @@ pub fn evict(wish: Eviction) -> Evicted {
     done
 }
 
-/// Gives back all clean pages that no program maps.
+/// Drops all clean pages that no program maps.
 pub fn drop_clean() {
     each(|disk| _ = disk.cached.cache().shrink(u64::MAX));
 }
@@ -162,7 +162,7 @@ impl Caches for DiskCaches {
     }
 }
 
-/// Bytes that were read from disks for their caches and written from them, since boot.
+/// Bytes read from disks into their caches, and bytes written from the caches to disks, since boot.
 pub fn traffic() -> [u64; 2] {
     TRAFFIC.each_ref().map(|bytes| bytes.load(Ordering::Relaxed))
 }
@@ -200,7 +200,7 @@ struct Store {
 }
 
 impl Store {
-    /// Bytes of `pages` pages from `first` on that are on the disk.
+    /// How many bytes of the `pages` pages from `first` on are on the disk.
     fn length(&self, first: u64, pages: usize) -> usize {
         let left = self.disk.sectors().saturating_sub(first.saturating_mul(PAGE_SECTORS));
         usize::try_from(left)
@@ -209,8 +209,8 @@ impl Store {
     }
 }
 
-/// Frames of a run, for a device that has them in their places: a transfer that is given up while
-/// the device has it does not free them.
+/// Frames of a run that a device accesses directly: if a transfer is abandoned while the device has
+/// the frames, it does not free them.
 struct HeldRun(Vec<Frame<CacheKind, Frames>>);
 
 impl FrameList for HeldRun {
@@ -222,8 +222,8 @@ impl FrameList for HeldRun {
     }
 }
 
-/// Holds the frames of a run for a device; `None` where none wants them in their places, or there
-/// is no memory to note them.
+/// Holds the frames of a run for a device. `None` if no device accesses them directly, or there is
+/// no memory for the record.
 fn hold(frames: &[Frame<CacheKind, Frames>]) -> Option<Arc<dyn HeldFrames>> {
     if !crate::mem::are_frames_offered() {
         return None;
@@ -304,7 +304,7 @@ struct DiskContent {
     openers: AtomicUsize,
     /// Time at which the flusher first saw dirty pages; 0 if there are none.
     dirty_since: AtomicU64,
-    /// Whether a holder has the whole disk ([`HeldDisk`]).
+    /// Whether a [`HeldDisk`] holds the whole disk.
     held: AtomicBool,
     /// Whether the disk was plugged out ([`plug`]).
     is_gone: AtomicBool,
@@ -332,15 +332,15 @@ impl DiskContent {
         }
     }
 
-    /// Keep writers from filling memory with what no disk has yet, and the cache from making the
-    /// machine grow.
+    /// Keeps writers from filling memory with data that is not yet on a disk, and keeps the cache
+    /// from making the machine grow.
     fn trim(&self) {
         match flush::excess() {
             flush::Excess::None => {}
             flush::Excess::Some => flush::wake(),
             flush::Excess::Much => {
-                // The flusher sees to the other disks. A page that this one does not take is no
-                // error of this write: fsync tells of it.
+                // The flusher stores the other disks' pages. If this disk refuses a page, this
+                // write does not fail: fsync reports it.
                 flush::wake();
                 let _ = self.cached.cache().launder();
             }
@@ -357,7 +357,7 @@ impl DiskContent {
         }
     }
 
-    /// Call `step` with how many of `left` bytes to copy, until it copies less or there are none
+    /// Calls `step` with how many of `left` bytes to copy, until it copies fewer or no bytes are
     /// left; trims in between. An error counts only if nothing was copied.
     fn in_steps(&self, left: usize, mut step: impl FnMut(usize, usize) -> Result<usize>) -> Result<usize> {
         let mut done = 0;
@@ -411,7 +411,7 @@ impl Sink for LimitedSink<'_> {
     }
 }
 
-/// A source of which only the first `left` bytes are to be had.
+/// A source of which only the first `left` bytes can be read.
 struct LimitedSource<'a> {
     source: &'a mut dyn Source,
     left: usize,
@@ -505,16 +505,16 @@ struct DiskFile {
     /// O_DIRECT, which fcntl may change.
     direct: AtomicBool,
     writes: Writes,
-    /// Pages that the disk has refused and that this file was told of.
+    /// Refused pages that were already reported to this file.
     told: ErrorsTold,
 }
 
-/// When a write has done its work.
+/// The point at which a write is complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Writes {
-    /// Its bytes are in the page cache.
+    /// When its bytes are in the page cache.
     Cached,
-    /// The device keeps them (O_SYNC, O_DSYNC).
+    /// When the device has stored them (O_SYNC, O_DSYNC).
     Stored,
 }
 
@@ -523,8 +523,8 @@ impl DiskFile {
         self.direct.load(Ordering::Relaxed)
     }
 
-    /// Have the device keep what changed in a range of bytes. Of pages that it refuses, now or
-    /// since this file was last told, the file is told once (Linux:
+    /// Makes the device store the changes in a range of bytes. Pages that it refuses, now or since
+    /// the last report to this file, are reported to the file once (Linux:
     /// `file_check_and_advance_wb_err`).
     ///
     /// # Errors
@@ -539,7 +539,7 @@ impl DiskFile {
         Ok(self.content.disk.flush(Sleep::Killable)?)
     }
 
-    /// Write through the cache; where it has to be, to the device as well.
+    /// Writes through the cache and, if `writes` requires it, to the device.
     fn write_cached(&self, offset: u64, source: &mut dyn Source, writes: Writes) -> Result<usize> {
         let count = self.content.write_at(offset, source)?;
         if writes == Writes::Stored && count > 0 {
@@ -599,7 +599,7 @@ impl File for DiskFile {
         self.store(0..u64::MAX)
     }
     fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {
-        // As on Linux, a disk that is gone has no bytes.
+        // As on Linux, a disk that was plugged out has no bytes.
         let size = self.content.check().map_or(0, |()| self.content.size);
         match request {
             request::BLKGETSIZE64 => UserPtr::new(argument).write(&size)?,
@@ -617,7 +617,7 @@ impl File for DiskFile {
         Ok(0)
     }
     fn release(&self) {
-        // The last close writes back, as in Linux; no caller can be told of an error.
+        // The last close writes back, as on Linux. No caller can be told of an error.
         if self.content.openers.fetch_sub(1, Ordering::Relaxed) == 1 {
             let _ = self.content.sync();
         }

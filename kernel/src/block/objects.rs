@@ -1,7 +1,7 @@
 //! The small objects that a driver needs for a request.
 //!
-//! A call may make any number of requests. The reserve that was set aside at its door is for a few,
-//! so each request sets it aside anew.
+//! A call may make any number of requests. The reserve that is set aside at the call's entry
+//! suffices for a few. So each request refills the reserve.
 
 use freehold_vm::VmError;
 
@@ -9,17 +9,17 @@ use crate::hw::heap;
 use crate::sync::WaitQueue;
 use crate::time;
 
-/// How often a write that finds no small object is tried again, a millisecond apart.
+/// How often the reserve is tried to be filled before a write fails, a millisecond apart.
 const TRIES: u32 = 1000;
-/// Small objects of the driver for one request, and more.
+/// Bytes of the driver's small objects for one request, with a margin.
 const OBJECTS: usize = 4096;
 
 /// Reaction to a lack of memory for a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shortage {
-    /// Wait for up to a second: writing is how memory is found.
+    /// Wait for up to a second: memory is reclaimed by writing, so writes must not fail.
     Wait,
-    /// Fail.
+    /// Fail at once.
     Fail,
 }
 

@@ -1,9 +1,9 @@
-//! Which disks there are: those that the machine began with, which stay, and those in slots.
+//! The list of disks: those that are present at boot, which stay, and those in slots.
 //!
-//! A disk's *place* is its letter: 0 is vda. The first places are the first disks'. A disk that
-//! comes takes the first place that is free; a place is free once the last file that was open on
-//! the disk before is closed, so that no name and no device number means two disks at a time (Linux
-//! frees a disk's number at its last close, too).
+//! A disk's *place* is its letter: 0 is vda. The disks that are present at boot have the first
+//! places. A disk that is plugged in takes the first free place. A place is free once the last file
+//! that was open on the previous disk is closed. So no name and no device number means two disks at
+//! a time (Linux frees a disk's number at its last close, too).
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -17,20 +17,20 @@ use crate::fs::device::make_device;
 use crate::host::{self, Disk};
 use crate::sync::SpinLock;
 
-/// Letters.
+/// Number of letters.
 const MOST: usize = 26;
 
 static FIRST: Once<Vec<Arc<DiskContent>>> = Once::new();
-/// The places behind the first ones.
+/// The places after those of the disks that stay.
 static PLUGGED: [SpinLock<DiskPlace>; MOST] =
     [const { SpinLock::new(DiskPlace { disk: None, before: None }) }; MOST];
-/// How many of those were ever taken: the others need no look.
+/// How many of these places were ever taken: the others need not be searched.
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
 
-/// A place of disks that come and go.
+/// A place for disks that are plugged in and out.
 struct DiskPlace {
     disk: Option<Arc<DiskContent>>,
-    /// The disk that left, while files are open on it.
+    /// The previous disk, while files are open on it.
     before: Option<Weak<DiskContent>>,
 }
 
@@ -44,23 +44,23 @@ fn first() -> &'static [Arc<DiskContent>] {
     FIRST.get().map_or(&[], Vec::as_slice)
 }
 
-/// Begins with the disks that stay.
+/// Sets the disks that are present at boot and stay.
 pub(super) fn begin(disks: Vec<Arc<DiskContent>>) {
     FIRST.call_once(|| disks);
 }
 
-/// Returns the most places that there can be. While a file is open on a disk that left, the next
-/// disk in its slot has another place.
+/// Returns the largest possible number of places. While a file is open on a disk that was plugged
+/// out, the next disk in its slot has another place.
 pub fn most() -> usize {
     (first().len() + 2 * host::slots().len()).min(MOST)
 }
 
-/// Returns the number that all places with a disk are below.
+/// Returns an upper bound: all places with a disk have lower numbers.
 pub(super) fn known() -> usize {
     first().len() + TAKEN.load(Ordering::Acquire)
 }
 
-/// Returns the disk of a place, and the place.
+/// Returns the disk at a place, and the place.
 pub(super) fn find(place: usize) -> Option<(usize, Arc<DiskContent>)> {
     let disk = match place.checked_sub(first().len()) {
         None => first()[place].clone(),
@@ -69,7 +69,7 @@ pub(super) fn find(place: usize) -> Option<(usize, Arc<DiskContent>)> {
     Some((place, disk))
 }
 
-/// Shows `f` all disks.
+/// Calls `f` with each disk.
 pub(super) fn each(mut f: impl FnMut(&DiskContent)) {
     first().iter().for_each(|disk| f(disk));
     let taken = TAKEN.load(Ordering::Acquire);
@@ -79,14 +79,14 @@ pub(super) fn each(mut f: impl FnMut(&DiskContent)) {
     }
 }
 
-/// A sum over all disks.
+/// Returns the sum of `of` over all disks.
 pub(super) fn sum(of: impl Fn(&DiskContent) -> u64) -> u64 {
     let mut sum = 0;
     each(|disk| sum += of(disk));
     sum
 }
 
-/// Puts a disk into the first place that is free. `None`: there is none.
+/// Puts a disk into the first free place. Returns `None` if there is none.
 pub(super) fn add(disk: &Arc<DiskContent>) -> Option<usize> {
     for number in 0..most().saturating_sub(first().len()) {
         let mut place = PLUGGED[number].lock();
@@ -100,7 +100,7 @@ pub(super) fn add(disk: &Arc<DiskContent>) -> Option<usize> {
     None
 }
 
-/// Takes a disk out of its place, which is free once no file has it.
+/// Takes a disk out of its place. The place is free once no file is open on the disk.
 pub(super) fn remove(place: usize) -> Option<Arc<DiskContent>> {
     let mut place = PLUGGED.get(place.checked_sub(first().len())?)?.lock();
     let disk = place.disk.take()?;
@@ -113,17 +113,17 @@ pub const fn name_of(place: usize) -> [u8; 3] {
     [b'v', b'd', b'a' + place as u8]
 }
 
-/// Its device number.
+/// The device number of a place's disk.
 pub const fn number_of(place: usize) -> u64 {
     make_device(MAJOR, place as u32 * MINORS)
 }
 
-/// Its bytes; `None` where there is no disk.
+/// The disk's size in bytes; `None` if there is no disk.
 pub fn size_of(place: usize) -> Option<u64> {
     find(place).map(|(_, disk)| disk.size())
 }
 
-/// The device; `None` where there is no disk.
+/// The device; `None` if there is no disk.
 pub fn disk_of(place: usize) -> Option<Disk> {
     find(place).map(|(_, disk)| disk.disk.clone())
 }

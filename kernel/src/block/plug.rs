@@ -1,14 +1,15 @@
 //! Disks that are plugged in and out while the machine runs.
 //!
 //! A task per slot looks after it. A new disk gets a place, a node in /dev and its entries in /proc
-//! and /sys. When its slot's button asks a disk to go, its changes are stored first; a disk that is
-//! already gone cannot be stored. Then the disk leaves its place, so that opening its node is
-//! ENXIO, and its requests fail: pending requests of programs end as EIO, and so does each further
-//! call on files that are open on it. Pages that are mapped stay as they are until they are
-//! unmapped; others are SIGBUS. Pages that were swapped out to the disk are lost, as on Linux.
+//! and /sys. When a slot's button requests the removal of a disk, the disk's changes are stored
+//! first. To a disk that is already removed they cannot be stored. Then the disk leaves its place,
+//! so that opening its node is ENXIO, and its requests fail: pending requests of programs end as
+//! EIO, and so does each further call on files that are open on it. Pages that are mapped stay as
+//! they are until they are unmapped; others are SIGBUS. Pages that were swapped out to the disk are
+//! lost, as on Linux.
 //!
-//! A press of the button acts at once. Linux waits five seconds, in which a second press takes the
-//! first back; here a program presses the button.
+//! A press of the button acts at once. Linux waits five seconds, in which a second press cancels
+//! the first. Here a program presses the button, so this is not needed.
 
 use core::sync::atomic::Ordering;
 
@@ -38,9 +39,9 @@ pub(super) fn start(frames: Frames) -> Result<()> {
 /// Content of a slot, as the slot's task knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Content {
-    /// Not looked at yet.
+    /// Not determined yet.
     Unknown,
-    /// Nothing, or a device that was let go and has no power.
+    /// Nothing, or a device that was released and has no power.
     Off,
     /// The disk of this place.
     Disk(usize),
@@ -48,12 +49,12 @@ enum Content {
     Refused,
 }
 
-/// The reason why a disk leaves.
+/// The reason why a disk is removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Leave {
-    /// The host asks the disk to leave; it works until then.
+    /// The host requests the removal; the disk works until then.
     Asked,
-    /// The disk is already gone.
+    /// The disk is already removed.
     Surprise,
 }
 
@@ -65,27 +66,27 @@ fn run(slot: &'static DiskSlot, frames: Frames) {
     }
 }
 
-/// Whether what is in the slot leaves.
+/// Whether the device in the slot is to be removed.
 fn leaves(content: Content, state: SlotState) -> Option<Leave> {
     let is_on = matches!(content, Content::Disk(_) | Content::Refused);
     if !is_on {
         None
     } else if !state.is_occupied || state.has_changed {
-        // If one is there, it is another.
+        // If there is a device now, it is another one.
         Some(Leave::Surprise)
     } else {
         state.is_pressed.then_some(Leave::Asked)
     }
 }
 
-/// Whether a device arrives, once the previous one has left.
+/// Whether the device in the slot is to be started, once the previous one is removed.
 fn comes(content: Content, state: SlotState) -> bool {
-    // A press that asks a device out does not ask it in again.
+    // A press that requests a device's removal does not request its return.
     let is_asked = state.is_pressed && content == Content::Off;
     state.is_occupied && (state.has_changed || is_asked || content == Content::Unknown)
 }
 
-/// Does the work that the slot's state asks for. Returns the slot's content afterwards.
+/// Handles the slot's state. Returns the slot's content afterwards.
 fn step(slot: &DiskSlot, frames: Frames, content: Content, state: SlotState) -> Content {
     let leave = leaves(content, state);
     match (content, leave) {
@@ -101,7 +102,8 @@ fn step(slot: &DiskSlot, frames: Frames, content: Content, state: SlotState) -> 
 }
 
 fn plug(slot: &DiskSlot, frames: Frames) -> Content {
-    // The driver and the disk's files are small objects of fixed size, of which none may fail.
+    // The driver and the disk's files are small objects of fixed size. Their allocations must not
+    // fail.
     if heap::ensure(heap::CALL_RESERVE).is_err() {
         log::error!("{}: no memory for the driver", slot.name());
         return Content::Refused;
@@ -120,7 +122,7 @@ fn plug(slot: &DiskSlot, frames: Frames) -> Content {
     }
 }
 
-/// Makes a disk known. `None`: all places are taken.
+/// Registers a disk. Returns `None` if all places are taken.
 pub(super) fn add(disk: Disk, frames: Frames) -> Option<usize> {
     let content: Arc<DiskContent> = reserve::arc(DiskContent::new(frames, disk));
     let place = places::add(&content)?;
@@ -137,7 +139,7 @@ fn unplug(place: usize, leave: Leave, slot: &DiskSlot) {
     }
 }
 
-/// Takes a disk out of its place: no name leads to it, and calls on it fail.
+/// Takes a disk out of its place: its names are removed, and calls on it fail.
 fn forget(place: usize, leave: Leave) -> Option<Arc<DiskContent>> {
     let content = places::remove(place)?;
     // A program may have removed the node.
@@ -151,16 +153,16 @@ fn forget(place: usize, leave: Leave) -> Option<Arc<DiskContent>> {
     Some(content)
 }
 
-/// Drops the pages of a disk that is gone: those that are dirty are lost.
+/// Drops the pages of a disk that was removed. Dirty pages are lost.
 fn drop_pages(content: &DiskContent) {
     let cache = content.cached.cache();
-    // The device refuses all, and a page that is refused is clean.
+    // The device refuses all writes, and a refused page becomes clean.
     let _ = cache.launder();
     cache.shrink(u64::MAX);
 }
 
 impl DiskContent {
-    /// Whether the disk is there.
+    /// Checks that the disk is present.
     ///
     /// # Errors
     /// `EIO`: it was plugged out.
@@ -182,26 +184,27 @@ mod tests {
         let pressed = |state| SlotState { is_pressed: true, ..state };
         let changed = |state| SlotState { has_changed: true, ..state };
         let cases = [
-            // A device that was there at boot comes; an empty slot stays empty.
+            // A device that is present at boot is started; an empty slot stays empty.
             (Content::Unknown, QUIET, None, true),
             (Content::Unknown, EMPTY, None, false),
-            // A device comes, with its button pressed by QEMU.
+            // A device is plugged in, with its button pressed by QEMU.
             (off, changed(pressed(QUIET)), None, true),
-            // It is asked to go: it is still there when it has no power, and does not come again.
+            // Its removal is requested. It is still in the slot when its power is off, and is not
+            // started again.
             (disk, pressed(QUIET), Some(Leave::Asked), false),
             (off, QUIET, None, false),
             (off, changed(EMPTY), None, false),
-            // Going and coming seen as one.
+            // Its removal and the arrival of the next are seen as one change.
             (off, changed(QUIET), None, true),
-            // It is gone, or another is there.
+            // The device is removed, or another one is in the slot.
             (disk, changed(EMPTY), Some(Leave::Surprise), false),
             (disk, EMPTY, Some(Leave::Surprise), false),
             (disk, changed(QUIET), Some(Leave::Surprise), true),
             (disk, changed(pressed(QUIET)), Some(Leave::Surprise), true),
-            // A press asks one in that was let go.
+            // A press starts a device that was released.
             (off, pressed(QUIET), None, true),
             (off, pressed(EMPTY), None, false),
-            // A device that cannot be used leaves the same way.
+            // A device that cannot be used is removed the same way.
             (Content::Refused, pressed(QUIET), Some(Leave::Asked), false),
             (disk, QUIET, None, false),
         ];

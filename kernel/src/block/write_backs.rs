@@ -27,7 +27,7 @@ struct Rounds {
 }
 
 impl WriteBacks {
-    /// Counts `pass` from before it takes a page until its errors were noted.
+    /// Counts the write-back `pass`, from before it takes a page until its errors are noted.
     pub(super) fn count(&self, pass: &mut dyn FnMut()) {
         let round = {
             let mut rounds = self.rounds.lock();
@@ -46,10 +46,10 @@ impl WriteBacks {
         }
     }
 
-    /// Waits until all that have begun have ended. The caller has none under way itself.
+    /// Waits until all present write-backs have ended. The caller has none itself.
     ///
     /// # Errors
-    /// `EINTR` where the task is to end.
+    /// `EINTR` if the task is to end.
     pub(super) fn wait(&self) -> Result<()> {
         if self.rounds.lock().counts == [0; 2] {
             return Ok(());

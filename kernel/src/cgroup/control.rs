@@ -1,4 +1,4 @@
-//! Controllers, and the files of a group that need nothing of the layers above.
+//! Controllers, and the files of a group that need nothing of higher layers.
 
 use core::fmt;
 use core::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use super::tree::{self, GroupTree};
 use crate::{Errno, Result};
 
 bitflags! {
-    /// Some controllers, a bit for each place in [`CONTROLLERS`].
+    /// A set of controllers: one bit for each index in [`CONTROLLERS`].
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct ControllerSet: u8 {
         /// CPU time.
@@ -30,7 +30,7 @@ bitflags! {
 }
 
 impl ControllerSet {
-    /// How many controllers there are.
+    /// The number of controllers.
     pub const COUNT: usize = Self::ALL.bits().count_ones() as usize;
 
     /// The controller with this name.
@@ -38,38 +38,39 @@ impl ControllerSet {
         let at = CONTROLLERS.iter().position(|controller| controller.name().as_bytes() == name)?;
         Some(Self::from_bits_truncate(1 << at))
     }
-    /// Their places in [`CONTROLLERS`].
+    /// The indexes of these controllers in [`CONTROLLERS`].
     pub fn indexes(self) -> impl Iterator<Item = usize> {
         (0..Self::COUNT).filter(move |at| self.bits() >> at & 1 != 0)
     }
 }
 
-/// Limits or counts for the members of a group. Its state is a field of [`Group`]. It acts on
-/// a group where the group above passes it on, and starts afresh each time that is turned on.
+/// Limits or counts for the members of a group. The controller's state is a field of [`Group`]. The
+/// controller acts on a group if the parent group passes it on. Each time it is turned on, its
+/// state starts afresh.
 pub trait Controller: Sync {
-    /// Its name in cgroup.controllers.
+    /// The controller's name in cgroup.controllers.
     fn name(&self) -> &'static str;
-    /// The files that a group has on which it acts.
+    /// The controller's files. Each group on which the controller acts has them.
     fn files(&self) -> &'static [ControlFile];
-    /// A task is about to come into being in `group`, and is counted there if no controller minds.
-    /// Under the tree's lock.
+    /// Asks whether a task may be made in `group`. The task is counted there if no controller
+    /// refuses. Under the tree's lock.
     ///
     /// # Errors
     /// Those of fork(2).
     fn may_fork(&self, _group: &Group) -> Result<()> {
         Ok(())
     }
-    /// Makes the controller act on `group`, for which it has no account yet. May sleep. The caller,
-    /// which makes, removes or changes groups, holds the lock of such changes.
+    /// Makes the controller act on `group`, for which it has no account yet. May sleep. The caller
+    /// makes, removes or changes groups, and holds the lock of such changes.
     ///
     /// # Errors
-    /// `ENOMEM`, `ENOSPC`: it does not act then.
+    /// `ENOMEM`, `ENOSPC`: the controller then does not act.
     fn begin(&self, _group: &Arc<Group>) -> Result<()> {
         Ok(())
     }
-    /// It acts on `group` no more. As [`begin`](Self::begin), which it undoes.
+    /// Stops the controller acting on `group`: undoes [`begin`](Self::begin), under the same rules.
     fn end(&self, _group: &Group) {}
-    /// Tasks have come to `group`, and are counted. Under the tree's lock.
+    /// Notes that tasks have joined `group` and are counted. Under the tree's lock.
     fn came(&self, _group: &Group) {}
 }
 
@@ -79,22 +80,22 @@ pub static CONTROLLERS: [&dyn Controller; ControllerSet::COUNT] =
 
 /// One file of a group.
 pub struct ControlFile {
-    /// Its name.
+    /// The file's name.
     pub name: &'static str,
-    /// Its permission bits until a program changes them.
+    /// The file's permission bits until a program changes them.
     pub mode: u32,
-    /// Whether the root has it.
+    /// Whether the root group has the file.
     pub on_root: OnRoot,
-    /// Whether it tells of changes.
+    /// The notice by which the file reports changes, if any.
     pub notice: Option<Notice>,
-    /// Writes its content.
+    /// Writes the file's content.
     pub show: fn(&Group, &mut dyn fmt::Write) -> fmt::Result,
-    /// Takes what a program wrote, without blanks around it; `None` where it is only read.
+    /// Takes the text that a program wrote, without blanks around it; `None` for a read-only file.
     pub store: Option<fn(&Group, &[u8]) -> Result<()>>,
 }
 
 impl ControlFile {
-    /// Whether it has nothing to be read, as Linux' files without a `seq_show`.
+    /// Whether the file cannot be read, as Linux' files without a `seq_show`.
     pub const fn is_write_only(&self) -> bool {
         self.mode & 0o444 == 0
     }
@@ -109,7 +110,7 @@ pub enum OnRoot {
     No,
 }
 
-/// The controllers that `text` turns on and off.
+/// Parses the controllers that `text` turns on and off.
 fn parse(text: &[u8]) -> Result<(ControllerSet, ControllerSet)> {
     let (mut on, mut off) = (ControllerSet::empty(), ControllerSet::empty());
     for word in text.split(|byte| *byte == b' ').filter(|word| !word.is_empty()) {
@@ -126,12 +127,12 @@ fn parse(text: &[u8]) -> Result<(ControllerSet, ControllerSet)> {
     Ok((on, off))
 }
 
-/// Takes what was written to cgroup.subtree_control. The caller holds the lock of changes.
+/// Handles a write to cgroup.subtree_control. The caller holds the lock of changes.
 ///
 /// # Errors
-/// `EINVAL` for a name that no controller has; `ENOENT` for one that does not act on the group;
-/// `EBUSY` for one that a group below passes on, and where the group has processes of its own;
-/// `ENODEV` where it was removed; `ENOMEM` and `ENOSPC` where one cannot begin.
+/// `EINVAL` for a name that no controller has; `ENOENT` for a controller that does not act on the
+/// group; `EBUSY` for a controller that a child group passes on, and if the group has processes of
+/// its own; `ENODEV` if the group was removed; `ENOMEM` and `ENOSPC` if a controller cannot begin.
 pub(super) fn store_subtree(group: &Group, text: &[u8]) -> Result<()> {
     let (on, off) = parse(text)?;
     let old = group.passes_on();
@@ -158,7 +159,7 @@ fn change_subtree(group: &Group, on: ControllerSet, off: ControllerSet) -> Resul
     if off.indexes().any(|at| group.passed_on[at].load(Ordering::Relaxed) != 0) {
         return Err(Errno::EBUSY);
     }
-    // Else groups below would share with processes that are beside them.
+    // Otherwise child groups would share resources with processes of their parent.
     if !on.is_empty() && !group.is_root() && group.processes.load(Ordering::Relaxed) != 0 {
         return Err(Errno::EBUSY);
     }
@@ -177,7 +178,7 @@ fn change_subtree(group: &Group, on: ControllerSet, off: ControllerSet) -> Resul
     Ok(())
 }
 
-/// Has controllers begin in the groups right below `group`, or in none.
+/// Makes controllers begin in all child groups of `group`, or in none.
 fn begin_below(group: &Group, on: ControllerSet) -> Result<()> {
     if on.is_empty() {
         return Ok(());
@@ -198,7 +199,7 @@ fn end_below(group: &Group, off: ControllerSet) {
     }
 }
 
-/// Has controllers begin in `group`, or none of them.
+/// Makes all these controllers begin in `group`, or none of them.
 pub(super) fn begin(group: &Arc<Group>, on: ControllerSet) -> Result<()> {
     for at in on.indexes() {
         if let Err(error) = CONTROLLERS[at].begin(group) {
@@ -209,22 +210,22 @@ pub(super) fn begin(group: &Arc<Group>, on: ControllerSet) -> Result<()> {
     Ok(())
 }
 
-/// Has controllers end in `group`, also where they did not begin.
+/// Ends controllers in `group`, including those that did not begin.
 pub(super) fn end(group: &Group, off: ControllerSet) {
     off.indexes().for_each(|at| CONTROLLERS[at].end(group));
 }
 
-/// Asks all controllers on the way to the root whether a task may come into being in `group`.
+/// Asks all controllers on the way to the root whether a task may be made in `group`.
 pub(super) fn may_fork(_tree: &GroupTree, group: &Arc<Group>) -> Result<()> {
     CONTROLLERS.iter().try_for_each(|controller| controller.may_fork(group))
 }
 
-/// Tells all controllers that tasks have come to `group`.
+/// Tells all controllers that tasks have joined `group`.
 pub(super) fn came(_tree: &GroupTree, group: &Arc<Group>) {
     CONTROLLERS.iter().for_each(|controller| controller.came(group));
 }
 
-/// Writes the names of controllers, with blanks between them.
+/// Writes the names of controllers, separated by blanks.
 pub(super) fn write_names(set: ControllerSet, out: &mut dyn fmt::Write) -> fmt::Result {
     for (count, at) in set.indexes().enumerate() {
         let blank = if count == 0 { "" } else { " " };
@@ -233,10 +234,10 @@ pub(super) fn write_names(set: ControllerSet, out: &mut dyn fmt::Write) -> fmt::
     if set.is_empty() { Ok(()) } else { writeln!(out) }
 }
 
-/// A limit: a decimal number below `most`, or "max", which is `most` itself.
+/// Parses a limit: a decimal number below `most`, or "max", which is `most` itself.
 ///
 /// # Errors
-/// `EINVAL` for what is none.
+/// `EINVAL` for any other text.
 pub(super) fn parse_limit(text: &[u8], most: u32) -> Result<u32> {
     if text == b"max" {
         return Ok(most);
@@ -246,7 +247,7 @@ pub(super) fn parse_limit(text: &[u8], most: u32) -> Result<u32> {
     if number < 0 || number >= i64::from(most) { Err(Errno::ERANGE) } else { Ok(number as u32) }
 }
 
-/// Writes what [`parse_limit`] reads.
+/// Writes a limit in the format that [`parse_limit`] reads.
 pub(super) fn write_limit(limit: u32, most: u32, out: &mut dyn fmt::Write) -> fmt::Result {
     if limit == most { writeln!(out, "max") } else { writeln!(out, "{limit}") }
 }

@@ -1,16 +1,16 @@
-//! The controller `cpu`: how much CPU time a group may use in each period (cpu.max), those below it
-//! included.
+//! The controller `cpu`: how much CPU time a group and the groups below it may use in each period
+//! (cpu.max).
 //!
-//! The time of a thread is [charged](Group::use_cpu) to its group and to all above. Where a quota
-//! is used up the charge returns the time until which the thread is to wait. The thread waits by
-//! itself (`crate::task::quota`), on its way to user mode, where it holds no lock. Time used beyond
-//! a quota is taken from the quotas of the following periods, so that over time no group has more
+//! The time of a thread is [charged](Group::use_cpu) to its group and to all above. If a quota is
+//! used up, the charge returns the time until which the thread must wait. The thread itself waits
+//! (`crate::task::quota`), on its way to user mode, where it holds no lock. Time used beyond a
+//! quota is taken from the quotas of the following periods, so that over time no group has more
 //! than its share, however late its threads charge.
 //!
-//! **Protocol.** A [`Bandwidth`] is behind a spin lock of its own. No timer ends a period: the next
-//! charge or read notices that it has ended. A change of the quota that a thread waits for advances
-//! the [generation](CpuQuota::generation) of its group first and then wakes the thread. A thread
-//! reads the generation before it charges, and waits only while it is the same.
+//! **Protocol.** Each [`Bandwidth`] has its own spin lock. No timer ends a period: the next charge
+//! or read notices that it has ended. A change of the quota that a thread waits for advances the
+//! [generation](CpuQuota::generation) of its group first and then wakes the thread. A thread reads
+//! the generation before it charges, and waits only while the generation is unchanged.
 //!
 //! Linux' relative: `cfs_bandwidth` in kernel/sched/fair.c, which hands quotas out to CPUs in
 //! slices. Not here: cpu.weight, cpu.max.burst, cpu.idle, cpu.uclamp.*.
@@ -26,27 +26,27 @@ use crate::sync::{SpinLock, WaitQueue};
 use crate::{Errno, Result, time};
 
 const MICROSECOND: u64 = 1000;
-/// The period where cpu.max says none, the shortest and the longest (microseconds).
+/// The default period of cpu.max, and the shortest and the longest (microseconds).
 const PERIOD: u64 = 100_000;
 const PERIOD_LEAST: u64 = 1000;
 const PERIOD_MOST: u64 = 1_000_000;
-/// The least quota, and the largest, as Linux has them (microseconds).
+/// The smallest quota and the largest, as on Linux (microseconds).
 const QUOTA_LEAST: u64 = 1000;
 const QUOTA_MOST: u64 = (1 << 44) / MICROSECOND;
 /// No quota.
 const NO_QUOTA: u64 = u64::MAX;
 
-/// A quota, and what was used of it. Times in nanoseconds.
+/// A quota, and the time used of it. Times in nanoseconds.
 #[derive(Debug)]
 pub(super) struct Bandwidth {
-    /// [`NO_QUOTA`] or the time for each period.
+    /// The time per period, or [`NO_QUOTA`].
     quota: u64,
     period: u64,
-    /// When the period under way ends; 0 before the first charge.
+    /// The end of the current period; 0 before the first charge.
     end: u64,
-    /// Used in the period under way, with what earlier ones had too much.
+    /// Time used in the current period, including the excess of earlier periods.
     used: u64,
-    /// Until when threads were last told to wait.
+    /// The latest time until which threads were told to wait.
     waits_until: u64,
     statistics: CpuStatistics,
 }
@@ -54,12 +54,12 @@ pub(super) struct Bandwidth {
 /// The lines of cpu.stat about a quota.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct CpuStatistics {
-    /// Periods that have ended in which the group ran, or paid for earlier use.
+    /// Ended periods in which the group ran, or paid for earlier use.
     pub periods: u64,
-    /// Periods of these in which the group used the whole quota.
+    /// Those of these periods in which the group used the whole quota.
     pub throttled: u64,
-    /// Nanoseconds for which its threads had to wait; threads that wait at the same time count
-    /// once.
+    /// Nanoseconds for which the group's threads had to wait; threads that wait at the same time
+    /// count once.
     pub throttled_time: u64,
 }
 
@@ -89,8 +89,8 @@ impl Bandwidth {
         self.used = self.used.saturating_sub(ended.saturating_mul(self.quota));
         self.end += ended * self.period;
     }
-    /// Charges `ran` nanoseconds. Returns the time that is left, or the time from which some is
-    /// left again.
+    /// Charges `ran` nanoseconds. Returns the time that is left, or the time at which some is
+    /// available again.
     fn charge(&mut self, now: u64, ran: u64) -> CpuUse {
         if self.quota == NO_QUOTA {
             return CpuUse::Runs { left: u64::MAX };
@@ -108,7 +108,7 @@ impl Bandwidth {
     }
     fn set(&mut self, now: u64, quota: u64, period: u64) {
         self.advance(now);
-        // The waits that were counted in advance do not last as long as they were to.
+        // The waits were counted in advance, and now end earlier.
         self.statistics.throttled_time -=
             self.waits_until.saturating_sub(now).min(self.statistics.throttled_time);
         (self.waits_until, self.used) = (0, 0);
@@ -120,14 +120,14 @@ impl Bandwidth {
 /// Result of a charge of CPU time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CpuUse {
-    /// There are so many nanoseconds left; `u64::MAX` where there is no quota.
+    /// So many nanoseconds are left; `u64::MAX` if there is no quota.
     Runs {
-        /// Until the first quota is used up.
+        /// Time until the first quota is used up.
         left: u64,
     },
-    /// There is nothing left until the clock of [`time::now`] shows this.
+    /// No time is left until the clock of [`time::now`] shows this time.
     Waits {
-        /// When the first period begins for which all quotas have something.
+        /// Begin of the first period in which all quotas have time left.
         until: u64,
     },
 }
@@ -148,9 +148,9 @@ pub struct CpuQuota {
     bandwidth: SpinLock<Bandwidth>,
     /// Whether there is a quota.
     is_set: AtomicBool,
-    /// Advanced before those that wait are woken because something changed.
+    /// Advanced before waiting threads are woken because of a change.
     generation: AtomicU64,
-    /// Threads of the group that wait for a period.
+    /// Threads of the group that wait for a later period.
     waiting: WaitQueue,
 }
 
@@ -163,19 +163,19 @@ impl CpuQuota {
             waiting: WaitQueue::new(),
         }
     }
-    /// Advanced each time that something changed which a waiting thread may wait for.
+    /// The generation. It advances with each change that a waiting thread may wait for.
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::SeqCst)
     }
-    /// Has the threads that wait look again.
+    /// Wakes the waiting threads, which check the quota again.
     pub fn wake(&self) {
         self.generation.fetch_add(1, Ordering::SeqCst);
         self.waiting.wake_all();
     }
-    /// Waits until the clock shows `until`, or the generation is not `seen` any more.
+    /// Waits until the clock shows `until`, or the generation is no longer `seen`.
     ///
     /// # Errors
-    /// `EINTR` where the thread is to end.
+    /// `EINTR` if the thread must end.
     pub fn wait(&self, seen: u64, until: u64) -> Result<()> {
         self.waiting.wait_killable_until(until, || (self.generation() != seen).then_some(())).map(drop)
     }
@@ -186,11 +186,12 @@ impl CpuQuota {
 }
 
 impl Group {
-    /// Whether it or a group above has a quota.
+    /// Whether the group or a group above it has a quota.
     pub fn has_cpu_quota(&self) -> bool {
         self.counted().any(|group| group.cpu.is_set.load(Ordering::SeqCst))
     }
-    /// Charges CPU time of a member's to it and to all above; `now` is [`time::now`]'s.
+    /// Charges a member's CPU time to the group and to all groups above it; `now` is the time of
+    /// [`time::now`].
     pub fn use_cpu(&self, now: u64, ran: u64) -> CpuUse {
         let none = CpuUse::Runs { left: u64::MAX };
         self.counted().fold(none, |use_, group| match group.cpu.is_set.load(Ordering::Relaxed) {
@@ -198,7 +199,7 @@ impl Group {
             false => use_,
         })
     }
-    /// Returns the quota's figures for cpu.stat; `None` where the controller does not act.
+    /// Returns the quota's figures for cpu.stat; `None` if the controller does not act.
     pub fn cpu_statistics(&self) -> Option<CpuStatistics> {
         let acts = !self.is_root() && self.controllers().contains(super::ControllerSet::CPU);
         acts.then(|| {
@@ -249,10 +250,10 @@ static FILES: [ControlFile; 1] = [ControlFile {
 }];
 
 /// Reads "QUOTA", "max", "QUOTA PERIOD" or "max PERIOD", in microseconds. Returns the quota, and
-/// the period where it says one.
+/// the period if the text has one.
 ///
 /// # Errors
-/// `EINVAL` for anything else, for a quota below 1 ms and for a period that is not 1 ms to 1 s.
+/// `EINVAL` for anything else, for a quota below 1 ms, and for a period outside 1 ms to 1 s.
 fn parse(text: &[u8]) -> Result<(u64, Option<u64>)> {
     let mut words = text.split(|byte| matches!(byte, b' ' | b'\t')).filter(|word| !word.is_empty());
     let number = |word: &[u8]| -> Result<u64> {
@@ -300,7 +301,8 @@ mod tests {
         assert_eq!(group.charge(MS, 4 * MS), CpuUse::Runs { left: 6 * MS });
         assert_eq!(group.charge(20 * MS, 6 * MS), CpuUse::Waits { until: 100 * MS });
         assert_eq!(group.charge(100 * MS, 0), CpuUse::Runs { left: 10 * MS });
-        // Three quotas and a half at a time: this period's, and those of three to come.
+        // One charge uses three and a half quotas: the rest of this period's, and those of the next
+        // three.
         assert_eq!(group.charge(150 * MS, 35 * MS), CpuUse::Waits { until: 400 * MS });
         assert_eq!(group.charge(400 * MS, 0), CpuUse::Runs { left: 5 * MS });
         let CpuStatistics { periods, throttled, throttled_time } = group.statistics;
@@ -332,8 +334,8 @@ mod tests {
     }
 
     proptest! {
-        /// One thread that charges late and waits as it is told never has more than its share and
-        /// what it ran at once.
+        /// A thread that charges late, and waits as told, never uses more than its share plus the
+        /// time that it ran at once.
         #[test]
         fn no_more_than_the_share_is_used(
             quota in 1..20_u64, period in 20..100_u64,

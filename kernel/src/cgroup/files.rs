@@ -1,4 +1,4 @@
-//! The files that every group has, as far as they need nothing of the layers above.
+//! The files that every group has and that need nothing of higher layers.
 
 use core::sync::atomic::Ordering;
 
@@ -79,13 +79,13 @@ pub static FILES: [ControlFile; 7] = [
     },
 ];
 
-/// A limit of levels or groups; Linux keeps it in an int.
+/// Parses a limit of levels or groups; Linux keeps it in an int.
 fn int_limit(text: &[u8]) -> Result<u32> {
     let limit = parse_limit(text, NO_LIMIT)?;
     if limit != NO_LIMIT && limit >= i32::MAX as u32 { Err(Errno::ERANGE) } else { Ok(limit) }
 }
 
-/// There is no threaded mode.
+/// Refuses every type: there is no threaded mode.
 fn store_type(_group: &Group, text: &[u8]) -> Result<()> {
     if text == b"threaded" { Err(Errno::EOPNOTSUPP) } else { Err(Errno::EINVAL) }
 }

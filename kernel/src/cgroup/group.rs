@@ -1,7 +1,7 @@
 //! One control group.
 //!
-//! All counts change under the lock of the [tree](super::tree); they are atomics so that they can
-//! be read without it.
+//! All counts change under the lock of the [tree](super::tree). They are atomics so that they can
+//! be read without the lock.
 
 use core::iter;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -15,13 +15,13 @@ use super::member::CpuTime;
 use super::pids::Pids;
 use crate::sync::{SpinLock, WaitQueue};
 
-/// The most levels below the root: a walk to the root takes so many steps.
+/// Largest number of levels below the root: a walk to the root takes at most so many steps.
 pub const LEVELS_MOST: u16 = 128;
 
 /// The value of cgroup.max.* for no limit.
 pub const NO_LIMIT: u32 = u32::MAX;
 
-/// A file that tells of changes by poll(2) and inotify(7).
+/// A file that reports changes by poll(2) and inotify(7).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Notice {
     /// cgroup.events
@@ -41,11 +41,11 @@ impl Notice {
     pub const ALL: [Self; 5] = [Self::Events, Self::Pids, Self::PidsLocal, Self::Memory, Self::MemoryLocal];
 }
 
-/// Changes of a file.
+/// The changes of a file.
 #[derive(Default)]
 struct Changes {
     count: AtomicU64,
-    /// Whether a change has not been told yet.
+    /// Whether a change has not been reported yet.
     is_untold: AtomicBool,
 }
 
@@ -61,56 +61,56 @@ pub struct Group {
     name: Arc<[u8]>,
     parent: Option<Arc<Group>>,
     pub(super) is_removed: AtomicBool,
-    /// Holds on its number: 1 until the group is removed, and 1 for each member, group below and
-    /// charge.
+    /// References to the group's number: 1 until the group is removed, and 1 for each member, child
+    /// group and charge.
     pub(super) holds: AtomicU32,
-    /// Groups right below, which are not removed.
+    /// Child groups that are not removed.
     pub(super) children: AtomicU32,
-    /// Groups below at any level, which are not removed.
+    /// Groups below at any level that are not removed.
     pub(super) descendants: AtomicU32,
     /// Removed groups below that still have their number.
     pub(super) dying: AtomicU32,
     /// The group's own processes that have not ended, forks under way included.
     pub(super) processes: AtomicU32,
-    /// 1 if the group has such processes, plus 1 for each populated group right below.
+    /// 1 if the group has such processes, plus 1 for each populated child group.
     pub(super) populated: AtomicU32,
-    /// Tasks in the group and below, until they are waited for.
+    /// Tasks in the group and below, until their parents wait for them.
     pub(super) tasks: AtomicU32,
     /// Tasks in the group and below that have not ended.
     pub(super) living: AtomicU32,
-    /// Tasks of `living` that stand still because of cgroup.freeze.
+    /// Tasks of `living` that are stopped because of cgroup.freeze.
     pub(super) frozen: AtomicU32,
     /// The setting cgroup.freeze.
     pub(super) freezes: AtomicBool,
-    /// Controllers of the groups right below.
+    /// Controllers that are passed on to the child groups.
     pub(super) subtree: AtomicU8,
-    /// How often each controller was turned on for the groups right below.
+    /// How often each controller was turned on for the child groups.
     pub(super) epochs: [AtomicU32; ControllerSet::COUNT],
-    /// Groups right below that pass on each controller.
+    /// For each controller, the number of child groups that pass it on.
     pub(super) passed_on: [AtomicU32; ControllerSet::COUNT],
     pub(super) max_descendants: AtomicU32,
     pub(super) max_depth: AtomicU32,
-    /// How often all in it were killed.
+    /// How often all processes in the group were killed.
     pub(super) kills: AtomicU64,
     told: AtomicU8,
     changes: [Changes; Notice::ALL.len()],
-    /// Woken when one of the [`Notice`]s changed.
+    /// The queue that is woken when one of the [`Notice`]s changed.
     pub changed: Arc<WaitQueue>,
     pub(super) pids: Pids,
-    /// Its quota of CPU time.
+    /// The group's quota of CPU time.
     pub cpu: CpuQuota,
-    /// Its account; the root where the controller of memory does not act.
+    /// The group's memory account; the root account if the memory controller does not act.
     pub(super) account: AtomicAccountId,
-    /// CPU time of members, here and below, that left or were waited for.
+    /// CPU time of members, here and below, that left the group or were waited for.
     pub(super) past: SpinLock<CpuTime>,
     /// How often a value was added to `past`.
     pub(super) departures: AtomicU64,
-    /// The most CPU time that was shown.
+    /// The largest CPU time that was shown.
     pub(super) shown: SpinLock<CpuTime>,
 }
 
 impl Group {
-    /// A group that nothing knows yet.
+    /// Makes a group that is not in the tree yet.
     pub(super) fn new(id: u64, name: &[u8], parent: Option<&Arc<Group>>) -> Arc<Self> {
         reserve::arc(Self {
             id,
@@ -147,32 +147,32 @@ impl Group {
         })
     }
 
-    /// A number that no other group ever has; the root's is 1.
+    /// The group's unique number, which is never reused; the root's is 1.
     pub const fn id(&self) -> u64 {
         self.id
     }
-    /// Its number, which no other group has as long as something [holds](Self::hold) it; the
+    /// The group's number. No other group has it as long as something [holds](Self::hold) it; the
     /// root's is 0.
     pub fn number(&self) -> u16 {
         self.number.load(Ordering::Relaxed)
     }
-    /// How many groups are on the way to the root.
+    /// The number of groups on the way to the root.
     pub const fn level(&self) -> u16 {
         self.level
     }
-    /// Its name; the root's is empty.
+    /// The group's name; the root's is empty.
     pub const fn name(&self) -> &Arc<[u8]> {
         &self.name
     }
-    /// The group above it; the root has none.
+    /// The parent group; the root has none.
     pub const fn parent(&self) -> Option<&Arc<Group>> {
         self.parent.as_ref()
     }
-    /// Whether it is the root.
+    /// Whether the group is the root.
     pub const fn is_root(&self) -> bool {
         self.parent.is_none()
     }
-    /// Whether it was removed.
+    /// Whether the group was removed.
     pub fn is_removed(&self) -> bool {
         self.is_removed.load(Ordering::Relaxed)
     }
@@ -180,20 +180,20 @@ impl Group {
     pub fn path(&self) -> impl Iterator<Item = &Group> {
         iter::successors(Some(self), |group| group.parent.as_deref())
     }
-    /// The same without the root, which counts nothing.
+    /// Like [`Self::path`], without the root, which counts nothing.
     pub(super) fn counted(&self) -> impl Iterator<Item = &Group> {
         self.path().filter(|group| !group.is_root())
     }
-    /// The group at a level on the way to the root.
+    /// The group's ancestor at a level.
     pub fn ancestor(&self, level: u16) -> Option<&Group> {
         self.path().find(|group| group.level == level)
     }
-    /// Whether it is `above`, or below that.
+    /// Whether the group is `above`, or a group below `above`.
     pub fn is_in(&self, above: &Group) -> bool {
         self.ancestor(above.level).is_some_and(|ancestor| ancestor.id == above.id)
     }
-    /// Writes its path as a process sees it whose namespace begins at `root`. Parts above that are
-    /// "..".
+    /// Writes the group's path as a process sees it whose namespace begins at `root`. Components
+    /// above `root` are "..".
     pub fn write_path(&self, root: &Group, mut push: impl FnMut(&[u8])) {
         let mut common = self.level.min(root.level);
         while self.ancestor(common).map(Group::id) != root.ancestor(common).map(Group::id) {
@@ -210,23 +210,23 @@ impl Group {
             push(b"/");
         }
     }
-    /// The controllers that act on it.
+    /// The controllers that act on the group.
     pub fn controllers(&self) -> ControllerSet {
         self.parent.as_ref().map_or(ControllerSet::ALL, |parent| parent.passes_on())
     }
-    /// The controllers that act on the groups right below.
+    /// The controllers that act on the child groups.
     pub fn passes_on(&self) -> ControllerSet {
         ControllerSet::from_bits_truncate(self.subtree.load(Ordering::Relaxed))
     }
-    /// Whether a process that has not ended is in it, or below.
+    /// Whether the group, or a group below, has a process that has not ended.
     pub fn is_populated(&self) -> bool {
         self.populated.load(Ordering::Relaxed) != 0
     }
-    /// Whether its tasks are to stand still: it, or a group above, was told so.
+    /// Whether the group's tasks must be stopped: cgroup.freeze is set for it or for a group above.
     pub fn is_freezing(&self) -> bool {
         self.path().any(|group| group.freezes.load(Ordering::SeqCst))
     }
-    /// Whether they all do.
+    /// Whether all tasks of the group are stopped.
     pub fn is_frozen(&self) -> bool {
         self.is_freezing() && self.frozen.load(Ordering::Relaxed) == self.living.load(Ordering::Relaxed)
     }
@@ -238,8 +238,8 @@ impl Group {
     pub fn kills(&self) -> u64 {
         self.path().map(|group| group.kills.load(Ordering::SeqCst)).sum()
     }
-    /// Counts a kill of all processes, so that a fork that is under way notices it. The caller
-    /// looks for processes afterwards.
+    /// Counts a kill of all processes, so that a concurrent fork notices it. The caller looks for
+    /// processes afterwards.
     pub fn begin_kill(&self) {
         self.kills.fetch_add(1, Ordering::SeqCst);
     }
@@ -247,7 +247,7 @@ impl Group {
     pub fn changes(&self, notice: Notice) -> u64 {
         self.changes[notice as usize].count.load(Ordering::SeqCst)
     }
-    /// Notes that a file changed. The holder of the tree's lock [tells](super::tell) of it
+    /// Notes that a file changed. The holder of the tree's lock [reports](super::tell) it
     /// afterwards.
     pub(super) fn note(&self, notice: Notice) {
         self.changes[notice as usize].is_untold.store(true, Ordering::SeqCst);
@@ -260,7 +260,7 @@ impl Group {
             self.note(Notice::Events);
         }
     }
-    /// Returns whether a change of a file is yet to be told, and counts it.
+    /// Returns whether a change of a file must be reported, and counts the change.
     pub(super) fn take_untold(&self, notice: Notice) -> bool {
         let changes = &self.changes[notice as usize];
         let is_untold =
@@ -272,12 +272,12 @@ impl Group {
     }
 }
 
-/// Adds to a count under the tree's lock.
+/// Adds to a count under the tree's lock. Returns the previous value.
 pub(super) fn add(count: &AtomicU32, more: u32) -> u32 {
     count.fetch_add(more, Ordering::SeqCst)
 }
 
-/// Takes from a count under the tree's lock. Returns what is left.
+/// Subtracts from a count under the tree's lock. Returns the new value.
 pub(super) fn sub(count: &AtomicU32, less: u32) -> u32 {
     let before = count.fetch_sub(less, Ordering::SeqCst);
     debug_assert!(before >= less, "a count of a control group fell below 0");

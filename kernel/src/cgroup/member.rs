@@ -1,8 +1,8 @@
 //! A process' place in the tree of groups.
 //!
-//! The word of a place has, from the top: the number of the group (16 bits), whether the process
-//! has ended, whether its ID is kept by a thread that has ended, and how many threads live. The
-//! module's head says who changes it and when.
+//! A place is one word. From the top it has: the number of the group (16 bits), whether the process
+//! has ended, whether an ended thread still keeps its ID, and the number of living threads. The
+//! documentation of [`super`] says who changes the word and when.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -14,7 +14,7 @@ use super::tree::{self, GroupTree, tell};
 use crate::{Errno, Result};
 
 const NUMBER_SHIFT: u32 = 48;
-/// The process has ended: it is not moved any more.
+/// The process has ended: it cannot be moved any more.
 const ENDED: u64 = 1 << 47;
 /// The thread that had the process' ID has ended, and still counts as a task.
 const HELD: u64 = 1 << 46;
@@ -24,12 +24,12 @@ const fn number_of(word: u64) -> u16 {
     (word >> NUMBER_SHIFT) as u16
 }
 
-/// Threads that have not ended.
+/// Number of threads that have not ended.
 const fn living(word: u64) -> u32 {
     (word & THREADS) as u32
 }
 
-/// Tasks as the controller `pids` counts them.
+/// Number of tasks as the controller `pids` counts them.
 const fn tasks(word: u64) -> u32 {
     living(word) + (word & HELD != 0) as u32
 }
@@ -37,7 +37,7 @@ const fn tasks(word: u64) -> u32 {
 /// CPU time in nanoseconds.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct CpuTime {
-    /// Time in programs.
+    /// Time in user mode.
     pub user: u64,
     /// Time in the kernel.
     pub system: u64,
@@ -49,7 +49,7 @@ impl CpuTime {
         self.user += other.user;
         self.system += other.system;
     }
-    /// The time that was used after `earlier`.
+    /// The time used since `earlier`.
     pub fn since(self, earlier: Self) -> Self {
         Self {
             user: self.user.saturating_sub(earlier.user),
@@ -62,24 +62,24 @@ impl CpuTime {
 #[derive(Default)]
 pub struct CgroupMember {
     word: AtomicU64,
-    /// Threads that stand still because of cgroup.freeze.
+    /// Threads that are stopped because of cgroup.freeze.
     frozen: AtomicU32,
-    /// The time that it had used when it came to its group.
+    /// The time that the process had used when it joined its group.
     came_with: [AtomicU64; 2],
 }
 
-/// The part of a thread that ends in its process.
+/// The role of a thread that ends in its process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EndedThread {
-    /// The one with its ID, and not the last.
+    /// The thread with the process' ID, but not the last thread.
     Leader,
-    /// Another, and not the last.
+    /// Another thread, but not the last.
     Other,
-    /// The last.
+    /// The last thread.
     Last,
 }
 
-/// A child that is about to be made, and is counted in its group.
+/// A child that is being made, and is counted in its group.
 pub struct Fork {
     /// `None` for the root.
     group: Option<Arc<Group>>,
@@ -90,11 +90,11 @@ impl Fork {
     /// A child in the root group.
     pub const ROOT: Self = Self { group: None, kills: 0 };
 
-    /// A child in `group` (CLONE_INTO_CGROUP).
+    /// Counts a child in `group` (CLONE_INTO_CGROUP).
     ///
     /// # Errors
-    /// `ENODEV` for a removed group, `EBUSY` for one that passes controllers on; the controllers'
-    /// errors.
+    /// `ENODEV` for a removed group, `EBUSY` for a group that passes controllers on; the
+    /// controllers' errors.
     pub fn into(group: &Arc<Group>) -> Result<Self> {
         if group.is_root() {
             return Ok(Self::ROOT);
@@ -114,7 +114,7 @@ impl Fork {
         Ok(Self { group: Some(group), kills })
     }
 
-    /// The place that the child begins with.
+    /// Returns the child's initial place.
     pub fn place(&self) -> CgroupMember {
         let number = self.group.as_ref().map_or(0, |group| group.number());
         CgroupMember {
@@ -123,7 +123,8 @@ impl Fork {
         }
     }
 
-    /// The child can be found from now on. Returns what has become of its group meanwhile.
+    /// Keeps the count: the child can be found from now on. Returns the changes of its group
+    /// meanwhile.
     pub fn keep(mut self) -> Meanwhile {
         let Some(group) = self.group.take() else { return Meanwhile::default() };
         tell(&group);
@@ -143,11 +144,11 @@ impl Drop for Fork {
     }
 }
 
-/// A thread that is about to be made, and is counted; dropping it takes that back.
+/// A thread that is being made, and is counted. Dropping this value undoes the count.
 pub struct ThreadFork<'a>(&'a CgroupMember);
 
 impl ThreadFork<'_> {
-    /// The thread is there.
+    /// Keeps the count: the thread exists.
     pub fn keep(self) {
         core::mem::forget(self);
     }
@@ -159,16 +160,16 @@ impl Drop for ThreadFork<'_> {
     }
 }
 
-/// Changes of a group while a child was made.
+/// Changes of a group while a child was being made.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Meanwhile {
-    /// All in it were killed.
+    /// All processes in the group were killed.
     pub was_killed: bool,
-    /// Its tasks are to stand still.
+    /// The group's tasks must be stopped.
     pub is_freezing: bool,
 }
 
-/// Whether a process can come to `group`. Under the tree's lock.
+/// Checks that processes can join `group`. Under the tree's lock.
 fn check_destination(group: &Group) -> Result<()> {
     if group.is_removed() {
         return Err(Errno::ENODEV);
@@ -176,7 +177,7 @@ fn check_destination(group: &Group) -> Result<()> {
     if !group.is_root() && !group.passes_on().is_empty() { Err(Errno::EBUSY) } else { Ok(()) }
 }
 
-/// A living process with a word comes to a group.
+/// Counts a living process with this word in a group that it joins.
 fn enter(tree: &GroupTree, group: &Arc<Group>, word: u64) {
     if group.is_root() {
         return;
@@ -197,7 +198,8 @@ fn enter(tree: &GroupTree, group: &Arc<Group>, word: u64) {
     came(tree, group);
 }
 
-/// A living process with a word leaves a group; the caller lets go of its hold.
+/// Removes a living process with this word from a group's counts. The caller releases its reference
+/// to the group's number.
 fn leave(_tree: &GroupTree, group: &Arc<Group>, word: u64) {
     for above in group.counted() {
         sub(&above.tasks, tasks(word));
@@ -206,7 +208,7 @@ fn leave(_tree: &GroupTree, group: &Arc<Group>, word: u64) {
     empty(group);
 }
 
-/// A group has a living process less.
+/// Notes that a group has one living process less.
 fn empty(group: &Arc<Group>) {
     if sub(&group.processes, 1) == 0 {
         for above in group.counted() {
@@ -219,13 +221,13 @@ fn empty(group: &Arc<Group>) {
 }
 
 impl CgroupMember {
-    /// The number of its group; the root's is 0.
+    /// The number of the process' group; the root's is 0.
     #[inline]
     pub fn number(&self) -> u16 {
         number_of(self.word.load(Ordering::SeqCst))
     }
 
-    /// Whether its group is the root.
+    /// Whether the process is in the root group.
     #[inline]
     pub fn is_in_root(&self) -> bool {
         self.number() == 0
@@ -236,7 +238,7 @@ impl CgroupMember {
         self.word.load(Ordering::Relaxed) & ENDED != 0
     }
 
-    /// Its group.
+    /// The process' group.
     pub fn group(&self) -> Arc<Group> {
         if self.is_in_root() {
             return tree::root().clone();
@@ -245,12 +247,12 @@ impl CgroupMember {
         tree.group(self.number()).clone()
     }
 
-    /// Whether its threads are to stand still.
+    /// Whether the process' threads must be stopped.
     pub fn is_freezing(&self) -> bool {
         !self.is_in_root() && self.group().is_freezing()
     }
 
-    /// Counts a child in the same group, which the process is about to make.
+    /// Counts a child that the process is about to make in the same group.
     ///
     /// # Errors
     /// Those of controllers: `EAGAIN`.
@@ -274,7 +276,8 @@ impl CgroupMember {
         forked
     }
 
-    /// Changes the word by compare-exchange, as long as the group is the root.
+    /// Changes the word by compare-exchange, as long as the process is in the root group. Returns
+    /// whether it is.
     #[inline]
     fn change_in_root(&self, change: impl Fn(u64) -> u64) -> bool {
         let changed = self.word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |word| {
@@ -316,7 +319,7 @@ impl CgroupMember {
         outcome
     }
 
-    /// Notes that a thread has ended; the process ends with its last thread.
+    /// Notes that a thread has ended. The process ends with its last thread.
     pub fn thread_ended(&self, thread: EndedThread) {
         let after = |word: u64| match thread {
             EndedThread::Other => word - 1,
@@ -346,7 +349,7 @@ impl CgroupMember {
         tell(&group);
     }
 
-    /// The process was waited for; `used` is what it used in all.
+    /// Notes that the process was waited for; `used` returns its total CPU time.
     #[inline]
     pub fn reaped(&self, used: impl FnOnce() -> CpuTime) {
         if !self.is_in_root() {
@@ -367,7 +370,7 @@ impl CgroupMember {
         drop(tree);
     }
 
-    /// Leaves the time that it used in a group behind there.
+    /// Adds the time that the process used in a group to the group's past time.
     fn settle_usage(&self, group: &Group, used: CpuTime) {
         let own = used.since(self.came_with());
         for above in group.counted() {
@@ -382,11 +385,11 @@ impl CgroupMember {
         CpuTime { user, system }
     }
 
-    /// Moves the process to a group; `used` is what it used so far. One that has ended stays.
+    /// Moves the process to a group; `used` is its CPU time so far. An ended process is not moved.
     /// Returns the group that it left.
     ///
     /// # Errors
-    /// `ENODEV` for a removed group, `EBUSY` for one that passes controllers on.
+    /// `ENODEV` for a removed group, `EBUSY` for a group that passes controllers on.
     pub fn move_to(&self, to: &Arc<Group>, used: CpuTime) -> Result<Arc<Group>> {
         let mut tree = tree::lock();
         check_destination(to)?;
@@ -423,8 +426,8 @@ impl CgroupMember {
         Ok(from)
     }
 
-    /// Notes an execve. The thread that is left has the process' ID, so the ID's former thread
-    /// counts no longer.
+    /// Notes an execve. The remaining thread has the process' ID, so the ID's former thread no
+    /// longer counts.
     pub fn executed(&self) {
         if self.word.load(Ordering::Relaxed) & HELD == 0 || self.change_in_root(|word| word & !HELD) {
             return;
@@ -438,7 +441,7 @@ impl CgroupMember {
         drop(tree);
     }
 
-    /// Notes that a thread stops because of cgroup.freeze, or continues.
+    /// Notes that a thread is stopped because of cgroup.freeze, or continues.
     pub fn count_frozen(&self, change: FrozenChange) {
         let tree = tree::lock();
         let group = tree.group(self.number()).clone();
@@ -463,18 +466,19 @@ impl CgroupMember {
 /// A change of a thread in a frozen group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FrozenChange {
-    /// The thread stops.
+    /// The thread is stopped.
     Stands,
     /// The thread continues.
     GoesOn,
 }
 
 impl Group {
-    /// The CPU time of all members that it ever had, here and below. `living` sums up what those
-    /// that are in it now used since they [came](CgroupMember::came_with).
+    /// Returns the CPU time that all members, past and present, used in the group and below.
+    /// `living` returns the sum of the time that the present members have used since they
+    /// [joined](CgroupMember::came_with).
     ///
-    /// No less than before: members that leave meanwhile may be missed, and are counted again the
-    /// next time.
+    /// The result never decreases: members that leave meanwhile may be missed, and are counted at
+    /// the next call.
     pub fn usage(&self, living: impl Fn() -> CpuTime) -> CpuTime {
         const TRIES: usize = 3;
         let mut sum = CpuTime::default();

@@ -1,12 +1,13 @@
-//! The controller `memory`: how many frames a group may have, those below it included.
+//! The controller `memory`: how many frames a group and the groups below it may have.
 //!
-//! A group on which the controller acts has an account ([`freehold_charge`]) below that of the
-//! nearest group above which has one. Its processes, and those of groups below without one, pay
-//! with it: [`Group::payer`]. Charges from before a move stay with the old group. Charges of a
-//! removed group count in the groups above it until its last frame is free.
+//! A group on which the controller acts has an account ([`freehold_charge`]). The parent account is
+//! that of the nearest group above with an account. The account pays for the group's processes, and
+//! for those of groups below without an account: [`Group::payer`]. Charges from before a move stay
+//! with the old group. Charges of a removed group count in the groups above it until its last frame
+//! is free.
 //!
-//! Frames are charged, refused and taken back by the layer of memory ([`crate::mem::charge`]),
-//! which registers itself ([`set_charging`]). Here are the accounts and the files. Linux' relative:
+//! The memory layer charges, refuses and reclaims frames ([`crate::mem::charge`]). It registers
+//! itself ([`set_charging`]). This module has the accounts and the files. Linux' relative:
 //! `mm/memcontrol.c`. Settings without effect here have no file: memory.min, memory.low,
 //! memory.numa_stat, memory.swap.high, memory.zswap.*.
 
@@ -33,20 +34,20 @@ pub fn accounts() -> &'static Accounts {
     &ACCOUNTS
 }
 
-/// The work of the layer of memory on accounts.
+/// The memory layer's work on accounts.
 pub trait Charging: Sync {
-    /// Frames are charged from now on.
+    /// Begins to charge frames.
     ///
     /// # Errors
     /// `ENOMEM`.
     fn begin(&self) -> Result<()>;
-    /// Takes frames back until `account` has no more than `limit` says; for
-    /// [`AccountLimit::Max`] processes are ended where that does not do.
+    /// Reclaims frames until `account` has no more than `limit` says. For [`AccountLimit::Max`] it
+    /// kills processes if reclaim does not suffice.
     ///
     /// # Errors
     /// `EINTR` for a signal.
     fn enforce(&self, account: AccountId, limit: AccountLimit) -> Result<()>;
-    /// Takes so many frames back; how many there were.
+    /// Reclaims up to this many frames. Returns how many were reclaimed.
     ///
     /// # Errors
     /// `EINTR` for a signal.
@@ -55,7 +56,7 @@ pub trait Charging: Sync {
 
 static CHARGING: spin::Once<&'static dyn Charging> = spin::Once::new();
 
-/// Sets who charges; once at boot.
+/// Sets the implementation of charging; once at boot.
 pub fn set_charging(charging: &'static dyn Charging) {
     CHARGING.call_once(|| charging);
 }
@@ -64,12 +65,12 @@ fn charging() -> Result<&'static dyn Charging> {
     CHARGING.get().copied().ok_or(Errno::ENODEV)
 }
 
-/// The number of the group that has an account; 0 for none.
+/// For each account, the number of the group that has it; 0 for none.
 static GROUPS: [AtomicU16; AccountId::LAST as usize + 1] =
     [const { AtomicU16::new(0) }; AccountId::LAST as usize + 1];
 
-/// Tells those who watch memory.events that something happened to `account`. Task context; the
-/// caller holds no lock of this layer.
+/// Reports an event of `account` to the watchers of memory.events. Task context; the caller holds
+/// no lock of this layer.
 pub fn tell_of(account: AccountId) {
     let number = GROUPS[usize::from(account.number())].load(Ordering::Relaxed);
     let Some(group) = tree::find(number) else { return };
@@ -82,8 +83,8 @@ impl Group {
     fn account(&self) -> AccountId {
         self.account.load(Ordering::SeqCst)
     }
-    /// The account that its processes pay with: its own, or that of the nearest group above with
-    /// one.
+    /// The account that pays for the group's processes: the group's own, or that of the nearest
+    /// group above with one.
     pub fn payer(&self) -> AccountId {
         self.path().find_map(|group| group.account().unless_root()).unwrap_or(AccountId::ROOT)
     }
@@ -120,14 +121,15 @@ impl Controller for MemoryController {
 
 /// Opens an account below `above`, without limits.
 ///
-/// An account of a removed group keeps its number as long as it pays for something. Where no number
-/// is left, such accounts' pages of files are given back, one account after the other.
+/// An account of a removed group keeps its number as long as it pays for something. If no number is
+/// left, the file pages of such accounts are given back, one account after the other.
 pub(super) fn open_account(
     accounts: &Accounts,
     charging: &dyn Charging,
     above: AccountId,
 ) -> Result<AccountId> {
-    // Entries are allocated before they are needed: no task waits with the accounts locked.
+    // Entries are allocated before they are needed, so no task waits for memory with the accounts
+    // locked.
     let mut opened = accounts.open(above, || None);
     if opened == Err(OpenError::NoMemory) {
         let mut entries = Vec::default();
@@ -150,7 +152,7 @@ pub(super) fn open_account(
     })
 }
 
-/// The bytes of so many frames or slots; "max" for no limit.
+/// Writes the bytes of so many frames or slots; "max" for no limit.
 fn write_bytes(pages: u64, out: &mut dyn fmt::Write) -> fmt::Result {
     if pages > u64::MAX / PAGE_SIZE as u64 {
         return writeln!(out, "max");
@@ -158,10 +160,10 @@ fn write_bytes(pages: u64, out: &mut dyn fmt::Write) -> fmt::Result {
     writeln!(out, "{}", pages * PAGE_SIZE as u64)
 }
 
-/// A limit: [bytes](crate::cmdline::parse_bytes) in whole pages, "max" for none.
+/// Parses a limit: [bytes](crate::cmdline::parse_bytes), rounded to whole pages, or "max" for none.
 ///
 /// # Errors
-/// `EINVAL` for what is none.
+/// `EINVAL` for any other text.
 fn parse_pages(text: &[u8]) -> Result<u64> {
     if text == b"max" {
         return Ok(u64::MAX);
@@ -170,12 +172,12 @@ fn parse_pages(text: &[u8]) -> Result<u64> {
     Ok(if pages > i64::MAX as u64 / PAGE_SIZE as u64 { u64::MAX } else { pages })
 }
 
-/// A file that is read.
+/// A file that can only be read.
 const fn shown(name: &'static str, show: fn(&Group, &mut dyn fmt::Write) -> fmt::Result) -> ControlFile {
     ControlFile { name, mode: 0o444, on_root: OnRoot::No, notice: None, show, store: None }
 }
 
-/// A file that is read and written.
+/// A file that can be read and written.
 const fn set(
     name: &'static str,
     show: fn(&Group, &mut dyn fmt::Write) -> fmt::Result,
@@ -264,10 +266,10 @@ fn store_together(group: &Group, text: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Takes back what a program asks for.
+/// Reclaims the number of bytes that a program requests.
 ///
 /// # Errors
-/// `EAGAIN` where there was less; `EINTR`.
+/// `EAGAIN` if fewer were reclaimed; `EINTR`.
 fn reclaim(group: &Group, text: &[u8]) -> Result<()> {
     let pages = parse_pages(text)?;
     let taken = charging()?.take_back(group.account(), pages)?;

@@ -12,24 +12,26 @@
 //! | [`pids`] | the controller of the number of tasks |
 //!
 //! **Membership.** A process has a [`CgroupMember`], one atomic word: the number of its group and
-//! how many of its threads live. Number 0 is the root group, which counts nothing. So a process in
-//! the root pays a load and a branch at fork and at its end, and no lock.
+//! how many of its threads live. Number 0 is the root group, which counts nothing. So fork and exit
+//! of a process in the root cost a load and a branch, and no lock.
 //!
-//! **Protocol.** A spin lock, that of the [tree], orders all that joins a group and its members:
-//! forks, ends and moves of members of other groups than the root, making and removing. A word with
-//! number 0 also changes without the lock, by compare-exchange; a move takes such a word away by
-//! compare-exchange under the lock. A fork counts its child in the group before the child is made,
-//! and takes it back where it fails. So a group with a fork under way is populated, and cannot be
-//! removed. A move of the forking process leaves the child where it was counted. A kill advances
-//! the group's [`kills`](group::Group::kills) first and then looks for processes. A fork compares
-//! them once its child can be found. So one of the two sees the other. `model.rs` explores this.
+//! **Protocol.** The spin lock of the [tree] serialises all operations on groups and their members:
+//! forks, exits and moves of members of groups other than the root, and making and removing groups.
+//! A word with number 0 also changes without the lock, by compare-exchange; a move replaces such a
+//! word by compare-exchange under the lock. A fork counts its child in the group before the child
+//! is made, and undoes the count if it fails. So a group with a concurrent fork is populated, and
+//! cannot be removed. A move of the forking process leaves the child where it was counted. A kill
+//! advances the group's [`kills`](group::Group::kills) first and then looks for processes. A fork
+//! checks `kills` once its child can be found. So either the kill finds the child, or the fork
+//! notices the kill. `model.rs` explores this.
 //!
-//! **Numbers.** A group's number names it in a word. It is given out again when no member, no child
-//! and no charge is left ([`group::Group::hold`]). That may be later than its removal: an ended
-//! process that was not waited for stays in its group.
+//! **Numbers.** A group's number names it in a word. The number is reused when no member, no child
+//! and no charge is left ([`group::Group::hold`]). That may be later than the group's removal: an
+//! ended process that was not waited for stays in its group.
 //!
-//! **Lock order.** The registry of processes > the tree. Nothing sleeps, allocates infallibly or
-//! tells of events under it. A task that changed watched files tells of it afterwards ([`tell`]).
+//! **Lock order.** The registry of processes > the tree. Code that holds the tree's lock does not
+//! sleep, allocate infallibly or report events. A task that changed watched files reports it
+//! afterwards ([`tell`]).
 //!
 //! Linux' relatives: `kernel/cgroup/cgroup.c`, `css_set` for the word. There is no threaded mode:
 //! all threads of a process are in its group.

@@ -1,5 +1,6 @@
-//! A process of a group that forks beside its move, a removal and a kill, step by step as the tree,
-//! [`member`](super::member) and the registry of processes take the steps, in many orders.
+//! A model of a group's process that forks, concurrently with its move, a removal and a kill. It
+//! takes the same steps as the tree, [`member`](super::member) and the registry of processes, in
+//! many orders.
 
 use shuttle::scheduler::RandomScheduler;
 use shuttle::sync::atomic::{AtomicUsize, Ordering};
@@ -14,19 +15,19 @@ const FORKS: usize = 2;
 const ROOT: usize = 0;
 const GROUP: usize = 1;
 
-/// How it is done.
+/// The order of steps of a fork.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ForkSteps {
     Properly,
-    /// The child is counted once it was made.
+    /// Wrong: the child is counted after it was made.
     CountedLate,
-    /// The kills are compared before the child can be found.
+    /// Wrong: the kills are compared before the child can be found.
     ComparedEarly,
 }
 
 struct ModelChild {
     group: usize,
-    /// The kills when its making began.
+    /// The number of kills when the fork began.
     kills: usize,
     is_killed: AtomicUsize,
 }
@@ -48,7 +49,7 @@ struct GroupWorld {
 }
 
 impl GroupWorld {
-    /// Counts a child. Its group, and the kills so far.
+    /// Counts a child. Returns its group and the number of kills so far.
     fn count(&self) -> (usize, usize) {
         let mut tree = self.tree.lock().unwrap();
         let group = self.word.load(Ordering::SeqCst);
@@ -81,7 +82,7 @@ impl GroupWorld {
         }
     }
 
-    /// A process whose word says `GROUP` leaves it.
+    /// Removes a process whose word says `GROUP` from the group.
     fn leave(&self) {
         let mut tree = self.tree.lock().unwrap();
         if self.word.compare_exchange(GROUP, ROOT, Ordering::SeqCst, Ordering::SeqCst).is_ok() {

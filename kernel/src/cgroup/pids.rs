@@ -1,6 +1,6 @@
-//! The controller `pids`: how many tasks a group may have, those below it included.
+//! The controller `pids`: how many tasks a group and the groups below it may have.
 //!
-//! The controller limits [`Group::tasks`](super::Group), which is kept up whether the controller
+//! The controller limits [`Group::tasks`](super::Group), which is maintained whether the controller
 //! acts or not. Only a fork is refused; a move into a group may exceed its limit, as on Linux
 //! (`kernel/cgroup/pids.c`).
 
@@ -13,29 +13,28 @@ use crate::{Errno, Result};
 
 /// "max": above any number that Linux takes (PID_MAX_LIMIT).
 const NO_LIMIT: u32 = 4 * 1024 * 1024 + 1;
-/// The controller's place in the arrays of a group.
+/// The controller's index in the arrays of a group.
 const PLACE: usize = ControllerSet::PIDS.bits().trailing_zeros() as usize;
 
 /// The controller.
 pub struct PidsController;
 
-/// Its state in a group.
+/// The controller's state in a group.
 #[derive(Default)]
 pub struct Pids {
-    /// Which time that the controller was turned on the rest is about.
+    /// The epoch of the other fields: how often the controller had been turned on.
     epoch: AtomicU32,
-    /// The limit, as what is missing to none.
+    /// The limit, stored as [`NO_LIMIT`] minus the limit.
     below_max: AtomicU32,
     peak: AtomicU32,
-    /// Forks that were refused for the limit of this group or of one below.
+    /// Forks that were refused because of the limit of this group or of a group below.
     events: AtomicU64,
-    /// Forks that were refused for the limit of this group.
+    /// Forks that were refused because of this group's limit.
     local: AtomicU64,
 }
 
 impl Group {
-    /// The controller's state, where it acts; afresh if it was turned on again. Under the tree's
-    /// lock.
+    /// The controller's state if it acts; reset if it was turned on again. Under the tree's lock.
     fn pids(&self) -> Option<&Pids> {
         let parent = self.parent().filter(|parent| parent.passes_on().contains(ControllerSet::PIDS))?;
         let (pids, epoch) = (&self.pids, parent.epochs[PLACE].load(Ordering::Relaxed));
@@ -91,7 +90,7 @@ impl Controller for PidsController {
     }
 }
 
-/// A number of the controller's state.
+/// Reads a number of the controller's state.
 fn read(group: &Group, of: impl FnOnce(&Pids) -> u64) -> u64 {
     let _tree = tree::lock();
     group.pids().map_or(0, of)

@@ -1,4 +1,4 @@
-//! Groups without processes around them.
+//! Groups without real processes.
 
 use freehold_collections::Arc;
 use freehold_collections::inject::each_fails;
@@ -15,7 +15,7 @@ use super::tree::{self, Freeze};
 use super::*;
 use crate::{Errno, Result};
 
-/// The tree is one for all tests.
+/// Serialises the tests, which share one tree.
 fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(|broken| broken.into_inner())
@@ -191,7 +191,7 @@ fn a_fork_takes_notice_of_a_kill() {
     [&b, &a].into_iter().for_each(|group| remove(group).unwrap());
 }
 
-/// Accounts of which page caches can be given back.
+/// Accounts whose page caches can be dropped.
 struct Droppable(&'static Accounts);
 
 impl Charging for Droppable {
@@ -218,7 +218,7 @@ fn removed_groups_page_caches_go_where_no_account_is_left() {
         let account = open().unwrap();
         charge(account, if n == 5000 { Owner::PageCache } else { Owner::Anon });
         if n == 7000 {
-            // It has both: to give its files back would not do.
+            // This account also has anonymous memory: dropping its files would not suffice.
             charge(account, Owner::PageCache);
         }
         if n < 8000 {

@@ -11,16 +11,16 @@ use super::group::{Group, LEVELS_MOST, Notice, add, sub};
 use crate::sync::{SpinLock, SpinLockGuard};
 use crate::{Errno, Result, hw, sched};
 
-/// The most groups, however much memory there is: their numbers are 16 bits.
+/// Largest number of groups on any machine: their numbers have 16 bits.
 const GROUPS_MOST: u64 = 65_000;
-/// The limit of groups where there is little memory.
+/// The limit of groups on a machine with little memory.
 const GROUPS_LEAST: u64 = 1_024;
 /// Frames of memory per group, from which the limit is computed.
 const FRAMES_PER_GROUP: u64 = 4;
 
-/// The state behind the lock.
+/// The state that the lock protects.
 pub(super) struct GroupTree {
-    /// By number, without the root.
+    /// The groups by number, without the root.
     groups: Map<u16, Arc<Group>>,
     last_number: u16,
     last_id: u64,
@@ -41,13 +41,13 @@ pub fn root() -> &'static Arc<Group> {
     ROOT.call_once(|| Group::new(ROOT_ID, b"", None))
 }
 
-/// Returns the most groups at one time.
+/// Returns the largest number of groups at one time.
 fn groups_max() -> u64 {
     (hw::frames().managed_frames() / FRAMES_PER_GROUP).clamp(GROUPS_LEAST, GROUPS_MOST)
 }
 
 impl GroupTree {
-    /// Returns the group with a number that is held.
+    /// Returns the group with a number, which the caller knows to be held.
     pub fn group(&self, number: u16) -> &Arc<Group> {
         match number {
             0 => root(),
@@ -66,14 +66,14 @@ impl GroupTree {
             .find(|&number| number != 0 && !self.groups.contains_key(&number))
     }
 
-    /// Lets go of a hold. Groups that nothing holds any more lose their numbers.
+    /// Releases a reference. Groups without references lose their numbers.
     pub fn release(&mut self, group: &Arc<Group>) {
         let mut at = Some(group);
         while let Some(group) = at.filter(|group| !group.is_root()) {
             if sub(&group.holds, 1) != 0 {
                 return;
             }
-            // The caller's reference keeps the group, and that those above it.
+            // The caller's reference keeps the group, and the group keeps those above it.
             self.groups.remove(&group.number());
             group.path().skip(1).for_each(|above| {
                 sub(&above.dying, 1);
@@ -120,7 +120,7 @@ pub fn make(parent: &Arc<Group>, name: &[u8]) -> Result<Arc<Group>> {
     });
     new.settle();
     drop(tree);
-    // A new group has no watch yet.
+    // A new group has no watcher yet.
     Notice::ALL.into_iter().for_each(|notice| {
         new.take_untold(notice);
     });
@@ -131,7 +131,7 @@ pub fn make(parent: &Arc<Group>, name: &[u8]) -> Result<Arc<Group>> {
 /// Removes a group.
 ///
 /// # Errors
-/// `ENODEV` where it was removed before, `EBUSY` where it has processes or groups below.
+/// `ENODEV` if it was removed before, `EBUSY` if it has processes or groups below.
 pub fn remove(group: &Arc<Group>) -> Result<()> {
     let mut tree = lock();
     if group.is_removed() {
@@ -156,13 +156,13 @@ pub fn remove(group: &Arc<Group>) -> Result<()> {
     Ok(())
 }
 
-/// The group with a number, if there is one.
+/// Returns the group with a number, if there is one.
 pub fn find(number: u16) -> Option<Arc<Group>> {
     lock().groups.get(&number).cloned()
 }
 
-/// Shows `visit` every group but the root, a few at a time and without the tree's lock, until it
-/// fails.
+/// Calls `visit` with every group but the root until it fails. The groups are collected a few at a
+/// time; `visit` runs without the tree's lock.
 fn for_each(mut visit: impl FnMut(&Arc<Group>) -> Result<()>) -> Result<()> {
     let mut next = Some(1);
     while let Some(from) = next {
@@ -177,8 +177,8 @@ fn for_each(mut visit: impl FnMut(&Arc<Group>) -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// As [`for_each`], the groups right below `parent`. The caller keeps away those that make and
-/// remove groups.
+/// Like [`for_each`], for the children of `parent`. The caller excludes that groups are made and
+/// removed meanwhile.
 pub(super) fn for_each_child(parent: &Group, mut visit: impl FnMut(&Arc<Group>) -> Result<()>) -> Result<()> {
     for_each(|group| {
         let is_child = group.parent().is_some_and(|above| above.id() == parent.id());
@@ -187,22 +187,22 @@ pub(super) fn for_each_child(parent: &Group, mut visit: impl FnMut(&Arc<Group>) 
 }
 
 impl Group {
-    /// Keeps its number beyond its removal, for a charge that names it. The caller keeps it by
-    /// another hold meanwhile.
+    /// Keeps the group's number beyond the group's removal, for a charge that names it. Another
+    /// reference of the caller keeps the group meanwhile.
     pub fn hold(&self) {
         let _tree = lock();
         add(&self.holds, 1);
     }
 
-    /// Lets go of what [`hold`](Self::hold) kept.
+    /// Releases the reference of [`hold`](Self::hold).
     pub fn release(self: &Receiver<Self>) {
         lock().release(self);
     }
 
-    /// Writes to cgroup.freeze. The caller has all processes in it look afterwards.
+    /// Sets cgroup.freeze. Afterwards the caller makes all processes in the group check it.
     ///
     /// # Errors
-    /// `ENODEV` where it was removed.
+    /// `ENODEV` if the group was removed.
     pub fn set_freezes(&self, freezes: Freeze) -> Result<()> {
         let tree = lock();
         if self.is_removed() {
@@ -210,7 +210,7 @@ impl Group {
         }
         self.freezes.store(freezes == Freeze::Yes, Ordering::SeqCst);
         drop(tree);
-        // Each group says anew what it is.
+        // Each group reports its state anew.
         for_each(|group| {
             if group.is_in(self) {
                 let tree = lock();
@@ -223,19 +223,19 @@ impl Group {
     }
 }
 
-/// Groups that are looked at in one step.
+/// Number of groups that are visited in one step.
 const STEP: usize = 16;
 
-/// The two values of cgroup.freeze.
+/// The values of cgroup.freeze.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Freeze {
-    /// Stand still.
+    /// Tasks are stopped.
     Yes,
-    /// Go on.
+    /// Tasks run.
     No,
 }
 
-/// Whether the group with a number, which something holds, is `above` or below it.
+/// Whether a group is `above` or below it. `number` is the group's number, which something holds.
 pub fn is_below(number: u16, above: &Group) -> bool {
     if above.is_root() {
         return true;
@@ -243,15 +243,15 @@ pub fn is_below(number: u16, above: &Group) -> bool {
     number != 0 && lock().groups.get(&number).is_some_and(|group| group.is_in(above))
 }
 
-/// How many groups have a number, beside the root.
+/// How many groups have a number, without the root.
 pub fn count() -> usize {
     lock().len()
 }
 
-/// Calls to the layer above.
+/// Calls to higher layers.
 pub trait Observer: Sync {
-    /// Processes in a group and below may have to pay with other accounts ([`Group::payer`]). Task
-    /// context; the caller holds no lock of this layer.
+    /// Processes in a group and below may now have another payer ([`Group::payer`]). Task context;
+    /// the caller holds no lock of this layer.
     fn payers_changed(&self, group: &Group);
     /// Quotas of CPU time are about to be set. Task context; the caller holds no lock of this
     /// layer.
@@ -259,7 +259,8 @@ pub trait Observer: Sync {
     /// # Errors
     /// `ENOMEM`.
     fn quotas_begin(&self) -> Result<()>;
-    /// Processes in a group and below may have another quota of CPU time. As `quotas_begin`.
+    /// Processes in a group and below may have another quota of CPU time. Context as for
+    /// `quotas_begin`.
     fn quotas_changed(&self, group: &Group);
     /// A file of a group changed. Task context; the caller holds no lock of this layer.
     fn changed(&self, group: &Group, notice: Notice);
@@ -267,19 +268,19 @@ pub trait Observer: Sync {
 
 static OBSERVER: spin::Once<&'static dyn Observer> = spin::Once::new();
 
-/// Sets what is told; once at boot.
+/// Sets the observer; once at boot.
 pub fn set_observer(observer: &'static dyn Observer) {
     OBSERVER.call_once(|| observer);
 }
 
-/// Tells that processes in `group` and below may have to pay with other accounts.
+/// Tells the observer that processes in `group` and below may have another payer.
 pub(super) fn tell_payers(group: &Group) {
     if let Some(observer) = OBSERVER.get() {
         observer.payers_changed(group);
     }
 }
 
-/// Tells that quotas of CPU time are about to be set.
+/// Tells the observer that quotas of CPU time are about to be set.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -287,9 +288,10 @@ pub(super) fn begin_quotas() -> Result<()> {
     OBSERVER.get().map_or(Ok(()), |observer| observer.quotas_begin())
 }
 
-/// Tells that the quota of `group` changed, and has those look again that wait there and below.
+/// Tells the observer that the quota of `group` changed. Threads that wait in the group or below
+/// check their quota again.
 pub(super) fn tell_quota(group: &Group) {
-    // It cannot fail: what is done does not.
+    // `for_each` fails only if its closure does, and this one does not.
     let _ = for_each(|below| {
         if below.is_in(group) {
             below.cpu.wake();
@@ -301,7 +303,7 @@ pub(super) fn tell_quota(group: &Group) {
     }
 }
 
-/// Tells of all that changed in `group` and above. The caller holds no lock of this layer.
+/// Reports all changes in `group` and above. The caller holds no lock of this layer.
 pub fn tell(group: &Group) {
     for group in group.path() {
         for notice in Notice::ALL {

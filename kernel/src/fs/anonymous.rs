@@ -1,7 +1,7 @@
 //! Nodes of open files that have no name: pipes, sockets, epoll instances, timers.
 //!
-//! /proc/PID/fd shows them as `kind:[inode]`; opening that link opens the node again, where its
-//! kind allows it.
+//! /proc/PID/fd shows them as `kind:[inode]`; opening that link opens the node again, if its kind
+//! supports that.
 
 use freehold_collections::{Arc, Box, Receiver, reserve};
 
@@ -11,7 +11,7 @@ use crate::sched::thread;
 use crate::sync::UniqueNumbers;
 use crate::{Errno, Result, time};
 
-/// Opens the object again (a pipe through /proc/self/fd).
+/// Opens the object again, for example a pipe through /proc/self/fd.
 type Reopen = dyn Fn(Arc<dyn Node>, OpenFlags) -> Result<Arc<dyn File>> + Send + Sync;
 
 /// A node without a name.
@@ -19,7 +19,7 @@ pub struct AnonymousNode {
     inode: u64,
     kind: NodeKind,
     label: &'static str,
-    /// The user and the group whose it is.
+    /// The node's owner: user and group.
     owner: (u32, u32),
     made: super::Timestamp,
     reopen: Option<Box<Reopen>>,
@@ -27,17 +27,17 @@ pub struct AnonymousNode {
 
 static INODES: UniqueNumbers = UniqueNumbers::new();
 
-/// The file system number that all of them share.
+/// The file system number that all nameless nodes share.
 const DEVICE: u64 = make_device(0, 15);
 
 impl AnonymousNode {
-    /// A node that cannot be opened again. `label` is what /proc/PID/fd shows before the inode
-    /// number ("pipe", "socket") or instead of it ("anon_inode:\[eventpoll\]").
+    /// Makes a node that cannot be opened again. /proc/PID/fd shows `label` before the inode number
+    /// ("pipe", "socket") or instead of it ("anon_inode:\[eventpoll\]").
     pub fn plain(kind: NodeKind, label: &'static str) -> Arc<dyn Node> {
         reserve::arc(Self::make(kind, label, Self::maker(), None))
     }
 
-    /// A node that `reopen` opens again.
+    /// Makes a node that `reopen` opens again.
     pub fn with_open(
         kind: NodeKind,
         label: &'static str,
@@ -46,7 +46,7 @@ impl AnonymousNode {
         Self::owned(kind, label, Self::maker(), reopen)
     }
 
-    /// As [`with_open`](Self::with_open), for a user and a group that are not the caller's.
+    /// Like [`with_open`](Self::with_open), for an owner other than the caller.
     pub fn owned(
         kind: NodeKind,
         label: &'static str,

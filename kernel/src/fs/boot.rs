@@ -1,9 +1,9 @@
 //! The first file systems.
 //!
 //! [`init`] runs once at boot, before the first process. The root is a tmpfs; files that programs
-//! write there may take half of memory, files that the machine came with do not count. Where a tree
-//! of the host lies below it, the root or a directory is an overlay. /dev and /dev/shm are tmpfs
-//! too, /proc and /sys are generated.
+//! write there may take half of memory; files of the image do not count. If a folder of the host is
+//! shown at a place, that place (the root or a directory) is an overlay. /dev and /dev/shm are
+//! tmpfs too, /proc and /sys are generated.
 
 use super::caller::Caller;
 use super::content::ContentSource;
@@ -26,8 +26,8 @@ use freehold_collections::{Arc, TryCollect, Vec, try_format};
 /// The first root file system.
 static ROOTFS: SpinLock<Option<Arc<TmpFs>>> = SpinLock::new(None);
 
-/// Make the root file system, empty, and give a context at its root. `contents` makes the files'
-/// contents.
+/// Makes the root file system, empty, and returns a context at its root. `contents` makes the
+/// files' contents.
 pub fn init(contents: Arc<dyn ContentSource>) -> Result<Arc<FsContext>> {
     let rootfs = TmpFs::new("tmpfs", contents.clone(), 0o755)?;
     rootfs.begin_boot();
@@ -40,19 +40,18 @@ pub fn init(contents: Arc<dyn ContentSource>) -> Result<Arc<FsContext>> {
     Ok(FsContext::new(root::root()))
 }
 
-/// A tree of the host that lies below the image's files at its place, and below programs' changes
-/// there.
+/// A tree of the host that is shown at a path, below the image's files and programs' changes there.
 pub struct BelowTree<'a> {
     /// The tree's file system.
     pub tree: Arc<dyn FileSystem>,
-    /// Its name in /proc/mounts.
+    /// The tree's name in /proc/mounts.
     pub source: &'a [u8],
-    /// Its place.
+    /// The path at which the tree is shown.
     pub path: &'a [u8],
 }
 
 impl BelowTree<'_> {
-    /// Its root, in a mount that is only read.
+    /// Returns the tree's root in a read-only mount.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -62,8 +61,8 @@ impl BelowTree<'_> {
     }
 }
 
-/// Shows what was unpacked at the place of `below`, and all that programs write there, over that
-/// tree.
+/// Shows the files that were unpacked at the path of `below`, and all that programs write there,
+/// over that tree.
 ///
 /// # Errors
 /// `ENOMEM`; the trees' errors.
@@ -76,8 +75,8 @@ pub fn show_over(below: &BelowTree<'_>) -> Result<()> {
     show_overlay([below.root()?].into_iter().try_collect_vec()?, upper, below.path)
 }
 
-/// Shows an overlay at `path` from now on, the root itself where that is it: `upper` over `lower`.
-/// It works in a directory that has no name; /proc/mounts names the lowest tree.
+/// Mounts an overlay, `upper` over `lower`, at `path`. If `path` is the root, the overlay becomes
+/// the root. The overlay's work directory has no name; /proc/mounts names the lowest tree.
 ///
 /// # Errors
 /// `ENOMEM`; the trees' errors.
@@ -95,15 +94,14 @@ pub fn show_overlay(lower: Vec<Path>, upper: Path, path: &[u8]) -> Result<()> {
 }
 
 const HIDDEN: NewNode = NewNode { kind: NodeKind::Directory, mode: 0o700, uid: 0, gid: 0, rdev: 0 };
-/// The place in the image of the changes that an earlier run kept, which this run begins with.
+/// The path in the image of the changes that an earlier run kept. This run begins with them.
 const CHANGES: (&[u8], &[u8]) = (b"/.freehold", b"changes");
 
 fn unnamed_directory(beside: &Path) -> Result<Path> {
     Ok(Path { node: beside.node.create_unnamed(&HIDDEN, Naming::Never)?, ..beside.clone() })
 }
 
-/// Makes a directory without a name for programs' changes. It begins with the changes that the
-/// image brought.
+/// Makes a nameless directory for programs' changes. Initially it has the changes in the image.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -126,7 +124,7 @@ pub fn upper_of_changes() -> Result<Path> {
     Ok(Path { node, ..root })
 }
 
-/// One node of /dev: name below it, kind, mode, major and minor number.
+/// A node of /dev.
 pub struct DeviceNode {
     /// Path below /dev.
     pub name: &'static [u8],
@@ -142,7 +140,7 @@ const fn char_device(name: &'static [u8], mode: u32, major: u32, minor: u32) -> 
     DeviceNode { name, kind: NodeKind::CharDevice, mode, number: (major, minor) }
 }
 
-/// The devices that programs expect to be there; their drivers register the numbers.
+/// The devices that programs expect. Their drivers register the numbers.
 const STANDARD: &[DeviceNode] = &[
     char_device(b"null", 0o666, 1, 3),
     char_device(b"zero", 0o666, 1, 5),
@@ -165,9 +163,9 @@ const LINKS: &[(&[u8], &[u8])] = &[
     (b"/proc/self/fd/2", b"/dev/stderr"),
 ];
 
-/// Mount /dev with its standard nodes, /dev/shm, /tmp, /proc and /sys. After the initramfs was
-/// unpacked, whose files below these directories they cover. `devpts` is the directory of pseudo
-/// terminals, where there is one.
+/// Mounts /dev with its standard nodes, /dev/shm, /tmp, /proc and /sys. Called after the initramfs
+/// was unpacked: the mounts cover its files below these directories. `devpts` is the directory of
+/// pseudo terminals, if there is one.
 pub fn mount_standard(devpts: Option<Arc<dyn FileSystem>>) -> Result<()> {
     mount_at(
         tmpfs::mount("devtmpfs", b"mode=755", &SetMetadata::default())?,

@@ -1,5 +1,5 @@
 //! The kernel's own memory as [`Sink`] and [`Source`], and the transfer of a source's bytes through
-//! it.
+//! a kernel buffer.
 
 use freehold_collections::{Vec, WipedChunk};
 
@@ -9,9 +9,9 @@ use crate::user::{Sink, Source, so_far};
 /// Bytes that [`send_in_chunks`] moves at a time.
 const CHUNK: usize = 1024;
 
-/// Hands all of `source` to `send`, which returns how many bytes it took. `room` waits until `send`
-/// can take some. It is called before each chunk, because a source gives its bytes only once.
-/// Returns the number of bytes sent.
+/// Passes all bytes of `source` to `send`, which returns how many bytes it took. `room` waits until
+/// `send` can take some. `room` is called before each chunk, because a source gives its bytes only
+/// once. Returns the number of bytes sent.
 ///
 /// # Errors
 /// Those of the source and of `room`, if nothing was sent before.
@@ -42,7 +42,7 @@ pub fn send_in_chunks(
     Ok(done)
 }
 
-/// A slice that a read fills.
+/// A sink that fills a slice.
 #[derive(Debug)]
 pub struct SliceSink<'a> {
     slice: &'a mut [u8],
@@ -50,7 +50,7 @@ pub struct SliceSink<'a> {
 }
 
 impl<'a> SliceSink<'a> {
-    /// An empty sink over `slice`.
+    /// Makes an empty sink over `slice`.
     pub fn new(slice: &'a mut [u8]) -> Self {
         Self { slice, filled: 0 }
     }
@@ -69,8 +69,8 @@ impl Sink for SliceSink<'_> {
     }
 }
 
-/// A read appends to this list, as far as its capacity goes: nothing is cleared before, and nothing
-/// allocated.
+/// A sink that appends to a list up to the list's capacity. Nothing is cleared before, and nothing
+/// is allocated.
 #[derive(Debug)]
 pub struct VecSink<'a> {
     list: &'a mut Vec<u8>,
@@ -78,7 +78,7 @@ pub struct VecSink<'a> {
 }
 
 impl<'a> VecSink<'a> {
-    /// Room for `most` bytes, or for as many as `list` has capacity for.
+    /// Makes a sink of `most` bytes, or of as many as `list` has capacity for.
     pub fn new(list: &'a mut Vec<u8>, most: usize) -> Self {
         let left = most.min(list.capacity() - list.len());
         Self { list, left }
@@ -102,14 +102,14 @@ impl Sink for VecSink<'_> {
     }
 }
 
-/// A write takes its bytes from this slice.
+/// A source that reads from a slice.
 #[derive(Debug)]
 pub struct SliceSource<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> SliceSource<'a> {
-    /// All of `slice` is left.
+    /// Makes a source with all of `slice` left.
     pub fn new(slice: &'a [u8]) -> Self {
         Self { rest: slice }
     }

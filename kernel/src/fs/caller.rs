@@ -7,14 +7,14 @@ use crate::task::credentials::Credentials;
 use crate::task::userns::UserNs;
 use crate::{Errno, Result};
 
-/// Whether file permissions bind the caller.
+/// Whether the caller is subject to file permissions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Power {
-    /// File permissions bind the caller.
+    /// The caller is subject to file permissions.
     Ordinary,
-    /// File permissions do not bind the caller, for files whose user and group the user namespace
-    /// maps ([`Caller::overrides`]): CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_CHOWN and the like in that
-    /// namespace.
+    /// The caller may override file permissions for files whose owner and group the user namespace
+    /// maps ([`Caller::overrides`]). It has CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_CHOWN and the like in
+    /// that namespace.
     Override,
 }
 
@@ -28,13 +28,13 @@ pub struct Caller<'a> {
     pub gid: u32,
     /// Supplementary groups, in ascending order.
     pub groups: &'a [u32],
-    /// Whether permissions bind.
+    /// Whether the caller is subject to permissions.
     pub power: Power,
-    /// The user namespace that `power` is in.
+    /// The user namespace to which `power` applies.
     pub user_ns: &'a UserNs,
 }
 
-/// Wanted access, with access(2)'s values.
+/// Requested access, with access(2)'s values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Access(u32);
 
@@ -48,7 +48,7 @@ impl Access {
     /// Read.
     pub const READ: Self = Self(4);
 
-    /// From access(2)'s mode; `None` for unknown bits.
+    /// Converts access(2)'s mode; `None` for unknown bits.
     pub fn from_bits(bits: u32) -> Option<Self> {
         (bits <= 7).then_some(Self(bits))
     }
@@ -58,7 +58,7 @@ impl Access {
         Self(self.0 | other.0)
     }
 
-    /// Whether all of `other` is in it.
+    /// Whether this access includes all of `other`.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
@@ -80,13 +80,14 @@ impl Caller<'_> {
     pub const ROOT: Caller<'static> =
         Caller { uid: 0, gid: 0, groups: &[], power: Power::Override, user_ns: &INITIAL };
 
-    /// Whether permissions do not bind for a file of this user and group (Linux:
+    /// Whether the caller may override the permissions of a file with this owner and group (Linux:
     /// `capable_wrt_inode_uidgid`).
     pub fn overrides(&self, uid: u32, gid: u32) -> bool {
         self.power == Power::Override && self.user_ns.maps(uid, gid)
     }
 
-    /// Whether they bind for no file at all, which is so in the initial user namespace only.
+    /// Whether the caller may override the permissions of every file. Possible in the initial user
+    /// namespace only.
     pub fn overrides_all(&self) -> bool {
         self.power == Power::Override && self.user_ns.is_initial()
     }
@@ -120,7 +121,7 @@ impl Caller<'_> {
         if class & want.0 == want.0 { Ok(()) } else { Err(Errno::EACCES) }
     }
 
-    /// The same for `node`, which may be one that is always the running process' to use.
+    /// Like [`Self::may`], for `node`. Some nodes may always be used by the running process.
     pub fn may_use(&self, node: &dyn Node, want: Access) -> Result<()> {
         self.may(&node.metadata(), want).or_else(
             |refused| {
@@ -129,8 +130,8 @@ impl Caller<'_> {
         )
     }
 
-    /// Whether a name of `victim` may be removed from `dir`: write and search there, and with the
-    /// sticky bit only the owner of the node or of the directory.
+    /// Whether a name of `victim` may be removed from `dir`. This needs write and search access to
+    /// `dir`. If `dir` has the sticky bit, the caller must also own the node or the directory.
     pub fn may_remove(&self, dir: &Metadata, victim: &Metadata) -> Result<()> {
         self.may(dir, Access::WRITE.and(Access::EXECUTE))?;
         if dir.mode & S_ISVTX != 0 && !self.owns(victim) && self.uid != dir.uid {

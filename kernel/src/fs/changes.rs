@@ -1,8 +1,9 @@
 //! Changes that programs made to files, kept in a folder of the host.
 //!
-//! With such a folder the files of the image are a lower tree, and so are the host's folders below
-//! it. One upper tree takes all changes. It begins with the changes that an earlier run kept. When
-//! the program has ended, [`Changes::keep`] writes it into the folder, in [`overlay::keep`]'s form.
+//! With such a folder, the image's files are a lower tree, and the host's folders are lower trees
+//! below it. One upper tree receives all changes. It begins with the changes that an earlier run
+//! kept. When the program has ended, [`Changes::keep`] writes it into the folder, in
+//! [`overlay::keep`]'s form.
 
 use freehold_collections::{Arc, TryCollect, Vec};
 
@@ -12,20 +13,20 @@ use crate::fs::walk::{Final, PathWalk};
 use crate::fs::{Caller, FileSystem, Path, overlay, root};
 use crate::{Errno, Result};
 
-/// Where the image has the attributes of what an earlier run kept.
+/// The file in the image with the attributes of the changes that an earlier run kept.
 const ATTRIBUTES: &[u8] = b"/.freehold/attributes";
 
-/// The tree that has the changes of programs, and the folder that is to have them.
+/// The tree with the changes of programs, and the folder to which they will be written.
 pub struct Changes {
     upper: Path,
-    /// The places at which other trees are mounted.
+    /// The paths at which other trees are mounted.
     places: Vec<Vec<u8>>,
     folder: Arc<dyn FileSystem>,
 }
 
 impl Changes {
-    /// Has everything that is written from now on in one upper tree, over the image and over
-    /// `trees`. `folder` is empty.
+    /// Directs all writes from now on to one upper tree, over the image and over `trees`. `folder`
+    /// is empty.
     ///
     /// # Errors
     /// `ENOMEM`; `EINVAL` for attributes that are malformed; the trees' errors.
@@ -45,12 +46,12 @@ impl Changes {
         Ok(changes)
     }
 
-    /// Mounts a tree at its place, below the image's files there and below programs' changes.
+    /// Mounts a tree at its path, below the image's files there and below programs' changes.
     fn mount(&mut self, below: &BelowTree<'_>, image: &Path) -> Result<()> {
         root::make_dirs(below.path)?;
         let find = |root: &Path| PathWalk::new(root, root, &Caller::ROOT).find(below.path, Final::Stop);
         let place = find(&root::root())?;
-        // Copies the directory up.
+        // Looking at the directory through the overlay copies it up.
         let mode = place.node.metadata().mode;
         place
             .node
@@ -70,14 +71,14 @@ impl Changes {
     /// Writes the tree into the folder.
     ///
     /// # Errors
-    /// The first thing that could not be written.
+    /// The first file that could not be written.
     pub fn keep(&self) -> core::result::Result<(), overlay::NotKept> {
         overlay::keep(&self.upper.node, &self.folder.root(), &self.places)
     }
 }
 
-/// Gives what the image brought for the upper tree its attributes. The file has records: three
-/// lengths of four bytes each, little-endian, then path, name and value.
+/// Sets the attributes of the files in the upper tree that came with the image. The attributes'
+/// file has records: three lengths of four bytes each, little-endian, then path, name and value.
 fn set_attributes(upper: &Path) -> Result<()> {
     let bytes = match root::read_file(ATTRIBUTES) {
         Err(Errno::ENOENT) => return Ok(()),

@@ -1,10 +1,10 @@
 //! The bytes of a regular file.
 //!
-//! A [`FileContent`] is where a file's bytes are: frames of the page cache in the kernel, plain
-//! memory in host tests. Holes read as zeroes. Implementations lock for themselves, and copy inside
-//! per-CPU windows with the protocol of [`crate::user`]; so calls may sleep (to fault in a
-//! program's page) and callers hold no spin lock. Two writers of one range may interleave page by
-//! page: a file system that needs whole writes (tmpfs) excludes them with a sleeping lock.
+//! A [`FileContent`] stores a file's bytes: frames of the page cache in the kernel, plain memory in
+//! host tests. Holes read as zeroes. Implementations lock for themselves, and copy inside per-CPU
+//! windows with the protocol of [`crate::user`]; so calls may sleep (to fault in a program's page)
+//! and callers hold no spin lock. Two writers of one range may interleave page by page: a file
+//! system that needs whole writes (tmpfs) excludes them with a sleeping lock.
 
 use core::any::Any;
 use core::ops::Range;
@@ -19,7 +19,7 @@ use crate::{Errno, Result};
 pub enum Punch {
     /// Make it a hole; later reads give zeroes.
     Hole,
-    /// Make it zeroes that have memory behind them.
+    /// Make it zeroes with memory allocated for them.
     Zeroes,
 }
 
@@ -27,40 +27,46 @@ pub enum Punch {
 pub trait FileContent: Any + Send + Sync {
     /// Length in bytes.
     fn size(&self) -> u64;
-    /// Copy bytes from `offset` on until the sink is full or the content ends; returns how many.
+    /// Copies bytes from `offset` on until the sink is full or the content ends. Returns how many
+    /// bytes were copied.
     fn read_at(&self, offset: u64, sink: &mut dyn Sink) -> Result<usize>;
-    /// Take bytes until the source is empty; grows the content. Errors only if nothing was written.
+    /// Writes bytes until the source is empty; grows the content. Fails only if nothing was
+    /// written.
     fn write_at(&self, offset: u64, source: &mut dyn Source) -> Result<usize>;
-    /// Cut or lengthen (with a hole). Mappings of what is cut are gone when it returns.
+    /// Cuts the content, or lengthens it with a hole. Mappings of the cut part are removed when it
+    /// returns.
     fn resize(&self, size: u64) -> Result<()>;
-    /// Replace the bytes of `range`; never changes the size.
+    /// Replaces the bytes of `range`; never changes the size.
     fn punch(&self, range: Range<u64>, how: Punch) -> Result<()>;
-    /// Give `range` memory, so that later writes there cannot fail; never changes the size.
+    /// Allocates memory for `range`, so that later writes there cannot fail; never changes the
+    /// size.
     fn allocate(&self, range: Range<u64>) -> Result<()>;
-    /// First byte at or after `offset` that has memory behind it, if any before the end.
+    /// Returns the first byte at or after `offset` that has memory allocated, if any before the
+    /// end.
     fn seek_data(&self, offset: u64) -> Option<u64>;
-    /// First byte at or after `offset` that has none; the end of the content is a hole.
+    /// Returns the first byte at or after `offset` that has no memory. The end of the content is a
+    /// hole.
     fn seek_hole(&self, offset: u64) -> u64;
-    /// Bytes of memory held.
+    /// Bytes of memory in use.
     fn held(&self) -> u64;
-    /// Deny shared mappings that may store, for good (F_SEAL_WRITE). `EBUSY` while there is one,
-    /// and where a page stays pinned: a device may write it. May sleep.
+    /// Denies shared mappings that may store, permanently (F_SEAL_WRITE). `EBUSY` while there is
+    /// such a mapping, and while a page stays pinned: a device may write it. May sleep.
     fn deny_writers(&self) -> Result<()> {
         Ok(())
     }
-    /// Wait until changes are on the device; memory needs nothing.
+    /// Waits until changes are on the device. Content in memory needs nothing.
     fn sync(&self) -> Result<()> {
         Ok(())
     }
 }
 
-/// Makes contents for a file system that keeps its files in memory.
+/// Makes contents of files for a file system in memory.
 pub trait ContentSource: Send + Sync {
-    /// Empty content; `ENOMEM` where there is no memory for its bookkeeping.
+    /// Makes empty content; `ENOMEM` if there is no memory for its bookkeeping.
     fn empty(&self) -> Result<Arc<dyn FileContent>>;
     /// Bytes that all contents may hold together (the default limit of a tmpfs).
     fn capacity(&self) -> u64;
-    /// Have the capacity grow, where it can; may sleep. `ENOSPC` where it cannot.
+    /// Makes the capacity grow, if possible; may sleep. `ENOSPC` if it cannot grow.
     fn grow(&self) -> Result<()> {
         Err(Errno::ENOSPC)
     }

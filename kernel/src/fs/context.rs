@@ -1,5 +1,4 @@
-//! Where a process stands in the tree of names: root, working directory and umask (shared by
-//! CLONE_FS).
+//! A process' root, working directory and umask (shared by CLONE_FS).
 
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -21,25 +20,25 @@ struct RootAndCwd {
 pub struct FsContext {
     places: SpinLock<RootAndCwd>,
     umask: AtomicU32,
-    /// The processes that stand here: [`FsMember`]s.
+    /// Number of processes that share this context: [`FsMember`]s.
     members: AtomicU32,
 }
 
-/// A process' hold on its context. Holds are counted apart from the references of code that looks
-/// at a context for a while.
+/// A process' membership of its context. Members are counted separately from references of code
+/// that uses a context for a while.
 ///
-/// Only a member's clone makes another member: a context with one member stays with that one as
-/// long as the member makes no process.
+/// Only cloning a member makes another member. So a context with one member keeps just this member
+/// as long as the member makes no process.
 pub struct FsMember(Arc<FsContext>);
 
 impl FsMember {
-    /// A process comes to stand at `context`.
+    /// Makes a process a member of `context`.
     pub fn new(context: Arc<FsContext>) -> Self {
         context.members.fetch_add(1, Ordering::Relaxed);
         Self(context)
     }
 
-    /// Whether other processes stand there, too (CLONE_FS).
+    /// Whether other processes share the context (CLONE_FS).
     pub fn is_shared(&self) -> bool {
         self.0.members.load(Ordering::Relaxed) > 1
     }
@@ -59,7 +58,7 @@ impl Drop for FsMember {
 }
 
 impl FsContext {
-    /// A context with root and working directory at `root` and umask 022.
+    /// Makes a context with root and working directory at `root` and umask 022.
     pub fn new(root: Path) -> Arc<Self> {
         reserve::arc(Self {
             places: SpinLock::new(RootAndCwd { cwd: root.clone(), root }),
@@ -68,7 +67,7 @@ impl FsContext {
         })
     }
 
-    /// A context of its own with the same places (fork without CLONE_FS, unshare).
+    /// Copies the context (fork without CLONE_FS, unshare).
     pub fn duplicate(&self) -> Arc<Self> {
         let places = self.places.lock();
         reserve::arc(Self {
@@ -88,19 +87,19 @@ impl FsContext {
         self.places.lock().cwd.clone()
     }
 
-    /// Go to another working directory.
+    /// Changes the working directory.
     pub fn set_cwd(&self, cwd: Path) {
         let old = core::mem::replace(&mut self.places.lock().cwd, cwd);
         drop(old);
     }
 
-    /// Take another root (chroot); the working directory stays.
+    /// Changes the root (chroot); the working directory stays.
     pub fn set_root(&self, root: Path) {
         let old = core::mem::replace(&mut self.places.lock().root, root);
         drop(old);
     }
 
-    /// Have what stands at `old` stand at `new` (pivot_root).
+    /// Replaces `old` by `new` as root and as working directory (pivot_root).
     pub fn replace(&self, old: &Path, new: &Path) {
         let mut places = self.places.lock();
         let stands = |place: &Path| place.mount.is_same(&old.mount) && place.same_place(old);
@@ -115,7 +114,7 @@ impl FsContext {
         self.umask.load(Ordering::Relaxed)
     }
 
-    /// Set the umask; returns the old one.
+    /// Sets the umask; returns the old one.
     pub fn set_umask(&self, mask: u32) -> u32 {
         self.umask.swap(mask & 0o777, Ordering::Relaxed)
     }

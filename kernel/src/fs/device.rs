@@ -1,7 +1,7 @@
 //! Drivers by device number.
 //!
-//! Drivers register a range of minors of a major once, at boot; opening a device node asks here.
-//! The table is short and read-mostly: a spin lock around a list.
+//! Drivers register a range of minors of a major once, at boot. Opening a device node looks up its
+//! driver here. The table is short and read-mostly: a spin lock around a list.
 
 use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -30,7 +30,7 @@ static FIFOS: SpinLock<Option<OpenFifo>> = SpinLock::new(None);
 /// Opens a FIFO by its node.
 pub type OpenFifo = fn(Arc<dyn Node>, OpenFlags) -> Result<Arc<dyn File>>;
 
-/// Say who serves FIFOs.
+/// Sets the function that opens FIFOs.
 pub fn register_fifos(open: OpenFifo) {
     *FIFOS.lock() = Some(open);
 }
@@ -49,7 +49,7 @@ pub const fn make_device(major: u32, minor: u32) -> u64 {
     (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & !0xff) << 12) | ((major & !0xfff) << 32)
 }
 
-/// Minors below are taken by files without a name and the like.
+/// Smaller minors are taken by nameless files and the like.
 static NEXT_UNNAMED: AtomicU32 = AtomicU32::new(20);
 
 /// A device number for a file system without a device (major 0).
@@ -64,7 +64,7 @@ pub const fn split_device(device: u64) -> (u32, u32) {
     (major as u32, minor as u32)
 }
 
-/// Serve character devices `major:minors`; `name` is what /proc/devices shows.
+/// Registers a driver for the character devices `major:minors`; /proc/devices shows `name`.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -77,7 +77,7 @@ pub fn register_char(
     register(Driver { kind: NodeKind::CharDevice, major, minors, name, open })
 }
 
-/// Serve block devices `major:minors`.
+/// Registers a driver for the block devices `major:minors`.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -96,7 +96,7 @@ fn register(driver: Driver) -> Result<()> {
 
 static SYNCS: SpinLock<Vec<fn()>> = SpinLock::new(Vec::new());
 
-/// Have sync(2) call `sync`, which pushes what was written to a driver's devices.
+/// Makes sync(2) call `sync`, which writes cached data of a driver's devices to them.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -104,13 +104,14 @@ pub fn register_sync(sync: fn()) -> Result<()> {
     Ok(SYNCS.lock().try_push(sync)?)
 }
 
-/// Push what was written to any device.
+/// Writes the cached data of all devices to them.
 pub fn sync_all() {
     let sync_at = |at: usize| SYNCS.lock().get(at).copied();
     (0..).map_while(sync_at).for_each(|sync| sync());
 }
 
-/// Opens the device behind `node`, whose metadata holds the number: `ENXIO` if it has no driver.
+/// Opens the device of `node`, whose metadata holds the number: `ENXIO` if the number has no
+/// driver.
 pub fn open(node: Arc<dyn Node>, kind: NodeKind, rdev: u64, flags: OpenFlags) -> Result<Arc<dyn File>> {
     let (major, minor) = split_device(rdev);
     let open = DRIVERS

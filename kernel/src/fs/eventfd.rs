@@ -1,7 +1,7 @@
 //! eventfd(2): a counter to wait on.
 //!
-//! Writing adds, reading takes all (or 1 from a semaphore) and waits for more than 0; adding waits
-//! where the sum would not fit.
+//! Writing adds to the counter, and waits if the sum would not fit. Reading takes the whole count
+//! (or 1 from a semaphore), and waits until the count is above 0.
 
 use freehold_collections::{Arc, reserve};
 use linux_raw_sys::general as c;
@@ -21,23 +21,23 @@ enum Take {
     One,
 }
 
-/// The largest value that a program writes. The one above is left for the kernel's own events,
-/// which never wait: a counter with this value has overflowed, and poll reports an error.
+/// Largest value that a program can write. One more is reserved for the kernel's own events, which
+/// never wait: a counter with that value has overflowed, and poll reports an error.
 const MOST: u64 = u64::MAX - 1;
 
 /// An event counter, opened.
 struct EventFile {
     count: SpinLock<u64>,
     take: Take,
-    /// Woken when the count changes.
+    /// The queue that is woken when the count changes.
     changed: Arc<WaitQueue>,
     node: Arc<dyn Node>,
 }
 
-/// Reads a counter: eight bytes, for which there is room before `take` takes it.
+/// Reads a counter: eight bytes. Checks that they fit before it calls `take`.
 ///
 /// # Errors
-/// `EINVAL` where there is no room; those of `take`.
+/// `EINVAL` if they do not fit; those of `take`.
 #[inline]
 pub(super) fn read_counter(sink: &mut dyn Sink, take: impl FnOnce() -> Result<u64>) -> Result<usize> {
     if sink.remaining() < size_of::<u64>() {
@@ -158,7 +158,7 @@ pub fn sys_eventfd(args: &Args) -> Result<i64> {
     crate::task::install(file, OpenFlags::RDWR).map(i64::from)
 }
 
-/// `file`, where it is an event counter.
+/// Returns `file` if it is an event counter.
 ///
 /// # Errors
 /// `EINVAL`.
@@ -166,8 +166,8 @@ pub fn checked(file: Arc<OpenFile>) -> Result<Arc<OpenFile>> {
     if file.file().downcast::<EventFile>().is_some() { Ok(file) } else { Err(Errno::EINVAL) }
 }
 
-/// Count one event in `file`, which was [`checked`]. A counter that is full overflows, and stays so
-/// until it is read.
+/// Counts one event in `file`, which was [`checked`]. A full counter overflows, and stays so until
+/// it is read.
 pub fn count(file: &OpenFile) {
     if let Some(counter) = file.file().downcast::<EventFile>() {
         counter.count_event();
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(file.write_at(0, &mut SliceSource::new(b"short"), Blocking::Never), Err(Errno::EINVAL));
     }
 
-    /// The kernel's own events overflow it, to be seen by poll until it is read.
+    /// Events of the kernel can overflow the counter; poll shows this until the counter is read.
     #[test]
     fn events_of_the_kernel_overflow() {
         let file = EventFile::new(0, Take::All);

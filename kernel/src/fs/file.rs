@@ -17,15 +17,15 @@ use crate::{Errno, Result};
 pub enum Blocking {
     /// Sleep until some progress is possible.
     Wait,
-    /// `EAGAIN` instead (O_NONBLOCK, MSG_DONTWAIT, RWF_NOWAIT).
+    /// Return `EAGAIN` instead (O_NONBLOCK, MSG_DONTWAIT, RWF_NOWAIT).
     Never,
 }
 
 impl Blocking {
-    /// Returns what `attempt` has, if need be as soon as `changed` is woken and there is something.
+    /// Returns the result of `attempt`. If there is none, waits for `changed` and tries again.
     ///
     /// # Errors
-    /// `EAGAIN` where it would have to wait and may not; `ERESTARTSYS`.
+    /// `EAGAIN` if the call would have to wait and must not; `ERESTARTSYS`.
     #[inline]
     pub fn until<T>(self, changed: &WaitQueue, mut attempt: impl FnMut() -> Option<T>) -> Result<T> {
         match (attempt(), self) {
@@ -50,15 +50,15 @@ bitflags! {
         const ERR = 0x008;
         /// The other side is gone.
         const HUP = 0x010;
-        /// Stream peer closed its writing half.
+        /// The peer of a stream has closed its writing half.
         const RDHUP = 0x2000;
-        /// Not for programs: what is said holds for an `O_NONBLOCK` description, any other has an
-        /// error.
+        /// Not reported to programs: the other bits apply to a description with `O_NONBLOCK`; any
+        /// other has an error.
         const IF_NONBLOCKING = 1 << 31;
     }
 }
 
-/// Normal data may be read, written: what Linux reports beside POLLIN and POLLOUT.
+/// Normal data can be read or written: Linux reports these beside POLLIN and POLLOUT.
 pub const POLLRDNORM: u32 = 0x40;
 /// See [`POLLRDNORM`].
 pub const POLLWRNORM: u32 = 0x100;
@@ -77,26 +77,26 @@ impl Ready {
     }
 }
 
-/// The owner of a file's signals where no program has chosen one.
+/// The default owner of a file's signals, if no program has chosen one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NewsOwner {
-    /// None: there is no signal.
+    /// No owner: no signal is sent.
     None,
     /// A process group, by ID.
     Group(u32),
-    /// The process that asks for signals.
+    /// The process that turns signals on.
     Caller,
 }
 
-/// Queues whose news signal-driven I/O tells.
+/// Queues whose events signal-driven I/O reports.
 pub struct NewsQueues<'a> {
-    /// They are told by [`WaitQueue::announce`].
+    /// The queues; [`WaitQueue::announce`] reports their events.
     pub queues: [Option<&'a Arc<WaitQueue>>; 2],
-    /// The owner unless there is one.
+    /// The default owner.
     pub owner: NewsOwner,
 }
 
-/// The meaning of a seek for a file.
+/// Whether a file has offsets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Seekable {
     /// The description keeps an offset; `read_at` and `write_at` use it.
@@ -105,7 +105,7 @@ pub enum Seekable {
     Stream,
 }
 
-/// A directory entry on its way to getdents64.
+/// A directory entry for getdents64.
 #[derive(Clone, Copy, Debug)]
 pub struct DirEntry<'a> {
     /// The entry's name, without NUL or slash.
@@ -120,70 +120,71 @@ pub struct DirEntry<'a> {
 
 /// The content of a file for mmap(2).
 pub enum MmapContent {
-    /// Its bytes.
+    /// The file's bytes.
     Content(Arc<dyn FileContent>),
-    /// Its bytes, to which no shared mapping stores (`EINVAL`).
+    /// The file's bytes, for private mappings and shared ones that cannot store (others are
+    /// `EINVAL`).
     Unstorable(Arc<dyn FileContent>),
-    /// Zeroes: a private mapping of /dev/zero is anonymous memory, a shared one shared anonymous
-    /// memory.
+    /// Zeroes: a private mapping of /dev/zero is anonymous memory, a shared mapping is shared
+    /// anonymous memory.
     Zeroes,
 }
 
 /// The change that fallocate(2) makes to a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Allocate {
-    /// Gives the range memory, and grows the file if the range ends behind it.
+    /// Allocates memory for the range, and grows the file if the range ends after its end.
     Extend,
-    /// Gives the range memory; the size stays.
+    /// Allocates memory for the range; the size stays.
     KeepSize,
     /// Makes the range a hole; the size stays.
     PunchHole,
-    /// Make it zeroes with memory behind them; the size stays.
+    /// Makes the range zeroes with memory allocated for them; the size stays.
     ZeroKeepSize,
 }
 
-/// Takes a line of text.
+/// Receives a line of text.
 pub type Line<'a> = &'a mut dyn FnMut(core::fmt::Arguments<'_>);
 
 /// Operations of an open file description. The default of each operation is Linux' answer for a
 /// file that lacks it. Methods may sleep.
 pub trait File: Any + Send + Sync {
-    /// The identity behind it.
+    /// The node of the file.
     fn node(&self) -> Arc<dyn Node>;
-    /// Whether an offset means anything.
+    /// Whether the file has offsets.
     fn seekable(&self) -> Seekable {
         Seekable::Stream
     }
-    /// Read at `offset` (ignored by streams); 0 is the end of the file.
+    /// Reads at `offset` (ignored by streams); 0 is the end of the file.
     fn read_at(&self, _offset: u64, _sink: &mut dyn Sink, _blocking: Blocking) -> Result<usize> {
         Err(Errno::EINVAL)
     }
-    /// Write at `offset` (ignored by streams).
+    /// Writes at `offset` (ignored by streams).
     fn write_at(&self, _offset: u64, _source: &mut dyn Source, _blocking: Blocking) -> Result<usize> {
         Err(Errno::EINVAL)
     }
-    /// When a read that begins now has no patience any more, in nanoseconds of
-    /// [`crate::time::now`] (SO_RCVTIMEO).
+    /// The time at which a read that begins now gives up, in nanoseconds of [`crate::time::now`]
+    /// (SO_RCVTIMEO).
     fn read_deadline(&self) -> Option<u64> {
         None
     }
-    /// The same of a write (SO_SNDTIMEO).
+    /// The same for a write (SO_SNDTIMEO).
     fn write_deadline(&self) -> Option<u64> {
         None
     }
     /// Returns the events that are ready now. With a waiter, also arranges that it is woken when
-    /// they change. The waiter is registered before the look, so that no change is missed.
+    /// they change. The waiter is registered before the check, so that no change is missed.
     fn poll(&self, _waiter: Option<&mut crate::sync::PollWaiter>) -> Ready {
         Ready::IN | Ready::OUT
     }
-    /// Returns the queues of signal-driven I/O; `None` for a file without (Linux: `fasync`).
+    /// Returns the queues of signal-driven I/O; `None` for a file that has none (Linux: `fasync`).
     fn news(&self) -> Option<NewsQueues<'_>> {
         None
     }
-    /// Gives `line` each line that /proc/PID/fdinfo has for files of its kind alone.
+    /// Calls `line` with each line of /proc/PID/fdinfo that only files of this kind have.
     ///
     /// # Errors
-    /// `EINTR` where the task is to end.
+    /// `EINTR` if the task must end.
     fn describe(&self, _line: Line<'_>) -> Result<()> {
         Ok(())
     }
@@ -199,12 +200,12 @@ pub trait File: Any + Send + Sync {
     fn ioctl(&self, _request: u32, _argument: u64) -> Result<i64> {
         Err(Errno::ENOTTY)
     }
-    /// Directory entries from position `from` on, until `emit` returns `false`. It may be called
-    /// with the directory locked: it does not sleep.
+    /// Emits directory entries from position `from` on, until `emit` returns `false`. `emit` may be
+    /// called with the directory locked, so it does not sleep.
     fn read_dir(&self, _from: u64, _emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
         Err(Errno::ENOTDIR)
     }
-    /// Push what was written to the device.
+    /// Writes cached data to the device.
     fn sync(&self) -> Result<()> {
         Err(Errno::EINVAL)
     }
@@ -212,8 +213,8 @@ pub trait File: Any + Send + Sync {
     fn mapping(&self) -> Result<MmapContent> {
         Err(Errno::ENODEV)
     }
-    /// Append at the end of the file, wherever that is by then; returns how many bytes and where
-    /// they begin.
+    /// Appends at the current end of the file. Returns how many bytes were written, and where they
+    /// begin.
     fn append(&self, source: &mut dyn Source, blocking: Blocking) -> Result<(usize, u64)> {
         let offset = self.node().metadata().size;
         self.write_at(offset, source, blocking).map(|n| (n, offset))
@@ -222,25 +223,25 @@ pub trait File: Any + Send + Sync {
     fn end(&self) -> Result<u64> {
         Ok(self.node().metadata().size)
     }
-    /// The content behind a regular file or block device, for SEEK_DATA, fallocate and in-kernel
+    /// The content of a regular file or block device, for SEEK_DATA, fallocate and in-kernel
     /// copies.
     fn content(&self) -> Option<Arc<dyn FileContent>> {
         None
     }
-    /// Whether a message may carry it (SCM_RIGHTS).
+    /// Whether a message can carry the file (SCM_RIGHTS).
     fn may_travel(&self) -> bool {
         true
     }
-    /// Whether messages that it receives can carry open files (SCM_RIGHTS).
+    /// Whether messages to this file can carry open files (SCM_RIGHTS).
     fn receives_files(&self) -> bool {
         false
     }
-    /// Whether the kernel itself reads and writes its mapped pages at any time.
+    /// Whether the kernel itself reads and writes the file's mapped pages at any time.
     fn shares_pages_with_kernel(&self) -> bool {
         false
     }
-    /// Prepares a change of the file's bytes by the calling process: the file does not run as its
-    /// owner any more ([`rights`](super::rights)).
+    /// Prepares a change of the file's bytes by the calling process: removes the set-user-ID and
+    /// similar rights ([`rights`](super::rights)).
     ///
     /// # Errors
     /// The file system's.
@@ -251,26 +252,26 @@ pub trait File: Any + Send + Sync {
     fn allocate(&self, _range: Range<u64>, _how: Allocate) -> Result<()> {
         Err(Errno::ENODEV)
     }
-    /// F_ADD_SEALS; `EINVAL` for what has none.
+    /// F_ADD_SEALS; `EINVAL` for a file without seals.
     fn add_seals(&self, _bits: u32) -> Result<()> {
         Err(Errno::EINVAL)
     }
-    /// F_GET_SEALS; `None` for what has none.
+    /// F_GET_SEALS; `None` for a file without seals.
     fn seals(&self) -> Option<u32> {
         None
     }
-    /// Takes the new O_APPEND, O_NONBLOCK and similar flags after F_SETFL.
+    /// Notes new O_APPEND, O_NONBLOCK and similar flags after F_SETFL.
     fn flags_changed(&self, _flags: super::OpenFlags) {}
-    /// A descriptor was closed, not necessarily the last.
+    /// Notes that a descriptor was closed, not necessarily the last.
     fn flush(&self) -> Result<()> {
         Ok(())
     }
-    /// The last descriptor of this description was closed (flush, hang up).
+    /// Notes that the last descriptor of this description was closed (flush, hang up).
     fn release(&self) {}
 }
 
 impl dyn File {
-    /// Returns the file as a `T`, where it is one: a pipe's end, a socket, an epoll instance.
+    /// Returns the file as a `T`, if it is one: a pipe's end, a socket, an epoll instance.
     #[inline]
     pub fn downcast<T: File>(&self) -> Option<&T> {
         (self as &dyn Any).downcast_ref()

@@ -10,9 +10,9 @@ bitflags! {
         const WRONLY = 0o1;
         /// Read and write.
         const RDWR = 0o2;
-        /// Make the file if it is not there.
+        /// Create the file if it does not exist.
         const CREAT = 0o100;
-        /// With CREAT: it must not be there.
+        /// With CREAT: fail if it exists.
         const EXCL = 0o200;
         /// A terminal does not become the controlling one.
         const NOCTTY = 0o400;
@@ -26,7 +26,7 @@ bitflags! {
         const DSYNC = 0o10_000;
         /// SIGIO when ready.
         const ASYNC = 0o20_000;
-        /// Transfers go past the page cache.
+        /// Transfers bypass the page cache.
         const DIRECT = 0o40_000;
         /// Meaningless on 64 bits, but F_GETFL shows it.
         const LARGEFILE = 0o100_000;
@@ -34,23 +34,23 @@ bitflags! {
         const DIRECTORY = 0o200_000;
         /// The file must not be a symbolic link.
         const NOFOLLOW = 0o400_000;
-        /// Reading leaves the access time.
+        /// Reading does not change the access time.
         const NOATIME = 0o1_000_000;
-        /// Closed by execve (a property of the descriptor).
+        /// Close on execve (a property of the descriptor).
         const CLOEXEC = 0o2_000_000;
         /// Writes wait for data and metadata (without DSYNC's bit).
         const SYNC_BIT = 0o4_000_000;
-        /// A handle on the name only.
+        /// The descriptor only identifies a place; it cannot read or write.
         const PATH = 0o10_000_000;
         /// An unnamed file in a directory (without DIRECTORY's bit).
         const TMPFILE_BIT = 0o20_000_000;
-        /// Bits without meaning, kept so that openat2 can refuse them.
+        /// All other bits, kept so that openat2 can refuse them.
         const _ = !0;
     }
 }
 
 impl OpenFlags {
-    /// Flags that fcntl(F_SETFL) may change, beside ASYNC, which signal-driven I/O sets.
+    /// Flags that fcntl(F_SETFL) may change, without ASYNC, which signal-driven I/O sets.
     pub const SETTABLE: Self = Self::APPEND.union(Self::NONBLOCK).union(Self::DIRECT).union(Self::NOATIME);
     /// All flags that openat2 knows.
     pub const KNOWN: Self = Self::from_bits_retain(0o37_777_703);
@@ -64,12 +64,12 @@ impl OpenFlags {
                 | Self::CLOEXEC.bits()),
     );
 
-    /// Whether reading is asked for.
+    /// Whether the file is opened for reading.
     pub fn reads(self) -> bool {
         !self.contains(Self::PATH) && self.bits() & 3 != Self::WRONLY.bits()
     }
 
-    /// Whether writing is asked for.
+    /// Whether the file is opened for writing.
     pub fn writes(self) -> bool {
         !self.contains(Self::PATH) && self.bits() & 3 != 0
     }
@@ -88,8 +88,8 @@ bitflags! {
         const NOREPLACE = 1;
         /// Both names exist and change places.
         const EXCHANGE = 2;
-        /// A whiteout stays at the old name: a character device 0/0, which an overlay takes for
-        /// "not there".
+        /// A whiteout stays at the old name: a character device 0/0, which an overlay treats as a
+        /// removed file.
         const WHITEOUT = 4;
     }
 }

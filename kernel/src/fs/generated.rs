@@ -1,9 +1,9 @@
 //! Files whose content is written when they are read, as in /proc and /sys.
 //!
-//! A description makes the text when it is read from the beginning, and again when it is read from
-//! offset 0 later; reads further on see the same text, so a reader in pieces sees one moment. A
-//! text whose length a program chooses comes in [`Parts`] instead: only one of them is in memory
-//! (Linux' nearest relative is seq_file).
+//! A description makes the text at each read from offset 0. Reads at other offsets see the same
+//! text, so a text that is read in pieces is consistent. A text whose length depends on a program
+//! is made in [`Parts`] instead, of which only one is in memory (Linux' nearest relative is
+//! seq_file).
 
 use core::{fmt, iter};
 
@@ -19,12 +19,12 @@ use crate::{Errno, Result};
 /// Longest text that may be written to a generated file at once.
 const MAX_STORE: usize = 4096;
 
-/// The most digits of a decimal number.
+/// Largest number of digits of a decimal number.
 const MOST_DIGITS: usize = 20;
-/// Bytes of memory that a text begins with.
+/// Initial capacity of a text, in bytes.
 const FIRST_ROOM: usize = 1024;
 
-/// A growing text; memory that runs out is remembered and ends as `ENOMEM`.
+/// A growing text. A lack of memory is remembered, and [`Text::finish`] returns `ENOMEM`.
 #[derive(Debug, Default)]
 pub struct Text {
     bytes: Vec<u8>,
@@ -45,14 +45,14 @@ impl Text {
         self.failed |= self.bytes.try_extend_from_slice(bytes).is_err();
     }
 
-    /// Add formatted text. (The name that `write!` looks for; it cannot fail here.)
+    /// Adds formatted text. (`write!` requires this name; the call cannot fail here.)
     pub fn write_fmt(&mut self, arguments: fmt::Arguments<'_>) {
-        // The only error is the one that is remembered.
+        // The only possible error is remembered.
         let _ = fmt::Write::write_fmt(self, arguments);
     }
 
     /// Adds `name`, padded to 16 columns, and `kib` as " kB", as /proc/meminfo and smaps have it.
-    /// Such lines are most of what is read of /proc: they do without the formatter of `core`.
+    /// Such lines are most of the text read from /proc, so they do not use the formatter of `core`.
     pub fn kib(&mut self, name: &str, kib: u64) {
         const NAME: usize = 16;
         let mut line = ShortLine::new();
@@ -103,7 +103,7 @@ impl Text {
         self.push(line.bytes());
     }
 
-    /// Returns its length in bytes.
+    /// Returns the text's length in bytes.
     pub fn length(&self) -> usize {
         self.bytes.len()
     }
@@ -121,34 +121,34 @@ impl fmt::Write for Text {
     }
 }
 
-/// A short line in the making. Bytes past its end are left out.
+/// A short line that is being composed. Bytes past its capacity are left out.
 #[derive(Default)]
 pub struct ShortLine(ArrayVec<u8, { ShortLine::MOST }>);
 
 impl ShortLine {
-    /// The most bytes of a line.
+    /// Largest number of bytes of a line.
     pub const MOST: usize = 128;
 
-    /// An empty line.
+    /// Makes an empty line.
     pub const fn new() -> Self {
         Self(ArrayVec::new_const())
     }
 
-    /// A line with these bytes.
+    /// Makes a line with these bytes.
     pub fn of(bytes: &[u8]) -> Self {
         let mut line = Self::new();
         line.push(bytes);
         line
     }
 
-    /// A line with this number.
+    /// Makes a line with this number.
     pub fn of_number(value: u64) -> Self {
         let mut line = Self::new();
         line.decimal(value, 0);
         line
     }
 
-    /// A line with what `text` displays.
+    /// Makes a line with the text that `text` displays.
     pub fn displaying(text: impl fmt::Display) -> Self {
         let mut line = Self::new();
         // Bytes past the end are left out, which is no error.
@@ -165,7 +165,7 @@ impl ShortLine {
     #[inline]
     pub fn push(&mut self, bytes: &[u8]) {
         let count = bytes.len().min(self.0.remaining_capacity());
-        // It fits.
+        // The bytes fit.
         let _ = self.0.try_extend_from_slice(&bytes[..count]);
     }
 
@@ -175,7 +175,7 @@ impl ShortLine {
         self.0.extend(iter::repeat_n(b' ', count));
     }
 
-    /// Adds a number, with blanks before it in at least `width` columns. One that does not fit is
+    /// Adds a number, padded with blanks to at least `width` columns. A number that does not fit is
     /// left out.
     pub fn decimal(&mut self, mut value: u64, width: usize) {
         let digits = value.checked_ilog10().map_or(1, |log| log as usize + 1);
@@ -190,22 +190,22 @@ impl ShortLine {
         }
     }
 
-    /// Adds a hexadecimal number, with zeroes before it in at least `width` columns.
+    /// Adds a hexadecimal number, padded with zeroes to at least `width` columns.
     pub fn hex(&mut self, value: u64, width: usize) {
         self.digits_of_bits::<4>(value, width, b"0123456789abcdef");
     }
 
-    /// As [`hex`](Self::hex), with capitals.
+    /// Like [`hex`](Self::hex), with capitals.
     pub fn hex_upper(&mut self, value: u64, width: usize) {
         self.digits_of_bits::<4>(value, width, b"0123456789ABCDEF");
     }
 
-    /// Adds an octal number, with zeroes before it in at least `width` columns.
+    /// Adds an octal number, padded with zeroes to at least `width` columns.
     pub fn octal(&mut self, value: u64, width: usize) {
         self.digits_of_bits::<3>(value, width, b"0123456789abcdef");
     }
 
-    /// Adds a number whose digits have so many bits. One that does not fit is left out.
+    /// Adds a number whose digits have `BITS` bits. A number that does not fit is left out.
     #[inline(always)]
     fn digits_of_bits<const BITS: usize>(&mut self, value: u64, width: usize, digits: &[u8; 16]) {
         let used = (u64::BITS - (value | 1).leading_zeros()) as usize;
@@ -227,24 +227,24 @@ impl fmt::Write for ShortLine {
 
 /// Content of a generated file, and the effect of writing to it.
 pub trait Generate: Send + Sync {
-    /// Write the content.
+    /// Writes the content.
     fn show(&self, text: &mut Text) -> Result<()>;
-    /// The parts of a content that is too long to write at once; `None` where [`show`](Self::show)
-    /// writes it all.
+    /// Returns the parts of a content that is too long to write at once; `None` if
+    /// [`show`](Self::show) writes all of it.
     fn parts(&self) -> Option<Box<dyn Parts>> {
         None
     }
-    /// Whether the running task may open it for writing, where its mode permits that; `EACCES`
-    /// where not.
+    /// Whether the running task may open the file for writing, if its mode permits that; `EACCES`
+    /// if not.
     fn may_write(&self) -> Result<()> {
         Ok(())
     }
-    /// A program cut the file to nothing, or opened it so.
+    /// Handles O_TRUNC, or a truncation to length 0.
     fn truncate(&self) -> Result<()> {
         Ok(())
     }
-    /// Take what a program wrote in one call (at most 4096 bytes); `EACCES` where nothing can be
-    /// changed.
+    /// Handles the bytes that a program wrote in one call (at most 4096); `EACCES` for a read-only
+    /// file.
     fn store(&self, _bytes: &[u8]) -> Result<()> {
         Err(Errno::EACCES)
     }
@@ -252,13 +252,13 @@ pub trait Generate: Send + Sync {
     fn poll(&self, _waiter: Option<&mut PollWaiter>) -> Ready {
         Ready::IN | Ready::OUT
     }
-    /// Whether that changes; see [`File::changes_readiness`].
+    /// Whether the readiness changes; see [`File::changes_readiness`].
     fn changes_readiness(&self) -> bool {
         false
     }
 }
 
-/// About how many bytes a part has.
+/// Approximate size of a part, in bytes.
 pub const PART: usize = 4096;
 
 /// Whether more parts follow.
@@ -270,12 +270,12 @@ pub enum More {
     No,
 }
 
-/// The parts of a long content, written one after the other.
+/// The parts of a long content, made one after the other.
 pub trait Parts: Send {
     /// Writes the next part.
     ///
     /// # Errors
-    /// As the file's, for the read that asked for the part.
+    /// The file's, for the read that needs the part.
     fn next(&mut self, text: &mut Text) -> Result<More>;
 }
 
@@ -292,12 +292,12 @@ pub struct GeneratedFile<G> {
     reading: Mutex<Option<Reading>>,
 }
 
-/// The part of the content that is read.
+/// The part of the content that is in memory.
 struct Reading {
-    /// Its offset in the file.
+    /// The part's offset in the file.
     start: u64,
     text: Vec<u8>,
-    /// The parts behind it; `None` behind the last.
+    /// The parts after it; `None` after the last.
     rest: Option<Box<dyn Parts>>,
 }
 
@@ -311,7 +311,7 @@ impl Reading {
         Ok(Self { start: 0, text: text.finish()?, rest })
     }
 
-    /// Goes on to the next part. Where that fails, this one stays.
+    /// Makes the next part. If that fails, the present one stays.
     fn advance(&mut self) -> Result<More> {
         let Some(rest) = &mut self.rest else { return Ok(More::No) };
         let mut text = Text::new();
@@ -326,7 +326,7 @@ impl Reading {
 }
 
 impl<G: Generate> GeneratedFile<G> {
-    /// An open description of `node`, whose content `source` writes.
+    /// Makes an open description of `node`, whose content `source` writes.
     pub fn new(node: Arc<dyn Node>, source: G) -> Arc<Self> {
         reserve::arc(Self { node, source, reading: Mutex::new(None) })
     }

@@ -1,9 +1,9 @@
 //! Unpacking the initramfs: a cpio archive ("newc", magic 070701 or 070702) in memory.
 //!
-//! The archive comes from outside, so nothing in it is believed: every length is checked against
-//! what is left, names are taken apart before they are made, and "..", which would leave the root,
-//! ends it. Later members replace earlier ones of the same name, as on Linux; several archives may
-//! follow one another, with zeroes between.
+//! The archive is hostile input, so nothing in it is trusted. Every length is checked against the
+//! bytes that are left, and names are split before files are made. A "..", which would leave the
+//! root, ends the unpacking. Later members replace earlier ones of the same name, as on Linux;
+//! several archives may follow one another, with zeroes between.
 
 use core::fmt;
 
@@ -21,32 +21,32 @@ use crate::Errno;
 
 const HEADER: usize = 110;
 const TRAILER: &[u8] = b"TRAILER!!!";
-/// A symbolic link's target fits into a path.
+/// Limit of a symbolic link's target: it must fit into a path.
 const MAX_TARGET: usize = PATH_MAX - 1;
 
 /// Error in an archive, or in making its files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Error {
-    /// Neither a header nor padding where a member should begin.
+    /// There is neither a header nor padding at the expected start of a member.
     Magic {
         /// Bytes from the beginning of the archive.
         at: usize,
     },
     /// The archive ends in the middle of a member.
     Short {
-        /// Where the member begins.
+        /// Offset of the member.
         at: usize,
     },
-    /// A number in a header is none, or a name or target is malformed.
+    /// A number in a header is malformed, or a name or target.
     Malformed {
-        /// Where the member begins.
+        /// Offset of the member.
         at: usize,
     },
     /// A member could not be made.
     Make {
-        /// Where the member begins.
+        /// Offset of the member.
         at: usize,
-        /// Why.
+        /// The reason.
         error: Errno,
     },
 }
@@ -65,7 +65,7 @@ impl fmt::Display for Error {
 /// Counts of an archive's contents.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Summary {
-    /// Members, the trailers not counted.
+    /// Number of members, without the trailers.
     pub members: usize,
     /// Bytes of file content.
     pub bytes: u64,
@@ -74,9 +74,9 @@ pub struct Summary {
 /// One member of an archive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Member<'a> {
-    /// Where its header begins.
+    /// Offset of the member's header.
     pub at: usize,
-    /// Inode number in the archive; members with the same are one file.
+    /// Inode number in the archive; members with the same number are one file.
     pub inode: (u32, u32, u32),
     /// st_mode.
     pub mode: u32,
@@ -90,7 +90,7 @@ pub struct Member<'a> {
     pub modified: u32,
     /// Major and minor number of a device node.
     pub device: (u32, u32),
-    /// Its name, without leading "/" and "./".
+    /// The member's name, without leading "/" and "./".
     pub name: &'a [u8],
     /// Content, or a link's target.
     pub data: &'a [u8],
@@ -104,7 +104,7 @@ pub struct Members<'a> {
 }
 
 impl<'a> Members<'a> {
-    /// The members of `archive`.
+    /// Iterates over the members of `archive`.
     pub fn new(archive: &'a [u8]) -> Self {
         Self { archive, at: 0 }
     }
@@ -117,7 +117,7 @@ impl<'a> Members<'a> {
                 return if rest.iter().all(|&byte| byte == 0) { Ok(None) } else { Err(Error::Short { at }) };
             }
             if !rest.starts_with(b"070701") && !rest.starts_with(b"070702") {
-                // Padding between archives comes in words.
+                // Padding between archives consists of whole words.
                 if rest[..4] == [0; 4] {
                     self.at += 4;
                     continue;
@@ -174,7 +174,7 @@ impl<'a> Iterator for Members<'a> {
     }
 }
 
-/// `offset` from `base`, raised so that the sum is a multiple of 4.
+/// Returns `offset` from `base`, raised so that the sum is a multiple of 4.
 fn aligned(base: usize, offset: usize) -> Option<usize> {
     Some(base.checked_add(offset)?.checked_next_multiple_of(4)? - base)
 }
@@ -199,7 +199,7 @@ fn without_lead(mut name: &[u8]) -> &[u8] {
 /// Unpacks `archive` below `root`, as root. Files that were made before an error stay.
 ///
 /// # Errors
-/// The first thing that is wrong; see [`Error`].
+/// The first error; see [`Error`].
 pub fn unpack(archive: &[u8], root: &Path) -> Result<Summary, Error> {
     let mut unpacker = Unpacker { root, links: Map::new(), summary: Summary::default() };
     for member in Members::new(archive) {
@@ -237,7 +237,7 @@ impl Unpacker<'_> {
             }
         }
         let Some((last, above)) = parts.split_last() else {
-            // The root itself.
+            // The member is the root itself.
             return self.root.node.set_metadata(&change(member));
         };
         let dir = self.directory(above)?;
@@ -257,8 +257,8 @@ impl Unpacker<'_> {
         if kind == NodeKind::Symlink { Ok(()) } else { node.set_metadata(&change(member)) }
     }
 
-    /// The directory of the names in `path`, made where it is not there. Links on the way are
-    /// followed, within the root.
+    /// Returns the directory with the names in `path`; makes it if it does not exist. Links on the
+    /// way are followed, within the root.
     fn directory(&self, path: &[&[u8]]) -> Result<Arc<dyn Node>, Errno> {
         let mut here = self.root.clone();
         for part in path {
@@ -278,7 +278,7 @@ impl Unpacker<'_> {
         Ok(here.node)
     }
 
-    /// Make the member's node; `None` for another name of a file that is there.
+    /// Makes the member's node; `None` for another name of an existing file.
     fn place(
         &mut self,
         dir: &Arc<dyn Node>,
@@ -291,7 +291,7 @@ impl Unpacker<'_> {
             Ok(there) if new.kind == NodeKind::Directory && there.kind() == NodeKind::Directory => {
                 return Ok(Some(there));
             }
-            // A link member that comes again with its content.
+            // A member with several names that appears again with its content.
             Ok(there) if several && self.links.get(&member.inode).is_some_and(|n| same(n, &there)) => {
                 return Ok(Some(there));
             }
@@ -303,7 +303,7 @@ impl Unpacker<'_> {
         if several && let Some(first) = self.links.get(&member.inode) {
             let first = first.clone();
             dir.link(name, &first)?;
-            // GNU cpio gives the content with the last name.
+            // GNU cpio stores the content with the last name.
             return Ok((!member.data.is_empty()).then_some(first));
         }
         let node = if new.kind == NodeKind::Symlink {

@@ -2,9 +2,9 @@
 //!
 //! Each different name is kept until the program has ended, as an absolute path from the machine's
 //! first root: of the files that were opened and run, of those that were only inspected, and of the
-//! directories and symbolic links on the way. Left out are generated files, places outside of that
-//! root, and everything after [`MOST`] bytes or without memory, which is counted. A
-//! lookup costs a no-op as long as [`StaticKey::LEARNING`] is off.
+//! directories and symbolic links on the way. Generated files and places outside of that root are
+//! left out. Names beyond [`MOST`] bytes, and names for which there is no memory, are only counted.
+//! As long as [`StaticKey::LEARNING`] is off, this costs a lookup one no-op.
 //!
 //! The names have a spin lock, which is a leaf in the lock order; no path is built under it.
 
@@ -17,14 +17,14 @@ use crate::Result;
 use crate::hw::static_keys::{self, StaticKey};
 use crate::sync::SpinLock;
 
-/// The most bytes of names that are kept.
+/// Largest number of bytes of names that are kept.
 const MOST: usize = 16 << 20;
-/// Bytes that a name takes beside its text: its place in the map, and the heap's part.
+/// Bytes that a name takes besides its text: its entry in the map, and the heap's overhead.
 const OVERHEAD: usize = 96;
 
 /// Names of files, each once.
 pub struct FoundNames {
-    /// In the order of their bytes.
+    /// The names, sorted by their bytes.
     pub found: Map<Vec<u8>, ()>,
     /// How many lookups could not be kept.
     pub lost: u64,
@@ -33,7 +33,7 @@ pub struct FoundNames {
 
 static NAMES: SpinLock<FoundNames> = SpinLock::new(FoundNames::new());
 
-/// `name` was found in `dir`.
+/// Notes that `name` was found in `dir`.
 #[inline(always)]
 pub fn note(dir: &Path, name: &[u8]) {
     if static_keys::is_on::<{ StaticKey::LEARN }>() {
@@ -41,7 +41,7 @@ pub fn note(dir: &Path, name: &[u8]) {
     }
 }
 
-/// Takes the names that were found since the last time.
+/// Takes the names that were found since the last call.
 pub fn take() -> FoundNames {
     core::mem::replace(&mut NAMES.lock(), FoundNames::new())
 }
@@ -55,11 +55,11 @@ fn keep(dir: &Path, name: &[u8]) {
     }
 }
 
-/// The path of `name` in `dir`; `None` where it is none to keep.
+/// Returns the path of `name` in `dir`; `None` if the name is not to be kept.
 fn text_of(dir: &Path, name: &[u8]) -> Result<Option<Vec<u8>>> {
     let above = dir.describe(&root::root())?;
     let mut text = above.text;
-    // The host has no file that can be opened by such a name.
+    // The host cannot open a file by such a long path.
     if text.len() + name.len() >= PATH_MAX {
         return Ok(None);
     }

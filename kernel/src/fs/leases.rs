@@ -1,21 +1,21 @@
-//! Leases (F_SETLEASE): the holder of a file's lease hears of it before another opens or cuts the
-//! file, and has time to give way.
+//! Leases (F_SETLEASE): the holder of a lease is notified before another task opens or truncates
+//! the file, and has time to give the lease up.
 //!
 //! Linux' relatives are `generic_add_lease`, `__break_lease` and `time_out_leases` (fs/locks.c). A
-//! lease belongs to an open file description. A read lease stands in the way of those who open the
-//! file for writing or cut it, a write lease in that of all who open it.
+//! lease belongs to an open file description. A read lease conflicts with opening the file for
+//! writing and with truncating it. A write lease conflicts with every open.
 //!
 //! **Protocol.** An open first counts itself as the file's reader or writer ([`text`]) and then
-//! looks whether there is any lease, by one load. A lease is first entered and counted, and then
-//! looks at readers and writers. So one of two that come together sees the other: the open breaks
+//! checks by one load whether there is any lease. F_SETLEASE first enters and counts the lease, and
+//! then checks readers and writers. So of two concurrent calls one sees the other: the open breaks
 //! the lease, or the lease is refused.
 //!
-//! **Breaking.** The holder is told once. A lease that is being broken ends, or becomes one for
-//! reading, when its holder says so or its time is over. A task that looks for conflicting leases
-//! of a file first ends or downgrades those whose time is over. An open that waits has no lock; it
-//! looks again after each change of any lease.
+//! **Breaking.** The holder is notified once. A lease that is being broken ends, or becomes a read
+//! lease, when its holder requests that or its break time has expired. A task that looks for
+//! conflicting leases of a file first ends or downgrades the expired ones. An open that waits holds
+//! no lock; it checks again after each change of any lease.
 //!
-//! Lock order: the table (sleeping) > what sending a signal takes. Task context.
+//! Lock order: the table (sleeping) > the locks that sending a signal takes. Task context.
 //!
 //! [`text`]: super::text
 
@@ -34,17 +34,17 @@ use super::open_file::OpenFile;
 use crate::sync::{Mutex, News, WaitQueue, Wake};
 use crate::{Errno, Result, time};
 
-/// Kind of a lease: the uses of the file that the lease keeps from others. Also the kind of an
-/// open: the access that the open needs.
+/// Kind of a lease: the uses of the file that the lease excludes. Also the kind of an open: the
+/// access that the open requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LeaseKind {
-    /// No one writes (F_RDLCK).
+    /// No other process writes the file (F_RDLCK).
     Read,
-    /// No one else has the file open (F_WRLCK).
+    /// No other process has the file open (F_WRLCK).
     Write,
 }
 
-/// The time (nanoseconds of [`time::now`]) at which a lease gives way on its own.
+/// The time (nanoseconds of [`time::now`]) at which a lease that is being broken expires.
 type Deadline = u64;
 
 /// Longest break time that can be set, in seconds.
@@ -54,11 +54,11 @@ const SECOND: u64 = 1_000_000_000;
 
 struct Lease {
     kind: LeaseKind,
-    /// Another wants to read: it is to become a read lease.
+    /// A reader waits: the lease must become a read lease by this time.
     downgrade: Option<Deadline>,
-    /// Another wants to write: it is to end.
+    /// A writer waits: the lease must end by this time.
     unlock: Option<Deadline>,
-    /// Is told when it is to give way.
+    /// Notified when the lease is broken.
     holder: Arc<dyn Wake>,
 }
 
@@ -67,12 +67,12 @@ impl Lease {
         Self { kind, downgrade: None, unlock: None, holder }
     }
 
-    /// Whether an open that reads or writes has to wait for it.
+    /// Whether an open that reads or writes has to wait for the lease.
     fn conflicts(&self, open: LeaseKind) -> bool {
         self.kind == LeaseKind::Write || open == LeaseKind::Write
     }
 
-    /// Returns the kind that the lease is to become; `None` where the lease is to end.
+    /// Returns the kind that the lease must become; `None` if the lease must end.
     const fn target(&self) -> Option<LeaseKind> {
         match (self.unlock, self.downgrade) {
             (Some(_), _) => None,
@@ -81,7 +81,7 @@ impl Lease {
         }
     }
 
-    /// Marks it for an open. Returns whether its holder is to be told.
+    /// Marks the lease as broken by an open. Returns whether its holder must be notified.
     fn mark(&mut self, open: LeaseKind, deadline: Deadline) -> bool {
         let is_breaking = self.unlock.is_some() || self.downgrade.is_some();
         match open {
@@ -92,22 +92,22 @@ impl Lease {
         true
     }
 
-    /// When it gives way on its own; [`Deadline::MAX`] for never.
+    /// The time at which the lease expires; [`Deadline::MAX`] for never.
     fn deadline(&self) -> Deadline {
         self.unlock.or(self.downgrade).unwrap_or(Deadline::MAX)
     }
 }
 
-/// By file and description.
+/// File and description.
 type LeaseKey = (Identity, u64);
 
 /// All leases.
 struct Table(Map<LeaseKey, Lease>);
 
 static LEASES: Mutex<Table> = Mutex::new(Table(Map::new()));
-/// How many there are; an open looks here first.
+/// Number of leases; an open checks this first.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Changes of leases so far, and the queue that is woken after each.
+/// The number of changes of leases so far, and the queue that is woken after each.
 static CHANGES: AtomicU64 = AtomicU64::new(0);
 static CHANGED: WaitQueue = WaitQueue::new();
 /// /proc/sys/fs/leases-enable.
@@ -115,22 +115,22 @@ static ENABLED: AtomicBool = AtomicBool::new(true);
 /// /proc/sys/fs/lease-break-time, in seconds; 0 for no limit.
 static BREAK_SECONDS: AtomicU32 = AtomicU32::new(45);
 
-/// Whether new leases are given: 0 or 1.
+/// Whether new leases are granted: 0 or 1.
 pub fn enabled() -> u64 {
     u64::from(ENABLED.load(Ordering::Relaxed))
 }
 
-/// Changes [`enabled`]; any number but 0 is yes.
+/// Sets [`enabled`]: 0 is no, any other number yes.
 pub fn set_enabled(enabled: u64) {
     ENABLED.store(enabled != 0, Ordering::Relaxed);
 }
 
-/// Seconds after which a lease gives way on its own; 0 for never.
+/// Seconds after which a broken lease expires; 0 for never.
 pub fn break_seconds() -> u64 {
     u64::from(BREAK_SECONDS.load(Ordering::Relaxed))
 }
 
-/// Changes [`break_seconds`] for leases that are broken from now on.
+/// Sets [`break_seconds`] for leases that are broken from now on.
 ///
 /// # Errors
 /// `EINVAL` above [`MOST_BREAK_SECONDS`].
@@ -146,17 +146,18 @@ fn tell_changed() {
 }
 
 impl Table {
-    /// The leases of a file from a description on.
+    /// The leases of a file, beginning with those of description `from`.
     fn of(&self, file: Identity, from: u64) -> impl Iterator<Item = (&LeaseKey, &Lease)> {
         self.0.iter_from(Bound::Included(&(file, from))).take_while(move |((of, _), _)| *of == file)
     }
 
-    /// The key of the first lease of a file, from a description on, for which `is_meant` holds.
+    /// The key of the first lease of a file, from description `from` on, for which `is_meant`
+    /// holds.
     fn first(&self, file: Identity, from: u64, is_meant: impl Fn(&Lease) -> bool) -> Option<LeaseKey> {
         self.of(file, from).find(|(_, lease)| is_meant(lease)).map(|(key, _)| *key)
     }
 
-    /// Ends what gives way on its own by now.
+    /// Ends or downgrades the file's expired leases.
     fn time_out(&mut self, file: Identity) {
         let now = time::now();
         let mut next = 0;
@@ -181,8 +182,8 @@ impl Table {
         removed.is_some()
     }
 
-    /// Marks all leases in the way of an open, and tells their holders. Returns whether there are
-    /// any.
+    /// Marks all leases that conflict with an open, and notifies their holders. Returns whether
+    /// there are any.
     fn break_for(&mut self, file: Identity, open: LeaseKind) -> bool {
         let deadline = match break_seconds() {
             0 => Deadline::MAX,
@@ -200,7 +201,7 @@ impl Table {
         any
     }
 
-    /// The time at which the first lease in the way of an open gives way; `None` if there is none.
+    /// The time at which the first conflicting lease expires; `None` if there is none.
     fn obstacle(&mut self, file: Identity, open: LeaseKind) -> Option<Deadline> {
         self.time_out(file);
         let in_the_way = self.of(file, 0).filter(|(_, lease)| lease.conflicts(open));
@@ -208,11 +209,11 @@ impl Table {
     }
 }
 
-/// Breaks leases on `node` for one who opens it with `flags` and is counted as its user. The file
-/// is opened or cut afterwards.
+/// Breaks leases on `node` for a caller that opens it with `flags`. The caller is already counted
+/// as a user of the file, and opens or truncates it afterwards.
 ///
 /// # Errors
-/// `EAGAIN` where a holder has to give way first and the caller does not wait; `ERESTARTSYS`.
+/// `EAGAIN` if a holder has to give its lease up first and the caller does not wait; `ERESTARTSYS`.
 #[inline]
 pub fn before_open(node: &dyn Node, flags: OpenFlags) -> Result<()> {
     if are_there() { break_for(node, flags) } else { Ok(()) }
@@ -231,7 +232,7 @@ fn break_for(node: &dyn Node, flags: OpenFlags) -> Result<()> {
     wait_for_holders(node.identity(), if is_writer { LeaseKind::Write } else { LeaseKind::Read }, blocking)
 }
 
-/// As [`before_open`], for one who cuts the file by its name.
+/// Like [`before_open`], for a caller that truncates the file by its name.
 ///
 /// # Errors
 /// `ERESTARTSYS`.
@@ -259,11 +260,11 @@ fn wait_for_holders(file: Identity, open: LeaseKind, blocking: Blocking) -> Resu
     }
 }
 
-/// Gives `file` a lease, or changes the one that it has. `holder` hears of opens that want it.
+/// Gives `file` a lease, or changes its present one. `holder` is notified of conflicting opens.
 ///
 /// # Errors
-/// `EINVAL` for a file that has no leases, and where the system gives none; `EAGAIN` where the file
-/// is open otherwise; `ENOMEM`.
+/// `EINVAL` for a file that has no leases, and if leases are disabled; `EAGAIN` if the file has
+/// conflicting users; `ENOMEM`.
 pub fn set(file: &OpenFile, kind: LeaseKind, holder: Arc<dyn Wake>) -> Result<()> {
     let node = file.node();
     if !node.may_be_leased() {
@@ -299,8 +300,8 @@ pub fn set(file: &OpenFile, kind: LeaseKind, holder: Arc<dyn Wake>) -> Result<()
     Ok(())
 }
 
-/// Whether the file is open so that a lease can be had: for one for reading no one writes, for one
-/// for writing there is no other description.
+/// Checks that the file's users permit the lease. A read lease requires that no process writes. A
+/// write lease requires that there is no other description.
 fn check_use(file: &OpenFile, node: &dyn Node, kind: LeaseKind) -> Result<()> {
     let text = node.text_use().ok_or(Errno::EINVAL)?;
     let own_writers = i32::from(file.flags().writes());
@@ -311,7 +312,7 @@ fn check_use(file: &OpenFile, node: &dyn Node, kind: LeaseKind) -> Result<()> {
     if is_free { Ok(()) } else { Err(Errno::EAGAIN) }
 }
 
-/// F_GETLEASE: what the lease of `file` is, or is to become.
+/// F_GETLEASE: the kind that the lease of `file` has, or must become.
 pub fn get(file: &OpenFile) -> Option<LeaseKind> {
     if !are_there() {
         return None;
@@ -325,7 +326,7 @@ pub fn get(file: &OpenFile) -> Option<LeaseKind> {
 /// Ends the lease of a description.
 ///
 /// # Errors
-/// `EAGAIN` where it has none.
+/// `EAGAIN` if it has none.
 pub fn release(file: &OpenFile) -> Result<()> {
     let key = (file.node().identity(), file.id());
     if LEASES.lock().remove(&key) { Ok(()) } else { Err(Errno::EAGAIN) }

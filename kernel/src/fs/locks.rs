@@ -1,10 +1,10 @@
 //! Advisory locks: flock(2), and the record locks of fcntl(2) and lockf(3).
 //!
 //! All locks of all files are in one table by inode, owner and first byte, behind one sleeping
-//! lock: few programs lock, and none often. Setting and releasing a range takes time in the
-//! logarithm of the locks, but for the locks that it replaces; a conflict is looked for owner by
-//! owner, or lock by lock where an owner has few. flock's and fcntl's locks do not see each other
-//! (two spaces), as on Linux. Waits for a lock, and those that would not end, are in [`waits`].
+//! lock: few programs use locks, and none often. Setting and releasing a range takes logarithmic
+//! time in the number of locks, plus the number of replaced locks. A conflict is searched owner by
+//! owner, or lock by lock if an owner has few. flock's and fcntl's locks do not conflict with each
+//! other (two spaces), as on Linux. Waits for a lock, and deadlocks, are in [`waits`].
 
 mod waits;
 
@@ -26,12 +26,12 @@ pub enum Owner {
     Description(u64),
 }
 
-/// Sharing that a lock permits.
+/// Whether a lock can be shared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LockSharing {
-    /// Others may share it.
+    /// Other owners may hold shared locks.
     Shared,
-    /// No other owner may hold one.
+    /// No other owner may hold a lock.
     Exclusive,
 }
 
@@ -45,7 +45,7 @@ pub enum LockSpace {
 }
 
 impl LockSpace {
-    /// Returns the error without memory, as Linux has it (fs/locks.c).
+    /// Returns the error for a lack of memory, as on Linux (fs/locks.c).
     const fn no_memory(self) -> Errno {
         match self {
             Self::Record => Errno::ENOLCK,
@@ -54,20 +54,20 @@ impl LockSpace {
     }
 }
 
-/// A held or wanted lock.
+/// A held or requested lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lock {
     /// The kind: flock's or fcntl's.
     pub space: LockSpace,
     /// First byte.
     pub start: u64,
-    /// Behind the last byte; `u64::MAX` is the end of the file, wherever that will be.
+    /// The byte after the last one; `u64::MAX` means the end of the file, even if it grows.
     pub end: u64,
-    /// The sharing that the lock permits.
+    /// Whether the lock can be shared.
     pub sharing: LockSharing,
     /// The lock's owner.
     pub owner: Owner,
-    /// The process that set it, for F_GETLK; 0 for a description's.
+    /// The process that set the lock, for F_GETLK; 0 for a description's lock.
     pub pid: u32,
 }
 
@@ -84,7 +84,7 @@ impl Lock {
     }
 }
 
-/// Where a lock is in the table.
+/// The key of a lock in the table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct LockKey {
     file: Identity,
@@ -93,7 +93,7 @@ struct LockKey {
     start: u64,
 }
 
-/// The rest of a held lock.
+/// The other properties of a held lock.
 #[derive(Clone, Copy, Debug)]
 struct HeldLock {
     end: u64,
@@ -102,36 +102,36 @@ struct HeldLock {
 }
 
 impl LockKey {
-    /// The lock that `held` is here.
+    /// Returns the lock with this key and the properties in `held`.
     fn lock(self, held: HeldLock) -> Lock {
         let Self { space, owner, start, .. } = self;
         Lock { space, start, end: held.end, sharing: held.sharing, owner, pid: held.pid }
     }
 }
 
-/// All locks, and the waits for them. Those of one owner on one file, in one space, do not overlap,
-/// and do not touch where they are alike.
+/// All locks, and the waits for them. Locks of one owner on one file in one space do not overlap.
+/// Adjacent ones differ, otherwise they are merged.
 struct LockTable {
     held: Map<LockKey, HeldLock>,
     waits: Waits,
 }
 
 static LOCKS: Mutex<LockTable> = Mutex::new(LockTable { held: Map::new(), waits: Waits::new() });
-/// Locks of one owner that are looked at one by one before those in a range are searched.
+/// Number of locks of an owner that are checked one by one before a range search.
 const MOST_WALKED: usize = 8;
-/// Entries that one change adds at most: the new lock, and the end of the one that it lies in.
+/// Largest number of entries that one change adds: the new lock, and the end of the lock that it
+/// splits.
 const MOST_ADDED: usize = 2;
 
-/// A lock of another owner that stands in the way of `wanted`: of the first such owner, the first
-/// one.
+/// A lock of another owner that conflicts with `wanted`: the first lock of the first such owner.
 pub fn conflict(file: Identity, wanted: &Lock) -> Option<Lock> {
     LOCKS.lock().conflicts(file, wanted)
 }
 
-/// Set `wanted`, replacing what its owner holds of that range.
+/// Sets `wanted`, replacing its owner's locks in that range.
 ///
 /// # Errors
-/// `EAGAIN` if others stand in the way, and as [`LockTable::make_room`]; no lock is changed.
+/// `EAGAIN` if there is a conflict, and as [`LockTable::make_room`]; no lock is changed.
 pub fn try_set(file: Identity, wanted: &Lock) -> Result<()> {
     match LOCKS.lock().set(file, wanted)? {
         None => Ok(()),
@@ -139,10 +139,10 @@ pub fn try_set(file: Identity, wanted: &Lock) -> Result<()> {
     }
 }
 
-/// Set `wanted`, waiting for others to let go.
+/// Sets `wanted`; waits for conflicting locks to be released.
 ///
 /// # Errors
-/// `ERESTARTSYS` where a signal comes, `EDEADLK` where the wait would not end, and as [`try_set`].
+/// `ERESTARTSYS` if a signal arrives, `EDEADLK` for a deadlock, and as [`try_set`].
 pub fn set(file: Identity, wanted: &Lock) -> Result<()> {
     match try_set(file, wanted) {
         Err(Errno::EAGAIN) => LockWait::new(file, wanted)?.wait(),
@@ -150,11 +150,11 @@ pub fn set(file: Identity, wanted: &Lock) -> Result<()> {
     }
 }
 
-/// Let go of `[start, end)` of what `owner` holds in `space`.
+/// Releases `[start, end)` of the locks of `owner` in `space`.
 ///
 /// # Errors
-/// As [`LockTable::make_room`], where that makes two locks of one; no lock is changed. Never for
-/// the whole range.
+/// As [`LockTable::make_room`], if one lock is split in two; no lock is changed. Never for the
+/// whole range.
 pub fn unset(file: Identity, space: LockSpace, owner: Owner, start: u64, end: u64) -> Result<()> {
     let mut table = LOCKS.lock();
     if (start, end) != (0, u64::MAX) {
@@ -164,15 +164,15 @@ pub fn unset(file: Identity, space: LockSpace, owner: Owner, start: u64, end: u6
     Ok(())
 }
 
-/// Let go of everything that `owner` holds on `file`. Allocates nothing.
+/// Releases all locks of `owner` on `file`. Allocates nothing.
 pub fn release(file: Identity, owner: Owner) {
     LOCKS.lock().release(file, owner);
 }
 
-/// Let go of everything that `owner` holds. Allocates nothing.
+/// Releases all locks of `owner`. Allocates nothing.
 pub fn release_all(owner: Owner) {
     let mut last = None;
-    // One file after the other, each under the lock anew.
+    // One file after the other; the table is locked for one at a time.
     loop {
         let mut table = LOCKS.lock();
         let Some(file) = table.file_after(last) else { break };
@@ -181,13 +181,13 @@ pub fn release_all(owner: Owner) {
     }
 }
 
-/// The place of a reader in the list of all locks; starts at the beginning.
+/// A reader's position in the list of all locks; starts at the beginning.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cursor(Option<LockKey>);
 
 impl Cursor {
-    /// The next lock, if there is one, for /proc/locks. The reader sees each lock that is held all
-    /// the while.
+    /// Returns the next lock, if there is one, for /proc/locks. The reader sees each lock that is
+    /// held during the whole read.
     pub fn advance(&mut self) -> Option<(Identity, Lock)> {
         let table = LOCKS.lock();
         let from = self.0.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
@@ -198,7 +198,7 @@ impl Cursor {
 }
 
 impl LockTable {
-    /// Makes room for what one change adds.
+    /// Makes room for the entries that one change adds.
     ///
     /// # Errors
     /// [`LockSpace::no_memory`].
@@ -206,8 +206,8 @@ impl LockTable {
         self.held.try_reserve(MOST_ADDED).map_err(|_| space.no_memory())
     }
 
-    /// Sets `wanted`, replacing what its owner holds of that range; or returns a lock that stands
-    /// in the way, and changes none.
+    /// Sets `wanted`, replacing its owner's locks in that range. If a lock conflicts, returns that
+    /// lock and changes none.
     ///
     /// # Errors
     /// As [`make_room`](Self::make_room); no lock is changed.
@@ -220,15 +220,15 @@ impl LockTable {
         let replaced = self.cut(LockKey { file, space, owner, start }, end);
         self.join(file, *wanted);
         self.look_again(file, wanted);
-        // A lock that became shared lets other owners in.
+        // If a lock became shared, other owners can share it now.
         if !replaced.is_empty() && sharing == LockSharing::Shared {
             self.wake((file, space), owner, &replaced);
         }
         Ok(None)
     }
 
-    /// Takes the range from the start of `first` to `end` from its owner, and wakes the waits that
-    /// can have their locks now.
+    /// Releases the range from the start of `first` to `end` of its owner's locks, and wakes the
+    /// waits that can have their locks now.
     fn let_go(&mut self, first: LockKey, end: u64) {
         let free = self.cut(first, end);
         if !free.is_empty() {
@@ -254,7 +254,7 @@ impl LockTable {
             if key.owner != wanted.owner {
                 let lock = match self.held.get(&key).map(|&held| key.lock(held)) {
                     Some(lock) if lock.conflicts(wanted) => Some(lock),
-                    // One of many locks of this owner.
+                    // The owner has many locks.
                     _ => {
                         let overlapping =
                             self.overlapping(LockKey { start: wanted.start, ..key }, wanted.end);
@@ -266,14 +266,14 @@ impl LockTable {
                     return lock;
                 }
             }
-            // No lock starts at the last byte of all.
+            // No lock starts at the last possible byte.
             from = Bound::Excluded(LockKey { start: u64::MAX, ..key });
         }
         None
     }
 
-    /// Walks over the locks of a file, to one that stands in the way of `wanted`, is its owner's,
-    /// or is one of many of an owner.
+    /// Returns the next lock of the file that conflicts with `wanted`, belongs to its owner, or is
+    /// one of many locks of an owner.
     fn walk(&self, file: Identity, wanted: &Lock, from: Bound<&LockKey>) -> Option<LockKey> {
         let mut walked = (wanted.owner, 0);
         for (&key, &held) in self.held.iter_from(from) {
@@ -289,18 +289,18 @@ impl LockTable {
         None
     }
 
-    /// Takes the range from the start of `first` to `end` out of the locks of its owner. Where that
-    /// makes two locks of one, room was reserved. Returns the range from the first byte that was
-    /// locked to the last.
+    /// Removes the range from the start of `first` to `end` from its owner's locks. If that splits
+    /// a lock, room was reserved. Returns the range from the first byte that was locked to the
+    /// last.
     fn cut(&mut self, first: LockKey, end: u64) -> Range<u64> {
         let start = first.start;
         let mut cut = 0..0;
         loop {
             crate::sched::rest();
-            // A statement of its own: the search borrows the table.
+            // A statement of its own, since the search borrows the table.
             let next = self.overlapping(first, end).next();
             let Some((key, held)) = next else { return cut };
-            // From the last lock to the first.
+            // The locks are visited from the last to the first.
             let last = if cut.is_empty() { held.end.min(end) } else { cut.end };
             cut = key.start.max(start)..last;
             if key.start >= start {
@@ -314,8 +314,8 @@ impl LockTable {
         }
     }
 
-    /// Add `new`, whose range its owner does not hold, and melt it with neighbours of the same
-    /// kind.
+    /// Adds `new`, in whose range its owner has no lock, and merges it with adjacent locks of the
+    /// same kind.
     fn join(&mut self, file: Identity, new: Lock) {
         let Lock { space, mut start, mut end, sharing, owner, pid } = new;
         let key = |start| LockKey { file, space, owner, start };
@@ -338,7 +338,7 @@ impl LockTable {
         }
     }
 
-    /// The first file with locks behind `last`.
+    /// The first file after `last` that has locks.
     fn file_after(&self, last: Option<Identity>) -> Option<Identity> {
         let from = last.map_or(Bound::Unbounded, |file| {
             let (space, owner) = (LockSpace::Record, Owner::Description(u64::MAX));
@@ -369,7 +369,7 @@ mod tests {
         all.filter(|(identity, _)| *identity == file).map(|(_, lock)| lock).collect()
     }
 
-    /// A record lock keeps others out of its range only, until its owner lets go.
+    /// A record lock excludes other owners from its range, until its owner releases it.
     #[test]
     fn record_locks_exclude_by_range() {
         let file = file(1);
@@ -385,7 +385,7 @@ mod tests {
         assert!(conflict(file, &lock(3, 0, u64::MAX, LockSharing::Exclusive)).is_none());
     }
 
-    /// A wait that would close a circle of waits, through other waiters too, is refused. A wait is
+    /// A wait that would close a cycle of waits, even through other waiters, is refused. A wait is
     /// forgotten when it ends.
     #[test]
     fn a_wait_that_would_not_end_is_refused() {
@@ -407,7 +407,7 @@ mod tests {
         }
     }
 
-    /// Readers share, and one's own lock never stands in the way: it is replaced.
+    /// Readers share. An owner's own lock never conflicts: it is replaced.
     #[test]
     fn own_locks_are_replaced() {
         let file = file(2);
@@ -428,15 +428,16 @@ mod tests {
         assert!(listed(file).is_empty());
     }
 
-    /// A change that finds no memory, at whichever allocation, changes no lock; then it works.
+    /// Memory is short at each allocation of a change in turn: no lock is changed. Then the change
+    /// succeeds.
     #[test]
     fn a_change_without_memory_changes_nothing() {
-        // Tests run side by side: no other test has this owner.
+        // Tests run in parallel: no other test uses this owner.
         const ME: u64 = 77;
         let file = file(77);
         let mut failures = 0;
         for n in 0..200u64 {
-            // Each splits the one before, so the table grows.
+            // Each lock splits the previous one, so the table grows.
             let (start, end) = (n, 1000 - n);
             let before = listed(file);
             let sharing = if n % 2 == 0 { LockSharing::Shared } else { LockSharing::Exclusive };
@@ -462,8 +463,8 @@ mod tests {
         assert!(listed(file).is_empty());
     }
 
-    /// A record lock that finds no memory says that there are no more locks, as on Linux; flock
-    /// says that there is no memory.
+    /// If memory is short, a record lock reports that there are no more locks, as on Linux; flock
+    /// reports that there is no memory.
     #[test]
     fn want_of_memory_has_linux_names() {
         let (file, owner) = (file(4), Owner::Process(200));
@@ -481,11 +482,11 @@ mod tests {
         release_all(owner);
     }
 
-    /// Ranges of two owners, set and unset at random, are what a list of single bytes says.
+    /// Locks of two owners on random ranges agree with a model that has one entry per byte.
     #[test]
     fn ranges_are_the_bytes_that_were_set() {
         const BYTES: u64 = 24;
-        // Tests run side by side, and the end of an owner takes its locks on all files.
+        // Tests run in parallel, and the end of an owner releases its locks on all files.
         const FIRST: u64 = 100;
         let file = file(3);
         let mut held = [[None; BYTES as usize]; 2];

@@ -1,4 +1,4 @@
-//! Facts about the machine that boot found out, for /proc and /sys.
+//! Facts about the machine that were found at boot, for /proc and /sys.
 
 use freehold_firmware::Firmware;
 use spin::Once;
@@ -14,7 +14,7 @@ pub struct MachineInfo {
 
 static MACHINE: Once<MachineInfo> = Once::new();
 
-/// Tell; at boot, before the first /proc or /sys is mounted.
+/// Stores the facts; at boot, before the first /proc or /sys is mounted.
 pub fn describe(machine: MachineInfo) {
     MACHINE.call_once(|| machine);
 }

@@ -2,7 +2,8 @@
 
 use core::fmt::{self, Display, Formatter};
 
-/// A bit mask as Linux prints one of `bits` bits: groups of 32 in hexadecimal, comma between.
+/// Formats a mask of `count` bits as Linux does: groups of 32 bits in hexadecimal, separated by
+/// commas.
 pub fn mask(bits: u64, count: usize) -> Mask {
     Mask { bits, count }
 }
@@ -26,7 +27,7 @@ impl Display for Mask {
     }
 }
 
-/// A bit mask as a list of ranges: "0-3,8".
+/// Formats a bit mask as a list of ranges: "0-3,8".
 pub fn list(bits: u64) -> List {
     List(bits)
 }
@@ -47,8 +48,8 @@ impl Display for List {
                 write!(f, "{comma}{start}-{end}")?
             }
             comma = ",";
-            // Adding 1 at the run's start clears the run; the carry is one of the next run's
-            // zeroes, or lost.
+            // Adding 1 at the run's start clears the run. The carry sets a zero bit, which the AND
+            // clears, or is lost.
             left &= left.wrapping_add(1 << start);
         }
         Ok(())

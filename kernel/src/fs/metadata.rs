@@ -1,9 +1,9 @@
 //! Changes of metadata that programs ask for: chmod, chown, utimensat.
 //!
-//! A change is allowed by the owner and the mode that the node has. Between the look at them and
-//! the change no other program may give the file to another owner: otherwise the former owner's
-//! chmod could give set-user-ID to a file of root. So changes of one node come one after the other
-//! ([`lock`]), as on Linux, where the inode's lock does it.
+//! The node's owner and mode decide whether a change is allowed. Between this check and the change
+//! no other program may change the file's owner: otherwise the former owner's chmod could set the
+//! set-user-ID bit of a file of root. So changes of one node are serialised ([`lock`]), as Linux
+//! does with the inode's lock.
 //!
 //! Source: `chmod_common`, `chown_common` in fs/open.c; `setattr_prepare` in fs/attr.c.
 
@@ -16,7 +16,7 @@ use super::walk::PathWalk;
 use crate::sync::{Mutex, MutexGuard};
 use crate::{Errno, Result};
 
-/// Locks for all nodes; each has one of them by its identity.
+/// Number of locks for all nodes. A node's identity determines its lock.
 const LOCKS: usize = 64;
 
 static CHANGES: [Mutex<()>; LOCKS] = [const { Mutex::new(()) }; LOCKS];
@@ -29,15 +29,15 @@ pub fn lock(node: Identity) -> Result<MutexGuard<'static, ()>> {
     CHANGES[place(node)].lock_killable()
 }
 
-/// The lock of a node.
+/// Returns the index of a node's lock.
 const fn place(node: Identity) -> usize {
     let spread = (node.inode ^ node.device.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (spread >> 58) as usize
 }
 
-/// Keeps the names that a sticky directory has: others may make names there meanwhile, and remove
-/// none. So the caller removes the file whose owner it looked at, and not one that another user has
-/// made in its place since. For a rename both directories are given.
+/// Locks the names in sticky directories against removal; names may be added meanwhile. So the
+/// caller removes the file whose owner it checked, not a file that another user has made in its
+/// place since. For a rename both directories are given.
 ///
 /// # Errors
 /// `EINTR` if the caller is killed while it waits.
@@ -50,7 +50,7 @@ pub fn keep_names(dirs: [&Path; 2]) -> Result<[Option<MutexGuard<'static, ()>>; 
     Ok([low.map(lock).transpose()?, high.filter(|_| low != high).map(lock).transpose()?])
 }
 
-/// Changes metadata and tells watches.
+/// Changes metadata and notifies watches.
 pub fn change(place: &Path, change: &SetMetadata) -> Result<()> {
     if change.size.is_some() {
         place.node.drop_rights()?;
@@ -78,8 +78,8 @@ pub fn change_mode(walk: &PathWalk<'_>, place: &Path, mode: u32) -> Result<()> {
     change(place, &SetMetadata { mode: Some(ModeChange::To(mode)), ..SetMetadata::default() })
 }
 
-/// chown(2): `None` leaves an id as it is. An ordinary owner may only give the file to a group it
-/// is in.
+/// chown(2): `None` leaves an id unchanged. An ordinary owner may only give the file to one of its
+/// own groups.
 pub fn change_owner(walk: &PathWalk<'_>, place: &Path, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
     place.mount.writable()?;
     let _changes = lock(place.node.identity())?;
@@ -96,7 +96,7 @@ pub fn change_owner(walk: &PathWalk<'_>, place: &Path, uid: Option<u32>, gid: Op
             return Err(Errno::EPERM);
         }
     }
-    // An executable must not carry the new owner's powers.
+    // An executable must not get the new owner's rights.
     let carries = meta.kind == NodeKind::Regular && rights::in_mode(meta.mode);
     let mode = carries.then_some(ModeChange::WithoutRights);
     change(place, &SetMetadata { mode, uid, gid, ..SetMetadata::default() })
@@ -107,11 +107,11 @@ pub fn change_owner(walk: &PathWalk<'_>, place: &Path, uid: Option<u32>, gid: Op
 pub enum Times {
     /// Both are the time of the call.
     Now,
-    /// At least one of them is the program's, or stays.
+    /// At least one time is given by the program, or stays.
     Given,
 }
 
-/// utimensat(2): "now" for both needs write access, anything else the owner.
+/// utimensat(2): "now" for both times requires write access; anything else requires the owner.
 pub fn change_times(
     walk: &PathWalk<'_>,
     place: &Path,

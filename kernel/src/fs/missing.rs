@@ -1,4 +1,4 @@
-//! Names of files that a program looked for in vain: usually files that the image lacks.
+//! Names of files that a program did not find: usually files that the image lacks.
 //!
 //! The first [`MOST`] different absolute names are kept, for the report at the end. Their spin lock
 //! is a leaf in the lock order.
@@ -7,27 +7,27 @@ use freehold_collections::Vec;
 
 use crate::sync::SpinLock;
 
-/// Names that are kept.
+/// Number of names that are kept.
 const MOST: usize = 64;
-/// Longer names are not.
+/// Longer names are not kept.
 const LONGEST: usize = 256;
 
 static NAMES: SpinLock<Vec<Vec<u8>>> = SpinLock::new(Vec::new());
 
-/// `name` was to be opened or executed and is not there.
+/// Notes that `name` was to be opened or executed and does not exist.
 pub fn note(name: &[u8]) {
     let generated = [b"/proc/".as_slice(), b"/sys/", b"/dev/"].iter().any(|dir| name.starts_with(dir));
     if !name.starts_with(b"/") || name.len() > LONGEST || generated {
         return;
     }
-    // A lack of memory here is not worth a failure.
+    // If memory is short, the name is not kept: this is not worth a failure.
     let mut names = NAMES.lock();
     if names.len() < MOST && !names.iter().any(|other| other == name) {
         let _ = Vec::try_from_slice(name).and_then(|copy| names.try_push(copy));
     }
 }
 
-/// Takes the names that were not found since the last time, in the order of the first look.
+/// Takes the names that were not found since the last call, in the order of their first lookups.
 pub fn take() -> Vec<Vec<u8>> {
     core::mem::take(&mut NAMES.lock())
 }

@@ -7,8 +7,8 @@
 //! |---|---|
 //! | [`flags`] | O_* and friends |
 //! | [`content`] | the bytes of a regular file, wherever they are kept |
-//! | [`path`], [`walk`] | a place in the tree of names, and the way there |
-//! | [`mount`], [`namespace`] | which file system is seen where, and for which processes |
+//! | [`path`], [`walk`] | a place in the tree of names, and path resolution |
+//! | [`mount`], [`namespace`] | mounts of file systems, and mount namespaces |
 //! | [`names`] | operations on names: open, make, remove, rename, link |
 //! | [`context`] | root, working directory and umask of a process |
 //! | [`open_file`], [`table`] | open file descriptions and descriptors |

@@ -1,10 +1,10 @@
-//! Which file system is seen where.
+//! Mounts of file systems.
 //!
-//! A mount covers a directory (or file) of the mount it hangs in; the root mount covers nothing.
-//! Each mount lists the mounts that hang in it, under a spin lock that is held for a look or a
-//! change of the list only. A tree of mounts belongs to a [namespace](super::namespace), whose head
-//! says when it goes and which lock orders changes. The lists are let go of one level at a time
-//! ([`Deferred`]): a program chooses how deep they are.
+//! A mount covers a directory (or file) of its parent mount; the root mount covers nothing. Each
+//! mount has a list of its child mounts, under a spin lock that is held only for a lookup or a
+//! change of the list. A tree of mounts belongs to a [namespace](super::namespace). That module's
+//! documentation says when a tree is freed and which lock serialises changes. The lists are freed
+//! one level at a time ([`Deferred`]), since a program chooses their depth.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -25,24 +25,24 @@ bitflags! {
     /// Per-mount restrictions, with mount(2)'s MS_* values.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub struct MountFlags: u32 {
-        /// Nothing may be changed through it.
+        /// Nothing may be changed through the mount.
         const RDONLY = 1;
-        /// setuid and setgid bits mean nothing.
+        /// The setuid and setgid bits have no effect.
         const NOSUID = 2;
         /// Device nodes cannot be opened.
         const NODEV = 4;
         /// Nothing can be executed.
         const NOEXEC = 8;
-        /// Reading leaves access times.
+        /// Reading does not change access times.
         const NOATIME = 1024;
-        /// Reading leaves access times of directories.
+        /// Reading does not change access times of directories.
         const NODIRATIME = 2048;
-        /// Access times follow only now and then.
+        /// Access times are updated only now and then.
         const RELATIME = 1 << 21;
     }
 }
 
-/// The types of file systems, none of which is on a disk, as /proc/filesystems lists them.
+/// The types of file systems, as /proc/filesystems lists them. All are without a disk.
 pub const TYPES: [&str; 12] = [
     "sysfs", "debugfs", "tracefs", "tmpfs", "proc", "devtmpfs", "devpts", "ramfs", "mqueue", "cgroup2", "9p",
     "overlay",
@@ -55,48 +55,48 @@ pub struct FsStats {
     pub magic: u64,
     /// Bytes per block.
     pub block_size: u64,
-    /// Blocks in all.
+    /// Total number of blocks.
     pub blocks: u64,
-    /// Blocks not in use.
+    /// Number of free blocks.
     pub free_blocks: u64,
-    /// Inodes in all.
+    /// Total number of inodes.
     pub inodes: u64,
-    /// Inodes not in use.
+    /// Number of free inodes.
     pub free_inodes: u64,
 }
 
 /// A mounted file system.
 pub trait FileSystem: Send + Sync {
-    /// Its type, as /proc/mounts shows it.
+    /// The file system's type, as /proc/mounts shows it.
     fn name(&self) -> &'static str;
-    /// Its device number.
+    /// The file system's device number.
     fn device(&self) -> u64;
-    /// The directory it begins with.
+    /// The root directory.
     fn root(&self) -> Arc<dyn Node>;
     /// Returns the result of statfs(2).
     fn stats(&self) -> FsStats;
-    /// Writes options of its own, as /proc/mounts shows them (",size=1024k").
+    /// Writes the file system's own options, as /proc/mounts shows them (",size=1024k").
     fn show_options(&self, _out: &mut dyn fmt::Write) -> fmt::Result {
         Ok(())
     }
-    /// Whether nothing in it can be changed, even where its mounts would allow it.
+    /// Whether nothing can be changed, even if the mounts permit it.
     fn is_read_only(&self) -> bool {
         false
     }
-    /// Push what was written to the device; memory needs nothing.
+    /// Writes cached data to the device; a file system in memory needs nothing.
     fn sync(&self) -> Result<()> {
         Ok(())
     }
-    /// Change options (a remount, or the data of mount(2)); `EINVAL` for ones it does not know.
+    /// Changes options (a remount, or the data of mount(2)); `EINVAL` for unknown ones.
     fn configure(&self, _options: &[u8]) -> Result<()> {
         Ok(())
     }
 }
 
-/// One file system (or a part of one: a bind mount) at one place.
+/// A file system, or a part of one (a bind mount), at one place.
 pub struct Mount {
     id: u64,
-    /// Its root is the file system's.
+    /// Whether the mount's root is the file system's root.
     shows_all: bool,
     fs: Arc<dyn FileSystem>,
     root: Arc<dyn Node>,
@@ -106,16 +106,16 @@ pub struct Mount {
     writers: AtomicUsize,
     /// The user namespace in which the file system was mounted first.
     fs_owner: UserNs,
-    /// Properties that may not be undone: [`MountFlags`], and the two below.
+    /// Properties that may not be changed: [`MountFlags`], and the two constants below.
     locked: AtomicU32,
     covers: SpinLock<Option<Path>>,
-    /// `None` before anything was mounted here.
+    /// `None` until something is mounted on this mount.
     children: SpinLock<Option<Box<Deferred<Children>>>>,
     /// A bit for each child's place ([`place_bit`]), so that most names are looked up without the
-    /// lock above. It is set and cleared under that lock. A lookup without the lock sees the child
-    /// at the next name at the latest.
+    /// lock above. It is set and cleared under that lock. A lookup without the lock sees a new
+    /// child at the next name at the latest.
     covered: AtomicU64,
-    /// How many of the children were [cut off](Mount::cut_off).
+    /// Number of children that were [cut off](Mount::cut_off).
     cut: AtomicUsize,
 }
 
@@ -124,7 +124,8 @@ fn place_bit(place: Identity) -> u64 {
     1 << (place.inode.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58)
 }
 
-/// The mounts that hang in one, each with what it covers. The last of equals is on top.
+/// The child mounts of a mount, each with the node that it covers. Of several at one node, the last
+/// is on top.
 #[derive(Default)]
 struct Children(Vec<(Identity, Arc<Mount>)>);
 
@@ -137,16 +138,16 @@ impl LetGo for Children {
     }
 }
 
-/// In `locked`: whether access times are noted stays as it is.
+/// In `locked`: the setting for access times cannot be changed.
 const LOCKED_TIMES: u32 = 1 << 30;
-/// In `locked`: the mount stays where it is.
+/// In `locked`: the mount cannot be moved or removed.
 const LOCKED_PLACE: u32 = 1 << 31;
-/// The restrictions that a less privileged namespace may not take back.
+/// The restrictions that a less privileged namespace may not remove.
 const RESTRICTIONS: MountFlags =
     MountFlags::RDONLY.union(MountFlags::NOSUID).union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 const TIMES: MountFlags = MountFlags::NOATIME.union(MountFlags::NODIRATIME);
 
-/// Treatment, in a copy, of mounts that must stay in their places.
+/// How a copy treats mounts that must stay in their places.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Keep {
     /// The copied mounts must stay, too.
@@ -158,13 +159,13 @@ pub enum Keep {
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl Mount {
-    /// A mount of all of `fs` that hangs nowhere yet; `source` is the device or name to show.
+    /// Makes a mount of all of `fs`, not attached yet; `source` is the device or name to show.
     pub fn new(fs: Arc<dyn FileSystem>, source: &[u8], flags: MountFlags) -> Result<Arc<Self>> {
         let root = fs.root();
         Self::of_part(fs, root, source, flags)
     }
 
-    /// A mount of what is below `root` in `fs` (a bind mount).
+    /// Makes a mount of the part of `fs` below `root` (a bind mount).
     pub fn of_part(
         fs: Arc<dyn FileSystem>,
         root: Arc<dyn Node>,
@@ -176,7 +177,7 @@ impl Mount {
         Ok(Self::make(fs, (root, source), flags.bits(), (UserNs::INITIAL, 0)))
     }
 
-    /// A mount that hangs nowhere yet.
+    /// Makes a mount that is not attached yet.
     fn make(
         fs: Arc<dyn FileSystem>,
         (root, source): (Arc<dyn Node>, Vec<u8>),
@@ -201,7 +202,8 @@ impl Mount {
         })
     }
 
-    /// This mount, which hangs nowhere yet, of a file system that was mounted in `owner`.
+    /// Returns a copy of this mount, not attached yet, as a mount of a file system that was first
+    /// mounted in `owner`.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -209,7 +211,7 @@ impl Mount {
         self.again(self.root.clone(), owner.clone(), self.locked.load(Ordering::Relaxed))
     }
 
-    /// A copy that shows `root`, need not stay, and hangs nowhere yet.
+    /// Returns a copy that shows `root`, may be moved, and is not attached yet.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -217,7 +219,7 @@ impl Mount {
         self.copy_with_locks(root, Keep::Nothing)
     }
 
-    /// As [`copy`](Self::copy), for one that may have to stay.
+    /// Like [`copy`](Self::copy); `keep` says whether the copy must stay in its place.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -242,8 +244,9 @@ impl Mount {
         &self.fs_owner
     }
 
-    /// Keeps what a namespace with fewer rights must not undo: the restrictions that there are,
-    /// and, unless it is the root, the mount itself (Linux: `lock_mnt_tree`, fs/namespace.c).
+    /// Locks the properties that a namespace with fewer rights must not change: the present
+    /// restrictions and, unless the mount is the root, its place (Linux: `lock_mnt_tree`,
+    /// fs/namespace.c).
     pub fn lock_for_others(&self) {
         let mut locked = (self.flags() & RESTRICTIONS).bits() | LOCKED_TIMES;
         if self.covers.lock().is_some() {
@@ -252,21 +255,21 @@ impl Mount {
         self.locked.fetch_or(locked, Ordering::Relaxed);
     }
 
-    /// Whether it must stay where it is.
+    /// Whether the mount must stay in its place.
     pub fn is_locked(&self) -> bool {
         self.locked.load(Ordering::Relaxed) & LOCKED_PLACE != 0
     }
 
-    /// It stands where `other` stood that had to stay, and which need not any more.
+    /// Takes over the place lock of `other`, whose place this mount has taken.
     pub fn take_lock_of(&self, other: &Mount) {
         let lock = other.locked.fetch_and(!LOCKED_PLACE, Ordering::Relaxed) & LOCKED_PLACE;
         self.locked.fetch_or(lock, Ordering::Relaxed);
     }
 
-    /// Whether its restrictions may become these.
+    /// Checks that the mount's restrictions may become `new`.
     ///
     /// # Errors
-    /// `EPERM` where that would undo what is locked (Linux: `can_change_locked_flags`).
+    /// `EPERM` if that would remove a locked restriction (Linux: `can_change_locked_flags`).
     pub fn check_flags(&self, new: MountFlags) -> Result<()> {
         let locked = self.locked.load(Ordering::Relaxed);
         let lost = locked & RESTRICTIONS.bits() & !new.bits() != 0;
@@ -284,32 +287,34 @@ impl Mount {
         &self.fs
     }
 
-    /// The directory that is seen at the mount point.
+    /// The directory that is visible at the mount point.
     pub fn root(&self) -> &Arc<dyn Node> {
         &self.root
     }
 
-    /// Whether its root is the file system's: no directory of that lies outside it.
+    /// Whether the mount's root is the file system's root: no directory of the file system lies
+    /// outside the mount.
     pub fn shows_all(&self) -> bool {
         self.shows_all
     }
 
-    /// The device or name it was mounted from.
+    /// The device or name that was mounted.
     pub fn source(&self) -> &[u8] {
         &self.source
     }
 
-    /// Its restrictions now.
+    /// The mount's present restrictions.
     pub fn flags(&self) -> MountFlags {
         MountFlags::from_bits_truncate(self.flags.load(Ordering::SeqCst))
     }
 
-    /// Change its restrictions (remount). Holders of the mounts' change lock only.
+    /// Changes the restrictions (remount). Requires the lock of mount changes.
     ///
     /// # Errors
-    /// `EBUSY` where it becomes read-only and a file is open for writing.
+    /// `EBUSY` if the mount becomes read-only and a file is open for writing.
     pub fn set_flags(&self, flags: MountFlags) -> Result<()> {
-        // A writer is counted and then looks at the flags: whichever comes second sees the other.
+        // A writer first counts itself and then checks the flags. So either it sees the new flags,
+        // or it is counted here.
         let before = self.flags.swap(flags.bits(), Ordering::SeqCst);
         let becomes_read_only = flags.bits() & !before & MountFlags::RDONLY.bits() != 0;
         if becomes_read_only && self.writers.load(Ordering::SeqCst) > 0 {
@@ -319,7 +324,7 @@ impl Mount {
         Ok(())
     }
 
-    /// Counts a description that writes through the mount until
+    /// Counts a description that writes through the mount, until
     /// [`remove_writer`](Self::remove_writer).
     pub fn add_writer(&self) {
         self.writers.fetch_add(1, Ordering::SeqCst);
@@ -330,18 +335,18 @@ impl Mount {
         self.writers.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// `EROFS` where nothing may be changed. A change that lasts is counted ([`MountWriter`]).
+    /// `EROFS` if nothing may be changed. A longer change must be counted ([`MountWriter`]).
     pub fn writable(&self) -> Result<()> {
         if self.flags().contains(MountFlags::RDONLY) { Err(Errno::EROFS) } else { Ok(()) }
     }
 
-    /// The place it covers; `None` for the root mount and for one that was taken away.
+    /// The place that the mount covers; `None` for the root mount and for a removed mount.
     pub fn mountpoint(&self) -> Option<Path> {
         self.covers.lock().clone()
     }
 
-    /// Whether it hangs in the tree that begins with `root`. A mount that was taken away from there
-    /// does not.
+    /// Whether the mount is in the tree with the root `root`. A mount that was removed from the
+    /// tree is not.
     pub fn hangs_in(self: &Receiver<Self>, root: &Arc<Mount>) -> bool {
         let mut here = self.clone();
         while let Some(below) = here.mountpoint() {
@@ -360,14 +365,14 @@ impl Mount {
         Ok(list.0.try_reserve(1)?)
     }
 
-    /// Hang `child` over `place`, which is seen through this mount.
+    /// Attaches `child` at `place`, which is seen through this mount.
     pub fn attach(&self, child: &Arc<Mount>, place: Path) -> Result<()> {
         self.make_room()?;
         self.attach_reserved(child, place);
         Ok(())
     }
 
-    /// As [`attach`](Self::attach), after [`make_room`](Self::make_room).
+    /// Like [`attach`](Self::attach), after [`make_room`](Self::make_room).
     pub fn attach_reserved(&self, child: &Arc<Mount>, place: Path) {
         let identity = place.node.identity();
         *child.covers.lock() = Some(place);
@@ -377,8 +382,8 @@ impl Mount {
         }
     }
 
-    /// Take away the mount whose root this mount shows at its mount point. `EBUSY` while others
-    /// hang in `child`.
+    /// Removes the mount whose root this mount shows at its mount point. `EBUSY` while `child` has
+    /// child mounts.
     pub fn detach(&self, child: &Arc<Mount>) -> Result<()> {
         if child.children.lock().as_ref().is_some_and(|list| !list.0.is_empty()) {
             return Err(Errno::EBUSY);
@@ -386,20 +391,20 @@ impl Mount {
         self.remove(child)
     }
 
-    /// Take away `child` with all that hangs in it, which stays covered as it is.
+    /// Removes `child` with all mounts in it, which stay attached to it.
     ///
     /// # Errors
-    /// `EINVAL` where it does not hang here.
+    /// `EINVAL` if it is not attached here.
     pub fn detach_tree(&self, child: &Arc<Mount>) -> Result<()> {
         self.remove(child)?;
         child.cut_off();
         Ok(())
     }
 
-    /// Take `child` out of the list, with all that hangs in it.
+    /// Takes `child`, with all mounts in it, out of the list.
     ///
     /// # Errors
-    /// `EINVAL` where it does not hang here.
+    /// `EINVAL` if it is not attached here.
     pub fn remove(&self, child: &Arc<Mount>) -> Result<()> {
         let gone = {
             let mut children = self.children.lock();
@@ -415,7 +420,7 @@ impl Mount {
         Ok(())
     }
 
-    /// Move `child` from this mount to `place`, with all that hangs in it.
+    /// Moves `child`, with all mounts in it, from this mount to `place`.
     pub fn hand_over(&self, child: &Arc<Mount>, place: Path) -> Result<()> {
         place.mount.make_room()?;
         self.remove(child)?;
@@ -438,9 +443,9 @@ impl Mount {
         list.iter().rev().find(|(covered, _)| *covered == identity).map(|(_, m)| m.clone())
     }
 
-    /// Cuts all ways up from the mounts below this one, which is itself mounted nowhere any more.
-    /// Files under a mount stay covered: an open directory in the tree shows no more than before.
-    /// Needs no memory; one caller at a time per tree.
+    /// Cuts all references upwards from the mounts below this one, which is itself no longer
+    /// mounted. Files under a mount stay covered: an open directory in the tree shows no more than
+    /// before. Needs no memory; one caller at a time per tree.
     pub fn cut_off(self: &Receiver<Self>) {
         let mut here = self.clone();
         loop {
@@ -462,20 +467,20 @@ impl Mount {
         }
     }
 
-    /// The mounts that hang in this one.
+    /// The child mounts.
     ///
     /// # Errors
-    /// `ENOMEM`: there may be any number.
+    /// `ENOMEM`: their number is not bounded.
     pub fn children(&self) -> Result<Vec<Arc<Mount>>> {
         let children = self.children.lock();
         let list = children.iter().flat_map(|list| list.0.iter());
         list.map(|(_, mount)| mount.clone()).try_collect_vec().map_err(Errno::from)
     }
 
-    /// This mount and all that hang in it, parents first.
+    /// This mount and all mounts below it, parents first.
     ///
     /// # Errors
-    /// `ENOMEM`: there may be any number.
+    /// `ENOMEM`: their number is not bounded.
     pub fn tree(self: &Receiver<Self>) -> Result<Vec<Arc<Mount>>> {
         let mut all = [self.clone()].into_iter().try_collect_vec()?;
         let mut next = 0;
@@ -497,19 +502,19 @@ impl Drop for Mount {
     }
 }
 
-/// A program that changes a file through a mount without a description for writing (truncation):
-/// the mount does not become read-only meanwhile.
+/// Counts a change of a file through a mount without a description for writing (truncation). The
+/// mount does not become read-only meanwhile.
 pub struct MountWriter(Arc<Mount>);
 
 impl MountWriter {
-    /// Is counted until the end of the value.
+    /// Counts the writer until the value is dropped.
     ///
     /// # Errors
-    /// `EROFS` where nothing may be changed.
+    /// `EROFS` if nothing may be changed.
     pub fn new(mount: &Arc<Mount>) -> Result<Self> {
         mount.add_writer();
         let writer = Self(mount.clone());
-        // It is counted: see `Mount::set_flags`.
+        // The writer is counted before this check: see `Mount::set_flags`.
         writer.0.writable()?;
         Ok(writer)
     }

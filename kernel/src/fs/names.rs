@@ -1,8 +1,8 @@
 //! Operations of programs on names: open, make, remove, rename, link.
 //!
-//! Each function resolves, checks permissions and mount flags, and then asks the directory's node.
-//! The check and the change are not one step: the node looks again at what must hold (a free name,
-//! an empty directory), and names of sticky directories are kept meanwhile
+//! Each function resolves the path, checks permissions and mount flags, and then calls the
+//! directory's node. The check and the change are not one step: the node itself checks again that a
+//! name is free or a directory empty. Names of sticky directories are locked meanwhile
 //! ([`metadata::keep_names`]).
 
 use freehold_collections::{
@@ -24,7 +24,7 @@ use super::text::{Permit, Purpose};
 use super::walk::{Final, Last, Parent, PathWalk, Trailing};
 use crate::{Errno, Result};
 
-/// open(2). `mode` are the permissions of a file that is made, the umask already taken off.
+/// open(2). `mode` has the permissions of a new file, after the umask.
 pub fn open(walk: &PathWalk<'_>, text: &[u8], flags: OpenFlags, mode: u32) -> Result<Arc<OpenFile>> {
     let nofollow = flags.contains(OpenFlags::NOFOLLOW);
     let last = if nofollow { Final::Stop } else { Final::Follow };
@@ -50,7 +50,7 @@ pub fn open(walk: &PathWalk<'_>, text: &[u8], flags: OpenFlags, mode: u32) -> Re
     open_place(walk, place, flags, Origin::Existing)
 }
 
-/// Whether the file that is opened was just made: then its permissions do not bind.
+/// Whether the opened file was just created: then its permissions do not apply.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Origin {
     Existing,
@@ -101,7 +101,7 @@ fn open_or_create(walk: &PathWalk<'_>, text: &[u8], flags: OpenFlags, mode: u32)
                         let place = place_of(&parent.dir, node, name)?;
                         return open_place(walk, place, flags, Origin::Created);
                     }
-                    // Another task was first: open its file.
+                    // Another task has created the file: open that file.
                     Err(Errno::EEXIST) => {}
                     Err(error) => return Err(error),
                 }
@@ -153,7 +153,7 @@ fn open_place(walk: &PathWalk<'_>, place: Path, flags: OpenFlags, origin: Origin
         }
     }
     let _permit = if truncates { Permit::new(&place.node, Purpose::Write)? } else { None };
-    // Until the description is counted itself: the wait for a lease may be long.
+    // Counted until the description counts itself: waiting for a lease may take long.
     let _writer = truncates.then(|| MountWriter::new(&place.mount)).transpose()?;
     if truncates {
         leases::before_open(&*place.node, flags)?;
@@ -171,8 +171,8 @@ fn open_place(walk: &PathWalk<'_>, place: Path, flags: OpenFlags, origin: Origin
     Ok(opened)
 }
 
-/// Returns the attributes of a new node in `dir`: `EROFS` and `EACCES` where none may be made. A
-/// directory with the setgid bit passes on its group, and to directories the bit.
+/// Returns the attributes of a new node in `dir`: `EROFS` and `EACCES` if none may be made. In a
+/// setgid directory a new node gets the directory's group, and a new directory also the bit.
 fn new_node(walk: &PathWalk<'_>, dir: &Path, kind: NodeKind, mode: u32, rdev: u64) -> Result<NewNode> {
     dir.mount.writable()?;
     let meta = dir.node.metadata();
@@ -192,7 +192,8 @@ fn new_node(walk: &PathWalk<'_>, dir: &Path, kind: NodeKind, mode: u32, rdev: u6
     Ok(new)
 }
 
-/// The name that a new thing at `text` gets: `EEXIST` for "/", "." and "..", and if it exists.
+/// Returns the directory and the name for a new file at `text`: `EEXIST` for "/", "." and "..", and
+/// if the name exists.
 fn free_name(walk: &PathWalk<'_>, text: &[u8]) -> Result<(Parent, Vec<u8>)> {
     let mut parent = walk.parent(text)?;
     let last = core::mem::replace(&mut parent.last, Last::Dot);
@@ -213,7 +214,7 @@ pub fn make_dir(walk: &PathWalk<'_>, text: &[u8], mode: u32) -> Result<()> {
     Ok(())
 }
 
-/// mknod(2), and bind(2) of a socket to a path; the new node comes back.
+/// mknod(2), and bind(2) of a socket to a path. Returns the new node's place.
 pub fn make_node(walk: &PathWalk<'_>, text: &[u8], kind: NodeKind, mode: u32, rdev: u64) -> Result<Path> {
     let (parent, name) = free_name(walk, text)?;
     if parent.trailing == Trailing::Slash {
@@ -244,7 +245,7 @@ pub fn symlink(walk: &PathWalk<'_>, target: &[u8], text: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// link(2): give `old` another name.
+/// link(2): gives `old` another name.
 pub fn link(old: &Path, walk: &PathWalk<'_>, text: &[u8]) -> Result<()> {
     let (parent, name) = free_name(walk, text)?;
     if parent.trailing == Trailing::Slash {
@@ -262,8 +263,8 @@ pub fn link(old: &Path, walk: &PathWalk<'_>, text: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The directory and name of something to be removed or renamed. The node itself, not what is
-/// mounted there.
+/// Returns the node to be removed or renamed: the node itself, not the root of a mount that covers
+/// it.
 fn victim(walk: &PathWalk<'_>, parent: &Parent, name: &[u8]) -> Result<Arc<dyn Node>> {
     parent.dir.mount.writable()?;
     if name.len() > super::walk::NAME_MAX {
@@ -313,7 +314,7 @@ pub fn remove_dir(walk: &PathWalk<'_>, text: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// renameat2(2): `old` resolved from one walk, `new` from the other.
+/// renameat2(2): `old` is resolved by one walk, `new` by the other.
 pub fn rename(
     from: &PathWalk<'_>,
     old: &[u8],

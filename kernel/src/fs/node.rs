@@ -1,4 +1,4 @@
-//! Nodes that names lead to.
+//! Nodes: the inodes that names lead to.
 
 use core::any::Any;
 
@@ -15,7 +15,7 @@ use crate::{Errno, Result};
 pub struct Identity {
     /// Device number of the file system.
     pub device: u64,
-    /// Inode number, unique there while the node lives.
+    /// Inode number, unique in the file system while the node exists.
     pub inode: u64,
 }
 
@@ -40,7 +40,7 @@ pub enum NodeKind {
 }
 
 impl NodeKind {
-    /// From st_mode's S_IFMT bits.
+    /// Converts st_mode's S_IFMT bits.
     pub fn from_mode(mode: u32) -> Option<Self> {
         Some(match mode & 0o170_000 {
             0o010_000 => Self::Fifo,
@@ -54,7 +54,7 @@ impl NodeKind {
         })
     }
 
-    /// getdents64's DT_* value.
+    /// Returns getdents64's DT_* value.
     pub fn dirent_kind(self) -> u8 {
         (self as u32 >> 12) as u8
     }
@@ -91,7 +91,7 @@ pub struct Metadata {
     pub modified: Timestamp,
     /// Last change of metadata.
     pub changed: Timestamp,
-    /// When it was made, where the file system knows.
+    /// The time of creation, if the file system records it.
     pub born: Option<Timestamp>,
 }
 
@@ -100,13 +100,13 @@ pub struct Metadata {
 pub enum ModeChange {
     /// The mode becomes these permission bits.
     To(u32),
-    /// The file no longer runs as its owner or its group ([`rights`](super::rights)).
+    /// Removes the set-user-ID and similar rights ([`rights`](super::rights)).
     WithoutRights,
 }
 
 impl ModeChange {
-    /// Returns the permission bits after the change of `mode`. File systems call it while no other
-    /// change of the node's mode can happen.
+    /// Returns the permission bits after the change of `mode`. File systems call this while no
+    /// other change of the node's mode can occur.
     pub const fn of(self, mode: u32) -> u32 {
         match self {
             Self::To(mode) => mode & 0o7777,
@@ -115,7 +115,7 @@ impl ModeChange {
     }
 }
 
-/// A change of metadata; absent fields stay.
+/// A change of metadata; fields that are `None` stay.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SetMetadata {
     /// Permission bits.
@@ -135,13 +135,13 @@ pub struct SetMetadata {
 /// Whether a node that was made without a name can get one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Naming {
-    /// link(2) gives it one.
+    /// link(2) can give it a name.
     Later,
-    /// It has none for ever (O_EXCL).
+    /// It never gets a name (O_EXCL).
     Never,
 }
 
-/// Whether a directory's name still leads to it.
+/// Whether a directory's last known name still leads to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presence {
     /// The name leads to the directory.
@@ -150,82 +150,84 @@ pub enum Presence {
     Removed,
 }
 
-/// Where a directory is.
+/// The place of a directory.
 pub struct DirectoryPlace {
-    /// Its parent.
+    /// The parent directory.
     pub dir: Arc<dyn Node>,
-    /// Its name there.
+    /// The directory's name in the parent.
     pub name: Arc<[u8]>,
-    /// Whether that still holds.
+    /// Whether the name still leads to the directory.
     pub presence: Presence,
 }
 
-/// Where a symbolic link leads.
+/// The target of a symbolic link.
 pub enum LinkTarget {
     /// A path to resolve from the link's directory.
     Text(Vec<u8>),
-    /// Straight to a place (/proc's magic links), without a look at the path to it.
+    /// A place (/proc's magic links). The path to it is not resolved.
     Jump(Path),
 }
 
-/// An inode. Names are bytes without NUL and slash, 1 to 255 of them; "." and ".." never arrive
-/// here. Permissions were checked by the caller, read-only mounts too.
+/// An inode. Names are 1 to 255 bytes without NUL and slash; "." and ".." are never passed here.
+/// The caller has checked permissions and read-only mounts.
 pub trait Node: Any + Send + Sync {
-    /// Which inode this is.
+    /// Returns the inode's identity.
     fn identity(&self) -> Identity;
     /// Returns the kind of node.
     fn kind(&self) -> NodeKind;
     /// Returns the result of stat(2).
     fn metadata(&self) -> Metadata;
-    /// Change metadata. Sets the change time; `size` follows truncate(2).
+    /// Changes metadata, and sets the change time; `size` follows truncate(2).
     fn set_metadata(&self, _change: &SetMetadata) -> Result<()> {
         Err(Errno::EPERM)
     }
-    /// Prepares a change of a file's bytes by the calling process: the file does not run as its
-    /// owner any more ([`rights`](super::rights)).
+    /// Prepares a change of a file's bytes by the calling process: removes the set-user-ID and
+    /// similar rights ([`rights`](super::rights)).
     ///
     /// # Errors
     /// The file system's.
     fn drop_rights(&self) -> Result<()> {
         Ok(())
     }
-    /// Returns the count of writers and running programs, where the node keeps one.
+    /// Returns the counter of writers and running programs, if the node has one.
     fn text_use(&self) -> Option<&super::text::TextUse> {
         None
     }
-    /// Whether there can be leases of it: it keeps [`Node::text_use`], and what it shows changes by
-    /// this machine's programs only.
+    /// Whether the file can have leases. It must have [`Node::text_use`], and only programs of this
+    /// machine may change its content.
     fn may_be_leased(&self) -> bool {
         false
     }
-    /// Returns whether no name leads to it any more.
+    /// Returns whether the node has no name any more.
     fn is_nameless(&self) -> bool {
         self.metadata().links == 0
     }
-    /// Open it (creation flags have been dealt with; TRUNC arrives as a size of 0 before this).
+    /// Opens the node. The caller has handled creation flags, and TRUNC by setting the size to 0.
     fn open(self: Receiver<Self>, flags: OpenFlags) -> Result<Arc<dyn File>>;
-    /// Whether it is about the running process, so that its mode does not bind that one.
+    /// Whether the node describes the running process, which may then use it regardless of its
+    /// mode.
     fn is_callers_own(&self) -> bool {
         false
     }
-    /// A descriptor's file of the process that an open directory of /proc is about, for which that
-    /// stands (Linux: `tgid_pidfd_to_pid`).
+    /// Returns a pidfd for the process of an open directory of /proc, which stands for the process
+    /// (Linux: `tgid_pidfd_to_pid`).
     fn pidfd(&self) -> Option<Arc<dyn File>> {
         None
     }
-    /// Where a directory is; `None` for the root of a file system and for anything but directories.
+    /// The place of a directory; `None` for the root of a file system and for nodes other than
+    /// directories.
     fn parent(&self) -> Option<DirectoryPlace> {
         None
     }
-    /// The directory that a directory is in, without the name; `None` as for [`Node::parent`].
+    /// The parent of a directory, without the name; `None` as for [`Node::parent`].
     fn parent_dir(&self) -> Option<Arc<dyn Node>> {
         self.parent().map(|place| place.dir)
     }
-    /// The node that `name` leads to in this directory.
+    /// Returns the node with the name `name` in this directory.
     fn lookup(&self, _name: &[u8]) -> Result<Arc<dyn Node>> {
         Err(Errno::ENOTDIR)
     }
-    /// Make a node of `new.kind` (not a symbolic link) named `name`; `EEXIST` if there is one.
+    /// Makes a node of `new.kind` (not a symbolic link) named `name`; `EEXIST` if the name exists.
     fn create(&self, _name: &[u8], _new: &NewNode) -> Result<Arc<dyn Node>> {
         Err(Errno::EPERM)
     }
@@ -233,23 +235,23 @@ pub trait Node: Any + Send + Sync {
     fn create_unnamed(&self, _new: &NewNode, _naming: Naming) -> Result<Arc<dyn Node>> {
         Err(Errno::EOPNOTSUPP)
     }
-    /// Make a symbolic link.
+    /// Makes a symbolic link.
     fn symlink(&self, _name: &[u8], _target: &[u8], _new: &NewNode) -> Result<Arc<dyn Node>> {
         Err(Errno::EPERM)
     }
-    /// Give `node` another name here; `EXDEV` if it is of another file system.
+    /// Gives `node` another name in this directory; `EXDEV` if it belongs to another file system.
     fn link(&self, _name: &[u8], _node: &Arc<dyn Node>) -> Result<()> {
         Err(Errno::EPERM)
     }
-    /// Remove a name that is not a directory's.
+    /// Removes a name of a node that is no directory.
     fn unlink(&self, _name: &[u8]) -> Result<()> {
         Err(Errno::EPERM)
     }
-    /// Remove an empty directory.
+    /// Removes an empty directory.
     fn remove_dir(&self, _name: &[u8]) -> Result<()> {
         Err(Errno::EPERM)
     }
-    /// Move `name` to `new_name` in `new_parent`; `EXDEV` if that is of another file system.
+    /// Moves `name` to `new_name` in `new_parent`; `EXDEV` if that belongs to another file system.
     fn rename(
         &self,
         _name: &[u8],
@@ -259,27 +261,27 @@ pub trait Node: Any + Send + Sync {
     ) -> Result<()> {
         Err(Errno::EPERM)
     }
-    /// Where a symbolic link leads, as text.
+    /// Returns the target of a symbolic link as text.
     fn read_link(&self) -> Result<Vec<u8>> {
         Err(Errno::EINVAL)
     }
-    /// Where following a symbolic link leads.
+    /// Returns the target for following a symbolic link.
     fn follow(&self) -> Result<LinkTarget> {
         self.read_link().map(LinkTarget::Text)
     }
-    /// An extended attribute's value; `ENODATA` if there is none of that name.
+    /// Returns an extended attribute's value; `ENODATA` if there is no attribute of that name.
     fn xattr(&self, _name: &[u8]) -> Result<Vec<u8>> {
         Err(Errno::EOPNOTSUPP)
     }
-    /// Set an extended attribute.
+    /// Sets an extended attribute.
     fn set_xattr(&self, _name: &[u8], _value: &[u8], _how: XattrSet) -> Result<()> {
         Err(Errno::EOPNOTSUPP)
     }
-    /// Remove an extended attribute.
+    /// Removes an extended attribute.
     fn remove_xattr(&self, _name: &[u8]) -> Result<()> {
         Err(Errno::EOPNOTSUPP)
     }
-    /// The names of all extended attributes, each with a NUL behind it.
+    /// Returns the names of all extended attributes, each followed by a NUL.
     fn list_xattrs(&self) -> Result<Vec<u8>> {
         Ok(Vec::new())
     }
@@ -290,18 +292,18 @@ pub trait Node: Any + Send + Sync {
 pub struct NewNode {
     /// The kind of node.
     pub kind: NodeKind,
-    /// Permission bits, the umask already taken off.
+    /// Permission bits, after the umask.
     pub mode: u32,
     /// Owner.
     pub uid: u32,
-    /// Group (a setgid directory's own group goes before it).
+    /// Group; in a setgid directory the directory's group is used instead.
     pub gid: u32,
     /// Device number of a device node, else 0.
     pub rdev: u64,
 }
 
 impl NewNode {
-    /// A character device 0/0, which in an overlay's upper tree says that a name is not there.
+    /// A character device 0/0. In an overlay's upper tree it marks a removed name.
     pub const WHITEOUT: Self = Self { kind: NodeKind::CharDevice, mode: 0, uid: 0, gid: 0, rdev: 0 };
 }
 
@@ -316,8 +318,8 @@ pub enum XattrSet {
     Replace,
 }
 
-/// Returns the names of a list of extended attributes, each with a NUL behind it, that do not begin
-/// with `prefix`.
+/// Returns the names that do not begin with `prefix`. `names` is a list of names of extended
+/// attributes, each followed by a NUL; so is the result.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -329,7 +331,7 @@ pub fn xattrs_without(names: &[u8], prefix: &[u8]) -> Result<Vec<u8>> {
     Ok(kept)
 }
 
-/// Returns the metadata of a node that only the kernel makes: no bytes, times of `made`.
+/// Returns the metadata of a node that only the kernel makes: no bytes, and all times are `made`.
 pub fn made_by_kernel(identity: Identity, kind: NodeKind, mode: u32, made: Timestamp) -> Metadata {
     Metadata {
         device: identity.device,

@@ -1,8 +1,8 @@
 //! Open file descriptions, which dup and fork share.
 //!
-//! The offset of a seekable file is behind a sleeping mutex that read, write and lseek hold for
-//! their whole course, as POSIX wants them atomic towards each other; streams never take it. A task
-//! that is to end does not wait for it.
+//! A sleeping mutex protects the offset of a seekable file. read, write and lseek hold it
+//! throughout, since POSIX requires that they are atomic with respect to each other. Streams never
+//! take it. A task that must end does not wait for it.
 
 use core::any::Any;
 use core::ops::Range;
@@ -26,12 +26,12 @@ use crate::{Errno, Result};
 /// Largest count of one read or write (Linux' MAX_RW_COUNT).
 pub const MAX_COUNT: usize = 0x7fff_f000;
 
-/// Where a seek counts from.
+/// The position from which a seek counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Whence {
     /// The beginning.
     Set,
-    /// Where the description is.
+    /// The description's offset.
     Current,
     /// The end.
     End,
@@ -41,12 +41,12 @@ pub enum Whence {
     Hole,
 }
 
-/// Whether signals tell of a file's news (O_ASYNC).
+/// Whether signals report a file's events (O_ASYNC).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Signalling {
-    /// They do.
+    /// Signals report events.
     On,
-    /// They do not.
+    /// Signals do not report events.
     Off,
 }
 
@@ -59,11 +59,11 @@ pub struct OpenFile {
     offset: Mutex<u64>,
     /// State of signal-driven I/O, once a program has asked for any.
     signalling: SpinLock<Option<Arc<dyn Any + Send + Sync>>>,
-    /// As owner of locks; never used twice.
+    /// Number as owner of locks; never reused.
     id: u64,
-    /// A lock was asked for through this description.
+    /// Whether a lock was requested through this description.
     locked: AtomicBool,
-    /// It had a lease.
+    /// Whether the description had a lease.
     leased: AtomicBool,
     /// The watchers of the description, until it is closed.
     watchers: SpinLock<Watchers>,
@@ -71,13 +71,14 @@ pub struct OpenFile {
     _permit: Option<Permit>,
 }
 
-/// The counts of a file that is opened by `path` with these flags, if it is one that is only read.
+/// Returns the counter of a file that is opened by `path` with these flags, if the file is only
+/// read and has a counter.
 #[inline(always)]
 fn read_only_use(path: Option<&Path>, flags: OpenFlags) -> Option<&super::text::TextUse> {
     if flags.reads() && !flags.writes() { path?.node.text_use() } else { None }
 }
 
-/// The mount that a description writes through.
+/// The mount that a description can write through.
 #[inline]
 fn written_mount(path: Option<&Path>, flags: OpenFlags) -> Option<&Arc<Mount>> {
     path.filter(|path| flags.writes() && path.node.kind() == NodeKind::Regular).map(|path| &path.mount)
@@ -86,26 +87,26 @@ fn written_mount(path: Option<&Path>, flags: OpenFlags) -> Option<&Arc<Mount>> {
 static IDS: UniqueNumbers = UniqueNumbers::new();
 
 impl OpenFile {
-    /// A description of `file`, opened by `path` where it has one.
+    /// Makes a description of `file`, opened by `path` if it has one.
     ///
     /// # Errors
-    /// `ETXTBSY` for writing where a program runs from it, `EROFS` where the mount became read-only
+    /// `ETXTBSY` for writing if a program runs from the file; `EROFS` if the mount became read-only
     /// meanwhile.
     pub fn new(file: Arc<dyn File>, path: Option<Path>, flags: OpenFlags) -> Result<Arc<Self>> {
         let permit = if flags.writes() { Permit::new(&file.node(), Purpose::Write)? } else { None };
         let opened = Self::with_permit(file, path, flags, permit);
         if let Some(mount) = written_mount(opened.path(), flags) {
-            // It is counted: see `Mount::set_flags`.
+            // The writer is counted before this check: see `Mount::set_flags`.
             mount.writable()?;
         }
         notify::file(&opened, Events::OPEN);
         Ok(opened)
     }
 
-    /// A description that a program runs from.
+    /// Makes a description from which a program runs.
     ///
     /// # Errors
-    /// `ETXTBSY` where it is open for writing.
+    /// `ETXTBSY` if the file is open for writing.
     pub fn of_program(file: Arc<dyn File>, path: Option<Path>) -> Result<Arc<Self>> {
         let permit = Permit::new(&file.node(), Purpose::Run)?;
         let opened = Self::with_permit(file, path, OpenFlags::empty(), permit);
@@ -149,17 +150,18 @@ impl OpenFile {
         Owner::Description(self.id)
     }
 
-    /// As owner of locks and leases; never used twice.
+    /// Number as owner of locks and leases; never reused.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Its end ends a lease.
+    /// Notes that the description has a lease, which ends with the description.
     pub fn note_lease(&self) {
         self.leased.store(true, Ordering::Relaxed);
     }
 
-    /// A descriptor of it was closed. The file's answer to that becomes close(2)'s result.
+    /// Calls the file's `flush` after a descriptor was closed. Its result becomes close(2)'s
+    /// result.
     pub fn flush(&self) -> Result<()> {
         self.file.flush()
     }
@@ -169,7 +171,7 @@ impl OpenFile {
         &self.file
     }
 
-    /// The place it was opened at; `None` for pipes, sockets and the like.
+    /// The place at which the file was opened; `None` for pipes, sockets and the like.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_ref()
     }
@@ -187,12 +189,12 @@ impl OpenFile {
         OpenFlags::from_bits_retain(self.flags.load(Ordering::Relaxed))
     }
 
-    /// F_SETFL: change the flags that may be changed.
+    /// F_SETFL: changes the flags that may be changed.
     pub fn set_status(&self, flags: OpenFlags) {
         self.change_flags(OpenFlags::SETTABLE, flags);
     }
 
-    /// FIONBIO: wait or not.
+    /// FIONBIO: sets whether calls wait.
     pub fn set_blocking(&self, blocking: Blocking) {
         self.set_flag(OpenFlags::NONBLOCK, blocking == Blocking::Never);
     }
@@ -201,14 +203,14 @@ impl OpenFile {
         self.change_flags(flag, if is_on { flag } else { OpenFlags::empty() });
     }
 
-    /// Takes the flags in `which` from `new`. Others that change at the same time are kept.
+    /// Takes the flags in `which` from `new`. Concurrent changes of other flags are kept.
     fn change_flags(&self, which: OpenFlags, new: OpenFlags) {
         let changed = |flags: u32| Some(flags & !which.bits() | (new & which).bits());
         let _ = self.flags.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
         self.file.flags_changed(self.flags());
     }
 
-    /// Whether its calls wait.
+    /// Whether calls on the description wait.
     pub fn blocking(&self) -> Blocking {
         if self.flags().contains(OpenFlags::NONBLOCK) { Blocking::Never } else { Blocking::Wait }
     }
@@ -218,33 +220,33 @@ impl OpenFile {
         self.set_flag(OpenFlags::ASYNC, is_on == Signalling::On);
     }
 
-    /// Returns the state of signal-driven I/O that [`set_signalling`](Self::set_signalling) left.
+    /// Returns the state of signal-driven I/O that [`set_signalling`](Self::set_signalling) stored.
     pub fn signalling<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
         let state = self.signalling.lock().clone();
         reserve::downcast(state?).ok()
     }
 
-    /// Keeps `state` for as long as the description lives. The first call wins.
+    /// Stores `state` for the lifetime of the description. The first call wins.
     pub fn set_signalling<T: Any + Send + Sync>(&self, state: Arc<T>) {
         self.signalling.lock().get_or_insert(state);
     }
 
-    /// `EBADF` unless it was opened for reading.
+    /// `EBADF` unless the description was opened for reading.
     pub fn check_readable(&self) -> Result<()> {
         if self.flags().reads() { Ok(()) } else { Err(Errno::EBADF) }
     }
 
-    /// `EBADF` unless it was opened for writing.
+    /// `EBADF` unless the description was opened for writing.
     pub fn check_writable(&self) -> Result<()> {
         if self.flags().writes() { Ok(()) } else { Err(Errno::EBADF) }
     }
 
-    /// `EBADF` for an O_PATH description, which is a handle on a name only.
+    /// `EBADF` for an O_PATH description, which only identifies a place.
     pub fn check_not_path(&self) -> Result<()> {
         if self.flags().contains(OpenFlags::PATH) { Err(Errno::EBADF) } else { Ok(()) }
     }
 
-    /// Tells watches that `count` bytes were read. Code that reads through the [`File`] itself
+    /// Notifies watches that `count` bytes were read. Code that reads through the [`File`] itself
     /// calls this.
     #[inline]
     pub fn has_read(&self, count: usize) {
@@ -253,7 +255,7 @@ impl OpenFile {
         }
     }
 
-    /// Tells watches that `count` bytes were written; see [`OpenFile::has_read`].
+    /// Notifies watches that `count` bytes were written; see [`OpenFile::has_read`].
     #[inline]
     pub fn has_written(&self, count: usize) {
         if count > 0 {
@@ -278,7 +280,7 @@ impl OpenFile {
         Ok(n)
     }
 
-    /// Prepares a write, which changes nothing if it has no bytes.
+    /// Prepares a write. A write without bytes changes nothing.
     #[inline]
     fn before_write(&self, source: &dyn Source) -> Result<()> {
         if source.remaining() > 0 { self.file.drop_rights() } else { Ok(()) }
@@ -314,7 +316,7 @@ impl OpenFile {
         self.file.read_at(offset, sink, self.blocking()).inspect(|&count| self.has_read(count))
     }
 
-    /// pwrite64(2). With O_APPEND it appends whatever the offset says, as Linux does.
+    /// pwrite64(2). With O_APPEND it appends whatever the offset is, as on Linux.
     pub fn write_at(&self, offset: u64, source: &mut dyn Source) -> Result<usize> {
         self.check_writable()?;
         self.check_seekable()?;
@@ -349,7 +351,7 @@ impl OpenFile {
         }
     }
 
-    /// Fill `bytes` from `offset` on for the kernel itself; returns how many were there.
+    /// Fills `bytes` from `offset` on for the kernel itself. Returns how many bytes were read.
     pub fn read_kernel(&self, offset: u64, bytes: &mut [u8]) -> Result<usize> {
         let mut done = 0;
         while done < bytes.len() {
@@ -394,21 +396,22 @@ impl OpenFile {
         }
     }
 
-    /// The offset now (fdinfo).
+    /// The present offset (fdinfo).
     ///
     /// # Errors
-    /// `EINTR` where the task is to end.
+    /// `EINTR` if the task must end.
     pub fn position(&self) -> Result<u64> {
         Ok(*self.offset.lock_killable()?)
     }
 
-    /// Use and change the offset in one go (sendfile, copy_file_range with no offset of their own).
+    /// Uses and changes the offset atomically (sendfile and copy_file_range without an offset of
+    /// the caller).
     pub fn with_offset<R>(&self, f: impl FnOnce(&mut u64) -> R) -> R {
         f(&mut self.offset.lock())
     }
 
-    /// Directory entries from the description's position on, until `emit` returns `false`; the
-    /// position moves behind the last entry that was taken.
+    /// Emits directory entries from the description's position on, until `emit` returns `false`.
+    /// The position is moved after the last accepted entry.
     pub fn read_dir(&self, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
         self.check_not_path()?;
         let mut offset = self.offset.lock_killable()?;
@@ -439,15 +442,15 @@ impl OpenFile {
 
 /// Observer of the final close of a description.
 pub trait Watcher: Any + Send + Sync {
-    /// The description is closed: no descriptor leads to it any more. May not sleep.
+    /// The description was closed: it has no descriptor any more. May not sleep.
     fn closed(&self);
 }
 
-/// The watchers of a description: nearly always one at most, which needs no memory.
+/// The watchers of a description: nearly always at most one, which needs no memory.
 enum Watchers {
     None,
     One(Weak<dyn Watcher>),
-    /// By their address.
+    /// Watchers by address.
     Many(Box<Map<usize, Weak<dyn Watcher>>>),
 }
 
@@ -484,7 +487,7 @@ impl Watchers {
         }
     }
 
-    /// Tells all that the description is closed.
+    /// Tells all watchers that the description was closed.
     fn tell(&self) {
         let tell = |watcher: &Weak<dyn Watcher>| {
             if let Some(watcher) = watcher.upgrade() {
@@ -504,7 +507,7 @@ fn address_of(watcher: &Weak<dyn Watcher>) -> usize {
 }
 
 impl OpenFile {
-    /// Has `watcher` told when this description is closed for good.
+    /// Registers `watcher`, which is told when this description is closed for good.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -512,9 +515,9 @@ impl OpenFile {
         self.watchers.lock().add(watcher)
     }
 
-    /// The only watcher, if there is one alone and it is a `T`.
+    /// The watcher, if there is exactly one and it is a `T`.
     pub fn sole_watcher<T: Watcher>(&self) -> Option<Arc<T>> {
-        // It may end with this look: not under the lock.
+        // The reference may be the watcher's last one, so it must not be dropped under the lock.
         let watcher = match &*self.watchers.lock() {
             Watchers::One(watcher) => watcher.clone(),
             Watchers::None | Watchers::Many(_) => return None,
@@ -541,7 +544,7 @@ impl Drop for OpenFile {
         if let Some(mount) = written_mount(self.path.as_ref(), self.flags()) {
             mount.remove_writer();
         }
-        // Before the file ends, which may be news.
+        // Dropped before the file ends, since that may be an event.
         self.signalling.get_mut().take();
         notify::closed(self);
         self.watchers.get_mut().tell();

@@ -1,9 +1,9 @@
 //! A place in the tree of names.
 //!
-//! There is no tree of directory entries beside the file systems' own: a directory knows its parent
-//! and its name there ([`Node::parent`]), and anything else remembers the entry through which it
-//! was found. A rename therefore shows at once in the paths of directories; for other files
-//! [`Path::display`] looks again.
+//! There is no tree of directory entries (dentries) besides the file systems' own. A directory
+//! knows its parent and its name in it ([`Node::parent`]). Any other file's path has the entry by
+//! which the file was found. So a rename of a directory shows at once in its path; for other files
+//! [`Path::display`] looks the name up again.
 
 use core::sync::atomic::AtomicU64;
 
@@ -34,21 +34,21 @@ pub struct PathEntry {
 
 /// The outcome of a search for another name.
 struct Searched {
-    /// The number of renames before it.
+    /// The number of renames before the search.
     renames: u64,
-    /// `None` where the file had no other name there.
+    /// The name; `None` if the file had no other name in the directory.
     found: Option<Arc<[u8]>>,
 }
 
 impl PathEntry {
-    /// An entry of `dir`.
+    /// Makes an entry of `dir`.
     #[inline]
     pub fn new(dir: Arc<dyn Node>, name: Vec<u8>) -> Self {
         Self { dir, name, checked: AtomicU64::new(0), searched: SpinLock::new(None) }
     }
 
-    /// Another name of `node` among the directory's entries, of which there may be many: they are
-    /// looked at once for each number of renames.
+    /// Another name of `node` among the directory's entries. There may be many, so they are
+    /// searched once per number of renames.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -62,7 +62,8 @@ impl PathEntry {
         Ok(found)
     }
 
-    /// As [`other_name`](Self::other_name), always looked for: names also go without a rename.
+    /// Like [`other_name`](Self::other_name), but always searches: names are also removed without a
+    /// rename.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -70,7 +71,7 @@ impl PathEntry {
         let inode = node.identity().inode;
         let mut name = None;
         if let Ok(dir) = self.dir.clone().open(OpenFlags::DIRECTORY) {
-            // A directory that cannot be listed has no other name to offer.
+            // If the directory cannot be listed, no other name is found.
             let _ = dir.read_dir(0, &mut |candidate| {
                 if candidate.inode == inode && candidate.name != b"." && candidate.name != b".." {
                     name = Some(reserve::slice(candidate.name));
@@ -82,25 +83,25 @@ impl PathEntry {
     }
 }
 
-/// A node, where it is mounted, and the name that led to it.
+/// A node, the mount, and the name that led to the node.
 #[derive(Clone)]
 pub struct Path {
-    /// The mount it is seen through.
+    /// The mount through which the node is seen.
     pub mount: Arc<Mount>,
     /// The node.
     pub node: Arc<dyn Node>,
-    /// How it was found; `None` for directories, which know that themselves, and for files without
-    /// a name.
+    /// The entry by which the node was found; `None` for directories, which know their place
+    /// themselves, and for nameless files.
     pub entry: Option<Arc<PathEntry>>,
 }
 
-/// A path as text, and what is true of it.
+/// A path as text, and its state.
 pub struct Description {
-    /// Absolute, without any mark.
+    /// Absolute path, without a mark such as " (deleted)".
     pub text: Vec<u8>,
-    /// Whether its last name still is there.
+    /// Whether the path's last name still exists.
     pub presence: Presence,
-    /// Whether it leads to the root it was described from.
+    /// Whether the place is below the root from which it was described.
     pub reach: Reach,
 }
 
@@ -120,7 +121,7 @@ impl Path {
         Self { mount, node, entry: None }
     }
 
-    /// The place that is seen here: the root of the topmost mount over it, if there is one.
+    /// The place that is visible here: the root of the topmost mount over it, if there is one.
     pub fn topmost(mut self) -> Self {
         while let Some(covering) = self.mount.covering(&self.node) {
             self = Self::root_of(covering);
@@ -133,13 +134,13 @@ impl Path {
         self.mount.is_same(&other.mount) && self.node.identity() == other.node.identity()
     }
 
-    /// Whether it is where its mount begins.
+    /// Whether the place is the root of its mount.
     pub fn is_mount_root(&self) -> bool {
         self.node.identity() == self.mount.root().identity()
     }
 
-    /// Whether a directory is at or below the root of its mount. It is not where another program
-    /// moved it, or a directory above it, out of what a bind mount shows.
+    /// Whether a directory is at or below the root of its mount. It may not be: another program may
+    /// have moved it, or a directory above it, out of the part that a bind mount shows.
     ///
     /// # Errors
     /// `EINTR` if the caller is killed meanwhile.
@@ -169,8 +170,8 @@ impl Path {
         Ok(false)
     }
 
-    /// The text of the path as seen from `root`, as /proc shows it: absolute, with " (deleted)"
-    /// when the last name is gone.
+    /// The text of the path as seen from `root`, as /proc shows it: absolute, with " (deleted)" if
+    /// the last name was removed.
     ///
     /// # Errors
     /// Those of [`Path::describe`].
@@ -182,7 +183,7 @@ impl Path {
         Ok(text)
     }
 
-    /// The same; empty where it is longer than a path may be.
+    /// Like [`Path::display`]; empty if the text is longer than a path may be.
     ///
     /// # Errors
     /// The others of [`Path::describe`].
@@ -191,12 +192,13 @@ impl Path {
         if text.as_ref().is_err_and(|&error| error == Errno::ENAMETOOLONG) { Ok(Vec::new()) } else { text }
     }
 
-    /// Whether it is a file that a mount lays over another: the place of that one is its name.
+    /// Whether the place is a file that is bind-mounted over another file. Its name is then that of
+    /// the covered file.
     fn is_bound_file(&self) -> bool {
         self.is_mount_root() && self.mount.mountpoint().is_some()
     }
 
-    /// The text of a directory's path in its file system, whatever part of that its mount shows. A
+    /// The text of a directory's path in its file system, whichever part of it the mount shows. A
     /// file that a mount shows alone has no name there: "/".
     pub fn within_file_system(&self) -> Result<Vec<u8>> {
         let (mut text, mut here) = (Vec::new(), self.node.clone());
@@ -218,10 +220,10 @@ impl Path {
     /// The text of the path as seen from `root`.
     ///
     /// # Errors
-    /// `ENAMETOOLONG` for one of [`PATH_MAX`] bytes or more; `EINTR` if the caller is killed
+    /// `ENAMETOOLONG` for a text of [`PATH_MAX`] bytes or more; `EINTR` if the caller is killed
     /// meanwhile; `ENOMEM`.
     pub fn describe(&self, root: &Path) -> Result<Description> {
-        // Built backwards: each name is pushed reversed, then the whole is turned round.
+        // Built backwards: each name is pushed reversed, then the whole text is reversed.
         let mut text = Vec::new();
         let mut presence = Presence::Linked;
         let mut reach = Reach::Inside;
@@ -230,7 +232,7 @@ impl Path {
             presence = push_current_name(&mut text, entry, &self.node)?;
             here = Path { mount: here.mount, node: entry.dir.clone(), entry: None };
         } else if self.node.kind() != NodeKind::Directory && !self.is_bound_file() {
-            // Made without a name (O_TMPFILE): Linux invents one from the inode number.
+            // Made without a name (O_TMPFILE): like Linux, makes a name from the inode number.
             let name = try_format!("#{}", self.node.identity().inode)?;
             push_reversed(&mut text, name.as_bytes())?;
             presence = Presence::Removed;
@@ -247,7 +249,7 @@ impl Path {
                     break;
                 };
                 here = match &below.entry {
-                    // A file may be a mount point: its name counts.
+                    // A file may be a mount point: then the name of the covered file is used.
                     Some(entry) => {
                         push_reversed(&mut text, &entry.name)?;
                         Path { mount: below.mount.clone(), node: entry.dir.clone(), entry: None }
@@ -261,10 +263,11 @@ impl Path {
                 push_reversed(&mut text, &place.name)?;
                 here.node = place.dir;
             } else {
-                // The file system's root, where the mount shows only a part that this is not in.
+                // The walk reached the file system's root, and the mount shows only a part to which
+                // this place does not belong.
                 let is_escaped = here.node.identity() == here.mount.file_system().root().identity();
                 if is_escaped {
-                    // Its names are none of the caller's.
+                    // The caller may not see these names.
                     text.clear();
                     reach = Reach::Outside;
                 } else {
@@ -281,10 +284,11 @@ impl Path {
     }
 }
 
-/// Steps between looks at signals on the way up: a program chooses how deep a directory is.
+/// Number of steps upwards between two checks for signals: a program chooses the depth of a
+/// directory.
 const STEPS: usize = 64;
 
-/// Whether a path that is `text` so far may become longer by another step.
+/// Checks whether a path with the present text `text` may become longer by another step.
 fn go_on(step: usize, text: &[u8]) -> Result<()> {
     if text.len() >= PATH_MAX {
         return Err(Errno::ENAMETOOLONG);
@@ -310,9 +314,9 @@ fn climb(mut node: Arc<dyn Node>, is_it: &dyn Fn(Identity) -> bool) -> Result<bo
     Ok(false)
 }
 
-/// Adds what `node` is called now in the directory where it was found. Returns whether it still is
-/// there. A renamed file is looked for among its directory's entries, one that moved elsewhere
-/// counts as removed.
+/// Adds the present name of `node` in the directory in which it was found. Returns whether the name
+/// still exists. A renamed file is searched among its directory's entries. A file that was moved to
+/// another directory counts as removed.
 fn push_current_name(text: &mut Vec<u8>, entry: &PathEntry, node: &Arc<dyn Node>) -> Result<Presence> {
     let identity = node.identity();
     if entry.dir.lookup(&entry.name).is_ok_and(|found| found.identity() == identity) {

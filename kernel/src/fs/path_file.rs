@@ -1,16 +1,16 @@
-//! The file of an O_PATH descriptor, which only leads to its place.
+//! The file of an O_PATH descriptor, which only identifies a place.
 
 use super::file::File;
 use super::node::Node;
 use freehold_collections::Arc;
 
-/// A file that is only a handle on a node.
+/// A file that only identifies a node.
 pub struct PathFile {
     node: Arc<dyn Node>,
 }
 
 impl PathFile {
-    /// A handle on `node`.
+    /// Makes the file for `node`.
     pub fn new(node: Arc<dyn Node>) -> Self {
         Self { node }
     }

@@ -1,7 +1,8 @@
 //! poll, ppoll, select, pselect6: waiting for any of many files.
 //!
-//! First every file is looked at; only if none is ready, and the caller would wait, does a waiter
-//! register with all of them and look again. POLLERR, POLLHUP and POLLNVAL are always reported.
+//! First every file is checked. Only if no file is ready, and the caller would wait, a waiter is
+//! registered with all of them, and they are checked again. POLLERR, POLLHUP and POLLNVAL are
+//! always reported.
 
 use freehold_collections::{Arc, Short, reserve};
 use linux_raw_sys::general as c;
@@ -21,28 +22,28 @@ const POLLNVAL: u32 = 0x20;
 const ALWAYS: u32 = Ready::ERR.bits() | Ready::HUP.bits();
 /// Bits in one word of an fd_set.
 const WORD: usize = 64;
-/// Files that are looked up before others may run.
+/// Files that are looked up before the CPU is yielded.
 const FILES_PER_STEP: usize = 256;
 
-/// So many files are waited for without a list on the heap.
+/// Up to this many files are waited for without a list on the heap.
 const FEW: usize = 16;
-/// Words of all sets of select that need no list on the heap: of 256 descriptors.
+/// Number of words of all sets of select that need no list on the heap: for 256 descriptors.
 const FEW_WORDS: usize = 6 * 4;
 
 /// The files of one call.
 type Watches = Short<Watch, FEW>;
 
-/// One file that is waited for.
+/// A file that is waited for.
 struct Watch {
     file: Arc<OpenFile>,
-    /// Its place in the caller's list.
+    /// The file's index in the caller's list.
     index: usize,
     /// The events that are waited for.
     wanted: u32,
 }
 
-/// Wait until any of `watches` is ready or `deadline` has passed; `found` is told of each that is,
-/// and there are as many as the result says.
+/// Waits until any of `watches` is ready or `deadline` has passed. Calls `found` with each file
+/// that is ready, and returns their number.
 fn wait(watches: &[Watch], deadline: Option<u64>, mut found: impl FnMut(&Watch, u32)) -> Result<usize> {
     let mut look = |mut waiter: Option<&mut PollWaiter>| {
         let mut count = 0;
@@ -50,7 +51,7 @@ fn wait(watches: &[Watch], deadline: Option<u64>, mut found: impl FnMut(&Watch, 
             if looked % FILES_PER_STEP == FILES_PER_STEP - 1 {
                 crate::sched::rest();
             }
-            // Once a file is ready the caller is not going to sleep.
+            // Once a file is ready, the caller will not sleep.
             let waiter = if count == 0 { waiter.as_deref_mut() } else { None };
             let ready = watch.file.poll(waiter).poll_bits() & watch.wanted;
             if ready != 0 {
@@ -121,7 +122,7 @@ fn poll(list: UserPtr<PollFd>, length: usize, deadline: Option<u64>) -> Result<i
         if index % FILES_PER_STEP == FILES_PER_STEP - 1 {
             crate::sched::rest();
         }
-        // Only the answers are written: the program may watch the rest of the list.
+        // Only the results are written: the program may not expect changes in the rest of the list.
         UserPtr::<u16>::new(list.add(index).address() + 6).write(&entry.revents)?;
     }
     Ok((count + invalid) as i64)
@@ -137,7 +138,7 @@ pub fn sys_poll(args: &Args) -> Result<i64> {
     restartable(list, length, deadline)
 }
 
-/// Poll, and after a stop or an ignored signal wait for what is left of the time.
+/// Polls. After a stop or an ignored signal, the call is restarted with the remaining time.
 fn restartable(list: UserPtr<PollFd>, length: usize, deadline: Option<u64>) -> Result<i64> {
     match poll(list, length, deadline) {
         Err(Errno::ERESTARTSYS) => {
@@ -148,12 +149,12 @@ fn restartable(list: UserPtr<PollFd>, length: usize, deadline: Option<u64>) -> R
     }
 }
 
-/// Maps an interruption for the calls that set a signal mask: a handler ends them.
+/// Maps an interruption for the calls that set a signal mask: a signal handler ends them.
 fn no_handler<R>(result: Result<R>) -> Result<R> {
     result.map_err(|error| if error == Errno::ERESTARTSYS { Errno::ERESTARTNOHAND } else { error })
 }
 
-/// ppoll(fds, count, timeout, mask, size): the timeout becomes what was left of it.
+/// ppoll(fds, count, timeout, mask, size): the timeout is updated to the remaining time.
 ///
 /// # Errors
 /// As in the manual.
@@ -168,7 +169,8 @@ pub fn sys_ppoll(args: &Args) -> Result<i64> {
     result
 }
 
-/// Writes what is left of a time-out. A program that passed read-only memory does not want to know.
+/// Writes the remaining time of a time-out. Errors are ignored: the program may have passed
+/// read-only memory.
 fn tell_left(timeout: UserPtr<TimeSpec>, deadline: Option<u64>) {
     if let Some(deadline) = deadline {
         let _ = timeout.write(&TimeSpec::from_nanoseconds(deadline.saturating_sub(time::now())));
@@ -191,7 +193,7 @@ fn select(count: i32, sets: [u64; 3], deadline: Option<u64>) -> Result<i64> {
     let files = task::current().process().files();
     let count = count.min(files.size().next_multiple_of(WORD).max(WORD));
     let words = count.div_ceil(WORD);
-    // The three sets as the program passed them, then as they will be answered.
+    // The three sets as the program passed them, then the three result sets.
     let mut all = Short::<u64, FEW_WORDS>::try_filled(0, 6 * words)?;
     let (asked, answered) = all.split_at_mut(3 * words);
     for (at, &address) in sets.iter().enumerate().filter(|(_, address)| **address != 0) {
@@ -199,7 +201,7 @@ fn select(count: i32, sets: [u64; 3], deadline: Option<u64>) -> Result<i64> {
     }
     let asked_by = |word: usize| [asked[word], asked[words + word], asked[2 * words + word]];
     let named = |word: usize| {
-        // Bits behind the last descriptor mean nothing.
+        // Bits after the last descriptor are ignored.
         let within = u64::MAX >> (WORD - (count - word * WORD).min(WORD));
         asked_by(word).iter().fold(0, |all, set| all | set) & within
     };
@@ -239,7 +241,7 @@ fn select(count: i32, sets: [u64; 3], deadline: Option<u64>) -> Result<i64> {
     Ok(ready_bits)
 }
 
-/// select(count, read, write, except, timeout): the timeout becomes what was left of it.
+/// select(count, read, write, except, timeout): the timeout is updated to the remaining time.
 ///
 /// # Errors
 /// As in the manual.

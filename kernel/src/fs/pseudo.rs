@@ -1,7 +1,7 @@
-//! Directories, files and links that exist in the kernel only (/sys, the fixed part of /proc).
+//! Directories, files and links that only the kernel makes (/sys, the fixed part of /proc).
 //!
-//! The tree is made at boot, by drivers, and where /proc is mounted; programs can write to files
-//! that take it, and change nothing else. A tree that could not get memory for an entry remembers
+//! The tree is made at boot, by drivers, and at each mount of /proc. Programs can write to files
+//! that support it, and change nothing else. If there was no memory for an entry, the tree records
 //! that ([`PseudoDir::is_complete`]).
 
 use core::fmt::Display;
@@ -21,7 +21,7 @@ use super::node::{
 use crate::sync::SpinLock;
 use crate::{Errno, Result};
 
-/// Inode numbers of kernel-made nodes; those of processes are far above.
+/// The next inode number of kernel-made nodes. Those of processes are much larger.
 static NEXT_INODE: AtomicU64 = AtomicU64::new(100);
 
 /// An inode number that no other kernel-made node has.
@@ -31,29 +31,29 @@ pub fn new_inode() -> u64 {
 
 pub use super::node::made_by_kernel as metadata;
 
-/// Programs may truncate such files (a shell's ">") without effect, and change nothing.
+/// Permits a truncation (a shell's ">"), which has no effect, and no other change.
 pub fn set_metadata(change: &SetMetadata) -> Result<()> {
     let SetMetadata { mode, uid, gid, size: _, accessed: _, modified: _ } = change;
     if mode.is_some() || uid.is_some() || gid.is_some() { Err(Errno::EPERM) } else { Ok(()) }
 }
 
-/// Entries of a directory that come and go by themselves, as processes do.
+/// Entries of a directory that appear and vanish, such as processes.
 pub trait Dynamic: Send + Sync {
-    /// The node that `name` leads to in `dir`.
+    /// Returns the node with the name `name` in `dir`.
     fn lookup(&self, dir: &Arc<PseudoDir>, name: &[u8]) -> Result<Arc<dyn Node>>;
-    /// Gives `emit` the entries with a number of `from` or more: number, name, inode number, DT_*
-    /// value. It returns `false` when it had enough.
+    /// Calls `emit` with the entries with number `from` or more: number, name, inode number, DT_*
+    /// value. `emit` returns `false` to stop.
     fn read_dir(&self, from: u64, emit: &mut dyn FnMut(u64, ShortLine, u64, u8) -> bool);
 }
 
-/// Listing positions of dynamic entries begin here.
+/// Positions of dynamic entries in listings begin here.
 const DYNAMIC: u64 = 1 << 20;
 
 /// State that the directories of a tree share.
 struct Tree {
     device: u64,
     refusal: Refusal,
-    /// An entry could not be made.
+    /// Whether an entry could not be made.
     incomplete: AtomicBool,
 }
 
@@ -66,17 +66,16 @@ pub struct PseudoDir {
     mode: AtomicU32,
     me: Weak<PseudoDir>,
     parent: Option<(Weak<PseudoDir>, Arc<[u8]>)>,
-    /// By name, with the position in listings.
-    /// Which of the entries are there.
+    /// Whether the fixed entry with a name is shown now; if not set, all entries are shown.
     filter: Once<fn(&[u8]) -> bool>,
     entries: SpinLock<Map<Arc<[u8]>, Arc<dyn Node>>>,
     dynamic: SpinLock<Option<Arc<dyn Dynamic>>>,
 }
 
-/// The error for programs that try to create an entry.
+/// The error for programs that try to create a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
-    /// There is nothing of that name, and never will be (`ENOENT`): /proc.
+    /// There is no such name, and there will never be one (`ENOENT`): /proc.
     NoSuchName,
     /// The creation is not permitted (`EACCES` for a file, else `EPERM`): /sys.
     NotPermitted,
@@ -93,7 +92,7 @@ impl Refusal {
 }
 
 impl PseudoDir {
-    /// The root of a tree with device number `device`.
+    /// Makes the root of a tree with device number `device`.
     pub fn new_root(device: u64, refusal: Refusal) -> Arc<Self> {
         Self::make(reserve::arc(Tree { device, refusal, incomplete: AtomicBool::new(false) }), None)
     }
@@ -112,7 +111,7 @@ impl PseudoDir {
         })
     }
 
-    /// Give it other permission bits than 0555.
+    /// Sets the permission bits; the default is 0555.
     pub fn set_mode(&self, mode: u32) {
         self.mode.store(mode, Ordering::Relaxed);
     }
@@ -122,7 +121,7 @@ impl PseudoDir {
         !self.tree.incomplete.load(Ordering::Relaxed)
     }
 
-    /// The directory `name` in this one, made if it is not there.
+    /// Returns the directory `name` in this one; makes it if it does not exist.
     pub fn dir(&self, name: &[u8]) -> Arc<PseudoDir> {
         if let Some(there) = self.entries.lock().get(name) {
             let any: &dyn core::any::Any = &**there;
@@ -136,15 +135,15 @@ impl PseudoDir {
         new
     }
 
-    /// The directory at `path` below this one, made with all above it. A path is no longer than a
-    /// [`ShortLine`].
+    /// Returns the directory at `path` below this one; makes it and its parents if needed. A path
+    /// is no longer than a [`ShortLine`].
     pub fn dirs(self: &Receiver<Self>, path: impl Display) -> Arc<PseudoDir> {
         let path = ShortLine::displaying(path);
         let parts = path.bytes().split(|&byte| byte == b'/').filter(|part| !part.is_empty());
         parts.fold(self.clone(), |dir, part| dir.dir(part))
     }
 
-    /// Put any node here.
+    /// Adds a node.
     pub fn add(&self, name: impl Display, node: Arc<dyn Node>) {
         self.put(reserve::slice(ShortLine::displaying(name).bytes()), node);
     }
@@ -155,19 +154,19 @@ impl PseudoDir {
         }
     }
 
-    /// Put a file here that can only be read.
+    /// Adds a read-only file.
     pub fn file(&self, name: impl Display, show: impl Fn(&mut Text) -> Result<()> + Send + Sync + 'static) {
         self.generated(name, 0o444, show);
     }
 
-    /// Put a file here with its own mode and, where `source` takes it, writing.
+    /// Adds a file with its own mode. It can be written if `source` supports that.
     pub fn generated(&self, name: impl Display, mode: u32, source: impl Generate + 'static) {
         let identity = Identity { device: self.identity.device, inode: new_inode() };
         let source: Arc<dyn Generate> = reserve::arc(source);
         self.add(name, reserve::arc(PseudoFile { identity, mode, made: self.made, source }));
     }
 
-    /// Put a file here that always says `text` and a line feed.
+    /// Adds a file whose content is always `text` and a line feed.
     pub fn constant(&self, name: impl Display, text: impl Display + Send + Sync + 'static) {
         self.file(name, move |out| {
             writeln!(out, "{text}");
@@ -175,7 +174,7 @@ impl PseudoDir {
         });
     }
 
-    /// Put a symbolic link here. A target is no longer than a [`ShortLine`].
+    /// Adds a symbolic link. A target is no longer than a [`ShortLine`].
     pub fn link(&self, name: impl Display, target: impl Display) {
         let identity = Identity { device: self.identity.device, inode: new_inode() };
         let target = reserve::slice(ShortLine::displaying(target).bytes());
@@ -187,8 +186,8 @@ impl PseudoDir {
         *self.dynamic.lock() = Some(dynamic);
     }
 
-    /// Shows a fixed entry only while `is_there` holds for its name, for entries whose objects come
-    /// and go. Once.
+    /// Shows a fixed entry only while `is_there` returns `true` for its name, for entries whose
+    /// objects appear and vanish. Called once.
     pub fn show_only(&self, is_there: fn(&[u8]) -> bool) {
         self.filter.call_once(|| is_there);
     }
@@ -201,7 +200,7 @@ impl PseudoDir {
         self.dynamic.lock().clone()
     }
 
-    /// The fixed entry after `last`; where there was none, the one with the number `from`.
+    /// The fixed entry after `last`; for `None`, the first entry from number `from` on.
     fn next_entry(&self, from: u64, last: Option<&[u8]>) -> Option<(Arc<[u8]>, Arc<dyn Node>)> {
         let entries = self.entries.lock();
         let next = match last {
@@ -293,7 +292,7 @@ impl File for PseudoDir {
     }
 }
 
-/// Emit "." and ".." where a listing from `at` still needs them; `false` when the taker had enough.
+/// Emits "." and ".." if a listing from `at` still needs them. Returns `false` if `emit` stopped.
 /// Afterwards `at` is 2 or more.
 pub fn emit_dots(at: &mut u64, own: u64, parent: u64, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> bool {
     let kind = NodeKind::Directory.dirent_kind();
@@ -350,8 +349,7 @@ impl Node for PseudoFile {
     }
 
     fn open(self: Receiver<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
-        // Root may open any file; but a file without write permissions has no code that takes
-        // written bytes.
+        // Root may open any file, but a file without write permission has no code for writes.
         if flags.writes() && self.mode & 0o222 == 0 {
             return Err(Errno::EACCES);
         }

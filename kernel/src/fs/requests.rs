@@ -1,11 +1,11 @@
-//! How many requests the contexts of io_setup(2) may have, all together: /proc/sys/fs/aio-nr and
-//! aio-max-nr.
+//! The number of requests that all contexts of io_setup(2) may have together: /proc/sys/fs/aio-nr
+//! and aio-max-nr.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{Errno, Result};
 
-/// Linux' limit at start.
+/// The limit; initially Linux' default.
 static MOST: AtomicU64 = AtomicU64::new(0x1_0000);
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 
@@ -14,25 +14,25 @@ pub fn most() -> u64 {
     MOST.load(Ordering::Relaxed)
 }
 
-/// Changes the limit. Requests that are taken stay.
+/// Sets the limit. Requests that contexts have already reserved stay.
 pub fn set_most(most: u64) {
     MOST.store(most, Ordering::Relaxed);
 }
 
-/// Requests that contexts have room for.
+/// Number of requests that contexts have room for.
 pub fn taken() -> u64 {
     TAKEN.load(Ordering::Relaxed)
 }
 
-/// Room for requests, until it is dropped.
+/// Room for requests. Dropping it frees the room.
 #[derive(Debug)]
 pub struct Room(u32);
 
 impl Room {
-    /// Takes room for this many requests.
+    /// Reserves room for this many requests.
     ///
     /// # Errors
-    /// `EAGAIN` where all together would have more than [`most`].
+    /// `EAGAIN` if all contexts together would have more than [`most`].
     pub fn take(requests: u32) -> Result<Self> {
         let more = |taken: u64| taken.checked_add(requests.into()).filter(|&sum| sum <= most());
         let taken = TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);

@@ -1,4 +1,4 @@
-//! The root of the tree of names, and the kernel's own way into it.
+//! The root of the tree of names, and the kernel's own access to it.
 //!
 //! [`set`] runs once at boot, before the first process.
 
@@ -16,9 +16,9 @@ use crate::{Errno, Result, user};
 
 struct Roots {
     namespace: Arc<MountNamespace>,
-    /// Where files without a name live (memfd; the inodes of pipes are their own).
+    /// The mount of nameless files (memfd). The inodes of pipes are outside of it.
     unnamed: Arc<Mount>,
-    /// As `unnamed`, for files that no program may execute (memfd_secret).
+    /// Like `unnamed`, for files that no program may execute (memfd_secret).
     inert: Arc<Mount>,
 }
 
@@ -28,19 +28,18 @@ fn with_roots<R>(f: impl FnOnce(&Roots) -> R) -> R {
     f(ROOTS.lock().as_ref().expect("the root is mounted at boot"))
 }
 
-/// Sets the mount that everything hangs in, and those of files without a name: of the second,
-/// nothing is executed.
+/// Sets the root mount and the two mounts of nameless files. Files in the second cannot be
+/// executed.
 pub fn set(root: Arc<Mount>, unnamed: Arc<Mount>, inert: Arc<Mount>) {
     *ROOTS.lock() = Some(Roots { namespace: MountNamespace::initial(root), unnamed, inert });
 }
 
-/// Has everything hang in another mount from now on. Before the first process has looked for a
-/// name.
+/// Replaces the root mount. Called before the first process has looked up a name.
 pub fn replace(root: Arc<Mount>) {
     namespace().set_root(root);
 }
 
-/// The mount that everything hangs in, in the initial namespace.
+/// The root mount of the initial namespace.
 pub fn root_mount() -> Arc<Mount> {
     namespace().root()
 }
@@ -55,12 +54,12 @@ pub fn namespace() -> Arc<MountNamespace> {
     with_roots(|roots| roots.namespace.clone())
 }
 
-/// The mount of files without a name.
+/// The mount of nameless files.
 pub fn unnamed_mount() -> Arc<Mount> {
     with_roots(|roots| roots.unnamed.clone())
 }
 
-/// Make the directory `path` and those above it where they are not there yet, as root.
+/// Makes the directory `path` and its parents, as far as they do not exist yet, as root.
 pub fn make_dirs(path: &[u8]) -> Result<()> {
     let root = root();
     let walk = PathWalk::new(&root, &root, &Caller::ROOT);
@@ -74,7 +73,7 @@ pub fn make_dirs(path: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Mount `fs` at `path`, making the directory.
+/// Mounts `fs` at `path`; makes the directory.
 pub fn mount_at(fs: Arc<dyn FileSystem>, source: &[u8], path: &[u8], flags: MountFlags) -> Result<()> {
     make_dirs(path)?;
     let root = root();
@@ -95,7 +94,7 @@ pub fn add_device(name: &[u8], kind: NodeKind, mode: u32, number: (u32, u32)) ->
 /// Removes a node of [`add_device`] from /dev. Any other node of that name stays.
 ///
 /// # Errors
-/// `ENOENT`: there is no such node any more. `ENOMEM`.
+/// `ENOENT` if the node does not exist any more; `ENOMEM`.
 pub fn remove_device(name: &[u8], kind: NodeKind, number: (u32, u32)) -> Result<()> {
     let root = root();
     let walk = PathWalk::new(&root, &root, &Caller::ROOT);
@@ -107,12 +106,12 @@ pub fn remove_device(name: &[u8], kind: NodeKind, number: (u32, u32)) -> Result<
     names::unlink(&walk, &path)
 }
 
-/// The place of a node without a name.
+/// Returns the place of a nameless node.
 pub fn unnamed_place(node: Arc<dyn Node>) -> Path {
     Path { mount: unnamed_mount(), node, entry: None }
 }
 
-/// The place of a node without a name that /proc shows as "/", `prefix`, `name` and " (deleted)".
+/// Returns the place of a nameless node that /proc shows as "/", `prefix`, `name` and " (deleted)".
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -120,7 +119,7 @@ pub fn unnamed_place_named(node: Arc<dyn Node>, prefix: &[u8], name: &[u8]) -> R
     place_named(unnamed_mount(), node, prefix, name)
 }
 
-/// As [`unnamed_place_named`], of a node that no program may execute.
+/// Like [`unnamed_place_named`], for a node that no program may execute.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -140,7 +139,7 @@ fn joined(prefix: &[u8], name: &[u8]) -> Result<Vec<u8>> {
     Ok(whole)
 }
 
-/// Open a file by its path, as root.
+/// Opens a file by its path, as root.
 ///
 /// # Errors
 /// As open(2).
@@ -150,7 +149,7 @@ pub fn open_file(path: &[u8], flags: OpenFlags) -> Result<Arc<OpenFile>> {
     OpenFile::new(place.node.clone().open(flags)?, Some(place), flags)
 }
 
-/// The bytes of the file at `path`, read by the kernel itself.
+/// Reads all bytes of the file at `path` for the kernel itself.
 ///
 /// # Errors
 /// The errors of opening and reading; `ENOMEM`.

@@ -1,12 +1,12 @@
 //! Secret memory: the file that memfd_secret(2) makes.
 //!
-//! Only the programs that map the file reach its bytes. The file has no read and no write, and its
-//! pages are never pinned, moved, copied or sent to the swap. So no window of the kernel shows a
-//! page once it was zeroed ([`freehold_vm::PageCache::secret`]). The kernel copies to and from it
+//! Only the programs that map the file can access its bytes. The file has no read and no write, and
+//! its pages are never pinned, moved, copied or swapped out. So no window of the kernel shows a
+//! page after it was zeroed ([`freehold_vm::PageCache::secret`]). The kernel copies to and from it
 //! as to any memory of a program, through the program's own addresses. Operations that
-//! mm/secretmem.c refuses are refused here, with the same errors. As there, the size is set once,
-//! and its pages are charged to the maker of the file, within the RLIMIT_MEMLOCK of the program
-//! that touches a page first: beyond it the touch ends in SIGBUS.
+//! mm/secretmem.c refuses are refused here, with the same errors. As in Linux, the size is set
+//! once, and the file's pages are charged to the maker of the file. The limit is the RLIMIT_MEMLOCK
+//! of the program that touches a page first. Beyond it that program gets SIGBUS.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -28,10 +28,10 @@ use crate::syscall::Args;
 use crate::task::Resource;
 use crate::{Errno, Result, task};
 
-/// The number of the file system that all of them share.
+/// The file system number that all secret files share.
 const DEVICE: u64 = super::device::make_device(0, 16);
 
-/// Use per user: open files, and pages of them.
+/// Use per user: the number of open files, and their pages.
 static USERS: SpinLock<Map<u32, Charged>> = SpinLock::new(Map::new());
 
 #[derive(Clone, Copy, Default)]
@@ -40,13 +40,13 @@ struct Charged {
     pages: u64,
 }
 
-/// The share of one file in its user's account.
+/// A file's share in its user's account.
 struct Account {
     uid: u32,
 }
 
 impl Account {
-    /// For a new file of `uid`. `ENOMEM`.
+    /// Makes the account of a new file of `uid`. `ENOMEM`.
     fn new(uid: u32) -> Result<Arc<Self>> {
         let mut users = USERS.lock();
         let mut charged = users.get(&uid).copied().unwrap_or_default();
@@ -89,7 +89,7 @@ impl Drop for Account {
 
 static NEXT_INODE: AtomicU64 = AtomicU64::new(1);
 
-/// The node of such a file.
+/// The node of a secret file.
 pub struct SecretNode {
     inode: u64,
     content: Arc<CacheContent>,
@@ -97,7 +97,7 @@ pub struct SecretNode {
 }
 
 impl SecretNode {
-    /// An empty file of a user and a group, charged to `payer`, a user.
+    /// Makes an empty file with an owner and a group; its pages are charged to the user `payer`.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -123,7 +123,7 @@ impl Node for SecretNode {
         let told = self.attributes.lock().metadata(self.identity(), self.kind());
         Metadata { size: self.content.size(), ..told }
     }
-    /// The size can be set once: to cut would be to wipe a part of a page.
+    /// The size can be set only once: cutting would require to wipe a part of a page.
     fn set_metadata(&self, change: &SetMetadata) -> Result<()> {
         if let Some(size) = change.size {
             task::check_file_size(size)?;
@@ -143,7 +143,7 @@ impl Node for SecretNode {
     }
 }
 
-/// Such a file, open.
+/// An open secret file.
 struct SecretFile(Arc<SecretNode>);
 
 impl File for SecretFile {

@@ -1,6 +1,6 @@
-//! signalfd(2): signals as something to read.
+//! signalfd(2): a file from which signals are read.
 //!
-//! The set belongs to the open file; the signals are those of the thread that reads.
+//! The set belongs to the open file. The signals are those of the thread that reads.
 
 use freehold_collections::{Arc, reserve};
 use linux_raw_sys::general as c;
@@ -86,7 +86,7 @@ impl From<SigInfo> for SignalfdInfo {
     }
 }
 
-/// A set of signals, opened.
+/// An open file with a set of signals.
 pub struct SignalFile {
     signals: SpinLock<SigSet>,
     node: Arc<dyn Node>,

@@ -1,11 +1,12 @@
 //! Descriptors: small numbers for open files (shared by CLONE_FILES).
 //!
-//! The table's spin lock is held for a look or a change only. Files leave the table before they are
-//! dropped, and are dropped after the lock: the last reference may flush, wake and sleep.
+//! The table's spin lock is held only for a lookup or a change. Files are taken out of the table
+//! first and dropped after the lock is released: dropping the last reference may flush, wake and
+//! sleep.
 //!
 //! A call with side effects that cannot be undone (open(2) may make a file, accept(2) takes a
-//! connection) reserves its descriptor first. No other call gets that number, and for all others it
-//! is not open.
+//! connection) reserves its descriptor first. No other call gets that number; for other calls the
+//! descriptor is not open.
 
 use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,14 +22,14 @@ use crate::{Errno, Result};
 /// Effect of execve on a descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnExec {
-    /// The new program has it too.
+    /// The new program keeps the descriptor.
     Keep,
     /// The descriptor is closed (FD_CLOEXEC).
     Close,
 }
 
 impl OnExec {
-    /// Returns the effect that the flags of an open file ask for.
+    /// Returns the effect that the flags of an open file request.
     pub fn asked_by(flags: OpenFlags) -> Self {
         if flags.contains(OpenFlags::CLOEXEC) { Self::Close } else { Self::Keep }
     }
@@ -60,24 +61,25 @@ impl DescriptorSlot {
 #[derive(Default)]
 struct Slots {
     slots: Vec<DescriptorSlot>,
-    /// No descriptor below is free.
+    /// No descriptor below this is free.
     first_free: usize,
 }
 
 /// A table of descriptors.
 pub struct FileTable {
     inner: SpinLock<Slots>,
-    /// As owner of record locks; never used twice.
+    /// Number as owner of record locks; never reused.
     id: u64,
-    /// A record lock was asked for through this table, so that closing looks for some.
+    /// Whether a record lock was requested through this table, so that a close must search for
+    /// locks.
     locks: AtomicBool,
 }
 
-/// View of a table that does not change while the view lives.
+/// A view of a table. The table does not change while the view exists.
 pub struct TableView<'a>(SpinLockGuard<'a, Slots>);
 
 impl TableView<'_> {
-    /// The open file behind `fd`; `EBADF` if there is none.
+    /// The open file with descriptor `fd`; `EBADF` if there is none.
     pub fn get(&self, fd: i32) -> Result<&Arc<OpenFile>> {
         self.0.get(fd).map(|opened| &opened.file)
     }
@@ -94,7 +96,7 @@ impl Slots {
         usize::try_from(fd).ok().and_then(|i| self.slots.get_mut(i)?.opened_mut()).ok_or(Errno::EBADF)
     }
 
-    /// The lowest free number from `least` on, with room made for it.
+    /// Returns the lowest free number from `least` on, and makes room for it.
     fn reserve(&mut self, least: usize, limit: usize) -> Result<usize> {
         let from = least.max(self.first_free);
         let free = |&i: &usize| matches!(self.slots[i], DescriptorSlot::Free);
@@ -127,11 +129,12 @@ impl Slots {
     }
 }
 
-/// Descriptors that are closed, or looked at for that, before others may run: a power of two.
+/// Number of descriptors that are closed, or checked for that, before the CPU is yielded: a power
+/// of two.
 const CLOSED_AT_ONCE: usize = 64;
 
 impl FileTable {
-    /// An empty table.
+    /// Makes an empty table.
     pub fn new() -> Arc<Self> {
         Self::with_slots(Slots::default())
     }
@@ -150,9 +153,9 @@ impl FileTable {
         Owner::Process(self.id)
     }
 
-    /// A table of its own with the same open files (fork without CLONE_FILES, unshare).
+    /// Makes a new table with the same open files (fork without CLONE_FILES, unshare).
     pub fn duplicate(&self) -> Result<Arc<Self>> {
-        // Room is found outside the lock; the table may have grown meanwhile.
+        // Memory is allocated outside the lock; the table may grow meanwhile.
         let mut copy = Vec::new();
         let mut first_free;
         loop {
@@ -164,7 +167,7 @@ impl FileTable {
                 for (index, slot) in inner.slots.iter().enumerate() {
                     copy.push_reserved(match slot {
                         DescriptorSlot::Open(opened) => DescriptorSlot::Open(opened.clone()),
-                        // The number was promised in the other table.
+                        // The number is reserved in the other table only.
                         DescriptorSlot::Promised | DescriptorSlot::Free => {
                             first_free = first_free.min(index);
                             DescriptorSlot::Free
@@ -177,23 +180,23 @@ impl FileTable {
         Ok(Self::with_slots(Slots { slots: copy, first_free }))
     }
 
-    /// The open file behind `fd`; `EBADF` if there is none.
+    /// The open file with descriptor `fd`; `EBADF` if there is none.
     pub fn get(&self, fd: i32) -> Result<Arc<OpenFile>> {
         self.inner.lock().get(fd).map(|slot| slot.file.clone())
     }
 
-    /// The table, locked for looks at a few descriptors: its holder may not sleep.
+    /// Locks the table for lookups of a few descriptors. The holder may not sleep.
     pub fn look(&self) -> TableView<'_> {
         TableView(self.inner.lock())
     }
 
-    /// The lowest free descriptor for `file`. `limit` is RLIMIT_NOFILE: `EMFILE` when none is free
-    /// below it.
+    /// Gives `file` the lowest free descriptor. `limit` is RLIMIT_NOFILE: `EMFILE` if no descriptor
+    /// below it is free.
     pub fn insert(&self, file: Arc<OpenFile>, on_exec: OnExec, limit: usize) -> Result<i32> {
         self.insert_from(0, file, on_exec, limit)
     }
 
-    /// The lowest free descriptor from `least` on (F_DUPFD).
+    /// Gives `file` the lowest free descriptor from `least` on (F_DUPFD).
     pub fn insert_from(
         &self,
         least: usize,
@@ -219,8 +222,8 @@ impl FileTable {
         Ok(Promise { table: self, index: Some(index) })
     }
 
-    /// Puts `file` at exactly `fd` (dup2, dup3). Returns the file that was there, to be closed.
-    /// `EBUSY` where `fd` is promised.
+    /// Puts `file` at exactly `fd` (dup2, dup3). Returns the previous file, which the caller
+    /// closes. `EBUSY` if `fd` is reserved.
     pub fn replace(
         &self,
         fd: i32,
@@ -245,18 +248,19 @@ impl FileTable {
         self.inner.lock().remove(index).map(|slot| slot.file).ok_or(Errno::EBADF)
     }
 
-    /// Closes `fd` as close(2) does: also releases the process' record locks on the file, including
-    /// those that were set through other descriptors.
+    /// Closes `fd` as close(2) does. This also releases the process' record locks on the file,
+    /// including those that were set through other descriptors.
     pub fn close(&self, fd: i32) -> Result<()> {
         let file = self.take(fd)?;
         self.leave(&file);
         file.flush()
     }
 
-    /// Notes that a descriptor of `file` left the table. The file's error at closing is ignored.
+    /// Handles the file of a descriptor that was taken out of the table. The file's error at
+    /// closing is ignored.
     pub fn closed(&self, file: &OpenFile) {
         self.leave(file);
-        // As on Linux: close(2) alone tells.
+        // As on Linux, only close(2) reports this error.
         let _ = file.flush();
     }
 
@@ -266,7 +270,7 @@ impl FileTable {
         }
     }
 
-    /// Close all of `fds`.
+    /// Closes all of `fds`.
     pub fn close_range(&self, fds: RangeInclusive<u32>) {
         for index in *fds.start() as usize..=*fds.end() as usize {
             let mut inner = self.inner.lock();
@@ -301,12 +305,13 @@ impl FileTable {
         self.inner.lock().get(fd).map(|slot| slot.on_exec)
     }
 
-    /// Set what execve will do to `fd`.
+    /// Sets the effect that execve will have on `fd`.
     pub fn set_on_exec(&self, fd: i32, on_exec: OnExec) -> Result<()> {
         self.inner.lock().get_mut(fd).map(|slot| slot.on_exec = on_exec)
     }
 
-    /// Set what execve will do to all of `fds` (close_range with CLOSE_RANGE_CLOEXEC).
+    /// Sets the effect that execve will have on all of `fds` (close_range with
+    /// CLOSE_RANGE_CLOEXEC).
     pub fn set_on_exec_range(&self, fds: RangeInclusive<u32>, on_exec: OnExec) {
         let mut inner = self.inner.lock();
         let end = inner.slots.len().min(*fds.end() as usize + 1);
@@ -316,7 +321,7 @@ impl FileTable {
         }
     }
 
-    /// A program was executed: close what is marked so.
+    /// Closes the descriptors that are marked for it, after an execve.
     pub fn close_on_exec(&self) {
         let len = self.inner.lock().slots.len();
         for index in 0..len {
@@ -347,16 +352,16 @@ impl FileTable {
     }
 }
 
-/// A reserved descriptor that its holder will open; it is free again if this is dropped.
+/// A reserved descriptor that its holder will open. Dropping this frees the number.
 #[must_use]
 pub struct Promise<'a> {
     table: &'a FileTable,
-    /// Until it is kept.
+    /// The number, until it is kept.
     index: Option<usize>,
 }
 
 impl Promise<'_> {
-    /// Open it: `file` has it from now on.
+    /// Opens the descriptor: from now on it belongs to `file`.
     pub fn keep(mut self, file: Arc<OpenFile>, on_exec: OnExec) -> i32 {
         let index = self.index.take().expect("it is taken here alone, where the promise ends");
         self.table.inner.lock().slots[index] = DescriptorSlot::Open(Opened { file, on_exec });

@@ -1,8 +1,9 @@
-//! Programs that run and files that are written: a file is never both (`ETXTBSY`). Leases ask how
-//! often a file is open ([`leases`](super::leases)), so those who only read it are counted, too.
+//! Running programs and written files: a file is never both (`ETXTBSY`). Leases need to know how
+//! often a file is open ([`leases`](super::leases)), so descriptions that only read it are counted,
+//! too.
 //!
 //! Invariant: a [`TextUse`] counts either descriptions open for writing or running programs, never
-//! both at once. Each is counted by a [`Permit`], which its holder drops at the end.
+//! both at once. A [`Permit`] stands for each; its holder drops it at the end.
 
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
@@ -11,7 +12,8 @@ use freehold_collections::Arc;
 use super::node::Node;
 use crate::{Errno, Result};
 
-/// The counts of one inode: writers above 0, programs below; descriptions that only read.
+/// The counts of one inode: positive for writers, negative for running programs; and the
+/// descriptions that only read.
 #[derive(Debug, Default)]
 pub struct TextUse(AtomicI32, AtomicU32);
 
@@ -34,28 +36,29 @@ impl Purpose {
 }
 
 impl TextUse {
-    /// Returns a count without writers and programs.
+    /// Returns a new counter: no writers, no running programs.
     pub const fn new() -> Self {
         Self(AtomicI32::new(0), AtomicU32::new(0))
     }
 
-    /// Descriptions that are open for writing; running programs where it is negative.
+    /// Number of descriptions that are open for writing; if negative, the number of running
+    /// programs.
     pub fn writers(&self) -> i32 {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// Descriptions that only read, those of running programs included.
+    /// Number of descriptions that only read, including those of running programs.
     pub fn readers(&self) -> u32 {
         self.1.load(Ordering::SeqCst)
     }
 
-    /// A description that only reads comes.
+    /// Counts one more description that only reads.
     #[inline]
     pub fn add_reader(&self) {
         self.1.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// It goes.
+    /// Counts one such description less.
     #[inline]
     pub fn remove_reader(&self) {
         self.1.fetch_sub(1, Ordering::SeqCst);
@@ -68,17 +71,17 @@ impl TextUse {
     }
 }
 
-/// One who writes or runs a file.
+/// A counted writer or running program of a file.
 pub struct Permit {
     node: Arc<dyn Node>,
     purpose: Purpose,
 }
 
 impl Permit {
-    /// Be counted, where `node` counts (regular files do).
+    /// Counts a writer or running program, if `node` has a counter (regular files do).
     ///
     /// # Errors
-    /// `ETXTBSY` while the file is in the other use.
+    /// `ETXTBSY` while the file is used in the other way.
     pub fn new(node: &Arc<dyn Node>, purpose: Purpose) -> Result<Option<Self>> {
         let Some(text) = node.text_use() else { return Ok(None) };
         text.begin(purpose)?;

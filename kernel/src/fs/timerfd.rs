@@ -1,8 +1,8 @@
 //! timerfd_create(2): a timer to wait on.
 //!
-//! Expiries are counted in interrupt context; a read takes the count. A repeating timer's next
-//! deadline is the last one plus the interval, however late the interrupt was, and intervals that
-//! passed meanwhile count too.
+//! Expiries are counted in interrupt context; a read returns the count and resets it. A repeating
+//! timer's next deadline is the last one plus the interval, however late the interrupt was.
+//! Intervals that passed meanwhile count, too.
 
 use freehold_collections::{Arc, reserve};
 use linux_raw_sys::general as c;
@@ -27,7 +27,7 @@ struct TimerSpec {
     value: TimeSpec,
 }
 
-/// Which clock the timer goes by.
+/// The clock of a timer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Clock {
     Wall,
@@ -36,11 +36,11 @@ enum Clock {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct TimerState {
-    /// Next expiry in nanoseconds since boot; `None` where it is not set.
+    /// Next expiry in nanoseconds since boot; `None` if the timer is not set.
     deadline: Option<u64>,
-    /// Nanoseconds between expiries; 0 for one only.
+    /// Nanoseconds between expiries; 0 for a single expiry.
     interval: u64,
-    /// Expiries that no read has taken.
+    /// Expiries that no read has returned.
     expiries: u64,
 }
 
@@ -61,9 +61,9 @@ impl TimerState {
         self.deadline
     }
 
-    /// Returns the nanoseconds until the next expiry and between expiries.
+    /// Returns the nanoseconds until the next expiry, and between expiries.
     fn remaining(&self, now: u64) -> TimerSpec {
-        // A timer that is due but not yet counted still runs: 0 would say that it is not set.
+        // A timer that is due but not yet counted still runs: 0 would mean that it is not set.
         let value = self.deadline.map_or(0, |deadline| deadline.saturating_sub(now).max(1));
         TimerSpec {
             interval: TimeSpec::from_nanoseconds(self.interval),
@@ -90,7 +90,7 @@ impl Expire for Timer {
     }
 }
 
-/// A timer, opened.
+/// An open timer.
 pub struct TimerFile {
     timer: Arc<Timer>,
     clock: Clock,

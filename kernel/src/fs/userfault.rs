@@ -1,12 +1,12 @@
 //! userfaultfd(2): the file through which a program serves page faults.
 //!
-//! [`user_faults`] keeps the waiting tasks and makes sure that none sleeps for ever. The module
-//! `monitor` of `freehold_vm` decides which pages may be filled. This module has the calls, with
-//! Linux' checks in its order (fs/userfaultfd.c), and the messages.
+//! [`user_faults`] has the waiting tasks and makes sure that none sleeps forever. The module
+//! `monitor` of `freehold_vm` decides which pages may be filled. This module has the calls and the
+//! messages; the checks and their order are Linux' (fs/userfaultfd.c).
 //!
-//! Missing features are not offered: events, moving, poison, and write-protection of pages other
-//! than present pages of private anonymous memory. UFFDIO_API refuses the features, and
-//! UFFDIO_REGISTER the modes.
+//! Unsupported features are: events, moving, poison, and write-protection of pages other than
+//! present pages of private anonymous memory. UFFDIO_API refuses the features, and UFFDIO_REGISTER
+//! the modes.
 //!
 //! [`user_faults`]: crate::mem::user_faults
 
@@ -56,17 +56,17 @@ const FEATURES: u64 = TELLS_STORES
     | UserFaults::SIGBUS
     | UserFaults::THREAD_ID
     | UserFaults::EXACT_ADDRESS;
-/// UFFDIO_REGISTER_MODE_MISSING, _WP and _MINOR, and what they mean for areas.
+/// UFFDIO_REGISTER_MODE_MISSING, _WP and _MINOR, and the area flags that they set.
 const MODES: [(u64, AreaFlags); 3] =
     [(1, AreaFlags::MONITOR_MISSING), (2, AreaFlags::MONITOR_STORES), (4, AreaFlags::MONITOR_MINOR)];
-/// UFFDIO_COPY_MODE_DONTWAKE, and the same of UFFDIO_ZEROPAGE and UFFDIO_CONTINUE.
+/// UFFDIO_COPY_MODE_DONTWAKE, and the same flag of UFFDIO_ZEROPAGE and UFFDIO_CONTINUE.
 const DONTWAKE: u64 = 1;
 /// UFFDIO_COPY_MODE_WP
 const COPY_WATCHED: u64 = 2;
 /// UFFDIO_WRITEPROTECT_MODE_WP and _DONTWAKE
 const PROTECT: u64 = 1;
 const PROTECT_DONTWAKE: u64 = 2;
-/// The largest address that a program has, and one.
+/// One more than the largest user address.
 const USER_BYTES: u64 = (1 << 47) - PAGE_SIZE as u64;
 
 /// The requests.
@@ -80,15 +80,15 @@ mod request {
     pub const ZEROPAGE: u32 = 0xc020_aa04;
     pub const WRITEPROTECT: u32 = 0xc018_aa06;
     pub const CONTINUE: u32 = 0xc020_aa07;
-    /// USERFAULTFD_IOC_NEW, of /dev/userfaultfd.
+    /// USERFAULTFD_IOC_NEW, a request of /dev/userfaultfd.
     pub const NEW: u32 = 0xaa00;
 }
 
-/// The requests of an instance, as bits by their numbers (UFFD_API_IOCTLS).
+/// The requests of an instance, as a mask of their numbers (UFFD_API_IOCTLS).
 const API_IOCTLS: u64 = 1 << 0x3f | 1 << 0x01 | 1 << 0x00;
-/// The requests that any registered range takes: UFFDIO_WAKE, _COPY, _ZEROPAGE.
+/// The requests that any registered range supports: UFFDIO_WAKE, _COPY, _ZEROPAGE.
 const RANGE_IOCTLS: u64 = 1 << 0x02 | 1 << 0x03 | 1 << 0x04;
-/// UFFDIO_WRITEPROTECT and UFFDIO_CONTINUE, as the modes of a range allow.
+/// UFFDIO_WRITEPROTECT and UFFDIO_CONTINUE, if the modes of a range permit them.
 const WRITEPROTECT_IOCTL: u64 = 1 << 0x06;
 const CONTINUE_IOCTL: u64 = 1 << 0x07;
 
@@ -109,8 +109,8 @@ struct UserRange {
     len: u64,
 }
 
-/// `struct uffdio_register`, and `uffdio_zeropage`, `uffdio_continue` before their answers; `struct
-/// uffdio_writeprotect`.
+/// `struct uffdio_writeprotect`; also `struct uffdio_register`, `uffdio_zeropage` and
+/// `uffdio_continue` without their output fields.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 struct RangeRequest {
@@ -118,7 +118,7 @@ struct RangeRequest {
     mode: u64,
 }
 
-/// `struct uffdio_copy` before its answer.
+/// `struct uffdio_copy` without its output field.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 struct CopyRequest {
@@ -141,14 +141,14 @@ struct FaultMessage {
 }
 
 impl UserRange {
-    /// In whole pages of a program's (validate_range).
+    /// Checks that the range consists of whole pages of user addresses (validate_range).
     ///
     /// # Errors
     /// `EINVAL`.
     fn check(self) -> Result<Range<u64>> {
         if !self.start.is_multiple_of(PAGE_SIZE as u64) { Err(Errno::EINVAL) } else { self.check_unaligned() }
     }
-    /// As [`check`](Self::check), wherever it starts (validate_unaligned_range).
+    /// Like [`check`](Self::check), with any start (validate_unaligned_range).
     fn check_unaligned(self) -> Result<Range<u64>> {
         let Self { start, len } = self;
         let is_bad =
@@ -161,16 +161,16 @@ const fn addresses(range: &Range<u64>) -> Range<VirtAddr> {
     VirtAddr(range.start)..VirtAddr(range.end)
 }
 
-/// Whether programs without CAP_SYS_PTRACE may serve the kernel's faults, too
+/// Whether programs without CAP_SYS_PTRACE may also serve faults of the kernel
 /// (vm.unprivileged_userfaultfd).
 static UNPRIVILEGED: AtomicU32 = AtomicU32::new(0);
 
-/// vm.unprivileged_userfaultfd.
+/// Returns vm.unprivileged_userfaultfd.
 pub fn unprivileged() -> u64 {
     u64::from(UNPRIVILEGED.load(Ordering::Relaxed))
 }
 
-/// Set it.
+/// Sets vm.unprivileged_userfaultfd.
 ///
 /// # Errors
 /// `EINVAL` for anything but 0 and 1.
@@ -206,7 +206,7 @@ fn install(flags: u32) -> Result<i64> {
     task::install(reserve::arc(file), open_flags).map(i64::from)
 }
 
-/// Serve /dev/userfaultfd. Called once, before the first program runs.
+/// Registers /dev/userfaultfd. Called once, before the first program runs.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -214,12 +214,12 @@ pub fn init() -> Result<()> {
     register_char(10, 126..=126, "misc", open)
 }
 
-/// Opens the device. A program that may open it needs no capability to serve the kernel's faults.
+/// Opens the device. A program that may open it needs no capability to serve faults of the kernel.
 fn open(node: Arc<dyn Node>, _minor: u32, _flags: OpenFlags) -> Result<Arc<dyn File>> {
     Ok(reserve::arc(UserFaultDevice(node)))
 }
 
-/// /dev/userfaultfd, opened.
+/// An open /dev/userfaultfd.
 struct UserFaultDevice(Arc<dyn Node>);
 
 impl File for UserFaultDevice {
@@ -231,20 +231,20 @@ impl File for UserFaultDevice {
     }
 }
 
-/// An instance, opened.
+/// An open instance.
 pub struct UserFaultFile {
     faults: Arc<UserFaults>,
     node: Arc<dyn Node>,
 }
 
 impl UserFaultFile {
-    /// Returns the number of faults that wait: the unread ones, and all.
+    /// Returns the numbers of waiting faults: the unread ones, and all.
     pub fn counts(&self) -> (usize, usize) {
         self.faults.counts()
     }
 
-    /// Returns the interface that /proc/PID/fdinfo shows: its version, the features agreed on, and
-    /// the requests there are.
+    /// Returns the interface that /proc/PID/fdinfo shows: its version, the agreed features, and the
+    /// supported requests.
     pub fn interface(&self) -> (u64, u64, u64) {
         (
             API,
@@ -319,8 +319,8 @@ impl UserFaultFile {
         self.tell(argument + size_of::<CopyRequest>() as u64, &range, mode, done)
     }
 
-    /// UFFDIO_ZEROPAGE and UFFDIO_CONTINUE: `fill` provides a page of a range, part of what is left
-    /// of it.
+    /// UFFDIO_ZEROPAGE and UFFDIO_CONTINUE: `fill` provides each page of a range, and gets the rest
+    /// of the range.
     fn fill(
         &self,
         argument: u64,
@@ -387,17 +387,18 @@ impl UserFaultFile {
     }
 }
 
-/// Write a request's answer.
+/// Writes a request's result.
 fn answer(to: u64, value: i64) -> Result<()> {
     UserPtr::new(to).write(&value)
 }
 
-/// The part of `whole` that is left from `page` on.
+/// The part of `whole` from `page` on.
 fn rest(page: VirtAddr, whole: &Range<VirtAddr>) -> Range<VirtAddr> {
     page..whole.end
 }
 
-/// Do `fill` for each page of `range` until it fails; the bytes that were filled, or why none was.
+/// Calls `fill` for each page of `range` until it fails. Returns the number of bytes that were
+/// filled, or the error if there are none.
 fn fill_pages(range: &Range<u64>, mut fill: impl FnMut(VirtAddr) -> Result<()>) -> Result<u64> {
     let mut next = range.start;
     while next < range.end {
@@ -414,7 +415,7 @@ fn fill_pages(range: &Range<u64>, mut fill: impl FnMut(VirtAddr) -> Result<()>) 
     Ok(next - range.start)
 }
 
-/// Do `attempt` until it does not fail for want of memory, or no more can be found.
+/// Calls `attempt` until it does not fail because memory is short, or no more memory can be found.
 fn with_memory(mut attempt: impl FnMut() -> Result<()>) -> Result<()> {
     loop {
         match attempt() {
@@ -424,7 +425,7 @@ fn with_memory(mut attempt: impl FnMut() -> Result<()>) -> Result<()> {
     }
 }
 
-/// Fill `page`, the first of `whole` that is left, with the bytes of `source`.
+/// Fills `page` with the bytes of `source`; `page` begins the remaining part of `whole`.
 fn copy_page(
     space: &ProcessSpace,
     (page, whole, watching): (VirtAddr, &Range<VirtAddr>, Watching),
@@ -436,7 +437,7 @@ fn copy_page(
     Ok(space.lock().fill_page(page, &whole, new, watching)?)
 }
 
-/// Write all bytes of `new`.
+/// Writes all bytes of `new`.
 fn take_bytes(new: &NewPage<Frames>, mut source: UserSlice) -> Result<()> {
     let mut done = 0;
     while done < PAGE_SIZE {
@@ -471,7 +472,7 @@ impl File for UserFaultFile {
                 None => blocking.until(self.faults.news(), take)?,
             };
             let message = self.message(&fault);
-            // A message that could not be copied is lost, as on Linux.
+            // If a message cannot be copied, it is lost, as on Linux.
             match sink.put(message.as_bytes()) {
                 Ok(count) if count == size_of::<FaultMessage>() => done += count,
                 _ if done > 0 => return Ok(done),

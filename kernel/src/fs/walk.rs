@@ -1,7 +1,7 @@
-//! The way from a path's text to a place (path_resolution(7)).
+//! Path resolution: from a path's text to a place (path_resolution(7)).
 //!
-//! No lock is held between components: each step is one lookup in one directory, so a concurrent
-//! rename gives the old or the new tree at each step, as on Linux' slow path. Symbolic links are
+//! No lock is held between components: each step is one lookup in one directory. With a concurrent
+//! rename, each step sees the old or the new tree, as on Linux' slow path. Symbolic links are
 //! spliced into the remaining text, at most 40 of them.
 
 use freehold_collections::{
@@ -34,7 +34,7 @@ pub enum Final {
 /// The last component of a path whose directory was found.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Last {
-    /// A name, to be looked up or made in the directory.
+    /// A name, to be looked up or created in the directory.
     Name(Vec<u8>),
     /// "." (or nothing): the directory itself.
     Dot,
@@ -54,17 +54,17 @@ impl Last {
     }
 }
 
-/// A name in a path's text.
+/// A component of a path's text.
 struct Component<'a> {
     name: &'a [u8],
-    /// Where it ends in the text.
+    /// End of the component in the text.
     end: usize,
     is_last: bool,
     trailing: Trailing,
 }
 
 impl<'a> Component<'a> {
-    /// The first one from `at` on; `None` where only slashes are left.
+    /// Returns the first component from `at` on; `None` if only slashes are left.
     fn after(text: &'a [u8], at: usize) -> Option<Self> {
         let at = at + text[at..].iter().take_while(|&&byte| byte == b'/').count();
         if at == text.len() {
@@ -87,7 +87,7 @@ pub struct Parent {
     pub trailing: Trailing,
 }
 
-/// Slashes behind the last component.
+/// Whether slashes follow the last component.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Trailing {
     /// No slash.
@@ -99,7 +99,7 @@ pub enum Trailing {
 /// One path resolution: its start, its root, and its caller.
 #[derive(Clone, Copy)]
 pub struct PathWalk<'a> {
-    /// The directory that "/" leads to, and where ".." ends.
+    /// The directory of "/", above which ".." does not lead.
     pub root: &'a Path,
     /// The place where a relative path begins.
     pub start: &'a Path,
@@ -109,7 +109,7 @@ pub struct PathWalk<'a> {
     pub resolve: ResolveFlags,
 }
 
-/// End of a walk.
+/// The goal of a walk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Goal {
     Whole(Final),
@@ -117,28 +117,29 @@ enum Goal {
 }
 
 impl<'a> PathWalk<'a> {
-    /// A walk without restrictions.
+    /// Makes a walk without restrictions.
     pub fn new(root: &'a Path, start: &'a Path, caller: &'a Caller<'a>) -> Self {
         Self { root, start, caller, resolve: ResolveFlags::empty() }
     }
 
-    /// The place that `text` leads to: `ENOENT` for an empty path or a missing name.
+    /// Returns the place of `text`: `ENOENT` for an empty path or a missing name.
     pub fn find(&self, text: &[u8], last: Final) -> Result<Path> {
         self.run(self.start.clone(), text, Goal::Whole(last), &mut 0).map(|found| found.dir)
     }
 
-    /// The directory of the last component of `text`, and that component, not looked up yet.
+    /// Returns the directory of the last component of `text`, and that component, not looked up
+    /// yet.
     pub fn parent(&self, text: &[u8]) -> Result<Parent> {
         self.parent_from(self.start.clone(), text, &mut 0)
     }
 
-    /// Like [`PathWalk::parent`] for a text that a symbolic link in `dir` gave; `links` counts what
-    /// was followed.
+    /// Like [`PathWalk::parent`], for the text of a symbolic link in `dir`; `links` counts the
+    /// links that were followed.
     pub fn parent_from(&self, dir: Path, text: &[u8], links: &mut u32) -> Result<Parent> {
         self.run(dir, text, Goal::Parent, links)
     }
 
-    /// The place of `name` in `dir`, with mounts over it entered but links not followed.
+    /// Returns the place of `name` in `dir`. Enters mounts over it, but does not follow links.
     pub fn child(&self, dir: &Path, name: &[u8]) -> Result<Path> {
         let node = self.look_up(dir, name)?;
         let covering = dir.mount.covering(&node);
@@ -154,8 +155,8 @@ impl<'a> PathWalk<'a> {
         Ok(node)
     }
 
-    /// Follow the link at `place`, found in `dir`; `ELOOP` when there were too many. A jump gives
-    /// the place at once, a text is left to the caller.
+    /// Reads the link `node` to follow it; `ELOOP` if too many links were followed. A magic link
+    /// gives a place at once; the caller resolves a text.
     pub fn read_for_follow(&self, node: &Arc<dyn Node>, links: &mut u32) -> Result<LinkTarget> {
         if self.resolve.contains(ResolveFlags::NO_SYMLINKS) || *links == MAX_LINKS {
             return Err(Errno::ELOOP);
@@ -183,7 +184,7 @@ impl<'a> PathWalk<'a> {
             return Err(Errno::ENAMETOOLONG);
         }
         let mut here = if text[0] == b'/' { self.root_start()? } else { start };
-        // The rest of the text, once a symbolic link was followed.
+        // The remaining text, after a symbolic link was followed.
         let mut spliced: Vec<u8>;
         let mut rest = text;
         let mut at = 0;
@@ -232,7 +233,7 @@ impl<'a> PathWalk<'a> {
         }
     }
 
-    /// Where an absolute path begins.
+    /// Returns the place at which an absolute path begins.
     fn root_start(&self) -> Result<Path> {
         if self.resolve.contains(ResolveFlags::IN_ROOT) {
             return Ok(self.start.clone());
@@ -259,9 +260,9 @@ impl<'a> PathWalk<'a> {
         self.caller.may_use(&*dir.node, Access::EXECUTE)
     }
 
-    /// Returns the place of `node`, just looked up in `dir` as `name`, or of the mount over it.
-    /// References are moved where they can be: the counts of a directory that all tasks use are on
-    /// one line.
+    /// Returns the place of `node`, which was just looked up in `dir` as `name`, or the place of
+    /// the mount over it. References are moved if possible: all tasks that use a directory share
+    /// the cache line of its reference count.
     fn enter(
         &self,
         dir: Path,
@@ -314,7 +315,7 @@ impl<'a> PathWalk<'a> {
         if !here.is_below_mount_root()? {
             return Err(Errno::ENOENT);
         }
-        // A directory on the way was moved: only a new walk can say where it leads.
+        // A directory of the path was moved: only a new walk can determine the result.
         if scoped && !here.is_below(self.start)? {
             return Err(Errno::EAGAIN);
         }

@@ -1,4 +1,4 @@
-//! Frames out, one after the other, and frames in, by a task that waits for them.
+//! The control channel: sends frames one after the other; a task receives the host's frames.
 
 use core::fmt::Write;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -17,11 +17,11 @@ pub trait Events: Sync {
     fn end_of_input(&self, total: u64);
     /// The terminal's window changed.
     fn window(&self, rows: u16, columns: u16);
-    /// A signal for the program's foreground process group.
+    /// The host sends a signal to the program's foreground process group.
     fn signal(&self, number: u8);
-    /// The stream has no reader any more.
+    /// The output stream has no reader any more.
     fn closed(&self, output: Output);
-    /// The host wants to know where each thread is: [`threads`] answers.
+    /// The host asks for the backtraces of all threads: [`threads`] answers.
     fn threads(&self);
     /// The host asks for the owner of a frame, or for the frames of a process: [`owners`] answers.
     fn owner(&self, question: OwnerQuestion);
@@ -36,18 +36,18 @@ pub enum Ending {
     Signal(u8),
 }
 
-/// Keeps frames apart. Taken before nothing: the port's own lock is inside the port.
+/// Serialises frames. No other lock is taken while it is held, except the port's own.
 static SENDER: Mutex<()> = Mutex::new(());
-/// Bytes of the frame being sent that the port has not got yet: a panic fills them before its own
-/// frame.
+/// Bytes of the present frame that the port has not received yet: a panic sends as many before its
+/// own frame.
 static OWED: AtomicUsize = AtomicUsize::new(0);
 
-/// How many bytes of a frame are still missing on the control channel.
+/// Returns how many bytes of a frame are still missing on the control channel.
 pub(super) fn owed() -> usize {
     OWED.load(Ordering::Relaxed)
 }
 
-/// Start the task that listens to the host.
+/// Starts the task that receives the host's frames.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -61,7 +61,7 @@ pub fn listen(events: &'static dyn Events) -> Result<()> {
                 Ok(0) => None,
                 other => Some(other),
             });
-            // A channel that broke says nothing any more.
+            // A broken channel delivers nothing more.
             let Ok(count) = read else { return };
             for frame in bytes[..count].iter().filter_map(|&byte| decoder.push(byte)) {
                 match frame {
@@ -78,17 +78,17 @@ pub fn listen(events: &'static dyn Events) -> Result<()> {
     Ok(())
 }
 
-/// Tell the host that the kernel is up. `facts` is a JSON object.
+/// Tells the host that the kernel is up. `facts` is a JSON object.
 pub fn ready(facts: impl core::fmt::Display) {
     send_text(ToHost::Ready, facts);
 }
 
-/// Tell the host what memory did. `tables` is a JSON object; before [`end`].
+/// Sends the host the report on memory. `tables` is a JSON object. Called before [`end`].
 pub fn report(tables: impl core::fmt::Display) {
     send_text(ToHost::Report, tables);
 }
 
-/// Tell the host where each thread is. `threads` is a JSON object.
+/// Sends the host the backtraces of all threads. `threads` is a JSON object.
 pub fn threads(threads: impl core::fmt::Display) {
     send_text(ToHost::Threads, threads);
 }
@@ -98,14 +98,15 @@ pub fn owners(answer: impl core::fmt::Display) {
     send_text(ToHost::Owners, answer);
 }
 
-/// Records of tracepoints.
+/// Sends records of tracepoints.
 pub fn events(records: &[u8]) {
     let Some(control) = devices::control() else { return };
     let _one_at_a_time = SENDER.lock();
     Frame::begin(control, ToHost::Events, records.len()).put(records);
 }
 
-/// Names of files that programs found, each with a zero byte behind it, and how many are left out.
+/// Sends names of files that programs found, each followed by a zero byte, and the number of names
+/// that are left out.
 pub fn names(names: &[u8], left_out: u64) {
     let Some(control) = devices::control() else { return };
     let _one_at_a_time = SENDER.lock();
@@ -114,13 +115,13 @@ pub fn names(names: &[u8], left_out: u64) {
     frame.put(names);
 }
 
-/// Text for the user.
+/// Sends text for the user.
 pub fn notice(text: impl core::fmt::Display) {
     send_text(ToHost::Notice, text);
 }
 
-/// Ask the host to have memory device number `device` plug in `bytes` in all. It answers by what
-/// the device then wants, or not at all.
+/// Asks the host to have memory device number `device` plug in `bytes` in all. The host answers by
+/// changing the device's requested size, or not at all.
 pub fn want_memory(device: u8, bytes: u64) {
     let Some(control) = devices::control() else { return };
     let _one_at_a_time = SENDER.lock();
@@ -129,7 +130,7 @@ pub fn want_memory(device: u8, bytes: u64) {
     frame.put(&bytes.to_le_bytes());
 }
 
-/// Tell the host how the program ended, after all its output, and wait until the host has
+/// Tells the host how the program ended, after all its output. Waits until the host has received
 /// everything.
 pub fn end(ending: Ending) {
     let ports = [devices::stream(), devices::error()];
@@ -146,25 +147,25 @@ pub fn end(ending: Ending) {
         let _one_at_a_time = SENDER.lock();
         let mut frame = Frame::begin(control, ToHost::Exit, payload.len());
         frame.put(&payload);
-        // The frame is on its way only once it is dropped.
+        // The frame is sent only when it is dropped.
         drop(frame);
         control.drain();
     }
 }
 
-/// One frame whose payload is `text`, which displays the same twice.
+/// Sends one frame with the payload `text`, which must display the same text twice.
 fn send_text(kind: ToHost, text: impl core::fmt::Display) {
     let Some(control) = devices::control() else { return };
     let mut length = Counter::default();
-    // Counting cannot fail, and a `Display` that does has nothing to say.
+    // Counting cannot fail. If a `Display` fails, the text before that is sent.
     let _ = write!(length, "{text}");
     let _one_at_a_time = SENDER.lock();
     let mut frame = Frame::begin(control, kind, length.0);
     let _ = write!(frame, "{text}");
 }
 
-/// A frame on its way. When it is dropped it is complete: missing bytes are filled with spaces,
-/// surplus bytes were left out.
+/// A frame that is being sent. Dropping it completes it: missing bytes are filled with spaces.
+/// Surplus bytes are discarded.
 struct Frame<'a> {
     port: &'a Port,
     left: usize,
@@ -194,7 +195,8 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Hand what is gathered to the port, sleeping for room. A broken port takes nothing more.
+    /// Passes the gathered bytes to the port, sleeping until there is room. A broken port takes
+    /// nothing more.
     fn flush(&mut self) {
         let mut bytes = &self.buffer[..self.used];
         while !bytes.is_empty() {

@@ -23,8 +23,8 @@ use crate::mem::{Frames, reclaim};
 use crate::sync::WaitQueue;
 use crate::{sched, time};
 
-/// A byte stream to the host, with the queue that is woken when bytes may have come or room may
-/// have been made.
+/// A byte stream to the host, with a wait queue. The queue is woken when bytes may have arrived or
+/// room may have been made.
 pub struct Port {
     console: Console<Frames, PciTransport<Bar>, Bar>,
     changed: Arc<WaitQueue>,
@@ -32,7 +32,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// Woken when a read or a write that came to nothing may be tried again.
+    /// The queue that is woken when a read or a write that transferred nothing may be tried again.
     pub const fn changed(&self) -> &Arc<WaitQueue> {
         &self.changed
     }
@@ -40,7 +40,7 @@ impl Port {
     pub fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
-    /// Sleep until the host has taken all bytes.
+    /// Sleeps until the host has taken all bytes.
     pub fn drain(&self) {
         self.changed.wait_uninterruptible(|| self.console.is_drained().then_some(()));
     }
@@ -72,10 +72,10 @@ impl ByteStream for Port {
     }
 }
 
-/// A disk of the host, by the order of its slots: 0 is /dev/vda.
+/// A disk of the host, in the order of the slots: 0 is /dev/vda.
 pub type Disk = Arc<dyn BlockDevice>;
 
-/// A folder of the host, which its tag names.
+/// A folder of the host, identified by its tag.
 pub type Folder = Arc<dyn MessageDevice>;
 
 /// The network device.
@@ -97,7 +97,7 @@ impl Network {
     }
 }
 
-/// The line of a network device, for its interrupt.
+/// Interrupt notification of a network device.
 struct NetworkLine {
     changed: Arc<WaitQueue>,
     interrupted: AtomicBool,
@@ -110,7 +110,7 @@ impl Notify for NetworkLine {
     }
 }
 
-/// The most bytes of slots unless told otherwise, and never more than an eighth of memory.
+/// Default limit for all slots together, in bytes. The limit never exceeds an eighth of memory.
 const MOST_SLOTS: usize = 1 << 30;
 
 /// Names of disks, for the log and for the accounts of the DMA API.
@@ -160,14 +160,14 @@ impl Wait for InterruptQueue {
     }
 }
 
-/// The lines of a device of requests, for its interrupt.
+/// Interrupt notifications of a request device.
 pub(super) struct DeviceLines {
     pub answers: InterruptQueue,
     pub turns: InterruptQueue,
 }
 
 impl DeviceLines {
-    /// Lines in which no task waits. They stay.
+    /// Makes lines in which no task waits. They are never freed.
     pub fn new() -> &'static Self {
         let line = || InterruptQueue(reserve::arc(WaitQueue::new()));
         reserve::leaked(Self { answers: line(), turns: line() })
@@ -177,7 +177,8 @@ impl DeviceLines {
 impl Notify for DeviceLines {
     fn notify(&self) {
         if self.answers.0.is_empty() {
-            // A late answer, for which no task waits: a task that waits for a place has to look.
+            // A late answer, for which no task waits: a task that waits for a free slot has to
+            // check.
             self.turns.notify_one();
         } else {
             self.answers.notify();
@@ -185,13 +186,13 @@ impl Notify for DeviceLines {
     }
 }
 
-/// The lines of a folder, for its interrupt.
+/// Interrupt notification of a folder.
 struct FolderLines(&'static DeviceLines);
 
 /// See [`folders_ended`].
 static FOLDERS_ENDED: WaitQueue = WaitQueue::new();
 
-/// Tells the task that waits for [`folders_ended`].
+/// Notifies the task that waits for [`folders_ended`].
 struct EndedMessages;
 
 impl Notify for EndedMessages {
@@ -210,7 +211,7 @@ impl Notify for FolderLines {
     }
 }
 
-/// The DMA API's state; without memory before [`init`].
+/// The DMA API's state; it has no memory before [`init`].
 pub const fn dma() -> &'static Dma<Frames> {
     &DMA
 }
@@ -249,8 +250,8 @@ pub fn network() -> Option<&'static Network> {
     HOST.get()?.networks.first()
 }
 
-/// Woken when a folder's server may have answered a message that its task has abandoned, and by
-/// those who have work for the task that sees to that.
+/// The queue of the task that releases abandoned messages of folders. It is woken when a folder's
+/// server may have answered such a message, and when there is other work for the task.
 pub fn folders_ended() -> &'static WaitQueue {
     &FOLDERS_ENDED
 }
@@ -274,25 +275,25 @@ pub struct BounceSettings {
     pub restricted: Option<(usize, usize)>,
 }
 
-/// Lets devices have memory, of which `limits` says how much, and with it rings. On the boot CPU,
-/// once, before the first device.
+/// Gives devices memory, up to `limits`, and with it memory for rings. On the boot CPU, once,
+/// before the first device.
 ///
 /// # Errors
-/// There is no memory for the first: no device can be started.
+/// There is no memory for the first frames: no device can be started.
 pub fn start_dma(frames: Frames, limits: Limits) -> Result<(), NoRings> {
     let all = frames.total_frames() as usize * PAGE_SIZE;
     let cap = limits.cap.min((all / 8).min(MOST_SLOTS));
     DMA.start(frames, Limits { cap, ..limits });
-    // Its only frame shows where the direct map is.
+    // The rings' only frame shows where the direct map is.
     let rings = DMA.attach(rules("virtqueues", PAGE_SIZE, None)).map_err(|_| NoRings)?;
     freehold_virtqueue::install(rings)
 }
 
-/// Find and start the host's devices; `memory` are those that were found before there was a page
-/// allocator. On the boot CPU, once, with interrupts available and before tasks run; `warn` is told
-/// of each device that cannot be used.
-// Its frame holds 40 KiB. Inlined into the start-up code it would be there, too, while the page
-// allocator is made, and together they are more than the start-up stack has.
+/// Finds and starts the host's devices; `memory` are the memory devices that were found before
+/// there was a page allocator. On the boot CPU, once, with interrupts available and before tasks
+/// run. Calls `warn` for each device that cannot be used.
+// The stack frame of this function holds 40 KiB. If it were inlined into the start-up code, this
+// would be there, too, while the page allocator is made. Together they exceed the start-up stack.
 #[inline(never)]
 pub fn init(
     restricted: Option<(usize, usize)>,
@@ -343,7 +344,7 @@ pub fn init(
     HOST.call_once(|| host);
 }
 
-/// Gives a test's machine disks and folders instead of the host's devices.
+/// Gives a test's machine disks and folders in place of the host's devices.
 #[cfg(test)]
 pub(crate) fn init_with(disks: Vec<Disk>, folders: Vec<Folder>) {
     let (ports, networks, memory, slots) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -358,7 +359,7 @@ pub(super) fn rules(
     DeviceRules { name, reach: DmaAddr(u64::MAX), quota, domain }
 }
 
-/// Makes room for a device before it is started.
+/// Makes room in `devices` before a device is started.
 fn make_room<T>(devices: &mut Vec<T>) -> Result<(), SetupError> {
     devices.try_reserve(1).map_err(|_| DmaError::OutOfMemory.into())
 }
@@ -443,9 +444,9 @@ impl Worker for Waker {
     }
 }
 
-/// Starts the task that gives devices' memory back where it is not used, and adds some where little
-/// is free. It sleeps while the DMA API has no more than at start-up, and looks once a second
-/// otherwise. (Linux' `swiotlb_dyn_alloc` only adds.)
+/// Starts the task that returns unused memory of devices, and adds some when little is free. It
+/// sleeps while the DMA API has no more than at start-up, and checks once per second otherwise.
+/// (Linux' `swiotlb_dyn_alloc` only adds.)
 ///
 /// # Errors
 /// `ENOMEM`.

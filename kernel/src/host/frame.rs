@@ -3,7 +3,7 @@
 /// Message from the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FromHost {
-    /// The program's stdin ends after this many bytes in all.
+    /// The program's stdin ends after this many bytes in total.
     EndOfInput(u64),
     /// The terminal's window has this many rows and columns.
     Window {
@@ -16,9 +16,9 @@ pub enum FromHost {
     Signal(u8),
     /// This stream has no reader any more.
     Closed(Output),
-    /// Where is each thread?
+    /// A request for the backtraces of all threads.
     Threads,
-    /// Which owner or which frames?
+    /// A question about the owner of a frame or the frames of a process.
     Owner(OwnerQuestion),
 }
 
@@ -50,20 +50,20 @@ pub enum ToHost {
     Ready = 16,
     /// The program's end.
     Exit = 17,
-    /// Figures of memory, system calls, files that were not found (JSON).
+    /// Figures of memory and system calls, and files that were not found (JSON).
     Report = 18,
-    /// The kernel died (JSON).
+    /// The kernel panicked (JSON).
     Panic = 19,
     /// Text for the user: an OOM kill, for example.
     Notice = 21,
-    /// How much memory a device should plug in: its number, bytes.
+    /// How much memory a device should plug in: the device's number, and bytes.
     Memory = 23,
-    /// Where each thread is (JSON).
+    /// The backtraces of all threads (JSON).
     Threads = 24,
-    /// Records of tracepoints: for each its CPU, its length in words (16 bits each), its words.
+    /// Records of tracepoints. Per record: the CPU, the number of words (16 bits each), the words.
     Events = 25,
     /// Names of files that programs found: the number of those left out (64 bits), then the names,
-    /// each with a zero byte behind it.
+    /// each followed by a zero byte.
     Names = 26,
     /// The owner of a frame, or the frames of a process (JSON).
     Owners = 27,
@@ -71,31 +71,31 @@ pub enum ToHost {
 
 /// Bytes in a frame's head.
 pub const HEAD: usize = 5;
-/// The longest payload of a frame from the host that is understood; longer ones are passed over.
+/// Longest payload of a known frame from the host. Longer frames are skipped.
 const MAX_PAYLOAD: usize = 16;
 
-/// The head of a frame with a payload of `length` bytes.
+/// Returns the head of a frame with a payload of `length` bytes.
 pub fn head(kind: ToHost, length: u32) -> [u8; HEAD] {
     let [a, b, c, d] = length.to_le_bytes();
     [kind as u8, a, b, c, d]
 }
 
-/// Takes frames out of bytes that come in pieces.
+/// Decodes frames from bytes that arrive in pieces.
 #[derive(Debug, Default)]
 pub struct Decoder {
     held: [u8; HEAD + MAX_PAYLOAD],
     length: usize,
-    /// Bytes of a frame too long to understand that are still to come.
+    /// Remaining bytes of a frame that is too long and is skipped.
     skip: usize,
 }
 
 impl Decoder {
-    /// A decoder between two frames.
+    /// Makes a decoder that expects the start of a frame.
     pub const fn new() -> Self {
         Self { held: [0; HEAD + MAX_PAYLOAD], length: 0, skip: 0 }
     }
 
-    /// Take the next byte; the frame, where it completes one that is understood.
+    /// Takes the next byte. Returns the frame if the byte completes a known one.
     pub fn push(&mut self, byte: u8) -> Option<FromHost> {
         if self.skip > 0 {
             self.skip -= 1;
@@ -186,7 +186,7 @@ mod tests {
             let bytes: Vec<u8> = (0..500)
                 .map(|_| {
                     state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                    // Small numbers often: they are the interesting types and lengths.
+                    // Small numbers are frequent: they are the interesting types and lengths.
                     if state & 0x100 == 0 { (state >> 24) as u8 & 7 } else { (state >> 24) as u8 }
                 })
                 .collect();

@@ -1,15 +1,16 @@
-//! The task that plugs memory in and unplugs it, as the host's memory devices want ([`Resizer`]).
+//! The task that plugs memory in and unplugs it, as the host's memory devices request
+//! ([`Resizer`]).
 //!
 //! It also asks the host for what the machine needs:
 //!
-//! - **More**, when [`crate::mem::hotplug`] says so: half of what there is, 64 MiB or more, on the
-//!   node that is short of it.
-//! - **Less**, when a quarter of memory, and at least 64 MiB, has been free for two looks a second
-//!   apart: the host gets the rest back.
+//! - **More**, when [`crate::mem::hotplug`] says so: half of the present memory, at least 64 MiB,
+//!   on the node that is short of memory.
+//! - **Less**, when a quarter of memory, and at least 64 MiB, has been free at two checks a second
+//!   apart. Then the host gets the rest back.
 //!
-//! Pages of programs and files there are moved out first ([`evacuate`]); the kernel takes its own
-//! frames from other memory as long as it can. A unit with a frame that cannot move (a pinned one,
-//! the kernel's) is tried again later, and another unit is given back instead.
+//! Pages of programs and files in a unit are moved out first ([`evacuate`]); the kernel takes its
+//! own frames from other memory as long as it can. A unit with a frame that cannot move (a pinned
+//! one, the kernel's) is tried again later, and another unit is given back instead.
 
 use core::sync::atomic::Ordering;
 
@@ -26,22 +27,22 @@ use crate::mem::{evacuate, frames, stats};
 use crate::{sched, time};
 
 const MIB: u64 = 1 << 20;
-/// The least bytes of a request for memory, and the free bytes that a shrink leaves.
+/// The smallest request for memory, in bytes, and the free bytes that a shrink leaves.
 const LEAST: u64 = 64 * MIB;
-/// The most bytes of a request for memory.
+/// The largest request for memory, in bytes.
 const MOST: u64 = 1024 * MIB;
-/// The least bytes that are given back at a time.
+/// The smallest number of bytes that are given back at a time.
 const MIN_SHRINK: u64 = 8 * MIB;
-/// Time between two looks whether there is memory to spare.
+/// Interval between two checks for spare memory.
 const SCAN_INTERVAL: u64 = time::SECOND;
-/// Time between two looks for the host's answer: its devices send no interrupts.
+/// Interval between two checks for the host's answer: its devices send no interrupts.
 const HOST_POLL_INTERVAL: u64 = time::SECOND / 1000;
-/// Time for which a device is left alone after a failure to unplug.
+/// Time after a failure to unplug before the device is tried again.
 const RETRY_DELAY: u64 = 10 * time::SECOND;
 /// Units that are emptied per walk through all address spaces.
 const UNITS_PER_PASS: usize = 32;
 
-/// Start the task, if there are memory devices.
+/// Starts the task, if there are memory devices.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -63,20 +64,20 @@ pub fn start() -> crate::Result<()> {
     Ok(())
 }
 
-/// A device and what is plugged in of it.
+/// A device and the amount of its memory that is plugged in.
 struct Plugged {
     device: &'static MemoryDevice,
     resizer: Resizer,
-    /// Bytes that the host was asked for last.
+    /// Bytes that the host was last asked for.
     asked: u64,
     asked_at: u64,
-    /// Not to be asked to unplug before.
+    /// Time before which the host is not asked to unplug.
     rests_until: u64,
     last: Option<ResizeOutcome>,
 }
 
 impl Plugged {
-    /// Bytes that can still come.
+    /// Returns how many bytes can still be plugged in.
     fn room(&self) -> u64 {
         (self.resizer.region().frames().len() << PAGE_SHIFT) - self.resizer.plugged()
     }
@@ -84,7 +85,7 @@ impl Plugged {
         (self.asked, self.asked_at) = (bytes, time::now());
         want_memory(self.device.number, bytes);
     }
-    /// Do what the device wants. `None`: it has failed.
+    /// Does what the device requests. Returns `None` if the device has failed.
     fn follow(&mut self) -> Option<()> {
         let before = self.resizer.plugged();
         let mut kernel = HotplugKernel::new(self);
@@ -117,7 +118,7 @@ impl Plugged {
 
 struct Hotplug {
     devices: Vec<Plugged>,
-    /// Bytes to spare at the last look.
+    /// Spare bytes at the last check.
     spare: u64,
 }
 
@@ -135,7 +136,7 @@ impl Hotplug {
             self.drain_before_unplugging();
             self.devices.retain_mut(|plugged| plugged.follow().is_some());
             drop(working);
-            // Memory that was given back can come again.
+            // Memory that was given back can be plugged in again.
             let has_room = self.devices.iter().any(|plugged| plugged.room() > 0);
             HOTPLUG
                 .is_hopeful
@@ -149,7 +150,7 @@ impl Hotplug {
         }
     }
 
-    /// Whether the host has been asked for what is not there yet, a short while ago.
+    /// Whether the host was recently asked for memory that is not plugged in yet.
     fn is_on_its_way(&self) -> bool {
         let now = time::now();
         self.devices
@@ -157,7 +158,8 @@ impl Hotplug {
             .any(|plugged| plugged.asked > plugged.resizer.plugged() && now < plugged.asked_at + PATIENCE)
     }
 
-    /// A frame in a CPU's list keeps its pageblock: have the lists emptied where memory is to go.
+    /// A frame in a per-CPU list keeps its pageblock in use: drains the lists before memory is
+    /// unplugged.
     fn drain_before_unplugging(&self) {
         let goes = |plugged: &Plugged| {
             plugged.device.sizes().is_ok_and(|sizes| sizes.requested < plugged.resizer.plugged())
@@ -177,7 +179,7 @@ impl Hotplug {
         let Some(plugged) = able.min_by_key(distance) else { return };
         let (now, unit) = (plugged.resizer.plugged(), plugged.resizer.unit_bytes());
         if plugged.asked > now && time::now() < plugged.asked_at + PATIENCE {
-            // It is on its way.
+            // The memory is on its way.
             return;
         }
         let step = (frames().total_frames() << PAGE_SHIFT >> 1).clamp(LEAST, MOST).min(plugged.room());
@@ -187,13 +189,13 @@ impl Hotplug {
     fn offer_what_is_to_spare(&mut self, now: u64) {
         let keep = (frames().total_frames() << PAGE_SHIFT >> 2).max(LEAST);
         let spare = (frames().free_frames() << PAGE_SHIFT).saturating_sub(keep);
-        // Memory that a program is about to take again is not to spare.
+        // Memory that a program is about to take again is not spare.
         let mut give = spare.min(core::mem::replace(&mut self.spare, spare));
         for plugged in &mut self.devices {
             let (has, unit) = (plugged.resizer.plugged(), plugged.resizer.unit_bytes());
             if plugged.asked < has && plugged.last == Some(ResizeOutcome::Later) {
-                // It cannot go as things are. The host is told, so that what is free here tomorrow
-                // does not vanish then.
+                // The memory cannot be unplugged now. The host is told so: otherwise it would still
+                // take memory that becomes free later.
                 plugged.ask(has);
                 plugged.rests_until = now + RETRY_DELAY;
             }
@@ -206,13 +208,13 @@ impl Hotplug {
     }
 }
 
-/// Handler of memory that comes and goes.
+/// Handler of memory that is plugged in and unplugged.
 struct HotplugKernel {
     region: PfnRange,
-    /// Frames that are to go.
+    /// Frames that are to be unplugged.
     goes: u64,
-    /// Units whose turn comes, which were isolated and emptied with another. Those that are left
-    /// are used again in the end.
+    /// Isolated and emptied units that are unplugged next: they were emptied together with another
+    /// unit. The remaining units are returned to use in the end.
     ahead: Vec<PfnRange>,
 }
 
@@ -223,7 +225,8 @@ impl HotplugKernel {
         Self { region: plugged.resizer.region().frames(), goes, ahead: Vec::new() }
     }
 
-    /// Empty `unit`, which is isolated, and with it those below that are to go too.
+    /// Empties `unit`, which is isolated, together with the units below it that are also to be
+    /// unplugged.
     fn empty(&mut self, unit: PfnRange) {
         let more = (self.goes / unit.len()).saturating_sub(1).min(UNITS_PER_PASS as u64);
         if self.ahead.try_reserve(more as usize + 1).is_ok() {
@@ -257,8 +260,8 @@ fn pageblocks(range: PfnRange) -> impl Iterator<Item = Pfn> {
     (0..range.len() / PAGEBLOCK_FRAMES).map(move |block| range.start.offset(block * PAGEBLOCK_FRAMES))
 }
 
-/// Returns frames for the records of frames. The emergency reserve serves them: new memory ends an
-/// emergency.
+/// Returns frames for the frame records of new memory. The emergency reserve may serve them: new
+/// memory ends an emergency.
 fn records(order: u32) -> Option<Pfn> {
     frames().allocate(Request::new(Owner::Kernel).order(Order::new(order)?).from_reserve()).ok()
 }

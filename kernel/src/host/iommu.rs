@@ -1,14 +1,14 @@
-//! The machine's IOMMU: which device has which domain and which interrupts, and what faults say.
+//! The machine's IOMMU: the domain and the interrupts of each device, and reports of faults.
 //!
-//! It is started before any device is, so that no device reaches memory before it has a domain, nor
-//! interrupts before it has an entry. Where the machine cannot remap interrupts, the log says so.
-//! There are two kinds ([`MachineIommu`]): Intel VT-d, and a virtio device. The latter's driver has
-//! its rings and buffers from the DMA API, without a domain: nothing checks the IOMMU itself.
+//! The IOMMU is started before any device. So no device can access memory before it has a domain,
+//! or send interrupts before it has an entry. If the machine cannot remap interrupts, the log says
+//! so. There are two kinds ([`MachineIommu`]): Intel VT-d, and a virtio device. The virtio driver
+//! has its rings and buffers from the DMA API, without a domain: nothing checks the IOMMU itself.
 //!
-//! Faults are read by a task, which the unit's interrupt wakes. It takes at most
-//! [`FAULTS_PER_LOOK`] faults per look and sleeps [`LOOK_INTERVAL`] between looks. A virtio IOMMU
-//! is looked at every [`VIRTIO_INTERVAL`], too. The log has the first [`FAULTS_TOLD`] faults; all
-//! are counted in /sys/kernel/debug/iommu.
+//! Faults are read by a task, which the unit's interrupt wakes. It reads at most
+//! [`FAULTS_PER_LOOK`] faults at once and sleeps [`LOOK_INTERVAL`] in between. It also polls a
+//! virtio IOMMU every [`VIRTIO_INTERVAL`]. The first [`FAULTS_TOLD`] faults are logged; all are
+//! counted in /sys/kernel/debug/iommu.
 
 use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -35,13 +35,13 @@ use crate::mem::{self, Frames};
 use crate::sync::{Mutex, WaitQueue};
 use crate::{sched, time};
 
-/// Faults that the log has.
+/// Number of faults that are logged.
 const FAULTS_TOLD: usize = 16;
-/// Faults that are read before the task sleeps.
+/// Number of faults that are read before the task sleeps.
 const FAULTS_PER_LOOK: usize = 64;
-/// How long it sleeps.
+/// How long the task sleeps in between.
 const LOOK_INTERVAL: u64 = time::SECOND / 100;
-/// Time between looks at a virtio IOMMU, which may send no interrupts (QEMU's sends none).
+/// Interval between polls of a virtio IOMMU, which may send no interrupts (QEMU's sends none).
 const VIRTIO_INTERVAL: u64 = time::SECOND / 10;
 
 /// The machine's IOMMU, and firmware's description of it.
@@ -54,15 +54,15 @@ pub enum MachineIommu {
 
 /// Figures of a domain.
 pub struct DomainFigures {
-    /// Its device's name.
+    /// The name of the domain's device.
     pub name: &'static str,
     /// Bus, device and function in 8, 5 and 3 bits.
     pub source_id: u16,
-    /// Frames of its tables; 0 where the IOMMU keeps them.
+    /// Frames of the domain's tables; 0 if the host keeps the tables.
     pub tables: usize,
-    /// Pages that the device can reach.
+    /// Number of pages that the device can access.
     pub pages: usize,
-    /// Accesses that were refused and seen.
+    /// Number of refused accesses that were noticed.
     pub faults: usize,
 }
 
@@ -80,41 +80,41 @@ impl Notify for FaultLine {
     }
 }
 
-/// The IOMMU, where there is one that translates.
+/// Returns the IOMMU, if there is one that translates.
 pub fn get() -> Option<&'static MachineIommu> {
     IOMMU.get()
 }
 
 impl MachineIommu {
-    /// Accesses and interrupts that were refused and seen.
+    /// Number of refused accesses and interrupts that were noticed.
     pub fn faults(&self) -> usize {
         match self {
             Self::VtD(unit, _) => unit.faults(),
             Self::Virtio(unit, _) => unit.faults(),
         }
     }
-    /// Invalidations that were sent: for tables of VT-d, or requests that took mappings away.
+    /// Number of invalidations sent: of VT-d's tables, or virtio requests that removed mappings.
     pub fn invalidations(&self) -> usize {
         match self {
             Self::VtD(unit, _) => unit.invalidations(),
             Self::Virtio(unit, _) => unit.invalidations(),
         }
     }
-    /// Frames of its tables. A virtio IOMMU's tables are the host's.
+    /// Number of frames of the IOMMU's tables. A virtio IOMMU's tables are the host's.
     pub fn tables(&self) -> usize {
         match self {
             Self::VtD(unit, _) => unit.tables(),
             Self::Virtio(..) => 0,
         }
     }
-    /// The entry of an interrupt.
+    /// Returns an entry of the interrupt table.
     pub fn entry(&self, index: usize) -> Option<GivenEntry> {
         match self {
             Self::VtD(unit, _) => unit.entry(index),
             Self::Virtio(..) => None,
         }
     }
-    /// Shows `f` each domain whose device is there.
+    /// Calls `f` for each domain with a device.
     pub fn each_domain(&self, mut f: impl FnMut(DomainFigures)) {
         match self {
             Self::VtD(unit, _) => unit.each_domain(|domain| {
@@ -133,7 +133,7 @@ impl MachineIommu {
             }),
         }
     }
-    /// A device's name.
+    /// Returns a device's name.
     fn name(&self, source_id: u16) -> &'static str {
         let name = match self {
             Self::VtD(unit, _) => unit.domain_of(source_id).map(|domain| domain.name()),
@@ -141,9 +141,9 @@ impl MachineIommu {
         };
         name.unwrap_or("no domain")
     }
-    /// Takes and logs faults that the IOMMU has told of, [`FAULTS_PER_LOOK`] at most. Returns their
-    /// number. Tasks only: it waits for another task that looks, so that the log has all that are
-    /// counted.
+    /// Takes and logs faults that the IOMMU has reported, at most [`FAULTS_PER_LOOK`]. Returns
+    /// their number. Tasks only: it waits for another task in this function, so that all counted
+    /// faults are in the log.
     pub fn look(&self) -> usize {
         static LOOKS: Mutex<()> = Mutex::new(());
         let _look = LOOKS.lock();
@@ -158,7 +158,7 @@ impl MachineIommu {
     fn take_fault(&self) -> Option<DeviceFault> {
         match self {
             Self::VtD(unit, _) => Some(unit.take_fault()?.0),
-            // An endpoint that is no function is reported as the last function.
+            // A fault of an unknown endpoint is attributed to the last function.
             Self::Virtio(unit, found) => {
                 Some(unit.take_fault(|endpoint| found.function_of(endpoint).unwrap_or(u16::MAX))?.0)
             }
@@ -168,7 +168,7 @@ impl MachineIommu {
 
 /// The reason why the machine's IOMMU cannot be used.
 pub enum StartError {
-    /// There is none, or the unit is not usable.
+    /// There is no unit, or the unit is not usable.
     Unit(IommuError),
     /// The virtio device is not usable.
     Device(SetupError),
@@ -193,11 +193,12 @@ impl fmt::Display for StartError {
     }
 }
 
-/// Starts the machine's IOMMU, unless it is not wanted. On the boot CPU, before the first device.
+/// Starts the machine's IOMMU, unless it is to be off. On the boot CPU, before the first device.
 ///
 /// # Errors
-/// [`StartError`]: the machine has one, or was asked for one, and devices would reach all memory
-/// without it; or one that is to be off lets nothing pass.
+/// [`StartError`]. Either the machine has an IOMMU, or one was requested, and devices would have
+/// access to all memory without it. Or the IOMMU is to be off and cannot be set to let accesses
+/// pass.
 pub fn start(firmware: &Firmware, wanted: Option<Iommu>, transfers: Transfers) -> Result<(), StartError> {
     let is_needed = transfers == Transfers::InPlace;
     let mode = match wanted {
@@ -262,7 +263,7 @@ fn transport(found: VirtualIommu) -> Result<PciTransport<Bar>, StartError> {
     Ok(PciTransport::watched(&Pci, function, DeviceType::IOMMU, &FaultLine)?)
 }
 
-/// Leaves the IOMMU off. A virtio IOMMU may let nothing pass before it is told to.
+/// Leaves the IOMMU off. A virtio IOMMU may block all accesses until it is told to let them pass.
 fn pass(firmware: &Firmware) -> Result<(), StartError> {
     match (firmware.iommu, firmware.virtual_iommu) {
         (None, Some(found)) => Ok(let_pass(transport(found)?)?),
@@ -270,7 +271,8 @@ fn pass(firmware: &Firmware) -> Result<(), StartError> {
     }
 }
 
-/// An entry for an interrupt of a function; `None`, and a line in the log, where there is none.
+/// Returns an entry for an interrupt of a function. `None`, and a line in the log, if there is
+/// none.
 fn remap(function: Function, message: Msi) -> Option<MsiMessage> {
     let Some(MachineIommu::VtD(unit, _)) = get() else { return None };
     let Msi { vector, cpu, .. } = message;
@@ -288,15 +290,16 @@ fn source_id(Function { bus, device, function }: Function) -> u16 {
     u16::from(bus) << 8 | u16::from(device) << 3 | u16::from(function)
 }
 
-/// As people write it.
+/// Formats a device's address in the usual notation.
 pub fn place(source_id: u16) -> impl fmt::Display {
     fmt::from_fn(move |f| write!(f, "{:02x}:{:02x}.{}", source_id >> 8, source_id >> 3 & 31, source_id & 7))
 }
 
-/// A new domain for a function; `None` without an IOMMU.
+/// Returns a new domain for a function; `None` without an IOMMU.
 ///
 /// # Errors
-/// [`SetupError`]: the function reaches nothing, or is not behind the IOMMU and is not to be used.
+/// [`SetupError`]: the function has access to no memory, or is not behind the IOMMU and must not be
+/// used.
 pub(super) fn domain(
     function: Function,
     name: &'static str,
@@ -329,8 +332,8 @@ pub(super) fn slot_domain(
 
 const MEMORY: SetupError = SetupError::Memory(freehold_bounce::DmaError::OutOfMemory);
 
-/// Returns a new domain for `function`. Behind VT-d it must be behind `bridge`, a function of bus 0
-/// that firmware lists; VIOT lists functions of all buses.
+/// Returns a new domain for `function`. With VT-d, the function must be behind `bridge`, a function
+/// of bus 0 that firmware lists; VIOT lists functions of all buses.
 fn attach(
     (bridge, function): (Function, Function),
     name: &'static str,
@@ -360,7 +363,7 @@ fn attach(
     }
 }
 
-/// Starts the task that reads faults, where there is an IOMMU.
+/// Starts the task that reads faults, if there is an IOMMU.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -404,7 +407,7 @@ fn tell(guard: &MachineIommu, DeviceFault { source_id, deed, reason }: DeviceFau
     log::warn!("iommu: {} ({}) may not {what}: reason {reason}", place(source_id), guard.name(source_id));
 }
 
-/// Shows the owner of the frame at `address`, and the device whose memory it is.
+/// Formats the owner of the frame at `address` and the device that uses the memory.
 fn owner(address: u64) -> impl fmt::Display {
     fmt::from_fn(move |f| {
         let frame = Pfn(address / freehold_machine::PAGE_SIZE as u64);

@@ -1,4 +1,4 @@
-//! JSON text, written without memory of its own.
+//! JSON text, written without allocating memory.
 
 use core::fmt::{self, Write};
 
@@ -19,7 +19,7 @@ impl fmt::Display for Quoted<'_> {
     }
 }
 
-/// The text before the element at `at` of a list.
+/// Returns the separator before element number `at` of a list.
 pub const fn comma(at: usize) -> &'static str {
     if at == 0 { "" } else { "," }
 }

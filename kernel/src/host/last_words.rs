@@ -1,9 +1,9 @@
-//! The path of a panic's message to the host: no lock, no memory, byte by byte through the
-//! console's emergency register.
+//! The path of a panic's report to the host. It takes no lock and allocates nothing: it writes byte
+//! by byte to the console's emergency register.
 //!
 //! If the control channel has sent part of a frame, the rest is first completed with blanks, so
-//! that the host finds the next frame. The panic waits for a while for frames that were handed over
-//! before, so that the message does not overtake them.
+//! that the host finds the next frame. The panic waits for a while for frames that were submitted
+//! before, so that its report does not overtake them.
 
 use core::fmt::{self, Write};
 
@@ -15,10 +15,10 @@ use super::frame::{ToHost, head};
 use super::json::{Counter, Quoted, comma};
 use crate::hw::panic::{Certificate, CertificateSink, CpuReport};
 
-/// How often to look whether the host has taken what it was given before.
+/// How often to check whether the host has taken the frames that were submitted before.
 const LOOKS: usize = 1_000_000;
 
-/// Sends a kernel's death certificate as a PANIC frame.
+/// Sends the report of a panic as a PANIC frame.
 #[derive(Debug)]
 pub struct LastWords;
 
@@ -29,7 +29,8 @@ impl CertificateSink for LastWords {
         let text = Text(certificate);
         let mut length = Counter::default();
         let mut wire = Wire(control);
-        // Neither writer fails; a certificate displays the same twice, since all CPUs stand still.
+        // Neither writer fails. A report displays the same text twice, since all other CPUs stand
+        // still.
         let _ = write!(length, "{text}");
         (0..owed()).for_each(|_| wire.put(b' '));
         let length = u32::try_from(length.0).unwrap_or(u32::MAX);
@@ -53,7 +54,7 @@ impl Write for Wire<'_> {
     }
 }
 
-/// A certificate as JSON.
+/// A report as JSON.
 struct Text<'a>(&'a Certificate);
 
 impl fmt::Display for Text<'_> {

@@ -1,5 +1,5 @@
-//! The host's memory devices: found before there is a page allocator, which has to know where
-//! memory may come, and started with the others.
+//! The host's memory devices. They are found before there is a page allocator, which has to know
+//! where memory may be plugged in. They are started with the other devices.
 
 use freehold_bounce::{Device, DmaError};
 use freehold_collections::{Vec, reserve};
@@ -21,16 +21,16 @@ use crate::time;
 pub struct FoundMemory {
     /// The host's number for it: the devices in the order of their slots.
     pub number: u8,
-    /// Where it is.
+    /// The device's PCI function.
     pub function: Function,
-    /// Where it can plug memory in.
+    /// The addresses at which the device can plug memory in.
     pub region: Region,
     /// The node of that memory.
     pub node: NodeId,
 }
 
-/// The memory devices on the bus; `node_of` knows the node of a region, `warn` is told of those
-/// that make no sense.
+/// Returns the memory devices on the bus. `node_of` gives the node of a region. Calls `warn` for
+/// devices that make no sense.
 pub fn find_memory(
     node_of: impl Fn(&Region) -> NodeId,
     warn: &mut dyn FnMut(Function, SetupError),
@@ -61,11 +61,11 @@ pub struct MemoryDevice {
     device: Mem<Frames, PciTransport<Bar>>,
 }
 
-/// Line that wakes the task that waits for an answer, and the task that follows the host's
-/// requests; where the device sends no messages (QEMU's does not), it looks again and again.
+/// Interrupt notification: wakes the task that waits for an answer, and the task that follows the
+/// host's requests. If the device sends no interrupts (QEMU's does not), the task polls.
 struct MemoryLine(InterruptQueue);
 
-/// How long to sleep between looks, at first and at most.
+/// How long to sleep between two polls, at first and at most.
 const NAPS: (u64, u64) = (20_000, 2_000_000);
 
 impl Notify for MemoryLine {
@@ -100,7 +100,7 @@ impl MemoryDevice {
         let device = Mem::new(transport, dma, line, found.region)?;
         Ok(Self { number: found.number, node: found.node, device })
     }
-    /// Unplug whatever was plugged in before this kernel started.
+    /// Unplugs all memory that was plugged in before this kernel started.
     ///
     /// # Errors
     /// [`Failed`].

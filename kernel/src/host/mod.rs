@@ -3,11 +3,11 @@
 //! `freehold run` gives the machine three virtio consoles, in slot order: the *stream* (the
 //! program's stdin in, stdout or the terminal out), the *error* stream (stderr out), and *control*,
 //! whose frames ([`frame`]) go both ways: the end of stdin, window sizes and signals come in;
-//! READY, wishes for memory, reports, the program's end and a panic's last words go out. The UART
+//! READY, requests for memory, reports, the program's end and a panic's report go out. The UART
 //! carries the log only. The host's side is `cli/src/protocol.rs`.
 //!
-//! Everything here waits by sleeping, but for the last words of a panic ([`last_words`]), which
-//! take no lock, allocate nothing, and go byte by byte through a register.
+//! Everything here waits by sleeping, except the report of a panic ([`last_words`]): it takes no
+//! lock, allocates nothing, and is written byte by byte to a register.
 
 pub mod frame;
 pub mod json;

@@ -1,4 +1,4 @@
-//! The machine's PCI bus, registers and interrupts, as `freehold-virtio` wants them.
+//! The machine's PCI bus, registers and interrupts, as `freehold-virtio` requires them.
 
 use freehold_collections::reserve;
 use freehold_machine::{CpuId, PhysAddr};
@@ -12,13 +12,14 @@ use crate::sync::SpinLock;
 /// Configuration mechanism 1's address and data ports (PCI Local Bus 3.0, 3.2.2.3.2).
 const ADDRESS: u16 = 0xcf8;
 const DATA: u16 = 0xcfc;
-/// Held for the two accesses that make one. Tasks and start-up only; orders with no other lock.
+/// Held during the two accesses that make one configuration access. Tasks and start-up only; no
+/// other lock is taken with it.
 static CONFIGURATION: SpinLock<()> = SpinLock::new(());
 
-/// Returns the message that a function has to write for an interrupt, where each interrupt needs an
-/// entry of the IOMMU; `None` where the function gets no interrupt.
+/// Returns the message that a function has to write for an interrupt, if each interrupt needs an
+/// entry of the IOMMU; `None` if the function gets no interrupt.
 pub(super) type Remap = fn(Function, Msi) -> Option<MsiMessage>;
-/// Set before the first device is started, where interrupts are remapped.
+/// Set before the first device is started, if interrupts are remapped.
 pub(super) static REMAP: Once<Remap> = Once::new();
 
 /// The bus.
@@ -66,7 +67,7 @@ impl freehold_iommu::Registers for Bar {
 /// An interrupt vector's handler that notifies.
 struct VectorHandler(&'static dyn Notify);
 
-/// A vector of its own for a handler; `None` where there are no more.
+/// Allocates a vector for a handler; `None` if no vector is left.
 pub(super) fn vector(handler: &'static dyn Notify) -> Option<Msi> {
     let line: &'static VectorHandler = reserve::leaked(VectorHandler(handler));
     irq::allocate(line, CpuId(0))

@@ -1,21 +1,21 @@
 //! Slots that disks are plugged into while the machine runs.
 //!
-//! A slot's resources are made once, at start-up: an interrupt of the port's and one for the
-//! device, the account of the DMA API, the domain, and a mapping of the addresses that a device's
-//! registers go to. An empty slot's account and domain are detached: it has no memory, and no
-//! table.
+//! A slot's resources are made once, at start-up: an interrupt of the port and one for the device,
+//! the account of the DMA API, the domain, and a mapping of the addresses for a device's registers.
+//! An empty slot's account and domain are detached: they have no memory and no table.
 //!
 //! **Registers.** A driver outlives its device, since open files hold it. So each device has a
-//! *gate*, which is closed before the next can come: behind a closed gate registers read as all
-//! ones and writes go nowhere, as if nothing were there. The gate is closed by a task that holds
-//! the driver too, and so before the driver's last access, which is the reset when it is dropped.
+//! *gate*, which is closed before the next device can be plugged in. With a closed gate registers
+//! read as all ones and writes have no effect, as without a device. The task that closes the gate
+//! also holds the driver. So the gate is closed before the driver's last access, which is the reset
+//! when the driver is dropped.
 //!
-//! **Order of letting go** ([`DiskSlot::release`]). The device confirms a reset, or loses power;
-//! then the memory lent to it is freed. All tasks leave the driver; the gate closes; the account
-//! and the domain go; the power goes last, so a host that waits for the power to go finds nothing
-//! in use.
+//! **Order of release** ([`DiskSlot::release`]). The device confirms a reset, or loses power; then
+//! the memory lent to it is freed. All tasks leave the driver; the gate is closed; the account and
+//! the domain are detached. The power is switched off last, so a host that waits for that finds
+//! nothing in use.
 //!
-//! **Context.** One task per slot (`block/plug.rs`), which alone calls [`DiskSlot::release`] and
+//! **Context.** One task per slot (`block/plug.rs`), the only caller of [`DiskSlot::release`] and
 //! [`DiskSlot::start_disk`]. Linux' nearest relative is drivers/pci/hotplug/pciehp_ctrl.c.
 
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -39,17 +39,17 @@ use crate::time;
 
 /// Names of slots, for the log and for the accounts of the DMA API.
 const SLOTS: [&str; 8] = ["slot0", "slot1", "slot2", "slot3", "slot4", "slot5", "slot6", "slot7"];
-/// Addresses of a port that are mapped for its device's registers.
+/// Size of a port's address range that is mapped for its device's registers.
 const WINDOW: u64 = 256 << 10;
-/// How long a device may take to answer after it got power, and how often it is asked.
+/// How long a device may take to answer after it got power, and the interval between two queries.
 const READY_WITHIN: u64 = time::SECOND;
 const READY_INTERVAL: u64 = time::SECOND / 100;
-/// How often a task looks whether others have left a driver, and after how many looks it says that
-/// they have not.
+/// Interval at which a task checks whether others have left a driver, and the number of checks
+/// after which it logs that they have not.
 const LEAVE_INTERVAL: u64 = time::SECOND / 100;
 const LEAVE_LOOKS: usize = 500;
 
-/// Whether a device's registers are reached.
+/// Whether a device's registers can be accessed.
 struct Gate(AtomicBool);
 
 /// Registers of a device in a slot.
@@ -86,7 +86,7 @@ impl Registers for SlotBar {
     }
 }
 
-/// The machine around one device of a slot.
+/// The platform of one device in a slot.
 struct SlotPlatform<'a> {
     slot: &'a DiskSlot,
     gate: Arc<Gate>,
@@ -115,7 +115,7 @@ impl Platform for SlotPlatform<'_> {
     }
 }
 
-/// The wait queue that the port's interrupt wakes.
+/// Interrupt notification of the port: wakes a wait queue.
 struct SlotLine {
     changed: WaitQueue,
     is_pending: AtomicBool,
@@ -128,7 +128,7 @@ impl Notify for SlotLine {
     }
 }
 
-/// The driver of what is in a slot.
+/// The driver of the device in a slot.
 struct Occupant {
     disk: Arc<VirtioBlock<Frames, PciTransport<SlotBar>>>,
     gate: Arc<Gate>,
@@ -147,7 +147,7 @@ pub struct DiskSlot {
 }
 
 impl DiskSlot {
-    /// The slot of `port`, which tells of what happens from now on. Start-up only.
+    /// Makes the slot of `port`, whose events are reported from now on. Start-up only.
     pub(super) fn new(dma: &'static Dma<Frames>, port: Port, number: usize) -> Result<Self, SetupError> {
         let name = SLOTS.get(number).copied().ok_or(SetupError::Nonsense("number of slots"))?;
         let addresses = port.window();
@@ -168,12 +168,12 @@ impl DiskSlot {
         Ok(Self { name, port, window, message, lines, line, device, occupant })
     }
 
-    /// Its name.
+    /// The slot's name.
     pub const fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Sleeps until something may have happened.
+    /// Sleeps until an event may have occurred.
     pub fn wait(&self) {
         let is_pending = || self.line.is_pending.swap(false, Ordering::AcqRel).then_some(());
         self.line.changed.wait_uninterruptible(is_pending);
@@ -184,10 +184,10 @@ impl DiskSlot {
         self.port.take_events(&Pci)
     }
 
-    /// Gives what is in the slot power, and starts it where it is a disk.
+    /// Gives the device in the slot power, and starts it if it is a disk.
     ///
     /// # Errors
-    /// [`SetupError`]: the device has no memory and reaches none. It keeps its power until
+    /// [`SetupError`]: the device has no memory and no access to any. It keeps its power until
     /// [`DiskSlot::release`].
     pub fn start_disk(&self) -> Result<Disk, SetupError> {
         self.port.set_power(&Pci, Power::On);
@@ -208,7 +208,7 @@ impl DiskSlot {
         let addresses = self.port.window();
         place_registers(&Pci, function, addresses.start..addresses.start + WINDOW)?;
         if !self.device.is_detached() {
-            // The previous device may still reach its memory.
+            // The previous device may still have access to its memory.
             return Err(SetupError::NoDomain);
         }
         self.device.reattach()?;
@@ -221,7 +221,7 @@ impl DiskSlot {
         Ok(disk)
     }
 
-    /// Vendor and device of what is in the slot, once it answers.
+    /// Returns vendor and device ID of the device in the slot, once the device answers.
     fn find(&self) -> Option<(u16, u16)> {
         let end = time::now() + READY_WITHIN;
         loop {
@@ -233,8 +233,9 @@ impl DiskSlot {
         }
     }
 
-    /// Lets go of what is in the slot, or was: requests fail, and its memory, its account and its
-    /// domain go. It has no power then. Returns when no task is in its driver any more.
+    /// Releases the slot's present or previous device: requests fail, and the device's memory,
+    /// account and domain are released. The slot then has no power. Returns when no task is in the
+    /// driver any more.
     pub fn release(&self) {
         self.let_go();
         self.port.set_power(&Pci, Power::Off);
@@ -248,7 +249,7 @@ impl DiskSlot {
                 self.port.set_power(&Pci, Power::Off);
             }
             if disk.remove(self).is_err() {
-                // The driver and its memory stay, and so does the account: the slot is lost.
+                // The driver, its memory and the account are kept: the slot is lost.
                 log::error!("{}: the slot does not confirm that it has no power", self.name);
                 return;
             }
@@ -258,7 +259,7 @@ impl DiskSlot {
         pci::disable(&Pci, self.port.device());
         self.until_left(|| match self.device.detach() {
             Err(DetachError::Held(_)) if self.device.lost() == 0 => Err("its memory is held"),
-            // After an error nothing in the slot is used again: see [`DiskSlot::start_disk`].
+            // After an error the slot is not used again: see [`DiskSlot::start_disk`].
             Err(error) => {
                 log::error!("{}: no other disk can be used here: {error}", self.name);
                 Ok(())
@@ -267,7 +268,7 @@ impl DiskSlot {
         });
     }
 
-    /// Waits until `look` is content.
+    /// Waits until `look` returns `Ok`.
     fn until_left(&self, mut look: impl FnMut() -> Result<(), &'static str>) {
         for round in 1.. {
             let Err(why) = look() else { return };
@@ -285,7 +286,7 @@ impl freehold_virtqueue::PowerSlot for DiskSlot {
     }
 }
 
-/// Sleeps for so many nanoseconds.
+/// Sleeps for this many nanoseconds.
 fn rest(nanoseconds: u64) {
     let _ = WaitQueue::new().wait_uninterruptible_until(time::now() + nanoseconds, || None::<()>);
 }

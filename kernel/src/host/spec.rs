@@ -20,27 +20,27 @@ pub enum Stream {
     Pipe,
 }
 
-/// Whether the host wants the closing tables.
+/// Whether the host requests the closing tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ClosingTables {
-    /// The host wants them.
+    /// The host requests them.
     Wanted,
-    /// The host does not want them.
+    /// The host does not request them.
     #[default]
     Unwanted,
 }
 
-/// Whether the host wants the names of the files that programs find.
+/// Whether the host requests the names of the files that programs find.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Learning {
-    /// The host wants them.
+    /// The host requests them.
     Wanted,
-    /// The host does not want them.
+    /// The host does not request them.
     #[default]
     Unwanted,
 }
 
-/// A folder of the host that the program is to see.
+/// A folder of the host that is mounted for the program.
 #[derive(PartialEq, Eq, Debug)]
 pub struct ShareSpec {
     /// The device's name for it.
@@ -54,24 +54,25 @@ pub struct ShareSpec {
 /// Access of programs to a folder of the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ShareMode {
-    /// Read.
+    /// Programs read the folder.
     ReadOnly,
-    /// Read and write.
+    /// Programs read and write the folder.
     ReadWrite,
-    /// Read it below what the image has there, and all that they write.
+    /// Programs see the folder below the image's files and below their own changes.
     Below,
-    /// None: changes that they made elsewhere are written there when the program has ended.
+    /// None: the changes that programs made elsewhere are written to this folder when the program
+    /// has ended.
     Changes,
 }
 
-/// The program, its arguments and its surroundings.
+/// The program, its arguments and its environment.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Spec {
     /// Path of the program.
     pub exec: Vec<u8>,
     /// argv, the program's name included.
     pub arguments: Vec<Vec<u8>>,
-    /// `K=V` each.
+    /// The environment, one `K=V` per element.
     pub environment: Vec<Vec<u8>>,
     /// Working directory.
     pub cwd: Vec<u8>,
@@ -91,29 +92,28 @@ pub struct Spec {
     pub shares: Vec<ShareSpec>,
     /// The events that are recorded while the program runs.
     pub events: Option<Vec<u8>>,
-    /// Whether the host wants the names of the files that programs find.
+    /// Whether the host requests the names of the files that programs find.
     pub learning: Learning,
-    /// How the machine is connected, if it is.
+    /// Settings of the machine's network, if there is one.
     pub net: Option<NetSpec>,
 }
 
 /// The settings of the network device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NetSpec {
-    /// Its address.
+    /// The machine's address.
     pub address: [u8; 4],
-    /// Bits of it that name the network, 1..=31.
+    /// Number of the address' bits that name the network, 1..=31.
     pub prefix: u8,
     /// The router to all other networks.
     pub gateway: [u8; 4],
 }
 
 impl Spec {
-    /// Read the file's bytes. Keys that are not known are passed over.
+    /// Parses the file's bytes. Unknown keys are skipped.
     ///
     /// # Errors
-    /// `EINVAL` where a record has no `=` or a value makes no sense, or no program is named;
-    /// `ENOMEM`.
+    /// `EINVAL` if a record has no `=`, a value makes no sense, or no program is named; `ENOMEM`.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         let mut spec = Self {
             exec: Vec::new(),
@@ -158,7 +158,7 @@ impl Spec {
     }
 }
 
-/// A tag, a mode and a path.
+/// Parses a tag, a mode and a path.
 fn share(value: &[u8]) -> Result<ShareSpec> {
     let mut parts = value.splitn(3, |&byte| byte == b':');
     let (Some(tag), Some(mode), Some(path)) = (parts.next(), parts.next(), parts.next()) else {
@@ -177,7 +177,7 @@ fn share(value: &[u8]) -> Result<ShareSpec> {
     Ok(ShareSpec { tag: Vec::try_from_slice(tag)?, path: Vec::try_from_slice(path)?, mode })
 }
 
-/// `ADDRESS/BITS,GATEWAY`.
+/// Parses `ADDRESS/BITS,GATEWAY`.
 fn net(value: &[u8]) -> Result<NetSpec> {
     let text = core::str::from_utf8(value).map_err(|_| Errno::EINVAL)?;
     let (own, gateway) = text.split_once(',').ok_or(Errno::EINVAL)?;
@@ -198,7 +198,7 @@ fn stream(value: &[u8]) -> Result<Stream> {
     }
 }
 
-/// `UID:GID`.
+/// Parses `UID:GID`.
 fn user(value: &[u8]) -> Result<(u32, u32)> {
     let colon = value.iter().position(|&byte| byte == b':').ok_or(Errno::EINVAL)?;
     Ok((number(&value[..colon])?, number(&value[colon + 1..])?))

@@ -21,12 +21,12 @@ pub mod replicas {
     };
 }
 
-/// Number of looks at a held lock before its waiter sleeps.
+/// How often a waiter checks a held lock before it sleeps.
 pub const LOCK_SPINS: usize = 300;
 
 pub(super) static BUDDY: sync::Once<Buddy<Hardware>> = sync::Once::new();
 
-/// The page allocator.
+/// Returns the page allocator.
 ///
 /// # Panics
 /// Before [`set_frames`](super::set_frames).

@@ -1,4 +1,4 @@
-//! The hardware, as this crate asks for it: the only place that names it.
+//! The hardware as this crate uses it: the only module that names the crates behind it.
 //!
 //! In the kernel it is `freehold-arch`'s ([`bare`](self)). On a host it is a software machine: the
 //! frames, tables and TLBs of `freehold_machine::model`, threads of the host for threads of the
@@ -26,7 +26,7 @@ pub use freehold_machine::PAGE;
 /// The page allocator's handle: every frame comes from it and goes back to it.
 pub type Frames = &'static Buddy<Hardware>;
 
-/// Hands the page allocator over; once.
+/// Sets the page allocator; once.
 pub fn set_frames(buddy: Buddy<Hardware>) {
     BUDDY.set(buddy);
 }
@@ -34,7 +34,7 @@ pub fn set_frames(buddy: Buddy<Hardware>) {
 pub fn vector_bytes() -> usize {
     user::xsave_size()
 }
-/// The CPU this runs on; a hint unless it cannot move.
+/// The CPU that runs this code. The result is only a hint unless the caller cannot be moved.
 pub fn current_cpu() -> CpuId {
     Hardware.current_cpu()
 }
@@ -42,41 +42,41 @@ pub fn current_cpu() -> CpuId {
 pub fn node_of(cpu: CpuId) -> NodeId {
     Hardware.node_of_cpu(cpu)
 }
-/// Make every CPU that is in a program pass through the kernel; returns when all have.
+/// Makes every CPU that runs a program enter the kernel. Returns when all have.
 pub fn interrupt_all() {
-    // The flush itself does not matter, that all CPUs have answered does.
+    // The flush itself does not matter: it shows that all CPUs have answered.
     let everyone = CpuSet::first(Hardware.cpu_count());
     Hardware.flush_on(everyone, Flush::Range { start: VirtAddr(0), pages: 1 });
 }
-/// Copy from a user address; the bytes copied.
+/// Copies from a user address. Returns how many bytes were copied.
 pub fn read_user(from: u64, to: &mut [u8], faults: Faults) -> usize {
     usercopy::read(VirtAddr(from), to, faults)
 }
-/// Copy to a user address; the bytes copied.
+/// Copies to a user address. Returns how many bytes were copied.
 pub fn write_user(to: u64, from: &[u8], faults: Faults) -> usize {
     usercopy::write(VirtAddr(to), from, faults)
 }
-/// Load a value from a user address, at once where its size is a word's; `None` if it cannot be
-/// read. May sleep.
+/// Loads a value from a user address; `None` if it cannot be read. A value of a word's size is
+/// loaded in one access. May sleep.
 #[inline]
 pub fn load_user(from: u64, value: &mut [u8]) -> Option<()> {
     usercopy::load(VirtAddr(from), value, Faults::Sleep)
 }
-/// Store a value at a user address, at once where its size is a word's; `None` if it cannot be
-/// written. May sleep.
+/// Stores a value at a user address; `None` if it cannot be written. A value of a word's size is
+/// stored in one access. May sleep.
 #[inline]
 pub fn store_user(to: u64, value: &[u8]) -> Option<()> {
     usercopy::store(VirtAddr(to), value, Faults::Sleep)
 }
-/// Show text on the serial line.
+/// Prints text on the serial line.
 pub fn print_serial(text: core::fmt::Arguments<'_>) {
     serial::print(text);
 }
-/// Fill `bytes` from the machine's random generator.
+/// Fills `bytes` from the machine's random generator.
 pub fn fill_random(bytes: &mut [u8]) {
     entropy::fill(bytes);
 }
-/// Weaknesses of the CPU's speculation, as /proc/cpuinfo names them.
+/// The CPU's speculative-execution vulnerabilities, as /proc/cpuinfo names them.
 pub fn bugs() -> impl Iterator<Item = &'static str> {
     speculation::bugs()
 }

@@ -12,18 +12,18 @@ use crate::mem::reclaim::caches::{self, Cached, Caches};
 use crate::mem::{PageCache, reclaim};
 use crate::sync::SpinLock;
 
-/// Every share that is not over.
+/// Every share that is still in use.
 static SHARES: SpinLock<Vec<Weak<Share>>> = SpinLock::new(Vec::new());
 
 struct ShareCaches;
 
-/// Lets reclaim take from shares.
+/// Registers the page caches of shares with reclaim.
 pub(super) fn init() -> Result<()> {
     caches::register(&ShareCaches);
     reclaim::start()
 }
 
-/// Counts `share` among those that reclaim takes from.
+/// Adds `share` to the shares that reclaim takes pages from.
 pub(super) fn list(share: &Arc<Share>) -> Result<()> {
     let mut shares = SHARES.lock();
     let free = shares.iter().position(|share| share.strong_count() == 0);

@@ -1,4 +1,4 @@
-//! A device of messages, and what is asked through it.
+//! A message device, and the requests that are sent through it.
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -19,15 +19,15 @@ use crate::fs::device::split_device;
 use crate::fs::node::{NewNode, NodeKind};
 use crate::{Errno, Result, host, sched};
 
-/// Bytes of the longest request but a symbolic link's: two names, and numbers.
+/// Bytes of the longest request, except that for a symbolic link: two names, and numbers.
 const REQUEST: usize = 544;
 /// unlinkat(2): the name is a directory's.
 const REMOVE_DIRECTORY: u32 = 0x200;
-/// Bytes of the longest answer but a symbolic link's.
+/// Bytes of the longest answer, except that for a symbolic link.
 const REPLY: usize = 192;
-/// Bytes of a message beside its data (P9_IOHDRSZ).
+/// Bytes of a message without its data (P9_IOHDRSZ).
 const OVERHEAD: usize = 24;
-/// The least data that a server must be able to move at once.
+/// The smallest data size of a message that a server must support.
 const LEAST: usize = 4096;
 
 static CHANNELS: Once<Vec<&'static Channel>> = Once::new();
@@ -36,7 +36,7 @@ static CHANNELS: Once<Vec<&'static Channel>> = Once::new();
 pub(super) struct Channel {
     device: Arc<dyn MessageDevice>,
     is_used: AtomicBool,
-    /// The most data of one message, as agreed with the server.
+    /// Largest data size of a message, as agreed with the server.
     most: AtomicUsize,
     fids: Fids,
 }
@@ -66,17 +66,17 @@ fn all() -> &'static [&'static Channel] {
 }
 
 impl Channel {
-    /// The one that shows what is called `tag`.
+    /// Returns the channel of the folder with this `tag`.
     pub fn named(tag: &[u8]) -> Option<&'static Self> {
         all().iter().copied().find(|channel| channel.device.tag() == tag)
     }
 
-    /// Its numbers.
+    /// The channel's fids.
     pub const fn fids(&self) -> &Fids {
         &self.fids
     }
 
-    /// The most data of one message.
+    /// Largest data size of a message.
     pub fn most(&self) -> usize {
         self.most.load(Ordering::Relaxed)
     }
@@ -84,7 +84,7 @@ impl Channel {
     /// Begins a session.
     ///
     /// # Errors
-    /// `EBUSY`: there is one; `EPROTONOSUPPORT`: the server speaks something else.
+    /// `EBUSY`: there is a session already; `EPROTONOSUPPORT`: the server speaks another protocol.
     pub fn begin(&'static self) -> Result<ChannelUse> {
         if self.is_used.swap(true, Ordering::AcqRel) {
             return Err(Errno::EBUSY);
@@ -102,12 +102,12 @@ impl Channel {
         Ok(session)
     }
 
-    /// The session is over; its numbers were put away.
+    /// Ends the session. Its fids were put away before.
     pub fn end(&self) {
         self.is_used.store(false, Ordering::Release);
     }
 
-    /// The tree's first directory.
+    /// Returns a fid for the root of the server's tree.
     pub fn attach(&'static self) -> Result<Fid> {
         self.make(NinepRequest::Attach, |_| Some(())).map(|(fid, ())| fid)
     }
@@ -117,19 +117,20 @@ impl Channel {
         self.make(|fid| NinepRequest::Walk(dir.number(), fid, Some(name)), ninep::walked)
     }
 
-    /// The file of `fid`, opened by another number, with these flags of open(2).
+    /// Opens the file of `fid` with these flags of open(2). Returns a new fid for the open file.
     pub fn open(&'static self, fid: &Fid, flags: u32) -> Result<Fid> {
         let (opened, ()) = self.make(|new| NinepRequest::Walk(fid.number(), new, None), |_| Some(()))?;
         let mut reply = [0; REPLY];
-        // Of an open that is killed half-way the server has a file that it closes when it is told
-        // of the number.
+        // If the open is killed half-way, the server may have an open file. It closes the file when
+        // it is told of the number.
         opened.set_open();
         let length = self.ask(&NinepRequest::Open(opened.number(), flags), &mut reply, None)?;
         body(&reply, length).and_then(ninep::opened).ok_or(Errno::EIO)?;
         Ok(opened)
     }
 
-    /// A new file in `dir`, opened with these flags of open(2); which one it is.
+    /// Makes a file in `dir` and opens it with these flags of open(2). Returns its fid and its
+    /// identity.
     pub fn create(&'static self, dir: &Fid, name: &[u8], flags: u32, new: &NewNode) -> Result<(Fid, Qid)> {
         let (made, ()) = self.make(|fid| NinepRequest::Walk(dir.number(), fid, None), |_| Some(()))?;
         let mut reply = [0; REPLY];
@@ -140,7 +141,7 @@ impl Channel {
         Ok((made, qid))
     }
 
-    /// A new directory, FIFO, socket or device in `dir`.
+    /// Makes a directory, FIFO, socket or device in `dir`.
     pub fn make_node(&self, dir: &Fid, name: &[u8], new: &NewNode) -> Result<()> {
         let (dir, mode) = (dir.number(), new.kind as u32 | new.mode);
         self.tell(&match new.kind {
@@ -149,7 +150,7 @@ impl Channel {
         })
     }
 
-    /// A new symbolic link in `dir`.
+    /// Makes a symbolic link in `dir`.
     pub fn symlink(&self, dir: &Fid, name: &[u8], target: &[u8], gid: u32) -> Result<()> {
         let (mut room, mut reply) = (Vec::try_filled(0, MAX_REQUEST)?, [0; REPLY]);
         let request = NinepRequest::Symlink(dir.number(), name, target, gid);
@@ -157,7 +158,7 @@ impl Channel {
         sent.map(|_| ()).map_err(errno)
     }
 
-    /// Another name for a file.
+    /// Gives a file another name.
     pub fn link(&self, dir: &Fid, file: &Fid, name: &[u8]) -> Result<()> {
         self.tell(&NinepRequest::Link(dir.number(), file.number(), name))
     }
@@ -167,24 +168,24 @@ impl Channel {
         self.tell(&NinepRequest::Rename(dir.number(), name, new_dir.number(), new_name))
     }
 
-    /// Removes a name, which is a directory's or is not.
+    /// Removes a name; `kind` says whether it is a directory's.
     pub fn unlink(&self, dir: &Fid, name: &[u8], kind: NodeKind) -> Result<()> {
         let flags = if kind == NodeKind::Directory { REMOVE_DIRECTORY } else { 0 };
         self.tell(&NinepRequest::Unlink(dir.number(), name, flags))
     }
 
-    /// Changes what a file is.
+    /// Changes a file's attributes.
     pub fn set_attributes(&self, fid: &Fid, new: NewAttributes) -> Result<()> {
         self.tell(&NinepRequest::SetAttributes(fid.number(), new))
     }
 
-    /// Has the server put what was written to an open file on its disk.
+    /// Makes the server write the data of an open file to its disk.
     pub fn sync(&self, fid: &Fid) -> Result<()> {
         self.tell(&NinepRequest::Sync(fid.number()))
     }
 
-    /// Writes at an offset of an open file, at most [`Channel::most`] bytes; how many the server
-    /// took.
+    /// Writes at an offset of an open file, at most [`Channel::most`] bytes. Returns how many bytes
+    /// the server took.
     pub fn write(&self, fid: &Fid, offset: u64, bytes: &[u8]) -> Result<usize> {
         let mut reply = [0; REPLY];
         let request = NinepRequest::Write(fid.number(), offset, 0);
@@ -200,14 +201,14 @@ impl Channel {
         body(&reply, length).and_then(Attributes::decode).ok_or(Errno::EIO)
     }
 
-    /// How much there is in all.
+    /// Returns the size of the file system and its free space.
     pub fn stats(&self, fid: &Fid) -> Result<FileSystemStats> {
         let mut reply = [0; REPLY];
         let length = self.ask(&NinepRequest::Stats(fid.number()), &mut reply, None)?;
         body(&reply, length).and_then(FileSystemStats::decode).ok_or(Errno::EIO)
     }
 
-    /// Where a symbolic link leads.
+    /// Returns the target of a symbolic link.
     pub fn read_link(&self, fid: &Fid) -> Result<Vec<u8>> {
         let mut reply = Vec::try_filled(0, MAX_REPLY)?;
         let length = self.ask(&NinepRequest::ReadLink(fid.number()), &mut reply, None)?;
@@ -215,17 +216,18 @@ impl Channel {
         Ok(Vec::try_from_slice(target)?)
     }
 
-    /// Bytes from an offset of an open file on; 0 at its end.
+    /// Reads bytes of an open file from an offset on. Returns 0 at the file's end.
     pub fn read(&self, fid: &Fid, offset: u64, to: &mut dyn OriginalMut) -> Result<usize> {
         self.receive(&NinepRequest::Read(fid.number(), offset, 0), to)
     }
 
-    /// Entries of an open directory, from a position on; 0 bytes at its end.
+    /// Reads entries of an open directory from a position on. Returns 0 bytes at the directory's
+    /// end.
     pub fn list(&self, fid: &Fid, from: u64, mut to: &mut [u8]) -> Result<usize> {
         self.receive(&NinepRequest::ReadDirectory(fid.number(), from, 0), &mut to)
     }
 
-    /// The same into memory of the kernel.
+    /// Like [`Channel::read`], into memory of the kernel.
     pub fn read_bytes(&self, fid: &Fid, offset: u64, mut to: &mut [u8]) -> Result<usize> {
         self.read(fid, offset, &mut to)
     }
@@ -235,7 +237,7 @@ impl Channel {
         self.exchange(request, &mut reply, Data::Received(to), None).map_err(errno)
     }
 
-    /// Sends a request that makes a new number known, and reads the answer's body.
+    /// Sends a request that introduces a new fid, and reads the answer's body.
     fn make<'a, R>(
         &'static self,
         request: impl FnOnce(u32) -> NinepRequest<'a>,
@@ -263,7 +265,7 @@ impl Channel {
         self.exchange(request, reply, Data::None, left).map_err(errno)
     }
 
-    /// A request whose answer says that it is done, and no more.
+    /// Sends a request whose answer only confirms it.
     fn tell(&self, request: &NinepRequest<'_>) -> Result<()> {
         self.ask(request, &mut [0; REPLY], None).map(|_| ())
     }
@@ -286,7 +288,7 @@ impl Channel {
         left: Option<u32>,
     ) -> core::result::Result<usize, MessageError> {
         let request = request.encode(room).ok_or(MessageError::TooLong)?;
-        // The device's objects for one request.
+        // Ensures that the device has its objects for one request.
         ensure_objects(Shortage::Fail).map_err(|_| MessageError::Refused(Errno::ENOMEM as u32))?;
         self.device.exchange(&mut Exchange { request, reply, data, left }, Sleep::Killable)
     }
@@ -317,7 +319,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Something for the task: a number to tell the server of.
+    /// Returns a fid to release, if any.
     fn next_due(&self) -> Option<u32> {
         while let Some(number) = self.device.take_ended() {
             self.fids.put_away(number, Haste::Now);
@@ -347,7 +349,7 @@ impl Channel {
     }
 }
 
-/// The part of an answer of `length` bytes behind its header, as far as there was room for it.
+/// Returns the body of an answer of `length` bytes, as far as there was room for it.
 fn body(reply: &[u8], length: usize) -> Option<&[u8]> {
     reply.get(HEADER..length.min(reply.len()))
 }

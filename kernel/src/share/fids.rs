@@ -15,10 +15,10 @@ use super::channel::Channel;
 use crate::sync::SpinLock;
 use crate::{Errno, Result, host};
 
-/// How many there are of one channel.
+/// Number of fids per channel.
 const FIDS: u32 = 1 << 16;
-/// How many that were only walked to may be put away before the server is told of any: it keeps a
-/// path for each, and no open file.
+/// This many fids without an open file may be put away before the server is told of any: the server
+/// keeps only a path for each.
 const LAZY: usize = 64;
 /// How many may be put away before tasks that need new ones tell the server themselves.
 const EXCESS: usize = 1024;
@@ -27,17 +27,17 @@ const EXCESS: usize = 1024;
 pub(super) struct Fids(SpinLock<Numbers>);
 
 struct Numbers {
-    /// A bit for each that is used or put away.
+    /// One bit for each number that is used or put away.
     taken: Vec<u64>,
     /// How many those are.
     used: u32,
-    /// A bit for each that is put away.
+    /// One bit for each number that is put away.
     away: Vec<u64>,
-    /// How many those are.
+    /// How many numbers are put away.
     count: usize,
-    /// The server is to be told of all.
+    /// Whether the server must be told of all put-away numbers.
     due: bool,
-    /// Where the search goes on.
+    /// Index of the word at which the next search starts.
     next: usize,
 }
 
@@ -57,7 +57,7 @@ impl Numbers {
 }
 
 impl Fids {
-    /// All of them free.
+    /// Makes the table; all numbers are free.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -73,7 +73,7 @@ impl Fids {
         let start = numbers.next;
         let free = (0..words).map(|step| (start + step) % words).find(|&at| numbers.taken[at] != u64::MAX);
         let Some(at) = free else {
-            // Those that are put away are free soon.
+            // The put-away numbers are free soon.
             numbers.due = true;
             drop(numbers);
             host::folders_ended().wake_all();
@@ -86,14 +86,14 @@ impl Fids {
         Ok(at as u32 * 64 + bit)
     }
 
-    /// The server knows nothing of it, or will soon be told.
+    /// Frees a number that the server does not know, or will soon be told to forget.
     fn free(&self, number: u32) {
         let mut numbers = self.0.lock();
         numbers.taken[(number / 64) as usize] &= !(1 << (number % 64));
         numbers.used -= 1;
     }
 
-    /// The server is to be told that it is not needed any more.
+    /// Puts a number away: the server must be told that it is not needed any more.
     pub fn put_away(&self, number: u32, haste: Haste) {
         let is_due = {
             let mut numbers = self.0.lock();
@@ -107,7 +107,7 @@ impl Fids {
         }
     }
 
-    /// A number that the server is to be told of now; put back by [`Fids::told`].
+    /// Takes a number of which the server must be told now. [`Fids::told`] frees it.
     pub fn next_due(&self) -> Option<u32> {
         let mut numbers = self.0.lock();
         if !numbers.due {
@@ -130,12 +130,12 @@ impl Fids {
         self.0.lock().has_free()
     }
 
-    /// The server was told of it.
+    /// Frees `number`, of which the server was told.
     pub fn told(&self, number: u32) {
         self.free(number);
     }
 
-    /// How many are used or put away.
+    /// How many numbers are used or put away.
     #[cfg(test)]
     pub fn taken(&self) -> u32 {
         self.0.lock().taken.iter().map(|word| word.count_ones()).sum()
@@ -151,17 +151,17 @@ pub(super) enum Haste {
     None,
 }
 
-/// A number that stands for a file.
+/// A number that identifies a file to the server.
 pub(super) struct Fid {
     channel: &'static Channel,
     number: u32,
     is_open: AtomicBool,
-    /// The server knows it, or may come to.
+    /// Whether the server knows this number, or may learn it.
     is_known: AtomicBool,
 }
 
 impl Fid {
-    /// A number that the server is about to be told of.
+    /// Allocates a number that the server is about to be told of.
     ///
     /// # Errors
     /// `ENFILE`; `EINTR`: the caller is killed.
@@ -170,20 +170,21 @@ impl Fid {
         let number = channel.fids().take()?;
         Ok(Self { channel, number, is_open: AtomicBool::new(false), is_known: AtomicBool::new(true) })
     }
-    /// Its number.
+    /// The number.
     pub const fn number(&self) -> u32 {
         self.number
     }
-    /// The server has a file open for it.
+    /// Notes that the server has a file open for this number.
     pub fn set_open(&self) {
         self.is_open.store(true, Ordering::Relaxed);
     }
-    /// The server refused it: the number is free at once.
+    /// Frees the number at once: the server refused it.
     pub fn refused(self) {
         self.is_known.store(false, Ordering::Relaxed);
         self.channel.fids().free(self.number);
     }
-    /// A request that makes it known was abandoned: when that is over the number is put away.
+    /// The request that introduces this number was abandoned. The number is put away when that
+    /// request has ended.
     pub fn abandoned(self) {
         self.is_known.store(false, Ordering::Relaxed);
     }

@@ -13,9 +13,9 @@ use crate::fs::{Blocking, DirEntry, File, FileContent, MmapContent, Node, OpenFl
 use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result, sched};
 
-/// Bytes of a directory that are asked for at once.
+/// Bytes of a directory that are requested at once.
 const LISTING: usize = 16 << 10;
-/// Bytes that are read at once past the page cache.
+/// Bytes that are read at once when the page cache is bypassed.
 const DIRECT: usize = 32 << 10;
 
 /// An open regular file.
@@ -30,7 +30,7 @@ impl RegularFile {
         Self { node, direct: AtomicBool::new(flags.contains(OpenFlags::DIRECT)) }
     }
 
-    /// Reads what the server has, past the page cache.
+    /// Reads from the server, bypassing the page cache.
     fn read_direct(&self, offset: u64, sink: &mut dyn Sink) -> Result<usize> {
         let fid = self.node.reader().ok_or(Errno::EIO)?;
         let channel = self.node.share().channel();
@@ -117,8 +117,8 @@ impl File for DirectoryFile {
         Seekable::Offset
     }
 
-    /// Positions are the server's; where one does not go on, the directory ends, so that no server
-    /// keeps a program here.
+    /// Emits entries; positions are the server's. If a position does not advance, the directory
+    /// ends, so that no server keeps a program in this loop.
     fn read_dir(&self, from: u64, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
         let channel = self.node.share().channel();
         let mut room = Vec::try_filled(0, LISTING.min(channel.most()))?;

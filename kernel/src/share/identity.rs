@@ -1,4 +1,5 @@
-//! Which file a node is, and where it is: see the module [`super`] on identity and places.
+//! The identity of a node's file, and the node's place: see the module [`super`] on identity and
+//! places.
 
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -13,16 +14,16 @@ use crate::fs::node::NodeKind;
 use crate::sync::{Deferred, LetGo, release};
 use crate::{Errno, Result, sched};
 
-/// The server's last words on a file.
+/// The file's state that the server reported last.
 pub(super) struct Known {
     pub fid: Arc<Fid>,
     pub told: Attributes,
-    /// The name that `fid` was found by, and the number of the directory it was found in.
+    /// The name by which `fid` was found, and the number of the directory in which it was found.
     pub name: Option<(u64, Arc<[u8]>)>,
 }
 
 impl Known {
-    /// Takes over what the server has told. A generation that it once told stays.
+    /// Takes over attributes from the server. A generation that the server reported once is kept.
     pub fn learn(&mut self, told: &Attributes) {
         let generation = told.generation.or(self.told.generation);
         self.told = Attributes { generation, ..*told };
@@ -33,22 +34,22 @@ impl Known {
     }
 }
 
-/// How a node stands to the server's names.
+/// Relation of a node to the server's names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(super) enum Standing {
-    /// Its fid leads to it, as far as the server has told.
+    /// The node's fid leads to its file, as far as the server has reported.
     Named,
-    /// One of several names was removed here, which may be its fid's: any name that is found next
-    /// is its own.
+    /// One of several names was removed here, and it may be the fid's name. The next name that is
+    /// found is taken for the node's own.
     Loose,
-    /// Its last name was removed here.
+    /// The file's last name was removed here.
     Removed,
-    /// The server has another file of its number, or none at all.
+    /// The server has another file with this number, or none.
     Stale,
 }
 
-/// A [`Standing`] that changes.
+/// A [`Standing`] that can be changed atomically.
 #[derive(Default)]
 pub(super) struct AtomicStanding(AtomicU8);
 
@@ -64,14 +65,15 @@ impl AtomicStanding {
     pub fn set(&self, standing: Standing) {
         self.0.store(standing as u8, Ordering::Release);
     }
-    /// A name leads to it again.
+    /// Notes that a name leads to the file again.
     fn found(&self) {
         let (before, now) = (Standing::Loose as u8, Standing::Named as u8);
         let _ = self.0.compare_exchange(before, now, Ordering::AcqRel, Ordering::Relaxed);
     }
 }
 
-/// Where a directory was found. It keeps its parent, to any depth: the end of one does not recurse.
+/// The place where a directory was found. A directory keeps its parent alive, to any depth.
+/// Dropping such a chain does not recurse.
 pub(super) struct Whereabouts {
     pub place: Option<(Arc<ShareNode>, Arc<[u8]>)>,
 }
@@ -89,12 +91,12 @@ pub(super) fn next_serial() -> u64 {
 }
 
 impl ShareNode {
-    /// Its key among the share's nodes: of one number the latest node is first.
+    /// The node's key among the share's nodes. Of the nodes with one number, the latest is first.
     pub fn key(&self) -> NodeKey {
         (self.path, !self.serial)
     }
 
-    /// Whether the server speaks of this number, this kind of file and no other generation.
+    /// Whether `told` has this node's number, its kind of file and no other generation.
     pub(super) fn is_told_of(&self, told: &Attributes) -> bool {
         let known = self.known.lock().told.generation;
         told.qid.path == self.path
@@ -102,8 +104,8 @@ impl ShareNode {
             && known.zip(told.generation).is_none_or(|(known, told)| known == told)
     }
 
-    /// Whether the file that has just been `found`, of the node's number, is the node's own. If it
-    /// is not, and the node's name does not lead to it either, the node is stale from then on.
+    /// Whether the file that was just `found` under the node's number is the node's own file. If
+    /// not, and the node's name does not lead to the node's file either, the node becomes stale.
     ///
     /// # Errors
     /// `ENOMEM`, `EINTR`, `EIO`: the server could not be asked.
@@ -181,15 +183,15 @@ impl ShareNode {
         Ok(())
     }
 
-    /// The directory that a directory was found in.
+    /// Returns the directory in which this directory was found.
     fn found_in(&self) -> Option<Arc<Self>> {
         let Body::Directory(place) = &self.body else { return None };
         let place = place.lock();
         place.as_ref()?.place.as_ref().map(|(dir, _)| dir.clone())
     }
 
-    /// Sets a directory's place: of a new one, or by a holder of the share's `moves` that has seen
-    /// that it is not above `found`.
+    /// Sets a directory's place. The directory is new, or the caller holds the share's `moves` and
+    /// has checked that it is not above `found`.
     pub(super) fn set_place(&self, found: Option<(&Arc<Self>, &[u8])>) {
         let (Body::Directory(place), Some((dir, name))) = (&self.body, found) else { return };
         let now = Deferred::new(Whereabouts { place: Some((dir.clone(), reserve::slice(name))) });
@@ -199,8 +201,8 @@ impl ShareNode {
         }
     }
 
-    /// One of its names was removed; the server is not asked how many are left, which it may not
-    /// know.
+    /// Notes that one of the file's names was removed. The server is not asked how many names are
+    /// left: it may not know.
     pub fn lost_a_name(&self) {
         let left = {
             let told = &mut self.known.lock().told;
@@ -209,11 +211,11 @@ impl ShareNode {
         };
         self.standing.set(if left == 0 { Standing::Removed } else { Standing::Loose });
     }
-    /// Returns the number by which the server knows it.
+    /// Returns the number by which the server knows the file.
     ///
     /// # Errors
-    /// `ENOENT` for a file that was removed here; `ESTALE` for one that the host removed and whose
-    /// number is another file's.
+    /// `ENOENT` for a file that was removed here; `ESTALE` for a file that the host removed and
+    /// whose number another file has.
     pub fn fid(&self) -> Result<Arc<Fid>> {
         match self.standing.get() {
             Standing::Named | Standing::Loose => Ok(self.known.lock().fid.clone()),

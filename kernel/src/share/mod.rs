@@ -2,45 +2,46 @@
 //!
 //! | module | concept |
 //! |---|---|
-//! | [`channel`] | a device, and what is asked through it |
+//! | [`channel`] | a device, and the requests that are sent through it |
 //! | [`fids`] | the numbers by which the server knows files |
 //! | [`node`], [`file`] | inodes, open files |
 //! | [`identity`] | which file a node is, and where |
-//! | [`store`] | the server as what is behind a page cache |
-//! | [`caches`] | what reclaim takes from here |
+//! | [`store`] | the server as the store of a page cache |
+//! | [`caches`] | reclaim of the pages of shares |
 //!
 //! **Trust.** A server is hostile input: the crate `freehold-ninep` reads its messages, each value
-//! once. Wrong names, kinds, sizes and times lead to wrong files in this mount at worst.
+//! once. At worst, wrong names, kinds, sizes and times lead to wrong files in this mount.
 //!
-//! **Identity.** A file is its number (`qid.path`) and its generation, where the host's file system
-//! has generations: a number is used again once its file is gone. Without generations a node is
-//! the file that its latest name leads to, which the server is asked when the number turns up
-//! under another name. A node whose file is gone is *stale* from then on and leads nowhere
-//! (`ESTALE`): a working directory, a bind mount's root or an open directory never moves to the
-//! next file of the number.
+//! **Identity.** A file is identified by its number (`qid.path`) and, if the host's file system has
+//! generations, by its generation: a number is reused once its file is removed. Without
+//! generations, a node is the file that its latest name leads to. The server is asked for it when
+//! the number turns up under another name. A node whose file is removed becomes *stale* and leads
+//! nowhere (`ESTALE`). So a working directory, a bind mount's root or an open directory never
+//! becomes the next file with that number.
 //!
 //! **Freshness.** Each step of a path asks the server, so names and attributes are never old. A
 //! file's bytes are in the page cache, one for each inode that the server numbers (`qid.path`).
-//! Opening asks for size and times again and drops the pages when any of them changed since the
-//! last look (close-to-open). So does a read that finds the end of the file, or that the host has
-//! cut it.
+//! Opening asks for size and times again, and drops the pages if any of them changed since the last
+//! request (close-to-open). A read does the same if it finds the end of the file, or finds that the
+//! host has cut the file.
 //!
-//! **Places.** A directory remembers the one that it was found in. The host may move directories
-//! while these are remembered; a find that would close a circle of them is `ELOOP`, as on Linux, so
-//! that each way up ends. Changes of places have one mutex for the share (`moves`).
+//! **Places.** A directory remembers the directory in which it was found. The host may move
+//! directories meanwhile. A lookup that would close a cycle of remembered places fails with
+//! `ELOOP`, as on Linux, so that each walk upwards ends. Changes of places have one mutex for the
+//! share (`moves`).
 //!
-//! **Locks.** `turn` of a file (a mutex: one look at a time at what the server says of it) > page
+//! **Locks.** `turn` of a file (a mutex: it serialises requests for the file's attributes) > page
 //! cache. `moves` (a mutex) is taken with no other lock held. The table of nodes, the list of
 //! recent ones, a node's attributes and place, and the fids have a spin lock each, under which
-//! nothing sleeps, nothing of these is dropped, and no other of these locks is taken.
+//! nothing sleeps, no such object is dropped, and no other of these locks is taken.
 //!
-//! **Writing** goes through: when a call returns, the server has the bytes, and the pages that it
-//! changed are gone. So no page is ever dirty, and a mapping that stores is refused (`EINVAL`, as
+//! **Writing** is write-through: when a call returns, the server has the bytes, and the changed
+//! pages are dropped. So no page is ever dirty, and a mapping that stores is refused (`EINVAL`, as
 //! Linux does without a cache). The server decides what may be written; a folder that it shows
 //! read-only says `EROFS` whatever the mount says.
 //!
-//! Locks of files (flock, fcntl) are kept in this kernel: they hold among its programs, not towards
-//! the host.
+//! Locks of files (flock, fcntl) are kept in this kernel: they apply among its programs, not to the
+//! host.
 
 mod caches;
 mod channel;
@@ -72,10 +73,10 @@ use crate::{Errno, Result};
 
 /// The magic number of statfs(2) (linux/magic.h).
 const MAGIC: u64 = 0x0102_1997;
-/// Inodes whose pages are kept though no program has them open.
+/// Number of inodes whose pages are kept although no program has them open.
 const RECENT: usize = 1024;
 
-/// Make the host's folders known, by their tags. Once, after the devices were started.
+/// Registers the host's folders by their tags. Called once, after the devices were started.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -88,8 +89,7 @@ pub fn init() -> Result<()> {
 
 pub use caches::drop_clean;
 
-/// Mounts the host's folders at the places where the program sees them, but for those that lie
-/// below the image.
+/// Mounts the host's folders at their paths in the guest, except those that lie below the image.
 ///
 /// # Errors
 /// The error of mounting.
@@ -105,10 +105,10 @@ pub fn mount_all(wanted: &[Wanted]) -> Result<()> {
     Ok(())
 }
 
-/// The folder of the host that is called `tag`, with mount(2)'s `options`.
+/// Opens the folder of the host with this `tag`, with mount(2)'s `options`.
 ///
 /// # Errors
-/// `ENOENT`: there is none; `EBUSY`: it is mounted; `EINVAL` for options that cannot be; the
+/// `ENOENT`: there is no such folder; `EBUSY`: it is mounted; `EINVAL` for invalid options; the
 /// server's error.
 pub fn mount(tag: &[u8], options: &[u8]) -> Result<Arc<dyn FileSystem>> {
     check_options(options)?;
@@ -128,7 +128,7 @@ pub fn mount(tag: &[u8], options: &[u8]) -> Result<Arc<dyn FileSystem>> {
     Ok(reserve::arc(ShareFs { share, root }))
 }
 
-/// Options of Linux' 9p that change nothing here, or that have to be so.
+/// Accepts options of Linux' 9p that have no effect here, or that have the only supported value.
 fn check_options(options: &[u8]) -> Result<()> {
     for option in options.split(|&byte| byte == b',').filter(|option| !option.is_empty()) {
         let (key, value) = match option.iter().position(|&byte| byte == b'=') {
@@ -157,17 +157,17 @@ type NodeKey = (u64, u64);
 pub(super) struct Share {
     session: ChannelUse,
     device: u64,
-    /// By their numbers; of one number the latest is first.
+    /// The nodes by number. Of the nodes with one number, the latest is first.
     nodes: SpinLock<Map<NodeKey, Weak<ShareNode>>>,
     /// Held while a directory's remembered place changes.
     moves: Mutex<()>,
     /// Nodes that are kept for the sake of their pages, oldest first.
     recent: SpinLock<VecDeque<Arc<ShareNode>>>,
-    /// Whether the file system is mounted; once it is not, no node is kept any more.
+    /// Whether the file system is mounted. After the unmount no node is kept any more.
     is_mounted: AtomicBool,
 }
 
-/// The use of a channel; ended when this is dropped.
+/// The use of a channel. It ends when this is dropped.
 pub(super) struct ChannelUse(&'static Channel);
 
 impl Drop for ChannelUse {
@@ -181,12 +181,12 @@ impl Share {
         self.session.0
     }
 
-    /// The inode that `fid` stands for, of which the server has `told`, found in a directory by a
-    /// name.
+    /// Returns the inode for `fid`, with the attributes that the server has `told`; it was found in
+    /// a directory by a name.
     ///
     /// # Errors
-    /// `ENOMEM`; `EIO` for a kind of file that there is not; `ELOOP` for a directory that is found
-    /// below itself; `EINTR`.
+    /// `ENOMEM`; `EIO` for an unknown kind of file; `ELOOP` for a directory that is found below
+    /// itself; `EINTR`.
     fn node(
         self: &Arc<Self>,
         fid: Fid,
@@ -202,20 +202,20 @@ impl Share {
             self.let_go_of(&node);
         }
         let node = ShareNode::new(self, fid, told, found)?;
-        // Of two who find a file at once, the later one's node is known from then on: each has its
-        // own cache until it is let go of.
+        // If two tasks find a file at once, the later one's node is known from then on. Each node
+        // has its own cache until it is released.
         let before = self.nodes.lock().try_insert(node.key(), node.downgrade());
         drop(before?);
         self.keep(&node);
         Ok(node)
     }
 
-    /// The latest node of a number.
+    /// The latest node with a number.
     fn known(&self, path: u64) -> Option<Arc<ShareNode>> {
         self.next_node((path, 0)).filter(|(key, _)| key.0 == path)?.1
     }
 
-    /// Keeps a node for a while; lets go of one that was not used for long.
+    /// Keeps a node for a while, and releases a node that was not used for long.
     fn keep(&self, node: &Arc<ShareNode>) {
         if !node.has_pages() || !self.is_mounted.load(Ordering::Acquire) {
             return;
@@ -224,7 +224,7 @@ impl Share {
         {
             let mut recent = self.recent.lock();
             let has_room = recent.len() < RECENT && recent.try_push_back(node.clone()).is_ok();
-            // Each that was used since it was last looked at is spared once.
+            // A node that was used since the last pass is spared once.
             for _ in 0..if has_room { 0 } else { recent.len().min(8) } {
                 let Some(oldest) = recent.pop_front() else { break };
                 if oldest.was_used() {
@@ -239,20 +239,20 @@ impl Share {
         drop(gone);
     }
 
-    /// A name of this inode was removed: it is not kept for its pages any more, for the server has
-    /// a file's last bytes as long as it is open.
+    /// Notes that a name of this inode was removed. The node is no longer kept for its pages: the
+    /// server keeps a removed file's bytes as long as the file is open.
     fn lost_a_name(&self, path: u64) {
         let Some(node) = self.known(path) else { return };
         node.lost_a_name();
         self.let_go_of(&node);
     }
 
-    /// Keeps a node no longer for its pages.
+    /// Stops keeping a node for the sake of its pages.
     fn let_go_of(&self, node: &Arc<ShareNode>) {
         let mut kept = None;
         {
             let mut recent = self.recent.lock();
-            // Once round: those that stay are in their order again.
+            // One full rotation: the remaining nodes keep their order.
             for _ in 0..recent.len() {
                 let Some(oldest) = recent.pop_front() else { break };
                 if oldest.is_same(node) {
@@ -271,7 +271,7 @@ impl Share {
         drop(gone);
     }
 
-    /// The first node from `from` on, with its key.
+    /// The first node at or after the key `from`, with its key.
     fn next_node(&self, from: NodeKey) -> Option<(NodeKey, Option<Arc<ShareNode>>)> {
         let nodes = self.nodes.lock();
         nodes.first_from(Bound::Included(&from)).map(|(&key, node)| (key, node.upgrade()))
@@ -286,7 +286,8 @@ struct ShareFs {
 
 impl Drop for ShareFs {
     fn drop(&mut self) {
-        // Nodes keep the share, and the list of recent ones keeps nodes.
+        // Nodes keep the share, and the list of recent nodes keeps nodes: emptying the list breaks
+        // the cycle.
         self.share.is_mounted.store(false, Ordering::Release);
         let recent = core::mem::take(&mut *self.share.recent.lock());
         drop(recent);

@@ -1,8 +1,8 @@
 //! Inodes of a share.
 //!
 //! There is one node for each number that the server gives (`qid.path`), under all names by which
-//! it is found; the latest name is the one that its requests go by. So its page cache is one, and a
-//! running program keeps others from writing to its file.
+//! it is found; requests use the latest name. So each file has one page cache, and a running
+//! program keeps others from writing to its file.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -43,7 +43,7 @@ pub(super) struct Regular {
     content: Arc<CacheContent>,
     store: Arc<Store>,
     text: TextUse,
-    /// Attributes of the file at the server when its pages were last good.
+    /// The server's attributes of the file when its pages were last up to date.
     turn: Mutex<Seen>,
 }
 
@@ -73,7 +73,7 @@ pub(super) struct ShareNode {
     pub(super) share: Arc<Share>,
     me: Weak<Self>,
     pub(super) path: u64,
-    /// No other node has it.
+    /// Unique number of the node.
     pub(super) serial: u64,
     pub(super) standing: AtomicStanding,
     pub(super) kind: NodeKind,
@@ -83,10 +83,10 @@ pub(super) struct ShareNode {
 }
 
 impl ShareNode {
-    /// The node that `fid` stands for.
+    /// Makes the node for `fid`.
     ///
     /// # Errors
-    /// `ENOMEM`; `EIO` for a kind of file that there is not.
+    /// `ENOMEM`; `EIO` for an unknown kind of file.
     pub fn new(
         share: &Arc<Share>,
         fid: Arc<Fid>,
@@ -118,16 +118,16 @@ impl ShareNode {
             used: AtomicBool::new(false),
             body,
         });
-        // No directory is below one that is new.
+        // No directory can be below a new directory.
         node.set_place(found);
         Ok(node)
     }
 
-    /// Whether it was used since this was last asked.
+    /// Whether the node was used since the last call.
     pub fn was_used(&self) -> bool {
         self.used.swap(false, Ordering::Relaxed)
     }
-    /// Whether it has a page cache.
+    /// Whether the node has a page cache.
     pub fn has_pages(&self) -> bool {
         matches!(self.body, Body::Regular(_))
     }
@@ -135,7 +135,7 @@ impl ShareNode {
     pub fn cache(&self) -> Option<&Arc<PageCache>> {
         self.regular().map(|regular| regular.content.cache())
     }
-    /// The share that it is of.
+    /// The share to which the node belongs.
     pub fn share(&self) -> &Arc<Share> {
         &self.share
     }
@@ -151,7 +151,8 @@ impl ShareNode {
         self.me.upgrade().expect("a node is only reached through an Arc of it")
     }
 
-    /// Asks the server what the file is now. Pages that may be old are gone when it returns.
+    /// Asks the server for the file's current attributes. Pages that may be out of date are dropped
+    /// before it returns.
     ///
     /// # Errors
     /// The server's error; `EINTR`.
@@ -163,7 +164,7 @@ impl ShareNode {
     pub(super) fn ask_attributes(&self) -> Result<Attributes> {
         let told = self.share.channel().attributes(&*self.fid()?)?;
         if !self.is_told_of(&told) {
-            // Of several names another one may still lead here.
+            // If the file has several names, another one may still lead to it.
             if self.standing.get() == Standing::Named {
                 self.standing.set(Standing::Stale);
             }
@@ -173,14 +174,14 @@ impl ShareNode {
         Ok(told)
     }
 
-    /// The same for a holder of the file's turn.
+    /// Like [`ShareNode::refresh`], for a holder of the file's `turn`.
     fn refresh_in(&self, regular: &Regular, seen: &mut Seen) -> Result<()> {
         let told = self.ask_attributes()?;
         let now = Seen::of(&told);
         if *seen == now {
             return Ok(());
         }
-        // Access to a file that is another by now may need another look of the server.
+        // The name may lead to another file by now, so the server must check access again.
         if regular.store.reader().is_some() {
             let again = self.share.channel().open(&*self.fid()?, READ_ONLY);
             regular.store.set_reader(again.ok().map(reserve::arc));
@@ -188,14 +189,14 @@ impl ShareNode {
         regular.store.set_size(told.size);
         let cache = regular.content.cache();
         cache.resized(told.size);
-        // Where old pages stay, the next look takes them.
+        // If old pages stay, the next refresh drops them.
         if cache.forget(0..u64::MAX)? {
             *seen = now;
         }
         Ok(())
     }
 
-    /// Sees to it that the file can be read: the first open of a file asks the server.
+    /// Makes sure that the file can be read: the first open of a file asks the server.
     fn make_readable(&self, regular: &Regular) -> Result<()> {
         if regular.store.reader().is_none() {
             let fid = self.share.channel().open(&*self.fid()?, READ_ONLY)?;
@@ -218,10 +219,10 @@ impl ShareNode {
         Ok(reserve::arc(RegularFile::new(self, flags)))
     }
 
-    /// The node of a file that was just made here, and is open as `opened`.
+    /// Makes the node of a file that was just created here and is open as `opened`.
     fn adopt(&self, opened: Fid, made: Qid, name: &[u8]) -> Result<Arc<Self>> {
         let node = self.find(name)?;
-        // The host may have put another one in its place already.
+        // The host may already have replaced the file by another one.
         if let Some(regular) = node.regular().filter(|_| node.path == made.path) {
             let opened = reserve::arc(opened);
             regular.store.set_reader(Some(opened.clone()));
@@ -241,7 +242,7 @@ impl ShareNode {
         self.share.node(fid, &told, Some((&self.me(), name)))
     }
 
-    /// A node of the same share.
+    /// Returns a node as a node of the same share.
     fn sibling<'a>(&self, node: &'a Arc<dyn Node>) -> Result<&'a Self> {
         let other = (&**node as &dyn core::any::Any).downcast_ref::<Self>();
         other.filter(|other| other.share.is_same(&self.share)).ok_or(Errno::EXDEV)
@@ -256,9 +257,9 @@ impl ShareNode {
         Ok(())
     }
 
-    /// Writes at an offset, or at the end where there is none; returns how many bytes and where
-    /// they begin. The server has them when this returns, and no reader sees the previous bytes in
-    /// the cache.
+    /// Writes at an offset, or at the end of the file for `None`. Returns how many bytes were
+    /// written, and where they begin. When this returns, the server has them, and no reader sees
+    /// the previous bytes in the cache.
     pub fn write_at(&self, offset: Option<u64>, source: &mut dyn Source) -> Result<(usize, u64)> {
         let regular = self.regular().ok_or(Errno::EISDIR)?;
         let mut seen = regular.turn.lock_killable()?;
@@ -294,8 +295,8 @@ impl ShareNode {
         Ok((done, at))
     }
 
-    /// Writes a part at the server, under the file's turn. A concurrent reader may bring old bytes
-    /// into the cache, but not after the pages were forgotten. The cache grows only after that, so
+    /// Writes a part at the server, while `turn` is held. A concurrent reader may bring old bytes
+    /// into the cache, but not after the pages were dropped. The cache grows only after that, so
     /// that no page is zeroes where the server has bytes.
     fn write_part(&self, regular: &Regular, at: u64, bytes: &[u8]) -> Result<usize> {
         if bytes.is_empty() {
@@ -313,8 +314,8 @@ impl ShareNode {
         Ok(count)
     }
 
-    /// truncate(2), and what goes with it.
-    /// Returns the mode to ask the host for, by the last known one; a mode that stays is not sent.
+    /// truncate(2), and its effects on the cache. Returns the mode to ask the host for, by the last
+    /// known one; a mode that stays is not sent.
     fn mode_after(&self, change: &SetMetadata) -> Option<u32> {
         match change.mode? {
             ModeChange::To(mode) => Some(mode),
@@ -347,14 +348,14 @@ impl ShareNode {
         self.refresh_in(regular, &mut seen)
     }
 
-    /// Has what was written on the host's disk.
+    /// Makes the host write the file's data to its disk.
     pub fn sync(&self) -> Result<()> {
         let writer = self.regular().and_then(|regular| regular.store.writer());
         writer.map_or(Ok(()), |writer| self.share.channel().sync(&writer))
     }
 
-    /// Reads bytes of a regular file. A change that the host made to the file meanwhile shows at
-    /// its end.
+    /// Reads bytes of a regular file. If the host changes the file meanwhile, the change is noticed
+    /// at the file's end.
     pub fn read_at(&self, offset: u64, sink: &mut dyn crate::user::Sink) -> Result<usize> {
         let regular = self.regular().ok_or(Errno::EISDIR)?;
         let first = regular.content.read_at(offset, sink);
@@ -391,8 +392,8 @@ impl Drop for ShareNode {
     }
 }
 
-/// Ignores that the server does not find a file. A file that has lost its name cannot be asked for
-/// any more: its last known state, with what was written here, counts.
+/// Ignores an error that the server does not find the file. A file that has lost its name cannot be
+/// asked for any more: its last known state, updated by the writes here, counts.
 fn named(told: Result<()>) -> Result<()> {
     told.or_else(|error| if matches!(error, Errno::ENOENT | Errno::ESTALE) { Ok(()) } else { Err(error) })
 }
@@ -423,7 +424,7 @@ impl Node for ShareNode {
             links: u32::try_from(told.links).unwrap_or(u32::MAX),
             uid: told.uid,
             gid: told.gid,
-            // The server's makedev has 8 bits of minor number at the bottom, as ours.
+            // The server's makedev has the low 8 bits of the minor number at the bottom, as ours.
             rdev: make_device((told.rdev >> 8 & 0xfff) as u32, (told.rdev & 0xff) as u32),
             size: self.regular().map_or(told.size, |regular| regular.content.size()),
             block_size: u32::try_from(told.block_size).unwrap_or(4096).max(1),
@@ -431,7 +432,7 @@ impl Node for ShareNode {
             accessed: timestamp(told.accessed),
             modified: timestamp(told.modified),
             changed: timestamp(told.changed),
-            // The server does not tell.
+            // The server does not report this time.
             born: None,
         }
     }
@@ -476,7 +477,7 @@ impl Node for ShareNode {
         self.set_attributes(change)
     }
 
-    /// The last known mode counts.
+    /// Uses the last known mode.
     fn drop_rights(&self) -> Result<()> {
         let carries = rights::in_mode(self.known.lock().told.mode);
         if carries { task::drop_rights(self) } else { Ok(()) }
@@ -502,7 +503,7 @@ impl Node for ShareNode {
     fn link(&self, name: &[u8], node: &Arc<dyn Node>) -> Result<()> {
         let file = self.sibling(node)?;
         self.share.channel().link(&*self.fid()?, &*file.fid()?, name)?;
-        // Its other name stays when this one is removed.
+        // The file's other name stays when this one is removed.
         let told = &mut file.known.lock().told;
         told.links = told.links.saturating_add(1);
         Ok(())
@@ -516,7 +517,7 @@ impl Node for ShareNode {
         self.remove_name(name, NodeKind::Directory)
     }
 
-    /// Without flags, which the protocol does not have (`EINVAL`, as on Linux).
+    /// Renames without flags: the protocol has none (`EINVAL` for flags, as on Linux).
     fn rename(
         &self,
         name: &[u8],
@@ -530,11 +531,11 @@ impl Node for ShareNode {
         let (channel, dir, new_dir) = (self.share.channel(), self.fid()?, self.sibling(new_parent)?.fid()?);
         let replaced = channel.walk(&new_dir, new_name);
         channel.rename(&dir, name, &new_dir, new_name)?;
-        // A directory knows its place; where it cannot be asked for, its old one stays until it is
-        // found again.
+        // A directory remembers its place. If the server cannot be asked, the old place stays until
+        // the directory is found again.
         let moved = new_parent.lookup(new_name);
         if let Ok((_, replaced)) = replaced
-            // Of two names of one file both stay.
+            // If both names are the same file's, both stay.
             && moved.is_ok_and(|moved| moved.identity().inode != replaced.path)
         {
             self.share.lost_a_name(replaced.path);

@@ -1,4 +1,4 @@
-//! The server as the store behind a page cache.
+//! The server as the store of a page cache.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -19,7 +19,7 @@ use crate::{Errno, sched};
 /// Bytes that were read for page caches since boot.
 pub(super) static READ: AtomicU64 = AtomicU64::new(0);
 
-/// A file of the server.
+/// A file at the server.
 pub(super) struct Store {
     channel: &'static Channel,
     /// The fid opened for reading, since the first open of the file here.
@@ -61,16 +61,16 @@ impl Store {
         let before = self.writer.lock().replace(fid);
         drop(before);
     }
-    /// The server says that it has so many bytes.
+    /// Notes the size that the server reported.
     pub fn set_size(&self, size: u64) {
         self.size.store(size, Ordering::Release);
     }
-    /// Whether the server had fewer bytes than it said, since this was last asked.
+    /// Whether the server had fewer bytes than it reported, since the last call.
     pub fn take_fell_short(&self) -> bool {
         self.fell_short.swap(false, Ordering::AcqRel)
     }
 
-    /// Bytes of the file among the `length` from `start` on.
+    /// Returns how many of the `length` bytes from `start` on the file has.
     fn part(&self, start: u64, length: usize) -> usize {
         let left = self.size.load(Ordering::Acquire).saturating_sub(start);
         usize::try_from(left).map_or(length, |left| left.min(length))
@@ -86,8 +86,8 @@ fn vm_error(error: Errno) -> VmError {
 }
 
 impl BackingStore<Frames> for Store {
-    /// A page of which the server has no byte, though it said so, is an error: where it is mapped,
-    /// that is SIGBUS.
+    /// Fills the pages. A page of which the server has no byte, although it reported some, is an
+    /// error; for a mapping this is SIGBUS.
     fn fill(&self, first: u64, frames: &[Frame<CacheKind, Frames>]) -> Result<(), VmError> {
         let start = first.checked_mul(PAGE_SIZE as u64).ok_or(VmError::Io)?;
         let want = self.part(start, frames.len() * PAGE_SIZE);
@@ -117,7 +117,7 @@ impl BackingStore<Frames> for Store {
         Ok(())
     }
 
-    /// Nothing changes pages here: writes go to the server, and no mapping may store.
+    /// Does nothing: no page is ever dirty, since writes go to the server and no mapping may store.
     fn may_retry(&self) -> Result<(), VmError> {
         if sched::is_current_dying() { Err(VmError::Interrupted) } else { Ok(()) }
     }

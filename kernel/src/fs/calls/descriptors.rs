@@ -136,8 +136,8 @@ const FIOCLEX: u32 = 0x5451;
 const FIOASYNC: u32 = 0x5452;
 const FIGETBSZ: u32 = 2;
 
-/// ioctl(fd, request, argument): handles requests for every file here, and passes others to the
-/// file.
+/// ioctl(fd, request, argument): handles the requests that every file supports, and passes others
+/// to the file.
 pub fn sys_ioctl(args: &Args) -> Result<i64> {
     let (fd, request, argument) = (args.fd(0), args.uint(1), args[2]);
     let file = file(fd)?;

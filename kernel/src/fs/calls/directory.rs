@@ -13,10 +13,10 @@ use crate::task::Capability;
 use crate::user::{self, Sink, UserSlice};
 use crate::{Errno, Result};
 
-/// Entries are gathered in kernel memory and copied at once: at most so many bytes.
+/// Size limit of the kernel buffer in which entries are gathered before they are copied at once.
 const MAX_BUFFER: usize = 64 * 1024;
 
-/// Where d_type stands: behind the name in getdents, before it in getdents64.
+/// The place of d_type: after the name in getdents, before it in getdents64.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum DirentLayout {
     Old,
@@ -34,7 +34,7 @@ fn list(fd: i32, buffer: u64, size: usize, layout: DirentLayout) -> Result<i64> 
             no_room = true;
             return false;
         }
-        // There is room, as was just seen.
+        // The check above has shown that there is room.
         add(&mut bytes, &entry, len, layout).is_ok()
     });
     if bytes.is_empty() {
@@ -45,8 +45,8 @@ fn list(fd: i32, buffer: u64, size: usize, layout: DirentLayout) -> Result<i64> 
     Ok(bytes.len() as i64)
 }
 
-/// Adds a record of `len` bytes: inode, next position, record length, and type and name with its
-/// NUL in either order.
+/// Adds a record of `len` bytes: inode, next position, record length, then type and name with its
+/// NUL, in the order of `layout`.
 fn add(bytes: &mut Vec<u8>, entry: &DirEntry<'_>, len: usize, layout: DirentLayout) -> Result<()> {
     let end = bytes.len() + len;
     let mut head = [0; 19];
@@ -74,7 +74,7 @@ pub fn sys_getdents64(args: &Args) -> Result<i64> {
     list(args.fd(0), args[1], args.uint(2) as usize, DirentLayout::New)
 }
 
-/// `place` if it is a directory that the caller may search.
+/// Returns `place` if it is a directory that the caller may search.
 fn searchable(place: Path) -> Result<Path> {
     if place.node.kind() != NodeKind::Directory {
         return Err(Errno::ENOTDIR);
@@ -108,7 +108,7 @@ pub fn sys_chroot(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// getcwd(buffer, size): the length with the NUL.
+/// getcwd(buffer, size): returns the length with the NUL.
 pub fn sys_getcwd(args: &Args) -> Result<i64> {
     let context = process().fs();
     let path = context.cwd().describe(&context.root())?;

@@ -28,7 +28,8 @@ const F_RDLCK: i16 = 0;
 const F_WRLCK: i16 = 1;
 const F_UNLCK: i16 = 2;
 
-/// The bytes a `struct flock` means: a negative length counts backwards, 0 is to the end.
+/// Returns the byte range of a `struct flock`. A negative length counts backwards, 0 means to the
+/// end.
 fn range(file: &OpenFile, flock: &Flock) -> Result<(u64, u64)> {
     let base = match flock.whence {
         0 => 0,
@@ -43,7 +44,7 @@ fn range(file: &OpenFile, flock: &Flock) -> Result<(u64, u64)> {
         length => (start.checked_add(length).ok_or(Errno::EINVAL)?, start.wrapping_sub(1)),
     };
     let start = u64::try_from(start).map_err(|_| Errno::EINVAL)?;
-    // The last byte that a file can have is the end of all.
+    // A lock up to the last byte that a file can have has no end.
     Ok((start, if last == i64::MAX { u64::MAX } else { last as u64 + 1 }))
 }
 
@@ -58,13 +59,13 @@ fn sharing(kind: i16) -> Result<LockSharing> {
 /// Reads the `struct flock` of a lock for `owner`.
 ///
 /// # Errors
-/// `EFAULT`; `EINVAL` where it names the process of a lock that belongs to a description.
+/// `EFAULT`; `EINVAL` if it names a process although the lock belongs to a description.
 fn read(pointer: UserPtr<Flock>, owner: Owner) -> Result<Flock> {
     let flock = pointer.read()?;
     if flock.pid != 0 && matches!(owner, Owner::Description(_)) { Err(Errno::EINVAL) } else { Ok(flock) }
 }
 
-/// F_GETLK: stores the lock that conflicts with the lock at `address`, or F_UNLCK.
+/// F_GETLK: stores the lock that conflicts with the lock at `address`, or F_UNLCK if there is none.
 pub(super) fn get_lock(file: &OpenFile, owner: Owner, address: u64) -> Result<i64> {
     let pointer = UserPtr::<Flock>::new(address);
     let mut flock = read(pointer, owner)?;
@@ -134,8 +135,8 @@ pub fn sys_flock(args: &Args) -> Result<i64> {
     if args.uint(1) & LOCK_NB != 0 {
         return locks::try_set(identity, &wanted).map(|()| 0);
     }
-    // A change from shared to exclusive lets go first: two that wait for each other would wait for
-    // ever.
+    // A change from shared to exclusive releases the lock first. Otherwise two tasks that change at
+    // once would wait for each other forever.
     if locks::try_set(identity, &wanted) == Err(Errno::EAGAIN) {
         locks::unset(identity, LockSpace::Flock, owner, 0, u64::MAX)?;
         locks::set(identity, &wanted)?;

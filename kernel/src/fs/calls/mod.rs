@@ -1,7 +1,7 @@
 //! The system calls on files and names.
 //!
 //! A handler reads its arguments, resolves descriptors and paths for the calling thread, and calls
-//! the functions that do the work; checks come in Linux' order where a program can tell.
+//! the functions that do the work. Checks have Linux' order wherever a program can observe it.
 
 mod descriptors;
 mod directory;
@@ -44,7 +44,7 @@ use super::walk::{Final, PathWalk};
 use crate::task::{self, Capability, Process};
 use crate::{Errno, Result, user};
 
-/// The working directory instead of a descriptor.
+/// Stands for the working directory in place of a descriptor.
 pub(in crate::fs) const AT_FDCWD: i32 = -100;
 const AT_SYMLINK_NOFOLLOW: u32 = 0x100;
 const AT_REMOVEDIR: u32 = 0x200;
@@ -57,12 +57,12 @@ fn process() -> Arc<Process> {
     task::with_current(|task| task.process().clone())
 }
 
-/// Runs `look` with [`process`], without counting a reference.
+/// Runs `look` with [`process`], without taking a reference.
 fn with_process<R>(look: impl FnOnce(&Process) -> R) -> R {
     task::with_current(|task| look(task.process()))
 }
 
-/// Use the caller's descriptors.
+/// Runs `look` with the caller's descriptor table.
 fn with_files<R>(look: impl FnOnce(&Arc<FileTable>) -> R) -> R {
     task::with_current(|task| task.with_files(look))
 }
@@ -72,7 +72,8 @@ fn file(fd: i32) -> Result<Arc<OpenFile>> {
     task::with_current(|task| task.process().file(fd))
 }
 
-/// Where a relative path begins: the working directory, or the directory behind `dirfd`.
+/// Returns the directory at which a relative path begins: the working directory, or the directory
+/// of `dirfd`.
 fn start_of(process: &Process, dirfd: i32) -> Result<Path> {
     if dirfd == AT_FDCWD {
         return Ok(process.with_fs(FsContext::cwd));
@@ -84,17 +85,16 @@ fn start_of(process: &Process, dirfd: i32) -> Result<Path> {
     }
 }
 
-/// Returns the error for a descriptor that leads nowhere. An empty text is refused first, with
-/// `ENOENT`.
+/// Returns the error for an invalid `dirfd`. An empty path is refused first, with `ENOENT`.
 #[cold]
 fn named_by(text: &[u8], error: Errno) -> Errno {
     if text.is_empty() { Errno::ENOENT } else { error }
 }
 
-/// Run `f` with the walk that resolves `text` from `dirfd` for the caller.
+/// Runs `f` with the walk that resolves `text` from `dirfd` for the caller.
 ///
 /// # Errors
-/// `ENOENT` for an empty text, wherever it leads from; those of `f`, and of the descriptor.
+/// `ENOENT` for an empty text, whatever `dirfd` is; those of `f`, and of the descriptor.
 fn walk_from<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&PathWalk<'_>) -> Result<R>) -> Result<R> {
     task::with_current(|task| {
         let process = task.process();
@@ -110,7 +110,7 @@ fn walk_from<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&PathWalk<'_>) -> Result
     })
 }
 
-/// Run `f` with a walk for checks only, where the place is known already.
+/// Runs `f` with a walk that is used only for checks: the place is already known.
 fn as_caller<R>(f: impl FnOnce(&PathWalk<'_>) -> Result<R>) -> Result<R> {
     walk_from(AT_FDCWD, b"/", f)
 }
@@ -146,19 +146,19 @@ fn path_at(address: u64) -> Result<Vec<u8>> {
     user::string(address)
 }
 
-/// Open the file whose path is at `address`, for the kernel's own use: it gets no descriptor.
+/// Opens the file whose path is at `address` for the kernel's own use, without a descriptor.
 pub fn open_path(address: u64, flags: super::OpenFlags) -> Result<Arc<OpenFile>> {
     let text = path_at(address)?;
     walk_from(AT_FDCWD, &text, |walk| super::names::open(walk, &text, flags | super::OpenFlags::LARGEFILE, 0))
 }
 
-/// The place of an open file; one without a name is in the mount of those.
+/// The place of an open file. Nameless files are in a mount of their own.
 fn place_of(file: &OpenFile) -> Path {
     file.path().cloned().unwrap_or_else(|| root::unnamed_place(file.node()))
 }
 
-/// The place that `dirfd` and the path at `address` mean; with AT_EMPTY_PATH in `flags` and an
-/// empty path it is `dirfd`'s own.
+/// Returns the place of `dirfd` and the path at `address`. With AT_EMPTY_PATH in `flags` and an
+/// empty path, it is the place of `dirfd` itself.
 pub(in crate::fs) fn place_at(dirfd: i32, address: u64, flags: u32, last: Final) -> Result<Path> {
     let text = if address == 0 && flags & AT_EMPTY_PATH != 0 { Vec::new() } else { path_at(address)? };
     if text.is_empty() && flags & AT_EMPTY_PATH != 0 {
@@ -171,7 +171,7 @@ fn last_of(flags: u32) -> Final {
     if flags & AT_SYMLINK_NOFOLLOW != 0 { Final::Stop } else { Final::Follow }
 }
 
-/// The node behind a descriptor.
+/// The node of a descriptor.
 fn node_of(fd: i32) -> Result<Arc<dyn Node>> {
     file(fd).map(|file| file.node())
 }

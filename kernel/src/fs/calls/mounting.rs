@@ -2,7 +2,7 @@
 //!
 //! A tree of mounts belongs to its namespace: changing it needs CAP_SYS_ADMIN in the user namespace
 //! that owns the mount namespace. Only places in the caller's own tree can be changed. Outside of
-//! the initial user namespace only file systems in memory can be new, which begin empty:
+//! the initial user namespace only file systems in memory, which begin empty, can be newly mounted:
 //! [`may_mount_anew`].
 
 use super::{AT_FDCWD, file, place_at, place_of, process, walk_from};
@@ -32,7 +32,7 @@ const MS_PROPAGATION: u64 = 0xf << 17;
 const MS_STRICTATIME: u64 = 1 << 24;
 const MS_MAGIC: u64 = 0xc0ed_0000;
 
-/// The caller's mount namespace, which it may change.
+/// The caller's mount namespace, if the caller may change it.
 fn changeable() -> Result<Arc<MountNamespace>> {
     let namespace = process().namespaces().mount.clone();
     if task::may_in(namespace.head().owner(), Capability::SysAdmin) {
@@ -50,8 +50,7 @@ pub fn sys_mount(args: &Args) -> Result<i64> {
     }
     let place = place_at(AT_FDCWD, args[1], 0, Final::Follow)?.topmost();
     let namespace = changeable()?;
-    // A mount on a mount that was taken away would keep both for ever: no call could take it away
-    // again.
+    // A mount on an unmounted mount would keep both forever: no call could unmount it.
     if !namespace.contains(&place.mount) {
         return Err(Errno::EINVAL);
     }
@@ -91,7 +90,7 @@ pub fn sys_mount(args: &Args) -> Result<i64> {
     attach(&namespace, &mount, place).map(|()| 0)
 }
 
-/// Hangs `mount` over `place`, if that still is in the tree.
+/// Attaches `mount` at `place`, if that is still in the tree.
 fn attach(namespace: &MountNamespace, mount: &Arc<Mount>, place: Path) -> Result<()> {
     let _change = namespace::change()?;
     if !namespace.contains(&place.mount) {
@@ -103,7 +102,8 @@ fn attach(namespace: &MountNamespace, mount: &Arc<Mount>, place: Path) -> Result
     Ok(())
 }
 
-/// MS_REMOUNT: other options of the file system, and other restrictions; with MS_BIND only these.
+/// MS_REMOUNT: changes the options of the file system and the restrictions; with MS_BIND only the
+/// restrictions.
 fn remount(place: &Path, flags: u64, options: &[u8]) -> Result<()> {
     if !place.is_mount_root() {
         return Err(Errno::EINVAL);
@@ -130,7 +130,7 @@ fn remount(place: &Path, flags: u64, options: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// MS_BIND: shows the tree at `source` at `place` too; with MS_REC also the mounts below it.
+/// MS_BIND: shows the tree at `source` also at `place`; with MS_REC also the mounts below it.
 fn bind(namespace: &MountNamespace, source: &Path, place: Path, depth: CopyDepth) -> Result<()> {
     let is_directory = |path: &Path| path.node.kind() == NodeKind::Directory;
     if is_directory(source) != is_directory(&place) {
@@ -138,7 +138,7 @@ fn bind(namespace: &MountNamespace, source: &Path, place: Path, depth: CopyDepth
     }
     let any: &dyn core::any::Any = &*source.node;
     let of_namespace = any.downcast_ref::<NamespaceNode>().map(|node| node.0.kind());
-    // A mount namespace in a mount could come to keep itself.
+    // A mount of a mount namespace's file could make the namespace keep itself alive.
     if of_namespace == Some(NamespaceKind::Mount) {
         return Err(Errno::EINVAL);
     }
@@ -164,7 +164,7 @@ fn bind(namespace: &MountNamespace, source: &Path, place: Path, depth: CopyDepth
     Ok(())
 }
 
-/// MS_MOVE: the mount at `source` goes to `place`.
+/// MS_MOVE: moves the mount at `source` to `place`.
 fn hand_over(namespace: &MountNamespace, source: &Path, place: Path) -> Result<()> {
     let _change = namespace::change()?;
     let from = source.mount.mountpoint().filter(|_| source.is_mount_root()).ok_or(Errno::EINVAL)?;
@@ -197,10 +197,10 @@ enum FsType {
 }
 
 impl FsType {
-    /// The type with this name.
+    /// Returns the type with this name.
     ///
     /// # Errors
-    /// `ENODEV` where there is none.
+    /// `ENODEV` if there is none.
     fn named(name: &[u8]) -> Result<Self> {
         Ok(match name {
             b"tmpfs" | b"ramfs" => Self::Tmpfs,
@@ -220,8 +220,8 @@ impl FsType {
 }
 
 /// Whether a caller with these rights may mount a new file system of this type (Linux:
-/// `mount_capable`, FS_USERNS_MOUNT). That of /sys shows devices, which are the initial user
-/// namespace's.
+/// `mount_capable`, FS_USERNS_MOUNT). /sys shows devices, which belong to the initial user
+/// namespace.
 fn may_mount_anew(own: &Credentials, kind: FsType) -> Result<()> {
     let may = own.may(Capability::SysAdmin)
         || match kind {
@@ -234,14 +234,14 @@ fn may_mount_anew(own: &Credentials, kind: FsType) -> Result<()> {
     if may { Ok(()) } else { Err(Errno::EPERM) }
 }
 
-/// Whether a /proc with these flags shows no more than one that the mount namespace has: what its
-/// maker hid below that, its user namespace may not lay open by another (Linux:
-/// `mount_too_revealing`).
+/// Whether a new /proc with these flags shows no more than a /proc that the mount namespace has
+/// already. A user namespace must not reveal files in a second /proc that its maker has hidden in
+/// the first (Linux: `mount_too_revealing`).
 fn may_reveal_processes(namespace: &MountNamespace, flags: MountFlags) -> Result<()> {
     if namespace.head().owner().is_initial() {
         return Ok(());
     }
-    // These hide nothing (Linux compares locks of read-only and of times).
+    // These flags hide nothing (Linux compares only the locks of read-only and of access times).
     let flags = flags | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     for mount in namespace.root().tree()? {
         let fs = mount.file_system();
@@ -256,7 +256,7 @@ fn may_reveal_processes(namespace: &MountNamespace, flags: MountFlags) -> Result
     Err(Errno::EPERM)
 }
 
-/// A file system to mount.
+/// Makes a file system to mount.
 fn new_file_system(
     own: &Credentials,
     (kind, source, options): (FsType, &[u8], &[u8]),
@@ -290,7 +290,7 @@ const MNT_DETACH: u32 = 2;
 const MNT_EXPIRE: u32 = 4;
 const UMOUNT_NOFOLLOW: u32 = 8;
 
-/// umount2(target, flags). Open files and working directories hold their mounts, so every unmount
+/// umount2(target, flags). Open files and working directories keep their mounts, so every unmount
 /// is lazy; MNT_DETACH also unmounts the mounts below.
 pub fn sys_umount2(args: &Args) -> Result<i64> {
     let flags = args.uint(1);
@@ -317,8 +317,8 @@ pub fn sys_umount2(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// Ends the watches of a file system that is not mounted any more. Where there are other mount
-/// namespaces, it may be mounted there, and the watches stay.
+/// Ends the watches of a file system that is no longer mounted. If there are other mount
+/// namespaces, it may be mounted in them, so the watches stay.
 fn tell_unmounted(gone: &Mount) {
     let device = gone.file_system().device();
     if userns::count(NamespaceKind::Mount) != 0 {
@@ -331,8 +331,8 @@ fn tell_unmounted(gone: &Mount) {
     }
 }
 
-/// pivot_root(new_root, put_old): the mount at `new_root` becomes the root, and the old one hangs
-/// at `put_old`.
+/// pivot_root(new_root, put_old): the mount at `new_root` becomes the root, and the old root is
+/// attached at `put_old`.
 ///
 /// # Errors
 /// As in the manual.
@@ -373,8 +373,8 @@ pub fn sys_pivot_root(args: &Args) -> Result<i64> {
     new.mount.take_lock_of(&old.mount);
     drop(change);
     namespace.tell_change();
-    // Linux: `chroot_fs_refs`. A process is asked once; one that comes meanwhile has its maker's
-    // place.
+    // Linux: `chroot_fs_refs`. Each process is visited once; a process that is forked meanwhile
+    // copies the place of its parent.
     for other in registry::processes() {
         other.fs().replace(&old, &new);
         sched::cond_resched();
@@ -382,7 +382,7 @@ pub fn sys_pivot_root(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// Whether the way up from `place` comes by `above`.
+/// Whether the path from `place` upwards passes `above`.
 fn reaches(place: &Path, above: &Path) -> Result<bool> {
     let mut here = place.clone();
     while !here.mount.is_same(&above.mount) {
@@ -396,7 +396,7 @@ fn reaches(place: &Path, above: &Path) -> Result<bool> {
 pub fn sys_sync(_args: &Args) -> Result<i64> {
     let own = process().namespaces().mount.root();
     for mount in root_mount().tree()?.into_iter().chain(own.tree()?) {
-        // sync(2) has no way to tell of errors; fsync has.
+        // sync(2) cannot report errors; fsync can.
         let _ = mount.file_system().sync();
     }
     crate::fs::device::sync_all();

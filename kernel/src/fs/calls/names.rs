@@ -137,7 +137,7 @@ pub fn sys_linkat(args: &Args) -> Result<i64> {
         return link(&walk_from(dirfd, &text, |walk| walk.find(&text, last))?, args.fd(2), args[3]);
     }
     let place = place_of(&*file(dirfd)?);
-    // The descriptor may come from a program with more rights, which gave its file no name.
+    // The descriptor may come from a program with more rights, which did not give the file a name.
     let is_own = as_caller(|walk| Ok(walk.caller.owns(&place.node.metadata())))?;
     if !is_own && !task::may(Capability::DacReadSearch) {
         return Err(Errno::ENOENT);
@@ -163,7 +163,7 @@ pub fn sys_symlinkat(args: &Args) -> Result<i64> {
 
 fn read_link(dirfd: i32, path: u64, buffer: u64, size: i32) -> Result<i64> {
     let size = usize::try_from(size).ok().filter(|&size| size > 0).ok_or(Errno::EINVAL)?;
-    // An O_PATH descriptor of the link itself and an empty path mean that link.
+    // With an empty path, an O_PATH descriptor of a symbolic link means the link itself.
     let text = path_at(path)?;
     let place = if text.is_empty() && dirfd != AT_FDCWD {
         let place = place_of(&*file(dirfd)?);
@@ -216,7 +216,7 @@ pub fn sys_fchmodat2(args: &Args) -> Result<i64> {
     change_mode(&place_at(args.fd(0), args[1], flags, last_of(flags))?, args.uint(2))
 }
 
-/// The kernel's id for one that the caller passed; -1 leaves it as it is.
+/// The kernel's id for the id that the caller passed; `None` for -1, which leaves the id unchanged.
 fn id(kind: IdKind, value: u32) -> Result<Option<u32>> {
     if value == u32::MAX { Ok(None) } else { task::kernel_id(kind, value).map(Some) }
 }

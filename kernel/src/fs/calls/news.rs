@@ -1,4 +1,5 @@
-//! fcntl and ioctl about signal-driven I/O: which signal tells whom of a file's news.
+//! fcntl and ioctl for signal-driven I/O: the signal and the owner that a file's events are sent
+//! to.
 
 use crate::fs::leases::{self, LeaseKind};
 use crate::fs::node::NodeKind;
@@ -22,7 +23,7 @@ pub(super) const SIOCSPGRP: u32 = 0x8902;
 pub(super) const FIOGETOWN: u32 = 0x8903;
 pub(super) const SIOCGPGRP: u32 = 0x8904;
 
-/// Turns O_ASYNC on or off, where that changes it.
+/// Turns O_ASYNC on or off, if it differs.
 ///
 /// # Errors
 /// As [`FileSignals::set`].
@@ -44,7 +45,7 @@ pub(super) fn set_status(file: &OpenFile, fd: i32, flags: OpenFlags) -> Result<i
     }
     let signalling = if flags.contains(OpenFlags::ASYNC) { Signalling::On } else { Signalling::Off };
     match set(file, fd, signalling) {
-        // Without signal-driven I/O the flag is not kept, and no error says so, as on Linux.
+        // A file without signal-driven I/O does not keep the flag, without an error, as on Linux.
         Ok(()) | Err(Errno::ENOTTY) => {}
         Err(error) => return Err(error),
     }
@@ -52,11 +53,11 @@ pub(super) fn set_status(file: &OpenFile, fd: i32, flags: OpenFlags) -> Result<i
     Ok(0)
 }
 
-/// Makes the thread, process or group with this number in the caller's namespace the owner; none
-/// for 0.
+/// Makes the thread, process or group with this number in the caller's namespace the owner; 0 means
+/// no owner.
 ///
 /// # Errors
-/// `ESRCH` for a number that means nothing.
+/// `ESRCH` for an unused number.
 fn set_owner(file: &OpenFile, number: u32, role: IdRole) -> Result<()> {
     let handle = match number {
         0 => None,
@@ -66,7 +67,7 @@ fn set_owner(file: &OpenFile, number: u32, role: IdRole) -> Result<()> {
     Ok(())
 }
 
-/// F_SETOWN: a process, or a group if negative.
+/// F_SETOWN: a process, or a group if the number is negative.
 fn set_owner_by_sign(file: &OpenFile, owner: i32) -> Result<()> {
     if owner == i32::MIN {
         return Err(Errno::EINVAL);
@@ -74,13 +75,14 @@ fn set_owner_by_sign(file: &OpenFile, owner: i32) -> Result<()> {
     set_owner(file, owner.unsigned_abs(), if owner < 0 { IdRole::Group } else { IdRole::Process })
 }
 
-/// The number of the owner in the caller's namespace, 0 for none, and what it was chosen as.
+/// Returns the number of the owner in the caller's namespace, 0 for none, and the role in which it
+/// was chosen.
 fn owner(file: &OpenFile) -> (i32, IdRole) {
     let (owner, role) = FileSignals::of(file).map_or((None, IdRole::Thread), |state| state.owner());
     (owner.map_or(0, |owner| registry::shown(owner.handle.id()) as i32), role)
 }
 
-/// F_GETOWN: a group is negative.
+/// F_GETOWN: the number is negative for a group.
 fn owner_by_sign(file: &OpenFile) -> i32 {
     match owner(file) {
         (number, IdRole::Group) => -number,

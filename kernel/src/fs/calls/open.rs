@@ -1,4 +1,4 @@
-//! open, close and what makes descriptors.
+//! open, close, and other calls that make descriptors.
 
 use freehold_collections::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -25,10 +25,11 @@ struct OpenHow {
 }
 
 const RESOLVE_KNOWN: u64 = 0x1f;
-/// openat2's RESOLVE_CACHED: only what needs no waiting; nothing here does.
+/// openat2's RESOLVE_CACHED: only lookups that need no waiting. Accepted without effect: lookups
+/// here need none.
 const RESOLVE_CACHED: u64 = 0x20;
 
-/// Give `file` the caller's lowest free descriptor.
+/// Gives `file` the caller's lowest free descriptor.
 pub(super) fn install(file: Arc<OpenFile>, on_exec: OnExec) -> Result<i64> {
     let limit = with_process(Process::descriptor_limit);
     with_files(|files| files.insert(file, on_exec, limit)).map(i64::from)
@@ -48,7 +49,7 @@ fn open_into(
 ) -> Result<i64> {
     let (limit, mask) =
         with_process(|process| (process.descriptor_limit(), process.with_fs(FsContext::umask)));
-    // A descriptor must be had before a file is made.
+    // The descriptor is reserved before the file is made.
     let descriptor = files.promise(limit)?;
     let text = path_at(path)?;
     let mode = mode & 0o7777 & !mask;
@@ -130,7 +131,7 @@ pub fn sys_close_range(args: &Args) -> Result<i64> {
     }
     let process = process();
     if flags & CLOSE_RANGE_UNSHARE != 0 {
-        // Descriptors belong to the process: one of several threads cannot have its own.
+        // Descriptors belong to the process: a single thread of several cannot have its own.
         if process.thread_count() > 1 {
             return Err(Errno::EINVAL);
         }
@@ -157,7 +158,8 @@ pub fn sys_memfd_create(args: &Args) -> Result<i64> {
     if flags & MFD_EXEC != 0 && flags & MFD_NOEXEC_SEAL != 0 {
         return Err(Errno::EINVAL);
     }
-    // 249 bytes, so that "memfd:" and the name fit into NAME_MAX; the bound counts the NUL.
+    // At most 249 bytes, so that "memfd:" and the name fit into NAME_MAX; the limit includes the
+    // NUL.
     let name = user::bounded_string(args[0], 250, Errno::EINVAL)?;
     let process = process();
     let credentials = process.credentials();

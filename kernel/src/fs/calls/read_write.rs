@@ -13,7 +13,7 @@ use crate::task::{self, Task};
 use crate::user::{Iovecs, Sink, Source, UserSlice};
 use crate::{Errno, Result};
 
-/// RWF_HIPRI, RWF_DSYNC, RWF_SYNC: hints or promises that memory keeps anyway.
+/// RWF_HIPRI, RWF_DSYNC, RWF_SYNC: hints, or guarantees that files in memory give anyway.
 const RWF_IGNORED: u32 = 0x1 | 0x2 | 0x4;
 const RWF_NOWAIT: u32 = 0x8;
 const RWF_APPEND: u32 = 0x10;
@@ -68,8 +68,8 @@ fn read_from(file: &Open, offset: i64, sink: &mut dyn Sink) -> Result<i64> {
     file.counted(IoDirection::Read, file.read_at(offset, sink).map_err(|error| offset_error(file, error)))
 }
 
-/// Returns the error of a transfer at an offset that met `error`: a stream has no offsets,
-/// whichever end it is (Linux: FMODE_PREAD before FMODE_READ).
+/// Returns the error of a transfer at an offset that met `error`. A stream has no offsets,
+/// whichever end it is, and that error comes first (Linux: FMODE_PREAD before FMODE_READ).
 #[cold]
 fn offset_error(file: &Open, error: Errno) -> Errno {
     if error == Errno::EBADF { file.check_seekable().err().unwrap_or(error) } else { error }
@@ -125,7 +125,8 @@ pub fn sys_pwritev(args: &Args) -> Result<i64> {
     write_to(&file, args.long(3), &mut Iovecs::read(args[1], args.size(2))?)
 }
 
-/// preadv2(fd, iovecs, count, offset low, offset high, flags); offset -1 means the description's.
+/// preadv2(fd, iovecs, count, offset low, offset high, flags); offset -1 means the offset of the
+/// description.
 pub fn sys_preadv2(args: &Args) -> Result<i64> {
     if args.uint(5) & !(RWF_IGNORED | RWF_NOWAIT) != 0 {
         return Err(Errno::EOPNOTSUPP);
@@ -133,7 +134,8 @@ pub fn sys_preadv2(args: &Args) -> Result<i64> {
     if args.long(3) == -1 { sys_readv(args) } else { sys_preadv(args) }
 }
 
-/// pwritev2(fd, iovecs, count, offset low, offset high, flags); offset -1 means the description's.
+/// pwritev2(fd, iovecs, count, offset low, offset high, flags); offset -1 means the offset of the
+/// description.
 pub fn sys_pwritev2(args: &Args) -> Result<i64> {
     let flags = args.uint(5);
     if flags & !(RWF_IGNORED | RWF_NOWAIT | RWF_APPEND) != 0 {
@@ -192,7 +194,7 @@ pub fn sys_readahead(args: &Args) -> Result<i64> {
     file.check_readable()?;
     let node = file.node();
     let any: &dyn core::any::Any = &*node;
-    // A file without name and pages, such as an eventfd, is not a regular file on Linux.
+    // A nameless file without pages, such as an eventfd, is not a regular file on Linux.
     if node.kind() == NodeKind::Regular && !any.is::<AnonymousNode>() { Ok(0) } else { Err(Errno::EINVAL) }
 }
 

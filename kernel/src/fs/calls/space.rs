@@ -8,7 +8,7 @@ use crate::fs::{metadata, names};
 use crate::syscall::Args;
 use crate::{Errno, Result};
 
-/// A length as truncate takes it: not negative.
+/// Checks a length for truncate: it must not be negative.
 fn length(value: i64) -> Result<u64> {
     u64::try_from(value).map_err(|_| Errno::EINVAL)
 }

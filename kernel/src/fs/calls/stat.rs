@@ -136,7 +136,7 @@ const STATX_MNT_ID: u32 = 0x1000;
 const STATX_BTIME: u32 = 0x800;
 const STATX_RESERVED: u32 = 0x8000_0000;
 const STATX_ATTR_MOUNT_ROOT: u64 = 0x2000;
-/// AT_STATX_FORCE_SYNC and AT_STATX_DONT_SYNC: together they contradict.
+/// AT_STATX_FORCE_SYNC and AT_STATX_DONT_SYNC: both together are invalid.
 const AT_STATX_SYNC_TYPE: u32 = 0x6000;
 
 /// statx(dirfd, path, flags, mask, buffer)
@@ -239,11 +239,11 @@ struct StatFs {
     spare: [i64; 4],
 }
 
-/// statfs says that its flags field is valid.
+/// statfs' flag that says that its flags field is valid.
 const ST_VALID: i64 = 0x20;
 const ST_RELATIME: i64 = 0x1000;
-/// Flags that statfs shows with mount's numbers: read-only, no set-user-ID, no devices, no
-/// execution, no access times, none of directories.
+/// Flags to which statfs and mount give the same numbers: read-only, no set-user-ID, no devices, no
+/// execution, no access times, no access times of directories.
 const ST_SAME: u32 = 0xf | 0x400 | 0x800;
 
 fn write_statfs(address: u64, mount: &Mount) -> Result<i64> {

@@ -13,7 +13,7 @@ use crate::{Errno, Result};
 
 const BUFFER: usize = 64 * 1024;
 
-/// Where one side of a copy is: at an offset of the caller's, or at its description's.
+/// The position of one side of a copy: an offset from the caller, or the offset of the description.
 #[derive(Clone, Copy)]
 enum At {
     Own(u64),
@@ -28,7 +28,7 @@ impl At {
         }
     }
 
-    /// Fill `buffer`, up to `most` bytes or its capacity.
+    /// Fills `buffer`, up to `most` bytes or its capacity.
     fn read(&mut self, file: &OpenFile, buffer: &mut Vec<u8>, most: usize) -> Result<usize> {
         buffer.truncate(0);
         let mut sink = VecSink::new(buffer, most);
@@ -42,7 +42,7 @@ impl At {
         }
     }
 
-    /// Unread `n` bytes that the other side did not take.
+    /// Moves the offset back by `n` bytes that the other side did not take.
     fn back(&mut self, file: &OpenFile, n: usize) {
         match self {
             Self::Own(offset) => *offset -= n as u64,
@@ -69,7 +69,7 @@ impl At {
     }
 }
 
-/// Copy up to `count` bytes; an error only if nothing was copied.
+/// Copies up to `count` bytes; an error only if nothing was copied.
 fn copy(from: &OpenFile, source: &mut At, to: &OpenFile, target: &mut At, count: usize) -> Result<usize> {
     let count = count.min(MAX_COUNT);
     let len = count.min(BUFFER);

@@ -1,5 +1,5 @@
-//! sysfs(2) and ustat(2): types of file systems by number, and what is free in one by its device.
-//! Both are older than /proc/filesystems and statfs(2), which say more.
+//! sysfs(2) and ustat(2): types of file systems by number, and the free space of a file system by
+//! its device. Both are older than /proc/filesystems and statfs(2), which report more.
 
 use freehold_collections::Vec;
 use zerocopy::{Immutable, IntoBytes};
@@ -11,8 +11,8 @@ use crate::syscall::Args;
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result};
 
-/// sysfs(1, name), sysfs(2, index, buffer), sysfs(3): a type's number, its name, how many there
-/// are.
+/// sysfs(1, name), sysfs(2, index, buffer), sysfs(3): the number of a type, the name of a type, the
+/// number of types.
 ///
 /// # Errors
 /// As in the manual.
@@ -49,7 +49,7 @@ struct Free {
 /// ustat(device, buffer)
 ///
 /// # Errors
-/// `EINVAL` where the caller's mounts have no file system of that device, `EFAULT`, `ENOMEM`.
+/// `EINVAL` if the caller's mounts have no file system of that device, `EFAULT`, `ENOMEM`.
 pub fn sys_ustat(args: &Args) -> Result<i64> {
     let wanted = split_device(args.uint(0).into());
     let mounts = process().namespaces().mount.root().tree()?;

@@ -16,7 +16,7 @@ use crate::{Errno, Result, task, user};
 const NAME_MAX: usize = 255;
 const VALUE_MAX: usize = 65536;
 const S_ISVTX: u32 = 0o1000;
-/// The attribute "security.capability", without its space.
+/// The attribute "security.capability", without its prefix.
 const CAPABILITY: &[u8] = b"capability";
 
 fn name_at(address: u64) -> Result<Vec<u8>> {
@@ -24,8 +24,8 @@ fn name_at(address: u64) -> Result<Vec<u8>> {
     if name.is_empty() { Err(Errno::ERANGE) } else { Ok(name) }
 }
 
-/// Checks the access that the name's space demands; `EOPNOTSUPP` for spaces that files in memory do
-/// not have.
+/// Checks the access that the name's prefix requires; `EOPNOTSUPP` for prefixes that files in
+/// memory do not support.
 fn check(place: &Path, name: &[u8], want: Access) -> Result<()> {
     if [&b"trusted."[..], b"security.", b"user."].contains(&name) {
         return Err(Errno::EINVAL);
@@ -52,7 +52,8 @@ fn check(place: &Path, name: &[u8], want: Access) -> Result<()> {
         if !matches!(meta.kind, NodeKind::Regular | NodeKind::Directory) {
             return Err(if want == Access::READ { Errno::ENODATA } else { Errno::EPERM });
         }
-        // Others who may write a directory of all may not mark it.
+        // Only the owner may set attributes of a directory with the sticky bit, even if others may
+        // write to it.
         let is_of_all = meta.kind == NodeKind::Directory && meta.mode & S_ISVTX != 0;
         if is_of_all && want == Access::WRITE && !walk.caller.owns(&meta) {
             return Err(Errno::EPERM);
@@ -61,9 +62,9 @@ fn check(place: &Path, name: &[u8], want: Access) -> Result<()> {
     })
 }
 
-/// Whether the caller may change the attribute "security." with this rest of a name (Linux:
-/// `cap_inode_setxattr`, `cap_inode_removexattr`). Capabilities of a file hold in all namespaces.
-/// Only the initial one gives them, as before Linux 4.14.
+/// Whether the caller may change the attribute "security." followed by `attribute` (Linux:
+/// `cap_inode_setxattr`, `cap_inode_removexattr`). Capabilities of a file apply in all namespaces.
+/// Only the initial one can set them, as before Linux 4.14.
 fn may_secure(place: &Path, attribute: &[u8]) -> bool {
     match attribute {
         CAPABILITY => task::may(Capability::SetFcap),
@@ -82,7 +83,7 @@ fn check_file_capabilities(value: &[u8]) -> Result<()> {
     }
 }
 
-/// Put `bytes` at `address`, or only tell their length where `size` is 0.
+/// Writes `bytes` to `address`, or only returns their length if `size` is 0.
 fn give(bytes: &[u8], address: u64, size: usize) -> Result<i64> {
     if size != 0 {
         if bytes.len() > size {
@@ -116,7 +117,8 @@ fn set(place: &Path, args: &Args) -> Result<i64> {
     if name.strip_prefix(b"security.") == Some(CAPABILITY) {
         check_file_capabilities(&value)?;
     }
-    // Between the look at the owner and the change no other program gives the file away.
+    // The lock keeps other programs from changing the file's owner between the check and the
+    // change.
     let _changes = metadata::lock(place.node.identity())?;
     check(place, &name, Access::WRITE)?;
     place.node.set_xattr(&name, &value, how)?;
@@ -124,10 +126,10 @@ fn set(place: &Path, args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// XATTR_CREATE and XATTR_REPLACE together, which no attribute can satisfy.
+/// XATTR_CREATE and XATTR_REPLACE together: no attribute can satisfy both.
 const BOTH: u32 = 3;
 
-/// Returns the error of a change that must both make an attribute and replace it.
+/// Returns the error of a change that must both create an attribute and replace it.
 fn either_way(place: &Path, name: &[u8]) -> Errno {
     match check(place, name, Access::WRITE) {
         Err(error) => error,
@@ -136,7 +138,7 @@ fn either_way(place: &Path, name: &[u8]) -> Errno {
     }
 }
 
-/// Lists names; those of trusted attributes only to callers that may read them.
+/// Lists names. Names of trusted attributes are listed only to callers that may read them.
 fn list(place: &Path, args: &Args) -> Result<i64> {
     let all = place.node.list_xattrs()?;
     if task::may(Capability::SysAdmin) {

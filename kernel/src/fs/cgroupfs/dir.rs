@@ -20,12 +20,12 @@ use crate::task::Credentials;
 use crate::user::Sink;
 use crate::{Errno, Result};
 
-/// Positions in a listing: files have theirs from 2 on, groups their IDs after this.
+/// Positions in a listing: files have positions from 2 on; a group has its ID plus this number.
 const GROUPS: u64 = 1 << 16;
-/// Names of groups that are listed while they are locked once.
+/// Number of names of groups that are listed per acquisition of the lock.
 const LISTED_AT_ONCE: usize = 64;
 
-/// The names of the groups right below.
+/// The names of the child groups.
 #[derive(Default)]
 struct GroupNames {
     by_name: Map<Arc<[u8]>, Arc<GroupDir>>,
@@ -40,7 +40,7 @@ pub(super) struct GroupDir {
     parent: Option<Arc<GroupDir>>,
     names: SpinLock<GroupNames>,
     attributes: SpinLock<Attributes>,
-    /// Its maker, which its files belong to.
+    /// The user and group that made the directory; its files belong to them.
     maker: (u32, u32),
     /// The files, by index, whose mode or owner was changed.
     files: SpinLock<Map<usize, Attributes>>,
@@ -74,17 +74,17 @@ impl GroupDir {
         &self.group
     }
 
-    /// The directory of the group above.
+    /// The parent group's directory.
     pub fn above(&self) -> Option<&Arc<Self>> {
         self.parent.as_ref()
     }
 
-    /// Returns the directory of the group `name` right below.
+    /// Returns the directory of the child group `name`.
     pub fn child(&self, name: &[u8]) -> Option<Arc<Self>> {
         self.names.lock().by_name.get(name).cloned()
     }
 
-    /// Checks that `own` may write to the group's cgroup.procs; a write needs other rights, too.
+    /// Checks that `own` may write to the group's cgroup.procs. A move needs further rights.
     ///
     /// # Errors
     /// `EACCES`.
@@ -94,7 +94,7 @@ impl GroupDir {
         own.caller().may(&self.file_metadata(index, Row::Procs), Access::WRITE)
     }
 
-    /// The answer of stat(2) about a file.
+    /// The result of stat(2) for a file.
     pub fn file_metadata(&self, index: usize, row: Row) -> Metadata {
         let identity = identity(&self.group, index);
         if let Some(changed) = self.files.lock().get(&index) {
@@ -105,7 +105,7 @@ impl GroupDir {
         Metadata { mode: row.mode(), uid, gid, links: 1, ..made }
     }
 
-    /// Changes mode or owner of a file.
+    /// Changes a file's mode or owner.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -136,8 +136,8 @@ impl GroupDir {
         Ok(())
     }
 
-    /// Up to so many groups from an ID on, shown to `emit` until it says no. The ID behind the
-    /// last; `None` where that is all.
+    /// Lists a limited number of groups from an ID on, until `emit` returns `false`. Returns the
+    /// next ID; `None` if all groups are listed.
     fn list(&self, from: u64, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Option<u64> {
         let names = self.names.lock();
         let mut next = None;
@@ -206,7 +206,7 @@ impl Node for GroupDir {
             NodeKind::Regular => return Err(Errno::EACCES),
             _ => return Err(Errno::EPERM),
         }
-        // A path in /proc/PID/cgroup is a line.
+        // A newline would split the group's line in /proc/PID/cgroup.
         if name.contains(&b'\n') {
             return Err(Errno::EINVAL);
         }

@@ -1,7 +1,7 @@
 //! A file of a group.
 //!
-//! The opener counts: a write checks the rights and the cgroup namespace of the process that opened
-//! the file, as on Linux since 5.16. So a descriptor that was handed on gives no other rights.
+//! A write checks the rights and the cgroup namespace of the process that opened the file, as on
+//! Linux since 5.16. So a descriptor has the same rights after it was passed to another process.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,7 +27,7 @@ use crate::task::signal::{SigInfo, Signal};
 use crate::task::{self, Credentials, freeze, registry, usage};
 use crate::{Errno, Result, sched};
 
-/// The node of a file; one is made each time the file is looked up.
+/// The node of a file. It is made anew at each lookup.
 pub(super) struct GroupFile {
     dir: Arc<GroupDir>,
     index: usize,
@@ -64,7 +64,7 @@ impl Node for GroupFile {
     }
 
     fn set_metadata(&self, change: &SetMetadata) -> Result<()> {
-        // A shell's ">" cuts the file, which has no length.
+        // A shell's ">" truncates the file, which has no length.
         let SetMetadata { mode, uid, gid, size: _, accessed, modified } = change;
         if mode.is_none() && uid.is_none() && gid.is_none() && accessed.is_none() && modified.is_none() {
             return Ok(());
@@ -95,7 +95,7 @@ struct Content {
     row: Row,
     opener: Arc<Credentials>,
     namespace: Arc<CgroupNamespace>,
-    /// How often it had changed when it was read last.
+    /// Number of changes of the file when it was last read.
     seen: AtomicU64,
 }
 
@@ -108,7 +108,7 @@ impl Content {
         if self.group().is_removed() { Err(Errno::ENODEV) } else { Ok(()) }
     }
 
-    /// The reader has seen all changes so far.
+    /// Notes that the reader has seen all changes so far.
     fn see(&self) {
         if let Some(notice) = self.row.notice() {
             self.seen.store(self.group().changes(notice), Ordering::Relaxed);
@@ -155,7 +155,7 @@ impl Generate for Content {
             Row::Control(file) if file.is_write_only() => return Err(Errno::EINVAL),
             Row::Freeze => writeln!(out, "{}", u8::from(self.group().freezes())),
             Row::CpuStat => cpu_stat(self.group(), out),
-            // The only error is memory, which the text remembers.
+            // The only possible error is a lack of memory, which the text remembers.
             Row::Control(file) => drop((file.show)(self.group(), out)),
         }
         Ok(())
@@ -193,16 +193,16 @@ impl Generate for Content {
     }
 }
 
-/// A decimal int, as kstrtoint reads it.
+/// Parses a decimal int, as kstrtoint does.
 ///
 /// # Errors
-/// `EINVAL` for what is none.
+/// `EINVAL` for any other text.
 pub(super) fn number(text: &[u8]) -> Result<i32> {
     let text = core::str::from_utf8(text).map_err(|_| Errno::EINVAL)?;
     text.parse().map_err(|_| Errno::EINVAL)
 }
 
-/// Kills all in a group and below. A fork that is under way takes its child along.
+/// Kills all processes in a group and below. A concurrent fork also kills its child.
 fn kill_all(group: &Group) {
     group.begin_kill();
     for process in registry::processes() {
@@ -213,7 +213,7 @@ fn kill_all(group: &Group) {
     }
 }
 
-/// CPU time in microseconds. Programs' and the kernel's are cut, so that they are the sum.
+/// CPU time in microseconds. User and system time are rounded so that their sum is the total.
 fn cpu_stat(group: &Group, out: &mut Text) {
     let [user, system] = if group.is_root() {
         busy_times()

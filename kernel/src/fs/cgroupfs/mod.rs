@@ -11,8 +11,8 @@
 //! | [`rows`] | which files a group has |
 //! | [`procs`] | cgroup.procs and cgroup.threads: listing and moving |
 //!
-//! **Order of changes.** One sleeping lock ([`change`]) is held by all that programs change here:
-//! it makes checks and what they permit one step. Forks and ends do not take it.
+//! **Order of changes.** Each change by a program holds one sleeping lock ([`change`]): a check and
+//! the change that it permits are one step. Forks and exits do not take the lock.
 
 mod dir;
 mod file;
@@ -38,15 +38,15 @@ use crate::{Errno, Result};
 const MAGIC: u64 = 0x6367_7270;
 
 static CHANGE: Mutex<()> = Mutex::new(());
-/// The option `nsdelegate`: cgroup namespaces bound what is delegated.
+/// The option `nsdelegate`: cgroup namespaces are limits of delegation.
 static NSDELEGATE: AtomicBool = AtomicBool::new(true);
 static DEVICE: spin::Once<u64> = spin::Once::new();
 static ROOT: spin::Once<Arc<GroupDir>> = spin::Once::new();
 
-/// The turn of a change.
+/// Takes the lock of changes.
 ///
 /// # Errors
-/// `EINTR` where the caller was killed.
+/// `EINTR` if the caller was killed.
 fn change() -> Result<MutexGuard<'static, ()>> {
     CHANGE.lock_killable()
 }
@@ -59,10 +59,10 @@ fn root() -> &'static Arc<GroupDir> {
     ROOT.call_once(GroupDir::root)
 }
 
-/// The tree, from one directory on.
+/// The tree, from a directory downwards.
 struct CgroupFs(Arc<GroupDir>);
 
-/// The file system as boot mounts it.
+/// Makes the file system that is mounted at boot.
 ///
 /// # Errors
 /// None now; those of a file system.
@@ -70,11 +70,10 @@ pub fn initial() -> Result<Arc<dyn FileSystem>> {
     Ok(reserve::arc(CgroupFs(root().clone())))
 }
 
-/// The file system as a process in `namespace` mounts it.
+/// Makes the file system for a mount by a process in `namespace`.
 ///
 /// # Errors
-/// `EINVAL` for an option that there is not; `ENOENT` where the namespace's first group was
-/// removed.
+/// `EINVAL` for an unknown option; `ENOENT` if the namespace's root group was removed.
 pub fn mount(namespace: &CgroupNamespace, options: &[u8]) -> Result<Arc<dyn FileSystem>> {
     let delegates = parse(options)?;
     let group = namespace.root();
@@ -89,8 +88,9 @@ enum Delegates {
 }
 
 impl Delegates {
-    /// The option holds for the whole machine: in the initial namespace, from a process that rules
-    /// that, and is left out elsewhere. Another namespace may begin at the root group, too.
+    /// Applies the option to the whole machine, if the process is in the initial namespace and may
+    /// administer it; otherwise ignores the option. Another namespace may begin at the root group,
+    /// too.
     fn hold_for(&self, namespace: &CgroupNamespace) {
         if namespace.head().is_initial() && crate::task::may(Capability::SysAdmin) {
             NSDELEGATE.store(*self == Self::Yes, Ordering::Relaxed);
@@ -147,12 +147,12 @@ impl FileSystem for CgroupFs {
     }
 }
 
-/// The control group behind an open directory, where the caller may make a child of its own.
+/// Returns the control group of an open directory, if the caller may make a child process there.
 ///
 /// # Errors
-/// `EBADF` for another file; `ENOENT` for a removed group, and beyond the caller's namespace;
-/// `EACCES` where the caller may not write to its cgroup.procs and that of the nearest group above
-/// both.
+/// `EBADF` for another file; `ENOENT` for a removed group, and for a group outside the caller's
+/// namespace; `EACCES` if the caller may not write to the cgroup.procs of the group and of its
+/// nearest common ancestor with the caller's group.
 pub fn for_child(directory: &OpenFile) -> Result<Arc<Group>> {
     let node = directory.node();
     let any: &dyn core::any::Any = &*node;
@@ -167,7 +167,7 @@ pub fn for_child(directory: &OpenFile) -> Result<Arc<Group>> {
     Ok(dir.group().clone())
 }
 
-/// Tells watches of files of groups.
+/// Reports events to the watches of groups' files.
 pub struct Watches;
 
 impl cgroup::Observer for Watches {
@@ -187,10 +187,10 @@ impl cgroup::Observer for Watches {
     }
 }
 
-/// The inode of a group's file; the group's own is its ID.
+/// Returns the identity of a group's file. The inode of the group's directory is the group's ID.
 fn identity(group: &Group, index: usize) -> Identity {
     Identity { device: device(), inode: group.id() | (index as u64 + 1) << FILE_SHIFT }
 }
 
-/// Inode numbers of files have their place above this, groups' IDs are below.
+/// Shift of a file's index in its inode number; the bits below are the group's ID.
 const FILE_SHIFT: u32 = 48;

@@ -29,7 +29,7 @@ pub(super) struct ProcsParts {
 }
 
 impl ProcsParts {
-    /// From the beginning, with the numbers that the reader knows.
+    /// Makes a listing from the beginning, with process numbers of the reader's namespace.
     pub fn boxed(group: &Arc<Group>, listing: Listing) -> Box<dyn Parts> {
         let view = task::current().process().pid_view();
         reserve::boxed(Self { group: group.clone(), listing, view, next: 1 })
@@ -71,8 +71,8 @@ impl Parts for ProcsParts {
     }
 }
 
-/// The process that a program means by a number: its own for 0, else that of the thread or the
-/// process with the number.
+/// Returns the process for a number that a program wrote: 0 is the writer's own process, another
+/// number that of a thread or process.
 fn meant(text: &[u8]) -> Result<Arc<Process>> {
     match number(text)? {
         0 => Ok(task::current().process().clone()),
@@ -85,12 +85,13 @@ fn meant(text: &[u8]) -> Result<Arc<Process>> {
     }
 }
 
-/// Whether `opener` may have a process moved from a group to that of `to` (Linux:
-/// `cgroup_procs_write_permission`). That it may write to cgroup.procs of `to` was asked before.
+/// Checks that `opener` may move a process from a group to the group of `to` (Linux:
+/// `cgroup_procs_write_permission`). The caller has checked that `opener` may write to cgroup.procs
+/// of `to`.
 ///
 /// # Errors
-/// `EACCES` where it may not write to cgroup.procs of the nearest group above both; `ENOENT` where
-/// one is beyond the namespace, if namespaces bound what is delegated.
+/// `EACCES` if `opener` may not write to cgroup.procs of the nearest common ancestor; `ENOENT` if a
+/// group is outside the namespace and namespaces limit delegation.
 pub(super) fn may_move(
     from: &Group,
     to: &GroupDir,
@@ -109,7 +110,7 @@ pub(super) fn may_move(
     Ok(())
 }
 
-/// Takes what was written to cgroup.procs.
+/// Handles a write to cgroup.procs.
 pub(super) fn move_process(
     to: &GroupDir,
     opener: &Credentials,
@@ -134,8 +135,8 @@ pub(super) fn move_process(
     Ok(())
 }
 
-/// Takes what was written to cgroup.threads: all threads of a process are in one group, so that
-/// none moves to another (Linux: there are no threaded groups).
+/// Handles a write to cgroup.threads. All threads of a process are in one group, so no thread can
+/// be moved alone (Linux: there are no threaded groups).
 pub(super) fn move_thread(to: &GroupDir, text: &[u8]) -> Result<()> {
     let process = meant(text)?;
     if process.cgroup.group().id() == to.group().id() { Ok(()) } else { Err(Errno::EOPNOTSUPP) }

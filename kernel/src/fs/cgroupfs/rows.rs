@@ -1,4 +1,4 @@
-//! Which files a group has.
+//! The files of groups.
 
 use crate::cgroup::control::OnRoot;
 use crate::cgroup::{CONTROLLERS, ControlFile, ControllerSet, Group, Notice, files};
@@ -16,14 +16,14 @@ pub(super) enum Row {
     Kill,
     /// cpu.stat
     CpuStat,
-    /// One that needs nothing of other layers.
+    /// A file that needs nothing of other layers.
     Control(&'static ControlFile),
 }
 
 const OWN: [Row; 5] = [Row::Procs, Row::Threads, Row::Freeze, Row::Kill, Row::CpuStat];
 
 impl Row {
-    /// Its name.
+    /// The file's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Procs => "cgroup.procs",
@@ -35,7 +35,7 @@ impl Row {
         }
     }
 
-    /// Its permission bits until a program changes them.
+    /// The file's permission bits until a program changes them.
     pub fn mode(self) -> u32 {
         match self {
             Self::Procs | Self::Threads | Self::Freeze => 0o644,
@@ -45,7 +45,7 @@ impl Row {
         }
     }
 
-    /// The change that it tells of.
+    /// The notice by which the file reports changes.
     pub fn notice(self) -> Option<Notice> {
         match self {
             Self::Control(file) => file.notice,
@@ -61,7 +61,7 @@ impl Row {
         }
     }
 
-    /// Whether who got a group by a cgroup namespace may write to the file of that group itself.
+    /// Whether a delegatee may write to the file in the root group of its cgroup namespace.
     pub fn is_delegated(self) -> bool {
         match self {
             Self::Procs | Self::Threads => true,
@@ -71,8 +71,7 @@ impl Row {
     }
 }
 
-/// All files that there are, with their indexes, which never change, and with the controller that
-/// brings them.
+/// All files, each with its index, which never changes, and the controller that provides it.
 fn all() -> impl Iterator<Item = (usize, Row, ControllerSet)> {
     let own = OWN.into_iter().map(|row| (row, ControllerSet::empty()));
     let plain = files::FILES.iter().map(|file| (Row::Control(file), ControllerSet::empty()));
@@ -95,7 +94,7 @@ pub(super) fn is_known(name: &[u8]) -> bool {
     all().any(|(_, row, _)| row.name().as_bytes() == name)
 }
 
-/// The index of the file that tells of something.
+/// The index of the file that reports `notice`.
 pub(super) fn index_of(notice: Notice) -> Option<usize> {
     all().find(|(_, row, _)| row.notice() == Some(notice)).map(|(index, ..)| index)
 }

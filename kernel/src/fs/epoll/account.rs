@@ -1,8 +1,8 @@
-//! Files that all epoll instances of a user watch, and how many they may be
-//! (fs.epoll.max_user_watches): each takes memory that belongs to no process.
+//! The number of files that all epoll instances of a user watch, and its limit
+//! (fs.epoll.max_user_watches): each watch takes memory that no process is charged for.
 //!
-//! An instance belongs to the real user of its maker. A user's number is there while the user has
-//! an instance; adding a watch changes that number alone.
+//! An instance belongs to the real user of its maker. A user's count exists while the user has an
+//! instance; adding a watch changes only that count.
 //!
 //! Source: `ep_insert` and `eventpoll_init` in fs/eventpoll.c.
 
@@ -19,19 +19,19 @@ use crate::{Errno, Result};
 
 /// Bytes of a watch, as Linux counts them.
 const WATCH_BYTES: u64 = 200;
-/// Part of memory that a user's watches may take.
+/// A user's watches may take one part in this many of memory.
 const PART: u64 = 25;
 
-/// Watches of one user.
+/// Limit of the watches of one user.
 pub static MAX_USER_WATCHES: Limit = Limit::new(1 << 16);
 
 static USERS: SpinLock<Map<u32, Arc<AtomicU64>>> = SpinLock::new(Map::new());
 
-/// Sets the limit by the pages that the machine has, as Linux does.
+/// Sets the limit from the machine's number of pages, as Linux does.
 pub fn init(pages: u64) {
     let bytes = pages.saturating_mul(freehold_machine::PAGE_SIZE as u64);
     let most = bytes / PART / WATCH_BYTES;
-    // It fits by the smaller of the two.
+    // The limit is valid: it is the smaller of the two.
     let _ = MAX_USER_WATCHES.set(most.min(i32::MAX as u64));
 }
 
@@ -42,7 +42,7 @@ pub(super) struct WatchAccount {
 }
 
 impl WatchAccount {
-    /// That of `user`.
+    /// Returns the account of `user`.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -62,7 +62,7 @@ impl WatchAccount {
     /// Counts one more watch.
     ///
     /// # Errors
-    /// `ENOSPC` where the user has as many as may be.
+    /// `ENOSPC` if the user has reached the limit.
     pub fn charge(&self) -> Result<()> {
         if self.watches.fetch_add(1, Ordering::Relaxed) >= MAX_USER_WATCHES.get() {
             self.uncharge(1);
@@ -71,7 +71,7 @@ impl WatchAccount {
         Ok(())
     }
 
-    /// Counts so many fewer.
+    /// Reduces the number of watches by `count`.
     pub fn uncharge(&self, count: u64) {
         self.watches.fetch_sub(count, Ordering::Relaxed);
     }
@@ -80,7 +80,8 @@ impl WatchAccount {
 impl Drop for WatchAccount {
     fn drop(&mut self) {
         let mut users = USERS.lock();
-        // The map's reference and this one: no other comes while the map is locked.
+        // There are two references, the map's and this one. No other can be added while the map is
+        // locked.
         let unused = if self.watches.references() == 2 { users.remove(&self.user) } else { None };
         drop(users);
         drop(unused);

@@ -23,11 +23,11 @@ struct EpollEvent {
     data: u64,
 }
 
-/// The most events one call may ask for (Linux' EP_MAX_EVENTS).
+/// Largest number of events that a call may request (Linux' EP_MAX_EVENTS).
 const MOST_EVENTS: i32 = i32::MAX / size_of::<EpollEvent>() as i32;
-/// Events fetched between two looks.
+/// Number of events that are fetched at once.
 const BATCH: usize = 64;
-/// So many are fetched without a list on the heap.
+/// Up to this many events are fetched without a list on the heap.
 const FEW: usize = 16;
 
 /// epoll_create1(flags)
@@ -59,11 +59,11 @@ fn epoll_of(file: &OpenFile) -> Result<&Arc<Epoll>> {
     Epoll::of(file).ok_or_else(|| file.check_not_path().err().unwrap_or(Errno::EINVAL))
 }
 
-/// Most regular files and all directories are always ready: there is nothing to watch. So are some
-/// devices.
+/// Checks that a file can be watched. Most regular files, all directories and some devices are
+/// always ready: there is nothing to watch.
 ///
 /// # Errors
-/// `EPERM` for those, `EBADF` for a handle.
+/// `EPERM` for such files, `EBADF` for an O_PATH descriptor.
 #[inline(never)]
 fn check_watchable(file: &OpenFile) -> Result<()> {
     let always_ready = match file.node().kind() {
@@ -79,7 +79,8 @@ fn check_watchable(file: &OpenFile) -> Result<()> {
     Err(Errno::EPERM)
 }
 
-/// EPOLLEXCLUSIVE goes with plain events of a file that is no epoll instance, when it is added.
+/// Checks EPOLLEXCLUSIVE. It is allowed only when a file is added that is no epoll instance, and
+/// only with plain events.
 ///
 /// # Errors
 /// `EINVAL` otherwise.
@@ -151,7 +152,7 @@ fn wait(args: &Args, deadline: Option<u64>) -> Result<i64> {
             epoll.shared.waiters.wait_until_deadline(deadline, || epoll.may_have_ready().then_some(()));
         match woken {
             Ok(_) => {}
-            // A handler ends the wait even with SA_RESTART.
+            // A signal handler ends the wait even with SA_RESTART.
             Err(_) => return Err(Errno::EINTR),
         }
     }

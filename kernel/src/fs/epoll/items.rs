@@ -1,8 +1,8 @@
 //! Items of an epoll instance, by slot and by file, and the list of those that may be ready.
 //!
 //! Adding, finding and removing an item takes O(log n) steps, and listing one takes one step,
-//! however many are watched (Linux: `eventpoll.rbr` and `rdllist`). [`ReadyList`] links the
-//! slots of items that may be ready. It changes in interrupt context, so it never grows on its own.
+//! however many are watched (Linux: `eventpoll.rbr` and `rdllist`). [`ReadyList`] links the slots
+//! of items that may be ready. It is changed in interrupt context, so it never grows by itself.
 
 use core::ops::Bound;
 
@@ -11,25 +11,25 @@ use freehold_collections::{Arc, Map, Vec};
 
 use crate::{Errno, Result, sched};
 
-/// Items that are passed over before others may run.
+/// A loop over items yields the CPU after this many.
 const LOOKS_AT_ONCE: usize = 1024;
 
-/// Lets others run now and then in a loop over items.
+/// Yields the CPU now and then in a loop over items.
 pub(super) fn rest_at(at: usize) {
     if at % LOOKS_AT_ONCE == LOOKS_AT_ONCE - 1 {
         sched::rest();
     }
 }
 
-/// A descriptor, and the address of its description. An item keeps the address from being used
-/// again.
+/// A descriptor, and the address of its description. The item's weak reference keeps the address
+/// from being reused.
 pub(super) type WatchKey = (i32, usize);
 
 /// The items of an instance.
 pub(super) struct Items<T> {
-    /// By slot.
+    /// Items by slot.
     slots: Vec<Option<Arc<T>>>,
-    /// Slots without an item; with room for all of them.
+    /// Slots without an item. The list has capacity for all slots.
     free: Vec<usize>,
     /// The slot of each descriptor and description.
     by_file: Map<WatchKey, usize>,
@@ -55,13 +55,13 @@ impl<T> Items<T> {
         self.at(slot).is_some_and(|there| core::ptr::eq(there.address(), item))
     }
 
-    /// The item that watches the file of `key`.
+    /// The item that watches the file with `key`.
     pub(super) fn find(&self, key: WatchKey) -> Result<&Arc<T>> {
         let slot = self.by_file.get(&key).ok_or(Errno::ENOENT)?;
         self.at(*slot).ok_or(Errno::ENOENT)
     }
 
-    /// The item number `nth` of those that watch a file as `fd`, in the order of their files.
+    /// Item number `nth` of those that watch a file as `fd`, ordered by file.
     pub(super) fn nth_of(&self, fd: i32, nth: u32) -> Option<&Arc<T>> {
         let of_fd =
             self.by_file.iter_from(Bound::Included(&(fd, 0))).take_while(|((number, _), _)| *number == fd);
@@ -74,10 +74,10 @@ impl<T> Items<T> {
         None
     }
 
-    /// A slot that no item has, for the file of `key` from now on.
+    /// Reserves a free slot for the file with `key`.
     ///
     /// # Errors
-    /// `EEXIST` where an item watches that file, `ENOMEM`.
+    /// `EEXIST` if an item watches that file already, `ENOMEM`.
     pub(super) fn claim(&mut self, key: WatchKey) -> Result<usize> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
@@ -102,23 +102,23 @@ impl<T> Items<T> {
         Err(error)
     }
 
-    /// Slots that there are.
+    /// Number of slots.
     pub(super) fn slots(&self) -> usize {
         self.slots.len()
     }
 
-    /// Gives up a slot that was claimed for `key`.
+    /// Returns a slot that was reserved for `key`.
     pub(super) fn give_back(&mut self, slot: usize, key: WatchKey) {
         self.by_file.remove(&key);
         self.free.push_reserved(slot);
     }
 
-    /// Puts `item` into a slot that was claimed.
+    /// Puts `item` into a reserved slot.
     pub(super) fn put(&mut self, slot: usize, item: Arc<T>) {
         self.slots[slot] = Some(item);
     }
 
-    /// Takes `item` out of the slot that was claimed for `key`, if it is still there.
+    /// Takes `item` out of the slot that was reserved for `key`, if the item is still there.
     pub(super) fn take(&mut self, slot: usize, key: WatchKey, item: &T) -> Option<Arc<T>> {
         if !self.has(slot, item) {
             return None;
@@ -133,7 +133,7 @@ impl<T> Items<T> {
     }
 }
 
-/// No slot.
+/// Means that there is no slot.
 const NONE: usize = usize::MAX;
 
 #[derive(Clone, Copy)]
@@ -145,7 +145,7 @@ struct Link {
 
 /// Slots in the order in which they were listed, each at most once.
 pub(super) struct ReadyList {
-    /// By slot.
+    /// Links by slot.
     links: Vec<Link>,
     first: usize,
     last: usize,
@@ -161,19 +161,20 @@ impl ReadyList {
         self.count
     }
 
-    /// Slots that there is room for.
+    /// Number of slots that the list has room for.
     pub(super) fn room(&self) -> usize {
         self.links.len()
     }
 
-    /// An empty list with room for `slots` slots, for [`ReadyList::move_to`].
+    /// Makes an empty list with room for `slots` slots, for [`ReadyList::move_to`].
     pub(super) fn with_room(slots: usize) -> Result<Self> {
         let mut list = Self::new();
         list.links.try_resize(slots, Link { previous: NONE, next: NONE, is_listed: false })?;
         Ok(list)
     }
 
-    /// Moves the listed slots to `roomier`, and takes its place; the caller drops the old list.
+    /// Moves the listed slots to `roomier`, which takes this list's place; the caller drops the old
+    /// list.
     pub(super) fn move_to(&mut self, roomier: &mut Self) {
         if roomier.links.len() > self.links.len() {
             roomier.links[..self.links.len()].copy_from_slice(&self.links);

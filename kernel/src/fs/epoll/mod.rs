@@ -1,19 +1,19 @@
-//! epoll: a kept list of files, and those of them that may be ready.
+//! epoll: a list of watched files, and a list of those that may be ready.
 //!
 //! Every watched file has an [`Item`], which observes the file's wait queues for as long as it is
 //! watched. A wake-up, in any context, puts the item's slot on the ready list (once) and wakes
-//! waiting tasks. Waiting takes slots off that list and asks each file whether it is ready indeed.
-//! A level-triggered item that is ready goes back to the end of the list, so that it is asked
-//! again, and every item gets a turn.
+//! waiting tasks. Waiting takes slots off that list and polls each file to check that it is ready.
+//! A level-triggered item that is ready is put back at the end of the list. So it is polled again,
+//! and every item gets a turn.
 //!
-//! Instances may watch each other: nesting is bounded upwards and downwards together ([`nesting`]),
-//! since polls and wake-ups go through a chain of instances by recursion.
+//! Instances may watch each other. Polls and wake-ups traverse a chain of instances by recursion,
+//! so the depth of nesting is bounded, upwards and downwards together ([`nesting`]).
 //!
-//! A watch ends at once when its file is closed for good: the description tells its items
-//! ([`Watcher`]).
+//! A watch ends at once when the last descriptor of its file is closed: the description tells its
+//! items ([`Watcher`]).
 //!
-//! Lock order: `items` (sleeping) > what polling a file takes > `ready` (interrupt-safe). Nothing
-//! is allocated under `ready`: adding an item makes the room that its slot may need there.
+//! Lock order: `items` (sleeping) > the locks that polling a file takes > `ready` (interrupt-safe).
+//! Nothing is allocated under `ready`: adding an item reserves room for its slot in the list.
 //!
 //! Semantics: epoll(7).
 
@@ -48,36 +48,36 @@ use crate::sync::{IrqSpinLock, Mutex, MutexGuard, PollWaiter, SpinLock, WaitQueu
 use crate::{Errno, Result};
 
 bitflags! {
-    /// Trigger modes of a watched file, which a program sets beside its events.
+    /// Trigger modes of a watched file, which a program sets together with its events.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     struct Trigger: u32 {
-        /// One wake-up only, then a change is needed.
+        /// Report one event only, then wait for EPOLL_CTL_MOD.
         const ONESHOT = 1 << 30;
-        /// Only what is new.
+        /// Report only changes.
         const EDGE = 1 << 31;
     }
 }
 
-/// Events that are reported whether or not they are asked for.
+/// Events that are always reported, even if not requested.
 const ALWAYS: u32 = Ready::ERR.bits() | Ready::HUP.bits();
 /// The bits of an event mask that name events.
 const EVENTS: u32 = 0x0fff_ffff;
-/// EPOLLEXCLUSIVE: chosen when a file is added, and never changed. Every watcher is woken all the
-/// same.
+/// EPOLLEXCLUSIVE: can only be set when a file is added, and never changed. Here every watcher is
+/// woken even so.
 const EPOLLEXCLUSIVE: u32 = 1 << 28;
 
-/// Interest of one call in one file.
+/// Interest of an instance in a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Interest {
     /// EPOLLIN… and [`Trigger`]'s bits.
     events: u32,
-    /// Handed back with every event.
+    /// Returned with every event.
     data: u64,
 }
 
 impl Interest {
-    /// Returns the events that are told: those that the program asks for, and those that need no
-    /// asking. None if the program asks for none.
+    /// Returns the events that are reported: the requested ones and those that are always reported.
+    /// None if the program requests no events.
     const fn reported(self) -> u32 {
         match self.events & EVENTS {
             0 => 0,
@@ -86,16 +86,16 @@ impl Interest {
     }
 }
 
-/// One event on its way to the program.
+/// An event that is reported to a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Event {
     events: u32,
     data: u64,
 }
 
-/// State that wakes of watched files access; outlives every observer.
+/// State that wake-ups of watched files access; outlives every observer.
 struct EpollShared {
-    /// Slots of items that may be ready. Its room is that of all slots.
+    /// Slots of items that may be ready. The list has room for all slots.
     ready: IrqSpinLock<ReadyList>,
     waiters: Arc<WaitQueue>,
 }
@@ -105,13 +105,13 @@ struct Item {
     shared: Arc<EpollShared>,
     epoll: Weak<Epoll>,
     slot: usize,
-    /// Its slot is on the ready list.
+    /// Whether the item's slot is on the ready list.
     listed: AtomicBool,
     fd: i32,
     file: Weak<OpenFile>,
     interest: SpinLock<Interest>,
-    /// Its registrations with the file's queues; they hold the item, so that it has to be taken out
-    /// by hand.
+    /// The item's registrations with the file's queues. They hold a reference to the item, so they
+    /// must be removed explicitly.
     observing: SpinLock<Option<PollWaiter>>,
 }
 
@@ -130,7 +130,7 @@ impl Item {
         }
     }
 
-    /// Returns the events of its interest that are ready now.
+    /// Returns the events of the item's interest that are ready now.
     fn ready(&self, file: &OpenFile) -> u32 {
         match self.interest.lock().reported() {
             0 => 0,
@@ -143,14 +143,14 @@ impl Wake for Item {
     fn wake(&self) -> Woken {
         self.list();
         self.shared.waiters.wake_all();
-        // An observer is no sleeper: a task that sleeps on the file's own queue comes first.
+        // An observer is no sleeper: a task that sleeps on the file's own queue is woken first.
         Woken::Nobody
     }
 }
 
 impl Watcher for Item {
-    /// Ends the watch at once. Where the items are locked, perhaps by the task that closes the
-    /// file, the next wait finds the item on the ready list and ends it.
+    /// Ends the watch at once. If the items are locked, perhaps by the task that closes the file,
+    /// the next wait finds the item on the ready list and ends the watch.
     fn closed(&self) {
         let Some(epoll) = self.epoll.upgrade() else { return };
         match epoll.items.try_lock() {
@@ -170,7 +170,7 @@ pub struct Epoll {
 }
 
 impl Epoll {
-    /// An instance of `user`.
+    /// Makes an instance of `user`.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -189,24 +189,24 @@ impl Epoll {
         }))
     }
 
-    /// Returns the instance behind `file`, where it is one.
+    /// Returns the instance of `file`, if `file` is one.
     fn of(file: &OpenFile) -> Option<&Arc<Self>> {
         file.file().downcast::<EpollFile>().map(|file| &file.0)
     }
 
-    /// Returns the address of the description number `nth` that the instance behind `file` watches
+    /// Returns the address of description number `nth` among those that the instance `file` watches
     /// as `fd` (kcmp).
     ///
     /// # Errors
-    /// `EINVAL` where `file` is no instance, `ENOENT`; `EINTR` where the task is to end.
+    /// `EINVAL` if `file` is no instance, `ENOENT`; `EINTR` if the task must end.
     pub fn watched_address(file: &OpenFile, fd: i32, nth: u32) -> Result<usize> {
         let items = Self::of(file).ok_or(Errno::EINVAL)?.items.lock_killable()?;
         items.nth_of(fd, nth).map(|item| item.file.as_ptr().addr()).ok_or(Errno::ENOENT)
     }
 
-    /// Watch `file`, known to the program as `fd`.
+    /// Watches `file`, which the program knows as `fd`.
     fn add(self: &Receiver<Self>, fd: i32, file: &Arc<OpenFile>, interest: Interest) -> Result<()> {
-        // Held until the item is there, so that two calls cannot close a circle together.
+        // Held until the item exists, so that two calls cannot together close a cycle.
         let mut nesting = Epoll::of(file).map(|inner| nesting::enter(self, inner)).transpose()?;
         let mut items = self.items.lock();
         let key = key(fd, file.address());
@@ -231,7 +231,7 @@ impl Epoll {
         *item.observing.lock() = match observing {
             Ok(observer) => Some(observer),
             Err(error) => {
-                // A queue may have been woken meanwhile; none is observed any more.
+                // A queue may have been woken meanwhile. From here on none is observed.
                 self.shared.ready.lock().remove(slot);
                 items.give_back(slot, key);
                 self.account.uncharge(1);
@@ -250,19 +250,19 @@ impl Epoll {
         Ok(())
     }
 
-    /// A slot for the file of `key`, with room for it on the ready list.
+    /// Reserves a slot for the file with `key`, and room for it on the ready list.
     fn claim(&self, items: &mut Items<Item>, key: WatchKey) -> Result<usize> {
         let slot = items.claim(key)?;
         if slot >= self.shared.ready.lock().room() {
             let roomier = ReadyList::with_room((items.slots() * 2).max(4));
             let mut roomier = roomier.inspect_err(|_| items.give_back(slot, key))?;
-            // The old list is freed when the lock is open.
+            // The old list is freed after the lock is released.
             self.shared.ready.lock().move_to(&mut roomier);
         }
         Ok(slot)
     }
 
-    /// Change what is asked about a watched file.
+    /// Changes the interest in a watched file.
     #[inline]
     fn modify(&self, fd: i32, file: &Arc<OpenFile>, interest: Interest) -> Result<()> {
         let item = watched(&self.items.lock(), fd, file)?;
@@ -278,7 +278,7 @@ impl Epoll {
         Ok(())
     }
 
-    /// Watch `file` no more.
+    /// Stops watching `file`.
     fn remove(self: &Receiver<Self>, fd: i32, file: &Arc<OpenFile>) -> Result<()> {
         let mut items = self.items.lock();
         let item = watched(&items, fd, file)?;
@@ -292,7 +292,7 @@ impl Epoll {
     }
 
     fn retire(&self, items: &mut Items<Item>, item: &Item) {
-        // No wake-up comes after this, so the slot is not listed again before another item has it.
+        // No wake-up follows this, so the slot is not listed again before another item has it.
         let observing = item.observing.lock().take();
         drop(observing);
         let Some(_item) = items.take(item.slot, item.key(), item) else { return };
@@ -300,12 +300,12 @@ impl Epoll {
         self.shared.ready.lock().remove(item.slot);
     }
 
-    /// Take up to `most` events off the ready list.
+    /// Takes up to `most` events off the ready list.
     fn harvest(&self, most: usize, mut emit: impl FnMut(Event)) -> usize {
         let mut items = self.items.lock();
         let mut count = 0;
-        // Items that are listed meanwhile are for the next call: a level-triggered item would never
-        // end.
+        // Items that are listed meanwhile are left for the next call: otherwise a level-triggered
+        // item would be reported endlessly.
         let listed = self.shared.ready.lock().len();
         for at in 0..listed {
             if count == most {
@@ -314,10 +314,10 @@ impl Epoll {
             rest_at(at);
             let Some(slot) = self.shared.ready.lock().pop() else { break };
             let Some(item) = items.at(slot).cloned() else { continue };
-            // Before looking: a change after the look lists it again.
+            // Cleared before the file is polled: a change after the poll lists the item again.
             item.listed.store(false, Ordering::SeqCst);
             let Some(file) = item.file.upgrade() else {
-                // Closed everywhere: closing is what ends a watch without a call.
+                // The file is closed, which ends the watch without a call.
                 self.retire(&mut items, &item);
                 continue;
             };
@@ -343,7 +343,7 @@ impl Epoll {
         count
     }
 
-    /// Whether an item is ready indeed; those that are not leave the list.
+    /// Whether a listed item is really ready. Items that are not are unlisted.
     fn has_ready(&self) -> bool {
         let mut items = self.items.lock();
         let listed = self.shared.ready.lock().len();
@@ -369,8 +369,8 @@ impl Epoll {
         false
     }
 
-    /// Drops a reference to a watched file. The last one closes the file, which may wait for a task
-    /// that waits for `items`: then those are open meanwhile.
+    /// Drops a reference to a watched file. Dropping the last one closes the file, and this may
+    /// wait for a task that waits for `items`. So `items` is unlocked meanwhile.
     #[inline]
     fn let_go<'a>(
         &'a self,
@@ -402,8 +402,8 @@ impl Drop for Epoll {
     }
 }
 
-/// Returns the item of `items` that watches `file` as `fd`. A file with a single watcher leads to
-/// it.
+/// Returns the item of `items` that watches `file` as `fd`. If the file has a single watcher, the
+/// item is found through the file.
 fn watched(items: &Items<Item>, fd: i32, file: &OpenFile) -> Result<Arc<Item>> {
     let sole = file.sole_watcher::<Item>().filter(|item| item.fd == fd && items.has(item.slot, item));
     match sole {
@@ -429,7 +429,8 @@ impl File for EpollFile {
         let slots = self.0.items.lock_killable()?.slots();
         for slot in 0..slots {
             rest_at(slot);
-            // A file that ends here ends with the items open.
+            // Locks `items` only for this lookup: the file may end afterwards, with `items`
+            // unlocked.
             let Some(item) = self.0.items.lock_killable()?.at(slot).cloned() else { continue };
             let Some(file) = item.file.upgrade() else { continue };
             let Interest { events, data } = *item.interest.lock();

@@ -1,18 +1,19 @@
-//! Which epoll instances watch each other, and how far that may go.
+//! Limits of epoll instances that watch each other.
 //!
-//! A wake-up of a watched instance wakes those that watch it, and a poll of an instance polls those
-//! that it watches: both by recursion, wake-ups with interrupts off. So the graph of instances is
-//! kept without circles, its longest path at [`MOST_NESTED`] instances, and the paths that lead up
-//! from one instance at [`MOST_PATHS`]. Both ways count: a chain can be built from its top as well
-//! as from its bottom (Linux: `ep_loop_check` and `ep_get_upwards_depth_proc` in fs/eventpoll.c,
-//! the latter since commit f2e467a48287; the paths are those of `reverse_path_check`, which counts
-//! them for each watched file, this one for each watched instance).
+//! A wake-up of a watched instance wakes the instances that watch it, and a poll of an instance
+//! polls those that it watches. Both recurse, and wake-ups do so with interrupts off. So the graph
+//! of instances has no cycles. Its longest path has at most [`MOST_NESTED`] instances, and
+//! [`MOST_PATHS`] limits the paths that lead up from one instance. Both directions count: a chain
+//! can be built from its top as well as from its bottom. (Linux: `ep_loop_check` and
+//! `ep_get_upwards_depth_proc` in fs/eventpoll.c, the latter since commit f2e467a48287. The paths
+//! are those of `reverse_path_check`, which counts them per watched file; this module counts them
+//! per watched instance.)
 //!
-//! **Protocol.** [`NESTING`] orders all changes of the graph and all visits. An instance lists
-//! weakly the instances that watch it, once per watch. An edge is listed before the watch is there
-//! ([`enter`]) and unlisted after it is gone ([`leave`]): the list may hold more than there is,
-//! never less. A visit marks the instances with its number, so it sees each of them once.
-//! [`NESTING`] is taken before any instance's `items`.
+//! **Protocol.** [`NESTING`] serialises all changes of the graph and all visits. An instance has a
+//! list of weak references to the instances that watch it, one per watch. An edge is listed before
+//! the watch exists ([`enter`]) and unlisted after the watch has ended ([`leave`]). So the list may
+//! have too many entries, never too few. A visit marks the instances with its number, so it visits
+//! each of them once. [`NESTING`] is taken before any instance's `items`.
 
 use freehold_collections::{Arc, Vec, Weak, reserve::ArcMethods};
 
@@ -21,24 +22,25 @@ use super::items::rest_at;
 use crate::sync::{Mutex, MutexGuard, SpinLock};
 use crate::{Errno, Result};
 
-/// Instances on the longest path, the last one watching no other: Linux' EP_MAX_NESTS and the one
-/// that it starts with.
+/// Number of instances on the longest path; the last one watches no other. This is Linux'
+/// EP_MAX_NESTS, plus the instance that the path starts with.
 const MOST_NESTED: usize = 5;
-/// Paths that lead up from one instance, by their length from 2 instances on (Linux' path_limits).
+/// Limits of the paths that lead up from one instance, by length from 2 instances on (Linux'
+/// path_limits).
 const MOST_PATHS: [usize; MOST_NESTED - 1] = [500, 100, 50, 10];
 
-/// The number of the last visit.
+/// The number of the latest visit.
 static NESTING: Mutex<u64> = Mutex::new(0);
 
 /// An instance's place in the graph; changed and read under [`NESTING`].
 #[derive(Default)]
 pub(super) struct Nest {
     above: SpinLock<Vec<Weak<Epoll>>>,
-    /// The last visit that came here, and the longest path that it found from here.
+    /// The number of the last visit to this instance, and the longest path that it found from here.
     visited: SpinLock<(u64, usize)>,
 }
 
-/// An edge that is to be; unlisted again unless it is kept.
+/// A new edge. It is unlisted when this is dropped, unless it is kept.
 pub(super) struct Entering<'a> {
     outer: &'a Arc<Epoll>,
     inner: &'a Arc<Epoll>,
@@ -47,7 +49,7 @@ pub(super) struct Entering<'a> {
 }
 
 impl Entering<'_> {
-    /// The watch is there.
+    /// Keeps the edge: the watch exists.
     pub(super) fn keep(&mut self) {
         self.kept = true;
     }
@@ -61,11 +63,11 @@ impl Drop for Entering<'_> {
     }
 }
 
-/// `outer` is about to watch `inner`.
+/// Adds the edge of a watch of `inner` by `outer`, which is about to be made.
 ///
 /// # Errors
-/// `ELOOP` where that closes a circle or makes a path too long, `EINVAL` where too many paths lead
-/// up, `ENOMEM`.
+/// `ELOOP` if the edge closes a cycle or makes a path too long, `EINVAL` if too many paths lead up,
+/// `ENOMEM`.
 pub(super) fn enter<'a>(outer: &'a Arc<Epoll>, inner: &'a Arc<Epoll>) -> Result<Entering<'a>> {
     let mut nesting = NESTING.lock();
     *nesting += 1;
@@ -85,7 +87,7 @@ pub(super) fn enter<'a>(outer: &'a Arc<Epoll>, inner: &'a Arc<Epoll>) -> Result<
     Ok(entering)
 }
 
-/// `outer` no longer watches `inner`, under one descriptor.
+/// Removes the edge of one watch of `inner` by `outer`.
 pub(super) fn leave(outer: &Arc<Epoll>, inner: &Arc<Epoll>) {
     let _nesting = NESTING.lock();
     unlist(outer, inner);
@@ -99,7 +101,7 @@ fn unlist(outer: &Arc<Epoll>, inner: &Arc<Epoll>) {
     }
 }
 
-/// The instances on the longest path from `from` down, itself included.
+/// Returns the number of instances on the longest path from `from` down, including `from`.
 fn depth_below(from: &Arc<Epoll>, forbidden: &Arc<Epoll>, visit: u64, most: usize) -> Result<usize> {
     if from.is_same(forbidden) || most == 0 {
         return Err(Errno::ELOOP);
@@ -109,11 +111,11 @@ fn depth_below(from: &Arc<Epoll>, forbidden: &Arc<Epoll>, visit: u64, most: usiz
         return Ok(known);
     }
     let mut depth = 1;
-    // Down the graph only, so that all tasks lock instances in the same order.
+    // The walk goes only downwards, so all tasks lock instances in the same order.
     let slots = from.items.lock().slots();
     for slot in 0..slots {
         rest_at(slot);
-        // The file may be closed for good by the end of this look: not with the items locked.
+        // Dropping this reference may close the file, so `items` must not be locked then.
         let file = from.items.lock().at(slot).and_then(|item| item.file.upgrade());
         if let Some(inner) = file.as_ref().and_then(|file| Epoll::of(file)) {
             depth = depth.max(1 + depth_below(inner, forbidden, visit, most - 1)?);
@@ -123,8 +125,8 @@ fn depth_below(from: &Arc<Epoll>, forbidden: &Arc<Epoll>, visit: u64, most: usiz
     Ok(depth)
 }
 
-/// The instances on the longest path from `from` up, itself included. No path is longer than
-/// [`MOST_NESTED`].
+/// Returns the number of instances on the longest path from `from` up, including `from`. No path is
+/// longer than [`MOST_NESTED`].
 fn depth_above(from: &Arc<Epoll>, visit: u64) -> usize {
     let (visited, known) = *from.nest.visited.lock();
     if visited == visit {
@@ -135,13 +137,13 @@ fn depth_above(from: &Arc<Epoll>, visit: u64) -> usize {
     depth
 }
 
-/// The most that `f` says of those that watch `from`; 0 where there are none.
+/// Returns the maximum of `f` over the instances that watch `from`; 0 if there are none.
 fn highest(from: &Arc<Epoll>, mut f: impl FnMut(&Arc<Epoll>) -> usize) -> usize {
     let mut most = 0;
     let mut at = 0;
     loop {
-        // Not under the lock: the last reference to an instance may be the one that is dropped
-        // here.
+        // Not under the lock: the reference that is dropped here may be the last one to an
+        // instance.
         let Some(watcher) = from.nest.above.lock().get(at).cloned() else { return most };
         if let Some(watcher) = watcher.upgrade() {
             most = most.max(f(&watcher));
@@ -150,7 +152,7 @@ fn highest(from: &Arc<Epoll>, mut f: impl FnMut(&Arc<Epoll>) -> usize) -> usize 
     }
 }
 
-/// Counts the paths that lead up from `from`, `above` levels above the instance that matters.
+/// Counts the paths that lead up from `from`, which is `above` levels above the watched instance.
 fn count_paths(from: &Arc<Epoll>, above: usize, counts: &mut [usize; MOST_PATHS.len()]) -> Result<()> {
     let mut outcome = Ok(());
     highest(from, |watcher| {

@@ -187,8 +187,8 @@ fn the_paths_that_a_wake_up_takes_are_bounded() {
     let outcomes: Vec<_> = watchers.iter().map(|watcher| watcher.add(3, &file, QUIET)).collect();
     assert_eq!(outcomes[499], Ok(()));
     assert_eq!(outcomes[500], Err(Errno::EINVAL));
-    // Instances that watch each other crosswise have few edges and many paths: each is visited
-    // once.
+    // If each instance of a level watches each of the next, there are few edges and many paths.
+    // Each instance is visited once.
     let levels: Vec<Vec<_>> = (0..3).map(|_| (0..8).map(|_| Epoll::new(0).unwrap()).collect()).collect();
     let mut outcome = Ok(());
     let files: Vec<Vec<_>> = levels.iter().map(|level| level.iter().map(opened).collect()).collect();
@@ -219,7 +219,7 @@ fn the_list_is_shared_fairly() {
     assert_eq!(seen, (0..10).collect::<Vec<_>>());
 }
 
-/// A watch that is not told of wake-ups would never report anything.
+/// A watch that does not get wake-ups would never report anything.
 #[test]
 fn a_watch_for_which_there_is_no_memory_is_refused_and_leaves_nothing() {
     // The second watcher of a file needs another kind of list, the fifth a longer queue.
@@ -250,8 +250,8 @@ fn a_watch_for_which_there_is_no_memory_is_refused_and_leaves_nothing() {
     }
 }
 
-/// A file whose last reference is the one that a look at it holds, and that needs the items open to
-/// end, as an io_uring instance may.
+/// A file whose last reference may be the one that a poll holds. Like an io_uring instance it needs
+/// `items` unlocked to end.
 struct Closing {
     node: Arc<dyn Node>,
     epoll: Arc<Epoll>,

@@ -1,5 +1,5 @@
-//! The protocol of the module's head in many orders: an open and a lease that is asked for at the
-//! same time. The model checks that the open breaks the lease, or the lease is refused.
+//! A model of the lease protocol in many orders: an open, concurrently with the request for a
+//! lease. The model checks that the open breaks the lease, or the lease is refused.
 
 use shuttle::sync::Arc;
 use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -8,16 +8,16 @@ use shuttle::thread;
 /// Order of one side's two steps.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Steps {
-    /// Says that it is there, then looks at the other.
+    /// Announces itself, then checks the other side.
     ShowThenLook,
-    /// The other way round.
+    /// Wrong: checks the other side first.
     LookThenShow,
 }
 
 /// One file.
 #[derive(Default)]
 struct LeasedFile {
-    /// Descriptions beside the holder's.
+    /// Descriptions other than the holder's.
     users: AtomicUsize,
     /// Leases.
     count: AtomicUsize,
@@ -33,7 +33,7 @@ impl LeasedFile {
         in_order(steps, show, look);
     }
 
-    /// `set`, whose first look at users is a short cut.
+    /// `set`, whose first check of users is an optimisation.
     fn lease(&self, steps: Steps) {
         let show = || self.count.store(1, Ordering::SeqCst);
         let look = || self.is_given.store(self.users.load(Ordering::SeqCst) == 0, Ordering::SeqCst);

@@ -1,20 +1,22 @@
-//! Waits for a lock: which of them a release wakes, and which would not end.
+//! Waits for a lock: waking them after a release, and deadlock detection.
 //!
-//! **Protocol.** A wait is in the table, with a queue of its own, before its task looks for the
-//! last time whether the lock is free. Looks and releases hold the table's lock, so a release that
-//! comes after the look finds the wait. A release wakes the waits in the order of their coming, but
-//! none that a held lock bars, and none that a lock bars for which it has just woken an earlier
-//! wait. A task that was woken and goes without its lock (another was quicker, a signal, no memory)
-//! wakes the waits that it has kept asleep: its entry knows that it was woken. So a release costs
-//! one look at each wait for the file, and wakes as many tasks as will have their lock.
+//! **Protocol.** A wait is in the table, with its own queue, before its task checks for the last
+//! time whether the lock is free. Checks and releases hold the table's lock, so a release after the
+//! check finds the wait. A release wakes the waits in order of arrival. It skips waits that a held
+//! lock blocks, and waits that conflict with the lock of an earlier wait that it has just woken. A
+//! woken task may not get its lock: another task was quicker, a signal arrived, or memory is short.
+//! Such a task wakes the waits that were skipped because of it: its entry notes that it was woken.
+//! So a release checks each wait for the file once, and wakes as many tasks as will get their
+//! locks.
 //!
-//! **Deadlocks.** While a process waits with F_SETLKW, the owner of a lock that bars it is known.
-//! Before a process waits, its chain is followed for twelve owners: from the owner that bars it to
-//! the owner that bars that one, and so on (Linux: `posix_locks_deadlock`). If the chain returns to
-//! the process, the wait would not end and is refused. A wait that was woken is barred by no owner
-//! until its task looks again. Open file descriptions are not followed, since many processes may
-//! hold one. A circle can also be closed by a lock that a thread gets while another of its process
-//! waits: those that it bars are woken and look again.
+//! **Deadlocks.** While a process waits with F_SETLKW, the owner of a lock that blocks it is
+//! recorded. Before a process waits, its chain is followed for twelve owners: from the owner that
+//! blocks the process to the owner that blocks that one, and so on (Linux: `posix_locks_deadlock`).
+//! If the chain returns to the process, the wait would be a deadlock and is refused. No owner is
+//! recorded for a woken wait until its task checks again. Open file descriptions are not followed,
+//! since many processes may hold one. A cycle can also be closed by a lock that a thread gets while
+//! another thread of its process waits. The waits that this lock blocks are then woken and check
+//! again.
 
 use core::ops::{Bound, Range};
 
@@ -28,27 +30,28 @@ use crate::sync::{UniqueNumbers, WaitQueue};
 use crate::{Errno, Result};
 
 static NUMBERS: UniqueNumbers = UniqueNumbers::new();
-/// Owners of a chain that are looked at: Linux follows the first, and ten more and one
+/// Number of owners of a chain that are checked. Linux checks the first, and ten more and one
 /// (MAX_DEADLK_ITERATIONS).
 const MOST_STEPS: usize = 12;
-/// Woken waits of one release that later ones are compared with. Beyond that, a wait may be woken
-/// in vain.
+/// A release compares later waits with this many waits that it has woken. Beyond that, a wait may
+/// be woken needlessly.
 const COMPARED: usize = 8;
 
-/// Waits by file, kind and number: the number grows with the order of their coming.
+/// Key of a wait: file, kind and number. Numbers increase in order of arrival.
 type WaitKey = (Identity, LockSpace, u64);
 
 struct WaitEntry {
     wanted: Lock,
     queue: Arc<WaitQueue>,
-    /// Later waits may have been kept asleep for this one.
+    /// Later waits may have been skipped because of this one.
     was_woken: bool,
 }
 
 /// All waits.
 pub(super) struct Waits {
     by_file: Map<WaitKey, WaitEntry>,
-    /// The owner that bars the wait, for each wait that is followed; `None` since it was woken.
+    /// The owner that blocks the wait, for each wait that deadlock detection follows; `None` since
+    /// the wait was woken.
     by_owner: Map<(Owner, u64), Option<Owner>>,
 }
 
@@ -77,20 +80,20 @@ impl Waits {
         None
     }
 
-    /// Returns the owner that bars a wait of `owner`, if there is a wait.
+    /// Returns the owner that blocks a wait of `owner`, if there is such a wait.
     fn barrier_of(&self, owner: Owner) -> Option<Owner> {
         let waits = self.by_owner.iter_from(Bound::Included(&(owner, 0)));
         waits.take_while(|(key, _)| key.0 == owner).find_map(|(_, barrier)| *barrier)
     }
 
-    /// Sets the owner that bars a wait, if that is followed.
+    /// Sets the owner that blocks a wait, if deadlock detection follows the wait.
     fn set_barrier(&mut self, wait: (Owner, u64), barrier: Option<Owner>) {
         if let Some(known) = self.by_owner.get_mut(&wait) {
             *known = barrier;
         }
     }
 
-    /// Whether `owner` would wait for itself if `barrier` barred it.
+    /// Whether `owner` would wait for itself if `barrier` blocked it.
     fn comes_back(&self, barrier: Owner, owner: Owner) -> bool {
         let mut next = Some(barrier);
         for _ in 0..MOST_STEPS {
@@ -109,7 +112,7 @@ const fn is_followed(lock: &Lock) -> bool {
 }
 
 impl LockTable {
-    /// Wakes the waits that may have their lock since `owner` lets go of `range`, or shares it.
+    /// Wakes the waits that may have their locks now, since `owner` releases `range` or shares it.
     pub(super) fn wake(&mut self, place: (Identity, LockSpace), owner: Owner, range: &Range<u64>) {
         let mut woken = ArrayVec::<Lock, COMPARED>::new();
         let mut next = 0;
@@ -144,7 +147,8 @@ impl LockTable {
         }
     }
 
-    /// Has the waits that `new` bars look for a circle, where a thread of its owner waits itself.
+    /// Makes the waits that `new` blocks check for a deadlock, if a thread of the owner of `new`
+    /// waits itself.
     pub(super) fn look_again(&self, file: Identity, new: &Lock) {
         if new.space != LockSpace::Record || self.waits.barrier_of(new.owner).is_none() {
             return;
@@ -160,7 +164,7 @@ impl LockTable {
     }
 }
 
-/// A wait that the table knows until this is dropped.
+/// A wait in the table. Dropping it removes it.
 pub(super) struct LockWait {
     file: Identity,
     wanted: Lock,
@@ -171,7 +175,7 @@ pub(super) struct LockWait {
 
 impl LockWait {
     /// # Errors
-    /// `EDEADLK` where the wait would not end; `ENOLCK` or, for flock, `ENOMEM` without memory.
+    /// `EDEADLK` for a deadlock; `ENOLCK` or, for flock, `ENOMEM` without memory.
     pub fn new(file: Identity, wanted: &Lock) -> Result<Self> {
         let (queue, number) = (reserve::arc(WaitQueue::new()), NUMBERS.next());
         let mut table = LOCKS.lock();
@@ -195,7 +199,7 @@ impl LockWait {
     /// Sleeps until the lock is set.
     ///
     /// # Errors
-    /// `ERESTARTSYS` where a signal comes, `EDEADLK`, and as [`super::try_set`].
+    /// `ERESTARTSYS` if a signal arrives, `EDEADLK`, and as [`super::try_set`].
     pub fn wait(mut self) -> Result<()> {
         let queue = self.queue.clone();
         let result = queue.wait_until(|| self.attempt())?;
@@ -203,12 +207,12 @@ impl LockWait {
         result
     }
 
-    /// Sets the lock, or finds out what bars it.
+    /// Sets the lock, or finds the owner that blocks it.
     fn attempt(&self) -> Option<Result<()>> {
         let mut table = LOCKS.lock();
         let Lock { space, start, end, owner, .. } = self.wanted;
         let wait = (owner, self.number);
-        // While the task looks, its wait is none.
+        // While the task checks, its wait is blocked by no owner.
         table.waits.set_barrier(wait, None);
         let barrier = match table.set(self.file, &self.wanted) {
             Ok(None) => return Some(Ok(())),
@@ -249,7 +253,7 @@ mod tests {
         Lock { space, start: range.start, end: range.end, sharing, owner: Owner::Process(owner), pid: 0 }
     }
 
-    /// Files of these tests alone: tests run side by side.
+    /// Returns a file that only these tests use, since tests run in parallel.
     fn file(inode: u64) -> Identity {
         Identity { device: 0x3a17, inode }
     }
@@ -264,8 +268,7 @@ mod tests {
         unset(file, lock.space, lock.owner, lock.start, lock.end).unwrap();
     }
 
-    /// An owner that lets go of a lock may wait for the one that was woken, before that one has
-    /// looked.
+    /// An owner that releases a lock may wait for the woken task before that task has checked.
     #[test]
     fn a_woken_wait_is_barred_by_no_owner() {
         let (one, other) = (file(1), file(2));
@@ -281,8 +284,8 @@ mod tests {
         (501..=502).for_each(|owner| release_all(Owner::Process(owner)));
     }
 
-    /// A wait that was woken and is barred again wakes those that were kept asleep for it, and so
-    /// does one that ends without its lock.
+    /// A wait that was woken and is blocked again wakes the waits that were skipped because of it.
+    /// So does a wait that ends without its lock.
     #[test]
     fn a_wait_that_was_woken_in_vain_wakes_those_behind_it() {
         let file = file(3);
@@ -291,7 +294,7 @@ mod tests {
         let second = LockWait::new(file, &lock(513, 50..100)).unwrap();
         let_go(file, lock(511, 0..100));
         assert!(was_woken(&first) && !was_woken(&second), "the first will have the lock");
-        // Another is quicker.
+        // Another task gets the lock first.
         try_set(file, &lock(514, 0..10)).unwrap();
         assert_eq!(first.attempt(), None);
         assert!(was_woken(&second) && !was_woken(&first));

@@ -1,22 +1,22 @@
-//! Mount namespaces: a tree of mounts of its own for the processes in it (Linux: `struct
+//! Mount namespaces: each has its own tree of mounts for its processes (Linux: `struct
 //! mnt_namespace`).
 //!
 //! A new namespace begins as a copy of another's tree; from then on neither sees mounts made in the
 //! other (private propagation, the only kind here). The file systems are the same.
 //!
-//! **Locks of a copy.** A copy for a user namespace with fewer rights keeps everything that its
-//! root must not undo: restrictions that a mount has stay, and what a mount covers stays covered
-//! ([`Mount::lock_for_others`]).
+//! **Locks of a copy.** In a copy for a user namespace with fewer rights, that namespace's root
+//! must not reveal or change anything: a mount keeps its restrictions, and covered files stay
+//! covered ([`Mount::lock_for_others`]).
 //!
-//! **Invariant.** Mounts of a tree know each other in both directions: the mount below holds the
-//! one above, and that one holds the place that it covers. So a tree is not freed by itself; the
-//! end of its namespace, and the removal of a part of it, cut all references upwards
+//! **Invariant.** Parent and child mounts refer to each other: the parent has a reference to the
+//! child, and the child to the place that it covers. So a tree is not freed by itself. The end of
+//! its namespace, and the removal of a part of the tree, cut all references upwards
 //! ([`Mount::cut_off`]). A mount that is cut off stays covered, and is freed with the last path
-//! that leads there.
+//! into it.
 //!
 //! **Changes.** Every change of a tree holds [`change`], a sleeping lock; readers see each mount's
-//! children as they are at that moment. Callers: mount(2) and its like, unshare, clone, setns. Task
-//! context.
+//! children as they are at that moment. Callers: mount(2) and related calls, unshare, clone, setns.
+//! Task context.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -33,19 +33,19 @@ use crate::task::credentials::Credentials;
 use crate::task::userns::{NamespaceHead, NamespaceKind};
 use crate::{Errno, Result, sched};
 
-/// The most mounts of a namespace, until /proc/sys/fs/mount-max says otherwise.
+/// Default of the largest number of mounts of a namespace.
 const FIRST_LIMIT: usize = 100_000;
 static LIMIT: AtomicUsize = AtomicUsize::new(FIRST_LIMIT);
 
-/// The most mounts of a namespace (/proc/sys/fs/mount-max).
+/// Largest number of mounts of a namespace (/proc/sys/fs/mount-max).
 pub fn limit() -> u64 {
     LIMIT.load(Ordering::Relaxed) as u64
 }
 
-/// Changes that. Mounts that are there stay.
+/// Sets the limit. Existing mounts stay.
 ///
 /// # Errors
-/// `EINVAL` for 0, and for what is no int.
+/// `EINVAL` for 0, and for a number that does not fit an int.
 pub fn set_limit(limit: u64) -> Result<()> {
     if !(1..=i32::MAX as u64).contains(&limit) {
         return Err(Errno::EINVAL);
@@ -54,21 +54,21 @@ pub fn set_limit(limit: u64) -> Result<()> {
     Ok(())
 }
 
-/// Mounts that may come to a tree for sure before it is counted again. Mounts that go make no room
-/// here: the next count finds it.
+/// Number of mounts that can be added to a tree before the tree is counted again. Removed mounts do
+/// not add to it: the next count notices them.
 #[derive(Clone, Copy, Default)]
 struct MountRoom {
-    /// The limit that this is a part of.
+    /// The limit that the number was computed from.
     limit: usize,
     left: usize,
 }
 
 static CHANGE: Mutex<()> = Mutex::new(());
 
-/// The right to change trees of mounts.
+/// Takes the lock that serialises changes of trees of mounts.
 ///
 /// # Errors
-/// `EINTR` for a task that is to end.
+/// `EINTR` if the task must end.
 pub fn change() -> Result<MutexGuard<'static, ()>> {
     CHANGE.lock_killable()
 }
@@ -77,14 +77,14 @@ pub fn change() -> Result<MutexGuard<'static, ()>> {
 pub struct MountNamespace {
     head: NamespaceHead,
     root: SpinLock<Arc<Mount>>,
-    /// Changed by holders of the right to change trees only.
+    /// Changed only by holders of the lock of changes.
     room: SpinLock<MountRoom>,
-    /// How often its mounts have changed, counted before the queue is woken.
+    /// Number of changes of the namespace's mounts. It is advanced before the queue is woken.
     changes: AtomicU64,
     changed: Arc<WaitQueue>,
 }
 
-/// The mounts that a copy has.
+/// The mounts that a copy includes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CopyDepth {
     /// The mount at the place.
@@ -94,7 +94,7 @@ pub enum CopyDepth {
 }
 
 impl MountNamespace {
-    /// The initial one, with this root.
+    /// Makes the initial namespace with this root.
     pub fn initial(root: Arc<Mount>) -> Arc<Self> {
         Self::with_root(NamespaceHead::initial(NamespaceKind::Mount), root)
     }
@@ -105,11 +105,12 @@ impl MountNamespace {
         reserve::arc(Self { head, root: SpinLock::new(root), room, changes: AtomicU64::new(0), changed })
     }
 
-    /// Copies the namespace for processes in the user namespace of `maker`. The places of
-    /// `context`, which no other process has yet, become those in the copy.
+    /// Copies the namespace for processes in the user namespace of `maker`. The root and working
+    /// directory of `context`, which no other process uses yet, become the corresponding places in
+    /// the copy.
     ///
     /// # Errors
-    /// `ENOSPC`, `ENOMEM`, `EINTR`; nothing is left of the copy then.
+    /// `ENOSPC`, `ENOMEM`, `EINTR`; the copy is then removed completely.
     pub fn copy(&self, maker: &Credentials, context: &FsContext) -> Result<Arc<Self>> {
         let head = NamespaceHead::new(NamespaceKind::Mount, maker)?;
         let _change = change()?;
@@ -133,27 +134,27 @@ impl MountNamespace {
         Ok(new)
     }
 
-    /// Returns the part that namespaces of every kind have.
+    /// Returns the part that namespaces of all kinds have in common.
     pub const fn head(&self) -> &NamespaceHead {
         &self.head
     }
 
-    /// The mount that everything hangs in.
+    /// The root mount.
     pub fn root(&self) -> Arc<Mount> {
         self.root.lock().clone()
     }
 
-    /// Has everything hang in another mount from now on.
+    /// Sets the root mount.
     pub fn set_root(&self, root: Arc<Mount>) {
         let old = core::mem::replace(&mut *self.root.lock(), root);
         drop(old);
     }
 
-    /// Takes room for mounts that come to the tree. Holders of the right to change trees only. Each
-    /// count of the whole tree makes room for all that may come.
+    /// Reserves room for mounts that are added to the tree. Requires the lock of changes. If the
+    /// room is used up, the whole tree is counted anew.
     ///
     /// # Errors
-    /// `ENOSPC` where they were too many, `ENOMEM`.
+    /// `ENOSPC` if the limit would be exceeded, `ENOMEM`.
     pub fn take_room(&self, mounts: usize) -> Result<()> {
         let limit = LIMIT.load(Ordering::Relaxed);
         let MountRoom { limit: known, left } = *self.room.lock();
@@ -167,28 +168,30 @@ impl MountNamespace {
         Ok(())
     }
 
-    /// Tells those who watch its mounts that these have changed (Linux: `touch_mnt_namespace`).
+    /// Notifies the watchers of the namespace's mounts that these have changed (Linux:
+    /// `touch_mnt_namespace`).
     pub fn tell_change(&self) {
         self.changes.fetch_add(1, Ordering::SeqCst);
         self.changed.wake_all();
     }
 
-    /// How often its mounts have changed.
+    /// The number of changes of the namespace's mounts.
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::SeqCst)
     }
 
-    /// Woken by each change.
+    /// The queue that each change wakes.
     pub const fn changed(&self) -> &Arc<WaitQueue> {
         &self.changed
     }
 
-    /// Whether the mount hangs in this tree.
+    /// Whether the mount is in this tree.
     pub fn contains(&self, mount: &Arc<Mount>) -> bool {
         mount.hangs_in(&self.root())
     }
 
-    /// Where a process begins that enters: the root directory with all that covers it.
+    /// The place where a process that enters begins: the root directory, or the root of the topmost
+    /// mount that covers it.
     pub fn entrance(&self) -> Path {
         Path::root_of(self.root()).topmost()
     }
@@ -203,7 +206,7 @@ impl Drop for MountNamespace {
 /// Whether `place` is `above` or below it in the same mount.
 ///
 /// # Errors
-/// `EINTR`: a program chooses how deep it is.
+/// `EINTR`: a program chooses the depth of `place`.
 pub fn is_below(place: &Path, above: &Path) -> Result<bool> {
     let wanted = above.node.identity();
     let mut here = place.node.clone();
@@ -225,11 +228,11 @@ pub fn is_below(place: &Path, above: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// Copies of the mounts at and below `from`, which hang nowhere; `note` gets each mount with its
-/// copy.
+/// Copies the mounts at and below `from`; the copies are not attached. `note` gets each mount with
+/// its copy.
 ///
 /// # Errors
-/// `ENOSPC` for too many, `ENOMEM`, `EINTR`; nothing is left of the copies then.
+/// `ENOSPC` for too many, `ENOMEM`, `EINTR`; the copies are then removed completely.
 pub fn copy_tree(
     from: &Path,
     depth: CopyDepth,
@@ -271,8 +274,8 @@ pub fn copy_tree(
     }
 }
 
-/// Whether a mount that must stay hangs below `place`, in its mount: a copy without it would show
-/// what it covers.
+/// Whether a mount that must stay is attached below `place` in its mount: a copy without that mount
+/// would reveal the covered files.
 ///
 /// # Errors
 /// `ENOMEM`, `EINTR`.

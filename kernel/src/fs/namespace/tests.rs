@@ -1,4 +1,5 @@
-//! Copies of trees of mounts: their mounts, locked properties, and that nothing is left of one.
+//! Copies of trees of mounts: their mounts, their locked properties, and that a copy is freed
+//! completely.
 
 use std::string::String;
 use std::sync::{Arc, Weak};
@@ -9,7 +10,7 @@ use crate::fs::tests::World;
 use crate::fs::walk::{Final, PathWalk};
 use crate::task::Credentials;
 
-/// Another file system at `path`.
+/// Mounts another file system at `path`.
 fn mount(world: &World, path: &str, flags: MountFlags) -> Arc<Mount> {
     let fs: Arc<dyn FileSystem> = World::new().fs.clone();
     let mount = Mount::new(fs, path.as_bytes(), flags).unwrap();
@@ -25,7 +26,7 @@ fn names(root: &Arc<Mount>) -> std::vec::Vec<String> {
     texts.map(|text| String::from_utf8(text.to_vec()).unwrap()).collect()
 }
 
-/// /a, /a/b and /c, each in the file system of the one before; the second is read-only.
+/// /a, /a/b and /c, each a mount in the previous file system; the second is read-only.
 fn world() -> World {
     let world = World::new();
     for path in ["/a", "/c", "/d"] {
@@ -83,7 +84,7 @@ fn a_copy_for_fewer_rights_keeps_restrictions_and_covers() {
     assert_eq!(read_only.check_flags(MountFlags::NOSUID), Err(Errno::EPERM));
     assert_eq!(read_only.check_flags(MountFlags::RDONLY | MountFlags::NOSUID), Ok(()), "more is no danger");
     assert_eq!(read_only.check_flags(MountFlags::RDONLY | MountFlags::NOATIME), Err(Errno::EPERM));
-    // A copy of a part that would show what is covered is none.
+    // A part cannot be copied if the copy would reveal covered files.
     assert_eq!(has_locked_below(&Path::root_of(copy.root())), Ok(true));
     let root = context.root();
     let place = PathWalk::new(&root, &root, &crate::fs::Caller::ROOT).find(b"/a", Final::Follow).unwrap();

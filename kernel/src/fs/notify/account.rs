@@ -1,8 +1,8 @@
 //! The instances and watches of each user, and the limits of /proc/sys/fs/inotify. An instance
 //! belongs to the effective user of its maker, as in Linux' ucounts.
 //!
-//! A [`Charge`] is one place in a user's account. Dropping it gives the place back. The accounts'
-//! lock is the last in the order.
+//! A [`Charge`] is one unit in a user's account. Dropping it frees the unit. The accounts' lock is
+//! the last in the lock order.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,7 +15,7 @@ use crate::{Errno, Result};
 pub struct Limit(AtomicU64);
 
 impl Limit {
-    /// One with this value.
+    /// Makes a limit with this value.
     pub const fn new(most: u64) -> Self {
         Self(AtomicU64::new(most))
     }
@@ -38,11 +38,12 @@ impl Limit {
     }
 }
 
-/// Events that wait in one instance, for instances made from now on.
+/// Largest number of events that wait in an instance, for instances made from now on.
 pub static MAX_QUEUED_EVENTS: Limit = Limit::new(16384);
-/// Instances of one user.
+/// Largest number of instances of one user.
 pub static MAX_USER_INSTANCES: Limit = Limit::new(128);
-/// Watches of one user. Linux derives it from memory: this is its value for 8 GiB.
+/// Largest number of watches of one user. Linux derives it from memory: this is its value for 8
+/// GiB.
 pub static MAX_USER_WATCHES: Limit = Limit::new(65536);
 
 /// The things that an account counts.
@@ -54,7 +55,7 @@ pub(super) enum Resource {
 
 static ACCOUNTS: SpinLock<Map<u32, [u64; 2]>> = SpinLock::new(Map::new());
 
-/// A place in a user's account.
+/// One unit in a user's account.
 #[derive(Debug)]
 pub(super) struct Charge {
     user: u32,

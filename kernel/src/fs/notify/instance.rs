@@ -19,29 +19,29 @@ use crate::{Errno, Result};
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// Whether tasks wait for events, or signals tell of them.
+/// Whether the readers must be notified: tasks wait for events, or signals report them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Readers {
     None,
     Wait,
 }
 
-/// See the module's head.
+/// An inotify instance; see the documentation of [`super`].
 pub(super) struct Instance {
-    /// Never used twice.
+    /// Unique number, never reused.
     pub id: u64,
     queue: SpinLock<Queue>,
     changed: Arc<WaitQueue>,
     watches: SpinLock<Map<i32, Arc<InodeWatch>>>,
-    /// The number of the latest watch. Held while watches are added and removed by calls.
+    /// The number of the latest watch. Locked while calls add and remove watches.
     turn: Mutex<i32>,
     user: u32,
     _charge: Charge,
 }
 
 impl Instance {
-    /// Queues an event. Takes the queue's lock only. Returns whether readers are to be
-    /// [told](Self::tell_readers), by the caller, without a lock.
+    /// Queues an event. Takes the queue's lock only. Returns whether the caller must
+    /// [notify](Self::tell_readers) readers, without holding a lock.
     pub fn queue(&self, event: &EventRecord) -> Readers {
         let queued = self.queue.lock().add(event);
         if queued == Queued::Added && !self.changed.is_empty() { Readers::Wait } else { Readers::None }
@@ -90,7 +90,7 @@ impl Instance {
         let mask = AtomicU32::new(kept.bits());
         let watch =
             reserve::arc(InodeWatch { instance: self.clone(), number, identity, mask, _charge: charge });
-        // The number comes first: the watch may end as soon as it is attached.
+        // The watch is entered in the map first: it may end as soon as it is attached.
         self.watches.lock().try_insert(number, watch.clone())?;
         if let Err(error) = watch.attach(node) {
             self.forget(number);
@@ -124,11 +124,11 @@ impl Instance {
 
 /// A watch as /proc/PID/fdinfo shows it.
 pub struct WatchInfo {
-    /// Its number.
+    /// The watch's number.
     pub number: i32,
     /// The inode.
     pub identity: Identity,
-    /// The events that the watch asks for.
+    /// The events that the watch reports.
     pub mask: Events,
 }
 
@@ -139,10 +139,10 @@ pub struct InotifyFile {
 }
 
 impl InotifyFile {
-    /// A new instance of `user`.
+    /// Makes an instance of `user`.
     ///
     /// # Errors
-    /// `EMFILE` where the user has as many as the limit says; `ENOMEM`.
+    /// `EMFILE` if the user has reached the limit; `ENOMEM`.
     pub fn open(user: u32) -> Result<Arc<dyn File>> {
         let charge = Charge::new(user, Resource::Instance)?;
         let instance = Instance {
@@ -158,10 +158,10 @@ impl InotifyFile {
         Ok(reserve::arc(Self { instance: reserve::arc(instance), node }))
     }
 
-    /// Watches `node`, or changes what is asked about it. Returns the watch's number.
+    /// Watches `node`, or changes the events of its watch. Returns the watch's number.
     ///
     /// # Errors
-    /// `EEXIST` for IN_MASK_CREATE where it is watched; `ENOSPC`, `ENOMEM`.
+    /// `EEXIST` for IN_MASK_CREATE if the node is already watched; `ENOSPC`, `ENOMEM`.
     pub fn add(&self, node: &Arc<dyn Node>, mask: Events) -> Result<i32> {
         self.instance.add(node, mask)
     }
@@ -169,7 +169,7 @@ impl InotifyFile {
     /// Ends a watch.
     ///
     /// # Errors
-    /// `EINVAL` for a number that no watch has.
+    /// `EINVAL` if there is no watch with this number.
     pub fn remove(&self, number: i32) -> Result<()> {
         self.instance.remove(number)
     }
@@ -206,7 +206,7 @@ impl File for InotifyFile {
             let Taken::Event(event) = taken else {
                 return if done > 0 { Ok(done) } else { Err(Errno::EINVAL) };
             };
-            // An event of which a part could not be copied is lost, as on Linux.
+            // If a part of an event cannot be copied, the event is lost, as on Linux.
             if sink.put(event.bytes())? < event.bytes().len() {
                 return Err(Errno::EFAULT);
             }

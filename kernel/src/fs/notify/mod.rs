@@ -1,36 +1,36 @@
-//! inotify(7): programs learn what happens to files.
+//! inotify(7): notifies programs of events on files.
 //!
 //! Code that uses a file or changes a name calls one of the hooks here: [`file()`] for an open
 //! file, [`place()`] for a path, [`node()`] for an inode alone, [`entry()`] for a name in a
 //! directory. Each hook loads the number of watches first and returns if it is 0. Linux' relatives
-//! are the hooks of `include/linux/fsnotify.h`. Its group is an instance here, its mark a watch.
+//! are the hooks of `include/linux/fsnotify.h`. Linux' group is an instance here, its mark a watch.
 //!
 //! | module | concept |
 //! |---|---|
 //! | [`queue`] | events that wait to be read |
 //! | [`instance`] | an instance as a file: its watches by number, its queue |
 //! | [`watches`] | the watches of an inode, found by its identity |
-//! | [`account`] | what each user has, and the limits |
+//! | [`account`] | instances and watches per user, and the limits |
 //! | [`calls`] | the system calls |
 //!
 //! **Protocol.** An event is queued while the inode's stripe is locked and the watch is in the
 //! inode's entry. Five things end a watch: inotify_rm_watch, an event with IN_ONESHOT, the inode's
 //! end, an unmount, the instance's close. Each first takes the watch out of the entry under the
-//! stripe's lock. The one that finds it there ends it and queues IN_IGNORED, except for the close.
-//! So a watch has one IN_IGNORED at most, and no event follows it. A watch is in its instance's map
+//! stripe's lock. The first to do so ends the watch and queues IN_IGNORED, except for the close. So
+//! a watch has at most one IN_IGNORED, and no event follows it. A watch is in its instance's map
 //! before it is in an entry. `model.rs` explores these steps.
 //!
 //! **Names of open files.** On Linux an event goes to the parent of the directory entry through
 //! which the file was opened, and a rename moves the entry. Here a path keeps the name by which the
 //! file was found ([`PathEntry`]). After any rename that name is looked up again. A file that has
 //! another name now is searched for in the same directory. A file that was moved to another
-//! directory while it was open is not found there, and no directory hears of it. Linux tells the
+//! directory while it was open is not found there, and no directory is notified. Linux notifies the
 //! new directory.
 //!
 //! **Lock order.** Instance's turn (sleeping) > instance's map; stripe > queue > wait queue;
 //! accounts are last. Stripe and map are never held together. All but the turn are spin locks:
-//! under them memory is asked for fallibly, nothing sleeps, and no inode is let go of. Hooks may
-//! sleep, where a name has to be looked up on a share.
+//! under them allocations are fallible, nothing sleeps, and no reference to an inode is dropped.
+//! Hooks may sleep if a name must be looked up on a share.
 
 mod account;
 pub mod calls;
@@ -62,19 +62,19 @@ bitflags! {
     pub struct Events: u32 {
         /// Read.
         const ACCESS = 0x1;
-        /// Written, or cut.
+        /// Written, or truncated.
         const MODIFY = 0x2;
         /// Metadata changed.
         const ATTRIB = 0x4;
-        /// Closed, open for writing before.
+        /// Closed; it was open for writing.
         const CLOSE_WRITE = 0x8;
-        /// Closed otherwise.
+        /// Closed; it was not open for writing.
         const CLOSE_NOWRITE = 0x10;
         /// Opened.
         const OPEN = 0x20;
-        /// A name went out of the directory.
+        /// A name was moved out of the directory.
         const MOVED_FROM = 0x40;
-        /// A name came into the directory.
+        /// A name was moved into the directory.
         const MOVED_TO = 0x80;
         /// A name was made in the directory.
         const CREATE = 0x100;
@@ -88,38 +88,38 @@ bitflags! {
         const UNMOUNT = 0x2000;
         /// Events were lost.
         const Q_OVERFLOW = 0x4000;
-        /// The watch is over.
+        /// The watch has ended.
         const IGNORED = 0x8000;
         /// Watch directories only.
         const ONLYDIR = 0x0100_0000;
         /// Do not follow a symbolic link.
         const DONT_FOLLOW = 0x0200_0000;
-        /// No events of files whose name was removed.
+        /// Report no events of files whose name was removed.
         const EXCL_UNLINK = 0x0400_0000;
-        /// Only make a new watch.
+        /// Only make a new watch; do not change one.
         const MASK_CREATE = 0x1000_0000;
-        /// Add to what is asked for.
+        /// Add to the requested events.
         const MASK_ADD = 0x2000_0000;
         /// The event is about a directory.
         const ISDIR = 0x4000_0000;
-        /// One event only.
+        /// Report one event only.
         const ONESHOT = 0x8000_0000;
 
-        /// Events that may be asked for.
+        /// Events that can be requested.
         const ASKABLE = 0xfff;
         /// Part of a mask that a watch keeps.
         const KEPT = Self::ASKABLE.bits() | Self::EXCL_UNLINK.bits() | Self::ONESHOT.bits();
     }
 }
 
-/// One event on its way to the watches. Linux' relative is `fsnotify()`'s arguments.
+/// An event, as passed to the watches. Linux' relative is `fsnotify()`'s arguments.
 struct FileEvent<'a> {
     events: Events,
     /// Connects the two events of a rename.
     cookie: u32,
-    /// The name in the watched directory; none where it is about the watched inode itself.
+    /// The name in the watched directory; empty if the event is about the watched inode itself.
     name: &'a [u8],
-    /// Whether the name through which an open file was used is gone.
+    /// Whether the name through which an open file was used still exists.
     presence: Presence,
 }
 
@@ -129,17 +129,17 @@ impl FileEvent<'_> {
     }
 }
 
-/// Returns whether there is any watch: all that a hook costs where there is none.
+/// Returns whether there is any watch. Without watches, this is the whole cost of a hook.
 #[inline(always)]
 fn is_watching() -> bool {
     watches::COUNT.load(Ordering::Relaxed) != 0
 }
 
-/// The number of renames. A name that was looked up since the last one is right.
+/// The number of renames. A name that was looked up since the last rename is right.
 static RENAMES: AtomicU64 = AtomicU64::new(1);
 static COOKIE: AtomicU32 = AtomicU32::new(1);
 
-/// Tells that something was done with an open file.
+/// Notifies watches of an event on an open file.
 #[inline]
 pub fn file(file: &OpenFile, events: Events) {
     if is_watching() {
@@ -154,7 +154,7 @@ fn tell_file(file: &OpenFile, events: Events) {
     }
 }
 
-/// Tells that an open file is closed for good.
+/// Notifies watches that an open file was closed for good.
 #[inline]
 pub fn closed(file: &OpenFile) {
     if is_watching() {
@@ -162,7 +162,7 @@ pub fn closed(file: &OpenFile) {
     }
 }
 
-/// Tells that something was done with what is at `path`.
+/// Notifies watches of an event on the node at `path`.
 #[inline]
 pub fn place(path: &Path, events: Events) {
     if is_watching() {
@@ -170,7 +170,7 @@ pub fn place(path: &Path, events: Events) {
     }
 }
 
-/// Tells that `change` was made.
+/// Notifies watches that `change` was made.
 #[inline]
 pub fn changed(path: &Path, change: &SetMetadata) {
     if is_watching() {
@@ -183,7 +183,7 @@ fn tell_change(path: &Path, change: &SetMetadata) {
     let mut events = Events::empty();
     let is_attribute = change.mode.is_some() || change.uid.is_some() || change.gid.is_some();
     let [accessed, modified] = [change.accessed.is_some(), change.modified.is_some()];
-    // Linux takes one time alone for a read or a write.
+    // For Linux, a change of one time alone is a read or a write.
     events.set(Events::ACCESS, accessed && !modified);
     events.set(Events::MODIFY, change.size.is_some() || (modified && !accessed));
     events.set(Events::ATTRIB, is_attribute || (accessed && modified));
@@ -192,14 +192,14 @@ fn tell_change(path: &Path, change: &SetMetadata) {
     }
 }
 
-/// Whether an open file was used: IN_EXCL_UNLINK matters only then.
+/// Whether the event is a use of an open file: IN_EXCL_UNLINK matters only then.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ByFile {
     Yes,
     No,
 }
 
-/// Tells the directory, then the inode itself.
+/// Notifies the directory's watches, then the inode's own.
 #[cold]
 fn tell_place(path: &Path, mut events: Events, by_file: ByFile) {
     let mut presence = Presence::Linked;
@@ -234,15 +234,15 @@ fn tell_directory(dir: Identity, events: Events, name: &[u8], presence: Presence
     watches::tell(dir, &FileEvent { events, cookie: 0, name, presence });
 }
 
-/// The present name of a file in the directory where it was found.
+/// The present name of a file in the directory in which it was found.
 struct NameNow {
-    /// `None` if it is the name by which it was found.
+    /// The present name; `None` if it is the name by which the file was found.
     other: Option<Arc<[u8]>>,
     presence: Presence,
 }
 
-/// Finds the present name of `node`. Returns `None` if it is in another directory. With `exactly` a
-/// removed name is noticed, too.
+/// Finds the present name of `node`. Returns `None` if the file is in another directory. With
+/// `exactly` a removed name is noticed, too.
 fn name_now(entry: &PathEntry, node: &Arc<dyn Node>, exactly: bool) -> Option<NameNow> {
     let as_found = |presence| Some(NameNow { other: None, presence });
     let renames = RENAMES.load(Ordering::Acquire);
@@ -255,7 +255,7 @@ fn name_now(entry: &PathEntry, node: &Arc<dyn Node>, exactly: bool) -> Option<Na
             return as_found(Presence::Linked);
         }
         Ok(_) | Err(Errno::ENOENT) => {}
-        // Without an answer of the server the name is taken to be right.
+        // If the server does not answer, the name is assumed to be right.
         Err(_) => return as_found(Presence::Linked),
     }
     if node.is_nameless() {
@@ -266,7 +266,7 @@ fn name_now(entry: &PathEntry, node: &Arc<dyn Node>, exactly: bool) -> Option<Na
     Some(NameNow { other: Some(other), presence: Presence::Linked })
 }
 
-/// Tells of an event on an inode, for all of its names.
+/// Notifies watches of an event on an inode, for all of its names.
 #[inline]
 pub fn node(node: &Arc<dyn Node>, events: Events) {
     if is_watching() {
@@ -282,7 +282,7 @@ fn tell_node(node: &Arc<dyn Node>, mut events: Events) {
     watches::tell(node.identity(), &FileEvent::of_inode(events));
 }
 
-/// Tells that a name of a node of `kind` was made or removed in `dir`.
+/// Notifies watches that a name of a node of `kind` was made or removed in `dir`.
 #[inline]
 pub fn entry(dir: &Path, name: &[u8], kind: NodeKind, events: Events) {
     if is_watching() {
@@ -296,7 +296,7 @@ fn tell_entry(dir: &Path, name: &[u8], kind: NodeKind, mut events: Events, cooki
     watches::tell(dir.node.identity(), &FileEvent { events, cookie, name, presence: Presence::Linked });
 }
 
-/// Tells that `node` has got the name `name` in `dir`.
+/// Notifies watches that `target` has got the name `name` in `dir`.
 #[inline]
 pub fn linked(dir: &Path, name: &[u8], target: &Arc<dyn Node>) {
     if is_watching() {
@@ -306,8 +306,8 @@ pub fn linked(dir: &Path, name: &[u8], target: &Arc<dyn Node>) {
     }
 }
 
-/// Tells that `name` was removed from `dir`. `gone` may be the last reference to the inode, whose
-/// end is told first.
+/// Notifies watches that `name` was removed from `dir`. `gone` may be the last reference to the
+/// inode, whose end is reported first.
 #[inline]
 pub fn unlinked(dir: &Path, name: &[u8], gone: Arc<dyn Node>) {
     if is_watching() {
@@ -336,7 +336,7 @@ pub struct NamedNode<'a> {
     pub node: Arc<dyn Node>,
 }
 
-/// Tells of a rename from `old` to the name in `new`, at which `replaced` was before.
+/// Notifies watches of a rename from `old` to the name in `new`, which `replaced` had before.
 #[inline]
 pub fn renamed(old: NamedNode<'_>, new: (&Path, &[u8]), replaced: Option<Arc<dyn Node>>, flags: RenameFlags) {
     RENAMES.fetch_add(1, Ordering::Release);
@@ -373,7 +373,8 @@ fn tell_renamed(
     }
 }
 
-/// Tells that an inode ends. The destructor of every inode that can lose its last name calls this.
+/// Notifies watches that an inode ends. The destructor of every inode that can lose its last name
+/// calls this.
 #[inline]
 pub fn inode_ended<T: Node>(inode: &T) {
     if is_watching() {
@@ -381,7 +382,7 @@ pub fn inode_ended<T: Node>(inode: &T) {
     }
 }
 
-/// Tells that the kernel changed what a file of its own says.
+/// Notifies watches that the kernel changed the content of one of its own files.
 #[inline]
 pub fn changed_by_kernel(identity: Identity) {
     if is_watching() {
@@ -389,7 +390,7 @@ pub fn changed_by_kernel(identity: Identity) {
     }
 }
 
-/// Tells that an inode of the kernel's own has lost its name.
+/// Notifies watches that a kernel-made inode has lost its name.
 #[inline]
 pub fn lost_name(node: &Arc<dyn Node>) {
     if is_watching() {
@@ -397,7 +398,7 @@ pub fn lost_name(node: &Arc<dyn Node>) {
     }
 }
 
-/// Tells that the file system with this device number is mounted nowhere any more.
+/// Notifies watches that the file system with this device number is no longer mounted anywhere.
 pub fn unmounted(device: u64) {
     if is_watching() {
         watches::unmounted(device);

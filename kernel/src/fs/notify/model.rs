@@ -1,7 +1,8 @@
-//! The protocol of the module's head, step by step as [`super::watches`] and [`super::instance`]
-//! take the steps, in many orders: an event that is to be told once, inotify_rm_watch, the inode's
-//! end and the instance's close, at one watch. The model checks that a watch ends once, that
-//! nothing is queued behind its end, and that nothing is left of it.
+//! A model of the protocol of inotify, in many orders. It takes the same steps as
+//! [`super::watches`] and [`super::instance`]. At one watch there are four concurrent operations:
+//! an event that is to be reported once, inotify_rm_watch, the inode's end and the instance's
+//! close. The model checks that a watch ends once, that nothing is queued after its end, and that
+//! nothing is left of it.
 
 use std::vec::Vec;
 
@@ -14,14 +15,14 @@ enum Told {
     Ignored,
 }
 
-/// Way in which a task ends a watch.
+/// How a task ends a watch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ending {
-    /// Takes it out of the entry, and ends it if it was there.
+    /// Takes the watch out of the entry, and ends it if it was there.
     Detached,
-    /// Says that it is over, then takes it out.
+    /// Wrong: queues the end, then takes the watch out of the entry.
     TooEarly,
-    /// Ends it whether it was there or not.
+    /// Wrong: ends the watch whether it was in the entry or not.
     Unasked,
 }
 
@@ -30,7 +31,7 @@ struct WatchWorld {
     ending: Ending,
     /// Whether the watch is in the inode's entry.
     entry: Mutex<bool>,
-    /// Whether the instance knows it by its number.
+    /// Whether the watch is in the instance's map of numbers.
     by_number: Mutex<bool>,
     queue: Mutex<Vec<Told>>,
     count: Mutex<i32>,
@@ -71,7 +72,7 @@ impl WatchWorld {
         }
     }
 
-    /// `watches::tell`, of a watch that goes on.
+    /// `watches::tell`, for a watch that continues.
     fn tell(&self) {
         let entry = self.entry.lock().unwrap();
         if *entry {
@@ -79,7 +80,7 @@ impl WatchWorld {
         }
     }
 
-    /// `watches::tell`, of a watch that is told of one event.
+    /// `watches::tell`, for a watch with IN_ONESHOT.
     fn tell_once(&self) {
         let mut entry = self.entry.lock().unwrap();
         if *entry {

@@ -1,10 +1,10 @@
-//! The unread events of one instance: `struct inotify_event`s as read(2) returns them, in pieces of
+//! The unread events of one instance: `struct inotify_event`s as read(2) returns them, in chunks of
 //! a page.
 //!
 //! - An event that equals the last one in the queue is dropped. Cookies are not compared.
 //! - Beyond the limit, or without memory, an event is lost and IN_Q_OVERFLOW takes its place. The
-//!   queue holds one overflow at most. It is stored as the number of events before it, so it needs
-//!   no memory.
+//!   queue holds one overflow at most. The overflow is stored as the number of events before it, so
+//!   it needs no memory.
 //!
 //! The queue grows fallibly. An empty queue keeps one page.
 
@@ -12,11 +12,11 @@ use freehold_collections::{Vec, VecDeque};
 
 use super::Events;
 
-/// Bytes of a piece.
+/// Bytes of a chunk.
 const PIECE: usize = 4096;
 /// Bytes before the name: watch, mask, cookie, length of the name.
 const HEADER: usize = 16;
-/// The largest event: a name of 255 bytes with its NUL, rounded up.
+/// Size of the largest event: a name of 255 bytes with its NUL, rounded up.
 const LARGEST: usize = HEADER + 256;
 
 /// One event.
@@ -46,7 +46,7 @@ impl EventRecord {
         &self.bytes[..self.length]
     }
 
-    /// Returns whether `last`, the event before, says the same. IN_IGNORED is never dropped.
+    /// Returns whether the event equals the previous event `last`. IN_IGNORED is never dropped.
     fn repeats(&self, last: &[u8]) -> bool {
         let ended = Events::IGNORED.bits().to_le_bytes();
         let all = self.bytes();
@@ -57,9 +57,9 @@ impl EventRecord {
 /// The result of adding an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Queued {
-    /// The event, or the overflow in its place, is in the queue: readers have to be woken.
+    /// The event, or the overflow in its place, was queued: readers must be woken.
     Added,
-    /// The event repeats the last one, or was lost while the overflow is in the queue.
+    /// The event repeats the last one, or it was lost while an overflow is already queued.
     Dropped,
 }
 
@@ -68,26 +68,26 @@ pub(super) enum Queued {
 #[expect(clippy::large_enum_variant, reason = "it lives for a moment; a box could fail")]
 pub(super) enum Taken {
     Event(EventRecord),
-    /// The next event is larger than the reader's room.
+    /// The next event is larger than the reader's buffer.
     NoRoom,
 }
 
-/// See the module's head.
+/// The unread events of an instance; see the module's documentation.
 pub(super) struct Queue {
     pieces: VecDeque<Vec<u8>>,
-    /// Bytes of the first piece that were read.
+    /// Bytes of the first chunk that were read.
     read: usize,
-    /// Where the last event begins in the last piece.
+    /// Offset of the last event in the last chunk.
     last: usize,
     events: usize,
     bytes: usize,
-    /// How many events come before the overflow, where it waits.
+    /// Number of events before the overflow, if an overflow is queued.
     overflow: Option<usize>,
     limit: usize,
 }
 
 impl Queue {
-    /// An empty queue of at most `limit` events.
+    /// Makes an empty queue of at most `limit` events.
     pub const fn new(limit: usize) -> Self {
         Self { pieces: VecDeque::new(), read: 0, last: 0, events: 0, bytes: 0, overflow: None, limit }
     }
@@ -114,7 +114,7 @@ impl Queue {
         if self.append(event.bytes()).is_none() { self.overflow() } else { Queued::Added }
     }
 
-    /// Returns the last event, unless the overflow comes behind it.
+    /// Returns the last event, unless the overflow follows it.
     fn last_event(&self) -> Option<&[u8]> {
         if self.events == 0 || self.overflow == Some(self.events) {
             return None;
@@ -192,7 +192,7 @@ mod tests {
         EventRecord::new(number, Events::MODIFY, 0, name)
     }
 
-    /// Takes all: watch, mask, bytes.
+    /// Takes all events: watch, mask, bytes.
     fn drain(queue: &mut Queue) -> Vec<(i32, u32, usize)> {
         let mut all = Vec::new();
         while let Some(Taken::Event(event)) = queue.take(LARGEST) {
@@ -270,8 +270,8 @@ mod tests {
         assert_eq!(drain(&mut queue), [(1, 2, 32)]);
     }
 
-    /// Many events of all sizes, taken in turns, come out as they went in, and what was read is
-    /// given back.
+    /// Many events of all sizes are added and taken alternately. They come out in order, and the
+    /// memory of read events is freed.
     #[test]
     fn events_come_out_in_order() {
         let mut queue = Queue::new(usize::MAX);

@@ -15,7 +15,7 @@ use crate::fs::tests::World;
 use crate::fs::walk::Final;
 use crate::fs::{Blocking, File, Node, Ready, metadata, names};
 
-/// A user of its own for the tests.
+/// A user that only these tests use.
 const USER: u32 = 90_000;
 
 /// An instance, opened.
@@ -34,7 +34,7 @@ impl Observer {
         self.instance().add(&node(world, path), mask).unwrap()
     }
 
-    /// Returns the events that wait: "WATCH EVENTS NAME;" each.
+    /// Returns the waiting events: "WATCH EVENTS NAME;" each.
     pub fn told(&self) -> String {
         let mut bytes = [0; 4096];
         let mut told = String::new();
@@ -59,8 +59,8 @@ fn node(world: &World, path: &str) -> Arc<dyn Node> {
     world.walk().find(path.as_bytes(), Final::Stop).unwrap().node
 }
 
-/// A file is told of to its directory and to itself; when its last name and its last user have gone
-/// its watch ends.
+/// Events of a file are reported to watches of its directory and of the file. After its last name
+/// and its last user its watch ends.
 #[test]
 fn a_file_is_watched_to_its_end() {
     let (world, observer) = (World::new(), Observer::new());
@@ -81,7 +81,7 @@ fn a_file_is_watched_to_its_end() {
     assert_eq!(observer.instance().remove(2), Err(Errno::EINVAL));
 }
 
-/// An inode that gets a name again is kept again.
+/// If an inode gets a name again, the entry keeps it again.
 #[test]
 fn a_file_without_a_name_that_gets_one_is_kept() {
     let (world, observer) = (World::new(), Observer::new());
@@ -112,7 +112,7 @@ fn a_closed_instance_leaves_nothing() {
     assert_eq!(Arc::strong_count(&file), 1, "no watch keeps it");
 }
 
-/// A watch that finds no memory, at whichever allocation, is not there; the inode is not kept for
+/// If memory is short, at each allocation in turn, no watch is made, and the inode is not kept for
 /// it.
 #[test]
 fn a_watch_without_memory_is_not_there() {
@@ -151,8 +151,8 @@ fn a_write_whose_event_finds_no_memory_succeeds() {
     assert_eq!(observer.told(), "-1 Q_OVERFLOW ;");
 }
 
-/// Of one instance's watches of a directory only the one that is spent ends; the other instances'
-/// go on.
+/// IN_ONESHOT ends one instance's watch of a directory. The watches of the other instances
+/// continue.
 #[test]
 fn a_spent_watch_ends_alone() {
     let world = World::new();

@@ -3,7 +3,7 @@
 //! A watched inode has one entry, which lists its watches by instance. Entries are found by the
 //! inode's identity in one of several maps, each with a lock of its own (a *stripe*). The entry
 //! holds a reference to the inode while the inode has a name. When the last name is removed, the
-//! entry drops its reference. The inode then ends with its last user, and its end ends the watches.
+//! entry drops its reference. The inode then ends with its last user, and this ends the watches.
 //! Linux' relatives are `struct fsnotify_mark_connector` and `fsnotify_inoderemove`.
 
 use core::ops::Bound;
@@ -28,18 +28,18 @@ pub(super) struct InodeWatch {
     /// The watch descriptor.
     pub number: i32,
     pub identity: Identity,
-    /// Events that are asked for, and flags.
+    /// Requested events, and flags.
     pub mask: AtomicU32,
     pub _charge: Charge,
 }
 
-/// Work that is left after an event, to be done without the stripe's lock.
+/// Work that remains after an event, to be done without the stripe's lock.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rest {
     Nothing,
-    /// Readers wait for it.
+    /// Readers must be notified.
     Tell,
-    /// The watch was for one event (IN_ONESHOT): its end tells readers.
+    /// The watch was for one event (IN_ONESHOT) and must be ended, which notifies readers.
     End,
 }
 
@@ -48,7 +48,7 @@ impl InodeWatch {
         Events::from_bits_retain(self.mask.load(Ordering::Relaxed))
     }
 
-    /// Queues `event` if the mask asks for it.
+    /// Queues `event` if the mask requests it.
     fn tell(&self, event: &FileEvent<'_>) -> Rest {
         let mask = self.mask();
         let is_asked_for = event.events.intersects(mask & Events::ASKABLE | Events::UNMOUNT);
@@ -67,7 +67,7 @@ impl InodeWatch {
 
 /// The reference of an entry to its inode.
 enum Pin {
-    /// The inode stays.
+    /// The entry keeps the inode.
     Held(Arc<dyn Node>),
     /// The inode has no name. Its address identifies it until its end.
     Nameless(usize),
@@ -75,7 +75,7 @@ enum Pin {
 
 struct Watched {
     pin: Pin,
-    /// By the instance's number.
+    /// Watches by the instance's number.
     watches: Map<u64, Arc<InodeWatch>>,
 }
 
@@ -99,7 +99,7 @@ pub(super) fn interest(identity: Identity) -> Events {
     })
 }
 
-/// Queues `event` for all watches of the inode that ask for it.
+/// Queues `event` for all watches of the inode that request it.
 pub(super) fn tell(identity: Identity, event: &FileEvent<'_>) {
     let mut next = 0;
     loop {
@@ -121,14 +121,15 @@ pub(super) fn tell(identity: Identity, event: &FileEvent<'_>) {
     }
 }
 
-/// Takes `watch` out of its inode's entry; with the last one the entry. `None` where it is not
-/// there any more. The caller drops the result without the lock: it may be the inode's last user.
+/// Takes `watch` out of its inode's entry, and removes an empty entry. Returns `None` if the watch
+/// is not in the entry any more. The caller drops the result without the lock: it may be the
+/// inode's last user.
 fn remove(
     entries: &mut Map<Identity, Watched>,
     watch: &InodeWatch,
 ) -> Option<(Arc<InodeWatch>, Option<Watched>)> {
     let watched = entries.get_mut(&watch.identity)?;
-    // The instance may watch the inode anew since.
+    // Meanwhile the instance may have a new watch of the inode.
     watched.watches.get(&watch.instance.id).filter(|other| other.number == watch.number)?;
     let gone = watched.watches.remove(&watch.instance.id)?;
     let entry = if watched.watches.is_empty() { entries.remove(&watch.identity) } else { None };
@@ -136,12 +137,13 @@ fn remove(
 }
 
 impl InodeWatch {
-    /// Has the inode watched. Called with the turn of the instance, which does not watch it.
+    /// Adds the watch to the inode's entry. The caller has the turn of the instance, which does not
+    /// watch the inode yet.
     ///
     /// # Errors
     /// `ENOMEM`.
     pub fn attach(self: &Receiver<Self>, node: &Arc<dyn Node>) -> Result<()> {
-        // The count comes first: a hook that reads 0 looks for no entry.
+        // Counted first: a hook that reads 0 looks for no entry.
         COUNT.fetch_add(1, Ordering::SeqCst);
         let mut unused = None;
         let attached = {
@@ -167,13 +169,13 @@ impl InodeWatch {
             COUNT.fetch_sub(1, Ordering::SeqCst);
             return Err(error.into());
         }
-        // Its last name may have gone before the entry was there.
+        // The inode's last name may have been removed before the entry existed.
         let_go_if_nameless(node);
         Ok(())
     }
 
-    /// Takes the watch out of its entry. Returns whether it was there: the caller then has to end
-    /// it.
+    /// Takes the watch out of its entry. Returns whether it was there. If so, the caller must end
+    /// the watch.
     pub fn detach(&self) -> bool {
         let gone = remove(&mut stripe(self.identity).lock(), self);
         gone.is_some()
@@ -198,7 +200,7 @@ pub(super) fn with_watch<R>(
     entries.get(&identity)?.watches.get(&instance).map(|watch| change(watch))
 }
 
-/// Drops the entry's reference if the inode has no name. The caller has a reference of its own.
+/// Drops the entry's reference if the inode has no name. The caller has its own reference.
 pub(super) fn let_go_if_nameless(node: &Arc<dyn Node>) {
     if node.is_nameless() {
         let nameless = Pin::Nameless(address(node));
@@ -207,7 +209,7 @@ pub(super) fn let_go_if_nameless(node: &Arc<dyn Node>) {
     }
 }
 
-/// Gives the entry a reference again: the inode got a name.
+/// Gives the entry a reference again, since the inode has got a name.
 pub(super) fn keep(node: &Arc<dyn Node>) {
     let before = replace_pin(node, Pin::Held(node.clone()));
     drop(before);
@@ -219,7 +221,7 @@ fn replace_pin(node: &Arc<dyn Node>, pin: Pin) -> Option<Pin> {
     entries.get_mut(&identity).map(|watched| core::mem::replace(&mut watched.pin, pin))
 }
 
-/// Ends all watches of an entry, each with the event first.
+/// Ends all watches of an entry; each gets `event` first.
 fn end_all(mut watched: Watched, event: &FileEvent<'_>) {
     while let Some((_, watch)) = watched.watches.pop_first() {
         if watch.tell(event) != Rest::Nothing {
@@ -241,7 +243,7 @@ pub(super) fn inode_ended(identity: Identity, address: usize) {
     }
 }
 
-/// Ends the watches of all inodes of a file system that is not mounted any more.
+/// Ends the watches of all inodes of a file system that is no longer mounted.
 pub(super) fn unmounted(device: u64) {
     for stripe in &ENTRIES {
         loop {

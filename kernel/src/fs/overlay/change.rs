@@ -1,7 +1,7 @@
 //! Making, removing and moving names of a merged tree.
 //!
-//! Each change is prepared in the work directory and seen in one step, a rename in the upper tree.
-//! It looks at all trees again under `names`, so that what it decides by stays so.
+//! Each change is prepared in the work directory and becomes visible in one step, a rename in the
+//! upper tree. It looks up all trees again under `names`, so that its decisions stay valid.
 
 use freehold_collections::{Arc, Vec};
 
@@ -12,11 +12,11 @@ use crate::fs::flags::RenameFlags;
 use crate::fs::node::{NewNode, Node, NodeKind, XattrSet};
 use crate::{Errno, Result};
 
-/// Makes a node of the upper tree in a directory by a name.
+/// Makes a node of the upper tree in a directory, under a name.
 type Make<'a> = &'a dyn Fn(&Arc<dyn Node>, &[u8]) -> Result<Arc<dyn Node>>;
 
 impl OverlayNode {
-    /// A new node named `name`; `EEXIST` if something is seen there.
+    /// Makes a new node named `name`; `EEXIST` if the name is visible.
     pub fn make(&self, name: &[u8], kind: NodeKind, make: Make<'_>) -> Result<Arc<OverlayNode>> {
         let dir = self.copy_up(u64::MAX)?;
         let _names = self.shared.names.lock_killable()?;
@@ -38,7 +38,7 @@ impl OverlayNode {
     }
 
     /// Gives a node that was made in the work directory its name, once its overlay node is known. A
-    /// whiteout of that name is replaced.
+    /// whiteout at that name is replaced.
     fn name_made(
         &self,
         dir: &Arc<dyn Node>,
@@ -55,7 +55,7 @@ impl OverlayNode {
         node.hide_lower_in(self)?;
         match covers {
             WhiteoutThere::No => work.rename(temporary, dir, name, RenameFlags::NOREPLACE)?,
-            // A directory takes no other's place.
+            // A directory cannot replace the whiteout by a rename, so both are exchanged.
             WhiteoutThere::Yes => {
                 work.rename(temporary, dir, name, RenameFlags::EXCHANGE)?;
                 work.unlink(temporary)?;
@@ -74,9 +74,9 @@ impl OverlayNode {
         self.remove(name, Self::check_empty)
     }
 
-    /// Removes a name, of a node that `check` lets go.
+    /// Removes the name of a node, if `check` permits it.
     fn remove(&self, name: &[u8], check: fn(&Self) -> Result<()>) -> Result<()> {
-        // A refused removal copies nothing up.
+        // Checked first: a refused removal copies nothing up.
         check(&*self.child(name)?)?;
         let dir = self.copy_up(u64::MAX)?;
         let _names = self.shared.names.lock_killable()?;
@@ -96,7 +96,7 @@ impl OverlayNode {
         Ok(())
     }
 
-    /// `ENOTDIR` or `ENOTEMPTY` unless it is a directory that shows nothing.
+    /// `ENOTDIR` or `ENOTEMPTY` unless the node is a directory without visible entries.
     fn check_empty(&self) -> Result<()> {
         if !self.is_directory() {
             return Err(Errno::ENOTDIR);
@@ -104,8 +104,8 @@ impl OverlayNode {
         if Listing::of_merged(self)?.is_empty() { Ok(()) } else { Err(Errno::ENOTEMPTY) }
     }
 
-    /// Takes the whiteouts out of a directory that shows nothing, and has it hide what they
-    /// covered.
+    /// Removes the whiteouts from a directory without visible entries, and makes the directory
+    /// opaque, so that the covered files stay hidden.
     fn empty_for_good(&self, upper: &Arc<dyn Node>) -> Result<()> {
         if self.lower().is_some() {
             upper.set_xattr(OPAQUE, b"y", XattrSet::Any)?;
@@ -154,7 +154,8 @@ impl OverlayNode {
                 }
                 let leaves = if stays { RenameFlags::WHITEOUT } else { RenameFlags::empty() };
                 if there.is_whiteout() && upper.kind() == NodeKind::Directory {
-                    // A directory takes no other's place: the whiteout goes where it came from.
+                    // A directory cannot replace a whiteout, so both are exchanged: the whiteout
+                    // gets the old name.
                     from_dir.rename(name, &to_dir, new_name, RenameFlags::EXCHANGE)?;
                     if !stays {
                         from_dir.unlink(name)?;
@@ -171,14 +172,15 @@ impl OverlayNode {
         }
     }
 
-    /// Notes the new place of a moved node: only directories know their places.
+    /// Notes the new place of a moved node. Only directories know their places.
     fn moved_to(&self, dir: &Arc<Self>, name: &[u8]) {
         if self.is_directory() {
             self.set_place(dir, name);
         }
     }
 
-    /// A directory that comes to where lower trees have names is not to be merged with one of them.
+    /// Makes a moved directory opaque if lower trees have names at its new place, so that it is not
+    /// merged with them.
     fn hide_lower_in(&self, dir: &Self) -> Result<()> {
         match self.upper().filter(|_| self.is_directory() && dir.lower().is_some()) {
             Some(upper) => upper.set_xattr(OPAQUE, b"y", XattrSet::Any),
@@ -186,7 +188,7 @@ impl OverlayNode {
         }
     }
 
-    /// Whether a rename may be, and does something.
+    /// Checks that a rename is permitted, and whether it changes anything.
     fn check_move(
         &self,
         to: &Arc<Self>,
@@ -222,7 +224,7 @@ impl OverlayNode {
                 _ => {}
             }
         }
-        // Its part in a lower tree would stay where it is.
+        // The directory's part in a lower tree cannot be moved.
         let stays = |node: &Arc<Self>| node.is_directory() && node.lower().is_some();
         if stays(moving) || (exchanges && victim.is_some_and(stays)) {
             return Err(Errno::EXDEV);
@@ -234,7 +236,7 @@ impl OverlayNode {
     }
 }
 
-/// Whether a free name is covered by a whiteout.
+/// Whether a free name has a whiteout.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WhiteoutThere {
     Yes,
@@ -246,7 +248,7 @@ enum WhiteoutThere {
 enum Move {
     /// The rename changes names.
     Something,
-    /// Both names lead to one file.
+    /// Both names are names of one file.
     Nothing,
 }
 
@@ -259,14 +261,14 @@ fn existing(found: Result<Arc<OverlayNode>>) -> Result<Option<Arc<OverlayNode>>>
 }
 
 impl OverlayShared {
-    /// A whiteout in the work directory.
+    /// Makes a whiteout in the work directory.
     fn new_whiteout(&self) -> Result<Vec<u8>> {
         let name = self.temporary_name()?;
         self.work()?.create(&name, &NewNode::WHITEOUT)?;
         Ok(name)
     }
 
-    /// Has a whiteout take the place of `name`, which is no directory of the upper tree.
+    /// Replaces `name`, which is no directory of the upper tree, by a whiteout.
     fn cover(&self, dir: &Arc<dyn Node>, name: &[u8]) -> Result<()> {
         let (work, whiteout) = (self.work()?, self.new_whiteout()?);
         let covered = work.rename(&whiteout, dir, name, RenameFlags::empty());
@@ -276,7 +278,7 @@ impl OverlayShared {
         covered
     }
 
-    /// Has a whiteout take the place of `name`, an empty directory of the upper tree.
+    /// Replaces `name`, an empty directory of the upper tree, by a whiteout.
     fn cover_directory(&self, dir: &Arc<dyn Node>, name: &[u8]) -> Result<()> {
         let (work, whiteout) = (self.work()?, self.new_whiteout()?);
         let covered = work.rename(&whiteout, dir, name, RenameFlags::EXCHANGE);

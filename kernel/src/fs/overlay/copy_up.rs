@@ -1,8 +1,8 @@
-//! From a lower tree to the upper one.
+//! Copying from a lower tree to the upper tree.
 //!
-//! A copy is made without a name, or in the work directory, and gets its name when it is whole: a
-//! copy-up that fails, or whose task is killed, has changed nothing that is seen. A file that lost
-//! its name meanwhile gets none.
+//! A copy is made without a name, or in the work directory, and gets its name when it is complete.
+//! So a copy-up that fails, or whose task is killed, has no visible effect. A file that lost its
+//! name meanwhile gets none.
 
 use freehold_collections::{Arc, Vec};
 
@@ -20,12 +20,11 @@ use crate::{Errno, Result, sched};
 const STEP: usize = 64 << 10;
 
 impl OverlayNode {
-    /// The upper tree's inode, copied up with all directories above it if need be; of a regular
-    /// file's bytes `most`.
+    /// Returns the upper tree's inode. If needed, copies the node and all directories above it up;
+    /// of a regular file at most `most` bytes.
     ///
     /// # Errors
-    /// `EINTR` where the task is to end; `ENOENT` for a directory that was removed; the trees'
-    /// errors.
+    /// `EINTR` if the task must end; `ENOENT` for a directory that was removed; the trees' errors.
     pub fn copy_up(&self, most: u64) -> Result<Arc<dyn Node>> {
         if let Some(upper) = self.upper() {
             return Ok(upper);
@@ -82,8 +81,8 @@ impl OverlayNode {
         Ok(upper)
     }
 
-    /// Has `put` give the copy its name, if that still leads to this node and the upper tree has
-    /// nothing there. The directory's times stay: to programs nothing has changed in it.
+    /// Lets `put` give the copy its name, if the name still leads to this node and the upper tree
+    /// has nothing there. The directory's times stay: for programs nothing has changed in it.
     fn give_name(&self, put: &mut dyn FnMut(&Arc<dyn Node>, &[u8]) -> Result<()>) -> Result<()> {
         let _names = self.shared.names.lock_killable()?;
         let Some(Place { dir, name, presence: Presence::Linked }) = self.place() else { return Ok(()) };
@@ -98,7 +97,7 @@ impl OverlayNode {
 }
 
 impl OverlayShared {
-    /// A node like `lower`, no regular file, named `name` in the work directory.
+    /// Makes a node like `lower`, which is no regular file, named `name` in the work directory.
     fn make_like(&self, lower: &Arc<dyn Node>, told: &Metadata, name: &[u8]) -> Result<Arc<dyn Node>> {
         let (work, new) = (self.work()?, new_like(told));
         match told.kind {
@@ -107,7 +106,7 @@ impl OverlayShared {
         }
     }
 
-    /// Removes what was made in the work directory.
+    /// Removes a node from the work directory.
     pub fn remove_from_work(&self, name: &[u8], kind: NodeKind) -> Result<()> {
         let work = self.work()?;
         if kind == NodeKind::Directory { work.remove_dir(name) } else { work.unlink(name) }
@@ -118,7 +117,7 @@ fn new_like(told: &Metadata) -> NewNode {
     NewNode { kind: told.kind, mode: told.mode, uid: told.uid, gid: told.gid, rdev: told.rdev }
 }
 
-/// Copies the first `size` bytes; a hole, or a stretch of zeroes, becomes a hole.
+/// Copies the first `size` bytes; holes, and runs of zeroes, become holes.
 pub(super) fn copy_bytes(lower: &Arc<dyn Node>, upper: &Arc<dyn Node>, size: u64) -> Result<()> {
     if size == 0 {
         return Ok(());
@@ -160,13 +159,13 @@ pub(super) fn write_all(file: &dyn File, at: u64, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Gives a node the times that `told` says.
+/// Sets a node's times to those in `told`.
 pub(super) fn set_times(node: &Arc<dyn Node>, told: &Metadata) -> Result<()> {
     let (accessed, modified) = (Some(told.accessed), Some(told.modified));
     node.set_metadata(&SetMetadata { accessed, modified, ..SetMetadata::default() })
 }
 
-/// Gives the copy the original's attributes, and notes which node it is a copy of.
+/// Gives the copy the original's attributes, and records the original's inode.
 fn copy_attributes(lower: &Arc<dyn Node>, told: &Metadata, upper: &Arc<dyn Node>) -> Result<()> {
     let names = match lower.list_xattrs() {
         Err(Errno::EOPNOTSUPP) => Vec::new(),

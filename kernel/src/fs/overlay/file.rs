@@ -58,7 +58,8 @@ impl LowerFile {
 }
 
 impl File for LowerFile {
-    /// The lower tree's node: it is the one that runs, and that may not be written while it runs.
+    /// The lower tree's node. This is the file that programs run from, and that may not be written
+    /// while they run.
     fn node(&self) -> Arc<dyn Node> {
         self.lower.node()
     }

@@ -1,25 +1,26 @@
-//! An upper tree, written down.
+//! Saves an upper tree.
 //!
-//! [`keep`] copies an upper tree into a directory of any file system that holds names, bytes and
-//! times, of a host's user without rights for example. There `files` has the tree's directories,
-//! files and symbolic links at their paths, with permission bits but never set-ID ones, all
-//! readable to their owner. `changes` has a line for each inode, and says what such a file system
-//! cannot. Its fields are separated by tabs; in paths, names and values every byte that is no
-//! printable ASCII, backslashes and quotes stand as `\xNN` or as in C.
+//! [`keep`] copies an upper tree into a directory of any file system that stores names, bytes and
+//! times, for example of an unprivileged user of the host. There `files` has the tree's
+//! directories, files and symbolic links at their paths. They have permission bits but never set-ID
+//! bits, and their owner can read all of them. `changes` has a line for each inode, with the
+//! properties that such a file system cannot store. The fields of a line are separated by tabs. In
+//! paths, names and values backslashes, quotes and all bytes that are not printable ASCII are
+//! escaped as `\xNN` or as in C.
 //!
 //! | line | meaning |
 //! |---|---|
 //! | `freehold changes 1` | the first line |
 //! | `directory`, `file` or `symlink`, MODE, UID:GID, PATH | an inode; the mode is octal |
-//! | `fifo`, MODE, UID:GID, PATH | one that is not among the files: QEMU makes none |
-//! | `char` or `block`, MODE, UID:GID, MAJOR:MINOR, PATH | a device node, nor is that |
-//! | `name`, PATH, OTHER | another name of the file at OTHER, which was named before |
+//! | `fifo`, MODE, UID:GID, PATH | a FIFO, which is not in `files`: QEMU makes none |
+//! | `char` or `block`, MODE, UID:GID, MAJOR:MINOR, PATH | a device node, not in `files` either |
+//! | `name`, PATH, OTHER | another name of the file at OTHER, which has an earlier line |
 //! | `removed`, PATH | a whiteout: files of lower trees there are not seen |
-//! | `attribute`, NAME, VALUE, PATH | an extended attribute of a file that was named before |
-//! | `end`, COUNT | the last line: so many stand between the first one and it |
+//! | `attribute`, NAME, VALUE, PATH | an extended attribute of a file that has an earlier line |
+//! | `end`, COUNT | the last line; COUNT is the number of lines between the first and this one |
 //!
-//! Names are in their order, so two texts can be compared. Sockets are left out: no process listens
-//! to them any more. Other names of a file that is not regular are files of their own.
+//! Names are sorted, so two texts can be compared. Sockets are left out: no process listens on them
+//! any more. Further names of a file that is not regular become separate files.
 
 use core::fmt::{self, Write};
 
@@ -37,7 +38,7 @@ use crate::{Errno, Result, sched};
 /// Bytes of lines that are written at once.
 const ENOUGH: usize = 32 << 10;
 
-/// Why a tree was not kept.
+/// The reason why a tree was not saved.
 #[derive(Debug)]
 pub struct NotKept {
     /// The path that was being written.
@@ -52,11 +53,11 @@ impl fmt::Display for NotKept {
     }
 }
 
-/// Writes the upper tree with the root `upper` down in the empty directory `into`. A directory
-/// whose path is in `places` is left out while nothing is in it: other trees are mounted there.
+/// Saves the upper tree with the root `upper` in the empty directory `into`. An empty directory
+/// whose path is in `places` is left out: other trees are mounted there.
 ///
 /// # Errors
-/// The first thing that failed; files that were written before stay, without the last line.
+/// The first failure. Files that were written before stay, without the last line.
 pub fn keep(
     upper: &Arc<dyn Node>,
     into: &Arc<dyn Node>,
@@ -112,15 +113,15 @@ struct Level {
 
 struct Keeper<'a> {
     list: LineWriter,
-    /// Of files with several names the first one's path and copy.
+    /// For files with several names: the path and the copy of the first name.
     names: Map<Identity, (Vec<u8>, Arc<dyn Node>)>,
     places: &'a [Vec<u8>],
-    /// Of what is being copied; empty for the root.
+    /// Path of the node that is being copied; empty for the root.
     path: &'a mut Vec<u8>,
 }
 
 impl Keeper<'_> {
-    /// Copies the node at `name` in a directory; a directory's contents are left to do.
+    /// Copies the node at `name` in a directory. A directory's contents are left for later.
     fn keep_name(
         &mut self,
         (from, to): (&Arc<dyn Node>, &Arc<dyn Node>),
@@ -165,7 +166,7 @@ impl Keeper<'_> {
         Ok(None)
     }
 
-    /// Adds the lines of what is at the path.
+    /// Adds the lines of the node at the path.
     fn describe(&mut self, node: &Arc<dyn Node>, told: &Metadata) -> Result<()> {
         let &Metadata { kind, mode, uid, gid, rdev, .. } = told;
         let path = self.path.escape_ascii();
@@ -199,19 +200,19 @@ impl Keeper<'_> {
     }
 }
 
-/// Whether an attribute means something in another boot: numbers of inodes do not.
+/// Whether an attribute has a meaning in another boot. Numbers of inodes do not.
 fn is_kept(name: &[u8]) -> bool {
     !name.is_empty() && name != ORIGIN && (name == OPAQUE || !name.starts_with(PRIVATE))
 }
 
-/// Returns the attributes that `told` says, but that the host's owner can read the file, and it is
-/// no set-ID program.
+/// Returns the attributes in `told`, except that the owner on the host can read the file, and the
+/// set-ID bits are cleared.
 fn new_like(told: &Metadata) -> NewNode {
     let needed = if told.kind == NodeKind::Directory { 0o700 } else { 0o600 };
     NewNode { kind: told.kind, mode: told.mode & 0o777 | needed, uid: 0, gid: 0, rdev: 0 }
 }
 
-/// The lines.
+/// Writer of the lines.
 struct LineWriter {
     file: Arc<dyn File>,
     at: u64,

@@ -1,8 +1,9 @@
 //! The lower trees of an overlay.
 //!
-//! The inode numbers of all trees are shown as those of one device: of an upper tree's the highest
-//! bit is set, of a lower tree's the six bits below it say of which device it is. A number that
-//! leaves no room for them is shown as one of a device that its own has beside it.
+//! The inode numbers of all trees are shown as numbers on one device. A number of the upper tree
+//! has the highest bit set. In a number of a lower tree, the six bits below it are the index of the
+//! tree's device. A number that uses these bits itself is shown on a second, otherwise unused
+//! device.
 
 use freehold_collections::{Arc, Vec};
 
@@ -12,16 +13,16 @@ use crate::fs::mount::FileSystem;
 use crate::fs::node::{Identity, Node};
 use crate::fs::path::Path;
 
-/// Tells the upper tree's inode numbers from the lower ones'.
+/// Distinguishes the upper tree's inode numbers from the lower trees'.
 pub(super) const UPPER_BIT: u64 = 1 << 63;
-/// Where the bits begin that say of which device a lower tree's inode is.
+/// Lowest of the bits that are the index of a lower tree's device.
 const DEVICE_SHIFT: u32 = 57;
 const DEVICES: usize = 1 << (63 - DEVICE_SHIFT);
 
 /// An inode of a lower tree.
 #[derive(Clone)]
 pub(super) struct Below {
-    /// Which tree, from above.
+    /// The tree's number, from the top.
     pub tree: usize,
     /// The inode.
     pub node: Arc<dyn Node>,
@@ -30,22 +31,22 @@ pub(super) struct Below {
 /// A device that lower trees are on.
 struct LowerDevice {
     device: u64,
-    /// The device of inodes whose numbers leave no room.
+    /// The second device, for inodes whose numbers use the index' bits themselves.
     far: u64,
 }
 
 /// The lower trees.
 pub(super) struct LowerTrees {
-    /// In the order of the trees that were the first on each.
+    /// The devices, in the order of the first tree on each.
     devices: Vec<LowerDevice>,
-    /// For each tree the place of its device.
+    /// For each tree, the index of its device.
     device_of: Vec<usize>,
-    /// Kept for as long as their nodes are.
+    /// Kept as long as their nodes are in use.
     _file_systems: Vec<Arc<dyn FileSystem>>,
 }
 
 impl LowerTrees {
-    /// Returns the lower trees with these roots, the uppermost first.
+    /// Makes the list of lower trees from their roots, the uppermost first.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -68,7 +69,7 @@ impl LowerTrees {
         Ok(Self { devices, device_of, _file_systems: file_systems })
     }
 
-    /// How many there are.
+    /// The number of lower trees.
     pub fn count(&self) -> usize {
         self.device_of.len()
     }
@@ -79,7 +80,7 @@ impl LowerTrees {
         self.device_of.iter().position(|&of| of == place)
     }
 
-    /// How inode number `inode` of `tree` is shown in a merged tree of `device`.
+    /// Returns the identity that inode number `inode` of `tree` has in a merged tree of `device`.
     pub fn shown(&self, tree: usize, inode: u64, device: u64) -> Identity {
         let place = self.device_of.get(tree).copied().unwrap_or(0);
         if inode >> DEVICE_SHIFT == 0 && place < DEVICES {

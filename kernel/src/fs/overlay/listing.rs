@@ -1,9 +1,10 @@
 //! Listing of a merged directory.
 //!
-//! A listing is made when an open directory is read from its beginning, and is used until that is
-//! done again: positions are indices into it. So an entry that stays in the directory meanwhile is
-//! seen exactly once, and no name twice. It takes memory for all names of the directory, which
-//! fails as a value. A tree whose directory has no end gives `EIO`.
+//! A listing is made when an open directory is read from its beginning, and is used until the
+//! directory is read from its beginning again. Positions are indices into the listing. So an entry
+//! that stays in the directory meanwhile is listed exactly once, and no name twice. The listing
+//! takes memory for all names of the directory; a lack of memory is returned as an error. A
+//! directory without an end gives `EIO`.
 
 use core::ops::Range;
 
@@ -16,14 +17,14 @@ use crate::fs::node::{Node, NodeKind};
 use crate::{Errno, Result, sched};
 
 struct ListedName {
-    /// In the text of all names.
+    /// Range in the text of all names.
     name: Range<usize>,
     inode: u64,
     kind: u8,
     is_seen: bool,
 }
 
-/// From how many names on a directory is looked through for names that it lists twice.
+/// From this number of names on, a directory is checked for names that it lists twice.
 const SUSPICIOUS: usize = 4096;
 
 /// The names of a directory.
@@ -34,18 +35,18 @@ pub(super) struct Listing {
 }
 
 const CHAR_DEVICE: u8 = (NodeKind::CharDevice as u32 >> 12) as u8;
-/// A tree does not tell the kinds of its names (DT_UNKNOWN): one of them may be a whiteout.
+/// The tree does not report the kind (DT_UNKNOWN): the name may be a whiteout.
 const UNTOLD: u8 = 0;
 
 impl Listing {
-    /// All names in a directory of one of the trees, whiteouts too.
+    /// Lists all names in a directory of one of the trees, including whiteouts.
     pub fn of_tree(dir: &Arc<dyn Node>) -> Result<Self> {
         let mut listing = Self::default();
         listing.gather(dir, 0)?;
         Ok(listing)
     }
 
-    /// The same, in the order of the names.
+    /// Like [`Self::of_tree`], sorted by name.
     pub fn of_tree_sorted(dir: &Arc<dyn Node>) -> Result<Self> {
         let mut listing = Self::of_tree(dir)?;
         listing.order(0);
@@ -65,7 +66,7 @@ impl Listing {
                 sched::checkpoint()?;
                 match looked_up(&*upper, &listing.text[entry.name.clone()])? {
                     Some(node) if !is_whiteout(&*node) => entry.inode = dir.shared.shown_of_upper(&*node)?,
-                    // A whiteout, or gone: in either case not seen.
+                    // A whiteout, or removed: in both cases the name is not visible.
                     _ => entry.is_seen = false,
                 }
             }
@@ -90,7 +91,7 @@ impl Listing {
         Ok(listing)
     }
 
-    /// Adds the names in `dir` that are not among the first `sorted`, which are in their order.
+    /// Adds the names in `dir` that are not among the first `sorted` names, which are sorted.
     fn gather(&mut self, dir: &Arc<dyn Node>, sorted: usize) -> Result<()> {
         let file = dir.clone().open(LIST)?;
         let mut from = 0;
@@ -124,14 +125,14 @@ impl Listing {
         Ok(())
     }
 
-    /// Whether it is time to look for names that are listed twice: at each doubling, with nothing
-    /// locked.
+    /// Whether to check for names that are listed twice: at each doubling of the number, with
+    /// nothing locked.
     fn has_doubled(&self, first: usize) -> bool {
         let count = self.entries.len() - first;
         count >= SUSPICIOUS && count.is_power_of_two()
     }
 
-    /// `EIO` for a server that lists the same names again and again.
+    /// `EIO` for a server that lists the same names endlessly.
     fn check_goes_on(&mut self, first: usize) -> Result<()> {
         self.order(first);
         let name = |entry: &ListedName| &self.text[entry.name.clone()];
@@ -149,18 +150,18 @@ impl Listing {
         self.entries.iter().filter(|entry| entry.is_seen).map(|entry| &self.text[entry.name.clone()])
     }
 
-    /// Name number `place`, of a tree's.
+    /// Name number `place` of a tree's listing.
     pub fn at(&self, place: usize) -> Option<&[u8]> {
         self.entries.get(place).map(|entry| &self.text[entry.name.clone()])
     }
 
-    /// Whether nothing is seen.
+    /// Whether no name is visible.
     pub fn is_empty(&self) -> bool {
         self.names().next().is_none()
     }
 
-    /// Shows `emit` the entries from place `from` on, until it says no; the position behind entry
-    /// `n` is `base + n + 1`.
+    /// Calls `emit` with the entries from place `from` on, until it returns `false`. The position
+    /// after entry `n` is `base + n + 1`.
     pub fn emit(&self, from: u64, base: u64, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
         let from = usize::try_from(from).map_err(|_| Errno::EINVAL)?.min(self.entries.len());
         for (index, entry) in self.entries.iter().enumerate().skip(from).filter(|(_, entry)| entry.is_seen) {

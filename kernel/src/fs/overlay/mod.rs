@@ -1,36 +1,36 @@
-//! Trees over one another: the file system overlay.
+//! The file system overlay: several trees merged into one.
 //!
 //! A merged tree shows an *upper* tree over one or more *lower* ones. The lower ones are never
 //! changed: a file that a program changes is copied up first, and a name that it removes is covered
-//! by a *whiteout* in the upper tree (a character device 0/0). A directory that hides those of its
-//! name in the trees below is *opaque* (an extended attribute). Both mean the same in a lower tree
-//! that has others below it. So an upper tree means the same whenever, and under whichever kernel,
-//! it is mounted again, as an upper or as a lower one; the form is Linux'. A merged tree without an
-//! upper one is only read (`EROFS`).
+//! by a *whiteout* in the upper tree (a character device 0/0). A directory that hides the
+//! directories of its name in the trees below is *opaque* (an extended attribute). Both have the
+//! same meaning in a lower tree above other lower trees. The format is Linux'. So an upper tree can
+//! be mounted again later, by either kernel, as an upper or as a lower tree, with the same meaning.
+//! A merged tree without an upper tree is read-only (`EROFS`).
 //!
 //! | module | concept |
 //! |---|---|
-//! | [`node`] | an inode of the merged tree, and what the trees have at a name |
-//! | [`layers`] | the trees, and how the numbers of their inodes are told apart |
-//! | [`copy_up`] | from the lower tree to the upper one |
+//! | [`node`] | an inode of the merged tree, and the trees' nodes at a name |
+//! | [`layers`] | the lower trees, and how their inode numbers are distinguished |
+//! | [`copy_up`] | copying from a lower tree to the upper tree |
 //! | [`change`] | making, removing and moving names |
-//! | [`listing`] | what a merged directory lists |
+//! | [`listing`] | the entries of a merged directory |
 //! | [`file`] | open files |
 //! | [`options`] | mount(2)'s options |
-//! | [`keep`] | an upper tree, written down |
+//! | [`keep`] | saving an upper tree |
 //!
 //! **As on Linux** (redirect_dir=off, index=off, metacopy=off, which are the defaults): a directory
-//! that the lower tree has part in is not renamed (`EXDEV`). A file with several names in the lower
-//! tree is copied up for each name alone. A file that was opened for reading only shows bytes that
-//! were written through another open later, a mapping of it does not. A running program of the
-//! lower tree does not keep others from writing to its copy. Numbers of inodes stay over a copy-up;
-//! all are of one device.
+//! that has a part in a lower tree cannot be renamed (`EXDEV`). A file with several names in the
+//! lower tree is copied up separately for each name. A file that was opened for reading shows bytes
+//! that were written later through another open; a mapping of it does not. A running program of the
+//! lower tree does not keep others from writing to its copy. A copy-up does not change the inode
+//! number; all inodes are on one device.
 //!
 //! **Locks.** `turn` of an inode (one copy-up of it at a time) > `names` of the file system (one
-//! change of names at a time) > locks of the trees below. Both are sleeping locks that a task does
-//! not wait for when it is to end. A lookup takes neither: it asks the upper tree first, and each
-//! change of names is one step there. The result of a lookup may be outdated at once: a task that
-//! changes names looks again under `names`.
+//! change of names at a time) > locks of the trees below. The first two are sleeping locks; a task
+//! that must end does not wait for them. A lookup takes neither: it asks the upper tree first, and
+//! each change of names is one step there. The result of a lookup may be outdated at once: a task
+//! that changes names looks them up again under `names`.
 
 mod change;
 mod copy_up;
@@ -60,11 +60,11 @@ use crate::{Errno, Result};
 
 /// The magic number of statfs(2) (linux/magic.h).
 const MAGIC: u64 = 0x794c_7630;
-/// Attributes that are about the overlay: they are not seen through it.
+/// Prefix of attributes of the overlay itself: they are not visible through it.
 const PRIVATE: &[u8] = b"trusted.overlay.";
-/// On a directory of the upper tree: nothing of the lower tree is seen in it.
+/// On a directory of the upper tree: nothing of the lower trees is visible in it.
 const OPAQUE: &[u8] = b"trusted.overlay.opaque";
-/// On a node that was copied up: the node that it was copied from.
+/// On a node that was copied up: identifies the original.
 const ORIGIN: &[u8] = b"trusted.overlay.origin";
 
 pub use self::keep::{NotKept, keep};
@@ -72,17 +72,18 @@ pub use self::options::mount;
 
 /// The trees that an overlay is made of.
 pub struct Layers {
-    /// Trees that are only read, the uppermost first.
+    /// Read-only trees, the uppermost first.
     pub lower: Vec<Path>,
-    /// The tree that takes the changes, if there may be any.
+    /// The tree that receives the changes, if changes are possible.
     pub upper: Option<UpperTree>,
 }
 
-/// The tree that takes the changes.
+/// The tree that receives the changes.
 pub struct UpperTree {
-    /// Its root.
+    /// The tree's root.
     pub root: Path,
-    /// An empty directory of its file system, in which things are made before they get their names.
+    /// An empty directory of the tree's file system, in which nodes are made before they get their
+    /// names.
     pub work: Path,
 }
 
@@ -90,9 +91,9 @@ pub struct UpperTree {
 struct OverlayShared {
     device: u64,
     lower: LowerTrees,
-    /// The uppermost tree's file system: the upper tree's, where there is one.
+    /// The file system of the uppermost tree: the upper tree, if there is one.
     top: Arc<dyn FileSystem>,
-    /// `None`: nothing changes.
+    /// The work directory; `None` for a read-only overlay.
     work: Option<Arc<dyn Node>>,
     next_in_work: AtomicU64,
     /// Nodes that are in use.
@@ -109,10 +110,10 @@ pub struct OverlayFs {
 }
 
 impl OverlayFs {
-    /// The tree that `layers` are together; `options` is what /proc/mounts shows.
+    /// Makes the merged tree of `layers`; /proc/mounts shows `options`.
     ///
     /// # Errors
-    /// `EINVAL` where the upper tree's file system cannot hold an overlay's changes, and without a
+    /// `EINVAL` if the upper tree's file system cannot store an overlay's changes, and without a
     /// tree; `ENOMEM`; the trees' errors.
     pub fn new(layers: &Layers, options: &[u8]) -> Result<Arc<Self>> {
         let Layers { lower, upper } = layers;
@@ -140,7 +141,7 @@ impl OverlayFs {
 }
 
 impl OverlayShared {
-    /// The work directory; `EROFS` where nothing changes.
+    /// The work directory; `EROFS` for a read-only overlay.
     fn work(&self) -> Result<&Arc<dyn Node>> {
         self.work.as_ref().ok_or(Errno::EROFS)
     }
@@ -151,7 +152,7 @@ impl OverlayShared {
         Ok(Vec::try_from_slice(try_format!("#{number:x}")?.as_bytes())?)
     }
 
-    /// Whether the upper tree's file system has what an overlay needs: whiteouts, renames that
+    /// Checks that the upper tree's file system supports an overlay: whiteouts, renames that
     /// exchange, attributes.
     fn try_upper(&self) -> Result<()> {
         let Some(work) = &self.work else { return Ok(()) };
@@ -176,15 +177,15 @@ impl OverlayShared {
     }
 }
 
-/// The directory "work" in `dir`, empty.
+/// Returns the directory "work" in `dir`, emptied.
 fn work_in(dir: &Arc<dyn Node>) -> Result<Arc<dyn Node>> {
     let new = NewNode { kind: NodeKind::Directory, mode: 0, uid: 0, gid: 0, rdev: 0 };
     let work = match dir.create(b"work", &new) {
         Err(Errno::EEXIST) => dir.lookup(b"work")?,
         made => return made,
     };
-    // An overlay that ends in the middle of an operation leaves whiteouts, files, and directories
-    // of whiteouts there.
+    // An overlay that ends during an operation leaves whiteouts, files, and directories of
+    // whiteouts there.
     for left in listing::Listing::of_tree(&work)?.names() {
         if work.lookup(left)?.kind() == NodeKind::Directory {
             remove_whiteouts(&work.lookup(left)?)?;
@@ -207,12 +208,12 @@ fn remove_whiteouts(dir: &Arc<dyn Node>) -> Result<()> {
     Ok(())
 }
 
-/// Whether `node` says that a name is not there.
+/// Whether `node` is a whiteout.
 fn is_whiteout(node: &dyn Node) -> bool {
     node.kind() == NodeKind::CharDevice && node.metadata().rdev == 0
 }
 
-/// Whether `dir` hides the directories of its name in the trees below its own.
+/// Whether `dir` is opaque: it hides the directories of its name in lower trees.
 fn is_opaque(dir: &dyn Node) -> Result<bool> {
     match dir.xattr(OPAQUE) {
         Ok(value) => Ok(&*value == b"y"),
@@ -250,13 +251,13 @@ impl FileSystem for OverlayFs {
         if self.shared.work.is_some() { self.shared.top.sync() } else { Ok(()) }
     }
 
-    /// A remount changes the mount's flags only.
+    /// A remount changes only the mount's flags.
     fn configure(&self, options: &[u8]) -> Result<()> {
         if options.is_empty() { Ok(()) } else { Err(Errno::EINVAL) }
     }
 }
 
-/// Returns a tree's node at `name`; `None` where there is none.
+/// Returns a tree's node at `name`; `None` if there is none.
 fn looked_up(dir: &dyn Node, name: &[u8]) -> Result<Option<Arc<dyn Node>>> {
     match dir.lookup(name) {
         Ok(node) => Ok(Some(node)),
@@ -265,7 +266,7 @@ fn looked_up(dir: &dyn Node, name: &[u8]) -> Result<Option<Arc<dyn Node>>> {
     }
 }
 
-/// How directories of the trees are opened.
+/// Flags with which directories of the trees are opened.
 const LIST: OpenFlags = OpenFlags::DIRECTORY;
 
 /// Whether `dir` is `above`, or below it, in one tree.

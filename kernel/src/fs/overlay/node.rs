@@ -2,8 +2,8 @@
 //!
 //! An inode in use has one node, whether it has been copied up or not. The node is found by its
 //! [`NodeKey`]: the identity of the inode in the uppermost lower tree that has it, if there is one.
-//! Invariant: `upper` is set once and never changes. A node without it is copied up by its own
-//! name, so it knows that name.
+//! Invariant: `upper` is set once and never changes. A node without `upper` is copied up under its
+//! own name, so it knows that name.
 
 use core::any::Any;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +28,7 @@ use crate::fs::text::{Permit, Purpose};
 use crate::sync::{Deferred, LetGo, Mutex, SpinLock, release};
 use crate::{Errno, Result, sched, task};
 
-/// The tree that an inode number is from.
+/// The tree of an inode number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Tree {
     Upper,
@@ -36,29 +36,29 @@ pub(super) enum Tree {
     Lower(usize),
 }
 
-/// Key that a node is found by.
+/// Key by which a node is found.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct NodeKey {
     is_upper: bool,
     inode: Identity,
-    /// For a file with several names in its lower tree, each of which is copied up by itself:
+    /// For a file with several names in its lower tree, each of which is copied up separately:
     /// directory and name.
     name: Option<(Identity, Arc<[u8]>)>,
 }
 
 /// Nodes of the trees at a visible name.
 pub(super) enum Found {
-    /// A node of the upper tree alone, perhaps copied from an inode of a lower one.
+    /// Only a node of the upper tree, perhaps copied from an inode of a lower one.
     Upper { upper: Arc<dyn Node>, origin: Option<(usize, Identity)> },
-    /// Nodes of lower trees alone: one inode, or directories, the uppermost first.
+    /// Only nodes of lower trees: one inode, or directories, the uppermost first.
     Lower { lower: Vec<Below> },
-    /// A directory of the upper tree, and those below it.
+    /// A directory of the upper tree, and the directories below it.
     Merged { upper: Arc<dyn Node>, lower: Vec<Below> },
 }
 
 /// Nodes of the trees at a name, visible or not.
 pub(super) struct Entry {
-    /// The upper tree's, whiteouts too.
+    /// The upper tree's node, which may be a whiteout.
     pub upper: Option<Arc<dyn Node>>,
     /// The lower trees' nodes, even where the upper tree covers them: one inode, or directories,
     /// the uppermost first.
@@ -66,18 +66,19 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Whether a whiteout says that nothing is there.
+    /// Whether a whiteout removes the name.
     pub fn is_whiteout(&self) -> bool {
         self.upper.as_ref().is_some_and(|node| is_whiteout(&**node))
     }
 
-    /// Whether nothing is seen there.
+    /// Whether nothing is visible at the name.
     pub fn is_free(&self) -> bool {
         self.is_whiteout() || (self.upper.is_none() && self.lower.is_empty())
     }
 }
 
-/// Where a node was found. It keeps the directory, to any depth: the end of one does not recurse.
+/// Where a node was found. It keeps the directory alive, to any depth. Dropping such a chain does
+/// not recurse.
 struct NamedPlace {
     dir: Option<Arc<OverlayNode>>,
     name: Arc<[u8]>,
@@ -90,7 +91,7 @@ impl LetGo for NamedPlace {
     }
 }
 
-/// A place as its node knows it.
+/// A node's own record of its place.
 pub(super) struct Place {
     pub dir: Arc<OverlayNode>,
     pub name: Arc<[u8]>,
@@ -105,18 +106,18 @@ pub(super) struct OverlayNode {
     identity: Identity,
     kind: NodeKind,
     upper: SpinLock<Option<Arc<dyn Node>>>,
-    /// One inode, or directories, the uppermost first.
+    /// The lower trees' nodes: one inode, or directories, the uppermost first.
     lower: Vec<Below>,
-    /// A directory of the upper tree became opaque: nothing of the lower ones is seen in it any
-    /// more.
+    /// Whether the directory of the upper tree became opaque: nothing of the lower trees is visible
+    /// in it any more.
     is_opaque: AtomicBool,
-    /// Known of directories, and of what may have to be copied up.
+    /// Known for directories, and for nodes that may have to be copied up.
     place: SpinLock<Option<Box<Deferred<NamedPlace>>>>,
     pub turn: Mutex<()>,
 }
 
 impl OverlayShared {
-    /// The number that stat(2) tells of an inode of one of the trees.
+    /// The identity that stat(2) shows for an inode of one of the trees.
     fn shown(&self, tree: Tree, inode: Identity) -> Identity {
         match tree {
             Tree::Upper => Identity { device: self.device, inode: inode.inode | UPPER_BIT },
@@ -124,12 +125,12 @@ impl OverlayShared {
         }
     }
 
-    /// The number that a node of the lower tree `tree` has in the merged one.
+    /// The merged tree's inode number for a node of the lower tree `tree`.
     pub fn shown_of_lower(&self, tree: usize, inode: u64) -> u64 {
         self.lower.shown(tree, inode, self.device).inode
     }
 
-    /// The number that a node of the upper tree has in the merged one.
+    /// The merged tree's inode number for a node of the upper tree.
     pub fn shown_of_upper(&self, upper: &dyn Node) -> Result<u64> {
         Ok(match self.origin(upper)? {
             Some((tree, origin)) => self.shown(Tree::Lower(tree), origin).inode,
@@ -148,12 +149,12 @@ impl OverlayShared {
         let Some((device, inode)) = value.split_first_chunk::<8>() else { return Ok(None) };
         let Ok(inode) = <[u8; 8]>::try_from(inode) else { return Ok(None) };
         let origin = Identity { device: u64::from_le_bytes(*device), inode: u64::from_le_bytes(inode) };
-        // An upper tree that was mounted over other lower ones before: numbers of those mean
-        // nothing.
+        // The upper tree may have been mounted over other lower trees before: their numbers have no
+        // meaning here.
         Ok(self.lower.on(origin.device).map(|tree| (tree, origin)))
     }
 
-    /// The attribute that tells what a copy of `lower` was copied from.
+    /// The value of the attribute that identifies the original of a copy: `lower`.
     pub fn origin_of(lower: &dyn Node) -> [u8; 16] {
         let Identity { device, inode } = lower.identity();
         let mut value = [0; 16];
@@ -162,7 +163,7 @@ impl OverlayShared {
         value
     }
 
-    /// The node of what was found, in a directory by a name.
+    /// Returns the node for `found`, which was found in a directory under a name.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -207,8 +208,8 @@ impl OverlayShared {
         if let Some((dir, name)) = place.filter(|_| node.lower().is_some() || kind == NodeKind::Directory) {
             node.set_place(dir, name);
         }
-        // Of two who find an inode at once, both nodes must be one: a copy-up has to be seen by
-        // both. No node is dropped under the lock, which its end takes.
+        // If two tasks find an inode at once, they must get the same node, since both must see a
+        // copy-up. No node is dropped under the lock: its destructor takes the lock.
         let mut nodes = self.nodes.lock();
         let other = nodes.get(&key).and_then(|node| node.upgrade());
         let is_known = other.as_ref().is_some_and(|other| other.is_of(kind, node.upper().as_ref()));
@@ -219,14 +220,14 @@ impl OverlayShared {
     }
 }
 
-/// Whether an inode of a lower tree is at other names too.
+/// Whether an inode of a lower tree has several names.
 pub(super) fn has_other_names(lower: &dyn Node) -> bool {
     lower.kind() != NodeKind::Directory && lower.metadata().links > 1
 }
 
 impl OverlayNode {
-    /// Whether this is the node of what was found: of a kind, and in the upper tree where it was
-    /// found there.
+    /// Whether this is the node for `found`: it has this kind and, if `found` is in the upper tree,
+    /// this inode.
     fn is_of(&self, kind: NodeKind, found: Option<&Arc<dyn Node>>) -> bool {
         let same = |upper: Arc<dyn Node>| found.is_none_or(|found| found.identity() == upper.identity());
         self.kind == kind && self.upper().is_none_or(same)
@@ -236,34 +237,34 @@ impl OverlayNode {
         self.me.upgrade().expect("a node is only reached through an Arc of it")
     }
 
-    /// The upper tree's inode, if there is one.
+    /// The inode in the upper tree, if there is one.
     pub fn upper(&self) -> Option<Arc<dyn Node>> {
         self.upper.lock().clone()
     }
 
-    /// Notes the inode that the node was copied up to. The caller has the node's turn.
+    /// Records the upper tree's inode after a copy-up. The caller has the node's turn.
     pub fn set_upper(&self, upper: Arc<dyn Node>) {
         let before = self.upper.lock().replace(upper);
         drop(before);
     }
 
-    /// The uppermost lower tree's inode, where the lower trees' part is seen.
+    /// The uppermost lower tree's inode, if the lower trees' part is visible.
     pub fn lower(&self) -> Option<&Arc<dyn Node>> {
         self.all_lower().first().map(|below| &below.node)
     }
 
-    /// The lower trees' inodes, where their part is seen, the uppermost first.
+    /// The lower trees' inodes, if their part is visible, the uppermost first.
     pub fn all_lower(&self) -> &[Below] {
         if self.is_opaque.load(Ordering::Acquire) { &[] } else { &self.lower }
     }
 
-    /// The lower trees' part is not seen from now on; the upper tree's directory has the attribute
-    /// that says so.
+    /// Notes that the lower trees' part is not visible from now on. The upper tree's directory has
+    /// the attribute for this.
     pub fn set_opaque(&self) {
         self.is_opaque.store(true, Ordering::Release);
     }
 
-    /// The inode that is read.
+    /// The inode from which reads are served.
     pub fn real(&self) -> Arc<dyn Node> {
         self.upper().or_else(|| self.lower().cloned()).expect("a node is in one of the trees")
     }
@@ -288,19 +289,19 @@ impl OverlayNode {
         }
     }
 
-    /// Its name leads to it no more.
+    /// Notes that the node's name was removed.
     pub fn lost_its_name(&self) {
         if let Some(here) = &mut *self.place.lock() {
             here.presence = Presence::Removed;
         }
     }
 
-    /// Whether it is a directory that was removed.
+    /// Whether the node is a directory that was removed.
     pub fn is_removed(&self) -> bool {
         self.place.lock().as_ref().is_some_and(|here| here.presence == Presence::Removed)
     }
 
-    /// `node` as one of this file system's; `EXDEV` if it is another's.
+    /// Returns `node` as a node of this file system; `EXDEV` if it belongs to another.
     pub fn sibling(&self, node: &Arc<dyn Node>) -> Result<Arc<Self>> {
         let other = (&**node as &dyn Any).downcast_ref::<Self>();
         let other = other.filter(|other| other.shared.is_same(&self.shared));
@@ -312,14 +313,14 @@ impl OverlayNode {
         if !self.is_directory() {
             return Err(Errno::ENOTDIR);
         }
-        // The upper tree first: a file that is copied up meanwhile is then found below, where it
-        // still is.
+        // The upper tree is looked up first. A file that is copied up meanwhile is then found in
+        // the lower tree, where it still is.
         let upper = self.upper().map_or(Ok(None), |dir| looked_up(&*dir, name))?;
         let mut lower = Vec::new();
         for below in self.all_lower() {
             let Some(node) = looked_up(&*below.node, name)? else { continue };
             let is_directory = node.kind() == NodeKind::Directory;
-            // A node that is no directory is seen alone, and hides what is below it.
+            // A node that is no directory is visible alone, and hides the nodes below it.
             if is_whiteout(&*node) || (!is_directory && !lower.is_empty()) {
                 break;
             }
@@ -333,14 +334,14 @@ impl OverlayNode {
         Ok(Entry { upper, lower })
     }
 
-    /// The node at `name`; `ENOENT` where nothing is seen.
+    /// The node at `name`; `ENOENT` if nothing is visible there.
     pub fn child(&self, name: &[u8]) -> Result<Arc<Self>> {
         sched::checkpoint()?;
         let entry = self.entry(name)?;
         self.node_at(entry, name)
     }
 
-    /// The node of what the trees have at `name`.
+    /// The node for the trees' nodes at `name`.
     pub fn node_at(&self, entry: Entry, name: &[u8]) -> Result<Arc<Self>> {
         if entry.is_free() {
             return Err(Errno::ENOENT);
@@ -360,8 +361,8 @@ impl OverlayNode {
         self.shared.node(found, Some((&self.me(), name)))
     }
 
-    /// Changes the metadata of the upper tree's inode; of a file that is cut no more is copied up
-    /// than stays.
+    /// Changes the metadata of the upper tree's inode. If a file is cut, only the remaining part is
+    /// copied up.
     fn change_metadata(&self, change: &SetMetadata) -> Result<()> {
         let Some(size) = change.size else { return self.copy_up(u64::MAX)?.set_metadata(change) };
         match self.kind {
@@ -379,7 +380,7 @@ impl Drop for OverlayNode {
     fn drop(&mut self) {
         notify::inode_ended(self);
         let mut nodes = self.shared.nodes.lock();
-        // Another of this key may have been found since.
+        // Meanwhile another node with this key may have been entered.
         let gone = match nodes.get(&self.key) {
             Some(node) if node.strong_count() == 0 => nodes.remove(&self.key),
             _ => None,
@@ -401,8 +402,8 @@ impl Node for OverlayNode {
         self.kind
     }
 
-    /// A directory that several trees have a part in has one link, as on Linux: its subdirectories
-    /// are not counted.
+    /// A directory with parts in several trees has one link, as on Linux: its subdirectories are
+    /// not counted.
     fn metadata(&self) -> Metadata {
         let parts = self.all_lower().len() + usize::from(self.upper().is_some());
         let is_merged = self.is_directory() && parts > 1;
@@ -422,7 +423,7 @@ impl Node for OverlayNode {
         }
     }
 
-    /// A file of the lower tree alone keeps its links there.
+    /// A file that is only in the lower tree keeps its links there.
     fn is_nameless(&self) -> bool {
         let is_copied = !self.is_directory() && self.upper().is_some();
         self.metadata().links == 0 || (!is_copied && self.is_removed())
@@ -522,7 +523,7 @@ impl Node for OverlayNode {
 
     fn remove_xattr(&self, name: &[u8]) -> Result<()> {
         check_public(name)?;
-        // Nothing is copied up for an attribute that is not there.
+        // Checked first: nothing is copied up for an attribute that does not exist.
         self.real().xattr(name)?;
         self.copy_up(u64::MAX)?.remove_xattr(name)
     }
@@ -532,7 +533,7 @@ impl Node for OverlayNode {
     }
 }
 
-/// `EOPNOTSUPP` for attributes that are about the overlay.
+/// `EOPNOTSUPP` for attributes of the overlay itself.
 fn check_public(name: &[u8]) -> Result<()> {
     if name.starts_with(PRIVATE) { Err(Errno::EOPNOTSUPP) } else { Ok(()) }
 }

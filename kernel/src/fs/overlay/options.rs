@@ -9,11 +9,11 @@ use crate::fs::path::Path;
 use crate::{Errno, Result};
 use freehold_collections::reserve::ArcMethods;
 
-/// Options that ask for the behaviour that every overlay here has.
+/// Options for behaviour that every overlay here has.
 const AS_IS: &[&[u8]] =
     &[b"index=off", b"metacopy=off", b"redirect_dir=off", b"redirect_dir=nofollow", b"xino=auto", b"xino=on"];
 
-/// The most lower directories, as in Linux (OVL_MAX_STACK, fs/overlayfs/params.h).
+/// Largest number of lower directories, as on Linux (OVL_MAX_STACK, fs/overlayfs/params.h).
 const MOST_LOWER: usize = 500;
 
 #[derive(Default)]
@@ -24,11 +24,10 @@ struct Named {
     work: Option<Vec<u8>>,
 }
 
-/// Makes an overlay with mount(2)'s `options`, whose paths `find` resolves.
+/// Makes an overlay with mount(2)'s `options`; `find` resolves their paths.
 ///
 /// # Errors
-/// `EINVAL` for options that cannot be, which the log names; `ELOOP` where the trees overlap; what
-/// `find` gives.
+/// `EINVAL` for invalid options, which are logged; `ELOOP` if the trees overlap; errors of `find`.
 pub fn mount(options: &[u8], find: &dyn Fn(&[u8]) -> Result<Path>) -> Result<Arc<dyn FileSystem>> {
     let named = parse(options)?;
     let directory = |text: &[u8]| {

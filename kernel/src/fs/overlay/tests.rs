@@ -24,7 +24,7 @@ use crate::{Errno, Result};
 
 const NO_FLAGS: RenameFlags = RenameFlags::empty();
 
-/// Lower trees, the uppermost first, the file system of the upper one, and all merged.
+/// Lower trees, the uppermost first; the file system of the upper tree; and the merged tree.
 struct Trees {
     lower: Vec<World>,
     upper: World,
@@ -35,7 +35,7 @@ fn place(world: &World, path: &[u8]) -> Path {
     world.walk().find(path, Final::Follow).unwrap()
 }
 
-/// The trees with these roots, merged.
+/// Merges the trees with these roots.
 fn merged(lower: impl IntoIterator<Item = Path>, upper: Option<&World>) -> World {
     let lower = lower.into_iter().try_collect_vec().unwrap();
     let of = |upper| UpperTree { root: place(upper, b"/upper"), work: place(upper, b"/work") };
@@ -44,7 +44,7 @@ fn merged(lower: impl IntoIterator<Item = Path>, upper: Option<&World>) -> World
     World { fs: World::new().fs, root: Path::root_of(mount) }
 }
 
-/// The root of an upper tree, which is to be a lower one, as that of a tree of its own.
+/// Turns the root of an upper tree into the root of a tree of its own, for use as a lower tree.
 fn as_lower(world: World) -> World {
     World { root: place(&world, b"/upper"), ..world }
 }
@@ -64,19 +64,19 @@ impl Trees {
         Self { lower, upper, merged }
     }
 
-    /// The same upper tree in a new mount, to which nothing is known.
+    /// Mounts the same upper tree again, without any cached node.
     fn remount(&mut self) {
         self.merged = merged(self.lower.iter().map(|tree| tree.root.clone()), Some(&self.upper));
     }
 
-    /// Makes the upper tree the uppermost lower one, below a new upper tree.
+    /// Makes the upper tree the uppermost lower tree, below a new upper tree.
     fn stack(&mut self) {
         self.lower.insert(0, as_lower(std::mem::replace(&mut self.upper, empty_upper())));
         self.remount();
     }
 }
 
-/// Both trees number their inodes from 1 on.
+/// The inode numbers of both trees begin at 1.
 #[test]
 fn inodes_of_all_trees_are_told_apart_on_one_device() {
     let mut trees = Trees::over(some_lower());
@@ -121,7 +121,7 @@ fn an_opaque_directory_hides_those_below_it_in_a_lower_tree_too() {
     assert_eq!(trees.merged.read("/d/new").unwrap(), b"newer");
 }
 
-/// Directories d and d/e with files in them, a file, a symbolic link.
+/// Makes directories d and d/e with files in them, a file, and a symbolic link.
 fn some_lower() -> World {
     let lower = World::new();
     lower.make_dir("/d");
@@ -164,7 +164,7 @@ fn rename(world: &World, old: &str, new: &str, flags: RenameFlags) -> Result<()>
     names::rename(&walk, old.as_bytes(), &walk, new.as_bytes(), flags)
 }
 
-/// All that is seen of a tree: each path with kind, mode, bytes or target, an attribute, and the
+/// All that is visible in a tree: each path with kind, mode, bytes or target, an attribute, and the
 /// links of files.
 type Seen = BTreeMap<String, (NodeKind, u32, Vec<u8>, Option<Vec<u8>>, u32)>;
 
@@ -434,9 +434,9 @@ fn run(world: &World, step: &Step) -> Result<()> {
 }
 
 proptest! {
-    /// Any sequence of changes gives what it gives on a plain tree that was filled with what is
-    /// merged: the same results, the same tree, and the lower trees as they were, of which one was
-    /// an upper one before.
+    /// Any sequence of changes has the same results, and the same resulting tree, as on a plain
+    /// tree with the merged content. The lower trees do not change. One of them was an upper tree
+    /// before.
     #[test]
     fn a_merged_tree_behaves_as_a_plain_one(
         first in proptest::collection::vec(step(), 0..30),
@@ -444,7 +444,7 @@ proptest! {
         then in proptest::collection::vec(step(), 1..40),
     ) {
         let (lower, plain) = (World::new(), World::new());
-        // Names of one file in a lower tree are copied up each alone.
+        // Each name of a file of a lower tree is copied up separately.
         let is_alone = |step: &&Step| !matches!(step, Step::Link(..));
         for step in first.iter().filter(is_alone) {
             prop_assert_eq!(run(&lower, step), run(&plain, step));
@@ -474,7 +474,7 @@ proptest! {
         prop_assert_eq!(all_of(&trees.merged), all_of(&plain));
         prop_assert_eq!(trees.lower.iter().map(all_of).collect::<Vec<_>>(), before);
         prop_assert_eq!(list(&trees.upper, "/work/work"), [""; 0]);
-        // All of them as lower trees: the same is seen, and nothing can be changed.
+        // With all trees as lower trees, the same files are visible, and nothing can be changed.
         trees.stack();
         let read_only = merged(trees.lower.iter().map(|tree| tree.root.clone()), None);
         prop_assert_eq!(all_of(&read_only), all_of(&plain));
@@ -485,8 +485,8 @@ proptest! {
     }
 }
 
-/// A change that finds no memory, at whichever allocation, has changed nothing that is seen, and
-/// leaves nothing in the work directory.
+/// Memory is short at each allocation of a change in turn: nothing visible changes, and nothing is
+/// left in the work directory.
 #[test]
 fn a_change_without_memory_has_changed_nothing() {
     let two = |a: &str, b: &str| (String::from(a), String::from(b));

@@ -1,8 +1,8 @@
 //! vmsplice: a program's pages in a pipe, without a copy.
 //!
-//! A page is pinned for reading, so its frame is the program's own and stays the page's: the reader
-//! sees what the program stores meanwhile, and never what a child or parent stores after a fork
-//! (the way in which references to shared frames leaked). Pages of truly shared memory are copied:
+//! A page is pinned for reading, so its frame belongs to this program alone and stays mapped there.
+//! The reader sees what the program stores meanwhile, but never what a child or parent stores after
+//! a fork (references to shared frames could leak that). Pages of truly shared memory are copied:
 //! their frames are file pages, whose bytes the reader may be about to write.
 
 use freehold_collections::Arc;
@@ -17,29 +17,29 @@ use crate::hw::Hardware;
 use crate::mem::{PinnedOne, ProcessSpace};
 use crate::user::Iovecs;
 
-/// The runs of a program's memory that are on their way into a pipe.
+/// The runs of a program's memory that are being put into a pipe.
 pub struct Lender<'a> {
     space: Arc<ProcessSpace>,
     runs: &'a Iovecs,
-    /// Which run, and how far in it.
+    /// The current run, and the offset in it.
     run: usize,
     done: usize,
     remaining: usize,
 }
 
 impl<'a> Lender<'a> {
-    /// All of `runs`, of the current process.
+    /// Makes a lender of all of `runs`, which belong to the current process.
     pub fn new(runs: &'a Iovecs) -> Self {
         let remaining = runs.slices().iter().map(|slice| slice.place().1).sum();
         Self { space: crate::task::current().process().space(), runs, run: 0, done: 0, remaining }
     }
 
-    /// Bytes to come.
+    /// Number of bytes that are left.
     pub const fn remaining(&self) -> usize {
         self.remaining
     }
 
-    /// Put what is left of the next page into a new chunk of `ring`, which has room; how many
+    /// Puts the rest of the next page into a new chunk of `ring`, which has room. Returns how many
     /// bytes.
     ///
     /// # Errors

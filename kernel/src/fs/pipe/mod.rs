@@ -1,8 +1,8 @@
 //! Pipes and FIFOs.
 //!
-//! A [`Pipe`] is the bytes and the counts of its ends; a [`PipeEnd`] is an open file on it. The
-//! bytes are behind a sleeping lock, since user memory may fault while they move. The values that
-//! waiters look at (pages in use, ends open) are mirrored in atomics, which change before the
+//! A [`Pipe`] has the bytes and the counts of its ends; a [`PipeEnd`] is an open file of it. A
+//! sleeping lock protects the bytes, since user memory may fault while they are copied. The values
+//! that waiters check (pages in use, open ends) are mirrored in atomics, which change before the
 //! waiters are woken. So no task waits while it holds the lock, and none needs the lock to wait.
 //!
 //! Semantics: pipe(7), fifo(7).
@@ -35,15 +35,15 @@ use crate::task::Capability;
 use crate::user::{Sink, Source, UserPtr, so_far};
 use crate::{Errno, Result};
 
-/// Pages a new pipe may hold: 64 KiB.
+/// Number of pages of a new pipe: 64 KiB.
 const DEFAULT_PAGES: usize = 16;
-/// The most bytes that F_SETPIPE_SZ gives.
+/// Largest size that F_SETPIPE_SZ can set, in bytes.
 const MOST_BYTES: usize = 1 << 31;
-/// The most pages that F_SETPIPE_SZ gives to a caller without CAP_SYS_RESOURCE
-/// (/proc/sys/fs/pipe-max-size, whose default is 1 MiB). A new pipe of such a caller has no more.
+/// Largest size, in pages, that F_SETPIPE_SZ can set for a caller without CAP_SYS_RESOURCE
+/// (/proc/sys/fs/pipe-max-size, whose default is 1 MiB). A new pipe of such a caller is no larger.
 static USER_PAGES: AtomicUsize = AtomicUsize::new((1 << 20) / PAGE_SIZE);
 
-/// Returns the pages of a pipe of so many bytes: a power of two, at least one (Linux:
+/// Returns the number of pages for a pipe of so many bytes: a power of two, at least one (Linux:
 /// `round_pipe_size`).
 ///
 /// # Errors
@@ -52,12 +52,12 @@ fn pages_for(bytes: usize) -> Result<usize> {
     if bytes > MOST_BYTES { Err(Errno::EINVAL) } else { Ok(bytes.div_ceil(PAGE_SIZE).next_power_of_two()) }
 }
 
-/// Bytes of the largest pipe that a program without CAP_SYS_RESOURCE makes.
+/// Size limit of pipes of programs without CAP_SYS_RESOURCE, in bytes.
 pub fn max_size() -> u64 {
     (USER_PAGES.load(Ordering::Relaxed) * PAGE_SIZE) as u64
 }
 
-/// Changes [`max_size`]: rounded up to a power of two of pages, at least one.
+/// Sets [`max_size`], rounded up to a power of two of pages, at least one.
 ///
 /// # Errors
 /// `EINVAL` above 2 GiB.
@@ -75,24 +75,24 @@ fn may_have(pages: usize) -> bool {
 /// A pipe or a FIFO.
 pub struct Pipe {
     ring: Mutex<PipeRing>,
-    /// Its part of what its maker may have.
+    /// The pipe's share of its maker's page limit.
     share: SpinLock<Share>,
-    /// Mirrors of the ring's state, and the open ends.
+    /// Mirrors of the ring's state, and the numbers of open ends.
     used: AtomicUsize,
     limit: AtomicUsize,
     readers: AtomicU32,
     writers: AtomicU32,
-    /// How often an end was ever opened: a FIFO's open waits for a change, not for a state that may
-    /// be over.
+    /// How often each end was opened. A FIFO's open waits for a change of the count: the other end
+    /// may already be closed again.
     reader_opens: AtomicU32,
     writer_opens: AtomicU32,
-    /// Woken when there is something to read, or no writer any more.
+    /// The queue that is woken when there are bytes to read, or the last writer has closed.
     readable: Arc<WaitQueue>,
-    /// Woken when there is room, or no reader any more.
+    /// The queue that is woken when there is room, or the last reader has closed.
     writable: Arc<WaitQueue>,
 }
 
-/// Which ends an open file has.
+/// The ends that an open file has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ends {
     Read,
@@ -102,7 +102,7 @@ enum Ends {
 }
 
 impl Ends {
-    /// Returns the ends that an open with these flags asks for.
+    /// Returns the ends that an open with these flags requests.
     fn of(flags: OpenFlags) -> Result<Self> {
         match (flags.reads(), flags.writes()) {
             (true, true) => Ok(Self::Both),
@@ -119,13 +119,13 @@ impl Ends {
     }
 }
 
-/// An open file on a pipe.
+/// An open file of a pipe.
 pub struct PipeEnd {
     pipe: Arc<Pipe>,
     node: Arc<dyn Node>,
     ends: Ends,
-    /// The count of writers so far when this end was opened: before the first writer comes, none is
-    /// missing.
+    /// The count of writers' opens when this end was opened. Until the first writer opens the pipe,
+    /// there is no hang-up to report.
     writers_then: u32,
     /// O_DIRECT: 1 while writes are packets.
     packets: AtomicU32,
@@ -153,15 +153,14 @@ impl Pipe {
         }))
     }
 
-    /// pipe2(2): the reading and the writing end.
+    /// pipe2(2): makes the reading and the writing end.
     ///
     /// # Errors
     /// `ENOMEM`.
     pub fn pair(flags: OpenFlags) -> Result<(Arc<PipeEnd>, Arc<PipeEnd>)> {
         let pipe = Self::new()?;
         let opener = pipe.clone();
-        // A pipe that is opened again through /proc/PID/fd does not wait for the other end, unlike
-        // a FIFO.
+        // Opening a pipe again through /proc/PID/fd does not wait for the other end, unlike a FIFO.
         let node = AnonymousNode::with_open(NodeKind::Fifo, "pipe", move |node, flags| {
             Ok(opener.end(node, Ends::of(flags)?, flags))
         });
@@ -190,7 +189,7 @@ impl Pipe {
         self.writable.wake_all();
     }
 
-    /// Wakes all where one end has lost the other.
+    /// Wakes all waiters if one end's last file was closed.
     fn end_closed(&self) {
         if self.has_readers() == self.has_writers() {
             return self.wake_all();
@@ -215,22 +214,22 @@ impl Pipe {
         self.used.load(Ordering::SeqCst) < self.limit.load(Ordering::SeqCst)
     }
 
-    /// Publish what is in the ring; called with it locked.
+    /// Publishes the ring's state; called with the ring locked.
     fn publish(&self, ring: &PipeRing) {
         self.used.store(ring.pages(), Ordering::SeqCst);
     }
 
-    /// Bytes it may hold (F_GETPIPE_SZ).
+    /// The pipe's capacity in bytes (F_GETPIPE_SZ).
     pub fn capacity(&self) -> usize {
         self.limit.load(Ordering::SeqCst) * PAGE_SIZE
     }
 
-    /// Change how many bytes it may hold (F_SETPIPE_SZ): rounded up to a power of two of pages.
-    /// Returns the new size.
+    /// Changes the capacity (F_SETPIPE_SZ), rounded up to a power of two of pages. Returns the new
+    /// capacity.
     ///
     /// # Errors
-    /// `EINVAL` above 2 GiB; `EPERM` where it grows above [`max_size`], or its maker has too many
-    /// pages, and the caller has not CAP_SYS_RESOURCE; `EBUSY` where more is in it.
+    /// `EINVAL` above 2 GiB; `EBUSY` if the pipe has more bytes. `EPERM` if the caller lacks
+    /// CAP_SYS_RESOURCE, and the new size is above [`max_size`] or the maker has too many pages.
     pub fn set_capacity(&self, bytes: usize) -> Result<usize> {
         let pages = pages_for(bytes)?;
         if pages > self.limit.load(Ordering::SeqCst) && !may_have(pages) {
@@ -245,10 +244,10 @@ impl Pipe {
         Ok(pages * PAGE_SIZE)
     }
 
-    /// Bytes that wait to be read.
+    /// Number of bytes that wait to be read.
     ///
     /// # Errors
-    /// `EINTR` where the task is to end.
+    /// `EINTR` if the task must end.
     pub fn bytes(&self) -> Result<usize> {
         Ok(self.ring.lock_killable()?.bytes())
     }
@@ -258,8 +257,8 @@ impl Pipe {
             return Ok(0);
         }
         loop {
-            // An end that is closed now may have written before: look at the writers first, then at
-            // the bytes.
+            // A writer that closes now may have written before: check for writers first, then for
+            // bytes.
             let writers = self.has_writers();
             if !self.is_empty() {
                 let mut ring = self.ring.lock_killable()?;
@@ -267,14 +266,14 @@ impl Pipe {
                 let left = ring.pages();
                 self.publish(&ring);
                 drop(ring);
-                // Another reader may have slept through: what is left is for it.
+                // Another reader may still sleep: the rest is for it.
                 if left > 0 {
                     self.readable.wake_all();
                 }
                 match result {
                     Ok(0) => continue,
                     result => {
-                        // Observers of every edge, and signals, tell of any read.
+                        // Edge-triggered observers, and signals, are notified of every read.
                         self.writable.announce(News::Room);
                         return result;
                     }
@@ -319,7 +318,8 @@ impl Pipe {
                 match result {
                     Ok(count) => *done += count,
                     Err(error) => {
-                        // Readers may sleep, and earlier bytes are in the pipe.
+                        // Readers that sleep must be notified of the bytes that were written before
+                        // the error.
                         drop(ring);
                         self.readable.announce(News::Input);
                         return Err(error);
@@ -330,8 +330,8 @@ impl Pipe {
             drop(ring);
             self.readable.announce(News::Input);
             if *done > 0 && offer.is_content_with_part() {
-                // vmsplice waits for the first room only: the program hears how much was lent, and
-                // of which bytes it must beware.
+                // vmsplice waits only for the first room. The result tells the program how many
+                // bytes were lent, and so which of its pages it must not change.
                 return Ok(());
             }
             if blocking == Blocking::Never {
@@ -344,7 +344,7 @@ impl Pipe {
             ring = self.ring.lock();
         }
         drop(ring);
-        // Observers that want every edge hear of bytes that joined others, too.
+        // Edge-triggered observers are notified of bytes that were appended to others, too.
         self.readable.announce(News::Input);
         Ok(())
     }
@@ -352,9 +352,9 @@ impl Pipe {
 
 /// The bytes of a write to a pipe.
 enum Offer<'a> {
-    /// Bytes that are copied.
+    /// Bytes to be copied.
     Copied(&'a mut dyn Source, Boundary),
-    /// A program's pages themselves.
+    /// A program's pages, to be lent.
     Lent(lend::Lender<'a>),
 }
 
@@ -365,7 +365,7 @@ impl Offer<'_> {
             Self::Lent(lender) => lender.remaining(),
         }
     }
-    /// Whether it is content with having gone in in part.
+    /// Whether the write may be partial.
     fn is_content_with_part(&self) -> bool {
         match self {
             Self::Copied(..) => false,
@@ -387,11 +387,11 @@ impl Offer<'_> {
 }
 
 impl PipeEnd {
-    /// Returns the pipe behind `file`, where it is one.
+    /// Returns the pipe of `file`, if `file` is one.
     pub fn pipe_of(file: &OpenFile) -> Option<&Arc<Pipe>> {
         file.file().downcast::<Self>().map(|end| &end.pipe)
     }
-    /// The pipe behind it.
+    /// The end's pipe.
     pub fn pipe(&self) -> &Arc<Pipe> {
         &self.pipe
     }
@@ -465,8 +465,8 @@ impl Drop for PipeEnd {
             pipe.writers.fetch_sub(1, Ordering::SeqCst);
         }
         if !pipe.has_readers() && !pipe.has_writers() {
-            // A FIFO keeps nothing between its users. One who opens it now waits for the lock, then
-            // finds it empty.
+            // A FIFO keeps no bytes without users. A task that opens it now waits for the lock, and
+            // then finds it empty.
             let mut ring = pipe.ring.lock();
             if !pipe.has_readers() && !pipe.has_writers() {
                 ring.clear();
@@ -477,10 +477,10 @@ impl Drop for PipeEnd {
     }
 }
 
-/// FIFOs that are open, by their inodes.
+/// Open FIFOs, by their inodes.
 static FIFOS: SpinLock<WeakMap<Identity, Pipe>> = SpinLock::new(WeakMap::new());
 
-/// Open the FIFO that has a name, `node`.
+/// Opens the FIFO `node`, which has a name.
 ///
 /// # Errors
 /// As [`open_fifo`]; `ENOMEM`.
@@ -504,11 +504,11 @@ pub fn open_named(node: Arc<dyn Node>, flags: OpenFlags) -> Result<Arc<dyn File>
     open_fifo(&pipe, node, flags)
 }
 
-/// Opens a FIFO with these flags: an end waits until the other one is there, unless it may not
-/// wait.
+/// Opens a FIFO with these flags. Waits until the other end is opened, unless the flags forbid
+/// waiting.
 ///
 /// # Errors
-/// `ENXIO` for a writer that may not wait where there is no reader; `ERESTARTSYS` on a signal.
+/// `ENXIO` for a writer that may not wait if there is no reader; `ERESTARTSYS` on a signal.
 pub fn open_fifo(pipe: &Arc<Pipe>, node: Arc<dyn Node>, flags: OpenFlags) -> Result<Arc<dyn File>> {
     let wait = !flags.contains(OpenFlags::NONBLOCK);
     match Ends::of(flags)? {

@@ -1,5 +1,5 @@
-//! A page of bytes that is no part of any file, for pipes and sockets. It is the kernel's own, or
-//! lent by a program (vmsplice).
+//! A page of bytes that belongs to no file, for pipes and sockets. It is the kernel's own, or lent
+//! by a program (vmsplice).
 
 mod real {
     use crate::hw::Hardware;
@@ -11,23 +11,23 @@ mod real {
     use crate::Result;
     use crate::mem::{PinnedOne, TransitPage};
 
-    /// Its bytes are reached through a window only.
+    /// A page whose bytes are accessed only through a window.
     pub enum BytePage {
-        /// The kernel's.
+        /// A page of the kernel.
         Own(TransitPage),
-        /// A program's; the kernel does not write it.
+        /// A page of a program; the kernel does not write it.
         Lent(PinnedOne),
     }
 
     impl BytePage {
-        /// A page with any content.
+        /// Allocates a page with undefined content.
         ///
         /// # Errors
         /// `ENOMEM`.
         pub fn allocate() -> Result<Self> {
             Ok(Self::Own(TransitPage::allocate()?))
         }
-        /// A program's page.
+        /// Makes a page from a program's page.
         pub const fn lent(page: PinnedOne) -> Self {
             Self::Lent(page)
         }
@@ -38,18 +38,18 @@ mod real {
                 Self::Lent(_) => Holding::Lent,
             }
         }
-        /// Its frame.
+        /// The page's frame.
         pub fn held(&self) -> HeldFrame<'_> {
             match self {
                 Self::Own(page) => page.held(),
                 Self::Lent(page) => page.held(),
             }
         }
-        /// Run `f` on the bytes, in a window: it must not sleep or fault.
+        /// Runs `f` on the bytes, in a window: `f` must not sleep or fault.
         pub fn with_bytes<R>(&self, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
             Hardware.with_bytes(&self.held(), f)
         }
-        /// As [`BytePage::with_bytes`], for bytes that are only read.
+        /// Like [`BytePage::with_bytes`], read-only.
         pub fn read_bytes<R>(&self, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R {
             Hardware.read_bytes(&self.held(), f)
         }
@@ -61,13 +61,13 @@ pub use real::BytePage;
 /// Owner of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Holding {
-    /// The kernel's: it may be written and kept for later.
+    /// The kernel's: it may be written, and kept for reuse.
     Own,
-    /// A program's, which goes on writing it.
+    /// A program's: the program may still write it.
     Lent,
 }
 
-/// Bytes of a lent page that are moved at a time.
+/// Number of bytes of a lent page that are moved at a time.
 const STEP: usize = 512;
 
 use core::ops::Range;
@@ -78,11 +78,11 @@ use crate::Result;
 use crate::user::{Sink, Source, so_far};
 
 impl BytePage {
-    /// Take `range.len()` bytes (or what the source has left) into the page at `range`; how many
-    /// came. May sleep.
+    /// Takes `range.len()` bytes (or the rest of the source) into the page at `range`. Returns how
+    /// many bytes were taken. May sleep.
     ///
     /// # Errors
-    /// `EFAULT` only where not one byte came.
+    /// `EFAULT` only if no byte could be taken.
     pub fn fill(&self, range: Range<usize>, source: &mut dyn Source) -> Result<usize> {
         let wanted = range.len().min(source.remaining());
         let mut done = 0;
@@ -98,10 +98,10 @@ impl BytePage {
         Ok(done)
     }
 
-    /// Put the page's bytes at `range` into the sink, as many as it takes. May sleep.
+    /// Puts the page's bytes at `range` into the sink, as many as it takes. May sleep.
     ///
     /// # Errors
-    /// `EFAULT` only where not one byte could be placed.
+    /// `EFAULT` only if no byte could be stored.
     pub fn drain(&self, range: Range<usize>, sink: &mut dyn Sink) -> Result<usize> {
         let wanted = range.len().min(sink.remaining());
         let mut done = 0;
@@ -109,7 +109,7 @@ impl BytePage {
             let at = range.start + done..range.start + wanted;
             done += match self.holding() {
                 Holding::Own => self.read_bytes(|bytes| sink.put_without_fault(&bytes[at])),
-                // The sink may be this very page, which is in one window at a time.
+                // The sink may be this very page, and a page can be in only one window at a time.
                 Holding::Lent => {
                     let mut step = WipedChunk::<STEP>::new();
                     let step = step.part(at.len());

@@ -1,8 +1,8 @@
 //! The bytes in a pipe: a queue of pages.
 //!
 //! Invariant: no chunk is empty, and there are at most `limit` chunks. A write of at most a page
-//! (PIPE_BUF) goes into one chunk, whole or not at all: so it is atomic. The pipe's sleeping lock
-//! protects the queue: user bytes may fault while they are moved.
+//! (PIPE_BUF) is put into one chunk completely or not at all, so it is atomic. The pipe's sleeping
+//! lock protects the queue, since accesses to user bytes may fault.
 
 use core::ops::Range;
 
@@ -18,7 +18,7 @@ use crate::{Errno, Result};
 pub enum Boundary {
     /// The next write may be added: bytes are a stream.
     Stream,
-    /// The next write may not be added, and a read ends with the chunk (O_DIRECT's packets).
+    /// The next write starts a new chunk, and a read ends with the chunk (O_DIRECT's packets).
     Packet,
 }
 
@@ -31,18 +31,18 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    /// Bytes in it.
+    /// Number of bytes.
     pub const fn len(&self) -> usize {
         self.end - self.start
     }
 }
 
-/// Bytes of a source on their way into a ring, gathered before the ring is locked: the source may
-/// fault for as long as it likes.
+/// Bytes of a source that are gathered before the ring is locked: a fault on the source may take
+/// any time.
 pub struct Gathered(Short<Chunk, 1>);
 
 impl Gathered {
-    /// Take all that `source` has.
+    /// Takes all bytes of `source`.
     ///
     /// # Errors
     /// `EFAULT`, `ENOMEM`.
@@ -59,7 +59,7 @@ impl Gathered {
         Ok(Self(chunks))
     }
 
-    /// Pages in it.
+    /// Number of pages.
     pub fn pages(&self) -> usize {
         self.0.len()
     }
@@ -72,12 +72,12 @@ pub struct PipeRing {
 }
 
 impl PipeRing {
-    /// An empty queue of up to `limit` pages; places are made as they are used.
+    /// Makes an empty queue of up to `limit` pages. Memory for entries is allocated on use.
     pub const fn new(limit: usize) -> Self {
         Self { chunks: VecDeque::new(), limit }
     }
 
-    /// Pages in use.
+    /// Number of pages in use.
     pub fn pages(&self) -> usize {
         self.chunks.len()
     }
@@ -87,15 +87,15 @@ impl PipeRing {
         self.chunks.len() < self.limit
     }
 
-    /// Bytes in it (FIONREAD).
+    /// Number of bytes in the queue (FIONREAD).
     pub fn bytes(&self) -> usize {
         self.chunks.iter().map(Chunk::len).sum()
     }
 
-    /// Change the limit.
+    /// Changes the limit.
     ///
     /// # Errors
-    /// `EBUSY` where more is in use.
+    /// `EBUSY` if more pages are in use.
     pub fn set_limit(&mut self, limit: usize) -> Result<()> {
         if limit < self.chunks.len() {
             return Err(Errno::EBUSY);
@@ -104,13 +104,13 @@ impl PipeRing {
         Ok(())
     }
 
-    /// Forget everything.
+    /// Drops all bytes.
     pub fn clear(&mut self) {
         self.chunks.clear();
     }
 
-    /// Add to the last page what would make the rest of the write whole pages, if all of that fits
-    /// there.
+    /// Appends the part of the write that exceeds whole pages to the last page, if all of that part
+    /// fits there.
     ///
     /// # Errors
     /// `EFAULT`.
@@ -131,7 +131,8 @@ impl PipeRing {
         }
     }
 
-    /// Take up to a page from the source into a new chunk. Called where there is room.
+    /// Takes up to a page from the source into a new chunk. The caller has checked that there is
+    /// room.
     ///
     /// # Errors
     /// `EFAULT`, `ENOMEM`.
@@ -145,7 +146,8 @@ impl PipeRing {
         Ok(count)
     }
 
-    /// Put the bytes of `page` at `range` into a new chunk. Called where there is room.
+    /// Puts the bytes of `page` at `range` into a new chunk. The caller has checked that there is
+    /// room.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -156,20 +158,20 @@ impl PipeRing {
         Ok(())
     }
 
-    /// Move bytes from the front to the sink: all that fit, or the rest of one packet.
+    /// Moves bytes from the front to the sink: all that fit, or the rest of one packet.
     ///
     /// # Errors
-    /// `EFAULT` only where not one byte could be placed.
+    /// `EFAULT` only if no byte could be stored.
     pub fn pop(&mut self, sink: &mut dyn Sink) -> Result<usize> {
         let mut all = usize::MAX;
         self.pop_of(&mut all, sink)
     }
 
-    /// [`Ring::pop`] from the first `chunks` chunks only; those that are gone afterwards are taken
-    /// off.
+    /// Like [`Ring::pop`], but only from the first `chunks` chunks. Reduces `chunks` by the number
+    /// of chunks that are used up.
     ///
     /// # Errors
-    /// `EFAULT` only where not one byte could be placed.
+    /// `EFAULT` only if no byte could be stored.
     pub fn pop_of(&mut self, chunks: &mut usize, sink: &mut dyn Sink) -> Result<usize> {
         let mut done = 0;
         while *chunks > 0 && sink.remaining() > 0 {
@@ -182,7 +184,7 @@ impl PipeRing {
                 Err(error) => return so_far(done, error),
             }
             let packet = front.boundary == Boundary::Packet;
-            // The rest of a packet that the buffer had no room for is lost.
+            // If the buffer has no room for the rest of a packet, that rest is lost.
             if !packet && front.len() > 0 {
                 break;
             }
@@ -195,13 +197,13 @@ impl PipeRing {
         Ok(done)
     }
 
-    /// Put the bytes of the chunks with these numbers into the sink and keep them.
+    /// Copies the bytes of the chunks with these indexes into the sink; the chunks stay.
     ///
     /// # Errors
-    /// `EFAULT` only where not one byte could be placed.
+    /// `EFAULT` only if no byte could be stored.
     ///
     /// # Panics
-    /// Where there are fewer chunks.
+    /// If there are fewer chunks.
     pub fn peek(&self, chunks: Range<usize>, sink: &mut dyn Sink) -> Result<usize> {
         let mut done = 0;
         for chunk in chunks.map(|at| &self.chunks[at]) {
@@ -216,12 +218,12 @@ impl PipeRing {
         Ok(done)
     }
 
-    /// Forget the first `chunks` chunks.
+    /// Drops the first `chunks` chunks.
     pub fn discard(&mut self, chunks: usize) {
         (0..chunks).for_each(|_| drop(self.chunks.pop_front()));
     }
 
-    /// Put `gathered` at the end, all of it or nothing. Called where there is room.
+    /// Appends all of `gathered`, or nothing. The caller has checked that there is room.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -231,7 +233,7 @@ impl PipeRing {
         Ok(())
     }
 
-    /// Offer the first chunk's bytes, up to `limit`, to `take`, which says how many it took.
+    /// Passes the first chunk's bytes, up to `limit`, to `take`, which returns how many it took.
     ///
     /// # Errors
     /// Those of `take`.
@@ -250,8 +252,8 @@ impl PipeRing {
         Ok(count)
     }
 
-    /// Move the first chunk, if it is at most `limit` bytes, to the end of `other`, which has room;
-    /// else copy `limit` bytes of it.
+    /// Moves the first chunk to the end of `other`, which has room, if the chunk has at most
+    /// `limit` bytes. Otherwise copies `limit` bytes of it.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -267,7 +269,7 @@ impl PipeRing {
         }
     }
 
-    /// Copy up to `limit` bytes of the chunk at `index` to the end of `other`, which has room
+    /// Copies up to `limit` bytes of the chunk at `index` to the end of `other`, which has room
     /// (tee).
     ///
     /// # Errors
@@ -278,7 +280,8 @@ impl PipeRing {
         other.push(&mut PageSource { page: &chunk.page, at: chunk.start, end }, chunk.boundary)
     }
 
-    /// Let `give` put up to `limit` bytes into a new chunk. Called where there is room.
+    /// Lets `give` put up to `limit` bytes into a new chunk. The caller has checked that there is
+    /// room.
     ///
     /// # Errors
     /// Those of `give`, `ENOMEM`.

@@ -1,7 +1,7 @@
-//! Pages of pipes that each user may have, so that none fills the machine with them: a pipe's pages
-//! belong to no process' memory, and the out-of-memory killer would look for them elsewhere.
+//! Limits on each user's pages of pipes, so that no user fills the machine with them. A pipe's
+//! pages are not part of any process' memory, so the OOM killer could not find the culprit.
 //!
-//! A pipe counts with the pages that it may hold, for the user that made it. Those of a maker with
+//! A pipe counts with its capacity in pages, for the user that made it. Pipes of a maker with
 //! CAP_SYS_RESOURCE or CAP_SYS_ADMIN are not counted.
 //!
 //! Source: pipe(7), `alloc_pipe_info` and `pipe_set_size` in fs/pipe.c.
@@ -14,35 +14,35 @@ use crate::sync::SpinLock;
 use crate::task::{self, Capability};
 use crate::{Errno, Result};
 
-/// Pages of a pipe whose maker has as many as [`SOFT`].
+/// Capacity of a new pipe, in pages, if its maker has reached [`SOFT`].
 const FEW_PAGES: usize = 2;
 
-/// Pages of a user above which new pipes are small and no pipe grows; 0 for no limit
+/// Number of a user's pages above which new pipes are small and no pipe grows; 0 for no limit
 /// (/proc/sys/fs/pipe-user-pages-soft).
 static SOFT: AtomicUsize = AtomicUsize::new(16384);
-/// Pages of a user above which there are no new pipes; 0 for no limit
+/// Number of a user's pages above which the user can make no pipe; 0 for no limit
 /// (/proc/sys/fs/pipe-user-pages-hard).
 static HARD: AtomicUsize = AtomicUsize::new(0);
 
-/// Pages of each user that has pipes.
+/// Number of pages of each user that has pipes.
 static USERS: SpinLock<Map<u32, usize>> = SpinLock::new(Map::new());
 
-/// Returns the pages above which a user's new pipes are small; 0 for no limit.
+/// Returns the number of pages above which a user's new pipes are small; 0 for no limit.
 pub fn soft() -> u64 {
     SOFT.load(Ordering::Relaxed) as u64
 }
 
-/// Changes [`soft`].
+/// Sets [`soft`].
 pub fn set_soft(pages: u64) {
     SOFT.store(pages as usize, Ordering::Relaxed);
 }
 
-/// Returns the pages above which a user makes no pipe; 0 for no limit.
+/// Returns the number of pages above which a user can make no pipe; 0 for no limit.
 pub fn hard() -> u64 {
     HARD.load(Ordering::Relaxed) as u64
 }
 
-/// Changes [`hard`].
+/// Sets [`hard`].
 pub fn set_hard(pages: u64) {
     HARD.store(pages as usize, Ordering::Relaxed);
 }
@@ -52,17 +52,17 @@ fn is_above(pages: usize, limit: &AtomicUsize) -> bool {
     limit != 0 && pages > limit
 }
 
-/// Whether a program is bound by the limits.
+/// Whether a program is subject to the limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Privilege {
-    /// It has CAP_SYS_RESOURCE or CAP_SYS_ADMIN.
+    /// It is not: it has CAP_SYS_RESOURCE or CAP_SYS_ADMIN.
     Unbound,
-    /// It is bound.
+    /// It is subject to them.
     None,
 }
 
 impl Privilege {
-    /// That of the calling program; the kernel itself is not bound.
+    /// The calling program's privilege. The kernel itself is not subject to the limits.
     pub fn of_caller() -> Self {
         let is_bound = task::try_with_current(|_| {
             !task::may(Capability::SysResource) && !task::may(Capability::SysAdmin)
@@ -71,18 +71,19 @@ impl Privilege {
     }
 }
 
-/// The pages of one pipe, in its maker's account.
+/// The pages of a pipe in its maker's account.
 pub(super) struct Share {
-    /// The maker; `None` for one whose pipes are not counted.
+    /// The maker; `None` if its pipes are not counted.
     user: Option<u32>,
     pages: usize,
 }
 
 impl Share {
-    /// Counts a new pipe of `pages`, or of a few where its maker has many. Returns how many.
+    /// Counts a new pipe of `pages`, or of [`FEW_PAGES`] if its maker has many. Returns how many
+    /// pages were counted.
     ///
     /// # Errors
-    /// `ENFILE` where it has too many, `ENOMEM`.
+    /// `ENFILE` if the maker has too many, `ENOMEM`.
     pub fn new(pages: usize) -> Result<(Self, usize)> {
         let user = match Privilege::of_caller() {
             Privilege::None => task::try_with_current(|task| task.with_credentials(|own| own.uid)),
@@ -99,10 +100,10 @@ impl Share {
         Ok((Self { user: Some(user), pages }, pages))
     }
 
-    /// Counts `pages` instead, once `change` has been made for a caller with this privilege.
+    /// Calls `change`, and then counts the pipe with `pages`; `privilege` is the caller's.
     ///
     /// # Errors
-    /// `EPERM` where it grows, the maker has too many, and the caller has no privilege;
+    /// `EPERM` if the pipe grows, the maker has too many pages, and the caller has no privilege;
     /// those of `change`.
     pub fn resize(
         &mut self,

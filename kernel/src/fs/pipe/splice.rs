@@ -1,9 +1,9 @@
 //! splice, tee and vmsplice.
 //!
-//! Between two pipes whole pages change hands; to and from anything else bytes are copied once. A
-//! pipe stays locked while its bytes are on their way, so that none is lost when the other side
-//! takes fewer. So nothing waits for the other side meanwhile: a stream is tried without patience,
-//! and the wait for it is made with no lock held.
+//! Between two pipes whole pages are moved; to and from any other file bytes are copied once. A
+//! pipe stays locked while its bytes are moved, so that no byte is lost if the other side takes
+//! fewer. So the call must not wait for the other side meanwhile: it tries a stream without
+//! blocking, and waits for the stream with no lock held.
 
 use core::cmp::Ordering as Compare;
 
@@ -24,7 +24,7 @@ fn blocking(file: &OpenFile, flags: u32) -> Blocking {
     if flags & c::SPLICE_F_NONBLOCK != 0 { Blocking::Never } else { file.blocking() }
 }
 
-/// Wait until there is something to take; `Ok(false)` at the end of the file.
+/// Waits until there are bytes to take. Returns `Ok(false)` at the end of the file.
 fn wait_for_bytes(pipe: &Pipe, blocking: Blocking) -> Result<bool> {
     loop {
         let writers = pipe.has_writers();
@@ -57,7 +57,7 @@ fn wait_for_room(pipe: &Pipe, blocking: Blocking) -> Result<()> {
     }
 }
 
-/// Waits until a file that is no pipe can be read or written, as `events` says, or says why not.
+/// Waits until a file that is no pipe is ready for `events`. Otherwise returns the reason.
 fn wait_for_file(file: &OpenFile, events: Ready, deadline: Option<u64>) -> Result<()> {
     let awaited = (events | Ready::ERR | Ready::HUP | Ready::RDHUP).poll_bits();
     loop {
@@ -72,9 +72,9 @@ fn wait_for_file(file: &OpenFile, events: Ready, deadline: Option<u64>) -> Resul
     }
 }
 
-/// How a step tries the other side, while the pipe is locked.
+/// Returns how a step accesses the other side while the pipe is locked.
 fn patience_of(file: &OpenFile) -> Blocking {
-    // Files that are no streams wait for a disk at most.
+    // A file that is no stream waits at most for a disk.
     if stream_of(file) { Blocking::Never } else { file.blocking() }
 }
 
@@ -83,7 +83,7 @@ fn waits_for(file: &OpenFile) -> bool {
     stream_of(file) && file.blocking() == Blocking::Wait
 }
 
-/// Lock both, always in the same order.
+/// Locks both pipes, always in the same order.
 fn lock_pair<'a>(
     from: &'a Arc<Pipe>,
     to: &'a Arc<Pipe>,
@@ -100,7 +100,7 @@ fn lock_pair<'a>(
     })
 }
 
-/// Way in which bytes go from one pipe to another.
+/// How bytes are transferred from one pipe to another.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Transfer {
     Move,
@@ -152,8 +152,8 @@ fn between(
     }
 }
 
-/// Takes up to `length` bytes out of the pipe, to `to` at `offset`; `None` where another reader
-/// took all before.
+/// Takes up to `length` bytes out of the pipe, to `to` at `offset`. Returns `None` if another
+/// reader took all bytes before.
 fn drain(pipe: &Pipe, length: usize, (to, offset): (&OpenFile, &mut u64)) -> Result<Option<usize>> {
     let (mut done, deadline) = (0, to.file().write_deadline());
     while done < length && !pipe.is_empty() {
@@ -166,7 +166,7 @@ fn drain(pipe: &Pipe, length: usize, (to, offset): (&OpenFile, &mut u64)) -> Res
         });
         pipe.publish(&ring);
         drop(ring);
-        // Observers that want every edge hear of room beside other room, too.
+        // Edge-triggered observers are notified of room even if there was room before.
         pipe.writable.announce(News::Room);
         match result {
             Ok(0) if was_empty => break,
@@ -183,8 +183,8 @@ fn drain(pipe: &Pipe, length: usize, (to, offset): (&OpenFile, &mut u64)) -> Res
     Ok((done > 0).then_some(done))
 }
 
-/// Puts up to `length` bytes into the pipe, from `from` at `offset`, as far as there is room;
-/// `None` where there is none.
+/// Puts up to `length` bytes of `from`, at `offset`, into the pipe, as far as there is room.
+/// Returns `None` if there is none.
 fn fill(pipe: &Pipe, length: usize, (from, offset): (&OpenFile, &mut u64)) -> Result<Option<usize>> {
     let mut done = 0;
     while done < length {
@@ -213,12 +213,13 @@ fn stream_of(file: &OpenFile) -> bool {
     file.file().seekable() == Seekable::Stream
 }
 
-/// A stream has no offset that a call could name.
+/// Checks that no offset is given for a stream.
 fn check_offset(file: &OpenFile, own: UserPtr<u64>) -> Result<()> {
     if stream_of(file) && !own.is_null() { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-/// Run `move_bytes` with the offset that a call uses: its own argument's, or the description's.
+/// Runs `move_bytes` with the offset of the call's argument or, without one, the description's
+/// offset.
 fn with_offset<R>(
     file: &OpenFile,
     own: UserPtr<u64>,
@@ -239,14 +240,14 @@ fn with_offset<R>(
     Ok(moved)
 }
 
-/// Tells watches that `count` bytes went from one file to the other.
+/// Notifies watches that `count` bytes were moved from one file to the other.
 fn told(from: &OpenFile, to: &OpenFile, count: usize) -> i64 {
     from.has_read(count);
     to.has_written(count);
     count as i64
 }
 
-/// Moves bytes from a pipe to a file that is none.
+/// Moves bytes from a pipe to a file that is no pipe.
 fn into_file(
     source: &Pipe,
     (to, to_offset): (&OpenFile, UserPtr<u64>),
@@ -255,7 +256,7 @@ fn into_file(
 ) -> Result<usize> {
     check_offset(to, to_offset)?;
     to.file().drop_rights()?;
-    // Where the offset is locked nothing waits: for bytes the call waits before, and again.
+    // While the offset is locked nothing waits. The call waits for bytes before that, and again.
     loop {
         if !wait_for_bytes(source, wait)? {
             return Ok(0);
@@ -266,7 +267,7 @@ fn into_file(
     }
 }
 
-/// Moves bytes from a file that is none to a pipe.
+/// Moves bytes from a file that is no pipe to a pipe.
 fn from_file(
     (from, from_offset): (&OpenFile, UserPtr<u64>),
     sink: &Pipe,
@@ -279,9 +280,9 @@ fn from_file(
         wait_for_room(sink, wait)?;
         match with_offset(from, from_offset, |offset| fill(sink, length, (from, offset))) {
             Ok(Some(count)) => return Ok(count),
-            // Another writer took the room that was seen.
+            // Another writer took the room that was there.
             Ok(None) => {}
-            // A stream gives what it has; only for its first bytes the call waits.
+            // A stream gives the bytes that it has. The call waits only for the first ones.
             Err(Errno::EAGAIN) if waits_for(from) => wait_for_file(from, Ready::IN, deadline)?,
             Err(error) => return Err(error),
         }
@@ -363,8 +364,8 @@ pub fn sys_tee(args: &Args) -> Result<i64> {
     between(source, sink, length, Transfer::Copy, wait).map(|count| count as i64)
 }
 
-/// vmsplice(2): into a pipe go the program's pages themselves, pinned until they are read; out of
-/// it, copies.
+/// vmsplice(2). Into a pipe: the program's pages themselves, pinned until they are read. Out of a
+/// pipe: copies.
 ///
 /// # Errors
 /// As in the manual.

@@ -1,10 +1,10 @@
-//! /proc/cpuinfo: CPUID's answers, in Linux' words.
+//! /proc/cpuinfo: CPUID's data under Linux' names.
 
 use core::arch::x86_64::__cpuid_count;
 
 use crate::fs::generated::{ShortLine, Text};
 
-/// Names of the bits of a CPUID register, from bit 0 on; empty ones are not shown.
+/// Names of the bits of a CPUID register, from bit 0 on. Empty names are not shown.
 struct FeatureWord {
     leaf: u32,
     register: fn(u32) -> u32,
@@ -53,7 +53,7 @@ const WORDS: &[FeatureWord] = &[
     },
 ];
 
-/// EAX, EBX, ECX and EDX of a leaf, zeroes for one that the CPU does not have.
+/// EAX, EBX, ECX and EDX of a leaf; zeroes if the CPU does not have the leaf.
 fn cpuid(leaf: u32) -> [u32; 4] {
     let highest = __cpuid_count(leaf & 0x8000_0000, 0).eax;
     if leaf > highest {
@@ -74,7 +74,7 @@ fn text_of(words: impl IntoIterator<Item = u32>) -> ShortLine {
     ShortLine::of(&bytes[start..end])
 }
 
-/// The maker's name of itself ("AuthenticAMD").
+/// The vendor's name ("AuthenticAMD").
 fn vendor() -> ShortLine {
     let [_, b, c, d] = cpuid(0);
     text_of([b, d, c])
@@ -94,7 +94,7 @@ fn signature() -> (u32, u32, u32) {
     (family, extended << 4 | eax >> 4 & 0xf, eax & 0xf)
 }
 
-/// One paragraph for the CPU `index` of `count`, whose counter runs at `frequency` Hz.
+/// Writes one paragraph for CPU `index` of `count`, whose counter runs at `frequency` Hz.
 pub fn show(out: &mut Text, index: usize, count: usize, frequency: u64) {
     let (family, model, stepping) = signature();
     let brand = brand();
@@ -136,7 +136,7 @@ pub fn show(out: &mut Text, index: usize, count: usize, frequency: u64) {
 mod tests {
     use super::*;
 
-    /// Every x86-64 CPU has the bits that the architecture demands, under Linux' names.
+    /// Every x86-64 CPU has the bits that the architecture requires, under Linux' names.
     #[test]
     fn the_flags_of_x86_64_are_named() {
         let mut out = Text::new();

@@ -1,7 +1,8 @@
 //! /proc/kpagecount and /proc/kpageflags: a 64-bit word for every frame of physical memory
 //! (Documentation/admin-guide/mm/pagemap.rst).
 //!
-//! The files read the frame table as it is at that moment; frames change hands meanwhile.
+//! The files read the frame table as it is at that moment; frames may be freed and allocated
+//! meanwhile.
 
 use freehold_collections::{Arc, Receiver, TryCollect, reserve};
 use freehold_frame::{FrameSource, Holders, Order, Owner};
@@ -16,7 +17,7 @@ use crate::user::Sink;
 use crate::{Errno, Result, mem};
 
 const WORD: u64 = 8;
-/// Words that are made at a time.
+/// Number of words that are made at a time.
 const STEP: u64 = 512;
 
 /// Bits of a frame's word, by Linux' names (include/uapi/linux/kernel-page-flags.h).
@@ -43,7 +44,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     }
 }
 
-/// How the frame is held, and the owned block that it is in.
+/// Returns the frame's holders, and the allocated block of which it is part.
 fn facts(frame: Pfn) -> Option<(Holders, Pfn, Order, Owner)> {
     let table = mem::frames().table();
     let (head, order, owner, _) = table.block_of(frame)?;
@@ -142,11 +143,11 @@ impl File for OpenFrameFile {
     }
 }
 
-/// Fills `sink` by steps, between which others run and SIGKILL is heard. A step is told how many
-/// bytes came so far, and says how many came with it: none at the end.
+/// Fills `sink` in steps. Between steps other tasks run, and SIGKILL is noticed. A step gets the
+/// number of bytes so far, and returns how many it added: 0 at the end.
 ///
 /// # Errors
-/// The first step's; after it an error ends what is told.
+/// Those of the first step. An error of a later step ends the transfer.
 pub(super) fn put_in_steps(
     sink: &mut dyn Sink,
     mut step: impl FnMut(usize, &mut dyn Sink) -> Result<usize>,

@@ -1,7 +1,7 @@
-//! The load average: how many tasks ran or wanted to, averaged over 1, 5 and 15 minutes.
+//! The load average: the number of runnable tasks, averaged over 1, 5 and 15 minutes.
 //!
-//! Every five seconds a timer counts, and each average moves towards the count by its share, in
-//! fixed point with 11 bits behind the point (what getloadavg(3) reads is text).
+//! Every five seconds a timer counts the tasks, and each average moves towards the count by a fixed
+//! share. The averages are fixed-point numbers with 11 fractional bits. (getloadavg(3) reads text.)
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +14,7 @@ use crate::time::{self, Expire, SECOND, TimerSlot};
 
 const PERIOD: u64 = 5 * SECOND;
 const ONE: u64 = 1 << 11;
-/// ONE · e^(-5 s / 1, 5, 15 min).
+/// Per average: ONE · e^(-5 s / 1, 5, 15 min).
 const DECAYS: [u64; 3] = [1884, 2014, 2037];
 
 static AVERAGES: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
@@ -23,10 +23,10 @@ struct Sampler {
     slot: TimerSlot,
 }
 
-/// One step of an average towards `count` tasks.
+/// Returns the average after one step towards `count` tasks.
 const fn step(average: u64, count: u64, decay: u64) -> u64 {
     let sum = average * decay + count * ONE * (ONE - decay);
-    // Rounded up while it grows, so that it reaches the count.
+    // Rounded up while the average grows, so that it reaches the count.
     let up = if count * ONE > average { ONE - 1 } else { 0 };
     (sum + up) / ONE
 }
@@ -45,17 +45,17 @@ impl Expire for Sampler {
     }
 }
 
-/// The averages in fixed point with 16 bits behind the point, as sysinfo(2) gives them.
+/// The averages as fixed-point numbers with 16 fractional bits, for sysinfo(2).
 pub fn averages() -> [u64; 3] {
     AVERAGES.each_ref().map(|average| average.load(Ordering::Relaxed) << 5)
 }
 
-/// Tasks that run or want to.
+/// Number of runnable tasks.
 pub(super) fn runnable() -> usize {
     sched::online().iter().map(|cpu| sched::statistics(cpu).runnable).sum()
 }
 
-/// Put loadavg into `root`; sampling begins with the first /proc.
+/// Adds loadavg to `root`. Sampling begins with the first /proc.
 pub(super) fn fill(root: &Arc<PseudoDir>) {
     static SAMPLER: spin::Once<Arc<dyn Expire>> = spin::Once::new();
     let mut fresh = false;
@@ -80,7 +80,8 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
 mod tests {
     use super::*;
 
-    /// The one-minute average is 63% of the way after a minute, and gets there and back.
+    /// After a minute the one-minute average has moved 63% of the way to a new count. It rises to a
+    /// count and falls back.
     #[test]
     fn averages_follow_the_count() {
         let mut average = 0;

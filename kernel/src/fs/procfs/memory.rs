@@ -1,7 +1,8 @@
-//! The files of a process that are about its memory.
+//! The files about a process' memory.
 //!
-//! The space's lock is held while its areas are walked; names of mapped files are made from paths,
-//! which takes directory locks below it, and nothing here touches user addresses meanwhile.
+//! The space's lock is held while its areas are walked. Names of mapped files are made from paths,
+//! which takes locks of directories under the space's lock. Nothing here accesses user addresses
+//! meanwhile.
 
 use freehold_collections::{Arc, Vec, Weak, reserve};
 use freehold_machine::VirtAddr;
@@ -31,8 +32,8 @@ pub type UserArea<'a> = AreaView<'a, Frames>;
 /// Most bytes of arguments or environment that are shown.
 const MAX_STRINGS: u64 = 1 << 20;
 
-/// Write the content of a file about `space`, which is or was the memory of `process`; nothing for
-/// one that has ended.
+/// Writes the content of a file about `space`, which is or was the memory of `process`. Writes
+/// nothing for a space that has ended.
 pub(super) fn show(out: &mut Text, process: &Process, space: &ProcessSpace, kind: FileKind) -> Result<()> {
     if process.exit_status().is_some() {
         return Ok(());
@@ -65,7 +66,7 @@ pub(super) fn show(out: &mut Text, process: &Process, space: &ProcessSpace, kind
     }
 }
 
-/// Record that a file has for each area.
+/// The record that a file has for each area.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum AreaRecord {
     /// /proc/PID/maps
@@ -76,14 +77,14 @@ pub(super) enum AreaRecord {
     Nodes,
 }
 
-/// The records of all areas. A program has any number of areas, so each read makes its own records,
-/// whole ones, from the last address that was told on (Linux: `m_start`, fs/proc/task_mmu.c).
+/// The records of all areas. A program can have any number of areas. So each read makes its own
+/// records, whole ones, from the last shown address on (Linux: `m_start`, fs/proc/task_mmu.c).
 pub(super) struct AreaRecords {
     pub subject: Subject,
-    /// The space that the opener was allowed to inspect; the process may have another by now.
+    /// The space that the opener was allowed to inspect. The process may have another one by now.
     pub space: Weak<ProcessSpace>,
     pub record: AreaRecord,
-    /// The end of the last area that was told.
+    /// The end of the last area that was shown.
     pub next: VirtAddr,
 }
 
@@ -143,7 +144,7 @@ fn strings(out: &mut Text, space: &ProcessSpace, range: core::ops::Range<u64>) -
     outcome.map(|_| ()).or(Ok(()))
 }
 
-/// The bytes of the area's name, with line feeds escaped.
+/// Returns the bytes of the area's name, with line feeds escaped.
 ///
 /// # Errors
 /// `ENOMEM`; `EINTR`.
@@ -165,7 +166,7 @@ pub fn name(area: &UserArea<'_>, root: &Path) -> Result<Vec<u8>> {
     })
 }
 
-/// Device and inode number of what is mapped.
+/// Device and inode number of the mapped file.
 fn identity(area: &UserArea<'_>) -> (u64, u64) {
     if let Some(mapping) = FileMapping::of(area.name) {
         let identity = mapping.file().node().identity();
@@ -212,7 +213,7 @@ fn line(out: &mut Text, area: &UserArea<'_>, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The subject of figures: one area, or all areas together.
+/// The subject of the figures: one area, or all areas together.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rows {
     OfOne,
@@ -267,7 +268,7 @@ fn add(sum: &mut Smaps, one: &Smaps) {
     sum.locked += one.locked;
 }
 
-/// Properties of an area, by Linux' two letters, in its order.
+/// Properties of an area and Linux' two-letter codes, in Linux' order.
 const AREA_FLAGS: [(AreaFlags, &str); 15] = [
     (AreaFlags::GROWSDOWN, "gd "),
     (AreaFlags::LOCKED, "lo "),
@@ -286,7 +287,7 @@ const AREA_FLAGS: [(AreaFlags, &str); 15] = [
     (AreaFlags::MONITOR_MINOR, "ui "),
 ];
 
-/// Writes the two-letter flags of an area that there are here.
+/// Writes the two-letter flags of an area that this kernel has.
 fn vm_flags(out: &mut Text, area: &UserArea<'_>) {
     for (what, code) in [(Protection::READ, "rd "), (Protection::WRITE, "wr "), (Protection::EXEC, "ex ")] {
         if area.protection.contains(what) {
@@ -295,7 +296,7 @@ fn vm_flags(out: &mut Text, area: &UserArea<'_>) {
     }
     let is_shared = area.sharing == Sharing::Shared;
     let never = |flag| area.flags.contains(flag);
-    // A shared mapping that can never be written is one of VM_MAYSHARE alone.
+    // A shared mapping that can never be written has only VM_MAYSHARE.
     for (is_so, code) in [
         (is_shared && !never(AreaFlags::NEVERWRITE), "sh "),
         (true, "mr "),
@@ -324,7 +325,7 @@ const PM_FILE: u64 = 1 << 61;
 const PM_SWAP: u64 = 1 << 62;
 const PM_PRESENT: u64 = 1 << 63;
 
-/// Whether a reader of pagemap learns frame numbers: it does if it opened the file with all
+/// Whether a reader of pagemap sees frame numbers: only if it opened the file with all
 /// capabilities.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum FrameNumbers {
@@ -332,9 +333,9 @@ enum FrameNumbers {
     Hidden,
 }
 
-/// /proc/PID/mem and pagemap: the space is that of the time of opening, as on Linux. It goes with
-/// its last process, even while the file is open: memory that can be mapped into itself through a
-/// ring would stay for ever. Then the file is empty.
+/// /proc/PID/mem and pagemap. As on Linux, the space is that of the time of opening. It is freed
+/// with its last process, even while the file is open, and the file is then empty. Otherwise memory
+/// that can be mapped into itself through a ring would never be freed.
 pub(super) struct SpaceFile {
     node: Arc<dyn Node>,
     space: Weak<ProcessSpace>,
@@ -350,15 +351,15 @@ impl SpaceFile {
     }
 
     /// Writes one 64-bit word per page: frame number, whether it has a single mapping, whether it
-    /// is a file's, present (Documentation/admin-guide/mm/pagemap.rst).
+    /// is a file's page, present (Documentation/admin-guide/mm/pagemap.rst).
     fn pagemap(&self, space: &ProcessSpace, offset: u64, sink: &mut dyn Sink) -> Result<usize> {
         const STEP: u64 = 512;
         let end = (1 << 47) / PAGE;
         let first = (offset / ENTRY).min(end);
         let count = (sink.remaining() as u64 / ENTRY).min(STEP).min(end - first);
         let mut words = user::zeroed::<u64>(count as usize)?;
-        // A page that is not mapped has no entry: its word stays zero, or says only that its area
-        // is new.
+        // A page that is not mapped has no entry. Its word stays zero, or has only the bit for a
+        // new area.
         let (from, to) = (VirtAddr(first * PAGE), VirtAddr((first + count) * PAGE));
         let space = space.lock();
         for area in space.areas_in(from, to).filter(|area| area.flags.contains(AreaFlags::SOFTDIRTY)) {
@@ -371,8 +372,8 @@ impl SpaceFile {
             let watched = if page.watched == Watching::On { PM_UFFD_WP } else { 0 };
             let file = if page.of_file == OfFile::Yes { PM_FILE } else { 0 };
             let exclusive = if page.mappings == 1 { PM_MMAP_EXCLUSIVE } else { 0 };
-            // Of a swapped page five bits for the area and fifty for the slot stand where a frame's
-            // number does.
+            // For a swapped page, five bits for the swap area and fifty for the slot replace the
+            // frame number.
             let (state, place) = match page.at {
                 PageAt::Frame(frame) => (PM_PRESENT, frame.0),
                 PageAt::Swapped(place) => (PM_SWAP, place.slot << 5 | u64::from(place.area)),
@@ -385,7 +386,7 @@ impl SpaceFile {
     }
 }
 
-/// A step that moved bytes.
+/// Checks that a step moved bytes.
 const fn some(count: usize) -> Result<usize> {
     if count == 0 { Err(Errno::EFAULT) } else { Ok(count) }
 }
@@ -416,7 +417,8 @@ impl File for SpaceFile {
             let Ok(read @ 1..) = mem::read_space(&space, at, step, Rule::Forced, &mut room) else {
                 break;
             };
-            // A reader that gives no room for the bytes gets the error, even after earlier bytes.
+            // If the reader's buffer cannot be written, the reader gets the error, even after
+            // earlier bytes.
             let mut told = 0;
             while told < read {
                 told += some(sink.put(&page[told..read])?)?;
@@ -438,7 +440,7 @@ impl File for SpaceFile {
             if let Err(error) = crate::sched::checkpoint() {
                 return user::so_far(done, error);
             }
-            // The source is read first: its error precedes an error of the target.
+            // The source is read first, so its error precedes an error of the target.
             let mut given = 0;
             while given < step {
                 given += some(source.take(&mut page[given..step])?)?;

@@ -1,8 +1,8 @@
-//! /proc: processes, and what the kernel counts.
+//! /proc: processes, and the kernel's figures.
 //!
-//! The fixed part is a [`PseudoDir`]; numbered directories are made when they are looked up and
-//! hold a process ID only, so they show the process of that number or nothing once it is gone. The
-//! numbers are those of one PID namespace, whichever process looks.
+//! The fixed part is a [`PseudoDir`]; numbered directories are made at each lookup and have only a
+//! process ID. So they show the process with that ID, or nothing once it has ended. The IDs are
+//! those of one PID namespace, whichever process reads them.
 
 mod cpuinfo;
 mod frames;
@@ -39,11 +39,11 @@ pub struct ProcFs {
 }
 
 impl ProcFs {
-    /// A file system of its own for each mount, with the processes of `namespace`. Its nodes
-    /// together are more than a call's reserve, which is set aside anew between the folders.
+    /// Makes a file system for one mount, with the processes of `namespace`. All its nodes together
+    /// need more than a call's reserve, so the reserve is refilled between the folders.
     ///
     /// # Errors
-    /// `ENOMEM`; `EINTR` where the task is to end.
+    /// `ENOMEM`; `EINTR` if the task must end.
     pub fn new(namespace: &PidNs) -> Result<Arc<Self>> {
         let device = unnamed_device();
         let root = PseudoDir::new_root(device, Refusal::NoSuchName);

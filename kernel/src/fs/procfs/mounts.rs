@@ -10,7 +10,8 @@ use crate::fs::walk::PATH_MAX;
 use crate::task::Process;
 use crate::{Errno, Result};
 
-/// Writes blank, tab, line feed and backslash as octal escapes, which getmntent(3) undoes.
+/// Writes text with blank, tab, line feed and backslash as octal escapes, which getmntent(3)
+/// decodes.
 fn escape(out: &mut Text, text: &[u8]) {
     for &byte in text {
         match byte {
@@ -38,11 +39,11 @@ fn options(out: &mut Text, flags: MountFlags) {
     }
 }
 
-/// Every mount of the process' namespace that can be reached from its root, with the path of its
-/// mount point there.
+/// Every mount of the process' namespace that is reachable from its root, with the path of its
+/// mount point from there.
 fn visible(process: &Process) -> Result<Vec<(Arc<Mount>, Vec<u8>)>> {
     let (mut found, root) = (Vec::new(), &process.fs().root());
-    // The places in `found`, by the mounts' numbers: a mount comes after the one that it lies on.
+    // The indexes in `found`, by the mounts' numbers. A mount comes after its parent.
     let mut places = Map::new();
     for mount in process.namespaces().mount.root().tree()? {
         let text = match mount.mountpoint() {
@@ -61,7 +62,7 @@ fn visible(process: &Process) -> Result<Vec<(Arc<Mount>, Vec<u8>)>> {
                 })
             }
         };
-        // A path that is longer than any may be leads nowhere.
+        // A mount whose path is too long is not reachable.
         if let Some(text) = text.filter(|text| text.as_ref().map_or(true, |text| text.len() < PATH_MAX)) {
             places.try_insert(mount.id(), found.len())?;
             found.try_push((mount, text?))?;
@@ -70,7 +71,7 @@ fn visible(process: &Process) -> Result<Vec<(Arc<Mount>, Vec<u8>)>> {
     Ok(found)
 }
 
-/// Describes a place; `None` where its path is longer than any may be.
+/// Describes a place; `None` if its path is too long.
 fn described(place: &Path, root: &Path) -> Result<Option<Description>> {
     match place.describe(root) {
         Err(Errno::ENAMETOOLONG) => Ok(None),
@@ -78,7 +79,7 @@ fn described(place: &Path, root: &Path) -> Result<Option<Description>> {
     }
 }
 
-/// The path of `text` in the tree that begins at `above`.
+/// Joins the path `text` to the path `above` of the tree in which it begins.
 fn joined(above: &[u8], text: &[u8]) -> Result<Vec<u8>> {
     let mut whole = Vec::try_from_slice(if above == b"/" || text == b"/" { b"" } else { above })?;
     whole.try_extend_from_slice(if text == b"/" { above } else { text })?;
@@ -106,7 +107,7 @@ pub fn mountinfo(out: &mut Text, process: &Process) -> Result<()> {
         let fs = mount.file_system();
         let parent = mount.mountpoint().map_or(mount.id(), |below| below.mount.id());
         let (major, minor) = split_device(fs.device());
-        // A bind mount shows a path within its file system.
+        // For a bind mount, shows a path within its file system.
         let part = Path::root_of(mount.clone()).within_file_system()?;
         write!(out, "{} {parent} {major}:{minor} ", mount.id());
         escape(out, &part);

@@ -1,4 +1,4 @@
-//! /proc/PID/numa_maps: each area's policy, and how many pages of it every node has
+//! /proc/PID/numa_maps: each area's policy, and the number of its pages on each node
 //! (Documentation/filesystems/proc.rst).
 
 use freehold_collections::Vec;
@@ -17,7 +17,7 @@ struct AreaCounts {
     pages: u64,
     anonymous: u64,
     dirty: u64,
-    /// The most mappings of one page.
+    /// Largest number of mappings of a page.
     most_mapped: u64,
     by_node: [u64; MAX_NODES],
 }
@@ -40,7 +40,8 @@ fn count(space: &AddressSpace, area: &UserArea<'_>) -> AreaCounts {
     counts
 }
 
-/// A name between spaces: those in it, and what else would end a line or a word, in octal.
+/// Writes a name between spaces. Spaces in it, and other characters that would end a line or a
+/// word, are written in octal.
 fn push_escaped(out: &mut Text, name: &[u8]) {
     for &byte in name {
         match byte {
@@ -50,7 +51,7 @@ fn push_escaped(out: &mut Text, name: &[u8]) {
     }
 }
 
-/// The line of one area.
+/// Writes the line of one area.
 pub(super) fn line(out: &mut Text, space: &AddressSpace, area: &UserArea<'_>, root: &Path) -> Result<()> {
     let counts = count(space, area);
     write!(out, "{:08x} {}", area.start.0, mem::PolicyName(area.policy));

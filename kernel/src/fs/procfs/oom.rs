@@ -1,16 +1,17 @@
-//! /proc/PID/oom_score_adj, and oom_adj, its older scale: how ready the OOM killer is to choose a
-//! process.
+//! /proc/PID/oom_score_adj, and oom_adj, its older scale: they make the OOM killer choose a process
+//! sooner or later.
 //!
-//! A process may always become a better victim. A worse victim than CAP_SYS_RESOURCE last made of
-//! it needs that capability, on the old scale a worse one than now: else a program could have
-//! others die for its hunger (Linux: `__set_oom_adj` in fs/proc/base.c).
+//! A process may always raise its score. To lower it below the value that CAP_SYS_RESOURCE set
+//! last, it needs that capability. On the old scale it needs the capability to lower the present
+//! value. Otherwise a program could have other processes killed for the memory that it uses (Linux:
+//! `__set_oom_adj` in fs/proc/base.c).
 
 use core::sync::atomic::Ordering;
 
 use crate::task::{self, Capability, Process};
 use crate::{Errno, Result};
 
-/// The end of oom_score_adj's scale.
+/// Maximum of oom_score_adj's scale.
 const MOST: i32 = 1000;
 /// The scale of oom_adj: -17 for never, else -16 to 15.
 const OLD_NEVER: i32 = -17;
@@ -33,10 +34,10 @@ fn is_privileged() -> bool {
     task::may(Capability::SysResource)
 }
 
-/// Writes to oom_score_adj.
+/// Handles a write to oom_score_adj.
 ///
 /// # Errors
-/// `EINVAL` for what is no number of the scale, `EACCES` without the capability.
+/// `EINVAL` for anything but a number of the scale, `EACCES` without the capability.
 pub(super) fn set(process: &Process, bytes: &[u8]) -> Result<()> {
     let value = number(bytes)?;
     if !(-MOST..=MOST).contains(&value) {
@@ -51,7 +52,7 @@ pub(super) fn set(process: &Process, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Writes to oom_adj.
+/// Handles a write to oom_adj.
 ///
 /// # Errors
 /// As [`set`].

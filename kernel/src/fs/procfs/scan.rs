@@ -1,10 +1,10 @@
 //! PAGEMAP_SCAN, the ioctl of /proc/PID/pagemap (Documentation/admin-guide/mm/pagemap.rst): finds
 //! regions of pages by their categories.
 //!
-//! The scan looks at 2 MiB of memory at a time, with the space locked; in between, complete regions
-//! go to the program. So the report on one piece is of one moment, and a scan of a whole address
-//! space delays no other task for long. Write-protection needs the asynchronous mode of
-//! userfaultfd, which is not offered: no page is "wp-allowed", a request for such pages only is
+//! The scan checks 2 MiB of memory at a time, with the space locked; in between, complete regions
+//! are written to the program. So the report on each piece is consistent, and a scan of a whole
+//! address space delays no other task for long. Write-protection needs the asynchronous mode of
+//! userfaultfd, which is not offered. So no page is "wp-allowed", a request for only such pages is
 //! EPERM, and there is nothing to protect.
 
 use freehold_collections::Vec;
@@ -21,11 +21,11 @@ pub(super) mod category {
     pub const PFNZERO: u64 = 1 << 5;
     pub const HUGE: u64 = 1 << 6;
     pub const SOFT_DIRTY: u64 = 1 << 7;
-    /// All that there are.
+    /// All categories.
     pub const ALL: u64 = (1 << 8) - 1;
 }
 
-/// Pages that are alike, as the program gets them: `struct page_region`.
+/// Consecutive pages with the same categories, as reported to the program: `struct page_region`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PageRegion {
     pub start: u64,
@@ -33,7 +33,7 @@ pub(super) struct PageRegion {
     pub categories: u64,
 }
 
-/// The pages that are wanted, and the categories to report of them.
+/// The requested pages, and the categories to report for them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Filter {
     pub inverted: u64,
@@ -49,7 +49,7 @@ impl Filter {
     }
 }
 
-/// Whether there is room for more.
+/// Whether there is room for more regions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Room {
     /// There is room for more.
@@ -58,21 +58,21 @@ pub(super) enum Room {
     FullAt(u64),
 }
 
-/// Takes regions, of which the first has this number.
+/// Receives regions; the number is that of the first region.
 pub(super) type Deliver<'a, E> = &'a dyn Fn(u64, &[PageRegion]) -> Result<(), E>;
 
 /// The regions found so far.
 pub(super) struct Regions {
     filter: Filter,
-    /// Regions that the program has room for; `None`: it wants none told.
+    /// Number of regions that the program has room for; `None` if it requests no report.
     room: Option<u64>,
-    /// Pages that may be told yet.
+    /// Number of pages that may still be reported.
     pages: u64,
-    /// Regions that the program has already.
+    /// Number of regions that were delivered to the program.
     delivered: u64,
-    /// Others; the last one may grow.
+    /// Other regions; the last one may grow.
     waiting: Vec<PageRegion>,
-    /// A region had to be left out.
+    /// Whether a region had to be left out.
     out_of_memory: bool,
 }
 
@@ -81,7 +81,7 @@ impl Regions {
         Self { filter, room, pages, delivered: 0, waiting: Vec::new(), out_of_memory: false }
     }
 
-    /// The pages of `start..end`, which follow on those before, are of these categories.
+    /// Adds the pages of `start..end`, which follow the previous pages and have these categories.
     pub fn add(&mut self, start: u64, mut end: u64, categories: u64) -> Room {
         let Some(room) = self.room else { return Room::More };
         if start == end || !self.filter.wants(categories) {
@@ -106,19 +106,19 @@ impl Regions {
         if end < whole { Room::FullAt(end) } else { Room::More }
     }
 
-    /// How many regions there are.
+    /// Number of regions.
     pub fn found(&self) -> u64 {
         self.delivered + self.waiting.len() as u64
     }
 
-    /// Has the regions delivered that are complete while the scan goes on, with the number of the
+    /// Delivers the regions that are complete while the scan continues, with the number of the
     /// first.
     pub fn deliver_complete<E>(&mut self, deliver: Deliver<'_, E>) -> Result<(), E> {
         self.deliver(self.waiting.len().saturating_sub(1), deliver)
     }
 
-    /// Has all delivered that are left, with the number of the first. Returns whether a region had
-    /// to be left out for want of memory, behind these.
+    /// Delivers all remaining regions, with the number of the first. Returns whether a region after
+    /// these had to be left out because memory was short.
     pub fn deliver_all<E>(&mut self, deliver: Deliver<'_, E>) -> Result<bool, E> {
         self.deliver(self.waiting.len(), deliver)?;
         Ok(self.out_of_memory)
@@ -149,7 +149,7 @@ mod call {
     /// One past the last address that a program can name.
     const END: u64 = (1 << 47) - PAGE;
 
-    /// Fail where userfaultfd does not protect an area asynchronously (`PM_SCAN_CHECK_WPASYNC`):
+    /// Fail if userfaultfd does not protect an area asynchronously (`PM_SCAN_CHECK_WPASYNC`): here
     /// always.
     const CHECK_WPASYNC: u64 = 2;
     /// Known flags: `CHECK_WPASYNC`, and the protection of matching pages (`PM_SCAN_WP_MATCHING`),
@@ -160,7 +160,7 @@ mod call {
     const SIZE: u64 = 96;
     const WALK_END: usize = 4;
 
-    /// PAGEMAP_SCAN(argument): how many regions were found.
+    /// PAGEMAP_SCAN(argument): returns how many regions were found.
     pub fn scan(space: &Arc<ProcessSpace>, argument: u64) -> Result<i64> {
         let given = UserPtr::<[u64; 12]>::new(argument).read()?;
         let [size, flags, start, end, _, out, room, most, inverted, all_of, any_of, told] = given;
@@ -215,8 +215,8 @@ mod call {
         regions.iter().enumerate().try_for_each(write)
     }
 
-    /// Look at what follows `at`: to the end of its 2 MiB, or farther where nothing is mapped.
-    /// Where to go on.
+    /// Checks the memory from `at` on: to the end of its 2 MiB, or farther if nothing is mapped.
+    /// Returns where to continue.
     fn look(
         space: &Arc<ProcessSpace>,
         at: u64,
@@ -283,7 +283,7 @@ mod tests {
 
     const ALL: Filter = Filter { inverted: 0, all_of: 0, any_of: category::ALL, told: category::ALL };
 
-    /// The regions that are complete, and the number of the first.
+    /// Takes the complete regions, and returns them with the number of the first.
     fn take_complete(found: &mut Regions) -> (u64, Vec<PageRegion>) {
         let taken = RefCell::new((0, Vec::new()));
         let take = |first, regions: &[PageRegion]| *taken.borrow_mut() = (first, regions.to_vec());
@@ -296,7 +296,7 @@ mod tests {
         taken.into_inner()
     }
 
-    /// All regions, and the number of the first.
+    /// Takes all regions, and returns them with the number of the first.
     fn take_all(found: &mut Regions) -> (u64, Vec<PageRegion>) {
         let taken = RefCell::new((0, Vec::new()));
         let take = |first, regions: &[PageRegion]| *taken.borrow_mut() = (first, regions.to_vec());
@@ -320,7 +320,8 @@ mod tests {
         regions.add(pages.start * PAGE, pages.end * PAGE, categories)
     }
 
-    /// Neighbours of which the same is told are one region, also over several deliveries.
+    /// Adjacent pages with the same reported categories are one region, also over several
+    /// deliveries.
     #[test]
     fn neighbours_that_are_alike_are_one_region() {
         let mut found = regions(Filter { told: category::PRESENT, ..ALL }, 9, 100);
@@ -336,7 +337,7 @@ mod tests {
         assert_eq!(found.found(), 3);
     }
 
-    /// Inversion comes before both masks; the reported categories are not inverted.
+    /// Inversion precedes both masks; the reported categories are not inverted.
     #[test]
     fn masks_see_inverted_categories() {
         let filter = Filter { inverted: category::FILE, all_of: category::FILE | category::PRESENT, ..ALL };
@@ -351,7 +352,7 @@ mod tests {
         assert_eq!(found.found(), 1, "without masks all pages are wanted");
     }
 
-    /// A scan ends at the first page that there is no room for, and says where.
+    /// A scan ends at the first page for which there is no room, and returns its address.
     #[test]
     fn a_scan_ends_where_there_is_no_more_room() {
         let mut found = regions(ALL, 2, 100);
@@ -369,8 +370,8 @@ mod tests {
         );
     }
 
-    /// A scan without memory for a region ends there. The program gets what came before, and may go
-    /// on.
+    /// A scan ends before a region for which there is no memory. The program gets the regions
+    /// before it, and may continue.
     #[test]
     fn a_scan_without_memory_ends_before_the_region() {
         let mut found = regions(ALL, 9, 100);

@@ -28,7 +28,7 @@ use crate::task::{self, Capability, Pid, registry};
 use crate::tty::pty;
 use crate::{Errno, Result};
 
-/// The number in a text that a program wrote, with blanks around it.
+/// Parses the number that a program wrote, with blanks around it.
 pub(super) fn parse_number(bytes: &[u8]) -> Result<u64> {
     let text = core::str::from_utf8(bytes).map_err(|_| Errno::EINVAL)?;
     text.trim_matches(|c: char| c.is_ascii_whitespace() || c == '\0').parse().map_err(|_| Errno::EINVAL)
@@ -53,7 +53,7 @@ impl Generate for Named {
     }
 }
 
-/// The number in a text that a program wrote: decimal, or hexadecimal behind 0x.
+/// Parses the number that a program wrote: decimal, or hexadecimal after 0x.
 pub(super) fn parse_mask(bytes: &[u8]) -> Result<u64> {
     let text = bytes.trim_ascii();
     let Some(digits) = text.strip_prefix(b"0x").or_else(|| text.strip_prefix(b"0X")) else {
@@ -63,7 +63,7 @@ pub(super) fn parse_mask(bytes: &[u8]) -> Result<u64> {
     u64::from_str_radix(digits, 16).map_err(|_| Errno::EINVAL)
 }
 
-/// How core files are named.
+/// The pattern for names of core files.
 struct CorePattern;
 
 impl Generate for CorePattern {
@@ -113,7 +113,7 @@ impl Generate for RealTimeLimit {
     }
 }
 
-/// vm.compact_memory: a 1 has all nodes compacted.
+/// vm.compact_memory: writing 1 compacts all nodes.
 struct CompactMemory;
 
 impl Generate for CompactMemory {
@@ -131,7 +131,7 @@ impl Generate for CompactMemory {
 }
 
 /// vm.drop_caches: bit 0 drops clean pages of disks that no program maps. The kernel keeps no
-/// unused objects (bit 1), and bit 2 asks for silence.
+/// unused objects (bit 1), and bit 2 suppresses a log message.
 struct DropCaches;
 
 impl Generate for DropCaches {
@@ -180,7 +180,7 @@ fn threads_max(out: &mut Text) -> Result<()> {
     Ok(())
 }
 
-/// Put /proc/sys into `root`, but for [`fill_rest`].
+/// Adds /proc/sys to `root`, except the settings of [`fill_rest`].
 pub(super) fn fill(root: &Arc<PseudoDir>) {
     let kernel = root.dirs("sys/kernel");
     kernel.constant("ostype", uts::SYSTEM);
@@ -242,7 +242,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     fill_user(&root.dirs("sys/user"));
 }
 
-/// Put the settings of files there.
+/// Adds the settings of files.
 pub(super) fn fill_rest(root: &Arc<PseudoDir>) {
     let fs = root.dirs("sys/fs");
     fs.constant("file-max", "9223372036854775807");
@@ -268,14 +268,15 @@ pub(super) fn fill_rest(root: &Arc<PseudoDir>) {
     fs.generated("suid_dumpable", 0o644, Number { get, set: inspect::set_after_change });
 }
 
-/// Put the settings of the network there, but for those of its devices.
+/// Adds the settings of the network, except those of network devices.
 pub(super) fn fill_net(root: &Arc<PseudoDir>) {
     let net = &root.dirs("sys/net");
     let core = net.dirs("core");
     core.constant("somaxconn", "4096");
     core.constant("optmem_max", "131072");
     core.constant("netdev_max_backlog", "1000");
-    // Opener and writer are judged by the namespace, whose root need not own the file.
+    // The namespace's rights decide about opener and writer: the namespace's root need not own the
+    // file.
     net.dirs("ipv4").generated("ping_group_range", 0o666, PingGroups);
     for (name, account) in [("tcp_mem", SocketAccount::Tcp), ("udp_mem", SocketAccount::Udp)] {
         net.dirs("ipv4").generated(name, 0o644, SocketMemory(account));
@@ -284,7 +285,7 @@ pub(super) fn fill_net(root: &Arc<PseudoDir>) {
     fill_ip(&net.dirs("ipv4"));
 }
 
-/// Settings of IP: TCP has what it needs.
+/// Adds settings of IP that TCP uses.
 fn fill_ip(v4: &Arc<PseudoDir>) {
     v4.constant("ip_forward", "0");
     v4.constant("ip_default_ttl", "64");
@@ -304,7 +305,7 @@ fn fill_ip(v4: &Arc<PseudoDir>) {
     v4.constant("tcp_allowed_congestion_control", "reno cubic");
 }
 
-/// Put the settings of the network's devices there: this system is no router.
+/// Adds the settings of network devices: this system is no router.
 pub(super) fn fill_devices(root: &Arc<PseudoDir>) {
     let net = root.dirs("sys/net");
     for device in ["all", "default", "lo", "eth0"] {
@@ -319,7 +320,7 @@ pub(super) fn fill_devices(root: &Arc<PseudoDir>) {
     }
 }
 
-/// Settings of mounts and pipes.
+/// Adds the settings of mounts and pipes.
 fn fill_pipes(fs: &Arc<PseudoDir>) {
     fs.generated("mount-max", 0o644, Number { get: namespace::limit, set: namespace::set_limit });
     fs.generated("pipe-max-size", 0o644, Number { get: pipe::max_size, set: pipe::set_max_size });
@@ -335,7 +336,7 @@ fn fill_pipes(fs: &Arc<PseudoDir>) {
     fs.generated("pipe-user-pages-hard", 0o644, Number { get: share::hard, set });
 }
 
-/// Settings of leases.
+/// Adds the settings of leases.
 fn fill_leases(fs: &Arc<PseudoDir>) {
     let break_time = Number { get: leases::break_seconds, set: leases::set_break_seconds };
     fs.generated("lease-break-time", 0o644, break_time);
@@ -346,7 +347,7 @@ fn fill_leases(fs: &Arc<PseudoDir>) {
     fs.generated("leases-enable", 0o644, Number { get: leases::enabled, set });
 }
 
-/// Settings of core files.
+/// Adds the settings of core files.
 fn fill_core(kernel: &Arc<PseudoDir>) {
     kernel.generated("core_pattern", 0o644, CorePattern);
     let uses_pid = Number { get: pattern::uses_pid, set: pattern::set_uses_pid };
@@ -383,8 +384,8 @@ fn fill_vm(vm: &Arc<PseudoDir>) {
     reclaim(vm);
 }
 
-/// The last number that the reader's PID namespace gave out; a process with the right to choose
-/// numbers there sets it.
+/// The last number that the reader's PID namespace assigned. A process with the right to choose
+/// numbers there can set it.
 struct LastPid;
 
 impl Generate for LastPid {
@@ -405,7 +406,7 @@ impl Generate for LastPid {
     }
 }
 
-/// net.ipv4.tcp_mem and udp_mem: three numbers of pages. Numbers that are not written stay.
+/// net.ipv4.tcp_mem and udp_mem: three numbers of pages. If fewer are written, the others stay.
 struct SocketMemory(SocketAccount);
 
 impl Generate for SocketMemory {
@@ -491,7 +492,7 @@ impl Generate for PingGroups {
     }
 }
 
-/// The most namespaces of each kind.
+/// Adds the largest numbers of namespaces of each kind.
 fn fill_user(user: &Arc<PseudoDir>) {
     const NAMES: [(&str, NamespaceKind); 7] = [
         ("max_cgroup_namespaces", NamespaceKind::Cgroup),
@@ -507,7 +508,7 @@ fn fill_user(user: &Arc<PseudoDir>) {
     }
 }
 
-/// The most namespaces of a kind.
+/// The largest number of namespaces of a kind.
 struct NamespaceLimit(NamespaceKind);
 
 impl Generate for NamespaceLimit {
@@ -534,7 +535,7 @@ macro_rules! limits_in {
     };
 }
 
-/// The limits of inotify.
+/// Adds the limits of inotify.
 fn fill_inotify(inotify: &Arc<PseudoDir>) {
     limits_in!(
         inotify, notify: "max_queued_events" => MAX_QUEUED_EVENTS,
@@ -542,12 +543,12 @@ fn fill_inotify(inotify: &Arc<PseudoDir>) {
     );
 }
 
-/// The limit of epoll.
+/// Adds the limit of epoll.
 fn fill_epoll(dir: &Arc<PseudoDir>) {
     limits_in!(dir, epoll: "max_user_watches" => MAX_USER_WATCHES);
 }
 
-/// The limits of message queues of POSIX.
+/// Adds the limits of POSIX message queues.
 fn fill_mqueue(mqueue: &Arc<PseudoDir>) {
     limits_in!(
         mqueue, limits: "queues_max" => MQ_QUEUES_MAX, "msg_max" => MQ_MSG_MAX, "msgsize_max" => MQ_MSGSIZE_MAX,
@@ -555,7 +556,7 @@ fn fill_mqueue(mqueue: &Arc<PseudoDir>) {
     );
 }
 
-/// The limits of System V IPC.
+/// Adds the limits of System V IPC.
 fn fill_ipc(kernel: &Arc<PseudoDir>) {
     limits_in!(
         kernel, limits: "shmmax" => SHMMAX, "shmall" => SHMALL, "shmmni" => SHMMNI,
@@ -565,7 +566,7 @@ fn fill_ipc(kernel: &Arc<PseudoDir>) {
     kernel.constant("shm_rmid_forced", "0");
 }
 
-/// kernel.sem: semaphores of a set, of all sets, operations of a call, sets.
+/// kernel.sem: semaphores per set, semaphores of all sets, operations per call, sets.
 struct SemaphoreLimits;
 
 impl SemaphoreLimits {
@@ -600,7 +601,7 @@ fn reclaim(vm: &Arc<PseudoDir>) {
         Ok(())
     };
     vm.generated("page-cluster", 0o644, Number { get, set });
-    // It follows from how much memory there is.
+    // Computed from the amount of memory.
     vm.file("min_free_kbytes", |out| {
         writeln!(out, "{}", frames().watermarks().min * 4);
         Ok(())
@@ -622,7 +623,7 @@ mod tests {
         }
     }
 
-    /// A UUID says that it is random.
+    /// A UUID's version says that it is random.
     #[test]
     fn uuids_have_version_and_variant() {
         let text = |bits| try_format!("{}", Uuid::of(bits)).unwrap();

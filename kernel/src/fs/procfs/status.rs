@@ -1,4 +1,4 @@
-//! Content of a process' or thread's files of status.
+//! Content of the status files of a process or thread.
 
 use core::sync::atomic::Ordering;
 
@@ -21,7 +21,7 @@ use crate::{Errno, Result, mem, sched};
 
 /// PF_RANDOMIZE, which all programs have.
 const TASK_FLAGS: u64 = 0x0040_0000;
-/// The signal that a parent gets at a process' end.
+/// The signal that a parent gets when a process ends.
 const SIGCHLD: u64 = 17;
 
 /// Returns the memory figures of a process' space; all 0 for a process that has ended.
@@ -33,7 +33,7 @@ pub(super) fn usage_of(process: &Process) -> freehold_vm::Usage {
     }
 }
 
-/// Write the content of the file `kind` of `subject`, which is `process` or one of its threads.
+/// Writes the content of the file `kind` of `subject`, which is `process` or one of its threads.
 pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kind: FileKind) -> Result<()> {
     match kind {
         FileKind::Stat => stat(out, subject, process)?,
@@ -95,7 +95,7 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
     Ok(())
 }
 
-/// The user that a process is logged in as.
+/// Writes the login user of a process.
 fn login(out: &mut Text, process: &Process) {
     let user = process.audit.user();
     let reader = crate::task::current().process().credentials();
@@ -103,8 +103,8 @@ fn login(out: &mut Text, process: &Process) {
     write!(out, "{shown}");
 }
 
-/// The children that a thread made, in a PID namespace. A process' threads share them here: the
-/// first one shows all.
+/// Writes the children that a thread made, in a PID namespace. Here a process' threads share their
+/// children: the first thread shows all.
 fn children(out: &mut Text, subject: Subject, process: &Process) {
     if subject.tid.is_some_and(|tid| tid != process.pid) {
         return;
@@ -119,7 +119,7 @@ fn children(out: &mut Text, subject: Subject, process: &Process) {
     });
 }
 
-/// The process' control group, from where the reader's namespace begins.
+/// Writes the path of the process' control group, from the reader's namespace root.
 fn cgroup(out: &mut Text, process: &Process) {
     let group = process.cgroup.group();
     let own = crate::task::current().process().namespaces().cgroup.clone();
@@ -142,7 +142,7 @@ fn oom_score(out: &mut Text, process: &Process) {
     writeln!(out, "{}", score.clamp(0, 2000));
 }
 
-/// Take what a program wrote to the file `kind` of `subject`.
+/// Handles a write to the file `kind` of `subject`.
 pub(super) fn store(subject: Subject, kind: FileKind, bytes: &[u8]) -> Result<()> {
     let process = subject.process()?;
     match kind {
@@ -211,7 +211,7 @@ fn usage_in_time(subject: Subject, process: &Process) -> Result<Usage> {
     }
 }
 
-/// The letter of a state and Linux' words for it.
+/// Returns the letter of a state and Linux' words for it.
 fn state(process: &Process, task: Option<&Arc<Task>>) -> (char, &'static str) {
     let letter = match task {
         Some(task) if process.exit_status().is_none() => task.schedule.state_letter(),
@@ -229,7 +229,7 @@ fn state(process: &Process, task: Option<&Arc<Task>>) -> (char, &'static str) {
     (char::from(letter), words)
 }
 
-/// The terminal's device number as /proc shows it and the foreground group, or 0 and -1.
+/// Returns the terminal's device number as /proc shows it and the foreground group, or 0 and -1.
 fn terminal(process: &Process, view: PidView) -> (u64, i64) {
     let session = process.session();
     let terminal = crate::tty::terminal_of(&session);
@@ -239,17 +239,18 @@ fn terminal(process: &Process, view: PidView) -> (u64, i64) {
     }
 }
 
-/// The ID of a subject.
+/// Returns the ID of a subject.
 fn id(subject: Subject, process: &Process) -> Pid {
     subject.tid.unwrap_or(process.pid)
 }
 
-/// The number of a process' parent in a PID namespace.
+/// Returns the number of a process' parent in a PID namespace.
 fn parent_number(process: &Process, view: PidView) -> Pid {
     process.parent().map_or(0, |parent| parent.number_in(view))
 }
 
-/// A row with the numbers of an ID from a PID namespace inwards, down to that of a process.
+/// Writes a row with the numbers of an ID, from the reader's PID namespace inwards to the process'
+/// own.
 fn namespace_row(out: &mut Text, name: &str, id: Pid, (process, view): (&Process, PidView)) {
     if process.numbers().is_initial() {
         return out.row(name, &[id.into()]);
@@ -298,7 +299,7 @@ fn stat(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()> 
     let rss_limit = process.limit(Resource::Rss).soft;
     out.numbers(&[process.thread_count() as u64, 0, process.started / TICK]);
     out.numbers(&[space.total_pages * PAGE, space.rss(), rss_limit]);
-    // Where things are in memory is told to those who may inspect it.
+    // Addresses in memory are shown only to callers that may inspect the process.
     let told = inspect::may_inspect(process, Mode::READ_FS).is_ok();
     let place = |address: u64| if told { address } else { 0 };
     let code = if told || program.code.end == 0 { program.code } else { 1..1 };
@@ -372,7 +373,7 @@ fn identity(out: &mut Text, subject: Subject, process: &Arc<Process>, task: Opti
     namespace_row(out, "NSsid", process.session().id, place);
 }
 
-/// Writes the use of memory.
+/// Writes the memory use.
 fn memory_use(out: &mut Text, process: &Process) {
     let (usage, huge) = {
         let shared = process.space();
@@ -436,7 +437,7 @@ fn rights(out: &mut Text, process: &Process, task: Option<&Arc<Task>>) {
     out.row("Seccomp_filters", &[filters]);
 }
 
-/// Where it may run, and where its memory may lie.
+/// Writes the CPUs on which the task may run, and the nodes from which it may allocate memory.
 fn places(out: &mut Text, task: Option<&Arc<Task>>) {
     let online = sched::online();
     let cpus = task.map_or(online.0, |task| task.schedule.affinity().0 & online.0);

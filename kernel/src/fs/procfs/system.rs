@@ -1,4 +1,4 @@
-//! The files of /proc that are about the whole system.
+//! The files of /proc about the whole system.
 
 use freehold_collections::{Arc, Box, reserve};
 use freehold_frame::Owner;
@@ -17,14 +17,14 @@ use crate::mem::{self, stats::MemoryStats};
 use crate::task::{registry, uts};
 use crate::{Errno, Result, hw, sched, swap, task, time};
 
-/// Frames of the space that Linux has for the kernel's own mappings on x86-64: 32 TiB.
+/// Frames of the address range that Linux has for the kernel's own mappings on x86-64: 32 TiB.
 const VMALLOC_FRAMES: u64 = (1 << 45) / 4096 - 1;
 /// Kilobytes in a frame.
 const FRAME_KB: u64 = 4;
 /// Nanoseconds in a clock tick of user space (USER_HZ is 100).
 pub(super) const TICK: u64 = 10_000_000;
 
-/// Put all of them into `root`.
+/// Adds all files to `root`.
 pub(super) fn fill(root: &Arc<PseudoDir>) {
     root.file("meminfo", meminfo);
     root.file("stat", stat);
@@ -77,7 +77,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     root.generated("sysrq-trigger", 0o200, SysRq);
 }
 
-/// /proc/cgroups: the controllers, which are all of the one hierarchy.
+/// /proc/cgroups: the controllers. All belong to the one hierarchy.
 fn cgroups(out: &mut Text) -> Result<()> {
     writeln!(out, "#subsys_name\thierarchy\tnum_cgroups\tenabled");
     for controller in cgroup::CONTROLLERS {
@@ -86,8 +86,8 @@ fn cgroups(out: &mut Text) -> Result<()> {
     Ok(())
 }
 
-/// /proc/sysrq-trigger: "c" crashes the kernel on purpose, which is how its last words are tested.
-/// The other keys of Linux do nothing.
+/// /proc/sysrq-trigger: "c" crashes the kernel on purpose, which tests its panic report. Linux'
+/// other keys do nothing.
 struct SysRq;
 
 impl Generate for SysRq {
@@ -103,7 +103,8 @@ impl Generate for SysRq {
     }
 }
 
-/// As mm/swapfile.c's swap_show() lays it out: names of up to 40 characters, figures in kB.
+/// Writes swap areas in the format of swap_show() in mm/swapfile.c: names of up to 40 characters,
+/// figures in kB.
 fn swaps(out: &mut Text) -> Result<()> {
     out.push(b"Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n");
     let root = task::current().process().fs().root();
@@ -133,7 +134,7 @@ fn meminfo(out: &mut Text) -> Result<()> {
     line("MemTotal:", total);
     line("MemFree:", free);
     line("MemAvailable:", memory.available());
-    // A block device's pages are buffers; all other files' are in memory only.
+    // Pages of block devices are buffers; pages of all other files are only in memory.
     line("Buffers:", disks.pages);
     line("Cached:", shared);
     line("SwapCached:", swap.cached);
@@ -178,7 +179,7 @@ fn meminfo(out: &mut Text) -> Result<()> {
     Ok(())
 }
 
-/// Nanoseconds in user mode and in the kernel of all processes, ended ones included that were
+/// Nanoseconds in user mode and in the kernel of all processes, including ended ones that were
 /// waited for.
 fn process_times() -> [u64; 2] {
     let mut times = [0; 2];
@@ -201,8 +202,8 @@ pub(in crate::fs) fn busy_times() -> [u64; 2] {
     [user, busy - user]
 }
 
-/// Returns a CPU's time in ticks: user, system, idle. User time is counted by task and not by CPU,
-/// so each CPU's share of it is the same part of its busy time.
+/// Returns a CPU's time in ticks: user, system, idle. User time is counted per task and not per
+/// CPU, so each CPU's user time is the same share of its busy time.
 fn cpu_ticks(cpu: CpuId, [user, system]: [u64; 2]) -> [u64; 3] {
     let idle = sched::statistics(cpu).idle;
     let busy = time::now().saturating_sub(idle);
@@ -263,7 +264,7 @@ fn slabinfo(out: &mut Text) -> Result<()> {
     Ok(())
 }
 
-/// /proc/locks: there may be any number, so it is written in parts.
+/// /proc/locks. The number of locks is unlimited, so the file is written in parts.
 struct Locks;
 
 impl Generate for Locks {
@@ -284,7 +285,8 @@ impl Parts for LockLines {
     fn next(&mut self, out: &mut Text) -> Result<More> {
         while out.length() < PART {
             let Some((file, lock)) = self.cursor.advance() else { return Ok(More::No) };
-            // One whose owner the reader cannot name is not shown (Linux: `locks_show`).
+            // A lock is not shown if its owner has no number in the reader's namespace (Linux:
+            // `locks_show`).
             let owner = registry::shown(lock.pid);
             if owner == 0 && lock.pid != 0 {
                 continue;
@@ -318,9 +320,10 @@ fn show_lock(out: &mut Text, number: usize, file: Identity, lock: &Lock) {
     }
 }
 
-/// A node's files of /sys say as much of the same as is known by node, in another shape.
+/// Writes the node's part of these figures in the format of /sys, as far as they are known per
+/// node.
 pub fn node_meminfo(out: &mut Text, node: NodeId) -> Result<()> {
-    // A node without memory has the lines too.
+    // A node without memory has these lines, too.
     let zone = mem::frames().zone_info().find(|zone| zone.node == node).unwrap_or_default();
     let owned = mem::frames().owned_on(node);
     let of = |owner: Owner| owned[owner as usize];

@@ -15,7 +15,7 @@ use crate::task::registry::shown;
 use crate::task::shown_ids;
 use freehold_collections::{Arc, Box, reserve};
 
-/// Put /proc/sysvipc into `root`.
+/// Adds /proc/sysvipc to `root`.
 pub(super) fn fill(root: &Arc<PseudoDir>) {
     let folder = root.dirs("sysvipc");
     folder.generated(
@@ -48,7 +48,7 @@ struct Rows<T: 'static> {
     /// The namespace of the reader.
     objects: Arc<IpcObjects>,
     table: IpcTable<T>,
-    /// `None` before the title.
+    /// Index of the next object; `None` before the title.
     next: Option<usize>,
 }
 

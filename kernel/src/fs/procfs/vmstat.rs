@@ -1,6 +1,6 @@
-//! /proc/vmstat and the nodes' part of it, by Linux' names (mm/vmstat.c). A zero stands for a
-//! mechanism that does not exist here: there is no list of inactive anonymous pages, and compaction
-//! looks for no free frames of its own. Events that are not counted are not shown.
+//! /proc/vmstat and the nodes' part of it, by Linux' names (mm/vmstat.c). Counters of mechanisms
+//! that do not exist here are zero: there is no list of inactive anonymous pages, and compaction
+//! does not search for free frames itself. Events that are not counted are not shown.
 
 use freehold_frame::Owner;
 use freehold_machine::NodeId;
@@ -13,8 +13,8 @@ use crate::mem::{self, stats};
 use crate::task::registry;
 use crate::{Result, fs::machine};
 
-/// Events on pages of processes, by Linux' names, except for `cow_unneeded`: copies that exactness
-/// would have made needless.
+/// Events on pages of processes, by Linux' names, except for `cow_unneeded`: copies that an exact
+/// reference count would have avoided.
 const EVENTS: [(&str, Event); 26] = [
     ("pswpin", Event::SwapIn),
     ("pswpout", Event::SwapOut),
@@ -44,8 +44,8 @@ const EVENTS: [(&str, Event); 26] = [
     ("thp_scan_exceed_share_pte", Event::HugeScanShared),
 ];
 
-/// Large pages of files, of 1 GiB, in swap as one, or that wait to be split; charges of control
-/// groups.
+/// Large pages of files, large pages of 1 GiB, large pages swapped as a whole or waiting to be
+/// split; charges of control groups.
 const NOTHING_OF: [&str; 8] = [
     "thp_fault_fallback_charge",
     "thp_file_alloc",
@@ -57,7 +57,7 @@ const NOTHING_OF: [&str; 8] = [
     "thp_swpout",
 ];
 
-/// All nodes.
+/// Writes the figures of all nodes.
 pub(super) fn vmstat(out: &mut Text) -> Result<()> {
     let memory = stats::memory();
     let traffic = mem::frames().traffic();
@@ -112,7 +112,7 @@ pub(super) fn vmstat(out: &mut Text) -> Result<()> {
     Ok(())
 }
 
-/// Pages that were looked at, taken and moved to get free ones.
+/// Writes the numbers of pages that were scanned, reclaimed and moved to get free ones.
 fn reclaim_and_compaction(line: &mut impl FnMut(&str, u64)) {
     let [kswapd, direct] = [Who::Kswapd, Who::Direct]
         .map(|who| [PageKind::Anonymous, PageKind::File].map(|kind| reclaim::counts(who, kind)));
@@ -137,7 +137,7 @@ fn reclaim_and_compaction(line: &mut impl FnMut(&str, u64)) {
     line("compact_stall", reclaim::compact_stalls());
 }
 
-/// Shows the cost of keeping programs' frames out of the kernel's map.
+/// Writes the cost of keeping programs' frames out of the kernel's map.
 fn kernel_map(line: &mut impl FnMut(&str, u64)) {
     let ([windows, laps], map) = (arch_memory::window_totals(), arch_memory::map_figures());
     line("xpfo_windows", windows);
@@ -149,7 +149,7 @@ fn kernel_map(line: &mut impl FnMut(&str, u64)) {
     line("xpfo_wiped", mem::frames().wiped_pageblocks());
 }
 
-/// The counters of a node, by the names of /proc/vmstat.
+/// Returns a node's counters, by the names of /proc/vmstat.
 pub fn numa(node: NodeId) -> [(&'static str, u64); 6] {
     let stats = mem::frames().numa_stats(node);
     [
@@ -162,7 +162,7 @@ pub fn numa(node: NodeId) -> [(&'static str, u64); 6] {
     ]
 }
 
-/// One node: /sys/devices/system/node/nodeN/vmstat.
+/// Writes one node's figures: /sys/devices/system/node/nodeN/vmstat.
 pub fn node_vmstat(out: &mut Text, node: NodeId) -> Result<()> {
     let owned = mem::frames().owned_on(node);
     let mut line = |name: &str, value: u64| writeln!(out, "{name} {value}");
@@ -176,7 +176,7 @@ pub fn node_vmstat(out: &mut Text, node: NodeId) -> Result<()> {
     Ok(())
 }
 
-/// One node's numastat, whose names are older (Documentation/admin-guide/numastat.rst).
+/// Writes one node's numastat, whose names are older (Documentation/admin-guide/numastat.rst).
 pub fn numastat(out: &mut Text, node: NodeId) -> Result<()> {
     let names = ["numa_hit", "numa_miss", "numa_foreign", "interleave_hit", "local_node", "other_node"];
     for (name, (_, value)) in names.into_iter().zip(numa(node)) {

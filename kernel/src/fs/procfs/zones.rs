@@ -1,8 +1,8 @@
 //! /proc/buddyinfo, zoneinfo and pagetypeinfo, and debugfs' extfrag: the page allocator's state in
-//! Linux' shapes.
+//! Linux' formats.
 //!
-//! There is one zone per node, "Normal", shown while it has memory; migratetypes are the owners
-//! whose frames a pageblock holds.
+//! There is one zone per node, "Normal", which is shown while it has memory. The migratetype of a
+//! pageblock is the owner of its frames.
 
 use core::fmt::{self, Display, Formatter};
 
@@ -15,7 +15,7 @@ use crate::fs::generated::{ShortLine, Text};
 use crate::fs::pseudo::PseudoDir;
 use crate::{Result, mem, sched};
 
-/// Put them, and vmstat, into `root`.
+/// Adds these files, and vmstat, to `root`.
 pub(super) fn fill(root: &Arc<PseudoDir>) {
     root.file("buddyinfo", buddyinfo);
     root.file("zoneinfo", zoneinfo);
@@ -23,13 +23,14 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     root.file("vmstat", vmstat::vmstat);
 }
 
-/// Put extfrag's two files into `dir`.
+/// Adds extfrag's two files to `dir`.
 pub fn fill_extfrag(dir: &Arc<PseudoDir>) {
     dir.file("unusable_index", |out| by_order(out, 0, |zone, order| zone.unusable_index(order) as i64));
     dir.file("extfrag_index", |out| by_order(out, 7, ZoneInfo::fragmentation_index));
 }
 
-/// Writes a line for each zone, with thousandths in at least `width` columns for each order.
+/// Writes a line for each zone. For each order it has a number of thousandths in at least `width`
+/// columns.
 fn by_order(out: &mut Text, width: usize, value: impl Fn(&ZoneInfo, usize) -> i64) -> Result<()> {
     for zone in zones() {
         write!(out, "Node {}, zone {:>8} ", zone.node.0, "Normal");
@@ -42,12 +43,13 @@ fn by_order(out: &mut Text, width: usize, value: impl Fn(&ZoneInfo, usize) -> i6
     Ok(())
 }
 
-/// The nodes that have memory now.
+/// The zones of nodes that have memory now.
 fn zones() -> impl Iterator<Item = ZoneInfo> {
     mem::frames().zone_info().filter(|zone| zone.present > 0)
 }
 
-/// Returns the text that `text` displays, with blanks before it in at least `width` columns.
+/// Returns the text that `text` displays, padded with blanks on the left to at least `width`
+/// columns.
 fn right(text: impl Display, width: usize) -> ShortLine {
     let text = ShortLine::displaying(text);
     let mut line = ShortLine::new();
@@ -56,7 +58,7 @@ fn right(text: impl Display, width: usize) -> ShortLine {
     line
 }
 
-/// Displays each value in six columns and a blank.
+/// Displays each value in six columns, followed by a blank.
 struct CountColumns<'a>(&'a [u64]);
 
 impl Display for CountColumns<'_> {
@@ -94,7 +96,7 @@ fn zoneinfo(out: &mut Text) -> Result<()> {
         writeln!(out, "  pagesets");
         for cpu in sched::online().iter() {
             if let Some(pcp) = mem::frames().pcp_info(cpu) {
-                // A CPU's lists hold frames of its own node only.
+                // A CPU's lists have only frames of its own node.
                 let count = if pcp.node == zone.node { pcp.frames } else { 0 };
                 writeln!(out, "    cpu: {}\n              count: {count}", cpu.0);
                 writeln!(out, "              high:  {}\n              batch: {}", pcp.high, pcp.batch);

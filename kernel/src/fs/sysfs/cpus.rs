@@ -1,4 +1,4 @@
-//! /sys/devices/system/cpu: which CPUs there are, how they belong together, and their caches.
+//! /sys/devices/system/cpu: the CPUs, their topology, and their caches.
 
 use core::arch::x86_64::__cpuid_count;
 

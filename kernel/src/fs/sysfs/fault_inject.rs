@@ -1,7 +1,7 @@
-//! /sys/kernel/debug/failslab and fail_page_alloc: which allocations fail; see
+//! /sys/kernel/debug/failslab and fail_page_alloc: the settings of fault injection; see
 //! [`crate::fault_inject`].
 //!
-//! Names and formats are Linux'. Files whose rule has no counterpart here are absent: heap and page
+//! Names and formats are Linux'. Files for rules that do not exist here are absent: heap and page
 //! allocator never wait, so there is no ignore-gfp-wait, and there are no caches to filter by.
 
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -54,7 +54,7 @@ impl Generate for Knob {
     }
 }
 
-/// Put the directories into debugfs.
+/// Adds the directories to debugfs.
 pub(super) fn fill(debug: &Arc<PseudoDir>) {
     capability(&debug.dir(b"failslab"), &FAILSLAB);
     let pages = debug.dir(b"fail_page_alloc");
@@ -64,8 +64,8 @@ pub(super) fn fill(debug: &Arc<PseudoDir>) {
     debug.file("heap_reserve", reserve);
 }
 
-/// Shows the bytes that a system call has set aside and the most that one drew, where the heap is
-/// checked (the QUICK kernel; zeroes elsewhere). Linux has no such file.
+/// Shows the number of bytes that a system call has reserved, and the largest number that one used,
+/// if the heap is checked (the QUICK kernel; zeroes elsewhere). Linux has no such file.
 fn reserve(out: &mut Text) -> Result<()> {
     let drawn = crate::task::reserve::largest();
     writeln!(out, "set_aside {}\nlargest {drawn}", crate::hw::heap::CALL_RESERVE);

@@ -1,9 +1,9 @@
-//! /sys/kernel/debug/gup_test: pin memory of the calling program by each of the ways there are, for
-//! tests and measurements.
+//! /sys/kernel/debug/gup_test: pins memory of the calling program in each possible way, for tests
+//! and measurements.
 //!
 //! Numbers and structures are Linux' (CONFIG_GUP_TEST, mm/gup_test.c), so its self-tests run. "GUP"
-//! and "PIN" are one here: each short look holds the frame, under either name. There is one long
-//! session at a time, in the whole system; closing any descriptor of the file ends it.
+//! and "PIN" are the same here: each short access holds the frame. The whole system has one long
+//! session at a time; closing any descriptor of the file ends it.
 
 use freehold_bounce::Original;
 use freehold_collections::{Arc, Receiver, Vec, WipedChunk, reserve};
@@ -33,7 +33,7 @@ mod request {
     pub const READ: u32 = 0x4008_6709;
 }
 
-/// `FOLL_WRITE`; others change nothing here.
+/// `FOLL_WRITE`; other flags have no effect here.
 const WRITE: u32 = 1;
 /// Flags of a long session.
 mod start {
@@ -52,7 +52,7 @@ struct Measurement {
     pages_per_call: u32,
     gup_flags: u32,
     test_flags: u32,
-    /// Numbers of pages to tell of, from 1 on; 0 is none.
+    /// Numbers of pages to report, from 1 on; 0 is none.
     which_pages: [u32; 8],
     padding: u32,
 }
@@ -90,7 +90,7 @@ impl LongPin {
         })
     }
 
-    /// Show the program what is in the pinned frames.
+    /// Copies the content of the pinned frames to the program.
     fn read(&self, to: u64) -> Result<()> {
         let length = match self {
             Self::Reads(run) => run.len(),
@@ -115,7 +115,7 @@ fn pin_all<P: Purpose>(space: &ProcessSpace, address: u64, size: u64, way: PinWa
     if run.len() < length { Err(Errno::EFAULT) } else { Ok(run) }
 }
 
-/// Pin as `wish` says and let go again; how long each took, and how many bytes were had.
+/// Pins as `wish` says, and unpins. Returns how long each took, and how many bytes were pinned.
 fn measure<T: Term, P: Purpose>(wish: &mut Measurement, way: PinWay) -> Result<()> {
     let space = task::current().process().space();
     let per_call = (wish.pages_per_call as usize).checked_mul(PAGE_SIZE).filter(|&bytes| bytes > 0);
@@ -144,7 +144,7 @@ fn measure<T: Term, P: Purpose>(wish: &mut Measurement, way: PinWay) -> Result<(
     Ok(())
 }
 
-/// Tell the kernel's log of the pages that are asked for.
+/// Writes the requested pages to the kernel's log.
 fn tell<P: Purpose>(wish: &Measurement, runs: &[PinnedRun<P>]) {
     for number in wish.which_pages.iter().filter(|&&number| number > 0) {
         let index = *number as usize - 1;
@@ -166,7 +166,7 @@ struct GupTest {
     session: Mutex<Option<LongPin>>,
 }
 
-/// Put it into `dir`.
+/// Adds the file to `dir`.
 pub(super) fn fill(dir: &Arc<PseudoDir>) {
     let identity = Identity { device: dir.identity().device, inode: new_inode() };
     dir.add("gup_test", reserve::arc(GupTest { identity, made: clock::now(), session: Mutex::new(None) }));
@@ -240,7 +240,7 @@ impl File for OpenGupTest {
                 }?;
                 pointer.write(&wish)?;
             }
-            // As Linux' file says it.
+            // Linux' file returns this error.
             _ => return Err(Errno::EINVAL),
         }
         Ok(0)

@@ -1,8 +1,8 @@
-//! /sys/kernel/mm/transparent_hugepage: whether anonymous memory gets 2 MiB pages, and what makes
-//! them later (Documentation/admin-guide/mm/transhuge.rst).
+//! /sys/kernel/mm/transparent_hugepage: whether anonymous memory gets 2 MiB pages, and the settings
+//! of khugepaged (Documentation/admin-guide/mm/transhuge.rst).
 //!
 //! Shared memory has no large pages here. The values of its files are kept for tools that set them.
-//! The values that would promise large pages where Linux only tries ("force") are refused.
+//! Values that would promise large pages ("force") are refused.
 
 use freehold_collections::Arc;
 use freehold_vm::{Event, HugeMode, HugeZero};
@@ -61,8 +61,8 @@ const STATS: [(&str, Event); 5] = [
     ("swpout_fallback", Event::HugeSwapFallback),
 ];
 
-/// Counters of what there is not: charges of control groups, large pages of shared memory or in
-/// swap, splits that wait.
+/// Counters of unsupported things: charges of control groups, large pages of shared memory, large
+/// pages in swap, delayed splits.
 const NOTHING_OF: [&str; 8] = [
     "anon_fault_fallback_charge",
     "swpout",
@@ -79,12 +79,12 @@ fn number(out: &mut Text, value: u64) -> Result<()> {
     Ok(())
 }
 
-/// A word that a program wrote, without the line feed that echo adds.
+/// Returns the word that a program wrote, without the line feed that echo adds.
 fn word(bytes: &[u8]) -> &[u8] {
     bytes.strip_suffix(b"\n").unwrap_or(bytes)
 }
 
-/// Show `words` with the chosen one in brackets.
+/// Shows `words`, with the chosen one in brackets.
 fn show_choice(out: &mut Text, words: &[&str], chosen: usize) {
     for (index, word) in words.iter().enumerate() {
         let blank = if index == 0 { "" } else { " " };
@@ -93,16 +93,16 @@ fn show_choice(out: &mut Text, words: &[&str], chosen: usize) {
     out.push(b"\n");
 }
 
-/// Which of `words` a program wrote.
+/// Returns the index of the word that a program wrote.
 fn chosen_of(words: &[&str], bytes: &[u8]) -> Result<usize> {
     words.iter().position(|known| known.as_bytes() == word(bytes)).ok_or(Errno::EINVAL)
 }
 
-/// A file that says one of some words.
+/// A file whose value is one of several words.
 struct Choice {
     words: &'static [&'static str],
     chosen: SpinLock<usize>,
-    /// Told which one was chosen.
+    /// Called with the index of the chosen word.
     set: fn(usize),
 }
 
@@ -124,7 +124,8 @@ const DEFRAG: [&str; 5] = ["always", "defer", "defer+madvise", "madvise", "never
 const SHMEM: [&str; 5] = ["always", "within_size", "advise", "never", "deny"];
 const SHMEM_SIZE: [&str; 5] = ["always", "inherit", "within_size", "advise", "never"];
 
-/// Sets for which areas room is made. No fault waits for room, so "defer" is as "always".
+/// Sets for which areas a fault compacts memory. No fault waits for compaction, so "defer" is the
+/// same as "always".
 fn set_defrag(chosen: usize) {
     khugepaged::set_defrag(match DEFRAG[chosen] {
         "madvise" => Defrag::Advised,
@@ -154,7 +155,7 @@ fn mode_index(mode: HugeMode) -> usize {
     ENABLED_MODES.iter().position(|&other| other == mode).unwrap_or(ENABLED_MODES.len())
 }
 
-/// Change the modes and have them followed.
+/// Changes the modes and applies them.
 fn set_modes(change: impl FnOnce(&mut Modes)) -> Result<()> {
     let mut modes = MODES.lock();
     change(&mut modes);

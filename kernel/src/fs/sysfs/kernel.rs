@@ -14,7 +14,7 @@ use crate::{Errno, Result, block, host, mem};
 
 pub(super) fn fill(root: &Arc<PseudoDir>) {
     let shuffles = if mem::frames().shuffles() { "Y" } else { "N" };
-    // For root's eyes only, as on Linux: what an attacker wants to know.
+    // Readable only by root, as on Linux: attackers could use this information.
     root.dirs("module/page_alloc/parameters").generated("shuffle", 0o400, move |out: &mut Text| {
         writeln!(out, "{shuffles}");
         Ok(())
@@ -42,8 +42,8 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     iommu(&debug);
 }
 
-/// The disks, once it is known how many there can be. Their directories are shown while they are
-/// there.
+/// Adds the disks, once their largest number is known. A disk's directory is shown while the disk
+/// is present.
 pub(super) fn fill_disks(root: &Arc<PseudoDir>) {
     for place in 0..block::most() {
         let (name, number) = (block::name_of(place), block::number_of(place));
@@ -78,9 +78,9 @@ pub(super) fn fill_disks(root: &Arc<PseudoDir>) {
     });
 }
 
-/// Milliseconds that a disk may take for one request. Linux' attribute of the name refuses 0 and
-/// what is no number too (`queue_io_timeout_store` in block/blk-sysfs.c); its virtio disks wait on
-/// after that time, ours fail with EIO.
+/// Milliseconds that a disk may take for one request. Linux' attribute of this name also refuses 0
+/// and any other text (`queue_io_timeout_store` in block/blk-sysfs.c). Linux' virtio disks continue
+/// to wait after that time; disks here fail with EIO.
 struct IoTimeout(usize);
 
 impl IoTimeout {
@@ -102,7 +102,7 @@ impl Generate for IoTimeout {
     }
 }
 
-/// The most slots that were in use; a written 0 begins anew, as on Linux.
+/// Largest number of slots that were in use; writing 0 resets it, as on Linux.
 struct HighWater(&'static Dma<mem::Frames>);
 
 impl Generate for HighWater {
@@ -119,11 +119,11 @@ impl Generate for HighWater {
     }
 }
 
-/// Adds the files of the IOMMU, where the machine has one. Two files have counts. `domains` has a
-/// line for each device: its name, its bus, device and function, the number of its domain's tables,
-/// the pages that it can reach, and its accesses that were refused. `interrupts` has a line for
-/// each interrupt that a device may raise: the entry, the device and the vector. The file is empty
-/// where devices may raise any interrupt.
+/// Adds the files of the IOMMU, if the machine has one. Two files have counts. `domains` has a line
+/// for each device: its name, its bus, device and function, the number of its domain's tables, the
+/// pages that it can access, and its refused accesses. `interrupts` has a line for each interrupt
+/// that a device may send: the entry, the device and the vector. The file is empty if devices may
+/// send any interrupt.
 fn iommu(debug: &Arc<PseudoDir>) {
     let Some(unit) = host::iommu::get() else { return };
     let dir = debug.dirs("iommu");
@@ -151,7 +151,7 @@ fn iommu(debug: &Arc<PseudoDir>) {
     });
 }
 
-/// A directory for each device that has memory of its own, as on Linux.
+/// Adds a directory for each device that has bounce memory of its own, as on Linux.
 fn restricted(dir: &Arc<PseudoDir>, dma: &'static Dma<mem::Frames>) {
     for (place, (name, _)) in dma.restricted().enumerate() {
         let own = dir.dir(name.as_bytes());
@@ -165,10 +165,10 @@ fn restricted(dir: &Arc<PseudoDir>, dma: &'static Dma<mem::Frames>) {
     }
 }
 
-/// Adds figures of devices' memory, with Linux' names in debugfs, and a line for each device: its
-/// name, bytes held, its quota, and bytes lost to it for ever because it did not confirm a reset;
-/// how often it waited for memory and made it grow, the bytes that it was given one time after the
-/// other, and mappings that failed.
+/// Adds figures of devices' memory, with Linux' names in debugfs, and a line for each device. Its
+/// fields are: name; bytes held; quota; bytes lost for good because the device did not confirm a
+/// reset; how often it waited for memory; how often it made memory grow; the total of all bytes
+/// that it was given; failed mappings.
 fn bounce(dir: &Arc<PseudoDir>, dma: &'static Dma<mem::Frames>) {
     let figures: [(&str, fn(Statistics) -> usize); 8] = [
         ("io_tlb_nslabs", |all| all.nslabs),
@@ -181,7 +181,7 @@ fn bounce(dir: &Arc<PseudoDir>, dma: &'static Dma<mem::Frames>) {
         ("lost_bytes", |all| all.lost),
     ];
     for (name, figure) in figures {
-        // As on Linux: for root's eyes only.
+        // As on Linux, readable only by root.
         dir.generated(name, 0o400, move |out: &mut Text| {
             writeln!(out, "{}", figure(dma.statistics()));
             Ok(())

@@ -1,4 +1,4 @@
-//! /sys/kernel/debug/latency: how late each CPU was at most. Writing 0 sets the figures back.
+//! /sys/kernel/debug/latency: the longest latency of each CPU. Writing 0 resets the figures.
 
 use crate::fs::generated::{Generate, Text};
 use crate::sched::latency::{self, Lateness};
@@ -8,7 +8,7 @@ use crate::{Errno, Result};
 pub(super) struct Latency;
 
 impl Generate for Latency {
-    /// Two lines for each CPU. Places are offsets in the kernel's image.
+    /// Two lines for each CPU. Code addresses are offsets in the kernel's image.
     fn show(&self, out: &mut Text) -> Result<()> {
         for figures in latency::figures() {
             let mut line = |what: &str, Lateness { nanoseconds, place }: Lateness| {

@@ -1,11 +1,11 @@
 //! /sys/devices/system/memory: physical memory in blocks of 128 MiB, as lsmem shows it.
 //!
-//! Blocks of memory that can be plugged in are always listed, `offline` while nothing of them is
-//! there: memory comes and goes in smaller steps, of which Linux' files know nothing. New memory is
-//! online at once.
+//! Blocks of memory that can be plugged in are always listed; a block is `offline` while no part of
+//! it is plugged in. Memory is plugged in and unplugged in smaller steps, which Linux' files do not
+//! show. New memory is online at once.
 //!
-//! A block of memory that is there for ever can be taken offline by hand (`state`), if it is whole
-//! pageblocks of one node and all that is in it can be moved elsewhere; and online again.
+//! A block of memory that cannot be unplugged can be set offline and online by hand (`state`). It
+//! must consist of whole pageblocks of one node, and all its content must be movable.
 
 use freehold_collections::Arc;
 use freehold_machine::topology::Presence;
@@ -33,12 +33,12 @@ pub(super) fn blocks_of(topology: &Topology, node: Option<NodeId>) -> impl Itera
     })
 }
 
-/// Whether anything of a block is there.
+/// Whether any part of a block is present.
 fn is_online(topology: &Topology, block: u64) -> bool {
     let frames = PfnRange::new(Pfn(block * BLOCK_FRAMES), Pfn((block + 1) * BLOCK_FRAMES));
     topology.ranges().iter().map(|range| (range.presence, range.frames.intersection(frames))).any(
         |(presence, part)| {
-            // Memory comes and goes in whole pageblocks.
+            // Memory is added and removed in whole pageblocks.
             let can_go = presence == Presence::Pluggable || part.len() >= PAGEBLOCK_FRAMES;
             !(part.is_empty() || can_go && mem::frames().is_out(part))
         },
@@ -63,7 +63,7 @@ impl Generate for BlockState {
         let block = PfnRange::new(Pfn(self.1 * BLOCK_FRAMES), Pfn((self.1 + 1) * BLOCK_FRAMES));
         let mut parts = self.0.ranges().iter().filter(|range| !range.frames.intersection(block).is_empty());
         match (parts.next(), parts.next()) {
-            // Memory that the host plugs in goes when the host wants it.
+            // Memory that the host plugs in is removed only on the host's request.
             (Some(range), None) if range.presence == Presence::Always => {
                 set_block(range.frames.intersection(block), to)
             }

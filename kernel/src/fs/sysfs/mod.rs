@@ -1,4 +1,4 @@
-//! /sys: CPUs, nodes, memory and parameters, as tools ask for them.
+//! /sys: CPUs, nodes, memory and parameters, as tools expect them.
 
 mod cpus;
 mod fault_inject;
@@ -33,17 +33,17 @@ pub struct SysFs {
 
 static INSTANCE: SpinLock<Option<Arc<SysFs>>> = SpinLock::new(None);
 
-/// The file system, made at the first call.
+/// Returns the file system; makes it at the first call.
 pub fn instance() -> Result<Arc<dyn FileSystem>> {
     Ok(get())
 }
 
-/// The root directory: drivers add what they have to show.
+/// The root directory, to which drivers add their files.
 pub fn root() -> Arc<PseudoDir> {
     get().root.clone()
 }
 
-/// Put in what boot found: once, when the CPUs run.
+/// Adds the files about the machine: once, when the CPUs run.
 pub fn fill() {
     let root = root();
     let Some(machine) = super::machine::get() else { return };
@@ -58,22 +58,22 @@ pub fn fill() {
     net::fill(&root);
 }
 
-/// Put in the disks: once, when they are known, which is after [`fill`].
+/// Adds the disks: once, when they are known, which is after [`fill`].
 pub fn fill_disks() {
     kernel::fill_disks(&root());
 }
 
-/// Put in the network device, once, after it was started.
+/// Adds the network device, once, after it was started.
 pub fn fill_network() {
     net::fill_network(&root());
 }
 
-/// debugfs: the files of /sys/kernel/debug, for programs that mount it there first.
+/// debugfs: the directory /sys/kernel/debug, for programs that mount it there first.
 struct DebugFs {
     root: Arc<PseudoDir>,
 }
 
-/// The file system, which is a part of sysfs.
+/// Returns the file system, which is a part of sysfs.
 pub fn debugfs() -> Arc<dyn FileSystem> {
     reserve::arc(DebugFs { root: root().dirs("kernel/debug") })
 }
@@ -102,7 +102,7 @@ fn get() -> Arc<SysFs> {
     }
     let device = unnamed_device();
     let new = reserve::arc(SysFs { device, root: PseudoDir::new_root(device, Refusal::NotPermitted) });
-    // As on Linux: its files are for debugging the kernel.
+    // As on Linux, readable only by root: the files are for debugging the kernel.
     new.root.dirs("kernel/debug").set_mode(0o700);
     INSTANCE.lock().get_or_insert(new).clone()
 }

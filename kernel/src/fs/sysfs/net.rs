@@ -31,17 +31,17 @@ const NEVER_COUNTED: [&str; 18] = [
     "tx_window_errors",
 ];
 
-/// Put in `lo`, once.
+/// Adds `lo`, once.
 pub(super) fn fill(root: &Arc<PseudoDir>) {
     add(root, &interface::LO);
 }
 
-/// Put in the network device, once, where there is one.
+/// Adds the network device, once, if there is one.
 pub(super) fn fill_network(root: &Arc<PseudoDir>) {
     interface::all(NetworkNamespace::initial()).skip(1).for_each(|device| add(root, &device));
 }
 
-/// A device's own address, as it is written.
+/// A device's hardware address in the usual notation.
 struct Hardware([u8; 6]);
 
 impl fmt::Display for Hardware {
@@ -51,7 +51,7 @@ impl fmt::Display for Hardware {
     }
 }
 
-/// Counters that count: their names, and where each is.
+/// Supported counters: their names, and how each is read.
 const COUNTED: [(&str, fn(&FrameCounts) -> u64); 5] = [
     ("rx_bytes", |counts| counts.received_bytes),
     ("rx_dropped", |counts| counts.dropped),
@@ -68,7 +68,7 @@ fn add(root: &Arc<PseudoDir>, device: &Interface) {
     folder.constant("address", Hardware(device.hardware_addresses[0]));
     folder.constant("broadcast", Hardware(device.hardware_addresses[1]));
     let is_lo = index == interface::LO.index;
-    // IFF_RUNNING is worked out for callers, and is not among the device's own.
+    // IFF_RUNNING is computed for callers, and is not among the device's own flags.
     folder.constant("flags", if is_lo { "0x9" } else { "0x1003" });
     folder.constant("operstate", if is_lo { "unknown" } else { "up" });
     let numbers = [

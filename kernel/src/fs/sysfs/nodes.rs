@@ -67,8 +67,8 @@ fn cpus_of(topology: &Topology, node: NodeId) -> u64 {
     cpus.fold(0, |set, cpu| set | 1 << cpu.0)
 }
 
-/// Shows the cost of this node's memory for the nearest CPUs, in nanoseconds and MB/s, where
-/// firmware says it (Documentation/admin-guide/mm/numaperf.rst, access class 0).
+/// Shows the latency and bandwidth of this node's memory for the nearest CPUs, in nanoseconds and
+/// MB/s, if firmware reports them (Documentation/admin-guide/mm/numaperf.rst, access class 0).
 fn access(dir: &Arc<PseudoDir>, topology: &Topology, performance: &Performance, node: NodeId) {
     let initiators = (0..topology.node_count()).map(|from| NodeId(from as u8)).filter(|&from| {
         cpus_of(topology, from) != 0 && performance.cost(from, node) != AccessCost::default()
@@ -87,8 +87,9 @@ fn access(dir: &Arc<PseudoDir>, topology: &Topology, performance: &Performance, 
     }
 }
 
-/// The numbers are those of Linux' Documentation/admin-guide/mm/numaperf: indexing 0 direct, 1
-/// indexed, 2 other; write_policy 0 back, 1 through, 2 other.
+/// Adds the files of a memory-side cache. Their numbers are those of Linux'
+/// Documentation/admin-guide/mm/numaperf: indexing 0 direct, 1 indexed, 2 other; write_policy 0
+/// back, 1 through, 2 other.
 fn near_cache(dir: &Arc<PseudoDir>, cache: &NearCache) {
     let indexing = match cache.indexing {
         Indexing::Direct => 0,

@@ -8,7 +8,8 @@ use crate::fs::generated::Text;
 use crate::fs::pseudo::PseudoDir;
 use crate::hw::Hardware;
 
-/// Puts the directory into debugfs. Its files are root's, since they tell where the kernel is.
+/// Adds the directory to debugfs. Only root can read its files, since they reveal the kernel's
+/// addresses.
 pub(super) fn fill(debug: &Arc<PseudoDir>) {
     let dir = debug.dir(b"page_tables");
     for node in (0..Hardware.node_count() as u8).map(NodeId) {
@@ -17,7 +18,7 @@ pub(super) fn fill(debug: &Arc<PseudoDir>) {
     }
 }
 
-/// A line for each run of addresses with equal rights.
+/// Writes a line for each run of addresses with equal access rights.
 fn show(node: NodeId, out: &mut Text) -> Result<()> {
     writeln!(out, "---[ Kernel Space ]---");
     freehold_replica::dump(Hardware, Hardware.kernel_root(node), &mut |run| writeln!(out, "{run}"));

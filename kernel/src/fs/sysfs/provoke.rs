@@ -1,10 +1,10 @@
-//! /sys/kernel/debug/provoke-crash/DIRECT: accesses that frame exclusion has to stop, made on
-//! request.
+//! /sys/kernel/debug/provoke-crash/DIRECT: makes, on request, accesses that frame exclusion must
+//! stop.
 //!
-//! Reading the file lists the names; writing one makes the access. Where the access is stopped, the
-//! log says so and the writer is killed with SIGKILL, as an oops kills it on Linux
-//! (`drivers/misc/lkdtm`; the names that begin with XPFO_ are those of the XPFO series). Where it
-//! succeeds, the write succeeds and the log says what was exposed.
+//! Reading the file lists the names; writing one makes the access. If the access is stopped, the
+//! log says so and the writer is killed with SIGKILL, as by an oops on Linux (`drivers/misc/lkdtm`;
+//! the names that begin with XPFO_ are those of the XPFO series). If the access succeeds, the write
+//! succeeds and the log says which data was exposed.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -28,20 +28,20 @@ use crate::task::{self, SigInfo, Signal};
 use crate::user::{Sink, Source};
 use crate::{Errno, Result, host, hw, mem, sched};
 
-/// An interrupt that comes later than this after its time is told of.
+/// An interrupt that is later than this is reported.
 const LATE_NS: u64 = 10_000;
 
 /// The first word of each frame that is read.
 const SECRET: u64 = 0x5ec2_e75e_c2e7_5ec2;
 
-/// Whether the kernel got what it must not get.
+/// Whether the kernel got access that it must not have.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ProvokeVerdict {
     Stopped,
     Exposed,
 }
 
-/// Names, and what makes the access.
+/// Names, and the functions that make the accesses.
 const ACTIONS: [(&str, fn() -> Result<ProvokeVerdict>); 17] = [
     ("EXEC_PHYSMAP", exec_physmap),
     ("READ_BOUNCE", read_bounce),
@@ -62,12 +62,12 @@ const ACTIONS: [(&str, fn() -> Result<ProvokeVerdict>); 17] = [
     ("XPFO_SMP", read_on_another_cpu),
 ];
 
-/// Put the directory into debugfs.
+/// Adds the directory to debugfs.
 pub(super) fn fill(debug: &Arc<PseudoDir>) {
     debug.dir(b"provoke-crash").generated("DIRECT", 0o600, Direct(Mutex::new(())));
 }
 
-/// The file; its lock lets one access be made at a time.
+/// The file; its lock serialises the accesses.
 struct Direct(Mutex<()>);
 
 impl Generate for Direct {
@@ -99,7 +99,7 @@ fn outcome(read: Option<u64>) -> ProvokeVerdict {
     if read == Some(SECRET) { ProvokeVerdict::Exposed } else { ProvokeVerdict::Stopped }
 }
 
-/// Store [`SECRET`] in the frame's first word.
+/// Stores [`SECRET`] in the frame's first word.
 fn mark(frame: &impl Held) {
     Hardware.with_bytes(frame, |bytes| bytes[..8].copy_from_slice(&SECRET.to_le_bytes()));
 }
@@ -128,8 +128,8 @@ fn read_page_cache() -> Result<ProvokeVerdict> {
     Ok(outcome(provoke::read(frame.pfn())))
 }
 
-/// A reader to whom the kernel shows [`SECRET`]. It looks where the bytes that it is shown lie, and
-/// for them in the direct map, while they are shown.
+/// A sink to which the kernel shows [`SECRET`]. It determines the address of the bytes, and
+/// meanwhile searches the direct map for them.
 #[derive(Default)]
 struct Looker {
     taken: usize,
@@ -154,15 +154,15 @@ impl Sink for Looker {
     }
 }
 
-/// Returns the verdict on bytes that `pass` has the kernel keep for a program, and show to a
-/// reader. `EIO` where none were shown.
+/// Returns the verdict on bytes that `pass` makes the kernel store for a program, and show to a
+/// reader. `EIO` if no bytes were shown.
 fn look(pass: impl FnOnce(&mut dyn Source, &mut dyn Sink) -> Result<()>) -> Result<ProvokeVerdict> {
     let mut looker = Looker::default();
     pass(&mut SliceSource::new(&SECRET.to_le_bytes()), &mut looker)?;
     if looker.taken == 0 { Err(Errno::EIO) } else { Ok(outcome(looker.read)) }
 }
 
-/// Bytes that are written to one file and read from another.
+/// Returns the verdict on bytes that are written to one file and read from another.
 fn look_through(to: &dyn File, from: &dyn File) -> Result<ProvokeVerdict> {
     look(|source, sink| {
         to.write_at(0, source, Blocking::Never)?;
@@ -189,12 +189,12 @@ fn read_socket() -> Result<ProvokeVerdict> {
     })
 }
 
-/// Puts bytes into memory that an io_uring shares with its program, and shows them.
+/// Writes bytes to memory that an io_uring shares with its program, and shows them to a reader.
 pub type RingMemory = fn(&mut dyn Source, &mut dyn Sink) -> Result<()>;
 
 static RING_MEMORY: Once<RingMemory> = Once::new();
 
-/// Say how READ_URING reaches the rings, which lie above this layer. Once.
+/// Sets the function by which READ_URING accesses the rings, which belong to a higher layer. Once.
 pub fn set_ring_memory(pass: RingMemory) {
     RING_MEMORY.set(pass);
 }
@@ -203,8 +203,8 @@ fn read_uring() -> Result<ProvokeVerdict> {
     look(RING_MEMORY.get().ok_or(Errno::ENODEV)?)
 }
 
-/// Bytes that a device gives to the kernel. They are looked for in the direct map while the window
-/// on the page that they passed through is open.
+/// Receives bytes that a device gives to the kernel. It searches the direct map for them while the
+/// window on their page is open.
 #[derive(Default)]
 struct Catcher(Option<u64>);
 
@@ -223,7 +223,8 @@ impl OriginalMut for Catcher {
     }
 }
 
-/// A word in memory that a device has, as its transfers are. `ENODEV` where there is no device.
+/// Reads a word in bounce memory of a device, as used by its transfers. `ENODEV` if there is no
+/// device.
 fn read_bounce() -> Result<ProvokeVerdict> {
     let device = (0..MAX_DEVICES as u8).find_map(|number| host::dma().device(number));
     let device = device.ok_or(Errno::ENODEV)?;
@@ -233,7 +234,7 @@ fn read_bounce() -> Result<ProvokeVerdict> {
     Ok(outcome(catcher.0))
 }
 
-/// A word on the stack of the task that asks: bytes of programs pass through it.
+/// Reads a word on the stack of the calling task, which bytes of programs pass.
 fn read_stack() -> Result<ProvokeVerdict> {
     let secret = core::hint::black_box(SECRET);
     Ok(outcome(provoke::read_alias(core::hint::black_box(&secret).as_bytes())))
@@ -250,7 +251,7 @@ fn read_reallocated() -> Result<ProvokeVerdict> {
 }
 
 /// ret2dir (Kemerlis and others, 2014): a program's page is filled with code, and the kernel jumps
-/// to its alias.
+/// to the page's alias in the direct map.
 fn exec_physmap() -> Result<ProvokeVerdict> {
     const RET: u8 = 0xc3;
     let frame = user_frame()?;
@@ -284,12 +285,12 @@ fn window_in_interrupt() -> Result<ProvokeVerdict> {
     Ok(if provoke::window_in_interrupt() { ProvokeVerdict::Exposed } else { ProvokeVerdict::Stopped })
 }
 
-/// Finding of the task on the other CPU: none yet.
+/// Finding of the task on the other CPU; this value: none yet.
 const WAITING: u8 = 0;
 const STOPPED: u8 = 1;
 const EXPOSED: u8 = 2;
 
-/// Read from a CPU that never had the frame in a window. `ENODEV` on a machine with one CPU.
+/// Reads from a CPU that never had the frame in a window. `ENODEV` on a machine with one CPU.
 fn read_on_another_cpu() -> Result<ProvokeVerdict> {
     static FOUND: AtomicU8 = AtomicU8::new(WAITING);
     static DONE: WaitQueue = WaitQueue::new();

@@ -1,4 +1,4 @@
-//! /sys/kernel/debug/replica: which nodes have a copy of the kernel's text and read-only data.
+//! /sys/kernel/debug/replica: the nodes that have a copy of the kernel's text and read-only data.
 //! Writing 1 compares every byte.
 
 use crate::fs::generated::{Generate, Text};
@@ -23,8 +23,8 @@ impl Generate for Replica {
         Ok(())
     }
 
-    /// `1` compares all bytes, tables and owners; `EIO` where something differs, which the log
-    /// names.
+    /// Handles `1`: compares all bytes, tables and owners. `EIO` if there is a difference, which is
+    /// logged.
     fn store(&self, bytes: &[u8]) -> Result<()> {
         if bytes.trim_ascii() != b"1" {
             return Err(Errno::EINVAL);

@@ -1,5 +1,5 @@
-//! /sys/kernel/debug/static_keys: a file for each static key, which says whether it is on (1) or
-//! off (0), and takes either.
+//! /sys/kernel/debug/static_keys: a file for each static key. It shows whether the key is on (1) or
+//! off (0); writing 1 or 0 switches it.
 
 use freehold_collections::Arc;
 
@@ -8,7 +8,7 @@ use crate::fs::pseudo::PseudoDir;
 use crate::hw::static_keys::{self, KeyState, StaticKey};
 use crate::{Errno, Result, mem};
 
-/// Puts the directory into debugfs.
+/// Adds the directory to debugfs.
 pub(super) fn fill(debug: &Arc<PseudoDir>) {
     let dir = debug.dir(b"static_keys");
     for key in StaticKey::BY_HAND {

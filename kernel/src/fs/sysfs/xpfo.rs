@@ -7,10 +7,11 @@ use crate::fs::generated::Text;
 use crate::fs::pseudo::PseudoDir;
 use crate::{Result, mem};
 
-/// The most violations that are named.
+/// Largest number of violations that are named.
 const MOST_NAMED: u64 = 16;
 
-/// Put the directory into debugfs. Its files are root's, since they tell which frames are whose.
+/// Adds the directory to debugfs. Only root can read its files, since they reveal the owners of
+/// frames.
 pub(super) fn fill(debug: &Arc<PseudoDir>) {
     let dir = debug.dir(b"xpfo");
     dir.generated("check", 0o400, check);
@@ -20,8 +21,8 @@ pub(super) fn fill(debug: &Arc<PseudoDir>) {
     });
 }
 
-/// Compare every leaf of the kernel half with the frame table. The last line is `clean` or
-/// `N violations`.
+/// Compares every leaf of the kernel half with the frame table. The last line is `clean` or `N
+/// violations`.
 fn check(out: &mut Text) -> Result<()> {
     let mut named = 0;
     let report = mem::check_map(mem::frames().table(), &mut |violation| {

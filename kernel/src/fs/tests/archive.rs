@@ -1,4 +1,4 @@
-//! The initramfs parser, honest and hostile.
+//! The initramfs parser on valid and hostile archives.
 
 use std::format;
 use std::vec::Vec;
@@ -11,7 +11,7 @@ use crate::fs::initramfs::{Error, Members, unpack};
 use crate::fs::node::NodeKind;
 use crate::fs::walk::Final;
 
-/// A "newc" member.
+/// Makes a "newc" member.
 fn member(name: &str, inode: u32, mode: u32, links: u32, data: &[u8]) -> Vec<u8> {
     let fields = [inode, mode, 0, 0, links, 1000, data.len() as u32, 8, 1, 5, 1, name.len() as u32 + 1, 0];
     let mut bytes = Vec::from(b"070701".as_slice());
@@ -33,8 +33,8 @@ fn archive(members: &[Vec<u8>]) -> Vec<u8> {
     all
 }
 
-/// Files, directories, links, devices and hard links come out as they went in; archives may follow
-/// one another.
+/// Files, directories, links, devices and hard links are unpacked as they were packed. Several
+/// archives may follow one another.
 #[test]
 fn archives_unpack() {
     let world = World::new();
@@ -62,7 +62,7 @@ fn archives_unpack() {
     assert_eq!((tty.kind, tty.rdev, tty.mode), (NodeKind::CharDevice, 0x501, 0o620));
 }
 
-/// A name cannot lead out of the root, be too long, or go through a file.
+/// A name cannot lead out of the root, be too long, or pass through a file.
 #[test]
 fn names_stay_inside() {
     for (name, error) in
@@ -80,7 +80,7 @@ fn names_stay_inside() {
     assert_eq!(world.read("/inside").unwrap(), b"y", "links lead to this root at most");
 }
 
-/// A truncated or garbled archive is an error that says where.
+/// A truncated or garbled archive is an error that has the offset.
 #[test]
 fn broken_archives_say_where() {
     let good = archive(&[member("f", 1, 0o100_644, 1, b"content")]);
@@ -101,7 +101,7 @@ fn broken_archives_say_where() {
 }
 
 proptest! {
-    /// No bytes make the unpacker panic or run for ever.
+    /// No bytes make the unpacker panic or run forever.
     #[test]
     fn hostile_bytes_are_refused(
         noise in proptest::collection::vec(any::<u8>(), 0..600),

@@ -28,7 +28,7 @@ fn open_descriptors(table: &FileTable) -> Vec<usize> {
     found
 }
 
-/// A new descriptor is the lowest free one, from the asked number on, and below the limit.
+/// A new descriptor is the lowest free one, from the requested number on, and below the limit.
 #[test]
 fn descriptors_are_the_lowest_free() {
     let world = World::new();
@@ -48,8 +48,8 @@ fn descriptors_are_the_lowest_free() {
     assert_eq!(open_descriptors(&table), [0, 1, 2, 3, 4, 5, 6, 7]);
 }
 
-/// A promised descriptor is given to no other caller, in this table alone, and is not open before
-/// it is kept.
+/// A reserved descriptor is given to no other caller of the same table, and is not open before it
+/// is kept.
 #[test]
 fn a_promised_descriptor_waits_for_its_file() {
     let world = World::new();
@@ -72,7 +72,8 @@ fn a_promised_descriptor_waits_for_its_file() {
     assert_eq!(open_descriptors(&table), [0, 1, 2, 3, 4, 5, 6, 7]);
 }
 
-/// dup2 replaces what was there and shares the offset; a number beyond the limit is no descriptor.
+/// dup2 replaces the previous file and shares the offset; a number beyond the limit is no
+/// descriptor.
 #[test]
 fn replacing_gives_back_what_was_there() {
     let world = World::new();
@@ -87,7 +88,7 @@ fn replacing_gives_back_what_was_there() {
     assert_eq!(open_descriptors(&table), [0, 1, 5]);
 }
 
-/// execve closes what is marked; a copy of the table is independent of it.
+/// execve closes the marked descriptors; a copy of the table is independent of it.
 #[test]
 fn exec_closes_what_is_marked() {
     let world = World::new();

@@ -31,8 +31,8 @@ fn links(world: &World, path: &str) -> u32 {
     world.walk().find(path.as_bytes(), Final::Stop).unwrap().node.metadata().links
 }
 
-/// A name that stays in a directory while it is listed in pieces is seen exactly once, even as
-/// others come and go.
+/// A name that stays in a directory while the directory is listed in pieces is seen exactly once,
+/// even if others are added and removed.
 #[test]
 fn listing_is_stable_under_change() {
     let world = World::new();
@@ -64,8 +64,8 @@ fn listing_is_stable_under_change() {
     assert!(unique.contains(&String::from(".")) && unique.contains(&String::from("..")));
 }
 
-/// rename replaces, exchanges and refuses as renameat2(2) says, and never makes a directory its own
-/// ancestor.
+/// rename replaces, exchanges and refuses as described in renameat2(2), and never makes a directory
+/// its own ancestor.
 #[test]
 fn rename_keeps_the_tree_a_tree() {
     let world = World::new();
@@ -247,8 +247,8 @@ fn run(world: &World, step: &Step) -> bool {
     }
 }
 
-/// Every path with its kind and, for directories, links that must be 2 and one for each directory
-/// in it.
+/// Collects every path with its kind and, for directories, the number of links: 2, plus one for
+/// each directory in it.
 fn dump(world: &World, dir: &str, all: &mut BTreeMap<Vec<u8>, bool>) {
     let open = world.open(if dir.is_empty() { "/" } else { dir }, OpenFlags::DIRECTORY).unwrap();
     let mut subdirs = 0;
@@ -270,8 +270,8 @@ fn dump(world: &World, dir: &str, all: &mut BTreeMap<Vec<u8>, bool>) {
 }
 
 proptest! {
-    /// Any sequence of changes leaves the tree that a naive model has, with right link counts and
-    /// paths.
+    /// After any sequence of changes the tree equals that of a naive model, with right link counts
+    /// and paths.
     #[test]
     fn the_tree_is_what_a_naive_model_says(steps in proptest::collection::vec(step(), 1..60)) {
         let world = World::new();

@@ -54,14 +54,14 @@ impl World {
         names::open(&self.walk(), path.as_bytes(), flags, 0o644)
     }
 
-    /// Make a file with this text.
+    /// Makes a file with this text.
     pub fn write(&self, path: &str, text: &str) {
         let file = self.open(path, OpenFlags::CREAT | OpenFlags::WRONLY | OpenFlags::TRUNC).unwrap();
         let n = file.write(&mut super::bytes::SliceSource::new(text.as_bytes())).unwrap();
         assert_eq!(n, text.len());
     }
 
-    /// The whole text of a file.
+    /// Returns the whole text of a file.
     pub fn read(&self, path: &str) -> Result<Vec<u8>> {
         let file = self.open(path, OpenFlags::empty())?;
         let mut bytes = vec![0; file.node().metadata().size as usize];

@@ -1,4 +1,4 @@
-//! Contents in plain memory, page by page, as the kernel's are in frames.
+//! Contents in plain memory, page by page, like the kernel's contents in frames.
 
 use core::ops::Range;
 use std::collections::BTreeMap;

@@ -12,7 +12,8 @@ use crate::fs::{file::Allocate, names};
 
 const RW: OpenFlags = OpenFlags::RDWR;
 
-/// Appending goes to the end whatever the offset is, and moves the offset behind what was written.
+/// An append writes at the end whatever the offset is, and moves the offset after the written
+/// bytes.
 #[test]
 fn append_always_goes_to_the_end() {
     let world = World::new();
@@ -43,7 +44,7 @@ fn holes_read_as_zeroes_and_are_found() {
     assert_eq!(file.seek(i64::MAX, Whence::End), Err(Errno::EOVERFLOW));
 }
 
-/// A file lives until its last name and its last description are gone; then its bytes are free
+/// A file exists until its last name and its last description are removed. Then its bytes are free
 /// again.
 #[test]
 fn unlinked_files_live_while_open() {
@@ -61,8 +62,8 @@ fn unlinked_files_live_while_open() {
     assert_eq!(free(), before);
 }
 
-/// The size limit holds to the page: a write stops there, and the next is ENOSPC; overwriting needs
-/// no room.
+/// The size limit is exact to the page: a write stops there, and the next is ENOSPC; overwriting
+/// needs no room.
 #[test]
 fn the_size_limit_is_exact() {
     let world = World::with_capacity(1 << 20);
@@ -79,7 +80,7 @@ fn the_size_limit_is_exact() {
     assert_eq!(world.fs.configure(b"colour=red"), Err(Errno::EINVAL));
 }
 
-/// Seals refuse what they seal, and a file that was not made for sealing takes none.
+/// Seals refuse the sealed operations. A file that was not made for sealing refuses seals.
 #[test]
 fn seals_hold() {
     let world = World::new();
@@ -112,7 +113,7 @@ fn files_without_a_name_can_get_one() {
     assert_eq!(world.read("/named").unwrap(), b"now you see me");
 }
 
-/// Truncation cuts and lengthens, O_TRUNC empties, and what was cut does not come back.
+/// Truncation cuts and lengthens, O_TRUNC empties, and cut bytes do not reappear.
 #[test]
 fn truncated_bytes_do_not_come_back() {
     let world = World::new();

@@ -19,7 +19,7 @@ fn text(world: &World, path: &str) -> Result<String, Errno> {
 use std::format;
 use std::string::String;
 
-/// Dots, slashes and the root's parent lead where POSIX says.
+/// Dots, slashes and the root's parent are resolved as in POSIX.
 #[test]
 fn dots_and_slashes_are_resolved() {
     let world = World::new();
@@ -46,7 +46,7 @@ fn dots_and_slashes_are_resolved() {
     assert_eq!(text(&world, &"a/".repeat(2048)), Err(Errno::ENAMETOOLONG));
 }
 
-/// Links are followed 40 deep and no deeper; the last component only where asked.
+/// Links are followed up to 40 deep; the last component only if requested.
 #[test]
 fn links_are_followed_up_to_the_limit() {
     let world = World::new();
@@ -67,7 +67,7 @@ fn links_are_followed_up_to_the_limit() {
     assert_eq!(walk.find(b"/to-d/", Final::Stop).unwrap().display(&world.root).unwrap(), b"/d");
 }
 
-/// open with O_CREAT makes the file a dangling link points at, but not with O_EXCL or O_NOFOLLOW.
+/// open with O_CREAT makes the target of a dangling link, but not with O_EXCL or O_NOFOLLOW.
 #[test]
 fn creating_through_a_dangling_link() {
     let world = World::new();
@@ -84,7 +84,7 @@ fn creating_through_a_dangling_link() {
     assert_eq!(world.open("/d/new", OpenFlags::DIRECTORY).err(), Some(Errno::ENOTDIR));
 }
 
-/// A mount covers its directory until it is taken away, and ".." leads out of it.
+/// A mount covers its directory until it is unmounted, and ".." leads out of it.
 #[test]
 fn mounts_cover_and_uncover() {
     let world = World::new();
@@ -107,8 +107,8 @@ fn mounts_cover_and_uncover() {
     assert_eq!(text(&world, "/mnt/below").as_deref(), Ok("/mnt/below"));
 }
 
-/// Search permission is needed on the way, write permission to change a directory; the sticky bit
-/// protects.
+/// Resolving a path needs search permission, and changing a directory needs write permission. The
+/// sticky bit restricts removal.
 #[test]
 fn permissions_bind_ordinary_users() {
     let world = World::new();

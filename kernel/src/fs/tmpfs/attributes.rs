@@ -1,5 +1,5 @@
-//! Attributes of a node of memory besides its bytes or names: one of a tmpfs, a secret one, a
-//! message queue.
+//! Attributes of a node in memory, except its bytes or names. The node belongs to a tmpfs, is a
+//! secret file, or is a message queue.
 
 use freehold_collections::{Map, Vec, WipedBytes};
 
@@ -12,10 +12,10 @@ use crate::{Errno, Result};
 const XATTR_SIZE_MAX: usize = 65536;
 /// Limit for all extended attributes of a node together.
 const XATTR_TOTAL_MAX: usize = 128 * 1024;
-/// Access times follow reads at least once a day.
+/// Access times are updated by reads at least once a day.
 const DAY: i64 = 24 * 60 * 60;
 
-/// Owner, times and the like.
+/// Owner, times and similar attributes.
 pub(crate) struct Attributes {
     pub mode: u32,
     pub uid: u32,
@@ -44,7 +44,7 @@ impl Attributes {
         }
     }
 
-    /// Returns the metadata of node `identity`. The caller adds the bytes.
+    /// Returns the metadata of node `identity`. The caller adds the size.
     #[inline]
     pub fn metadata(&self, identity: Identity, kind: NodeKind) -> Metadata {
         Metadata {
@@ -66,7 +66,7 @@ impl Attributes {
         }
     }
 
-    /// Everything of `change` but the size.
+    /// Applies all of `change` except the size.
     pub fn change(&mut self, change: &SetMetadata) {
         self.mode = change.mode.map_or(self.mode, |change| change.of(self.mode));
         self.uid = change.uid.unwrap_or(self.uid);
@@ -76,13 +76,13 @@ impl Attributes {
         self.changed = now();
     }
 
-    /// The content changed.
+    /// Notes a change of the content.
     pub fn touch(&mut self) {
         self.modified = now();
         self.changed = self.modified;
     }
 
-    /// The content was read: the access time follows as "relatime" has it.
+    /// Notes a read of the content: the access time is updated as with "relatime".
     pub fn was_read(&mut self) {
         let stale = self.accessed <= self.modified || self.accessed <= self.changed;
         let now = now();

@@ -1,8 +1,8 @@
 //! The names in a directory.
 //!
-//! Each entry has a position that no other entry of the directory ever had, and listing goes by
-//! position: an entry that stays while a program lists is seen exactly once, even as others come
-//! and go.
+//! Each entry has a position that no other entry of the directory ever had, and listings are in the
+//! order of positions. So an entry that stays during a listing is seen exactly once, even if others
+//! are added and removed.
 
 use core::ops::Bound;
 
@@ -21,7 +21,7 @@ struct TmpEntry {
     position: u64,
 }
 
-/// An entry as a listing tells it.
+/// An entry as shown in a listing.
 pub(super) struct Listed {
     pub name: Arc<[u8]>,
     pub inode: u64,
@@ -30,11 +30,11 @@ pub(super) struct Listed {
 
 /// The names in a directory.
 pub(super) struct Directory {
-    /// A directory owns its subdirectories, as deep as a program makes them: the end of one does
-    /// not recurse.
+    /// The names. A directory owns its subdirectories, to any depth. Dropping such a tree does not
+    /// recurse.
     names: Option<Box<Deferred<Names>>>,
     next_position: u64,
-    /// The directory was removed: nothing can be made in it any more.
+    /// Whether the directory was removed: nothing can be made in it any more.
     removed: bool,
 }
 
@@ -107,10 +107,10 @@ impl Directory {
         if self.contains(name) { Err(Errno::EEXIST) } else { Ok(()) }
     }
 
-    /// Add a name that is free. Returns it as it is kept.
+    /// Adds a free name. Returns the stored name.
     ///
     /// # Errors
-    /// `ENOMEM`; the directory is as it was.
+    /// `ENOMEM`; the directory does not change.
     pub fn insert(&mut self, name: &[u8], node: Arc<TmpNode>) -> Result<Arc<[u8]>> {
         let name: Arc<[u8]> = reserve::slice(name);
         let position = self.next_position;
@@ -125,7 +125,7 @@ impl Directory {
         Ok(name)
     }
 
-    /// Take a name away.
+    /// Removes a name.
     pub fn remove(&mut self, name: &[u8]) -> Result<Arc<TmpNode>> {
         let names = self.names();
         let entry = names.by_name.remove(name).ok_or(Errno::ENOENT)?;
@@ -133,7 +133,7 @@ impl Directory {
         Ok(entry.node)
     }
 
-    /// Let a name lead to another node, at the same position. Returns the name as it is kept.
+    /// Makes a name lead to another node, at the same position. Returns the stored name.
     pub fn replace(&mut self, name: &[u8], node: Arc<TmpNode>) -> Result<Arc<[u8]>> {
         let names = self.names();
         let entry = names.by_name.get_mut(name).ok_or(Errno::ENOENT)?;
@@ -143,9 +143,9 @@ impl Directory {
         Ok(listed.name.clone())
     }
 
-    /// Shows `emit` up to `most` entries from `position` on, each with its position, until it says
-    /// no. The position behind the last that it took; `None` where there are no more, or it said
-    /// no.
+    /// Calls `emit` with up to `most` entries from `position` on, each with its position, until it
+    /// returns `false`. Returns the position after the last accepted entry; `None` if there are no
+    /// more entries, or `emit` returned `false`.
     pub fn list(
         &self,
         position: u64,
@@ -177,7 +177,7 @@ mod tests {
     use crate::fs::tests::PlainSource;
     use crate::fs::tmpfs::TmpFs;
 
-    /// A name that finds no memory, at whichever allocation, is not there, in either index.
+    /// If memory is short, at each allocation in turn, the name is in neither index.
     #[test]
     fn a_name_without_memory_is_not_there() {
         let fs = TmpFs::new("tmpfs", PlainSource::new(1 << 40), 0o755).unwrap();

@@ -1,13 +1,13 @@
 //! Files in memory.
 //!
 //! A tmpfs keeps its names in B-trees and its bytes in [`FileContent`]s: in the kernel these are
-//! page caches, so a file's page is the frame that programs map. The bytes of its files are counted
-//! together against the size limit (`ENOSPC` beyond it); each growth is reserved before it happens.
-//! The first root file system's limit is half of the memory that there is at any time. Files that
-//! the machine came with do not count.
+//! page caches, so a file's page is the frame that programs map. The size limit applies to the
+//! bytes of all files together (`ENOSPC` beyond it); each growth is reserved before it happens. The
+//! first root file system's limit is half of the present memory at any time. Files of the image do
+//! not count.
 //!
-//! Locks: `TmpfsShared::renames` (only renames between directories, so that the tree keeps its
-//! shape while ancestors are looked for) > one or two directories, lower inode number first >
+//! Locks: `TmpfsShared::renames` (only for renames between directories, so that the tree does not
+//! change while ancestors are searched) > one or two directories, lower inode number first >
 //! attributes. The first sleeps, and the others spin; the write lock of a regular file, a sleeping
 //! mutex, comes before them and is held over user copies.
 
@@ -35,16 +35,16 @@ use crate::{Errno, Result, task};
 
 const MAGIC: u64 = 0x0102_1994;
 
-/// Parts that the kernel's own tmpfs instances are made of.
+/// Objects that the kernel's own tmpfs instances share.
 struct Common {
-    /// Holds files without a name.
+    /// The file system of nameless files.
     unnamed: Arc<TmpFs>,
     contents: Arc<dyn ContentSource>,
 }
 
 static COMMON: SpinLock<Option<Common>> = SpinLock::new(None);
 
-/// Makes the file system of files without a name; `contents` makes the files' contents from now on.
+/// Makes the file system of nameless files. From now on `contents` makes the contents of files.
 /// Once, at boot.
 pub fn init(contents: Arc<dyn ContentSource>) -> Result<Arc<TmpFs>> {
     let unnamed = TmpFs::new("tmpfs", contents.clone(), 0o777)?;
@@ -57,12 +57,12 @@ fn with_common<R>(f: impl FnOnce(&Common) -> R) -> R {
     f(COMMON.lock().as_ref().expect("tmpfs::init ran at boot"))
 }
 
-/// A regular file without a name.
+/// Makes a nameless regular file.
 pub fn unnamed_file(mode: u32, uid: u32, gid: u32) -> Result<Arc<TmpNode>> {
     with_common(|common| common.unnamed.clone()).unnamed_file(mode, uid, gid)
 }
 
-/// A new, empty tmpfs of the type `name`, with mount(2)'s `options`.
+/// Makes a new, empty tmpfs of the type `name`, with mount(2)'s `options`.
 pub fn mount(name: &'static str, options: &[u8], owner: &SetMetadata) -> Result<Arc<dyn FileSystem>> {
     let fs = TmpFs::new(name, with_common(|common| common.contents.clone()), 0o1777)?;
     fs.root.set_metadata(owner)?;
@@ -84,20 +84,20 @@ struct TmpfsShared {
     renames: Mutex<()>,
 }
 
-/// Stage of the limits of a tmpfs.
+/// State of the limits of a tmpfs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Stage {
-    /// As they were set.
+    /// The limits are as they were set.
     Fixed,
-    /// None: files that are written now come with the machine and never count.
+    /// There are no limits: files that are written now belong to the image and never count.
     Boot,
-    /// As for a new one, with the memory that there is at any time.
+    /// The limits are those of a new tmpfs, computed from the present memory.
     Following,
 }
 
 impl TmpfsShared {
-    /// Count `bytes` more as held: `ENOSPC` beyond the limit.
+    /// Counts `bytes` more as used: `ENOSPC` beyond the limit.
     fn charge(&self, bytes: u64) -> Result<()> {
         let charge = |limit: u64| {
             self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
@@ -105,15 +105,15 @@ impl TmpfsShared {
             })
         };
         let outcome = charge(self.max_held.load(Ordering::Relaxed));
-        // Memory may have come since the limit was reckoned.
+        // Memory may have been added since the limit was computed.
         let outcome = outcome.or_else(|held| {
             if self.follow() { charge(self.max_held.load(Ordering::Relaxed)) } else { Err(held) }
         });
         outcome.map(|_| ()).map_err(|_| Errno::ENOSPC)
     }
 
-    /// As [`TmpfsShared::charge`]; where the limit follows memory, and memory can grow, it does so
-    /// before `ENOSPC`. May sleep.
+    /// Like [`TmpfsShared::charge`]. If the limit depends on memory, and memory can grow, it grows
+    /// before `ENOSPC` is returned. May sleep.
     fn charge_growing(&self, bytes: u64) -> Result<()> {
         loop {
             match self.charge(bytes) {
@@ -127,7 +127,8 @@ impl TmpfsShared {
         self.stage.load(Ordering::Relaxed) == stage as u8
     }
 
-    /// Reckon the limits again by the memory that there is, if they follow it. Whether they do.
+    /// Computes the limits again from the present memory, if they depend on it. Returns whether
+    /// they do.
     fn follow(&self) -> bool {
         let follows = self.is(Stage::Following);
         if follows {
@@ -161,8 +162,8 @@ pub struct TmpFs {
 }
 
 impl TmpFs {
-    /// An empty file system that shows itself as `name`, with a root directory of `mode`, limited
-    /// to the capacity of `contents`.
+    /// Makes an empty file system of type `name`, with a root directory of `mode`. Its limit is the
+    /// capacity of `contents`.
     pub fn new(name: &'static str, contents: Arc<dyn ContentSource>, mode: u32) -> Result<Arc<Self>> {
         let limit = contents.capacity();
         let shared = reserve::arc(TmpfsShared {
@@ -182,14 +183,14 @@ impl TmpFs {
         Ok(reserve::arc(Self { name, shared, root }))
     }
 
-    /// Lifts the limits until [`end_boot`](Self::end_boot), for the first root file system. Bytes
+    /// Removes the limits until [`end_boot`](Self::end_boot), for the first root file system. Bytes
     /// that are written meanwhile never count.
     pub fn begin_boot(&self) {
         self.unlimited();
         self.shared.stage.store(Stage::Boot as u8, Ordering::Relaxed);
     }
 
-    /// From now on what is written counts, up to half of the memory that there is at any time.
+    /// Counts written bytes from now on, up to half of the present memory at any time.
     pub fn end_boot(&self) {
         let shared = &self.shared;
         let inodes = shared.inodes.load(Ordering::Relaxed) + (shared.contents.capacity() / PAGE).max(1024);
@@ -198,13 +199,13 @@ impl TmpFs {
         shared.follow();
     }
 
-    /// Lift the limits (memory without names).
+    /// Removes the limits (memory without names).
     pub fn unlimited(&self) {
         self.shared.max_held.store(u64::MAX / 2, Ordering::Relaxed);
         self.shared.max_inodes.store(u64::MAX / 2, Ordering::Relaxed);
     }
 
-    /// A regular file without a name (memfd, shared memory).
+    /// Makes a nameless regular file (memfd, shared memory).
     pub fn unnamed_file(&self, mode: u32, uid: u32, gid: u32) -> Result<Arc<TmpNode>> {
         TmpNode::new(&self.shared, &NewNode { kind: NodeKind::Regular, mode, uid, gid, rdev: 0 })
     }
@@ -292,12 +293,12 @@ impl FileSystem for TmpFs {
     }
 }
 
-/// The number of a user or a group.
+/// Parses the number of a user or a group.
 fn parse_id(text: &[u8]) -> Result<u32> {
     core::str::from_utf8(text).ok().and_then(|digits| digits.parse().ok()).ok_or(Errno::EINVAL)
 }
 
-/// "123", "64k", "10M", "1G", "50%" (of `whole`).
+/// Parses "123", "64k", "10M", "1G" or "50%" (of `whole`).
 fn parse_size(text: &[u8], whole: u64) -> Result<u64> {
     let digits = text.iter().take_while(|b| b.is_ascii_digit()).count();
     let number: u64 =

@@ -27,10 +27,10 @@ use crate::{Errno, Result, sched, task};
 
 /// Size of an entry in its directory's size (Linux' BOGO_DIRENT_SIZE).
 const ENTRY_SIZE: u64 = 20;
-/// Entries that are listed while the names are locked once.
+/// Number of entries that are listed per acquisition of the lock.
 const LISTED_AT_ONCE: usize = 64;
 
-/// Where a directory is. Weak: the parent holds the child.
+/// The place of a directory. Weak: the parent holds the child.
 struct Whereabouts {
     parent: Weak<TmpNode>,
     name: Arc<[u8]>,
@@ -51,15 +51,15 @@ pub struct TmpNode {
     pub(super) inode: u64,
     pub(super) kind: NodeKind,
     attributes: SpinLock<Attributes>,
-    /// Whether the mode carries [`rights`]. Follows the mode under the attributes' lock.
+    /// Whether the mode has [`rights`]. Changes with the mode, under the attributes' lock.
     carries_rights: AtomicBool,
-    /// It was made without a name, and link(2) may give it the first.
+    /// Whether link(2) may give the node its first name: it was made without one.
     may_get_name: AtomicBool,
     body: Body,
 }
 
 impl TmpNode {
-    /// A node without a name.
+    /// Makes a nameless node.
     pub(super) fn new(shared: &Arc<TmpfsShared>, new: &NewNode) -> Result<Arc<Self>> {
         let body = match new.kind {
             NodeKind::Regular => Body::Regular(Regular::new(shared)?),
@@ -86,7 +86,7 @@ impl TmpNode {
         }))
     }
 
-    /// The root of its file system: linked to from itself.
+    /// Makes the node the root of its file system: it is its own parent.
     pub(super) fn become_root(&self) {
         self.attributes.lock().links = 2;
     }
@@ -95,14 +95,14 @@ impl TmpNode {
         self.attributes.lock().mode = mode;
     }
 
-    /// Lets seals be added to the `first` ones: for a new memfd.
+    /// Allows seals, with the seals `first` set: for a new memfd.
     pub fn allow_sealing(&self, first: u32) {
         if let Some(regular) = self.regular() {
             regular.seals().open(first);
         }
     }
 
-    /// The file behind a regular node.
+    /// The file of a regular node.
     pub(super) fn regular(&self) -> Option<&Regular> {
         match &self.body {
             Body::Regular(regular) => Some(regular),
@@ -121,7 +121,7 @@ impl TmpNode {
         self.me.upgrade().expect("a node is only reached through an Arc of it")
     }
 
-    /// `node` as one of this file system's; `EXDEV` if it is another's.
+    /// Returns `node` as a node of this file system; `EXDEV` if it belongs to another.
     fn sibling(&self, node: &Arc<dyn Node>) -> Result<Arc<TmpNode>> {
         let any: &dyn Any = &**node;
         let node = any.downcast_ref::<TmpNode>().ok_or(Errno::EXDEV)?;
@@ -132,7 +132,7 @@ impl TmpNode {
         self.kind == NodeKind::Directory
     }
 
-    /// The directory `self` now holds `child` as `name`.
+    /// Notes that the directory `self` now has `child` as `name`.
     fn adopt(&self, child: &TmpNode, name: Arc<[u8]>) {
         if let Body::Directory { place, .. } = &child.body {
             let whereabouts = Whereabouts { parent: self.me.clone(), name, presence: Presence::Linked };
@@ -150,7 +150,7 @@ impl TmpNode {
         Ok(child)
     }
 
-    /// Returns the node that a rename leaves at the old name, where it leaves one.
+    /// Returns the node that a rename leaves at the old name, if any.
     fn left_behind(&self, flags: RenameFlags) -> Result<Option<Arc<TmpNode>>> {
         if !flags.contains(RenameFlags::WHITEOUT) {
             return Ok(None);
@@ -160,15 +160,16 @@ impl TmpNode {
         Ok(Some(whiteout))
     }
 
-    /// Names were added or removed; `directories` is how many more of them are directories now.
+    /// Notes that names were added or removed; `directories` is the change in the number of
+    /// subdirectories.
     fn entries_changed(&self, directories: i32) {
         let mut attributes = self.attributes.lock();
         attributes.links = attributes.links.saturating_add_signed(directories);
         attributes.touch();
     }
 
-    /// The names of two directories, locked: the lower inode's first, as everywhere two directories
-    /// are.
+    /// Locks the names of two directories. The lower inode number is first, as for all pairs of
+    /// directories.
     fn lock_both<'a>(&'a self, other: &'a Self) -> Result<[SpinLockGuard<'a, Directory>; 2]> {
         let (ours, theirs) = (self.names()?, other.names()?);
         if self.inode < other.inode {
@@ -180,8 +181,8 @@ impl TmpNode {
         }
     }
 
-    /// `moving` has gone from here to `other`. So many directories came for it, and so many went
-    /// there.
+    /// Notes that `moving` was moved from here to `other`. `came` is the number of directories that
+    /// came here in exchange, `went` the number that left `other`.
     fn has_moved(&self, other: &Self, moving: &Self, [came, went]: [i32; 2]) {
         let moved = i32::from(moving.is_directory());
         self.entries_changed(came - moved);
@@ -189,7 +190,8 @@ impl TmpNode {
         moving.attributes.lock().changed = crate::fs::clock::now();
     }
 
-    /// One name of `self` less; a directory is gone with its only one. The caller holds the parent.
+    /// Notes that `self` has one name less. A directory's only name is gone then. The caller has
+    /// the parent locked.
     fn lose_name(&self) {
         let mut attributes = self.attributes.lock();
         attributes.changed = crate::fs::clock::now();
@@ -203,8 +205,8 @@ impl TmpNode {
         }
     }
 
-    /// The inode of the entry of `self` that leads to `other`, where `self` is above that. The
-    /// caller holds `TmpfsShared::renames`, and no directory: there may be many levels.
+    /// If `self` is above `other`, returns the inode of the entry of `self` that leads to `other`.
+    /// The caller holds `TmpfsShared::renames`, and no directory: there may be many levels.
     fn entry_towards(&self, other: &Arc<TmpNode>) -> Option<u64> {
         let mut here = other.clone();
         loop {
@@ -218,8 +220,8 @@ impl TmpNode {
         }
     }
 
-    /// Whether `moving` may go from here to another directory. The ways are the entry of here
-    /// that leads there, and the one of there that leads here.
+    /// Checks that `moving` may be moved from here to another directory. The two inodes are the
+    /// entry here that leads to the other directory, and the entry there that leads here.
     fn check_move(
         [to_other, to_self]: [Option<u64>; 2],
         moving: &TmpNode,
@@ -233,9 +235,9 @@ impl TmpNode {
         if victim.is_none() && exchanges {
             return Err(Errno::ENOENT);
         }
-        // A directory cannot move into itself or below; and with an exchange neither can the other.
-        // Without one, a victim that is the directory that the name leaves, or above it, is not
-        // empty.
+        // A directory cannot be moved into itself or a directory below it. With an exchange this
+        // holds for the other directory as well. Without one, a victim that is the old directory,
+        // or above it, is not empty.
         if to_other == Some(moving.inode) {
             return Err(Errno::EINVAL);
         }
@@ -246,8 +248,8 @@ impl TmpNode {
         }
     }
 
-    /// Whether `victim` can make room for `replacement` (rename over a name); a directory is marked
-    /// removed.
+    /// Checks that `replacement` may replace `victim` (rename over a name). A replaced directory is
+    /// marked as removed.
     fn yield_to(victim: &TmpNode, replacement: &TmpNode) -> Result<()> {
         match (&victim.body, replacement.is_directory()) {
             (Body::Directory { .. }, false) => Err(Errno::EISDIR),
@@ -357,7 +359,7 @@ impl Node for TmpNode {
     }
 
     fn create(&self, name: &[u8], new: &NewNode) -> Result<Arc<dyn Node>> {
-        // Refused before an inode is made; looked at again when it is added.
+        // Refused before an inode is made; checked again when the name is added.
         self.names()?.lock().check_free(name)?;
         self.add(name, TmpNode::new(&self.shared, new)?)
     }
@@ -381,7 +383,7 @@ impl Node for TmpNode {
         let mut names = self.names()?.lock();
         names.check_free(name)?;
         let mut attributes = node.attributes.lock();
-        // A file whose last name was removed gets no other one.
+        // A file whose last name was removed cannot get another one.
         if attributes.links == 0 && !node.may_get_name.load(Ordering::Relaxed) {
             return Err(Errno::ENOENT);
         }
@@ -405,7 +407,7 @@ impl Node for TmpNode {
             self.entries_changed(0);
             gone
         };
-        // The last name may have been the last holder: frames go back outside the lock.
+        // The last name may have been the last reference: frames are freed outside the lock.
         drop(gone);
         Ok(())
     }
@@ -593,8 +595,8 @@ impl File for TmpNode {
                 return Ok(());
             }
         }
-        // The taker gathers entries in kernel memory and does not sleep; the lock is held for a few
-        // at a time.
+        // `emit` gathers entries in kernel memory and does not sleep. The lock is held for a few
+        // entries at a time.
         let mut next = Some(from.max(2));
         while let Some(position) = next {
             next = names.lock().list(position, LISTED_AT_ONCE, |at, entry| {

@@ -1,7 +1,7 @@
-//! Regular files of a tmpfs: bytes, their account, and seals.
+//! Regular files of a tmpfs: bytes, charges, and seals.
 //!
-//! Limits and seals are checked under the write lock; for an append, after the end of the file is
-//! known.
+//! Limits and seals are checked under the write lock. For an append the end of the file is
+//! determined first.
 //!
 //! The write lock makes a write atomic with regard to other writes, truncations and fallocate. The
 //! bytes that a write may need are charged to the file system before it; the unused ones are given
@@ -26,7 +26,7 @@ const F_SEAL_SHRINK: u32 = 0x2;
 const F_SEAL_GROW: u32 = 0x4;
 const F_SEAL_WRITE: u32 = 0x8;
 const F_SEAL_FUTURE_WRITE: u32 = 0x10;
-/// The rights to execute it stay as they are.
+/// The execute bits of the mode cannot change.
 pub const F_SEAL_EXEC: u32 = 0x20;
 
 /// Operations that a file no longer permits (fcntl(2), F_ADD_SEALS).
@@ -36,7 +36,7 @@ pub struct Seals(AtomicU32);
 impl Seals {
     const KNOWN: u32 = 0x3f;
 
-    /// Every file but a memfd that allows sealing.
+    /// Seals of a file that does not allow sealing: all files except such memfds.
     pub(super) const fn closed() -> Self {
         Self(AtomicU32::new(F_SEAL_SEAL))
     }
@@ -46,12 +46,12 @@ impl Seals {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Allows sealing, with `first` on it: for a new memfd with MFD_ALLOW_SEALING only.
+    /// Allows sealing, with the seals `first` set: only for a new memfd with MFD_ALLOW_SEALING.
     pub fn open(&self, first: u32) {
         self.0.store(first, Ordering::Relaxed);
     }
 
-    /// Whether a program may change a mode from `old` to `new`; `EPERM` where not.
+    /// Checks that a program may change a mode from `old` to `new`; `EPERM` if not.
     pub fn check_mode(&self, old: u32, new: u32) -> Result<()> {
         if (old ^ new) & 0o111 != 0 { self.refuse(F_SEAL_EXEC) } else { Ok(()) }
     }
@@ -73,11 +73,11 @@ pub(super) struct Regular {
     write: Mutex<()>,
     /// Bytes charged to the file system for it.
     charged: AtomicU64,
-    /// Bytes that came with the machine, which are not charged.
+    /// Bytes that came with the image, which are not charged.
     exempt: AtomicU64,
     seals: Seals,
     text: TextUse,
-    /// To give the charge back.
+    /// The file system, to which the charge is returned.
     shared: Arc<TmpfsShared>,
 }
 
@@ -102,17 +102,17 @@ impl Regular {
         &self.seals
     }
 
-    /// F_ADD_SEALS of a file with this mode. Neither a write nor a truncation is under way
-    /// meanwhile.
+    /// F_ADD_SEALS of a file with this mode. No write or truncation runs concurrently.
     ///
     /// # Errors
-    /// `EINVAL` for unknown bits, `EPERM` where the seals are sealed, `EBUSY` where the content
-    /// could still be written in spite of F_SEAL_WRITE.
+    /// `EINVAL` for unknown bits, `EPERM` if the seals are sealed, `EBUSY` if the content could
+    /// still be written in spite of F_SEAL_WRITE.
     pub fn add_seals(&self, bits: u32, mode: u32) -> Result<()> {
         if bits & !Seals::KNOWN != 0 {
             return Err(Errno::EINVAL);
         }
-        // A program that stays one stays the one that it is (Linux: `memfd_add_seals`).
+        // A sealed executable also gets the seals that keep its bytes unchanged (Linux:
+        // `memfd_add_seals`).
         let of_programs = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_FUTURE_WRITE;
         let bits = if bits & F_SEAL_EXEC != 0 && mode & 0o111 != 0 { bits | of_programs } else { bits };
         let _write = self.write.lock_killable()?;
@@ -131,8 +131,8 @@ impl Regular {
         &self.text
     }
 
-    /// Make the charge what the content holds; `reserved` was charged beyond `self.charged` for a
-    /// change.
+    /// Sets the charge to the content's memory; `reserved` bytes were charged beyond `self.charged`
+    /// for a change.
     fn settle(&self, shared: &TmpfsShared, reserved: u64) {
         let held = self.content.held();
         if shared.is(Stage::Boot) {
@@ -141,15 +141,15 @@ impl Regular {
         let held = held.saturating_sub(self.exempt.load(Ordering::Relaxed));
         let charged = self.charged.swap(held, Ordering::Relaxed) + reserved;
         if held >= charged {
-            // Pages came through a mapping meanwhile: they count even beyond the limit.
+            // Pages were added through a mapping meanwhile. They count even beyond the limit.
             shared.held.fetch_add(held - charged, Ordering::Relaxed);
         } else {
             shared.uncharge(charged - held);
         }
     }
 
-    /// Write at `offset`, or at the end where there is none; returns how many bytes and where they
-    /// begin.
+    /// Writes at `offset`, or at the end for `None`. Returns how many bytes were written, and where
+    /// they begin.
     pub fn write(
         &self,
         shared: &TmpfsShared,
@@ -182,8 +182,8 @@ impl Regular {
         self.write_to(shared, at, end, source)
     }
 
-    /// Where a write of `at..end` ends: a file that may not grow takes the pages that lie in it
-    /// whole, as Linux writes page by page.
+    /// Returns the end of a write of `at..end`. In a file that may not grow, only pages that lie
+    /// completely in the file are written, as Linux writes page by page.
     fn end_within_seals(&self, at: u64, end: u64, size: u64) -> Result<u64> {
         let whole = size / PAGE * PAGE;
         match self.seals.refuse(F_SEAL_GROW) {
@@ -209,7 +209,7 @@ impl Regular {
         self.write_near_limit(shared, at, source).map(|n| (n, at))
     }
 
-    /// Write as far as the limit lets: page by page, only pages that are missing count.
+    /// Writes as far as the limit permits, page by page. Only pages without memory count.
     fn write_near_limit(&self, shared: &TmpfsShared, at: u64, source: &mut dyn Source) -> Result<usize> {
         let mut done = 0;
         while source.remaining() > 0 && (done == 0 || sched::checkpoint().is_ok()) {
@@ -262,12 +262,12 @@ impl Regular {
             self.seals.refuse(F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)?;
         }
         if how != Allocate::PunchHole && range.end > size {
-            // With KEEP_SIZE too, as on Linux.
+            // Also with KEEP_SIZE, as on Linux.
             task::check_file_size(range.end)?;
             self.seals.refuse(F_SEAL_GROW)?;
         }
         let result = match how {
-            // Behind the end there is nothing to cut.
+            // After the end of the file there is nothing to cut.
             Allocate::PunchHole if range.start >= size.next_multiple_of(PAGE) => Ok(()),
             Allocate::PunchHole => {
                 self.content.punch(range.start..range.end.min(size.next_multiple_of(PAGE)), Punch::Hole)

@@ -1,4 +1,4 @@
-//! The rings: `trace`, `stats`, their size, and what programs write into them.
+//! The rings: `trace`, `stats`, their size, and the records that programs write.
 
 use freehold_collections::{Box, reserve};
 use freehold_machine::Cpus;
@@ -10,7 +10,7 @@ use crate::hw::Hardware;
 use crate::tracing::{self, Merge, Provided, TraceLine, Which};
 use crate::{Errno, Result, sched, time};
 
-/// The records that are there, as text. Reading consumes nothing; cutting the file forgets them.
+/// The present records as text. Reading consumes nothing; truncating the file clears the records.
 pub(super) struct Trace(pub Which);
 
 impl Generate for Trace {
@@ -32,7 +32,7 @@ impl Generate for Trace {
 
 struct TraceParts {
     which: Which,
-    /// `None` before the head was written.
+    /// `None` before the header was written.
     merge: Option<Merge>,
 }
 
@@ -68,7 +68,7 @@ fn head(text: &mut Text, which: Which) {
     text.push(b"#              | |         |         |         |\n");
 }
 
-/// A record's line; before it, how many of its CPU were lost.
+/// Writes a record's line, after a line with the number of lost records of its CPU.
 pub(super) fn write_line(text: &mut Text, line: &TraceLine<'_>) {
     if line.missed > 0 {
         writeln!(text, "CPU:{} [LOST {} EVENTS]", line.cpu, line.missed);
@@ -115,7 +115,7 @@ impl Generate for Size {
     }
 }
 
-/// The size of all rings in KiB.
+/// Writes the size of all rings in KiB.
 pub(super) fn total_size(out: &mut Text) -> Result<()> {
     let cpus = Hardware.cpu_count() as u64;
     match tracing::size() {
@@ -125,8 +125,8 @@ pub(super) fn total_size(out: &mut Text) -> Result<()> {
     Ok(())
 }
 
-/// File whose written bytes become a record. Of more than [`MOST_MARKER`](tracing::MOST_MARKER)
-/// bytes in one call each part becomes one.
+/// A file for writing records. Each write becomes a record. If a call writes more than
+/// [`MOST_MARKER`](tracing::MOST_MARKER) bytes, each part becomes one.
 pub(super) struct Marker;
 
 impl Generate for Marker {
@@ -134,7 +134,7 @@ impl Generate for Marker {
         Err(Errno::EINVAL)
     }
     fn store(&self, bytes: &[u8]) -> Result<()> {
-        // The line feed is the line's.
+        // The output adds its own line feed.
         let text = bytes.strip_suffix(b"\n").unwrap_or(bytes);
         let (pid, comm) = sched::thread::with_current(|thread| (thread.label.pid(), thread.label.comm()))
             .ok_or(Errno::ESRCH)?;

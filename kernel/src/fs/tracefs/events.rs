@@ -1,4 +1,4 @@
-//! Which events are on: `available_events`, `set_event`, and the files below `events`.
+//! Switches of events: `available_events`, `set_event`, and the files below `events`.
 
 use freehold_collections::Arc;
 use freehold_tracepoints::{Action, EVENTS, EventDescription, Format, selections};
@@ -38,7 +38,8 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     }
 }
 
-/// How the first word of an event in a page would look: libtraceevent reads it before formats.
+/// Describes the first word of an event in a page: libtraceevent reads this before it reads
+/// formats.
 fn header_event(out: &mut Text) -> Result<()> {
     out.push(
         b"# compressed entry header\n\ttype_len    :    5 bits\n\ttime_delta  :   27 bits\n\tarray       :   32 bits\n\n\
@@ -61,10 +62,11 @@ fn set(key: StaticKey, state: KeyState) -> Result<()> {
     mem::turn_key(key, state)
 }
 
-/// Turns on or off what the words of `text` say, one after the other.
+/// Turns events on or off as the words of `text` say, one after the other.
 ///
 /// # Errors
-/// `EINVAL` for a word that selects nothing: those before it have been done. `ENOMEM`, `EINTR`.
+/// `EINVAL` for a word that selects nothing; the words before it have taken effect. `ENOMEM`,
+/// `EINTR`.
 pub fn enable_selected(text: &[u8]) -> Result<()> {
     for (_, selection) in selections(text) {
         let selection = selection.map_err(|_| Errno::EINVAL)?;
@@ -93,7 +95,7 @@ pub fn turn_all(state: KeyState) -> Result<()> {
     switched().try_for_each(|(_, key)| set(key, state))
 }
 
-/// The events that are on. Opened to be cut, it turns all off.
+/// The events that are on. Opening the file with O_TRUNC turns all off.
 struct SetEvent;
 
 impl Generate for SetEvent {
@@ -111,7 +113,7 @@ impl Generate for SetEvent {
     }
 }
 
-/// Which events a file `enable` is about.
+/// The events that a file `enable` controls.
 enum Group {
     All,
     System(&'static str),
@@ -128,7 +130,7 @@ impl Group {
     }
 }
 
-/// An event's filter: there is none. Taking it away succeeds, setting one does not.
+/// An event's filter: filters are not supported. Removing a filter succeeds, setting one does not.
 struct Filter;
 
 impl Generate for Filter {
@@ -141,7 +143,7 @@ impl Generate for Filter {
     }
 }
 
-/// 1 where all are on, 0 where none is, X else.
+/// Shows 1 if all events are on, 0 if none is, X otherwise.
 struct Enable(Group);
 
 impl Generate for Enable {

@@ -1,11 +1,11 @@
 //! tracefs (/sys/kernel/tracing): tracepoints are turned on here, and their records read.
 //!
-//! Only root has access: the root directory has mode 0700, and no namespace shows it anew.
-//! `freehold_tracepoints::table` lists the fields of records. A thread's name is their only text of
-//! a program, beside what root itself writes into `trace_marker`.
+//! Only root has access: the root directory has mode 0700, and user namespaces cannot mount the
+//! file system. `freehold_tracepoints::table` lists the fields of records. The only text from
+//! programs in them is a thread's name, and text that root itself writes into `trace_marker`.
 //!
-//! Files that Linux has and this file system has not are absent: filters, triggers, histograms,
-//! `trace_pipe_raw`, function tracers.
+//! Not supported, so their files are absent: filters, triggers, histograms, `trace_pipe_raw`,
+//! function tracers.
 
 mod buffers;
 mod events;
@@ -27,7 +27,7 @@ use crate::{Errno, Result, sched};
 pub use events::{enable_numbered, enable_selected, turn_all};
 pub use pipe::TraceReader;
 
-/// Root may read and change.
+/// Root may read and write.
 const CHANGEABLE: u32 = 0o640;
 /// Root may read.
 const READABLE: u32 = 0o440;
@@ -40,7 +40,7 @@ struct TraceFs {
 
 static INSTANCE: SpinLock<Option<Arc<TraceFs>>> = SpinLock::new(None);
 
-/// The file system, made at the first call.
+/// Returns the file system; makes it at the first call.
 pub fn instance() -> Result<Arc<dyn FileSystem>> {
     if let Some(there) = INSTANCE.lock().as_ref() {
         return Ok(there.clone());
@@ -99,7 +99,7 @@ fn fill(root: &Arc<PseudoDir>) {
     }
 }
 
-/// Checks between two steps of work whose length a program chose.
+/// Checks for signals between two steps of work whose length a program chooses.
 fn step() -> Result<()> {
     sched::checkpoint()
 }
@@ -111,13 +111,13 @@ fn constant(text: &'static str) -> impl Fn(&mut Text) -> Result<()> + Send + Syn
     }
 }
 
-/// A number that a program wrote.
+/// Parses the number that a program wrote.
 fn number(bytes: &[u8]) -> Result<u64> {
     let text = core::str::from_utf8(bytes.trim_ascii()).map_err(|_| Errno::EINVAL)?;
     text.parse().map_err(|_| Errno::EINVAL)
 }
 
-/// Whether anything is recorded.
+/// Whether records are written.
 struct TracingOn;
 
 impl Generate for TracingOn {
@@ -131,7 +131,8 @@ impl Generate for TracingOn {
     }
 }
 
-/// A setting with one possible value: the word that a program writes, and the text that it reads.
+/// A setting with one possible value: the word that a program can write, and the text that it
+/// reads.
 struct OneChoice(&'static str, &'static str);
 
 impl Generate for OneChoice {
@@ -144,7 +145,7 @@ impl Generate for OneChoice {
     }
 }
 
-/// Options that tools know, each with its only state.
+/// Options that tools know. Each has only one state here.
 const OPTIONS: &[(&str, OptionState)] = &[
     ("context-info", OptionState::On),
     ("irq-info", OptionState::Off),

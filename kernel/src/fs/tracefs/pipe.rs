@@ -2,8 +2,8 @@
 //! at a time.
 //!
 //! A reader waits while there is no record. Records wake no task (see [`crate::tracing`]). So a
-//! read that waits looks every [`INTERVAL`], and for poll(2) a timer of the open file looks, as
-//! long as the file's queue has a waiter.
+//! waiting read checks every [`INTERVAL`]. For poll(2) a timer of the open file checks, as long as
+//! the file's queue has a waiter.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -20,10 +20,10 @@ use crate::tracing::{self, Switch, Taken, Which};
 use crate::user::Sink;
 use crate::{Errno, Result};
 
-/// Time between two looks of a waiting reader (nanoseconds).
+/// Time between two checks of a waiting reader (nanoseconds).
 const INTERVAL: u64 = 10_000_000;
 
-/// Puts the file into a directory.
+/// Adds the file to a directory.
 pub(super) fn add(dir: &Arc<PseudoDir>, which: Which) {
     let identity = Identity { device: dir.identity().device, inode: pseudo::new_inode() };
     dir.add("trace_pipe", reserve::arc(PipeNode { identity, made: clock::now(), which }));
@@ -74,14 +74,14 @@ impl Node for PipeNode {
 /// The CPUs whose records an open `trace_pipe` takes.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 
-/// The right to take the records of CPUs: each has one reader at a time.
+/// The exclusive right to take the records of CPUs.
 pub struct TraceReader(u64);
 
 impl TraceReader {
-    /// The right to these.
+    /// Takes the right for these CPUs.
     ///
     /// # Errors
-    /// `EBUSY` where the right is taken, as on Linux.
+    /// `EBUSY` if it is taken, as on Linux.
     pub fn of(which: Which) -> Result<Self> {
         let wanted = match which {
             Which::All => u64::MAX,
@@ -101,7 +101,7 @@ impl Drop for TraceReader {
     }
 }
 
-/// Timer that wakes waiting readers as soon as it sees records.
+/// Timer that wakes waiting readers when it finds records.
 struct Watcher {
     slot: TimerSlot,
     which: Which,
@@ -125,16 +125,16 @@ struct TracePipe {
     _right: TraceReader,
     node: Arc<PipeNode>,
     watcher: Arc<Watcher>,
-    /// It has given something: then it ends where tracing is off, as on Linux.
+    /// Whether records were read: then the file ends while tracing is off, as on Linux.
     has_read: AtomicBool,
-    /// Text of records that were consumed and not read yet.
+    /// Text of consumed records that was not read yet.
     left: Mutex<Vec<u8>>,
-    /// Whether there is any: poll(2) takes no lock for which it would sleep.
+    /// Whether `left` has text: poll(2) must not sleep for the lock of `left`.
     has_left: AtomicBool,
 }
 
 impl TracePipe {
-    /// Consumes records; the text is empty where there are none.
+    /// Consumes records and returns their text; empty if there are none.
     fn more(&self) -> Result<Vec<u8>> {
         let mut text = Text::new();
         tracing::consume(self.watcher.which, |line| {

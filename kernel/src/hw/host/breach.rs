@@ -1,7 +1,7 @@
-//! Breaches of isolation, which need the bare machine: here each is refused, as a whole machine
-//! refuses it.
+//! Breaches of isolation. They need the bare machine: here each one is refused, as an intact
+//! machine refuses it.
 
-/// Accesses that are to be refused.
+/// Accesses that must be refused.
 pub mod provoke {
     use freehold_frame::HeldFrame;
     use freehold_machine::Pfn;
@@ -14,7 +14,7 @@ pub mod provoke {
     pub fn read_alias(_bytes: &[u8]) -> Option<u64> {
         None
     }
-    /// Runs what is in the frame.
+    /// Executes the bytes in the frame.
     pub fn execute(_frame: Pfn) -> bool {
         false
     }
@@ -25,16 +25,16 @@ pub mod provoke {
     /// Result of [`read_closed_window`].
     #[derive(Clone, Copy, Debug)]
     pub struct ClosedWindow {
-        /// The word; `None`: nothing is there any more.
+        /// The word; `None`: the window is closed.
         pub word: Option<u64>,
-        /// How long it was waited for an interrupt that should have come before.
+        /// Delay of an interrupt that should have come before the read.
         pub late_ns: u64,
     }
-    /// Reads a word where the frame's window was.
+    /// Reads a word at the address of the frame's former window.
     pub fn read_closed_window(_frame: HeldFrame<'_>, _wait_ns: u64) -> ClosedWindow {
         ClosedWindow { word: None, late_ns: 0 }
     }
-    /// Writes through a window for reading.
+    /// Writes through a window that is open for reading.
     pub fn write_reading_window(_frame: HeldFrame<'_>) -> bool {
         false
     }
@@ -52,7 +52,7 @@ pub mod plant {
 
     /// Reads a program's frame through the kernel's map.
     pub fn direct_map_read(_user: Pfn) {}
-    /// Maps it where no code looks.
+    /// Maps the frame at an address that no code uses.
     ///
     /// # Errors
     /// Always.
@@ -66,7 +66,7 @@ pub mod plant {
     pub fn writable_text() -> Result<(), OutOfMemory> {
         Err(OutOfMemory)
     }
-    /// Leaves a translation behind.
+    /// Leaves a stale translation in the TLB.
     ///
     /// # Errors
     /// Always.
@@ -84,6 +84,6 @@ pub mod plant {
     pub fn wrong_root() -> bool {
         false
     }
-    /// Leaves SMAP open.
+    /// Leaves SMAP off.
     pub fn smap_open() {}
 }

@@ -1,4 +1,4 @@
-//! Spin locks that know their holder: a task must hold none when it sleeps, or may have to.
+//! Spin locks that know their holder: a task must hold none when it sleeps or may sleep.
 
 use core::cell::Cell;
 use core::fmt;
@@ -7,14 +7,14 @@ use core::ops::{Deref, DerefMut};
 use super::std::thread_local;
 
 thread_local! {
-    /// Spin locks that this thread has taken by waiting for them.
+    /// Number of spin locks that this thread has taken by waiting for them.
     static HELD: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Checks that the current thread holds no spin lock.
 ///
 /// # Panics
-/// Where it holds one.
+/// If the thread holds one.
 pub fn assert_none_held() {
     let held = HELD.get();
     assert_eq!(held, 0, "spin locks are held where a task may sleep");
@@ -25,11 +25,11 @@ pub fn assert_none_held() {
 pub struct SpinLock<T: ?Sized>(freehold_arch::sync::SpinLock<T>);
 
 impl<T> SpinLock<T> {
-    /// A free lock around `value`.
+    /// Makes a free lock around `value`.
     pub const fn new(value: T) -> Self {
         Self(freehold_arch::sync::SpinLock::new(value))
     }
-    /// The value, at the lock's end.
+    /// Returns the value and consumes the lock.
     pub fn into_inner(self) -> T {
         self.0.into_inner()
     }
@@ -47,7 +47,7 @@ impl<T: ?Sized> SpinLock<T> {
     pub fn try_lock(&self) -> Option<SpinLockGuard<'_, T>> {
         self.0.try_lock().map(|value| SpinLockGuard { value, counts: 0 })
     }
-    /// The value, by exclusive access to the lock.
+    /// Returns the value; the exclusive reference proves that no other thread uses the lock.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut()
     }
@@ -59,11 +59,11 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for SpinLock<T> {
     }
 }
 
-/// The right to a [`SpinLock`]'s value.
+/// Access to a [`SpinLock`]'s value while the lock is held.
 #[must_use]
 pub struct SpinLockGuard<'a, T: ?Sized> {
     value: freehold_arch::sync::SpinLockGuard<'a, T>,
-    /// The amount that it adds to [`HELD`].
+    /// This guard's share of [`HELD`].
     counts: usize,
 }
 
@@ -83,7 +83,7 @@ impl<T: ?Sized> DerefMut for SpinLockGuard<'_, T> {
 impl<T: ?Sized> Drop for SpinLockGuard<'_, T> {
     fn drop(&mut self) {
         let counts = self.counts;
-        // A thread that ends has no count any more.
+        // A thread that is ending has no counter any more.
         let _ = HELD.try_with(|held| held.set(held.get() - counts));
     }
 }

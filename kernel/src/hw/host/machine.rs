@@ -1,4 +1,4 @@
-//! The machine: one model for the process, behind a handle without a size.
+//! The machine: one model per process, behind a handle of size zero.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::boxed::Box;
@@ -26,26 +26,27 @@ pub(super) const ROOT: Pfn = Pfn(1);
 pub(super) static RESERVED: [PfnRange; 1] = [PfnRange { start: Pfn(0), end: Pfn(2) }];
 
 static MODEL: OnceLock<Model> = OnceLock::new();
-/// Whether an address space was ever loaded: before that there is no user memory.
+/// Whether an address space was ever loaded. Before that there is no user memory.
 static HAS_SPACES: AtomicBool = AtomicBool::new(false);
 
-/// The process' machine. A handle without a size, as the bare machine's.
+/// The process' machine. A handle of size zero, like the bare machine's.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Hardware;
 
 /// Makes the machine, before it is first used.
 ///
 /// # Panics
-/// Where it is made already.
+/// If the machine exists already.
 pub fn start_machine(machine: Model) {
     HAS_KERNEL.store(true, Ordering::Relaxed);
     assert!(MODEL.set(machine).is_ok(), "the machine is described before it is used");
 }
 
-/// A thread's CPU where no kernel started: its own, so that no other thread uses the CPU's state.
+/// A thread's CPU if no kernel was started. Each thread has its own, so that no other thread uses
+/// the CPU's state.
 struct Seat(u16);
 
-/// The CPUs that threads have, a bit each.
+/// The CPUs that threads have, one bit each.
 static SEATS: AtomicU64 = AtomicU64::new(0);
 
 impl Seat {
@@ -81,22 +82,22 @@ pub fn model() -> Model {
     *MODEL.get_or_init(|| Model::new(Config { frames: FRAMES, cpus: MAX_CPUS, ..Config::default() }))
 }
 
-/// Whether there is user memory to reach.
+/// Whether any address space was loaded, so that user memory can be accessed.
 pub(super) fn has_spaces() -> bool {
     HAS_SPACES.load(Ordering::Relaxed)
 }
 
-/// Zeroes for ever.
+/// Returns `count` zeroes that are never freed.
 pub(super) fn zeroes<T: FromZeros>(count: usize) -> &'static [T] {
     Vec::from_iter((0..count).map(|_| T::new_zeroed())).leak()
 }
 
-/// A value for each frame, for ever.
+/// Returns a zero value for each frame; never freed.
 pub(super) fn per_frame<T: FromZeros>() -> &'static [T] {
     zeroes(model().topology().end().0 as usize)
 }
 
-/// The page allocator of a process in which no kernel started.
+/// Returns the page allocator of a process in which no kernel was started.
 pub(super) fn lone_frames() -> Frames {
     static LONE: OnceLock<Buddy<Hardware>> = OnceLock::new();
     LONE.get_or_init(|| {
@@ -110,7 +111,7 @@ pub(super) fn lone_frames() -> Frames {
 }
 
 impl Hardware {
-    /// The root whose kernel half the roots of `node`'s CPUs copy.
+    /// Returns the root whose kernel half the roots of `node`'s CPUs copy.
     pub fn kernel_root(self, _node: NodeId) -> Pfn {
         ROOT
     }

@@ -1,4 +1,4 @@
-//! Frames and their records, which start-up hands to the page allocator.
+//! Frames and their records, which start-up passes to the page allocator.
 
 use std::sync::OnceLock;
 
@@ -11,7 +11,7 @@ pub use freehold_arch::memory::{FrameProvider, MapFigures, OutOfMemory};
 use super::machine::{self, RESERVED, ROOT};
 use super::std;
 
-/// A record and what goes with it for each frame, all zero.
+/// Returns a record and a second value for each frame, all zero.
 ///
 /// # Errors
 /// None on a host.
@@ -19,7 +19,7 @@ pub fn frame_table<T: FromZeros, U: FromZeros>() -> Result<(&'static [T], &'stat
     Ok((machine::per_frame(), machine::per_frame()))
 }
 
-/// Zeroes for ever.
+/// Returns `count` zeroes that are never freed.
 ///
 /// # Errors
 /// None on a host.
@@ -34,21 +34,21 @@ pub fn seal() -> &'static [PfnRange] {
 
 static POLICY: OnceLock<Policy> = OnceLock::new();
 
-/// How strictly frames of programs are kept out of the direct map: the model does so always.
+/// How strictly frames of programs are kept out of the direct map: always, in the model.
 pub fn policy() -> Policy {
     POLICY.get().copied().unwrap_or_default()
 }
 
 /// Sets the policy of the kernel's command line; once.
 pub fn set_policy(policy: Policy) {
-    // The first stays: there is one kernel in a process.
+    // The first policy stays: there is one kernel in a process.
     let _ = POLICY.set(policy);
 }
 
-/// The heap is the host's: it asks for no frames.
+/// Does nothing: the heap is the host's and takes no frames.
 pub fn set_frame_provider(_provider: &'static dyn FrameProvider) {}
 
-/// Windows look at no record.
+/// Does nothing: windows read no record.
 pub fn use_frame_table() {}
 
 /// Returns zeroes: the model keeps no figures of its map.
@@ -56,17 +56,17 @@ pub fn map_figures() -> MapFigures {
     MapFigures::default()
 }
 
-/// Windows opened, and laps begun.
+/// Number of windows opened, and of laps begun.
 pub fn window_totals() -> [u64; 2] {
     [0; 2]
 }
 
-/// Windows that were refused: the model panics instead.
+/// Number of refused windows: always 0, since the model panics instead.
 pub fn refused_windows() -> u64 {
     0
 }
 
-/// Whether the kernel reaches the frame's bytes through the direct map.
+/// Whether the kernel can access the frame's bytes through the direct map.
 pub fn is_in_direct_map(frame: Pfn) -> bool {
     machine::model().is_in_direct_map(frame)
 }
@@ -78,7 +78,7 @@ pub fn map_rules() -> Rules {
     Rules { root: ROOT, windows: 0..0, stacks: 0..0, read_only: nothing, exclusive: policy().is_exclusive() }
 }
 
-/// Memory that comes and goes: each frame of the model has its record from the start.
+/// Memory that is plugged in and out: each frame of the model has its record from the start.
 pub mod pluggable {
     use super::{OutOfMemory, Pfn, PfnRange, machine};
 
@@ -86,7 +86,7 @@ pub mod pluggable {
     pub fn is_plugged(frame: Pfn) -> bool {
         machine::model().topology().pluggable_ranges().any(|range| range.frames.contains(frame))
     }
-    /// Whether memory can be plugged in there.
+    /// Whether memory can be plugged in at `blocks`.
     pub fn is_possible(blocks: PfnRange) -> bool {
         !blocks.is_empty()
     }
@@ -97,18 +97,18 @@ pub mod pluggable {
     pub fn declare(_runs: &[PfnRange]) -> Result<(), OutOfMemory> {
         Ok(())
     }
-    /// Makes records for the pageblock, which exist already.
+    /// Makes records for the pageblock. They exist already.
     ///
     /// # Errors
-    /// Where there is no memory for them.
+    /// If there is no memory for them.
     pub fn plug(_block: Pfn, _alloc: &mut dyn FnMut(u32) -> Option<Pfn>) -> Result<(), OutOfMemory> {
         Ok(())
     }
-    /// Gives the records back.
+    /// Frees the records.
     pub fn unplug(_block: Pfn) {}
 }
 
-/// The kernel's text is the test's: nodes share it.
+/// The host build has no replicas of the text: all nodes share the test's.
 pub mod replica {
     use freehold_machine::{CpuId, NodeId, PAGE_SIZE, Topology, VirtAddr};
     use freehold_replica::{KernelImage, PatchError, Port, Rest};

@@ -2,12 +2,12 @@
 //!
 //! A process of the host is one machine: memory, tables and TLBs of [`freehold_machine::model`],
 //! one CPU that runs. Plain logic is taken from `freehold-arch`. Code that needs an instruction of
-//! a real CPU has its substitute here, or is not called on a host (devices, firmware, breaches of
+//! a real CPU has a substitute here, or is not called on a host (devices, firmware, breaches of
 //! isolation).
 //!
-//! Unit tests use this module as it is: a page allocator over [`FRAMES`] frames comes into being
-//! when it is first asked, the clock stands still, no thread is shown. A test of the kernel as a
-//! whole starts it on the machine, in a process of its own.
+//! Unit tests use this module without a kernel: a page allocator over [`FRAMES`] frames is made at
+//! the first request, the clock stands still, and no object is [shown](thread::show) on a thread. A
+//! test of the kernel as a whole starts it on the machine, in a process of its own.
 
 extern crate std;
 
@@ -27,12 +27,13 @@ pub use machine::{FRAMES, Hardware, model, start_machine};
 
 use super::Frames;
 
-/// Without a kernel no thread can sleep: threads of a test that share a lock spin until it is free.
+/// Without a kernel no thread can sleep: threads of a test that share a lock spin until the lock is
+/// free.
 pub const LOCK_SPINS: usize = u32::MAX as usize;
 
 pub(super) static BUDDY: sync::Once<Buddy<Hardware>> = sync::Once::new();
 
-/// The page allocator; one with nothing around it where the kernel did not start.
+/// The page allocator. If no kernel was started, it is one without a kernel around it.
 #[inline]
 pub fn frames() -> Frames {
     BUDDY.get().unwrap_or_else(machine::lone_frames)
@@ -44,29 +45,29 @@ pub mod cpu {
 
     pub use super::time::idle;
 
-    /// The machine has its topology already.
+    /// Does nothing: the machine has its topology already.
     pub fn set_topology(_topology: &Topology, _cpus: usize) {}
     /// No other CPU starts: the first runs alone.
     pub fn start_secondary(_bus_ids: &[u32], _life: fn(CpuId) -> !) -> usize {
         1
     }
-    /// Interrupts no CPU: the only one looks for itself before it idles.
+    /// Interrupts no CPU: the only CPU checks for work before it idles.
     pub fn send_reschedule(_cpu: CpuId) {}
-    /// No other CPU has requests.
+    /// Returns 0: no other CPU has requests.
     pub fn shootdowns(_cpu: CpuId) -> u64 {
         0
     }
-    /// Its number on the interrupt bus.
+    /// Returns the CPU's number on the interrupt bus.
     pub fn bus_id() -> u32 {
         0
     }
-    /// Its programs have no BMI2.
+    /// Returns false: the CPU's programs have no BMI2.
     pub fn has_bmi2() -> bool {
         false
     }
 }
 
-/// Random bits: the machine's, the same in every run.
+/// Random bits from the machine's generator: the same in every run.
 pub mod entropy {
     use freehold_machine::Entropy;
 
@@ -88,44 +89,44 @@ pub mod heap {
         body()
     }
 
-    /// The host's allocator asks for no charge.
+    /// The host's allocator charges no account.
     pub mod charge {
         pub use freehold_arch::heap::charge::{ObjectLedger, ObjectNeed};
 
-        /// Nothing is charged on a host.
+        /// Does nothing: nothing is charged on a host.
         pub fn begin(_ledger: ObjectLedger) {}
     }
 
     use super::memory::OutOfMemory;
 
-    /// The host has memory, unless a test asked for a failure.
+    /// Succeeds, unless a test asked for a failure: the host has memory.
     ///
     /// # Errors
     /// As on the bare machine, for more than a reserve can promise.
     pub fn ensure(bytes: usize) -> Result<(), OutOfMemory> {
         if bytes <= 32 << 10 { Ok(()) } else { Err(OutOfMemory) }
     }
-    /// Returns zeroes: the host's allocator counts for itself.
+    /// Returns zeroes: the host's allocator keeps its own statistics.
     pub fn stats() -> HeapStats {
         HeapStats { frames: 0, allocated_bytes: 0, reserve_frames: 0 }
     }
-    /// There is no reserve to be filled.
+    /// Returns false: there is no reserve to be filled.
     pub fn is_refilling() -> bool {
         false
     }
-    /// Tests of collections ask `freehold_collections::inject`.
+    /// Does nothing: tests of collections use `freehold_collections::inject`.
     pub fn inject_faults(_hook: FaultHook) {}
-    /// Nothing is summed on a host.
+    /// Does nothing: no sums are kept on a host.
     pub fn watch(_watch: Watch) {}
 }
 
-/// There are no interrupts on a host: timers run out while the CPU idles.
+/// There are no interrupts on a host: timers expire while the CPU idles.
 pub mod irq {
     use core::marker::PhantomData;
 
     pub use freehold_arch::irq::{InterruptHandler, Msi, allocate, has_wide_numbers};
 
-    /// The place where interrupts would be off.
+    /// Marks the section in which interrupts would be off.
     #[must_use]
     #[derive(Debug)]
     pub struct InterruptsOff(PhantomData<*mut ()>);
@@ -134,20 +135,20 @@ pub mod irq {
         fn drop(&mut self) {}
     }
 
-    /// Nothing comes in between on a host.
+    /// Returns the marker. No interrupt can occur on a host.
     pub fn disable() -> InterruptsOff {
         InterruptsOff(PhantomData)
     }
-    /// Nothing will come.
+    /// Does nothing: no interrupt will occur.
     pub fn enable() {}
 }
 
-/// The end.
+/// Reports of panics.
 pub mod panic {
     pub use freehold_arch::panic::{Certificate, CertificateSink, CpuReport, MAX_FRAMES, set_sink};
 }
 
-/// Power.
+/// Power off.
 pub mod power {
     /// Ends the process.
     pub fn exit(code: u8) -> ! {
@@ -162,7 +163,7 @@ pub mod replicas {
 
 /// The serial line.
 pub mod serial {
-    /// A kernel's words are shown with its test's, where that fails.
+    /// Prints a kernel's log. The test harness shows it if the test fails.
     pub fn print(text: core::fmt::Arguments<'_>) {
         if super::traps::handlers().is_some() {
             super::std::eprint!("{text}");
@@ -190,13 +191,13 @@ pub mod sync {
     }
 }
 
-/// Stops of a CPU that cannot go on.
+/// The handlers of traps, and the machine's end.
 pub mod traps {
     pub use freehold_arch::traps::{Handlers, ImageOffset, Interrupted, Registers, Unresolved};
 
     static HANDLERS: super::sync::Once<&'static dyn Handlers> = super::sync::Once::new();
 
-    /// Says who is asked; once.
+    /// Sets the handlers; once.
     pub fn register(handlers: &'static dyn Handlers) {
         HANDLERS.set(handlers);
     }
@@ -205,30 +206,30 @@ pub mod traps {
     }
 }
 
-/// Watching from outside: no observer exists here.
+/// Notes to an observer outside the machine: a host has none.
 pub mod watch {
     pub use freehold_arch::watch::Records;
 
-    /// A program begins.
+    /// Notes that a program begins.
     pub fn program_begins() {}
-    /// The last has ended.
+    /// Notes that the last program has ended.
     pub fn program_ended() {}
-    /// How the frame table is read.
+    /// Publishes the layout of the frame table.
     pub fn publish(_records: Records, _owners: impl Iterator<Item = &'static str>) {}
 }
 
-/// Windows close as the model closes them: at once.
+/// Windows close at once, as the model closes them.
 pub mod windows {
     use freehold_xpfo::Closing;
 
     pub use super::memory::policy;
 
-    /// Does nothing: windows close at once, always.
+    /// Does nothing: windows always close at once.
     pub fn close_as(_closing: Closing) {}
     /// Does nothing: no closed window is remembered.
     pub fn forget_closed() {}
     /// Does nothing: only the kernel uses the CPU.
     pub fn lend() {}
-    /// Does nothing, when the CPU runs a program again.
+    /// Does nothing. On a real machine, the CPU runs a program again.
     pub fn take_back() {}
 }

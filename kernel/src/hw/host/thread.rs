@@ -1,5 +1,5 @@
-//! Threads of the kernel are threads of the host, of which one runs: a thread that switches hands
-//! the CPU over and waits to get it back.
+//! Threads of the kernel are threads of the host, of which one runs at a time. A thread that
+//! switches passes the CPU to another and waits to get it back.
 
 use core::any::{Any, TypeId};
 use std::boxed::Box;
@@ -16,7 +16,7 @@ use super::panic::MAX_FRAMES;
 use super::{std, traps};
 use freehold_machine::NodeId;
 
-/// Bytes of a stack. It is large because tests are not optimised.
+/// Bytes of a stack. Stacks are large because tests are not optimised.
 const STACK_BYTES: usize = 2 << 20;
 
 /// Permission to run.
@@ -25,21 +25,21 @@ enum Turn {
     Waits,
     /// This thread runs.
     Runs,
-    /// This thread never runs again: its stack is given back.
+    /// This thread never runs again: its stack is freed.
     Ends,
 }
 
 struct HostThreadInner {
     turn: Mutex<Turn>,
     changed: Condvar,
-    /// The function that it will run, until it begins.
+    /// The function that the thread will run, until the thread begins.
     body: Mutex<Option<Body>>,
 }
 
 /// A kernel thread.
 pub struct Thread(Arc<HostThreadInner>);
 
-/// The payload that unwinds a thread whose turn has ended for good.
+/// The panic payload that unwinds a thread which never runs again.
 struct Ended;
 
 std::thread_local! {
@@ -85,11 +85,11 @@ impl Thread {
         CURRENT.set(Some(inner.clone()));
         Self(inner)
     }
-    /// Addresses of the host are of no use.
+    /// Returns 0: addresses of the host are of no use.
     pub fn backtrace(&self, _into: &mut [u64; MAX_FRAMES]) -> usize {
         0
     }
-    /// Whether the CPU is on its stack.
+    /// Whether the CPU uses the thread's stack.
     pub fn is_running(&self) -> bool {
         matches!(*self.0.turn.lock().unwrap_or_else(PoisonError::into_inner), Turn::Runs)
     }
@@ -101,7 +101,7 @@ impl Drop for Thread {
     }
 }
 
-/// Let [`with_current`] show `object` to whatever runs on this thread inside `body`.
+/// Lets [`with_current`] find `object` in all code that runs on this thread inside `body`.
 pub fn show<T: Clone + 'static, R>(object: &T, body: impl FnOnce() -> R) -> R {
     show_for_ever(object);
     let result = body();
@@ -110,13 +110,14 @@ pub fn show<T: Clone + 'static, R>(object: &T, body: impl FnOnce() -> R) -> R {
     result
 }
 
-/// As [`show`], until the thread's end.
+/// Like [`show`], until the thread's end.
 pub fn show_for_ever<T: Clone + 'static>(object: &T) {
     let shown: Rc<dyn Any> = Rc::new(object.clone());
     SHOWN.with_borrow_mut(|all| all.push((TypeId::of::<T>(), shown)));
 }
 
-/// Looks at the innermost `T` that the current thread [shows](show). `None` where there is none.
+/// Calls `look` with the innermost `T` that the current thread [shows](show). Returns `None` if
+/// there is none.
 pub fn with_current<T: 'static, R>(look: impl FnOnce(&T) -> R) -> Option<R> {
     let wanted = TypeId::of::<T>();
     let shown = SHOWN.try_with(|all| {
@@ -125,10 +126,10 @@ pub fn with_current<T: 'static, R>(look: impl FnOnce(&T) -> R) -> Option<R> {
     shown.ok().flatten()?.downcast_ref().map(look)
 }
 
-/// Leave the current thread for `next`; returns when it is switched back to.
+/// Switches from the current thread to `next`. Returns when the thread is switched back to.
 ///
 /// # Panics
-/// Where the caller may not block, or is no thread of the kernel.
+/// If the caller may not block, or is no thread of the kernel.
 pub fn switch(next: &Thread) {
     super::model().assert_may_sleep();
     super::locks::assert_none_held();
@@ -146,7 +147,7 @@ pub fn switch(next: &Thread) {
     current.wait();
 }
 
-/// The first function of every thread but adopted ones. A panic ends the machine.
+/// The first function of every thread, except adopted threads. A panic ends the machine.
 fn main(inner: Arc<HostThreadInner>, body: Body) {
     CURRENT.set(Some(inner));
     let life = AssertUnwindSafe(|| {

@@ -1,4 +1,4 @@
-//! The clock, which goes on when the CPU idles, and its one timer.
+//! The clock, which advances while the CPU idles, and its one timer.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,16 +9,17 @@ use super::traps;
 
 /// Nanoseconds since the machine started.
 static NOW: AtomicU64 = AtomicU64::new(0);
-/// When the kernel wants to be called; `u64::MAX` for never.
+/// Deadline of the kernel's timer; `u64::MAX` for none.
 static TIMER: AtomicU64 = AtomicU64::new(u64::MAX);
-/// Time that a program is taken to run between two looks at the counter.
+/// Time that passes with each read of the counter: a program is assumed to run this long between
+/// two.
 const STRETCH: u64 = 1000;
 
 /// Nanoseconds since the machine started.
 pub fn now() -> u64 {
     NOW.load(Ordering::Relaxed)
 }
-/// The counter: it counts nanoseconds, and goes on a little at each look.
+/// The counter. It counts nanoseconds, and each read advances it a little.
 pub fn ticks() -> u64 {
     NOW.fetch_add(STRETCH, Ordering::Relaxed) + STRETCH
 }
@@ -38,17 +39,17 @@ pub fn wall_clock_at_boot() -> u64 {
 pub fn start(_hpet: Option<PhysAddr>) {}
 /// Does nothing: programs on a host ask the kernel.
 pub fn show_in(_frame: HeldFrame<'static>, _wall: i64) {}
-/// Does nothing, as [`show_in`].
+/// Does nothing, like [`show_in`].
 pub fn show_wall(_wall: i64) {}
-/// Has the kernel called at `deadline`.
+/// Sets the timer: the kernel is called at `deadline`.
 pub fn arm(deadline: u64) {
     TIMER.store(deadline, Ordering::Relaxed);
 }
 
-/// Lets time go on to the next deadline, since no task has anything to do.
+/// Advances the time to the next deadline, since no task is runnable.
 ///
 /// # Panics
-/// Where there is none: all tasks sleep for ever, and the test with them.
+/// If there is no deadline: all tasks, and the test with them, would sleep for ever.
 pub fn idle() {
     let deadline = TIMER.swap(u64::MAX, Ordering::Relaxed);
     assert!(deadline != u64::MAX, "everybody sleeps, and nothing will wake anybody");

@@ -1,4 +1,5 @@
-//! A program's registers, and running it: a program of a host is a function that is given them.
+//! A program's registers, and running the program. On a host a program is a function that gets the
+//! registers.
 
 use core::fmt;
 use std::boxed::Box;
@@ -13,28 +14,28 @@ use super::memory::OutOfMemory;
 use super::std;
 use super::traps::Registers;
 
-/// FXSAVE's bytes: there is no XSAVE, so [`xsave_size`] says as many.
+/// Size of FXSAVE's area: there is no XSAVE, so [`xsave_size`] returns the same number.
 const FPU_BYTES: usize = 512;
-/// Where those of its bytes begin that are software's (Intel SDM volume 1, 10.5.1).
+/// Offset of the area's bytes for software (Intel SDM volume 1, 10.5.1).
 const SOFTWARE_BYTES: usize = 464;
 const DEFAULT_CONTROL: u16 = 0x37f;
 const DEFAULT_MXCSR: u32 = 0x1f80;
 
-/// Runner of programs: it looks where a program is (`rip`), does what the program does there, and
-/// says why it stops.
+/// Runner of programs. It reads where a program is (`rip`), acts as the program does there, and
+/// returns why the program stops.
 pub type Processor = Box<dyn Fn(&mut UserContext) -> UserEvent + Send + Sync>;
 
 static PROCESSOR: OnceLock<Processor> = OnceLock::new();
 
-/// Says what runs programs; once.
+/// Sets the runner of programs; once.
 ///
 /// # Panics
-/// When it was said before.
+/// If the runner was set before.
 pub fn set_processor(processor: Processor) {
     assert!(PROCESSOR.set(processor).is_ok(), "one processor runs the machine's programs");
 }
 
-/// Programs ask the kernel for their bases.
+/// Returns false: programs ask the kernel to set their bases.
 pub fn has_fsgsbase() -> bool {
     false
 }
@@ -54,7 +55,7 @@ impl fmt::Debug for UserContext {
 }
 
 impl UserContext {
-    /// A program whose registers are zero.
+    /// Makes a program whose registers are zero.
     ///
     /// # Errors
     /// None on a host.
@@ -64,15 +65,15 @@ impl UserContext {
         context.start(0, 0);
         Ok(context)
     }
-    /// Begin a new program at `entry` with the stack pointer `stack`: all else is as execve leaves
-    /// it.
+    /// Begins a new program at `entry` with the stack pointer `stack`. All other registers are as
+    /// after execve.
     pub fn start(&mut self, entry: u64, stack: u64) {
         self.registers =
             Registers { rip: entry, rsp: stack, cs: USER_CODE, ss: USER_DATA, ..Registers::default() };
         self.reset_fpu();
         (self.bases, self.selectors) = ([0; 2], [0; 4]);
     }
-    /// A copy, floating-point state included.
+    /// Makes a copy, with the floating-point state.
     ///
     /// # Errors
     /// None on a host.
@@ -83,11 +84,11 @@ impl UserContext {
     pub fn regs(&self) -> &Registers {
         &self.registers
     }
-    /// The registers, to change any.
+    /// The registers, mutably.
     pub fn regs_mut(&mut self) -> &mut Registers {
         &mut self.registers
     }
-    /// Whether the program asked for nothing when it came to the kernel last.
+    /// Whether the program was interrupted when it last entered the kernel, without a request.
     pub fn was_interrupted(&self) -> bool {
         self.registers.vector != VECTOR_SYSCALL
     }
@@ -95,24 +96,24 @@ impl UserContext {
     pub fn set_return(&mut self, value: u64) {
         self.registers.rax = value;
     }
-    /// The arguments of the system call that was made.
+    /// The arguments of the last system call.
     pub fn syscall_args(&self) -> [u64; 6] {
         let Registers { rdi, rsi, rdx, r10, r8, r9, .. } = self.registers;
         [rdi, rsi, rdx, r10, r8, r9]
     }
-    /// Its number.
+    /// The number of the last system call.
     pub fn syscall_number(&self) -> u64 {
         self.registers.error
     }
-    /// Its number, if one was made.
+    /// The number of the system call, if the program made one.
     pub fn called(&self) -> Option<u64> {
         (!self.was_interrupted()).then_some(self.registers.error)
     }
-    /// Where FS points.
+    /// The base of FS.
     pub fn fs_base(&self) -> u64 {
         self.bases[0]
     }
-    /// Where GS points.
+    /// The base of GS.
     pub fn gs_base(&self) -> u64 {
         self.bases[1]
     }
@@ -124,17 +125,17 @@ impl UserContext {
         self.selectors[2 + which] = 0;
         Ok(())
     }
-    /// Point FS elsewhere; its selector becomes null.
+    /// Sets the base of FS; the selector of FS becomes null.
     ///
     /// # Errors
-    /// When that is not a user address.
+    /// If `base` is no user address.
     pub fn set_fs_base(&mut self, base: u64) -> Result<(), NotUserAddress> {
         self.set_base(0, base)
     }
-    /// Point GS elsewhere; its selector becomes null.
+    /// Sets the base of GS; the selector of GS becomes null.
     ///
     /// # Errors
-    /// When that is not a user address.
+    /// If `base` is no user address.
     pub fn set_gs_base(&mut self, base: u64) -> Result<(), NotUserAddress> {
         self.set_base(1, base)
     }
@@ -150,7 +151,7 @@ impl UserContext {
     pub fn fpu(&mut self) -> &[u8] {
         &*self.fpu
     }
-    /// The same with `note` in the bytes that are software's.
+    /// The floating-point state with `note` in its bytes for software.
     pub fn noted_fpu(&mut self, note: &[u8]) -> &[u8] {
         self.fpu[SOFTWARE_BYTES..][..note.len()].copy_from_slice(note);
         &*self.fpu
@@ -159,10 +160,10 @@ impl UserContext {
     pub fn clear_x87_summary(&mut self) {
         self.fpu[2..4].iter_mut().for_each(|byte| *byte &= !0x80);
     }
-    /// Replace the floating-point state by what `give` puts there. It may sleep.
+    /// Replaces the floating-point state by the bytes that `give` writes. `give` may sleep.
     ///
     /// # Errors
-    /// When a CPU would refuse it; the state is then a new program's.
+    /// If a CPU would refuse the state. The program then has a new program's state.
     pub fn load_fpu(&mut self, give: impl FnOnce(&mut [u8]) -> FpuImage) -> Result<(), BadFpuState> {
         let image = give(&mut *self.fpu);
         if image.bytes < FPU_BYTES || !is_acceptable_fpu(&*self.fpu) {
@@ -171,14 +172,14 @@ impl UserContext {
         }
         Ok(())
     }
-    /// Put the floating-point state back to what a new program has.
+    /// Resets the floating-point state to a new program's.
     pub fn reset_fpu(&mut self) {
         self.fpu.fill(0);
         self.fpu[0..2].copy_from_slice(&DEFAULT_CONTROL.to_le_bytes());
         self.fpu[24..28].copy_from_slice(&DEFAULT_MXCSR.to_le_bytes());
     }
-    /// As [`run_unless`](Self::run_unless): programs here are functions, and meet no watchpoint but
-    /// one that they tell of themselves.
+    /// Like [`run_unless`](Self::run_unless). Programs here are functions: they trigger no
+    /// watchpoint, except one that they report themselves.
     pub fn run_watched_unless(
         &mut self,
         _watched: (&[u64; 4], u64),
@@ -186,8 +187,7 @@ impl UserContext {
     ) -> Option<UserEvent> {
         self.run_unless(urgent)
     }
-    /// Run the program until it needs the kernel, unless there is something to do first (`None`
-    /// then).
+    /// Runs the program until it needs the kernel, unless `urgent` returns true (`None` then).
     ///
     /// # Panics
     /// Without a runner of programs ([`set_processor`]).

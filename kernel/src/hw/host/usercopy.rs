@@ -1,5 +1,5 @@
-//! Bytes of the program whose address space is loaded: through its tables and the CPU's TLB, as its
-//! own accesses.
+//! Copies to and from the program whose address space is loaded, through its tables and the CPU's
+//! TLB, like the program's own accesses.
 
 use freehold_machine::model::AccessFault;
 use freehold_machine::{Access, PAGE_SIZE, Pfn, PhysAddr, PhysicalBytes, VirtAddr};
@@ -10,12 +10,12 @@ use super::machine::{has_spaces, model};
 use super::traps;
 use super::user::USER_END;
 
-/// Where `addr` leads, faults served as `faults` says.
+/// Translates `addr`; `faults` says whether faults are served.
 fn translate(addr: VirtAddr, access: Access, faults: Faults) -> Option<PhysAddr> {
     if addr.0 >= USER_END || !has_spaces() {
         return None;
     }
-    // Whether there is a fault or not: it is the program that decides.
+    // The call may sleep whether or not there is a fault: that depends on the program.
     if faults == Faults::Sleep {
         super::locks::assert_none_held();
     }
@@ -28,7 +28,8 @@ fn translate(addr: VirtAddr, access: Access, faults: Faults) -> Option<PhysAddr>
     }
 }
 
-/// Runs `f` on each part of a page of `length` bytes from `start` on; how many bytes were reached.
+/// Runs `f` on the part in each page of `length` bytes from `start` on. Returns how many bytes
+/// could be accessed.
 fn each_part(
     (start, length): (VirtAddr, usize),
     access: Access,
@@ -47,38 +48,38 @@ fn each_part(
     done
 }
 
-/// Copy from the program's memory; how many bytes were copied.
+/// Copies from the program's memory. Returns how many bytes were copied.
 pub fn read(from: VirtAddr, to: &mut [u8], faults: Faults) -> usize {
     each_part((from, to.len()), Access::Read, faults, |at, part| {
         to[at..at + part.len()].copy_from_slice(part)
     })
 }
-/// Copy to the program's memory; how many bytes were copied.
+/// Copies to the program's memory. Returns how many bytes were copied.
 pub fn write(to: VirtAddr, from: &[u8], faults: Faults) -> usize {
     each_part((to, from.len()), Access::Write, faults, |at, part| {
         part.copy_from_slice(&from[at..at + part.len()]);
     })
 }
-/// Fill the program's memory with zeroes; how many bytes were written.
+/// Fills the program's memory with zeroes. Returns how many bytes were written.
 pub fn zero(to: VirtAddr, len: usize, faults: Faults) -> usize {
     each_part((to, len), Access::Write, faults, |_, part| part.fill(0))
 }
-/// Load a word; `None` if it cannot be read.
+/// Loads a word; `None` if the word cannot be read.
 pub fn load_u32(from: VirtAddr, faults: Faults) -> Option<u32> {
     let mut word = [0; 4];
     load(from, &mut word, faults)?;
     Some(u32::from_ne_bytes(word))
 }
-/// Load a value; `None` if not all of it can be read.
+/// Loads a value; `None` if not all of it can be read.
 pub fn load(from: VirtAddr, value: &mut [u8], faults: Faults) -> Option<()> {
     (read(from, value, faults) == value.len()).then_some(())
 }
-/// Store a value; `None` if not all of it can be written.
+/// Stores a value; `None` if not all of it can be written.
 pub fn store(to: VirtAddr, value: &[u8], faults: Faults) -> Option<()> {
     (write(to, value, faults) == value.len()).then_some(())
 }
-/// Replaces a word if it is `current`. Returns its previous value, or `None` if it cannot be
-/// written. One thread runs at a time.
+/// Replaces a word if it is `current`. Returns the previous value, or `None` if the word cannot be
+/// written. Atomic, since only one thread runs at a time.
 pub fn compare_exchange_u32(at: VirtAddr, current: u32, new: u32, faults: Faults) -> Option<u32> {
     translate(at, Access::Write, faults)?;
     let before = load_u32(at, faults)?;
@@ -87,7 +88,8 @@ pub fn compare_exchange_u32(at: VirtAddr, current: u32, new: u32, faults: Faults
     }
     Some(before)
 }
-/// Bytes before the first NUL, at most `max`; `None` if an unreadable byte comes first.
+/// Returns the number of bytes before the first NUL, at most `max`; `None` if an unreadable byte
+/// comes first.
 pub fn strnlen(from: VirtAddr, max: usize, faults: Faults) -> Option<usize> {
     for done in 0..max {
         let mut byte = [0];

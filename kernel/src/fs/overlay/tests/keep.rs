@@ -1,4 +1,4 @@
-//! Host tests of keeping an upper tree.
+//! Host tests of saving an upper tree.
 
 use std::string::String;
 use std::vec::Vec;
@@ -27,7 +27,7 @@ fn kept(upper: &World, places: &[&str]) -> (Vec<String>, Seen) {
     (text.lines().map(String::from).collect(), all_of(&files))
 }
 
-/// Fills a new upper tree with what was kept, as the image of a later run does.
+/// Fills a new upper tree with the saved files, as the image of a later run does.
 fn begun_again(lines: &[String], files: &Seen) -> World {
     let upper = empty_upper();
     let root = World { root: place(&upper, b"/upper"), fs: upper.fs.clone() };
@@ -73,7 +73,7 @@ fn begun_again(lines: &[String], files: &Seen) -> World {
 }
 
 proptest! {
-    /// After any changes: the tree that was kept, over the same lower tree, is the same.
+    /// After any changes: the saved tree, over the same lower tree, has the same content.
     #[test]
     fn what_was_kept_is_the_same_in_a_later_run(
         first in proptest::collection::vec(step(), 0..30),
@@ -87,7 +87,7 @@ proptest! {
         for step in &then {
             let _ = run(&trees.merged, step);
         }
-        // Other names of a link are links of their own.
+        // Each further name of a symbolic link becomes a separate link.
         let alone = |mut all: Seen| {
             all.values_mut().filter(|(kind, ..)| *kind == NodeKind::Symlink).for_each(|link| link.4 = 1);
             all
@@ -177,7 +177,7 @@ fn each_want_of_memory_is_an_error() {
     append(&trees.merged, "/d/e/deep", "er").unwrap();
     names::unlink(&trees.merged.walk(), b"/file").unwrap();
     let upper = place(&trees.upper, b"/upper").node;
-    // Made before any allocation fails.
+    // Made in advance, before any allocation fails.
     let mut worlds: Vec<World> = (0..500).map(|_| World::new()).collect();
     let mut last = None;
     let (kept, failed) = each_fails(|| {

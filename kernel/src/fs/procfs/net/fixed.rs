@@ -1,5 +1,5 @@
-//! The files that do not grow with the number of sockets. Nothing is counted of packets, of which
-//! there are none: their numbers are 0.
+//! The files whose length does not depend on the number of sockets. There are no packets to be
+//! counted: their numbers are 0.
 
 use core::mem::size_of;
 
@@ -19,12 +19,12 @@ Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
 ";
 
-/// Routes to this machine's own addresses are in no list of /proc.
+/// Header of the routes. /proc does not list routes to this machine's own addresses.
 const ROUTE: &[u8] = b"Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\
                                                        \n";
 const ARP: &[u8] = b"IP address       HW type     Flags       HW address            Mask     Device\n";
 const IF_INET6: &[u8] = b"00000000000000000000000000000001 01 80 10 80       lo\n";
-/// Routes that refuse other addresses, before and after the route to the device's own.
+/// Routes that refuse other addresses; they come before and after the route to the device's own.
 const IPV6_ROUTE: &[u8] = b"\
 00000000000000000000000000000000 00 00000000000000000000000000000000 00 00000000000000000000000000000000 \
 ffffffff 00000001 00000000 00200200       lo
@@ -56,8 +56,8 @@ UdpLite: 0 0 0 0 0 0 0 0 0
 
 const PROTOCOLS: &[u8] = b"protocol  size sockets  memory press maxhdr  slab module     \
 cl co di ac io in de sh ss gs se re sp bi br ha uh gp em\n";
-/// Names, the sockets that they list, whether memory can be short of them, the longest header, and
-/// the calls that they have, by the letters of the title.
+/// Per protocol: its name, the sockets that it lists, whether memory can be short for them, the
+/// longest header, and its calls, by the letters of the title.
 const PROTOCOL_ROWS: [(&str, SocketClass, &str, usize, &str); 10] = [
     ("PINGv6", SocketClass::Icmp6, "NI", 0, "y  y  y  n  n  y  n  n  y  y  y  y  n  y  y  y  y  y  n"),
     ("RAWv6", SocketClass::Raw6, "NI", 0, "y  y  y  n  y  y  y  n  y  y  y  y  n  y  y  y  y  n  n"),
@@ -85,13 +85,13 @@ pub(super) fn show(file: NetFile, network: &NetworkNamespace, out: &mut Text) ->
         NetFile::Snmp => snmp(network, out)?,
         NetFile::Sockstat => sockstat(network, out)?,
         NetFile::Sockstat6 => sockstat6(network, out)?,
-        // These come in parts.
+        // These lists are written in parts.
         NetFile::Sockets(_) => {}
     }
     Ok(())
 }
 
-/// A row for each network device.
+/// Writes a row for each network device.
 fn devices(network: &NetworkNamespace, out: &mut Text) {
     out.push(DEV);
     for device in interface::all(network) {
@@ -107,7 +107,7 @@ fn devices(network: &NetworkNamespace, out: &mut Text) {
     }
 }
 
-/// The ways to other machines.
+/// Writes the routes to other machines.
 fn routes(network: &NetworkNamespace, out: &mut Text) {
     /// RTF_UP, RTF_GATEWAY.
     const UP: u32 = 1;
@@ -129,8 +129,8 @@ fn routes(network: &NetworkNamespace, out: &mut Text) {
     }
 }
 
-/// The sockets of `class` with an address that a packet could find them by, and those of them that
-/// are connected and not reset.
+/// Returns the number of sockets of `class` with an address at which a packet can find them, and
+/// how many of those are connected and not reset.
 fn in_use(network: &NetworkNamespace, class: SocketClass) -> Result<(usize, usize)> {
     let (mut from, mut found, mut connected) = (0, 0, 0);
     while let Some((place, socket)) = table::next(class, from) {

@@ -1,9 +1,9 @@
-//! /proc/PID/net: the network namespace of a process, in Linux' words.
+//! /proc/PID/net: the network namespace of a process, in Linux' formats.
 //!
 //! | module | files |
 //! |---|---|
 //! | [`rows`] | icmp, netlink, raw, tcp, udp, unix, of both versions: a line for each socket, written in parts |
-//! | [`fixed`] | the others, whose length no program chooses |
+//! | [`fixed`] | the others, whose length does not depend on programs |
 //!
 //! Pointers of the kernel are 0, as Linux shows them to unprivileged programs.
 
@@ -57,7 +57,7 @@ pub(in crate::fs::procfs) const FILES: [(&str, NetFile); 20] = [
     ("unix", NetFile::Sockets(SocketClass::Unix)),
 ];
 
-/// A file of the directory, about a namespace.
+/// A file of the directory for a namespace.
 pub(in crate::fs::procfs) struct NetContent {
     pub file: NetFile,
     pub network: Arc<NetworkNamespace>,

@@ -1,5 +1,5 @@
-//! The lists of sockets. Rows of a list are in the order of the sockets' places in their table; a
-//! list of TCP begins with those that listen.
+//! The lists of sockets. The rows of a list have the order of the sockets' places in their table. A
+//! list of TCP begins with the listening sockets.
 
 use crate::Result;
 use crate::fs::generated::{More, PART, Parts, ShortLine, Text};
@@ -10,8 +10,8 @@ use crate::socket::ports::InetAddress;
 use crate::socket::table::{self, SocketClass};
 use crate::socket::view::{InetView, TcpState};
 
-/// Columns of a line of TCP and of UDP over version 4, without the line feed. Lines of version 6
-/// are as long as they are.
+/// Columns of a line of TCP and of UDP over IPv4, without the line feed. Lines for IPv6 have their
+/// natural length.
 const TCP_COLUMNS: usize = 149;
 const UDP_COLUMNS: usize = 127;
 
@@ -24,13 +24,13 @@ const ICMP_TITLE: &[u8] =
     b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops";
 const UDP_TITLE: &[u8] =
     b"   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops";
-/// Titles behind the columns of TCP where datagrams are listed.
+/// Titles after the columns of TCP in lists of datagram sockets.
 const DATAGRAM_TITLE: &[u8] = b" ref pointer drops";
 const NETLINK_TITLE: &[u8] =
     b"sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops    Inode";
 const UNIX_TITLE: &[u8] = b"Num       RefCount Protocol Flags    Type St Inode Path";
 
-/// Blanks up to the longest line.
+/// Blanks that fill a line up to the greatest length.
 const BLANKS: [u8; TCP_COLUMNS] = [b' '; TCP_COLUMNS];
 /// `__SO_ACCEPTCON`.
 const LISTENS: u32 = 0x1_0000;
@@ -39,11 +39,11 @@ const UNCONNECTED: u8 = 1;
 const CONNECTING: u8 = 2;
 const CONNECTED: u8 = 3;
 
-/// Which sockets are listed now.
+/// The sockets that are listed now.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pass {
     Title,
-    /// Of TCP, those that listen.
+    /// For TCP: the listening sockets.
     Listening,
     Others,
 }
@@ -54,9 +54,9 @@ pub(super) struct SocketRows {
     network: u64,
     class: SocketClass,
     pass: Pass,
-    /// The place that is looked at next.
+    /// The place that is checked next.
     place: usize,
-    /// Lines so far.
+    /// Number of lines so far.
     line: usize,
 }
 
@@ -65,7 +65,7 @@ impl SocketRows {
         Self { class, network, pass: Pass::Title, place: 0, line: 0 }
     }
 
-    /// Columns that lines are filled up to.
+    /// Number of columns to which lines are padded.
     const fn columns(&self) -> usize {
         match self.class {
             SocketClass::Tcp => TCP_COLUMNS,
@@ -156,7 +156,7 @@ impl Parts for SocketRows {
     }
 }
 
-/// An address and a port: words of 32 bits as this machine reads them, in hexadecimal.
+/// Adds an address and a port: words of 32 bits in this machine's byte order, in hexadecimal.
 fn push_address(line: &mut ShortLine, address: InetAddress, is_v6: bool) {
     let octets = address.ip.octets();
     let shown = if is_v6 { &octets[..] } else { &octets[12..] };
@@ -199,7 +199,7 @@ fn netlink_row(out: &mut Text, socket: &Socket, own: NetlinkAddress) {
     column(&mut line, own.port.into(), 10);
     line.hex(own.groups.into(), 8);
     line.push(b" ");
-    // Waiting, sent, dumps, holders, lost.
+    // Bytes that wait, bytes sent, dumps, references, lost datagrams.
     let waiting = socket.channel().bytes() as u64;
     for (value, width) in [(waiting, 8), (0, 8), (0, 5), (2, 8), (0, 8)] {
         column(&mut line, value, width);

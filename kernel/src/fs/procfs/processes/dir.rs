@@ -82,7 +82,7 @@ const ENTRIES: &[(&str, What)] = &[
     ("wchan", What::File(FileKind::Wchan, 0o444)),
 ];
 
-/// Node numbers of the files of "net" begin behind those of the entries above.
+/// Node numbers of the files of "net" begin here, after those of the entries above.
 const NET_NODES: u64 = 1 << 8;
 /// The entries of "ns".
 const NAMESPACES: [(&str, LinkKind); 8] = [
@@ -97,12 +97,12 @@ const NAMESPACES: [(&str, LinkKind); 8] = [
 ];
 /// Node numbers of the links of "ns".
 const NAMESPACE_NODES: u64 = 1 << 9;
-/// Node numbers of descriptors begin behind those of the entries above.
+/// Node numbers of descriptors begin here, after those of the entries above.
 const DESCRIPTOR_NODES: u64 = 1 << 12;
 const DESCRIPTOR_INFO_NODES: u64 = 1 << 23;
 
-/// The entries of a directory that its subject has: a thread has no threads of its own, and its
-/// children are known to it alone.
+/// Whether the directory of `subject` has the entry `what`. A thread has no threads of its own, and
+/// only threads have the file of their children.
 fn has(subject: Subject, what: What) -> bool {
     match what {
         What::Dir(DirKind::Tasks, _) => subject.tid.is_none(),
@@ -111,7 +111,7 @@ fn has(subject: Subject, what: What) -> bool {
     }
 }
 
-/// A directory about a subject.
+/// A directory of a subject.
 pub(super) struct Dir {
     device: u64,
     me: Weak<Dir>,
@@ -120,7 +120,7 @@ pub(super) struct Dir {
     mode: u32,
     parent: Arc<dyn Node>,
     name: Arc<[u8]>,
-    /// The process of an open directory, whose ID may come to be another's.
+    /// The process of an open directory. It is kept because the ID may be reused.
     process: SpinLock<Option<Arc<dyn File>>>,
 }
 
@@ -166,14 +166,14 @@ impl Dir {
         })
     }
 
-    /// The file of "net" at `index`, by the order of the list.
+    /// The file of "net" with this index in the list.
     fn net_file(&self, index: usize) -> Arc<dyn Node> {
         let (subject, kind) = (self.subject, FileKind::Net(net::FILES[index].1));
         let identity = Identity { device: self.device, inode: subject.inode(NET_NODES + index as u64) };
         reserve::arc(Item { identity, subject, kind, mode: 0o444 })
     }
 
-    /// The first entry with a number of `from` or more: number, name, inode, DT_* value.
+    /// Returns the first entry with number `from` or more: number, name, inode, DT_* value.
     fn next(&self, from: u64) -> Option<(u64, ShortLine, u64, u8)> {
         match self.kind {
             DirKind::Whole => {
@@ -224,7 +224,7 @@ impl Node for Dir {
     fn identity(&self) -> Identity {
         let index = match self.kind {
             DirKind::Whole => 0,
-            // As listed among the entries.
+            // As in the list of entries.
             kind => {
                 let same = |what: &What| matches!(what, What::Dir(other, _) if *other == kind);
                 ENTRIES.iter().position(|(_, what)| same(what)).map_or(0, |index| index as u64 + 1)
@@ -240,7 +240,7 @@ impl Node for Dir {
     fn metadata(&self) -> Metadata {
         let mut meta = metadata(self.subject, self.identity(), NodeKind::Directory, self.mode);
         if self.kind == DirKind::Tasks {
-            // Programs count threads by the links of this directory.
+            // Programs determine the number of threads from this directory's links.
             let threads = self.subject.process().map_or(0, |process| process.thread_count());
             meta.links = 2 + threads as u32;
         }
@@ -264,7 +264,7 @@ impl Node for Dir {
         Ok(self)
     }
 
-    /// A process may list its own descriptors even where the directory belongs to root (Linux:
+    /// A process may list its own descriptors even if the directory belongs to root (Linux:
     /// `proc_fd_permission`).
     fn is_callers_own(&self) -> bool {
         self.kind == DirKind::Descriptors && task::with_current(|task| task.process().pid == self.subject.pid)

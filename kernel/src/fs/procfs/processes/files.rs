@@ -1,4 +1,4 @@
-//! The files of a process or a thread: which there are, and who may open them.
+//! The files of a process or a thread, and the right to open them.
 
 use super::super::memory::{self, AreaRecord, AreaRecords};
 use super::super::net::{NetContent, NetFile};
@@ -67,7 +67,7 @@ pub(in crate::fs::procfs) enum FileKind {
     Net(NetFile),
 }
 
-/// A file about a subject.
+/// A file of a subject.
 pub(super) struct Item {
     pub identity: Identity,
     pub subject: Subject,
@@ -139,11 +139,11 @@ impl Node for Item {
     }
 }
 
-/// A map of ids, for the user namespace that the process was in as the file was opened.
+/// A map of ids, for the process' user namespace at the time when the file was opened.
 struct IdMapFile {
     user_ns: UserNs,
     of: IdKind,
-    /// Its rights are asked as well as the writer's.
+    /// The opener. A write needs the opener's rights as well as the writer's.
     opener: Arc<Credentials>,
 }
 
@@ -156,7 +156,7 @@ impl Generate for IdMapFile {
     }
 
     fn store(&self, bytes: &[u8]) -> Result<()> {
-        // A text that long came in part only.
+        // A text of this length may be incomplete.
         if bytes.len() >= 4096 {
             return Err(Errno::EINVAL);
         }
@@ -183,7 +183,7 @@ impl Generate for SetGroupsFile {
 struct MemoryContent {
     subject: Subject,
     kind: FileKind,
-    /// The space that the opener was allowed to inspect; the process may have another by now.
+    /// The space that the opener was allowed to inspect. The process may have another one by now.
     space: Weak<ProcessSpace>,
 }
 
@@ -208,12 +208,12 @@ impl Generate for MemoryContent {
     }
 }
 
-/// The mounts that a process sees. Poll tells of each change in the namespace that it was in as the
-/// file was opened, once (Linux: `mounts_poll`).
+/// The mounts that a process sees. Poll reports each change, once, in the process' namespace at the
+/// time when the file was opened (Linux: `mounts_poll`).
 struct MountList {
     shown: ProcessFile,
     namespace: Arc<MountNamespace>,
-    /// The namespace's changes that poll has told of.
+    /// The namespace's changes that poll has reported.
     told: AtomicU64,
 }
 
@@ -258,7 +258,7 @@ impl Generate for ProcessFile {
     fn show(&self, out: &mut Text) -> Result<()> {
         let Self { subject, kind } = *self;
         let process = subject.process()?;
-        // These two are judged when they are read.
+        // These two are checked when they are read.
         match kind {
             FileKind::Io => drop(check_inspection(subject, Mode::READ_FS)?),
             FileKind::Personality => inspect::may_inspect(&process, Mode::ATTACH_FS)?,
@@ -281,7 +281,7 @@ fn descriptor_info(out: &mut Text, process: &Process, view: PidView, fd: i32) ->
     let mut flags = file.flags();
     flags.set(OpenFlags::CLOEXEC, files.on_exec(fd) == Ok(crate::fs::OnExec::Close));
     let mount = file.path().map_or_else(root::unnamed_mount, |path| path.mount.clone());
-    // A stream has no offset, and its lock may be held for long: it is not taken.
+    // A stream has no offset, and its lock may be held for long, so it is not taken.
     let position = if file.file().seekable() == Seekable::Offset { file.position()? } else { 0 };
     writeln!(out, "pos:\t{position}\nflags:\t0{:o}\nmnt_id:\t{}", flags.bits(), mount.id());
     writeln!(out, "ino:\t{}", file.node().identity().inode);
@@ -300,14 +300,14 @@ fn descriptor_info(out: &mut Text, process: &Process, view: PidView, fd: i32) ->
     })
 }
 
-/// The faults that wait for a userfaultfd to be read or served, and its interface.
+/// Writes the faults of a userfaultfd that wait to be read or served, and its interface.
 fn user_faults(out: &mut Text, monitor: &UserFaultFile) {
     let ((pending, total), (api, features, requests)) = (monitor.counts(), monitor.interface());
     writeln!(out, "pending:\t{pending}\ntotal:\t{total}\nAPI:\t{api:x}:{features:x}:{requests:x}");
 }
 
-/// The process behind a pidfd; -1 once it was waited for, 0 where the reader's /proc does not show
-/// it.
+/// Writes the process of a pidfd; -1 once it was waited for, 0 if it has no number in the reader's
+/// /proc.
 fn opened_process(out: &mut Text, opened: &PidFile, view: PidView) {
     let Ok(process) = opened.process() else {
         writeln!(out, "Pid:\t-1\nNSpid:\t-1");
@@ -322,7 +322,7 @@ fn opened_process(out: &mut Text, opened: &PidFile, view: PidView) {
     out.push(b"\n");
 }
 
-/// The watches of an inotify instance, in base 16 as on Linux. There are no file handles.
+/// Writes the watches of an inotify instance, in base 16 as on Linux. There are no file handles.
 fn watches(out: &mut Text, instance: &InotifyFile) {
     let mut from = 0;
     while let Some(WatchInfo { number, identity, mask }) = instance.next_watch(from) {

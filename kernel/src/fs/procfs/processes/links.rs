@@ -23,7 +23,7 @@ pub(super) enum LinkKind {
     Root,
     Descriptor(i32),
     Namespace(NamespaceKind),
-    /// The PID namespace of its children.
+    /// The PID namespace for its children.
     ChildrensPids,
 }
 
@@ -74,8 +74,8 @@ impl Link {
     }
 }
 
-/// Returns the text that /proc/PID/fd shows for a file without a path: "pipe:[7]", "socket:[8]",
-/// "anon_inode:[eventfd]".
+/// Returns the text that /proc/PID/fd shows for a file without a path, such as "pipe:[7]",
+/// "socket:[8]", "anon_inode:[eventfd]".
 pub(in crate::fs::procfs) fn nameless(file: &OpenFile) -> Result<Vec<u8>> {
     let node = file.node();
     let any: &dyn core::any::Any = &*node;

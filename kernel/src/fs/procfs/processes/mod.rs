@@ -1,10 +1,10 @@
 //! The directories of processes and threads.
 //!
-//! A node holds IDs only and looks its process up each time: `ESRCH` or `ENOENT` once the process
-//! is gone. Opening or following a node is checked twice: by owner and mode like any file, and by
-//! [`inspect`](crate::task::inspect) if it shows or changes the inside of a process. A file about
-//! memory keeps (weakly) the space that it was opened for: after an execve it does not show the new
-//! program's.
+//! A node has only IDs and looks its process up each time: `ESRCH` or `ENOENT` once the process has
+//! ended. Opening or following a node is checked twice: by owner and mode like any file, and by
+//! [`inspect`](crate::task::inspect) if it shows or changes a process' internal state. A file about
+//! memory has a weak reference to the space for which it was opened: after an execve it does not
+//! show the new program's memory.
 
 mod dir;
 mod files;
@@ -36,7 +36,7 @@ use crate::{Errno, Result};
 pub(super) struct Subject {
     pub pid: Pid,
     pub tid: Option<Pid>,
-    /// The PID namespace of the numbers.
+    /// The PID namespace of the shown numbers.
     pub view: PidView,
 }
 
@@ -45,7 +45,8 @@ impl Subject {
         registry::find(self.pid).ok_or(Errno::ESRCH)
     }
 
-    /// The thread, or the process' first that is left; `None` for a process that has ended.
+    /// Returns the thread, or the first remaining thread of the process; `None` for a process that
+    /// has ended.
     pub fn task(self) -> Result<Option<Arc<Task>>> {
         match self.tid {
             None => Ok(self.process()?.leader()),
@@ -56,14 +57,14 @@ impl Subject {
         }
     }
 
-    /// The number of this subject's node `index`; 24 bits for the index.
+    /// Returns the inode number of this subject's node `index`; 24 bits are for the index.
     fn inode(self, index: u64) -> u64 {
         let thread = if self.tid.is_some() { 1 << 62 } else { 0 };
         thread | u64::from(self.tid.unwrap_or(self.pid)) << 24 | 1 << 60 | index
     }
 }
 
-/// The numbered directories, "self" and "thread-self" of a /proc that shows a PID namespace.
+/// The numbered directories, "self" and "thread-self" of a /proc for a PID namespace.
 pub struct Processes(pub PidNs);
 
 impl Dynamic for Processes {
@@ -75,7 +76,7 @@ impl Dynamic for Processes {
             _ => {}
         }
         let pid = number(name).and_then(|number| registry::pid_in(view, number)).ok_or(Errno::ENOENT)?;
-        // A thread's number leads to its process' directory, though it is not listed.
+        // A thread's ID also leads to its process' directory, although it is not listed.
         let process = registry::find(pid)
             .or_else(|| registry::find_task(pid).map(|task| task.process().clone()))
             .ok_or(Errno::ENOENT)?;
@@ -107,13 +108,13 @@ impl Dynamic for Processes {
     }
 }
 
-/// A decimal number without leading zeroes.
+/// Parses a decimal number without leading zeroes.
 fn number<T: core::str::FromStr>(name: &[u8]) -> Option<T> {
     let digits = name.iter().all(u8::is_ascii_digit) && (name.len() == 1 || name.first() != Some(&b'0'));
     core::str::from_utf8(name).ok().filter(|_| digits)?.parse().ok()
 }
 
-/// Owner of the directory that a link leads to; the numbers are the links' inodes.
+/// The process or thread to whose directory a link leads. The values are the links' inodes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Of {
     Process = 90,
@@ -157,9 +158,9 @@ impl Node for SelfLink {
 /// Mode of the directories that all users may list.
 const LISTED: u32 = 0o555;
 
-/// Returns the metadata of a subject's node. It belongs to the user that the process acts as, or to
-/// root where processes with the same IDs may not inspect it. Directories that all users may list
-/// show the user in any case (Linux: `task_dump_owner`).
+/// Returns the metadata of a subject's node. Its owner is the user that the process acts as, or
+/// root if other processes with the same IDs may not inspect the process. Directories that all
+/// users may list always belong to the user (Linux: `task_dump_owner`).
 fn metadata(subject: Subject, identity: Identity, kind: NodeKind, mode: u32) -> Metadata {
     let mut meta = pseudo::metadata(identity, kind, mode, clock::now());
     if let Ok(process) = subject.process() {
@@ -172,7 +173,7 @@ fn metadata(subject: Subject, identity: Identity, kind: NodeKind, mode: u32) -> 
     meta
 }
 
-/// `EACCES` unless the caller may inspect the subject's process in this way.
+/// `EACCES` unless the caller may inspect the subject's process with this `mode`.
 fn check_inspection(subject: Subject, mode: Mode) -> Result<Arc<Process>> {
     let process = subject.process()?;
     match inspect::may_inspect(&process, mode) {
@@ -181,8 +182,8 @@ fn check_inspection(subject: Subject, mode: Mode) -> Result<Arc<Process>> {
     }
 }
 
-/// The memory of the subject's process, weakly, if the caller may inspect it in this way: nothing
-/// where it has ended.
+/// Returns a weak reference to the memory of the subject's process, if the caller may inspect it
+/// with this `mode`. The reference is empty if the process has ended.
 fn space_of(subject: Subject, mode: Mode) -> Result<Weak<ProcessSpace>> {
     match inspect::space_of(&*subject.process()?, mode) {
         Ok(space) => Ok(space.downgrade()),
