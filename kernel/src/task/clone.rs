@@ -69,9 +69,9 @@ bitflags! {
         const UNTRACED = 0x80_0000;
         /// The child's ID is written to the child's memory.
         const CHILD_SETTID = 0x100_0000;
-        /// All flags for new namespaces, except of mounts.
+        /// All flags for new namespaces, except NEWNS.
         const NEW_NAMESPACES = 0x7e00_0000;
-        /// The child gets new IPC namespace.
+        /// The child gets a new IPC namespace.
         const NEW_IPC = 0x800_0000;
         /// The child gets a new user namespace.
         const NEW_USER = 0x1000_0000;

@@ -66,8 +66,8 @@ fn words(args: &Args, scope: Scope) -> [FutexWord; 2] {
     [args[0], args[4]].map(|address| FutexWord { address, scope })
 }
 
-/// The commands for locks with priority inheritance. They are separate so that the other commands
-/// need little stack.
+/// The commands for locks with priority inheritance. They are separate so that the code of the
+/// other commands stays short.
 #[cold]
 #[inline(never)]
 fn lock_call(args: &Args, command: u32, scope: Scope) -> Result<i64> {

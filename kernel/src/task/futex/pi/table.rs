@@ -274,10 +274,10 @@ impl PiTable {
         self.lines.contains_key(&key)
     }
 
-    /// Returns how many owners wait one for another, from `owner` on.
+    /// Returns the length of the chain of owners that wait for each other, from `owner` on.
     ///
     /// # Errors
-    /// `EDEADLK` where `task` is one of them, or where they are too many.
+    /// `EDEADLK` if `task` is one of them, or if they are too many.
     fn count_owners(&self, owner: &Arc<PiTask>, task: &Arc<PiTask>) -> Result<usize> {
         let mut next = owner.clone();
         for seen in 1..=MOST_OWNERS {
@@ -293,15 +293,16 @@ impl PiTable {
         Err(Errno::EDEADLK)
     }
 
-    /// The locks of `task`, or their waiters, are others now: it inherits what they say, and so do
-    /// the owners that it waits for.
+    /// Updates the priority that `task` inherits, after a change of its locks or of their waiters.
+    /// Also updates the owners for which it waits.
     fn settle(&mut self, task: &Arc<PiTask>) {
         if sched::inherit_priority(&task.thread, task.wanted_priority()) {
             self.settle_waiter(task);
         }
     }
 
-    /// `task` runs with another priority: its place as a waiter is another, and so on.
+    /// Updates the place of `task` as a waiter after a change of its priority, and so on along the
+    /// chain.
     fn settle_waiter(&mut self, task: &Arc<PiTask>) {
         let mut next = Some(task.clone());
         for _ in 0..MOST_OWNERS {
@@ -320,11 +321,11 @@ impl PiTable {
         }
     }
 
-    /// Makes `waiter` wait for its lock. `owner` owns it where nothing waits for it yet. Returns
-    /// how many owners wait for one another from then on.
+    /// Queues `waiter` for its lock. `owner` is the lock's owner if the lock is not in the table
+    /// yet. Returns the length of the resulting chain of waiting owners.
     ///
     /// # Errors
-    /// `EDEADLK`, `ENOMEM`, and `ESRCH` where there is no owner.
+    /// `EDEADLK`, `ENOMEM`, and `ESRCH` without an owner.
     pub fn join(&mut self, waiter: &Arc<PiWaiter>, owner: Option<&Arc<PiTask>>) -> Result<usize> {
         let found = self.find(waiter.lock).cloned();
         let known = found.as_ref().map_or_else(|| owner.cloned(), |lock| lock.owner());
@@ -349,7 +350,7 @@ impl PiTable {
     fn open(&mut self, key: FutexId, owner: &Arc<PiTask>) -> Result<Arc<PiLock>> {
         let mut waiters = IndexedHeap::new();
         make_room(&mut waiters, 1)?;
-        // One more, because the owner may wait itself.
+        // One more, because the owner itself may wait.
         make_room(&mut owner.links.lock().held, 2)?;
         let state = SpinLock::new(PiLockState { owner: Some(owner.clone()), waiters });
         let lock = reserve::arc(PiLock { key, position: Position::default(), state });
@@ -359,7 +360,7 @@ impl PiTable {
         Ok(lock)
     }
 
-    /// Ends the wait of `waiter`, unless it owns its lock or has none. Returns where it stood.
+    /// Ends the wait of `waiter`, unless it owns its lock or has none. Returns its previous state.
     pub fn leave(&mut self, waiter: &Arc<PiWaiter>) -> Standing {
         let standing = waiter.standing();
         match standing {
@@ -390,11 +391,11 @@ impl PiTable {
         waiter.set_standing(Standing::InLine);
         Ok(())
     }
-    /// The first waiter in the line of `word`.
+    /// Returns the first waiter in the line of `word`.
     pub fn first_in_line(&self, word: FutexId) -> Option<Arc<PiWaiter>> {
         self.lines.get(&word)?.first().map(|(_, first)| first.value.clone())
     }
-    /// Takes `waiter` out of its line.
+    /// Removes `waiter` from its line.
     pub fn leave_line(&mut self, waiter: &Arc<PiWaiter>) {
         let Some(word) = waiter.word else { return };
         let Some(line) = self.lines.get_mut(&word) else { return };
@@ -405,7 +406,7 @@ impl PiTable {
             IN_USE.fetch_sub(1, Ordering::SeqCst);
         }
     }
-    /// Gives the lock of `waiter`, for which nothing waits, to it: its number is in the word.
+    /// Gives `waiter` its lock, which has no other waiter. The word has its number already.
     pub fn give_free(&mut self, waiter: &Arc<PiWaiter>) {
         self.leave_line(waiter);
         waiter.call(Standing::Owns);
@@ -431,7 +432,8 @@ impl PiTable {
         }
     }
 
-    /// Nothing waits for the lock any more: its word alone says who owns it.
+    /// Removes the lock from the table, because nothing waits for it: its word alone names the
+    /// owner.
     fn close(&mut self, lock: &Arc<PiLock>, state: &mut PiLockState) {
         state.leave_owner(lock);
         if self.locks.remove(&lock.key).is_some() {
@@ -439,8 +441,8 @@ impl PiTable {
         }
     }
 
-    /// Gives the lock from its owner to the first waiter, whose number the word has. Returns that
-    /// waiter, which is to be dropped without the table's lock: it may have ended by then.
+    /// Hands the lock from its owner to the first waiter, whose number is in the word. Returns that
+    /// waiter, to be dropped without the table's lock: it may have ended by then.
     #[must_use]
     pub fn hand_over(&mut self, lock: &Arc<PiLock>) -> Option<Arc<PiWaiter>> {
         let mut state = lock.state.lock();
@@ -455,7 +457,7 @@ impl PiTable {
         Some(next)
     }
 
-    /// Gives a lock without an owner to `waiter`, which claims it and has written its number.
+    /// Gives a lock without an owner to `waiter`, which claims the lock and has written its number.
     pub fn take_over(&mut self, waiter: &Arc<PiWaiter>) {
         let Some(lock) = self.find(waiter.lock).cloned() else { return };
         let mut state = lock.state.lock();
@@ -465,7 +467,7 @@ impl PiTable {
         self.give(&lock, &mut state, waiter);
     }
 
-    /// Makes `next`, which is among the waiters no more, the owner.
+    /// Makes `next`, which is no longer a waiter, the owner.
     fn give(&mut self, lock: &Arc<PiLock>, state: &mut PiLockState, next: &Arc<PiWaiter>) {
         let mut links = next.task.links.lock();
         links.waits = None;
@@ -483,11 +485,11 @@ impl PiTable {
 }
 
 impl PiLockState {
-    /// The rank of the first waiter.
+    /// Returns the rank of the first waiter.
     fn rank(&self) -> u64 {
         self.waiters.first().map_or(LAST_RANK, |(rank, _)| rank)
     }
-    /// The owner owns it no more.
+    /// Removes the lock from its owner.
     fn leave_owner(&mut self, lock: &Arc<PiLock>) {
         let Some(owner) = self.owner.take() else { return };
         let mut links = owner.links.lock();
@@ -495,7 +497,7 @@ impl PiLockState {
             drop(links.held.remove(at));
         }
     }
-    /// Has the first waiter claim the lock, which has no owner.
+    /// Makes the first waiter claim the lock, which has no owner.
     fn call_first(&self) {
         if let Some((_, first)) = self.waiters.first() {
             first.value.call(Standing::Claims);
