@@ -1,4 +1,5 @@
-//! Where each thread is, told when the host asks: it asks when a program does not end in time.
+//! Call stacks of all threads, sent at the host's request, which it makes when a program does not
+//! end in time.
 
 use core::fmt::{self, Display, Formatter};
 
@@ -9,9 +10,9 @@ use crate::hw::panic::MAX_FRAMES;
 use crate::task::{self, Pid, Task};
 use crate::{host, sched};
 
-/// The most threads that are told of, those with the lowest numbers.
+/// Largest number of threads in the answer: those with the lowest numbers.
 const MOST: usize = 128;
-/// The most addresses that are told of each, innermost first.
+/// Largest number of addresses per thread, innermost first.
 const DEEP: usize = 16;
 
 struct TaskSnapshot {
@@ -47,15 +48,15 @@ impl Display for TaskSnapshot {
     }
 }
 
-/// The answer, taken before it is displayed, which happens twice.
+/// The answer. It is taken before it is displayed, because displaying happens twice.
 struct Backtraces {
     places: Vec<TaskSnapshot>,
-    /// Threads that are not among them.
+    /// Number of threads that were left out.
     left_out: usize,
 }
 
 impl Backtraces {
-    /// Where memory is short, fewer threads are among them, or none.
+    /// Takes the call stacks. If memory is short, fewer threads are included, or none.
     fn take() -> Self {
         let mut all = Self { places: Vec::new(), left_out: 0 };
         for process in task::registry::processes() {
@@ -80,7 +81,7 @@ impl Display for Backtraces {
     }
 }
 
-/// Answers the host.
+/// Answers the host's request.
 pub fn tell() {
     host::threads(Backtraces::take());
 }

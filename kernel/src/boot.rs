@@ -1,8 +1,8 @@
 //! From the first instruction in Rust to the first program.
 //!
-//! The order is the order of what each step needs: firmware's tables before the first frame (where
-//! memory is decides what is handed out), frames before CPUs (each has lists and stacks), CPUs
-//! before devices, devices and files before the program.
+//! Each step comes after the steps that it needs: firmware's tables before the first frame (they
+//! describe the memory), frames before CPUs (each CPU has lists and stacks), CPUs before devices,
+//! devices and files before the program.
 
 use core::fmt::{self, Display, Formatter};
 
@@ -35,10 +35,10 @@ use crate::{
     owners, report, sched, share, socket, swap, syscall, task, tracing, tty, uring,
 };
 
-/// The kernel's version, as uname and the host see it.
+/// The kernel's version, as reported by uname and to the host.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The kernel's first function: everything is set up by it, on the first CPU.
+/// The kernel's first function. It sets everything up, on the first CPU.
 pub fn main(info: &'static BootInfo) -> ! {
     klog::init(log::LevelFilter::Info);
     panic::set_sink(&host::LastWords);
@@ -76,8 +76,9 @@ pub fn main(info: &'static BootInfo) -> ! {
     sched::idle_forever()
 }
 
-/// Memory, time, files and scheduling, on the first CPU: from here on there can be tasks, and what
-/// runs now is its idle task. The kernel's command line and the number of CPUs come last.
+/// Sets up memory, time, files and scheduling, on the first CPU. From here on there can be tasks,
+/// and the running code is its CPU's idle task. The last arguments are the kernel's command line
+/// and the number of CPUs.
 pub(crate) fn raise(
     settings: cmdline::Settings,
     firmware: &'static Firmware,
@@ -111,7 +112,8 @@ pub(crate) fn raise(
     start_scheduling(CpuId(0));
 }
 
-/// Ends the machine before a device is started; the host is told why, on the serial line.
+/// Ends the machine before any device is started. The reason is sent to the host on the serial
+/// line.
 fn refuse(reason: core::fmt::Arguments<'_>) -> ! {
     klog::tell_host(format_args!("refuses to start: {reason}"));
     power::exit(0)
@@ -121,8 +123,8 @@ fn start_scheduling(cpu: CpuId) {
     task::spawn::start_cpu(cpu).expect("memory for a CPU's idle task");
 }
 
-/// Read ACPI's tables, which are believed as far as they make sense, and find the devices that plug
-/// memory in.
+/// Reads ACPI's tables, which are used as far as they are plausible, and finds the devices that
+/// plug memory in.
 #[inline(never)]
 fn read_firmware(
     info: &'static BootInfo,
@@ -149,7 +151,8 @@ fn read_firmware(
     (read, pluggable)
 }
 
-/// Have the machine's memory on other nodes than firmware says, as the parameter `numa` asks.
+/// Distributes the machine's memory over other nodes than firmware describes, as the parameter
+/// `numa` requests.
 fn emulate_nodes(firmware: &mut Firmware, emulation: Emulation, pluggable: &mut [host::FoundMemory]) {
     let cpus = firmware.platform.cpus().len();
     match firmware.topology.emulate(emulation, cpus) {
@@ -163,8 +166,8 @@ fn emulate_nodes(firmware: &mut Firmware, emulation: Emulation, pluggable: &mut 
     log::info!("NUMA: {} nodes, as the parameter numa asks", firmware.topology.node_count());
 }
 
-/// Find where memory may be plugged in, before the frame table and the page allocator are made for
-/// it.
+/// Finds the address ranges where memory may be plugged in, before the frame table and the page
+/// allocator are made for them.
 fn find_pluggable(firmware: &mut Firmware) -> Vec<host::FoundMemory> {
     let Firmware { topology, domains, .. } = firmware;
     let node_of = |region: &Region| domains.node_of_plugged(region.domain(), region.frames());
@@ -195,14 +198,14 @@ fn start_cpus(firmware: &'static Firmware, cpus: usize) {
     }
 }
 
-/// The life of every CPU but the first.
+/// The main function of every CPU except the first.
 fn secondary(cpu: CpuId) -> ! {
     start_scheduling(cpu);
     irq::enable();
     sched::idle_forever()
 }
 
-/// The first task: devices, files, the program, its end.
+/// The first task: starts devices, files and the program, and handles its end.
 fn start(info: &'static BootInfo, planted: Option<Plant>, traced: u64) {
     let ending = match prepare() {
         Ok((spec, changes)) => {
@@ -248,7 +251,7 @@ fn start(info: &'static BootInfo, planted: Option<Plant>, traced: u64) {
     power::exit(0)
 }
 
-/// Has the names of files kept from now on, where the host wants them. Returns whether they are.
+/// Starts recording the names of files, if the host requests it. Returns whether they are recorded.
 fn start_learning(wanted: Learning) -> Learning {
     if wanted == Learning::Wanted
         && let Err(error) = mem::turn_key(StaticKey::LEARNING, KeyState::On)
@@ -259,10 +262,10 @@ fn start_learning(wanted: Learning) -> Learning {
     wanted
 }
 
-/// Bytes of names in one message.
+/// Number of bytes of names in one message.
 const NAMES_AT_ONCE: usize = 32 << 10;
 
-/// Tells the host which names programs found.
+/// Sends the host the names that programs found.
 fn tell_names() {
     let names = fs::learned::take();
     let (mut message, mut left_out) = (Vec::new(), names.lost);
@@ -281,15 +284,15 @@ fn tell_names() {
     host::names(&message, left_out);
 }
 
-/// The reason why no program runs; displays as a line.
+/// The reason why no program can run; displays as a line.
 pub(crate) enum Failure {
-    /// This step failed.
+    /// This step has failed.
     Step(&'static str, Errno),
     /// There is no image.
     Image(OutOfMemory),
     /// The image cannot be unpacked.
     Unpack(initramfs::Error),
-    /// The image does not say which program to run.
+    /// The image does not name a program to run.
     Spec(Errno),
 }
 
@@ -309,8 +312,8 @@ impl Display for Failure {
     }
 }
 
-/// Unpacks the image, mounts what programs expect and connects the streams. Returns the program
-/// that is to run.
+/// Unpacks the image, mounts the file systems that programs expect and connects the streams.
+/// Returns the program to be run.
 ///
 /// # Errors
 /// The step that failed.
@@ -353,8 +356,8 @@ pub(crate) fn attach(attachment: Attachment) -> Result<()> {
     Ok(())
 }
 
-/// Devices, and the file systems that programs expect, over those of the host's `folders` that lie
-/// below everything else.
+/// Sets up devices, and the file systems that programs expect, over the `folders` of the host that
+/// are lower layers.
 pub(crate) fn furnish(folders: &[ShareSpec]) -> core::result::Result<Option<Changes>, Failure> {
     let or = |what: &'static str| move |error| Failure::Step(what, error);
     share::init().map_err(or("the host's folders"))?;
@@ -369,7 +372,8 @@ pub(crate) fn furnish(folders: &[ShareSpec]) -> core::result::Result<Option<Chan
     Ok(changes)
 }
 
-/// Ends all processes and writes down what they changed. The host sees whether all of it is there.
+/// Ends all processes and writes their changes to the host. Reports to the host whether all changes
+/// were written.
 fn keep(changes: &Changes) {
     let kept = match task::init::end_others() {
         Ok(()) => changes.keep(),
@@ -380,7 +384,7 @@ fn keep(changes: &Changes) {
     }
 }
 
-/// Lays the image over those of the host's folders that are to be below it.
+/// Mounts the image over those of the host's folders that are lower layers.
 fn lay(folders: &[ShareSpec]) -> Result<Option<Changes>> {
     let mut trees = Vec::new();
     for ShareSpec { tag, path, .. } in folders.iter().filter(|folder| folder.mode == ShareMode::Below) {
@@ -416,12 +420,12 @@ fn connect(spec: &Spec) -> Result<()> {
     Ok(())
 }
 
-/// The error code of the kernel's access, as far as the access tells it: bit 1 is a store.
+/// Returns the error code of a kernel access, as far as the access determines it: bit 1 is a store.
 fn kernel_fault_code(access: Access) -> u64 {
     u64::from(access == Access::Write) << 1
 }
 
-/// Services of the kernel for hardware and the host.
+/// Services of the kernel for the hardware and host layers.
 struct KernelAbove;
 
 impl traps::Handlers for KernelAbove {

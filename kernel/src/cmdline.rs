@@ -2,9 +2,8 @@
 //!
 //! Parameters are separated by blanks; `name` or `name=value`; double quotes keep blanks together
 //! and are removed around a value or a whole parameter; in names `-` and `_` are the same; `--`
-//! ends the kernel's part. Every parameter that means something is in [`KNOWN`], with its type and
-//! its help; one that is not, or a value that cannot be, is reported and changes nothing: the
-//! kernel starts.
+//! ends the kernel's part. Every supported parameter is in [`KNOWN`], with its type and its help.
+//! An unknown parameter, or an invalid value, is reported and ignored: the kernel starts.
 
 use core::fmt;
 
@@ -27,13 +26,13 @@ pub use bounce::Force;
 /// The four numbers of a kernel parameter `failslab` or `fail_page_alloc`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FaultNumbers {
-    /// Of the allocations that pass all else, each `interval`-th may fail.
+    /// Of the allocations that fulfil all other conditions, each `interval`-th may fail.
     pub interval: u64,
     /// Probability of a failure, in percent.
     pub probability: u64,
-    /// Bytes that are allocated before the first failure.
+    /// Number of bytes that are allocated before the first failure.
     pub space: i64,
-    /// The most failures; -1 for any number.
+    /// Largest number of failures; -1 for any number.
     pub times: i64,
 }
 
@@ -51,7 +50,7 @@ impl FaultNumbers {
     }
 }
 
-/// One parameter as it was written.
+/// One parameter, as written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Parameter<'a> {
     /// Its name.
@@ -60,15 +59,15 @@ pub struct Parameter<'a> {
     pub value: Option<&'a str>,
 }
 
-/// A rule of frames that can be broken on purpose, harmlessly, to test the checkers outside the
-/// kernel.
+/// A rule about frames that can be violated on purpose, harmlessly, to test the checkers outside
+/// the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Plant {
     /// The kernel reads a user's frame through the direct map.
     DirectMapRead,
-    /// The same with a frame of memory that was plugged in.
+    /// The kernel reads such a frame of memory that was plugged in.
     PluggedRead,
-    /// A translation is used after its frame was given back.
+    /// A translation is used after its frame was freed.
     StaleEntry,
     /// The kernel's text is written through another address.
     TextAlias,
@@ -76,9 +75,9 @@ pub enum Plant {
     UnusedMapping,
     /// The kernel's text is mapped writable, and no code stores to it.
     WritableText,
-    /// A frame is handed out for a program and never given back.
+    /// A frame is allocated for a program and never freed.
     LostFrame,
-    /// A bit of a node's copy of the kernel is another.
+    /// One bit is flipped in a node's copy of the kernel.
     ReplicaFlip,
     /// The kernel runs with SMAP off.
     SmapOpen,
@@ -99,58 +98,59 @@ pub enum Mitigations {
 /// Use of an IOMMU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Iommu {
-    /// Nothing: devices reach all memory.
+    /// No IOMMU: devices can access all memory.
     Off,
-    /// Devices reach what they were given. Pages that leave a device together are forgotten by one
-    /// invalidation.
+    /// Devices can access only memory that they were given. Pages that are unmapped together share
+    /// one invalidation.
     On,
-    /// The same with an invalidation for each page.
+    /// Like [`On`](Self::On), with an invalidation for each page.
     Strict,
 }
 
-// An event has a bit in `Settings::trace_events`.
+// Each event has a bit in `Settings::trace_events`.
 const _: () = assert!(COUNT <= 64);
 
-/// Settings that the parameters make.
+/// The settings that result from the parameters.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How the page allocator behaves.
+    /// Options of the page allocator.
     pub page_allocator: Options,
-    /// The most CPUs to start.
+    /// Largest number of CPUs to start.
     pub max_cpus: usize,
-    /// The least severe messages of the log that go to the console.
+    /// The lowest severity of log messages on the console.
     pub log_level: log::LevelFilter,
-    /// Which anonymous memory gets 2 MiB pages; `None` is what suits the machine.
+    /// The anonymous memory that gets 2 MiB pages; `None`: depends on the machine's size.
     pub huge_pages: Option<HugeMode>,
     /// Mitigations of speculative execution.
     pub mitigations: Mitigations,
-    /// How strictly frames of programs are kept out of the kernel's map.
+    /// How strictly frames of programs are removed from the kernel's map.
     pub xpfo: Policy,
-    /// The emulation of nodes; `None`: they stay as firmware describes them.
+    /// The emulation of nodes; `None`: nodes are those of the firmware.
     pub numa: Option<Emulation>,
-    /// Which nodes get a copy of the kernel's text and read-only data.
+    /// The nodes that get a copy of the kernel's text and read-only data.
     pub numa_replica: Setting,
     /// Whether system calls are counted by number.
     pub syscall_counts: KeyState,
-    /// Events that are recorded from the start: a bit for each number.
+    /// Events that are recorded from the start, with a bit for each number.
     pub trace_events: u64,
-    /// A rule of frames or of memory isolation that is broken on purpose before the program begins.
+    /// A rule of frames or of memory isolation that is violated on purpose before the program
+    /// begins.
     pub plant: Option<Plant>,
-    /// How much memory devices may see.
+    /// Limits for the memory that devices can access.
     pub slots: Limits,
-    /// The disk that has bounce memory of its own, and no other: its number, and bytes.
+    /// The disk that may use only its own bounce memory: its number, and the size of that memory.
     pub restricted: Option<(usize, usize)>,
-    /// How long a disk may take for one request, in milliseconds; `None`: as its driver has it.
+    /// Time limit for a disk's request, in milliseconds; `None`: the driver's own.
     pub disk_timeout: Option<u32>,
     /// Use of an IOMMU; `None`: as with [`Iommu::On`], if there is one.
     pub iommu: Option<Iommu>,
-    /// How devices get bytes.
+    /// How data gets to and from devices.
     pub transfers: Transfers,
-    /// The user's word on bouncing.
+    /// The user's choice about bouncing.
     pub force: Force,
-    /// Which allocations of the kernel heap fail.
+    /// The allocations of the kernel heap that fail.
     pub failslab: Option<FaultNumbers>,
-    /// Which requests of the page allocator fail.
+    /// The requests of the page allocator that fail.
     pub fail_page_alloc: Option<FaultNumbers>,
 }
 
@@ -180,7 +180,7 @@ impl Default for Settings {
     }
 }
 
-/// A parameter that means something.
+/// A supported parameter.
 #[derive(Clone, Copy)]
 pub struct Known {
     /// Its name.
@@ -189,11 +189,11 @@ pub struct Known {
     pub values: &'static str,
     /// The help text.
     pub help: &'static str,
-    /// Sets the parameter; the error is the text of its possible values.
+    /// Sets the parameter. The error is the text with its possible values.
     set: fn(&mut Settings, Parameter) -> Result<(), &'static str>,
 }
 
-/// All of them, by name.
+/// All supported parameters, by name.
 pub const KNOWN: &[Known] = &[
     Known {
         name: "debug",
@@ -339,7 +339,7 @@ pub const KNOWN: &[Known] = &[
         name: "nokaslr",
         values: "",
         help: "leave the kernel where it is linked, for a debugger",
-        // Start-up reads it for itself, before this list exists.
+        // Start-up reads it separately, before this list exists.
         set: |_, _| Ok(()),
     },
     Known {
@@ -486,9 +486,10 @@ pub const KNOWN: &[Known] = &[
     },
 ];
 
-/// A number of bytes: decimal digits, and behind them nothing or one of the letters K, M, G and T,
-/// small or large, for 2^10, 2^20, 2^30 and 2^40. `None` for anything else; a number that 64 bits
-/// do not hold is `u64::MAX`. Linux' memparse() takes other bases, P and E, too.
+/// Parses a number of bytes: decimal digits, optionally followed by one of the letters K, M, G and
+/// T, in upper or lower case, for 2^10, 2^20, 2^30 and 2^40. `None` for anything else. A number
+/// that does not fit into 64 bits becomes `u64::MAX`. Linux' memparse() accepts other bases, P and
+/// E, too.
 pub fn parse_bytes(text: &[u8]) -> Option<u64> {
     let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let shift = match text[digits..] {
@@ -505,12 +506,12 @@ pub fn parse_bytes(text: &[u8]) -> Option<u64> {
     (digits > 0).then(|| number.and_then(|number| number.checked_mul(1 << shift)).unwrap_or(u64::MAX))
 }
 
-/// Bytes of the machine: more than none, and no more than there are addresses.
+/// Parses a memory size: more than 0, and not more than the address space.
 fn bytes(text: &str) -> Option<usize> {
     parse_bytes(text.as_bytes()).filter(|&bytes| bytes > 0 && bytes < u64::MAX).map(|bytes| bytes as usize)
 }
 
-/// The values that `failslab` and `fail_page_alloc` take.
+/// Format of the values of `failslab` and `fail_page_alloc`.
 const FAULT_NUMBERS: &str = "<interval>,<probability>,<space>,<times>";
 
 fn fault_numbers(parameter: Parameter) -> Result<FaultNumbers, &'static str> {
@@ -531,7 +532,7 @@ fn page_allocator(settings: &mut Settings, parameter: Parameter) -> Result<(), &
 pub enum Problem<'a> {
     /// The name is unknown.
     Unknown(&'a str),
-    /// The value is not possible.
+    /// The value is invalid.
     Value {
         /// Its name.
         name: &'static str,
@@ -553,7 +554,7 @@ impl fmt::Display for Problem<'_> {
     }
 }
 
-/// Read the whole line; `problem` is told of what does not count.
+/// Parses the whole line. Calls `problem` for each parameter that is ignored.
 pub fn parse<'a>(line: &'a str, mut problem: impl FnMut(Problem<'a>)) -> Settings {
     let mut settings = Settings::default();
     for parameter in parameters(line) {
@@ -573,7 +574,7 @@ pub fn parse<'a>(line: &'a str, mut problem: impl FnMut(Problem<'a>)) -> Setting
     settings
 }
 
-/// The parameters of the kernel's part of the line.
+/// Returns the parameters of the kernel's part of the line.
 pub fn parameters(line: &str) -> impl Iterator<Item = Parameter<'_>> {
     let mut rest = line;
     core::iter::from_fn(move || {
@@ -593,7 +594,7 @@ fn is_blank(c: char) -> bool {
     c.is_ascii_whitespace()
 }
 
-/// Where the parameter that `text` starts with ends: at a blank outside quotes.
+/// Returns the end of the parameter at the start of `text`: a blank outside quotes.
 fn end_of_parameter(text: &str) -> usize {
     let mut quoted = false;
     let end = text.find(|c| {
@@ -611,12 +612,12 @@ fn split(text: &str) -> Parameter<'_> {
     }
 }
 
-/// Without a quote at the start, and then without one at the end.
+/// Removes a quote at the start, and one at the end.
 fn without_quotes(text: &str) -> &str {
     text.strip_prefix('"').map_or(text, |text| text.strip_suffix('"').unwrap_or(text))
 }
 
-/// Equal but for `-` and `_`.
+/// Whether two names are equal, if `-` and `_` count as the same character.
 fn same_name(a: &str, b: &str) -> bool {
     let plain = |c| if c == b'-' { b'_' } else { c };
     a.len() == b.len() && a.bytes().map(plain).eq(b.bytes().map(plain))

@@ -1,4 +1,4 @@
-//! Error numbers, as Linux' x86-64 system calls return them.
+//! Error numbers of Linux' x86-64 system calls.
 
 impl From<freehold_collections::AllocError> for Errno {
     fn from(_: freehold_collections::AllocError) -> Self {
@@ -6,12 +6,12 @@ impl From<freehold_collections::AllocError> for Errno {
     }
 }
 
-/// The kernel's result: an error is a number that a program will see.
+/// The kernel's result type. An error is a number that a program gets.
 pub type Result<T> = core::result::Result<T, Errno>;
 
 impl Errno {
-    /// Whether a call failed for want of memory: `ENOMEM`, or `ENOLCK`, as which a record lock says
-    /// so.
+    /// Whether a call failed for lack of memory: `ENOMEM`, or `ENOLCK`, which record locks return
+    /// for that.
     pub const fn is_want_of_memory(self) -> bool {
         matches!(self, Self::ENOMEM | Self::ENOLCK)
     }
@@ -27,7 +27,7 @@ macro_rules! errnos {
         pub enum Errno { $(#[doc = $text] $name = $value,)* }
 
         impl Errno {
-            /// The error of this number, unless it never leaves the kernel.
+            /// Returns the error with this number, unless it is one that never leaves the kernel.
             pub const fn from_number(number: u32) -> Option<Self> {
                 match number {
                     $($value if number < 512 => Some(Self::$name),)*

@@ -1,8 +1,9 @@
 //! `freehold run --events`: events are turned on before the program starts, and the host gets their
 //! records while it runs.
 //!
-//! A task takes records every [`INTERVAL`] and sends them; records that are overwritten before are
-//! counted. It is the reader of `trace_pipe` meanwhile. Its own events are recorded, too.
+//! A task takes records every [`INTERVAL`] and sends them. Records that are overwritten before that
+//! are counted. Meanwhile the task acts as the reader of `trace_pipe`. Its own events are recorded,
+//! too.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -15,24 +16,24 @@ use crate::sync::{Mutex, WaitQueue};
 use crate::tracing::{self, Taken, TraceLine, Which};
 use crate::{Result, host, hw, sched, time};
 
-/// How often records are taken (nanoseconds).
+/// Interval at which records are taken (nanoseconds).
 const INTERVAL: u64 = 5_000_000;
-/// The word of a record that is its time.
+/// Index of the word with a record's time.
 const TIME_WORD: usize = 1;
-/// Bytes of records in one message.
+/// Number of bytes of records in one message.
 const MESSAGE: usize = 48 << 10;
 
 static RECORDED: AtomicU64 = AtomicU64::new(0);
 static LOST: AtomicU64 = AtomicU64::new(0);
 /// Whether records are sent in this run.
 static SENDING: AtomicBool = AtomicBool::new(false);
-/// One sender at a time, with its buffer.
+/// The sender's buffer. Its lock permits one sender at a time.
 static BUFFER: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 
 /// Turns on the events that `selection` names, and sends their records from now on.
 ///
 /// # Errors
-/// `EINVAL` where it names no event; `EBUSY`; `ENOMEM`.
+/// `EINVAL` if it names no event; `EBUSY`; `ENOMEM`.
 pub fn start(selection: &[u8]) -> Result<()> {
     let reader = TraceReader::of(Which::All)?;
     BUFFER.lock().try_reserve(MESSAGE)?;
@@ -50,37 +51,37 @@ pub fn start(selection: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Turns all events off and sends what is left. Returns how many records were sent and how many
-/// were lost; `None` where nothing was to be sent.
+/// Turns all events off and sends the remaining records. Returns how many records were sent and how
+/// many were lost; `None` if sending was not requested.
 pub fn finish() -> Option<(u64, u64)> {
     if !SENDING.load(Ordering::Relaxed) {
         return None;
     }
-    // An event that cannot be turned off goes on being recorded, which is harmless.
+    // An event that cannot be turned off continues to be recorded, which is harmless.
     let _ = tracefs::turn_all(KeyState::Off);
     send();
     SENDING.store(false, Ordering::Relaxed);
     counts()
 }
 
-/// How many records were sent and how many were lost; `None` where none were to be sent.
+/// Returns how many records were sent and how many were lost; `None` if sending was not requested.
 pub fn counts() -> Option<(u64, u64)> {
     let (recorded, lost) = (RECORDED.load(Ordering::Relaxed), LOST.load(Ordering::Relaxed));
     (recorded + lost > 0 || SENDING.load(Ordering::Relaxed)).then_some((recorded, lost))
 }
 
-/// Sends the records that there are now, in the order of their times.
+/// Sends the present records, in the order of their times.
 ///
-/// Records of one thread may be in the rings of several CPUs, and a CPU may be about to write one
-/// whose time it has taken. When every CPU has passed through the kernel, all records from before
-/// `until` are there. Later ones wait for the next call.
+/// Records of one thread may be in the rings of several CPUs, and a CPU may be about to write a
+/// record whose time it has read already. When every CPU has entered the kernel once, all records
+/// from before `until` are in the rings. Later ones wait for the next call.
 fn send() {
     let mut buffer = BUFFER.lock();
     let until = hw::time::ticks();
     if hw::Hardware.cpu_count() > 1 {
         hw::interrupt_all();
     }
-    // A few messages at most: events of sending itself would otherwise go on for ever.
+    // A few messages at most: otherwise the events of sending itself would keep this loop running.
     for _ in 0..64 {
         buffer.clear();
         if take(&mut buffer, until).is_err() || buffer.is_empty() {
@@ -105,8 +106,8 @@ fn put(buffer: &mut Vec<u8>, bytes: usize, line: &TraceLine) -> Result<()> {
     Ok(())
 }
 
-/// Takes records from before `until` (ticks) as entries of their CPU's number, their length in
-/// words, and their words, with the time in nanoseconds.
+/// Takes records from before `until` (ticks) as entries. An entry has the CPU's number, its length
+/// in words, and the words, with the time in nanoseconds.
 fn take(buffer: &mut Vec<u8>, until: u64) -> Result<()> {
     let mut failed = Ok(());
     tracing::consume(Which::All, |line| {

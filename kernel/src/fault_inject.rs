@@ -1,22 +1,22 @@
-//! Fault injection: allocations that fail on request, to test what comes after.
+//! Fault injection: allocations that fail on request, to test error paths.
 //!
 //! The names and the rules are Linux' (Documentation/fault-injection, lib/fault-inject.c): the
 //! capabilities `failslab` (the kernel heap) and `fail_page_alloc` (the page allocator) as kernel
 //! parameters and below /sys/kernel/debug, and /proc/PID/fail-nth and make-it-fail for one task.
-//! There is one place that asks in the heap ([`crate::hw::heap`]) and one in the page allocator
-//! ([`freehold_buddy`]); both ask here, once anything was requested since boot.
+//! The heap ([`crate::hw::heap`]) and the page allocator ([`freehold_buddy`]) each have one call of
+//! this module, which is made once any fault was requested since boot.
 //!
-//! **Effect of a failure.** An injected failure is the program's at once: the kernel does not look
-//! for memory, no other process is killed, and [`with_memory_found`](crate::mem::with_memory_found)
-//! does not try again, because no memory was missing. Two places cannot report a failure, and
-//! absorb it. A page fault is tried again, as on Linux, and ends the process after
-//! [`FAULTS_IN_A_ROW`] failures in a row. A small object that the kernel cannot do without comes
-//! from the heap's reserve.
+//! **Effect of a failure.** An injected failure is returned to the program at once: the kernel does
+//! not search for memory, no other process is killed, and
+//! [`with_memory_found`](crate::mem::with_memory_found) does not try again, because memory was not
+//! short. Two places cannot report a failure. A page fault is tried again, as on Linux, and ends
+//! the process after [`FAULTS_IN_A_ROW`] failures in a row. A small object whose allocation must
+//! not fail comes from the heap's reserve.
 //!
 //! **Allocations that never fail** (Linux: `__GFP_NOFAIL`, PF_MEMALLOC):
-//! - allocations of the kernel's own tasks, which have no program to tell;
+//! - allocations of kernel tasks, which have no program that could get the error;
 //! - those of a task that reclaims memory for others: writing out must not wait for memory;
-//! - the heap's reserve while a system call fills it: nothing has happened yet that could fail.
+//! - the heap's reserve while a system call fills it, because the call itself has not started yet.
 
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
@@ -26,21 +26,21 @@ use crate::{Errno, Result};
 /// Consecutive page faults with injected failures that end a process.
 pub const FAULTS_IN_A_ROW: u8 = 16;
 
-/// Injected failures of one task.
+/// The state of fault injection for one task.
 #[derive(Debug, Default)]
 pub struct TaskFaults {
     /// The next allocation to fail, counted from 1; 0 for none (/proc/PID/fail-nth).
     nth: AtomicU32,
     /// Whether failures with a task filter apply to the task (/proc/PID/make-it-fail).
     filtered: AtomicBool,
-    /// Whether an allocation failed by injection since the last question.
+    /// Whether an allocation failed by injection since the last check.
     injected: AtomicBool,
-    /// Page faults that failed by injection since the last served one.
+    /// Number of page faults that failed by injection since the last successful one.
     in_a_row: AtomicU8,
 }
 
 impl TaskFaults {
-    /// Takes over the settings of `parent`, which made the new task.
+    /// Copies the settings of `parent`, which created the new task.
     pub fn inherit(&self, parent: &Self) {
         self.filtered.store(parent.filtered.load(Ordering::Relaxed), Ordering::Relaxed);
     }
@@ -56,7 +56,7 @@ impl TaskFaults {
     pub fn is_filtered(&self) -> bool {
         self.filtered.load(Ordering::Relaxed)
     }
-    /// Let capabilities with a task filter see the task where `value` is 1.
+    /// Applies capabilities with a task filter to the task if `value` is 1.
     ///
     /// # Errors
     /// `EINVAL` for other values than 0 and 1.
@@ -69,20 +69,20 @@ impl TaskFaults {
         self.filtered.store(filtered, Ordering::Relaxed);
         Ok(())
     }
-    /// The page allocator had nothing: the next failure is not an injected one.
+    /// Records that the page allocator found no memory: the next failure is not an injected one.
     pub fn note_denial(&self) {
         self.injected.store(false, Ordering::Relaxed);
     }
-    /// Whether an allocation failed by injection since this was asked last.
+    /// Returns whether an allocation failed by injection since the last call.
     pub fn take_injected(&self) -> bool {
         self.injected.load(Ordering::Relaxed) && self.injected.swap(false, Ordering::Relaxed)
     }
-    /// A page fault was served.
+    /// Records a successful page fault.
     #[inline]
     pub fn fault_served(&self) {
         self.in_a_row.store(0, Ordering::Relaxed);
     }
-    /// A page fault failed by injection. Returns whether it was one too many.
+    /// Records a page fault that failed by injection. Returns whether the limit is exceeded.
     pub fn fault_failed(&self) -> bool {
         let before = self.in_a_row.load(Ordering::Relaxed);
         self.in_a_row.store(before.saturating_add(1), Ordering::Relaxed);
@@ -90,34 +90,35 @@ impl TaskFaults {
     }
 }
 
-/// Which allocations of one kind fail: Linux' `struct fault_attr`.
+/// The allocations of one kind that fail: Linux' `struct fault_attr`.
 #[derive(Debug)]
 pub struct FaultAttr {
     /// "failslab" or "fail_page_alloc".
     pub name: &'static str,
-    /// Of the allocations that pass all else, each `interval`-th may fail; 0 and 1: each.
+    /// Of the allocations that fulfil all other conditions, each `interval`-th may fail; 0 and 1:
+    /// each.
     pub interval: AtomicU64,
-    /// In percent; 0 turns the capability off but for fail-nth.
+    /// In percent; 0 turns the capability off, except for fail-nth.
     pub probability: AtomicU64,
-    /// Bytes that are allocated before the first failure.
+    /// Number of bytes that are allocated before the first failure.
     pub space: AtomicI64,
-    /// The most failures; -1 for any number.
+    /// Largest number of failures; -1 for any number.
     pub times: AtomicI64,
-    /// Above 0, each failure is in the log.
+    /// Above 0, each failure is logged.
     pub verbose: AtomicU64,
-    /// Whether only tasks with make-it-fail are concerned.
+    /// Whether only tasks with make-it-fail are affected.
     pub task_filter: AtomicBool,
     count: AtomicU64,
 }
 
-/// The kernel heap's.
+/// The capability for the kernel heap.
 pub static FAILSLAB: FaultAttr = FaultAttr::new("failslab");
-/// The page allocator's.
+/// The capability for the page allocator.
 pub static FAIL_PAGE_ALLOC: FaultAttr = FaultAttr::new("fail_page_alloc");
 /// Blocks of a lower order do not fail (fail_page_alloc/min-order).
 pub static MIN_ORDER: AtomicU64 = AtomicU64::new(1);
-/// Frames of programs do not fail (fail_page_alloc/ignore-gfp-highmem): those that are not in the
-/// direct map, which is what Linux calls highmem.
+/// Whether frames of programs do not fail (fail_page_alloc/ignore-gfp-highmem). These are not in
+/// the direct map, like highmem on Linux.
 pub static IGNORE_HIGHMEM: AtomicBool = AtomicBool::new(true);
 
 impl FaultAttr {
@@ -134,7 +135,7 @@ impl FaultAttr {
         }
     }
 
-    /// Take the four numbers of a kernel parameter.
+    /// Sets the four numbers of a kernel parameter.
     pub fn set(&self, numbers: FaultNumbers) {
         let FaultNumbers { interval, probability, space, times } = numbers;
         self.interval.store(interval, Ordering::Relaxed);
@@ -143,8 +144,8 @@ impl FaultAttr {
         self.times.store(times, Ordering::Relaxed);
     }
 
-    /// Whether an allocation of `bytes` by a task is to fail; `draw` gives a number below 100.
-    /// Linux' `should_fail`, in its order.
+    /// Whether an allocation of `bytes` by a task must fail. `draw` returns a random number below
+    /// 100. Follows Linux' `should_fail`, in its order.
     pub fn should_fail(&self, bytes: u64, task: &TaskFaults, draw: impl FnOnce() -> u64) -> bool {
         let load = |number: &AtomicI64| number.load(Ordering::Relaxed);
         let nth = task.nth();
@@ -184,14 +185,14 @@ mod hooks {
     use crate::hw;
     use crate::sched::thread::{self, Thread};
 
-    /// Have the heap and the page allocator ask from now on; called before anything is requested of
-    /// them.
+    /// Makes the heap and the page allocator call this module from now on. Called before any fault
+    /// is requested.
     pub fn arm() {
         crate::hw::heap::inject_faults(slab);
         hw::frames().inject_faults();
     }
 
-    /// Take what the kernel's command line says of either capability.
+    /// Applies the kernel's command line to both capabilities.
     pub fn configure(slab: Option<FaultNumbers>, page: Option<FaultNumbers>) {
         for (attr, numbers) in [(&FAILSLAB, slab), (&FAIL_PAGE_ALLOC, page)] {
             if let Some(numbers) = numbers {
@@ -255,7 +256,7 @@ mod tests {
 
     const NEVER: fn() -> u64 = || 99;
 
-    /// fail-nth fails the n-th allocation from then on, that one alone, for any settings of the
+    /// fail-nth makes the n-th later allocation fail, and no other, for any settings of the
     /// capability.
     #[test]
     fn the_nth_allocation_fails_once() {
@@ -275,7 +276,7 @@ mod tests {
         assert!(!attr.should_fail(16, &task, || 0), "off at first");
         attr.set(FaultNumbers::parse("2,50,40,3").unwrap());
         let failed: [bool; 12] = core::array::from_fn(|_| attr.should_fail(16, &task, || 49));
-        // 32 bytes are free; of the rest each second, three times.
+        // The first 32 bytes never fail. Then each second allocation fails, three times.
         let expected = [0, 0, 0, 1, 0, 1, 0, 1, 0, 0, 0, 0].map(|fails| fails == 1);
         assert_eq!(failed, expected);
         attr.set(FaultNumbers::parse("1,50,0,-1").unwrap());

@@ -2,15 +2,15 @@
 //! the host.
 //!
 //! Any context may log, interrupt handlers too: a record is formatted on the stack, then copied
-//! into a static ring under an interrupt-safe lock. The oldest records make room. Readers keep a
-//! [`Cursor`] and learn how many they missed. Serial output happens outside the lock, so that a
-//! slow line delays no other CPU.
+//! into a static ring under an interrupt-safe lock. New records overwrite the oldest ones. Readers
+//! keep a [`Cursor`] and get the number of records that they missed. Serial output happens outside
+//! the lock, so that a slow line delays no other CPU.
 //!
-//! **No kernel address is in the ring.** Programs read it, and an address of the kernel half tells
-//! where the image or the direct map lies. [`redact`] covers each one with asterisks before a
-//! record enters the ring, for root as well. The host's line has the text as it was logged. Linux'
-//! nearest relative is the hashing of `%p` (lib/vsprintf.c), which leaves out numbers that are
-//! printed as such.
+//! **No kernel address is in the ring.** Programs read it, and an address of the kernel half would
+//! reveal the position of the image or the direct map. [`redact`] replaces each one by asterisks
+//! before a record enters the ring, for root as well. The host's serial line has the original text.
+//! Linux' nearest relative is the hashing of `%p` (lib/vsprintf.c), which does not cover addresses
+//! that are printed as numbers.
 
 use core::fmt::{self, Write};
 
@@ -19,14 +19,14 @@ use freehold_collections::{Arc, reserve};
 use crate::sync::{IrqSpinLock, WaitQueue};
 use crate::{hw, time};
 
-/// Bytes of the ring (what SYSLOG_ACTION_SIZE_BUFFER tells).
+/// Size of the ring in bytes (the result of SYSLOG_ACTION_SIZE_BUFFER).
 pub const RING_BYTES: usize = 32 << 10;
-/// The longest text of one record; more is cut.
+/// Largest size of a record's text; a longer text is cut.
 pub const TEXT_BYTES: usize = 240;
-/// Length, severity, time; then the text.
+/// Length, severity and time, which precede the text.
 const HEADER_BYTES: usize = 2 + 1 + 8;
 
-/// syslog(3)'s severity, 0 the worst to 7.
+/// A severity of syslog(3), from 0 (the worst) to 7.
 pub type Severity = u8;
 /// Error conditions.
 pub const ERROR: Severity = 3;
@@ -39,12 +39,12 @@ pub const INFO: Severity = 6;
 /// For debugging.
 pub const DEBUG: Severity = 7;
 
-/// One record, copied out.
+/// A copy of one record.
 #[derive(Clone, Copy)]
 pub struct LogRecord {
     /// Its number; the first is 0.
     pub sequence: u64,
-    /// How bad it is.
+    /// Severity of the message.
     pub severity: Severity,
     /// Nanoseconds since boot.
     pub time: u64,
@@ -53,26 +53,27 @@ pub struct LogRecord {
 }
 
 impl LogRecord {
-    /// The text, without a newline.
+    /// Returns the text, without a newline.
     pub fn text(&self) -> &[u8] {
         &self.text[..self.length]
     }
-    /// Seconds and microseconds since boot.
+    /// Returns seconds and microseconds since boot.
     pub const fn stamp(&self) -> (u64, u64) {
         (self.time / 1_000_000_000, self.time / 1000 % 1_000_000)
     }
 }
 
-/// How far a reader is.
+/// The position of a reader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Cursor {
     /// The next record's number.
     pub sequence: u64,
-    /// Where that is in the ring's endless coordinate; meaningless once it was overwritten.
+    /// Position of that record, counted in bytes from boot without wrapping. Meaningless once the
+    /// record was overwritten.
     position: u64,
 }
 
-/// Result of a reader's look at the log.
+/// Result of a reader's access to the log.
 #[expect(
     clippy::large_enum_variant,
     reason = "a record is copied out under a lock, where nothing may be allocated"
@@ -87,13 +88,13 @@ pub enum NextRecord {
 }
 
 impl Cursor {
-    /// The first record ever.
+    /// The position of the first record since boot.
     pub const START: Self = Self { sequence: 0, position: 0 };
 }
 
 struct LogRing {
     bytes: [u8; RING_BYTES],
-    /// Oldest record and end, in bytes ever written.
+    /// Positions of the oldest record and of the end, in bytes ever written.
     first: Cursor,
     end: Cursor,
 }
@@ -165,25 +166,25 @@ impl LogRing {
 }
 
 static RING: IrqSpinLock<LogRing> = IrqSpinLock::new(LogRing::new());
-/// Woken by every record; made by [`init`], since a poll needs it counted.
+/// Woken by every record. [`init`] makes it, since a poll needs a reference count.
 static ARRIVED: spin::Once<Arc<WaitQueue>> = spin::Once::new();
 
-/// The queue that every record wakes.
+/// Returns the queue that every record wakes.
 pub fn arrived() -> Arc<WaitQueue> {
     ARRIVED.call_once(|| reserve::arc(WaitQueue::new())).clone()
 }
 
-/// The oldest record there is.
+/// Returns the position of the oldest record.
 pub fn oldest() -> Cursor {
     RING.lock().first
 }
 
-/// Behind the newest record.
+/// Returns the position after the newest record.
 pub fn newest() -> Cursor {
     RING.lock().end
 }
 
-/// Returns the next record for a reader; moves its cursor.
+/// Returns the next record for a reader, and moves its cursor.
 pub fn next(cursor: &mut Cursor) -> NextRecord {
     RING.lock().next(cursor)
 }
@@ -205,12 +206,13 @@ impl Write for LogText {
 
 /// The first address of the kernel half.
 const KERNEL_HALF: u64 = 0xffff_8000_0000_0000;
-/// The digits that begin each address of the kernel half; one of them with bit 3 follows.
+/// The hexadecimal digits at the start of each address of the kernel half. The next digit has bit 3
+/// set.
 const KERNEL_PREFIX: &[u8] = b"ffff";
 
-/// Covers each number of `text` that is an address of the kernel half, hexadecimal with 16 digits
-/// or decimal, with asterisks. `text` may be cut at its end: a possible beginning of such an
-/// address is covered there, too.
+/// Replaces each number of `text` that is an address of the kernel half, hexadecimal with 16 digits
+/// or decimal, by asterisks. If `text` is cut at its end, a possible beginning of such an address
+/// is replaced there, too.
 fn redact(text: &mut [u8], cut: Cut) {
     let end = text.len();
     let mut at = 0;
@@ -224,7 +226,7 @@ fn redact(text: &mut [u8], cut: Cut) {
     }
 }
 
-/// Whether text may go on behind its end.
+/// Whether the text was cut, so that more may have followed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Cut {
     Never,
@@ -240,18 +242,18 @@ fn is_kernel_address(digits: &[u8]) -> bool {
 
 fn may_begin_address(digits: &[u8]) -> bool {
     let common = digits.len().min(KERNEL_PREFIX.len());
-    // From three digits on nothing else is likely: a slide needs more of them than that.
+    // With three or more digits anything else is unlikely: a slide needs more of them than that.
     digits.len() > 2 && digits[..common].eq_ignore_ascii_case(&KERNEL_PREFIX[..common])
         || digits.len() > 4 && digits.starts_with(b"1844")
 }
 
-/// Show a line on the serial line alone: the host reads it, programs do not. For what tells where
-/// the kernel lies.
+/// Writes a line only to the serial line, which the host reads and programs do not. For text that
+/// reveals the kernel's addresses.
 pub fn tell_host(text: fmt::Arguments<'_>) {
     hw::print_serial(format_args!("{}{text}\n", Stamp(time::now())));
 }
 
-/// The time of a record as the serial line shows it.
+/// The time of a record, in the format of the serial line.
 struct Stamp(u64);
 
 impl fmt::Display for Stamp {
@@ -260,10 +262,10 @@ impl fmt::Display for Stamp {
     }
 }
 
-/// Add a record, without addresses, and show it as it is on the serial line.
+/// Adds a record, without addresses, and writes the original text to the serial line.
 pub fn add(severity: Severity, text: fmt::Arguments<'_>) {
     let mut line = LogText { text: [0; TEXT_BYTES], length: 0 };
-    // Writing to a line cannot fail; a Display that does leaves what it wrote.
+    // Writing to a line cannot fail. If a Display fails, the text written so far is kept.
     let _ = line.write_fmt(text);
     let bytes = line.text[..line.length].trim_ascii_end();
     let time = time::now();
@@ -298,8 +300,7 @@ impl log::Log for KernelLogger {
     fn flush(&self) {}
 }
 
-/// Let the `log` crate's macros write here. Called once the heap works; records before that are
-/// lost.
+/// Makes the `log` crate's macros write here. Called once the heap works; earlier records are lost.
 pub fn init(level: log::LevelFilter) {
     arrived();
     if log::set_logger(&KernelLogger).is_ok() {

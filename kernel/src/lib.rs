@@ -1,19 +1,19 @@
 //! The Freehold kernel.
 //!
-//! `kernel/layers` lists the layers, and docs/book/changing.md explains them. One folder is one
-//! concept: [`mem`] joins the mm crates to processes, [`task`] is processes, threads and signals,
-//! [`sched`] decides who runs, [`fs`] is files and names, [`tty`] terminals, [`syscall`] the door
-//! that user programs knock at. Assembly and registers are in `freehold-arch`; there is no `unsafe`
-//! here.
+//! `kernel/layers` lists the layers, and docs/book/changing.md explains them. Each folder is one
+//! concept: [`mem`] connects the mm crates with processes, [`task`] has processes, threads and
+//! signals, [`sched`] chooses the running tasks, [`fs`] has files and names, [`tty`] terminals,
+//! [`syscall`] the entry of system calls. Assembly and registers are in `freehold-arch`; there is
+//! no `unsafe` here.
 //!
 //! Ground rules: the kernel is not preemptible (a task gives up its CPU where it blocks); interrupt
-//! handlers never allocate, and take only interrupt-safe locks; user frames are touched through
-//! user addresses or per-CPU windows only; a failed allocation is an `Errno` on its way to the
-//! caller.
+//! handlers never allocate, and take only interrupt-safe locks; user frames are accessed through
+//! user addresses or per-CPU windows only; a failed allocation is returned to the caller as an
+//! `Errno`.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
-// On the host only what has tests there is used: the target's build is the judge of dead code.
+// On the host only code with tests is used: dead code is detected by the target's build.
 #![cfg_attr(not(target_os = "none"), allow(dead_code, unused_imports))]
 
 #[cfg(test)]

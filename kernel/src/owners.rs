@@ -1,9 +1,10 @@
-//! Answers to `freehold owns`: the owner of a frame and the programs that map it, or what frames a
-//! process maps.
+//! Answers to `freehold owns`: the owner of a frame and the programs that map it, or the frames
+//! that a process maps.
 //!
 //! The answer is taken from the frame table and the address spaces, one after the other, while
-//! programs run on: frames change hands meanwhile. There is no reverse map, so every address space
-//! is walked for a frame. An answer is made with what memory there is; what is left out is counted.
+//! programs continue, so frames may change their owners meanwhile. There is no reverse map, so
+//! every address space is walked for a frame. If memory is short, the answer is incomplete, and it
+//! has the number of omitted entries.
 
 use core::fmt::{self, Display, Formatter};
 
@@ -22,10 +23,10 @@ use crate::mem::AddressSpace;
 use crate::task::{self, Pid, Process};
 use crate::{host, mem, sched};
 
-/// The most mappings that are told of a frame.
+/// Largest number of mappings of a frame in an answer.
 const MOST: usize = 64;
 
-/// Answers the host.
+/// Answers the host's question.
 pub fn tell(question: OwnerQuestion) {
     match question {
         OwnerQuestion::Frame(frame) => host::owners(FrameAnswer::of(Pfn(frame))),
@@ -95,7 +96,7 @@ impl FrameAnswer {
             users: Vec::new(),
             left_out: 0,
         };
-        // The page of zeroes is in every address space.
+        // The zero page is in every address space.
         if matches!(block, Some((Owner::Anon | Owner::PageCache, ..))) && !answer.is_zeroes {
             for process in task::registry::processes() {
                 answer.look_in(&process);
@@ -168,12 +169,12 @@ impl Display for FrameAnswer {
 /// Pages that a process maps.
 struct ProcessAnswer {
     pid: Pid,
-    /// `None` if there is no such process.
+    /// The process' name; `None` if there is no such process.
     name: Option<[u8; 16]>,
     counts: PageCounts,
 }
 
-/// Numbers of pages.
+/// Numbers of pages by kind.
 #[derive(Default)]
 struct PageCounts {
     anonymous: u64,

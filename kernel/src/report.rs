@@ -1,21 +1,21 @@
-//! Reports to the host about a run: that the kernel is up, and the figures of memory at the end.
+//! Reports to the host about a run: that the kernel has started, and the memory figures at the end.
 //!
-//! **The audit.** When the program and all it left behind have ended, every user frame has a known
-//! holder: no anonymous frame is left, no page-table leaf maps anything, nothing is pinned, each
-//! page-cache frame is held once, by its file. The kernel's map is compared with the frame table as
-//! well ([`mem::check_map`]). The report names everything that does not balance, and the host makes
-//! it an error.
+//! **The audit.** When the program and its remaining processes have ended, every user frame has a
+//! known holder. So no anonymous frame is left, no page-table leaf maps anything, nothing is
+//! pinned, and each page-cache frame is held once, by its file. The kernel's map is compared with
+//! the frame table as well ([`mem::check_map`]). The report names all inconsistencies, and the host
+//! treats them as an error.
 //!
-//! **What a lost device keeps** is no defect. Where a device confirms neither an answer nor a
-//! reset, or the IOMMU does not answer, frames of programs and files that it reached in their
-//! places stay out of use on purpose ([`freehold_bounce::Dma::kept`]). The audit subtracts their
-//! records, mappings aside, from its findings; the report says how much memory devices keep.
+//! **Memory kept by a lost device** is no defect. If a device confirms neither a request nor a
+//! reset, or the IOMMU does not answer, frames of programs and files that it could access directly
+//! are not reused, on purpose ([`freehold_bounce::Dma::kept`]). The audit subtracts their records,
+//! except for mappings, from its findings. The report says how much memory devices keep.
 //!
 //! The audit reads all frame records and then the allocator's lists. A frame that another CPU frees
 //! in between is in neither or in both, and looks like a leak. So a finding counts only if the
-//! allocator was at rest meanwhile: [`freehold_buddy::Buddy::activity`] is the same before and
-//! after. The audit looks again if a CPU still puts away memory of the last processes, or if the
-//! host runs the CPU rarely.
+//! allocator was idle meanwhile: [`freehold_buddy::Buddy::activity`] is the same before and after.
+//! The audit is repeated if a CPU is still freeing memory of the last processes, or if the host
+//! runs the CPU rarely.
 
 use core::fmt::{self, Display, Formatter};
 
@@ -33,17 +33,17 @@ use crate::syscall::{self, Implemented, failures};
 use crate::task::{self, SigInfo, Signal, Usage};
 use crate::{block, boot, event_stream, fs, host, mem, sched, socket, swap, time};
 
-/// How long the processes that the program left behind have to end, counted from when one of them
-/// ended last, or a disk answered: a process that is to end stores what it wrote before.
+/// Time that the program's remaining processes have to end, counted from the last end of one of
+/// them, or the last answer of a disk: a process that ends writes its data first.
 const LAST_RESPECTS_NS: u64 = 2_000_000_000;
-/// How long frames may keep coming and going after that before the audit gives up.
+/// Time after which the audit gives up if frames are still being allocated and freed.
 const UNREST_NS: u64 = 60_000_000_000;
-/// The fewest looks before a finding counts, however long each takes on a busy host.
+/// Smallest number of checks before a finding counts, however long each takes on a busy host.
 const LOOKS: u32 = 4;
-/// How long the audit waits before it looks a second time, and the longest that it waits.
+/// Pause before the second check, and the longest pause.
 const PAUSE_NS: core::ops::Range<u64> = 1_000_000..1_000_000_000;
 
-/// Tell the host that the program is about to start.
+/// Tells the host that the program is about to start.
 pub fn ready(info: &'static BootInfo) {
     let facts = Facts { slide: info.slide(), booted: time::now() };
     host::ready(facts);
@@ -68,7 +68,8 @@ impl Display for Facts {
     }
 }
 
-/// End what the program left behind, take stock, and tell the host. After the program's end.
+/// Ends the program's remaining processes, audits memory, and reports to the host. Called after the
+/// program's end.
 pub fn closing() {
     let before = mem::stats::memory();
     let free_whole = mem::stats::free_in_pageblocks();
@@ -83,14 +84,13 @@ pub fn closing() {
     host::report(ClosingReport { before, free_whole, usage, verdict, missing: fs::missing::take() });
 }
 
-/// Repeats the audit until everything balances, or the imbalance is certain: see the module's head.
+/// Repeats the audit until it finds nothing, or the finding is certain: see the module's head.
 fn verdict(left: usize) -> AuditVerdict {
     let begun = time::now();
     let mut verdict = AuditVerdict::take(left);
     let mut pause = PAUSE_NS.start;
     let mut looks = 1;
-    // Other CPUs may still be freeing memory of the last processes: only faults that remain after
-    // that count.
+    // Other CPUs may still be freeing memory of the last processes: only faults that persist count.
     while !verdict.is_clean() {
         let waited = time::now().saturating_sub(begun);
         let is_certain = verdict.at_rest && looks >= LOOKS && waited > LAST_RESPECTS_NS;
@@ -99,7 +99,7 @@ fn verdict(left: usize) -> AuditVerdict {
         }
         sched::wake_idle();
         let _ = WaitQueue::new().wait_until_deadline(Some(time::now() + pause), || None::<()>);
-        // Each look walks all memory: what is not clean soon is looked at less and less often.
+        // Each check walks all memory, so repeated checks become less and less frequent.
         pause = (pause * 2).min(PAUSE_NS.end);
         verdict = AuditVerdict::take(left);
         looks += 1;
@@ -107,7 +107,8 @@ fn verdict(left: usize) -> AuditVerdict {
     verdict
 }
 
-/// Kill every process but init and wait for their ends; how many are still there after all that.
+/// Kills every process except init and waits for their ends. Returns how many still exist after
+/// that.
 fn end_the_rest() -> usize {
     let (mut moved, mut least, mut since) = (block::traffic(), usize::MAX, time::now());
     loop {
@@ -139,7 +140,7 @@ pub(crate) fn audit() -> std::string::String {
 
 struct ClosingReport {
     before: mem::stats::MemoryStats,
-    /// Frames that are free in whole pageblocks.
+    /// Number of free frames in whole pageblocks.
     free_whole: u64,
     usage: Usage,
     verdict: AuditVerdict,
@@ -169,7 +170,7 @@ impl Display for ClosingReport {
             let (out, back) = (happened(Event::SwapOut), happened(Event::SwapIn));
             [("swap_peak_kib", kib(most)), ("swapped_out_kib", out), ("swapped_in_kib", back)]
         });
-        // The consoles' share is the same in every run: only disks make it worth a line.
+        // The consoles' part is the same in every run. Only disks make it worth a line.
         let has_disks = !host::disks().is_empty() || !host::slots().is_empty();
         let bounced = has_disks.then(|| {
             let all = host::dma().statistics();
@@ -196,7 +197,7 @@ impl Display for ClosingReport {
     }
 }
 
-/// The list of system calls; null where they were not counted.
+/// Writes the list of system calls; null if they were not counted.
 fn write_calls(f: &mut Formatter<'_>) -> fmt::Result {
     let Some(counts) = syscall::counts() else { return f.write_str("null") };
     f.write_str("[")?;
@@ -210,7 +211,7 @@ fn write_calls(f: &mut Formatter<'_>) -> fmt::Result {
     f.write_str("]")
 }
 
-/// How often a call failed: in all, and with each error.
+/// Writes how often a call failed: in all, and with each error.
 fn write_failures(f: &mut Formatter<'_>, number: u64) -> fmt::Result {
     let mut all = 0;
     failures::each_of(number, |_, count| all += count);
@@ -224,7 +225,7 @@ fn write_failures(f: &mut Formatter<'_>, number: u64) -> fmt::Result {
     f.write_str("}")
 }
 
-/// Frames that lost devices keep, as their records say.
+/// Frames that lost devices keep, according to their records.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Kept {
     anonymous: u64,
@@ -234,8 +235,8 @@ struct Kept {
 }
 
 impl Kept {
-    /// Sums the frames that `holders` have, each once. Where there is no memory to list them there
-    /// are none.
+    /// Sums the frames of `holders`, each once. If there is no memory for a list of them, the sum
+    /// is 0.
     fn sum<'a>(table: FrameTable, holders: impl Iterator<Item = &'a Arc<dyn HeldFrames>>) -> Self {
         let mut frames = Vec::new();
         for holder in holders {
@@ -263,31 +264,31 @@ impl Kept {
     }
 }
 
-/// The most faults that are named.
+/// Largest number of faults that are named.
 const MOST_FAULTS: usize = 8;
 
 /// Findings of the audit; displays as "ok" or as a list of faults.
 struct AuditVerdict {
     audit: Audit,
-    /// Of the frames in it.
+    /// The part of these frames that lost devices keep.
     kept: Kept,
     faults: Vec<AllocatorFault>,
     count: u64,
-    /// Whether no frame came or went meanwhile.
+    /// Whether no frame was allocated or freed meanwhile.
     at_rest: bool,
     left: usize,
-    /// Tables of the address space that the kernel's own tasks run in, and spare roots.
+    /// Number of tables of the kernel tasks' address space, and of spare roots.
     own_tables: u64,
-    /// Tables of the IOMMU.
+    /// Number of tables of the IOMMU.
     device_tables: u64,
-    /// Rules of the kernel's map that are broken; 0 where there was no memory to look.
+    /// Number of violated rules of the kernel's map; 0 if there was no memory for the check.
     map_violations: u64,
     misplaced_timers: u64,
-    /// Tasks that wait for a CPU where they do not say they do.
+    /// Number of waiting tasks that are not at their stored position.
     misplaced_tasks: u64,
-    /// A fault of the table of processes.
+    /// A fault of the process registry.
     process_fault: Option<&'static str>,
-    /// Faults of the nodes' copies of the kernel, and the first.
+    /// Number of faults of the nodes' copies of the kernel, and the first one.
     replica_faults: (u64, Option<freehold_replica::ReplicaFault>),
 }
 
@@ -296,7 +297,7 @@ impl AuditVerdict {
         let own_tables = task::init::process().space().lock().usage().page_table_bytes / PAGE_SIZE as u64
             + sched::spare_roots();
         let mut faults = Vec::new();
-        // Before the walk: a list that grew meanwhile would itself be a frame that came.
+        // Reserved before the walk: if the list grew later, its own frame would count as new.
         let room = if faults.try_reserve_exact(MOST_FAULTS).is_ok() { MOST_FAULTS } else { 0 };
         let kept = Kept::sum(mem::frames().table(), host::dma().kept());
         let before = mem::frames().activity();

@@ -1,13 +1,13 @@
-//! Bytes on their way to and from a program.
+//! Transfer of bytes to and from a program.
 //!
-//! A [`Sink`] is where a `read` puts bytes, a [`Source`] where a `write` takes them. Each has two
-//! ways to move bytes: one that may fault and therefore sleep, and one that never does. Bytes of a
-//! page-cache frame are only visible inside a per-CPU window, where nothing may sleep; so
-//! page-cache copies go `fault_in` (outside), then `*_without_fault` (inside), and again while the
-//! latter falls short.
+//! A [`Sink`] is the target of a `read`, a [`Source`] the origin of the bytes of a `write`. Each
+//! has two ways to move bytes: one that may fault and therefore sleep, and one that never does.
+//! Bytes of a page-cache frame are visible only inside a per-CPU window, in which the kernel must
+//! not sleep. So page-cache copies call `fault_in` (outside), then `*_without_fault` (inside), and
+//! repeat that if the latter stops early.
 //!
-//! A [`UserPtr`] is an address that a program gave: nothing is known about it, every access may
-//! fail.
+//! A [`UserPtr`] is an address that a program passed. Nothing is known about it, and every access
+//! may fail.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -19,27 +19,27 @@ use crate::hw::{self, Faults};
 use crate::sched::thread::{self, Drain, Fill, PinnedPart, ThreadOwner};
 use crate::{Errno, Result};
 
-/// The longest path a program may pass, with its NUL (PATH_MAX).
+/// Largest length of a path that a program may pass, with its NUL (PATH_MAX).
 pub const PATH_MAX: usize = 4096;
-/// The most buffers a vectored call may name (IOV_MAX).
+/// Largest number of buffers of a vectored call (IOV_MAX).
 pub const IOV_MAX: usize = 1024;
-/// The most bytes one call moves (MAX_RW_COUNT).
+/// Largest number of bytes that one call moves (MAX_RW_COUNT).
 pub const MAX_COUNT: usize = 0x7fff_f000;
 
-/// Whether a device can reach the memory behind a [`Sink`] or a [`Source`] in its place.
+/// Whether a device can access the memory of a [`Sink`] or a [`Source`] directly.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direct {
     /// No: the bytes are not in a program's memory.
     No,
-    /// No: in a program's memory, but some run does not begin and end on borders.
+    /// No: the bytes are in a program's memory, but some run does not begin and end on a boundary.
     Unaligned,
     /// Yes.
     Aligned,
 }
 
 impl Direct {
-    /// Returns the answer for a program's memory in `runs`. Each run is an address (or a place in
-    /// its page) and a number of bytes; `unit` is the distance of borders.
+    /// Returns the answer for a program's memory in `runs`. Each run is an address (or an offset in
+    /// its page) and a number of bytes. `unit` is the distance of boundaries.
     pub fn of(runs: impl IntoIterator<Item = (u64, usize)>, unit: usize) -> Self {
         let is_aligned =
             |(start, length): (u64, usize)| start.is_multiple_of(unit as u64) && length.is_multiple_of(unit);
@@ -47,56 +47,58 @@ impl Direct {
     }
 }
 
-/// Where a read puts its bytes.
+/// The target of a read.
 pub trait Sink {
-    /// Bytes that still fit.
+    /// Returns the number of bytes that still fit.
     fn remaining(&self) -> usize;
-    /// Append as many of `bytes` as fit; may sleep. `EFAULT` only if not one byte could be placed.
-    /// Where the bytes' places are always there, that is [`Sink::put_without_fault`].
+    /// Appends as many of `bytes` as fit; may sleep. `EFAULT` only if no byte could be stored. The
+    /// default is for memory that is always present: [`Sink::put_without_fault`].
     fn put(&mut self, bytes: &[u8]) -> Result<usize> {
         Ok(self.put_without_fault(bytes))
     }
-    /// Append as many of `bytes` as fit without a page fault; maybe none.
+    /// Appends as many of `bytes` as fit without a page fault, possibly none.
     fn put_without_fault(&mut self, bytes: &[u8]) -> usize;
-    /// Make the next byte's page present and writable; may sleep. `EFAULT` if that cannot be.
+    /// Makes the next byte's page present and writable; may sleep. `EFAULT` if that is impossible.
     fn fault_in(&mut self) -> Result<()> {
         Ok(())
     }
-    /// Whether a device can fill the memory behind it, in runs on borders of `unit` bytes.
+    /// Whether a device can fill the memory directly, in runs with boundaries at multiples of
+    /// `unit` bytes.
     fn direct(&self, _unit: usize) -> Direct {
         Direct::No
     }
-    /// Has `transfer` fill the first bytes of the next run, while its pages are pinned. That is at
-    /// most `most` bytes, and a multiple of `unit` where the pinned pages end early. The bytes
-    /// count as put unless `transfer` fails. Returns their number. `EINVAL` if the memory is not a
-    /// program's.
+    /// Calls `transfer` to fill the first bytes of the next run, while its pages are pinned. These
+    /// are at most `most` bytes, and a multiple of `unit` if the pinned pages end early. The bytes
+    /// count as stored unless `transfer` fails. Returns their number. `EINVAL` if the memory is not
+    /// a program's.
     fn fill_direct(&mut self, _most: usize, _unit: usize, _transfer: Fill<'_>) -> Result<usize> {
         Err(Errno::EINVAL)
     }
 }
 
-/// Where a write takes its bytes from.
+/// The origin of the bytes of a write.
 pub trait Source {
-    /// Bytes that are left.
+    /// Returns the number of bytes that are left.
     fn remaining(&self) -> usize;
-    /// Take up to `bytes.len()` bytes; may sleep. `EFAULT` only if not one byte could be taken.
+    /// Takes up to `bytes.len()` bytes; may sleep. `EFAULT` only if no byte could be read.
     fn take(&mut self, bytes: &mut [u8]) -> Result<usize>;
-    /// Take up to `bytes.len()` bytes without a page fault; maybe none.
+    /// Takes up to `bytes.len()` bytes without a page fault, possibly none.
     fn take_without_fault(&mut self, bytes: &mut [u8]) -> usize;
-    /// Make the next byte's page present; may sleep. `EFAULT` if that cannot be.
+    /// Makes the next byte's page present; may sleep. `EFAULT` if that is impossible.
     fn fault_in(&mut self) -> Result<()>;
-    /// Whether a device can take from the memory behind it, in runs on borders of `unit` bytes.
+    /// Whether a device can read the memory directly, in runs with boundaries at multiples of
+    /// `unit` bytes.
     fn direct(&self, _unit: usize) -> Direct {
         Direct::No
     }
-    /// Has `transfer` take the first bytes of the next run, under the rules of
+    /// Calls `transfer` to read the first bytes of the next run, under the rules of
     /// [`Sink::fill_direct`].
     fn drain_direct(&mut self, _most: usize, _unit: usize, _transfer: Drain<'_>) -> Result<usize> {
         Err(Errno::EINVAL)
     }
 }
 
-/// An address in the current program where a `T` is said to be.
+/// An address in the current program at which a `T` is expected.
 pub struct UserPtr<T> {
     address: u64,
     what: PhantomData<fn() -> T>,
@@ -115,11 +117,11 @@ impl<T> fmt::Debug for UserPtr<T> {
 }
 
 impl<T> UserPtr<T> {
-    /// The pointer that a program passed as `address`.
+    /// Makes the pointer that a program passed as `address`.
     pub const fn new(address: u64) -> Self {
         Self { address, what: PhantomData }
     }
-    /// The address.
+    /// Returns the address.
     pub const fn address(self) -> u64 {
         self.address
     }
@@ -127,19 +129,19 @@ impl<T> UserPtr<T> {
     pub const fn is_null(self) -> bool {
         self.address == 0
     }
-    /// The pointer `count` elements further up.
+    /// Returns the pointer to the element `count` elements later.
     #[must_use]
     pub const fn add(self, count: usize) -> Self {
         Self::new(self.address.wrapping_add((count as u64).wrapping_mul(size_of::<T>() as u64)))
     }
-    /// The same address as another type's.
+    /// Returns the same address with another type.
     pub const fn cast<U>(self) -> UserPtr<U> {
         UserPtr::new(self.address)
     }
 }
 
 impl<T: FromBytes + IntoBytes> UserPtr<T> {
-    /// The value there, loaded at once where its size is a word's; may sleep.
+    /// Reads the value, by one load if it has the size of a word; may sleep.
     ///
     /// # Errors
     /// `EFAULT`.
@@ -149,14 +151,14 @@ impl<T: FromBytes + IntoBytes> UserPtr<T> {
         hw::load_user(self.address, value.as_mut_bytes()).ok_or(Errno::EFAULT)?;
         Ok(value)
     }
-    /// The value there, or `None` for NULL; may sleep.
+    /// Reads the value, or returns `None` for NULL; may sleep.
     ///
     /// # Errors
     /// `EFAULT`.
     pub fn read_optional(self) -> Result<Option<T>> {
         if self.is_null() { Ok(None) } else { self.read().map(Some) }
     }
-    /// `count` values from there on; may sleep. The caller bounds `count`.
+    /// Reads `count` values from the address on; may sleep. The caller limits `count`.
     ///
     /// # Errors
     /// `EFAULT`, `ENOMEM`.
@@ -168,8 +170,8 @@ impl<T: FromBytes + IntoBytes> UserPtr<T> {
         read_exact(self.address, values.as_mut_slice().as_mut_bytes())?;
         Ok(values)
     }
-    /// `count` values from there on, without a list on the heap for up to `N`; may sleep. The
-    /// caller bounds `count`.
+    /// Reads `count` values from the address on, without a heap allocation for up to `N`; may
+    /// sleep. The caller limits `count`.
     ///
     /// # Errors
     /// `EFAULT`, `ENOMEM`.
@@ -182,7 +184,7 @@ impl<T: FromBytes + IntoBytes> UserPtr<T> {
         self.read_into(&mut values)?;
         Ok(values)
     }
-    /// Fill `values` from there on; may sleep.
+    /// Fills `values` from the address on; may sleep.
     ///
     /// # Errors
     /// `EFAULT`.
@@ -192,7 +194,7 @@ impl<T: FromBytes + IntoBytes> UserPtr<T> {
 }
 
 impl<T: IntoBytes + Immutable> UserPtr<T> {
-    /// Put `value` there, stored at once where its size is a word's or half of one; may sleep.
+    /// Writes `value`, by one store if it has the size of a word or half a word; may sleep.
     ///
     /// # Errors
     /// `EFAULT`.
@@ -200,14 +202,14 @@ impl<T: IntoBytes + Immutable> UserPtr<T> {
     pub fn write(self, value: &T) -> Result<()> {
         hw::store_user(self.address, value.as_bytes()).ok_or(Errno::EFAULT)
     }
-    /// Put `value` there unless the pointer is NULL; may sleep.
+    /// Writes `value` unless the pointer is NULL; may sleep.
     ///
     /// # Errors
     /// `EFAULT`.
     pub fn write_optional(self, value: &T) -> Result<()> {
         if self.is_null() { Ok(()) } else { self.write(value) }
     }
-    /// Put `values` there, one after the other; may sleep.
+    /// Writes `values`, one after the other; may sleep.
     ///
     /// # Errors
     /// `EFAULT`.
@@ -216,7 +218,7 @@ impl<T: IntoBytes + Immutable> UserPtr<T> {
     }
 }
 
-/// Fill `bytes` from the program's `address`; may sleep.
+/// Fills `bytes` from the program's `address`; may sleep.
 ///
 /// # Errors
 /// `EFAULT`.
@@ -225,7 +227,8 @@ pub fn read_exact(address: u64, bytes: &mut [u8]) -> Result<()> {
     if hw::read_user(address, bytes, Faults::Sleep) == length { Ok(()) } else { Err(Errno::EFAULT) }
 }
 
-/// Returns the result of a call that met `error` after `done` bytes had moved: so many, if any.
+/// Returns the result of a call that got `error` after `done` bytes had moved: `done`, if it is not
+/// 0.
 ///
 /// # Errors
 /// `error`.
@@ -233,7 +236,7 @@ pub fn so_far(done: usize, error: Errno) -> Result<usize> {
     if done > 0 { Ok(done) } else { Err(error) }
 }
 
-/// Put all of `bytes` at the program's `address`; may sleep.
+/// Writes all of `bytes` to the program's `address`; may sleep.
 ///
 /// # Errors
 /// `EFAULT`.
@@ -241,7 +244,7 @@ pub fn write_exact(address: u64, bytes: &[u8]) -> Result<()> {
     if hw::write_user(address, bytes, Faults::Sleep) == bytes.len() { Ok(()) } else { Err(Errno::EFAULT) }
 }
 
-/// Room of the kernel's own for `count` values on their way. The caller bounds `count`.
+/// Makes a zeroed kernel buffer for `count` values to be transferred. The caller limits `count`.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -249,7 +252,7 @@ pub fn zeroed<T: FromBytes + Clone>(count: usize) -> Result<Vec<T>> {
     Ok(Vec::try_filled(T::new_zeroed(), count)?)
 }
 
-/// `length` bytes from `address` on; may sleep. The caller bounds `length`.
+/// Reads `length` bytes from `address` on; may sleep. The caller limits `length`.
 ///
 /// # Errors
 /// `EFAULT`, `ENOMEM`.
@@ -257,33 +260,33 @@ pub fn read_vec(address: u64, length: usize) -> Result<Vec<u8>> {
     UserPtr::<u8>::new(address).read_many(length)
 }
 
-/// The path at `address`, without its NUL; may sleep.
+/// Reads the path at `address`, without its NUL; may sleep.
 ///
 /// # Errors
-/// `EFAULT`, `ENOMEM`; `ENAMETOOLONG` where no NUL comes within [`PATH_MAX`] bytes.
+/// `EFAULT`, `ENOMEM`; `ENAMETOOLONG` if there is no NUL within [`PATH_MAX`] bytes.
 pub fn string(address: u64) -> Result<Vec<u8>> {
     bounded_string(address, PATH_MAX, Errno::ENAMETOOLONG)
 }
 
-/// The string at `address`, without its NUL; may sleep.
+/// Reads the string at `address`, without its NUL; may sleep.
 ///
 /// # Errors
-/// `EFAULT`, `ENOMEM`; `too_long` where no NUL comes within `max` bytes.
+/// `EFAULT`, `ENOMEM`; `too_long` if there is no NUL within `max` bytes.
 pub fn bounded_string(address: u64, max: usize, too_long: Errno) -> Result<Vec<u8>> {
     let length = hw::user_string_length(address, max).ok_or(Errno::EFAULT)?;
     if length >= max {
         return Err(too_long);
     }
     let mut bytes = read_vec(address, length)?;
-    // Another thread may have written since: the string ends at its first NUL.
+    // Another thread may have changed it meanwhile: the string ends at its first NUL.
     if let Some(end) = bytes.iter().position(|&byte| byte == 0) {
         bytes.truncate(end);
     }
     Ok(bytes)
 }
 
-/// A run of a program's bytes, as a [`Sink`] and a [`Source`]; laid out as the `struct iovec` that
-/// names it.
+/// A contiguous run of a program's bytes, as a [`Sink`] and a [`Source`], in the layout of `struct
+/// iovec`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes)]
 #[repr(C)]
 pub struct UserSlice {
@@ -292,12 +295,12 @@ pub struct UserSlice {
 }
 
 impl UserSlice {
-    /// `length` bytes from `address` on; longer than [`MAX_COUNT`] is cut, as Linux does.
+    /// Makes a run of `length` bytes from `address` on, cut to [`MAX_COUNT`], as on Linux.
     pub fn new(address: u64, length: usize) -> Self {
         Self { address, length: length.min(MAX_COUNT) }
     }
 
-    /// Where it begins, and its bytes.
+    /// Returns its start and its number of bytes.
     pub const fn place(&self) -> (u64, usize) {
         (self.address, self.length)
     }
@@ -322,7 +325,7 @@ impl UserSlice {
     }
 }
 
-/// The task whose memory this is.
+/// Returns the task whose memory this is.
 fn owner() -> Result<Arc<dyn ThreadOwner>> {
     thread::with_current(|thread| thread.owner()).flatten().ok_or(Errno::EFAULT)
 }
@@ -381,12 +384,12 @@ impl Source for UserSlice {
     }
 }
 
-/// Make the page of `address` present and writable without changing a byte.
+/// Makes the page of `address` present and writable without changing a byte.
 fn fault_in_writable(address: u64) -> Result<()> {
     let mut byte = [0];
     read_exact(address, &mut byte)?;
-    // A thread that writes this byte between the read and the write would lose it; such a program
-    // races with its own read(2), whose result covers the byte anyway.
+    // The store of a thread that writes this byte between the read and the write would be lost.
+    // Such a program races with its own read(2), whose result covers the byte anyway.
     write_exact(address, &byte)
 }
 
@@ -394,13 +397,13 @@ fn fault_in_writable(address: u64) -> Result<()> {
 #[derive(Debug)]
 pub struct Iovecs {
     slices: Short<UserSlice, 2>,
-    /// The first run that is not used up.
+    /// Index of the first run that is not used up.
     current: usize,
     remaining: usize,
 }
 
 impl Iovecs {
-    /// The `count` runs that the program's `struct iovec[]` at `address` names.
+    /// Reads the `count` runs in the program's `struct iovec[]` at `address`.
     ///
     /// # Errors
     /// `EINVAL` for more than [`IOV_MAX`] runs or a negative length; `EFAULT`, `ENOMEM`.
@@ -416,15 +419,15 @@ impl Iovecs {
 
     fn read_many(address: u64, count: usize) -> Result<Self> {
         let all = Self::read_remote(address, count)?;
-        // Before any byte moves, as on Linux.
+        // Checked before any byte moves, as on Linux.
         let is_ours = |slice: &UserSlice| {
             slice.address.checked_add(slice.length as u64).is_some_and(|end| end <= hw::user::USER_END)
         };
         if all.slices.iter().all(is_ours) { Ok(all) } else { Err(Errno::EFAULT) }
     }
 
-    /// As [`read`](Self::read), for runs in the memory of another process, whose addresses are not
-    /// looked at.
+    /// As [`read`](Self::read), for runs in the memory of another process. Their addresses are not
+    /// checked.
     ///
     /// # Errors
     /// As there.
@@ -444,7 +447,7 @@ impl Iovecs {
         Ok(Self { slices, current: 0, remaining })
     }
 
-    /// `length` bytes from `address` on, as the only run.
+    /// Makes a single run of `length` bytes from `address` on.
     #[inline]
     pub fn one(address: u64, length: usize) -> Self {
         let slice = UserSlice::new(address, length);
@@ -456,12 +459,12 @@ impl Iovecs {
         self.remaining == 0
     }
 
-    /// The runs that are left.
+    /// Returns the runs that are left.
     pub fn slices(&self) -> &[UserSlice] {
         &self.slices[self.current.min(self.slices.len())..]
     }
 
-    /// The first run with bytes left.
+    /// Returns the first run with bytes left.
     fn next(&mut self) -> Option<&mut UserSlice> {
         while self.slices.get(self.current).is_some_and(|slice| slice.length == 0) {
             self.current += 1;
@@ -469,7 +472,7 @@ impl Iovecs {
         self.slices.get_mut(self.current)
     }
 
-    /// Have `step` move bytes of the first run with bytes left.
+    /// Calls `step` to move bytes of the first run with bytes left.
     fn use_next(&mut self, step: impl FnOnce(&mut UserSlice) -> Result<usize>) -> Result<usize> {
         let Some(slice) = self.next() else { return Ok(0) };
         let count = step(slice)?;
@@ -477,15 +480,15 @@ impl Iovecs {
         Ok(count)
     }
 
-    /// Have `step` move bytes of run after run, until `wanted` are moved or a run falls short; it
-    /// is told how many were moved before. An error counts only before the first byte.
+    /// Calls `step` for one run after the other, with the number of bytes moved before, until
+    /// `wanted` are moved or a run stops early. An error is returned only before the first byte.
     #[inline]
     fn use_up(
         &mut self,
         wanted: usize,
         mut step: impl FnMut(&mut UserSlice, usize) -> Result<usize>,
     ) -> Result<usize> {
-        // Nearly always one run has room for all.
+        // Nearly always one run has room for all bytes.
         if let Some(slice) = self.slices.get_mut(self.current).filter(|slice| slice.length >= wanted) {
             let count = step(slice, 0)?;
             self.remaining -= count;
@@ -494,7 +497,7 @@ impl Iovecs {
         self.use_up_many(wanted, &mut step)
     }
 
-    /// [`Iovecs::use_up`] of more than one run.
+    /// [`Iovecs::use_up`] with more than one run.
     #[inline(never)]
     fn use_up_many(
         &mut self,
