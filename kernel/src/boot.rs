@@ -35,7 +35,7 @@ use crate::{
     owners, report, sched, share, socket, swap, syscall, task, tracing, tty, uring,
 };
 
-/// The kernel's version, as uname and the host see it.
+/// The kernel's version, as reported by uname and to the host.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The kernel's first function. It sets up everything, on the first CPU.
@@ -260,7 +260,7 @@ fn start_learning(wanted: Learning) -> Learning {
     wanted
 }
 
-/// Bytes of names in one message.
+/// Number of bytes of names in one message.
 const NAMES_AT_ONCE: usize = 32 << 10;
 
 /// Sends the host the names that programs found.
@@ -282,15 +282,15 @@ fn tell_names() {
     host::names(&message, left_out);
 }
 
-/// The reason why no program runs; displays as a line.
+/// The reason why no program can run; displays as a line.
 pub(crate) enum Failure {
-    /// This step failed.
+    /// This step has failed.
     Step(&'static str, Errno),
     /// There is no image.
     Image(OutOfMemory),
     /// The image cannot be unpacked.
     Unpack(initramfs::Error),
-    /// The image does not say which program to run.
+    /// The image does not name a program to run.
     Spec(Errno),
 }
 

@@ -30,7 +30,7 @@ pub struct FaultNumbers {
     pub interval: u64,
     /// Probability of a failure, in percent.
     pub probability: u64,
-    /// Bytes that are allocated before the first failure.
+    /// Number of bytes that are allocated before the first failure.
     pub space: i64,
     /// Largest number of failures; -1 for any number.
     pub times: i64,
@@ -50,7 +50,7 @@ impl FaultNumbers {
     }
 }
 
-/// One parameter as it was written.
+/// One parameter, as written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Parameter<'a> {
     /// The parameter's name.
@@ -75,7 +75,7 @@ pub enum Plant {
     UnusedMapping,
     /// The kernel's text is mapped writable, and no code stores to it.
     WritableText,
-    /// A frame is handed out for a program and never given back.
+    /// A frame is allocated for a program and never freed.
     LostFrame,
     /// One bit is flipped in a node's copy of the kernel.
     ReplicaFlip,
@@ -107,13 +107,13 @@ pub enum Iommu {
     Strict,
 }
 
-// An event has a bit in `Settings::trace_events`.
+// Each event has a bit in `Settings::trace_events`.
 const _: () = assert!(COUNT <= 64);
 
 /// Settings that the parameters control.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How the page allocator behaves.
+    /// Options of the page allocator.
     pub page_allocator: Options,
     /// Largest number of CPUs to start.
     pub max_cpus: usize,
@@ -123,19 +123,20 @@ pub struct Settings {
     pub huge_pages: Option<HugeMode>,
     /// Mitigations of speculative execution.
     pub mitigations: Mitigations,
-    /// How strictly frames of programs are kept out of the kernel's map.
+    /// How strictly frames of programs are removed from the kernel's map.
     pub xpfo: Policy,
     /// The emulation of nodes; `None`: the nodes stay as firmware describes them.
     pub numa: Option<Emulation>,
-    /// Which nodes get a copy of the kernel's text and read-only data.
+    /// The nodes that get a copy of the kernel's text and read-only data.
     pub numa_replica: Setting,
     /// Whether system calls are counted by number.
     pub syscall_counts: KeyState,
     /// Events that are recorded from the start: one bit per event number.
     pub trace_events: u64,
-    /// A rule of frames or of memory isolation that is broken on purpose before the program begins.
+    /// A rule of frames or of memory isolation that is violated on purpose before the program
+    /// begins.
     pub plant: Option<Plant>,
-    /// How much memory devices may see.
+    /// Limits for the memory that devices can access.
     pub slots: Limits,
     /// The disk that has bounce memory of its own and uses no other: its number, and the bytes of
     /// that memory.
@@ -148,9 +149,9 @@ pub struct Settings {
     pub transfers: Transfers,
     /// Whether the user forces or forbids bouncing.
     pub force: Force,
-    /// Which allocations of the kernel heap fail.
+    /// The allocations of the kernel heap that fail.
     pub failslab: Option<FaultNumbers>,
-    /// Which requests of the page allocator fail.
+    /// The requests of the page allocator that fail.
     pub fail_page_alloc: Option<FaultNumbers>,
 }
 
@@ -511,7 +512,7 @@ fn bytes(text: &str) -> Option<usize> {
     parse_bytes(text.as_bytes()).filter(|&bytes| bytes > 0 && bytes < u64::MAX).map(|bytes| bytes as usize)
 }
 
-/// The values that `failslab` and `fail_page_alloc` take.
+/// Format of the values of `failslab` and `fail_page_alloc`.
 const FAULT_NUMBERS: &str = "<interval>,<probability>,<space>,<times>";
 
 fn fault_numbers(parameter: Parameter) -> Result<FaultNumbers, &'static str> {

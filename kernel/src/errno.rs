@@ -1,4 +1,4 @@
-//! Error numbers, as Linux' x86-64 system calls return them.
+//! Error numbers of Linux' x86-64 system calls.
 
 impl From<freehold_collections::AllocError> for Errno {
     fn from(_: freehold_collections::AllocError) -> Self {
@@ -6,7 +6,7 @@ impl From<freehold_collections::AllocError> for Errno {
     }
 }
 
-/// The kernel's result: an error is a number that a program will see.
+/// The kernel's result type. An error is a number that a program gets.
 pub type Result<T> = core::result::Result<T, Errno>;
 
 impl Errno {

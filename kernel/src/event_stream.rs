@@ -20,7 +20,7 @@ use crate::{Result, host, hw, sched, time};
 const INTERVAL: u64 = 5_000_000;
 /// Index of the word of a record that is its time.
 const TIME_WORD: usize = 1;
-/// Bytes of records in one message.
+/// Number of bytes of records in one message.
 const MESSAGE: usize = 48 << 10;
 
 static RECORDED: AtomicU64 = AtomicU64::new(0);

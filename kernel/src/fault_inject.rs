@@ -26,7 +26,7 @@ use crate::{Errno, Result};
 /// A process ends after this many consecutive page faults with injected failures.
 pub const FAULTS_IN_A_ROW: u8 = 16;
 
-/// Injected failures of one task.
+/// The state of fault injection for one task.
 #[derive(Debug, Default)]
 pub struct TaskFaults {
     /// The next allocation to fail, counted from 1; 0 for none (/proc/PID/fail-nth).
@@ -91,7 +91,7 @@ impl TaskFaults {
     }
 }
 
-/// Which allocations of one kind fail: Linux' `struct fault_attr`.
+/// The allocations of one kind that fail: Linux' `struct fault_attr`.
 #[derive(Debug)]
 pub struct FaultAttr {
     /// "failslab" or "fail_page_alloc".
@@ -101,7 +101,7 @@ pub struct FaultAttr {
     pub interval: AtomicU64,
     /// Probability of a failure, in percent; 0 turns the capability off, except for fail-nth.
     pub probability: AtomicU64,
-    /// Bytes that are allocated before the first failure.
+    /// Number of bytes that are allocated before the first failure.
     pub space: AtomicI64,
     /// Largest number of failures; -1 for any number.
     pub times: AtomicI64,
@@ -145,8 +145,8 @@ impl FaultAttr {
         self.times.store(times, Ordering::Relaxed);
     }
 
-    /// Whether an allocation of `bytes` by a task is to fail; `draw` gives a number below 100.
-    /// Linux' `should_fail`, in its order.
+    /// Whether an allocation of `bytes` by a task must fail. `draw` returns a random number below
+    /// 100. Follows Linux' `should_fail`, in its order.
     pub fn should_fail(&self, bytes: u64, task: &TaskFaults, draw: impl FnOnce() -> u64) -> bool {
         let load = |number: &AtomicI64| number.load(Ordering::Relaxed);
         let nth = task.nth();

@@ -53,11 +53,11 @@ pub struct LogRecord {
 }
 
 impl LogRecord {
-    /// The text, without a newline.
+    /// Returns the text, without a newline.
     pub fn text(&self) -> &[u8] {
         &self.text[..self.length]
     }
-    /// Seconds and microseconds since boot.
+    /// Returns seconds and microseconds since boot.
     pub const fn stamp(&self) -> (u64, u64) {
         (self.time / 1_000_000_000, self.time / 1000 % 1_000_000)
     }
@@ -170,7 +170,7 @@ static RING: IrqSpinLock<LogRing> = IrqSpinLock::new(LogRing::new());
 /// count.
 static ARRIVED: spin::Once<Arc<WaitQueue>> = spin::Once::new();
 
-/// The queue that every record wakes.
+/// Returns the queue that every record wakes.
 pub fn arrived() -> Arc<WaitQueue> {
     ARRIVED.call_once(|| reserve::arc(WaitQueue::new())).clone()
 }
@@ -254,7 +254,7 @@ pub fn tell_host(text: fmt::Arguments<'_>) {
     hw::print_serial(format_args!("{}{text}\n", Stamp(time::now())));
 }
 
-/// The time of a record as the serial line shows it.
+/// The time of a record, in the format of the serial line.
 struct Stamp(u64);
 
 impl fmt::Display for Stamp {

@@ -95,7 +95,7 @@ impl FrameAnswer {
             users: Vec::new(),
             left_out: 0,
         };
-        // The page of zeroes is in every address space.
+        // The zero page is in every address space.
         if matches!(block, Some((Owner::Anon | Owner::PageCache, ..))) && !answer.is_zeroes {
             for process in task::registry::processes() {
                 answer.look_in(&process);
@@ -173,7 +173,7 @@ struct ProcessAnswer {
     counts: PageCounts,
 }
 
-/// Numbers of pages.
+/// Numbers of pages by kind.
 #[derive(Default)]
 struct PageCounts {
     anonymous: u64,

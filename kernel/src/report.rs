@@ -1,4 +1,4 @@
-//! Reports to the host about a run: that the kernel is up, and the figures of memory at the end.
+//! Reports to the host about a run: that the kernel has started, and the memory figures at the end.
 //!
 //! **The audit.** When the program and all it left behind have ended, every user frame has a known
 //! holder: no anonymous frame is left, no page-table leaf maps anything, nothing is pinned, each
@@ -91,8 +91,7 @@ fn verdict(left: usize) -> AuditVerdict {
     let mut verdict = AuditVerdict::take(left);
     let mut pause = PAUSE_NS.start;
     let mut looks = 1;
-    // Other CPUs may still be freeing memory of the last processes: only faults that remain after
-    // that count.
+    // Other CPUs may still be freeing memory of the last processes: only faults that persist count.
     while !verdict.is_clean() {
         let waited = time::now().saturating_sub(begun);
         let is_certain = verdict.at_rest && looks >= LOOKS && waited > LAST_RESPECTS_NS;
@@ -141,7 +140,7 @@ pub(crate) fn audit() -> std::string::String {
 
 struct ClosingReport {
     before: mem::stats::MemoryStats,
-    /// Frames that are free in whole pageblocks.
+    /// Number of free frames in whole pageblocks.
     free_whole: u64,
     usage: Usage,
     verdict: AuditVerdict,
@@ -281,7 +280,7 @@ struct AuditVerdict {
     left: usize,
     /// Tables of the address space of the kernel's own tasks, and spare roots.
     own_tables: u64,
-    /// Tables of the IOMMU.
+    /// Number of tables of the IOMMU.
     device_tables: u64,
     /// Number of violated rules of the kernel's map; 0 if memory was too short to check.
     map_violations: u64,

@@ -46,7 +46,7 @@ impl Direct {
     }
 }
 
-/// Where a read puts its bytes.
+/// The target of a read.
 pub trait Sink {
     /// Number of bytes that still fit.
     fn remaining(&self) -> usize;
@@ -74,7 +74,7 @@ pub trait Sink {
     }
 }
 
-/// Where a write takes its bytes from.
+/// The origin of the bytes of a write.
 pub trait Source {
     /// Number of bytes that are left.
     fn remaining(&self) -> usize;
@@ -118,7 +118,7 @@ impl<T> UserPtr<T> {
     pub const fn new(address: u64) -> Self {
         Self { address, what: PhantomData }
     }
-    /// The address.
+    /// Returns the address.
     pub const fn address(self) -> u64 {
         self.address
     }
@@ -276,7 +276,7 @@ pub fn bounded_string(address: u64, max: usize, too_long: Errno) -> Result<Vec<u
         return Err(too_long);
     }
     let mut bytes = read_vec(address, length)?;
-    // Another thread may have written since: the string ends at its first NUL.
+    // Another thread may have changed it meanwhile: the string ends at its first NUL.
     if let Some(end) = bytes.iter().position(|&byte| byte == 0) {
         bytes.truncate(end);
     }
@@ -396,7 +396,7 @@ fn fault_in_writable(address: u64) -> Result<()> {
 #[derive(Debug)]
 pub struct Iovecs {
     slices: Short<UserSlice, 2>,
-    /// The first run that is not used up.
+    /// Index of the first run that is not used up.
     current: usize,
     remaining: usize,
 }
@@ -458,12 +458,12 @@ impl Iovecs {
         self.remaining == 0
     }
 
-    /// The runs that are left.
+    /// Returns the runs that are left.
     pub fn slices(&self) -> &[UserSlice] {
         &self.slices[self.current.min(self.slices.len())..]
     }
 
-    /// The first run with bytes left.
+    /// Returns the first run with bytes left.
     fn next(&mut self) -> Option<&mut UserSlice> {
         while self.slices.get(self.current).is_some_and(|slice| slice.length == 0) {
             self.current += 1;
@@ -497,7 +497,7 @@ impl Iovecs {
         self.use_up_many(wanted, &mut step)
     }
 
-    /// [`Iovecs::use_up`] of more than one run.
+    /// [`Iovecs::use_up`] with more than one run.
     #[inline(never)]
     fn use_up_many(
         &mut self,

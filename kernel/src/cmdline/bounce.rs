@@ -1,23 +1,23 @@
-//! Values of the parameters for bounce memory.
+//! Values of the parameters for bounce buffers.
 
 use freehold_bounce::Limits;
 
 use super::bytes;
 
-/// Whether the user asks for transfers through bounce buffers (Linux' `force` and `noforce`).
+/// Whether the user requests transfers through bounce buffers (Linux' `force` and `noforce`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Force {
-    /// Where the kernel chooses to.
+    /// Use them where the kernel can choose.
     #[default]
     Yes,
-    /// Not for whole pages.
+    /// Do not use them for whole pages.
     No,
 }
 
-/// The values that `swiotlb` takes.
+/// Format of the values of `swiotlb`.
 pub(super) const SLABS: &str = "SLABS[,AREAS][,force|noforce]";
 
-/// Sets what `value` says, by Linux' rule.
+/// Applies `value`, by Linux' rules.
 pub(super) fn swiotlb(limits: &mut Limits, force: &mut Force, value: &str) -> Result<(), &'static str> {
     let mut words = value.split(',').peekable();
     let mut number = |most: usize| {
@@ -39,7 +39,7 @@ pub(super) fn swiotlb(limits: &mut Limits, force: &mut Force, value: &str) -> Re
     Ok(())
 }
 
-/// `vdb:1M` is disk number 1 and 1 MiB.
+/// Parses a disk and a size: `vdb:1M` is disk number 1 and 1 MiB.
 pub(super) fn restricted(text: &str) -> Option<(usize, usize)> {
     const LEAST: usize = 64 << 10;
     let (disk, size) = text.strip_prefix("vd")?.split_once(':')?;

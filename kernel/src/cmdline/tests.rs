@@ -1,4 +1,4 @@
-//! The command line: what it sets, and what it refuses.
+//! The command line: its settings, and its errors.
 
 use super::*;
 use freehold_buddy::{Shuffle, Wipe};
@@ -43,7 +43,7 @@ fn known_parameters_are_set_and_dashes_are_underscores() {
     assert_eq!(settings.log_level, log::LevelFilter::Error);
 }
 
-/// `noforce` is no promise that the kernel could keep without `dma=direct`, wherever that stands.
+/// `noforce` has no effect without `dma=direct`, wherever that stands in the line.
 #[test]
 fn bounce_memory_is_set_as_on_linux_and_noforce_needs_dma_direct() {
     let told = |line: &str| {
@@ -90,7 +90,7 @@ fn unknown_parameters_and_values_are_reported_and_change_nothing() {
 fn the_registry_is_sorted_and_every_entry_takes_what_its_help_says() {
     assert!(KNOWN.is_sorted_by_key(|known| known.name));
     for known in KNOWN {
-        // A choice between words, or a range of numbers.
+        // The values are a choice between words, or a range of numbers.
         let between = if known.values.contains('|') { '|' } else { '-' };
         let value = known.values.split(between).next().filter(|value| !value.is_empty());
         let value = match known.values {

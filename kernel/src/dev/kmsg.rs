@@ -13,14 +13,14 @@ use crate::task::Capability;
 use crate::user::{Sink, Source, UserSlice, so_far};
 use crate::{Errno, Result, task};
 
-/// The log, opened: every description reads from the oldest record on.
+/// An open log file. Every description reads from the oldest record on.
 struct LogFile {
     node: Arc<dyn Node>,
     cursor: SpinLock<Cursor>,
 }
 
-/// Returns `EPERM` unless the caller may read the log: CAP_SYSLOG, or CAP_SYS_ADMIN, which Linux
-/// 6.1 still takes for it.
+/// Returns `EPERM` unless the caller may read the log: with CAP_SYSLOG, or with CAP_SYS_ADMIN,
+/// which Linux 6.1 still accepts for this.
 fn check_permission() -> Result<()> {
     let task = task::current();
     let credentials = task.process().credentials();
@@ -31,7 +31,7 @@ fn check_permission() -> Result<()> {
 /// Opens /dev/kmsg.
 ///
 /// # Errors
-/// `EPERM` where it is to be read and the caller may not read the log, for any mode of the file.
+/// `EPERM` if the file is to be read and the caller may not read the log, whatever the file's mode.
 pub fn open(node: Arc<dyn Node>, _minor: u32, flags: OpenFlags) -> Result<Arc<dyn File>> {
     if flags.reads() {
         check_permission()?;
@@ -39,12 +39,11 @@ pub fn open(node: Arc<dyn Node>, _minor: u32, flags: OpenFlags) -> Result<Arc<dy
     Ok(reserve::arc(LogFile { node, cursor: SpinLock::new(klog::oldest()) }))
 }
 
-/// Replaces what `line` holds by a line of the log: a head, the record's text with odd bytes
-/// escaped, a line feed.
+/// Replaces the content of `line` by a line of the log: a head, the record's text with unprintable
+/// bytes escaped, a line feed.
 ///
 /// # Errors
-/// `ENOMEM`. A buffer that is used again does not grow for ever: a text has at most
-/// [`klog::TEXT_BYTES`].
+/// `ENOMEM`. A reused buffer does not grow without limit: a text has at most [`klog::TEXT_BYTES`].
 fn make_line(line: &mut Vec<u8>, head: fmt::Arguments<'_>, record: &LogRecord) -> Result<()> {
     line.clear();
     let write = |line: &mut Vec<u8>| {
@@ -112,7 +111,7 @@ impl File for LogFile {
     }
 }
 
-/// Severity and text of a line that may begin with `<N>`.
+/// Returns severity and text of a line that may begin with `<N>`.
 fn severity_of(line: &[u8]) -> (klog::Severity, &[u8]) {
     let parsed = line.strip_prefix(b"<").and_then(|rest| {
         let end = rest.iter().position(|&byte| byte == b'>')?;
@@ -123,7 +122,7 @@ fn severity_of(line: &[u8]) -> (klog::Severity, &[u8]) {
     (severity, text.trim_ascii_end())
 }
 
-/// Where SYSLOG_ACTION_READ is, and what SYSLOG_ACTION_CLEAR cleared.
+/// The position of SYSLOG_ACTION_READ, and that of the last SYSLOG_ACTION_CLEAR.
 static READ: SpinLock<Cursor> = SpinLock::new(Cursor::START);
 static CLEARED: SpinLock<Cursor> = SpinLock::new(Cursor::START);
 
@@ -136,7 +135,7 @@ fn syslog_line(line: &mut Vec<u8>, record: &LogRecord) -> Result<()> {
     make_line(line, format_args!("<{}>[{seconds:5}.{micros:06}] ", record.severity), record)
 }
 
-/// Bytes of all lines from `cursor` on.
+/// Returns the number of bytes of all lines from `cursor` on.
 fn size_from(mut cursor: Cursor, line: &mut Vec<u8>) -> Result<usize> {
     let mut total = 0;
     loop {
@@ -218,7 +217,7 @@ pub fn sys_syslog(args: &Args) -> Result<i64> {
         0 | 1 | 6 | 7 => 0,
         2 => read_next(&mut sink)?,
         3 | 4 => {
-            // The program's memory may be waited for, and no lock is held meanwhile.
+            // Accesses to the program's memory may sleep, so no lock is held meanwhile.
             let (from, end) = (cleared(), klog::newest());
             let count = read_all(from, &mut sink)?;
             if action == 4 {

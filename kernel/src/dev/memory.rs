@@ -8,7 +8,7 @@ use freehold_collections::{Arc, reserve};
 
 const CHUNK: usize = 512;
 
-/// The device, which determines the result of reads and writes.
+/// The device, which determines the results of reads and writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum DeviceKind {
     Null,
@@ -17,16 +17,16 @@ enum DeviceKind {
     Random,
 }
 
-/// One of these devices, opened.
+/// An open file of one of these devices.
 struct MemoryFile {
     kind: DeviceKind,
     node: Arc<dyn Node>,
 }
 
-/// Open minor `minor` of major 1.
+/// Opens minor `minor` of major 1.
 ///
 /// # Errors
-/// `ENXIO` for a minor that is none of these.
+/// `ENXIO` for a minor that is none of these devices.
 pub fn open(node: Arc<dyn Node>, minor: u32, _flags: OpenFlags) -> Result<Arc<dyn File>> {
     let kind = match minor {
         3 => DeviceKind::Null,
@@ -38,7 +38,7 @@ pub fn open(node: Arc<dyn Node>, minor: u32, _flags: OpenFlags) -> Result<Arc<dy
     Ok(reserve::arc(MemoryFile { kind, node }))
 }
 
-/// Put `fill`'s bytes until the sink is full; a signal ends a long read.
+/// Writes bytes of `fill` until the sink is full. A signal ends a long read.
 fn produce(sink: &mut dyn Sink, mut fill: impl FnMut(&mut [u8])) -> Result<usize> {
     let mut chunk = [0; CHUNK];
     let mut done = 0;
@@ -60,9 +60,9 @@ fn produce(sink: &mut dyn Sink, mut fill: impl FnMut(&mut [u8])) -> Result<usize
     Ok(done)
 }
 
-/// Take everything and keep nothing.
+/// Accepts all bytes and discards them.
 fn swallow(source: &mut dyn Source) -> usize {
-    // The bytes are not looked at, so they are not fetched either: Linux does not fault them in.
+    // The bytes are not needed, so they are not read: Linux does not fault them in, either.
     source.remaining()
 }
 
@@ -75,7 +75,7 @@ impl File for MemoryFile {
         Seekable::Offset
     }
 
-    // Linux' random numbers can be waited for, since there a machine may have none at first.
+    // On Linux, reading random numbers may wait, because a machine may have none at first.
     fn is_always_ready(&self) -> bool {
         self.kind != DeviceKind::Random
     }
@@ -96,8 +96,8 @@ impl File for MemoryFile {
     fn write_at(&self, _offset: u64, source: &mut dyn Source, _blocking: Blocking) -> Result<usize> {
         match self.kind {
             DeviceKind::Full => Err(Errno::ENOSPC),
-            // Bytes that a program writes to the generator are not more random than its state: they
-            // are not mixed in.
+            // Bytes that a program writes to the generator are not more random than its state, so
+            // they are not mixed in.
             _ => Ok(swallow(source)),
         }
     }
@@ -115,7 +115,8 @@ impl File for MemoryFile {
     }
 
     fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {
-        // RNDGETENTCNT: the generator is seeded before the first program runs, and full ever after.
+        // RNDGETENTCNT: the generator is seeded before the first program runs, and always full
+        // after that.
         const RNDGETENTCNT: u32 = 0x8004_5200;
         match (self.kind, request) {
             (DeviceKind::Random, RNDGETENTCNT) => {

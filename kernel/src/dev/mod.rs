@@ -12,7 +12,7 @@ use crate::Result;
 use crate::fs::device::register_char;
 use crate::tty::pty;
 
-/// Serve the character devices' numbers. Called once, before the first program runs.
+/// Registers the numbers of the character devices. Called once, before the first program runs.
 ///
 /// # Errors
 /// `ENOMEM`.

@@ -1,10 +1,10 @@
-//! The program's standard streams where the host's are no terminals: byte streams with the manners
-//! of a pipe.
+//! The program's standard streams if the host's are no terminals: byte streams that behave like a
+//! pipe.
 //!
-//! The host sends stdin's bytes on the stream and, on the control channel, how many there are in
-//! all: the end of the file is where both agree, whichever comes first. Output waits for the host
-//! when it reads slowly; nothing is dropped, and [`flush`] waits for the last byte before the
-//! machine goes away.
+//! The host sends the bytes of stdin on the stream, and their total number on the control channel.
+//! The end of the file is reached when both agree, whichever arrives first. Output waits for a slow
+//! host; nothing is dropped, and [`flush`] waits for the last byte before the machine is switched
+//! off.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,17 +21,17 @@ use crate::user::{Sink, Source};
 use crate::{Errno, Result};
 
 const CHUNK: usize = 1024;
-/// The host has not told how long stdin is.
+/// The host has not reported the length of stdin yet.
 const UNKNOWN: u64 = u64::MAX;
 
-/// Length of stdin that the host told.
+/// Length of stdin that the host has reported.
 static INPUT_LENGTH: AtomicU64 = AtomicU64::new(UNKNOWN);
-/// Bytes of stdin taken off the stream.
+/// Number of bytes of stdin taken from the stream.
 static INPUT_TAKEN: AtomicU64 = AtomicU64::new(0);
-/// The streams, once there are any: stdin and stdout share the first.
+/// The streams, once they exist: stdin and stdout share the first.
 static STREAMS: SpinLock<Option<Streams>> = SpinLock::new(None);
 
-/// The host's ends.
+/// The streams to the host.
 #[derive(Clone)]
 pub struct Streams {
     /// stdin and stdout.
@@ -40,17 +40,17 @@ pub struct Streams {
     pub error: Arc<HostStream>,
 }
 
-/// Make the streams known.
+/// Registers the streams.
 pub fn init(streams: Streams) {
     *STREAMS.lock() = Some(streams);
 }
 
-/// The streams, if there are any.
+/// Returns the streams, if there are any.
 pub fn streams() -> Option<Streams> {
     STREAMS.lock().clone()
 }
 
-/// The host has sent all of stdin: `total` bytes since the start.
+/// Records that the host has sent all of stdin: `total` bytes since the start.
 pub fn end_of_input(total: u64) {
     INPUT_LENGTH.store(total, Ordering::SeqCst);
     if let Some(streams) = streams() {
@@ -58,7 +58,7 @@ pub fn end_of_input(total: u64) {
     }
 }
 
-/// Notes that no reader is left for this stream on the host.
+/// Records that no reader is left for this stream on the host.
 pub fn closed(output: Output) {
     if let Some(streams) = streams() {
         match output {
@@ -68,11 +68,11 @@ pub fn closed(output: Output) {
     }
 }
 
-/// Wait until the host has taken all output.
+/// Waits until the host has taken all output.
 pub fn flush() {
     console::flush();
     if let Some(streams) = streams() {
-        // A signal cannot matter any more: the program is gone.
+        // A signal is irrelevant here: the program has ended.
         let _ = streams.standard.drain();
         let _ = streams.error.drain();
     }
@@ -82,30 +82,30 @@ fn at_end() -> bool {
     INPUT_TAKEN.load(Ordering::SeqCst) >= INPUT_LENGTH.load(Ordering::SeqCst)
 }
 
-/// Which of the standard streams.
+/// Names of the standard streams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Standard {
-    /// Read.
+    /// stdin.
     Input,
-    /// Written.
+    /// stdout.
     Output,
-    /// Written.
+    /// stderr.
     Error,
 }
 
-/// A standard stream, opened.
+/// An open standard stream.
 struct StreamFile {
     stream: Arc<HostStream>,
     standard: Standard,
     node: Arc<dyn Node>,
-    /// One reader or writer at a time, so that a call's bytes stay together.
+    /// Held by one reader or writer at a time, so that a call's bytes stay together.
     turn: Mutex<()>,
 }
 
-/// The open file for one of the standard streams, whose node belongs to this user and group.
+/// Makes the open file for one of the standard streams. Its node belongs to this user and group.
 ///
 /// # Errors
-/// `ENXIO` where the host gave no streams.
+/// `ENXIO` if the host gave no streams.
 pub fn open(standard: Standard, owner: (u32, u32)) -> Result<Arc<dyn File>> {
     let streams = streams().ok_or(Errno::ENXIO)?;
     let stream = if standard == Standard::Error { streams.error } else { streams.standard };

@@ -1,4 +1,4 @@
-//! Device numbers that lead to terminals: /dev/tty, /dev/console, /dev/ptmx, /dev/tty0, /dev/tty1.
+//! Device numbers that refer to terminals: /dev/tty, /dev/console, /dev/ptmx, /dev/tty0, /dev/tty1.
 
 use super::stdio::{self, Standard};
 use crate::fs::{Blocking, File, Node, OpenFlags, Ready};
@@ -8,10 +8,10 @@ use crate::user::{Sink, Source};
 use crate::{Errno, Result};
 use freehold_collections::{Arc, reserve};
 
-/// Open a minor of major 5.
+/// Opens a minor of major 5.
 ///
 /// # Errors
-/// `ENXIO` where the caller has no terminal, or no such device exists.
+/// `ENXIO` if the caller has no terminal, or no such device exists.
 pub fn open_alternate(node: Arc<dyn Node>, minor: u32, flags: OpenFlags) -> Result<Arc<dyn File>> {
     match minor {
         0 => Ok(job::controlling().ok_or(Errno::ENXIO)?.open(node, flags | OpenFlags::NOCTTY)?),
@@ -21,17 +21,17 @@ pub fn open_alternate(node: Arc<dyn Node>, minor: u32, flags: OpenFlags) -> Resu
     }
 }
 
-/// Open a minor of major 4.
+/// Opens a minor of major 4.
 ///
 /// # Errors
-/// `ENXIO` where the host's stdin is no terminal.
+/// `ENXIO` if the host's stdin is no terminal.
 pub fn open_virtual(node: Arc<dyn Node>, minor: u32, mut flags: OpenFlags) -> Result<Arc<dyn File>> {
-    // tty0 is whichever terminal is in front, and so never a controlling one.
+    // tty0 is the currently visible terminal, and so never a controlling one.
     flags.set(OpenFlags::NOCTTY, flags.contains(OpenFlags::NOCTTY) || minor == 0);
     Ok(console::tty().ok_or(Errno::ENXIO)?.open(node, flags)?)
 }
 
-/// The terminal if there is one, else what the program's own standard streams are.
+/// Opens the terminal if there is one, else the program's own standard streams.
 fn open_console(node: Arc<dyn Node>, flags: OpenFlags) -> Result<Arc<dyn File>> {
     match console::tty() {
         Some(tty) => Ok(tty.open(node, flags | OpenFlags::NOCTTY)?),

@@ -1,6 +1,6 @@
 //! The tables of IDs and keys: one table per kind of object.
 //!
-//! An ID is a place in the table, and in the bits above it a count of how often places were used
+//! The low bits of an ID are a place in the table. The bits above count how often places were used
 //! again, so that an old ID does not name a new object. Places are given out in a circle, which is
 //! small while there are few objects (Linux: `ipc_idr_alloc`). Each kind of object has a table, a
 //! [`Head`], and a mark for removed objects; a removed object is in no table.
@@ -15,29 +15,29 @@ use crate::sync::{Mutex, SpinLock};
 use crate::task::Credentials;
 use crate::{Errno, Result};
 
-/// The key of objects that no key finds.
+/// The key of objects that cannot be found by key (IPC_PRIVATE).
 pub const PRIVATE: i32 = 0;
-/// Make the object if there is none.
+/// Create the object if it does not exist (IPC_CREAT).
 pub const CREATE: u32 = 0o1000;
-/// Fail if there is one.
+/// Fail if the object exists (IPC_EXCL).
 pub const EXCLUSIVE: u32 = 0o2000;
-/// Do not wait.
+/// Do not wait (IPC_NOWAIT).
 pub const NOWAIT: u32 = 0o4000;
 
-/// Bits of an ID that are a place.
+/// Number of low bits of an ID that hold the place.
 const PLACE_BITS: u32 = 15;
-/// The most objects of a kind (IPCMNI).
+/// Largest number of objects of a kind (IPCMNI).
 pub const MOST: usize = 1 << PLACE_BITS;
-/// The least number of other places that are used before a place is used again.
+/// Smallest number of other places that are used before a place is used again.
 const LEAST_CIRCLE: usize = 64;
 /// Sequence numbers are below this, so that an ID is not negative.
 const SEQUENCES: u32 = i32::MAX as u32 >> PLACE_BITS;
 
-/// The part that objects of every kind have.
+/// The part that is common to objects of every kind.
 pub struct Head {
     /// The ID; 0 until the object is in the table.
     id: AtomicI32,
-    /// The key; [`PRIVATE`] once no key finds the object.
+    /// The key; [`PRIVATE`] once the object cannot be found by key.
     key: AtomicI32,
     permission: SpinLock<Permission>,
     home: Weak<IpcObjects>,
@@ -57,19 +57,19 @@ impl Head {
     pub fn home(&self) -> Option<Arc<IpcObjects>> {
         self.home.upgrade()
     }
-    /// Its ID.
+    /// Returns the object's ID.
     pub fn id(&self) -> i32 {
         self.id.load(Ordering::Relaxed)
     }
-    /// Its key.
+    /// Returns the object's key.
     pub fn key(&self) -> i32 {
         self.key.load(Ordering::Relaxed)
     }
-    /// Owner, creator and mode.
+    /// Returns owner, creator and mode.
     pub fn permission(&self) -> Permission {
         *self.permission.lock()
     }
-    /// Changes them.
+    /// Changes owner, creator and mode.
     pub fn change<R>(&self, change: impl FnOnce(&mut Permission) -> R) -> R {
         change(&mut self.permission.lock())
     }
@@ -81,13 +81,13 @@ impl Head {
 
 /// An object that a table can hold.
 pub trait Object {
-    /// Its head.
+    /// Returns the object's head.
     fn head(&self) -> &Head;
 }
 
-/// A request to find an object by its key, or to make it.
+/// A request to find an object by its key, or to create it.
 pub struct WantedObject<'a> {
-    /// [`PRIVATE`] makes a new one.
+    /// The key. [`PRIVATE`] always creates an object.
     pub key: i32,
     /// [`CREATE`], [`EXCLUSIVE`] and nine bits of a mode.
     pub flags: u32,
@@ -109,7 +109,7 @@ struct IdTable<T> {
 pub struct IpcIds<T>(Mutex<IdTable<T>>);
 
 impl<T: Object> IdTable<T> {
-    /// The next free place, in a circle of at most `most`.
+    /// Returns the next free place, in a circle of at most `most`.
     fn find_place(&self, most: usize) -> Option<usize> {
         let circle = (self.used * 3 / 2).max(LEAST_CIRCLE).min(most);
         let is_free = |place: &usize| self.slots.get(*place).is_none_or(Option::is_none);
@@ -117,7 +117,7 @@ impl<T: Object> IdTable<T> {
         (next..circle).chain(0..next).find(is_free)
     }
 
-    /// Adds an object, and returns its ID. `ENOSPC` if there are `most`.
+    /// Adds an object, and returns its ID. `ENOSPC` if there are `most` objects already.
     fn add(&mut self, object: Arc<T>, most: usize) -> Result<i32> {
         let place = self.find_place(most.min(MOST)).ok_or(Errno::ENOSPC)?;
         let more = (place + 1).saturating_sub(self.slots.len());
@@ -138,7 +138,7 @@ impl<T: Object> IdTable<T> {
         Ok(id)
     }
 
-    /// No key finds `object` any more.
+    /// Removes the key of `object`, so that it cannot be found by key.
     fn hide(&mut self, object: &T) {
         let key = object.head().key.swap(PRIVATE, Ordering::Relaxed);
         if key != PRIVATE {
@@ -166,12 +166,12 @@ impl<T: Object> IpcIds<T> {
         Self(Mutex::new(IdTable { slots: Vec::new(), keys: Map::new(), used: 0, sequence: 0, last: None }))
     }
 
-    /// The ID of the object with the key of `wanted`, which `suits`, or of a new one of at most
-    /// `most`.
+    /// Returns the ID of the object with the key of `wanted`, which `suits` checks, or of a new
+    /// object. The table holds at most `most`.
     ///
     /// # Errors
     /// `ENOENT`, `EEXIST`, the errors of `suits` and `make`, `EACCES`, `ENOSPC`, `ENOMEM`; `EINTR`
-    /// for a task that is to end.
+    /// if the task is being killed.
     pub fn get(
         &self,
         wanted: &WantedObject<'_>,
@@ -198,10 +198,10 @@ impl<T: Object> IpcIds<T> {
         Ok(object.head().id())
     }
 
-    /// The object with this ID.
+    /// Returns the object with this ID.
     ///
     /// # Errors
-    /// `EINVAL` if there is none; `EINTR` for a task that is to end.
+    /// `EINVAL` if there is none; `EINTR` if the task is being killed.
     pub fn find(&self, id: i32) -> Result<Arc<T>> {
         let places = self.0.lock_killable()?;
         let place = usize::try_from(id).map_err(|_| Errno::EINVAL)? % MOST;
@@ -209,7 +209,7 @@ impl<T: Object> IpcIds<T> {
         if object.head().id() == id { Ok(object.clone()) } else { Err(Errno::EINVAL) }
     }
 
-    /// The object at a place in the table, as SHM_STAT and its like have it.
+    /// Returns the object at a place in the table, for SHM_STAT and similar commands.
     ///
     /// # Errors
     /// As [`find`](Self::find).
@@ -219,14 +219,15 @@ impl<T: Object> IpcIds<T> {
         places.slots.get(place % MOST).and_then(Option::clone).ok_or(Errno::EINVAL)
     }
 
-    /// The first object at `place` or behind it, and its place.
+    /// Returns the first object at `place` or after it, and its place.
     pub fn next(&self, place: usize) -> Option<(usize, Arc<T>)> {
         let places = self.0.lock();
         let behind = places.slots.get(place..)?.iter();
         behind.zip(place..).find_map(|(slot, at)| Some((at, slot.clone()?)))
     }
 
-    /// Takes `object` out of the table if `is_due`, which is asked under the table's lock.
+    /// Removes `object` from the table if `is_due` returns true. `is_due` is called under the
+    /// table's lock.
     pub fn remove_if(&self, object: &T, is_due: impl FnOnce() -> bool) {
         let mut places = self.0.lock();
         let place = object.head().id() as usize % MOST;
@@ -246,7 +247,7 @@ impl<T: Object> IpcIds<T> {
         drop(removed);
     }
 
-    /// Takes all objects out, as their namespace ends; no call finds one any more.
+    /// Removes all objects, because their namespace ends. From now on no call finds one.
     pub fn clear(&self) {
         loop {
             let object = {
@@ -261,12 +262,12 @@ impl<T: Object> IpcIds<T> {
         }
     }
 
-    /// No key finds `object` any more.
+    /// Removes the key of `object`, so that it cannot be found by key.
     pub fn hide(&self, object: &T) {
         self.0.lock().hide(object);
     }
 
-    /// How many objects there are, and the highest place of one, or 0.
+    /// Returns the number of objects, and the highest place in use, or 0.
     pub fn used(&self) -> (usize, usize) {
         let places = self.0.lock();
         (places.used, places.slots.iter().rposition(Option::is_some).unwrap_or(0))

@@ -1,4 +1,4 @@
-//! How many objects of System V IPC there may be, and how large: /proc/sys/kernel/{shm*,sem,msg*}.
+//! Limits for the number and the size of System V IPC objects: /proc/sys/kernel/{shm*,sem,msg*}.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,9 +9,9 @@ use crate::{Errno, Result};
 /// A limit that an administrator can change.
 pub struct Limit {
     value: AtomicU64,
-    /// The least that it can be set to.
+    /// The lowest value that it can be set to.
     least: u64,
-    /// The most.
+    /// The highest value that it can be set to.
     most: u64,
 }
 
@@ -26,10 +26,10 @@ impl Limit {
     pub fn get(&self) -> u64 {
         self.value.load(Ordering::Relaxed)
     }
-    /// Sets it.
+    /// Sets the limit.
     ///
     /// # Errors
-    /// `EINVAL` for less or more than there can be.
+    /// `EINVAL` for a value outside the permitted range.
     pub fn set(&self, value: u64) -> Result<()> {
         if !(self.least..=self.most).contains(&value) {
             return Err(Errno::EINVAL);
@@ -41,34 +41,34 @@ impl Limit {
 
 const INT_MAX: u64 = i32::MAX as u64;
 
-/// Bytes of one segment.
+/// Largest size of a segment, in bytes.
 pub static SHMMAX: Limit = Limit::new(u64::MAX - (1 << 24), u64::MAX);
-/// Pages of all segments.
+/// Largest number of pages of all segments.
 pub static SHMALL: Limit = Limit::new(u64::MAX - (1 << 24), u64::MAX);
-/// Segments.
+/// Largest number of segments.
 pub static SHMMNI: Limit = Limit::new(4096, MOST as u64);
-/// Semaphores of one set.
+/// Largest number of semaphores in a set.
 pub static SEMMSL: Limit = Limit::new(32_000, INT_MAX);
-/// Semaphores of all sets.
+/// Largest number of semaphores in all sets.
 pub static SEMMNS: Limit = Limit::new(1_024_000_000, INT_MAX);
-/// Operations of one call.
+/// Largest number of operations in a call.
 pub static SEMOPM: Limit = Limit::new(500, INT_MAX);
-/// Sets.
+/// Largest number of sets.
 pub static SEMMNI: Limit = Limit::new(32_000, MOST as u64);
-/// Bytes of one message.
+/// Largest size of a message, in bytes.
 pub static MSGMAX: Limit = Limit::new(8192, INT_MAX);
-/// Bytes that a new queue takes.
+/// Bytes that a new queue can hold.
 pub static MSGMNB: Limit = Limit::new(16_384, INT_MAX);
-/// Queues.
+/// Largest number of queues.
 pub static MSGMNI: Limit = Limit::new(32_000, MOST as u64);
 
-/// Queues of POSIX, but for makers with CAP_SYS_RESOURCE.
+/// Largest number of POSIX queues. Creators with CAP_SYS_RESOURCE may exceed it.
 pub static MQ_QUEUES_MAX: Limit = Limit::new(256, INT_MAX);
-/// Messages of one of them, for the same makers.
+/// Largest number of messages in a POSIX queue. Creators with CAP_SYS_RESOURCE may exceed it.
 pub static MQ_MSG_MAX: Limit = Limit::between(10, 1, MOST_MESSAGES);
-/// Bytes of one of its messages.
+/// Largest size of a message in a POSIX queue, in bytes. CAP_SYS_RESOURCE may exceed it.
 pub static MQ_MSGSIZE_MAX: Limit = Limit::between(8192, 128, MOST_BYTES);
-/// Messages of one for which none were asked.
+/// Number of messages of a POSIX queue that is created without attributes.
 pub static MQ_MSG_DEFAULT: Limit = Limit::between(10, 1, MOST_MESSAGES);
-/// Bytes of one of its messages.
+/// Message size in bytes of a POSIX queue that is created without attributes.
 pub static MQ_MSGSIZE_DEFAULT: Limit = Limit::between(8192, 128, MOST_BYTES);

@@ -1,10 +1,10 @@
 //! Message queues of System V.
 //!
-//! A message goes to the first waiting receiver that takes its type, else to the end of the queue.
-//! A sender waits while the queue is full; whenever there is room, the waiting senders whose
-//! message fits try again, first come first served.
+//! The first waiting receiver that accepts a message's type gets it. Without one the message is
+//! appended to the queue. A sender waits while the queue is full; whenever there is room, the
+//! waiting senders whose message fits try again, first come first served.
 //!
-//! Texts are wiped before their memory goes back to the heap.
+//! Texts are wiped before their memory is freed.
 
 use core::ops::Bound;
 
@@ -21,13 +21,13 @@ use crate::{Errno, Result};
 
 /// A message.
 pub struct QueuedMessage {
-    /// 1 or more.
+    /// The type of the message, 1 or more.
     pub kind: i64,
     /// Its text.
     pub text: WipedBytes,
 }
 
-/// Which message a receiver takes.
+/// Selects the message that a receiver takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Selection {
     /// The first.
@@ -36,14 +36,14 @@ pub enum Selection {
     Equal(i64),
     /// The first of another type.
     Except(i64),
-    /// The first of the lowest type up to this.
+    /// The first of the lowest type that is not above this.
     UpTo(i64),
-    /// A copy of the message with this place in the queue, which stays (MSG_COPY).
+    /// A copy of the message with this index in the queue. The message stays (MSG_COPY).
     CopyAt(i64),
 }
 
 impl Selection {
-    /// Whether a message of the type `kind`, which just comes, is taken.
+    /// Whether the receiver accepts an arriving message of the type `kind`.
     fn takes(self, kind: i64) -> bool {
         match self {
             Self::Any => true,
@@ -54,10 +54,10 @@ impl Selection {
         }
     }
 
-    /// The place of the message that is taken.
+    /// Returns the index of the selected message.
     fn find(self, messages: &VecDeque<QueuedMessage>) -> Option<usize> {
         match self {
-            // The first one of the least type, of those that are the same.
+            // Among messages of the lowest type, the first one.
             Self::UpTo(most) => {
                 let below = messages.iter().enumerate().filter(|(_, message)| message.kind <= most);
                 below.min_by_key(|(_, message)| message.kind).map(|(at, _)| at)
@@ -82,9 +82,9 @@ pub enum TooLong {
 pub struct Reception {
     /// The message that the receiver selects.
     pub selection: Selection,
-    /// Bytes of text that it has room for.
+    /// Bytes of text that the receiver has room for.
     pub room: usize,
-    /// The treatment of longer ones.
+    /// The treatment of longer texts.
     pub too_long: TooLong,
 }
 
@@ -111,17 +111,17 @@ struct Sender {
 /// Figures that IPC_STAT shows beside the head.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Figures {
-    /// The last msgsnd, or 0.
+    /// The time of the last msgsnd, or 0.
     pub sent: i64,
-    /// The last msgrcv, or 0.
+    /// The time of the last msgrcv, or 0.
     pub received: i64,
-    /// The last change by msgctl, or its making.
+    /// The time of the last change by msgctl, or of the creation.
     pub changed: i64,
     /// Bytes of all texts.
     pub bytes: u64,
-    /// Messages.
+    /// Number of messages.
     pub count: u64,
-    /// The most bytes, and the most messages.
+    /// Largest number of bytes, and of messages.
     pub most: u64,
     /// The process that sent last, or 0.
     pub sender_pid: u32,
@@ -150,7 +150,7 @@ impl Object for MessageQueue {
     }
 }
 
-/// msgget: the ID of a queue.
+/// msgget: returns the ID of a queue.
 ///
 /// # Errors
 /// As in the manual.
@@ -169,7 +169,7 @@ impl QueueState {
         self.next_ticket
     }
 
-    /// Counts `message` as come, or as gone.
+    /// Counts `message` as added, or as removed.
     fn count_in(&mut self, message: &QueuedMessage) {
         self.figures.count += 1;
         self.figures.bytes += message.text.len() as u64;
@@ -180,8 +180,8 @@ impl QueueState {
         self.figures.bytes -= message.text.len() as u64;
     }
 
-    /// Gives `message` to the first receiver that waits for its like. A receiver without room for
-    /// it is told so.
+    /// Gives `message` to the first waiting receiver that accepts its type. A receiver without
+    /// enough room for it gets an error.
     fn hand_over(&mut self, message: QueuedMessage) -> Option<QueuedMessage> {
         let mut next = 0;
         while let Some((&ticket, receiver)) = self.receivers.first_from(Bound::Included(&next)) {
@@ -203,7 +203,8 @@ impl QueueState {
         Some(message)
     }
 
-    /// Has senders try again whose message fits, or all if the queue is gone.
+    /// Wakes the senders whose message fits, so that they try again. If the queue was removed,
+    /// wakes all.
     fn wake_senders(&mut self) {
         let mut next = 0;
         while let Some((&ticket, sender)) = self.senders.first_from(Bound::Included(&next)) {
@@ -215,7 +216,7 @@ impl QueueState {
         }
     }
 
-    /// Has all receivers fail with `error`; they try again on `EAGAIN`.
+    /// Makes all receivers fail with `error`. On `EAGAIN` they try again.
     fn wake_receivers(&mut self, error: Errno) {
         while let Some((_, receiver)) = self.receivers.pop_first() {
             receiver.sleeper.answer(Err(error));
@@ -256,7 +257,7 @@ impl MessageQueue {
         Ok(reserve::arc(Self { head, state: Mutex::new(state) }))
     }
 
-    /// The state of a queue that `caller` may use as `wanted`.
+    /// Locks the state of a queue that `caller` may access with the permissions in `wanted`.
     fn lock(&self, caller: &Credentials, wanted: u32) -> Result<MutexGuard<'_, QueueState>> {
         let state = self.state.lock_killable()?;
         self.head.permission().check(caller, self.head.home().ok_or(Errno::EIDRM)?.owner(), wanted)?;
@@ -289,7 +290,7 @@ impl MessageQueue {
             }
             state = self.lock(caller, permission::WRITE)?;
         }
-        // Room first: nothing is done if there is none.
+        // Reserve memory first: if that fails, nothing has changed.
         state.messages.try_reserve(1)?;
         (state.figures.sender_pid, state.figures.sent) = (caller_pid(), seconds());
         if let Some(message) = state.hand_over(message) {
@@ -325,7 +326,7 @@ impl MessageQueue {
                 Ok(answer) => answer,
                 Err(_) => {
                     self.state.lock().receivers.remove(&ticket);
-                    // A message that came until now is received.
+                    // A message that arrived before now is received.
                     receiver.sleeper.take()
                 }
             };
@@ -342,7 +343,7 @@ impl MessageQueue {
         self.state.lock().figures
     }
 
-    /// IPC_SET: takes another owner, mode and size.
+    /// IPC_SET: sets another owner, mode and size.
     ///
     /// # Errors
     /// `EPERM` for a size above the limit without CAP_SYS_RESOURCE; `EINVAL`, `EINTR`.
@@ -353,13 +354,13 @@ impl MessageQueue {
         let mut state = self.state.lock_killable()?;
         self.head.change(|permission| permission.set(new))?;
         (state.figures.most, state.figures.changed) = (most, seconds());
-        // Waiting calls may not be permitted any more, or may go on.
+        // Waiting calls may have lost their permission, or may be able to continue.
         state.wake_receivers(Errno::EAGAIN);
         state.wake_senders();
         Ok(())
     }
 
-    /// IPC_RMID: it leaves the table, and calls that wait fail with `EIDRM`.
+    /// IPC_RMID: the queue leaves the table, and calls that wait fail with `EIDRM`.
     ///
     /// # Errors
     /// `EIDRM`, `EINTR`.
@@ -388,7 +389,7 @@ mod tests {
     use crate::ipc::objects::IpcObjects;
     use crate::task::userns::UserNs;
 
-    /// A queue is nothing without its namespace.
+    /// A queue needs a namespace, so the tests share this one.
     static HOME: spin::Once<Arc<IpcObjects>> = spin::Once::new();
 
     fn queue() -> Arc<MessageQueue> {

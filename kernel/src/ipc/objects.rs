@@ -1,9 +1,9 @@
 //! The objects of one IPC namespace: a table per kind.
 //!
-//! The tables belong to the namespace of the calling process ([`of_caller`]), and are made at the
-//! first call. An object holds its tables weakly. The end of the namespace empties the tables; an
-//! object that is still attached or waited for lives on without a name. Limits are one setting for
-//! all namespaces; each namespace has its own counts.
+//! Calls use the tables of the calling process' namespace ([`of_caller`]), which are made at the
+//! first call. An object holds a weak reference to its tables. The end of the namespace empties the
+//! tables; an object that is still attached or waited for lives on without a name. Limits are one
+//! setting for all namespaces; each namespace has its own counts.
 //!
 //! Callers: the handlers in [`super::calls`], and /proc. Lock order as in [`super`].
 
@@ -37,7 +37,7 @@ pub struct IpcObjects {
 }
 
 impl IpcObjects {
-    /// Empty tables of a namespace that `owner` owns.
+    /// Makes empty tables of a namespace that `owner` owns.
     pub fn new(owner: UserNs) -> Arc<Self> {
         reserve::arc(Self {
             owner,
@@ -50,12 +50,12 @@ impl IpcObjects {
         })
     }
 
-    /// The user namespace whose capabilities count.
+    /// Returns the user namespace in which capabilities are checked.
     pub const fn owner(&self) -> &UserNs {
         &self.owner
     }
 
-    /// Messages in all queues, and their bytes.
+    /// Returns the number of messages in all queues, and their bytes.
     pub fn messages(&self) -> (u64, u64) {
         let (mut next, mut messages, mut bytes) = (0, 0, 0);
         while let Some((place, queue)) = self.queues.next(next) {
@@ -67,7 +67,7 @@ impl IpcObjects {
         (messages, bytes)
     }
 
-    /// Pages of all segments: asked for, in memory, in the swap.
+    /// Returns the numbers of pages of all segments: requested, in memory, in the swap.
     pub fn segment_pages(&self) -> (u64, u64, u64) {
         let (mut next, mut resident, mut swapped) = (0, 0, 0);
         while let Some((place, segment)) = self.segments.next(next) {
@@ -88,7 +88,7 @@ impl Drop for IpcObjects {
     }
 }
 
-/// The tables of the calling process' namespace.
+/// Returns the tables of the calling process' namespace.
 pub fn of_caller() -> Arc<IpcObjects> {
     let namespace = task::current().process().namespaces().ipc.clone();
     let objects = namespace.objects::<IpcObjects>(|owner| IpcObjects::new(owner.clone()));

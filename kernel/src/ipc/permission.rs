@@ -1,7 +1,7 @@
-//! Permission of a System V IPC object: the users that may use it, and how.
+//! Permission of a System V IPC object: which users may use it, and how.
 //!
 //! The rules are those of ipc(7): nine mode bits for owner and creator, their groups, and all
-//! others. CAP_IPC_OWNER passes them; CAP_SYS_ADMIN changes and removes.
+//! others. CAP_IPC_OWNER overrides the mode bits. CAP_SYS_ADMIN permits changes and removal.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -9,9 +9,9 @@ use crate::task::userns::{IdKind, UserNs};
 use crate::task::{self, Capability, Credentials};
 use crate::{Errno, Result};
 
-/// Reading, as a request of [`Permission::check`].
+/// Read access, as a request of [`Permission::check`].
 pub const READ: u32 = 0o444;
-/// Changing, likewise.
+/// Write access, as a request of [`Permission::check`].
 pub const WRITE: u32 = 0o222;
 /// The bits of a mode that grant something.
 pub const MODE: u32 = 0o777;
@@ -23,11 +23,11 @@ pub struct Permission {
     pub uid: u32,
     /// The owner's group.
     pub gid: u32,
-    /// The user that made it.
+    /// The user that created the object.
     pub cuid: u32,
-    /// The group of the user that made it.
+    /// The group of the user that created the object.
     pub cgid: u32,
-    /// Nine bits of permission. Shared memory adds two of its own.
+    /// Nine permission bits. Shared memory has two more bits.
     pub mode: u32,
 }
 
@@ -47,17 +47,17 @@ pub struct UserPermission {
     pub cgid: u32,
     /// As [`Permission::mode`].
     pub mode: u32,
-    /// How often its place in the table was used before.
+    /// How often the object's place in the table was used before.
     pub sequence: u16,
     pad: [u16; 3],
     unused: [u64; 2],
 }
 
 impl UserPermission {
-    /// Returns the argument of IPC_SET with the kernel's IDs.
+    /// Returns the argument of IPC_SET, translated to the kernel's IDs.
     ///
     /// # Errors
-    /// `EINVAL` for a user or group that its user namespace does not map.
+    /// `EINVAL` for a user or group that the caller's user namespace does not map.
     pub fn of_kernel(self) -> Result<Self> {
         let (uid, gid) =
             (task::kernel_id(IdKind::User, self.uid)?, task::kernel_id(IdKind::Group, self.gid)?);
@@ -73,14 +73,14 @@ impl UserPermission {
 }
 
 impl Permission {
-    /// The permission of an object that `caller` makes with `mode`.
+    /// Returns the permission of an object that `caller` creates with `mode`.
     pub fn new(caller: &Credentials, mode: u32) -> Self {
         let (uid, gid) = (caller.euid, caller.egid);
         Self { uid, gid, cuid: uid, cgid: gid, mode: mode & MODE }
     }
 
-    /// Checks that `caller` may do all of `wanted`, three bits that may stand in any of the
-    /// three places of a mode, with an object of a namespace that `owner` owns.
+    /// Checks that `caller` has all of the `wanted` access to an object. `wanted` has three bits,
+    /// which may stand in any of the three places of a mode. `owner` owns the object's namespace.
     ///
     /// # Errors
     /// `EACCES`.
@@ -98,7 +98,7 @@ impl Permission {
         if denied && !caller.may_in(owner, Capability::IpcOwner) { Err(Errno::EACCES) } else { Ok(()) }
     }
 
-    /// Whether `caller` is its owner or made it.
+    /// Whether `caller` is the object's owner or creator.
     pub fn is_of(&self, caller: &Credentials) -> bool {
         caller.euid == self.cuid || caller.euid == self.uid
     }
@@ -115,7 +115,7 @@ impl Permission {
         }
     }
 
-    /// Takes owner, group and the nine bits of IPC_SET.
+    /// Sets the owner, the group and the nine bits of IPC_SET.
     ///
     /// # Errors
     /// `EINVAL` for the user or group -1.

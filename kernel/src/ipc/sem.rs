@@ -1,13 +1,12 @@
 //! Semaphores of System V: sets of counters, and operations that wait for them.
 //!
 //! A call's operations are performed all together or not at all. A call that cannot be performed
-//! waits in the set's list. A task that changes a set performs the waiting operations, first come
-//! first served, and answers the calls whose operations are done: first calls that only wait for
-//! zeroes, then calls that change something (Linux: `do_smart_update`).
+//! waits in the set's list. A task that changes a set performs the waiting operations and answers
+//! the calls whose operations are done. It is first come, first served: first the calls that only
+//! wait for zeroes, then the calls that change something (Linux: `do_smart_update`).
 //!
-//! The list is walked again from its beginning only if a semaphore grew, or one became 0, since
-//! only then an earlier call may go on. The set's lock is a sleeping one: other tasks run between
-//! two walks.
+//! The list is walked again from its beginning only if a semaphore grew or became 0. Only then can
+//! an earlier call continue. The set's lock is a sleeping one: other tasks run between two walks.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -25,14 +24,14 @@ use crate::{Errno, Result, sched};
 pub const MOST_VALUE: i32 = 32_767;
 /// The largest adjustment at exit (SEMAEM).
 const MOST_ADJUSTMENT: i32 = MOST_VALUE;
-/// Take it back at exit (SEM_UNDO).
+/// Undo the operation at exit (SEM_UNDO).
 pub const UNDO: i16 = 0x1000;
 
 /// `struct sembuf`: 6 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Operation {
-    /// Which semaphore of the set.
+    /// Index of the semaphore in the set.
     pub number: u16,
     /// The amount that is added; 0 waits until the semaphore is 0.
     pub change: i16,
@@ -45,7 +44,7 @@ pub struct Operation {
 struct Semaphore {
     /// 0..=[`MOST_VALUE`].
     value: i32,
-    /// The process that changed it last, or waited for it with success.
+    /// The process that last changed the semaphore, or whose wait for it last succeeded.
     pid: u32,
 }
 
@@ -53,18 +52,18 @@ struct Semaphore {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Attempt {
     Done,
-    /// The operation with this number waits.
+    /// The operation with this index waits.
     Blocks(usize),
     Fails(Errno),
 }
 
 /// A call's operations.
 pub struct SemOperations {
-    /// The operations, one at least.
+    /// The operations, at least one.
     pub operations: Vec<Operation>,
-    /// The process that calls.
+    /// The calling process.
     pub pid: u32,
-    /// The number of its adjustments, if it has SEM_UNDO.
+    /// The number of the process' adjustments, if an operation has SEM_UNDO.
     pub undo: Option<u64>,
 }
 
@@ -79,7 +78,7 @@ impl SemOperations {
 
 struct Waiter {
     request: SemOperations,
-    /// The operation that blocks.
+    /// Index of the operation that blocks.
     blocking: AtomicUsize,
     sleeper: Sleeper<Result<()>>,
 }
@@ -87,21 +86,21 @@ struct Waiter {
 struct SetState {
     is_gone: bool,
     semaphores: Vec<Semaphore>,
-    /// Calls that wait, by when they came.
+    /// Waiting calls, in the order of their arrival.
     waiting: Map<u64, Arc<Waiter>>,
     next_ticket: u64,
-    /// Adjustments that ends of processes add, by the number of their list.
+    /// Adjustments to apply when a process ends, by the number of its list.
     adjustments: Map<u64, Vec<i16>>,
-    /// The last semop, or 0.
+    /// The time of the last semop, or 0.
     operated: i64,
-    /// The last change by semctl, or its making.
+    /// The time of the last change by semctl, or of the creation.
     changed: i64,
 }
 
 /// A set.
 pub struct Set {
     head: Head,
-    /// Semaphores in it.
+    /// Number of semaphores in the set.
     pub count: usize,
     state: Mutex<SetState>,
 }
@@ -112,20 +111,20 @@ impl Object for Set {
     }
 }
 
-/// Figure of one semaphore (GETVAL and its like).
+/// Selects a figure of one semaphore (GETVAL and similar commands).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SemFigure {
     /// Its value.
     Value,
-    /// The process that changed it last.
+    /// The process that changed the semaphore last.
     Pid,
-    /// Calls that wait for it to grow.
+    /// Number of calls that wait for the semaphore to grow.
     WaitForMore,
-    /// Calls that wait for it to be 0.
+    /// Number of calls that wait for the semaphore to be 0.
     WaitForZero,
 }
 
-/// semget: the ID of a set of `count` semaphores.
+/// semget: returns the ID of a set of `count` semaphores.
 ///
 /// # Errors
 /// As in the manual.
@@ -216,7 +215,7 @@ impl SetState {
     }
 
     /// Walks over the waiting calls that change something, or over the others. Returns whether an
-    /// earlier call may now be possible.
+    /// earlier call may be possible now.
     fn walk(&mut self, altering: bool) -> bool {
         let mut next = 0;
         while let Some((ticket, waiter)) = self.next_waiter(next) {
@@ -289,14 +288,14 @@ impl Set {
         Ok(reserve::arc(Self { head, count, state: Mutex::new(state) }))
     }
 
-    /// The state of a set that is not removed.
+    /// Locks the state of a set that is not removed.
     fn lock(&self) -> Result<MutexGuard<'_, SetState>> {
         let state = self.state.lock_killable()?;
         if state.is_gone { Err(Errno::EIDRM) } else { Ok(state) }
     }
 
-    /// semop: performs the operations, which name semaphores that there are, or waits until they
-    /// can be. `deadline` is of the clock of [`crate::time::now`].
+    /// semop: performs the operations, or waits until they can be performed. They name existing
+    /// semaphores only. `deadline` is a time of the clock [`crate::time::now`].
     ///
     /// # Errors
     /// `EAGAIN`, `EIDRM`, `EINTR`, `ENOMEM`, `ERANGE`.
@@ -327,11 +326,11 @@ impl Set {
             Err(error) => error,
         };
         self.state.lock().waiting.remove(&ticket);
-        // An answer that came meanwhile counts.
+        // An answer that arrived in the meantime counts.
         waiter.sleeper.take().unwrap_or(Err(unanswered))
     }
 
-    /// Has room for adjustments of the list `number`.
+    /// Reserves memory for the adjustments of the list `number`.
     ///
     /// # Errors
     /// `ENOMEM`, `EIDRM`.
@@ -344,7 +343,7 @@ impl Set {
         Ok(())
     }
 
-    /// Adds the adjustments of the list `number`, whose last process ends.
+    /// Applies the adjustments of the list `number`, whose last process ends.
     pub fn undo(&self, number: u64) {
         let mut state = self.state.lock();
         let Some(adjustments) = state.adjustments.remove(&number) else { return };
@@ -358,7 +357,7 @@ impl Set {
         state.update();
     }
 
-    /// SETVAL and SETALL: gives semaphores from `first` on new values, which are valid.
+    /// SETVAL and SETALL: sets new values of semaphores from `first` on. The values are valid.
     ///
     /// # Errors
     /// `EIDRM`, `EINTR`.
@@ -373,7 +372,7 @@ impl Set {
         Ok(())
     }
 
-    /// GETALL: the value of each semaphore.
+    /// GETALL: returns the value of each semaphore.
     ///
     /// # Errors
     /// `ENOMEM`, `EIDRM`, `EINTR`.
@@ -405,18 +404,18 @@ impl Set {
         })
     }
 
-    /// Returns the time of the last operation, or 0, and of the last change by semctl.
+    /// Returns the time of the last operation, or 0, and the time of the last change by semctl.
     pub fn times(&self) -> (i64, i64) {
         let state = self.state.lock();
         (state.operated, state.changed)
     }
 
-    /// Notes a change by IPC_SET.
+    /// Records a change by IPC_SET.
     pub fn note_changed(&self) {
         self.state.lock().changed = seconds();
     }
 
-    /// IPC_RMID: it leaves the table, and calls that wait fail with `EIDRM`.
+    /// IPC_RMID: the set leaves the table, and calls that wait fail with `EIDRM`.
     ///
     /// # Errors
     /// `EIDRM`, `EINTR`.

@@ -1,11 +1,11 @@
 //! Shared memory of System V: segments.
 //!
 //! A segment is a file in memory without a name, so its frames are page cache, and attaching maps
-//! the file. The areas of one shmat share one [`Hold`]; fork and splits of areas share it too. The
-//! last of them that goes drops it. A segment that was to be removed (IPC_RMID) leaves the table
-//! with its last hold.
+//! the file. The areas of one shmat share one [`Hold`]; fork and splits of areas share it too. When
+//! the last of these areas is removed, the hold is dropped. A segment that was marked for removal
+//! (IPC_RMID) leaves the table with its last hold.
 //!
-//! The times and the process of IPC_STAT change with shmat, shmdt and the end of a hold.
+//! shmat, shmdt and the end of a hold change the times and the process of IPC_STAT.
 
 use core::any::Any;
 use core::sync::atomic::Ordering;
@@ -27,19 +27,19 @@ pub const REMOVED: u32 = 0o1000;
 pub const LOCKED: u32 = 0o2000;
 /// The available memory is not checked.
 const NORESERVE: u32 = 0o10000;
-/// Made of huge pages.
+/// The segment consists of huge pages.
 const HUGETLB: u32 = 0o4000;
 
 /// Times and processes of a segment's last changes.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
-    /// The last shmat, or 0.
+    /// The time of the last shmat, or 0.
     pub attached: i64,
-    /// The last detachment, or 0.
+    /// The time of the last detachment, or 0.
     pub detached: i64,
-    /// The last change by shmctl, or its making.
+    /// The time of the last change by shmctl, or of the creation.
     pub changed: i64,
-    /// The process that attached or detached it last, or 0.
+    /// The process that last attached or detached the segment, or 0.
     pub last_pid: u32,
 }
 
@@ -53,9 +53,9 @@ struct SegmentState {
 /// A segment.
 pub struct Segment {
     head: Head,
-    /// In bytes, as it was asked for.
+    /// The size in bytes, as requested.
     pub size: u64,
-    /// The process that made it.
+    /// The process that created the segment.
     pub creator_pid: u32,
     node: Arc<TmpNode>,
     content: Arc<dyn FileContent>,
@@ -73,7 +73,7 @@ impl Object for Segment {
 pub struct Hold(Arc<Segment>);
 
 impl Hold {
-    /// The segment.
+    /// Returns the segment.
     pub fn segment(&self) -> &Arc<Segment> {
         &self.0
     }
@@ -93,7 +93,7 @@ impl Drop for Hold {
     }
 }
 
-/// shmget: the ID of a segment of `size` bytes.
+/// shmget: returns the ID of a segment of `size` bytes.
 ///
 /// # Errors
 /// As in the manual.
@@ -112,7 +112,7 @@ impl Segment {
         if size > i64::MAX as u64 || total.is_none_or(|total| total > SHMALL.get()) {
             return Err(Errno::ENOSPC);
         }
-        // There is no pool of huge pages.
+        // There is no reserved pool of huge pages.
         let is_too_much = wanted.flags & NORESERVE == 0 && pages > mem::stats::all_there_can_be();
         if wanted.flags & HUGETLB != 0 || is_too_much {
             return Err(Errno::ENOMEM);
@@ -133,11 +133,11 @@ impl Segment {
         }))
     }
 
-    /// Its pages as a file that can be mapped, for one shmat; `flags` say whether it can be
-    /// written.
+    /// Returns the segment's pages as a mappable file, for one shmat. `flags` determine whether the
+    /// file can be written.
     ///
     /// # Errors
-    /// `EIDRM` once it is removed.
+    /// `EIDRM` once the segment is removed.
     pub fn hold(segment: &Arc<Self>, flags: OpenFlags) -> Result<Arc<FileMapping>> {
         let name = try_format!("{:08x}", segment.key)?;
         let place = root::unnamed_place_named(segment.node.clone(), b"SYSV", name.as_bytes())?;
@@ -153,19 +153,19 @@ impl Segment {
         FileMapping::held(file, &segment.content, hold)
     }
 
-    /// shmat succeeded.
+    /// Records that shmat succeeded.
     pub fn note_attached(&self) {
         let mut state = self.state.lock();
         (state.times.attached, state.times.last_pid) = (seconds(), caller_pid());
     }
 
-    /// Some of its areas are gone.
+    /// Records that some of the segment's areas were removed.
     pub fn note_detached(&self) {
         let mut state = self.state.lock();
         (state.times.detached, state.times.last_pid) = (seconds(), caller_pid());
     }
 
-    /// IPC_SET changed it.
+    /// Records a change by IPC_SET.
     pub fn note_changed(&self) {
         self.state.lock().times.changed = seconds();
     }
@@ -175,12 +175,12 @@ impl Segment {
         self.state.lock().times
     }
 
-    /// How many areas of all processes show it (`shm_nattch`).
+    /// Returns how many areas of all processes map the segment (`shm_nattch`).
     pub fn attachments(&self) -> u64 {
         self.cache().map_or(0, |cache| cache.mapped_areas())
     }
 
-    /// Its pages in memory and in the swap.
+    /// Returns the segment's numbers of pages in memory and in the swap.
     pub fn resident(&self) -> (u64, u64) {
         self.cache().map_or((0, 0), |cache| (cache.pages(), cache.swapped_pages()))
     }
@@ -190,7 +190,7 @@ impl Segment {
         any.downcast_ref::<CacheContent>().map(CacheContent::cache)
     }
 
-    /// IPC_RMID: no key finds it, and it goes with its last hold.
+    /// IPC_RMID: the segment loses its key, and it is freed with its last hold.
     pub fn remove(&self) {
         self.head.change(|permission| permission.mode |= REMOVED);
         if let Some(home) = self.head.home() {
@@ -199,7 +199,7 @@ impl Segment {
         self.leave_if_due();
     }
 
-    /// Takes the segment out of the table, if it was removed and is attached nowhere.
+    /// Removes the segment from the table, if it is marked for removal and attached nowhere.
     fn leave_if_due(&self) {
         if self.head.permission().mode & REMOVED == 0 {
             return;
@@ -240,11 +240,11 @@ impl Drop for Segment {
 pub enum Locked {
     /// The pages stay in memory.
     Yes,
-    /// The pages may go to the swap.
+    /// The pages may be moved to the swap.
     No,
 }
 
-/// Whether `caller` may lock pages of `segment` in memory.
+/// Checks that `caller` may lock pages of `segment` in memory.
 ///
 /// # Errors
 /// `EPERM`.

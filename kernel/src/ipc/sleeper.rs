@@ -1,8 +1,8 @@
-//! One task that waits for an object's state to change, and is told what became of its request.
+//! One task that waits for an object's state to change, and gets the result of its request.
 //!
-//! Protocol: a sleeper is in a list of the object, under the object's lock. A waker takes it out of
-//! the list under that lock and answers it. A sleeper whose wait ends otherwise takes the lock, and
-//! then itself out of the list; an answer that came until then counts.
+//! Protocol: a sleeper is in a list of the object, under the object's lock. A waker removes the
+//! sleeper from the list under that lock and answers it. A sleeper whose wait ends otherwise takes
+//! the lock and removes itself from the list. An answer that arrived before then counts.
 
 use crate::sync::{SpinLock, WaitQueue};
 use crate::{Errno, Result};
@@ -14,24 +14,24 @@ pub struct Sleeper<T> {
 }
 
 impl<T> Sleeper<T> {
-    /// A sleeper without an answer.
+    /// Makes a sleeper without an answer.
     pub const fn new() -> Self {
         Self { answer: SpinLock::new(None), answered: WaitQueue::new() }
     }
 
-    /// Answers and wakes it.
+    /// Stores the answer and wakes the sleeper.
     pub fn answer(&self, answer: T) {
         *self.answer.lock() = Some(answer);
         self.answered.wake_all();
     }
 
-    /// The answer, if it came.
+    /// Takes the answer, if it has arrived.
     pub fn take(&self) -> Option<T> {
         self.answer.lock().take()
     }
 
-    /// Sleeps until the answer comes, or the clock of [`crate::time::now`] shows `deadline`: then
-    /// `None`.
+    /// Sleeps until the answer arrives. Returns `None` if the clock [`crate::time::now`] shows
+    /// `deadline` first.
     ///
     /// # Errors
     /// `EINTR` if a signal comes.

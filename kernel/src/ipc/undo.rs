@@ -1,8 +1,8 @@
-//! Semaphore operations that a process' end takes back (SEM_UNDO).
+//! Semaphore operations that are undone when a process ends (SEM_UNDO).
 //!
 //! A process has one list, which fork does not inherit; CLONE_SYSVSEM shares it. The adjustments
 //! themselves are in the sets, under the number of the list, so that SETVAL can clear them. The
-//! list knows which sets those are.
+//! list records which sets have adjustments.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,7 +17,8 @@ use crate::{Result, sched};
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// Removed sets stay in a list until there are so many entries, or twice as many as last time.
+/// Removed sets stay in a list until it has this many entries, or twice as many as after the last
+/// clean-up.
 const LEAST_CLEAN: usize = 64;
 
 struct Sets {
@@ -32,7 +33,7 @@ struct UndoList {
 }
 
 impl UndoList {
-    /// Has `set` know this list.
+    /// Adds `set` to this list.
     fn enter(&self, set: &Arc<Set>) -> Result<()> {
         {
             let mut sets = self.sets.lock();
@@ -58,7 +59,8 @@ impl Drop for UndoList {
     }
 }
 
-/// The number under which `set` keeps adjustments of `process`, which it has room for from now on.
+/// Returns the number under which `set` keeps the adjustments of `process`. From now on `set` has
+/// memory for them.
 ///
 /// # Errors
 /// `ENOMEM`, `EIDRM`.

@@ -1,8 +1,8 @@
-//! The page allocator comes up: the frame table, every frame that start-up did not keep, and what
-//! all address spaces share.
+//! Start of the page allocator: the frame table, every frame that start-up does not keep, and the
+//! state that all address spaces share.
 //!
-//! On the first CPU, once, before there is a second. Frames that start-up takes earlier come from
-//! `crate::hw::memory`, which is sealed here.
+//! Runs once on the first CPU, before there is a second one. Frames that start-up takes earlier
+//! come from `crate::hw::memory`, which is sealed here.
 
 use freehold_buddy::{Buddy, Managed, Options, Wipe};
 use freehold_collections::{Arc, Vec};
@@ -23,7 +23,8 @@ use crate::hw::plant as breach;
 use crate::hw::{Hardware, heap, sync::Once, watch};
 use crate::{Errno, fault_inject, hw};
 
-/// Bytes that the mm crates allocate at most for one thing, an area or a page that moves.
+/// Largest number of bytes that the mm crates allocate for one object, an area or a page that
+/// moves.
 const OBJECTS: usize = 8 << 10;
 
 static BESIDE: Once<Beside> = Once::new();
@@ -37,7 +38,7 @@ pub fn commons() -> &'static Arc<Commons<Frames>> {
     COMMONS.get().expect("address spaces come after the page allocator")
 }
 
-/// The least frames of a machine that uses pages of 2 MiB: 512 MiB, as Linux.
+/// Smallest number of frames of a machine that uses 2 MiB pages: 512 MiB, as on Linux.
 const LEAST_FOR_HUGE: u64 = 512 << 8;
 
 /// Returns zeroed boot memory for tables that live as long as the kernel.
@@ -45,9 +46,10 @@ fn zeroes<T: FromZeros + Sync>(count: usize) -> &'static [T] {
     memory::boot_zeroes(count).expect("1/16384 of all memory that may come, and 35 KiB per CPU")
 }
 
-/// Builds the frame table and the page allocator over `topology`, and hands every frame that boot
-/// did not keep to the allocator. `huge` says which anonymous memory gets 2 MiB pages, where the
-/// machine's size shall not; `replicas`, which nodes get the kernel's text.
+/// Builds the frame table and the page allocator over `topology`, and gives every frame that boot
+/// did not keep to the allocator. `huge` overrides which anonymous memory gets 2 MiB pages, which
+/// otherwise depends on the machine's size. `replicas` selects the nodes that get the kernel's
+/// text.
 pub fn init(
     topology: &'static Topology,
     cpus: usize,
@@ -88,12 +90,12 @@ pub fn init(
     COMMONS.set(commons);
 }
 
-/// How strictly frames of programs are kept out of the kernel's map.
+/// Returns how strictly frames of programs are removed from the kernel's map.
 pub fn xpfo_policy() -> Policy {
     memory::policy()
 }
 
-/// Tell an observer of the machine how to read the frame table.
+/// Tells an observer of the machine how to read the frame table.
 fn publish(policy: Policy) {
     let layout = FrameRecord::LAYOUT;
     let bits = |holds: fn(&Owner) -> bool| {
@@ -115,10 +117,10 @@ fn publish(policy: Policy) {
     watch::publish(records, Owner::ALL.iter().map(|owner| owner.name()));
 }
 
-/// Breaks a rule of memory isolation on purpose, to test checks from outside.
+/// Violates a rule of memory isolation on purpose, to test checks from outside.
 ///
 /// # Errors
-/// When there is no memory for it.
+/// `ENOMEM` if there is no memory for it.
 pub fn plant(plant: Plant) -> crate::Result<()> {
     log::warn!("freehold.plant: a rule is broken on purpose: {plant:?}");
     match plant {

@@ -1,29 +1,30 @@
-//! Accounts of groups of processes: which account pays for a frame, and how an account at its limit
-//! may get room.
+//! Accounts of groups of processes: the account to which a frame is charged, and how an account at
+//! its limit may get room.
 //!
-//! The page allocator charges a frame that exists for a process' sake to the account of the running
-//! thread ([`freehold_charge`]). Kernel tasks pay for nothing. A private page that another process
-//! or a kernel task makes in a space is paid by the space's account, and one that comes back from
-//! the swap by the account that it left, whoever needs it. Accounts are those of control groups
-//! ([`crate::cgroup::memory`]). Until the first is opened, nothing is charged, and a charge costs a
-//! no-op ([`StaticKey::FRAME_CHARGES`]); frames handed out before stay free of charge.
+//! The page allocator charges a process' frame to the account of the running thread
+//! ([`freehold_charge`]). Kernel tasks are not charged. A private page that another process or a
+//! kernel task makes in a space is charged to the space's account. A page that is read back from
+//! the swap is charged to its previous account, whichever process needs it. Accounts are those of
+//! control groups ([`crate::cgroup::memory`]). Until the first account is opened, nothing is
+//! charged, and a charge is a no-op ([`StaticKey::FRAME_CHARGES`]). Frames handed out before then
+//! remain uncharged.
 //!
 //! **Objects of the kernel** are charged like frames, by the byte: an object of the heap to the
-//! account of its thread ([`OBJECTS`]), and the stack of a new thread to the account of its maker
+//! account of its thread ([`OBJECTS`]), and the stack of a new thread to the account of its creator
 //! ([`StackCharge`]).
 //!
-//! **Met limits.** A charge that would pass an account's `max` fails like a request that finds no
-//! frame; the thread remembers which account refused. When the thread next looks for memory
-//! ([`super::find_more`]), it takes back frames that are charged to this account or below. If there
-//! are none, the account's own [`Killer`] chooses a process. A thread that ends, or that is finding
-//! memory for others, passes all limits.
+//! **Reached limits.** A charge that would exceed an account's `max` fails like a request that
+//! finds no frame. The thread records the account that refused it. When the thread next searches
+//! for memory ([`super::find_more`]), it reclaims frames that are charged to this account or below.
+//! If there are none, the account's own [`Killer`] chooses a process. A thread that ends, or that
+//! is reclaiming memory, may exceed all limits.
 //!
-//! An object that the heap may not refuse, since its maker takes no failure, passes `max`. At most
-//! a system call's reserve can pass it so: before the thread is back in user mode the account is
-//! brought below its limit again, by reclaim or by the [`Killer`].
+//! An object that the heap must not refuse, because its creator cannot handle a failure, may exceed
+//! `max`, by at most a system call's reserve. Before the thread returns to user mode, reclaim or
+//! the [`Killer`] brings the account below its limit again.
 //!
-//! A charge that passes `high` succeeds; before the thread is back in user mode it takes back the
-//! excess, and sleeps where it cannot take back enough ([`attend`]).
+//! A charge that exceeds `high` succeeds. Before the thread returns to user mode it reclaims the
+//! excess, and sleeps if it cannot reclaim enough ([`attend`]).
 
 use core::sync::atomic::Ordering;
 
@@ -46,17 +47,18 @@ use crate::sched::{self, thread};
 use crate::sync::WaitQueue;
 use crate::{Errno, Result, time};
 
-/// Calls of the page allocator.
+/// The functions that the page allocator calls.
 pub(super) const LEDGER: Ledger = Ledger { charge, uncharge };
 
-/// Chooses a process of those whose accounts are `top` or below it, and ends it.
+/// Chooses a process whose account is `top` or below it, and ends it.
 ///
-/// Returns whether one ends; `false` where there is no process to end.
+/// Returns whether one ends; `false` if there is no process to end.
 pub type Killer = fn(top: AccountId) -> bool;
 
 static KILLER: spin::Once<Killer> = spin::Once::new();
 
-/// Has `killer` called where an account has all it may and nothing can be taken back. Once.
+/// Registers `killer`, which is called if an account is at its limit and nothing can be reclaimed.
+/// Once.
 pub fn register_killer(killer: Killer) {
     KILLER.call_once(|| killer);
 }
@@ -77,7 +79,7 @@ fn charge(bill: Bill) -> core::result::Result<AccountId, OutOfMemory> {
     })
 }
 
-/// Has `charge` charge something for the running thread. Returns who pays.
+/// Calls `charge` to charge something for the running thread. Returns the charged account.
 fn take(
     charge: impl Fn(Urgency) -> core::result::Result<FrameCharge, ChargeError>,
     urgency: Urgency,
@@ -94,7 +96,7 @@ fn take(
     Ok(charged.account)
 }
 
-/// Runs `body`, which moves memory that others have: what it charges them for passes their limits.
+/// Runs `body`, which moves memory of other processes. Its charges may exceed their limits.
 pub fn without_limits<R>(body: impl FnOnce() -> R) -> R {
     let set = |exempt| {
         thread::with_current(|thread| thread.passes_limits.swap(exempt, Ordering::Relaxed)).unwrap_or(false)
@@ -154,7 +156,7 @@ fn take_block_payer(block: Pfn) -> u16 {
     payer.number()
 }
 
-/// The payer of a thread's stack: the account of the thread that made it; none at first.
+/// The account that is charged for a thread's stack: that of the creating thread; none at first.
 #[derive(Debug, Default)]
 pub struct StackCharge(AtomicAccountId);
 
@@ -199,7 +201,7 @@ impl Drop for StackCharge {
 }
 
 /// Finds room in `account` for a thread that it refused. [`GrowthOutcome::Grown`]: there may be
-/// room now, or when a process that was chosen to end has given its memory back.
+/// room now, or when a process that was chosen to end has freed its memory.
 pub(super) fn find_room(account: AccountId) -> GrowthOutcome {
     if reclaim::free_charged(below(account)) > 0 {
         return GrowthOutcome::Grown;
@@ -208,14 +210,14 @@ pub(super) fn find_room(account: AccountId) -> GrowthOutcome {
         return GrowthOutcome::None;
     }
     if kill(account) {
-        // It needs the CPU to end.
+        // The chosen process needs the CPU to end.
         sched::yield_now();
         return GrowthOutcome::Grown;
     }
     GrowthOutcome::None
 }
 
-/// Has a process end that `account` is charged for. Returns whether there is one.
+/// Ends a process that is charged to `account`. Returns whether there is one.
 fn kill(account: AccountId) -> bool {
     accounts().note(account, AccountEvent::Oom);
     let ends = KILLER.get().is_some_and(|kill| kill(account));
@@ -227,7 +229,7 @@ fn below(account: AccountId) -> Below {
     Below::new(accounts(), account)
 }
 
-/// Accounts as control groups use them.
+/// The interface of accounts for control groups.
 pub struct GroupCharging;
 
 impl Charging for GroupCharging {
@@ -270,20 +272,21 @@ fn check_interrupted() -> Result<()> {
     if pending { Err(Errno::EINTR) } else { Ok(()) }
 }
 
-/// How long an ending process gets before one looks again, and the longest and shortest sleep for
-/// what is too much (nanoseconds).
+/// Time that an ending process gets before the next check, and the longest and shortest sleep for
+/// an excess (nanoseconds).
 const SHORT: u64 = time::SECOND / 1000;
 const LONGEST: u64 = 2 * time::SECOND;
 const SHORTEST: u64 = 10 * SHORT;
 
-/// The running thread has passed a limit of `account`, and is on its way to user mode.
+/// Handles a limit of `account` that the running thread has exceeded. Called on the way to user
+/// mode.
 pub(crate) fn attend(account: AccountId) {
     while let Some(above) = accounts().exceeded(account, AccountLimit::Max).next() {
         let enforced = GroupCharging.enforce(above, AccountLimit::Max);
         if enforced.is_err()
             || accounts().charged(above, Resource::Memory) > accounts().limit(above, AccountLimit::Max)
         {
-            // It ends, or none is there to be ended.
+            // The thread is ending, or no process can be ended.
             break;
         }
     }
@@ -308,12 +311,12 @@ pub(crate) fn attend(account: AccountId) {
     }
 }
 
-/// Takes the account whose limit the running thread met since the last call.
+/// Takes the account whose limit the running thread has reached since the last call.
 pub(super) fn take_refusal() -> Option<AccountId> {
     thread::with_current(|thread| thread.refused_by.swap(AccountId::ROOT, Ordering::Relaxed))?.unless_root()
 }
 
-/// Whether the running thread met an account's limit since it last looked for memory.
+/// Whether the running thread has reached an account's limit since its last search for memory.
 pub fn is_refused() -> bool {
     thread::with_current(|thread| thread.refused_by.load(Ordering::Relaxed) != AccountId::ROOT)
         .unwrap_or(false)

@@ -1,14 +1,14 @@
 //! File bytes in the page cache.
 //!
-//! The frames are user-side: their bytes exist for the kernel only inside a window, where nothing
-//! may fault. So each copy runs inside the window without faults; where it falls short the
-//! program's page is faulted in outside, and the copy goes on (the page may have been taken away
-//! again in between). A write faults in first: a copy that falls short would leave a new page
-//! without bytes in the cache.
+//! The frames are user-side: the kernel can access their bytes only through a window, in which no
+//! fault may happen. So each copy runs in the window without faults. If it stops early, the
+//! program's page is faulted in without the window, and the copy continues (the page may have been
+//! removed again in between). A write faults in first, because a copy that stops early would leave
+//! an empty new page in the cache.
 //!
-//! **Long work.** A program chooses how many bytes a call moves, and pages that are there do not
-//! stop a copy. So everything goes in steps of [`STEP`] bytes. Between two, others run, and a task
-//! that is to end stops.
+//! **Long work.** A program chooses how many bytes a call moves, and a copy of present pages never
+//! sleeps. So all work is done in steps of [`STEP`] bytes. Between two steps other tasks may run,
+//! and a task that is being killed stops.
 
 use core::ops::Range;
 
@@ -23,12 +23,12 @@ use crate::sync::WaitQueue;
 use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result, sched, time};
 
-/// Bytes that are moved, or given frames, between two looks at what else there is to do.
+/// Number of bytes that are copied, or get frames, between two checkpoints.
 const STEP: usize = 256 << 10;
 
-/// The same in pages.
+/// The same number, in pages.
 const STEP_PAGES: u64 = (STEP / PAGE_SIZE) as u64;
-/// How long to wait after each look for pins (nanoseconds): as Linux' memfd_wait_for_pins.
+/// Nanoseconds to wait after each check for pins: as in Linux' memfd_wait_for_pins.
 const PIN_WAITS: [u64; 4] = [10 * MILLISECOND, 20 * MILLISECOND, 40 * MILLISECOND, 80 * MILLISECOND];
 const MILLISECOND: u64 = time::SECOND / 1000;
 
@@ -38,13 +38,14 @@ pub struct CacheContent {
 }
 
 impl CacheContent {
-    /// Content over `cache`, whose pages can be found by their frames from now on.
+    /// Makes content over `cache`, and registers its pages so that they can be found by their
+    /// frames.
     pub fn new(cache: Arc<PageCache>) -> Self {
         super::commons().list(&cache);
         Self { cache }
     }
-    /// Wait a short while until no page is pinned. A pin that was taken through a mapping may
-    /// outlive it; it ends soon or never. `EBUSY` where one stays.
+    /// Waits a short while until no page is pinned. A pin that was taken through a mapping may
+    /// outlive it. Such a pin ends soon or never. `EBUSY` if one remains.
     fn wait_for_pins(&self) -> Result<()> {
         for wait in PIN_WAITS {
             match self.check_unpinned() {
@@ -55,7 +56,7 @@ impl CacheContent {
         }
         self.check_unpinned()
     }
-    /// `EBUSY` where a page is pinned.
+    /// `EBUSY` if a page is pinned.
     fn check_unpinned(&self) -> Result<()> {
         let mut from = 0;
         while let Some(next) = self.cache.check_unpinned(from, STEP_PAGES as usize)? {
@@ -75,7 +76,7 @@ impl CacheContent {
             sched::checkpoint()?;
         }
     }
-    /// The frames.
+    /// Returns the page cache.
     pub fn cache(&self) -> &Arc<PageCache> {
         &self.cache
     }
@@ -88,8 +89,8 @@ impl FileContent for CacheContent {
 
     fn read_at(&self, offset: u64, sink: &mut dyn Sink) -> Result<usize> {
         let mut done = 0;
-        // Where a copy goes to is there nearly always: it is looked for only after a copy fell
-        // short.
+        // The target of a copy is nearly always present, so it is faulted in only after a copy
+        // stopped early.
         let mut fell_short = false;
         loop {
             let want = sink.remaining();
@@ -156,7 +157,7 @@ impl FileContent for CacheContent {
         let pages = range.end.div_ceil(PAGE_SIZE as u64) - range.start / PAGE_SIZE as u64;
         let missing = pages.saturating_sub(self.cache.pages() + self.cache.swapped_pages());
         if missing > super::stats::all_there_can_be() {
-            // No search would ever find so much.
+            // No search could ever find so much memory.
             return Err(Errno::ENOMEM);
         }
         let mut allocation = Allocation::new(range);
@@ -165,8 +166,8 @@ impl FileContent for CacheContent {
             while self.cache.take_back_some(&mut allocation, STEP_PAGES) == Batch::More {
                 sched::cond_resched();
             }
-            // Memory was searched for between the steps. With what was taken back there is some
-            // again, which is no reason to try all of it once more.
+            // The steps have already searched for memory. Reclaim has freed some since, which is no
+            // reason to repeat the whole call.
             oom::forget_denial();
         }
         outcome
@@ -198,13 +199,13 @@ impl FileContent for CacheContent {
     }
 }
 
-/// Makes contents whose only store is memory.
+/// Makes contents that are stored only in memory.
 pub struct CacheSource {
     frames: Frames,
 }
 
 impl CacheSource {
-    /// Contents made of `frames`.
+    /// Makes contents of `frames`.
     pub const fn new(frames: Frames) -> Self {
         Self { frames }
     }
@@ -220,7 +221,7 @@ impl ContentSource for CacheSource {
     }
 
     fn grow(&self) -> Result<()> {
-        // Memory that the host would give is there for programs' files, too.
+        // Programs' files may also use memory that the host can add.
         if hotplug::grow() == GrowthOutcome::Grown { Ok(()) } else { Err(Errno::ENOSPC) }
     }
 }

@@ -1,20 +1,21 @@
-//! Emptying memory: for memory that goes ([`hotplug`](super::hotplug)), for blocks that an
-//! administrator takes out ([`set_block`]), and for whole pageblocks out of half-used ones: many at
-//! a time ([`compact`]), or one that a task waits for ([`reclaim`](super::reclaim)).
+//! Evacuation of memory ranges. It is used for memory that is unplugged
+//! ([`hotplug`](super::hotplug)), for blocks that an administrator takes offline ([`set_block`]),
+//! and to get whole pageblocks from half-used ones: many at a time ([`compact`]), or one that a
+//! task waits for ([`reclaim`](super::reclaim)).
 //!
-//! **Protocol.** The page allocator isolates the range (`Buddy::unplug`: nothing of it is handed
-//! out from then on), so pages that move out of it land elsewhere. Then all address spaces are
-//! visited, one lock at a time, and the pages that they map in the range get other frames; then the
-//! page caches, which are found from the frames' records. A frame that is pinned, in a pipe, or the
-//! kernel's stays, and so does its pageblock: the range is given back to use (`Buddy::plug`) and
-//! the caller tries another.
+//! **Protocol.** The page allocator isolates the range (`Buddy::unplug`: from then on no frame of
+//! it is handed out), so pages that are moved out of it get frames elsewhere. Then all address
+//! spaces are visited, one lock at a time, and the pages that they map in the range get other
+//! frames. Then follow the page caches, which are found from the frames' records. A frame that is
+//! pinned, in a pipe, or the kernel's stays, and so does its pageblock: the range is returned to
+//! the allocator (`Buddy::plug`) and the caller tries another.
 //!
-//! Frames that wait in CPUs' lists, or [in transit](transit), are brought home before and after; a
-//! list may have handed one out just before, so a second pass looks again.
+//! Free frames in CPUs' lists, or [in transit](transit), are returned to the allocator before and
+//! after. A list may have handed one out just before, so a second pass repeats the work.
 //!
 //! **Locks.** [`super::hotplug::changing`] is held from isolation to the end: the task that
-//! isolates a pageblock also decides whether it comes back. No address space is locked by the
-//! caller.
+//! isolates a pageblock also decides whether it is returned. The caller has no address space
+//! locked.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -28,14 +29,14 @@ use super::{commons, frames, hotplug, transit};
 use crate::sync::WaitQueue;
 use crate::{Errno, Result, fs, sched, time};
 
-/// How long other CPUs get to bring back what their lists hold.
+/// Time that other CPUs get to return the frames in their lists.
 const DRAIN: u64 = 2 * time::SECOND / 1000;
-/// How often a range is gone through.
+/// Number of passes over a range.
 const PASSES: usize = 2;
 /// Every address.
 const ALL: Range<VirtAddr> = VirtAddr(0)..VirtAddr(u64::MAX);
 
-/// Have all CPUs give back the frames in their lists: each of those keeps its pageblock.
+/// Makes all CPUs return the frames in their lists, because each of those blocks its pageblock.
 pub(crate) fn drain_lists() {
     transit::drain();
     frames().drain_local();
@@ -44,8 +45,8 @@ pub(crate) fn drain_lists() {
     WaitQueue::new().wait_uninterruptible_until(time::now() + DRAIN, || None::<()>);
 }
 
-/// Move what can be moved out of `ranges`, which are isolated and sorted, to memory near to `node`.
-/// Less, where the current task is to end.
+/// Moves all movable pages out of `ranges`, which are isolated and sorted, to memory near `node`.
+/// Moves fewer if the current task is being killed.
 pub(crate) fn empty(ranges: &[PfnRange], node: NodeId) {
     let place = NodePolicy::Preferred(node);
     let inside = |frame: Pfn| {
@@ -68,7 +69,7 @@ pub(crate) fn empty(ranges: &[PfnRange], node: NodeId) {
                 return;
             }
         }
-        // With it go the references to old frames.
+        // This also drops the references to old frames.
         drop(migration);
         for &range in ranges {
             commons().evacuate_caches(range, place);
@@ -84,7 +85,7 @@ fn topology() -> Option<&'static Topology> {
     fs::machine::get().map(|machine| &machine.firmware.topology)
 }
 
-/// The node of a range of memory.
+/// Returns the node of a range of memory.
 pub(crate) fn node_of(range: PfnRange) -> NodeId {
     topology().and_then(|topology| topology.node_of(range.start)).unwrap_or(NodeId(0))
 }
@@ -98,11 +99,11 @@ pub enum Use {
     Offline,
 }
 
-/// Takes `memory`, whole pageblocks of one node that are there for ever, out of use or back into
-/// it.
+/// Takes `memory` offline or back online. It consists of whole pageblocks of one node that cannot
+/// be unplugged.
 ///
 /// # Errors
-/// `EBUSY` where something in it cannot be moved: the kernel's frames, pinned ones. `EINTR`.
+/// `EBUSY` if some frame cannot be moved: the kernel's frames, pinned ones. `EINTR`.
 pub fn set_block(memory: PfnRange, to: Use) -> Result<()> {
     let _changing = hotplug::changing()?;
     if to == Use::Online {
@@ -124,13 +125,13 @@ pub fn set_block(memory: PfnRange, to: Use) -> Result<()> {
 /// Counts of compaction since boot.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Compaction {
-    /// Frames in use that it wanted to move.
+    /// Number of frames in use that it tried to move.
     pub scanned: u64,
     /// Frames that it moved.
     pub moved: u64,
-    /// Runs that made a whole pageblock.
+    /// Number of runs that made a whole pageblock.
     pub succeeded: u64,
-    /// Runs that made none.
+    /// Number of runs that made none.
     pub failed: u64,
 }
 
@@ -138,7 +139,7 @@ static SCANNED: AtomicU64 = AtomicU64::new(0);
 static MOVED: AtomicU64 = AtomicU64::new(0);
 static RUNS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// A run moved so many of the frames that it wanted to, and made so many pageblocks whole.
+/// Counts a run that moved `moved` of `wanted` frames and made `made` pageblocks whole.
 pub(super) fn count_run(wanted: u64, moved: u64, made: u64) {
     SCANNED.fetch_add(wanted, Ordering::Relaxed);
     MOVED.fetch_add(moved, Ordering::Relaxed);
@@ -156,13 +157,13 @@ pub fn compaction() -> Compaction {
     }
 }
 
-/// Pageblocks that one run empties at most.
+/// Largest number of pageblocks that one run empties.
 const BLOCKS: usize = 16;
-/// A pageblock with more frames in use than this is not worth its moves.
+/// A pageblock with more frames in use than this is not worth emptying.
 const MOST_USED: u64 = PAGEBLOCK_FRAMES * 3 / 4;
 
-/// Empty half-used pageblocks of every node into others, `runs` times at most or until nothing
-/// comes of it. How many whole ones that made.
+/// Empties half-used pageblocks of every node into others, at most `runs` times or until a run
+/// makes none whole. Returns the number of whole ones.
 pub fn compact(runs: usize) -> u64 {
     let Some(topology) = topology() else { return 0 };
     let mut made = 0;
@@ -178,7 +179,7 @@ fn compact_node(topology: &Topology, node: NodeId) -> u64 {
     drain_lists();
     let whole_before = frames().free_pageblocks(node);
     let mut chosen = choose(topology, node);
-    // A pageblock with a part of the kernel's stays.
+    // A pageblock that is partly used by the kernel cannot be isolated.
     chosen.retain(|block| frames().unplug(*block).is_ok());
     if chosen.is_empty() {
         return 0;
@@ -190,15 +191,15 @@ fn compact_node(topology: &Topology, node: NodeId) -> u64 {
     for &block in &chosen {
         frames().plug(block).expect("it was unplugged a moment ago");
     }
-    // Moved pages may have taken other pageblocks, and others may have come and gone: only the
-    // final number counts.
+    // Moved pages may have used other pageblocks, and other tasks may have allocated and freed
+    // some: only the final number counts.
     let made = frames().free_pageblocks(node).saturating_sub(whole_before);
     count_run(before, moved, made);
     made
 }
 
-/// Pageblocks of a node that are in use, but for no more than `most` frames each; the emptiest
-/// first. All that there is memory to list.
+/// Returns pageblocks of a node that are in use, with at most `most` frames in use each, the
+/// emptiest first. The list is as long as memory permits.
 fn in_use(topology: &Topology, node: NodeId, most: u64) -> Vec<(u64, PfnRange)> {
     let mut parts: Vec<(u64, PfnRange)> = Vec::new();
     for range in topology.ranges().iter().filter(|range| range.node == node) {
@@ -211,7 +212,7 @@ fn in_use(topology: &Topology, node: NodeId, most: u64) -> Vec<(u64, PfnRange)> 
             }
             let used = frames().still_used(block);
             if used <= most {
-                // One that cannot be listed is left where it is.
+                // A pageblock that cannot be listed is skipped.
                 let _ = parts.try_push((used, block));
             }
         }
@@ -220,14 +221,14 @@ fn in_use(topology: &Topology, node: NodeId, most: u64) -> Vec<(u64, PfnRange)> 
     parts
 }
 
-/// The pageblocks of a node that are most easily emptied, but for what the kernel has there; with
-/// how many of their frames are in use.
+/// Returns the emptiest pageblocks of a node, without those used by the kernel, and the number of
+/// frames in use in each.
 pub(super) fn emptiest(node: NodeId) -> impl Iterator<Item = (u64, PfnRange)> {
     topology().map(|topology| in_use(topology, node, PAGEBLOCK_FRAMES)).unwrap_or_default().into_iter()
 }
 
-/// The emptiest pageblocks of a node, as many as fit twice into what the others have free; sorted
-/// by address. None where there is no memory to list them.
+/// Returns the emptiest pageblocks of a node, as many as fit twice into the free frames of the
+/// others, sorted by address. Returns none if there is no memory for the list.
 fn choose(topology: &Topology, node: NodeId) -> Vec<PfnRange> {
     let mut parts = in_use(topology, node, MOST_USED);
     let mut room: u64 = parts.iter().map(|(used, _)| PAGEBLOCK_FRAMES - used).sum();

@@ -1,11 +1,11 @@
 //! Windows on memory of other programs.
 //!
 //! A closed window stays in its CPU's translation cache for a while (`freehold_xpfo::Policy`),
-//! where it shows the bytes of a frame to speculation. Windows that a task opens on its own
-//! program's memory, and on files that it reads, show that program nothing new. One that it opens
-//! on another program's memory would: those are forgotten as they close, for as long as
-//! [`ForeignWindows`] exist, so that none is cached when the task's own program runs again. A task
-//! of the kernel needs none: what it opened is forgotten before a program gets the CPU
+//! where speculative execution can read the bytes of a frame through it. Windows that a task opens
+//! on its own program's memory, and on files that it reads, show that program nothing new. A window
+//! on another program's memory would. So these windows are flushed when they close, while a
+//! [`ForeignWindows`] exists. Then none is cached when the task's own program runs again. A kernel
+//! task does not need this: its windows are flushed before a program gets the CPU
 //! (`windows::take_back`).
 
 use core::marker::PhantomData;
@@ -16,18 +16,18 @@ use freehold_xpfo::Closing;
 use crate::hw::{Hardware, windows};
 use crate::sched::thread;
 
-/// While it exists the running task's windows are forgotten as they close, where the policy bounds
-/// their time and the task runs a program.
+/// While this exists, the running task's windows are flushed when they close. It has an effect only
+/// if the policy limits the lifetime of closed windows and the task runs a program.
 #[must_use]
 pub struct ForeignWindows {
-    /// How they closed before, if that was changed.
+    /// How windows closed before, if that was changed.
     before: Option<Closing>,
-    /// Of the thread that made it.
+    /// Must be dropped by the thread that made it.
     _thread: PhantomData<*const ()>,
 }
 
 impl ForeignWindows {
-    /// From now on.
+    /// Starts the flushing.
     pub fn begin() -> Self {
         let closing = || {
             thread::with_current(|task| {
@@ -51,7 +51,7 @@ impl Drop for ForeignWindows {
     }
 }
 
-/// Has the running task's windows close like this, on this CPU and on those that it comes to.
+/// Sets how the running task's windows close, on this CPU and on later ones.
 fn close_as(closing: Closing) {
     let _pinned = Hardware.pin();
     let _known = thread::with_current(|task| task.set_closing(closing));

@@ -1,8 +1,8 @@
-//! Memory that comes and goes while the machine runs: requests for it, and its state.
+//! Memory that is added and removed while the machine runs: requests for it, and its state.
 //!
-//! The task that plugs it in and unplugs it is `host::hotplug`. It is asked for **more** when
-//! little is left ([`tick`], well above the watermarks) or when there is none ([`grow`], before any
-//! process is killed).
+//! The task that plugs it in and unplugs it is `host::hotplug`. It gets a request for **more**
+//! memory when little is left ([`tick`], well above the watermarks), or when there is none
+//! ([`grow`], before any process is killed).
 //!
 //! **Locks.** [`Hotplug::working`] is held while memory changes; under it the page allocator's. The
 //! wake-ups take interrupt-safe locks only.
@@ -15,30 +15,30 @@ use super::frames;
 use crate::sync::{Mutex, MutexGuard, WaitQueue};
 use crate::{hw, time};
 
-/// How long the host may take to give memory before there is none.
+/// How long a task waits for the host's memory before it counts as unavailable.
 pub(crate) const PATIENCE: u64 = 10 * time::SECOND;
 
-/// State that the hotplug task, the tasks that want memory and the end of the machine share.
+/// State that the hotplug task, the tasks that need memory and the shutdown share.
 pub(crate) struct Hotplug {
-    /// There is something to do.
+    /// Whether there is work for the hotplug task.
     pub event: AtomicBool,
     pub events: WaitQueue,
-    /// Woken when memory has come.
+    /// Woken when memory was added.
     pub grown: WaitQueue,
-    /// Whether asking for more may help: there are devices, they have room, and the host has not
-    /// let us wait in vain.
+    /// Whether a request may succeed: there are devices, they have room, and no wait for the host
+    /// has timed out.
     pub is_hopeful: AtomicBool,
-    /// The host has let a task wait in vain since memory last came or went.
+    /// A task's wait for memory from the host has timed out since memory last was added or removed.
     pub is_silent: AtomicBool,
-    /// The machine ends: no task waits for memory any more.
+    /// Whether the machine shuts down: then no task waits for memory any more.
     pub has_ended: AtomicBool,
-    /// The node that wants memory, plus 1.
+    /// The node that needs memory, plus 1.
     pub wanted: AtomicU64,
-    /// Whether there are devices that memory can come from.
+    /// Whether there are devices that can provide memory.
     pub has_devices: AtomicBool,
-    /// The most frames that there ever were.
+    /// Largest number of frames so far.
     pub peak: AtomicU64,
-    /// Bytes of memory that there will be at most.
+    /// Largest number of bytes of memory that is possible.
     pub ceiling: AtomicU64,
     /// Held while memory changes.
     pub working: Mutex<()>,
@@ -58,13 +58,13 @@ pub(crate) static HOTPLUG: Hotplug = Hotplug {
     working: Mutex::new(()),
 };
 
-/// A device has something to say. Any context.
+/// Notifies the hotplug task that a device needs attention. Any context.
 pub fn wake() {
     HOTPLUG.event.store(true, Ordering::Release);
     HOTPLUG.events.wake_all();
 }
 
-/// On the way back to a program after a tick: ask for memory before there is none.
+/// Requests memory before there is none left. Called on the way back to a program after a tick.
 pub fn tick() {
     if HOTPLUG.is_hopeful.load(Ordering::Relaxed) && frames().free_frames() < 4 * frames().watermarks().high {
         want();
@@ -82,16 +82,16 @@ pub fn may_grow() -> bool {
     HOTPLUG.is_hopeful.load(Ordering::Acquire) && !HOTPLUG.has_ended.load(Ordering::Acquire)
 }
 
-/// Whether memory has come.
+/// Whether memory was added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GrowthOutcome {
-    /// There is more than before.
+    /// There is more memory than before.
     Grown,
-    /// There is no more to come.
+    /// No more memory is available.
     None,
 }
 
-/// There is no memory left: get some from the host. May sleep.
+/// Gets memory from the host, because none is left. May sleep.
 pub fn grow() -> GrowthOutcome {
     if !may_grow() {
         return GrowthOutcome::None;
@@ -102,7 +102,7 @@ pub fn grow() -> GrowthOutcome {
         let has_grown = frames().total_frames() > before;
         (has_grown || !may_grow()).then_some(has_grown)
     });
-    // A task that is to end has not waited in vain.
+    // A task that is being killed has not waited for the full time.
     let Ok(grown) = grown else { return GrowthOutcome::None };
     if grown.is_none() && !HOTPLUG.is_silent.swap(true, Ordering::AcqRel) {
         HOTPLUG.is_hopeful.store(false, Ordering::Release);
@@ -111,10 +111,10 @@ pub fn grow() -> GrowthOutcome {
     if grown == Some(true) { GrowthOutcome::Grown } else { GrowthOutcome::None }
 }
 
-/// Get some memory from the host, however long it takes. May sleep.
+/// Gets memory from the host, however long it takes. May sleep.
 ///
 /// # Errors
-/// `ENOMEM` where there is no device for it.
+/// `ENOMEM` if there is no device for it.
 pub(super) fn grow_or_wait() -> crate::Result<()> {
     if !HOTPLUG.has_devices.load(Ordering::Relaxed) {
         return Err(crate::Errno::ENOMEM);
@@ -125,40 +125,40 @@ pub(super) fn grow_or_wait() -> crate::Result<()> {
     Ok(())
 }
 
-/// Notes that the end is near: no task gets more memory from now on, and none comes or goes while
-/// the result lives.
+/// Records the shutdown. From now on no task gets more memory, and none is added or removed while
+/// the result exists.
 pub fn stop() -> MutexGuard<'static, ()> {
     HOTPLUG.has_ended.store(true, Ordering::Release);
     HOTPLUG.grown.wake_all();
     HOTPLUG.working.lock()
 }
 
-/// Whether the end is near: a device that takes its time must not delay it.
+/// Whether the machine shuts down: a slow device must not delay that.
 pub fn has_ended() -> bool {
     HOTPLUG.has_ended.load(Ordering::Acquire)
 }
 
-/// As [`changing`]; `None` if memory is coming or going, for a task that all others depend on and
-/// that must not wait for a device.
+/// As [`changing`]; `None` if memory is being added or removed. For a task on which all others
+/// depend, and which must not wait for a device.
 pub(super) fn changing_now() -> Option<MutexGuard<'static, ()>> {
     HOTPLUG.working.try_lock()
 }
 
-/// Keeps memory from coming and going, and other tasks from isolating pageblocks, while the result
-/// lives. May sleep, as long as a memory device takes to answer.
+/// Prevents addition and removal of memory, and isolation of pageblocks by other tasks, while the
+/// result exists. May sleep until a memory device answers.
 ///
 /// # Errors
-/// `EINTR` where the current task is to end.
+/// `EINTR` if the current task is killed.
 pub(super) fn changing() -> crate::Result<MutexGuard<'static, ()>> {
     HOTPLUG.working.lock_killable()
 }
 
-/// The most bytes of memory that there were at a time; `None` where memory does not change.
+/// Returns the largest number of bytes of memory so far; `None` if memory does not change.
 pub fn peak() -> Option<u64> {
     HOTPLUG.has_devices.load(Ordering::Relaxed).then(|| HOTPLUG.peak.load(Ordering::Relaxed) << PAGE_SHIFT)
 }
 
-/// The most bytes of memory that there will be at a time.
+/// Returns the largest possible number of bytes of memory.
 pub(super) fn ceiling() -> u64 {
     HOTPLUG.ceiling.load(Ordering::Relaxed)
 }

@@ -1,14 +1,14 @@
-//! khugepaged: a task that makes large pages of small ones
-//! (Documentation/admin-guide/mm/transhuge.rst, by whose names its settings go).
+//! khugepaged: a task that makes large pages of small ones. Its settings have the names of
+//! Documentation/admin-guide/mm/transhuge.rst.
 //!
-//! It goes through the address spaces by their numbers, a few pages at a time, and rests in
-//! between. It waits for a locked space, so that a scan that is counted has seen all of them. It
-//! locks a space for one large page at a time. It is started when large pages are first wanted, so
-//! a small machine has neither the task nor its stack.
+//! It visits the address spaces by their numbers, a few pages at a time, and rests in between. It
+//! waits for a locked space, so that a complete scan has visited all of them. It locks a space for
+//! one large page at a time. It is started when large pages are first used, so a small machine has
+//! neither the task nor its stack.
 //!
-//! **Room.** A fault takes a pageblock that is free and waits for none; nor does this task. Where
-//! `defrag` allows it for an area that wanted one, this task gives back memory that is only kept
-//! for speed before its next look, so that pageblocks can become whole.
+//! **Room.** A fault uses only a free pageblock and waits for none; so does this task. If `defrag`
+//! allows it for an area that found no pageblock, this task frees pure caches before its next pass,
+//! so that pageblocks can become whole.
 //!
 //! **Locks.** [`Khugepaged::working`] > a space. Wake-ups take interrupt-safe locks only.
 
@@ -21,30 +21,30 @@ use super::{AddressSpace, commons, evacuate, reclaim};
 use crate::sync::{Mutex, MutexGuard, WaitQueue};
 use crate::{Errno, Result, sched, time};
 
-/// Pages of disks that are given back at a time to make room.
+/// Number of pages of disks that are evicted at a time to make room.
 const ROOM: u64 = 1024;
 
-/// A setting that is a number.
+/// A numeric setting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Knob {
-    /// Whether to make room where there is no pageblock.
+    /// Whether to make room if there is no free pageblock.
     Defrag,
-    /// Pages never written that a large one may have.
+    /// Largest number of pages that were never written in a new large page.
     MaxPtesNone,
-    /// Pages to read from swap for a large one.
+    /// Largest number of pages to read from swap for a large page.
     MaxPtesSwap,
-    /// Pages to copy for a large one because others have them too.
+    /// Largest number of shared pages to copy for a large page.
     MaxPtesShared,
-    /// Pages to look at before a rest.
+    /// Number of pages to visit before a rest.
     PagesToScan,
-    /// The rest.
+    /// Length of the rest.
     ScanSleep,
-    /// The rest after there was no pageblock.
+    /// Length of the rest if there was no free pageblock.
     AllocSleep,
 }
 
 impl Knob {
-    /// All, with their files' names.
+    /// All settings, with the names of their files.
     pub const ALL: [(&'static str, Self); 7] = [
         ("defrag", Self::Defrag),
         ("max_ptes_none", Self::MaxPtesNone),
@@ -60,10 +60,10 @@ impl Knob {
         KHUGEPAGED.values[self as usize].load(Ordering::Relaxed)
     }
 
-    /// Set it.
+    /// Sets the value.
     ///
     /// # Errors
-    /// `EINVAL` for what it cannot be.
+    /// `EINVAL` for an invalid value.
     pub fn set(self, value: u64) -> Result<()> {
         let range = match self {
             Self::Defrag => 0..=1,
@@ -82,23 +82,23 @@ impl Knob {
 
 /// The task, its settings and its counts.
 struct Khugepaged {
-    /// By [`Knob`].
+    /// The values, indexed by [`Knob`].
     values: [AtomicU64; 7],
-    /// A [`Defrag`].
+    /// The value of [`Defrag`].
     defrag: AtomicU64,
     collapsed: AtomicU64,
     full_scans: AtomicU64,
     has_started: AtomicBool,
-    /// The machine ends: nothing is looked at any more.
+    /// Whether the machine shuts down: then no space is visited any more.
     has_ended: AtomicBool,
-    /// A setting has changed.
+    /// Whether a setting has changed.
     has_changed: AtomicBool,
     changes: WaitQueue,
-    /// Held while it looks at spaces.
+    /// Held while it visits spaces.
     working: Mutex<()>,
 }
 
-/// With Linux' defaults.
+/// The initial settings are Linux' defaults.
 static KHUGEPAGED: Khugepaged = Khugepaged {
     values: [
         AtomicU64::new(1),
@@ -119,27 +119,27 @@ static KHUGEPAGED: Khugepaged = Khugepaged {
     working: Mutex::new(()),
 };
 
-/// For whom room is made after a fault found no pageblock.
+/// The areas for which room is made after a fault found no pageblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Defrag {
     /// For none.
     Never,
-    /// For areas that large pages are advised for.
+    /// For areas with advice for large pages.
     Advised,
-    /// For all.
+    /// For all areas.
     Everybody,
 }
 
-/// Say for whom room is made.
+/// Sets the areas for which room is made.
 pub fn set_defrag(defrag: Defrag) {
     KHUGEPAGED.defrag.store(defrag as u64, Ordering::Relaxed);
 }
 
-/// Large pages that it made.
+/// Returns the number of large pages that it made.
 pub fn collapsed() -> u64 {
     KHUGEPAGED.collapsed.load(Ordering::Relaxed)
 }
-/// How often it has been through all address spaces.
+/// Returns how often it has visited all address spaces.
 pub fn full_scans() -> u64 {
     KHUGEPAGED.full_scans.load(Ordering::Relaxed)
 }
@@ -148,13 +148,14 @@ fn is_wanted() -> bool {
     commons().huge_mode() != HugeMode::Never && !KHUGEPAGED.has_ended.load(Ordering::Acquire)
 }
 
-/// A setting has changed.
+/// Wakes the task after a setting has changed.
 fn wake() {
     KHUGEPAGED.has_changed.store(true, Ordering::Release);
     KHUGEPAGED.changes.wake_all();
 }
 
-/// Which anonymous memory gets large pages is known or has changed: start the task where some does.
+/// Called when it is known, or has changed, which anonymous memory gets large pages. Starts the
+/// task if any does.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -170,13 +171,13 @@ pub fn mode_changed() -> Result<()> {
     Ok(())
 }
 
-/// Stops the scan: from now on no space is looked at or held.
+/// Stops the scan: from now on no space is visited or kept.
 pub fn stop() -> MutexGuard<'static, ()> {
     KHUGEPAGED.has_ended.store(true, Ordering::Release);
     KHUGEPAGED.working.lock()
 }
 
-/// The task's place in its scan.
+/// The position of the task in its scan.
 #[derive(Default)]
 struct Scan {
     /// The last space that the scan has finished.
@@ -201,7 +202,7 @@ impl Scan {
         }
     }
 
-    /// Look at some pages; the setting that says how long to rest.
+    /// Visits some pages. Returns the setting that determines the length of the rest.
     fn look(&mut self) -> Knob {
         let _working = KHUGEPAGED.working.lock();
         self.make_room();
@@ -215,8 +216,8 @@ impl Scan {
             let from = if id == self.inside { self.addr } else { 0 };
             let mut step = None;
             let mut look = |areas: &mut AddressSpace| {
-                // Read once the space is locked: limits that were set before memory was mapped hold
-                // for it.
+                // Read while the space is locked: limits that were set before memory was mapped
+                // apply to it.
                 let limits = CollapseLimits {
                     none: Knob::MaxPtesNone.get(),
                     shared: Knob::MaxPtesShared.get(),
@@ -231,7 +232,7 @@ impl Scan {
                 Some(next) => (self.inside, self.addr) = (id, next.0),
                 None => self.after = id,
             }
-            // A space costs something even where nothing in it can be large.
+            // A visit has a cost, even if nothing in the space can become large.
             budget = budget.saturating_sub(step.map_or(0, |step| step.pages).max(1));
             match step.and_then(|step| step.tried) {
                 Some(Ok(())) => _ = KHUGEPAGED.collapsed.fetch_add(1, Ordering::Relaxed),
@@ -249,7 +250,7 @@ impl Scan {
         Knob::ScanSleep
     }
 
-    /// Makes room for areas that found none at a fault.
+    /// Makes room for areas whose faults found none.
     fn make_room(&self) {
         let least = match KHUGEPAGED.defrag.load(Ordering::Relaxed) {
             all if all == Defrag::Everybody as u64 => BlockWish::Ordinary,

@@ -10,19 +10,19 @@ use crate::Result;
 use crate::hw::{Hardware, memory};
 use crate::sync::Mutex;
 
-/// Room for tables that are made while the map is walked.
+/// Number of additional entries for tables that are made while the map is walked.
 const MORE_TABLES: u64 = 16;
 
-/// Compares every leaf of the kernel half with `frames`; `found` is told of each violation. Other
-/// tasks run meanwhile, and no CPU patches text.
+/// Compares every leaf of the kernel half with `frames`. Calls `found` for each violation. Other
+/// tasks may run meanwhile, and no CPU patches text.
 ///
 /// # Errors
-/// When there is no memory for a list of the tables.
+/// `ENOMEM` if there is no memory for a list of the tables.
 pub fn check_map(frames: FrameTable, found: &mut dyn FnMut(Violation)) -> Result<AuditReport> {
-    // The patching window is closed.
+    // While this lock is held, the patching window is closed.
     let _unpatched = replicas().map(Mutex::lock);
     let rules = memory::map_rules();
-    // The first walk counts tables and looks at no frame.
+    // The first walk counts tables and checks no frame.
     let counted = Rules { exclusive: false, ..rules.clone() };
     let room = check(Hardware, frames, &counted, &mut [], &mut |_| {}).tables + MORE_TABLES;
     let mut tables = Vec::new();

@@ -1,4 +1,4 @@
-//! A file as an area of memory shows it.
+//! A file as the content of mapped areas.
 
 use core::any::Any;
 
@@ -9,7 +9,8 @@ use super::{CacheContent, Frames, PageCache};
 use crate::fs::{FileContent, OpenFile};
 use crate::{Errno, Result};
 
-/// An open file that areas map: its frames, and the description that keeps it and its name.
+/// An open file that areas map: its frames, and the description that keeps it alive and has its
+/// name.
 pub struct FileMapping {
     file: Arc<OpenFile>,
     cache: Arc<PageCache>,
@@ -17,12 +18,12 @@ pub struct FileMapping {
 }
 
 impl FileMapping {
-    /// The mapping of `file`, whose bytes are `content`; `ENODEV` where they are not in the page
+    /// Makes the mapping of `file` with the bytes `content`; `ENODEV` if these are not in the page
     /// cache.
     pub fn new(file: Arc<OpenFile>, content: &Arc<dyn FileContent>) -> Result<Arc<Self>> {
         Self::build(file, content, None)
     }
-    /// As [`new`](Self::new). `hold` is dropped with the last area that shows it.
+    /// As [`new`](Self::new). `hold` is dropped with the last area of the mapping.
     pub fn held(
         file: Arc<OpenFile>,
         content: &Arc<dyn FileContent>,
@@ -39,21 +40,21 @@ impl FileMapping {
         let cache = any.downcast_ref::<CacheContent>().ok_or(Errno::ENODEV)?.cache().clone();
         Ok(reserve::arc(Self { file, cache, hold }))
     }
-    /// Returns the object that the mapping was [made](Self::held) to hold.
+    /// Returns the `hold` with which the mapping was [made](Self::held).
     pub fn hold(&self) -> Option<&Arc<dyn Any + Send + Sync>> {
         self.hold.as_ref()
     }
-    /// The mapping that an area of this name shows, if it shows a file.
+    /// Returns the mapping in an area with this name, if the area maps a file.
     pub fn of<'a>(name: AreaName<'a, Frames>) -> Option<&'a Self> {
         let AreaName::File(file) = name else { return None };
         Self::behind(&**file)
     }
-    /// Returns the mapping behind `file`: all files that this kernel maps are mappings.
+    /// Returns `file` as a mapping. Every file that this kernel maps is a [`FileMapping`].
     pub fn behind(file: &dyn MappedFile<Frames>) -> Option<&Self> {
         let any: &dyn Any = file;
         any.downcast_ref()
     }
-    /// The open file, for names in /proc/PID/maps.
+    /// Returns the open file, for names in /proc/PID/maps.
     pub fn file(&self) -> &Arc<OpenFile> {
         &self.file
     }

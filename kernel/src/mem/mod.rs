@@ -1,12 +1,12 @@
-//! Memory as processes see it: the mm crates joined to tasks, files and programs.
+//! Memory of processes: connects the mm crates with tasks, files and programs.
 //!
 //! One page allocator ([`frames`]) hands out every frame. A process' memory is a [`ProcessSpace`]:
-//! an address space of `freehold-vm` behind a sleeping lock. File bytes in memory are
+//! an address space of `freehold-vm`, protected by a sleeping lock. File bytes in memory are
 //! [`CacheContent`], whose frames are the page cache.
 //!
 //! Lock order: inode locks > [`ProcessSpace`] > page cache > allocator. Page-cache truncation takes
-//! spaces' locks, so its callers hold none. Faults take the space's lock, so nothing faults while
-//! it holds one (user bytes are copied before or after).
+//! spaces' locks, so its callers hold none. Faults take the space's lock, so a holder of it must
+//! not fault (user bytes are copied before or after).
 
 mod boot;
 pub mod calls;
@@ -53,7 +53,7 @@ pub use transit::TransitPage;
 
 /// Areas and page tables of one process.
 pub type AddressSpace = freehold_vm::AddressSpace<Frames>;
-/// A file's frames.
+/// The frames of a file.
 pub type PageCache = freehold_vm::PageCache<Frames>;
 /// A page of a file that the kernel holds.
 pub type HeldPage = freehold_vm::HeldPage<Frames>;

@@ -1,10 +1,10 @@
-//! Out of memory: first give back what costs nothing, then get more from the host, then take the
-//! least used pages, then make room for the kernel, then kill the largest (`task::oom`).
+//! Out of memory. The order of the steps is: free pure caches, get more memory from the host, evict
+//! the least used pages, make room for the kernel, kill the largest process (`task::oom`).
 //!
-//! Memory of the host comes before a disk: where the machine may grow ([`hotplug`]) its user has
-//! said that the memory is there for it, and it comes within milliseconds. A page that is swapped
-//! out instead has to be read again, through a device, before each next use. Killing comes last,
-//! when there is nothing left to reclaim ([`reclaim`] says when that is so).
+//! The host's memory has priority over a disk. If the machine may grow ([`hotplug`]), its user has
+//! permitted that use, and the memory is added within milliseconds. A page that is swapped out has
+//! to be read again, through a device, before its next use. Killing comes last, when there is
+//! nothing left to reclaim ([`reclaim`] defines this).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,36 +21,37 @@ use crate::{Errno, Result, sched};
 
 static STALLS: AtomicU64 = AtomicU64::new(0);
 
-/// Returns how often a task had to find memory before going on.
+/// Returns how often a task had to find memory before it could continue.
 pub fn stalls() -> u64 {
     STALLS.load(Ordering::Relaxed)
 }
 
-/// Pages of disks that are given back before anything else is tried: 4 MiB.
+/// Number of pages of disks that are evicted before any other step: 4 MiB.
 const IDLE: u64 = 1024;
 
-/// Finds memory without killing a process, except where an account is at its limit: then its own
-/// processes may be killed. May sleep, for the host and for disks; the caller holds no address
-/// space and no spin lock.
+/// Finds memory without killing a process. (If an account is at its limit, its own processes may be
+/// killed.) May sleep, for the host and for disks; the caller holds no address space and no spin
+/// lock.
 pub fn find_more() -> GrowthOutcome {
     if thread::current_was_injected() {
-        // Nothing is missing: the failure is the caller's to tell.
+        // No request was denied: the caller must report its failure.
         return GrowthOutcome::None;
     }
     STALLS.fetch_add(1, Ordering::Relaxed);
     if thread::is_current_dying() {
-        // It needs no more memory than it takes to end, and others wait for what it has.
+        // A task that is being killed needs little memory to end, and other tasks wait for its
+        // memory.
         return GrowthOutcome::None;
     }
     if let Some(account) = charge::take_refusal() {
         return charge::find_room(account);
     }
-    // Where files' pages come back at once, programs' own memory can still go to the swap.
+    // If files' pages are read again at once, programs' own memory can still be swapped out.
     let sources = if reclaim::is_in_vain() { Sources::Programs } else { Sources::All };
     let found = sources == Sources::All && reclaim::free_idle(IDLE) > 0
         || hotplug::grow() == GrowthOutcome::Grown
         || reclaim::free_some(sources) == ReclaimOutcome::Freed;
-    // The freed frames are programs' and may be of no use to the kernel.
+    // The freed frames belong to programs and may be useless for the kernel.
     let made = blocks::is_kernel_short() && blocks::make() == ReclaimOutcome::Freed;
     if found || made { GrowthOutcome::Grown } else { GrowthOutcome::None }
 }
@@ -61,14 +62,14 @@ fn is_scarce() -> bool {
     nodes.into_iter().any(|(free, marks)| free < marks.high) || blocks::is_none_whole()
 }
 
-/// A piece of memory of more than 2^this frames may well be missing though there is much: its
-/// caller does without. Linux' PAGE_ALLOC_COSTLY_ORDER.
+/// A contiguous block of more than 2^this frames may be unavailable even if much memory is free:
+/// its caller has a fallback. Linux' PAGE_ALLOC_COSTLY_ORDER.
 const COSTLY: u32 = 3;
-/// The most attempts of a call that can also fail. Other tasks may be faster each time there is
-/// memory again, but not always.
+/// Largest number of attempts of a call that can also fail. Other tasks may take newly freed memory
+/// first each time, but not always.
 const TRIES: usize = 64;
 
-/// The page allocator has nothing for the current task.
+/// Records that the page allocator has denied a request of the current task.
 pub(super) fn note_denial(request: &Request) {
     if request.order.log2() <= COSTLY {
         thread::with_current(|task| {
@@ -78,7 +79,8 @@ pub(super) fn note_denial(request: &Request) {
     }
 }
 
-/// `account` has all it may: no room for a block of so many frames of the current task's.
+/// Records that `account` is at its limit, and refused a block of `frames` frames of the current
+/// task.
 pub(super) fn note_refusal(frames: u64, account: AccountId) {
     if frames <= 1 << COSTLY {
         thread::with_current(|task| {
@@ -88,22 +90,22 @@ pub(super) fn note_refusal(frames: u64, account: AccountId) {
     }
 }
 
-/// Returns whether the current task was denied memory since the last call. Another `ENOMEM` comes
-/// from a limit, which no memory mends.
+/// Returns whether the current task was denied memory since the last call. Otherwise `ENOMEM` comes
+/// from a limit, and more memory would not help.
 fn was_denied() -> bool {
     thread::with_current(|task| task.was_denied.swap(false, Ordering::Relaxed)).unwrap_or(false)
 }
 
-/// Notes that the current task's search is over and came to nothing: an `ENOMEM` from now on is
-/// told to its program. For calls that look for memory between their steps, so that they are not
-/// made again from their beginning.
+/// Records that the current task's search for memory has failed: an `ENOMEM` from now on is
+/// returned to its program. For calls that search for memory between their steps, so that they are
+/// not repeated as a whole.
 pub fn forget_denial() {
     was_denied();
 }
 
-/// Make `attempt`, again while it fails because the page allocator had nothing for it and memory is
-/// found: so no system call fails for want of memory that others could give. It leaves nothing
-/// behind where it fails, and holds nothing that [`find_more`] must not meet.
+/// Calls `attempt`, again as long as the page allocator denied it memory and memory is found. So no
+/// system call fails for lack of memory that others could free. A failed attempt has no effects,
+/// and the caller holds no lock that [`find_more`] takes.
 ///
 /// # Errors
 /// The last attempt's.
@@ -115,8 +117,8 @@ pub fn with_memory_found<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T>
     }
 }
 
-/// Repeats an attempt. If it fails after memory was found, it needs a larger piece of memory, or
-/// the kernel's: then a pageblock is made whole.
+/// Repeats an attempt. If it fails after memory was found, it needs a larger block, or memory for
+/// the kernel: then a pageblock is made whole.
 #[cold]
 fn insist<T>(attempt: &mut dyn FnMut() -> Result<T>) -> Result<T> {
     for round in 0..TRIES {
@@ -124,7 +126,7 @@ fn insist<T>(attempt: &mut dyn FnMut() -> Result<T>) -> Result<T> {
         if thread::is_current_dying() {
             break;
         }
-        // Memory that is not scarce now has become free since.
+        // If memory is not scarce now, some has been freed since.
         if !made && (charge::is_refused() || is_scarce()) && find_more() == GrowthOutcome::None {
             break;
         }

@@ -1,13 +1,13 @@
 //! A program's bytes in its own frames, for devices and other tasks: pinned, page by page.
 //!
-//! Invariant: while a [`PinnedRun`] lives, the frames under it are the pages' frames. Forks copy,
-//! reclaim and the write-protecting calls pass by, and an unmapped page's frame lives on until the
-//! pins are gone. (A short look may hold the page's previous frame instead: see `freehold_vm`'s
-//! module `pin`.)
+//! Invariant: while a [`PinnedRun`] exists, its frames are the pages' frames. Forks copy pinned
+//! pages, and reclaim and the write-protecting calls skip them. An unmapped page's frame exists
+//! until the pins are dropped. (A short access may hold the page's previous frame instead: see
+//! `freehold_vm`'s module `pin`.)
 //!
-//! Each page is tried without the space's lock first. The lock is taken once for the pages that
-//! need it, and not held over a search for memory. A task that pins holds no other lock of the
-//! space.
+//! Each page is first tried without the space's lock. The lock is taken once for the pages that
+//! need it, and it is not held during a search for memory. A task that pins holds no other lock of
+//! the space.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -33,27 +33,26 @@ use crate::sync::{UserCharge, UserCounts};
 use crate::user::{Direct, Iovecs, Sink, Source, so_far};
 use crate::{Errno, Result, sched};
 
-/// Pages pinned and unpinned, in this order.
+/// Numbers of pages pinned and unpinned, in this order.
 static TOTALS: Tally<2> = Tally::new();
 const ACQUIRED: usize = 0;
 const RELEASED: usize = 1;
 
-/// Pages that were pinned and unpinned since boot: `nr_foll_pin_acquired` and
-/// `nr_foll_pin_released`.
+/// Returns the numbers of pages that were pinned and unpinned since boot: `nr_foll_pin_acquired`
+/// and `nr_foll_pin_released`.
 pub fn pin_totals() -> [u64; 2] {
     [ACQUIRED, RELEASED].map(|which| TOTALS.sum(which))
 }
 
-/// Whether devices are offered frames in their places.
+/// Whether devices may access pinned frames directly, without a copy.
 static IN_PLACE: AtomicBool = AtomicBool::new(false);
 
-/// From now on devices are offered pinned frames and frames of the page cache in their places.
+/// From now on devices may access pinned frames and frames of the page cache directly.
 pub fn offer_frames() {
     IN_PLACE.store(true, Ordering::Relaxed);
 }
 
-/// Returns whether frames are offered to devices in their places; otherwise holding them is
-/// useless.
+/// Returns whether devices may access frames directly. Otherwise there is no use in holding them.
 #[inline]
 pub fn are_frames_offered() -> bool {
     IN_PLACE.load(Ordering::Relaxed)
@@ -69,7 +68,8 @@ pub enum PinWay {
 }
 
 impl PinWay {
-    /// Pins the first of `count` pages without the lock; returns how many, at the end of `pages`.
+    /// Pins the first of `count` pages without the lock. Appends them to `pages` and returns their
+    /// number.
     #[inline]
     fn try_fast<P: Purpose>(
         self,
@@ -86,12 +86,11 @@ impl PinWay {
     }
 }
 
-/// One page, pinned for as long as its holder likes, and not written.
+/// One page, pinned without a time limit, and not written.
 pub struct PinnedOne(PinnedPage<Frames, ReadOnly>);
 
 impl PinnedOne {
-    /// Pin the page at `address`. Faults it in and may sleep; the caller holds no lock of
-    /// `space`'s.
+    /// Pins the page at `address`. Faults it in and may sleep; the caller holds no lock of `space`.
     ///
     /// # Errors
     /// `EFAULT`, `ENOMEM`.
@@ -103,11 +102,11 @@ impl PinnedOne {
         TOTALS.add(hw::current_cpu(), ACQUIRED, 1);
         Ok(Self(pinned))
     }
-    /// Whether it is of truly shared memory.
+    /// Returns whether it is a page of shared memory.
     pub const fn of_file(&self) -> OfFile {
         self.0.of_file()
     }
-    /// The frame.
+    /// Returns the frame.
     pub fn held(&self) -> HeldFrame<'_> {
         self.0.held()
     }
@@ -119,11 +118,11 @@ impl Drop for PinnedOne {
     }
 }
 
-/// Pages that are pinned with the space locked, before others may run and a task that is to end
-/// stops.
+/// Number of pages that are pinned per acquisition of the space's lock. In between, other tasks may
+/// run, and a task that is being killed stops.
 const PIN_STEP: usize = 512;
 
-/// Do `attempt` until it does not fail for want of memory, or no more can be found.
+/// Repeats `attempt` until it does not fail for lack of memory, or no more can be found.
 fn with_memory<R>(mut attempt: impl FnMut() -> core::result::Result<R, FaultError>) -> Result<R> {
     loop {
         match attempt() {
@@ -133,8 +132,8 @@ fn with_memory<R>(mut attempt: impl FnMut() -> core::result::Result<R, FaultErro
     }
 }
 
-/// Pin the page at `at` with `areas` locked, which is given back while the page is a monitor's to
-/// provide.
+/// Pins the page at `at` with `areas` locked. The lock is released while a monitor must provide the
+/// page.
 fn pin_locked<'a, T: Term, P: Purpose>(
     space: &'a ProcessSpace,
     areas: &mut Option<SpaceGuard<'a>>,
@@ -143,7 +142,7 @@ fn pin_locked<'a, T: Term, P: Purpose>(
 ) -> core::result::Result<PinnedPage<Frames, P>, FaultError> {
     loop {
         match areas.get_or_insert_with(|| space.lock()).pin::<T, P>(at, rule) {
-            // A debugger does not wait for it (Linux: no FOLL_UNLOCKABLE).
+            // A debugger does not wait for the monitor (Linux: no FOLL_UNLOCKABLE).
             Err(FaultError::Monitored) if rule != Rule::Forced => {}
             outcome => return outcome,
         }
@@ -155,10 +154,10 @@ fn pin_locked<'a, T: Term, P: Purpose>(
     }
 }
 
-/// Pages that are locked in a user's name (RLIMIT_MEMLOCK).
+/// Number of pinned pages that are charged to each user (RLIMIT_MEMLOCK).
 static LOCKED: UserCounts = UserCounts::new();
 
-/// Counts `pages` for a user with a limit in bytes; none for a privileged one.
+/// Charges `pages` to a user with a limit in bytes. A privileged user has no limit.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -169,32 +168,32 @@ fn charge_locked((user, limit): (u32, u64), pages: u64) -> Result<UserCharge> {
 
 /// Pinned bytes of a program.
 pub struct PinnedRun<P: Purpose> {
-    /// Transfers of one page are frequent: those need no list on the heap.
+    /// Transfers of one page are frequent, and need no list on the heap.
     pages: Short<PinnedPage<Frames, P>, 1>,
     address: u64,
-    /// The first byte's place in the first frame.
+    /// Offset of the first byte in the first frame.
     start: usize,
     length: usize,
-    /// Held for its count.
+    /// The charge for the pages.
     _locked: Option<UserCharge>,
 }
 
 impl<P: Purpose> PinnedRun<P> {
-    /// Pin the bytes from `address` on: `length` of them, or fewer where something ends before.
-    /// Faults pages in and may sleep; the caller holds no lock of `space`'s.
+    /// Pins `length` bytes from `address` on; fewer if the mapping ends earlier. Faults pages in
+    /// and may sleep; the caller holds no lock of `space`.
     ///
     /// # Errors
-    /// `EFAULT` if not the first page can be pinned, `ENOMEM`.
+    /// `EFAULT` if the first page cannot be pinned, `ENOMEM`.
     pub fn new<T: Term>(space: &ProcessSpace, address: u64, length: usize, rule: Rule) -> Result<Self> {
         let way = match rule {
-            // A leaf may grant more than its area says.
+            // A leaf may permit more than its area.
             Rule::Stated => PinWay::Locked,
             Rule::Asked | Rule::Forced => PinWay::FastFirst,
         };
         Self::by::<T>(space, address, length, rule, way)
     }
 
-    /// As [`PinnedRun::new`], by the way that is said.
+    /// As [`PinnedRun::new`], in the way `way`.
     ///
     /// # Errors
     /// As there.
@@ -229,17 +228,17 @@ impl<P: Purpose> PinnedRun<P> {
         TOTALS.add(hw::current_cpu(), ACQUIRED, pages.len() as u64);
         let length = length.min((pages.len() * PAGE_SIZE).saturating_sub(start));
         let run = Self { pages, address, start, length, _locked: None };
-        // The pages that were pinned before an error are good.
+        // Pages that were pinned before an error are usable.
         if run.pages.is_empty() { outcome.map(|()| run) } else { Ok(run) }
     }
 
-    /// Pin all of the bytes for as long as they are registered somewhere, in the name of the
-    /// process, which is the current one.
+    /// Pins all of the bytes for as long as they are registered somewhere. The charged process is
+    /// the current one.
     ///
     /// # Errors
-    /// As [`PinnedRun::new`]; `EFAULT` where not all can be pinned; `ENOMEM` above RLIMIT_MEMLOCK;
-    /// `EOPNOTSUPP` for a disk's pages, which would have to be written back under the pin, and for
-    /// what a ring shares with its program.
+    /// As [`PinnedRun::new`]; `EFAULT` if not all can be pinned; `ENOMEM` above RLIMIT_MEMLOCK;
+    /// `EOPNOTSUPP` for a disk's pages, which would have to be written back while pinned, and for
+    /// memory that a ring shares with its program.
     pub fn register(space: &ProcessSpace, owner: (u32, u64), address: u64, length: usize) -> Result<Self> {
         let pages = (address as usize % PAGE_SIZE + length).div_ceil(PAGE_SIZE);
         let mut run = Self::new::<LongTerm>(space, address, length, Rule::Asked)?;
@@ -251,9 +250,9 @@ impl<P: Purpose> PinnedRun<P> {
         Ok(run)
     }
 
-    /// Whether the areas that the pinned pages are of may be registered. An area and its pages are
-    /// looked at under one hold of the lock: another thread may map other memory there meanwhile,
-    /// and then the pages are no longer what is mapped.
+    /// Checks that the areas of the pinned pages may be registered. An area and its pages are
+    /// checked under one acquisition of the lock. Otherwise another thread could map other memory
+    /// there, and the pinned pages would no longer be the mapped ones.
     fn check_areas(&self, space: &ProcessSpace) -> Result<()> {
         let is_refused = |shown: &FileMapping| {
             !shown.cache().is_memory() || shown.file().file().shares_pages_with_kernel()
@@ -280,30 +279,30 @@ impl<P: Purpose> PinnedRun<P> {
         Ok(())
     }
 
-    /// Where the bytes were when they were pinned.
+    /// Returns the address of the bytes when they were pinned.
     pub const fn address(&self) -> u64 {
         self.address
     }
-    /// How many bytes are pinned.
+    /// Returns the number of pinned bytes.
     #[expect(clippy::len_without_is_empty, reason = "a run of no bytes is none")]
     pub const fn len(&self) -> usize {
         self.length
     }
 
-    /// The frames.
+    /// Returns the frames.
     pub fn places(&self) -> impl Iterator<Item = Pfn> {
         self.pages.iter().map(PinnedPage::pfn)
     }
 
-    /// `length` of the bytes from `offset` on, for a device to read.
+    /// Returns `length` bytes from `offset` on, for a device to read.
     pub fn bytes(&self, offset: usize, length: usize) -> impl Original + '_ {
         self.frames(offset, length)
     }
-    /// Copy the bytes to `sink`, from the windows that they are reached through. Returns how many;
-    /// fewer where not all find a place.
+    /// Copies the bytes to `sink`, through windows. Returns their number, which is smaller if not
+    /// all could be stored.
     ///
     /// # Errors
-    /// Those of `sink`, where not one byte finds a place.
+    /// Those of `sink`, if no byte could be stored.
     pub fn give<S: Sink + ?Sized>(&self, sink: &mut S) -> Result<usize> {
         let count = self.length.min(sink.remaining());
         let give = |sink: &mut S, frame: HeldFrame<'_>, part: Range<usize>| {
@@ -311,9 +310,9 @@ impl<P: Purpose> PinnedRun<P> {
         };
         self.in_pages(count, sink, give, S::fault_in)
     }
-    /// Have `transfer` move the first `count` bytes to or from `end`, page by page: it is told the
-    /// frame and which of its bytes. Where it moves fewer, `fault_in` makes the other end present,
-    /// which may sleep.
+    /// Calls `transfer` to move the first `count` bytes to or from `end`, page by page, with the
+    /// frame and the range of bytes in it. If `transfer` moves fewer, `fault_in` makes the other
+    /// end present, which may sleep.
     fn in_pages<E: ?Sized>(
         &self,
         count: usize,
@@ -337,7 +336,7 @@ impl<P: Purpose> PinnedRun<P> {
         }
         Ok(done)
     }
-    /// Have `transfer` take the first `count` bytes. A device that has them in their places keeps
+    /// Calls `transfer` to read the first `count` bytes. A device that accesses them directly keeps
     /// them pinned.
     ///
     /// # Errors
@@ -366,11 +365,11 @@ impl<P: Purpose> FrameList for PinnedRun<P> {
 }
 
 impl PinnedRun<ReadWrite> {
-    /// Fill the bytes from `source`, in the windows that they are reached through. Returns how
-    /// many; fewer where the source ends or is not there.
+    /// Fills the bytes from `source`, through windows. Returns their number, which is smaller if
+    /// the source ends or is not present.
     ///
     /// # Errors
-    /// Those of `source`, where not one byte can be taken.
+    /// Those of `source`, if no byte could be read.
     pub fn take<S: Source + ?Sized>(&self, source: &mut S) -> Result<usize> {
         let count = self.length.min(source.remaining());
         let take = |source: &mut S, frame: HeldFrame<'_>, part: Range<usize>| {
@@ -378,7 +377,7 @@ impl PinnedRun<ReadWrite> {
         };
         self.in_pages(count, source, take, S::fault_in)
     }
-    /// Have `transfer` fill the first `count` bytes. A device that has them in their places keeps
+    /// Calls `transfer` to fill the first `count` bytes. A device that accesses them directly keeps
     /// them pinned.
     ///
     /// # Errors
@@ -391,7 +390,7 @@ impl PinnedRun<ReadWrite> {
         let holder: Arc<dyn HeldFrames> = reserve::arc(self);
         transfer(&mut HeldBytes::new(Hardware, &holder, start, count))
     }
-    /// `length` of the bytes from `offset` on, for a device to write.
+    /// Returns `length` bytes from `offset` on, for a device to write.
     pub fn bytes_mut(&self, offset: usize, length: usize) -> impl OriginalMut + '_ {
         self.frames(offset, length)
     }
@@ -403,12 +402,12 @@ impl<P: Purpose> Drop for PinnedRun<P> {
     }
 }
 
-/// Pinned bytes that any task can take from, in any address space, and fill where they were pinned
-/// for that: a [`Source`] and a [`Sink`].
+/// Pinned bytes that any task can read, in any address space. It can also write them if they were
+/// pinned for that: a [`Source`] and a [`Sink`].
 pub struct PinnedBytes<P: Purpose> {
-    /// The rest: a range of each run's bytes, none empty.
+    /// The remaining bytes: a range of each run's bytes, none empty.
     parts: Vec<(Arc<PinnedRun<P>>, Range<usize>)>,
-    /// The first part that is not used up.
+    /// Index of the first part that is not used up.
     current: usize,
     left: usize,
 }
@@ -416,7 +415,7 @@ pub struct PinnedBytes<P: Purpose> {
 impl<P: Purpose> PinnedBytes<P> {
     const EMPTY: Self = Self { parts: Vec::new(), current: 0, left: 0 };
 
-    /// The same bytes, to be moved independently; they are pinned once.
+    /// Returns the same bytes, for an independent transfer. They stay pinned once.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -424,21 +423,21 @@ impl<P: Purpose> PinnedBytes<P> {
         Ok(Self { parts: self.parts.try_clone()?, ..*self })
     }
 
-    /// The bytes `range` of `run`.
+    /// Returns the bytes `range` of `run`.
     ///
     /// # Errors
-    /// `EFAULT` where the run has fewer, `ENOMEM`.
+    /// `EFAULT` if the run has fewer, `ENOMEM`.
     pub fn part(run: Arc<PinnedRun<P>>, range: Range<usize>) -> Result<Self> {
         let mut bytes = Self::EMPTY;
         bytes.push(run, range)?;
         Ok(bytes)
     }
 
-    /// Pin the first `most` bytes of a program's runs for one request. Where a page cannot be
-    /// pinned the bytes end.
+    /// Pins the first `most` bytes of a program's runs for one request. The bytes end at a page
+    /// that cannot be pinned.
     ///
     /// # Errors
-    /// As [`PinnedRun::new`]; `EINTR` where the task is to end.
+    /// As [`PinnedRun::new`]; `EINTR` if the task is being killed.
     pub fn pin(space: &ProcessSpace, runs: &Iovecs, most: usize) -> Result<Self> {
         let mut bytes = Self::EMPTY;
         for (address, length) in runs.slices().iter().map(|slice| slice.place()) {
@@ -481,7 +480,7 @@ impl<P: Purpose> PinnedBytes<P> {
         Direct::of(self.parts[self.current..].iter().map(place), unit)
     }
 
-    /// Have `transfer` move bytes of the first part, at most `most`; it is told which.
+    /// Calls `transfer` to move at most `most` bytes of the first part, with their range.
     fn use_next(
         &mut self,
         most: usize,
@@ -496,8 +495,8 @@ impl<P: Purpose> PinnedBytes<P> {
         Ok(count)
     }
 
-    /// Have `transfer` move bytes of part after part until `wanted` are moved; it is told how many
-    /// were before.
+    /// Calls `transfer` for one part after the other until `wanted` bytes are moved. It gets the
+    /// number of bytes moved before.
     fn use_up(
         &mut self,
         wanted: usize,

@@ -1,6 +1,6 @@
-//! Memory policies (mempolicy(7)): by their numbers and names, and the running task's.
+//! Memory policies (mempolicy(7)): their numbers and names, and the running task's policy.
 //!
-//! The areas' policies are the address space's (`freehold_vm::Policy`), a task's is its own
+//! An address space stores the policies of its areas (`freehold_vm::Policy`), and a thread its own
 //! ([`acting`]). The calls are in `mem::calls`.
 
 use core::fmt::{self, Display, Formatter};
@@ -18,30 +18,30 @@ pub(super) const MPOL_PREFERRED: u32 = 1;
 pub(super) const MPOL_BIND: u32 = 2;
 pub(super) const MPOL_INTERLEAVE: u32 = 3;
 pub(super) const MPOL_LOCAL: u32 = 4;
-/// The nodes are what they are, and not counted among those that may be used (which are all here:
-/// the two mean the same until memory goes).
+/// The nodes are numbers of nodes, and not indices into the permitted ones. (All nodes are
+/// permitted here, so the two are equal until memory is removed.)
 pub(super) const MPOL_F_STATIC_NODES: u32 = 1 << 15;
-/// The nodes are counted among those that may be used.
+/// The nodes are indices into the permitted nodes.
 pub(super) const MPOL_F_RELATIVE_NODES: u32 = 1 << 14;
 pub(super) const MPOL_MODE_FLAGS: u32 = MPOL_F_STATIC_NODES | MPOL_F_RELATIVE_NODES;
 
-/// Whether any task ever had a policy: as long as none had, no fault looks for one.
+/// Whether any task ever had a policy. Before that, no fault searches for one.
 static POLICIES: AtomicBool = AtomicBool::new(false);
 
-/// The policy that the running task's faults obey, where it has one. `None` outside: nothing is to
-/// be said to the address space.
+/// Returns the policy that the running task's faults obey, if it has one. `None` outside a task:
+/// then the address space is not told.
 #[inline]
 pub(super) fn acting() -> Option<Option<Arc<TaskPolicy>>> {
     POLICIES.load(Ordering::Relaxed).then(|| thread::with_current(|thread| thread.memory_policy()).flatten())
 }
 
-/// The nodes that have memory.
+/// Returns the nodes that have memory.
 pub(super) fn nodes_with_memory() -> NodeSet {
     let zones = frames().zone_info().filter(|zone| zone.present > 0);
     NodeSet(zones.fold(0, |set, zone| set | 1 << zone.node.0))
 }
 
-/// Mode with flags, and nodes, as they are told of a policy.
+/// Returns mode with flags, and nodes, as programs get them for a policy.
 pub(super) fn told(policy: Option<Policy>) -> (u32, NodeSet) {
     let Some(policy) = policy else { return (MPOL_DEFAULT, NodeSet(0)) };
     let mode = match policy.mode {
@@ -59,7 +59,7 @@ pub(super) fn told(policy: Option<Policy>) -> (u32, NodeSet) {
     (mode | flags, nodes)
 }
 
-/// A policy as /proc/PID/numa_maps has it (Documentation/filesystems/proc.rst:
+/// A policy in the format of /proc/PID/numa_maps (Documentation/filesystems/proc.rst:
 /// `mode[=flags][:nodes]`).
 pub struct PolicyName(pub Option<Policy>);
 
@@ -83,7 +83,7 @@ impl Display for PolicyName {
     }
 }
 
-/// Gives `thread` a memory policy, or none.
+/// Sets the memory policy of `thread`, or removes it.
 pub(super) fn set_own(thread: &Thread, policy: Option<Policy>) {
     POLICIES.fetch_or(policy.is_some(), Ordering::Relaxed);
     thread.set_memory_policy(policy.map(|policy| reserve::arc(TaskPolicy::new(policy))));

@@ -1,11 +1,11 @@
-//! Making pages present before they are touched: MAP_POPULATE, mlock and its family,
+//! Making pages present before they are accessed: MAP_POPULATE, mlock and related calls,
 //! MADV_POPULATE_READ and _WRITE.
 //!
-//! A call first changes its areas, and says in the end which addresses are
-//! [due](AddressSpace::take_due). They are then made present in steps, as by Linux' mm_populate.
+//! A call first changes its areas, and finally records which addresses are
+//! [due](AddressSpace::take_due). These are then made present in steps, as by Linux' mm_populate.
 //! The space's lock is free between two steps, so that no thread and no inspector of the process
-//! waits for a range whose length a program chose. A task that is to end stops. A step that finds
-//! no memory waits for it without the lock, and only this step is made again.
+//! waits for a range whose length a program chose. A task that is being killed stops. A step that
+//! finds no memory waits for it without the lock, and only this step is repeated.
 
 use core::ops::Range;
 
@@ -17,10 +17,10 @@ use super::user_faults::wait_for_monitor;
 use super::{AddressSpace, ProcessSpace, find_more, oom};
 use crate::{Result, sched};
 
-/// Pages that are made present with the space locked.
+/// Number of pages that are made present per acquisition of the space's lock.
 const STEP: u64 = 256;
 
-/// Run `call` with the space locked, then make present what it promised.
+/// Runs `call` with the space locked, then makes the addresses present that it recorded as due.
 ///
 /// # Errors
 /// The error of making the pages present; else the error of `call`.
@@ -36,8 +36,8 @@ pub(super) fn and_populate<T>(
     outcome
 }
 
-/// As [`and_populate`], for a call that succeeds where its pages cannot be had: they are faulted in
-/// later, or fail then.
+/// As [`and_populate`], for a call that succeeds even if its pages cannot be made present. They are
+/// faulted in later, or fail then.
 pub(super) fn and_populate_if_possible<T>(
     space: &ProcessSpace,
     call: impl FnOnce(&mut AddressSpace) -> Result<T>,
@@ -49,7 +49,7 @@ pub(super) fn and_populate_if_possible<T>(
     outcome
 }
 
-/// Runs `call` with the space locked. Returns what it gave, and the addresses that it promised.
+/// Runs `call` with the space locked. Returns its result, and the addresses that are due.
 fn with_due<T>(
     space: &ProcessSpace,
     call: impl FnOnce(&mut AddressSpace) -> Result<T>,
@@ -75,7 +75,7 @@ fn populate(space: &ProcessSpace, range: Range<VirtAddr>, how: Populate) -> Resu
             Ok(reached) => next = reached,
             Err(VmError::NoMemory) if find_more() == GrowthOutcome::Grown => {}
             Err(error) => {
-                // All there was to find is found: the call is not made again for it.
+                // The search for memory has been made already, so the call is not repeated for it.
                 oom::forget_denial();
                 return Err(error.into());
             }

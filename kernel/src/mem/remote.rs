@@ -1,4 +1,4 @@
-//! Another process' memory, through pins: for process_vm_readv, process_vm_writev and
+//! Access to another process' memory, through pins: for process_vm_readv, process_vm_writev and
 //! /proc/PID/mem.
 
 use freehold_machine::VirtAddr;
@@ -8,11 +8,11 @@ use super::{ForeignWindows, PinnedRun, ProcessSpace};
 use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result, sched};
 
-/// Bytes that are pinned at a time.
+/// Number of bytes that are pinned at a time.
 const BATCH: usize = 64 << 10;
 
-/// Copy `len` bytes at `address` of `space` to `sink`; returns how many could be read. `EFAULT` if
-/// none.
+/// Copies `len` bytes at `address` of `space` to `sink`. Returns the number of bytes read; `EFAULT`
+/// if none.
 pub fn read_space(
     space: &ProcessSpace,
     address: VirtAddr,
@@ -24,7 +24,7 @@ pub fn read_space(
     in_batches(space, address, len, rule, |pinned: &PinnedRun<ReadOnly>| pinned.give(sink))
 }
 
-/// Copy `len` bytes of `source` to `address` of `space`; returns how many could be written.
+/// Copies `len` bytes of `source` to `address` of `space`. Returns the number of bytes written;
 /// `EFAULT` if none.
 pub fn write_space(
     space: &ProcessSpace,
@@ -37,8 +37,8 @@ pub fn write_space(
     in_batches(space, address, len, rule, |pinned: &PinnedRun<ReadWrite>| pinned.take(source))
 }
 
-/// Pin `len` bytes at `address` of `space`, some at a time, and have `transfer` move them while its
-/// lock is free, until it moves less. An error counts only before the first byte.
+/// Pins `len` bytes at `address` of `space`, a batch at a time, and calls `transfer` for each batch
+/// without the lock, until it moves less. An error is reported only before the first byte.
 fn in_batches<P: Purpose>(
     space: &ProcessSpace,
     address: VirtAddr,

@@ -1,4 +1,4 @@
-//! MADV_REMOVE: a hole in the shared memory or the file that a program maps, as by fallocate(2).
+//! MADV_REMOVE: makes a hole in mapped shared memory or in a mapped file, as fallocate(2) does.
 
 use freehold_collections::Arc;
 use freehold_machine::{PAGE_SIZE, VirtAddr};
@@ -7,7 +7,7 @@ use super::{FileMapping, ProcessSpace};
 use crate::fs::file::Allocate;
 use crate::{Errno, Result, sched};
 
-/// Make the holes. Holes in the mappings do not stop it; they are said in the end (madvise(2)).
+/// Makes the holes. Unmapped parts do not stop it; they are reported at the end (madvise(2)).
 pub(super) fn remove(space: &Arc<ProcessSpace>, start: u64, len: u64) -> Result<()> {
     if !start.is_multiple_of(PAGE_SIZE as u64) {
         return Err(Errno::EINVAL);

@@ -1,5 +1,5 @@
 //! The nodes' copies of the kernel's text and read-only data: made at start-up, checked at the end
-//! and on request, patched where a static key is turned. One lock orders checks and patches.
+//! and on request, patched when a static key is turned. One lock orders checks and patches.
 
 use freehold_collections::Vec;
 use freehold_machine::{Cpus as _, NodeId, Topology};
@@ -14,8 +14,8 @@ use crate::{Errno, Result};
 
 static REPLICAS: Once<Mutex<Replicas<Frames, ImagePort>>> = Once::new();
 
-/// Makes the replicas that `setting` asks for on a machine of `cpus` CPUs, and goes on in this
-/// CPU's. On the first CPU, before an address space exists.
+/// Makes the replicas that `setting` requests on a machine with `cpus` CPUs, and continues in this
+/// CPU's replica. On the first CPU, before an address space exists.
 pub(super) fn init(topology: &Topology, cpus: usize, setting: Setting) {
     let image = image::image(topology);
     let wanted = plan(topology, cpus, image.node, setting);
@@ -33,8 +33,8 @@ pub fn replicas() -> Option<&'static Mutex<Replicas<Frames, ImagePort>>> {
     REPLICAS.get()
 }
 
-/// Looks at the tables and the owners of all replicas, and compares every byte. Returns how many
-/// faults there are, and the first; the log names each.
+/// Checks the tables and the owners of all replicas, and compares every byte. Returns the number of
+/// faults, and the first one; the log has all of them.
 pub fn check_replicas() -> (u64, Option<ReplicaFault>) {
     let Some(mut replicas) = replicas().map(Mutex::lock) else { return (0, None) };
     let (mut count, mut first) = (0, None);
@@ -48,11 +48,11 @@ pub fn check_replicas() -> (u64, Option<ReplicaFault>) {
     (count, first)
 }
 
-/// Turns a static key: when this returns, every CPU asks it anew.
+/// Turns a static key. When this returns, every CPU uses its new state.
 ///
 /// # Errors
-/// `ENOMEM` without memory to patch with; `EIO` where text is not what it was, which the log tells.
-/// The key stays as it was.
+/// `ENOMEM` without memory for patching; `EIO` if the text differs from the expected one, which is
+/// logged. Then the key is unchanged.
 pub fn turn_key(key: StaticKey, to: KeyState) -> Result<()> {
     let mut replicas = replicas().ok_or(Errno::ENODEV)?.lock();
     let before = static_keys::state(key);
@@ -63,7 +63,7 @@ pub fn turn_key(key: StaticKey, to: KeyState) -> Result<()> {
     for patch in static_keys::patches(key, to) {
         patches.try_push(patch)?;
     }
-    // First: from the first store on it is what INT3 does.
+    // The key is turned first: from the first patched byte on, INT3 acts by the key's new state.
     static_keys::turn(key, to);
     replicas.patch(&patches).map_err(|error| {
         static_keys::turn(key, before);

@@ -1,8 +1,8 @@
-//! Areas that show a segment of System V shared memory.
+//! Areas that map a segment of System V shared memory.
 //!
-//! They are shared areas of a file. The areas of one attachment share one [`FileMapping`], and they
-//! are told from others by what it [holds](FileMapping::held). shmdt finds them by that, and by
-//! where the attachment began.
+//! They are shared areas of a file. The areas of one attachment share one [`FileMapping`], and the
+//! object that it [holds](FileMapping::held) identifies them. shmdt finds them by that, and by the
+//! start of the attachment.
 
 use core::any::Any;
 use freehold_collections::Arc;
@@ -17,29 +17,29 @@ use super::populate::and_populate_if_possible;
 use super::{FileMapping, ProcessSpace};
 use crate::{Errno, Result};
 
-/// Where a segment is attached. Addresses are page-aligned.
+/// The address for attaching a segment. Addresses are page-aligned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SegmentPlace {
-    /// Where there is room.
+    /// Any free place.
     Anywhere,
-    /// There, or nowhere.
+    /// Exactly this address; fails if it is not free.
     Free(u64),
-    /// There; a mapping in the way is unmapped.
+    /// Exactly this address; an existing mapping is unmapped.
     Replace(u64),
 }
 
-/// Purpose of a segment's bytes.
+/// Permitted use of a segment's bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SegmentUse {
     /// Loads and stores.
     Data,
-    /// Code, too.
+    /// Code execution, too.
     Executable,
 }
 
-/// A segment, and how it is to be seen.
+/// A segment, and how it is to be mapped.
 pub struct SegmentMap {
-    /// Its bytes; they can be written if the file can.
+    /// Its bytes. They can be written if the file can.
     pub mapping: Arc<FileMapping>,
     /// Length in bytes.
     pub size: u64,
@@ -49,10 +49,10 @@ pub struct SegmentMap {
     pub code: SegmentUse,
 }
 
-/// Have `space` show a segment; returns where.
+/// Attaches a segment to `space`. Returns its address.
 ///
 /// # Errors
-/// `EINVAL` where a place is not free; `ENOMEM`, and what mmap says.
+/// `EINVAL` if a place is not free; `ENOMEM`, and the errors of mmap.
 pub fn attach(space: &ProcessSpace, limits: &Limits, map: SegmentMap) -> Result<u64> {
     let SegmentMap { mapping, size, place, code } = map;
     let writable = mapping.file().flags().writes();
@@ -78,8 +78,8 @@ pub fn attach(space: &ProcessSpace, limits: &Limits, map: SegmentMap) -> Result<
     Ok(start.0)
 }
 
-/// The first area of the attachment at `start` that lies at `from` or behind it: its ends, and what
-/// it shows. `of` is the attachment, if it is known.
+/// Returns the first area at `from` or after it that belongs to the attachment at `start`: its
+/// ends, and its content. `of` is the attachment, if it is known.
 fn next_area(
     space: &ProcessSpace,
     start: u64,
@@ -98,7 +98,7 @@ fn next_area(
 /// Unmaps the rest of the attachment that began at `start`, and returns the object that it holds.
 ///
 /// # Errors
-/// `EINVAL` where there is none.
+/// `EINVAL` if there is none.
 pub fn detach(space: &ProcessSpace, start: u64) -> Result<Arc<dyn Any + Send + Sync>> {
     let mut found: Option<Arc<dyn Any + Send + Sync>> = None;
     let mut from = start;

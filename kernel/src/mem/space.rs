@@ -1,12 +1,13 @@
 //! A process' memory.
 //!
-//! A [`ProcessSpace`] is an address space behind one sleeping lock; its translation (the roots a
-//! CPU loads) is reached without that lock, so that a context switch never waits for a fault. A CPU
-//! that has a space's root loaded holds an `Arc` of it, so the roots outlive their use.
+//! A [`ProcessSpace`] is an address space, protected by one sleeping lock. Its translation (the
+//! roots that a CPU loads) can be used without that lock, so a context switch never waits for a
+//! fault. A CPU that has a space's root loaded holds an `Arc` of it, so the roots outlive their
+//! use.
 //!
-//! Where several tasks run in a space, the lock lets first touches of anonymous memory in beside
-//! each other ([`ProcessSpace::fault_shared`]). An exclusive holder of the lock waits for these,
-//! for the time of 4 KiB of zeroes at most.
+//! If several tasks run in a space, the lock permits concurrent first accesses to anonymous memory
+//! ([`ProcessSpace::fault_shared`]). An exclusive holder of the lock waits for these, at most for
+//! the time of clearing 4 KiB.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -28,13 +29,13 @@ use crate::sync::{PerCpuRwGuard, PerCpuRwLock, Sleeping, SleepingGuard, SpinLock
 use crate::task::credentials::Dumpable;
 use crate::task::userns::UserNs;
 
-/// The roots of one address space, as a context switch loads them.
+/// The roots of one address space, for a context switch.
 pub type Translation = freehold_vm::Translation<Frames>;
 
-/// The proof that a space is locked.
+/// The guard of a locked space.
 pub type SpaceGuard<'a> = SleepingGuard<'a, PerCpuRwGuard<'a, AddressSpace>>;
 
-/// Where a program's memory lies; chosen at execve.
+/// The layout of a program's memory, chosen at execve.
 pub type ProgramLayout = freehold_vm::Layout;
 
 /// Facts about the program in a space, for /proc and prctl.
@@ -46,7 +47,7 @@ pub struct Program {
     pub code: Range<u64>,
     /// First and last byte of initialised data.
     pub data: Range<u64>,
-    /// Where the break began.
+    /// The initial break.
     pub break_start: u64,
     /// The stack pointer at the start.
     pub stack_start: u64,
@@ -54,12 +55,13 @@ pub struct Program {
     pub arguments: Range<u64>,
     /// Environment strings.
     pub environment: Range<u64>,
-    /// The auxiliary vector, for /proc/PID/auxv; shared, since each fork copies what is here.
+    /// The auxiliary vector, for /proc/PID/auxv. It is shared, because each fork copies this
+    /// structure.
     pub auxiliary: Option<Arc<Vec<(u64, u64)>>>,
 }
 
-/// The areas of a core file at first: private memory, shared anonymous memory, ELF headers, and
-/// what is in huge pages (Linux: MMF_DUMP_FILTER_DEFAULT).
+/// The default contents of a core file: private memory, shared anonymous memory, ELF headers, and
+/// memory in huge pages (Linux: MMF_DUMP_FILTER_DEFAULT).
 const DUMP_FILTER: u32 = 0x33;
 const DUMP_FILTER_BITS: u32 = 0x1ff;
 
@@ -73,27 +75,28 @@ pub struct ProcessSpace {
     account: AtomicAccountId,
     /// See [`Dumpable`].
     dumpable: AtomicU32,
-    /// The user namespace that its program was begun in; its capabilities are over the memory, too.
+    /// The user namespace in which its program was started. Its capabilities apply to the memory,
+    /// too.
     owner: SpinLock<UserNs>,
     /// /proc/PID/coredump_filter.
     dump_filter: AtomicU32,
-    /// The concurrency IDs of the space's threads; made when the first thread asks.
+    /// The concurrency IDs of the space's threads; made when a thread first needs them.
     concurrency_ids: SpinLock<Option<Arc<ConcurrencyIds>>>,
 }
 
 impl ProcessSpace {
-    /// An empty space.
+    /// Makes an empty space.
     pub fn new(layout: ProgramLayout) -> Result<Arc<Self>> {
         Ok(Self::around(AddressSpace::new(commons(), layout)?, Program::default(), Dumpable::Yes))
     }
 
-    /// A space without a single address, for the kernel's own tasks.
+    /// Makes a space without any addresses, for kernel tasks.
     pub fn empty() -> Result<Arc<Self>> {
         let nowhere = VirtAddr(PAGE_SIZE as u64);
         Self::new(ProgramLayout { lowest: nowhere, end: nowhere, mmap_base: nowhere })
     }
 
-    /// A copy-on-write twin, for fork.
+    /// Makes a copy-on-write copy, for fork.
     pub fn fork(&self) -> Result<Arc<Self>> {
         let areas = self.lock().fork()?;
         let program = self.program.lock().clone();
@@ -128,11 +131,11 @@ impl ProcessSpace {
         space
     }
 
-    /// A number no other space has ever had.
+    /// Returns the space's number, which is never reused.
     pub fn id(&self) -> u64 {
         self.id
     }
-    /// The areas, locked. May sleep; the holder must not touch user addresses.
+    /// Locks the areas. May sleep; the holder must not access user addresses.
     pub fn lock(&self) -> SpaceGuard<'_> {
         self.acted_for(self.areas.lock())
     }
@@ -140,7 +143,7 @@ impl ProcessSpace {
     pub(super) fn try_lock(&self) -> Option<SpaceGuard<'_>> {
         self.areas.try_lock().map(|areas| self.acted_for(areas))
     }
-    /// Faults of the running task obey its memory policy.
+    /// Makes faults of the running task obey its memory policy.
     #[inline]
     fn acted_for<'a>(&self, areas: SpaceGuard<'a>) -> SpaceGuard<'a> {
         let mut areas = self.paid(areas);
@@ -149,7 +152,8 @@ impl ProcessSpace {
         }
         areas
     }
-    /// Pages that a task of another group, or the kernel, makes here are the group's of the space.
+    /// Charges pages that a task of another group, or the kernel, makes here to the group of the
+    /// space.
     #[inline]
     fn paid<'a>(&self, mut areas: SpaceGuard<'a>) -> SpaceGuard<'a> {
         areas.add_filled();
@@ -159,23 +163,23 @@ impl ProcessSpace {
         }
         areas
     }
-    /// From now on several tasks may run in it. Where memory is short, they serve their faults one
-    /// after the other.
+    /// Permits several tasks in the space from now on. If memory is short, they handle their faults
+    /// one after the other.
     pub fn share(&self) {
         if !self.areas.inner().is_readable() && sched::online().len() > 1 {
-            // Without room for the counts nothing changes.
+            // Without memory for the counts nothing changes.
             let _ = self.areas.lock().inner().let_read(sched::online().len());
         }
     }
-    /// Serve a fault of the running task beside others that do the same, if that is possible:
-    /// `None`, and nothing changed, where the lock is needed.
+    /// Handles a fault of the running task concurrently with others, if that is possible. `None`,
+    /// with nothing changed, if the lock is needed.
     #[inline]
     pub fn fault_shared(&self, addr: VirtAddr, access: Access) -> Option<FaultKind> {
         self.areas
             .read(|space| space.fault_shared(addr, access, super::policy::acting().flatten().as_deref()))?
     }
-    /// Unmap `len` bytes from `start` on. While CPUs forget what was there, others may fill pages
-    /// elsewhere.
+    /// Unmaps `len` bytes from `start` on. While CPUs flush the old translations, other threads may
+    /// fill pages elsewhere.
     pub fn unmap(&self, start: VirtAddr, len: u64) -> Result<()> {
         let mut areas = self.lock();
         let mut unmapped = Unmapped::new(&self.translation);
@@ -189,29 +193,29 @@ impl ProcessSpace {
     pub fn translation(&self) -> &Arc<Translation> {
         &self.translation
     }
-    /// Whether processes with its ids may inspect it.
+    /// Returns whether processes with its IDs may inspect it.
     pub fn dumpable(&self) -> Dumpable {
         Dumpable::from_number(self.dumpable.load(Ordering::Acquire).into()).unwrap_or(Dumpable::No)
     }
-    /// Let processes with its ids inspect it, or not.
+    /// Sets whether processes with its IDs may inspect it.
     pub fn set_dumpable(&self, dumpable: Dumpable) {
         self.dumpable.store(dumpable.number(), Ordering::Release);
     }
-    /// The user namespace whose capabilities are over its memory (Linux: the `user_ns` of an
-    /// `mm_struct`).
+    /// Returns the user namespace whose capabilities apply to its memory (Linux: the `user_ns` of
+    /// an `mm_struct`).
     pub fn owner(&self) -> UserNs {
         self.owner.lock().clone()
     }
-    /// Sets that.
+    /// Sets the user namespace whose capabilities apply to its memory.
     pub fn set_owner(&self, owner: UserNs) {
         let before = core::mem::replace(&mut *self.owner.lock(), owner);
         drop(before);
     }
-    /// Which areas a core file has: bits of /proc/PID/coredump_filter.
+    /// Returns the areas in a core file: bits of /proc/PID/coredump_filter.
     pub fn dump_filter(&self) -> u32 {
         self.dump_filter.load(Ordering::Relaxed)
     }
-    /// Sets that; other bits are left out.
+    /// Sets the areas in a core file; other bits are ignored.
     pub fn set_dump_filter(&self, bits: u32) {
         self.dump_filter.store(bits & DUMP_FILTER_BITS, Ordering::Relaxed);
     }
@@ -225,7 +229,7 @@ impl ProcessSpace {
             return Some(ids.clone());
         }
         let fresh = reserve::arc(ConcurrencyIds::default());
-        // Another thread may have been faster; an unused value is dropped without the lock.
+        // Another thread may have set the value first. An unused value is dropped without the lock.
         let (ids, unused) = {
             let mut ids = self.concurrency_ids.lock();
             match &*ids {
@@ -239,7 +243,7 @@ impl ProcessSpace {
         drop(unused);
         Some(ids)
     }
-    /// Its program pays with another account from now on.
+    /// Charges its program to another account from now on.
     pub fn set_account(&self, account: AccountId) {
         self.account.store(account, Ordering::Relaxed);
     }
@@ -247,7 +251,7 @@ impl ProcessSpace {
     pub fn program(&self) -> Program {
         self.program.lock().clone()
     }
-    /// Change it.
+    /// Changes the facts about the program.
     pub fn update_program(&self, change: impl FnOnce(&mut Program)) {
         change(&mut self.program.lock());
     }
@@ -270,7 +274,7 @@ impl SpaceHandle<Frames> for ProcessSpace {
     }
 }
 
-/// `len` bytes from `start` as whole pages; `None` if that wraps around.
+/// Returns `len` bytes from `start` as whole pages; `None` if that wraps around.
 pub(super) fn whole_pages(start: u64, len: u64) -> Option<Range<VirtAddr>> {
     Some(VirtAddr(start)..VirtAddr(start).checked_add(freehold_vm::whole_pages(len))?)
 }

@@ -1,4 +1,4 @@
-//! Figures of the use of memory.
+//! Figures of memory usage.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,7 +13,8 @@ use crate::hw::thread::STACK_PAGES;
 use crate::sched::thread;
 use crate::{Errno, Result};
 
-/// Frames by use, at one moment (each figure exact, their sum only when nothing moves).
+/// Numbers of frames by use. Each figure is exact; their sum is exact only if nothing changes
+/// meanwhile.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MemoryStats {
     /// Frames that the page allocator manages.
@@ -24,20 +25,20 @@ pub struct MemoryStats {
     pub anonymous: u64,
     /// Files and shared memory.
     pub page_cache: u64,
-    /// Pages of disks among these.
+    /// Pages of disks, a part of `page_cache`.
     pub disks: caches::Cached,
     /// Translation tables.
     pub page_tables: u64,
-    /// The kernel's own: heap, stacks, tables of its own half.
+    /// The kernel's own frames: heap, stacks, tables of its own half.
     pub kernel: u64,
-    /// Stacks of tasks in the kernel, which are among these.
+    /// Kernel stacks of tasks, a part of `kernel`.
     pub stacks: u64,
     /// Bounce memory of devices.
     pub bounce: u64,
 }
 
 impl MemoryStats {
-    /// Pages of files that are memory only, and of shared memory.
+    /// Returns the number of pages of shared memory, and of files that are only in memory.
     pub const fn shared(&self) -> u64 {
         self.page_cache.saturating_sub(self.disks.pages)
     }
@@ -50,7 +51,7 @@ impl MemoryStats {
     }
 }
 
-/// Bytes that the page allocator manages.
+/// Returns the number of bytes that the page allocator manages.
 pub fn total_bytes() -> u64 {
     frames().total_frames() * PAGE
 }
@@ -66,8 +67,7 @@ pub fn ceiling_changed() {
     commons().set_commit_limit(if ASKS.load(Ordering::Relaxed) { there_can_be } else { u64::MAX });
 }
 
-/// Returns 0 where a request that could never be backed is refused at once, 1 where all are
-/// allowed.
+/// Returns 0 if a request that could never be backed is refused at once, 1 if all are allowed.
 pub fn overcommit() -> u64 {
     u64::from(!ASKS.load(Ordering::Relaxed))
 }
@@ -75,7 +75,7 @@ pub fn overcommit() -> u64 {
 /// Changes [`overcommit`].
 ///
 /// # Errors
-/// `EOPNOTSUPP` for 2: what was promised to all programs together is not counted. `EINVAL`.
+/// `EOPNOTSUPP` for 2, because the sum of all programs' requests is not counted. `EINVAL`.
 pub fn set_overcommit(mode: u64) -> Result<()> {
     match mode {
         0 | 1 => ASKS.store(mode == 0, Ordering::Relaxed),
@@ -86,7 +86,7 @@ pub fn set_overcommit(mode: u64) -> Result<()> {
     Ok(())
 }
 
-/// Pages that there will be at most at a time, in memory and in swap areas.
+/// Returns the largest possible number of pages, in memory and in swap areas.
 pub fn all_there_can_be() -> u64 {
     hotplug::ceiling() / PAGE + commons().swap().usage().slots
 }
@@ -107,7 +107,8 @@ pub fn memory() -> MemoryStats {
     }
 }
 
-/// Frames that devices see for as long as the kernel gives them some, by the count for each owner.
+/// Returns the number of frames that devices can access for as long as the kernel gives them some.
+/// `count` returns the number for an owner.
 pub fn seen_by_devices(count: impl Fn(Owner) -> u64) -> u64 {
     Owner::ALL.into_iter().filter(|owner| owner.is_seen_by_devices()).map(count).sum()
 }
@@ -117,7 +118,8 @@ pub fn stalls() -> u64 {
     super::oom::stalls()
 }
 
-/// Free frames in whole pageblocks, which serve 2 MiB pages and can change sides.
+/// Returns the number of free frames in whole pageblocks, which can be used as 2 MiB pages and can
+/// change sides.
 pub fn free_in_pageblocks() -> u64 {
     frames()
         .zone_info()
@@ -125,7 +127,7 @@ pub fn free_in_pageblocks() -> u64 {
         .sum()
 }
 
-/// Bytes of the kernel's heap that are handed out.
+/// Returns the number of allocated bytes of the kernel's heap.
 pub fn heap_bytes() -> u64 {
     heap::stats().allocated_bytes as u64
 }

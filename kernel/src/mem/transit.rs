@@ -1,15 +1,15 @@
-//! Pages for bytes on their way from one program to another, in pipes and sockets.
+//! Pages for bytes that are transferred from one program to another, in pipes and sockets.
 //!
-//! Such a page is needed for a moment, again and again, so each CPU keeps up to [`KEPT`] for the
-//! next caller. The frame is a user-side one: its bytes are reached through a window only, and
-//! bytes that were not written are never read. Where frames are charged to accounts no page is
-//! kept: the next caller may have another account.
+//! Such a page is needed for a short time, again and again, so each CPU keeps up to [`KEPT`] pages
+//! for the next caller. The frame is a user-side one: its bytes are accessed only through a window,
+//! and bytes that were not written are never read. If frames are charged to accounts, no page is
+//! kept, because the next caller may have another account.
 //!
 //! **Protocol.** A slot is a [`FrameSlot`]: it has a frame, or none, and a CPU that takes the frame
-//! out has it alone. Slots are looked at from the first on, so one page
-//! that goes to and fro costs one slot. A CPU number that is out of date does no harm: the slots
-//! are another CPU's then, and the same holds. [`drain`] empties all slots, when memory is short,
-//! before it is taken out and at the end.
+//! out owns it exclusively. Slots are searched from the first on, so a single page in circulation
+//! costs one slot. A stale CPU number does no harm: the slots are another CPU's then, and the same
+//! rules apply. [`drain`] empties all slots when memory is short, before memory is unplugged, and
+//! at shutdown.
 
 use freehold_frame::{Frame, FrameSlot, Held, HeldFrame, KeptFrame, PageCache};
 use freehold_machine::{Cpus as _, MAX_CPUS};
@@ -18,12 +18,12 @@ use super::{Frames, frames};
 use crate::hw::Hardware;
 use crate::{Result, hw};
 
-/// Pages that a CPU keeps: half of what a stream of 64 KiB needs at once.
+/// Number of pages that a CPU keeps: half of what a stream of 64 KiB needs at once.
 const KEPT: usize = 8;
 
 type KeptPage = KeptFrame<PageCache, Frames>;
 
-/// A CPU's slots, on a cache line of their own.
+/// A CPU's slots, on a separate cache line.
 #[repr(align(64))]
 struct CpuSlots([FrameSlot<PageCache, Frames>; KEPT]);
 
@@ -46,7 +46,7 @@ fn slots() -> &'static CpuSlots {
     &SLOTS[usize::from(hw::current_cpu().0)]
 }
 
-/// A page of undefined content.
+/// A page with undefined content.
 #[derive(Debug)]
 pub struct TransitPage(KeptPage);
 
@@ -57,7 +57,7 @@ impl TransitPage {
     /// `ENOMEM`.
     #[inline]
     pub fn allocate() -> Result<Self> {
-        // A page that another task had may be charged to that one.
+        // A page that another task had may be charged to that task.
         let kept = if Hardware.charges_frames() { None } else { slots().take() };
         match kept {
             Some(frame) => Ok(Self(frame)),
@@ -80,12 +80,12 @@ impl Drop for TransitPage {
     }
 }
 
-/// Gives back a frame.
+/// Frees a frame.
 fn release(frame: &mut KeptPage) {
     drop(frame.take(frames()));
 }
 
-/// Gives back what the CPUs keep, and says how many frames that is.
+/// Frees the pages that CPUs keep. Returns the number of frames.
 pub fn drain() -> u64 {
     let kept = SLOTS.iter().flat_map(|cpu| &cpu.0).filter_map(FrameSlot::take);
     kept.map(|mut frame| release(&mut frame)).count() as u64
@@ -93,7 +93,7 @@ pub fn drain() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    /// The protocol of the module's head, step by step: each frame has one holder at a time, in
+    /// A model of the protocol in the module's head: each frame has one holder at a time, in
     /// whatever order CPUs take and put.
     mod interleavings {
         use shuttle::sync::Arc;
@@ -154,7 +154,8 @@ mod tests {
                     }
                 };
                 if !kept {
-                    // To the page allocator, which would hand the frame out: the model does not.
+                    // In the kernel the page allocator would get the frame and hand it out; the
+                    // model does not.
                     self.held[frame as usize].store(true, Ordering::SeqCst);
                 }
             }
@@ -181,7 +182,8 @@ mod tests {
                         })
                         .collect();
                     cpus.into_iter().for_each(|cpu| cpu.join().unwrap());
-                    // A frame without a holder is in the slot; a frame in neither is lost.
+                    // A frame without a holder is in the slot. A frame that is in neither place is
+                    // lost.
                     let kept = world.slot.load(Ordering::SeqCst);
                     let free = (0..3).filter(|&at| !world.held[at as usize].load(Ordering::SeqCst));
                     assert!(free.eq((kept != NONE).then_some(kept)), "a frame is lost");

@@ -1,29 +1,29 @@
-//! Page faults that a program serves (userfaultfd(2)): the faults that wait, and their ends.
+//! Page faults that a program handles (userfaultfd(2)): the waiting faults, and how they end.
 //!
 //! A [`UserFaults`] is the monitor of areas (`freehold_vm`, module `monitor`; Linux: `struct
 //! userfaultfd_ctx`). The file that reads it is `fs::userfault`.
 //!
 //! **Protocol.** No thread may sleep for a page that is present, or for a monitor that is closed.
-//! 1. *Fault*: with the space locked, the thread finds that a page is its monitor's to provide, and
-//!    queues itself ([`UserFaults::enqueue`]); then it gives the lock back, wakes readers, and
-//!    sleeps until its [`WaitingFault`] is done.
-//! 2. *Resolve*: a change that a fault waits for (a page comes, or the area leaves the monitor) is
-//!    made with the space locked. The task that makes it wakes the faults that wait for these
-//!    addresses **afterwards** ([`UserFaults::wake`]). So a fault either queued before the change,
-//!    and is woken, or looks after it and finds it.
-//! 3. *Close*: marks the queue as over first, under its lock, and then wakes all sleepers. No fault
-//!    queues afterwards. Areas may keep the closed monitor for a while, since the task that closes
-//!    a file may hold the space: the next fault there forgets it.
-//! 4. *Woken* means look again: a thread that is woken repeats its access. UFFDIO_WAKE may wake it
-//!    at any time.
+//! 1. *Fault*: with the space locked, the thread finds that a monitor must provide the page, and
+//!    queues itself ([`UserFaults::enqueue`]). Then it releases the lock, wakes readers, and sleeps
+//!    until its [`WaitingFault`] is done.
+//! 2. *Resolve*: a change that a fault waits for (a page is provided, or the area leaves the
+//!    monitor) is made with the space locked. **Afterwards** the task wakes the faults that wait
+//!    for these addresses ([`UserFaults::wake`]). So a fault either queued before the change, and
+//!    is woken, or it checks after the change and sees that.
+//! 3. *Close*: first marks the queue as closed, under its lock, and then wakes all sleepers. No
+//!    fault queues afterwards. Areas may keep the closed monitor for a while, since the task that
+//!    closes a file may hold the space: the next fault there removes it.
+//! 4. *Wake-up* means a new check: a thread that is woken repeats its access. UFFDIO_WAKE may wake
+//!    it at any time.
 //!
-//! A fault of the program's own ends when a signal comes. A fault that the kernel makes for the
-//! thread ends only when the thread has to end, since the copy could not be repeated. Unmapping,
-//! moving or forking pages that a fault waits for wakes no sleeper, as on Linux.
+//! A signal ends the wait of a program's own fault. A fault of the kernel in the thread's context
+//! ends only when the thread has to end, because the copy could not be repeated. Unmapping, moving
+//! or forking pages that a fault waits for wakes no sleeper, as on Linux.
 //!
-//! `user_faults_model.rs` explores these steps, with the ones that would be wrong.
+//! `user_faults_model.rs` explores these steps, and wrong variants.
 //!
-//! **Locks.** Space > queue (spinning; memory is asked for fallibly under it) > wait queues.
+//! **Locks.** Space > queue (a spin lock; allocations under it may fail) > wait queues.
 
 use core::any::Any;
 use core::ops::{Bound, Range};
@@ -42,32 +42,32 @@ use crate::sched::thread;
 use crate::sync::{Completion, SpinLock, WaitQueue};
 use crate::{Errno, Result};
 
-/// The maker of the access that faults.
+/// The originator of the faulting access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FaultBy {
     /// The program.
     Program,
-    /// The kernel, in a call of the program's or for another one's.
+    /// The kernel, in a call of this program or for another one.
     Kernel,
 }
 
-/// Faults that are served.
+/// The faults that the monitor handles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Served {
     /// All faults.
     All,
-    /// The program's own; the kernel's fail (UFFD_USER_MODE_ONLY).
+    /// The program's own faults; the kernel's fail (UFFD_USER_MODE_ONLY).
     ByProgram,
 }
 
-/// A fault that waits.
+/// A waiting fault.
 #[derive(Debug)]
 pub struct WaitingFault {
-    /// The address as the reader is told it: the page's, or the exact one.
+    /// The address that is reported to the reader: the page's, or the exact one.
     pub address: u64,
     /// The access that faulted.
     pub access: Access,
-    /// The lack that made it fault.
+    /// The reason for the fault.
     pub lack: Lack,
     /// The thread's number in its PID namespace.
     pub thread: i32,
@@ -77,10 +77,10 @@ pub struct WaitingFault {
 
 #[derive(Default)]
 struct FaultQueue {
-    /// In the order in which they came.
+    /// In the order of arrival.
     waiting: Map<u64, Arc<WaitingFault>>,
     latest: u64,
-    /// The last fault that was read: later ones are new to the reader.
+    /// Number of the last fault that was read; later ones are unread.
     read: u64,
     is_over: bool,
 }
@@ -89,10 +89,10 @@ struct FaultQueue {
 pub struct UserFaults {
     space: Weak<ProcessSpace>,
     served: Served,
-    /// Features that UFFDIO_API agreed on; [`UserFaults::AGREED`] is among it then.
+    /// Features agreed on by UFFDIO_API, together with [`UserFaults::AGREED`].
     features: AtomicU64,
     queue: SpinLock<FaultQueue>,
-    /// Whether [`FaultQueue::is_over`], for a look without the lock.
+    /// A copy of [`FaultQueue::is_over`], for checks without the lock.
     over: AtomicBool,
     news: Arc<WaitQueue>,
 }
@@ -100,16 +100,16 @@ pub struct UserFaults {
 impl Monitor for UserFaults {}
 
 impl UserFaults {
-    /// Set once the interface was agreed on; no feature has this bit.
+    /// Set once the interface was agreed on; no feature uses this bit.
     const AGREED: u64 = 1 << 63;
-    /// Faults end as bus errors (UFFD_FEATURE_SIGBUS).
+    /// Faults are delivered as bus errors (UFFD_FEATURE_SIGBUS).
     pub const SIGBUS: u64 = 1 << 7;
-    /// Threads are told (UFFD_FEATURE_THREAD_ID).
+    /// Threads are reported (UFFD_FEATURE_THREAD_ID).
     pub const THREAD_ID: u64 = 1 << 8;
-    /// Addresses are told to the byte (UFFD_FEATURE_EXACT_ADDRESS).
+    /// Exact addresses are reported (UFFD_FEATURE_EXACT_ADDRESS).
     pub const EXACT_ADDRESS: u64 = 1 << 11;
 
-    /// For the faults of `space`; nothing is agreed on.
+    /// Makes a monitor for the faults of `space`, without agreed features.
     pub fn new(space: &Arc<ProcessSpace>, served: Served) -> Arc<Self> {
         reserve::arc(Self {
             space: space.downgrade(),
@@ -121,13 +121,13 @@ impl UserFaults {
         })
     }
 
-    /// The one behind an area's monitor: there is no other kind.
+    /// Returns an area's monitor as this type, the only kind of monitor.
     fn behind(monitor: &Arc<dyn Monitor>) -> Option<&Self> {
         let any: &dyn Any = &**monitor;
         any.downcast_ref()
     }
 
-    /// The space whose faults are served, while it lives.
+    /// Returns the space whose faults are handled, while it exists.
     ///
     /// # Errors
     /// `ESRCH`.
@@ -135,17 +135,17 @@ impl UserFaults {
         self.space.upgrade().ok_or(Errno::ESRCH)
     }
 
-    /// Agree on these features, once.
+    /// Agrees on these features, once.
     ///
     /// # Errors
-    /// `EINVAL` for the second time.
+    /// `EINVAL` at the second call.
     pub fn agree(&self, features: u64) -> Result<()> {
         let agreed = features | Self::AGREED;
         let first = self.features.compare_exchange(0, agreed, Ordering::AcqRel, Ordering::Acquire);
         first.map(drop).map_err(|_| Errno::EINVAL)
     }
 
-    /// The features that were agreed on; `None` before that.
+    /// Returns the agreed features; `None` before that.
     pub fn agreed(&self) -> Option<u64> {
         let features = self.features.load(Ordering::Acquire);
         (features & Self::AGREED != 0).then_some(features & !Self::AGREED)
@@ -155,7 +155,7 @@ impl UserFaults {
         self.features.load(Ordering::Acquire) & feature != 0
     }
 
-    /// Woken when there is news.
+    /// Returns the queue that is woken when there is an unread fault.
     pub fn news(&self) -> &Arc<WaitQueue> {
         &self.news
     }
@@ -166,7 +166,7 @@ impl UserFaults {
         queue.waiting.first_from(Bound::Excluded(&queue.read)).is_some()
     }
 
-    /// Returns the first unread fault; it counts as read.
+    /// Returns the first unread fault, and marks it as read.
     pub fn read_next(&self) -> Option<Arc<WaitingFault>> {
         let mut queue = self.queue.lock();
         let (&number, fault) = queue.waiting.first_from(Bound::Excluded(&queue.read))?;
@@ -175,14 +175,14 @@ impl UserFaults {
         Some(fault)
     }
 
-    /// Returns the number of faults that wait: the unread ones, and all.
+    /// Returns the number of unread faults, and of all waiting ones.
     pub fn counts(&self) -> (usize, usize) {
         let queue = self.queue.lock();
         (queue.waiting.iter_from(Bound::Excluded(&queue.read)).count(), queue.waiting.len())
     }
 
-    /// Queue a fault of the running thread: step 1, with the space locked. `None` where it is
-    /// over.
+    /// Queues a fault of the running thread: step 1, with the space locked. `None` if the monitor
+    /// is closed.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -208,7 +208,7 @@ impl UserFaults {
         Ok(Some(fault))
     }
 
-    /// Those who wait for addresses of `range` look again: step 2, after the change.
+    /// Makes the threads that wait for addresses of `range` check again: step 2, after the change.
     pub fn wake(&self, range: &Range<u64>) {
         let mut after = 0;
         loop {
@@ -225,12 +225,12 @@ impl UserFaults {
         }
     }
 
-    /// Ends the service of these faults: step 3.
+    /// Ends the handling of these faults: step 3.
     pub fn close(&self, monitor: &Arc<dyn Monitor>) {
         self.queue.lock().is_over = true;
         self.over.store(true, Ordering::Release);
         self.wake(&(0..u64::MAX));
-        // The closing task may hold the space.
+        // The closing task may have the space locked.
         if let Some(space) = self.space.upgrade()
             && let Some(mut areas) = space.try_lock()
         {
@@ -238,7 +238,7 @@ impl UserFaults {
         }
     }
 
-    /// Whether it is closed.
+    /// Whether the monitor is closed.
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
@@ -251,9 +251,9 @@ impl UserFaults {
 
 /// Result of queueing a fault for the monitor of its area.
 pub enum Outcome {
-    /// The monitor is gone: the fault is to be made again.
+    /// The monitor is closed: the fault is to be repeated.
     Again,
-    /// The fault fails, as a bus error.
+    /// The fault fails with a bus error.
     Refused,
     /// There is no memory to queue the fault.
     OutOfMemory,
@@ -261,17 +261,17 @@ pub enum Outcome {
     Queued(Sleeper),
 }
 
-/// A fault that is queued with its monitor, before its thread sleeps.
+/// A queued fault, before its thread sleeps.
 pub struct Sleeper {
     monitor: Arc<dyn Monitor>,
     fault: Arc<WaitingFault>,
 }
 
 impl Sleeper {
-    /// Sleeps until the access is to be made again. The sleeper does not hold the space.
+    /// Sleeps until the access is to be repeated. The sleeper does not hold the space.
     ///
     /// # Errors
-    /// `ERESTARTSYS` for a signal, `EINTR` where the thread is to end: as `by` says.
+    /// `ERESTARTSYS` for a signal, `EINTR` if the thread is being killed, depending on `by`.
     pub fn sleep(self, by: FaultBy) -> Result<()> {
         let Some(faults) = UserFaults::behind(&self.monitor) else { return Ok(()) };
         faults.news.wake_all();
@@ -286,7 +286,7 @@ impl Sleeper {
     }
 }
 
-/// The last fault in `areas`, at `at`, ended as a monitor's: queue it.
+/// Queues the last fault in `areas`, at `at`, which a monitor must handle.
 #[cold]
 #[inline(never)]
 pub fn queue_fault(areas: &mut AddressSpace, at: VirtAddr, by: FaultBy) -> Outcome {
@@ -301,16 +301,16 @@ pub fn queue_fault(areas: &mut AddressSpace, at: VirtAddr, by: FaultBy) -> Outco
     }
     match faults.enqueue(&wanted, at) {
         Ok(Some(fault)) => Outcome::Queued(Sleeper { monitor: wanted.monitor, fault }),
-        // The next look finds that it is over.
+        // The next check finds that the monitor is closed.
         Ok(None) => Outcome::Again,
         Err(_) => Outcome::OutOfMemory,
     }
 }
 
-/// As [`queue_fault`], for the kernel: sleep until the access is to be made again.
+/// As [`queue_fault`], for the kernel: sleeps until the access is to be repeated.
 ///
 /// # Errors
-/// `EFAULT`; `ENOMEM`; `EINTR` where the thread is to end.
+/// `EFAULT`; `ENOMEM`; `EINTR` if the thread is being killed.
 pub(super) fn wait_for_monitor(mut areas: SpaceGuard<'_>, at: VirtAddr) -> Result<()> {
     let outcome = queue_fault(&mut areas, at, FaultBy::Kernel);
     drop(areas);

@@ -1,23 +1,22 @@
-//! The protocol of [`super::user_faults`], step by step, in many orders: a thread that faults,
-//! against a thread that provides the page, gives the area back, or closes the monitor. The model
-//! checks that the faulting thread ends: a sleeper that no thread wakes is a deadlock, which
-//! shuttle finds.
+//! Model of the protocol of [`super::user_faults`], in many orders: one thread faults, and another
+//! provides the page, unregisters the area, or closes the monitor. The model checks that the
+//! faulting thread ends: a sleeper that no thread wakes is a deadlock, which shuttle finds.
 
 use std::vec::Vec;
 
 use shuttle::sync::{Arc, Condvar, Mutex};
 use shuttle::thread;
 
-/// A step that is taken in another order than the protocol's.
+/// A step that is taken in a wrong order.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
-    /// No step.
+    /// No step: the protocol itself.
     Right,
-    /// The fault queues after it has given the space back.
+    /// The fault queues after it has released the space.
     QueuedLate,
-    /// Waiters are woken before the page is there.
+    /// Waiters are woken before the page is provided.
     WokenEarly,
-    /// The monitor announces its end only after it has woken all waiters.
+    /// The monitor is marked as closed only after it has woken all waiters.
     OverLate,
 }
 
@@ -37,7 +36,7 @@ impl Done {
     }
 }
 
-/// The state that the space's lock covers.
+/// The state that the space's lock protects.
 struct Space {
     is_there: bool,
     is_monitored: bool,

@@ -1,9 +1,9 @@
-//! The vDSO's frames, and its place in a program: an image that every program runs, behind the page
-//! of time that it reads.
+//! The vDSO's frames, and its place in a program: an image that every program runs, preceded by the
+//! page of time that the image reads.
 //!
-//! Both are made once at boot and are the same in all programs, so mapping them is two areas and no
-//! frame. The page of time has an owner of its own ([`Owner::Time`](freehold_frame::Owner::Time)),
-//! is in no map of the kernel, and is written through a window: at boot, and when the wall clock is
+//! Both are made once at boot and are the same in all programs, so mapping them needs two areas and
+//! no frames. The page of time has its own owner ([`Owner::Time`](freehold_frame::Owner::Time)). It
+//! is not in the kernel's map, and is written through a window: at boot, and when the wall clock is
 //! set (`crate::hw::time`).
 
 use freehold_frame::Frame;
@@ -18,12 +18,12 @@ use crate::hw::PAGE;
 use crate::hw::user::USER_END;
 use crate::{Result, time};
 
-/// Pages of the image.
+/// Number of pages of the image.
 const IMAGE_PAGES: usize = IMAGE_BYTES.div_ceil(PAGE_SIZE);
-/// Range of one page table: above the stack the parts lie within the same one, where they fit.
+/// Range of one page table: both parts, above the stack, lie in the same range if they fit.
 const TABLE_SPAN: u64 = 2 << 20;
 
-/// Make the frames and show the clock in them. Once, after the clock has started.
+/// Makes the frames and writes the clock's data to them. Once, after the clock has started.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -32,7 +32,7 @@ pub fn init() -> Result<()> {
     let mut vdso = Vdso::new(time);
     let uses = if crate::hw::cpu::has_bmi2() { Uses::Bmi2 } else { Uses::Baseline };
     let mut pages = image(uses).chunks(PAGE_SIZE);
-    // As many for every image.
+    // The same number for every image.
     for _ in 0..IMAGE_PAGES {
         let bytes = pages.next().unwrap_or_default();
         let frame = Frame::allocate_zeroed(frames())?;
@@ -43,16 +43,17 @@ pub fn init() -> Result<()> {
     Ok(())
 }
 
-/// Bytes that both parts take.
+/// Size of both parts.
 pub const LENGTH: u64 = PAGE + (IMAGE_PAGES * PAGE_SIZE) as u64;
 
-/// Map both parts into a new program, at the place that `random` chooses above its stack, which
-/// ends at `stack_top`, at least [`LENGTH`] below the end of addresses: where the image begins.
+/// Maps both parts into a new program, above its stack at a place that `random` chooses. The stack
+/// ends at `stack_top`, at least [`LENGTH`] below the end of addresses. Returns the start of the
+/// image.
 ///
 /// # Errors
 /// `ENOMEM`.
 pub fn map(space: &ProcessSpace, stack_top: u64, random: u64, limits: &Limits) -> Result<u64> {
-    // As Linux' vdso_addr.
+    // As in Linux' vdso_addr.
     let end = (stack_top + LENGTH).next_multiple_of(TABLE_SPAN).min(USER_END);
     let places = (end - LENGTH - stack_top) / PAGE + 1;
     let start = stack_top + random % places * PAGE;

@@ -1,7 +1,7 @@
-//! A mask that changes while its task goes to sleep and is woken, step by step as
-//! [`super::set_affinity`], [`super::wake`] and the two halves of a switch take the steps, on two
-//! CPUs. A task that enters a queue twice, or while it runs, fails an assertion; one that is in
-//! none never ends, which the model reports as a deadlock.
+//! Model of a task whose mask changes while it goes to sleep and is woken, on two CPUs. It takes
+//! the steps of [`super::set_affinity`], [`super::wake`] and the two halves of a switch. A task
+//! that enters a queue twice, or while it runs, fails an assertion. A task that is in no queue
+//! never ends, which the model reports as a deadlock.
 
 use shuttle::scheduler::RandomScheduler;
 use shuttle::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
@@ -10,21 +10,21 @@ use shuttle::{Config, Runner, thread};
 
 const RUNNABLE: u8 = 0;
 const SLEEPING: u8 = 1;
-/// Wake-ups, each by a thread of its own.
+/// Number of wake-ups, each by a separate thread.
 const EVENTS: usize = 2;
-/// Schedules that are tried.
+/// Number of schedules that are tried.
 const SCHEDULES: usize = 100_000;
 const SEED: u64 = 4;
 
-/// How a task that is left goes to another CPU.
+/// How a task that leaves a CPU gets to another CPU.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Leaves {
-    /// As it does.
+    /// Like the kernel.
     Properly,
-    /// Whether it goes is decided when it is released, by what it looks like then, and not when it
-    /// is left out of the queue.
+    /// Whether the task moves is decided when it is released, by its state then, and not when it is
+    /// left out of the queue.
     JudgedLate,
-    /// It becomes the other CPU's without the lock of the queue that it leaves.
+    /// The task is assigned to the other CPU without the lock of the queue that it leaves.
     Unlocked,
 }
 
@@ -40,16 +40,16 @@ struct AffinityWorld {
     leaves: Leaves,
     queues: [Mutex<ModelQueue>; 2],
     work: [Condvar; 2],
-    /// The task's state, the CPU whose queue it belongs to, whether one has not left it yet, the
-    /// one it may run on, and whether it is in a queue.
+    /// The task's state, the CPU whose queue it belongs to, whether a CPU has not left it yet, the
+    /// CPU that it may run on, and whether it is in a queue.
     state: AtomicU8,
     cpu: AtomicUsize,
     on_cpu: AtomicBool,
     allowed: AtomicUsize,
     position: AtomicBool,
-    /// Whether it is some queue's current task.
+    /// Whether it is the current task of some queue.
     runs: AtomicBool,
-    /// Events that the task waits for: it ends when it has taken [`EVENTS`] of them.
+    /// Number of events that the task waits for: it ends when it has taken [`EVENTS`] of them.
     events: AtomicUsize,
     taken: AtomicUsize,
     ended: AtomicBool,
@@ -69,7 +69,7 @@ impl AffinityWorld {
         queue.waits = false;
         self.position.store(false, Ordering::SeqCst);
     }
-    /// The lock of the queue that the task belongs to.
+    /// Returns the locked queue that the task belongs to, and its CPU.
     fn home(&self) -> (usize, MutexGuard<'_, ModelQueue>) {
         loop {
             let home = self.cpu.load(Ordering::SeqCst);
@@ -124,7 +124,7 @@ impl AffinityWorld {
             self.on_cpu.store(true, Ordering::SeqCst);
             drop(queue);
 
-            // The task: it ends when it has had all events and runs where it may.
+            // The task ends when it has taken all events and runs on a permitted CPU.
             self.state.store(SLEEPING, Ordering::SeqCst);
             if self.events.load(Ordering::SeqCst) > self.taken.load(Ordering::SeqCst) {
                 self.taken.fetch_add(1, Ordering::SeqCst);
@@ -150,7 +150,7 @@ impl AffinityWorld {
             drop(queue);
             self.release(here, moves);
             if self.ended.load(Ordering::SeqCst) {
-                // Under its lock, so that the other CPU does not miss it between its look and its
+                // Under its lock, so that the other CPU cannot miss it between its check and its
                 // wait.
                 let _queue = self.queues[1 - here].lock().unwrap();
                 self.work[1 - here].notify_one();
@@ -158,7 +158,7 @@ impl AffinityWorld {
         }
     }
 
-    /// The second half of the switch away from the task.
+    /// The second half of the switch from the task to another.
     fn release(&self, here: usize, left_out: bool) {
         let moves = match self.leaves {
             Leaves::Properly | Leaves::Unlocked => left_out,
@@ -211,7 +211,7 @@ fn run(leaves: Leaves) {
         world.run(0);
         others.into_iter().for_each(|other| other.join().unwrap());
     };
-    // Seeded: a broken variant is found each time, or never.
+    // With a fixed seed a broken variant is found either each time or never.
     let schedules = RandomScheduler::new_from_seed(SEED, SCHEDULES);
     Runner::new(schedules, Config::default()).run(story);
 }

@@ -1,39 +1,39 @@
-//! A binary heap whose elements know where they are, so that any of them can be taken out.
+//! A binary heap whose elements know their positions, so that any of them can be removed.
 //!
 //! It orders run queues (by virtual runtime) and timer queues (by deadline). Both are changed under
-//! interrupt-safe locks, where nothing may be allocated: the room is made beforehand, in a buffer
-//! that is [given](IndexedHeap::give_room) to the heap, and the elements' positions live in the
-//! elements.
+//! interrupt-safe locks, where nothing may be allocated. So the memory is allocated beforehand, in
+//! a buffer that is [given](IndexedHeap::give_room) to the heap, and each element contains its
+//! position.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use freehold_collections::Vec;
 
-/// An element that remembers its position.
+/// An element that stores its position.
 pub trait Positioned {
-    /// Remember `position`; `None` where the element is in the heap no longer.
+    /// Stores `position`; `None` if the element is no longer in the heap.
     fn set_position(&self, position: Option<usize>);
-    /// The position remembered.
+    /// Returns the stored position.
     fn position(&self) -> Option<usize>;
 }
 
-/// A position that an element of a higher layer remembers: 0, or the position plus one.
+/// A position stored in an element of a higher layer: 0, or the position plus one.
 #[derive(Debug, Default)]
 pub struct Position(AtomicUsize);
 
 impl Position {
-    /// The position; `None` where the element is in no heap.
+    /// Returns the position; `None` if the element is in no heap.
     pub fn get(&self) -> Option<usize> {
         self.0.load(Ordering::Relaxed).checked_sub(1)
     }
 }
 
-/// An element, and where in it its position is: an object may be in several heaps.
+/// An element, and which of its fields has its position: an object may be in several heaps.
 #[derive(Debug)]
 pub struct Placed<T> {
     /// The element.
     pub value: T,
-    /// Where its position is.
+    /// Selects the field with its position.
     pub position: fn(&T) -> &Position,
 }
 
@@ -46,43 +46,43 @@ impl<T> Positioned for Placed<T> {
     }
 }
 
-/// The heap: the least key is on top; among equal keys the first that came.
+/// The heap. The smallest key is on top; among equal keys the element that was inserted first.
 #[derive(Debug)]
 pub struct IndexedHeap<V> {
     entries: Vec<(u64, u64, V)>,
-    /// Counts insertions up, to keep equal keys in order of arrival.
+    /// Counts insertions upwards, to keep equal keys in order of arrival.
     arrivals: u64,
-    /// Counts insertions before all equal keys down.
+    /// Counts insertions before all equal keys downwards.
     precedences: u64,
 }
 
-/// Where the counts of insertions begin.
+/// Initial value of the counts of insertions.
 const FIRST_ARRIVAL: u64 = 1 << 63;
 
 impl<V: Positioned> IndexedHeap<V> {
-    /// An empty heap without room.
+    /// Makes an empty heap without room.
     pub const fn new() -> Self {
         Self { entries: Vec::new(), arrivals: FIRST_ARRIVAL, precedences: FIRST_ARRIVAL }
     }
-    /// How many elements there are.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
-    /// Whether there is none.
+    /// Whether the heap is empty.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
-    /// How many elements fit.
+    /// Returns the number of elements that fit.
     pub fn room(&self) -> usize {
         self.entries.capacity()
     }
-    /// Exchange the buffer for `buffer`, if that is larger; the smaller one comes back, to be freed
+    /// Replaces the buffer with `buffer`, if that is larger. Returns the smaller one, to be freed
     /// elsewhere.
     #[must_use]
     pub fn give_room(&mut self, buffer: Vec<(u64, u64, V)>) -> Vec<(u64, u64, V)> {
         self.entries.move_to(buffer)
     }
-    /// Insert `value` under `key`; gives it back where there is no room.
+    /// Inserts `value` with `key`. Returns it if there is no room.
     pub fn insert(&mut self, key: u64, value: V) -> Result<(), V> {
         self.arrivals += 1;
         self.insert_as(key, self.arrivals, value)
@@ -102,7 +102,7 @@ impl<V: Positioned> IndexedHeap<V> {
         self.rise(at);
         Ok(())
     }
-    /// Gives all elements new keys; equal ones stay in order of arrival.
+    /// Changes the keys of all elements. Equal ones stay in order of arrival.
     pub fn change_keys(&mut self, change: impl Fn(u64, &V) -> u64) {
         for (key, _, value) in &mut self.entries {
             *key = change(*key, value);
@@ -111,19 +111,19 @@ impl<V: Positioned> IndexedHeap<V> {
             self.sink(at);
         }
     }
-    /// The least key and its element.
+    /// Returns the smallest key and its element.
     pub fn first(&self) -> Option<(u64, &V)> {
         self.entries.first().map(|(key, _, value)| (*key, value))
     }
-    /// Take the element with the least key out.
+    /// Removes the element with the smallest key.
     pub fn pop(&mut self) -> Option<(u64, V)> {
         if self.is_empty() { None } else { Some(self.take(0)) }
     }
-    /// Take out the element that says it is at `position`.
+    /// Removes the element at `position`.
     pub fn remove(&mut self, position: usize) -> Option<(u64, V)> {
         (position < self.entries.len()).then(|| self.take(position))
     }
-    /// The elements, in no order.
+    /// Returns the elements, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = &V> {
         self.entries.iter().map(|(_, _, value)| value)
     }
@@ -206,8 +206,8 @@ mod tests {
     }
 
     proptest! {
-        /// After any change of keys, elements leave in order of the new ones, and know where they
-        /// are.
+        /// After any change of keys, elements are removed in the order of the new ones, and know
+        /// their positions.
         #[test]
         fn changed_keys_order_the_elements_anew(keys in prop::collection::vec(0u64..20, 1..60), bound in 0u64..20) {
             let mut heap = IndexedHeap::new();
@@ -227,8 +227,8 @@ mod tests {
             assert_eq!(out, left.into_iter().map(|(_, _, id)| id).collect::<List<_>>());
         }
 
-        /// After any insertions and removals by position, the rest comes out by key, then by
-        /// arrival.
+        /// After any insertions and removals by position, the remaining elements are removed by
+        /// key, then by arrival.
         #[test]
         fn elements_leave_in_order_of_key_then_arrival(
             keys in prop::collection::vec(0u64..20, 1..60),

@@ -1,22 +1,22 @@
-//! How late a CPU is: the longest time for which it took no interrupt, and the longest for which
-//! the kernel went on although another task was to have the CPU, each with the place where that was
-//! seen.
+//! Latency of a CPU: the longest time without an interrupt, and the longest time for which the
+//! kernel continued although another task should have had the CPU. For each, the code address where
+//! it was detected.
 //!
 //! The kernel is not preemptible, so a call that works long without
-//! [`cond_resched`](super::cond_resched) keeps all other tasks on its CPU waiting. A spin lock's
-//! holder never calls it: no lock is held for longer than the second figure says.
+//! [`cond_resched`](super::cond_resched) keeps all other tasks on its CPU waiting. The holder of a
+//! spin lock never calls that function, so no lock is held for longer than the second figure.
 //!
-//! Nothing is measured but at interrupts, and where long work asks whether it should
-//! [rest](super::rest). The timer's comes late where interrupts were off; it interrupts what turned
-//! them on, and that is the place. An interrupt that returns to the kernel while another task waits
-//! begins a wait, which ends at the next [`reschedule`](super::reschedule); the place is where the
-//! kernel went on. A wait that no interrupt saw was shorter than the time between two of them:
-//! while a task waits a timer ends the running one's slice, so a figure is too small by a slice at
-//! most.
+//! Measurements are made only at interrupts, and when long work calls [`rest`](super::rest). If
+//! interrupts were off, the timer's interrupt is late. It interrupts the code that turned them on,
+//! and that is the recorded place. An interrupt that returns to the kernel while another task waits
+//! begins a wait, which ends at the next [`reschedule`](super::reschedule). The recorded place is
+//! where the kernel continued. A wait that no interrupt saw was shorter than the time between two
+//! interrupts. While a task waits, a timer ends the running one's slice, so a figure is too small
+//! by a slice at most.
 //!
-//! A CPU writes its own figures, with interrupts off. A wait that long work begins may be begun by
-//! an interrupt at the same time: then one of the two moments and places stays. A CPU that records
-//! a figure may overwrite a concurrent reset of it. No other update is lost.
+//! A CPU writes its own figures, with interrupts off. Long work and an interrupt may begin a wait
+//! at the same time: then one of the two times and places is kept. A CPU that records a figure may
+//! overwrite a concurrent reset of it. No other update is lost.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,13 +26,14 @@ use super::{cpu, is_wanted, online};
 use crate::hw::traps::{ImageOffset, Interrupted};
 use crate::{hw, time};
 
-/// How long others wait before long work lets them run (nanoseconds).
+/// Nanoseconds that others wait before long work lets them run.
 pub const PATIENCE: u64 = 500_000;
 
 /// The longest time of one kind on one CPU.
 struct Longest {
     nanoseconds: AtomicU64,
-    /// Offset in the image; 0: where a program goes on, or between two steps of long work.
+    /// Offset in the image. 0: the kernel returned to a program, or was between two steps of long
+    /// work.
     place: AtomicU64,
 }
 
@@ -61,13 +62,13 @@ impl Longest {
     }
 }
 
-/// A CPU's figures, and the wait that goes on.
+/// A CPU's figures, and the present wait.
 pub(super) struct CpuLatency {
     interrupts_off: Longest,
     waited: Longest,
     /// Time since which a task waits, as far as an interrupt saw; 0: none waits.
     since: AtomicU64,
-    /// Where the kernel went on then.
+    /// Where the kernel continued then.
     place: AtomicU64,
 }
 
@@ -81,7 +82,7 @@ impl CpuLatency {
         }
     }
 
-    /// Ends the wait: the CPU goes to the task with the best claim. Interrupts are off.
+    /// Ends the wait: the CPU switches to the task with the highest precedence. Interrupts are off.
     #[inline]
     pub(super) fn given(&self) {
         if self.since.load(Ordering::Relaxed) != 0 {
@@ -89,7 +90,7 @@ impl CpuLatency {
         }
     }
 
-    /// Returns whether a task has waited for [`PATIENCE`]. The caller knows that one waits.
+    /// Returns whether a task has waited for [`PATIENCE`]. The caller knows that one is waiting.
     pub(super) fn is_due(&self) -> bool {
         let now = time::now();
         match self.since.load(Ordering::Relaxed) {
@@ -113,10 +114,10 @@ impl CpuLatency {
 /// The longest time of one kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lateness {
-    /// How long; 0: nothing was seen.
+    /// The time; 0: nothing was measured.
     pub nanoseconds: u64,
-    /// Where that ended, or where it was seen: an offset in the kernel's image; 0 where a program
-    /// goes on, or between two steps of long work.
+    /// The place where it ended, or was detected: an offset in the kernel's image. 0: the kernel
+    /// returned to a program, or was between two steps of long work.
     pub place: u64,
 }
 
@@ -125,13 +126,13 @@ pub struct Lateness {
 pub struct CpuLateness {
     /// The CPU.
     pub cpu: CpuId,
-    /// The longest for which it took no interrupt.
+    /// The longest time for which it took no interrupt.
     pub interrupts_off: Lateness,
-    /// The longest for which the kernel went on while another task was to have the CPU.
+    /// The longest time for which the kernel continued while another task should have had the CPU.
     pub waited: Lateness,
 }
 
-/// The figures of all CPUs since they were set back.
+/// Returns the figures of all CPUs since the last reset.
 pub fn figures() -> impl Iterator<Item = CpuLateness> {
     online().iter().map(|id| {
         let latency = &cpu(id).latency;
@@ -143,7 +144,7 @@ pub fn figures() -> impl Iterator<Item = CpuLateness> {
     })
 }
 
-/// Sets all figures back.
+/// Resets all figures.
 pub fn forget() {
     for id in online().iter() {
         cpu(id).latency.interrupts_off.forget();
@@ -151,8 +152,8 @@ pub fn forget() {
     }
 }
 
-/// This CPU's timer fired `late` nanoseconds after it was to. Interrupts are off. One that halts is
-/// not kept from its interrupts by the kernel, but by what wakes it.
+/// Records that this CPU's timer fired `late` nanoseconds after its deadline. Interrupts are off. A
+/// halted CPU is not delayed by the kernel, but by its wake-up.
 pub fn timer_was_late(late: u64, interrupted: Interrupted) {
     let this = cpu(hw::current_cpu());
     if this.idle.load(Ordering::Relaxed) {
@@ -165,7 +166,7 @@ pub fn timer_was_late(late: u64, interrupted: Interrupted) {
     this.latency.interrupts_off.note(late, place);
 }
 
-/// The kernel goes on at `place` after an interrupt. Interrupts are off.
+/// Records that the kernel continues at `place` after an interrupt. Interrupts are off.
 pub fn kernel_goes_on(ImageOffset(place): ImageOffset) {
     let latency = &cpu(hw::current_cpu()).latency;
     if is_wanted() && latency.since.load(Ordering::Relaxed) == 0 {

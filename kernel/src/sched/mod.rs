@@ -4,17 +4,18 @@
 //! is held at a time. A task belongs to the queue of `schedule.cpu`, whose lock protects its
 //! changes between running, waiting for the CPU and sleeping.
 //!
-//! A switch takes place in two halves: [`reschedule`] makes another task the queue's `current`
-//! under the lock, and lets go of the lock; the new task then [finishes the switch](finish_switch)
-//! on the other side. In between the old task's registers are not saved yet: `on_cpu` says so, and
-//! no other CPU takes a task while it is set.
+//! A switch has two halves. [`reschedule`] makes another task the queue's `current` under the lock,
+//! and releases the lock. The new task then [finishes the switch](finish_switch). In between, the
+//! old task's registers are not saved yet. `on_cpu` marks this, and no other CPU takes a task while
+//! it is set.
 //!
-//! A runnable task is in exactly one queue, runs, or is on its way: the first half left it out,
-//! because its mask changed, and the second half sends it elsewhere ([`whereabouts`]). One check
-//! under the queue's lock decides whether it is on its way, since its state, mask and position
-//! change meanwhile (`affinity_model` shows the fault of a second check). If a mask changes while a
-//! task is on its way to a queue, the task may arrive on a CPU where it must not run. Then it
-//! continues in the kernel only, and leaves before its next instruction in user mode.
+//! A runnable task is in exactly one queue, is running, or is on its way to another CPU. In the
+//! last case the first half left it out of the queue, because its mask changed, and the second half
+//! sends it to the other CPU ([`whereabouts`]). One check under the queue's lock decides whether it
+//! is on its way, since its state, mask and position change meanwhile (`affinity_model` shows the
+//! error of a second check). If a mask changes while a task is on its way to a queue, the task may
+//! arrive on a CPU where it must not run. Then it continues in the kernel only, and leaves before
+//! its next instruction in user mode.
 //!
 //! The kernel is not preemptible: `reschedule` is called where a task blocks, in [`cond_resched`],
 //! and before a return to user mode. Interrupt handlers only set `wanted`.
@@ -53,7 +54,7 @@ pub use switch::{
 pub use thread::{RunsPrograms, Thread, ThreadOwner, is_current_dying};
 pub use thread::{Translation, spawn_kernel};
 
-/// How a task sleeps.
+/// The way in which a task sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Sleep {
@@ -65,31 +66,31 @@ pub enum Sleep {
     Stopped = 3,
     /// Until it is woken, or the process is killed.
     Killable = 5,
-    /// In a stop of ptrace, until its tracer lets it go on or it is killed.
+    /// In a stop of ptrace, until its tracer resumes it or it is killed.
     Traced = 6,
     /// In a frozen control group, until it is thawed or killed.
     Frozen = 7,
 }
 
 impl Sleep {
-    /// The kinds that a kill ends, beside those that any signal ends.
+    /// The kinds of sleep that only a kill ends, not any signal.
     pub const UNTIL_KILLED: [Self; 4] = [Self::Stopped, Self::Traced, Self::Killable, Self::Frozen];
 }
 
 const RUNNABLE: u8 = 0;
 const DEAD: u8 = 4;
 
-/// A task's share in scheduling. Changed under the run-queue lock of `cpu`, but for what its task
-/// itself stores.
+/// A task's scheduling state. Changed under the run-queue lock of `cpu`, except for the fields that
+/// the task itself stores.
 #[derive(Debug)]
 pub struct Schedule {
     /// Runnable, a [`Sleep`], or dead.
     state: AtomicU8,
     /// The CPU whose queue the task belongs to.
     pub cpu: AtomicU16,
-    /// The node of its stack, where it runs if it can.
+    /// The node of its stack, on which it runs if possible.
     node: AtomicU8,
-    /// A CPU runs it, or has not saved its registers yet.
+    /// Whether a CPU runs the task, or has not saved its registers yet.
     pub on_cpu: AtomicBool,
     /// Work to do once the task has left its CPU: bits of [`whereabouts`]. Only the task and its
     /// successor on that CPU store here.
@@ -100,7 +101,7 @@ pub struct Schedule {
     pub virtual_runtime: AtomicU64,
     /// Nanoseconds of CPU time.
     pub runtime: AtomicU64,
-    /// Of its [`SchedPolicy`] and nice value.
+    /// The weight of its [`SchedPolicy`] and nice value.
     pub weight: AtomicU64,
     /// A [`SchedPolicy`].
     policy: AtomicU8,
@@ -109,20 +110,20 @@ pub struct Schedule {
     real_time: real_time::RealTime,
     /// See [`Schedule::resets_on_fork`].
     resets_on_fork: AtomicBool,
-    /// CPUs it may run on, as a [`CpuSet`]'s bits.
+    /// The CPUs that it may run on, as the bits of a [`CpuSet`].
     affinity: AtomicU64,
-    /// Position in the run queue + 1, 0 where it is in none.
+    /// Position in the run queue + 1; 0 if it is in none.
     position: AtomicUsize,
-    /// The task that a CPU runs when there is no other.
+    /// Whether it is the task that a CPU runs when there is no other.
     pub is_idle: bool,
-    /// Times it gave up the CPU by sleeping.
+    /// Number of times it gave up the CPU by sleeping.
     pub voluntary_switches: AtomicU64,
-    /// Times the CPU was taken from it.
+    /// Number of times the CPU was taken from it.
     pub involuntary_switches: AtomicU64,
 }
 
 impl Schedule {
-    /// A new task's: runnable, on no queue yet.
+    /// Makes the state of a new task: runnable, in no queue yet.
     pub fn new(is_idle: Idle, cpu: CpuId) -> Self {
         Self {
             state: AtomicU8::new(Sleep::Uninterruptible as u8),
@@ -145,17 +146,17 @@ impl Schedule {
             involuntary_switches: AtomicU64::new(0),
         }
     }
-    /// The CPUs it may run on.
+    /// Returns the CPUs that it may run on.
     pub fn affinity(&self) -> CpuSet {
         CpuSet(self.affinity.load(Ordering::Relaxed))
     }
-    /// Restrict a task that was not started yet to `cpus`, which is not empty; others:
+    /// Restricts a task that was not started yet to `cpus`, which is not empty. For other tasks:
     /// [`set_affinity`].
     pub fn begin_on(&self, cpus: CpuSet) {
         self.affinity.store(cpus.0, Ordering::Relaxed);
     }
-    /// The priority that tracepoints show: 120 and the nice value, or 99 less the real-time
-    /// priority.
+    /// Returns the priority that tracepoints show: 120 plus the nice value, or 99 minus the
+    /// real-time priority.
     pub fn shown_priority(&self) -> i32 {
         match self.effective_priority() {
             0 => 120 + self.nice(),
@@ -173,7 +174,7 @@ impl Schedule {
             _ => 16,
         }
     }
-    /// The letter that /proc shows.
+    /// Returns the letter that /proc shows.
     pub fn state_letter(&self) -> u8 {
         match self.state.load(Ordering::Relaxed) {
             RUNNABLE => b'R',
@@ -204,18 +205,19 @@ impl heap::Positioned for Arc<Thread> {
     }
 }
 
-/// One CPU's part; aligned so that CPUs do not share cache lines.
+/// One CPU's data, aligned so that CPUs do not share cache lines.
 #[repr(align(128))]
 struct PerCpu {
     queue: IrqSpinLock<RunQueue>,
     loaded: IrqSpinLock<switch::LoadedSpaces>,
-    /// Whether there is a retired translation: asked at each switch, without the lock.
+    /// Whether there is a retired translation: checked at each switch, without the lock.
     has_retired: AtomicBool,
-    /// A task with a better claim waits here: call `reschedule` at the next chance.
+    /// Whether a task with higher precedence waits here: `reschedule` is called as soon as
+    /// possible.
     wanted: AtomicBool,
-    /// The idle task runs (a hint for placement).
+    /// Whether the idle task runs (a hint for placement).
     idle: AtomicBool,
-    /// When it idles it may take a lone task of another node's CPU: see [`nodes`].
+    /// Whether an idle CPU may take a lone task of another node's CPU: see [`nodes`].
     helps: AtomicBool,
     latency: latency::CpuLatency,
 }
@@ -232,10 +234,10 @@ static CPUS: [PerCpu; MAX_CPUS] = [const {
     }
 }; MAX_CPUS];
 
-/// CPUs that take part, as a [`CpuSet`]'s bits.
+/// The CPUs that take part, as the bits of a [`CpuSet`].
 static ONLINE: AtomicU64 = AtomicU64::new(0);
 
-/// The CPUs that run tasks.
+/// Returns the CPUs that run tasks.
 pub fn online() -> CpuSet {
     CpuSet(ONLINE.load(Ordering::Acquire))
 }
@@ -250,20 +252,21 @@ pub fn is_wanted() -> bool {
 }
 
 impl Thread {
-    /// Announce that this, the current task, is going to sleep: a wake-up from now on is not lost.
+    /// Announces that the current task, `self`, is going to sleep: a wake-up from now on is not
+    /// lost.
     pub fn prepare_to_sleep(&self, sleep: Sleep) {
         self.schedule.state.store(sleep as u8, Ordering::SeqCst);
     }
-    /// Take the announcement back.
+    /// Takes the announcement back.
     pub fn finish_sleep(&self) {
         self.schedule.state.store(RUNNABLE, Ordering::SeqCst);
     }
 }
 
-/// Wake `task` if it sleeps in one of the `kinds`. Any context; takes a run queue's lock.
+/// Wakes `task` if it sleeps in one of the `kinds`. Any context; takes a run queue's lock.
 pub fn wake(task: &Thread, kinds: &[Sleep]) -> Woken {
     let schedule = &task.schedule;
-    // The sleeper stores its state before it looks at its condition, and our caller changed the
+    // The sleeper stores its state before it checks its condition, and the caller has changed the
     // condition before this load: one of the two sees the other.
     core::sync::atomic::fence(Ordering::SeqCst);
     loop {
@@ -308,7 +311,7 @@ pub fn wake(task: &Thread, kinds: &[Sleep]) -> Woken {
     }
 }
 
-/// The tracepoint of a wake-up. A run queue's lock is held.
+/// Emits the tracepoint of a wake-up. A run queue's lock is held.
 #[cold]
 #[inline(never)]
 fn trace_wakeup(task: &Thread, target: CpuId) {
@@ -321,12 +324,12 @@ fn trace_wakeup(task: &Thread, target: CpuId) {
     Hardware.record_event(SchedWakeup::NUMBER, &event.words());
 }
 
-/// Put a task whose `cpu` is `target` and that is on no queue in line there.
+/// Puts a task into the run queue of `target`. Its `cpu` is `target`, and it is in no queue yet.
 fn enqueue_on(task: Arc<Thread>, target: CpuId) {
     let preempt = {
         let mut queue = cpu(target).queue.lock();
         queue.enqueue_woken(task);
-        // The first in line also ends a slice that had no end, because no task waited.
+        // The first waiting task also ends a slice that had no end, because no task waited before.
         queue.should_preempt(WAKE_GRANULARITY) || queue.waiting() == 1
     };
     if preempt {
@@ -334,8 +337,8 @@ fn enqueue_on(task: Arc<Thread>, target: CpuId) {
     }
 }
 
-/// Choose a CPU for a task that wakes: where it was, if that is idle; else an idle one; else where
-/// it was.
+/// Chooses a CPU for a task that wakes: its previous CPU if that is idle, else an idle one, else
+/// its previous one.
 fn place(task: &Thread, home: CpuId) -> CpuId {
     if nodes::are_several() {
         return nodes::place(task, home);
@@ -351,9 +354,9 @@ fn place(task: &Thread, home: CpuId) -> CpuId {
     allowed.iter().find(|&id| is_idle(id)).or_else(|| allowed.iter().next()).unwrap_or(home)
 }
 
-/// Restrict `task` to `cpus`, which is not empty. One that waits for another CPU is moved at once,
-/// one that runs on another is made to leave it before its next instruction in user mode, and one
-/// that sleeps wakes where it may run.
+/// Restricts `task` to `cpus`, which is not empty. If it waits for another CPU, it is moved at
+/// once. If it runs on another CPU, it leaves that before its next instruction in user mode. If it
+/// sleeps, it wakes on a permitted CPU.
 pub fn set_affinity(task: &Thread, cpus: CpuSet) {
     let schedule = &task.schedule;
     schedule.affinity.store(cpus.0, Ordering::SeqCst);
@@ -377,7 +380,7 @@ pub fn set_affinity(task: &Thread, cpus: CpuSet) {
     }
 }
 
-/// Make `target` reschedule soon.
+/// Makes `target` reschedule soon.
 fn want(target: CpuId) {
     cpu(target).wanted.store(true, Ordering::Release);
     if target != crate::hw::current_cpu() {
@@ -385,7 +388,7 @@ fn want(target: CpuId) {
     }
 }
 
-/// Make the CPU that `task` may be running on look at it before it returns to user mode.
+/// Makes the CPU that `task` may be running on check the task before it returns to user mode.
 pub fn kick(task: &Thread) {
     let home = CpuId(task.schedule.cpu.load(Ordering::Relaxed));
     if task.schedule.on_cpu.load(Ordering::Relaxed) && home != crate::hw::current_cpu() {
@@ -393,8 +396,8 @@ pub fn kick(task: &Thread) {
     }
 }
 
-/// Gives up the CPU if a task with a better claim waits; for long loops in the kernel. This is no
-/// sleep: a task that has announced one stays in line, and looks at its condition once more.
+/// Gives up the CPU if a task with higher precedence waits; for long loops in the kernel. This is
+/// no sleep: a task that has announced a sleep stays runnable, and checks its condition once more.
 #[inline]
 pub fn cond_resched() {
     if is_wanted() {
@@ -409,13 +412,13 @@ fn give_way() {
     reschedule();
 }
 
-/// Lets others run where one waits, sets the reserve of small objects aside anew, and says whether
-/// the current task may go on. Called between two steps of work whose length a program chose, with
-/// nothing held that spins.
+/// Lets a waiting task run, refills the reserve of small objects, and checks whether the current
+/// task may continue. Called between two steps of work whose length a program chose. The caller
+/// holds no spin lock.
 ///
 /// # Errors
-/// `EINTR` where the task is to end. Its program does not see this: finished steps of the call stay
-/// done. `ENOMEM` where nothing could be set aside.
+/// `EINTR` if the task is being killed. Its program does not see this: completed steps of the call
+/// stay done. `ENOMEM` if the reserve could not be filled.
 #[inline(always)]
 pub fn checkpoint() -> crate::Result<()> {
     cond_resched();
@@ -426,10 +429,10 @@ pub fn checkpoint() -> crate::Result<()> {
     Ok(())
 }
 
-/// As [`checkpoint`], for work that goes on even if the task is to end. If nothing could be set
-/// aside, the next step does without, or fails. Other tasks wait for [`latency::PATIENCE`] first:
-/// most such work is over by then, and a task that was woken by its beginning mostly waits for its
-/// end.
+/// As [`checkpoint`], for work that continues even if the task is being killed. If the reserve
+/// could not be filled, the next step does without it, or fails. Other tasks first wait for
+/// [`latency::PATIENCE`]: most such work is shorter, and a task that was woken by its beginning
+/// mostly waits for its end.
 #[inline]
 pub fn rest() {
     if is_wanted() {
@@ -446,10 +449,11 @@ fn rest_if_due() {
     }
 }
 
-/// Let others run first (sched_yield).
+/// Lets others run first (sched_yield).
 pub fn yield_now() {
     {
-        // Behind all tasks that wait now: a slice's worth; or behind those of the same priority.
+        // Behind all tasks that wait now, by the runtime of a slice; or behind those of the same
+        // priority.
         thread::with_current(|thread| {
             let runtime = &thread.schedule.virtual_runtime;
             if runtime.load(Ordering::Relaxed) < real_time::END {
@@ -462,12 +466,12 @@ pub fn yield_now() {
     }
 }
 
-/// Least room of all queues when it was last looked at, and the number of CPUs then
-/// ([`room_word`]). Room only grows. So most new tasks need no look at the queues, whose lines are
-/// other CPUs'.
+/// Smallest room of all queues at the last check, and the number of CPUs then ([`room_word`]). Room
+/// only grows. So most new tasks need not access the queues, whose cache lines belong to other
+/// CPUs.
 static ROOM: AtomicU64 = AtomicU64::new(0);
 
-/// The word for `cpus` whose queues have room for `tasks` tasks each.
+/// Returns the word for `cpus` whose queues have room for `tasks` tasks each.
 const fn room_word(cpus: CpuSet, tasks: usize) -> u64 {
     (cpus.0.count_ones() as u64) << 32 | if tasks < 1 << 32 { tasks as u64 } else { 0 }
 }
@@ -505,18 +509,18 @@ fn grow_queues(tasks: usize) -> crate::Result<()> {
     Ok(())
 }
 
-/// How many tasks in line are not where they say, or not runnable: 0, or a rule of this module was
-/// broken.
+/// Returns how many waiting tasks are not at their stored position, or not runnable. Unless a rule
+/// of this module was broken, it is 0.
 pub fn misplaced() -> usize {
     online().iter().map(|id| cpu(id).queue.lock().misplaced(id)).sum()
 }
 
-/// Charge what runs now with its time so far. Any context.
+/// Charges the running task with its time so far. Any context.
 pub fn account_running() {
     online().iter().for_each(account_on);
 }
 
-/// Charge `task`, should it run now, with its time so far. Any context.
+/// Charges `task`, if it is running now, with its time so far. Any context.
 pub fn account(task: &Thread) {
     if task.schedule.on_cpu.load(Ordering::Acquire) {
         account_on(CpuId(task.schedule.cpu.load(Ordering::Relaxed)));
@@ -533,9 +537,9 @@ fn account_on(id: CpuId) {
 pub struct CpuStatistics {
     /// Nanoseconds idle.
     pub idle: u64,
-    /// Switches.
+    /// Number of switches.
     pub switches: u64,
-    /// Tasks waiting for the CPU or running.
+    /// Number of tasks that wait for the CPU or run.
     pub runnable: usize,
 }
 

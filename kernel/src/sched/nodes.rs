@@ -1,23 +1,25 @@
-//! Machines of several nodes: a task runs on the node of its stack, where most of the rest of what
-//! it uses is.
+//! Machines with several nodes: a task runs on the node of its stack, which also has most of the
+//! other memory that it uses.
 //!
-//! - A new task begins on an idle CPU, of any node if its maker's has none, and gets a stack there
-//!   ([`settle`]).
+//! - A new task begins on an idle CPU and gets a stack there ([`settle`]). If the creator's node
+//!   has no idle CPU, the CPU may be of any node.
 //! - A task that wakes stays on its stack's node, even if all CPUs there are busy ([`place`]): most
 //!   tasks are woken by a task that is about to sleep or end.
-//! - A CPU without work takes a task of its own node's CPUs; of another node's only if two wait
-//!   ([`steal`]).
+//! - A CPU without work takes a task from CPUs of its own node; from another node's CPU only if two
+//!   tasks wait there ([`steal`]).
 //! - If a task still waits when its CPU's slice ends, an idle CPU of another node is called, and
-//!   may take the task though it waits alone ([`relieve`]). So no CPU idles for longer than a slice
-//!   while a task waits. The task goes home when it next wakes and finds an idle CPU there.
+//!   may take the task even though it is the only one waiting ([`relieve`]). So no CPU idles for
+//!   longer than a slice while a task waits. The task returns to its stack's node when it next
+//!   wakes and an idle CPU is there.
 //!
 //! **Protocol of a call.** The caller sets `helps`, then `wanted` (release), then interrupts the
-//! idle CPU. That CPU looks at `wanted` (acquire) with interrupts off before it halts, and at
-//! `helps` before it steals. So a call is never lost: the CPU sees `wanted` and looks for a task
-//! once more, or the interrupt ends its halt. A thief counts and takes under one hold of the
-//! victim's lock, since the victim may run the task itself. `nodes_model` explores the orders.
+//! idle CPU. That CPU checks `wanted` (acquire) with interrupts off before it halts, and `helps`
+//! before it steals. So a call is never lost: the CPU sees `wanted` and searches for a task once
+//! more, or the interrupt ends its halt. The stealing CPU counts and takes tasks under one
+//! acquisition of the other CPU's lock, since that CPU may run the task itself. `nodes_model`
+//! explores the orders.
 //!
-//! On a machine of one node this costs a no-op per question ([`StaticKey::TASK_NODES`]).
+//! On a machine with one node each check is a no-op ([`StaticKey::TASK_NODES`]).
 //!
 //! Linux' relatives are `select_idle_sibling`, which looks at the CPUs that share a cache, and
 //! `adjust_numa_imbalance` (kernel/sched/fair.c).
@@ -33,7 +35,7 @@ use super::{cpu, online, want};
 use crate::hw::Hardware;
 use crate::hw::static_keys::{self, StaticKey};
 
-/// Whether tasks run on the nodes of their stacks: the machine has several nodes.
+/// Whether the machine has several nodes, so that tasks run on the nodes of their stacks.
 #[inline(always)]
 pub(super) fn are_several() -> bool {
     static_keys::is_on::<{ StaticKey::NODES }>()
@@ -44,13 +46,13 @@ fn on_node(cpus: CpuSet, node: NodeId) -> CpuSet {
     CpuSet(cpus.iter().filter(|&id| Hardware.node_of_cpu(id) == node).fold(0, |set, id| set | 1 << id.0))
 }
 
-/// Returns one of `cpus` that is idle: `home`, if that is one of them.
+/// Returns an idle CPU of `cpus`: `home`, if that is idle and in the set.
 fn idle_one(cpus: CpuSet, home: CpuId) -> Option<CpuId> {
     let is_idle = |id: &CpuId| cpu(*id).idle.load(Ordering::Relaxed);
     if cpus.contains(home) && is_idle(&home) { Some(home) } else { cpus.iter().find(is_idle) }
 }
 
-/// Chooses a CPU for a task that wakes and was at `home`.
+/// Chooses a CPU for a task that wakes and whose previous CPU is `home`.
 #[cold]
 #[inline(never)]
 pub(super) fn place(task: &Thread, home: CpuId) -> CpuId {
@@ -68,8 +70,8 @@ pub(super) fn place(task: &Thread, home: CpuId) -> CpuId {
     if good.contains(home) { home } else { good.iter().next().unwrap_or(home) }
 }
 
-/// Chooses the CPU that a new task is to begin on, before it has a stack: the stack is to be on
-/// that CPU's node, which is returned. Another task may be there by the time that it begins.
+/// Chooses the CPU on which a new task will begin, before it has a stack. Returns that CPU's node,
+/// on which the stack is to be allocated. Another task may be running there when it begins.
 #[cold]
 #[inline(never)]
 pub(super) fn settle(task: &Thread) -> NodeId {
@@ -86,7 +88,7 @@ pub(super) fn settle(task: &Thread) -> NodeId {
     node
 }
 
-/// Takes a task that waits on another CPU, for `me`, which has none.
+/// Takes a task that waits on another CPU, for `me`, which has no task.
 pub(super) fn steal(me: CpuId) -> Option<Arc<Thread>> {
     let others = online().without(me);
     let near = on_node(others, Hardware.node_of_cpu(me));
@@ -97,8 +99,8 @@ pub(super) fn steal(me: CpuId) -> Option<Arc<Thread>> {
     CpuSet(others.0 & !near.0).iter().find_map(|victim| steal_from(victim, me, least))
 }
 
-/// Takes a task that waits on `victim`, for `me`, if at least `least` tasks wait there. It is in no
-/// queue then.
+/// Takes a task that waits on `victim`, for `me`, if at least `least` tasks wait there. The task is
+/// then in no queue.
 pub(super) fn steal_from(victim: CpuId, me: CpuId, least: usize) -> Option<Arc<Thread>> {
     let mut queue = cpu(victim).queue.lock();
     if queue.waiting() < least {
@@ -110,8 +112,8 @@ pub(super) fn steal_from(victim: CpuId, me: CpuId, least: usize) -> Option<Arc<T
     Some(stolen)
 }
 
-/// Lets an idle CPU of another node take a task that waits on `busy` though a slice has ended. Any
-/// context.
+/// Lets an idle CPU of another node take a task that still waits on `busy` at the end of a slice.
+/// Any context.
 #[cold]
 #[inline(never)]
 pub(super) fn relieve(busy: CpuId) {

@@ -1,50 +1,49 @@
-//! A call to an idle CPU of another node, step by step as [`super::nodes::relieve`],
-//! [`super::nodes::steal_from`] and [`super::idle_forever`] take the steps. A task waits alone on a
-//! busy CPU, whose slice ends once while the other CPU idles. A call that is lost leaves the task
-//! waiting for ever, which the model reports as a deadlock; a task that two CPUs run fails an
-//! assertion.
+//! Model of a call to an idle CPU of another node. It takes the steps of [`super::nodes::relieve`],
+//! [`super::nodes::steal_from`] and [`super::idle_forever`]. One task waits on a busy CPU, whose
+//! slice ends once while the other CPU idles. A lost call leaves the task waiting forever, which
+//! the model reports as a deadlock. A task that two CPUs run fails an assertion.
 
 use shuttle::scheduler::RandomScheduler;
 use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use shuttle::sync::{Arc, Condvar, Mutex};
 use shuttle::{Config, Runner, thread};
 
-/// Schedules that are tried.
+/// Number of schedules that are tried.
 const SCHEDULES: usize = 20_000;
 const SEED: u64 = 6;
 
 /// Order of the steps.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Calls {
-    /// As the kernel takes them.
+    /// Like the kernel.
     Properly,
     /// The CPU is called before it may help.
     CalledFirst,
-    /// The CPU halts without a look at `wanted`.
+    /// The CPU halts without checking `wanted`.
     HaltsAtOnce,
-    /// The thief counts the tasks, lets go of the victim's lock, and takes one later.
+    /// The stealing CPU counts the tasks, releases the lock, and takes one later.
     CountedBefore,
 }
 
-/// Fate of the busy CPU's task after its slice.
+/// Behaviour of the busy CPU's task after its slice.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Busy {
-    /// The task runs on in the kernel until the waiting task has run.
+    /// The task continues in the kernel until the waiting task has run.
     RunsOn,
-    /// The task gives way: the CPU takes what waits.
+    /// The task gives up the CPU, which takes the waiting task.
     GivesWay,
 }
 
 struct CallWorld {
     calls: Calls,
-    /// Tasks that wait on the busy CPU: 1 or 0.
+    /// Number of tasks that wait on the busy CPU: 1 or 0.
     queue: Mutex<usize>,
     helps: AtomicBool,
     wanted: AtomicBool,
-    /// An interrupt that the idle CPU has not taken.
+    /// An interrupt that the idle CPU has not taken yet.
     interrupt: Mutex<bool>,
     interrupted: Condvar,
-    /// Times the waiting task was taken to run.
+    /// Number of times the waiting task was taken to run.
     runs: AtomicUsize,
     has_run: Mutex<bool>,
     ran: Condvar,
@@ -55,7 +54,7 @@ impl CallWorld {
         assert_eq!(self.runs.fetch_add(1, Ordering::SeqCst), 0, "a task is taken from a queue twice");
         *self.has_run.lock().unwrap() = true;
         self.ran.notify_all();
-        // The other CPU ends its story, too.
+        // Lets the thread of the other CPU end, too.
         self.send_interrupt();
     }
 
@@ -94,7 +93,7 @@ impl CallWorld {
         }
     }
 
-    /// `nodes::steal`: whether the task was taken.
+    /// `nodes::steal`: returns whether the task was taken.
     fn steal(&self) -> bool {
         let least = if self.helps.swap(false, Ordering::Relaxed) { 1 } else { 2 };
         let mut queue = self.queue.lock().unwrap();
@@ -115,12 +114,12 @@ impl CallWorld {
             if self.steal() {
                 return self.run_task();
             }
-            // Interrupts were on until now: one that came has gone, and its handler did nothing.
+            // Interrupts were on until now: an earlier interrupt was handled, without effect.
             *self.interrupt.lock().unwrap() = false;
             if *self.has_run.lock().unwrap() {
                 return;
             }
-            // Interrupts are off from here on: one that comes ends the halt.
+            // Interrupts are off from here on: an interrupt ends the halt.
             let looks = self.calls != Calls::HaltsAtOnce;
             if looks && self.wanted.load(Ordering::Acquire) {
                 self.wanted.store(false, Ordering::Relaxed);
@@ -153,7 +152,7 @@ fn run(calls: Calls, busy: Busy) {
         idle.join().unwrap();
         assert_eq!(world.runs.load(Ordering::SeqCst), 1);
     };
-    // Seeded: a broken variant is found each time, or never.
+    // With a fixed seed a broken variant is found either each time or never.
     Runner::new(RandomScheduler::new_from_seed(SEED, SCHEDULES), Config::default()).run(story);
 }
 

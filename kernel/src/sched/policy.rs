@@ -1,4 +1,4 @@
-//! Scheduling policies, as far as this scheduler tells them apart: those without a real-time
+//! Scheduling policies, as far as this scheduler distinguishes them: those without a real-time
 //! priority share CPU time by weight.
 
 use core::sync::atomic::Ordering;
@@ -18,15 +18,16 @@ pub enum OnFork {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum SchedPolicy {
-    /// SCHED_OTHER: the nice value says the weight.
+    /// SCHED_OTHER: the nice value determines the weight.
     Other = 0,
-    /// SCHED_FIFO: a priority, and the CPU until it sleeps, yields, or a higher one wants it.
+    /// SCHED_FIFO: has a priority, and keeps the CPU until it sleeps, yields, or a higher priority
+    /// needs it.
     Fifo = 1,
-    /// SCHED_RR: the same, but equals take turns.
+    /// SCHED_RR: like SCHED_FIFO, but threads of equal priority take turns.
     RoundRobin = 2,
-    /// SCHED_BATCH: the same here. Linux lets such a thread's wake-ups preempt less.
+    /// SCHED_BATCH: like SCHED_OTHER here. On Linux such a thread's wake-ups preempt less.
     Batch = 3,
-    /// SCHED_IDLE: less weight than any nice value has.
+    /// SCHED_IDLE: less weight than with any nice value.
     Idle = 5,
 }
 
@@ -60,20 +61,20 @@ impl Schedule {
     pub fn nice(&self) -> i32 {
         i32::from(self.nice.load(Ordering::Relaxed)) - 20
     }
-    /// Sets the nice value; clamped to -20..=19. The run queue does not know yet:
+    /// Sets the nice value, clamped to -20..=19. The caller updates the run queue:
     /// [`super::set_nice`].
     pub(super) fn set_nice(&self, nice: i32) {
         self.nice.store((nice.clamp(-20, 19) + 20) as u8, Ordering::Relaxed);
         self.settle_weight();
     }
-    /// Sets policy, nice value, which is clamped to -20..=19, and real-time priority. The run queue
-    /// does not know yet: [`super::set_policy`].
+    /// Sets policy, nice value (clamped to -20..=19) and real-time priority. The caller updates the
+    /// run queue: [`super::set_policy`].
     pub(super) fn set_policy(&self, policy: SchedPolicy, nice: i32, priority: u8) {
         self.policy.store(policy as u8, Ordering::Relaxed);
         self.set_priority(priority);
         self.set_nice(nice);
     }
-    /// Sets the weight by policy, nice value and priority.
+    /// Derives the weight from policy, nice value and priority.
     pub(super) fn settle_weight(&self) {
         let weight = if self.effective_priority() > 0 {
             runqueue::REAL_TIME_WEIGHT
@@ -84,20 +85,20 @@ impl Schedule {
         };
         self.weight.store(weight, Ordering::Relaxed);
     }
-    /// Whether what the thread makes does not inherit its privileges in scheduling
+    /// Whether the thread's children do not inherit its scheduling privileges
     /// (SCHED_RESET_ON_FORK).
     pub fn resets_on_fork(&self) -> bool {
         self.resets_on_fork.load(Ordering::Relaxed)
     }
-    /// Says what children get; see [`resets_on_fork`](Self::resets_on_fork).
+    /// Sets what children inherit; see [`resets_on_fork`](Self::resets_on_fork).
     pub fn set_on_fork(&self, on_fork: OnFork) {
         self.resets_on_fork.store(on_fork == OnFork::Reset, Ordering::Relaxed);
     }
-    /// Takes over the share of the thread's maker. A maker that resets passes on no negative nice
-    /// value, and not that it resets (Linux: `sched_fork`).
+    /// Copies policy and priority from the thread's creator. A creator with reset-on-fork passes on
+    /// no negative nice value, and not the flag itself (Linux: `sched_fork`).
     pub fn inherit(&self, maker: &Self) {
         let (policy, priority) = (maker.policy(), maker.priority());
-        // Another thread may be changing the maker's.
+        // Another thread may be changing the creator's fields.
         let is_between = policy.is_real_time() != (priority > 0);
         match policy {
             _ if is_between => self.set_policy(SchedPolicy::Other, maker.nice().max(0), 0),

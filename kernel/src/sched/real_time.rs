@@ -1,16 +1,17 @@
 //! Real-time threads: SCHED_FIFO and SCHED_RR, priorities that a lock's owner inherits, and the
-//! limit on their time.
+//! limit for their CPU time.
 //!
-//! A thread with a real-time priority has a virtual runtime that its priority alone decides, and
-//! that is below all others' ([`key`]). So a run queue, which takes the least, needs no other rule.
-//! Priorities are further apart than a woken thread must be ahead to take the CPU at once. Among
-//! equals the first that came runs. A thread that is preempted stays before its equals; one that
-//! yields, or whose turn is over (SCHED_RR), goes behind them.
+//! The virtual runtime of a thread with a real-time priority depends only on the priority, and is
+//! below that of all other threads ([`key`]). So a run queue, which takes the thread with the
+//! smallest value, needs no other rule. Adjacent priorities differ by more than a woken thread must
+//! be ahead to take the CPU at once. Among equals the first to arrive runs. A preempted thread
+//! stays before its equals. A thread that yields, or whose turn is over (SCHED_RR), moves behind
+//! them.
 //!
 //! On each CPU they may run for `sched_rt_runtime_us` of every `sched_rt_period_us`, if others
-//! wait. Once that is used up, [`BEHIND`] is added to the keys of those in line, which puts them
-//! behind all others until the period is over. While any thread waits, the timer ends a slice, so
-//! a CPU looks at its limit every few milliseconds.
+//! wait. Once that is used up, [`BEHIND`] is added to the keys of the waiting ones. That puts them
+//! behind all others until the period is over. While any thread waits, the timer ends a slice, so a
+//! CPU checks the limit every few milliseconds.
 
 use core::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
 
@@ -25,38 +26,38 @@ use crate::{Errno, Result};
 pub const MOST_PRIORITY: u8 = 99;
 /// Virtual runtimes of threads with a priority are below this.
 pub(super) const END: u64 = 1 << 28;
-/// Virtual runtimes of all others begin here.
+/// Virtual runtimes of all other threads begin here.
 pub(super) const FAIR_START: u64 = 1 << 32;
-/// Added to the keys of those that have used up their time.
+/// Added to the keys of real-time threads that have used up their time.
 const BEHIND: u64 = 1 << 62;
 
-/// Microseconds of each period that real-time threads may run; negative: all.
+/// Microseconds of each period in which real-time threads may run; negative: no limit.
 static RUNTIME: AtomicI64 = AtomicI64::new(950_000);
-/// Microseconds.
+/// The period in microseconds.
 static PERIOD: AtomicU64 = AtomicU64::new(1_000_000);
-/// A turn of SCHED_RR (nanoseconds).
+/// Length of a turn of SCHED_RR (nanoseconds).
 pub const TURN: u64 = 100_000_000;
 
-/// The virtual runtime of a priority: steps of 2 ms.
+/// Returns the virtual runtime of a priority, in steps of 2 ms.
 pub(super) const fn key(priority: u8) -> u64 {
     (MOST_PRIORITY.saturating_sub(priority) as u64) << 21
 }
 
-/// A thread's share in real-time scheduling.
+/// A thread's real-time scheduling state.
 #[derive(Debug, Default)]
 pub(super) struct RealTime {
-    /// The priority of its policy; 0 for none.
+    /// The priority that belongs to its policy; 0 for none.
     own: AtomicU8,
-    /// The priority that it inherits from those that wait for its locks; 0 for none.
+    /// The priority that it inherits from waiters for its locks; 0 for none.
     inherited: AtomicU8,
-    /// Nanoseconds left of its turn. 0: it goes behind its equals.
+    /// Nanoseconds left of its turn. 0: it moves behind its equals.
     turn: AtomicU64,
 }
 
-/// The time that the real-time threads of a CPU have used.
+/// The time that real-time threads of a CPU have used.
 #[derive(Debug, Default)]
 pub(super) struct Throttle {
-    /// When the period began.
+    /// Start of the period.
     since: u64,
     used: u64,
     /// [`BEHIND`], or 0.
@@ -67,12 +68,12 @@ impl Throttle {
     pub(super) const fn new() -> Self {
         Self { since: 0, used: 0, behind: 0 }
     }
-    /// Counts `ran` up to `now`. Returns whether they are behind the others from now on, or no
+    /// Adds `ran` up to `now`. Returns whether the threads are behind the others from now on, or no
     /// longer.
     fn count(&mut self, now: u64, ran: u64) -> bool {
         let before = self.behind;
         if now.saturating_sub(self.since) >= PERIOD.load(Ordering::Relaxed) * 1000 {
-            // Time before the period, when maybe no thread waited, is not the new period's.
+            // Time before the period does not count, because perhaps no other thread waited.
             (self.since, self.used, self.behind) = (now, 0, 0);
         } else {
             self.used += ran;
@@ -85,7 +86,7 @@ impl Throttle {
     }
 }
 
-/// The place of a thread among its equals.
+/// The position of a thread among its equals.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum AmongEquals {
     First,
@@ -93,7 +94,7 @@ pub(super) enum AmongEquals {
 }
 
 impl RunQueue {
-    /// Puts a thread that has a priority in line.
+    /// Adds a thread with a priority to the queue.
     #[cold]
     #[inline(never)]
     pub(super) fn enqueue_real_time(&mut self, task: Arc<Thread>, place: AmongEquals) {
@@ -104,7 +105,7 @@ impl RunQueue {
         };
         assert!(inserted.is_ok(), "a run queue has room for every task");
     }
-    /// Puts one in line that had the CPU and could go on.
+    /// Adds a thread with a priority that had the CPU and can continue.
     #[cold]
     #[inline(never)]
     pub(super) fn requeue_real_time(&mut self, task: Arc<Thread>) {
@@ -125,7 +126,7 @@ impl RunQueue {
         }
         self.throttle(ran);
     }
-    /// A period may be over.
+    /// Checks whether a period is over.
     pub(super) fn end_period(&mut self) {
         if self.throttle.behind != 0 {
             self.throttle(0);
@@ -144,11 +145,11 @@ impl RunQueue {
 }
 
 impl Schedule {
-    /// The real-time priority of its policy; 0 for none.
+    /// Returns the real-time priority of its policy; 0 for none.
     pub fn priority(&self) -> u8 {
         self.real_time.own.load(Ordering::Relaxed)
     }
-    /// The priority that it runs with: its own, or one that it inherits; 0 for none.
+    /// Returns the priority that it runs with: its own or an inherited one; 0 for none.
     pub fn effective_priority(&self) -> u8 {
         self.priority().max(self.real_time.inherited.load(Ordering::Relaxed))
     }
@@ -158,11 +159,12 @@ impl Schedule {
     fn full_turn(&self) -> u64 {
         if self.policy() == SchedPolicy::RoundRobin { TURN } else { u64::MAX }
     }
-    /// Its turn is over.
+    /// Ends the thread's turn.
     pub(super) fn end_turn(&self) {
         self.real_time.turn.store(0, Ordering::Relaxed);
     }
-    /// Sets what the queues go by. Others begin level with `floor`.
+    /// Sets the values by which the queues order threads. A thread without priority begins at
+    /// `floor`.
     pub(super) fn settle(&self, floor: u64) {
         let priority = self.effective_priority();
         let runtime = &self.virtual_runtime;
@@ -176,8 +178,8 @@ impl Schedule {
     }
 }
 
-/// Changes policy, nice value (clamped to -20..=19) and real-time priority of `task`: 1 to
-/// [`MOST_PRIORITY`] for SCHED_FIFO and SCHED_RR, 0 for the others.
+/// Changes policy, nice value (clamped to -20..=19) and real-time priority of `task`. The priority
+/// is 1 to [`MOST_PRIORITY`] for SCHED_FIFO and SCHED_RR, and 0 for the others.
 pub fn set_policy(task: &Thread, policy: SchedPolicy, nice: i32, priority: u8) {
     apply(task, &|schedule| schedule.set_policy(policy, nice, priority));
 }
@@ -187,7 +189,8 @@ pub fn set_nice(task: &Thread, nice: i32) {
     apply(task, &|schedule| schedule.set_nice(nice));
 }
 
-/// Lets `task` inherit a priority; 0 for none. Returns whether it runs with another than before.
+/// Sets the priority that `task` inherits; 0 for none. Returns whether its effective priority
+/// changes.
 pub fn inherit_priority(task: &Thread, priority: u8) -> bool {
     let before = task.schedule.effective_priority();
     if task.schedule.real_time.inherited.swap(priority, Ordering::Relaxed) == priority {
@@ -200,8 +203,9 @@ pub fn inherit_priority(task: &Thread, priority: u8) -> bool {
     is_other
 }
 
-/// Makes `change`, puts `task` where its priority says, and has its CPU look at that. All under the
-/// lock of its run queue, so that weight and virtual runtime follow one policy and one priority.
+/// Makes `change`, moves `task` to its new position, and makes its CPU check that. This happens
+/// under the lock of its run queue, so that weight and virtual runtime match the same policy and
+/// priority.
 fn apply(task: &Thread, change: &dyn Fn(&Schedule)) {
     loop {
         let home = CpuId(task.schedule.cpu.load(Ordering::Relaxed));
@@ -228,8 +232,8 @@ fn apply(task: &Thread, change: &dyn Fn(&Schedule)) {
     }
 }
 
-/// `task`, which has a priority, was woken and waits on `home`: another CPU that it may run on may
-/// run a thread with less.
+/// Called when `task`, which has a priority, was woken and waits on `home`. Another CPU that it may
+/// run on may be running a thread with a lower priority.
 #[cold]
 #[inline(never)]
 pub(super) fn push(task: &Thread, home: CpuId) {
@@ -257,11 +261,11 @@ pub(super) fn push(task: &Thread, home: CpuId) {
     }
 }
 
-/// Microseconds of each period that real-time threads may run; -1: all.
+/// Returns the microseconds of each period in which real-time threads may run; -1: no limit.
 pub fn runtime_limit() -> i64 {
     RUNTIME.load(Ordering::Relaxed)
 }
-/// Microseconds.
+/// Returns the period in microseconds.
 pub fn period() -> u64 {
     PERIOD.load(Ordering::Relaxed)
 }
@@ -310,7 +314,7 @@ mod tests {
         assert_eq!(throttle.behind, BEHIND);
         assert!(!throttle.count(start + 990_000_000, 0));
         assert!(throttle.count(start + 1_000_000_000, 0));
-        // Ten seconds in which none waited.
+        // Ten seconds in which no thread waited.
         assert!(!throttle.count(start + 12_000_000_000, 10_000_000_000));
         assert_eq!(throttle.behind, 0);
     }

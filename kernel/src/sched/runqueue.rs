@@ -1,9 +1,10 @@
 //! One CPU's run queue: the choice of its next task.
 //!
-//! Every runnable task has a virtual runtime, its CPU time divided by its weight; the task with the
-//! least runs next, so that over time all get shares in proportion to their weights. A task that
-//! slept comes back no further behind than [`WAKE_BONUS`], so that it runs soon but cannot claim
-//! the time it slept. Threads with a real-time priority are before all others ([`real_time`]).
+//! Every runnable task has a virtual runtime, which is its CPU time divided by its weight. The task
+//! with the smallest value runs next, so that over time all get shares in proportion to their
+//! weights. A task that slept is placed at most [`WAKE_BONUS`] behind the others, so that it runs
+//! soon but does not get the time back for which it slept. Threads with a real-time priority come
+//! before all others ([`real_time`]).
 
 use core::sync::atomic::Ordering;
 
@@ -14,18 +15,18 @@ use super::Thread;
 use super::heap::IndexedHeap;
 use super::real_time::{self, Throttle};
 
-/// How long a task runs before another with the same claim does (nanoseconds).
+/// Nanoseconds that a task runs before another one with the same precedence does.
 pub const SLICE: u64 = 4_000_000;
 /// How far behind the others a woken task may be placed (nanoseconds of virtual runtime).
 pub const WAKE_BONUS: u64 = 3_000_000;
-/// How far a woken task must be behind the running one to take its place at once.
+/// How much less virtual runtime than the running task a woken one needs to take its place at once.
 pub const WAKE_GRANULARITY: u64 = 1_000_000;
 /// The weight of nice 0.
 pub const UNIT_WEIGHT: u64 = 1024;
-/// The weight of those with a real-time priority, whose virtual runtime stands still.
+/// The weight of threads with a real-time priority, whose virtual runtime does not change.
 pub const REAL_TIME_WEIGHT: u64 = u64::MAX;
 
-/// The weight of a nice value, -20..=19: each step is a factor of about 1.25.
+/// Returns the weight of a nice value, -20..=19: each step is a factor of about 1.25.
 pub fn weight_of_nice(nice: i32) -> u64 {
     const STEPS: [u64; 40] = weights();
     STEPS[(nice.clamp(-20, 19) + 20) as usize]
@@ -48,19 +49,19 @@ const fn weights() -> [u64; 40] {
     weights
 }
 
-/// The state behind a CPU's run-queue lock.
+/// The state that a CPU's run-queue lock protects.
 #[derive(Default)]
 pub struct RunQueue {
     pub(super) waiting: IndexedHeap<Arc<Thread>>,
-    /// The task that runs; `None` before this CPU takes part.
+    /// The running task; `None` before this CPU takes part in scheduling.
     pub current: Option<Arc<Thread>>,
     /// The task that ran before `current`, which has not released it yet.
     pub previous: Option<Arc<Thread>>,
-    /// No task here has less virtual runtime; never falls.
+    /// Lower bound of the virtual runtimes here; never decreases.
     floor: u64,
-    /// When `current` got the CPU, or when its time was last accounted.
+    /// Time when `current` got the CPU, or was last charged.
     pub since: u64,
-    /// Switches so far.
+    /// Number of switches so far.
     pub switches: u64,
     /// Nanoseconds spent idle.
     pub idle: u64,
@@ -68,7 +69,7 @@ pub struct RunQueue {
 }
 
 impl RunQueue {
-    /// An empty queue.
+    /// Makes an empty queue.
     pub const fn new() -> Self {
         Self {
             waiting: IndexedHeap::new(),
@@ -81,11 +82,11 @@ impl RunQueue {
             throttle: Throttle::new(),
         }
     }
-    /// Tasks that wait for the CPU.
+    /// Returns the number of tasks that wait for the CPU.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
-    /// How many tasks can wait.
+    /// Returns how many tasks can wait.
     pub fn room(&self) -> usize {
         self.waiting.room()
     }
@@ -94,11 +95,12 @@ impl RunQueue {
     pub fn give_room(&mut self, buffer: Vec<(u64, u64, Arc<Thread>)>) -> Vec<(u64, u64, Arc<Thread>)> {
         self.waiting.give_room(buffer)
     }
-    /// Put a task that slept, or comes from another CPU, in line.
+    /// Adds a task that slept, or comes from another CPU.
     pub fn enqueue_woken(&mut self, task: Arc<Thread>) {
         let runtime = &task.schedule.virtual_runtime;
         let least = self.floor.saturating_sub(WAKE_BONUS);
-        // A runtime far ahead of this queue's is from another, older queue: it starts level here.
+        // A runtime far above this queue's comes from another, older queue: the task starts at the
+        // floor.
         let own = runtime.load(Ordering::Relaxed);
         if own < real_time::END {
             return self.enqueue_real_time(task, real_time::AmongEquals::Last);
@@ -107,7 +109,7 @@ impl RunQueue {
         runtime.store(placed, Ordering::Relaxed);
         self.insert(placed, task);
     }
-    /// Put a task that could go on running in line.
+    /// Adds a task that could continue to run.
     pub fn enqueue(&mut self, task: Arc<Thread>) {
         let key = task.schedule.virtual_runtime.load(Ordering::Relaxed);
         if key < real_time::END {
@@ -117,20 +119,20 @@ impl RunQueue {
     }
     #[inline]
     fn insert(&mut self, key: u64, task: Arc<Thread>) {
-        // Room is made for every task when it is created, before it can be here.
+        // Room for every task is made when it is created, before it can be here.
         assert!(self.waiting.insert(key, task).is_ok(), "a run queue has room for every task");
     }
-    /// Take the next one out.
+    /// Removes and returns the next task.
     pub fn dequeue(&mut self) -> Option<Arc<Thread>> {
         let (_, task) = self.waiting.pop()?;
         self.floor = self.floor.max(task.schedule.virtual_runtime.load(Ordering::Relaxed));
         Some(task)
     }
-    /// No task without a real-time priority has less virtual runtime here.
+    /// Returns the lower bound of the virtual runtimes of tasks without a real-time priority.
     pub(super) fn floor(&self) -> u64 {
         self.floor
     }
-    /// Take out one that may run on `cpu` and is not in the middle of leaving this one.
+    /// Removes a task that may run on `cpu` and is not in the middle of leaving this one.
     pub fn steal(&mut self, cpu: CpuId) -> Option<Arc<Thread>> {
         let stealable = |task: &&Arc<Thread>| {
             task.schedule.affinity().contains(cpu) && !task.schedule.on_cpu.load(Ordering::Acquire)
@@ -138,7 +140,7 @@ impl RunQueue {
         let at = super::heap::Positioned::position(self.waiting.iter().find(stealable)?)?;
         self.waiting.remove(at).map(|(_, task)| task)
     }
-    /// Take `task` out, if it waits here and is not in the middle of leaving this CPU.
+    /// Removes `task`, if it waits here and is not in the middle of leaving this CPU.
     pub fn take(&mut self, task: &Thread) -> Option<Arc<Thread>> {
         let at = task.schedule.position.load(Ordering::Relaxed).checked_sub(1)?;
         if task.schedule.on_cpu.load(Ordering::Acquire) {
@@ -146,8 +148,8 @@ impl RunQueue {
         }
         self.waiting.remove(at).map(|(_, task)| task)
     }
-    /// How many that wait here, on `cpu`, are not where they say, or not runnable: 0, or a rule was
-    /// broken.
+    /// Returns how many tasks that wait here, on `cpu`, are not at their stored position, or not
+    /// runnable. Unless a rule was broken, it is 0.
     pub fn misplaced(&self, cpu: CpuId) -> usize {
         let wrong = |(at, task): &(usize, &Arc<Thread>)| {
             let schedule = &task.schedule;
@@ -156,10 +158,10 @@ impl RunQueue {
         };
         self.waiting.iter().enumerate().filter(wrong).count()
     }
-    /// Charge `current` with the time until `now`.
+    /// Charges `current` with the time until `now`.
     pub fn account(&mut self, now: u64) {
-        // The caller's clock was read before it had the lock, or is another CPU's: no time counts
-        // twice.
+        // The caller may have read the clock before it had the lock, or another CPU's: no time is
+        // counted twice.
         let ran = now.saturating_sub(self.since);
         self.since += ran;
         if let Some(task) = &self.current {
@@ -178,7 +180,7 @@ impl RunQueue {
             }
         }
     }
-    /// Whether `current` should give way to the first in line.
+    /// Whether `current` should give up the CPU to the first waiting task.
     pub fn should_preempt(&self, granularity: u64) -> bool {
         let Some((first, _)) = self.waiting.first() else { return false };
         self.current.as_ref().is_none_or(|current| {

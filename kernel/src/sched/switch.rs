@@ -1,4 +1,4 @@
-//! The switch itself, sleeping with a deadline, idling, and the first task of every CPU.
+//! The context switch, sleeping with a deadline, idling, and the first task of every CPU.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,11 +18,11 @@ use crate::hw::sync::lock_with;
 use crate::hw::{self, irq, thread as machine};
 use crate::{Result, time};
 
-/// The idle tasks; they never end, so a dying task can switch to its CPU's without holding a
+/// The idle tasks. They never end, so a dying task can switch to its CPU's one without holding a
 /// reference.
 static IDLE: [spin::Once<Arc<Thread>>; MAX_CPUS] = [const { spin::Once::new() }; MAX_CPUS];
 
-/// Sleep, having [announced](Thread::prepare_to_sleep) it, until woken or until `deadline`
+/// Sleeps, after an [announcement](Thread::prepare_to_sleep), until woken or until `deadline`
 /// (nanoseconds of [`time::now`]). Returns at once if a wake-up came after the announcement.
 pub fn block(thread: &Arc<Thread>, deadline: Option<u64>) {
     match deadline {
@@ -36,8 +36,8 @@ pub fn block(thread: &Arc<Thread>, deadline: Option<u64>) {
     }
 }
 
-/// Give the CPU to the task with the best claim; the current one stays in line if it is runnable.
-/// Interrupts are on and no spin lock is held.
+/// Gives the CPU to the task with the highest precedence. The current task stays in the queue if it
+/// is runnable. Interrupts are on and no spin lock is held.
 pub fn reschedule() {
     let interrupts = irq::disable();
     let id = hw::current_cpu();
@@ -52,8 +52,8 @@ pub fn reschedule() {
         let schedule = &current.schedule;
         if !schedule.is_idle && schedule.state.load(Ordering::SeqCst) == RUNNABLE {
             schedule.involuntary_switches.fetch_add(1, Ordering::Relaxed);
-            // Decided here, once, since its mask may change at any moment: it is in a queue, or on
-            // its way to one.
+            // The task's affinity may change at any moment, so it is read once. The task is in a
+            // queue, or on its way to one.
             if schedule.affinity().contains(id) {
                 let current = current.clone();
                 queue.enqueue(current);
@@ -74,8 +74,8 @@ pub fn reschedule() {
             return;
         }
         this.idle.store(next.schedule.is_idle, Ordering::Relaxed);
-        // Its mask was changed while it was on its way here: it goes on in the kernel, and leaves
-        // before it sees user mode.
+        // Its mask was changed while it was on its way here: it continues in the kernel, and leaves
+        // before it returns to user mode.
         if !next.schedule.affinity().contains(id) {
             this.wanted.store(true, Ordering::Relaxed);
         }
@@ -89,11 +89,12 @@ pub fn reschedule() {
     machine::switch(next.stack());
     drop(interrupts);
     finish_switch();
-    // Not before: this may be the last reference, and nothing is freed while interrupts are off.
+    // Not earlier: this may be the last reference, and nothing may be freed while interrupts are
+    // off.
     drop(next);
 }
 
-/// The tracepoint of a switch to `next`. Interrupts are off.
+/// Emits the tracepoint of a switch to `next`. Interrupts are off.
 #[inline(always)]
 fn trace_switch(next: &Thread) {
     if hw::Hardware.is_traced::<{ SchedSwitch::NUMBER }>() {
@@ -118,8 +119,8 @@ fn record_switch(next: &Thread) {
     });
 }
 
-/// Translates through `thread`'s address space from now on; a thread of the kernel keeps whatever
-/// is loaded. `this` is the running CPU.
+/// Loads the address space of `thread`. For a kernel thread the loaded one stays. `this` is the
+/// running CPU.
 fn activate(this: &PerCpu, thread: &Thread, interrupts: &InterruptsOff) {
     let pinned = hw::Hardware.pin();
     let mut loaded = lock_with(&this.loaded, interrupts);
@@ -145,13 +146,14 @@ fn activate(this: &PerCpu, thread: &Thread, interrupts: &InterruptsOff) {
     }
 }
 
-/// Real and effective user of the program that each CPU ran last, where the CPU has to forget
-/// predictions that another user's program trained. The array is apart from [`cpu`]'s data, whose
-/// size affects every switch.
+/// Real and effective user of the program that each CPU ran last. Used if the CPU must forget
+/// predictions that another user's program trained. The array is separate from [`cpu`]'s data,
+/// whose size affects every switch.
 static LAST_USERS: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
 
-/// Makes this CPU's predictors forget the last program, if that was another user's than the current
-/// task's. Kernel tasks run no program. Interrupts are on: the credentials may be dropped here.
+/// Makes this CPU's predictors forget the last program, if it belonged to another user than the
+/// current task. Kernel tasks run no program. Interrupts are on: the credentials may be dropped
+/// here.
 #[cold]
 #[inline(never)]
 fn separate_users() {
@@ -165,24 +167,24 @@ fn separate_users() {
     }
 }
 
-/// The translations that a CPU holds on to.
+/// The translations to which a CPU holds references.
 pub(super) struct LoadedSpaces {
-    /// The one it has loaded, which must live as long.
+    /// The loaded one, which must exist as long as it is loaded.
     now: Option<Arc<Translation>>,
-    /// One it had loaded before; dropped where interrupts are on.
+    /// A previously loaded one; dropped when interrupts are on.
     retired: Option<Arc<Translation>>,
-    /// For the root of this CPU's node of an address space that has none yet: allocated where
-    /// interrupts are on, used where they are off. `None` where all nodes share roots.
+    /// A spare root for an address space that has none yet on this CPU's node. It is allocated when
+    /// interrupts are on, and used when they are off. `None` if all nodes share roots.
     spare: Option<Frame<PageTable, hw::Frames>>,
 }
 
 impl LoadedSpaces {
-    /// No translation and no spare root yet.
+    /// No translation and no spare root.
     pub(super) const NONE: Self = Self { now: None, retired: None, spare: None };
 }
 
-/// Lets go of the translation that this CPU had loaded before, and sees to a spare root. Interrupts
-/// are on. Every switch between processes comes by here.
+/// Drops the translation that this CPU had loaded before, and provides a spare root. Interrupts are
+/// on. Called at every switch between processes.
 #[inline(always)]
 fn settle_loaded(this: &PerCpu) {
     if !this.has_retired.load(Ordering::Relaxed) {
@@ -199,8 +201,8 @@ fn settle_loaded(this: &PerCpu) {
     }
 }
 
-/// Allocates a spare root for this CPU. Where there is no memory, the next address space that needs
-/// one shares another node's.
+/// Allocates a spare root for this CPU. If there is no memory, the next address space that needs a
+/// root shares another node's.
 #[cold]
 fn provide_spare(this: &PerCpu) {
     match Frame::allocate(hw::frames()) {
@@ -212,7 +214,8 @@ fn provide_spare(this: &PerCpu) {
     }
 }
 
-/// Gives this CPU a spare root. If it shares another node's for want of one, it goes on in its own.
+/// Gives this CPU a spare root. If the CPU shares another node's root because it had none, it
+/// changes to its own.
 fn stop_sharing(this: &PerCpu, spare: Frame<PageTable, hw::Frames>) {
     let interrupts = irq::disable();
     let pinned = hw::Hardware.pin();
@@ -227,20 +230,20 @@ fn stop_sharing(this: &PerCpu, spare: Frame<PageTable, hw::Frames>) {
     drop(interrupts);
 }
 
-/// How often there was no memory for a spare root.
+/// Number of times there was no memory for a spare root.
 static SPARES_MISSED: AtomicU64 = AtomicU64::new(0);
 
-/// How often there was no memory for a spare root.
+/// Returns how often there was no memory for a spare root.
 pub fn spares_missed() -> u64 {
     SPARES_MISSED.load(Ordering::Relaxed)
 }
 
-/// Spare roots of all CPUs: page tables that no process has.
+/// Returns the number of spare roots of all CPUs: page tables that belong to no process.
 pub fn spare_roots() -> u64 {
     super::online().iter().map(|id| u64::from(cpu(id).loaded.lock().spare.is_some())).sum()
 }
 
-/// The current task has got another address space: load it.
+/// Loads the current task's address space, after that has changed.
 pub fn activate_current() {
     let interrupts = irq::disable();
     let this = cpu(hw::current_cpu());
@@ -249,7 +252,7 @@ pub fn activate_current() {
     settle_loaded(this);
 }
 
-/// The second half of a switch, on the new task's stack: release the old one.
+/// The second half of a switch, on the new task's stack: releases the old task.
 pub fn finish_switch() {
     let here = hw::current_cpu();
     let previous = cpu(here).queue.lock().previous.take();
@@ -265,14 +268,14 @@ pub fn finish_switch() {
     if speculation::separates_users() {
         separate_users();
     }
-    // A dead task's last reference may be this one: its stack is freed here, with interrupts on.
+    // This may be a dead task's last reference: its stack is freed here, with interrupts on.
     drop(previous);
 }
 
-/// `task` has left this CPU, `here`, and `leaving` says what is to be done.
+/// Handles the state `leaving` of `task`, which has left this CPU, `here`.
 #[cold]
 fn settle_left(task: &Arc<Thread>, here: CpuId, leaving: u8) {
-    // Before another CPU can run it.
+    // Before another CPU can run the task.
     if leaving & GIVES_ID != 0 {
         task.give_id_back();
     }
@@ -281,7 +284,7 @@ fn settle_left(task: &Arc<Thread>, here: CpuId, leaving: u8) {
     if leaving & MOVES != 0 {
         let target = super::place(task, here);
         // Under the lock of the queue that it leaves, as everywhere: a holder of that lock that has
-        // looked at `cpu` relies on it.
+        // read `cpu` relies on it.
         let left = cpu(here).queue.lock();
         task.belongs_to(target);
         drop(left);
@@ -315,7 +318,8 @@ pub fn exit_current() -> ! {
     unreachable!("a dead task was switched to");
 }
 
-/// Takes part in scheduling on this CPU: the running context becomes `idle`, the CPU's idle thread.
+/// Makes this CPU take part in scheduling: the running context becomes `idle`, the CPU's idle
+/// thread.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -344,7 +348,7 @@ pub fn start(id: CpuId, idle: Arc<Thread>) -> Result<()> {
     super::make_room(thread::stacks() + 16)
 }
 
-/// The idle task's life: run what there is, take work from busier CPUs, else halt.
+/// The main loop of the idle task: runs waiting tasks, takes tasks from busier CPUs, else halts.
 pub fn idle_forever() -> ! {
     loop {
         let this = cpu(hw::current_cpu());
@@ -353,7 +357,7 @@ pub fn idle_forever() -> ! {
             continue;
         }
         leave_dead_space();
-        // Frames in this CPU's lists that no task here needs may help another CPU.
+        // Another CPU may need frames in this CPU's lists that no task here needs.
         hw::frames().poll(freehold_buddy::Moment::Idle);
         let interrupts = irq::disable();
         if this.wanted.load(Ordering::Acquire) || this.queue.lock().waiting() > 0 {
@@ -367,9 +371,9 @@ pub fn idle_forever() -> ! {
     }
 }
 
-/// Lets go of the root of an address space that is in use by CPUs only; the last CPU frees the
-/// tables. An idle CPU otherwise keeps the root of the last program that it ran, since that is
-/// usually the next one too.
+/// Drops the root of an address space that only CPUs still use; the last CPU frees the tables.
+/// Otherwise an idle CPU keeps the root of the last program that it ran, since that is usually also
+/// the next one.
 fn leave_dead_space() {
     let interrupts = irq::disable();
     let pinned = hw::Hardware.pin();
@@ -386,14 +390,14 @@ fn leave_dead_space() {
     drop(dead);
 }
 
-/// Wake every CPU that idles, so that it does what it does before it halts.
+/// Wakes every idle CPU, so that it does its work before a halt.
 pub fn wake_idle() {
     for id in super::online().iter() {
         hw::cpu::send_reschedule(id);
     }
 }
 
-/// Take a task that waits on another CPU over to this one.
+/// Moves a task that waits on another CPU to this one.
 fn steal() -> bool {
     let me = hw::current_cpu();
     let task = if nodes::are_several() {
@@ -406,7 +410,7 @@ fn steal() -> bool {
     true
 }
 
-/// The current slice may have ended (interrupt context).
+/// Handles a timer interrupt: the current slice may have ended.
 pub fn timer_interrupt(now: u64) {
     let me = hw::current_cpu();
     let this = cpu(me);

@@ -1,11 +1,9 @@
-//! Threads: the view of a thread of execution that the scheduler, and all code below the tasks of
-//! POSIX, have.
+//! Threads: a thread of execution as the scheduler, and all code below POSIX tasks, see it.
 //!
-//! A [`Thread`] has a share in scheduling, a kernel stack, the address space that its CPU loads,
-//! and the little state that sleeping, the page allocator and reclaim keep per thread. A task
-//! ([`crate::task`]) owns one and adds the state of POSIX. The run queues hold threads; a thread
-//! that was started holds its task until it has ended. Lower layers ask the task through
-//! [`ThreadOwner`].
+//! A [`Thread`] has its scheduling state, a kernel stack, the address space that its CPU loads, and
+//! the per-thread state of sleeping, the page allocator and reclaim. A task ([`crate::task`]) owns
+//! a thread and adds the state of POSIX. The run queues refer to threads. A thread that was started
+//! keeps its task alive until it has ended. Lower layers access the task through [`ThreadOwner`].
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -28,25 +26,25 @@ use crate::time::{Expire, TimerSlot};
 /// The roots of an address space, as CPUs load them.
 pub type Translation = freehold_vm::Translation<crate::hw::Frames>;
 
-/// A function that fills pinned bytes of a program.
+/// A function that writes to pinned bytes of a program.
 pub type Fill<'a> = &'a mut dyn FnMut(&mut dyn OriginalMut) -> Result<()>;
-/// A function that takes pinned bytes of a program.
+/// A function that reads pinned bytes of a program.
 pub type Drain<'a> = &'a mut dyn FnMut(&dyn Original) -> Result<()>;
 
 /// A part of a program's memory that is pinned for a transfer.
 #[derive(Clone, Copy, Debug)]
 pub struct PinnedPart {
-    /// Its first address.
+    /// The first address.
     pub address: u64,
-    /// The most bytes.
+    /// Largest number of bytes.
     pub length: usize,
-    /// Bytes come in whole units of so many.
+    /// The number of bytes must be a multiple of this.
     pub unit: usize,
 }
 
-/// Questions of lower layers to the task that a thread belongs to.
+/// Requests of lower layers to the task of a thread.
 pub trait ThreadOwner: Send + Sync {
-    /// Whether the thread ends before it sees user mode again.
+    /// Whether the thread ends before it returns to user mode.
     fn is_ending(&self) -> bool;
     /// Returns the credentials of the process.
     fn credentials(&self) -> Arc<Credentials>;
@@ -54,18 +52,18 @@ pub trait ThreadOwner: Send + Sync {
     fn label(&self) -> ([u8; 16], u32);
     /// The thread's number in its PID namespace.
     fn number(&self) -> i32;
-    /// Makes and starts a thread of the kernel that runs `body`.
+    /// Makes and starts a kernel thread that runs `body`.
     ///
     /// # Errors
     /// `ENOMEM`, `EAGAIN`.
     fn spawn_kernel(&self, name: &'static str, body: Box<dyn FnOnce() + Send>) -> Result<Arc<Thread>>;
-    /// Has `transfer` fill `part` of the program's memory while it is pinned. Returns how many
-    /// bytes.
+    /// Calls `transfer` to fill `part` of the program's memory while it is pinned. Returns the
+    /// number of bytes.
     ///
     /// # Errors
     /// `EFAULT`, `ENOMEM`, those of `transfer`.
     fn fill_pinned(&self, part: PinnedPart, transfer: Fill<'_>) -> Result<usize>;
-    /// As [`fill_pinned`](Self::fill_pinned), for a `transfer` that takes the bytes.
+    /// As [`fill_pinned`](Self::fill_pinned), for a `transfer` that reads the bytes.
     ///
     /// # Errors
     /// The same.
@@ -81,8 +79,8 @@ pub enum RunsPrograms {
     Kernel,
 }
 
-/// The number and the name of a thread, as tracepoints record them: readable in any context. A
-/// reader beside a change of the name may see the halves of two names.
+/// The number and the name of a thread for tracepoints, readable in any context. During a change of
+/// the name, a reader may see halves of both names.
 #[derive(Debug, Default)]
 pub struct TraceLabel {
     pid: AtomicU32,
@@ -90,7 +88,7 @@ pub struct TraceLabel {
 }
 
 impl TraceLabel {
-    /// Sets the number; by the thread itself, or before it runs.
+    /// Sets the number. Called by the thread itself, or before it runs.
     pub fn set_pid(&self, pid: u32) {
         self.pid.store(pid, Ordering::Relaxed);
     }
@@ -100,11 +98,11 @@ impl TraceLabel {
         self.name[0].store(name as u64, Ordering::Relaxed);
         self.name[1].store((name >> 64) as u64, Ordering::Relaxed);
     }
-    /// The number.
+    /// Returns the number.
     pub fn pid(&self) -> Pid {
         Pid(self.pid.load(Ordering::Relaxed) as i32)
     }
-    /// The name.
+    /// Returns the name.
     pub fn comm(&self) -> Comm {
         let [low, high] = [0, 1].map(|half: usize| u128::from(self.name[half].load(Ordering::Relaxed)));
         Comm((low | high << 64).to_le_bytes())
@@ -116,69 +114,70 @@ pub struct Thread {
     me: Weak<Thread>,
     owner: Weak<dyn ThreadOwner>,
     runs: RunsPrograms,
-    /// Its share in scheduling.
+    /// Its scheduling state.
     pub schedule: Schedule,
-    /// The label of the thread in tracepoints.
+    /// Its label in tracepoints.
     pub label: TraceLabel,
     stack: spin::Once<crate::hw::thread::Thread>,
-    /// The translation that the thread's CPU loads; `None`: any that is loaded. Changed before the
-    /// thread runs, or by the thread itself.
+    /// The translation that the thread's CPU loads; `None`: the loaded one stays. Changed before
+    /// the thread runs, or by the thread itself.
     translation: SpinLock<Option<Arc<Translation>>>,
-    /// Held from its start to its end.
+    /// A reference to the task, held from the thread's start to its end.
     kept: IrqSpinLock<Option<Arc<dyn ThreadOwner>>>,
     /// Flags to check before the return to user mode: [`SIGNAL`], [`PLACE`].
     attention: AtomicU8,
-    /// The CPU and node on which the thread runs, if its program is told.
+    /// The CPU and node on which the thread runs, if its program uses them (rseq).
     whereabouts: Whereabouts,
-    /// The concurrency IDs of its space; `None` where there is one CPU, or no program is told.
+    /// The concurrency IDs of its space; `None` with one CPU, or if no program uses them.
     concurrency_ids: SpinLock<Option<Arc<ConcurrencyIds>>>,
     /// See [`Thread::cancel`].
     cancelled: AtomicBool,
     sleep_timer: TimerSlot,
-    /// Page faults: without and with I/O.
+    /// Number of page faults: without and with I/O.
     pub faults: [AtomicU64; 2],
-    /// From which nodes the pages come that it touches first; the process' areas may say otherwise.
+    /// The nodes that provide pages which the thread touches first. Policies of the process' areas
+    /// have priority.
     memory_policy: SpinLock<Option<Arc<TaskPolicy>>>,
-    /// Whether windows on programs' frames are forgotten as they close while it runs, whatever the
+    /// Whether windows on programs' frames are flushed when they close while it runs, whatever the
     /// policy.
     forgets_windows: AtomicBool,
-    /// It is finding memory for others ([`crate::mem::reclaim`]): what it allocates may come from
-    /// the last reserve. Only the thread itself changes it.
+    /// Whether it is reclaiming memory ([`crate::mem::reclaim`]). Then its allocations may use the
+    /// last reserve. Only the thread itself changes this.
     pub(crate) reclaims: AtomicBool,
-    /// Its charges pass accounts' limits. Only the thread itself changes it.
+    /// Whether its charges may exceed accounts' limits. Only the thread itself changes this.
     pub(crate) passes_limits: AtomicBool,
-    /// Whether a request for frames found none since the thread last looked. Only the thread itself
-    /// changes it.
+    /// Whether a request for frames has failed since the thread's last check. Only the thread
+    /// itself changes this.
     pub(crate) was_denied: AtomicBool,
-    /// The account that pays for the thread's requests.
+    /// The account to which the thread's requests are charged.
     account: AtomicAccountId,
-    /// The account whose limit it met since it looked last; the root, which has none, for no such
-    /// account. Only the thread itself changes it.
+    /// The account whose limit the thread has met since its last check. The root, which has no
+    /// limit, stands for none. Only the thread itself changes this.
     pub(crate) refused_by: AtomicAccountId,
-    /// The same for the account whose limit it passed ([`Thread::pass_high`]).
+    /// The account whose limit it exceeded ([`Thread::pass_high`]); the root for none.
     passed_high: AtomicAccountId,
-    /// References that the thread has yet to let go of ([`crate::sync::deferred`]). Only the thread
-    /// itself looks at them.
+    /// References that the thread has yet to drop ([`crate::sync::deferred`]). Only the thread
+    /// itself accesses them.
     pub(crate) releases: ReleaseList,
-    /// The thread's allocations that are to fail.
+    /// The fault injection for the thread's allocations.
     pub(crate) injection: TaskFaults,
 }
 
-/// A signal came, or the thread is to stop or end: interruptible sleeps end, too.
+/// A signal has arrived, or the thread is to stop or end: interruptible sleeps end, too.
 pub const SIGNAL: u8 = 1;
-/// The program is to be told where it runs, or that it was interrupted ([`Whereabouts`]).
+/// The program must be told its CPU, or that it was interrupted ([`Whereabouts`]).
 pub const PLACE: u8 = 2;
-/// The thread has passed a limit of an account ([`Thread::pass_high`]).
+/// The thread has exceeded a limit of an account ([`Thread::pass_high`]).
 pub const CHARGE: u8 = 8;
-/// The thread is to charge its CPU time to a quota, or may have one.
+/// The thread must charge its CPU time to a quota, or may have one.
 pub const QUOTA: u8 = 16;
-/// The thread has watchpoints, which are armed where its program runs: it is called all the time.
+/// The thread has watchpoints, which are armed while its program runs. The flag stays set.
 pub const WATCH: u8 = 4;
 
-/// Threads with a stack of their own.
+/// Number of threads with their own stack.
 static STACKS: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns the number of threads that have a stack of their own.
+/// Returns the number of threads with their own stack.
 pub fn stacks() -> usize {
     STACKS.load(Ordering::Relaxed)
 }
@@ -218,11 +217,11 @@ impl Thread {
         })
     }
 
-    /// A reference to be kept.
+    /// Returns a reference to the thread.
     pub fn arc(&self) -> Arc<Self> {
         self.me.upgrade().expect("whoever calls a method of a thread holds a reference to it")
     }
-    /// The task that it belongs to; `None` once that is gone.
+    /// Returns its task; `None` once that has been dropped.
     pub fn owner(&self) -> Option<Arc<dyn ThreadOwner>> {
         self.owner.upgrade()
     }
@@ -230,33 +229,32 @@ impl Thread {
     pub fn is_kernel(&self) -> bool {
         self.runs == RunsPrograms::Kernel
     }
-    /// Whether a signal waits to be delivered, or the thread is to stop or end: interruptible
-    /// sleeps return.
+    /// Whether a signal is pending, or the thread is to stop or end: interruptible sleeps return.
     pub fn signal_pending(&self) -> bool {
         self.attention.load(Ordering::Acquire) & SIGNAL != 0
     }
-    /// Whether anything is to be looked at before the return to user mode.
+    /// Whether anything must be checked before the return to user mode.
     #[inline]
     pub fn is_called(&self) -> bool {
         self.attention.load(Ordering::Acquire) != 0
     }
-    /// Whether it is called for any of `what`.
+    /// Whether any flag of `what` is set.
     #[inline]
     pub fn is_called_for(&self, what: u8) -> bool {
         self.attention.load(Ordering::Acquire) & what != 0
     }
-    /// Makes the thread look at `what`: [`SIGNAL`], [`PLACE`].
+    /// Makes the thread check `what`: [`SIGNAL`], [`PLACE`].
     #[inline]
     pub fn call_attention(&self, what: u8) {
         self.attention.fetch_or(what, Ordering::SeqCst);
     }
-    /// Notes that the thread looks at `what` now. Returns whether there was a reason. Call it
-    /// before the look, so that a later call for attention is not missed.
+    /// Clears the flags `what`, because the thread checks them now. Returns whether any was set.
+    /// Call it before the check, so that a later flag is not missed.
     #[inline]
     pub fn answer_call(&self, what: u8) -> bool {
         self.attention.fetch_and(!what, Ordering::SeqCst) & what != 0
     }
-    /// Lets a thread of the kernel stop what it does for a program at its next checkpoint: that
+    /// Makes a kernel thread stop its work for a program at its next checkpoint, because that
     /// program has ended.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
@@ -267,62 +265,64 @@ impl Thread {
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
     }
-    /// Whether the thread ends before it sees user mode again, or was cancelled.
+    /// Whether the thread was cancelled, or ends before it returns to user mode.
     pub fn is_dying(&self) -> bool {
         self.is_cancelled() || self.owner().is_none_or(|owner| owner.is_ending())
     }
-    /// How windows on programs' frames close while it runs.
+    /// Returns how windows on programs' frames close while it runs.
     #[inline]
     pub fn closing(&self) -> Closing {
         if self.forgets_windows.load(Ordering::Relaxed) { Closing::Forgets } else { Closing::ByPolicy }
     }
-    /// Says how windows close while it runs, from the next switch to it on.
+    /// Sets how windows close while it runs, from the next switch to it on.
     pub fn set_closing(&self, closing: Closing) {
         self.forgets_windows.store(closing == Closing::Forgets, Ordering::Relaxed);
     }
-    /// Its memory policy, if it has one.
+    /// Returns its memory policy, if it has one.
     pub fn memory_policy(&self) -> Option<Arc<TaskPolicy>> {
         self.memory_policy.lock().clone()
     }
-    /// The account that pays for the frames it asks for.
+    /// Returns the account to which its frames are charged.
     #[inline]
     pub fn account(&self) -> AccountId {
         self.account.load(Ordering::Relaxed)
     }
-    /// Makes another account pay from now on. Either account pays for requests meanwhile.
+    /// Sets the account for later charges. A concurrent request is charged to either account.
     pub fn set_account(&self, account: AccountId) {
         self.account.store(account, Ordering::Relaxed);
     }
-    /// It has passed the soft limit of `account`, or the hard one with what could not be refused,
-    /// and takes memory back before it returns to user mode. The thread itself.
+    /// Records that the thread has exceeded the soft limit of `account`, or its hard limit by an
+    /// allocation that could not be refused. It reclaims memory before it returns to user mode.
+    /// Only the thread itself calls this.
     pub fn pass_high(&self, account: AccountId) {
         self.passed_high.store(account, Ordering::Relaxed);
         self.call_attention(CHARGE);
     }
-    /// The account whose limit it passed since it was asked last. The thread itself.
+    /// Takes the account whose limit the thread exceeded since the last call. Only the thread
+    /// itself calls this.
     pub fn take_passed_high(&self) -> Option<AccountId> {
         if !self.answer_call(CHARGE) {
             return None;
         }
         self.passed_high.swap(AccountId::ROOT, Ordering::Relaxed).unless_root()
     }
-    /// Gives it a memory policy, or none.
+    /// Sets its memory policy, or removes it.
     pub fn set_memory_policy(&self, policy: Option<Arc<TaskPolicy>>) {
         let old = core::mem::replace(&mut *self.memory_policy.lock(), policy);
         drop(old);
     }
 }
 
-/// Where it runs: the protocol is in the head of [`super::whereabouts`].
+/// The CPU and the IDs of a thread: the protocol is in the head of [`super::whereabouts`].
 impl Thread {
-    /// Tells the thread's program from now on where it runs; `ids` are those of its space. Called
+    /// Starts reporting CPU and IDs to the thread's program; `ids` are those of its space. Called
     /// by the thread itself, or before any CPU runs it.
     pub fn watch_place(&self, ids: Option<Arc<ConcurrencyIds>>) {
         *self.concurrency_ids.lock() = ids;
         self.whereabouts.watched.store(true, Ordering::Relaxed);
         self.call_attention(PLACE);
     }
-    /// Its program is told no more. The thread itself.
+    /// Stops reporting to its program. Only the thread itself calls this.
     pub fn forget_place(&self) {
         self.whereabouts.watched.store(false, Ordering::Relaxed);
         self.give_back_held();
@@ -330,7 +330,8 @@ impl Thread {
         let ids = self.concurrency_ids.lock().take();
         drop(ids);
     }
-    /// The concurrency ID that it runs with until it leaves its CPU. The thread itself.
+    /// Returns the concurrency ID that it holds until it leaves its CPU. Only the thread itself
+    /// calls this.
     pub fn concurrency_id(&self, company: impl FnOnce() -> Company) -> u32 {
         let held = &self.whereabouts.held;
         if let Some(id) = held.load(Ordering::Relaxed).checked_sub(1) {
@@ -344,8 +345,8 @@ impl Thread {
         }
         u32::from(id)
     }
-    /// Others will run in its space: what it holds is given back when it leaves its CPU. The thread
-    /// itself.
+    /// Prepares for other threads in its space: its ID is released when it leaves its CPU. Only the
+    /// thread itself calls this.
     pub fn share_concurrency_id(&self) {
         if self.whereabouts.held.load(Ordering::Relaxed) != 0 {
             let leaving = &self.schedule.leaving;
@@ -362,14 +363,14 @@ impl Thread {
             ids.give(id);
         }
     }
-    /// Gives the thread's concurrency ID back. The thread has left its CPU, and no other CPU runs
-    /// it yet.
+    /// Releases the thread's concurrency ID. The thread has left its CPU, and no other CPU runs it
+    /// yet.
     pub(super) fn give_id_back(&self) {
         self.give_back_held();
         self.call_attention(PLACE);
     }
-    /// It belongs to the queue of `cpu` from now on; it is in none, and the lock of the one that it
-    /// left is held.
+    /// Assigns the thread to the queue of `cpu`. It is in no queue, and the caller holds the lock
+    /// of the queue that it left.
     pub(super) fn belongs_to(&self, cpu: CpuId) {
         self.schedule.cpu.store(cpu.0, Ordering::Relaxed);
         if self.whereabouts.watched.load(Ordering::Relaxed) {
@@ -387,12 +388,12 @@ mod running {
     use crate::sched::{finish_switch, make_room, nodes};
 
     impl Thread {
-        /// The stack and the registers that the CPU switches to.
+        /// Returns the stack and the registers for a switch.
         pub(in crate::sched) fn stack(&self) -> &machine::Thread {
             self.stack.get().expect("a thread is started after it got its stack")
         }
-        /// Where it sleeps, or goes on: addresses in the slid image, innermost first. Returns how
-        /// many; 0 where it runs.
+        /// Stores the call stack of a thread that does not run: addresses in the slid image,
+        /// innermost first. Returns their number; 0 if it runs.
         pub fn backtrace(&self, into: &mut [u64; MAX_FRAMES]) -> usize {
             self.stack.get().map_or(0, |stack| stack.backtrace(into))
         }
@@ -402,14 +403,14 @@ mod running {
         ) -> impl core::ops::Deref<Target = Option<Arc<Translation>>> + '_ {
             self.translation.lock()
         }
-        /// Sets what its CPU translates through from the next switch on; see
+        /// Sets the translation of its CPU from the next switch on; see
         /// [`crate::sched::activate_current`].
         pub fn set_translation(&self, new: Arc<Translation>) {
             let old = self.translation.lock().replace(new);
             drop(old);
         }
-        /// Lets go of the thread's address space: it runs nothing of a program any more, even if
-        /// other code keeps a reference to it.
+        /// Drops the thread's address space, because it no longer runs a program, even if other
+        /// code keeps a reference to the thread.
         pub fn leave_translation(&self) {
             let old = self.translation.lock().take();
             drop(old);
@@ -436,12 +437,12 @@ mod running {
             STACKS.fetch_add(1, Ordering::Relaxed);
             Ok(())
         }
-        /// Makes the running code the thread, for ever: a CPU's idle thread.
+        /// Makes the running code the thread, permanently: a CPU's idle thread.
         pub(in crate::sched) fn adopt(&self) {
             self.stack.call_once(machine::Thread::adopt);
         }
-        /// Lets a thread run that was [prepared](Self::prepare); it holds `owner`, its task, until
-        /// it has ended.
+        /// Starts a thread that was [prepared](Self::prepare). It keeps `owner`, its task, alive
+        /// until it has ended.
         pub fn start(&self, owner: Arc<dyn ThreadOwner>) {
             *self.kept.lock() = Some(owner);
             wake(self, &[Sleep::Uninterruptible]);
@@ -456,15 +457,14 @@ mod running {
         }
     }
 
-    /// Looks at the running thread without keeping it. `None` before this CPU takes part in
-    /// scheduling.
+    /// Calls `look` with the running thread. `None` before this CPU takes part in scheduling.
     #[inline]
     pub fn with_current<R>(look: impl FnOnce(&Arc<Thread>) -> R) -> Option<R> {
         machine::with_current(look)
     }
 
-    /// The account that pays for what the running thread asks for; the root before this CPU takes
-    /// part in scheduling.
+    /// Returns the account to which the running thread's requests are charged; the root before this
+    /// CPU takes part in scheduling.
     #[inline]
     pub fn account() -> AccountId {
         with_current(|thread| thread.account()).unwrap_or(AccountId::ROOT)
@@ -485,13 +485,13 @@ mod running {
 
 pub use running::{account, spawn_kernel, with_current};
 
-/// The running thread, if this CPU takes part in scheduling.
+/// Returns the running thread, if this CPU takes part in scheduling.
 #[inline]
 pub fn try_current() -> Option<Arc<Thread>> {
     with_current(|current| current.clone())
 }
 
-/// The running thread.
+/// Returns the running thread.
 ///
 /// # Panics
 /// Before this CPU takes part in scheduling.
@@ -499,14 +499,14 @@ pub fn current() -> Arc<Thread> {
     try_current().expect("a thread runs")
 }
 
-/// Whether the running thread ends before it sees user mode again. Cheap: the word that every
-/// signal sets is looked at first.
+/// Whether the running thread ends before it returns to user mode. Cheap: the word that every
+/// signal sets is checked first.
 #[inline]
 pub fn is_current_dying() -> bool {
     with_current(|thread| thread.signal_pending() && thread.is_dying()).unwrap_or(false)
 }
 
-/// Whether an allocation of the running thread failed by injection since this was asked last.
+/// Whether an allocation of the running thread failed by fault injection since the last call.
 pub fn current_was_injected() -> bool {
     with_current(|thread| thread.injection.take_injected()).unwrap_or(false)
 }
@@ -517,7 +517,7 @@ impl Wake for Thread {
     }
 }
 
-/// The deadline of a sleep.
+/// The expiry of a sleep's deadline.
 impl Expire for Thread {
     fn slot(&self) -> &TimerSlot {
         &self.sleep_timer

@@ -1,35 +1,35 @@
-//! Where a thread runs, for programs that are told (rseq(2)): its CPU, and its concurrency ID.
+//! The CPU and the concurrency ID of a thread, for programs that use them (rseq(2)).
 //!
-//! A **concurrency ID** is a number that no other thread has that runs in the same address space at
-//! the same time. It is below the number of the machine's CPUs and below that of the space's
-//! threads, so that programs index their data by it.
+//! A **concurrency ID** is a number that differs from those of all threads that run in the same
+//! address space at the same time. It is below the number of the machine's CPUs and below that of
+//! the space's threads, so that programs index their data by it.
 //!
-//! **Protocol.** The IDs of a space are one word, a bit for each that is held ([`ConcurrencyIds`]).
-//! A thread takes the lowest free one on its way to user mode, by compare-exchange; there is always
-//! one, since each holder is on a CPU. The next thread on that CPU gives the ID back, before its
-//! holder may run elsewhere. A space with one thread saves both: its thread keeps the ID while it
-//! sleeps. Only that thread can make a second one, and says so first
+//! **Protocol.** The IDs of a space are one word with a bit for each held ID ([`ConcurrencyIds`]).
+//! A thread takes the lowest free ID on its way to user mode, by compare-exchange. There is always
+//! a free one, since each holder is on a CPU. The next thread on that CPU releases the ID, before
+//! its holder may run elsewhere. In a space with one thread neither is necessary: its thread keeps
+//! the ID while it sleeps. Only that thread can create a second one, and records that first
 //! (`Thread::share_concurrency_id`). On a machine with one CPU the ID is 0, and no thread holds
 //! one. The model at the end explores the orders.
 //!
-//! A thread that goes to another CPU, or whose ID was given back, finds `thread::PLACE` in its word
-//! of attention before its next instruction in user mode. A thread that stays where it was, alone,
-//! costs nothing.
+//! If a thread moves to another CPU, or its ID was released, it finds `thread::PLACE` in its
+//! attention word before its next instruction in user mode. A thread that stays on its CPU, alone
+//! in its space, costs nothing.
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-/// Bits of `Schedule::leaving`: it is runnable and in no queue, the CPU that it is leaving sends it
-/// to another.
+/// Bits of `Schedule::leaving`. This one: the task is runnable and in no queue, and the CPU that it
+/// leaves sends it to another one.
 pub(super) const MOVES: u8 = 1;
-/// Its concurrency ID is given back as it leaves its CPU.
+/// Its concurrency ID is released as it leaves its CPU.
 pub(super) const GIVES_ID: u8 = 2;
 
-/// The concurrency IDs of an address space that are held.
+/// The held concurrency IDs of an address space.
 #[derive(Debug, Default)]
 pub struct ConcurrencyIds(AtomicU64);
 
 impl ConcurrencyIds {
-    /// The lowest that is free, which the caller holds from now on.
+    /// Takes the lowest free ID, which the caller then holds.
     pub(super) fn take(&self) -> u8 {
         let mut held = self.0.load(Ordering::Relaxed);
         loop {
@@ -41,7 +41,7 @@ impl ConcurrencyIds {
             }
         }
     }
-    /// Frees `id`.
+    /// Releases `id`.
     pub(super) fn give(&self, id: u8) {
         self.0.fetch_and(!(1 << id), Ordering::Release);
     }
@@ -56,10 +56,10 @@ pub enum Company {
     Others,
 }
 
-/// State of where a thread runs. Only the thread and its successor on its CPU change it.
+/// A thread's present CPU and ID. Only the thread and its successor on its CPU change this.
 #[derive(Debug, Default)]
 pub struct Whereabouts {
-    /// Its program is told.
+    /// Whether its program uses them.
     pub(super) watched: AtomicBool,
     /// The ID that it holds + 1; 0 for none.
     pub(super) held: AtomicU8,
@@ -77,7 +77,7 @@ mod tests {
         assert_eq!(ids.take(), 1);
     }
 
-    /// Threads of one space on two CPUs, step by step; `atomically` is whether an ID is taken by
+    /// Threads of one space on two CPUs, in steps. `atomically` tells whether an ID is taken by
     /// compare-exchange.
     mod model {
         use shuttle::scheduler::RandomScheduler;
@@ -92,9 +92,9 @@ mod tests {
         #[derive(Clone, Copy, PartialEq)]
         enum Variant {
             Proper,
-            /// The word is loaded, and later stored.
+            /// The word is loaded, and stored in a later step.
             Torn,
-            /// The CPU is free for others before the ID is.
+            /// The CPU is free for others before the ID is released.
             LateGift,
         }
 

@@ -1,7 +1,8 @@
-//! Addresses of sockets, and the owners of those of AF_UNIX.
+//! Addresses of sockets, and the owners of AF_UNIX addresses.
 //!
-//! A socket is found by the inode that it was bound to, or by its abstract name. The maps hold
-//! sockets weakly: a name ends with its socket, a path stays behind and refuses.
+//! A socket is found by the inode that it was bound to, or by its abstract name. The maps hold weak
+//! references to sockets. An abstract name ends with its socket. A path stays, and connections to
+//! it are refused.
 
 use core::net::Ipv6Addr;
 use freehold_collections::{
@@ -23,19 +24,19 @@ use crate::{Errno, Result, task};
 
 /// Bytes of sun_path.
 const PATH_BYTES: usize = 108;
-/// Bytes before it.
+/// Bytes of the family, which precedes the path.
 const FAMILY_BYTES: usize = 2;
 
-/// Bytes of `struct sockaddr_in` and `struct sockaddr_in6`; the last has a scope at its end that
-/// may be missing.
+/// Bytes of `struct sockaddr_in`, and the least of `struct sockaddr_in6`, whose last member (the
+/// scope) may be missing.
 const INET_BYTES: usize = 16;
 const INET6_BYTES: usize = 28;
 const INET6_LEAST_BYTES: usize = 24;
 /// Bytes of `struct sockaddr_nl`.
 const NETLINK_BYTES: usize = 12;
-/// Where the address of `struct sockaddr_in6` begins.
+/// Offset of the IP address in `struct sockaddr_in6`.
 const INET6_IP: usize = 8;
-/// The longest of all.
+/// Length of the longest sockaddr (`struct sockaddr_storage`).
 const MOST_BYTES: usize = 128;
 
 /// Address family of a socket.
@@ -52,7 +53,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// The one with this number.
+    /// Returns the family with this number.
     ///
     /// # Errors
     /// `EAFNOSUPPORT`.
@@ -65,7 +66,7 @@ impl Family {
             _ => Err(Errno::EAFNOSUPPORT),
         }
     }
-    /// Its AF_*.
+    /// Returns the family's AF_* number.
     pub const fn number(self) -> u16 {
         match self {
             Self::Unix => AF_UNIX as u16,
@@ -75,7 +76,7 @@ impl Family {
         }
     }
 
-    /// Whether it is one of the two of IP.
+    /// Whether the family is AF_INET or AF_INET6.
     pub const fn is_ip(self) -> bool {
         matches!(self, Self::Inet | Self::Inet6)
     }
@@ -83,12 +84,13 @@ impl Family {
 
 /// Address that a socket can be bound to.
 ///
-/// Its at most 108 bytes are shared: they are copied once, when the address comes from a program.
+/// An AF_UNIX address has at most 108 bytes. They are copied once, when the address arrives from a
+/// program, and shared from then on.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Address {
     /// A path, as the program gave it.
     Path(Arc<[u8]>),
-    /// A name without file, as many bytes as given; NULs count.
+    /// A name without a file. It has exactly the given bytes, including NULs.
     Abstract(Arc<[u8]>),
     /// An IP address and a port.
     Inet(InetAddress),
@@ -96,11 +98,11 @@ pub enum Address {
     Netlink(NetlinkAddress),
 }
 
-/// By the number of the network namespace, in eight bytes, and the name.
+/// Sockets by the number of their network namespace, in eight bytes, followed by the name.
 static BY_NAME: SpinLock<Map<Arc<[u8]>, Weak<Socket>>> = SpinLock::new(Map::new());
 static BY_INODE: SpinLock<WeakMap<Identity, Socket>> = SpinLock::new(WeakMap::new());
 
-/// A key of [`BY_NAME`], without memory: the end of a socket needs one.
+/// A key of [`BY_NAME`] that needs no allocation, for use when a socket ends.
 struct KeyBytes([u8; 8 + PATH_BYTES], usize);
 
 impl KeyBytes {
@@ -120,12 +122,12 @@ fn key_of(network: &NetworkNamespace, name: &[u8]) -> Arc<[u8]> {
 }
 
 impl Address {
-    /// Read a sockaddr of `family`; `None` for an AF_UNIX one that holds the family only, and for
-    /// AF_UNSPEC beside IP.
+    /// Reads a sockaddr of `family`. Returns `None` for an AF_UNIX sockaddr with only the family,
+    /// and for AF_UNSPEC on an IP socket.
     ///
     /// # Errors
-    /// `EINVAL` where the length cannot be, `EAFNOSUPPORT` (`EINVAL` for AF_UNIX) where the family
-    /// is another, `EFAULT`.
+    /// `EINVAL` for an invalid length, `EAFNOSUPPORT` (`EINVAL` for AF_UNIX) for another family,
+    /// `EFAULT`.
     pub fn read(family: Family, address: u64, length: usize) -> Result<Option<Self>> {
         match family {
             Family::Unix => Self::read_unix(address, length),
@@ -199,8 +201,8 @@ impl Address {
         Ok(Some(Self::Inet(InetAddress { ip, port })))
     }
 
-    /// The sockaddr's bytes of an address of a socket of `family`; for one without, the family
-    /// alone, or any address.
+    /// Returns the sockaddr bytes of an address, for a socket of `family`. Without an address: the
+    /// family alone, or the unspecified address.
     fn encode(address: Option<&Self>, family: Family) -> Result<Vec<u8>> {
         let mut bytes = Vec::try_with_capacity(FAMILY_BYTES + PATH_BYTES + 1)?;
         bytes.try_extend_from_slice(&family.number().to_le_bytes())?;
@@ -229,7 +231,7 @@ impl Address {
                     bytes.try_extend_from_slice(&octets)?;
                     bytes.try_resize(INET_BYTES, 0)?;
                 } else {
-                    // After the flow's label, which is never set.
+                    // After the flow label, which is always zero.
                     bytes.try_resize(INET6_IP, 0)?;
                     bytes.try_extend_from_slice(&ip.octets())?;
                     bytes.try_resize(INET6_BYTES, 0)?;
@@ -239,7 +241,7 @@ impl Address {
         Ok(bytes)
     }
 
-    /// The IP address and port, where it is one.
+    /// Returns the IP address and port, for an IP address.
     pub const fn inet(&self) -> Option<InetAddress> {
         match self {
             Self::Inet(address) => Some(*address),
@@ -247,7 +249,7 @@ impl Address {
         }
     }
 
-    /// The port of netlink, where it is one.
+    /// Returns the port of netlink, for a netlink address.
     pub const fn netlink(&self) -> Option<NetlinkAddress> {
         match self {
             Self::Netlink(address) => Some(*address),
@@ -255,8 +257,8 @@ impl Address {
         }
     }
 
-    /// Write a sockaddr to `to`, cut to the length that is at `length`, and put its whole length
-    /// there.
+    /// Writes a sockaddr to `to`, cut to the length that `length` points to. Stores the full length
+    /// in `length`.
     ///
     /// # Errors
     /// `EINVAL` for a negative length, `EFAULT`, `ENOMEM`.
@@ -267,7 +269,7 @@ impl Address {
         length.write(&(bytes.len() as i32))
     }
 
-    /// Write a sockaddr to `to`, cut to `room` bytes; its whole length.
+    /// Writes a sockaddr to `to`, cut to `room` bytes. Returns its full length.
     ///
     /// # Errors
     /// `EFAULT`, `ENOMEM`.
@@ -277,10 +279,10 @@ impl Address {
         Ok(bytes.len() as u32)
     }
 
-    /// Bind `socket` to it.
+    /// Binds `socket` to this address.
     ///
     /// # Errors
-    /// `EADDRINUSE`; the error of making a file.
+    /// `EADDRINUSE`; the errors of creating a file.
     pub fn bind(&self, socket: &Arc<Socket>) -> Result<()> {
         match self {
             Self::Abstract(name) => {
@@ -291,7 +293,7 @@ impl Address {
                 }
                 names.try_insert(key, socket.downgrade())?;
             }
-            // The maps of ports bind them.
+            // These are bound through the maps of ports.
             Self::Inet(_) | Self::Netlink(_) => return Err(Errno::EINVAL),
             Self::Path(path) => {
                 let identity = with_walk(|walk, umask| {
@@ -302,7 +304,8 @@ impl Address {
                 .node
                 .identity();
                 if BY_INODE.lock().try_insert(identity, socket).is_err() {
-                    // No task could connect to the file. Another file may have its name by now.
+                    // Remove the file, since no task could connect to it. Another file may have its
+                    // name by now.
                     let found = with_walk(|walk, _| walk.find(path, Final::Stop))?;
                     if found.node.identity() == identity {
                         with_walk(|walk, _| fs::names::unlink(walk, path))?;
@@ -314,10 +317,10 @@ impl Address {
         Ok(())
     }
 
-    /// The socket that is bound to it, for one of `network`.
+    /// Returns the socket that is bound to this address, for a socket of `network`.
     ///
     /// # Errors
-    /// `ECONNREFUSED` where none is; the error of following a path.
+    /// `ECONNREFUSED` if there is none; the errors of following a path.
     pub fn find(&self, network: &NetworkNamespace) -> Result<Arc<Socket>> {
         let found = match self {
             Self::Inet(_) | Self::Netlink(_) => None,
@@ -338,7 +341,7 @@ impl Address {
         found.ok_or(Errno::ECONNREFUSED)
     }
 
-    /// Forget an abstract name; its socket, which was of `network`, is gone.
+    /// Removes an abstract name. Its socket, which was in `network`, has ended.
     pub fn release(&self, network: &NetworkNamespace) {
         if let Self::Abstract(name) = self {
             let key = KeyBytes::of(network, name);
@@ -349,10 +352,10 @@ impl Address {
         }
     }
 
-    /// Bind `socket` to a free abstract name (a bind without one).
+    /// Binds `socket` to a free abstract name (for a bind without a name).
     ///
     /// # Errors
-    /// `EADDRINUSE` where all are taken, `ENOMEM`.
+    /// `EADDRINUSE` if all names are taken, `ENOMEM`.
     pub fn bind_to_any(socket: &Arc<Socket>) -> Result<Self> {
         for number in 0..0x10_0000u32 {
             let text = try_format!("{number:05x}")?;

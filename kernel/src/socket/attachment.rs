@@ -16,13 +16,13 @@ use crate::task::namespaces::network::NetworkNamespace;
 pub struct Attachment {
     /// The device.
     pub device: Arc<dyn FrameDevice>,
-    /// Woken when frames may have come, or room may have been made.
+    /// Woken when frames may have arrived, or transmit room may be free.
     pub changed: Arc<WaitQueue>,
-    /// Set before that is woken by the device; cleared by the task that looks.
+    /// The device sets it before it wakes `changed`; the task that checks the device clears it.
     pub interrupted: &'static AtomicBool,
-    /// The machine's address there.
+    /// The machine's address in that network.
     pub address: Ipv4Addr,
-    /// Bits of it that name the network, 1..=31.
+    /// Length of the network's prefix, 1..=31.
     pub prefix: u8,
     /// The router to all other networks.
     pub gateway: Ipv4Addr,
@@ -30,12 +30,12 @@ pub struct Attachment {
 
 static ATTACHMENT: Once<Attachment> = Once::new();
 
-/// The machine is connected so from now on.
+/// Records the attachment of the machine. It is final.
 pub(super) fn set(attachment: Attachment) -> &'static Attachment {
     ATTACHMENT.call_once(|| attachment)
 }
 
-/// How it is connected, if it is.
+/// Returns the attachment of the machine, if there is one.
 pub fn attachment() -> Option<&'static Attachment> {
     ATTACHMENT.get()
 }
@@ -45,15 +45,15 @@ pub fn is_own(ip: Ipv6Addr) -> bool {
     attachment().is_some_and(|attachment| ip.to_ipv4_mapped() == Some(attachment.address))
 }
 
-/// The address that packets to `to` have where their sender is bound to none and `to` is not on
-/// this machine; `None` where it is, or no network leads there.
+/// Returns the source address of packets to `to`, for an unbound sender. `None` if `to` is on this
+/// machine, or if no network leads there.
 pub fn source_for(to: Ipv6Addr) -> Option<Ipv6Addr> {
     let (attachment, ip) = (attachment()?, to.to_ipv4_mapped()?);
     let leads_out = !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast() && !ip.is_broadcast();
     leads_out.then(|| attachment.address.to_ipv6_mapped())
 }
 
-/// The network namespace of the running process; the initial one where none runs.
+/// Returns the network namespace of the running process, or the initial one outside a process.
 pub(super) fn network_of_caller() -> Arc<NetworkNamespace> {
     let own = task::try_with_current(|task| task.process().namespaces().network.clone());
     own.unwrap_or_else(|| NetworkNamespace::initial().clone())

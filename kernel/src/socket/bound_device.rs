@@ -1,9 +1,8 @@
 //! The network device that a socket is bound to (SO_BINDTODEVICE, SO_BINDTOIFINDEX).
 //!
-//! Such a socket hears only packets that come by the device, and its own leave by that. Packets
-//! between sockets of this machine come by `lo`, those of another machine by `eth0`. An address to
-//! which the device does not lead is `ENETUNREACH`. Linux sends such a packet all the same, and it
-//! gets lost.
+//! A bound socket receives packets only from its device, and sends only through it. Packets between
+//! sockets of this machine use `lo`, those of other machines `eth0`. Sending to an address that the
+//! device cannot reach is `ENETUNREACH`. Linux sends such a packet, and it gets lost.
 
 use core::sync::atomic::Ordering;
 
@@ -25,11 +24,11 @@ impl Socket {
         self.device.load(Ordering::Relaxed)
     }
 
-    /// Sets one of the two options; whether it was one.
+    /// Sets one of the two options. Returns whether `name` was one of them.
     ///
     /// # Errors
-    /// `ENODEV` for a name that no device has, `EPERM` where it is bound already and the caller has
-    /// no CAP_NET_RAW, `EINVAL`, `EFAULT`.
+    /// `ENODEV` for a name that no device has, `EPERM` if the socket is bound already and the
+    /// caller has no CAP_NET_RAW, `EINVAL`, `EFAULT`.
     pub(super) fn set_device_option(&self, name: u32, value: u64, length: usize) -> Result<bool> {
         let device = match name {
             c::SO_BINDTODEVICE => self.device_named(value, length)?,

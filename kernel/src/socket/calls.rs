@@ -1,4 +1,4 @@
-//! The system calls on sockets.
+//! The socket system calls.
 
 use linux_raw_sys::net as c;
 
@@ -20,9 +20,9 @@ use crate::{Errno, Result};
 
 /// recvmmsg waits for the first message only.
 const MSG_WAITFORONE: u32 = 0x10000;
-/// The most messages that one sendmmsg or recvmmsg moves.
+/// Largest number of messages that one sendmmsg or recvmmsg moves.
 const MOST_MESSAGES: usize = 1024;
-/// `struct mmsghdr`: a header, and 4 bytes of length that count as 8.
+/// `struct mmsghdr`: a header, and a length of 4 bytes, padded to 8.
 const MANY_BYTES: u64 = size_of::<MessageHeader>() as u64 + 8;
 
 fn kind_of(family: u32, kind: u32, protocol: i32) -> Result<(Family, SocketKind, OpenFlags)> {
@@ -32,7 +32,7 @@ fn kind_of(family: u32, kind: u32, protocol: i32) -> Result<(Family, SocketKind,
     }
     let family = Family::from_number(family)?;
     if family == Family::Netlink {
-        // Which protocols there are is netlink's own affair.
+        // Netlink checks the protocol number itself.
         return match kind & 0xf {
             c::SOCK_RAW | c::SOCK_DGRAM => Ok((family, SocketKind::Datagram, flags | OpenFlags::RDWR)),
             _ => Err(Errno::ESOCKTNOSUPPORT),
@@ -42,7 +42,7 @@ fn kind_of(family: u32, kind: u32, protocol: i32) -> Result<(Family, SocketKind,
     let (kind, own) = match kind & 0xf {
         c::SOCK_STREAM => (SocketKind::Stream, if is_unix { c::AF_UNIX } else { c::IPPROTO_TCP as u32 }),
         c::SOCK_DGRAM => (SocketKind::Datagram, if is_unix { c::AF_UNIX } else { c::IPPROTO_UDP as u32 }),
-        // SOCK_RAW is taken for datagrams, as Linux does.
+        // As on Linux, SOCK_RAW means datagrams here.
         c::SOCK_RAW if is_unix => (SocketKind::Datagram, c::AF_UNIX),
         c::SOCK_SEQPACKET if is_unix => (SocketKind::Packets, c::AF_UNIX),
         _ => return Err(Errno::ESOCKTNOSUPPORT),
@@ -53,8 +53,7 @@ fn kind_of(family: u32, kind: u32, protocol: i32) -> Result<(Family, SocketKind,
     Ok((family, kind, flags | OpenFlags::RDWR))
 }
 
-/// Returns the family, the kind and the flags of the raw or ping socket that socket(2) asks for, if
-/// it asks for one.
+/// Returns the family, the kind and the flags of a raw or ping socket, if socket(2) requests one.
 fn raw_kind_of(family: u32, kind: u32, protocol: i32) -> Option<(Family, RawKind, OpenFlags)> {
     let family = Family::from_number(family).ok().filter(|family| family.is_ip())?;
     let flags = OpenFlags::from_bits_retain(kind & !0xf);
@@ -154,8 +153,9 @@ pub fn sys_connect(args: &Args) -> Result<i64> {
 
 fn accept(args: &Args, flags: OpenFlags) -> Result<i64> {
     with_socket(args.fd(0), |open, file| {
-        // The descriptor comes before the connection, which cannot be given back once taken. As on
-        // Linux, the connection is lost only if the room for the peer's name is invalid.
+        // The descriptor is reserved before the connection, because an accepted connection cannot
+        // be returned. As on Linux, the connection is lost only if the buffer for the peer's name
+        // is invalid.
         let process = task::current().process().clone();
         let files = process.files();
         let descriptor = files.promise(process.descriptor_limit())?;
@@ -263,7 +263,7 @@ fn blocking(open: &OpenFile, flags: u32) -> Blocking {
     if flags & c::MSG_DONTWAIT != 0 { Blocking::Never } else { open.blocking() }
 }
 
-/// Where a program's sockaddr lies, and its bytes; an address of 0 for none.
+/// Address and length of a program's sockaddr; address 0 means none.
 type NameAt = (u64, usize);
 
 fn send(
@@ -318,11 +318,11 @@ pub fn sys_sendmsg(args: &Args) -> Result<i64> {
     send_message(args.fd(0), &header, args.uint(2)).map(|count| count as i64)
 }
 
-/// Asks for urgent data or for queued errors, of which there are none.
+/// Handles a request for urgent data or for queued errors. There are never any.
 ///
 /// # Errors
-/// As on Linux: `EAGAIN` for errors of the internet's, which others do not queue; `EINVAL` for a
-/// TCP stream's urgent data, `EOPNOTSUPP` for others'.
+/// As on Linux: `EAGAIN` for the errors of IP sockets, which other sockets do not queue; `EINVAL`
+/// for a TCP stream's urgent data, `EOPNOTSUPP` for that of other sockets.
 #[cold]
 fn check_special(file: &SocketFile, flags: u32) -> Result<()> {
     let is_inet = file.socket.family().is_ip();
@@ -336,8 +336,8 @@ fn check_special(file: &SocketFile, flags: u32) -> Result<()> {
     }
 }
 
-/// Receive, and for MSG_WAITALL again until all has come. Says what came in `received`, where
-/// nothing is yet.
+/// Receives, and for MSG_WAITALL repeats that until all bytes have arrived. The result goes to
+/// `received`, which is empty before.
 #[inline]
 fn receive(
     open: &OpenFile,
@@ -358,7 +358,7 @@ fn receive(
     Ok(())
 }
 
-/// Receive more of a stream, up to files, until the sink is full or something is in the way.
+/// Receives more of a stream, up to files, until the sink is full or the next data cannot be added.
 #[cold]
 fn receive_rest(file: &SocketFile, sink: &mut dyn Sink, patience: Patience, received: &mut Received) {
     while sink.remaining() > 0 && received.ancillary.files.is_empty() {
@@ -369,7 +369,7 @@ fn receive_rest(file: &SocketFile, sink: &mut dyn Sink, patience: Patience, rece
     }
 }
 
-/// Returns the result of a receive: with MSG_TRUNC the message's whole length.
+/// Returns the return value of a receive: with MSG_TRUNC the message's full length.
 fn returned(received: &Received, flags: u32) -> usize {
     if flags & c::MSG_TRUNC != 0 { received.length } else { received.count }
 }
@@ -389,7 +389,7 @@ pub fn sys_recvfrom(args: &Args) -> Result<i64> {
         let length = UserPtr::new(args[5]);
         match &received.from {
             Some(from) => Address::write(Some(from), family, args[4], length)?,
-            // The peer of a connection needs no name.
+            // A connection's peer needs no name.
             None => length.write(&0)?,
         }
     }
@@ -440,7 +440,7 @@ pub fn sys_recvmsg(args: &Args) -> Result<i64> {
     receive_message(args.fd(0), UserPtr::new(args[1]), args.uint(2)).map(|count| count as i64)
 }
 
-/// Move messages one by one until one fails; how many there were.
+/// Moves messages one by one until one fails. Returns the number of messages.
 fn many(
     list: u64,
     count: usize,
@@ -467,7 +467,7 @@ pub fn sys_sendmmsg(args: &Args) -> Result<i64> {
     many(args[1], args.uint(2) as usize, |at, _| send_message(args.fd(0), &at.read()?, args.uint(3)))
 }
 
-/// recvmmsg(fd, headers, count, flags, timeout): the timeout is looked at between messages.
+/// recvmmsg(fd, headers, count, flags, timeout): the timeout is checked between messages.
 ///
 /// # Errors
 /// As in the manual.

@@ -1,8 +1,8 @@
 //! Messages on their way to one socket: a queue, and the tasks that wait for it.
 //!
 //! A stream connection has two channels, one each way; a datagram socket receives from all senders
-//! through its own. The [`Queue`] is behind a sleeping lock, since user memory may fault while
-//! bytes move. The state that waiters look at is mirrored in atomics, changed before they are
+//! through its own. A sleeping lock protects the [`Queue`], since user memory may fault while bytes
+//! move. Atomics mirror the state that waiters check. They are changed before the waiters are
 //! woken.
 
 mod beside;
@@ -28,19 +28,19 @@ use crate::sync::{Mutex, MutexGuard, News, WaitQueue};
 use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result, task};
 
-/// Messages that wait in one channel at most (net.unix.max_dgram_qlen).
+/// Largest number of messages that wait in one channel (net.unix.max_dgram_qlen).
 const MESSAGES: usize = 512;
 
 /// How long a call may wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Patience {
-    /// `EAGAIN` instead.
+    /// Not at all: `EAGAIN` instead.
     Never,
     /// Until this time (nanoseconds of [`crate::time::now`]), if there is one.
     Until(Option<u64>),
 }
 
-/// Data that travels beside the bytes.
+/// Data that travels with the bytes of a message.
 #[derive(Default)]
 pub struct Ancillary {
     /// SCM_RIGHTS.
@@ -50,8 +50,8 @@ pub struct Ancillary {
 }
 
 impl Ancillary {
-    /// Takes the data that travels with the first bytes of a send; the credentials go with the next
-    /// ones, too.
+    /// Takes the data that travels with the first bytes of a send. The credentials travel with the
+    /// later bytes, too.
     pub(super) fn take(&mut self) -> Self {
         Self { files: core::mem::take(&mut self.files), credentials: self.credentials }
     }
@@ -71,12 +71,12 @@ pub enum Taking {
 pub struct Manner {
     /// Whether bytes leave the queue.
     pub taking: Taking,
-    /// How long to wait for some.
+    /// How long to wait for bytes.
     pub patience: Patience,
 }
 
 impl Manner {
-    /// Takes bytes out.
+    /// Receives and removes bytes.
     pub const fn take(patience: Patience) -> Self {
         Self { taking: Taking::Take, patience }
     }
@@ -85,15 +85,15 @@ impl Manner {
 /// Result of a receive, apart from the bytes themselves.
 #[derive(Default)]
 pub struct Received {
-    /// Bytes placed.
+    /// Number of bytes stored.
     pub count: usize,
-    /// Bytes that the message had; more than `count` where it was cut.
+    /// Length of the message; more than `count` if it was cut.
     pub length: usize,
-    /// The data that came with it.
+    /// The data that arrived with the message.
     pub ancillary: Ancillary,
     /// The sender of a datagram, if it has a name.
     pub from: Option<Address>,
-    /// Facts about the message that the receiver has asked for.
+    /// Facts about the message that the receiver has requested.
     pub(super) notes: Option<Notes>,
 }
 
@@ -102,42 +102,42 @@ pub struct Channel {
     queue: Mutex<Queue>,
     /// The account of its pages.
     account: SocketAccount,
-    /// Mirrors: messages waiting, pages in them.
+    /// Mirrors of the queue: the number of waiting messages, and their pages.
     messages: AtomicUsize,
     pages: AtomicUsize,
-    /// The channel has no receiver, or no sender, any more.
+    /// Whether the channel has lost its receiver, or its sender.
     no_receiver: AtomicBool,
     no_sender: AtomicBool,
-    /// [`garbage`] knows it.
+    /// Whether [`garbage`] knows the channel.
     carries: AtomicBool,
-    /// SO_PASSCRED: its receiver is told the sender of each message.
+    /// SO_PASSCRED: the receiver gets the sender of each message.
     names_senders: AtomicBool,
-    /// [`Told`](super::beside::Told): data beside messages that its receiver asks for.
+    /// [`Told`](super::beside::Told): the ancillary data that the receiver requests.
     told: AtomicU32,
-    /// Messages that found no room, modulo 2^32.
+    /// Number of messages that were dropped for lack of room, modulo 2^32.
     lost: AtomicU32,
-    /// The error of the next call on the receiver's socket, given once; 0 for none.
+    /// The error that the next call on the receiver's socket returns, once; 0 for none.
     error: AtomicI32,
     /// Whether there was such an error.
     failed: AtomicBool,
-    /// The peer was called and has not answered: nothing can be sent yet.
+    /// Whether the peer has not yet answered the connection attempt: nothing can be sent.
     opening: AtomicBool,
     /// Whether the peer has answered since, and no connect(2) has reported it yet.
     answered: AtomicBool,
-    /// A send found no room, and its socket was not told of room since.
+    /// Whether a send found no room and its socket was not notified of room since.
     wants_room: AtomicBool,
-    /// Wakes senders when the account is loosened, once one was stopped by it.
+    /// Wakes senders when the account is no longer tight, once it has stopped one of them.
     account_watch: AccountWatch,
-    /// The queue of the socket that sends into it, where that is one socket, for signals.
+    /// The queue of the sending socket, for signals, if only one socket sends into this channel.
     sender: Once<Arc<WaitQueue>>,
-    /// Woken when there is something to receive, or never will be.
+    /// Woken when there is something to receive, or when nothing more will arrive.
     pub readable: Arc<WaitQueue>,
-    /// Woken when there is room, or no receiver to make it.
+    /// Woken when there is room, or when the receiver has gone.
     pub writable: Arc<WaitQueue>,
 }
 
 impl Channel {
-    /// An empty one with both ends.
+    /// Makes an empty channel with both ends.
     pub fn new(account: SocketAccount) -> Arc<Self> {
         reserve::arc(Self {
             queue: Mutex::new(Queue::new(account)),
@@ -162,36 +162,36 @@ impl Channel {
         })
     }
 
-    /// Whether messages bring their sender's credentials (SO_PASSCRED).
+    /// Whether messages carry their sender's credentials (SO_PASSCRED).
     pub fn names_senders(&self) -> PassCredentials {
         if self.names_senders.load(Ordering::Relaxed) { PassCredentials::Yes } else { PassCredentials::No }
     }
 
-    /// Have messages bring their sender's credentials, or not.
+    /// Sets whether messages carry their sender's credentials.
     pub fn name_senders(&self, wanted: PassCredentials) {
         self.names_senders.store(wanted == PassCredentials::Yes, Ordering::Relaxed);
     }
 
-    /// Shows the size of `queue`, the channel's own, to tasks that look without the lock. The
-    /// caller wakes waiters afterwards.
+    /// Publishes the size of `queue`, the channel's own, for tasks that check it without the lock.
+    /// The caller wakes waiters afterwards.
     pub(super) fn publish(&self, queue: &Queue) {
         self.messages.store(queue.messages(), Ordering::SeqCst);
         self.pages.store(queue.pages(), Ordering::SeqCst);
     }
 
-    /// As [`waiting`](Self::waiting), where no other task has the queue; another holder wakes a
-    /// queue when it is done.
+    /// As [`waiting`](Self::waiting), but returns `None` if another task holds the queue. That task
+    /// wakes waiters when it is done.
     pub(super) fn try_waiting(&self) -> Option<MutexGuard<'_, Queue>> {
         self.queue.try_lock()
     }
 
-    /// Returns the messages that wait, locked.
+    /// Locks and returns the waiting messages.
     pub(super) fn waiting(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock()
     }
 
-    /// Before `ancillary` is sent into it. The caller holds no lock: garbage may be collected
-    /// first.
+    /// Prepares for sending `ancillary` into this channel. The caller holds no lock: garbage may be
+    /// collected first.
     #[inline]
     fn carry(self: &Receiver<Self>, ancillary: &mut Ancillary) -> Result<()> {
         if ancillary.files.is_empty() { Ok(()) } else { self.carry_some(ancillary) }
@@ -212,20 +212,21 @@ impl Channel {
         Ok(())
     }
 
-    /// Closes the receiving end: senders fail, and messages that wait are forgotten.
+    /// Closes the receiving end: senders fail, and waiting messages are dropped.
     pub fn close_receiver(&self) {
         self.no_receiver.store(true, Ordering::SeqCst);
         self.forget(Some(self.queue.lock()));
     }
 
-    /// As [`close_receiver`](Self::close_receiver), without waiting: where another task holds the
-    /// queue, its messages stay until the channel goes.
+    /// As [`close_receiver`](Self::close_receiver), without waiting. If another task holds the
+    /// queue, its messages stay until the channel is dropped.
     pub(super) fn abandon_receiver(&self) {
         self.no_receiver.store(true, Ordering::SeqCst);
         self.forget(self.try_waiting());
     }
 
-    /// Forgets what waits in `queue`, which is its own, if the caller has that, and wakes all.
+    /// Drops the messages in `queue`, the channel's own, if the caller could lock it. Wakes all
+    /// waiters.
     fn forget(&self, queue: Option<MutexGuard<'_, Queue>>) {
         let forgotten = queue.map(|mut queue| {
             let all = core::mem::replace(&mut *queue, Queue::new(self.account));
@@ -237,7 +238,7 @@ impl Channel {
         drop(forgotten);
     }
 
-    /// Closes the sending end because of `error`. The caller wakes.
+    /// Closes the sending end because of `error`. The caller wakes waiters.
     pub(super) fn end_by(&self, error: Errno) {
         self.note_error(error);
         self.no_sender.store(true, Ordering::SeqCst);
@@ -248,25 +249,25 @@ impl Channel {
         self.writable.wake_all();
     }
 
-    /// Something went wrong that the next call on the receiver's socket says.
+    /// Records an error that the next call on the receiver's socket returns.
     pub fn fail(&self, error: Errno) {
         self.note_error(error);
         self.readable.announce(News::Error);
         self.writable.wake_all();
     }
 
-    /// As [`fail`](Self::fail), where the caller closes the channel next.
+    /// As [`fail`](Self::fail), for a caller that closes the channel next.
     pub(super) fn note_error(&self, error: Errno) {
         self.failed.store(true, Ordering::Relaxed);
         self.error.store(error as i32, Ordering::SeqCst);
     }
 
-    /// Whether anything went wrong so far, said or not: a connection was reset.
+    /// Whether there was any error so far, reported or not (a connection was reset).
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Whether there is something to say.
+    /// Whether there is an error to report.
     pub fn has_error(&self) -> bool {
         self.error.load(Ordering::SeqCst) != 0
     }
@@ -295,12 +296,12 @@ impl Channel {
         self.messages.load(Ordering::SeqCst) > 0
     }
 
-    /// Nothing can be sent until [`open`](Self::open).
+    /// Prevents sending until [`open`](Self::open).
     pub(super) fn hold(&self) {
         self.opening.store(true, Ordering::SeqCst);
     }
 
-    /// The peer has answered.
+    /// Permits sending, because the peer has answered.
     pub(super) fn open(&self) {
         self.answered.store(true, Ordering::Relaxed);
         self.opening.store(false, Ordering::SeqCst);
@@ -310,22 +311,22 @@ impl Channel {
         }
     }
 
-    /// Whether the peer was called and has not answered.
+    /// Whether the peer has not yet answered the connection attempt.
     pub fn is_opening(&self) -> bool {
         self.opening.load(Ordering::SeqCst)
     }
 
-    /// The peer answered at once, which no connect(2) has reported yet.
+    /// Records that the peer answered at once. No connect(2) has reported that yet.
     pub(super) fn note_answer(&self) {
         self.answered.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the peer has answered and this was not asked since.
+    /// Takes the record that the peer has answered. Returns whether there was one.
     pub(super) fn take_answer(&self) -> bool {
         !self.is_opening() && self.answered.swap(false, Ordering::Relaxed)
     }
 
-    /// A call that failed left it: the next begins as the first.
+    /// Resets the channel after a failed call, so that the next call starts from the beginning.
     pub(super) fn renew(&self) {
         self.no_sender.store(false, Ordering::SeqCst);
         self.failed.store(false, Ordering::Relaxed);
@@ -338,18 +339,18 @@ impl Channel {
             && self.messages.load(Ordering::SeqCst) < MESSAGES
     }
 
-    /// Bytes that wait (FIONREAD of a stream).
+    /// Returns the number of waiting bytes (FIONREAD of a stream).
     pub fn bytes(&self) -> usize {
         self.queue.lock().bytes()
     }
 
-    /// Bytes of the first message (FIONREAD where messages are kept apart).
+    /// Returns the bytes of the first message (FIONREAD of sockets that keep messages apart).
     pub fn first_bytes(&self) -> usize {
         self.queue.lock().first_bytes()
     }
 
-    // These three are in the way of each byte that is sent or received; a call of each costs a
-    // twentieth of it.
+    // The next three functions run for each send and receive. Without inlining, calling each of
+    // them would cost a twentieth of that time.
     #[inline(always)]
     fn wait_for_room(&self, patience: Patience) -> Result<()> {
         let ready = || (self.has_room() || !self.has_receiver()).then_some(());
@@ -357,7 +358,7 @@ impl Channel {
             _ if ready().is_some() => Ok(()),
             Patience::Never => {
                 self.want_room();
-                // Room that came before that is told of by no one else.
+                // Nothing else reports room that was made before that.
                 ready().ok_or(Errno::EAGAIN)
             }
             Patience::Until(deadline) => self.wait_with_patience(deadline, ready),
@@ -379,11 +380,11 @@ impl Channel {
         }
     }
 
-    /// Send bytes of a stream; files travel with the first of them.
+    /// Sends bytes of a stream. Files travel with the first of them.
     ///
     /// # Errors
-    /// `EPIPE` without a receiver; `EAGAIN`, `ERESTARTSYS`, `EFAULT`, `ENOMEM` where not one byte
-    /// was sent.
+    /// `EPIPE` without a receiver. If no byte was sent: `EAGAIN`, `ERESTARTSYS`, `EFAULT`,
+    /// `ENOMEM`.
     #[inline]
     pub fn send_stream(
         self: &Receiver<Self>,
@@ -402,7 +403,7 @@ impl Channel {
         Ok(done)
     }
 
-    /// Sends as many of the `left` bytes as there is room for; maybe none.
+    /// Sends as many of the `left` bytes as there is room for, possibly none.
     #[inline]
     fn send_some(
         &self,
@@ -413,7 +414,7 @@ impl Channel {
     ) -> Result<usize> {
         self.wait_for_room(patience)?;
         let mut queue = self.queue.lock();
-        // Looked at under the lock: bytes that come after the last receiver's end would stay.
+        // Checked under the lock: otherwise bytes could arrive after the receiver's end, and stay.
         if !self.has_receiver() {
             return Err(Errno::EPIPE);
         }
@@ -421,8 +422,8 @@ impl Channel {
         let result = loop {
             match queue.push_bytes(source, ancillary) {
                 Ok(count) => done += count,
-                // Another sender may have taken the room that was seen: a patient caller waits
-                // again.
+                // Another sender may have taken the room that was seen. A caller that may wait does
+                // so again.
                 Err(Errno::EAGAIN) => break Ok(done),
                 Err(error) => break so_far(done, error),
             }
@@ -436,11 +437,11 @@ impl Channel {
         result
     }
 
-    /// Send one message, whole.
+    /// Sends one message as a whole.
     ///
     /// # Errors
-    /// `EMSGSIZE` where it is larger than the buffer, `ECONNREFUSED` without a receiver, `ENOBUFS`
-    /// where sockets have too much memory.
+    /// `EMSGSIZE` if it is larger than the buffer, `ECONNREFUSED` without a receiver, `ENOBUFS` if
+    /// sockets use too much memory.
     pub fn send_message(
         self: &Receiver<Self>,
         source: &mut dyn Source,
@@ -453,7 +454,7 @@ impl Channel {
         }
         self.carry(&mut ancillary)?;
         let length = source.remaining();
-        // A task that waits has no pages.
+        // A task must not hold pages while it waits.
         if patience != Patience::Never {
             self.wait_for_room(patience)?;
         }
@@ -482,8 +483,7 @@ impl Channel {
     /// Sends a message without waiting.
     ///
     /// # Errors
-    /// `EBUSY` where another task holds the queue; `EAGAIN` where there is no room, `ECONNREFUSED`,
-    /// `ENOMEM`.
+    /// `EBUSY` if another task holds the queue; `EAGAIN` without room, `ECONNREFUSED`, `ENOMEM`.
     pub(super) fn offer_message(&self, bytes: &[u8], origin: MessageOrigin) -> Result<()> {
         let gathered = Queue::gather(&mut SliceSource::new(bytes))?;
         self.account.admit(gathered.pages()).map_err(|_| Errno::EAGAIN)?;
@@ -501,9 +501,9 @@ impl Channel {
         Ok(())
     }
 
-    /// Receive from a stream: bytes up to the end of what waits, or of those with files, or, where
-    /// senders are named, up to another's. Adds them to `received`, where are none yet or the same
-    /// sender's.
+    /// Receives from a stream: waiting bytes up to those with files, or, if senders are named, up
+    /// to another sender's. Adds them to `received`, which is empty or has bytes of the same
+    /// sender.
     ///
     /// # Errors
     /// `EAGAIN`, `ERESTARTSYS`, `EFAULT`.
@@ -530,11 +530,11 @@ impl Channel {
         }
     }
 
-    /// Receives one message; bytes that do not fit are lost (unless it is only looked at). The
+    /// Receives one message. Bytes that do not fit are lost, unless the receiver only peeks. The
     /// result goes to `received`, which is empty before.
     ///
     /// # Errors
-    /// `EAGAIN`, `ERESTARTSYS`, `EFAULT`, `ENOMEM`; the message stays with the last one.
+    /// `EAGAIN`, `ERESTARTSYS`, `EFAULT`, `ENOMEM`; after the last one the message stays.
     pub fn receive_message(
         &self,
         sink: &mut dyn Sink,

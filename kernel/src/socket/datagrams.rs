@@ -1,4 +1,4 @@
-//! Datagrams of UDP that programs send.
+//! UDP datagrams that programs send.
 
 use freehold_collections::{Arc, Receiver, Vec};
 use freehold_net::Marks;
@@ -16,10 +16,10 @@ use crate::fs::bytes::SliceSource;
 use crate::user::{self, Source};
 use crate::{Errno, Result};
 
-/// Bytes of the longest datagram: 65,535 with both headers.
+/// Bytes of the longest datagram: an IP packet of 65,535 bytes without both headers.
 const MOST_DATAGRAM_BYTES: usize = 65_507;
 
-/// The ends of a datagram, and what its sender asks for beside.
+/// The two ends of a datagram, and the sender's requests.
 #[derive(Clone, Copy)]
 struct Outgoing<'a> {
     from: InetAddress,
@@ -28,11 +28,12 @@ struct Outgoing<'a> {
 }
 
 impl Socket {
-    /// Send a datagram to a port, or to the one that it is connected to.
+    /// Sends a datagram to a port, or to the port that the socket is connected to.
     ///
     /// # Errors
-    /// `EDESTADDRREQ`, `ENETUNREACH`, `EMSGSIZE`, `EFAULT`, `ENOMEM`, `ERESTARTSYS`; `EINVAL` where
-    /// the wished source is not this machine's, `ENODEV` where there is no such interface.
+    /// `EDESTADDRREQ`, `ENETUNREACH`, `EMSGSIZE`, `EFAULT`, `ENOMEM`, `ERESTARTSYS`; `EINVAL` if
+    /// the requested source is not an address of this machine, `ENODEV` if there is no such
+    /// interface.
     pub(super) fn send_datagram(
         self: &Receiver<Self>,
         source: &mut dyn Source,
@@ -65,7 +66,7 @@ impl Socket {
         self.hand_over(outgoing, source, (ancillary, found))
     }
 
-    /// The sender's address of a packet that would be from `own`.
+    /// Returns the source address of a packet from `own`, after the sender's requests.
     #[cold]
     fn wished_source(&self, own: InetAddress, to: InetAddress, wishes: &Wishes) -> Result<InetAddress> {
         let is_there = |index| interface::all(self.network()).any(|device| device.index == index);
@@ -80,7 +81,7 @@ impl Socket {
         Ok(wished)
     }
 
-    /// The time to live and the type of service of a packet to `to`.
+    /// Returns the time to live and the type of service of a packet to `to`.
     fn marks(&self, to: InetAddress, wishes: Option<&Wishes>) -> Marks {
         let names = match to.is_v4() {
             true => [(IP, c::IP_TTL), (IP, c::IP_TOS)],
@@ -95,7 +96,7 @@ impl Socket {
         Marks { ttl: wished.ttl.unwrap_or(ttl), tos: wished.tos.unwrap_or(tos) }
     }
 
-    /// As [`hand_over`](Self::hand_over), where a raw socket may hear the packet.
+    /// As [`hand_over`](Self::hand_over), for a packet that a raw socket may also receive.
     #[cold]
     fn send_shown(
         &self,
@@ -117,7 +118,7 @@ impl Socket {
         self.hand_over(outgoing, &mut SliceSource::new(&bytes), (ancillary, found))
     }
 
-    /// Gives a datagram to the socket that it is for, if there is one.
+    /// Gives a datagram to its destination socket, if there is one.
     #[inline]
     fn hand_over(
         &self,
@@ -128,16 +129,16 @@ impl Socket {
         let length = source.remaining();
         let Some(target) = found else {
             if self.is_connected_to(to) {
-                // ICMP says so, and the next call does.
+                // ICMP reports the failure, and the next call returns it.
                 self.channel().fail(Errno::ECONNREFUSED);
             }
-            // The bytes of a datagram without receiver are read all the same.
+            // The bytes of a datagram without a receiver are read nevertheless.
             return take_all(source, length);
         };
         let notes = target.channel().notes(|| Some(self.facts(to, wishes)));
         let origin = MessageOrigin { name: Some(Address::Inet(from)), notes };
         match target.channel().send_message(source, ancillary, origin, Patience::Never) {
-            // No room, or no socket any more: it is lost on its way.
+            // No room, or the socket has ended: the datagram is lost.
             Err(Errno::EAGAIN | Errno::ENOBUFS | Errno::ECONNREFUSED) => {
                 target.channel().note_loss();
                 Ok(length)
@@ -146,14 +147,14 @@ impl Socket {
         }
     }
 
-    /// Facts about a datagram to `to`, which stays on this machine.
+    /// Returns the facts about a datagram to `to`, which stays on this machine.
     fn facts(&self, to: InetAddress, wishes: Option<&Wishes>) -> PacketFacts {
         let Marks { ttl, tos } = self.marks(to, wishes);
         PacketFacts { to: (to.ip, to.port), interface: interface::LO.index, ttl, tos }
     }
 }
 
-/// Takes `length` bytes that go nowhere.
+/// Reads and discards `length` bytes.
 ///
 /// # Errors
 /// `EFAULT`.

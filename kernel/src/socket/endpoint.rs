@@ -1,10 +1,10 @@
-//! Sockets: unix(7), and tcp(7) and udp(7) of one machine ([`inet`](super::inet)).
+//! Sockets: unix(7), and tcp(7) and udp(7) within one machine ([`inet`](super::inet)).
 //!
 //! A connected stream (or seqpacket) socket receives from its own [`Channel`] and sends into its
-//! peer's; the two sockets share nothing else, so that there is no circle to take apart. A
-//! listening one keeps connections that are complete but not accepted. A datagram socket sends into
-//! whichever channel an address leads to. A connection over TCP's loopback is the same thing under
-//! other names: bytes pass through no packets, as with Solaris' TCP fusion.
+//! peer's. The two sockets share nothing else, so there is no reference cycle. A listening socket
+//! keeps complete connections until they are accepted. A datagram socket sends into the channel
+//! that the destination address selects. A TCP connection over loopback works in the same way:
+//! bytes do not pass through packets, as with Solaris' TCP fusion.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -41,7 +41,7 @@ pub enum SocketKind {
     Packets = 5,
 }
 
-/// The longest queue that listen(2) gives (net.core.somaxconn).
+/// Largest backlog of listen(2) (net.core.somaxconn).
 const MOST_WAITING: usize = 4096;
 
 /// The other end of a connection.
@@ -55,27 +55,27 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// One of which no credentials are known.
+    /// Makes a peer without known credentials.
     fn nameless(channel: Arc<Channel>, address: Option<Address>) -> Self {
         Self { channel, address, credentials: Credentials::NOBODY, groups: Groups::default() }
     }
 }
 
-/// The caller's supplementary groups; none where no task runs.
+/// Returns the caller's supplementary groups; none outside a task.
 fn current_groups() -> Groups {
     task::try_with_current(|task| task.with_credentials(|own| own.groups.clone())).unwrap_or_default()
 }
 
-/// Where a message goes.
+/// The destination of a message.
 #[derive(Clone, Copy, Default)]
 pub struct SendTarget<'a> {
-    /// The address; `None` for the peer's.
+    /// The address; `None` for the peer.
     pub address: Option<&'a Address>,
-    /// The wishes of the sender, if it has some.
+    /// The sender's requests for this message, if any.
     pub(super) wishes: Option<&'a Wishes>,
 }
 
-/// State of a socket of a special kind, beside the common state.
+/// State of a socket of a special kind, in addition to the common state.
 enum Special {
     None,
     Netlink(Box<Netlink>),
@@ -93,7 +93,7 @@ pub(super) struct SocketState {
     pub(super) address: Option<Address>,
     pub(super) peer: Option<Peer>,
     listener: Option<Listener>,
-    /// Its entry in the map of ports.
+    /// The socket's entry in the map of ports.
     pub(super) port: Option<EntryKey>,
     /// The address that a UDP socket is connected to.
     pub(super) remote: Option<InetAddress>,
@@ -117,7 +117,7 @@ pub struct Socket {
     channel: Arc<Channel>,
     pub(super) state: SpinLock<SocketState>,
     pub(super) options: SpinLock<Options>,
-    /// The number of the network device that it is bound to; 0 for none.
+    /// The number of the network device that the socket is bound to; 0 for none.
     pub(super) device: AtomicU32,
     /// SHUT_WR.
     send_ended: AtomicBool,
@@ -132,12 +132,12 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// An unbound, unconnected socket.
+    /// Makes an unbound, unconnected socket.
     pub fn new(family: Family, kind: SocketKind) -> Arc<Self> {
         Self::make(family, kind, Special::None, network_of_caller())
     }
 
-    /// A raw socket or a ping socket.
+    /// Makes a raw socket or a ping socket.
     ///
     /// # Errors
     /// As [`RawSocket::open`].
@@ -147,7 +147,7 @@ impl Socket {
         Ok(Self::make(family, SocketKind::Datagram, Special::Raw(raw), network))
     }
 
-    /// One of AF_NETLINK.
+    /// Makes a socket of AF_NETLINK.
     pub fn new_netlink(netlink: Box<Netlink>) -> Arc<Self> {
         Self::make(Family::Netlink, SocketKind::Datagram, Special::Netlink(netlink), network_of_caller())
     }
@@ -179,7 +179,7 @@ impl Socket {
         })
     }
 
-    /// Two sockets of AF_UNIX, connected to each other.
+    /// Makes two sockets of AF_UNIX, connected to each other.
     pub fn pair(kind: SocketKind) -> (Arc<Self>, Arc<Self>) {
         let (one, other) = (Self::new(Family::Unix, kind), Self::new(Family::Unix, kind));
         let credentials = Credentials::current();
@@ -194,12 +194,12 @@ impl Socket {
         (one, other)
     }
 
-    /// Returns the family of its addresses.
+    /// Returns the family of the socket's addresses.
     pub const fn family(&self) -> Family {
         self.family
     }
 
-    /// Its type.
+    /// Returns the socket's type.
     pub const fn kind(&self) -> SocketKind {
         self.kind
     }
@@ -215,13 +215,13 @@ impl Socket {
         self.family == Family::Unix && self.kind == SocketKind::Stream
     }
 
-    /// Where messages come from.
+    /// Returns the channel from which the socket receives.
     pub fn channel(&self) -> &Arc<Channel> {
         &self.channel
     }
 
-    /// Runs `f` on each channel that only a holder of this socket's file can come to receive from:
-    /// its own, and those of connections that wait to be accepted. `f` runs under a spin lock.
+    /// Runs `f` on each channel that can be received from only through this socket's file: its own,
+    /// and those of connections that wait to be accepted. `f` runs under a spin lock.
     pub(super) fn for_each_channel(&self, mut f: impl FnMut(&Arc<Channel>)) {
         f(&self.channel);
         if let Some(listener) = &self.state.lock().listener {
@@ -249,7 +249,7 @@ impl Socket {
             return Ok(Some(Address::Netlink(netlink.destination())));
         }
         if let Some(raw) = &self.raw {
-            // As Linux, which sees no peer where the port is 0.
+            // As on Linux, a remote port of 0 means that there is no peer.
             let named = raw.remote().filter(|remote| remote.port != 0);
             return named.map(|remote| Some(Address::Inet(remote))).ok_or(Errno::ENOTCONN);
         }
@@ -266,25 +266,26 @@ impl Socket {
         self.peer_identity().0
     }
 
-    /// The same with the peer's supplementary groups.
+    /// Returns the credentials and the supplementary groups of the peer.
     pub(super) fn peer_identity(&self) -> (Credentials, Groups) {
         let state = self.state.lock();
         let of_peer = |peer: &Peer| (peer.credentials, peer.groups.clone());
         state.peer.as_ref().map_or((Credentials::NOBODY, Groups::default()), of_peer)
     }
 
-    /// Whether listen(2) was called.
+    /// Whether the socket listens.
     pub fn is_listening(&self) -> bool {
         self.state.lock().is_listening()
     }
 
-    /// Connections that wait to be accepted, and how many may; `None` where it does not listen.
+    /// Returns the number of connections that wait to be accepted, and its limit. `None` if the
+    /// socket does not listen.
     pub fn backlog(&self) -> Option<(usize, usize)> {
         let state = self.state.lock();
         state.listener.as_ref().map(|listener| (listener.waiting.len(), listener.most - 1))
     }
 
-    /// Whether SHUT_WR has been asked for.
+    /// Whether the sending direction was shut down (SHUT_WR).
     pub(super) fn has_ended(&self) -> bool {
         self.send_ended.load(Ordering::SeqCst)
     }
@@ -292,7 +293,7 @@ impl Socket {
     /// bind(2).
     ///
     /// # Errors
-    /// `EINVAL` where it is bound already; `EADDRINUSE`.
+    /// `EINVAL` if the socket is bound already; `EADDRINUSE`.
     pub fn bind(self: &Receiver<Self>, address: Option<Address>) -> Result<()> {
         if let Some(netlink) = &self.netlink {
             return netlink.bind(address.as_ref().and_then(Address::netlink).ok_or(Errno::EINVAL)?);
@@ -301,7 +302,7 @@ impl Socket {
             return raw.bind(address.as_ref().and_then(Address::inet).ok_or(Errno::EAFNOSUPPORT)?);
         }
         if self.state.lock().address.is_some() {
-            // A request for any name is content with the one that it has.
+            // A bind without a name succeeds if the socket already has one.
             let is_content = address.is_none() && self.family == Family::Unix;
             return if is_content { Ok(()) } else { Err(Errno::EINVAL) };
         }
@@ -321,7 +322,7 @@ impl Socket {
     /// listen(2).
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for datagrams, `EINVAL` where it is not bound or is connected.
+    /// `EOPNOTSUPP` for datagrams, `EINVAL` if the socket is not bound or is connected.
     pub fn listen(self: &Receiver<Self>, backlog: usize) -> Result<()> {
         if self.kind == SocketKind::Datagram {
             return Err(Errno::EOPNOTSUPP);
@@ -370,7 +371,7 @@ impl Socket {
         self.join(&target, &target.address(), patience)
     }
 
-    /// Connect to `target`, which listens and is reached `at` this address.
+    /// Connects to `target`, which listens. `at` is the address that was called.
     pub(super) fn join(&self, target: &Self, at: &Option<Address>, patience: Patience) -> Result<()> {
         let served = Self::make(target.family, target.kind, Special::None, target.network.clone());
         served.device.store(target.device(), Ordering::Relaxed);
@@ -419,11 +420,12 @@ impl Socket {
         }
     }
 
-    /// The other end of a wire has called this address and is there: makes the socket that serves
-    /// it, with what `far` makes of the two channels that it receives from and sends into.
+    /// Makes the socket that serves a call from another machine to this address. The remote end has
+    /// completed the handshake. `far` makes the remote end from the two channels that the socket
+    /// receives from and sends into.
     ///
     /// # Errors
-    /// `EAGAIN` where no more may wait, `EINVAL` where it does not listen, `ENOMEM`.
+    /// `EAGAIN` if the backlog is full, `EINVAL` if this socket does not listen, `ENOMEM`.
     pub(super) fn answer_call<T>(
         &self,
         (local, remote): (InetAddress, InetAddress),
@@ -453,16 +455,16 @@ impl Socket {
         Ok(far)
     }
 
-    /// Makes the socket send into `out` from now on, or into nothing.
+    /// Sets the channel that the socket sends into, or none.
     pub(super) fn set_peer(&self, out: Option<(Arc<Channel>, InetAddress)>) {
         let peer = out.map(|(channel, address)| Peer::nameless(channel, Some(Address::Inet(address))));
         let old = core::mem::replace(&mut self.state.lock().peer, peer);
         drop(old);
     }
 
-    /// Connections that may wait where one more comes that is so patient: TCP's are made later than
-    /// connect(2) returns where that does not wait, so those fail only where the queue is as long
-    /// as any may be.
+    /// Returns the number of connections that may wait when a caller with this patience arrives. A
+    /// TCP connect(2) that does not wait returns before the connection is made. So it fails only at
+    /// the largest possible backlog.
     fn most_waiting(&self, listener: &Listener, patience: Patience) -> usize {
         match patience {
             Patience::Never if self.family != Family::Unix => MOST_WAITING,
@@ -497,7 +499,7 @@ impl Socket {
     /// accept(2).
     ///
     /// # Errors
-    /// `EINVAL` where it does not listen, `EOPNOTSUPP` for datagrams, `EAGAIN`, `ERESTARTSYS`.
+    /// `EINVAL` if the socket does not listen, `EOPNOTSUPP` for datagrams, `EAGAIN`, `ERESTARTSYS`.
     pub fn accept(&self, patience: Patience) -> Result<Arc<Self>> {
         if self.kind == SocketKind::Datagram {
             return Err(Errno::EOPNOTSUPP);
@@ -517,7 +519,7 @@ impl Socket {
         Ok(accepted)
     }
 
-    /// Send to `target`.
+    /// Sends to `target`.
     ///
     /// # Errors
     /// `EPIPE`, `ENOTCONN`, `EDESTADDRREQ`, `EISCONN`, `ECONNREFUSED`, `EMSGSIZE`, `EAGAIN`,
@@ -533,7 +535,7 @@ impl Socket {
         if let Some(netlink) = &self.netlink {
             return self.send_netlink(netlink, source, to);
         }
-        // A stream of AF_UNIX says `EPIPE` first, as Linux does; its error is for receivers.
+        // As on Linux, an AF_UNIX stream reports `EPIPE` first; its stored error is for receivers.
         if !self.is_unix_stream()
             && let Some(error) = self.channel.take_error()
         {
@@ -573,7 +575,7 @@ impl Socket {
         let peer = self.state.lock().peer.as_ref().map(|peer| peer.channel.clone());
         match (self.kind, to, peer) {
             (_, None, Some(channel)) => Ok(channel),
-            // TCP has no use for the address.
+            // TCP ignores the address.
             (_, _, peer) if self.family != Family::Unix => peer.ok_or(Errno::EPIPE),
             (SocketKind::Datagram, Some(to), _) => {
                 let target = to.find(&self.network)?;
@@ -589,7 +591,7 @@ impl Socket {
         }
     }
 
-    /// Receive, and say what came in `received`, where nothing is yet.
+    /// Receives. The result goes to `received`, which is empty before.
     ///
     /// # Errors
     /// `ENOTCONN`, `EINVAL` for a listening socket, `EAGAIN`, `ERESTARTSYS`, `EFAULT`.

@@ -1,4 +1,4 @@
-//! Facts about a socket that getsockopt(2) tells beside its settings.
+//! Facts about a socket that getsockopt(2) reports in addition to its settings.
 
 use freehold_machine::PAGE_SIZE;
 use linux_raw_sys::net as c;
@@ -19,7 +19,7 @@ const MTU_V6: u32 = 24;
 /// TCP_TIMESTAMP and TCP_CC_INFO of IPPROTO_TCP.
 const TIMESTAMP: u32 = 24;
 const CC_INFO: u32 = 26;
-/// The longest packet that a header of version 4 can name (IP_MAX_MTU).
+/// The longest packet that an IPv4 header can describe (IP_MAX_MTU).
 const MOST_MTU: u32 = 65_535;
 
 /// The value of an option.
@@ -27,9 +27,10 @@ const MOST_MTU: u32 = 65_535;
 pub(super) enum Fact {
     Number(i32),
     Long(u64),
-    /// SO_MEMINFO: bytes that wait and their limit, twice, and at the end messages that were lost.
+    /// SO_MEMINFO: waiting bytes and their limit, for both directions; the last element is the
+    /// number of lost messages.
     Memory([u32; 9]),
-    /// Nothing is known.
+    /// An option without any data.
     Empty,
 }
 
@@ -45,31 +46,31 @@ impl Fact {
 }
 
 impl Socket {
-    /// Returns the fact that an option names, for a program with `room` bytes; `None` where it
-    /// names none.
+    /// Returns the fact that an option names, for a program with `room` bytes. `None` if the option
+    /// names no fact.
     ///
     /// # Errors
-    /// `EINVAL` where there is too little room, `ENOTCONN`.
+    /// `EINVAL` if there is too little room, `ENOTCONN`.
     pub(super) fn fact(&self, (level, name): (u32, u32), room: usize) -> Result<Option<Fact>> {
         let is_tcp = self.family().is_ip() && self.kind() == SocketKind::Stream;
         Ok(Some(match (level, name) {
             (c::SOL_SOCKET, c::SO_COOKIE) if room < size_of::<u64>() => return Err(Errno::EINVAL),
-            // As sock_diag(7) tells it.
+            // The same number that sock_diag(7) reports.
             (c::SOL_SOCKET, c::SO_COOKIE) => Fact::Long(self.inode()),
             (c::SOL_SOCKET, c::SO_MEMINFO) => Fact::Memory(self.memory_facts()),
             (c::SOL_SOCKET, SNDLOWAT) => Fact::Number(1),
-            // No send is without a copy, and none reports one: setting it is refused.
+            // All sends copy, and none reports zero copy: setting the option is refused.
             (c::SOL_SOCKET, c::SO_ZEROCOPY) => Fact::Number(0),
             (IP, c::IP_MTU) => Fact::Number(self.path_mtu()?.min(MOST_MTU) as i32),
             (IPV6, MTU_V6) => Fact::Number(self.path_mtu()? as i32),
             (TCP, TIMESTAMP) if is_tcp => Fact::Number((time::now() / 1_000_000) as i32),
-            // The congestion controls tell nothing about themselves.
+            // The congestion controls have no information to report.
             (TCP, CC_INFO) if is_tcp => Fact::Empty,
             _ => return Ok(None),
         }))
     }
 
-    /// SO_MEMINFO.
+    /// Returns the values of SO_MEMINFO.
     fn memory_facts(&self) -> [u32; 9] {
         let channel = self.channel();
         let waiting = channel.pages() * PAGE_SIZE;
@@ -77,7 +78,7 @@ impl Socket {
         [waiting as u32, limit as u32, 0, limit as u32, 0, 0, 0, 0, channel.lost()]
     }
 
-    /// Bytes of the longest packet to the peer.
+    /// Returns the bytes of the longest packet to the peer.
     ///
     /// # Errors
     /// `ENOTCONN`.
@@ -92,8 +93,8 @@ impl Socket {
     /// Writes SO_PEERGROUPS: the supplementary groups of the peer that connected or accepted.
     ///
     /// # Errors
-    /// `ENODATA` without such a peer; `ERANGE`, and the bytes that are needed in `length`, where
-    /// there is too little room; `EFAULT`.
+    /// `ENODATA` without such a peer; `ERANGE` if there is too little room (`length` then gets the
+    /// needed size); `EFAULT`.
     pub(super) fn write_peer_groups(&self, value: u64, length: UserPtr<i32>) -> Result<()> {
         let (ids, groups) = self.peer_identity();
         if self.family() != Family::Unix || ids == Credentials::NOBODY {

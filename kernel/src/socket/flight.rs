@@ -1,9 +1,9 @@
 //! Files in flight: the open files that a message carries (SCM_RIGHTS), and how many of them a user
 //! may have.
 //!
-//! Files in a queue can be sockets with files in their queues, as deep as a program likes. So a
-//! message keeps them in a [`Deferred`] box, made when they are sent: dropping a message never
-//! recurses into the files that it carries.
+//! Files in a queue can be sockets with files in their queues, to any depth. So a message keeps its
+//! files in a [`Deferred`] box, made when they are sent: dropping a message never recurses into the
+//! files that it carries.
 //!
 //! A user without CAP_SYS_RESOURCE and CAP_SYS_ADMIN may have RLIMIT_NOFILE files in flight, as on
 //! Linux (`too_many_unix_fds`, net/unix/scm.c): the limit of descriptors bounds what a program can
@@ -19,7 +19,7 @@ use crate::sync::{Deferred, LetGo, SpinLock, release};
 use crate::task::{Capability, Process};
 use crate::{Errno, Result};
 
-/// The most files in one message (SCM_MAX_FD).
+/// Largest number of files in one message (SCM_MAX_FD).
 pub const MOST_FILES: usize = 253;
 
 /// The files of one message, in order.
@@ -29,7 +29,7 @@ pub struct Files(Option<Box<Deferred<Parcel>>>);
 #[derive(Default)]
 struct Parcel {
     files: Vec<Arc<OpenFile>>,
-    /// While they are in a queue.
+    /// Present while the files are in a queue.
     charge: Option<Charge>,
 }
 
@@ -44,7 +44,7 @@ impl Files {
     /// Adds `file`.
     ///
     /// # Errors
-    /// `EINVAL` where there are [`MOST_FILES`] already, `ENOMEM`.
+    /// `EINVAL` if there are [`MOST_FILES`] already, `ENOMEM`.
     pub fn push(&mut self, file: Arc<OpenFile>) -> Result<()> {
         let files = &mut self.0.get_or_insert_with(|| Deferred::new(Parcel::default())).files;
         if files.len() == MOST_FILES {
@@ -56,14 +56,14 @@ impl Files {
     /// Charges the files to the real user of `sender`, since they are about to enter a queue.
     ///
     /// # Errors
-    /// `ETOOMANYREFS` where the user has too many in flight, `ENOMEM`.
+    /// `ETOOMANYREFS` if the user has too many files in flight, `ENOMEM`.
     pub(super) fn depart(&mut self, sender: Option<&Process>) -> Result<()> {
         let Some(parcel) = self.0.as_deref_mut() else { return Ok(()) };
         parcel.charge = Some(Charge::new(parcel.files.len(), sender)?);
         Ok(())
     }
 
-    /// The files of a message that left its queue: they are in flight no more.
+    /// Ends the flight of the files, because their message left its queue. Returns the files.
     pub(super) fn arrive(&mut self) -> Self {
         let mut arrived = core::mem::take(self);
         if let Some(parcel) = arrived.0.as_deref_mut() {
@@ -72,7 +72,7 @@ impl Files {
         arrived
     }
 
-    /// Copies the references for a receiver that only looks; no user is charged for them.
+    /// Copies the references for a receiver that only peeks. No user is charged for them.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -103,24 +103,24 @@ impl Drop for Files {
     }
 }
 
-/// Files in flight by real user, each user with some once.
+/// Number of files in flight by real user. Users without files in flight have no entry.
 static USERS: SpinLock<Vec<(u32, usize)>> = SpinLock::new(Vec::new());
 /// Files in flight of all users.
 static TOTAL: AtomicUsize = AtomicUsize::new(0);
 
-/// How many files are in flight, of all users.
+/// Returns the number of files in flight of all users.
 pub(super) fn total() -> usize {
     TOTAL.load(Ordering::Relaxed)
 }
 
-/// Some files in flight of a user.
+/// Some of a user's files in flight.
 struct Charge {
     user: u32,
     files: usize,
 }
 
 impl Charge {
-    /// `sender` is absent where the kernel itself sends, in tests.
+    /// `sender` is absent if the kernel itself sends, in tests.
     fn new(files: usize, sender: Option<&Process>) -> Result<Self> {
         let (user, limit) = sender.map_or((0, usize::MAX), |sender| {
             let own = sender.credentials();

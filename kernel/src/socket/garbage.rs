@@ -1,26 +1,28 @@
-//! Garbage collection of sockets that only messages in flight to such sockets refer to.
+//! Garbage collection of sockets to which only messages in flight refer, where these messages wait
+//! in such sockets, too.
 //!
-//! Such a message can never be received, and its content (such as a pipe with pinned pages) would
-//! stay for ever.
+//! Such a message can never be received, and its content (for example a pipe with pinned pages)
+//! would stay forever.
 //!
-//! A channel with files in flight is entered in [`CARRIERS`]. The socket file that leads to a
-//! channel is the one that receives from it, or the listener in whose backlog the receiving socket
-//! waits. A channel is garbage if only messages in garbage channels refer to that file. The check
-//! runs with the queues of all carriers locked: no task can reach a file whose references are all
-//! counted there. Any other reference to a file (a descriptor, a call under way, a ring's request,
-//! a queue entered too late) marks the file as used. An error always keeps a file.
+//! A channel with files in flight is entered in [`CARRIERS`]. The socket file of a channel is the
+//! file of the socket that receives from it, or of the listener in whose backlog that socket waits.
+//! A channel is garbage if only messages in garbage channels refer to that file. The check runs
+//! with the queues of all carriers locked: no task can get a file whose references are all counted
+//! there. Any other reference to a file (a descriptor, a call under way, a ring's request, a queue
+//! entered too late) marks the file as used. An error always keeps a file.
 //!
 //! **Cost.** One collection visits each reference in flight and each channel once, and sorts them:
-//! O(n log n), with no recursion. It runs before a send once twice as many files are in flight as
-//! the last one left ([`collect_if_much`]), so that its cost is a constant number of visits per
-//! file sent. It also runs when a process ends, if few files are in flight or the process had a
-//! socket ([`is_due_at_exit`]): else each end in the system would pay for all. Once in [`PAUSE`] it
-//! also runs at the end of any process, before a send is refused for too many files in flight, and
-//! before a process is killed for want of memory ([`collect_if_rested`]). So no user can hide
-//! files, or memory, behind earlier files in flight.
+//! O(n log n), with no recursion. It runs before a send if twice as many files are in flight as the
+//! last collection left ([`collect_if_much`]). So its cost is a constant number of visits per file
+//! sent. It also runs when a process ends, if few files are in flight or the process had a socket
+//! ([`is_due_at_exit`]). Otherwise each process end in the system would pay for all. Three more
+//! events start a collection, at most once per [`PAUSE`] ([`collect_if_rested`]): the end of any
+//! process, a send that would be refused for too many files in flight, and an imminent
+//! out-of-memory kill. So no user can hide files, or memory, behind earlier files in flight.
 //!
 //! **Locks.** [`CARRIERS`]' lock, then the queues in its order, then a socket's state. No other
-//! code holds two queues, or takes [`CARRIERS`] with one. Garbage is dropped with none held.
+//! code holds two queues, or takes [`CARRIERS`] while it holds a queue. Garbage is dropped with no
+//! lock held.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -34,17 +36,17 @@ use crate::{Result, sched, time};
 
 /// Channels that files were sent into.
 static CARRIERS: WeakRegistry<Channel> = WeakRegistry::new();
-/// Files in flight that the last collection left.
+/// Number of files in flight that the last collection left.
 static LEFT: AtomicUsize = AtomicUsize::new(0);
-/// So many files in flight are no reason to collect.
+/// Up to this many files in flight do not start a collection.
 const FEW: usize = 1024;
 /// When the last collection ended.
 static ENDED: AtomicU64 = AtomicU64::new(0);
-/// Nanoseconds from the end of a collection until others than senders and owners of sockets pay for
-/// one.
+/// Minimum time in nanoseconds between two collections that are not due to senders or owners of
+/// sockets.
 const PAUSE: u64 = 20_000_000;
 
-/// Files are about to be in flight to `channel`, for the first time.
+/// Records that files are about to be sent into `channel`, for the first time.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -52,9 +54,8 @@ pub(super) fn enter(channel: &Arc<Channel>) -> Result<()> {
     CARRIERS.enter(channel)
 }
 
-/// Whether the end of the process with these files, still open, calls for a collection. It may
-/// leave garbage if one of them is a socket; where few files are in flight, looking for more is
-/// cheap.
+/// Whether the end of a process with these open files requires a collection. If one of them is a
+/// socket, its end may leave garbage. If few files are in flight, a collection is cheap.
 pub fn is_due_at_exit(files: &FileTable) -> bool {
     match flight::total() {
         0 => false,
@@ -67,8 +68,8 @@ fn has_rested() -> bool {
     time::now() >= ENDED.load(Ordering::Relaxed) + PAUSE
 }
 
-/// Collects if anything is in flight and the last collection was a while ago. Returns whether
-/// files were closed. May sleep; the caller holds no lock.
+/// Collects if any file is in flight and [`PAUSE`] is over. Returns whether files were closed. May
+/// sleep; the caller holds no lock.
 pub fn collect_if_rested() -> bool {
     let before = flight::total();
     if before == 0 || !has_rested() {
@@ -82,16 +83,16 @@ pub fn collect_if_rested() -> bool {
 /// holds no lock.
 pub(super) fn collect_if_much() {
     let total = flight::total();
-    // Files that have arrived since then must not raise the threshold.
+    // Files that have been sent since then must not raise the threshold.
     let left = LEFT.fetch_min(total, Ordering::Relaxed).min(total);
     if total > FEW + 2 * left {
         collect();
     }
 }
 
-/// Closes files that no process can receive. May sleep. The caller holds no lock, and has let go of
-/// the references whose end may have left such files. If two tasks let go at once, the later finds
-/// the other's channel entered. Without memory for it nothing is closed this time.
+/// Closes files that no process can receive. May sleep. The caller holds no lock, and has dropped
+/// the references whose end may have left such files. If two tasks drop theirs at the same time,
+/// the later one finds the other's channel entered. Without memory, this collection closes nothing.
 pub fn collect() {
     while collect_some() == Ok(GarbageFound::Garbage) {}
     LEFT.store(flight::total(), Ordering::Relaxed);
@@ -100,7 +101,7 @@ pub fn collect() {
 
 #[derive(PartialEq, Eq)]
 enum GarbageFound {
-    /// Some, by whose end there may be more.
+    /// Some files. Their end may produce more garbage.
     Garbage,
     Nothing,
 }
@@ -108,7 +109,7 @@ enum GarbageFound {
 fn gather<T>(from: impl Iterator<Item = T>) -> Result<Vec<T>> {
     let mut all = Vec::new();
     for one in from {
-        // Sleeping locks are all that is held.
+        // Only sleeping locks are held.
         sched::cond_resched();
         all.try_push(one)?;
     }
@@ -118,7 +119,7 @@ fn gather<T>(from: impl Iterator<Item = T>) -> Result<Vec<T>> {
 /// The references in flight, sorted by the file that they refer to.
 struct Flying {
     files: Vec<*const OpenFile>,
-    /// The first reference to a file stands for the file: whether it was visited.
+    /// Whether a file was visited, at the index of the first reference to it.
     visited: Vec<bool>,
 }
 
@@ -129,18 +130,18 @@ impl Flying {
         Ok(Self { files, visited })
     }
 
-    /// Where the references to `file` begin.
+    /// Returns the index of the first reference to `file`.
     fn first(&self, file: &Arc<OpenFile>) -> usize {
         self.files.partition_point(|&other| other < file.address())
     }
 
-    /// Whether nothing else refers to `file`.
+    /// Whether all references to `file` are in flight.
     fn are_all_of(&self, file: &Arc<OpenFile>) -> bool {
         let end = self.files.partition_point(|&other| other <= file.address());
         file.references() == end - self.first(file)
     }
 
-    /// Whether `file` is seen for the first time since the last [`forget`](Self::forget).
+    /// Whether `file` is visited for the first time since the last [`forget`](Self::forget).
     fn visit(&mut self, file: &Arc<OpenFile>) -> bool {
         let first = self.first(file);
         !core::mem::replace(&mut self.visited[first], true)
@@ -158,7 +159,7 @@ fn collect_some() -> Result<GarbageFound> {
     let mut queues = gather(channels.iter().map(|channel| channel.waiting()))?;
     let mut flying =
         Flying::new(gather(queues.iter().flat_map(|queue| queue.files()).map(|file| file.address()))?)?;
-    // The carriers that `file` leads to.
+    // Visits the carriers that can be received from through `file`.
     let for_each_carrier = |file: &Arc<OpenFile>, f: &mut dyn FnMut(usize)| {
         if let Some(socket) = file.file().downcast::<SocketFile>() {
             socket.unix().for_each_channel(|channel| {
@@ -226,7 +227,8 @@ mod tests {
 
     #[test]
     fn what_nobody_can_receive_is_closed_and_nothing_else() {
-        // A socket in its own queue; and two in each other's, one of which carries a third.
+        // A socket in its own queue; and two sockets in each other's queues, one of which carries a
+        // third.
         let (one, other) = Socket::pair(SocketKind::Datagram);
         let (left, right) = Socket::pair(SocketKind::Stream);
         let (_far, third) = Socket::pair(SocketKind::Stream);

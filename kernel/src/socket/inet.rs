@@ -1,10 +1,10 @@
 //! TCP and UDP: ip(7), tcp(7), udp(7).
 //!
-//! A TCP connection between two sockets of this machine is two channels, as one of AF_UNIX.
-//! Segments, acknowledgements and retransmission are not needed where no byte is lost. The parts of
-//! TCP that programs see are kept: ports, listen queues, resets, the options, and their names. A
-//! UDP datagram is put into the channel of the socket that its address leads to, or dropped where
-//! there is no room. [`wire`] handles traffic with other machines.
+//! A TCP connection between two sockets of this machine consists of two channels, like an AF_UNIX
+//! connection. Segments, acknowledgements and retransmission are not needed where no byte is lost.
+//! The parts of TCP that programs see are implemented: ports, listen queues, resets, the options,
+//! and their names. A UDP datagram is put into the channel of the socket that its address selects,
+//! or dropped if there is no room. [`wire`] handles traffic with other machines.
 
 use freehold_collections::{Arc, Receiver};
 
@@ -21,11 +21,11 @@ use crate::sync::News;
 use crate::task::Capability;
 use crate::{Errno, Result, hw, task};
 
-/// Ports that are tried for a connection.
+/// Number of local ports that are tried for a connection.
 const TRIES: usize = 64;
 
 impl Socket {
-    /// Returns the protocol that its ports belong to.
+    /// Returns the protocol that the socket's ports belong to.
     pub(super) const fn protocol(&self) -> Protocol {
         match self.kind() {
             SocketKind::Datagram => Protocol::Udp,
@@ -50,8 +50,8 @@ impl Socket {
     /// bind(2) to a port.
     ///
     /// # Errors
-    /// `EADDRNOTAVAIL` where the address is not this machine's, `EACCES`, `EADDRINUSE`, `EINVAL`
-    /// where it is bound already, `ENOMEM`.
+    /// `EADDRNOTAVAIL` if the address is not this machine's, `EACCES`, `EADDRINUSE`, `EINVAL` if
+    /// the socket is bound already, `ENOMEM`.
     pub(super) fn bind_port(self: &Receiver<Self>, wanted: InetAddress) -> Result<()> {
         if !self.reaches(wanted) {
             return Err(Errno::EADDRNOTAVAIL);
@@ -64,7 +64,7 @@ impl Socket {
         self.take_port(wanted).map(|_| ())
     }
 
-    /// Bind it, unless it is bound; its address.
+    /// Binds the socket, unless it is bound. Returns its address.
     fn take_port(self: &Receiver<Self>, wanted: InetAddress) -> Result<InetAddress> {
         let claim = Claim {
             address: wanted,
@@ -77,7 +77,7 @@ impl Socket {
         let (address, key) = ports::bind(self, self.protocol(), claim)?;
         let mut state = self.state.lock();
         if state.port.is_some() {
-            // Another thread was faster.
+            // Another thread has bound the socket first.
             drop(state);
             ports::release(&key);
             return Err(Errno::EINVAL);
@@ -87,7 +87,8 @@ impl Socket {
         Ok(address)
     }
 
-    /// The address it is bound to, after a bind to a free port of `wanted` where it was to none.
+    /// Returns the address that the socket is bound to. An unbound socket is first bound to a free
+    /// port of `wanted`.
     pub(super) fn own_port(self: &Receiver<Self>, wanted: InetAddress) -> Result<InetAddress> {
         let bound = self.state.lock().address.as_ref().and_then(Address::inet);
         bound.map_or_else(|| self.take_port(wanted), Ok)
@@ -97,10 +98,10 @@ impl Socket {
         self.state.lock().port.ok_or(Errno::EINVAL)
     }
 
-    /// The part of listen(2) that is about the port.
+    /// Checks and prepares the port for listen(2).
     ///
     /// # Errors
-    /// `EADDRINUSE`, `EINVAL` where it is connected, `ENOMEM`, `ERESTARTSYS`.
+    /// `EADDRINUSE`, `EINVAL` if the socket is connected, `ENOMEM`, `ERESTARTSYS`.
     pub(super) fn listen_on_port(self: &Receiver<Self>) -> Result<()> {
         if self.state.lock().peer.is_some() {
             return Err(Errno::EINVAL);
@@ -109,7 +110,7 @@ impl Socket {
         ports::listen(&self.entry()?)
     }
 
-    /// Any address of its family.
+    /// Returns the unspecified address of the socket's family.
     pub(super) fn any(&self) -> InetAddress {
         let ip = match self.family() {
             Family::Inet6 => core::net::Ipv6Addr::UNSPECIFIED,
@@ -118,13 +119,13 @@ impl Socket {
         InetAddress { ip, port: 0 }
     }
 
-    /// Whether the address is this machine's, and of a version that the socket knows.
+    /// Whether the address is this machine's, and of an IP version that the socket supports.
     fn reaches(&self, address: InetAddress) -> bool {
         address.is_local(self.network()) && !(address.is_v4() && self.is_v6_alone())
     }
 
-    /// The address that a packet to `to` goes to, and the network that leads there where that is
-    /// not on this machine.
+    /// Returns the destination address of a packet to `to`, and the network that leads there if it
+    /// is on another machine.
     pub(super) fn route(&self, to: InetAddress) -> Result<(InetAddress, Option<&'static Wire>)> {
         if !self.network().is_up() {
             return Err(Errno::ENETUNREACH);
@@ -145,8 +146,8 @@ impl Socket {
     /// connect(2) to a port.
     ///
     /// # Errors
-    /// `ENETUNREACH` where no way leads to the address, `ECONNREFUSED`, `EISCONN`, `EAGAIN`,
-    /// `ERESTARTSYS`, `ENOMEM`; of another machine also `EINPROGRESS`, `EALREADY`, `ETIMEDOUT`,
+    /// `ENETUNREACH` if there is no route to the address, `ECONNREFUSED`, `EISCONN`, `EAGAIN`,
+    /// `ERESTARTSYS`, `ENOMEM`; for another machine also `EINPROGRESS`, `EALREADY`, `ETIMEDOUT`,
     /// `EHOSTUNREACH`.
     pub(super) fn connect_to_port(self: &Receiver<Self>, to: InetAddress, patience: Patience) -> Result<()> {
         let (to, wire) = self.route(to)?;
@@ -168,8 +169,8 @@ impl Socket {
             if out.has_receiver() {
                 return self.wait_for_answer(&out, patience, Errno::EALREADY);
             }
-            // It failed, and the program may have got the error already. The next call is a new
-            // one.
+            // The call failed, and the program may have got the error already. The next connect(2)
+            // is a new call.
             self.set_peer(None);
             return Err(self.channel().take_error().unwrap_or(Errno::ECONNABORTED));
         }
@@ -178,7 +179,7 @@ impl Socket {
         }
         if let Some(wire) = wire {
             let out = self.call(wire, (source, to))?;
-            // A caller that does not wait is not told of a fast answer, as with Linux.
+            // As on Linux, a caller that does not wait gets no immediate success.
             if patience == Patience::Never {
                 return Err(Errno::EINPROGRESS);
             }
@@ -188,7 +189,7 @@ impl Socket {
         if patience != Patience::Never {
             return joined;
         }
-        // The answer is there, but a caller that does not wait hears of it later, as with Linux.
+        // The answer has arrived, but as on Linux a caller that does not wait gets it later.
         match joined {
             Ok(()) => self.state.lock().peer.iter().for_each(|peer| peer.channel.note_answer()),
             Err(Errno::ECONNREFUSED) => self.note_refusal(to),
@@ -215,8 +216,8 @@ impl Socket {
         self.join(&target, &Some(Address::Inet(to)), patience)
     }
 
-    /// Has the socket be as after a call over a wire that was refused: the next call, or SO_ERROR,
-    /// says so.
+    /// Puts the socket into the state after a refused call to another machine: the next call, or
+    /// SO_ERROR, reports the error.
     fn note_refusal(&self, to: InetAddress) {
         let out = Channel::new(SocketAccount::Tcp);
         out.hold();
@@ -228,9 +229,9 @@ impl Socket {
         self.channel().writable.wake_all();
     }
 
-    /// Calls `to` over a wire; returns the channel to send into once that has answered. If the
-    /// program did not choose the port, another one is tried where an old connection with the same
-    /// ends is not over.
+    /// Calls `to` on another machine. Returns the channel to send into once `to` has answered. If
+    /// the program did not choose the port, another one is tried while an old connection with the
+    /// same ends is not over.
     fn call(
         self: &Receiver<Self>,
         wire: &'static Wire,
@@ -261,10 +262,10 @@ impl Socket {
         Err(Errno::EADDRNOTAVAIL)
     }
 
-    /// Waits until a call is answered that was made for what is sent into `out`.
+    /// Waits for the answer to a call whose data is sent into `out`.
     ///
     /// # Errors
-    /// `pending` where the caller does not wait so long; why it failed; `ERESTARTSYS`.
+    /// `pending` if the caller does not wait long enough; the reason of a failure; `ERESTARTSYS`.
     fn wait_for_answer(&self, out: &Arc<Channel>, patience: Patience, pending: Errno) -> Result<()> {
         let is_known = || (!out.is_opening() || self.channel().has_error()).then_some(());
         if let (None, Patience::Until(deadline)) = (is_known(), patience) {
@@ -278,15 +279,15 @@ impl Socket {
         if out.is_opening() { Err(pending) } else { Ok(()) }
     }
 
-    /// Whether it is one of UDP that hears from `remote` alone.
+    /// Whether this is a UDP socket that receives from `remote` only.
     pub(super) fn is_connected_to(&self, remote: InetAddress) -> bool {
         self.state.lock().remote == Some(remote)
     }
 
-    /// connect(2) to AF_UNSPEC: a datagram socket hears from all senders again.
+    /// connect(2) to AF_UNSPEC: a datagram socket receives from all senders again.
     ///
     /// # Errors
-    /// `EINVAL` where it is no datagram socket of UDP.
+    /// `EINVAL` if the socket is no UDP socket.
     pub fn disconnect(&self) -> Result<()> {
         if let Some(netlink) = &self.netlink {
             return netlink.connect(None, self.network());
@@ -305,7 +306,7 @@ impl Socket {
         Ok(())
     }
 
-    /// The sender's address of a packet to `to`, for a socket that is bound to `own`.
+    /// Returns the source address of a packet to `to`, for a socket that is bound to `own`.
     pub(super) fn sent_from(&self, own: InetAddress, to: InetAddress) -> InetAddress {
         if own.is_any() { InetAddress { ip: to.source(self.network()), port: own.port } } else { own }
     }

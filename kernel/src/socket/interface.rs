@@ -1,8 +1,8 @@
-//! The network devices: `lo`, and `eth0` where the machine has a network (netdevice(7)).
+//! The network devices: `lo`, and `eth0` if the machine has a network (netdevice(7)).
 //!
-//! No packet passes through `lo`, since a connection's bytes go from socket to socket: its counters
-//! are 0. Neither can be changed, except that `lo` of a new network namespace can be set up or
-//! down. A request to set an unchanged value succeeds; any other is `EOPNOTSUPP`.
+//! No packet passes through `lo`, since a connection's bytes go from socket to socket. So its
+//! counters are 0. Neither device can be changed, except that `lo` of a new network namespace can
+//! be set up or down. A request to set an unchanged value succeeds; any other is `EOPNOTSUPP`.
 
 use freehold_virtio::FrameCounts;
 use linux_raw_sys::ioctl as c;
@@ -15,7 +15,7 @@ use crate::task::{self, Capability};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
-/// Packets that would wait.
+/// Length of the transmit queue that is reported.
 pub const QUEUE_LENGTH: u32 = 1000;
 
 /// A network device.
@@ -31,11 +31,11 @@ pub struct Interface {
     pub mtu: u32,
     /// ARPHRD_*.
     pub hardware: u16,
-    /// Its own address, and that which means all devices.
+    /// The device's hardware address, and the broadcast address.
     pub hardware_addresses: [[u8; 6]; 2],
-    /// Its address of version 4, network byte order.
+    /// The device's IPv4 address, in network byte order.
     pub address: [u8; 4],
-    /// Bits of that that name the network.
+    /// Length of the network prefix of that address.
     pub prefix: u8,
     /// The router to all other networks, if the interface leads there.
     pub gateway: Option<[u8; 4]>,
@@ -61,7 +61,7 @@ pub const ETHERNET_INDEX: u32 = 2;
 /// ARPHRD_ETHER.
 pub const ETHERNET: u16 = 1;
 
-/// IFF_UP and IFF_RUNNING.
+/// IFF_UP and IFF_RUNNING, together.
 const RUNS: u32 = 0x1 | 0x40;
 
 /// The devices of a network namespace, in the order of their numbers.
@@ -85,15 +85,15 @@ pub fn all(network: &NetworkNamespace) -> impl Iterator<Item = Interface> + use<
 }
 
 impl Interface {
-    /// Whether it is up (IFF_UP).
+    /// Whether the device is up (IFF_UP).
     pub const fn is_up(&self) -> bool {
         self.flags & 0x1 != 0
     }
-    /// The bits of its address that name the network.
+    /// Returns the network mask of the device's address.
     pub fn mask(&self) -> [u8; 4] {
         u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0).to_be_bytes()
     }
-    /// The address of its network, and that which means all in it.
+    /// Returns the address of the device's network, and the network's broadcast address.
     pub fn network(&self) -> ([u8; 4], [u8; 4]) {
         let (address, mask) = (u32::from_be_bytes(self.address), u32::from_be_bytes(self.mask()));
         ((address & mask).to_be_bytes(), (address | !mask).to_be_bytes())
@@ -109,7 +109,7 @@ impl Interface {
 const NAME_BYTES: usize = 16;
 /// Request of ethtool(8).
 const SIOCETHTOOL: u32 = 0x8946;
-/// `SIOCGIFPFLAGS` and `SIOCSIFPFLAGS`, which no device of IP has.
+/// `SIOCGIFPFLAGS` and `SIOCSIFPFLAGS`, which no IP device supports.
 const PRIVATE_FLAGS: [u32; 2] = [c::SIOCGIFPFLAGS, c::SIOCSIFPFLAGS];
 
 /// `struct ifreq`.
@@ -145,7 +145,7 @@ impl Request {
         self.value.starts_with(bytes)
     }
 
-    /// The interface's name, and what is after a colon: the name of an address of it.
+    /// Returns the interface's name, and the part after a colon: the label of one of its addresses.
     fn names(&self) -> (&[u8], Option<&[u8]>) {
         let end = self.name.iter().take(NAME_BYTES - 1).position(|&byte| byte == 0);
         let name = &self.name[..end.unwrap_or(NAME_BYTES - 1)];
@@ -164,7 +164,7 @@ impl Request {
         all(network).find(|device| device.name.as_bytes() == self.names().0).ok_or(Errno::ENODEV)
     }
 
-    /// Answers a question that sockets of every family take.
+    /// Answers a request that sockets of every family support.
     fn answer(&mut self, network: &NetworkNamespace, request: u32) -> Result<()> {
         if request == c::SIOCGIFNAME {
             let named = all(network).find(|device| self.begins_with(&device.index.to_ne_bytes()));
@@ -189,7 +189,7 @@ impl Request {
         Ok(())
     }
 
-    /// Answers a question about addresses of version 4.
+    /// Answers a request about IPv4 addresses.
     fn answer_address(&mut self, network: &NetworkNamespace, request: u32) -> Result<()> {
         let device = self.device(network)?;
         if self.names().1.is_some() || !device.is_up() {
@@ -204,7 +204,7 @@ impl Request {
         Ok(())
     }
 
-    /// Returns whether the setting `request` asks for the present value.
+    /// Returns whether `request` would set the present value.
     fn is_so(&self, device: &Interface, request: u32) -> bool {
         match request {
             c::SIOCSIFFLAGS => (self.value[0] & 1 == 1) == device.is_up(),
@@ -220,12 +220,12 @@ impl Request {
     }
 }
 
-/// `CAP_NET_ADMIN` over a network namespace, or `EPERM`.
+/// Requires `CAP_NET_ADMIN` over a network namespace, else `EPERM`.
 pub fn check_administrator(network: &NetworkNamespace) -> Result<()> {
     if task::may_in(network.head().owner(), Capability::NetAdmin) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
-/// SIOCGIFCONF: the interfaces with an address of version 4.
+/// SIOCGIFCONF: lists the interfaces with an IPv4 address.
 fn list(network: &NetworkNamespace, at: u64) -> Result<()> {
     let at = UserPtr::<InterfaceList>::new(at);
     let mut list = at.read()?;
@@ -247,11 +247,11 @@ fn list(network: &NetworkNamespace, at: u64) -> Result<()> {
     at.write(&list)
 }
 
-/// An ioctl about interfaces or routes of a socket of `family`, of `network`.
+/// An ioctl about interfaces or routes, on a socket of `family` in `network`.
 ///
 /// # Errors
-/// `ENOTTY` where it is none of these, or of another family's; `ENODEV`, `EADDRNOTAVAIL`, `EPERM`
-/// without CAP_NET_ADMIN, `EOPNOTSUPP`, `EINVAL`, `EFAULT`.
+/// `ENOTTY` if it is none of these ioctls, or is another family's; `ENODEV`, `EADDRNOTAVAIL`,
+/// `EPERM` without CAP_NET_ADMIN, `EOPNOTSUPP`, `EINVAL`, `EFAULT`.
 pub fn ioctl(network: &NetworkNamespace, family: Family, request: u32, argument: u64) -> Result<()> {
     let at = UserPtr::<Request>::new(argument);
     let answered = |answer: fn(&mut Request, &NetworkNamespace, u32) -> Result<()>| {
@@ -352,7 +352,7 @@ mod tests {
     }
 
     proptest! {
-        /// A name of any bytes is `lo` or no device.
+        /// A name of random bytes names `lo` or no device.
         #[test]
         fn any_name_is_los_or_nobodys(mut name: [u8; NAME_BYTES], as_lo: bool) {
             if as_lo {

@@ -1,7 +1,8 @@
-//! SO_RCVLOWAT: the bytes of a stream that a receive waits for, and that poll(2) calls input.
+//! SO_RCVLOWAT: the number of stream bytes that a receive waits for, and from which poll(2) reports
+//! input.
 //!
-//! As on Linux, a receive that is not to wait takes fewer, and poll(2) of AF_UNIX sockets does not
-//! look at it.
+//! As on Linux, a receive that does not wait accepts fewer bytes, and poll(2) of AF_UNIX sockets
+//! ignores the setting.
 
 use linux_raw_sys::net as c;
 
@@ -13,8 +14,7 @@ use super::memory::BUFFER_BYTES;
 use crate::user::Sink;
 
 impl Socket {
-    /// The options about data beside its messages. Streams of AF_UNIX have none of these, as on
-    /// Linux.
+    /// Returns the socket's ancillary-data options. As on Linux, AF_UNIX streams have none of them.
     #[inline]
     pub(super) fn told_beside(&self) -> Told {
         match (self.family(), self.kind()) {
@@ -23,20 +23,20 @@ impl Socket {
         }
     }
 
-    /// SO_RCVLOWAT was set.
+    /// Records that SO_RCVLOWAT was set.
     pub(super) fn note_least(&self) {
         let wanted = if self.least() > 1 { Told::LEAST } else { Told::empty() };
         self.channel().tell(wanted, Told::LEAST);
     }
 
-    /// Bytes that a receive waits for: never more than can wait.
+    /// Returns the number of bytes that a receive waits for: never more than the queue can hold.
     fn least(&self) -> usize {
         let least = self.remembered(c::SOL_SOCKET, c::SO_RCVLOWAT).unwrap_or(1);
         usize::try_from(least).unwrap_or(1).min(BUFFER_BYTES / 2)
     }
 
-    /// Receives more of a stream until as many bytes came as the program wants at least, or the
-    /// stream ends, or the patience, or files are in the way.
+    /// Receives more of a stream until the program's minimum has arrived. Stops earlier at the
+    /// stream's end, at the end of the wait, or before files.
     #[cold]
     pub(super) fn receive_least(&self, sink: &mut dyn Sink, manner: Manner, received: &mut Received) {
         let least = self.least();
@@ -53,7 +53,7 @@ impl Socket {
         }
     }
 
-    /// Whether as many bytes wait as poll(2) calls input.
+    /// Whether enough bytes wait for poll(2) to report input.
     #[inline]
     pub(super) fn has_least(&self) -> bool {
         !self.channel().told().contains(Told::LEAST) || self.looks_for_least()
@@ -64,7 +64,7 @@ impl Socket {
         if self.family() == Family::Unix || self.kind() != SocketKind::Stream {
             return true;
         }
-        // A task that holds the queue wakes those that wait when it is done.
+        // A task that holds the queue wakes the waiters when it is done.
         self.channel().try_waiting().is_some_and(|queue| queue.bytes() >= self.least())
     }
 }

@@ -1,23 +1,25 @@
-//! Memory of the messages that wait in sockets, bounded for the machine: no process' memory has
-//! these pages, and the out-of-memory killer would look for them elsewhere.
+//! Memory of the messages that wait in sockets, with a limit for the whole machine. These pages
+//! belong to no process' memory, so the out-of-memory killer would not find them.
 //!
-//! Each queue counts its pages beyond the first in one of three accounts. The first is always
-//! granted: so every connection moves on, and a short exchange touches no number of all CPUs.
+//! Each queue counts its pages beyond the first in one of three accounts. The first page is always
+//! granted. So every connection makes progress, and a short exchange does not access a counter that
+//! all CPUs share.
 //!
-//! An account has three limits, as Linux' tcp_mem. It is *tight* from the time at which it passes
-//! the second until it is down to the first: queues take few pages then, and only one when it
-//! reaches the third. A sender waits for its own queue's reader, in tight times too: an empty queue
-//! has room. The sum may pass the third limit by the pages that senders have in hand, one each.
+//! An account has three limits, like Linux' tcp_mem. The account becomes *tight* when it exceeds
+//! the second limit, and stays so until it falls to the first. Then a queue may have few pages, and
+//! at the third limit only one. A sender waits for its own queue's reader, even if the account is
+//! tight: an empty queue has room. The sum may exceed the third limit by the pages that senders are
+//! about to add, one each.
 //!
-//! A sender whose queue has pages, but fewer than it might have in easy times, waits for the
-//! account as well: its reader may wait for it. All that wait for the account are woken when the
-//! mark of tightness goes and when the sum leaves the third limit. The mark is changed after the
-//! sum, and judged again after each change of it: the last one to change the sum or the mark sees
-//! both.
+//! If a queue has pages, but fewer than its normal limit, its sender waits for the account as well,
+//! because its reader may wait for the sender. All that wait for the account are woken when it is
+//! no longer tight, and when the sum falls below the third limit. The tight mark is changed after
+//! the sum, and checked again after each change of the mark. So the last task to change the sum or
+//! the mark sees both.
 //!
 //! Source: tcp(7), udp(7), `tcp_init_mem` in net/ipv4/tcp.c, `__sk_mem_raise_allocated` in
-//! net/core/sock.c. AF_UNIX, netlink and raw sockets have no such limit on Linux; here they have
-//! that of UDP, and no setting.
+//! net/core/sock.c. On Linux, AF_UNIX, netlink and raw sockets have no such limit. Here they have
+//! the limit of UDP, without a setting.
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -30,9 +32,9 @@ use crate::{Errno, Result};
 
 /// Value of SO_SNDBUF and SO_RCVBUF.
 pub const BUFFER_BYTES: usize = 212_992;
-/// The most pages that wait in one queue: Linux' default send buffer.
+/// Largest number of pages that wait in one queue: Linux' default send buffer.
 pub const PAGES: usize = BUFFER_BYTES / PAGE_SIZE;
-/// Pages that a queue may have while its account is tight.
+/// Number of pages that a queue may have while its account is tight.
 const FEW_PAGES: usize = 4;
 
 /// The sockets whose pages are counted together.
@@ -44,7 +46,7 @@ pub enum SocketAccount {
     Udp,
     /// AF_UNIX, netlink and raw sockets.
     Other,
-    /// No socket's.
+    /// An account for tests, which no socket uses.
     #[cfg(test)]
     Test,
 }
@@ -53,7 +55,7 @@ struct Sum {
     pages: AtomicUsize,
     limits: [AtomicUsize; 3],
     is_tight: AtomicBool,
-    /// Woken when queues may take more than before.
+    /// Woken when queues may have more pages than before.
     loosened: Once<Arc<WaitQueue>>,
 }
 
@@ -103,7 +105,7 @@ impl Sum {
         self.judge();
     }
 
-    /// The sum or a limit was changed.
+    /// Updates the tight mark after a change of the sum or of a limit.
     fn judge(&self) {
         loop {
             let is_tight = self.is_tight();
@@ -123,7 +125,7 @@ const ACCOUNTS: usize = if cfg!(test) { 4 } else { 3 };
 
 static SUMS: [Sum; ACCOUNTS] = [const { Sum::new() }; ACCOUNTS];
 
-/// Sets the limits by the pages that the machine has, as Linux does.
+/// Derives the limits from the machine's number of pages, as Linux does.
 pub fn init(pages: usize) {
     let share = |part: usize| (pages / part).max(128);
     let (tcp, udp) = (share(16), share(8));
@@ -141,17 +143,17 @@ impl SocketAccount {
         &SUMS[self as usize]
     }
 
-    /// Pages in it.
+    /// Returns the number of pages in the account.
     pub fn pages(self) -> usize {
         self.sum().pages()
     }
 
-    /// Its limits, in pages: see the module's head.
+    /// Returns the account's limits, in pages (see the module's head).
     pub fn limits(self) -> [usize; 3] {
         [0, 1, 2].map(|at| self.sum().limit(at))
     }
 
-    /// Changes them.
+    /// Sets the account's limits.
     pub fn set_limits(self, limits: [usize; 3]) {
         for (limit, pages) in self.sum().limits.iter().zip(limits) {
             limit.store(pages, Ordering::Relaxed);
@@ -160,18 +162,18 @@ impl SocketAccount {
         self.sum().wake();
     }
 
-    /// Whether queues may have fewer pages than else.
+    /// Whether queues may currently have fewer pages than normal.
     #[inline]
     pub(super) fn is_tight(self) -> bool {
         self.sum().is_tight()
     }
 
-    /// Woken when queues may take more than before.
+    /// Returns the queue that is woken when queues may have more pages than before.
     pub(super) fn loosened(self) -> &'static Arc<WaitQueue> {
         self.sum().loosened()
     }
 
-    /// The most pages that a queue may have now.
+    /// Returns the largest number of pages that a queue may have now.
     #[inline]
     pub(super) fn most(self) -> usize {
         if self.is_tight() { self.most_when_tight() } else { PAGES }
@@ -182,7 +184,8 @@ impl SocketAccount {
         if self.pages() < self.sum().limit(2) { FEW_PAGES } else { 1 }
     }
 
-    /// Whether a message of so many pages may wait, which comes whole or not at all.
+    /// Checks whether a message of this many pages may be queued. It is sent as a whole or not at
+    /// all.
     ///
     /// # Errors
     /// `ENOBUFS`.
@@ -194,7 +197,7 @@ impl SocketAccount {
     }
 }
 
-/// A queue's place among those that are woken with its account, once a sender was stopped by that.
+/// Registers a channel to be woken with its account, once the account has stopped a sender.
 #[derive(Default)]
 pub(super) struct AccountWatch {
     is_set: AtomicBool,
@@ -202,12 +205,13 @@ pub(super) struct AccountWatch {
 }
 
 impl AccountWatch {
-    /// Whether `account` is tight, and nothing is woken with it.
+    /// Whether `account` is tight and nothing is registered yet.
     pub fn is_due(&self, account: SocketAccount) -> bool {
         account.is_tight() && !self.is_set.load(Ordering::SeqCst)
     }
 
-    /// Has `woken` woken when `account` is loosened, where it is tight. The caller looks once more.
+    /// If `account` is tight, registers `woken` to be woken when that ends. The caller checks again
+    /// afterwards.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -220,7 +224,7 @@ impl AccountWatch {
         let mut place = Some(waiter.complete()?);
         core::mem::swap(&mut *self.waiter.lock(), &mut place);
         self.is_set.store(true, Ordering::SeqCst);
-        // Another sender's is dropped without the lock.
+        // If another sender registered first, its entry is dropped without the lock.
         drop(place);
         Ok(())
     }
@@ -233,17 +237,17 @@ pub(super) struct QueueCharge {
 }
 
 impl QueueCharge {
-    /// None.
+    /// Makes a charge of zero pages.
     pub const fn new(account: SocketAccount) -> Self {
         Self { account, counted: 0 }
     }
 
-    /// The account that the pages are in.
+    /// Returns the account that counts the pages.
     pub const fn account(&self) -> SocketAccount {
         self.account
     }
 
-    /// The queue has so many pages now.
+    /// Sets the queue's number of pages.
     #[inline]
     pub fn set(&mut self, pages: usize) {
         let count = pages.saturating_sub(1);

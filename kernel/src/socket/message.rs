@@ -1,4 +1,4 @@
-//! sendmsg's and recvmsg's `struct msghdr`, and what travels beside the bytes.
+//! `struct msghdr` of sendmsg and recvmsg, and ancillary data.
 
 use core::mem::offset_of;
 
@@ -18,7 +18,7 @@ use crate::task;
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result};
 
-/// The most bytes of control data that are read.
+/// Largest number of bytes of control data that are read.
 const MOST_CONTROL: usize = 4096;
 /// Control messages begin at multiples of this.
 const ALIGN: usize = 8;
@@ -48,8 +48,8 @@ pub struct MessageHeader {
 }
 
 impl MessageHeader {
-    /// Put what a receive says into the program's header at `at`, and nothing else: another thread
-    /// may use the other fields.
+    /// Writes the results of a receive into the program's header at `at`. The other fields are not
+    /// written: another thread may use them.
     ///
     /// # Errors
     /// `EFAULT`.
@@ -77,11 +77,11 @@ const CONTROL_BYTES: usize = size_of::<Control>();
 /// SCM_CREDENTIALS.
 const SCM_CREDENTIALS: u32 = 2;
 
-/// Data beside a sender's bytes: what travels with them, and what the sender asks for.
+/// A sender's ancillary data: the data that travels with the bytes, and the sender's requests.
 pub(super) type Sent = (Ancillary, Option<Wishes>);
 
-/// Read what a sender puts beside its bytes into `socket`. Control messages of another level than
-/// the socket's are passed over, as on Linux.
+/// Reads the ancillary data that a program sends with `socket`. As on Linux, control messages of
+/// other levels are skipped.
 ///
 /// # Errors
 /// `EINVAL`, `EBADF`, `EPERM` for credentials that are not the sender's, `EFAULT`.
@@ -143,18 +143,18 @@ pub struct Delivery {
     pub on_exec: OnExec,
 }
 
-/// Whether the receiver asked for the sender's credentials.
+/// Whether the receiver requested the sender's credentials.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PassCredentials {
-    /// The receiver asked for credentials.
+    /// The receiver requested credentials.
     Yes,
-    /// The receiver did not ask for credentials.
+    /// The receiver did not request credentials.
     No,
 }
 
-/// Gives the receiver the ancillary data of the bytes: descriptors for the files, and the sender's
-/// credentials. Returns the length that was written, and MSG_CTRUNC where not all fitted; files
-/// that do not fit are closed.
+/// Gives the receiver the ancillary data: descriptors for the files, and the sender's credentials.
+/// Returns the length that was written, and MSG_CTRUNC if not everything fitted. Files that do not
+/// fit are closed.
 ///
 /// # Errors
 /// `EFAULT`.
@@ -206,8 +206,8 @@ pub(super) fn write_control(
     Ok((written.min(room) as u64, flags))
 }
 
-/// Descriptors for as many of `files` as `most` says and as there is memory for, and whether that
-/// was all of them.
+/// Makes descriptors for up to `most` of `files`, as far as memory suffices. Also returns whether
+/// all files got one.
 fn install(files: Files, most: usize, on_exec: OnExec) -> (Vec<i32>, bool) {
     let process = task::current().process().clone();
     let limit = process.descriptor_limit();

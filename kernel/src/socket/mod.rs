@@ -4,7 +4,7 @@
 //! | module | concept |
 //! |---|---|
 //! | [`endpoint`] | a socket: binding, connecting, accepting |
-//! | [`channel`] | messages on their way to one, and tasks that wait for them |
+//! | [`channel`] | messages on their way to a socket, and tasks that wait for them |
 //! | [`queue`] | the messages in a channel |
 //! | [`memory`] | the pages of all messages that wait, and their limits |
 //! | [`inet`], [`ports`] | the differences of TCP and UDP; the owners of ports |
@@ -14,16 +14,16 @@
 //! | [`address`] | names, and their owners |
 //! | [`flight`] | the files that a message carries |
 //! | [`garbage`] | sockets that no process can ever receive from |
-//! | [`netlink`] | AF_NETLINK: questions to the kernel |
-//! | [`interface`] | the network device `lo`, and the ioctls that ask for it |
+//! | [`netlink`] | AF_NETLINK: requests to the kernel |
+//! | [`interface`] | the network devices, and the ioctls about them |
 //! | [`table`], [`view`] | all sockets, and the view of one in /proc/net |
 //! | [`tcp_info`] | TCP_INFO |
 //! | [`least`] | SO_RCVLOWAT |
-//! | [`facts`] | facts about a socket that getsockopt tells |
-//! | [`options`], [`remembered`] | setsockopt and getsockopt; options that are only read as they were set |
-//! | [`beside`] | facts about a packet that its receiver asks for, and its sender's wishes |
+//! | [`facts`] | facts about a socket that getsockopt reports |
+//! | [`options`], [`remembered`] | setsockopt and getsockopt; options that are stored and have no other effect |
+//! | [`beside`] | ancillary data: facts about a packet for its receiver, and its sender's requests |
 //! | [`bound_device`] | the network device that a socket is bound to |
-//! | [`message`] | sendmsg's header and the data beside the bytes |
+//! | [`message`] | sendmsg's header and ancillary data |
 //! | [`calls`] | the system calls |
 
 pub mod address;
@@ -67,24 +67,24 @@ use crate::sync::PollWaiter;
 use crate::user::{Sink, Source, UserPtr};
 use crate::{Errno, Result};
 
-/// Bytes of TCP that were never sent.
+/// SIOCOUTQNSD: number of TCP bytes that were never sent.
 const SIOCOUTQNSD: u32 = 0x894b;
 
-/// A socket, opened.
+/// An open socket file.
 pub struct SocketFile {
     socket: Arc<Socket>,
     node: Arc<dyn Node>,
 }
 
 impl SocketFile {
-    /// An open file on `socket`.
+    /// Makes an open file for `socket`.
     pub fn new(socket: Arc<Socket>) -> Arc<Self> {
         let node = AnonymousNode::plain(NodeKind::Socket, "socket");
         socket.note_file(node.identity().inode, node.metadata().uid);
         reserve::arc(Self { socket, node })
     }
 
-    /// Returns the socket behind the file.
+    /// Returns the file's socket.
     fn unix(&self) -> &Socket {
         &self.socket
     }
@@ -154,7 +154,7 @@ impl File for SocketFile {
             TIOCOUTQ if self.socket.is_listening() => return Err(Errno::EINVAL),
             TIOCOUTQ => self.socket.unreceived(),
             SIOCOUTQNSD if self.is_tcp() && !self.socket.is_listening() => 0,
-            // No data is urgent.
+            // There is never urgent data.
             SIOCATMARK if self.is_tcp() => 0,
             SIOCATMARK if self.socket.family() == Family::Unix => return Err(Errno::EOPNOTSUPP),
             _ => {

@@ -30,10 +30,10 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Credentials that a socket without a peer shows.
+    /// The credentials that a socket without a peer reports.
     pub const NOBODY: Self = Self { pid: 0, uid: u32::MAX, gid: u32::MAX };
 
-    /// The caller's.
+    /// Returns the caller's credentials.
     pub fn current() -> Self {
         let of = |process: &Process| {
             let (uid, gid) = process.effective_ids();
@@ -42,12 +42,12 @@ impl Credentials {
         task::try_with_current(|task| of(task.process())).unwrap_or_default()
     }
 
-    /// The caller's real user; 0 where no task runs.
+    /// Returns the caller's real user, or 0 outside a task.
     pub(super) fn current_user() -> u32 {
         task::try_with_current(|task| task.process().uid()).unwrap_or(0)
     }
 
-    /// As the caller's user namespace shows them.
+    /// Returns the credentials as seen in the caller's user namespace.
     pub fn shown(self) -> Self {
         let (uid, gid) = task::shown_ids(self.uid, self.gid);
         Self { pid: registry::shown(self.pid), uid, gid }
@@ -56,16 +56,16 @@ impl Credentials {
     /// Returns the credentials that the caller passed, with the kernel's IDs.
     ///
     /// # Errors
-    /// `EINVAL` for ids that its user namespace does not map; `ESRCH` for a process that its PID
-    /// namespace does not know.
+    /// `EINVAL` for IDs that the caller's user namespace does not map; `ESRCH` for a process that
+    /// its PID namespace does not contain.
     pub fn of_kernel(self) -> Result<Self> {
         let (uid, gid) =
             (task::kernel_id(IdKind::User, self.uid)?, task::kernel_id(IdKind::Group, self.gid)?);
         Ok(Self { pid: registry::pid_by_number(self.pid).ok_or(Errno::ESRCH)?, uid, gid })
     }
 
-    /// Whether the caller may send them as its own: each is one of its own, or it has the
-    /// capability to take it (Linux: `scm_check_creds`).
+    /// Whether the caller may send these credentials: each ID is one of its own, or it has the
+    /// capability to adopt it (Linux: `scm_check_creds`).
     pub fn may_be_claimed(&self) -> bool {
         task::with_current(|task| {
             let (process, own) = (task.process(), task.process().credentials());
@@ -83,10 +83,10 @@ pub struct Options {
     pub receive_timeout: Option<u64>,
     /// SO_SNDTIMEO in nanoseconds.
     pub send_timeout: Option<u64>,
-    /// SO_LINGER: whether, and for how many seconds. No close waits; a time of 0 breaks the
-    /// connection off.
+    /// SO_LINGER: whether it is on, and its time in seconds. Closing never waits; a time of 0
+    /// resets the connection.
     pub(super) linger: [i32; 2],
-    /// Numbers that are read as they were set.
+    /// Options that are only stored.
     pub(super) remembered: Remembered,
 }
 
@@ -97,7 +97,7 @@ enum Access {
     Get,
 }
 
-/// The deadline of a call that begins now.
+/// Returns the deadline of a call that begins now.
 pub fn deadline(timeout: Option<u64>) -> Option<u64> {
     timeout.map(|timeout| time::now().saturating_add(timeout))
 }
@@ -110,7 +110,7 @@ fn timeout(value: u64, length: usize) -> Result<Option<u64>> {
     if !(0..1_000_000).contains(&time.microseconds) {
         return Err(Errno::EDOM);
     }
-    // As on Linux, a negative time is over at once.
+    // As on Linux, a negative time expires at once.
     if time.seconds < 0 {
         return Ok(Some(0));
     }
@@ -118,17 +118,17 @@ fn timeout(value: u64, length: usize) -> Result<Option<u64>> {
     Ok((timeout != 0).then_some(timeout))
 }
 
-/// Priorities of packets that every program may ask for.
+/// Packet priorities that need no capability.
 const UNPRIVILEGED_PRIORITIES: core::ops::RangeInclusive<i32> = 0..=6;
 
 /// TCP_CONGESTION of IPPROTO_TCP.
 const CONGESTION: (u32, u32) = (TCP, 13);
-/// Information about a connection, and the handler of its bytes below programs: there is none.
+/// TCP_INFO of IPPROTO_TCP: information about a connection.
 const TCP_INFO: (u32, u32) = (TCP, 11);
 const TCP_ULP: (u32, u32) = (TCP, 31);
-/// The clock of a connection, which repair(8) sets.
+/// The clock of a connection (used with TCP_REPAIR).
 const TCP_TIMESTAMP: (u32, u32) = (TCP, 24);
-/// The congestion controls that [`CONGESTION`] names and accepts.
+/// The congestion control algorithms that [`CONGESTION`] reports and accepts.
 const CONGESTION_CONTROLS: [&[u8]; 2] = [b"cubic", b"reno"];
 
 impl Socket {
@@ -204,7 +204,7 @@ impl Socket {
                 self.remember(level, name, number()?)?;
                 self.note_least();
             }
-            // The size is one for all.
+            // All sockets have the same size, so the value is ignored.
             c::SO_SNDBUF | c::SO_RCVBUF | c::SO_SNDBUFFORCE | c::SO_RCVBUFFORCE => {
                 number()?;
             }
@@ -228,7 +228,7 @@ impl Socket {
             length.write(&(count as i32))
         };
         let put_number = |number: i32| match u8::try_from(number) {
-            // As on Linux, which knows programs that have a byte for it.
+            // As on Linux, a program may read these into a single byte.
             Ok(byte) if level == beside::IP && (1..4).contains(&room) => put(&[byte]),
             _ => put(number.as_bytes()),
         };
@@ -300,7 +300,7 @@ impl Socket {
         put(number.as_bytes())
     }
 
-    /// The error of an option of a level that it has not.
+    /// Returns the error for an option of a level that the socket does not have.
     fn lacks_level(&self, access: Access) -> Errno {
         match (self.family(), access) {
             (Family::Unix, _) | (Family::Inet, Access::Get) => Errno::EOPNOTSUPP,
@@ -308,7 +308,7 @@ impl Socket {
         }
     }
 
-    /// TCP_TIMESTAMP, which none may set, and IP_TRANSPARENT, which takes a capability.
+    /// Checks TCP_TIMESTAMP, which cannot be set, and IP_TRANSPARENT, which needs a capability.
     fn check_transparent(&self, level: u32, name: u32, value: i32) -> Result<()> {
         let takes = (level, name) == (beside::IP, c::IP_TRANSPARENT) && value != 0;
         if (level, name) == TCP_TIMESTAMP || takes && !self.may_mark() {

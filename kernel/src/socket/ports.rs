@@ -1,11 +1,12 @@
-//! Ports of TCP and UDP: which socket is bound to which, and which one an address leads to.
+//! Ports of TCP and UDP: which socket is bound to a port, and which socket a packet's address
+//! selects.
 //!
-//! Each network namespace has its own. All addresses are this machine's own: 127.0.0.0/8, ::1, that
-//! of the network device, and the two that mean any. The entries of a port stand beside each other
-//! in one map, so that a look costs a search and as many steps as sockets share the port.
+//! Each network namespace has its own ports. All addresses are this machine's own: 127.0.0.0/8,
+//! ::1, that of the network device, and the two unspecified addresses. The entries of a port are
+//! adjacent in one map, so a look-up costs one search and one step per socket that shares the port.
 //!
-//! **Locks.** [`PORTS`] is taken with no other lock of a socket held. No reference to a socket ends
-//! under it: the end of a socket takes it.
+//! **Locks.** [`PORTS`] is taken with no other lock of a socket held. No reference to a socket is
+//! dropped under it, because the end of a socket takes it.
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 use core::ops::{Bound, RangeInclusive};
@@ -20,9 +21,9 @@ use crate::sync::SpinLock;
 use crate::task::namespaces::network::NetworkNamespace;
 use crate::{Errno, Result, hw, sched};
 
-/// Ports that sockets get which ask for any (net.ipv4.ip_local_port_range).
+/// Ports for sockets that request any port (net.ipv4.ip_local_port_range).
 const EPHEMERAL: RangeInclusive<u16> = 32_768..=60_999;
-/// So many ports are tried between two looks whether the task is to end.
+/// Number of ports that are tried between two checks whether the task is being killed.
 const TRIES: u32 = 256;
 
 /// Protocol that a port belongs to, with the number of IPPROTO_*.
@@ -45,8 +46,8 @@ impl Protocol {
     }
 }
 
-/// An IP address and a port. Addresses of version 4 are version 6's mapped ones (RFC 4291, section
-/// 2.5.5.2).
+/// An IP address and a port. IPv4 addresses are stored as IPv4-mapped IPv6 addresses (RFC 4291,
+/// section 2.5.5.2).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct InetAddress {
     /// The address.
@@ -61,24 +62,26 @@ const ANY_V4: Ipv6Addr = Ipv4Addr::UNSPECIFIED.to_ipv6_mapped();
 const LOOPBACK_V4: Ipv6Addr = Ipv4Addr::LOCALHOST.to_ipv6_mapped();
 
 impl InetAddress {
-    /// Whether it is of version 4.
+    /// Whether this is an IPv4 address.
     pub fn is_v4(self) -> bool {
         self.ip.to_ipv4_mapped().is_some()
     }
 
-    /// Whether it means all addresses of its version, and for version 6 those of version 4, too.
+    /// Whether this is the unspecified address of its version. That of IPv6 includes IPv4.
     pub fn is_any(self) -> bool {
         self.ip == ANY_V4 || self.ip.is_unspecified()
     }
 
-    /// Whether `network` has it; those of a loopback device that is down it has not.
+    /// Whether the address belongs to `network`. Addresses of a loopback device that is down do
+    /// not.
     pub fn is_local(self, network: &NetworkNamespace) -> bool {
         let is_loopback =
             || self.ip.is_loopback() || self.ip.to_ipv4_mapped().is_some_and(|ip| ip.is_loopback());
         self.is_any() || (network.is_up() && is_loopback()) || (network.is_initial() && is_own(self.ip))
     }
 
-    /// The address that a packet to it goes to: any means this machine.
+    /// Returns the destination of a packet to this address: the unspecified address means this
+    /// machine.
     pub fn concrete(self) -> Self {
         let ip = match self.ip {
             ANY_V4 => LOOPBACK_V4,
@@ -88,24 +91,24 @@ impl InetAddress {
         Self { ip, ..self }
     }
 
-    /// The address that packets to it come from where their sender is bound to none: that of the
-    /// device that they leave `network` by.
+    /// Returns the source of packets from an unbound socket to this address: the address of the
+    /// device through which they leave `network`.
     pub fn source(self, network: &NetworkNamespace) -> Ipv6Addr {
         let loopback = if self.is_v4() { LOOPBACK_V4 } else { Ipv6Addr::LOCALHOST };
         source_for(self.ip).filter(|_| network.is_initial()).unwrap_or(loopback)
     }
 }
 
-/// Port that a socket wants to be bound to, and how the socket shares it.
+/// A port that a socket requests, and how the socket shares it.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim {
     /// The address.
     pub address: InetAddress,
-    /// The network device whose packets it hears; 0 for all.
+    /// The network device whose packets the socket receives; 0 for all.
     pub device: u32,
     /// The owner of the socket.
     pub user: u32,
-    /// IPV6_V6ONLY: any address is none of version 4.
+    /// IPV6_V6ONLY: the unspecified address does not include IPv4.
     pub only_v6: bool,
     /// SO_REUSEADDR.
     pub reuses_address: bool,
@@ -123,12 +126,12 @@ impl Claim {
         }
     }
 
-    /// Whether it hears packets that come by `device`.
+    /// Whether the socket receives packets from `device`.
     const fn hears_device(&self, device: u32) -> bool {
         self.device == 0 || self.device == device
     }
 
-    /// Whether packets could belong to either.
+    /// Whether some packet could belong to either claim.
     fn overlaps(&self, other: &Self) -> bool {
         if self.device != 0 && !other.hears_device(self.device) {
             return false;
@@ -151,7 +154,7 @@ struct Entry {
     remote: Option<InetAddress>,
 }
 
-/// Key of an entry. The entries of a port of a network are adjacent, each with a number of its own.
+/// Key of an entry. The entries of one port in a namespace are adjacent, each with a unique number.
 pub type EntryKey = (u64, Protocol, u16, u64);
 
 static PORTS: SpinLock<Map<EntryKey, Entry>> = SpinLock::new(Map::new());
@@ -165,11 +168,11 @@ fn entries(
     ports.iter_from(Bound::Included(&first)).take_while(move |(key, _)| **key < end).map(|(_, entry)| entry)
 }
 
-/// Bind `socket` to the port that `claim` names, or to a free one; its address, and what
-/// [`release`] ends it by.
+/// Binds `socket` to the port that `claim` names, or to a free one. Returns the address, and the
+/// key for [`release`].
 ///
 /// # Errors
-/// `EADDRINUSE` where the port, or each port, is another's; `ENOMEM`, `ERESTARTSYS`.
+/// `EADDRINUSE` if the port, or every port, is in use; `ENOMEM`, `ERESTARTSYS`.
 pub fn bind(socket: &Arc<Socket>, protocol: Protocol, mut claim: Claim) -> Result<(InetAddress, EntryKey)> {
     if claim.address.port != 0 {
         return try_bind(socket, protocol, claim);
@@ -205,10 +208,10 @@ fn try_bind(socket: &Arc<Socket>, protocol: Protocol, claim: Claim) -> Result<(I
     Ok((claim.address, key))
 }
 
-/// The socket with this entry listens from now on.
+/// Marks the socket with this entry as listening.
 ///
 /// # Errors
-/// `EADDRINUSE` where another one does already that does not share the port.
+/// `EADDRINUSE` if another socket listens already and does not share the port.
 pub fn listen(key: &EntryKey) -> Result<()> {
     let mut ports = PORTS.lock();
     let own = ports.get(key).ok_or(Errno::EINVAL)?.claim;
@@ -223,22 +226,23 @@ pub fn listen(key: &EntryKey) -> Result<()> {
     Ok(())
 }
 
-/// The socket with this entry keeps its port, and listens no more.
+/// Marks the socket with this entry as not listening. It keeps its port.
 pub fn stop_listening(key: &EntryKey) {
     PORTS.lock().get_mut(key).into_iter().for_each(|entry| entry.listens = false);
 }
 
-/// Lets the datagram socket with this entry hear only from `remote` from now on, if there is one.
+/// Makes the datagram socket with this entry receive only from `remote`, or from all if that is
+/// `None`.
 pub fn set_remote(key: &EntryKey, remote: Option<InetAddress>) {
     PORTS.lock().get_mut(key).into_iter().for_each(|entry| entry.remote = remote);
 }
 
-/// Lets the socket with this entry hear only packets that come by `device` from now on; 0 for all.
+/// Makes the socket with this entry receive only packets from `device`; 0 for all.
 pub fn set_device(key: &EntryKey, device: u32) {
     PORTS.lock().get_mut(key).into_iter().for_each(|entry| entry.claim.device = device);
 }
 
-/// A socket's end.
+/// Removes the entry of a socket that ends.
 pub fn release(key: &EntryKey) {
     let entry = PORTS.lock().remove(key);
     drop(entry);
@@ -330,7 +334,7 @@ mod tests {
         })
     }
 
-    /// The concrete addresses whose packets a claim hears, one by one.
+    /// Returns the indices of the concrete addresses whose packets a claim covers.
     fn heard(claim: &Claim) -> Vec<usize> {
         let hears = |&at: &usize| {
             let is_v4 = CONCRETE[at].starts_with("::ffff:");
@@ -346,7 +350,7 @@ mod tests {
     use std::string::ToString;
 
     proptest! {
-        /// Against a list, and the addresses that each claim covers written out.
+        /// Compared with a list, and with the explicit list of addresses that each claim covers.
         #[test]
         fn ports_are_shared_by_rule_and_packets_find_the_closest_socket(
             steps in prop::collection::vec((claims(), any::<bool>(), 0..3_usize), 1..24),

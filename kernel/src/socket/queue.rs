@@ -1,9 +1,9 @@
-//! The bytes that wait in a channel, and what travels beside them.
+//! The bytes that wait in a channel, and their ancillary data.
 //!
-//! One [`PipeRing`] holds the pages of all messages in order, and each message knows how many of
-//! its chunks are its own: sending and receiving need no list of their own. Invariant: the
+//! One [`PipeRing`] holds the pages of all messages in order. Each message has the number of its
+//! chunks in the ring, so sending and receiving need no separate list of chunks. Invariant: the
 //! messages' chunks add up to the ring's, and there are as many notes as messages with notes. The
-//! channel's sleeping lock protects it.
+//! channel's sleeping lock protects the queue.
 
 use core::ops::ControlFlow;
 
@@ -20,34 +20,34 @@ use crate::fs::pipe::{Boundary, Gathered, PipeRing};
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
 
-/// An empty queue with room for more messages than this gives the room back.
+/// An empty queue with room for more messages than this frees the room.
 const KEPT: usize = 16;
 
-/// The sender of a message, and facts that its receiver has asked for.
+/// The sender of a message, and facts that its receiver has requested.
 #[derive(Clone, Default)]
 pub struct MessageOrigin {
     /// The sender's name, if it has one.
     pub name: Option<Address>,
-    /// The notes, if the receiver wants them.
+    /// The notes, if the receiver requested them.
     pub(super) notes: Option<Notes>,
 }
 
 impl MessageOrigin {
-    /// The origin of a message without notes.
+    /// Returns the origin of a message without notes.
     pub const fn named(name: Option<Address>) -> Self {
         Self { name, notes: None }
     }
 }
 
-/// The message of one send. For a stream, the bytes of sends without ancillary data are joined.
+/// The message of one send. In a stream, sends without ancillary data are joined to one message.
 struct SocketMessage {
-    /// The message's chunks in the ring.
+    /// Number of the message's chunks in the ring.
     chunks: usize,
-    /// Bytes that were sent; 0 for a stream, where the length is not needed.
+    /// Number of bytes sent; 0 for a stream, which does not need the length.
     length: usize,
     ancillary: Ancillary,
     from: Option<Address>,
-    /// Whether notes of it wait, in the order of the messages.
+    /// Whether the message has notes. They are queued in the order of the messages.
     is_noted: bool,
 }
 
@@ -55,13 +55,13 @@ struct SocketMessage {
 pub struct Queue {
     pages: PipeRing,
     messages: VecDeque<SocketMessage>,
-    /// The notes of those messages that have some, in order.
+    /// The notes of the messages that have some, in order.
     notes: VecDeque<Notes>,
     charge: QueueCharge,
 }
 
 impl Queue {
-    /// An empty one, which needs no memory; its pages are counted in `account`.
+    /// Makes an empty queue, which needs no memory. Its pages are counted in `account`.
     pub const fn new(account: SocketAccount) -> Self {
         Self {
             pages: PipeRing::new(PAGES),
@@ -71,41 +71,41 @@ impl Queue {
         }
     }
 
-    /// Messages in it.
+    /// Returns the number of messages.
     pub fn messages(&self) -> usize {
         self.messages.len()
     }
 
-    /// Pages in it.
+    /// Returns the number of pages.
     pub fn pages(&self) -> usize {
         self.pages.pages()
     }
 
-    /// Bytes in it.
+    /// Returns the number of bytes.
     pub fn bytes(&self) -> usize {
         self.pages.bytes()
     }
 
-    /// Bytes of the first message, where messages are kept apart.
+    /// Returns the bytes of the first message, for sockets that keep messages apart.
     pub fn first_bytes(&self) -> usize {
         self.messages.front().map_or(0, |message| message.length)
     }
 
-    /// The files that travel in it.
+    /// Returns the files that the messages carry.
     pub fn files(&self) -> impl Iterator<Item = &Arc<OpenFile>> {
         self.messages.iter().flat_map(|message| message.ancillary.files.iter())
     }
 
-    /// Take them out.
+    /// Removes and returns these files.
     pub fn take_files(&mut self) -> impl Iterator<Item = Files> {
         self.messages.iter_mut().map(|message| core::mem::take(&mut message.ancillary.files))
     }
 
-    /// Takes up to a page of a stream's bytes from `source`. The data in `ancillary` goes with
-    /// them; the credentials stay there, too.
+    /// Takes up to a page of a stream's bytes from `source`, with the data in `ancillary`. The
+    /// credentials also stay in `ancillary`.
     ///
     /// # Errors
-    /// `EAGAIN` where there is no room; `EFAULT`, `ENOMEM`.
+    /// `EAGAIN` without room; `EFAULT`, `ENOMEM`.
     pub fn push_bytes(&mut self, source: &mut dyn Source, ancillary: &mut Ancillary) -> Result<usize> {
         let joins = self.messages.back().is_some_and(|last| last.is_joined_by(ancillary));
         if joins {
@@ -137,8 +137,8 @@ impl Queue {
         Ok(count)
     }
 
-    /// The bytes of a message, for [`Queue::push_message`]: before the queue is locked, since the
-    /// source may fault for as long as it likes.
+    /// Reads the bytes of a message, for [`Queue::push_message`]. This happens before the queue is
+    /// locked, since a fault of the source may take arbitrarily long.
     ///
     /// # Errors
     /// `EFAULT`, `ENOMEM`.
@@ -146,7 +146,7 @@ impl Queue {
         Gathered::from_source(source)
     }
 
-    /// Put a whole message of `length` bytes at the end.
+    /// Appends a whole message of `length` bytes.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -167,11 +167,11 @@ impl Queue {
         Ok(())
     }
 
-    /// Move a stream's bytes to the sink, up to the end of those that bring files; one sender's
-    /// only where senders are `named`.
+    /// Moves a stream's bytes to the sink, up to the end of those that carry files. If senders are
+    /// `named`, only bytes of one sender.
     ///
     /// # Errors
-    /// `EFAULT` where not one byte could be placed.
+    /// `EFAULT` if no byte could be stored.
     pub fn take_bytes(
         &mut self,
         sink: &mut dyn Sink,
@@ -203,10 +203,10 @@ impl Queue {
         Ok(())
     }
 
-    /// [`Queue::take_bytes`] of bytes that stay.
+    /// Like [`Queue::take_bytes`], but the bytes stay.
     ///
     /// # Errors
-    /// `EFAULT` where not one byte could be placed, `ENOMEM`.
+    /// `EFAULT` if no byte could be stored, `ENOMEM`.
     pub fn peek_bytes(
         &self,
         sink: &mut dyn Sink,
@@ -231,10 +231,10 @@ impl Queue {
         Ok(())
     }
 
-    /// Take the first message out, whether all of it fits into the sink or not.
+    /// Removes the first message, even if it does not fit into the sink.
     ///
     /// # Errors
-    /// `EFAULT`; the message is gone then, too.
+    /// `EFAULT`; the message is removed then, too.
     pub fn take_message(&mut self, sink: &mut dyn Sink, received: &mut Received) -> Result<()> {
         let Some(mut message) = self.messages.pop_front() else { return Ok(()) };
         let popped = self.pages.pop_of(&mut message.chunks, sink);
@@ -252,7 +252,7 @@ impl Queue {
         Ok(())
     }
 
-    /// [`Queue::take_message`] of a message that stays.
+    /// Like [`Queue::take_message`], but the message stays.
     ///
     /// # Errors
     /// `EFAULT`, `ENOMEM`.
@@ -267,7 +267,7 @@ impl Queue {
         Ok(())
     }
 
-    /// After messages were taken.
+    /// Cleans up after messages were removed.
     fn settle(&mut self) {
         if self.messages.is_empty() && self.messages.capacity() > KEPT {
             *self = Self::new(self.charge.account());
@@ -277,14 +277,14 @@ impl Queue {
 }
 
 impl SocketMessage {
-    /// Whether bytes with this beside them are a part of it.
+    /// Whether bytes with this ancillary data become a part of this message.
     fn is_joined_by(&self, ancillary: &Ancillary) -> bool {
         ancillary.files.is_empty()
             && self.ancillary.files.is_empty()
             && self.ancillary.credentials == ancillary.credentials
     }
 
-    /// Whether its bytes may follow what was received.
+    /// Whether this message's bytes may be appended to `received`.
     fn goes_on(&self, received: &Received, named: PassCredentials) -> bool {
         named == PassCredentials::No
             || received.count == 0
@@ -293,7 +293,7 @@ impl SocketMessage {
 }
 
 impl Received {
-    /// Counts bytes of `message`, or breaks where the next ones could not be placed.
+    /// Counts bytes of `message`. Breaks if the next bytes could not be stored.
     fn note(&mut self, placed: Result<usize>, message: &SocketMessage) -> Result<ControlFlow<()>> {
         match placed {
             Ok(count) => {
@@ -321,7 +321,7 @@ mod tests {
     use freehold_machine::PAGE_SIZE;
 
     impl Queue {
-        /// Panics where the invariant of the module's head does not hold.
+        /// Panics if the invariant of the module's head does not hold.
         fn validate(&self) {
             let chunks: usize = self.messages.iter().map(|message| message.chunks).sum();
             assert_eq!(chunks, self.pages());
@@ -353,7 +353,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a list of bytes, each with who sent it.
+        /// Compared with a list of bytes, each with its sender.
         #[test]
         fn a_stream_brings_each_byte_once_in_order_and_named_senders_apart(steps in steps(), named: bool) {
             let named = if named { PassCredentials::Yes } else { PassCredentials::No };

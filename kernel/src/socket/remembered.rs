@@ -1,6 +1,5 @@
-//! Options that are remembered: programs set them, and read them again. Most of them are about
-//! packets, of which there are none; the others are looked at where they count
-//! ([`inet`](super::inet)).
+//! Options that are stored: programs set them and read them back. Most of them are about packets,
+//! which do not exist here. The others have an effect where they are read ([`inet`](super::inet)).
 
 use freehold_collections::Vec;
 use linux_raw_sys::net as c;
@@ -20,13 +19,13 @@ pub(super) const TCP: u32 = Protocol::Tcp as u32;
 enum Values {
     /// 0 or 1; any other number is 1.
     Flag,
-    /// From the first to the last.
+    /// From the first number to the last.
     Range(i32, i32),
-    /// The same, and -1 for the initial value.
+    /// From the first number to the last; -1 sets the initial value.
     RangeOrInitial(i32, i32),
-    /// Any number, of which the lowest byte counts.
+    /// Any number; its lowest byte is used.
     Byte,
-    /// From 1 on: 0 is 1, and a negative number the largest.
+    /// From 1 on: 0 becomes 1, and a negative number becomes the largest.
     Least,
 }
 
@@ -37,13 +36,13 @@ const ANY: Values = Range(i32::MIN, i32::MAX);
 /// Any number from 0 on.
 const NATURAL: Values = Range(0, i32::MAX);
 
-/// An option: its level, its number, its permitted values, and its initial value.
+/// An option: its level, number, permitted values, and initial value.
 struct Known(u32, u32, Values, i32);
 
-/// Those of linux/tcp.h in order: TCP_NODELAY, TCP_MAXSEG, TCP_CORK, TCP_KEEPIDLE, TCP_KEEPINTVL,
-/// TCP_KEEPCNT, TCP_SYNCNT, TCP_LINGER2, TCP_DEFER_ACCEPT, TCP_WINDOW_CLAMP, TCP_QUICKACK,
-/// TCP_USER_TIMEOUT, TCP_FASTOPEN, TCP_NOTSENT_LOWAT, TCP_FASTOPEN_CONNECT,
-/// TCP_FASTOPEN_NO_COOKIE. Those of linux/netlink.h: NETLINK_PKTINFO,
+/// The options of linux/tcp.h in order: TCP_NODELAY, TCP_MAXSEG, TCP_CORK, TCP_KEEPIDLE,
+/// TCP_KEEPINTVL, TCP_KEEPCNT, TCP_SYNCNT, TCP_LINGER2, TCP_DEFER_ACCEPT, TCP_WINDOW_CLAMP,
+/// TCP_QUICKACK, TCP_USER_TIMEOUT, TCP_FASTOPEN, TCP_NOTSENT_LOWAT, TCP_FASTOPEN_CONNECT,
+/// TCP_FASTOPEN_NO_COOKIE. The options of linux/netlink.h: NETLINK_PKTINFO,
 /// NETLINK_BROADCAST_ERROR, NETLINK_NO_ENOBUFS, NETLINK_CAP_ACK, NETLINK_EXT_ACK,
 /// NETLINK_GET_STRICT_CHK.
 const KNOWN: [Known; 53] = [
@@ -102,7 +101,7 @@ const KNOWN: [Known; 53] = [
     Known(netlink::LEVEL, 12, Flag, 0),
 ];
 
-/// Values that were set, by the places in [`KNOWN`].
+/// Values that were set, by their index in [`KNOWN`].
 #[derive(Debug, Default)]
 pub struct Remembered(Vec<(u8, i32)>);
 
@@ -136,13 +135,13 @@ impl Remembered {
     }
 }
 
-/// Where the option is in [`KNOWN`].
+/// Returns the index of the option in [`KNOWN`].
 fn place(level: u32, name: u32) -> Option<usize> {
     KNOWN.iter().position(|known| (known.0, known.1) == (level, name))
 }
 
 impl Socket {
-    /// Whether it has options of `level` at all.
+    /// Whether the socket has options of `level` at all.
     pub(super) fn has_level(&self, level: u32) -> bool {
         match level {
             c::SOL_SOCKET => true,
@@ -154,19 +153,19 @@ impl Socket {
         }
     }
 
-    /// Remember an option's value.
+    /// Stores an option's value.
     ///
     /// # Errors
-    /// `ENOPROTOOPT` where there is none of the name, `EINVAL` where it cannot be that, `ENOMEM`.
+    /// `ENOPROTOOPT` for an unknown option, `EINVAL` for an invalid value, `ENOMEM`.
     pub(super) fn remember(&self, level: u32, name: u32, value: i32) -> Result<()> {
         let at = place(level, name).ok_or(Errno::ENOPROTOOPT)?;
         self.options.lock().remembered.set(at, value)
     }
 
-    /// Returns the value that an option was set to, or its initial one.
+    /// Returns the value of an option: the one that was set, or the initial one.
     ///
     /// # Errors
-    /// `ENOPROTOOPT` where there is none of the name.
+    /// `ENOPROTOOPT` for an unknown option.
     pub(super) fn remembered(&self, level: u32, name: u32) -> Result<i32> {
         let at = place(level, name).ok_or(Errno::ENOPROTOOPT)?;
         Ok(self.options.lock().remembered.get(at))

@@ -1,12 +1,12 @@
-//! All sockets of programs, by their class, for /proc/net.
+//! All sockets of programs, by class, for /proc/net.
 //!
-//! A socket enters when it is made, before any task can refer to it, and leaves by ending. It keeps
-//! its place meanwhile. So a list that is read in pieces shows each socket that is there all the
-//! time exactly once, and goes on where it was at the cost of a look. Entering and leaving cost the
-//! same with any number of sockets.
+//! A socket is entered when it is made, before any task can refer to it, and is removed when it
+//! ends. Its place does not change in between. So a list that is read in pieces shows each socket
+//! that exists all the time exactly once, and continues at its position with one look-up. The costs
+//! of entry and removal do not depend on the number of sockets.
 //!
 //! **Locks.** A table's lock is a spin lock, taken with no other lock of a socket held. No socket
-//! ends under it.
+//! is dropped under it.
 
 use core::sync::atomic::Ordering;
 
@@ -22,21 +22,21 @@ use crate::sync::SpinLock;
 /// Class of sockets that a table lists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SocketClass {
-    /// TCP over version 4.
+    /// TCP over IPv4.
     Tcp,
-    /// TCP over version 6.
+    /// TCP over IPv6.
     Tcp6,
-    /// UDP over version 4.
+    /// UDP over IPv4.
     Udp,
-    /// UDP over version 6.
+    /// UDP over IPv6.
     Udp6,
-    /// Raw sockets of version 4.
+    /// IPv4 raw sockets.
     Raw,
-    /// Raw sockets of version 6.
+    /// IPv6 raw sockets.
     Raw6,
-    /// Ping sockets of version 4.
+    /// ICMP ping sockets.
     Icmp,
-    /// Ping sockets of version 6.
+    /// ICMPv6 ping sockets.
     Icmp6,
     /// AF_UNIX.
     Unix,
@@ -45,7 +45,7 @@ pub enum SocketClass {
 }
 
 impl SocketClass {
-    /// All of them.
+    /// All classes.
     pub const ALL: [Self; 10] = [
         Self::Tcp,
         Self::Tcp6,
@@ -71,7 +71,7 @@ impl SocketClass {
         }
     }
 
-    /// Returns the class of sockets of a family and, of IP, a protocol.
+    /// Returns the class of sockets of a family. For IP it depends on the protocol.
     pub(super) const fn new(family: Family, protocol: Protocol) -> Self {
         match (family, protocol) {
             (Family::Unix, _) => Self::Unix,
@@ -86,14 +86,14 @@ impl SocketClass {
 
 /// A place of a table.
 enum TableSlot {
-    /// A free place, with the next one of these, or [`NOWHERE`].
+    /// A free place, with the next free one, or [`NOWHERE`].
     Free(u32),
     Used(Weak<Socket>),
 }
 
 /// No place.
 pub(super) const NOWHERE: u32 = u32::MAX;
-/// Places that are looked at under one hold of a table's lock.
+/// Number of places that are visited per acquisition of a table's lock.
 const LOOKS: usize = 64;
 
 struct Sockets {
@@ -105,7 +105,7 @@ struct Sockets {
 static TABLES: [SpinLock<Sockets>; SocketClass::ALL.len()] =
     [const { SpinLock::new(Sockets { slots: Vec::new(), free: NOWHERE, used: 0 }) }; SocketClass::ALL.len()];
 
-/// Lists `socket` from now on.
+/// Adds `socket` to its list.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -127,7 +127,7 @@ pub fn enter(socket: &Arc<Socket>) -> Result<()> {
     Ok(())
 }
 
-/// A socket's end.
+/// Removes a socket that ends.
 pub(super) fn leave(socket: &Socket) {
     let place = socket.listed.place.load(Ordering::Relaxed);
     if place == NOWHERE {
@@ -144,11 +144,11 @@ pub(super) fn leave(socket: &Socket) {
         Vec::new()
     };
     drop(table);
-    // Memory is given back with no lock held.
+    // Memory is freed with no lock held.
     drop(emptied);
 }
 
-/// The first socket at place `from` or behind, and its place.
+/// Returns the first socket at place `from` or after it, and its place.
 pub fn next(class: SocketClass, mut from: usize) -> Option<(usize, Arc<Socket>)> {
     loop {
         let table = TABLES[class as usize].lock();
@@ -167,7 +167,7 @@ pub fn next(class: SocketClass, mut from: usize) -> Option<(usize, Arc<Socket>)>
     }
 }
 
-/// How many sockets there are.
+/// Returns the number of sockets.
 pub fn count(class: SocketClass) -> usize {
     TABLES[class as usize].lock().used
 }

@@ -1,8 +1,7 @@
 //! TCP_INFO of a connection without packets.
 //!
-//! Its state, and of one that listens its queue, are what they are. The other fields are those that
-//! a connection over Linux' loopback device begins with; round trips take no time, and nothing is
-//! counted.
+//! The state and a listening socket's queue are real. The other fields have the initial values of a
+//! connection over Linux' loopback device. Round trips take no time, and nothing is counted.
 
 use zerocopy::{Immutable, IntoBytes};
 
@@ -17,19 +16,20 @@ pub(super) struct TcpInfo {
     /// State of congestion, retransmissions, probes, back-off.
     troubles: [u8; 4],
     options: u8,
-    /// Scale of the windows, for sending and for receiving.
+    /// Window scales, for sending and for receiving.
     scales: u8,
     limits: u8,
-    /// Microseconds until a segment is sent again, and until an acknowledgement is sent.
+    /// Microseconds until a segment is retransmitted, and until an acknowledgement is sent.
     retransmission: u32,
     acknowledgement: u32,
-    /// The longest segments, sent and received.
+    /// Largest segment sizes, for sending and for receiving.
     segments: [u32; 2],
     /// For a listening socket: the connections that wait.
     unacknowledged: u32,
-    /// For a listening socket: the most connections that may wait.
+    /// For a listening socket: the largest number of connections that may wait.
     selected: u32,
-    /// Lost, sent again, and so on; milliseconds since something was sent or came.
+    /// Counts of lost and retransmitted segments and others; milliseconds since the last send and
+    /// the last receive.
     counts: [u32; 7],
     path_mtu: u32,
     receive_threshold: u32,
@@ -42,7 +42,7 @@ pub(super) struct TcpInfo {
     receive_round_trip: u32,
     receive_space: u32,
     all_retransmissions: u32,
-    /// Bytes per second, and the most of them.
+    /// Pacing rate and its maximum, in bytes per second.
     pace: [u64; 2],
     counts_before: [u32; 7],
     least_round_trip: u32,
@@ -50,9 +50,9 @@ pub(super) struct TcpInfo {
     send_window: u32,
 }
 
-/// Timestamps, selective acknowledgements, scaled windows.
+/// Options: timestamps, selective acknowledgements, window scaling.
 const OPTIONS: u8 = 7;
-/// The longest segment that the device's packets hold.
+/// The longest segment that fits into a packet of the loopback device.
 const SEGMENT: u32 = 65_483;
 
 impl TcpInfo {
@@ -94,7 +94,7 @@ impl TcpInfo {
 }
 
 impl Socket {
-    /// TCP_INFO.
+    /// Returns TCP_INFO of the socket.
     pub(super) fn tcp_info(&self) -> TcpInfo {
         TcpInfo::of(self.tcp_state(), self.backlog().unwrap_or((0, 0)))
     }
@@ -104,7 +104,7 @@ impl Socket {
 mod tests {
     use super::*;
 
-    /// Offsets as in linux/tcp.h.
+    /// Compared with the offsets in linux/tcp.h.
     #[test]
     fn fields_are_where_linux_has_them() {
         assert_eq!(size_of::<TcpInfo>(), 232);

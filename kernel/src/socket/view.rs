@@ -1,4 +1,4 @@
-//! View of one socket for lists of sockets (/proc/net, sock_diag) and TCP_INFO.
+//! The view of one socket for lists of sockets (/proc/net, sock_diag) and TCP_INFO.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -8,12 +8,12 @@ use super::ports::InetAddress;
 use super::table::NOWHERE;
 use crate::task::namespaces::network::NetworkNamespace;
 
-/// States of a TCP socket, by Linux' numbers. The others are over at once where no packet is on its
-/// way, and a socket that has a way to go is shown with the one that its program sees.
+/// States of a TCP socket, with Linux' numbers. Linux' other states end at once if no packet is on
+/// its way. A connection to another machine is shown with the state that its program sees.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum TcpState {
-    /// Both may send. Of UDP: it is connected.
+    /// Both ends may send. A UDP socket is connected.
     Established = 1,
     /// The peer has not answered the connection request yet.
     SynSent = 2,
@@ -27,11 +27,11 @@ pub enum TcpState {
     Listen = 10,
 }
 
-/// Notes on a socket from the table of sockets and from its file.
+/// Data of a socket for the table of sockets, and for its file.
 pub(super) struct ListEntry {
-    /// Where it is in the table.
+    /// The socket's place in the table.
     pub(super) place: AtomicU32,
-    /// Its file's inode; 0 until it has a file.
+    /// The inode of the socket's file; 0 until it has a file.
     inode: AtomicU64,
     owner: AtomicU32,
 }
@@ -47,29 +47,30 @@ impl ListEntry {
 pub struct InetView {
     /// The address that the socket is bound to.
     pub local: InetAddress,
-    /// The address that the socket is connected to; any address and port 0 for none.
+    /// The address that the socket is connected to. If there is none, the unspecified address and
+    /// port 0.
     pub remote: InetAddress,
-    /// Its state.
+    /// The socket's state.
     pub state: TcpState,
     /// Bytes that wait to be received, or connections to be accepted.
     pub received: usize,
-    /// How many connections may wait.
+    /// Largest number of connections that may wait.
     pub backlog: usize,
 }
 
 impl Socket {
-    /// Notes the inode of the socket's file, and the user that owns it.
+    /// Records the inode of the socket's file, and the user that owns it.
     pub(super) fn note_file(&self, inode: u64, owner: u32) {
         self.listed.owner.store(owner, Ordering::Relaxed);
         self.listed.inode.store(inode, Ordering::Relaxed);
     }
 
-    /// Its file's inode; 0 for a connection that was not accepted.
+    /// Returns the inode of the socket's file; 0 for a connection that was not accepted.
     pub fn inode(&self) -> u64 {
         self.listed.inode.load(Ordering::Relaxed)
     }
 
-    /// The namespace of the process that made it.
+    /// Returns the network namespace of the process that made the socket.
     pub fn network(&self) -> &NetworkNamespace {
         &self.network
     }
@@ -79,7 +80,7 @@ impl Socket {
         self.listed.owner.load(Ordering::Relaxed)
     }
 
-    /// Its state as one of TCP or UDP.
+    /// Returns the state of a TCP or UDP socket.
     pub fn tcp_state(&self) -> TcpState {
         let (is_listening, is_connected) = {
             let state = self.state.lock();
@@ -106,8 +107,8 @@ impl Socket {
         }
     }
 
-    /// Returns the view of a TCP or UDP socket. Returns `None` for a socket that Linux finds by no
-    /// address: not bound, or of TCP closed.
+    /// Returns the view of a TCP or UDP socket. Returns `None` for a socket that Linux does not
+    /// list by address: an unbound one, or a closed TCP socket.
     pub fn inet_view(&self) -> Option<InetView> {
         let state = self.tcp_state();
         if state == TcpState::Close && self.kind() != SocketKind::Datagram {
@@ -119,9 +120,9 @@ impl Socket {
         Some(InetView { local, remote: remote.unwrap_or_else(|| self.any()), state, received, backlog })
     }
 
-    /// Returns the bytes that it sent over a connection of AF_UNIX and its peer did not receive
-    /// (SIOCOUTQ). TCP shows unacknowledged bytes, of which there are none: sent bytes are with
-    /// their receiver.
+    /// Returns the number of bytes that were sent over an AF_UNIX connection and that the peer did
+    /// not receive (SIOCOUTQ). TCP reports unacknowledged bytes, of which there are none: sent
+    /// bytes are already at their receiver.
     pub fn unreceived(&self) -> usize {
         if self.family() != Family::Unix || self.kind() == SocketKind::Datagram {
             return 0;
@@ -130,7 +131,7 @@ impl Socket {
         peer.map_or(0, |channel| channel.bytes())
     }
 
-    /// Whether it is connected, as lists of AF_UNIX sockets see it.
+    /// Whether the socket is connected, as lists of AF_UNIX sockets show it.
     pub fn has_peer(&self) -> bool {
         self.peer_address().is_ok()
     }
@@ -142,12 +143,12 @@ impl Socket {
         u8::from(no_sender) | u8::from(self.has_ended()) << 1
     }
 
-    /// Whether it is of version 6 and has nothing to do with version 4.
+    /// Whether the socket is for IPv6 only.
     pub fn is_v6_alone(&self) -> bool {
         self.is_v6() && self.is_only_v6()
     }
 
-    /// Whether `self` shows in lists of version 6.
+    /// Whether the socket appears in lists of IPv6 sockets.
     pub fn is_v6(&self) -> bool {
         self.family() == Family::Inet6
     }

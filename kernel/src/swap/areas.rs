@@ -1,4 +1,4 @@
-//! The areas that are switched on.
+//! The active swap areas.
 
 use freehold_collections::{Arc, Vec, reserve};
 use freehold_machine::PAGE_SIZE;
@@ -13,18 +13,19 @@ use crate::mem::{commons, reclaim, stats};
 use crate::sync::Mutex;
 use crate::{Errno, Result};
 
-/// One area.
+/// One active area.
 pub(super) struct On {
     pub area: SwapArea,
     /// The disk's number.
     pub disk: u64,
-    /// The file that it was switched on by, for its name.
+    /// The file through which it was switched on, for its name.
     pub file: Arc<OpenFile>,
 }
 
 /// See the module's head.
 pub(super) static AREAS: Mutex<Vec<On>> = Mutex::new(Vec::new());
-/// The most pages that were in swap at a time; `None` where there never was any swap.
+/// Returns the largest number of pages that were in swap at a time; `None` if there never was any
+/// swap.
 pub fn peak() -> Option<u64> {
     block::was_ever_held().then(reclaim::peak_swapped)
 }
@@ -33,18 +34,18 @@ pub fn peak() -> Option<u64> {
 pub struct Listed {
     /// The file's name.
     pub name: Vec<u8>,
-    /// Pages it can hold.
+    /// Number of pages that it can hold.
     pub pages: u64,
-    /// Pages it holds.
+    /// Number of pages that it holds.
     pub used: u64,
-    /// The higher, the sooner it is used.
+    /// Areas with a higher priority are used first.
     pub priority: i32,
 }
 
-/// The areas, in the order in which they were switched on.
+/// Returns the areas, in the order in which they were switched on.
 ///
 /// # Errors
-/// `ENOMEM`; `EINTR` where the caller is killed while an area is switched off.
+/// `ENOMEM`; `EINTR` if the caller is killed while an area is being switched off.
 pub fn list(root: &crate::fs::Path) -> Result<Vec<Listed>> {
     let areas = AREAS.lock_killable()?;
     let mut lines = Vec::try_with_capacity(areas.len())?;
@@ -56,7 +57,7 @@ pub fn list(root: &crate::fs::Path) -> Result<Vec<Listed>> {
     Ok(lines)
 }
 
-/// Switch the area on that the host has prepared.
+/// Switches on the area that the host has prepared.
 pub fn on_at_boot(path: &[u8]) {
     let outcome = crate::fs::root::open_file(path, OpenFlags::RDWR).and_then(|file| switch_on(file, None));
     if let Err(error) = outcome {
@@ -86,7 +87,8 @@ pub(super) fn switch_on(file: Arc<OpenFile>, wanted: Option<i32>) -> Result<()> 
     held.take_over()?;
     reclaim::start()?;
     let store = reserve::arc(DiskStore::new(held));
-    // The tables grow with the area. If they fail, this call's reference lets go of the disk.
+    // The tables grow with the area. If that fails, the disk is released with this call's
+    // reference.
     let tables = || commons().swap().add(store.clone(), header.end, &header.bad, priority);
     let area = heap::fallibly(tables)?;
     stats::ceiling_changed();

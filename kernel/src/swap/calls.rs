@@ -15,8 +15,8 @@ use crate::syscall::Args;
 use crate::{Errno, Result, sched, task};
 
 bitflags! {
-    /// swapon's flags (linux/swap.h). Disks here know no discarding, so asking for it changes
-    /// nothing, as on Linux.
+    /// The flags of swapon (linux/swap.h). Disks here do not support discarding, so a request for
+    /// it has no effect, as on Linux.
     #[derive(Clone, Copy)]
     struct Flags: u32 {
         const PRIORITY = 0x7fff;
@@ -50,13 +50,13 @@ pub fn sys_swapoff(args: &Args) -> Result<i64> {
         if task::current().signal_pending() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let area = areas[at].area;
-    // A group at its limit takes its pages back all the same: they cannot stay where they are.
+    // This applies even to a group at its limit, because its pages cannot stay in the area.
     let emptied = without_limits(|| commons().swap_off(area, &mut go_on, &mut || find_room(area)));
     emptied.map_err(|error| match error {
         VmError::Again => Errno::EINTR,
         VmError::NoMemory if task::current().signal_pending() => Errno::EINTR,
         error => {
-            // Memory was searched for on the way, which is no reason to try all of it once more.
+            // The call has searched for memory already, which is no reason to repeat it as a whole.
             mem::forget_denial();
             error.into()
         }
@@ -68,8 +68,8 @@ pub fn sys_swapoff(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// Finds memory for the pages of `area`, which takes none meanwhile, if memory and the other areas
-/// have room for all of them.
+/// Finds memory for the pages of `area`, if memory and the other areas have room for all of them.
+/// Meanwhile `area` takes no pages.
 fn find_room(area: SwapArea) -> ControlFlow<()> {
     if hotplug::grow() == GrowthOutcome::Grown {
         return ControlFlow::Continue(());
@@ -82,7 +82,7 @@ fn find_room(area: SwapArea) -> ControlFlow<()> {
     if is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
-/// CAP_SYS_ADMIN.
+/// Requires CAP_SYS_ADMIN.
 fn check_power() -> Result<()> {
     if task::current().process().credentials().is_privileged() { Ok(()) } else { Err(Errno::EPERM) }
 }

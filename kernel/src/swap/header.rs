@@ -1,8 +1,8 @@
-//! The first page of a swap area, as mkswap(8) writes it (linux/swap.h). Hostile input.
+//! The first page of a swap area, in the format of mkswap(8) (linux/swap.h). It is hostile input.
 //!
 //! Bytes 0 to 1023 belong to boot loaders; from 1024 on: version, number of the last page, number
 //! of bad pages, UUID, label; from 1536 on the bad pages' numbers; the signature in the page's last
-//! 10 bytes. Numbers are the writer's, of either byte order.
+//! 10 bytes. Numbers have the writer's byte order, which may be either.
 
 use freehold_collections::Vec;
 use freehold_machine::PAGE_SIZE;
@@ -12,15 +12,15 @@ const VERSION: usize = 1024;
 const LAST: usize = 1028;
 const BAD_COUNT: usize = 1032;
 const BAD: usize = 1536;
-/// As many numbers as there is room for before the signature.
+/// Largest number of bad pages for which there is room before the signature.
 const MOST_BAD: usize = (PAGE_SIZE - SIGNATURE.len() - BAD) / 4;
 
 /// Pages of a swap area.
 #[derive(PartialEq, Eq, Debug)]
 pub struct SwapHeader {
-    /// Pages, the header's among them: 1 to `end` - 1 can be used,
+    /// Number of pages, including the header. Pages 1 to `end` - 1 are usable, except for `bad`.
     pub end: u64,
-    /// but for these, which are all among them.
+    /// The bad pages, all of which are in that range.
     pub bad: Vec<u64>,
 }
 
@@ -33,14 +33,14 @@ pub enum NotSwap {
     Version(u32),
     /// The area has no page besides the header.
     Empty,
-    /// The header claims more pages than there are.
+    /// The header claims more pages than the disk has.
     Short {
-        /// Pages that it says it has.
+        /// Number of pages that it claims.
         says: u64,
-        /// Pages that there are.
+        /// Number of pages of the disk.
         has: u64,
     },
-    /// There are more bad pages than room for their numbers, or one is none of the area's.
+    /// There are more bad pages than room for their numbers, or one is outside the area.
     BadPages,
     /// There is no memory for the list.
     Memory,
@@ -59,7 +59,7 @@ impl core::fmt::Display for NotSwap {
     }
 }
 
-/// Read the first page of an area that has `pages` whole pages.
+/// Reads the first page of an area with `pages` whole pages.
 ///
 /// # Errors
 /// [`NotSwap`].
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(parse(&page, 10), Err(NotSwap::Version(2)));
     }
 
-    /// Reading any disk ends with a value that keeps the promises of `SwapHeader`.
+    /// Parsing any page gives an error or a value that fulfils the guarantees of `SwapHeader`.
     #[test]
     fn random_pages_are_read_to_an_end() {
         let mut state = 1u64;

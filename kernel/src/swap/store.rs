@@ -1,10 +1,11 @@
-//! A disk as the place of swapped pages.
+//! A disk as the store of swapped pages.
 //!
-//! Requests go to the device at once, past its page cache. Writing is how memory is found, so it
-//! must get along without: a disk transfers with memory of its own where there is no other
-//! (`freehold_virtio::block`), and the small objects of the driver come from the reserve. Where
-//! even that is empty, a write waits for others to be done. Reading, under a faulting space's lock,
-//! does not wait for memory: the fault gives the lock back and reclaims.
+//! Requests are sent directly to the device, not through its page cache. Writing is necessary to
+//! free memory, so it must not depend on free memory. If there is none, a disk transfers through
+//! its own memory (`freehold_virtio::block`), and the small objects of the driver come from the
+//! reserve. If even that is empty, a write waits until other writes have completed. Reading happens
+//! under a faulting space's lock, so it does not wait for memory: the fault releases the lock and
+//! reclaims.
 
 use freehold_bounce::FrameBytes;
 use freehold_frame::HeldFrame;

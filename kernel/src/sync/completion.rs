@@ -1,4 +1,4 @@
-//! Something that happens once.
+//! An event that happens once.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -26,21 +26,21 @@ impl Completion {
     pub fn is_complete(&self) -> bool {
         self.done.load(Ordering::SeqCst)
     }
-    /// Sleep until it has happened.
+    /// Sleeps until the event has happened.
     ///
     /// # Errors
-    /// `ERESTARTSYS` where a signal is pending before that.
+    /// `ERESTARTSYS` if a signal is pending before that.
     pub fn wait(&self) -> Result<()> {
         self.waiters.wait_until(|| self.is_complete().then_some(()))
     }
-    /// Sleeps until it has happened; signals do not end the sleep.
+    /// Sleeps until the event has happened; signals do not end the sleep.
     pub fn wait_in_any_case(&self) {
         self.waiters.wait_uninterruptible(|| self.is_complete().then_some(()));
     }
-    /// Sleeps until it has happened; only deadly signals end the sleep.
+    /// Sleeps until the event has happened; only fatal signals end the sleep.
     ///
     /// # Errors
-    /// `EINTR` where the thread is to end.
+    /// `EINTR` if the thread is being killed.
     pub fn wait_killable(&self) -> Result<()> {
         self.waiters.wait_killable(|| self.is_complete().then_some(()))
     }

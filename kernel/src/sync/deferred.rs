@@ -1,24 +1,25 @@
-//! Deferred release: things that own other things are let go of in a loop, not by recursion.
+//! Deferred release: objects that own other objects are dropped in a loop, not by recursion.
 //!
-//! An open file can own other open files (a socket's queue holds what was sent by SCM_RIGHTS), and
-//! a directory its subdirectories. A program chooses how deep such a chain is, and dropping its
-//! first link would drop the next one inside, and so on: the kernel stack would overflow. Linux
-//! queues the same work to the task (`task_work_add` in `fput`, fs/file_table.c) and runs it before
-//! the task returns to user mode.
+//! An open file can own other open files (a socket's queue holds files that were sent by
+//! SCM_RIGHTS), and a directory owns its subdirectories. A program chooses the depth of such a
+//! chain. Dropping its first element would recursively drop the next one, and so on: the kernel
+//! stack would overflow. Linux queues the same work to the task (`task_work_add` in `fput`,
+//! fs/file_table.c) and runs it before the task returns to user mode.
 //!
-//! **Protocol.** The owner keeps a value that may be deep in a [`Deferred`] box, whose link is part
-//! of the box: releasing allocates nothing. [`release`] puts the box on the list of the running
-//! task. The first release of a task then empties the list in a loop; a release inside that loop
-//! only adds to the list. So one level of a chain is dropped at a time, and the stack holds two
-//! levels at most. When the outermost release returns, the whole chain is gone: its effects on
-//! other programs (end of file, EPIPE, released locks) are there before the system call returns.
+//! **Protocol.** The owner keeps a value that may begin a deep chain in a [`Deferred`] box. The
+//! list's link is part of the box, so releasing allocates nothing. [`release`] puts the box on the
+//! list of the running task. The first release of a task then empties the list in a loop; a release
+//! inside that loop only adds to the list. So one level of a chain is dropped at a time, and the
+//! stack holds two levels at most. When the outermost release returns, the whole chain is dropped.
+//! So its effects on other programs (end of file, EPIPE, released locks) are visible before the
+//! system call returns.
 //!
 //! **Rules.** Each cycle in the graph of types that own each other goes through a [`Deferred`] box.
 //! These are `socket::flight::Files` (files in messages) and the names of a tmpfs directory.
 //! io_uring instances are in no cycle, because a message cannot carry them; epoll instances and
-//! /proc files refer to their targets weakly. [`release`] may sleep and calls destructors of any
-//! kind: its caller holds no spin lock, and no lock that closing a file takes. A list belongs to
-//! one task and no other task looks at it.
+//! /proc files have weak references to their targets. [`release`] may sleep and calls destructors
+//! of any kind: its caller holds no spin lock, and no lock that closing a file takes. A list
+//! belongs to one task, and no other task uses it.
 
 use core::ops::{Deref, DerefMut};
 
@@ -31,20 +32,22 @@ use crate::sched::thread;
 
 /// Value that a [`Deferred`] box can hold.
 pub trait LetGo: Send {
-    /// Drops what it owns. A long loop calls [`crate::sched::cond_resched`] now and then.
+    /// Drops the objects that it owns. A long loop calls [`crate::sched::cond_resched`] now and
+    /// then.
     fn let_go(&mut self);
 }
 
 type NextDeferred = Option<Box<Deferred<dyn LetGo>>>;
 
-/// A value with the link that its release needs.
+/// A value with the list link that its release needs.
 pub struct Deferred<T: ?Sized> {
     next: NextDeferred,
     value: T,
 }
 
 impl<T> Deferred<T> {
-    /// Boxes `value`. The box is a small object of fixed size: a system call's reserve pays for it.
+    /// Boxes `value`. The box is a small object of fixed size, allocated from a system call's
+    /// reserve.
     pub fn new(value: T) -> Box<Self> {
         reserve::boxed(Self { next: None, value })
     }
@@ -63,7 +66,7 @@ impl<T> DerefMut for Deferred<T> {
     }
 }
 
-/// The boxes that a task is still to let go of.
+/// The boxes that a task has yet to drop.
 pub struct ReleaseList(SpinLock<Releases>);
 
 struct Releases {
@@ -72,12 +75,13 @@ struct Releases {
 }
 
 impl ReleaseList {
-    /// An empty list.
+    /// Makes an empty list.
     pub const fn new() -> Self {
         Self(SpinLock::new(Releases { first: None, draining: false }))
     }
 
-    /// Adds `node`, and empties the list unless a caller further up the stack does that already.
+    /// Adds `node`, and empties the list, unless a caller further up the stack is doing that
+    /// already.
     fn release(&self, mut node: Box<Deferred<dyn LetGo>>) {
         {
             let mut list = self.0.lock();
@@ -94,7 +98,7 @@ impl ReleaseList {
         }
     }
 
-    /// Takes the next box off the list; the end of the list ends the draining.
+    /// Takes the next box from the list. At the end of the list the draining ends.
     fn next(&self) -> NextDeferred {
         let mut list = self.0.lock();
         let node = list.first.take();
@@ -111,12 +115,12 @@ impl ReleaseList {
     }
 }
 
-/// Lets go of `node`: now, or after the release that is under way further up the stack. May sleep.
+/// Drops `node`: now, or after the release that is under way further up the stack. May sleep.
 pub fn release<T: LetGo + 'static>(node: Box<Deferred<T>>) {
     with_list(node, |list, node| list.release(node));
 }
 
-/// Before the first task runs there is nothing deep, and nothing to defer to.
+/// Before the first task runs, chains are not deep, so nothing is deferred.
 #[cfg(not(test))]
 fn with_list(mut node: Box<Deferred<dyn LetGo>>, f: impl FnOnce(&ReleaseList, Box<Deferred<dyn LetGo>>)) {
     match thread::try_current() {
@@ -139,7 +143,7 @@ mod tests {
     use core::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::Arc;
 
-    /// A chain of owners; each counts its end.
+    /// A chain of owners; each counts its drop.
     struct Chain(Option<Box<Deferred<Inner>>>);
     struct Inner {
         below: Option<Chain>,

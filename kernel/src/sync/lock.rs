@@ -1,8 +1,8 @@
 //! Locks.
 //!
-//! [`SpinLock`] orders tasks only: its holder must not sleep, and an interrupt handler must not
-//! take it. [`IrqSpinLock`] is for what an interrupt handler shares with tasks: interrupts are off
-//! while it is held, so its holder neither allocates, nor frees, nor waits for another CPU.
+//! [`SpinLock`] is for tasks only: its holder must not sleep, and an interrupt handler must not
+//! take it. [`IrqSpinLock`] protects data that an interrupt handler shares with tasks. Interrupts
+//! are off while it is held, so its holder must not allocate, free, or wait for another CPU.
 //! [`Mutex`], [`RwLock`] and any other [`Sleeping`] lock may be held across sleeping. Lock order:
 //! sleeping locks > plain spin locks > interrupt-safe spin locks.
 
@@ -19,9 +19,9 @@ pub use crate::hw::sync::{
 };
 use crate::hw::{Hardware, LOCK_SPINS};
 
-/// A lock that is taken by trying.
+/// A lock with a non-blocking attempt to take it.
 pub trait TryLock {
-    /// The proof that it is held.
+    /// The guard, which proves that the lock is held.
     type Guard<'a>
     where
         Self: 'a;
@@ -60,19 +60,19 @@ pub struct Sleeping<L> {
 
 /// A value behind a lock that may be held across sleeping.
 pub type Mutex<T> = Sleeping<SpinLock<T>>;
-/// The proof that a [`Mutex`] is held.
+/// The guard of a [`Mutex`].
 pub type MutexGuard<'a, T> = SleepingGuard<'a, SpinLockGuard<'a, T>>;
 
 impl<T> Mutex<T> {
-    /// An open lock around `value`.
+    /// Makes an unlocked lock with `value`.
     pub const fn new(value: T) -> Self {
         Self::around(SpinLock::new(value))
     }
-    /// The value, by exclusive access to the lock.
+    /// Returns the value, by exclusive access to the lock.
     pub fn get_mut(&mut self) -> &mut T {
         self.lock.get_mut()
     }
-    /// The value, at the lock's end.
+    /// Consumes the lock and returns the value.
     pub fn into_inner(self) -> T {
         self.lock.into_inner()
     }
@@ -91,7 +91,7 @@ impl<L> Sleeping<L> {
 }
 
 impl<L: TryLock> Sleeping<L> {
-    /// Take the lock; sleeps while another task holds it.
+    /// Takes the lock; sleeps while another task holds it.
     #[inline]
     pub fn lock(&self) -> SleepingGuard<'_, L::Guard<'_>> {
         self.guard(self.lock.try_lock().unwrap_or_else(|| self.wait()))
@@ -104,10 +104,10 @@ impl<L: TryLock> Sleeping<L> {
     fn wait(&self) -> L::Guard<'_> {
         self.spin().unwrap_or_else(|| self.waiters.wait_uninterruptible(|| self.lock.try_lock()))
     }
-    /// Take the lock; sleeps while another task holds it.
+    /// Takes the lock; sleeps while another task holds it.
     ///
     /// # Errors
-    /// `EINTR` where the current task is to end before it has the lock.
+    /// `EINTR` if the current task is killed before it has the lock.
     #[inline]
     pub fn lock_killable(&self) -> crate::Result<SleepingGuard<'_, L::Guard<'_>>> {
         match self.lock.try_lock() {
@@ -122,7 +122,8 @@ impl<L: TryLock> Sleeping<L> {
             None => match self.waiters.wait_killable(|| self.lock.try_lock()) {
                 Ok(held) => held,
                 Err(error) => {
-                    // A wake-up that was meant for one waiter may have come to this one.
+                    // This waiter may have received a wake-up that was meant for one waiter. Pass
+                    // it on.
                     self.waiters.wake_one();
                     return Err(error);
                 }
@@ -130,8 +131,8 @@ impl<L: TryLock> Sleeping<L> {
         };
         Ok(self.guard(held))
     }
-    /// Try for as long as a short holder on another CPU may take: sleeping and waking cost far more
-    /// than that.
+    /// Spins for about as long as a short holder on another CPU needs: sleeping and waking cost far
+    /// more.
     fn spin(&self) -> Option<L::Guard<'_>> {
         spin_for(|| self.lock.try_lock())
     }
@@ -142,8 +143,9 @@ impl<L: TryLock> Sleeping<L> {
 }
 
 impl<T> Sleeping<PerCpuRwLock<T>> {
-    /// Show `f` the value beside others, as soon as no writer has it; `None` where no reader was
-    /// let in yet. `f` neither sleeps nor waits for another CPU. This may sleep.
+    /// Calls `f` with the value, concurrently with other readers, as soon as no writer has the
+    /// lock; `None` if no reader was permitted yet. `f` neither sleeps nor waits for another CPU.
+    /// This may sleep.
     #[inline]
     pub fn read<R>(&self, f: impl FnOnce(&T) -> R) -> Option<R> {
         if !self.lock.is_readable() {
@@ -168,14 +170,14 @@ impl<T> Sleeping<PerCpuRwLock<T>> {
     fn wait_to_read<R>(&self, mut attempt: impl FnMut() -> Option<R>) -> R {
         spin_for(&mut attempt).unwrap_or_else(|| {
             let read = self.waiters.wait_uninterruptible(attempt);
-            // The writer has woken one: the others can read now, too.
+            // The writer has woken one reader: the others can read now, too.
             self.waiters.wake_one();
             read
         })
     }
 }
 
-/// Attempt it for as long as a short holder on another CPU may have a lock.
+/// Repeats `attempt` for as long as a short holder on another CPU may have a lock.
 fn spin_for<R>(mut attempt: impl FnMut() -> Option<R>) -> Option<R> {
     if crate::sched::online().len() == 1 {
         return None;
@@ -186,7 +188,7 @@ fn spin_for<R>(mut attempt: impl FnMut() -> Option<R>) -> Option<R> {
     })
 }
 
-/// The proof that a [`Sleeping`] lock is held.
+/// The guard of a [`Sleeping`] lock.
 #[must_use]
 pub struct SleepingGuard<'a, G> {
     held: Option<G>,
@@ -196,15 +198,15 @@ pub struct SleepingGuard<'a, G> {
 const HELD: &str = "a guard holds its lock until it is dropped";
 
 impl<G> SleepingGuard<'_, G> {
-    /// The proof that what is taken is held.
+    /// Returns the guard of the lock inside.
     pub fn inner(&self) -> &G {
         self.held.as_ref().expect(HELD)
     }
 }
 
 impl<'a, T> SleepingGuard<'a, PerCpuRwGuard<'a, T>> {
-    /// Let readers see the value, and no other writer. Readers that sleep already are not woken:
-    /// what is left to do is short.
+    /// Permits readers, but no other writer. Sleeping readers are not woken, because the remaining
+    /// work is short.
     pub fn downgrade(mut self) -> SleepingGuard<'a, PerCpuRwKept<'a, T>> {
         let (held, waiters) = (self.held.take().expect(HELD), self.waiters);
         core::mem::forget(self);
@@ -229,8 +231,8 @@ impl<G> Drop for SleepingGuard<'_, G> {
     #[inline]
     fn drop(&mut self) {
         drop(self.held.take());
-        // The release above must be visible before we look for sleepers: a sleeper registers, then
-        // tries.
+        // The release above must be visible before the check for sleepers: a sleeper registers,
+        // then tries to take the lock.
         fence(Ordering::SeqCst);
         self.waiters.wake_one();
     }
@@ -253,11 +255,11 @@ pub struct RwLock<T> {
 }
 
 impl<T> RwLock<T> {
-    /// An open lock around `value`.
+    /// Makes an unlocked lock with `value`.
     pub const fn new(value: T) -> Self {
         Self { data: SharedLock::new(value), waiters: WaitQueue::new() }
     }
-    /// Share the lock; sleeps while a writer holds it.
+    /// Takes the lock for reading; sleeps while a writer holds it.
     pub fn read(&self) -> ReadGuard<'_, T> {
         let data = match self.data.try_read() {
             Some(data) => data,
@@ -265,7 +267,7 @@ impl<T> RwLock<T> {
         };
         ReadGuard { data: Some(data), waiters: &self.waiters }
     }
-    /// Takes the lock alone; sleeps while another task holds it.
+    /// Takes the lock for writing; sleeps while another task holds it.
     pub fn write(&self) -> WriteGuard<'_, T> {
         let data = match self.data.try_write() {
             Some(data) => data,
@@ -275,7 +277,7 @@ impl<T> RwLock<T> {
     }
 }
 
-/// The proof that a [`RwLock`] is shared.
+/// The guard of a [`RwLock`] held for reading.
 #[must_use]
 #[derive(Debug)]
 pub struct ReadGuard<'a, T> {
@@ -298,7 +300,7 @@ impl<T> Drop for ReadGuard<'_, T> {
     }
 }
 
-/// The proof that a [`RwLock`] is held alone.
+/// The guard of a [`RwLock`] held for writing.
 #[must_use]
 #[derive(Debug)]
 pub struct WriteGuard<'a, T> {

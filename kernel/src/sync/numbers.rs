@@ -1,11 +1,12 @@
-//! Numbers of which no two are equal, given out by several CPUs.
+//! Unique numbers that several CPUs hand out.
 //!
-//! **Protocol.** A CPU takes [`BATCH`] numbers at once from what all share, and gives them out from
-//! a word of its own, so that a number seldom is a store to a line that another CPU stores to. The
-//! word holds the next number. A multiple of the batch says that the batch is used up, since the
-//! task that fetches a batch gives out its first number. All steps are compare-and-exchange: a task
-//! that moves to another CPU between two of them, or shares it with another task, takes nothing
-//! twice, and a batch that is fetched in vain is left out. As Linux' `get_next_ino` (fs/inode.c).
+//! **Protocol.** A CPU takes a batch of [`BATCH`] numbers at once from a shared counter, and hands
+//! them out from its own word. So a number seldom needs a store to a cache line that another CPU
+//! writes. The word holds the next number. A multiple of the batch size means that the batch is
+//! used up, since the task that fetches a batch hands out its first number. All steps are
+//! compare-and-exchange operations. If a task moves to another CPU between two of them, or competes
+//! with another task, no number is handed out twice. A batch that is fetched but not needed is
+//! skipped. As Linux' `get_next_ino` (fs/inode.c).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,10 +14,10 @@ use freehold_machine::MAX_CPUS;
 
 use crate::hw;
 
-/// Numbers that a CPU takes at once.
+/// Number of numbers that a CPU takes at once.
 const BATCH: u64 = 1024;
 
-/// A CPU's word, on a line of its own.
+/// A CPU's word, on its own cache line.
 #[repr(align(64))]
 struct NextNumber(AtomicU64);
 
@@ -27,12 +28,12 @@ pub struct UniqueNumbers {
 }
 
 impl UniqueNumbers {
-    /// Numbers from [`BATCH`] on.
+    /// Makes a source of numbers from [`BATCH`] on.
     pub const fn new() -> Self {
         Self { batches: AtomicU64::new(BATCH), own: [const { NextNumber(AtomicU64::new(0)) }; MAX_CPUS] }
     }
 
-    /// Returns a number that no other caller gets.
+    /// Returns a unique number.
     #[inline]
     pub fn next(&self) -> u64 {
         self.next_on(usize::from(hw::current_cpu().0))
@@ -64,7 +65,7 @@ mod tests {
     #[test]
     fn no_number_is_given_out_twice() {
         static NUMBERS: UniqueNumbers = UniqueNumbers::new();
-        // Two threads on each of two CPUs: as bad as it can be.
+        // Two threads share each of two CPUs: the worst case.
         let taken: Vec<Vec<u64>> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4)
                 .map(|thread| scope.spawn(move || (0..50_000).map(|_| NUMBERS.next_on(thread % 2)).collect()))

@@ -1,5 +1,5 @@
-//! Readers beside a writer, step by step as `freehold_arch::sync::PerCpuRwLock` and
-//! [`super::lock::Sleeping::read`] take the steps; and wake-ups that are passed on.
+//! Model of readers with a writer, and of wake-ups that are passed on. It takes the steps of
+//! `freehold_arch::sync::PerCpuRwLock` and [`super::lock::Sleeping::read`].
 
 use std::vec::Vec;
 
@@ -14,24 +14,24 @@ const WRITERS: usize = 2;
 const SCHEDULES: usize = 10_000;
 const SEED: u64 = 23;
 
-/// How it is done.
+/// The protocol, and wrong variants of it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Steps {
     Right,
-    /// A reader looks at the flag before it is counted.
+    /// A reader checks the flag before it is counted.
     LookedEarly,
-    /// The writer looks at the counts before it sets the flag.
+    /// The writer checks the counts before it sets the flag.
     CountedEarly,
-    /// A reader that was woken wakes no task.
+    /// A reader that was woken does not pass the wake-up on.
     KeptWakeUp,
-    /// A writer that lets readers in lets writers in, too.
+    /// A writer that permits readers permits writers, too.
     LetAllIn,
 }
 
-/// Sleepers, of which a wake-up reaches the first.
+/// Sleepers. A wake-up wakes the first.
 #[derive(Default)]
 struct Sleepers {
-    /// Wake-ups that were given and not taken yet, and sleepers.
+    /// The number of wake-ups that were given and not taken yet, and the number of sleepers.
     state: Mutex<(usize, usize)>,
     woken: Condvar,
 }
@@ -67,7 +67,7 @@ struct RwWorld {
     steps: Steps,
     state: AtomicU8,
     counts: [AtomicUsize; CPUS],
-    /// Readers that use the value now, for the assertions.
+    /// Number of readers that use the value now, for the assertions.
     reading: AtomicUsize,
     writing: AtomicUsize,
     keeping: AtomicUsize,
@@ -122,7 +122,7 @@ impl RwWorld {
         assert_eq!(self.keeping.load(Ordering::SeqCst), 0, "a writer beside one that keeps others out");
         assert_eq!(self.reading.load(Ordering::SeqCst), 0, "a writer beside a reader");
         self.writing.fetch_sub(1, Ordering::SeqCst);
-        // Beside readers from here on, but still beside no writer.
+        // From here on readers may run, but still no other writer.
         self.state.store(if self.steps == Steps::LetAllIn { FREE } else { KEPT }, Ordering::SeqCst);
         assert_eq!(
             self.keeping.fetch_add(1, Ordering::SeqCst),

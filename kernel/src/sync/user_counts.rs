@@ -1,7 +1,7 @@
-//! Numbers of things that each user has, bounded by a limit.
+//! Counts per user, bounded by a limit.
 //!
-//! A [`UserCharge`] is a part of its user's number, which is given back when it is dropped. A user
-//! with nothing needs no memory. The lock of the numbers is the last in the order.
+//! A [`UserCharge`] is a part of its user's count; dropping it subtracts the part. A user with a
+//! count of 0 needs no memory. The lock of the counts is the last in the order.
 
 use freehold_collections::Map;
 
@@ -11,7 +11,7 @@ use crate::{Errno, Result};
 /// See the module's head.
 pub struct UserCounts(SpinLock<Map<u32, u64>>);
 
-/// So many things of a user.
+/// A part of a user's count.
 pub struct UserCharge {
     counts: &'static UserCounts,
     user: u32,
@@ -19,15 +19,15 @@ pub struct UserCharge {
 }
 
 impl UserCounts {
-    /// No user has anything.
+    /// Makes counts of 0 for all users.
     pub const fn new() -> Self {
         Self(SpinLock::new(Map::new()))
     }
 
-    /// Counts `amount` more for `user`, who may have `most` in all.
+    /// Adds `amount` to the count of `user`, which may be at most `most`.
     ///
     /// # Errors
-    /// `full` where that is more than `most`; `ENOMEM`.
+    /// `full` if the sum is more than `most`; `ENOMEM`.
     pub fn charge(&'static self, user: u32, amount: u64, most: u64, full: Errno) -> Result<UserCharge> {
         let mut counts = self.0.lock();
         let all = counts.get(&user).copied().unwrap_or(0).saturating_add(amount);

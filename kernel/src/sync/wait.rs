@@ -1,8 +1,8 @@
 //! Wait queues: sleeping until something changes.
 //!
-//! Protocol, which loses no wake-up: a sleeper (1) puts itself on the queue, (2) announces that it
-//! is going to sleep, (3) looks at its condition, and only then (4) gives up the CPU. A waker
-//! changes the condition first and then wakes the queue. Whichever comes second sees the other.
+//! Protocol, which loses no wake-up: a sleeper (1) adds itself to the queue, (2) announces that it
+//! is going to sleep, (3) checks its condition, and only then (4) gives up the CPU. A waker changes
+//! the condition first and then wakes the queue. The one that comes second sees the other.
 //!
 //! A queue's entries are removed by their owners only, never by a waker: so waking allocates and
 //! frees nothing and may happen in an interrupt handler, under interrupt-safe locks. Waking takes
@@ -23,11 +23,11 @@ use crate::{Errno, Result};
 pub enum Woken {
     /// The wake-up ended a task's sleep.
     Sleeper,
-    /// No task slept there: the next in the queue may be tried.
+    /// No task slept on this entry: the next one in the queue may be tried.
     Nobody,
 }
 
-/// Change of a file, as signal-driven I/O tells it (si_code of SIGIO).
+/// A file event, as signal-driven I/O reports it (si_code of SIGIO).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(i32)]
 pub enum News {
@@ -35,22 +35,22 @@ pub enum News {
     Input = 1,
     /// There is room to write (POLL_OUT).
     Room = 2,
-    /// Another program wants the lease of a file (POLL_MSG).
+    /// Another program requests the lease of a file (POLL_MSG).
     Message = 3,
-    /// There is an error to hear of (POLL_ERR).
+    /// There is an error to report (POLL_ERR).
     Error = 4,
-    /// The other side is gone (POLL_HUP).
+    /// The other side has been closed (POLL_HUP).
     HangUp = 6,
 }
 
-/// Target that is told that a queue was woken. Called in any context under the queue's
+/// A target that is notified when a queue is woken. Called in any context under the queue's
 /// interrupt-safe lock: takes interrupt-safe locks only, allocates and frees nothing.
 pub trait Wake: Send + Sync {
-    /// Something changed.
+    /// Called when something has changed.
     fn wake(&self) -> Woken;
-    /// Tells a [listener](PollWaiter::listener) what is new. Task context; the queue is not locked,
-    /// and the caller holds no spin lock. It may be called for a short time after the target has
-    /// left the queue.
+    /// Notifies a [listener](PollWaiter::listener) of an event. Task context; the queue is not
+    /// locked, and the caller holds no spin lock. It may be called for a short time after the
+    /// target has left the queue.
     fn announce(&self, _news: News) {}
 }
 
@@ -61,32 +61,32 @@ impl Wake for WaitQueue {
     }
 }
 
-/// Listeners that are told between two looks at a queue.
+/// Number of listeners that are notified per acquisition of the queue's lock.
 const LISTENERS_AT_ONCE: usize = 8;
-/// Waiters that are woken with interrupts off.
+/// Number of waiters that are woken with interrupts off.
 const AT_ONCE: usize = 128;
 
-/// Events that the target of an entry waits for.
+/// The notifications that the target of an entry gets.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Hears {
     /// Wake-ups.
     Wakes,
-    /// News, and no wake-ups.
+    /// Events, and no wake-ups.
     News,
 }
 
 struct WaitEntry {
     id: u64,
     hears: Hears,
-    /// `None`: it has left the queue, and its place goes with others'.
+    /// `None` if the target has left the queue. The place is removed later, together with others.
     target: Option<Arc<dyn Wake>>,
 }
 
-/// The entries of a queue in the order of their numbers. One that leaves from the middle leaves its
-/// place behind: so all together take linear time, in whichever order they leave.
+/// The entries of a queue in the order of their numbers. An entry that leaves from the middle
+/// leaves an empty place. So all removals together take linear time, in any order.
 struct Entries {
     all: VecDeque<WaitEntry>,
-    /// Places without a target; neither the first nor the last is one.
+    /// Number of places without a target. Neither the first nor the last place is one.
     gone: usize,
 }
 
@@ -103,13 +103,13 @@ impl Entries {
         self.targets_from(0)
     }
 
-    /// Those with this number and later ones.
+    /// Returns the entries from number `id` on.
     fn targets_from(&self, id: u64) -> impl Iterator<Item = (&WaitEntry, &Arc<dyn Wake>)> {
         let at = if id == 0 { 0 } else { self.all.partition_point(|entry| entry.id < id) };
         self.all.iter_from(at).filter_map(|entry| Some((entry, entry.target.as_ref()?)))
     }
 
-    /// Takes the target out of the entry `id`.
+    /// Removes the target of the entry `id`.
     fn take(&mut self, id: u64) -> Option<Arc<dyn Wake>> {
         let is_first = self.all.front().is_some_and(|first| first.id == id);
         let at = if is_first { 0 } else { self.all.partition_point(|entry| entry.id < id) };
@@ -135,26 +135,25 @@ impl Entries {
 pub struct WaitQueue {
     /// Waiters in the order of their arrival.
     entries: IrqSpinLock<Entries>,
-    /// How many entries there are, to let a waker pass an empty queue without the lock.
+    /// The number of entries, so that a waker can skip an empty queue without the lock.
     count: AtomicUsize,
 }
 
 static NEXT_ENTRY: AtomicU64 = AtomicU64::new(0);
 
-/// How long a sleeper naps before it looks again, where there was no memory to queue it
-/// (nanoseconds).
+/// Nanoseconds that a sleeper sleeps before it checks again, if there was no memory to queue it.
 const NAP: u64 = 1_000_000;
 
 impl WaitQueue {
-    /// A queue without waiters.
+    /// Makes a queue without waiters.
     pub const fn new() -> Self {
         Self { entries: IrqSpinLock::new(Entries::new()), count: AtomicUsize::new(0) }
     }
 
-    /// Sleep until `condition` gives a value.
+    /// Sleeps until `condition` returns a value.
     ///
     /// # Errors
-    /// `ERESTARTSYS` where a signal is pending before that.
+    /// `ERESTARTSYS` if a signal is pending before that.
     pub fn wait_until<T>(&self, condition: impl FnMut() -> Option<T>) -> Result<T> {
         match self.wait(Sleep::Interruptible, None, condition)? {
             Some(value) => Ok(value),
@@ -162,11 +161,11 @@ impl WaitQueue {
         }
     }
 
-    /// Sleep until `condition` gives a value, or until the clock of [`crate::time::now`] shows
-    /// `deadline` nanoseconds: then `None`.
+    /// Sleeps until `condition` returns a value. Returns `None` if the clock [`crate::time::now`]
+    /// shows `deadline` nanoseconds first.
     ///
     /// # Errors
-    /// `ERESTARTSYS` where a signal is pending before that.
+    /// `ERESTARTSYS` if a signal is pending before that.
     pub fn wait_until_deadline<T>(
         &self,
         deadline: Option<u64>,
@@ -175,7 +174,7 @@ impl WaitQueue {
         self.wait(Sleep::Interruptible, deadline, condition)
     }
 
-    /// Sleeps until `condition` gives a value; signals do not end the sleep.
+    /// Sleeps until `condition` returns a value; signals do not end the sleep.
     pub fn wait_uninterruptible<T>(&self, mut condition: impl FnMut() -> Option<T>) -> T {
         loop {
             if let Ok(Some(value)) = self.wait(Sleep::Uninterruptible, None, &mut condition) {
@@ -184,8 +183,8 @@ impl WaitQueue {
         }
     }
 
-    /// Sleeps until `condition` gives a value, or until the clock of [`crate::time::now`] shows
-    /// `deadline` nanoseconds: then `None`. Signals do not end the sleep.
+    /// Sleeps until `condition` returns a value. Returns `None` if the clock [`crate::time::now`]
+    /// shows `deadline` nanoseconds first. Signals do not end the sleep.
     pub fn wait_uninterruptible_until<T>(
         &self,
         deadline: u64,
@@ -194,19 +193,19 @@ impl WaitQueue {
         self.wait(Sleep::Uninterruptible, Some(deadline), condition).ok().flatten()
     }
 
-    /// Sleeps until `condition` gives a value; only deadly signals end the sleep.
+    /// Sleeps until `condition` returns a value; only fatal signals end the sleep.
     ///
     /// # Errors
-    /// `EINTR` where the thread is to end.
+    /// `EINTR` if the thread is being killed.
     pub fn wait_killable<T>(&self, condition: impl FnMut() -> Option<T>) -> Result<T> {
         self.wait(Sleep::Killable, None, condition)?.ok_or(Errno::EINTR)
     }
 
-    /// As [`wait_killable`](Self::wait_killable), or until the clock of [`crate::time::now`] shows
-    /// `deadline` nanoseconds: then `None`.
+    /// As [`wait_killable`](Self::wait_killable), but returns `None` if the clock
+    /// [`crate::time::now`] shows `deadline` nanoseconds first.
     ///
     /// # Errors
-    /// `EINTR` where the thread is to end.
+    /// `EINTR` if the thread is being killed.
     pub fn wait_killable_until<T>(
         &self,
         deadline: u64,
@@ -253,7 +252,7 @@ impl WaitQueue {
         outcome
     }
 
-    /// Wake the first who sleeps.
+    /// Wakes the first sleeper.
     #[inline]
     pub fn wake_one(&self) {
         if !self.is_empty() {
@@ -266,7 +265,7 @@ impl WaitQueue {
         let _ = entries.targets().find(|(_, target)| target.wake() == Woken::Sleeper);
     }
 
-    /// Wake all.
+    /// Wakes all sleepers.
     #[inline]
     pub fn wake_all(&self) {
         if !self.is_empty() {
@@ -280,14 +279,14 @@ impl WaitQueue {
         });
     }
 
-    /// Calls `f` with each that waits now. The lock is open after every [`AT_ONCE`], so that
+    /// Calls `f` with each present waiter. The lock is released after every [`AT_ONCE`], so that
     /// interrupts are not off for long.
     fn each(&self, mut f: impl FnMut(&WaitEntry, &Arc<dyn Wake>)) {
         let mut next = 0;
         let mut last: Option<u64> = None;
         loop {
             let entries = self.entries.lock();
-            // One that comes again meanwhile is not woken again.
+            // A waiter that is added again meanwhile is not woken again.
             last = last.or_else(|| entries.all.back().map(|entry| entry.id));
             let mut left = AT_ONCE;
             for (entry, target) in entries.targets_from(next).take_while(|(entry, _)| Some(entry.id) <= last)
@@ -305,7 +304,7 @@ impl WaitQueue {
         }
     }
 
-    /// Wakes all, and tells listeners the news. Task context; the caller holds no spin lock.
+    /// Wakes all, and notifies listeners of the event. Task context; the caller holds no spin lock.
     #[inline]
     pub fn announce(&self, news: News) {
         if !self.is_empty() {
@@ -326,7 +325,8 @@ impl WaitQueue {
 
     #[cold]
     fn tell_listeners(&self, news: News) {
-        // Entries are in the order of their numbers: what came or left meanwhile changes nothing.
+        // Entries are in the order of their numbers, so entries added or removed meanwhile do no
+        // harm.
         let mut next = 0;
         loop {
             let mut listeners = ArrayVec::<Arc<dyn Wake>, LISTENERS_AT_ONCE>::new();
@@ -348,14 +348,14 @@ impl WaitQueue {
         }
     }
 
-    /// Returns whether no target is registered: asked at each wake-up, most of which find none.
+    /// Returns whether no target is registered. Checked at each wake-up; most queues are empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.count.load(Ordering::SeqCst) == 0
     }
 
-    /// Add `target` at the end; the room is made outside the lock, since nothing may be allocated
-    /// under it.
+    /// Adds `target` at the end. Memory is allocated outside the lock, since nothing may be
+    /// allocated under it.
     fn insert(&self, target: &Arc<dyn Wake>, hears: Hears) -> Result<u64> {
         let mut target = Some(target.clone());
         let mut spare = VecDeque::new();
@@ -363,10 +363,11 @@ impl WaitQueue {
             let old;
             let wanted = {
                 let mut entries = self.entries.lock();
-                // The old buffer is freed outside.
+                // The old buffer is freed outside the lock.
                 old = entries.all.move_to(spare);
                 if entries.all.len() < entries.all.capacity() {
-                    // Drawn under the lock: the entries are in the order of their numbers.
+                    // Allocated under the lock, because the entries are in the order of their
+                    // numbers.
                     let id = NEXT_ENTRY.fetch_add(1, Ordering::Relaxed);
                     entries.all.push_back_reserved(WaitEntry { id, hears, target: target.take() });
                     self.count.store(entries.waiting(), Ordering::SeqCst);
@@ -379,7 +380,7 @@ impl WaitQueue {
         }
     }
 
-    /// Remove the entry `id`; it is dropped outside the lock.
+    /// Removes the entry `id`. It is dropped outside the lock.
     fn remove(&self, id: u64) {
         let removed = {
             let mut entries = self.entries.lock();
@@ -403,7 +404,7 @@ impl fmt::Debug for WaitQueue {
     }
 }
 
-/// Returns the earlier of two times; `None` is no time.
+/// Returns the earlier of two times; `None` means no time.
 #[inline]
 pub fn earlier(one: Option<u64>, other: Option<u64>) -> Option<u64> {
     match (one, other) {
@@ -412,10 +413,10 @@ pub fn earlier(one: Option<u64>, other: Option<u64>) -> Option<u64> {
     }
 }
 
-/// How a poll's sleep ended.
+/// The way in which a poll's sleep ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Slept {
-    /// A queue was woken (or may have been): look again.
+    /// A queue was woken (or may have been): check again.
     Woken,
     /// The deadline has passed.
     TimedOut,
@@ -426,10 +427,10 @@ pub enum Slept {
 #[must_use]
 pub struct PollWaiter {
     target: Arc<dyn Wake>,
-    /// The first registrations: most files have one queue or two.
+    /// The first registrations: most files have one or two queues.
     few: ArrayVec<Registration, 2>,
     more: Vec<Registration>,
-    /// Some registration found no memory: sleep only in naps.
+    /// Whether a registration found no memory: then it sleeps only for short intervals.
     incomplete: bool,
     hears: Hears,
 }
@@ -441,21 +442,21 @@ struct Registration {
 }
 
 impl PollWaiter {
-    /// A waiter that wakes the current task. Register with every queue first, then look at the
-    /// files, then [`sleep`](Self::sleep).
+    /// Makes a waiter that wakes the current task. Register it with every queue first, then check
+    /// the files, then [`sleep`](Self::sleep).
     pub fn new() -> Self {
         let task = thread::current();
         task.prepare_to_sleep(Sleep::Interruptible);
         Self::observer(task)
     }
 
-    /// A waiter that tells `target` of every wake-up, for as long as it lives.
+    /// Makes a waiter that notifies `target` of every wake-up, until it is dropped.
     pub fn observer(target: Arc<dyn Wake>) -> Self {
         Self::make(target, Hears::Wakes)
     }
 
-    /// A waiter that tells `target` of news ([`Wake::announce`]), for as long as it lives. Its
-    /// [`Wake::wake`] does nothing.
+    /// Makes a waiter that notifies `target` of events ([`Wake::announce`]), until it is dropped.
+    /// Its [`Wake::wake`] does nothing.
     pub fn listener(target: Arc<dyn Wake>) -> Self {
         Self::make(target, Hears::News)
     }
@@ -465,7 +466,7 @@ impl PollWaiter {
         Self { target, few: ArrayVec::new(), more: Vec::new(), incomplete: false, hears }
     }
 
-    /// Be told when `queue` is woken.
+    /// Registers the waiter with `queue`.
     pub fn register(&mut self, queue: &Arc<WaitQueue>) {
         if self.few.is_full() && self.more.try_reserve(1).is_err() {
             self.incomplete = true;
@@ -481,7 +482,7 @@ impl PollWaiter {
         }
     }
 
-    /// Whether every queue tells it: an observer that is not told of all is of no use.
+    /// Returns the waiter if all registrations succeeded: an incomplete observer is of no use.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -490,7 +491,7 @@ impl PollWaiter {
         Ok(self)
     }
 
-    /// As [`complete`](Self::complete), for a waiter that stays where it is.
+    /// As [`complete`](Self::complete), but does not consume the waiter.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -498,12 +499,12 @@ impl PollWaiter {
         if self.incomplete { Err(Errno::ENOMEM) } else { Ok(()) }
     }
 
-    /// Sleeps until one of the queues is woken after the last call (or after `new`); the caller
-    /// then looks at its files again. Only for waiters made by [`new`](Self::new), on the task that
+    /// Sleeps until one of the queues is woken after the last call (or after `new`). The caller
+    /// then checks its files again. Only for waiters made by [`new`](Self::new), on the task that
     /// made it.
     ///
     /// # Errors
-    /// `ERESTARTSYS` where a signal is pending.
+    /// `ERESTARTSYS` if a signal is pending.
     pub fn sleep(&mut self, deadline: Option<u64>) -> Result<Slept> {
         let task = thread::current();
         if task.signal_pending() {
@@ -532,8 +533,8 @@ impl Drop for PollWaiter {
         for Registration { queue, id } in self.few.drain(..).chain(self.more.drain(..)) {
             queue.remove(id);
         }
-        // An observer's owner may be asleep for another reason; only a waiting task's own state is
-        // reset, and that is harmless where it was not preparing to sleep.
+        // The task of an observer may be asleep for another reason. Only the running task's own
+        // state is reset, which is harmless if it was not preparing to sleep.
         thread::with_current(|thread| thread.finish_sleep());
     }
 }
@@ -576,7 +577,7 @@ mod tests {
         let ears: List<_> = (0..5 * LISTENERS_AT_ONCE).map(|_| reserve::arc(Ear::default())).collect();
         let enter = |(at, ear): (usize, &Arc<Ear>)| queue.insert(&(ear.clone() as Arc<dyn Wake>), hears(at));
         let ids: List<_> = ears.iter().enumerate().map(|ear| enter(ear).unwrap()).collect();
-        // Entries that left make no other be left out.
+        // Removed entries do not cause others to be skipped.
         [3, 8, 9].iter().for_each(|&gone: &usize| queue.remove(ids[gone]));
         queue.announce(News::Input);
         queue.wake_all();

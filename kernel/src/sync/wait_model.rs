@@ -1,6 +1,6 @@
-//! The protocol of sleeping and waking, step by step as [`super::wait`] and the scheduler take the
-//! steps, in every order of two CPUs: a lost wake-up leaves the sleeper asleep, which the model
-//! reports as a deadlock.
+//! Model of sleeping and waking on two CPUs, in every order. It takes the steps of [`super::wait`]
+//! and the scheduler. A lost wake-up leaves the sleeper asleep, which the model reports as a
+//! deadlock.
 
 use shuttle::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use shuttle::sync::{Arc, Condvar, Mutex};
@@ -9,26 +9,27 @@ use shuttle::thread;
 const RUNNABLE: u8 = 0;
 const SLEEPING: u8 = 1;
 
-/// Whether the sleeper looks at its condition after it announced its sleep, as it must.
+/// Whether the sleeper checks its condition after it announced its sleep, as required.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LookOrder {
     AfterAnnouncing,
     BeforeOnly,
 }
 
-/// A task, the run queue it belongs to, and the wait queue it may be on.
+/// A task, its run queue, and the wait queue that it may be on.
 struct WaitWorld {
     condition: AtomicBool,
     queued: Mutex<bool>,
     state: AtomicU8,
-    /// Whether the CPU runs the task; the run queue's lock, and its idle CPU waiting for work.
+    /// Whether the CPU runs the task. Stands for the run queue's lock, and for the idle CPU that
+    /// waits for work.
     running: Mutex<bool>,
     work: Condvar,
 }
 
 impl WaitWorld {
-    /// `sched::block`: leave the CPU if still asleep under the run queue's lock; go on when made
-    /// runnable.
+    /// `sched::block`: leaves the CPU if the task is still asleep under the run queue's lock.
+    /// Continues when the task becomes runnable.
     fn block(&self) {
         let mut running = self.running.lock().unwrap();
         if self.state.load(Ordering::SeqCst) == SLEEPING {
@@ -39,8 +40,8 @@ impl WaitWorld {
         }
     }
 
-    /// `sched::wake`: under the run queue's lock, a sleeping task becomes runnable; one that has
-    /// left the CPU is put back.
+    /// `sched::wake`: under the run queue's lock, makes a sleeping task runnable. If it has left
+    /// the CPU, it is put back into the queue.
     fn wake(&self) {
         let mut running = self.running.lock().unwrap();
         let asleep = self.state.compare_exchange(SLEEPING, RUNNABLE, Ordering::SeqCst, Ordering::SeqCst);

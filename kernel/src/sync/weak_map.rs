@@ -1,34 +1,34 @@
-//! A map of things that end by themselves. The places of those that have ended go when the map has
-//! become twice as large as it was after that was done last: so an entry costs the same on average,
-//! however many there are.
+//! A map of weak references. Entries of ended objects are removed when the map has twice as many
+//! entries as after the last removal. So the average cost of an entry is constant, however many
+//! there are.
 
 use freehold_collections::reserve::ArcMethods;
 use freehold_collections::{Arc, Map, Weak};
 
 use crate::Result;
 
-/// Entries up to which no place goes.
+/// Up to this number of entries none is removed.
 const FEW: usize = 16;
 
 /// See the module's head.
 pub struct WeakMap<K, T> {
     entries: Map<K, Weak<T>>,
-    /// The number of entries at which the places of ended ones go.
+    /// At this number of entries, those of ended objects are removed.
     purged_at: usize,
 }
 
 impl<K: Ord + Copy, T> WeakMap<K, T> {
-    /// An empty one.
+    /// Makes an empty map.
     pub const fn new() -> Self {
         Self { entries: Map::new(), purged_at: FEW }
     }
 
-    /// The thing at `key`, if there is one that lives.
+    /// Returns the object at `key`, if it still exists.
     pub fn get(&self, key: &K) -> Option<Arc<T>> {
         self.entries.get(key)?.upgrade()
     }
 
-    /// Puts `thing` at `key`, in the place of the one that was there.
+    /// Puts `thing` at `key`, and replaces the previous entry.
     ///
     /// # Errors
     /// `ENOMEM`.

@@ -1,18 +1,19 @@
-//! A registry of weak references that is cheap to query when it is empty: every process' end asks
-//! for what few have to do with.
+//! A registry of weak references that is cheap to query when it is empty. Every process' end
+//! queries registries that few processes use.
 //!
-//! A thing is entered once and leaves by ending: the registry refers to it weakly. A query of an
-//! empty registry loads its length, without the lock, for which all ends in the system would
-//! otherwise queue.
+//! An object is entered once and leaves when it ends, because the registry has a weak reference. A
+//! query of an empty registry loads its length, without the lock, for which all process ends in the
+//! system would otherwise queue.
 //!
-//! **The length that is read is never 0 by being old**, for a thing that the caller answers for. It
-//! was entered before the caller, or the task that gave it to the caller, could refer to it, and
-//! its entry stays for as long as it lives: so the length is not 0 from then on. Entering happens
-//! before the query by what handed the thing over: the caller's own steps, a fork, a lock; or a
-//! count of references (release), to which only the fence here is missing.
+//! **A stale length is never 0** if the caller is responsible for an object in the registry. The
+//! object was entered before the caller, or the task that gave it to the caller, could refer to it.
+//! Its entry stays as long as the object exists, so the length is not 0 from then on. The entry
+//! happens before the query, because the object was passed on by an ordering operation: the
+//! caller's own steps, a fork, or a lock. A reference count (release) also orders them, together
+//! with the fence here.
 //!
-//! **Locks.** A registry's lock sleeps; it is taken before those of its entries. No entry's end may
-//! take it: a reader's strong reference may be the last.
+//! **Locks.** A registry's lock is a sleeping lock, taken before those of its entries. The end of
+//! an entry must not take it, because a reader's strong reference may be the last.
 
 use core::ops::Deref;
 use core::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -25,11 +26,11 @@ use crate::Result;
 /// Weak references; see the module's head.
 pub struct WeakRegistry<T> {
     entries: Mutex<Vec<Weak<T>>>,
-    /// Of `entries`, changed with their lock held.
+    /// The length of `entries`, changed with their lock held.
     length: AtomicUsize,
 }
 
-/// The entries, locked: no other task changes them meanwhile.
+/// The locked entries: no other task changes them meanwhile.
 pub struct WeakRegistryGuard<'a, T: 'static>(MutexGuard<'a, Vec<Weak<T>>>);
 
 impl<T: 'static> Deref for WeakRegistryGuard<'_, T> {
@@ -45,7 +46,7 @@ impl<T: 'static> WeakRegistry<T> {
         Self { entries: Mutex::new(Vec::new()), length: AtomicUsize::new(0) }
     }
 
-    /// Enters `thing`, before any task can ask for it.
+    /// Enters `thing`, before any task can query it.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -62,7 +63,7 @@ impl<T: 'static> WeakRegistry<T> {
         (self.length.load(Ordering::Relaxed) > 0).then(|| self.lock())
     }
 
-    /// The entries without those that have ended.
+    /// Returns the locked entries, after removing those that have ended.
     fn lock(&self) -> WeakRegistryGuard<'_, T> {
         let mut entries = self.entries.lock();
         entries.retain(|entry| entry.strong_count() > 0);

@@ -11,31 +11,31 @@ pub struct Args {
 }
 
 impl Args {
-    /// Call `number` with `values`.
+    /// Makes the arguments of call `number` with `values`.
     pub const fn new(number: u64, values: [u64; 6]) -> Self {
         Self { number, values }
     }
-    /// All six.
+    /// Returns all six arguments.
     pub const fn all(&self) -> [u64; 6] {
         self.values
     }
-    /// Argument `index` as a C `int`: the upper half of the register does not count.
+    /// Returns argument `index` as a C `int`: the upper half of the register is ignored.
     pub const fn int(&self, index: usize) -> i32 {
         self.values[index] as i32
     }
-    /// Argument `index` as a C `unsigned int`.
+    /// Returns argument `index` as a C `unsigned int`.
     pub const fn uint(&self, index: usize) -> u32 {
         self.values[index] as u32
     }
-    /// Argument `index` as a file descriptor.
+    /// Returns argument `index` as a file descriptor.
     pub const fn fd(&self, index: usize) -> i32 {
         self.values[index] as i32
     }
-    /// Argument `index` as a signed 64-bit number.
+    /// Returns argument `index` as a signed 64-bit number.
     pub const fn long(&self, index: usize) -> i64 {
         self.values[index] as i64
     }
-    /// Argument `index` as a count of bytes or elements.
+    /// Returns argument `index` as a count of bytes or elements.
     pub const fn size(&self, index: usize) -> usize {
         self.values[index] as usize
     }

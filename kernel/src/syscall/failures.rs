@@ -1,13 +1,13 @@
-//! Which errors calls ended with, where calls are counted.
+//! Counts of the errors that calls returned, if calls are counted.
 //!
-//! A short sorted list under one lock: counted runs pay for it, others a no-op. Pairs of call and
-//! error beyond [`PAIRS`] are counted together.
+//! A short sorted list under one lock: only runs with counting pay for it, others for a no-op.
+//! Pairs of call and error beyond [`PAIRS`] are counted together.
 
 use crate::Errno;
 use crate::hw::static_keys::{self, StaticKey};
 use crate::sync::SpinLock;
 
-/// Pairs of call and error that are told apart.
+/// Number of pairs of call and error that are counted separately.
 const PAIRS: usize = 256;
 
 #[derive(Clone, Copy)]
@@ -46,7 +46,7 @@ impl FailureList {
     }
 }
 
-/// The call `number` ends with `error`, as the program sees it.
+/// Records that the call `number` returns `error` to the program.
 #[inline(always)]
 pub fn note(number: u64, error: Errno) {
     if static_keys::is_on::<{ StaticKey::SYSCALL_COUNTS }>() {
@@ -60,7 +60,7 @@ fn count(number: u64, error: Errno) {
     FAILURES.lock().note(u16::try_from(number).unwrap_or(u16::MAX), error);
 }
 
-/// Visits the errors of a call, by number, with how often it ended with each.
+/// Visits the errors of a call, by number, each with its count.
 pub fn each_of(number: u64, mut f: impl FnMut(Errno, u64)) {
     let mut at = 0;
     loop {

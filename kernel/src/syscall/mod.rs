@@ -1,9 +1,9 @@
 //! Dispatch of system calls.
 //!
 //! A handler gets the argument registers and returns a value or an error number; pointers among the
-//! arguments are [`UserPtr`](crate::user::UserPtr)s. Calls are counted, per CPU and number, where
-//! the static key `syscall_counts` is on. A number without handler gives `ENOSYS`, and the log
-//! names it once.
+//! arguments are [`UserPtr`](crate::user::UserPtr)s. If the static key `syscall_counts` is on,
+//! calls are counted per CPU and number. A number without a handler returns `ENOSYS`, and is logged
+//! once.
 
 mod args;
 pub mod failures;
@@ -22,15 +22,15 @@ pub use names::name;
 use crate::hw::static_keys::{self, KeyState, StaticKey};
 use crate::{Errno, Result};
 
-/// Numbers are below this.
+/// System call numbers are below this.
 pub const COUNT: usize = 470;
 
 /// Handler of a system call.
 #[derive(Clone, Copy)]
 pub enum Handler {
-    /// One that needs the arguments only.
+    /// A handler that needs the arguments only.
     Plain(fn(&Args) -> Result<i64>),
-    /// One that reads or changes the program's registers.
+    /// A handler that reads or changes the program's registers.
     Context(fn(&mut crate::hw::user::UserContext, &Args) -> Result<i64>),
 }
 
@@ -46,12 +46,12 @@ static TABLE: [Option<Handler>; COUNT] = {
     table
 };
 
-/// Calls by number.
+/// Number of calls, by system call number.
 static COUNTS: Tally<COUNT> = Tally::new();
-/// Numbers without handler that the log has named.
+/// Numbers without a handler that were logged already.
 static NAMED: [AtomicU64; COUNT.div_ceil(64)] = [const { AtomicU64::new(0) }; COUNT.div_ceil(64)];
 
-/// The handler of `number`, and a tick of its counter where calls are counted.
+/// Returns the handler of `number`. Counts the call if calls are counted.
 pub fn enter(number: u64) -> Option<Handler> {
     let index = usize::try_from(number).unwrap_or(usize::MAX);
     let handler = TABLE.get(index)?;
@@ -83,8 +83,8 @@ pub fn unknown(number: u64) -> Errno {
     Errno::ENOSYS
 }
 
-/// How often each number was called that was called: number, calls, and whether there is a handler.
-/// `None` where calls are not counted.
+/// Returns the numbers that were called, with the number of calls and whether there is a handler.
+/// `None` if calls are not counted.
 pub fn counts() -> Option<impl Iterator<Item = (u64, u64, Implemented)>> {
     let counts = (0..COUNT).filter_map(|number| {
         let calls = COUNTS.sum(number);
@@ -103,7 +103,7 @@ pub enum Implemented {
     No,
 }
 
-/// Answers one system call.
+/// Handles one system call.
 pub fn dispatch(context: &mut crate::hw::user::UserContext) -> Result<i64> {
     let number = context.syscall_number();
     match enter(number) {

@@ -1,6 +1,6 @@
-//! System calls' names, for reports.
+//! Names of system calls, for reports.
 
-/// The name of the call with this number on x86-64.
+/// Returns the name of the call with this number on x86-64.
 pub fn name(number: u64) -> Option<&'static str> {
     syscalls::x86_64::Sysno::new(usize::try_from(number).ok()?).map(|call| call.name())
 }

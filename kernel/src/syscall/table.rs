@@ -1,8 +1,8 @@
-//! Which function answers which system call: one line per number, sorted by number.
+//! The handlers of system calls: one line per number, sorted by number.
 
 use super::Handler::{self, Context, Plain};
 
-/// The calls that there are.
+/// The implemented calls.
 pub(super) const ENTRIES: &[(u16, Handler)] = &[
     (0, Plain(crate::fs::calls::sys_read)),
     (1, Plain(crate::fs::calls::sys_write)),

@@ -1,11 +1,11 @@
-//! The tracepoint `syscall_text`: texts in a program's memory that a system call's arguments lead
-//! to.
+//! The tracepoint `syscall_text`: texts in a program's memory to which a system call's arguments
+//! point.
 //!
-//! The texts that a call takes are read before it begins, since execve leaves no memory to read
-//! them from, and bytes that it fills when it has ended. All of it runs only where `sys_enter` or
-//! `sys_exit` is on. An address that cannot be read has no event. The program may change a text
-//! between its event and the call, so no decision may be based on one. Linux' nearest relative is
-//! the output of strace, which reads the same bytes through ptrace.
+//! Texts that a call reads are recorded before it begins, since after execve the memory does not
+//! exist any more. Bytes that a call fills are recorded after its end. All of this runs only if
+//! `sys_enter` or `sys_exit` is on. An address that cannot be read has no event. The program may
+//! change a text between its event and the call, so no decision may be based on a text. Linux'
+//! nearest relative is the output of strace, which reads the same bytes through ptrace.
 
 use freehold_machine::Cpus;
 use freehold_tracepoints::TraceEvent;
@@ -15,16 +15,16 @@ use freehold_tracepoints::table::SyscallText;
 use crate::hw::{Faults, Hardware, PAGE, read_user};
 use crate::user::UserPtr;
 
-/// The most bytes of a path or another text.
+/// Largest number of bytes of a path or another text.
 const MOST_TEXT: usize = 512;
-/// The most bytes of data, and of a text in a vector.
+/// Largest number of bytes of data, and of a text in a vector.
 const MOST_BYTES: usize = 32;
-/// The most texts of a vector.
+/// Largest number of texts of a vector.
 const MOST_PARTS: u32 = 32;
-/// Words of an event before its bytes.
+/// Number of words of an event before its bytes.
 const HEAD: usize = 2;
 
-/// Records the texts that a call takes, before it runs.
+/// Records the texts that a call reads, before it runs.
 pub fn entered(number: u64, values: [u64; 6]) {
     each(number, values, |arg, kind| match kind {
         ArgumentKind::Path | ArgumentKind::Text => text((arg, 0), values[arg], MOST_TEXT),
@@ -34,7 +34,7 @@ pub fn entered(number: u64, values: [u64; 6]) {
     });
 }
 
-/// Records the bytes that a call filled; `result` is what it returns.
+/// Records the bytes that a call filled. `result` is its return value.
 pub fn left(number: u64, values: [u64; 6], result: i64) {
     let Ok(length @ 1..) = u64::try_from(result) else { return };
     each(number, values, |arg, kind| match kind {
@@ -44,7 +44,7 @@ pub fn left(number: u64, values: [u64; 6], result: i64) {
     });
 }
 
-/// Visits the arguments of a call, where texts are recorded.
+/// Visits the arguments of a call, if texts are recorded.
 fn each(number: u64, values: [u64; 6], mut visit: impl FnMut(usize, ArgumentKind)) {
     if !Hardware.is_traced::<{ SyscallText::NUMBER }>() {
         return;
@@ -59,7 +59,7 @@ fn each(number: u64, values: [u64; 6], mut visit: impl FnMut(usize, ArgumentKind
 /// Records the text at `address`, without the zero byte at its end.
 fn text(place: (usize, u32), address: u64, most: usize) {
     let mut buffer = [0; MOST_TEXT];
-    // Page by page: the page behind the one where the text ends is not touched.
+    // Page by page: the page after the one in which the text ends is not accessed.
     let (mut taken, mut end) = (0, None);
     while taken < most && end.is_none() {
         let at = address.wrapping_add(taken as u64);
@@ -84,8 +84,8 @@ fn bytes(arg: usize, address: u64, length: u64) {
     }
 }
 
-/// Records the texts to whose addresses `address` leads. If there are more, the last event has no
-/// text.
+/// Records the texts in the vector of addresses at `address`. If there are too many, the last event
+/// has no text.
 fn vector(arg: usize, address: u64) {
     for part in 0..=MOST_PARTS {
         match UserPtr::<u64>::new(address).add(part as usize).read() {
@@ -96,7 +96,7 @@ fn vector(arg: usize, address: u64) {
     }
 }
 
-/// Records an event with `bytes` behind its fields.
+/// Records an event with `bytes` after its fields.
 fn record((arg, part): (usize, u32), bytes: &[u8], more: u32) {
     let event = SyscallText { arg: arg as u32, part, taken: bytes.len() as u32, more, buf: () };
     let mut words = [0; HEAD + MOST_TEXT / 8];

@@ -1,5 +1,5 @@
-//! A user thread's life: out to the program, back in for a system call, a fault or an interrupt,
-//! and out again.
+//! The main loop of a user thread: into the program, back for a system call, a fault or an
+//! interrupt, and into the program again.
 
 use core::ops::ControlFlow;
 use core::sync::atomic::Ordering::Relaxed;
@@ -25,12 +25,12 @@ use crate::task::{
 };
 use crate::{Errno, Result, sched};
 
-/// Run `task`'s program from `context` until the thread ends.
+/// Runs the program of `task` from `context` until the thread ends.
 ///
-/// Rare events have a function of their own: the path of a system call and of a page fault stays
-/// short.
+/// Rare events are handled in separate functions, so that the path of a system call and of a page
+/// fault stays short.
 pub fn run(task: &Arc<Task>, context: &mut UserContext) {
-    // Kept at hand: the way from the task to its thread is a load more for each look.
+    // Stored in a variable: otherwise each access through the task needs an additional load.
     let thread: &Thread = task.thread();
     let mut trap = Trap::default();
     loop {
@@ -60,8 +60,8 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
     }
 }
 
-/// Serves what the program asks for, or met. Breaks where the thread ends.
-// In both of its callers: it is the way of each system call.
+/// Handles an event of the program. Breaks if the thread ends.
+// Inlined in both callers, because it is on the path of each system call.
 #[inline(always)]
 fn serve(task: &Arc<Task>, context: &mut UserContext, event: UserEvent, trap: &mut Trap) -> ControlFlow<()> {
     let thread: &Thread = task.thread();
@@ -90,8 +90,8 @@ fn serve(task: &Arc<Task>, context: &mut UserContext, event: UserEvent, trap: &m
             }
         }
         UserEvent::Exception { vector, code } => *trap = exception(task, context, (vector, code), *trap),
-        // A program that makes no system calls still gives up free frames that another CPU asks
-        // for.
+        // A program that makes no system calls must still release free frames that another CPU
+        // needs.
         UserEvent::Interrupt => {
             mem::frames().poll(freehold_buddy::Moment::Tick);
             mem::hotplug::tick();
@@ -100,7 +100,7 @@ fn serve(task: &Arc<Task>, context: &mut UserContext, event: UserEvent, trap: &m
     ControlFlow::Continue(())
 }
 
-/// Lets another thread have the CPU, which one wants.
+/// Gives the CPU to another thread that needs it.
 fn give_way(task: &Task, context: &UserContext) {
     task.schedule.left.store(false, Relaxed);
     sched::reschedule();
@@ -109,15 +109,15 @@ fn give_way(task: &Task, context: &UserContext) {
     }
 }
 
-/// Look at what called the thread's attention. Breaks where it ends.
-// In line it would spill the registers of every system call.
+/// Handles the flags that are set in the thread's attention word. Breaks if it ends.
+// Not inlined, because it would make every system call save more registers.
 #[inline(never)]
 fn answer(task: &Arc<Task>, context: &mut UserContext, trap: Trap) -> ControlFlow<()> {
     let thread = task.thread();
     if thread.signal_pending() {
         thread.schedule.left.store(false, Relaxed);
         task.attend(context, None, trap)?;
-        // It may have been stopped for a while.
+        // The thread may have been stopped for a while.
         if context.was_interrupted() {
             task.note_preemption();
         }
@@ -134,8 +134,8 @@ fn answer(task: &Arc<Task>, context: &mut UserContext, trap: Trap) -> ControlFlo
     ControlFlow::Continue(())
 }
 
-/// Runs the program of a thread that has watchpoints, unless there is something else to do. `trap`
-/// and what comes back describe the program's last exception. Breaks where the thread ends.
+/// Runs the program of a thread with watchpoints, unless there is other work. `trap` and the result
+/// describe the program's last exception. Breaks if the thread ends.
 #[cold]
 #[inline(never)]
 fn run_watched(task: &Arc<Task>, context: &mut UserContext, mut trap: Trap) -> ControlFlow<(), Trap> {
@@ -154,7 +154,7 @@ fn run_watched(task: &Arc<Task>, context: &mut UserContext, mut trap: Trap) -> C
     ControlFlow::Continue(trap)
 }
 
-/// As [`system_call`], of a thread whose tracer watches its calls, or that gave calls up.
+/// As [`system_call`], for a thread whose tracer watches its calls, or that has seccomp filters.
 #[cold]
 #[inline(never)]
 fn watched_call(task: &Task, context: &mut UserContext) -> Result<()> {
@@ -166,8 +166,9 @@ fn watched_call(task: &Task, context: &mut UserContext) -> Result<()> {
     })
 }
 
-/// Make the system call that `context` asks for, and answer it; or why it must be made again.
-// In both of its callers: a call costs each system call nine instructions.
+/// Makes the system call in `context`, and sets its result. An error says how the call must be
+/// restarted.
+// Inlined in both callers: a function call would cost each system call nine instructions.
 #[inline(always)]
 fn system_call(task: &Task, context: &mut UserContext) -> Result<()> {
     if Hardware.is_traced::<{ SysEnter::NUMBER }>() {
@@ -199,8 +200,8 @@ fn system_call(task: &Task, context: &mut UserContext) -> Result<()> {
     Ok(())
 }
 
-// The tracepoints' own functions: their arguments are at hand where they are called, so that a
-// tracepoint that is off costs its no-op and no register.
+// The functions of the tracepoints. Their arguments are available at the call sites, so a
+// tracepoint that is off costs only its no-op and no register.
 
 #[cold]
 #[inline(never)]
@@ -239,8 +240,8 @@ fn page_fault_trap(addr: VirtAddr, code: u64) -> Trap {
     Trap { vector: u64::from(exception::PAGE_FAULT), error, address: addr.0 }
 }
 
-/// The fault was not served: sleep where the page is a monitor's to provide, else send the signal.
-/// The description of the exception, where there was a signal.
+/// Handles a failed fault: sleeps if a monitor must provide the page, else sends the signal.
+/// Returns the description of the exception, if there was a signal.
 #[cold]
 #[inline(never)]
 fn unserved(task: &Task, fault: ProgramFault, (addr, access, code): (VirtAddr, Access, u64)) -> Option<Trap> {
@@ -262,12 +263,12 @@ fn force_fault(task: &Task, fault: ProgramFault, addr: VirtAddr) {
     });
 }
 
-/// Send the signal for an exception. The description of the program's last exception afterwards;
-/// `last` is that of the one before.
+/// Sends the signal for an exception. Returns the description of the program's last exception;
+/// `last` is that of the previous one.
 #[cold]
 fn exception(task: &Task, context: &mut UserContext, (vector, code): (u8, u64), last: Trap) -> Trap {
     if vector == exception::MACHINE_CHECK {
-        // The program did not cause this: the description of its last exception stays.
+        // The program did not cause this, so the description of its last exception is kept.
         log::error!("machine check in user mode, bank status {code:#x}, process {}", task.process().pid);
         task.force_signal(SigInfo::kernel(Signal::BUS));
         return last;
@@ -284,7 +285,7 @@ fn exception(task: &Task, context: &mut UserContext, (vector, code): (u8, u64), 
     let rip = context.regs().rip;
     match exception::signal(vector, status, rip, || context.fpu()) {
         Some(info) => task.force_signal(info),
-        // Nothing to tell of, but its summary may still say so.
+        // There is no error to report, but the summary bit may still be set.
         None if vector == exception::X87 => context.clear_x87_summary(),
         None => {}
     }

@@ -1,11 +1,11 @@
-//! Capabilities: rights of a process beside those of its user (capabilities(7)).
+//! Capabilities: rights of a process in addition to those of its user (capabilities(7)).
 //!
-//! Four calls change the five sets. capset removes capabilities, or brings back permitted ones. A
-//! change of user takes them from a process that stops being user 0, unless it keeps its permitted
-//! set (PR_SET_KEEPCAPS). execve gives user 0 all that the bounding set allows, and keeps the
-//! ambient set of others. prctl removes from the bounding set, changes the ambient set, and sets
-//! the bits for the special rights of user 0. Files have no capabilities. Linux' nearest relative
-//! is security/commoncap.c.
+//! Four calls change the five sets. capset removes capabilities, or makes permitted ones effective
+//! again. A change of user removes them from a process that stops being user 0, unless it keeps its
+//! permitted set (PR_SET_KEEPCAPS). execve gives user 0 all that the bounding set allows, and keeps
+//! the ambient set of others. prctl removes from the bounding set, changes the ambient set, and
+//! sets the bits for the special rights of user 0. Files have no capabilities. Linux' nearest
+//! relative is security/commoncap.c.
 
 use super::credentials::Credentials;
 use crate::{Errno, Result};
@@ -14,17 +14,17 @@ use crate::{Errno, Result};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Capability {
-    /// File permissions do not bind the process.
+    /// Bypass file permissions.
     DacOverride = 1,
-    /// Directories are searched whatever their permissions, and files are found by descriptors.
+    /// Search directories despite their permissions, and open files by handle.
     DacReadSearch = 2,
-    /// Change a file's bytes without taking set-user-ID and set-group-ID from it.
+    /// Change a file's bytes without clearing its set-user-ID and set-group-ID bits.
     FSetId = 4,
     /// Send signals to any process.
     Kill = 5,
-    /// Take on any group.
+    /// Adopt any group.
     SetGid = 6,
-    /// Take on any user.
+    /// Adopt any user.
     SetUid = 7,
     /// Change the bounding set and the secure bits.
     SetPcap = 8,
@@ -42,7 +42,7 @@ pub enum Capability {
     SysChroot = 18,
     /// Inspect any process.
     SysPtrace = 19,
-    /// All operations that have no capability of their own.
+    /// All operations that have no separate capability.
     SysAdmin = 21,
     /// Set any priority, and move pages of other processes.
     SysNice = 23,
@@ -52,9 +52,9 @@ pub enum Capability {
     SysTime = 25,
     /// Hang up terminals.
     SysTtyConfig = 26,
-    /// Leases of anybody's files.
+    /// Take leases on files of any user.
     Lease = 28,
-    /// Log a process in as another user than it was logged in as.
+    /// Change the login user of a process that is already logged in.
     AuditControl = 30,
     /// Set capabilities of files.
     SetFcap = 31,
@@ -66,11 +66,11 @@ pub enum Capability {
 
 /// Every capability that there is (CAP_LAST_CAP is 40).
 pub const ALL: u64 = (1 << 41) - 1;
-/// Capabilities about files, which follow the file system user: chown, the two DAC ones, fowner,
-/// fsetid, immutable, mknod, MAC override.
+/// Capabilities about files. They follow the file system user: chown, DAC override and DAC read
+/// search, fowner, fsetid, immutable, mknod, MAC override.
 const OF_FILES: u64 = 0b1_1111 | 1 << 9 | 1 << 27 | 1 << 32;
 
-/// The sets of a process, a bit for each capability.
+/// The capability sets of a process, with one bit per capability.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capabilities {
     /// The capabilities that permit an operation now.
@@ -79,18 +79,18 @@ pub struct Capabilities {
     pub permitted: u64,
     /// The capabilities that execve may keep.
     pub inheritable: u64,
-    /// The capabilities that execve may give to user 0, and that may become inheritable. The set
+    /// The capabilities that execve may give to user 0, and that may become inheritable. This set
     /// only shrinks.
     pub bounding: u64,
-    /// The capabilities that execve keeps for a program without rights of its own: permitted and
-    /// inheritable ones.
+    /// The permitted and inheritable capabilities that execve keeps for a program without special
+    /// rights.
     pub ambient: u64,
     /// The special rights of user 0.
     pub secure: SecureBits,
 }
 
-/// Whether user 0 has capabilities, and whether they follow the user (PR_SET_SECUREBITS). Each bit
-/// has a lock in the bit above it.
+/// Bits that decide whether user 0 has capabilities, and whether these follow the user
+/// (PR_SET_SECUREBITS). The bit above each of them locks it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SecureBits(pub u32);
 
@@ -103,7 +103,7 @@ impl SecureBits {
     pub const KEEP_CAPS: Self = Self(1 << 4);
     /// No capability becomes ambient.
     pub const NO_AMBIENT_RAISE: Self = Self(1 << 6);
-    /// The locks of all.
+    /// The lock bits of all bits.
     pub const LOCKS: Self = Self(0xaa);
 
     /// Whether all of `bits` are set.
@@ -116,7 +116,7 @@ impl SecureBits {
         self.0 & Self::LOCKS.0 & bits.0 << 1 != 0
     }
 
-    /// Returns the bits with `bits` set or clear.
+    /// Returns the value with `bits` set or cleared, by `there`.
     pub const fn with(self, bits: Self, there: Presence) -> Self {
         match there {
             Presence::Set => Self(self.0 | bits.0),
@@ -124,10 +124,10 @@ impl SecureBits {
         }
     }
 
-    /// Changes them to `new`.
+    /// Returns `new`, if the bits may change to it.
     ///
     /// # Errors
-    /// `EPERM` for bits that do not exist, a lock that would go, or a locked bit that would change.
+    /// `EPERM` for bits that do not exist, for clearing a lock, or for changing a locked bit.
     pub fn change(self, new: Self) -> Result<Self> {
         let locks = self.0 & Self::LOCKS.0;
         let changed = (self.0 ^ new.0) & locks >> 1;
@@ -160,26 +160,26 @@ impl Default for Capabilities {
 }
 
 impl Capabilities {
-    /// All of them: user 0's, and those of who enters a user namespace.
+    /// All capabilities: those of user 0, and of a process that enters a user namespace.
     pub const WHOLE: Self = Self { effective: ALL, permitted: ALL, ..Self::NONE };
-    /// No effective one, and none that can become that but by execve.
+    /// No effective capability, and none that can become effective except by execve.
     pub const NONE: Self =
         Self { effective: 0, permitted: 0, inheritable: 0, bounding: ALL, ambient: 0, secure: SecureBits(0) };
 
-    /// Whether it is effective.
+    /// Whether a capability is effective.
     pub const fn has(self, capability: Capability) -> bool {
         self.effective & 1 << capability as u8 != 0
     }
 
-    /// Whether it may become effective.
+    /// Whether a capability may become effective.
     pub const fn permits(self, capability: Capability) -> bool {
         self.permitted & 1 << capability as u8 != 0
     }
 
-    /// Returns the sets of `old` that are left after its identities became those of `new`.
+    /// Returns the sets that remain of `old` after its identities became those of `new`.
     pub(super) fn after_ids(old: &Credentials, new: &Credentials) -> Self {
         let mut sets = new.capabilities;
-        // User 0 is that of their namespace, which no id is where it has no mapping.
+        // User 0 of the user namespace. Without a mapping, no ID is its user 0.
         let root = new.user_ns.root();
         let is_root = |id: u32| root == Some(id);
         if sets.secure.has(SecureBits::NO_SETUID_FIXUP) {
@@ -225,7 +225,7 @@ impl Capabilities {
         sets
     }
 
-    /// Returns the sets after a program asked for the effective, permitted and inheritable ones of
+    /// Returns the sets after a program requested the effective, permitted and inheritable sets of
     /// `new`.
     ///
     /// # Errors
@@ -245,7 +245,7 @@ impl Capabilities {
     /// Makes capability `number` ambient.
     ///
     /// # Errors
-    /// `EPERM` for one that is not both permitted and inheritable, or where none may become that.
+    /// `EPERM` if it is not both permitted and inheritable, or if no capability may become ambient.
     pub fn raise_ambient(self, number: u32) -> Result<Self> {
         let bit = 1 << number;
         let refused = self.secure.has(SecureBits::NO_AMBIENT_RAISE);
@@ -264,15 +264,15 @@ mod tests {
         Credentials { uid, euid, suid, fsuid: euid, ..Credentials::default() }
     }
 
-    /// A change from `old` to `new`.
+    /// Applies a change from `old` to `new`.
     fn change(old: &Credentials, new: Credentials) -> Credentials {
         let mut new = Credentials { capabilities: old.capabilities, ..new };
         new.capabilities = Capabilities::after_ids(old, &new);
         new
     }
 
-    /// A process whose ids are no longer 0 at all loses its capabilities for good; one that is
-    /// another user for a while gets them back.
+    /// A process whose IDs are no longer 0 at all loses its capabilities permanently. One that
+    /// changes only its effective user gets them back.
     #[test]
     fn who_stops_being_user_0_loses_them() {
         let root = ids(0, 0, 0);
@@ -285,7 +285,7 @@ mod tests {
         assert!(!files.capabilities.has(Capability::DacOverride) && files.capabilities.has(Capability::Kill));
     }
 
-    /// Only execve as user 0 gives back a capability that was dropped.
+    /// Only execve as user 0 restores a capability that was dropped.
     #[test]
     fn dropped_ones_stay_dropped() {
         let lock = 1u64 << Capability::IpcLock as u8;
@@ -308,7 +308,8 @@ mod tests {
         assert_eq!(Capabilities::after_exec(&ids(1000, 1000, 1000), Gains::Allowed).permitted, 0);
     }
 
-    /// No execve gives back a capability that the bounding set lost, unless it is inheritable.
+    /// execve restores no capability that was removed from the bounding set, unless it is
+    /// inheritable.
     #[test]
     fn the_bounding_set_bounds() {
         let lock = 1u64 << Capability::IpcLock as u8;
@@ -321,8 +322,8 @@ mod tests {
         assert_eq!(Capabilities::after_exec(&root, Gains::Allowed).effective, ALL);
     }
 
-    /// An ambient capability survives execve of a user. It ends with the sets that it depends on,
-    /// and when user 0 becomes a user.
+    /// An ambient capability survives execve by a user. It is removed with the sets that it depends
+    /// on, and when user 0 becomes another user.
     #[test]
     fn ambient_ones_are_kept() {
         let lock = 1u64 << Capability::IpcLock as u8;
@@ -343,7 +344,7 @@ mod tests {
         assert_eq!((kept.permitted, kept.ambient), (ALL, 0));
     }
 
-    /// A bit that is locked stays as it is, and so does its lock.
+    /// A locked bit does not change, and neither does its lock.
     #[test]
     fn locked_secure_bits_stay() {
         let locked = SecureBits::default().change(SecureBits(0b11)).unwrap();

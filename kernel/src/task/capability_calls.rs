@@ -1,4 +1,4 @@
-//! capget and capset, and what prctl has to say about capabilities.
+//! capget and capset, and the prctl options about capabilities.
 
 use super::Capability;
 use super::capabilities::{ALL, Capabilities, Presence, SecureBits};
@@ -6,7 +6,7 @@ use crate::syscall::Args;
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
-/// `struct __user_cap_header_struct`: its versions, with the words of their sets.
+/// The versions of `struct __user_cap_header_struct`, with the number of words per set.
 const VERSIONS: [(u32, usize); 3] = [(0x1998_0330, 1), (0x2007_1026, 2), (0x2008_0522, 2)];
 
 fn header(header: UserPtr<u32>) -> Result<(usize, i32)> {
@@ -80,10 +80,10 @@ pub(super) mod option {
     pub const AMBIENT_CLEAR_ALL: u64 = 4;
 }
 
-/// The number of a capability.
+/// Returns the number of a capability.
 ///
 /// # Errors
-/// `EINVAL` for one that there is not.
+/// `EINVAL` for a capability that does not exist.
 fn number(argument: u64) -> Result<u32> {
     u32::try_from(argument).ok().filter(|&number| number < ALL.count_ones()).ok_or(Errno::EINVAL)
 }
@@ -111,7 +111,7 @@ pub(super) fn prctl_sets(args: &Args) -> Result<i64> {
     }
 }
 
-/// The sets after an option that changes them.
+/// Returns the sets after an option that changes them.
 fn changed(sets: Capabilities, args: &Args) -> Result<Capabilities> {
     use option::*;
     Ok(match args.int(0) {
@@ -133,12 +133,12 @@ fn changed(sets: Capabilities, args: &Args) -> Result<Capabilities> {
     })
 }
 
-/// The capability that PR_CAP_AMBIENT names.
+/// Returns the capability that PR_CAP_AMBIENT names.
 fn ambient_number(args: &Args) -> Result<u32> {
     if args[3] | args[4] != 0 { Err(Errno::EINVAL) } else { number(args[2]) }
 }
 
-/// The sets after PR_CAP_AMBIENT, which changes them.
+/// Returns the sets after a PR_CAP_AMBIENT operation that changes them.
 fn ambient(sets: Capabilities, args: &Args) -> Result<Capabilities> {
     use option::*;
     match args[1] {

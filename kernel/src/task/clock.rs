@@ -1,4 +1,4 @@
-//! The clocks that programs read, by the numbers of clock_gettime(2).
+//! The clocks that programs read, with the numbers of clock_gettime(2).
 
 use super::registry::pid_by_number;
 use super::{Pid, current, find, find_task};
@@ -13,7 +13,7 @@ const PROCESS_CPU: i32 = 2;
 const THREAD_CPU: i32 = 3;
 const TAI: i32 = 11;
 
-/// A clock, by what it shows.
+/// A clock, by the time that it shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Clock {
     /// Nanoseconds since 1970.
@@ -27,7 +27,7 @@ pub enum Clock {
 }
 
 impl Clock {
-    /// The clock that a program means by `id`.
+    /// Returns the clock with the number `id`.
     ///
     /// # Errors
     /// `EINVAL`.
@@ -37,9 +37,10 @@ impl Clock {
             MONOTONIC | 4 | 6 | 7 | 9 => Self::Monotonic,
             PROCESS_CPU => Self::Process(current().process().pid),
             THREAD_CPU => Self::Thread(current().tid()),
-            // Of the kinds of CPU time, 3 is none (Linux: CPUCLOCK_MAX).
+            // CPU clocks of kind 3 do not exist (Linux: CPUCLOCK_MAX).
             id if id < 0 && id & 3 != 3 => {
-                // A process' or thread's clock: the inverted ID, a thread bit and a kind.
+                // A process' or thread's clock consists of the inverted ID, a thread bit and a
+                // kind.
                 let of = !(id >> 3);
                 let of = u32::try_from(of).map_err(|_| Errno::EINVAL)?;
                 match (id & 4 != 0, of) {
@@ -55,7 +56,7 @@ impl Clock {
     /// Returns the clock's time, in nanoseconds.
     ///
     /// # Errors
-    /// `EINVAL` for a process or thread that is not there.
+    /// `EINVAL` for a process or thread that does not exist.
     pub fn read(self) -> Result<u64> {
         Ok(match self {
             Self::Wall => wall_nanoseconds().max(0) as u64,

@@ -41,47 +41,47 @@ bitflags! {
         const FS = 0x200;
         /// The child shares the descriptors.
         const FILES = 0x400;
-        /// The child shares the handlers of signals.
+        /// The child shares the signal handlers.
         const SIGHAND = 0x800;
-        /// The caller wants a pidfd.
+        /// The caller requests a pidfd.
         const PIDFD = 0x1000;
-        /// The tracer traces the child too.
+        /// The child is also traced by the caller's tracer.
         const PTRACE = 0x2000;
         /// The parent sleeps until the child executes a program or ends.
         const VFORK = 0x4000;
-        /// The child's parent is the caller's.
+        /// The child's parent is the caller's parent.
         const PARENT = 0x8000;
-        /// A thread of the same process.
+        /// The child is a thread of the same process.
         const THREAD = 0x1_0000;
-        /// A mount namespace of its own.
+        /// The child gets a new mount namespace.
         const NEWNS = 0x2_0000;
-        /// Same semaphore adjustments.
+        /// The child shares the semaphore adjustments.
         const SYSVSEM = 0x4_0000;
-        /// The thread pointer is given.
+        /// The thread pointer is passed.
         const SETTLS = 0x8_0000;
-        /// Write the ID to the parent's memory.
+        /// The child's ID is written to the parent's memory.
         const PARENT_SETTID = 0x10_0000;
-        /// At the end, write 0 to memory and wake its futex.
+        /// When the child ends, 0 is written to memory and the futex there is woken.
         const CHILD_CLEARTID = 0x20_0000;
-        /// Nothing any more.
+        /// Obsolete, ignored.
         const DETACHED = 0x40_0000;
-        /// The tracer cannot follow.
+        /// The tracer cannot force tracing on the child.
         const UNTRACED = 0x80_0000;
-        /// Write the ID to the child's memory.
+        /// The child's ID is written to the child's memory.
         const CHILD_SETTID = 0x100_0000;
-        /// Other namespaces.
+        /// All flags for new namespaces, except NEWNS.
         const NEW_NAMESPACES = 0x7e00_0000;
-        /// IPC objects of its own.
+        /// The child gets a new IPC namespace.
         const NEW_IPC = 0x800_0000;
-        /// Users of its own.
+        /// The child gets a new user namespace.
         const NEW_USER = 0x1000_0000;
-        /// Process IDs of its own.
+        /// The child gets a new PID namespace.
         const NEW_PID = 0x2000_0000;
-        /// Same I/O context.
+        /// The child shares the I/O context.
         const IO = 0x8000_0000;
-        /// Handlers become the default (clone3).
+        /// Signal handlers are reset to the default (clone3).
         const CLEAR_SIGHAND = 0x1_0000_0000;
-        /// Into another control group (clone3).
+        /// The child is put into another control group (clone3).
         const INTO_CGROUP = 0x2_0000_0000;
     }
 }
@@ -94,15 +94,15 @@ struct CloneRequest {
     parent_tid: u64,
     child_tid: u64,
     tls: u64,
-    /// Where the number of a descriptor of the child goes.
+    /// The address for the number of the pidfd.
     pidfd: Option<u64>,
-    /// The numbers to be given, that in the child's own PID namespace first.
+    /// The requested IDs of the child, beginning with that in its own PID namespace.
     set_tid: Vec<Pid>,
-    /// The descriptor of the control group that the child is to be in.
+    /// The descriptor of the control group for the child.
     cgroup: Option<i32>,
 }
 
-/// clone3's argument, as far as it is known here.
+/// The argument of clone3, as far as this kernel knows it.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct CloneArgs {
@@ -119,9 +119,9 @@ struct CloneArgs {
     cgroup: u64,
 }
 
-/// The least size of clone3's argument.
+/// Smallest size of clone3's argument.
 const CLONE_ARGS_SIZE_VER0: usize = 64;
-/// The size of an argument that names a control group.
+/// Size of an argument that names a control group.
 const CLONE_ARGS_SIZE_VER2: usize = 88;
 
 /// fork()
@@ -196,7 +196,7 @@ pub fn sys_clone3(context: &mut UserContext, args: &Args) -> Result<i64> {
     make(context, &request)
 }
 
-/// The descriptor of the control group that CLONE_INTO_CGROUP names.
+/// Returns the descriptor of the control group that CLONE_INTO_CGROUP names.
 fn into_cgroup(flags: CloneFlags, given: &CloneArgs, size: usize) -> Result<Option<i32>> {
     if !flags.contains(CloneFlags::INTO_CGROUP) {
         return Ok(None);
@@ -220,7 +220,7 @@ impl CloneRequest {
         }
     }
 
-    /// Returns the event that a tracer is told of.
+    /// Returns the event that is reported to a tracer.
     fn event(&self) -> Event {
         if self.flags.contains(CloneFlags::VFORK) {
             Event::Vfork
@@ -231,7 +231,7 @@ impl CloneRequest {
         }
     }
 
-    /// Combinations that make no sense, in Linux' order.
+    /// Rejects invalid combinations, in Linux' order.
     fn check(&self) -> Result<()> {
         let has = |flags| self.flags.contains(flags);
         if has(CloneFlags::NEWNS | CloneFlags::FS)
@@ -248,12 +248,13 @@ impl CloneRequest {
         if self.pidfd.is_some() && (shares_place || has_none) {
             return Err(Errno::EINVAL);
         }
-        // Threads of one process share descriptors and places here; nothing known separates them.
+        // Threads of one process must share descriptors and paths here. No known program separates
+        // them.
         if has(CloneFlags::THREAD) && !has(CloneFlags::FILES | CloneFlags::FS) {
             return Err(Errno::EINVAL);
         }
         let namespaces = CloneFlags::NEW_NAMESPACES | CloneFlags::NEWNS;
-        // Nor do namespaces: they belong to the process.
+        // Threads must share namespaces, too: these belong to the process.
         if has(CloneFlags::THREAD) && self.flags.intersects(namespaces) {
             return Err(Errno::EINVAL);
         }
@@ -264,7 +265,7 @@ impl CloneRequest {
     }
 }
 
-/// The registers that the child begins with: the call's result is 0.
+/// Returns the registers that the child begins with: the call's result is 0.
 fn child_context(context: &mut UserContext, request: &CloneRequest) -> Result<UserContext> {
     let mut child = context.try_clone().map_err(|_| Errno::ENOMEM)?;
     child.set_return(0);
@@ -277,12 +278,13 @@ fn child_context(context: &mut UserContext, request: &CloneRequest) -> Result<Us
     Ok(child)
 }
 
-/// Make a thread or a process that continues like the caller, with 0 as the call's result.
+/// Makes a thread or a process that continues like the caller, with 0 as the call's result.
 fn make(context: &mut UserContext, request: &CloneRequest) -> Result<i64> {
     request.check()?;
     let parent = current();
     if parent.signal_pending() {
-        // The sender of a signal to a group meant its present members, and not a later child.
+        // The sender of a signal to a group addressed its present members. A child must not be
+        // added before the signal is handled.
         return Err(Errno::ERESTARTNOINTR);
     }
     users::check_threads(parent.process())?;
@@ -311,10 +313,10 @@ fn make(context: &mut UserContext, request: &CloneRequest) -> Result<i64> {
             return Err(error);
         }
     };
-    // Nothing fails from here on. It does not run yet.
+    // Nothing fails from here on. The child does not run yet.
     place.keep(task.process());
     if parent.is_dying() && !flags.contains(CloneFlags::THREAD) {
-        // A sender that killed a whole group may not have seen the child: it ends with its parent.
+        // A sender that killed a whole group may have missed the child: it ends with its parent.
         task.process().signal(SigInfo::kernel(Signal::KILL));
     }
     let told = numbers.in_view(parent.process().pid_view());
@@ -325,7 +327,7 @@ fn make(context: &mut UserContext, request: &CloneRequest) -> Result<i64> {
     Ok(i64::from(told))
 }
 
-/// Gives a new task the registers that it begins with.
+/// Gives a new task its initial registers.
 fn with_context(task: &Arc<Task>, request: &CloneRequest, context: UserContext) -> Result<()> {
     if request.flags.contains(CloneFlags::CHILD_CLEARTID) {
         task.clear_child_tid.store(request.child_tid, Ordering::Relaxed);
@@ -333,14 +335,14 @@ fn with_context(task: &Arc<Task>, request: &CloneRequest, context: UserContext) 
     let set_tid = request.flags.contains(CloneFlags::CHILD_SETTID).then_some(request.child_tid);
     task.make_user_thread(context, move |task| {
         if let Some(address) = set_tid {
-            // As Linux: a bad address is the program's own affair.
+            // As on Linux, a bad address is not reported.
             let _ = UserPtr::<u32>::new(address).write(&task.number());
         }
     })
 }
 
-/// The place of a new thread or process in its control group, where it counts from now on; dropping
-/// it takes that back.
+/// The charge of a new thread or process to its control group. It counts from now on; dropping it
+/// removes the charge.
 enum ChildPlace<'a> {
     Thread(ThreadFork<'a>),
     Process(Fork),
@@ -348,9 +350,9 @@ enum ChildPlace<'a> {
 
 impl<'a> ChildPlace<'a> {
     /// # Errors
-    /// `EAGAIN` for a limit; for a chosen group what
-    /// [`cgroup_for_child`](super::Above::cgroup_for_child) and [`Fork::into`] give, and
-    /// `EOPNOTSUPP` for a thread elsewhere than its process.
+    /// `EAGAIN` for a limit; for a chosen group the errors of
+    /// [`cgroup_for_child`](super::Above::cgroup_for_child) and [`Fork::into`]; `EOPNOTSUPP` for a
+    /// thread in another group than its process.
     fn of_child(parent: &'a Process, request: &CloneRequest) -> Result<Self> {
         let chosen = match request.cgroup {
             None => None,
@@ -376,7 +378,7 @@ impl<'a> ChildPlace<'a> {
         }
     }
 
-    /// The child can be found from now on.
+    /// Keeps the charge: from now on the child can be found.
     fn keep(self, process: &Arc<Process>) {
         match self {
             Self::Thread(thread) => thread.keep(),
@@ -395,7 +397,7 @@ impl<'a> ChildPlace<'a> {
     }
 }
 
-/// The surroundings of a new process.
+/// The namespaces and other surroundings of a new process.
 struct Surroundings {
     fs: Arc<FsContext>,
     credentials: Arc<Credentials>,
@@ -403,11 +405,12 @@ struct Surroundings {
 }
 
 impl Surroundings {
-    /// Those of a child of `parent`; `None` for a thread.
+    /// Returns those of a child of `parent`; `None` for a thread.
     ///
     /// # Errors
     /// `EINVAL` for a thread of a process whose children are in another PID namespace, and for a
-    /// sibling of the first process of one (Linux: `copy_process`); what making namespaces gives.
+    /// sibling of the first process of a PID namespace (Linux: `copy_process`); the errors of
+    /// making namespaces.
     fn of_child(parent: &Task, request: &CloneRequest) -> Result<Option<Self>> {
         let (flags, old) = (request.flags, parent.process());
         if flags.contains(CloneFlags::PARENT) && old.is_namespace_init() {
@@ -423,7 +426,7 @@ impl Surroundings {
     }
 }
 
-/// The ID and the numbers of a new thread or process, which are in use from now on.
+/// Assigns the IDs of a new thread or process. They are in use from now on.
 fn give_numbers(
     parent: &Task,
     surroundings: Option<&Surroundings>,
@@ -438,7 +441,7 @@ fn give_numbers(
     registry::lock().allocate(levels, &request.set_tid)
 }
 
-/// Whether a task may choose the numbers of a child in `namespace` and those above, in Linux' order
+/// Checks that a task may choose the IDs of a child in `namespace` and those above, in Linux' order
 /// (`alloc_pid`).
 fn check_set_tid(parent: &Task, namespace: &PidNs, wanted: &[Pid]) -> Result<()> {
     if wanted.len() > namespace.level() + 1 {
@@ -460,7 +463,7 @@ fn check_set_tid(parent: &Task, namespace: &PidNs, wanted: &[Pid]) -> Result<()>
     Ok(())
 }
 
-/// Enter the new thread where threads, processes and tracees are known.
+/// Enters the new thread in the lists of threads, processes and tracees.
 fn make_known(parent: &Arc<Task>, task: &Arc<Task>, request: &CloneRequest) -> Result<()> {
     let given = Given::open(task.process(), request.pidfd)?;
     let is_followed = parent.follows(request.flags, request.event());
@@ -468,7 +471,7 @@ fn make_known(parent: &Arc<Task>, task: &Arc<Task>, request: &CloneRequest) -> R
     if request.flags.contains(CloneFlags::THREAD) {
         spawn::add_thread(task.process(), task)?;
         let group = task.process().signals.lock();
-        // All threads may have been given a filter since it was made.
+        // A filter may have been set for all threads since the task was made.
         task.inherit_seccomp(parent);
         drop(group);
         registry::lock().add_task(task);
@@ -483,7 +486,7 @@ fn make_known(parent: &Arc<Task>, task: &Arc<Task>, request: &CloneRequest) -> R
     Ok(())
 }
 
-/// Let the new thread run, tell the parent's tracer, and wait for the child of a vfork.
+/// Starts the new thread, notifies the parent's tracer, and waits for the child of a vfork.
 fn start(context: &mut UserContext, parent: &Arc<Task>, task: Arc<Task>, request: &CloneRequest) {
     let flags = request.flags;
     let tid = parent.traced.view().map_or(0, |view| task.numbers().in_view(view).into());
@@ -505,7 +508,7 @@ fn start(context: &mut UserContext, parent: &Arc<Task>, task: Arc<Task>, request
         parent.stop_for_event(context, request.event(), tid);
     }
     if let Some(released) = released {
-        // The child runs on our stack: only a deadly signal ends the wait.
+        // The child runs on the parent's stack: only a fatal signal ends the wait.
         let done = released.wait_killable();
         if parent.traced.is_traced() && !untraced && done.is_ok() {
             parent.stop_for_event(context, Event::VforkDone, tid);
@@ -513,13 +516,13 @@ fn start(context: &mut UserContext, parent: &Arc<Task>, task: Arc<Task>, request
     }
 }
 
-/// A task of `process` with what it has from its parent.
+/// Makes a task of `process` with the state inherited from its parent.
 fn new_task(parent: &Arc<Task>, numbers: Numbers, process: Arc<Process>, flags: CloneFlags) -> Arc<Task> {
     let schedule = Schedule::new(Idle::No, hw::current_cpu());
     schedule.inherit(&parent.schedule);
     let task = Task::new(numbers, process, schedule, parent.name());
     task.blocked.store(parent.blocked().0, Ordering::Relaxed);
-    // The same policy, but its own turn.
+    // The same policy, but a separate interleaving position.
     let policy = parent.memory_policy().map(|policy| reserve::arc(TaskPolicy::new(policy.policy())));
     task.set_memory_policy(policy);
     task.injection.inherit(&parent.injection);
@@ -543,8 +546,8 @@ fn new_task(parent: &Arc<Task>, numbers: Numbers, process: Arc<Process>, flags: 
     task
 }
 
-/// Sets the signal of a child's end; one with the same parent as its maker (CLONE_PARENT) has its
-/// maker's.
+/// Sets the signal that the child's end sends. With CLONE_PARENT it is the signal of the creating
+/// process.
 fn set_exit_signal(child: &Process, maker: &Process, request: &CloneRequest) {
     let (signal, executed) = if request.flags.contains(CloneFlags::PARENT) {
         (maker.exit_signal.load(Ordering::Relaxed), &maker.maker_executed)

@@ -1,4 +1,4 @@
-//! Credentials of a process: the users, groups and capabilities that it acts with.
+//! Credentials of a process: its users, groups and capabilities.
 
 use core::ops::Deref;
 
@@ -7,13 +7,13 @@ use freehold_collections::{Arc, Vec, reserve};
 use super::capabilities::{Capabilities, Capability};
 use super::userns::UserNs;
 
-/// Supplementary groups in ascending order. A copy refers to the same list: there can be 65,536
-/// groups, and each fork and each change of credentials copies.
+/// Supplementary groups in ascending order. A copy refers to the same list, because there can be
+/// 65,536 groups, and each fork and each change of credentials copies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Groups(Option<Arc<Vec<u32>>>);
 
 impl Groups {
-    /// The groups of a list in any order.
+    /// Makes the groups from a list in any order.
     pub fn new(mut list: Vec<u32>) -> Self {
         list.sort_unstable();
         Self((!list.is_empty()).then(|| reserve::arc(list)))
@@ -30,19 +30,19 @@ impl Deref for Groups {
     }
 }
 
-/// Whether an address space may be inspected by processes with its ids (PR_SET_DUMPABLE).
+/// Whether processes with the same IDs may inspect an address space (PR_SET_DUMPABLE).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Dumpable {
-    /// Such processes may inspect it (SUID_DUMP_USER).
+    /// They may inspect it (SUID_DUMP_USER).
     Yes,
     /// Only processes with CAP_SYS_PTRACE may inspect it (SUID_DUMP_DISABLE).
     No,
-    /// As [`No`](Self::No), and its core file is root's (SUID_DUMP_ROOT).
+    /// As [`No`](Self::No), and the core file belongs to root (SUID_DUMP_ROOT).
     RootOnly,
 }
 
 impl Dumpable {
-    /// The number in PR_GET_DUMPABLE and /proc/sys/fs/suid_dumpable.
+    /// Returns the number in PR_GET_DUMPABLE and /proc/sys/fs/suid_dumpable.
     pub const fn number(self) -> u32 {
         match self {
             Self::No => 0,
@@ -50,7 +50,7 @@ impl Dumpable {
             Self::RootOnly => 2,
         }
     }
-    /// The other way; `None` for numbers of none.
+    /// Returns the value with this number; `None` for unknown numbers.
     pub const fn from_number(number: u64) -> Option<Self> {
         match number {
             0 => Some(Self::No),
@@ -61,7 +61,7 @@ impl Dumpable {
     }
 }
 
-/// User and group identities, and what they are allowed. Replaced as a whole, never changed in
+/// User and group identities, and their rights. They are replaced as a whole, never changed in
 /// place.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Credentials {
@@ -83,15 +83,15 @@ pub struct Credentials {
     pub fsgid: u32,
     /// Supplementary groups.
     pub groups: Groups,
-    /// Rights beside those of the user, in the user namespace and below.
+    /// Rights in addition to those of the user, in the user namespace and in those below.
     pub capabilities: Capabilities,
-    /// The user namespace. All ids here are the kernel's, whatever it maps.
+    /// The user namespace. All IDs here are the kernel's, independent of its mappings.
     pub user_ns: UserNs,
 }
 
 impl Credentials {
-    /// Those of a user and a group alone, without supplementary groups; capabilities are root's
-    /// only.
+    /// Returns the credentials of a user and a group, without supplementary groups. Only root gets
+    /// capabilities.
     pub fn of_user(uid: u32, gid: u32) -> Self {
         let capabilities = if uid == 0 { Capabilities::WHOLE } else { Capabilities::NONE };
         Self {
@@ -108,16 +108,16 @@ impl Credentials {
             user_ns: UserNs::INITIAL,
         }
     }
-    /// Whether a capability is effective for what belongs to no namespace, that is, in the initial
-    /// user namespace.
+    /// Whether a capability is effective for objects that belong to no namespace, that is, in the
+    /// initial user namespace.
     pub const fn may(&self, what: Capability) -> bool {
         self.user_ns.is_initial() && self.capabilities.has(what)
     }
-    /// Whether a capability is effective in their own user namespace.
+    /// Whether a capability is effective in the credentials' own user namespace.
     pub const fn may_within(&self, what: Capability) -> bool {
         self.capabilities.has(what)
     }
-    /// Whether a capability is effective for what `owner` owns (Linux: `cap_capable`,
+    /// Whether a capability is effective for objects that `owner` owns (Linux: `cap_capable`,
     /// security/commoncap.c).
     pub fn may_in(&self, owner: &UserNs, what: Capability) -> bool {
         let mut here = owner;
@@ -129,14 +129,14 @@ impl Credentials {
                 Some(parent) if here.level() > self.user_ns.level() => parent,
                 _ => return false,
             };
-            // The user that made a namespace may everything in it, from the namespace above.
+            // In the namespace above, the user that created a namespace has all rights in it.
             if *parent == self.user_ns && here.owner() == self.euid {
                 return true;
             }
             here = parent;
         }
     }
-    /// Whether they are an administrator's (CAP_SYS_ADMIN).
+    /// Whether the credentials are an administrator's (CAP_SYS_ADMIN).
     pub const fn is_privileged(&self) -> bool {
         self.may(Capability::SysAdmin)
     }

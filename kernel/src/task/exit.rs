@@ -1,7 +1,7 @@
 //! The end of threads and processes.
 //!
-//! The last thread of a process lets go of its memory and files, gives its children to the next
-//! reaper, and leaves a zombie for its parent, unless the parent said that it does not care.
+//! The last thread of a process releases its memory and files, and gives its children to the next
+//! reaper. It leaves a zombie for its parent, unless the parent ignores the ends of its children.
 
 use core::sync::atomic::Ordering;
 
@@ -36,13 +36,13 @@ pub fn sys_exit_group(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// End the current user thread. The caller runs nothing of the program any more.
+/// Ends the current user thread. The caller does not return to the program.
 pub(super) fn end_thread(task: &Arc<Task>) {
     let process = task.process();
     leave_program(task, Departure::End);
     task.end_meter();
     task.forget_kept();
-    // Before the process can be seen to have ended: nothing of its memory is left then.
+    // Before the end of the process becomes visible: by then its memory must be released.
     task.leave_translation();
     let (last, counted, removed, ended, status) = {
         let mut group = process.signals.lock();
@@ -51,7 +51,7 @@ pub(super) fn end_thread(task: &Arc<Task>) {
         let counted = task.usage();
         group.past.add(&counted);
         group.ended += 1;
-        // Where another thread replaces the program, that one has the ID from now on.
+        // If another thread replaces the program, that thread gets the ID.
         let keeps_id = task.tid() == process.pid && group.exec.is_none();
         let ended = if keeps_id { EndedThread::Leader } else { EndedThread::Other };
         let status = group.exit.unwrap_or(ExitStatus::Exited(task.exit_code()));
@@ -72,7 +72,7 @@ pub(super) fn end_thread(task: &Arc<Task>) {
     if task.is_leader() {
         process.fail_nth.store(task.injection.nth(), Ordering::Relaxed);
     }
-    // Until its process is waited for, the registry keeps the ID through the process' own entry.
+    // The registry keeps the ID through the process' own entry until the process is waited for.
     registry::lock().remove_task(task.tid());
     if !last {
         process.cgroup.thread_ended(ended);
@@ -84,7 +84,7 @@ pub(super) fn end_thread(task: &Arc<Task>) {
 }
 
 /// Releases the robust list and the locks with priority inheritance, and clears the thread ID in
-/// the program's memory, before the thread leaves it: at its end, and at execve.
+/// the program's memory. Called before the thread leaves that memory: at its end, and at execve.
 pub(super) fn leave_program(task: &Task, departure: Departure) {
     task.leave_rseq();
     let robust = task.robust_list.swap(0, Ordering::Relaxed);
@@ -101,7 +101,8 @@ pub(super) fn leave_program(task: &Task, departure: Departure) {
     }
 }
 
-/// The last thread ends the process; `counted` of what it used is in the process' account.
+/// The last thread ends the process. `counted` is the part of its usage that the process' account
+/// has already.
 fn end_process(task: &Task, status: ExitStatus, counted: &Usage) {
     let process = task.process();
     process.timers.cancel_all();
@@ -117,7 +118,7 @@ fn end_process(task: &Task, status: ExitStatus, counted: &Usage) {
     let undo = process.undo.lock().take();
     drop(undo);
     above().cancel_operations(process.pid);
-    // The kernel's own table has no files: an end needs no memory.
+    // The kernel's own table has no files, so the end of a process needs no memory.
     let files = process.replace_files(kernel.files());
     if let Some(files) = files.into_last() {
         above().close_files(&files);
@@ -133,7 +134,7 @@ fn end_process(task: &Task, status: ExitStatus, counted: &Usage) {
         end_namespace(process);
     }
     hand_over_children(process);
-    // Its own group, if the tie to its parent was what kept it from being orphaned.
+    // Its own group, if the relation to its parent prevented that group from being orphaned.
     hang_up_if_orphaned(process, process.parent().as_ref(), Some(process.pid));
     process.cgroup.thread_ended(EndedThread::Last);
     let tracer = process.hold_end(status);
@@ -147,14 +148,14 @@ fn end_process(task: &Task, status: ExitStatus, counted: &Usage) {
     }
 }
 
-/// Ends every other process of the namespace whose first process has ended, those of the
-/// namespaces below included, and waits until all are gone (Linux: `zap_pid_ns_processes`).
+/// Ends every other process of the namespace whose first process has ended, including those in
+/// namespaces below. Waits until all have been removed (Linux: `zap_pid_ns_processes`).
 ///
-/// Each was killed, and nothing new comes. Those with a parent outside stay until that one waits
-/// for them. The task is no program's any more: a signal has nothing to end in it.
+/// Each was killed, and no new processes are added. Those with a parent outside remain until it
+/// waits for them. The task no longer runs a program, so signals have no effect on it.
 fn end_namespace(process: &Arc<Process>) {
     let view = process.pid_view();
-    // The first process is that with the number 1.
+    // The first process has the number 1.
     let next = |least| {
         let pids = registry::pids_from(view, least);
         let last = pids.last().map(|&(number, _)| number);
@@ -177,16 +178,16 @@ fn end_namespace(process: &Arc<Process>) {
     });
 }
 
-/// Give the children to the next reaper, one by one: there may be many, and no memory.
+/// Gives the children to the next reaper, one by one: there may be many, and no memory for a list.
 fn hand_over_children(process: &Arc<Process>) {
-    // Children of one group mostly come together.
+    // Consecutive children mostly belong to the same group.
     let mut settled = None;
     loop {
-        // A statement of its own: the code below runs without the registry's lock.
+        // A separate statement, so that the code below runs without the registry's lock.
         let next = registry::lock().hand_over_child(process);
         let Some(child) = next else { return };
         crate::sched::rest();
-        // The new parent does not expect the exit signal that the old one chose.
+        // The exit signal that the old parent chose is unknown to the new one.
         child.exit_signal.store(u32::from(Signal::CHLD.number()), Ordering::Relaxed);
         let signal = child.parent_death_signal.load(Ordering::Relaxed);
         if let Some(signal) = Signal::new(i64::from(signal)) {
@@ -203,9 +204,9 @@ fn hand_over_children(process: &Arc<Process>) {
     }
 }
 
-/// Tells a stopped group that no process can continue any more (POSIX, _exit): the group of
-/// `member`, which loses `parent`, if that was what tied it to its session. `leaver` is about to
-/// end and ties nothing.
+/// Sends SIGHUP to a stopped group that no process can continue any more (POSIX, _exit). It is the
+/// group of `member`, which loses `parent`; that process may have connected the group to its
+/// session. `leaver` is about to end and does not count.
 fn hang_up_if_orphaned(member: &Process, parent: Option<&Arc<Process>>, leaver: Option<super::Pid>) {
     if !is_any_stopped() {
         return;

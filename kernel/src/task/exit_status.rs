@@ -1,20 +1,20 @@
-//! How processes end, and what their parents are told.
+//! How processes end, and what is reported to their parents.
 
 use super::signal::Signal;
 
-/// How a process ended.
+/// The way in which a process ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ExitStatus {
     /// By exit or exit_group.
     Exited(u8),
     /// By a signal.
     Signaled(Signal),
-    /// By a signal, and there is a core file.
+    /// By a signal, with a core file.
     Dumped(Signal),
 }
 
 impl ExitStatus {
-    /// The status as wait4 gives it.
+    /// Returns the status in the format of wait4.
     pub const fn wait_status(self) -> i32 {
         match self {
             Self::Exited(code) => (code as i32) << 8,
@@ -24,7 +24,7 @@ impl ExitStatus {
     }
 }
 
-/// State change that a parent has not been told of yet.
+/// State change that was not reported to the parent yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WaitReport {
     /// The process stopped by this signal.

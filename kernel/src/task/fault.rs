@@ -1,8 +1,8 @@
 //! Page faults: of a program, and of the kernel on a program's address.
 //!
-//! Task context, interrupts on, nothing held that spins and no address space: the space's lock is
-//! taken here, where the fault cannot be served beside others, and given back before memory is
-//! looked for, which may sleep for a disk or the host.
+//! Context: a task with interrupts on, with no spin lock and no address space's lock held. The
+//! space's lock is taken here if the fault cannot run concurrently with others. It is released
+//! before memory is reclaimed, because that may sleep for a disk or the host.
 
 use core::sync::atomic::Ordering;
 
@@ -23,14 +23,15 @@ pub enum ProgramFault {
     Segv(i32),
     /// SIGBUS with BUS_ADRERR.
     Bus,
-    /// None yet: the page is a monitor's to provide ([`wait_for_monitor`]).
+    /// None yet: a monitor (userfaultfd) must provide the page ([`wait_for_monitor`]).
     Monitored,
 }
 
-/// A program faulted at `addr`: make the page present, or say which signal it gets.
+/// Handles a program's fault at `addr`: makes the page present, or returns the signal for the
+/// program.
 ///
-/// Lack of memory is not the program's fault: a process is killed to make room, and the access is
-/// tried again. If the faulting process is the victim, it dies on its way back to user mode.
+/// Lack of memory is not the program's fault: a process is killed to free memory, and the access is
+/// repeated. If the faulting process is the victim, it ends on its way back to user mode.
 pub fn handle_user_fault(
     space: &ProcessSpace,
     addr: VirtAddr,
@@ -67,17 +68,18 @@ fn serve_fault(
             out_of_memory("page fault");
             Ok(())
         }
-        // The caller waits for the monitor: preparing that here would make other faults slower.
+        // The caller waits for the monitor. Doing that here would make other faults slower.
         Err(FaultError::Monitored) => Err(ProgramFault::Monitored),
     }
 }
 
-/// The page at `addr` is a monitor's to provide: sleep until the access is to be made again, a
-/// program's also for a signal. The fault is made again first, since it queues with the space
-/// locked and other faults end without a look at monitors.
+/// Waits for a monitor (userfaultfd) to provide the page at `addr`. Sleeps until the access is to
+/// be repeated; for a program's access a signal also ends the sleep. The fault is repeated first,
+/// since registering for the wait needs the space's lock, which other faults do not take for the
+/// sake of monitors.
 ///
 /// # Errors
-/// The signal that the program gets.
+/// The signal for the program.
 #[cold]
 #[inline(never)]
 pub fn wait_for_monitor(
@@ -88,7 +90,7 @@ pub fn wait_for_monitor(
     let limits = || task::with_current(|task| task.process().memory_limits());
     let mut areas = space.lock();
     if areas.fault_within(addr, access, limits) != Err(FaultError::Monitored) {
-        // The state of the page has changed: the repeated access finds out how.
+        // The state of the page has changed: the repeated access handles the new state.
         return Ok(());
     }
     let outcome = queue_fault(&mut areas, addr, by);
@@ -110,10 +112,11 @@ pub fn wait_for_monitor(
     }
 }
 
-/// The kernel touched a program's address (copying to or from it) and the page was not there.
+/// Handles a kernel access to a program's address (a copy to or from it) whose page was not
+/// present.
 ///
 /// # Errors
-/// Where the program itself would get a signal, or where it is dying for want of memory: the copy
+/// If the program itself would get a signal, or if it is being killed by the OOM killer: the copy
 /// stops there.
 pub fn handle_kernel_fault(addr: VirtAddr, access: Access) -> core::result::Result<(), traps::Unresolved> {
     if task::with_current(|task| task.is_dying()) {
@@ -124,7 +127,7 @@ pub fn handle_kernel_fault(addr: VirtAddr, access: Access) -> core::result::Resu
         Err(ProgramFault::Monitored) => wait_for_monitor(&space, (addr, access), FaultBy::Kernel),
         served => served,
     };
-    // A call may copy as much as its program wishes, and every page of that may be missing.
+    // A call may copy any amount of memory, and each of its pages may be missing.
     crate::sched::rest();
     served.map_err(|_| traps::Unresolved)
 }

@@ -1,13 +1,13 @@
-//! Standing still with a control group (cgroup.freeze).
+//! Freezing a process with its control group (cgroup.freeze).
 //!
 //! The flag `frozen` is in the signal state of a process. It depends on the setting of a group and
-//! on the group of the process. Code that changes one of them makes the process
-//! [look](Process::look_at_freezer) afterwards. A look stores the state that it finds, so the last
-//! of several looks stores the current one.
+//! on the group of the process. Code that changes one of them calls [`Process::look_at_freezer`]
+//! afterwards. That call stores the state that it finds, so the last of several calls stores the
+//! current state.
 //!
-//! A thread stands still on its way to user mode: there, and in a stop of job control, it counts as
-//! frozen. A thread in a stop of ptrace does not, unlike on Linux. Nothing but SIGKILL is
-//! acted on meanwhile (Linux: `do_freezer_trap`).
+//! A thread freezes on its way to user mode. There, and in a stop of job control, it counts as
+//! frozen. A thread in a ptrace stop does not, unlike on Linux. While a thread is frozen, only
+//! SIGKILL has an effect (Linux: `do_freezer_trap`).
 
 use freehold_collections::Arc;
 
@@ -17,7 +17,7 @@ use crate::cgroup::member::FrozenChange;
 use crate::sched::{self, Sleep};
 
 impl Process {
-    /// Looks whether its threads are to stand still, and has them do so, or go on.
+    /// Checks whether the threads are to be frozen, and freezes or thaws them.
     pub fn look_at_freezer(&self) {
         loop {
             let freezes = self.cgroup.is_freezing();
@@ -41,7 +41,7 @@ impl Process {
 }
 
 impl Task {
-    /// Stays here until the control group is thawed, or the process ends or stops.
+    /// Waits until the control group is thawed, or the process ends or stops.
     pub(super) fn stand_still(&self) {
         let mut standing = StandsStill::new(self.process());
         loop {
@@ -60,18 +60,18 @@ impl Task {
     }
 }
 
-/// A thread's count as frozen, which ends when this is dropped.
+/// The count of a thread as frozen, which ends when this is dropped.
 pub(super) struct StandsStill<'a> {
     process: &'a Arc<Process>,
     is_counted: bool,
 }
 
 impl<'a> StandsStill<'a> {
-    /// Makes one that is not counted yet.
+    /// Makes a thread's entry that is not counted yet.
     pub(super) fn new(process: &'a Arc<Process>) -> Self {
         Self { process, is_counted: false }
     }
-    /// Counts the thread, or stops counting it, as `change` says.
+    /// Counts the thread as frozen, or ends that.
     pub(super) fn set(&mut self, change: FrozenChange) {
         let counts = change == FrozenChange::Stands;
         if self.is_counted != counts {
@@ -87,7 +87,7 @@ impl Drop for StandsStill<'_> {
     }
 }
 
-/// Has all processes of a group and below look whether they are to stand still.
+/// Makes all processes of a group and below check whether they are to be frozen.
 pub fn look_at_all(group: &Group) {
     for process in registry::processes() {
         if crate::cgroup::is_below(process.cgroup.number(), group) {

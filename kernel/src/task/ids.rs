@@ -27,7 +27,7 @@ pub fn sys_getppid(_args: &Args) -> Result<i64> {
     Ok(with_current(|task| i64::from(task.process().parent_number())))
 }
 
-/// The process that `pid` means; 0 is the caller's.
+/// Returns the process that `pid` names; 0 names the caller's.
 pub(super) fn named(pid: i32) -> Result<Arc<Process>> {
     match pid {
         0 => Ok(current().process().clone()),
@@ -58,7 +58,7 @@ pub fn sys_setpgid(args: &Args) -> Result<i64> {
         return Err(Errno::EINVAL);
     }
     let process = named(args.int(0))?;
-    // A number that means nothing is no group's: 0 is not either.
+    // 0 is the number of no group, so it stands for a number that names nothing.
     let group: Pid = match args.uint(1) {
         0 => process.pid,
         number => registry::pid_by_number(number).unwrap_or(0),
@@ -96,7 +96,7 @@ pub fn sys_setpgid(args: &Args) -> Result<i64> {
 /// setsid()
 pub fn sys_setsid(_args: &Args) -> Result<i64> {
     let process = current().process().clone();
-    // Checked twice: a refused call needs no session, and none can be made under the lock.
+    // Checked twice: a refused call must not make a session, and none can be made under the lock.
     if registry::lock().has_group(process.pid) {
         return Err(Errno::EPERM);
     }
@@ -159,7 +159,7 @@ pub fn sys_getresgid(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// Change the credentials by `change`, which gets a copy.
+/// Changes a copy of the credentials by `change`, and installs it.
 fn replace(change: impl FnOnce(&mut Credentials) -> Result<()>) -> Result<i64> {
     let process = current().process().clone();
     process.change_credentials(|new| {
@@ -171,7 +171,7 @@ fn replace(change: impl FnOnce(&mut Credentials) -> Result<()>) -> Result<i64> {
     Ok(0)
 }
 
-/// The kernel's ID for one that a program passed; -1 means none.
+/// Returns the kernel's ID for the one that a program passed; -1 means none.
 fn id(args: &Args, at: usize, kind: IdKind) -> Result<Option<u32>> {
     let id = args.uint(at);
     if id == u32::MAX { Ok(None) } else { super::kernel_id(kind, id).map(Some) }
@@ -285,7 +285,7 @@ pub fn sys_setresgid(args: &Args) -> Result<i64> {
     })
 }
 
-/// setfsuid(uid): the old one, whether or not it changed.
+/// setfsuid(uid): returns the previous ID, whether or not it changed.
 pub fn sys_setfsuid(args: &Args) -> Result<i64> {
     let old = credentials();
     let mut before = old.fsuid;
@@ -301,7 +301,7 @@ pub fn sys_setfsuid(args: &Args) -> Result<i64> {
     Ok(i64::from(old.user_ns.shown_user(before)))
 }
 
-/// setfsgid(gid): the old one, whether or not it changed.
+/// setfsgid(gid): returns the previous ID, whether or not it changed.
 pub fn sys_setfsgid(args: &Args) -> Result<i64> {
     let old = credentials();
     let mut before = old.fsgid;
@@ -317,7 +317,7 @@ pub fn sys_setfsgid(args: &Args) -> Result<i64> {
     Ok(i64::from(old.user_ns.shown_group(before)))
 }
 
-/// The most supplementary groups (NGROUPS_MAX).
+/// Largest number of supplementary groups (NGROUPS_MAX).
 const MAX_GROUPS: usize = 65_536;
 
 /// getgroups(size, list)
@@ -351,7 +351,7 @@ pub fn sys_setgroups(args: &Args) -> Result<i64> {
     }
     let groups = Groups::new(groups);
     replace(|own| {
-        // Another thread may have given the right up since.
+        // Another thread may have dropped the right since.
         if !own.may_within(Capability::SetGid) || !own.user_ns.may_set_groups() {
             return Err(Errno::EPERM);
         }

@@ -1,5 +1,5 @@
-//! Process 1: the kernel's own init. It starts the program, takes in orphans, and ends when the
-//! program has.
+//! Process 1: the kernel's own init. It starts the program, adopts orphans, and ends when the
+//! program has ended.
 
 use super::exec::{ExecRequest, Strings};
 use super::process::{Beginnings, ExitStatus, Process};
@@ -19,10 +19,10 @@ use crate::{Errno, Result, hw, time};
 use freehold_collections::{Arc, reserve};
 
 static INIT: spin::Once<Arc<Process>> = spin::Once::new();
-/// The program, once it runs.
+/// The program, once it has been started.
 static PROGRAM: SpinLock<Option<Arc<Process>>> = SpinLock::new(None);
 
-/// Process 1.
+/// Returns process 1.
 ///
 /// # Panics
 /// Before [`run`].
@@ -30,7 +30,8 @@ pub fn process() -> Arc<Process> {
     INIT.get().expect("init is made before the first program").clone()
 }
 
-/// A signal from the host: to the terminal's foreground group, or else to the program's group.
+/// Delivers a signal from the host: to the terminal's foreground group, or else to the program's
+/// group.
 pub fn signal(number: u8) {
     let Some(signal) = Signal::new(i64::from(number)) else { return };
     if console::signal(signal) {
@@ -44,8 +45,8 @@ pub fn signal(number: u8) {
     }
 }
 
-/// Start the program that the host asked for, and sleep until it has ended and its output is on its
-/// way.
+/// Starts the program that the host requested, and sleeps until it has ended and its output is on
+/// its way.
 pub fn run(spec: Spec) -> Ending {
     let spec = reserve::arc(spec);
     let ending = match start(&spec) {
@@ -55,7 +56,7 @@ pub fn run(spec: Spec) -> Ending {
             let name = core::str::from_utf8(&spec.exec).unwrap_or("?");
             log::error!("{name}: cannot be started: {error:?}");
             host::notice(format_args!("{name}: cannot be started: {error:?}"));
-            // As a shell: not found, or found and no program.
+            // As in a shell: not found, or found but not executable.
             Ending::Exit(if error == Errno::ENOENT { 127 } else { 126 })
         }
     };
@@ -63,12 +64,12 @@ pub fn run(spec: Spec) -> Ending {
     ending
 }
 
-/// How long processes that were killed may take to end.
+/// Time in nanoseconds that killed processes have to end.
 const PATIENCE: u64 = 10_000_000_000;
-/// How long it takes to look again whether they have.
+/// Interval in nanoseconds between two checks whether they have ended.
 const LOOK_AGAIN: u64 = 5_000_000;
 
-/// Kills every process but this one, which takes in their orphans, and waits until all are gone.
+/// Kills every process except this one, which adopts their orphans, and waits until all have ended.
 ///
 /// # Errors
 /// `EBUSY` if some have not ended within ten seconds.
@@ -82,14 +83,14 @@ pub fn end_others() -> Result<()> {
         if time::now() >= deadline {
             return Err(Errno::EBUSY);
         }
-        // One that forks meanwhile has children the next time.
+        // The next round finds the children of a process that forks meanwhile.
         others.for_each(|other| other.signal(SigInfo::kernel(Signal::KILL)));
         let soon = time::now().saturating_add(LOOK_AGAIN);
         process().child_changed.wait_uninterruptible_until::<()>(soon, || None);
     }
 }
 
-/// The names of the host's terminal belong to the program's user, as after a login: a shell opens
+/// Gives the host terminal's device files to the program's user, as a login does: a shell opens
 /// them again.
 fn give_consoles(walk: &PathWalk<'_>, (uid, gid): (u32, u32)) -> Result<()> {
     if uid == 0 {
@@ -161,7 +162,7 @@ fn start(spec: &Arc<Spec>) -> Result<ExitStatus> {
     task.run_in_kernel(move || {
         *result.lock() = reap_until_end(&spec);
         tell.complete();
-        // Orphans still end after the program has, until the machine is off.
+        // After the end of the program, orphans still end until the machine is switched off.
         loop {
             if wait::reap_one().is_none() {
                 process()

@@ -1,36 +1,37 @@
 //! Inspection of other processes. There is one rule for every call and file that reads or changes
-//! what belongs to another process' memory, descriptors or places, modelled on Linux'
-//! `__ptrace_may_access` (kernel/ptrace.c) and `cap_ptrace_access_check` (security/commoncap.c):
+//! another process' memory, descriptors or paths. It is modelled on Linux' `__ptrace_may_access`
+//! (kernel/ptrace.c) and `cap_ptrace_access_check` (security/commoncap.c):
 //!
 //! 1. A process may inspect itself.
-//! 2. Another's real, effective and saved users and groups must all be the caller's one user and
-//!    group: the file system's for files of /proc, the real ones for system calls ([`CallerIds`]).
-//!    Else the caller needs CAP_SYS_PTRACE in the target's user namespace.
-//! 3. A process that is not dumpable needs CAP_SYS_PTRACE from its inspector, in the initial user
-//!    namespace, whatever its ids are: its memory may still hold what it read as another user.
-//! 4. The caller's capabilities must include all that the process is permitted: the effective ones
-//!    for files of /proc, the permitted ones for system calls. Else the caller needs CAP_SYS_PTRACE
-//!    there. Two user namespaces are never equal in this.
+//! 2. The target's real, effective and saved users must all equal one user of the caller, and its
+//!    groups one group of the caller. For files of /proc these are the file system's IDs, for
+//!    system calls the real ones ([`CallerIds`]). Otherwise the caller needs CAP_SYS_PTRACE in the
+//!    target's user namespace.
+//! 3. If the target is not dumpable, the caller needs CAP_SYS_PTRACE in the initial user namespace,
+//!    whatever the IDs are: the target's memory may still hold data that it read as another user.
+//! 4. The caller's capabilities must include all permitted capabilities of the target: the
+//!    effective ones for files of /proc, the permitted ones for system calls. Otherwise the caller
+//!    needs CAP_SYS_PTRACE there. Capabilities of different user namespaces are never comparable.
 //!
-//! **Dumpable** is a fact of an address space ([`Dumpable`]), as on Linux: processes that share one
-//! share it, fork copies it. It is lost by a change of users, groups or capabilities ([`changes`])
-//! and by execve of a set-id program or of one that the caller may not read; prctl(PR_SET_DUMPABLE)
-//! and execve of any other program bring it back.
+//! **Dumpable** is a property of an address space ([`Dumpable`]), as on Linux: processes that share
+//! the space share it, and fork copies it. A change of users, groups or capabilities ([`changes`])
+//! clears it, and so does execve of a set-id program or of a program that the caller may not read.
+//! prctl(PR_SET_DUMPABLE) and execve of any other program set it.
 //!
-//! **Order.** A process that changes its ids marks its space first; an inspector looks at the ids
-//! first. execve changes the ids before it changes the space; an inspector takes the space before
-//! it looks at the ids ([`space_of`]). So an inspector never gets a space that belongs to ids which
-//! it did not check.
+//! **Order.** A process that changes its IDs marks its space first; an inspector reads the IDs
+//! first. execve changes the IDs before it changes the space; an inspector takes the space before
+//! it reads the IDs ([`space_of`]). So an inspector never gets a space that belongs to IDs which it
+//! did not check.
 //!
-//! **Acting on the answer.** A process' `rights` lock is held where its credentials change, the
-//! change over to another program included, and by code of other processes from the question
-//! whether it may to the end of what the answer allowed ([`act_on`]): attaching of a tracer,
-//! pidfd_getfd, /proc/PID/fail-nth. execve takes it when its other threads are gone and looks once
-//! more at all that keeps rights from a program (tracers, no_new_privs, CLONE_FS): it comes
-//! before all of an attachment or after all of it. Nothing waits for another process while it
-//! holds the lock. (Linux holds `cred_guard_mutex` from the beginning of execve on, across the wait
-//! for the other threads, and a tracer that attaches meanwhile can wait for a thread that waits for
-//! the tracer.) `inspect_model` explores this.
+//! **Acting on the answer.** A process' `rights` lock is held while its credentials change, also at
+//! the switch to another program. Code of other processes holds it from the permission check to the
+//! end of the permitted action ([`act_on`]): attaching of a tracer, pidfd_getfd,
+//! /proc/PID/fail-nth. execve takes it when its other threads have ended. It then checks again for
+//! everything that withholds rights from a program (tracers, no_new_privs, CLONE_FS). So the switch
+//! comes entirely before an attachment or entirely after it. No code waits for another process
+//! while it holds the lock. (Linux holds `cred_guard_mutex` from the beginning of execve on, across
+//! the wait for the other threads, and a tracer that attaches meanwhile can wait for a thread that
+//! waits for the tracer.) `inspect_model` explores this.
 //!
 //! Lock order: `rights` > the registry > `signals`.
 
@@ -42,29 +43,29 @@ use crate::mem::ProcessSpace;
 use crate::{Errno, Result};
 use freehold_collections::Arc;
 
-/// Which of the caller's ids count.
+/// The IDs of the caller that are checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CallerIds {
     /// fsuid, fsgid and the effective capabilities (PTRACE_MODE_FSCREDS).
     FileSystem,
-    /// The real ones and the permitted capabilities (PTRACE_MODE_REALCREDS).
+    /// The real IDs and the permitted capabilities (PTRACE_MODE_REALCREDS).
     Real,
 }
 
-/// The purpose of an inspection. There is no security module that tells the two apart: both follow
-/// the same rule, as on a Linux without Yama.
+/// The purpose of an inspection. No security module distinguishes the two: both follow the same
+/// rule, as on a Linux without Yama.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Intent {
-    /// To learn something (PTRACE_MODE_READ).
+    /// To read information (PTRACE_MODE_READ).
     Read,
     /// To read or change memory or registers (PTRACE_MODE_ATTACH).
     Attach,
 }
 
-/// How a process is to be inspected.
+/// The kind of an inspection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mode {
-    /// Which of the caller's ids count.
+    /// The IDs of the caller that are checked.
     pub ids: CallerIds,
     /// The purpose.
     pub intent: Intent,
@@ -81,12 +82,12 @@ impl Mode {
     pub const ATTACH_REAL: Self = Self { ids: CallerIds::Real, intent: Intent::Attach };
 }
 
-/// Rules 2 to 4, for a process with credentials `theirs` and a space that is `dumpable` (`None`: it
-/// has no space any more).
+/// Checks rules 2 to 4, for a process with credentials `theirs` and a space that is `dumpable`
+/// (`None`: it no longer has a space).
 fn permits(mine: &Credentials, theirs: &Credentials, dumpable: Option<Dumpable>, mode: Mode) -> bool {
     let is_open = dumpable.is_none_or(|dumpable| dumpable == Dumpable::Yes);
-    // Memory may still hold bytes that a program read before it came to a namespace: the capability
-    // of that namespace does not uncover it.
+    // Memory may still hold bytes that a program read before it entered a namespace. So the
+    // capability in that namespace is not sufficient.
     if mine.may(Capability::SysPtrace) || (is_open && mine.may_in(&theirs.user_ns, Capability::SysPtrace)) {
         return true;
     }
@@ -102,29 +103,30 @@ fn permits(mine: &Credentials, theirs: &Credentials, dumpable: Option<Dumpable>,
 
 static AFTER_CHANGE: AtomicU32 = AtomicU32::new(Dumpable::No.number());
 
-/// Returns the state of a process whose ids or rights have changed (/proc/sys/fs/suid_dumpable).
+/// Returns the dumpable state of a process after its IDs or rights have changed
+/// (/proc/sys/fs/suid_dumpable).
 pub fn after_change() -> Dumpable {
     Dumpable::from_number(AFTER_CHANGE.load(Ordering::Relaxed).into()).unwrap_or(Dumpable::No)
 }
 
-/// Sets that.
+/// Sets the dumpable state of a process after its IDs or rights have changed.
 ///
 /// # Errors
-/// `EINVAL` for what is none.
+/// `EINVAL` for an invalid number.
 pub fn set_after_change(number: u64) -> Result<()> {
     let dumpable = Dumpable::from_number(number).ok_or(Errno::EINVAL)?;
     AFTER_CHANGE.store(dumpable.number(), Ordering::Relaxed);
     Ok(())
 }
 
-/// Whether a change from `old` to `new` leaves memory behind that the new ids must not see (Linux:
+/// Whether a change from `old` to `new` leaves data in memory that the new IDs must not see (Linux:
 /// `commit_creds`).
 pub fn changes(old: &Credentials, new: &Credentials) -> bool {
     let ids = |of: &Credentials| (of.euid, of.egid, of.fsuid, of.fsgid);
     let is_subset = if old.user_ns == new.user_ns {
         new.capabilities.permitted & !old.capabilities.permitted == 0
     } else {
-        // The user that made a namespace has all capabilities in it already (Linux:
+        // The user that created a namespace has all capabilities in it already (Linux:
         // `cred_cap_issubset`).
         let inner = &new.user_ns;
         inner.parent().is_some_and(|parent| *parent == old.user_ns) && inner.owner() == old.euid
@@ -140,20 +142,20 @@ pub fn may_inspect(target: &Process, mode: Mode) -> Result<()> {
     check(target, &target.space(), mode)
 }
 
-/// Has the running process, if it may inspect `target`, do so by `act`: the rights of `target` stay
-/// as they are meanwhile.
+/// Runs `act` on `target`, if the running process may inspect it. The rights of `target` do not
+/// change meanwhile.
 ///
 /// # Errors
-/// `EPERM`; those of `act`; `EINTR` where the caller is to end.
+/// `EPERM`; those of `act`; `EINTR` if the caller is to end.
 pub fn act_on<R>(target: &Process, mode: Mode, act: impl FnOnce() -> Result<R>) -> Result<R> {
-    // A caller that may not gets no hold on the lock: `target` itself waits for it.
+    // A caller without permission must not take the lock, because `target` itself waits for it.
     may_inspect(target, mode)?;
     let _rights = target.rights.lock_killable()?;
     may_inspect(target, mode)?;
     act()
 }
 
-/// Whether a process with `parent` may become the tracer of its child by the child's wish
+/// Whether a process with `parent` may become the tracer of its child at the child's request
 /// (PTRACE_TRACEME; Linux: `cap_ptrace_traceme`).
 pub fn may_be_invited(parent: &Credentials, child: &Credentials) -> bool {
     let no_stronger =
@@ -161,10 +163,10 @@ pub fn may_be_invited(parent: &Credentials, child: &Credentials) -> bool {
     no_stronger || parent.may_in(&child.user_ns, Capability::SysPtrace)
 }
 
-/// The memory of `target`, for a running process that may inspect it.
+/// Returns the memory of `target`, if the running process may inspect it.
 ///
 /// # Errors
-/// `EPERM`; `ESRCH` where `target` has ended.
+/// `EPERM`; `ESRCH` if `target` has ended.
 pub fn space_of(target: &Process, mode: Mode) -> Result<Arc<ProcessSpace>> {
     let space = target.space();
     check(target, &space, mode)?;
@@ -239,7 +241,7 @@ mod tests {
         let mut inspector = user(7);
         inspector.capabilities.effective = 1 << Capability::SysPtrace as u8;
         assert!(look(&inspector, &strong, Some(Dumpable::No)));
-        // Root without the capability is a user like any other, and no stronger.
+        // Without the capability, root has the same rights as any other user.
         let mut root = user(0);
         assert!(!look(&root, &user(5), Some(Dumpable::Yes)));
         root.capabilities.effective = super::super::capabilities::ALL & !(1 << Capability::SysPtrace as u8);

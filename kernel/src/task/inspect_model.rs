@@ -1,5 +1,5 @@
-//! A tracer that attaches beside an execve that gives rights, step by step as
-//! `inspect::act_on`, the end of `exec::run` and pidfd_getfd take the steps, in many orders.
+//! Model of a tracer that attaches while execve gives rights, in many orders. It takes the steps of
+//! `inspect::act_on`, of the end of `exec::run` and of pidfd_getfd.
 
 use shuttle::scheduler::RandomScheduler;
 use shuttle::sync::{Arc, Mutex};
@@ -8,15 +8,15 @@ use shuttle::{Config, Runner, thread};
 const SCHEDULES: usize = 10_000;
 const SEED: u64 = 11;
 
-/// How it is done.
+/// The protocol, and wrong variants of it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ExecSteps {
     Properly,
-    /// execve trusts the look that it took when it loaded the program.
+    /// execve relies on the check that it made when it loaded the program.
     LooksOnce,
-    /// The tracer looks at the rights before it has the lock.
+    /// The tracer checks the rights before it has the lock.
     AsksUnlocked,
-    /// execve gives the lock back between the look and the change.
+    /// execve releases the lock between the check and the change.
     LetsGoBetween,
 }
 
@@ -25,7 +25,7 @@ struct ExecWorld {
     rights: Mutex<()>,
     is_root: Mutex<bool>,
     is_traced: Mutex<bool>,
-    /// A file that the program has open; root's program opens a secret.
+    /// The file that the program has open. The root user's program opens a secret one.
     file: Mutex<&'static str>,
 }
 
@@ -45,7 +45,7 @@ impl ExecWorld {
         }
     }
 
-    /// Returns whether the tracer may, and the lock that keeps that so.
+    /// Returns the lock that preserves the permission, if the tracer has it.
     fn ask(&self) -> Option<shuttle::sync::MutexGuard<'_, ()>> {
         let early = self.steps == ExecSteps::AsksUnlocked && !*self.is_root.lock().unwrap();
         let held = self.rights.lock().unwrap();

@@ -6,8 +6,8 @@ use crate::fs::{File, OnExec, OpenFile, OpenFlags};
 use crate::user::UserPtr;
 use freehold_collections::Arc;
 
-/// Give the calling process a descriptor for a file without a name; `flags` become the
-/// description's, CLOEXEC the descriptor's.
+/// Gives the calling process a descriptor for a file without a name. `flags` become those of the
+/// description, except for CLOEXEC, which is the descriptor's.
 ///
 /// # Errors
 /// `EMFILE`, `ENOMEM`.
@@ -19,7 +19,8 @@ pub fn install(file: Arc<dyn File>, flags: OpenFlags) -> Result<i32> {
     })
 }
 
-/// Give the calling process descriptors for two files, and tell it which at `to`: both or none.
+/// Gives the calling process descriptors for two files, and writes their numbers to `to`. Either
+/// both succeed or none.
 ///
 /// # Errors
 /// `EMFILE`, `ENOMEM`, `EFAULT`.

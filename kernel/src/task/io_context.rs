@@ -1,7 +1,7 @@
-//! I/O contexts of threads. The only thing in one is the I/O priority.
+//! I/O contexts of threads. A context contains only the I/O priority.
 //!
-//! A thread has one from the first ioprio_set on. A thread that it makes gets a copy, or with
-//! CLONE_IO the same one. Linux' nearest relative is `struct io_context`. Callers: clone,
+//! A thread gets a context at its first ioprio_set. A thread that it creates gets a copy, or shares
+//! the context with CLONE_IO. Linux' nearest relative is `struct io_context`. Callers: clone,
 //! ioprio_set, ioprio_get, kcmp. Any context that may take a spin lock.
 
 use core::sync::atomic::{AtomicU16, Ordering};
@@ -17,12 +17,12 @@ use crate::sync::SpinLock;
 #[derive(Default)]
 pub struct IoContext(SpinLock<Option<Arc<AtomicU16>>>);
 
-/// I/O context that a new thread gets from its maker.
+/// The I/O context that a new thread gets from its creator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IoSharing {
-    /// The other has it, too (CLONE_IO).
+    /// The new thread shares the context (CLONE_IO).
     Shared,
-    /// The other has one of its own with the same priority.
+    /// The new thread gets a separate context with the same priority.
     Copied,
 }
 
@@ -35,7 +35,7 @@ impl IoContext {
     pub fn set_priority(&self, new: u16) {
         self.0.lock().get_or_insert_with(|| reserve::arc(AtomicU16::new(0))).store(new, Ordering::Relaxed);
     }
-    /// Gives the thread what it has of its maker's, before it runs.
+    /// Gives the new thread its part of the creator's context, before it runs.
     pub fn inherit(&self, maker: &Self, sharing: IoSharing) {
         let Some(context) = maker.0.lock().clone() else { return };
         let context = match sharing {
@@ -44,7 +44,7 @@ impl IoContext {
         };
         *self.0.lock() = Some(context);
     }
-    /// Returns where the context is; 0 for none.
+    /// Returns the address of the context; 0 for none.
     pub fn address(&self) -> usize {
         self.0.lock().as_ref().map_or(0, |context| context.address().addr())
     }

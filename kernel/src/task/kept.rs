@@ -1,15 +1,15 @@
-//! State that the threads of a process share and nearly every call uses: [`Shared`]. Each thread
-//! keeps a reference from one call to the next ([`Kept`]), so that a call neither locks nor counts
-//! on a line that other CPUs store to. (On Linux each task has its own pointers `files` and
-//! `cred`.)
+//! State that the threads of a process share and that nearly every call uses: [`Shared`]. Each
+//! thread keeps a reference from one call to the next ([`Kept`]). So a call takes no lock and
+//! changes no reference count on a cache line that other CPUs write to. (On Linux each task has its
+//! own pointers `files` and `cred`.)
 //!
-//! **Protocol.** A call takes the reference out of its thread's slot, or another from the shared
-//! value where the slot is empty, uses it, and puts it back. Then the version tells the call
-//! whether the value was replaced since the reference was taken from it. If so, the call takes the
-//! reference out again. A thread that replaces the value counts the version up first, then empties
-//! the slots of all threads ([`Kept::forget`]). Both sides store before they look, in one order for
-//! all CPUs: so one of the two sees the other, and when the replacement returns, only calls that
-//! are under way hold the old value. A thread empties its own slot at its end and at execve.
+//! **Protocol.** A call takes the reference from its thread's slot; if the slot is empty, it takes
+//! a new one from the shared value. The call uses the reference and puts it back. Then it compares
+//! versions, to see whether the value was replaced since the reference was made. If so, the call
+//! removes the reference again. A thread that replaces the value increments the version first, then
+//! empties the slots of all threads ([`Kept::forget`]). Both sides store before they load, in one
+//! order for all CPUs, so one of the two sees the other. When the replacement returns, only calls
+//! under way hold the old value. A thread empties its own slot at its end and at execve.
 //! `kept_model` explores this.
 //!
 //! Task context; nothing is dropped under a lock.
@@ -23,12 +23,12 @@ use crate::sync::{ArcSlot, SpinLock};
 /// A value that is replaced as a whole.
 pub struct Shared<T> {
     value: SpinLock<Arc<T>>,
-    /// How often the value was replaced.
+    /// Number of replacements of the value.
     version: AtomicU32,
 }
 
 impl<T> Shared<T> {
-    /// Makes a shared value that begins as `value`.
+    /// Makes a shared value with the initial value `value`.
     pub const fn new(value: Arc<T>) -> Self {
         Self { value: SpinLock::new(value), version: AtomicU32::new(0) }
     }
@@ -37,12 +37,12 @@ impl<T> Shared<T> {
     pub fn get(&self) -> Arc<T> {
         self.value.lock().clone()
     }
-    /// Shows `look` the value under a spin lock: nothing that `look` drops may sleep.
+    /// Calls `look` with the value under a spin lock. Dropping must not sleep there.
     #[inline]
     pub fn with<R>(&self, look: impl FnOnce(&T) -> R) -> R {
         look(&self.value.lock())
     }
-    /// Replaces the value. Returns the old one. The caller has the slots of all threads forget it.
+    /// Replaces the value. Returns the old one. The caller then makes all threads' slots forget it.
     pub fn replace(&self, value: Arc<T>) -> Arc<T> {
         let mut place = self.value.lock();
         self.version.fetch_add(1, Ordering::SeqCst);
@@ -68,8 +68,8 @@ impl<T> Default for Kept<T> {
 }
 
 impl<T> Kept<T> {
-    /// Shows `look` the value for as long as a call takes. Only for the slot's own thread, which
-    /// may call this again inside of `look`.
+    /// Calls `look` with the value; `look` may run for a whole call. Only for the slot's own
+    /// thread, which may call this again inside of `look`.
     #[inline]
     pub fn with<R>(&self, shared: &Shared<T>, look: impl FnOnce(&Arc<T>) -> R) -> R {
         let (version, value) = match self.slot.take() {
@@ -78,14 +78,14 @@ impl<T> Kept<T> {
         };
         let result = look(&value);
         self.version.store(version, Ordering::Relaxed);
-        // Something is there where `look` used the value, too.
+        // The slot is not empty if `look` used the value, too.
         drop(self.slot.put(value));
         if shared.version.load(Ordering::SeqCst) != version {
             self.forget();
         }
         result
     }
-    /// Keep nothing. Any thread.
+    /// Empties the slot. Any thread.
     pub fn forget(&self) {
         drop(self.slot.take());
     }

@@ -1,5 +1,5 @@
-//! A value that is replaced while threads keep it between their calls, step by step as
-//! [`super::kept`] takes the steps.
+//! Model of a value that is replaced while threads keep references between their calls. It takes
+//! the steps of [`super::kept`].
 
 use shuttle::scheduler::RandomScheduler;
 use shuttle::sync::atomic::{AtomicU32, Ordering};
@@ -8,7 +8,7 @@ use std::vec::Vec;
 
 use shuttle::{Config, Runner, thread};
 
-/// Threads that make calls, and calls of each.
+/// Number of threads that make calls, and number of calls of each.
 const CALLERS: usize = 2;
 const CALLS: usize = 3;
 const REPLACEMENTS: u32 = 2;
@@ -19,18 +19,18 @@ const SEED: u64 = 11;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Keeps {
     Properly,
-    /// The version is checked before the value is put back, and not after.
+    /// The version is checked before the value is put back, not after.
     JudgedEarly,
-    /// The slots are emptied before the version is counted up.
+    /// The slots are emptied before the version is incremented.
     CountedLate,
 }
 
 struct KeptWorld {
     keeps: Keeps,
-    /// The value: its number.
+    /// The value, represented by its number.
     value: Mutex<Arc<u32>>,
     version: AtomicU32,
-    /// An exchange is one step: the lock is held for it alone.
+    /// An exchange is one step, so the lock is held only for it.
     slots: [Mutex<Option<Arc<u32>>>; CALLERS],
     /// The versions of the values in the slots.
     versions: [AtomicU32; CALLERS],

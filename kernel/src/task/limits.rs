@@ -29,7 +29,7 @@ pub enum Resource {
 }
 
 impl Resource {
-    /// All, by number.
+    /// All resources, by number.
     pub const ALL: [Self; 16] = [
         Self::Cpu,
         Self::FileSize,
@@ -48,20 +48,20 @@ impl Resource {
         Self::RtPriority,
         Self::RtTime,
     ];
-    /// The resource with this number.
+    /// Returns the resource with this number.
     pub fn new(number: u64) -> Option<Self> {
         Self::ALL.get(usize::try_from(number).ok()?).copied()
     }
 }
 
-/// A soft limit, which is enforced, and the hard limit, up to which a process may raise it.
+/// A soft limit, which is enforced, and a hard limit, up to which a process may raise the soft one.
 /// `struct rlimit64`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Limit {
     /// The limit that is enforced.
     pub soft: u64,
-    /// The most that `soft` may become.
+    /// The largest possible value of `soft`.
     pub hard: u64,
 }
 
@@ -70,7 +70,8 @@ pub struct Limit {
 pub struct Limits([Limit; 16]);
 
 impl Limits {
-    /// The limits of the first process, where there may be so many threads; Linux' defaults.
+    /// Returns the limits of the first process: Linux' defaults, on a machine that permits
+    /// `threads` threads.
     pub const fn initial(threads: usize) -> Self {
         const fn limit(soft: u64, hard: u64) -> Limit {
             Limit { soft, hard }
@@ -89,11 +90,11 @@ impl Limits {
         limits[Resource::RtPriority as usize] = limit(0, 0);
         Self(limits)
     }
-    /// The limit of `resource`.
+    /// Returns the limit of `resource`.
     pub const fn get(&self, resource: Resource) -> Limit {
         self.0[resource as usize]
     }
-    /// Change the limit of `resource`.
+    /// Changes the limit of `resource`.
     pub const fn set(&mut self, resource: Resource, limit: Limit) {
         self.0[resource as usize] = limit;
     }

@@ -1,13 +1,13 @@
-//! Signal masks for the length of one call: ppoll, pselect6, epoll_pwait.
+//! Signal masks for the duration of one call: ppoll, pselect6, epoll_pwait.
 
 use super::{SigSet, Task};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
 impl Task {
-    /// Run `call` with exactly `mask` blocked, if there is one. Where a signal interrupts it, the
-    /// old mask comes back when the handler has returned (or at once, where no handler runs), so
-    /// that the handler runs at all.
+    /// Runs `call` with exactly the signals in `mask` blocked, if there is a mask. If a signal
+    /// interrupts `call`, the old mask is restored when the handler has returned, so that the
+    /// handler can run. Without a handler it is restored at once.
     ///
     /// # Errors
     /// Those of `call`.
@@ -33,7 +33,7 @@ impl Task {
     }
 }
 
-/// Reads the mask that a call wants from user memory; `None` where `mask` is 0.
+/// Reads the mask of a call from user memory; `None` if `mask` is 0.
 ///
 /// # Errors
 /// `EINVAL` for a wrong size, `EFAULT`.

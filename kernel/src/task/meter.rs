@@ -1,4 +1,4 @@
-//! The timer of a thread that is to charge its CPU time: see [`super::quota`].
+//! The timer of a thread that must charge its CPU time to a quota: see [`super::quota`].
 
 use core::sync::atomic::AtomicU64;
 
@@ -12,11 +12,12 @@ use crate::time::{Expire, TimerSlot};
 /// The value of [`Meter::charged`] while nothing is charged.
 pub const UNMETERED: u64 = u64::MAX;
 
-/// The timer of a thread that is to charge its time.
+/// The timer of a thread that must charge its CPU time.
 pub struct Meter {
     slot: TimerSlot,
     thread: Weak<Thread>,
-    /// The CPU time that the thread has charged, or [`UNMETERED`]. Only the thread changes it.
+    /// The CPU time that the thread has charged so far, or [`UNMETERED`]. Only the thread changes
+    /// it.
     pub charged: AtomicU64,
 }
 
@@ -33,7 +34,7 @@ impl Expire for Meter {
 }
 
 impl Meter {
-    /// One that has charged nothing.
+    /// Makes a meter that has charged nothing.
     pub fn of(thread: &Arc<Thread>) -> Self {
         Self { slot: TimerSlot::new(), thread: thread.downgrade(), charged: AtomicU64::new(UNMETERED) }
     }

@@ -1,7 +1,7 @@
 //! Processes, threads and signals.
 //!
 //! A [`Task`] is a thread, a [`Process`] the state that the threads of a program share. The
-//! [registry](registry) has parents, groups and sessions. Signals are in [`signal`].
+//! [registry](registry) records parents, groups and sessions. Signals are in [`signal`].
 //!
 //! Lock order: registry > a process' spin locks > a process' `signals` (interrupt-safe) > a
 //! thread's `pending` > `actions` > run queues.
@@ -86,10 +86,10 @@ pub use upper::{Above, set_above};
 pub use users::Helper;
 
 pub use signal::Pid;
-/// Process 1: the first that there is.
+/// Process 1, the first process.
 pub const INIT: Pid = 1;
 
-/// The running task.
+/// Returns the running task.
 ///
 /// # Panics
 /// Before this CPU takes part in scheduling.
@@ -97,12 +97,12 @@ pub fn current() -> Arc<Task> {
     try_current().expect("a task runs")
 }
 
-/// The running task, if this CPU takes part in scheduling.
+/// Returns the running task, if this CPU takes part in scheduling.
 pub fn try_current() -> Option<Arc<Task>> {
     try_with_current(|task| task.clone())
 }
 
-/// Look at the running task without keeping it: cheaper than [`current`].
+/// Calls `look` with the running task. This is cheaper than [`current`].
 ///
 /// # Panics
 /// Before this CPU takes part in scheduling.
@@ -111,7 +111,7 @@ pub fn with_current<R>(look: impl FnOnce(&Arc<Task>) -> R) -> R {
     try_with_current(look).expect("a task runs")
 }
 
-/// Whether the running task's process has a capability in effect.
+/// Whether the running task's process has an effective capability.
 ///
 /// # Panics
 /// Before this CPU takes part in scheduling.
@@ -119,7 +119,7 @@ pub fn may(capability: Capability) -> bool {
     with_current(|task| task.with_credentials(|own| own.may(capability)))
 }
 
-/// Whether the running task's process has a capability in effect for what `owner` owns.
+/// Whether the running task's process has an effective capability for objects that `owner` owns.
 ///
 /// # Panics
 /// Before this CPU takes part in scheduling.
@@ -127,7 +127,7 @@ pub fn may_in(owner: &userns::UserNs, capability: Capability) -> bool {
     with_current(|task| task.with_credentials(|own| own.may_in(owner, capability)))
 }
 
-/// Returns the IDs of a user and a group in the running task's user namespace.
+/// Returns the IDs of a user and a group as seen in the running task's user namespace.
 pub fn shown_ids(uid: u32, gid: u32) -> (u32, u32) {
     let told = try_with_current(|task| {
         if !task.process().has_other_ids() {
@@ -138,10 +138,10 @@ pub fn shown_ids(uid: u32, gid: u32) -> (u32, u32) {
     told.unwrap_or((uid, gid))
 }
 
-/// The kernel's id for one that the running task's program passed.
+/// Returns the kernel's ID for an ID that the running task's program passed.
 ///
 /// # Errors
-/// `EINVAL` where its user namespace does not map the id.
+/// `EINVAL` if its user namespace does not map the ID.
 pub fn kernel_id(kind: userns::IdKind, id: u32) -> Result<u32> {
     let user_ns = with_current(|task| task.process().credentials().user_ns.clone());
     user_ns.kernel_id(kind, id).ok_or(Errno::EINVAL)

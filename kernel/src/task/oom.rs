@@ -19,7 +19,7 @@ use crate::sync::Mutex;
 
 static KILLS: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the number of processes that were killed for want of memory.
+/// Returns the number of processes that the OOM killer has killed.
 pub fn oom_kills() -> u64 {
     KILLS.load(Ordering::Relaxed)
 }
@@ -29,23 +29,23 @@ pub fn oom_kills() -> u64 {
 pub enum OomKill {
     /// A process was killed.
     Killed,
-    /// One that was killed before is still ending: its memory will do.
+    /// A process that was killed before is still ending: its memory will suffice.
     Ending,
     /// There is no process to kill.
     Nobody,
 }
 
-/// Preference of a process that must not be killed.
+/// The preference (oom_score_adj) of a process that must not be killed.
 const NEVER: i32 = -1000;
 
-/// How much would be won by killing `process`: its pages, in memory and swapped, and page tables,
-/// moved by its preference, which counts in thousandths of all memory (as Linux' oom_badness).
+/// Returns the gain of killing `process`: its pages, in memory and swapped, and page tables. The
+/// preference of the process is added, in thousandths of all memory (as in Linux' oom_badness).
 pub fn badness(process: &Process, total_pages: u64) -> i64 {
     let adjustment = process.oom_score_adj.load(Ordering::Relaxed);
     if adjustment == NEVER {
         return i64::MIN;
     }
-    // The holder of this lock waits for a device at most: it neither runs reclaim nor waits for
+    // The holder of this lock waits for a device at most. It neither runs reclaim nor waits for
     // memory.
     let space = process.space();
     let areas = space.lock();
@@ -56,32 +56,33 @@ pub fn badness(process: &Process, total_pages: u64) -> i64 {
     pages as i64 + i64::from(adjustment) * total_pages as i64 / 1000
 }
 
-/// Held while a victim is chosen. The next task finds the first one's victim dying, and kills no
-/// other process.
+/// Held while a victim is chosen. The next task finds this victim dying, and kills no other
+/// process.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// The process to be killed, and its badness.
+/// The process to kill, and its badness.
 struct Victim(i64, Arc<Process>);
 
-/// Those that may be chosen of the living processes that pay with `top` or an account below.
+/// Returns the living processes that may be killed and that are charged to `top` or an account
+/// below.
 fn living(top: AccountId) -> impl Iterator<Item = Arc<Process>> {
     let accounts = accounts();
     let alive = |process: &Arc<Process>| process.pid > 1 && process.exit_status().is_none();
-    // There is no memory for a list: the walk needs none.
+    // The walk needs no memory for a list.
     registry::processes()
         .filter(move |process| alive(process) && accounts.is_below(process.space().account(), top))
 }
 
-/// Chooses a process that pays with `top` or an account below: the one whose end gives back most
-/// memory, where there are `total` pages.
+/// Chooses a process that is charged to `top` or an account below: the one whose end frees most
+/// memory. There are `total` pages.
 ///
 /// # Errors
-/// The reason why there is none: [`OomKill::Ending`], [`OomKill::Nobody`].
+/// The reason why none was chosen: [`OomKill::Ending`], [`OomKill::Nobody`].
 fn choose(top: AccountId, total: u64) -> Result<Victim, OomKill> {
     let mut worst: Option<Victim> = None;
     for process in living(top) {
         if process.signals.lock().exit == Some(ExitStatus::Signaled(Signal::KILL)) {
-            // It gives its memory back as soon as it runs.
+            // It frees its memory as soon as it runs.
             return Err(OomKill::Ending);
         }
         let score = badness(&process, total);
@@ -92,7 +93,7 @@ fn choose(top: AccountId, total: u64) -> Result<Victim, OomKill> {
     worst.ok_or(OomKill::Nobody)
 }
 
-/// Kills it, and says who and why in the log.
+/// Kills the victim, and logs its name and the reason.
 fn kill(Victim(score, victim): &Victim, why: core::fmt::Arguments<'_>) {
     let name = victim.name();
     let name = core::str::from_utf8(&name).unwrap_or("?").trim_end_matches('\0');
@@ -104,11 +105,11 @@ fn kill(Victim(score, victim): &Victim, why: core::fmt::Arguments<'_>) {
     );
     log::error!("{report}");
     victim.end(ExitStatus::Signaled(Signal::KILL));
-    // The notice tells an observer on the host why a program is gone, without the log.
+    // The notice tells an observer on the host why a program ended, without the log.
     above().notice(report);
 }
 
-/// Kills the process whose end gives most memory back, and logs which one and why.
+/// Kills the process whose end frees most memory, and logs its name and the reason.
 pub fn oom_kill(doing: &'static str) -> OomKill {
     let _turn = TURN.lock();
     match choose(AccountId::ROOT, crate::mem::frames().managed_frames()) {
@@ -120,8 +121,8 @@ pub fn oom_kill(doing: &'static str) -> OomKill {
     }
 }
 
-/// Kill the process whose death gives most memory back of those that pay with `top`, which has all
-/// it may, or an account below; with it all that are to end together. Returns whether one ends.
+/// Kills a process of `top`, which has reached its limit, or of an account below: the one whose end
+/// frees most memory. With it all processes end that must end together. Returns whether one ends.
 pub fn kill_charged(top: AccountId) -> bool {
     let _turn = TURN.lock();
     let accounts = accounts();
@@ -145,18 +146,18 @@ pub fn kill_charged(top: AccountId) -> bool {
     true
 }
 
-/// Finds a frame for the current task, which ran out of memory while `doing` something; else kills
-/// a process, then lets others run.
+/// Finds a frame for the current task, which ran out of memory while `doing` something. Otherwise
+/// kills a process and lets others run.
 ///
-/// Returns to a caller that tries again. The victim may be the current task; it dies before it is
-/// back in user mode. A task that is to end already finds nothing and kills none: its own end gives
-/// memory back.
+/// The caller then tries again. The victim may be the current task, which then ends before it
+/// returns to user mode. A task that is already ending finds no frame and kills no process: its own
+/// end frees memory.
 pub fn out_of_memory(doing: &'static str) {
     find_or_kill(doing, || above().close_unreachable());
 }
 
-/// As [`out_of_memory`], for a caller that may hold locks that sleep: a copy of the kernel's from
-/// or to a program.
+/// As [`out_of_memory`], for a caller that may hold sleeping locks: the kernel copies from or to a
+/// program.
 pub(super) fn out_of_memory_inside(doing: &'static str) {
     find_or_kill(doing, || false);
 }
@@ -165,7 +166,7 @@ fn find_or_kill(doing: &'static str, close_unreachable: impl FnOnce() -> bool) {
     if thread::current_was_injected() {
         return try_injected_again(doing);
     }
-    // Where its account has all it may, one of its own processes was chosen already.
+    // If its account has reached its limit, one of the account's processes was chosen already.
     let was_refused = charge::is_refused();
     let is_short = find_more() == GrowthOutcome::None && !thread::is_current_dying();
     if is_short && !was_refused && !close_unreachable() && oom_kill(doing) == OomKill::Killed {
@@ -174,8 +175,8 @@ fn find_or_kill(doing: &'static str, close_unreachable: impl FnOnce() -> bool) {
     sched::yield_now();
 }
 
-/// Repeats a step of the current task that failed by injection and cannot report the failure, but
-/// not for ever.
+/// Repeats a step of the current task that failed by fault injection and cannot report the failure.
+/// The number of repetitions is limited.
 #[cold]
 fn try_injected_again(doing: &'static str) {
     let task = current();

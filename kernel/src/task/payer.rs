@@ -1,10 +1,10 @@
-//! The account that a process pays for memory with: that of its control group.
+//! The account to which a process' memory is charged: that of its control group.
 //!
-//! Each thread knows it ([`Thread::account`](crate::sched::Thread::account)), so that the page
-//! allocator need not ask. The payer depends on the group of a process and on the accounts of
-//! groups. Code that changes one of them makes the process [look](Process::look_at_payer)
-//! afterwards. So does code that makes a process or a thread, once it can be found. A look stores
-//! the payer that it finds, so the last of several looks stores the current one.
+//! Each thread stores it ([`Thread::account`](crate::sched::Thread::account)), so that the page
+//! allocator need not search. The payer depends on the group of a process and on the accounts of
+//! groups. Code that changes one of them calls [`Process::look_at_payer`] afterwards. So does code
+//! that makes a process or a thread, once it can be found. The call stores the payer that it finds,
+//! so the last of several calls stores the current one.
 
 use freehold_machine::Cpus as _;
 
@@ -14,7 +14,7 @@ use crate::hw::Hardware;
 use crate::sched;
 
 impl Process {
-    /// Looks which account it pays with, and has its threads pay with that.
+    /// Finds the account of the process, and charges its threads' memory to it from now on.
     pub fn look_at_payer(&self) {
         if !Hardware.charges_frames() {
             return;
@@ -32,7 +32,7 @@ impl Process {
     }
 }
 
-/// Has all processes of a group and below look which accounts they pay with.
+/// Makes all processes of a group and below find their accounts.
 pub fn look_at_all(group: &Group) {
     for process in registry::processes() {
         if cgroup::is_below(process.cgroup.number(), group) {

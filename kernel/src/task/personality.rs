@@ -1,8 +1,8 @@
-//! personality(2): deviations of a process' programs from the usual behaviour, kept by fork and
-//! execve.
+//! personality(2): deviations of a process' programs from the usual behaviour. fork and execve keep
+//! them.
 //!
-//! Only ADDR_NO_RANDOMIZE is there, which debuggers ask for. Another is refused with `EINVAL`,
-//! where Linux takes all.
+//! Only ADDR_NO_RANDOMIZE is supported, which debuggers request. Any other flag is refused with
+//! `EINVAL`, whereas Linux accepts all.
 
 use core::sync::atomic::Ordering;
 
@@ -11,7 +11,7 @@ use super::process::ADDR_NO_RANDOMIZE;
 use crate::syscall::Args;
 use crate::{Errno, Result};
 
-/// Asks for what there is, and changes nothing.
+/// The argument that only queries the value.
 const QUERY: u32 = u32::MAX;
 
 /// personality(persona)

@@ -1,8 +1,8 @@
 //! Descriptors of processes: pidfd_open, pidfd_send_signal, pidfd_getfd, CLONE_PIDFD.
 //!
-//! A [`PidFile`] names one process for good: an ID that is used again does not mean it. It keeps
+//! A [`PidFile`] permanently names one process, even if the process' ID is used again. It keeps
 //! neither the process nor its memory alive. It can be polled for the process' end, and stays
-//! readable when the process was waited for.
+//! readable after the process was waited for.
 
 use super::inspect::{self, Mode};
 use super::process::Process;
@@ -16,7 +16,7 @@ use crate::{Errno, Result};
 use freehold_collections::reserve::ArcMethods as _;
 use freehold_collections::{Arc, Weak, reserve};
 
-/// A process, opened.
+/// An open process (pidfd).
 pub struct PidFile {
     pid: Pid,
     process: Weak<Process>,
@@ -25,7 +25,7 @@ pub struct PidFile {
 }
 
 impl PidFile {
-    /// A file that names `process`.
+    /// Makes a file that names `process`.
     pub fn new(process: &Arc<Process>) -> Arc<Self> {
         reserve::arc(Self {
             pid: process.pid,
@@ -35,12 +35,12 @@ impl PidFile {
         })
     }
 
-    /// Its ID.
+    /// Returns the process' ID.
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// The process, until it was waited for.
+    /// Returns the process, until it was waited for.
     ///
     /// # Errors
     /// `ESRCH` after that.
@@ -65,11 +65,12 @@ impl File for PidFile {
     }
 }
 
-/// A descriptor of a process that is being made. It is closed again unless the process comes to be.
+/// A descriptor of a process that is being created. It is closed again if the creation fails.
 pub(super) struct Given(Option<i32>);
 
 impl Given {
-    /// Opens `process`, and writes the number of the descriptor to `place`, where one is asked for.
+    /// Opens `process`, and writes the number of the descriptor to `place`, if a descriptor is
+    /// requested.
     ///
     /// # Errors
     /// `EFAULT`, `EMFILE`, `ENOMEM`.
@@ -80,7 +81,7 @@ impl Given {
         UserPtr::new(place).write(&fd)?;
         Ok(given)
     }
-    /// The process came to be.
+    /// Keeps the descriptor: the process was created.
     pub fn keep(mut self) {
         self.0 = None;
     }
@@ -94,18 +95,18 @@ impl Drop for Given {
     }
 }
 
-/// Runs `f` on the process file behind a descriptor.
+/// Runs `f` on the process file of a descriptor.
 ///
 /// # Errors
-/// `EBADF` where it is none.
+/// `EBADF` if the descriptor has no such file.
 pub(super) fn with_file<R>(fd: i32, f: impl FnOnce(&OpenFile, &PidFile) -> Result<R>) -> Result<R> {
     let file = current().process().file(fd)?;
     let process = file.file().downcast::<PidFile>().ok_or(Errno::EBADF)?;
     f(&file, process)
 }
 
-/// The ID, and the process unless it has ended, behind a descriptor of a process or of its
-/// directory in /proc, which pidfd_send_signal takes too.
+/// Returns the ID and, unless it has ended, the process that a descriptor names. The descriptor is
+/// a pidfd or a directory in /proc, which pidfd_send_signal accepts, too.
 ///
 /// # Errors
 /// `EBADF` for any other.
@@ -120,7 +121,7 @@ pub(super) fn meant_by(fd: i32) -> Result<(Pid, Result<Arc<Process>>)> {
     Ok((opened.pid(), opened.process()))
 }
 
-/// The process behind a descriptor.
+/// Returns the process that a descriptor names.
 ///
 /// # Errors
 /// `EBADF`, `ESRCH`.
@@ -138,7 +139,7 @@ pub fn sys_pidfd_open(args: &Args) -> Result<i64> {
         return Err(Errno::EINVAL);
     }
     let Some(process) = registry::find_by_number(args.uint(0)) else {
-        // A thread that is not the first of its process has no descriptor of its own.
+        // Only the first thread of a process can have a descriptor.
         let is_thread = registry::find_task_by_number(args.uint(0)).is_some();
         return Err(if is_thread { Errno::EINVAL } else { Errno::ESRCH });
     };
@@ -146,7 +147,7 @@ pub fn sys_pidfd_open(args: &Args) -> Result<i64> {
     install(PidFile::new(&process), flags).map(i64::from)
 }
 
-/// pidfd_getfd(pidfd, fd, flags): a copy of another process' descriptor.
+/// pidfd_getfd(pidfd, fd, flags): copies a descriptor of another process.
 ///
 /// # Errors
 /// As in the manual.

@@ -30,7 +30,7 @@ use crate::sync::{IrqSpinLock, Mutex, SpinLock, WaitQueue};
 
 pub use super::exit_status::{ExitStatus, WaitReport};
 
-/// State that the threads of a process share about living, stopping and dying. Its lock is
+/// State that the threads of a process share about running, stopping and ending. Its lock is
 /// interrupt-safe, since timers send signals.
 #[derive(Debug, Default)]
 pub struct Group {
@@ -42,20 +42,19 @@ pub struct Group {
     pub exit: Option<ExitStatus>,
     /// The thread that replaces the program, or writes a core file: all others end.
     pub exec: Option<Pid>,
-    /// Where they come together before that, for a core file.
+    /// The meeting of these threads before they end, for a core file.
     pub dump: Option<Arc<Meeting>>,
     /// Job control stopped the process: threads park on their way to user mode.
     stop: Option<Signal>,
-    /// How often job control stopped it.
+    /// How often job control stopped the process.
     stops: u64,
-    /// Its control group stands still: threads stay on their way to user mode.
+    /// The control group is frozen: threads wait on their way to user mode.
     pub frozen: bool,
     /// Threads that are parked.
     pub parked: usize,
-    /// The state change that the parent has not been told of.
+    /// The state change that was not reported to the parent yet.
     pub report: Option<WaitReport>,
-    /// Resources that ended threads used. A thread is counted here or stands in `threads`, never
-    /// both and never neither.
+    /// Resources that ended threads used. A thread is either counted here or listed in `threads`.
     pub past: Usage,
     /// How many threads have ended or changed their ID.
     pub ended: u64,
@@ -64,26 +63,26 @@ pub struct Group {
 /// Processes whose `stop` is set.
 static STOPPED: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether job control has any process stopped: most ends of processes need not look for one then.
+/// Whether job control has stopped any process. Otherwise most ends of processes need no search.
 pub(super) fn is_any_stopped() -> bool {
     STOPPED.load(Ordering::Relaxed) != 0
 }
 
 impl Group {
-    /// The signal that job control stopped the process by.
+    /// Returns the signal by which job control stopped the process.
     pub fn stop(&self) -> Option<Signal> {
         self.stop
     }
-    /// The number of the stop that the process is in, or was in last; 0 for none.
+    /// Returns the number of the current or last stop of the process; 0 for none.
     pub fn stops(&self) -> u64 {
         self.stops
     }
-    /// A thread parks. Returns whether all have.
+    /// Counts a thread as parked. Returns whether all are.
     pub fn park(&mut self) -> bool {
         self.parked += 1;
         self.parked == self.threads.len()
     }
-    /// Stop the process by a signal, or let it go on. Returns what was so before.
+    /// Stops the process by a signal, or lets it continue. Returns the previous state.
     pub fn set_stop(&mut self, stop: Option<Signal>) -> Option<Signal> {
         self.stops += u64::from(stop.is_some());
         let old = core::mem::replace(&mut self.stop, stop);
@@ -93,12 +92,12 @@ impl Group {
     }
 }
 
-/// Semaphore operations that a process' end takes back. Processes that CLONE_SYSVSEM made share
-/// them. Dropping the slot takes them back.
+/// Semaphore operations to undo when a process ends. Processes made with CLONE_SYSVSEM share them.
+/// Dropping the slot undoes them.
 #[derive(Default)]
 pub struct UndoSlot(pub SpinLock<Option<Arc<dyn Any + Send + Sync>>>);
 
-/// A process' limits as its threads see them. The soft limits are read without the lock.
+/// A process' limits, shared by its threads. The soft limits are read without the lock.
 struct SharedLimits {
     all: SpinLock<Limits>,
     /// The soft limits of `all`, stored under its lock.
@@ -118,11 +117,11 @@ impl SharedLimits {
     fn soft(&self, resource: Resource) -> u64 {
         self.soft[resource as usize].load(Ordering::Relaxed)
     }
-    /// All.
+    /// Returns all limits.
     fn all(&self) -> Limits {
         *self.all.lock()
     }
-    /// Has `judge` look at the limit of `resource`, then changes it. Returns the old one.
+    /// Calls `judge` with the limit of `resource`, then changes it. Returns the old one.
     fn set(
         &self,
         resource: Resource,
@@ -141,27 +140,27 @@ impl SharedLimits {
 /// In [`Process::personality`]: programs begin at the same addresses each time.
 pub(super) const ADDR_NO_RANDOMIZE: u32 = 0x4_0000;
 
-/// A process. Its family (parent, children) and its place in groups and sessions change under the
-/// registry's lock only.
+/// A process. Its relations (parent, children) and its membership in groups and sessions change
+/// only under the registry's lock.
 pub struct Process {
     /// The process ID (thread group ID), also of its first thread.
     pub pid: Pid,
     /// The ID with its numbers in PID namespaces.
     numbers: Numbers,
-    /// It is the first process of a PID namespace below the initial one, and no fault of its own
-    /// has taken that protection away (Linux: SIGNAL_UNKILLABLE).
+    /// Whether it is the first process of a PID namespace below the initial one. A fault of its own
+    /// ends this protection (Linux: SIGNAL_UNKILLABLE).
     is_shielded: AtomicBool,
-    /// When it was made (nanoseconds of [`crate::time::now`]).
+    /// Time of its creation (nanoseconds of [`crate::time::now`]).
     pub started: u64,
     pub(super) parent: SpinLock<Weak<Process>>,
     pub(super) family: Family,
     pub(super) group_id: AtomicU32,
     pub(super) session: SpinLock<Arc<Session>>,
-    /// The signal its end sends to the parent; 0 for none.
+    /// The signal that its end sends to the parent; 0 for none.
     pub(super) exit_signal: AtomicU32,
-    /// Programs that the process has executed since fork (setpgid's EACCES).
+    /// Number of programs that the process has executed since fork (setpgid's EACCES).
     pub(super) executed: AtomicU64,
-    /// The parent's count of them when this process was made: the exit signal is for that program.
+    /// The parent's `executed` when this process was made: the exit signal is for that program.
     pub(super) maker_executed: AtomicU64,
     /// Whether orphans below the process become its children (PR_SET_CHILD_SUBREAPER).
     pub(super) is_subreaper: AtomicBool,
@@ -169,10 +168,10 @@ pub struct Process {
     pub(super) files: Shared<FileTable>,
     fs: SpinLock<FsMember>,
     pub(super) credentials: Shared<Credentials>,
-    /// Held where its rights change, and where others act on what these allow: see [`inspect`].
+    /// Held while its rights change, and while others act on a check of these: see [`inspect`].
     pub(super) rights: Mutex<()>,
-    /// Whether they are in a user namespace whose IDs are not the kernel's. Code that shows IDs
-    /// looks here first.
+    /// Whether the credentials are in a user namespace whose IDs differ from the kernel's. Code
+    /// that shows IDs checks this first.
     has_other_ids: AtomicBool,
     namespaces: SpinLock<Arc<Namespaces>>,
     limits: SharedLimits,
@@ -184,24 +183,24 @@ pub struct Process {
     pub(super) child_changed: WaitQueue,
     /// Woken when a thread has ended.
     pub(super) thread_ended: WaitQueue,
-    /// Woken when this process has ended, for pidfd.
+    /// Woken when this process has ended, for pidfds.
     pub ended: Arc<WaitQueue>,
-    /// How it ended; set once all threads are gone.
+    /// How the process ended; set once all threads have ended.
     pub(super) zombie: SpinLock<Option<ExitStatus>>,
-    /// Resources that waited-for children used.
+    /// Resources that waited-for children have used.
     pub(super) children_usage: SpinLock<Usage>,
     pub(super) timers: super::timers::Timers,
-    /// The name of its program, for when its threads are gone.
+    /// The name of its program, for the time after its threads have ended.
     pub(super) name: SpinLock<[u8; 16]>,
     /// Preference of the OOM killer, -1000..=1000.
     pub oom_score_adj: AtomicI32,
-    /// The least that it may be set to without CAP_SYS_RESOURCE: the value last set with it.
+    /// The lowest value that may be set without CAP_SYS_RESOURCE: the value last set with it.
     pub oom_score_adj_least: AtomicI32,
-    /// /proc/PID/fail-nth as its first thread left it.
+    /// /proc/PID/fail-nth as set by its first thread.
     pub(super) fail_nth: AtomicU32,
-    /// PR_SET_NO_NEW_PRIVS: execve gives no ids that it does not have, nor its children.
+    /// PR_SET_NO_NEW_PRIVS: execve gives no new IDs to the process or its children.
     pub no_new_privileges: AtomicBool,
-    /// It has asked an io_uring instance for something that waited, in this program.
+    /// Whether this program has submitted a request to an io_uring instance that waited.
     pub asked_rings: AtomicBool,
     /// /proc/PID/loginuid and sessionid.
     pub audit: AuditIds,
@@ -211,15 +210,15 @@ pub struct Process {
     pub personality: AtomicU32,
     /// PR_SET_PDEATHSIG.
     pub(super) parent_death_signal: AtomicU32,
-    /// The threads that it traces.
+    /// The threads that the process traces.
     pub(super) tracees: SpinLock<Tracees>,
     /// State that the first thread and its tracer share, until the process has ended.
     pub(super) leader_tracee: SpinLock<Option<Arc<Tracee>>>,
-    /// Whether the process has ended, and its tracer is told before its parent.
+    /// Whether the process has ended, and its tracer is notified before its parent.
     pub(super) awaits_tracer: AtomicBool,
-    /// `None` where nothing was to be taken back yet.
+    /// `None` while there is nothing to undo.
     pub(super) undo: SpinLock<Option<Arc<UndoSlot>>>,
-    /// Its place among control groups.
+    /// The process' membership in control groups.
     pub cgroup: CgroupMember,
     /// Bytes read and written, calls to read and write (for /proc/PID/io).
     pub io: [AtomicU64; 4],
@@ -231,7 +230,7 @@ pub struct Beginnings {
     pub space: Arc<ProcessSpace>,
     /// Its descriptors.
     pub files: Arc<FileTable>,
-    /// Its place in the tree of names.
+    /// Its root, working directory and umask.
     pub fs: Arc<FsContext>,
     /// The process' credentials.
     pub credentials: Arc<Credentials>,
@@ -245,12 +244,12 @@ pub struct Beginnings {
     pub session: Arc<Session>,
     /// Its process group.
     pub group_id: Pid,
-    /// Its place among control groups.
+    /// Its membership in control groups.
     pub cgroup: CgroupMember,
 }
 
 impl Beginnings {
-    /// Those of a process that leads a session and a group of its own, `pid`, and has no program
+    /// Returns those of a process that leads a new session and group, `pid`, and has no program
     /// yet.
     pub(super) fn of_leader(
         pid: Pid,
@@ -274,7 +273,7 @@ impl Beginnings {
 }
 
 impl Process {
-    /// A process without thread that the registry does not know yet.
+    /// Makes a process without a thread that is not in the registry yet.
     pub(super) fn new(numbers: Numbers, parent: Weak<Process>, with: Beginnings) -> Self {
         Self {
             pid: numbers.id(),
@@ -325,34 +324,34 @@ impl Process {
         }
     }
 
-    /// Whether its tasks run in the kernel only, and so in any address space.
+    /// Whether its tasks run only in the kernel, and so in any address space.
     pub fn is_kernel(&self) -> bool {
         self.pid <= 1
     }
-    /// Its number in its own PID namespace, which it knows itself by.
+    /// Returns its number in its own PID namespace, by which it knows itself.
     #[inline]
     pub const fn number(&self) -> Pid {
         self.numbers.own()
     }
-    /// Its number in a PID namespace; 0 where it has none there.
+    /// Returns its number in a PID namespace; 0 if it has none there.
     #[inline]
     pub fn number_in(&self, view: PidView) -> Pid {
         self.numbers.in_view(view)
     }
-    /// Its number in the PID namespace of `reader`.
+    /// Returns its number in the PID namespace of `reader`.
     #[inline]
     pub fn number_for(&self, reader: &Process) -> Pid {
         if reader.numbers.is_initial() { self.pid } else { self.numbers.in_view(reader.pid_view()) }
     }
-    /// Its ID with all its numbers.
+    /// Returns its ID with all its numbers.
     pub const fn numbers(&self) -> &Numbers {
         &self.numbers
     }
-    /// Its PID namespace, for good.
+    /// Returns its PID namespace, which never changes.
     pub fn pid_ns(&self) -> &PidNs {
         self.numbers.namespace()
     }
-    /// The identity of its PID namespace.
+    /// Returns the identity of its PID namespace.
     #[inline]
     pub fn pid_view(&self) -> PidView {
         if self.numbers.is_initial() { PidView::INITIAL } else { self.pid_ns().view() }
@@ -361,66 +360,66 @@ impl Process {
     pub fn is_namespace_init(&self) -> bool {
         !self.numbers.is_initial() && self.numbers.own() == FIRST
     }
-    /// Whether signals without a handler do nothing to it, SIGKILL and SIGSTOP from outside of its
-    /// PID namespace left out.
+    /// Whether signals without a handler have no effect on it, except SIGKILL and SIGSTOP from
+    /// outside of its PID namespace.
     #[inline]
     pub(super) fn is_shielded(&self) -> bool {
         self.is_shielded.load(Ordering::Relaxed)
     }
-    /// A fault of its own ends it though it is the first process of its namespace.
+    /// Removes the protection of a namespace's first process, because a fault of its own ends it.
     pub(super) fn drop_shield(&self) {
         self.is_shielded.store(false, Ordering::Relaxed);
     }
-    /// Returns the semaphore operations that the process' end takes back.
+    /// Returns the semaphore operations that are undone when the process ends.
     pub fn undo_slot(&self) -> Arc<UndoSlot> {
         self.undo.lock().get_or_insert_default().clone()
     }
-    /// Where that is (kcmp); 0 where nothing was to be taken back yet.
+    /// Returns the address of those (kcmp); 0 while there is nothing to undo.
     pub fn undo_address(&self) -> usize {
         self.undo.lock().as_ref().map_or(0, |slot| slot.address().addr())
     }
-    /// Where its handlers of signals are (kcmp).
+    /// Returns the address of its signal handlers (kcmp).
     pub fn actions_address(&self) -> usize {
         self.actions.lock().address().addr()
     }
-    /// Its memory.
+    /// Returns its memory.
     pub fn space(&self) -> Arc<ProcessSpace> {
         self.space.lock().clone()
     }
-    /// Its descriptors.
+    /// Returns its descriptors.
     pub fn files(&self) -> Arc<FileTable> {
         self.files.get()
     }
-    /// The open file behind a descriptor.
+    /// Returns the open file of a descriptor.
     ///
     /// # Errors
     /// `EBADF`.
     pub fn file(&self, fd: i32) -> crate::Result<Arc<crate::fs::OpenFile>> {
         self.files.with(|files| files.get(fd))
     }
-    /// Its place in the tree of names.
+    /// Returns its root, working directory and umask.
     pub fn fs(&self) -> Arc<FsContext> {
         (**self.fs.lock()).clone()
     }
-    /// Whether other processes change its root, working directory and umask with it.
+    /// Whether it shares its root, working directory and umask with other processes.
     pub(super) fn shares_fs(&self) -> bool {
         self.fs.lock().is_shared()
     }
-    /// Look at its place in the tree of names, under a spin lock: nothing that `f` drops may sleep.
+    /// Calls `f` with [`Self::fs`], under a spin lock: dropping must not sleep there.
     pub fn with_fs<R>(&self, f: impl FnOnce(&FsContext) -> R) -> R {
         f(&self.fs.lock())
     }
-    /// Take other memory (execve); gives the old.
+    /// Sets another memory (execve). Returns the old one.
     pub(super) fn replace_space(&self, space: Arc<ProcessSpace>) -> Arc<ProcessSpace> {
         core::mem::replace(&mut *self.space.lock(), space)
     }
-    /// Take another descriptor table (unshare, execve, exit); gives the old.
+    /// Sets another descriptor table (unshare, execve, exit). Returns the old one.
     pub(super) fn replace_files(&self, files: Arc<FileTable>) -> Arc<FileTable> {
         let old = self.files.replace(files);
         self.threads().for_each(|thread| thread.kept_files.forget());
         old
     }
-    /// Have a descriptor table of its own (unshare, close_range).
+    /// Gives the process a descriptor table of its own (unshare, close_range).
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -429,15 +428,15 @@ impl Process {
         drop(self.replace_files(own));
         Ok(())
     }
-    /// Take another place in the tree of names (unshare).
+    /// Sets another root, working directory and umask (unshare).
     pub(super) fn replace_fs(&self, fs: Arc<FsContext>) -> FsMember {
         core::mem::replace(&mut *self.fs.lock(), FsMember::new(fs))
     }
-    /// Its namespaces; those of the kernel once it has ended.
+    /// Returns its namespaces; those of the kernel once it has ended.
     pub fn namespaces(&self) -> Arc<Namespaces> {
         self.namespaces.lock().clone()
     }
-    /// Take other namespaces (unshare, setns, exit); gives the old.
+    /// Sets other namespaces (unshare, setns, exit). Returns the old ones.
     pub(super) fn replace_namespaces(&self, namespaces: Arc<Namespaces>) -> Arc<Namespaces> {
         core::mem::replace(&mut *self.namespaces.lock(), namespaces)
     }
@@ -446,24 +445,24 @@ impl Process {
     pub fn credentials(&self) -> Arc<Credentials> {
         self.credentials.get()
     }
-    /// Look at who it acts as, under a spin lock: nothing that `f` drops may sleep.
+    /// Calls `f` with its credentials, under a spin lock: dropping must not sleep there.
     #[inline]
     pub fn with_credentials<R>(&self, f: impl FnOnce(&Credentials) -> R) -> R {
         self.credentials.with(f)
     }
-    /// Its real user.
+    /// Returns its real user.
     #[inline]
     pub fn uid(&self) -> u32 {
         self.credentials.with(|own| own.uid)
     }
-    /// The user and the group that it acts as.
+    /// Returns its effective user and group.
     #[inline]
     pub fn effective_ids(&self) -> (u32, u32) {
         self.credentials.with(|own| (own.euid, own.egid))
     }
-    /// Changes the credentials by a call of the process: inspectors with the new IDs do not see
-    /// what the old ones left in memory. `change` gets a copy; of several threads' changes one
-    /// comes after the other.
+    /// Changes the credentials for a call of the process. Inspectors with the new IDs do not see
+    /// what the old ones left in memory. `change` gets a copy. Changes by several threads run one
+    /// after the other.
     ///
     /// # Errors
     /// Those of `change`; nothing has changed.
@@ -482,7 +481,7 @@ impl Process {
         self.set_credentials(new);
         Ok(())
     }
-    /// Returns whether the program sees other user and group ids than the kernel.
+    /// Whether the program sees other user and group IDs than the kernel.
     #[inline]
     pub fn has_other_ids(&self) -> bool {
         self.has_other_ids.load(Ordering::Relaxed)
@@ -502,16 +501,16 @@ impl Process {
     pub fn soft_limit(&self, resource: Resource) -> u64 {
         self.limits.soft(resource)
     }
-    /// Descriptors are below this (RLIMIT_NOFILE).
+    /// Returns the bound of descriptors (RLIMIT_NOFILE).
     pub fn descriptor_limit(&self) -> usize {
         usize::try_from(self.soft_limit(Resource::Files)).unwrap_or(usize::MAX)
     }
-    /// All limits.
+    /// Returns all limits.
     pub fn limits(&self) -> Limits {
         self.limits.all()
     }
-    /// Changes the limit of `resource` if `judge`, under a spin lock, lets the one of before be
-    /// replaced. Returns that.
+    /// Changes the limit of `resource` if `judge`, called under a spin lock with the previous one,
+    /// permits it. Returns the previous one.
     ///
     /// # Errors
     /// Those of `judge`.
@@ -523,7 +522,7 @@ impl Process {
     ) -> crate::Result<Limit> {
         self.limits.set(resource, limit, judge)
     }
-    /// The limits that memory calls check.
+    /// Returns the limits that memory calls check.
     pub fn memory_limits(&self) -> freehold_vm::Limits {
         let privileged = self.credentials.with(|own| own.may(Capability::IpcLock));
         freehold_vm::Limits {
@@ -533,15 +532,15 @@ impl Process {
             memlock: if privileged { u64::MAX } else { self.soft_limit(Resource::Memlock) },
         }
     }
-    /// The parent, unless that is the kernel.
+    /// Returns the parent, unless that is the kernel.
     pub fn parent(&self) -> Option<Arc<Self>> {
         self.parent.lock().upgrade()
     }
-    /// The parent's ID; 0 where that is the kernel.
+    /// Returns the parent's ID; 0 if that is the kernel.
     pub fn parent_pid(&self) -> Pid {
         self.parent().map_or(0, |parent| parent.pid)
     }
-    /// The parent's number in this process' PID namespace; 0 where it is outside.
+    /// Returns the parent's number in this process' PID namespace; 0 if it is outside.
     pub fn parent_number(&self) -> Pid {
         let parent = self.parent();
         if self.numbers.is_initial() {
@@ -549,24 +548,24 @@ impl Process {
         }
         parent.map_or(0, |parent| parent.number_for(self))
     }
-    /// The process group.
+    /// Returns the process group.
     pub fn group(&self) -> Pid {
         self.group_id.load(Ordering::Acquire)
     }
-    /// The session.
+    /// Returns the session.
     pub fn session(&self) -> Arc<Session> {
         self.session.lock().clone()
     }
-    /// How it ended, if it has.
+    /// Returns how it ended, if it has.
     pub fn exit_status(&self) -> Option<ExitStatus> {
         *self.zombie.lock()
     }
-    /// Visits the threads that have not ended, by ID. Allocates nothing, and holds no lock between
-    /// two of them.
+    /// Visits the threads that have not ended, by ID. Allocates nothing. No lock is held between
+    /// two threads.
     pub fn threads(&self) -> impl Iterator<Item = Arc<Task>> {
         self.threads_from(0)
     }
-    /// As [`threads`](Self::threads), those with an ID of `least` or more.
+    /// As [`threads`](Self::threads), for threads with an ID of `least` or more.
     pub fn threads_from(&self, mut least: Pid) -> impl Iterator<Item = Arc<Task>> {
         core::iter::from_fn(move || {
             let group = self.signals.lock();
@@ -576,33 +575,33 @@ impl Process {
             Some(thread)
         })
     }
-    /// Whether a core file of it is written.
+    /// Whether a core file of it is being written.
     pub fn is_dumping(&self) -> bool {
         self.signals.lock().dump.is_some()
     }
-    /// The number of threads that have not ended.
+    /// Returns the number of threads that have not ended.
     pub fn thread_count(&self) -> usize {
         self.signals.lock().threads.len()
     }
-    /// Its first thread, or one that is left.
+    /// Returns its first thread, or any remaining one.
     pub fn leader(&self) -> Option<Arc<Task>> {
         let group = self.signals.lock();
         let first = group.threads.binary_search_by_key(&self.pid, |thread| thread.tid()).unwrap_or(0);
         group.threads.get(first).cloned()
     }
-    /// Its first thread's [count](crate::fault_inject::TaskFaults::nth) of allocations until one
-    /// fails; stays readable until the process is waited for.
+    /// Returns its first thread's [count](crate::fault_inject::TaskFaults::nth) of allocations
+    /// until one fails. Readable until the process is waited for.
     pub fn fail_nth(&self) -> u32 {
         self.leader().map_or_else(|| self.fail_nth.load(Ordering::Relaxed), |task| task.injection.nth())
     }
-    /// The name of its program, at most 15 bytes.
+    /// Returns the name of its program, at most 15 bytes.
     pub fn name(&self) -> [u8; 16] {
         *self.name.lock()
     }
     /// Returns the resources that the process' threads used, ended ones included.
     ///
-    /// The result is never less than an earlier one. If a thread ends during the count, the count
-    /// is repeated, the third time under the lock.
+    /// The result never decreases. If a thread ends during the count, the count is repeated, the
+    /// third time under the lock.
     pub fn usage(&self) -> Usage {
         let past = || {
             let group = self.signals.lock();

@@ -1,15 +1,16 @@
-//! Waiting for CPU time where a control group's quota is used up (cpu.max).
+//! Waiting for CPU time when a control group's quota is used up (cpu.max).
 //!
 //! A thread has a [`Meter`] if its group, or a group above, has a quota. The meter is a timer that
-//! makes the running thread pass the way to user mode every few milliseconds. There it charges the
-//! CPU time that it used since the last charge ([`Group::use_cpu`](crate::cgroup::Group::use_cpu)),
-//! and waits until some is left. So no thread waits for CPU time in the kernel, with locks that
-//! others need, and a killed thread continues at once. A thread that ends charges the remaining
-//! time, and a new thread begins with a look: processes with a short life cannot evade a quota.
+//! every few milliseconds makes the running thread pass the code before the return to user mode.
+//! There it charges the CPU time that it used since the last charge
+//! ([`Group::use_cpu`](crate::cgroup::Group::use_cpu)), and waits until some quota is left. So no
+//! thread waits for CPU time in the kernel, with locks that others need, and a killed thread
+//! continues at once. A thread that ends charges the remaining time, and a new thread checks the
+//! quota first. So short-lived processes cannot evade a quota.
 //!
-//! A call that changes a group's quota, or the group of a process, afterwards has the process
-//! [look](Process::look_at_quota), and wakes the threads that wait. Until a group first has a
-//! quota, this costs a no-op at a fork and one at a thread's end ([`StaticKey::CPU_QUOTAS`]).
+//! A call that changes a group's quota, or the group of a process, calls [`Process::look_at_quota`]
+//! afterwards, and wakes the threads that wait. Until the first group gets a quota, this costs a
+//! no-op at a fork and one at a thread's end ([`StaticKey::CPU_QUOTAS`]).
 
 use core::sync::atomic::Ordering;
 
@@ -34,7 +35,7 @@ fn are_used() -> bool {
     static_keys::is_on::<{ StaticKey::QUOTAS }>()
 }
 
-/// Quotas are about to be set: threads look for them from now on.
+/// Enables quotas: threads check for them from now on.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -42,7 +43,7 @@ pub fn begin() -> Result<()> {
     mem::turn_key(StaticKey::CPU_QUOTAS, KeyState::On)
 }
 
-/// Has all processes of a group and below look whether they have a quota.
+/// Makes all processes of a group and below check whether they have a quota.
 pub fn look_at_all(group: &Group) {
     for process in registry::processes() {
         if cgroup::is_below(process.cgroup.number(), group) {
@@ -53,7 +54,7 @@ pub fn look_at_all(group: &Group) {
 }
 
 impl Process {
-    /// Has its threads look whether they have a quota.
+    /// Makes the process' threads check whether they have a quota.
     #[inline]
     pub fn look_at_quota(&self) {
         if are_used() {
@@ -71,8 +72,8 @@ impl Process {
 }
 
 impl Task {
-    /// Charges the time that it used, and waits until its groups have some left. On its way to user
-    /// mode.
+    /// Charges the time that the thread used, and waits until its groups have quota left. Called
+    /// before the return to user mode.
     #[cold]
     #[inline(never)]
     pub fn attend_quota(&self) {
@@ -85,7 +86,7 @@ impl Task {
                 }
                 return;
             }
-            // Without memory for a meter it looks again and again.
+            // Without memory for a meter the thread checks repeatedly.
             let used = self.own_meter().map(|meter| {
                 let used = group.use_cpu(time::now(), self.take_uncharged(meter));
                 match used {
@@ -104,14 +105,14 @@ impl Task {
             self.call_attention(QUOTA);
         }
     }
-    /// Its meter, which it gets where it has none.
+    /// Returns the thread's meter. Makes one if there is none.
     fn own_meter(&self) -> Result<&Arc<Meter>> {
         if !self.meter.is_completed() {
             heap::ensure(heap::CALL_RESERVE)?;
         }
         Ok(self.meter.call_once(|| reserve::arc(Meter::of(self.thread()))))
     }
-    /// The CPU time that it used since it charged it last; none the first time.
+    /// Returns the CPU time that the thread used since its last charge; 0 the first time.
     fn take_uncharged(&self, meter: &Meter) -> u64 {
         sched::account(self.thread());
         let used = self.thread().schedule.runtime.load(Ordering::Relaxed);
@@ -120,7 +121,7 @@ impl Task {
             before => used.saturating_sub(before),
         }
     }
-    /// It ends: charges what it has not charged yet. Before it leaves its group.
+    /// Charges the remaining time of a thread that ends. Called before it leaves its group.
     #[inline]
     pub(super) fn end_meter(&self) {
         if are_used() {
@@ -139,8 +140,8 @@ impl Task {
     }
 }
 
-/// Has the meter's thread charge again soon: there are `left` nanoseconds of quota, of which all
-/// CPUs may use some.
+/// Arms the meter, so that its thread charges again soon: there are `left` nanoseconds of quota,
+/// and each CPU may use a part.
 fn arm(meter: &Arc<Meter>, left: u64) -> Result<()> {
     let timer: Arc<dyn Expire> = meter.clone();
     let cpus = sched::online().iter().count() as u64;

@@ -1,4 +1,4 @@
-//! arch_prctl: the thread pointer's registers.
+//! arch_prctl: the thread pointer registers.
 
 use crate::hw::user::UserContext;
 use crate::syscall::Args;
@@ -18,7 +18,7 @@ pub fn sys_arch_prctl(context: &mut UserContext, args: &Args) -> Result<i64> {
         SET_GS => context.set_gs_base(args[1]).map_err(|_| Errno::EPERM)?,
         GET_FS => UserPtr::<u64>::new(args[1]).write(&context.fs_base())?,
         GET_GS => UserPtr::<u64>::new(args[1]).write(&context.gs_base())?,
-        // Programs may always ask the CPU what it is: there is no fault to turn on.
+        // Programs may always execute CPUID: no fault can be enabled for it.
         GET_CPUID => return Ok(1),
         SET_CPUID => return Err(Errno::ENODEV),
         _ => return Err(Errno::EINVAL),

@@ -3,16 +3,16 @@
 //! One plain spin lock orders every change of the family tree, of groups and of sessions. It may be
 //! taken before a process' own spin locks, never after.
 //!
-//! **No lists.** A program chooses how many processes there are, so nothing here makes a list of
+//! **No lists.** Programs decide how many processes there are, so nothing here makes a list of
 //! them. Children are linked by ID; a [`ProcessWalk`] visits processes one by one, by ID, and holds
-//! the lock for a bounded number of slots at a time. Both work where there is no memory: at the end
-//! of a process, and in the OOM killer. A walk sees every process that exists from its beginning to
-//! its end, and may miss those that come or go meanwhile.
+//! the lock for a bounded number of slots at a time. Both work without memory: at the end of a
+//! process, and in the OOM killer. A walk sees every process that exists from its beginning to its
+//! end, and may miss those that are added or removed meanwhile.
 //!
 //! **Known processes.** Between finding a process and taking the lock, another task may reap it. So
-//! a change of a process' place asks under the lock whether the registry still knows the process,
-//! and the first reaper alone forgets it. A new process inherits its maker's place under the lock
-//! too: the maker may be moved while it forks. [`audit`] counts all of it anew.
+//! a change of a process' place checks under the lock whether the registry still has the process,
+//! and only the first reaper removes it. A new process inherits its creator's place under the lock,
+//! too: the creator may be moved while it forks. [`audit`] recounts everything.
 //!
 //! **Namespaces.** An ID is a number in the initial PID namespace. Its numbers in other namespaces
 //! exist as long as its slot, and are found by namespace and number: see [`pidns`](super::pidns).
@@ -43,32 +43,31 @@ use crate::{Errno, Result};
 
 /// IDs are below this, whatever /proc/sys/kernel/pid_max says.
 pub const PID_MAX: Pid = 32_768;
-/// After a wrap, IDs begin again here.
+/// After a wrap-around, IDs begin again here.
 const RESERVED: Pid = 300;
 
-/// The most threads at one time, however much memory there is.
+/// Largest number of threads at one time, however much memory there is.
 const TASKS_MOST: usize = 16_384;
-/// Where there is little memory there may be so many threads, which may be more than fit it.
+/// Smallest limit for threads on a machine with little memory. They may not all fit.
 const TASKS_LEAST: usize = 512;
-/// Of all memory, so many frames are there for each thread that there may be (Linux:
-/// `set_max_threads`).
+/// The limit is one thread for this many frames of memory (Linux: `set_max_threads`).
 const FRAMES_PER_TASK: u64 = 32;
 
-/// The most slots that a [`ProcessWalk`] looks at while it holds the lock once.
+/// Largest number of slots that a [`ProcessWalk`] visits per acquisition of the lock.
 const WALK_STEP: usize = 64;
 
-/// The most IDs that [`pids_from`] tells at once.
+/// Largest number of IDs that [`pids_from`] returns.
 pub const PIDS_AT_ONCE: usize = 16;
 
-/// A process' place in the family tree: links by ID, where 0 ends a chain (no process of a program
-/// has it). They change under the registry's lock only.
+/// A process' links in the family tree, as IDs; 0 ends a chain (no process of a program has it).
+/// They change under the registry's lock only.
 #[derive(Default)]
 pub(super) struct Family {
     first_child: AtomicU32,
     last_child: AtomicU32,
     next_sibling: AtomicU32,
     previous_sibling: AtomicU32,
-    /// The process has ended and hands its children over: it gets no more.
+    /// Set when the process has ended and hands over its children: it gets no more.
     disowns: AtomicBool,
 }
 
@@ -85,13 +84,13 @@ fn set(link: &AtomicU32, pid: Pid) {
 struct IdSlot {
     process: Option<Arc<Process>>,
     task: Weak<Task>,
-    /// Which use of the ID this is: never the same twice. 0 before a task has it.
+    /// Identifies this use of the ID; never reused. 0 before a task has the ID.
     serial: usize,
     /// Reserved for a task that is being made.
     reserved: bool,
-    /// Processes whose group has this ID.
+    /// Number of processes whose group has this ID.
     members: usize,
-    /// Processes whose session has this ID.
+    /// Number of processes whose session has this ID.
     session_members: usize,
     /// Its numbers below the initial namespace.
     levels: Option<Arc<Levels>>,
@@ -107,7 +106,7 @@ impl IdSlot {
     }
 }
 
-/// State behind the registry's lock.
+/// State that the registry's lock protects.
 pub struct Registry {
     /// The IDs in use. A slot is made when its ID is allocated, the only step that needs memory.
     slots: Map<Pid, IdSlot>,
@@ -120,18 +119,18 @@ static REGISTRY: SpinLock<Registry> = SpinLock::new(Registry::empty());
 static TASKS: AtomicUsize = AtomicUsize::new(0);
 static FORKS: AtomicUsize = AtomicUsize::new(0);
 
-/// Take the lock.
+/// Takes the lock.
 pub(super) fn lock() -> SpinLockGuard<'static, Registry> {
     REGISTRY.lock()
 }
 
-/// The most threads at one time: what is left of memory when there are so many is enough to go on.
+/// Returns the largest number of threads at one time. With that many, enough memory is left.
 pub fn tasks_max() -> usize {
     let fit = crate::mem::frames().managed_frames() / FRAMES_PER_TASK;
     (fit as usize).clamp(TASKS_LEAST, TASKS_MOST)
 }
 
-/// Threads that exist.
+/// Returns the number of threads that exist.
 pub fn count() -> usize {
     TASKS.load(Ordering::Relaxed)
 }
@@ -146,28 +145,28 @@ pub(super) fn forget_kernel_task() {
     TASKS.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// Threads ever made.
+/// Returns the number of threads ever made.
 pub fn forks() -> usize {
     FORKS.load(Ordering::Relaxed)
 }
 
-/// The last number that was given out in the caller's namespace.
+/// Returns the last number that was allocated in the caller's namespace.
 pub fn last_pid() -> Pid {
     let own = try_with_current(|task| task.process().pid_ns().last()).flatten();
     own.unwrap_or_else(|| REGISTRY.lock().last)
 }
 
-/// The process with this ID, ended ones that were not waited for included.
+/// Returns the process with this ID, including ended ones that were not waited for.
 pub fn find(pid: Pid) -> Option<Arc<Process>> {
     REGISTRY.lock().slots.get(&pid)?.process.clone()
 }
 
-/// The thread with this ID.
+/// Returns the thread with this ID.
 pub fn find_task(tid: Pid) -> Option<Arc<Task>> {
     REGISTRY.lock().slots.get(&tid)?.task.upgrade()
 }
 
-/// The next number that the caller's namespace gives out is the first free one after `last`.
+/// Makes the next number in the caller's namespace the first free one after `last`.
 pub fn set_last_pid(last: Pid) {
     let mut registry = REGISTRY.lock();
     with_current(|task| match task.process().pid_ns() {
@@ -176,7 +175,7 @@ pub fn set_last_pid(last: Pid) {
     });
 }
 
-/// The caller's PID namespace. Without any below the initial one it need not be looked for.
+/// Returns the caller's PID namespace. If there is only the initial one, no search is needed.
 #[inline]
 fn own_view() -> PidView {
     if pidns::is_only_one() {
@@ -185,29 +184,29 @@ fn own_view() -> PidView {
     try_with_current(|task| task.process().pid_view()).unwrap_or(PidView::INITIAL)
 }
 
-/// The ID with this number in a namespace; in the initial one each number is an ID.
+/// Returns the ID with this number in a namespace; in the initial one each number is an ID.
 #[inline]
 pub fn pid_in(view: PidView, number: Pid) -> Option<Pid> {
     if view.is_initial() { Some(number) } else { REGISTRY.lock().pid_below(view, number) }
 }
 
-/// The ID with this number in the caller's namespace; in the initial one each number is an ID.
+/// Returns the ID with this number in the caller's namespace; in the initial one a number is an ID.
 #[inline]
 pub fn pid_by_number(number: Pid) -> Option<Pid> {
     pid_in(own_view(), number)
 }
 
-/// The process with this number in the caller's namespace; see [`find`].
+/// Returns the process with this number in the caller's namespace; see [`find`].
 pub fn find_by_number(number: Pid) -> Option<Arc<Process>> {
     find(pid_by_number(number)?)
 }
 
-/// The thread with this number in the caller's namespace.
+/// Returns the thread with this number in the caller's namespace.
 pub fn find_task_by_number(number: Pid) -> Option<Arc<Task>> {
     find_task(pid_by_number(number)?)
 }
 
-/// The number of an ID in a namespace; 0 where it has none there.
+/// Returns the number of an ID in a namespace; 0 if it has none there.
 #[inline]
 pub fn number_in(view: PidView, pid: Pid) -> Pid {
     if view.is_initial() { pid } else { number_below(view, pid) }
@@ -218,24 +217,24 @@ fn number_below(view: PidView, pid: Pid) -> Pid {
     numbers_of(pid).in_view(view)
 }
 
-/// The numbers of an ID in its namespace and those above; only the ID where nothing has it.
+/// Returns the numbers of an ID in its namespace and those above. An unused ID has only itself.
 pub fn numbers_of(pid: Pid) -> Numbers {
     Numbers::new(pid, REGISTRY.lock().slots.get(&pid).and_then(|slot| slot.levels.clone()))
 }
 
-/// The number of an ID in the caller's namespace, for the caller to be told; 0 for none.
+/// Returns the number of an ID in the caller's namespace, to be reported; 0 for none.
 #[inline]
 pub fn shown(pid: Pid) -> Pid {
     number_in(own_view(), pid)
 }
 
-/// Visits all processes by ID, ended ones that were not waited for included. Allocates nothing.
+/// Visits all processes by ID, including ended ones not waited for. Allocates nothing.
 pub fn processes() -> ProcessWalk {
     ProcessWalk { at: 0, end: PID_MAX, again: 0, group: None, left: usize::MAX }
 }
 
-/// The first processes with a number of `least` or more in a namespace, ascending: number and ID.
-/// There are none where no process is left. One search finds up to [`PIDS_AT_ONCE`].
+/// Returns the first processes with a number of `least` or more in a namespace, ascending: number
+/// and ID. The result is empty at the end. One search finds up to [`PIDS_AT_ONCE`].
 pub fn pids_from(view: PidView, least: Pid) -> ArrayVec<(Pid, Pid), PIDS_AT_ONCE> {
     let mut pids = ArrayVec::new();
     let mut at = Some(least);
@@ -277,7 +276,7 @@ pub fn pids_from(view: PidView, least: Pid) -> ArrayVec<(Pid, Pid), PIDS_AT_ONCE
 /// Visits the processes in a group. Allocates nothing.
 pub fn group_members(group: Pid) -> ProcessWalk {
     let members = REGISTRY.lock().slots.get(&group).map_or(0, |slot| slot.members);
-    // A group's members come after its leader, but for IDs that wrapped.
+    // A group's members have higher IDs than its leader, except after a wrap-around.
     ProcessWalk { at: group, end: PID_MAX, again: group, group: Some(group), left: members }
 }
 
@@ -286,9 +285,9 @@ pub fn for_each(mut f: impl FnMut(&Arc<Process>)) {
     processes().for_each(|process| f(&process));
 }
 
-/// A walk over processes that holds no lock between two of them; see the module's head.
+/// A walk over processes, without a lock between two of them; see the module's head.
 pub struct ProcessWalk {
-    /// The next ID to look at.
+    /// The next ID to visit.
     at: Pid,
     /// IDs before this one belong to the current lap.
     end: Pid,
@@ -301,7 +300,7 @@ pub struct ProcessWalk {
 }
 
 impl ProcessWalk {
-    /// Looks at up to [`WALK_STEP`] slots under the lock.
+    /// Visits up to [`WALK_STEP`] slots under the lock.
     fn step(&mut self, registry: &Registry) -> Option<Arc<Process>> {
         let slots = registry.slots.iter_from(Bound::Included(&self.at));
         for (looked, (&pid, slot)) in slots.take_while(|&(&pid, _)| pid < self.end).enumerate() {
@@ -336,18 +335,18 @@ impl Iterator for ProcessWalk {
 }
 
 impl Registry {
-    /// One that knows nothing.
+    /// Returns a registry without entries.
     pub const fn empty() -> Self {
         Self { slots: Map::new(), last: 0, below: Map::new() }
     }
-    /// An ID that is not in use, with a number for each of `levels` and in the initial namespace.
-    /// `wanted` has those to be given, the innermost first.
+    /// Returns an unused ID, with a number for each of `levels` and in the initial namespace.
+    /// `wanted` has the requested numbers, the innermost first.
     ///
     /// # Errors
-    /// `EAGAIN` where there is none; `ENOMEM`, also where a namespace is ending, or its first
-    /// process is not known yet; `EEXIST` and `EINVAL` for a number that cannot be given.
+    /// `EAGAIN` if there is none; `ENOMEM`, also if a namespace is ending, or has no first process
+    /// yet; `EEXIST` and `EINVAL` for a requested number that is in use or invalid.
     pub fn allocate(&mut self, levels: Option<Arc<Levels>>, wanted: &[Pid]) -> Result<Numbers> {
-        // Processes that were not waited for count too, as on Linux.
+        // Ended processes that were not waited for count too, as on Linux.
         if TASKS.load(Ordering::Relaxed).max(self.slots.len()) >= tasks_max() {
             return Err(Errno::EAGAIN);
         }
@@ -370,8 +369,8 @@ impl Registry {
         }
         Ok(Numbers::new(id, levels))
     }
-    /// Gives an ID its numbers below the initial namespace; where it fails, the slot has those that
-    /// were given.
+    /// Allocates an ID's numbers below the initial namespace. After a failure the slot has those
+    /// allocated so far.
     fn give_numbers(&mut self, id: Pid, levels: &Levels, wanted: &[Pid]) -> Result<()> {
         let depth = levels.iter().count();
         for (index, (namespace, _)) in levels.iter().enumerate() {
@@ -381,7 +380,7 @@ impl Registry {
         }
         Ok(())
     }
-    /// A number that is free in a namespace below the initial one.
+    /// Returns a free number in a namespace below the initial one.
     fn free_number(&self, namespace: &PidNs, wanted: Option<Pid>) -> Result<Pid> {
         let is_taken = |number| self.below.contains_key(&(namespace.view(), number));
         if namespace.is_ending() {
@@ -405,19 +404,19 @@ impl Registry {
             }
         }
     }
-    /// The ID with this number in a namespace below the initial one.
+    /// Returns the ID with this number in a namespace below the initial one.
     pub fn pid_below(&self, view: PidView, number: Pid) -> Option<Pid> {
         self.below.get(&(view, number)).copied()
     }
-    /// The sum of the numbers in use in all namespaces below the initial one.
+    /// Returns the sum of the numbers in use in all namespaces below the initial one.
     pub fn numbers_below(&self) -> usize {
         self.below.len()
     }
-    /// Give an ID back that no task came to use.
+    /// Releases an ID that no task has used.
     pub fn release(&mut self, pid: Pid) {
         self.change(pid, |slot| slot.reserved = false);
     }
-    /// Enter a task under its ID.
+    /// Enters a task under its ID.
     pub fn add_task(&mut self, task: &Arc<Task>) {
         TASKS.fetch_add(1, Ordering::Relaxed);
         let serial = FORKS.fetch_add(1, Ordering::Relaxed) + 1;
@@ -427,17 +426,17 @@ impl Registry {
             slot.reserved = false;
         });
     }
-    /// A task has ended.
+    /// Removes a task that has ended.
     pub fn remove_task(&mut self, tid: Pid) {
         TASKS.fetch_sub(1, Ordering::Relaxed);
         self.change(tid, |slot| slot.task = reserve::no_weak());
     }
-    /// Enter a process, its group and its session, and make it its parent's child. One that has a
-    /// `maker` is of the maker's group and session, as they are now. The caller drops what comes
-    /// back without the lock.
+    /// Enters a process, its group and its session, and makes it its parent's child. One with a
+    /// `maker` is in the maker's current group and session. The caller drops the result without the
+    /// lock.
     ///
     /// # Errors
-    /// `ENOMEM` where the process' namespace is ending; nothing is known of it then.
+    /// `ENOMEM` if the process' namespace is ending; the process is not entered then.
     pub fn add_process(
         &mut self,
         process: &Arc<Process>,
@@ -467,8 +466,8 @@ impl Registry {
     pub fn knows(&self, process: &Process) -> bool {
         self.process(process.pid).is_some_and(|known| core::ptr::eq(&raw const **known, process))
     }
-    /// Forgets a process that was waited for. The caller drops the result without the lock; `None`
-    /// where another task was first.
+    /// Removes a process that was waited for. The caller drops the result without the lock; `None`
+    /// if another task was first.
     #[must_use]
     pub fn remove_process(&mut self, process: &Process) -> Option<Arc<Process>> {
         if !self.knows(process) {
@@ -482,7 +481,7 @@ impl Registry {
         self.change(process.pid, |slot| removed = slot.process.take());
         removed
     }
-    /// The process with this ID.
+    /// Returns the process with this ID.
     pub fn process(&self, pid: Pid) -> Option<&Arc<Process>> {
         self.slots.get(&pid)?.process.as_ref()
     }
@@ -490,16 +489,16 @@ impl Registry {
     pub fn has_group(&self, group: Pid) -> bool {
         self.slots.get(&group).is_some_and(|slot| slot.members > 0)
     }
-    /// The processes in a group.
+    /// Returns the processes in a group.
     pub fn members(&self, group: Pid) -> impl Iterator<Item = &Arc<Process>> {
         let count = self.slots.get(&group).map_or(0, |slot| slot.members);
-        // A group's members come after its leader, but for IDs that wrapped.
+        // A group's members have higher IDs than its leader, except after a wrap-around.
         let lap = self.slots.iter().take_while(move |&(&pid, _)| pid < group);
         let all = self.slots.iter_from(Bound::Included(&group)).chain(lap);
         let all = all.filter_map(|(_, slot)| slot.process.as_ref());
         all.filter(move |process| process.group() == group).take(count)
     }
-    /// The children of a process, the oldest first, ended ones that were not waited for included.
+    /// Returns the children of a process, the oldest first, with ended ones not waited for.
     pub fn children(&self, parent: &Process) -> impl Iterator<Item = &Arc<Process>> {
         let mut next = get(&parent.family.first_child);
         core::iter::from_fn(move || {
@@ -508,8 +507,8 @@ impl Registry {
             Some(child)
         })
     }
-    /// Take one child from `process`, which has ended, and give it to the next reaper. `None` when
-    /// none is left: from the first call on it gets no more.
+    /// Removes one child of `process`, which has ended, and gives it to the next reaper. `None` if
+    /// none is left: from the first call on, `process` gets no more.
     pub fn hand_over_child(&mut self, process: &Process) -> Option<Arc<Process>> {
         process.family.disowns.store(true, Ordering::Relaxed);
         let child = self.children(process).next()?.clone();
@@ -518,8 +517,8 @@ impl Registry {
         self.adopt(&child, &reaper);
         Some(child)
     }
-    /// The nearest ancestor in the process' namespace that asked for orphans, or the namespace's
-    /// init, or the kernel's.
+    /// Returns the nearest ancestor in the process' namespace that adopts orphans, or the
+    /// namespace's init, or the kernel's.
     fn reaper_of(&self, process: &Process) -> Option<Arc<Process>> {
         let namespace = process.pid_ns();
         let lives = |candidate: &Process| !candidate.family.disowns.load(Ordering::Relaxed);
@@ -533,11 +532,11 @@ impl Registry {
         let init = self.process(namespace.init()).filter(|init| lives(init));
         init.or_else(|| self.process(super::INIT)).cloned()
     }
-    /// Nothing comes into being in a namespace any more.
+    /// Prevents new processes in a namespace from now on.
     pub fn end_namespace(&mut self, namespace: &PidNs) {
         namespace.set_ending();
     }
-    /// Make `child` the youngest child of `parent`, or of its reaper where `parent` has ended.
+    /// Makes `child` the youngest child of `parent`, or of its reaper if `parent` has ended.
     fn adopt(&self, child: &Process, parent: &Arc<Process>) {
         let disowns = parent.family.disowns.load(Ordering::Relaxed);
         let reaper = if disowns { self.reaper_of(parent) } else { None };
@@ -552,7 +551,7 @@ impl Registry {
         set(&child.family.previous_sibling, last);
         set(&child.family.next_sibling, 0);
     }
-    /// Take a process out of its parent's children.
+    /// Removes a process from its parent's children.
     fn unlink(&self, child: &Process) {
         let Some(parent) = child.parent() else { return };
         let previous = get(&child.family.previous_sibling);
@@ -568,14 +567,14 @@ impl Registry {
         set(&child.family.previous_sibling, 0);
         set(&child.family.next_sibling, 0);
     }
-    /// Move a process that the registry knows to a group that has members, or to its own.
+    /// Moves a process of the registry to a group that has members, or to its own.
     pub fn set_group(&mut self, process: &Process, group: Pid) {
-        // The new one first: it may be the old one, and end when it has no member.
+        // The new one first: it may be the old one, which would end without a member.
         self.change(group, |slot| slot.members += 1);
         let old = process.group_id.swap(group, Ordering::AcqRel);
         self.change(old, |slot| slot.members -= 1);
     }
-    /// Move a process that the registry knows to a session of its own.
+    /// Moves a process of the registry to a new session.
     pub fn set_session(&mut self, process: &Process, session: Arc<Session>) -> Arc<Session> {
         self.change(session.id, |slot| slot.session_members += 1);
         let old = core::mem::replace(&mut *process.session.lock(), session);
@@ -583,7 +582,7 @@ impl Registry {
         old
     }
     /// Returns whether no member of the group except `leaver` has a parent outside of the group in
-    /// the same session, which could continue it.
+    /// the same session, and could continue it.
     pub fn is_orphaned(&self, group: Pid, leaver: Option<Pid>) -> bool {
         !self.members(group).any(|member| {
             Some(member.pid) != leaver
@@ -594,7 +593,7 @@ impl Registry {
         })
     }
 
-    /// Changes the slot of an ID in use, and forgets the ID where it is not used any more.
+    /// Changes the slot of an ID in use, and removes it if the ID is no longer used.
     fn change(&mut self, pid: Pid, f: impl FnOnce(&mut IdSlot)) {
         let slot = self.slots.get_mut(&pid).expect("an ID in use has a slot");
         f(slot);
@@ -602,14 +601,14 @@ impl Registry {
             && let Some(slot) = self.slots.remove(&pid)
         {
             for (namespace, number) in slot.levels.iter().flat_map(|levels| levels.iter()) {
-                // A number that was not given is 0, which nothing has.
+                // A number that was not allocated is 0, which has no entry.
                 self.below.remove(&(namespace.view(), number));
             }
         }
     }
 }
 
-/// The number after `last` that is not taken. After the largest, numbers begin again at
+/// Returns the next free number after `last`. After the largest, numbers begin again at
 /// [`RESERVED`].
 fn next_number(last: Pid, is_taken: impl Fn(Pid) -> bool) -> Result<Pid> {
     let (mut number, limit) = (last, pid_limit());
@@ -622,7 +621,7 @@ fn next_number(last: Pid, is_taken: impl Fn(Pid) -> bool) -> Result<Pid> {
     Err(Errno::EAGAIN)
 }
 
-/// The session of a group, if the group has members.
+/// Returns the session of a group, if the group has members.
 pub fn group_session(group: Pid) -> Option<Pid> {
     let registry = REGISTRY.lock();
     registry.members(group).next().map(|member| member.session().id)

@@ -1,52 +1,51 @@
-//! Restartable sequences: rseq(2), as Linux 6.3 and later have it (kernel/rseq.c,
+//! Restartable sequences: rseq(2) in the form of Linux 6.3 and later (kernel/rseq.c,
 //! include/uapi/linux/rseq.h). `sections.rs` has the operations.
 //!
-//! A thread registers a piece of its memory. The kernel keeps there which CPU the thread runs on,
-//! that CPU's node and the thread's concurrency ID ([`crate::sched::whereabouts`]), and reads there
-//! which critical section it is in. A thread that was preempted, went to another CPU or takes a
-//! signal in its section goes on at the section's abort handler. An error in the memory or the
-//! section is SIGSEGV, since the program would go on with a wrong number of its CPU.
+//! A thread registers an area of its memory. There the kernel stores the thread's CPU, that CPU's
+//! node and the thread's concurrency ID ([`crate::sched::whereabouts`]), and reads the thread's
+//! critical section. A thread that was preempted, moved to another CPU or takes a signal in its
+//! section continues at the section's abort handler. An error in the memory or the section is
+//! SIGSEGV, since the program would go on with a wrong number of its CPU.
 //!
-//! | offset | bytes | what | written by |
+//! | offset | bytes | content | written by |
 //! |---|---|---|---|
-//! | 0 | 4 | the CPU, 0 where nothing is registered | kernel |
-//! | 4 | 4 | the CPU, -1 where nothing is registered | kernel |
+//! | 0 | 4 | the CPU, 0 if nothing is registered | kernel |
+//! | 4 | 4 | the CPU, -1 if nothing is registered | kernel |
 //! | 8 | 8 | address of a [`Section`], or 0 | both |
 //! | 16 | 4 | flags, which are all obsolete: must be 0 | program |
 //! | 20 | 4 | the CPU's node | kernel |
 //! | 24 | 4 | the concurrency ID | kernel |
 //!
-//! **When it is looked at.** A section is looked at when its thread comes back from an interrupt or
-//! a fault and had left its CPU meanwhile, and before a signal's handler is entered. A system call
-//! ends no section: there must be none in it (Linux kills such a program where it checks, and goes
-//! on where it does not). The numbers are stored when they have changed. A child of fork has its
-//! parent's registration and bytes; one that shares its memory with its maker has none.
+//! **Checks.** A section is checked when its thread returns from an interrupt or a fault and had
+//! left its CPU meanwhile, and before a signal's handler is entered. A system call does not abort a
+//! section: a section must not contain one (Linux kills such a program if it checks, and otherwise
+//! continues). The numbers are stored when they have changed. A child of fork inherits its parent's
+//! registration and bytes. A child that shares its creator's memory has none.
 //!
-//! **Cost.** A thread that is not preempted and stays where it is pays nothing: a CPU that moves it
-//! calls its attention.
+//! **Cost.** A thread that is not preempted and not moved pays nothing: a CPU that moves it marks
+//! it.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// A thread's registered memory. Only the thread itself and its maker access it.
+/// A thread's registered memory. Only the thread itself and its creator access it.
 #[derive(Debug, Default)]
 pub struct Registration {
-    /// 0: nothing is registered.
+    /// The address of the registered memory; 0 if nothing is registered.
     pub(super) address: AtomicU64,
     pub(super) length: AtomicU32,
     pub(super) signature: AtomicU32,
-    /// Values last stored in the memory: CPU, node and ID, each + 1 and in 16 bits; 0 where they
-    /// are not known.
+    /// Values last stored in the memory: CPU, node and ID, each + 1 and in 16 bits; 0 if unknown.
     pub(super) told: AtomicU64,
-    /// Whether the thread was interrupted and has left its CPU: its section then ends.
+    /// Whether the thread was interrupted and has left its CPU: its section is then aborted.
     pub(super) preempted: AtomicBool,
 }
 
 impl Registration {
-    /// Whether there is one.
+    /// Whether memory is registered.
     pub(super) fn is_there(&self) -> bool {
         self.address.load(Ordering::Relaxed) != 0
     }
-    /// Takes over the registration of `parent`, whose memory was copied.
+    /// Inherits the registration of `parent`, whose memory was copied.
     pub(super) fn inherit(&self, parent: &Self) {
         self.address.store(parent.address.load(Ordering::Relaxed), Ordering::Relaxed);
         self.length.store(parent.length.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -55,11 +54,11 @@ impl Registration {
     }
 }
 
-/// Bytes that Linux' first form had.
+/// Size of Linux' first form.
 const FIRST_LENGTH: u32 = 32;
-/// Its alignment, and that of every form (AT_RSEQ_ALIGN).
+/// Alignment of the first form and of every later one (AT_RSEQ_ALIGN).
 pub const ALIGNMENT: u64 = 32;
-/// Bytes that the kernel knows a meaning of (AT_RSEQ_FEATURE_SIZE).
+/// Number of bytes that the kernel uses (AT_RSEQ_FEATURE_SIZE).
 pub const FEATURE_SIZE: u64 = 28;
 
 /// Whether `length` bytes at `address` may be registered.
@@ -80,7 +79,7 @@ pub(super) struct Section {
 }
 
 impl Section {
-    /// Whether it lies below `end`, and its handler outside of it.
+    /// Whether the section lies below `end`, and its handler outside of the section.
     pub(super) fn is_sound(&self, end: u64) -> bool {
         let Some(after) = self.start.checked_add(self.length) else { return false };
         self.version == 0 && self.start < end && after < end && self.abort < end && !self.contains(self.abort)

@@ -1,5 +1,5 @@
-//! Operations of rseq(2): registering, storing a thread's whereabouts in its memory, and ending its
-//! sections. [`super::rseq`] has the registered state.
+//! Operations of rseq(2): registering, storing a thread's CPU and IDs in its memory, and aborting
+//! its sections. [`super::rseq`] has the registered state.
 
 use core::sync::atomic::Ordering;
 
@@ -21,9 +21,9 @@ const SECTION: u64 = 8;
 const FLAGS: u64 = 16;
 const NODE: u64 = 20;
 const ID: u64 = 24;
-/// The CPU's number where nothing is registered.
+/// The CPU number if nothing is registered.
 const UNINITIALIZED: u32 = u32::MAX;
-/// Before the handler's first instruction.
+/// Size of the signature, which precedes the handler's first instruction.
 const SIGNATURE_BYTES: u64 = 4;
 
 const UNREGISTER: i32 = 1;
@@ -53,7 +53,7 @@ pub fn sys_rseq(args: &Args) -> Result<i64> {
     })
 }
 
-/// Store the CPU's number, twice, its node and the concurrency ID.
+/// Stores the CPU's number, twice, its node and the concurrency ID.
 fn write_place(address: u64, (start, cpu): (u32, u32), (node, id): (u32, u32)) -> Result<()> {
     for (offset, value) in [(CPU_START, start), (CPU, cpu), (NODE, node), (ID, id)] {
         UserPtr::<u32>::new(address + offset).write(&value)?;
@@ -66,11 +66,11 @@ impl Task {
         if !is_acceptable(address, length) {
             return Err(Errno::EINVAL);
         }
-        // NULL is never mapped; here an address of 0 means that there is no registration.
+        // Address 0 (NULL, never mapped) stands for no registration here.
         if address == 0 || address.checked_add(u64::from(length)).is_none_or(|end| end > USER_END) {
             return Err(Errno::EFAULT);
         }
-        // Old C libraries give a new thread the memory of an ended one, with its section.
+        // Old C libraries reuse an ended thread's memory, with its section, for a new thread.
         let section = UserPtr::<u64>::new(address + SECTION);
         if section.read()? != 0 {
             section.write(&0)?;
@@ -84,7 +84,7 @@ impl Task {
         Ok(0)
     }
 
-    /// The new task of a copy of `parent`'s memory has `parent`'s registration.
+    /// Copies the registration of `parent` to a new task that has a copy of the parent's memory.
     pub(in crate::task) fn inherit_rseq(&self, parent: &Self) {
         if parent.rseq.is_there() {
             self.rseq.inherit(&parent.rseq);
@@ -92,7 +92,7 @@ impl Task {
         }
     }
 
-    /// The current thread has no registration any more; its memory stays as it is.
+    /// Ends the current thread's registration. Its memory is not changed.
     pub(in crate::task) fn leave_rseq(&self) {
         if self.rseq.is_there() {
             self.rseq.address.store(0, Ordering::Relaxed);
@@ -100,8 +100,8 @@ impl Task {
         }
     }
 
-    /// The program was interrupted, or faulted, and the thread has left its CPU since `left` was
-    /// cleared, or not.
+    /// Records that the program was interrupted, or faulted. The thread may have left its CPU since
+    /// `left` was cleared.
     #[cold]
     #[inline(never)]
     pub(crate) fn note_preemption(&self) {
@@ -111,7 +111,8 @@ impl Task {
         }
     }
 
-    /// On the way to user mode, with [`PLACE`] called: end a section, tell what has changed.
+    /// Called before the return to user mode if [`PLACE`] is set: aborts a section, and stores
+    /// changed numbers.
     #[cold]
     #[inline(never)]
     pub(crate) fn attend_place(self: &Arc<Self>, context: &mut UserContext) {
@@ -126,7 +127,7 @@ impl Task {
         }
     }
 
-    /// Before the handler of `signal` is entered.
+    /// Called before the handler of `signal` is entered.
     #[inline]
     pub(in crate::task) fn end_section_for(&self, context: &mut UserContext, signal: Signal) {
         if context.was_interrupted() && self.rseq.is_there() {
@@ -134,7 +135,7 @@ impl Task {
         }
     }
 
-    // In line it would spill the registers of every signal.
+    // Not inlined, because it would make every signal's delivery save more registers.
     #[cold]
     #[inline(never)]
     fn end_section_or_fail(&self, context: &mut UserContext, signal: Signal) {
@@ -143,7 +144,8 @@ impl Task {
         }
     }
 
-    /// If the program is in its section, let it go on at the handler. It is in none afterwards.
+    /// If the program is in its section, makes it continue at the handler. It is in no section
+    /// afterwards.
     fn end_section(&self, context: &mut UserContext) -> Result<()> {
         let address = self.rseq.address.load(Ordering::Relaxed);
         let slot = UserPtr::<u64>::new(address + SECTION);
@@ -158,7 +160,8 @@ impl Task {
         if !section.is_sound(USER_END) {
             return Err(Errno::EINVAL);
         }
-        // It stands where no attacker puts it: before the handler, in code.
+        // The signature shows that no attacker chose the address: it lies in code, before the
+        // handler.
         let signed = UserPtr::<u32>::new(section.abort.wrapping_sub(SIGNATURE_BYTES)).read()?;
         if signed != self.rseq.signature.load(Ordering::Relaxed) {
             return Err(Errno::EINVAL);
@@ -174,8 +177,8 @@ impl Task {
         Ok(())
     }
 
-    /// Store where the thread runs, if that has changed. Should it move meanwhile, its attention is
-    /// called again.
+    /// Stores the thread's CPU and IDs, if they have changed. If the thread moves meanwhile, it is
+    /// marked again.
     fn tell_place(&self) -> Result<()> {
         let cpu = hw::current_cpu();
         let node = hw::node_of(cpu);
@@ -185,7 +188,7 @@ impl Task {
             return Ok(());
         }
         let address = self.rseq.address.load(Ordering::Relaxed);
-        // Should storing fail half-way.
+        // In case storing fails half-way.
         self.rseq.told.store(0, Ordering::Relaxed);
         let cpu = u32::from(cpu.0);
         write_place(address, (cpu, cpu), (u32::from(node.0), id))?;
@@ -196,7 +199,7 @@ impl Task {
     fn company(&self) -> Company {
         let process = self.process();
         let space = process.space();
-        // The process' reference, and the one here.
+        // One reference is the process', the other is the one here.
         let is_alone = process.thread_count() == 1 && space.references() <= 2;
         if is_alone { Company::Alone } else { Company::Others }
     }

@@ -7,16 +7,16 @@ use freehold_collections::Arc;
 use super::Pid;
 use crate::sync::SpinLock;
 
-/// A session. Its members hold it; it ends with the last.
+/// A session. Its members hold references; it ends with the last.
 pub struct Session {
-    /// The process that made it by setsid, whether or not that is still there.
+    /// The process that made it by setsid. It may have ended.
     pub id: Pid,
-    /// The controlling terminal, which only the terminals' code knows; it sets and takes it.
+    /// The controlling terminal. Only the terminals' code knows its type, sets it and removes it.
     pub controlling: SpinLock<Option<Arc<dyn Any + Send + Sync>>>,
 }
 
 impl Session {
-    /// A session without terminal, led by `id`.
+    /// Makes a session without a terminal, led by `id`.
     pub const fn new(id: Pid) -> Self {
         Self { id, controlling: SpinLock::new(None) }
     }

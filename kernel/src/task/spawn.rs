@@ -1,4 +1,4 @@
-//! Making tasks: the kernel's own, and user threads on a saved program state.
+//! Making tasks: kernel tasks, and user threads with a saved program state.
 
 use freehold_collections::{
     Arc, Box, Receiver, Vec,
@@ -21,10 +21,10 @@ use crate::sync::IrqSpinLock;
 use crate::task::signal::Actions;
 use crate::{Errno, Result, hw};
 
-/// The process that the kernel's own tasks belong to; not in the registry, never ends.
+/// The process of all kernel tasks. It is not in the registry and never ends.
 static KERNEL: spin::Once<Arc<Process>> = spin::Once::new();
 
-/// Set up the kernel's own process; once, before any task.
+/// Makes the process of kernel tasks. Called once, before any task exists.
 pub fn init(space: Arc<ProcessSpace>, fs: Arc<FsContext>) {
     let files = FileTable::new();
     KERNEL.call_once(|| {
@@ -47,7 +47,7 @@ pub fn init(space: Arc<ProcessSpace>, fs: Arc<FsContext>) {
     });
 }
 
-/// The process that the kernel's own tasks belong to.
+/// Returns the process of kernel tasks.
 ///
 /// # Panics
 /// Before [`init`].
@@ -55,7 +55,7 @@ pub fn kernel_process() -> &'static Arc<Process> {
     KERNEL.get().expect("the kernel's process is made before any task")
 }
 
-/// A name as tasks keep it.
+/// Returns a name in the form that tasks store.
 pub(super) fn short(name: &[u8]) -> [u8; 16] {
     let mut bytes = [0; 16];
     let length = name.len().min(15);
@@ -63,7 +63,7 @@ pub(super) fn short(name: &[u8]) -> [u8; 16] {
     bytes
 }
 
-/// Take part in scheduling on `cpu`: what runs now becomes its idle task.
+/// Makes `cpu` take part in scheduling: the code that runs now becomes its idle task.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -81,13 +81,13 @@ pub fn start_cpu(cpu: CpuId) -> Result<()> {
 }
 
 impl Task {
-    /// Give a new task its kernel thread, which will run `body`.
+    /// Gives a new task its kernel thread, which will run `body`.
     pub(super) fn run_in_kernel(self: &Receiver<Self>, body: impl FnOnce() + Send + 'static) -> Result<()> {
         self.make_thread(|_| body())
     }
 
     fn make_thread(self: &Receiver<Self>, body: impl FnOnce(&Arc<Task>) + Send + 'static) -> Result<()> {
-        // Not a reference of its own: the task owns the thread.
+        // A weak reference, because the task owns the thread.
         let owner = self.downgrade();
         self.thread().prepare(move || {
             if let Some(task) = owner.upgrade() {
@@ -96,8 +96,8 @@ impl Task {
         })
     }
 
-    /// Give a new user task its kernel thread, which will run the program from `context`; `first`
-    /// runs before, on the new thread.
+    /// Gives a new user task its kernel thread, which will run the program from `context`. `first`
+    /// runs before that, on the new thread.
     pub(super) fn make_user_thread(
         self: &Receiver<Self>,
         mut context: UserContext,
@@ -112,13 +112,13 @@ impl Task {
         })
     }
 
-    /// Start a new task.
+    /// Starts a new task.
     pub(super) fn start(self: &Receiver<Self>) {
         self.thread().start(self.clone());
     }
 }
 
-/// Start a task that runs `body` in the kernel and then ends.
+/// Starts a task that runs `body` in the kernel and then ends.
 ///
 /// # Errors
 /// `ENOMEM`, `EAGAIN`.
@@ -160,8 +160,8 @@ pub struct FirstProgram {
     pub program: super::exec::ExecRequest,
 }
 
-/// Makes the first program: a child of `parent`, leader of a session of its own. The caller starts
-/// its task.
+/// Makes the first program: a child of `parent`, leader of a new session. The caller starts its
+/// task.
 ///
 /// # Errors
 /// Those of execve; `ENOMEM`.
@@ -180,11 +180,11 @@ pub fn spawn_first(first: FirstProgram, parent: &Arc<Process>) -> Result<(Arc<Pr
     Ok((process, task))
 }
 
-/// Make a new process and its first task known. It inherits its place from `maker`: [`registry`]'s
-/// `add_process`.
+/// Enters a new process and its first task. The process inherits the group and session of `maker`:
+/// [`registry`]'s `add_process`.
 ///
 /// # Errors
-/// `ENOMEM`; nothing is known of them then.
+/// `ENOMEM`; then neither is entered.
 pub(super) fn enter(process: &Arc<Process>, task: &Arc<Task>, maker: Option<&Process>) -> Result<()> {
     add_thread(process, task)?;
     let added = {
@@ -196,7 +196,7 @@ pub(super) fn enter(process: &Arc<Process>, task: &Arc<Task>, maker: Option<&Pro
         added
     };
     if added.is_err() {
-        // The two would keep each other.
+        // Otherwise the two would keep each other alive.
         let threads = process.signals.lock().threads.move_to(Vec::new());
         let last = process.signals.lock().threads.pop();
         drop((threads, last));
@@ -205,7 +205,7 @@ pub(super) fn enter(process: &Arc<Process>, task: &Arc<Task>, maker: Option<&Pro
     Ok(())
 }
 
-/// Add a thread to its process; the room is made outside the lock.
+/// Adds a thread to its process. Memory is allocated without the lock.
 ///
 /// # Errors
 /// `ENOMEM`.

@@ -1,6 +1,6 @@
 //! Tasks: threads of processes, and the kernel's own.
 //!
-//! A task owns a [`Thread`], which the scheduler runs, and dereferences to it.
+//! A task owns a [`Thread`], the scheduler's object, and dereferences to it.
 
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -40,41 +40,41 @@ pub struct Task {
     tid: AtomicU32,
     /// The thread's number in its process' PID namespace.
     number: AtomicU32,
-    /// The ID that it was made with, and its numbers in PID namespaces.
+    /// The thread's original ID, and its numbers in PID namespaces.
     numbers: Numbers,
     me: Weak<Task>,
     process: Arc<Process>,
     thread: Arc<Thread>,
     /// Blocked signals.
     pub(super) blocked: AtomicU64,
-    /// Signals that are kept where they are sent though they are ignored (sigtimedwait).
+    /// Signals that are kept pending even though they are ignored (sigtimedwait).
     pub(super) kept: AtomicU64,
-    /// The mask to return to after the next handler (sigsuspend, ppoll…).
+    /// The mask that is restored after the next handler (sigsuspend, ppoll…).
     pub(super) saved_mask: SpinLock<Option<SigSet>>,
     /// Signals to this thread alone; locked after the process' signals.
     pub(super) pending: IrqSpinLock<Pending>,
     pub(super) alternate_stack: SpinLock<AlternateStack>,
-    /// Where to write 0 and wake a futex at the end (CLONE_CHILD_CLEARTID); 0 for nowhere.
+    /// Address where 0 is written and a futex woken at the end (CLONE_CHILD_CLEARTID); 0 for none.
     pub(super) clear_child_tid: AtomicU64,
     /// The registration by rseq(2).
     pub(super) rseq: Registration,
     /// The robust futex list's head; 0 for none.
     pub(super) robust_list: AtomicU64,
-    /// The locks with priority inheritance that it has to do with.
+    /// The thread's part of the table of locks with priority inheritance.
     pi: spin::Once<Arc<PiTask>>,
     pub(super) restart: SpinLock<Option<Restart>>,
     name: SpinLock<[u8; 16]>,
-    /// Ticks of the time-stamp counter in user mode; the rest of the CPU time is the kernel's. Only
-    /// the task itself stores. While it is in user mode the counter's value when it went there is
-    /// taken off, which makes it negative: the counter is further on than any sum.
+    /// Ticks of the time-stamp counter in user mode; the rest of the CPU time was spent in the
+    /// kernel. Only the task itself stores it. While it is in user mode, the counter's value at the
+    /// entry is subtracted. That makes the field negative, because the counter exceeds any sum.
     user_ticks: AtomicU64,
     /// Releases the parent of a vfork child, at the child's execve or end.
     pub(super) vfork: SpinLock<Option<Arc<crate::sync::Completion>>>,
-    /// How far the timer may be late (PR_SET_TIMERSLACK), nanoseconds.
+    /// Permitted delay of the thread's timers (PR_SET_TIMERSLACK), nanoseconds.
     pub(super) timer_slack: AtomicU64,
-    /// The slack that PR_SET_TIMERSLACK of 0 sets: the maker's at clone.
+    /// The slack that PR_SET_TIMERSLACK of 0 sets: the creator's slack at clone.
     pub(super) default_timer_slack: AtomicU64,
-    /// The process' descriptors and credentials, from one call to the next.
+    /// The process' descriptors and credentials, kept from one call to the next.
     pub(super) kept_files: Kept<FileTable>,
     pub(super) kept_credentials: Kept<Credentials>,
     /// Its I/O priority, which threads may share.
@@ -85,32 +85,32 @@ pub struct Task {
     pub watch: Watchpoints,
     /// The filters of system calls on the thread.
     pub(super) seccomp: Seccomp,
-    /// Calls it to charge its CPU time, once it has to.
+    /// Makes the thread charge its CPU time, once a quota exists.
     pub(super) meter: spin::Once<Arc<Meter>>,
     /// The charge for its stack.
     pub(super) stack: StackCharge,
-    /// Bytes that the present system call drew from the heap's reserve.
+    /// Bytes that the current system call has allocated from the heap's reserve.
     pub(crate) drawn: Drawn,
-    /// The status that the thread ended itself with, [`FINISHED`] and [`LEFT`].
+    /// The status with which the thread ended itself, [`FINISHED`] and [`LEFT`].
     exit_code: AtomicU32,
 }
 
 /// Set in `exit_code` once the thread has called exit.
 const FINISHED: u32 = 1 << 31;
-/// Set in `exit_code` once the thread has given up its locks at its end.
+/// Set in `exit_code` once the ending thread has abandoned its locks.
 const LEFT: u32 = 1 << 30;
 
-/// How a thread leaves its program.
+/// The way in which a thread leaves its program.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Departure {
-    /// It ends.
+    /// The thread ends.
     End,
-    /// It executes another.
+    /// The thread executes another program.
     Exec,
 }
 
 impl Task {
-    /// A task of `process` that nothing runs yet.
+    /// Makes a task of `process` that is not running yet.
     pub(super) fn new(
         numbers: Numbers,
         process: Arc<Process>,
@@ -171,9 +171,9 @@ impl Task {
         })
     }
 
-    /// A task that never runs: a task of the kernel acts in its name, with the credentials, session
-    /// and limits of `process` ([`lend_name`](Self::lend_name)). It blocks all signals, as Linux'
-    /// workers of io_uring do. The caller drops it before the process ends.
+    /// Makes a task that never runs. A kernel task acts on its behalf, with the credentials,
+    /// session and limits of `process` ([`lend_name`](Self::lend_name)). It blocks all signals, as
+    /// Linux' io_uring workers do. The caller drops it before the process ends.
     pub fn stand_in(process: Arc<Process>) -> Arc<Self> {
         let schedule = Schedule::new(Idle::No, hw::current_cpu());
         let name = *process.name.lock();
@@ -181,16 +181,17 @@ impl Task {
         task.blocked.store(u64::MAX, Ordering::Relaxed);
         task
     }
-    /// Runs `body` on the running thread, a task of the kernel; [`current`](super::current) is this
-    /// stand-in there. One thread at a time.
+    /// Runs `body` on the running thread, a kernel task. [`current`](super::current) returns this
+    /// stand-in meanwhile. One thread at a time.
     pub fn lend_name<R>(self: &Arc<Self>, body: impl FnOnce() -> R) -> R {
         let result = hw::thread::show(self, body);
-        // The process' own threads alone are told when what is kept changes.
+        // Only the process' own threads are notified when a kept value is replaced.
         self.forget_kept();
         result
     }
 
-    /// Have the heap count what programs' tasks draw from its reserve, where it is checked.
+    /// Makes the heap count the allocations of programs' tasks from its reserve, if the heap is
+    /// checked.
     pub(crate) fn watch_reserve() {
         fn with_sum(f: impl FnOnce(&Drawn)) {
             hw::thread::with_current(|task: &Arc<Task>| {
@@ -203,23 +204,23 @@ impl Task {
         crate::hw::heap::watch(Watch { drawn, ensured: || with_sum(Drawn::settle) });
     }
 
-    /// A reference to be kept.
+    /// Returns a reference to the task.
     pub fn arc(&self) -> Arc<Self> {
         self.me.upgrade().expect("whoever calls a method of a task holds a reference to it")
     }
 
-    /// The thread ID. It changes once at most: where the thread executes a program and is not the
-    /// first of its process, it becomes the first (see `exec::takeover`).
+    /// Returns the thread ID. It changes once at most: if the thread executes a program and is not
+    /// the first of its process, it becomes the first (see `exec::takeover`).
     #[inline]
     pub fn tid(&self) -> Pid {
         self.tid.load(Ordering::Relaxed)
     }
-    /// Its number in its process' PID namespace.
+    /// Returns its number in its process' PID namespace.
     #[inline]
     pub fn number(&self) -> Pid {
         self.number.load(Ordering::Relaxed)
     }
-    /// Its ID with all its numbers.
+    /// Returns its ID with all its numbers.
     pub fn numbers(&self) -> &Numbers {
         if self.is_leader() { self.process.numbers() } else { &self.numbers }
     }
@@ -227,41 +228,42 @@ impl Task {
     pub fn is_leader(&self) -> bool {
         self.tid() == self.process.pid
     }
-    /// It is its process' first thread from now on; under the registry's lock, by which its ID is
-    /// found.
+    /// Makes it its process' first thread. Under the registry's lock, by which its ID is found.
     pub(super) fn set_leader(&self) {
         let numbers = self.process.numbers();
         self.number.store(numbers.own(), Ordering::Relaxed);
         self.thread.label.set_pid(numbers.id());
-        // Walks over threads go by ID, under this lock, and sums are made anew.
+        // Walks over threads go by ID, under this lock; the change invalidates sums over them.
         let mut group = self.process.signals.lock();
         self.tid.store(numbers.id(), Ordering::Relaxed);
         group.ended += 1;
     }
-    /// The process it belongs to.
+    /// Returns the process that the task belongs to.
     pub fn process(&self) -> &Arc<Process> {
         &self.process
     }
-    /// Use its process' descriptors for as long as a call takes; for the task itself.
+    /// Calls `look` with the process' descriptors; `look` may run for a whole call. For the task
+    /// itself.
     #[inline]
     pub fn with_files<R>(&self, look: impl FnOnce(&Arc<FileTable>) -> R) -> R {
         self.kept_files.with(&self.process.files, look)
     }
-    /// Look at who its process acts as, for as long as a call takes; for the task itself.
+    /// Calls `look` with the process' credentials; `look` may run for a whole call. For the task
+    /// itself.
     #[inline]
     pub fn with_credentials<R>(&self, look: impl FnOnce(&Arc<Credentials>) -> R) -> R {
         self.kept_credentials.with(&self.process.credentials, look)
     }
-    /// Keep nothing of the process' any more.
+    /// Drops the kept references to the process' descriptors and credentials.
     pub(super) fn forget_kept(&self) {
         self.kept_files.forget();
         self.kept_credentials.forget();
     }
-    /// Its name: at most 15 bytes and a NUL.
+    /// Returns its name: at most 15 bytes and a NUL.
     pub fn name(&self) -> [u8; 16] {
         *self.name.lock()
     }
-    /// Give it a name; more than 15 bytes are cut.
+    /// Sets its name, cut to 15 bytes.
     pub fn set_name(&self, name: &[u8]) {
         let mut bytes = [0; 16];
         let length = name.len().min(15);
@@ -272,27 +274,27 @@ impl Task {
             *self.process.name.lock() = bytes;
         }
     }
-    /// The blocked signals.
+    /// Returns the blocked signals.
     pub fn blocked(&self) -> SigSet {
         SigSet(self.blocked.load(Ordering::Relaxed))
     }
-    /// Whether the thread ends before it sees user mode again, or was cancelled.
+    /// Whether the thread was cancelled, or will end before it returns to user mode.
     pub fn is_dying(&self) -> bool {
         self.is_cancelled() || self.is_ending()
     }
-    /// Whether sending `signal` to this thread would do nothing now (for SIGTTIN and SIGTTOU).
+    /// Whether sending `signal` to this thread would have no effect now (for SIGTTIN and SIGTTOU).
     pub fn is_blocked_or_ignored(&self, signal: Signal) -> bool {
         self.blocked().contains(signal) || self.process.ignores(signal)
     }
-    /// Make it look at its signals: end its interruptible sleep, or its stay in user mode. Any
-    /// context.
+    /// Makes the thread check its signals: ends its interruptible sleep, or brings it out of user
+    /// mode. Any context.
     pub fn interrupt(&self) {
         self.call_attention(SIGNAL);
         if sched::wake(self, &[Sleep::Interruptible]) == Woken::Nobody {
             sched::kick(self);
         }
     }
-    /// Let restart_syscall go on with `restart`, and interrupt the call.
+    /// Makes restart_syscall continue with `restart`, and interrupts the call.
     pub fn restart_with(&self, restart: Restart) -> Errno {
         *self.restart.lock() = Some(restart);
         Errno::ERESTARTBLOCK
@@ -301,7 +303,8 @@ impl Task {
     pub(crate) fn take_restart(&self) -> Option<Restart> {
         self.restart.lock().take()
     }
-    /// Let this, the current, thread end on its way to user mode, alone.
+    /// Makes the current thread, `self`, end before it returns to user mode. Other threads
+    /// continue.
     pub(super) fn finish(&self, code: u8) {
         self.exit_code.store(u32::from(code) | FINISHED, Ordering::SeqCst);
         self.call_attention(SIGNAL);
@@ -310,8 +313,8 @@ impl Task {
     pub(super) fn has_finished(&self) -> bool {
         self.exit_code.load(Ordering::Relaxed) & FINISHED != 0
     }
-    /// Gives up the locks with priority inheritance, as the thread runs its program no more: the
-    /// robust list was gone through.
+    /// Abandons the locks with priority inheritance, because the thread leaves its program. The
+    /// robust list has been processed.
     pub(super) fn abandon_locks(&self, departure: Departure) {
         if departure == Departure::End {
             self.exit_code.fetch_or(LEFT, Ordering::SeqCst);
@@ -322,17 +325,18 @@ impl Task {
             part.abandon();
         }
     }
-    /// Whether the thread gave up its locks at its end.
+    /// Whether the ending thread has abandoned its locks.
     pub(super) fn has_left(&self) -> bool {
         self.exit_code.load(Ordering::SeqCst) & LEFT != 0
     }
-    /// Its own priority is another now: that may be inherited, and decides who is first.
+    /// Updates the table of locks after a change of the thread's own priority, which may be
+    /// inherited and determines the order of waiters.
     pub(crate) fn rank_anew(&self) {
         if let Some(part) = self.pi.get() {
             part.rank_anew();
         }
     }
-    /// The part of the thread in the table of locks. It has the thread's number as it is now.
+    /// Returns the part of the thread in the table of locks. It has the thread's present number.
     pub(super) fn pi_part(&self) -> &Arc<PiTask> {
         let part = self.pi.call_once(|| PiTask::new(&self.thread));
         part.set_number(self.number());
@@ -342,26 +346,27 @@ impl Task {
     pub(super) fn exit_code(&self) -> u8 {
         self.exit_code.load(Ordering::Relaxed) as u8
     }
-    /// The thread that the scheduler runs.
+    /// Returns the scheduler's thread.
     pub fn thread(&self) -> &Arc<Thread> {
         &self.thread
     }
-    /// Notes that the current task goes to user mode when the time-stamp counter says `now`.
+    /// Records that the current task enters user mode at the time-stamp `now`.
     #[inline]
     pub(crate) fn enters_user(&self, now: u64) {
         self.user_ticks.store(self.user_ticks.load(Ordering::Relaxed).wrapping_sub(now), Ordering::Relaxed);
     }
-    /// Notes that the task has come back. If it did not go after all, `now` is the same value.
+    /// Records that the task has returned from user mode. If it did not enter it after all, `now`
+    /// is the same value.
     #[inline]
     pub(crate) fn left_user(&self, now: u64) {
         self.user_ticks.store(self.user_ticks.load(Ordering::Relaxed).wrapping_add(now), Ordering::Relaxed);
     }
-    /// Ticks that it was in user mode, up to now.
+    /// Returns the ticks in user mode, up to now.
     fn user_ticks(&self) -> u64 {
         let ticks = self.user_ticks.load(Ordering::Relaxed);
         if (ticks as i64) < 0 { ticks.wrapping_add(hw::time::ticks()) } else { ticks }
     }
-    /// CPU time, up to now, and events.
+    /// Returns CPU time, up to now, and events.
     pub fn usage(&self) -> Usage {
         sched::account(self);
         let total = self.schedule.runtime.load(Ordering::Relaxed);

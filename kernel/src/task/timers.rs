@@ -1,12 +1,12 @@
 //! A process' timers: setitimer, alarm, and POSIX timers.
 //!
-//! A timer is an object of its own, which the timer queue holds while it is armed. It expires in
-//! interrupt context: there it sends its signal and returns the time of its next expiry.
+//! A timer is a separate object, to which the timer queue holds a reference while it is armed. It
+//! expires in interrupt context. There it sends its signal and returns the time of its next expiry.
 //!
 //! A timer that counts CPU time, and the limit of CPU time, are armed for the earliest time at
-//! which they could expire: the remaining time divided by the number of threads. Then they look
-//! again. There may be as many threads as timers: all of a process' timers that expire within a
-//! millisecond share one look at its threads.
+//! which they could expire: the remaining time divided by the number of threads. At that time they
+//! check again. A process may have as many threads as timers, so all timers that expire within a
+//! millisecond share one count of the threads' CPU time.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -47,16 +47,16 @@ pub struct Timer {
     setting: IrqSpinLock<Setting>,
 }
 
-/// When a timer expires. An expiry that runs while the timer is set anew finds another setting than
-/// it began with, and leaves that alone.
+/// The times at which a timer expires. If the timer is set again while an expiry runs, the expiry
+/// finds another setting and does not change it.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Setting {
     /// Nanoseconds between expiries; 0 for once.
     interval: u64,
-    /// When it expires next, by the monotonic clock, or by its process' CPU time; 0 where it is not
+    /// The next expiry, by the monotonic clock, or by the process' CPU time; 0 if the timer is not
     /// armed.
     deadline: u64,
-    /// Expiries since the last one but the first.
+    /// Number of additional expiries since the last reported one.
     overruns: u64,
 }
 
@@ -64,7 +64,7 @@ impl Setting {
     /// Returns the setting after the deadline has passed at `now`.
     fn expired(self, now: u64) -> Self {
         let overruns = now.saturating_sub(self.deadline).checked_div(self.interval).unwrap_or(0);
-        // A program chooses the interval: the time after it may lie beyond all times.
+        // A program chooses the interval, so the sum may overflow.
         let step = (overruns + 1).saturating_mul(self.interval);
         let deadline = if self.interval == 0 { 0 } else { self.deadline.saturating_add(step) };
         Self { overruns, deadline, ..self }
@@ -80,21 +80,21 @@ impl Timer {
             setting: IrqSpinLock::new(Setting::default()),
         })
     }
-    /// The process whose CPU time it counts, if it does.
+    /// Returns the process whose CPU time the timer counts, if any.
     fn counted(&self) -> Option<Arc<Process>> {
         match (&self.notify, self.clock) {
             (Notify::Process(process, _), Clock::Process(_)) => process.upgrade(),
             _ => None,
         }
     }
-    /// Nanoseconds until the next expiry, and the interval.
+    /// Returns the nanoseconds until the next expiry, and the interval.
     fn state(&self) -> (u64, u64) {
         let now = self.counted().map_or_else(time::now, |process| process.cpu_time());
         let Setting { deadline, interval, .. } = *self.setting.lock();
         let left = if deadline == 0 { 0 } else { deadline.saturating_sub(now).max(1) };
         (left, interval)
     }
-    /// Let it expire when its clock shows `deadline` (0: never) and then every `interval`.
+    /// Makes the timer expire when its clock shows `deadline` (0: never) and then every `interval`.
     fn set(self: &Receiver<Self>, deadline: u64, interval: u64) -> Result<()> {
         let timer: Arc<dyn Expire> = self.clone();
         time::cancel(&timer);
@@ -105,7 +105,7 @@ impl Timer {
         let first = self.counted().map_or(deadline, |process| process.when_used(deadline, time::now()));
         time::try_arm(&timer, first)
     }
-    /// Let it expire after `value` nanoseconds (0: never) and then every `interval`.
+    /// Makes the timer expire after `value` nanoseconds (0: never) and then every `interval`.
     fn set_relative(self: &Receiver<Self>, value: u64, interval: u64) -> Result<()> {
         let now = self.counted().map_or_else(time::now, |process| process.cpu_time());
         self.set(if value == 0 { 0 } else { now.saturating_add(value) }, interval)
@@ -130,15 +130,15 @@ impl Expire for Timer {
             if setting.deadline == 0 || setting.deadline > now {
                 let due = setting.deadline;
                 drop(setting);
-                // It was set anew meanwhile, or its process has not used that much yet.
+                // It was set again meanwhile, or its process has not used that much time yet.
                 return counted.filter(|_| due != 0).map(|process| process.when_used(due, wall));
             }
             *setting = setting.expired(now);
             *setting
         };
-        // The registry keeps processes, and they their threads, while this runs: no last reference
-        // ends here unless the process is going; then the upgrade fails or the reaper, a task,
-        // holds another.
+        // No last reference is dropped here: the registry keeps processes, and they keep their
+        // threads. Only if the process is ending this may fail; then the upgrade fails, or the
+        // reaper, a task, holds another reference.
         match &self.notify {
             Notify::None => {}
             Notify::Process(process, info) => {
@@ -157,11 +157,11 @@ impl Expire for Timer {
     }
 }
 
-/// The least time between two looks at a process' CPU time.
+/// Smallest interval between two counts of a process' CPU time.
 const MIN_INTERVAL: u64 = 1_000_000;
 
 impl Process {
-    /// CPU time of all threads, the running ones' up to now. Any context.
+    /// Returns the CPU time of all threads, with running ones up to now. Any context.
     fn cpu_time(&self) -> u64 {
         crate::sched::account_running();
         let group = self.signals.lock();
@@ -170,8 +170,8 @@ impl Process {
         living + group.past.user + group.past.system
     }
 
-    /// [`cpu_time`](Self::cpu_time) at a look that is no older than [`MIN_INTERVAL`] at `now`, for
-    /// interrupts: there may be many threads.
+    /// Returns [`cpu_time`](Self::cpu_time) from a count that is no older than [`MIN_INTERVAL`] at
+    /// `now`. For interrupts, because there may be many threads.
     fn cpu_time_lately(&self, now: u64) -> u64 {
         let (at, used) = *self.timers.seen.lock();
         if at != 0 && now < at.saturating_add(MIN_INTERVAL) {
@@ -182,14 +182,15 @@ impl Process {
         used
     }
 
-    /// The earliest time at which the process can have used `total` nanoseconds, seen from `now`.
+    /// Returns the earliest time at which the process can have used `total` nanoseconds, as of
+    /// `now`.
     fn when_used(&self, total: u64, now: u64) -> u64 {
         let left = total.saturating_sub(self.cpu_time_lately(now));
         let threads = self.signals.lock().threads.len().max(1) as u64;
         now.saturating_add((left / threads).max(MIN_INTERVAL))
     }
 
-    /// RLIMIT_CPU is `limit` from now on.
+    /// Sets RLIMIT_CPU to `limit` from now on.
     pub(super) fn watch_cpu_limit(self: &Receiver<Self>, limit: Limit) {
         let mut slot = self.timers.limit.lock();
         if slot.is_none() && limit.soft == INFINITY && limit.hard == INFINITY {
@@ -210,12 +211,12 @@ impl Process {
     }
 }
 
-/// Looks after RLIMIT_CPU: SIGXCPU at the soft limit and each second after it, SIGKILL at the hard
+/// Enforces RLIMIT_CPU: SIGXCPU at the soft limit and each second after it, SIGKILL at the hard
 /// limit.
 struct CpuLimit {
     slot: TimerSlot,
     process: Weak<Process>,
-    /// Nanoseconds; moves up by a second with each SIGXCPU.
+    /// Nanoseconds; increased by a second with each SIGXCPU.
     soft: AtomicU64,
     /// Nanoseconds.
     hard: AtomicU64,
@@ -249,18 +250,18 @@ fn with_overrun(mut info: SigInfo, missed: u64) -> SigInfo {
     info
 }
 
-/// Gives the POSIX timers of a process their IDs: they rise, as on Linux, and begin anew after the
-/// last.
+/// Allocates the IDs of a process' POSIX timers: they increase, as on Linux, and begin again after
+/// the largest.
 struct TimerIds {
     next: i32,
-    /// All were given out once: from now on a timer may have `next`.
+    /// Whether all IDs were used once: from now on a timer may have `next`.
     wrapped: bool,
 }
 
 impl TimerIds {
-    /// An ID that none of `timers` has, and that is not given out again soon.
+    /// Returns an ID that none of `timers` has, and that is not reused soon.
     fn fresh<T>(&mut self, timers: &Map<i32, T>) -> Result<i32> {
-        // At most one step more than there are timers.
+        // At most one step more than the number of timers.
         for _ in 0..=timers.len() {
             let (id, may_be_used) = (self.next, self.wrapped);
             self.next = id.checked_add(1).unwrap_or_else(|| {
@@ -275,7 +276,7 @@ impl TimerIds {
     }
 }
 
-/// The POSIX timers of a process. How many there may be is the matter of RLIMIT_SIGPENDING.
+/// The POSIX timers of a process. RLIMIT_SIGPENDING limits their number.
 struct Posix {
     timers: Map<i32, (Arc<Timer>, QueuedSignal)>,
     ids: TimerIds,
@@ -296,11 +297,11 @@ pub struct Timers {
     real: SpinLock<Option<Arc<Timer>>>,
     /// ITIMER_VIRTUAL and ITIMER_PROF.
     cpu: SpinLock<[Option<Arc<Timer>>; 2]>,
-    /// POSIX timers. Each has a place in its user's account for its signal (RLIMIT_SIGPENDING), as
-    /// long as it lives.
+    /// POSIX timers. Each is charged to its user's account for its signal (RLIMIT_SIGPENDING), as
+    /// long as it exists.
     posix: SpinLock<Posix>,
     limit: SpinLock<Option<Arc<CpuLimit>>>,
-    /// The last look at the CPU time of all threads: when it was, and what was seen.
+    /// The last count of the CPU time of all threads: its time, and its result.
     seen: IrqSpinLock<(u64, u64)>,
 }
 
@@ -315,7 +316,7 @@ impl Timers {
             seen: IrqSpinLock::new((0, 0)),
         }
     }
-    /// At the end of the process.
+    /// Cancels all timers at the end of the process.
     pub(super) fn cancel_all(&self) {
         let real = self.real.lock().take();
         let cpu = core::mem::take(&mut *self.cpu.lock());
@@ -326,7 +327,7 @@ impl Timers {
         }
         self.delete_posix();
     }
-    /// At execve: the new program has no POSIX timers.
+    /// Deletes the POSIX timers at execve.
     pub(super) fn delete_posix(&self) {
         let posix = core::mem::take(&mut self.posix.lock().timers);
         posix.values().for_each(|(timer, _)| timer.cancel());
@@ -334,7 +335,7 @@ impl Timers {
 }
 
 impl Process {
-    /// The timer that setitimer's `which` means, made if it is not there.
+    /// Returns the timer with setitimer's number `which`. Makes it if necessary.
     fn interval_timer(self: &Receiver<Self>, which: i32) -> Result<Arc<Timer>> {
         let make =
             |signal, clock| Timer::new(Notify::Process(self.downgrade(), SigInfo::kernel(signal)), clock);
@@ -366,9 +367,9 @@ struct IntervalVal {
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct IntervalSpec {
-    /// Between expiries; 0 for once.
+    /// Interval between expiries; 0 for a single expiry.
     pub interval: TimeSpec,
-    /// To the next; 0 for disarmed.
+    /// Time until the next expiry; 0 for a disarmed timer.
     pub value: TimeSpec,
 }
 
@@ -407,12 +408,12 @@ pub fn sys_alarm(args: &Args) -> Result<i64> {
     let (left, _) = timer.state();
     let seconds = u64::from(args.uint(0));
     timer.set_relative(seconds * time::SECOND, 0)?;
-    // Rounded to the nearest second, but never to none.
+    // Rounded to the nearest second, but never to 0.
     let rounded = (left + time::SECOND / 2) / time::SECOND;
     Ok(if left > 0 { rounded.max(1) as i64 } else { 0 })
 }
 
-/// `struct sigevent`, its first fields.
+/// First fields of `struct sigevent`.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct SigEvent {
@@ -456,7 +457,7 @@ pub fn sys_timer_create(args: &Args) -> Result<i64> {
     let place = QueuedSignal::charge(Payer::of(&process)).ok_or(Errno::EAGAIN)?;
     UserPtr::<i32>::new(args[2]).write(&id)?;
     let timer = Timer::new(notify, clock);
-    // Without memory for it: the ID was told, but nothing has it.
+    // Without memory: the ID was written, but no timer has it.
     process.timers.posix.lock().timers.try_insert(id, (timer, place)).map_err(|_| Errno::EAGAIN)?;
     Ok(0)
 }
@@ -475,7 +476,7 @@ fn show(left: u64, interval: u64) -> IntervalSpec {
 pub fn sys_timer_settime(args: &Args) -> Result<i64> {
     const ABSOLUTE: u32 = 1;
     let timer = posix_timer(args.int(0))?;
-    // Of the two faults that an address can have, Linux tells this one apart.
+    // Of the two errors of an address, Linux reports this one separately.
     if args[2] == 0 {
         return Err(Errno::EINVAL);
     }

@@ -1,4 +1,4 @@
-//! Services that a task uses from the layers above it.
+//! Services that a task uses from the layers above.
 
 use core::fmt;
 
@@ -10,33 +10,33 @@ use crate::cgroup::Group;
 use crate::fs::{FileTable, OpenFile};
 use crate::hw::user::UserContext;
 
-/// Services of the layers above a task. A task uses them once in its life, or where it is slow
-/// anyway.
+/// Services of the layers above a task. A task uses them once in its life, or in slow operations.
 pub trait Above: Sync {
-    /// Runs the task's program from `context` until the thread ends: its system calls, faults and
-    /// signals.
+    /// Runs the task's program from `context` until the thread ends. This includes its system
+    /// calls, faults and signals.
     fn run_program(&self, task: &Arc<Task>, context: &mut UserContext);
-    /// Cancels the operations that a process has under way in rings and contexts: it ends, or
-    /// becomes another program.
+    /// Cancels the operations that a process has under way in rings and contexts, because it ends
+    /// or executes another program.
     fn cancel_operations(&self, process: Pid);
     /// Closes all files of a table that no process uses any more.
     fn close_files(&self, files: &FileTable);
-    /// Closes files that no process can reach any more, if there are any. The caller holds no lock.
+    /// Closes files that no process can access any more, if there are any. The caller holds no
+    /// lock.
     fn close_unreachable(&self) -> bool;
-    /// Takes the terminal from a session whose leader ends.
+    /// Removes the terminal from a session whose leader ends.
     fn leave_terminal(&self, session: &Arc<Session>);
-    /// Returns the control group behind an open directory, where the caller may make a child.
+    /// Returns the control group of an open directory, in which the caller may create a child.
     ///
     /// # Errors
     /// `EBADF` for another file, `EACCES`, `ENODEV`, `ENOENT`.
     fn cgroup_for_child(&self, directory: &OpenFile) -> Result<Arc<Group>>;
-    /// Tells the user of the machine why a program is gone.
+    /// Tells the machine's user why a program has ended.
     fn notice(&self, text: fmt::Arguments<'_>);
 }
 
 static ABOVE: spin::Once<&'static dyn Above> = spin::Once::new();
 
-/// Sets what tasks ask; once at boot, before the first task.
+/// Sets the services of the layers above; once at boot, before the first task.
 pub fn set_above(above: &'static dyn Above) {
     ABOVE.call_once(|| above);
 }

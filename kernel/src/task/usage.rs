@@ -1,4 +1,4 @@
-//! Resources that processes used: getrusage, times, and the part that control groups count.
+//! Resources that processes used: getrusage, times, and the part for control groups.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -16,20 +16,20 @@ pub struct Usage {
     pub user: u64,
     /// Nanoseconds in the kernel.
     pub system: u64,
-    /// Times a thread gave up the CPU.
+    /// Number of times a thread gave up the CPU.
     pub voluntary_switches: u64,
-    /// Times the CPU was taken from a thread.
+    /// Number of times the CPU was taken from a thread.
     pub involuntary_switches: u64,
     /// Page faults that needed no I/O.
     pub minor_faults: u64,
-    /// Page faults that did.
+    /// Page faults that needed I/O.
     pub major_faults: u64,
-    /// The most bytes resident at one time.
+    /// Largest number of bytes resident at one time.
     pub peak_resident: u64,
 }
 
 impl Usage {
-    /// Returns the difference to `earlier`; the peak is the whole one.
+    /// Returns the difference from `earlier`, except for the peak, which is that of `self`.
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             user: self.user - earlier.user,
@@ -54,14 +54,14 @@ impl Usage {
 }
 
 impl Process {
-    /// The time that it used, as its control group counts it.
+    /// Returns the time used, in the format of control groups.
     pub fn cgroup_usage(&self) -> cgroup::CpuTime {
         let Usage { user, system, .. } = self.usage();
         cgroup::CpuTime { user, system }
     }
 }
 
-/// The CPU time of all processes that were ever in a group or below.
+/// Returns the CPU time of all processes that were ever in a group or below.
 pub fn of_group(group: &Group) -> cgroup::CpuTime {
     group.usage(|| {
         let mut sum = cgroup::CpuTime::default();
@@ -98,7 +98,7 @@ const fn split(nanoseconds: u64) -> [i64; 2] {
     [(nanoseconds / time::SECOND) as i64, (nanoseconds % time::SECOND / 1000) as i64]
 }
 
-/// The usage as programs read it.
+/// Returns the usage in the format for programs.
 pub fn to_abi(usage: &Usage) -> RUsage {
     RUsage {
         user: split(usage.user),

@@ -1,8 +1,8 @@
 //! Accounts that a user's processes share: queued signals (RLIMIT_SIGPENDING) and threads
 //! (RLIMIT_NPROC), as Linux' ucounts of the real user.
 //!
-//! **Locks.** The table is an interrupt-safe lock of its own, last in the order: signals are
-//! forgotten under locks of that kind. Room for a user is made in task context, before.
+//! **Locks.** The table has a separate interrupt-safe lock, last in the order, because signals are
+//! removed under locks of that kind. Room for a user is made in advance, in task context.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,13 +13,13 @@ use crate::sync::{IrqSpinLock, SpinLock};
 use crate::{Errno, Result};
 use freehold_collections::{Map, Vec};
 
-/// Queued signals by user. A user without queued signals keeps the entry until another user takes
+/// Queued signals by user. A user without queued signals keeps the entry until another user needs
 /// it.
 static QUEUED: IrqSpinLock<Vec<(u32, u64)>> = IrqSpinLock::new(Vec::new());
-/// Whether [`QUEUED`] had no room for a user more when it was last looked at.
+/// Whether [`QUEUED`] had no room for another user at the last check.
 static FULL: AtomicBool = AtomicBool::new(true);
 
-/// The user that a signal is queued for, and how many they may have queued.
+/// The user to whom a signal is charged, and the limit for that user's queued signals.
 #[derive(Clone, Copy, Debug)]
 pub struct Payer {
     uid: u32,
@@ -27,8 +27,8 @@ pub struct Payer {
 }
 
 impl Payer {
-    /// Returns the account for a signal to `process`: its real user, within its limit. Task
-    /// context; makes room for the user.
+    /// Returns the account for a signal to `process`: its real user, with its limit. Task context;
+    /// makes room for the user.
     #[inline]
     pub fn of(process: &Process) -> Self {
         if FULL.load(Ordering::Relaxed) {
@@ -38,13 +38,12 @@ impl Payer {
     }
 }
 
-/// A place in a user's account of queued signals, which is given back when this is dropped. Any
-/// context.
+/// A charge to a user's account of queued signals. Dropping it removes the charge. Any context.
 #[derive(PartialEq, Eq, Debug)]
 pub struct QueuedSignal(u32);
 
 impl QueuedSignal {
-    /// A place in the name of `payer`; `None` where their limit is reached.
+    /// Charges `payer`; `None` at the limit.
     pub fn charge(payer: Payer) -> Option<Self> {
         let mut users = QUEUED.lock();
         if let Some((_, count)) = users.iter_mut().find(|(uid, _)| *uid == payer.uid) {
@@ -68,7 +67,7 @@ impl Drop for QueuedSignal {
     }
 }
 
-/// Count the first signal of a user. Whether there was room.
+/// Counts the first signal of a user. Returns whether there was room.
 #[cold]
 fn enter(users: &mut Vec<(u32, u64)>, uid: u32) -> bool {
     if let Some(left) = users.iter_mut().find(|(_, count)| *count == 0) {
@@ -84,13 +83,13 @@ fn enter(users: &mut Vec<(u32, u64)>, uid: u32) -> bool {
     true
 }
 
-/// How many signals are queued for the processes of a user.
+/// Returns how many signals are queued for the processes of a user.
 pub fn queued_signals(user: u32) -> u64 {
     QUEUED.lock().iter().find(|(uid, _)| *uid == user).map_or(0, |(_, count)| *count)
 }
 
-/// See that one more user fits. Where there is no memory for it their signals are known by number
-/// only.
+/// Ensures that one more user fits. Without memory for it, only the numbers of that user's signals
+/// are kept.
 #[cold]
 #[inline(never)]
 fn make_room() {
@@ -105,7 +104,7 @@ fn make_room() {
             if spare.capacity() > users.len() {
                 let outdated = users.move_to(spare);
                 FULL.store(false, Ordering::Relaxed);
-                // It is freed without the lock.
+                // The old buffer is freed without the lock.
                 drop(users);
                 drop(outdated);
                 return;
@@ -119,14 +118,14 @@ fn make_room() {
     }
 }
 
-/// Checks whether `process` may have one more thread or child (RLIMIT_NPROC). Neither the first
-/// user nor a process that may exceed limits is checked.
+/// Checks whether `process` may have one more thread or child (RLIMIT_NPROC). User 0 is not
+/// checked, nor is a process that may exceed limits.
 ///
 /// # Errors
-/// `EAGAIN` where its user has as many threads as the limit says.
+/// `EAGAIN` if its user has as many threads as the limit permits.
 pub fn check_threads(process: &Process) -> Result<()> {
     let limit = process.soft_limit(Resource::Processes);
-    // While there are fewer of all users none need be counted.
+    // If all users together have fewer threads, no count is needed.
     if (registry::count() as u64) < limit {
         return Ok(());
     }
@@ -139,18 +138,18 @@ pub fn check_threads(process: &Process) -> Result<()> {
     if is_exempt || has_room() { Ok(()) } else { Err(Errno::EAGAIN) }
 }
 
-/// Tasks of the kernel that work for a user's requests, by user.
+/// Kernel tasks that work for a user's requests, by user.
 static HELPERS: SpinLock<Map<u32, u64>> = SpinLock::new(Map::new());
 
-/// A task of the kernel that counts as a thread of the user it works for, until this is dropped.
+/// A kernel task that counts as a thread of the user for whom it works, until this is dropped.
 #[derive(Debug)]
 pub struct Helper(u32);
 
 impl Helper {
-    /// A place in the account of `process`' user.
+    /// Charges the user of `process`.
     ///
     /// # Errors
-    /// `EAGAIN` where the user has as many threads as the limit says; `ENOMEM`.
+    /// `EAGAIN` if the user has as many threads as the limit permits; `ENOMEM`.
     pub fn charge(process: &Process) -> Result<Self> {
         check_threads(process)?;
         let uid = process.uid();

@@ -1,4 +1,4 @@
-//! Names of the system: its release, and the names of a UTS namespace (Linux: `struct
+//! Names of the system: its release, and the names in a UTS namespace (Linux: `struct
 //! uts_namespace`).
 
 use super::credentials::Credentials;
@@ -6,11 +6,11 @@ use super::userns::{NamespaceHead, NamespaceKind};
 use crate::sync::SpinLock;
 use crate::{Errno, Result};
 
-/// The name that programs know this system-call interface by.
+/// The name of this system-call interface for programs.
 pub const SYSTEM: &str = "Linux";
-/// The Linux release that has this interface, and the name of its provider.
+/// The Linux release with this interface, and the name of this kernel.
 pub const RELEASE: &str = "6.1.0-freehold";
-/// The build.
+/// The build identification.
 pub const VERSION: &str = concat!("#1 SMP Freehold ", env!("CARGO_PKG_VERSION"));
 /// The instruction set.
 pub const MACHINE: &str = "x86_64";
@@ -21,13 +21,13 @@ pub const NAME_MAX: usize = 64;
 /// The names that can be set.
 #[derive(Clone, Copy)]
 pub struct Names {
-    /// The host's, NUL-terminated.
+    /// The host name, NUL-terminated.
     pub host: [u8; NAME_MAX + 1],
-    /// The NIS domain's, NUL-terminated.
+    /// The NIS domain name, NUL-terminated.
     pub domain: [u8; NAME_MAX + 1],
 }
 
-/// A field of `struct new_utsname`.
+/// Returns a field of `struct new_utsname`.
 pub const fn field(text: &str) -> [u8; NAME_MAX + 1] {
     let mut field = [0; NAME_MAX + 1];
     let mut at = 0;
@@ -41,33 +41,33 @@ pub const fn field(text: &str) -> [u8; NAME_MAX + 1] {
 /// One of the names that can be set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Name {
-    /// The host's.
+    /// The host name.
     Host,
-    /// The NIS domain's.
+    /// The NIS domain name.
     Domain,
 }
 
 impl Names {
-    /// A name's bytes.
+    /// Returns the bytes of a name.
     pub fn bytes(&self, which: Name) -> &[u8] {
         let field = if which == Name::Host { &self.host } else { &self.domain };
         field.split(|&byte| byte == 0).next().unwrap_or_default()
     }
 }
 
-/// A UTS namespace: the names of a host.
+/// A UTS namespace: the host name and the domain name.
 pub struct UtsNamespace {
     head: NamespaceHead,
     names: SpinLock<Names>,
 }
 
 impl UtsNamespace {
-    /// The initial one.
+    /// Makes the initial namespace.
     pub const fn initial() -> Self {
         let names = Names { host: field("freehold"), domain: field("(none)") };
         Self { head: NamespaceHead::initial(NamespaceKind::Uts), names: SpinLock::new(names) }
     }
-    /// One of the user namespace of `maker` with the same names.
+    /// Makes a namespace with the same names, owned by the user namespace of `maker`.
     ///
     /// # Errors
     /// `ENOSPC`.
@@ -79,7 +79,7 @@ impl UtsNamespace {
     pub const fn head(&self) -> &NamespaceHead {
         &self.head
     }
-    /// Set a name: `EINVAL` for one of more than 64 bytes.
+    /// Sets a name: `EINVAL` for more than 64 bytes.
     pub fn set_name(&self, which: Name, name: &[u8]) -> Result<()> {
         if name.len() > NAME_MAX {
             return Err(Errno::EINVAL);
@@ -93,7 +93,7 @@ impl UtsNamespace {
         }
         Ok(())
     }
-    /// The host's and the domain's name at one moment.
+    /// Returns a consistent copy of both names.
     pub fn names(&self) -> Names {
         *self.names.lock()
     }

@@ -1,4 +1,4 @@
-//! Waiting for children: wait4, the core of waitid, and the messages to a parent.
+//! Waiting for children: wait4, the core of waitid, and the notifications of a parent.
 
 use core::sync::atomic::Ordering;
 
@@ -18,39 +18,39 @@ bitflags! {
     pub struct WaitFlags: u32 {
         /// Do not sleep.
         const NOHANG = 1;
-        /// Stopped children too (WUNTRACED).
+        /// Report stopped children, too (WUNTRACED).
         const STOPPED = 2;
-        /// Ended children.
+        /// Report ended children.
         const EXITED = 4;
-        /// Continued children too.
+        /// Report continued children, too.
         const CONTINUED = 8;
-        /// Leave the child as it is.
+        /// Leave the child's state unchanged.
         const NOWAIT = 0x0100_0000;
         /// Only children of this thread.
         const NOTHREAD = 0x2000_0000;
-        /// Children whatever their exit signal.
+        /// Report children with any exit signal.
         const ALL = 0x4000_0000;
-        /// Only children with another exit signal than SIGCHLD.
+        /// Report only children with another exit signal than SIGCHLD.
         const CLONE = 0x8000_0000;
     }
 }
 
-/// Which children are waited for.
+/// The children that are waited for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Selector {
     Any,
     One(Pid),
     Group(Pid),
-    /// The process with this ID that was made at this time.
+    /// The process with this ID and this time of creation.
     Opened(Pid, u64),
 }
 
 /// State change of a child.
 pub(super) struct ChildChange {
-    /// Its number in its parent's or tracer's PID namespace.
+    /// The child's number in its parent's or tracer's PID namespace.
     pub pid: Pid,
     pub uid: u32,
-    /// As wait4 gives it.
+    /// The status in the format of wait4.
     status: i32,
     /// CLD_*.
     pub code: i32,
@@ -75,7 +75,7 @@ fn is_eligible(child: &Process, flags: WaitFlags) -> bool {
     flags.contains(WaitFlags::ALL) || usual != flags.contains(WaitFlags::CLONE)
 }
 
-/// CLD_* and si_status for the end of a process.
+/// Returns CLD_* and si_status for the end of a process.
 pub(super) fn code_of(status: ExitStatus) -> (i32, i32) {
     match status {
         ExitStatus::Exited(value) => (code::CLD_EXITED, i32::from(value)),
@@ -84,17 +84,17 @@ pub(super) fn code_of(status: ExitStatus) -> (i32, i32) {
     }
 }
 
-/// Why there is nothing to tell of tracees.
+/// The reason why no tracee is reported.
 #[derive(PartialEq, Eq)]
 enum News {
-    /// None is waited for.
+    /// No tracee is waited for.
     Nobody,
     /// The awaited tasks exist, but none of them has changed its state yet.
     None,
 }
 
 /// Returns a change of a tracee that `tracer` waits for: the tracee is in a stop, or has ended and
-/// is no child.
+/// is no child of the tracer.
 fn look_at_tracees(
     tracer: &Process,
     selector: Selector,
@@ -149,7 +149,7 @@ fn look_at_tracees(
     }
 }
 
-/// Takes the report of a living child: the child was stopped, or goes on.
+/// Takes the report of a living child: the child was stopped, or continues.
 fn take_report(child: &Process, flags: WaitFlags) -> Option<ChildChange> {
     let mut group = child.signals.lock();
     let (status, code, value) = match group.report {
@@ -254,20 +254,20 @@ pub(super) fn wait_for(selector: Selector, flags: WaitFlags) -> Result<Option<Ch
     Ok(Some(found))
 }
 
-/// Wait until any child has ended; for the kernel's init. `None` where there is no child.
+/// Waits until any child has ended; for the kernel's init. `None` if there is no child.
 pub(super) fn reap_one() -> Option<(Pid, i32)> {
     let flags = WaitFlags::EXITED | WaitFlags::ALL;
     wait_for(Selector::Any, flags).ok().flatten().map(|outcome| (outcome.pid, outcome.status))
 }
 
-/// Takes the ended children of a process that has ended itself.
+/// Removes the ended children of a process that has itself ended.
 pub(super) fn reap_ended(process: &Arc<Process>) {
     let flags = WaitFlags::EXITED | WaitFlags::ALL;
     while let Ok(Some(_)) = look_at_children(process, Selector::Any, flags) {}
 }
 
-/// A process is gone: where its PID namespace, or one above, is ending, the first process of that
-/// one looks whether it was the last.
+/// Called after a process was removed. If its PID namespace, or one above, is ending, the first
+/// process of that namespace checks whether it was the last.
 fn tell_ending_namespaces(gone: &Process) {
     let mut namespace = gone.pid_ns();
     while let Some(parent) = namespace.parent() {
@@ -280,8 +280,8 @@ fn tell_ending_namespaces(gone: &Process) {
     }
 }
 
-/// The ID that the caller means by a number or its negative. None is a child's or a group's whose
-/// number means nothing.
+/// Returns the ID that the caller names by a number or its negative. For an unknown number, returns
+/// an ID that no child or group has.
 pub(super) fn meant(number: i32) -> Result<Pid> {
     registry::pid_by_number(number.unsigned_abs()).ok_or(Errno::ECHILD)
 }
@@ -311,9 +311,8 @@ pub fn sys_wait4(args: &Args) -> Result<i64> {
     Ok(i64::from(outcome.pid))
 }
 
-/// Returns the signal by which a process' end is told. The program that chose it may be one that
-/// the parent has replaced by a more powerful one, which only hears of SIGCHLD (Linux:
-/// `do_notify_parent`).
+/// Returns the signal that reports a process' end. The parent may have executed a more powerful
+/// program since it chose that signal. That program gets only SIGCHLD (Linux: `do_notify_parent`).
 fn exit_signal(process: &Process, parent: &Process) -> Option<Signal> {
     let is_chosen_by_it =
         process.maker_executed.load(Ordering::Relaxed) == parent.executed.load(Ordering::Relaxed);
@@ -323,7 +322,8 @@ fn exit_signal(process: &Process, parent: &Process) -> Option<Signal> {
     Signal::new(i64::from(process.exit_signal.load(Ordering::Relaxed)))
 }
 
-/// Tell the parent that `process` is a zombie; one whose parent does not care is gone at once.
+/// Notifies the parent that `process` is a zombie. If the parent ignores that, the process is
+/// removed at once.
 pub(super) fn tell_parent_of_end(process: &Arc<Process>, status: ExitStatus) {
     let Some(parent) = process.parent() else { return };
     let signal = exit_signal(process, &parent);
@@ -346,12 +346,12 @@ pub(super) fn tell_parent_of_end(process: &Arc<Process>, status: ExitStatus) {
     parent.child_changed.wake_all();
 }
 
-/// Tell the parent that `process` goes on after a stop.
+/// Notifies the parent that `process` continues after a stop.
 pub(crate) fn tell_parent_of_continue(process: &Arc<Process>) {
     tell_parent(process, code::CLD_CONTINUED, i32::from(Signal::CONT.number()));
 }
 
-/// Tell the parent that `process` was stopped by `signal`.
+/// Notifies the parent that `process` was stopped by `signal`.
 pub(crate) fn tell_parent_of_stop(process: &Arc<Process>, signal: Signal) {
     tell_parent(process, code::CLD_STOPPED, i32::from(signal.number()));
 }
@@ -364,7 +364,7 @@ fn tell_parent(process: &Arc<Process>, code: i32, status: i32) {
     parent.child_changed.wake_all();
 }
 
-/// The siginfo of a SIGCHLD about `child` for `reader`; times are in ticks of 10 ms.
+/// Makes the siginfo of a SIGCHLD about `child` for `reader`. Times are in ticks of 10 ms.
 pub(crate) fn child_info(child: &Process, reader: &Process, code: i32, status: i32) -> SigInfo {
     const TICK: u64 = 10_000_000;
     let usage = child.usage();

@@ -1,4 +1,4 @@
-//! waitid: waiting for children by ID, by group, and by descriptor.
+//! waitid: waiting for children by ID, by group, and by pidfd.
 
 use super::signal::{SigInfo, write_whole};
 use super::wait::{ChildChange, Selector, WaitFlags, meant, wait_for};
@@ -30,7 +30,7 @@ pub fn sys_waitid(args: &Args) -> Result<i64> {
     tell(args, wait_for(selector, flags)?.as_ref())
 }
 
-/// Waits for the process behind a descriptor. One that does not block fails with `EAGAIN` instead.
+/// Waits for the process of a pidfd. If the pidfd is non-blocking, fails with `EAGAIN` instead.
 fn wait_for_opened(args: &Args, flags: WaitFlags) -> Result<i64> {
     let (process, blocks) = pidfd::with_file(args.fd(1), |open, file| {
         Ok((file.process(), !open.flags().contains(OpenFlags::NONBLOCK)))
@@ -46,7 +46,7 @@ fn wait_for_opened(args: &Args, flags: WaitFlags) -> Result<i64> {
     tell(args, found.as_ref())
 }
 
-/// Tells waitid's caller what was found.
+/// Writes the result for waitid's caller.
 fn tell(args: &Args, found: Option<&ChildChange>) -> Result<i64> {
     let info = match found {
         Some(outcome) => {

@@ -1,4 +1,4 @@
-//! Memory, files and disks: a program does what programs do, and gets what Linux gives.
+//! Memory, files and disks: programs make usual calls, and get the results that Linux gives.
 
 use syscalls::Sysno;
 
@@ -9,7 +9,7 @@ use super::program::Program;
 const PAGE: u64 = 4096;
 const AT_FDCWD: u64 = -100i64 as u64;
 
-/// Two descriptors that a call makes.
+/// Makes a call that returns two descriptors.
 pub fn pair(p: &mut Program, call: Sysno, arguments: &[u64]) -> (u64, u64) {
     let at = p.room(8);
     let mut all = arguments.to_vec();
@@ -18,14 +18,14 @@ pub fn pair(p: &mut Program, call: Sysno, arguments: &[u64]) -> (u64, u64) {
     (u64::from(p.load_u32(at)), u64::from(p.load_u32(at + 4)))
 }
 
-/// Lets time go on.
+/// Sleeps for a while.
 pub fn pause_ns(p: &mut Program, nanoseconds: u64) {
     let time = p.words(&[0, nanoseconds]);
     p.call(Sysno::nanosleep, &[time, 0]);
 }
 
 on_machine! {
-    /// Areas are made, changed, moved, advised and taken away.
+    /// Areas are made, changed, moved, advised and unmapped.
     memory_is_mapped_in_every_way, Setup { nodes: &[16 << 10, 16 << 10], ..Setup::default() }, |p| {
         let memory = p.map(64 * PAGE);
         for page in 0..64 {
@@ -109,7 +109,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// Huge pages: given at once, split, and collected by khugepaged.
+    /// Huge pages: allocated at once, split, and collapsed by khugepaged.
     huge_pages_come_and_go,
     Setup { nodes: &[32 << 10], command_line: "transparent_hugepage=always", ..Setup::default() }, |p| {
         let block = 512 * PAGE;
@@ -151,7 +151,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// Files and directories are made, linked, renamed, locked, watched, mounted and removed.
+    /// Files and directories are created, linked, renamed, locked, watched, mounted and removed.
     files_are_used_in_every_way, Setup { disks: || std::vec![disk(1024)], ..Setup::default() }, |p| {
         let (a, b, directory) = (p.text("/tmp/a"), p.text("/tmp/b"), p.text("/tmp/d"));
         let file = p.must(Sysno::openat, &[AT_FDCWD, a, 0o102, 0o644]);
@@ -280,8 +280,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// A disk is read and written through its cache and past it, and what was written is on the
-    /// disk.
+    /// A disk is read and written through its cache and directly. All written data is on the disk.
     a_disk_keeps_what_is_written, Setup { disks: || std::vec![disk(1024)], ..Setup::default() }, |p| {
         let buffered = p.open("/dev/vda", 0o2) as u64;
         let direct = p.open("/dev/vda", 0o40002) as u64;

@@ -1,4 +1,4 @@
-//! A disk in the test's memory, and streams that go nowhere.
+//! A disk in the test's memory, and streams that discard all bytes.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -16,17 +16,16 @@ pub struct MemoryDisk {
     timeout: AtomicU32,
     /// Whether each write fails.
     pub broken: AtomicBool,
-    /// Writes so far.
+    /// Number of writes so far.
     pub writes: AtomicUsize,
-    /// The DMA API's device where the disk reaches frames in their places: it does not let go of
-    /// any.
+    /// The DMA API's device, if the disk accesses frames directly. Then it never releases a frame.
     pub keeps: OnceLock<Device<Frames>>,
-    /// Whether it says nothing of what it keeps: a leak.
+    /// Whether the disk does not report the frames that it keeps: a leak.
     pub leaks: AtomicBool,
 }
 
 impl MemoryDisk {
-    /// A disk of `pages` pages of zeroes.
+    /// Makes a disk of `pages` pages of zeroes.
     pub fn new(pages: usize) -> Self {
         Self {
             bytes: Mutex::new(vec![0; pages * 4096]),
@@ -37,7 +36,8 @@ impl MemoryDisk {
             leaks: AtomicBool::new(false),
         }
     }
-    /// Whether it is lost, with the frames of a request in the window of its number.
+    /// Whether the request fails because the disk is lost. A lost disk keeps the frames of a
+    /// request in the window of its number.
     fn keep(&self, bytes: &dyn Original, direction: Direction) -> bool {
         static REQUESTS: AtomicUsize = AtomicUsize::new(0);
         let (Some(device), Some((holder, _))) = (self.keeps.get(), bytes.held()) else { return false };
@@ -49,13 +49,13 @@ impl MemoryDisk {
         device.in_place(window, holder, 0..count, direction).unwrap().lose();
         true
     }
-    /// Runs `f` on what it holds.
+    /// Runs `f` on the disk's bytes.
     pub fn with<R>(&self, f: impl FnOnce(&mut [u8]) -> R) -> R {
         f(&mut self.bytes.lock().unwrap())
     }
 }
 
-/// As the kernel holds it: the test has it too.
+/// For a static reference, because kernel and test share the disk.
 impl BlockDevice for &'static MemoryDisk {
     fn timeout_ms(&self) -> u32 {
         self.timeout.load(Ordering::Relaxed)

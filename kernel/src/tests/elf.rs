@@ -1,18 +1,18 @@
-//! Executables and the archive that they come in.
+//! Executables, and the archive that contains them.
 
 use std::format;
 use std::vec::Vec;
 
-/// Where programs' text begins: one address in 16 is a function of the test.
+/// Start of programs' text. Every 16th address stands for a function of the test.
 pub const TEXT: u64 = 0x40_0000;
-/// Bytes from one function to the next.
+/// Distance in bytes from one function to the next.
 pub const STRIDE: u64 = 16;
-/// Where programs have room for what they show the kernel.
+/// Start of a memory area that programs use for arguments of calls.
 pub const ROOM: u64 = 0x60_0000;
-/// Bytes of that.
+/// Size of that area.
 pub const ROOM_BYTES: u64 = 1 << 20;
 
-/// A program that begins at the function of number `index`.
+/// Makes a program whose entry is the function with the number `index`.
 pub fn executable(index: usize) -> Vec<u8> {
     let mut file = Vec::new();
     file.extend_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -38,7 +38,7 @@ pub fn executable(index: usize) -> Vec<u8> {
     file
 }
 
-/// A newc archive (cpio(5)) of files with these names.
+/// Makes a newc archive (cpio(5)) of files with these names.
 pub fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut add = |name: &str, mode: u32, content: &[u8]| {

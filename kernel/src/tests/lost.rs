@@ -1,4 +1,4 @@
-//! Disks that do not let go of what they were given, and what the closing audit says of it.
+//! Disks that never release the memory of a request, and the closing audit's report about them.
 
 use core::sync::atomic::Ordering;
 use std::boxed::Box;
@@ -26,7 +26,7 @@ fn with_disk(audit: &'static str) -> Setup {
     Setup { disks: || std::vec![the_disk()], audit: Some(audit), ..Setup::default() }
 }
 
-/// From now on the disk keeps what it is given.
+/// Makes the disk keep the memory of requests from now on.
 fn lose_the_disk() {
     host::dma().start(mem::frames(), Limits::default());
     mem::offer_frames();
@@ -36,7 +36,7 @@ fn lose_the_disk() {
 }
 
 on_machine! {
-    /// A program's pinned pages, looked at and written, shared and its own, and a file's pages.
+    /// A program's pinned pages, checked and written, shared and private, and a file's pages.
     what_a_lost_disk_keeps_is_no_defect, with_disk("ok"), |p| {
         let disk = p.open("/dev/vda", 2 | O_DIRECT) as u64;
         let (own, shared) = (p.map(8 * PAGE), p.must(Sysno::mmap, &[0, 4 * PAGE, 3, 0x21, u64::MAX, 0]));
@@ -45,7 +45,7 @@ on_machine! {
         assert_eq!(p.must(Sysno::pread64, &[disk, own, 8 * PAGE, 0]), 8 * PAGE);
         lose_the_disk();
         assert_eq!(p.call(Sysno::pread64, &[disk, own, 4 * PAGE, 0]), EIO);
-        // Once more, and beside memory that was never stored to.
+        // Once more, next to memory that was never written.
         assert_eq!(p.call(Sysno::pread64, &[disk, own + 2 * PAGE, 4 * PAGE, 0]), EIO);
         assert_eq!(p.call(Sysno::pwrite64, &[disk, shared, 4 * PAGE, 0]), EIO);
         let untouched = p.map(2 * PAGE);
@@ -59,7 +59,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// Another leak is found beside the lost disk.
+    /// A different leak is found in addition to the lost disk.
     a_pin_that_leaks_is_found_beside_a_lost_disk, with_disk(
         "anonymous frames without a process: 1; pins without a holder: 1"
     ), |p| {

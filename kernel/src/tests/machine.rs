@@ -1,4 +1,4 @@
-//! A kernel in a process of its own: the test's executable, started once more with the test's name.
+//! A kernel in a separate process: the test's executable, started again with the test's name.
 
 use std::boxed::Box;
 use std::process::Command;
@@ -20,14 +20,14 @@ use crate::socket::attachment::Attachment;
 use crate::sync::WaitQueue;
 use crate::{boot, cmdline, fs, klog, report, sched, swap, task};
 
-/// Says to the process that it is the machine.
+/// Environment variable that tells the process to act as the machine.
 const VARIABLE: &str = "FREEHOLD_TEST_MACHINE";
 
 /// Parts of the machine.
 pub struct Setup {
-    /// Frames of each node.
+    /// Number of frames of each node.
     pub nodes: &'static [u64],
-    /// Frames that can be plugged in, behind the others.
+    /// Number of frames that can be plugged in, after the others.
     pub pluggable: u64,
     /// The kernel's command line.
     pub command_line: &'static str,
@@ -35,13 +35,13 @@ pub struct Setup {
     pub disks: fn() -> Vec<&'static MemoryDisk>,
     /// The host's folders.
     pub folders: fn() -> freehold_collections::Vec<host::Folder>,
-    /// Programs beside the first: /bin/1 and so on.
+    /// Programs in addition to the first: /bin/1 and so on.
     pub programs: &'static [Main],
     /// The disk to swap to.
     pub swap: Option<&'static str>,
-    /// The place that has the folder `memory` of the host below it.
+    /// The directory that lies over the host's folder `memory`.
     pub below: Option<&'static str>,
-    /// The expected message of the closing audit; `None`: there is no audit.
+    /// The expected message of the closing audit; `None`: the audit is not run.
     pub audit: Option<&'static str>,
     /// The network that it is connected to.
     pub network: Option<fn() -> Attachment>,
@@ -64,13 +64,13 @@ impl Default for Setup {
     }
 }
 
-/// A disk that lives as long as the machine.
+/// Makes a disk that exists as long as the machine.
 pub fn disk(pages: usize) -> &'static MemoryDisk {
     Box::leak(Box::new(MemoryDisk::new(pages)))
 }
 
-/// Runs `main` as the first program of a kernel of its own; `name` is the test's. The test fails
-/// where the program, or the kernel, does.
+/// Runs `main` as the first program of a separate kernel. `name` is the test's. The test fails if
+/// the program or the kernel fails.
 pub fn run(name: &str, setup: Setup, main: Main) {
     if env::var_os(VARIABLE).is_some() {
         start(setup, main);

@@ -1,9 +1,9 @@
 //! The kernel as a whole on the software machine.
 //!
-//! Each test starts a kernel in a process of its own ([`machine`]) and runs programs in it
-//! ([`program`]): functions of the test that make system calls, touch memory through the machine's
-//! tables, take signals, fork and execute one another. Everything between the door of a system call
-//! and the machine is the kernel's own code.
+//! Each test starts a kernel in a separate process ([`machine`]) and runs programs in it
+//! ([`program`]): functions of the test that make system calls, access memory through the machine's
+//! tables, take signals, fork and execute each other. Everything between the system call entry and
+//! the machine is the kernel's own code.
 
 mod calls;
 mod disk;

@@ -1,4 +1,5 @@
-//! Namespaces made, entered and left on the software machine, so that all of that runs on a host.
+//! Namespaces are made, entered and left on the software machine, so that all this code runs on a
+//! host.
 
 use std::format;
 use std::string::String;
@@ -27,7 +28,7 @@ fn mount(p: &mut Program, source: &str, target: &str, kind: &str, flags: u64) ->
     p.call(Sysno::mount, &[source, target, kind, flags, 0])
 }
 
-/// User 1000 makes all kinds, is root in them and nowhere else.
+/// User 1000 makes all kinds. It is root in these namespaces and nowhere else.
 fn make_all(p: &mut Program) -> i32 {
     p.must(Sysno::setresgid, &[1000, 1000, 1000]);
     p.must(Sysno::setresuid, &[1000, 1000, 1000]);
@@ -79,7 +80,7 @@ fn make_all(p: &mut Program) -> i32 {
     0
 }
 
-/// A process that is not the first of its namespace, whose orphan the first one gets.
+/// Runs in a process that is not the first of its namespace. The first process adopts its orphan.
 fn inside(p: &mut Program) -> i32 {
     assert_eq!((p.must(Sysno::getpid, &[]), p.must(Sysno::getppid, &[])), (1, 0));
     let middle = p.fork(|p| {
@@ -99,13 +100,13 @@ fn inside(p: &mut Program) -> i32 {
     assert_eq!(mount(p, "none", "/tmp", "proc", 0), 0);
     assert!(text(p, "/tmp/self/status").contains("\nPid:\t1\n"));
     assert!(text(p, "/tmp/1/stat").starts_with("1 ("));
-    // This one is left over, and in a namespace below.
+    // This process remains, in a namespace below.
     p.must(Sysno::unshare, &[NEW_PID]);
     p.fork_idle();
     5
 }
 
-/// Root makes a namespace of processes, and all in it ends with the first.
+/// Root makes a PID namespace, and all processes in it end with the first.
 fn number(p: &mut Program) -> i32 {
     p.must(Sysno::unshare, &[NEW_PID | NEW_NS]);
     let own = p.must(Sysno::getpid, &[]);
@@ -148,7 +149,7 @@ fn enter(p: &mut Program) -> i32 {
 }
 
 on_machine! {
-    /// Objects that are made in a namespace are seen there and not outside, and nothing is left.
+    /// Objects made in a namespace are visible there and not outside, and nothing is leaked.
     namespaces_are_made_entered_and_left,
     Setup::default(),
     |p| {

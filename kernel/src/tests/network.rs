@@ -20,8 +20,8 @@ use crate::sync::WaitQueue;
 
 const OWN: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
-/// Ports of the peer: an echo server, one without a listener, and one whose datagrams have the peer
-/// call port 80.
+/// Ports of the peer: an echo server, a port without a listener, and a port at which a datagram
+/// makes the peer call port 80.
 const ECHO: u16 = 7;
 const CLOSED: u16 = 9;
 const CALLS: u16 = 8;
@@ -30,14 +30,14 @@ const UDP: u64 = 2;
 const INET: u64 = 2;
 const NONBLOCK: u64 = 0o4000;
 
-/// The machine at the other end, which sends back the bytes that it gets.
+/// The machine at the other end, which returns the bytes that it gets.
 #[derive(Default)]
 struct Peer {
     out: VecDeque<Vec<u8>>,
     echoes: Vec<VecDeque<u8>>,
     ended: Vec<bool>,
     ids: Vec<Id>,
-    /// A test asked for a call.
+    /// Whether a test requested a call from the peer.
     calls: bool,
     datagrams: Vec<(Ends, Vec<u8>)>,
 }
@@ -95,7 +95,7 @@ impl Host for Peer {
     fn refused(&mut self, _: Ends) {}
 }
 
-/// The wire: a device to the kernel, and the peer.
+/// The connection: a device for the kernel, and the peer.
 struct Cable {
     end: Mutex<(Stack<Peer>, Peer)>,
     changed: Arc<WaitQueue>,
@@ -188,7 +188,7 @@ fn send(p: &mut Program, fd: u64, bytes: &[u8]) -> i64 {
     p.call(Sysno::write, &[fd, room, bytes.len() as u64])
 }
 
-/// So many bytes, all of them.
+/// Receives exactly `count` bytes.
 fn receive(p: &mut Program, fd: u64, count: usize) -> Vec<u8> {
     const WAITALL: u64 = 0x100;
     let room = p.room(count);
@@ -196,7 +196,7 @@ fn receive(p: &mut Program, fd: u64, count: usize) -> Vec<u8> {
     p.load(room, got as usize)
 }
 
-/// SO_ERROR.
+/// Returns SO_ERROR.
 fn error_of(p: &mut Program, fd: u64) -> u32 {
     let (value, length) = (p.room(4), p.put(&4_u32.to_ne_bytes()));
     p.must(Sysno::getsockopt, &[fd, 1, 4, value, length]);
@@ -204,7 +204,7 @@ fn error_of(p: &mut Program, fd: u64) -> u32 {
 }
 
 on_machine! {
-    /// A program calls: bytes go both ways, and each way ends.
+    /// A program connects: bytes are transferred in both directions, and each direction ends.
     a_connection_carries_bytes_both_ways, on_a_network(), |p| {
         let fd = p.must(Sysno::socket, &[INET, TCP, 0]);
         let to = name(p, PEER, ECHO);
@@ -230,7 +230,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// The peer calls: the connection waits in the listener's queue.
+    /// The peer connects: the connection waits in the listener's queue.
     a_listener_is_called, on_a_network(), |p| {
         let listener = p.must(Sysno::socket, &[INET, TCP, 0]);
         let (any, calls) = (name(p, Ipv4Addr::UNSPECIFIED, 80), name(p, PEER, CALLS));
@@ -244,7 +244,7 @@ on_machine! {
         assert_eq!(p.load(from, 16)[2..8], [5000_u16.to_be_bytes().as_slice(), &PEER.octets()].concat());
         assert_eq!(send(p, fd, b"who"), 3);
         assert_eq!(receive(p, fd, 3), b"who");
-        // Nothing of it stays: the peer hears the reset, and the end.
+        // Nothing remains of it: the peer gets the reset, and the end.
         p.must(Sysno::close, &[fd]);
         p.must(Sysno::close, &[listener]);
         0
@@ -252,7 +252,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// A call that is refused says so, waited for or not; the next is a new one.
+    /// A refused connection is reported, whether or not the program waits. The next connect(2) is a
+    /// new call.
     a_call_is_refused, on_a_network(), |p| {
         let (closed, echo) = (name(p, PEER, CLOSED), name(p, PEER, ECHO));
         let fd = p.must(Sysno::socket, &[INET, TCP, 0]);
@@ -266,7 +267,7 @@ on_machine! {
         assert_eq!([error_of(p, fd), error_of(p, fd)], [111, 0]);
         assert_eq!(p.call(Sysno::connect, &[fd, echo, 16]), -103);
         assert_eq!(p.call(Sysno::connect, &[fd, echo, 16]), -115);
-        // Both ends are another connection's.
+        // Both ends are those of another connection.
         let own = name(p, Ipv4Addr::UNSPECIFIED, 4444);
         for expected in [0, -99] {
             let (fd, on) = (p.must(Sysno::socket, &[INET, TCP, 0]), p.put(&1_u32.to_ne_bytes()));
@@ -282,7 +283,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// Datagrams come back from their target, or with the error that the port has no listener.
+    /// Datagrams return from their target. If the port has no listener, the error is reported.
     datagrams_come_back, on_a_network(), |p| {
         let fd = p.must(Sysno::socket, &[INET, UDP, 0]);
         let (echo, closed) = (name(p, PEER, ECHO), name(p, PEER, CLOSED));

@@ -1,5 +1,5 @@
-//! Pins, write-back, memory that goes, and huge pages: invariants while they are at work, and when
-//! each n-th allocation fails in between.
+//! Pins, write-back, memory that is removed, and huge pages: invariants while they are in use, and
+//! while every n-th allocation fails.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::format;
@@ -17,7 +17,7 @@ use super::waiting::Ring;
 const PAGE: u64 = 4096;
 const EIO: i64 = -5;
 
-/// The disk of the machine, which its test has too.
+/// The machine's disk, which the test also accesses.
 static DISK: OnceLock<&MemoryDisk> = OnceLock::new();
 
 fn with_disk() -> Setup {
@@ -26,7 +26,7 @@ fn with_disk() -> Setup {
 }
 
 on_machine! {
-    /// A write that a disk refuses is told by the next fsync and by no other; later writes are
+    /// A write error of a disk is reported by the next fsync and by no other; later writes are
     /// stored.
     a_disk_that_refuses_is_told_of_once, with_disk(), |p| {
         let disk = DISK.get().unwrap();
@@ -46,7 +46,7 @@ on_machine! {
     }
 }
 
-/// Which frame the page at `address` has.
+/// Returns the number of the frame of the page at `address`.
 fn frame_of(p: &mut Program, address: u64) -> u64 {
     let file = p.open("/proc/self/pagemap", 0) as u64;
     let word = p.room(8);
@@ -55,7 +55,7 @@ fn frame_of(p: &mut Program, address: u64) -> u64 {
     p.load_u64(word) & ((1 << 55) - 1)
 }
 
-/// Has the block of memory with `frame` taken offline, or online; returns the result of the write.
+/// Takes the block of memory with `frame` offline, or back online. Returns the result of the write.
 fn set_block(p: &mut Program, frame: u64, state: &str) -> i64 {
     let size = p.read_file("/sys/devices/system/memory/block_size_bytes").unwrap();
     let size = u64::from_str_radix(String::from_utf8(size).unwrap().trim(), 16).unwrap();
@@ -63,21 +63,21 @@ fn set_block(p: &mut Program, frame: u64, state: &str) -> i64 {
     p.write_file(&format!("/sys/devices/system/memory/memory{block}/state"), state.as_bytes())
 }
 
-/// Two nodes of a block each: the kernel's memory comes from the first, and a program's where it
-/// [asks](use_node_1) for it from the second.
+/// Two nodes with a block each. The kernel's memory comes from the first, and a program's from the
+/// second if it [requests](use_node_1) that.
 fn two_blocks() -> Setup {
     Setup { nodes: &[32 << 10, 32 << 10], ..Setup::default() }
 }
 
-/// Memory comes from node 1 from now on, or elsewhere where that has none (MPOL_PREFERRED).
+/// Requests memory from node 1, or elsewhere if that has none (MPOL_PREFERRED).
 fn use_node_1(p: &mut Program) {
     let nodes = p.words(&[1 << 1]);
     p.must(Sysno::set_mempolicy, &[1, nodes, 64]);
 }
 
 on_machine! {
-    /// A pinned page keeps its block: it stays where a device may still write to it, and the block
-    /// goes when the pin is gone.
+    /// A pinned page keeps its block online, because a device may still write to the page. The
+    /// block can be taken offline when the pin is released.
     a_pin_keeps_its_block, two_blocks(), |p| {
         let ring = Ring::new(p);
         use_node_1(p);
@@ -101,7 +101,7 @@ on_machine! {
     }
 }
 
-/// A range of 2 MiB that begins on a border of 2 MiB, and has small pages.
+/// Returns a 2 MiB range that begins on a 2 MiB boundary and has small pages.
 fn small_pages(p: &mut Program) -> u64 {
     let memory = p.map(4 << 20).next_multiple_of(2 << 20);
     p.must(Sysno::madvise, &[memory, 2 << 20, 15]);
@@ -113,7 +113,7 @@ fn small_pages(p: &mut Program) -> u64 {
 }
 
 on_machine! {
-    /// MADV_COLLAPSE puts 512 pages together: the process has a huge page then, with the same
+    /// MADV_COLLAPSE combines 512 pages: afterwards the process has a huge page with the same
     /// bytes.
     pages_are_put_together, Setup::default(), |p| {
         let memory = small_pages(p);
@@ -127,13 +127,14 @@ on_machine! {
     }
 }
 
-/// Which allocation of the next child fails: programs are functions of one process of the host.
+/// The allocation of the next child that fails. A static, because programs are functions of one
+/// host process.
 static NTH: AtomicU64 = AtomicU64::new(0);
 
-/// Children in whom one failed.
+/// Number of children in which one failed.
 static REFUSED: AtomicU64 = AtomicU64::new(0);
 
-/// Checks that a call did what was asked, or failed as it may; which.
+/// Checks that a call succeeded, or failed with one of `errors`. Returns whether it succeeded.
 fn is_done(result: i64, done: i64, errors: &[i64]) -> bool {
     assert!(result == done || errors.contains(&result), "{result}");
     result == done
@@ -144,15 +145,15 @@ fn arm(p: &mut Program) {
     p.write_file("/proc/self/fail-nth", nth.as_bytes());
 }
 
-/// Counts the child if its allocation came, and failed.
+/// Counts the child if its allocation was reached, and failed.
 fn disarm(p: &mut Program) {
     let left = p.read_file("/proc/self/fail-nth").unwrap();
     REFUSED.fetch_add(u64::from(left == b"0\n" && NTH.load(Ordering::Relaxed) > 0), Ordering::Relaxed);
     p.write_file("/proc/self/fail-nth", b"0");
 }
 
-/// Runs a child for each n-th allocation, which [`arm`]s and [`disarm`]s itself; memory is as
-/// before in the end.
+/// Runs a child for each n-th allocation. The child calls [`arm`] and [`disarm`]. At the end memory
+/// is as before.
 fn refuse_each(p: &mut Program, most: u64, child: fn(&mut Program) -> i32) {
     count_all_pages(p);
     let mut free = 0;
@@ -170,8 +171,8 @@ fn refuse_each(p: &mut Program, most: u64, child: fn(&mut Program) -> i32) {
 }
 
 on_machine! {
-    /// If any allocation fails while pages are pinned and unpinned: the call fails, or all is
-    /// pinned.
+    /// If any allocation fails while pages are pinned and unpinned, the call fails, or all pages
+    /// are pinned.
     pins_with_refusals, with_disk(), |p| {
         refuse_each(p, 24, |p| {
             let memory = p.map(64 * PAGE);
@@ -195,8 +196,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// If any allocation fails while pages are written back: fsync fails, or the disk has the
-    /// bytes; a second fsync stores them.
+    /// If any allocation fails while pages are written back, fsync fails, or the disk has the
+    /// bytes. A second fsync stores them.
     write_back_with_refusals, with_disk(), |p| {
         refuse_each(p, 24, |p| {
             assert!(p.write_file("/proc/sys/vm/drop_caches", b"1") > 0);
@@ -224,8 +225,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// If any allocation fails while a block is emptied: the block goes or stays as a whole, and
-    /// pages keep their bytes.
+    /// If any allocation fails while a block is emptied, the block as a whole is offline or online,
+    /// and pages keep their bytes.
     blocks_that_go_with_refusals, two_blocks(), |p| {
         refuse_each(p, 12, |p| {
             use_node_1(p);
@@ -251,7 +252,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// If any allocation fails while pages are put together: they are one page, or 512 as before.
+    /// If any allocation fails while pages are combined, they are one page, or 512 as before.
     huge_pages_with_refusals, Setup::default(), |p| {
         refuse_each(p, 12, |p| {
             let memory = small_pages(p);
@@ -268,7 +269,7 @@ on_machine! {
     }
 }
 
-/// A list of one control block of io_submit(2): its address.
+/// Makes a list with one control block of io_submit(2). Returns its address.
 fn control_block(p: &mut Program, operation: u64, file: u64, place: (u64, u64, u64)) -> u64 {
     let (buffer, length, offset) = place;
     let block = p.words(&[77, 0, operation | file << 32, buffer, length, offset, 0, 0]);
@@ -276,9 +277,9 @@ fn control_block(p: &mut Program, operation: u64, file: u64, place: (u64, u64, u
 }
 
 on_machine! {
-    /// If any allocation fails in a context of io_setup(2): a call fails and nothing has begun, or
-    /// an event has its result. Bytes that were written to the disk are there, and a context that
-    /// is left behind ends with its process.
+    /// If any allocation fails in a context of io_setup(2), a call fails without having started
+    /// anything, or an event has its result. Bytes that were written are on the disk, and a context
+    /// that is left behind ends with its process.
     contexts_with_refusals, with_disk(), |p| {
         refuse_each(p, 32, |p| {
             let [read, write, sync, poll] = [0, 1, 2, 5];

@@ -1,4 +1,4 @@
-//! Processes, threads, signals, tracers, System V; and calls with any arguments.
+//! Processes, threads, signals, tracers, System V IPC; and calls with random arguments.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::vec::Vec;
@@ -138,7 +138,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// A tracer sees a child's calls, changes its registers and memory, and lets it go.
+    /// A tracer sees a child's calls, changes its registers and memory, and detaches.
     a_tracer_sees_and_changes, Setup::default(), |p| {
         let child = p.fork(|p| {
             p.must(Sysno::ptrace, &[0, 0, 0, 0]);
@@ -193,7 +193,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// Shared memory, semaphores and messages of System V.
+    /// Shared memory, semaphores and messages of System V IPC.
     system_v, Setup::default(), |p| {
         let id = p.must(Sysno::shmget, &[1, 4 * PAGE, 0o1600]);
         let at = p.must(Sysno::shmat, &[id, 0, 0]);
@@ -247,8 +247,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// Two processes pass messages through a queue of POSIX; one waits for the other, is told by a
-    /// signal, and its end lets others register.
+    /// Two processes exchange messages through a POSIX queue. One waits for the other, is notified
+    /// by a signal, and its end lets others register.
     message_queues_of_posix, Setup::default(), |p| {
         let name = p.text("queue");
         let size = p.words(&[0, 2, 16, 0, 0, 0, 0, 0]);
@@ -313,8 +313,8 @@ fn random_argument(p: &mut Program, seed: &mut u64) -> u64 {
 static SEED: AtomicU64 = AtomicU64::new(1);
 
 fn makes_random_calls(p: &mut Program) -> i32 {
-    // Calls that would end the machine, the test's own thread or others, and calls with tests of
-    // their own.
+    // Calls that would end the machine, the test's own thread or other threads, and calls with
+    // separate tests.
     const LEFT_OUT: [u64; 21] =
         [15, 34, 56, 57, 58, 59, 60, 61, 62, 101, 129, 130, 169, 200, 231, 234, 247, 297, 322, 424, 435];
     let mut seed = SEED.fetch_add(1, Ordering::Relaxed);
@@ -331,7 +331,7 @@ fn makes_random_calls(p: &mut Program) -> i32 {
 }
 
 on_machine! {
-    /// Calls with any arguments do no harm to the kernel or to others.
+    /// Calls with random arguments do no harm to the kernel or to other processes.
     any_call_may_be_made, Setup { disks: || std::vec![disk(256)], ..Setup::default() }, |p| {
         for _ in 0..60 {
             let child = p.fork(makes_random_calls);

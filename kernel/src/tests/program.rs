@@ -1,10 +1,10 @@
 //! Programs: functions of a test that run in user mode of the machine, each on a thread of the
 //! host.
 //!
-//! The processor ([`process`]) runs on the kernel's thread of the program: it hands the registers
-//! to the program's thread, waits for what that asks, and returns to the kernel with a system call
-//! or a page fault. `r15` says which thread is the program's; where a call returns 0 in a copy of a
-//! program that set `r14`, the copy begins at the function that `r14` names.
+//! The processor ([`process`]) runs on the kernel's thread of the program. It passes the registers
+//! to the program's thread, waits for a request of that thread, and returns to the kernel with a
+//! system call or a page fault. `r15` identifies the program's thread. If a call returns 0 in a
+//! copy of a program that set `r14`, the copy begins at the function in `r14`.
 
 use std::boxed::Box;
 use std::collections::BTreeMap;
@@ -35,9 +35,9 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 enum Ask {
     /// A system call.
     Call,
-    /// Bytes of its memory.
+    /// Read bytes of its memory.
     Load(u64, usize),
-    /// To change bytes of its memory.
+    /// Change bytes of its memory.
     Store(u64, Vec<u8>),
 }
 
@@ -47,15 +47,15 @@ enum Answer {
     Bytes(Vec<u8>),
 }
 
-/// The processor's end of a program's thread.
+/// The processor's side of a program's thread.
 struct Runner {
     to: Mutex<Sender<Answer>>,
     from: Mutex<Receiver<(Registers, Ask)>>,
-    /// An access that faulted.
+    /// The access that faulted, if any.
     pending: Mutex<Option<Ask>>,
 }
 
-/// From now on the machine runs programs: `main` is number 0, /bin/0.
+/// Makes the machine run programs from now on: `main` is number 0, /bin/0.
 pub fn begin(main: Main, others: &[Main]) {
     let mut code = CODE.lock().unwrap();
     code.push(main);
@@ -63,7 +63,7 @@ pub fn begin(main: Main, others: &[Main]) {
     set_processor(Box::new(process));
 }
 
-/// The address of a function.
+/// Returns the address of a function.
 pub fn address_of(function: Main) -> u64 {
     let mut code = CODE.lock().unwrap();
     let index = code.iter().position(|&known| core::ptr::fn_addr_eq(known, function)).unwrap_or_else(|| {
@@ -89,7 +89,7 @@ fn start_runner(registers: &mut Registers, function: Main) -> Arc<Runner> {
     let mut program =
         Program { registers: *registers, send, receive, next, end: next + share, arguments: registers.rsp };
     let body = move || {
-        // Its turn comes with its registers.
+        // The thread continues when it gets its registers.
         program.take_registers();
         let status = function(&mut program);
         program.raw(231, &[status as u64]);
@@ -102,7 +102,7 @@ fn start_runner(registers: &mut Registers, function: Main) -> Arc<Runner> {
     runner
 }
 
-/// Whether `registers` are those of a copy that begins elsewhere.
+/// Whether `registers` belong to a copy that begins at another function.
 fn is_copy(context: &UserContext) -> bool {
     let registers = context.regs();
     let makes_copies = [56, 57, 58, 435];
@@ -112,7 +112,7 @@ fn is_copy(context: &UserContext) -> bool {
         && context.called().is_some_and(|number| makes_copies.contains(&number))
 }
 
-/// Where a program is that pauses for ever. It needs no thread of its own.
+/// The address of a program that pauses forever. It needs no thread.
 const IDLE: u64 = TEXT + 4080;
 const PAUSE: u64 = 34;
 
@@ -135,7 +135,7 @@ fn process(context: &mut UserContext) -> UserEvent {
         }
     };
     let pending = runner.pending.lock().unwrap().take();
-    // A signal came in between: its handler runs first, and the program tries again.
+    // A signal has arrived in between: its handler runs first, and the program tries again.
     let pending = pending.filter(|_| context.regs().rip == TEXT);
     let mut answer = match pending {
         None => Answer::Registers(*context.regs()),
@@ -167,7 +167,7 @@ fn fault(runner: &Runner, ask: Ask, event: UserEvent) -> UserEvent {
     event
 }
 
-/// Does what the program asks of its memory, or says which fault that is.
+/// Performs a program's memory access, or returns the fault that it causes.
 fn reach(ask: &Ask) -> Result<Vec<u8>, UserEvent> {
     let mut found = Vec::new();
     let (start, length, done, access) = match ask {
@@ -188,14 +188,14 @@ fn reach(ask: &Ask) -> Result<Vec<u8>, UserEvent> {
     Ok(found)
 }
 
-/// A program's view of itself.
+/// A running program, as its function sees it.
 pub struct Program {
     registers: Registers,
     send: Sender<(Registers, Ask)>,
     receive: Receiver<Answer>,
     next: u64,
     end: u64,
-    /// Where the kernel put argc.
+    /// The address of argc.
     pub arguments: u64,
 }
 
@@ -209,7 +209,7 @@ impl Program {
     fn wait(&mut self) -> Answer {
         match self.receive.recv() {
             Ok(answer) => answer,
-            // The machine has ended.
+            // The machine has shut down.
             Err(_) => loop {
                 thread::park();
             },
@@ -221,12 +221,12 @@ impl Program {
         }
     }
 
-    /// Makes a system call; returns its result, errors as negative numbers. Signals are handled on
-    /// the way.
+    /// Makes a system call. Returns its result; errors are negative numbers. Signals are handled
+    /// meanwhile.
     pub fn call(&mut self, number: Sysno, arguments: &[u64]) -> i64 {
         self.raw(number.id() as u64, arguments)
     }
-    /// As [`Program::call`], of any number.
+    /// As [`Program::call`], with any number.
     pub fn raw(&mut self, number: u64, arguments: &[u64]) -> i64 {
         let argument = |index: usize| arguments.get(index).copied().unwrap_or(0);
         let r = &mut self.registers;
@@ -238,7 +238,7 @@ impl Program {
         self.registers.rip = TEXT;
         result
     }
-    /// The instruction SYSCALL at [`TEXT`].
+    /// Executes the instruction SYSCALL at [`TEXT`].
     fn enter(&mut self, number: u64) {
         let r = &mut self.registers;
         (r.rax, r.error, r.rip, r.rcx, r.r11) = (number, number, TEXT + 2, TEXT + 2, r.rflags);
@@ -246,7 +246,7 @@ impl Program {
             self.registers = registers;
         }
     }
-    /// Runs handlers, and makes a call again, until the program is behind its call.
+    /// Runs handlers, and restarts a call, until the program is after its call.
     fn settle(&mut self) {
         loop {
             match self.registers.rip {
@@ -265,11 +265,11 @@ impl Program {
         self.registers.rsp += 8;
         self.enter(15);
     }
-    /// In a handler: the signal's number.
+    /// Returns the number of the signal whose handler runs.
     pub fn signal(&self) -> u64 {
         self.registers.rdi
     }
-    /// The registers, to change some before a call.
+    /// Returns the registers, which can be changed before a call.
     pub fn registers(&mut self) -> &mut Registers {
         &mut self.registers
     }
@@ -287,23 +287,24 @@ impl Program {
             }
         }
     }
-    /// Bytes of its memory.
+    /// Reads bytes of its memory.
     pub fn load(&mut self, address: u64, length: usize) -> Vec<u8> {
         self.access(|| Ask::Load(address, length))
     }
-    /// A word of its memory.
+    /// Reads a word of its memory.
     pub fn load_u64(&mut self, address: u64) -> u64 {
         u64::from_le_bytes(self.load(address, 8).try_into().unwrap())
     }
-    /// Half a word of its memory.
+    /// Reads half a word of its memory.
     pub fn load_u32(&mut self, address: u64) -> u32 {
         u32::from_le_bytes(self.load(address, 4).try_into().unwrap())
     }
-    /// Changes its memory.
+    /// Changes bytes of its memory.
     pub fn store(&mut self, address: u64, bytes: &[u8]) {
         self.access(|| Ask::Store(address, bytes.to_vec()));
     }
-    /// Returns room for so many bytes; earlier room is used again when all is used.
+    /// Returns the address of `bytes` bytes of free memory. When all is used, earlier memory is
+    /// reused.
     pub fn room(&mut self, bytes: usize) -> u64 {
         let bytes = (bytes as u64).next_multiple_of(16);
         if self.next + bytes > self.end {
@@ -313,49 +314,50 @@ impl Program {
         assert!(self.next <= self.end, "so much at a time has no room");
         self.next - bytes
     }
-    /// Puts bytes into its memory; where.
+    /// Puts bytes into its memory. Returns their address.
     pub fn put(&mut self, bytes: &[u8]) -> u64 {
         let at = self.room(bytes.len().max(1));
         self.store(at, bytes);
         at
     }
-    /// Puts words into its memory; where.
+    /// Puts words into its memory. Returns their address.
     pub fn words(&mut self, words: &[u64]) -> u64 {
         let bytes = words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
         self.put(&bytes)
     }
-    /// Puts a text with a NUL behind it into its memory; where.
+    /// Puts a NUL-terminated text into its memory. Returns its address.
     pub fn text(&mut self, text: &str) -> u64 {
         let mut bytes = text.as_bytes().to_vec();
         bytes.push(0);
         self.put(&bytes)
     }
 
-    /// As [`Program::call`], of a call that must succeed.
+    /// As [`Program::call`], for a call that must succeed.
     pub fn must(&mut self, number: Sysno, arguments: &[u64]) -> u64 {
         let result = self.call(number, arguments);
         assert!(result >= 0, "{number} with {arguments:x?}: {result}");
         result as u64
     }
-    /// A copy of the program that runs `function` and exits with what it returns; its process ID.
+    /// Makes a copy of the program that runs `function` and exits with its result. Returns its
+    /// process ID.
     pub fn fork(&mut self, function: Main) -> u64 {
         self.copy(function, &[17])
     }
-    /// A copy of the program that pauses until a signal ends it; its process ID.
+    /// Makes a copy of the program that pauses until a signal ends it. Returns its process ID.
     pub fn fork_idle(&mut self) -> u64 {
         self.registers.r14 = IDLE;
         let id = self.must(Sysno::fork, &[]);
         self.registers.r14 = 0;
         id
     }
-    /// As clone(2) with these arguments.
+    /// Makes a copy with clone(2) and these arguments.
     pub fn copy(&mut self, function: Main, arguments: &[u64]) -> u64 {
         self.registers.r14 = address_of(function);
         let id = self.must(Sysno::clone, arguments);
         self.registers.r14 = 0;
         id
     }
-    /// Waits for a child; its status as wait4(2) tells it.
+    /// Waits for a child. Returns its status in the format of wait4(2).
     pub fn wait_for(&mut self, child: u64) -> u32 {
         let status = self.put(&[0; 4]);
         assert_eq!(self.must(Sysno::wait4, &[child, status, 0, 0]), child);
@@ -387,7 +389,7 @@ impl Program {
         self.must(Sysno::close, &[file as u64]);
         result
     }
-    /// Writes a file's content in one call; returns write(2)'s result.
+    /// Writes a file's content in one call. Returns write(2)'s result.
     pub fn write_file(&mut self, path: &str, bytes: &[u8]) -> i64 {
         let file = self.open(path, 0o1 | 0o100 | 0o1000);
         if file < 0 {
@@ -398,7 +400,7 @@ impl Program {
         self.must(Sysno::close, &[file as u64]);
         result
     }
-    /// Memory of its own, from mmap(2).
+    /// Allocates memory with mmap(2).
     pub fn map(&mut self, bytes: u64) -> u64 {
         self.must(Sysno::mmap, &[0, bytes, 3, 0x22, u64::MAX, 0])
     }

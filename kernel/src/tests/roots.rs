@@ -1,4 +1,4 @@
-//! A folder of the host as the root, or as a directory, below what the machine writes.
+//! A folder of the host as the root, or as a directory, under a layer that the machine writes.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::format;
@@ -11,7 +11,7 @@ use super::server::{LIES, Lie};
 use super::shares::{TREAD, big, names, server, with_share};
 use super::shortage::count_all_pages;
 
-/// O_WRONLY, O_APPEND and O_NONBLOCK: a server that lies may call a file a FIFO.
+/// O_WRONLY, O_APPEND and O_NONBLOCK: a faulty server may report a file as a FIFO.
 const APPEND: u64 = 0o6001;
 
 fn over_a_share() -> Setup {
@@ -22,7 +22,7 @@ fn with_bin_over_a_share() -> Setup {
     Setup { below: Some("/bin"), ..with_share() }
 }
 
-/// Writes `bytes` behind a file's end; the error of open(2) or write(2), negative.
+/// Appends `bytes` to a file. Returns the error of open(2) or write(2), negative.
 fn append(p: &mut Program, path: &str, bytes: &[u8]) -> i64 {
     let file = p.open(path, APPEND);
     if file < 0 {
@@ -40,7 +40,7 @@ fn unlink(p: &mut Program, path: &str) -> i64 {
 }
 
 on_machine! {
-    /// The tree is seen, changes of it are seen, and the server's files stay as they were.
+    /// The tree and changes of it are visible, and the server's files are unchanged.
     what_is_written_stays_in_the_machine, over_a_share(), |p| {
         assert_eq!(p.read_file("/dir/inner/deep").unwrap(), b"deep");
         assert!(p.read_file("/bin/0").is_ok(), "what the image brought is there");
@@ -62,7 +62,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// A server that does not tell the kinds of names is asked for each: one may be a whiteout.
+    /// If a server's listings do not contain the types of files, each file is queried: it may be a
+    /// whiteout.
     a_whiteout_is_found_where_kinds_are_not_told, over_a_share(), |p| {
         server().tells_no_kinds.store(true, Ordering::Relaxed);
         server().put("dir/covered", 0o020_000, b"");
@@ -76,8 +77,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// A directory of the image lies over a folder of the host: both are seen, and the rest of the
-    /// root is as it was.
+    /// A directory of the image lies over a folder of the host: both are visible, and the rest of
+    /// the root is unchanged.
     a_directory_is_over_a_folder, with_bin_over_a_share(), |p| {
         assert_eq!(p.read_file("/bin/dir/inner/deep").unwrap(), b"deep");
         assert!(p.read_file("/bin/0").is_ok(), "what the image brought is there");
@@ -94,7 +95,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// A mapping for reading shows the tree's own page cache: no page is copied for it.
+    /// A mapping for reading uses the tree's own page cache: no page is copied for it.
     a_mapping_copies_nothing, over_a_share(), |p| {
         let file = p.open("/big", 0) as u64;
         let memory = p.must(Sysno::mmap, &[0, big().len() as u64, 1, 2, file, 0]);
@@ -110,8 +111,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// A task that copies a file up is killed while the server does not answer, and nothing is seen
-    /// of it.
+    /// A task that copies a file up is killed while the server does not answer. No trace of the
+    /// copy is visible.
     who_copies_up_can_be_killed, over_a_share(), |p| {
         server().is_asked.store(false, Ordering::Relaxed);
         server().held.store(TREAD, Ordering::Relaxed);
@@ -129,12 +130,12 @@ on_machine! {
     }
 }
 
-/// Which page of the next child is refused.
+/// The page of the next child that is refused.
 static NTH: AtomicU64 = AtomicU64::new(0);
 
 on_machine! {
-    /// Whichever page is refused, a file is copied up and changed, or neither; and it works the
-    /// next time.
+    /// Whichever page is refused, a file is copied up and changed, or neither. The next attempt
+    /// succeeds.
     any_page_of_a_copy_may_be_refused, over_a_share(), |p| {
         count_all_pages(p);
         let mut failed = 0;
@@ -158,7 +159,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// A server that lies gives errors or nonsense, and the truth works again afterwards.
+    /// A server that violates the protocol causes errors or wrong data. Correct answers work again
+    /// afterwards.
     a_lying_tree_breaks_nothing, over_a_share(), |p| {
         for (number, lie) in LIES.into_iter().enumerate() {
             let (fresh, room) = (format!("fresh{number}"), p.room(4096));

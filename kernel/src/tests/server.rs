@@ -1,4 +1,4 @@
-//! A server of 9P in the test's memory.
+//! A 9P server in the test's memory.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use freehold_virtio::{Data, Exchange, MessageDevice, MessageError, Sleep};
 
 use crate::sync::WaitQueue;
 
-/// Linux' numbers.
+/// Errors with Linux' numbers.
 const ENOENT: u32 = 2;
 const EBADF: u32 = 9;
 const EINVAL: u32 = 22;
@@ -18,32 +18,32 @@ const EEXIST: u32 = 17;
 const ENOTEMPTY: u32 = 39;
 const EROFS: u32 = 30;
 
-/// Fault in the server's answers.
+/// Kind of protocol violation in the server's answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Lie {
     None,
     /// Answers without a body.
     Empty,
-    /// Answers of bytes of ones.
+    /// Answers whose bytes are all ones.
     Ones,
-    /// Files of another kind each time.
+    /// Files whose type changes with each answer.
     Kinds,
-    /// Names that are none.
+    /// Invalid names.
     Names,
-    /// A listing that begins again and again.
+    /// A listing that never ends.
     EndlessListing,
-    /// Fewer bytes than it says the file has.
+    /// Fewer bytes than the reported size of the file.
     Short,
-    /// Directories that lead to themselves.
+    /// Directories that contain themselves.
     Circle,
-    /// Links that lead nowhere that is.
+    /// Links to names that do not exist.
     Links,
-    /// More bytes written than there were.
+    /// More bytes written than requested.
     More,
 }
 
-/// All that are lies.
+/// All kinds that are violations.
 pub const LIES: [Lie; 9] = [
     Lie::Empty,
     Lie::Ones,
@@ -62,7 +62,7 @@ struct Node {
     bytes: Vec<u8>,
     names: BTreeMap<Vec<u8>, usize>,
     changes: u64,
-    /// Its number, if it has another file's.
+    /// The number that is reported for the file, if it has another file's number.
     number: Option<u64>,
 }
 
@@ -76,19 +76,19 @@ struct Tree {
 pub struct Server {
     tree: Mutex<Tree>,
     lie: AtomicU32,
-    /// Requests so far.
+    /// Number of requests so far.
     pub requests: AtomicU64,
-    /// Its listings do not tell kinds, as those of QEMU's mapped owners.
+    /// Whether listings do not contain file types, as with QEMU's mapped owners.
     pub tells_no_kinds: AtomicBool,
-    /// Its file system has generations.
+    /// Whether the file system has generations.
     pub has_generations: AtomicBool,
-    /// It refuses whatever changes something.
+    /// Whether it refuses all changes.
     pub is_read_only: AtomicBool,
-    /// The most bytes that it takes of one write.
+    /// Largest number of bytes that it accepts in one write.
     pub most_written: AtomicUsize,
-    /// Requests of this kind are not answered.
+    /// The type of requests that are not answered.
     pub held: AtomicU32,
-    /// Whether the server was asked for one.
+    /// Whether such a request has arrived.
     pub is_asked: AtomicBool,
     /// Requests of the kernel's own task wait, too.
     pub task_waits: AtomicBool,
@@ -97,7 +97,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// With an empty directory.
+    /// Makes a server with an empty directory.
     pub fn new() -> Self {
         let root = Node { mode: 0o040_755, ..Node::default() };
         Self {
@@ -116,7 +116,7 @@ impl Server {
         }
     }
 
-    /// Makes a file of this mode at a path, or changes its bytes.
+    /// Creates a file with this mode at a path, or changes its bytes.
     pub fn put(&self, path: &str, mode: u32, bytes: &[u8]) {
         let mut tree = self.tree.lock().unwrap();
         let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
@@ -143,7 +143,7 @@ impl Server {
         self.tree.lock().unwrap().nodes[0].names.remove(name.as_bytes());
     }
 
-    /// Moves a file, in place of what had the name.
+    /// Moves a file. An existing file with the new name is replaced.
     pub fn rename(&self, path: &str, new_path: &str) {
         let mut tree = self.tree.lock().unwrap();
         let number = tree.unlink(path);
@@ -152,7 +152,7 @@ impl Server {
         tree.nodes[dir].names.insert(name.as_bytes().to_vec(), number);
     }
 
-    /// Removes a file; that at `heir` has its number from then on.
+    /// Removes a file. The file at `heir` gets its number.
     pub fn bequeath(&self, path: &str, heir: &str) {
         let mut tree = self.tree.lock().unwrap();
         let gone = tree.unlink(path);
@@ -161,13 +161,13 @@ impl Server {
         tree.nodes[heir].number = Some(number);
     }
 
-    /// Fids that are not clunked, and how many of them are open.
+    /// Returns the number of fids that are not clunked, and how many of them are open.
     pub fn fids(&self) -> (usize, usize) {
         let tree = self.tree.lock().unwrap();
         (tree.fids.len(), tree.fids.values().filter(|fid| fid.1).count())
     }
 
-    /// Lies from now on.
+    /// Starts protocol violations of this kind.
     pub fn lie(&self, lie: Lie) {
         self.lie.store(lie as u32, Ordering::Relaxed);
     }
@@ -175,7 +175,7 @@ impl Server {
         self.lie.load(Ordering::Relaxed) == lie as u32
     }
 
-    /// Answers what is held.
+    /// Answers the held requests.
     pub fn let_go(&self) {
         self.held.store(0, Ordering::Relaxed);
         self.task_waits.store(false, Ordering::Relaxed);
@@ -276,7 +276,7 @@ impl Server {
                 let Data::Received(to) = &mut exchange.data else { return Err(EINVAL) };
                 let mut count = bytes.len().min(to.length());
                 if request[4] == 40 {
-                    // Whole entries.
+                    // Only whole entries.
                     count = whole(&bytes, count);
                 }
                 to.copy_from(0, &bytes[..count]);
@@ -350,8 +350,8 @@ impl Tree {
     fn of(&self, fid: u32) -> Result<usize, u32> {
         self.fids.get(&fid).map(|&(number, _)| number).ok_or(EBADF)
     }
-    /// Returns the file of a fid, if it has a name: QEMU's server knows files by their names, even
-    /// those that are open.
+    /// Returns the file of a fid, if it has a name: QEMU's server identifies files by their names,
+    /// even open ones.
     fn named(&self, fid: u32) -> Result<usize, u32> {
         let number = self.of(fid)?;
         let is_named =
@@ -363,7 +363,7 @@ impl Tree {
         to.extend((self.nodes[number].changes as u32).to_le_bytes());
         to.extend(self.number(number).to_le_bytes());
     }
-    /// Returns what is told of as the number of the file at this place.
+    /// Returns the number that is reported for the file at this index.
     fn number(&self, at: usize) -> u64 {
         self.nodes[at].number.unwrap_or(at as u64 + 1)
     }
@@ -392,7 +392,7 @@ impl Tree {
 }
 
 impl Tree {
-    /// Has a name lead to a node.
+    /// Enters a name for a node.
     fn enter(&mut self, dir: usize, name: &[u8], number: usize) -> Result<(), u32> {
         if self.nodes[dir].names.contains_key(name) {
             return Err(EEXIST);
@@ -439,7 +439,7 @@ impl Tree {
     }
 }
 
-/// As many of `bytes`, at most `most`, as are whole entries.
+/// Returns the length of the whole entries in the first `most` bytes of `bytes`.
 fn whole(bytes: &[u8], most: usize) -> usize {
     let mut at = 0;
     while let Some(&[low, high]) = bytes.get(at + 22..at + 24) {
@@ -480,7 +480,7 @@ impl<'a> Ask<'a> {
     }
 }
 
-/// As the kernel holds it: the test has it too.
+/// For a static reference, because kernel and test share the server.
 impl MessageDevice for &'static Server {
     fn tag(&self) -> &[u8] {
         b"memory"
@@ -497,7 +497,7 @@ impl MessageDevice for &'static Server {
             self.is_asked.store(true, Ordering::Relaxed);
             let open = || (self.held.load(Ordering::Relaxed) != kind).then_some(());
             if self.gate.wait_killable(open).is_err() {
-                // It is done all the same.
+                // The request is carried out nevertheless.
                 let _ = self.serve(exchange);
                 self.ended.lock().unwrap().extend(exchange.left);
                 crate::host::folders_ended().wake_all();

@@ -1,4 +1,4 @@
-//! Folders of the host in which files and directories change places, and numbers are used again.
+//! Folders of the host in which files and directories are exchanged, and numbers are reused.
 
 use core::sync::atomic::Ordering;
 use std::vec::Vec;
@@ -30,8 +30,8 @@ fn open_at(p: &mut Program, dir: u64, name: &str) -> i64 {
     p.call(Sysno::openat, &[dir, name, 0])
 }
 
-/// A working directory, an open directory and a bind mount stay with a directory that the host
-/// removes, though another one gets its number.
+/// A working directory, an open directory and a bind mount keep referring to a directory that the
+/// host removed, even though another directory gets its number.
 fn stays_with_the_old_one(p: &mut Program) {
     assert_eq!(mount(p, 0), 0);
     let server = server();
@@ -74,7 +74,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// Even where the new one has the old one's name, which then is asked for nothing.
+    /// This holds even if the new directory has the old one's name; no request uses that name then.
     a_generation_tells_files_of_one_name_apart, with_share(), |p| {
         server().has_generations.store(true, Ordering::Relaxed);
         assert_eq!(mount(p, 0), 0);
@@ -93,7 +93,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// An open file is the one that was opened; the next one of its number has bytes of its own.
+    /// An open file remains the opened one. The next file with its number has separate bytes.
     an_open_file_stays_when_its_number_is_used_again, with_share(), |p| {
         assert_eq!(mount(p, 0), 0);
         let server = server();
@@ -110,8 +110,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// A file keeps its node under another name: by its generation where the host renames it,
-    /// and without one where a program does, or removes one of its names.
+    /// A file keeps its node under another name. If the host renames it, the generation identifies
+    /// it. If a program renames it, or removes one of its names, no generation is needed.
     a_file_is_the_same_under_another_name, with_share(), |p| {
         assert_eq!(mount(p, 0), 0);
         let server = server();
@@ -135,8 +135,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// Directories that the host moves while the guest remembers where they were form no circle:
-    /// such a find is ELOOP, and each way up ends.
+    /// Directories that the host moves while the guest caches their positions form no cycle: that
+    /// is detected as ELOOP, and each walk to the root ends.
     moved_directories_form_no_circle, with_share(), |p| {
         assert_eq!(mount(p, 0), 0);
         let server = server();
@@ -157,7 +157,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// A path that is longer than any may be is an error, however deep a directory is.
+    /// A path that exceeds the limit is an error, however deep a directory is.
     a_path_that_is_too_long_is_an_error, with_share(), |p| {
         let name = std::string::String::from_utf8(std::vec![b'n'; 250]).unwrap();
         let step = p.text(&name);

@@ -59,14 +59,14 @@ fn mounted(p: &mut Program) {
     assert_eq!(mount(p, 1), 0);
 }
 
-/// The names in a directory, as getdents64(2) tells them.
+/// Returns the names in a directory, from getdents64(2).
 pub fn names(p: &mut Program, path: &str) -> Result<Vec<Vec<u8>>, i64> {
     let dir = p.open(path, 0o200_000);
     if dir < 0 {
         return Err(dir);
     }
     let (buffer, mut found) = (p.room(256), Vec::new());
-    // A lying server may list for as long as it likes; a program need not read it all.
+    // A faulty server may list forever, and a program need not read everything.
     for _ in 0..1000 {
         let count = p.call(Sysno::getdents64, &[dir as u64, buffer, 256]);
         if count <= 0 {
@@ -87,7 +87,7 @@ pub fn names(p: &mut Program, path: &str) -> Result<Vec<Vec<u8>>, i64> {
 }
 
 on_machine! {
-    /// Files, directories and links are what the server has.
+    /// The files, directories and links are those of the server.
     a_share_is_what_the_server_has, with_share(), |p| {
         mounted(p);
         assert_eq!(p.read_file("/share/file").unwrap(), b"content");
@@ -113,12 +113,12 @@ on_machine! {
 }
 
 on_machine! {
-    /// An open sees the changes that the host has made; pages of unchanged files are kept.
+    /// An open sees the host's changes; pages of unchanged files are kept.
     an_open_sees_what_the_host_changed, with_share(), |p| {
         mounted(p);
         let server = server();
         assert!(p.read_file("/share/big").unwrap() == big());
-        // Bytes that are read again are in memory: there is no Tread but at the end.
+        // Bytes that are read again are in memory: a Tread is sent only at the end.
         server.held.store(TREAD, Ordering::Relaxed);
         assert!(p.read_file("/share/big").unwrap() == big());
         server.let_go();
@@ -141,15 +141,15 @@ on_machine! {
 }
 
 on_machine! {
-    /// A mapping shows the file's bytes; where the host has cut the file, an access is SIGBUS, and
-    /// a read ends there.
+    /// A mapping shows the file's bytes. After the host has truncated the file, an access is
+    /// SIGBUS, and a read ends at the new end.
     a_mapping_ends_where_the_host_cuts_the_file, with_share(), |p| {
         mounted(p);
         let file = p.open("/share/big", 0) as u64;
         let memory = p.must(Sysno::mmap, &[0, BIG as u64, 1, 1, file, 0]);
         assert_eq!(p.load(memory + 100, 50), big()[100..150]);
         server().put("big", 0o100_644, &big()[..2 * PAGE as usize]);
-        // No program has opened it since: a page that is not there is asked for.
+        // No program has opened it since: an absent page is requested from the server.
         let child = p.fork(|p| {
             let file = p.open("/proc/self/maps", 0);
             assert!(file > 0);
@@ -166,7 +166,7 @@ on_machine! {
         assert_eq!(p.wait_for(child) & 0x7f, 7, "SIGBUS");
         let buffer = p.room(64);
         assert_eq!(p.must(Sysno::pread64, &[file, buffer, 64, 250 << 10]), 0, "the file ends before");
-        // Now that it is known the page that was there is gone, too.
+        // Now that the truncation is known, the cached page is removed, too.
         let near = memory + 3 * PAGE;
         p.store(super::elf::ROOM, &near.to_le_bytes());
         let child = p.fork(|p| {
@@ -181,7 +181,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// O_DIRECT reads what the server has now, wherever and however much.
+    /// O_DIRECT reads the server's present data, at any offset and with any size.
     a_direct_read_asks_the_server, with_share(), |p| {
         mounted(p);
         let file = p.open("/share/big", 0o40_000) as u64;
@@ -197,7 +197,7 @@ on_machine! {
 
 on_machine! {
     /// A device is mounted once at a time; mounting anything else is an error. Afterwards the
-    /// server keeps nothing.
+    /// server has no open fids.
     a_share_is_mounted_once, with_share(), |p| {
         mounted(p);
         assert_eq!(mount(p, 1), -16);
@@ -224,7 +224,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// A task that waits for a server is killed at once, and nothing of it stays there.
+    /// A task that waits for a server is killed at once, and leaves nothing there.
     who_waits_for_a_server_can_be_killed, with_share(), |p| {
         mounted(p);
         let before = server().fids();
@@ -247,16 +247,16 @@ on_machine! {
             p.must(Sysno::sched_yield, &[]);
         }
         let after = server().fids();
-        // The file's own, and what its first reader is known by; numbers that were only walked to
-        // are put away by and by.
+        // The file's own fid, and that of its first reader. Fids that were only walked to are
+        // clunked over time.
         assert!(after.1 <= before.1 + 1 && after.0 < 64, "{before:?} {after:?}");
         0
     }
 }
 
 on_machine! {
-    /// Each look at a name takes a new number. Where the kernel's task is slow to tell the server
-    /// of those that are not needed, the programs that look tell it.
+    /// Each look-up of a name takes a new number. If the kernel's task is slow to release unneeded
+    /// numbers at the server, the programs that look names up release them.
     looks_never_use_up_the_numbers_of_a_server, with_share(), |p| {
         mounted(p);
         server().task_waits.store(true, Ordering::Relaxed);
@@ -270,7 +270,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// A server that lies gives errors or nonsense, and the truth works again afterwards.
+    /// A server that violates the protocol causes errors or wrong data. Correct answers work again
+    /// afterwards.
     a_server_that_lies_breaks_nothing, with_share(), |p| {
         mounted(p);
         for lie in LIES {
@@ -299,11 +300,12 @@ on_machine! {
     }
 }
 
-/// Which page of the next child is refused: programs are functions of one process of the host.
+/// The page of the next child that is refused. A static, because programs are functions of one host
+/// process.
 static NTH: AtomicU64 = AtomicU64::new(0);
 
 on_machine! {
-    /// Whichever page is refused, a call does what it should or says so, and works the next time.
+    /// Whichever page is refused, a call succeeds or reports the error, and succeeds the next time.
     any_page_may_be_refused, with_share(), |p| {
         mounted(p);
         count_all_pages(p);

@@ -18,7 +18,7 @@ pub(super) fn figure(p: &mut Program, file: &str, name: &str) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// A swap area's header (mkswap(8)) at the beginning of a disk of so many pages.
+/// Makes a disk of `pages` pages with a swap area's header (mkswap(8)) at its beginning.
 fn swap_disk(pages: usize) -> &'static super::disk::MemoryDisk {
     let disk = disk(pages);
     disk.with(|bytes| {
@@ -41,8 +41,8 @@ fn with_swap() -> Setup {
 }
 
 on_machine! {
-    /// A program uses more memory than there is: every page comes back from the disk as it was
-    /// written, and what it used last stays.
+    /// A program uses more memory than the machine has: every page is read back from the disk as it
+    /// was written, and recently used pages stay in memory.
     more_memory_than_there_is, with_swap(), |p| {
         let pages = 12 << 10;
         let memory = p.map(pages * PAGE);
@@ -66,8 +66,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// Clean pages of a disk go before a program's memory is swapped out, and come back from the
-    /// disk as they were.
+    /// Clean pages of a disk are evicted before a program's memory is swapped out, and are read
+    /// back unchanged.
     clean_pages_go_first, with_swap(), |p| {
         let file = p.open("/dev/vdb", 0o2) as u64;
         let buffer = p.room(4096);
@@ -96,7 +96,7 @@ on_machine! {
     }
 }
 
-/// Uses more and more memory, until it is killed.
+/// Uses more and more memory until it is killed.
 fn takes_all(p: &mut Program) -> i32 {
     loop {
         let memory = p.map(8 << 20);
@@ -107,7 +107,7 @@ fn takes_all(p: &mut Program) -> i32 {
 }
 
 on_machine! {
-    /// Where nothing can be had any more the largest process is killed, and it alone.
+    /// If no memory can be reclaimed, the largest process is killed, and no other.
     the_largest_is_killed_alone, Setup { nodes: &[8 << 10], ..Setup::default() }, |p| {
         let small = p.fork(|p| {
             let memory = p.map(64 * PAGE);
@@ -127,8 +127,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// oom_score_adj decides which process is killed: a small process that offers itself goes
-    /// before a large one.
+    /// oom_score_adj determines which process is killed: a small process with a high value is
+    /// killed before a large one.
     who_offers_itself_goes_first, Setup { nodes: &[8 << 10], ..Setup::default() }, |p| {
         let volunteer = p.fork(|p| {
             assert!(p.write_file("/proc/self/oom_score_adj", b"1000") > 0);
@@ -152,7 +152,7 @@ on_machine! {
     }
 }
 
-/// Has /proc/self/fail-nth count each page that is allocated.
+/// Makes /proc/self/fail-nth count each page that is allocated.
 pub(super) fn count_all_pages(p: &mut Program) {
     let debug = "/sys/kernel/debug/fail_page_alloc";
     for (name, value) in [("ignore-gfp-highmem", "N"), ("min-order", "0"), ("verbose", "0")] {
@@ -160,10 +160,11 @@ pub(super) fn count_all_pages(p: &mut Program) {
     }
 }
 
-/// Which allocation of the next child fails: programs are functions of one process of the host.
+/// The allocation of the next child that fails. A static, because programs are functions of one
+/// host process.
 static NTH: AtomicU64 = AtomicU64::new(0);
 
-/// Does what a program may do, in a child of its own, and says how it ended.
+/// Does typical work of a program in a separate child. Returns the child's status.
 fn chores(p: &mut Program) -> i32 {
     let memory = p.call(Sysno::mmap, &[0, 64 * PAGE, 3, 0x22, u64::MAX, 0]);
     if memory < 0 {
@@ -202,8 +203,8 @@ fn chores(p: &mut Program) -> i32 {
 }
 
 on_machine! {
-    /// Each allocation of a page in turn fails in a program; the kernel lives, and what the program
-    /// left is given back.
+    /// Each page allocation in turn fails in a program. The kernel continues, and the program's
+    /// resources are freed.
     every_nth_page_may_be_refused, Setup::default(), |p| {
         let child = p.fork(chores);
         p.wait_for(child);
@@ -228,8 +229,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// With 2,048 processes and no free frame the one that uses most is killed, and it alone; each
-    /// of the others lives.
+    /// With 2,048 processes and no free frame, the process that uses most is killed, and no other.
     the_largest_of_2048_is_killed_alone, Setup { nodes: &[96 << 10], ..Setup::default() }, |p| {
         let first = p.fork_idle();
         let others = (1..2048).map(|_| p.fork_idle()).collect::<std::vec::Vec<_>>();

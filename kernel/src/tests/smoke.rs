@@ -1,4 +1,4 @@
-//! A program runs, and what it does is what Linux' programs do.
+//! A program runs, and its calls have the same results as on Linux.
 
 use std::string::String;
 
@@ -8,7 +8,7 @@ use super::machine::{Setup, on_machine};
 use super::program::{Program, address_of};
 
 on_machine! {
-    /// A program has memory, files, children and signals.
+    /// A program uses memory, files, children and signals.
     a_program_runs, Setup::default(), |p| {
         let own = p.must(Sysno::getpid, &[]);
         assert!(own > 1);

@@ -37,7 +37,8 @@ fn owners_have_the_words_of_the_frame_table() {
 }
 
 on_machine! {
-    /// Events that are on are recorded with their fields; trace shows them often, trace_pipe once.
+    /// Enabled events are recorded with their fields. trace can show them repeatedly, trace_pipe
+    /// once.
     what_is_turned_on_is_recorded, Setup::default(), |p| {
         assert_eq!(put(p, "buffer_size_kb", "16"), 2);
         assert_eq!(get(p, "buffer_size_kb"), "0 (expanded: 16)\n", "there is no ring before an event is on");

@@ -1,4 +1,4 @@
-//! Every file of /proc and /sys is read, over a world in which there is something to tell.
+//! Every file of /proc and /sys is read while all kinds of objects exist.
 
 use std::format;
 use std::string::{String, ToString};
@@ -9,7 +9,7 @@ use syscalls::Sysno;
 use super::machine::{Setup, disk, on_machine};
 use super::program::Program;
 
-/// Names in a directory, with whether each is a directory.
+/// Returns the names in a directory, and whether each is a directory.
 pub fn list(p: &mut Program, path: &str) -> Vec<(String, bool)> {
     let directory = p.open(path, 0o200000);
     let mut found = Vec::new();
@@ -38,7 +38,7 @@ pub fn list(p: &mut Program, path: &str) -> Vec<(String, bool)> {
     found
 }
 
-/// Reads every file below `path`; how many had something to say.
+/// Reads every file below `path`. Returns how many were not empty.
 fn read_below(p: &mut Program, path: &str, depth: usize) -> usize {
     const WAITS: [&str; 4] = ["kmsg", "trace_pipe", "provoke", "pagemap"];
     let mut told = 0;
@@ -56,7 +56,7 @@ fn read_below(p: &mut Program, path: &str, depth: usize) -> usize {
 }
 
 on_machine! {
-    /// All of /proc can be read by root while programs have memory of all kinds, files and locks.
+    /// Root can read all of /proc while programs have memory of all kinds, files and locks.
     all_of_proc_can_be_read,
     Setup { nodes: &[16 << 10, 16 << 10], disks: || std::vec![disk(256), disk(1024)], ..Setup::default() },
     |p| {
@@ -92,7 +92,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// All of /sys can be read by root, and what is written to its files comes back.
+    /// Root can read all of /sys, and values written to its files are read back.
     all_of_sys_can_be_read,
     Setup { nodes: &[16 << 10, 16 << 10], disks: || std::vec![disk(256)], ..Setup::default() },
     |p| {
@@ -117,7 +117,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// Each file of /proc and /sys that can be written takes nonsense, numbers and nothing without
+    /// Each writable file of /proc and /sys accepts nonsense, numbers and empty writes without
     /// harm, and can be read afterwards.
     what_can_be_written_takes_nonsense, Setup { disks: || std::vec![disk(256)], ..Setup::default() },
     |p| {
@@ -145,7 +145,7 @@ fn write_to(p: &mut Program, path: &str) {
     for content in [&b"nonsense"[..], b"-1", b"18446744073709551616", b"0", b"1", b"", b"\n"] {
         p.write_file(path, content);
     }
-    // A setting that was taken may leave the test no room: vm.max_map_count of 0.
+    // An accepted setting may prevent the test from continuing: vm.max_map_count of 0.
     if let Ok(before) = before
         && path.starts_with("/proc/sys/")
     {
@@ -166,12 +166,12 @@ fn write_below(p: &mut Program, path: &str, depth: usize) {
 }
 
 on_machine! {
-    /// The kernel's log, by all of syslog(2)'s actions: into memory that is not there yet, too.
+    /// The kernel's log, by all actions of syslog(2), also into memory that is not present yet.
     the_log, Setup::default(), |p| {
         const LENGTH: u64 = 16 << 10;
         p.write_file("/dev/kmsg", b"<4>a line of the test\n");
         for action in [10, 9, 3, 4, 3, 2, 5, 9, 6, 7, 8] {
-            // Action 8 takes a level.
+            // Action 8 has a log level as its argument.
             let length = if action == 8 { 7 } else { LENGTH };
             let fresh = p.map(LENGTH);
             p.must(Sysno::syslog, &[action, fresh, length]);

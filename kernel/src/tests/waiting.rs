@@ -9,7 +9,7 @@ use super::program::Program;
 const PAGE: u64 = 4096;
 
 on_machine! {
-    /// Sockets, and everything that waits for files.
+    /// Sockets, and all ways of waiting for files.
     sockets_and_waiting, Setup::default(), |p| {
         for kind in [1, 2, 5] {
             let (a, b) = pair(p, Sysno::socketpair, &[1, kind, 0]);
@@ -106,7 +106,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// Pseudo terminals: bytes pass, lines are edited, signals come.
+    /// Pseudo-terminals: bytes are transferred, lines are edited, signals are sent.
     terminals, Setup::default(), |p| {
         let master = p.open("/dev/ptmx", 0o402) as u64;
         let word = p.room(64);
@@ -156,7 +156,7 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// Its descriptor.
+    /// Returns its descriptor.
     pub(super) const fn file(&self) -> u64 {
         self.file
     }
@@ -168,7 +168,7 @@ impl Ring {
         let (submitted, completed) = (view(p, 0), view(p, 0x800_0000));
         Self { file, submitted, completed, entries: view(p, 0x1000_0000), offsets }
     }
-    /// Runs one operation: its result.
+    /// Runs one operation. Returns its result.
     fn run(
         &self,
         p: &mut Program,
@@ -197,7 +197,7 @@ impl Ring {
 }
 
 on_machine! {
-    /// Operations through a ring do what the calls of their names do.
+    /// Operations through a ring have the same effects as the calls with the same names.
     rings_do_what_calls_do, Setup { disks: || std::vec![disk(256)], ..Setup::default() }, |p| {
         let ring = Ring::new(p);
         assert_eq!(ring.run(p, 0, 0, (0, 0, 0)), 0, "NOP");

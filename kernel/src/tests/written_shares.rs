@@ -21,7 +21,7 @@ fn mounted(p: &mut Program) {
     assert_eq!(mount(p, 0), 0);
 }
 
-/// Bytes of a file of the server.
+/// Returns the bytes of a file of the server.
 fn bytes(path: &str) -> Option<Vec<u8>> {
     server().get(path).map(|(_, bytes)| bytes)
 }
@@ -31,7 +31,7 @@ fn write(p: &mut Program, file: i64, bytes: &[u8]) -> i64 {
     p.call(Sysno::write, &[file as u64, from, bytes.len() as u64])
 }
 
-/// A call with a path or two.
+/// Makes a call with one or two paths.
 fn on(p: &mut Program, call: Sysno, paths: &[&str], more: &[u64]) -> i64 {
     let mut arguments: Vec<u64> = paths.iter().map(|path| p.text(path)).collect();
     arguments.extend(more);
@@ -39,7 +39,7 @@ fn on(p: &mut Program, call: Sysno, paths: &[&str], more: &[u64]) -> i64 {
 }
 
 on_machine! {
-    /// Files, directories, links and names are made, changed and removed where the server has them.
+    /// Files, directories, links and names are created, changed and removed on the server.
     what_a_program_changes_the_server_has, with_share(), |p| {
         mounted(p);
         let file = p.open("/share/new", CREATE | 0o200);
@@ -84,8 +84,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// A read after a write sees it: by the same file, by another, through a mapping, and where the
-    /// file grew.
+    /// A read after a write returns the written bytes: through the same file, another one, or a
+    /// mapping, also where the file grew.
     a_read_after_a_write_sees_it, with_share(), |p| {
         mounted(p);
         assert!(p.read_file("/share/big").unwrap() == big());
@@ -100,7 +100,7 @@ on_machine! {
             assert_eq!(p.load(room + 1, 7), b"changed");
         }
         assert_eq!(p.load(memory + 4093, 7), b"changed");
-        // Behind the end, past a hole that begins in a page that is cached.
+        // Beyond the end, after a hole that begins in a cached page.
         assert_eq!(p.must(Sysno::pread64, &[other, room, 64, (300 << 10) - 10]), 10);
         let end = (300 << 10) + 5000;
         assert_eq!(p.must(Sysno::pwrite64, &[file, from, 7, end]), 7);
@@ -109,14 +109,14 @@ on_machine! {
         let stat = p.room(144);
         p.must(Sysno::fstat, &[other, stat]);
         assert_eq!(p.load_u64(stat + 48), end + 7);
-        // A part that was cut and grew again is zeroes.
+        // A part that was truncated and then extended again contains zeroes.
         p.must(Sysno::ftruncate, &[file, 4096 + 2]);
         p.must(Sysno::ftruncate, &[file, 4096 + 10]);
         assert_eq!(p.must(Sysno::pread64, &[other, room, 64, 4096]), 10);
         assert_eq!(p.load(room, 10), b"ng\0\0\0\0\0\0\0\0");
         assert_eq!(bytes("big").unwrap().len(), 4096 + 10);
-        // The host let it grow meanwhile: the page that was the last one is not taken for zeroes to
-        // its end.
+        // The host has extended it meanwhile: the rest of the previously last page must not be
+        // assumed to be zeroes.
         server().put("big", 0o100_644, &[b'h'; 4096 + 100]);
         assert_eq!(p.must(Sysno::pwrite64, &[file, from, 7, 9000]), 7);
         assert_eq!(p.must(Sysno::pread64, &[other, room, 64, 4096 + 8]), 64);
@@ -127,8 +127,8 @@ on_machine! {
 }
 
 on_machine! {
-    /// A mapping that would store is refused, as Linux does without a cache; others are not, and
-    /// cannot be made to store.
+    /// A mapping that would store is refused, as on Linux without a cache. Others are permitted,
+    /// and cannot be made writable.
     a_shared_mapping_cannot_store, with_share(), |p| {
         mounted(p);
         let file = p.open("/share/big", READ_WRITE) as u64;
@@ -163,7 +163,7 @@ on_machine! {
         assert_eq!(write(p, file as i64, b"!"), 1);
         assert_eq!(p.must(Sysno::pread64, &[file, room, 64, 9]), 2);
         p.must(Sysno::close, &[file]);
-        // Nothing keeps it open at the server.
+        // Wait until the server has no open fid of it.
         for _ in 0..1000 {
             if server().fids().1 == 0 {
                 return 0;
@@ -175,7 +175,7 @@ on_machine! {
 }
 
 on_machine! {
-    /// The program is told of writes that the server refuses, or takes only in part.
+    /// The program gets the error of writes that the server refuses, or accepts only in part.
     what_the_server_refuses_is_told, with_share(), |p| {
         mounted(p);
         let file = p.open("/share/file", 1);
@@ -211,14 +211,14 @@ on_machine! {
     }
 }
 
-/// Bytes that are written in more than one message.
+/// Number of bytes that needs more than one message.
 const LONG: usize = 100_000;
-/// Which page of the next child is refused.
+/// The page of the next child that is refused.
 static NTH: AtomicU64 = AtomicU64::new(0);
 
 on_machine! {
-    /// Whichever page is refused, a call that writes does what it should or says so, and works the
-    /// next time.
+    /// Whichever page is refused, a call that writes succeeds or reports the error, and succeeds
+    /// the next time.
     any_page_may_be_refused_while_it_is_written, with_share(), |p| {
         mounted(p);
         count_all_pages(p);
@@ -234,7 +234,7 @@ on_machine! {
                 p.write_file("/proc/self/fail-nth", nth.as_bytes());
                 let wanted = [file as u64, bytes, LONG as u64, 0];
                 let done = p.call(Sysno::pwrite64, &wanted) == LONG as i64
-                    // Its pages are in the cache when it is written once more.
+                    // The file's pages are in the cache when it is written once more.
                     && p.call(Sysno::pread64, &wanted) == LONG as i64
                     && p.call(Sysno::pwrite64, &wanted) == LONG as i64
                     && on(p, Sysno::symlink, &["target", "/share/target2"], &[]) == 0;

@@ -1,10 +1,11 @@
-//! Quality of the wall clock, as adjtimex(2) shows and sets it.
+//! Quality of the wall clock, as reported and set by adjtimex(2).
 //!
-//! The clock follows the machine's and is set, never slewed: so there is no frequency, no offset
-//! that is worked off and no leap second. The rest of Linux' kernel/time/ntp.c is bookkeeping for
-//! programs that ask whether the clock is right, and is kept here: an estimate of the error, and a
-//! bound of it that grows until a program renews it. Callers: adjtimex, clock_adjtime, and code
-//! that sets the clock. Any context that may take a spin lock.
+//! The clock has the rate of the machine's clock, and is set, never slewed. So there is no
+//! frequency adjustment, no offset that is corrected gradually and no leap second. The rest of
+//! Linux' kernel/time/ntp.c is bookkeeping for programs that query the accuracy of the clock. It is
+//! implemented here: an estimate of the error, and a bound of the error that grows until a program
+//! renews it. Callers: adjtimex, clock_adjtime, and code that sets the clock. Any context that may
+//! take a spin lock.
 
 use bitflags::bitflags;
 
@@ -12,12 +13,12 @@ use super::SECOND;
 use crate::sync::SpinLock;
 
 bitflags! {
-    /// STA_*: the state of the clock, as far as there is one.
+    /// STA_*: the supported state bits of the clock.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct Status: i32 {
-        /// No program vouches for the clock.
+        /// No program synchronizes the clock.
         const UNSYNC = 0x40;
-        /// Times are told in nanoseconds, not in microseconds.
+        /// Times are reported in nanoseconds, not in microseconds.
         const NANO = 0x2000;
     }
 }
@@ -32,11 +33,11 @@ pub const MOST_CONSTANT: i64 = 10;
 /// See the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ClockQuality {
-    /// Whether a program vouches for the clock, and the unit of reported times.
+    /// Whether a program synchronizes the clock, and the unit of reported times.
     pub status: Status,
-    /// The estimate of the error, in microseconds.
+    /// The estimated error, in microseconds.
     pub estimated_error: i64,
-    /// The time constant of the kernel's loop, which does not run here.
+    /// The time constant of the kernel's control loop, which does not run here.
     pub constant: i64,
     /// The bound of the error in microseconds, and the time at which it was set.
     bound: (i64, u64),
@@ -54,18 +55,19 @@ impl ClockQuality {
         self.bound.0.saturating_add_unsigned(grown).min(MOST_ERROR)
     }
 
-    /// Notes that the error is at most `error` microseconds at `now`.
+    /// Records that the error is at most `error` microseconds at `now`.
     pub fn set_bound(&mut self, error: i64, now: u64) {
         self.bound = (error.clamp(0, MOST_ERROR), now);
     }
 
-    /// The clock was set: nothing is known of its error.
+    /// Resets the quality, because the clock was set: its error is unknown.
     fn forget(&mut self) {
         self.status |= Status::UNSYNC;
         (self.estimated_error, self.bound) = (MOST_ERROR, (MOST_ERROR, 0));
     }
 
-    /// The state at `now`: with a bound that grew too large no program vouches any more.
+    /// Updates the state at `now`: if the bound has grown too large, the clock counts as
+    /// unsynchronized.
     fn settle(&mut self, now: u64) {
         if self.bound_at(now) >= MOST_ERROR && self.bound.0 < MOST_ERROR {
             self.bound = (MOST_ERROR, 0);
@@ -74,14 +76,14 @@ impl ClockQuality {
     }
 }
 
-/// Looks at what is known, and changes it.
+/// Calls `f` with the quality of the clock.
 pub fn with<R>(f: impl FnOnce(&mut ClockQuality) -> R) -> R {
     let mut quality = QUALITY.lock();
     quality.settle(super::now());
     f(&mut quality)
 }
 
-/// The clock was set.
+/// Records that the clock was set.
 pub fn forget() {
     QUALITY.lock().forget();
 }

@@ -1,21 +1,21 @@
-//! Timers: something is to happen at a deadline.
+//! Timers: actions at a deadline.
 //!
-//! Every CPU has a queue under an interrupt-safe lock; a timer is put on the queue of the CPU that
-//! arms it, whose one-shot timer is set to the earliest deadline. An expiry runs in interrupt
-//! context without the queue's lock. Nothing is allocated or freed there: an expired timer's
-//! reference goes to `spent`, which the next task that arms a timer empties.
+//! Every CPU has a queue under an interrupt-safe lock; a timer is added to the queue of the CPU
+//! that arms it. That CPU's one-shot hardware timer is set to the earliest deadline. An expiry runs
+//! in interrupt context without the queue's lock. Nothing is allocated or freed there: an expired
+//! timer's reference is moved to `spent`, which the next task that arms a timer empties.
 //!
 //! **Protocol.** A timer is in one queue at most, even if several CPUs arm, cancel and expire it at
-//! the same time: its [`TimerSlot`] has one word that says where it is.
+//! the same time: its [`TimerSlot`] has one word with its place.
 //!
 //! - *Nowhere* (0) becomes a place by compare-exchange only, under the lock of the queue that the
-//!   place names. Of two that arm at once, one has to cancel the other's place first.
+//!   place names. If two CPUs arm a timer at once, one has to cancel the other's place first.
 //! - A place changes under the lock of the queue that it names. A timer whose expiry runs keeps its
 //!   place in the queue that it was taken from ([`TAKEN`]): so no CPU arms it elsewhere while it
 //!   may be put back there.
-//! - A CPU that cancels an expiry that runs makes the timer be nowhere and changes its generation.
-//!   The expiry looks at the generation under the lock before it puts the timer back; where it
-//!   differs, the place is not the expiry's any longer.
+//! - A CPU that cancels a running expiry sets the timer's place to nowhere and changes its
+//!   generation. The expiry checks the generation under the lock before it puts the timer back. If
+//!   it differs, the place no longer belongs to the expiry.
 //!
 //! `queue_model.rs` explores the orders.
 
@@ -31,46 +31,47 @@ use crate::hw::sync::lock_with;
 use crate::sched::heap::{IndexedHeap, Positioned};
 use crate::sync::IrqSpinLock;
 
-/// Something that happens at a deadline.
+/// An object with an action at a deadline.
 pub trait Expire: Send + Sync {
-    /// The timer's place in its queue.
+    /// Returns the timer's slot.
     fn slot(&self) -> &TimerSlot;
-    /// The deadline has passed; `now` is the time. Returns the next deadline of a timer that
-    /// repeats. Interrupt context: takes interrupt-safe locks only, allocates and frees nothing.
+    /// Called when the deadline has passed; `now` is the time. Returns the next deadline of a
+    /// repeating timer. Interrupt context: takes interrupt-safe locks only, allocates and frees
+    /// nothing.
     fn expire(&self, now: u64) -> Option<u64>;
 }
 
-/// Where a timer is; part of every object that [expires](Expire).
+/// The place of a timer; part of every object that [expires](Expire).
 #[derive(Debug)]
 pub struct TimerSlot {
-    /// 0 where it is nowhere; else the CPU of the queue in the upper bits, and its position in the
-    /// heap + 1 or [`TAKEN`].
+    /// 0 for nowhere. Otherwise the upper bits are the CPU of the queue, and the lower ones the
+    /// position in the heap + 1, or [`TAKEN`].
     place: AtomicU64,
     /// Counts the expiries that were cancelled while they ran.
     generation: AtomicU64,
 }
 
-/// The bits of a place that a position takes; the CPU's number is above them.
+/// Number of bits for the position in a place; the CPU's number is above them.
 const POSITION_BITS: u32 = 48;
-/// The position of a timer that was taken out of its heap.
+/// The position of a timer that was removed from its heap.
 const TAKEN: u64 = (1 << POSITION_BITS) - 1;
 
 impl TimerSlot {
-    /// Of a timer that is not armed.
+    /// Makes the slot of a timer that is not armed.
     pub const fn new() -> Self {
         Self { place: AtomicU64::new(0), generation: AtomicU64::new(0) }
     }
-    /// Makes a timer that is nowhere one of `cpu`'s queue, whose lock is held. Whether it was
-    /// nowhere.
+    /// Claims a timer that is nowhere for the queue of `cpu`, whose lock the caller holds. Returns
+    /// whether it was nowhere.
     fn claim(&self, cpu: CpuId) -> bool {
         let place = u64::from(cpu.0) << POSITION_BITS | TAKEN;
         self.place.compare_exchange(0, place, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
-    /// The timer is nowhere from now on. The lock of the queue that its place names is held.
+    /// Sets the timer's place to nowhere. The caller holds the lock of the queue in its place.
     fn release(&self) {
         self.place.store(0, Ordering::Release);
     }
-    /// The CPU of its queue, and its position + 1 or [`TAKEN`]; `None` where it is nowhere.
+    /// Returns the CPU of its queue, and its position + 1 or [`TAKEN`]; `None` if it is nowhere.
     fn place(&self) -> Option<(CpuId, u64)> {
         match self.place.load(Ordering::Acquire) {
             0 => None,
@@ -99,22 +100,22 @@ impl Positioned for Arc<dyn Expire> {
 
 struct TimerQueue {
     armed: IndexedHeap<Arc<dyn Expire>>,
-    /// Expired timers' references, to be dropped by a task.
+    /// References of expired timers, to be dropped by a task.
     spent: Vec<Arc<dyn Expire>>,
-    /// When the running task's slice ends; `u64::MAX` for never.
+    /// End of the running task's slice; `u64::MAX` for never.
     slice_end: u64,
-    /// The time that the hardware is set to.
+    /// The time to which the hardware timer is set.
     programmed: u64,
-    /// No interrupt comes before this.
+    /// No timer interrupt is requested before this time.
     quiet_until: u64,
 }
 
-/// A CPU is out of its timer's interrupt for so many times as long as it was in it, and
-/// [`LEAST_QUIET`] at least: however many timers programs have, and however short their intervals
-/// are, they get a part of it only (Linux: `hrtimer_interrupt`, `hang_detected`).
+/// After a timer interrupt a CPU takes no further one for this many times its duration, and for
+/// [`LEAST_QUIET`] at least. So however many timers programs have, and however short their
+/// intervals are, they get only a part of the CPU (Linux: `hrtimer_interrupt`, `hang_detected`).
 const QUIET: u64 = 3;
-/// In nanoseconds: the time for entering and leaving the interrupt is not seen in it. Linux lets
-/// sleeps be late by 50,000 (`timer_slack_ns`).
+/// In nanoseconds. The measured duration does not include entering and leaving the interrupt. Linux
+/// permits sleeps to be 50,000 late (`timer_slack_ns`).
 const LEAST_QUIET: u64 = 25_000;
 
 #[repr(align(128))]
@@ -131,12 +132,12 @@ static QUEUES: [PerCpu; MAX_CPUS] = [const {
 }; MAX_CPUS];
 
 impl TimerQueue {
-    /// Set the hardware to the earliest deadline; on this queue's CPU.
+    /// Sets the hardware timer to the earliest deadline. Runs on this queue's CPU.
     fn program(&mut self) {
         let first = self.armed.first().map_or(u64::MAX, |(deadline, _)| deadline);
         let wanted = first.min(self.slice_end).max(self.quiet_until);
-        // An earlier interrupt than needed is harmless and cheaper than setting the timer back and
-        // forth.
+        // An unnecessarily early interrupt is harmless, and cheaper than setting the timer
+        // repeatedly.
         if wanted < self.programmed {
             self.programmed = wanted;
             hw::time::arm(wanted);
@@ -144,10 +145,10 @@ impl TimerQueue {
     }
 }
 
-/// The CPUs' room for timers when they come up.
+/// Number of timers for which each CPU has room when it starts.
 const FIRST_ROOM: usize = 64;
 
-/// Arm `timer` for `deadline` (nanoseconds of [`now`](super::now)); one that is armed moves.
+/// Arms `timer` for `deadline` (nanoseconds of [`now`](super::now)). An armed timer is moved.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -177,10 +178,10 @@ pub fn try_arm(timer: &Arc<dyn Expire>, deadline: u64) -> Result<()> {
                 0
             }
         };
-        // The queue's old room is freed here, without its lock.
+        // The queue's old buffer is freed here, without its lock.
         drop((leftover, core::mem::take(&mut spare_armed), core::mem::take(&mut spare_spent)));
         if wanted == 0 {
-            // Another thread armed it meanwhile.
+            // Another thread has armed it meanwhile.
             cancel(timer);
             continue;
         }
@@ -189,14 +190,14 @@ pub fn try_arm(timer: &Arc<dyn Expire>, deadline: u64) -> Result<()> {
     }
 }
 
-/// As [`try_arm`]; where memory is short, the timer expires at once instead of never.
+/// As [`try_arm`], but if memory is short, the timer expires at once instead of never.
 pub fn arm(timer: &Arc<dyn Expire>, deadline: u64) {
     if try_arm(timer, deadline).is_err() {
         timer.expire(super::now());
     }
 }
 
-/// Disarm `timer`; an expiry that has begun on another CPU may still be going on, and is the last.
+/// Disarms `timer`. An expiry that has begun on another CPU may still be running, and is the last.
 /// Task context.
 pub fn cancel(timer: &Arc<dyn Expire>) {
     let slot = timer.slot();
@@ -218,14 +219,14 @@ pub fn cancel(timer: &Arc<dyn Expire>) {
     }
 }
 
-/// Let the running task's slice end at `deadline`, on this CPU.
+/// Sets the end of the running task's slice to `deadline`, on this CPU.
 pub fn set_slice_end(deadline: u64, interrupts: &InterruptsOff) {
     let mut queue = lock_with(&QUEUES[usize::from(hw::current_cpu().0)].0, interrupts);
     queue.slice_end = deadline;
     queue.program();
 }
 
-/// Run what has expired on this CPU (interrupt context).
+/// Runs the expired timers of this CPU (interrupt context).
 pub fn interrupt() {
     let queue = &QUEUES[usize::from(hw::current_cpu().0)].0;
     let now = super::now();
@@ -259,7 +260,7 @@ pub fn interrupt() {
         let was_cancelled = slot.generation.load(Ordering::Relaxed) != generation;
         match next {
             Some(next) if !was_cancelled => {
-                // It just left a place.
+                // There is room, because it has just been removed.
                 let _ = queue.armed.insert(next, timer);
             }
             _ => {
@@ -275,7 +276,8 @@ pub fn interrupt() {
     }
 }
 
-/// How many armed timers are not where they say: 0, or a rule of the protocol was broken.
+/// Returns how many armed timers are not at their stored place. Unless the protocol was violated,
+/// it is 0.
 pub fn misplaced() -> usize {
     let of = |cpu: usize| {
         let queue = QUEUES[cpu].0.lock();

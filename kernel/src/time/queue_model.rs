@@ -1,6 +1,6 @@
-//! The protocol of [`super::queue`], step by step as arming, cancelling and expiring take the
-//! steps, in every order of three CPUs: a timer is in one queue at most, its place says which, and
-//! the last who armed it finds it armed.
+//! Model of [`super::queue`] with three CPUs, in every order. It takes the steps of arming,
+//! cancelling and expiring. A timer is in one queue at most, its place names that queue, and the
+//! last CPU that armed it finds it armed.
 
 use shuttle::sync::atomic::{AtomicU64, Ordering};
 use shuttle::sync::{Arc, Mutex};
@@ -8,27 +8,27 @@ use shuttle::thread;
 
 const NOWHERE: u64 = 0;
 
-/// Where a timer says it is while its expiry runs.
+/// The place of a timer while its expiry runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Expiring {
-    /// In the queue that it was taken from, as it must.
+    /// In the queue from which it was removed, as required.
     InItsQueue,
     Nowhere,
 }
 
-/// How an armer makes the timer its own.
+/// How a CPU that arms the timer claims it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Claim {
     CompareExchange,
     Store,
 }
 
-/// One timer and the queues of the CPUs: how often each holds it.
+/// One timer, and how often each CPU's queue contains it.
 struct TimerWorld {
     expiring: Expiring,
     claim: Claim,
     queues: [Mutex<u32>; 3],
-    /// The number of the CPU + 1, and whether it was taken out, × 16.
+    /// The number of the CPU + 1, plus 16 if the timer was removed from its heap.
     place: AtomicU64,
     generation: AtomicU64,
 }

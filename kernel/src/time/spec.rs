@@ -21,7 +21,7 @@ use crate::{Errno, Result};
 pub struct TimeSpec {
     /// Seconds.
     pub seconds: i64,
-    /// 0..1,000,000,000 where it is valid.
+    /// 0..1,000,000,000 if valid.
     pub nanoseconds: i64,
 }
 
@@ -31,7 +31,7 @@ pub struct TimeSpec {
 pub struct TimeVal {
     /// Seconds.
     pub seconds: i64,
-    /// 0..1,000,000 where it is valid.
+    /// 0..1,000,000 if valid.
     pub microseconds: i64,
 }
 
@@ -44,28 +44,28 @@ fn join(seconds: i64, part: i64, parts_per_second: i64) -> Result<u64> {
 }
 
 impl TimeSpec {
-    /// In nanoseconds; more than 584 years are as many.
+    /// Returns the time in nanoseconds, at most 584 years.
     ///
     /// # Errors
-    /// `EINVAL` where a part is negative or the nanoseconds make a second.
+    /// `EINVAL` if a part is negative or the nanoseconds are a second or more.
     pub fn nanoseconds(self) -> Result<u64> {
         join(self.seconds, self.nanoseconds, SECOND as i64)
     }
-    /// From nanoseconds.
+    /// Makes the time from nanoseconds.
     pub const fn from_nanoseconds(nanoseconds: u64) -> Self {
         Self { seconds: (nanoseconds / SECOND) as i64, nanoseconds: (nanoseconds % SECOND) as i64 }
     }
 }
 
 impl TimeVal {
-    /// In nanoseconds; more than 584 years are as many.
+    /// Returns the time in nanoseconds, at most 584 years.
     ///
     /// # Errors
-    /// `EINVAL` where a part is negative or the microseconds make a second.
+    /// `EINVAL` if a part is negative or the microseconds are a second or more.
     pub fn nanoseconds(self) -> Result<u64> {
         join(self.seconds, self.microseconds, 1_000_000)
     }
-    /// From nanoseconds, rounded down.
+    /// Makes the time from nanoseconds, rounded down.
     pub const fn from_nanoseconds(nanoseconds: u64) -> Self {
         Self { seconds: (nanoseconds / SECOND) as i64, microseconds: (nanoseconds % SECOND / 1000) as i64 }
     }

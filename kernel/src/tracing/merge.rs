@@ -1,4 +1,4 @@
-//! The records of several rings in the order of their times.
+//! The records of several rings, in the order of their times.
 
 use freehold_collections::{Arc, Vec};
 use freehold_tracepoints::ring::{Found, RingPlace};
@@ -19,7 +19,7 @@ pub struct RingReader {
 }
 
 impl RingReader {
-    /// A reader that begins at `place` and stops at `end`.
+    /// Makes a reader that begins at `place` and stops at `end`.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -37,19 +37,19 @@ impl RingReader {
 /// Readers of several rings.
 pub struct Merge(Vec<RingReader>);
 
-/// The next record of all.
+/// The next record of all rings.
 pub struct TraceLine<'a> {
-    /// Its CPU.
+    /// The record's CPU.
     pub cpu: usize,
-    /// Records of that CPU that were overwritten before it.
+    /// Number of records of that CPU that were overwritten before this one.
     pub missed: u64,
-    /// Its words.
+    /// The record's words.
     pub words: &'a [u64],
     pub(super) next: RingPlace,
 }
 
 impl TraceLine<'_> {
-    /// The record as a line of text.
+    /// Returns the record as a line of text.
     pub fn line(&self) -> Option<Line<'_>> {
         let record = RecordView::parse(self.words)?;
         let time = Stamp(hw::time::nanoseconds(record.head.time));
@@ -64,19 +64,19 @@ impl Merge {
     pub(super) fn add(&mut self, cursor: RingReader) -> Result<()> {
         Ok(self.0.try_push(cursor)?)
     }
-    /// The cursor whose record is the oldest.
+    /// Returns the index of the reader with the oldest record.
     fn first(&self) -> Option<usize> {
         let with = self.0.iter().enumerate().filter(|(_, cursor)| cursor.next.is_some());
         with.min_by_key(|(_, cursor)| cursor.words[1]).map(|(at, _)| at)
     }
-    /// The next record.
+    /// Returns the next record.
     pub fn peek(&self) -> Option<TraceLine<'_>> {
         let cursor = &self.0[self.first()?];
         let found = cursor.next?;
         let (cpu, missed, next) = (cursor.cpu, found.missed, found.next);
         Some(TraceLine { cpu, missed, words: &cursor.words[..found.length], next })
     }
-    /// Goes on behind it.
+    /// Skips the next record.
     pub fn advance(&mut self) {
         let Some(at) = self.first() else { return };
         let cursor = &mut self.0[at];

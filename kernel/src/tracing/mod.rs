@@ -1,22 +1,23 @@
-//! Records of tracepoints: a ring for each CPU, and its readers.
+//! Records of tracepoints: a ring per CPU, and its readers.
 //!
 //! **Writing.** [`record`] runs on the CPU of the event with interrupts off, so a ring has one
-//! writer at a time (the protocol is `freehold_tracepoints::ring`'s). It takes its ring out of its
-//! CPU's place by an exchange and puts it back by another: it never waits, and no other CPU touches
-//! the place. Any context may record but NMIs, double faults and machine checks, where no static
-//! key is asked.
+//! writer at a time (the protocol is `freehold_tracepoints::ring`'s). It takes the ring from its
+//! CPU's slot by an exchange and puts it back by another: it never waits, and no other CPU accesses
+//! the slot. Any context may record, except NMIs, double faults and machine checks, in which no
+//! static key may be used.
 //!
-//! **Other rings.** Rings are made when the first event is turned on, or the first marker written,
-//! and made anew when their size changes. Then (1) [`RECORDING`] says no, (2) every CPU passes
-//! through the kernel, so no CPU is between the two exchanges, (3) the places get the new rings,
+//! **Other rings.** Rings are made when the first event is turned on, or the first marker is
+//! written, and again when their size changes. Then (1) [`RECORDING`] is cleared, (2) every CPU
+//! enters the kernel once, so no CPU is between the two exchanges, (3) the slots get the new rings,
 //! (4) [`RECORDING`] gets its previous value. Events in between are not recorded.
 //!
-//! **Reading.** Readers hold references to the rings, and never make a writer wait. `trace` reads
-//! copies from where consuming readers are; `trace_pipe` consumes under [`BUFFERS`]' lock. The
-//! number of lost records is the difference of records' numbers ([`Statistics`]).
+//! **Reading.** Readers hold references to the rings, and never make a writer wait. `trace` copies
+//! records from the position of consuming readers on; `trace_pipe` consumes under [`BUFFERS`]'
+//! lock. The number of lost records follows from the difference of records' numbers
+//! ([`Statistics`]).
 //!
 //! **Waking.** An event may happen under a run queue's lock, so it wakes no task. While a task
-//! waits for records a timer looks for them ([`has_records`]).
+//! waits for records, a timer polls for them ([`has_records`]).
 //!
 //! Rings stay until their size changes, as on Linux. Linux' relative is kernel/trace/trace.c.
 
@@ -38,29 +39,29 @@ use crate::hw::{self, irq};
 use crate::sync::{ArcSlot, IrqSpinLock, Mutex};
 use crate::{Errno, Result, sched};
 
-/// KiB of a ring without another request.
+/// Default size of a ring, in KiB.
 const DEFAULT_KIB: u64 = 1024;
-/// KiB of the largest ring.
+/// Size of the largest ring, in KiB.
 pub const MOST_KIB: u64 = 64 << 10;
 
-/// Where a CPU's writer finds its ring; no two CPUs share a line.
+/// The slot in which a CPU's writer finds its ring. Each CPU has its own cache line.
 #[repr(align(128))]
 struct WriterPlace(ArcSlot<Ring>);
 
 static WRITERS: [WriterPlace; MAX_CPUS] = [const { WriterPlace(ArcSlot::new()) }; MAX_CPUS];
 /// Whether events are recorded now.
 static RECORDING: AtomicBool = AtomicBool::new(true);
-/// The rings, as readers know them.
+/// The rings, for readers.
 static BUFFERS: Mutex<Buffers> = Mutex::new(Buffers::NONE);
 
-/// The rings once more, for [`has_records`], which does not sleep.
+/// The rings a second time, for [`has_records`], which must not sleep.
 static SHOWN: IrqSpinLock<Vec<Arc<Ring>>> = IrqSpinLock::new(Vec::new());
 
 /// The rings of all CPUs.
 struct Buffers {
     rings: Vec<ReadRing>,
     kib: u64,
-    /// `tracing_on`.
+    /// The value of `tracing_on`.
     switch: Switch,
 }
 
@@ -77,25 +78,25 @@ pub enum Switch {
     Off,
 }
 
-/// A ring and how far it is consumed.
+/// A ring and the position up to which it was consumed.
 struct ReadRing {
     ring: Arc<Ring>,
     consumed: RingPlace,
-    /// Where counting began: at the last clearing.
+    /// The position of the last clearing, from which records are counted.
     cleared: u64,
-    /// Records that consumers found to be lost, since then.
+    /// Number of records that consumers found lost since then.
     lost: u64,
 }
 
-/// Counts of a ring's records since it was cleared. `entries` + `overrun` + `read` are all that
-/// were written.
+/// Counts of a ring's records since it was cleared. `entries` + `overrun` + `read` is the number of
+/// all records written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Statistics {
-    /// Records that can be read.
+    /// Number of records that can be read.
     pub entries: u64,
-    /// Records that were overwritten unread.
+    /// Number of records that were overwritten unread.
     pub overrun: u64,
-    /// Records that were consumed.
+    /// Number of records that were consumed.
     pub read: u64,
     /// Bytes of the entries.
     pub bytes: u64,
@@ -108,7 +109,7 @@ impl ReadRing {
         Self { ring, consumed: RingPlace::default(), cleared: 0, lost: 0 }
     }
 
-    /// Shows how far it is consumed.
+    /// Publishes the position up to which it was consumed.
     fn note(&self) {
         self.ring.consumed.store(self.consumed.number, Ordering::Relaxed);
     }
@@ -137,11 +138,11 @@ impl ReadRing {
     }
 }
 
-/// Records an event of a thread. Any context but NMIs, double faults and machine checks.
+/// Records an event of a thread. Any context, except NMIs, double faults and machine checks.
 pub fn record(event: usize, (pid, comm): (Pid, Comm), fields: &[u64]) {
     let off = irq::disable();
-    // Behind the barrier that interrupts are: a CPU that turned this off waits until every CPU had
-    // them.
+    // After an entry with interrupts off, which acts as a barrier: a CPU that clears this waits
+    // until every CPU has taken an interrupt.
     if RECORDING.load(Ordering::Relaxed) {
         let place = &WRITERS[usize::from(hw::current_cpu().0)].0;
         if let Some(ring) = place.take() {
@@ -154,11 +155,11 @@ pub fn record(event: usize, (pid, comm): (Pid, Comm), fields: &[u64]) {
     drop(off);
 }
 
-/// Records a marker that a program wrote. More than a record can hold is cut; returns how many
-/// bytes were taken.
+/// Records a marker that a program wrote, cut to the size of a record. Returns the number of bytes
+/// recorded.
 ///
 /// # Errors
-/// `ENOMEM`; those of `step`; `EBADF` where tracing is off.
+/// `ENOMEM`; those of `step`; `EBADF` if tracing is off.
 pub fn mark(text: &[u8], by: (Pid, Comm), step: &mut dyn FnMut() -> Result<()>) -> Result<usize> {
     provide(step)?;
     if switch() == Switch::Off {
@@ -175,11 +176,11 @@ pub fn mark(text: &[u8], by: (Pid, Comm), step: &mut dyn FnMut() -> Result<()>) 
     Ok(text.len())
 }
 
-/// The longest marker.
+/// Size of the longest marker.
 pub const MOST_MARKER: usize = 1024;
 const _: () = assert!(MOST_MARKER / 8 <= MOST_PAYLOAD);
 
-/// Sees to it that there are rings. `step` is asked between two steps of work.
+/// Makes the rings if there are none. `step` is called between two steps of work.
 ///
 /// # Errors
 /// `ENOMEM`; those of `step`.
@@ -192,10 +193,10 @@ pub fn provide(step: &mut dyn FnMut() -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// Rings of `kib` KiB for all CPUs.
+/// Makes rings of `kib` KiB for all CPUs.
 fn make(kib: u64, step: &mut dyn FnMut() -> Result<()>) -> Result<Vec<ReadRing>> {
     let mut rings = Vec::new();
-    // A CPU that starts later records nothing until the rings are made anew.
+    // A CPU that starts later records nothing until the rings are made again.
     let cpus = sched::online().iter().last().map_or(1, |last| usize::from(last.0) + 1);
     for _ in 0..cpus {
         rings.try_push(ReadRing::new(reserve::arc(Ring::new(kib, step)?)))?;
@@ -203,7 +204,7 @@ fn make(kib: u64, step: &mut dyn FnMut() -> Result<()>) -> Result<Vec<ReadRing>>
     Ok(rings)
 }
 
-/// Puts other rings into the writers' places; see the module's head.
+/// Replaces the rings in the writers' slots; see the module's head.
 ///
 /// # Errors
 /// `ENOMEM`: then nothing has changed.
@@ -221,12 +222,12 @@ fn replace(buffers: &mut Buffers, new: Vec<ReadRing>) -> Result<()> {
     Ok(())
 }
 
-/// Gives the rings another size in KiB, rounded up to a power of two; their records are lost. Rings
-/// that are not there yet will have it.
+/// Changes the size of the rings to `kib` KiB, rounded up to a power of two; their records are
+/// lost. If there are no rings yet, they will be made with this size.
 ///
 /// # Errors
-/// `EINVAL` for 0; `ENOMEM` where there is no memory, or for more than [`MOST_KIB`]: then the old
-/// ones stay. Those of `step`.
+/// `EINVAL` for 0; `ENOMEM` without memory, or for more than [`MOST_KIB`]: then the old rings stay.
+/// Those of `step`.
 pub fn resize(kib: u64, step: &mut dyn FnMut() -> Result<()>) -> Result<()> {
     if kib == 0 {
         return Err(Errno::EINVAL);
@@ -244,22 +245,22 @@ pub fn resize(kib: u64, step: &mut dyn FnMut() -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// The size of a ring in KiB, and whether there are rings yet.
+/// Returns the size of a ring in KiB, and whether the rings exist.
 pub fn size() -> (u64, Provided) {
     let buffers = BUFFERS.lock();
     (buffers.kib, if buffers.rings.is_empty() { Provided::No } else { Provided::Yes })
 }
 
-/// Whether there are rings.
+/// Whether the rings exist.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Provided {
     /// Yes.
     Yes,
-    /// Not before an event is turned on.
+    /// No: they are made when an event is turned on.
     No,
 }
 
-/// Whether tracing is on.
+/// Returns whether tracing is on.
 pub fn switch() -> Switch {
     BUFFERS.lock().switch
 }
@@ -271,7 +272,7 @@ pub fn set_switch(switch: Switch) {
     RECORDING.store(switch == Switch::On, Ordering::SeqCst);
 }
 
-/// Rings that a call is about.
+/// The rings that a call applies to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Which {
     /// The rings of all CPUs.
@@ -289,7 +290,7 @@ impl Which {
     }
 }
 
-/// Forgets all records.
+/// Removes all records.
 pub fn clear(which: Which) {
     let mut buffers = BUFFERS.lock();
     let rings = buffers.rings.iter_mut().enumerate().filter(|(cpu, _)| which.has(*cpu));
@@ -312,7 +313,7 @@ pub fn statistics(which: Which) -> Statistics {
     })
 }
 
-/// The records that are there now, by time, without consuming them.
+/// Returns the present records, by time, without consuming them.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -326,7 +327,7 @@ pub fn snapshot(which: Which) -> Result<Merge> {
     Ok(merge)
 }
 
-/// Consumes records by time as long as `take` says so.
+/// Consumes records in the order of time, as long as `take` returns [`Taken::More`].
 ///
 /// # Errors
 /// `ENOMEM`; `EINTR`.

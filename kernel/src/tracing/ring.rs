@@ -1,4 +1,4 @@
-//! The memory of a ring: pages, so that a large ring needs no large piece of memory.
+//! The memory of a ring: single pages, so that a large ring needs no large contiguous block.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,22 +8,22 @@ use freehold_tracepoints::ring::{Ends, RingPlace, Words};
 
 use crate::Result;
 
-/// Words of a page; more than the longest record has.
+/// Words per page; more than the longest record has.
 const CHUNK: usize = 512;
 
 /// A ring with its memory.
 pub struct Ring {
-    /// Where records begin and end.
+    /// The positions of the oldest record and of the end.
     pub ends: Ends,
-    /// The number of the next record that was not consumed, for callers that ask whether there is
+    /// The number of the next record that was not consumed, for callers that check whether there is
     /// one.
     pub(super) consumed: AtomicU64,
-    /// A power of two of pages.
+    /// The pages; their number is a power of two.
     chunks: Vec<Vec<AtomicU64>>,
 }
 
 impl Ring {
-    /// A ring of `kib` KiB, a power of two from 8 on. `step` is asked between two pages.
+    /// Makes a ring of `kib` KiB, a power of two from 8 on. `step` is called between two pages.
     ///
     /// # Errors
     /// `ENOMEM`; those of `step`.
@@ -39,7 +39,7 @@ impl Ring {
         Ok(Self { ends: Ends::new(), consumed: AtomicU64::new(0), chunks })
     }
 
-    /// Where the oldest record is that is not before `from`, and its time in ticks.
+    /// Returns the position of the oldest record that is not before `from`, and its time in ticks.
     pub(super) fn oldest(&self, from: RingPlace) -> Option<(RingPlace, u64)> {
         let mut words = [0; 2];
         let found = self.ends.read(self, from, None, &mut words)?;
@@ -69,7 +69,7 @@ impl Words for Ring {
         let places = &chunk[at..at + HEAD_WORDS + payload.len()];
         let (head, mut rest) = places.split_at(HEAD_WORDS);
         head.iter().zip(first).for_each(|(place, &value)| place.store(value, Ordering::Relaxed));
-        // Four at a time: most of what an event costs is its fields' way here.
+        // Four words at a time: copying the fields is most of an event's cost.
         let mut four = payload.chunks_exact(4);
         for values in &mut four {
             let (places, more) = rest.split_at(4);

@@ -7,7 +7,7 @@ use crate::{Errno, Result, task};
 
 /// vhangup()
 ///
-/// Hangs up the controlling terminal of the caller's session; without one nothing happens.
+/// Hangs up the controlling terminal of the caller's session. Without one it has no effect.
 ///
 /// # Errors
 /// `EPERM` without CAP_SYS_TTY_CONFIG.

@@ -1,8 +1,8 @@
 //! The host's terminal.
 //!
-//! Where the host's stdin is a terminal (raw there), the program gets this one: bytes of the
-//! standard stream go through the line discipline in a kernel task, the pump, so that Ctrl-C
-//! reaches a program that does not read. /dev/console and /dev/tty0 are this terminal too.
+//! If the host's stdin is a terminal (in raw mode), the program gets this terminal. A kernel task,
+//! the pump, passes bytes of the standard stream through the line discipline, so that Ctrl-C
+//! affects a program that does not read. /dev/console and /dev/tty0 are this terminal, too.
 
 use super::termios::{Termios, WindowSize};
 use super::{Tty, Wire};
@@ -12,7 +12,7 @@ use crate::task::Signal;
 use crate::{Result, sched};
 use freehold_collections::Arc;
 
-/// /dev/tty1, by which the console's terminal is known.
+/// /dev/tty1, the device of the console's terminal.
 pub const CONSOLE: (u32, u32) = (4, 1);
 const CHUNK: usize = 256;
 
@@ -23,19 +23,18 @@ static CONSOLE_TTY: SpinLock<Option<Arc<Tty>>> = SpinLock::new(None);
 pub enum Keyboard {
     /// The stream brings typed input.
     Attached,
-    /// The stream brings stdin's bytes, which are not a terminal's: the terminal is for output
-    /// only.
+    /// The stream has the bytes of stdin, which is no terminal: this terminal is for output only.
     Absent,
 }
 
-/// Make the terminal, and start its pump if there is a keyboard. Called once, where some standard
+/// Makes the terminal, and starts its pump if there is a keyboard. Called once, if some standard
 /// stream of the host is a terminal.
 ///
 /// # Errors
 /// `ENOMEM`.
 pub fn init(stream: Arc<HostStream>, rows: u16, columns: u16, keyboard: Keyboard) -> Result<Arc<Tty>> {
     let mut termios = Termios::standard();
-    // Terminals of our time speak UTF-8: erasing takes whole characters.
+    // Modern terminals use UTF-8: erasing removes whole characters.
     termios.iflag |= linux_raw_sys::general::IUTF8;
     let tty = Tty::new(CONSOLE.0, CONSOLE.1, Wire::Host(stream.clone()), termios)?;
     tty.state.lock().window = WindowSize { rows, columns, ..WindowSize::default() };
@@ -47,12 +46,12 @@ pub fn init(stream: Arc<HostStream>, rows: u16, columns: u16, keyboard: Keyboard
     Ok(tty)
 }
 
-/// The console's terminal, if there is one.
+/// Returns the console's terminal, if there is one.
 pub fn tty() -> Option<Arc<Tty>> {
     CONSOLE_TTY.lock().clone()
 }
 
-/// The host's window has changed.
+/// Changes the terminal's size after that of the host's window.
 pub fn resize(rows: u16, columns: u16) {
     if let Some(tty) = tty() {
         tty.resize(WindowSize { rows, columns, ..WindowSize::default() });
@@ -80,7 +79,7 @@ pub fn flush() {
     }
 }
 
-/// Move bytes both ways for ever.
+/// Moves bytes in both directions, forever.
 fn pump(tty: &Arc<Tty>, stream: &Arc<HostStream>) {
     let mut chunk = [0; CHUNK];
     let mut waiting = 0..0;
@@ -98,9 +97,9 @@ fn pump(tty: &Arc<Tty>, stream: &Arc<HostStream>) {
                 break;
             }
         }
-        // Output that found no room on the stream.
+        // Send output that found no room on the stream before.
         tty.flush();
-        // No deadline, and a kernel task has no signals.
+        // No error is possible: there is no deadline, and a kernel task gets no signals.
         let _ = waiter.sleep(None);
     }
 }

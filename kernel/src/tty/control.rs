@@ -17,14 +17,14 @@ use crate::{Errno, Result};
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum When {
     Now,
-    /// When all written output is on the wire.
+    /// When all written output has been sent.
     Drained,
     /// As `Drained`; unread input is discarded.
     Flushed,
 }
 
-/// Gives the program a value. The value is made first: locks for that are free when the program's
-/// memory is waited for.
+/// Gives the program a value. The value is computed first, so no lock for it is held while the
+/// program's memory is accessed.
 pub(super) fn put<T: zerocopy::IntoBytes + zerocopy::Immutable>(
     argument: u64,
     value: impl FnOnce() -> T,
@@ -35,7 +35,7 @@ pub(super) fn put<T: zerocopy::IntoBytes + zerocopy::Immutable>(
 }
 
 impl Tty {
-    /// Answers requests that both sides of a pty answer alike. Returns `None` for any other
+    /// Handles requests that are the same for both sides of a pty. Returns `None` for any other
     /// request.
     pub(super) fn common_control(self: &Receiver<Self>, request: u32, argument: u64) -> Option<Result<i64>> {
         Some(match request {
@@ -64,8 +64,8 @@ impl Tty {
                 let exclusive = self.state.lock().sharing == FurtherOpens::Exclusive;
                 put(argument, || i32::from(exclusive))
             }
-            // Faking input lets a program type into its parent's shell: refused, as Linux 6.2 and
-            // later do.
+            // Faked input would let a program type into its parent's shell: refused, as on Linux
+            // 6.2 and later.
             io::TIOCSTI => Err(Errno::EIO),
             _ => return None,
         })
@@ -132,7 +132,7 @@ impl TtyFile {
             io::TIOCOUTQ => put(argument, || tty.state.lock().discipline.output_length() as i32),
             io::TCFLSH => tty.flush_queue(argument),
             io::TCXONC => self.flow(argument),
-            // A break means nothing on these wires; tcdrain is TCSBRK with 1.
+            // A break has no meaning on these terminals; tcdrain is TCSBRK with 1.
             io::TCSBRK | io::TCSBRKP => self.drain().map(|()| 0),
             io::TIOCSCTTY => {
                 let steal = if argument == 1 { Steal::Allowed } else { Steal::Never };
@@ -169,7 +169,7 @@ impl TtyFile {
         match action as u32 {
             c::TCOOFF => state.discipline.suspend_output(),
             c::TCOON => state.discipline.resume_output(),
-            // The other end has no flow control of its own that could be asked.
+            // The other end has no flow control of its own.
             c::TCIOFF | c::TCION => {}
             _ => return Err(Errno::EINVAL),
         }
@@ -179,7 +179,7 @@ impl TtyFile {
     }
 }
 
-/// The settings that a program gives, in the form that its request has.
+/// Reads the settings that a program passes, in the format of its request.
 pub(super) fn read_settings(request: u32, argument: u64) -> Result<Termios2> {
     match request {
         io::TCSETS | io::TCSETSW | io::TCSETSF => {
@@ -189,7 +189,7 @@ pub(super) fn read_settings(request: u32, argument: u64) -> Result<Termios2> {
     }
 }
 
-/// TIOCSIG on a pty master: a signal for the slave's foreground group.
+/// TIOCSIG on a pty master: sends a signal to the slave's foreground group.
 pub(super) fn signal_by_master(tty: &Tty, number: u64) -> Result<i64> {
     let signal = i64::try_from(number).ok().and_then(Signal::new).ok_or(Errno::EINVAL)?;
     if ![Signal::INT, Signal::QUIT, Signal::TSTP].contains(&signal) {

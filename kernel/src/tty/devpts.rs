@@ -1,6 +1,6 @@
 //! devpts: the directory of the pseudo-terminals, /dev/pts.
 //!
-//! Nothing is kept here: names come and go with the pairs of [`super::pty`].
+//! No state is stored here: the names exist as long as the pairs of [`super::pty`].
 
 use super::pty;
 use crate::fs::device::make_device;
@@ -11,7 +11,7 @@ use crate::{Errno, Result, time};
 use core::fmt;
 use freehold_collections::{Arc, Receiver, reserve, try_format};
 
-/// Its device number.
+/// The file system's device number.
 const DEVICE: u64 = make_device(0, 22);
 /// DEVPTS_SUPER_MAGIC.
 const MAGIC: u64 = 0x1cd1;
@@ -22,7 +22,7 @@ pub struct DevPts {
 }
 
 impl DevPts {
-    /// The one there is; every mount shows the same pairs.
+    /// Returns the only instance; every mount shows the same pairs.
     pub fn file_system() -> Arc<dyn FileSystem> {
         reserve::arc(Self { root: reserve::arc(PtsDirectory) })
     }
@@ -46,12 +46,12 @@ impl FileSystem for DevPts {
     }
 }
 
-/// The node of terminal `number`.
+/// Returns the node of terminal `number`.
 pub(super) fn slave_node(number: u32) -> Arc<dyn Node> {
     reserve::arc(SlaveNode { number })
 }
 
-/// Its root.
+/// The file system's root directory.
 struct PtsDirectory;
 
 /// /dev/pts/N.
@@ -59,7 +59,7 @@ struct SlaveNode {
     number: u32,
 }
 
-/// Inode numbers as Linux gives them: 1 the directory, 2 ptmx, N + 3 terminal N.
+/// Inode numbers as on Linux: 1 is the directory, 2 is ptmx, N + 3 is terminal N.
 const ROOT_INODE: u64 = 1;
 const PTMX_INODE: u64 = 2;
 const FIRST_INODE: u64 = 3;
@@ -150,7 +150,7 @@ impl Node for PtsDirectory {
         }
         let text = core::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let number: u32 = text.parse().map_err(|_| Errno::ENOENT)?;
-        // One spelling only: no sign, no leading zero.
+        // Only one spelling is valid: no sign, no leading zero.
         if (text.starts_with('0') && text != "0") || text.starts_with('+') || !pty::is_listed(number) {
             return Err(Errno::ENOENT);
         }

@@ -11,18 +11,18 @@ use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result, time};
 use freehold_collections::{Arc, reserve};
 
-/// Bytes that are moved between two looks at the terminal's lock.
+/// Number of bytes that are moved between two acquisitions of the terminal's lock.
 const CHUNK: usize = 512;
 
-/// The program's side of a terminal, opened.
+/// The open program's side of a terminal.
 pub struct TtyFile {
     tty: Arc<Tty>,
     node: Arc<dyn Node>,
-    /// [`super::TerminalState::hangups`] when it was opened.
+    /// The value of [`super::TerminalState::hangups`] when it was opened.
     generation: u32,
 }
 
-/// Result of a look at the input.
+/// Result of a check of the input.
 enum InputLook {
     Read(Read),
     /// The terminal was hung up.
@@ -34,7 +34,7 @@ impl TtyFile {
         reserve::arc(Self { tty, node, generation })
     }
 
-    /// The terminal.
+    /// Returns the terminal.
     pub fn tty(&self) -> &Arc<Tty> {
         &self.tty
     }
@@ -47,7 +47,7 @@ impl TtyFile {
     fn look(&self, bytes: &mut [u8]) -> InputLook {
         let mut state = self.tty.state.lock();
         let read = state.discipline.read(bytes);
-        // Input that arrived before the other end went away can still be read.
+        // Input that arrived before the other end was closed can still be read.
         if read == Read::Empty && (state.hangups != self.generation || state.line == LineState::Down) {
             return InputLook::Dead;
         }
@@ -58,7 +58,8 @@ impl TtyFile {
         InputLook::Read(read)
     }
 
-    /// Sleep until there is input or none will come; `false` when the deadline has passed.
+    /// Sleeps until there is input or no more will arrive. Returns `false` when the deadline has
+    /// passed.
     fn wait_for_input(&self, deadline: Option<u64>) -> Result<bool> {
         let ready = || {
             let state = self.tty.state.lock();
@@ -74,8 +75,8 @@ impl TtyFile {
             let termios = state.discipline.termios();
             (state.discipline.is_canonical(), termios.min(), termios.time())
         };
-        // VTIME is a limit for the whole read where VMIN is 0, else one between bytes that starts
-        // with the first.
+        // If VMIN is 0, VTIME is a limit for the whole read. Otherwise it is a limit between bytes,
+        // from the first byte on.
         let mut deadline = match (canonical, min, timeout) {
             (false, 0, timeout) => Some(time::now() + timeout.unwrap_or(0)),
             _ => None,
@@ -186,7 +187,7 @@ impl TtyFile {
         }
     }
 
-    /// Wait until all output is on the wire (tcdrain).
+    /// Waits until all output is on the wire (tcdrain).
     pub(super) fn drain(&self) -> Result<()> {
         self.tty.output_room.wait_until(|| {
             let mut state = self.tty.state.lock();
@@ -197,7 +198,7 @@ impl TtyFile {
     }
 }
 
-/// Put all of `bytes`; a fault after the first byte of the call shortens it.
+/// Stores all of `bytes`. A fault after the first byte of the call shortens the result.
 fn put(sink: &mut dyn Sink, bytes: &[u8], done: usize) -> Result<usize> {
     match sink.put(bytes) {
         Ok(count) if count == bytes.len() || done > 0 || count > 0 => Ok(count),

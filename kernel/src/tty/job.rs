@@ -1,8 +1,7 @@
-//! Job control: which session a terminal controls, and which of its groups is in the foreground.
+//! Job control: the session that a terminal controls, and its foreground group.
 //!
-//! The link between a [`Session`] and its terminal is kept twice, here and in the session; both
-//! sides change together, the session's lock taken first, then the terminal's. Signals are sent
-//! with neither held.
+//! The link between a [`Session`] and its terminal is stored in both. Both sides change together:
+//! the session's lock is taken first, then the terminal's. Signals are sent with neither lock held.
 //!
 //! Source: POSIX.1-2017, 11.1.3 to 11.1.4.
 
@@ -16,22 +15,22 @@ use super::{LineState, Tty};
 use crate::task::{self, Pid, Process, Session, Signal, registry};
 use crate::{Errno, Result};
 
-/// The calling process; none for kernel tasks, to whom job control means nothing.
+/// Returns the calling process; none for kernel tasks, to which job control does not apply.
 fn caller() -> Option<Arc<Process>> {
     Some(task::try_current()?.process().clone())
 }
 
-/// Whether the caller may do what only an administrator may.
+/// Whether the caller has an administrator's rights.
 pub(super) fn is_privileged() -> bool {
     caller().is_none_or(|process| process.credentials().is_privileged())
 }
 
-/// The caller's controlling terminal.
+/// Returns the caller's controlling terminal.
 pub fn controlling() -> Option<Arc<Tty>> {
     terminal_of(&caller()?.session())
 }
 
-/// The controlling terminal of `session`.
+/// Returns the controlling terminal of `session`.
 pub fn terminal_of(session: &Session) -> Option<Arc<Tty>> {
     session.controlling.lock().clone()?.downcast().ok()
 }
@@ -44,7 +43,8 @@ fn controls(session: &Session, tty: &Arc<Tty>) -> bool {
         .is_some_and(|other| core::ptr::addr_eq(other.address(), tty.address()))
 }
 
-/// The caller's session and group, if `tty` controls it and another group is in the foreground.
+/// Returns the caller's process and group, if `tty` is its controlling terminal and another group
+/// is in the foreground.
 fn background(tty: &Arc<Tty>) -> Option<(Arc<Process>, Pid)> {
     let process = caller()?;
     if !controls(&process.session(), tty) {
@@ -62,7 +62,7 @@ fn stop(group: Pid, signal: Signal) -> Result<()> {
     Err(Errno::ERESTARTSYS)
 }
 
-/// Only the foreground group reads; another is stopped by SIGTTIN.
+/// Permits reading for the foreground group only. Another group is stopped by SIGTTIN.
 pub(super) fn check_read(tty: &Arc<Tty>) -> Result<()> {
     match background(tty) {
         None => Ok(()),
@@ -71,14 +71,14 @@ pub(super) fn check_read(tty: &Arc<Tty>) -> Result<()> {
     }
 }
 
-/// With TOSTOP only the foreground group writes.
+/// With TOSTOP, permits writing for the foreground group only.
 pub(super) fn check_write(tty: &Arc<Tty>) -> Result<()> {
     let tostop = tty.state.lock().discipline.termios().local(c::TOSTOP);
     if tostop { check_change(tty) } else { Ok(()) }
 }
 
-/// Only the foreground group changes the terminal; another is stopped by SIGTTOU, unless it ignores
-/// that.
+/// Permits changes of the terminal for the foreground group only. Another group is stopped by
+/// SIGTTOU, unless it ignores that signal.
 pub(super) fn check_change(tty: &Arc<Tty>) -> Result<()> {
     match background(tty) {
         None => Ok(()),
@@ -91,11 +91,11 @@ pub(super) fn check_change(tty: &Arc<Tty>) -> Result<()> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Steal {
     Never,
-    /// An administrator asked for it (TIOCSCTTY with 1).
+    /// An administrator requested it (TIOCSCTTY with 1).
     Allowed,
 }
 
-/// Make `tty` the controlling terminal of the caller's session (TIOCSCTTY).
+/// Makes `tty` the controlling terminal of the caller's session (TIOCSCTTY).
 pub(super) fn acquire(tty: &Arc<Tty>, steal: Steal) -> Result<()> {
     let process = caller().ok_or(Errno::EPERM)?;
     let session = process.session();
@@ -115,8 +115,8 @@ pub(super) fn acquire(tty: &Arc<Tty>, steal: Steal) -> Result<()> {
     Ok(())
 }
 
-/// The session leader's first terminal becomes its controlling one, if it has none and the terminal
-/// is free.
+/// Makes the terminal the controlling one of the session whose leader opens it, if the session has
+/// none and the terminal is free.
 pub(super) fn acquire_on_open(tty: &Arc<Tty>) {
     let Some(process) = caller() else { return };
     let session = process.session();
@@ -126,7 +126,7 @@ pub(super) fn acquire_on_open(tty: &Arc<Tty>) {
     }
 }
 
-/// Tie `session` and `tty` together, with `group` in the foreground.
+/// Links `session` and `tty`, with `group` in the foreground.
 pub fn attach(tty: &Arc<Tty>, session: &Arc<Session>, group: Pid) {
     let mut controlling = session.controlling.lock();
     let mut state = tty.state.lock();
@@ -137,7 +137,7 @@ pub fn attach(tty: &Arc<Tty>, session: &Arc<Session>, group: Pid) {
     }
 }
 
-/// The session gives up its terminal: its leader has ended, or asked for it (TIOCNOTTY). The
+/// Removes the session's terminal, because its leader has ended, or requested it (TIOCNOTTY). The
 /// foreground group gets SIGHUP and SIGCONT.
 pub fn leave_session(session: &Arc<Session>) {
     let taken = session.controlling.lock().take();
@@ -148,7 +148,7 @@ pub fn leave_session(session: &Arc<Session>) {
         core::mem::take(&mut state.foreground)
     };
     if foreground != 0 {
-        // The group may be gone.
+        // The group may have ended.
         let _ = task::signal_group(foreground, Signal::HUP);
         let _ = task::signal_group(foreground, Signal::CONT);
     }

@@ -1,11 +1,11 @@
 //! Terminals.
 //!
-//! A [`Tty`] is a line discipline, a window size and a place in job control, with a wire to the
-//! other end: the host's terminal ([`console`]) or a program that holds a pty master ([`pty`]).
-//! Programs have it open as a [`TtyFile`].
+//! A [`Tty`] has a line discipline, a window size, job control state, and a wire to the other end:
+//! the host's terminal ([`console`]) or a program that holds a pty master ([`pty`]). Programs have
+//! it open as a [`TtyFile`].
 //!
-//! The state is behind one plain spin lock, never held while sleeping, sending a signal or copying
-//! user bytes. Four queues are woken after the state changed: `input_ready` (readers),
+//! One plain spin lock protects the state. It is never held while sleeping, sending a signal or
+//! copying user bytes. Four queues are woken after the state changed: `input_ready` (readers),
 //! `output_room` (writers, drainers), `wire_ready` (the other end: bytes to fetch, or end of it),
 //! `wire_room` (the other end: bytes are accepted).
 
@@ -43,11 +43,11 @@ pub enum Wire {
     Master,
 }
 
-/// Whether the other end is there.
+/// Whether the other end exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum LineState {
     Up,
-    /// For good: a pty's master was closed.
+    /// Permanently gone: a pty's master was closed.
     Down,
 }
 
@@ -58,7 +58,7 @@ enum FurtherOpens {
     Exclusive,
 }
 
-/// Whether signals tell of room for output: after a write that was cut only.
+/// Whether signals report room for output. They do so only after a write that was shortened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum WantsRoom {
     No,
@@ -68,25 +68,25 @@ enum WantsRoom {
 struct TerminalState {
     discipline: Discipline,
     window: WindowSize,
-    /// Input and output speed in baud; nothing is paced by them.
+    /// Input and output speed in baud. They have no effect.
     speeds: (u32, u32),
     line: LineState,
-    /// Counted up by a hang-up: files opened before are dead.
+    /// Incremented by a hang-up: files that were opened before are unusable.
     hangups: u32,
     sharing: FurtherOpens,
-    /// Open files of the program's side, and ever.
+    /// Number of open files of the program's side, and of all opens so far.
     opens: u32,
     opened_ever: u32,
-    /// A write found no room, and no signal has told of room since.
+    /// Whether a write found no room, and no signal has reported room since.
     wants_room: WantsRoom,
-    /// The session it controls.
+    /// The session that it controls.
     session: Weak<Session>,
     /// The group that may read and gets the keys' signals; 0 for none.
     foreground: Pid,
 }
 
 impl TerminalState {
-    /// Whether signals tell of room now, where there is some; they do so once.
+    /// Returns whether signals must report room now, if there is room. They do so once.
     fn take_wanted(&mut self) -> WantsRoom {
         if self.discipline.writable() {
             core::mem::replace(&mut self.wants_room, WantsRoom::No)
@@ -116,7 +116,7 @@ impl fmt::Debug for Tty {
 }
 
 impl Tty {
-    /// A terminal with the device number `major:minor`.
+    /// Makes a terminal with the device number `major:minor`.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -145,13 +145,13 @@ impl Tty {
         }))
     }
 
-    /// Its device number, as stat(2) shows it.
+    /// Returns its device number in the format of stat(2).
     pub const fn device(&self) -> u64 {
         crate::fs::device::make_device(self.major, self.minor)
     }
 
-    /// Returns the session that it controls and the foreground group, 0 for none, as /proc/PID/stat
-    /// shows them.
+    /// Returns the session that it controls and the foreground group, 0 for none, for
+    /// /proc/PID/stat.
     pub fn control(&self) -> (Option<Arc<Session>>, Pid) {
         let state = self.state.lock();
         (state.session.upgrade(), state.foreground)
@@ -164,12 +164,13 @@ impl Tty {
     fn signal_foreground(&self, signal: Signal) {
         let group = self.foreground();
         if group != 0 {
-            // A group that has died meanwhile needs no signal.
+            // A group that has ended meanwhile needs no signal.
             let _ = crate::task::signal_group(group, signal);
         }
     }
 
-    /// Bytes arrive from the other end: how many could be dealt with before the input was full.
+    /// Processes bytes from the other end. Returns how many could be processed before the input was
+    /// full.
     pub fn receive(&self, bytes: &[u8]) -> usize {
         let mut done = 0;
         while done < bytes.len() {
@@ -209,12 +210,12 @@ impl Tty {
         done
     }
 
-    /// Whether [`Tty::receive`] would take a byte.
+    /// Whether [`Tty::receive`] would accept a byte.
     pub fn accepts(&self) -> bool {
         self.state.lock().discipline.accepts()
     }
 
-    /// Hand processed output to the wire, as far as it takes it.
+    /// Sends processed output on the wire, as far as there is room.
     fn flush_locked(&self, state: &mut TerminalState) {
         if let Wire::Host(stream) = &self.wire {
             loop {
@@ -228,7 +229,7 @@ impl Tty {
         }
     }
 
-    /// Wakes tasks at the other end; `has_output` says that there are bytes to fetch.
+    /// Wakes tasks at the other end. `has_output` says whether there are bytes to fetch.
     fn tell_wire(&self, has_output: bool) {
         if has_output {
             self.wire_ready.announce(News::Input);
@@ -237,7 +238,7 @@ impl Tty {
         }
     }
 
-    /// Tells tasks that wait for room, and the signals of those that found none before.
+    /// Wakes tasks that wait for room, and sends the signals of writers that found none before.
     fn tell_room(&self, room: WantsRoom) {
         match room {
             WantsRoom::Yes => self.output_room.announce(News::Room),
@@ -245,7 +246,7 @@ impl Tty {
         }
     }
 
-    /// Hands output to the wire and wakes tasks that wait for room.
+    /// Sends output on the wire and wakes tasks that wait for room.
     fn flush(&self) {
         let mut state = self.state.lock();
         self.flush_locked(&mut state);
@@ -273,7 +274,7 @@ impl Tty {
         count
     }
 
-    /// Change the window size; the foreground group hears of a change.
+    /// Changes the window size. The foreground group is notified of a change.
     pub fn resize(&self, window: WindowSize) {
         let changed = {
             let mut state = self.state.lock();
@@ -284,8 +285,8 @@ impl Tty {
         }
     }
 
-    /// Hang up: open files are dead, the session loses its terminal, its leader and the foreground
-    /// group get SIGHUP and SIGCONT.
+    /// Hangs up: open files become unusable, the session loses its terminal, its leader and the
+    /// foreground group get SIGHUP and SIGCONT.
     pub fn hang_up(&self) {
         let (session, foreground) = {
             let mut state = self.state.lock();
@@ -311,10 +312,10 @@ impl Tty {
         }
     }
 
-    /// Open the program's side.
+    /// Opens the program's side.
     ///
     /// # Errors
-    /// `EBUSY` where a program has it for itself, `EIO` where the other end is gone, `ENOMEM`.
+    /// `EBUSY` if a program uses it exclusively, `EIO` if the other end was closed, `ENOMEM`.
     pub fn open(
         self: &Receiver<Self>,
         node: Arc<dyn crate::fs::Node>,

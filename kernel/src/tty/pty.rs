@@ -1,8 +1,9 @@
-//! Pseudo-terminals: /dev/ptmx makes a master, /dev/pts/N is the terminal that it serves.
+//! Pseudo-terminals: opening /dev/ptmx makes a master, and /dev/pts/N is its terminal (the slave).
 //!
 //! A pair lives as long as its master is open or a program has the terminal open. Its number is
-//! free again when both are gone. Closing the master hangs the terminal up for good; closing every
-//! slave shows on the master as EIO once the output is read, until a program opens it again.
+//! free again when both are closed. Closing the master hangs the terminal up permanently. When
+//! every slave file is closed, the master gets EIO once the output has been read, until a program
+//! opens the terminal again.
 
 use freehold_collections::{
     Arc, Vec, Weak, WipedChunk,
@@ -25,18 +26,18 @@ use crate::{Errno, Result, task, time};
 pub const SLAVE_MAJOR: u32 = 136;
 /// Major and minor of /dev/ptmx.
 pub const PTMX: (u32, u32) = (5, 2);
-/// The most pairs at one time (/proc/sys/kernel/pty/max).
+/// Largest number of pairs at one time (/proc/sys/kernel/pty/max).
 pub const MOST: usize = 4096;
 const CHUNK: usize = 512;
 
-/// Whether the terminal may be opened: a master unlocks it when it has set it up.
+/// Whether the terminal may be opened: the master's program unlocks it after setting it up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Lock {
     Locked,
     Unlocked,
 }
 
-/// State of the master beside the terminal.
+/// State of the master in addition to the terminal.
 struct Pair {
     tty: Arc<Tty>,
     state: SpinLock<PairState>,
@@ -58,7 +59,7 @@ fn find(number: u32) -> Option<Arc<Pair>> {
     PAIRS.lock().get(number as usize)?.upgrade()
 }
 
-/// A new pair with the lowest free number.
+/// Makes a pair with the lowest free number.
 fn make() -> Result<Arc<Pair>> {
     let mut fresh = Vec::new();
     loop {
@@ -70,7 +71,7 @@ fn make() -> Result<Arc<Pair>> {
             return Err(Errno::ENOSPC);
         }
         let tty = Tty::new(SLAVE_MAJOR, number as u32, Wire::Master, Termios::standard())?;
-        // The opener's terminal, as on Linux (`devpts_pty_new`).
+        // The terminal belongs to the opener, as on Linux (`devpts_pty_new`).
         let uid = task::current().process().credentials().fsuid;
         let state =
             PairState { lock: Lock::Locked, packets: false, mode: 0o620, uid, gid: 5, made: time::wall() };
@@ -92,18 +93,18 @@ fn make() -> Result<Arc<Pair>> {
     }
 }
 
-/// Open /dev/ptmx: a new pair's master.
+/// Opens /dev/ptmx, which makes a new pair's master.
 ///
 /// # Errors
-/// `ENOSPC` where there are too many, `ENOMEM`.
+/// `ENOSPC` if there are too many, `ENOMEM`.
 pub fn open_master(node: Arc<dyn Node>) -> Result<Arc<dyn File>> {
     Ok(reserve::arc(Master { pair: make()?, node }))
 }
 
-/// Open the terminal `number`.
+/// Opens the terminal `number`.
 ///
 /// # Errors
-/// `EIO` where its master is gone or has not unlocked it.
+/// `EIO` if its master was closed or has not unlocked it.
 pub fn open_slave(node: Arc<dyn Node>, number: u32, flags: OpenFlags) -> Result<Arc<dyn File>> {
     let pair = find(number).ok_or(Errno::EIO)?;
     if pair.state.lock().lock == Lock::Locked {
@@ -113,7 +114,7 @@ pub fn open_slave(node: Arc<dyn Node>, number: u32, flags: OpenFlags) -> Result<
     Ok(reserve::arc(Slave { file, _pair: pair }))
 }
 
-/// A program's side: keeps the pair's number in use.
+/// An open program's side. It keeps the pair's number in use.
 struct Slave {
     file: Arc<super::TtyFile>,
     _pair: Arc<Pair>,
@@ -140,14 +141,14 @@ impl File for Slave {
     }
 }
 
-/// The master's side, opened.
+/// An open master's side.
 struct Master {
     pair: Arc<Pair>,
     node: Arc<dyn Node>,
 }
 
 impl Master {
-    /// Programs had the terminal open, and none has now.
+    /// Whether programs have opened the terminal, but none has it open now.
     fn is_deserted(&self) -> bool {
         let state = self.pair.tty.state.lock();
         state.opens == 0 && state.opened_ever != 0
@@ -159,7 +160,7 @@ impl Master {
         !state.discipline.wire().is_empty() || (packets && state.discipline.has_packet())
     }
 
-    /// Takes the output that there is to read now: `None` for none.
+    /// Takes the output that can be read now. Returns `None` if there is none.
     fn fetch(&self, sink: &mut dyn Sink) -> Result<Option<usize>> {
         let mut chunk = WipedChunk::<CHUNK>::new();
         let mut done = 0;
@@ -278,7 +279,7 @@ impl File for Master {
                 tty.set_termios(control::read_settings(request, argument)?);
                 Ok(0)
             }
-            // The wire takes bytes at once, and has no flow to stop.
+            // The master's writes are processed at once, so there is no output to wait for.
             io::TCSBRK | io::TCSBRKP => Ok(0),
             io::TCXONC if argument > u64::from(TCION) => Err(Errno::EINVAL),
             io::TCXONC => Ok(0),
@@ -301,14 +302,15 @@ impl Drop for Master {
     }
 }
 
-/// Owner, group, permissions and birth of a terminal's node; `None` where its master is gone.
+/// Returns owner, group, permissions and creation time of a terminal's node; `None` if its master
+/// was closed.
 pub(super) fn ownership(number: u32) -> Option<(u32, u32, u32, Timestamp)> {
     let pair = find(number)?;
     let state = pair.state.lock();
     Some((state.uid, state.gid, state.mode, state.made))
 }
 
-/// Change them.
+/// Changes owner, group and permissions.
 pub(super) fn set_ownership(number: u32, change: &SetMetadata) -> Result<()> {
     let pair = find(number).ok_or(Errno::ENOENT)?;
     let mut state = pair.state.lock();
@@ -318,17 +320,17 @@ pub(super) fn set_ownership(number: u32, change: &SetMetadata) -> Result<()> {
     Ok(())
 }
 
-/// Whether a terminal has a name: it does while its master is open.
+/// Whether a terminal has a name, which it has while its master is open.
 pub(super) fn is_listed(number: u32) -> bool {
     find(number).is_some_and(|pair| pair.tty.state.lock().line == LineState::Up)
 }
 
-/// One more than the highest number ever given.
+/// Returns one more than the highest number in use so far.
 pub(super) fn end() -> u32 {
     PAIRS.lock().len() as u32
 }
 
-/// Number of pairs in use (/proc/sys/kernel/pty/nr).
+/// Returns the number of pairs in use (/proc/sys/kernel/pty/nr).
 pub fn in_use() -> usize {
     PAIRS.lock().iter().filter(|pair| pair.strong_count() > 0).count()
 }

@@ -1,11 +1,11 @@
-//! Terminal settings in the layout that TCGETS, TCGETS2 and their kin copy to programs.
+//! Terminal settings in the layout of TCGETS, TCGETS2 and related requests.
 
 use linux_raw_sys::general as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Control characters in [`Termios::cc`].
 pub const NCCS: usize = c::NCCS as usize;
-/// A control character of this value is switched off.
+/// A control character with this value is switched off.
 pub const DISABLED: u8 = 0;
 
 /// `struct termios` of the kernel interface (asm-generic/termbits.h): 36 bytes.
@@ -16,7 +16,7 @@ pub struct Termios {
     pub iflag: u32,
     /// Output modes: OPOST, ONLCR, …
     pub oflag: u32,
-    /// Control modes; the speed bits are kept, and nothing is paced by them.
+    /// Control modes. The speed bits are stored but have no effect.
     pub cflag: u32,
     /// Local modes: ICANON, ECHO, ISIG, …
     pub lflag: u32,
@@ -30,7 +30,7 @@ pub struct Termios {
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, IntoBytes, FromBytes, Immutable, KnownLayout)]
 pub struct Termios2 {
-    /// The part that TCGETS has, too.
+    /// The part that is also in TCGETS.
     pub termios: Termios,
     /// Input speed in baud.
     pub ispeed: u32,
@@ -45,10 +45,10 @@ const HIGH_SPEEDS: [u32; 16] = [
     0, 57_600, 115_200, 230_400, 460_800, 500_000, 576_000, 921_600, 1_000_000, 1_152_000, 1_500_000,
     2_000_000, 2_500_000, 3_000_000, 3_500_000, 4_000_000,
 ];
-/// Where the bits of the input speed begin (IBSHIFT).
+/// Position of the input speed's bits (IBSHIFT).
 const INPUT_SHIFT: u32 = 16;
 
-/// The speed that bits of [`Termios::cflag`] name, or `other` where they say BOTHER.
+/// Returns the speed that bits of [`Termios::cflag`] name, or `other` for BOTHER.
 const fn speed(bits: u32, other: u32) -> u32 {
     match bits & c::CBAUD {
         c::BOTHER => other,
@@ -58,8 +58,8 @@ const fn speed(bits: u32, other: u32) -> u32 {
 }
 
 impl Termios2 {
-    /// These settings with the speeds that their bits name. Those without a name are in the two
-    /// numbers (Linux: `tty_termios_baud_rate` and `tty_termios_input_baud_rate`).
+    /// Returns these settings with the speeds that their bits name. Speeds without a name are in
+    /// the two numbers (Linux: `tty_termios_baud_rate` and `tty_termios_input_baud_rate`).
     #[must_use]
     pub const fn with_speeds(mut self) -> Self {
         let bits = self.termios.cflag;
@@ -93,7 +93,7 @@ pub struct WindowSize {
 }
 
 impl Termios {
-    /// Returns the settings of a fresh terminal (drivers/tty's `tty_std_termios`).
+    /// Returns the settings of a new terminal (drivers/tty's `tty_std_termios`).
     pub const fn standard() -> Self {
         let mut cc = [DISABLED; NCCS];
         cc[c::VINTR as usize] = 3;
@@ -130,7 +130,7 @@ impl Termios {
     pub const fn local(&self, flag: u32) -> bool {
         self.lflag & flag != 0
     }
-    /// The control character at `index` (VINTR…), if it is switched on.
+    /// Returns the control character at `index` (VINTR…), if it is switched on.
     pub fn character(&self, index: u32) -> Option<u8> {
         self.cc.get(index as usize).copied().filter(|&byte| byte != DISABLED)
     }
@@ -138,11 +138,11 @@ impl Termios {
     pub fn is(&self, byte: u8, index: u32) -> bool {
         self.character(index) == Some(byte)
     }
-    /// VMIN: bytes that a non-canonical read waits for.
+    /// Returns VMIN: the number of bytes that a non-canonical read waits for.
     pub const fn min(&self) -> usize {
         self.cc[c::VMIN as usize] as usize
     }
-    /// VTIME in nanoseconds; `None` when it is 0.
+    /// Returns VTIME in nanoseconds; `None` if it is 0.
     pub const fn time(&self) -> Option<u64> {
         match self.cc[c::VTIME as usize] {
             0 => None,

@@ -16,27 +16,27 @@ use crate::time::{self, TimeSpec};
 use crate::user::UserPtr;
 use crate::{Errno, Result, sched};
 
-/// Features of this io_uring beyond its first version: completions are not lost for want of room,
-/// entries and vectors may change after submission, reads and writes at the current position, poll
-/// of 32 bits, waiting with a time-out.
+/// Features of this io_uring beyond its first version: completions are not lost for lack of room,
+/// entries and vectors may change after submission, reads and writes at the current position,
+/// 32-bit poll events, waiting with a time-out.
 const FEATURES: u32 = c::IORING_FEAT_NODROP
     | c::IORING_FEAT_SUBMIT_STABLE
     | c::IORING_FEAT_RW_CUR_POS
     | c::IORING_FEAT_FAST_POLL
     | c::IORING_FEAT_POLL_32BITS
     | c::IORING_FEAT_EXT_ARG;
-/// Flags of setup that are known. A failing entry never ends a batch.
+/// Supported flags of setup. A failing entry never ends a batch.
 const SETUP: u32 = c::IORING_SETUP_CQSIZE | c::IORING_SETUP_CLAMP | c::IORING_SETUP_SUBMIT_ALL;
-/// Flags of enter that are known.
+/// Supported flags of enter.
 const ENTER: u32 = c::IORING_ENTER_GETEVENTS | c::IORING_ENTER_EXT_ARG;
-/// The most registered buffers, and the most bytes of one.
+/// Largest number of registered buffers, and of bytes of a buffer.
 const MAX_BUFFERS: usize = 1 << 14;
 const MAX_BUFFER: u64 = 1 << 30;
 
 /// io_uring_setup(entries, parameters)
 ///
 /// # Errors
-/// As in the manual; flags and kernel threads that are not known here are `EINVAL`.
+/// As in the manual; unsupported flags and kernel threads are `EINVAL`.
 pub fn sys_io_uring_setup(args: &Args) -> Result<i64> {
     let at = UserPtr::<Parameters>::new(args[1]);
     let mut parameters = at.read()?;
@@ -51,7 +51,7 @@ pub fn sys_io_uring_setup(args: &Args) -> Result<i64> {
     task::install(file, OpenFlags::RDWR | OpenFlags::CLOEXEC).map(i64::from)
 }
 
-/// The ring behind a descriptor, and what keeps it open.
+/// Returns the ring of a descriptor, and the file that keeps it open.
 fn ring_of(fd: i32) -> Result<(Arc<OpenFile>, Arc<IoRing>)> {
     let file = task::current().process().files().get(fd)?;
     let ring = RingFile::ring_of(&file).cloned().ok_or(Errno::EOPNOTSUPP)?;
@@ -71,7 +71,7 @@ struct WaitArgument {
 /// io_uring_enter(fd, to_submit, min_complete, flags, argument, size)
 ///
 /// # Errors
-/// As in the manual; flags that are not known here are `EINVAL`.
+/// As in the manual; unsupported flags are `EINVAL`.
 pub fn sys_io_uring_enter(args: &Args) -> Result<i64> {
     let flags = args.uint(3);
     if flags & !ENTER != 0 {
@@ -85,15 +85,15 @@ pub fn sys_io_uring_enter(args: &Args) -> Result<i64> {
     }
     let waited = wait(&ring, args.uint(2), available, args);
     match waited {
-        // The number of submitted entries must be told; the program finds out for itself that
-        // nothing came.
+        // The number of submitted entries must be returned. The program sees by itself that nothing
+        // has completed.
         Err(_) if submitted > 0 => Ok(i64::from(submitted)),
         Err(error) => Err(error),
         Ok(()) => Ok(i64::from(submitted)),
     }
 }
 
-/// Wait until so many completions are there; `seen` were.
+/// Waits until `wanted` completions are available; `seen` were available before.
 fn wait(ring: &IoRing, wanted: u32, seen: u32, args: &Args) -> Result<()> {
     let flags = args.uint(3);
     let (mask, size, deadline) = if flags & c::IORING_ENTER_EXT_ARG == 0 {
@@ -121,19 +121,19 @@ fn wait(ring: &IoRing, wanted: u32, seen: u32, args: &Args) -> Result<()> {
     arrived.ok_or(Errno::ETIME)
 }
 
-/// The entries that io_uring_enter began.
+/// The entries that io_uring_enter started.
 struct Submitted {
-    /// So many entries.
+    /// Number of entries started.
     count: u32,
-    /// So many completions were in their ring after the last was posted.
+    /// Number of completions in the ring after the last one was posted.
     available: u32,
 }
 
 impl IoRing {
-    /// Start up to `count` entries.
+    /// Starts up to `count` entries.
     ///
-    /// Completions of entries that end at once are posted together: before an entry that looks at
-    /// completions begins, and at the end.
+    /// Completions of entries that end at once are posted together: before the start of an entry
+    /// that depends on completions, and at the end.
     fn submit(self: &Receiver<Self>, count: u32) -> Submitted {
         let mut head = self.submit.lock();
         let count = count.min(self.rings.submissions());
@@ -147,7 +147,7 @@ impl IoRing {
                 break;
             }
             for entry in &copied {
-                // Entries that are left are not begun for a task that is to end.
+                // For a task that is being killed, the remaining entries are not started.
                 if sched::checkpoint().is_err() {
                     break 'all;
                 }
@@ -166,7 +166,7 @@ impl IoRing {
         Submitted { count: begun, available }
     }
 
-    /// Start an entry. Its completion joins those that `ended` before, if it ends at once.
+    /// Starts an entry. If it ends at once, its completion is added to `ended`.
     fn begin(self: &Receiver<Self>, entry: &Submission, ended: &mut ArrayVec<Completion, AHEAD>) {
         if ended.is_full() || request::looks_at_completions(entry) {
             self.post_all(ended);
@@ -189,7 +189,7 @@ impl IoRing {
         }
     }
 
-    /// Pin a program's buffers for as long as they are registered.
+    /// Pins a program's buffers for as long as they are registered.
     fn register_buffers(&self, vectors: u64, count: usize) -> Result<()> {
         let process = task::current().process().clone();
         let mut buffers = self.buffers.lock();
@@ -216,7 +216,7 @@ impl IoRing {
 /// io_uring_register(fd, operation, argument, count)
 ///
 /// # Errors
-/// As in the manual; operations that are not known here are `EINVAL`.
+/// As in the manual; unsupported operations are `EINVAL`.
 pub fn sys_io_uring_register(args: &Args) -> Result<i64> {
     let (_open, ring) = ring_of(args.fd(0))?;
     let count = args.uint(3) as usize;
@@ -241,7 +241,7 @@ mod register {
     pub const PROBE: u32 = 8;
 }
 
-/// Tell which operations there are: `struct io_uring_probe`, 16 bytes, and 8 for each operation.
+/// Reports the supported operations: `struct io_uring_probe`, 16 bytes, and 8 for each operation.
 fn probe(to: u64, count: usize) -> Result<()> {
     const SUPPORTED: u16 = 1;
     if count > 256 || UserPtr::<[u64; 2]>::new(to).read()? != [0; 2] {

@@ -1,11 +1,11 @@
 //! The memory that a ring shares with its program.
 //!
 //! Three regions of one file, at the offsets that mmap(2) names: the submission ring, the
-//! completion ring and the submission entries. The frames are page cache, held for as long as the
-//! ring is, and the kernel looks at them through windows: one for each run of words or entries, as
-//! far as a page goes. The program may write anything at any moment: each word is read once, as one
-//! atomic access, and what the kernel must rely on (its own ends of the rings, masks, sizes) it
-//! keeps to itself and only shows there.
+//! completion ring and the submission entries. The frames are page cache, held as long as the ring
+//! exists. The kernel accesses them through windows: one for each run of words or entries within a
+//! page. The program may write anything at any time, so each word is read once, by one atomic
+//! access. Values on which the kernel relies (its own positions in the rings, masks, sizes) are
+//! kept in the kernel and only copied there.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -26,11 +26,11 @@ mod word {
     pub const TAIL: u32 = 4;
     pub const MASK: u32 = 8;
     pub const ENTRIES: u32 = 12;
-    /// Submission: flags. Completion: overflow.
+    /// Submission ring: flags. Completion ring: overflow.
     pub const FLAGS: u32 = 16;
-    /// Submission: dropped. Completion: flags.
+    /// Submission ring: dropped. Completion ring: flags.
     pub const DROPPED: u32 = 20;
-    /// Where the array follows: indices, or completions.
+    /// Offset of the array that follows: indices, or completions.
     pub const ARRAY: u32 = 64;
 }
 
@@ -62,10 +62,10 @@ pub struct Completion {
     pub flags: u32,
 }
 
-/// The most submissions that are copied before the first of them begins.
+/// Largest number of submissions that are copied before the first of them starts.
 pub const AHEAD: usize = 16;
 
-/// The three regions. The caller holds the lock of the end of the ring that it uses.
+/// The three regions. The caller holds the lock of the ring position that it uses.
 pub struct SharedRings {
     content: Arc<CacheContent>,
     submission_ring: RegionPages,
@@ -78,11 +78,11 @@ pub struct SharedRings {
 /// A region's pages.
 struct RegionPages(Vec<HeldPage>);
 
-/// Put bytes among the submissions of rings of their own, and show them to `sink`: for
+/// Writes bytes into the submissions of new rings, and passes them to `sink`: for
 /// /sys/kernel/debug/provoke-crash/DIRECT.
 ///
 /// # Errors
-/// `ENOMEM`, and what source and sink fail with.
+/// `ENOMEM`, and the errors of source and sink.
 pub fn show_through_rings(source: &mut dyn Source, sink: &mut dyn Sink) -> Result<()> {
     let rings = SharedRings::new(1, 2)?;
     let at = u64::from(c::IORING_OFF_SQES);
@@ -92,7 +92,7 @@ pub fn show_through_rings(source: &mut dyn Source, sink: &mut dyn Sink) -> Resul
 }
 
 impl SharedRings {
-    /// Rings of so many entries; both are powers of two.
+    /// Makes rings with this many entries; both numbers are powers of two.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -114,26 +114,26 @@ impl SharedRings {
         Ok(Self { content, submission_ring, completion_ring, entries, submissions, completions })
     }
 
-    /// Returns the content that mmap shows.
+    /// Returns the content for mmap.
     pub const fn content(&self) -> &Arc<CacheContent> {
         &self.content
     }
-    /// Entries of the submission ring.
+    /// Returns the number of entries of the submission ring.
     pub const fn submissions(&self) -> u32 {
         self.submissions
     }
-    /// Entries of the completion ring.
+    /// Returns the number of entries of the completion ring.
     pub const fn completions(&self) -> u32 {
         self.completions
     }
 
-    /// Tell the program how far it was emptied.
+    /// Publishes the position up to which the kernel has taken submissions.
     pub fn set_submission_head(&self, head: u32) {
         self.submission_ring.store(word::HEAD, head);
     }
-    /// Copy entries that the program has put into the ring from `position` on to where nothing is
-    /// yet: at most `most` and [`AHEAD`], none only where there is none. `None` stands for an entry
-    /// that does not exist.
+    /// Copies entries that the program has put into the ring from `position` on into `into`, which
+    /// is empty: at most `most` and [`AHEAD`]. Copies none only if there is none. `None` stands for
+    /// an entry that does not exist.
     pub fn copy_submissions(&self, position: u32, most: u32, into: &mut ArrayVec<Option<Submission>, AHEAD>) {
         let slot = position & (self.submissions - 1);
         let most = most.min(AHEAD as u32).min(self.submissions - slot) as usize;
@@ -163,8 +163,8 @@ impl SharedRings {
             left = &left[begun.max(1)..];
         }
     }
-    /// Copy the first of the entries at `indices`, and those that follow it in memory, as far as
-    /// the page goes. Returns how many.
+    /// Copies the first of the entries at `indices`, and those that follow it in memory, up to the
+    /// end of the page. Returns their number.
     fn copy_run(&self, indices: &[u32], into: &mut ArrayVec<Option<Submission>, AHEAD>) -> usize {
         let size = size_of::<Submission>();
         let first = indices[0];
@@ -176,16 +176,16 @@ impl SharedRings {
             into.len() - before
         })
     }
-    /// An entry that does not exist was named.
+    /// Counts a submission that names an entry which does not exist.
     pub fn count_dropped(&self) {
         self.submission_ring.word(word::DROPPED, |dropped| dropped.fetch_add(1, Ordering::Relaxed));
     }
 
-    /// How far the program has emptied the completion ring.
+    /// Returns the position up to which the program has taken completions.
     pub fn completion_head(&self) -> u32 {
         self.completion_ring.load(word::HEAD)
     }
-    /// Put as many of `completions` at `tail` as there is room for, and tell the program.
+    /// Puts as many of `completions` as there is room for at `tail`, and publishes them.
     pub fn put_completions(&self, tail: u32, completions: &[Completion]) -> Put {
         let slot = tail & (self.completions - 1);
         let start = word::ARRAY as usize + slot as usize * size_of::<Completion>();
@@ -207,15 +207,15 @@ impl SharedRings {
         self.completion_ring.store(word::TAIL, tail.wrapping_add(all.count));
         all
     }
-    /// How many of `wanted` completions there is room for at `tail`, where the program has emptied
-    /// the ring up to `head`.
+    /// Returns how many of `wanted` completions there is room for at `tail`, if the program has
+    /// taken those before `head`.
     fn room(&self, tail: u32, head: &AtomicU32, wanted: usize) -> Put {
-        // A head that is no position of this lap is as good as a full ring.
+        // An impossible head is treated like a full ring.
         let used = tail.wrapping_sub(head.load(Ordering::Acquire)).min(self.completions);
         let count = wanted.min((self.completions - used) as usize) as u32;
         Put { count, available: used + count }
     }
-    /// Put the first completions, as far as the page and the lap go. Returns how many.
+    /// Puts the first completions, up to the end of the page and of the ring. Returns their number.
     fn put_part(&self, position: u32, completions: &[Completion]) -> usize {
         let slot = position & (self.completions - 1);
         let to_end = (self.completions - slot) as usize;
@@ -226,11 +226,11 @@ impl SharedRings {
             part
         })
     }
-    /// A completion was lost.
+    /// Counts a lost completion.
     pub fn count_overflow(&self) {
         self.completion_ring.word(word::FLAGS, |overflow| overflow.fetch_add(1, Ordering::Relaxed));
     }
-    /// Tell the program whether completions wait for room.
+    /// Shows the program whether completions wait for room.
     pub fn show_backlog(&self, backlog: Backlog) {
         let flags = match backlog {
             Backlog::Empty => 0,
@@ -241,7 +241,7 @@ impl SharedRings {
 }
 
 impl RegionPages {
-    /// Make the region of `length` bytes at `start`, and hold its pages.
+    /// Makes the region of `length` bytes at `start`, and holds its pages.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -258,11 +258,11 @@ impl RegionPages {
         Ok(Self(pages))
     }
 
-    /// The page of the byte at `at`, and where in it that is.
+    /// Returns the page of the byte at `at`, and the byte's offset in it.
     fn page(&self, at: u32) -> (&HeldPage, usize) {
         (&self.0[at as usize / PAGE_SIZE], at as usize % PAGE_SIZE)
     }
-    /// Run `f` on the bytes from `at` on to the end of the page.
+    /// Runs `f` on the bytes from `at` to the end of the page.
     fn write<R>(&self, at: u32, f: impl FnOnce(&mut [u8]) -> R) -> R {
         let (page, start) = self.page(at);
         page.with_bytes(|bytes| f(&mut bytes[start..]))
@@ -272,7 +272,7 @@ impl RegionPages {
         let (page, start) = self.page(at);
         page.read_bytes(|bytes| f(&bytes[start..]))
     }
-    /// Run `f` on the word at `at`.
+    /// Runs `f` on the word at `at`.
     fn word<R>(&self, at: u32, f: impl FnOnce(&AtomicU32) -> R) -> R {
         self.write(at, |bytes| f(word_in(bytes, 0)))
     }
@@ -284,13 +284,13 @@ impl RegionPages {
     }
 }
 
-/// Load the words of `bytes`, which are whole ones.
+/// Loads the words of `bytes`, which contains whole words only.
 fn load_indices(bytes: &mut [u8], into: &mut ArrayVec<u32, AHEAD>) {
     let words = <[AtomicU32]>::mut_from_bytes(bytes).expect("offsets are multiples of 4");
     into.extend(words.iter().map(|word| word.load(Ordering::Acquire)));
 }
 
-/// The word at `at` in some bytes of a region.
+/// Returns the word at `at` in bytes of a region.
 fn word_in(bytes: &mut [u8], at: u32) -> &AtomicU32 {
     AtomicU32::mut_from_bytes(&mut bytes[at as usize..at as usize + 4]).expect("offsets are multiples of 4")
 }
@@ -298,9 +298,9 @@ fn word_in(bytes: &mut [u8], at: u32) -> &AtomicU32 {
 /// Result of putting completions into their ring.
 #[derive(Clone, Copy, Default)]
 pub struct Put {
-    /// Completions that had room.
+    /// Number of completions that were put.
     pub count: u32,
-    /// Completions in the ring now, the new ones included.
+    /// Number of completions in the ring now, including the new ones.
     pub available: u32,
 }
 
@@ -330,7 +330,7 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// Fills in the answer of setup: sizes, features and where the words are.
+    /// Fills in the results of setup: sizes, features and the offsets of the words.
     pub fn describe(&mut self, rings: &SharedRings, features: u32) {
         self.submissions = rings.submissions();
         self.completions = rings.completions();
@@ -363,10 +363,10 @@ impl Parameters {
         ];
     }
 
-    /// The rings' sizes that are asked for: submissions and completions.
+    /// Returns the requested sizes of the rings: submissions and completions.
     ///
     /// # Errors
-    /// `EINVAL` for none, for more than there may be (unless they are to be clamped), and for fewer
+    /// `EINVAL` for 0, for more than the limit (unless sizes are to be clamped), and for fewer
     /// completions than submissions.
     pub fn sizes(&self, wanted: u32) -> Result<(u32, u32)> {
         const MOST: u32 = 32768;

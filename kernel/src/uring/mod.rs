@@ -1,6 +1,6 @@
-//! io_uring: system calls as entries of a ring in shared memory; and io_submit(2), its elder.
+//! io_uring: system calls as entries of a ring in shared memory; and its predecessor io_submit(2).
 //!
-//! | where | what |
+//! | module | concept |
 //! |---|---|
 //! | [`memory`] | the rings that program and kernel share |
 //! | [`request`] | the request of an entry, checked, with its file and its buffers held |
@@ -9,18 +9,18 @@
 //! | [`context`] | the contexts of io_setup(2), whose requests wait like a ring's |
 //! | [`calls`] | the system calls |
 //!
-//! **A request's life.** io_uring_enter takes entries in order and starts each. One that can end at
-//! once does, against the program's own addresses. Any other first pins its buffers (so it needs no
-//! address space any more, and neither fork nor exit takes its frames away), then a task of the
-//! kernel finishes it. Either way one completion is posted; where the ring is full it waits in a
+//! **A request's life.** io_uring_enter takes entries in order and starts each. A request that can
+//! end at once uses the program's addresses directly. Any other request first pins its buffers, so
+//! it no longer needs an address space, and neither fork nor exit removes its frames. Then a kernel
+//! task finishes it. In both cases one completion is posted. If the ring is full, it waits in a
 //! backlog that the next io_uring_enter empties.
 //!
 //! **Locks.** `IoRing::submit` (one task consumes entries at a time) > `IoRing::waiting` > files'
 //! own locks; `IoRing::posted` is taken last. All are sleeping locks of task context.
 //!
-//! **The end.** A process' waiting requests end with it: they may be what keeps the ring, by a
-//! circle of files. When the last descriptor goes, waiting requests are dropped, and closing waits
-//! for requests at disks: afterwards no pin of the ring's is left.
+//! **The end.** A process' waiting requests end with the process, because they may keep the ring
+//! alive through a reference cycle of files. When the last descriptor is closed, waiting requests
+//! are dropped, and closing waits for requests at disks. Afterwards the ring has no pinned pages.
 
 pub mod calls;
 pub mod context;
@@ -45,21 +45,22 @@ use crate::task::{self, Pid};
 use memory::{Backlog, Completion, Put, SharedRings};
 use work::{Asker, Work};
 
-/// Completions that may wait for room, for each entry of the completion ring.
+/// Number of completions that may wait for room, per entry of the completion ring.
 const BACKLOG: usize = 4;
 
 /// All rings.
 static RINGS: WeakRegistry<IoRing> = WeakRegistry::new();
 
-/// Cancel what the calling process, which ends or becomes another program, waits for, and end its
-/// contexts. May sleep.
+/// Cancels the waiting requests of the calling process, which ends or executes another program, and
+/// ends its contexts. May sleep.
 pub fn leave(process: Pid) {
     context::leave(process);
     if !task::current().process().asked_rings.swap(false, Ordering::Relaxed) {
         return;
     }
     loop {
-        // Others' ends wait for the list: a ring's own lock is taken after it.
+        // The ends of other processes wait for the list, so a ring's own lock is taken after it is
+        // released.
         let mut asked = Vec::new();
         let Some(rings) = RINGS.entries() else { return };
         for ring in rings.iter().filter_map(|weak| weak.upgrade()) {
@@ -75,24 +76,24 @@ pub fn leave(process: Pid) {
     }
 }
 
-/// A ring.
+/// An io_uring instance.
 pub struct IoRing {
     rings: SharedRings,
     node: Arc<dyn Node>,
-    /// How far entries were taken.
+    /// Position up to which entries were taken.
     submit: Mutex<u32>,
-    /// Completions that wait for room; its holder alone posts.
+    /// Completions that wait for room. Only the holder of this lock posts completions.
     posted: Mutex<VecDeque<Completion>>,
-    /// Whether any waits; changed under `posted`.
+    /// Whether any completion waits; changed under `posted`.
     has_backlog: AtomicBool,
-    /// The kernel's end of the completion ring, changed under `posted`.
+    /// The kernel's position in the completion ring, changed under `posted`.
     tail: AtomicU32,
-    /// Completions in all, for timeouts that count them.
+    /// Number of all completions, for timeouts that count them.
     count: AtomicU64,
-    /// Woken when there are more completions.
+    /// Woken when completions are added.
     arrived: Arc<WaitQueue>,
     work: Work<u64>,
-    /// Registered buffers, pinned for as long as they are.
+    /// Registered buffers, which stay pinned.
     buffers: Mutex<Vec<Arc<PinnedRun<ReadWrite>>>>,
 }
 
@@ -114,8 +115,8 @@ impl IoRing {
         Ok(ring)
     }
 
-    /// Give the program completions, in this order. Returns how many it has in its ring since, as
-    /// far as that was seen.
+    /// Posts completions to the program, in this order. Returns how many the ring contains then, as
+    /// far as the kernel saw.
     fn post_all(&self, completions: &[Completion]) -> u32 {
         if completions.is_empty() {
             return 0;
@@ -138,7 +139,7 @@ impl IoRing {
         put.available
     }
 
-    /// Put as many completions into the ring as there is room for; `posted` is held.
+    /// Puts as many completions into the ring as there is room for. The caller holds `posted`.
     fn put(&self, completions: &[Completion]) -> Put {
         let tail = self.tail.load(Ordering::Relaxed);
         let put = self.rings.put_completions(tail, completions);
@@ -146,7 +147,7 @@ impl IoRing {
         put
     }
 
-    /// Move what waits for room into the ring.
+    /// Moves waiting completions into the ring.
     fn flush_backlog(&self) {
         if !self.has_backlog.load(Ordering::Relaxed) {
             return;
@@ -163,15 +164,15 @@ impl IoRing {
         }
     }
 
-    /// Completions that the program has not taken. Takes no lock that sleeps.
+    /// Returns the number of completions that the program has not taken. Takes no sleeping lock.
     fn available(&self) -> u32 {
         let tail = self.tail.load(Ordering::Relaxed);
         tail.wrapping_sub(self.rings.completion_head()).min(self.rings.completions())
     }
 
-    /// Drop what waits, wait for what disks have, and let the buffers go. A task of the kernel may
-    /// be this ring's own and have let go of the last file that led to it: then the last of those
-    /// tasks lets the buffers go, with the ring.
+    /// Drops waiting requests, waits for requests at disks, and releases the buffers. The caller
+    /// may be a kernel task of this ring that has dropped the last file referring to the ring. Then
+    /// the last of these tasks releases the buffers, with the ring.
     fn close(&self) {
         if self.work.close() {
             let buffers = core::mem::take(&mut *self.buffers.lock());
@@ -193,11 +194,11 @@ impl Asker for IoRing {
     }
 }
 
-/// A ring's open file.
+/// The open file of a ring.
 struct RingFile(Arc<IoRing>);
 
 impl RingFile {
-    /// Returns the ring behind `file`, where it is one.
+    /// Returns the ring of `file`, if it is one.
     fn ring_of(file: &OpenFile) -> Option<&Arc<IoRing>> {
         file.file().downcast::<Self>().map(|file| &file.0)
     }
@@ -207,7 +208,7 @@ impl File for RingFile {
     fn node(&self) -> Arc<dyn Node> {
         self.0.node.clone()
     }
-    /// A request that waits in a ring may lead back to the socket.
+    /// A request that waits in a ring may refer to the socket that would carry the ring.
     fn may_travel(&self) -> bool {
         false
     }

@@ -1,8 +1,8 @@
 //! Requests of entries.
 //!
-//! Checking comes first and holds everything that the request needs: its file, and its buffers
-//! where it cannot end at once. After that no word of the entry, and no descriptor of the program,
-//! is looked at again.
+//! The check comes first. It takes references to everything that the request needs: its file, and
+//! its buffers if it cannot end at once. After that, neither the entry nor the program's
+//! descriptors are read again.
 
 use freehold_collections::Arc;
 use freehold_vm::{ReadOnly, ReadWrite};
@@ -35,7 +35,7 @@ pub mod operation {
     pub const ASYNC_CANCEL: u8 = 14;
     pub const READ: u8 = 22;
     pub const WRITE: u8 = 23;
-    /// All that there are.
+    /// All supported operations.
     pub const ALL: [u8; 13] = [
         NOP,
         READV,
@@ -53,24 +53,24 @@ pub mod operation {
     ];
 }
 
-/// The only flag of an entry that is supported: do not try the operation at once.
+/// The only supported flag of an entry: do not try the operation at once.
 const ASYNC: u8 = 1 << c::io_uring_sqe_flags_bit::IOSQE_ASYNC_BIT as u8;
 /// The value that stands for the description's own offset.
 const CURRENT: u64 = u64::MAX;
-/// Readiness that is always reported.
+/// Events that are always reported.
 pub const ALWAYS: u32 = Ready::ERR.bits() | Ready::HUP.bits();
 
-/// Which way bytes go.
+/// Direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
-    /// From the file.
+    /// From the file to memory.
     Read,
-    /// To the file.
+    /// From memory to the file.
     Write,
 }
 
 impl Way {
-    /// Whether `file` is open for it.
+    /// Checks that `file` is open for this direction.
     ///
     /// # Errors
     /// `EBADF`.
@@ -94,31 +94,31 @@ pub struct Transfer {
     file: Arc<OpenFile>,
     offset: u64,
     moving: Moving,
-    /// The account of the pages, where the request pinned them itself.
+    /// The charge for the pages, if the request itself pinned them.
     _pins: Option<UserCharge>,
 }
 
-/// Which way, and where the bytes are.
+/// The direction, and the place of the bytes.
 enum Moving {
     Read(PinnedBytes<ReadWrite>),
     Write(PinnedBytes<ReadOnly>),
-    /// From a registered buffer, which serves both ways.
+    /// From a registered buffer, which is usable in both directions.
     WriteFixed(PinnedBytes<ReadWrite>),
 }
 
 impl Transfer {
-    /// The file.
+    /// Returns the file.
     pub const fn file(&self) -> &Arc<OpenFile> {
         &self.file
     }
-    /// Returns the events that let it go on.
+    /// Returns the events after which the transfer can continue.
     pub const fn readiness(&self) -> u32 {
         match self.moving {
             Moving::Read(_) => Way::Read.readiness(),
             Moving::Write(_) | Moving::WriteFixed(_) => Way::Write.readiness(),
         }
     }
-    /// Move the bytes; a new attempt begins with all of them.
+    /// Transfers the bytes. A new attempt begins with all of them.
     pub fn run(&self, blocking: Blocking) -> Result<usize> {
         match &self.moving {
             Moving::Read(to) => read(&self.file, self.offset, &mut to.try_clone()?, blocking),
@@ -128,17 +128,18 @@ impl Transfer {
     }
 }
 
-/// Request that does not end at once.
+/// A request that does not end at once.
 pub enum Pending {
-    /// Until the file is ready for it.
+    /// Waits until the file is ready for the transfer.
     Stream(Transfer),
-    /// Until the disk answers.
+    /// Waits for the disk's answer.
     Disk(Transfer),
-    /// Until the disk has everything.
+    /// Waits until all data is on the disk.
     Sync(Arc<OpenFile>),
-    /// Until the file is ready in one of these ways.
+    /// Waits for one of these events of the file.
     Poll(Arc<OpenFile>, u32),
-    /// Until the clock shows so many nanoseconds, or so many completions were posted.
+    /// Waits until the clock shows `deadline` nanoseconds, or until that many completions were
+    /// posted.
     Timeout { deadline: u64, completions: Option<u64> },
 }
 
@@ -150,7 +151,7 @@ pub enum Start {
     Pending(Pending),
 }
 
-/// Where the bytes are.
+/// The place of a transfer's bytes.
 pub enum Buffers {
     /// At a program's addresses.
     Program(Iovecs),
@@ -178,14 +179,14 @@ fn write(file: &OpenFile, offset: u64, from: &mut dyn Source, blocking: Blocking
     }
 }
 
-/// Whether `entry` counts completions, or makes one that is not its own: those before it must be
-/// there.
+/// Whether `entry` counts completions, or posts one for another request: the completions before it
+/// must be visible first.
 pub const fn looks_at_completions(entry: &Submission) -> bool {
     use operation as op;
     matches!(entry.opcode, op::TIMEOUT | op::TIMEOUT_REMOVE | op::POLL_REMOVE | op::ASYNC_CANCEL)
 }
 
-/// Begin what `entry` asks for.
+/// Starts the operation of `entry`.
 ///
 /// # Errors
 /// The completion's result.
@@ -213,7 +214,8 @@ pub fn start(ring: &Arc<IoRing>, entry: &Submission) -> Result<Start> {
     }
 }
 
-/// The file of `entry`, which must not be a ring: one that waits for itself would never end.
+/// Returns the file of `entry`, which must not be a ring: a ring that waits for itself would never
+/// end.
 fn file_of(entry: &Submission) -> Result<Arc<OpenFile>> {
     let file = task::current().process().files().get(entry.fd)?;
     if RingFile::ring_of(&file).is_some() { Err(Errno::EOPNOTSUPP) } else { Ok(file) }
@@ -237,7 +239,7 @@ fn fixed_buffer(ring: &IoRing, entry: &Submission) -> Result<Buffers> {
 
 fn transfer(entry: &Submission, way: Way, buffers: Buffers) -> Result<Start> {
     if entry.operation_flags != 0 || entry.priority != 0 {
-        return Err(Errno::EINVAL); // RWF_* and I/O priorities are not known here.
+        return Err(Errno::EINVAL); // RWF_* and I/O priorities: not supported.
     }
     let file = file_of(entry)?;
     way.check(&file)?;
@@ -254,10 +256,11 @@ pub enum FirstAttempt {
     Later,
 }
 
-/// Move bytes between `file`, at `offset`, and `buffers`; where that would block, pin the buffers.
+/// Transfers bytes between `file`, at `offset`, and `buffers`. If that would block, pins the
+/// buffers.
 ///
 /// # Errors
-/// The error of the transfer; `EFAULT`, `ENOMEM` where the buffers cannot be pinned.
+/// The error of the transfer; `EFAULT`, `ENOMEM` if the buffers cannot be pinned.
 pub fn begin_transfer(
     file: Arc<OpenFile>,
     way: Way,
@@ -269,7 +272,7 @@ pub fn begin_transfer(
     let disk = file.node().kind() == NodeKind::BlockDevice;
     let later = disk || (stream && attempt == FirstAttempt::Later);
     if !later {
-        // Files in memory end at once; streams may say that they would wait.
+        // Files in memory end at once. Streams may report that they would wait.
         let moved = match (way, &mut buffers) {
             (Way::Read, Buffers::Program(to)) => read(&file, offset, to, Blocking::Never),
             (Way::Read, Buffers::Fixed(to)) => read(&file, offset, to, Blocking::Never),
@@ -282,7 +285,7 @@ pub fn begin_transfer(
         }
     }
     let space = task::current().process().space();
-    // A stream takes no more at once: the rest is another request's.
+    // A stream takes no more at once: the rest is left to another request.
     let most = if stream { pins::MOST_BYTES } else { usize::MAX };
     let pins = match &buffers {
         Buffers::Program(memory) => Some(pins::charge(memory, most)?),
@@ -300,7 +303,7 @@ pub fn begin_transfer(
 
 fn sync(entry: &Submission) -> Result<Start> {
     if entry.operation_flags & !c::IORING_FSYNC_DATASYNC != 0 || entry.offset != 0 || entry.length != 0 {
-        // Of part of a file: not known here.
+        // Sync of a part of a file: not supported.
         return Err(Errno::EINVAL);
     }
     file_of(entry).map(|file| Start::Pending(Pending::Sync(file)))
@@ -308,7 +311,7 @@ fn sync(entry: &Submission) -> Result<Start> {
 
 fn poll(entry: &Submission) -> Result<Start> {
     if entry.length != 0 {
-        return Err(Errno::EINVAL); // More than one answer, and changes of a poll: not known here.
+        return Err(Errno::EINVAL); // Multishot polls and changes of a poll: not supported.
     }
     file_of(entry).map(|file| Start::Pending(Pending::Poll(file, entry.operation_flags | ALWAYS)))
 }

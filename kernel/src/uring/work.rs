@@ -1,15 +1,15 @@
 //! Requests that wait.
 //!
 //! There are two kinds of kernel tasks, each of which exists only while it has work. The *watcher*
-//! (one per [`Asker`]) sleeps until any awaited file is ready, a timeout has passed, or the list
-//! has changed. *Workers* (up to [`WORKERS`]) take requests that block in a disk from a queue, one
-//! at a time, until it is empty.
+//! (one per [`Asker`]) sleeps until any file of a request is ready, a timeout has expired, or the
+//! list has changed. *Workers* (up to [`WORKERS`]) take requests that block for a disk from a
+//! queue, one at a time, until it is empty.
 //!
-//! A stream's transfer is the asker's own doing, though the watcher makes it: a socket tells the
-//! receiver who sent, and a terminal asks who reads. The watcher makes it in the name of the
-//! process that asked ([`Task::stand_in`]; Linux' workers are threads of that process). A process
-//! takes all its requests back before it ends or becomes another program, so none is made with the
-//! rights of a program that did not ask for it.
+//! The watcher performs a stream's transfer on behalf of the process that made the request
+//! ([`Task::stand_in`]; Linux' workers are threads of that process). This matters because a socket
+//! reports the sender to the receiver, and a terminal checks which process reads. A process cancels
+//! all its requests before it ends or executes another program. So no request runs with the rights
+//! of a program that did not make it.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -23,21 +23,22 @@ use crate::sync::{Mutex, MutexGuard, PollWaiter, SpinLock, WaitQueue, earlier};
 use crate::task::{self, Helper, Pid, Task};
 use crate::{Errno, Result, sched, time};
 
-/// Requests of an asker that may be with disks at once.
+/// Number of requests of an asker that may be at disks at once.
 const WORKERS: usize = 8;
-/// Requests of an asker that may wait for files and clocks: the watcher looks at all of them each
-/// time that it is woken.
+/// Number of requests of an asker that may wait for files and clocks. The watcher checks all of
+/// them each time it is woken.
 const MOST_WAITING: usize = 1 << 16;
-/// Requests that are looked at before other tasks have their turn, and that are taken out at once.
+/// Number of requests that are checked before other tasks have their turn, and that are removed at
+/// once.
 const AT_ONCE: usize = 256;
 
-/// Tag by which an asker knows a request.
+/// Tag by which an asker identifies a request.
 pub(super) trait Tag: Send + 'static {
-    /// Returns the key by which the program names the request.
+    /// Returns the key by which the program identifies the request.
     fn key(&self) -> u64;
 }
 
-/// A ring's: the entry's user data.
+/// The tag of a ring's request: the entry's user data.
 impl Tag for u64 {
     fn key(&self) -> u64 {
         *self
@@ -49,7 +50,7 @@ pub(super) struct Waiter<T> {
     tag: T,
     owner: Pid,
     pending: Pending,
-    /// Looks at the file, and makes the transfer.
+    /// Checks the file and makes the transfer, on behalf of the requesting process.
     stand_in: Arc<Task>,
     /// Set once the request has ended.
     result: Option<i32>,
@@ -63,24 +64,24 @@ enum Job {
 
 /// Requests that wait.
 struct Waiting<T> {
-    /// For files and clocks.
+    /// Requests that wait for files and clocks.
     waiters: Vec<Waiter<T>>,
-    /// A watcher is at work.
+    /// Whether a watcher is running.
     watched: bool,
-    /// The asker was closed: nothing is added any more.
+    /// Whether the asker was closed: then nothing is added any more.
     is_closed: bool,
-    /// The stand-in of the process that asked last.
+    /// The stand-in of the process that made the last request.
     stand_in: Option<Arc<Task>>,
-    /// For disks, not begun.
+    /// Requests for disks that no worker has taken yet.
     jobs: VecDeque<(T, Job)>,
-    /// Workers at work.
+    /// The running workers.
     workers: Vec<Arc<Thread>>,
-    /// With workers, by their keys.
+    /// Keys of the requests that workers have taken.
     running: Vec<u64>,
 }
 
 impl<T> Waiting<T> {
-    /// Returns a task that acts for the running one's process.
+    /// Returns a task that acts for the running task's process.
     fn stand_in(&mut self) -> Arc<Task> {
         let process = task::current().process().clone();
         match &self.stand_in {
@@ -89,7 +90,7 @@ impl<T> Waiting<T> {
         }
     }
 
-    /// Takes out some of those that have ended: one at least, where there is one.
+    /// Removes some of the requests that have ended; at least one, if there is one.
     fn take_ended(&mut self) -> (Option<Waiter<T>>, Vec<Waiter<T>>) {
         let has_ended = |waiter: &Waiter<T>| waiter.result.is_some();
         let first = self.waiters.iter().position(has_ended).map(|at| self.waiters.remove(at));
@@ -103,12 +104,12 @@ impl<T> Waiting<T> {
     }
 }
 
-/// The requests of an asker that wait, and the tasks that are there for them.
+/// The waiting requests of an asker, and the tasks that finish them.
 pub(super) struct Work<T> {
     waiting: Mutex<Waiting<T>>,
-    /// The processes that asked, and have not left.
+    /// The processes that made requests, and have not left.
     askers: SpinLock<Vec<Pid>>,
-    /// Tasks of the kernel that are there for it; changed under `waiting`.
+    /// Number of kernel tasks for these requests; changed under `waiting`.
     helpers: AtomicUsize,
     /// Woken when `waiting`, `helpers` or the number of completions changes.
     pub changed: Arc<WaitQueue>,
@@ -134,12 +135,12 @@ impl<T> Work<T> {
         }
     }
 
-    /// Whether `process` has asked for something since it came.
+    /// Whether `process` has made a request since it last left.
     pub fn has_asked(&self, process: Pid) -> bool {
         self.askers.lock().contains(&process)
     }
 
-    /// Notes that the calling process asks, before its request is there.
+    /// Records that the calling process makes a request, before the request is added.
     fn note_asker(&self) -> Result<Pid> {
         let process = task::current().process().clone();
         if !self.has_asked(process.pid) {
@@ -155,8 +156,8 @@ impl<T> Work<T> {
         self.changed.wake_all();
     }
 
-    /// Drops waiting requests, and waits for requests that disks have. Returns whether nothing is
-    /// left: a kernel task does not wait, since it may be one of the tasks that do this work.
+    /// Drops waiting requests, and waits for requests at disks. Returns whether nothing is left: a
+    /// kernel task does not wait, since it may be one of the tasks that finish these requests.
     pub fn close(&self) -> bool {
         let mut waiting = self.waiting.lock();
         waiting.is_closed = true;
@@ -165,7 +166,7 @@ impl<T> Work<T> {
             core::mem::take(&mut waiting.jobs),
             waiting.stand_in.take(),
         );
-        // A transfer may be long: only what a disk has now is waited for.
+        // A transfer may be long: only the part that a disk is processing now is waited for.
         waiting.workers.iter().for_each(|worker| worker.cancel());
         drop(waiting);
         drop(dropped);
@@ -181,21 +182,21 @@ impl<T> Work<T> {
 
 /// Source of requests that cannot end at once: a ring, or a context of io_submit(2).
 pub(super) trait Asker: Send + Sync + Sized + 'static {
-    /// Tag by which it knows its requests.
+    /// The tag by which it identifies its requests.
     type Tag: Tag;
 
     /// Its requests.
     fn work(&self) -> &Work<Self::Tag>;
-    /// Tell the program that a request has ended.
+    /// Reports to the program that a request has ended.
     fn post(&self, tag: Self::Tag, result: i32);
-    /// Requests that have ended so far, for timeouts that count them.
+    /// Returns the number of requests that have ended so far, for timeouts that count them.
     fn completed(&self) -> u64;
 
-    /// Have `pending` finished and posted.
+    /// Queues `pending` to be finished and posted.
     ///
     /// # Errors
-    /// `ENOMEM`; `EAGAIN` where the user has as many tasks as may be, or too many requests wait;
-    /// `EINVAL` where the asker was closed.
+    /// `ENOMEM`; `EAGAIN` if the user has reached the limit of tasks, or if too many requests wait;
+    /// `EINVAL` if the asker was closed.
     fn wait_for(self: &Receiver<Self>, tag: Self::Tag, pending: Pending) -> Result<()> {
         match pending {
             Pending::Disk(transfer) => self.queue(tag, Job::Transfer(transfer)),
@@ -204,10 +205,10 @@ pub(super) trait Asker: Send + Sync + Sized + 'static {
         }
     }
 
-    /// End the request with this key, which completes as cancelled.
+    /// Ends the request with this key, which completes as cancelled.
     ///
     /// # Errors
-    /// `ENOENT` where there is none, `EALREADY` where a disk has it.
+    /// `ENOENT` if there is none, `EALREADY` if a disk is processing it.
     fn cancel(&self, key: u64) -> Result<()> {
         let mut waiting = self.work().waiting.lock();
         let waiter = waiting.waiters.iter().position(|waiter| waiter.tag.key() == key);
@@ -233,7 +234,7 @@ pub(super) trait Asker: Send + Sync + Sized + 'static {
         Ok(())
     }
 
-    /// End what a process that is leaving asked for and does not come by itself.
+    /// Cancels the requests of a process that leaves, except those that will end by themselves.
     fn abandon(&self, owner: Pid) {
         let mut waiting = self.work().waiting.lock();
         self.work().askers.lock().retain(|&asker| asker != owner);
@@ -246,7 +247,7 @@ pub(super) trait Asker: Send + Sync + Sized + 'static {
         self.post_ended();
     }
 
-    /// Tell the program of requests that have ended. Their buffers and files are free before.
+    /// Reports ended requests to the program. Their buffers and files are released before.
     fn post_ended(&self) {
         loop {
             let (first, more) = self.work().waiting.lock().take_ended();
@@ -262,7 +263,7 @@ pub(super) trait Asker: Send + Sync + Sized + 'static {
     }
 }
 
-/// How what waits is finished.
+/// The code that finishes waiting requests.
 trait Finish: Asker {
     fn watch(self: &Receiver<Self>, tag: Self::Tag, pending: Pending) -> Result<()> {
         let work = self.work();
@@ -302,7 +303,7 @@ trait Finish: Asker {
             match self.spawn_helper("io-work", move || asker.work_all()) {
                 Ok(worker) => waiting.workers.push_reserved(worker),
                 Err(error) if waiting.workers.is_empty() => return Err(error),
-                // Those that are there take it in turn.
+                // The workers that exist do the job in turn.
                 Err(_) => {}
             }
         }
@@ -310,8 +311,8 @@ trait Finish: Asker {
         Ok(())
     }
 
-    /// Start a task of the kernel that counts as one of the running process' user; `waiting` is
-    /// held.
+    /// Starts a kernel task that counts as one of the running process' user. The caller holds
+    /// `waiting`.
     fn spawn_helper(&self, name: &'static str, body: impl FnOnce() + Send + 'static) -> Result<Arc<Thread>> {
         let counted = Helper::charge(task::current().process())?;
         let thread = spawn_kernel(name, move || {
@@ -322,7 +323,7 @@ trait Finish: Asker {
         Ok(thread)
     }
 
-    /// A worker's life.
+    /// The main loop of a worker.
     fn work_all(&self) {
         let work = self.work();
         loop {
@@ -341,7 +342,7 @@ trait Finish: Asker {
                 }
                 Job::Sync(file) => file.file().sync().map(|()| 0),
             };
-            // Buffers and file are free before the program hears of the end.
+            // Buffers and file are released before the program is notified.
             drop(job);
             let mut waiting = work.waiting.lock();
             if let Some(at) = waiting.running.iter().position(|&running| running == tag.key()) {
@@ -352,7 +353,7 @@ trait Finish: Asker {
         }
     }
 
-    /// The watcher's life.
+    /// The main loop of the watcher.
     fn watch_all(&self) {
         let work = self.work();
         loop {
@@ -367,14 +368,14 @@ trait Finish: Asker {
             drop(waiting);
             self.post_ended();
             if let Look::Idle { until } = seen {
-                // A task of the kernel gets no signals; woken or timed out, the next round looks at
+                // A kernel task gets no signals. Whether woken or timed out, the next round checks
                 // everything.
                 let _ = waiter.sleep(until);
             }
         }
     }
 
-    /// Look which of `waiting` have ended.
+    /// Checks which of `waiting` have ended.
     fn look(&self, waiting: &mut Waiting<Self::Tag>, waiter: &mut PollWaiter) -> Look {
         let (now, completed) = (time::now(), self.completed());
         let (mut earliest, mut any) = (None, false);
@@ -395,16 +396,17 @@ trait Finish: Asker {
     }
 }
 
-/// The outcome of a look at all requests.
+/// Result of a check of all requests.
 enum Look {
     /// Some have ended.
     Ended,
-    /// None has; the first timeout is then.
+    /// None has ended; `until` is the first timeout.
     Idle { until: Option<u64> },
 }
 
 impl<T> Waiter<T> {
-    /// The result, if the request has ended; else `waiter` is woken when that may have changed.
+    /// Returns the result, if the request has ended. Otherwise `waiter` is woken when that may have
+    /// changed.
     fn look(&self, waiter: &mut PollWaiter, now: u64, completed: u64) -> Option<i32> {
         match &self.pending {
             Pending::Stream(transfer) => {
@@ -429,7 +431,7 @@ impl<T> Waiter<T> {
 
 impl<A: Asker> Finish for A {}
 
-/// A result as a completion shows it.
+/// Returns a result in the format of a completion.
 pub(super) fn result_word(result: Result<i64>) -> i32 {
     match result {
         Ok(value) => i32::try_from(value).unwrap_or(i32::MAX),

@@ -29,24 +29,24 @@ fn caller() -> Arc<Credentials> {
     task::current().process().credentials()
 }
 
-/// Checks that the caller may use `object` as `wanted` says.
+/// Checks that the caller may access `object` with the permissions in `wanted`.
 fn check(object: &impl Object, wanted: u32) -> Result<()> {
     let home = object.head().home().ok_or(Errno::EIDRM)?;
     object.head().permission().check(&caller(), home.owner(), wanted)
 }
 
-/// How an object is named to IPC_STAT and its like.
+/// How IPC_STAT and similar commands name an object.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Named {
     /// By its ID.
     Id,
-    /// By its place in the table, for callers that may read it.
+    /// By its place in the table, for callers that may read the object.
     Place,
-    /// By its place in the table, for all.
+    /// By its place in the table, for all callers.
     PlaceForAll,
 }
 
-/// The object that the caller asks about, and what the call returns.
+/// Finds the object that the caller asks about. Also returns the number that the call returns.
 fn find_to_tell<T: Object>(ids: &IpcIds<T>, number: i32, named: Named) -> Result<(Arc<T>, i64)> {
     let object = if named == Named::Id { ids.find(number)? } else { ids.find_at(number)? };
     if named != Named::PlaceForAll {
@@ -56,7 +56,7 @@ fn find_to_tell<T: Object>(ids: &IpcIds<T>, number: i32, named: Named) -> Result
     Ok((object, i64::from(answer)))
 }
 
-/// The object that the caller changes or removes.
+/// Finds the object that the caller changes or removes.
 fn find_to_change<T: Object>(ids: &IpcIds<T>, id: i32) -> Result<Arc<T>> {
     let object = ids.find(id)?;
     let home = object.head().home().ok_or(Errno::EIDRM)?;
@@ -64,13 +64,13 @@ fn find_to_change<T: Object>(ids: &IpcIds<T>, id: i32) -> Result<Arc<T>> {
     Ok(object)
 }
 
-/// IPC_SET of an object's owner and mode.
+/// IPC_SET: sets an object's owner and mode.
 fn set_permission(object: &impl Object, new: &UserPermission) -> Result<()> {
     let new = new.of_kernel()?;
     object.head().change(|permission| permission.set(&new))
 }
 
-/// A negative ID names nothing.
+/// Checks an ID: a negative one names no object.
 fn valid(id: i32) -> Result<i32> {
     if id < 0 { Err(Errno::EINVAL) } else { Ok(id) }
 }

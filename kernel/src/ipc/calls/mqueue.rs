@@ -34,7 +34,7 @@ struct UserAttributes {
     unused: [i64; 4],
 }
 
-/// `struct sigevent`, its first fields.
+/// First fields of `struct sigevent`.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct UserEvent {
@@ -44,7 +44,7 @@ struct UserEvent {
     unused: [i32; 12],
 }
 
-/// The name of a queue, from which the C library has taken the slash.
+/// Reads the name of a queue. The C library has removed the slash.
 fn name_at(address: u64) -> Result<Vec<u8>> {
     let name = user::string(address)?;
     if name.is_empty() {
@@ -53,7 +53,7 @@ fn name_at(address: u64) -> Result<Vec<u8>> {
     Ok(name)
 }
 
-/// `EACCES` for what cannot be a name, as Linux has it.
+/// Checks a name. As on Linux, an invalid one is `EACCES`.
 fn check_name(name: &[u8]) -> Result<()> {
     if name.contains(&b'/') || name == b"." || name == b".." {
         return Err(Errno::EACCES);
@@ -70,7 +70,7 @@ struct Opening<'a> {
 }
 
 impl Opening<'_> {
-    /// The queue of that name, which the caller may use so.
+    /// Returns the existing queue `node`, if the caller may open it with these flags.
     fn existing(&self, node: Arc<QueueNode>, caller: &Caller<'_>) -> Result<Arc<QueueNode>> {
         if self.flags.contains(OpenFlags::CREAT | OpenFlags::EXCL) {
             return Err(Errno::EEXIST);
@@ -101,7 +101,7 @@ impl Opening<'_> {
         dir.make(self.name, &new, shape, &maker)
     }
 
-    /// The queue, and whether it was made.
+    /// Returns the queue, and whether it was created.
     fn find_or_make(&self, process: &Process, caller: &Caller<'_>) -> Result<(Arc<QueueNode>, Origin)> {
         let dir = objects::of_caller().posix_queues.directory();
         loop {
@@ -109,7 +109,7 @@ impl Opening<'_> {
                 Ok(node) => return Ok((self.existing(node, caller)?, Origin::Existing)),
                 Err(_) if !self.flags.contains(OpenFlags::CREAT) => return Err(Errno::ENOENT),
                 Err(_) => match self.make(&dir, process, caller) {
-                    // Another task was first: open its queue.
+                    // Another task created the queue first: open it.
                     Err(Errno::EEXIST) => {}
                     made => return Ok((made?, Origin::Made)),
                 },
@@ -172,8 +172,8 @@ fn with_queue<R>(fd: i32, f: impl FnOnce(&OpenFile, &QueueNode) -> Result<R>) ->
     f(&file, queue)
 }
 
-/// How a call on `file` waits: until the wall clock shows the time at `address`, for ever where
-/// that is 0.
+/// How a call on `file` waits: until the wall clock shows the time at `address`, or without a limit
+/// if `address` is 0.
 fn wait_of(file: &OpenFile, deadline: Option<u64>) -> Wait {
     Wait { blocking: file.blocking(), deadline, nice: current().schedule.nice() }
 }
@@ -183,10 +183,10 @@ fn deadline(address: u64) -> Result<Option<u64>> {
     time.map(|time| time.nanoseconds().map(time::from_wall)).transpose()
 }
 
-/// Bytes of a text that are copied before others may run.
+/// Bytes of a message text that are copied before other tasks may run.
 const COPIED_AT_ONCE: usize = 256 << 10;
 
-/// The text of a message that is sent.
+/// Reads the text of a message to be sent.
 fn read_text(address: u64, length: usize) -> Result<WipedBytes> {
     if length <= COPIED_AT_ONCE {
         return Ok(WipedBytes::from(user::read_vec(address, length)?));
@@ -202,7 +202,7 @@ fn read_text(address: u64, length: usize) -> Result<WipedBytes> {
     Ok(text)
 }
 
-/// Gives a program the text of a message, which has left its queue.
+/// Copies the text of a message to a program. The message has left its queue.
 fn write_text(address: u64, text: &[u8]) -> Result<()> {
     let mut place = address;
     for part in text.chunks(COPIED_AT_ONCE) {
@@ -234,7 +234,7 @@ pub fn sys_mq_timedsend(args: &Args) -> Result<i64> {
     })
 }
 
-/// mq_timedreceive(queue, text, length, priority, deadline): the length of the message.
+/// mq_timedreceive(queue, text, length, priority, deadline): returns the length of the message.
 ///
 /// # Errors
 /// As in the manual.
@@ -253,7 +253,7 @@ pub fn sys_mq_timedreceive(args: &Args) -> Result<i64> {
     })
 }
 
-/// Returns the kind of notice that a program asks for.
+/// Returns the kind of notice that a program requests.
 fn notice_of(event: UserEvent) -> Result<Notice> {
     const SIGEV_SIGNAL: i32 = 0;
     const SIGEV_NONE: i32 = 1;
@@ -291,7 +291,7 @@ pub fn sys_mq_notify(args: &Args) -> Result<i64> {
     })
 }
 
-/// mq_getsetattr(queue, new, old): whether calls on the description wait is all that changes.
+/// mq_getsetattr(queue, new, old). Only O_NONBLOCK of the description can change.
 ///
 /// # Errors
 /// As in the manual.

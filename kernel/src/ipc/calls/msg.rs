@@ -46,7 +46,7 @@ struct UserLimits {
     pad: u16,
 }
 
-/// Bytes of a type before a text.
+/// Bytes of the type, which precedes the text.
 const TYPE: u64 = 8;
 
 /// msgget(key, flags)
@@ -85,14 +85,14 @@ fn selection(kind: i64, flags: u32) -> Selection {
     match kind {
         at if flags & MSG_COPY != 0 => Selection::CopyAt(at),
         0 => Selection::Any,
-        // The least number has no counterpart.
+        // The smallest i64 has no positive counterpart.
         ..0 => Selection::UpTo(kind.checked_neg().unwrap_or(i64::MAX)),
         kind if flags & MSG_EXCEPT != 0 => Selection::Except(kind),
         kind => Selection::Equal(kind),
     }
 }
 
-/// msgrcv(id, message, length, type, flags): the length of the text.
+/// msgrcv(id, message, length, type, flags): returns the length of the text.
 ///
 /// # Errors
 /// As in the manual.

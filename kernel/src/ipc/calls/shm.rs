@@ -72,7 +72,7 @@ const SHM_RND: u32 = 0o20000;
 const SHM_REMAP: u32 = 0o40000;
 const SHM_EXEC: u32 = 0o100000;
 
-/// Where shmat puts a segment.
+/// Returns the place where shmat puts a segment.
 fn place(address: u64, flags: u32) -> Result<SegmentPlace> {
     let replaces = flags & SHM_REMAP != 0;
     if address == 0 {
@@ -89,7 +89,7 @@ fn place(address: u64, flags: u32) -> Result<SegmentPlace> {
     })
 }
 
-/// shmat(id, address, flags): the address of the segment.
+/// shmat(id, address, flags): returns the address of the segment.
 ///
 /// # Errors
 /// As in the manual.

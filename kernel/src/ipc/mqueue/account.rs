@@ -1,8 +1,8 @@
-//! How many queues there may be, and how many bytes a user's may take (RLIMIT_MSGQUEUE).
+//! Limits for the number of queues, and for the bytes of a user's queues (RLIMIT_MSGQUEUE).
 //!
-//! A [`Charge`] is a queue's place in both accounts; dropping it gives the place back. As on Linux
-//! a queue is charged for all that it may hold, and to the real user of its maker. The account's
-//! lock is the last in the order.
+//! A [`Charge`] is a queue's share of both accounts; dropping it returns the share. As on Linux, a
+//! queue is charged for the largest content that it may hold. The charged user is the real user of
+//! its creator. The account's lock is the last in the order.
 
 use freehold_collections::Map;
 
@@ -12,15 +12,15 @@ use crate::sync::SpinLock;
 use crate::task::{Capability, Process, Resource};
 use crate::{Errno, Result};
 
-/// Limit that no queue exceeds, with any capability (HARD_MSGMAX, HARD_MSGSIZEMAX).
+/// Limit for the messages of a queue, even with capabilities (HARD_MSGMAX).
 pub const MOST_MESSAGES: u64 = 65_536;
-/// See [`MOST_MESSAGES`].
+/// Limit for the bytes of a message, even with capabilities (HARD_MSGSIZEMAX).
 pub const MOST_BYTES: u64 = 16 << 20;
 /// Priorities are below this (MQ_PRIO_MAX).
 pub const PRIORITIES: u64 = 32_768;
 
-/// Bytes that Linux keeps beside each message and for each priority (`struct msg_msg`, `struct
-/// posix_msg_tree_node`).
+/// Bytes that Linux needs in addition for each message and for each priority (`struct msg_msg`,
+/// `struct posix_msg_tree_node`).
 const OVERHEAD: u64 = 48;
 
 struct Accounts {
@@ -30,19 +30,19 @@ struct Accounts {
 
 static ACCOUNTS: SpinLock<Accounts> = SpinLock::new(Accounts { queues: 0, bytes: Map::new() });
 
-/// Maker of a queue.
+/// The creator of a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Maker {
     /// The real user.
     pub user: u32,
-    /// The most bytes of that user's queues together.
+    /// Largest number of bytes of that user's queues together.
     pub most_bytes: u64,
-    /// Whether the limits that an administrator sets do not bind (CAP_SYS_RESOURCE).
+    /// Whether the creator may exceed the administrator's limits (CAP_SYS_RESOURCE).
     pub exceeds_limits: bool,
 }
 
 impl Maker {
-    /// `process`.
+    /// Returns `process` as a creator.
     pub fn of(process: &Process) -> Self {
         Self {
             user: process.uid(),
@@ -52,7 +52,7 @@ impl Maker {
     }
 }
 
-/// The size of a queue for which none was asked.
+/// Returns the size of a queue that is created without attributes.
 pub fn default_shape() -> QueueShape {
     QueueShape {
         messages: MQ_MSG_DEFAULT.get().min(MQ_MSG_MAX.get()) as usize,
@@ -60,10 +60,10 @@ pub fn default_shape() -> QueueShape {
     }
 }
 
-/// The size that `maker` asks for (mq_maxmsg, mq_msgsize).
+/// Returns the size that `maker` requests (mq_maxmsg, mq_msgsize).
 ///
 /// # Errors
-/// `EINVAL` for a size that it may not have.
+/// `EINVAL` for a size that `maker` may not have.
 pub fn shape_of(messages: i64, bytes: i64, maker: &Maker) -> Result<QueueShape> {
     let (most_messages, most_bytes) = if maker.exceeds_limits {
         (MOST_MESSAGES, MOST_BYTES)
@@ -95,8 +95,7 @@ impl Charge {
     /// Charges `maker` for a queue.
     ///
     /// # Errors
-    /// `ENOSPC` where there are as many queues as there may be; `EMFILE` beyond RLIMIT_MSGQUEUE,
-    /// `ENOMEM`.
+    /// `ENOSPC` at the limit for the number of queues; `EMFILE` beyond RLIMIT_MSGQUEUE, `ENOMEM`.
     pub fn new(maker: &Maker, shape: QueueShape) -> Result<Self> {
         let mut accounts = ACCOUNTS.lock();
         if accounts.queues >= MQ_QUEUES_MAX.get() && !maker.exceeds_limits {

@@ -1,5 +1,5 @@
-//! The names of queues: the one directory of the file system `mqueue`, of which each IPC namespace
-//! has one.
+//! The names of queues: the single directory of the file system `mqueue`. Each IPC namespace has
+//! its own.
 
 use core::ops::Bound;
 
@@ -25,9 +25,9 @@ use crate::{Errno, Result};
 /// MQUEUE_MAGIC.
 const MAGIC: u64 = 0x1980_0202;
 const ROOT_INODE: u64 = 1;
-/// Size of a name in the directory's size.
+/// Bytes that each name adds to the directory's size.
 const ENTRY_SIZE: u64 = 20;
-/// Names of queues that are listed while they are locked once.
+/// Number of queue names that are listed per acquisition of the lock.
 const LISTED_AT_ONCE: usize = 64;
 
 /// The file system.
@@ -40,23 +40,24 @@ pub struct MqueueFs {
 #[derive(Default)]
 pub struct QueueNamespace {
     directory: SpinLock<Option<Arc<QueueDirectory>>>,
-    /// The mount through which mq_open and mq_unlink see the names, even under other mounts.
+    /// The mount in which mq_open and mq_unlink find the names. Mounts on top of others do not hide
+    /// it.
     mount: SpinLock<Option<Arc<Mount>>>,
 }
 
 impl QueueNamespace {
-    /// Its directory.
+    /// Returns the namespace's directory.
     pub fn directory(&self) -> Arc<QueueDirectory> {
         self.directory.lock().get_or_insert_with(|| QueueDirectory::new(unnamed_device())).clone()
     }
 
-    /// Its file system, to be mounted.
+    /// Returns the namespace's file system, to be mounted.
     pub fn file_system(&self) -> Arc<dyn FileSystem> {
         let root = self.directory();
         reserve::arc(MqueueFs { device: root.device, root })
     }
 
-    /// The mount that hangs nowhere.
+    /// Returns the mount that is attached to no directory.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -66,7 +67,7 @@ impl QueueNamespace {
         }
         let restrictions = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         let new = Mount::new(self.file_system(), b"mqueue", restrictions)?;
-        // Another may have been first.
+        // Another task may have created the mount first.
         Ok(self.mount.lock().get_or_insert(new).clone())
     }
 }
@@ -96,7 +97,7 @@ impl FileSystem for MqueueFs {
 #[derive(Default)]
 struct QueueNames {
     by_name: Map<Arc<[u8]>, Arc<QueueNode>>,
-    /// By inode number, which no two queues ever have and which is the position in listings.
+    /// By inode number. Numbers are never reused, and they are the positions in listings.
     by_inode: Map<u64, Arc<[u8]>>,
     last_inode: u64,
 }
@@ -124,7 +125,7 @@ impl QueueDirectory {
         self.me.upgrade().expect("a node is only reached through an Arc of it")
     }
 
-    /// The queue with this name.
+    /// Returns the queue with this name.
     ///
     /// # Errors
     /// `ENOENT`.
@@ -132,10 +133,10 @@ impl QueueDirectory {
         self.names.lock().by_name.get(name).cloned().ok_or(Errno::ENOENT)
     }
 
-    /// Makes a queue.
+    /// Creates a queue.
     ///
     /// # Errors
-    /// `EEXIST`; those of [`Charge::new`]; `ENOMEM`, after which nothing is changed.
+    /// `EEXIST`; those of [`Charge::new`]; `ENOMEM`. Nothing is changed then.
     pub fn make(
         &self,
         name: &[u8],
@@ -148,7 +149,7 @@ impl QueueDirectory {
         let name: Arc<[u8]> = reserve::slice(name);
         let mut names = self.names.lock();
         if names.by_name.contains_key(&*name) {
-            // The new queue is dropped without the lock.
+            // The new queue is dropped after the lock is released.
             drop(names);
             return Err(Errno::EEXIST);
         }
@@ -167,8 +168,8 @@ impl QueueDirectory {
         Ok(node)
     }
 
-    /// Up to so many names from inode number `from` on, shown to `emit` until it says no. The
-    /// number behind the last; `None` where that is all.
+    /// Lists a limited number of names from inode number `from` on: calls `emit` for each, until it
+    /// returns false. Returns the number after the last one, or `None` at the end of the list.
     fn list(&self, from: u64, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Option<u64> {
         let names = self.names.lock();
         let mut next = None;
@@ -231,7 +232,7 @@ impl Node for QueueDirectory {
         };
         gone.0.lose_name();
         touch(&mut self.attributes.lock());
-        // The name may have been all that kept the queue: it ends without a lock.
+        // If the name was the last reference to the queue, it ends here, without the lock.
         drop(gone);
         Ok(())
     }

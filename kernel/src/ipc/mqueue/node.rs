@@ -18,7 +18,7 @@ use crate::{Errno, Result};
 /// Size of a queue's file in stat(2).
 const FILE_SIZE: u64 = 80;
 
-/// A message came or went, or a name: all three times are now.
+/// Sets all three times to now, because a message or a name was added or removed.
 pub(super) fn touch(attributes: &mut Attributes) {
     attributes.touch();
     attributes.accessed = attributes.modified;
@@ -34,7 +34,7 @@ pub struct QueueNode {
 }
 
 impl QueueNode {
-    /// The file of `queue`, with one name.
+    /// Makes the file of `queue`, with one name.
     pub(super) fn new(identity: Identity, new: &NewNode, queue: PosixQueue, charge: Charge) -> Arc<Self> {
         reserve::cyclic(|me| Self {
             identity,
@@ -45,17 +45,17 @@ impl QueueNode {
         })
     }
 
-    /// The queue.
+    /// Returns the queue.
     pub const fn queue(&self) -> &PosixQueue {
         &self.queue
     }
 
-    /// A message came or went.
+    /// Updates the times, because a message was added or removed.
     pub fn touch(&self) {
         touch(&mut self.attributes.lock());
     }
 
-    /// The name is gone.
+    /// Records that the name was removed.
     pub(super) fn lose_name(&self) {
         let mut attributes = self.attributes.lock();
         attributes.links = 0;
@@ -124,7 +124,7 @@ impl File for QueueNode {
         true
     }
 
-    /// Whichever descriptor of the queue a process closes, it is told of nothing any more.
+    /// Ends the process' registration, whichever of its descriptors of the queue it closes.
     fn flush(&self) -> Result<()> {
         self.queue.unregister();
         Ok(())

@@ -1,12 +1,12 @@
-//! mq_notify: one process is told, once, that a message came to an empty queue for which no thread
-//! waited.
+//! mq_notify: one process is notified, once, when a message arrives at an empty queue for which no
+//! thread waits.
 //!
 //! A registration ends when its process closes any descriptor of the queue, so it ends with the
-//! process at the latest. It holds the process weakly. Only the program that registered gets a
-//! signal: a program that the process has executed since does not.
+//! process at the latest. It holds a weak reference to the process. Only the program that
+//! registered gets a signal: a program that the process has executed since does not.
 //!
-//! Code under a queue's lock may look at the process but must not hold it: to drop the last
-//! reference would end the process there.
+//! Code under a queue's lock may inspect the process but must not hold a reference: dropping the
+//! last one would end the process there.
 
 use freehold_collections::{Arc, Weak, reserve::ArcMethods};
 
@@ -14,29 +14,29 @@ use crate::socket::netlink::CookieReceiver;
 use crate::task::signal::{Pid, SigInfo, Signal, code};
 use crate::task::{Process, current};
 
-/// Bytes of what a C library's helper thread is sent.
+/// Size of the message to a C library's helper thread, in bytes.
 pub const COOKIE_BYTES: usize = 32;
-/// The last byte says why: a message came, or the registration was removed.
+/// The last byte gives the reason: a message arrived, or the registration was removed.
 const WOKEN: u8 = 1;
 const REMOVED: u8 = 2;
 
-/// SIGEV_*'s numbers.
+/// The numbers of SIGEV_*.
 const SIGEV_SIGNAL: i32 = 0;
 const SIGEV_NONE: i32 = 1;
 const SIGEV_THREAD: i32 = 2;
 
-/// How a process is told.
+/// How a process is notified.
 pub enum Notice {
-    /// Not at all: it only keeps others from registering (SIGEV_NONE).
+    /// Not at all. The registration only prevents others (SIGEV_NONE).
     None,
-    /// By a signal with a value (SIGEV_SIGNAL); signal 0 is none.
+    /// By a signal with a value (SIGEV_SIGNAL). For signal number 0 no signal is sent.
     Signal(Option<Signal>, u64),
-    /// By a message to a socket of AF_NETLINK, on which a thread of its C library waits
+    /// By a message to an AF_NETLINK socket, for which a thread of the C library waits
     /// (SIGEV_THREAD).
     Thread(CookieReceiver, [u8; COOKIE_BYTES]),
 }
 
-/// A process that is to be told.
+/// A process that is to be notified.
 pub struct Registration {
     owner: Weak<Process>,
     pid: Pid,
@@ -46,23 +46,24 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// One of the calling process.
+    /// Makes a registration of the calling process.
     pub fn new(notice: Notice) -> Self {
         let process = current().process().clone();
         Self { owner: process.downgrade(), pid: process.pid, space: process.space().id(), notice }
     }
 
-    /// Whether its process is there.
+    /// Whether the registered process still exists.
     fn is_live(&self) -> bool {
         self.owner.strong_count() > 0
     }
 
-    /// Whether it is that of `process`, whose place no other has while this is there.
+    /// Whether `process` is the registered one. Its address is not reused while the weak reference
+    /// exists.
     fn is_of(&self, process: &Arc<Process>) -> bool {
         core::ptr::eq(self.owner.as_ptr(), process.address())
     }
 
-    /// Tells the process that a message came, which the calling one sent.
+    /// Notifies the process that a message arrived. The calling process sent it.
     pub fn tell(self) {
         match &self.notice {
             Notice::None | Notice::Signal(None, _) => {}
@@ -78,7 +79,7 @@ impl Registration {
         }
     }
 
-    /// Tells the process' helper thread that nothing will come.
+    /// Tells the process' helper thread that no notice will come.
     pub fn tell_removed(self) {
         if let Notice::Thread(receiver, cookie) = &self.notice {
             receiver.send(&marked(*cookie, REMOVED));
@@ -96,10 +97,11 @@ fn marked(mut cookie: [u8; COOKIE_BYTES], why: u8) -> [u8; COOKIE_BYTES] {
 pub struct Registrations(Option<Registration>);
 
 impl Registrations {
-    /// Registers a process, unless another that lives is. Returns what was there before.
+    /// Registers a process, unless another living one is registered. Returns the previous
+    /// registration.
     ///
     /// # Errors
-    /// `new`, where one is.
+    /// `new`, if another one is registered.
     pub fn register(
         &mut self,
         new: Registration,
@@ -110,17 +112,17 @@ impl Registrations {
         Ok(self.0.replace(new))
     }
 
-    /// Takes the registration, which is due.
+    /// Takes the registration, because its process is to be notified now.
     pub fn take_due(&mut self) -> Option<Registration> {
         self.0.take()
     }
 
-    /// Takes the registration if it is that of `process`.
+    /// Takes the registration if it belongs to `process`.
     pub fn take_of(&mut self, process: &Arc<Process>) -> Option<Registration> {
         self.0.take_if(|registration| registration.is_of(process))
     }
 
-    /// SIGEV_*, signal and process; 0 where there is none.
+    /// Returns SIGEV_*, signal and process; 0 without a registration.
     pub fn told(&self) -> (i32, i32, u32) {
         let Some(registration) = self.0.as_ref().filter(|registration| registration.is_live()) else {
             return (0, 0, 0);

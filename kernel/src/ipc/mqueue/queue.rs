@@ -1,9 +1,9 @@
 //! A queue that threads send to and receive from.
 //!
 //! A thread that waits is in line in the queue's [state](super::state), and sleeps without the
-//! lock. A thread that serves it takes it out of the line and answers it under the lock. A thread
-//! whose wait ends otherwise takes the lock and leaves the line; an answer that came before that
-//! counts.
+//! lock. The thread that serves it removes it from the line and answers it, under the lock. A
+//! thread whose wait ends otherwise takes the lock and leaves the line. An answer that arrived
+//! before then counts.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,26 +16,26 @@ use crate::sync::{PollWaiter, SpinLock, WaitQueue};
 use crate::task::current;
 use crate::{Errno, Result, sched};
 
-/// Messages that go before others may run, as the queue ends.
+/// Number of messages that are freed before other tasks may run, when the queue ends.
 const ENDED_AT_ONCE: usize = 64;
 
 /// How a call waits.
 #[derive(Clone, Copy, Debug)]
 pub struct Wait {
-    /// Whether it does.
+    /// Whether the call waits at all.
     pub blocking: Blocking,
-    /// Until when, as [`crate::time::now`] shows it; `None` for ever.
+    /// The end of the wait, by the clock [`crate::time::now`]; `None` for no limit.
     pub deadline: Option<u64>,
     /// The nice value of the thread.
     pub nice: i32,
 }
 
-/// Figures of a queue that IPC's users see.
+/// A queue's figures that are visible to users of IPC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Figures {
-    /// Messages.
+    /// Number of messages.
     pub messages: usize,
-    /// Their bytes.
+    /// Bytes of all messages.
     pub bytes: u64,
 }
 
@@ -48,9 +48,9 @@ struct Locked {
 pub struct PosixQueue {
     shape: QueueShape,
     locked: SpinLock<Locked>,
-    /// Woken where messages or room come to be.
+    /// Woken when messages are added or room becomes free.
     changed: Arc<WaitQueue>,
-    /// Whether a process is registered, so that closing looks. Changes under the lock.
+    /// Whether a process is registered, so that closing has to check. Changes under the lock.
     has_registration: AtomicBool,
 }
 
@@ -63,7 +63,7 @@ fn unanswered<T>(slept: Result<Option<T>>) -> Errno {
 }
 
 impl PosixQueue {
-    /// An empty queue.
+    /// Makes an empty queue.
     pub fn new(shape: QueueShape) -> Self {
         let locked = Locked { state: QueueState::new(shape), registrations: Registrations::default() };
         Self {
@@ -74,12 +74,12 @@ impl PosixQueue {
         }
     }
 
-    /// How large it may become.
+    /// Returns the limits of the queue.
     pub const fn shape(&self) -> QueueShape {
         self.shape
     }
 
-    /// How much is in it.
+    /// Returns the queue's current use.
     pub fn figures(&self) -> Figures {
         let locked = self.locked.lock();
         Figures { messages: locked.state.len(), bytes: locked.state.bytes() }
@@ -92,7 +92,7 @@ impl PosixQueue {
     pub fn send(&self, mut message: Message, wait: Wait) -> Result<()> {
         loop {
             let mut locked = self.locked.lock();
-            // Neither a message nor a registration is dropped under the lock.
+            // Messages and registrations are dropped after the lock is released.
             let full = match locked.state.send(message) {
                 Sent::First => {
                     let due = locked.registrations.take_due();
@@ -174,11 +174,11 @@ impl PosixQueue {
         }
     }
 
-    /// Registers the calling process to be told of the next message that comes to the empty queue
-    /// while no thread waits for one.
+    /// Registers the calling process. It is notified of the next message that arrives at the empty
+    /// queue while no thread waits for one.
     ///
     /// # Errors
-    /// `EBUSY` where a process is registered.
+    /// `EBUSY` if a process is registered.
     pub fn register(&self, new: Registration) -> Result<()> {
         let refused = {
             let mut locked = self.locked.lock();
@@ -186,7 +186,7 @@ impl PosixQueue {
             self.has_registration.store(true, Ordering::Relaxed);
             refused
         };
-        // The previous registration is dropped without the lock, and so is one that finds no place.
+        // The previous registration is dropped without the lock, and so is a refused one.
         refused.map(drop).map_err(|_| Errno::EBUSY)
     }
 
@@ -210,8 +210,8 @@ impl PosixQueue {
         })
     }
 
-    /// Returns the registration that the file of the queue shows: SIGEV_*, signal and process, 0
-    /// where there is none.
+    /// Returns the registration that the queue's file shows: SIGEV_*, signal and process; 0 without
+    /// a registration.
     pub fn told_registration(&self) -> (i32, i32, u32) {
         self.locked.lock().registrations.told()
     }

@@ -1,11 +1,11 @@
-//! State behind a queue's lock: its messages by priority, and threads that wait for one or for
-//! room.
+//! The state that a queue's lock protects: its messages by priority, and the threads that wait for
+//! a message or for room.
 //!
 //! Invariant: receivers wait only where there is no message, and senders only where there is no
 //! room. A thread that adds a message serves the first receiver in line, and one that makes room
-//! the first sender: the thread with the lowest nice value, and of those the one that came first
-//! (Linux: `wq_add`, ipc/mqueue.c). Each step takes O(log n), however many messages there are.
-//! Nothing here sleeps. Without memory nothing is lost: a message comes back.
+//! the first sender: the thread with the lowest nice value, and among equals the one that arrived
+//! first (Linux: `wq_add`, ipc/mqueue.c). Each step takes O(log n), however many messages there
+//! are. Nothing here sleeps. No message is lost if memory runs out: it is returned to the caller.
 
 use core::cmp::Reverse;
 
@@ -20,16 +20,16 @@ use crate::sync::SpinLock;
 pub struct Message {
     /// 0..32768; the highest is received first.
     pub priority: u32,
-    /// Its text, which is wiped before its memory goes back to the heap.
+    /// Its text. It is wiped before its memory is freed.
     pub text: WipedBytes,
 }
 
-/// How large a queue may become.
+/// The limits of a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueueShape {
-    /// The most messages (mq_maxmsg).
+    /// Largest number of messages (mq_maxmsg).
     pub messages: usize,
-    /// The most bytes of one (mq_msgsize).
+    /// Largest number of bytes of a message (mq_msgsize).
     pub bytes: usize,
 }
 
@@ -38,7 +38,7 @@ pub struct QueueShape {
 pub enum SendAnswer {
     /// Its message is in the queue.
     Sent,
-    /// There was room, but no memory to put the message there: it tries again.
+    /// There was room, but no memory to queue the message: the sender tries again.
     Again,
 }
 
@@ -56,17 +56,17 @@ pub struct Receiver {
     pub sleeper: Sleeper<Message>,
 }
 
-/// A place in line: the nice value, and when it came.
+/// A thread's place in line: its nice value, and its arrival number.
 pub type Turn = (i32, u64);
 
 /// Result of sending a message.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Sent {
-    /// The message is in the queue, which was empty.
+    /// The message was added to an empty queue.
     First,
-    /// The message is in the queue behind others.
+    /// The message was added to a queue that had messages.
     Queued,
-    /// A thread that waited has the message.
+    /// A waiting thread got the message.
     HandedOver,
     /// The queue is full; the message is returned.
     Full(Message),
@@ -88,27 +88,27 @@ pub struct QueueState {
 }
 
 impl QueueState {
-    /// An empty queue.
+    /// Makes an empty queue.
     pub const fn new(shape: QueueShape) -> Self {
         Self { shape, messages: Map::new(), bytes: 0, senders: Map::new(), receivers: Map::new(), next: 0 }
     }
 
-    /// How many messages there are.
+    /// Returns the number of messages.
     pub fn len(&self) -> usize {
         self.messages.len()
     }
 
-    /// Whether there is none.
+    /// Whether the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty()
     }
 
-    /// Whether there is no room for another.
+    /// Whether the queue is full.
     pub fn is_full(&self) -> bool {
         self.messages.len() >= self.shape.messages
     }
 
-    /// Bytes of all messages.
+    /// Returns the bytes of all messages.
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -118,7 +118,7 @@ impl QueueState {
         self.next
     }
 
-    /// Puts `message` behind all of its priority; without memory it comes back.
+    /// Puts `message` after all others of its priority. Returns it if there is no memory.
     fn insert(&mut self, message: Message) -> core::result::Result<(), Message> {
         if self.messages.try_reserve(1).is_err() {
             return Err(message);
@@ -146,8 +146,8 @@ impl QueueState {
         }
     }
 
-    /// Receives the oldest message of the highest priority. The first thread in line for room sends
-    /// then; without memory for that all of them try again by themselves.
+    /// Receives the oldest message of the highest priority. Then the first thread in line for room
+    /// sends. If memory is short for that, all threads in line try again by themselves.
     pub fn receive(&mut self) -> Option<Message> {
         let ((Reverse(priority), _), text) = self.messages.pop_first()?;
         self.bytes -= text.len() as u64;
@@ -164,10 +164,10 @@ impl QueueState {
         Some(Message { priority, text })
     }
 
-    /// Lines up a thread of this nice value that waits for room for `message`.
+    /// Puts a thread of this nice value in line. It waits for room for `message`.
     ///
     /// # Errors
-    /// `message`, where there is no memory.
+    /// `message`, if there is no memory.
     pub fn wait_for_room(
         &mut self,
         message: Message,
@@ -182,7 +182,7 @@ impl QueueState {
         Ok((turn, sender))
     }
 
-    /// Lines up a thread of this nice value that waits for a message.
+    /// Puts a thread of this nice value in line. It waits for a message.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -194,19 +194,19 @@ impl QueueState {
         Ok((turn, receiver))
     }
 
-    /// A thread waits for room no more. Returns what is to be dropped without the lock.
+    /// Removes a thread from the line for room. The caller drops the result without the lock.
     #[must_use]
     pub fn leave_senders(&mut self, turn: Turn) -> Option<Arc<Sender>> {
         self.senders.remove(&turn)
     }
 
-    /// A thread waits for a message no more. Returns what is to be dropped without the lock.
+    /// Removes a thread from the line for messages. The caller drops the result without the lock.
     #[must_use]
     pub fn leave_receivers(&mut self, turn: Turn) -> Option<Arc<Receiver>> {
         self.receivers.remove(&turn)
     }
 
-    /// Takes a message out without letting others send: the queue ends.
+    /// Removes a message without letting others send, because the queue ends.
     pub fn take_any(&mut self) -> Option<WipedBytes> {
         self.messages.pop_first().map(|(_, text)| text)
     }
@@ -228,7 +228,7 @@ mod tests {
         u64::from_le_bytes(message.text[..].try_into().unwrap())
     }
 
-    /// A queue as the manual describes it: lists that are searched from end to end.
+    /// A queue as the manual describes it: lists that are searched linearly.
     #[derive(Default)]
     struct NaiveQueue {
         most: usize,
@@ -282,7 +282,7 @@ mod tests {
         Receiver(Turn, Arc<Receiver>),
     }
 
-    /// The queue that is tested, with threads that wait.
+    /// The queue under test, and its waiting threads.
     struct Tried {
         state: QueueState,
         waiting: std::vec::Vec<(usize, Waiting)>,
@@ -311,7 +311,7 @@ mod tests {
             }
         }
 
-        /// Lets those go on who were answered.
+        /// Lets the threads that have an answer continue.
         fn settle(&mut self) {
             let outcomes = &mut self.outcomes;
             self.waiting.retain(|(thread, waiting)| {
@@ -352,7 +352,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each thread sends and receives what it would with a queue of lists.
+        /// Each thread sends and receives the same as with a queue made of lists.
         #[test]
         fn a_queue_does_what_lists_would(
             most in 1..5usize,
@@ -389,7 +389,7 @@ mod tests {
         }
     }
 
-    /// Where any allocation fails the message comes back, and the queue is as it was.
+    /// If any allocation fails, the message is returned and the queue is unchanged.
     #[test]
     fn a_message_without_memory_is_not_lost() {
         let mut state = QueueState::new(QueueShape { messages: 1000, bytes: 8 });

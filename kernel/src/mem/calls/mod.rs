@@ -1,6 +1,7 @@
 //! mmap(2) and its family.
 //!
-//! Arguments are checked in Linux' order, so that a program that probes gets the errno it expects.
+//! Arguments are checked in Linux' order, so that a program that probes for features gets the
+//! expected errno.
 
 mod nodes;
 mod policy;
@@ -51,7 +52,7 @@ bitflags! {
     }
 }
 
-/// The most that one mapping can have.
+/// Largest size of a mapping.
 const USER_BYTES: u64 = 1 << 47;
 
 /// The low four bits of mmap's flags.
@@ -60,7 +61,7 @@ const MAP_SHARED: u64 = 1;
 const MAP_PRIVATE: u64 = 2;
 const MAP_SHARED_VALIDATE: u64 = 3;
 
-/// PROT_GROWSDOWN and PROT_GROWSUP, which only mprotect knows.
+/// PROT_GROWSDOWN and PROT_GROWSUP, which only mprotect supports.
 const PROT_GROWSDOWN: u64 = 0x0100_0000;
 const PROT_GROWSUP: u64 = 0x0200_0000;
 
@@ -72,7 +73,7 @@ fn current_space() -> Arc<ProcessSpace> {
     task::with_current(|task| task.process().space())
 }
 
-/// The bytes that a mapping of `length` has: whole pages.
+/// Returns the size of a mapping of `length` bytes: whole pages.
 fn mapped_length(length: u64) -> Result<u64> {
     if length == 0 {
         return Err(Errno::EINVAL);
@@ -98,7 +99,7 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
         return Err(Errno::EINVAL);
     }
     if flags.contains(Map::FIXED_NOREPLACE) {
-        // Before anything is said about what is to be mapped.
+        // Checked before any error about the mapped content.
         let end = addr.checked_add(length).ok_or(Errno::ENOMEM)?;
         if current_space().lock().areas_in(VirtAddr(addr), VirtAddr(end)).next().is_some() {
             return Err(Errno::EEXIST);
@@ -109,7 +110,7 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
     }
     let sharing = MapSharing::of(raw_flags)?;
     if flags.contains(Map::HUGETLB) {
-        // There is no huge-page pool: what Linux says when its pool is empty.
+        // There is no huge-page pool, so the error is that of Linux with an empty pool.
         return Err(Errno::ENOMEM);
     }
     let place = match VirtAddr(addr) {
@@ -148,7 +149,7 @@ enum MapSharing {
 }
 
 impl MapSharing {
-    /// Returns the sharing that mmap's flags ask for.
+    /// Returns the sharing that mmap's flags request.
     fn of(raw_flags: u64) -> Result<Self> {
         let known = || {
             let flags = Map::from_bits(raw_flags as u32 & !MAP_TYPE as u32).filter(|_| raw_flags >> 32 == 0);
@@ -157,7 +158,7 @@ impl MapSharing {
         match raw_flags & MAP_TYPE {
             MAP_SHARED => Ok(Self::Shared),
             MAP_PRIVATE => Ok(Self::Private),
-            // Only a file can say which flags it knows.
+            // Only a file can determine which flags it supports.
             MAP_SHARED_VALIDATE if raw_flags & u64::from(Map::ANONYMOUS.bits()) != 0 => Err(Errno::EINVAL),
             MAP_SHARED_VALIDATE if known() => Ok(Self::Shared),
             MAP_SHARED_VALIDATE => Err(Errno::EOPNOTSUPP),
@@ -209,8 +210,8 @@ fn file_backing(
     if stores && sealed {
         return Err(Errno::EPERM);
     }
-    // A sealed file can be shared for reading, and stays so (Linux since 6.7; before, where it is
-    // sealed by F_SEAL_FUTURE_WRITE).
+    // A sealed file can be shared for reading, and stays read-only (Linux since 6.7; before, if it
+    // is sealed by F_SEAL_FUTURE_WRITE).
     let writable = writable && !sealed && storable;
     let file = FileMapping::new(file, &content)?;
     if file.cache().is_secret() {
@@ -243,7 +244,7 @@ pub fn sys_mprotect(args: &Args) -> Result<i64> {
         PROT_GROWSUP => ProtectExtent::GrowsUp,
         _ => return Err(Errno::EINVAL),
     };
-    // PROT_SEM (8) is accepted and means nothing on this architecture.
+    // PROT_SEM (8) is accepted and has no effect on this architecture.
     if prot & !(7 | 8 | PROT_GROWSDOWN | PROT_GROWSUP) != 0 {
         return Err(Errno::EINVAL);
     }
@@ -255,7 +256,7 @@ pub fn sys_mprotect(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// pkey_mprotect(address, length, protection, key). There are no keys but -1, which means none.
+/// pkey_mprotect(address, length, protection, key). The only valid key is -1, which means none.
 pub fn sys_pkey_mprotect(args: &Args) -> Result<i64> {
     if args.int(3) != -1 && args[1] != 0 {
         return Err(Errno::EINVAL);
@@ -263,15 +264,15 @@ pub fn sys_pkey_mprotect(args: &Args) -> Result<i64> {
     sys_mprotect(args)
 }
 
-/// pkey_alloc(flags, rights): no key is free, as on a CPU without protection keys. They would need
-/// to be part of what a switch of threads saves.
+/// pkey_alloc(flags, rights): no key is free, as on a CPU without protection keys. With keys, a
+/// thread switch would have to save their rights.
 pub fn sys_pkey_alloc(args: &Args) -> Result<i64> {
     const DISABLE_ACCESS_AND_WRITE: u64 = 3;
     let is_valid = args[0] == 0 && args[1] & !DISABLE_ACCESS_AND_WRITE == 0;
     Err(if is_valid { Errno::ENOSPC } else { Errno::EINVAL })
 }
 
-/// pkey_free(key): none was given out.
+/// pkey_free(key): no key was ever allocated.
 pub fn sys_pkey_free(_args: &Args) -> Result<i64> {
     Err(Errno::EINVAL)
 }
@@ -300,7 +301,7 @@ pub fn sys_mremap(args: &Args) -> Result<i64> {
     Ok(start.0 as i64)
 }
 
-/// brk(addr): the break after the call, the old one where it could not move.
+/// brk(addr): returns the break after the call; the old one if it could not move.
 pub fn sys_brk(args: &Args) -> Result<i64> {
     let limits = task::with_current(|task| task.process().memory_limits());
     let space = current_space();
@@ -312,7 +313,7 @@ pub fn sys_madvise(args: &Args) -> Result<i64> {
     take_advice(&current_space(), args[0], args[1], args.int(2)).map(|()| 0)
 }
 
-/// Takes the advice with this MADV_* number about `start..start + len` of `space`.
+/// Applies the advice with this MADV_* number to `start..start + len` of `space`.
 fn take_advice(space: &Arc<ProcessSpace>, start: u64, len: u64, number: i32) -> Result<()> {
     const REMOVE: i32 = 9;
     if number == REMOVE {
@@ -322,12 +323,13 @@ fn take_advice(space: &Arc<ProcessSpace>, start: u64, len: u64, number: i32) -> 
     in_steps(advice, start, len, |start, len| advise(space, start, len, advice))
 }
 
-/// Addresses that advice is taken about at a time where its work grows with them: whole 2 MiB
-/// pages.
+/// Size of the address range that is processed at a time, for advice whose work grows with the
+/// range: whole 2 MiB pages.
 const ADVICE_STEP: u64 = 16 << 20;
 
-/// Take `advice` about `start..start + len`, in steps where that may take long. A hole is told in
-/// the end, and so is the last large page that could not be made (madvise(2)); other errors end it.
+/// Applies `advice` to `start..start + len`, in steps if that may take long. A hole is reported at
+/// the end, and so is the last large page that could not be made (madvise(2)). Other errors end the
+/// call.
 fn in_steps(
     advice: Advice,
     start: u64,
@@ -378,7 +380,7 @@ fn advise(space: &Arc<ProcessSpace>, start: u64, len: u64, advice: Advice) -> Re
         }
         _ => space.lock().advise(VirtAddr(start), len, advice).map_err(Errno::from),
     };
-    // A hole is reported, and does not keep what is around it.
+    // A hole is reported, but the memory around it is processed.
     if advice == Advice::PageOut && matches!(outcome, Ok(()) | Err(Errno::ENOMEM)) {
         let range = whole_pages(start, len).ok_or(Errno::EINVAL)?;
         commons().page_out(&**space, range);
@@ -402,15 +404,15 @@ pub fn sys_mincore(args: &Args) -> Result<i64> {
     }
     let out = UserPtr::<bool>::new(args[2]);
     let space = current_space();
-    // One area at a time, so that pages before a hole are reported. The steps fit a kernel stack,
-    // since user memory cannot be written under the space's lock.
+    // One area at a time, so that pages before a hole are reported. The steps fit into a kernel
+    // stack, because user memory cannot be written under the space's lock.
     let mut resident = [false; 512];
     let mut done = 0;
     while done < pages {
         let step = resident.len().min((pages - done) as usize);
         let count =
             space.lock().residency(VirtAddr(args[0] + done * PAGE_SIZE as u64), &mut resident[..step])?;
-        // mincore's answers are bytes of 0 and 1, as these are.
+        // mincore's result has bytes of 0 and 1, like these.
         out.add(done as usize).write_slice(&resident[..count])?;
         done += count as u64;
         sched::checkpoint()?;
@@ -437,7 +439,7 @@ pub fn sys_msync(args: &Args) -> Result<i64> {
     let space = current_space();
     loop {
         let Some(file) = space.lock().next_to_sync(&mut call)? else { return Ok(0) };
-        // As fsync on the file that is mapped, which is told of what is lost and is not told again.
+        // As fsync of the mapped file. Lost writes are reported to the caller and not again.
         FileMapping::behind(&*file).ok_or(Errno::EINVAL)?.file().file().sync()?;
         sched::checkpoint()?;
     }
@@ -446,8 +448,8 @@ pub fn sys_msync(args: &Args) -> Result<i64> {
 fn lock_range(start: u64, len: u64, mode: LockMode) -> Result<i64> {
     let limits = task::with_current(|task| task.process().memory_limits());
     let space = current_space();
-    // As on Linux every page that cannot be made present is a lack of memory; errors of the areas
-    // come after it.
+    // As on Linux, every page that cannot be made present counts as a lack of memory. Errors of the
+    // areas have lower priority.
     let locked = and_populate(&space, Populate::AsAllowed, |areas| {
         Ok(areas.lock(VirtAddr(start), len, mode, &limits))
     });

@@ -1,9 +1,9 @@
-//! Pages that move between nodes: move_pages(2), migrate_pages(2), and mbind(2) for pages that are
-//! there.
+//! Moving pages between nodes: move_pages(2), migrate_pages(2), and mbind(2) for pages that are
+//! present.
 //!
-//! The address space is locked for a stretch at a time; pages of files move between two stretches,
-//! by their cache, which has them unmapped everywhere first. Pages that other address spaces share
-//! with this one follow at the end (MPOL_MF_MOVE_ALL).
+//! The address space is locked for a limited range at a time. Pages of files are moved between two
+//! ranges by their cache, which unmaps them everywhere first. Address spaces that share pages with
+//! this one are updated at the end (MPOL_MF_MOVE_ALL).
 
 use core::ops::Range;
 
@@ -27,14 +27,14 @@ const MPOL_MF_STRICT: u64 = 1;
 const MPOL_MF_MOVE: u64 = 2;
 const MPOL_MF_MOVE_ALL: u64 = 4;
 
-/// Pages of one move_pages that are dealt with at a time.
+/// Number of pages that move_pages processes at a time.
 const CHUNK: usize = 64;
 /// Every address.
 const ALL: Range<VirtAddr> = VirtAddr(0)..VirtAddr(u64::MAX);
-/// Addresses that a space is locked for at a time.
+/// Size of the range for which a space is locked at a time.
 const STRETCH: u64 = 16 << 20;
 
-/// Which pages mbind moves, and what it says of those that are not where they should be.
+/// The pages that mbind moves, and whether misplaced pages are an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Moving {
     moves: Option<SharedPages>,
@@ -49,7 +49,8 @@ enum Strict {
 }
 
 impl Moving {
-    /// mbind's flags; `mode` is for which policy, since the default one is met everywhere.
+    /// Parses mbind's flags. `mode` tells whether the policy is the default one, which all pages
+    /// comply with.
     pub(super) fn parse(flags: u64, mode: PolicyIs) -> Result<Self> {
         if flags & !(MPOL_MF_STRICT | MPOL_MF_MOVE | MPOL_MF_MOVE_ALL) != 0 {
             return Err(Errno::EINVAL);
@@ -66,7 +67,7 @@ pub(super) enum PolicyIs {
     Some,
 }
 
-/// Returns the pages that a call's flags ask to move.
+/// Returns the pages that a call's flags request to move.
 fn moves(flags: u64) -> Result<Option<SharedPages>> {
     if flags & MPOL_MF_MOVE_ALL != 0 {
         return if task::may(Capability::SysNice) { Ok(Some(SharedPages::Move)) } else { Err(Errno::EPERM) };
@@ -74,13 +75,13 @@ fn moves(flags: u64) -> Result<Option<SharedPages>> {
     Ok((flags & MPOL_MF_MOVE != 0).then_some(SharedPages::Stay))
 }
 
-/// An error as the status of a page.
+/// Returns an error in the format of a page's status.
 const fn status_of(errno: Errno) -> i32 {
     errno.to_return_value() as i32
 }
 
-/// Let every address space but `space` follow where pages have moved that it shares with that one;
-/// where the caller is killed the rest stays where it is.
+/// Updates all address spaces except `space` for moved pages that they share with it. If the caller
+/// is killed, the remaining pages stay where they are.
 fn let_others_follow(space: &ProcessSpace, migration: &mut Migration<Frames>) {
     if migration.has_forwards() {
         commons().for_each_space(&mut |other| {
@@ -91,7 +92,7 @@ fn let_others_follow(space: &ProcessSpace, migration: &mut Migration<Frames>) {
     }
 }
 
-/// The status of a page that has not moved.
+/// Returns the status of a page that has not moved.
 fn errno_of(outcome: &MigrateOutcome<Frames>) -> Errno {
     match outcome {
         MigrateOutcome::Shared => Errno::EACCES,
@@ -137,7 +138,7 @@ pub fn sys_move_pages(args: &Args) -> Result<i64> {
     outcome
 }
 
-/// The nodes of the pages at `addresses`, or why there is none.
+/// Returns the nodes of the pages at `addresses`, or why there is none.
 fn locate(space: &ProcessSpace, addresses: &[u64]) -> Result<Vec<i32>> {
     let mut all = Vec::try_with_capacity(addresses.len())?;
     let areas = space.lock();
@@ -150,8 +151,8 @@ fn locate(space: &ProcessSpace, addresses: &[u64]) -> Result<Vec<i32>> {
     Ok(all)
 }
 
-/// Moves the pages at `addresses` to `nodes`. Returns the status of each, and how many have not
-/// moved that could have.
+/// Moves the pages at `addresses` to `nodes`. Returns the status of each, and the number of pages
+/// that could have moved but have not.
 fn move_chunk(
     space: &ProcessSpace,
     addresses: &[u64],
@@ -165,7 +166,7 @@ fn move_chunk(
     }
     let mut failed: Vec<(VirtAddr, Errno)> = Vec::new();
     let mut cached: Vec<(VirtAddr, CachedPage<Frames>, NodePolicy)> = Vec::new();
-    // At most one entry a page: nothing is allocated with the space locked.
+    // At most one entry per page: nothing may be allocated while the space is locked.
     failed.try_reserve_exact(2 * addresses.len())?;
     cached.try_reserve_exact(addresses.len())?;
     let mut all = Vec::try_with_capacity(addresses.len())?;
@@ -173,7 +174,7 @@ fn move_chunk(
     let mut areas = space.lock();
     let mut at = 0;
     while at < addresses.len() {
-        // A run of neighbours that go to one node.
+        // A run of adjacent pages with the same target node.
         let (start, node) = (VirtAddr(addresses[at]).page_start(), NodeId(nodes[at] as u8));
         let follows = |n: usize| {
             let next = start.0.checked_add(n as u64 * PAGE);
@@ -193,7 +194,7 @@ fn move_chunk(
     drop(areas);
     for (addr, page, place) in cached {
         match commons().migrate_cached(&page, place) {
-            // Unmapped now, it comes back at the next touch.
+            // The page is unmapped now. It is mapped again at the next access.
             MigrateOutcome::Moved => moved_cached(space, addr),
             outcome => failed.push_reserved((addr, errno_of(&outcome))),
         }
@@ -202,8 +203,8 @@ fn move_chunk(
     Ok((all, left))
 }
 
-/// Puts into `all` where each page is by now, or why not where it should be; returns how many could
-/// have moved and have not. There is room for all.
+/// Stores in `all` the present node of each page, or why the page is not on its target node.
+/// Returns the number of pages that could have moved but have not. `all` has enough room.
 fn tell_moved<'a>(
     space: &ProcessSpace,
     wanted: impl Iterator<Item = (&'a u64, &'a i32)> + Clone,
@@ -218,9 +219,9 @@ fn tell_moved<'a>(
         match areas.node_at(addr) {
             PageNode::On(now) if i32::from(now.0) == node => node,
             PageNode::On(_) => {
-                // A large page is told of by its first address.
+                // A large page is reported by its first address.
                 let why = failed.iter().find(|(at, _)| *at == addr || *at == block);
-                // It went where it should, and then where another entry would have it.
+                // It moved to its target, and then to that of another entry for the same page.
                 let went_on = wanted.clone().skip(index + 1).any(|(&later, _)| block_of(later) == block);
                 if why.is_none() && went_on {
                     return node;
@@ -237,14 +238,14 @@ fn tell_moved<'a>(
     Ok(left)
 }
 
-/// Maps a file's page again that was unmapped to be moved: a reader of its place finds it.
+/// Maps a file's page again that was unmapped to be moved, so that a reader of its status finds it.
 fn moved_cached(space: &ProcessSpace, addr: VirtAddr) {
     let limits = task::with_current(|task| task.process().memory_limits());
-    // If that cannot be, the page is absent, which is no error.
+    // If that fails, the page is absent, which is no error.
     let _ = space.lock().fault(addr, freehold_vm::Access::Read, &limits);
 }
 
-/// migrate_pages(pid, bits, old nodes, new nodes): how many pages have not moved.
+/// migrate_pages(pid, bits, old nodes, new nodes): returns how many pages have not moved.
 pub fn sys_migrate_pages(args: &Args) -> Result<i64> {
     let (bits, old, new) = (args[1], read_nodes(args[2], args[1])?, read_nodes(args[3], args[1])?);
     let space = match args.int(0) {
@@ -278,7 +279,8 @@ pub fn sys_migrate_pages(args: &Args) -> Result<i64> {
     Ok(left as i64)
 }
 
-/// Move the pages of `range` to where `wish` says, a stretch at a time. How many have not moved.
+/// Moves the pages of `range` to the nodes given by `wish`, in steps. Returns how many have not
+/// moved.
 fn move_range(
     space: &ProcessSpace,
     range: Range<VirtAddr>,
@@ -313,15 +315,15 @@ fn move_range(
     Ok(left)
 }
 
-/// mbind: give `range` a policy, and have its pages moved where that would have put them.
+/// mbind: sets a policy for `range`, and moves its pages to the nodes that the policy selects.
 pub(super) fn bind(
     space: &ProcessSpace,
     range: Range<VirtAddr>,
     policy: Option<Policy>,
     moving: Moving,
 ) -> Result<()> {
-    // Local memory is on no node in particular: no page is where it would have to be, and those
-    // that move go to their mover.
+    // A local policy names no node, so every page complies with it, and moved pages go to the
+    // mover's node.
     let is_local = policy.is_some_and(|policy| policy.mode == PolicyMode::Local);
     let wanted = match policy {
         Some(policy) if is_local => {
@@ -335,7 +337,7 @@ pub(super) fn bind(
     let end_of_areas = areas
         .areas_in(range.start, range.end)
         .fold(range.start, |end, area| if area.start <= end { area.end } else { end });
-    // A hole, which setting the policy finds, is the worse error.
+    // A hole, which setting the policy detects, has priority over this error.
     if moving.strict == Strict::Yes && moving.moves.is_none() && end_of_areas >= range.end {
         let mut wrong = false;
         areas.pages(range.start, range.end, |page| {

@@ -1,5 +1,5 @@
-//! set_mempolicy, get_mempolicy, mbind. Nodes that have no memory when a policy is set are left out
-//! of it, as on Linux.
+//! set_mempolicy, get_mempolicy, mbind. As on Linux, nodes without memory at the time of the call
+//! are removed from a policy.
 
 use freehold_collections::Vec;
 use freehold_frame::NodeSet;
@@ -24,14 +24,14 @@ const MPOL_F_MEMS_ALLOWED: u64 = 4;
 
 /// A node mask of more bits than a page has is refused.
 const MAX_BITS: u64 = PAGE_SIZE as u64 * 8;
-/// Nodes that there can be: as many as [`NodeSet`] holds.
+/// Number of possible nodes, as in [`NodeSet`].
 const MAX_NODES: u64 = 16;
 
-/// The set of nodes that a program passes as a mask of `bits - 1` bits (one too many has always
-/// been asked for).
+/// Reads a node set from a program's mask of `bits - 1` bits. (By tradition programs pass one bit
+/// too many.)
 ///
 /// # Errors
-/// `EINVAL` for a node that cannot be, or too long a mask; `EFAULT`.
+/// `EINVAL` for an invalid node, or too long a mask; `EFAULT`.
 pub(super) fn read_nodes(mask: u64, bits: u64) -> Result<NodeSet> {
     let bits = bits.wrapping_sub(1);
     if mask == 0 || bits == 0 {
@@ -52,7 +52,7 @@ pub(super) fn read_nodes(mask: u64, bits: u64) -> Result<NodeSet> {
     Ok(NodeSet(words[0] as u16))
 }
 
-/// Write a set of nodes as a mask of `bits - 1` bits, rounded up to words.
+/// Writes a set of nodes as a mask of `bits - 1` bits, rounded up to words.
 fn write_nodes(mask: u64, bits: u64, nodes: NodeSet) -> Result<()> {
     let words = bits.saturating_sub(1).div_ceil(64) as usize;
     let mut bytes = user::zeroed::<u8>(words * 8)?;
@@ -62,13 +62,13 @@ fn write_nodes(mask: u64, bits: u64, nodes: NodeSet) -> Result<()> {
     user::write_exact(mask, &bytes)
 }
 
-/// Returns the label of a policy ([`Policy::label`]): the flags that came with the mode, and the
-/// nodes as the program gave them.
+/// Returns the label of a policy ([`Policy::label`]): the flags that were passed with the mode, and
+/// the nodes as passed by the program.
 const fn label(flags: u32, nodes: NodeSet) -> u32 {
     flags << 16 | nodes.0 as u32
 }
 
-/// The policy that `mode`, with its flags, and `nodes` say; `None` is the default.
+/// Makes the policy from `mode`, with its flags, and `nodes`; `None` is the default policy.
 fn parse(mode: i32, nodes: NodeSet) -> Result<Option<Policy>> {
     let (number, flags) = (mode as u32 & !MPOL_MODE_FLAGS, mode as u32 & MPOL_MODE_FLAGS);
     if number > MPOL_LOCAL || flags == MPOL_MODE_FLAGS {
@@ -94,7 +94,7 @@ fn parse(mode: i32, nodes: NodeSet) -> Result<Option<Policy>> {
     Ok(Some(Policy { mode, nodes: usable, label: label(flags, nodes) }))
 }
 
-/// The members of `there` at the positions that `nodes` names, counted round and round.
+/// Returns the members of `there` at the positions in `nodes`, counted cyclically.
 fn relative(nodes: NodeSet, there: NodeSet) -> NodeSet {
     let positions = (0..MAX_NODES).filter(|&n| nodes.contains(NodeId(n as u8)));
     NodeSet(positions.filter_map(|n| there.nth(n)).fold(0, |set, node| set | 1 << node.0))
@@ -145,7 +145,7 @@ pub fn sys_get_mempolicy(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// The node of the page at `addr`, which is faulted in.
+/// Returns the node of the page at `addr`, after faulting it in.
 fn node_of_page(space: &ProcessSpace, addr: VirtAddr) -> Result<u32> {
     let limits = task::with_current(|task| task.process().memory_limits());
     loop {
@@ -155,7 +155,7 @@ fn node_of_page(space: &ProcessSpace, addr: VirtAddr) -> Result<u32> {
             PageNode::On(node) | PageNode::Zeroes(node) if !protection.is_empty() => {
                 return Ok(node.0.into());
             }
-            // A page that is there can be read where it can be written.
+            // A present page that can be written can also be read.
             _ if !protection.contains(Protection::READ) => return Err(Errno::EFAULT),
             _ => {}
         }

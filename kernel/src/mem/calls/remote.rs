@@ -23,8 +23,7 @@ pub fn sys_process_vm_writev(args: &Args) -> Result<i64> {
     })
 }
 
-/// Have `transfer` deal with each run of the other process, until it does less than it was asked
-/// for.
+/// Calls `transfer` for each run of the other process, until it transfers less than the whole run.
 fn remote_runs(
     args: &Args,
     mut transfer: impl FnMut(&ProcessSpace, VirtAddr, usize, &mut Iovecs) -> Result<usize>,
@@ -54,18 +53,18 @@ fn remote_runs(
     Ok(done as i64)
 }
 
-/// Advice that a process may give about another's memory, since it changes no byte (MADV_WILLNEED,
-/// MADV_COLD, MADV_PAGEOUT, MADV_COLLAPSE).
+/// Advice that a process may give about another's memory, because it changes no bytes
+/// (MADV_WILLNEED, MADV_COLD, MADV_PAGEOUT, MADV_COLLAPSE).
 const REMOTE_ADVICE: [i32; 4] = [3, 20, 21, 25];
 
-/// process_madvise(pidfd, runs, count, advice, flags): the bytes that advice was taken about.
+/// process_madvise(pidfd, runs, count, advice, flags): returns the number of bytes processed.
 pub fn sys_process_madvise(args: &Args) -> Result<i64> {
     if args.uint(4) != 0 {
         return Err(Errno::EINVAL);
     }
     let runs = Iovecs::read(args[1], args[2] as usize)?;
     let process = pidfd::process_of(args.fd(0))?;
-    // Linux' mm_access says EACCES where other inspectors are told EPERM.
+    // Linux' mm_access returns EACCES in cases where other inspections are EPERM.
     let denied = |error| if error == Errno::EPERM { Errno::EACCES } else { error };
     let space = inspect::space_of(&process, Mode::READ_FS).map_err(denied)?;
     let number = args.int(3);
@@ -89,11 +88,11 @@ pub fn sys_process_madvise(args: &Args) -> Result<i64> {
     Ok(done)
 }
 
-/// The memory of the process with a thread of this number, for a caller that may inspect it in this
-/// way.
+/// Returns the memory of the process that has a thread with this number, for a caller that may
+/// inspect it in this mode.
 ///
 /// # Errors
-/// `ESRCH` where there is none, `EPERM`, and `ended` for a process that has no memory any more.
+/// `ESRCH` if there is none, `EPERM`, and `ended` for a process that no longer has memory.
 pub(super) fn space_of(pid: i32, mode: Mode, ended: Errno) -> Result<Arc<ProcessSpace>> {
     let pid = u32::try_from(pid).map_err(|_| Errno::ESRCH)?;
     let process = registry::find_by_number(pid)

@@ -1,11 +1,11 @@
-//! Whether to take pages of disks or anonymous memory, to which shared memory and files in memory
-//! count.
+//! The choice between pages of disks and anonymous memory. Shared memory and files in memory count
+//! as anonymous.
 //!
-//! By what they cost: pages that are brought in from a disk, of either kind, are pages that should
-//! have stayed. Each kind is asked for frames in proportion to how much there is of it, the less
-//! the more of it came back lately, and by `vm.swappiness` (0: the disks' pages first; 100: both
-//! alike; 200: the other way round). The reckoning is Linux' (get_scan_count), from the same two
-//! counts.
+//! The choice follows the costs: a page of either kind that is read back from a disk should not
+//! have been evicted. Each kind gets a share of the requested frames in proportion to its size. The
+//! share is smaller if more pages of this kind were read back recently. It also depends on
+//! `vm.swappiness` (0: the disks' pages first; 100: both equally; 200: anonymous memory first). The
+//! formula is that of Linux (get_scan_count), with the same two counts.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,17 +18,17 @@ use crate::mem::{commons, frames, hotplug};
 use crate::sync::SpinLock;
 use crate::{Errno, Result};
 
-/// As on Linux.
+/// Linux' default.
 static SWAPPINESS: AtomicU64 = AtomicU64::new(60);
-/// Both kinds weigh alike here.
+/// With this value both kinds have the same weight.
 const EVEN: u64 = 100;
 
-/// `vm.swappiness`.
+/// Returns `vm.swappiness`.
 pub fn swappiness() -> u64 {
     SWAPPINESS.load(Ordering::Relaxed)
 }
 
-/// Set it.
+/// Sets `vm.swappiness`.
 ///
 /// # Errors
 /// `EINVAL` above 200.
@@ -40,18 +40,18 @@ pub fn set_swappiness(value: u64) -> Result<()> {
     Ok(())
 }
 
-/// Pages that came back lately, anonymous ones and disks'.
+/// Numbers of pages that were read back recently, anonymous ones and disks'.
 struct Costs {
     lately: [u64; 2],
-    /// The totals at the last look.
+    /// The totals at the last update.
     seen: [u64; 2],
 }
 
 static COSTS: SpinLock<Costs> = SpinLock::new(Costs { lately: [0; 2], seen: [0; 2] });
 
 impl Costs {
-    /// Adds the pages since the last look. Halves both costs while their sum is more than a quarter
-    /// of `pages`, so that old costs fade.
+    /// Adds the pages since the last update. Halves both costs while their sum is more than a
+    /// quarter of `pages`, so that old costs fade.
     fn update(&mut self, totals: [u64; 2], pages: u64) -> [u64; 2] {
         for (lately, (seen, total)) in self.lately.iter_mut().zip(self.seen.iter_mut().zip(totals)) {
             *lately += total - core::mem::replace(seen, total);
@@ -63,12 +63,12 @@ impl Costs {
     }
 }
 
-/// Pages that are charged to some accounts as a pass begins. To count them is to look at every
-/// account, so it is done once for a pass.
+/// Pages that are charged to some accounts at the beginning of a pass. Counting them means visiting
+/// every account, so it is done once per pass.
 #[derive(Clone, Copy)]
 pub(super) struct ChargedPages {
     below: Below,
-    /// Anonymous memory, and files.
+    /// Numbers of pages of anonymous memory, and of files.
     pages: [u64; 2],
 }
 
@@ -80,20 +80,20 @@ impl ChargedPages {
     }
 }
 
-/// How many frames to ask of whom.
+/// Numbers of frames to request from each kind of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ReclaimShare {
-    /// Of processes' own memory.
+    /// From processes' own memory.
     pub private: u64,
-    /// Of shared memory and files in memory.
+    /// From shared memory and files in memory.
     pub shared: u64,
-    /// Of the disks' pages.
+    /// From the disks' pages.
     pub files: u64,
 }
 
 impl ReclaimShare {
-    /// The shares of `want` frames as things are: of all, or of those that are `charged` to some
-    /// accounts.
+    /// Splits `want` frames into shares by present usage: of all pages, or of the pages that are
+    /// `charged` to some accounts.
     pub(super) fn now(want: u64, charged: Option<ChargedPages>) -> Self {
         if let Some(charged) = charged {
             return Self::of_charged(want, charged);
@@ -101,11 +101,11 @@ impl ReclaimShare {
         let files = caches::pages();
         let shared = frames().frames_of(Owner::PageCache).saturating_sub(files);
         let anonymous = frames().frames_of(Owner::Anon) + shared;
-        // While the host has memory to give, no program waits for a disk.
+        // While the host can add memory, no program waits for a disk.
         let room = !hotplug::may_grow() && commons().swap().usage().free > 0;
         let given_up = commons().count_of(Event::LazyFree) > 0;
         if !room {
-            // Memory that programs have given up can go without any swap.
+            // Memory that programs have discarded can be freed without any swap.
             return Self { private: if given_up { want } else { 0 }, shared: 0, files: want };
         }
         let totals =
@@ -116,9 +116,9 @@ impl ReclaimShare {
         Self { private: of_anonymous - shared, shared, files }
     }
 
-    /// Splits `want` for an account. An account does not know which of its pages of files are
-    /// disks' and which are shared memory: both are asked for the files' part. Pages that came back
-    /// lately are not counted by account.
+    /// Splits `want` for an account. An account does not know which of its file pages are disks'
+    /// and which are shared memory: both are asked for the files' part. Pages that were read back
+    /// recently are not counted per account.
     fn of_charged(want: u64, charged: ChargedPages) -> Self {
         if commons().swap().usage().free == 0 || !charged.below.has_slot_room() {
             let given_up = commons().count_of(Event::LazyFree) > 0;
@@ -129,8 +129,8 @@ impl ReclaimShare {
         Self { private, shared: files, files }
     }
 
-    /// Returns the share that asks programs' memory for the files' part, too. Where nothing is
-    /// asked of that, the swap has no room, and nothing is asked of any.
+    /// Returns the share that also requests the files' part from programs' memory. If nothing is
+    /// requested from that, the swap has no room, and the result is zero.
     pub(super) const fn without_files(self) -> Self {
         let Self { private, shared, files } = self;
         match (private, shared) {
@@ -140,18 +140,18 @@ impl ReclaimShare {
         }
     }
 
-    /// Returns the share of the last pass: each kind of anonymous memory is asked for the sum of
-    /// both.
+    /// Returns the share of the last pass: the sum of both is requested from each kind of anonymous
+    /// memory.
     pub(super) const fn of_either_kind(self) -> Self {
         let both = self.private + self.shared;
-        // Shared memory cannot be given up: without room in the swap nothing is asked of it.
+        // Shared memory cannot be discarded: without room in the swap nothing is requested from it.
         if self.shared == 0 { self } else { Self { private: both, shared: both, ..self } }
     }
 }
 
-/// How many of `want` frames to ask of anonymous memory, and how many of the disks' pages.
+/// Splits `want` frames into those for anonymous memory, and those for the disks' pages.
 fn split(want: u64, [anonymous, files]: [u64; 2], costs: [u64; 2], swappiness: u64) -> [u64; 2] {
-    // Neither cost can make its kind safe: each counts with at least a third of both.
+    // High costs cannot exempt a kind completely: each cost counts at least a third of their sum.
     let sum = costs[0] + costs[1];
     let weight = |pages: u64, preference: u64, cost: u64| {
         u128::from(pages) * u128::from(preference) * u128::from(sum + 1) / u128::from(sum + cost + 1)
@@ -160,8 +160,7 @@ fn split(want: u64, [anonymous, files]: [u64; 2], costs: [u64; 2], swappiness: u
     let of_files = weight(files, 2 * EVEN - swappiness, costs[1]);
     let both = (of_anonymous + of_files).max(1);
     let part = (u128::from(want) * of_anonymous).div_ceil(both) as u64;
-    // Where the disks have next to nothing left, swappiness 0 does not keep the machine from going
-    // on.
+    // If the disks have hardly any pages left, swappiness 0 must not stop the machine.
     let anonymous = if files < super::BATCH { want } else { part };
     [anonymous, if files == 0 { 0 } else { (want - part.min(want)).max(1) }]
 }

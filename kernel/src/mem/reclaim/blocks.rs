@@ -1,21 +1,21 @@
 //! Whole pageblocks, for the kernel.
 //!
-//! Reclaim gives single frames back, and they lie in programs' pageblocks. The kernel takes its own
-//! frames from pageblocks on its side of the direct map, and one changes sides only when all of it
-//! is free. So where the kernel has nothing left of its own, no number of freed programs' pages
-//! helps it: a pageblock must be made whole. kswapd does so ahead of need, and so does a task that
-//! finds no frame in spite of all ([`make`]).
+//! Reclaim frees single frames, which are in programs' pageblocks. The kernel takes its frames from
+//! pageblocks on its side of the direct map, and a pageblock changes sides only when all of it is
+//! free. So if the kernel has no frames left, freeing programs' pages does not help: a pageblock
+//! must be made whole. kswapd does that in advance. A task that finds no frame after all other
+//! steps also does it ([`make`]).
 //!
-//! **Protocol.** First as many frames are reclaimed on the node as a pageblock has, above the low
-//! watermark. Isolated frames are then missing nowhere, and pages that move out find room. If the
-//! node does not have so many, nothing is isolated. Then the pageblock with the fewest frames in
-//! use is isolated and emptied ([`evacuate::empty`]). A frame that cannot move (pinned, in a pipe)
-//! keeps its pageblock, and the next is tried.
+//! **Protocol.** First as many frames as a pageblock has are reclaimed on the node, above the low
+//! watermark. So isolated frames do not cause a shortage, and pages that are moved out find room.
+//! If the node cannot free that many, nothing is isolated. Then the pageblock with the fewest
+//! frames in use is isolated and emptied ([`evacuate::empty`]). If a frame cannot move (pinned, in
+//! a pipe), its pageblock stays, and the next one is tried.
 //!
 //! **Locks.** [`hotplug::changing`] > the locks of reclaim and of moving. One task makes a
-//! pageblock at a time; a task that waited for another looks first whether there is one now. The
-//! caller holds what [`reclaim`](super) allows. A task that makes a pageblock is reclaiming
-//! meanwhile, so others wait for the outcome before any process is killed.
+//! pageblock at a time. A task that waited for another first checks whether there is a free
+//! pageblock now. The caller holds the locks that [`reclaim`](super) allows. A task that makes a
+//! pageblock counts as reclaiming, so others wait for the outcome before any process is killed.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,9 +28,10 @@ use super::{BATCH, ReclaimOutcome, Sources, UnderWay, Who, is_under_way, note_pr
 use crate::mem::{evacuate, frames, hotplug};
 use crate::{hw, sched};
 
-/// Pageblocks that are tried.
+/// Number of pageblocks that are tried.
 const TRIES: usize = 4;
-/// How often others may take what was reclaimed for a pageblock's pages before it is given up.
+/// How often other tasks may take the frames reclaimed for a pageblock's pages before the attempt
+/// ends.
 const PATIENCE: usize = 64;
 
 /// Number of times that a task without a frame made a pageblock whole, or tried to:
@@ -46,17 +47,17 @@ fn nodes() -> impl Iterator<Item = NodeId> {
     (0..MAX_NODES).map(|node| NodeId(node as u8)).filter(|&node| frames().level(node).is_some())
 }
 
-/// Whether no node has a pageblock that is wholly free.
+/// Whether no node has a completely free pageblock.
 pub(in crate::mem) fn is_none_whole() -> bool {
     nodes().all(|node| frames().free_pageblocks(node) == 0)
 }
 
-/// Whether there is next to nothing on any node that the kernel can take for itself.
+/// Whether the kernel can take hardly any frames for itself, on any node.
 pub(in crate::mem) fn is_kernel_short() -> bool {
     nodes().all(|node| frames().is_kernel_short(node))
 }
 
-/// Make a pageblock whole, near to this CPU if possible. See the module's head.
+/// Makes a pageblock whole, near this CPU if possible. See the module's head.
 pub(in crate::mem) fn make() -> ReclaimOutcome {
     if is_under_way() {
         return ReclaimOutcome::Nothing;
@@ -73,20 +74,20 @@ pub(in crate::mem) fn make() -> ReclaimOutcome {
     if made { ReclaimOutcome::Freed } else { ReclaimOutcome::Nothing }
 }
 
-/// See that the kernel finds something on `node` when it needs it.
+/// Ensures that the kernel can get frames on `node` when it needs them.
 pub(super) fn provide(node: NodeId) -> ReclaimOutcome {
     let Some(_changing) = hotplug::changing_now() else { return ReclaimOutcome::Nothing };
     if frames().is_kernel_short(node) { make_on(node, Who::Kswapd) } else { ReclaimOutcome::Freed }
 }
 
-/// The caller holds [`hotplug::changing`].
+/// Makes a pageblock whole on `node`. The caller holds [`hotplug::changing`].
 fn make_on(node: NodeId, who: Who) -> ReclaimOutcome {
     let Some(_under_way) = UnderWay::begin() else { return ReclaimOutcome::Nothing };
     if make_room(node, PAGEBLOCK_FRAMES, who) == ReclaimOutcome::Nothing {
         return ReclaimOutcome::Nothing;
     }
     evacuate::drain_lists();
-    // A pageblock with a part of the kernel's cannot be isolated, and does not count.
+    // A pageblock that is partly used by the kernel cannot be isolated, and does not count.
     let mut isolated = evacuate::emptiest(node).filter(|(_, block)| frames().unplug(*block).is_ok());
     let made = isolated.by_ref().take(TRIES).any(|(used, block)| {
         let moved = empty(node, block, who);
@@ -99,8 +100,8 @@ fn make_on(node: NodeId, who: Who) -> ReclaimOutcome {
     if made { ReclaimOutcome::Freed } else { ReclaimOutcome::Nothing }
 }
 
-/// Reclaim until `node` has `want` frames more than its low watermark. [`ReclaimOutcome::Nothing`]:
-/// it cannot be had.
+/// Reclaims until `node` has `want` frames more than its low watermark.
+/// [`ReclaimOutcome::Nothing`]: that is impossible.
 fn make_room(node: NodeId, want: u64, who: Who) -> ReclaimOutcome {
     for _ in 0..PATIENCE {
         let Some((free, marks)) = frames().level(node) else { return ReclaimOutcome::Nothing };
@@ -119,15 +120,14 @@ fn make_room(node: NodeId, want: u64, who: Who) -> ReclaimOutcome {
     ReclaimOutcome::Freed
 }
 
-/// Move what is in `block`, which is isolated, elsewhere, as far as it can be; how many frames that
-/// were.
+/// Moves all movable pages out of `block`, which is isolated. Returns the number of frames moved.
 fn empty(node: NodeId, block: PfnRange, who: Who) -> u64 {
     let before = frames().still_used(block);
     let mut used = before;
     while used > 0 {
         evacuate::empty(&[block], node);
         let left = frames().still_used(block);
-        // Other tasks may have taken the room that it needs: once more, if there is any.
+        // Other tasks may have taken the room that it needs: try once more, if there is any.
         if left == used || make_room(node, left, who) == ReclaimOutcome::Nothing {
             used = left;
             break;

@@ -1,19 +1,19 @@
-//! The page caches that reclaim takes from, beside anonymous memory: those of disks, and of the
-//! host's folders.
+//! The page caches that reclaim evicts from, in addition to anonymous memory: those of disks, and
+//! of the host's folders.
 //!
 //! The layer that has such caches [registers](register) them, once. Until then there are none.
 
 use freehold_vm::{Evicted, Eviction};
 
-/// A set of page caches with something else behind them than memory.
+/// A set of page caches whose content is stored elsewhere than in memory.
 pub trait Caches: Sync {
-    /// Pages in memory.
+    /// Returns the number of pages in memory.
     fn pages(&self) -> u64;
-    /// Pages in memory, by their state.
+    /// Returns the numbers of pages in memory, by their state.
     fn counts(&self) -> Cached;
-    /// Gives back frames as `request` says.
+    /// Evicts pages as described by `request`.
     fn evict(&self, request: Eviction) -> Evicted;
-    /// Bytes that were read for the caches since boot.
+    /// Returns the number of bytes that were read into the caches since boot.
     fn bytes_read(&self) -> u64;
 }
 
@@ -22,11 +22,11 @@ pub trait Caches: Sync {
 pub struct Cached {
     /// All pages of caches.
     pub pages: u64,
-    /// Pages that a disk does not have yet.
+    /// Pages that were not written to a disk yet.
     pub dirty: u64,
-    /// Pages that are on their way to a disk.
+    /// Pages that are being written to a disk.
     pub under_way: u64,
-    /// Pages that were used again and again.
+    /// Pages that were used repeatedly.
     pub active: u64,
 }
 
@@ -41,13 +41,13 @@ impl Cached {
     }
 }
 
-/// How many kinds there are.
+/// Number of kinds of caches.
 const KINDS: usize = 2;
 static CACHES: [spin::Once<&'static dyn Caches>; KINDS] = [const { spin::Once::new() }; KINDS];
 
-/// Lets reclaim take from `caches`; once for each kind.
+/// Registers `caches` for reclaim; once for each kind.
 pub fn register(caches: &'static dyn Caches) {
-    // At start-up, one after the other.
+    // Called only at start-up, so there is no race.
     if let Some(free) = CACHES.iter().find(|kind| !kind.is_completed()) {
         free.call_once(|| caches);
     }

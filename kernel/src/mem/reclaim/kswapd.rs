@@ -1,9 +1,9 @@
-//! kswapd: a task for each node that keeps its free memory above the high watermark, and a
+//! kswapd: a task per node that keeps the node's free memory above the high watermark, and a free
 //! pageblock for the kernel.
 //!
 //! [`wake`] is called from within the page allocator, with the CPU pinned: it takes interrupt-safe
-//! locks only. A flag says that there is work, so that the many who notice the same shortage wake
-//! the task once.
+//! locks only. A flag records that there is work, so that several callers that notice the same
+//! shortage wake the task once.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -17,11 +17,11 @@ use crate::mem::frames;
 use crate::sync::WaitQueue;
 use crate::{Result, sched, time};
 
-/// How long a node is left alone after nothing could be had.
+/// How long a node is left alone after nothing could be reclaimed.
 const RETRY_DELAY: u64 = time::SECOND / 10;
 
 struct Alarm {
-    /// Whether the node has its task.
+    /// Whether the node's task has been started.
     heard: AtomicBool,
     rings: AtomicBool,
     bell: WaitQueue,
@@ -36,7 +36,7 @@ impl Alarm {
 static ALARMS: [Alarm; MAX_NODES] = [const { Alarm::new() }; MAX_NODES];
 static RUNS: AtomicU64 = AtomicU64::new(0);
 
-/// `node` is short of memory. Task context; takes interrupt-safe locks only.
+/// Reports that `node` is short of memory. Task context; takes interrupt-safe locks only.
 pub fn wake(node: NodeId) {
     let Some(alarm) = ALARMS.get(usize::from(node.0)) else { return };
     if alarm.heard.load(Ordering::Relaxed) && !alarm.rings.swap(true, Ordering::AcqRel) {
@@ -44,12 +44,12 @@ pub fn wake(node: NodeId) {
     }
 }
 
-/// How often a kswapd had something to do: `pageoutrun`.
+/// Returns how often a kswapd had work: `pageoutrun`.
 pub fn runs() -> u64 {
     RUNS.load(Ordering::Relaxed)
 }
 
-/// Start the tasks of nodes that have none; from the first disk on there is work for them.
+/// Starts the tasks of nodes that have none. They have work once there is a disk.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -78,15 +78,15 @@ fn run(node: NodeId) {
     }
 }
 
-/// Reclaim until the node is above its high watermark and has something for the kernel; `None`
-/// where that cannot be done.
+/// Reclaims until the node is above its high watermark and has frames for the kernel; `None` if
+/// that is impossible.
 fn balance(node: NodeId) -> Option<()> {
     let is_short = || frames().level(node).is_some_and(|(free, marks)| free < marks.high);
     while is_short() {
         let under_way = UnderWay::begin()?;
         let freed = shrink(BATCH, FrameChoice::on(NodeSet::single(node)), Sources::All, Who::Kswapd).freed;
         drop(under_way);
-        // Frames in this CPU's lists serve only this CPU.
+        // Frames in this CPU's lists are available to this CPU only.
         frames().drain_local();
         if freed == 0 && is_short() {
             return None;

@@ -1,30 +1,29 @@
-//! Reclaim: takes frames back from their least active users, page-cache pages of disks first, then
-//! anonymous memory.
+//! Reclaim: frees the least used frames, first page-cache pages of disks, then anonymous memory.
 //!
-//! **Who.** Each node with memory has one task, *kswapd*. The page allocator wakes it when a
+//! **Callers.** Each node with memory has one task, *kswapd*. The page allocator wakes it when a
 //! request finds the node below its low watermark, and it works until the node is above the high
 //! one ([`kswapd`]). A task that finds no frame at all reclaims by itself: *direct* reclaim
-//! ([`free_some`]) is slower for that task, but allocations cannot outrun it. kswapd runs only
-//! where something can be reclaimed.
+//! ([`free_some`]) is slower for that task, but allocations cannot outrun it. kswapd runs only if
+//! something can be reclaimed.
 //!
-//! Frames that become free lie in programs' pageblocks. Where the kernel's own requests find
-//! nothing, pageblocks are made whole for them ([`blocks`]).
+//! Freed frames lie in programs' pageblocks. If the kernel's own requests find nothing, pageblocks
+//! are made whole for them ([`blocks`]).
 //!
 //! **Locks of callers.** A caller holds no spin lock and no address space: reclaim locks spaces (by
-//! trying, one at a time) and sleeps for devices. A fault that finds no frame gives its space's
-//! lock back first, reclaims, and starts again. Inode locks may be held: reclaim takes none.
+//! trying, one at a time) and sleeps for devices. A fault that finds no frame releases its space's
+//! lock first, reclaims, and starts again. Inode locks may be held: reclaim takes none.
 //!
 //! **No waiting for memory.** A task that reclaims may use the reserve: below the lowest watermark
 //! only reclaiming tasks are served, for the kernel's own requests ([`is_under_way`],
-//! [`freehold_frame::Pressure::Reserve`]), and user memory is not asked for on this path. So
-//! writing out always ends, and with it the shortage of memory.
+//! [`freehold_frame::Pressure::Reserve`]), and user memory is not allocated on this path. So
+//! writing pages out always completes, which ends the shortage of memory.
 //!
-//! **No race to the bottom.** One task reclaims directly at a time; the others wait for it, and
-//! look whether their request can be served now before they reclaim themselves. A task reports that
-//! nothing is left only if it found nothing while no other reclaim was under way: pages on their
-//! way to a disk are memory to wait for, and no reason to kill. Reclaim also counts as finding
-//! nothing while evicted pages are read again at once ([`thrash`]). A task that is to end does not
-//! wait for any of this.
+//! **No premature kills.** One task reclaims directly at a time. The others wait for it, and check
+//! whether their request can be served now before they reclaim themselves. A task reports that
+//! nothing is left only if it found nothing while no other reclaim was under way: pages that are
+//! being written to a disk will become free, so they are no reason to kill. If evicted pages are
+//! read again at once ([`thrash`]), reclaim also counts as having found nothing. A task that is
+//! being killed does not wait for any of this.
 
 mod balance;
 pub(super) mod blocks;
@@ -49,11 +48,11 @@ use crate::sched::{self, thread};
 use crate::sync::{Mutex, WaitQueue};
 use balance::{ChargedPages, ReclaimShare};
 
-/// Frames that are looked for at a time: Linux' SWAP_CLUSTER_MAX.
+/// Number of frames that are reclaimed at a time: Linux' SWAP_CLUSTER_MAX.
 pub const BATCH: u64 = 32;
-/// The first pass looks at one page in 2^12, the last one at all.
+/// The first pass visits one page in 2^12, the last one all pages.
 const GENTLEST: u32 = 12;
-/// How often in a row pages may be written without a frame becoming free before that counts as no
+/// How often in a row pages may be written without a frame becoming free, before that counts as no
 /// progress: Linux' MAX_RECLAIM_RETRIES.
 const PATIENCE: u32 = 16;
 
@@ -75,33 +74,33 @@ pub enum PageKind {
     File,
 }
 
-/// The kinds of page that direct reclaim takes.
+/// The kinds of page that direct reclaim evicts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sources {
-    /// Both, by their costs.
+    /// Both kinds, by their costs.
     All,
-    /// Anonymous and shared memory only, where the swap has room.
+    /// Anonymous and shared memory only, if the swap has room.
     Programs,
 }
 
 /// Counts of reclaim since boot.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReclaimCounts {
-    /// Pages that were looked at.
+    /// Number of pages visited.
     pub scanned: u64,
-    /// Frames that were given back.
+    /// Number of frames freed.
     pub stolen: u64,
 }
 
-/// Pages that were looked at and frames that were given back, by [`Who`] and [`PageKind`].
+/// Numbers of pages visited and of frames freed, by [`Who`] and [`PageKind`].
 static SCANNED: [[AtomicU64; 2]; 2] = [const { [const { AtomicU64::new(0) }; 2] }; 2];
 static STOLEN: [[AtomicU64; 2]; 2] = [const { [const { AtomicU64::new(0) }; 2] }; 2];
-/// How often memory became free in other ways: in pageblocks that were given back.
+/// How often memory became free by other means, namely in pageblocks that were returned.
 static OTHERS: AtomicU64 = AtomicU64::new(0);
-/// Direct passes in a row that wrote and freed nothing.
+/// Number of successive direct passes that wrote pages and freed none.
 static IN_VAIN: AtomicU32 = AtomicU32::new(0);
 
-/// Tasks that reclaim now.
+/// Number of tasks that are reclaiming now.
 static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 /// Woken when a task ends its reclaim.
 static ENDED: WaitQueue = WaitQueue::new();
@@ -119,16 +118,16 @@ fn count(who: Who, kind: PageKind, scanned: u64, freed: u64) {
     STOLEN[who as usize][kind as usize].fetch_add(freed, Ordering::SeqCst);
 }
 
-/// The most pages that were in swap at a time.
+/// Largest number of pages that were in swap at a time.
 static PEAK_SWAPPED: AtomicU64 = AtomicU64::new(0);
 
-/// Takes note of how much is swapped out.
+/// Updates the largest number of pages in swap.
 pub fn note_swapped_pages() {
     let usage = commons().swap().usage();
     PEAK_SWAPPED.fetch_max(usage.slots - usage.free, Ordering::Relaxed);
 }
 
-/// The most pages that were in swap at a time.
+/// Returns the largest number of pages that were in swap at a time.
 pub fn peak_swapped() -> u64 {
     PEAK_SWAPPED.load(Ordering::Relaxed)
 }
@@ -137,7 +136,7 @@ fn stolen_by_all() -> u64 {
     STOLEN.iter().flatten().chain([&OTHERS]).map(|count| count.load(Ordering::SeqCst)).sum()
 }
 
-/// Notes that memory is available now that was not available to other tasks before.
+/// Records that memory has become available to other tasks.
 fn note_progress() {
     OTHERS.fetch_add(1, Ordering::SeqCst);
 }
@@ -145,9 +144,9 @@ fn note_progress() {
 /// Result of a pass.
 #[derive(Clone, Copy, Default)]
 struct PassResult {
-    /// Frames that are free.
+    /// Number of free frames.
     freed: u64,
-    /// Pages that were written, whether their frames are free or their owners took them back.
+    /// Number of pages that were written, whether their frames were freed or were used again.
     written: u64,
 }
 
@@ -163,13 +162,13 @@ pub fn is_under_way() -> bool {
     thread::with_current(|task| task.reclaims.load(Ordering::Relaxed)).unwrap_or(false)
 }
 
-/// The current task reclaims while this lives.
+/// While this exists, the current task is reclaiming.
 struct UnderWay {
     _foreign: ForeignWindows,
 }
 
 impl UnderWay {
-    /// `None` where it does already: what reclaim needs is not reclaimed.
+    /// `None` if it is reclaiming already: allocations of reclaim do not cause reclaim.
     fn begin() -> Option<Self> {
         let was = thread::with_current(|task| task.reclaims.swap(true, Ordering::Relaxed)).unwrap_or(false);
         (!was).then(|| {
@@ -187,19 +186,19 @@ impl Drop for UnderWay {
     }
 }
 
-/// Gives back memory that its owner keeps for the next use. Returns the frames freed. May take spin
+/// Frees memory that its owner keeps for reuse. Returns the number of frames freed. May take spin
 /// locks; does not sleep.
 pub type Idle = fn() -> u64;
 
 static KEPT: Once<Idle> = Once::new();
 
-/// Has `idle` called where memory is short. Once.
+/// Registers `idle`, which is called when memory is short. Once.
 pub fn register_idle(idle: Idle) {
     KEPT.call_once(|| idle);
 }
 
-/// Frees what costs least: frames in CPUs' lists, pages that CPUs keep for pipes and sockets, idle
-/// slots of devices, and unused clean pages of disks. Returns the number of frames.
+/// Frees memory that costs least: frames in CPUs' lists, pages that CPUs keep for pipes and
+/// sockets, idle slots of devices, and unused clean pages of disks. Returns the number of frames.
 pub fn free_idle(most: u64) -> u64 {
     let before = frames().cached_frames();
     let in_transit = transit::drain();
@@ -217,14 +216,15 @@ pub fn free_idle(most: u64) -> u64 {
 /// Result of direct reclaim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReclaimOutcome {
-    /// Some frames became free, by this task or another, or pages were written that may soon be
+    /// Some frames were freed, by this task or another, or pages were written that may soon be
     /// free.
     Freed,
     /// There is nothing to reclaim.
     Nothing,
 }
 
-/// Finds frames for a task that has none, and waits for devices if need be. See the module's head.
+/// Finds frames for a task that has none, and waits for devices if necessary. See the module's
+/// head.
 pub fn free_some(sources: Sources) -> ReclaimOutcome {
     let before = stolen_by_all();
     let Ok(_turn) = TURN.lock_killable() else { return ReclaimOutcome::Nothing };
@@ -239,12 +239,12 @@ pub fn free_some(sources: Sources) -> ReclaimOutcome {
         IN_VAIN.store(0, Ordering::Relaxed);
         return ReclaimOutcome::Freed;
     }
-    // Pages that were written and taken back at once will be left alone for some time, but not if
-    // this repeats again and again.
+    // Pages that were written and used again at once will be left alone for some time. If this is
+    // repeated too often, it counts as no progress.
     if found.written > 0 && IN_VAIN.fetch_add(1, Ordering::Relaxed) < PATIENCE {
         return ReclaimOutcome::Freed;
     }
-    // Frames on their way to a disk cannot be taken, and will be free.
+    // Frames being written to a disk cannot be freed now, but will be.
     let outcome = ENDED.wait_killable(|| match stolen_by_all() > before {
         true => Some(ReclaimOutcome::Freed),
         false => (ACTIVE.load(Ordering::SeqCst) == 0).then_some(ReclaimOutcome::Nothing),
@@ -252,15 +252,15 @@ pub fn free_some(sources: Sources) -> ReclaimOutcome {
     outcome.unwrap_or(ReclaimOutcome::Nothing)
 }
 
-/// Finds frames that are charged to accounts of `below`, for a task that one of these refused.
-/// Returns the number of frames freed. Several tasks may do this at once.
+/// Frees frames that are charged to accounts of `below`, for a task that one of these refused.
+/// Returns the number of frames. Several tasks may do this at once.
 pub fn free_charged(below: Below) -> u64 {
     let Some(under_way) = UnderWay::begin() else { return 0 };
     let mut freed = 0;
     for _ in 0..PATIENCE {
         let found = shrink(BATCH, FrameChoice::charged_to(below), Sources::All, Who::Direct);
         freed += found.freed;
-        // Pages that were written and taken back at once will be left alone some time.
+        // Pages that were written and used again at once will be left alone for some time.
         if found.freed > 0 || found.written == 0 || thread::is_current_dying() {
             break;
         }
@@ -269,8 +269,8 @@ pub fn free_charged(below: Below) -> u64 {
     freed
 }
 
-/// Frees `want` of `frames`, or as many as possible: at first pages that were not used for long, at
-/// last all pages.
+/// Frees `want` of `frames`, or as many as possible: first pages that were not used for long,
+/// finally all pages.
 fn shrink(want: u64, frames: FrameChoice, sources: Sources, who: Who) -> PassResult {
     let mut found = PassResult::default();
     let charged = frames.charged.map(ChargedPages::count);
@@ -293,7 +293,7 @@ fn shrink(want: u64, frames: FrameChoice, sources: Sources, who: Who) -> PassRes
         if share.shared > 0 {
             found += note_swapped(commons().evict_shared(&wish(share.shared)), who);
         }
-        // A task that is to end needs no memory; kswapd never ends.
+        // A task that is being killed needs no memory. kswapd is never killed.
         if found.freed >= want || sched::checkpoint().is_err() {
             break;
         }

@@ -1,27 +1,27 @@
-//! Check whether evicting pages of files still helps.
+//! A check whether evicting pages of files still helps.
 //!
-//! Where memory that cannot be reclaimed is nearly all there is, the pages of files that remain are
-//! in use, programs' text among them: each that is evicted is read again at once, and evicts
-//! another. All tasks are busy, and none makes progress. Evicting such pages does not yield memory.
-//! Then the largest program ends (`task::oom`) as it would if its text could not be evicted.
+//! If nearly all memory cannot be reclaimed, the remaining pages of files are in use, including
+//! programs' text. Each evicted page is read again at once, and evicts another. All tasks are busy,
+//! and none makes progress. Evicting such pages frees no memory. Then the largest program is killed
+//! (`task::oom`), as if its text could not be evicted.
 //!
-//! A file that is read from front to back through a little memory is not that: its pages come once
-//! ([`freehold_vm::refaults`]). Nor is a working set that does not fit into a cache of some size,
-//! nor what happens over minutes: those get on.
+//! Reading a large file once, with little memory, does not count: its pages are read only once
+//! ([`freehold_vm::refaults`]). Nor does a working set that does not fit into a cache of some size,
+//! nor the sum over several minutes: such programs make progress.
 
 use super::{PageKind, Who, caches, counts};
 use crate::mem::frames;
 use crate::sync::SpinLock;
 use crate::time;
 
-/// More than this part of memory in caches is not little.
+/// If more than 1/16 of memory is in caches, that is enough.
 const LITTLE: u64 = 16;
-/// So many evictions tell.
+/// This many evictions are significant.
 const ENOUGH: u64 = 1024;
-/// Within such a time.
+/// Only evictions within this time count.
 const SOON: u64 = 10 * time::SECOND;
 
-/// Totals since boot, and when.
+/// Totals since boot, and the time of the count.
 #[derive(Clone, Copy)]
 struct Totals {
     anonymous: u64,
@@ -43,7 +43,7 @@ impl Totals {
         }
     }
 
-    /// Whether what happened since `before` was in vain; `None`: too little to tell.
+    /// Returns whether the evictions since `before` had no lasting effect; `None`: too few to tell.
     fn since(self, before: Self) -> Option<Verdict> {
         if self.anonymous != before.anonymous || self.time - before.time > SOON {
             return Some(Verdict::GetsOn);
@@ -56,15 +56,15 @@ impl Totals {
     }
 }
 
-/// Whether evictions freed memory for longer than a moment.
+/// Whether evictions freed memory for more than a moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Verdict {
     GetsOn,
     InVain,
 }
 
-/// Returns whether the last evictions were of pages that were read again at once. The answer is
-/// asked for whenever memory is short.
+/// Returns whether the last evictions were of pages that were read again at once. Called whenever
+/// memory is short.
 pub fn is_in_vain() -> bool {
     let now = Totals::now();
     let is_little = caches::pages() < frames().managed_frames() / LITTLE;

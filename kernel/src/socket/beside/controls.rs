@@ -1,9 +1,9 @@
-//! Data that recvmsg(2) gives beside a message.
+//! Ancillary data that recvmsg(2) returns with a message.
 
-/// The most bytes of one: a `struct sockaddr_in6`.
+/// Largest size of a data item: a `struct sockaddr_in6`.
 const MOST_DATA: usize = 28;
 
-/// Data beside a message.
+/// One control message.
 #[derive(Clone, Copy, Debug)]
 pub struct Control {
     pub(in crate::socket) level: u32,
@@ -18,7 +18,7 @@ impl Control {
     }
 }
 
-/// All data beside a message.
+/// All control messages of one received message.
 #[derive(Clone, Copy, Debug)]
 pub struct Controls {
     all: [Control; Self::MOST],
@@ -26,8 +26,8 @@ pub struct Controls {
 }
 
 impl Controls {
-    /// A time, a count of losses, the interface and the hops in two forms each, the traffic class,
-    /// and the receiver's address.
+    /// Largest number of control messages: a time, a count of losses, the interface and the hops in
+    /// two forms each, the traffic class, and the receiver's address.
     const MOST: usize = 8;
 
     pub(super) fn new() -> Self {

@@ -1,13 +1,13 @@
-//! Data beside messages: facts about a packet that a receiver asks for by options and gets as
-//! control messages of recvmsg(2), and what a sender asks for by those of sendmsg(2).
+//! Ancillary data. A receiver sets options to get facts about a packet as control messages of
+//! recvmsg(2). A sender passes requests in control messages of sendmsg(2).
 //!
-//! One path for all sockets. The flags of the options are one word of the receiver's channel. A
-//! sender loads it once per message, and makes [`Notes`] only where a flag is set. The notes wait
-//! beside the message in the queue, in a list of their own, so that messages without them cost
-//! nothing. Without memory for them a message goes without.
+//! All sockets share this code. The flags of the options are one word of the receiver's channel. A
+//! sender loads it once per message, and makes [`Notes`] only where a flag is set. The notes are
+//! queued with the message, in a separate list, so that messages without notes cost nothing. If
+//! there is no memory for its notes, a message has none.
 //!
-//! A message that came before the option was set has no notes: the receiver gets the time of the
-//! receive, as on Linux, and no other fact.
+//! A message that arrived before the option was set has no notes. As on Linux, the receiver then
+//! gets the time of the receive, and no other fact.
 //!
 //! Sources: ip(7), ipv6(7), socket(7), RFC 3542, `__sock_recv_cmsgs` in net/socket.c,
 //! `ip_cmsg_recv_offset` in net/ipv4/ip_sockglue.c, `ip6_datagram_recv_ctl` in net/ipv6/datagram.c.
@@ -44,12 +44,12 @@ const TCLASS: u32 = 67;
 const RECVORIGDSTADDR_V6: u32 = 74;
 /// TCP_INQ of IPPROTO_TCP, an option and a control message.
 const INQ: u32 = 36;
-/// The time to live and the type of service of a packet whose sender chose none.
+/// The time to live and the type of service of a packet whose sender set none.
 pub(super) const TTL: u8 = 64;
 pub(super) const TOS: u8 = 0;
 
 bitflags::bitflags! {
-    /// Options of a receiving socket that are on or off. Most of them ask for data beside messages.
+    /// Options of a receiving socket that are on or off. Most of them request ancillary data.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct Told: u32 {
         /// SO_TIMESTAMP.
@@ -82,27 +82,27 @@ bitflags::bitflags! {
         const OLD_HOPS = 1 << 13;
         /// SO_RXQ_OVFL.
         const LOST = 1 << 14;
-        /// IP_RECVERR, IPV6_RECVERR: all errors, also where the socket is not connected.
+        /// IP_RECVERR, IPV6_RECVERR: reports all errors, even if the socket is not connected.
         const ERRORS = 1 << 15;
-        /// SO_REUSEADDR of a raw socket, which changes nothing: identifiers are shared, addresses
+        /// SO_REUSEADDR of a raw socket. It has no effect: identifiers are shared, addresses
         /// always.
         const SHARES = 1 << 16;
         /// SO_RCVLOWAT is more than a byte.
         const LEAST = 1 << 17;
-        /// TCP_INQ: the bytes that are left.
+        /// TCP_INQ: requests the number of bytes left to read.
         const LEFT = 1 << 18;
     }
 }
 
 impl Told {
-    /// The options of which a socket has one at most.
+    /// The time options. A socket has at most one of them.
     pub(super) const TIMES: Self =
         Self::TIME.union(Self::TIME_NS).union(Self::TIME_NEW).union(Self::TIME_NS_NEW);
     /// The options for which messages need notes.
     const NOTED: Self =
         Self::all().difference(Self::ERRORS.union(Self::SHARES)).difference(Self::LEAST.union(Self::LEFT));
 
-    /// The flag that an option of a socket sets, if it is one of these.
+    /// Returns the flag that an option of a socket sets, if the option has one.
     pub(super) fn of(level: u32, name: u32, nature: Nature) -> Option<Self> {
         Some(match (level, name) {
             (c::SOL_SOCKET, c::SO_TIMESTAMP_OLD) => Self::TIME,
@@ -140,14 +140,14 @@ impl Told {
         self.intersects(Self::NOTED)
     }
 
-    /// Returns the data beside a message with these notes, or with none; `None` where the socket
-    /// asked for nothing.
+    /// Returns the control messages for a message with these notes, or without notes. `None` if the
+    /// socket requested none.
     #[inline]
     pub(super) fn controls(self, notes: Option<&Notes>) -> Option<Controls> {
         if self.wants_notes() { Some(self.make_controls(notes)) } else { None }
     }
 
-    /// Adds the bytes that are left in a stream, which `left` tells, where the socket asked for
+    /// Adds the number of bytes left in a stream, which `left` returns, if the socket requested
     /// that.
     #[inline]
     pub(super) fn add_left(self, controls: &mut Option<Controls>, left: impl FnOnce() -> usize) {
@@ -186,14 +186,14 @@ impl Told {
     }
 }
 
-/// A socket's part of what options there are.
+/// The properties of a socket that determine which options it has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Nature {
-    /// Whether it has the options of version 4. Those of version 6 that speak both have them.
+    /// Whether the socket has the IPv4 options. IPv6 sockets that also accept IPv4 have both kinds.
     pub(super) has_v4: bool,
-    /// Whether it has the options of version 6.
+    /// Whether the socket has the IPv6 options.
     pub(super) has_v6: bool,
-    /// Whether it is a raw socket or a ping socket.
+    /// Whether the socket is a raw socket or a ping socket.
     pub(super) is_raw: bool,
     pub(super) is_tcp: bool,
 }
@@ -201,44 +201,45 @@ pub(super) struct Nature {
 /// Facts about a packet, from its header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PacketFacts {
-    /// Its receiver's address, for version 4 a mapped one, and port.
+    /// The destination's address and port. For IPv4 the address is a mapped one.
     pub to: (Ipv6Addr, u16),
-    /// The number of the interface that it came by.
+    /// The number of the interface that received the packet.
     pub interface: u32,
-    /// Time to live, or the hop limit.
+    /// Time to live, or hop limit.
     pub ttl: u8,
-    /// Type of service, or the traffic class.
+    /// Type of service, or traffic class.
     pub tos: u8,
 }
 
-/// Facts about a message that a receiver may ask for beside its bytes.
+/// Facts about a message that a receiver can request in addition to its bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Notes {
-    /// When it came, in nanoseconds since 1970.
+    /// Time of arrival, in nanoseconds since 1970.
     time: i64,
-    /// Messages that were lost before it (modulo 2^32).
+    /// Number of messages that were lost before this one (modulo 2^32).
     lost: u32,
-    /// `None` where it is no packet of IP.
+    /// `None` if the message is no IP packet.
     facts: Option<PacketFacts>,
 }
 
 impl Notes {
-    /// Messages that were lost before it.
+    /// Returns the number of messages that were lost before this one.
     #[cfg(test)]
     pub(super) const fn lost(self) -> u32 {
         self.lost
     }
 
-    /// Those of a message that comes now, `lost` messages after the first one.
+    /// Returns the notes of a message that arrives now, after `lost` lost messages.
     pub(super) fn now(lost: u32, facts: Option<PacketFacts>) -> Self {
         Self { time: time::wall_nanoseconds(), lost, facts }
     }
 }
 
-/// A number that a program sets an option to. Options of version 4 may have one byte or none.
+/// Reads an option's new value from a program. The value of an IPv4 option may have only one byte,
+/// or none.
 ///
 /// # Errors
-/// `EINVAL` where it is too short, `EFAULT`.
+/// `EINVAL` if it is too short, `EFAULT`.
 pub(super) fn number(level: u32, value: u64, length: usize) -> Result<i32> {
     match length {
         0 if level == IP => Ok(0),
@@ -248,7 +249,7 @@ pub(super) fn number(level: u32, value: u64, length: usize) -> Result<i32> {
     }
 }
 
-/// The four bytes of an address of version 4.
+/// Returns the four bytes of an IPv4 address.
 fn v4_bytes(ip: Ipv6Addr) -> [u8; 4] {
     let [.., a, b, c, d] = ip.octets();
     [a, b, c, d]
@@ -259,7 +260,7 @@ impl PacketFacts {
         self.to.0.to_ipv4_mapped().is_some()
     }
 
-    /// IPV6_PKTINFO, which sockets of version 6 get with packets of both versions; IP_PKTINFO.
+    /// Adds IPV6_PKTINFO, which IPv6 sockets get with packets of both versions, or IP_PKTINFO.
     fn put_interface(&self, told: Told, all: &mut Controls) {
         let (octets, index) = (self.to.0.octets(), self.interface.to_ne_bytes());
         if told.contains(Told::INTERFACE_V6) {

@@ -1,4 +1,4 @@
-//! Wishes of the sender of one packet: control messages of sendmsg(2) that go before the socket's
+//! Requests of a sender for one packet: control messages of sendmsg(2) that override the socket's
 //! own settings.
 //!
 //! Sources: `ip_cmsg_send` in net/ipv4/ip_sockglue.c, `ip6_datagram_send_ctl` in
@@ -14,7 +14,7 @@ use crate::{Errno, Result};
 /// IPV6_DONTFRAG.
 const DONTFRAG: u32 = 62;
 
-/// The versions of IP whose control messages a socket takes.
+/// The versions of IP whose control messages a socket accepts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Versions {
     /// Version 4.
@@ -26,35 +26,35 @@ pub enum Versions {
 /// See the module's head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Wishes {
-    /// The address that the packet comes from.
+    /// The source address of the packet.
     pub(in crate::socket) source: Option<Ipv6Addr>,
-    /// The number of the interface that it leaves by; 0 for any.
+    /// The number of the outgoing interface; 0 for any.
     pub(in crate::socket) interface: u32,
     pub(in crate::socket) ttl: Option<u8>,
     pub(in crate::socket) tos: Option<u8>,
 }
 
-/// The number in `data`, which is nothing else.
+/// Returns the number that `data` consists of.
 fn number(data: &[u8]) -> Result<i32> {
     data.try_into().map(i32::from_ne_bytes).map_err(|_| Errno::EINVAL)
 }
 
-/// A number from `least` to 255.
+/// Returns a number from `least` to 255.
 fn byte(data: &[u8], least: i32) -> Result<u8> {
     let number = number(data)?;
     if (least..=255).contains(&number) { Ok(number as u8) } else { Err(Errno::EINVAL) }
 }
 
-/// The same, or -1 for what the socket has.
+/// Like [`byte`], but -1 selects the socket's own setting.
 fn byte_or_own(data: &[u8]) -> Result<Option<u8>> {
     if number(data)? == -1 { Ok(None) } else { byte(data, 0).map(Some) }
 }
 
 impl Wishes {
-    /// Adds what a control message to a socket asks for; another level's does nothing.
+    /// Adds the request of a control message. Control messages of other levels have no effect.
     ///
     /// # Errors
-    /// `EINVAL` for a length or a value that cannot be, and for other kinds.
+    /// `EINVAL` for an invalid length or value, and for unknown types.
     pub(in crate::socket) fn read(
         &mut self,
         versions: Versions,
@@ -77,7 +77,7 @@ impl Wishes {
         Ok(())
     }
 
-    /// `struct in_pktinfo`: the interface, the source, and an address that senders leave alone.
+    /// `struct in_pktinfo`: the interface, the source, and an address that is not used for sending.
     fn read_interface(&mut self, data: &[u8]) -> Result<()> {
         let data: &[u8; 12] = data.try_into().map_err(|_| Errno::EINVAL)?;
         let [i0, i1, i2, i3, a, b, c, d, ..] = *data;
@@ -137,7 +137,7 @@ mod tests {
         v6[16..].copy_from_slice(&7_u32.to_ne_bytes());
         let wishes = read(Versions::Both, (IPV6, PKTINFO_V6), &v6).unwrap();
         assert_eq!((wishes.source, wishes.interface), (Some(Ipv6Addr::LOCALHOST), 7));
-        // Another family's control message is not read at all.
+        // A control message of another family is skipped unread.
         assert_eq!(read(Versions::V4, (IPV6, PKTINFO_V6), &[]), Ok(Wishes::default()));
         assert_eq!(read(Versions::V4, (IP, 99), &[]), Err(Errno::EINVAL));
     }

@@ -1,13 +1,13 @@
-//! News of a channel that signals tell the owner of a socket (SIGIO).
+//! Events of a channel that are signalled to the owner of a socket (SIGIO).
 //!
-//! A socket hears of all news by the queue `readable` of the channel that it receives from: of
-//! bytes, of errors, of the peer's end. The socket hears by the same queue of room in the channel
-//! that it sends into, and that channel knows the queue as its sender's. As on Linux
-//! (SOCKWQ_ASYNC_NOSPACE) the socket hears of room once after a send or a poll(2) that found none.
+//! A socket learns of all events through the queue `readable` of the channel from which it
+//! receives: bytes, errors, the end of the peer. Room in the channel into which it sends is
+//! reported through the same queue, which that channel knows as its sender's. As on Linux
+//! (SOCKWQ_ASYNC_NOSPACE), room is reported once after a send or a poll(2) that found none.
 //!
 //! A sender can be stopped by its account ([`crate::socket::memory`]) and not by its reader, which
-//! may have nothing to do meanwhile. A channel where this was so once is woken with its account
-//! from then on. No signal tells of that room.
+//! may have nothing to do in the meantime. Once this has happened to a channel, it is woken with
+//! its account from then on. No signal reports that room.
 
 use core::sync::atomic::Ordering;
 
@@ -15,13 +15,13 @@ use super::{Channel, Patience};
 use crate::sync::{News, earlier};
 use crate::{Errno, Result, time};
 
-/// How long a sender sleeps before it looks again, where there was no memory to have it woken
-/// (nanoseconds).
+/// Nanoseconds that a sender sleeps before it checks again, if there was no memory to register it
+/// for a wake-up.
 const NAP: u64 = 100_000_000;
 
 impl Channel {
-    /// Closes the sending end: receivers reach the end of the stream. `news` are for the signals of
-    /// the receiver's socket, where there are any.
+    /// Closes the sending end: receivers reach the end of the stream. `news` are the events, if
+    /// any, for the signals of the receiver's socket.
     pub fn close_sender(&self, news: Option<News>) {
         self.no_sender.store(true, Ordering::SeqCst);
         match news {
@@ -31,12 +31,12 @@ impl Channel {
         self.writable.wake_all();
     }
 
-    /// The socket that receives from `own` alone sends into it from now on.
+    /// Records that only the socket that receives from `own` sends into this channel.
     pub(in crate::socket) fn set_sender(&self, own: &Self) {
         self.sender.call_once(|| own.readable.clone());
     }
 
-    /// There is room, where a sender may have found none.
+    /// Reports room to the sender, if it may have found none before.
     #[cold]
     fn tell_sender(&self) {
         if self.has_room()
@@ -47,7 +47,7 @@ impl Channel {
         }
     }
 
-    /// Bytes were taken out: wakes senders.
+    /// Wakes senders, because bytes were removed.
     #[inline(always)]
     pub(in crate::socket) fn made_room(&self) {
         self.writable.wake_all();
@@ -56,10 +56,10 @@ impl Channel {
         }
     }
 
-    /// Notes that a sender found no room. The caller looks once more.
+    /// Records that a sender found no room. The caller then checks once more.
     pub(in crate::socket) fn want_room(&self) {
         self.wants_room.store(true, Ordering::SeqCst);
-        // Without memory the sender hears of the room that its reader makes.
+        // If memory is short, the sender is woken only for room that its reader makes.
         let _ = self.watch_account();
     }
 
@@ -67,10 +67,11 @@ impl Channel {
         self.account_watch.set_if_due(self.account, &self.writable)
     }
 
-    /// Waits until a message of so many pages may wait.
+    /// Waits until a message of this many pages may be queued.
     ///
     /// # Errors
-    /// `ENOBUFS` without patience, `EAGAIN` after it, `ERESTARTSYS`.
+    /// `ENOBUFS` if the caller does not wait at all, `EAGAIN` at the end of its time,
+    /// `ERESTARTSYS`.
     #[inline]
     pub(super) fn wait_for_account(&self, pages: usize, patience: Patience) -> Result<()> {
         match (self.account.admit(pages), patience) {
@@ -82,7 +83,7 @@ impl Channel {
         }
     }
 
-    /// Waits until there is room, as `ready` has it.
+    /// Waits until `ready` finds room.
     #[inline(never)]
     pub(super) fn wait_with_patience(
         &self,
@@ -93,7 +94,7 @@ impl Channel {
             let is_told = self.watch_account().is_ok();
             let nap = (!is_told).then(|| time::now() + NAP);
             let until = earlier(deadline, nap);
-            // The account may become tight while it waits for the reader.
+            // The account may become tight while the sender waits for the reader.
             let wakes =
                 || (ready().is_some() || is_told && self.account_watch.is_due(self.account)).then_some(());
             self.writable.wait_until_deadline(until, wakes)?;

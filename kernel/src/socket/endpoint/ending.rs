@@ -1,4 +1,5 @@
-//! The end of a socket or of one of its directions: what its peer hears, and what it gives back.
+//! The end of a socket or of one of its directions: the events for its peer, and the release of its
+//! resources.
 
 use core::sync::atomic::Ordering;
 
@@ -63,7 +64,7 @@ impl Socket {
         Ok(())
     }
 
-    /// shutdown(2) of a TCP socket that listens: without receiving there are no more connections,
+    /// shutdown(2) of a listening TCP socket. If receiving ends, there are no more connections
     /// until it listens again. It keeps its port.
     fn stop_listening(&self, how: Shutdown) {
         if how == Shutdown::Send {
@@ -78,14 +79,14 @@ impl Socket {
         self.connections.announce(News::HangUp);
     }
 
-    /// Whether shutdown(2) has ended the connections that an AF_UNIX socket listens for. Those that
-    /// wait are still accepted.
+    /// Whether shutdown(2) has ended the acceptance of new connections by an AF_UNIX socket.
+    /// Connections that wait are still accepted.
     pub(super) fn is_deaf(&self) -> bool {
         !self.is_inet() && !self.channel.has_receiver()
     }
 
-    /// Returns the news of this socket's end for the peer's signals. An AF_UNIX peer hears of each
-    /// end, a TCP peer only of an end that it did not know; `None`: the peer knew it.
+    /// Returns the events of this socket's end for the peer's signals. An AF_UNIX peer is notified
+    /// of each end, a TCP peer only of an end that it did not know. `None`: the peer knew the end.
     fn last_news(&self, peer: &Peer) -> Option<News> {
         if !self.is_inet() {
             Some(News::HangUp)
@@ -109,8 +110,8 @@ impl Drop for Socket {
             let [lingers, seconds] = self.options.get_mut().linger;
             let breaks_off = self.family != Family::Unix && lingers != 0 && seconds == 0;
             if self.channel.has_message() || breaks_off {
-                // The peer has sent bytes that were not read, or the program wants no orderly end:
-                // the peer hears of it.
+                // The peer has sent bytes that were not read, or the program requests a reset:
+                // report it to the peer.
                 peer.channel.note_error(Errno::ECONNRESET);
             }
             peer.channel.close_sender(self.last_news(&peer));

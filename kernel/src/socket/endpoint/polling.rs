@@ -1,4 +1,4 @@
-//! Events that poll(2) and signals tell of a socket.
+//! Socket events that poll(2) and signals report.
 
 use core::sync::atomic::Ordering;
 
@@ -41,7 +41,8 @@ impl Socket {
                     peer.want_room();
                 }
                 ready.set(Ready::OUT, peer.has_room() || !peer.has_receiver());
-                // TCP hears of one direction's end at a time, but for a reset; AF_UNIX of both.
+                // TCP reports the end of one direction at a time, except after a reset; AF_UNIX
+                // that of both.
                 let both = self.family == Family::Unix || self.channel.has_failed();
                 let is_over = send_ended || both && !peer.has_receiver();
                 ready.set(Ready::HUP, ended && is_over);
@@ -49,8 +50,8 @@ impl Socket {
             None if self.kind == SocketKind::Datagram => ready |= Ready::OUT,
             None => ready |= Ready::OUT | Ready::HUP,
         }
-        // Last: an error that ends both directions is noted before them, and is not missed beside
-        // its effects (Linux: `tcp_poll`).
+        // Checked last: an error that ends both directions is recorded before them. So it is not
+        // missed when their ends are seen (Linux: `tcp_poll`).
         ready.set(Ready::ERR, self.channel.has_error());
         ready
     }
@@ -59,7 +60,7 @@ impl Socket {
         self.family != Family::Unix
     }
 
-    /// The queues of signal-driven I/O: connections, and all else.
+    /// Returns the queues of signal-driven I/O: for connections, and for all other events.
     pub(in crate::socket) fn news(&self) -> [Option<&Arc<WaitQueue>>; 2] {
         [Some(&self.connections), Some(&self.channel.readable)]
     }

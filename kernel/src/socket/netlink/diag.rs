@@ -1,9 +1,9 @@
 //! NETLINK_SOCK_DIAG: the lists of sockets that `ss` shows (sock_diag(7)).
 //!
-//! Only whole lists are answered, of TCP, UDP and AF_UNIX. They are written in parts, the next one
-//! when the receiver has taken what waits, so that a list of any length needs the memory of one
-//! part. A request with a program that chooses among sockets is `EOPNOTSUPP`: `ss` reads /proc/net
-//! then, and chooses itself. Sockets of AF_UNIX do not know their peers' inodes.
+//! Only whole lists can be requested, of TCP, UDP and AF_UNIX. They are written in parts: the next
+//! part follows when the receiver has read the previous one. So a list of any length needs the
+//! memory of one part. A request with a filter program is `EOPNOTSUPP`: `ss` then reads /proc/net,
+//! and filters itself. AF_UNIX sockets do not know their peers' inodes.
 
 use zerocopy::IntoBytes;
 
@@ -19,7 +19,7 @@ use crate::{Errno, Result, sched, task};
 
 /// SOCK_DIAG_BY_FAMILY, of requests and answers.
 const BY_FAMILY: u16 = 20;
-/// TCPDIAG_GETSOCK and DCCPDIAG_GETSOCK, which came before.
+/// TCPDIAG_GETSOCK and DCCPDIAG_GETSOCK, the predecessors of that type.
 const OLD_TCP: u16 = 18;
 const OLD_DCCP: u16 = 19;
 /// Bytes of `struct inet_diag_req_v2` and `struct unix_diag_req`.
@@ -28,22 +28,22 @@ const UNIX_BYTES: usize = 24;
 /// INET_DIAG_REQ_BYTECODE, INET_DIAG_REQ_PROTOCOL.
 const PROGRAM: u16 = 1;
 const PROTOCOL: u16 = 3;
-/// A part has about so many bytes: programs receive into a page.
+/// Approximate number of bytes of a part: programs receive into a page.
 const PART: usize = 3000;
 
-/// A list that is being told.
+/// A list whose parts are being sent.
 #[derive(Debug)]
 pub(super) struct SocketDump {
-    /// The number of the asker's namespace.
+    /// The number of the requester's network namespace.
     network: u64,
     class: SocketClass,
-    /// States that are wanted, as bits.
+    /// Requested states, as bits.
     states: u32,
-    /// Additional data that is wanted: INET_DIAG_* as bits from 1 on, or UDIAG_SHOW_*.
+    /// Requested additional data: INET_DIAG_* as bits from 1 on, or UDIAG_SHOW_*.
     shown: u32,
-    /// Ports that are wanted; 0 for any.
+    /// Requested ports; 0 for any.
     ports: [u16; 2],
-    /// The place that is looked at next.
+    /// The table place that is visited next.
     place: usize,
     to: Replied,
 }
@@ -55,11 +55,12 @@ pub(super) enum Told {
     All,
 }
 
-/// The list that a request asks for.
+/// Returns the list that a message requests.
 ///
 /// # Errors
-/// `EINVAL` for other requests and those cut short, `ENOENT` for a family that is not listed,
-/// `EPROTONOSUPPORT` for a protocol that is not, `EOPNOTSUPP` for a single socket or a choice.
+/// `EINVAL` for other requests and truncated ones, `ENOENT` for a family that is not listed,
+/// `EPROTONOSUPPORT` for a protocol that is not listed, `EOPNOTSUPP` for a single socket or a
+/// filter.
 pub(super) fn begin(message: &NetlinkMessage<'_>, port: u32, network: u64) -> Result<SocketDump> {
     let body = message.body();
     match message.kind {
@@ -68,7 +69,7 @@ pub(super) fn begin(message: &NetlinkMessage<'_>, port: u32, network: u64) -> Re
         _ => return Err(Errno::EINVAL),
     }
     let &[family, protocol] = body.first_chunk().ok_or(Errno::EINVAL)?;
-    // The field has a byte, too few for MPTCP: an attribute has all of it.
+    // The field has one byte, too small for MPTCP's number. The attribute has the full number.
     let named = message.attributes(INET_BYTES).filter(|found| found.0 == PROTOCOL).last();
     let named = named.and_then(|(_, value)| u32_at(value, 0));
     let protocol = named.map_or(protocol, |named| u8::try_from(named).unwrap_or(0));
@@ -103,15 +104,15 @@ pub(super) fn begin(message: &NetlinkMessage<'_>, port: u32, network: u64) -> Re
 }
 
 impl SocketDump {
-    /// Returns the header fields for answers to the asker.
+    /// Returns the header fields for answers to the requester.
     pub(super) const fn to(&self) -> Replied {
         self.to
     }
 
-    /// Writes the next part, which is empty only where it is the last.
+    /// Writes the next part. Only the last part may be empty.
     ///
     /// # Errors
-    /// `ERESTARTSYS` where the task is to end.
+    /// `ERESTARTSYS` if the task is being killed.
     pub(super) fn write(&mut self, out: &mut Writer) -> Result<Told> {
         while out.length() < PART {
             sched::checkpoint()?;
@@ -145,13 +146,13 @@ impl SocketDump {
         let is_v6 = socket.is_v6();
         let is_tcp = socket.kind() == SocketKind::Stream;
         out.message(BY_FAMILY, self.to, |out| {
-            // No timer runs.
+            // No timer is reported.
             out.put(&[if is_v6 { INET6 } else { INET }, view.state as u8, 0, 0]);
             let ports = [view.local.port.to_be_bytes(), view.remote.port.to_be_bytes()];
             out.put(ports.as_flattened());
             out.put(&address(view.local, is_v6));
             out.put(&address(view.remote, is_v6));
-            // Of no interface in particular; a number of its own; a timer's end.
+            // The interface (none), a unique number, and the end of a timer.
             let cookie = socket.inode() as u32;
             let queues = [view.received as u32, view.backlog as u32];
             out.put(
@@ -212,7 +213,7 @@ impl SocketDump {
     }
 }
 
-/// 16 bytes; those of version 4 come first.
+/// Returns an address as 16 bytes. An IPv4 address fills the first of them.
 fn address(address: InetAddress, is_v6: bool) -> [u8; 16] {
     let mut octets = address.ip.octets();
     if !is_v6 {
@@ -222,7 +223,7 @@ fn address(address: InetAddress, is_v6: bool) -> [u8; 16] {
     octets
 }
 
-/// Writes nine numbers: bytes that wait to be received, their limit, bytes that wait to be sent,
+/// Writes nine numbers: bytes waiting to be received and their limit, bytes waiting to be sent and
 /// their limit, and others.
 fn memory(out: &mut Writer, kind: u16, received: usize) {
     let room = BUFFER_BYTES as u32;
@@ -250,7 +251,7 @@ mod tests {
         begin(&Messages(&request).next().unwrap(), 7, NetworkNamespace::INITIAL_NUMBER)
     }
 
-    /// Each bound socket of UDP is told once, in parts that a page holds.
+    /// Each bound UDP socket is listed once, in parts that fit into a page.
     #[test]
     fn a_list_comes_in_parts_that_a_page_holds() {
         let sockets: Model<Arc<Socket>> = (0..100)
@@ -301,7 +302,7 @@ mod tests {
         ) {
             body.splice(..body.len().min(2), [family, if is_tcp { Protocol::Tcp } else { Protocol::Udp } as u8]);
             if let Ok(mut dump) = asked(&body, flags) {
-                // The writer fills a message up to a multiple of 4 bytes.
+                // The writer pads a message to a multiple of 4 bytes.
                 prop_assert!(body.len().next_multiple_of(4) >= UNIX_BYTES);
                 prop_assert_eq!(flags & flag::DUMP, flag::DUMP);
                 let mut out = Writer::new();

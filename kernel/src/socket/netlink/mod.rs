@@ -1,18 +1,17 @@
 //! Sockets of AF_NETLINK: programs ask the kernel by messages, and it answers by messages
-//! (netlink(7)). It speaks NETLINK_ROUTE ([`route`]) and NETLINK_SOCK_DIAG ([`diag`]); other
+//! (netlink(7)). It supports NETLINK_ROUTE ([`route`]) and NETLINK_SOCK_DIAG ([`diag`]); other
 //! protocols are `EPROTONOSUPPORT`.
 //!
-//! A request is answered before its send returns. The answer goes into the socket's own channel,
-//! which holds as much as that of any socket. An answer that finds no room there is lost, and the
-//! next receive says `ENOBUFS`. Of a list of sockets one part is there at a time: the receive that
-//! empties the channel puts in the next one. Requests are read as hostile input ([`wire`]).
+//! A request is answered before its send returns. The answer is queued in the socket's own channel,
+//! which has the usual size. An answer that finds no room there is lost, and the next receive
+//! returns `ENOBUFS`. A list of sockets is queued one part at a time: the receive that empties the
+//! channel adds the next part. Requests are read as hostile input ([`wire`]).
 //!
-//! Nothing is told that was not asked for: groups can be joined, but the one interface never
-//! changes.
+//! There are no unrequested notifications: groups can be joined, but the interfaces never change.
 //!
 //! **Locks.** [`PORTS`] and a socket's own [`NetlinkState`] are spin locks; the first is taken with
-//! the second held. The lock of the list that is being told sleeps; those of the table of sockets
-//! and of channels are taken with it held.
+//! the second held. The lock of the list being sent is a sleeping lock. The locks of the table of
+//! sockets and of channels are taken with it held.
 
 mod diag;
 mod route;
@@ -38,7 +37,7 @@ use crate::task::namespaces::network::NetworkNamespace;
 use crate::user::{self, Source};
 use crate::{Errno, Result, sched, task};
 
-/// Bytes of the longest send: the value of SO_SNDBUF, without Linux' overhead of a message.
+/// Largest number of bytes of a send: the value of SO_SNDBUF, minus Linux' overhead per message.
 const MOST_BYTES: usize = BUFFER_BYTES - 32;
 /// NETLINK_ROUTE, NETLINK_SOCK_DIAG.
 const ROUTE: i32 = 0;
@@ -53,7 +52,7 @@ const LIST_MEMBERSHIPS: u32 = 9;
 /// RTNLGRP_MAX.
 const GROUPS: u32 = 36;
 
-/// Families, in one byte as in messages.
+/// Families as one byte, the format of messages.
 const UNIX: u8 = Family::Unix.number() as u8;
 const INET: u8 = Family::Inet.number() as u8;
 const INET6: u8 = Family::Inet6.number() as u8;
@@ -73,11 +72,11 @@ pub struct NetlinkAddress {
 /// Ports in use, by protocol.
 static PORTS: SpinLock<Map<(i32, u32), ()>> = SpinLock::new(Map::new());
 
-/// The bit of ports that no process ID has.
+/// The bit of ports that are no process IDs.
 const PORTS_OF_NOBODY: u32 = 1 << 31;
-/// The port that is tried next, without that bit; it goes down.
+/// The next port to try, without [`PORTS_OF_NOBODY`]; counts down.
 static NEXT: AtomicU32 = AtomicU32::new(u32::MAX - 4096);
-/// The most ports that are tried: a program may have taken the next ones.
+/// Largest number of ports that are tried: a program may have taken the next ones.
 const TRIES: u32 = 4096;
 
 #[derive(Default)]
@@ -91,10 +90,10 @@ struct NetlinkState {
 /// State of a socket of AF_NETLINK beyond the common state.
 pub struct Netlink {
     protocol: i32,
-    /// SO_TYPE.
+    /// The value of SO_TYPE.
     pub(super) shown_type: i32,
     state: SpinLock<NetlinkState>,
-    /// The list of which the program has read a part.
+    /// The list that the program has read in part.
     dump: Mutex<Option<SocketDump>>,
 }
 
@@ -106,17 +105,17 @@ struct Caller<'a> {
     network: &'a NetworkNamespace,
     user: u32,
     may_change: bool,
-    /// NETLINK_GET_STRICT_CHK: each field of a request for all counts.
+    /// NETLINK_GET_STRICT_CHK: the fields of a dump request act as filters.
     is_strict: bool,
 }
 
 /// Result of a request.
 enum Answered {
-    /// The answer is complete; an ACK follows if the sender wished for one.
+    /// The answer is complete; an ACK follows if the sender requested one.
     Nothing,
-    /// Several messages, whose end says how it ended, with these [`flag`]s.
+    /// Several messages, whose last one has this result, with these [`flag`]s.
     Dump(Result<()>, u16),
-    /// A list of sockets, which begins now.
+    /// A list of sockets, which is sent in parts from now on.
     List,
 }
 
@@ -151,7 +150,7 @@ impl Netlink {
     /// bind(2).
     ///
     /// # Errors
-    /// `EINVAL` where it has another port, `EADDRINUSE`, `ENOMEM`.
+    /// `EINVAL` if the socket has another port, `EADDRINUSE`, `ENOMEM`.
     pub(super) fn bind(&self, wanted: NetlinkAddress) -> Result<()> {
         let mut state = self.state.lock();
         match (state.own.port, wanted.port) {
@@ -167,7 +166,7 @@ impl Netlink {
         Ok(())
     }
 
-    /// The port, after a bind to a free one where it has none.
+    /// Returns the port. A socket without one is first bound to a free port.
     fn own_port(&self) -> Result<u32> {
         let mut state = self.state.lock();
         if state.own.port == 0 {
@@ -185,7 +184,7 @@ impl Netlink {
         Ok(())
     }
 
-    /// The caller's process ID, or a free port that is no process ID.
+    /// Binds to the caller's process ID, or to a free port that is no process ID.
     fn take_any(&self) -> Result<u32> {
         let own = task::try_with_current(|task| task.process().number()).unwrap_or(PORTS_OF_NOBODY);
         match self.take(own) {
@@ -205,7 +204,7 @@ impl Netlink {
     /// connect(2); `None` disconnects.
     ///
     /// # Errors
-    /// `EPERM` without CAP_NET_ADMIN for any address but the kernel's, `ENOMEM`.
+    /// `EPERM` without CAP_NET_ADMIN for any address except the kernel's, `ENOMEM`.
     pub(super) fn connect(&self, to: Option<NetlinkAddress>, network: &NetworkNamespace) -> Result<()> {
         let to = to.unwrap_or_default();
         if to != NetlinkAddress::default() {
@@ -216,10 +215,10 @@ impl Netlink {
         Ok(())
     }
 
-    /// Begins to tell the list of sockets that `message` asks for.
+    /// Begins to send the list of sockets that `message` requests.
     fn begin(&self, message: &NetlinkMessage<'_>, caller: Caller<'_>) -> Result<Answered> {
         let dump = match diag::begin(message, caller.port, caller.network.number()) {
-            // Linux has begun by then, and says so at the end.
+            // Linux has begun the list at this point, and reports the error at its end.
             Err(Errno::EPROTONOSUPPORT) => return Ok(Answered::Dump(Err(Errno::ENOENT), flag::MULTI)),
             begun => begun?,
         };
@@ -231,24 +230,25 @@ impl Netlink {
         Ok(Answered::List)
     }
 
-    /// setsockopt(2) of what is more than a number that is remembered; whether it was that.
+    /// setsockopt(2) of options that are more than a stored number. Returns whether `name` is one
+    /// of them.
     ///
     /// # Errors
-    /// `EINVAL` where there is no such group.
+    /// `EINVAL` if there is no such group.
     pub(super) fn set_option(&self, name: u32, value: i32) -> Result<bool> {
         if ![ADD_MEMBERSHIP, DROP_MEMBERSHIP].contains(&name) {
             return Ok(false);
         }
         let group = u32::try_from(value).ok().filter(|group| (1..=GROUPS).contains(group));
         let group = group.ok_or(Errno::EINVAL)?;
-        // Those beyond the bits of an address are joined without trace.
+        // Groups beyond the bits of an address are accepted, but not recorded.
         let bit = 1_u32.checked_shl(group - 1).unwrap_or(0);
         let groups = &mut self.state.lock().own.groups;
         *groups = if name == ADD_MEMBERSHIP { *groups | bit } else { *groups & !bit };
         Ok(true)
     }
 
-    /// getsockopt(2) of the same.
+    /// getsockopt(2) of the same options.
     pub(super) fn option(&self, name: u32) -> Option<u32> {
         (name == LIST_MEMBERSHIPS).then(|| self.own().groups)
     }
@@ -263,20 +263,21 @@ impl Drop for Netlink {
     }
 }
 
-/// A socket that is sent the bytes of a notification of mq_notify(3), which are no netlink message.
+/// A socket that receives the bytes of a notification of mq_notify(3), which are no netlink
+/// message.
 pub struct CookieReceiver(Arc<Socket>);
 
 impl CookieReceiver {
-    /// The socket behind a descriptor's file.
+    /// Returns the socket of a descriptor's file.
     ///
     /// # Errors
-    /// `ENOTSOCK`, `EINVAL` where it is of another family.
+    /// `ENOTSOCK`, `EINVAL` if it is of another family.
     pub fn of(file: &OpenFile) -> Result<Self> {
         let socket = file.file().downcast::<SocketFile>().ok_or(Errno::ENOTSOCK)?.socket.clone();
         if socket.netlink.is_some() { Ok(Self(socket)) } else { Err(Errno::EINVAL) }
     }
 
-    /// Sends `bytes`. Where there is no room or no memory the next receive says `ENOBUFS`.
+    /// Sends `bytes`. Without room or memory the next receive returns `ENOBUFS`.
     pub fn send(&self, bytes: &[u8]) {
         if self.0.put(bytes).is_err() {
             self.0.channel().fail(Errno::ENOBUFS);
@@ -288,8 +289,8 @@ impl Socket {
     /// Sends requests to the kernel, and answers them.
     ///
     /// # Errors
-    /// `ENODATA` for none, `EMSGSIZE`, `EPERM` or `ECONNREFUSED` where they are not the kernel's,
-    /// `EFAULT`, `ENOMEM`.
+    /// `ENODATA` for an empty send, `EMSGSIZE`, `EPERM` or `ECONNREFUSED` for another destination
+    /// than the kernel, `EFAULT`, `ENOMEM`.
     pub(super) fn send_netlink(
         self: &Receiver<Self>,
         netlink: &Netlink,
@@ -358,12 +359,12 @@ impl Socket {
         }
     }
 
-    /// Tells the next part of a list, if one is being told and nothing waits.
+    /// Queues the next part of a list, if a list is being sent and the channel is empty.
     pub(super) fn go_on(&self, netlink: &Netlink) {
         let mut running = netlink.dump.lock();
         let Some(dump) = running.as_mut().filter(|_| !self.channel().has_message()) else { return };
         let mut out = Writer::new();
-        // Otherwise the task is to end.
+        // An error means that the task is being killed.
         let Ok(told) = dump.write(&mut out) else { return };
         let to = dump.to();
         if told == Told::All {
@@ -375,7 +376,7 @@ impl Socket {
         }
     }
 
-    /// Puts what was written, if it is anything, into this socket's own channel.
+    /// Queues the written messages, if any, in this socket's own channel.
     fn deliver(&self, out: Writer) {
         let sent = out.finish().and_then(|bytes| self.put(&bytes));
         if sent.is_err() {
@@ -393,7 +394,7 @@ impl Socket {
     }
 }
 
-/// How much of a request the error about it repeats.
+/// How much of a request the answer with its error repeats.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Quoted {
     Header,

@@ -9,8 +9,8 @@ use crate::socket::interface::{self, Interface, LO};
 use crate::task::namespaces::network::{LinkState, NetworkNamespace};
 use crate::{Errno, Result};
 
-/// Types of requests come in groups of four: RTM_NEWLINK is the first of the four about links, and
-/// so on. The third of four asks.
+/// Request types come in groups of four. RTM_NEWLINK is the first of the four about links, and so
+/// on. The third of each group (RTM_GET…) is a query.
 const LINK: u16 = 16;
 const ADDRESS: u16 = 20;
 const ROUTE: u16 = 24;
@@ -65,12 +65,13 @@ impl<'a> Asked<'a> {
         u32_at(self.message.body(), at).unwrap_or(0)
     }
 
-    /// The value of the attribute `kind` behind a header of `skipped` bytes; the last one counts.
+    /// Returns the value of the attribute `kind`, after a header of `skipped` bytes. If it occurs
+    /// repeatedly, the last one counts.
     fn attribute(&self, skipped: usize, kind: u16) -> Option<&'a [u8]> {
         self.message.attributes(skipped).filter(|found| found.0 == kind).last().map(|found| found.1)
     }
 
-    /// `EINVAL` where a header of `bytes` bytes is not all there.
+    /// `EINVAL` if a header of `bytes` bytes is incomplete.
     fn check_header(&self, bytes: usize) -> Result<()> {
         if self.message.body().len() < bytes { Err(Errno::EINVAL) } else { Ok(()) }
     }
@@ -127,7 +128,7 @@ const MASTER: u16 = 10;
 const LINK_INFO: u16 = 18;
 const OTHER_NAME: u16 = 53;
 
-/// Whether `value` is the device's name, with a NUL or without.
+/// Whether `value` is the device's name, with or without a NUL.
 fn is_name(device: &Interface, value: &[u8]) -> bool {
     value.split(|&byte| byte == 0).next() == Some(device.name.as_bytes())
 }
@@ -139,7 +140,7 @@ fn dump_links(asked: &Asked<'_>, out: &mut Writer) -> Result<()> {
             return Err(Errno::EINVAL);
         }
     }
-    // The devices have no master, are no bridges, and are of no kind.
+    // The devices have no master, are no bridges, and have no kind.
     let of_others = |kind| asked.attribute(LINK_BYTES, kind).is_some_and(|value| value != [0; 4]);
     if asked.byte(0) != BRIDGE && !of_others(MASTER) && !of_others(LINK_INFO) {
         interface::all(asked.caller.network).for_each(|device| link(asked, &device, out));
@@ -147,7 +148,7 @@ fn dump_links(asked: &Asked<'_>, out: &mut Writer) -> Result<()> {
     Ok(())
 }
 
-/// The interface that a request names by number or by name.
+/// Returns the interface that a request names by number or by name.
 fn named_link(asked: &Asked<'_>) -> Result<Interface> {
     asked.check_header(LINK_BYTES)?;
     let name = asked.attribute(LINK_BYTES, NAME).or_else(|| asked.attribute(LINK_BYTES, OTHER_NAME));
@@ -164,7 +165,7 @@ fn one_link(asked: &Asked<'_>, out: &mut Writer) -> Result<()> {
     Ok(())
 }
 
-/// RTM_NEWLINK and RTM_SETLINK: a request can set a device up or down only. Devices of the initial
+/// RTM_NEWLINK and RTM_SETLINK: a request can only set a device up or down. Devices of the initial
 /// namespace stay up.
 fn set_link(asked: &Asked<'_>) -> Result<()> {
     const UP: u32 = 1;
@@ -182,7 +183,7 @@ fn set_link(asked: &Asked<'_>) -> Result<()> {
     Ok(())
 }
 
-/// RTM_NEWADDR: the loopback device gets its own address; no other address can be given.
+/// RTM_NEWADDR: the loopback device gets its own address. No other address can be added.
 fn new_address(asked: &Asked<'_>) -> Result<()> {
     asked.check_header(ADDRESS_BYTES)?;
     let address = asked.attribute(ADDRESS_BYTES, 2).or_else(|| asked.attribute(ADDRESS_BYTES, 1));
@@ -200,8 +201,8 @@ fn name(device: &Interface, out: &mut Writer, kind: u16) {
     out.attribute(kind, &text[..=device.name.len()]);
 }
 
-/// Counters as in struct rtnl_link_stats: packets and bytes, received and sent; errors; dropped
-/// ones.
+/// Returns the counters of struct rtnl_link_stats: packets and bytes, received and sent; errors;
+/// dropped packets.
 fn counters(device: &Interface) -> [u64; 25] {
     let counts = device.counts();
     let mut values = [0; 25];
@@ -220,21 +221,21 @@ fn link(asked: &Asked<'_>, device: &Interface, out: &mut Writer) {
     out.message(LINK, asked.to, |out| {
         out.put([[0, 0], device.hardware.to_ne_bytes()].as_flattened());
         out.put(&device.index.to_ne_bytes());
-        // LOWER_UP is told here alone.
+        // Only this message reports LOWER_UP.
         let lower_up = if device.is_up() { 0x1_0000 } else { 0 };
         out.put(&(device.flags | lower_up).to_ne_bytes());
         out.put(&[0; 4]);
         name(device, out, NAME);
         out.number(13, interface::QUEUE_LENGTH);
-        // Its operational state, unknown or up, and its mode, the default one.
+        // Its operational state (unknown or up), and its link mode (the default).
         out.attribute(16, &[if is_lo { 0 } else { 6 }]);
         out.attribute(17, &[0]);
         out.number(4, device.mtu);
-        // The least and the most of that; its group; promiscuous and all-multicast counts.
+        // The minimum and maximum MTU; the group; the counts of promiscuous and all-multicast mode.
         for kind in [50, 51, 27, 30, 61] {
             out.number(kind, 0);
         }
-        // Queues, segments and their bytes; carrier.
+        // Numbers of queues, of segments and of their bytes; carrier.
         for (kind, value) in [(31, 1), (40, 65_535), (41, 65_536), (32, 1)] {
             out.number(kind, value);
         }
@@ -244,8 +245,8 @@ fn link(asked: &Asked<'_>, device: &Interface, out: &mut Writer) {
             out.number(kind, 0);
         }
         out.attribute(39, &[0]);
-        // Its place in the machine, its address and that of all, and its counters in 64 and in 32
-        // bits.
+        // Its hardware mapping, its address and the broadcast address, and its counters in 64 and
+        // in 32 bits.
         out.attribute(14, &[0; 32]);
         out.attribute(1, &device.hardware_addresses[0]);
         out.attribute(2, &device.hardware_addresses[1]);
@@ -257,8 +258,8 @@ fn link(asked: &Asked<'_>, device: &Interface, out: &mut Writer) {
     });
 }
 
-/// Returns whether a request of `family` is about IPv4 and about IPv6: both if the family is
-/// neither.
+/// Returns whether a request of `family` is about IPv4, and whether it is about IPv6. With another
+/// family it is about both.
 const fn versions(family: u8) -> (bool, bool) {
     (family != INET6, family != INET)
 }
@@ -292,7 +293,7 @@ fn dump_addresses(asked: &mut Asked<'_>, out: &mut Writer) -> Result<()> {
     Ok(())
 }
 
-/// RTM_GETADDR of one address: version 4 has none, as on Linux 6.1.
+/// Answers RTM_GETADDR for one address. IPv4 has no such request, as on Linux 6.1.
 fn one_address(asked: &Asked<'_>, out: &mut Writer) -> Result<()> {
     if asked.byte(0) != INET6 {
         return Err(Errno::EOPNOTSUPP);
@@ -308,7 +309,8 @@ fn one_address(asked: &Asked<'_>, out: &mut Writer) -> Result<()> {
     }
 }
 
-/// How long it is preferred and valid: for ever; when it was made and changed.
+/// Writes the preferred and valid lifetime of an address (forever), and the times of its creation
+/// and change.
 fn lifetimes(out: &mut Writer) {
     const EVER: u32 = u32::MAX;
     out.attribute(6, [EVER.to_ne_bytes(), EVER.to_ne_bytes(), [0; 4], [0; 4]].as_flattened());
@@ -349,7 +351,7 @@ const GATEWAY: u16 = 5;
 const SOURCE: u16 = 7;
 const TABLE: u16 = 15;
 
-/// A route of version 4.
+/// An IPv4 route.
 #[derive(Clone, Copy)]
 struct RouteV4 {
     table: u8,
@@ -363,7 +365,7 @@ struct RouteV4 {
     device: Interface,
 }
 
-/// The routes of version 4: to other machines, then to this one.
+/// Returns the IPv4 routes: to other machines, then to this one.
 fn routes(network: &NetworkNamespace) -> impl Iterator<Item = RouteV4> + use<> {
     let outside = |device: Interface| {
         let gateway = device.gateway?;
@@ -391,12 +393,12 @@ fn routes(network: &NetworkNamespace) -> impl Iterator<Item = RouteV4> + use<> {
         let own = [route(device.address, 32, HOST, TO_HERE), route(all, 32, ON_LINK, TO_ALL)];
         whole.into_iter().chain(own)
     };
-    // A device that is down leads nowhere.
+    // A device that is down has no routes.
     let devices = || interface::all(network).filter(Interface::is_up);
     devices().filter_map(outside).flatten().chain(devices().flat_map(here))
 }
 
-/// Which routes are wanted; 0 for any.
+/// The requested routes; 0 for any.
 struct Wanted {
     table: u32,
     protocol: u8,
@@ -439,7 +441,7 @@ fn wanted_routes(asked: &mut Asked<'_>) -> Result<Wanted> {
 }
 
 fn dump_routes(asked: &mut Asked<'_>, out: &mut Writer) -> Result<()> {
-    /// RTM_F_CLONED: results of lookups are not kept.
+    /// RTM_F_CLONED: routes from a cache of lookups, which does not exist.
     const CLONED: u32 = 0x200;
     let wanted = wanted_routes(asked)?;
     if asked.number(8) & CLONED != 0 {
@@ -486,7 +488,7 @@ fn route_v6_end(out: &mut Writer) {
     out.attribute(20, &[0]);
 }
 
-/// RTM_GETROUTE of one address: the way of a packet to it.
+/// RTM_GETROUTE of one address: the route of a packet to it.
 fn one_route(asked: &Asked<'_>, out: &mut Writer) -> Result<()> {
     asked.check_header(ROUTE_BYTES)?;
     let to = asked.attribute(ROUTE_BYTES, DESTINATION);
@@ -498,7 +500,7 @@ fn one_route(asked: &Asked<'_>, out: &mut Writer) -> Result<()> {
 }
 
 fn route_v4(asked: &Asked<'_>, to: [u8; 4], out: &mut Writer) -> Result<()> {
-    /// RTM_F_CLONED, and RTCF_LOCAL where it stays here.
+    /// RTM_F_CLONED, and RTCF_LOCAL if the packet stays on this machine.
     const LOOKED_UP: u32 = 0x200;
     const STAYS: u32 = 0x8000_0000;
     let matches = |route: &RouteV4| {
@@ -555,7 +557,7 @@ mod tests {
         Caller { port: 7, network, user: 0, may_change: true, is_strict: false }
     }
 
-    /// The types of the messages that answer a request with this header and body.
+    /// Returns the types of the messages that answer a request with this header and body.
     fn answers(kind: u16, flags: u16, body: &[u8], caller: Caller<'_>) -> Result<Model<u16>> {
         let mut request = Writer::new();
         let to = Replied { sequence: 3, port: 0, flags: flags | flag::REQUEST };
@@ -590,7 +592,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any request has an answer that is whole, and it is short.
+        /// Any request gets an answer that is complete and short.
         #[test]
         fn no_request_harms(
             kind in prop_oneof![16..32_u16, any::<u16>()],

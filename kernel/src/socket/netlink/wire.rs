@@ -1,4 +1,4 @@
-//! Messages of netlink(7) as bytes: read as hostile input, and written.
+//! Messages of netlink(7) as bytes: reading them as hostile input, and writing them.
 //!
 //! No length leads to a read beyond the bytes that were sent: a message or an attribute with an
 //! impossible length ends the list.
@@ -20,32 +20,32 @@ pub mod flag {
     pub const REQUEST: u16 = 1;
     /// The message is one of several.
     pub const MULTI: u16 = 2;
-    /// An answer is wanted in any case.
+    /// An answer is requested even on success.
     pub const ACK: u16 = 4;
-    /// All entries are wanted (NLM_F_ROOT and NLM_F_MATCH).
+    /// All entries are requested (NLM_F_ROOT and NLM_F_MATCH).
     pub const DUMP: u16 = 0x300;
-    /// Of an answer: entries were left out, as was wished.
+    /// In an answer: entries were left out, as requested.
     pub const FILTERED: u16 = 0x20;
-    /// Of an error: the request is not repeated whole.
+    /// In an error: the request is not repeated in full.
     pub const CAPPED: u16 = 0x100;
 }
 
-/// The types that are netlink's own.
+/// Message types that netlink itself defines.
 pub mod kind {
     /// An error, or none.
     pub const ERROR: u16 = 2;
     /// The end of several messages.
     pub const DONE: u16 = 3;
-    /// The first type that is not netlink's own.
+    /// The first type that a protocol of netlink can define.
     pub const FIRST: u16 = 16;
 }
 
-/// A number of 2 bytes at `at`.
+/// Reads a 2-byte number at `at`.
 pub fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     bytes.get(at..)?.first_chunk().map(|bytes| u16::from_ne_bytes(*bytes))
 }
 
-/// A number of 4 bytes at `at`.
+/// Reads a 4-byte number at `at`.
 pub fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
 }
@@ -54,7 +54,7 @@ const fn aligned(length: usize) -> usize {
     length.next_multiple_of(4)
 }
 
-/// Takes the first `length` bytes off `rest`, and what fills them up.
+/// Splits the first `length` bytes off `rest`, and also removes their padding.
 fn split<'a>(rest: &mut &'a [u8], length: usize, least: usize) -> Option<&'a [u8]> {
     let found = rest.get(..length).filter(|found| found.len() >= least);
     *rest = found.and_then(|_| rest.get(aligned(length)..)).unwrap_or_default();
@@ -68,25 +68,25 @@ pub struct NetlinkMessage<'a> {
     pub kind: u16,
     /// [`flag`]s.
     pub flags: u16,
-    /// The sender's number for it.
+    /// The sender's sequence number of the message.
     pub sequence: u32,
-    /// All of it; at least a header.
+    /// The whole message; at least a header.
     pub whole: &'a [u8],
 }
 
 impl<'a> NetlinkMessage<'a> {
-    /// Returns the bytes behind the header.
+    /// Returns the bytes after the header.
     pub fn body(&self) -> &'a [u8] {
         &self.whole[HEADER_BYTES..]
     }
 
-    /// The attributes behind `skipped` bytes of the body.
+    /// Returns the attributes after the first `skipped` bytes of the body.
     pub fn attributes(&self, skipped: usize) -> Attributes<'a> {
         Attributes(self.body().get(aligned(skipped)..).unwrap_or_default())
     }
 }
 
-/// The messages in what was sent.
+/// The messages in a send.
 pub struct Messages<'a>(pub &'a [u8]);
 
 impl<'a> Iterator for Messages<'a> {
@@ -122,13 +122,13 @@ impl<'a> Iterator for Attributes<'a> {
 pub struct Replied {
     /// The request's number.
     pub sequence: u32,
-    /// The port that asked.
+    /// The port of the requester.
     pub port: u32,
     /// [`flag`]s.
     pub flags: u16,
 }
 
-/// Messages in the making; memory that runs out is remembered.
+/// Messages being written. If memory runs out, [`Self::finish`] returns the error.
 #[derive(Debug, Default)]
 pub struct Writer {
     bytes: Vec<u8>,
@@ -159,7 +159,7 @@ impl Writer {
         self.put(&[a, b, c, d]);
     }
 
-    /// Adds a message whose body `write` adds.
+    /// Adds a message. `write` adds its body.
     pub fn message(&mut self, kind: u16, to: Replied, write: impl FnOnce(&mut Self)) {
         let start = self.length();
         self.put(&[0; 4]);
@@ -178,7 +178,7 @@ impl Writer {
         self.attribute_of(kind, &[value]);
     }
 
-    /// Adds an attribute whose value is in parts.
+    /// Adds an attribute. Its value is the concatenation of `parts`.
     pub fn attribute_of(&mut self, kind: u16, parts: &[&[u8]]) {
         let length = parts.iter().map(|part| part.len()).sum::<usize>() + ATTRIBUTE_BYTES;
         self.pair(length as u16, kind);
@@ -188,12 +188,12 @@ impl Writer {
         self.put(&[]);
     }
 
-    /// Adds an attribute that is a number.
+    /// Adds an attribute with a number as its value.
     pub fn number(&mut self, kind: u16, value: u32) {
         self.attribute(kind, &value.to_ne_bytes());
     }
 
-    /// All of it.
+    /// Returns all messages.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -209,7 +209,7 @@ mod tests {
 
     use super::*;
 
-    /// A message is where it says it is, in the bytes that were sent, and behind the one before.
+    /// Each message lies at its position in the sent bytes, after the previous one.
     fn check_places(bytes: &[u8]) {
         let range = bytes.as_ptr_range();
         let mut last = range.start;
@@ -234,7 +234,7 @@ mod tests {
             check_places(&bytes);
         }
 
-        /// Lengths that nearly fit, in messages and in attributes.
+        /// Lengths that are almost right, in messages and in attributes.
         #[test]
         fn no_lengths_lead_beyond_what_was_sent(
             lengths in prop::collection::vec((0..70_u32, 0..40_u16), 1..8),

@@ -1,9 +1,9 @@
-//! Packets for this machine: copies for the sockets that hear them, answers to echo requests, and
-//! errors about packets that nothing takes.
+//! Packets for this machine: copies for raw and ping sockets, answers to echo requests, and errors
+//! for packets without a receiver.
 //!
-//! A packet that a program sends to this machine arrives before its send returns ([`arrive`]). Its
-//! answer arrives next, in a loop, since an answer is never answered. Packets of the wire are shown
-//! by the task `net` ([`show`]); the stack answers them.
+//! A packet that a program sends to this machine arrives before its send returns ([`arrive`]). Then
+//! its answer arrives, in a loop; an answer is never answered. The task `net` passes packets from
+//! the network to sockets ([`show`]); the stack answers them.
 
 use core::net::Ipv6Addr;
 
@@ -25,7 +25,7 @@ use crate::socket::ports::{self, InetAddress, Protocol};
 use crate::task::namespaces::network::NetworkNamespace;
 use crate::{Errno, Result};
 
-/// Hands a message to a channel; one that finds no room is lost.
+/// Delivers a message to a channel. Without room the message is lost.
 pub(in crate::socket) type Deliver<'a> = &'a mut dyn FnMut(&Arc<Channel>, &[u8], MessageOrigin);
 
 /// Whether a packet found a socket.
@@ -37,7 +37,7 @@ pub(in crate::socket) enum Found {
     None,
 }
 
-/// The packet that `bytes` are has come to `network`, from that itself.
+/// Processes the packet in `bytes`, which has arrived in `network` from the same network.
 pub(in crate::socket) fn arrive(network: &NetworkNamespace, bytes: Vec<u8>) {
     let mut next = Some(bytes);
     while let Some(bytes) = next.take() {
@@ -46,24 +46,24 @@ pub(in crate::socket) fn arrive(network: &NetworkNamespace, bytes: Vec<u8>) {
             return;
         }
         let found = show(network, &bytes, interface::LO.index, &mut put);
-        // An answer that finds no memory is lost on its way.
+        // If there is no memory for the answer, it is lost.
         next = answer(network, &packet, found).ok().flatten();
     }
 }
 
 fn put(channel: &Arc<Channel>, bytes: &[u8], origin: MessageOrigin) {
     let (source, ancillary) = (&mut SliceSource::new(bytes), Ancillary::default());
-    // No room, or no receiver any more: it is lost on its way.
+    // No room, or the receiver has ended: the packet is lost.
     let _ = channel.send_message(source, ancillary, origin, Patience::Never);
 }
 
-/// Whether `ip` is one address of `network`.
+/// Whether `ip` is an address of `network`.
 fn is_own(network: &NetworkNamespace, ip: Ipv6Addr) -> bool {
     let address = InetAddress { ip, port: 0 };
     !address.is_any() && address.is_local(network)
 }
 
-/// The answer to a packet, which is about this machine's own addresses.
+/// Returns the answer to a packet, which is addressed to this machine.
 fn answer(network: &NetworkNamespace, packet: &Packet<'_>, found: Found) -> Result<Option<Vec<u8>>> {
     let refused = |why| match packet.may_be_refused() {
         true => format::refusal(packet, why).map(Some),
@@ -71,7 +71,7 @@ fn answer(network: &NetworkNamespace, packet: &Packet<'_>, found: Found) -> Resu
     };
     match (packet.head.protocol, packet.icmp()) {
         (ICMP, Some([ECHO, ..])) | (ICMPV6, Some([ECHO_V6, ..])) => format::echo_reply(packet).map(Some),
-        // Segments between sockets of this machine are no packets.
+        // TCP between sockets of this machine uses no packets.
         (ICMP | ICMPV6 | TCP, _) => Ok(None),
         (UDP, _) if hand_over(network, packet) == Found::None => refused(Refused::Port),
         (UDP, _) => Ok(None),
@@ -80,7 +80,7 @@ fn answer(network: &NetworkNamespace, packet: &Packet<'_>, found: Found) -> Resu
     }
 }
 
-/// Gives a datagram to its socket; one that is damaged is lost.
+/// Gives a datagram to its socket. A corrupted one is lost.
 fn hand_over(network: &NetworkNamespace, packet: &Packet<'_>) -> Found {
     let Some(([from, to], bytes)) = packet.udp() else { return Found::Some };
     let from = InetAddress { ip: packet.head.from, port: from };
@@ -99,8 +99,8 @@ fn hand_over(network: &NetworkNamespace, packet: &Packet<'_>) -> Found {
     Found::Some
 }
 
-/// A datagram was sent between sockets of `network` as no packet, and `found` its socket or not:
-/// shows the packet that it would have been, with the answer to it.
+/// Shows a datagram as a packet to raw sockets, and the answer to it. The datagram was sent between
+/// sockets of `network` without a packet; `found` tells whether it reached its socket.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -122,8 +122,8 @@ pub(in crate::socket) fn show_datagram(
     Ok(())
 }
 
-/// Gives `socket` a packet that came by `interface`: the part that its filter lets pass. A raw
-/// socket of version 4 gets the header, too.
+/// Gives `socket` a packet that `interface` received: the part that its filter passes. An IPv4 raw
+/// socket gets the header, too.
 fn give(socket: &RawSocket, packet: &Packet<'_>, interface: u32, deliver: Deliver<'_>) {
     let with_header = socket.kind() == RawKind::Raw && socket.is_v4();
     let bytes = if with_header { packet.whole } else { packet.payload() };
@@ -140,7 +140,7 @@ fn give(socket: &RawSocket, packet: &Packet<'_>, interface: u32, deliver: Delive
     deliver(socket.channel(), &bytes[..bytes.len().min(part)], origin);
 }
 
-/// Shows a packet to the sockets of `network` that hear it.
+/// Shows a packet to the sockets of `network` that receive such packets.
 fn show(network: &NetworkNamespace, bytes: &[u8], interface: u32, deliver: Deliver<'_>) -> Found {
     let Some(packet) = Packet::parse(bytes) else { return Found::None };
     let (number, protocol) = (network.number(), packet.head.protocol);
@@ -170,8 +170,8 @@ fn show(network: &NetworkNamespace, bytes: &[u8], interface: u32, deliver: Deliv
     found
 }
 
-/// Of the ping sockets that share an identifier the one that hears a reply: the last one, as with
-/// Linux.
+/// Returns the ping socket that receives a reply. If several share the identifier, it is the last
+/// one, as on Linux.
 fn last(network: u64, hears: Hears, packet: &Packet<'_>) -> Option<Arc<RawSocket>> {
     let mut last = None;
     HEARERS.each(network, hears, |socket| {
@@ -182,12 +182,12 @@ fn last(network: u64, hears: Hears, packet: &Packet<'_>) -> Option<Arc<RawSocket
     last
 }
 
-/// Shows a packet of the wire, which is for the machine's own address.
+/// Shows a packet from the network, for the machine's own address.
 pub(in crate::socket) fn show_from_wire(bytes: &[u8], deliver: Deliver<'_>) {
     show(NetworkNamespace::initial(), bytes, interface::ETHERNET_INDEX, deliver);
 }
 
-/// How an error of ICMP is told, and whether it stays true.
+/// Returns the errno of an ICMP error, and whether it is permanent.
 fn error_of(is_v4: bool, kind: u8, code: u8) -> Option<(Errno, Lasting)> {
     use Lasting::{No, Yes};
     Some(match (is_v4, kind, code) {
@@ -208,14 +208,14 @@ fn error_of(is_v4: bool, kind: u8, code: u8) -> Option<(Errno, Lasting)> {
     })
 }
 
-/// Whether trying again may help.
+/// Whether a retry may succeed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Lasting {
     Yes,
     No,
 }
 
-/// Tells the sockets that may have sent the packet which the error `message` is about.
+/// Reports the error `message` to the sockets that may have sent the packet that it quotes.
 fn tell_error(network: u64, packet: &Packet<'_>, message: &[u8]) {
     let is_v4 = packet.head.is_v4();
     let Some((error, lasting)) = error_of(is_v4, message[0], message[1]) else { return };
@@ -241,11 +241,11 @@ fn tell_error(network: u64, packet: &Packet<'_>, message: &[u8]) {
 }
 
 impl RawSocket {
-    /// Whether a packet of what it hears is for it.
+    /// Whether the socket receives this packet, which is of its protocol.
     fn wants(&self, packet: &Packet<'_>) -> bool {
         let state = *self.state.lock();
         let head = &packet.head;
-        // A ping socket hears answers from wherever they come, as with Linux.
+        // As on Linux, a ping socket receives answers from any address.
         let from_remote =
             self.kind() == RawKind::Ping || state.remote.is_none_or(|remote| remote.ip == head.from);
         if !from_remote || state.local.is_some_and(|own| own != head.to) {

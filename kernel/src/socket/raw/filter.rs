@@ -1,7 +1,7 @@
-//! Programs of classic BPF that choose the packets of a socket (SO_ATTACH_FILTER).
+//! Classic BPF programs that select the packets of a socket (SO_ATTACH_FILTER).
 //!
-//! A filter can be replaced and taken away, until it is locked: a program that opened a socket for
-//! another one can so make sure of what that hears.
+//! A filter can be replaced and removed until it is locked. So a program that opens a socket for
+//! another program can restrict which packets that one receives.
 
 use freehold_bpf::{HasLink, PacketData, PacketFilter, Refusal};
 use freehold_collections::{Arc, reserve};
@@ -38,11 +38,11 @@ enum FilterLock {
 pub(super) struct SocketFilter(SpinLock<Attached>);
 
 impl SocketFilter {
-    /// setsockopt(2) of SOL_SOCKET about filters; whether it was that.
+    /// setsockopt(2) of the filter options of SOL_SOCKET. Returns whether `name` is one of them.
     ///
     /// # Errors
-    /// `EPERM` where it is locked, `EINVAL` for a program that is not taken, `ENOENT` where there
-    /// is none to take away, `EFAULT`, `ENOMEM`.
+    /// `EPERM` if the filter is locked, `EINVAL` for an invalid program, `ENOENT` if there is no
+    /// filter to remove, `EFAULT`, `ENOMEM`.
     pub(super) fn set_option(&self, name: u32, value: u64, length: usize) -> Result<bool> {
         match name {
             c::SO_ATTACH_FILTER => self.attach(value, length)?,
@@ -54,7 +54,7 @@ impl SocketFilter {
     }
 
     fn attach(&self, value: u64, length: usize) -> Result<()> {
-        // struct sock_fprog: how many instructions, and where they are.
+        // struct sock_fprog: the number of instructions, and their address.
         if length != size_of::<[u64; 2]>() {
             return Err(Errno::EINVAL);
         }
@@ -74,7 +74,7 @@ impl SocketFilter {
         self.replace(None)?.map(drop).ok_or(Errno::ENOENT)
     }
 
-    /// The old filter is dropped with no lock held.
+    /// Replaces the filter. The old one is returned, to be dropped with no lock held.
     fn replace(&self, filter: Option<Arc<PacketFilter>>) -> Result<Option<Arc<PacketFilter>>> {
         let mut attached = self.0.lock();
         if attached.lock == FilterLock::Locked {
@@ -99,12 +99,13 @@ impl SocketFilter {
         }
     }
 
-    /// SO_LOCK_FILTER's value.
+    /// Returns the value of SO_LOCK_FILTER.
     pub(super) fn is_locked(&self) -> bool {
         self.0.lock().lock == FilterLock::Locked
     }
 
-    /// How many of `bytes`, the part of `packet` that the socket hears, it gets: 0 for none.
+    /// Returns how many of `bytes`, the part of `packet` for the socket, pass the filter: 0 for
+    /// none.
     pub(super) fn part(&self, packet: &Packet<'_>, bytes: &[u8], (interface, hardware): (u32, u16)) -> usize {
         let Some(filter) = self.0.lock().filter.clone() else { return usize::MAX };
         let mut random = [0; 4];

@@ -1,4 +1,5 @@
-//! Headers of IP and ICMP (RFC 791, 792, 4443, 8200), read as hostile input and made.
+//! Headers of IP and ICMP (RFC 791, 792, 4443, 8200): reading them as hostile input, and making
+//! them.
 
 use core::net::{IpAddr, Ipv6Addr};
 
@@ -6,13 +7,13 @@ use freehold_collections::Vec;
 
 use crate::{Errno, Result, user};
 
-/// Bytes of a header of version 4 without options, and of one of version 6.
+/// Bytes of an IPv4 header without options, and of an IPv6 header.
 pub(super) const V4_HEADER: usize = 20;
 pub(super) const V6_HEADER: usize = 40;
 /// Bytes of an ICMP header, and of UDP's.
 pub(super) const ICMP_HEADER: usize = 8;
 const UDP_HEADER: usize = 8;
-/// Bytes of the longest packet of version 4.
+/// Bytes of the longest IPv4 packet.
 pub(super) const MOST_PACKET: usize = 65_535;
 
 /// IPPROTO_ICMP, IPPROTO_UDP, IPPROTO_ICMPV6.
@@ -25,21 +26,22 @@ pub(super) const ICMPV6: u8 = 58;
 pub(super) const ECHO_REPLY: u8 = 0;
 pub(super) const UNREACHABLE: u8 = 3;
 pub(super) const ECHO: u8 = 8;
-/// The same of ICMPv6, and the last type that is an error.
+/// Types of ICMPv6: destination unreachable, echo request, echo reply, and the last type that is an
+/// error.
 pub(super) const UNREACHABLE_V6: u8 = 1;
 pub(super) const ECHO_V6: u8 = 128;
 pub(super) const ECHO_REPLY_V6: u8 = 129;
 const LAST_ERROR_V6: u8 = 127;
-/// Codes of an unreachable destination: the protocol, the port; of version 6 the port.
+/// Codes of destination unreachable: the protocol and the port; the port for ICMPv6.
 pub(super) const NO_PROTOCOL: u8 = 2;
 pub(super) const NO_PORT: u8 = 3;
 pub(super) const NO_PORT_V6: u8 = 4;
-/// Code of a parameter problem of version 6 (type 4): the next header is unknown.
+/// Code of an ICMPv6 parameter problem (type 4): the next header is unknown.
 const PARAMETER_V6: u8 = 4;
 const UNKNOWN_HEADER_V6: u8 = 1;
 /// Type of service of errors (RFC 1812, section 4.3.2.5).
 const INTERNET_CONTROL: u8 = 0xc0;
-/// Bytes of a packet that an error shows, with the error's own headers (RFC 1812, 4443).
+/// Number of bytes of a packet that an error quotes, with the error's own headers (RFC 1812, 4443).
 const MOST_ERROR_V4: usize = 576;
 const MOST_ERROR_V6: usize = 1280;
 
@@ -52,7 +54,7 @@ pub(super) enum Version {
     V6,
 }
 
-/// The headers of a packet that programs choose.
+/// The header fields that programs can choose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Head {
     pub(super) from: Ipv6Addr,
@@ -65,18 +67,18 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Whether both addresses are of version 4. A packet has no addresses of two versions.
+    /// Whether both addresses are IPv4. The two addresses of a packet always have the same version.
     pub(super) fn is_v4(&self) -> bool {
         self.from.to_ipv4_mapped().is_some() && self.to.to_ipv4_mapped().is_some()
     }
 
-    /// The head of an answer.
+    /// Returns the head of an answer.
     pub(super) const fn reversed(self, protocol: u8) -> Self {
         Self { from: self.to, to: self.from, protocol, ttl: 64, tos: 0 }
     }
 }
 
-/// A packet: its head, and where its payload begins.
+/// A packet: its head, and the offset of its payload.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Packet<'a> {
     pub(super) head: Head,
@@ -84,7 +86,7 @@ pub(super) struct Packet<'a> {
     payload_at: usize,
 }
 
-/// Bytes of a packet that have to be there.
+/// The part of a packet that must be present.
 #[derive(Clone, Copy)]
 enum Needed {
     Whole,
@@ -102,12 +104,12 @@ impl Needed {
 }
 
 impl<'a> Packet<'a> {
-    /// The packet that `bytes` are, if they are a whole one that is no fragment.
+    /// Parses `bytes` as a complete packet that is no fragment.
     pub(super) fn parse(bytes: &'a [u8]) -> Option<Self> {
         Self::parse_to(bytes, Needed::Whole)
     }
 
-    /// The packet that `bytes` begin, as an error shows it.
+    /// Parses `bytes` as the beginning of a packet, which is all that an error quotes.
     pub(super) fn parse_shown(bytes: &'a [u8]) -> Option<Self> {
         Self::parse_to(bytes, Needed::Beginning)
     }
@@ -139,7 +141,7 @@ impl<'a> Packet<'a> {
         Some(Self { head, whole, payload_at })
     }
 
-    /// Headers of extensions are left to the payload.
+    /// Extension headers are part of the payload.
     fn parse_v6(bytes: &'a [u8], extent: Needed) -> Option<Self> {
         let header: &[u8; V6_HEADER] = bytes.first_chunk()?;
         let length = usize::from(u16::from_be_bytes([header[4], header[5]]));
@@ -152,7 +154,8 @@ impl<'a> Packet<'a> {
             ttl: header[7],
             tos: header[0] << 4 | header[1] >> 4,
         };
-        // Mapped addresses are for programs, and stand in no packet (RFC 4291, section 2.5.5.2).
+        // Mapped addresses are for programs only, and occur in no packet (RFC 4291, section
+        // 2.5.5.2).
         let is_mapped = head.from.to_ipv4_mapped().or(head.to.to_ipv4_mapped()).is_some();
         (!is_mapped).then_some(Self { head, whole, payload_at: V6_HEADER })
     }
@@ -161,7 +164,7 @@ impl<'a> Packet<'a> {
         &self.whole[self.payload_at..]
     }
 
-    /// Where the payload of its upper protocol begins.
+    /// Returns the offset of the upper-layer payload.
     pub(super) fn innermost_at(&self) -> usize {
         let header = match (self.head.protocol, self.payload().get(12)) {
             (TCP, Some(&offset)) => (usize::from(offset >> 4) * 4).max(20),
@@ -171,20 +174,20 @@ impl<'a> Packet<'a> {
         self.payload_at + header
     }
 
-    /// The ICMP message of either version in it.
+    /// Returns the packet's ICMP or ICMPv6 message.
     pub(super) fn icmp(&self) -> Option<&'a [u8]> {
         let expected = if self.head.is_v4() { ICMP } else { ICMPV6 };
         let whole = self.payload().len() >= ICMP_HEADER && self.is_intact();
         (self.head.protocol == expected && whole).then(|| self.payload())
     }
 
-    /// Whether the checksum of an ICMP message of its version is right.
+    /// Whether the checksum of the ICMP message is right.
     pub(super) fn is_intact(&self) -> bool {
         let pseudo = if self.head.is_v4() { 0 } else { pseudo_sum(&self.head, self.payload().len()) };
         checksum(pseudo, self.payload()) == 0
     }
 
-    /// Ports of its UDP datagram and that's payload.
+    /// Returns the ports and the payload of the packet's UDP datagram.
     pub(super) fn udp(&self) -> Option<([u16; 2], &'a [u8])> {
         let payload = self.payload();
         let header: &[u8; UDP_HEADER] = payload.first_chunk()?;
@@ -193,7 +196,7 @@ impl<'a> Packet<'a> {
         Some(([be16(payload, 0), be16(payload, 2)], bytes))
     }
 
-    /// Whether the checksum of its UDP datagram is right, or none where there need not be one.
+    /// Whether the UDP checksum is right, or absent where it is optional.
     pub(super) fn has_right_udp_checksum(&self) -> bool {
         let payload = self.payload();
         let length = usize::from(be16(payload, 4)).min(payload.len());
@@ -203,7 +206,8 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// Whether an error may be about it: it is no error itself (RFC 1122, section 3.2.2).
+    /// Whether an error about the packet may be sent: the packet is no error itself (RFC 1122,
+    /// section 3.2.2).
     pub(super) fn may_be_refused(&self) -> bool {
         match (self.head.protocol, self.payload().first()) {
             (ICMP, Some(&kind)) => [ECHO, ECHO_REPLY].contains(&kind),
@@ -218,19 +222,19 @@ fn v4_at(bytes: &[u8], at: usize) -> Ipv6Addr {
     core::net::Ipv4Addr::new(bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]).to_ipv6_mapped()
 }
 
-/// The 16 bits at `at`, which is inside.
+/// Returns the 16 bits at `at`, which is inside `bytes`.
 pub(super) fn be16(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
 }
 
-/// Sum of 16-bit words, not folded.
+/// Returns the sum of 16-bit words, without folding the carries.
 fn sum(bytes: &[u8]) -> u64 {
     let pairs = bytes.chunks_exact(2);
     let rest = pairs.remainder().first().map_or(0, |&byte| u64::from(byte) << 8);
     rest + pairs.map(|pair| u64::from(be16(pair, 0))).sum::<u64>()
 }
 
-/// The checksum of RFC 1071 over `bytes`, after words that add up to `before`.
+/// Returns the checksum of RFC 1071 over `bytes`, after words with the sum `before`.
 pub(super) fn checksum(before: u64, bytes: &[u8]) -> u16 {
     let mut folded = before + sum(bytes);
     while folded > 0xffff {
@@ -239,7 +243,7 @@ pub(super) fn checksum(before: u64, bytes: &[u8]) -> u16 {
     !(folded as u16)
 }
 
-/// Sum of the header that a checksum of an upper protocol covers beside its own bytes.
+/// Returns the sum of the pseudo-header that a checksum of the upper layer includes.
 pub(super) fn pseudo_sum(head: &Head, length: usize) -> u64 {
     let addresses = match (IpAddr::V6(head.from).to_canonical(), IpAddr::V6(head.to).to_canonical()) {
         (IpAddr::V4(from), IpAddr::V4(to)) => sum(&from.octets()) + sum(&to.octets()),
@@ -248,15 +252,15 @@ pub(super) fn pseudo_sum(head: &Head, length: usize) -> u64 {
     addresses + u64::from(head.protocol) + length as u64
 }
 
-/// Bytes before the payload of a packet with `head`.
+/// Returns the number of bytes before the payload of a packet with `head`.
 pub(super) fn header_bytes(head: &Head) -> usize {
     if head.is_v4() { V4_HEADER } else { V6_HEADER }
 }
 
-/// A packet with `length` bytes of payload, which are 0.
+/// Makes a packet with `length` bytes of payload, all 0.
 ///
 /// # Errors
-/// `EMSGSIZE` where that is too long, `ENOMEM`.
+/// `EMSGSIZE` if that is too long, `ENOMEM`.
 pub(super) fn packet(head: &Head, length: usize) -> Result<Vec<u8>> {
     let before = header_bytes(head);
     let counted = if head.is_v4() { before + length } else { length };
@@ -264,7 +268,7 @@ pub(super) fn packet(head: &Head, length: usize) -> Result<Vec<u8>> {
     let mut bytes = user::zeroed(before + length)?;
     match (head.from.to_ipv4_mapped(), head.to.to_ipv4_mapped()) {
         (Some(from), Some(to)) => {
-            // No fragment, and never to be one.
+            // The packet is no fragment and must not be fragmented.
             bytes[..V4_HEADER].copy_from_slice(&[
                 0x45,
                 head.tos,
@@ -303,7 +307,7 @@ pub(super) fn packet(head: &Head, length: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Puts the checksum into a header of version 4 that is whole.
+/// Puts the checksum into a complete IPv4 header.
 pub(super) fn fill_header_checksum(bytes: &mut [u8]) {
     let length = (usize::from(bytes[0] & 0xf) * 4).min(bytes.len());
     bytes[10..12].fill(0);
@@ -311,20 +315,21 @@ pub(super) fn fill_header_checksum(bytes: &mut [u8]) {
     bytes[10..12].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// Puts the checksum of `payload` at byte `at` of it: of version 6 with the head, of ICMP without.
+/// Puts the checksum of `payload` at its byte `at`. For ICMPv6 and UDP it includes the
+/// pseudo-header, for ICMP it does not.
 pub(super) fn fill_checksum(head: &Head, payload: &mut [u8], at: usize) {
     payload[at..at + 2].fill(0);
     let is_alone = head.is_v4() && head.protocol == ICMP;
     let before = if is_alone { 0 } else { pseudo_sum(head, payload.len()) };
     let sum = match checksum(before, payload) {
-        // 0 says that there is none.
+        // 0 would mean that there is no checksum.
         0 if head.protocol == UDP => 0xffff,
         sum => sum,
     };
     payload[at..at + 2].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// The answer to an echo request, with its bytes.
+/// Returns the answer to an echo request, with the request's data.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -338,14 +343,14 @@ pub(super) fn echo_reply(request: &Packet<'_>) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Why a packet found nothing that takes it.
+/// The reason why a packet has no receiver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Refused {
     Port,
     Protocol,
 }
 
-/// The error for the sender of `original`.
+/// Returns the error for the sender of `original`.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -366,7 +371,7 @@ pub(super) fn refusal(original: &Packet<'_>, why: Refused) -> Result<Vec<u8>> {
         (false, Refused::Protocol) => (PARAMETER_V6, UNKNOWN_HEADER_V6),
     };
     if (is_v4, why) == (false, Refused::Protocol) {
-        // Where the unknown number stands.
+        // The offset of the unknown number.
         payload[7] = 6;
     }
     payload[ICMP_HEADER..].copy_from_slice(shown);
@@ -374,7 +379,7 @@ pub(super) fn refusal(original: &Packet<'_>, why: Refused) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A datagram of UDP.
+/// Makes a UDP datagram.
 ///
 /// # Errors
 /// `EMSGSIZE`, `ENOMEM`.
@@ -418,7 +423,7 @@ mod tests {
         }
     }
 
-    /// RFC 1071's own example.
+    /// The example of RFC 1071.
     #[test]
     fn a_checksum_is_the_one_of_its_rfc() {
         assert_eq!(checksum(0, &[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]), !0xddf2);

@@ -1,23 +1,24 @@
 //! Raw sockets (raw(7)) and ping sockets (icmp(7)) of both versions of IP.
 //!
-//! Between the sockets of this machine bytes of TCP and UDP pass through no packets. These sockets
-//! speak in packets, so that packets are made where one of them sends, and where one of them could
-//! hear: a datagram that no such socket is there for costs one look ([`any`]).
+//! TCP and UDP between the sockets of this machine use no packets. Raw and ping sockets handle
+//! packets. So packets are made if such a socket sends, or could receive. If there is no such
+//! socket, a datagram costs one check ([`any`]).
 //!
-//! | module | what |
+//! | module | concept |
 //! |---|---|
 //! | [`format`] | headers of IP and ICMP |
-//! | [`filter`] | programs that choose packets |
-//! | [`registry`] | which sockets hear what |
+//! | [`filter`] | programs that select packets |
+//! | [`registry`] | the packets that each socket receives |
 //! | [`arrive`] | packets for this machine: copies for sockets, answers, errors |
 //! | [`send`] | packets of programs |
 //! | [`settings`] | options |
 //!
-//! A socket belongs to its network namespace: it hears that one's packets only, and opening one
-//! takes CAP_NET_RAW in the user namespace that owns it; ping sockets are for groups that the
-//! namespace names.
+//! A socket belongs to its network namespace and receives only packets of that namespace. Opening a
+//! raw socket needs CAP_NET_RAW in the user namespace that owns the network namespace. Ping sockets
+//! are for the groups that the namespace names.
 //!
-//! **Locks.** A socket's state is behind a spin lock, taken with none but the network's mutex held.
+//! **Locks.** A spin lock protects a socket's state. No other lock except the network's mutex may
+//! be held when it is taken.
 
 pub(super) mod arrive;
 mod filter;
@@ -47,10 +48,10 @@ use crate::task::{self, Capability};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
-/// All sockets that hear packets.
+/// All sockets that receive packets.
 static HEARERS: Hearers<RawSocket> = Hearers::new();
 
-/// Whether some socket hears packets, in any namespace.
+/// Whether any socket receives packets, in any namespace.
 #[inline]
 pub fn any() -> bool {
     HEARERS.any()
@@ -59,10 +60,10 @@ pub fn any() -> bool {
 #[derive(Clone, Copy)]
 struct RawState {
     local: Option<Ipv6Addr>,
-    /// The network device that it is bound to; 0 for none.
+    /// The number of the network device that the socket is bound to; 0 for none.
     device: u32,
     remote: Option<InetAddress>,
-    /// Of a ping socket: 0 before it has one.
+    /// For a ping socket: its identifier, or 0 before it has one.
     identifier: u16,
     key: Option<HearerKey>,
     settings: RawSettings,
@@ -80,11 +81,11 @@ pub struct RawSocket {
 }
 
 impl RawSocket {
-    /// A new one of `network` that the running task opens.
+    /// Makes a socket of `network` for the running task.
     ///
     /// # Errors
-    /// `EPERM` without CAP_NET_RAW, `EACCES` for a ping socket of no permitted group,
-    /// `EPROTONOSUPPORT`, `EINVAL` for numbers of no protocol, `ENOMEM`.
+    /// `EPERM` without CAP_NET_RAW, `EACCES` for a ping socket if the task has no permitted group,
+    /// `EPROTONOSUPPORT`, `EINVAL` for numbers that are no protocol, `ENOMEM`.
     pub fn open(
         family: Family,
         kind: RawKind,
@@ -126,17 +127,17 @@ impl RawSocket {
         Ok(socket)
     }
 
-    /// Where its packets come.
+    /// Returns the channel in which its packets arrive.
     pub fn channel(&self) -> &Arc<Channel> {
         &self.channel
     }
 
-    /// Its family.
+    /// Returns the socket's family.
     pub const fn family(&self) -> Family {
         self.family
     }
 
-    /// Whether it is a ping socket.
+    /// Returns whether this is a raw or a ping socket.
     pub const fn kind(&self) -> RawKind {
         self.kind
     }
@@ -158,7 +159,7 @@ impl RawSocket {
         matches!(self.family, Family::Inet)
     }
 
-    /// Any address of its family.
+    /// Returns the unspecified address of the socket's family.
     fn any(&self) -> Ipv6Addr {
         match self.family {
             Family::Inet => core::net::Ipv4Addr::UNSPECIFIED.to_ipv6_mapped(),
@@ -166,7 +167,7 @@ impl RawSocket {
         }
     }
 
-    /// Whether `ip` is of its version.
+    /// Whether `ip` has the socket's IP version.
     fn speaks(&self, ip: Ipv6Addr) -> bool {
         ip.to_ipv4_mapped().is_some() == self.is_v4()
     }
@@ -175,11 +176,11 @@ impl RawSocket {
         RawNature { version: version_of(self.family), protocol: self.protocol, kind: self.kind }
     }
 
-    /// setsockopt(2) of what is more than a number that every socket remembers; whether it was
-    /// that.
+    /// setsockopt(2) of options that not every socket stores as a number. Returns whether `name` is
+    /// one of them.
     ///
     /// # Errors
-    /// `EINVAL`, `ENOPROTOOPT`, `EOPNOTSUPP` where the protocol is another, `EFAULT`.
+    /// `EINVAL`, `ENOPROTOOPT`, `EOPNOTSUPP` for another protocol, `EFAULT`.
     pub(super) fn set_option(&self, level: u32, name: u32, value: u64, length: usize) -> Result<bool> {
         if level == c::SOL_SOCKET && self.filter.set_option(name, value, length)? {
             return Ok(true);
@@ -189,7 +190,7 @@ impl RawSocket {
         Ok(change.is_some())
     }
 
-    /// getsockopt(2) of the same.
+    /// getsockopt(2) of the same options.
     ///
     /// # Errors
     /// `ENOPROTOOPT`, `EOPNOTSUPP`, `EINVAL`, `EFAULT`.
@@ -203,7 +204,8 @@ impl RawSocket {
         self.nature().write_option(&settings, (level, name), value, length)
     }
 
-    /// Returns its own address, with what stands for a port: the protocol, or the identifier.
+    /// Returns the socket's own address. In place of the port it has the protocol, or the
+    /// identifier.
     pub fn own(&self) -> InetAddress {
         let state = self.state.lock();
         let port = match self.kind {
@@ -217,12 +219,12 @@ impl RawSocket {
         self.state.lock().device = device;
     }
 
-    /// Whether it hears packets that come by `device`.
+    /// Whether the socket receives packets from `device`.
     fn hears_device(&self, device: u32) -> bool {
         [0, device].contains(&self.state.lock().device)
     }
 
-    /// Returns the address that it is connected to.
+    /// Returns the address that the socket is connected to.
     pub fn remote(&self) -> Option<InetAddress> {
         self.state.lock().remote
     }
@@ -230,8 +232,8 @@ impl RawSocket {
     /// bind(2).
     ///
     /// # Errors
-    /// `EADDRNOTAVAIL` where the address is not this machine's; of a ping socket `EINVAL` where it
-    /// has an identifier; `EINVAL` where it is connected; `ENOMEM`.
+    /// `EADDRNOTAVAIL` if the address is not this machine's; `EINVAL` if the socket is connected,
+    /// or is a ping socket with an identifier; `ENOMEM`.
     pub(super) fn bind(self: &Receiver<Self>, wanted: InetAddress) -> Result<()> {
         {
             let state = self.state.lock();
@@ -249,7 +251,7 @@ impl RawSocket {
         Ok(())
     }
 
-    /// The identifier of a ping socket, which has `wanted` from now on where it had none; 0 for
+    /// Returns the identifier of a ping socket. A socket without one gets `wanted` first; 0 for
     /// any.
     fn identify(self: &Receiver<Self>, wanted: u16) -> Result<u16> {
         let before = self.state.lock().identifier;
@@ -260,7 +262,7 @@ impl RawSocket {
         let (identifier, key) = HEARERS.enter_identified(self.network.number(), wanted, hears, self)?;
         let mut state = self.state.lock();
         if state.key.is_some() {
-            // Another thread was faster.
+            // Another thread has set the identifier first.
             let identifier = state.identifier;
             drop(state);
             HEARERS.leave(&key);
@@ -270,7 +272,7 @@ impl RawSocket {
         Ok(identifier)
     }
 
-    /// connect(2): hears from `to` alone, and sends there; `None` ends that.
+    /// connect(2): the socket receives only from `to`, and sends to it. `None` ends that.
     ///
     /// # Errors
     /// `ENETUNREACH`, `EADDRINUSE`, `ENOMEM`.
@@ -296,7 +298,7 @@ impl Drop for RawSocket {
     }
 }
 
-/// The version of IP whose family is one of the two.
+/// Returns the IP version of a family, which is AF_INET or AF_INET6.
 const fn version_of(family: Family) -> Version {
     match family {
         Family::Inet => Version::V4,
@@ -304,7 +306,7 @@ const fn version_of(family: Family) -> Version {
     }
 }
 
-/// Whether the running task has a group that may ping (net.ipv4.ping_group_range).
+/// Whether the running task has a group that may use ping sockets (net.ipv4.ping_group_range).
 fn may_ping(network: &NetworkNamespace) -> bool {
     let groups = network.ping_groups();
     task::with_current(|task| {

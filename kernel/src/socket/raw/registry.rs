@@ -1,11 +1,11 @@
-//! Sockets that hear copies of packets, by their network namespace and what they hear.
+//! Sockets that receive copies of packets, by network namespace and by the kind of packets.
 //!
-//! While there is none, a packet costs a look at their number ([`Hearers::any`]). Sockets of one
-//! kind stand beside each other, in the order in which they came, so that a packet is shown to
-//! those of its namespace alone, and one socket at a time is kept alive for that.
+//! While there is no such socket, a packet costs one check of their number ([`Hearers::any`]).
+//! Sockets of the same kind are adjacent, in the order of their registration. So only the sockets
+//! of its namespace are visited for a packet. Only one socket at a time is kept alive for that.
 //!
 //! **Locks.** The map's lock is a spin lock, taken with no other lock of a socket held. No socket
-//! ends under it.
+//! is dropped under it.
 
 use core::ops::Bound;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -15,30 +15,30 @@ use freehold_collections::{Arc, Map, Weak, reserve::ArcMethods};
 use crate::sync::SpinLock;
 use crate::{Errno, Result};
 
-/// Packets that a socket hears.
+/// The packets that a socket receives.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Hears {
-    /// All of a protocol of version 4.
+    /// All packets of an IPv4 protocol.
     V4(u8),
-    /// All of a protocol of version 6.
+    /// All packets of an IPv6 protocol.
     V6(u8),
-    /// Echo replies of version 4 with this identifier.
+    /// ICMP echo replies with this identifier.
     Ping4(u16),
-    /// Echo replies of version 6 with this identifier.
+    /// ICMPv6 echo replies with this identifier.
     Ping6(u16),
 }
 
-/// The network namespace, what it hears, and a number of its own.
+/// The network namespace, the kind of packets, and a unique number.
 pub(super) type HearerKey = (u64, Hears, u64);
 
 static NEXT: AtomicU64 = AtomicU64::new(0);
-/// The identifier that is tried next for a socket that wants any.
+/// The next identifier to try for a socket that requests any.
 static NEXT_IDENTIFIER: AtomicU64 = AtomicU64::new(0);
 
 /// See the module's head.
 pub(super) struct Hearers<S: 'static> {
     entries: SpinLock<Map<HearerKey, Weak<S>>>,
-    /// How many these are.
+    /// The number of registered sockets.
     count: AtomicUsize,
 }
 
@@ -47,13 +47,13 @@ impl<S> Hearers<S> {
         Self { entries: SpinLock::new(Map::new()), count: AtomicUsize::new(0) }
     }
 
-    /// Whether some socket hears packets, in any namespace.
+    /// Whether any socket receives packets, in any namespace.
     #[inline]
     pub(super) fn any(&self) -> bool {
         self.count.load(Ordering::Relaxed) != 0
     }
 
-    /// `socket` of `network` hears these from now on.
+    /// Registers `socket` of `network` for these packets.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -64,11 +64,11 @@ impl<S> Hearers<S> {
         Ok(key)
     }
 
-    /// Gives `socket` the identifier `wanted`, which others may have, too, or where that is 0 one
-    /// that no other has.
+    /// Gives `socket` the identifier `wanted`, which other sockets may share. If that is 0, gives
+    /// it an unused one.
     ///
     /// # Errors
-    /// `EADDRINUSE` where all are taken; `ENOMEM`, `ERESTARTSYS`.
+    /// `EADDRINUSE` if all are in use; `ENOMEM`, `ERESTARTSYS`.
     pub(super) fn enter_identified(
         &self,
         network: u64,
@@ -97,7 +97,7 @@ impl<S> Hearers<S> {
         Err(Errno::EADDRINUSE)
     }
 
-    /// A socket's end.
+    /// Removes the entry of a socket that ends.
     pub(super) fn leave(&self, key: &HearerKey) {
         let left = self.entries.lock().remove(key);
         if left.is_some() {
@@ -106,10 +106,11 @@ impl<S> Hearers<S> {
         drop(left);
     }
 
-    /// Shows each socket of `network` that `hears` this to `visit`.
+    /// Calls `visit` with each socket of `network` that is registered for `hears`.
     pub(super) fn each(&self, network: u64, hears: Hears, mut visit: impl FnMut(&Arc<S>)) {
         let mut from = (network, hears, 0);
-        // Sockets that come meanwhile have higher numbers, and would make the walk longer.
+        // Sockets that are registered meanwhile have higher numbers. Without this limit they would
+        // prolong the walk.
         let end = NEXT.load(Ordering::Relaxed);
         loop {
             let found = first::<S>(&self.entries.lock(), from).map(|(key, weak)| (key, weak.upgrade()));
@@ -118,7 +119,8 @@ impl<S> Hearers<S> {
                 visit(&socket);
             }
             from.2 = key.2 + 1;
-            // A task that must end has no more to show. One without memory may not need any.
+            // A task that is being killed stops here. One without memory continues: the rest may
+            // need none.
             if crate::sched::checkpoint() == Err(Errno::EINTR) {
                 return;
             }
@@ -126,7 +128,7 @@ impl<S> Hearers<S> {
     }
 }
 
-/// The first entry from `from` on that hears the same.
+/// Returns the first entry from `from` on with the same kind of packets.
 fn first<S>(hearers: &Map<HearerKey, Weak<S>>, from: HearerKey) -> Option<(HearerKey, &Weak<S>)> {
     let (key, weak) = hearers.iter_from(Bound::Included(&from)).next()?;
     ((key.0, key.1) == (from.0, from.1)).then_some((*key, weak))

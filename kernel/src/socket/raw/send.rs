@@ -14,19 +14,19 @@ use crate::socket::wire::{self, Wire};
 use crate::user::{self, Source};
 use crate::{Errno, Result};
 
-/// A packet's way.
+/// The route of a packet.
 pub(super) struct RawRoute {
     pub(super) from: Ipv6Addr,
     pub(super) to: Ipv6Addr,
-    /// The network that leads there, where that is not this machine.
+    /// The network that leads there, for an address on another machine.
     wire: Option<&'static Wire>,
 }
 
 impl RawSocket {
-    /// The way to `to`.
+    /// Returns the route to `to`.
     ///
     /// # Errors
-    /// `ENETUNREACH`; `EINVAL` where that is of the other version.
+    /// `ENETUNREACH`; `EINVAL` if `to` has the other IP version.
     pub(super) fn route(&self, to: Ipv6Addr) -> Result<RawRoute> {
         if !self.speaks(to) {
             return Err(Errno::EINVAL);
@@ -56,12 +56,12 @@ impl RawSocket {
         Ok(RawRoute { from, to: to.ip, wire: Some(wire) })
     }
 
-    /// sendmsg(2) to `to`, or to the address that it is connected to.
+    /// sendmsg(2) to `to`, or to the address that the socket is connected to.
     ///
     /// # Errors
-    /// `EDESTADDRREQ`, `ENETUNREACH`, `EMSGSIZE`, `EINVAL` where a header is wrong or a ping socket
-    /// sends anything but an echo request, or the wished source is not this machine's, `ENODEV`
-    /// where there is no such interface, `EFAULT`, `ENOMEM`.
+    /// `EDESTADDRREQ`, `ENETUNREACH`, `EMSGSIZE`; `EINVAL` if a header is wrong, if a ping socket
+    /// sends anything except an echo request, or if the requested source is not this machine's;
+    /// `ENODEV` if there is no such interface; `EFAULT`, `ENOMEM`.
     pub(in crate::socket) fn send(
         self: &Receiver<Self>,
         source: &mut dyn Source,
@@ -111,7 +111,7 @@ impl RawSocket {
         if is_own { Ok(ip) } else { Err(Errno::EINVAL) }
     }
 
-    /// Puts in what the kernel adds to a payload: identifiers and checksums.
+    /// Adds the kernel's parts of a payload: identifiers and checksums.
     fn complete(self: &Receiver<Self>, head: &Head, payload: &mut [u8]) -> Result<()> {
         if self.kind == RawKind::Ping {
             let request = if self.is_v4() { ECHO } else { ECHO_V6 };
@@ -144,7 +144,7 @@ fn fill(source: &mut dyn Source, room: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-/// A packet whose header the program made; the kernel completes it (raw(7)).
+/// Reads a packet whose header the program made. The kernel completes the header (raw(7)).
 fn gather_packet(head: &Head, source: &mut dyn Source, length: usize) -> Result<Vec<u8>> {
     if length < if head.is_v4() { V4_HEADER } else { V6_HEADER } {
         return Err(Errno::EINVAL);

@@ -18,19 +18,19 @@ const CHECKSUM: u32 = 7;
 const UNICAST_HOPS: u32 = 16;
 const HDRINCL_V6: u32 = 36;
 const TCLASS: u32 = 67;
-/// IPPROTO_RAW: its sender makes the header.
+/// IPPROTO_RAW: the sender makes the header.
 const IPPROTO_RAW: u8 = 255;
-/// Bytes of a filter of ICMPv6.
+/// Bytes of an ICMPv6 filter.
 const FILTER_BYTES: usize = size_of::<[u32; 8]>();
-/// ICMP's checksum is there.
+/// Offset of ICMPv6's checksum.
 const ICMP_CHECKSUM_AT: u16 = 2;
 
-/// How a program sees packets.
+/// Whether a program sees whole packets, or echo replies only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RawKind {
-    /// SOCK_RAW: all of a protocol.
+    /// SOCK_RAW: all packets of a protocol.
     Raw,
-    /// SOCK_DGRAM of ICMP: answers to its own echo requests.
+    /// SOCK_DGRAM of ICMP: answers to the socket's own echo requests.
     Ping,
 }
 
@@ -38,13 +38,13 @@ pub enum RawKind {
 #[derive(Clone, Copy)]
 pub(super) struct RawSettings {
     version: Version,
-    /// Types of ICMP that are not heard, by bits.
+    /// Types of ICMP that are filtered out, as bits.
     icmp: u32,
-    /// The same of ICMPv6.
+    /// Types of ICMPv6 that are filtered out, as bits.
     icmpv6: [u32; 8],
     /// IP_HDRINCL, IPV6_HDRINCL.
     pub(super) makes_header: bool,
-    /// IPV6_CHECKSUM: where in a payload the kernel puts it, and looks at it.
+    /// IPV6_CHECKSUM: the offset in a payload where the kernel writes and checks the checksum.
     pub(super) checksum_at: Option<u16>,
     pub(super) ttl: u8,
     pub(super) tos: u8,
@@ -80,7 +80,7 @@ impl RawSettings {
         }
     }
 
-    /// Whether ICMP messages of `kind` are kept from the socket.
+    /// Whether ICMP messages of `kind` are filtered out.
     pub(super) fn filters(&self, kind: u8) -> bool {
         match self.version {
             Version::V4 => kind < 32 && self.icmp >> kind & 1 != 0,
@@ -89,7 +89,7 @@ impl RawSettings {
     }
 }
 
-/// A socket's part of what options there are.
+/// The properties of a socket that determine which options it has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RawNature {
     pub(super) version: Version,
@@ -100,7 +100,7 @@ pub(super) struct RawNature {
 /// An option that a program sets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Change {
-    /// The first bytes of the filter of ICMP or of ICMPv6; the rest stays.
+    /// The first bytes of the filter of ICMP or of ICMPv6, and their number; the rest is unchanged.
     Filter([u8; FILTER_BYTES], usize),
     ChecksumAt(Option<u16>),
     MakesHeader(i32),
@@ -113,11 +113,11 @@ impl RawNature {
         matches!(self.version, Version::V4)
     }
 
-    /// The change that setsockopt(2) asks for; `None` where that is a number that every socket
-    /// remembers.
+    /// Returns the change that setsockopt(2) requests. `None` if the option is a number that every
+    /// socket stores.
     ///
     /// # Errors
-    /// `EINVAL`, `ENOPROTOOPT`, `EOPNOTSUPP` where the protocol is another, `EFAULT`.
+    /// `EINVAL`, `ENOPROTOOPT`, `EOPNOTSUPP` for another protocol, `EFAULT`.
     pub(super) fn change(&self, level: u32, name: u32, value: u64, length: usize) -> Result<Option<Change>> {
         let is_v4 = self.is_v4();
         let is_ping = self.kind == RawKind::Ping;
@@ -154,7 +154,7 @@ impl RawNature {
         if self.kind == RawKind::Ping {
             return Err(Errno::ENOPROTOOPT);
         }
-        // ICMPv6 has one always (RFC 3542, section 3.1).
+        // ICMPv6 always has a checksum (RFC 3542, section 3.1).
         if self.protocol == ICMPV6 && level == IPV6 || at > 0 && at % 2 != 0 {
             return Err(Errno::EINVAL);
         }
@@ -163,7 +163,7 @@ impl RawNature {
     }
 
     /// Writes the value of an option with `settings` to `value`, cut to `length`, for
-    /// getsockopt(2). Whether it is one of these.
+    /// getsockopt(2). Returns whether `name` is one of these options.
     ///
     /// # Errors
     /// `ENOPROTOOPT`, `EOPNOTSUPP`, `EINVAL`, `EFAULT`.
@@ -205,7 +205,7 @@ impl RawNature {
     }
 }
 
-/// A number from `least` to 255, or `initial` for -1.
+/// Returns a number from `least` to 255. For -1 it is `initial`.
 fn byte(value: i32, least: i32, initial: u8) -> Result<u8> {
     match value {
         -1 => Ok(initial),

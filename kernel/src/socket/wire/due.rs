@@ -1,29 +1,28 @@
-//! Connections that may have something new: a set of numbers that any CPU adds to and one task
-//! empties.
+//! Connections that may have news: a set of numbers that any CPU adds to and that one task empties.
 //!
-//! **Protocol.** A CPU that adds sets the number's bit, then its word's bit in the summary. The
-//! task takes a summary word, then the words that it names. A number whose bit was set before its
-//! word was taken is among those taken; one whose bit was set later sets the summary later, too,
-//! and is found by the next look. An empty word that the summary names does no harm. Adding takes
-//! no lock and no memory, so that it may be done wherever something is woken.
+//! **Protocol.** A CPU that adds a number sets the number's bit, then its word's bit in the
+//! summary. The task takes a summary word, then the words that it names. If the number's bit was
+//! set before its word was taken, the number is among those taken. If it was set later, the summary
+//! is set later, too, and the next pass finds the number. An empty word that the summary names does
+//! no harm. Adding needs no lock and no memory, so it is possible wherever waiters are woken.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Words of the kernel's set, and of its summary.
+/// Number of words of the kernel's set, and of its summary.
 const WORDS: usize = 1024;
 const SUMMARY: usize = WORDS / 64;
-/// Numbers that it can have: 0 to one less.
+/// Number of possible members: from 0 to one less than this.
 pub const MOST: usize = WORDS * 64;
 
 /// Bits that any CPU sets and one task takes.
 pub trait Bits {
     /// No bits.
     const NONE: Self;
-    /// Sets bits.
+    /// Sets `bits`.
     fn set(&self, bits: u64);
-    /// Takes all bits.
+    /// Takes and clears all bits.
     fn take(&self) -> u64;
-    /// Whether none is set.
+    /// Whether no bit is set.
     fn is_empty(&self) -> bool;
 }
 
@@ -47,24 +46,24 @@ pub struct Due<B: Bits = AtomicU64, const W: usize = WORDS, const S: usize = SUM
 }
 
 impl<B: Bits, const W: usize, const S: usize> Due<B, W, S> {
-    /// An empty one.
+    /// Makes an empty set.
     pub const fn new() -> Self {
         Self { words: [const { B::NONE }; W], summary: [const { B::NONE }; S] }
     }
 
-    /// Adds `number`, which is below 64 times as many as it has words.
+    /// Adds `number`, which is below 64 times the number of words.
     pub fn add(&self, number: usize) {
         let word = number / 64;
         self.words[word].set(1 << (number % 64));
         self.summary[word / 64].set(1 << (word % 64));
     }
 
-    /// Whether nothing was added since it was emptied.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.summary.iter().all(B::is_empty)
     }
 
-    /// Takes out all numbers.
+    /// Removes all numbers, and calls `each` with them.
     pub fn take(&self, mut each: impl FnMut(usize)) {
         for (at, summary) in self.summary.iter().enumerate() {
             for word in bits(summary.take()) {
@@ -75,7 +74,7 @@ impl<B: Bits, const W: usize, const S: usize> Due<B, W, S> {
     }
 }
 
-/// The bits that are set.
+/// Returns the positions of the bits that are set.
 fn bits(mut word: u64) -> impl Iterator<Item = usize> {
     core::iter::from_fn(move || {
         let bit = word.trailing_zeros();
@@ -107,8 +106,8 @@ mod tests {
         }
     }
 
-    /// Adds numbers in two threads, with `add`, while a third takes them, and once more at the end:
-    /// all were taken, and none else.
+    /// Two threads add numbers with `add`, while a third takes numbers. It takes them once more at
+    /// the end. It got all numbers, and no others.
     fn explore(add: fn(&Small, usize)) {
         shuttle::check_random(
             move || {

@@ -1,4 +1,4 @@
-//! The far side of a socket's connection, for the network's task.
+//! The remote end of a socket's connection, for the network's task.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,17 +12,17 @@ use crate::socket::channel::{Ancillary, Channel, Received};
 use crate::socket::message::PassCredentials;
 use crate::sync::{News, PollWaiter, Wake, Woken};
 
-/// A connection that has no number yet.
+/// The number of a connection that has none yet.
 const NONE: usize = usize::MAX;
 
-/// Tells the task whenever a channel of a connection changes.
+/// Notifies the task when a channel of a connection changes.
 pub(super) struct Tie {
     wire: &'static Wire,
     number: AtomicUsize,
 }
 
 impl Tie {
-    /// The connection has this number.
+    /// Sets the number of the connection.
     pub(super) fn bind(&self, number: usize) {
         self.number.store(number, Ordering::SeqCst);
         self.wake();
@@ -50,7 +50,7 @@ pub struct Far {
 }
 
 impl Far {
-    /// Stands in for the peer of the socket that receives from `own` and sends into `out`.
+    /// Makes the peer of the socket that receives from `own` and sends into `out`.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -62,22 +62,22 @@ impl Far {
         Ok(Self { own, out, tie, _watch: watch.complete()? })
     }
 
-    /// The number of the connection, which it has by now.
+    /// Returns the number of the connection, which must have been set.
     pub(super) fn number(&self) -> usize {
         self.tie.number.load(Ordering::Relaxed)
     }
 
-    /// Whether the socket has sent something that was not fetched.
+    /// Whether the socket has sent bytes that were not fetched.
     pub(super) fn has_bytes(&self) -> bool {
         self.out.has_message()
     }
 
-    /// Fills `room` from its front with bytes that the socket has sent; returns how many. `None`
-    /// while another task holds the queue.
+    /// Fills `room` from its start with bytes that the socket has sent. Returns their number, or
+    /// `None` if another task holds the queue.
     pub(super) fn fetch(&self, room: &mut [u8]) -> Option<usize> {
         let mut queue = self.out.try_waiting()?;
         let mut received = Received::default();
-        // A failing call has placed the bytes that it counts.
+        // If the call fails, the bytes that it counts have been stored nevertheless.
         let _ = queue.take_bytes(&mut SliceSink::new(room), &mut received, PassCredentials::No);
         self.out.publish(&queue);
         drop(queue);
@@ -87,16 +87,16 @@ impl Far {
         Some(received.count)
     }
 
-    /// Whether all was fetched that the socket will ever send.
+    /// Whether the socket has ended its stream and all bytes were fetched.
     pub(super) fn has_ended(&self) -> bool {
         !self.out.has_sender() && !self.out.has_message()
     }
 
-    /// Gives the socket as many of `bytes` as it has room for; returns how many. `None` while
+    /// Gives the socket as many of `bytes` as it has room for. Returns their number, or `None` if
     /// another task holds the queue.
     pub(super) fn deliver(&self, bytes: &[u8]) -> Option<usize> {
         if !self.own.has_receiver() {
-            // Shut down for receiving: as Linux, which takes what comes and forgets it.
+            // Receiving was shut down: as on Linux, bytes are accepted and discarded.
             return Some(bytes.len());
         }
         if !self.own.has_room() {
@@ -131,19 +131,19 @@ impl Far {
         }
     }
 
-    /// The call was answered.
+    /// Records that the call was answered.
     pub(super) fn connected(&self) {
         self.out.open();
     }
 
-    /// The peer's stream has ended.
+    /// Records that the peer's stream has ended.
     pub(super) fn ended(&self) {
-        // The program has ended its stream before: now both are over.
+        // If the program has ended its stream before, both are over now.
         let is_over = !self.out.has_sender();
         self.own.close_sender(Some(if is_over { News::HangUp } else { News::Input }));
     }
 
-    /// Ends the connection with `error`. No receiver sees the end without the error.
+    /// Ends the connection with `error`. A receiver that sees the end also sees the error.
     pub(super) fn failed(&self, error: crate::Errno) {
         self.own.end_by(error);
         self.out.abandon_receiver();
@@ -153,7 +153,7 @@ impl Far {
 }
 
 impl Drop for Far {
-    /// Both streams have ended, one way or another.
+    /// Both streams have ended.
     fn drop(&mut self) {
         self.own.close_sender(None);
         self.out.abandon_receiver();

@@ -1,4 +1,4 @@
-//! Services that the network stack uses from this kernel.
+//! The services that this kernel provides to the network stack.
 
 use core::net::SocketAddrV4;
 
@@ -17,16 +17,16 @@ use crate::socket::raw;
 use crate::task::namespaces::network::NetworkNamespace;
 use crate::{Errno, sched};
 
-/// The namespace that packets of the wire come to, and the device that they come by.
+/// The namespace in which packets from the network arrive, and their device.
 const HERE: (u64, u32) = (NetworkNamespace::INITIAL_NUMBER, interface::ETHERNET_INDEX);
-/// Frames that wait for room in the device.
+/// Largest number of frames that wait for room in the device.
 const UNSENT: usize = 1024;
-/// Datagrams that wait for a queue that another task holds, and the time until the next look at it
-/// (nanoseconds).
+/// Largest number of datagrams that wait for a queue that another task holds; nanoseconds until the
+/// next attempt.
 const MOST_LATE: usize = 64;
 pub(super) const LATE: u64 = 1_000_000;
 
-/// A datagram whose receiver's queue was taken.
+/// A datagram whose receiver's queue was held by another task.
 struct Late {
     channel: Arc<Channel>,
     origin: MessageOrigin,
@@ -39,7 +39,7 @@ pub(super) struct Machine {
     device: Arc<dyn FrameDevice>,
     unsent: VecDeque<Vec<u8>>,
     late: VecDeque<Late>,
-    /// Numbers of connections whose queues were taken.
+    /// Numbers of connections whose queues other tasks held.
     busy: Vec<usize>,
     broken: bool,
 }
@@ -60,7 +60,7 @@ impl Machine {
         }
     }
 
-    /// The next frame that came; its length.
+    /// Receives the next frame. Returns its length.
     pub(super) fn receive(&mut self, frame: &mut [u8]) -> Option<usize> {
         if self.broken {
             return None;
@@ -72,7 +72,7 @@ impl Machine {
         })
     }
 
-    /// Sends the frames that found no room, as far as there is some now.
+    /// Sends the waiting frames, as far as there is room now.
     pub(super) fn send_waiting(&mut self) {
         while let Some(frame) = self.unsent.front()
             && self.device.send(frame) != Ok(false)
@@ -81,24 +81,24 @@ impl Machine {
         }
     }
 
-    /// Notes that nothing was moved, since another task holds the queue: it is looked at again
-    /// soon. Without memory for that, later.
+    /// Records that nothing was moved because another task holds the queue. Another attempt follows
+    /// soon, or later if there is no memory for the record.
     fn is_busy(&mut self, socket: &Far) -> usize {
         let _ = self.busy.try_push(socket.number());
         0
     }
 
-    /// The connections whose queues were taken when they were looked at last.
+    /// Takes the connections whose queues were held at the last attempt.
     pub(super) fn take_busy(&mut self) -> Vec<usize> {
         core::mem::take(&mut self.busy)
     }
 
-    /// Whether a queue was taken that is to be looked at again.
+    /// Whether an attempt for a held queue is pending.
     pub(super) fn waits_for_queues(&self) -> bool {
         !self.busy.is_empty() || !self.late.is_empty()
     }
 
-    /// Gives a message to `channel`, or later where another task holds its queue.
+    /// Gives a message to `channel`. If another task holds its queue, it follows later.
     fn offer(&mut self, channel: &Arc<Channel>, origin: MessageOrigin, bytes: &[u8]) {
         let offered = channel.offer_message(bytes, origin.clone());
         if offered == Err(Errno::EAGAIN) {
@@ -108,12 +108,12 @@ impl Machine {
             && self.late.len() < MOST_LATE
             && let Ok(bytes) = Vec::try_from_slice(bytes)
         {
-            // Without memory it is lost on its way.
+            // Without memory the datagram is lost.
             let _ = self.late.try_push_back(Late { channel: channel.clone(), origin, bytes });
         }
     }
 
-    /// Delivers datagrams whose receivers' queues were taken.
+    /// Delivers datagrams whose receivers' queues were held.
     pub(super) fn deliver_late(&mut self) {
         for _ in 0..self.late.len() {
             let Some(late) = self.late.pop_front() else { break };
@@ -138,7 +138,7 @@ impl Host for Machine {
         if self.unsent.len() < UNSENT
             && let Ok(frame) = Vec::try_from_slice(frame)
         {
-            // Without memory it is lost on its way.
+            // Without memory the frame is lost.
             let _ = self.unsent.try_push_back(frame);
         }
     }

@@ -1,20 +1,20 @@
 //! The network: connections and datagrams whose other end is on another machine.
 //!
-//! A TCP connection over the wire is two channels, as one on this machine ([`inet`](super::inet)).
+//! A TCP connection to another machine has two channels, like a local one ([`inet`](super::inet)).
 //! A [`Far`] takes the place of the peer's socket, and the task `net` moves bytes between it and
-//! the TCP of `freehold-net`. So all that programs do with sockets, from poll(2) to splice(2), is
-//! the same over a wire and without one. The task touches no byte of a program's memory; a queue
-//! that another task holds is passed over, and looked at again soon.
+//! the TCP of `freehold-net`. So all operations on sockets, from poll(2) to splice(2), are the same
+//! for local and remote connections. The task does not access a program's memory. It skips a queue
+//! that another task holds, and tries again soon.
 //!
-//! | module | what |
+//! | module | concept |
 //! |---|---|
-//! | [`far`] | the far side of a connection |
-//! | [`due`] | which connections may have something new |
-//! | [`machine`] | what the stack asks of this kernel |
+//! | [`far`] | the remote end of a connection |
+//! | [`due`] | the connections that may have news |
+//! | [`machine`] | the services of this kernel for the stack |
 //!
-//! **Locks.** The state of the network is behind one mutex, taken with no lock of a socket held.
-//! Under it: the map of ports, the table of sockets, a socket's state, a channel's queue where it
-//! is free, and the device.
+//! **Locks.** One mutex protects the state of the network. It is taken with no lock of a socket
+//! held. Taken under it: the map of ports, the table of sockets, a socket's state, a channel's
+//! queue if it is free, and the device.
 
 mod due;
 mod far;
@@ -38,9 +38,9 @@ use crate::sync::Mutex;
 use crate::user::{self, Source};
 use crate::{Errno, Result, hw, mem, sched, time};
 
-/// Frames that are taken at a time, before connections and timers have their turn.
+/// Number of frames that are processed before connections and timers have their turn.
 const BATCH: usize = 64;
-/// Connections' bytes have this part of memory.
+/// The bytes of connections may use this fraction of memory: 1/16.
 const PART: usize = 16;
 /// Bytes of an Ethernet header.
 const HEADER: usize = 14;
@@ -50,7 +50,7 @@ pub struct Wire {
     attachment: &'static Attachment,
     state: Mutex<State>,
     due: Due,
-    /// The task has to look again: a deadline may have come nearer.
+    /// Whether the task has to check again: a deadline may have become earlier.
     changed: AtomicBool,
 }
 
@@ -61,12 +61,12 @@ struct State {
 
 static WIRE: Once<&'static Wire> = Once::new();
 
-/// The network, if there is one.
+/// Returns the network, if there is one.
 pub fn wire() -> Option<&'static Wire> {
     WIRE.get().copied()
 }
 
-/// Connects the machine to a network, and starts the task `net`. Once, before programs run.
+/// Connects the machine to a network, and starts the task `net`. Called once, before programs run.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -109,7 +109,7 @@ fn ends(local: InetAddress, remote: InetAddress) -> Result<Ends> {
 }
 
 impl Wire {
-    /// The connection with this number may have something new. Any context.
+    /// Records that the connection with this number may have news. Any context.
     fn is_due(&self, number: usize) {
         self.due.add(number);
         self.attachment.changed.wake_all();
@@ -123,8 +123,7 @@ impl Wire {
     /// Calls `remote` for the socket that receives from `own` and will send into `out`.
     ///
     /// # Errors
-    /// `EADDRNOTAVAIL` where such a connection is there, `ENOBUFS` where there are too many,
-    /// `ENOMEM`.
+    /// `EADDRNOTAVAIL` if such a connection exists, `ENOBUFS` if there are too many, `ENOMEM`.
     pub(super) fn call(
         &'static self,
         (local, remote): (InetAddress, InetAddress),
@@ -149,7 +148,7 @@ impl Wire {
     /// Sends a datagram.
     ///
     /// # Errors
-    /// `EMSGSIZE` where it does not fit into a packet, `EFAULT`, `ENOMEM`.
+    /// `EMSGSIZE` if it does not fit into a packet, `EFAULT`, `ENOMEM`.
     pub(super) fn send_datagram(
         &self,
         (local, remote): (InetAddress, InetAddress),
@@ -176,10 +175,10 @@ impl Wire {
         if fits { Ok(length) } else { Err(Errno::EMSGSIZE) }
     }
 
-    /// Sends a packet of version 4 by way of `to`.
+    /// Sends an IPv4 packet. Its next hop is chosen for `to`.
     ///
     /// # Errors
-    /// `EMSGSIZE` where it does not fit into a frame.
+    /// `EMSGSIZE` if it does not fit into a frame.
     pub(super) fn send_packet(&self, to: Ipv6Addr, packet: &[u8]) -> Result<()> {
         let to = to.to_ipv4_mapped().ok_or(Errno::ENETUNREACH)?;
         let mut state = self.state.lock();
@@ -207,7 +206,8 @@ impl Wire {
         }
     }
 
-    /// Does the work that is due. Returns when there will be more, if the task is not woken before.
+    /// Does the pending work. Returns the time of the next work, in case the task is not woken
+    /// earlier.
     fn turn(&self, frame: &mut [u8]) -> Option<u64> {
         let mut state = self.state.lock();
         let State { stack, machine } = &mut *state;

@@ -1,8 +1,8 @@
 //! kcmp: whether two processes share something.
 //!
-//! The answer orders what differs, so that a program can sort by it. The order is that of addresses
-//! after a secret one-to-one mapping for each kind of thing, so that it tells nothing of the
-//! addresses; Linux does so, too (kernel/kcmp.c), with a simpler one.
+//! The answer orders different objects, so that a program can sort by it. The order is that of the
+//! objects' addresses after a secret one-to-one mapping per kind of object. So it reveals nothing
+//! about the addresses. Linux has the same protection with a simpler mapping (kernel/kcmp.c).
 
 use freehold_collections::reserve::ArcMethods;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -16,7 +16,7 @@ use crate::task::registry::find_task_by_number;
 use crate::user::UserPtr;
 use crate::{Errno, Result, hw};
 
-/// The kinds of things, by KCMP_*'s numbers.
+/// The kinds of objects, with the numbers of KCMP_*.
 mod kind {
     pub const FILE: i32 = 0;
     pub const VM: i32 = 1;
@@ -38,7 +38,7 @@ struct EpollSlot {
     nth: u32,
 }
 
-/// The secret of each kind; 0 before it is first used.
+/// The secret of each kind; 0 before its first use.
 static SECRETS: SpinLock<[[u64; 2]; kind::COUNT]> = SpinLock::new([[0; 2]; kind::COUNT]);
 
 fn secret(kind: i32) -> [u64; 2] {
@@ -50,7 +50,7 @@ fn secret(kind: i32) -> [u64; 2] {
     *secret
 }
 
-/// Maps numbers one to one; the secret chooses the mapping. Each step can be undone: a sum, a
+/// Maps numbers one to one. The secret chooses the mapping. Each step is invertible: a sum, a
 /// product with an odd number, an exclusive-or with the upper half.
 fn scramble(number: u64, [factor, summand]: [u64; 2]) -> u64 {
     (0..3).fold(number, |mixed, _| {
@@ -59,7 +59,7 @@ fn scramble(number: u64, [factor, summand]: [u64; 2]) -> u64 {
     })
 }
 
-/// 0 for the same, 1 where the first comes before the second, else 2.
+/// Returns 0 if both are the same, 1 if the first comes before the second, else 2.
 fn order(first: usize, second: usize, secret: [u64; 2]) -> i64 {
     match scramble(first as u64, secret).cmp(&scramble(second as u64, secret)) {
         core::cmp::Ordering::Equal => 0,
@@ -72,7 +72,7 @@ fn file_address(task: &Task, fd: u64) -> Result<usize> {
     Ok(task.process().file(i32::try_from(fd).map_err(|_| Errno::EBADF)?)?.address().addr())
 }
 
-/// Where the thing of this kind is that `task` has; 0 for none.
+/// Returns the address of the object of this kind that `task` uses; 0 for none.
 fn thing(task: &Task, kind: i32) -> Result<usize> {
     let process = task.process();
     Ok(match kind {
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// The order is total, as sorting by it needs.
+        /// The order is total, as sorting requires.
         #[test]
         fn things_are_ordered_and_only_the_same_are_equal(
             things in proptest::array::uniform3(0..1usize << 47),
@@ -128,7 +128,7 @@ mod tests {
         }
     }
 
-    /// Neighbours in memory are no neighbours in the order: about as often before as behind.
+    /// Neighbours in memory are not neighbours in the order: each comes first about equally often.
     #[test]
     fn the_order_does_not_follow_the_addresses() {
         let secret = secret(kind::VM);

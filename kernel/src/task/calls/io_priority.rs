@@ -1,7 +1,7 @@
 //! ioprio_set and ioprio_get.
 //!
-//! A priority is kept and inherited as on Linux ([`crate::task::io_context`]), and orders nothing:
-//! requests of a disk are served as they come, as under Linux' scheduler "none".
+//! A priority is stored and inherited as on Linux ([`crate::task::io_context`]), but it has no
+//! effect. A disk's requests are served in the order of arrival, as with Linux' scheduler "none".
 
 use super::{Among, for_each_thread};
 use crate::sched::SchedPolicy;
@@ -12,7 +12,7 @@ use crate::{Errno, Result};
 /// IOPRIO_WHO_PROCESS.
 const WHO_PROCESS: i32 = 1;
 
-/// The class is above these bits; the level is in the three lowest, and between them is a hint.
+/// The class is above these bits. The level is in the three lowest bits, and a hint between them.
 const CLASS_SHIFT: u16 = 13;
 const LEVELS: u16 = 8;
 
@@ -25,7 +25,8 @@ const fn class(priority: u16) -> u16 {
     priority >> CLASS_SHIFT
 }
 
-/// `EPERM` for the real-time class without rights, `EINVAL` for classes that there are none of.
+/// Checks a priority: `EPERM` for the real-time class without rights, `EINVAL` for an unknown
+/// class.
 fn check(priority: u16) -> Result<()> {
     match class(priority) {
         CLASS_RT if !may(Capability::SysAdmin) && !may(Capability::SysNice) => Err(Errno::EPERM),
@@ -37,7 +38,7 @@ fn check(priority: u16) -> Result<()> {
 
 /// ioprio_set(which, who, priority)
 pub fn sys_ioprio_set(args: &Args) -> Result<i64> {
-    // As an unsigned short, which is how Linux keeps it.
+    // Truncated to an unsigned short, the type that Linux uses.
     let priority = args[2] as u16;
     check(priority)?;
     let own = current().process().credentials();
@@ -66,7 +67,7 @@ fn effective(task: &Task) -> u16 {
     }
 }
 
-/// ioprio_get(which, who): of several threads the best.
+/// ioprio_get(which, who): returns the best priority of several threads.
 pub fn sys_ioprio_get(args: &Args) -> Result<i64> {
     let among = Among::new(args.int(0), WHO_PROCESS)?;
     let mut best = None;

@@ -1,4 +1,4 @@
-//! System calls about limits, scheduling, the system, and odds and ends of the current thread.
+//! System calls about limits, scheduling, the system, and various settings of the current thread.
 
 mod compare;
 mod io_priority;
@@ -38,10 +38,10 @@ fn named_task(tid: i32) -> Result<Arc<Task>> {
     }
 }
 
-/// The highest RLIMIT_NOFILE of any process (fs.nr_open).
+/// The highest possible RLIMIT_NOFILE (fs.nr_open).
 const NR_OPEN: u64 = 1_048_576;
 
-/// Whether the caller may see and change the limits of `process` (Linux:
+/// Checks that the caller may see and change the limits of `process` (Linux:
 /// `check_prlimit_permission`, kernel/sys.c).
 fn check_limits_of(process: &Arc<Process>) -> Result<()> {
     let caller = current().process().clone();
@@ -55,7 +55,7 @@ fn check_limits_of(process: &Arc<Process>) -> Result<()> {
     }
 }
 
-/// Returns the limit of before.
+/// Changes a limit, and returns the previous one.
 fn change_limit(process: &Arc<Process>, resource: Resource, new: Limit) -> Result<Limit> {
     if new.soft > new.hard {
         return Err(Errno::EINVAL);
@@ -102,7 +102,7 @@ pub fn sys_setrlimit(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// The threads that a call about priorities means, as PRIO_* and IOPRIO_WHO_* say.
+/// The kinds of targets of a call about priorities, as given by PRIO_* and IOPRIO_WHO_*.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Among {
     /// One thread.
@@ -114,7 +114,8 @@ enum Among {
 }
 
 impl Among {
-    /// From numbers of which `first` means a thread, the next a group and the one after it a user.
+    /// Makes the kind from its number. `first` means a thread, the next number a group and the one
+    /// after it a user.
     fn new(which: i32, first: i32) -> Result<Self> {
         match which.wrapping_sub(first) {
             0 => Ok(Self::Thread),
@@ -125,8 +126,8 @@ impl Among {
     }
 }
 
-/// Calls `f` for each thread of `among` that `who` names, until it fails; 0 names the caller's.
-/// There may be many: no list is made.
+/// Calls `f` for each thread that `among` and `who` select, until it fails; 0 selects the caller's
+/// own. There may be many threads, so no list is made.
 fn for_each_thread(among: Among, who: Pid, mut f: impl FnMut(&Arc<Task>) -> Result<()>) -> Result<()> {
     let caller = current();
     let (processes, uid) = match among {
@@ -150,7 +151,7 @@ fn for_each_thread(among: Among, who: Pid, mut f: impl FnMut(&Arc<Task>) -> Resu
     };
     let mut any = false;
     let view = caller.process().pid_view();
-    // A user's are those that the caller sees.
+    // Of a user's threads, only those that are visible to the caller.
     let is_meant = |process: &Process, uid| process.credentials().uid == uid && process.number_in(view) != 0;
     for process in processes.filter(|process| uid.is_none_or(|uid| is_meant(process, uid))) {
         for task in process.threads() {
@@ -169,8 +170,8 @@ pub fn sys_getcpu(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// membarrier(command, flags, cpu): every return to user mode and every switch orders memory
-/// already; the expedited commands make the other CPUs pass through the kernel once.
+/// membarrier(command, flags, cpu). Every return to user mode and every switch orders memory
+/// accesses already. The expedited commands make the other CPUs enter the kernel once.
 pub fn sys_membarrier(args: &Args) -> Result<i64> {
     const QUERY: i32 = 0;
     const GLOBAL: i32 = 1;
@@ -276,8 +277,8 @@ pub fn sys_getrandom(args: &Args) -> Result<i64> {
 }
 
 /// prctl(SET_XPFO, 1 or 0, 0, 0, 0): sets whether windows for the calling thread, and for threads
-/// that it clones from now on, are forgotten as they close (1) or as the policy says (0). Windows
-/// that kernel tasks open for it follow the policy.
+/// that it creates from now on, are flushed when they close (1), or by the policy (0). Windows that
+/// kernel tasks open for it follow the policy.
 fn set_closing(args: &Args) -> Result<()> {
     let closing = match args[1] {
         0 => Closing::ByPolicy,
@@ -314,12 +315,12 @@ mod prctl {
     pub const GET_NO_NEW_PRIVS: i32 = 39;
     pub const SET_THP_DISABLE: i32 = 41;
     pub const GET_THP_DISABLE: i32 = 42;
-    // Freehold's own: "XPF" and a number.
+    // Freehold's own option: "XPF" and a number.
     pub const SET_XPFO: i32 = 0x5850_4601;
     pub const GET_XPFO: i32 = 0x5850_4602;
 }
 
-/// A name from the program, of up to 15 bytes, and its length.
+/// Reads a name of up to 15 bytes from the program. Also returns its length.
 fn read_name(address: u64) -> Result<([u8; 16], usize)> {
     let mut name = [0; 16];
     let mut length = 0;
@@ -368,7 +369,7 @@ pub fn sys_prctl(args: &Args) -> Result<i64> {
         GET_KEEPCAPS | SET_KEEPCAPS | CAPBSET_READ | CAPBSET_DROP | GET_SECUREBITS | SET_SECUREBITS
         | CAP_AMBIENT => return prctl_sets(args),
         SET_TIMERSLACK => {
-            // Linux takes it as signed.
+            // Linux treats the argument as signed.
             let usual = task.default_timer_slack.load(Ordering::Relaxed);
             let slack = if args.long(1) <= 0 { usual } else { args[1] };
             task.timer_slack.store(slack, Ordering::Relaxed);

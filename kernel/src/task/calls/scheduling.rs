@@ -1,8 +1,8 @@
 //! How threads are scheduled: policies, nice values, CPUs.
 //!
-//! SCHED_FIFO and SCHED_RR take CAP_SYS_NICE or RLIMIT_RTPRIO. SCHED_DEADLINE is refused with
-//! `EBUSY`, as where no bandwidth is left. The checks before that are Linux'
-//! (`__sched_setscheduler`, kernel/sched/syscalls.c), in its order.
+//! SCHED_FIFO and SCHED_RR need CAP_SYS_NICE or RLIMIT_RTPRIO. SCHED_DEADLINE is refused with
+//! `EBUSY`, the error for exhausted bandwidth. The checks before that are those of Linux, in the
+//! same order (`__sched_setscheduler`, kernel/sched/syscalls.c).
 
 use freehold_machine::CpuSet;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -21,9 +21,9 @@ pub fn sys_sched_yield(_args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// Whether the caller may change how the tasks of `process` are scheduled: those of its user that
-/// have no capability beyond its own (Linux: `check_same_owner` in kernel/sched/core.c,
-/// `cap_safe_nice` in security/commoncap.c).
+/// Checks that the caller may change how the tasks of `process` are scheduled. They must belong to
+/// the caller's user and have no capability that the caller lacks (Linux: `check_same_owner` in
+/// kernel/sched/core.c, `cap_safe_nice` in security/commoncap.c).
 fn check_same_user(process: &Process) -> Result<()> {
     let (own, other) = (current().process().credentials(), process.credentials());
     let is_stronger = other.capabilities.permitted & !own.capabilities.permitted != 0;
@@ -35,8 +35,8 @@ fn check_same_user(process: &Process) -> Result<()> {
     }
 }
 
-/// Whether RLIMIT_NICE lets `task` have this nice value. The limit counts from nice value 20 down,
-/// so that 0 lets none become less nice.
+/// Whether RLIMIT_NICE permits this nice value for `task`. The limit counts from nice value 20
+/// downwards, so with 0 no thread can lower its nice value.
 fn may_have_nice(task: &Task, nice: i32) -> bool {
     let limit = i64::try_from(task.process().limit(Resource::Nice).soft).unwrap_or(i64::MAX);
     20 - i64::from(nice) <= limit
@@ -57,7 +57,7 @@ pub fn sys_sched_setaffinity(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// sched_getaffinity(tid, size, mask): the bytes written.
+/// sched_getaffinity(tid, size, mask): returns the number of bytes written.
 pub fn sys_sched_getaffinity(args: &Args) -> Result<i64> {
     let size = args.size(1);
     let task = named_task(args.int(0))?;
@@ -69,8 +69,8 @@ pub fn sys_sched_getaffinity(args: &Args) -> Result<i64> {
 }
 
 const SCHED_DEADLINE: u32 = 6;
-/// SCHED_EXT, which has a range of priorities on every Linux that knows the number, and runs
-/// nothing here.
+/// SCHED_EXT. Every Linux that knows the number reports a range of priorities for it. It is not
+/// supported here.
 const SCHED_EXT: u32 = 7;
 /// SCHED_RESET_ON_FORK, or-ed to a policy.
 const RESET_ON_FORK: u32 = 0x4000_0000;
@@ -83,7 +83,7 @@ mod flag {
     pub const KEEP_POLICY: u64 = 8;
     pub const KEEP_PARAMS: u64 = 16;
     pub const UTIL_CLAMP: u64 = 0x60;
-    /// With those that only SCHED_DEADLINE uses.
+    /// All flags, including those that only SCHED_DEADLINE uses.
     pub const ALL: u64 = 0x7f;
 }
 
@@ -103,15 +103,15 @@ struct SchedAttributes {
     util_max: u32,
 }
 
-/// Bytes of the first version of the structure, and of the one with the last two fields.
+/// Size of the first version of the structure, and of the version with the last two fields.
 const SIZE_VER0: usize = 48;
 const SIZE_VER1: usize = size_of::<SchedAttributes>();
-/// The most bytes that a version to come may have.
+/// Largest size of a future version.
 const SIZE_MOST: usize = 4096;
 
 impl SchedAttributes {
-    /// Whether the times make sense for SCHED_DEADLINE (Linux: `__checkparam_dl`): at least 1024
-    /// ns, in order, and each below 2^63.
+    /// Whether the times are valid for SCHED_DEADLINE (Linux: `__checkparam_dl`): at least 1024 ns,
+    /// in order, and each below 2^63.
     fn are_times_valid(&self) -> bool {
         let period = if self.period == 0 { self.deadline } else { self.period };
         let in_order = self.runtime <= self.deadline && self.deadline <= period;
@@ -125,7 +125,7 @@ impl SchedAttributes {
 
 /// Scheduling attributes that a call sets.
 struct Change {
-    /// `None` keeps policy and reset-on-fork.
+    /// `None` keeps the policy and the reset-on-fork flag.
     policy: Option<u32>,
     attributes: SchedAttributes,
 }
@@ -134,7 +134,7 @@ fn is_real_time(policy: u32) -> bool {
     SchedPolicy::new(policy).is_some_and(SchedPolicy::is_real_time)
 }
 
-/// Whether the caller may give `task` this policy (Linux: `user_check_sched_setscheduler`).
+/// Checks that the caller may give `task` this policy (Linux: `user_check_sched_setscheduler`).
 fn check_rights(task: &Task, policy: u32, attributes: &SchedAttributes, resets: bool) -> Result<()> {
     if may(Capability::SysNice) {
         return Ok(());
@@ -150,7 +150,7 @@ fn check_rights(task: &Task, policy: u32, attributes: &SchedAttributes, resets: 
     }
     let is_fair = matches!(SchedPolicy::new(policy), Some(SchedPolicy::Other | SchedPolicy::Batch));
     let is_gain = is_fair && nice < schedule.nice() && !may_have_nice(task, nice);
-    // SCHED_IDLE is below all nice values: to leave it is a gain.
+    // SCHED_IDLE ranks below all nice values, so leaving it raises the priority.
     let leaves_idle = schedule.policy() == SchedPolicy::Idle
         && policy != SchedPolicy::Idle as u32
         && !may_have_nice(task, schedule.nice());
@@ -185,7 +185,7 @@ fn change(task: &Task, wanted: &Change) -> Result<()> {
         return Err(Errno::EOPNOTSUPP);
     }
     let Some(policy) = known else { return Err(Errno::EBUSY) };
-    // KEEP_PARAMS keeps the policy, too.
+    // KEEP_PARAMS also keeps the policy.
     if attributes.flags & flag::KEEP_PARAMS == 0 {
         let keeps_nice = policy == SchedPolicy::Idle || policy.is_real_time();
         let nice = if keeps_nice { schedule.nice() } else { attributes.nice };
@@ -196,8 +196,8 @@ fn change(task: &Task, wanted: &Change) -> Result<()> {
     Ok(())
 }
 
-/// Serves the calls before sched_setattr(2), which set a policy and a priority. The nice value
-/// stays.
+/// Implements the calls that are older than sched_setattr(2). They set a policy and a priority. The
+/// nice value does not change.
 fn change_plainly(args: &Args, policy: Option<u32>, parameters: u64) -> Result<i64> {
     if parameters == 0 || args.int(0) < 0 {
         return Err(Errno::EINVAL);
@@ -232,7 +232,7 @@ pub fn sys_sched_getscheduler(args: &Args) -> Result<i64> {
     Ok(i64::from(task.schedule.policy() as u32 | resets))
 }
 
-/// sched_getparam(tid, parameters): the real-time priority, 0 for none.
+/// sched_getparam(tid, parameters): reports the real-time priority, 0 for none.
 pub fn sys_sched_getparam(args: &Args) -> Result<i64> {
     if args[1] == 0 {
         return Err(Errno::EINVAL);
@@ -243,7 +243,8 @@ pub fn sys_sched_getparam(args: &Args) -> Result<i64> {
 }
 
 /// Reads the program's `struct sched_attr` at `address`, of any version. If it is larger than this
-/// kernel's, the unknown part has to be 0; with `E2BIG` the program learns the known size.
+/// kernel's, the unknown part must be 0. Otherwise the call is `E2BIG`, and the program gets the
+/// known size.
 fn read_attributes(address: u64) -> Result<SchedAttributes> {
     let size = match UserPtr::<u32>::new(address).read()? as usize {
         0 => SIZE_VER0,
@@ -322,7 +323,7 @@ pub fn sys_sched_get_priority_min(args: &Args) -> Result<i64> {
     priority_bound(args.uint(0), 1)
 }
 
-/// `of_real_time` for the policies that have priorities, 0 for the others that there are.
+/// Returns `of_real_time` for policies with priorities, and 0 for other valid policies.
 fn priority_bound(policy: u32, of_real_time: u32) -> Result<i64> {
     match policy {
         policy if is_real_time(policy) => Ok(i64::from(of_real_time)),
@@ -345,7 +346,7 @@ pub fn sys_sched_rr_get_interval(args: &Args) -> Result<i64> {
 /// PRIO_PROCESS.
 const PRIO_PROCESS: i32 = 0;
 
-/// getpriority(which, who): 20 minus the lowest nice value.
+/// getpriority(which, who): returns 20 minus the lowest nice value.
 pub fn sys_getpriority(args: &Args) -> Result<i64> {
     let mut nice = i32::MAX;
     for_each_thread(Among::new(args.int(0), PRIO_PROCESS)?, args.uint(1), |task| {
@@ -360,7 +361,7 @@ pub fn sys_setpriority(args: &Args) -> Result<i64> {
     let nice = args.int(2).clamp(-20, 19);
     let privileged = may(Capability::SysNice);
     let mut outcome = Ok(0);
-    // One that may not be changed does not keep the others from it.
+    // If one of the threads may not be changed, the others are changed nevertheless.
     for_each_thread(Among::new(args.int(0), PRIO_PROCESS)?, args.uint(1), |task| {
         if let Err(error) = check_same_user(task.process()) {
             outcome = Err(error);

@@ -1,5 +1,5 @@
-//! Where the threads of a process come together for its core file: each puts its registers down,
-//! and ends once the file is written.
+//! The meeting of a process' threads for its core file: each thread stores its registers, and ends
+//! once the file is written.
 
 use freehold_collections::Vec;
 
@@ -9,22 +9,22 @@ use crate::sync::{Completion, SpinLock};
 use crate::task::Pid;
 use crate::task::trace::{UserRegisters, registers_of};
 
-/// A thread as it is in a core file.
+/// A thread as recorded in a core file.
 pub struct DumpedThread {
-    /// Its number in its own PID namespace.
+    /// The thread's number in its own PID namespace.
     pub tid: Pid,
-    /// Blocked signals, and those that wait for this thread alone.
+    /// The blocked signals, and the pending signals for this thread alone.
     pub signals: [u64; 2],
     /// Microseconds in user mode and in the kernel.
     pub times: [u64; 2],
     /// The registers.
     pub registers: UserRegisters,
-    /// The vector state as PTRACE_GETREGSET gives it; empty where there was no memory for it.
+    /// The vector state in the format of PTRACE_GETREGSET; empty if there was no memory for it.
     pub vectors: Vec<u8>,
 }
 
 impl DumpedThread {
-    /// The registers of the running thread.
+    /// Records the running thread.
     pub fn new(context: &mut UserContext, tid: Pid, signals: [u64; 2], times: [u64; 2]) -> Self {
         let (registers, vectors) = registers_of(context);
         let vectors = Vec::try_from_slice(vectors).unwrap_or_default();
@@ -35,12 +35,12 @@ impl DumpedThread {
 /// The threads that have arrived for a dump.
 pub struct Meeting {
     threads: SpinLock<Vec<DumpedThread>>,
-    /// The file is written, or there is none.
+    /// Completed when the file is written, or when none is written.
     pub over: Completion,
 }
 
 impl Meeting {
-    /// One with room for as many threads.
+    /// Makes a meeting with room for `most` threads.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -48,7 +48,7 @@ impl Meeting {
         let threads = SpinLock::new(Vec::try_with_capacity(most)?);
         Ok(Self { threads, over: Completion::new() })
     }
-    /// One comes.
+    /// Adds a thread that has arrived.
     pub fn come(&self, thread: DumpedThread) {
         {
             let mut threads = self.threads.lock();
@@ -57,7 +57,7 @@ impl Meeting {
             }
         }
     }
-    /// Returns how many threads have arrived.
+    /// Returns the number of threads that have arrived.
     pub fn count(&self) -> usize {
         self.threads.lock().len()
     }

@@ -1,8 +1,9 @@
 //! The memory of a core file: which areas are in it (core(5), /proc/PID/coredump_filter; Linux:
 //! `vma_dump_size`), and their bytes.
 //!
-//! Bytes are read as a tracer reads them. A page of anonymous memory that was never touched, or
-//! is the shared page of zeroes, is a hole, and stays untouched: so is what can be read no more.
+//! Bytes are read as a tracer reads them. An anonymous page that was never accessed, or that is the
+//! shared zero page, becomes a hole and is not accessed. A page that can no longer be read becomes
+//! a hole, too.
 
 use freehold_collections::Vec;
 use freehold_machine::VirtAddr;
@@ -23,44 +24,44 @@ const MAPPED_PRIVATE: u32 = 1 << 2;
 const MAPPED_SHARED: u32 = 1 << 3;
 const ELF_HEADERS: u32 = 1 << 4;
 
-/// Bytes of addresses whose pages are looked for at once.
+/// Size of the address range whose pages are looked up at once.
 const WINDOW: u64 = 64 << 20;
-/// Bytes that are read at once.
+/// Number of bytes that are read at once.
 const CHUNK: u64 = 64 << 10;
-/// The most bytes of the note about files (Linux: MAX_FILE_NOTE_SIZE).
+/// Largest size of the note about files (Linux: MAX_FILE_NOTE_SIZE).
 const FILES_MOST: usize = 4 << 20;
 
 /// The part of an area that is in the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Extent {
     Nothing,
-    /// The first page, if an ELF file begins there.
+    /// The first page, if an ELF header begins there.
     Head,
-    /// All.
+    /// The whole area.
     Whole,
 }
 
-/// An area, as it is in a core file.
+/// An area as recorded in a core file.
 pub struct CoreSegment {
-    /// Its addresses.
+    /// The first address.
     pub start: u64,
-    /// One past the last.
+    /// One past the last address.
     pub end: u64,
-    /// Bytes of it that are in the file.
+    /// Number of bytes in the file.
     pub bytes: u64,
     /// PF_R, PF_W, PF_X.
     pub flags: u32,
-    /// Its pages come into being by a touch only.
+    /// Whether pages exist only after their first access.
     is_anonymous: bool,
     extent: Extent,
 }
 
-/// The process' mappings: the areas, and the note about files.
+/// The process' mappings: the areas, and the content of the note about files.
 pub struct Areas {
-    /// All areas, upwards.
+    /// All areas, in ascending order.
     pub segments: Vec<CoreSegment>,
-    /// How many files, the size of a page, for each its addresses and place in the file in pages,
-    /// then their names.
+    /// The content of the note: the number of files, the page size, for each file its addresses and
+    /// its offset in pages, then the names.
     pub files: Vec<u8>,
 }
 
@@ -99,10 +100,10 @@ fn flags(protection: Protection) -> u32 {
 }
 
 impl Areas {
-    /// Those of `space`. Names of files are as seen from `root`.
+    /// Returns the mappings of `space`. Names of files are relative to `root`.
     ///
     /// # Errors
-    /// `ENOMEM`; `EINTR` where the thread is to end.
+    /// `ENOMEM`; `EINTR` if the thread is being killed.
     pub fn of(space: &ProcessSpace, root: &Path) -> Result<Self> {
         let filter = space.dump_filter();
         let (mut segments, mut places, mut names) = (Vec::new(), Vec::new(), Vec::new());
@@ -141,7 +142,7 @@ impl Areas {
     }
 }
 
-/// Adds the name of the file that an area maps, if it does.
+/// Adds the name of the file that an area maps. Returns whether it maps one.
 fn put_name(names: &mut Vec<u8>, area: &UserArea<'_>, root: &Path) -> Result<bool> {
     match (FileMapping::of(area.name).map(|mapping| mapping.file().path()), area.name) {
         (Some(Some(path)), _) => names.try_extend_from_slice(&path.display_short(root)?)?,
@@ -158,7 +159,7 @@ fn is_elf(space: &ProcessSpace, at: u64) -> bool {
     read == Ok(4) && magic == *b"\x7fELF"
 }
 
-/// The pages of a window that have something to write.
+/// The pages of a window that have content to write.
 struct Present {
     bits: Vec<u64>,
     at: u64,
@@ -169,13 +170,13 @@ impl Present {
         Ok(Self { bits: Vec::try_filled(0, (WINDOW / PAGE / 64) as usize)?, at: 0 })
     }
 
-    /// Looks for the pages of `start..end`, at most a window.
+    /// Finds the pages in `start..end`, at most one window.
     fn look(&mut self, space: &ProcessSpace, start: u64, end: u64) {
         self.at = start;
         self.bits.as_mut_slice().fill(0);
         let bits = self.bits.as_mut_slice();
         space.lock().pages(VirtAddr(start), VirtAddr(end), |page| {
-            // The page of zeroes has no mappings.
+            // The zero page has no mappings.
             if page.mappings > 0 || matches!(page.at, PageAt::Swapped(_)) {
                 let index = (page.addr.0 - start) / PAGE;
                 bits[(index / 64) as usize] |= 1 << (index % 64);
@@ -188,7 +189,7 @@ impl Present {
         self.bits[(index / 64) as usize] & 1 << (index % 64) != 0
     }
 
-    /// The end of the pages from `from` on that are as `from` is.
+    /// Returns the end of the run of pages from `from` on that are all present or all absent.
     fn run(&self, from: u64, end: u64) -> u64 {
         let is_there = self.has(from);
         let mut to = from + PAGE;
@@ -202,7 +203,7 @@ impl Present {
 /// Writes the bytes of all segments.
 ///
 /// # Errors
-/// Those of `out`; `ENOMEM`; `EINTR` where the thread is to end.
+/// Those of `out`; `ENOMEM`; `EINTR` if the thread is being killed.
 pub fn put(out: &mut CoreOutput, space: &ProcessSpace, segments: &[CoreSegment]) -> Written {
     let mut present = Present::new()?;
     let mut buffer = Vec::try_filled(0, CHUNK as usize).map_err(Errno::from)?;
@@ -232,7 +233,7 @@ pub fn put(out: &mut CoreOutput, space: &ProcessSpace, segments: &[CoreSegment])
     Ok(())
 }
 
-/// Writes pages. A page that cannot be read is a hole.
+/// Writes pages. A page that cannot be read becomes a hole.
 fn put_pages(
     out: &mut CoreOutput,
     space: &ProcessSpace,

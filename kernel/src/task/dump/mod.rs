@@ -1,17 +1,18 @@
-//! Core files: what a process leaves that a signal ends (core(5); Linux: `fs/coredump.c`,
-//! `fs/binfmt_elf.c`).
+//! Core files: the memory image of a process that was ended by a signal (core(5); Linux:
+//! `fs/coredump.c`, `fs/binfmt_elf.c`).
 //!
-//! **Protocol.** The thread that the signal came to marks itself, under the lock of `signals`, as
-//! the one that stays, as at execve, and leaves a [`Meeting`] there. All others end; on their way
-//! each puts its registers down in the meeting and sleeps until it is over. Once all have come, or
-//! have ended before, memory stands still, but for processes that share it, and the thread writes
-//! the file. Then, in one step, the process ends with its status, and the meeting is over. SIGKILL
-//! ends the wait and the writing, and the process ends by it.
+//! **Protocol.** The thread that received the signal marks itself, under the lock of `signals`, as
+//! the one that stays, as at execve, and leaves a [`Meeting`] there. All other threads end. On
+//! their way each stores its registers in the meeting and sleeps until the meeting is over. Once
+//! all have arrived, or have ended before, memory no longer changes, except through processes that
+//! share it. Then the thread writes the file. Then, in one step, the process ends with its status,
+//! and the meeting is over. SIGKILL ends the wait and the writing, and then the process ends by
+//! SIGKILL.
 //!
-//! **Who may have one.** A process with a limit (RLIMIT_CORE) of a page or more that is
-//! [`Dumpable::Yes`]; or [`Dumpable::RootOnly`] where the name is absolute: then root owns the
-//! file, and the name is looked up from the first root. The file is new: one that is there is
-//! removed first, and never where root would own the new one.
+//! **Permission.** A core file is written for a process with a limit (RLIMIT_CORE) of a page or
+//! more. The process must be [`Dumpable::Yes`], or [`Dumpable::RootOnly`] with an absolute name of
+//! the file. In the latter case root owns the file, and the name is resolved from the initial root.
+//! The file is always new: an existing one is removed first, except if root would own the new one.
 
 pub mod meeting;
 mod memory;
@@ -40,7 +41,7 @@ use memory::Areas;
 use notes::{Notes, ProcessInfo};
 use output::{CoreOutput, Stopped, Written};
 
-/// The least limit with which there is a core file (Linux: `min_coredump`).
+/// Smallest limit with which a core file is written (Linux: `min_coredump`).
 const LEAST: u64 = PAGE;
 
 #[derive(IntoBytes, Immutable)]
@@ -76,7 +77,7 @@ const PT_LOAD: u32 = 1;
 const PT_NOTE: u32 = 4;
 
 impl Task {
-    /// The process ends by `signal`, described by `info`, with a core file where it is to have one.
+    /// Ends the process by `signal`, described by `info`. Writes a core file if it is permitted.
     #[cold]
     pub(in crate::task) fn end_with_core(
         self: &Receiver<Self>,
@@ -91,7 +92,7 @@ impl Task {
         }
         let meeting = match self.call_together() {
             Ok(Some(meeting)) => meeting,
-            // Others were first.
+            // Another thread ended the process first.
             Ok(None) => return,
             Err(_) => return end_group(&mut process.signals.lock(), ExitStatus::Signaled(signal)),
         };
@@ -106,7 +107,7 @@ impl Task {
         let dump = {
             let mut group = process.signals.lock();
             group.exec = None;
-            // Where it was killed meanwhile, it ends by that.
+            // If the process was killed meanwhile, it ends by SIGKILL.
             end_group(&mut group, status);
             group.dump.take()
         };
@@ -114,7 +115,8 @@ impl Task {
         meeting.over.complete();
     }
 
-    /// Another thread writes a core file: this one gives its registers and waits.
+    /// Joins the dump of another thread that writes a core file: stores this thread's registers and
+    /// waits.
     #[cold]
     pub(in crate::task) fn meet(&self, context: &mut UserContext, meeting: &Meeting) {
         meeting.come(self.dumped(context));
@@ -128,7 +130,7 @@ impl Task {
         DumpedThread::new(context, self.number(), signals, [usage.user, usage.system].map(|time| time / 1000))
     }
 
-    /// Has all other threads come. `None` where the process ends already.
+    /// Makes all other threads join. `None` if the process ends already.
     fn call_together(self: &Receiver<Self>) -> Result<Option<Arc<Meeting>>> {
         let process = self.process();
         let meeting = loop {
@@ -169,7 +171,7 @@ impl Task {
             .and_then(|()| memory::put(&mut out, &space, &areas.segments))
             .and_then(|()| out.finish());
         match put {
-            // As Linux: what is cut off is a core file, too.
+            // As on Linux, a truncated file is a core file, too.
             Ok(()) | Err(Stopped::Limit) => Ok(()),
             Err(Stopped::Error(error)) => Err(error),
         }
@@ -216,7 +218,7 @@ impl Task {
         })
     }
 
-    /// The new, empty core file.
+    /// Returns the new, empty core file.
     fn open_core(&self, signal: Signal, limit: u64, dumpable: Dumpable) -> Result<Arc<OpenFile>> {
         let process = self.process();
         let name = self.core_name(signal, limit, dumpable)?;
@@ -236,8 +238,8 @@ impl Task {
         let (root, cwd) = (fs.root(), fs.cwd());
         let walk = PathWalk::new(&root, &cwd, &caller);
         if !is_roots {
-            // A link of this name must not lead to another user's file. A file that cannot be
-            // removed makes the open below fail.
+            // A link of this name must not lead to another user's file. If the file cannot be
+            // removed, the open below fails.
             let _ = names::unlink(&walk, &name);
         }
         let flags = OpenFlags::CREAT
@@ -247,7 +249,7 @@ impl Task {
             | OpenFlags::LARGEFILE;
         let file = names::open(&walk, &name, flags, 0o600 & !mask)?;
         let made = file.node().metadata();
-        // Some file systems give files another owner or mode than was asked for.
+        // Some file systems set another owner or mode than requested.
         if made.kind != NodeKind::Regular
             || made.links > 1
             || made.uid != caller.uid
@@ -282,7 +284,7 @@ impl Task {
     }
 }
 
-/// The process, its parent, group and session, in its own PID namespace.
+/// Returns the numbers of the process, its parent, group and session, in its own PID namespace.
 fn numbers_of(process: &Process) -> [u32; 4] {
     let view = process.pid_view();
     let shown = |pid| registry::number_in(view, pid);
@@ -291,7 +293,7 @@ fn numbers_of(process: &Process) -> [u32; 4] {
 
 fn put_headers(out: &mut CoreOutput, notes: &Notes, segments: &[memory::CoreSegment]) -> Written {
     let count = u16::try_from(segments.len() + 1).ok().filter(|&count| count < u16::MAX);
-    // The header counts no more. There are more areas only where vm.max_map_count was raised.
+    // The header cannot count more areas. There are more only if vm.max_map_count was raised.
     let count = count.ok_or(Errno::EOVERFLOW)?;
     let header = Header {
         ident: *b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0",

@@ -17,7 +17,7 @@ const NT_SIGINFO: u32 = 0x5349_4749;
 const NT_FILE: u32 = 0x4649_4c45;
 const CORE: &[u8] = b"CORE\0";
 const LINUX: &[u8] = b"LINUX\0";
-/// Bytes of the vector state that every CPU has.
+/// Bytes of the vector state that every CPU has (the legacy region).
 const LEGACY: usize = 512;
 
 /// `struct elf_prstatus`.
@@ -29,9 +29,9 @@ struct Status {
     pad: [u8; 2],
     pending: u64,
     blocked: u64,
-    /// The thread, the parent, the group, the session.
+    /// The numbers of the thread, its parent, group and session.
     ids: [u32; 4],
-    /// Of the thread in user mode and in the kernel, and of children.
+    /// Times in user mode and in the kernel, of the thread and of the process' children.
     times: [[u64; 2]; 4],
     registers: UserRegisters,
     has_vectors: u32,
@@ -42,19 +42,20 @@ struct Status {
 #[derive(Clone, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct ProcessInfo {
-    /// The state: 0, `R`, whether it is a zombie, the nice value.
+    /// The state as a number (0) and as a letter (`R`), whether the process is a zombie, the nice
+    /// value.
     pub state: [i8; 4],
-    /// Alignment.
+    /// Padding.
     pub pad: u32,
     /// PF_*: none.
     pub flags: u64,
     /// The real user and group.
     pub ids: [u32; 2],
-    /// The process, the parent, the group, the session.
+    /// The numbers of the process, its parent, group and session.
     pub numbers: [u32; 4],
     /// The name.
     pub name: [u8; 16],
-    /// The arguments, with blanks between them.
+    /// The arguments, separated by blanks.
     pub arguments: [u8; 80],
 }
 
@@ -62,7 +63,7 @@ pub struct ProcessInfo {
 pub struct Notes {
     /// The signal.
     pub signal: u8,
-    /// Of the process.
+    /// The process.
     pub process: ProcessInfo,
     /// `siginfo_t`, 128 bytes.
     pub info: [u8; 128],
@@ -70,9 +71,9 @@ pub struct Notes {
     pub auxiliary: Vec<u8>,
     /// The mapped files: see [`super::memory::Files`].
     pub files: Vec<u8>,
-    /// The threads, the one that the signal came to first.
+    /// The threads; the one that received the signal is first.
     pub threads: Vec<DumpedThread>,
-    /// Microseconds that children were in user mode and in the kernel.
+    /// Microseconds of children in user mode and in the kernel.
     pub children: [u64; 2],
 }
 
@@ -95,7 +96,7 @@ fn put(out: &mut CoreOutput, name: &[u8], kind: u32, content: &[u8]) -> Written 
 }
 
 impl Notes {
-    /// Bytes of all notes.
+    /// Returns the number of bytes of all notes.
     pub fn size(&self) -> u64 {
         let own = [size_of::<ProcessInfo>(), self.info.len(), self.auxiliary.len(), self.files.len()];
         let own: u64 = own.iter().filter(|&&bytes| bytes > 0).map(|&bytes| size(CORE, bytes)).sum();
@@ -110,7 +111,7 @@ impl Notes {
         own + self.threads.iter().map(of_thread).sum::<u64>()
     }
 
-    /// Writes them, in Linux' order.
+    /// Writes the notes, in Linux' order.
     ///
     /// # Errors
     /// Those of `out`.

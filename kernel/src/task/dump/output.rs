@@ -1,4 +1,4 @@
-//! The file that a core goes to: bytes in order, and holes.
+//! The output file of a core dump: bytes in order, and holes.
 
 use freehold_collections::Arc;
 
@@ -6,16 +6,16 @@ use crate::fs::OpenFile;
 use crate::fs::bytes::SliceSource;
 use crate::{Errno, sched};
 
-/// Why no more is written.
+/// The reason why writing has stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stopped {
-    /// RLIMIT_CORE: the file is a core file that is cut off.
+    /// RLIMIT_CORE: the file is a truncated core file.
     Limit,
-    /// Writing failed, or the thread is to end.
+    /// Writing failed, or the thread is being killed.
     Error(Errno),
 }
 
-/// How writing went.
+/// Result of writing.
 pub type Written = core::result::Result<(), Stopped>;
 
 impl From<Errno> for Stopped {
@@ -29,14 +29,14 @@ pub struct CoreOutput {
     file: Arc<OpenFile>,
     limit: u64,
     written: u64,
-    /// Where the next byte goes.
+    /// The position of the next byte.
     at: u64,
     /// The end of the file.
     end: u64,
 }
 
 impl CoreOutput {
-    /// At the beginning of an empty file, of which at most `limit` bytes are written; holes do not
+    /// Starts at the beginning of an empty file. At most `limit` bytes are written; holes do not
     /// count.
     pub fn new(file: Arc<OpenFile>, limit: u64) -> Self {
         Self { file, limit, written: 0, at: 0, end: 0 }
@@ -45,8 +45,8 @@ impl CoreOutput {
     /// Writes bytes.
     ///
     /// # Errors
-    /// The file's error. If the bytes would pass the limit, [`Stopped::Limit`]; none of them is
-    /// written then.
+    /// The file's error. If the bytes would exceed the limit, [`Stopped::Limit`], and none of them
+    /// is written.
     pub fn put(&mut self, bytes: &[u8]) -> Written {
         if self.written + bytes.len() as u64 > self.limit {
             return Err(Stopped::Limit);
@@ -71,12 +71,12 @@ impl CoreOutput {
         self.at += bytes;
     }
 
-    /// Leaves a hole up to a multiple of `unit`.
+    /// Leaves a hole up to the next multiple of `unit`.
     pub fn align(&mut self, unit: u64) {
         self.at = self.at.next_multiple_of(unit);
     }
 
-    /// A hole at the end is part of the file.
+    /// Extends the file over a hole at its end.
     ///
     /// # Errors
     /// As [`put`](Self::put).

@@ -8,15 +8,15 @@ use freehold_collections::{Vec, try_format};
 use crate::sync::SpinLock;
 use crate::{Errno, Result};
 
-/// The most bytes of a pattern (Linux: CORENAME_MAX_SIZE, with its NUL).
+/// Largest number of bytes of a pattern (Linux: CORENAME_MAX_SIZE, with its NUL).
 const MOST: usize = 127;
 
 static PATTERN: SpinLock<ArrayVec<u8, MOST>> = SpinLock::new(ArrayVec::new_const());
-/// Whether it was ever set; until then it is `core`.
+/// Whether the pattern was ever set. Until then it is `core`.
 static IS_SET: AtomicBool = AtomicBool::new(false);
 static USES_PID: AtomicBool = AtomicBool::new(false);
 
-/// The pattern.
+/// Returns the pattern.
 pub fn pattern() -> ArrayVec<u8, MOST> {
     if IS_SET.load(Ordering::Acquire) {
         return PATTERN.lock().clone();
@@ -24,10 +24,11 @@ pub fn pattern() -> ArrayVec<u8, MOST> {
     b"core".iter().copied().collect()
 }
 
-/// Sets the pattern to the first line of a text, or to as much of it as a pattern may have.
+/// Sets the pattern to the first line of a text, cut to the largest length.
 ///
 /// # Errors
-/// `EINVAL` for `|PROGRAM` and `@SOCKET`: a core file goes to no program here. The log says so.
+/// `EINVAL` for `|PROGRAM` and `@SOCKET`: core files cannot be piped to a program here. A log
+/// message reports this.
 pub fn set_pattern(text: &[u8]) -> Result<()> {
     let line = text.split(|&byte| byte == b'\n' || byte == 0).next().unwrap_or_default();
     if matches!(line.first(), Some(b'|' | b'@')) {
@@ -40,12 +41,12 @@ pub fn set_pattern(text: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Whether names without `%p` get the process' number (core_uses_pid).
+/// Returns whether names without `%p` get the process' number (core_uses_pid).
 pub fn uses_pid() -> u64 {
     USES_PID.load(Ordering::Relaxed).into()
 }
 
-/// Sets that: anything but 0 is yes.
+/// Sets whether names without `%p` get the process' number: any value except 0 means yes.
 ///
 /// # Errors
 /// None.
@@ -54,9 +55,10 @@ pub fn set_uses_pid(value: u64) -> Result<()> {
     Ok(())
 }
 
-/// The values of a pattern's letters.
+/// The values for the letters of a pattern.
 pub struct Facts<'a> {
-    /// The process' number and the thread's, each in its own PID namespace and in the initial one.
+    /// The numbers of the process and of the thread, each in its own PID namespace and in the
+    /// initial one.
     pub numbers: [u32; 4],
     /// The real user and group.
     pub ids: [u32; 2],
@@ -78,7 +80,7 @@ pub struct Facts<'a> {
     pub cpu: u32,
 }
 
-/// The name that `pattern` gives.
+/// Returns the name for `pattern`.
 ///
 /// # Errors
 /// `ENOMEM`; `EINVAL` for an empty pattern.
@@ -126,14 +128,14 @@ fn put(name: &mut Vec<u8>, letter: u8, facts: &Facts<'_>) -> Result<()> {
         b't' => facts.time,
         b'c' => facts.limit,
         b'C' => facts.cpu.into(),
-        // As Linux: others stand for nothing.
+        // As on Linux, unknown letters expand to nothing.
         _ => return Ok(()),
     };
     name.try_extend_from_slice(try_format!("{number}")?.as_bytes())?;
     Ok(())
 }
 
-/// A word that a program chose leads to no other directory.
+/// Adds a word that a program chose, changed so that it cannot name another directory.
 fn put_word(name: &mut Vec<u8>, word: &[u8]) -> Result<()> {
     if matches!(word, b"" | b"." | b"..") {
         name.try_push(b'!')?;

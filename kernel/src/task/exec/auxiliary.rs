@@ -1,4 +1,4 @@
-//! The auxiliary vector of a new program. Its identity comes first, since that may change until the
+//! The auxiliary vector of a new program. The identity comes first, since it may change until the
 //! program begins.
 
 use freehold_vdso::AT_SYSINFO_EHDR;
@@ -8,7 +8,7 @@ use crate::hw::PAGE;
 use crate::task::credentials::Credentials;
 use crate::task::rseq;
 
-/// AT_HWCAP2: programs have RDFSBASE, WRFSBASE, RDGSBASE and WRGSBASE (HWCAP2_FSGSBASE).
+/// AT_HWCAP2: programs may use RDFSBASE, WRFSBASE, RDGSBASE and WRGSBASE (HWCAP2_FSGSBASE).
 const HWCAP2_FSGSBASE: u64 = 1 << 1;
 /// AT_HWCAP: the bits of CPUID 1 EDX that every x86-64 CPU has (FPU, TSC, CX8, CMOV, MMX, FXSR,
 /// SSE, SSE2).
@@ -17,7 +17,7 @@ const HWCAP: u64 = 0x0780_8111;
 /// The entries of the auxiliary vector about the user that runs the program.
 pub(super) type Identity = [(u64, u64); 5];
 
-/// The part about the user with these credentials.
+/// Returns the entries about the user with these credentials.
 pub(super) fn identity(credentials: &Credentials) -> Identity {
     let Credentials { uid, euid, gid, egid, ref user_ns, .. } = *credentials;
     let secure = uid != euid || gid != egid;
@@ -30,18 +30,18 @@ pub(super) fn identity(credentials: &Credentials) -> Identity {
     ]
 }
 
-/// Where the parts of a program are that the auxiliary vector names.
+/// Addresses of the parts of a program that the auxiliary vector reports.
 pub(super) struct Bases {
     pub(super) vdso: u64,
-    /// 0 for none.
+    /// The interpreter's address; 0 for none.
     pub(super) interpreter: u64,
-    /// The program's own entry.
+    /// The program's own entry point.
     pub(super) entry: u64,
     /// The difference between the program's addresses in memory and in its file.
     pub(super) bias: u64,
 }
 
-/// All that does not depend on the stack.
+/// Returns all entries that do not depend on the stack.
 pub(super) fn auxiliary(plan: &elf::Plan, bases: &Bases, identity: &Identity) -> [(u64, u64); 19] {
     let headers = if plan.headers == 0 { 0 } else { plan.headers.wrapping_add(bases.bias) };
     let [uid, euid, gid, egid, secure] = *identity;

@@ -1,7 +1,7 @@
 //! Load plan of an ELF file.
 //!
-//! The file is a stranger's: every number is checked before it is used, so that what comes out of
-//! here can be mapped as it stands.
+//! The file is hostile input. Every number is checked before it is used, so the resulting plan can
+//! be mapped without further checks.
 
 use core::ops::Range;
 
@@ -13,7 +13,7 @@ use object::read::elf::{FileHeader, ProgramHeader};
 use crate::hw::PAGE;
 use crate::{Errno, Result};
 
-/// The most program headers (as Linux: a table of at most 64 KiB).
+/// Largest number of program headers (as on Linux: a table of at most 64 KiB).
 const MAX_HEADERS: usize = 65_536 / size_of::<elf::ProgramHeader64<LE>>();
 /// One past the last address that a program may use.
 const END: u64 = 0x7fff_ffff_f000;
@@ -30,13 +30,13 @@ pub enum ElfKind {
 /// A piece of the file that becomes memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Segment {
-    /// Its first address; in the same place of its page as `offset`.
+    /// The first address. It has the same offset in its page as `offset`.
     pub address: u64,
-    /// Where its bytes begin in the file.
+    /// Offset of the segment's bytes in the file.
     pub offset: u64,
     /// Bytes from the file.
     pub file_size: u64,
-    /// Bytes of memory; those that the file does not fill are zero.
+    /// Number of bytes in memory; the bytes after the file's are zero.
     pub memory_size: u64,
     /// PF_R 4, [`WRITABLE`], [`EXECUTABLE`].
     pub flags: u32,
@@ -47,30 +47,30 @@ pub const WRITABLE: u32 = 2;
 /// PF_X.
 pub const EXECUTABLE: u32 = 1;
 
-/// Everything that loading needs to know.
+/// All information that loading needs.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Plan {
-    /// Fixed or not.
+    /// Whether the addresses are fixed.
     pub kind: ElfKind,
-    /// Where it starts.
+    /// The entry point.
     pub entry: u64,
-    /// The segments, upwards, apart from each other.
+    /// The segments, in ascending order and without overlaps.
     pub segments: Vec<Segment>,
-    /// The interpreter's name: its place and length in the file.
+    /// The interpreter's name, as an offset and a length in the file.
     pub interpreter: Option<(u64, usize)>,
     /// The address of the program headers in memory, if a segment has them.
     pub headers: u64,
-    /// How many there are.
+    /// The number of program headers.
     pub header_count: u64,
     /// Whether the stack is to be executable.
     pub stack: StackRights,
-    /// The largest alignment that a segment asks for; a power of two, at least a page.
+    /// The largest alignment that a segment requests; a power of two, at least a page.
     pub alignment: u64,
 }
 
 impl Plan {
-    /// Where the bytes of the first segment with this flag are, in a program that is `bias` further
-    /// up than it says.
+    /// Returns the addresses of the first segment with this flag, in a program that is loaded
+    /// `bias` above its own addresses.
     pub fn first_with(&self, flag: u32, bias: u64) -> Range<u64> {
         self.segments.iter().find(|segment| segment.flags & flag != 0).map_or(0..0, |segment| {
             let start = segment.address.wrapping_add(bias);
@@ -79,16 +79,16 @@ impl Plan {
     }
 }
 
-/// Access to the stack that PT_GNU_STACK asks for.
+/// The stack permissions that PT_GNU_STACK requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StackRights {
     /// Read and write.
     Data,
-    /// Execute too.
+    /// Read, write and execute.
     Executable,
 }
 
-/// Where the program headers are: offset and bytes, from the file's first 64 bytes.
+/// Returns offset and size of the program headers, from the file's first 64 bytes.
 pub fn header_table(first: &[u8]) -> Result<(u64, usize)> {
     let header = elf::FileHeader64::<LE>::parse(first).map_err(|_| Errno::ENOEXEC)?;
     header.endian().map_err(|_| Errno::ENOEXEC)?;
@@ -185,7 +185,7 @@ fn add_segment(plan: &mut Plan, program: &elf::ProgramHeader64<LE>, table_offset
 }
 
 impl Plan {
-    /// The pages from the first segment's to the last's.
+    /// Returns the page range from the first to the last segment.
     pub fn span(&self) -> (u64, u64) {
         let start = self.segments.first().map_or(0, |first| first.address & !(PAGE - 1));
         let end = self.segments.last().map_or(0, |last| last.address + last.memory_size);
@@ -247,8 +247,8 @@ mod tests {
     }
 
     proptest! {
-        /// The segments of every plan can be mapped, for any bytes: in order, apart and inside the
-        /// address space.
+        /// For any bytes, the segments of the plan can be mapped: in order, without overlaps and
+        /// inside the address space.
         #[test]
         fn a_hostile_file_gives_a_sound_plan_or_an_error(
             changes in prop::collection::vec((0usize..176, any::<u8>()), 0..12),

@@ -1,4 +1,4 @@
-//! Putting an ELF file into an address space.
+//! Loading an ELF file into an address space.
 
 use core::ops::Range;
 
@@ -12,13 +12,13 @@ use crate::hw::PAGE;
 use crate::mem::{FileMapping, Frames, ProcessSpace};
 use crate::{Errno, Result, user};
 
-/// Where relocatable programs go: two thirds up, so that heap and mappings both have room
-/// (ELF_ET_DYN_BASE).
+/// The base of relocatable programs: at two thirds of the address space, so that heap and mappings
+/// both have room (ELF_ET_DYN_BASE).
 const RELOCATABLE_BASE: u64 = 0x5555_5555_4000;
-/// Pages of randomness in a relocatable program's place: 2^28.
+/// Pages of randomness in the base of a relocatable program: 2^28.
 const PLACE_PAGES: u64 = 1 << 28;
 
-/// An executable, open and understood.
+/// An open executable and its load plan.
 pub struct Executable {
     /// The file.
     pub file: Arc<OpenFile>,
@@ -36,7 +36,7 @@ pub struct LoadedFile {
 }
 
 impl Executable {
-    /// Read `file`'s headers; `head` is its beginning.
+    /// Reads the headers of `file`. `head` is its beginning.
     ///
     /// # Errors
     /// `ENOEXEC`, `EINVAL`, `ENOMEM`, `EIO`.
@@ -55,7 +55,8 @@ impl Executable {
         Ok(Self { file, plan, mapping })
     }
 
-    /// Map it: a relocatable program at a random place, its interpreter where mappings go.
+    /// Maps the file. A relocatable program gets a random place, its interpreter a place among the
+    /// mappings.
     ///
     /// # Errors
     /// `ENOMEM`, `EINVAL`.
@@ -68,7 +69,7 @@ impl Executable {
                 ((RELOCATABLE_BASE + random) & !(self.plan.alignment - 1)).wrapping_sub(start)
             }
             (ElfKind::Relocatable, Role::Interpreter) => {
-                // Find a hole for all of it; the segments then take their places in it.
+                // Find a hole for the whole file. The segments are then mapped inside it.
                 let request = MapRequest {
                     place: AreaPlace::Anywhere,
                     len: end - start,
@@ -108,8 +109,8 @@ impl Executable {
         if zero_from < end {
             map(space, zero_from..end, protection, Backing::Anonymous, limits)?;
         }
-        // The rest of the last page from the file holds the file's next bytes: zero is what the
-        // program expects.
+        // The rest of the last page from the file has the next bytes of the file, but the program
+        // expects zeros.
         if segment.memory_size > segment.file_size
             && file_end < zero_from
             && segment.file_size > 0
@@ -123,7 +124,7 @@ impl Executable {
     }
 }
 
-/// Choice of the addresses of a program's parts.
+/// How the addresses of a program's parts are chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LoadPlaces {
     /// At random addresses.
@@ -142,7 +143,7 @@ impl LoadPlaces {
     }
 }
 
-/// Part that a file plays in a program.
+/// The role of a file in a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
     /// The program itself.
@@ -167,7 +168,7 @@ fn map(
     };
     match space.lock().map(request, limits) {
         Ok(_) => Ok(()),
-        // Two segments share a page: no linker does that to writable ones.
+        // Two segments share a page: no linker does that with writable segments.
         Err(freehold_vm::VmError::Exists) => Err(Errno::EINVAL),
         Err(error) => Err(error.into()),
     }

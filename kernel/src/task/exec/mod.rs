@@ -1,8 +1,8 @@
-//! execve: another program in the same process.
+//! execve: replaces the program of a process.
 //!
-//! Everything that can fail is done first, into a new address space ([`load`]); then all other
-//! threads end, and the process changes over. After that there is no way back: a thread that cannot
-//! go on is killed.
+//! All steps that can fail are done first, in a new address space ([`load`]). Then all other
+//! threads end, and the process switches to the new program. After that the old program is lost: a
+//! thread that cannot continue is killed.
 
 mod auxiliary;
 pub mod elf;

@@ -1,11 +1,11 @@
-//! The change itself: load the new program, end the other threads, change over.
+//! The steps of execve: load the new program, end the other threads, switch over.
 //!
-//! **Rights.** A program may give its file's owner's IDs, and capabilities. [`SetIds::of`] asks
-//! when the program is loaded: its places in memory depend on the answer. [`credentials_after`]
-//! asks once more when the thread is the last one of its process and holds the `rights` lock (see
-//! [`inspect`]), because a tracer, or no_new_privs of another thread, may have come since. The
-//! second answer takes away and never gives: IDs that were withheld first stay withheld, since the
-//! program may lie where its starter knows.
+//! **Rights.** A program may give its file's owner's IDs, and capabilities. [`SetIds::of`] checks
+//! this when the program is loaded, because its addresses in memory depend on the answer.
+//! [`credentials_after`] checks once more when the thread is the last one of its process and holds
+//! the `rights` lock (see [`inspect`]), because a tracer, or no_new_privs of another thread, may
+//! have been added since. The second check only removes rights. IDs that were withheld first stay
+//! withheld, since the caller of execve may know the program's addresses.
 
 use core::sync::atomic::Ordering;
 
@@ -51,23 +51,23 @@ use super::{Strings, script};
 
 /// The lowest address that a program may map (mmap_min_addr).
 const LOWEST: u64 = 0x1_0000;
-/// Pages of randomness in the stack's place: 2^22.
+/// Pages of randomness in the position of the stack: 2^22.
 const STACK_PAGES: u64 = 1 << 22;
-/// Pages of randomness in the place of mappings: 2^28.
+/// Pages of randomness in the position of mappings: 2^28.
 const MMAP_PAGES: u64 = 1 << 28;
 /// Bytes of randomness between a program's data and its heap.
 const BREAK_RANDOM: u64 = 32 << 20;
-/// Bytes of stack that are present from the start, beside those that the kernel puts there.
+/// Bytes of stack that are mapped from the start, in addition to those that the kernel fills.
 const STACK_RESERVE: u64 = 128 << 10;
-/// The least and the most room that a stack can grow into.
+/// Smallest and largest room that a stack can grow into.
 const STACK_GAP: core::ops::RangeInclusive<u64> = 128 << 20..=USER_END / 6 * 5;
-/// The most scripts that may interpret each other.
+/// Largest number of scripts that may interpret each other.
 const MAX_SCRIPTS: usize = 5;
 /// A program to be started.
 pub struct ExecRequest {
     /// The file, if it is open already (execveat with AT_EMPTY_PATH).
     pub file: Option<Arc<OpenFile>>,
-    /// Where a relative name begins; the working directory where absent.
+    /// The directory where a relative name begins; if absent, the working directory.
     pub start: Option<Path>,
     /// The file's name.
     pub name: Vec<u8>,
@@ -80,7 +80,7 @@ pub struct ExecRequest {
 }
 
 impl ExecRequest {
-    /// The program of this name, without arguments.
+    /// Makes a request for the program with this name, without arguments.
     const fn named(name: Vec<u8>) -> Self {
         Self {
             file: None,
@@ -93,18 +93,18 @@ impl ExecRequest {
     }
 }
 
-/// A program in an address space of its own, ready to run.
+/// A program in a new address space, ready to run.
 pub struct Prepared {
     space: Arc<ProcessSpace>,
     entry: u64,
     sp: u64,
     name: Vec<u8>,
     ids: SetIds,
-    /// The program's identity as its auxiliary vector has it, and where in memory.
+    /// The program's identity as stored in its auxiliary vector, and the address of that.
     identity: Identity,
     identity_at: u64,
-    /// Whether its user may read all of its files: what one may only run, one may not read from its
-    /// memory either.
+    /// Whether its user may read all of its files. A file that may be executed only must not be
+    /// readable through the memory either.
     readable: bool,
 }
 
@@ -129,8 +129,8 @@ pub fn load(process: &Process, mut request: ExecRequest) -> Result<Prepared> {
     Err(Errno::ELOOP)
 }
 
-/// The request for a script's interpreter: its name, its argument, the script's name, the script's
-/// arguments.
+/// Returns the request for a script's interpreter: the interpreter's name, its argument, the
+/// script's name, the script's arguments.
 fn interpreted(request: ExecRequest, interpreter: &[u8], argument: Option<&[u8]>) -> Result<ExecRequest> {
     let name = Vec::try_from_slice(interpreter)?;
     let mut arguments = Strings::new();
@@ -175,13 +175,13 @@ fn open(process: &Process, request: &ExecRequest) -> Result<Arc<OpenFile>> {
     OpenFile::of_program(opened, Some(place))
 }
 
-/// Rights that a process cannot be given now (Linux: LSM_UNSAFE_*).
+/// Rights that a program cannot be given now (Linux: LSM_UNSAFE_*).
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Withheld {
     Nothing,
-    /// Capabilities that it did not have; others' IDs, unless it may take them on by itself.
+    /// New capabilities. IDs of others as well, unless the process may adopt them by itself.
     Gains,
-    /// IDs in any case, and capabilities.
+    /// All IDs, and capabilities.
     All,
 }
 
@@ -213,14 +213,15 @@ struct SetIds {
 }
 
 impl SetIds {
-    /// The process' own.
+    /// The process keeps its own IDs.
     const NONE: Self = Self { user: None, group: None };
 
-    /// Those that a program gives to a process.
+    /// Returns the IDs that a program gives to a process.
     fn of(process: &Process, program: &Executable) -> Self {
         let metadata = program.file.node().metadata();
         let own = process.credentials();
-        // Linux: `mnt_may_suid`. Mounts made by others in their namespace give no rights here.
+        // Linux: `mnt_may_suid`. Mounts that other users made in their namespaces give no rights
+        // here.
         let refuses = |mount: &Arc<Mount>| {
             mount.flags().contains(MountFlags::NOSUID)
                 || !mount.fs_owner().contains(&own.user_ns)
@@ -230,7 +231,7 @@ impl SetIds {
         if !(user || group) || program.file.path().is_some_and(|path| refuses(&path.mount)) {
             return Self::NONE;
         }
-        // An id that the user namespace does not map is not taken on (Linux: `bprm_fill_uid`).
+        // An ID that the user namespace does not map is not adopted (Linux: `bprm_fill_uid`).
         if !own.user_ns.maps(metadata.uid, metadata.gid) || !Withheld::from(process).lets_ids(&own) {
             return Self::NONE;
         }
@@ -238,7 +239,7 @@ impl SetIds {
     }
 }
 
-/// The credentials of a process that began a program with these IDs now.
+/// Returns the credentials of a process that starts a program with these IDs now.
 fn credentials_after(process: &Process, ids: SetIds) -> Credentials {
     let withheld = Withheld::from(process);
     let mut new = Credentials::clone(&process.credentials());
@@ -253,8 +254,8 @@ fn credentials_after(process: &Process, ids: SetIds) -> Credentials {
     new
 }
 
-/// An address space for a program, and where its stack ends: at the place that `places` says, like
-/// what is mapped below it.
+/// Makes an address space for a program, and returns the end of its stack. `places` decides about
+/// the positions of the stack and of the mappings below it.
 fn empty_space(process: &Process, places: LoadPlaces) -> Result<(Arc<ProcessSpace>, u64)> {
     let random_pages = |pages: u64| places.draw() % pages * PAGE;
     let stack_top = USER_END - mem::vdso::LENGTH - random_pages(STACK_PAGES);
@@ -305,7 +306,7 @@ fn assemble(
     let vdso = mem::vdso::map(&space, stack_top, places.draw(), &limits)?;
     let bases = Bases { vdso, interpreter: base, entry: program_entry, bias: loaded.bias };
     let auxiliary = auxiliary(&program.plan, &bases, &identity);
-    // As Linux: a program always has an argv[0].
+    // As on Linux, a program always has an argv[0].
     let mut nameless = Strings::new();
     nameless.push(b"")?;
     let arguments = if request.arguments.is_empty() { &nameless } else { &request.arguments };
@@ -360,7 +361,7 @@ fn open_interpreter(
     let file = open(process, &ExecRequest::named(name))?;
     let mut head = [0; script::HEAD];
     let length = file.read_kernel(0, &mut head)?;
-    // A bad interpreter is the system's fault, not the program's (ELIBBAD).
+    // A bad interpreter is an error of the system, not of the program (ELIBBAD).
     Executable::open(file, &head[..length])
 }
 
@@ -386,11 +387,11 @@ fn map_stack(
 }
 
 impl Prepared {
-    /// Has the program find the identity that it runs with, which may have changed since it was
-    /// loaded: by another thread, or because rights are withheld.
+    /// Updates the identity in the program's auxiliary vector. It may have changed since loading:
+    /// by another thread, or because rights are withheld.
     ///
     /// # Errors
-    /// `ENOMEM`; `EFAULT`, also where the caller is to end.
+    /// `ENOMEM`; `EFAULT`, also if the caller is being killed.
     fn correct_identity(&self, identity: &Identity) -> Result<()> {
         if *identity == self.identity {
             return Ok(());
@@ -412,7 +413,7 @@ impl Prepared {
         if written == bytes.len() { Ok(()) } else { Err(Errno::EFAULT) }
     }
 
-    /// Let the only task of a process, whose ID was `former`, begin with the program.
+    /// Starts the program in the only task of a process. The task's ID was `former`.
     pub(in crate::task) fn begin(self, task: &Arc<Task>, context: &mut UserContext, former: u32) {
         let process = task.process();
         let rights = process.rights.lock();
@@ -424,23 +425,23 @@ impl Prepared {
         let changes = set_id || inspect::changes(&process.credentials(), &credentials);
         if changes {
             process.parent_death_signal.store(0, Ordering::Relaxed);
-            // Others do not choose which allocation of a program with rights fails.
+            // Another process must not choose which allocation of a program with rights fails.
             task.injection.set_nth(0);
         }
-        // The parent chose the signal for the program that it made, which is no more (Linux:
+        // The parent chose the signal for the program that it created, which has ended (Linux:
         // `begin_new_exec`).
         process.exit_signal.store(u32::from(Signal::CHLD.number()), Ordering::Relaxed);
         let dumpable = if changes || !self.readable { inspect::after_change() } else { Dumpable::Yes };
         process.barriers.store(0, Ordering::Relaxed);
         self.space.set_dumpable(dumpable);
-        // Files that the user may not read may belong to those above.
+        // Files that the user may not read may belong to user namespaces above.
         let owner = if self.readable { credentials.user_ns.clone() } else { UserNs::INITIAL };
         self.space.set_owner(owner);
         self.space.set_dump_filter(process.space().dump_filter());
         if set_id {
             process.personality.store(0, Ordering::Relaxed);
         }
-        // Before the space: see the order in `inspect`.
+        // Before the space is replaced: see the order in `inspect`.
         if credentials != *process.credentials() {
             process.set_credentials(credentials);
         }
@@ -459,9 +460,9 @@ impl Prepared {
         context.start(self.entry, self.sp);
     }
 
-    /// Replace the current program. The calling thread is the only one left afterwards.
+    /// Replaces the current program. Afterwards the calling thread is the only one.
     ///
-    /// Returns the numbers that the thread had.
+    /// Returns the thread's previous numbers.
     fn replace(self, task: &Arc<Task>, context: &mut UserContext) -> Result<Numbers> {
         let process = task.process().clone();
         let former = task.stay_alone()?;
@@ -490,8 +491,8 @@ impl Prepared {
     }
 }
 
-/// The most bytes of arguments and environment together: a quarter of the stack, but at least 128
-/// KiB.
+/// Returns the largest number of bytes of arguments and environment together: a quarter of the
+/// stack, but at least 128 KiB.
 fn argument_limit(process: &Process) -> usize {
     let stack = process.limit(Resource::Stack).soft.min(24 << 20);
     (stack / 4).max(128 << 10) as usize

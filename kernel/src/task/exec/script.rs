@@ -1,9 +1,9 @@
 //! Scripts: a first line `#!interpreter [argument]`.
 
-/// Bytes of a file that are looked at (BINPRM_BUF_SIZE).
+/// Number of bytes at a file's start that are examined (BINPRM_BUF_SIZE).
 pub const HEAD: usize = 256;
 
-/// The interpreter and its one argument, if `head`, a file's first bytes, are those of a script.
+/// Returns the interpreter and its argument, if `head`, a file's first bytes, begins a script.
 pub fn interpreter(head: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
     let line = head.strip_prefix(b"#!")?;
     let end = line.iter().position(|&byte| byte == b'\n' || byte == 0);
@@ -18,7 +18,7 @@ pub fn interpreter(head: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
     let (start, stop) = trimmed(line);
     let line = &line[start..stop];
     let space = line.iter().position(blank);
-    // A name that the looked-at bytes cut off would be another file's.
+    // A name that is cut off at the end of `head` would be another file's.
     if line.is_empty() || (!whole && space.is_none()) {
         return None;
     }

@@ -43,38 +43,38 @@ pub struct Contents<'a> {
     pub environment: &'a Strings,
     /// The executable's name, for AT_EXECFN.
     pub name: &'a [u8],
-    /// For AT_RANDOM.
+    /// Random bytes for AT_RANDOM.
     pub random: [u8; 16],
     /// The rest of the auxiliary vector.
     pub auxiliary: &'a [(u64, u64)],
 }
 
-/// The bytes, and where things are.
+/// The initial bytes of the stack, and the positions of their parts.
 pub struct StackImage {
-    /// To be written from `sp` up to the top.
+    /// The bytes from `sp` up to the top.
     pub bytes: WipedBytes,
     /// The stack pointer.
     pub sp: u64,
-    /// argv's strings.
+    /// The addresses of argv's strings.
     pub arguments: Range<u64>,
-    /// envp's strings.
+    /// The addresses of envp's strings.
     pub environment: Range<u64>,
     /// The whole auxiliary vector.
     pub auxiliary: Vec<(u64, u64)>,
-    /// Where that begins.
+    /// The address of the auxiliary vector.
     pub auxiliary_at: u64,
 }
 
 const PLATFORM: &[u8] = b"x86_64\0";
 
-/// Lay `contents` out below `top`, which is 16-byte aligned.
+/// Lays out `contents` below `top`, which is 16-byte aligned.
 ///
 /// # Errors
-/// `ENOMEM`; `E2BIG` where it does not fit below `top`.
+/// `ENOMEM`; `E2BIG` if it does not fit below `top`.
 pub fn build(top: u64, contents: &Contents<'_>) -> Result<StackImage> {
     let (arguments, environment) = (contents.arguments, contents.environment);
-    // From the top: an empty word, the name, environment, arguments; below, the platform and the
-    // random bytes.
+    // From the top downwards: an empty word, the name, environment, arguments; then the platform
+    // and the random bytes.
     let name = top - 8 - (contents.name.len() as u64 + 1);
     let environment_start = name - environment.bytes().len() as u64;
     let arguments_start = environment_start - arguments.bytes().len() as u64;

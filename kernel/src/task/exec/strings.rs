@@ -5,13 +5,13 @@ use freehold_collections::WipedBytes;
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result};
 
-/// The longest single string, with its NUL (MAX_ARG_STRLEN).
+/// Largest length of a string, with its NUL (MAX_ARG_STRLEN).
 pub const MAX_STRING: usize = 131_072;
-/// The most strings.
+/// Largest number of strings.
 const MAX_COUNT: usize = 0x7fff_ffff;
 
-/// A list of strings, one after the other, each with its NUL. They are wiped at the end, since an
-/// environment may contain secrets.
+/// A list of strings, one after the other, each with its NUL. They are wiped when the list is
+/// dropped, since an environment may contain secrets.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Strings {
     bytes: WipedBytes,
@@ -23,10 +23,10 @@ impl Strings {
     pub const fn new() -> Self {
         Self { bytes: WipedBytes::new(), count: 0 }
     }
-    /// Append `text`, which has no NUL.
+    /// Appends `text`, which has no NUL.
     ///
     /// # Errors
-    /// `E2BIG` for one that is too long, `ENOMEM`.
+    /// `E2BIG` if it is too long, `ENOMEM`.
     pub fn push(&mut self, text: &[u8]) -> Result<()> {
         if text.len() >= MAX_STRING {
             return Err(Errno::E2BIG);
@@ -37,11 +37,11 @@ impl Strings {
         self.count += 1;
         Ok(())
     }
-    /// The program's NULL-terminated array at `address`; NULL is an empty one.
+    /// Reads a program's NULL-terminated array at `address`. NULL is an empty array.
     ///
     /// # Errors
-    /// `E2BIG` where the bytes and pointers are more than `limit`; `EFAULT`, `ENOMEM`; `EINTR`
-    /// where the task is to end.
+    /// `E2BIG` if the bytes and pointers exceed `limit`; `EFAULT`, `ENOMEM`; `EINTR` if the task is
+    /// being killed.
     pub fn read(address: u64, limit: usize) -> Result<Self> {
         let mut strings = Self::new();
         if address == 0 {
@@ -62,27 +62,27 @@ impl Strings {
         }
         Err(Errno::E2BIG)
     }
-    /// How many there are.
+    /// Returns the number of strings.
     pub const fn len(&self) -> usize {
         self.count
     }
-    /// Whether there is none.
+    /// Whether there are no strings.
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
-    /// All bytes, NULs included.
+    /// Returns all bytes, NULs included.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
-    /// Bytes with NULs and the pointers to them.
+    /// Returns the size of the bytes with NULs and of the pointers to them.
     pub fn size(&self) -> usize {
         self.bytes.len() + 8 * self.count
     }
-    /// The strings, without their NULs.
+    /// Returns the strings, without their NULs.
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
         self.bytes.split(|&byte| byte == 0).take(self.count)
     }
-    /// The offset of each string among the bytes.
+    /// Returns the offset of each string in the bytes.
     pub fn offsets(&self) -> impl Iterator<Item = usize> {
         let mut at = 0;
         self.iter().map(move |text| {

@@ -1,16 +1,16 @@
-//! Of a process' threads the one that executes a program stays, and has the process' ID afterwards
-//! (Linux: `de_thread`).
+//! Of a process' threads, only the one that executes a program remains. Afterwards it has the
+//! process' ID (Linux: `de_thread`).
 //!
 //! **Protocol.** The thread marks itself as the one that stays, under the lock of `signals`, and
-//! all others end. It sleeps until it is alone in the list of threads, and until the registry knows
-//! no thread by the process' ID. The first thread leaves the list before it gives that ID back, and
-//! wakes the sleeper afterwards. Then, in one step under the registry's lock, the thread gets the
-//! process' ID in the registry, in the list and for its tracer, and frees its own. Code that finds
-//! a thread by its ID and then relies on the ID takes that lock and checks the ID again: attaching
-//! (`Attachment::enter`) and letting go of a tracee (`release`).
+//! all others end. It sleeps until it is alone in the list of threads, and until the registry has
+//! no thread with the process' ID. The first thread leaves the list before it releases that ID, and
+//! wakes the sleeper afterwards. Then, in one step under the registry's lock, the remaining thread
+//! gets the process' ID in the registry, in the list and for its tracer, and releases its own ID.
+//! Code that finds a thread by its ID and then relies on the ID takes that lock and checks the ID
+//! again: attaching (`Attachment::enter`) and releasing a tracee (`release`).
 //!
-//! The process itself, and all that is known by it (parent, children, timers, descriptors of the
-//! process), has not changed.
+//! The process itself does not change, nor its relations (parent, children, timers, descriptors of
+//! the process).
 
 use freehold_collections::Arc;
 
@@ -22,12 +22,12 @@ use crate::task::{Task, registry};
 use crate::{Errno, Result};
 
 impl Task {
-    /// Ends all threads of the process but this one, the caller, and waits until they have. The
-    /// caller is its process' first thread afterwards. Returns the numbers that it had.
+    /// Ends all other threads of the caller's process, and waits for them. Afterwards the caller is
+    /// the first thread of its process. Returns its previous numbers.
     ///
     /// # Errors
-    /// `EAGAIN` where another thread does so or the process ends; `EINTR` where it is to end;
-    /// `ENOMEM`.
+    /// `EAGAIN` if another thread does the same or the process ends; `EINTR` if the caller is to
+    /// end; `ENOMEM`.
     pub(super) fn stay_alone(self: &Arc<Self>) -> Result<Numbers> {
         let (process, former) = (self.process(), self.numbers().clone());
         let leads = self.is_leader();
@@ -55,7 +55,7 @@ impl Task {
         Ok(former)
     }
 
-    /// Lets all other threads end.
+    /// Makes all other threads end.
     pub(in crate::task) fn end_others(&self, group: &mut Group) {
         group.exec = Some(self.tid());
         for thread in group.threads.iter().filter(|thread| !core::ptr::eq(&raw const ***thread, self)) {
@@ -64,7 +64,7 @@ impl Task {
         }
     }
 
-    /// The thread, which is alone, becomes the first.
+    /// Makes this thread, the only one, the first thread.
     fn take_over(self: &Arc<Self>) -> Result<()> {
         let led = {
             let mut registry = registry::lock();
@@ -74,7 +74,7 @@ impl Task {
             }
             led
         };
-        // There is no program to go back to: the other threads are gone.
+        // The program cannot continue, because its other threads have ended.
         let led = led.inspect_err(|_| self.process().end(ExitStatus::Signaled(Signal::KILL)))?;
         led.tell();
         Ok(())

@@ -1,6 +1,6 @@
-//! A thread that takes its process' ID over beside the end of the first one and a tracer that
-//! attaches to that ID, step by step as [`super`], the end of a thread (`task::exit`) and the
-//! tracer take the steps, in many orders.
+//! Model of a thread that takes over its process' ID, while the first thread ends and a tracer
+//! attaches to that ID. The model takes the steps of [`super`], of the end of a thread
+//! (`task::exit`) and of the tracer, in many orders.
 
 use shuttle::scheduler::RandomScheduler;
 use shuttle::sync::{Arc, Condvar, Mutex};
@@ -10,15 +10,15 @@ use std::vec::Vec;
 const SCHEDULES: usize = 10_000;
 const SEED: u64 = 7;
 
-/// How it is done.
+/// The protocol, and wrong variants of it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum TakeoverSteps {
     Properly,
-    /// The thread that stays looks at the list of threads only.
+    /// The thread that stays checks the list of threads only.
     TrustsTheList,
-    /// The first thread wakes the other before it gives its ID back.
+    /// The first thread wakes the other before it releases its ID.
     WokenEarly,
-    /// The tracer does not ask whose the ID is once it has the lock.
+    /// The tracer does not check the ID again once it has the lock.
     AttachesUnchecked,
 }
 
@@ -41,7 +41,7 @@ struct TakeoverWorld {
     steps: TakeoverSteps,
     threads: Mutex<Vec<Who>>,
     registry: Mutex<ModelRegistry>,
-    /// A thread has ended.
+    /// Set when a thread has ended.
     rung: Mutex<bool>,
     work: Condvar,
 }
@@ -81,12 +81,12 @@ impl TakeoverWorld {
             }
         }
         let mut registry = self.registry.lock().unwrap();
-        // Of those that stay only this one may be a tracee under the ID, and it is none.
+        // Only the remaining thread could be a tracee with this ID, and it is not traced.
         registry.tracee = None;
         registry.task = Some(Who::Stays);
     }
 
-    /// Finds a thread by the process' ID, and traces it.
+    /// Finds a thread by the process' ID, and attaches to it.
     fn attach(&self) {
         let Some(found) = self.registry.lock().unwrap().task else { return };
         let mut registry = self.registry.lock().unwrap();

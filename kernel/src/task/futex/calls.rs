@@ -1,4 +1,5 @@
-//! The calls: futex(2), and the addresses that a thread leaves with the kernel for its end.
+//! The system calls: futex(2), and those that set the addresses which the kernel uses when a thread
+//! ends.
 
 use core::sync::atomic::Ordering;
 
@@ -51,7 +52,8 @@ pub fn sys_futex(args: &Args) -> Result<i64> {
     }
 }
 
-/// The error of a command that has no choice of clock: a time that is none is found first.
+/// Returns the error of a command that permits no choice of the clock. An invalid time is reported
+/// first.
 #[cold]
 fn without_clock(args: &Args, command: u32) -> Errno {
     match command {
@@ -64,7 +66,8 @@ fn words(args: &Args, scope: Scope) -> [FutexWord; 2] {
     [args[0], args[4]].map(|address| FutexWord { address, scope })
 }
 
-/// The commands for locks with priority inheritance: apart, so that the others stay short.
+/// The commands for locks with priority inheritance. They are separate so that the code of the
+/// other commands stays short.
 #[cold]
 #[inline(never)]
 fn lock_call(args: &Args, command: u32, scope: Scope) -> Result<i64> {
@@ -82,8 +85,8 @@ fn lock_call(args: &Args, command: u32, scope: Scope) -> Result<i64> {
     }
 }
 
-/// When the wait of `command` ends. FUTEX_WAIT has a time from now, FUTEX_LOCK_PI one of the wall
-/// clock, and the others one of the clock that they name.
+/// Returns the end of the wait of `command`. FUTEX_WAIT has a time from now, FUTEX_LOCK_PI a time
+/// of the wall clock, and the others a time of the clock that they name.
 #[inline]
 fn deadline(args: &Args, command: u32) -> Result<Option<u64>> {
     let Some(time) = UserPtr::<TimeSpec>::new(args[3]).read_optional()? else { return Ok(None) };

@@ -1,8 +1,8 @@
-//! The calls of futex2: one thread waits for several words, and waking, waiting and moving waiters
-//! with flags of their own for each word.
+//! The futex2 calls: waiting for several words, and waking, waiting and moving waiters with
+//! separate flags per word.
 //!
-//! Words are of 32 bits. Linux' other sizes are refused by Linux, too; words that are known by a
-//! NUMA node are refused here (`EINVAL`, as by a Linux before 6.16).
+//! Words have 32 bits. Linux refuses other sizes, too. Words with a NUMA node are refused here
+//! (`EINVAL`, as by a Linux before 6.16).
 
 use core::sync::atomic::Ordering;
 
@@ -18,9 +18,9 @@ use crate::time::TimeSpec;
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
-/// The most words of one wait (FUTEX_WAITV_MAX).
+/// Largest number of words of one wait (FUTEX_WAITV_MAX).
 const MOST_WORDS: u32 = 128;
-/// Waiters that are made from one filling of the heap's reserve.
+/// Number of waiters that are allocated per refill of the heap's reserve.
 const MADE_AT_ONCE: usize = 16;
 
 /// FUTEX2_SIZE_U32, in the bits of FUTEX2_SIZE_MASK, and FUTEX2_PRIVATE.
@@ -37,13 +37,13 @@ struct UserWait {
     reserved: u32,
 }
 
-/// A word, and what it is to be for a wait to begin.
+/// A word, and the value that it must have for a wait to begin.
 struct WaitedWord {
     word: FutexWord,
     expected: u32,
 }
 
-/// Returns the scope that a word's flags ask for.
+/// Returns the scope that a word's flags request.
 fn scope_of(flags: u32) -> Result<Scope> {
     match flags {
         SIZE_U32 => Ok(Scope::Shared),
@@ -52,7 +52,7 @@ fn scope_of(flags: u32) -> Result<Scope> {
     }
 }
 
-/// A value or a mask of a word of 32 bits.
+/// Returns a value or a mask of a 32-bit word.
 fn value_of(value: u64) -> Result<u32> {
     u32::try_from(value).map_err(|_| Errno::EINVAL)
 }
@@ -67,7 +67,8 @@ impl UserWait {
     }
 }
 
-/// When a wait ends: the clock `clock` shows the time at `address`; never where that is 0.
+/// Returns the deadline of a wait: the time of `clock` at `address`. If `address` is 0 there is
+/// none.
 fn deadline(address: u64, clock: i32) -> Result<Option<u64>> {
     if address == 0 {
         return Ok(None);
@@ -79,7 +80,7 @@ fn deadline(address: u64, clock: i32) -> Result<Option<u64>> {
     Clock::new(clock)?.deadline(time).map(Some)
 }
 
-/// Waits until one of `words` is woken. Returns its index: the last, if several were.
+/// Waits until one of `words` is woken. Returns its index; if several were woken, the last one.
 fn wait_for_any(words: &[WaitedWord], deadline: Option<u64>) -> Result<i64> {
     let task = current();
     let mut waiters = Vec::try_with_capacity(words.len())?;
@@ -109,7 +110,8 @@ fn wait_for_any(words: &[WaitedWord], deadline: Option<u64>) -> Result<i64> {
     }
 }
 
-/// Takes all waiters out of their buckets. Returns the last that a waker had taken out before.
+/// Removes all waiters from their buckets. Returns the index of the last waiter that a waker had
+/// removed before.
 fn leave_all(waiters: &[Arc<Waiter>]) -> Option<usize> {
     let mut woken = None;
     for (at, waiter) in waiters.iter().enumerate() {
@@ -143,7 +145,7 @@ pub fn sys_futex_wait(args: &Args) -> Result<i64> {
     wait_once(FutexWord { address: args[0], scope }, value, mask, deadline)
 }
 
-/// futex_wake(word, mask, count, flags). Unlike FUTEX_WAKE, a count of 0 wakes no thread.
+/// futex_wake(word, mask, count, flags). Unlike with FUTEX_WAKE, a count of 0 wakes no thread.
 pub fn sys_futex_wake(args: &Args) -> Result<i64> {
     let scope = scope_of(args.uint(3))?;
     let mask = value_of(args[1])?;
@@ -157,8 +159,8 @@ pub fn sys_futex_wake(args: &Args) -> Result<i64> {
     }
 }
 
-/// futex_requeue(words, flags, wakes, moves): from the first of two words, if it has its value, to
-/// the second.
+/// futex_requeue(words, flags, wakes, moves): moves waiters from the first of two words to the
+/// second, if the first has its expected value.
 pub fn sys_futex_requeue(args: &Args) -> Result<i64> {
     if args.uint(1) != 0 || args[0] == 0 {
         return Err(Errno::EINVAL);

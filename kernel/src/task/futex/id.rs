@@ -1,6 +1,6 @@
-//! Which word in memory a futex is.
+//! Identity of a futex word in memory.
 
-/// Lists of waiters, among which words are spread.
+/// Number of buckets of waiters. Words are distributed among them.
 pub(super) const BUCKETS: usize = 64;
 
 /// Identity of a futex word.
@@ -17,13 +17,13 @@ pub enum FutexId {
     Shared {
         /// The object's number.
         object: u64,
-        /// The word's place in it.
+        /// The word's offset in the object.
         offset: u64,
     },
 }
 
 impl FutexId {
-    /// The bucket of those that wait for the word.
+    /// Returns the bucket of the word's waiters.
     pub fn bucket(self) -> usize {
         let (a, b) = match self {
             Self::Private { space, address } => (space, address),

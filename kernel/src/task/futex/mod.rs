@@ -2,16 +2,15 @@
 //!
 //! Waiters are in hashed buckets under plain spin locks. A waiter compares the word under its
 //! bucket's lock, and a waker takes that lock after the word was changed: so no wake-up falls
-//! between comparing and queueing. The word is read without faults there; where its page is absent,
-//! the page is brought in outside and all begins again.
+//! between comparing and queueing. The word is read without faults there. If its page is absent,
+//! the page is brought in without the lock, and everything is repeated.
 //!
 //! A thread that waits for several words ([`futex2`]) has a waiter in the bucket of each. At the
-//! end of its wait it takes them out one by one. A waiter that it does not find there was woken:
-//! its waker counted this wake-up, so the thread reports it, even if the wait had already failed
-//! (`model`).
+//! end of its wait it removes them one by one. A missing waiter was woken. Its waker counted this
+//! wake-up, so the thread reports it, even if the wait had already failed (`model`).
 //!
-//! Locks with priority inheritance ([`pi`]) have a table of their own. The plain calls look whether
-//! anything is in it, and refuse the words that are.
+//! Locks with priority inheritance ([`pi`]) have a separate table. The plain calls check whether
+//! the table is empty, and refuse words that are in it.
 
 mod calls;
 mod futex2;
@@ -45,7 +44,7 @@ use crate::time;
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
-/// Bits of a lock's word: others wait, its owner ended; and the owner's number.
+/// Bits of a lock's word: there are waiters, the owner has ended, and the owner's number.
 const WAITERS: u32 = 0x8000_0000;
 const OWNER_DIED: u32 = 0x4000_0000;
 const TID_MASK: u32 = 0x3fff_ffff;
@@ -106,7 +105,7 @@ fn key_of(address: u64, scope: Scope) -> Result<FutexId> {
     if scope == Scope::Private {
         return Ok(FutexId::Private { space: space.id(), address });
     }
-    // The word's page decides what it is a word of; it is there after a read.
+    // The mapping of the word's page determines the identity. The page is present after a read.
     UserPtr::<u32>::new(address).read()?;
     Ok(match space.lock().shared_key(VirtAddr(address))? {
         FutexKey::Private(address) => FutexId::Private { space: space.id(), address: address.0 },
@@ -115,12 +114,12 @@ fn key_of(address: u64, scope: Scope) -> Result<FutexId> {
 }
 
 fn count(number: i32) -> Result<usize> {
-    // As Linux: a wake of 0 wakes one.
+    // As on Linux, a wake of 0 wakes one.
     usize::try_from(number).map_err(|_| Errno::EINVAL)
 }
 
-/// Lock the bucket with the word's value known not to have changed since: `Err` says that the page
-/// must be brought in first.
+/// Reads a word without faults. `Err` means that the page must be brought in first. Under the
+/// bucket's lock, the value has not changed before queueing.
 fn load(address: u64) -> core::result::Result<u32, Absent> {
     usercopy::load_u32(VirtAddr(address), Faults::Never).ok_or(Absent)
 }
@@ -131,7 +130,7 @@ fn bring_in(address: u64) -> Result<()> {
     UserPtr::<u32>::new(address).read().map(|_| ())
 }
 
-/// Brings the page in so that it can be written.
+/// Brings the page in for writing.
 fn bring_in_writable(address: u64) -> Result<()> {
     let value = UserPtr::<u32>::new(address).read()?;
     usercopy::compare_exchange_u32(VirtAddr(address), value, value, Faults::Sleep)
@@ -139,7 +138,7 @@ fn bring_in_writable(address: u64) -> Result<()> {
         .ok_or(Errno::EFAULT)
 }
 
-/// Puts `waiter` in line for the word at `address`, if that is `expected`.
+/// Adds `waiter` to the waiters for the word at `address`, if the word is `expected`.
 fn enqueue(waiter: &Arc<Waiter>, address: u64, expected: u32) -> Result<()> {
     let key = *waiter.key.lock();
     loop {
@@ -185,13 +184,13 @@ fn wait_once(word: FutexWord, expected: u32, bitset: u32, deadline: Option<u64>)
     let waiter = Waiter::new(&task, word.key()?, bitset);
     enqueue(&waiter, word.address, expected)?;
     let outcome = sleep(&task, deadline, || waiter.woken.load(Ordering::SeqCst));
-    // Woken, maybe in the very moment of the time-out: a wake-up is never lost.
+    // Woken, maybe at the moment of the time-out: a wake-up is never lost.
     if outcome.is_ok() || !leave(&waiter) { Ok(0) } else { outcome.map(|()| 0) }
 }
 
 fn wait(word: FutexWord, expected: u32, bitset: u32, deadline: Option<u64>) -> Result<i64> {
     match wait_once(word, expected, bitset, deadline) {
-        // A restart must not wait for the whole time again.
+        // A restart must not wait for the full time again.
         Err(Errno::ERESTARTSYS) if deadline.is_some() => {
             Err(current().restart_with(reserve::boxed(move || wait(word, expected, bitset, deadline))))
         }
@@ -199,7 +198,7 @@ fn wait(word: FutexWord, expected: u32, bitset: u32, deadline: Option<u64>) -> R
     }
 }
 
-/// Take a waiter out of whatever bucket it is in; `false` where a waker took it out before.
+/// Removes a waiter from its bucket; `false` if a waker has removed it before.
 fn leave(waiter: &Arc<Waiter>) -> bool {
     loop {
         let key = *waiter.key.lock();
@@ -215,7 +214,7 @@ fn leave(waiter: &Arc<Waiter>) -> bool {
     }
 }
 
-/// Take up to `limit` waiters on `key` out of the bucket and wake them.
+/// Removes up to `limit` waiters for `key` from the bucket and wakes them.
 fn wake_in(bucket: &mut Vec<Arc<Waiter>>, key: FutexId, limit: usize, bitset: u32) -> usize {
     let mut woken = 0;
     bucket.retain(|waiter| {
@@ -243,7 +242,7 @@ fn wake(key: FutexId, limit: usize, bitset: u32) -> Result<i64> {
     Ok(woken as i64)
 }
 
-/// Wake waiters on a word of the current program, private or shared.
+/// Wakes waiters for a word of the current program, private or shared.
 pub fn wake_address(address: u64, limit: usize) {
     for scope in [Scope::Private, Scope::Shared] {
         if let Ok(key) = key_of(address, scope) {
@@ -252,7 +251,7 @@ pub fn wake_address(address: u64, limit: usize) {
     }
 }
 
-/// Two buckets, locked in order; the second is absent where it is the first.
+/// Locks two buckets in order. If both are the same, the second is absent.
 fn lock_both(
     first: FutexId,
     second: FutexId,
@@ -269,7 +268,7 @@ fn lock_both(
     }
 }
 
-/// How many waiters a call wakes, and how many it has to do with after that.
+/// Returns how many waiters a call wakes, and how many others it moves or wakes.
 fn counts(args: &Args) -> Result<(usize, usize)> {
     Ok((count(args.int(2))?, count(args.int(3))?))
 }
@@ -400,23 +399,23 @@ struct RobustHead {
     pending: u64,
 }
 
-/// The most locks that one thread's list is searched for.
+/// Largest number of locks that are released from one thread's list.
 const ROBUST_LIMIT: usize = 2048;
 
 /// Set in the address of a lock with priority inheritance.
 const IS_PI: u64 = 1;
 
-/// Whether the thread is through with the lock.
+/// Whether the thread had completely taken the lock.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum RobustPlace {
-    /// It is on the list.
+    /// The lock is on the list.
     Listed,
-    /// The thread was about to take or to release it.
+    /// The thread was about to take or to release the lock.
     Pending,
 }
 
-/// Tells waiters for the ended thread's locks that their owner died. Those of locks with priority
-/// inheritance are told when the thread gives up its locks ([`Task::abandon_locks`]).
+/// Tells waiters for the ended thread's locks that the owner has ended. Waiters for locks with
+/// priority inheritance are told when the thread abandons its locks ([`Task::abandon_locks`]).
 pub(super) fn release_robust_list(head: u64, tid: Pid) {
     let Ok(list) = UserPtr::<RobustHead>::new(head).read() else { return };
     let mut entry = list.next;
@@ -441,7 +440,7 @@ pub(super) fn release_robust_list(head: u64, tid: Pid) {
 }
 
 /// # Errors
-/// `EFAULT` where there is no such word: the list is not to be followed.
+/// `EFAULT` if there is no such word: then the rest of the list is ignored.
 fn release_robust(entry: u64, offset: i64, tid: Pid, place: RobustPlace) -> Result<()> {
     let address = VirtAddr((entry & !IS_PI).wrapping_add_signed(offset));
     let is_pi = entry & IS_PI != 0;
@@ -450,7 +449,7 @@ fn release_robust(entry: u64, offset: i64, tid: Pid, place: RobustPlace) -> Resu
     }
     loop {
         let value = usercopy::load_u32(address, Faults::Sleep).ok_or(Errno::EFAULT)?;
-        // It was released, and maybe the wake-up did not come any more.
+        // The lock was released, and its waiter may not have been woken.
         if place == RobustPlace::Pending && !is_pi && value == 0 {
             wake_address(address.0, 1);
         }

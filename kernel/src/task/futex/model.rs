@@ -1,6 +1,6 @@
-//! A wait for two words, step by step as [`super::futex2`] takes the steps, beside two wakers, in
-//! many orders: a lost wake-up leaves the sleeper asleep, which the model reports as a deadlock,
-//! and one that its waker counted has to be told.
+//! Model of a wait for two words with two wakers, in many orders. It takes the steps of
+//! [`super::futex2`]. A lost wake-up leaves the sleeper asleep, which the model reports as a
+//! deadlock. A wake-up that its waker counted must be reported.
 
 use shuttle::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use shuttle::sync::{Arc, Condvar, Mutex};
@@ -9,16 +9,16 @@ use shuttle::thread;
 /// How the sleeper begins to wait for a word.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Comparison {
-    /// The sleeper compares the word and queues under one lock, as it must.
+    /// The sleeper compares the word and queues under one lock, as required.
     UnderLock,
     /// The sleeper compares first, without the lock.
     BeforeLock,
 }
 
-/// Reaction of the sleeper to a later word that has changed.
+/// Reaction of the sleeper when a later word has changed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OnMismatch {
-    /// The sleeper looks whether an earlier word was woken meanwhile, as it must.
+    /// The sleeper checks whether an earlier word was woken meanwhile, as required.
     LookBack,
     /// The wait fails.
     Fail,
@@ -30,12 +30,12 @@ struct Steps {
     on_mismatch: OnMismatch,
 }
 
-/// Two words, each with a bucket in which the one waiter may be, and the sleeping task.
+/// Two words, each with a bucket that may contain the waiter, and the sleeping task.
 struct FutexWorld {
     words: [AtomicU32; 2],
     buckets: [Mutex<bool>; 2],
     woken: [AtomicBool; 2],
-    /// Whether something was announced to the task since it looked.
+    /// Whether the task was notified since its last check.
     called: Mutex<bool>,
     work: Condvar,
 }
@@ -50,7 +50,7 @@ impl FutexWorld {
         goes_on
     }
 
-    /// Takes the waiter out; whether a waker did before.
+    /// Removes the waiter. Returns whether a waker has removed it before.
     fn leave(&self, at: usize) -> bool {
         let mut bucket = self.buckets[at].lock().unwrap();
         *bucket = false;
@@ -61,7 +61,7 @@ impl FutexWorld {
         (0..queued).filter(|&at| self.leave(at)).last()
     }
 
-    /// The index of a word that was woken; `None` for EAGAIN.
+    /// Returns the index of a word that was woken; `None` for EAGAIN.
     fn sleeper(&self, steps: Steps) -> Option<usize> {
         for at in 0..2 {
             if !self.enqueue(at, steps.comparison) {
@@ -80,7 +80,7 @@ impl FutexWorld {
         self.leave_all(2)
     }
 
-    /// Changes a word and wakes its waiter; whether there was one.
+    /// Changes a word and wakes its waiter. Returns whether there was one.
     fn waker(&self, at: usize) -> bool {
         self.words[at].store(1, Ordering::SeqCst);
         let mut bucket = self.buckets[at].lock().unwrap();

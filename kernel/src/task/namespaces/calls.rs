@@ -1,9 +1,9 @@
-//! unshare and setns, and clone's work on namespaces.
+//! unshare and setns, and clone's handling of namespaces.
 //!
-//! Everything that can fail is made first, then the process gets all of it: a call that failed has
-//! changed nothing. Making a namespace needs CAP_SYS_ADMIN in the caller's user namespace; if the
-//! same call makes a user namespace, in that one. Entering a namespace needs CAP_SYS_ADMIN in the
-//! user namespace that owns it, and in the caller's own.
+//! All objects are made first, and then the process gets all of them: a failed call changes
+//! nothing. Making a namespace needs CAP_SYS_ADMIN in the caller's user namespace, or in the new
+//! user namespace if the same call makes one. Entering a namespace needs CAP_SYS_ADMIN in the user
+//! namespace that owns it, and in the caller's own.
 //!
 //! Callers: the table of system calls, [`super::super::clone`]. Task context.
 
@@ -31,21 +31,23 @@ pub(in crate::task) struct Separated {
     pub namespaces: Option<Namespaces>,
 }
 
-/// Whether `flags` ask for a namespace of this kind.
+/// Whether `flags` request a namespace of this kind.
 fn wants(flags: CloneFlags, kind: NamespaceKind) -> bool {
     flags.bits() & u64::from(kind.clone_flag()) != 0
 }
 
-/// Makes the namespaces that `flags` ask for, for a process with the root and working directory of
+/// Makes the namespaces that `flags` request, for a process with the root and working directory of
 /// `fs`.
 ///
-/// # Errors `EPERM` without the right, and for a user namespace in a chroot, or of a user without a
-/// mapping; `ENOSPC` for too many; `ENOMEM`.
+/// # Errors
+/// `EPERM` without the right, and for a user namespace in a chroot, or of a user without a mapping;
+/// `ENOSPC` for too many; `ENOMEM`.
 pub(in crate::task) fn separate(process: &Process, flags: CloneFlags, fs: &FsContext) -> Result<Separated> {
     let own = process.credentials();
     let mut credentials = None;
     if wants(flags, NamespaceKind::User) {
-        // Linux: `current_chrooted`. Else CAP_SYS_CHROOT in the new namespace would lead out.
+        // Linux: `current_chrooted`. Otherwise CAP_SYS_CHROOT in the new namespace would permit an
+        // escape from the chroot.
         if !process.namespaces().mount.entrance().same_place(&fs.root()) {
             return Err(Errno::EPERM);
         }
@@ -54,7 +56,8 @@ pub(in crate::task) fn separate(process: &Process, flags: CloneFlags, fs: &FsCon
             Some(Credentials { user_ns, capabilities: Capabilities::WHOLE, ..Credentials::clone(&own) });
     }
     let maker = credentials.as_ref().unwrap_or(&own);
-    // A process with children elsewhere makes no third one (Linux: `copy_pid_ns`).
+    // A process whose children are in another PID namespace cannot make a third one (Linux:
+    // `copy_pid_ns`).
     let has_other = || process.namespaces().pid_for_children != *process.pid_ns();
     if wants(flags, NamespaceKind::Pid) && maker.may_within(Capability::SysAdmin) && has_other() {
         return Err(Errno::EINVAL);
@@ -71,7 +74,7 @@ pub(in crate::task) fn separate(process: &Process, flags: CloneFlags, fs: &FsCon
     Ok(Separated { credentials, namespaces })
 }
 
-/// Takes back what semaphore operations owe before the process leaves their namespace.
+/// Undoes the process' semaphore operations before it leaves their namespace.
 fn settle_undo(process: &Process) {
     let undo = process.undo.lock().take();
     drop(undo);
@@ -80,8 +83,8 @@ fn settle_undo(process: &Process) {
 /// unshare(flags)
 ///
 /// # Errors
-/// As in the manual; `EINVAL` for a process of several threads that asks for a namespace, or for
-/// descriptors or a place in the tree of names of the thread's own: these belong to the process.
+/// As in the manual; `EINVAL` for a process of several threads that requests a namespace, or
+/// requests separate descriptors or paths for one thread: these belong to the process.
 pub fn sys_unshare(args: &Args) -> Result<i64> {
     let mut flags = CloneFlags::from_bits(args[0]).ok_or(Errno::EINVAL)?;
     let alone = CloneFlags::THREAD | CloneFlags::SIGHAND | CloneFlags::VM;
@@ -131,7 +134,7 @@ pub fn sys_unshare(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// The credentials and namespaces of a process after it has entered all that it asked for.
+/// The credentials and namespaces of a process after it has entered all requested ones.
 struct Entering {
     credentials: Credentials,
     namespaces: Namespaces,
@@ -180,15 +183,15 @@ impl Entering {
                 }
                 self.namespaces.pid_for_children = pid.clone();
             }
-            // That was entered above.
+            // It was entered above.
             NamespaceRef::User(_) => {}
         }
         Ok(())
     }
 }
 
-/// The order in which the namespaces of another process are entered: the user namespace gives the
-/// rights for the rest.
+/// The order in which the namespaces of another process are entered. The user namespace comes
+/// first, because it gives the rights for the rest.
 const ORDER: [NamespaceKind; 7] = [
     NamespaceKind::User,
     NamespaceKind::Mount,
@@ -199,8 +202,7 @@ const ORDER: [NamespaceKind; 7] = [
     NamespaceKind::Network,
 ];
 
-/// setns(fd, kinds): enters the namespace behind a file, or some of those of the process behind a
-/// pidfd.
+/// setns(fd, kinds): enters the namespace of a file, or some namespaces of a pidfd's process.
 ///
 /// # Errors
 /// As in the manual; `EINVAL` for a process of several threads.
@@ -243,7 +245,7 @@ pub fn sys_setns(args: &Args) -> Result<i64> {
         settle_undo(&process);
     }
     if entering.changes_user || entering.entrance.is_some() {
-        // No other process may change its root from another namespace.
+        // A process in another namespace must not be able to change this process' root.
         let fs = process.fs().duplicate();
         if let Some(entrance) = entering.entrance {
             fs.set_root(entrance.clone());
@@ -261,7 +263,7 @@ pub fn sys_setns(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// The namespaces of a new process: its maker's, or those that `flags` ask for.
+/// Returns the namespaces of a new process: its creator's, or those that `flags` request.
 ///
 /// # Errors
 /// As [`separate`].

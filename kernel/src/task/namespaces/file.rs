@@ -1,7 +1,7 @@
 //! Namespaces as files: the targets of /proc/PID/ns/* (nsfs), and their ioctls.
 //!
-//! A file keeps its namespace, whether or not a process is in it. A node is made each time one is
-//! looked up; its number is the namespace's.
+//! A file keeps its namespace alive, whether or not a process is in it. Each lookup makes a new
+//! node; its inode number is the namespace's.
 //!
 //! Callers: /proc, setns, ioctl. Task context.
 
@@ -21,7 +21,7 @@ use crate::task::{Process, current, install, registry, shown_ids};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
-/// The file system number of all of them.
+/// The device number of all these files.
 const DEVICE: u64 = make_device(0, 4);
 
 /// One namespace.
@@ -44,7 +44,7 @@ pub enum NamespaceRef {
 }
 
 impl NamespaceRef {
-    /// The namespace of a kind that `process` is in.
+    /// Returns the namespace of this kind that `process` is in.
     pub fn of(process: &Process, kind: NamespaceKind) -> Self {
         let Namespaces { uts, ipc, mount, network, cgroup, .. } = &*process.namespaces();
         match kind {
@@ -58,13 +58,14 @@ impl NamespaceRef {
         }
     }
 
-    /// The PID namespace of the children of `process`, unless that has no process yet.
+    /// Returns the PID namespace of the children of `process`, unless that namespace has no process
+    /// yet.
     pub fn of_children(process: &Process) -> Option<Self> {
         let pid = process.namespaces().pid_for_children.clone();
         pid.has_init().then_some(Self::Pid(pid))
     }
 
-    /// Its kind.
+    /// Returns the namespace's kind.
     pub const fn kind(&self) -> NamespaceKind {
         match self {
             Self::Cgroup(_) => NamespaceKind::Cgroup,
@@ -77,7 +78,7 @@ impl NamespaceRef {
         }
     }
 
-    /// Its number.
+    /// Returns the namespace's number.
     pub fn inode(&self) -> u64 {
         match self {
             Self::Cgroup(cgroup) => cgroup.head().inode(),
@@ -90,8 +91,8 @@ impl NamespaceRef {
         }
     }
 
-    /// The user namespace that owns it; for a user namespace its parent, which the initial one has
-    /// not.
+    /// Returns the user namespace that owns the namespace. For a user namespace this is its parent,
+    /// and the initial one has none.
     pub fn owner(&self) -> Option<UserNs> {
         match self {
             Self::Cgroup(cgroup) => Some(cgroup.head().owner().clone()),
@@ -135,7 +136,7 @@ impl Node for NamespaceNode {
 pub struct NamespaceFile(Arc<NamespaceNode>);
 
 impl NamespaceFile {
-    /// The namespace.
+    /// Returns the namespace.
     pub fn namespace(&self) -> &NamespaceRef {
         &self.0.0
     }
@@ -150,7 +151,8 @@ const NS_GET_TGID_FROM_PIDNS: u32 = 0x8004_b707;
 const NS_GET_PID_IN_PIDNS: u32 = 0x8004_b708;
 const NS_GET_TGID_IN_PIDNS: u32 = 0x8004_b709;
 
-/// A descriptor of the namespace above a PID namespace, for a caller in that one or above it.
+/// Opens a descriptor of the namespace above a PID namespace. The caller must be in that one or
+/// above it.
 fn open_parent(pid: &PidNs) -> Result<i64> {
     let process = current().process().clone();
     let visible = pid.parent().filter(|parent| process.pid_ns().contains(parent)).ok_or(Errno::EPERM)?;
@@ -158,8 +160,8 @@ fn open_parent(pid: &PidNs) -> Result<i64> {
     install(reserve::arc(NamespaceFile(node)), OpenFlags::CLOEXEC).map(i64::from)
 }
 
-/// Translates the number of a thread between the caller's PID namespace and `pid`; of the thread,
-/// or of its process.
+/// Translates the number of a thread between the caller's PID namespace and `pid`. The result is
+/// the number of the thread, or of its process.
 fn translate(pid: &PidNs, request: u32, number: u64) -> Result<i64> {
     let number = number as u32;
     let own = current().process().pid_view();
@@ -175,7 +177,7 @@ fn translate(pid: &PidNs, request: u32, number: u64) -> Result<i64> {
     if shown == 0 { Err(Errno::ESRCH) } else { Ok(shown.into()) }
 }
 
-/// A descriptor of a user namespace, for a caller in it or above it.
+/// Opens a descriptor of a user namespace. The caller must be in it or above it.
 fn open_user_ns(user: Option<UserNs>) -> Result<i64> {
     let own = current().process().credentials();
     let visible = user.filter(|user| own.user_ns.contains(user)).ok_or(Errno::EPERM)?;

@@ -1,15 +1,15 @@
-//! The namespaces that a process is in (Linux: `struct nsproxy`), all but the user namespace, which
+//! The namespaces that a process is in (Linux: `struct nsproxy`), except the user namespace, which
 //! is in its credentials.
 //!
 //! **Invariant.** A [`Namespaces`] never changes: a process that enters or makes a namespace gets
-//! another value. Processes that were forked share one, and it goes with the last of them; files of
-//! /proc/PID/ns keep single namespaces. No namespace refers to a process, and only a mount can
-//! refer to a namespace's file: those of mount namespaces cannot be mounted, so that there is no
-//! circle.
+//! another value. Forked processes share a value, which is dropped with the last of them. Files of
+//! /proc/PID/ns keep single namespaces alive. No namespace refers to a process. Only a mount can
+//! refer to a namespace's file, and files of mount namespaces cannot be mounted. So there is no
+//! reference cycle.
 //!
-//! Namespaces belong to a process, not to its threads as on Linux: one with several threads can
-//! neither make nor enter one. A process stays in its PID namespace for good: a PID namespace that
-//! it makes or enters is that of its children.
+//! Namespaces belong to a process, not to its threads as on Linux: a process with several threads
+//! can neither make nor enter one. A process never leaves its PID namespace: a PID namespace that
+//! it makes or enters is used for its children.
 //!
 //! Callers: fork, unshare, setns, /proc. Task context.
 
@@ -32,7 +32,7 @@ use crate::cgroup::{self, CgroupMember, Group};
 use crate::fs::namespace::MountNamespace;
 use crate::fs::{FsContext, root};
 
-/// An IPC namespace. The layer above makes its objects when a program first asks.
+/// An IPC namespace. The layer above makes its objects at a program's first request.
 pub struct IpcNamespace {
     head: NamespaceHead,
     objects: Once<Arc<dyn Any + Send + Sync>>,
@@ -46,7 +46,7 @@ impl IpcNamespace {
     pub const fn head(&self) -> &NamespaceHead {
         &self.head
     }
-    /// Returns the namespace's objects; `make` gets the user namespace that owns the namespace.
+    /// Returns the namespace's objects. `make` gets the user namespace that owns the namespace.
     pub fn objects<T: Any + Send + Sync>(
         &self,
         make: impl FnOnce(&UserNs) -> Arc<T>,
@@ -69,7 +69,7 @@ impl CgroupNamespace {
     pub const fn head(&self) -> &NamespaceHead {
         &self.head
     }
-    /// Where it begins: the group of its maker at that time.
+    /// Returns its root: the group of its creator when it was created.
     pub const fn root(&self) -> &Arc<Group> {
         &self.root
     }
@@ -88,7 +88,7 @@ pub struct Namespaces {
     pub network: Arc<NetworkNamespace>,
     /// The group that /proc/PID/cgroup is relative to.
     pub cgroup: Arc<CgroupNamespace>,
-    /// The PID namespace of future children; the process' own is with its numbers.
+    /// The PID namespace of future children. The process' own one is part of its numbers.
     pub pid_for_children: PidNs,
 }
 
@@ -103,7 +103,7 @@ pub const SEPARATE: [NamespaceKind; 6] = [
 ];
 
 impl Namespaces {
-    /// The initial ones.
+    /// Returns the initial namespaces.
     pub fn initial() -> Arc<Self> {
         reserve::arc(Self {
             uts: reserve::arc(UtsNamespace::initial()),
@@ -118,12 +118,13 @@ impl Namespaces {
         })
     }
 
-    /// Returns the same namespaces, but for new ones of the kinds that `is_new` chooses, which the
-    /// user namespace of `maker` owns. The places of `fs`, which no other process has yet, become
-    /// those in a new tree of mounts. A new cgroup namespace begins at the group of `member`.
+    /// Returns the same namespaces, except for new ones of the kinds that `is_new` selects. The
+    /// user namespace of `maker` owns these. The paths of `fs`, which no other process has yet, are
+    /// changed to the same places in a new tree of mounts. A new cgroup namespace begins at the
+    /// group of `member`.
     ///
     /// # Errors
-    /// `ENOSPC` where there are too many of a kind; `ENOMEM`, `EINTR`.
+    /// `ENOSPC` if there are too many of a kind; `ENOMEM`, `EINTR`.
     pub fn with_new(
         &self,
         is_new: impl Fn(NamespaceKind) -> bool,

@@ -1,9 +1,9 @@
-//! Network namespaces: sets of sockets that can reach each other (Linux: `struct net`).
+//! Network namespaces: sets of sockets that can communicate with each other (Linux: `struct net`).
 //!
-//! A socket belongs for good to the namespace of the process that made it, and so do its port, its
-//! abstract name and the lists that show it. The machine's device belongs to the initial namespace.
-//! Any other namespace has a loopback device only, which is down until a program sets it up; no
-//! packet leaves the namespace.
+//! A socket permanently belongs to the namespace of the process that made it. The same holds for
+//! its port, its abstract name and the lists that show it. The machine's device belongs to the
+//! initial namespace. Any other namespace has a loopback device only, which is down until a program
+//! sets it up; no packet leaves the namespace.
 //!
 //! Callers: `socket`, /proc, unshare and setns, any context.
 
@@ -24,7 +24,7 @@ static INITIAL: Once<Arc<NetworkNamespace>> = Once::new();
 pub struct NetworkNamespace {
     head: NamespaceHead,
     is_up: AtomicBool,
-    /// First and last group, of the kernel's numbers.
+    /// First and last group that may use ping sockets, as the kernel's IDs.
     ping_groups: SpinLock<(u32, u32)>,
     /// The first port that needs no CAP_NET_BIND_SERVICE.
     first_free_port: AtomicU32,
@@ -33,7 +33,7 @@ pub struct NetworkNamespace {
 /// Linux' initial net.ipv4.ip_unprivileged_port_start.
 const FIRST_FREE_PORT: u32 = 1024;
 
-/// No group may ping (Linux' initial net.ipv4.ping_group_range).
+/// No group may use ping sockets (Linux' initial net.ipv4.ping_group_range).
 const NO_GROUPS: (u32, u32) = (1, 0);
 
 /// Whether a device carries packets.
@@ -46,10 +46,10 @@ pub enum LinkState {
 }
 
 impl NetworkNamespace {
-    /// The number of the initial one.
+    /// The number of the initial namespace.
     pub const INITIAL_NUMBER: u64 = NamespaceKind::Network.initial_inode();
 
-    /// The initial one.
+    /// Returns the initial namespace.
     pub fn initial() -> &'static Arc<Self> {
         INITIAL.call_once(|| {
             let head = NamespaceHead::initial(NamespaceKind::Network);
@@ -57,10 +57,10 @@ impl NetworkNamespace {
         })
     }
 
-    /// A new one, which the user namespace of `maker` owns.
+    /// Makes a namespace that the user namespace of `maker` owns.
     ///
     /// # Errors
-    /// `ENOSPC` where there are too many.
+    /// `ENOSPC` if there are too many.
     pub fn new(maker: &Credentials) -> Result<Arc<Self>> {
         let head = NamespaceHead::new(NamespaceKind::Network, maker)?;
         Ok(Self::make(head, LinkState::Down))
@@ -80,34 +80,35 @@ impl NetworkNamespace {
         &self.head
     }
 
-    /// Its number, which tells it from others.
+    /// Returns the namespace's unique number.
     pub const fn number(&self) -> u64 {
         self.head.inode()
     }
 
-    /// Whether it is the initial one, which has the machine's device.
+    /// Whether this is the initial namespace, which has the machine's device.
     pub const fn is_initial(&self) -> bool {
         self.number() == Self::INITIAL_NUMBER
     }
 
-    /// Whether its loopback device is up.
+    /// Whether the namespace's loopback device is up.
     pub fn is_up(&self) -> bool {
         self.is_up.load(Ordering::Relaxed)
     }
 
-    /// The groups whose members may open ping sockets, by the kernel's numbers.
+    /// Returns the groups whose members may open ping sockets, as the kernel's IDs.
     pub fn ping_groups(&self) -> RangeInclusive<u32> {
         let (first, last) = *self.ping_groups.lock();
         first..=last
     }
 
-    /// Lets members of these groups open ping sockets; none where the first is behind the last.
+    /// Permits members of these groups to open ping sockets. If the first is above the last, no
+    /// group may.
     pub fn set_ping_groups(&self, groups: RangeInclusive<u32>) {
         let wanted = if groups.is_empty() { NO_GROUPS } else { (*groups.start(), *groups.end()) };
         *self.ping_groups.lock() = wanted;
     }
 
-    /// The first port that needs no CAP_NET_BIND_SERVICE; 65,536 where all do.
+    /// Returns the first port that needs no CAP_NET_BIND_SERVICE; 65,536 if all need it.
     pub fn first_free_port(&self) -> u32 {
         self.first_free_port.load(Ordering::Relaxed)
     }
@@ -117,7 +118,7 @@ impl NetworkNamespace {
         self.first_free_port.store(first, Ordering::Relaxed);
     }
 
-    /// Sets the loopback device up or down; that of the initial one stays up.
+    /// Sets the loopback device up or down. That of the initial namespace stays up.
     pub fn set_link(&self, link: LinkState) {
         if !self.is_initial() {
             self.is_up.store(link == LinkState::Up, Ordering::Relaxed);

@@ -1,16 +1,17 @@
-//! PID namespaces (Linux: `struct pid_namespace`): which processes a program can name, and by which
+//! PID namespaces (Linux: `struct pid_namespace`): the processes that a program can name, and their
 //! numbers.
 //!
 //! **Numbers.** Inside the kernel every process and thread has one ID, its number in the initial
-//! namespace: [`Pid`]. Below the initial namespace it has one more number per level, its own
-//! namespace's being the last: [`Numbers`]. They are given out with the ID and go with it; the
-//! [registry](super::registry) leads back from them. So a task in the initial namespace costs what
-//! it would cost without namespaces: it has no levels, and its number is its ID.
+//! namespace: [`Pid`]. Below the initial namespace it has one more number per level; the last is
+//! that of its own namespace: [`Numbers`]. These numbers are allocated and released with the ID.
+//! The [registry](super::registry) maps them back to the ID. So a task in the initial namespace has
+//! no additional cost: it has no levels, and its number is its ID.
 //!
-//! **The border.** IDs are translated where a program passes a number (`registry::find_by_number`,
-//! `find_task_by_number`, `pid_by_number`: `ESRCH` or what the call says for a number that means
-//! nothing), and where it is told one (`Process::number`, `Numbers::in_view`, `registry::shown`: 0
-//! for what has no number there). The rules, by place:
+//! **Translation.** IDs are translated when a program passes a number (`registry::find_by_number`,
+//! `find_task_by_number`, `pid_by_number`: an unknown number is `ESRCH`, or the error that the call
+//! specifies). They are also translated when a program gets a number (`Process::number`,
+//! `Numbers::in_view`, `registry::shown`: 0 if there is no number in the namespace). The rules, by
+//! interface:
 //!
 //! | place | the number is that of |
 //! |---|---|
@@ -32,21 +33,21 @@
 //! | netlink ports that the kernel chooses | the process in its own |
 //! | the kernel's log, /sys | the initial namespace |
 //!
-//! An object that remembers an ID (a socket, a semaphore, a lock) shows 0 in a namespace below the
-//! initial one once nothing has the ID any more.
+//! An object that stores an ID (a socket, a semaphore, a lock) shows 0 in a namespace below the
+//! initial one once the ID is no longer in use.
 //!
-//! **Init.** The first process of a namespace has the number 1 there; until it is known, and from
-//! its end on, no other process comes into being in it. Orphans go to it, and its end waits for
-//! that of all others: see [`super::exit`]. Under the registry's lock the namespace is marked as
-//! ending; then each process in it is killed; a new one is entered under the same lock, and refused
-//! once the mark is there. So each that was entered is killed, and the wait ends (the model is in
-//! `model.rs`). Init is *shielded*: a signal without a handler does nothing, but SIGKILL and
-//! SIGSTOP from outside and faults of its own count ([`super::signal`]).
+//! **Init.** The first process of a namespace has the number 1 there. Before it exists, and from
+//! its end on, no other process can be created in the namespace. It adopts orphans, and its end
+//! waits for that of all others: see [`super::exit`]. Under the registry's lock the namespace is
+//! marked as ending; then each process in it is killed; a new one is entered under the same lock,
+//! and refused once the mark is there. So each that was entered is killed, and the wait ends (the
+//! model is in `model.rs`). Init is *shielded*: a signal without a handler has no effect, except
+//! SIGKILL and SIGSTOP from outside, and its own faults ([`super::signal`]).
 //!
-//! **Invariant.** [`Nested`]'s figures change under the registry's lock. A namespace refers to the
-//! one above it and to no process; its depth is at most [`MOST_LEVELS`].
+//! **Invariant.** The fields of [`Nested`] change under the registry's lock. A namespace refers to
+//! the one above it and to no process; its depth is at most [`MOST_LEVELS`].
 //!
-//! Callers in any context; only making allocates.
+//! Any context. Only making a namespace allocates memory.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -57,13 +58,13 @@ use super::signal::Pid;
 use super::userns::{NamespaceHead, NamespaceKind, UserNs, count};
 use crate::{Errno, Result};
 
-/// The most levels below the initial namespace (Linux: `MAX_PID_NS_LEVEL`).
+/// Largest number of levels below the initial namespace (Linux: `MAX_PID_NS_LEVEL`).
 pub const MOST_LEVELS: usize = 32;
 
-/// The number of the first process of a namespace there.
+/// The number of a namespace's first process in that namespace.
 pub const FIRST: Pid = 1;
 
-/// The identity of a namespace: its number in /proc/PID/ns, which no other namespace ever has.
+/// The identity of a namespace: its number in /proc/PID/ns, which is never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct PidView(u64);
 
@@ -81,11 +82,11 @@ struct Nested {
     head: NamespaceHead,
     parent: PidNs,
     level: usize,
-    /// The last number that was given out.
+    /// The last number that was allocated.
     last: AtomicU32,
-    /// The ID of its first process; 0 before that is known.
+    /// The ID of its first process; 0 before that exists.
     init: AtomicU32,
-    /// Its first process is ending: nothing comes into being here any more.
+    /// Its first process is ending: no process can be created here any more.
     is_ending: AtomicBool,
 }
 
@@ -95,7 +96,7 @@ pub struct PidNs(Option<Arc<Nested>>);
 
 static INITIAL: PidNs = PidNs(None);
 
-/// Whether there is no namespace but the initial one: then all numbers are IDs.
+/// Whether the initial namespace is the only one. Then all numbers are IDs.
 #[inline]
 pub fn is_only_one() -> bool {
     count(NamespaceKind::Pid) == 0
@@ -119,10 +120,10 @@ impl PidNs {
     /// The initial namespace.
     pub const INITIAL: Self = Self(None);
 
-    /// A namespace below `self` that the user namespace of `maker` owns, without processes.
+    /// Makes a namespace below `self` that the user namespace of `maker` owns, without processes.
     ///
     /// # Errors
-    /// `ENOSPC` where it were too deep, or there are too many; `EINVAL` where that user namespace
+    /// `ENOSPC` if it would be too deep, or if there are too many; `EINVAL` if that user namespace
     /// is not in or below the one that owns `self`; `ENOMEM`.
     pub fn make_below(&self, maker: &Credentials) -> Result<Self> {
         if !self.owner().contains(&maker.user_ns) {
@@ -142,32 +143,32 @@ impl PidNs {
         }))))
     }
 
-    /// Its identity.
+    /// Returns the namespace's identity.
     pub fn view(&self) -> PidView {
         self.0.as_ref().map_or(PidView::INITIAL, |nested| PidView(nested.head.inode()))
     }
 
-    /// Its number in /proc/PID/ns.
+    /// Returns the namespace's number in /proc/PID/ns.
     pub fn inode(&self) -> u64 {
         self.view().0
     }
 
-    /// Whether it is the initial one.
+    /// Whether this is the initial namespace.
     pub const fn is_initial(&self) -> bool {
         self.0.is_none()
     }
 
-    /// The levels above it.
+    /// Returns the number of levels above the namespace.
     pub fn level(&self) -> usize {
         self.0.as_ref().map_or(0, |nested| nested.level)
     }
 
-    /// The namespace above it; `None` for the initial one.
+    /// Returns the namespace above; `None` for the initial one.
     pub fn parent(&self) -> Option<&Self> {
         self.0.as_ref().map(|nested| &nested.parent)
     }
 
-    /// The user namespace that owns it.
+    /// Returns the user namespace that owns the namespace.
     pub fn owner(&self) -> UserNs {
         self.0.as_ref().map_or(UserNs::INITIAL, |nested| nested.head.owner().clone())
     }
@@ -181,43 +182,45 @@ impl PidNs {
         here == Some(self)
     }
 
-    /// The ID of its first process; 0 for the initial namespace, and before there is one.
+    /// Returns the ID of the namespace's first process; 0 for the initial namespace, and before
+    /// there is one.
     pub fn init(&self) -> Pid {
         self.0.as_ref().map_or(0, |nested| nested.init.load(Ordering::Relaxed))
     }
 
-    /// Whether its first process is known, ended or not.
+    /// Whether the first process has been created; it may have ended.
     pub fn has_init(&self) -> bool {
         self.is_initial() || self.init() != 0
     }
 
-    /// The process with this ID is its first one; under the registry's lock.
+    /// Sets the ID of the first process. Under the registry's lock.
     pub(super) fn set_init(&self, init: Pid) {
         if let Some(nested) = &self.0 {
             nested.init.store(init, Ordering::Relaxed);
         }
     }
 
-    /// Whether nothing comes into being in it any more: it or one above it is ending.
+    /// Whether no process can be created in the namespace any more, because it or one above it is
+    /// ending.
     pub fn is_ending(&self) -> bool {
         self.0
             .as_ref()
             .is_some_and(|nested| nested.is_ending.load(Ordering::Relaxed) || nested.parent.is_ending())
     }
 
-    /// From now on nothing comes into being in it; under the registry's lock.
+    /// Forbids new processes in the namespace from now on. Under the registry's lock.
     pub(super) fn set_ending(&self) {
         if let Some(nested) = &self.0 {
             nested.is_ending.store(true, Ordering::Relaxed);
         }
     }
 
-    /// The last number that was given out in it, but for the initial namespace.
+    /// Returns the last number that was allocated in the namespace; `None` for the initial one.
     pub(super) fn last(&self) -> Option<Pid> {
         self.0.as_ref().map(|nested| nested.last.load(Ordering::Relaxed))
     }
 
-    /// Notes the last number that was given out; under the registry's lock.
+    /// Records the last number that was allocated. Under the registry's lock.
     pub(super) fn set_last(&self, last: Pid) {
         if let Some(nested) = &self.0 {
             nested.last.store(last, Ordering::Relaxed);
@@ -225,11 +228,11 @@ impl PidNs {
     }
 }
 
-/// The numbers of one ID below the initial namespace. They are 0 until they are given out, and
+/// The numbers of one ID below the initial namespace. They are 0 until they are allocated, and
 /// never change after that.
 pub struct Levels {
     namespace: PidNs,
-    /// From the outermost level, which is 1, to that of `namespace`.
+    /// From the outermost level, level 1, to the level of `namespace`.
     numbers: Vec<(PidNs, AtomicU32)>,
 }
 
@@ -283,35 +286,35 @@ impl Numbers {
         Self { id, own: id, levels: None }
     }
 
-    /// Returns the numbers of an ID that has been given all of them.
+    /// Returns the numbers of an ID, all of which have been allocated.
     pub(super) fn new(id: Pid, levels: Option<Arc<Levels>>) -> Self {
         let own = levels.as_ref().and_then(|levels| levels.iter().last());
         Self { id, own: own.map_or(id, |(_, number)| number), levels }
     }
 
-    /// The ID.
+    /// Returns the ID.
     pub const fn id(&self) -> Pid {
         self.id
     }
 
-    /// The number in its own namespace.
+    /// Returns the number in the ID's own namespace.
     #[inline]
     pub const fn own(&self) -> Pid {
         self.own
     }
 
-    /// Its own namespace.
+    /// Returns the ID's own namespace.
     pub fn namespace(&self) -> &PidNs {
         self.levels.as_ref().map_or(&INITIAL, |levels| &levels.namespace)
     }
 
-    /// Whether its own namespace is the initial one.
+    /// Whether the ID's own namespace is the initial one.
     #[inline]
     pub const fn is_initial(&self) -> bool {
         self.levels.is_none()
     }
 
-    /// The number in a namespace; 0 where it has none there.
+    /// Returns the number in a namespace; 0 if it has none there.
     #[inline]
     pub fn in_view(&self, view: PidView) -> Pid {
         if view.is_initial() { self.id } else { self.below(view) }
@@ -323,8 +326,8 @@ impl Numbers {
         levels.find(|(namespace, _)| namespace.view() == view).map_or(0, |(_, number)| number)
     }
 
-    /// Visits the numbers from that in a namespace down to its own (NSpid), each with its
-    /// namespace.
+    /// Visits the numbers from that in a namespace down to that in the ID's own namespace (NSpid),
+    /// each with its namespace.
     pub fn each_from(&self, view: PidView, mut f: impl FnMut(PidView, Pid)) {
         if view.is_initial() {
             f(view, self.id);

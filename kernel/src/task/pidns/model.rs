@@ -1,28 +1,28 @@
-//! The end of a namespace beside processes that fork in it, step by step as [`super::super::exit`]
-//! and the registry take the steps, in many orders: a process that is left, and never killed,
-//! leaves the first one waiting, which the model reports as a deadlock.
+//! Model of the end of a namespace while processes fork in it, in many orders. It takes the steps
+//! of [`super::super::exit`] and the registry. A process that is missed, and never killed, leaves
+//! the first one waiting, which the model reports as a deadlock.
 
 use shuttle::scheduler::RandomScheduler;
 use shuttle::sync::{Arc, Condvar, Mutex};
 use shuttle::{Config, Runner, thread};
 use std::vec::Vec;
 
-/// Processes in the namespace beside the first, which fork once each.
+/// Number of processes in the namespace, without the first; each forks once.
 const FORKERS: usize = 2;
 const SCHEDULES: usize = 20_000;
 const SEED: u64 = 5;
 
-/// How it is done.
+/// The protocol, and wrong variants of it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum EndSteps {
     Properly,
-    /// A new process comes in without a look at whether the namespace is ending.
+    /// A new process is entered without checking whether the namespace is ending.
     EntersUnchecked,
-    /// The first process is told of one that goes before that is gone.
+    /// The first process is notified of an end before the other process is removed.
     ToldEarly,
 }
 
-/// A condition that is announced, and looked at by one thread.
+/// A condition that is announced, and checked by one thread.
 #[derive(Default)]
 struct Bell {
     rung: Mutex<bool>,
@@ -49,22 +49,22 @@ impl Bell {
 #[derive(Default)]
 struct ModelRegistry {
     is_ending: bool,
-    /// The processes, by what kills each.
+    /// The processes, each by the event that kills it.
     processes: Vec<Arc<Bell>>,
 }
 
 struct NamespaceWorld {
     ending: EndSteps,
     registry: Mutex<ModelRegistry>,
-    /// Rung when a process is gone.
+    /// Rung when a process has been removed.
     changed: Bell,
     threads: Mutex<Vec<thread::JoinHandle<()>>>,
 }
 
 impl NamespaceWorld {
-    /// Makes a process that forks so many times, and is there until it is killed.
+    /// Makes a process that forks `forks` times, and exists until it is killed.
     fn fork(self: &Arc<Self>, forks: usize) {
-        // A number is given.
+        // The check when a number is allocated.
         if self.registry.lock().unwrap().is_ending {
             return;
         }

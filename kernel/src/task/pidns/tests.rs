@@ -1,4 +1,4 @@
-//! The numbering, against a naive model.
+//! The numbering, compared with a naive model.
 
 use std::collections::BTreeMap;
 use std::vec::Vec as List;
@@ -9,22 +9,22 @@ use super::super::registry::{PID_MAX, Registry};
 use super::*;
 use crate::task::credentials::Credentials;
 
-/// After the largest number they begin again here.
+/// After the largest number, numbers begin again here.
 const RESERVED: Pid = 300;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A namespace below one of those there are.
+    /// Makes a namespace below one of the existing ones.
     Make(usize),
-    /// An ID in one of them.
+    /// Allocates an ID in one of them.
     Allocate(usize),
-    /// The same, with numbers for the innermost levels.
+    /// Allocates an ID with given numbers for the innermost levels.
     Choose(usize, List<Pid>),
-    /// One of the IDs goes.
+    /// Releases one of the IDs.
     Release(usize),
-    /// The next number comes after this one.
+    /// Makes the next number come after this one.
     Jump(usize, Pid),
-    /// Nothing more comes into one of them.
+    /// Ends one of the namespaces: nothing can be created in it.
     End(usize),
 }
 
@@ -40,10 +40,10 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A namespace as the model knows it.
+/// A namespace of the model.
 struct Model {
     namespace: PidNs,
-    /// Those above and itself, from the outermost below the initial one.
+    /// The namespaces above and this one, beginning with the outermost below the initial one.
     path: List<usize>,
     /// IDs by number.
     used: BTreeMap<Pid, Pid>,
@@ -62,7 +62,7 @@ impl Model {
     }
 }
 
-/// The numbers that are to be given along `path`, or the reason why none are.
+/// Returns the numbers to be allocated along `path`, or the reason of a failure.
 fn expected(all: &[Model], path: &[usize], wanted: &[Pid]) -> Result<List<Pid>> {
     path.iter()
         .enumerate()
@@ -105,7 +105,7 @@ proptest! {
                     let wanted = &wanted[..wanted.len().min(path.len())];
                     let namespace = at.map_or(PidNs::INITIAL, |at| all[at].namespace.clone());
                     let told = registry.allocate(Levels::new(&namespace).unwrap(), wanted);
-                    // A call that fails has moved on the levels above the one that refused.
+                    // A failed call has advanced the levels above the one that refused.
                     for (index, &level) in path.iter().enumerate() {
                         let before = expected(&all, &path[..=index], &wanted[wanted.len().min(path.len() - 1 - index)..]);
                         let Ok(numbers) = before else { break };
@@ -126,7 +126,7 @@ proptest! {
                                 prop_assert!(all[at].used.insert(number, numbers.id()).is_none());
                                 prop_assert!(number == 1 || all[at].has_init);
                                 if number == 1 {
-                                    // It is known from now on.
+                                    // From now on the first process exists.
                                     all[at].has_init = true;
                                     all[at].namespace.set_init(numbers.id());
                                 }

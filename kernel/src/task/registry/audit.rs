@@ -1,4 +1,4 @@
-//! An audit of the registry: its counts and links, made anew from the processes.
+//! An audit of the registry: its counts and links, recomputed from the processes.
 //!
 //! Callers: the closing audit and tests, in task context.
 
@@ -7,14 +7,14 @@ use core::result::Result;
 use super::{IdSlot, REGISTRY, get};
 use crate::task::Pid;
 
-/// Counts the members of all groups and sessions anew, and walks all families. Needs no memory.
+/// Recounts the members of all groups and sessions, and walks all families. Needs no memory.
 ///
 /// # Errors
 /// The inconsistency that was found.
 pub fn validate() -> Result<(), &'static str> {
     let registry = REGISTRY.lock();
     let known = || registry.slots.values().filter_map(|slot| slot.process.as_ref());
-    // Sums of what differs from ID to ID: a list of counts would need memory.
+    // A checksum over the IDs, because a list of counts would need memory.
     let mark = |pid: Pid| u64::from(pid + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let sum = |marks: &mut dyn Iterator<Item = u64>| marks.fold(0, u64::wrapping_add);
     let counted = |of: fn(&IdSlot) -> usize| {

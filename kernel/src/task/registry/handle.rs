@@ -1,7 +1,7 @@
-//! Names of processes, threads and groups that stay the same: an ID that is used again does not
-//! mean what it meant before (Linux: a reference to `struct pid`).
+//! Permanent names of processes, threads and groups. An ID that is used again has another handle
+//! (Linux: a reference to `struct pid`).
 //!
-//! A handle keeps nothing alive. Task context; each look takes the registry's lock.
+//! A handle keeps nothing alive. Task context; each use takes the registry's lock.
 
 use freehold_collections::Arc;
 
@@ -9,7 +9,7 @@ use super::{IdSlot, ProcessWalk, REGISTRY, Registry, group_members, pid_by_numbe
 use crate::task::process::Process;
 use crate::task::{Pid, Task};
 
-/// Kind of thing that an ID stands for, where the ID can stand for more than one.
+/// The kinds of objects that an ID can name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IdRole {
     /// A thread.
@@ -28,18 +28,18 @@ pub struct IdHandle {
 }
 
 impl IdHandle {
-    /// The use of an ID now.
+    /// Returns the present use of an ID.
     pub fn of(id: Pid) -> Option<Self> {
         let registry = REGISTRY.lock();
         registry.slots.get(&id).filter(|slot| slot.serial != 0).map(|slot| Self { id, serial: slot.serial })
     }
 
-    /// The use now of the ID with this number in the caller's namespace.
+    /// Returns the present use of the ID with this number in the caller's namespace.
     pub fn by_number(number: Pid) -> Option<Self> {
         Self::of(pid_by_number(number)?)
     }
 
-    /// The ID.
+    /// Returns the ID.
     pub const fn id(self) -> Pid {
         self.id
     }
@@ -48,7 +48,7 @@ impl IdHandle {
         registry.slots.get(&self.id).filter(|slot| slot.serial == self.serial)
     }
 
-    /// Whether there is such a thread, process or group.
+    /// Whether the thread, process or group still exists.
     pub fn is_in_use(self, role: IdRole) -> bool {
         let registry = REGISTRY.lock();
         self.slot(&registry).is_some_and(|slot| match role {
@@ -58,12 +58,12 @@ impl IdHandle {
         })
     }
 
-    /// The thread.
+    /// Returns the thread.
     pub fn task(self) -> Option<Arc<Task>> {
         self.slot(&REGISTRY.lock())?.task.upgrade()
     }
 
-    /// The process, or that of the thread.
+    /// Returns the process. For a thread's handle it is the process of the thread.
     pub fn process(self) -> Option<Arc<Process>> {
         let own = self.slot(&REGISTRY.lock())?.process.clone();
         own.or_else(|| Some(self.task()?.process().clone()))

@@ -1,4 +1,4 @@
-//! The thread that has its process' ID, where that changes: see [`exec::takeover`].
+//! Changes of the thread that has its process' ID: see [`exec::takeover`].
 //!
 //! [`exec::takeover`]: crate::task::exec
 
@@ -18,15 +18,15 @@ impl Registry {
     pub fn is_without_task(&self, tid: Pid) -> bool {
         self.task(tid).is_none()
     }
-    /// Whether the ID of `task` is another thread's.
+    /// Whether another thread has the ID of `task` now.
     pub fn is_another(&self, task: &Arc<Task>) -> bool {
         self.task(task.tid()).is_some_and(|known| !known.is_same(task))
     }
-    /// The thread that a tracer knows as `tracee`.
+    /// Returns the thread that a tracer knows as `tracee`.
     pub fn traced_task(&self, tracee: &Tracee) -> Option<Arc<Task>> {
         self.task(tracee.tid()).filter(|task| task.process().pid == tracee.pid)
     }
-    /// Gives a thread its process' ID, which no thread has, and gives its own back.
+    /// Gives a thread its process' ID, which no thread has, and releases the thread's own ID.
     pub fn take_over(&mut self, task: &Arc<Task>) {
         let former = task.tid();
         self.change(task.process().pid, |slot| slot.task = task.downgrade());

@@ -1,4 +1,4 @@
-//! The limit that new IDs are below (/proc/sys/kernel/pid_max).
+//! The limit for new IDs (/proc/sys/kernel/pid_max).
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -8,15 +8,15 @@ use crate::{Errno, Result};
 
 static PID_LIMIT: AtomicU32 = AtomicU32::new(PID_MAX);
 
-/// Returns the limit that new IDs are below.
+/// Returns the limit: new IDs are below it.
 pub fn pid_limit() -> Pid {
     PID_LIMIT.load(Ordering::Relaxed)
 }
 
-/// Has new IDs be below `limit`; those in use stay.
+/// Sets the limit for new IDs. IDs in use stay.
 ///
 /// # Errors
-/// `EINVAL` below 301, so that there are some after a wrap, and above [`PID_MAX`].
+/// `EINVAL` below 301, since no IDs would be left after a wrap-around, and above [`PID_MAX`].
 pub fn set_pid_limit(limit: u64) -> Result<()> {
     let limit = Pid::try_from(limit).ok().filter(|limit| (RESERVED + 1..=PID_MAX).contains(limit));
     PID_LIMIT.store(limit.ok_or(Errno::EINVAL)?, Ordering::Relaxed);

@@ -1,11 +1,11 @@
-//! The chain of filters of a thread, and their joint verdict on a call.
+//! The chain of filters of a thread, and their combined verdict on a call.
 
 use freehold_bpf::{CallData, Filter};
 use freehold_collections::{Arc, reserve::ArcMethods};
 
 use crate::sync::SpinLock;
 
-/// Action for a call (SECCOMP_RET_*), the strictest first.
+/// Action for a call (SECCOMP_RET_*), ordered from the strictest on.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Action {
     /// The process ends by SIGSYS.
@@ -14,11 +14,11 @@ pub enum Action {
     KillThread,
     /// The thread gets SIGSYS.
     Trap,
-    /// The call fails with the data as its error.
+    /// The call fails. The data is the error number.
     Errno,
-    /// A listener would be asked.
+    /// The call is passed to a listener, which does not exist here.
     Notify,
-    /// The tracer is asked.
+    /// The tracer decides.
     Trace,
     /// The call is made and logged.
     Log,
@@ -27,7 +27,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// The action of a filter's result; one that is not known kills.
+    /// Returns the action of a filter's result. An unknown result kills.
     pub const fn of(result: u32) -> Self {
         match result & 0xffff_0000 {
             0 => Self::KillThread,
@@ -49,16 +49,16 @@ pub struct ChainedFilter {
     pub program: Filter,
     /// The filters that were installed before this one.
     pub before: Option<Arc<ChainedFilter>>,
-    /// Filters of the chain from here on.
+    /// Number of filters in the chain from this one on.
     pub count: u64,
-    /// Their instructions, and what each filter counts beside them.
+    /// Their instructions, and the overhead that counts for each filter.
     pub instructions: usize,
     /// Whether refusals are logged (SECCOMP_FILTER_FLAG_LOG).
     pub logs: bool,
 }
 
 impl Drop for ChainedFilter {
-    /// One after the other: a chain may be longer than the stack is deep.
+    /// Drops the chain in a loop: a recursion could exceed the stack.
     fn drop(&mut self) {
         let mut next = self.before.take();
         while let Some(filter) = next {
@@ -67,15 +67,15 @@ impl Drop for ChainedFilter {
     }
 }
 
-/// System calls that a thread may not make.
+/// Restriction of a thread's system calls.
 #[derive(Clone, Debug, Default)]
 pub enum Confinement {
-    /// Nothing was given up.
+    /// All calls are permitted.
     #[default]
     Free,
-    /// All but the four calls of strict mode.
+    /// Only the four calls of strict mode are permitted.
     Strict,
-    /// The calls that these filters refuse.
+    /// These filters decide.
     Filtered(Arc<ChainedFilter>),
 }
 
@@ -84,12 +84,13 @@ pub enum Confinement {
 pub struct Seccomp(SpinLock<Confinement>);
 
 impl ChainedFilter {
-    /// The filters, the newest first.
+    /// Returns the filters, the newest first.
     pub fn chain(first: &Arc<Self>) -> impl Iterator<Item = &Arc<Self>> {
         core::iter::successors(Some(first), |filter| filter.before.as_ref())
     }
 
-    /// The strictest of what all filters say of a call, and its data. Of equals the newest counts.
+    /// Returns the strictest action of all filters for a call, and its data. Among equal actions
+    /// the newest filter counts.
     pub fn judge(first: &Arc<Self>, data: &CallData) -> (Action, u32) {
         let verdicts = Self::chain(first).map(|filter| filter.program.run(data));
         let strictest = verdicts.min_by_key(|&result| Action::of(result)).unwrap_or_default();
@@ -98,7 +99,7 @@ impl ChainedFilter {
 }
 
 impl Confinement {
-    /// As prctl(PR_GET_SECCOMP) says it.
+    /// Returns the mode in the format of prctl(PR_GET_SECCOMP).
     pub fn mode(&self) -> u8 {
         match self {
             Self::Free => 0,
@@ -107,7 +108,7 @@ impl Confinement {
         }
     }
 
-    /// The newest filter.
+    /// Returns the newest filter.
     pub fn chain(&self) -> Option<&Arc<ChainedFilter>> {
         match self {
             Self::Filtered(chain) => Some(chain),
@@ -115,7 +116,7 @@ impl Confinement {
         }
     }
 
-    /// Whether all that this gave up is part of what `other` did.
+    /// Whether this confinement's filters are part of the chain of `other`.
     pub fn is_part_of(&self, other: &Arc<ChainedFilter>) -> bool {
         match self {
             Self::Free => true,
@@ -130,7 +131,7 @@ impl Seccomp {
     pub fn get(&self) -> Confinement {
         self.0.lock().clone()
     }
-    /// Lets it be another.
+    /// Sets the confinement.
     pub fn set(&self, confinement: Confinement) {
         let old = core::mem::replace(&mut *self.0.lock(), confinement);
         drop(old);

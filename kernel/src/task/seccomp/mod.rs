@@ -1,23 +1,24 @@
-//! seccomp(2): a thread gives up system calls, for itself and all that come from it.
+//! seccomp(2): a thread restricts the system calls of itself and its descendants.
 //!
-//! A thread is *confined* to four calls (strict), or *filtered*: each of its calls is judged by
-//! programs ([`Filter`]) that it or its ancestors installed, all of them, and the strictest verdict
-//! counts. Filters form a chain, the newest first; threads share the tail that they have in common,
-//! and nothing takes a filter away. fork, clone and execve keep the chain.
+//! A thread is *confined* to four calls (strict), or *filtered*: all programs ([`Filter`]) that it
+//! or its ancestors installed check each of its calls, and the strictest verdict counts. Filters
+//! form a chain, the newest first. Threads share the common tail of their chains, and a filter is
+//! never removed. fork, clone and execve keep the chain.
 //!
 //! **Permission.** Installing needs no_new_privs or CAP_SYS_ADMIN, so that no set-id program runs
-//! under a filter that its caller made up.
+//! under a filter of its caller.
 //!
-//! **Where.** [`Task::judge_call`] is asked on the way of a call that is watched
-//! ([`Traced`](super::trace::Traced)), behind the tracer's stop at its entry: the call is judged as
-//! the tracer left it. Other threads' calls pay nothing.
+//! **Entry.** A call that is watched ([`Traced`](super::trace::Traced)) is passed to
+//! [`Task::judge_call`] after the tracer's stop at its entry. So the filters see the call as the
+//! tracer has changed it. Other threads' calls pay nothing.
 //!
 //! **Order.** `signals` of the process > a thread's chain, a leaf. A task that installs a filter
-//! holds both locks, so that filters which a thread got meanwhile are not lost. A thread that is
-//! being made takes its maker's chain once more under `signals` when it is in the process' list
-//! ([`Task::inherit_seccomp`]): a task that gives all threads a filter (TSYNC) holds that lock.
+//! holds both locks, so that no filter is lost that a thread got meanwhile. A new thread copies its
+//! creator's chain a second time, under `signals`, when it is in the process' list
+//! ([`Task::inherit_seccomp`]), because a task that gives all threads a filter (TSYNC) holds that
+//! lock.
 //!
-//! **Not there**: SECCOMP_RET_USER_NOTIF and listeners. The flag is `EINVAL`, the action is not
+//! **Not supported**: SECCOMP_RET_USER_NOTIF and listeners. The flag is `EINVAL`, the action is not
 //! available, and a filter that returns it makes the call fail with `ENOSYS`, as on Linux without a
 //! listener.
 //!
@@ -45,13 +46,13 @@ use crate::{Errno, Result, time};
 const ARCHITECTURE: u32 = 0xc000_003e;
 /// The calls of a strict thread: read, write, exit, rt_sigreturn.
 const STRICT: [u64; 4] = [0, 1, 60, 15];
-/// Instructions of a chain, each filter but the newest counting [`OVERHEAD`] more (Linux:
-/// MAX_INSNS_PER_PATH).
+/// Limit for the instructions of a chain. Each filter except the newest counts [`OVERHEAD`] more
+/// (Linux: MAX_INSNS_PER_PATH).
 const MOST_OF_CHAIN: usize = 32768;
 const OVERHEAD: usize = 4;
 /// MAX_ERRNO.
 const LAST_ERROR: u32 = 4095;
-/// Actions are logged once in so many nanoseconds, at most.
+/// Minimum interval between two log messages about actions, in nanoseconds.
 const LOG_INTERVAL: u64 = 100 * time::SECOND / 1000;
 
 /// Operations of seccomp(2).
@@ -79,7 +80,7 @@ pub(crate) enum Judgement {
 }
 
 impl Task {
-    /// Mode and number of filters, as /proc/PID/status has them.
+    /// Returns the mode and the number of filters, for /proc/PID/status.
     pub fn seccomp(&self) -> (u8, u64) {
         let confinement = self.seccomp.get();
         (confinement.mode(), confinement.chain().map_or(0, |chain| chain.count))
@@ -90,8 +91,8 @@ impl Task {
         self.traced.judge_calls();
     }
 
-    /// Takes what `parent` gave up: for a thread that is not known yet, and again under its
-    /// process' `signals` once it is.
+    /// Copies the confinement of `parent`. This is done for a thread that cannot be found yet, and
+    /// again under its process' `signals` once it can.
     pub(super) fn inherit_seccomp(&self, parent: &Task) {
         let confinement = parent.seccomp.get();
         if !matches!(confinement, Confinement::Free) {
@@ -99,7 +100,7 @@ impl Task {
         }
     }
 
-    /// Judges the system call that this, the current, thread is about to make.
+    /// Checks the system call that the current thread is about to make.
     pub(crate) fn judge_call(&self, context: &mut UserContext) -> Judgement {
         let confinement = self.seccomp.get();
         match confinement {
@@ -119,7 +120,8 @@ impl Task {
         if action == Action::Trace {
             context.set_return(Errno::ENOSYS.to_return_value() as u64);
             let is_told = self.stop_for_event(context, Event::Seccomp, data.into());
-            // No tracer, none that asks, or it made it no call: the result is what it left.
+            // No tracer handles this event, or the tracer cancelled the call: the result is the
+            // tracer's.
             if !is_told || self.is_dying() || context.syscall_number() as i32 == -1 {
                 return Judgement::Done;
             }
@@ -129,7 +131,7 @@ impl Task {
             self.log(context, action, chain);
         }
         match action {
-            // The tracer was asked above.
+            // The tracer has decided above.
             Action::Allow | Action::Log | Action::Trace => return Judgement::Make,
             Action::Errno => context.set_return(0u64.wrapping_sub(data.min(LAST_ERROR).into())),
             Action::Trap => {
@@ -144,7 +146,7 @@ impl Task {
         Judgement::Done
     }
 
-    /// The thread ends by `signal`, and its process with its last one.
+    /// Ends the thread by `signal`. The last thread's signal ends the process.
     fn end_by(&self, signal: Signal) {
         if self.process().thread_count() > 1 {
             self.finish(signal.number());
@@ -157,8 +159,8 @@ impl Task {
         end_group(&mut self.process().signals.lock(), ExitStatus::Signaled(signal));
     }
 
-    /// Kills and what a filter lets through to be logged; other refusals where a filter was
-    /// installed with SECCOMP_FILTER_FLAG_LOG.
+    /// Logs kills, and calls that a filter permits with logging. Other refusals are logged if a
+    /// filter was installed with SECCOMP_FILTER_FLAG_LOG.
     fn log(&self, context: &UserContext, action: Action, chain: &Arc<ChainedFilter>) {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let is_wanted = matches!(action, Action::KillProcess | Action::KillThread | Action::Log)
@@ -209,7 +211,7 @@ pub(super) fn set_mode(args: &Args) -> Result<i64> {
 
 fn set_strict() -> Result<i64> {
     let task = current();
-    // Another thread may be about to confine all of them: one of both comes first.
+    // Another thread may be about to confine all threads: the lock orders the two.
     let _group = task.process().signals.lock();
     if matches!(task.seccomp.get(), Confinement::Filtered(_)) {
         return Err(Errno::EINVAL);
@@ -218,7 +220,7 @@ fn set_strict() -> Result<i64> {
     Ok(0)
 }
 
-/// Reads struct sock_fprog and the instructions that it leads to.
+/// Reads struct sock_fprog and the instructions to which it points.
 fn read_program(address: u64) -> Result<Vec<Instruction>> {
     let header: [u64; 2] = UserPtr::new(address).read()?;
     let (length, instructions) = (usize::from(header[0] as u16), header[1]);
@@ -233,10 +235,10 @@ fn read_program(address: u64) -> Result<Vec<Instruction>> {
     read_instructions(instructions, length)
 }
 
-/// Reads a program of `count` instructions, of which there may be [`MOST`].
+/// Reads a program of `count` instructions, at most [`MOST`].
 ///
 /// # Errors
-/// `EINVAL` where there are none or more, `EFAULT`, `ENOMEM`.
+/// `EINVAL` for no instructions or too many, `EFAULT`, `ENOMEM`.
 pub fn read_instructions(address: u64, count: usize) -> Result<Vec<Instruction>> {
     if !(1..=MOST).contains(&count) {
         return Err(Errno::EINVAL);
@@ -270,22 +272,22 @@ fn set_filter(flags: u64, address: u64) -> Result<i64> {
     }
 }
 
-/// Threads that get a filter.
+/// The threads that get a filter.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Whom {
     Oneself,
     AllThreads,
 }
 
-/// Why a filter is not installed.
+/// The reason why a filter is not installed.
 enum Refused {
     By(Errno),
     /// The filters of this thread are not part of the caller's.
     Thread(Pid),
 }
 
-/// Gives `task`, the current one, a filter more, or all threads of its process its filters and this
-/// one. Filters that other threads give it meanwhile stay.
+/// Installs a filter in `task`, the current one. For all threads of its process, installs the
+/// task's filters and this one. Filters that other threads install meanwhile are kept.
 fn install(task: &Task, (program, logs): (Filter, bool), whom: Whom) -> core::result::Result<(), Refused> {
     let group = task.process().signals.lock();
     let before = match task.seccomp.get() {
@@ -308,7 +310,7 @@ fn install(task: &Task, (program, logs): (Filter, bool), whom: Whom) -> core::re
         return Err(Refused::Thread(apart.number()));
     }
     for thread in &group.threads {
-        // The old filters of each thread are part of the chain: no filter is dropped here.
+        // The old filters of each thread are part of the new chain, so no filter is dropped here.
         thread.confine(Confinement::Filtered(chain.clone()));
     }
     Ok(())

@@ -94,8 +94,8 @@ fn sleep_for_signal() -> Result<i64> {
 }
 
 impl Task {
-    /// Block `mask` until the call returns to user mode, or a handler has: then what is blocked
-    /// now.
+    /// Blocks `mask` until the call returns to user mode. If a handler runs first, until it has
+    /// returned. Then the present mask is restored.
     pub fn swap_mask(&self, mask: SigSet) {
         let mut saved = self.saved_mask.lock();
         if saved.is_none() {
@@ -116,7 +116,7 @@ pub fn sys_rt_sigtimedwait(args: &Args) -> Result<i64> {
     };
     let task = current();
     let blocked = task.blocked();
-    // Not blocked meanwhile, so that a sender chooses and wakes this thread.
+    // The signals are unblocked meanwhile, so that a sender selects and wakes this thread.
     let arrival = task.process().signal_arrival.clone();
     let info = match task.take_signal(wanted) {
         Some(info) => Some(info),
@@ -198,7 +198,8 @@ pub fn sys_kill(args: &Args) -> Result<i64> {
             }
             is_new |= !ended && ends();
         }
-        // Children that came meanwhile are found the next time; those of the killed are killed.
+        // The next pass finds children that were forked meanwhile. A child of a killed process is
+        // killed, too.
         if !is_new {
             return outcome;
         }
@@ -206,7 +207,7 @@ pub fn sys_kill(args: &Args) -> Result<i64> {
     }
 }
 
-/// No group's ID.
+/// Not the ID of any group.
 const EVERYBODY: Pid = 0;
 
 fn signal_thread(process: Option<Pid>, tid: i32, number: i32) -> Result<i64> {
@@ -241,8 +242,8 @@ pub fn sys_tgkill(args: &Args) -> Result<i64> {
     signal_thread(Some(args.uint(0)), args.int(1), args.int(2))
 }
 
-/// The process with this number, or that of the thread with it: a signal for either is the
-/// process', as on Linux.
+/// Returns the process with this number, or the process of the thread with this number. As on
+/// Linux, a signal for either goes to the process.
 ///
 /// # Errors
 /// `ESRCH`.
@@ -251,7 +252,7 @@ fn process_named(number: u32) -> Result<Arc<Process>> {
     find_by_number(number).or_else(of_thread).ok_or(Errno::ESRCH)
 }
 
-/// The siginfo that a program sends along; it may not claim to be the kernel's.
+/// Reads the siginfo that a program passes. It must not claim to come from the kernel.
 fn queued_info(address: u64, number: i32, target: Pid) -> Result<(SigInfo, Option<Signal>)> {
     let signal = signal_argument(number)?;
     let mut info = UserPtr::<SigInfo>::new(address).read()?;
@@ -263,7 +264,7 @@ fn queued_info(address: u64, number: i32, target: Pid) -> Result<(SigInfo, Optio
     Ok((of_kernel(info), signal))
 }
 
-/// Returns the siginfo that a program sends along, with the kernel's ID of the user that it names.
+/// Returns the siginfo that a program passes, with the kernel's ID of the user that it names.
 fn of_kernel(info: SigInfo) -> SigInfo {
     if !info.names_user() {
         return info;
@@ -271,8 +272,8 @@ fn of_kernel(info: SigInfo) -> SigInfo {
     info.with_user(kernel_id(IdKind::User, info.user_id()).unwrap_or(OVERFLOW_ID))
 }
 
-/// The siginfo that a program sends along, for `target`: a sender that the target does not see has
-/// no number. Otherwise the program's claim stays (Linux: `send_signal_locked`).
+/// Returns the siginfo that a program passes, for `target`: a sender that is invisible to the
+/// target has no number. Otherwise the program's claim is kept (Linux: `send_signal_locked`).
 fn from_sender(info: SigInfo, target: &Process) -> SigInfo {
     let sees = with_current(|task| task.process().number_for(target)) != 0;
     if sees || !info.names_user() { info } else { info.about(0) }
@@ -306,7 +307,7 @@ pub fn sys_pidfd_send_signal(args: &Args) -> Result<i64> {
         }
     }
     let target = target?;
-    // A pidfd may have come from a process that sees more (Linux: `access_pidfd_pidns`).
+    // A pidfd may come from a process in an outer PID namespace (Linux: `access_pidfd_pidns`).
     if !sender.pid_ns().contains(target.pid_ns()) {
         return Err(Errno::EINVAL);
     }

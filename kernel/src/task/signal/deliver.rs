@@ -1,4 +1,4 @@
-//! Delivery of a thread's signals before it goes back to user mode.
+//! Delivery of a thread's signals before it returns to user mode.
 
 use core::mem::offset_of;
 use core::ops::ControlFlow;
@@ -30,16 +30,16 @@ use crate::task::{Task, registry, wait};
 use crate::user as bytes;
 use crate::{Errno, Result};
 
-/// restart_syscall's number.
+/// The number of restart_syscall.
 const RESTART_SYSCALL: u64 = 219;
 /// The length of the SYSCALL instruction.
 const SYSCALL_LENGTH: u64 = 2;
-/// The privilege level of programs, as selectors have it.
+/// The privilege level of programs, as in selectors.
 const USER_LEVEL: u16 = 3;
-/// Flags a handler begins without: direction, trap, resume.
+/// Flags that are cleared when a handler begins: direction, trap, resume.
 const CLEARED_FLAGS: u64 = 1 << 10 | 1 << 8 | 1 << 16;
 
-/// The exception behind a signal, for the handler's context.
+/// The exception that caused a signal, for the handler's context.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Trap {
     /// The vector.
@@ -50,10 +50,10 @@ pub struct Trap {
     pub address: u64,
 }
 
-/// How a system call ended that did not end: the call's number, and how to restart it.
+/// An interrupted system call: its number, and the error that says how to restart it.
 pub type Interrupted = (u64, Errno);
 
-/// The answer of a system call that `action`'s handler interrupts.
+/// Sets the result of a system call that the handler of `action` interrupts.
 #[inline(always)]
 fn answer_for_handler(context: &mut UserContext, error: Errno, action: &Action) {
     let restarts = match error {
@@ -70,7 +70,7 @@ fn answer_for_handler(context: &mut UserContext, error: Errno, action: &Action) 
 
 enum Delivery {
     Nothing,
-    /// Look again.
+    /// Check again.
     Again,
     End,
     Park,
@@ -83,7 +83,7 @@ enum Delivery {
     Handle(SigInfo, Signal, Action),
 }
 
-/// Puts the vector state, whose image has this size, into the frame, with the markers by which
+/// Stores the vector state, whose image has this size, in the frame, with the markers by which
 /// programs find it.
 #[inline(always)]
 fn save_fpu(context: &mut UserContext, image: usize, to: u64) -> Result<()> {
@@ -96,9 +96,9 @@ fn save_fpu(context: &mut UserContext, image: usize, to: u64) -> Result<()> {
 }
 
 impl Task {
-    /// Act on everything that came: stop, end, or enter a handler. `interrupted` is the system call
-    /// that this return would otherwise answer. Breaks where the thread ends.
-    // In line it would spill the registers of every system call.
+    /// Handles all pending events: stops, ends, or enters a handler. `interrupted` is the system
+    /// call whose result this return would otherwise give. Breaks if the thread ends.
+    // Not inlined, because it would make every system call save more registers.
     #[inline(never)]
     pub fn attend(
         self: &Receiver<Self>,
@@ -107,12 +107,12 @@ impl Task {
         trap: Trap,
     ) -> ControlFlow<()> {
         let mut entered = false;
-        // One that asks later calls the thread's attention again.
+        // A tracer that requests a stop later marks the thread again.
         if self.traced.is_traced() {
             self.stop_if_asked(context, &mut interrupted);
         }
         loop {
-            // Before looking: a sender after the look sets it again.
+            // Before the check: a sender after the check sets it again.
             self.answer_call(SIGNAL);
             match self.next_signal(context, &mut interrupted) {
                 Delivery::Nothing => break,
@@ -150,7 +150,7 @@ impl Task {
         if let Some((_, error)) = interrupted {
             rewind(context, (error == Errno::ERESTARTBLOCK).then_some(RESTART_SYSCALL));
         }
-        // No handler took the mask that sigsuspend put aside.
+        // No handler has restored the mask that sigsuspend saved.
         if !entered && let Some(mask) = self.saved_mask.lock().take() {
             self.set_blocked(mask);
         }
@@ -186,7 +186,7 @@ impl Task {
         }
     }
 
-    /// Returns the delivery of a signal that is taken; `None` where nothing is to be done.
+    /// Returns the delivery of a signal that was taken; `None` if nothing is to be done.
     #[inline(always)]
     fn act_on(&self, info: SigInfo) -> Option<Delivery> {
         let signal = info.signal()?;
@@ -196,7 +196,7 @@ impl Task {
         }
         match action.handler {
             SIG_IGN => None,
-            // SIGKILL and SIGSTOP were sent from outside.
+            // SIGKILL and SIGSTOP have come from outside.
             SIG_DFL if self.process().is_shielded() && !SigSet::UNSTOPPABLE.contains(signal) => None,
             SIG_DFL => match signal.default_action() {
                 DefaultAction::Ignore | DefaultAction::Continue => None,
@@ -213,8 +213,7 @@ impl Task {
         }
     }
 
-    /// Returns the delivery of the signal that the tracer lets through, after asking it about
-    /// `info`.
+    /// Asks the tracer about `info`. Returns the delivery of the signal that the tracer passes on.
     #[cold]
     fn ask_tracer(
         &self,
@@ -224,14 +223,14 @@ impl Task {
     ) -> Delivery {
         let Some(info) = self.stop_for_delivery(context, info, interrupted) else { return Delivery::Again };
         if info.signal().is_some_and(|signal| self.blocked().contains(signal)) {
-            // Another than the one that came: it waits until it is not blocked.
+            // Another signal than the original one: it stays pending if it is blocked.
             self.signal(info);
             return Delivery::Again;
         }
         self.act_on(info).unwrap_or(Delivery::Again)
     }
 
-    /// Parks all threads, a stop signal's default action. Does nothing where no process could
+    /// Parks all threads, the default action of a stop signal. Does nothing if no process could
     /// continue them.
     fn begin_stop(&self, signal: Signal) {
         if signal != Signal::STOP && registry::group_is_orphaned(self.process().group()) {
@@ -246,7 +245,7 @@ impl Task {
         }
     }
 
-    /// Waits here until the process continues or ends; the last thread to arrive tells the parent.
+    /// Waits until the process continues or ends. The last thread to arrive notifies the parent.
     fn park(self: &Receiver<Self>) {
         let stopped_by = {
             let mut group = self.process().signals.lock();
@@ -265,7 +264,8 @@ impl Task {
             self.prepare_to_sleep(Sleep::Stopped);
             let frozen = {
                 let group = self.process().signals.lock();
-                // A tracer that came meanwhile has it stop again, for that tracer.
+                // A tracer that has attached meanwhile makes the thread stop again, for that
+                // tracer.
                 if group.stop().is_none() || group.exit.is_some() || self.traced.is_traced() {
                     break;
                 }
@@ -279,9 +279,10 @@ impl Task {
         self.process().signals.lock().parked -= 1;
     }
 
-    /// The frame for `signal` does not fit, or what rseq(2) was told of is wrong, with or without a
-    /// signal: SIGSEGV instead, whose handler may run on another stack. Where it is SIGSEGV that
-    /// cannot be delivered, the program ends (Linux' `force_sigsegv`).
+    /// Delivers SIGSEGV because the frame for `signal` does not fit, or because the memory
+    /// registered by rseq(2) is wrong (with or without a signal). The handler of SIGSEGV may run on
+    /// another stack. If SIGSEGV itself cannot be delivered, the program ends (Linux'
+    /// `force_sigsegv`).
     pub(in crate::task) fn fail_delivery(&self, signal: Option<Signal>) {
         if signal == Some(Signal::SEGV) {
             self.process().set_action(Signal::SEGV, Action::default());
@@ -289,8 +290,8 @@ impl Task {
         self.force_signal(SigInfo::kernel(Signal::SEGV));
     }
 
-    /// Make the registers and the stack such that the handler runs next. After an error neither has
-    /// changed, nor has the mask.
+    /// Changes the registers and the stack so that the handler runs next. After an error neither
+    /// has changed, nor has the mask.
     fn enter_handler(
         &self,
         context: &mut UserContext,
@@ -298,7 +299,7 @@ impl Task {
         action: &Action,
         trap: Trap,
     ) -> Result<()> {
-        // Linux asks the same of 64-bit programs.
+        // Linux requires the same of 64-bit programs.
         if action.flags & SA_RESTORER == 0 {
             return Err(Errno::EFAULT);
         }
@@ -352,12 +353,12 @@ impl Task {
         Ok(())
     }
 
-    /// Take registers, mask and stack back from the frame that `context`'s stack pointer points
-    /// behind. An error means SIGSEGV for the program, which goes on from what could be taken:
-    /// where the vector state is damaged, that is the mask and all other registers (Linux'
-    /// `rt_sigreturn` and `restore_sigcontext`).
+    /// Restores registers, mask and stack from the frame below the stack pointer of `context`.
+    /// After an error the program gets SIGSEGV, with the parts that could be restored: if the
+    /// vector state is invalid, these are the mask and all other registers (Linux' `rt_sigreturn`
+    /// and `restore_sigcontext`).
     fn leave_handler(&self, context: &mut UserContext) -> Result<i64> {
-        // The stack pointer is behind the return address.
+        // The stack pointer is after the return address.
         let frame = bytes::UserPtr::<FrameContext>::new(context.regs().rsp).read()?;
         let saved = &frame.registers;
         self.set_blocked(SigSet(frame.mask));
@@ -370,13 +371,13 @@ impl Task {
         } else {
             restore_vectors(context, saved.fpstate)?;
         }
-        // A stack that the program no longer has is its own affair; a wrong one is refused and the
-        // old one stays.
+        // The program may have unmapped the stack, which is not checked. An invalid stack is
+        // refused, and the old one stays.
         let _ = self.set_alternate_stack(frame.stack, saved.rsp);
         Ok(context.regs().rax as i64)
     }
 
-    /// Set the alternate stack; `sp` is the stack pointer.
+    /// Sets the alternate stack. `sp` is the stack pointer.
     pub(super) fn set_alternate_stack(&self, stack: AlternateStack, sp: u64) -> Result<()> {
         let mut current = self.alternate_stack.lock();
         if current.contains(sp) && current.flags & SS_AUTODISARM == 0 {
@@ -392,16 +393,16 @@ impl Task {
     }
 }
 
-/// The least size of an alternate stack.
+/// Smallest size of an alternate stack.
 const MINSIGSTKSZ: u64 = 2048;
 
-/// The alternate stack as sigaltstack shows it.
+/// Returns the alternate stack for sigaltstack.
 pub(super) fn reported(stack: &AlternateStack, sp: u64) -> AlternateStack {
     let on = if stack.contains(sp) { SS_ONSTACK } else { 0 };
     AlternateStack { flags: stack.flags | on, pad: 0, ..*stack }
 }
 
-/// Sets the program back to the SYSCALL instruction, for the same call or for `number`.
+/// Moves the program back to the SYSCALL instruction, for the same call or for `number`.
 fn rewind(context: &mut UserContext, number: Option<u64>) {
     let number = number.unwrap_or_else(|| context.syscall_number());
     let registers = context.regs_mut();
@@ -442,8 +443,8 @@ fn save(registers: &Registers, fpstate: u64, mask: SigSet, trap: Trap) -> SigCon
     }
 }
 
-/// Flags that a frame gives back: CF PF AF ZF SF TF DF OF RF AC, Linux' FIX_EFLAGS. NT and ID stay
-/// as they are.
+/// Flags that are restored from a frame: CF PF AF ZF SF TF DF OF RF AC, Linux' FIX_EFLAGS. NT and
+/// ID do not change.
 const FLAGS_OF_FRAMES: u64 = 0x0005_0dd5;
 
 fn restore(registers: &mut Registers, saved: &SigContext) {
@@ -464,14 +465,14 @@ fn restore(registers: &mut Registers, saved: &SigContext) {
     registers.rcx = saved.rcx;
     registers.rsp = saved.rsp;
     registers.rip = saved.rip;
-    // The way to user mode checks the descriptors that these select.
+    // The code before the return to user mode checks the descriptors of these selectors.
     registers.cs = u64::from(saved.cs | USER_LEVEL);
     registers.ss = u64::from(saved.ss | USER_LEVEL);
     registers.rflags = registers.rflags & !FLAGS_OF_FRAMES | saved.rflags & FLAGS_OF_FRAMES;
 }
 
-/// Load the vector state at `address`; one without valid magic numbers is taken as the legacy area
-/// alone. XRSTOR and FXRSTOR, which Linux lets loose on it, want it aligned.
+/// Loads the vector state at `address`. Without valid magic numbers only the legacy area is used.
+/// XRSTOR and FXRSTOR, by which Linux loads it, need it aligned.
 fn restore_vectors(context: &mut UserContext, address: u64) -> Result<()> {
     let loaded = context.load_fpu(|area| {
         let whole = area.len();
@@ -480,7 +481,7 @@ fn restore_vectors(context: &mut UserContext, address: u64) -> Result<()> {
             return FpuImage::UNREADABLE;
         }
         let description = Description::read_from_prefix(&area[DESCRIPTION..]).map(|(it, _)| it).ok();
-        // The description's bytes are software's; the hardware wants them zero in what it loads.
+        // The description is for software. The hardware requires zeros there.
         area[DESCRIPTION..LEGACY].fill(0);
         let legacy = if address.is_multiple_of(16) { FpuImage::LEGACY } else { FpuImage::UNREADABLE };
         let Some(description) = description.filter(|it| it.is_extended(whole)) else { return legacy };
@@ -522,7 +523,7 @@ pub fn sys_sigaltstack(context: &mut UserContext, args: &Args) -> Result<i64> {
 
 const _: () = assert!(FRAME_SIZE == 440);
 
-/// The tracepoint of a signal's action.
+/// Emits the tracepoint of a signal's action.
 #[cold]
 #[inline(never)]
 fn trace_delivery(info: &SigInfo, action: &Action) {

@@ -1,4 +1,4 @@
-//! Which signal an exception of user mode is, and what its siginfo says.
+//! The signals and siginfos of user-mode exceptions.
 //!
 //! Sources: Intel SDM volume 3, table 6-1; signal(7); Linux 6.1, arch/x86/kernel/traps.c and
 //! fpu/xstate.c (`fpu__exception_code`), arch/x86/mm/fault.c.
@@ -10,7 +10,7 @@ const DIVIDE: u8 = 0;
 pub const DEBUG: u8 = 1;
 const BREAKPOINT: u8 = 3;
 const INVALID_OPCODE: u8 = 6;
-/// Where the program was is not known: it ends.
+/// Double fault. The program's position is unknown, so it ends.
 pub const LOST: u8 = 8;
 const SEGMENT_NOT_PRESENT: u8 = 11;
 const STACK_FAULT: u8 = 12;
@@ -23,14 +23,14 @@ const ALIGNMENT: u8 = 17;
 pub const MACHINE_CHECK: u8 = 18;
 const SIMD: u8 = 19;
 
-/// The bits of watchpoints in the debug status register.
+/// The bits for watchpoints in the debug status register.
 const WATCHPOINTS: u64 = 0xf;
 /// The single-step bit of the debug status register.
 const SINGLE_STEP: u64 = 1 << 14;
 
-/// Returns the signal for the exception `vector` with error code `error` at `rip`. `fpu` gives the
-/// floating-point state as FXSAVE lays it out, where that is needed. `None` for a floating-point
-/// exception whose cause is gone.
+/// Returns the signal for the exception `vector` with error code `error` at `rip`. `fpu` returns
+/// the floating-point state in the layout of FXSAVE; it is called only if needed. `None` for a
+/// floating-point exception without a remaining cause.
 pub fn signal<'a>(vector: u8, error: u64, rip: u64, fpu: impl FnOnce() -> &'a [u8]) -> Option<SigInfo> {
     Some(match vector {
         DIVIDE => SigInfo::fault(Signal::FPE, code::FPE_INTDIV, rip),
@@ -47,28 +47,29 @@ pub fn signal<'a>(vector: u8, error: u64, rip: u64, fpu: impl FnOnce() -> &'a [u
     })
 }
 
-/// The error code of a page fault as the program sees it: a kernel address is always protected, so
-/// that nothing of the kernel's page tables shows (Linux' `sanitize_error_code`).
+/// Returns the error code of a page fault as the program sees it. A kernel address always counts as
+/// protected, so that programs learn nothing about the kernel's page tables (Linux'
+/// `sanitize_error_code`).
 pub fn shown_page_fault_code(error: u64, address: u64, user_end: u64) -> u64 {
     const PROTECTION: u64 = 1;
     const USER: u64 = 1 << 2;
     error | USER | if address >= user_end { PROTECTION } else { 0 }
 }
 
-/// The x87 errors that are unmasked: status word without control word.
+/// Returns the unmasked x87 errors: status word without control word.
 fn x87_errors(fpu: &[u8]) -> u32 {
     let word = |at: usize| u32::from(fpu[at]) | u32::from(fpu[at + 1]) << 8;
     word(2) & !word(0)
 }
 
-/// The SSE errors that are unmasked: MXCSR's bits 0 to 5 without its bits 7 to 12.
+/// Returns the unmasked SSE errors: MXCSR's bits 0 to 5 without its bits 7 to 12.
 fn simd_errors(fpu: &[u8]) -> u32 {
     let mxcsr = u32::from(fpu[24]) | u32::from(fpu[25]) << 8;
     mxcsr & !(mxcsr >> 7)
 }
 
-/// The si_code of the first error: invalid, division by zero, overflow, denormal or underflow,
-/// precision.
+/// Returns the si_code of the first error, in this order: invalid, division by zero, overflow,
+/// denormal or underflow, precision.
 fn floating_point_code(errors: u32) -> Option<i32> {
     const CODES: [(u32, i32); 5] = [
         (1 << 0, code::FPE_FLTINV),

@@ -1,20 +1,22 @@
-//! Signal-driven I/O (O_ASYNC): the owner of an open file hears of its news by a signal.
+//! Signal-driven I/O (O_ASYNC): the owner of an open file is notified of its events by a signal.
 //!
 //! Linux' relatives are `struct fown_struct`, `struct fasync_struct` and `kill_fasync`. A
 //! [`FileSignals`] belongs to an open file description from the first call about it to its end. It
-//! has the owner and the signal that a program chose, and, while O_ASYNC is on, an entry of its
-//! listener in the wait queues of the file. Code that brings news calls [`WaitQueue::announce`],
-//! which does nothing for a queue without entries: files without O_ASYNC cost nothing.
+//! has the owner and the signal that a program chose. While O_ASYNC is on, it also has an entry of
+//! its listener in the wait queues of the file. Code that causes an event calls
+//! [`WaitQueue::announce`], which does nothing for a queue without entries. So files without
+//! O_ASYNC cost nothing.
 //!
-//! **Context.** News are announced in task context without a spin lock: the signal may need memory,
-//! and looking for the owner takes the registry's lock. A wake-up without news
-//! does nothing.
+//! **Context.** Events are announced in task context without a spin lock: the signal may need
+//! memory, and the search for the owner takes the registry's lock. A wake-up without an event does
+//! nothing.
 //!
-//! **Owner.** It is named by a [handle](IdHandle), so an ID that is used again gets no signals. Its
-//! permission is that of the user who chose it, as on Linux (`sigio_perm`).
+//! **Owner.** A [handle](IdHandle) names the owner, so an ID that is used again gets no signals.
+//! The permission to signal it is that of the user who chose it, as on Linux (`sigio_perm`).
 //!
-//! **End.** Turning it off, and the description's end, first mark the listener and then take it out
-//! of the queues. An announcement that has copied the settings before may still come.
+//! **End.** When O_ASYNC is turned off, or the description ends, the listener is first marked and
+//! then removed from the queues. An announcement that has copied the settings before may still send
+//! a signal.
 //!
 //! Lock order: `observing` (sleeping) > settings > what sending a signal takes.
 
@@ -30,9 +32,9 @@ use crate::task::registry::{IdHandle, IdRole};
 use crate::task::{Credentials, with_current};
 use crate::{Errno, Result};
 
-/// POLLWRBAND, which Linux reports beside POLLOUT.
+/// POLLWRBAND, which Linux reports together with POLLOUT.
 const POLLWRBAND: u32 = 0x200;
-/// POLLMSG, which is told of leases alone.
+/// POLLMSG, which only lease breaks report.
 const POLLMSG: u32 = 0x400;
 
 /// The owner of an open file: F_SETOWN.
@@ -40,11 +42,11 @@ const POLLMSG: u32 = 0x400;
 pub struct FileOwner {
     /// The process, thread or group.
     pub handle: IdHandle,
-    /// Which of these.
+    /// The kind of object.
     pub role: IdRole,
 }
 
-/// The owner of a file and the users who chose it.
+/// The owner of a file, and the real and effective user who chose it.
 #[derive(Clone, Copy)]
 struct Chosen {
     owner: Option<FileOwner>,
@@ -57,7 +59,7 @@ impl Chosen {
     /// No owner. F_GETOWN_EX shows a thread.
     const NONE: Self = Self { owner: None, role: IdRole::Thread, uid: 0, euid: 0 };
 
-    /// Whether the users may signal a process with these credentials.
+    /// Whether the choosing user may signal a process with these credentials.
     fn may_signal(&self, target: &Credentials) -> bool {
         self.euid == 0 || [self.uid, self.euid].iter().any(|id| [target.uid, target.suid].contains(id))
     }
@@ -68,7 +70,7 @@ struct NewsSettings {
     chosen: Chosen,
     /// F_SETSIG; `None` is a plain SIGIO.
     signal: Option<Signal>,
-    /// The descriptor by which O_ASYNC was turned on.
+    /// The descriptor through which O_ASYNC was turned on.
     fd: i32,
     signalling: Signalling,
 }
@@ -83,7 +85,7 @@ pub struct FileSignals {
     observing: Mutex<Option<PollWaiter>>,
 }
 
-/// Whether a call chooses an owner where there is one.
+/// Whether a call replaces an existing owner.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OwnerChoice {
     Any,
@@ -91,12 +93,12 @@ enum OwnerChoice {
 }
 
 impl FileSignals {
-    /// The state of `file`, if a program has asked for any.
+    /// Returns the state of `file`, if any program has requested it.
     pub fn of(file: &OpenFile) -> Option<Arc<Self>> {
         file.signalling::<Self>()
     }
 
-    /// The state of `file`, made if need be.
+    /// Returns the state of `file`, which is made if necessary.
     pub fn made_for(file: &OpenFile) -> Arc<Self> {
         if let Some(state) = Self::of(file) {
             return state;
@@ -113,13 +115,13 @@ impl FileSignals {
         *self.listener.0.lock()
     }
 
-    /// F_SETOWN, F_SETOWN_EX: signals go to `owner`, or to none, with the running process'
+    /// F_SETOWN, F_SETOWN_EX: sends signals to `owner`, or to none, with the running process'
     /// permission.
     pub fn set_owner(&self, owner: Option<FileOwner>, role: IdRole) {
         self.choose(owner, role, OwnerChoice::Any);
     }
 
-    /// Returns whether there was no owner.
+    /// Sets the owner. Returns whether there was none.
     fn choose(&self, owner: Option<FileOwner>, role: IdRole, choice: OwnerChoice) -> bool {
         let (uid, euid) = with_current(|task| task.with_credentials(|own| (own.uid, own.euid)));
         let mut settings = self.listener.0.lock();
@@ -130,13 +132,13 @@ impl FileSignals {
         was_free
     }
 
-    /// F_GETOWN: the owner while it is there, and what it was chosen as.
+    /// F_GETOWN: returns the owner while it exists, and the kind that was chosen.
     pub fn owner(&self) -> (Option<FileOwner>, IdRole) {
         let chosen = self.settings().chosen;
         (chosen.owner.filter(|owner| owner.handle.is_in_use(owner.role)), chosen.role)
     }
 
-    /// Real and effective user who chose the owner.
+    /// Returns the real and effective user who chose the owner.
     pub fn choosers(&self) -> (u32, u32) {
         let chosen = self.settings().chosen;
         (chosen.uid, chosen.euid)
@@ -152,7 +154,7 @@ impl FileSignals {
         self.settings().signal
     }
 
-    /// Turns O_ASYNC on or off by the descriptor `fd` of `file`.
+    /// Turns O_ASYNC on or off through the descriptor `fd` of `file`.
     ///
     /// # Errors
     /// `ENOTTY` for a file without signal-driven I/O; `ENOMEM`.
@@ -201,18 +203,18 @@ impl FileSignals {
     fn stop(&self, file: &OpenFile) {
         let mut observing = self.observing.lock();
         self.listener.0.lock().signalling = Signalling::Off;
-        // O_ASYNC of an open(2) is shown for ever: nothing was registered.
+        // For O_ASYNC of an open(2) nothing was registered; the flag stays visible.
         if observing.take().is_some() {
             file.show_async(Signalling::Off);
         }
     }
 }
 
-/// The holder of a lease: it is told by the signal and owner of its file, whether or not O_ASYNC is
-/// on.
+/// The holder of a lease. It is notified by the signal and owner of its file, whether or not
+/// O_ASYNC is on.
 struct LeaseHolder {
     signals: Arc<FileSignals>,
-    /// The descriptor by which the lease was set.
+    /// The descriptor through which the lease was set.
     fd: i32,
 }
 
@@ -227,8 +229,8 @@ impl Wake for LeaseHolder {
 }
 
 impl FileSignals {
-    /// Gives `file` a lease by the descriptor `fd`, or changes the one that it has. The running
-    /// process becomes the owner of a file without one.
+    /// Gives `file` a lease through the descriptor `fd`, or changes its lease. If the file has no
+    /// owner, the running process becomes its owner.
     ///
     /// # Errors
     /// As [`leases::set`].
@@ -236,7 +238,7 @@ impl FileSignals {
         let signals = Self::made_for(file);
         let own = IdHandle::of(with_current(|task| task.process().pid));
         let owner = own.map(|handle| FileOwner { handle, role: IdRole::Process });
-        // Before the lease is there: an open may break it at once.
+        // Before the lease is set: an open may break it at once.
         let was_free = signals.choose(owner, IdRole::Process, OwnerChoice::First);
         let given = leases::set(file, kind, reserve::arc(LeaseHolder { signals: signals.clone(), fd }));
         if given.is_err() && was_free {
@@ -245,10 +247,10 @@ impl FileSignals {
         given
     }
 
-    /// Ends the lease of `file`; its owner and signal go with it.
+    /// Ends the lease of `file`, and removes the owner and the signal with it.
     ///
     /// # Errors
-    /// `EAGAIN` where there is none.
+    /// `EAGAIN` if there is none.
     pub fn end_lease(file: &OpenFile) -> Result<()> {
         leases::release(file)?;
         if let Some(signals) = Self::of(file) {
@@ -278,7 +280,7 @@ impl Wake for Listener {
     }
 }
 
-/// The events of poll(2) that news mean (Linux: `band_table`).
+/// Returns the events of poll(2) for an event (Linux: `band_table`).
 const fn band(news: News) -> u64 {
     let bits = match news {
         News::Input => Ready::IN.bits() | POLLRDNORM,
@@ -318,7 +320,7 @@ impl NewsSettings {
         self.tell_one(process, news, |info| process.queue_signal(info), |info| process.signal(info));
     }
 
-    /// A signal that cannot be queued becomes SIGIO, which always can.
+    /// A signal that cannot be queued is replaced by SIGIO, which is never refused.
     fn tell_one(
         &self,
         process: &Process,

@@ -1,7 +1,7 @@
 //! A handler's frame on its stack: `struct rt_sigframe` of x86-64, above it the vector state.
 //!
 //! Programs read and change these bytes (garbage collectors, unwinders, setjmp in handlers), so
-//! every offset is part of the interface; rt_sigreturn takes nothing of them on trust.
+//! every offset is part of the interface. rt_sigreturn checks all of them.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -11,19 +11,19 @@ use super::{AlternateStack, SigInfo};
 const RED_ZONE: u64 = 128;
 /// FP_XSTATE_MAGIC1: the extended state's description is valid.
 pub const MAGIC1: u32 = 0x4650_5853;
-/// FP_XSTATE_MAGIC2: behind the extended state.
+/// FP_XSTATE_MAGIC2: follows the extended state.
 pub const MAGIC2: u32 = 0x4650_5845;
-/// Where in the legacy FXSAVE area the description is (`sw_reserved`).
+/// Offset of the description in the legacy FXSAVE area (`sw_reserved`).
 pub const DESCRIPTION: usize = 464;
-/// Bytes of the legacy area, the least that a vector state has.
+/// Size of the legacy area, the smallest vector state.
 pub const LEGACY: usize = 512;
-/// Bytes of the header behind the legacy area.
+/// Size of the header after the legacy area.
 const HEADER: usize = 64;
 /// An extended state follows the legacy area.
 const UC_FP_XSTATE: u64 = 1;
-/// The context has the stack segment's selector.
+/// The context includes the stack segment's selector.
 const UC_SIGCONTEXT_SS: u64 = 2;
-/// rt_sigreturn takes the selector as it is, instead of the usual one: set where 64-bit code was
+/// rt_sigreturn uses the selector as stored, instead of the usual one. Set if 64-bit code was
 /// interrupted.
 pub const UC_STRICT_RESTORE_SS: u64 = 4;
 
@@ -82,11 +82,11 @@ pub struct FrameContext {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Frame {
-    /// The handler returns to the restorer.
+    /// Address of the restorer, to which the handler returns.
     pub return_address: u64,
-    /// The context that rt_sigreturn takes back.
+    /// The context that rt_sigreturn restores.
     pub context: FrameContext,
-    /// The siginfo's part that carries anything.
+    /// The part of siginfo_t that is used.
     pub info: SigInfo,
     /// The rest of siginfo_t.
     pub padding: [u64; 10],
@@ -95,7 +95,7 @@ pub struct Frame {
 /// Bytes of a [`Frame`].
 pub const FRAME_SIZE: u64 = size_of::<Frame>() as u64;
 
-/// Where the parts of a frame are.
+/// Addresses of a frame's parts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FramePlace {
     /// The frame, which is also the handler's stack pointer.
@@ -104,8 +104,8 @@ pub struct FramePlace {
     pub fpstate: u64,
 }
 
-/// Where a frame goes below the stack pointer `sp`, or onto `alternate`, if the handler wants that
-/// and does not run there already. `None` where the alternate stack is too small.
+/// Returns the place of a frame: below the stack pointer `sp`, or on `alternate` if the handler
+/// uses that and `sp` is not on it already. `None` if the alternate stack is too small.
 pub fn place(
     sp: u64,
     wants_alternate: Wants,
@@ -131,39 +131,40 @@ pub enum Wants {
     AnyStack,
 }
 
-/// Bytes that the vector state takes in a frame: the second magic number follows an extended one.
+/// Returns the size of the vector state in a frame. A second magic number follows an extended
+/// state.
 pub const fn fpstate_size(image: usize) -> usize {
     if image > LEGACY { image + 4 } else { image }
 }
 
-/// uc_flags of a frame with a vector state of `image` bytes.
+/// Returns uc_flags of a frame with a vector state of `image` bytes.
 pub const fn context_flags(image: usize) -> u64 {
     let extended = if image > LEGACY { UC_FP_XSTATE } else { 0 };
     extended | UC_SIGCONTEXT_SS
 }
 
-/// The descriptor of the state that follows the legacy area: `struct _fpx_sw_bytes`, at
-/// [`DESCRIPTION`] of the vector state.
+/// The description of the state after the legacy area: `struct _fpx_sw_bytes`, at [`DESCRIPTION`]
+/// in the vector state.
 #[allow(missing_docs)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, packed)]
 pub struct Description {
     pub magic: u32,
-    /// With the second magic number.
+    /// Includes the second magic number.
     pub extended_size: u32,
-    /// As in XCR0.
+    /// Components, as in XCR0.
     pub features: u64,
     pub size: u32,
 }
 
 impl Description {
-    /// Of a vector state of `image` bytes with the components `features`.
+    /// Describes a vector state of `image` bytes with the components `features`.
     pub const fn new(image: usize, features: u64) -> Self {
         let size = image as u32;
         Self { magic: MAGIC1, extended_size: size + 4, features, size }
     }
-    /// Whether it describes an extended state, where the CPU's has `image` bytes. A shorter one is
-    /// taken too (Linux' `check_xstate_in_sigframe`).
+    /// Whether this describes an extended state. The CPU's own has `image` bytes; a shorter one is
+    /// accepted, too (Linux' `check_xstate_in_sigframe`).
     pub const fn is_extended(self, image: usize) -> bool {
         let size = self.size as usize;
         self.magic == MAGIC1 && LEGACY + HEADER <= size && size <= image && self.size <= self.extended_size
@@ -204,8 +205,8 @@ mod tests {
     }
 
     proptest! {
-        /// The stack is aligned as at a function's entry, and the frame is below the red zone and
-        /// the vector state.
+        /// The stack is aligned as at a function's entry. The frame is below the red zone and the
+        /// vector state.
         #[test]
         fn a_handler_finds_its_stack_aligned(sp in 0x10000u64..0x7fff_ffff_0000, size in 512usize..4096) {
             let at = place(sp, Wants::AnyStack, &AlternateStack::NONE, size).unwrap();

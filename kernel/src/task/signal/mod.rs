@@ -1,4 +1,4 @@
-//! Signals: their numbers, the pending ones of threads and processes, sending and delivering them.
+//! Signals: their numbers, the pending signals of threads and processes, sending and delivery.
 
 pub mod calls;
 pub mod deliver;
@@ -23,7 +23,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::Result;
 use crate::user::UserPtr;
 
-/// Writes a whole siginfo_t, 128 bytes, to a program's memory.
+/// Writes a complete siginfo_t, 128 bytes, to a program's memory.
 ///
 /// # Errors
 /// `EFAULT`.
@@ -40,24 +40,24 @@ pub const SS_DISABLE: i32 = 2;
 /// SS_AUTODISARM.
 pub const SS_AUTODISARM: i32 = i32::MIN;
 
-/// The stack that handlers with SA_ONSTACK run on: `stack_t`.
+/// The stack for handlers with SA_ONSTACK: `stack_t`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct AlternateStack {
-    /// Its lowest address.
+    /// The stack's lowest address.
     pub base: u64,
     /// SS_*.
     pub flags: i32,
-    /// Alignment.
+    /// Padding.
     pub pad: u32,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
 impl AlternateStack {
-    /// No such stack.
+    /// No alternate stack.
     pub const NONE: Self = Self { base: 0, flags: SS_DISABLE, pad: 0, size: 0 };
-    /// Whether `address` is on it.
+    /// Whether `address` is on this stack.
     pub const fn contains(&self, address: u64) -> bool {
         self.flags & SS_DISABLE == 0 && address.wrapping_sub(self.base).wrapping_sub(1) < self.size
     }

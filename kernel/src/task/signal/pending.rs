@@ -1,4 +1,4 @@
-//! Signals that were sent and not delivered, and what a process does about each.
+//! Pending signals, and a process' reaction to each signal.
 
 use freehold_collections::VecDeque;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -11,16 +11,16 @@ use crate::{Errno, Result};
 #[derive(Debug, Default)]
 pub struct Pending {
     set: SigSet,
-    /// The siginfo of the signals, in order of arrival. A member of `set` without an entry here is
-    /// known by number only: there was no room, or it came in an interrupt.
+    /// The siginfo of the signals, in order of arrival. For a member of `set` without an entry only
+    /// the number is known: there was no room, or it was sent in an interrupt.
     queue: VecDeque<Queued>,
 }
 
-/// Signals that take no place in an account are known by number only where so many signals are
-/// queued: a timer may send one at each expiry.
+/// Largest number of queued signals up to which signals without a charge are queued with their
+/// siginfo. A timer may send such a signal at each expiry.
 const MAX_FREE: usize = 1024;
 
-/// The siginfo of a signal, and its place in its user's account where it takes one.
+/// The siginfo of a signal, and its charge to a user's account, if any.
 #[derive(Debug)]
 pub struct Queued {
     info: SigInfo,
@@ -36,29 +36,30 @@ impl Pending {
     pub const fn set(&self) -> SigSet {
         self.set
     }
-    /// Whether one more fits without allocation.
+    /// Whether one more signal fits without allocation.
     fn has_room(&self) -> bool {
         self.queue.len() < self.queue.capacity()
     }
-    /// For how many a buffer should have room that takes the place of a full one; `None` while it
-    /// is not full.
+    /// Returns the capacity of a buffer to replace a full one; `None` while the present one is not
+    /// full.
     pub fn room_wanted(&self) -> Option<usize> {
         (!self.has_room()).then(|| (2 * self.queue.len()).max(4))
     }
-    /// Exchange the queue's buffer for a larger one; the old one comes back, to be freed without
-    /// the lock.
+    /// Replaces the queue's buffer with a larger one. Returns the old one, to be freed without the
+    /// lock.
     #[must_use]
     pub fn give_room(&mut self, buffer: VecDeque<Queued>) -> VecDeque<Queued> {
         self.queue.move_to(buffer)
     }
-    /// Add one; allocates nothing. A standard signal that is pending already is not added again.
+    /// Adds a signal without allocation. A standard signal that is pending already is not added
+    /// again.
     ///
-    /// `payer` has what a program sends along queued in their name; without one the signal takes no
-    /// place (the kernel's own signals, and those of timers, which took theirs when they were
-    /// made). Where their limit is reached the signal is known by its number only, as Linux' are.
+    /// `payer` is the user to whom a signal with a program's siginfo is charged. Without one the
+    /// signal is not charged: it comes from the kernel, or from a timer, which was charged when it
+    /// was made. At the user's limit only the signal's number is kept, as on Linux.
     ///
     /// # Errors
-    /// `EAGAIN` where there is no place for a real-time signal that is more than its number.
+    /// `EAGAIN` if a real-time signal with siginfo cannot be charged or queued.
     pub fn add(&mut self, signal: Signal, info: SigInfo, payer: Option<Payer>) -> Result<()> {
         let real_time = signal.is_real_time();
         if !real_time && self.set.contains(signal) {
@@ -81,30 +82,30 @@ impl Pending {
         }
         Ok(())
     }
-    /// Forget all of `signals`.
+    /// Removes all pending `signals`.
     pub fn remove(&mut self, signals: SigSet) {
         if !self.set.intersection(signals).is_empty() {
             self.set = self.set.minus(signals);
             self.queue.retain(|queued| queued.info.signal().is_some_and(|signal| !signals.contains(signal)));
         }
     }
-    /// The signal that was queued as number `index`, which stays.
+    /// Returns the signal with index `index` in the queue, without removing it.
     pub fn at(&self, index: usize) -> Option<SigInfo> {
         self.queue.get(index).map(|queued| queued.info)
     }
-    /// Take the first that is in `wanted`.
+    /// Removes and returns the first signal that is in `wanted`.
     #[inline]
     pub fn take(&mut self, wanted: SigSet) -> Option<SigInfo> {
         let signal = self.set.intersection(wanted).first()?;
         let is_next = self.queue.front().is_some_and(|next| next.is(signal));
-        // Most often it is the only one; a standard signal is there once.
+        // Usually it is the only one. A standard signal is queued at most once.
         if is_next && !signal.is_real_time() {
             self.set = self.set.without(signal);
             return self.queue.pop_front().map(|queued| queued.info);
         }
         Some(self.take_from_among(signal))
     }
-    /// Take `signal`, which is pending, from anywhere.
+    /// Removes `signal`, which is pending, from any position.
     #[inline(never)]
     fn take_from_among(&mut self, signal: Signal) -> SigInfo {
         let at = self.queue.iter().position(|queued| queued.is(signal));
@@ -155,9 +156,9 @@ pub struct Action {
     pub handler: u64,
     /// SA_*.
     pub flags: u64,
-    /// Where a handler returns to.
+    /// The address to which a handler returns.
     pub restorer: u64,
-    /// Blocked while the handler runs.
+    /// Signals that are blocked while the handler runs.
     pub mask: SigSet,
 }
 
@@ -166,7 +167,7 @@ pub struct Action {
 pub struct Actions([Action; 64]);
 
 impl Actions {
-    /// All default.
+    /// Makes the default reactions.
     pub const fn new() -> Self {
         let default = Action { handler: SIG_DFL, flags: 0, restorer: 0, mask: SigSet::EMPTY };
         Self([default; 64])
@@ -175,11 +176,11 @@ impl Actions {
     pub const fn get(&self, signal: Signal) -> Action {
         self.0[signal.number() as usize - 1]
     }
-    /// Change it.
+    /// Sets the reaction to `signal`.
     pub const fn set(&mut self, signal: Signal, action: Action) {
         self.0[signal.number() as usize - 1] = action;
     }
-    /// Whether sending `signal` would do nothing.
+    /// Whether sending `signal` would have no effect.
     pub fn ignores(&self, signal: Signal) -> bool {
         match self.get(signal).handler {
             SIG_IGN => true,
@@ -187,15 +188,15 @@ impl Actions {
             _ => false,
         }
     }
-    /// Resets the reactions for execve: ignored signals stay ignored, handlers are gone with the
-    /// program.
+    /// Resets the reactions for execve: ignored signals stay ignored, and handlers are removed,
+    /// because the program is replaced.
     pub fn reset_for_exec(&mut self) {
         for action in &mut self.0 {
             let handler = if action.handler == SIG_IGN { SIG_IGN } else { SIG_DFL };
             *action = Action { handler, ..Action::default() };
         }
     }
-    /// The signals that are ignored, and those that are caught by a handler.
+    /// Returns the ignored signals, and those with a handler.
     pub fn dispositions(&self) -> (SigSet, SigSet) {
         let (mut ignored, mut caught) = (0, 0);
         for (place, action) in self.0.iter().enumerate() {

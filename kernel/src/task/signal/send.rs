@@ -1,8 +1,8 @@
 //! Sending signals.
 //!
 //! All of a process' signal state changes under its `signals` lock, an interrupt-safe one. POSIX
-//! timers send from interrupt context, where a signal that finds no room is kept by its number
-//! only; other senders make room first. Under that lock these are taken, in this order: a thread's
+//! timers send from interrupt context. If a signal finds no room there, only its number is kept;
+//! other senders make room first. Under that lock these locks are taken, in this order: a thread's
 //! `pending`, the `actions`, run queues.
 
 use core::sync::atomic::Ordering;
@@ -22,7 +22,7 @@ use crate::task::users::Payer;
 use crate::task::{INIT, Pid, Task, registry, with_current};
 use crate::{Errno, Result};
 
-/// The tracepoint of a signal that is sent to one of these threads, or to all.
+/// Emits the tracepoint of a signal that is sent to one of these threads, or to all.
 #[cold]
 #[inline(never)]
 fn trace_sent(target: Target<'_>, threads: &[Arc<Task>], info: SigInfo) {
@@ -44,17 +44,17 @@ enum Target<'a> {
 }
 
 impl Process {
-    /// Send a signal of the kernel's to the process: any thread that does not block it takes it.
+    /// Sends a signal of the kernel to the process. Any thread that does not block it may take it.
     /// Task context.
     pub fn signal(self: &Receiver<Self>, info: SigInfo) {
         // A signal without a payer is never refused.
         let _: Result<()> = self.send(info, None);
     }
 
-    /// Send a program's signal to the process, queued in the name of the receiver's user.
+    /// Sends a program's signal to the process, charged to the receiver's user.
     ///
     /// # Errors
-    /// `EAGAIN` where that user has as many real-time signals queued as RLIMIT_SIGPENDING says.
+    /// `EAGAIN` if that user has as many real-time signals queued as RLIMIT_SIGPENDING permits.
     pub fn queue_signal(self: &Receiver<Self>, info: SigInfo) -> Result<()> {
         self.send(info, Some(Payer::of(self)))
     }
@@ -67,7 +67,7 @@ impl Process {
         Ok(())
     }
 
-    /// A signal that names a user by the kernel's id, with that id as this process sees it.
+    /// Returns a signal in which the ID of a user is translated for this process.
     fn seen(&self, info: SigInfo) -> SigInfo {
         if !info.names_user() {
             return info;
@@ -80,7 +80,8 @@ impl Process {
         let _: Result<Parent> = self.post(Target::Process, info, None);
     }
 
-    /// End the process with `status` whatever its threads do; the first call decides.
+    /// Ends the process with `status`, whatever its threads do. The first call determines the
+    /// status.
     pub(crate) fn end(&self, status: ExitStatus) {
         let mut group = self.signals.lock();
         end_group(&mut group, status);
@@ -91,12 +92,12 @@ impl Process {
         let shared = self.actions.lock();
         shared.lock().get(signal)
     }
-    /// The signals that are ignored, and those that are caught by a handler.
+    /// Returns the ignored signals, and those with a handler.
     pub fn dispositions(&self) -> (SigSet, SigSet) {
         let shared = self.actions.lock();
         shared.lock().dispositions()
     }
-    /// Change it; returns what it was.
+    /// Sets the reaction to `signal`. Returns the previous one.
     #[inline]
     pub(in crate::task) fn set_action(&self, signal: Signal, action: Action) -> Action {
         let shared = self.actions.lock();
@@ -105,13 +106,13 @@ impl Process {
         actions.set(signal, action);
         old
     }
-    /// Whether sending `signal` would do nothing.
+    /// Whether sending `signal` would have no effect.
     pub fn ignores(&self, signal: Signal) -> bool {
         let shared = self.actions.lock();
         shared.lock().ignores(signal)
     }
 
-    /// Make room for a few signals, in task context.
+    /// Makes room for a few signals. Task context.
     fn make_signal_room(&self) {
         let wanted = self.signals.lock().pending.room_wanted();
         if let Some(buffer) = wanted.and_then(buffer_for) {
@@ -123,13 +124,13 @@ impl Process {
     fn post(&self, target: Target<'_>, info: SigInfo, payer: Option<Payer>) -> Result<Parent> {
         let Some(signal) = info.signal() else { return Ok(Parent::Leave) };
         if self.pid == INIT {
-            // It handles none, and nothing a program does may end or stop it.
+            // The process handles no signals, and programs must not be able to end or stop it.
             return Ok(Parent::Leave);
         }
         let shield = self.shield_against(signal, info, payer.as_ref());
         let mut group = self.signals.lock();
         let group = &mut *group;
-        // A tracer is told of what it would not get without one, but for SIGKILL.
+        // A tracer is notified even of ignored signals, except SIGKILL.
         let is_traced = || group.threads.iter().any(|thread| thread.traced.is_traced());
         if shield == Shield::Whole && (signal == Signal::KILL || !is_traced()) {
             return Ok(Parent::Leave);
@@ -150,7 +151,7 @@ impl Process {
             Target::Thread(thread) => blocks(thread),
             Target::Process => group.threads.iter().all(|thread| blocks(thread)),
         };
-        // A blocked signal is kept even where it is ignored now: that may change before it is
+        // A blocked signal is kept even if it is ignored now: that may change before it is
         // unblocked.
         if !blocked && (self.ignores(signal) || self.holds(shield, signal)) {
             let keeps = match target {
@@ -185,15 +186,15 @@ impl Process {
 enum Shield {
     /// No protection.
     None,
-    /// The default action does not happen.
+    /// The default action is suppressed.
     Default,
     /// The signal is not delivered.
     Whole,
 }
 
 impl Process {
-    /// How much of a signal is kept from this process. A program sent it, or chose it as a file's,
-    /// where `payer` is given.
+    /// Returns the process' protection from a signal. `payer` is given if a program sent the
+    /// signal, or chose it for a file.
     #[inline]
     fn shield_against(&self, signal: Signal, info: SigInfo, payer: Option<&Payer>) -> Shield {
         if !self.is_shielded() {
@@ -202,14 +203,14 @@ impl Process {
         if !SigSet::UNSTOPPABLE.contains(signal) {
             return Shield::Default;
         }
-        // The news of a file may come about in a task of the kernel's.
+        // A kernel task may cause the event of a file.
         let is_forceless =
             || info.file_news().is_some() || with_current(|task| task.process().number_for(self)) != 0;
         if payer.is_some() && is_forceless() { Shield::Whole } else { Shield::None }
     }
 
-    /// Returns whether `signal` ends a frozen target. A frozen thread takes no signal, but one that
-    /// ends it anyway does so at once, as on Linux (`complete_signal`).
+    /// Returns whether `signal` ends a frozen target. A frozen thread takes no signals, but as on
+    /// Linux a fatal signal ends it at once (`complete_signal`).
     #[cold]
     fn ends_frozen(&self, group: &Group, target: Target<'_>, signal: Signal) -> bool {
         let takes = |thread: &Task| !thread.blocked().contains(signal);
@@ -236,14 +237,14 @@ pub(in crate::task) enum Whose {
     Thread,
 }
 
-/// Whether the parent is to be told that the process goes on.
+/// Whether the parent is to be notified that the process continues.
 #[derive(PartialEq, Eq)]
 enum Parent {
     Tell,
     Leave,
 }
 
-/// Let all threads end with `status`, unless they already do with another.
+/// Makes all threads end with `status`, unless they already end with another status.
 pub(crate) fn end_group(group: &mut Group, status: ExitStatus) {
     group.exit.get_or_insert(status);
     group.set_stop(None);
@@ -253,8 +254,8 @@ pub(crate) fn end_group(group: &mut Group, status: ExitStatus) {
     }
 }
 
-/// A signal that stops processes, or has one go on, takes back those that do the opposite; SIGCONT
-/// and SIGKILL wake a stopped one.
+/// A signal that stops or continues processes removes pending signals with the opposite effect.
+/// SIGCONT and SIGKILL wake a stopped process.
 fn stop_or_go_on(group: &mut Group, signal: Signal) -> Parent {
     if SigSet::STOPPING.contains(signal) {
         forget(group, SigSet::of(&[Signal::CONT]));
@@ -268,7 +269,7 @@ fn stop_or_go_on(group: &mut Group, signal: Signal) -> Parent {
     }
     let was_stopped = group.set_stop(None).is_some();
     for thread in &group.threads {
-        // A tracee may listen for the end of the stop.
+        // A tracee may wait for the end of the stop (PTRACE_LISTEN).
         sched::wake(thread, &[Sleep::Stopped, Sleep::Traced]);
     }
     if was_stopped && signal == Signal::CONT {
@@ -278,7 +279,7 @@ fn stop_or_go_on(group: &mut Group, signal: Signal) -> Parent {
     Parent::Leave
 }
 
-/// Forget pending `signals` of the process and all its threads.
+/// Removes pending `signals` of the process and all its threads.
 fn forget(group: &mut Group, signals: SigSet) {
     group.pending.remove(signals);
     for thread in &group.threads {
@@ -287,25 +288,25 @@ fn forget(group: &mut Group, signals: SigSet) {
 }
 
 impl Process {
-    /// Forget a pending signal that is ignored from now on (sigaction).
+    /// Removes a pending signal that is ignored from now on (sigaction).
     pub(super) fn forget_pending(&self, signal: Signal) {
         forget(&mut self.signals.lock(), SigSet::EMPTY.with(signal));
     }
 }
 
-/// Memory for so many queued signals; `None` where there is none, and they are known by number
-/// only.
+/// Allocates a buffer for `signals` queued signals. `None` without memory: then only their numbers
+/// are kept.
 fn buffer_for(signals: usize) -> Option<VecDeque<Queued>> {
     VecDeque::try_with_capacity(signals).ok()
 }
 
 impl Task {
-    /// Send a signal of the kernel's to this thread alone. Task context.
+    /// Sends a signal of the kernel to this thread alone. Task context.
     pub fn signal(&self, info: SigInfo) {
         let _: Result<()> = self.send(info, None);
     }
 
-    /// Send a program's signal to this thread alone; see [`Process::queue_signal`].
+    /// Sends a program's signal to this thread alone; see [`Process::queue_signal`].
     ///
     /// # Errors
     /// As there.
@@ -331,8 +332,8 @@ impl Task {
         let _: Result<Parent> = self.process().post(Target::Thread(self), info, None);
     }
 
-    /// Send a signal that an instruction of this, the current, thread caused. It cannot be blocked
-    /// or ignored: a program that does so gets the default action.
+    /// Sends a signal that an instruction of the current thread, `self`, caused. It cannot be
+    /// blocked or ignored: a program that does so gets the default action.
     pub fn force_signal(&self, info: SigInfo) {
         if let Some(signal) = info.signal() {
             let action = self.process().action(signal);
@@ -347,15 +348,16 @@ impl Task {
         self.signal(info);
     }
 
-    /// Take a pending signal of `wanted`, this thread's before the process' (signalfd,
-    /// sigtimedwait).
+    /// Removes and returns a pending signal of `wanted`, of this thread before those of the process
+    /// (signalfd, sigtimedwait).
     pub fn take_signal(&self, wanted: SigSet) -> Option<SigInfo> {
         let mut group = self.process().signals.lock();
         let own = self.pending.lock().take(wanted);
         own.or_else(|| group.pending.take(wanted))
     }
 
-    /// The pending signal number `index` of this thread, or of its process, which stays pending.
+    /// Returns the pending signal with index `index`, of this thread or of its process. It stays
+    /// pending.
     pub(in crate::task) fn pending_at(&self, index: usize, whose: Whose) -> Option<SigInfo> {
         let group = self.process().signals.lock();
         match whose {
@@ -364,25 +366,25 @@ impl Task {
         }
     }
 
-    /// The signals that are pending for this thread or its process.
+    /// Returns the signals that are pending for this thread or its process.
     pub fn pending_signals(&self) -> SigSet {
         let group = self.process().signals.lock();
         let own = self.pending.lock().set();
         own.union(group.pending.set())
     }
 
-    /// Keep `signals` where they are sent though they are ignored: sigtimedwait waits for them, and
-    /// they are blocked but for that (Linux: real_blocked).
+    /// Makes `signals` pending when they are sent, even though they are ignored: sigtimedwait waits
+    /// for them. Except for that, they are blocked (Linux: real_blocked).
     pub(super) fn keep_even_ignored(&self, signals: SigSet) {
         self.kept.store(signals.0, Ordering::SeqCst);
     }
-    /// A tracer is told of all signals.
+    /// A tracer is notified of all signals.
     fn keeps_ignored(&self, signal: Signal) -> bool {
         self.traced.is_traced() || SigSet(self.kept.load(Ordering::SeqCst)).contains(signal)
     }
 
-    /// Blocks exactly `signals` (SIGKILL and SIGSTOP excepted); signals that became deliverable are
-    /// looked at.
+    /// Blocks exactly `signals` (except SIGKILL and SIGSTOP). Marks the thread if signals became
+    /// deliverable.
     pub fn set_blocked(&self, signals: SigSet) {
         let signals = signals.minus(SigSet::UNSTOPPABLE);
         self.blocked.store(signals.0, core::sync::atomic::Ordering::SeqCst);
@@ -399,21 +401,21 @@ pub fn signal_broken_pipe() {
     }
 }
 
-/// Send a signal from the kernel to `process`.
+/// Sends a signal of the kernel to `process`.
 pub fn signal_kernel(process: &Arc<Process>, signal: Signal) {
     process.signal(SigInfo::kernel(signal));
 }
 
-/// Send a signal from the kernel to all processes of a group; how many there are.
+/// Sends a signal of the kernel to all processes of a group. Returns their number.
 ///
 /// # Errors
-/// `ESRCH` where the group has no process.
+/// `ESRCH` if the group has no process.
 pub fn signal_group(group: Pid, signal: Signal) -> Result<usize> {
     let told = registry::group_members(group).map(|member| member.signal(SigInfo::kernel(signal))).count();
     if told == 0 { Err(Errno::ESRCH) } else { Ok(told) }
 }
 
-/// Send a signal from the kernel to the leader of a session, if it is still there.
+/// Sends a signal of the kernel to the leader of a session, if it still exists.
 pub fn signal_session_leader(session: Pid, signal: Signal) {
     if let Some(leader) = registry::find(session) {
         leader.signal(SigInfo::kernel(signal));

@@ -1,10 +1,10 @@
-//! Signals, sets of them, and what is told about one.
+//! Signals, signal sets, and the siginfo of a signal.
 
 use core::fmt;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A process or thread ID; 0 is no process'.
+/// A process or thread ID; no process has ID 0.
 pub type Pid = u32;
 
 /// A signal number, 1..=64.
@@ -16,7 +16,7 @@ macro_rules! signals {
         impl Signal {
             $(#[doc = concat!("SIG", stringify!($name))] pub const $name: Self = Self($number);)*
 
-            /// The name without "SIG"; `None` for real-time signals.
+            /// Returns the name without "SIG"; `None` for real-time signals.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($number => Some(stringify!($name)),)*
@@ -45,7 +45,7 @@ pub enum DefaultAction {
     Ignore,
     /// The process stops.
     Stop,
-    /// The process goes on (which it did when the signal was sent).
+    /// The process continues. (Sending the signal has already done that.)
     Continue,
 }
 
@@ -55,19 +55,19 @@ impl Signal {
     /// The last signal.
     pub const MAX: Self = Self(64);
 
-    /// The signal with this number, if there is one.
+    /// Returns the signal with this number, if it exists.
     pub const fn new(number: i64) -> Option<Self> {
         if number >= 1 && number <= 64 { Some(Self(number as u8)) } else { None }
     }
-    /// The number, 1..=64.
+    /// Returns the number, 1..=64.
     pub const fn number(self) -> u8 {
         self.0
     }
-    /// Whether each one sent is queued (32 and up).
+    /// Whether the signal is a real-time signal (32 and up), which is queued each time it is sent.
     pub const fn is_real_time(self) -> bool {
         self.0 >= 32
     }
-    /// Returns the signal's effect where no handler is set (signal(7)).
+    /// Returns the signal's effect without a handler (signal(7)).
     pub const fn default_action(self) -> DefaultAction {
         match self {
             Self::CHLD | Self::URG | Self::WINCH => DefaultAction::Ignore,
@@ -86,7 +86,8 @@ impl Signal {
             _ => DefaultAction::Terminate,
         }
     }
-    /// Whether an instruction caused it: it is delivered before others, and cannot be ignored.
+    /// Whether an instruction causes the signal: it is delivered before others, and cannot be
+    /// ignored.
     pub const fn is_synchronous(self) -> bool {
         matches!(self, Self::SEGV | Self::BUS | Self::ILL | Self::TRAP | Self::FPE | Self::SYS)
     }
@@ -109,7 +110,7 @@ pub struct SigSet(pub u64);
 impl SigSet {
     /// No signal.
     pub const EMPTY: Self = Self(0);
-    /// The two that no process can block, catch or ignore.
+    /// SIGKILL and SIGSTOP, which no process can block, catch or ignore.
     pub const UNSTOPPABLE: Self = Self::of(&[Signal::KILL, Signal::STOP]);
     /// The signals that stop a process.
     pub const STOPPING: Self = Self::of(&[Signal::STOP, Signal::TSTP, Signal::TTIN, Signal::TTOU]);
@@ -117,7 +118,7 @@ impl SigSet {
     pub const SYNCHRONOUS: Self =
         Self::of(&[Signal::SEGV, Signal::BUS, Signal::ILL, Signal::TRAP, Signal::FPE, Signal::SYS]);
 
-    /// The set of `signals`.
+    /// Makes the set of `signals`.
     pub const fn of(signals: &[Signal]) -> Self {
         let mut bits = 0;
         let mut at = 0;
@@ -156,7 +157,7 @@ impl SigSet {
     pub const fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
-    /// Whether there is no member.
+    /// Whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -179,7 +180,7 @@ impl fmt::Debug for SigSet {
     }
 }
 
-/// Where a signal comes from (siginfo's si_code).
+/// Origins of a signal (si_code of siginfo).
 pub mod code {
     /// kill.
     pub const USER: i32 = 0;
@@ -189,11 +190,11 @@ pub mod code {
     pub const QUEUE: i32 = -1;
     /// A POSIX timer.
     pub const TIMER: i32 = -2;
-    /// A message came to an empty queue.
+    /// A message arrived at an empty queue.
     pub const MESGQ: i32 = -3;
     /// tkill, tgkill.
     pub const TKILL: i32 = -6;
-    /// A file has news, by a signal whose own codes mean something else.
+    /// An event of a file, sent as a signal whose own codes have another meaning.
     pub const SIGIO: i32 = -5;
     /// SIGCHLD: the child exited.
     pub const CLD_EXITED: i32 = 1;
@@ -205,15 +206,15 @@ pub mod code {
     pub const CLD_TRAPPED: i32 = 4;
     /// SIGCHLD: the child stopped.
     pub const CLD_STOPPED: i32 = 5;
-    /// SIGCHLD: the child goes on.
+    /// SIGCHLD: the child continues.
     pub const CLD_CONTINUED: i32 = 6;
-    /// SIGSEGV: nothing is mapped there.
+    /// SIGSEGV: nothing is mapped at the address.
     pub const SEGV_MAPERR: i32 = 1;
-    /// SIGSEGV: the mapping there forbids the access.
+    /// SIGSEGV: the mapping forbids the access.
     pub const SEGV_ACCERR: i32 = 2;
-    /// SIGBUS: misaligned.
+    /// SIGBUS: misaligned access.
     pub const BUS_ADRALN: i32 = 1;
-    /// SIGBUS: the file ends before.
+    /// SIGBUS: the address is beyond the end of the file.
     pub const BUS_ADRERR: i32 = 2;
     /// SIGILL: no such instruction.
     pub const ILL_ILLOPN: i32 = 2;
@@ -241,8 +242,7 @@ pub mod code {
     pub const TRAP_HWBKPT: i32 = 4;
 }
 
-/// The 48 bytes of siginfo_t that carry anything (Linux' kernel_siginfo has as many); the rest is
-/// zero.
+/// The 48 bytes of siginfo_t that are used (as in Linux' kernel_siginfo); the rest is zero.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SigInfo {
@@ -252,7 +252,7 @@ pub struct SigInfo {
     pub errno: i32,
     /// si_code.
     pub code: i32,
-    /// Alignment of what follows.
+    /// Padding.
     pub pad: i32,
     /// The union: its members depend on the code.
     pub fields: [u64; 4],
@@ -266,75 +266,77 @@ impl SigInfo {
     fn new(signal: Signal, code: i32, fields: [u64; 4]) -> Self {
         Self { number: i32::from(signal.number()), errno: 0, code, pad: 0, fields }
     }
-    /// From the kernel itself.
+    /// Makes the siginfo of a signal from the kernel itself.
     pub fn kernel(signal: Signal) -> Self {
         Self::new(signal, code::KERNEL, [0; 4])
     }
-    /// From a process: kill, tkill or sigqueue by `code`.
+    /// Makes the siginfo of a signal from a process: kill, tkill or sigqueue, given by `code`.
     pub fn user(signal: Signal, code: i32, pid: Pid, uid: u32) -> Self {
         Self::new(signal, code, [pair(pid, uid), 0, 0, 0])
     }
-    /// A fault at `address`.
+    /// Makes the siginfo of a fault at `address`.
     pub fn fault(signal: Signal, code: i32, address: u64) -> Self {
         Self::new(signal, code, [address, 0, 0, 0])
     }
-    /// SIGSYS about a call that a filter refused: where it was made, its number and architecture,
-    /// and the filter's data.
+    /// Makes the siginfo of SIGSYS for a call that a filter refused: its address, number and
+    /// architecture, and the filter's data.
     pub fn refused_call(address: u64, (number, architecture): (u32, u32), data: u32) -> Self {
         let info = Self::new(Signal::SYS, code::SYS_SECCOMP, [address, pair(number, architecture), 0, 0]);
         Self { errno: data as i32, ..info }
     }
-    /// SIGCHLD about a child.
+    /// Makes the siginfo of SIGCHLD for a child.
     pub fn child(code: i32, pid: Pid, uid: u32, status: i32) -> Self {
         Self::new(Signal::CHLD, code, [pair(pid, uid), pair(status as u32, 0), 0, 0])
     }
-    /// With the time that the child of a SIGCHLD used, in user mode and in the kernel.
+    /// Adds the CPU time of a SIGCHLD's child, in user mode and in the kernel.
     #[must_use]
     pub fn with_ticks(mut self, user: u64, system: u64) -> Self {
         (self.fields[2], self.fields[3]) = (user, system);
         self
     }
-    /// A SIGCHLD about the thread `tid` instead of its process.
+    /// Replaces the process of a SIGCHLD by the thread `tid`.
     pub fn about(mut self, tid: Pid) -> Self {
         self.fields[0] = self.fields[0] >> 32 << 32 | u64::from(tid);
         self
     }
-    /// Whether it names a process and a user: a program's, or one about a child.
+    /// Whether the siginfo names a process and a user: it comes from a program, or is about a
+    /// child.
     pub fn names_user(&self) -> bool {
         let from_program = matches!(self.code, code::USER | code::QUEUE | code::TKILL);
         from_program || (self.number == i32::from(Signal::CHLD.number()) && self.code > 0)
     }
-    /// With another user that it names.
+    /// Replaces the user that the siginfo names.
     #[must_use]
     pub fn with_user(mut self, uid: u32) -> Self {
         self.fields[0] = pair(self.fields[0] as u32, uid);
         self
     }
-    /// The user that it names.
+    /// Returns the user that the siginfo names.
     pub fn user_id(&self) -> u32 {
         (self.fields[0] >> 32) as u32
     }
-    /// A POSIX timer's expiry.
+    /// Makes the siginfo of a POSIX timer's expiry.
     pub fn timer(signal: Signal, timer: i32, overrun: i32, value: u64) -> Self {
         Self::new(signal, code::TIMER, [pair(timer as u32, overrun as u32), value, 0, 0])
     }
-    /// News of the descriptor `fd`, by any signal: a code of SIGIO, and the events of poll(2).
+    /// Makes the siginfo of an event of the descriptor `fd`, for any signal: a code of SIGIO, and
+    /// the events of poll(2).
     pub fn of_file(signal: Signal, code: i32, band: u64, fd: i32) -> Self {
         let is_ambiguous = SigSet::SYNCHRONOUS.with(Signal::CHLD).contains(signal);
         Self::new(signal, if is_ambiguous { code::SIGIO } else { code }, [band, pair(fd as u32, 0), 0, 0])
     }
-    /// The events and the descriptor of a signal about a file.
+    /// Returns the events and the descriptor of a signal about a file.
     pub fn file_news(&self) -> Option<(u64, i32)> {
         let has_own_codes =
             self.signal().is_some_and(|own| SigSet::SYNCHRONOUS.with(Signal::CHLD).contains(own));
         let is_news = self.code == code::SIGIO || !has_own_codes && (1..=6).contains(&self.code);
         is_news.then_some((self.fields[0], self.fields[1] as i32))
     }
-    /// The signal.
+    /// Returns the signal.
     pub fn signal(&self) -> Option<Signal> {
         Signal::new(i64::from(self.number))
     }
-    /// The sender of a signal that a process sent, or the child of a SIGCHLD.
+    /// Returns the sender of a signal from a process, or the child of a SIGCHLD.
     pub fn sender(&self) -> Pid {
         self.fields[0] as u32
     }

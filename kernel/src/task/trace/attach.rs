@@ -1,4 +1,4 @@
-//! How tracer and tracee come together and part.
+//! Attaching and detaching of tracer and tracee.
 
 use core::sync::atomic::Ordering;
 
@@ -13,7 +13,7 @@ use crate::task::signal::{SigInfo, Signal, code};
 use crate::task::{Task, wait};
 use crate::{Errno, Result};
 
-/// A tracee that is dropped is none, unless it was kept.
+/// A new tracee. Dropping it undoes the attachment, unless it was kept.
 pub(in crate::task) struct Attachment {
     tracer: Arc<Process>,
     tracee: Arc<Tracee>,
@@ -22,10 +22,10 @@ pub(in crate::task) struct Attachment {
 }
 
 impl Attachment {
-    /// Lets `tracer` trace `task`.
+    /// Makes `tracer` trace `task`.
     ///
     /// # Errors
-    /// `EPERM` where the task has a tracer, `ESRCH` where the tracer has ended, `ENOMEM`.
+    /// `EPERM` if the task has a tracer, `ESRCH` if the tracer has ended, `ENOMEM`.
     pub(in crate::task) fn new(
         tracer: &Arc<Process>,
         task: &Arc<Task>,
@@ -42,8 +42,8 @@ impl Attachment {
         entered.map(|()| attachment)
     }
 
-    /// Enters the tracee at both. Under the registry's lock no thread gets another ID, and one that
-    /// has ended and lost its ID to another thread gets no tracer.
+    /// Enters the tracee at tracer and thread. Under the registry's lock no thread gets another ID.
+    /// A thread that has ended and lost its ID to another thread gets no tracer.
     fn enter(&self, registry: &Registry) -> Result<()> {
         let (task, tracee) = (&self.task, &self.tracee);
         if registry.is_another(task) {
@@ -57,7 +57,8 @@ impl Attachment {
         self.tracer.tracees.lock().insert(tracee)
     }
 
-    /// It stays, and the new thread, which is known now and does not run yet, begins with a stop.
+    /// Keeps the attachment. The new thread, which can be found now and does not run yet, begins
+    /// with a stop.
     pub(in crate::task) fn keep_from_start(self) {
         match self.tracee.attached {
             Attached::Seized => {
@@ -71,7 +72,7 @@ impl Attachment {
         self.keep();
     }
 
-    /// The tracee.
+    /// Returns the tracee.
     pub(super) fn tracee(&self) -> Arc<Tracee> {
         self.tracee.clone()
     }
@@ -99,8 +100,8 @@ fn forget(task: &Task, tracee: &Tracee) {
     drop(known);
 }
 
-/// Lets go of a tracee that is in none of its tracer's places any more: it runs on, and what waited
-/// for its tracer does not.
+/// Releases a tracee that was removed from its tracer's lists: it continues, and events no longer
+/// wait for its tracer.
 pub(super) fn release(tracee: &Tracee) {
     let ended = {
         let mut state = tracee.state.lock();
@@ -118,12 +119,12 @@ pub(super) fn release(tracee: &Tracee) {
     }
 }
 
-/// Has the tracer be told how the tracee ended. False where there is none any more.
+/// Records for the tracer how the tracee ended. Returns false if there is no tracer any more.
 fn note_end(tracee: &Tracee, status: ExitStatus) -> bool {
     let mut state = tracee.state.lock();
     if !state.released {
         state.stop = None;
-        // The tracer of an ended tracee does not ask for its vector state.
+        // The tracer of an ended tracee cannot request its vector state.
         state.vectors = Vec::new();
         state.ended = Some(status.wait_status());
     }
@@ -131,8 +132,8 @@ fn note_end(tracee: &Tracee, status: ExitStatus) -> bool {
 }
 
 impl Task {
-    /// The child `task` of this, the current, thread is traced by the same tracer, if there is one.
-    /// [`Task::follows`] says whether it asked for that.
+    /// Attaches the tracer of the current thread, `self`, to its child `task`, if there is a
+    /// tracer. [`Task::follows`] says whether the tracer requested that.
     ///
     /// # Errors
     /// As [`Attachment::new`]. If the tracer has ended meanwhile, the result is `None`.
@@ -146,8 +147,8 @@ impl Task {
         }
     }
 
-    /// The thread has ended. The tracer of one that is not its process' first is told; the first
-    /// one's end is that of the process.
+    /// Handles the end of the thread. If it is not its process' first thread, its tracer is
+    /// notified. The first thread's end counts as that of the process.
     pub(in crate::task) fn ended_for_tracer(&self) {
         let Some(tracee) = self.traced.tracee() else { return };
         self.traced.clear(&tracee);
@@ -163,12 +164,11 @@ impl Task {
     }
 }
 
-/// A tracee that lost its place to another thread of its process. The caller drops it without a
-/// lock.
+/// A tracee that lost its ID to another thread of its process. The caller drops it without a lock.
 pub(in crate::task) struct Displaced(Option<Arc<Tracee>>);
 
 impl Displaced {
-    /// Its tracer waits for it no more.
+    /// Ends the wait of its tracer for it.
     pub(in crate::task) fn tell(self) {
         if let Some(tracer) = self.0.as_ref().and_then(|tracee| registry::find(tracee.tracer)) {
             tracer.child_changed.wake_all();
@@ -177,7 +177,7 @@ impl Displaced {
 }
 
 impl Task {
-    /// Makes room for [`lead_for_tracer`](Self::lead_for_tracer).
+    /// Reserves memory for [`lead_for_tracer`](Self::lead_for_tracer).
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -187,7 +187,7 @@ impl Task {
     }
 
     /// Makes the thread its process' first one for its tracer, too. The tracer of the former first
-    /// thread is not told of an end (Linux: `de_thread`). Under the registry's lock.
+    /// thread is not notified of an end (Linux: `de_thread`). Under the registry's lock.
     ///
     /// # Errors
     /// `ENOMEM`; nothing has changed.
@@ -195,7 +195,7 @@ impl Task {
         let (process, own) = (self.process(), self.traced.tracee());
         if let Some(tracee) = &own {
             match registry.process(tracee.tracer) {
-                // The displaced tracee is the first thread's; it is found below.
+                // The displaced tracee is that of the first thread, which is found below.
                 Some(tracer) => drop(tracer.tracees.lock().renumber(tracee, process.numbers())?),
                 None => tracee.renumber(process.numbers()),
             }
@@ -211,7 +211,8 @@ impl Task {
 }
 
 impl Process {
-    /// The end of a tracer: its tracees run on, or are killed where it asked for that.
+    /// Handles the end of a tracer: its tracees continue, or are killed if the tracer requested
+    /// that.
     pub(in crate::task) fn release_tracees(&self) {
         self.tracees.lock().close();
         loop {
@@ -226,8 +227,9 @@ impl Process {
         }
     }
 
-    /// The process ends. Where another than its parent traces it, that tracer is told first, by
-    /// [`tell_of_end`](Self::tell_of_end): returns it then, and the parent waits.
+    /// Handles the end of the process if another process than its parent traces it. That tracer
+    /// must be notified first, by [`tell_of_end`](Self::tell_of_end): it is returned, and the
+    /// parent waits.
     pub(in crate::task) fn hold_end(&self, status: ExitStatus) -> Option<Arc<Self>> {
         let tracee = self.leader_tracee.lock().take()?;
         let tracer = registry::find(tracee.tracer)?;
@@ -243,15 +245,15 @@ impl Process {
         None
     }
 
-    /// Tells this tracer of the end of `process`; see [`hold_end`](Self::hold_end).
+    /// Notifies this tracer of the end of `process`; see [`hold_end`](Self::hold_end).
     pub(in crate::task) fn tell_of_end(self: &Receiver<Self>, process: &Self, status: ExitStatus) {
         let (code, value) = wait::code_of(status);
         self.signal(wait::child_info(process, self, code, value));
         self.child_changed.wake_all();
     }
 
-    /// The tracer was told of the end of this process, by its first thread's `tracee`: the parent
-    /// is next.
+    /// Called when the tracer has been notified of the end of this process, by its first thread's
+    /// `tracee`. Then the parent is notified.
     pub(in crate::task) fn tell_held_end(self: &Arc<Self>, tracee: &Tracee) {
         if tracee.tid() == self.pid
             && self.awaits_tracer.swap(false, Ordering::SeqCst)
@@ -262,7 +264,7 @@ impl Process {
     }
 
     /// Whether one of its threads has a tracer without [power](TracerPower::covers) over the user
-    /// namespace: execve gives no other IDs then.
+    /// namespace. Then execve gives no other IDs.
     pub(in crate::task) fn is_watched(&self) -> bool {
         let own = self.credentials();
         self.threads()

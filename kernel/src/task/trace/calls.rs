@@ -1,4 +1,4 @@
-//! ptrace(2), the tracer's side.
+//! ptrace(2): the calls of the tracer.
 
 use freehold_collections::{Arc, Vec};
 use freehold_machine::VirtAddr;
@@ -62,11 +62,11 @@ const NT_PRSTATUS: u64 = 1;
 const NT_PRFPREG: u64 = 2;
 const NT_X86_XSTATE: u64 = 0x202;
 const LEGACY_BYTES: usize = 512;
-/// Bytes of the vector state that a tracer does not change: MXCSR_MASK.
+/// Bytes of the vector state that a tracer cannot change: MXCSR_MASK.
 const MXCSR_MASK: core::ops::Range<usize> = 28..32;
-/// Components that the legacy part of the vector state has, in XSTATE_BV.
+/// Components of the legacy part of the vector state, in XSTATE_BV.
 const LEGACY_COMPONENTS: u8 = 0b11;
-/// Where `struct user` has the debug registers: `u_debugreg`, eight words.
+/// Range of the debug registers in `struct user`: `u_debugreg`, eight words.
 const DEBUG_REGISTERS: core::ops::Range<u64> = 848..912;
 
 /// The argument of PTRACE_GETREGSET and PTRACE_SETREGSET: `struct iovec`.
@@ -95,8 +95,8 @@ struct CallInfo {
     architecture: u32,
     rip: u64,
     rsp: u64,
-    /// Entry: the number and the arguments. Exit: the result, and in the first byte of the next
-    /// whether it is an error.
+    /// At entry: the number and the arguments. At exit: the result, and in the first byte of the
+    /// next word whether it is an error.
     words: [u64; 7],
 }
 
@@ -148,7 +148,7 @@ pub fn sys_ptrace(args: &Args) -> Result<i64> {
     }
 }
 
-/// Requests about what a stop has put down.
+/// Requests about the state recorded at a stop.
 fn ask(tracee: &Tracee, number: i32, address: u64, data: u64) -> Result<i64> {
     match number {
         request::PEEKUSER => {
@@ -226,7 +226,7 @@ fn trace_me() -> Result<i64> {
     Ok(0)
 }
 
-/// The ID of the thread with this number in the caller's PID namespace.
+/// Returns the ID of the thread with this number in the caller's PID namespace.
 fn named(tid: i32) -> Result<Pid> {
     u32::try_from(tid).ok().and_then(registry::pid_by_number).ok_or(Errno::ESRCH)
 }
@@ -251,8 +251,8 @@ fn attach(tid: i32, attached: Attached, options: Options) -> Result<i64> {
         let (pid, uid) = (caller.process().number_for(process), caller.process().uid());
         task.signal(SigInfo::user(Signal::STOP, code::USER, pid, uid));
     }
-    // One that job control has stopped comes out of that stop, into its tracer's, and can be asked
-    // at once (Linux: JOBCTL_TRAPPING).
+    // A thread stopped by job control leaves that stop for its tracer's stop, so that requests
+    // succeed at once (Linux: JOBCTL_TRAPPING).
     task.call_attention(SIGNAL);
     match sched::wake(&task, &[Sleep::Stopped]) {
         Woken::Sleeper => wait_for_stop(caller.process(), &tracee, &task),
@@ -260,12 +260,12 @@ fn attach(tid: i32, attached: Attached, options: Options) -> Result<i64> {
     }
 }
 
-/// Waits until a tracee that job control has stopped is in its tracer's stop.
+/// Waits until a tracee that was stopped by job control is in its tracer's stop.
 ///
 /// # Errors
-/// `EINTR` where the caller is to end.
+/// `EINTR` if the caller is being killed.
 fn wait_for_stop(tracer: &Process, tracee: &Tracee, task: &Task) -> Result<i64> {
-    // SIGCONT of another ends the stop and tells that other's parent only: it is looked for.
+    // SIGCONT from another process ends the stop and notifies only the other parent, so this polls.
     const LOOK: u64 = 10_000_000;
     let there = || {
         let state = tracee.state.lock();
@@ -334,15 +334,15 @@ fn listen(tracee: &Tracee, task: &Task) -> Result<i64> {
         state.listens = true;
         Ok(())
     })?;
-    // The stop may be over already.
+    // The stop may have ended already.
     sched::wake(task, &[Sleep::Traced]);
     Ok(0)
 }
 
-/// The memory of a tracee that is in a stop (Linux: `ptrace_access_vm`).
+/// Returns the memory of a tracee that is in a stop (Linux: `ptrace_access_vm`).
 ///
 /// # Errors
-/// `ESRCH` where it is not; `EIO` where that is not for its user to read, and the tracer has no
+/// `ESRCH` if it is not in a stop; `EIO` if its user may not read the memory and the tracer has no
 /// power over it.
 fn space_of(tracee: &Tracee, task: &Task) -> Result<Arc<ProcessSpace>> {
     tracee.stopped(|_| Ok(()))?;
@@ -386,7 +386,7 @@ fn poke_user(state: &mut TraceState, offset: u64, word: u64) -> Result<()> {
     }
 }
 
-/// The number of the debug register at an offset of `struct user`.
+/// Returns the number of the debug register at an offset of `struct user`.
 fn debug_register(offset: u64) -> Result<usize> {
     if offset.is_multiple_of(8) {
         Ok(((offset - DEBUG_REGISTERS.start) / 8) as usize)
@@ -444,7 +444,7 @@ fn registers(tracee: &Tracee, set: u64, at: u64, direction: RegisterDirection) -
             words.as_mut_bytes()[..bytes].copy_from_slice(&given);
             tracee.stopped(|state| state.image.put_all(&words[..bytes / 8]))?;
         }
-        // As Linux: the state is whole or not at all.
+        // As on Linux, the state must be complete.
         (RegisterDirection::Set, NT_X86_XSTATE) if bytes != size => return Err(Errno::EFAULT),
         (RegisterDirection::Set, _) => set_vectors(tracee, vector.base, bytes)?,
     }
@@ -472,7 +472,7 @@ fn set_vectors(tracee: &Tracee, from: u64, length: usize) -> Result<()> {
     })
 }
 
-/// The description of the signal of a stop; none for a group stop.
+/// Returns the siginfo of a stop; a group stop has none.
 fn stop_info(tracee: &Tracee, state: &TraceState) -> Result<SigInfo> {
     let stop = state.stop.ok_or(Errno::ESRCH)?;
     match stop.kind {
@@ -502,7 +502,7 @@ fn signal_mask(tracee: &Tracee, task: &Task, number: i32, (size, at): (u64, u64)
     Ok(0)
 }
 
-/// PTRACE_PEEKSIGINFO: descriptions of pending signals, which stay pending.
+/// PTRACE_PEEKSIGINFO: returns siginfos of pending signals, which stay pending.
 fn peek_pending(tracee: &Tracee, task: &Task, at: u64, to: u64) -> Result<i64> {
     const SHARED: u32 = 1;
     const WHOLE_BYTES: u64 = 128;

@@ -1,10 +1,10 @@
-//! A program's registers as ptrace(2) shows them: Linux' `struct user` of x86-64.
+//! A program's registers in the format of ptrace(2): Linux' `struct user` of x86-64.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::{Errno, Result};
 
-/// Bytes of `struct user`: offsets of PTRACE_PEEKUSER and PTRACE_POKEUSER are below.
+/// Size of `struct user`: offsets of PTRACE_PEEKUSER and PTRACE_POKEUSER are below.
 pub const USER_BYTES: u64 = 928;
 
 /// The registers in the order of `struct user_regs_struct`, 27 words of 8 bytes.
@@ -27,7 +27,7 @@ pub struct UserRegisters {
     pub rdx: u64,
     pub rsi: u64,
     pub rdi: u64,
-    /// The number of the system call that the thread made; -1 where another trap led to the kernel.
+    /// The number of the system call that the thread made; -1 if another trap entered the kernel.
     pub orig_rax: u64,
     pub rip: u64,
     pub cs: u64,
@@ -42,9 +42,9 @@ pub struct UserRegisters {
     pub gs: u64,
 }
 
-/// Flags that a tracer changes: CF PF AF ZF SF TF DF OF NT RF AC (Linux: FLAG_MASK).
+/// Flags that a tracer can change: CF PF AF ZF SF TF DF OF NT RF AC (Linux: FLAG_MASK).
 const FLAGS_OF_TRACERS: u64 = 0x0005_4dd5;
-/// The privilege level of programs, as selectors have it.
+/// The privilege level of programs, as in selectors.
 const USER_LEVEL: u64 = 3;
 /// One past the highest base of FS and GS (Linux: TASK_SIZE_MAX).
 const BASE_END: u64 = 0x7fff_ffff_f000;
@@ -59,16 +59,16 @@ impl UserRegisters {
     /// The number of registers.
     pub const WORDS: usize = size_of::<Self>() / 8;
 
-    /// The registers as an array, in the order of their offsets.
+    /// Returns the registers as an array, in the order of their offsets.
     pub fn words(&self) -> [u64; Self::WORDS] {
         zerocopy::transmute!(*self)
     }
 
-    /// Changes register number `index` by Linux' rules for what a tracer may put there.
+    /// Changes the register with index `index`, by Linux' rules for tracers.
     ///
     /// # Errors
-    /// `EIO` for a selector that is no program's, a base outside the user half, or no such
-    /// register.
+    /// `EIO` for a selector that a program cannot use, a base outside the user half, or an index
+    /// without register.
     pub fn put(&mut self, index: usize, value: u64) -> Result<()> {
         let mut words = self.words();
         let word = words.get_mut(index).ok_or(Errno::EIO)?;
@@ -87,7 +87,7 @@ impl UserRegisters {
     /// Changes all registers, in order, until one is refused.
     ///
     /// # Errors
-    /// As [`put`](Self::put); those before it are changed, as on Linux.
+    /// As [`put`](Self::put). As on Linux, the registers before it are changed.
     pub fn put_all(&mut self, values: &[u64]) -> Result<()> {
         values.iter().enumerate().try_for_each(|(index, &value)| self.put(index, value))
     }

@@ -1,4 +1,4 @@
-//! Where a traced thread stops. All of it runs on the thread itself, on its way to or from user
+//! The stops of a traced thread. All of this runs on the thread itself, on its way to or from user
 //! mode.
 
 use core::sync::atomic::Ordering;
@@ -18,10 +18,10 @@ use crate::{Errno, Result};
 
 /// Added to SIGTRAP at system calls with PTRACE_O_TRACESYSGOOD.
 const GOOD: i32 = 0x80;
-/// orig_rax of a thread that made no system call.
+/// orig_rax of a thread that is not in a system call.
 const NO_CALL: u64 = u64::MAX;
 
-/// The part of a system call that the tracer sees and the context does not have.
+/// The facts about a system call that the tracer sees and the context does not have.
 #[derive(Clone, Copy)]
 struct Call {
     number: u64,
@@ -30,21 +30,21 @@ struct Call {
 }
 
 impl Call {
-    /// Returns the call that led to the kernel, if there is one.
+    /// Returns the call that entered the kernel, if any.
     fn of(context: &UserContext) -> Self {
         Self { number: context.called().unwrap_or(NO_CALL), result: None }
     }
-    /// Returns a call that has no result yet.
+    /// Returns a call without a result so far.
     fn unfinished(number: u64) -> Self {
         Self { number, result: Some(Errno::ENOSYS.to_return_value() as u64) }
     }
-    /// One that did not end, and is to be made again.
+    /// Returns an interrupted call that will be restarted.
     fn interrupted((number, error): Interrupted) -> Self {
         Self { number, result: Some(error.to_return_value() as u64) }
     }
 }
 
-/// Tells the tracer that `tracee` is in a stop.
+/// Notifies the tracer that `tracee` is in a stop.
 fn tell(tracee: &Tracee, stop: Stop) {
     let (Some(tracer), Some(process)) = (registry::find(tracee.tracer), registry::find(tracee.pid)) else {
         return;
@@ -57,8 +57,8 @@ fn tell(tracee: &Tracee, stop: Stop) {
 }
 
 impl Task {
-    /// Stays in a stop until the tracer lets the thread go on, lets go of it, or the thread is to
-    /// end. Returns the registers that the tracer saw.
+    /// Stays in a stop until the tracer resumes or releases the thread, or the thread is to end.
+    /// Returns the registers that the tracer saw.
     fn stop_for_tracer(
         &self,
         context: &mut UserContext,
@@ -75,7 +75,7 @@ impl Task {
         };
         tell(tracee, stop);
         while !self.wait_for_tracer(tracee, stop.kind) {
-            // The group stop is over that the tracer listened to.
+            // The group stop for whose end the tracer waited is over.
             let stop = Stop::event(StopKind::Event, Signal::TRAP, Event::Stop);
             {
                 let mut state = tracee.state.lock();
@@ -97,7 +97,8 @@ impl Task {
         shown
     }
 
-    /// Sleeps until there is something to do. False where it is to tell of the end of a group stop.
+    /// Sleeps until there is something to do. Returns false if the end of a group stop must be
+    /// reported.
     fn wait_for_tracer(&self, tracee: &Tracee, kind: StopKind) -> bool {
         let outcome = loop {
             self.prepare_to_sleep(Sleep::Traced);
@@ -117,8 +118,8 @@ impl Task {
         outcome
     }
 
-    /// Whether the thread is to end, and its tracer is not asked. It is asked where its end is what
-    /// it tells of, unless it was killed.
+    /// Whether the thread is to end without asking its tracer. If the stop reports the thread's
+    /// end, the tracer is asked, unless the thread was killed.
     fn leaves_stop(&self, kind: StopKind) -> bool {
         let group = self.process().signals.lock();
         match (kind, group.exit) {
@@ -128,12 +129,12 @@ impl Task {
         }
     }
 
-    /// Whether the tracer has let this thread pass the group stop that its process is in.
+    /// Whether the tracer has resumed this thread during the process' current group stop.
     pub(in crate::task) fn passes(&self, group: &Group) -> bool {
         self.traced.is_traced() && self.traced.passed.load(Ordering::Relaxed) == group.stops()
     }
 
-    /// PTRACE_INTERRUPT, or the first stop of a child that is traced from its start.
+    /// Stops for PTRACE_INTERRUPT, or for the first stop of a child that is traced from its start.
     #[cold]
     pub(in crate::task) fn stop_if_asked(
         &self,
@@ -148,8 +149,8 @@ impl Task {
         }
     }
 
-    /// Stops where a system call may be about to be made again. It is not where the tracer has
-    /// changed rax or orig_rax, as one does that calls a function in the program.
+    /// Stops where a system call may be about to be restarted. It is not restarted if the tracer
+    /// has changed rax or orig_rax, for example to call a function in the program.
     fn stop_in_call(
         &self,
         context: &mut UserContext,
@@ -165,7 +166,7 @@ impl Task {
         }
     }
 
-    /// The signal `info` is about to be delivered. Returns the one that the tracer lets through.
+    /// Stops before the signal `info` is delivered. Returns the signal that the tracer passes on.
     pub(in crate::task) fn stop_for_delivery(
         &self,
         context: &mut UserContext,
@@ -190,7 +191,7 @@ impl Task {
         Some(SigInfo::user(inject, code::USER, pid, uid))
     }
 
-    /// Job control stopped the process of a traced thread.
+    /// Stops a traced thread whose process was stopped by job control.
     #[cold]
     pub(in crate::task) fn stop_with_group(
         self: &Receiver<Self>,
@@ -204,7 +205,7 @@ impl Task {
             self.traced.passed.store(group.stops(), Ordering::Relaxed);
             (signal, group.park())
         };
-        // A parent that traces is told by the stop itself.
+        // If the parent is the tracer, the stop itself notifies it.
         if told && self.process().parent_pid() != tracee.tracer {
             self.process().signals.lock().report = Some(WaitReport::Stopped(signal));
             wait::tell_parent_of_stop(self.process(), signal);
@@ -217,7 +218,7 @@ impl Task {
         self.process().signals.lock().parked -= 1;
     }
 
-    /// A handler is about to begin in a thread that runs one instruction at a time.
+    /// Stops before a handler begins in a single-stepped thread.
     #[cold]
     pub(in crate::task) fn stop_before_handler(&self, context: &mut UserContext) {
         if let Some(tracee) = self.traced.tracee() {
@@ -226,7 +227,7 @@ impl Task {
         }
     }
 
-    /// Makes the system call of a thread whose tracer watches them, between two stops, or as one
+    /// Makes a system call of a thread whose tracer watches calls, between two stops, or as one
     /// step.
     pub(crate) fn call_for_tracer(
         &self,
@@ -246,7 +247,7 @@ impl Task {
             }
         }
         let number = context.syscall_number();
-        // -1 is no call: the result is what the tracer left.
+        // -1 means no call: the result is the tracer's.
         let outcome = if number == NO_CALL { Ok(()) } else { call(context) };
         if let Some(tracee) = self.tracee_at_calls() {
             let seen = match outcome {
@@ -276,14 +277,14 @@ impl Task {
         stop
     }
 
-    /// Whether a child that this thread makes is traced too.
+    /// Whether a child of this thread is also traced.
     pub(in crate::task) fn follows(&self, flags: CloneFlags, event: Event) -> bool {
         let asked = || self.traced.tracee().is_some_and(|tracee| tracee.wants(event.option()));
         !flags.contains(CloneFlags::UNTRACED) && (flags.contains(CloneFlags::PTRACE) || asked())
     }
 
-    /// Stops where the tracer asked for `event`, with `message` for PTRACE_GETEVENTMSG. Returns
-    /// whether it did.
+    /// Stops if the tracer requested `event`, with `message` for PTRACE_GETEVENTMSG. Returns
+    /// whether it stopped.
     pub(in crate::task) fn stop_for_event(
         &self,
         context: &mut UserContext,
@@ -307,8 +308,8 @@ impl Task {
         true
     }
 
-    /// A program was executed by the system call `number`, which a thread with the numbers
-    /// `former` made.
+    /// Reports that a program was executed by the system call `number`. `former` are the previous
+    /// numbers of the calling thread.
     pub(in crate::task) fn executed(&self, context: &mut UserContext, number: u64, former: &Numbers) {
         let Some(tracee) = self.traced.tracee() else { return };
         let told = (former.in_view(tracee.view).into(), Call::unfinished(number));
@@ -318,14 +319,14 @@ impl Task {
         }
     }
 
-    /// The thread ends; its status as wait4 would give it.
+    /// Reports that the thread ends, with its status in the format of wait4.
     pub(in crate::task) fn ending(&self, context: &mut UserContext) {
         if !self.traced.is_traced() {
             return;
         }
         let status = self.process().signals.lock().exit;
         let status = status.unwrap_or(ExitStatus::Exited(self.exit_code()));
-        // Its end is what it tells of: only SIGKILL ends the stop.
+        // The stop reports the thread's end, so only SIGKILL ends the stop.
         self.finish(self.exit_code());
         self.stop_for_event(context, Event::Exit, status.wait_status() as u64);
     }

@@ -20,17 +20,17 @@ bitflags! {
     pub struct Options: u32 {
         /// Stops at system calls have bit 7 of the signal set.
         const TRACESYSGOOD = 1;
-        /// fork stops, and its child is traced.
+        /// fork stops, and its child is also traced.
         const TRACEFORK = 1 << 1;
-        /// So with vfork.
+        /// vfork stops, and its child is also traced.
         const TRACEVFORK = 1 << 2;
-        /// So with clone.
+        /// clone stops, and its child is also traced.
         const TRACECLONE = 1 << 3;
         /// execve stops instead of sending SIGTRAP.
         const TRACEEXEC = 1 << 4;
-        /// vfork stops again when its child is done.
+        /// vfork stops again when its child releases it.
         const TRACEVFORKDONE = 1 << 5;
-        /// The end of the thread stops.
+        /// The thread stops when it ends.
         const TRACEEXIT = 1 << 6;
         /// SECCOMP_RET_TRACE stops.
         const TRACESECCOMP = 1 << 7;
@@ -51,18 +51,18 @@ pub enum Event {
     Clone = 3,
     /// A program was executed.
     Exec = 4,
-    /// A vfork's child is done.
+    /// The child of a vfork has released its parent.
     VforkDone = 5,
     /// The thread ends.
     Exit = 6,
-    /// A filter of seccomp(2) asks for the tracer.
+    /// A filter of seccomp(2) passes a call to the tracer.
     Seccomp = 7,
     /// PTRACE_INTERRUPT, a group stop, or the first stop of a child that is traced from its start.
     Stop = 128,
 }
 
 impl Event {
-    /// The option that asks for it; none for [`Event::Stop`].
+    /// Returns the option that requests the event; none for [`Event::Stop`].
     pub const fn option(self) -> Options {
         match self {
             Self::Fork => Options::TRACEFORK,
@@ -77,7 +77,7 @@ impl Event {
     }
 }
 
-/// Why a tracee is in a stop.
+/// The reason for a tracee's stop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StopKind {
     /// A signal is about to be delivered.
@@ -92,31 +92,31 @@ pub enum StopKind {
     Exit,
 }
 
-/// A stop that the tracer is told of.
+/// A stop that is reported to the tracer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stop {
-    /// Why.
+    /// The reason for the stop.
     pub kind: StopKind,
-    /// Bits 8 and up of the status that wait4 gives.
+    /// Bits 8 and up of wait4's status.
     pub code: i32,
 }
 
 impl Stop {
-    /// A stop for `signal`.
+    /// Makes a stop for `signal`.
     pub fn signal(kind: StopKind, signal: Signal) -> Self {
         Self { kind, code: i32::from(signal.number()) }
     }
-    /// A stop for an event.
+    /// Makes a stop for an event.
     pub fn event(kind: StopKind, signal: Signal, event: Event) -> Self {
         Self { kind, code: i32::from(signal.number()) | i32::from(event as u8) << 8 }
     }
-    /// The status as wait4 gives it.
+    /// Returns the status in the format of wait4.
     pub const fn wait_status(self) -> i32 {
         self.code << 8 | 0x7f
     }
 }
 
-/// Way in which a tracer resumes a stopped tracee.
+/// The way in which a tracer resumes a stopped tracee.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Resume {
     /// Run (PTRACE_CONT).
@@ -127,7 +127,7 @@ pub enum Resume {
     Step,
 }
 
-/// How a thread came to be traced.
+/// The way in which a thread became traced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Attached {
     /// By PTRACE_TRACEME or PTRACE_ATTACH.
@@ -136,27 +136,27 @@ pub enum Attached {
     Seized,
 }
 
-/// Power of a tracer over its tracee, recorded when tracing begins. A later look at the tracer
-/// could find rights that the tracer has only for a moment, in a set-user-ID program. (Linux:
+/// Power of a tracer over its tracee, recorded when tracing begins. A later check of the tracer
+/// could find rights that it has only temporarily, in a set-user-ID program. (Linux:
 /// `ptracer_cred`.)
 #[derive(Clone, Debug)]
 pub struct TracerPower(Arc<Credentials>);
 
 impl TracerPower {
-    /// Returns the power of a tracer with these credentials; PTRACE_TRACEME counts the tracee's
-    /// own.
+    /// Returns the power of a tracer with these credentials. For PTRACE_TRACEME they are the
+    /// tracee's own.
     pub const fn of(credentials: Arc<Credentials>) -> Self {
         Self(credentials)
     }
-    /// Whether the tracer had CAP_SYS_PTRACE for what `owner` owns: with a process there it does
-    /// what it likes, whatever a program makes of that. Without it execve gives the tracee no other
-    /// IDs and no capabilities (Linux: `ptracer_capable`).
+    /// Whether the tracer had CAP_SYS_PTRACE for objects that `owner` owns. Then it may control a
+    /// process there completely, whatever rights a program gives. Otherwise execve gives the tracee
+    /// no other IDs and no capabilities (Linux: `ptracer_capable`).
     pub fn covers(&self, owner: &UserNs) -> bool {
         self.0.may_in(owner, Capability::SysPtrace)
     }
 }
 
-/// Messages between tracer and tracee. The tracee fills them in at a stop, the tracer changes them
+/// Messages between tracer and tracee. The tracee sets them at a stop. The tracer changes them
 /// while the stop lasts.
 #[derive(Debug)]
 pub struct TraceState {
@@ -164,17 +164,17 @@ pub struct TraceState {
     pub options: Options,
     /// The stop that the tracee is in.
     pub stop: Option<Stop>,
-    /// The tracer has not been told of the stop.
+    /// Whether the stop was not reported to the tracer yet.
     pub news: bool,
     /// The tracee's next step, once the tracer has chosen it.
     pub resume: Option<Resume>,
-    /// The tracer waits for the end of a group stop (PTRACE_LISTEN).
+    /// Whether the tracer waits for the end of a group stop (PTRACE_LISTEN).
     pub listens: bool,
-    /// The tracer is no tracer any more.
+    /// Whether the tracer has released the tracee.
     pub released: bool,
     /// The result of PTRACE_GETEVENTMSG.
     pub message: u64,
-    /// The signal that is about to be delivered, as the tracer changes it.
+    /// The siginfo of the signal to be delivered. The tracer may change it.
     pub info: SigInfo,
     /// The signal to be delivered, by number; 0 for none.
     pub inject: u8,
@@ -182,18 +182,18 @@ pub struct TraceState {
     pub image: UserRegisters,
     /// The vector state: an XSAVE area in standard form.
     pub vectors: Vec<u8>,
-    /// The tracer has changed `vectors`.
+    /// Whether the tracer has changed `vectors`.
     pub vectors_changed: bool,
-    /// TF is set because the tracer asked for a step, and not by the program.
+    /// Whether TF is set because the tracer requested a step, and not by the program.
     pub forced_trap_flag: bool,
-    /// How the tracee ended, as wait4 tells it, where its end waits for the tracer.
+    /// The status of the tracee's end, in the format of wait4, while its end waits for the tracer.
     pub ended: Option<i32>,
 }
 
-/// A traced thread, as it and its tracer see it.
+/// A traced thread, shared by itself and its tracer.
 #[derive(Debug)]
 pub struct Tracee {
-    /// Its process' ID.
+    /// The ID of the thread's process.
     pub pid: Pid,
     /// The process that traces it.
     pub tracer: Pid,
@@ -201,16 +201,16 @@ pub struct Tracee {
     numbers: SpinLock<Numbers>,
     /// The tracer's PID namespace.
     pub view: PidView,
-    /// How it came to be.
+    /// The way in which tracing began.
     pub attached: Attached,
     /// The tracer's power over the thread.
     pub power: TracerPower,
-    /// Everything that changes.
+    /// The mutable state.
     pub state: SpinLock<TraceState>,
 }
 
 impl Tracee {
-    /// One that runs. `vector_bytes` is the size of its vector state.
+    /// Makes a running tracee. `vector_bytes` is the size of its vector state.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -243,10 +243,10 @@ impl Tracee {
         Ok(reserve::arc(Self { pid, tracer, numbers: SpinLock::new(numbers), view, attached, power, state }))
     }
 
-    /// Looks at, or changes, the state of a tracee that is in a stop and not listening.
+    /// Calls `f` with the state of a tracee that is in a stop and not listening.
     ///
     /// # Errors
-    /// `ESRCH` where it is not; the error of `f`.
+    /// `ESRCH` if it is not; the error of `f`.
     pub fn stopped<T>(&self, f: impl FnOnce(&mut TraceState) -> Result<T>) -> Result<T> {
         let mut state = self.state.lock();
         if state.stop.is_none() || state.resume.is_some() || state.listens || state.released {
@@ -255,27 +255,28 @@ impl Tracee {
         f(&mut state)
     }
 
-    /// The thread's ID. It changes under the registry's lock and that of its tracer's tracees.
+    /// Returns the thread's ID. It changes under the registry's lock and that of its tracer's
+    /// tracees.
     pub fn tid(&self) -> Pid {
         self.numbers.lock().id()
     }
 
-    /// The thread's number in its own PID namespace.
+    /// Returns the thread's number in its own PID namespace.
     pub fn number(&self) -> Pid {
         self.numbers.lock().own()
     }
 
-    /// The thread's number in its tracer's PID namespace.
+    /// Returns the thread's number in its tracer's PID namespace.
     pub fn shown(&self) -> Pid {
         self.numbers.lock().in_view(self.view)
     }
 
-    /// The thread has another ID now; under the registry's lock.
+    /// Sets another ID of the thread. Under the registry's lock.
     pub fn renumber(&self, numbers: &Numbers) {
         *self.numbers.lock() = numbers.clone();
     }
 
-    /// Whether an event of this kind stops it.
+    /// Whether an event with this option stops the tracee.
     pub fn wants(&self, option: Options) -> bool {
         self.state.lock().options.contains(option)
     }
@@ -288,15 +289,15 @@ pub struct Tracees {
     closed: bool,
 }
 
-/// The most threads that one process traces. Those count that have ended and were not waited for,
-/// which have no other limit.
+/// Largest number of threads that one process traces. Ended threads that were not waited for count,
+/// too, because nothing else limits them.
 const MOST_TRACEES: usize = 4096;
 
 impl Tracees {
-    /// One more.
+    /// Adds a tracee.
     ///
     /// # Errors
-    /// `ESRCH` where the tracer is ending, `EAGAIN` for one too many, `ENOMEM`.
+    /// `ESRCH` if the tracer is ending, `EAGAIN` for too many, `ENOMEM`.
     pub fn insert(&mut self, tracee: &Arc<Tracee>) -> Result<()> {
         if self.closed {
             return Err(Errno::ESRCH);
@@ -307,26 +308,28 @@ impl Tracees {
         self.all.try_insert(tracee.tid(), tracee.clone())?;
         Ok(())
     }
-    /// The one with this ID.
+    /// Returns the tracee with this ID.
     pub fn get(&self, tid: Pid) -> Option<&Arc<Tracee>> {
         self.all.get(&tid)
     }
-    /// The first with an ID of `least` or more.
+    /// Returns the first tracee with an ID of `least` or more.
     pub fn next(&self, least: Pid) -> Option<&Arc<Tracee>> {
         self.all.first_from(core::ops::Bound::Included(&least)).map(|(_, tracee)| tracee)
     }
-    /// Takes one away.
+    /// Removes the tracee with this ID.
     pub fn remove(&mut self, tid: Pid) -> Option<Arc<Tracee>> {
         self.all.remove(&tid)
     }
-    /// Makes room for [`renumber`](Self::renumber), which fails where others took it meanwhile.
+    /// Reserves memory for [`renumber`](Self::renumber), which fails if others have used it
+    /// meanwhile.
     ///
     /// # Errors
     /// `ENOMEM`.
     pub fn reserve(&mut self) -> Result<()> {
         Ok(self.all.try_reserve(1)?)
     }
-    /// Gives `tracee`, which may be none of these any more, another ID. Returns what had that ID.
+    /// Gives `tracee`, which may have been removed, another ID. Returns the tracee that had that
+    /// ID.
     ///
     /// # Errors
     /// `ENOMEM`; nothing has changed.
@@ -336,31 +339,31 @@ impl Tracees {
         tracee.renumber(numbers);
         Ok(known.and_then(|known| self.all.insert_reserved(numbers.id(), known)))
     }
-    /// Takes this one away.
+    /// Removes this tracee.
     pub fn take(&mut self, tracee: &Tracee) -> Option<Arc<Tracee>> {
         let tid = tracee.tid();
         let is_known = self.all.get(&tid).is_some_and(|known| core::ptr::eq(&raw const **known, tracee));
         if is_known { self.all.remove(&tid) } else { None }
     }
-    /// Takes any away.
+    /// Removes any tracee.
     pub fn pop(&mut self) -> Option<Arc<Tracee>> {
         self.all.pop_first().map(|(_, tracee)| tracee)
     }
-    /// There will be no more.
+    /// Refuses further tracees.
     pub fn close(&mut self) {
         self.closed = true;
     }
-    /// Whether there are none.
+    /// Whether there are no tracees.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 }
 
-/// A thread's place for its tracer. The hot paths look at the flags only.
+/// A thread's link to its tracer. The hot paths check only the flags.
 #[derive(Debug)]
 pub struct Traced {
     flags: AtomicU8,
-    /// The number of the group stop that the tracer lets it pass; see `Group::stops`.
+    /// The number of the group stop during which the tracer resumed it; see `Group::stops`.
     pub passed: AtomicU64,
     tracee: SpinLock<Option<Arc<Tracee>>>,
 }
@@ -369,7 +372,7 @@ const TRACED: u8 = 1;
 const CALLS: u8 = 2;
 const STEPS: u8 = 4;
 const TRAP: u8 = 8;
-/// Not the tracer's: it stays where one comes or goes.
+/// Independent of the tracer: this flag stays when a tracer attaches or detaches.
 const JUDGED: u8 = 16;
 
 impl Traced {
@@ -380,44 +383,44 @@ impl Traced {
     fn has(&self, flag: u8) -> bool {
         self.flags.load(Ordering::Relaxed) & flag != 0
     }
-    /// Returns whether it has a tracer.
+    /// Whether the thread has a tracer.
     pub fn is_traced(&self) -> bool {
         self.has(TRACED)
     }
-    /// Whether its system calls are more than system calls: it stops at them, steps over them, or
-    /// they are judged.
+    /// Whether its system calls need more work: it stops at them, steps over them, or seccomp
+    /// filters check them.
     #[inline]
     pub fn watches_calls(&self) -> bool {
         self.has(CALLS | STEPS | JUDGED)
     }
-    /// From now on its system calls are judged by what it gave up.
+    /// From now on its seccomp filters check each of its system calls.
     pub fn judge_calls(&self) {
         self.flags.fetch_or(JUDGED, Ordering::SeqCst);
     }
-    /// Whether they are.
+    /// Whether seccomp filters check its system calls.
     pub fn are_calls_judged(&self) -> bool {
         self.has(JUDGED)
     }
-    /// Whether it stops at system calls.
+    /// Whether the thread stops at system calls.
     pub fn stops_at_calls(&self) -> bool {
         self.has(CALLS)
     }
-    /// Whether it runs one instruction at a time.
+    /// Whether the thread is single-stepped.
     pub fn steps(&self) -> bool {
         self.has(STEPS)
     }
-    /// The shared part.
+    /// Returns the shared part.
     pub fn tracee(&self) -> Option<Arc<Tracee>> {
         if self.is_traced() { self.tracee.lock().clone() } else { None }
     }
-    /// The PID namespace of the thread's tracer.
+    /// Returns the PID namespace of the thread's tracer.
     pub fn view(&self) -> Option<PidView> {
         self.tracee().map(|tracee| tracee.view)
     }
-    /// Lets `tracee` be the shared part.
+    /// Sets the shared part to `tracee`.
     ///
     /// # Errors
-    /// `EPERM` where the thread has a tracer already.
+    /// `EPERM` if the thread has a tracer already.
     pub fn set(&self, tracee: &Arc<Tracee>) -> Result<()> {
         let mut place = self.tracee.lock();
         if place.is_some() {
@@ -428,7 +431,7 @@ impl Traced {
         self.flags.fetch_or(TRACED, Ordering::SeqCst);
         Ok(())
     }
-    /// Takes the shared part away, if it is `tracee`.
+    /// Removes the shared part, if it is `tracee`.
     pub fn clear(&self, tracee: &Tracee) {
         let mut place = self.tracee.lock();
         if place.as_ref().is_some_and(|here| core::ptr::eq(&raw const **here, tracee)) {
@@ -438,15 +441,15 @@ impl Traced {
             drop(old);
         }
     }
-    /// The thread is to stop for PTRACE_EVENT_STOP; the caller interrupts it.
+    /// Requests a stop for PTRACE_EVENT_STOP; the caller interrupts the thread.
     pub fn ask_for_trap(&self) {
         self.flags.fetch_or(TRAP, Ordering::SeqCst);
     }
-    /// Whether the thread is to stop for PTRACE_EVENT_STOP; asked once.
+    /// Takes the request for a PTRACE_EVENT_STOP. Returns whether there was one.
     pub fn take_trap(&self) -> bool {
         self.has(TRAP) && self.flags.fetch_and(!TRAP, Ordering::SeqCst) & TRAP != 0
     }
-    /// Notes how the thread, the caller, goes on.
+    /// Records how the thread, the caller, continues.
     pub fn go_on(&self, how: Resume) {
         self.flags.fetch_and(!(CALLS | STEPS), Ordering::SeqCst);
         let flag = match how {

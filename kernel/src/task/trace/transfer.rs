@@ -1,16 +1,16 @@
-//! Registers between a program's context and what its tracer sees.
+//! Transfer of registers between a program's context and its tracer's view.
 
 use super::{TraceState, UserRegisters};
 use crate::hw::traps::Registers;
 use crate::hw::user::{self, FpuImage, USER_DATA, UserContext};
 
-/// Where the bytes of an XSAVE area begin that are software's: the components that the area has
-/// room for, as in XCR0 (Linux: `xstate_fx_sw_bytes`).
+/// The bytes of an XSAVE area that are for software: the components that the area has room for, as
+/// in XCR0 (Linux: `xstate_fx_sw_bytes`).
 const SOFTWARE: core::ops::Range<usize> = 464..512;
 const TRAP_FLAG: u64 = 1 << 8;
 
-/// The registers of the running thread outside of a stop: as [`show`] has them, and the vector
-/// state.
+/// Returns the registers of the running thread outside of a stop, in the format of [`show`], and
+/// the vector state.
 pub fn registers_of(context: &mut UserContext) -> (UserRegisters, &[u8]) {
     let registers = *context.regs();
     let image = UserRegisters {
@@ -22,7 +22,7 @@ pub fn registers_of(context: &mut UserContext) -> (UserRegisters, &[u8]) {
     (image, context.noted_fpu(&user::xfeatures().to_le_bytes()))
 }
 
-/// Shows the registers of the running thread to its tracer. `call` is the value of orig_rax;
+/// Copies the registers of the running thread for its tracer. `call` is the value of orig_rax;
 /// `result` is the value of rax, if the context does not have it yet.
 pub(super) fn show(context: &mut UserContext, state: &mut TraceState, call: u64, result: Option<u64>) {
     if state.forced_trap_flag {
@@ -41,13 +41,13 @@ pub(super) fn show(context: &mut UserContext, state: &mut TraceState, call: u64,
     state.vectors_changed = false;
 }
 
-/// Gives the running thread the registers that its tracer left.
+/// Loads the registers that the tracer left into the running thread.
 pub(super) fn take_back(context: &mut UserContext, state: &mut TraceState, shown: &UserRegisters) {
     let image = state.image;
     if image != *shown {
         put(context.regs_mut(), &image);
         if image.fs_base != shown.fs_base {
-            // The bases that a tracer sets were checked.
+            // The bases were checked when the tracer set them.
             let _ = context.set_fs_base(image.fs_base);
         }
         if image.gs_base != shown.gs_base {
@@ -70,7 +70,8 @@ pub(super) fn take_back(context: &mut UserContext, state: &mut TraceState, shown
     }
 }
 
-/// Has the thread run one instruction. Returns whether the program had not asked for that itself.
+/// Makes the thread run one instruction. Returns whether the program had not set the trap flag
+/// itself.
 pub(super) fn set_trap_flag(context: &mut UserContext) -> bool {
     let flags = &mut context.regs_mut().rflags;
     let forced = *flags & TRAP_FLAG == 0;
@@ -78,12 +79,12 @@ pub(super) fn set_trap_flag(context: &mut UserContext) -> bool {
     forced
 }
 
-/// Whether the vector state could be a program's.
+/// Whether the vector state is valid for a program.
 pub(super) fn is_acceptable(vectors: &[u8]) -> bool {
     user::is_acceptable_fpu(vectors)
 }
 
-/// Only the selectors that every CPU can load at any time.
+/// Returns only selectors that every CPU can load at any time.
 fn loadable(selector: u64) -> u16 {
     if selector == USER_DATA { USER_DATA as u16 } else { 0 }
 }
@@ -121,7 +122,7 @@ fn image_of(r: &Registers, [ds, es, fs, gs]: [u16; 4]) -> UserRegisters {
 }
 
 fn put(registers: &mut Registers, image: &UserRegisters) {
-    // Why the thread came into the kernel stays, with the number of the call, which the tracer may
+    // The reason for the kernel entry is kept, with the number of the call, which the tracer may
     // have changed.
     let old = *registers;
     *registers = Registers {

@@ -1,24 +1,24 @@
-//! Hardware breakpoints and watchpoints of a thread, as PTRACE_PEEKUSER and PTRACE_POKEUSER show
-//! them: `u_debugreg` of `struct user` (Linux: arch/x86/kernel/ptrace.c, hw_breakpoint.c; Intel SDM
-//! volume 3, 17.2).
+//! Hardware breakpoints and watchpoints of a thread, in the format of PTRACE_PEEKUSER and
+//! PTRACE_POKEUSER: `u_debugreg` of `struct user` (Linux: arch/x86/kernel/ptrace.c,
+//! hw_breakpoint.c; Intel SDM volume 3, 17.2).
 //!
-//! The tracer changes them while the thread is in a stop; the thread arms them while its program
-//! runs and no longer ([`run_watched_unless`](UserContext::run_watched_unless)), so nothing that
-//! the kernel does in the program's memory is a hit. A thread that has any is called
-//! ([`WATCH`](crate::sched::thread::WATCH)) as long as it has: others pay nothing.
+//! The tracer changes them while the thread is in a stop. They are armed only while the thread's
+//! program runs ([`run_watched_unless`](UserContext::run_watched_unless)), so the kernel's accesses
+//! to the program's memory are no hits. A thread with breakpoints is marked
+//! ([`WATCH`](crate::sched::thread::WATCH)) as long as it has any: others pay nothing.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::hw::user::{USER_END, UserContext};
 use crate::{Errno, Result};
 
-/// Slots for addresses.
+/// Number of address slots.
 const SLOTS: usize = 4;
 const STATUS: usize = 6;
 const CONTROL: usize = 7;
-/// Bits of the status register that read 1 where nothing happened (Linux: DR6_RESERVED).
+/// Bits of the status register that read as 1 without an event (Linux: DR6_RESERVED).
 const STATUS_AT_RESET: u64 = 0xffff_0ff0;
-/// A single step, in the status register.
+/// The single-step bit of the status register.
 const STEP: u64 = 1 << 14;
 const RESUME_FLAG: u64 = 1 << 16;
 
@@ -26,22 +26,22 @@ const RESUME_FLAG: u64 = 1 << 16;
 #[derive(Debug, Default)]
 pub struct Watchpoints {
     addresses: [AtomicU64; SLOTS],
-    /// The status of the last hit: without [`STATUS_AT_RESET`], so 0 where nothing did.
+    /// The status of the last hit, without [`STATUS_AT_RESET`]; 0 if there was no hit.
     status: AtomicU64,
     control: AtomicU64,
 }
 
-/// The kind of access that a slot waits for.
+/// The kind of access that a slot detects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum WatchKind {
     Execution,
     Access,
 }
 
-/// A slot as `control` describes it: its kind and length, in bytes. `None` where it is off.
+/// Returns a slot's kind and length in bytes, as `control` describes them. `None` if it is off.
 ///
 /// # Errors
-/// `EINVAL` for I/O ports, and for instructions of more than a byte.
+/// `EINVAL` for I/O ports, and for instructions longer than a byte.
 fn slot_of(control: u64, slot: usize) -> Result<Option<(WatchKind, u64)>> {
     if control >> (2 * slot) & 3 == 0 {
         return Ok(None);
@@ -65,7 +65,7 @@ impl Watchpoints {
         self.addresses[slot].load(Ordering::Relaxed)
     }
 
-    /// Register `index`.
+    /// Returns register `index`.
     pub fn peek(&self, index: usize) -> u64 {
         match index {
             0..SLOTS => self.address(index),
@@ -79,7 +79,7 @@ impl Watchpoints {
     ///
     /// # Errors
     /// `EIO` for DR4 and DR5; `EINVAL` for an address that is no program's or does not fit the
-    /// length, for I/O ports and for lengths that there are not. Nothing has changed then.
+    /// length, for I/O ports and for invalid lengths. Nothing has changed then.
     pub fn poke(&self, index: usize, value: u64) -> Result<()> {
         match index {
             0..SLOTS => {
@@ -94,7 +94,8 @@ impl Watchpoints {
                         check(self.address(slot), length)?;
                     }
                 }
-                // As Linux: all bits are shown again. Those of no slot are never armed.
+                // As on Linux, all bits are stored and reported. Those without a slot are never
+                // armed.
                 self.control.store(value, Ordering::Relaxed);
             }
             _ => return Err(Errno::EIO),
@@ -102,25 +103,26 @@ impl Watchpoints {
         Ok(())
     }
 
-    /// Whether any is on.
+    /// Whether any slot is on.
     pub fn is_any(&self) -> bool {
         self.control.load(Ordering::Relaxed) & 0xff != 0
     }
 
-    /// None is on any more, and nothing happened.
+    /// Turns all slots off, and clears the status.
     pub fn clear(&self) {
         for register in self.addresses.iter().chain([&self.status, &self.control]) {
             register.store(0, Ordering::Relaxed);
         }
     }
 
-    /// The addresses and the control register that are to be armed.
+    /// Returns the addresses and the control register to arm.
     pub fn armed(&self) -> ([u64; SLOTS], u64) {
         (core::array::from_fn(|slot| self.address(slot)), self.control.load(Ordering::Relaxed))
     }
 
-    /// A debug exception came, with `status` in the CPU's register. Returns what of it is the
-    /// thread's: a hit of a slot that is off is none. The program goes on behind a breakpoint.
+    /// Handles a debug exception with `status` in the CPU's register. Returns the part of it that
+    /// belongs to the thread: a hit of a slot that is off does not. After a breakpoint the program
+    /// continues with the next instruction.
     pub fn hit(&self, context: &mut UserContext, status: u64) -> u64 {
         let control = self.control.load(Ordering::Relaxed);
         let mut own = status & !0xf & !STATUS_AT_RESET;

@@ -1,11 +1,11 @@
-//! The part that every namespace has: a number, the user namespace that owns it, a place in the
-//! count of its kind.
+//! The part that every namespace has: a number, the user namespace that owns it, and its count
+//! among namespaces of its kind.
 //!
-//! **Invariant.** The numbers in [`COUNTS`] and [`ACCOUNTS`] are those of the heads that exist; a
-//! head gives its places back when it is dropped. The initial namespaces are not counted. The limit
-//! of a kind holds for each user of the initial user namespace, with all that the users of the
-//! namespaces below make, as Linux' ucounts do where the namespaces between have no limits of their
-//! own. All users together have [`MOST_OF_ALL`], so that each of a few has its share.
+//! **Invariant.** The numbers in [`COUNTS`] and [`ACCOUNTS`] are those of the existing heads;
+//! dropping a head decrements them. The initial namespaces are not counted. The limit of a kind
+//! holds for each user of the initial user namespace, together with everything that the users of
+//! the namespaces below create. Linux' ucounts have this effect if the namespaces between have no
+//! limits. All users together have [`MOST_OF_ALL`], so that several users get a share.
 //!
 //! Callers: code that makes namespaces, in task context; /proc/sys/user. Nothing here sleeps.
 
@@ -42,7 +42,7 @@ impl NamespaceKind {
     pub const ALL: [Self; 7] =
         [Self::Cgroup, Self::Ipc, Self::Mount, Self::Network, Self::Pid, Self::User, Self::Uts];
 
-    /// Its name in /proc/PID/ns.
+    /// Returns its name in /proc/PID/ns.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cgroup => "cgroup",
@@ -55,7 +55,7 @@ impl NamespaceKind {
         }
     }
 
-    /// The CLONE_NEW* flag that makes one.
+    /// Returns its CLONE_NEW* flag.
     pub const fn clone_flag(self) -> u32 {
         match self {
             Self::Cgroup => 0x0200_0000,
@@ -68,7 +68,7 @@ impl NamespaceKind {
         }
     }
 
-    /// The number of the initial namespace of this kind, as Linux numbers them (linux/proc_ns.h;
+    /// Returns the number of the initial namespace of this kind, as on Linux (linux/proc_ns.h;
     /// those of network and mounts come from its allocator there).
     pub const fn initial_inode(self) -> u64 {
         match self {
@@ -83,26 +83,28 @@ impl NamespaceKind {
     }
 }
 
-/// The most namespaces of a kind that a user has, until /proc/sys/user says otherwise.
+/// Initial limit for the namespaces of a kind per user (/proc/sys/user).
 const FIRST_LIMIT: u64 = 8192;
-/// The most of a kind that all users have, unless one alone may have more.
+/// Limit for the namespaces of a kind of all users, unless the limit per user is higher.
 const MOST_OF_ALL: u64 = 8 * FIRST_LIMIT;
 
 static COUNTS: [AtomicU64; 7] = [const { AtomicU64::new(0) }; 7];
-/// The namespaces of each kind by the user that answers for them; no user has none of all.
+/// The number of namespaces of each kind, by the user that is charged. Users without namespaces
+/// have no entry.
 static ACCOUNTS: SpinLock<Map<u32, [u64; 7]>> = SpinLock::new(Map::new());
 static LIMITS: [AtomicU64; 7] = [const { AtomicU64::new(FIRST_LIMIT) }; 7];
 static NEXT_INODE: AtomicU64 = AtomicU64::new(0xf000_0010);
 
-/// The most namespaces of a kind that one user has (/proc/sys/user/max_*_namespaces).
+/// Returns the largest number of namespaces of a kind that one user may have
+/// (/proc/sys/user/max_*_namespaces).
 pub fn limit(kind: NamespaceKind) -> u64 {
     LIMITS[kind as usize].load(Ordering::Relaxed)
 }
 
-/// Changes the most namespaces of a kind.
+/// Sets the largest number of namespaces of a kind.
 ///
 /// # Errors
-/// `EINVAL` for what is no int.
+/// `EINVAL` for a number that does not fit an int.
 pub fn set_limit(kind: NamespaceKind, limit: u64) -> Result<()> {
     if limit > i32::MAX as u64 {
         return Err(Errno::EINVAL);
@@ -111,13 +113,13 @@ pub fn set_limit(kind: NamespaceKind, limit: u64) -> Result<()> {
     Ok(())
 }
 
-/// How many namespaces of a kind there are beside the initial one.
+/// Returns the number of namespaces of a kind without the initial one.
 #[inline]
 pub fn count(kind: NamespaceKind) -> u64 {
     COUNTS[kind as usize].load(Ordering::Relaxed)
 }
 
-/// A place in the count of a user, which is given back when this is dropped.
+/// A charge to a user's account. Dropping it removes the charge.
 struct NamespacePlace {
     kind: NamespaceKind,
     user: u32,
@@ -125,7 +127,7 @@ struct NamespacePlace {
 
 impl NamespacePlace {
     /// # Errors
-    /// `ENOSPC` where there are as many of the kind as may be, `ENOMEM`.
+    /// `ENOSPC` at the limit for the kind, `ENOMEM`.
     fn take(kind: NamespaceKind, user: u32) -> Result<Self> {
         let limit = limit(kind);
         let mut accounts = ACCOUNTS.lock();
@@ -159,37 +161,37 @@ pub struct NamespaceHead {
     kind: NamespaceKind,
     inode: u64,
     owner: UserNs,
-    /// `None` for an initial one.
+    /// `None` for an initial namespace.
     _place: Option<NamespacePlace>,
 }
 
 impl NamespaceHead {
-    /// The head of the initial namespace of a kind.
+    /// Returns the head of the initial namespace of a kind.
     pub const fn initial(kind: NamespaceKind) -> Self {
         Self { kind, inode: kind.initial_inode(), owner: UserNs::INITIAL, _place: None }
     }
 
-    /// The head of a new namespace that the user namespace of `maker` owns.
+    /// Makes the head of a new namespace that the user namespace of `maker` owns.
     ///
     /// # Errors
-    /// `ENOSPC` where there are as many of the kind as may be, `ENOMEM`.
+    /// `ENOSPC` at the limit for the kind, `ENOMEM`.
     pub fn new(kind: NamespaceKind, maker: &Credentials) -> Result<Self> {
         let owner = maker.user_ns.clone();
         let place = NamespacePlace::take(kind, owner.answering_user().unwrap_or(maker.euid))?;
         Ok(Self { kind, inode: NEXT_INODE.fetch_add(1, Ordering::Relaxed), owner, _place: Some(place) })
     }
 
-    /// Whether it is the initial namespace's.
+    /// Whether this is the head of an initial namespace.
     pub const fn is_initial(&self) -> bool {
         self.inode == self.kind.initial_inode()
     }
 
-    /// Its number in /proc/PID/ns.
+    /// Returns its number in /proc/PID/ns.
     pub const fn inode(&self) -> u64 {
         self.inode
     }
 
-    /// The user namespace that owns it; for a user namespace its parent.
+    /// Returns the user namespace that owns it; for a user namespace its parent.
     pub const fn owner(&self) -> &UserNs {
         &self.owner
     }

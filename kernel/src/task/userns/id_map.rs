@@ -1,8 +1,8 @@
-//! A map between the ids of a user namespace and the kernel's.
+//! A map between the IDs of a user namespace and the kernel's.
 //!
-//! **Invariant.** The ranges of a map overlap neither inside nor outside, and none contains the id
-//! -1. A map is made once and never changes. Both directions are sorted, so that a look-up takes a
-//! few steps for the most ranges, too.
+//! **Invariant.** The ranges of a map do not overlap, by inside IDs or by outside IDs, and none
+//! contains the ID -1. A map is made once and never changes. Both directions are sorted, so a
+//! look-up takes few steps even with the largest number of ranges.
 //!
 //! Callers: [`super::UserNs`], any context.
 
@@ -10,30 +10,30 @@ use freehold_collections::Vec;
 
 use crate::{Errno, Result};
 
-/// The most lines of a map (UID_GID_MAP_MAX_EXTENTS).
+/// Largest number of lines of a map (UID_GID_MAP_MAX_EXTENTS).
 pub const MOST_LINES: usize = 340;
 
-/// A line of a map: `count` ids from `first` inside are those from `outside`.
+/// A line of a map: `count` IDs from `first` on inside map to those from `outside` on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IdRange {
-    /// The first id inside.
+    /// The first ID inside the namespace.
     pub first: u32,
-    /// The id that it is outside.
+    /// The corresponding ID outside.
     pub outside: u32,
-    /// How many ids.
+    /// The number of IDs.
     pub count: u32,
 }
 
 /// A map. The default maps nothing.
 #[derive(Debug, Default)]
 pub struct IdMap {
-    /// By the first id inside.
+    /// Sorted by the first ID inside.
     by_first: Vec<IdRange>,
-    /// By the first id outside.
+    /// Sorted by the first ID outside.
     by_outside: Vec<IdRange>,
 }
 
-/// The next number of `text`, and what follows it. Without digits it is 0, as Linux has it
+/// Returns the next number of `text`, and the text after it. As on Linux, a missing number is 0
 /// (simple_strtoul).
 fn number(text: &[u8]) -> Result<(u32, &[u8])> {
     let text = text.trim_ascii_start();
@@ -55,7 +55,7 @@ fn line(text: &[u8]) -> Result<IdRange> {
     Ok(IdRange { first, outside, count })
 }
 
-/// The lines of a map as a program writes it.
+/// Parses the lines of a map in the format that programs write.
 ///
 /// # Errors
 /// `EINVAL` for no line or more than [`MOST_LINES`], a line that is not three numbers, an empty
@@ -73,7 +73,8 @@ pub fn parse(text: &[u8]) -> Result<Vec<IdRange>> {
     Ok(ranges)
 }
 
-/// The range of `sorted` with the last `start` that is not above `id`, if it contains `id`.
+/// Returns the range of `sorted` that contains `id`, if any: the one with the last `start` that is
+/// not above `id`.
 fn find(sorted: &[IdRange], id: u32, start: fn(&IdRange) -> u32) -> Option<&IdRange> {
     let at = sorted.partition_point(|range| start(range) <= id);
     let range = sorted.get(at.checked_sub(1)?)?;
@@ -81,7 +82,7 @@ fn find(sorted: &[IdRange], id: u32, start: fn(&IdRange) -> u32) -> Option<&IdRa
 }
 
 impl IdMap {
-    /// A map of these ranges.
+    /// Makes a map of these ranges.
     ///
     /// # Errors
     /// `EINVAL` for ranges that overlap; `ENOMEM`.
@@ -95,7 +96,7 @@ impl IdMap {
         Ok(Self { by_first: sorted(|range| range.first)?, by_outside: sorted(|range| range.outside)? })
     }
 
-    /// The ranges, by their first id inside.
+    /// Returns the ranges, sorted by their first ID inside.
     pub fn ranges(&self) -> &[IdRange] {
         &self.by_first
     }
@@ -165,7 +166,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a map that is looked through line by line.
+        /// Compared with a map that is searched line by line.
         #[test]
         fn both_directions_are_those_of_the_lines(
             lines in prop::collection::vec((0u32..60, 0u32..60, 1u32..9), 1..8),

@@ -1,15 +1,15 @@
-//! User namespaces: the reach of capabilities, and the ids that a program sees.
+//! User namespaces: the scope of capabilities, and the IDs that a program sees.
 //!
-//! **Ids.** Inside the kernel every id is the kernel's own, which is the initial namespace's. Ids
-//! are translated only where a program passes one ([`UserNs::kernel_id`]), and where it is told one
-//! ([`UserNs::shown_id`]). A program cannot pass an id without a mapping; such an id is shown as
+//! **IDs.** Inside the kernel every ID is that of the initial namespace. IDs are translated only
+//! when a program passes one ([`UserNs::kernel_id`]), and when it gets one ([`UserNs::shown_id`]).
+//! A program cannot pass an ID without a mapping. A kernel ID without a mapping is shown as
 //! [`OVERFLOW_ID`].
 //!
-//! **Capabilities.** `Credentials::may` asks the initial namespace: capabilities that a process has
-//! in another are nothing there. `Credentials::may_in` asks the namespace that owns an object, and
-//! says yes to a process with the capability in it or in one above it, and to the owner of a
-//! namespace from the parent. These are the objects that a namespace's root may use, all others are
-//! the initial one's:
+//! **Capabilities.** `Credentials::may` checks the initial namespace, where capabilities of other
+//! namespaces do not count. `Credentials::may_in` checks the namespace that owns an object. It
+//! accepts a process with the capability in that namespace or in one above, and the namespace's
+//! owner in the parent namespace. A namespace's root may use the following objects; all others
+//! belong to the initial namespace:
 //!
 //! - its process' own users, groups, root directory and filters of system calls: its user
 //!   namespace's;
@@ -18,11 +18,11 @@
 //!   mapped there (`Caller::overrides`);
 //! - the names of a UTS namespace, the objects of an IPC namespace, the mounts of a mount
 //!   namespace, the loopback device and low ports of a network: the owner of that namespace;
-//! - maps of ids and entering a namespace: the namespace itself, or its parent.
+//! - maps of IDs and entering a namespace: the namespace itself, or its parent.
 //!
-//! **Invariant.** A namespace is at most [`MOST_LEVELS`] levels deep, so that what follows parents
-//! ends, drops too. A map is written once, and never changes. Callers in any context; only making
-//! and writing allocate.
+//! **Invariant.** A namespace is at most [`MOST_LEVELS`] levels deep, which bounds walks along
+//! parents, and recursive drops. A map is written once, and never changes. Any context. Only making
+//! a namespace and writing a map allocate memory.
 
 mod head;
 mod id_map;
@@ -46,7 +46,7 @@ use crate::{Errno, Result};
 
 /// Shown for an ID without a mapping (/proc/sys/kernel/overflowuid).
 pub const OVERFLOW_ID: u32 = 65_534;
-/// The most levels below the initial namespace (Linux: `create_user_ns`).
+/// Largest number of levels below the initial namespace (Linux: `create_user_ns`).
 pub const MOST_LEVELS: u32 = 33;
 
 /// Users or groups.
@@ -69,9 +69,9 @@ struct Nested {
     /// Its owner is the parent.
     head: NamespaceHead,
     level: u32,
-    /// The effective user that made it.
+    /// The effective user that created it.
     owner: u32,
-    /// Whether its maker had CAP_SETFCAP: a map of the parent's user 0 asks for it.
+    /// Whether the creator had CAP_SETFCAP. A map with the parent's user 0 requires that.
     maker_set_file_capabilities: bool,
     users: WrittenMap,
     groups: WrittenMap,
@@ -104,11 +104,11 @@ impl UserNs {
     /// The initial namespace.
     pub const INITIAL: Self = Self(None);
 
-    /// A namespace below that of `maker`, without maps. It is no namespace of the maker's yet.
+    /// Makes a namespace below that of `maker`, without maps. The creator does not enter it here.
     ///
     /// # Errors
-    /// `ENOSPC` where it were too deep, or there are too many; `EPERM` where the maker's effective
-    /// ids have no mapping in its own namespace.
+    /// `ENOSPC` if it would be too deep, or if there are too many; `EPERM` if the creator's
+    /// effective IDs have no mapping in its own namespace.
     pub fn new(maker: &Credentials) -> Result<Self> {
         let parent = &maker.user_ns;
         let level = parent.level() + 1;
@@ -130,8 +130,9 @@ impl UserNs {
         }))))
     }
 
-    /// The user of the initial namespace that made the highest of those that this is in, and that
-    /// answers for what is made here; `None` in the initial one.
+    /// Returns the user that is charged for namespaces made here. It is the user of the initial
+    /// namespace that created the outermost of the namespaces around. `None` in the initial
+    /// namespace.
     fn answering_user(&self) -> Option<u32> {
         let (mut here, mut user) = (self, None);
         while let Some(nested) = &here.0 {
@@ -141,33 +142,33 @@ impl UserNs {
         user
     }
 
-    /// Whether it is the initial one.
+    /// Whether this is the initial namespace.
     pub const fn is_initial(&self) -> bool {
         self.0.is_none()
     }
 
-    /// Its number in /proc/PID/ns.
+    /// Returns its number in /proc/PID/ns.
     pub fn inode(&self) -> u64 {
         let initial = NamespaceKind::User.initial_inode();
         self.0.as_ref().map_or(initial, |nested| nested.head.inode())
     }
 
-    /// The levels above it.
+    /// Returns the number of levels above it.
     pub fn level(&self) -> u32 {
         self.0.as_ref().map_or(0, |nested| nested.level)
     }
 
-    /// The namespace above it; `None` for the initial one.
+    /// Returns the namespace above it; `None` for the initial one.
     pub fn parent(&self) -> Option<&UserNs> {
         self.0.as_ref().map(|nested| nested.head.owner())
     }
 
-    /// The kernel's id of the user that made it.
+    /// Returns the user that created it, as a kernel ID.
     pub fn owner(&self) -> u32 {
         self.0.as_ref().map_or(0, |nested| nested.owner)
     }
 
-    /// Whether it is `other` or above it.
+    /// Whether this namespace is `other` or above it.
     pub fn contains(&self, other: &UserNs) -> bool {
         let mut here = other;
         while here.level() > self.level() {
@@ -182,7 +183,7 @@ impl UserNs {
         Some(if kind == IdKind::User { &nested.users } else { &nested.groups })
     }
 
-    /// The kernel's id for one that a program in this namespace passed.
+    /// Returns the kernel's ID for one that a program in this namespace passed.
     pub fn kernel_id(&self, kind: IdKind, id: u32) -> Option<u32> {
         match self.map(kind) {
             None => (id != u32::MAX).then_some(id),
@@ -190,7 +191,7 @@ impl UserNs {
         }
     }
 
-    /// The id here for one of the kernel's, if it has one.
+    /// Returns this namespace's ID for a kernel ID, if there is one.
     pub fn mapped_id(&self, kind: IdKind, kernel: u32) -> Option<u32> {
         match self.map(kind) {
             None => (kernel != u32::MAX).then_some(kernel),
@@ -199,7 +200,7 @@ impl UserNs {
     }
 
     /// Returns the ID that a program in this namespace sees for a kernel ID. -1, which is no ID,
-    /// stays.
+    /// does not change.
     pub fn shown_id(&self, kind: IdKind, kernel: u32) -> u32 {
         if self.is_initial() { kernel } else { self.mapped_id(kind, kernel).unwrap_or(OVERFLOW_ID) }
     }
@@ -214,7 +215,7 @@ impl UserNs {
         self.shown_id(IdKind::Group, kernel)
     }
 
-    /// The kernel's id of user 0 here, if it is mapped.
+    /// Returns the kernel's ID of this namespace's user 0, if it is mapped.
     pub fn root(&self) -> Option<u32> {
         self.kernel_id(IdKind::User, 0)
     }
@@ -230,19 +231,19 @@ impl UserNs {
         self.0.as_ref().is_none_or(|nested| nested.may_set_groups.load(Ordering::Relaxed))
     }
 
-    /// Returns whether setgroups(2) may be called: not before groups have a map, so that no process
-    /// leaves a group unseen.
+    /// Returns whether setgroups(2) may be called. Before groups have a map it may not, so that no
+    /// process drops a group unnoticed.
     pub fn may_set_groups(&self) -> bool {
         let has_map = self.map(IdKind::Group).is_none_or(|written| written.map.is_completed());
         has_map && self.allows_set_groups()
     }
 
-    /// Visits the lines of a map as a program of `reader` sees them.
+    /// Visits the lines of a map, translated for a program of `reader`.
     pub fn each_range(&self, kind: IdKind, reader: &UserNs, mut f: impl FnMut(IdRange)) {
         let Some(written) = self.map(kind) else {
             return f(IdRange { first: 0, outside: 0, count: u32::MAX });
         };
-        // From inside one sees the ids of the namespace above.
+        // Inside the namespace, IDs are shown relative to the namespace above.
         let reader = if reader == self { self.parent().unwrap_or(reader) } else { reader };
         for &range in written.map.get().map_or(&[][..], IdMap::ranges) {
             let outside = reader.mapped_id(kind, range.outside).unwrap_or(u32::MAX);

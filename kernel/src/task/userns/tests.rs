@@ -1,4 +1,4 @@
-//! Namespaces in which a process' capabilities count, and the ids that a process sees.
+//! The namespaces in which a process' capabilities are effective, and the IDs that a process sees.
 
 use super::*;
 use crate::task::capabilities::Capabilities;
@@ -7,7 +7,7 @@ fn root() -> Credentials {
     Credentials::of_user(0, 0)
 }
 
-/// Returns the credentials of a process that made a namespace as `maker`.
+/// Returns the credentials of a process in a namespace that `maker` created.
 fn inside(maker: &Credentials) -> Credentials {
     let user_ns = UserNs::new(maker).unwrap();
     Credentials { user_ns, capabilities: Capabilities::WHOLE, ..maker.clone() }

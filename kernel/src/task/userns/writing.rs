@@ -1,8 +1,8 @@
 //! Writing /proc/PID/{uid_map,gid_map,setgroups}: the rules of user_namespaces(7).
 //!
 //! Two parties need the right, the task that opened the file and the caller that writes. Otherwise
-//! a task could trick a program with more rights into writing to an open file. A map is claimed by
-//! one writer and then published whole; readers see none or all of it.
+//! a task could trick a program with more rights into writing to an open file. One writer claims a
+//! map and then publishes it as a whole: readers see none or all of it.
 //!
 //! Callers: the files in /proc, task context.
 
@@ -15,10 +15,10 @@ use crate::task::credentials::Credentials;
 use crate::{Errno, Result};
 
 impl UserNs {
-    /// Takes the text of a map that `writer` writes to a file that `opener` opened.
+    /// Sets a map from the text that `writer` writes to a file that `opener` opened.
     ///
     /// # Errors
-    /// `EPERM` for a map that is there already, or that the two may not write; `EINVAL`, `ENOMEM`.
+    /// `EPERM` if the map has been set, or if the two lack the right; `EINVAL`, `ENOMEM`.
     pub fn write_map(
         &self,
         kind: IdKind,
@@ -34,7 +34,7 @@ impl UserNs {
             return Err(Errno::EPERM);
         }
         let mut ranges = id_map::parse(text)?;
-        // Overlaps are judged by the ids that the program wrote.
+        // Overlaps are detected in the IDs that the program wrote.
         IdMap::new(&ranges)?;
         if !self.may_map(parent, kind, &ranges, [writer, opener]) {
             return Err(Errno::EPERM);
@@ -54,7 +54,7 @@ impl UserNs {
         Ok(())
     }
 
-    /// Whether the writer and the opener may have this map (Linux: `new_idmap_permitted` and
+    /// Whether the writer and the opener may set this map (Linux: `new_idmap_permitted` and
     /// `verify_root_map`, kernel/user_namespace.c).
     fn may_map(
         &self,
@@ -74,8 +74,8 @@ impl UserNs {
                 return false;
             }
         }
-        // One's own id may be mapped without any right, a group only where membership cannot be
-        // given up.
+        // A process may map its own ID without any right. For a group this holds only if membership
+        // cannot be dropped.
         if let [IdRange { outside, count: 1, .. }] = *ranges
             && self.owner() == opener.euid
         {
@@ -92,10 +92,10 @@ impl UserNs {
         writer.may_in(parent, capability) && opener.may_in(parent, capability)
     }
 
-    /// Takes "allow" or "deny" of /proc/PID/setgroups.
+    /// Sets /proc/PID/setgroups to "allow" or "deny".
     ///
     /// # Errors
-    /// `EPERM` where it was denied before, or groups have a map already; `EINVAL`.
+    /// `EPERM` if it was denied before, or if groups have a map already; `EINVAL`.
     pub fn write_set_groups(&self, text: &[u8]) -> Result<()> {
         let allow = match text.trim_ascii_end() {
             _ if text.len() >= 8 => return Err(Errno::EINVAL),

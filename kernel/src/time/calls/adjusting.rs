@@ -1,9 +1,9 @@
-//! adjtimex and clock_adjtime: all programs read, and CAP_SYS_TIME changes what the clock can do
-//! ([`crate::time::adjust`]).
+//! adjtimex and clock_adjtime: all programs may read the clock's state. CAP_SYS_TIME permits the
+//! supported changes ([`crate::time::adjust`]).
 //!
-//! An adjustment that the clock cannot make is `EOPNOTSUPP`, unless the value stays as it is: an
-//! offset to work off, a frequency, another tick, an offset of CLOCK_TAI, leap seconds, a
-//! phase-locked loop. Such a call changes nothing.
+//! An unsupported adjustment is `EOPNOTSUPP`, unless it sets the present value. Unsupported are an
+//! offset to correct gradually, a frequency, another tick, an offset of CLOCK_TAI, leap seconds,
+//! and a phase-locked loop. Such a call changes nothing.
 
 use bitflags::bitflags;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -17,7 +17,7 @@ use crate::user::UserPtr;
 use crate::{Errno, Result};
 
 bitflags! {
-    /// ADJ_*: values that a call changes.
+    /// ADJ_*: the values that a call changes.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     struct Modes: u32 {
         const OFFSET = 0x1;
@@ -31,14 +31,14 @@ bitflags! {
         const MICRO = 0x1000;
         const NANO = 0x2000;
         const TICK = 0x4000;
-        /// The call is adjtime(3)'s: [`OFFSET`](Self::OFFSET) says so again, and 0x2000 that it
-        /// only reads.
+        /// The call comes from adjtime(3): then [`OFFSET`](Self::OFFSET) is also set, and 0x2000
+        /// means that it only reads.
         const ADJTIME = 0x8000;
     }
 }
 
 impl Modes {
-    /// In a call of adjtime(3)'s.
+    /// The bit that means read-only in a call from adjtime(3).
     const READONLY: Self = Self::NANO;
 }
 
@@ -68,13 +68,13 @@ struct UserClock {
     unused: [u32; 11],
 }
 
-/// Microseconds of a tick of which there are a hundred each second.
+/// Microseconds per tick, at 100 ticks per second.
 const TICK: i64 = 10_000;
-/// One part in a million of a frequency, which is told with 16 bits behind the point.
+/// One millionth, in the unit of frequencies, which have 16 fractional bits.
 const PPM: i64 = 1 << 16;
-/// The most that Linux would slew the clock by.
+/// The largest rate by which Linux would slew the clock.
 const TOLERANCE: i64 = 500 * PPM;
-/// The largest frequency that Linux takes: its PPM_SCALE times as much would be too many for 64
+/// The largest frequency that Linux accepts: multiplied by its PPM_SCALE, more would overflow 64
 /// bits.
 const MOST_FREQUENCY: i64 = i64::MAX / (1000 << 16);
 /// Status bits that only the clock sets.
@@ -84,7 +84,7 @@ const TIME_OK: i64 = 0;
 const TIME_ERROR: i64 = 5;
 
 impl UserClock {
-    /// Returns the requested modes, after Linux' checks (`timekeeping_validate_timex`), in its
+    /// Returns the requested modes after Linux' checks (`timekeeping_validate_timex`), in its
     /// order.
     fn checked_modes(&self) -> Result<Modes> {
         let modes = Modes::from_bits_truncate(self.modes);
@@ -116,7 +116,7 @@ impl UserClock {
         Ok(modes)
     }
 
-    /// `EOPNOTSUPP` for what the clock cannot do.
+    /// Returns `EOPNOTSUPP` for unsupported adjustments.
     fn check_possible(&self, modes: Modes) -> Result<()> {
         if modes.contains(Modes::ADJTIME) {
             let reads = modes.contains(Modes::READONLY) || self.offset == 0;
@@ -134,13 +134,13 @@ impl UserClock {
         if refused.iter().any(is_refused) { Err(Errno::EOPNOTSUPP) } else { Ok(()) }
     }
 
-    /// The time that the wall clock shows after `SETOFFSET`.
+    /// Returns the time of the wall clock after `SETOFFSET`.
     fn injected(&self, modes: Modes) -> Result<i64> {
         let unit = if modes.contains(Modes::NANO) { 1 } else { 1000 };
         let seconds = self.time.seconds.checked_mul(SECOND as i64).ok_or(Errno::EINVAL)?;
         let new = seconds.checked_add(self.time.microseconds * unit);
         let new = new.and_then(|offset| wall_nanoseconds().checked_add(offset)).ok_or(Errno::EINVAL)?;
-        // Not before the time that has passed since boot.
+        // Not earlier than the time since boot.
         let new = u64::try_from(new).ok().filter(|&new| new >= now()).ok_or(Errno::EINVAL)?;
         settable(new)
     }
@@ -171,7 +171,7 @@ impl UserClock {
         }
     }
 
-    /// The state that programs are told.
+    /// Returns the state for programs.
     fn tell(modes: u32, quality: &ClockQuality) -> Self {
         let wall = wall_nanoseconds();
         let unit = if quality.status.contains(Status::NANO) { 1 } else { 1000 };
@@ -201,7 +201,7 @@ impl UserClock {
     }
 }
 
-/// Does what `asked` asks for. Returns the state then, and the call's result.
+/// Performs the adjustment `asked`. Returns the resulting state, and the call's result.
 fn adjust(asked: &UserClock) -> Result<(UserClock, i64)> {
     let modes = asked.checked_modes()?;
     asked.check_possible(modes)?;

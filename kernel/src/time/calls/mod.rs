@@ -33,8 +33,8 @@ fn may_set_time() -> Result<()> {
     if task::may(Capability::SysTime) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
-/// The time that the wall clock is set to: it can go on for thirty years from there before
-/// nanoseconds since 1970 are too many (Linux: timespec64_valid_settod).
+/// Returns a time that the wall clock can be set to. From there it can run for thirty years before
+/// the nanoseconds since 1970 overflow (Linux: timespec64_valid_settod).
 fn settable(nanoseconds: u64) -> Result<i64> {
     const THIRTY_YEARS: u64 = 30 * 365 * 24 * 3600 * SECOND;
     const END: u64 = i64::MAX as u64 / SECOND * SECOND - THIRTY_YEARS;
@@ -87,7 +87,7 @@ pub fn sys_nanosleep(args: &Args) -> Result<i64> {
 pub fn sys_clock_nanosleep(args: &Args) -> Result<i64> {
     const ABSOLUTE: u32 = 1;
     let clock = Clock::new(args.int(0))?;
-    // A thread cannot sleep on its own time, and nothing wakes by a clock that is raw or coarse.
+    // A thread cannot sleep by its own CPU time, and raw and coarse clocks have no timers.
     if matches!(clock, Clock::Thread(_)) || matches!(args.int(0), 4..=6) {
         return Err(Errno::EOPNOTSUPP);
     }
@@ -97,7 +97,7 @@ pub fn sys_clock_nanosleep(args: &Args) -> Result<i64> {
         return sleep_until(now().saturating_add(time), args[3]);
     }
     match sleep_until(clock.deadline(time)?, 0) {
-        // An absolute sleep that is repeated is the same sleep.
+        // Repeating an absolute sleep is safe.
         Err(Errno::ERESTARTBLOCK) => Err(Errno::ERESTARTNOHAND),
         other => other,
     }

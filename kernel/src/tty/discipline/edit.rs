@@ -1,4 +1,5 @@
-//! Editing the line under the cursor: canonical mode's keys, and what they do to line and screen.
+//! Editing the line under the cursor: the keys of canonical mode, and their effects on line and
+//! screen.
 
 use linux_raw_sys::general as c;
 
@@ -6,7 +7,7 @@ use super::output::TAB;
 use super::{CharacterKind, Discipline, is_control};
 
 impl Discipline {
-    /// The keys that canonical mode gives a meaning. Whether `byte` was one.
+    /// Handles the editing keys of canonical mode. Returns whether `byte` is one of them.
     pub(super) fn edit(&mut self, byte: u8) -> bool {
         let termios = self.termios;
         let extended = termios.local(c::IEXTEN);
@@ -48,7 +49,7 @@ impl Discipline {
         true
     }
 
-    /// Units after the last complete line.
+    /// Returns the number of units after the last complete line.
     pub(super) fn pending(&self) -> usize {
         self.input.len() - self.complete
     }
@@ -57,9 +58,9 @@ impl Discipline {
         self.termios.input(c::IUTF8) && byte & 0xc0 == 0x80
     }
 
-    /// The first byte and the length of the last character before the cursor. `None` at the line's
-    /// start and where the line begins in the middle of a character: half a character is never
-    /// erased.
+    /// Returns the first byte and the length of the last character before the cursor. `None` at the
+    /// line's start, and if the line begins in the middle of a character, because half a character
+    /// is never erased.
     pub(super) fn last_character(&self) -> Option<(u8, usize)> {
         let mut units = self.input.iter().skip(self.complete).rev();
         let at = units.position(|unit| !self.continuation(unit.byte))?;
@@ -116,7 +117,8 @@ impl Discipline {
         }
     }
 
-    /// Take the last character, `length` bytes from `first` on, off the line and off the screen.
+    /// Removes the last character, `length` bytes from `first` on, from the line and from the
+    /// screen.
     pub(super) fn rub_out(&mut self, first: u8, length: usize) {
         let start = self.input.len() - length;
         let termios = self.termios;
@@ -148,7 +150,7 @@ impl Discipline {
         }
     }
 
-    /// The column that the line under the cursor reaches, from where it began.
+    /// Returns the column of the cursor if its line is shown from where it began.
     pub(super) fn column_of_cursor(&self) -> usize {
         self.input.iter().skip(self.complete).fold(self.line_column, |column, unit| match unit.byte {
             b'\t' => column + TAB - column % TAB,

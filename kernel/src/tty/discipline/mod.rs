@@ -1,15 +1,15 @@
-//! The line discipline (N_TTY) as a state machine: bytes from the wire in, bytes for the program
-//! out, and back.
+//! The line discipline (N_TTY) as a state machine that converts bytes from the wire to bytes for
+//! the program, and vice versa.
 //!
-//! It owns two bounded queues. *Input* holds what the program has not read; in canonical mode its
-//! first `complete` units are whole lines and the rest is the line under the cursor, the only part
-//! that erasing touches. *Output* holds processed bytes for the wire, and lets echoes use a reserve
-//! that writes cannot. It never sleeps, allocates only when made, and knows no task: the terminal
-//! around it holds it under a spin lock, wakes readers and writers, and sends the signals that
-//! [`Discipline::receive`] asks for.
+//! It owns two bounded queues. *Input* holds bytes that the program has not read. In canonical mode
+//! its first `complete` units are whole lines, and the rest is the line under the cursor, the only
+//! part that erasing changes. *Output* holds processed bytes for the wire. Echoes may use a reserve
+//! there that writes may not. The discipline never sleeps, allocates only when it is made, and
+//! knows no tasks. The terminal around it protects it with a spin lock, wakes readers and writers,
+//! and sends the signals that [`Discipline::receive`] returns.
 //!
-//! Behaviour: POSIX.1-2017 chapter 11 (general terminal interface) and termios(3) for what Linux
-//! adds.
+//! Behaviour: POSIX.1-2017 chapter 11 (general terminal interface) and termios(3) for the additions
+//! of Linux.
 
 mod edit;
 mod output;
@@ -20,14 +20,14 @@ use linux_raw_sys::general as c;
 use super::termios::Termios;
 use crate::Result;
 
-/// Units of input a terminal holds; a canonical line is at most one less than this, and its end.
+/// Units of input that a terminal holds; a canonical line has at most one less, and its end.
 pub const INPUT_LIMIT: usize = 4096;
 /// Bytes of output held for the wire before writers wait.
 pub const OUTPUT_LIMIT: usize = 4096;
-/// Bytes that echoes may use beyond [`OUTPUT_LIMIT`]; when they are full too, echoes are lost.
+/// Bytes that echoes may use beyond [`OUTPUT_LIMIT`]. If these are used up too, echoes are lost.
 const ECHO_RESERVE: usize = 1024;
 
-/// A signal that a key asks for.
+/// A signal that a key sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KeySignal {
     /// SIGINT.
@@ -41,22 +41,22 @@ pub enum KeySignal {
 /// Result of a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Read {
-    /// These bytes, and the read is over: a line's end was reached, or this is all there is outside
-    /// canonical mode. 0 is the end of the file.
+    /// The read is over, with this many bytes: a line's end was read, or, outside canonical mode,
+    /// there is no more input. 0 is the end of the file.
     Done(usize),
-    /// The buffer is full, and its line goes on.
+    /// The buffer is full with this many bytes, and its line continues.
     Part(usize),
     /// There is nothing to read yet.
     Empty,
 }
 
-/// Why output is held back.
+/// The reason why output is stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Flow {
     Running,
-    /// By VSTOP: VSTART starts it, any key with IXANY.
+    /// By VSTOP: VSTART resumes it, or with IXANY any key.
     StoppedByKey,
-    /// By TCXONC: only TCXONC starts it.
+    /// By TCXONC: only TCXONC resumes it.
     StoppedByCall,
 }
 
@@ -65,7 +65,7 @@ enum Flow {
 pub enum FlushQueue {
     /// Unread input.
     Input,
-    /// Output that is not on the wire.
+    /// Output that was not sent on the wire.
     Output,
     /// Both queues.
     Both,
@@ -74,7 +74,7 @@ pub enum FlushQueue {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum CharacterKind {
     Plain,
-    /// Ends a line and belongs to it.
+    /// Ends a line and is delivered with it.
     LineEnd,
     /// Ends a line and is not delivered (VEOF).
     EndOfFile,
@@ -93,18 +93,18 @@ pub struct Discipline {
     input: VecDeque<Unit>,
     complete: usize,
     output: VecDeque<u8>,
-    /// Where the cursor is in its line, counted in characters.
+    /// Column of the cursor in its line, counted in characters.
     column: usize,
-    /// Where the cursor was when the line under it began.
+    /// Column of the cursor at the beginning of its line.
     line_column: usize,
     literal_next: bool,
-    /// Between the `\` and the `/` of ECHOPRT.
+    /// Whether output is between the `\` and the `/` of ECHOPRT.
     erasing: bool,
     flow: Flow,
     packet: u8,
 }
 
-/// Ready-made notices for TIOCPKT.
+/// Status bytes for TIOCPKT.
 mod packet {
     use linux_raw_sys::general as c;
     pub(super) const FLUSH_READ: u8 = c::TIOCPKT_FLUSHREAD as u8;
@@ -116,7 +116,7 @@ mod packet {
 }
 
 impl Discipline {
-    /// A terminal with these settings.
+    /// Makes a terminal with these settings.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -137,13 +137,13 @@ impl Discipline {
         })
     }
 
-    /// The settings.
+    /// Returns the settings.
     pub const fn termios(&self) -> &Termios {
         &self.termios
     }
 
-    /// Change the settings. Turning canonical mode on makes a line of what is unread; turning it
-    /// off frees the line under the cursor.
+    /// Changes the settings. Turning canonical mode on makes unread input a line; turning it off
+    /// makes the line under the cursor readable.
     pub fn set_termios(&mut self, termios: Termios) {
         let was = core::mem::replace(&mut self.termios, termios);
         if (was.lflag ^ termios.lflag) & c::ICANON != 0 {
@@ -168,7 +168,8 @@ impl Discipline {
         }
     }
 
-    /// Returns whether Ctrl-S and Ctrl-Q control the flow, as packet mode tells a remote terminal.
+    /// Returns whether Ctrl-S and Ctrl-Q control the flow, which packet mode reports to a remote
+    /// terminal.
     fn flow_by_keys(&self, termios: &Termios) -> bool {
         termios.input(c::IXON) && termios.is(0x13, c::VSTOP) && termios.is(0x11, c::VSTART)
     }
@@ -177,14 +178,15 @@ impl Discipline {
         self.termios.local(c::ICANON)
     }
 
-    /// Whether the next byte from the wire can be dealt with. If not, it has to wait on the wire
-    /// until the program reads. A canonical line that is too long is not a reason: its surplus is
+    /// Whether the next byte from the wire can be processed. If not, it must wait on the wire until
+    /// the program reads. A canonical line that is too long is still accepted: its surplus is
     /// dropped, so that its end can arrive.
     pub fn accepts(&self) -> bool {
         self.input.len() + 2 <= INPUT_LIMIT || (self.canonical() && self.complete == 0)
     }
 
-    /// Take one byte from the wire, and say which signal the foreground process group must get.
+    /// Processes one byte from the wire. Returns the signal that the foreground process group must
+    /// get.
     pub fn receive(&mut self, mut byte: u8) -> Option<KeySignal> {
         let termios = self.termios;
         if termios.input(c::ISTRIP) {
@@ -268,7 +270,8 @@ impl Discipline {
     fn push(&mut self, byte: u8, kind: CharacterKind) {
         let ends_line = kind != CharacterKind::Plain;
         let room = INPUT_LIMIT - self.input.len();
-        // One place is kept for the end of the line, or a full line could never be completed.
+        // One place is reserved for the end of the line. Otherwise a full line could never be
+        // completed.
         if room == 0 || (room == 1 && self.canonical() && !ends_line) {
             if self.termios.input(c::IMAXBEL) {
                 self.echo_raw(b"\x07");
@@ -303,17 +306,17 @@ impl Discipline {
         }
     }
 
-    /// Hold output back (TCOOFF).
+    /// Stops output (TCOOFF).
     pub fn suspend_output(&mut self) {
         self.stop(Flow::StoppedByCall);
     }
 
-    /// Let output go on (TCOON).
+    /// Resumes output (TCOON).
     pub fn resume_output(&mut self) {
         self.start();
     }
 
-    /// Throw away what one side has not taken (TCFLSH).
+    /// Discards unread input or unsent output (TCFLSH).
     pub fn flush(&mut self, queue: FlushQueue) {
         if queue != FlushQueue::Output {
             self.input.clear();
@@ -328,19 +331,19 @@ impl Discipline {
         }
     }
 
-    /// Notices for a pty master in packet mode since the last call; 0 is none.
+    /// Returns the status for a pty master in packet mode since the last call; 0 is none.
     pub fn take_packet(&mut self) -> u8 {
         core::mem::take(&mut self.packet)
     }
 
-    /// Whether [`Discipline::take_packet`] has something.
+    /// Whether [`Discipline::take_packet`] would return a status.
     pub const fn has_packet(&self) -> bool {
         self.packet != 0
     }
 
     // Reading.
 
-    /// Bytes that a read could return now (FIONREAD).
+    /// Returns the number of bytes that a read could return now (FIONREAD).
     pub fn readable_bytes(&self) -> usize {
         if self.canonical() {
             self.input.iter().take(self.complete).filter(|unit| unit.kind != CharacterKind::EndOfFile).count()
@@ -349,8 +352,8 @@ impl Discipline {
         }
     }
 
-    /// Returns whether a read, or with VMIN and no VTIME a read of VMIN bytes, would find enough,
-    /// as poll reports it.
+    /// Returns whether poll reports input: whether a read would succeed, or with VMIN and no VTIME
+    /// a read of VMIN bytes.
     pub fn readable(&self) -> bool {
         if self.canonical() {
             return self.complete > 0;
@@ -359,19 +362,19 @@ impl Discipline {
         self.input.len() >= wanted
     }
 
-    /// Whether [`Discipline::read`] would find anything.
+    /// Whether [`Discipline::read`] would return anything.
     pub fn has_input(&self) -> bool {
         if self.canonical() { self.complete > 0 } else { !self.input.is_empty() }
     }
 
-    /// Units of input that a read could have: in canonical mode those of whole lines. It grows when
-    /// there is something new.
+    /// Returns the units of input that a read could return: in canonical mode those of whole lines.
+    /// The value grows when input arrives.
     pub fn arrived(&self) -> usize {
         if self.canonical() { self.complete } else { self.input.len() }
     }
 
-    /// Move input to `bytes`: in canonical mode at most one line, else what there is. VMIN and
-    /// VTIME are the caller's business.
+    /// Moves input to `bytes`: in canonical mode at most one line, else all that fits. The caller
+    /// handles VMIN and VTIME.
     pub fn read(&mut self, bytes: &mut [u8]) -> Read {
         if !self.canonical() {
             if self.input.is_empty() {
@@ -400,15 +403,15 @@ impl Discipline {
         Read::Part(count)
     }
 
-    /// After a read whose last bytes filled the program's buffer exactly: a VEOF that only pushed
-    /// those bytes is not the end of the file for the next read too.
+    /// Removes a VEOF after a read whose last bytes filled the program's buffer exactly. That VEOF
+    /// only ended these bytes, and must not also be the end of the file for the next read.
     pub fn skip_end_of_file(&mut self) {
         if self.complete > 0 && self.input[0].kind == CharacterKind::EndOfFile {
             self.pop_complete();
         }
     }
 
-    /// Whether input is edited in lines, so that VMIN and VTIME mean nothing.
+    /// Whether input is edited in lines, so that VMIN and VTIME are ignored.
     pub const fn is_canonical(&self) -> bool {
         self.canonical()
     }

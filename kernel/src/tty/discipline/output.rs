@@ -4,7 +4,7 @@ use linux_raw_sys::general as c;
 
 use super::{Discipline, ECHO_RESERVE, Flow, OUTPUT_LIMIT, is_control};
 
-/// The longest that one written byte becomes (a tab as spaces).
+/// Largest number of bytes that one written byte becomes (a tab as spaces).
 const LONGEST_EXPANSION: usize = TAB;
 /// Columns between tab stops.
 pub(super) const TAB: usize = 8;
@@ -16,7 +16,7 @@ impl Discipline {
         }
     }
 
-    /// Echo a byte visibly: a control character as ^X with ECHOCTL.
+    /// Echoes a byte visibly: with ECHOCTL a control character as ^X.
     pub(super) fn echo(&mut self, byte: u8) {
         if self.termios.local(c::ECHOCTL) && is_control(byte) && byte != b'\t' {
             self.emit(b"^", ECHO_RESERVE);
@@ -33,8 +33,7 @@ impl Discipline {
         }
     }
 
-    /// Put one byte through output processing. `reserve` is what it may use beyond
-    /// [`OUTPUT_LIMIT`].
+    /// Processes one byte of output. `reserve` is the room that it may use beyond [`OUTPUT_LIMIT`].
     pub(super) fn process(&mut self, mut byte: u8, reserve: usize) {
         let termios = self.termios;
         if !termios.output(c::OPOST) {
@@ -94,7 +93,7 @@ impl Discipline {
         }
     }
 
-    /// Take what the program writes; how many bytes there was room for.
+    /// Takes bytes that the program writes. Returns how many there was room for.
     pub fn write(&mut self, bytes: &[u8]) -> usize {
         let mut taken = 0;
         for &byte in bytes {
@@ -112,17 +111,17 @@ impl Discipline {
         self.output.len() + LONGEST_EXPANSION <= OUTPUT_LIMIT
     }
 
-    /// Bytes that wait for the wire (TIOCOUTQ).
+    /// Returns the number of bytes that wait for the wire (TIOCOUTQ).
     pub fn output_length(&self) -> usize {
         self.output.len()
     }
 
-    /// The next bytes for the wire; none while output is stopped.
+    /// Returns the next bytes for the wire; none while output is stopped.
     pub fn wire(&self) -> &[u8] {
         if self.flow == Flow::Running { self.output.as_slices().0 } else { &[] }
     }
 
-    /// The wire took this many of [`Discipline::wire`]'s bytes.
+    /// Removes the first `bytes` bytes of [`Discipline::wire`], because they were sent.
     pub fn sent(&mut self, bytes: usize) {
         self.output.drain(..bytes);
     }

@@ -297,7 +297,7 @@ fn packet_mode_hears_of_flushes_and_flow() {
     assert_eq!(u32::from(tty.take_packet()), c::TIOCPKT_NOSTOP);
 }
 
-/// The obvious editor: a list of finished lines and a line being typed, without echo.
+/// The simplest editor: a list of finished lines and a line being typed, without echo.
 #[derive(Default)]
 struct Naive {
     lines: Vec<Vec<u8>>,

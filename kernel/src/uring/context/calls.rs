@@ -14,7 +14,7 @@ use crate::time::{self, TimeSpec};
 use crate::user::{Iovecs, UserPtr};
 use crate::{Errno, Result, sched, task};
 
-/// The most requests of a context.
+/// Largest number of requests of a context.
 const MAX_REQUESTS: u32 = 0x40_0000;
 
 /// `struct iocb`.
@@ -35,7 +35,7 @@ struct ControlBlock {
     counter: i32,
 }
 
-/// Where the key is in a [`ControlBlock`]: the kernel writes 0 there.
+/// Offset of the key in a [`ControlBlock`]: the kernel writes 0 there.
 const KEY_OFFSET: u64 = 8;
 
 /// Operations, with the interface's numbers (`include/uapi/linux/aio_abi.h`).
@@ -49,15 +49,15 @@ mod operation {
     pub const PWRITEV: u16 = 8;
 }
 
-/// Flags of a [`ControlBlock`]: an event counter is told of the end; the priority counts.
+/// Flags of a [`ControlBlock`]: an event counter is notified of the end; the priority is valid.
 const TELLS_COUNTER: u32 = 1 << 0;
 const HAS_PRIORITY: u32 = 1 << 1;
 
 impl ControlBlock {
-    /// Begins the request. `Ok` of an error is a request that began, and failed.
+    /// Starts the request. `Ok` of an error is a request that started, and failed.
     ///
     /// # Errors
-    /// Where it did not begin: `EINVAL`, `EBADF`, `EFAULT`, `EOPNOTSUPP`.
+    /// If it did not start: `EINVAL`, `EBADF`, `EFAULT`, `EOPNOTSUPP`.
     fn start(&self, file: Arc<OpenFile>) -> Result<Result<Start>> {
         use operation as op;
         match self.operation {
@@ -83,10 +83,10 @@ impl ControlBlock {
 
     fn transfer(&self, file: Arc<OpenFile>, way: Way) -> Result<Result<Start>> {
         if self.transfer_flags != 0 {
-            return Err(Errno::EOPNOTSUPP); // RWF_* are not known here.
+            return Err(Errno::EOPNOTSUPP); // RWF_* are not supported.
         }
         if self.flags & HAS_PRIORITY != 0 && self.priority != 0 {
-            return Err(Errno::EINVAL); // Nor are I/O priorities.
+            return Err(Errno::EINVAL); // I/O priorities are not supported.
         }
         way.check(&file)?;
         let kind = file.node().kind();
@@ -105,7 +105,7 @@ impl ControlBlock {
 }
 
 impl IoContext {
-    /// Begin what the control block at `at` asks for.
+    /// Starts the request of the control block at `at`.
     fn submit(self: &Receiver<Self>, at: u64) -> Result<()> {
         let block = UserPtr::<ControlBlock>::new(at).read()?;
         if block.reserved != 0 || i64::try_from(block.length).is_err() {
@@ -116,7 +116,7 @@ impl IoContext {
         posted.inspect_err(|_| self.give_up(1))
     }
 
-    /// Begin a request that has its place in the context.
+    /// Starts a request that has its place in the context.
     fn submit_begun(self: &Receiver<Self>, at: u64, block: &ControlBlock) -> Result<()> {
         let files = task::current().process().files();
         let file = files.get(block.fd)?;
@@ -165,10 +165,10 @@ pub fn sys_io_destroy(args: &Args) -> Result<i64> {
     super::end(args[0]).map(|()| 0)
 }
 
-/// io_submit(context, count, control blocks): how many began.
+/// io_submit(context, count, control blocks): returns how many requests started.
 ///
 /// # Errors
-/// As in the manual, where not one began.
+/// As in the manual, if none started.
 pub fn sys_io_submit(args: &Args) -> Result<i64> {
     let count = usize::try_from(args[1] as i64).map_err(|_| Errno::EINVAL)?;
     let context = IoContext::find(args[0])?;
@@ -186,12 +186,11 @@ pub fn sys_io_submit(args: &Args) -> Result<i64> {
     Ok(count.min(context.room.requests() as usize) as i64)
 }
 
-/// io_cancel(context, control block, event): the event of what could be cancelled comes as any
-/// other.
+/// io_cancel(context, control block, event): a cancelled request's event is queued like any other.
 ///
 /// # Errors
-/// `EINPROGRESS` where it was cancelled; `EINVAL` where it cannot be, or there is no such context
-/// or request; `EFAULT`.
+/// `EINPROGRESS` if it was cancelled; `EINVAL` if it cannot be, or if there is no such context or
+/// request; `EFAULT`.
 pub fn sys_io_cancel(args: &Args) -> Result<i64> {
     if UserPtr::<u32>::new(args[1].wrapping_add(KEY_OFFSET)).read()? != 0 {
         return Err(Errno::EINVAL);
@@ -200,7 +199,8 @@ pub fn sys_io_cancel(args: &Args) -> Result<i64> {
     Err(Errno::EINPROGRESS)
 }
 
-/// Returns the time-out at `at` as a deadline. A time in the past, or an invalid one, has passed.
+/// Returns the time-out at `at` as a deadline. A time in the past, or an invalid one, counts as
+/// expired.
 fn deadline(at: u64) -> Result<Option<u64>> {
     let time = UserPtr::<TimeSpec>::new(at).read_optional()?;
     Ok(time.map(|time| time::now().saturating_add(time.nanoseconds().unwrap_or(0))))
@@ -217,7 +217,7 @@ fn take_events(args: &Args, deadline: Option<u64>) -> Result<i64> {
     context.wait_for_events(to, least, most, deadline).map(|count| count as i64)
 }
 
-/// io_getevents(context, least, most, events, time-out): how many there are.
+/// io_getevents(context, least, most, events, time-out): returns the number of events.
 ///
 /// # Errors
 /// As in the manual.

@@ -1,21 +1,21 @@
 //! The contexts of io_setup(2), the base of libaio.
 //!
-//! A program hands over control blocks (`struct iocb`), and takes events (`struct io_event`) in the
-//! order in which the requests ended. Requests begin and wait as those of a ring do
-//! ([`super::request`], [`super::work`]), but what would block on a stream waits, too: Linux'
-//! io_submit blocks there. A context is named by the address of a page that io_setup maps. Linux
-//! keeps a ring of events in it, which libaio reads where it finds the ring's magic number; here it
-//! stays zero, so libaio asks the kernel.
+//! A program submits control blocks (`struct iocb`), and gets events (`struct io_event`) in the
+//! order in which the requests ended. Requests start and wait like those of a ring
+//! ([`super::request`], [`super::work`]). A transfer that would block on a stream waits, too,
+//! whereas Linux' io_submit blocks there. A context is named by the address of a page that io_setup
+//! maps. Linux keeps a ring of events in it, which libaio reads where it finds the ring's magic
+//! number; here it stays zero, so libaio asks the kernel.
 //!
-//! **Room.** A context has room for so many requests as it was made for, from a request's begin
-//! until its event is taken, set aside when it is made: no event is ever lost. All contexts
-//! together have [`crate::fs::requests`].
+//! **Room.** The number of a context's requests is fixed when the context is made, and memory for
+//! their events is allocated then. A request counts from its start until its event is taken, so no
+//! event is lost. [`crate::fs::requests`] limits the sum of all contexts.
 //!
 //! **Locks.** `CONTEXTS` is taken alone. `IoContext::readers` (one task takes events at a time) >
 //! user memory; `IoContext::events` is taken last. All are sleeping locks of task context.
 //!
-//! **The end.** Contexts end with their program: at exit, at execve and by io_destroy, each time
-//! after what disks had in hand.
+//! **The end.** Contexts end with their program, at exit and at execve, and by io_destroy. Each
+//! time the end waits for requests at disks.
 
 pub mod calls;
 
@@ -36,7 +36,7 @@ use crate::task::{self, Pid};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
-/// Events that are copied to a program at a time.
+/// Number of events that are copied to a program at a time.
 const AT_ONCE: usize = 16;
 
 /// All contexts, by their process and address.
@@ -52,13 +52,13 @@ pub struct IoEvent {
     more: i64,
 }
 
-/// Tag by which a context knows a request.
+/// The tag by which a context identifies a request.
 pub(super) struct ControlTag {
     /// The control block's address.
     control: u64,
-    /// The program's name for it.
+    /// The program's identifier of the request.
     data: u64,
-    /// The event counter that is told of its end.
+    /// The event counter that is notified of its end.
     counter: Option<Arc<OpenFile>>,
 }
 
@@ -71,15 +71,15 @@ impl Tag for ControlTag {
 /// A context.
 pub struct IoContext {
     room: Room,
-    /// Requests that have begun and whose events were not taken.
+    /// Number of requests that have started and whose events were not taken.
     begun: AtomicUsize,
-    /// Events that were not taken; there is room for all.
+    /// Events that were not taken. There is room for all.
     events: Mutex<VecDeque<IoEvent>>,
-    /// Their number.
+    /// Their number. Readable without the lock.
     available: AtomicUsize,
     /// Held by the task that takes events.
     readers: Mutex<()>,
-    /// Woken when there are more events, and at the end.
+    /// Woken when events are added, and at the end.
     arrived: Arc<WaitQueue>,
     has_ended: AtomicBool,
     work: Work<ControlTag>,
@@ -101,17 +101,17 @@ impl Asker for IoContext {
             eventfd::count(&counter);
         }
     }
-    /// No request of a context counts them.
+    /// No request of a context has a timeout that counts completions.
     fn completed(&self) -> u64 {
         0
     }
 }
 
 impl IoContext {
-    /// A context with room for so many requests.
+    /// Makes a context with room for `requests` requests.
     ///
     /// # Errors
-    /// `EAGAIN` where all contexts together would have too much, `ENOMEM`.
+    /// `EAGAIN` if the sum of all contexts would exceed its limit, `ENOMEM`.
     fn make(requests: u32) -> Result<Arc<Self>> {
         let room = Room::take(requests)?;
         Ok(reserve::arc(Self {
@@ -126,18 +126,18 @@ impl IoContext {
         }))
     }
 
-    /// The current process' context at `id`.
+    /// Returns the current process' context at `id`.
     ///
     /// # Errors
-    /// `EINVAL` where there is none.
+    /// `EINVAL` if there is none.
     fn find(id: u64) -> Result<Arc<Self>> {
         CONTEXTS.lock().get(&(task::current().process().pid, id)).cloned().ok_or(Errno::EINVAL)
     }
 
-    /// Have a place for a request.
+    /// Takes a place for a request.
     ///
     /// # Errors
-    /// `EAGAIN` where all are taken.
+    /// `EAGAIN` if all are taken.
     fn begin(&self) -> Result<()> {
         let room = self.room.requests() as usize;
         let more = |begun: usize| (begun < room).then_some(begun + 1);
@@ -145,15 +145,15 @@ impl IoContext {
         begun.map(drop).map_err(|_| Errno::EAGAIN)
     }
 
-    /// `count` places are free again.
+    /// Frees `count` places.
     fn give_up(&self, count: usize) {
         self.begun.fetch_sub(count, Ordering::Relaxed);
     }
 
-    /// Give the program up to `most` of the events that are there, at `to`. Returns how many.
+    /// Gives the program up to `most` of the queued events, at `to`. Returns their number.
     ///
     /// # Errors
-    /// `EFAULT` where not one could be placed; those that could not stay.
+    /// `EFAULT` if none could be stored. Events that could not be stored stay queued.
     fn take(&self, to: UserPtr<IoEvent>, most: usize) -> Result<usize> {
         let _reader = self.readers.lock();
         let mut taken = 0;
@@ -179,11 +179,12 @@ impl IoContext {
         Ok(taken)
     }
 
-    /// Give the program between `least` and `most` events at `to`; fewer than `least` where
-    /// `deadline` has passed. Returns how many.
+    /// Gives the program between `least` and `most` events at `to`; fewer than `least` if
+    /// `deadline` has passed. Returns their number.
     ///
     /// # Errors
-    /// `EINTR`, `EFAULT`, and `EINVAL` where the context ends, each where there is not one event.
+    /// `EINTR`, `EFAULT`, and `EINVAL` if the context ends. These are returned only if there is no
+    /// event.
     fn wait_for_events(
         &self,
         to: UserPtr<IoEvent>,
@@ -221,7 +222,7 @@ impl IoContext {
     }
 }
 
-/// Make a context for so many requests in the current process. Returns its address.
+/// Makes a context for `requests` requests in the current process. Returns its address.
 ///
 /// # Errors
 /// `EAGAIN`, `ENOMEM`.
@@ -237,7 +238,7 @@ fn enter(requests: u32) -> Result<u64> {
     };
     let id = process.space().lock().map(request, &process.memory_limits())?.0;
     let entered = CONTEXTS.lock().try_insert((process.pid, id), context);
-    // A program may have unmapped the page of a context, whose address is this one's now.
+    // A program may have unmapped the page of an old context, so that the new one has its address.
     let (entered, replaced) = match entered {
         Ok(replaced) => (Ok(id), replaced),
         Err(error) => (Err(error.into()), None),
@@ -248,16 +249,17 @@ fn enter(requests: u32) -> Result<u64> {
     entered.inspect_err(|_| unmap(id))
 }
 
-/// Unmap the page of a context.
+/// Unmaps the page of a context.
 fn unmap(id: u64) {
-    // Holes may stay where areas may not: the program can have changed what is there.
+    // Unmapping may fail at the limit of areas, because the program can have changed the mapping.
+    // Then the page stays.
     let _ = task::current().process().space().unmap(VirtAddr(id), PAGE_SIZE as u64);
 }
 
-/// End the context at `id` of the current process.
+/// Ends the context at `id` of the current process.
 ///
 /// # Errors
-/// `EINVAL` where there is none.
+/// `EINVAL` if there is none.
 fn end(id: u64) -> Result<()> {
     let context = CONTEXTS.lock().remove(&(task::current().process().pid, id)).ok_or(Errno::EINVAL)?;
     context.close();
@@ -265,7 +267,7 @@ fn end(id: u64) -> Result<()> {
     Ok(())
 }
 
-/// End all contexts of `process`. May sleep.
+/// Ends all contexts of `process`. May sleep.
 pub(super) fn leave(process: Pid) {
     loop {
         let mut contexts = CONTEXTS.lock();

@@ -1,12 +1,13 @@
 //! Locks with priority inheritance: FUTEX_LOCK_PI, FUTEX_LOCK_PI2, FUTEX_TRYLOCK_PI and
 //! FUTEX_UNLOCK_PI; and condition variables for them ([`requeue`]).
 //!
-//! The word of a lock is 0 or its owner's number; programs take and release it without a call. With
-//! FUTEX_WAITERS its owner has to call; with FUTEX_OWNER_DIED an owner ended. The word and the
-//! [table](table) of locks that are waited for change together, under the table's lock.
+//! The word of a lock is 0 or its owner's number. Programs take and release it without a system
+//! call. With FUTEX_WAITERS the owner must make the call to release it. With FUTEX_OWNER_DIED an
+//! owner has ended. The word and the [table](table) of contended locks change together, under the
+//! table's lock.
 //!
-//! The errors are Linux' (kernel/futex/pi.c): of a word that names another owner than the table
-//! (`EINVAL`), no thread (`ESRCH`), a thread of the kernel (`EPERM`).
+//! The errors are those of Linux (kernel/futex/pi.c): for a word that names another owner than the
+//! table (`EINVAL`), no thread (`ESRCH`), or a kernel thread (`EPERM`).
 
 #[cfg(test)]
 mod model;
@@ -31,21 +32,21 @@ pub(super) use requeue::{move_to_lock, wait_for_move};
 /// How long a thread waits for a lock.
 #[derive(Clone, Copy)]
 pub(super) enum LockWait {
-    /// To a time at most.
+    /// Until this time, if any.
     Until(Option<u64>),
-    /// It takes the lock if that is free.
+    /// Not at all: the lock is taken only if it is free.
     Never,
 }
 
-/// Result of asking for a lock.
+/// Result of an attempt to take a lock.
 enum Attempt {
-    /// It was free, and the word has the waiter's number.
+    /// The lock was free, and its word has the waiter's number.
     Taken,
-    /// The waiter is among those that wait, after a look at so many owners.
+    /// The waiter is queued, after a search over this many owners.
     Queued { owners: usize },
-    /// Nothing has changed: the word's page is absent, or cannot be written.
+    /// Nothing has changed, because the word's page is absent or not writable.
     Absent,
-    /// Nothing has changed, but the word.
+    /// Only the word has changed; nothing else.
     Changed,
 }
 
@@ -54,48 +55,48 @@ fn exchange(address: u64, value: u32, new: u32) -> Option<bool> {
     usercopy::compare_exchange_u32(VirtAddr(address), value, new, Faults::Never).map(|was| was == value)
 }
 
-/// The thread that the word of a lock names as its owner. It is looked for, and dropped, without
-/// the table's lock: it may have ended by then.
+/// The thread that the word of a lock names as its owner. The thread is looked up, and its
+/// reference dropped, without the table's lock. It may have ended in between.
 struct NamedOwner {
     number: Pid,
     task: Option<Arc<Task>>,
 }
 
 impl NamedOwner {
-    /// The thread named by the word at `address`, if that is there.
+    /// Returns the thread named by the word at `address`, if the word can be read.
     fn at(address: u64) -> Self {
         let number = load(address).unwrap_or(0) & TID_MASK;
         Self { number, task: if number == 0 { None } else { registry::find_task_by_number(number) } }
     }
     /// # Errors
-    /// `ESRCH` where it has ended, `EPERM` for a thread of the kernel.
+    /// `ESRCH` if it has ended, `EPERM` for a kernel thread.
     fn owner(&self) -> Result<&Arc<PiTask>> {
         let owner = self.task.as_ref().ok_or(Errno::ESRCH)?;
         if owner.process().is_kernel() {
             return Err(Errno::EPERM);
         }
-        // In this order, as the head of the table says. The part may be made by a plain store,
-        // which the CPU would keep in its buffer past the look at the mark.
+        // In this order, as the head of the table says. The part may be made by a plain store. The
+        // CPU could keep that store in its buffer until after the load of the mark.
         let part = owner.pi_part();
         fence(Ordering::SeqCst);
         if owner.has_left() { Err(Errno::ESRCH) } else { Ok(part) }
     }
 }
 
-/// Whether a word with this value can belong to a lock whose owner, in the table, is `owner`
+/// Whether a word with this value is consistent with a lock whose owner in the table is `owner`
 /// (Linux: `attach_to_pi_state`).
 fn is_of(value: u32, owner: Option<&Arc<PiTask>>) -> bool {
     let number = value & TID_MASK;
     match owner {
-        // Its word has the number of the one that ended, or none.
+        // The word has the number of the thread that has ended, or none.
         None => true,
         Some(_) if number == 0 => value & OWNER_DIED != 0,
         Some(owner) => number == owner.number(),
     }
 }
 
-/// Asks for the lock at `address` for `waiter`, which is the caller's or in a line. A free lock is
-/// taken with `mark` in its word: 0, or [`WAITERS`].
+/// Tries to take the lock at `address` for `waiter`, which is the caller's or in a line. A free
+/// lock is taken with `mark` in its word: 0, or [`WAITERS`].
 fn attempt(
     table: &mut PiTable,
     waiter: &Arc<PiWaiter>,
@@ -121,7 +122,7 @@ fn attempt(
         }
         None if value & TID_MASK != named.number => return Ok(Attempt::Changed),
         None => match named.owner() {
-            // It ended between two looks at the word, if the word says so now.
+            // The owner ended between two reads of the word, if the word has changed now.
             Err(Errno::ESRCH) if load(address).ok() != Some(value) => return Ok(Attempt::Changed),
             owner => Some(owner?),
         },
@@ -174,10 +175,10 @@ pub(super) fn lock(word: FutexWord, wait: LockWait) -> Result<i64> {
     }
 }
 
-/// Waits until `waiter`, which is among those that wait for its lock, owns it.
+/// Waits until `waiter`, which is queued for its lock, owns it.
 ///
 /// # Errors
-/// `ETIMEDOUT`, `ERESTARTSYS`, `EFAULT`: it does not wait any more.
+/// `ETIMEDOUT`, `ERESTARTSYS`, `EFAULT`; then it is no longer queued.
 fn wait_for_lock(waiter: &Arc<PiWaiter>, address: u64, deadline: Option<u64>) -> Result<()> {
     let outcome = sleep(&current(), deadline, || waiter.standing() != Standing::Waits);
     let outcome = match (outcome, waiter.standing()) {
@@ -186,11 +187,11 @@ fn wait_for_lock(waiter: &Arc<PiWaiter>, address: u64, deadline: Option<u64>) ->
         (Err(error), _) => Err(error),
     };
     let Err(error) = outcome else { return Ok(()) };
-    // It may have become the owner in the very moment of the time-out.
+    // It may have become the owner at the moment of the time-out.
     if TABLE.lock().leave(waiter) == Standing::Owns { Ok(()) } else { Err(error) }
 }
 
-/// Takes the lock that its owner left when it ended.
+/// Takes the lock of an owner that has ended.
 fn claim(waiter: &Arc<PiWaiter>, address: u64) -> Result<()> {
     loop {
         let mut table = TABLE.lock();
@@ -243,7 +244,7 @@ pub(super) fn unlock(word: FutexWord) -> Result<i64> {
                 return Ok(0);
             }
             (Some(was), None) => return if was == value { Ok(0) } else { Err(Errno::EAGAIN) },
-            // A thread has announced itself in the word only.
+            // A thread has set WAITERS in the word, but is not in the table yet.
             (Some(was), Some(_)) if was & TID_MASK == value => drop(table),
             (Some(_), Some(_)) => return Err(Errno::EINVAL),
         }

@@ -1,7 +1,7 @@
-//! A lock with three threads, step by step as [`super`] and [`super::table`] take the steps, in
-//! many orders: the first owns it and unlocks it, or ends; the second gives up its wait at any
-//! moment; the third waits until it has the lock. A lock that is lost leaves the third asleep,
-//! which the model reports as a deadlock.
+//! Model of a lock with three threads, in many orders. It takes the steps of [`super`] and
+//! [`super::table`]. The first thread owns the lock and unlocks it, or ends. The second stops
+//! waiting at any moment. The third waits until it has the lock. A lost lock leaves the third
+//! asleep, which the model reports as a deadlock.
 
 use std::vec::Vec;
 
@@ -12,34 +12,34 @@ use shuttle::thread;
 const WAITERS: u32 = 0x8000_0000;
 const NUMBER: u32 = 0xff;
 
-/// The moment at which one that gives up its wait looks whether it has the lock.
+/// The moment at which a thread that stops waiting checks whether it has the lock.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LastLook {
-    /// Under the table's lock, as it must.
+    /// Under the table's lock, as required.
     UnderLock,
     /// Before it takes the table's lock.
     BeforeLock,
 }
 
-/// Reaction of a waiter that is to claim the lock, and gives up instead.
+/// Action of a waiter that is to claim the lock, but stops waiting.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum UnusedClaim {
-    /// The next waiter claims, as it must.
+    /// The next waiter claims the lock, as required.
     PassedOn,
-    /// It is lost.
+    /// The claim is lost.
     Dropped,
 }
 
 /// The moment at which a new waiter writes the word.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Announcement {
-    /// Under the table's lock, as it must.
+    /// Under the table's lock, as required.
     UnderLock,
     /// Before it takes the table's lock.
     BeforeLock,
 }
 
-/// How the first owner goes.
+/// How the first owner gives up the lock.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Going {
     Unlocks,
@@ -67,7 +67,7 @@ enum Standing {
     Owns,
 }
 
-/// The part of the table that is about the lock: empty while no thread waits.
+/// The part of the table for the lock: empty while no thread waits.
 struct ModelTable {
     owner: Option<u32>,
     waiters: Vec<u32>,
@@ -98,7 +98,7 @@ impl LockWorld {
         self.call(table, next, Standing::Owns);
     }
 
-    /// Asks for the lock; whether it was free.
+    /// Tries to take the lock. Returns whether it was free.
     fn ask(&self, own: u32, steps: PiSteps) -> bool {
         loop {
             let early = self.word.load(Ordering::SeqCst);
@@ -149,7 +149,7 @@ impl LockWorld {
         self.give(&mut table, own);
     }
 
-    /// Gives up the wait; whether it has the lock all the same.
+    /// Stops waiting. Returns whether the thread has the lock nevertheless.
     fn leave(&self, own: u32, steps: PiSteps) -> bool {
         let early = self.standing(own);
         let mut table = self.table.lock().unwrap();
@@ -187,7 +187,7 @@ impl LockWorld {
         }
     }
 
-    /// Ends as the owner: its list is gone through, then the table.
+    /// Ends as the owner: first the robust list is processed, then the table.
     fn end(&self, own: u32) {
         let value = self.word.load(Ordering::SeqCst);
         if !self.exchange(value, value & WAITERS) {
@@ -202,7 +202,7 @@ impl LockWorld {
         }
     }
 
-    /// Has the lock, and unlocks it.
+    /// Waits for the lock, and unlocks it.
     fn patient(&self, own: u32, steps: PiSteps) {
         if !self.ask(own, steps) {
             loop {
@@ -261,7 +261,7 @@ fn the_lock_of_one_that_ended_is_claimed() {
     run(RIGHT, Going::Ends);
 }
 
-/// Either the third thread sleeps for ever, or none is left that has the lock.
+/// Either the third thread sleeps forever, or no thread is left that has the lock.
 #[test]
 #[should_panic(expected = "lock")]
 fn a_look_before_the_lock_loses_the_lock() {

@@ -1,9 +1,9 @@
 //! Condition variables whose lock has priority inheritance: FUTEX_WAIT_REQUEUE_PI and
 //! FUTEX_CMP_REQUEUE_PI.
 //!
-//! A waiter stands in the line of the condition's word, and names the lock that it is to be moved
-//! to. The call that moves it asks for the lock in its name: it has the lock at once, or waits for
-//! it as if it had asked itself. Lines are in the [table](super::table).
+//! A waiter is in the line of the condition's word, and names the lock to which it is to be moved.
+//! The call that moves the waiter requests the lock on its behalf. The waiter gets the lock at
+//! once, or waits for it as if it had made the request. Lines are in the [table](super::table).
 
 use freehold_collections::{Arc, Vec};
 
@@ -14,11 +14,11 @@ use super::{Attempt, LockWait, NamedOwner, attempt, has_plain_waiter, wait_for_l
 use crate::task::current;
 use crate::{Errno, Result, sched};
 
-/// Waiters that are moved before others may have the table.
+/// Number of waiters that are moved before other calls may take the table's lock.
 const MOVED_AT_ONCE: usize = 32;
 
-/// FUTEX_WAIT_REQUEUE_PI: waits at the first word, if that has a value, to be moved to the lock at
-/// the second one.
+/// FUTEX_WAIT_REQUEUE_PI: waits at the first word, if it has the expected value, to be moved to the
+/// lock at the second word.
 pub(in super::super) fn wait_for_move(
     [word, lock]: [FutexWord; 2],
     expected: u32,
@@ -53,16 +53,16 @@ pub(in super::super) fn wait_for_move(
         }
     }
     match wait_for_lock(&waiter, lock.address, deadline) {
-        // It cannot be called again: the program is to look at its condition.
+        // The call cannot be restarted: the program must check its condition again.
         Err(Errno::ERESTARTSYS) => Err(Errno::EAGAIN),
         outcome => outcome.map(|()| 0),
     }
 }
 
-/// How far a call has come that moves waiters.
+/// Progress of a call that moves waiters.
 enum MoveStep {
     Done,
-    /// There are more.
+    /// There are more waiters to move.
     More,
     /// The page of the condition's word is absent.
     AbsentWord,
@@ -75,15 +75,16 @@ struct LockMove {
     from: FutexId,
     words: [FutexWord; 2],
     to: FutexId,
-    /// Waiters that it may still move.
+    /// Number of waiters that it may still move.
     left: usize,
     moved: usize,
-    /// Those moved since the table's lock was taken: they may have ended before it is released.
+    /// Waiters moved since the table's lock was taken. They may have ended before the lock is
+    /// released.
     done: Vec<Arc<PiWaiter>>,
 }
 
 impl LockMove {
-    /// Moves some waiters: it ends after looks at [`MOST_OWNERS`] owners, as nothing else has the
+    /// Moves some waiters. Stops after visiting [`MOST_OWNERS`] owners, as nothing else can use the
     /// table meanwhile.
     fn step(&mut self, table: &mut PiTable, named: &NamedOwner) -> Result<MoveStep> {
         let mut seen = 0;
@@ -114,16 +115,16 @@ impl LockMove {
         Ok(MoveStep::More)
     }
 
-    /// Asks for the lock in the name of `waiter`. Where more are to come, the word says at once
-    /// that others wait.
+    /// Requests the lock on behalf of `waiter`. If more waiters will follow, the word gets the mark
+    /// of waiters at once.
     fn ask(&self, table: &mut PiTable, waiter: &Arc<PiWaiter>, named: &NamedOwner) -> Result<Attempt> {
         let mark = if self.left > 1 { WAITERS } else { 0 };
         attempt(table, waiter, (self.words[1].address, mark), named, LockWait::Until(None))
     }
 }
 
-/// FUTEX_CMP_REQUEUE_PI: if the first word has a value, moves one waiter, and `moves` more, from
-/// it to the lock at the second word.
+/// FUTEX_CMP_REQUEUE_PI: if the first word has the expected value, moves one waiter, and `moves`
+/// more, from it to the lock at the second word.
 pub(in super::super) fn move_to_lock(
     words: [FutexWord; 2],
     (wakes, moves): (usize, usize),
@@ -150,7 +151,7 @@ pub(in super::super) fn move_to_lock(
             let mut table = TABLE.lock();
             match load(words[0].address) {
                 Err(_) if moving.moved == 0 => Ok(MoveStep::AbsentWord),
-                // Only the first step depends on it: Linux moves all at once.
+                // Only the first step checks the value: Linux moves all waiters at once.
                 Ok(value) if moving.moved == 0 && value != expected => return Err(Errno::EAGAIN),
                 Ok(_) if is_mixed || table.find(from).is_some() => return Err(Errno::EINVAL),
                 _ => moving.step(&mut table, &named),

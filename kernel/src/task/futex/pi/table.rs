@@ -1,31 +1,33 @@
-//! Owners and waiters of the locks with priority inheritance that someone waits for.
+//! Owners and waiters of the contended locks with priority inheritance.
 //!
-//! The owner of a free or uncontended lock is in its word only. From the first waiter to the last,
-//! the lock is here, too, with its owner, and is on the list of what that owner holds. All of it is
-//! behind one lock ([`TABLE`]), under which the words are compared and exchanged, without faults:
-//! so word and table change as one, and a walk from owner to owner sees one moment. The order is:
-//! a bucket of futexes, the table, what one task holds and waits for, a run queue.
+//! The owner of a free or uncontended lock is recorded only in its word. From the first waiter to
+//! the last, the lock is also in this table, with its owner, and in the list of the locks that this
+//! owner holds. One lock ([`TABLE`]) protects all of this. Under it the words are compared and
+//! exchanged, without faults. So word and table change together, and a walk from owner to owner
+//! sees a consistent state. The lock order is: a bucket of futexes, the table, the list of a task's
+//! locks and waits, a run queue.
 //!
-//! The lock passes from hand to hand: the owner that unlocks it writes the number of the first
-//! waiter into the word and makes it the owner, before that one runs. A waiter that is to end its
-//! wait looks under the table's lock whether it has become the owner meanwhile: then it has the
-//! lock, however its wait ended (`model` shows the lock that is lost otherwise).
+//! An owner that unlocks hands the lock over. It writes the number of the first waiter into the
+//! word and makes that waiter the owner, before the waiter runs. A waiter whose wait ends otherwise
+//! checks under the table's lock whether it has become the owner meanwhile. If so, it has the lock,
+//! however its wait ended (`model` shows the lock that is lost otherwise).
 //!
-//! Waiters are in order of their priorities, and among equals of their arrival. An owner runs with
-//! the highest priority of those that wait for its locks ([`sched::inherit_priority`]). When a
-//! priority changes, so does its place among the waiters, and what the owner of that lock inherits,
-//! and so on ([`PiTable::settle`]).
+//! Waiters are in the order of their priorities, and among equals of their arrival. An owner runs
+//! with the highest priority of the waiters for its locks ([`sched::inherit_priority`]). When a
+//! priority changes, so does its place among the waiters, and the priority that the lock's owner
+//! inherits, and so on ([`PiTable::settle`]).
 //!
-//! An owner that ends, or executes a program, has lost the word's memory. It leaves its locks
-//! without an owner, and the first waiter of each [claims](Standing::Claims) it: that one
+//! An owner that ends, or executes a program, can no longer access the word's memory. It leaves its
+//! locks without an owner, and the first waiter of each [claims](Standing::Claims) it: that waiter
 //! writes its number and FUTEX_OWNER_DIED into the word, which can fault, and becomes the owner. If
-//! it ends its wait instead, the next waiter claims the lock.
+//! its wait ends before that, the next waiter claims the lock.
 //!
-//! Ends of tasks and new waiters: a task sets its mark (`Task::has_left`) before it looks whether
-//! it has anything here; a waiter makes sure that its owner has something here before it looks at
-//! the mark. One of the two sees the other, because each has a fence between the two steps: on x86,
-//! too, a plain store (the end of `Once::call_once`) stays in the CPU's buffer while later loads go
-//! ahead. A model of interleavings cannot show this, as its memory has no such buffers.
+//! Ends of tasks and new waiters: a task sets its mark (`Task::has_left`) before it checks whether
+//! it has anything in the table. A waiter ensures that its owner has a part in the table before it
+//! checks the mark. One of the two sees the other, because each has a fence between the two steps.
+//! The fence is needed on x86, too: a plain store (the end of `Once::call_once`) stays in the CPU's
+//! buffer while later loads go ahead. A model of interleavings cannot show this, as its memory has
+//! no such buffers.
 
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
@@ -41,44 +43,44 @@ use crate::sched::{self, Sleep, Thread};
 use crate::sync::SpinLock;
 use crate::{Errno, Result};
 
-/// The most owners that a search for a circle looks at (Linux: `max_lock_depth`).
+/// Largest number of owners that a deadlock search visits (Linux: `max_lock_depth`).
 pub(super) const MOST_OWNERS: usize = 1024;
 
-/// Locks that are waited for, and lines of waiters that are to be moved to one.
+/// Number of contended locks, and of lines of waiters that are to be moved to a lock.
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
 
 /// The table; see the head of the module.
 pub(super) static TABLE: SpinLock<PiTable> = SpinLock::new(PiTable { locks: Map::new(), lines: Map::new() });
 
-/// Whether a thread waits that plain calls may not wake.
+/// Whether a thread waits that plain calls must not wake.
 #[inline]
 pub(in super::super) fn are_used() -> bool {
     IN_USE.load(Ordering::SeqCst) != 0
 }
 
-/// Whether a call that woke `woken` plain waiters at this word may have done so.
+/// Checks that a call could wake `woken` plain waiters at this word.
 ///
 /// # Errors
-/// `EINVAL` where it woke none, and those that wait there do so for a lock with an owner.
+/// `EINVAL` if it woke none, and the threads that wait there do so for a lock with an owner.
 #[cold]
 #[inline(never)]
 pub(in super::super) fn check_plain(key: FutexId, woken: usize) -> Result<()> {
     if woken == 0 && TABLE.lock().has(key) { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-/// Where a waiter stands.
+/// The state of a waiter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Standing {
-    /// Nowhere.
+    /// Not in the table.
     Apart,
     /// In the line of a word, to be moved to a lock.
     InLine,
-    /// Among the waiters of its lock.
+    /// Queued for its lock.
     Waits,
-    /// The same, and the lock has no owner: the waiter is to take it.
+    /// Queued, and the lock has no owner: the waiter must take it.
     Claims,
-    /// It owns the lock.
+    /// The waiter owns the lock.
     Owns,
 }
 
@@ -86,16 +88,16 @@ impl Standing {
     const ALL: [Self; 5] = [Self::Apart, Self::InLine, Self::Waits, Self::Claims, Self::Owns];
 }
 
-/// A thread that waits for a lock, or is to.
+/// A thread that waits for a lock, or will wait for it.
 pub struct PiWaiter {
     pub task: Arc<PiTask>,
     /// The lock.
     pub lock: FutexId,
-    /// The word at which it waits to be moved to the lock, if it does.
+    /// The word at which it waits to be moved to the lock, if any.
     word: Option<FutexId>,
-    /// Position among its lock's waiters.
+    /// Position among the waiters of the lock.
     position: Position,
-    /// Position in the line of its word.
+    /// Position in the line of the word.
     line_position: Position,
     standing: AtomicU8,
 }
@@ -111,46 +113,46 @@ impl PiWaiter {
             standing: AtomicU8::new(Standing::Apart as u8),
         })
     }
-    /// Changes under the table's lock.
+    /// Returns the state, which changes under the table's lock.
     pub fn standing(&self) -> Standing {
         Standing::ALL[usize::from(self.standing.load(Ordering::SeqCst))]
     }
     fn set_standing(&self, standing: Standing) {
         self.standing.store(standing as u8, Ordering::SeqCst);
     }
-    /// Has the waiter look at its new standing.
+    /// Sets the waiter's state and wakes it to check the state.
     fn call(&self, standing: Standing) {
         self.set_standing(standing);
         sched::wake(&self.task.thread, &[Sleep::Interruptible]);
     }
 }
 
-/// A lock that is waited for.
+/// A contended lock.
 pub struct PiLock {
     key: FutexId,
-    /// Position among the locks of its owner.
+    /// Position among the locks of the owner.
     position: Position,
     state: SpinLock<PiLockState>,
 }
 
 struct PiLockState {
-    /// `None`: it ended, and a waiter claims the lock.
+    /// `None`: the owner has ended, and a waiter claims the lock.
     owner: Option<Arc<PiTask>>,
     waiters: IndexedHeap<Placed<Arc<PiWaiter>>>,
 }
 
 impl PiLock {
-    /// Its owner, if that has not ended.
+    /// Returns the owner, if it has not ended.
     pub fn owner(&self) -> Option<Arc<PiTask>> {
         self.state.lock().owner.clone()
     }
-    /// The number of the thread that has the lock next.
+    /// Returns the number of the thread that gets the lock next.
     pub fn next_number(&self) -> Option<u32> {
         self.state.lock().waiters.first().map(|(_, next)| next.value.task.number())
     }
 }
 
-/// The part of a task in the table: made when it first waits, or is waited for.
+/// The part of a task in the table: made when the task first waits, or is first waited for.
 pub struct PiTask {
     thread: Arc<Thread>,
     number: AtomicU32,
@@ -159,7 +161,7 @@ pub struct PiTask {
 
 #[derive(Default)]
 struct PiLinks {
-    /// Locks that it owns and others wait for. While the task waits, there is room for one more.
+    /// Contended locks that the task owns. While the task waits, there is room for one more.
     held: IndexedHeap<Placed<Arc<PiLock>>>,
     waits: Option<Arc<PiWaiter>>,
 }
@@ -172,7 +174,7 @@ impl PiTask {
             links: SpinLock::new(PiLinks::default()),
         })
     }
-    /// Takes all locks from the task, one after the other.
+    /// Removes all locks from the task, one after the other.
     pub(in crate::task) fn abandon(&self) {
         loop {
             let table = TABLE.lock();
@@ -186,23 +188,23 @@ impl PiTask {
         }
         sched::inherit_priority(&self.thread, 0);
     }
-    /// The task's own priority is another now.
+    /// Updates the table after the task's own priority changed.
     pub(in crate::task) fn rank_anew(self: &Arc<Self>) {
         let mut table = TABLE.lock();
         table.settle_waiter(self);
     }
-    /// The rank that the task has as a waiter.
+    /// Returns the task's rank as a waiter.
     fn rank(&self) -> u64 {
         rank_of(self.thread.schedule.effective_priority())
     }
-    /// The highest priority among those that wait for its locks.
+    /// Returns the highest priority of the waiters for the task's locks.
     fn wanted_priority(&self) -> u8 {
         match self.links.lock().held.first() {
             Some((rank, _)) if rank < LAST_RANK => MOST_PRIORITY - rank as u8,
             _ => 0,
         }
     }
-    /// The task's number, which is the one in words.
+    /// Returns the task's number, as stored in words.
     pub(super) fn number(&self) -> u32 {
         self.number.load(Ordering::Relaxed)
     }
@@ -211,7 +213,7 @@ impl PiTask {
     }
 }
 
-/// Makes room for `more` in `heap`.
+/// Reserves room for `more` elements in `heap`.
 fn make_room<V: Positioned>(heap: &mut IndexedHeap<V>, more: usize) -> Result<()> {
     let room = heap.len() + more;
     if heap.room() < room {
@@ -225,14 +227,14 @@ fn insert<T>(heap: &mut IndexedHeap<Placed<T>>, rank: u64, value: T, position: f
     assert!(heap.insert(rank, Placed { value, position }).is_ok(), "room was made");
 }
 
-/// Gives the element at `position` another rank.
+/// Changes the rank of the element at `position`.
 fn rank_again<T>(heap: &mut IndexedHeap<Placed<T>>, position: Option<usize>, rank: u64) {
     if let Some((_, element)) = position.and_then(|at| heap.remove(at)) {
         assert!(heap.insert(rank, element).is_ok(), "its place is free");
     }
 }
 
-/// The place of a priority in a heap: all that have none are equal.
+/// Returns the rank of a priority in a heap. All tasks without priority have the same rank.
 fn rank_of(priority: u8) -> u64 {
     if priority == 0 { LAST_RANK } else { u64::from(MOST_PRIORITY - priority) }
 }
@@ -259,11 +261,11 @@ pub(super) struct PiTable {
 }
 
 impl PiTable {
-    /// The lock at this word, if it is waited for.
+    /// Returns the lock at this word, if it is contended.
     pub fn find(&self, key: FutexId) -> Option<&Arc<PiLock>> {
         self.locks.get(&key)
     }
-    /// Whether a thread waits at this word that no plain call may wake.
+    /// Whether a thread waits at this word that plain calls must not wake.
     pub fn has(&self, key: FutexId) -> bool {
         self.locks.contains_key(&key) || self.has_line(key)
     }
@@ -272,10 +274,10 @@ impl PiTable {
         self.lines.contains_key(&key)
     }
 
-    /// Returns how many owners wait one for another, from `owner` on.
+    /// Returns the length of the chain of owners that wait for each other, from `owner` on.
     ///
     /// # Errors
-    /// `EDEADLK` where `task` is one of them, or where they are too many.
+    /// `EDEADLK` if `task` is one of them, or if they are too many.
     fn count_owners(&self, owner: &Arc<PiTask>, task: &Arc<PiTask>) -> Result<usize> {
         let mut next = owner.clone();
         for seen in 1..=MOST_OWNERS {
@@ -291,15 +293,16 @@ impl PiTable {
         Err(Errno::EDEADLK)
     }
 
-    /// The locks of `task`, or their waiters, are others now: it inherits what they say, and so do
-    /// the owners that it waits for.
+    /// Updates the priority that `task` inherits, after a change of its locks or of their waiters.
+    /// Also updates the owners for which it waits.
     fn settle(&mut self, task: &Arc<PiTask>) {
         if sched::inherit_priority(&task.thread, task.wanted_priority()) {
             self.settle_waiter(task);
         }
     }
 
-    /// `task` runs with another priority: its place as a waiter is another, and so on.
+    /// Updates the place of `task` as a waiter after a change of its priority, and so on along the
+    /// chain.
     fn settle_waiter(&mut self, task: &Arc<PiTask>) {
         let mut next = Some(task.clone());
         for _ in 0..MOST_OWNERS {
@@ -318,11 +321,11 @@ impl PiTable {
         }
     }
 
-    /// Makes `waiter` wait for its lock. `owner` owns it where nothing waits for it yet. Returns
-    /// how many owners wait for one another from then on.
+    /// Queues `waiter` for its lock. `owner` is the lock's owner if the lock is not in the table
+    /// yet. Returns the length of the resulting chain of waiting owners.
     ///
     /// # Errors
-    /// `EDEADLK`, `ENOMEM`, and `ESRCH` where there is no owner.
+    /// `EDEADLK`, `ENOMEM`, and `ESRCH` without an owner.
     pub fn join(&mut self, waiter: &Arc<PiWaiter>, owner: Option<&Arc<PiTask>>) -> Result<usize> {
         let found = self.find(waiter.lock).cloned();
         let known = found.as_ref().map_or_else(|| owner.cloned(), |lock| lock.owner());
@@ -347,7 +350,7 @@ impl PiTable {
     fn open(&mut self, key: FutexId, owner: &Arc<PiTask>) -> Result<Arc<PiLock>> {
         let mut waiters = IndexedHeap::new();
         make_room(&mut waiters, 1)?;
-        // One more, because the owner may wait itself.
+        // One more, because the owner itself may wait.
         make_room(&mut owner.links.lock().held, 2)?;
         let state = SpinLock::new(PiLockState { owner: Some(owner.clone()), waiters });
         let lock = reserve::arc(PiLock { key, position: Position::default(), state });
@@ -357,7 +360,7 @@ impl PiTable {
         Ok(lock)
     }
 
-    /// Ends the wait of `waiter`, unless it owns its lock or has none. Returns where it stood.
+    /// Ends the wait of `waiter`, unless it owns its lock or has none. Returns its previous state.
     pub fn leave(&mut self, waiter: &Arc<PiWaiter>) -> Standing {
         let standing = waiter.standing();
         match standing {
@@ -388,11 +391,11 @@ impl PiTable {
         waiter.set_standing(Standing::InLine);
         Ok(())
     }
-    /// The first waiter in the line of `word`.
+    /// Returns the first waiter in the line of `word`.
     pub fn first_in_line(&self, word: FutexId) -> Option<Arc<PiWaiter>> {
         self.lines.get(&word)?.first().map(|(_, first)| first.value.clone())
     }
-    /// Takes `waiter` out of its line.
+    /// Removes `waiter` from its line.
     pub fn leave_line(&mut self, waiter: &Arc<PiWaiter>) {
         let Some(word) = waiter.word else { return };
         let Some(line) = self.lines.get_mut(&word) else { return };
@@ -403,7 +406,7 @@ impl PiTable {
             IN_USE.fetch_sub(1, Ordering::SeqCst);
         }
     }
-    /// Gives the lock of `waiter`, for which nothing waits, to it: its number is in the word.
+    /// Gives `waiter` its lock, which has no other waiter. The word has its number already.
     pub fn give_free(&mut self, waiter: &Arc<PiWaiter>) {
         self.leave_line(waiter);
         waiter.call(Standing::Owns);
@@ -429,7 +432,8 @@ impl PiTable {
         }
     }
 
-    /// Nothing waits for the lock any more: its word alone says who owns it.
+    /// Removes the lock from the table, because nothing waits for it: its word alone names the
+    /// owner.
     fn close(&mut self, lock: &Arc<PiLock>, state: &mut PiLockState) {
         state.leave_owner(lock);
         if self.locks.remove(&lock.key).is_some() {
@@ -437,8 +441,8 @@ impl PiTable {
         }
     }
 
-    /// Gives the lock from its owner to the first waiter, whose number the word has. Returns that
-    /// waiter, which is to be dropped without the table's lock: it may have ended by then.
+    /// Hands the lock from its owner to the first waiter, whose number is in the word. Returns that
+    /// waiter, to be dropped without the table's lock: it may have ended by then.
     #[must_use]
     pub fn hand_over(&mut self, lock: &Arc<PiLock>) -> Option<Arc<PiWaiter>> {
         let mut state = lock.state.lock();
@@ -453,7 +457,7 @@ impl PiTable {
         Some(next)
     }
 
-    /// Gives a lock without an owner to `waiter`, which claims it and has written its number.
+    /// Gives a lock without an owner to `waiter`, which claims the lock and has written its number.
     pub fn take_over(&mut self, waiter: &Arc<PiWaiter>) {
         let Some(lock) = self.find(waiter.lock).cloned() else { return };
         let mut state = lock.state.lock();
@@ -463,7 +467,7 @@ impl PiTable {
         self.give(&lock, &mut state, waiter);
     }
 
-    /// Makes `next`, which is among the waiters no more, the owner.
+    /// Makes `next`, which is no longer a waiter, the owner.
     fn give(&mut self, lock: &Arc<PiLock>, state: &mut PiLockState, next: &Arc<PiWaiter>) {
         let mut links = next.task.links.lock();
         links.waits = None;
@@ -481,11 +485,11 @@ impl PiTable {
 }
 
 impl PiLockState {
-    /// The rank of the first waiter.
+    /// Returns the rank of the first waiter.
     fn rank(&self) -> u64 {
         self.waiters.first().map_or(LAST_RANK, |(rank, _)| rank)
     }
-    /// The owner owns it no more.
+    /// Removes the lock from its owner.
     fn leave_owner(&mut self, lock: &Arc<PiLock>) {
         let Some(owner) = self.owner.take() else { return };
         let mut links = owner.links.lock();
@@ -493,7 +497,7 @@ impl PiLockState {
             drop(links.held.remove(at));
         }
     }
-    /// Has the first waiter claim the lock, which has no owner.
+    /// Makes the first waiter claim the lock, which has no owner.
     fn call_first(&self) {
         if let Some((_, first)) = self.waiters.first() {
             first.value.call(Standing::Claims);
