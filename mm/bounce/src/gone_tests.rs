@@ -260,8 +260,9 @@ fn a_ring_is_held_until_it_has_left_its_domain() {
     device.detach().unwrap();
 }
 
-/// Another device takes and gives pages all the while, and reclaim takes them from both: none is
-/// lost, none is seen by two, no take fails, and no domain is called after it went.
+/// Another device takes and frees pages all the while, and reclaim removes them from both devices.
+/// No page is lost, no two devices see one page, no take fails, and no domain is called after its
+/// end.
 #[test]
 fn pages_that_another_device_takes_meanwhile_are_its_own() {
     let source = source(512);

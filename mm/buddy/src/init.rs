@@ -1,11 +1,10 @@
-//! Setting the allocator up: its own memory is laid out, reserved frames are marked, and that is
-//! all.
+//! Sets the allocator up: lays out its own memory and marks reserved frames, nothing else.
 //!
-//! Nothing here grows with memory. Zeroed metadata already says that every pageblock is free on the
-//! user's side, and a free set that starts full computes its members, and a pageblock gets its
-//! frames' records when it is first handed out; so there is no pass over memory to defer, on this
-//! CPU or others. The cost is proportional to the reserved frames, and to the pageblocks that they
-//! and the edges of memory cut.
+//! The cost does not grow with memory. Zeroed metadata already means that every pageblock is free
+//! on the user's side. A free set that starts full computes its members, and a pageblock gets its
+//! frames' records when it is first handed out. So there is no pass over memory to defer, on this
+//! CPU or others. The cost is proportional to the reserved frames, and to the pageblocks that are
+//! split by them and by the edges of memory.
 
 use core::sync::atomic::{AtomicBool, AtomicU64};
 
@@ -27,7 +26,8 @@ use crate::shape::{Draws, Shapes};
 use crate::word::Plain;
 use crate::zone::{Parts, ZONE_WORDS, Zone};
 
-/// Most runs of whole free pageblocks of a node; what is beyond them is added block by block.
+/// Largest number of runs of whole free pageblocks of a node; further pageblocks are added one by
+/// one.
 const RUNS: usize = 64;
 /// Words in two cache lines, which many machines fetch together.
 const LINES: usize = 16;
