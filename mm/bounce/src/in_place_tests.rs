@@ -47,7 +47,7 @@ impl DeviceDomain for Liar {
     }
 }
 
-/// A frame twice, and the number of holders that let go.
+/// A holder of one frame twice, and the number of dropped holders.
 struct Holder(HeldFrame<'static>, Arc<AtomicUsize>);
 
 impl Holder {

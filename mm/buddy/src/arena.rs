@@ -340,7 +340,7 @@ mod tests {
         assert!(most(&own.split_off(100)) > half);
         most(&others[..100]);
         assert!(most(&others[100..200]) <= half);
-        // The second CPU gives up pageblocks until it needs some itself.
+        // The small limit lasts until the CPU needs blocks itself.
         let refilled = (0..100).map(|_| (own.push(take(buddy, 1)), buddy.pcp(CpuId(1)).len(list)).1).max();
         assert!(refilled > Some(half) && most(&own) > half);
         assert_eq!(buddy.misuses(), 0);

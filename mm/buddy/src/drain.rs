@@ -95,7 +95,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         pcp.shrink_all();
         self.send_home(pinned, pcp);
     }
-    /// Put all that waits to go home where it belongs.
+    /// Returns all waiting blocks to their pageblocks.
     pub(crate) fn send_home(&self, pinned: &Pinned<M>, pcp: &Pcp) {
         let waiting = pcp.homeward();
         let order_of = |entry: &AtomicU64| homeward(entry).1.order().log2();

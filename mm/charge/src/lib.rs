@@ -1,4 +1,4 @@
-//! Accounts: what groups of processes are charged for, and how much they may have.
+//! Accounts: the memory for which groups of processes are charged, and their limits.
 //!
 //! Accounts form a tree. A frame is charged to one account and counts in all accounts above it, up
 //! to the root, which counts nothing. Each account has a limit that no charge passes (`max`), a
