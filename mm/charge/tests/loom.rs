@@ -50,7 +50,7 @@ impl Tree {
         assert!(balances.iter().all(Balance::open));
         Arc::new(Self { balances, parent: AtomicU64::new(1) })
     }
-    /// The account and what is above it, which is looked up when it is asked for.
+    /// The account and the one above it, which is looked up when the iterator reaches it.
     fn levels(&self) -> impl Iterator<Item = (&Balance<Loom>, u64)> + Clone {
         (0..2).map(|level| match level {
             0 => (&self.balances[0], NONE),

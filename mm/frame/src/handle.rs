@@ -356,8 +356,8 @@ impl<K: UserKind, S: FrameSource> LeafMapping<K, S> {
         let this = ManuallyDrop::new(self);
         Ok(Frame(this.0))
     }
-    /// One more mapping for another address space: an anonymous frame stops being exclusive. This
-    /// space's leaf loses its write right after that, not before.
+    /// One more mapping for another address space: an anonymous frame stops being exclusive. The
+    /// caller removes this space's write right directly after this call, not before.
     ///
     /// # Errors
     /// The other space gets a copy: the frame is pinned, or a count is at its maximum.

@@ -27,8 +27,8 @@ impl<K: FrameKind, S: FrameSource> KeptFrame<K, S> {
     const fn new(number: u64) -> Self {
         Self { number, kind: PhantomData }
     }
-    /// Take the frame out, with the source that it came from. `None` where it was taken out, or put
-    /// into a slot, before.
+    /// Take the frame out, with the source that it came from. `None` if it was already taken out,
+    /// or put into a slot.
     pub fn take(&mut self, source: S) -> Option<Frame<K, S>> {
         let number = core::mem::replace(&mut self.number, NONE);
         (number != NONE).then(|| Frame::from_handle(Handle::new(source, Pfn(number), Order::FRAME)))

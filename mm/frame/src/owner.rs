@@ -8,7 +8,7 @@ use freehold_machine::{BOUNCE_OWNER, KERNEL_OWNERS, PROGRAM_OWNER, PROGRAM_OWNER
 
 /// The owner of a frame.
 ///
-/// The number is what an outside observer reads in a record's lowest four bits. Numbers from
+/// An outside observer reads the number in a record's lowest four bits. Numbers from
 /// [`Owner::COUNT`] to 15 are not in use.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 #[repr(u8)]

@@ -162,8 +162,9 @@ impl<S: Memory> FlushBatch<S> {
     }
 }
 
-/// The leaf `old` of the 4 KiB page at `addr` is no longer in its table: as a batch of that one
-/// page, without a batch's cost. Returns when no CPU knows it, and releases `held`, its hold.
+/// Flushes the leaf `old` of the 4 KiB page at `addr`, which was removed from its table: like a
+/// batch of one page, but cheaper. Returns when no CPU has the translation, and releases `held`,
+/// its hold.
 #[inline]
 pub(crate) fn forget_one<S: Memory, K: UserKind>(
     roots: &Roots<S>,

@@ -1,12 +1,13 @@
-//! From page numbers to frames, or to slots of the swap.
+//! Maps page numbers to frames, or to swap slots.
 //!
 //! Pages come in chunks of 64, so that a file of a few pages costs half a KiB, and a sparse one in
-//! proportion to its pages. The index is the holder of one reference to each frame, and of one
-//! entry of each slot.
+//! proportion to its pages. The index holds one reference to each frame, and one entry of each
+//! slot.
 //!
 //! Each subtree of chunks knows whether it has a page that the store has not seen ([`ChunkMarks`];
-//! Linux: the tag PAGECACHE_TAG_DIRTY), and whether one is in the swap. Writing back costs as much
-//! as there is to write, however many pages are cached, and marking a page needs no memory.
+//! Linux: the tag PAGECACHE_TAG_DIRTY), and whether one is in the swap. The cost of writing back
+//! depends on the number of pages to write, not on the number of cached pages, and marking a page
+//! needs no memory.
 
 use alloc::boxed::Box;
 use core::cell::Cell;
@@ -21,10 +22,10 @@ use crate::VmError;
 
 const PAGES: u64 = 64;
 
-/// Chunks that are looked at in one hold of the cache's lock.
+/// Number of chunks that are visited in one hold of the cache's lock.
 const LOOKED_AT_ONCE: u64 = 64;
 
-/// No page. Frame numbers are physical addresses / 4096, so this is none.
+/// No page. Frame numbers are physical addresses / 4096, so no frame has this number.
 const NONE: u64 = u64::MAX;
 /// Not a frame's number but a [`SwapPlace`]'s.
 const SWAPPED: u64 = 1 << 63;
@@ -45,20 +46,20 @@ struct Chunk {
     swapped: u64,
     /// Pages that changed since the store last saw them.
     dirty: u64,
-    /// Pages of which a leaf may have granted writing, so that the bytes may change at any moment.
+    /// Pages to which a leaf may have granted writing, so that the bytes may change at any moment.
     writable: u64,
-    /// Pages that are being written to the store, which has not answered yet.
+    /// Pages that are being written to the store, which has not completed yet.
     writeback: u64,
-    /// Pages that changed at any time since the frame came in: the store may have been written for
-    /// them.
+    /// Pages that changed at any time since the frame was added: they may have been written to the
+    /// store.
     changed: u64,
-    /// Pages that were read or written since the frame came in.
+    /// Pages that were read or written since the frame was added.
     once: u64,
     /// Pages that were used again, since the clock's hand last passed.
     again: u64,
-    /// Pages on their way to the swap, whose frame has not been handed out since.
+    /// Pages that are being swapped out, and whose frame no caller has got since.
     leaving: u64,
-    /// Pages that were made ahead of their use (fallocate), whose frame has not been handed out.
+    /// Pages that were made ahead of their use (fallocate), whose frame no caller has got yet.
     ahead: u64,
 }
 
@@ -81,7 +82,7 @@ impl Chunk {
     const fn is_dirty(&self, page: u64) -> u64 {
         (self.dirty | self.writable) >> (page % PAGES) & 1
     }
-    /// Frames of these pages are handed out.
+    /// Notes that callers get the frames of these pages.
     const fn hand_out(&mut self, pages: u64) {
         self.leaving &= !pages;
         self.ahead &= !pages;
@@ -89,7 +90,7 @@ impl Chunk {
     const fn is_unsaved(&self) -> bool {
         self.dirty | self.writable | self.writeback != 0
     }
-    /// Pages that a pass may take.
+    /// Pages that a write-back pass may take.
     const fn to_store(&self) -> u64 {
         (self.dirty | self.writable) & !self.writeback
     }
@@ -133,11 +134,11 @@ pub(super) struct ChunkPages {
     pub first: u64,
     /// The pages that have a frame.
     pub present: u64,
-    /// The pages of `present` that were not used again since the last look.
+    /// The pages of `present` that were not used again since the hand last passed.
     pub cold: u64,
 }
 
-/// State that a page's owner must know before it writes the page back.
+/// State that must be known before the page is written back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Mark {
     Dirty,
@@ -151,7 +152,7 @@ pub(super) struct Index<S: Memory> {
     /// The cache's number.
     cache: u64,
     chunks: Tree<u64, Box<Chunk>, ChunkMarks>,
-    /// The place of the chunk that was found last: what looks for one mostly wants the same.
+    /// The slot of the chunk that was found last: the next search is often for the same one.
     last: Cell<Slot>,
     pages: u64,
     /// Pages that are in the swap.
