@@ -146,7 +146,7 @@ impl Advice {
 /// How msync waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SyncMode {
-    /// Only say whether all is mapped.
+    /// Only check whether all addresses are mapped.
     Check,
     /// Begin (MS_ASYNC): dirty pages are known already, so nothing is left to do.
     Start,

@@ -1,5 +1,5 @@
-//! Pins: a page's frame for a device, or for other code that works on its bytes, also when the page
-//! changes or goes.
+//! Pins: a page's frame for a device, or for other code that works on its bytes, also if the page
+//! changes or is unmapped.
 //!
 //! **Kinds.** Two things are said of a pin, both as types:
 //!
@@ -8,19 +8,20 @@
 //! | [`Transient`]: until one call or request is done | the frame as it is; one that is not the page's own (shared after a fork, zeroes, a private file's) is held by a reference, under which no store happens | the page's own frame |
 //! | [`LongTerm`]: as long as its holder likes | the page's own frame | the page's own frame |
 //!
-//! "The page's own frame" is an anonymous exclusive one, or one of truly shared memory. Where the
-//! page has none it gets one, by a copy or zeroes, as by a store, though its area may grant none:
-//! so the pinned frame stays the one that the process sees, and no other process ever sees its
-//! later stores. A reference is good enough for one look: it shows the bytes of that moment.
+//! "The page's own frame" is an anonymous exclusive one, or one of truly shared memory. If the page
+//! has no own frame, it gets one by a copy or zeroes, as for a store, even if its area does not
+//! allow stores. So the pinned frame stays the one that the process sees, and no other process ever
+//! sees later stores to it. For a single read a reference is enough: it has the bytes of that
+//! moment.
 //!
-//! **Two ways.** [`pin_fast`], and [`pin_fast_run`] for several pages, asks no lock: it pins what
-//! the leaf leads to if that is the page's own frame already, by the protocol of
-//! `freehold_frame::transition`, and knows nothing of areas. It takes a frame of shared memory only
-//! where the leaf grants writing, since no other leaf tells it from a private file's.
-//! [`AddressSpace::pin`] does the rest under the lock.
+//! **Two ways.** [`pin_fast`], and [`pin_fast_run`] for several pages, takes no lock: it pins the
+//! leaf's frame if that is already the page's own, by the protocol of `freehold_frame::transition`,
+//! and does not check areas. It takes a frame of shared memory only where the leaf grants writing,
+//! since no other leaf tells it from a private file's. [`AddressSpace::pin`] does the rest under
+//! the lock.
 //!
-//! **Secret memory** ([`PageCache::secret`](crate::PageCache::secret)) is never pinned: its leaves
-//! say so to the fast way, its areas to the other.
+//! **Secret memory** ([`PageCache::secret`](crate::PageCache::secret)) is never pinned: the fast
+//! path sees this in the leaves, the other one in the areas.
 //!
 //! **Writing.** A page that is pinned [`ReadWrite`] counts as written (soft-dirty), and its leaf
 //! stays dirty, until it is unpinned.
@@ -44,9 +45,9 @@ use crate::resident::{LeafKind, Resident, Want};
 use crate::view::OfFile;
 use crate::{AddressSpace, Commons};
 
-/// The most references to a frame beside which one more is given for a look: half of the largest
-/// count. Programs keep these as long as they like (a request that waits). The page must be read,
-/// faulted in and swapped beside them, by others too.
+/// A further reference for a single read is only given if the frame has at most this many: half of
+/// the largest count. Programs may keep such references for long (a waiting request). There must be
+/// enough left so that other tasks can read, fault in and swap the page.
 const LOOKS: u32 = 1 << 15;
 
 mod sealed {
