@@ -246,7 +246,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 #[derive(Clone, Debug)]
 struct Page {
-    /// Of shared memory: which, and its page there.
+    /// For shared memory: its number, and the page in it.
     shared: Option<(usize, u64)>,
     /// For private memory: the page's byte, if it is present.
     value: Option<u8>,

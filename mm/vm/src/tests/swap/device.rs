@@ -299,7 +299,7 @@ fn swapoff_that_looks_for_memory_puts_nothing_into_the_area_meanwhile() {
     assert_eq!((outcome, rounds), (Err(VmError::NoMemory), 3));
     assert!((1..40).contains(&p.usage().swapped), "{} have come back", 40 - p.usage().swapped);
     frames.fail_never();
-    // Another area has room for what makes way.
+    // Another area has room for the evicted pages.
     let other = s.swap().add(Disk::new(frames.model()), 65, &[], 1).unwrap();
     frames.fail_after(2);
     let mut find = || {
