@@ -1,8 +1,8 @@
 /*
  * The first process of a stock Linux guest (freehold run --kernel linux).
  *
- * It gives Linux the part that Freehold's own kernel plays there: it reads /.freehold/spec, starts
- * the program, carries its three streams over virtio ports and speaks the control protocol with the
+ * It does for Linux what Freehold's own kernel does itself: it reads /.freehold/spec, starts the
+ * program, carries its three streams over virtio ports and speaks the control protocol with the
  * host. So the same command, image and VM run on both kernels.
  *
  * Protocol (also in cli/src/protocol.rs): frames of u8 type, u32 LE length, payload.
@@ -132,8 +132,8 @@ static int open_port(int number)
 {
 	char path[32];
 	snprintf(path, sizeof path, "/dev/vport%dp1", number);
-	/* The port appears when the device's control messages have been through: a moment after the
-	 * module. */
+	/* The port appears after the exchange of the device's control messages: a moment after
+	 * the module is loaded. */
 	for (int tries = 0; tries < 20000; tries++) {
 		int fd = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
 		if (fd >= 0)
@@ -194,7 +194,7 @@ static void read_spec(void)
 		die("spec names no program");
 }
 
-/* The number behind `key` and a colon or a blank. */
+/* Returns the number after `key` and a colon or a blank. */
 static long figure(const char *path, const char *key)
 {
 	char line[128];
@@ -214,7 +214,7 @@ static long memory_kib(const char *key)
 	return figure("/proc/meminfo", key);
 }
 
-/* The host has written the header; the device appears a moment after its driver. */
+/* The host has written the header; the device appears a moment after its driver is loaded. */
 static void swap_on(void)
 {
 	int tries = 0;
@@ -225,7 +225,7 @@ static void swap_on(void)
 	}
 }
 
-/* Where the image's text begins in this boot; 0 when the kernel does not tell. */
+/* Returns the address of the image's text in this boot; 0 if the kernel hides it. */
 static unsigned long text_address(void)
 {
 	char line[256], name[128];
@@ -239,7 +239,7 @@ static unsigned long text_address(void)
 	return text;
 }
 
-/* The image's functions, as "address name" lines: for names to addresses that the host sees. */
+/* Sends the image's functions as "address name" lines. The host uses them to name addresses. */
 static void send_symbols(void)
 {
 	enum { MOST = 15 << 20 };
@@ -248,7 +248,7 @@ static void send_symbols(void)
 	unsigned long address;
 	FILE *file = fopen("/proc/kallsyms", "re");
 	while (text && file && fgets(line, sizeof line, file) && size < MOST - sizeof line) {
-		/* Modules come last and are marked; they lie elsewhere in every boot. */
+		/* Modules are listed last, with a mark; their addresses differ in every boot. */
 		if (strchr(line, '['))
 			break;
 		if (sscanf(line, "%lx %c %255s", &address, &kind, name) == 3 && strchr("tTwW", kind))
@@ -303,8 +303,8 @@ static void be_the_program(int input, int output, int error)
 	dup2(error, 2);
 	if (spec.tty[0])
 		ioctl(0, TIOCSCTTY, 0);
-	/* As root: the streams are the user's to open again by their names, and the working
-	 * directory may be in a place of root's. */
+	/* Done as root: the user must be able to open the streams again by their names. The
+	 * working directory may be in a directory that only root can enter. */
 	for (int fd = 0; spec.uid && fd < 3; fd++)
 		if (fchown(fd, spec.uid, spec.gid) || (isatty(fd) && fchmod(fd, 0620)))
 			die("the user's streams");
@@ -394,7 +394,7 @@ static int pump(struct pump *p)
 		if (done < 0) {
 			if (errno == EAGAIN || errno == EINTR)
 				break;
-			/* The reader has gone: the rest is dropped. */
+			/* The reader has closed its end: the rest is dropped. */
 			done = p->end - p->start;
 		}
 		p->start += done;
@@ -526,7 +526,7 @@ int main(void)
 	mount_or_die("tmpfs", "/dev/shm", "");
 	if (symlink("/proc/self/fd", "/dev/fd") || symlink("/proc/self/fd/0", "/dev/stdin") ||
 	    symlink("/proc/self/fd/1", "/dev/stdout") || symlink("/proc/self/fd/2", "/dev/stderr"))
-		errno = 0; /* there already */
+		errno = 0; /* the directory exists already */
 	read_spec();
 	load_modules();
 	int stream = open_port(0), error_port = open_port(1);

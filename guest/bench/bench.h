@@ -3,15 +3,15 @@
 //   PROGRAM ROW[@THINGS] SAMPLES DIVISOR tsc|monotonic|watched WORKERS
 //   PROGRAM --list
 //
-// THINGS says how many things are present besides: areas, descriptors, processes. A name without it
-// means 1.
+// THINGS is the number of other things that are present: areas, descriptors, processes. A name
+// without it means 1.
 //
 // A row function takes WARM_UPS samples that are discarded and then SAMPLES that count. Each sample
 // performs the row's number of operations (divided by DIVISOR, at least one) between begin() and
-// end(). The work is the same on every kernel and never depends on the time. With several workers
-// all begin together, and a sample lasts until the last one is done. The clock's own cost is
-// measured and subtracted. A watched row has no clock: each sample is a phase of the microscope,
-// which counts the instructions in it, and none while a CPU waits.
+// end(). The work is the same on every kernel and never depends on the time. Several workers begin
+// together, and a sample lasts until the last worker is done. The clock's own cost is measured and
+// subtracted. A watched row has no clock: each sample is a phase of the microscope. The microscope
+// counts the instructions in the phase, and none while a CPU waits.
 //
 // Lines, printed only when nothing is being measured (README.md here describes them):
 //   sample ROW WORKERS OPERATIONS ELAPSED      elapsed: nanoseconds, or ticks of the TSC
@@ -60,7 +60,7 @@ struct worker {
     struct shared *shared;
     int number;
     int sample;       // negative while warming up
-    long operations;  // in one sample; a row that finds out by itself sets it
+    long operations;  // in one sample; a row that counts its operations itself sets this
     long things;
 };
 
@@ -68,12 +68,12 @@ enum kind { THREADS, PROCESSES };
 
 struct row {
     const char *name;
-    enum kind kind;   // what several workers are
+    enum kind kind;   // threads or processes
     long operations;  // in one sample, at DIVISOR 1
     void (*run)(struct worker *);
 };
 
-// The program's rows; ends with a nameless one.
+// The program's rows; the last one has no name.
 extern const struct row rows[];
 
 #define SAMPLES(w) for ((w)->sample = -WARM_UPS; (w)->sample < (w)->shared->samples; (w)->sample++)
@@ -94,7 +94,7 @@ __attribute__((format(printf, 2, 3), noreturn)) static void die(const struct sha
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     say(s, "fail", text);
-    kill(0, SIGKILL);  // the whole row: nobody is left waiting for this worker
+    kill(0, SIGKILL);  // the whole row, so that no worker waits for this one
     _exit(1);
 }
 
@@ -135,8 +135,8 @@ static void begin(struct worker *w) {
     w->shared->times[w->number].begin = now(w->shared);
 }
 
-// Ends a sample and subtracts the cost of other work in it: `overhead` in clock units, known to the
-// row.
+// Ends a sample and subtracts the cost of other work in it: `overhead`, in units of the clock. The
+// row knows that cost.
 static void end_without(struct worker *w, uint64_t overhead) {
     struct shared *s = w->shared;
     s->times[w->number].end = now(s);

@@ -109,7 +109,7 @@ static void in_core(struct worker *w) {
 
 static void protect_pages(struct worker *w) {
     char *heap = resident(w);
-    // Each sample goes there and back, because the two directions have different costs.
+    // Each sample makes the change and undoes it, because the two directions have different costs.
     w->operations = 2 * w->things;
     SAMPLES(w) {
         begin(w);
@@ -260,7 +260,7 @@ static void arm_timer(struct worker *w) {
     }
 }
 
-// Children that wait until the last writer of a pipe is gone.
+// Children that wait until the last writer of a pipe has closed it.
 struct children {
     int hold;
     pid_t *ids;

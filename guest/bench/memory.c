@@ -77,8 +77,8 @@ static void fault_file(struct worker *w) {
     unlink(name);
 }
 
-// A child shares the memory and ends: the remaining process owns the frames alone again and may
-// keep them.
+// A child shares the memory and ends: the remaining process is again the only owner of the frames
+// and may keep them.
 static void cow_reuse(struct worker *w) {
     size_t size = (size_t)w->operations * PAGE;
     char *heap = memory(w, size, SMALL);
@@ -111,7 +111,7 @@ static void cow_copy(struct worker *w) {
             _exit(read(hold[0], &byte, 1) != 0 || heap[size - PAGE] == 3);
         }
         close(hold[0]);
-        heap[0] = 3;  // the first store may pay for what all share, such as a page table
+        heap[0] = 3;  // the first store may also pay for shared things, such as a page table
         begin(w);
         store_to_each_page(heap, size, 3);
         end(w);
@@ -179,7 +179,7 @@ static void grow(struct worker *w) {
     }
 }
 
-// Moves sixteen used pages to and fro between two places.
+// Moves sixteen used pages back and forth between two addresses.
 static void move(struct worker *w) {
     size_t size = MOVED * PAGE;
     char *places = memory(w, 2 * size, SMALL), *at = places, *other = places + size;

@@ -1,5 +1,5 @@
-// Runs benchmark rows one after the other, each in a fresh process of its program, which is in the
-// folder of this one.
+// Runs benchmark rows one after the other, each in a new process of its program. The programs are
+// in the folder of this one.
 //
 //   sequence SAMPLES DIVISOR tsc|monotonic|watched WORKERS[,WORKERS] PROGRAM/ROW...
 //

@@ -72,7 +72,7 @@ static void switch_16(struct worker *w) {
     ring(w, MOST_PROCESSES);
 }
 
-// `out` and `back` are this process's ends; the child has the other ends.
+// `out` and `back` are this process's ends of two pipes; the child has the other ends.
 static void round_trips(struct worker *w, int out, int back, pid_t child) {
     char byte = 'b';
     SAMPLES(w) {
@@ -133,7 +133,7 @@ static void *other_side(void *argument) {
     return 0;
 }
 
-// Two threads with one word: each wakes the other, and waits for the same.
+// Two threads with one word: each wakes the other and waits until the other wakes it.
 static void futex_round_trip(struct worker *w) {
     struct table table = {0};
     pthread_t thread;

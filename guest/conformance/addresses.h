@@ -1,4 +1,4 @@
-/* Addresses of IP as text, and options of sockets that are numbers. Needs promise.h. */
+/* IP addresses as text, and socket options whose values are numbers. Needs promise.h. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -22,7 +22,7 @@ static inline int set(int fd, int level, int name, int value)
 	return setsockopt(fd, level, name, &value, sizeof value);
 }
 
-/* The value; -77 where it cannot be had. */
+/* Returns the value of an option; -77 if getsockopt fails. */
 static inline int get(int fd, int level, int name)
 {
 	int value = -77;

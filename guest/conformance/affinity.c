@@ -69,7 +69,7 @@ static void end(struct other *one)
 	close(one->pipe[0]);
 }
 
-/* Asks for one report at a time, so that none is from before the change. */
+/* Asks for one report at a time, so that no report is older than the change. */
 static int stays_on(struct other *one, int cpu)
 {
 	for (int look = 0; look < 50; look++) {

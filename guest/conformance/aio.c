@@ -37,13 +37,13 @@ static struct iocb block(int operation, int fd, const void *buffer, size_t lengt
 			      .aio_offset = offset, .aio_data = 77 };
 }
 
-/* Submits one block: how many began. */
+/* Submits one block; returns the number of operations that began. */
 static long begin(aio_context_t context, struct iocb *one)
 {
 	return submit(context, 1, &one);
 }
 
-/* Submits one block and waits for its event: the result, or the error of submission. */
+/* Submits one block and waits for its event; returns the result, or the error of submission. */
 static long run(aio_context_t context, struct iocb *one)
 {
 	struct io_event event;
@@ -164,7 +164,7 @@ static void files(void)
 	FAILS_WITH("but not nowhere", events_of(context, 1, 1, (void *)8, NULL), EFAULT);
 	PROMISE("it stays", events_of(context, 1, 1, events, NULL) == 1 && events[0].res == 1);
 
-	/* Linux has room for some more than was asked for. */
+	/* Linux has room for some more operations than were requested. */
 	long begun = 0;
 	while (begun < 4096 && begin(context, &good) == 1)
 		begun++;
@@ -301,8 +301,8 @@ static void disks(const char *disk, const char *slow)
 	PROMISE("and come back", right == 32);
 	struct iocb odd = block(IOCB_CMD_PREAD, fd, pages + 1, PAGE, 0);
 	PROMISE("a buffer that is not aligned is EINVAL in the event", run(context, &odd) == -EINVAL);
-	/* A disk that has rested answers one request at once. These lie apart, so that a kernel
-	 * does not make them one. */
+	/* A disk that has rested answers one request at once. These three requests are not
+	 * adjacent, so that a kernel does not merge them into one. */
 	struct timespec none = { 0, 0 };
 	for (int i = 0; i < 3; i++)
 		blocks[i] = block(IOCB_CMD_PREAD, late, pages + i * PAGE, PAGE, 4 * i * PAGE);

@@ -1,4 +1,4 @@
-/* Data beside messages of sockets: ip(7), ipv6(7), socket(7), RFC 3542. */
+/* Ancillary data of socket messages: ip(7), ipv6(7), socket(7), RFC 3542. */
 #include "promise.h"
 #include "addresses.h"
 #include "loopback.h"
@@ -30,7 +30,7 @@ static int bound(int family, int *port)
 	return fd;
 }
 
-/* Receives a message and keeps what came beside it. */
+/* Receives a message and keeps its ancillary data. */
 static ssize_t receives(int fd, int flags)
 {
 	struct iovec one = { got, sizeof got };
@@ -40,7 +40,8 @@ static ssize_t receives(int fd, int flags)
 	return count;
 }
 
-/* The control message of this kind that came; NULL for none. Its length goes to `length`. */
+/* Returns the received control message of this kind; NULL for none. Its length is stored in
+ * `length`. */
 static const void *came(int level, int kind, size_t length)
 {
 	for (size_t at = 0; at + sizeof(struct cmsghdr) <= beside_length;) {
@@ -68,7 +69,7 @@ static int64_t wall_us(void)
 	return t.tv_sec * 1000000LL + t.tv_nsec / 1000;
 }
 
-/* The time beside the message in microseconds; 0 for none. */
+/* Returns the time in the message's ancillary data, in microseconds; 0 for none. */
 static int64_t time_of(int kind, int units)
 {
 	const int64_t *data = came(SOL_SOCKET, kind, 16);
@@ -202,7 +203,7 @@ static void wishes_v4(void)
 	FAILS_WITH("a time to live of 0 is refused", sends(from, &name, sizeof name, IPPROTO_IP, IP_TTL, &(int){ 0 }, sizeof(int)), EINVAL);
 	FAILS_WITH("an unknown kind is refused", sends(from, &name, sizeof name, IPPROTO_IP, 99, &(int){ 0 }, sizeof(int)), EINVAL);
 	PROMISE("a level of another family is passed over", sends(from, &name, sizeof name, IPPROTO_TCP, 99, &(int){ 0 }, sizeof(int)) == 1);
-	/* An answer from the address that was asked. */
+	/* An answer is sent from the address that the request was sent to. */
 	NEED(set(fd, IPPROTO_IP, IP_PKTINFO, 1) == 0);
 	while (recv(fd, got, sizeof got, MSG_DONTWAIT) >= 0)
 		;
@@ -273,7 +274,7 @@ static void values(void)
 	close(fd);
 }
 
-/* Losses are counted by a socket that has no room, and told with the next message that has some. */
+/* A socket without room counts lost messages. The next message that fits reports the count. */
 static void losses(void)
 {
 	int port, fd = bound(AF_INET, &port), from = socket(AF_INET, SOCK_DGRAM, 0);

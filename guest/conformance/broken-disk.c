@@ -1,7 +1,8 @@
 /*
- * Promises about disks that fail: broken-disk writes|all-writes|reads|flushes|once DISK. The disk
- * fails every second write, every write, every read, every flush, or the first write; it has 16
- * MiB, and the machine's memory is so small that writers are held up for less than that.
+ * Promises about disks that fail: broken-disk writes|all-writes|reads|flushes|once DISK. The
+ * disk fails every second write, every write, every read, every flush, or the first write; The
+ * disk has 16 MiB. The machine's memory is so small that less unwritten data than that already
+ * holds writers up.
  */
 #include "promise.h"
 
@@ -20,7 +21,7 @@ static void jump(int signal)
 	siglongjmp(back, signal);
 }
 
-/* KiB that were sent to disks, since boot. */
+/* Returns the KiB that were sent to disks since boot. */
 static long sent(void)
 {
 	char line[128];
@@ -57,7 +58,7 @@ static void failing_writes(int all)
 	PROMISE("a file that is opened after somebody was told is not", fsync(late) == 0);
 	FAILS_WITH("another that was open is told too", fdatasync(second), EIO);
 	PROMISE("once as well", fdatasync(second) == 0);
-	/* Two pages that are no neighbours: of two writes one fails. */
+	/* Two pages that are not adjacent, so there are two writes, and one of them fails. */
 	PROMISE("more can be written", pwrite(late, piece, 4096, 0) == 4096 && pwrite(late, piece, 4096, 40960) == 4096);
 	FAILS_WITH("and a new loss is told", fsync(late), EIO);
 	FAILS_WITH("to all", fsync(first), EIO);

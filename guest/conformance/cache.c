@@ -1,6 +1,6 @@
 /*
- * A disk that is larger than memory: its pages come and go, pages that are used often stay, and no
- * byte is lost.
+ * A disk that is larger than memory: its pages are read and evicted, pages that are used often
+ * stay, and no byte is lost.
  *
  * Usage: cache DISK. DISK is written, and larger than the memory of the machine.
  */
@@ -55,7 +55,8 @@ static void written_through_a_mapping(int disk, uint64_t pages)
 	for (uint64_t page = 0; page < pages; page++)
 		kept &= is_page(map + page * PAGE, page, 1);
 	PROMISE("what was stored through a mapping of more than memory is there", kept);
-	/* Every third page again, backwards: pages come back, and go again with other bytes. */
+	/* Every third page again, backwards: pages are read again, and evicted again with other
+	 * bytes. */
 	for (uint64_t page = pages - pages % 3; page > 0; page -= 3)
 		make_page(map + (page - 1) * PAGE, page - 1, 2);
 	PROMISE("it is stored by msync", msync(map, pages * PAGE, MS_SYNC) == 0);
@@ -88,8 +89,8 @@ static void written_by_calls(int disk, uint64_t pages)
 static void used_pages_stay(int disk, uint64_t pages)
 {
 	enum { OFTEN = 256 };
-	/* Pages that are read more than once count as used. Then the rest of the disk is read once,
-	 * and these pages now and then. */
+	/* Pages that are read more than once count as used. Then the rest of the disk is read
+	 * once; between these reads the used pages are read now and then. */
 	for (int turn = 0; turn < 3; turn++)
 		for (uint64_t page = 0; page < OFTEN; page++)
 			NEED(pread(disk, buffer, PAGE, page * PAGE) == (ssize_t)PAGE);

@@ -90,7 +90,8 @@ static uint64_t shown(const char *name)
 	return value;
 }
 
-/* Runs statements in a child; returns whether they end in _exit(0), or in `says` that holds. */
+/* Runs statements in a child; returns whether they end with _exit(0), or with a call of `says`
+ * that succeeds. */
 #define WELL(...) ({ int status_; IN_CHILD(status_, __VA_ARGS__; _exit(1)); WIFEXITED(status_) && WEXITSTATUS(status_) == 0; })
 
 /* Executes this program again. It exits with 0 if its set ("effective", "permitted" or "bounding")

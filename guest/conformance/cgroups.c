@@ -155,7 +155,7 @@ static void events(void)
 	drop("a");
 }
 
-/* Return whether the counter of a process goes on, or stands still. */
+/* Return whether the counter of a process continues, or stands still. */
 static int goes_on(volatile long *count)
 {
 	long from = *count;
@@ -330,13 +330,14 @@ static void delegation(void)
 	pid_t child = fork();
 	NEED(child >= 0);
 	if (child == 0) {
-		/* root brings it in, and it goes on as a user. */
+		/* root moves the process into the group; then it continues as a user. */
 		if (writes(at("a/b/cgroup.procs"), "0"))
 			_exit(3);
 		_exit(in_child(as_delegate, USER) ? 0 : 4);
 	}
 	PROMISE("a user rules below the group that was given, and cannot leave it", ends_well(child));
-	/* A descriptor that root opened has root's rights in other hands, one that a user opened not. */
+	/* A descriptor that root opened has root's rights in any process. One that a user opened
+	 * does not. */
 	NEED(chown(at("a/c/cgroup.procs"), USER, USER) == 0);
 	int status;
 	IN_CHILD(status, {
@@ -431,7 +432,7 @@ static void namespaces(void)
 	PROMISE("a cgroup namespace begins at its maker's group", in_child(in_namespace, 0));
 	PROMISE("it can be entered", in_child(joins_namespace, 0));
 	PROMISE("root of a user namespace mounts what it sees", in_child(in_user_namespace, USER));
-	/* As the tree is mounted, or by another mount. */
+	/* nsdelegate may be set already, or by this second mount. */
 	NEED(mount("none", top, "cgroup2", MS_REMOUNT, "nsdelegate") == 0);
 	PROMISE("with nsdelegate a namespace bounds what is delegated", in_child(bounded, 0));
 	PROMISE("mounts say so", strstr(reads("/proc/self/mounts"), ",nsdelegate"));
@@ -477,7 +478,8 @@ static void tasks(void)
 		pid_t one;
 		if (writes(at("a/c/cgroup.procs"), "0"))
 			_exit(1);
-		/* The limit is this process, its child, and the process in the group beside. */
+		/* The limit is reached: this process, its child, and the process in the sibling
+		 * group. */
 		if ((one = fork()) == 0)
 			for (;;)
 				pause();
@@ -544,8 +546,8 @@ static void cpu_time(void)
 	int status;
 	IN_CHILD(status, {
 		burn(50000);
-		/* A host that takes the CPU away makes each step longer, so all are compared with the
-		 * process' own clock. */
+		/* If the host takes the CPU away, each step lasts longer. So all figures are
+		 * compared with the process' own CPU time. */
 		long before_move = used();
 		if (writes(at("a/b/cgroup.procs"), "0"))
 			_exit(1);

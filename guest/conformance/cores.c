@@ -41,7 +41,7 @@ static __attribute__((noinline)) void crash(void)
 	*nowhere = 1;
 }
 
-/* How the child ends that runs `body` with this limit, in an empty FOLDER. */
+/* Runs `body` in a child with this limit, in an empty FOLDER; returns how the child ended. */
 static int ends(void (*body)(void), rlim_t bytes)
 {
 	int status = 0;
@@ -98,7 +98,7 @@ static Elf64_Phdr *program(int index)
 	return (Elf64_Phdr *)(core + head()->e_phoff) + index;
 }
 
-/* The bytes of the core file that lie at `address`; NULL where it has none. */
+/* Returns the core file's bytes for `address`; NULL if it has none. */
 static char *at(const volatile void *address)
 {
 	uint64_t where = (uint64_t)address;
@@ -222,7 +222,7 @@ static void hides(void)
 
 static void changes_user(void)
 {
-	/* The process is not dumpable afterwards, as suid_dumpable says. */
+	/* Afterwards suid_dumpable decides about a core file: the process is not dumpable. */
 	if (setgroups(0, NULL) || setresgid(USER, USER, USER) || setresuid(USER, USER, USER))
 		_exit(98);
 	crash();

@@ -1,8 +1,9 @@
 /*
- * Copy-on-write: a store keeps the frame for the process that owns it alone, and copies the frame
- * for any other process. A frame with another reader never changes its owner. Each row has its
- * number in the comparison of kernels, and is tried with a page of 4 KiB and with a piece of 2 MiB.
- * Frame numbers come from /proc/self/pagemap; without the right to read them, reuse is not judged.
+ * Copy-on-write: if only one process uses a frame, its store keeps the frame; otherwise the
+ * store copies it. A frame with another reader never changes its owner. Each row has its number
+ * from the comparison of kernels, and is tried with a page of 4 KiB and with a piece of 2 MiB.
+ * Frame numbers come from /proc/self/pagemap; without the right to read them, reuse is not
+ * judged.
  *
  * The argument "mark" leaves out rows about soft-dirty (a stock Linux may be built without it).
  */
@@ -49,7 +50,7 @@ static void exclusive(int marks)
 	pid_t middle = fork();
 	NEED(middle >= 0);
 	if (middle == 0) {
-		/* The child of a child writes after both others are gone from the page. */
+		/* The grandchild writes after both other processes have left the page. */
 		pid_t last = fork();
 		if (last == 0) {
 			*at = 'z';
@@ -64,7 +65,7 @@ static void exclusive(int marks)
 	unmake();
 }
 
-/* A child lends the page at `at` to the pipe and lets go of its own. */
+/* A child lends the page at `at` to the pipe and unmaps its own. */
 static void child_lends(char *at, int ends[2])
 {
 	int status;
@@ -154,7 +155,7 @@ static void lending_others(void)
 	promise("18", "a private file page that is lent shows the first store", lent(ends) == 'z');
 	promise("18", "and the file does not", pread(file, &byte, 1, 0) == 1 && byte == 'f');
 
-	/* A lent page that its own reader reads into. */
+	/* The reader of a lent page reads into that same page. */
 	*at = 'q';
 	NEED(lend(at, ends) && read(ends[0], at, PAGE) == PAGE);
 	promise("18", "a lent page can be read into itself", *at == 'q');
@@ -180,7 +181,7 @@ static void pieces(void)
 	*at = 'd';
 	promise("72", "and the pinned one keeps its frame", kept(at, pinned) && lent(ends) == 'd');
 
-	/* Parts come and go by themselves. */
+	/* Parts of a large page are unmapped and discarded separately. */
 	munmap(block + 16 * PAGE, 16 * PAGE);
 	NEED(mmap(block + 16 * PAGE, 16 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED);
 	madvise(block + 16 * PAGE, 16 * PAGE, MADV_HUGEPAGE);
@@ -206,7 +207,7 @@ static void collapsing(void)
 	struct child child = fork_child(at);
 	*at = 'b';
 	if (madvise(block, LARGE, MADV_COLLAPSE) != 0 && errno == EINVAL) {
-		/* Before 6.1. */
+		/* Linux before 6.1 has no MADV_COLLAPSE. */
 		end(child);
 		unmake();
 		return;
@@ -250,7 +251,7 @@ static void swapped(void)
 	promise("63", "the other way round too", seen && *at == 'p');
 	unmake();
 
-	/* As 14, of a page that was out before. */
+	/* As row 14, with a page that was in swap before. */
 	int ends[2];
 	at = make('a');
 	NEED(goes_out(at) && pipe(ends) == 0);

@@ -17,7 +17,7 @@ static void caught(int number, siginfo_t *info, void *context)
 	siglongjmp(back, 1);
 }
 
-/* The code of the SIGBUS that reading page `page` gives; 0 for none. */
+/* Reads page `page`; returns the si_code of the SIGBUS, 0 for none. */
 static int bus_code(long page)
 {
 	code = 0;

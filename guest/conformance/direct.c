@@ -120,7 +120,7 @@ struct flight {
 	pthread_t thread;
 	volatile pid_t task;
 	volatile int landed;
-	/* Whether the sector was still on its way after the program had stored to the page. */
+	/* Whether the sector had not arrived yet when the program had stored to the page. */
 	int in_time;
 };
 
@@ -158,15 +158,15 @@ static ssize_t land(struct flight *flight)
 	return flight->result;
 }
 
-/* A child that looks at the sector once it has landed. */
+/* A child that looks at the sector after its arrival. */
 static struct child watcher;
 static int is_watched;
 
 /*
  * Has a sector read into the middle of a page while `meanwhile` does something to the page, and
- * promises that the program sees the sector and its own store beside it, and a child neither.
- * `meanwhile` says where the page is afterwards. Where the disk was faster than us it is tried
- * again, with one more request for the disk to answer first.
+ * promises that the program sees the sector and its own store next to it, and that a child sees
+ * neither. `meanwhile` returns the page's address afterwards. If the disk was too fast, the test
+ * is repeated, with one more request that the disk answers first.
  */
 static void stays_one(const char *row, const char *text, unsigned char *(*meanwhile)(unsigned char *page))
 {
@@ -177,8 +177,8 @@ static void stays_one(const char *row, const char *text, unsigned char *(*meanwh
 		unsigned char *page = (unsigned char *)make((char)0xee);
 		static unsigned char others[TRIES][SECTOR] __attribute__((aligned(SECTOR)));
 		struct flight before[TRIES], flight;
-		/* The first request of a slow disk may be quick: it uses up what the disk has
-		 * saved. */
+		/* The first request of a slow disk may be quick: it uses up the rate that the
+		 * idle disk has saved. */
 		for (int i = 0; i <= tries; i++)
 			take_off(&before[i], fd, others[i], 0);
 		current = &flight;
@@ -340,7 +340,7 @@ static void *read_parts(void *argument)
 	return NULL;
 }
 
-/* The test of data under fork that direct readers with threads are known to fail (LTP's
+/* A known hard case: threads read with O_DIRECT while the process forks (LTP's
  * dma_thread_diotest). */
 static void threads_and_forks(int direct, unsigned char *buffer)
 {

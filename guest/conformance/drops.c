@@ -14,8 +14,8 @@
 
 static int depth = 4000;
 
-/* A pair whose second end is wrapped in a queue of the next pair, `depth` times. Gives the end that
- * leads to all the others. */
+/* A pair whose second end is wrapped in a queue of the next pair, `depth` times. Returns the end
+ * that holds all the others. */
 static int wrap(int kind, int inner, int levels)
 {
 	for (int level = 0; level < levels; level++) {
@@ -29,7 +29,7 @@ static int wrap(int kind, int inner, int levels)
 	return inner;
 }
 
-/* Takes apart what wrap made: the innermost file, and the number of levels passed. */
+/* Takes apart what wrap made: returns the innermost file and the number of levels. */
 static int unwrap(int outer, int *levels)
 {
 	for (*levels = 0;; ++*levels) {
@@ -76,7 +76,7 @@ static void queues(int kind, const char *name)
 	close(outer);
 	close(ends[0]);
 
-	/* Many side by side, of which each holds the next. */
+	/* Several chains in one message, each with sockets that hold the next one. */
 	NEED(socketpair(AF_UNIX, kind, 0, pair) == 0 && pipe(ends) == 0);
 	int files[8];
 	for (int i = 0; i < 8; i++)
@@ -138,7 +138,7 @@ static void garbage(void)
 	int ends[2], status;
 	NEED(pipe(ends) == 0);
 	/* Each socket of a ring lies in the queue of the one before it: a chain without an
-	 * outermost. */
+	 * outermost socket. */
 	IN_CHILD(status, {
 		int pair[2], first, inner;
 		NEED(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0);
@@ -231,8 +231,8 @@ static void too_many(void)
 	PROMISE("what has arrived counts no more", exits_cleanly(status));
 }
 
-/* A user has much in flight and lets it go, then hides full queues in sockets that hold each other.
- * Another program of the user finds memory, and may send files. */
+/* A user has many files in flight and closes them, then hides full queues in sockets that hold
+ * each other. Another program of the user still gets memory and may send files. */
 static void hidden(void)
 {
 	static char bytes[8192];
@@ -269,8 +269,8 @@ static void hidden(void)
 	PROMISE("and nobody lacks memory or places in flight for them", exits_cleanly(status));
 }
 
-/* Instances of epoll, each of which watches the next, built from the top: how many watches there
- * can be. */
+/* Builds instances of epoll, each of which watches the next, from the top; returns the largest
+ * possible number of watches. */
 static int chain(int from_top, int *innermost)
 {
 	int instances[40], watches = 0;
@@ -299,8 +299,8 @@ static void polls(void)
 	int error = errno;
 	event = eventfd(0, 0);
 	NEED(epoll_ctl(innermost, EPOLL_CTL_ADD, event, &events) == 0);
-	/* Linux before f2e467a48287 (6.17, and stable kernels since) bounds a chain only as seen
-	 * from its top. */
+	/* Linux before f2e467a48287 (6.17, and stable kernels since) checks the depth of a chain
+	 * only from its top. */
 	PROMISE("and so does one that is built from its top", (error == ELOOP || error == 0) &&
 		write(event, &(uint64_t){ 1 }, 8) == 8 && epoll_wait(outermost, &came, 1, 1000) == 1);
 	closefrom(3);
@@ -336,7 +336,8 @@ static void effects(void)
 	snprintf(path, sizeof path, "/proc/self/fd/%d", file);
 	int locked = open(path, O_RDWR), other = open(path, O_RDWR);
 	NEED(locked >= 0 && other >= 0 && flock(locked, LOCK_EX) == 0);
-	/* A description with a lock, and one end of a pair, in flight to the other pair. */
+	/* An open file description with a lock, and one end of a pair, in flight to the other
+	 * pair. */
 	int both[2] = { locked, pair[1] };
 	NEED(send_files(held[0], both, 2, 0) == 1);
 	close(locked);

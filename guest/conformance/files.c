@@ -206,7 +206,8 @@ static void attributes(void)
 	close(file);
 }
 
-/* The spaces of extended attributes: root's are root's, even of a file that another user owns. */
+/* Namespaces of extended attributes: only root may use root's, even on a file that another user
+ * owns. */
 static void spaces(void)
 {
 	static const char caps[20] = { 0, 0, 0, 2, 1 };
@@ -273,7 +274,7 @@ static unsigned mode_of(const char *name)
 	return stat(name, &now) ? 0 : now.st_mode & 07777;
 }
 
-/* Set-user-ID and set-group-ID go when the bytes change. */
+/* The set-user-ID and set-group-ID bits are cleared when the bytes change. */
 static void rights(void)
 {
 	int kept = 0, status, file = make("runs-as", "some bytes");

@@ -166,7 +166,7 @@ static void handle(int signal)
 	handled++;
 }
 
-/* A signal, once the child sleeps in `...`; what that gave: 0, or the error. */
+/* Sends a signal when the child sleeps in `...`; returns 0 or the error of that call. */
 #define INTERRUPTED(flags, ...)                                                                     \
 	({                                                                                          \
 		struct sigaction action_ = { .sa_handler = handle, .sa_flags = flags };             \

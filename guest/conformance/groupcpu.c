@@ -1,5 +1,5 @@
-/* Control groups, version 2: the controller cpu's quota (cpu.max). Times are judged loosely, and in
- * one of several tries: a host may stop the machine at any moment. */
+/* Control groups, version 2: the controller cpu's quota (cpu.max). Limits for times are loose,
+ * and one of several tries has to meet them: a host may stop the machine at any moment. */
 #include "groups.h"
 
 #define MS 1000L

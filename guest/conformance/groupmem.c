@@ -39,7 +39,7 @@ static void say(int pipe)
 	NEED(write(pipe, "x", 1) == 1);
 }
 
-/* Returns whether a byte came; 0 if the other end is closed. */
+/* Waits for a byte; returns 0 if the other end is closed. */
 static int hears(int pipe)
 {
 	char byte;
@@ -170,7 +170,7 @@ static void map_8(void)
 	sigprocmask(SIG_BLOCK, &set, NULL);
 	shared_8 = touched(8 * MIB);
 	if (fork() == 0) {
-		/* The child stores when it is told to: see `store_in_child`. */
+		/* The child stores when it gets a signal: see `store_in_child`. */
 		sigwait(&set, &got);
 		for (long at = 0; at < 8 * MIB; at += 4096)
 			shared_8[at] = 2;
@@ -278,7 +278,8 @@ static void limits(void)
 	close(one.go);
 	close(one.done);
 	PROMISE("and nobody outside of the group", kill(beside, 0) == 0 && waitpid(beside, NULL, WNOHANG) == 0);
-	/* What the kernel needs for a call that it has begun cannot be refused. */
+	/* Memory that the kernel needs to finish a call cannot be refused, so the limit may be
+	 * exceeded a little. */
 	PROMISE("there was hardly ever more", bytes("a", "memory.peak") <= 16 * MIB + MIB / 8 && bytes("a", "memory.peak") >= 12 * MIB);
 	PROMISE("the limit was met, and one killed", counts("a", "memory.events", "max") > 0 && counts("a", "memory.events", "oom") >= 1 &&
 							     counts("a", "memory.events", "oom_kill") == 1);
@@ -352,7 +353,7 @@ static void turning(void)
 	PROMISE("what is touched later counts again", hears(one.done) && bytes("a", "memory.current") >= 4 * MIB && is("a", "memory.max", "max\n"));
 	leave(&one);
 	drop("a");
-	/* More groups than there are accounts at a time, each of which was charged. */
+	/* More groups than the kernel has accounts, one after the other; each is charged. */
 	for (int n = 0; n < 300; n++) {
 		make("a");
 		one = member("a", nothing, NULL);
@@ -372,7 +373,7 @@ static void touch_known(void)
 	memset(known, 1, 2 * MIB);
 }
 
-/* A process of no group brings pages of a member back, and makes some. */
+/* A process of no group swaps pages of a member in, and makes new pages. */
 static void others_pages(void)
 {
 	static char bytes_here[2 * MIB];
@@ -413,7 +414,8 @@ static void swapping(void)
 	PROMISE("who may have none is killed", !hears(one.done) && killed(one.pid) && bytes("a", "memory.swap.current") < MIB);
 	close(one.go);
 	close(one.done);
-	/* More than its limit, so that not all of it can come back within that. */
+	/* The swapped memory exceeds the group's limit, so not all of it can be swapped in
+	 * within the limit. */
 	NEED(sets("a", "memory.swap.max", "max") == 0);
 	one = member("a", touch_8, touch_8);
 	for (int i = 0; i < 2; i++) {

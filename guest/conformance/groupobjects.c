@@ -1,9 +1,9 @@
-/* Control groups, version 2: what makes the kernel keep objects is paid for by the group that asks
- * for it. A member of a group with little memory makes as many as it can of each kind. The kernel
- * refuses one, or kills it; the machine keeps its memory; and nothing stays when the group is gone.
+/* Control groups, version 2: a group is charged for the kernel objects that its members make. A
+ * member of a group with little memory makes as many as it can of each kind. The kernel refuses
+ * an object, or kills the member. The machine keeps its memory. When the group is gone, no
+ * object is left.
  *
- *   groupobjects [KIND]        all kinds, or one
- */
+ *   groupobjects [KIND]        all kinds, or one */
 #include "groups.h"
 
 #include <linux/aio_abi.h>
@@ -27,15 +27,16 @@
 #include <sys/xattr.h>
 
 #define KIB 1024L
-/* What a member's group may have, and what the machine may lose meanwhile, where others use memory,
- * too. */
+/* The limit of a member's group, and the memory that the machine may lose meanwhile; other
+ * processes use memory, too. */
 #define LIMIT "4M"
 #define LIMIT_KIB 4096
 #define LOSS_KIB (24 * KIB)
-/* Memory that is a group's after a member has ended, in bytes: what is there once for all. */
+/* Bytes that may still be charged to a group after a member has ended: memory that is allocated
+ * once. */
 #define REST (2L << 20)
 
-/* A file system in memory that is the member's alone, and files in it. */
+/* Path of a file system in memory that only the member has, and of files in it. */
 #define PLACE "/tmp/objects"
 
 static const char *name_of(const char *form, long n)
@@ -52,7 +53,7 @@ static int ok(long result)
 	return result >= 0;
 }
 
-/* Each makes its object number `n`: whether it could. */
+/* Each of these functions makes object number `n`; returns whether that succeeded. */
 
 static int semaphores(long n)
 {
@@ -65,7 +66,7 @@ static int undo_lists(long n)
 	static int set;
 	if (n == 0)
 		NEED(ok(set = semget(IPC_PRIVATE, 250, 0600)));
-	/* A child ends with an undo list, which it shares with nobody. */
+	/* A child ends with an undo list that no other process shares. */
 	struct sembuf up = { (unsigned short)(n % 250), 1, SEM_UNDO };
 	pid_t child = fork();
 	if (child == 0) {
@@ -165,7 +166,7 @@ static int names(long n)
 
 static int record_locks(long n)
 {
-	/* Linux looks at all locks of a file for each new one. */
+	/* For each new lock Linux walks all locks of the file, so each file gets only 500. */
 	static int file;
 	if (n % 500 == 0)
 		NEED(ok(file = open(name_of(PLACE "/%ld", n), O_CREAT | O_RDWR, 0600)));
@@ -196,7 +197,7 @@ static int send_rights(int socket, const int *files, int count)
 	return ok(sendmsg(socket, &message, MSG_DONTWAIT));
 }
 
-/* Files in flight, which nobody takes. */
+/* Files in flight that no process receives. */
 static int rights(long n)
 {
 	static int pair[2];
@@ -212,7 +213,7 @@ static int rights(long n)
 	return sent;
 }
 
-/* A server outside of the group, which keeps the files that it is sent until its clients end. */
+/* A server outside the group. It keeps received files until its clients end. */
 static int server;
 
 static void keep_files(int socket)
@@ -308,7 +309,8 @@ static int groups(long n)
 	return ok(mkdir(at(name_of("a/%ld", n)), 0755));
 }
 
-/* A directory for mount number `n`: mounts upon one another are walked through, so they are few. */
+/* A directory for mount number `n`: a path walk passes all mounts that lie on one another, so
+ * there are few of them. */
 static const char *mount_point(long n)
 {
 	const char *place = name_of(PLACE "/%ld", n / 50);
@@ -423,7 +425,7 @@ static int filters_of_sockets(long n)
 	return ok(file) && ok(setsockopt(file, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program));
 }
 
-/* A child in which `part` is done, and which then does nothing. Says whether it could. */
+/* Makes a child that runs `part` and then does nothing; returns whether `part` succeeded. */
 static int child_with(int (*part)(void))
 {
 	int pair[2];
@@ -448,7 +450,8 @@ static int adds_filters(void)
 	for (int i = 0; i < 200; i++)
 		code[i] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
 	struct sock_fprog program = { 200, code };
-	/* There is a limit of instructions for one thread, so many more are not possible. */
+	/* The number of filter instructions per thread is limited, so many more filters are not
+	 * possible. */
 	for (int i = 0; i < 100; i++)
 		if (!ok(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program)))
 			return 0;
@@ -523,7 +526,7 @@ static int processes(long n)
 	pid_t child = vfork();
 	if (child == 0)
 		_exit(0);
-	/* Ended, and not waited for. */
+	/* The child has ended, but no process has waited for it. */
 	return child > 0;
 }
 
@@ -571,8 +574,8 @@ static int leases(long n)
 	return ok(file) && ok(fcntl(file, F_SETLEASE, F_RDLCK));
 }
 
-/* Kinds that Linux has for nothing, at least until 6.1: records of locks, signals (which come from
- * interrupts, too), groups' names, and extended attributes. */
+/* Kinds that Linux does not charge, at least until 6.1: records of locks, signals (which come
+ * from interrupts, too), groups' names, and extended attributes. */
 static int (*const free_on_linux[])(long) = { record_locks, signals, groups, attributes };
 
 static int is_tried(int (*make)(long), int is_linux)
@@ -583,8 +586,8 @@ static int is_tried(int (*make)(long), int is_linux)
 	return 1;
 }
 
-/* A kind, and the errors of limits of its own that Linux has (0: none that a member could meet
- * here). `most` objects are enough: what has more would be free. */
+/* A kind of object, and the errors of Linux' own limits for it (0: none that a member could
+ * reach here). `most` objects are enough: if a member can make more, they are not charged. */
 static const struct kind {
 	const char *name;
 	int (*make)(long n);
@@ -642,7 +645,7 @@ static const struct kind {
 	{ "leases", leases, 300000, { EMFILE, EINVAL } },
 };
 
-/* What a member tells of itself: how many it made, and the error of the last call. */
+/* A member's report: the number of objects that it made, and the error of the last call. */
 static struct told { long made; int error; int is_done; } *told;
 
 static void raise_limit(int which)
@@ -653,7 +656,8 @@ static void raise_limit(int which)
 
 static void member(const struct kind *kind)
 {
-	/* Its own places: what it makes is gone when it is, wherever it has its name. */
+	/* The member has its own namespaces, so its objects disappear with it, whatever their
+	 * names. */
 	NEED(unshare(CLONE_NEWIPC | CLONE_NEWNS) == 0 && mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0);
 	raise_limit(RLIMIT_NOFILE);
 	raise_limit(RLIMIT_SIGPENDING);
@@ -688,7 +692,7 @@ static void attack(const struct kind *kind)
 	writes(at("a/memory.swap.max"), "0");
 	memset(told, 0, sizeof *told);
 	fflush(stdout);
-	/* Orphans of the members are this program's to wait for. */
+	/* This program waits for the orphans of the members. */
 	prctl(PR_SET_CHILD_SUBREAPER, 1);
 	long before = figure("/proc/meminfo", "MemFree"), least = before;
 	pid_t child = fork();
@@ -699,7 +703,7 @@ static void attack(const struct kind *kind)
 		siginfo_t end = { 0 };
 		NEED(waitid(P_PID, child, &end, WEXITED | WNOHANG | WNOWAIT) == 0);
 		if (end.si_pid) {
-			/* A kill is counted when the victim may have gone already. */
+			/* The kernel may count a kill only after the victim has gone. */
 			COMES_TRUE(value(at("a/memory.events"), "oom_kill") > 0);
 			break;
 		}

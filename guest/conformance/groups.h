@@ -1,10 +1,11 @@
-/* Control groups: a tree that is mounted, a group in it for all that is made, and its files. */
+/* Control groups: mounts the tree, and makes one group in it for all groups of the test. Also
+ * reads and writes their files. */
 #include "promise.h"
 #include "inside.h"
 
 #include <sys/mount.h>
 
-/* Where the tree is mounted, and a group for all that is made here. */
+/* The mount point of the tree, and the path of the group that contains all groups of the test. */
 static char top[128], base[192];
 static char before[1280];
 
@@ -18,7 +19,7 @@ static inline const char *at(const char *name)
 	return path;
 }
 
-/* 0, or the error of a write. */
+/* Writes to a file; returns 0 or the error. */
 static inline int refuses(const char *path, const char *text)
 {
 	errno = 0;
@@ -37,7 +38,7 @@ static inline int says(const char *path, const char *text)
 	return !strcmp(reads(path), text);
 }
 
-/* The number behind a name in a file of lines, -1 for none. */
+/* Returns the number after a name in a file of lines, -1 for none. */
 static inline long value(const char *path, const char *name)
 {
 	const char *text = reads(path);
@@ -113,7 +114,7 @@ static inline void end(pid_t child)
 	NEED(kill(child, SIGKILL) == 0 && killed(child));
 }
 
-/* Mounts the tree for this program alone, and makes the group. */
+/* Mounts the tree so that only this program sees the mount, and makes the group. */
 static inline void begin_groups(void)
 {
 	NEED(unshare(CLONE_NEWNS) == 0 && mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0);

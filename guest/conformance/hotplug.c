@@ -26,7 +26,7 @@ static int exists(const char *path)
 	return lstat(path, &stat) == 0;
 }
 
-/* Whether a file of the kernel has a word. */
+/* Whether a file of the kernel contains a word. */
 static int has(const char *path, const char *word)
 {
 	char text[4096] = "";
@@ -58,7 +58,7 @@ struct work {
 	char *bytes;
 };
 
-/* Transfers until one fails; what it failed with. */
+/* Transfers until one fails; stores its error. */
 static void *transfer(void *argument)
 {
 	struct work *work = argument;
@@ -91,7 +91,7 @@ static int is_bus_error(const volatile char *page)
 	return 0;
 }
 
-/* One disk's life. What all of its threads ended with is what is promised. */
+/* Plugs one disk in and out. The promises are about the results of all its threads. */
 static void cycle(int *came, int *kept, int *ended, int *refused, int *left)
 {
 	static struct work works[DIRECT];
@@ -116,7 +116,7 @@ static void cycle(int *came, int *kept, int *ended, int *refused, int *left)
 		works[i] = (struct work){ .fd = direct, .writes = i % 2, .number = i, .bytes = own };
 		NEED(pthread_create(&works[i].thread, NULL, transfer, &works[i]) == 0);
 	}
-	/* Each has had a transfer, and none has ended. */
+	/* Within this time each thread makes a transfer, and none ends. */
 	begun = now_ms();
 	while (now_ms() < begun + 100)
 		sleep_ms(10);

@@ -46,7 +46,7 @@ static long number(const char *name)
 	return strtol(get(name), NULL, 10);
 }
 
-/* Set to `text`, with that one in brackets afterwards. */
+/* Sets a file to `text`; returns whether its text shows that choice in brackets afterwards. */
 static int chosen(const char *name, const char *text)
 {
 	char shown[40];
@@ -64,7 +64,7 @@ static long counter(const char *name)
 	return figure_or("/proc/vmstat", name, -1);
 }
 
-/* Kilobytes of the area of `at` that large pages map. */
+/* Returns how many KiB of the area at `at` are mapped by large pages. */
 static long large(const void *at)
 {
 	FILE *file = fopen("/proc/self/smaps", "r");

@@ -14,8 +14,7 @@
 
 static int fd;
 
-/* All events that wait, as text: "WATCH MASK NAME;" each, with cookies as letters where there are
- * some. */
+/* Returns all pending events as text: "WATCH MASK NAME;" each, with any cookies as letters. */
 static const char *events_of(int instance)
 {
 	static char text[65536];
@@ -312,7 +311,7 @@ static void names(void)
 	finish();
 }
 
-/* An inode without a name goes on until its last user has gone. */
+/* An inode without a name lives until its last user has closed or unmapped it. */
 static void last_users(void)
 {
 	begin("users");
@@ -628,7 +627,7 @@ static void *churn(void *name)
 	return NULL;
 }
 
-/* Watches come and go while files do: every end is told once. */
+/* Watches and files are made and removed at the same time: each watch's end is reported once. */
 static void together(void)
 {
 	begin("together");
@@ -661,7 +660,7 @@ static void together(void)
 	lost |= strstr(rest, "OVERFLOW") != NULL;
 	for (const char *at = rest; (at = strstr(at, "IGNORED")); at++)
 		ends++;
-	/* Where this thread's CPU is taken away for long, the queue may be too short. */
+	/* If this thread does not get the CPU for a long time, the queue may overflow. */
 	PROMISE("every watch has one end", made > 2000 && (lost ? ends < made : ends == made));
 	if (ends != made)
 		printf("# %d watches, %d ends\n", made, ends);

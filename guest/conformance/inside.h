@@ -1,4 +1,5 @@
-/* Namespaces: conditions that hold in a child, its files below /proc, and root inside. */
+/* Namespaces: checks of conditions in a child, the child's files below /proc, and root in a user
+ * namespace. */
 #include <grp.h>
 #include <sys/prctl.h>
 

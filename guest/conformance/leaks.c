@@ -26,19 +26,20 @@ static long spare(void)
 	return figure("/proc/meminfo", "MemFree") + figure("/proc/meminfo", "Cached") + figure("/proc/meminfo", "Buffers");
 }
 
-/* Whether `count` times `once`, again and again, leaves free memory as it was. */
+/* Whether rounds of `count` calls of `once` leave free memory as it was. */
 static int leaves_nothing(void (*once)(int))
 {
 	long before = 0, after = 0;
 	for (int round = 0; round < ROUNDS; round++) {
 		for (int i = 0; i < count; i++)
 			once(i);
-		/* Some ends are put off for a moment. */
+		/* The kernel defers the release of some objects for a moment. */
 		sleep_ms(100);
 		long now = spare();
 		if (round == WARM - 1)
 			before = now;
-		/* The best of the last ones: what others use meanwhile is no leak. */
+		/* The best of the last rounds counts: memory that other processes use meanwhile
+		 * is no leak. */
 		if (round >= ROUNDS - 3 && now > after)
 			after = now;
 	}
@@ -60,7 +61,7 @@ static void watched(int i)
 	close(one);
 }
 
-/* All are there before the first is closed. */
+/* All eventfds exist before the first is closed. */
 static void watched_together(int i)
 {
 	enum { SOME = 500 };
@@ -204,7 +205,8 @@ static void pipes(int i)
 	close(copy);
 }
 
-/* Closes sockets with an unreceived descriptor in their queue; every other time it is their own. */
+/* Closes sockets with an unreceived descriptor in their queue; every other time it is a
+ * descriptor of themselves. */
 static void sockets(int i)
 {
 	int pair[2];

@@ -1,5 +1,5 @@
-/* Leases (F_SETLEASE): the holder hears of others who open or cut the file, and they wait until it
- * gives way. */
+/* Leases (F_SETLEASE): the holder is signalled when others open or truncate the file, and they
+ * wait until it gives the lease up. */
 #include "promise.h"
 #include "inside.h"
 #include <sys/mount.h>
@@ -41,7 +41,8 @@ static int is_leased(int fd, int kind)
 	return fcntl(fd, F_GETLEASE) == kind;
 }
 
-/* A child that opens the file, and says so by its end. It holds no description of its parent. */
+/* Makes a child that opens the file; its exit status tells the result. The child holds no open
+ * file description of its parent. */
 static pid_t opener(int flags)
 {
 	fflush(stdout);
@@ -247,7 +248,7 @@ static int number_in(const char *path)
 	return text ? atoi(text) : -1;
 }
 
-/* Where the settings can be changed (not in a container). */
+/* Checks the settings where they can be changed (not in a container). */
 static void settings(void)
 {
 	static const char time[] = "/proc/sys/fs/lease-break-time", enable[] = "/proc/sys/fs/leases-enable";

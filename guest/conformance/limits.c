@@ -1,5 +1,5 @@
-/* Each resource limit does what setrlimit(2) says; run as root, which gives its power up where a
- * limit does not bind it. */
+/* Each resource limit does what setrlimit(2) says; run as root. Where a limit does not apply to
+ * root, the program changes to another user. */
 #include "promise.h"
 #include "ring.h"
 
@@ -40,11 +40,11 @@ static int file(void)
 	return fd;
 }
 
-/* A call may come to the limit more than once before it returns. */
+/* Any number of signals: a call may reach the limit more than once before it returns. */
 #define ANY -1
 
-/* Whether a call that should have written less, or nothing, left this result, this size and so many
- * signals. */
+/* Whether a call that could write only a part, or nothing, led to this result, this file size
+ * and this number of signals. */
 static int came_to(long result, long expected, int fd, off_t size, int signals)
 {
 	struct stat now;
@@ -155,14 +155,15 @@ static void queued_signals(void)
 	IN_CHILD(status, NEED(setuid(4001) == 0); limit(RLIMIT_SIGPENDING, 3);
 		int sent = 0; while (sent < 10 && sigqueue(getpid(), SIGRTMIN, value) == 0) sent++;
 		if (sent != 3 || errno != EAGAIN) _exit(1);
-		/* kill(2) never fails for this, and a standard signal is known by its number. */
+		/* kill(2) never fails because of this limit. A standard signal needs no queue
+		 * entry. */
 		if (kill(getpid(), SIGRTMIN + 1) || sigqueue(getpid(), SIGUSR1, value) || tgkill(getpid(), gettid(), SIGUSR2)) _exit(2);
 		if (tgkill(getpid(), gettid(), SIGRTMIN + 2) == 0 || errno != EAGAIN) _exit(3);
 		timer_t timer; if (timer_create(CLOCK_MONOTONIC, NULL, &timer) == 0 || errno != EAGAIN) _exit(4);
-		/* Another process of the same user has the same account. */
+		/* Another process of the same user counts against the same limit. */
 		int inner; pid_t child = fork(); if (child == 0) _exit(sigqueue(getpid(), SIGRTMIN, value) == 0);
 		waitpid(child, &inner, 0); if (inner) _exit(5);
-		/* Each is delivered, and its place is free then. */
+		/* Each signal is delivered, and then its place in the queue is free. */
 		siginfo_t info; sigset_t one; sigemptyset(&one); sigaddset(&one, SIGRTMIN);
 		for (int i = 0; i < 3; i++) if (sigwaitinfo(&one, &info) != SIGRTMIN || info.si_value.sival_int != 4) _exit(6);
 		if (sigqueue(getpid(), SIGRTMIN, value) || timer_create(CLOCK_MONOTONIC, NULL, &timer)) _exit(7);
@@ -281,8 +282,8 @@ static void processes(void)
 	PROMISE("RLIMIT_CORE of 0 leaves no core", WIFSIGNALED(status) && !WCOREDUMP(status));
 }
 
-/* The root file system takes half of memory, without what the machine came with. Not so on Linux,
- * whose rootfs has no limit. */
+/* The root file system may take half of memory, not counting the files from the initramfs. Not
+ * so on Linux, whose rootfs has no limit. */
 static void the_root(void)
 {
 	struct statfs root, again;

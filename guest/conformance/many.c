@@ -1,7 +1,7 @@
 /*
  * Many objects of each kind, which end in another order than they began. The kernel's trees and
- * lists find each object that exists and none that has ended. There are 200 of each kind, so that
- * trees have inner nodes, which split, lend and merge.
+ * lists find each object that exists and none that has ended. There are 200 of each kind, so
+ * that trees have inner nodes. These split, merge, and move entries to neighbours.
  */
 #include "promise.h"
 
@@ -106,7 +106,7 @@ static int locked_files(void)
 	return 1;
 }
 
-/* Pieces of one file, locked and let go of in any order. */
+/* Pieces of one file, locked and unlocked in any order. */
 static int locked_pieces(void)
 {
 	int file = open(named("pieces", 0), O_CREAT | O_RDWR, 0600);
@@ -242,8 +242,7 @@ static int areas(void)
 	if (all == MAP_FAILED || ftruncate(file, MANY * PAGE))
 		return 0;
 	shuffle();
-	/* Areas of one file, each apart from the next: every mapping of it is kept by the file too.
-	 */
+	/* Areas of one file with gaps between them. The file also keeps a list of its mappings. */
 	for (int i = 0; i < MANY; i++) {
 		char *at = all + 2 * order[i] * PAGE;
 		if (mmap(at, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, order[i] * PAGE) != at)
@@ -306,7 +305,7 @@ static int lines(const char *path)
 	return count;
 }
 
-/* The text about many areas or descriptors must not use up the memory reserved for one call. */
+/* A long listing of areas or descriptors must not use up the memory reserved for one call. */
 static int listings(void)
 {
 	enum { AREAS = 2000, FILES = 3000 };

@@ -22,7 +22,7 @@ static void on_fault(int signal, siginfo_t *info, void *context)
 
 enum access { READ, WRITE };
 
-/* The signal that an access gives, 0 for none. */
+/* Returns the signal that an access raises, 0 for none. */
 static int touch(volatile char *at, enum access access)
 {
 	fault_signal = 0;
@@ -182,7 +182,7 @@ static void moving(void)
 	FAILS_WITH("mremap that leaves as much behind as nobody has", mremap(a, most, most, MREMAP_MAYMOVE | DONTUNMAP), EINVAL);
 	PROMISE("all is where it was", a[PAGE] == 8);
 
-	/* The second page of the two keeps the first from growing. */
+	/* The second of the two pages prevents the first from growing. */
 	int status;
 	struct rlimit little = { PAGE, PAGE };
 	IN_CHILD(status, NEED(mlock(shared, PAGE) == 0 && mlock(a, PAGE) == 0 && setrlimit(RLIMIT_MEMLOCK, &little) == 0 && setuid(1000) == 0);
@@ -365,7 +365,7 @@ static void stack_and_faults(void)
 	}));
 }
 
-/* Protection keys: a Linux without them says EINVAL or ENOSPC, one with them gives one out. */
+/* Protection keys: a Linux without them says EINVAL or ENOSPC, a Linux with them allocates one. */
 static void keys(void)
 {
 	char *at = map(2, PROT_READ | PROT_WRITE, MAP_PRIVATE);

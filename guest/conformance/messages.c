@@ -1,4 +1,5 @@
-/* Messages between AF_UNIX sockets, and what a receive says about them: recvmsg(2), unix(7). */
+/* Messages between AF_UNIX sockets, and the information that a receive returns about them:
+ * recvmsg(2), unix(7). */
 #include "promise.h"
 
 #include <stddef.h>
@@ -7,14 +8,14 @@
 
 #define PAGE 4096
 
-static char *pages; /* two that are there and one that is not */
+static char *pages; /* two mapped pages and an unmapped one */
 
 static void pair_of(int kind, int pair[2])
 {
 	NEED(socketpair(AF_UNIX, kind, 0, pair) == 0);
 }
 
-/* A message with one file. */
+/* Sends a message with one file. */
 static int send_file(int to, const void *bytes, size_t count, int file)
 {
 	union {

@@ -1,4 +1,4 @@
-/* Pages and nodes: move_pages, migrate_pages, memory policies, numa_maps. Wants two nodes with
+/* Pages and nodes: move_pages, migrate_pages, memory policies, numa_maps. Needs two nodes with
  * memory. */
 #include "promise.h"
 
@@ -43,7 +43,7 @@ static char *map(size_t size, int flags)
 	return at;
 }
 
-/* The node of a page, or the negated error that move_pages tells of it. */
+/* The node of a page, or the negated error that move_pages reports for it. */
 static int node_of(const void *at)
 {
 	void *pages[1] = { (void *)at };
@@ -161,7 +161,7 @@ static void moving(void)
 	int status_of_child;
 	IN_CHILD(status_of_child, *(volatile char *)a = 6);
 	PROMISE("and holds", WIFSIGNALED(status_of_child) && WTERMSIG(status_of_child) == SIGSEGV);
-	/* Linux does not see it. */
+	/* move_pages of Linux skips a page with PROT_NONE. */
 	NEED(mprotect(a, PAGE, PROT_NONE) == 0);
 	int moved = move_to(a, 1, MPOL_MF_MOVE);
 	PROMISE("memory that may not be touched moves, or is not seen", moved == 1 || moved == -ENOENT);
@@ -355,7 +355,7 @@ static void policies(void)
 	int count = 0;
 	for (int i = 0; i < 64; i++)
 		count += node_of(a + i * PAGE);
-	/* Linux takes turns for page tables, too. */
+	/* Linux interleaves page tables, too. */
 	PROMISE("pages come from both in turn", count >= 30 && count <= 34);
 	int next = -1;
 	PROMISE("whose turn it is can be asked", get_mempolicy(&next, NULL, 0, NULL, MPOL_F_NODE) == 0 &&

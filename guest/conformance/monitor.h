@@ -73,7 +73,7 @@ static inline int zero_pages(int monitor, const void *to, size_t pages, uint64_t
 	return outcome;
 }
 
-/* The next message; its event, 0 where there is none, after `ms` milliseconds. */
+/* Waits up to `ms` milliseconds for the next message; returns its event, 0 for none. */
 static inline int next_message(int monitor, struct uffd_msg *message, int ms)
 {
 	struct pollfd poll_one = { monitor, POLLIN, 0 };
@@ -84,7 +84,7 @@ static inline int next_message(int monitor, struct uffd_msg *message, int ms)
 
 #define LONG_MS 60000
 
-/* An access by a thread of its own. */
+/* An access that a separate thread makes. */
 enum access { LOADS, STORES };
 struct toucher {
 	volatile unsigned char *at;
@@ -155,7 +155,7 @@ static inline void begin_serving(struct server *this, int monitor, unsigned char
 	NEED(pthread_create(&this->thread, NULL, serve_, this) == 0);
 }
 
-/* How many faults it has served. */
+/* Ends the thread; returns the number of faults that it has served. */
 static inline int end_serving(struct server *this)
 {
 	NEED(write(this->stop[1], "", 1) == 1 && pthread_join(this->thread, NULL) == 0);

@@ -1,6 +1,6 @@
 /*
- * Message queues of POSIX: mq_overview(7), the file system mqueue, limits. Run as root. The system
- * calls themselves are called: a C library takes the slash from a name.
+ * Message queues of POSIX: mq_overview(7), the file system mqueue, limits. Run as root. The
+ * program calls the system calls directly: a C library removes the slash from a name.
  */
 #include "promise.h"
 #include <mqueue.h>
@@ -43,7 +43,7 @@ static int put(int queue, const char *text, unsigned priority)
 	return syscall(SYS_mq_timedsend, queue, text, strlen(text), priority, NULL);
 }
 
-/* Whether `text` with `priority` is what comes next. */
+/* Whether the next message is `text` with `priority`. */
 static int gives(int queue, const char *text, unsigned priority)
 {
 	char bytes[8192];
@@ -398,7 +398,7 @@ static void file_system(void)
 	struct statfs about;
 	mkdir(PLACE, 0700);
 	if (mount("none", PLACE, "mqueue", 0, NULL)) {
-		/* A container may not mount. */
+		/* In a container mounting may be forbidden. */
 		printf("# mount: %s\n", strerror(errno));
 		rmdir(PLACE);
 		return;
@@ -429,7 +429,7 @@ static void limits(void)
 	int status;
 	struct rlimit few = { 200000, 200000 };
 	IN_CHILD(status, NEED(setrlimit(RLIMIT_MSGQUEUE, &few) == 0 && setresuid(4712, 4712, 4712) == 0);
-		/* Each is charged 10 * 8192 + 20 * 48 bytes. */
+		/* Each queue is charged 10 * 8192 + 20 * 48 bytes. */
 		int first = make("limit1", O_RDWR, 10, 8192), second = make("limit2", O_RDWR, 10, 8192), third = make("limit3", O_RDWR, 10, 8192);
 		if (first < 0 || second < 0) _exit(1);
 		if (third != -1) _exit(2);

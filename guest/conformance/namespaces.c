@@ -359,7 +359,7 @@ static int root_inside_keeps_them(void)
 	return 0;
 }
 
-/* A process that root gives a range of ids. */
+/* root gives a process a range of ids. */
 static int a_range_of_ids(void)
 {
 	int ready[2], mapped[2], status;
@@ -373,7 +373,8 @@ static int a_range_of_ids(void)
 		gid_t groups[2] = { 3, 4 };
 		if (setgroups(2, groups) || setresgid(7, 7, 7) || getgroups(2, groups) != 2 || groups[0] != 3)
 			_exit(2);
-		/* User 0 outside has no number here. Taking one keeps the capabilities. */
+		/* User 0 of the outer namespace has no number here. Changing to a user that has
+		 * one keeps the capabilities. */
 		if (setresuid(9, 9, 9) || setresuid(0, 0, 0) || setresuid(5, 5, 5) || getuid() != 5 || setuid(6) != -1 || errno != EPERM)
 			_exit(3);
 		_exit(write(ready[1], "x", 1) != 1 || read(mapped[0], &byte, 1) != 1);
@@ -461,7 +462,7 @@ static int number_is_limited(void)
 	char before[32];
 	snprintf(before, sizeof before, "%.31s", reads("/proc/sys/user/max_user_namespaces"));
 	HOLDS(atoi(before) > 0);
-	/* On Linux only with CAP_SYS_RESOURCE, which a host may keep from its root. */
+	/* On Linux this needs CAP_SYS_RESOURCE. In a container root may lack it. */
 	if (writes("/proc/sys/user/max_user_namespaces", "0") && errno == EACCES)
 		return 0;
 	int refused = unshare(CLONE_NEWUSER) == -1 && errno == ENOSPC;
@@ -499,7 +500,7 @@ static int the_owner_rules_from_outside(void)
 	return 0;
 }
 
-/* A mount namespace from which nothing spreads, where the host has mounts that spread. */
+/* A mount namespace with private mounts, on a host whose mounts are shared. */
 static int own_mounts(void)
 {
 	return unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL);
@@ -551,7 +552,7 @@ static int a_tree_goes_whole(void)
 	return 0;
 }
 
-/* ".." of a directory that was moved out of what a bind mount shows leads nowhere. */
+/* ".." leads nowhere from a directory that was moved out of a bind mount's tree. */
 static int no_way_out_of_a_bind_mount(void)
 {
 	char path[4096];
@@ -574,7 +575,8 @@ static int no_way_out_of_a_bind_mount(void)
 	return 0;
 }
 
-/* A walk that may not leave a directory stays there while another process moves directories. */
+/* A path walk that may not leave a directory (RESOLVE_BENEATH) stays inside while another
+ * process moves directories. */
 static int no_way_out_of_beneath(void)
 {
 	struct open_how how = { .flags = O_PATH, .resolve = RESOLVE_BENEATH };
@@ -697,8 +699,7 @@ static int root_inside_mounts(void)
 	return 0;
 }
 
-/* USER's namespaces have a /proc of their own, whatever programs may do in the one that is
- * there. */
+/* USER's namespaces have a /proc of their own, whatever the rights in the existing one are. */
 static int own_processes(void)
 {
 	int status;
@@ -710,7 +711,7 @@ static int own_processes(void)
 	return 0;
 }
 
-/* A mount of root's over a file, read-only; then USER's namespace. */
+/* root mounts over a file, read-only; then USER makes a namespace. */
 static int locks_hold(void)
 {
 	HOLDS(own_mounts() == 0);
@@ -741,7 +742,8 @@ static int locks_hold(void)
 	return 0;
 }
 
-/* A set-user-ID program in a mount of another's user namespace, by way of its process' root. */
+/* A set-user-ID program in a mount of another user namespace, reached through /proc/PID/root of
+ * a process there. */
 static int no_rights_by_anothers_mount(void)
 {
 	int ready[2], done[2], status;
@@ -803,7 +805,7 @@ static int a_mount_namespace_can_be_entered(void)
 	return 0;
 }
 
-/* Connects to 127.0.0.1, or binds to it, and gives the errno. */
+/* Connects to 127.0.0.1, or binds to it, and returns the errno. */
 static int reaches(int port, int binds)
 {
 	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -868,7 +870,7 @@ static int networks_are_ones_own(void)
 	HOLDS(inside >= 0 && again == port && reaches(port, 0) == 0 && strstr(reads("/proc/self/net/tcp"), shown));
 	int served = accept(inside, NULL, NULL);
 	HOLDS(served >= 0 && fcntl(outside, F_SETFL, O_NONBLOCK) == 0);
-	/* The one connection that waits there came before. */
+	/* The one connection that waits there was made before. */
 	HOLDS(accept(outside, NULL, NULL) >= 0);
 	REFUSED(accept(outside, NULL, NULL), EAGAIN);
 	REFUSED(named_socket("\0ns-test", 8, 0), ECONNREFUSED);
@@ -882,7 +884,7 @@ static int networks_are_ones_own(void)
 	return 0;
 }
 
-/* Sets lo up as bwrap does; the answer's error. */
+/* Sets lo up as bwrap does; returns the error in the answer. */
 static int sets_up_by_netlink(void)
 {
 	struct { struct nlmsghdr head; struct ifinfomsg link; } request = {

@@ -40,7 +40,7 @@ static struct sockaddr_nl own_name(int fd)
 	return name;
 }
 
-/* Sends a request of `length` bytes behind the header. */
+/* Sends a request of `length` bytes after the header. */
 static ssize_t ask(int fd, int kind, int flags, const void *body, size_t length)
 {
 	sent.head = (struct nlmsghdr){ NLMSG_HDRLEN + length, kind, NLM_F_REQUEST | flags, ++sequence, 0 };
@@ -65,8 +65,8 @@ static int error_of(int fd)
 	return error->msg.nlmsg_seq == sequence ? -error->error : 1;
 }
 
-/* Gathers the messages of an answer of several; how many of `kind`, or -1 where the end is missing;
- * the result at the end in *ended. */
+/* Reads a multi-part answer. Returns the number of messages of `kind`, or -1 if the end is
+ * missing. Stores the final message's result in *ended. */
 static int count_dump(int fd, int kind, int *ended)
 {
 	int count = 0, port = own_name(fd).nl_pid;
@@ -94,7 +94,8 @@ static int dump(int fd, int question, const void *body, size_t length)
 	return ended == 0 ? count : ended;
 }
 
-/* An attribute of the message that came, behind `skipped` bytes of its body; NULL for none. */
+/* Returns an attribute of the received message, which is searched after `skipped` bytes of its
+ * body; NULL for none. */
 static const struct rtattr *attribute(size_t skipped, int kind)
 {
 	const struct rtattr *at = (void *)((char *)NLMSG_DATA(&came.head) + NLMSG_ALIGN(skipped));
@@ -362,8 +363,8 @@ static void the_list(void)
 	close(fd);
 }
 
-/* The last entry with the wanted inode. list_sockets() lists the sockets of a family and protocol,
- * sets these, and returns the number of all sockets or a negative error. */
+/* The last entry with the wanted inode. list_sockets() lists the sockets of a family and
+ * protocol, sets this entry, and returns the number of all sockets or a negative error. */
 static struct inet_diag_msg found_inet;
 static struct unix_diag_msg found_unix;
 static char found_name[120];
@@ -410,7 +411,7 @@ static unsigned long inode_of(int fd)
 	return what.st_ino;
 }
 
-/* A stock Linux may have these lists in modules that are not there. */
+/* A stock Linux may have these lists in modules that are not installed. */
 static void lists_of_sockets(void)
 {
 	enum { MANY = 200 };

@@ -149,8 +149,8 @@ static unsigned long inode_of(int fd)
 	return what.st_ino;
 }
 
-/* The line of /proc/net/`file` that has the words ` inode ` in the field of inodes; how many there
- * are. */
+/* Finds the line of /proc/net/`file` with this inode in its field of inodes; returns the number
+ * of such lines. */
 static int find_line(const char *file, unsigned long inode, char *line)
 {
 	char path[64], some[LINE], wanted[32];

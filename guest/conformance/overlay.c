@@ -1,7 +1,7 @@
 /*
- * One tree over another (mount(2) with the type overlay): what programs see of copies, whiteouts,
- * opaque directories, numbers and errors. The argument, where there is one, is the module that a
- * stock Linux has it in.
+ * One tree over another (mount(2) with the type overlay): copies, whiteouts, opaque directories,
+ * inode numbers and errors as programs see them. The optional argument is the kernel module that
+ * a stock Linux needs for it.
  */
 #include "promise.h"
 
@@ -11,7 +11,7 @@
 #include <sys/sysmacros.h>
 #include <sys/xattr.h>
 
-/* Names of a file that takes a while to be copied. */
+/* A file that takes a while to be copied. */
 #define LARGE 4
 #define BASE "/tmp/overlay"
 #define LOWER BASE "/lower"
@@ -74,8 +74,8 @@ static int is_opaque(const char *path)
 	return getxattr(path, "trusted.overlay.opaque", &value, 1) == 1 && value == 'y';
 }
 
-/* The names in a directory but for "." and "..", how many of them are `name`, and whether d_ino is
- * st_ino. */
+/* Counts the names in a directory except "." and "..", and those that equal `name`. Checks that
+ * d_ino is st_ino. */
 static int names_in(const char *path, const char *name, int *times, int *numbers)
 {
 	int count = 0;
@@ -206,7 +206,8 @@ static void renames(void)
 	PROMISE("a new directory comes where a removed file was", unlink(M "/file") == 0 && rename(M "/new", M "/file") == 0 && names_in(M "/file", "", &times, &numbers) == 0);
 }
 
-/* Whether a task that copies a large file up can be killed: it leaves nothing in the upper tree. */
+/* Whether a task that copies a large file up can be killed, and leaves nothing in the upper
+ * tree. */
 static int ends_a_copy(int number)
 {
 	char path[100], copy[100];
@@ -261,7 +262,7 @@ static void listings(void)
 	closedir(dir);
 }
 
-/* The tree that took the changes, as a lower one above the other. */
+/* The former upper tree, used as a lower tree above the other one. */
 static void several(void)
 {
 	const char *lower = "lowerdir=" UPPER ":" LOWER;

@@ -1,6 +1,6 @@
 /*
- * A page to test with, of 4 KiB or a piece of 2 MiB: make it, name its frame, have a child look at
- * it, lend it to a pipe. Needs promise.h.
+ * A page to test with, of 4 KiB or a piece of 2 MiB. Functions make it, return its frame number,
+ * let a child look at it, or lend it to a pipe. Needs promise.h.
  */
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
@@ -98,8 +98,9 @@ static inline void unmake(void)
 	munmap(block, size == HUGE ? LARGE : PAGE);
 }
 
-/* A child that lives until the parent ends it. 'r' asks for the byte that it sees at `at`, 'w' has
- * it store a 'c' there first, and 'k' asks whether a store keeps the frame ('y' or 'n'). */
+/* A child that lives until the parent ends it. 'r' asks for the byte that it sees at `at`, 'w'
+ * has it store a 'c' there first, and 'k' has it store and tell whether the frame stayed the
+ * same ('y' or 'n'). */
 struct child {
 	pid_t pid;
 	int ask, answer;

@@ -384,7 +384,7 @@ static int a_fault_ends_init(void)
 	return 0;
 }
 
-/* Process 1 stops for its tracer where it would not without one. */
+/* A traced process 1 stops on a signal. Without a tracer it would not. */
 static int a_traced_init_stops(void)
 {
 	int status;
@@ -462,7 +462,7 @@ static int subreapers_come_first(void)
 	return 0;
 }
 
-/* A subreaper outside gets no orphan of the namespace. */
+/* A subreaper outside the namespace gets no orphan of it. */
 static int subreapers_outside_do_not(void)
 {
 	HOLDS(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0);
@@ -482,7 +482,7 @@ static int all_end_with_init(void)
 			if (fork() == 0)
 				for (;;)
 					pause();
-		/* And a namespace below. */
+		/* And a nested namespace. */
 		pid_t below = make(CLONE_NEWPID);
 		if (below == 0) {
 			fork();
@@ -501,7 +501,8 @@ static int all_end_with_init(void)
 
 static int nested_number(void)
 {
-	/* Between the two: this process is the init of the outer one. */
+	/* This process is the init of the outer namespace; its child is the init of a nested
+	 * one. */
 	pid_t child = waiting_init();
 	HOLDS(child == 2 && kill(child, 0) == 0);
 	int pidfd = syscall(SYS_pidfd_open, child, 0);
@@ -610,7 +611,7 @@ static int setns_is_for_children(void)
 		/* The parent has no number there, and ancestors cannot be entered. */
 		_exit(getpid() != 2 || getppid() != 0 || setns(own, CLONE_NEWPID) != -1 || errno != EINVAL);
 	HOLDS(ends_well(child));
-	/* Children are made in the own namespace again. */
+	/* Children are made in this process' namespace again. */
 	HOLDS(setns(own, CLONE_NEWPID) == 0);
 	child = fork();
 	if (child == 0)
@@ -656,7 +657,8 @@ static int init_waits_for_the_entered(void)
 	HOLDS(pidfd >= 0 && setns(pidfd, CLONE_NEWPID) == 0);
 	pid_t child = sleeper();
 	HOLDS(child > 0 && kill(first, SIGKILL) == 0);
-	/* It was killed with the namespace, and the first process stays until it was waited for. */
+	/* The process was killed with the namespace, and the first process stays until that one
+	 * was waited for. */
 	siginfo_t info = { 0 };
 	HOLDS(waitid(P_PID, child, &info, WEXITED | WNOWAIT) == 0 && info.si_status == SIGKILL);
 	sleep_ms(20);
@@ -719,7 +721,7 @@ static int numbers_can_be_chosen(void)
 	HOLDS(child == 100);
 	REFUSED(make_with(0, wanted, 1), EEXIST);
 	HOLDS(ends_well(child));
-	/* The next one goes on where it was. */
+	/* The next trace continues at the same point. */
 	child = fork();
 	if (child == 0)
 		_exit(0);
@@ -939,7 +941,8 @@ static int threads_have_numbers(void)
 	HOLDS(syscall(SYS_set_robust_list, list, sizeof list) == 0);
 	HOLDS(syscall(SYS_get_robust_list, 1, &by_number, &length) == 0 && by_number == list);
 	HOLDS(syscall(SYS_set_robust_list, own, length) == 0);
-	/* A robust list releases mutexes that hold the number inside the namespace. */
+	/* The kernel releases mutexes of a robust list. They contain the thread's number inside
+	 * the namespace. */
 	pthread_mutexattr_t attributes;
 	pthread_mutex_t *mutex = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	HOLDS(mutex != MAP_FAILED);

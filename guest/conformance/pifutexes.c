@@ -163,7 +163,7 @@ static void mixed_words(void)
 	finish(&second);
 }
 
-/* A list of one lock, as the C library has it. */
+/* A robust list of one lock, laid out as the C library does. */
 static struct {
 	struct robust_list_head head;
 	struct robust_list entry;
@@ -390,7 +390,7 @@ enum { OWNERS = 60, MOVED = 30 };
 
 static uint32_t chain[OWNERS + 1];
 
-/* Locks a word, and waits for the one before. */
+/* Locks a word, and waits for the lock before it in the chain. */
 static long link_up(void *given)
 {
 	uint32_t *at = given;
@@ -403,7 +403,7 @@ static long wait_for_chain(void *unused)
 	return wait_for_move(&chain[OWNERS]) || unlock(&chain[OWNERS]);
 }
 
-/* More owners in all than the kernel looks at in one step. */
+/* The chain has more owners than the kernel visits in one step. */
 static void long_chains(void)
 {
 	static struct helper helpers[OWNERS + MOVED];

@@ -49,8 +49,7 @@ static int device_stores(volatile char *at)
 	return enter(ring.fd, 1, 0, 0, NULL, 0) == 1 && take(&ring, 1) == 1;
 }
 
-/* Both the program's store and the device's, side by side in one frame, which is the one that was
- * pinned. */
+/* The program's store and the device's are both in one frame, and that is the pinned frame. */
 static void stays_one(const char *row, const char *text, volatile char *at, uint64_t pinned)
 {
 	at[1] = 'p';
@@ -131,7 +130,7 @@ static char held(void)
 	return bytes[0];
 }
 
-/* A pin for reading, for long: the program's later store shows in what is pinned. */
+/* A long-term pin for reading: the pinned frame shows the program's later store. */
 static void shows(const char *row, const char *text, char *at, uint32_t way)
 {
 	int pinned = start(at, PAGE, way) == 0;
@@ -299,8 +298,8 @@ static void *remap(void *unused)
 	return NULL;
 }
 
-/* A page that is lent while it is mapped and unmapped has zeroes or its own bytes, and never those
- * of another page. */
+/* A page is lent while it is mapped and unmapped. It shows zeroes or its own bytes, and never
+ * another page's. */
 static void unmapped_race(void)
 {
 	raced = mmap(NULL, LARGE * 2, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

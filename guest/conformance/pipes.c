@@ -52,7 +52,7 @@ static void pipes(void)
 	IN_CHILD(status, signal(SIGPIPE, SIG_DFL); pipe(ends); close(ends[0]); write(ends[1], "x", 1));
 	PROMISE("which kills by default", WIFSIGNALED(status) && WTERMSIG(status) == SIGPIPE);
 
-	/* Four writers of whole records: none may be torn. */
+	/* Four writers of whole records: no record may be split. */
 	NEED(pipe(ends) == 0);
 	fflush(stdout);
 	for (int writer = 0; writer < 4; writer++)
@@ -149,7 +149,7 @@ static void fifos(void)
 	unlink(name);
 }
 
-/* Also where there is no descriptor at that moment. */
+/* Works also if no descriptor is free at that moment. */
 static void *accept_one(void *server)
 {
 	int peer;
@@ -319,7 +319,7 @@ static int has_none(void)
 	return pipe(ends) == -1 && errno == ENFILE;
 }
 
-/* Pages of pipes that a user may have, as root has set them. */
+/* root's settings for the number of pipe pages that a user may have. */
 static void shares(void)
 {
 	static const char soft[] = "/proc/sys/fs/pipe-user-pages-soft", hard[] = "/proc/sys/fs/pipe-user-pages-hard";

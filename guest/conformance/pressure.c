@@ -51,8 +51,8 @@ static int all_end_well(void)
 	return !meeting->failed;
 }
 
-/* Random stores and checks over `pages` pages, with forks whose children look at what they got, and
- * marks of use cleared in between. */
+/* Random stores and checks over `pages` pages, with forks whose children check their copies. In
+ * between, referenced bits are cleared. */
 static int mix(size_t pages, unsigned seed, int rounds, int workers)
 {
 	unsigned char *at = memory(pages);
@@ -105,7 +105,7 @@ static void private(int workers, int rounds)
 {
 	long total = figure("/proc/meminfo", "MemTotal"), swap = figure("/proc/meminfo", "SwapTotal");
 	NEED(swap > total);
-	/* 1.4 times the memory there is, shared out. */
+	/* All workers together use 1.4 times the machine's memory. */
 	size_t pages = total * 14 / 10 / 4 / workers;
 	call_meeting();
 	for (int worker = 0; worker < workers; worker++) {
@@ -124,7 +124,7 @@ static void private(int workers, int rounds)
 	PROMISE("and in the end the swap is empty", figure("/proc/meminfo", "SwapFree") + figure("/proc/meminfo", "SwapCached") >= swap - 2048);
 }
 
-/* A file in a file system of its own that is memory only. */
+/* A file in a separate file system that is in memory only. */
 static int file_in_memory(size_t pages)
 {
 	char options[40];
@@ -135,8 +135,8 @@ static int file_in_memory(size_t pages)
 	return file;
 }
 
-/* Each worker has every so-manieth dozen of pages to itself to store to, and looks at those of the
- * next one; at some of them in the file. */
+/* The pages are dealt out to the workers in turn, twelve at a time. Each worker stores to its
+ * own pages and checks those of the next worker, some of them by reads of the file. */
 static int together(unsigned char *at, size_t pages, int file, size_t of_file, int worker, int workers)
 {
 	enum { DOZEN = 12 };
@@ -161,7 +161,7 @@ static int together(unsigned char *at, size_t pages, int file, size_t of_file, i
 	return 0;
 }
 
-/* Half of it is anonymous, half a file in memory. */
+/* Half of the memory is anonymous, half is a file in memory. */
 static void shared(int workers)
 {
 	long total = figure("/proc/meminfo", "MemTotal"), swap = figure("/proc/meminfo", "SwapTotal");
@@ -186,7 +186,7 @@ static void shared(int workers)
 	PROMISE("and in the end the swap is empty", figure("/proc/meminfo", "SwapFree") + figure("/proc/meminfo", "SwapCached") >= swap - 4096);
 }
 
-/* The first area in use. */
+/* The name of the first swap area in use. */
 static const char *area_in_use(void)
 {
 	static char name[128];
@@ -267,7 +267,7 @@ static void full(void)
 
 #define SPREAD (2UL << 20)
 
-/* Body of a child that uses page tables rather than pages: one page per 2 MiB. Waits until the
+/* Body of a child that uses more page tables than pages: one page per 2 MiB. Waits until the
  * other end of `end` is closed, then checks its pages. */
 static int stay(int ready, int end)
 {
@@ -324,8 +324,8 @@ static void forks(int count)
 {
 	size_t pages = figure("/proc/meminfo", "MemTotal") * 12 / 10 / 4;
 	unsigned char *at = memory(pages);
-	/* A storm makes three to eight pageblocks whole. Should chance have freed enough of them,
-	 * there is another one. */
+	/* A storm of forks makes three to eight pageblocks whole. If chance has already freed
+	 * enough pageblocks, another storm follows. */
 	for (int storms = 0; storms == 0 || (storms < 5 && figure("/proc/vmstat", "compact_success") == 0); storms++) {
 		fill_all(at, pages, 1);
 		storm(count);

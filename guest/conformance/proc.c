@@ -150,7 +150,8 @@ static void system_wide(void)
 	snprintf(before, sizeof before, "%s", contents("/proc/sys/kernel/hostname"));
 	PROMISE("the host's name is one in uname and in /proc", uname(&names) == 0 && strcspn(before, "\n") == strlen(names.nodename) &&
 		strncmp(before, names.nodename, strlen(names.nodename)) == 0);
-	/* A host keeps its name; a kernel without namespaces of names is ours, and a guest. */
+	/* The host's name must not change. A kernel without UTS namespaces is a guest, so its
+	 * name may change. */
 	if (geteuid() == 0 && (unshare(CLONE_NEWUTS) == 0 || errno == EINVAL)) {
 		PROMISE("sethostname changes both", sethostname("another", 7) == 0 && uname(&names) == 0 && strcmp(names.nodename, "another") == 0 &&
 			strcmp(contents("/proc/sys/kernel/hostname"), "another\n") == 0);
@@ -190,7 +191,7 @@ static void identities(void)
 	}));
 }
 
-/* For user 0: /proc can be mounted elsewhere too. */
+/* As user 0, /proc can be mounted in other places too. */
 static void mounting(void)
 {
 	if (geteuid() != 0)
@@ -202,7 +203,7 @@ static void mounting(void)
 }
 
 /* For user 0: debugfs can be mounted where programs look for it, and is one. */
-/* Who a process is logged in as, which programs that log users in write. */
+/* A process' login user ID, which login programs set. */
 static void logins(void)
 {
 	int status;
@@ -223,7 +224,7 @@ static void logins(void)
 	PROMISE("a process is logged in once, with its children, and again by those who may", status == 0);
 }
 
-/* Files that say more of themselves in fdinfo. */
+/* Kinds of files that have additional lines in fdinfo. */
 static void descriptors(void)
 {
 	char path[64];

@@ -71,7 +71,8 @@ static void stops(void)
 		for (;;)
 			pause();
 	if (child < 0) {
-		/* A signal to process -1 would go to all processes. */
+		/* Without a child, the number would be -1, and a signal to -1 goes to all
+		 * processes. */
 		PROMISE("a child to stop", 0);
 		return;
 	}
@@ -153,7 +154,8 @@ static void inheritance(void)
 		 wait(&status); int stays = waitpid(sleeper, &status, WNOHANG) == 0; kill(sleeper, SIGKILL);
 		 waitpid(sleeper, &status, 0); _exit(stays && WTERMSIG(status) == SIGKILL));
 	PROMISE("a group that was orphaned before is not hung up", WIFEXITED(status) && WEXITSTATUS(status) == 1);
-	/* The leader of a job ties it to the shell; its stopped member is told when it ends. */
+	/* The leader of a job ties it to the shell; when the leader ends, the stopped member
+	 * gets SIGHUP. */
 	int told[2];
 	NEED(pipe(told) == 0);
 	IN_CHILD(status, setsid(); pid_t leader = fork(); if (leader == 0) { setpgid(0, 0); pid_t sleeper = fork();
@@ -209,7 +211,7 @@ static void growing(void)
 	PROMISE("a group that is killed while it grows is gone", left == 0);
 }
 
-/* A group outlives its leader; its last member may be put into it again, and away. */
+/* A group outlives its leader; its last member may be moved into it again, and out of it. */
 static void group_without_leader(void)
 {
 	int ready[2];
@@ -333,7 +335,7 @@ static void exec(char *self)
 	free(big);
 }
 
-/* Runs in the new program: every wrong finding is a bit. */
+/* Runs in the new program: each failed check sets a bit in the result. */
 static int after_exec(int argc, char **argv, char **envp)
 {
 	int wrong = 0;
@@ -370,7 +372,7 @@ static void *other_thread(void *exits)
 		pause();
 }
 
-/* Another thread, which runs when this returns. */
+/* Starts another thread, which is running when this returns. */
 static void start(pthread_t *thread)
 {
 	pthread_create(thread, NULL, other_thread, NULL);

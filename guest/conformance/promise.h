@@ -45,10 +45,10 @@ static int promises, broken;
 		fflush(stdout);                                                                     \
 	} while (0)
 
-/* FAILS_WITH(text, call, error): the call gives -1 (or MAP_FAILED) and this errno. */
+/* FAILS_WITH(text, call, error): the call returns -1 (or MAP_FAILED) and this errno. */
 #define FAILS_WITH(text, call, error) PROMISE(text, (long)(call) == -1 && errno == (error))
 
-/* Something that a later promise rests on: stops the program when it fails. */
+/* A condition that later promises depend on: the program stops if it does not hold. */
 #define NEED(condition)                                                                             \
 	do {                                                                                        \
 		if (!(condition)) {                                                                 \
@@ -74,7 +74,7 @@ static inline int conclude(void)
 	return broken != 0;
 }
 
-/* Runs statements in a child that must not print promises; gives its wait status. */
+/* Runs statements in a child that must not print promises; stores its wait status. */
 #define IN_CHILD(status, ...)                                                                       \
 	do {                                                                                        \
 		fflush(stdout);                                                                     \
@@ -103,11 +103,11 @@ static inline int64_t now_ms(void)
 
 /*
  * No promise may depend on the machine's speed: a host may stop it at any moment, for any time.
- * COMES_TRUE waits for a condition. HOLDS_ONCE is for conditions that a clock judges: one of many
- * tries has to succeed.
+ * COMES_TRUE waits for a condition. HOLDS_ONCE is for conditions that depend on time: one of
+ * many tries has to succeed.
  */
 
-/* Whether `condition` comes to hold: looked at until it does, a minute at most. */
+/* Whether `condition` becomes true: checks it again and again, for at most a minute. */
 #define COMES_TRUE(condition)                                                                       \
 	({                                                                                          \
 		int64_t end_ = now_ms() + 60000;                                                    \
@@ -138,7 +138,7 @@ static inline char task_state(pid_t process, pid_t thread)
 	return name && name[1] ? name[2] : 0;
 }
 
-/* Whether a task sleeps in the call that it was about to make. */
+/* Whether a task sleeps in the call that it was going to make. */
 static inline int is_asleep(pid_t process, pid_t thread)
 {
 	char state = task_state(process, thread);
@@ -159,7 +159,7 @@ static inline long stat_field(pid_t thread, int number)
 	return atol(at);
 }
 
-/* The time of a clock in so many milliseconds. */
+/* The time that a clock will show after so many milliseconds. */
 static inline struct timespec soon(int clock, int ms)
 {
 	struct timespec end;
@@ -170,8 +170,8 @@ static inline struct timespec soon(int clock, int ms)
 	return end;
 }
 
-/* The number behind `name` in /proc/meminfo (kB), /proc/vmstat and their like; `missing` where
- * there is none. */
+/* Returns the number after `name` in /proc/meminfo (kB), /proc/vmstat and similar files;
+ * `missing` if there is none. */
 static inline long figure_or(const char *file, const char *name, long missing)
 {
 	char line[256];

@@ -34,7 +34,7 @@ static ssize_t sends6(int fd, const void *bytes, size_t length, const char *to, 
 	return sendto(fd, bytes, length, 0, (struct sockaddr *)&name, sizeof name);
 }
 
-/* The next message of a socket, into `got`. */
+/* Receives the next message of a socket into `got`. */
 static ssize_t next(int fd)
 {
 	socklen_t length = sizeof sender;
@@ -42,7 +42,8 @@ static ssize_t next(int fd)
 	return recvfrom(fd, got, sizeof got, 0, (struct sockaddr *)&sender, &length);
 }
 
-/* Whether a socket hears no more. The caller has heard elsewhere of a later packet. */
+/* Whether a socket has no more messages. The caller has already received a later packet
+ * elsewhere. */
 static int is_quiet(int fd)
 {
 	return recv(fd, got, sizeof got, MSG_DONTWAIT) == -1 && errno == EAGAIN;
@@ -104,7 +105,7 @@ static int users_are_refused(void)
 	return 0;
 }
 
-/* Of a user who is root in a namespace: the capability there is none over the outer network. */
+/* A user is root in a user namespace: its capability there does not apply to the outer network. */
 static int root_inside_is_refused(void)
 {
 	HOLDS(become_root_inside() == 0);
@@ -368,7 +369,7 @@ static void version_6(void)
 	close(plain);
 }
 
-/* What comes beside a packet. */
+/* Ancillary data of a packet. */
 static void beside(void)
 {
 	int raw = opened(AF_INET, SOCK_RAW, IPPROTO_ICMP), seen = 0;
@@ -416,7 +417,7 @@ static int hears_nothing_inside(void)
 	return 0;
 }
 
-/* Packets of any bytes do no harm, and as many as nobody reads are lost. */
+/* Packets of any bytes do no harm. Packets beyond the room for unread ones are dropped. */
 static void nonsense(void)
 {
 	int raw = opened(AF_INET, SOCK_RAW, IPPROTO_RAW), icmp = opened(AF_INET, SOCK_RAW, IPPROTO_ICMP);
@@ -438,7 +439,7 @@ static void nonsense(void)
 		sends(raw, bytes, rand() % sizeof bytes, "127.0.0.1");
 		bytes[0] = 0x60;
 		if (i % 2) {
-			/* The addresses are ::1, or now and then one of version 4. */
+			/* The addresses are ::1, or sometimes an IPv4 one. */
 			memcpy(bytes + 8, "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\1", 32);
 			if (i % 3 == 0)
 				memcpy(bytes + (i % 4 == 1 ? 8 : 24), "\0\0\0\0\0\0\0\0\0\0\xff\xff\x7f\0\0\1", 16);

@@ -1,7 +1,7 @@
 /*
- * Real-time scheduling: SCHED_FIFO and SCHED_RR, who may have them, that they run before the
- * others and in order of their priorities, that they leave time to others, and that the owner of a
- * lock inherits the priority of those that wait for it. Run as root.
+ * Real-time scheduling: SCHED_FIFO and SCHED_RR. Tests who may use them, that their threads run
+ * before others and in order of priority, and that others get some time. Also tests that the
+ * owner of a lock inherits the priority of its waiters. Run as root.
  */
 #include "promise.h"
 #include "helpers.h"
@@ -104,7 +104,7 @@ static long count_up(void *unused)
 	return 0;
 }
 
-/* Whether a thread of SCHED_OTHER stands still while this one, on the same CPU, goes on. */
+/* Whether a thread of SCHED_OTHER makes no progress while this one, on the same CPU, runs. */
 static int goes_first(void)
 {
 	struct helper other;
@@ -302,8 +302,9 @@ static long lock_and_tell(void *unused)
 	return outcome == 0 ? unlock(&first_lock) : outcome;
 }
 
-/* On one CPU, an owner of SCHED_OTHER, a thread that does not let go of the CPU, and one with a
- * higher priority that waits for the lock: whether that has it before the second is done. */
+/* Three threads share a CPU: an owner of a lock with SCHED_OTHER, one that does not give up the
+ * CPU, and one with a higher priority that waits for the lock. Returns whether the third has the
+ * lock before the second is done. */
 static int is_no_inversion(void)
 {
 	struct helper low, middle, high;

@@ -69,7 +69,7 @@ static int control(int epoll, int operation, int file, unsigned events)
 	return epoll_ctl(epoll, operation, file, &event);
 }
 
-/* EPOLLEXCLUSIVE is chosen once, for plain events of files. */
+/* EPOLLEXCLUSIVE can only be set when a file is added, and only with plain events. */
 static void exclusive(void)
 {
 	int epoll = epoll_create1(EPOLL_CLOEXEC), other = epoll_create1(EPOLL_CLOEXEC), ends[2];
@@ -86,7 +86,7 @@ static void exclusive(void)
 	close(other);
 }
 
-/* Whether a list of mounts says that it has changed. */
+/* Whether poll(2) reports a change of a list of mounts. */
 static int tells(int list)
 {
 	struct pollfd change = { .fd = list, .events = POLLPRI };
@@ -123,7 +123,7 @@ static void mounts(void)
 	close(list);
 }
 
-/* Has the kernel count an event. */
+/* Makes the kernel count an event. */
 static void count_event(int counter)
 {
 	aio_context_t context = 0;
@@ -292,7 +292,7 @@ static void counts(int number)
 	came += number == SIGUSR1;
 }
 
-/* What of a call is looked at first, and what of it is looked at at all. */
+/* Order of the checks of a call's arguments, and arguments that are not checked. */
 static void arguments(void)
 {
 	struct sockaddr_in nobody = { .sin_family = AF_INET, .sin_port = htons(9), .sin_addr = { htonl(INADDR_LOOPBACK) } };
@@ -332,7 +332,7 @@ static void *tells_number(void *number)
 	return NULL;
 }
 
-/* A process by the number of one of its threads. */
+/* Names a process by the number of one of its threads. */
 static void threads(void)
 {
 	int status;
@@ -373,7 +373,7 @@ static void deadlocks(void)
 	close(file);
 }
 
-/* A circle that is closed when a third one lets go. */
+/* A deadlock that arises when a third process unlocks. */
 static void late_deadlock(void)
 {
 	int status, file = open("/tmp", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600), told[2];
@@ -407,7 +407,7 @@ static int fd_signals(int directory, int number)
 	return syscall(SYS_pidfd_send_signal, directory, number, NULL, 0);
 }
 
-/* A process by its directory in /proc, and one that job control has stopped. */
+/* Names a process by its directory in /proc. Also tests a process that job control has stopped. */
 static void processes(void)
 {
 	char path[32];

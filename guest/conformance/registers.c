@@ -65,7 +65,7 @@ static void install_all(void (*handler)(int, siginfo_t *, void *), int flags)
 		install(signals[i], handler, flags);
 }
 
-/* Runs statements that end in a signal; what it was is then in seen_*. */
+/* Runs statements that raise a signal; seen_* then describe it. */
 #define CAUGHT(...)                                \
 	({                                         \
 		seen = 0;                          \
@@ -80,8 +80,8 @@ static void install_all(void (*handler)(int, siginfo_t *, void *), int flags)
 	(seen_signal == (signal) && seen_code == (code) && seen_trap == (trap) && seen_error == (error))
 
 /*
- * QEMU's emulator raises neither alignment checks nor SSE exceptions, takes any base, has another
- * error code for gates, and does not say that ICEBP was no single step.
+ * QEMU's emulator raises neither alignment checks nor SSE exceptions, accepts any base, has
+ * another error code for gates, and does not tell ICEBP from a single step.
  */
 static int is_emulated(void)
 {
@@ -152,7 +152,7 @@ static void divide(double by, unsigned short unmasked)
 	__asm__ volatile("fnclex\n fldcw %0\n fldl %1\n fdivl %2\n fwait\n fstp %%st(0)" : : "m"(control), "m"(one), "m"(by) : "st");
 }
 
-/* A status word that says that there is an error (ES, B) and names none. */
+/* A status word with the error summary bits (ES, B) but no error bit. */
 static void summary_without_error(void)
 {
 	static unsigned char image[512] __attribute__((aligned(16)));
@@ -212,8 +212,8 @@ static unsigned long flags_now(void)
 	return flags;
 }
 
-/* Sets flags, does something, and gives the flags after that; the direction flag is cleared again.
- */
+/* Sets flags, runs instructions, and returns the flags after them; the direction flag is cleared
+ * again. */
 #define WITH_FLAGS(set, instructions)                                                               \
 	({                                                                                          \
 		unsigned long after_;                                                               \
@@ -227,7 +227,7 @@ static unsigned long flags_now(void)
 
 static volatile int stepped, step_nested;
 
-/* Over the first single step: the flag goes, so that the program runs on. */
+/* Handler of the first single step: clears the trap flag, so that the program continues. */
 static void end_of_step(int signal, siginfo_t *info, void *context)
 {
 	note(signal, info, context);
@@ -327,7 +327,7 @@ static int damaged(int at, int bits)
 static volatile int begun;
 static uint64_t begun_xmm[3][2], begun_mxcsr[3];
 
-/* Notes the vector state in the frames of signals that come at once. The last handler that is
+/* Notes the vector state in the frames of signals that arrive together. The last handler that is
  * entered runs first. */
 static void note_vector_state(int signal, siginfo_t *info, void *context)
 {
@@ -391,7 +391,7 @@ static void vector_state(void)
 	PROMISE("after damage the state is a new program's", (mxcsr & ~0x3fu) == 0x1f80);
 }
 
-/* Frames that do not fit. */
+/* Signal frames that do not fit on the stack. */
 
 static void exit_42(int signal, siginfo_t *info, void *context)
 {
@@ -488,7 +488,8 @@ static void be_switched(void)
 
 static int was_null(void)
 {
-	/* A null selector's base: 0 where loading it clears the base, as it was where not. */
+	/* The base after a null selector is loaded: 0 on CPUs where that clears the base,
+	 * otherwise unchanged. */
 	load_gs(0);
 	return gs_base() == 0 || gs_base() == 0x1000;
 }

@@ -17,7 +17,7 @@
 
 static char secret[] = "secret", self[4096];
 
-/* One line of numbers: a call or file's outcome, 0 or an errno. */
+/* The outcome of a call or of opening a file: 0 or an errno. */
 static int outcome(long result)
 {
 	return result < 0 ? errno : 0;
@@ -233,14 +233,14 @@ static void change_user(int uid, int gid)
 	NEED(setgroups(0, NULL) == 0 && setresgid(gid, gid, gid) == 0 && setresuid(uid, uid, uid) == 0);
 }
 
-/* Becomes another user, and dumpable like a program that this user has started. */
+/* Becomes another user. Also becomes dumpable, like a program that this user has started. */
 static void become(int uid, int gid)
 {
 	change_user(uid, gid);
 	NEED(prctl(PR_SET_DUMPABLE, 1) == 0);
 }
 
-/* Runs this program again, as it is when it begins; it tells when it is ready, and waits. */
+/* Executes this program anew as a target. The target reports that it is ready, and waits. */
 static void run_again(const char *program, int ready)
 {
 	char number[16];
@@ -249,7 +249,7 @@ static void run_again(const char *program, int ready)
 	_exit(9);
 }
 
-/* A target that has said it is ready. */
+/* Starts a target and waits until it is ready. */
 static pid_t start(int kind)
 {
 	int ends[2];
@@ -350,7 +350,7 @@ static void table(void)
 	}
 }
 
-/* Whether the memory of a process that runs `...` as its first steps may be read by its user. */
+/* Whether a process' user may read its memory after the process has run `...`. */
 #define READABLE_AFTER(...)                                                                         \
 	({                                                                                          \
 		int ends_[2];                                                                       \
@@ -516,7 +516,7 @@ static void victims(void)
 	PROMISE("the new one too", stores("oom_score_adj", "1001") == EINVAL && stores("oom_score_adj", "-1001") == EINVAL && stores("oom_score_adj", "x") == EINVAL);
 }
 
-/* Sends these as its own credentials to itself. */
+/* Sends these credentials to itself as its own. */
 static int claims(pid_t pid, uid_t uid, gid_t gid)
 {
 	union {

@@ -30,8 +30,8 @@ struct section {
 static struct area own, other;
 
 /*
- * spin(&area.section, section, turns): counts down between spin_start and spin_end. 0: to the end;
- * 1: it was aborted. The handler spin_unsigned has another signature.
+ * spin(&area.section, section, turns): counts down between spin_start and spin_end. Returns 0 if
+ * it got to the end, 1 if it was aborted. The handler spin_unsigned has another signature.
  */
 long spin(volatile uint64_t *slot, const struct section *section, uint64_t turns);
 extern const char spin_start[], spin_end[], spin_abort[], spin_unsigned[];
@@ -143,7 +143,7 @@ static void registering(void)
 		NEED(rseq(&own, 64, UNREGISTER, SIGNATURE) == 0);
 }
 
-/* Keeps the CPU busy, where the parent is, until it is killed. */
+/* Makes a child that keeps the parent's CPU busy until it is killed. */
 static pid_t hog(int cpu)
 {
 	fflush(stdout);
@@ -179,13 +179,13 @@ static void alarm_in_ms(int ms, int every)
 	NEED(setitimer(ITIMER_REAL, &time, NULL) == 0);
 }
 
-/* Whether a signal came in a section, and its handler saw that it was aborted. A preemption may
- * have been faster. */
+/* Whether a signal arrived in a section, and its handler saw that the section was aborted. A
+ * preemption may have aborted it first. */
 static int signal_in(const struct section *section)
 {
 	seen_rip = 0;
 	seen_section = 1;
-	/* Again and again: the first may come too early. */
+	/* The alarm repeats: the first one may come too early. */
 	alarm_in_ms(10, 10);
 	NEED(spin(&own.section, section, LONG) == 1);
 	while (!seen_rip)
@@ -251,10 +251,12 @@ static void nothing(int signal)
 }
 
 /* The child's action for SIGSEGV. A section that stays wrong kills the child with any action. A
- * section with flags does not: SIGALRM, whose handler lies outside, has left it by then. */
+ * section with flags does not: the handler of SIGALRM lies outside it, so the thread has left
+ * the section by then. */
 static void (*on_fault)(int) = nothing;
 
-/* How a child ends that spins in `section`, registered with `area`, when a signal comes. */
+/* Makes a child that spins in `section`, with `area` registered, until a signal arrives; returns
+ * how it ended. */
 static int outcome(volatile struct area *area, const struct section *section, uint32_t flags)
 {
 	int status;
@@ -343,8 +345,8 @@ static int without(void *unused)
 static void *in_thread(void *unused)
 {
 	(void)unused;
-	/* The C library registers a new thread only if it has registered its creator. It has not,
-	 * here. */
+	/* The C library registers a new thread only if it has registered its creator. Here it
+	 * has not registered the creator. */
 	return (void *)(rseq(&other, LENGTH, 0, SIGNATURE) == 0 ? 0l : 1l);
 }
 
@@ -380,7 +382,7 @@ enum { THREADS = 5, TURNS = 20000 };
 static struct { uint64_t by_cpu, by_id, rest[6]; } counters[64] __attribute__((aligned(64)));
 static volatile int ids_too_large;
 
-/* Adds 1 to the counter that `number` names, in a section; 0 if that was aborted. */
+/* Adds 1 to the counter that `number` names, in a section; returns 0 if the section was aborted. */
 static int add_in_section(struct area *area, volatile uint32_t *number, uint64_t *first)
 {
 	__asm__ goto(".pushsection .data.rel.sections, \"aw\"\n"

@@ -154,7 +154,7 @@ static void policies(void)
 	FAILS_WITH("and of none is told", sched_getscheduler(0x3fffffff), ESRCH);
 }
 
-/* Makes a change as a process without rights; returns 0 or the errno. */
+/* Makes a change in a child without privileges; returns 0 or the errno. */
 static int unprivileged(int policy, int nice, int flags)
 {
 	return set(policy, nice, flags) ? errno : 0;
@@ -184,7 +184,7 @@ static void rights(void)
 	if (status)
 		printf("# step %d\n", WEXITSTATUS(status));
 	struct rlimit some = { 25, 25 };
-	/* Root of a container may have no CAP_SYS_RESOURCE. */
+	/* In a container root may lack CAP_SYS_RESOURCE. */
 	IN_CHILD(status, if (setrlimit(RLIMIT_NICE, &some)) _exit(0);
 		NEED(setresuid(4711, 4711, 4711) == 0);
 		if (unprivileged(SCHED_OTHER, -5, 0) != 0 || unprivileged(SCHED_OTHER, -6, 0) != EPERM) _exit(1);

@@ -170,7 +170,7 @@ static void who_may_seal_what(void)
 	close(zero);
 }
 
-/* A ring holds pages that a shared mapping showed, after the mapping is gone. */
+/* An io_uring keeps pages of a shared mapping pinned after the mapping is gone. */
 static void a_file_whose_pages_are_held(void)
 {
 	int fd = sealable(PAGE);

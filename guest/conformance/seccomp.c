@@ -29,7 +29,7 @@ static void bind_oneself(void)
 	NEED(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
 }
 
-/* Whether a filter of these instructions is taken; EINVAL is no. */
+/* Whether the kernel accepts a filter of these instructions; EINVAL means no. */
 static int is_taken(struct sock_filter *code, unsigned short count)
 {
 	struct sock_fprog program = { count, code };
@@ -268,7 +268,8 @@ static void *other_thread(void *own)
 
 static long installed, all_installed, checked, escaped;
 
-/* Checks that a thread has all filters that were installed for all threads before its look. */
+/* Checks that a thread has all filters that were installed for all threads before the check
+ * began. */
 static void *counting_thread(void *unused)
 {
 	long least = __atomic_load_n(&installed, __ATOMIC_SEQ_CST);
@@ -288,7 +289,7 @@ static void *making_thread(void *unused)
 	return unused;
 }
 
-/* Installs a filter of its own at some moment, and says how many it has then. */
+/* Installs a filter of its own at some moment, and reports the number of its filters then. */
 static void *adding_thread(void *delay)
 {
 	PROGRAM(allow, { SAY(SECCOMP_RET_ALLOW) });
@@ -351,7 +352,8 @@ static void kept(char *self)
 			if (seccomp(SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &allow) != 0)
 				_exit(2);
 			__atomic_fetch_add(&installed, 1, __ATOMIC_SEQ_CST);
-			/* Another install would hide that this one missed a thread. */
+			/* Without this wait, the next install would hide that this one missed a
+			 * thread. */
 			long looked = __atomic_load_n(&checked, __ATOMIC_SEQ_CST);
 			while (__atomic_load_n(&checked, __ATOMIC_SEQ_CST) < looked + 4)
 				sched_yield();

@@ -1,6 +1,7 @@
 /*
- * memfd_secret(2): memory that only the programs that map it reach. Linux has the call since 5.14.
- * Before 6.5 it needs secretmem.enable=1; without that, this program says so and ends.
+ * memfd_secret(2): memory that only programs with a mapping of it can access. Linux has the call
+ * since 5.14. Before 6.5 it needs secretmem.enable=1; without that, this program says so and
+ * ends.
  */
 #include "promise.h"
 
@@ -54,7 +55,7 @@ static void flags(void)
 	close(fd);
 }
 
-/* The size is set once. */
+/* The size can be set only once. */
 static void size(void)
 {
 	int fd = secret(0);
@@ -190,7 +191,7 @@ static void too_many(int signal)
 	siglongjmp(past, 1);
 }
 
-/* How many of `count` pages can be stored to. */
+/* Returns the number of pages, of `count`, that can be stored to. */
 static int touched(char *bytes, int count)
 {
 	volatile int page = 0;

@@ -1,5 +1,5 @@
-/* Programs that run as their owner (set-user-ID): what the user that started them may do to them.
- * Runs as root; copies itself to a file that user 1000 executes. */
+/* Programs that run as their owner (set-user-ID): tests which actions the user that started them
+ * may take on them. Runs as root; copies itself to a file that user 1000 executes. */
 #include "promise.h"
 #include <grp.h>
 #include <linux/filter.h>
@@ -33,11 +33,11 @@ static void copy(const char *path, mode_t mode)
 static void become_user(void)
 {
 	NEED(setresgid(USER, USER, USER) == 0 && setresuid(USER, USER, USER) == 0);
-	/* A change of user is not dumpable; a plain program of the user is. */
+	/* A process that changed its user is not dumpable; a plain program of that user is. */
 	NEED(prctl(PR_SET_DUMPABLE, 1) == 0);
 }
 
-/* Executes the copy in a role; two descriptors go with it. */
+/* Executes the copy in a role; it inherits two descriptors. */
 static void play(const char *role, int read_end, int write_end)
 {
 	char numbers[2][12];
@@ -72,7 +72,7 @@ static int64_t now_ns(void)
 	return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-/* Stays for a part of `most` ns, another one each time. */
+/* Waits for a different part of `most` ns each time. */
 static void stay_some_time(int64_t most)
 {
 	int64_t end = now_ns() + most * (random() % 1000) / 1000;
@@ -86,7 +86,7 @@ static int whoami(void)
 	return geteuid() == 0 ? 0 : 1;
 }
 
-/* Goes on as the tracer of its child, and tells how that ended. */
+/* Continues as the tracer of its child, and reports how the child ended. */
 static int trace(int write_end)
 {
 	int status;
@@ -98,7 +98,7 @@ static int trace(int write_end)
 	return child > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : 97;
 }
 
-/* Lets its child end, and lives on. */
+/* Lets its child end, and continues to live. */
 static int outlive(int write_end)
 {
 	int status;
@@ -108,13 +108,13 @@ static int outlive(int write_end)
 	return 0;
 }
 
-/* Whether it is root's and some calls are kept from it: by its user. */
+/* Whether this process runs as root and its user's seccomp filter denies it a call. */
 static int bound(void)
 {
 	return geteuid() == 0 && syscall(SYS_getpgid, 0) == -1;
 }
 
-/* Whether its parent, a user, becomes its tracer. */
+/* Whether its parent, which runs as the user, becomes its tracer. */
 static int invite(void)
 {
 	return geteuid() == 0 && ptrace(PTRACE_TRACEME, 0, 0, 0) == -1 && errno == EPERM ? 0 : 1;
@@ -126,8 +126,8 @@ static int stay(int read_end, int write_end)
 	return write(write_end, "x", 1) == 1 && read(read_end, &byte, 1) >= 0 ? 0 : 98;
 }
 
-/* Stays until another process has tried to have one of its allocations fail, and tells whether one
- * will. */
+/* Waits until another process has tried to make one of its allocations fail (fail-nth); returns
+ * 0 if none will. */
 static int spared(int read_end, int write_end)
 {
 	char nth[12] = "";
@@ -202,7 +202,7 @@ static void *confine_all(void *most)
 	return NULL;
 }
 
-/* Somebody comes while a program that gives rights is being loaded. */
+/* The user attaches while a set-user-ID program is being loaded. */
 static void meanwhile(void)
 {
 	enum { ROUNDS = 150 };
@@ -298,7 +298,8 @@ static void sharing(void)
 	PROMISE("PTRACE_TRACEME refuses a parent with fewer capabilities", status == 0);
 }
 
-/* Traces a program that its user may execute and not read. Whether its memory is open. */
+/* Traces a program that its user may execute but not read; returns whether its memory can be
+ * read. */
 static int looks_into(const char *path, int by_user)
 {
 	int status, read_word, written;
@@ -331,7 +332,7 @@ static void unreadable(void)
 	unlink(SECRET);
 }
 
-/* Threads of one process change different parts of what they are. */
+/* Threads of one process change different parts of their credentials and limits. */
 static _Atomic int is_over;
 
 static void *change_fsuid(void *nothing)
@@ -376,7 +377,8 @@ static void updates(void)
 		NEED(pthread_create(&other, NULL, keep_limit, NULL) == 0);
 		for (int round = ROUNDS; round > 0; round--) {
 			limit = (struct rlimit){ 0, ROUNDS + round };
-			/* Lower than what the other read meanwhile or not: never higher afterwards. */
+			/* Whether or not the new limit is lower than the value that the other
+			 * thread read meanwhile, it must never be higher afterwards. */
 			if (setrlimit(RLIMIT_CORE, &limit) == 0 && getrlimit(RLIMIT_CORE, &limit) == 0)
 				lost += limit.rlim_max > (rlim_t)(ROUNDS + round);
 		}
@@ -487,7 +489,7 @@ static void terminals(void)
 	PROMISE("a pseudo-terminal is its opener's", status == 0);
 }
 
-/* Programs that change one file's metadata at the same time, each by what it is allowed. */
+/* Programs that change one file's metadata at the same time, each with its own rights. */
 static void races(void)
 {
 	enum { ROUNDS = 4000, LOOKS = 4 };

@@ -24,7 +24,7 @@ static long reads(const char *name)
 	return atol(text);
 }
 
-/* 0, or an errno. */
+/* Writes a setting; returns 0 or an errno. */
 static int writes(const char *name, const char *text)
 {
 	char path[64];
@@ -47,8 +47,8 @@ static void sets(const char *name, long value)
 #define AS_USER(...) ({ int status_; IN_CHILD(status_, NEED(setgroups(0, NULL) == 0 && setresgid(USER, USER, USER) == 0 && setresuid(USER, USER, USER) == 0); __VA_ARGS__); \
 	WIFEXITED(status_) && WEXITSTATUS(status_) == 0; })
 
-/* The size of a new pipe, after it was asked to have `wanted` bytes (0: not asked); or an errno,
- * negative. */
+/* Makes a pipe and requests a size of `wanted` bytes (0: no request). Returns its size or a
+ * negative errno. */
 static long pipe_of(long wanted)
 {
 	int ends[2];
@@ -117,7 +117,8 @@ static void numbers(void)
 	PROMISE("a user changes nothing", AS_USER(_exit(writes(name, "32768") != EACCES)));
 }
 
-/* How many areas a process can have: pages of two kinds in turn. */
+/* Returns the number of areas that a process can have. They are pages of two kinds in turn, so
+ * none merge. */
 static int areas(int most)
 {
 	int count = 0;
@@ -176,7 +177,7 @@ static int mounts(void)
 
 static void numbers_of_mounts(void)
 {
-	/* Some mounts are not shown: those that no way leads to. */
+	/* Some mounts are not listed, because no path leads to them. */
 	enum { MORE = 20 };
 	const char *name = "fs/mount-max";
 	long before = reads(name);
@@ -200,7 +201,7 @@ static void numbers_of_mounts(void)
 	NEED(umount2("/tmp/many", MNT_DETACH) == 0 && rmdir("/tmp/many") == 0);
 }
 
-/* Makes host names of its own until there are no more. Whether another user has one then. */
+/* Makes UTS namespaces until the limit is reached; returns whether another user still gets one. */
 static int uses_all_up(void)
 {
 	int status, ends[2];

@@ -1,4 +1,4 @@
-/* Signal-driven I/O: the owner of an open file hears of its news by a signal (O_ASYNC). */
+/* Signal-driven I/O: the owner of an open file gets a signal when its state changes (O_ASYNC). */
 #include "promise.h"
 #include "inside.h"
 
@@ -30,7 +30,7 @@
 #define BAND_OUT (POLLOUT | POLLWRNORM | POLLWRBAND)
 #define BAND_HUP (POLLHUP | POLLERR)
 
-/* A signal that is queued, and any number of times. */
+/* A real-time signal: any number of them is queued. */
 #define CHOSEN (SIGRTMIN + 3)
 
 static siginfo_t told;
@@ -97,7 +97,7 @@ static int is_async(int fd)
 	return (fcntl(fd, F_GETFL) & O_ASYNC) != 0;
 }
 
-/* Has this process told of `fd` by the chosen signal. */
+/* Makes the chosen signal report events of `fd` to this process. */
 static void tell_me(int fd)
 {
 	NEED(fcntl(fd, F_SETOWN, getpid()) == 0 && fcntl(fd, F_SETSIG, CHOSEN) == 0);
@@ -167,7 +167,8 @@ static void flags(void)
 	close(ends[1]);
 }
 
-/* A sleeping child with this number; -1 where the caller may not choose one (in a container). */
+/* A sleeping child with this number; -1 if the caller may not choose the number (in a
+ * container). */
 static pid_t with_number(pid_t number)
 {
 	struct { uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size; } args = {
@@ -329,7 +330,7 @@ static void pipes(void)
 	close(fifo);
 }
 
-/* Pages go through splice(2), tee(2) and vmsplice(2). */
+/* Pages are moved by splice(2), tee(2) and vmsplice(2). */
 static void spliced(void)
 {
 	int one[2], other[2];
@@ -453,7 +454,7 @@ static void targets(void)
 	put(ends[1], "x");
 	PROMISE("and gets nothing", is_quiet());
 
-	/* Two children in a group, and one beside it. */
+	/* Two children in a process group, and one outside it. */
 	int said[2], status;
 	pid_t children[3], group = 0;
 	NEED(pipe(said) == 0);
@@ -494,7 +495,7 @@ static int waits_in_namespace(void *unused)
 	return 0;
 }
 
-/* The first process of a PID namespace. */
+/* The first process of a PID namespace is protected from such signals. */
 static void shielded(void)
 {
 	static char stack[65536] __attribute__((aligned(16)));
@@ -513,7 +514,7 @@ static void shielded(void)
 	close(ends[1]);
 }
 
-/* The user who chose the owner needs the permission to signal it, not the one who writes. */
+/* The user who set the owner needs the permission to signal it; the user who writes does not. */
 static void permissions(void)
 {
 	int ends[2], status;
@@ -568,7 +569,7 @@ static void sharing(char *own)
 	close(ends[1]);
 }
 
-/* The program that `sharing` runs. */
+/* Runs in the program that `sharing` executes. */
 static int executed(char **arguments)
 {
 	int reader = atoi(arguments[1]), writer = atoi(arguments[2]);

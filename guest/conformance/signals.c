@@ -155,7 +155,7 @@ static void frames(void)
 	raise(SIGUSR1);
 	PROMISE("without it the handler stays on the stack", !((char *)frame > other && (char *)frame < other + sizeof other));
 
-	/* A child hammers us with signals while registers hold known values. */
+	/* A child sends many signals to this process while registers hold known values. */
 	pid_t self = getpid();
 	fflush(stdout);
 	pid_t child = fork();
@@ -221,8 +221,8 @@ static void jump(int signal)
 	siglongjmp(place, 1);
 }
 
-/* The microseconds between one SIGALRM and the next: one alone may come before the call that it
- * shall interrupt. */
+/* Microseconds between one SIGALRM and the next. The alarm repeats, because a single one may
+ * come before the call that it must interrupt. */
 enum pace { NEVER = 0, SOON = 20000 };
 
 static void disturb(enum pace pace)
@@ -230,7 +230,7 @@ static void disturb(enum pace pace)
 	setitimer(ITIMER_REAL, &(struct itimerval){ { 0, pace }, { 0, pace } }, NULL);
 }
 
-/* Result of `call` while SIGALRM comes again and again; errno is that of the call. */
+/* Result of `call` while SIGALRM arrives repeatedly; errno is that of the call. */
 #define DISTURBED(call)                                                                             \
 	({                                                                                          \
 		disturb(SOON);                                                                      \

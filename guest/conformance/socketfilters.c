@@ -41,7 +41,8 @@ static void ask(int from, int sequence)
 	NEED(sendto(from, echo, sizeof echo, 0, (struct sockaddr *)&name, sizeof name) == sizeof echo);
 }
 
-/* What the program's socket hears of one request and its reply: bytes of each, in decimal. */
+/* Returns the numbers of bytes that the socket receives of one request and of its reply, as
+ * decimal text. */
 static const char *heard(int filtered)
 {
 	static char text[64];
@@ -50,7 +51,7 @@ static const char *heard(int filtered)
 	int witness = socket(AF_INET, SOCK_RAW, IPPROTO_ICMP), sender = socket(AF_INET, SOCK_RAW, IPPROTO_ICMP);
 	NEED(witness >= 0 && sender >= 0);
 	ask(sender, ++sequence & 0x7f);
-	/* A witness that came last hears of both last. */
+	/* A witness socket that was opened last gets both packets last. */
 	NEED(recv(witness, got, sizeof got, 0) == 44 && recv(witness, got, sizeof got, 0) == 44);
 	*text = 0;
 	while ((length = recv(filtered, got, sizeof got, MSG_DONTWAIT)) >= 0)
@@ -60,7 +61,7 @@ static const char *heard(int filtered)
 	return text;
 }
 
-/* Whether a filter that ends with `return A` after these takes `bytes` bytes of each packet. */
+/* Whether a filter of these instructions and `return A` accepts `bytes` bytes of each packet. */
 #define TAKES(text, ...) (ATTACH(fd, __VA_ARGS__, BPF_STMT(BPF_RET | BPF_A, 0)) == 0 && !strcmp(heard(fd), text))
 
 static void loads(int fd)

@@ -1,4 +1,4 @@
-/* Open files that travel by a message between sockets. Needs promise.h. */
+/* Open files that are sent in a message between sockets. Needs promise.h. */
 #include <sys/socket.h>
 
 /* Sends one byte with up to 8 files beside it. */

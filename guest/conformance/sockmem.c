@@ -1,8 +1,8 @@
 /*
  * Memory of sockets: net.ipv4.tcp_mem and udp_mem bound the bytes that wait in all sockets
- * together, /proc/net/sockstat counts them, and every connection moves on all the same. Changes
- * settings of the whole machine: for a VM, as root. "crowd" instead of promises: fills sockets of
- * each kind as a user while a bystander looks on.
+ * together, /proc/net/sockstat counts them, and every connection still makes progress. Changes
+ * settings of the whole machine: for a VM, as root. "crowd" instead of promises: fills sockets
+ * of each kind as a user while a bystander looks on.
  */
 #include "promise.h"
 #include <arpa/inet.h>
@@ -12,7 +12,8 @@
 
 #define PAGE 4096L
 #define COUNT 100
-/* Pages: the limits that the promises set, and the most that each socket may have beyond. */
+/* In pages: the limits that the promises set, and the largest amount that each socket may have
+ * beyond them. */
 #define LOW 96L
 #define HIGH 256L
 #define BESIDE 4L
@@ -41,7 +42,7 @@ static int set_limits(const char *name, const long limits[3])
 	return done;
 }
 
-/* Pages of TCP or UDP in /proc/net/sockstat; -1 where it does not tell. */
+/* Pages of TCP or UDP in /proc/net/sockstat; -1 if the file has no such line. */
 static long pages_of(const char *protocol)
 {
 	char line[160];
@@ -197,7 +198,7 @@ static void waits(void)
 	close_all(receivers, COUNT);
 }
 
-/* Waits for room for 100 KiB, which nobody reads: 0 where it came. */
+/* Waits for room for 100 KiB that no process reads; returns 0 if there was room. */
 static int goes_on(int sender, int way)
 {
 	struct pollfd room = { .fd = sender, .events = POLLOUT };
@@ -213,7 +214,7 @@ static int goes_on(int sender, int way)
 	return 0;
 }
 
-/* Senders whose readers have something else to do wait for the account alone. */
+/* Senders whose readers are busy elsewhere. They wait only for the shared account. */
 static void eased(void)
 {
 	static int senders[COUNT], receivers[COUNT];

@@ -1,4 +1,5 @@
-/* Options of sockets that have an effect or tell a fact: socket(7), ip(7), ipv6(7), tcp(7). */
+/* Options of sockets that have an effect or return information: socket(7), ip(7), ipv6(7),
+ * tcp(7). */
 #include "promise.h"
 #include "addresses.h"
 #include "loopback.h"
@@ -78,7 +79,7 @@ static void devices(void)
 	PROMISE("packets between local sockets come by lo", sendto(from, "x", 1, 0, (struct sockaddr *)&to, sizeof to) == 1 && recv(fd, got, 9, 0) == 1);
 	PROMISE("and leave by it", set(from, SOL_SOCKET, SO_BINDTOIFINDEX, 1) == 0 &&
 		sendto(from, "x", 1, 0, (struct sockaddr *)&to, sizeof to) == 1 && recv(fd, got, 9, 0) == 1);
-	/* Of another device, there or not, no packet comes. */
+	/* No packet arrives from another device, whether it exists or not. */
 	NEED(set(fd, SOL_SOCKET, SO_BINDTOIFINDEX, 4711) == 0);
 	NEED(sendto(from, "x", 1, 0, (struct sockaddr *)&to, sizeof to) == 1);
 	FAILS_WITH("a socket of another device does not hear them", recv(fd, got, 9, MSG_DONTWAIT), EAGAIN);

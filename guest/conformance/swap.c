@@ -13,7 +13,7 @@
 #include <setjmp.h>
 #include <sys/swap.h>
 
-/* How many of the pages are swapped out, as pagemap has it. */
+/* Returns the number of pages that are swapped out, according to pagemap. */
 static size_t swapped(const unsigned char *at, size_t pages)
 {
 	size_t count = 0;
@@ -28,7 +28,7 @@ static size_t swapped(const unsigned char *at, size_t pages)
 	return count;
 }
 
-/* A header as mkswap writes it, and the signature `name`. */
+/* Writes a header as mkswap does, with the signature `name`. */
 static void make_swap(const char *disk, uint32_t version, uint32_t last, uint32_t bad_count, uint32_t bad, const char *name)
 {
 	static unsigned char page[PAGE];
@@ -45,7 +45,7 @@ static void make_swap(const char *disk, uint32_t version, uint32_t last, uint32_
 
 #define GOOD "SWAPSPACE2"
 
-/* The line of /proc/swaps that is about `disk`: 1 and its figures, or 0. */
+/* Finds the line of /proc/swaps about `disk`; returns 1 and stores its figures, or returns 0. */
 static int listed(const char *disk, long *size, long *used, int *priority)
 {
 	char line[256], name[128], kind[32];
@@ -114,7 +114,7 @@ static long smaps(const void *at, const char *field)
 	return value;
 }
 
-/* How many of the pages are in memory, as mincore has it. */
+/* Returns the number of pages that are in memory, according to mincore. */
 static size_t in_core(void *at, size_t pages)
 {
 	unsigned char *map = malloc(pages);
@@ -126,7 +126,8 @@ static size_t in_core(void *at, size_t pages)
 	return count;
 }
 
-/* Shared memory, and files that are in memory only, go to the swap as programs' own pages do. */
+/* Shared memory, and files that are in memory only, are swapped out as programs' private pages
+ * are. */
 static void shared_areas(const char *disk)
 {
 	enum { PAGES = 100 };
@@ -236,7 +237,8 @@ static void areas(const char *disk)
 	shared_areas(disk);
 }
 
-/* Pages of generation 3, as many of them as may be in DISK, which becomes an area of 15 pages. */
+/* Makes pages of generation 3 and has as many of them swapped out as fit on DISK, which becomes
+ * a swap area of 15 pages. */
 static unsigned char *sent_out(const char *disk, size_t pages)
 {
 	make_swap(disk, 1, 15, 0, 0, GOOD);
@@ -255,7 +257,8 @@ static void bus_error(int number, siginfo_t *info, void *context)
 	siglongjmp(back, number == SIGBUS && info->si_code == BUS_ADRERR ? 1 : 2);
 }
 
-/* The same for a file in memory: a read fails, and an access to a mapping gets a signal. */
+/* The lost page belongs to a file in memory: a read fails, and an access to a mapping gets a
+ * signal. */
 static void lost_from_file(const char *disk)
 {
 	enum { PAGES = 64 };

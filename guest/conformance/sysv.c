@@ -29,7 +29,7 @@ union argument {
 	struct seminfo *info;
 };
 
-/* Runs what follows as user 1000 in a child; the statement says 1 if it was as it should be. */
+/* Checks a condition in a child that runs as user 1000; the value is 1 if it holds. */
 #define AS_USER(condition)                                                                          \
 	({                                                                                          \
 		int status_;                                                                        \
@@ -57,7 +57,7 @@ static int is_gone(int id)
 	return shmctl(id, IPC_STAT, &stat) == -1 && errno == EINVAL;
 }
 
-/* The line of /proc/sysvipc/FILE about an object; 0 if there is none. */
+/* Finds the line of /proc/sysvipc/FILE about an object; returns 0 if there is none. */
 static int line_of(const char *file, int id, char *line, size_t size)
 {
 	char path[64];
@@ -350,7 +350,7 @@ static void nothing(int signal)
 	(void)signal;
 }
 
-/* A child that does it and exits with 0, or with its errno. */
+/* Makes a child that runs `...` and exits with 0, or with the errno. */
 #define CHILD(...)                                                                                  \
 	({                                                                                          \
 		fflush(stdout);                                                                     \
@@ -475,7 +475,7 @@ static int put(int id, long type, const char *text, int flags)
 	return msgsnd(id, &message, strlen(text), flags);
 }
 
-/* Whether a message of this text comes. */
+/* Whether a message with this text is received. */
 static int comes(int id, long type, int flags, const char *text)
 {
 	struct message message = { 0 };

@@ -16,7 +16,7 @@
 
 enum { ROUNDS = 60 };
 
-/* Shared with every child, and not with the programs that they execute. */
+/* Memory shared with every child, but not with the programs that they execute. */
 static struct {
 	volatile pid_t pid, tid;
 	volatile int ready;
@@ -31,13 +31,13 @@ static pid_t own_tid(void)
 	return syscall(SYS_gettid);
 }
 
-/* This program again: main(part, number, number). */
+/* Executes this program again: main(part, number, number). */
 static int again(const char *part, long first, long second)
 {
 	char one[24], two[24];
 	snprintf(one, sizeof one, "%ld", first);
 	snprintf(two, sizeof two, "%ld", second);
-	/* If the first thread has ended, /proc/self/exe leads nowhere. */
+	/* If the first thread has ended, /proc/self/exe resolves to nothing. */
 	execl("/proc/thread-self/exe", "takeover", part, one, two, NULL);
 	return -1;
 }
@@ -85,7 +85,7 @@ static pid_t second_executes(const char *part, long value)
 	return child;
 }
 
-/* After execve. */
+/* Runs after execve: returns the number of this process' threads. */
 
 static int threads_of_self(void)
 {
@@ -112,7 +112,8 @@ static int has_the_number(long former, long value)
 	snprintf(path, sizeof path, "/proc/%ld", former);
 	REFUSED(access(path, F_OK), ENOENT);
 	HOLDS(strstr(reads("/proc/thread-self/status"), "Threads:\t1\n"));
-	/* The C library's word for the end of the thread, a robust list: this program's own. */
+	/* The new program has its own clear_child_tid word and robust list, set by its C
+	 * library. */
 	HOLDS(syscall(SYS_set_tid_address, &path) == getpid());
 	return 0;
 }
@@ -201,7 +202,7 @@ static const struct {
 	{ "used", used_no_less },     { "untraced", has_no_tracer }, { "waits", waits_for_end },	 { "one", is_one_of },
 };
 
-/* Before it. */
+/* Runs before execve. */
 
 static void *rests(void *unused)
 {
@@ -215,7 +216,7 @@ static int leader_is_gone_first(void)
 	part_after = "number";
 	memset((void *)seen, 0, sizeof *seen);
 	thread(waits_and_executes, NULL);
-	/* The first thread alone. */
+	/* Only the first thread writes this. */
 	seen->pid = getpid();
 	__atomic_store_n(&seen->ready, 1, __ATOMIC_SEQ_CST);
 	syscall(SYS_exit, 5);
@@ -224,7 +225,7 @@ static int leader_is_gone_first(void)
 
 static void *executes_behind_zombie(void *unused)
 {
-	/* Its state is Z, or it has none any more. */
+	/* The thread's state is Z, or the thread is gone. */
 	for (char state = 'R'; state && state != 'Z'; usleep(1000))
 		state = task_state(getpid(), getpid());
 	return executes(unused);
@@ -301,7 +302,7 @@ static int in_a_namespace(void)
 			pid_t child = second_executes("number", 0);
 			HOLDS(child > 1 && ends_well(child));
 		}
-		/* The first process of a namespace, too. */
+		/* The same in the first process of a PID namespace. */
 		part_after = "one", value_after = 1;
 		thread(executes, NULL);
 		rests(NULL);
@@ -392,7 +393,7 @@ static int traced_both(void)
 	unsigned long message = 0;
 	HOLDS(pt(PTRACE_SEIZE, child, 0, PTRACE_O_TRACEEXEC) == 0 && pt(PTRACE_SEIZE, thread, 0, PTRACE_O_TRACEEXEC) == 0);
 	seen->ready = 1;
-	/* The tracer gets no end of either thread. */
+	/* wait(2) reports the end of neither thread to the tracer. */
 	HOLDS(waitpid(-1, &status, __WALL) == child && is_exec_event(status));
 	HOLDS(pt(PTRACE_GETEVENTMSG, child, 0, (unsigned long)&message) == 0 && message == (unsigned long)thread);
 	REFUSED(waitpid(thread, NULL, __WALL | WNOHANG), ECHILD);
@@ -420,7 +421,8 @@ static int traced_first_only(void)
 	HOLDS(pt(PTRACE_SEIZE, child, 0, PTRACE_O_TRACEEXEC | PTRACE_O_TRACEEXIT) == 0);
 	seen->ready = 1;
 	int status = 0;
-	/* Its end is a stop; the end of what was traced is then not told. */
+	/* The end of the thread is reported as a stop; the end of the traced thread is then not
+	 * reported. */
 	HOLDS(waitpid(child, &status, __WALL) == child && status >> 8 == (SIGTRAP | PTRACE_EVENT_EXIT << 8));
 	HOLDS(pt(PTRACE_CONT, child, 0, 0) == 0);
 	return !ends_well(child);
@@ -494,7 +496,7 @@ static int is_traced_for_good(void)
 	return 0;
 }
 
-/* A tracer that comes and goes while the first thread ends and the second takes over. */
+/* A tracer attaches and detaches while the first thread ends and the second takes over. */
 static int attaching_races(void)
 {
 	for (int i = 0; i < ROUNDS; i++) {

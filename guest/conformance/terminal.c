@@ -40,7 +40,7 @@ static int shows(const char *expected)
 	return !strcmp(shown(expected), expected);
 }
 
-/* Returns the result of one read from the terminal. */
+/* Reads once from the terminal; returns the text. */
 static const char *line(void)
 {
 	static char text[4096];
@@ -55,7 +55,7 @@ static int waiting(int ms)
 	return poll(&wait, 1, ms) > 0;
 }
 
-/* Whether there is something for a reader, in the end; and whether there is nothing. */
+/* Two checks: whether input for a reader arrives at last, and whether there is none. */
 static int comes(void)
 {
 	return waiting(60000);
@@ -89,7 +89,7 @@ static void pair(void)
 	struct termios settings;
 	PROMISE("it starts with line editing, echo and signals", tcgetattr(slave, &settings) == 0 &&
 		(settings.c_lflag & (ICANON | ECHO | ISIG)) == (ICANON | ECHO | ISIG) && (settings.c_oflag & (OPOST | ONLCR)) == (OPOST | ONLCR));
-	/* struct termios2, which no header has beside struct termios. */
+	/* struct termios2, which no header defines together with struct termios. */
 	struct { tcflag_t modes[4]; cc_t line, characters[19]; speed_t input, output; } full;
 	NEED(ioctl(slave, 0x802c542a /* TCGETS2 */, &full) == 0);
 	PROMISE("it starts at 38,400 baud", full.input == 38400 && full.output == 38400);
@@ -281,7 +281,8 @@ static void hang_up(void)
 	FAILS_WITH("and takes no more", write(slave, "x", 1), EIO);
 }
 
-/* A session of its own, on a pair of its own; returns what went wrong, 0 for nothing. */
+/* Makes a session with a pseudo-terminal of its own; returns the number of the failed check, 0
+ * for none. */
 static int hang_up_oneself(void)
 {
 	signal(SIGHUP, SIG_IGN);

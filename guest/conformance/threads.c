@@ -1,4 +1,5 @@
-/* Threads: what the C library builds on: futexes, thread-local storage, identities, ends. */
+/* Threads: the mechanisms that the C library builds on: futexes, thread-local storage,
+ * identities, ends. */
 #include "promise.h"
 #include <linux/futex.h>
 
@@ -74,7 +75,7 @@ static void library(void)
 
 static uint32_t word;
 static volatile uint32_t woken;
-/* Threads that are about to wait. */
+/* Numbers of the threads that are going to wait. */
 static volatile pid_t waiters[6];
 static uint32_t waiter_count;
 
@@ -212,7 +213,7 @@ static void ends(void)
 	PROMISE("tgkill finds the thread", syscall(SYS_tgkill, getpid(), id_seen, 0) == 0);
 	looked_at = 1;
 	pthread_join(thread, NULL);
-	/* Its joiner may be faster than its end. */
+	/* pthread_join may return before the thread has fully ended. */
 	PROMISE("and not after its end", COMES_TRUE(syscall(SYS_tgkill, getpid(), id_seen, 0) == -1 && errno == ESRCH));
 	PROMISE("sched_yield", sched_yield() == 0);
 	cpu_set_t cpus;

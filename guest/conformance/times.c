@@ -1,4 +1,4 @@
-/* Time: clocks, sleeping, timers, what a process used. */
+/* Time: clocks, sleeping, timers, CPU time of a process. */
 #include "promise.h"
 #include <sys/timerfd.h>
 #include <sys/times.h>
@@ -119,7 +119,7 @@ static void usage(void)
 	PROMISE("getrusage counts the time that was used", used >= 80000);
 	PROMISE("times too", to.tms_utime + to.tms_stime - from.tms_utime - from.tms_stime >= 8);
 	PROMISE("and the most memory", after.ru_maxrss > 100);
-	/* Only a SIGALRM handler runs between the two looks. */
+	/* Only a SIGALRM handler runs between the two readings. */
 	signal(SIGALRM, note);
 	PROMISE("CPU time is told up to now", HOLDS_ONCE(({
 		count = 0;
@@ -160,7 +160,7 @@ static void usage(void)
 		;
 }
 
-/* A child that never enters the kernel, looked at while it runs. */
+/* CPU time of a child that never enters the kernel, read while it runs. */
 static void time_of_a_child_that_computes(void)
 {
 	char path[64], line[512];
@@ -195,7 +195,7 @@ static void *burn_and_end(void *unused)
 	return unused;
 }
 
-/* A thread that ends is counted among those that live, or among those that ended. */
+/* At any moment a thread that ends is counted once: as a living thread or as an ended one. */
 static void time_of_threads_that_end(void)
 {
 	enum { ROUNDS = 60, THREADS = 3 };
@@ -247,7 +247,7 @@ static void timers_of_all_lengths(void)
 	PROMISE("each of them ends", setitimer(ITIMER_REAL, &never, NULL) == 0 && timer_delete(timer) == 0 && close(file) == 0);
 }
 
-/* How much a loop does in 200 ms. */
+/* Returns the number of rounds that a loop makes in 200 ms. */
 static long progress(void)
 {
 	long turns = 0;
@@ -285,7 +285,7 @@ static void run_on(int cpu)
 	sched_setaffinity(0, sizeof set, &set);
 }
 
-/* Armed on one CPU, where it expires, and disarmed on another. */
+/* A timer is armed on one CPU, where it expires, and disarmed on another. */
 static void timers_disarmed_as_they_expire(void)
 {
 	struct sigevent silent = { .sigev_notify = SIGEV_NONE };
@@ -314,7 +314,7 @@ static struct {
 	volatile long sleeps, ended;
 } race;
 
-/* Arms timers that repeat so often that an expiry is always under way somewhere. */
+/* Arms timers that repeat so often that at any time one is expiring on some CPU. */
 static void *arm_again(void *unused)
 {
 	(void)unused;
@@ -351,7 +351,7 @@ static void timers_armed_from_all_sides(void)
 	NEED((race.file = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK)) >= 0);
 	for (int i = 0; i < ARMING + SLEEPING; i++)
 		NEED(pthread_create(&threads[i], NULL, i < ARMING ? arm_again : sleep_often, NULL) == 0);
-	/* No sleep here: it might be the one that never ends. */
+	/* No sleep here: it might be the lost entry, and never end. */
 	for (int64_t end = now_ms() + 1000; now_ms() < end;)
 		sched_yield();
 	race.stop = 1;

@@ -1,5 +1,4 @@
-/* Tracepoints: /sys/kernel/tracing, as far as Linux and Freehold agree. Root's alone.
- */
+/* Tracepoints: /sys/kernel/tracing, as far as Linux and Freehold agree. Only root may use it. */
 #include "promise.h"
 
 #include <sys/epoll.h>

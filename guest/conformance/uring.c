@@ -259,8 +259,8 @@ static void disks(struct ring *ring, const char *disk, const char *slow_disk)
 	close(cached);
 	PROMISE("odd borders are EINVAL", run(ring, IORING_OP_READ, fd, page + 3, SECTOR, 0) == -EINVAL);
 	PROMISE("fsync reaches the disk", run(ring, IORING_OP_FSYNC, fd, NULL, 0, 0) == 0);
-	/* Whether a read is still in flight at the fork is the disk's to say, so the child looks
-	 * first: only what changes under its eyes is a loss. */
+	/* The disk decides whether a read is still in flight at the fork. So the child reads the
+	 * memory first: only a later change in it is a failure. */
 	enum { UNTOUCHED, CHANGED, LANDED_BEFORE };
 	int kept = 1, flown = 0;
 	for (int tries = 1; tries <= 64 && kept && !flown; tries++) {
@@ -305,7 +305,7 @@ static void disks(struct ring *ring, const char *disk, const char *slow_disk)
 	close(fd);
 }
 
-/* Sends by a ring, as a user, and says who the receiver hears of. */
+/* Sends through a ring as a user; returns the user ID that the receiver gets. */
 static uid_t sender_by_ring(int waits)
 {
 	int ends[2], one = 1;
@@ -339,7 +339,7 @@ static void names(void)
 	PROMISE("and so is one that a task of the kernel makes", sender_by_ring(1) == USER);
 }
 
-/* A splice waits for a socket, and a ring for the pipe that it fills. */
+/* A splice waits for a socket, and a ring's request waits for the pipe that the splice fills. */
 static void beside_a_splice(void)
 {
 	int pipe_[2], pair[2], waiting = 0, status;

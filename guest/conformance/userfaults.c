@@ -143,7 +143,7 @@ static void ranges(void)
 	close(monitor);
 }
 
-/* One fault of each kind, by hand. */
+/* One fault of each kind, each served by its own code. */
 static void one_by_one(void)
 {
 	int monitor = monitor_with(0);
@@ -387,7 +387,7 @@ static void kernel_accesses(void)
 	close(ends[1]);
 }
 
-/* Areas with a monitor that are cut, unmapped, moved or inherited. */
+/* Areas registered with a monitor that are split, unmapped, moved or inherited. */
 static void areas(void)
 {
 	int monitor = monitor_with(0);
@@ -565,7 +565,7 @@ static int receive_file(int from)
 	return file;
 }
 
-/* The faults of one process, served by another. */
+/* One process serves the faults of another. */
 static void another_process(void)
 {
 	int ends[2], status;

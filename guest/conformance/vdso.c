@@ -1,5 +1,5 @@
-/* The vDSO: Linux' symbols, the same results as the system calls', and operations of a program on
- * its pages. */
+/* The vDSO: Linux' symbols, results that agree with the system calls, and operations of a
+ * program on the vDSO's pages. */
 #include "promise.h"
 #include <elf.h>
 #include <sys/auxv.h>
@@ -14,8 +14,8 @@ static day_call *get_day;
 static seconds_call *get_seconds;
 static cpu_call *get_cpu;
 
-/* The image's symbol of this name and version, found as a C library finds it: by the dynamic
- * segment. */
+/* Returns the image's symbol of this name and version. It is searched as a C library does: by
+ * the dynamic segment. */
 static void *symbol(const char *base, const char *name, const char *version)
 {
 	const Elf64_Ehdr *header = (const void *)base;
@@ -58,7 +58,7 @@ static void *symbol(const char *base, const char *name, const char *version)
 	return NULL;
 }
 
-/* The addresses and rights of the area of this name. */
+/* Finds the addresses and access rights of the area of this name. */
 static int area(const char *name, uintptr_t *start, uintptr_t *end, char rights[5])
 {
 	char line[512];
@@ -106,15 +106,16 @@ static void symbols(void)
 	NEED(get_time && get_day && get_seconds && get_cpu && get_resolution);
 }
 
-/* Whether the vDSO's reading lies between two of the system call, and again the other way round. */
+/* Whether the vDSO's reading lies between two of the system call, and a system call's between
+ * two of the vDSO. */
 static int agrees(clockid_t clock)
 {
 	struct timespec a, b, c;
 	for (int i = 0; i < 2000; i++) {
 		if (syscall(SYS_clock_gettime, clock, &a) || get_time(clock, &b) || syscall(SYS_clock_gettime, clock, &c))
 			return 0;
-		/* On Linux the coarse clocks, and the system call's others by rounding, may differ
-		 * by a nanosecond. */
+		/* On Linux the results may differ by a nanosecond: the coarse clocks, and the
+		 * others by rounding in the system call. */
 		if (all(b) < all(a) - 1 || all(b) > all(c) + 1 || b.tv_nsec < 0 || b.tv_nsec > 999999999)
 			return 0;
 	}
@@ -196,8 +197,8 @@ static void cpus(void)
 	PROMISE("getcpu may be asked for nothing", get_cpu(NULL, NULL, NULL) == 0);
 }
 
-/* Threads on all CPUs hand the largest reading on: none may see less than what another saw before.
- */
+/* Threads on all CPUs pass the largest reading on: no thread may read less than another read
+ * before. */
 static volatile int64_t largest;
 static volatile int stop;
 static int backwards;
@@ -216,9 +217,9 @@ static void *follow(void *unused)
 	return unused;
 }
 
-/* Readers of a wall clock that is set between two years see one or the other, never parts of both.
- * A counter that was read just before a setting, and told by it, is in the second before: time(2)
- * asks no sequence. */
+/* Readers of a wall clock that is set between two years see one or the other, never parts of
+ * both. time(2) does not check the sequence count. So a reading taken just before a setting and
+ * converted after it may be one second lower. */
 static int64_t low, high;
 static int torn;
 
@@ -301,8 +302,8 @@ static void pages(void)
 		_exit(get_time(CLOCK_MONOTONIC, &t) || t.tv_nsec < 0);
 	});
 	PROMISE("a child reads the clock", WIFEXITED(status) && WEXITSTATUS(status) == 0);
-	/* A debugger's breakpoint, and a program that makes the image its own, change no other
-	 * program's. */
+	/* A debugger's breakpoint, or a program's stores to its copy of the image, do not change
+	 * other programs' images. */
 	IN_CHILD(status, {
 		NEED(mprotect(image, to - from, PROT_READ | PROT_WRITE | PROT_EXEC) == 0);
 		image[EI_PAD] = 7;
@@ -316,7 +317,7 @@ static void pages(void)
 	PROMISE("and a child has what was written", WIFEXITED(status) && WEXITSTATUS(status) == 0);
 	close(memory);
 	IN_CHILD(status, {
-		/* Both parts move together, as CRIU does it. */
+		/* Both parts move together, as CRIU moves them. */
 		size_t all_of_it = to - start;
 		char *room = mmap(NULL, all_of_it, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		NEED(room != MAP_FAILED);
@@ -354,7 +355,7 @@ static void signals(void)
 	PROMISE("a handler returns without the image", WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-/* Prints where this program has its image: see randomness. */
+/* Prints the address of this program's image; a test of randomness uses it. */
 static void places(void)
 {
 	uintptr_t seen[8];

@@ -2,7 +2,7 @@
  * A program's view of its memory, and its advice about it: PAGEMAP_SCAN, smaps, and the kinds of
  * madvise(2) that remove or populate pages.
  *
- * With the argument "old" the features that came to Linux after 6.1 are left out.
+ * With the argument "old" the features that Linux gained after 6.1 are left out.
  */
 #include "promise.h"
 #include <linux/falloc.h>
@@ -125,7 +125,7 @@ static void scanning(void)
 	munmap(at, 16 * PAGE);
 }
 
-/* `at` are 8 pages of shared memory, of which each holds its number plus 1. */
+/* `at` has 8 pages of shared memory; each page holds its number plus 1. */
 static void fill(char *at)
 {
 	for (int page = 0; page < 8; page++)
@@ -212,8 +212,8 @@ static void advice(void)
 	FAILS_WITH("an advice that there is not", madvise(NULL, PAGE, 4711), EINVAL);
 }
 
-/* The number behind `name` in the part of /proc/self/`file` that is about the area of `at` (the
- * whole file where there is none); -1. */
+/* Returns the number after `name` in the part of /proc/self/`file` about the area of `at` (in
+ * the whole file if `at` is NULL); -1 for none. */
 static long field(const char *file, const void *at, const char *name)
 {
 	char path[40], line[400];
@@ -263,7 +263,7 @@ static void areas(void)
 	PROMISE("what is locked is told", field("smaps", at, "Locked") == 4);
 	munmap(at, 4 * PAGE);
 
-	/* Linux gives up some pages at a time. */
+	/* Linux reclaims a few pages at a time. */
 	at = anonymous(64, PROT_READ | PROT_WRITE, MAP_PRIVATE);
 	memset(at, 'a', 64 * PAGE);
 	NEED(madvise(at, 64 * PAGE, MADV_FREE) == 0);

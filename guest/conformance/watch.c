@@ -68,7 +68,7 @@ static void many_stores(void)
 	}
 }
 
-/* The kernel stores there, and reads. */
+/* The kernel itself stores to watched memory, and reads it. */
 static void kernel_stores(void)
 {
 	int ends[2];
@@ -203,7 +203,7 @@ static void limits(void)
 	PROMISE("a watched MOV SS before a way into the kernel harms nobody", status == 6 << 8);
 }
 
-/* Sets the trap flag itself: each instruction is a SIGTRAP from then on. */
+/* The program sets the trap flag itself: from then on each instruction raises SIGTRAP. */
 static void steps_itself(void)
 {
 	__asm__ volatile("pushfq\n\torq $0x100, (%%rsp)\n\tpopfq\n\tincq %0\n\tnop" : "+m"(watched[0]) : : "cc", "memory");
@@ -224,7 +224,8 @@ static void stepping(void)
 		NEED(pt(PTRACE_CONT, pid, 0, 0) == 0);
 		status = next(pid);
 	}
-	/* QEMU's emulator does not say where the program was: it cannot go on there. */
+	/* QEMU's emulator does not report the program's address, so the program cannot continue
+	 * there. */
 	PROMISE("one that steps itself over one goes on, or is killed", status == 7 << 8 || status == SIGKILL);
 	pid = traced_child(stores);
 	PROMISE("and no other", ends_with(pid, 7));

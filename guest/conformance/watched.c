@@ -39,7 +39,7 @@ static int continue_mode(int monitor, const void *at, size_t pages, uint64_t mod
 	return outcome;
 }
 
-/* Bit 57 of a page's entry in pagemap. */
+/* Returns bit 57 of a page's entry in pagemap. */
 static int is_watched(const void *at)
 {
 	static int file = -1;
@@ -277,7 +277,8 @@ static void minor_faults(void)
 
 #define THREADS 8
 
-/* Threads store and one watches again and again: each store is there in the end. */
+/* Threads store while another one write-protects the page again and again: in the end each store
+ * is in memory. */
 static unsigned char *field;
 static volatile int stop;
 

@@ -2,9 +2,10 @@
  * TCP and UDP to another machine, and from one.
  *
  * wire ADDRESS ECHO CLOSED RESET: port ECHO of the address is an echo server for TCP and UDP. No
- * server listens at CLOSED. The server at RESET accepts, reads one byte and resets the connection.
- * With a fifth argument a reset may show as an end. wire serve PORT: an echo server for many
- * connections, until one sends "quit". wire serve-apart PORT: the same with a thread for each.
+ * server listens at CLOSED. The server at RESET accepts, reads one byte and resets the
+ * connection. With a fifth argument, a reset may appear as an end of the stream. wire serve
+ * PORT: an echo server for many connections, until a connection sends "quit". wire serve-apart
+ * PORT: the same with a thread for each connection.
  */
 #include "promise.h"
 #include <arpa/inet.h>
@@ -36,7 +37,7 @@ static int error_of(int fd)
 	return error;
 }
 
-/* All of it, both ways at once: more than all buffers together. */
+/* Sends and receives all bytes at the same time: more than all buffers together can hold. */
 static int echoes(int fd, size_t bytes)
 {
 	static unsigned char out[65536], in[65536];
@@ -90,7 +91,8 @@ static void calls(struct sockaddr_in echo, struct sockaddr_in closed)
 	PROMISE("and the next call may succeed", connect(fd, (struct sockaddr *)&echo, sizeof echo) == 0);
 	close(fd);
 	fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
-	/* The answer may come before the call is over, which tells it then; another call is made. */
+	/* A refusal may arrive before the call returns, and the call then reports it. So the
+	 * call is repeated. */
 	for (int i = 0; i < 50 && connect(fd, (struct sockaddr *)&closed, sizeof closed) == -1 && errno == ECONNREFUSED; i++) {
 		close(fd);
 		fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
@@ -173,8 +175,8 @@ static void *echo_one(void *connection)
 	return NULL;
 }
 
-/* Echoes what comes, a thread for each connection, so that one which is stuck holds only its own
- * up. */
+/* Echoes received bytes, with a thread for each connection, so that a stuck connection does not
+ * delay others. */
 static int serve_apart(const char *port)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(atoi(port)) };
@@ -189,7 +191,7 @@ static int serve_apart(const char *port)
 	}
 }
 
-/* Echoes what comes on any number of connections. */
+/* Echoes received bytes on any number of connections. */
 static int serve(const char *port)
 {
 	static char buffer[65536];

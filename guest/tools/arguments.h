@@ -11,15 +11,15 @@
 #include <sys/un.h>
 
 #define ARENA (64 * 4096)
-/* After the arena: a page that is unmapped, one that is read-only, one without any access, one of
- * memory, 16 of a file. */
+/* After the arena there are an unmapped page, a read-only page, a page without access, a
+ * writable page, and 16 pages of a file. */
 #define AROUND (20 * 4096)
-/* The folder of all that is made. */
+/* The folder for all files of the test. */
 #define FOLDER "/tmp/hostile"
 
 static char *arena;
 static int files[64], file_count;
-/* IDs of a segment, a set of semaphores and a message queue. */
+/* IDs of a shared memory segment, a set of semaphores and a message queue. */
 static int objects[3];
 
 static uint64_t any_number(struct dice *dice)
@@ -59,7 +59,7 @@ static uint64_t address(struct dice *dice)
 	}
 }
 
-/* A place in the arena for a structure. */
+/* Returns an address in the arena for a structure. */
 static void *room(struct dice *dice)
 {
 	return arena + (below(dice, ARENA - 512) & ~63ul);
@@ -113,8 +113,8 @@ static void *path(struct dice *dice)
 	return at;
 }
 
-/* One in its own folder: calls that remove, rename or change files would else take /dev/null from
- * those that come after. */
+/* Returns a path in the test's own folder. Otherwise calls that remove, rename or change files
+ * could take /dev/null from later processes. */
 static void *own_path(struct dice *dice)
 {
 	static const char *const paths[] = { "a", "b", "a/c", "d", "d/a", "./a", "../a", "", "d/", "a/../b" };
@@ -180,7 +180,7 @@ static void *moment(struct dice *dice)
 	return below(dice, 8) ? time : NULL;
 }
 
-/* A message, whose parts are of the arena, with a descriptor to be passed. */
+/* Makes a message whose parts are in the arena, with a descriptor to be passed. */
 static void *message(struct dice *dice)
 {
 	struct msghdr *message = room(dice);

@@ -13,7 +13,7 @@
 /* Begin the phase `name`. Returns 0, or -1 when the name is too long. */
 static inline int doorbell_phase(const char *name)
 {
-	/* Aligned to its size: it crosses no page. */
+	/* Aligned to its size, so that it crosses no page boundary. */
 	static struct {
 		uint32_t kind, length;
 		char name[DOORBELL_MAX_NAME];

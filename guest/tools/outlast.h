@@ -1,4 +1,4 @@
-/* Children that may hang, or be cut short. Needs promise.h. */
+/* Children that may hang, or be killed early. Needs promise.h. */
 
 /* Numbers of children that exited, that a signal ended, and that were killed at their deadline. */
 struct ends {

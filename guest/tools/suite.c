@@ -9,9 +9,8 @@
  *     ... what the command printed, its first and its last 16 KiB ...
  *     @end NAME RESULT SECONDS
  *
- * where RESULT is the exit status, "signal N", "timeout", or "stuck" where something is left that
- * SIGKILL did not end within 20 seconds; then nothing else is run.
- */
+ * where RESULT is the exit status, "signal N", "timeout", or "stuck" if a process is left that
+ * SIGKILL did not end within 20 seconds. After "stuck" no other command is run. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -71,7 +70,7 @@ static void drain(int output)
 }
 
 /* Kills every process that is neither this one nor its parent, and not one of the kernel's tasks
- * (PF_KTHREAD in the flags). Returns how many there were. */
+ * (PF_KTHREAD in the flags). Returns their number. */
 static int kill_others(void)
 {
 	int found = 0;

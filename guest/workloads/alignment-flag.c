@@ -24,7 +24,7 @@
 #define PAGE 4096
 #define PAGES 16
 #define MOST_THREADS 64
-/* Long enough that a timer's tick comes in between. */
+/* Long enough for a timer tick to arrive in between. */
 #define SPINS 200000
 
 static int sink, threads;
@@ -35,7 +35,7 @@ static unsigned long faults, traps, bad, told, calls, lost;
 static inline unsigned long flags(void)
 {
 	unsigned long value;
-	/* Not into the red zone. */
+	/* The flags must not be pushed into the red zone. */
 	asm volatile("lea -128(%%rsp), %%rsp\n\tpushfq\n\tpop %0\n\tlea 128(%%rsp), %%rsp" : "=r"(value) : : "memory");
 	return value;
 }
@@ -50,7 +50,7 @@ static inline void count(unsigned long *counter)
 	__atomic_add_fetch(counter, 1, __ATOMIC_RELAXED);
 }
 
-/* AC is set as it was before the kernel was entered. */
+/* Checks that AC is still set, as before the kernel was entered. */
 static inline void check(unsigned long *counter)
 {
 	count(flags() & AC ? counter : &lost);
@@ -63,7 +63,7 @@ static inline long call(long number, long first, long second, long third)
 	return result;
 }
 
-/* Linux enters handlers with AC as it was; the C library need not bear that. */
+/* Linux enters handlers with AC as it was; the C library may not tolerate it. */
 static void on_signal(int number, siginfo_t *info, void *raw)
 {
 	set_flags(flags() & ~AC);
@@ -92,13 +92,13 @@ static void *work(void *argument)
 		}
 		asm volatile("int3" : : : "memory");
 		check(&traps);
-		/* A non-canonical address and one of the kernel's: general protection, and a page
-		 * fault. The handler skips 3 bytes. */
+		/* A non-canonical address raises a general protection fault, and a kernel
+		 * address raises a page fault. The handler skips 3 bytes. */
 		asm volatile("mov (%%rcx), %%rax" : : "c"(1ul << 60) : "rax", "memory");
 		check(&bad);
 		asm volatile("mov (%%rcx), %%rax" : : "c"(-1ul << 21) : "rax", "memory");
 		check(&bad);
-		/* Buffers that are not there yet. */
+		/* Buffers in pages that are not present yet. */
 		call(SYS_clock_gettime, CLOCK_MONOTONIC, (long)(area + 9 * PAGE), 0);
 		check(&calls);
 		call(SYS_write, sink, (long)(area + 10 * PAGE), 2 * PAGE);
@@ -123,7 +123,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "usage: alignment-flag THREADS ROUNDS (1 to %d threads)\n", MOST_THREADS);
 		return 2;
 	}
-	/* A file whose writes the kernel reads. */
+	/* The kernel reads the bytes of writes to this file. */
 	sink = memfd_create("sink", 0);
 	struct sigaction action = { .sa_sigaction = on_signal, .sa_flags = SA_SIGINFO | SA_RESTART };
 	sigaction(SIGSEGV, &action, NULL);

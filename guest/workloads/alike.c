@@ -1,12 +1,12 @@
 /*
- * Random calls about memory whose answers do not depend on time, address layout or luck, each
- * printed with what came of it: two kernels that keep the same promises print the same lines.
+ * Random memory calls whose results do not depend on time, address layout or luck. Each is
+ * printed with its result: two kernels that keep the same promises print the same lines.
  *
  * Usage: alike SEED PROCESSES [CALLS]. Each process works on one small arena at a fixed address:
- * maps, cuts, protects, moves, locks, advises, forks, reads and writes it by every way in (loads
- * and stores, /proc/self/mem, process_vm_*, pipes, io_uring), mostly with arguments that mean
- * something and now and then with some that do not. Every second process is not root. Every few
- * calls the areas and the bytes of the arena are printed.
+ * it maps, splits, protects, moves, locks, advises and forks. It reads and writes the arena by
+ * each access path (loads and stores, /proc/self/mem, process_vm_*, pipes, io_uring). Most
+ * arguments are valid, some are not. Every second process is not root. Every few calls the areas
+ * and the bytes of the arena are printed.
  *
  *   diff <(freehold run -- alike 1 40) <(freehold run --kernel linux -- alike 1 40)
  */
@@ -42,7 +42,7 @@ struct range {
 
 static struct range some_range(void)
 {
-	/* Not so long that they reach the stack. */
+	/* These lengths are too short to reach the stack. */
 	static const size_t odd[] = { -4096ull, -1ull, 1 };
 	struct range range = { arena + (long)below(&dice, PAGES) * PAGE, (size_t)(1 + below(&dice, one_in(4) ? PAGES : 6)) * PAGE };
 	if (range.at + range.length > arena + PAGES * PAGE)
@@ -58,7 +58,7 @@ static struct range some_range(void)
 	return range;
 }
 
-/* Bytes within the arena, not of whole pages. */
+/* Returns a byte range in the arena that is not made of whole pages. */
 static struct range some_bytes(void)
 {
 	size_t from = below(&dice, PAGES * PAGE - 1), length = 1 + below(&dice, one_in(3) ? 3 * PAGE : 200);
@@ -106,7 +106,7 @@ static void move(void)
 	int how = flags[below(&dice, 8)];
 	if (one_in(3))
 		to.length = from.length;
-	/* A second mapping of what the first replaces. */
+	/* Length 0 makes a second mapping of the pages; not here if it would replace the first. */
 	if (from.length == 0)
 		from.length = to.at == from.at ? PAGE : 0;
 	char *at = mremap(from.at, from.length, to.length, how, how & MREMAP_FIXED ? to.at : NULL);
@@ -127,13 +127,13 @@ static void move(void)
 
 static void advise(void)
 {
-	/* Neither poisoning, nor merging (which has a switch of its own), nor collapsing (which may
-	 * fail for want of room). */
+	/* Neither poisoning, nor merging (which has a switch of its own), nor collapsing (which
+	 * may fail if memory is short). */
 	static const int advices[] = { 0, 1, 2, 3, 4, 4, 4, 8, 9, 9, 10, 11, 14, 15, 16, 17, 18, 19, 20, 21, 22, 22, 23, 23, 24, 5, 26, 99, -1 };
 	struct range range = some_range();
 	int advice = advices[below(&dice, sizeof advices / sizeof *advices)];
 	say("madvise", range, advice, madvise(range.at, range.length, advice));
-	/* When the pages go is the kernel's choice. */
+	/* The kernel chooses when the pages are freed. */
 	if (advice == 8)
 		say("madvise", range, 4, madvise(range.at, range.length, 4));
 }
@@ -246,8 +246,8 @@ static void through_pipe(void)
 	long came = how == 0 ? write(pipe_ends[1], range.at, range.length) :
 		    how == 1 ? writev(pipe_ends[1], run, runs) :
 			       vmsplice(pipe_ends[1], run, runs, one_in(12) ? 32 : how == 2 ? SPLICE_F_GIFT : 0);
-	/* A write that ends in a fault is as long as the kernel chooses. The length of a lending is
-	 * the same on all kernels. */
+	/* The kernel chooses how many bytes a write transfers before a fault. The number of lent
+	 * bytes is the same on all kernels. */
 	say("to pipe", range, how << 4 | runs, how < 2 && (came > 0 || errno == EFAULT) ? 1 : came);
 	for (long got; (got = read(pipe_ends[0], bytes, sizeof bytes)) > 0;) {
 		uint64_t sum = 0;
@@ -263,7 +263,7 @@ static void through_ring(void)
 	static int registered;
 	struct range range = some_range();
 	if (!registered || one_in(4)) {
-		/* Buffers of several areas are refused by some. */
+		/* Some kernels refuse a buffer that spans several areas. */
 		range.length = range.length < PAGE ? range.length : PAGE - (uintptr_t)range.at % PAGE;
 		struct iovec one[2] = { { range.at, range.length }, { arena, PAGE } };
 		if (registered && one_in(2)) {

@@ -1,8 +1,8 @@
 /*
- * Beside a task that waits: one process waits in a call for what never comes, with each kind of
- * file; others make calls on the same files, on the same process, and end. Whatever a waiting task
- * holds, it must not hold up others: each call beside it comes back, or ends by SIGKILL, and
- * programs that have nothing to do with it end.
+ * Calls beside a waiting task. One process waits in a call for an event that never occurs, with
+ * each kind of file. Others make calls on the same files and on the same process, and end. A
+ * waiting task must not block others, whatever it holds. Each call beside it returns or ends by
+ * SIGKILL, and unrelated programs can end.
  *
  * Usage: beside [-l]: with -l the calls that had to be killed are listed.
  */
@@ -23,11 +23,12 @@
 #include <sys/un.h>
 #include <termios.h>
 
-/* How long a call may take before it is killed, and how long it may take to end then (ms). */
+/* Time in ms that a call may take before its process is killed, and that the process may then
+ * take to end. */
 #define PATIENCE 1500
 #define FILES 4
 
-/* The files of the call that waits, -1 behind the last. */
+/* The files of the call that waits, -1 after the last. */
 static int files[FILES];
 static pid_t waiter;
 static int lists;
@@ -238,7 +239,7 @@ static const struct {
 	{ "message", no_files, waits_message },
 };
 
-/* Calls beside it. */
+/* Calls that other processes make beside the waiting one. */
 static void looks_at(int file)
 {
 	struct stat about;
@@ -362,7 +363,7 @@ static const struct {
 	{ "settings", sets_of }, { "close", leaves },
 };
 
-/* Whether the child comes to end within the time of a call. */
+/* Whether the child ends within the time limit for a call. */
 static int ends_soon(pid_t child)
 {
 	int64_t end = now_ms() + PATIENCE;
@@ -374,7 +375,7 @@ static int ends_soon(pid_t child)
 	return 1;
 }
 
-/* Runs a call in a child: whether it came back or could be killed. */
+/* Runs a call in a child; returns whether the call returned or the child could be killed. */
 static int comes_back(const char *wait, const char *name, void (*call)(int), int file)
 {
 	pid_t child = fork();
@@ -414,7 +415,7 @@ static void beside(unsigned at)
 		waits[at].wait();
 		_exit(0);
 	}
-	/* Long enough for it to wait; a call before that is tried, too. */
+	/* Long enough for the task to start waiting. Calls before that moment are tried, too. */
 	sleep_ms(20);
 	for (unsigned i = 0; i < sizeof calls / sizeof *calls; i++) {
 		int any = files[0] < 0;

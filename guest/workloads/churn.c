@@ -1,11 +1,12 @@
 /*
- * Memory that comes and goes in pieces: processes in turn map areas of random size, use every page,
- * and unmap a random half; again and again.
+ * Memory that is mapped and unmapped in pieces: processes in turn map areas of random size, use
+ * every page, and unmap a random half; again and again.
  *
- * Usage: churn MIB [ROUNDS [PROCESSES]]. Up to MIB of memory are in use, by all PROCESSES (4)
- * together, which run at once; each round (8) has new ones. They fragment free memory as much as
- * possible: areas that were mapped together are unmapped apart. The kernel's closing audit judges
- * the result. Prints the rounds and how many processes failed; exits with 0 if none did.
+ * Usage: churn MIB [ROUNDS [PROCESSES]]. Up to MIB of memory are in use by all PROCESSES (4)
+ * together. They run at the same time; each round (8 if not given) has new processes. They
+ * fragment free memory as much as possible: areas that were mapped together are unmapped apart.
+ * The kernel's closing audit judges the result. Prints the rounds and how many processes failed;
+ * exits with 0 if none did.
  */
 #include "../conformance/promise.h"
 #include "../tools/dice.h"

@@ -1,4 +1,4 @@
-// Uses each disk named as an argument twice, past the cache, and says how each request ended:
+// Uses each disk named as an argument twice, with O_DIRECT, and prints the result of each request:
 //   /dev/vda: read ok, read EIO, write EIO, sync EIO
 // Page 2 of a disk holds the byte 0x5a, as its server sees to. An argument N= before a disk sets
 // its time limit to N ms.

@@ -92,7 +92,8 @@ static int processes(void) {
     return count;
 }
 
-// A queue of POSIX, a helper that is told of its messages by a socket; and a wait for two words.
+// A POSIX message queue, a helper process that a socket notifies of its messages, and a wait for
+// two futex words.
 static void queue_of_posix(void) {
     syscall(SYS_mq_unlink, "failing");
     int queue = syscall(SYS_mq_open, "failing", O_RDWR | O_CREAT | O_NONBLOCK, 0600, 0);
@@ -113,7 +114,7 @@ static void queue_of_posix(void) {
     syscall(SYS_ioprio_set, 1, 0, 2 << 13 | 3);
 }
 
-// Locks with priority inheritance: of its parent, for which it does not wait for long, and its own.
+// Locks with priority inheritance: one of the parent, with a short wait, and one of its own.
 static void locks(void) {
     static unsigned lock, condition, own;
     const struct timespec past = {1, 0};
@@ -125,7 +126,7 @@ static void locks(void) {
     syscall(SYS_futex, &own, 7 /* FUTEX_UNLOCK_PI */, 0, 0, 0, 0);
 }
 
-// Objects of System V: all are removed, even after a failure.
+// System V objects: all are removed, even after a failure.
 static void objects(void) {
     int segment = shmget(IPC_PRIVATE, 8192, 0600);
     char *at = segment < 0 ? (void *)-1 : shmat(segment, 0, 0);
@@ -148,8 +149,8 @@ static void objects(void) {
     msgctl(queue, IPC_RMID, 0);
 }
 
-// A disk whose bytes are all 7, past the cache and through it, in whole pages and beside them. A
-// read that says it read anything else is worth a signal.
+// A disk whose bytes are all 7, read with O_DIRECT and through the cache, in whole pages and
+// unaligned. If a read returns any other byte, the process raises a signal.
 static void disk(void) {
     static char bytes[1 << 17] __attribute__((aligned(4096)));
     int direct = open("/dev/vda", O_RDWR | O_DIRECT), cached = open("/dev/vda", O_RDWR);
@@ -171,7 +172,7 @@ static void disk(void) {
     close(cached);
 }
 
-// A connection of TCP, a datagram, and the lists of sockets.
+// A TCP connection, a datagram, and the lists of sockets.
 static void network(void) {
     struct sockaddr_in name = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof name;
@@ -237,7 +238,7 @@ static void network(void) {
 
 // Everything that has a list, a queue or a table of its own in the kernel.
 static void calls(void) {
-    // Signals about files are for their allocations alone.
+    // Signals about files are sent only for the allocations that they need.
     signal(SIGIO, SIG_IGN);
     int pair[2], ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0) {
@@ -275,7 +276,7 @@ static void calls(void) {
         (void)!fcntl(ends[1], F_SETPIPE_SZ, 1 << 18);
         static char block[65536];
         (void)!fcntl(ends[1], F_SETFL, O_NONBLOCK);
-        // A reader that signals tell of bytes.
+        // A pipe's reader that gets a signal when bytes arrive.
         (void)!fcntl(ends[0], F_SETOWN, getpid());
         (void)!fcntl(ends[0], F_SETSIG, SIGURG);
         (void)!fcntl(ends[0], F_SETFL, O_ASYNC);
@@ -388,7 +389,7 @@ static void calls(void) {
 
 static void *nothing(void *unused) { return unused; }
 
-// The C library's registration is given up for one whose page is not there yet.
+// The C library's registration is replaced by one whose page is not present yet.
 static void restartable(void) {
     enum { LENGTH = 32, UNREGISTER = 1, SIGNATURE = 0x53053053 };
     char *library = (char *)__builtin_thread_pointer() + __rseq_offset;
@@ -400,7 +401,7 @@ static void restartable(void) {
     }
 }
 
-// A child that gives calls up, alone and with its other thread.
+// A child that installs seccomp filters, for one thread and for both.
 static void filters(void) {
     pid_t child = fork();
     if (child == 0) {
@@ -415,7 +416,7 @@ static void filters(void) {
     if (child > 0) waitpid(child, 0, 0);
 }
 
-// A tracer with a child, a grandchild that is traced from its start, and their registers.
+// Traces a child, and a grandchild from its start, and reads their registers.
 static void traces(void) {
     pid_t child = fork();
     if (child == 0) {
@@ -448,7 +449,7 @@ static void traces(void) {
     }
 }
 
-// A file system whose nodes are made as it is mounted.
+// A file system that makes its nodes while it is mounted.
 static void mounts(void) {
     mkdir("/tmp/fail-nth", 0700);
     if (mount("proc", "/tmp/fail-nth", "proc", 0, 0) == 0) {
@@ -459,14 +460,14 @@ static void mounts(void) {
     rmdir("/tmp/fail-nth");
 }
 
-// Namespaces of all kinds, maps of ids, trees of mounts that are copied, moved and taken away.
+// Namespaces of all kinds, maps of ids, trees of mounts that are copied, moved and removed.
 static void namespaces(void) {
     mkdir("/tmp/fail-nth", 0700);
     if (unshare(CLONE_NEWUSER) == 0) {
         (void)!put("/proc/self/uid_map", "0 0 1000\n2000 2000 1000");
         (void)!put("/proc/self/gid_map", "0 0 1000");
     }
-    // One of PIDs, in which a process is left when the first one ends.
+    // A PID namespace in which a process is left when the first one ends.
     if (unshare(CLONE_NEWPID) == 0) {
         pid_t first = fork();
         if (first == 0) {
@@ -534,8 +535,8 @@ static void *rests(void *unused) {
     return unused;
 }
 
-// A core file, of two threads and a few areas: it is written or not, the process ends by its
-// signal.
+// A core file, of two threads and a few areas: whether or not it is written, the process ends by
+// its signal.
 static void cores(void) {
     struct rlimit any = {RLIM_INFINITY, RLIM_INFINITY};
     if (chdir("/tmp") != 0 || setrlimit(RLIMIT_CORE, &any) != 0) _exit(1);
@@ -608,11 +609,11 @@ static int run(long nth, char **command, void (*scenario)(void)) {
         scenario();
         _exit(0);
     }
-    // The task's own word on whether it was hit stays readable until it is waited for; a leader
-    // that has ended has none.
+    // The task's file that tells whether an allocation failed stays readable until the task is
+    // waited for. A thread group leader that has ended has no such file.
     siginfo_t info = {0};
     int status;
-    // A program may wait for ever for what failed.
+    // A program may wait for ever for an operation that failed.
     for (int waited = 0; waitid(P_PID, child, &info, WEXITED | WNOWAIT | WNOHANG) == 0 && info.si_pid == 0; waited++) {
         sigset_t ended;
         sigemptyset(&ended);
@@ -661,7 +662,8 @@ int main(int count, char **arguments) {
                              : !strcmp(arguments[3], "groups")     ? groups
                              : !strcmp(arguments[3], "cores")      ? cores
                              : !strcmp(arguments[3], "disk") ? disk : tasks;
-    // Linux' defaults leave out single pages and those of programs; here each allocation counts.
+    // Linux' defaults leave out allocations of single pages and of programs' pages; here each
+    // allocation counts.
     (void)!put("/sys/kernel/debug/failslab/ignore-gfp-wait", "N");
     (void)!put("/sys/kernel/debug/fail_page_alloc/ignore-gfp-wait", "N");
     if (put("/sys/kernel/debug/fail_page_alloc/ignore-gfp-highmem", "N") != 0
@@ -673,7 +675,7 @@ int main(int count, char **arguments) {
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
     sigprocmask(SIG_BLOCK, &child, 0);
-    // Twice without failures: caches and lists are filled.
+    // Runs twice without failures, so that caches and lists are filled.
     run(0, command, scenario);
     run(0, command, scenario);
     memset(ends, 0, sizeof ends);
@@ -687,8 +689,8 @@ int main(int count, char **arguments) {
         runs++;
         int failed = run(nth, command, scenario);
         hit += failed;
-        // The command allocates less often than that; a count that differs a little between runs is
-        // not the end.
+        // The command may allocate fewer than n times. One such run does not end the series, since
+        // counts differ a little between runs.
         unhit = failed ? 0 : unhit + 1;
         if (unhit == 5) break;
     }

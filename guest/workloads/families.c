@@ -5,8 +5,8 @@
  *
  * Each round makes races in which a wrong kernel counts a process twice or not at all: a group
  * whose only member moves while it forks, children that end while their parent starts or stops
- * ignoring SIGCHLD, orphans that end while they get a new parent. At the end no process and no
- * group is left. Runs on Linux too. */
+ * ignoring SIGCHLD, orphans that end while they get a new parent. At the end no process or group
+ * may be left. Runs on Linux too. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -36,7 +36,7 @@ static pid_t make(void)
 	return child;
 }
 
-/* A little while, of a different length each time. */
+/* Waits for a short time, of a different length each time. */
 static void idle_about(int round)
 {
 	for (volatile int i = 0; i < round * 7919 % 20000; i++)
@@ -73,7 +73,7 @@ static void moves(int round)
 	NEED(read(ready[0], &byte, 1) == 1);
 	NEED(kill(leader, SIGKILL) == 0 && waitpid(leader, NULL, 0) == leader);
 	idle_about(round);
-	/* To where it is already, and away. */
+	/* The member is moved to the group where it already is, and then out of it. */
 	NEED(setpgid(member, leader) == 0 || errno == ESRCH || errno == EPERM);
 	NEED(setpgid(member, member) == 0 || errno == ESRCH);
 	NEED(waitpid(member, NULL, 0) == member);

@@ -1,9 +1,9 @@
 /*
- * Top-level entries of page tables that change while CPUs of all nodes load them. A thread on each
- * CPU maps pages that lie 512 GiB apart, each under a top-level entry of its own, unmaps some, and
- * forks: the child goes to another CPU, which may need a root of its own node for the new address
- * space, finds there what it inherited, maps more, and then exits or executes this program anew.
- * Says how many rounds there were.
+ * Top-level entries of page tables that change while CPUs of all nodes load them. A thread on
+ * each CPU maps pages that lie 512 GiB apart, each under its own top-level entry, unmaps some,
+ * and forks. The child moves to another CPU, which may need a root on its own node for the new
+ * address space. There it checks its inherited pages, maps more, and exits or executes this
+ * program anew. Prints the number of rounds.
  *
  *   freehold run -m 512M --cpus 4 --numa 4 -- target/guest/workloads/far-maps 10000
  *
@@ -21,8 +21,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Per thread, top-level entries of its own; those below SLOTS_FROM and the last are the loader's.
- */
+/* Each thread has its own top-level entries. Those below SLOTS_FROM and the last one belong to
+ * the program loader. */
 enum { PAGE = 4096, THREADS = 4, SLOTS = 24, SLOTS_FROM = 8 };
 
 #define NEED(condition)                                                             \
@@ -57,8 +57,8 @@ static void map(int thread, int slot, uint64_t value)
 	*at = value;
 }
 
-/* In the child: what thread `thread` had mapped, seen from another CPU, and pages of its own where
- * other threads have theirs. */
+/* Runs in the child, on another CPU: checks the pages that thread `thread` had mapped, and maps
+ * new pages at the addresses of other threads' slots. */
 static void inherit(int thread, int slots, uint64_t value, int round)
 {
 	go_to(thread + 1 + round % 3);

@@ -1,6 +1,6 @@
 /*
- * Reads another process' memory, a page a call, COUNT times. Prints how many bytes were as they
- * should be.
+ * Reads another process' memory COUNT times, one page per call. Prints the number of bytes that
+ * were right.
  *
  * Usage: foreign COUNT
  */

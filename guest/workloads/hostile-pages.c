@@ -1,8 +1,8 @@
 /*
- * Hostile programs about pages: processes of several threads that at the same time scribble on
- * their io_uring's shared memory, submit, register buffers, take the memory under them away, fork,
- * lend pages to pipes, reach into each other, page out, collapse, poison every file of /proc about
- * memory with odd offsets, switch swap on and off, and are killed in the middle of it.
+ * Hostile programs about pages: processes of several threads that at the same time overwrite
+ * their io_uring's shared memory, submit, register buffers and unmap them, fork, and lend pages
+ * to pipes. They also access each other's memory, page out, collapse, use all /proc files about
+ * memory with odd offsets, and switch swap on and off. They are killed in the middle.
  *
  * Usage: hostile-pages SEED PROCESSES [CALLS [DISK [SWAP]]]. The processes may damage themselves,
  * but the kernel has to get all of its memory back. DISK is overwritten past the page cache; SWAP
@@ -22,7 +22,7 @@ enum { PAGE = 4096, PAGES = 1024, SHARED_PAGES = 64, THREADS = 7, HOLD = 8 };
 static char *const arena = (char *)0x200000000;
 static const char *disk, *swap;
 static int calls;
-/* Of one process: its rings, files and pipe. */
+/* One process' rings, files and pipe. */
 static struct {
 	int ring, disk, own_memory, parents_memory, memory_file, gup, pipe[2];
 	char *mapped[3];
@@ -71,7 +71,7 @@ static void scribble(struct dice *dice)
 	}
 }
 
-/* Entries that mean something, but for a word here and there. */
+/* Submits entries that are valid except for some random words. */
 static void submit(struct dice *dice)
 {
 	static const unsigned char operations[] = { 0, 1, 2, 3, 4, 4, 4, 5, 5, 6, 7, 11, 12, 14, 22, 22, 23, 23, 99 };
@@ -97,7 +97,7 @@ static void submit(struct dice *dice)
 	struct __kernel_timespec wait = { 0, 1000000 };
 	struct io_uring_getevents_arg arg = { 0, 0, 0, (uintptr_t)&wait };
 	unsigned how = flags[below(dice, 8)];
-	/* Waits have an end. */
+	/* Each wait has a time limit. */
 	how |= how & 1 ? 8 : 0;
 	enter(own.ring, 1 + below(dice, ENTRIES), below(dice, 4), how, &arg, below(dice, 20) ? sizeof arg : number(dice));
 }
@@ -149,8 +149,8 @@ static void advise(struct dice *dice)
 	madvise(below(dice, 4) ? arena + (size_t)below(dice, PAGES) * PAGE : place(dice), extent(dice), advice);
 }
 
-/* A child's end of its own: it stores, runs another program, unmaps all, or lives on until its
- * parent has gone. */
+/* Makes a child that stores, executes another program, unmaps all, or lives until its parent has
+ * ended. */
 static void fork_one(struct dice *dice)
 {
 	uint64_t fate = draw(dice);
@@ -272,7 +272,7 @@ static void switch_swap(struct dice *dice)
 		syscall(SYS_swapoff, name);
 }
 
-/* The debug file that pins on request. */
+/* Uses the debug file that pins pages on request. */
 static void test_pins(struct dice *dice)
 {
 	static const unsigned long requests[] = { 0xc0506701, 0xc0506702, 0xc0506703, 0xc0506704, 0xc0506705, 0xc0506706, 0x40186707, 0x6708, 0x40086709 };
@@ -288,7 +288,8 @@ static void test_pins(struct dice *dice)
 	ioctl(own.gup, requests[which], which == 6 ? (void *)&longterm : which == 8 ? (void *)place(dice) : (void *)&test);
 }
 
-/* A socket that only a message on its way to it refers to, with all that is worth keeping. */
+/* Makes a socket to which only a message in its own queue refers. The message also carries the
+ * process' important files. */
 static void entangle(struct dice *dice)
 {
 	int ends[2];
@@ -361,7 +362,7 @@ static void live(struct dice *dice, int is_root)
 	NEED(null >= 0);
 	for (int fd = 0; fd < 3; fd++)
 		dup2(null, fd);
-	/* A call that is cut short leaves what it pinned. */
+	/* An interrupted call must release the pages that it pinned. */
 	sigaction(SIGALRM, &action, NULL);
 	struct itimerval often = { { 0, 3000 }, { 0, 3000 } };
 	setitimer(ITIMER_REAL, &often, NULL);
@@ -375,7 +376,7 @@ static void live(struct dice *dice, int is_root)
 
 int main(int argc, char **argv)
 {
-	/* A child of one of them. */
+	/* This is the program that a child of a process executes. */
 	if (argc == 1)
 		return 0;
 	if (argc < 3 || argc > 6) {

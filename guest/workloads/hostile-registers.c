@@ -1,14 +1,15 @@
 /*
- * Hostile register states: what a program can put into its registers, and where it can go from
- * there.
+ * Hostile register states: register values that a program can set, and entries into the kernel
+ * from there.
  *
  * Usage: hostile-registers SEED FRAMES. Each state is entered through a signal frame that the
- * program changed, runs a few instructions, and ends in a signal that is caught; the program goes
- * on. Three tables come first: instructions that are not a program's in 64-bit and in 32-bit code,
- * every software interrupt, and every selector. Then FRAMES frames with random damage. A line for
- * each says how it ended: the same on a stock Linux in the same machine. Where Linux does more (its
- * 32-bit system calls), or an emulator less than a processor, the line says only that it ended. The
- * last lines are states that end their process. The kernel must survive all of it.
+ * program changed, runs a few instructions, and ends in a signal that is caught; the program
+ * continues. Three tables come first: instructions that programs may not use in 64-bit and in
+ * 32-bit code, every software interrupt, and every selector. Then FRAMES frames with random
+ * damage. A line for each state says how it ended, which must be the same on a stock Linux in
+ * the same machine. Where Linux does more (its 32-bit system calls), or an emulator does less
+ * than a processor, the line says only that the state ended. The last lines are states that end
+ * their process. The kernel must survive all of it.
  */
 #include "../conformance/promise.h"
 #include "../tools/dice.h"
@@ -80,8 +81,9 @@ static void install(int signal, void (*handler)(int, siginfo_t *, void *), int f
 }
 
 /*
- * Whether what Linux or a processor does can be compared. QEMU 7.2 reads the stack of a program's
- * IRET and far RET with the kernel's rights: under SMAP they fault for ever.
+ * Whether the result can be compared with Linux, or only on a real processor. QEMU 7.2 reads the
+ * stack of a program's IRET and far RET with the kernel's rights: under SMAP they fault for
+ * ever.
  */
 enum compared { ENDS, ALIKE, ON_PROCESSORS };
 
@@ -210,7 +212,7 @@ static void run_code(const struct code *code, unsigned short cs, unsigned long f
 	struct state state = usual;
 	if (code->compared == ON_PROCESSORS && is_emulated())
 		return;
-	/* Where far returns lead, to an instruction that ends the state. */
+	/* The target of far returns: an instruction that ends the state. */
 	memcpy((void *)(CODE + 0x20), "\x0f\x0b", 2);
 	memcpy((void *)(CODE + 0x30), "\x0f\x05\x0f\x0b", 4);
 	memcpy((void *)DATA, "\x70\x03", 2);
@@ -239,8 +241,8 @@ static void instructions(void)
 		snprintf(name, sizeof name, "int %#x", vector);
 		run(usual, vector == 0x80 ? ENDS : ALIKE, name);
 	}
-	/* A call as the last instruction below the end of user addresses, and an instruction that
-	 * runs over it. */
+	/* A call as the last instruction below the end of user addresses, and an instruction
+	 * that extends beyond that end. */
 	char *last = mmap((void *)LAST_PAGE, 4096, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
 	if (last == (char *)LAST_PAGE) {
 		struct state state = usual;
@@ -352,7 +354,7 @@ static void damage_frame(ucontext_t *user)
 	unsigned long rsp = what & 2 ? one_of_addresses(draws[4] >> 16) + (draws[4] >> 8 & 7) : STACK;
 	unsigned cs = what & 4 ? segments[draws[5] % (sizeof segments / sizeof *segments)] : 0x33;
 	unsigned ss = what & 8 ? segments[(draws[5] >> 16) % (sizeof segments / sizeof *segments)] : 0x2b;
-	/* Processors cut them to 32 bits, the emulator does not. */
+	/* Processors truncate these values to 32 bits; the emulator does not. */
 	unsigned long width = cs == 0x23 ? 0xffffffff : -1ul;
 	registers[REG_RIP] = (greg_t)(rip & width);
 	registers[REG_RSP] = (greg_t)(rsp & width);
@@ -379,7 +381,7 @@ static void frames(int count)
 	damage = NULL;
 }
 
-/* States that their process does not survive. */
+/* States that end their process. */
 
 static void block_all(ucontext_t *user)
 {

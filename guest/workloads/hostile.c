@@ -1,19 +1,19 @@
 /*
- * Hostile programs: random system calls, of all numbers, from many short-lived processes that run
- * beside each other.
+ * Hostile programs: random system calls, of all numbers, from many short-lived processes that
+ * run at the same time.
  *
  * Usage: hostile [-u UID] [-j PROCESSES AT ONCE] [-s SECONDS] [-p PATIENCE] [-w WEIGHTS] [-c] SEED
  * PROCESSES [CALLS]
  *
- * Each process makes CALLS (300) calls, every other one from two threads, whose arguments are of
- * the right kind three times in four (../tools/shapes.h): descriptors of every kind, addresses that
- * are mapped, read-only, unmapped, the kernel's or at a border, paths, structures. Processes are
- * killed after PATIENCE milliseconds (150); no more are started after SECONDS. With -u they are
- * that user's. The same seed makes the same calls, as long as the calls have the same results.
- * WEIGHTS is a file of lines "NUMBER WEIGHT", made from a coverage record (tools/coverage-weights).
- * Weight 0 means never; the default is 8 for calls that exist, 1 for others and for those that end
- * the process. -c prints a line for each number: calls, and calls without an error. With
- * HOSTILE_SHOW set each call is printed before it is made.
+ * Each process makes CALLS (300) calls; every other process makes them from two threads. Three
+ * of four arguments are of the right kind (../tools/shapes.h): descriptors of every kind,
+ * addresses that are mapped, read-only, unmapped, the kernel's or at a border, paths,
+ * structures. Processes are killed after PATIENCE milliseconds (150); no more are started after
+ * SECONDS. With -u they run as that user. The same seed makes the same calls, as long as the
+ * calls have the same results. WEIGHTS is a file of lines "NUMBER WEIGHT", made from a coverage
+ * record (tools/coverage-weights). Weight 0 means never; the default is 8 for calls that exist,
+ * 1 for others and for those that end the process. -c prints a line for each number: calls, and
+ * calls without an error. With HOSTILE_SHOW set each call is printed before it is made.
  *
  * The kernel has to refuse or execute each call, and to free everything when a process ends. The
  * processes may damage themselves. A process that still lives DEADLINE_MS after SIGKILL is a
@@ -85,7 +85,8 @@ static int is_spared(long number)
 
 static void prepare_arena(struct dice *dice, int file)
 {
-	/* Far from all else: what runs over its end does not run into what the parent reads. */
+	/* Far from all other memory: accesses beyond its end do not reach the memory that the
+	 * parent reads. */
 	void *place = (void *)0x200000000;
 	arena = mmap(place, ARENA + AROUND, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 	if (arena == MAP_FAILED)
@@ -114,7 +115,7 @@ static void add_pair(int result, const int *pair)
 	}
 }
 
-/* A descriptor of every kind. */
+/* Opens a descriptor of every kind. */
 static void prepare_files(int index)
 {
 	static const int sockets[] = { SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET };
@@ -207,10 +208,10 @@ static void prepare_files(int index)
 	}
 }
 
-/* Signals tell of the news of some files: they are ignored, or interrupt calls. */
+/* Some files send signals about their events. These signals are ignored, or interrupt calls. */
 static void prepare_signals(int index)
 {
-	/* Opens for writing wait for a while, or for the end of this process. */
+	/* Because of the lease, opens for writing wait for a while, or until this process ends. */
 	int leased = index % 4 ? -1 : open("b", O_RDONLY | O_CREAT, 0666);
 	fcntl(leased, F_SETLEASE, index % 8 ? F_WRLCK : F_RDLCK);
 	add(leased);
@@ -222,8 +223,8 @@ static void prepare_signals(int index)
 	}
 }
 
-/* A control group that some processes share and rule, and its files but those that stop or end
- * all. */
+/* Makes a control group that some processes share and may change. Opens its files, except those
+ * that stop or kill all members. */
 static void prepare_groups(int index)
 {
 	static const char *const names[] = { "", "/cgroup.procs", "/cgroup.events", "/cgroup.subtree_control", "/cgroup.max.depth", "/pids.max",
@@ -243,7 +244,7 @@ static void prepare_groups(int index)
 	}
 }
 
-/* Objects of System V that processes share; they outlive their makers. */
+/* Makes System V objects that processes share; the objects outlive their makers. */
 static void prepare_objects(int index)
 {
 	int key = 1 + index % 4;
@@ -252,7 +253,7 @@ static void prepare_objects(int index)
 	objects[2] = msgget(key, IPC_CREAT | 0666);
 }
 
-/* Removes all objects of System V. */
+/* Removes all System V objects. */
 static void remove_objects(void)
 {
 	struct shmid_ds segment;
@@ -265,7 +266,7 @@ static void remove_objects(void)
 		semctl(semctl(at, 0, SEM_STAT, &set), 0, IPC_RMID);
 	for (int at = msgctl(0, IPC_INFO, (void *)limits); at >= 0; at--)
 		msgctl(msgctl(at, MSG_STAT, &queue), IPC_RMID, NULL);
-	/* Names of queues are random, too: the file system has them all. */
+	/* Names of queues are random, too: the mounted file system lists them all. */
 	DIR *queues = mkdir(FOLDER "/queues", 0700) == 0 && mount("none", FOLDER "/queues", "mqueue", 0, NULL) == 0 ? opendir(FOLDER "/queues") : NULL;
 	for (struct dirent *entry; queues && (entry = readdir(queues));)
 		unlinkat(dirfd(queues), entry->d_name, 0);
@@ -318,7 +319,7 @@ static void keep_to_own(struct dice *dice, long call, uint64_t *a)
 		a[1] = process(dice);
 		break;
 	case SYS_fcntl:
-		/* A signal about a file may be any. */
+		/* F_SETSIG may choose any signal number. */
 		if ((uint32_t)a[1] == F_SETOWN_EX)
 			a[1] = F_SETOWN;
 		if ((uint32_t)a[1] == F_SETOWN)
@@ -329,15 +330,15 @@ static void keep_to_own(struct dice *dice, long call, uint64_t *a)
 			a[1] = FIOGETOWN;
 		break;
 	case SYS_setpgid:
-		/* A random number is hardly ever that of a group. */
+		/* A random number hardly ever names a group. */
 		a[0] = process(dice);
 		a[1] = process(dice);
 		break;
 	}
 }
 
-/* Registrations of all kinds, and sections for them: the C library's own is in the way of others.
- */
+/* Makes registrations of all kinds, and sections for them. The C library's own registration
+ * would prevent others. */
 static void prepare_rseq(struct dice *dice, uint64_t *a)
 {
 	enum { LENGTH = 32, UNREGISTER = 1, SIGNATURE = 0x53053053 };
@@ -349,8 +350,8 @@ static void prepare_rseq(struct dice *dice, uint64_t *a)
 		((uint64_t *)a[0])[1] = below(dice, 2) ? address(dice) : any_number(dice);
 }
 
-/* Locks with priority inheritance: words that name an owner, and an end to each wait, because those
- * calls begin anew after any signal. */
+/* Locks with priority inheritance: the words name an owner, and each wait has a time limit,
+ * because these calls restart after any signal. */
 static void prepare_futex(struct dice *dice, uint64_t *a)
 {
 	static const uint32_t flags[] = { 0, 0, FUTEX_WAITERS, FUTEX_OWNER_DIED, FUTEX_WAITERS | FUTEX_OWNER_DIED };
@@ -370,7 +371,7 @@ static void prepare_futex(struct dice *dice, uint64_t *a)
 		a[2] = 1;
 }
 
-/* Filters of random instructions; never strict, which would be the thread's end. */
+/* Filters of random instructions; never strict mode, which would end the thread. */
 static void prepare_filter(struct dice *dice, uint64_t *a)
 {
 	static const unsigned char codes[] = { 0x20, 0x00, 0x60, 0x80, 0x01, 0x61, 0x02, 0x03, 0x04, 0x34, 0x3c, 0x54, 0x64, 0x84, 0x05, 0x15, 0x1d, 0x45, 0x07, 0x87 };
@@ -398,7 +399,7 @@ static uint64_t namespaces(struct dice *dice)
 	return flags;
 }
 
-/* Calls on a context of the process' own, and a control block that asks for something. */
+/* Gives calls the process' own context, and a control block with a valid request. */
 static void prepare_requests(struct dice *dice, long call, uint64_t *a)
 {
 	static aio_context_t context;
@@ -430,8 +431,9 @@ static void count(long call, long result)
 	__atomic_fetch_add(&shared->successes[call], result != -1, __ATOMIC_RELAXED);
 }
 
-/* A child with debug registers of all kinds, most of them the program's: it meets them in its
- * memory and in calls. How often it stops is a matter of time: its dice are its own. */
+/* Traces a child with debug registers of all kinds. Most of them watch the program's own
+ * addresses, which it accesses itself and by calls. The number of stops depends on time, so the
+ * child has its own random numbers. */
 static void trace_child(uint64_t start)
 {
 	struct dice own = { start | 1 }, *dice = &own;
@@ -475,8 +477,8 @@ static void nothing(int signal)
 	(void)signal;
 }
 
-/* Starts a timer whose signal ends a waiting call with EINTR after a few milliseconds, unless the
- * wait itself is broken. */
+/* Starts a timer whose signal ends a waiting call with EINTR after a few milliseconds. Only a
+ * wait with a defect goes on. */
 static void stay_interruptible(void)
 {
 	struct sigaction action = { .sa_handler = nothing };
@@ -700,7 +702,7 @@ static void run(int index, int count)
 	nftw(FOLDER, remove_entry, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
 }
 
-/* After these there is little left of a process. */
+/* Calls after which a process can do little more. */
 static int ends_soon(long call)
 {
 	return call == SYS_exit || call == SYS_exit_group || call == SYS_execve || call == SYS_execveat || call == SYS_rt_sigreturn ||
@@ -730,7 +732,8 @@ int main(int argc, char **argv)
 	const char *weights = NULL;
 	int option, seconds = 0, tell_counts = 0;
 	struct rlimit inherited;
-	/* One of the processes has executed this file: one such parent is enough. */
+	/* One of the test's processes has executed this file. It must not become a second
+	 * parent. */
 	if (getrlimit(RLIMIT_FSIZE, &inherited) || inherited.rlim_cur != RLIM_INFINITY)
 		return 0;
 	while ((option = getopt(argc, argv, "u:j:s:p:w:c")) != -1) {
@@ -769,8 +772,8 @@ int main(int argc, char **argv)
 	weigh(weights);
 	shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	NEED(shared != MAP_FAILED);
-	/* This process sees to the others: it outlives them when memory is short, and their orphans
-	 * come to it. */
+	/* This process reaps the others: it outlives them when memory is short, and is the
+	 * reaper of their orphans. */
 	int fd = open("/proc/self/oom_score_adj", O_WRONLY);
 	(void)!write(fd, "-1000", 5);
 	close(fd);

@@ -4,8 +4,8 @@
  * one writer, which remembers its last value and checks it before it writes again.
  *
  * Usage: integrity DISK [SECONDS [MIB]]. DISK (16 MiB or more) is overwritten. Prints how often
- * each thing was done, how often it was refused, and where bytes were lost; status 1 if any were,
- * or if something could not be done at all.
+ * each operation was done and refused, and where bytes were lost. The status is 1 if bytes were
+ * lost, or if some operation never succeeded.
  *
  *   freehold run --cpus 4 -m 256M --numa 2 --disk scratch.img -- integrity /dev/vda 1200
  */
@@ -71,7 +71,8 @@ static uint32_t roll(struct dice *dice, uint32_t below)
 	return mix(dice->state, dice->state >> 3) % below;
 }
 
-/* Word `index` of generation `turn` of something with the number `id`; it names its generation. */
+/* Returns word `index` of generation `turn` of the object with number `id`; the word contains
+ * its generation. */
 static uint64_t word(uint64_t id, uint32_t turn, unsigned index)
 {
 	return (uint64_t)turn << 32 | mix(id << 20 | index, turn);
@@ -133,7 +134,7 @@ static int open_disk(void)
 	return fd;
 }
 
-/* Turns of one writer's sectors, kept apart from the memory under test. */
+/* Returns storage for the turns of one writer's sectors, outside the memory under test. */
 static uint32_t *turns_of_all(void)
 {
 	uint32_t *turns = calloc(pages, sizeof *turns);
@@ -199,8 +200,8 @@ static void *write_direct(void *argument)
 	return NULL;
 }
 
-/* Several reads at a time: of `READ_RING` anywhere, of `READ_FIXED` in the pages that are
- * registered. */
+/* Makes several reads at a time: those of `READ_RING` into any page, those of `READ_FIXED` into
+ * registered pages. */
 static void *read_ring(void *argument)
 {
 	(void)argument;
@@ -219,14 +220,14 @@ static void *read_ring(void *argument)
 		enum what what = sector == READ_RING ? RING_READS : FIXED_READS;
 		size_t room = (sector == READ_RING ? pages : fixed_pages) / DEPTH;
 		for (unsigned i = 0; i < DEPTH; i++) {
-			/* No page twice at a time. */
+			/* No page is used by two reads at a time. */
 			flights[i].page = i * room + roll(&dice, room);
 			flights[i].number = 1 + roll(&dice, DISK_SECTORS - 1);
 			add(&ring, sector == READ_RING ? IORING_OP_READ : IORING_OP_READ_FIXED, fd,
 			    sector_of(flights[i].page, sector), SECTOR, (uint64_t)flights[i].number * SECTOR, i);
 		}
 		NEED(enter(ring.fd, DEPTH, DEPTH, IORING_ENTER_GETEVENTS, NULL, 0) == DEPTH);
-		/* A child's end may cut the wait short. */
+		/* The end of a child may interrupt the wait. */
 		while (arrived(&ring) < DEPTH)
 			NEED(enter(ring.fd, 0, DEPTH, IORING_ENTER_GETEVENTS, NULL, 0) >= 0 || errno == EINTR);
 		for (unsigned i = 0; i < DEPTH; i++) {
@@ -280,8 +281,8 @@ static uint64_t sum_of(struct dice dice)
 	return sum;
 }
 
-/* In a child: what it inherited is whole, stays as it is while the parent works on, and can be
- * spoiled without harm. */
+/* Runs in a child: its inherited bytes are intact and stay unchanged while the parent works on.
+ * The child can overwrite them without effect on the parent. */
 static int look_as_child(struct dice dice)
 {
 	uint64_t before = sum_of(dice);
@@ -384,7 +385,7 @@ static void *move(void *argument)
 	return NULL;
 }
 
-/* Memory of its own: filled, cut, moved, thrown away and mapped anew. */
+/* Works on private memory: fills, splits, moves, discards and maps it anew. */
 static void *remap(void *argument)
 {
 	(void)argument;
@@ -403,8 +404,8 @@ static void *remap(void *argument)
 			write_words(at + i * WORDS, from + i, turn);
 		if (roll(&dice, 4) == 0)
 			madvise(at, size, MADV_PAGEOUT);
-		/* A kernel may refuse what lies in several areas: then the bytes are still where
-		 * they were. */
+		/* A kernel may refuse to move a range of several areas; then the bytes have not
+		 * moved. */
 		int worked = mremap(at, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, away) == away;
 		count(REMAPPINGS, worked);
 		const uint64_t *now = worked ? (uint64_t *)away : at;

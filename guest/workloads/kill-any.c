@@ -1,19 +1,20 @@
 /*
- * SIGKILL against any system call: how long a process lives on after it.
+ * SIGKILL against any system call: measures how long a process lives after the signal.
  *
  * Usage: kill-any [-q] [-l LIMIT] [-m MIB] [NAME...]   kills; kill-any -t   only looks whether the table is complete.
  *
- * A child makes one call over and over, with an argument that makes the kernel's work as long as it
- * can be. The parent sleeps for a random time, sends SIGKILL and waits. A line per row tells the
- * worst time from the moment when the parent's sleep should have ended to the end of the child: a
- * kernel that lets no other task run during a call counts as one that lets no signal in. Time in
- * which the CPU was idle does not count. Under `freehold run --icount` a nanosecond is an
- * instruction. LIMIT is in millions (100 if not given); a row above it fails.
+ * A child makes one call over and over, with an argument that makes the kernel's work as long as
+ * it can be. The parent sleeps for a random time, sends SIGKILL and waits. A line per row tells
+ * the worst time from the moment when the parent's sleep should have ended to the end of the
+ * child: so a kernel that does not preempt a call is treated like one that does not check for
+ * signals. Time in which the CPU was idle does not count. Under `freehold run --icount` a
+ * nanosecond is an instruction. LIMIT is in millions (100 if not given); a row above it fails.
  *
- * A call has long work and a row in `rows`, or its work is bounded by a constant of the interface
- * (`bounded`). Each number that the kernel does not answer with ENOSYS must be in one of the two.
- * With -q each row is killed once, else five times. With -m the program first takes so many MiB and
- * keeps them, so that the calls meet a machine that is nearly full.
+ * A call with long work has a row in `rows`. Other calls are listed in `bounded`: a constant of
+ * the interface bounds their work. Each number that the kernel does not answer with ENOSYS must
+ * be in one of these lists. With -q each row is killed once, else five times. With -m the
+ * program first takes so many MiB and keeps them, so that the calls meet a machine that is
+ * nearly full.
  */
 #include "../conformance/promise.h"
 #include "../tools/dice.h"
@@ -54,15 +55,15 @@
 #define HUGE_FILE (1ul << 45)
 #define WIDE (1ul << 45) /* of an area without pages */
 
-/* ---- what the calls work on ---- */
+/* ---- memory and files for the calls ---- */
 
-static char *alias;	/* 2 GiB of addresses that show one piece of memory again and again */
+static char *alias;	/* 2 GiB of addresses that map one piece of memory repeatedly */
 static long alias_len;
 static char *wide;	/* WIDE bytes of addresses with no page, readable and writable, private */
-static char *shared;	/* as much of a file that is a hole */
+static char *shared;	/* as many bytes, of a file that is one hole */
 static char *heap;	/* `populated` bytes of private memory, present */
 static unsigned long populated;
-static struct iovec iov[1024]; /* each the same 2 MiB of memory */
+static struct iovec iov[1024]; /* each entry is the same 2 MiB of memory */
 static char *piece;
 static int zero, null_, hole, small, pages[2];
 static volatile int *ready;
@@ -75,7 +76,7 @@ static int memory_file(unsigned long size)
 	return fd;
 }
 
-/* A window of `len` bytes on the same `unit` bytes of memory. */
+/* Maps a window of `len` bytes that shows the same `unit` bytes of memory repeatedly. */
 static char *window(unsigned long len, unsigned long unit)
 {
 	int fd = memory_file(unit);
@@ -116,7 +117,7 @@ static void be_ready(void)
 	*ready = 1;
 }
 
-/* Private memory of the child's own, with all its pages. */
+/* Makes private memory of the child, with all pages present. */
 static void fill_heap(void)
 {
 	heap = mmap(NULL, populated, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -125,7 +126,7 @@ static void fill_heap(void)
 	touch(heap, populated);
 }
 
-/* A file of that many pages. */
+/* Makes a file with as many pages. */
 static int fill_file(void)
 {
 	int fd = memory_file(0);
@@ -229,7 +230,7 @@ static void do_fallocate_zero(void) { FOREVER(syscall(SYS_fallocate, hole, 0x11,
 static void do_fallocate_zero_grow(void) { FOREVER(syscall(SYS_fallocate, hole, 0x10, 0ul, 1ul << 61)); }
 static void do_fallocate_holes(void)
 {
-	/* Every second page is there: many runs. */
+	/* Every second page is present, so there are many runs. */
 	int fd = memory_file(1 << 24);
 	for (off_t at = 0; at < 1 << 24; at += 8192)
 		pwrite(fd, "", 1, at);
@@ -586,7 +587,7 @@ static void do_shmdt(void)
 }
 static void do_robust_list(void)
 {
-	/* A list that ends nowhere. */
+	/* A circular list without an end. */
 	static struct robust_list_head head;
 	static struct robust_list first;
 	first.next = &first;
@@ -641,7 +642,7 @@ static void many_sockets(int family, int kind)
 }
 static void do_list_of_unix(void) { many_sockets(AF_UNIX, SOCK_STREAM); read_proc("/proc/net/unix", 1 << 20); }
 static void do_list_of_udp(void) { many_sockets(AF_INET, SOCK_DGRAM); read_proc("/proc/net/udp", 1 << 20); }
-/* As many questions as a send holds, or one with a long tail. */
+/* As many requests as a send holds, or one request with a long tail. */
 static void do_netlink(void)
 {
 	static struct nlmsghdr many[12000];
@@ -744,7 +745,7 @@ static void do_fsync(void) { int fd = disk(0); FOREVER(pwrite(fd, alias, 16 * MI
 static void do_ring_disk(void) { ring_loop(IORING_OP_READV, disk(0), 1); }
 static void do_ring_direct(void) { ring_loop(IORING_OP_READV, disk(O_DIRECT), 1); }
 
-/* Two of the same file: the second waits for the first, and is the one that is killed. */
+/* Two processes use the same file: the second waits for the first, and is killed. */
 static void do_wait_for_file(void)
 {
 	if (fork() == 0) {
@@ -757,7 +758,7 @@ static void do_wait_for_file(void)
 static void do_fault(void) { FOREVER(touch(wide, WIDE)); }
 static void do_fault_shared(void) { FOREVER(touch(shared, HUGE_FILE)); }
 
-/* Many areas, and what walks them. */
+/* Many areas, and calls that walk them. */
 static void make_areas(void)
 {
 	char *at = mmap(NULL, 128 * MIB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -1031,7 +1032,7 @@ static const int bounded[] = {
 	SYS_execveat, SYS_seccomp, SYS_membarrier, SYS_rseq, SYS_statx, SYS_io_uring_setup, SYS_openat2, SYS_faccessat2, 441 /* epoll_pwait2 */, 447 /* memfd_secret */,
 	452 /* fchmodat2 */, SYS_adjtimex, SYS_clock_adjtime, SYS_ioprio_set, SYS_ioprio_get, SYS_kcmp, SYS_sched_setattr, SYS_sched_getattr,
 	SYS_mq_open, SYS_mq_unlink, SYS_mq_notify, SYS_mq_getsetattr, 329 /* pkey_mprotect */, 330 /* pkey_alloc */, 331 /* pkey_free */, 454 /* futex_wake */, 455 /* futex_wait */, 456 /* futex_requeue */,
-	/* These replace, end or copy the caller, or are rows above under another number. */
+	/* These replace, end or copy the caller, or are variants of a row above. */
 	SYS_rt_sigreturn, SYS_clone, SYS_vfork, SYS_exit, SYS_clone3,
 };
 #define BOUNDED (sizeof bounded / sizeof *bounded)
@@ -1047,8 +1048,8 @@ static int has_row(int number)
 	return 0;
 }
 
-/* Whether the kernel answers `number` at all: asked by a child, with arguments that nothing can
- * use. */
+/* Whether the kernel implements call `number`: a child makes the call with arguments that are
+ * never valid. */
 static int is_answered(int number)
 {
 	pid_t child = fork();
@@ -1100,8 +1101,8 @@ static void sleep_until(int64_t ns)
 		;
 }
 
-/* Nanoseconds in which no CPU had anything to do, to 10 ms. They pass under --icount without an
- * instruction, while a disk is waited for. */
+/* Nanoseconds in which no CPU had anything to do, to 10 ms. Under --icount this time passes
+ * without instructions while a task waits for a disk. */
 static int64_t idle_ns(void)
 {
 	double up = 0, idle = 0;
@@ -1185,7 +1186,7 @@ int main(int count, char **arguments)
 	prctl(PR_SET_CHILD_SUBREAPER, 1);
 	if (only_table)
 		return check_table();
-	/* The children are to be chosen where memory runs out, not this process. */
+	/* If memory runs out, the kernel must kill the children and not this process. */
 	set_score("-1000");
 	prepare();
 	if (kept) {

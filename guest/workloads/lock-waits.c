@@ -1,6 +1,6 @@
-// Processes that wait for locks of one file: each holds a byte of it and waits for the byte of the
-// one before, then for one flock. Prints the microseconds that all took to wait and to be served:
-// with --icount, thousands of instructions.
+// Processes that wait for locks of one file: each holds one byte and waits for the byte of the
+// process before it, then for one flock. Prints the microseconds until all processes waited, and
+// until all were served: with --icount, thousands of instructions.
 //
 //   freehold run --icount -- lock-waits COUNT
 #define _GNU_SOURCE
@@ -54,7 +54,7 @@ int main(int words, char **word) {
         need(read(told[0], &byte, 1) == 1, "read");
     }
     need(record(file, F_SETLK, F_UNLCK, 0) == 0, "unlock");
-    // The last one of the chain has had its record lock when all bytes are free.
+    // When all bytes are free, the last process of the chain has had its record lock.
     need(record(file, F_SETLKW, F_WRLCK, count) == 0 && flock(own, LOCK_UN) == 0, "unlock");
     for (int number = 1; number <= count; number++) need(wait(&status) > 0 && status == 0, "a child");
     printf("%lld\n", microseconds() - begun);

@@ -1,7 +1,7 @@
 // Measures how long a single call keeps the CPU while another task waits for it. Each row makes one
 // call with a size that a program may choose, beside a child that computes and one that wakes twice
-// a millisecond. The kernel reports how long it went on although one of them was due, and where
-// (/sys/kernel/debug/latency).
+// a millisecond. The kernel reports how long it continued although one of these was due to run, and
+// in which code (/sys/kernel/debug/latency).
 //
 //   freehold run --icount -m 2G -- long-calls [-l MICROSECONDS] [ROW...]
 //
@@ -38,7 +38,7 @@
 #define MADV_COLLAPSE 25
 #endif
 #define MIB (1UL << 20)
-// MiB of most rows.
+// MiB that most rows use.
 #define MUCH 384UL
 
 static int figures;
@@ -548,7 +548,7 @@ static int measure(const struct row *row, unsigned long limit) {
         setpgid(0, 0);
         row->prepare();
         pid_t others[] = {beside(compute), beside(wake)};
-        // From now on the process that wakes up has the better claim.
+        // From now on the process that wakes up has priority.
         need(setpriority(PRIO_PROCESS, 0, 19) == 0, "setpriority");
         usleep(20000);
         forget_figures();

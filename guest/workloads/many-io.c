@@ -1,4 +1,4 @@
-// Many threads, each with one transfer after another past the cache of a disk: none may fail.
+// Many threads, each with one O_DIRECT transfer of a disk after another: no transfer may fail.
 //   many-io THREADS KIB ROUNDS read|write|kill DISK...
 // The threads take the disks in turn. Prints "N transfers, M failed", and the last error. With
 // "kill" a child makes the transfers and is killed while most of its threads wait. The transfers
@@ -94,7 +94,7 @@ int main(int count, char **words) {
         deaf = !WIFSIGNALED(status) || took >= 10;
         printf("%s\n", deaf ? "deaf" : "killed at once");
         fprintf(stderr, "%.3f s\n", took);
-        // The disk serves other processes as before.
+        // After the kill, the disk must serve other processes as before.
         rounds = 1;
         load(2, words + 5, count - 5);
     } else {

@@ -3,10 +3,11 @@
  * and of the program headers changed, tables moved, sizes cut, an interpreter added; executed one
  * after the other.
  *
- * Usage: mutated-elf SEED COUNT [FIRST]. The kernel has to refuse each, run it, or kill it, and to
- * free all of its memory. The same seed makes the same files; FIRST is the number of the first one,
- * and MUTATED_SHOW prints each before it is run. A process that still lives 30 seconds after
- * SIGKILL is a failure: the status is 1. Else prints how the processes ended and exits with 0.
+ * Usage: mutated-elf SEED COUNT [FIRST]. For each file the kernel has to refuse it, run it, or
+ * kill its process, and to free all memory. The same seed makes the same files; FIRST is the
+ * number of the first one, and MUTATED_SHOW prints each before it is run. A process that still
+ * lives 30 seconds after SIGKILL is a failure: the status is 1. Else prints how the processes
+ * ended and exits with 0.
  */
 #include "../conformance/promise.h"
 #include "../tools/dice.h"
@@ -27,7 +28,7 @@ static struct image {
 	unsigned char rest[SIZE - sizeof(Elf64_Ehdr) - HEADERS * sizeof(Elf64_Phdr) - 64];
 } image;
 
-/* exit(42) at 0x401000, a page of data and its zeroes behind it. */
+/* exit(42) at 0x401000, then a page of data and zeroes after it. */
 static void make_program(void)
 {
 	/* mov edi, 42; mov eax, 60; syscall */
@@ -138,7 +139,7 @@ int main(int argc, char **argv)
 	uint64_t seed = strtoull(argv[1], NULL, 0);
 	int count = atoi(argv[2]), first = argc > 3 ? atoi(argv[3]) : 0, status = 0;
 	int refused = 0, ran = 0, other = 0, signalled = 0, killed = 0;
-	/* Unchanged, it runs: what the others show is about the changes. */
+	/* The unchanged program must run, so that other results are due to the changes. */
 	for (int number = first - 1; number < first + count; number++) {
 		struct dice dice = { (seed + 1) * 0x9e3779b97f4a7c15ull + (uint64_t)number * 0xbf58476d1ce4e5b9ull };
 		size_t size = SIZE;

@@ -82,9 +82,9 @@ static double conflicts(const char *heap, size_t pages, size_t bins) {
 }
 
 // The ageing: one round after the other, each until so many sixteenths of memory are in use. In a
-// round processes live side by side. In its turn each maps an area and writes a piece of its file,
-// of 1 to so many pages. The first round has small ones in part of memory, the second larger ones
-// in all of it.
+// round several processes take turns. In its turn each maps an area and writes a piece of its file;
+// both have a random size up to a limit. The first round has small ones in part of memory, the
+// second larger ones in all of it.
 static const struct round {
     unsigned in_use, area, piece;
 } rounds[] = {{5, 16, 64}, {16, 2048, 256}};
@@ -132,8 +132,8 @@ static void live(const struct round *round, struct dice dice, const char *name, 
     _exit(0);
 }
 
-// Ages all of memory. The dice decide which process acts next, and which ends first; the files
-// stay.
+// Ages all of memory. Random numbers decide which process acts next, and which ends first; the
+// files stay.
 static void age(unsigned seed) {
     struct dice dice = {0x9e3779b97f4a7c15u ^ seed};
     for (unsigned round = 0; round < ROUNDS; round++) {
@@ -170,7 +170,7 @@ static void age(unsigned seed) {
     }
 }
 
-// A heap whose pages have been stored to in order.
+// Makes a heap and stores to its pages in order.
 static char *touched(size_t pages) {
     char *heap = memory(pages);
     // The kernel would place a large page as one; this program is about small ones.
@@ -220,7 +220,7 @@ int main(int argc, char **argv) {
     if (argc > 2 && !strcmp(argv[1], "frames")) {
         size_t pages = number(argv, argc, 2) * MIB;
         uint32_t *fresh = list(pages), *aged = list(pages);
-        // Memory that stays for long is allocated before the heap, and not in its midst.
+        // Memory that stays for long is allocated before the heap, and not while the heap grows.
         memset(fresh, 1, pages * sizeof *fresh);
         char *heap = touched(pages);
         read_frames(heap, pages, fresh);

@@ -17,7 +17,7 @@ enum { PAGE = 4096, WORDS = PAGE / 8 };
 static int pagemap;
 static uint64_t state = 88172645463325252;
 
-/* Sums that the children add to. */
+/* Totals to which the children add. */
 static struct {
 	uint64_t stores, copies;
 } *shared;
@@ -38,7 +38,7 @@ static uint64_t frame_of(const void *at)
 	return entry >> 63 ? entry & ((1ull << 55) - 1) : 0;
 }
 
-/* Stores to the page; 1 if it was in memory before and is in another frame now. */
+/* Stores to the page; returns 1 if it was in memory before and is in another frame now. */
 static int store(volatile uint64_t *page, uint64_t value)
 {
 	uint64_t before = frame_of((void *)page);
@@ -63,8 +63,8 @@ static void tell(const char *pattern, uint64_t stores, uint64_t copies, uint64_t
 	fflush(stdout);
 }
 
-/* Every process stores to all pages while all of them live: each page needs a copy for all but one.
- */
+/* Every process stores to all pages while all of them live: each page needs a copy for every
+ * process except one. */
 static void usemem(const char *name, size_t length, int children, int at_random)
 {
 	size_t pages = length / PAGE;
@@ -81,7 +81,7 @@ static void usemem(const char *name, size_t length, int children, int at_random)
 		NEED(pid >= 0);
 		if (pid)
 			continue;
-		/* The last is the parent itself. */
+		/* The last process is the parent itself. */
 		pagemap = open("/proc/self/pagemap", O_RDONLY);
 		NEED(pagemap >= 0);
 		state += child;
@@ -140,7 +140,7 @@ static void page_out_and_load(void *at, size_t length)
 		(void)((volatile uint64_t *)at)[i];
 }
 
-/* More than there is memory: loads and stores at random, by one process, so that no copy is ever
+/* Random loads and stores to more pages than memory has, by one process, so that no copy is ever
  * needed. */
 static void mix(unsigned percent)
 {

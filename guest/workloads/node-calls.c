@@ -1,9 +1,10 @@
 /*
- * Calls whose kernel code is fetched from one node or another: each row a phase of the microscope,
- * which counts what the kernel does for it. All of it runs on one CPU. A row is done with warm
- * caches first and then with cold ones: before each operation CODE_BYTES of functions are called,
- * because data evicts nothing from a cache of instructions, and a memory of EVICT bytes is read.
- * Both are larger than the caches. Says how often each was done: `row NAME TIMES`.
+ * Calls whose kernel code is fetched from one node or another. Each row is a phase of the
+ * microscope, which counts the kernel's work for it. All of it runs on one CPU. A row is done
+ * with warm caches first and then with cold ones: before each operation CODE_BYTES of functions
+ * are called, because data evicts nothing from a cache of instructions, and a memory of EVICT
+ * bytes is read. Both are larger than the caches. Prints how often each row was done: `row NAME
+ * TIMES`.
  *
  *   freehold scope -m 256M --cpus 2 --numa 2 --model cache -- target/guest/workloads/node-calls 1
  *   8388608 40
@@ -46,7 +47,7 @@ enum { PAGE = 4096, LINE = 64, WARM = 8, CODE_BYTES = 128 << 10, RETURN = 0xc3 }
 
 static volatile char *evicted;
 static size_t evicted_bytes;
-/* One function per line, which only returns. */
+/* One function per cache line; each function only returns. */
 static unsigned char *code;
 static char *pages;
 
@@ -145,8 +146,8 @@ int main(int count, char **words)
 	CPU_ZERO(&set);
 	CPU_SET(cpu, &set);
 	NEED(times > 0 && sched_setaffinity(0, sizeof set, &set) == 0);
-	/* Anew, so that no other CPU has had its memory, which it would wait for when that goes,
-	 * and all of it is of this node. */
+	/* The program executes itself anew on this CPU. So all its memory is of this node, and
+	 * no other CPU has used it: unmapping needs no wait for other CPUs. */
 	if (count == 4) {
 		execl("/proc/self/exe", words[0], words[1], words[2], words[3], "there", (char *)NULL);
 		NEED(!"executed");

@@ -1,13 +1,13 @@
 /*
- * Costs of a pin, with the lock of the address space and without it. Needs gup_test. Each row is a
- * phase of the microscope, which counts the instructions of program and kernel together. Prints the
- * number of pins per row: `row NAME TIMES`.
+ * Cost of a pin, with the lock of the address space and without it. Needs gup_test. Each row is
+ * a phase of the microscope, which counts the instructions of program and kernel together.
+ * Prints the number of pins per row: `row NAME TIMES`.
  *
  *   freehold scope -m 256M -- target/guest/workloads/pin-costs
  *
  * | row | one time is |
  * |---|---|
- * | pin-fast | a page pinned and let go of, by the look-up that takes no lock |
+ * | pin-fast | a page pinned and unpinned, by the look-up that takes no lock |
  * | pin-locked | the same with the space's lock |
  */
 #define _GNU_SOURCE
@@ -32,7 +32,7 @@ enum { PAGE = 4096, TIMES = 512, SLOTS = 16 };
 		}                                                           \
 	} while (0)
 
-/* As Linux' mm/gup_test.h has it. */
+/* Layout as in Linux' mm/gup_test.h. */
 struct measurement {
 	uint64_t get_us, put_us, at, size;
 	uint32_t pages_per_call, gup_flags, test_flags, which[8];

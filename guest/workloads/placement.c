@@ -174,7 +174,7 @@ static void measure_pair(const char *age) {
         char *heap = memory(pages, MAP_PRIVATE);
         touch(heap, pages);
         frames(heap, pages, frame + (size_t)i * pages);
-        // Both heaps are there at once.
+        // Both heaps must exist at the same time.
         char byte;
         close(hold[1]);
         if (read(hold[0], &byte, 1) < 0) fail("pipe");
@@ -192,7 +192,7 @@ static void measure_pair(const char *age) {
     munmap(frame, INSTANCES * pages * sizeof *frame);
 }
 
-// Processes of random sizes come and go, giving back parts of their memory; files stay.
+// Ages memory: processes of random sizes start and end and free parts of their memory; files stay.
 static void age(void) {
     size_t pages = pages_of(arg.cache);
     srand((unsigned)arg.seed);

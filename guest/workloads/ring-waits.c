@@ -1,4 +1,4 @@
-// Requests of one io_uring that wait for one file, and end at once when it is ready. Prints the
+// Requests of one io_uring that all wait for one file, and all end when it is ready. Prints the
 // microseconds from the write that ends them to the last completion: with --icount, thousands of
 // instructions.
 //

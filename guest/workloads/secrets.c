@@ -1,5 +1,5 @@
 /*
- * Looks for kernel addresses in all that root may read.
+ * Looks for kernel addresses in all files that root may read.
  *
  * Usage: secrets. Reads the log (/dev/kmsg and syslog), every file of /proc and /sys that can be
  * read without waiting, and the auxiliary vector. Leaves out the debug files about page tables, and
@@ -17,7 +17,7 @@
 #include <sys/klog.h>
 
 #define KERNEL_HALF 0xffff800000000000ULL
-/* The last page holds no object of a kernel, but each negative error number. */
+/* The last page holds no kernel object: values in it are negative error numbers. */
 #define LAST_PAGE 0xfffffffffffff000ULL
 /* Linux' kernel.shmall and kernel.shmmax: no address, but no limit (ULONG_MAX - (1 << 24)). */
 #define NO_LIMIT 0xfffffffffeffffffULL
@@ -38,7 +38,7 @@ static void find(const char *path, const char *how, unsigned long long value)
 	printf("finding: %s: %s %#llx\n", path, how, value);
 }
 
-/* A run of letters and digits, with 0x or without, of either base. */
+/* Checks a run of letters and digits as a decimal or hexadecimal number, with or without 0x. */
 static void look_at_word(const char *path, const char *word)
 {
 	char *end;
@@ -110,7 +110,7 @@ static int visit(const char *path, const struct stat *status, int kind, struct F
 	/* These files show the kernel's mappings on purpose; only root reads them, as on Linux. */
 	if (strncmp(path, "/sys/kernel/debug/page_tables/", 30) == 0)
 		return 0;
-	/* A process' memory and its text are its own. */
+	/* A process' memory and its text are its own data. */
 	const char *name = strrchr(path, '/') + 1;
 	if (kind == FTW_F && strcmp(name, "mem") && strcmp(name, "cmdline") && strcmp(name, "environ"))
 		look_at_file(path);

@@ -1,10 +1,10 @@
 // Sizes and counts that a program chooses, with little memory. Each scenario once made the kernel
 // panic, because a list of that size was allocated in code that must not fail. Now every call
-// returns an error, or a process is killed; the kernel goes on.
+// returns an error, or a process is killed; the kernel continues.
 //
 //   freehold run -m 48M -- sizes forks | signals | locks [NUMBER] | groups | threads | areas
 //
-// Prints "sizes: SCENARIO NUMBER" at the end, the number of things that it got.
+// Prints "sizes: SCENARIO NUMBER" at the end, the number of objects that it got.
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -35,8 +35,8 @@ static void need(int kept, const char *what) {
     exit(1);
 }
 
-// The parent judges the state after a child is killed for want of memory, because the killer spares
-// the parent.
+// The parent checks the state after a child is killed because memory is short. The killer does not
+// choose the parent.
 static long in_child(long (*scenario)(void)) {
     int results[2];
     need(pipe(results) == 0, "pipe");
@@ -60,7 +60,7 @@ static long in_child(long (*scenario)(void)) {
     return got;
 }
 
-// A child that waits for the end of the scenario, whose process may have been killed already.
+// Body of a child: waits for the end of the scenario's process, which may have been killed already.
 static void stay(void) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() == scenario_process) pause();

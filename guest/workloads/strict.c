@@ -1,7 +1,7 @@
 /*
- * Runs a program for which Freehold forgets each window as it closes (prctl 0x58504601), under any
- * policy of the machine. First checks which arguments the call refuses. On another kernel the call
- * is unknown and the status is 22 (EINVAL).
+ * Runs a program in strict mode: Freehold flushes each window as it closes (prctl 0x58504601),
+ * whatever the machine's policy. First checks which arguments the call refuses. On another
+ * kernel the call is unknown and the status is 22 (EINVAL).
  *
  * Usage: strict PROGRAM [ARGUMENT]...
  */

@@ -1,8 +1,8 @@
-// Transfers past the cache of a disk, one after the other in each thread:
+// O_DIRECT transfers of a disk, one after the other in each thread:
 //   transfers KIB THREADS COUNT read|write|both [DISK]
 // Under the microscope the phase "first read" has at most 8 transfers of each thread, and the phase
-// "read" the COUNT that follow; so with the other ways. Prints what these took: "N transfers, M
-// failed, T ns".
+// "read" has the COUNT that follow. Writes have the same two phases. Prints the time of the counted
+// transfers: "N transfers, M failed, T ns".
 
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,8 +1,8 @@
 /*
- * workers COUNT OPERATION TIMES: COUNT threads, each on a CPU of its own while there are enough, do
- * OPERATION TIMES times each, on data that no other thread uses. The kernel alone causes waits
- * between them, and stores of several threads to the same memory:
- * freehold scope --model sharing --cpus 8 -- workers 8 open 1000
+ * workers COUNT OPERATION TIMES: COUNT threads do OPERATION TIMES times each, on data that no
+ * other thread uses. Each has its own CPU if there are enough. So only the kernel causes waits
+ * between them, or stores of several threads to the same memory: freehold scope --model sharing
+ * --cpus 8 -- workers 8 open 1000
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -35,7 +35,7 @@ struct worker {
 
 struct operation {
 	const char *name;
-	/* How often the operation is done in one round; 0: it failed. */
+	/* Does one round; returns how often the operation was done, 0 if it failed. */
 	int (*round)(struct worker *);
 };
 
@@ -102,7 +102,7 @@ static int small(struct worker *me)
 static int futex(struct worker *me)
 {
 	syscall(SYS_futex, &me->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
-	/* The word is another: the call looks into its list and returns. */
+	/* The word has another value, so the call takes the hash bucket's lock and returns. */
 	return syscall(SYS_futex, &me->word, FUTEX_WAIT_PRIVATE, 1, NULL, NULL, 0) == -1 ? 2 : 0;
 }
 

@@ -12,26 +12,27 @@ pub const PAGE_SHIFT: u32 = 12;
 pub const PAGE_SIZE: usize = 1 << PAGE_SHIFT;
 /// [`PAGE_SIZE`] where addresses and lengths of 64 bits are counted.
 pub const PAGE: u64 = PAGE_SIZE as u64;
-/// log2 of the frames in a pageblock, the unit that changes sides between kernel and user.
+/// log2 of the frames in a pageblock, the unit that moves between kernel and user memory.
 pub const PAGEBLOCK_ORDER: u32 = 9;
 /// Frames in a pageblock: 512 of 4 KiB, 2 MiB.
 pub const PAGEBLOCK_FRAMES: u64 = 1 << PAGEBLOCK_ORDER;
 
-/// Where a frame's record is an owner's whose frames are programs', its bits under this mask are
-/// [`PROGRAM_OWNER`]: so one load says whether a frame is outside the kernel's map.
+/// Mask for a frame's record. If the frame's owner is one of the kinds of program memory, the
+/// masked bits are [`PROGRAM_OWNER`]. So one load tells whether a frame is outside the kernel's
+/// map.
 pub const PROGRAM_OWNER_MASK: u64 = 0b1110;
 /// See [`PROGRAM_OWNER_MASK`].
 pub const PROGRAM_OWNER: u64 = 0b0110;
-/// A bit for each owner whose frames the page allocator takes from the direct map, by its number: a
-/// record's lowest four bits.
+/// One bit for each owner whose frames the kernel accesses through the direct map. The bit's index
+/// is the owner's number: a record's lowest four bits.
 pub const KERNEL_OWNERS: u64 = 0b1010_0000_1100;
-/// The owner, by its number, of pages through which devices' transfers pass. No count holds them,
-/// and the kernel reaches their bytes by windows, too.
+/// The number of the owner of bounce pages, through which devices' transfers pass. They have no
+/// reference count, and the kernel accesses their bytes by windows, too.
 pub const BOUNCE_OWNER: u64 = 4;
 /// log2 of the frames in the largest block of this owner.
 pub const BOUNCE_ORDER: u32 = 6;
-/// Where in the record of a block's first frame log2 of its frames is, and its bits after the
-/// shift. Records of a block's other frames name no owner.
+/// In the record of a block's first frame, the shift and the mask of the field with log2 of the
+/// block's frames. Records of a block's other frames name no owner.
 pub const BLOCK_ORDER_SHIFT: u32 = 4;
 /// See [`BLOCK_ORDER_SHIFT`].
 pub const BLOCK_ORDER_MASK: u64 = 31;

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// The most CPUs a machine may have.
+/// Largest number of CPUs of a machine.
 pub const MAX_CPUS: usize = 64;
 
 /// A logical CPU number, dense from 0.
@@ -31,8 +31,8 @@ pub trait Cpus: Copy + Send + Sync + 'static {
     fn relax(self) {
         core::hint::spin_loop();
     }
-    /// A spin lock is about to be taken, and none is held. Nothing to do on a machine; a scheduler
-    /// that tries interleavings lets others go first here.
+    /// The caller will take a spin lock, and holds none. A machine does nothing here; a scheduler
+    /// that tries interleavings lets other threads run first.
     #[inline(always)]
     fn about_to_lock(self) {}
     /// Whether event number `EVENT` of the table of tracepoints is on; a no-op in a kernel's text
@@ -41,8 +41,8 @@ pub trait Cpus: Copy + Send + Sync + 'static {
     fn is_traced<const EVENT: usize>(self) -> bool {
         false
     }
-    /// Whether frames are charged to accounts; a no-op in a kernel's text until they are. While the
-    /// answer changes from "no" to "yes", which it does once, some may still be told "no".
+    /// Whether frames are charged to accounts; a no-op in a kernel's text until they are. The
+    /// answer changes once, from "no" to "yes". During the change some CPUs may still get "no".
     #[inline(always)]
     fn charges_frames(self) -> bool {
         false
@@ -64,7 +64,7 @@ pub struct Pinned<C: Cpus> {
 }
 
 impl<C: Cpus> Pinned<C> {
-    /// The CPU that is held.
+    /// The CPU on which the holder stays.
     pub fn cpu(&self) -> CpuId {
         self.cpus.current_cpu()
     }

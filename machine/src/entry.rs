@@ -1,6 +1,6 @@
 //! The bits of a translation-table entry that x86-64's hardware knows (Intel SDM volume 3A, 4.5).
 
-/// The entry leads somewhere.
+/// The entry is valid: it has a frame or a table.
 pub const PRESENT: u64 = 1;
 /// Stores are allowed.
 pub const WRITABLE: u64 = 1 << 1;
@@ -16,9 +16,9 @@ pub const ACCESSED: u64 = 1 << 5;
 pub const DIRTY: u64 = 1 << 6;
 /// The entry is a leaf above the lowest level.
 pub const LARGE: u64 = 1 << 7;
-/// The translation outlives a change of the root.
+/// The translation stays cached when the root changes.
 pub const GLOBAL: u64 = 1 << 8;
-/// No instruction is fetched.
+/// Instruction fetches are not allowed.
 pub const NO_EXECUTE: u64 = 1 << 63;
 /// The address of the frame or table that the entry leads to.
 pub const FRAME: u64 = 0x000f_ffff_ffff_f000;

@@ -77,15 +77,15 @@ pub enum Flush {
 
 /// Translation caches and the root they translate from.
 pub trait Tlb: Cpus {
-    /// Forget on this CPU. The caller is pinned.
+    /// Flushes on this CPU. The caller is pinned.
     fn flush_local(self, what: Flush);
-    /// Forget on each of `cpus` (this one too, where it is a member), and return when all have.
-    /// Called with interrupts on and without a lock that an interrupt handler takes.
+    /// Flushes on each of `cpus` (this one too, if it is a member), and returns when all have done
+    /// so. Called with interrupts on and without a lock that an interrupt handler takes.
     fn flush_on(self, cpus: CpuSet, what: Flush);
-    /// Run `f`, on this CPU and no other, while no [`Tlb::flush_on`] that names this CPU returns.
-    /// `f` is short; it does not sleep, fault, flush, or free frames.
+    /// Runs `f` on this CPU and no other. Until `f` returns, no [`Tlb::flush_on`] that names this
+    /// CPU returns. `f` is short; it does not sleep, fault, flush, or free frames.
     fn hold_flushes<R>(self, f: impl FnOnce() -> R) -> R;
-    /// Translate from the table `root` from now on, on this CPU. The caller is pinned.
+    /// From now on this CPU translates from the table `root`. The caller is pinned.
     fn load_root(self, root: Pfn);
     /// The root this CPU translates from. The caller is pinned.
     fn current_root(self) -> Pfn;
@@ -95,26 +95,23 @@ pub trait Tlb: Cpus {
 /// map, by number.
 ///
 /// A machine implements it. Code that uses frames does not call it: `freehold_xpfo::Windows` does,
-/// for values that hold them. Only a caller whose right to a frame is no such value has this bound:
-/// the page allocator, for a block that moves or is being handed out, and the copier of the
-/// kernel's image.
+/// for values that hold frames. Only callers without such a value have this bound: the page
+/// allocator, for a block that moves or is being handed out, and the copier of the kernel's image.
 pub trait PhysicalBytes: Copy + Send + Sync + 'static {
-    /// Run `f` on the frame's bytes. Does not sleep; `f` must not sleep, fault or take long.
-    /// Others (user space, devices) may change the bytes meanwhile if they can reach the frame.
+    /// Runs `f` on the frame's bytes. Does not sleep; `f` must not sleep, fault or take long. User
+    /// space and devices that can access the frame may change the bytes meanwhile.
     fn with_bytes<R>(self, frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R;
-    /// Run `f` on the bytes `range` of frames that follow each other, counted from the first byte
-    /// of `first`: on all of them, or part by part where they do not lie side by side within reach.
-    /// `f` is told how many bytes came before the part.
+    /// Runs `f` on the bytes `range` of adjacent frames, counted from the first byte of `first`.
+    /// `f` gets all bytes at once, or part by part if they cannot be mapped side by side. It also
+    /// gets the number of bytes before the part.
     fn with_run(self, first: Pfn, range: Range<usize>, f: impl FnMut(usize, &mut [u8])) {
         page_by_page(self, first, range, f);
     }
-    /// As [`PhysicalBytes::with_run`], for bytes that are only read: windows cannot be written
-    /// through.
+    /// As [`PhysicalBytes::with_run`], for bytes that are only read: the windows are read-only.
     fn read_run(self, first: Pfn, range: Range<usize>, mut f: impl FnMut(usize, &[u8])) {
         self.with_run(first, range, |before, bytes| f(before, bytes));
     }
-    /// As [`PhysicalBytes::with_bytes`], for bytes that are only read: the window cannot be written
-    /// through.
+    /// As [`PhysicalBytes::with_bytes`], for bytes that are only read: the window is read-only.
     fn read_bytes<R>(self, frame: Pfn, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R {
         self.with_bytes(frame, |bytes| f(bytes))
     }
@@ -136,20 +133,20 @@ pub trait PhysicalBytes: Copy + Send + Sync + 'static {
     ) -> R {
         self.with_bytes(to, |to| self.read_bytes(from, |from| f(to, from)))
     }
-    /// Fill the page at `addr`, of the address space that this CPU has loaded, with zeroes, through
-    /// the address itself: its leaf is there and grants writing. `false` where the machine has no
-    /// such way, or could not write all of it.
+    /// Fills the page at `addr` with zeroes through that user address, in the address space that
+    /// this CPU has loaded. The leaf is present and grants writing. Returns `false` if the machine
+    /// cannot do this, or could not write the whole page.
     fn zero_at(self, addr: VirtAddr) -> bool {
         let _ = addr;
         false
     }
-    /// As [`PhysicalBytes::zero_at`], with the bytes of a frame.
+    /// Fills the page with the bytes of frame `from`; otherwise as [`PhysicalBytes::zero_at`].
     fn copy_at(self, from: Pfn, addr: VirtAddr) -> bool {
         let _ = (from, addr);
         false
     }
-    /// Whether a program's new page is cheaper to write through the program's own address, where
-    /// that is safe, than as a frame.
+    /// Whether writing a program's new page by windows costs more than by the program's own
+    /// address, where that is safe.
     fn has_windows(self) -> bool {
         false
     }
@@ -159,7 +156,7 @@ pub trait PhysicalBytes: Copy + Send + Sync + 'static {
     }
 }
 
-/// [`PhysicalBytes::with_run`] for frames that are reached one by one.
+/// [`PhysicalBytes::with_run`] for frames that are mapped one by one.
 pub fn page_by_page<B: PhysicalBytes>(
     bytes: B,
     first: Pfn,
@@ -180,27 +177,28 @@ pub fn page_by_page<B: PhysicalBytes>(
 /// The kernel's permanent map of the pageblocks it owns, in 2 MiB pages.
 ///
 /// Whole pageblocks enter before the kernel may use any of their frames, and leave before any of
-/// their frames may become a user's. The page allocator calls this when a pageblock changes sides.
+/// their frames may become a user's. The page allocator calls this when a pageblock moves between
+/// kernel and user memory.
 pub trait DirectMap: Copy + Send + Sync + 'static {
     /// Map `blocks`, pageblock-aligned. No flush is needed: nothing was cached for an absent entry.
     fn enter(self, blocks: PfnRange);
-    /// Unmap `blocks`, pageblock-aligned, and return when no CPU can reach them through the map.
+    /// Unmap `blocks`, pageblock-aligned, and return when no CPU can access them through the map.
     fn leave(self, blocks: PfnRange);
 }
 
 /// Random bits.
 pub trait Entropy: Copy + Send + Sync + 'static {
-    /// 64 bits from a seeded cryptographic generator, or the best there is before it is seeded
-    /// (see [`Entropy::is_seeded`]). May take a lock: draw before taking the allocator's.
+    /// 64 bits from a seeded cryptographic generator, or the best available bits before it is
+    /// seeded (see [`Entropy::is_seeded`]). May take a lock: draw before taking the allocator's.
     fn random_u64(self) -> u64;
     /// Whether enough true randomness went into the generator.
     fn is_seeded(self) -> bool;
 }
 
-/// Everything together: the services that a machine gives to the memory manager. Frames' bytes are
-/// not among them: a number is no reason to see them (`freehold_xpfo::Windows`).
+/// All services that a machine gives to the memory manager, except frames' bytes. A frame's number
+/// gives no right to see its bytes (`freehold_xpfo::Windows`).
 pub trait Machine: Tables + Tlb + DirectMap + Entropy {
-    /// The nodes that have memory or CPUs: 1 or more, dense from 0.
+    /// The number of nodes that have memory or CPUs: 1 or more, dense from 0.
     fn node_count(self) -> usize;
     /// The node nearest to this CPU.
     fn current_node(self) -> NodeId {

@@ -1,14 +1,14 @@
-//! Counts that every CPU raises and few read: statistics of fast paths.
+//! Counts that every CPU raises and that are seldom read: statistics of fast paths.
 //!
-//! Invariant: a caller that counts touches a line of its own CPU's, which only CPUs of the same
-//! number modulo [`LINES`] share. A sum is exact while no CPU counts; otherwise it adds counts that
-//! were right at some moment of each CPU.
+//! Invariant: a caller that counts accesses a cache line of its own CPU, which only CPUs of the
+//! same number modulo [`LINES`] share. A sum is exact while no CPU counts; otherwise it adds counts
+//! that were right at some moment of each CPU.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::CpuId;
 
-/// CPUs that count beside each other.
+/// Number of CPUs that count in separate cache lines.
 const LINES: usize = 16;
 
 /// Counts of one CPU, alone in the two cache lines that prefetchers take together.
@@ -28,7 +28,7 @@ impl<const N: usize> Tally<N> {
     /// another CPU meanwhile.
     ///
     /// # Panics
-    /// When `which` is not below `N`.
+    /// If `which` is not below `N`.
     #[inline]
     pub fn add(&self, cpu: CpuId, which: usize, times: u64) {
         self.0[usize::from(cpu.0) % LINES].0[which].fetch_add(times, Ordering::Relaxed);
@@ -36,7 +36,7 @@ impl<const N: usize> Tally<N> {
     /// Returns the sum of count `which` over all CPUs.
     ///
     /// # Panics
-    /// When `which` is not below `N`.
+    /// If `which` is not below `N`.
     pub fn sum(&self, which: usize) -> u64 {
         self.0.iter().map(|line| line.0[which].load(Ordering::Relaxed)).sum()
     }

@@ -11,11 +11,11 @@ use crate::{CpuId, MAX_CPUS, NodeId, Pfn, PfnRange};
 
 pub use self::emulate::{Emulation, EmulationError, LEAST_PART};
 
-/// The most nodes.
+/// Largest number of nodes.
 pub const MAX_NODES: usize = 16;
-/// The most separate memory ranges.
+/// Largest number of separate memory ranges.
 pub const MAX_RANGES: usize = 64;
-/// The most levels of memory-side cache in front of one node.
+/// Largest number of levels of memory-side cache in front of one node.
 pub const MAX_CACHE_LEVELS: usize = 3;
 
 /// SLIT's distance of a node to itself.
@@ -23,12 +23,12 @@ pub const LOCAL_DISTANCE: u8 = 10;
 /// The distance assumed between two nodes where firmware gives none.
 pub const REMOTE_DISTANCE: u8 = 20;
 
-/// When memory is there.
+/// When memory is present.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presence {
     /// From the start, and for ever.
     Always,
-    /// When it has been plugged in, until it is unplugged (virtio-mem).
+    /// After it has been plugged in, until it is unplugged (virtio-mem).
     Pluggable,
 }
 
@@ -39,14 +39,14 @@ pub struct MemoryRange {
     pub frames: PfnRange,
     /// Node of the frames.
     pub node: NodeId,
-    /// When they are there.
+    /// When the frames are present.
     pub presence: Presence,
 }
 
 /// How addresses map to lines of a memory-side cache (HMAT cache attributes, bits 8–11).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Indexing {
-    /// One place per address: slot = physical address mod size.
+    /// One possible slot per address: slot = physical address mod size.
     Direct,
     /// Complex indexing: conflicts do not follow from the address.
     Complex,
@@ -65,7 +65,7 @@ pub enum WritePolicy {
     Other,
 }
 
-/// Whether the cache hides behind its memory or is a part of it (HMAT address mode).
+/// Whether the cache is invisible or a part of the memory (HMAT address mode).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AddressMode {
     /// The cache has no addresses of its own.
@@ -87,11 +87,11 @@ pub struct NearCache {
     pub indexing: Indexing,
     /// Treatment of stores.
     pub write_policy: WritePolicy,
-    /// Whether its memory is addressable too.
+    /// Whether the cache's memory is addressable too.
     pub address_mode: AddressMode,
 }
 
-/// The memory side of the machine.
+/// The machine's memory, nodes and CPUs.
 #[derive(Clone, Debug)]
 pub struct Topology {
     node_count: usize,
@@ -149,12 +149,12 @@ impl Topology {
     /// Add a run of memory; adjacent runs of one node are joined.
     ///
     /// # Errors
-    /// Where the node does not exist, the run overlaps another, or there are too many.
+    /// If the node does not exist, the run overlaps another, or there are too many runs.
     pub fn add_range(&mut self, frames: PfnRange, node: NodeId) -> Result<(), TopologyError> {
         self.add(MemoryRange { frames, node, presence: Presence::Always })
     }
 
-    /// Adds a run where memory can be plugged in later.
+    /// Adds a run of frames where memory can be plugged in later.
     ///
     /// # Errors
     /// As [`Topology::add_range`].
@@ -224,7 +224,7 @@ impl Topology {
         Ok(())
     }
 
-    /// How many nodes: at least 1.
+    /// The number of nodes, at least 1.
     pub const fn node_count(&self) -> usize {
         self.node_count
     }
@@ -255,11 +255,11 @@ impl Topology {
     pub fn end(&self) -> Pfn {
         self.ranges().last().map_or(Pfn(0), |r| r.frames.end)
     }
-    /// Frames of memory altogether, with all that can be plugged in.
+    /// Total number of frames, including memory that can be plugged in.
     pub fn frames(&self) -> u64 {
         self.ranges().iter().map(|r| r.frames.len()).sum()
     }
-    /// The runs of memory that is there from the start.
+    /// The runs of memory that is present from the start.
     pub fn boot_ranges(&self) -> impl Iterator<Item = &MemoryRange> {
         self.ranges().iter().filter(|range| range.presence == Presence::Always)
     }
@@ -271,7 +271,7 @@ impl Topology {
     /// Check the invariants in the module's head.
     ///
     /// # Errors
-    /// The first that does not hold.
+    /// The first invariant that does not hold.
     pub fn validate(&self) -> Result<(), TopologyError> {
         for pair in self.ranges().windows(2) {
             if pair[0].frames.end > pair[1].frames.start {

@@ -1,10 +1,10 @@
-//! Devices of the software machine: what each may see of memory, judged.
+//! Devices of the software machine, with a check of each access to memory.
 //!
-//! A [`DeviceView`] is a device behind an IOMMU, and the oracle over its accesses: every access
-//! names its page and direction, and an access to memory that the device was not given is a
-//! [`DeviceViolation`]. It judges its callers as well. Mapping a page that the device reaches
-//! already, taking one that it does not reach, and closing a window that is not open panic: an
-//! IOMMU would not notice.
+//! A [`DeviceView`] is a device behind an IOMMU, and the oracle for its accesses. Every access
+//! names its page and direction. An access to memory that the device was not given is a
+//! [`DeviceViolation`]. It checks its callers as well, since an IOMMU would not notice these
+//! errors. Three calls panic: mapping a page that is mapped already, unmapping one that is not, and
+//! closing a window that is not open.
 
 use core::fmt;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,9 +15,9 @@ use crate::{DeviceAccess, DeviceDomain, MAX_WINDOWS, NoTables, Pfn, PfnRange, Un
 /// An access to memory that the device was not given.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceViolation {
-    /// The page, as the device counts.
+    /// The page, by the device's addresses.
     pub page: Pfn,
-    /// The access that the device wanted.
+    /// The access that the device tried.
     pub wanted: DeviceAccess,
     /// The frame and access that the device has there.
     pub has: Option<(Pfn, DeviceAccess)>,
@@ -31,34 +31,34 @@ impl fmt::Display for DeviceViolation {
 
 #[derive(Debug, Default)]
 struct ViewState {
-    /// By the device's page: the frame, and the accesses that are allowed.
+    /// For each page of the device's addresses, its frame and the allowed accesses.
     pages: BTreeMap<u64, (Pfn, DeviceAccess)>,
     is_deaf: bool,
-    /// How many times there is memory before there is none, and which time that is again and again;
-    /// `None`: there always is.
+    /// Number of calls that still find memory for tables, and the interval at which a call finds
+    /// none; `None`: memory is always found.
     memory: Option<(usize, usize)>,
 }
 
 /// A device's view of memory; see the module's head.
 #[derive(Debug)]
 pub struct DeviceView {
-    /// The first page of the windows, as the device counts.
+    /// The first page of the windows, by the device's addresses.
     first_window: u64,
     state: Mutex<ViewState>,
 }
 
 impl DeviceView {
-    /// A device that reaches nothing. Its windows begin at `first_window`, above all memory.
+    /// A device without access to memory. Its windows begin at `first_window`, above all memory.
     pub fn new(first_window: Pfn) -> Self {
         Self { first_window: first_window.0, state: Mutex::default() }
     }
 
-    // A violation is a panic in the middle of a test; the state stays valid.
+    // The lock may be poisoned: a violation panics in the middle of a test. The state stays valid.
     fn state(&self) -> MutexGuard<'_, ViewState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the device stop confirming that pages are taken from it: it still reaches them.
+    /// Makes the device stop confirming that pages are unmapped: it still has access to them.
     pub fn go_deaf(&self) {
         self.state().is_deaf = true;
     }
@@ -67,16 +67,15 @@ impl DeviceView {
         self.state().is_deaf = false;
     }
 
-    /// From now on every `nth` time that it is to be given pages there is no memory for its tables;
-    /// 0: no time.
+    /// From now on every `nth` mapping of pages finds no memory for tables; 0: none fails.
     pub fn fail_every(&self, nth: usize) {
         self.state().memory = nth.checked_sub(1).map(|before| (before, nth));
     }
 
-    /// The frame that the device reaches at `page` to do this.
+    /// Returns the frame that the device accesses at `page`.
     ///
     /// # Errors
-    /// [`DeviceViolation`]: none.
+    /// [`DeviceViolation`]: the device has no such access.
     pub fn reach(&self, page: Pfn, wanted: DeviceAccess) -> Result<Pfn, DeviceViolation> {
         match self.state().pages.get(&page.0).copied() {
             Some((frame, allowed)) if allowed == wanted || allowed == DeviceAccess::ReadWrite => Ok(frame),
@@ -84,17 +83,17 @@ impl DeviceView {
         }
     }
 
-    /// Frames that the device reaches in any way, each once.
+    /// Frames that the device can access in any way, each once.
     pub fn frames(&self) -> BTreeSet<Pfn> {
         self.state().pages.values().map(|&(frame, _)| frame).collect()
     }
 
-    /// The first page of a window, as the device counts.
+    /// The first page of a window, by the device's addresses.
     pub const fn window(&self, number: usize) -> Pfn {
         Pfn(self.first_window + (number * WINDOW_PAGES) as u64)
     }
 
-    /// Pages of open windows.
+    /// Number of pages in open windows.
     pub fn open_pages(&self) -> usize {
         self.state().pages.range(self.first_window..).count()
     }
@@ -104,7 +103,7 @@ impl DeviceView {
         page.0 >= self.first_window && page.0 < self.first_window + (MAX_WINDOWS * WINDOW_PAGES) as u64
     }
 
-    /// Whether there is memory for tables this time.
+    /// Whether this call finds memory for tables.
     fn has_memory(state: &mut ViewState) -> bool {
         match &mut state.memory {
             None => true,

@@ -1,4 +1,4 @@
-//! Physical memory as words that any CPU may touch at any moment.
+//! Physical memory as words that any CPU may access at any moment.
 //!
 //! A frame's words come into being when it is first touched, so a machine of many gigabytes costs
 //! only the frames that a test uses.
@@ -14,7 +14,7 @@ type Words = [AtomicU64; TABLE_ENTRIES];
 
 pub(super) struct ModelMemory {
     frames: Box<[OnceLock<Box<Words>>]>,
-    /// Frames whose bytes the kernel may not look at.
+    /// Frames whose bytes the kernel may not read.
     withheld: Mutex<BTreeSet<Pfn>>,
 }
 
@@ -48,7 +48,7 @@ impl ModelMemory {
     }
 
     pub(super) fn zero(&self, frame: Pfn) {
-        // A frame without a store is zero already, and gets no memory.
+        // A frame that was never stored to is zero already, and gets no memory.
         if let Some(words) = self.slot(frame).get() {
             words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         }
@@ -67,8 +67,8 @@ impl ModelMemory {
         }
     }
 
-    /// Gives `f` a copy of the bytes, then writes back the words that it changed: what others wrote
-    /// to other words meanwhile stays.
+    /// Gives `f` a copy of the bytes, then writes back the words that it changed: stores of other
+    /// threads to other words meanwhile are kept.
     pub(super) fn with_bytes<R>(&self, frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
         assert!(!self.is_withheld(frame), "{frame:?}: a window shows withheld bytes");
         let words = self.words(frame);

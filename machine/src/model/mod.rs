@@ -1,22 +1,22 @@
 //! The software machine: CPUs, TLBs and memory for tests and experiments.
 //!
-//! It implements every trait of this crate in safe code and judges the memory manager above it:
+//! It implements every trait of this crate in safe code and checks the memory manager above it:
 //! - each CPU's TLB and its cache of table walks remember their entries, so [`Model::stale`] finds
-//!   those that a missing flush left behind, and an access that would use one panics. Where threads
-//!   are between a change and its flush, which is their right, [`Model::let_flushes_be_late`] has
-//!   the access wait for the flush instead;
-//! - translation tables are reached through the direct map only: a table in a pageblock that has
-//!   not entered it panics, as does leaving with a root loaded;
-//! - a device reaches the pages that it was given, and every other access is a [`DeviceViolation`]
-//!   ([`DeviceView`]);
+//!   those that a missing flush left behind, and an access that would use one panics. Threads may
+//!   be between a change and its flush: with [`Model::let_flushes_be_late`] the access waits for
+//!   the flush instead;
+//! - translation tables are accessed through the direct map only: a table in a pageblock outside
+//!   the map panics. So does removing a pageblock that has a loaded root;
+//! - a device can access the pages that it was given, and every other access is a
+//!   [`DeviceViolation`] ([`DeviceView`]);
 //! - a CPU keeps translations of the direct map and of windows until it forgets them, and an
 //!   attacker may read any of them at any step ([`Model::peek`]);
 //! - windows nest to a bounded depth, and nothing that may sleep runs inside one
 //!   ([`Model::assert_may_sleep`]).
 //!
-//! Table entries have x86-64's four-level format (Intel SDM volume 3A, 4.5). All is deterministic
-//! but the interleaving of threads. Any thread may act as any CPU ([`Model::on_cpu`]); a thread
-//! that never says so is CPU 0.
+//! Table entries have x86-64's four-level format (Intel SDM volume 3A, 4.5). Everything except the
+//! interleaving of threads is deterministic. Any thread may act as any CPU ([`Model::on_cpu`]); a
+//! thread that never says so is CPU 0.
 
 mod devices;
 mod memory;
@@ -58,9 +58,9 @@ pub struct Config {
     pub cpus: usize,
     /// Nodes, at least 1; each has an equal run of frames.
     pub nodes: usize,
-    /// Frames altogether, from frame 0 on.
+    /// Number of frames, from frame 0 on.
     pub frames: u64,
-    /// Where the random bits start.
+    /// Seed of the random bits.
     pub seed: u64,
 }
 
@@ -70,7 +70,7 @@ impl Default for Config {
     }
 }
 
-/// How often the expensive things happened.
+/// Numbers of expensive events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ModelCounts {
     /// Remote CPUs that were interrupted for a flush.
@@ -109,7 +109,7 @@ struct ModelState {
     defect: Mutex<Option<Defect>>,
     /// See [`Model::spy`].
     spy: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
-    /// Held while a CPU answers no flush.
+    /// For each CPU, a lock that is held while the CPU answers no flush.
     holds: Box<[Mutex<()>]>,
     random: AtomicU64,
     /// See [`Model::shake`].
@@ -137,7 +137,7 @@ impl Model {
     /// A machine with all its memory outside the direct map and no root loaded.
     ///
     /// # Panics
-    /// Where the numbers exceed the limits of a [`Topology`].
+    /// If the numbers exceed the limits of a [`Topology`].
     pub fn new(config: Config) -> Self {
         let mut topology = Topology::new(config.nodes).expect("too many nodes");
         let share = config.frames / config.nodes as u64;
@@ -183,28 +183,28 @@ impl Model {
         Self(Box::leak(Box::new(state)))
     }
 
-    /// From now on the kernel may not look at the frame's bytes: a window that shows it, or a copy,
-    /// panics. Programs still reach them, and they may be made zeroes.
+    /// From now on the kernel may not read the frame's bytes: a window on it, or a copy of it,
+    /// panics. Programs can still access the bytes, and the kernel may fill them with zeroes.
     pub fn withhold(self, frame: Pfn) {
         self.0.memory.withhold(frame);
     }
 
     /// From now on a thread that changes an entry of a table sleeps there now and then, so that
-    /// others come in between: whether a test meets an interleaving does not depend on how many
-    /// CPUs the host has, or how busy they are.
+    /// others run in between. So the interleavings that a test meets do not depend on the number of
+    /// the host's CPUs or on their load.
     pub fn shake(self) {
         self.0.is_shaken.store(true, Ordering::Relaxed);
     }
 
-    /// From now on a program's access may go through a translation that the tables no longer have:
-    /// another CPU is between the change and its flush, which is right. The CPU does not go on
-    /// before that flush has come, and panics where none does.
+    /// From now on a program's access may use a translation that the tables no longer have, because
+    /// another CPU is between the change and its flush. The accessing CPU waits for that flush, and
+    /// panics if none arrives.
     pub fn let_flushes_be_late(self) {
         self.0.is_late.store(true, Ordering::Relaxed);
     }
 
-    /// The next [`flush_on`](Tlb::flush_on) begins with `f`: the tables have changed, and no CPU
-    /// has forgotten yet.
+    /// The next [`flush_on`](Tlb::flush_on) begins with a call of `f`: the tables have changed, and
+    /// no CPU has flushed yet.
     pub fn before_flush(self, f: impl FnOnce() + Send + 'static) {
         *self.0.before_flush.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(f));
     }
@@ -214,10 +214,10 @@ impl Model {
         &self.0.topology
     }
 
-    /// Run `f` as CPU `cpu`.
+    /// Runs `f` as CPU `cpu`.
     ///
     /// # Panics
-    /// Where the machine has no such CPU, or the caller is pinned to another.
+    /// If the machine has no such CPU, or the caller is pinned to another.
     pub fn on_cpu<R>(self, cpu: CpuId, f: impl FnOnce() -> R) -> R {
         assert!(usize::from(cpu.0) < self.0.cpus, "no {cpu:?}");
         let before = CURRENT.get();
@@ -242,16 +242,16 @@ impl Model {
         }
     }
 
-    /// Panics where the caller is pinned or has a window open: what sleeps calls this first.
+    /// Panics if the caller is pinned or has a window open. Code that may sleep calls this first.
     pub fn assert_may_sleep(self) {
         assert_eq!(PINS.get(), 0, "would sleep while pinned");
         assert_eq!(OPEN_WINDOWS.get(), 0, "would sleep inside a window");
     }
 
-    /// The kernel touches `frame` through the direct map.
+    /// Checks that the kernel may access `frame` through the direct map.
     ///
     /// # Panics
-    /// Where the frame's pageblock has not entered it.
+    /// If the frame's pageblock is not in the map.
     pub fn assert_in_direct_map(self, frame: Pfn) {
         assert!(
             self.is_in_direct_map(frame),
@@ -407,7 +407,7 @@ impl PhysicalBytes for Model {
         if count != PAGEBLOCK_FRAMES {
             frames.for_each(|frame| self.zero(frame));
         } else if self.defect() != Some(Defect::Unwiped) {
-            // In one window of its own, which the CPU forgets as it closes.
+            // A machine uses one separate window for this, and flushes it as it closes.
             frames.for_each(|frame| self.0.memory.zero(frame));
         }
     }

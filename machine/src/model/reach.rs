@@ -1,14 +1,14 @@
-//! Where kernel addresses lead on each CPU: the direct map and windows, with every translation that
-//! the CPU may still have.
+//! The kernel addresses that each CPU can translate: the direct map and windows, with every
+//! translation that the CPU may still have cached.
 //!
 //! A CPU may cache an entry of its tables at any moment, whether it uses it or not (Intel SDM
 //! volume 3A, 4.10.2). This model takes the worst case: a CPU has every translation from the moment
-//! when the entry is stored until it forgets it. So [`Model::peek`] is an attacker who may read any
-//! kernel address at any step of a test.
+//! when the entry is stored until the CPU flushes it. So [`Model::peek`] is an attacker who may
+//! read any kernel address at any step of a test.
 //!
-//! Each CPU has [`SLOTS`] windows, taken in laps, upwards. At the end of a lap the CPU forgets its
-//! closed windows. One that was open then rests for the next lap. A window whose slot leads to
-//! another frame panics.
+//! Each CPU has [`SLOTS`] windows, which are used in ascending order, lap by lap. At the end of a
+//! lap the CPU flushes its closed windows. A window that was open at that moment is not used in the
+//! next lap. Opening a window panics if its slot may still translate to another frame.
 
 use core::sync::atomic::Ordering;
 use std::boxed::Box;
@@ -31,12 +31,13 @@ pub enum KernelAddress {
     Window(usize),
 }
 
-/// How a CPU comes to a frame.
+/// How a CPU can access a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reach {
-    /// The tables lead there: the direct map, or a window that is open.
+    /// By the tables: the direct map, or a window that is open.
     Tables,
-    /// A translation that the CPU has not forgotten: the pageblock left, or the window was closed.
+    /// By a translation that the CPU has not flushed: the pageblock has left the map, or the window
+    /// was closed.
     Stale,
 }
 
@@ -45,16 +46,16 @@ pub enum Reach {
 pub struct Peeked {
     /// The frame at the address.
     pub frame: Pfn,
-    /// How the CPU comes there.
+    /// How the CPU accesses the frame.
     pub reach: Reach,
-    /// Its first eight bytes.
+    /// The frame's first eight bytes.
     pub word: u64,
 }
 
-/// When a CPU forgets a window.
+/// When a CPU flushes a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Forgetting {
-    /// At the end of a lap, and with every flush of what is not global.
+    /// At the end of a lap, and with every flush of non-global translations.
     #[default]
     InLaps,
     /// As the window closes.
@@ -64,33 +65,34 @@ pub enum Forgetting {
 /// A step that a broken machine leaves out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Defect {
-    /// No CPU but the present one forgets a pageblock that leaves the direct map.
+    /// Only the present CPU flushes a pageblock that leaves the direct map.
     LeavesUnflushed,
     /// Pageblocks are not wiped.
     Unwiped,
-    /// Nothing is forgotten between two laps.
+    /// Nothing is flushed between two laps.
     LapUnflushed,
     /// A slot that was open over the end of a lap is used in the next.
     HeldOverReused,
-    /// Where each window is forgotten as it closes, it is not.
+    /// In the mode that flushes each window as it closes, the flush is missing.
     CloseUnflushed,
-    /// The closed windows' time ends without effect.
+    /// The end of the closed windows' time has no effect.
     DeadlineIgnored,
 }
 
 #[derive(Clone, Copy, Default)]
 struct WindowSlot {
-    /// The frame that the slot may lead to.
+    /// The frame to which the slot may translate.
     cached: Option<Pfn>,
     is_open: bool,
 }
 
 /// One CPU's translations of the kernel half.
 pub(super) struct Reachable {
-    /// By pageblock: it left the direct map, and the CPU may still have it.
+    /// For each pageblock, whether it has left the direct map and the CPU may still have its
+    /// translation.
     left: Box<[bool]>,
     slots: [WindowSlot; SLOTS],
-    /// The next slot of the lap, and those that rest in it.
+    /// The next slot of the lap, and the slots that are not used in this lap.
     next: usize,
     held: [bool; SLOTS],
 }
@@ -165,11 +167,11 @@ impl Drop for OpenWindow {
 
 impl Model {
     pub(super) fn reachable(self, cpu: CpuId) -> MutexGuard<'static, Reachable> {
-        // Poisoned by a test that has failed already.
+        // The lock may be poisoned by a test that has failed already.
         self.0.reachable[usize::from(cpu.0)].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on windows are forgotten like this.
+    /// From now on windows are flushed in this way.
     pub fn forget_windows(self, forgetting: Forgetting) {
         *self.0.forgetting.lock().unwrap_or_else(PoisonError::into_inner) = forgetting;
     }
@@ -182,7 +184,7 @@ impl Model {
         *self.0.defect.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on `spy` is called after each change of what kernel addresses lead to. It may
+    /// From now on `spy` is called after each change of the kernel addresses' translations. It may
     /// [`peek`](Model::peek).
     pub fn spy(self, spy: impl Fn() + Send + Sync + 'static) {
         *self.0.spy.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(spy));
@@ -194,7 +196,7 @@ impl Model {
         }
     }
 
-    /// The time of the closed windows of `cpu` is over: it forgets them.
+    /// The time of the closed windows of `cpu` is over: the CPU flushes them.
     pub fn end_of_time(self, cpu: CpuId) {
         if self.defect() != Some(Defect::DeadlineIgnored) {
             self.reachable(cpu).forget_closed();
@@ -202,8 +204,8 @@ impl Model {
         self.spied();
     }
 
-    /// Returns what an attacker reads at a kernel address on `cpu`, at this moment; `None` where
-    /// the access must fault.
+    /// Returns what an attacker reads at a kernel address on `cpu`, at this moment; `None` if the
+    /// access must fault.
     pub fn peek(self, cpu: CpuId, address: KernelAddress) -> Option<Peeked> {
         let (frame, reach) = match address {
             KernelAddress::Direct(frame) if self.is_in_direct_map(frame) => (frame, Reach::Tables),
@@ -232,7 +234,7 @@ impl Model {
         Some(OpenWindow { model: self, cpu, slot })
     }
 
-    /// These pageblocks have left the direct map: all CPUs forget them.
+    /// These pageblocks have left the direct map: all CPUs flush them.
     pub(super) fn forget_blocks(self, blocks: PfnRange) {
         let defect = self.defect();
         for cpu in CpuSet::first(self.0.cpus).iter() {

@@ -1,4 +1,4 @@
-//! Promises of the model itself: it detects the faults that it is there to detect.
+//! Tests of the model itself: it detects the defects for which it was made.
 
 use super::*;
 use crate::{DeviceAccess, DeviceDomain, NoTables, PAGE_SHIFT, Unconfirmed, VirtAddr};

@@ -13,7 +13,7 @@ const LARGE_PAGES: u64 = 512;
 /// A translation as it was when it was cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TlbEntry {
-    /// First page number it covers.
+    /// First page number that the entry covers.
     pub page: u64,
     /// 1, or [`LARGE_PAGES`].
     pub pages: u64,
@@ -106,8 +106,8 @@ impl TlbState {
                 let first = start.0 >> PAGE_SHIFT;
                 line.page + line.pages <= first || first + pages <= line.page
             }
-            // One INVLPG each: it drops translations of the leaf's first address, of any size, and
-            // nothing else. A small page that lies further inside stays.
+            // One INVLPG for each leaf: it drops translations of the leaf's first address, of any
+            // size, and nothing else. A cached small page further inside the leaf stays.
             Flush::Blocks { start, blocks } => {
                 let first = start.0 >> PAGE_SHIFT;
                 let covers = |page| line.page <= page && page < line.page + line.pages;

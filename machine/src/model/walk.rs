@@ -1,4 +1,4 @@
-//! User accesses through the TLB, the hardware walker, and the judge of stale entries.
+//! User accesses through the TLB, the hardware walker, and the check for stale entries.
 
 use core::sync::atomic::Ordering;
 use std::format;
@@ -27,9 +27,9 @@ pub enum AccessFault {
 pub struct Stale {
     /// The CPU that cached it.
     pub cpu: CpuId,
-    /// The first address that it translates.
+    /// The first address that the entry translates.
     pub addr: VirtAddr,
-    /// The frame (for a cached walk: the leaf table) that it leads to.
+    /// The frame to which the entry translates; for a cached walk, the leaf table.
     pub leads_to: Pfn,
     /// The fault.
     pub kind: StaleKind,
@@ -40,7 +40,7 @@ pub struct Stale {
 pub enum StaleKind {
     /// The tables hold no translation any more.
     Gone,
-    /// The tables lead to another frame.
+    /// The tables have another frame.
     Moved,
     /// The tables no longer allow all that the entry allows.
     Weaker,
@@ -53,14 +53,13 @@ pub enum StaleKind {
 /// Whether an access may use a translation that the tables no longer have.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Late {
-    /// No: the kernel's, which holds what keeps others from changing the tables.
+    /// No: an access of the kernel, which holds a lock that keeps others from changing the tables.
     Refused,
-    /// A program's, where [`Model::let_flushes_be_late`] says so.
+    /// An access of a program, if [`Model::let_flushes_be_late`] was called.
     AsSet,
 }
 
-/// How long a flush may be under way: a host that is busy with other things keeps its threads
-/// waiting.
+/// Time that a flush may take: a busy host may delay its threads.
 const LATEST: Duration = Duration::from_secs(20);
 
 /// Where a walk ended.
@@ -80,14 +79,14 @@ impl Model {
     /// The page fault that the CPU would raise.
     ///
     /// # Panics
-    /// Where a stale entry is used: a flush is missing, or late where it may not be.
+    /// If a stale entry is used: a flush is missing, or is late where that is not allowed.
     pub fn access(self, addr: VirtAddr, access: Access) -> Result<PhysAddr, AccessFault> {
         self.access_and(addr, access, Late::AsSet, |at| at)
     }
 
-    /// As [`Model::access`], and runs the instruction's effect there. It is over before a flush of
-    /// this CPU's TLB is: code that has made the CPU forget a translation sees all stores through
-    /// it.
+    /// As [`Model::access`], and runs the instruction's effect on the frame. The effect ends before
+    /// a flush of this CPU's TLB ends. So after a flush, code sees all stores that used the flushed
+    /// translation.
     pub(super) fn access_and<R>(
         self,
         addr: VirtAddr,
@@ -119,8 +118,8 @@ impl Model {
         Ok(f(at))
     }
 
-    /// Wait until the CPU has forgotten `line`, or the tables have it again; whether that came to
-    /// pass.
+    /// Waits until the CPU has flushed `line`, or the tables have it again; returns whether that
+    /// happened in time.
     fn is_forgotten_in_time(self, cpu: CpuId, line: &TlbEntry) -> bool {
         let end = Instant::now() + LATEST;
         loop {
@@ -169,7 +168,7 @@ impl Model {
     }
 
     /// # Panics
-    /// Where [`Model::stale`] finds something.
+    /// If [`Model::stale`] finds an entry.
     pub fn assert_coherent(self) {
         let stale = self.stale();
         assert!(stale.is_empty(), "stale translations: {stale:x?}");
@@ -210,7 +209,7 @@ impl Model {
         }
     }
 
-    /// Walk from `root`, or from a cached upper part. Changes nothing.
+    /// Walks the tables from `root`, or from a cached upper part. Changes nothing.
     fn walk(self, root: Pfn, addr: VirtAddr, cached: Option<Upper>) -> Result<Leaf, AccessFault> {
         let (mut table, mut level, mut write, mut execute) = match cached {
             Some(upper) => (upper.table, 1, upper.write, upper.execute),

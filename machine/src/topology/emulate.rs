@@ -1,9 +1,9 @@
-//! Nodes that are not there: a machine's memory as if it were on more of them, or on one.
+//! Emulated nodes: presents a machine's memory as if it were on more nodes, or on one.
 //!
-//! As Linux' `numa=` (mm/numa_emulation.c): parts of a node have its distances to others, and are
-//! as near to each other as to themselves. Unlike there, a CPU belongs to one part: those of a node
-//! are dealt out among its parts. Where memory can be plugged in belongs to the node's last part. A
-//! memory-side cache is said to be in front of each part.
+//! As with Linux' `numa=` (mm/numa_emulation.c), parts of a node have its distances to other nodes,
+//! and the local distance to each other. Unlike on Linux, a CPU belongs to one part: the CPUs of a
+//! node are divided among its parts. Ranges for memory that can be plugged in belong to the node's
+//! last part. The node's memory-side cache is reported in front of each part.
 
 use core::fmt;
 
@@ -18,11 +18,11 @@ pub const LEAST_PART: u64 = 32 << 20;
 pub enum Emulation {
     /// One node for all.
     One,
-    /// So many altogether, dealt out in turn among the nodes that have memory.
+    /// So many in total, distributed in turn among the nodes that have memory.
     Total(usize),
-    /// So many of each node.
+    /// So many parts of each node.
     Each(usize),
-    /// As many of each node, all alike, as come nearest to so many bytes each.
+    /// The number of equal parts of each node whose size is nearest to so many bytes.
     Size(u64),
 }
 
@@ -50,9 +50,9 @@ impl Emulation {
 /// Why a machine's nodes stay as they are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EmulationError {
-    /// More than [`MAX_NODES`] would come of it.
+    /// The result would have more than [`MAX_NODES`] nodes.
     TooMany,
-    /// Fewer than the nodes that have memory, which are so many.
+    /// Fewer than the nodes that have memory; contains their number.
     TooFew(usize),
     /// A part would have less than [`LEAST_PART`].
     TooSmall,
@@ -77,11 +77,11 @@ impl From<TopologyError> for EmulationError {
     }
 }
 
-/// The parts that become nodes: by the new node's number, the old node and which of its parts.
+/// The parts that become nodes: for each new node's number, the old node and the index of its part.
 struct Parts {
     parts: [(NodeId, usize); MAX_NODES],
     len: usize,
-    /// How many each old node has.
+    /// The number of parts of each old node.
     counts: [usize; MAX_NODES],
 }
 
@@ -103,7 +103,7 @@ impl Parts {
 }
 
 impl Topology {
-    /// This machine with other nodes. `cpus` is how many CPUs it has.
+    /// Returns this machine with other nodes. `cpus` is the number of its CPUs.
     ///
     /// # Errors
     /// See [`EmulationError`].
@@ -149,7 +149,7 @@ impl Topology {
         Ok(new)
     }
 
-    /// Frames of a node that are there from the start.
+    /// Frames of a node that are present from the start.
     fn frames_of(&self, node: NodeId) -> u64 {
         self.boot_ranges().filter(|range| range.node == node).map(|range| range.frames.len()).sum()
     }
@@ -157,13 +157,14 @@ impl Topology {
     fn plan(&self, emulation: Emulation) -> Result<Parts, EmulationError> {
         let with_memory = || self.nodes().filter(|node| self.frames_of(*node) > 0);
         let nodes = with_memory().count().max(1);
-        // How many of a node, at most.
+        // Largest number of parts of a node.
         let wanted = |node: NodeId| match emulation {
             Emulation::One => 1,
             Emulation::Total(total) => total.div_ceil(nodes),
             Emulation::Each(each) => each,
             Emulation::Size(bytes) => {
-                // To the nearest: memory that the image and firmware took does not cost a node.
+                // Rounded to the nearest number, so that memory used by the image and firmware does
+                // not cost a node.
                 let all = (self.frames_of(node) * PAGE_SIZE as u64).saturating_add(bytes / 2);
                 (all / bytes).clamp(1, MAX_NODES as u64 + 1) as usize
             }
@@ -190,7 +191,7 @@ impl Topology {
                 return Err(EmulationError::TooSmall);
             }
         }
-        // Nodes of CPUs alone stay.
+        // Nodes that have only CPUs stay.
         self.nodes().filter(|node| self.frames_of(*node) == 0).try_for_each(|node| parts.add(node))?;
         Ok(parts)
     }
@@ -207,7 +208,7 @@ impl Topology {
             }
             let mut rest = range.frames;
             while !rest.is_empty() {
-                // Of all frames, so that rounding errors do not add up.
+                // Computed from the number of all frames, so that rounding errors do not add up.
                 let due = all * (part as u64 + 1) / count as u64 - given;
                 let is_last = part + 1 == count;
                 let end = Pfn((rest.start.0 + due).next_multiple_of(PAGEBLOCK_FRAMES));

@@ -31,9 +31,9 @@ pub enum ArgumentKind {
     Text,
     /// Address of addresses of texts; the last is NULL.
     Vector,
-    /// Address of bytes that the call takes; the argument with this number says how many.
+    /// Address of bytes that the call reads; the argument with this number is their count.
     In(u8),
-    /// Address of bytes that the call fills; the result says how many.
+    /// Address of bytes that the call fills; the result is their count.
     Out,
     /// Address of a text that the call makes, which ends with a zero byte.
     OutText,
@@ -76,7 +76,8 @@ pub enum ValueNames {
 }
 
 impl ArgumentKind {
-    /// Whether the call fills what it leads to: it is known only when the call has ended.
+    /// Whether the call fills the memory that the argument points to: its contents are known only
+    /// when the call has ended.
     pub fn is_filled(self) -> bool {
         matches!(self, Self::Out | Self::OutText)
     }

@@ -5,13 +5,13 @@
 pub struct FieldType {
     /// The part of the type before the name.
     pub before: &'static str,
-    /// The part behind the name: an array's length.
+    /// The part after the name: an array's length.
     pub after: &'static str,
     /// Bytes.
     pub size: usize,
     /// Alignment in bytes.
     pub align: usize,
-    /// Whether it is signed.
+    /// Whether the type is signed.
     pub signed: bool,
     /// printf's conversion; empty for an array of numbers.
     pub(crate) conversion: &'static str,
@@ -37,7 +37,7 @@ pub struct Pid(pub i32);
 pub struct Comm(pub [u8; 16]);
 
 impl Comm {
-    /// The beginning of `name`, with at least one zero behind it.
+    /// The beginning of `name`, followed by at least one zero.
     pub fn of(name: &[u8]) -> Self {
         let mut comm = [0; 16];
         let length = name.len().min(15);

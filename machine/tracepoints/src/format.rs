@@ -1,4 +1,4 @@
-//! Events as text: the `format` file of one, and the line of a record in `trace`.
+//! Events as text: an event's `format` file, and the line of a record in `trace`.
 
 use core::fmt::{self, Display, Formatter};
 
@@ -113,7 +113,8 @@ fn value(
 ) -> fmt::Result {
     let FieldDescription { kind, offset, .. } = event.field(name);
     if kind.conversion == "%s" {
-        // A name is as long as its field, the text of the print event as the record.
+        // A name ends at the end of its field, the text of the print event at the end of the
+        // record.
         let end = if kind.size == 0 { 8 * record.payload.len() } else { offset + kind.size };
         return text(f, (offset..end).map(|at| record.byte(at)));
     }
@@ -163,7 +164,7 @@ impl Display for Stamp {
 pub struct Line<'a> {
     /// The record.
     pub record: RecordView<'a>,
-    /// On which CPU.
+    /// The CPU that recorded it.
     pub cpu: usize,
     /// The time of its stamp.
     pub time: Stamp,

@@ -6,7 +6,7 @@
 //! before a machine starts.
 //!
 //! A tracepoint asks its static key first: [`trace!`] calls `is_traced`, which is a no-op in the
-//! kernel's text while the event is off. The fields are made behind that question.
+//! kernel's text while the event is off. The fields are evaluated only if the event is on.
 //!
 //! This crate allocates nothing and knows no kernel. Linux' relatives are TRACE_EVENT
 //! (include/linux/tracepoint.h) and kernel/trace/ring_buffer.c.
@@ -35,14 +35,13 @@ pub use record::{HEAD_WORDS, MOST_PAYLOAD, MOST_WORDS, RecordHead, RecordView};
 pub use select::{Action, SelectError, Selection, parse, selections};
 pub use table::{COUNT, EVENTS, EventDescription, TraceEvent};
 
-/// Atomics, which `tests/loom.rs` replaces for `ring.rs`.
+/// The atomics of `ring.rs`, which `tests/loom.rs` replaces.
 mod atomic {
     pub use core::sync::atomic::{AtomicU64, Ordering, fence};
 }
 
-/// Traces an event at a place that can ask `$tracer` whether the event is on: a type with the
-/// methods `is_traced` and `record_event` of `freehold_machine::Cpus`. The fields are evaluated
-/// only where it is.
+/// Traces an event if it is on. `$tracer` has the methods `is_traced` and `record_event` of
+/// `freehold_machine::Cpus`. The fields are evaluated only if the event is on.
 #[macro_export]
 macro_rules! trace {
     ($tracer:expr, $event:ident { $($fields:tt)* }) => {

@@ -8,8 +8,8 @@
 //! | 3, 4 | the thread's name |
 //! | 5… | the fields, as `format` says; offsets there count from word 2, without the name |
 //!
-//! The name is in each record so that a reader need not ask for the name of a thread that has
-//! ended.
+//! The name is in each record so that a reader does not need to look up the name of a thread that
+//! may have ended.
 
 use crate::field::{Comm, FieldType};
 use crate::format::FieldText;
@@ -17,9 +17,9 @@ use crate::table::{EVENTS, EventDescription, id_of, number_of};
 
 /// Words before the fields.
 pub const HEAD_WORDS: usize = 5;
-/// The most words of a record: the length has 8 bits.
+/// Largest number of words of a record: the length has 8 bits.
 pub const MOST_WORDS: usize = 255;
-/// The most words of fields.
+/// Largest number of words of fields.
 pub const MOST_PAYLOAD: usize = MOST_WORDS - HEAD_WORDS;
 /// Bits of a record's number.
 const NUMBER_BITS: u32 = 56;
@@ -41,7 +41,8 @@ pub(crate) const fn number_in(first: u64) -> u64 {
     first & NUMBER_MASK
 }
 
-/// The length in words that a record's first word tells; at least 1, so that a walk goes on.
+/// The length in words that a record's first word contains; at least 1, so that a walk makes
+/// progress.
 pub(crate) const fn length_of(first: u64) -> u64 {
     let length = first >> NUMBER_BITS;
     if length == 0 { 1 } else { length }
@@ -76,14 +77,14 @@ impl RecordHead {
 pub struct RecordView<'a> {
     /// Its head.
     pub head: RecordHead,
-    /// Its number on its CPU.
+    /// The record's number on its CPU.
     pub number: u64,
     /// The words of its fields.
     pub payload: &'a [u64],
 }
 
 impl<'a> RecordView<'a> {
-    /// Reads words of unknown origin; `None` where they are no record of an event of the table.
+    /// Reads words of unknown origin; `None` if they are no record of an event of the table.
     pub fn parse(words: &'a [u64]) -> Option<Self> {
         let (head, payload) = words.split_at_checked(HEAD_WORDS)?;
         if length_of(head[0]) != words.len() as u64 || is_padding(head[0]) {

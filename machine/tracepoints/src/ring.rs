@@ -1,31 +1,31 @@
 //! The ring of one CPU's records: one writer that never waits, and any number of readers.
 //!
-//! **Words.** The ring is a number of pages of words. Positions count words ever written; a
-//! position's word is at its remainder. No record goes over the end of a page: where one does not
-//! fit, the rest of the page is padding, and the record begins the next page. So the oldest records
-//! make room a page at a time, without a walk over them.
+//! **Words.** The ring is a number of pages of words. Positions count all words written since the
+//! start; a position's word is at the position modulo the ring's size. No record crosses the end of
+//! a page: if one does not fit, the rest of the page is padding, and the record begins the next
+//! page. So the oldest records are dropped a page at a time, without a walk over them.
 //!
 //! **The writer** is the ring's CPU with interrupts off, so there is one at a time and none is
 //! interrupted by another. It
-//! 1. where it begins a page, moves `tail` to the page behind the one that it takes,
-//! 2. fence (release): a reader that sees a word of step 3 sees `tail` as it was moved before,
+//! 1. if it begins a page, moves `tail` to the page after the one that it begins,
+//! 2. fence (release): a reader that sees a word of step 3 also sees `tail` as step 1 moved it,
 //! 3. stores the record's words,
-//! 4. stores `head` behind them (release): a reader that sees it sees the words.
+//! 4. stores in `head` the position after them (release): a reader that sees it sees the words.
 //!
 //! **A reader** has a position. It
 //! 1. loads `head` (acquire): records before it are complete, or overwritten,
-//! 2. loads `tail`: a position before it goes on there,
+//! 2. loads `tail`: if its position is before `tail`, it continues at `tail`,
 //! 3. loads the record's words,
-//! 4. fence (acquire), and loads `tail` again. If its position is before it now, words of step 3
-//!    may be another record's: they are thrown away, and it begins anew.
+//! 4. fence (acquire), and loads `tail` again. If its position is now before `tail`, words of step
+//!    3 may belong to another record: the reader discards them and begins anew.
 //!
-//! A reader never makes the writer wait. It can be overtaken again and again by a writer that is
-//! faster; each time it goes on at the oldest record, so it makes progress whenever it reads one
-//! record in the time of a whole ring.
+//! A reader never makes the writer wait. A faster writer can overtake it repeatedly; each time it
+//! continues at the oldest record. So it makes progress whenever it reads one record while the
+//! writer fills the ring less than once.
 //!
 //! **Counting.** Each record has its number on its CPU. So a reader knows exactly how many records
-//! it missed: the difference between the number that it expected and the one that it found.
-//! Nothing is counted on the writer's way.
+//! it missed: the difference between the number that it expected and the one that it found. The
+//! writer counts nothing else.
 //!
 //! `tests/loom.rs` tries the interleavings, and two broken variants. Linux' relative is
 //! kernel/trace/ring_buffer.c, whose writers interrupt each other and whose readers exchange
@@ -34,13 +34,13 @@
 use super::atomic::{AtomicU64, Ordering, fence};
 use super::record::{HEAD_WORDS, RecordHead, is_padding, length_of, number_in, padding};
 
-/// Where a ring's words are.
+/// Storage of a ring's words.
 pub trait Words {
     /// Words of a page: a power of two, and enough for the longest record.
     const PAGE: u64;
     /// How many pages there are, at least 2.
     fn pages(&self) -> u64;
-    /// The word at a position's remainder.
+    /// The word at a position modulo the ring's size.
     fn word(&self, position: u64) -> &AtomicU64;
     /// Stores a record's words from a position on; they are all in one page.
     #[inline(always)]
@@ -54,15 +54,15 @@ pub trait Words {
 /// The positions of a ring; only the writer stores here.
 #[derive(Debug)]
 pub struct Ends {
-    /// Behind the newest record.
+    /// The position after the newest record.
     head: AtomicU64,
-    /// Where the oldest record begins.
+    /// The position where the oldest record begins.
     tail: AtomicU64,
-    /// Records ever written.
+    /// Number of records written since the start.
     written: AtomicU64,
 }
 
-/// How far a reader is.
+/// A reader's position in the ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RingPlace {
     /// The position of the next record, unless that was overwritten.
@@ -83,12 +83,12 @@ pub struct Found {
 }
 
 impl Ends {
-    /// Nothing was written.
+    /// Returns the ends of an empty ring.
     pub fn new() -> Self {
         Self { head: AtomicU64::new(0), tail: AtomicU64::new(0), written: AtomicU64::new(0) }
     }
 
-    /// Records ever written.
+    /// Number of records written since the start.
     pub fn written(&self) -> u64 {
         self.written.load(Ordering::Acquire)
     }
@@ -122,7 +122,7 @@ impl Ends {
         self.head.store(start + length, Ordering::Release);
     }
 
-    /// Goes on at the next beginning of a page from `at` on. The page's old records are gone.
+    /// Continues at the first beginning of a page from `at` on. The page's old records are dropped.
     #[cold]
     fn begin_page<W: Words>(&self, words: &W, at: u64) -> u64 {
         let start = at.next_multiple_of(W::PAGE);
@@ -138,9 +138,9 @@ impl Ends {
         start
     }
 
-    /// Reads the record at `place`, or the oldest one, where that was overwritten. `None` at the
-    /// end, which is `end` or the ring's, whichever comes first. Of a record that is longer than
-    /// `into` the beginning is read. Any number of readers.
+    /// Reads the record at `place`, or the oldest one, where that was overwritten. `None` at `end`
+    /// or at the end of the ring, whichever comes first. Of a record that is longer than `into`,
+    /// only the beginning is read. Any number of readers may call this.
     pub fn read(
         &self,
         words: &impl Words,
@@ -181,7 +181,7 @@ impl Ends {
         }
     }
 
-    /// Whether a record is at `place` or behind it.
+    /// Whether there is a record at `place` or after it.
     pub fn has_more(&self, place: RingPlace) -> bool {
         self.head.load(Ordering::Acquire) > place.position
     }

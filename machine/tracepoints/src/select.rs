@@ -1,5 +1,5 @@
-//! The grammar of `set_event`: `[!]SYSTEM:EVENT`, where either may be left out or be `*`, which
-//! stands for all; a word without a colon is a system or an event. As on Linux, an asterisk is no
+//! The grammar of `set_event`: `[!]SYSTEM:EVENT`, where SYSTEM or EVENT may be left out or be `*`,
+//! which means all; a word without a colon is a system or an event. As on Linux, an asterisk is no
 //! pattern within a name.
 
 use crate::table::{EVENTS, EventDescription};
@@ -61,7 +61,7 @@ pub fn selections(text: &[u8]) -> impl Iterator<Item = (&[u8], Result<Selection<
 }
 
 impl Selection<'_> {
-    /// Whether it selects an event.
+    /// Whether this selection contains an event.
     pub fn selects(&self, event: &EventDescription) -> bool {
         if event.is_marker() {
             return false;
@@ -71,7 +71,7 @@ impl Selection<'_> {
             None => matches(self.event, event.system) || matches(self.event, event.name),
         }
     }
-    /// The events that it selects.
+    /// The events that this selection contains.
     pub fn events(&self) -> impl Iterator<Item = &'static EventDescription> {
         EVENTS.iter().filter(|event| self.selects(event))
     }

@@ -1,9 +1,9 @@
-//! The table of events. Adding one is an entry here and a [`trace!`](crate::trace) where it
-//! happens.
+//! The table of events. Adding one is an entry here and a [`trace!`](crate::trace) in the code
+//! where the event occurs.
 //!
-//! An entry is: system, name, the type whose values are recorded, its fields, and its text
-//! (see `template.rs`). `names` gives values of a field their words. Events that
-//! Linux has bear Linux' names and fields. Where Linux has none, the system is `freehold`.
+//! An entry is: system, name, the type whose values are recorded, its fields, and its text (see
+//! `template.rs`). `names` gives the names for a field's values. Events that Linux has use Linux'
+//! names and fields. The others are in the system `freehold`.
 
 use crate::field::{Comm, Field, FieldType, Pid};
 use crate::format::COMMON_BYTES;
@@ -11,7 +11,7 @@ use crate::template::{Piece, pieces};
 
 /// An event that can be recorded.
 pub trait TraceEvent {
-    /// Its place in [`EVENTS`].
+    /// The event's index in [`EVENTS`].
     const NUMBER: usize;
     /// The words of its fields.
     type Words: core::ops::Deref<Target = [u64]>;
@@ -22,7 +22,7 @@ pub trait TraceEvent {
 /// Description of an event.
 #[derive(Debug)]
 pub struct EventDescription {
-    /// The group that it is in.
+    /// The event's group.
     pub system: &'static str,
     /// Its name.
     pub name: &'static str,
@@ -43,11 +43,11 @@ pub struct FieldDescription {
     pub name: &'static str,
     /// Its type.
     pub kind: FieldType,
-    /// Where it begins, in bytes behind the common fields.
+    /// Offset of the field, in bytes after the common fields.
     pub offset: usize,
 }
 
-/// Ids begin here. Linux has its own tracers' records below, and `print` at 5.
+/// Ids begin here. Linux uses lower ones for its tracers' records, and 5 for `print`.
 const FIRST_ID: u16 = 32;
 /// The id of [`Print`], which is Linux'.
 const PRINT_ID: u16 = 5;
@@ -63,12 +63,12 @@ pub(crate) fn number_of(id: u16) -> Option<usize> {
 }
 
 const fn aligned(offset: usize, kind: FieldType) -> usize {
-    // The common fields are eight bytes, so offsets behind them are aligned as those from there.
+    // The common fields are eight bytes, so offsets have the same alignment before and after them.
     let _ = COMMON_BYTES;
     offset.next_multiple_of(kind.align)
 }
 
-/// Where field number `which` begins, or, for one past the last, where the fields end.
+/// The offset of field number `which`, or, for one past the last, the end of the fields.
 const fn offset_of(list: &[(&str, FieldType)], which: usize) -> usize {
     let (mut at, mut end) = (0, 0);
     while at < list.len() {
@@ -114,15 +114,15 @@ impl EventDescription {
     pub(crate) const fn bytes(&self) -> usize {
         offset_of(self.list, self.list.len())
     }
-    /// Its name in a line of `trace`: a marker stands there as the function that wrote it.
+    /// Its name in a line of `trace`: for a marker, the name of the function that wrote it.
     pub(crate) fn line_name(&self) -> &'static str {
         if self.number == PRINT { "tracing_mark_write" } else { self.name }
     }
-    /// Whether programs write it (`trace_marker`): then it has no switch.
+    /// Whether programs write it (`trace_marker`): such an event cannot be turned off.
     pub const fn is_marker(&self) -> bool {
         self.number == PRINT
     }
-    /// Whether each field that the text names is there.
+    /// Whether each field that the text names exists.
     pub fn is_sound(&self) -> bool {
         pieces(self.template).all(|piece| match piece {
             Piece::Words(words) => !words.contains(['{', '}']),
@@ -220,7 +220,7 @@ pub const OWNERS: ValueNames = &[
 ];
 /// Results of a store to a shared page.
 const DECISIONS: ValueNames = &[(0, "reused"), (1, "copied")];
-/// Why translations are forgotten, by Linux' numbers.
+/// Reasons for TLB flushes, by Linux' numbers.
 const FLUSHES: ValueNames = &[
     (0, "flush on task switch"),
     (1, "remote shootdown"),
@@ -228,11 +228,11 @@ const FLUSHES: ValueNames = &[
     (3, "local MM shootdown"),
     (4, "remote IPI send"),
 ];
-/// Why a window opens.
+/// Reasons for opening a window.
 const WINDOWS: ValueNames = &[(0, "read"), (1, "write")];
 const NO_YES: ValueNames = &[(0, "false"), (1, "true")];
 
-/// The number of the event that markers are.
+/// The number of the event for markers.
 const PRINT: usize = Numbers::Print as usize;
 
 tracepoints! {
@@ -242,38 +242,40 @@ tracepoints! {
     "raw_syscalls" "sys_enter" SysEnter { id: i64, args: [u64; 6] } "NR {id} ({args})";
     /// A system call ends.
     "raw_syscalls" "sys_exit" SysExit { id: i64, ret: i64 } "NR {id} = {ret}";
-    /// A CPU goes on with another thread.
+    /// A CPU switches to another thread.
     "sched" "sched_switch" SchedSwitch {
         prev_comm: Comm, prev_pid: Pid, prev_prio: i32, prev_state: i64,
         next_comm: Comm, next_pid: Pid, next_prio: i32,
     } "prev_comm={prev_comm} prev_pid={prev_pid} prev_prio={prev_prio} prev_state={prev_state:?} ==> \
        next_comm={next_comm} next_pid={next_pid} next_prio={next_prio}"
         names "prev_state": STATES;
-    /// A thread that slept, or is new, is put in line.
+    /// A thread that slept, or is new, is put into a run queue.
     "sched" "sched_wakeup" SchedWakeup { comm: Comm, pid: Pid, prio: i32, target_cpu: i32 }
         "comm={comm} pid={pid} prio={prio} target_cpu={target_cpu:03}";
     /// A thread was made.
     "sched" "sched_process_fork" SchedFork {
         parent_comm: Comm, parent_pid: Pid, child_comm: Comm, child_pid: Pid,
     } "comm={parent_comm} pid={parent_pid} child_comm={child_comm} child_pid={child_pid}";
-    /// A process runs another program. Linux names its file here; a path is a program's text.
+    /// A process runs another program. Linux has the file's name here. Freehold omits it, since a
+    /// path is a program's data.
     "sched" "sched_process_exec" SchedExec { comm: Comm, pid: Pid, old_pid: Pid }
         "comm={comm} pid={pid} old_pid={old_pid}";
     /// A thread ends.
     "sched" "sched_process_exit" SchedExit { comm: Comm, pid: Pid, prio: i32, group_dead: bool }
         "comm={comm} pid={pid} prio={prio} group_dead={group_dead:?}"
         names "group_dead": NO_YES;
-    /// A program's access finds no page that allows it.
+    /// A program's access finds no page, or one that does not allow it.
     "exceptions" "page_fault_user" PageFaultUser { address: u64, ip: u64, error_code: u64 }
         "address={address:x} ip={ip:x} error_code=0x{error_code:x}";
-    /// The kernel's access to a program's memory finds none. Its own addresses are not recorded.
+    /// The kernel's access to a program's memory finds no page that allows it. Its own addresses
+    /// are not recorded.
     "exceptions" "page_fault_kernel" PageFaultKernel { address: u64, error_code: u64 }
         "address={address:x} error_code=0x{error_code:x}";
     /// A block of frames gets another owner.
     "freehold" "frame_owner" FrameOwner { pfn: u64, order: u32, from: u32, to: u32 }
         "pfn=0x{pfn:x} order={order} from={from:?} to={to:?}"
         names "from": OWNERS names "to": OWNERS;
-    /// A store to a page that may be shared: copy-on-write is decided.
+    /// A store to a page that may be shared: the kernel decides whether to copy it.
     "freehold" "cow" CopyOnWrite { address: u64, pfn: u64, decision: u32 }
         "address={address:x} pfn=0x{pfn:x} decision={decision:?}"
         names "decision": DECISIONS;
@@ -281,8 +283,8 @@ tracepoints! {
     "freehold" "xpfo_window" XpfoWindow { pfn: u64, access: u32 }
         "pfn=0x{pfn:x} access={access:?}"
         names "access": WINDOWS;
-    /// Text or bytes in a program's memory that an argument of a system call leads to (see
-    /// `calls`): behind `sys_enter`, or before `sys_exit` where the call filled them.
+    /// Text or bytes in a program's memory that an argument of a system call points to (see
+    /// `calls`): recorded after `sys_enter`, or before `sys_exit` if the call filled them.
     "freehold" "syscall_text" SyscallText {
         /// The number of the argument.
         arg: u32,
@@ -298,17 +300,17 @@ tracepoints! {
     /// A thread ends; its status is that of its process once that ends.
     "freehold" "thread_end" ThreadEnd {
         tgid: Pid,
-        /// As `wait4` tells it.
+        /// As `wait4` returns it.
         status: u32,
     } "tgid={tgid} status=0x{status:x}";
-    /// Bytes are copied to or from memory that a device sees.
+    /// Bytes are copied to or from bounce memory, which a device accesses.
     "swiotlb" "swiotlb_bounced" SwiotlbBounced { dev_name: Comm, dev_addr: u64, size: u64, from_device: bool }
         "dev_name: {dev_name} dev_addr={dev_addr:x} size={size} from_device={from_device:?}"
         names "from_device": NO_YES;
-    /// Translations are forgotten.
+    /// Translations are flushed.
     "tlb" "tlb_flush" TlbFlush { reason: i32, pages: i64 } "pages:{pages} reason:{reason:?} ({reason})"
         names "reason": FLUSHES;
-    /// A signal is sent to a process or a thread. Linux tells here what became of it, too.
+    /// A signal is sent to a process or a thread. Linux also records the result here.
     "signal" "signal_generate" SignalGenerate {
         sig: i32, errno: i32, code: i32, comm: Comm, pid: Pid, group: i32,
     } "sig={sig} errno={errno} code={code} comm={comm} pid={pid} grp={group}";

@@ -1,4 +1,4 @@
-//! An event's text as the table has it: words with `{field}`, `{field:x}`, `{field:03}` and
+//! An event's text as it is in the table: words with `{field}`, `{field:x}`, `{field:03}` and
 //! `{field:?}` (by name) among them.
 
 /// A part of a template.

@@ -41,8 +41,8 @@ enum Step {
 }
 
 proptest! {
-    /// The ring against a queue that knows everything: the same records in the same order, and of
-    /// those that it lost exactly as many as it says.
+    /// Compares the ring with a queue that keeps everything: the same records in the same order,
+    /// and the number of lost records is exactly the reported one.
     #[test]
     fn a_ring_keeps_the_newest_records_and_counts_the_others(
         steps in proptest::collection::vec(

@@ -1,7 +1,7 @@
 //! Every interleaving of a writer and a reader of `src/ring.rs` within bounds.
 //!
-//! A variant without the writer's fence and one without the reader's second look are beside it: the
-//! model catches both, so it is known to look.
+//! There are also two variants, one without the writer's fence and one without the reader's second
+//! load. The model detects both defects, so it does explore these interleavings.
 #![forbid(unsafe_code)]
 #![allow(missing_docs, dead_code, unreachable_pub, reason = "a test that includes modules of the crate")]
 
@@ -67,8 +67,8 @@ fn head(time: u64) -> RecordHead {
     RecordHead { time, event: 2, pid: time as i32, comm: Comm([0; 16]) }
 }
 
-/// A writer writes records whose words tell which they are, while a reader reads: each record that
-/// it gets is one that was written, numbers go up, and the count of missed records is exact.
+/// A writer writes records whose words identify them, while a reader reads: each record that it
+/// gets is one that was written, numbers go up, and the count of missed records is exact.
 fn model() {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -108,7 +108,7 @@ fn fails(left_out: &core::sync::atomic::AtomicBool) -> bool {
     outcome.is_err()
 }
 
-/// One test: the variants are chosen by statics.
+/// One test for all variants, because statics choose the variant.
 #[test]
 fn a_reader_gets_whole_records_and_knows_what_it_missed_whatever_the_writer_does() {
     model();

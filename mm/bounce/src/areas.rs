@@ -1,15 +1,15 @@
 //! The segments in which CPUs begin to search: a hint for each *area*, which is one CPU or a few.
 //!
-//! **Apart.** Two CPUs that take from one segment store to one word, whose line goes to and fro. So
-//! hints begin apart, as far as there are segments, and a segment remembers the area that used it
-//! first since the worker's last look, its *user*. A CPU whose compare-exchange fails in a segment
-//! of another user goes to one that has none; where there is none, the worker adds one, until there
-//! are as many as areas (`Pool::leave_crowd`). A CPU that gives
-//! back pages of a segment with another user, since another CPU took them, stays where it is.
+//! **Apart.** Two CPUs that take from one segment store to one word, so its cache line moves
+//! between them. So hints begin in different segments if there are enough. A segment remembers the
+//! area that used it first since the worker's last scan, its *user*. If a CPU's compare-exchange
+//! fails in a segment of another user, the CPU moves to a segment without a user. If there is none,
+//! the worker adds segments, until there are as many as areas (`Pool::leave_crowd`). A CPU that
+//! frees pages of another user's segment, because another CPU took them, keeps its hint.
 //!
 //! A hint is read and stored by its area's CPUs only. A user is stored when the first page is taken
-//! after a look. It lies in the line of the segment's word: to look at it costs nothing beside
-//! that.
+//! after a scan. It is in the same cache line as the segment's word, so reading it costs nothing
+//! extra.
 
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
@@ -17,12 +17,12 @@ use freehold_machine::Cpus;
 
 use crate::word::SEGMENT_PAGES;
 
-/// The most areas.
+/// Largest number of areas.
 pub(crate) const MAX_AREAS: usize = 64;
-/// The user of a segment that no area has used since the worker's last look.
+/// The user of a segment that no area has used since the worker's last scan.
 pub(crate) const NO_AREA: u8 = u8::MAX;
-/// The user of a segment that the worker has not looked at, and that no area has used. It counts as
-/// used.
+/// The user of a segment that the worker has not scanned yet, and that no area has used. It counts
+/// as used.
 pub(crate) const NEW: u8 = NO_AREA - 1;
 
 /// State of the last use by one area's CPUs, in a cache line of its own.
@@ -30,12 +30,12 @@ pub(crate) const NEW: u8 = NO_AREA - 1;
 pub(crate) struct PoolArea {
     /// The segment.
     pub hint: AtomicU32,
-    /// Pages taken less those given back since the high-water mark was looked at; not below 0.
+    /// Pages taken minus pages freed since the high-water mark was last updated; not below 0.
     net: AtomicI32,
 }
 
 impl PoolArea {
-    /// Returns whether the net use has grown by a segment since the last time this was said.
+    /// Returns whether the net use has grown by a segment since this last returned true.
     pub fn note_taken(&self, pages: usize) -> bool {
         let net = self.net.load(Ordering::Relaxed) + pages as i32;
         let is_more = net >= SEGMENT_PAGES as i32;
@@ -61,7 +61,7 @@ impl Areas {
             count: AtomicUsize::new(1),
         }
     }
-    /// Sets how many areas there are, and their hints apart in so many segments.
+    /// Sets the number of areas, and distributes their hints over so many segments.
     pub fn start(&self, areas: usize, segments: usize) {
         let count = areas.clamp(1, MAX_AREAS);
         for (number, area) in self.areas.iter().enumerate().take(count) {

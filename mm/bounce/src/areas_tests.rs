@@ -1,4 +1,4 @@
-//! CPUs keep to words of their own, as `areas.rs` promises: counted, not timed.
+//! CPUs use separate words, as `areas.rs` promises. The tests count; they do not measure time.
 
 extern crate std;
 
@@ -28,8 +28,8 @@ fn segment_of(mapping: &DmaMapping<Source>) -> u64 {
     mapping.address().0 / SEGMENT as u64
 }
 
-/// Of the segments that CPUs took from, one list for each: the takes from segments that another CPU
-/// takes from, too, per take.
+/// `takes` has a list for each CPU: the segments from which it took. Returns the share of takes
+/// from segments that another CPU used, too.
 fn shared(takes: &[Vec<u64>]) -> f64 {
     let is_shared = |cpu: usize, segment: u64| {
         takes.iter().enumerate().any(|(other, theirs)| other != cpu && theirs.contains(&segment))
@@ -61,7 +61,7 @@ fn two_threads_share_no_segment_s_word_in_any_hit() {
     assert_eq!(device.dma().statistics().nslabs, 4 * SEGMENT / SLOT_SIZE, "and no memory was added");
 }
 
-/// Pages that one CPU takes and another gives back, as when an answer is seen elsewhere.
+/// Pages that one CPU takes and another gives back, as when another CPU handles a completion.
 #[test]
 fn a_cpu_that_gives_back_what_another_took_stays_where_it_is() {
     let (device, source) = device(2);
@@ -76,8 +76,8 @@ fn a_cpu_that_gives_back_what_another_took_stays_where_it_is() {
     assert_eq!(shared(&takes), 0.0);
 }
 
-/// One segment, and two CPUs that race for its word: the worker adds one, and one CPU goes there.
-/// The other stays, and so does the number of segments.
+/// One segment, and two CPUs that race for its word: the worker adds a segment, and one CPU moves
+/// there. The other stays, and no more segments are added.
 #[test]
 fn cpus_that_race_get_segments_of_their_own_and_no_more_than_that() {
     let (device, source) = device(1);
@@ -96,7 +96,7 @@ fn cpus_that_race_get_segments_of_their_own_and_no_more_than_that() {
     for _ in 0..10 {
         assert_eq!((once(0), once(1) != first), (first, true));
     }
-    // More of it adds nothing, and without use the memory goes.
+    // More takes add nothing, and without use the memory is freed.
     for _ in 0..10 {
         let _ = (once(0), once(1), race(0), race(1));
         dma.tick();

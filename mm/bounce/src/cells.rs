@@ -1,8 +1,8 @@
 //! Small pieces of a device's own pages: headers, status bytes, short messages.
 //!
-//! A page of cells has cells of one size and one word, as a segment has pages ([`FreePages`]);
-//! pages of cells belong to one device each, so no two devices share a page. The first page of a
-//! size stays; others go when all their cells are free.
+//! A page of cells has cells of one size and one bitmap word, as a segment has for its pages
+//! ([`FreePages`]). Each page of cells belongs to one device, so no two devices share a page. The
+//! first page of a size stays; others are freed when all their cells are free.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -31,24 +31,25 @@ impl Cell {
     pub const fn bytes(self) -> usize {
         SIZES[self.size as usize]
     }
-    /// Where it begins in its page.
+    /// The cell's offset in its page.
     pub const fn offset(self) -> usize {
         self.number as usize * self.bytes()
     }
 }
 
-/// A page of cells. `frame` and `place` are written while all cells are the writer's.
+/// A page of cells. `frame` and `place` are written while the writer holds all cells.
 struct CellPage {
     free: FreePages,
     frame: AtomicU64,
-    /// The page's segment and its number there, plus one each bit field; 0: there is none.
+    /// The page's segment and its index there, each stored plus one in a bit field; 0: there is no
+    /// page.
     place: AtomicU64,
 }
 
 /// The cells of a device.
 pub(crate) struct Cells {
     pages: [[CellPage; PAGES]; SIZES.len()],
-    /// Held while a page comes or goes.
+    /// Held while a page is added or removed.
     change: Mutex<()>,
 }
 
@@ -67,7 +68,7 @@ impl Cells {
         SIZES.iter().position(|&size| length <= size).unwrap_or(SIZES.len() - 1)
     }
 
-    /// A free cell for `length` bytes, and its page.
+    /// Takes a free cell for `length` bytes; returns it and its page.
     pub fn take(&self, length: usize) -> Option<(Cell, Run)> {
         let size = Self::size_for(length);
         self.pages[size].iter().enumerate().find_map(|(number, page)| {
@@ -77,15 +78,15 @@ impl Cells {
         })
     }
 
-    /// Whether the device can have one more page of cells for `length` bytes, as it was at some
-    /// moment.
+    /// Whether the device can have one more page of cells for `length` bytes. The answer may be out
+    /// of date.
     pub fn has_vacancy(&self, length: usize) -> bool {
         let pages = &self.pages[Self::size_for(length)];
         pages.iter().any(|page| page.place.load(Ordering::Relaxed) == 0)
     }
 
-    /// Makes cells for `length` bytes of a page. Returns the page where the device has as many as
-    /// it can.
+    /// Divides a page into cells for `length` bytes. Returns the page as an error if the device has
+    /// the largest number of pages already.
     pub fn add(&self, length: usize, run: Run) -> Result<(), Run> {
         let size = Self::size_for(length);
         let _change = self.change.lock();
@@ -97,7 +98,7 @@ impl Cells {
         Ok(())
     }
 
-    /// Takes a page of cells away that has none in use; `None`: there is no such page.
+    /// Removes a page of cells that has no cell in use; `None`: there is no such page.
     pub fn remove_idle(&self) -> Option<Run> {
         let _change = self.change.lock();
         self.pages.iter().zip(SIZES).find_map(|(pages, size)| {

@@ -12,8 +12,8 @@ use crate::runs::FrameRuns;
 use crate::{Device, DmaAddr, DmaError, DmaSource};
 
 impl<S: DmaSource> Device<S> {
-    /// Whole zeroed frames that device and driver use at the same time: rings. A device with memory
-    /// of its own has so much less of it meanwhile.
+    /// Whole zeroed frames that device and driver use at the same time: rings. A device with
+    /// restricted memory has that much less of it meanwhile.
     ///
     /// # Errors
     /// [`DmaError`].
@@ -42,7 +42,7 @@ impl<S: DmaSource> Device<S> {
         }
     }
 
-    /// Frames that the device reaches.
+    /// Allocates frames that the device can access.
     fn ring_frames(self, order: Order) -> Result<Frame<Ring, S>, DmaError> {
         let request = Request::new(Owner::Ring).order(order).zeroed();
         let frames = Frame::allocate_with(self.dma().source(), request)?;
@@ -65,8 +65,7 @@ impl<S: DmaSource> Device<S> {
         }
     }
 
-    /// Gives a block that the device does not reach back to the page allocator, once the host does
-    /// not see it.
+    /// Frees a block to which the device has no access, after the host has no access to it either.
     fn hide(self, block: Frame<Ring, S>) {
         if self.dma().published.withdraw(&block).is_err() {
             self.lose(block);
@@ -85,9 +84,9 @@ pub struct Coherent<S: DmaSource> {
     device: Device<S>,
     /// `None` only while it is dropped.
     frames: Option<Frame<Ring, S>>,
-    /// Pages of a device with memory of its own, as many as these frames are: not in use meanwhile,
-    /// since that memory is outside the kernel's map, and rings are words that the kernel has
-    /// pointers to.
+    /// As many pages of a device's restricted memory as there are frames; they are unused
+    /// meanwhile. The frames come from elsewhere, because restricted memory is outside the kernel's
+    /// map and the kernel has pointers into rings.
     set_aside: FrameRuns,
     order: Order,
 }
@@ -97,11 +96,11 @@ impl<S: DmaSource> Coherent<S> {
     pub fn address(&self) -> DmaAddr {
         DmaAddr(self.pfn().start().0)
     }
-    /// The first of the frames, which follow each other.
+    /// The first of the adjacent frames.
     pub fn pfn(&self) -> Pfn {
         self.frames.as_ref().expect("held until dropped").pfn()
     }
-    /// How many frames: 2^order.
+    /// The order of the number of frames: 2^order.
     pub const fn order(&self) -> Order {
         self.order
     }
@@ -127,7 +126,8 @@ impl<S: DmaSource> Drop for Coherent<S> {
             device.lose(frames);
         }
         device.give_pages(&self.set_aside);
-        // It counts as held until it has left the device's domain, which may go then.
+        // The memory counts as held until it has left the device's domain. After that the domain
+        // may be removed.
         device.account().coherent.fetch_sub(self.order.bytes(), Ordering::Release);
     }
 }

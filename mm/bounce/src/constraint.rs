@@ -61,7 +61,7 @@ pub struct Constraint {
     /// Boundary that no piece crosses; `None`: pieces may have any length (Linux: the segment
     /// boundary, all ones).
     pub boundary: Option<Boundary>,
-    /// The highest address, if it is lower than the highest that the device can use.
+    /// The highest allowed address, if it is lower than the device's own limit.
     pub reach: DmaAddr,
 }
 
@@ -70,7 +70,7 @@ impl Constraint {
     pub const NONE: Self =
         Self { keeps: Alignment::BYTE, align: Alignment::BYTE, boundary: None, reach: DmaAddr(u64::MAX) };
 
-    /// Returns the bytes that runs of memory are multiples of.
+    /// Returns the number of bytes of which each run of memory is a multiple.
     pub(crate) fn step(self) -> usize {
         self.keeps.max(self.align).bytes()
     }
@@ -88,7 +88,7 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// One without a constraint.
+    /// Returns a transfer without a constraint.
     pub const fn of(length: usize) -> Self {
         Self { length, origin: 0, constraint: Constraint::NONE }
     }

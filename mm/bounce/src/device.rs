@@ -34,71 +34,72 @@ const POOL_GIVEN: usize = POOL_TAKEN + 1;
 pub struct DeviceRules {
     /// Its name in reports.
     pub name: &'static str,
-    /// The highest address it can use (Linux: its DMA mask).
+    /// The highest address that the device can use (Linux: its DMA mask).
     pub reach: DmaAddr,
-    /// The most bytes that it may hold at once, slots and coherent frames together; devices on
-    /// several CPUs at once may exceed it by a request per CPU. `usize::MAX`: only the cap of all
-    /// counts.
+    /// Largest number of bytes that the device may hold at once, in slots and coherent frames
+    /// together. If several CPUs allocate at once, each may exceed it by a request. `usize::MAX`:
+    /// only the total cap applies.
     pub quota: usize,
-    /// The memory that it can reach, where it is behind an IOMMU.
+    /// The memory that the device can access, if it is behind an IOMMU.
     pub domain: Option<&'static dyn DeviceDomain>,
 }
 
 /// When bytes are zeroed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Scrub {
-    /// When a page goes from one device to another.
+    /// When a page moves from one device to another.
     #[default]
     OwnerChange,
-    /// Each time a mapping ends, too.
+    /// Also each time a mapping ends.
     Always,
 }
 
-/// How much memory there is, as the kernel's parameters say.
+/// Amounts of memory, from the kernel's parameters.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Slots of 2 KiB that are there from the start and stay (`swiotlb=SLABS`).
+    /// Number of slots of 2 KiB that exist from the start and stay (`swiotlb=SLABS`).
     pub slabs: usize,
-    /// Hints for where to search, shared by CPUs (`swiotlb=,AREAS`); 0: one per CPU.
+    /// Number of areas, whose CPUs share a hint for where to search (`swiotlb=,AREAS`); 0: one per
+    /// CPU.
     pub areas: usize,
-    /// The most bytes of slots (`swiotlb.max=`).
+    /// Largest number of bytes of slots (`swiotlb.max=`).
     pub cap: usize,
     /// See [`Scrub`].
     pub scrub: Scrub,
 }
 
 impl Default for Limits {
-    /// 256 KiB at first, without a cap of its own.
+    /// 256 KiB at first, without an explicit cap.
     fn default() -> Self {
         Self { slabs: 128, areas: 0, cap: usize::MAX, scrub: Scrub::OwnerChange }
     }
 }
 
-/// Told that slots were added, or are short: the kernel's worker calls [`Dma::tick`] each second
-/// while [`Dma::wants_ticks`].
+/// Is notified that slots were added, or are short. Then the kernel's worker calls [`Dma::tick`]
+/// each second while [`Dma::wants_ticks`].
 pub trait Worker: Sync {
-    /// In a task, without locks of the DMA API.
+    /// Called in a task that holds no locks of the DMA API.
     fn wake(&self);
 }
 
 /// A device's account.
 pub(crate) struct Account<S: DmaSource> {
     rules: DeviceRules,
-    /// The memory that is all it has; `None`: it has a part of what all share.
+    /// The device's only memory, if it is restricted; `None`: it uses the shared pool.
     pub restricted: Option<Box<Pool<S>>>,
     /// Bytes of coherent frames.
     pub coherent: AtomicUsize,
-    /// Bytes of others' frames that it reaches in their places.
+    /// Bytes of other owners' frames that it accesses in place.
     pub in_place: AtomicUsize,
-    /// Bytes that never come back.
+    /// Bytes that are lost for good.
     lost: AtomicUsize,
     failed: AtomicUsize,
     waits: AtomicUsize,
     grows: AtomicUsize,
     pub cells: Cells,
-    /// The device is gone, and none is in its place.
+    /// The device was removed, and its slot is empty.
     pub is_detached: AtomicBool,
-    /// `None`: the device never has frames in their places.
+    /// `None`: the device never accesses frames in place.
     pub kept: Option<Box<Kept>>,
 }
 
@@ -113,13 +114,13 @@ pub struct Dma<S: DmaSource> {
     /// Pages.
     hiwater: AtomicUsize,
     pub(crate) coherent_frames: AtomicUsize,
-    /// A caller found too little memory since the worker's last look.
+    /// A caller found too little memory since the worker's last scan.
     is_tight: AtomicBool,
     worker: Once<&'static dyn Worker>,
 }
 
 impl<S: DmaSource> Dma<S> {
-    /// Has no memory, and no device can be attached before [`Dma::start`].
+    /// Returns a DMA API without memory. No device can be attached before [`Dma::start`].
     #[expect(clippy::new_without_default, reason = "statics need a const fn, and one way is enough")]
     pub const fn new() -> Self {
         Self {
@@ -136,8 +137,8 @@ impl<S: DmaSource> Dma<S> {
         }
     }
 
-    /// Takes memory from `source` from now on, and as much at once as `limits` says. Later calls do
-    /// nothing. Returns the slots that there are.
+    /// From now on takes memory from `source`, and takes the initial slots of `limits` at once.
+    /// Later calls do nothing. Returns the number of slots.
     pub fn start(&self, source: S, limits: Limits) -> usize {
         self.started.call_once(|| (source, limits.scrub));
         let areas = if limits.areas == 0 { source.machine().cpu_count() } else { limits.areas };
@@ -146,12 +147,12 @@ impl<S: DmaSource> Dma<S> {
         self.pool.start(means, Taker::ANYONE, areas, (base, limits.cap / PAGE_SIZE)) * PAGE_SLOTS
     }
 
-    /// Sets who is woken for [`Dma::tick`]. Once.
+    /// Sets the worker that is woken for [`Dma::tick`]. Only the first call has an effect.
     pub fn set_worker(&self, worker: &'static dyn Worker) {
         self.worker.call_once(|| worker);
     }
 
-    /// Admit a device; it stays.
+    /// Admits a device; its account stays for ever.
     ///
     /// # Errors
     /// [`DmaError::TooManyDevices`]; [`DmaError::OutOfMemory`] before [`Dma::start`].
@@ -159,14 +160,14 @@ impl<S: DmaSource> Dma<S> {
         self.admit(rules, None)
     }
 
-    /// Admit a device with `bytes` of memory of its own, rounded up to pages, which are as much as
-    /// it ever has: for mappings, cells and coherent frames. The memory does not grow, and no other
-    /// device gets any of it. Coherent frames lie elsewhere, and as many pages are out of use while
-    /// they live. (Linux: restricted DMA, a `restricted-dma-pool` in the device tree.)
+    /// Admits a device with `bytes` of its own memory, rounded up to pages. This is all memory that
+    /// it ever has for mappings, cells and coherent frames; no other device gets any of it.
+    /// Coherent frames are allocated elsewhere, and the same number of pages is unused while they
+    /// live. (Linux: restricted DMA, a `restricted-dma-pool` in the device tree.)
     ///
     /// # Errors
-    /// As [`Dma::attach`]; [`DmaError::OutOfMemory`] or [`DmaError::OutOfReach`] where not all of
-    /// the memory can be had.
+    /// As [`Dma::attach`]; [`DmaError::OutOfMemory`] or [`DmaError::OutOfReach`] if not all of the
+    /// memory is available.
     pub fn attach_restricted(&'static self, rules: DeviceRules, bytes: usize) -> Result<Device<S>, DmaError> {
         let means = self.means().ok_or(DmaError::OutOfMemory)?;
         let (pool, pages) = (Box::new(Pool::new()), bytes.div_ceil(PAGE_SIZE));
@@ -222,15 +223,15 @@ impl<S: DmaSource> Dma<S> {
         self.pool.has_grown() || self.pool.is_crowded() || self.is_tight.load(Ordering::Relaxed)
     }
 
-    /// The worker's look, once a second: adds memory where little is free, and gives segments back
-    /// that were idle for five looks. Returns the bytes that went.
+    /// The worker's scan, once a second: adds memory if little is free, and frees segments that
+    /// were idle for five scans. Returns the number of bytes freed.
     pub fn tick(&self) -> usize {
         self.is_tight.store(false, Ordering::Relaxed);
         let Some(means) = self.means() else { return 0 };
         self.pool.tick(self.used_pages(), means) * PAGE_SIZE
     }
 
-    /// Memory is short: gives back what is idle. Returns the bytes that went.
+    /// Frees idle memory, because memory is short. Returns the number of bytes freed.
     pub fn shrink(&self) -> usize {
         self.means().map_or(0, |means| self.pool.shrink(means)) * PAGE_SIZE
     }
@@ -254,18 +255,18 @@ impl<S: DmaSource> Dma<S> {
         }
     }
 
-    /// Begins the high-water mark anew.
+    /// Resets the high-water mark.
     pub fn reset_hiwater(&self) {
         self.hiwater.store(self.used_pages(), Ordering::Relaxed);
     }
 
-    /// Returns the use of memory of each device that is there.
+    /// Returns the use of memory of each device that is attached.
     pub fn usage(&self) -> impl Iterator<Item = Usage> {
         let is_there = |account: &Account<S>| !account.is_detached.load(Ordering::Relaxed);
         self.accounts().filter(move |(account, _)| is_there(account)).map(|(_, usage)| usage)
     }
 
-    /// All accounts, those of devices that are gone too.
+    /// All accounts, including those of removed devices.
     fn accounts(&self) -> impl Iterator<Item = (&Account<S>, Usage)> {
         self.accounts.iter().filter_map(Once::get).zip(0..).map(|(account, number)| {
             let usage = Usage {
@@ -282,15 +283,14 @@ impl<S: DmaSource> Dma<S> {
         })
     }
 
-    /// Returns the holders of frames that devices may reach for ever: they are never let go of (see
+    /// Returns the holders of frames that devices may access for ever. They are never released (see
     /// [`InPlace`](crate::InPlace)).
     pub fn kept(&self) -> impl Iterator<Item = &Arc<dyn HeldFrames>> {
         let accounts = self.accounts.iter().filter_map(Once::get);
         accounts.filter_map(|account| account.kept.as_deref()).flat_map(Kept::holders)
     }
 
-    /// Devices with memory of their own: their names, and the slots that they have and that are in
-    /// use.
+    /// Devices with restricted memory: their names, and their numbers of slots and of used slots.
     pub fn restricted(&self) -> impl Iterator<Item = (&'static str, [usize; 2])> {
         self.accounts.iter().filter_map(Once::get).filter_map(|account| {
             let pool = account.restricted.as_ref()?;
@@ -298,16 +298,16 @@ impl<S: DmaSource> Dma<S> {
         })
     }
 
-    /// The name of the device that has, or had last, the page of `address`, a ring's too; `None`
-    /// where no device had it. One load finds it.
+    /// The name of the device that has, or had last, the page of `address`, which may be a ring's;
+    /// `None` if no device had it. This takes one load.
     pub fn owner(&self, address: DmaAddr) -> Option<&'static str> {
         let &(source, _) = self.started.get()?;
         let number = source.table().device(Pfn(address.0 / PAGE_SIZE as u64))?;
         Some(self.accounts.get(usize::from(number))?.get()?.rules.name)
     }
 
-    /// Bytes of slots and coherent frames that device `number` holds. Counts of other CPUs may come
-    /// a moment late, the ones of taking too.
+    /// Bytes of slots and coherent frames that device `number` holds. Counts of other CPUs, also
+    /// those of takes, may be a moment out of date.
     fn held(&self, account: &Account<S>, number: u8) -> usize {
         let at = 2 * usize::from(number);
         let given = self.counts.sum(at + GIVEN);
@@ -337,11 +337,12 @@ impl<S: DmaSource> Dma<S> {
         let &(source, _) = self.started.get()?;
         Some(Means { source, domains: &self.domains, published: &self.published })
     }
-    /// Lets device `number` reach `frames`.
+    /// Lets device `number` access `frames`.
     pub(crate) fn join(&self, number: u8, frames: PfnRange) -> Result<(), DmaError> {
         self.domains.join(number, frames).map_err(|_| DmaError::OutOfMemory)
     }
-    /// Takes `frames` from device `number`. Returns whether they may be used for something else.
+    /// Ends the access of device `number` to `frames`. Returns whether they may be used for
+    /// something else.
     pub(crate) fn leave(&self, number: u8, frames: PfnRange) -> bool {
         self.domains.leave(number, frames).is_ok()
     }
@@ -361,11 +362,11 @@ impl<S: DmaSource> Dma<S> {
     }
 }
 
-/// How much of what is asked for a caller can do with.
+/// How much of a request must be met.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Amount {
     All,
-    /// As much as can be had now: a page, or more.
+    /// As much as is available now: a page, or more.
     Some,
 }
 
@@ -383,8 +384,8 @@ impl<S: DmaSource> Clone for Device<S> {
 impl<S: DmaSource> Copy for Device<S> {}
 
 impl<S: DmaSource> Device<S> {
-    /// Let the device at a copy of `original`. The copy is made whatever the direction, so that a
-    /// device which writes less than it may leaves the original's bytes and nothing else.
+    /// Gives the device access to a copy of `original`. The copy is filled for each direction. So
+    /// if the device writes less than it may, the rest has the original's bytes and nothing else.
     ///
     /// # Errors
     /// [`DmaError`]; the device then sees nothing.
@@ -399,8 +400,8 @@ impl<S: DmaSource> Device<S> {
     }
 
     /// `length` bytes that the driver fills and reads itself ([`DmaMapping::write`],
-    /// [`DmaMapping::read`]). At first they are zeroes, or what this device was given before: a
-    /// driver passes on no more than the device says it wrote.
+    /// [`DmaMapping::read`]). At first they are zeroes, or bytes of earlier transfers of this
+    /// device. So a driver must not pass on more bytes than the device reports to have written.
     ///
     /// # Errors
     /// [`DmaError`].
@@ -416,8 +417,8 @@ impl<S: DmaSource> Device<S> {
         self.counted(self.take(transfer, direction, Amount::All))
     }
 
-    /// Returns the longest transfer under `constraint` that is possible now, wherever its original
-    /// lies, within quota, cap and the device's share. Memory may run out before.
+    /// Returns the longest transfer under `constraint` that is possible now, for any address of its
+    /// original, within quota, cap and the device's share. Memory may still run out.
     pub fn longest(self, constraint: Constraint) -> usize {
         let step = constraint.step().max(PAGE_SIZE);
         let free = self.free().min(self.share());
@@ -444,8 +445,8 @@ impl<S: DmaSource> Device<S> {
     pub fn rules(self) -> DeviceRules {
         self.account().rules
     }
-    /// Returns the bytes that the device holds: its own, and those of others' frames in their
-    /// places.
+    /// Returns the bytes that the device holds: its own, and those of other owners' frames that it
+    /// accesses in place.
     pub fn held(self) -> usize {
         self.own() + self.account().in_place.load(Ordering::Relaxed)
     }
@@ -453,7 +454,7 @@ impl<S: DmaSource> Device<S> {
     fn own(self) -> usize {
         self.dma.held(self.account(), self.number)
     }
-    /// Bytes of those that never come back: see [`DmaMapping::lose`].
+    /// The held bytes that are lost for good: see [`DmaMapping::lose`].
     pub fn lost(self) -> usize {
         self.account().lost.load(Ordering::Relaxed)
     }
@@ -461,11 +462,11 @@ impl<S: DmaSource> Device<S> {
     pub const fn number(self) -> u8 {
         self.number
     }
-    /// Its driver waits for memory: counted in [`Usage::waits`].
+    /// Counts in [`Usage::waits`] that the device's driver waits for memory.
     pub fn count_wait(self) {
         self.account().waits.fetch_add(1, Ordering::Relaxed);
     }
-    /// The DMA it is part of.
+    /// The DMA API of which the device is part.
     pub const fn dma(self) -> &'static Dma<S> {
         self.dma
     }
@@ -475,7 +476,7 @@ impl<S: DmaSource> Device<S> {
         account.expect("a device is made after its account")
     }
 
-    /// Counts `bytes` once more, for a mapping that begins again without having been given back.
+    /// Counts `bytes` once more, for a mapping that is used again without having been freed.
     pub(crate) fn count_again(self, bytes: usize) {
         let at = 2 * usize::from(self.number);
         self.dma.count(at + TAKEN, bytes);
@@ -486,7 +487,7 @@ impl<S: DmaSource> Device<S> {
         self.account().lost.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes that the quota leaves.
+    /// Remaining bytes of the quota.
     pub(crate) fn room(self) -> usize {
         match self.rules().quota {
             usize::MAX => usize::MAX,
@@ -506,7 +507,8 @@ impl<S: DmaSource> Device<S> {
         }
         let (start, span) = (transfer.start(), transfer.span().ok_or(DmaError::TooLong)?);
         let reach = constraint.reach.min(self.rules().reach);
-        // Cells are aligned to their sizes. Their pages were taken with the device's own reach.
+        // Cells are aligned to their sizes. Their pages were allocated below the device's address
+        // limit.
         let small = span.max(constraint.step());
         if Cells::fits(small)
             && reach == self.rules().reach
@@ -529,7 +531,8 @@ impl<S: DmaSource> Device<S> {
         Ok(DmaMapping::new(self, memory, (length.min(bytes - start), constraint.boundary), direction))
     }
 
-    /// A cell and its page, or `None` where the device has as many pages of them as it can.
+    /// Takes a cell; returns it and its page, or `None` if the device has the largest number of
+    /// cell pages.
     fn take_cell(self, length: usize) -> Result<Option<(Run, Cell)>, DmaError> {
         if self.room() < length {
             return Err(DmaError::Quota);
@@ -552,7 +555,7 @@ impl<S: DmaSource> Device<S> {
         }
     }
 
-    /// The memory that it gets its pages from.
+    /// The pool from which the device gets its pages.
     pub(crate) fn pool(self) -> &'static Pool<S> {
         self.account().restricted.as_deref().unwrap_or(&self.dma.pool)
     }
@@ -565,7 +568,7 @@ impl<S: DmaSource> Device<S> {
         }
     }
 
-    /// Pages that the device may take while memory is tight: it holds no more than what is left for
+    /// Pages that the device may take while memory is tight. It may hold no more than it leaves for
     /// others.
     fn share(self) -> usize {
         if !self.dma.is_tight.load(Ordering::Relaxed) || self.account().restricted.is_some() {
@@ -574,7 +577,7 @@ impl<S: DmaSource> Device<S> {
         (self.free().saturating_sub(self.own() / PAGE_SIZE) / 2).max(1)
     }
 
-    /// Takes pages; adds memory where there is too little.
+    /// Takes pages; adds memory to the pool if there is too little.
     pub(crate) fn pages(self, taker: Taker, pages: usize, amount: Amount) -> Result<FrameRuns, DmaError> {
         if pages == 0 {
             return Err(DmaError::Quota);
@@ -624,7 +627,7 @@ impl<S: DmaSource> Device<S> {
         }
     }
 
-    /// Takes the memory of a mapping back.
+    /// Frees the memory of a mapping.
     pub(crate) fn give_back(self, memory: &MappedMemory) {
         let which = 2 * usize::from(self.number) + GIVEN;
         let Some(cell) = memory.cell else {

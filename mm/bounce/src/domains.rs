@@ -1,7 +1,7 @@
-//! The memory that each device can reach, where there is an IOMMU.
+//! The memory that each device can access, if there is an IOMMU.
 //!
-//! A page joins a device's domain when the device gets it from another owner, and stays for as long
-//! as the device was the last to have it: a transfer in such pages maps nothing. It leaves the
+//! A page joins a device's domain when the device gets it from another owner, and stays as long as
+//! the device was its last owner, so a transfer in such pages maps nothing. The page leaves the
 //! domain before another device, or the page allocator, gets it.
 
 use freehold_machine::{DeviceDomain, NoTables, PfnRange, Unconfirmed};
@@ -25,19 +25,19 @@ impl Domains {
     fn get(&self, device: u8) -> Option<&'static dyn DeviceDomain> {
         self.0.get(usize::from(device))?.get().copied()
     }
-    /// Lets the device reach `frames`.
+    /// Lets the device access `frames`.
     pub fn join(&self, device: u8, frames: PfnRange) -> Result<(), NoTables> {
         self.get(device).map_or(Ok(()), |domain| domain.map(frames))
     }
-    /// Takes all from the device at once. After an error all that it has must stay out of use.
+    /// Ends all access of the device at once. After an error all its memory must stay out of use.
     pub fn detach(&self, device: u8) -> Result<(), Unconfirmed> {
         self.get(device).map_or(Ok(()), DeviceDomain::detach)
     }
-    /// Lets the device's place have a domain again, with nothing in it.
+    /// Gives the device's slot an empty domain again.
     pub fn reattach(&self, device: u8) -> Result<(), NoTables> {
         self.get(device).map_or(Ok(()), DeviceDomain::reattach)
     }
-    /// Takes `frames` from the device. After an error they must stay out of use.
+    /// Ends the device's access to `frames`. After an error they must stay out of use.
     pub fn leave(&self, device: u8, frames: PfnRange) -> Result<(), Unconfirmed> {
         self.get(device).map_or(Ok(()), |domain| domain.unmap(frames))
     }

@@ -1,21 +1,21 @@
-//! Devices that go, and others that come in their places.
+//! Devices that are removed, and others that take their slots.
 //!
-//! A place is a slot that devices are plugged into and out of. Its account, and its domain behind
-//! an IOMMU, are made once; while the slot is empty the account is *detached*: it holds nothing, no
-//! page is its own, its domain has no tables, and no list names it. The next device continues its
-//! counts. (Linux makes and frees a device's record each time; a device there that goes while it
-//! holds memory is a driver's bug, which `CONFIG_DMA_API_DEBUG` tells of.)
+//! Devices are plugged into and out of a slot. The slot's account, and its domain behind an IOMMU,
+//! are made once. While the slot is empty, the account is *detached*: it holds nothing, owns no
+//! page, its domain has no tables, and no list names it. The next device continues its counts.
+//! (Linux makes and frees a device's record each time. There, removing a device that holds memory
+//! is a driver's bug, which `CONFIG_DMA_API_DEBUG` reports.)
 //!
-//! **Protocol.** The caller has made sure that no task takes memory for the device any more: the
-//! driver has given up, and no task is in it. So what the device holds only falls, and once it is
-//! nothing, it stays so. But others may have pages in their hands that the device had last: a take
-//! of another device, and reclaim, take such a page from the departing device's domain. So the
-//! domain goes last. First the pages that lie idle leave it, one run after the other, are zeroed
-//! and get no owner, so that neither another device nor the next one in the same place sees their
-//! bytes. While another thread has a page that still names the device, that thread may be in the
-//! domain: then [`Device::detach`] says that memory is held, and is tried again. Once no page names
-//! the device, no thread is in its domain, and none comes (`owners.rs` says why): only then the
-//! domain goes, and with it the tables that a call would have walked.
+//! **Protocol.** The caller makes sure that no task takes memory for the device any more: the
+//! driver has given up, and no task runs in it. So the memory that the device holds only decreases,
+//! and stays 0 once it is 0. But other threads may hold pages whose last owner was the device: a
+//! take of another device, and reclaim, remove such a page from the departing device's domain. So
+//! the domain is removed last. First the idle pages leave it, run by run; they are zeroed and get
+//! no owner. So neither another device nor the next one in the same slot sees their bytes. While
+//! another thread has a page that still names the device, that thread may use the domain. Then
+//! [`Device::detach`] reports that memory is held, and is tried again. Once no page names the
+//! device, no thread uses its domain, and none will (`owners.rs` says why). Only then are the
+//! domain and its tables freed.
 //!
 //! A ring, and frames in their places, count as held until they have left the domain.
 
@@ -27,13 +27,13 @@ use freehold_machine::{PAGE_SIZE, Unconfirmed};
 use crate::runs::FrameRuns;
 use crate::{Device, DmaError, DmaSource};
 
-/// Reasons for which the account of a device that is gone stays.
+/// Reasons why the account of a removed device stays.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DetachError {
-    /// This many bytes are held: by a task that is about to let go of them, or to give them to
-    /// another device, or for ever.
+    /// This many bytes are held: by a task that will soon free them or give them to another device,
+    /// or for ever.
     Held(usize),
-    /// The IOMMU does not confirm that the device reaches nothing: its pages stay its own.
+    /// The IOMMU does not confirm that the device has no access: the pages stay its own.
     Unconfirmed,
 }
 
@@ -55,12 +55,12 @@ impl From<Unconfirmed> for DetachError {
 }
 
 impl<S: DmaSource> Device<S> {
-    /// Empties the account of a device that is gone, for which no task takes memory any more. Its
-    /// pages lose their owner, and its domain's tables are freed. Until [`Device::reattach`] no
-    /// list names it. Later calls do nothing.
+    /// Empties the account of a removed device. No task takes memory for it any more. Its pages
+    /// lose their owner, and its domain's tables are freed. Until [`Device::reattach`] no list
+    /// names it. Later calls do nothing.
     ///
     /// # Errors
-    /// [`DetachError`]; after [`DetachError::Held`] it may be tried again.
+    /// [`DetachError`]; after [`DetachError::Held`] the call may be repeated.
     pub fn detach(self) -> Result<(), DetachError> {
         let account = self.account();
         if self.is_detached() {
@@ -70,7 +70,7 @@ impl<S: DmaSource> Device<S> {
             0 => {}
             held => return Err(DetachError::Held(held)),
         }
-        // Memory that is held no more has left the domain.
+        // Memory that is no longer held has left the domain.
         fence(Ordering::Acquire);
         while let Some(page) = account.cells.remove_idle() {
             self.give_pages(&FrameRuns::one(page));
@@ -85,10 +85,10 @@ impl<S: DmaSource> Device<S> {
         Ok(())
     }
 
-    /// Takes the account into use for another device in the place of the one that went.
+    /// Uses the account for another device in the slot of the removed one.
     ///
     /// # Errors
-    /// [`DmaError::OutOfMemory`]: no tables for its domain. The place stays empty.
+    /// [`DmaError::OutOfMemory`]: no tables for its domain. The slot stays empty.
     pub fn reattach(self) -> Result<(), DmaError> {
         if !self.is_detached() {
             return Ok(());
@@ -98,7 +98,7 @@ impl<S: DmaSource> Device<S> {
         Ok(())
     }
 
-    /// Whether no device is in its place.
+    /// Whether the slot is empty.
     pub fn is_detached(self) -> bool {
         self.account().is_detached.load(Ordering::Acquire)
     }

@@ -1,4 +1,4 @@
-//! Devices that go, as `gone.rs` promises.
+//! Removal of devices, as `gone.rs` promises.
 
 extern crate std;
 
@@ -14,11 +14,11 @@ use freehold_machine::{DeviceDomain, NoTables, PfnRange, Unconfirmed};
 use crate::tests::{ANY, LIMITS, SEGMENT, Source, as_device, device_writes, dma, limited, source};
 use crate::*;
 
-/// A deed beside a call.
+/// An action that runs during a call.
 type Meanwhile = Box<dyn FnOnce() + Send>;
 
-/// A domain that knows its frames, and whether its device is there. As the trait says, it is called
-/// for frames that it has only, and not while it goes, nor after that.
+/// A domain that knows its frames, and whether its device is attached. It checks the trait's rules:
+/// it is called only for frames that it has, and neither while it is detached nor after that.
 #[derive(Default)]
 struct Reached {
     frames: Mutex<Vec<u64>>,
@@ -26,7 +26,7 @@ struct Reached {
     is_deaf: AtomicBool,
     /// Calls under way.
     calls: AtomicUsize,
-    /// Happens at the beginning of the next call that takes frames away.
+    /// Runs at the beginning of the next call that removes frames.
     meanwhile: Mutex<Option<Meanwhile>>,
 }
 
@@ -130,8 +130,8 @@ fn a_device_that_went_has_no_account_no_page_and_no_domain_and_so_forty_times() 
     drop(stays);
 }
 
-/// An IOMMU that confirms nothing: the pages stay the device's, and no other gets them. Others take
-/// other pages, and no take fails for want of an answer.
+/// The IOMMU confirms nothing: the pages stay the device's, and no other device gets them. Others
+/// take other pages, and no take fails because of the missing answer.
 #[test]
 fn a_device_whose_domain_does_not_go_keeps_its_pages() {
     let dma = dma(source(512));
@@ -152,7 +152,7 @@ fn a_device_whose_domain_does_not_go_keeps_its_pages() {
     assert_eq!((dma.statistics().lost, dma.statistics().grows), (PAGE_SIZE, 1));
 }
 
-/// Of pages that are taken, those that the IOMMU does not confirm are lost, and no others.
+/// Of the taken pages, only those that the IOMMU does not confirm are lost.
 #[test]
 fn a_take_loses_the_pages_that_are_not_confirmed_only() {
     let dma = dma(source(512));
@@ -166,12 +166,12 @@ fn a_take_loses_the_pages_that_are_not_confirmed_only() {
     assert_eq!((dma.statistics().lost, dma.statistics().used), (2 * PAGE_SIZE, 0));
     drop(take(other, 61).unwrap());
     assert_eq!(dma.statistics().lost, 2 * PAGE_SIZE);
-    // The device that took them is not asked for pages that no one has any more.
+    // The domain of the device that took them is not called for the lost pages.
     domain.is_deaf.store(false, Ordering::SeqCst);
     assert_eq!((other.detach(), device.detach()), (Ok(()), Ok(())));
 }
 
-/// The device goes while another one's take, or reclaim, takes its pages from its domain.
+/// The device is removed while reclaim, or a take of another device, removes pages from its domain.
 #[test]
 fn a_domain_stays_until_all_that_is_under_way_in_it_is_over() {
     for is_reclaim in [false, true] {
@@ -198,8 +198,8 @@ fn a_domain_stays_until_all_that_is_under_way_in_it_is_over() {
     }
 }
 
-/// While one call gives a segment back, another does not count it as there: what start-up asked for
-/// stays.
+/// While one call frees a segment, another does not count it as present. So the memory requested at
+/// start-up stays.
 #[test]
 fn two_that_give_memory_back_at_once_leave_the_base() {
     let source = source(512);
@@ -214,8 +214,8 @@ fn two_that_give_memory_back_at_once_leave_the_base() {
     assert_eq!((dma.statistics().nslabs, source.taken()), (128, SEGMENT / PAGE_SIZE));
 }
 
-/// The owner of an address is in its frame's record: of a page, a cell, a ring, and memory that one
-/// device has alone. Frames that go back to the page allocator name no device.
+/// The owner of an address is in its frame's record. This holds for a page, a cell, a ring, and
+/// restricted memory. Frames that are returned to the page allocator name no device.
 #[test]
 fn each_address_that_a_device_reaches_names_it_and_no_other_does() {
     let source = source(512);
@@ -245,7 +245,7 @@ fn each_address_that_a_device_reaches_names_it_and_no_other_does() {
     assert_eq!(dma.owner(DmaAddr(u64::MAX)), None);
 }
 
-/// A ring that its driver lets go of is held until it has left the domain.
+/// A ring that its driver drops counts as held until it has left the domain.
 #[test]
 fn a_ring_is_held_until_it_has_left_its_domain() {
     let dma = dma(source(512));
@@ -260,8 +260,9 @@ fn a_ring_is_held_until_it_has_left_its_domain() {
     device.detach().unwrap();
 }
 
-/// Another device takes and gives pages all the while, and reclaim takes them from both: none is
-/// lost, none is seen by two, no take fails, and no domain is called after it went.
+/// Another device takes and frees pages all the while, and reclaim removes them from both devices.
+/// No page is lost, no two devices see one page, no take fails, and no domain is called after its
+/// end.
 #[test]
 fn pages_that_another_device_takes_meanwhile_are_its_own() {
     let source = source(512);

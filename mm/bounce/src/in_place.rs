@@ -1,19 +1,20 @@
-//! Frames that a device reaches in their places, for one transfer: nothing is copied.
+//! Frames that a device accesses in place for one transfer, without a copy.
 //!
-//! **The rule** holds: the device reaches the frames in its domain, and only a device behind an
+//! **The rule** holds: the device accesses only frames in its domain, and only a device behind an
 //! IOMMU has a domain.
 //!
-//! **Invariant.** The frames have a holder, and an [`InPlace`] holds it until the device has
-//! forgotten them: dropping one closes its window, waits for the IOMMU's answer, and lets the
-//! holder go after it. So the next owner of a frame gets one that no device reaches. Without an
-//! answer, and where the device does not confirm a reset, the holder is *kept*: it is never
-//! dropped, the frames stay out of use and count as lost, and [`Dma::kept`](crate::Dma::kept) shows
-//! their device. There is room for a holder for each window; those of an IOMMU that lies about more
-//! are leaked unseen. The frames count as held ([`Device::held`]) until the device has forgotten
-//! them, and kept ones for ever, so that the domain of a device that goes has no window open.
+//! **Invariant.** The frames have a holder, and an [`InPlace`] keeps it until the device can no
+//! longer access them. Dropping an `InPlace` closes its window, waits for the IOMMU's answer, and
+//! then drops the holder. So no device can access a frame when its next owner gets it. Without an
+//! answer, and if the device does not confirm a reset, the holder is *kept*: it is never dropped,
+//! the frames stay out of use and count as lost, and [`Dma::kept`](crate::Dma::kept) shows their
+//! device. Each window has room for one kept holder. If an IOMMU fails more often than that,
+//! further holders are leaked without a record. The frames count as held ([`Device::held`]) until
+//! the device can no longer access them, and kept ones for ever. So the domain of a removed device
+//! has no open window.
 //!
-//! **Opening windows.** A driver opens a window by the number of its request's place. No other
-//! request has a place that the device still has, nor its window.
+//! **Opening windows.** A driver opens the window with the number of its request's slot in the
+//! queue. While the device has a slot, no other request uses that slot or its window.
 //!
 //! **Context.** As with mappings. A drop may wait for the IOMMU, without sleeping. It may happen
 //! under a driver's lock. That lock comes before the IOMMU's and the page allocator's, to which the
@@ -30,19 +31,19 @@ use spin::Once;
 
 use crate::{Device, Direction, DmaAddr, DmaSource, HeldFrames};
 
-/// Holders that are never dropped, by the windows of their frames: such a window is never opened
-/// again.
+/// Holders that are never dropped, indexed by the windows of their frames. Such a window is never
+/// opened again.
 pub(crate) struct Kept([Once<Arc<dyn HeldFrames>>; MAX_WINDOWS]);
 
 impl Kept {
-    /// Makes a device's list, where its domain has windows. Made at attach, since nothing can be
-    /// allocated when a device is lost.
+    /// Makes a device's list if its domain has windows. This is done at attach, since nothing can
+    /// be allocated when a device is lost.
     pub fn of(domain: Option<&'static dyn DeviceDomain>) -> Option<Box<Self>> {
         domain.filter(|domain| domain.windows() > 0)?;
         Some(Box::new(Self([const { Once::new() }; MAX_WINDOWS])))
     }
-    /// Keeps a holder for ever: in the window's place, in another one where that has a holder
-    /// already, or without one.
+    /// Keeps a holder for ever: at the window's index, at another index if that one is in use, or
+    /// leaked if the list is full.
     fn keep(&self, window: usize, holder: Arc<dyn HeldFrames>) {
         let (before, after) = self.0.split_at(window.min(MAX_WINDOWS));
         let mut is_shown = false;
@@ -63,7 +64,7 @@ impl Kept {
     }
 }
 
-/// Frames of others that a device reaches until this is dropped.
+/// Frames of other owners that a device accesses until this is dropped.
 #[must_use = "dropping it takes the frames from the device"]
 pub struct InPlace<S: DmaSource> {
     device: Device<S>,
@@ -78,14 +79,14 @@ pub struct InPlace<S: DmaSource> {
 }
 
 impl<S: DmaSource> Device<S> {
-    /// Returns the pages that the device can have in their places at once, for one transfer: none
-    /// without an IOMMU, or where that is not wanted.
+    /// Returns the number of pages that the device can access in place for one transfer: 0 without
+    /// an IOMMU, or if the feature is off.
     pub fn pages_in_place(self) -> usize {
         self.rules().domain.map_or(0, |domain| if domain.windows() > 0 { WINDOW_PAGES } else { 0 })
     }
 
-    /// Lets the device reach some of the holder's frames in their places, through a window that is
-    /// not open. Returns `None` if the device cannot reach them so now.
+    /// Lets the device access some of the holder's frames in place, through a closed window.
+    /// Returns `None` if that is not possible now.
     pub fn in_place(
         self,
         window: usize,
@@ -122,13 +123,13 @@ impl<S: DmaSource> InPlace<S> {
     pub const fn address(&self) -> DmaAddr {
         self.address
     }
-    /// Bytes: whole pages, one at least.
+    /// Length in bytes: whole pages, at least one.
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub const fn len(&self) -> usize {
         self.pages * PAGE_SIZE
     }
-    /// Takes the frames out of use for ever: the device does not confirm that it lets go of them.
-    /// Returns how many bytes this call lost: 0 if they were lost before.
+    /// Takes the frames out of use for ever: the device does not confirm that it no longer uses
+    /// them. Returns the number of bytes that this call lost: 0 if they were lost before.
     pub fn lose(&self) -> usize {
         if self.is_lost.swap(true, Ordering::AcqRel) {
             return 0;
@@ -141,7 +142,8 @@ impl<S: DmaSource> InPlace<S> {
 impl<S: DmaSource> Drop for InPlace<S> {
     fn drop(&mut self) {
         if !*self.is_lost.get_mut() && self.domain.close(self.window, self.pages).is_ok() {
-            // No other CPU has seen a frame before the answer. The domain may go after it.
+            // No other CPU gets a frame before the answer. After this store the domain may be
+            // removed.
             self.device.account().in_place.fetch_sub(self.len(), Ordering::Release);
             self.holder = None;
             return;

@@ -1,4 +1,4 @@
-//! Frames in their places behind IOMMUs that lie, as `in_place.rs` promises.
+//! Access in place behind faulty IOMMUs, as `in_place.rs` promises.
 
 extern crate std;
 
@@ -13,7 +13,8 @@ use freehold_machine::{DeviceAccess, DeviceDomain, MAX_WINDOWS, NoTables, Pfn, P
 use crate::tests::{ANY, Source, dma, source};
 use crate::*;
 
-/// A domain whose windows all open at any time, and that confirms nothing unless it is told to.
+/// A domain that lets any window be opened at any time, and confirms nothing unless the test allows
+/// it.
 #[derive(Debug, Default)]
 struct Liar {
     is_honest: AtomicBool,
@@ -46,7 +47,7 @@ impl DeviceDomain for Liar {
     }
 }
 
-/// A frame twice, and the number of holders that let go.
+/// A holder of one frame twice, and the number of dropped holders.
 struct Holder(HeldFrame<'static>, Arc<AtomicUsize>);
 
 impl Holder {
@@ -87,7 +88,7 @@ fn frames_that_an_iommu_does_not_confirm_stay_with_their_holder_however_often_it
         assert_eq!((gone.load(Ordering::Relaxed), device.lost(), device.held()), (0, bytes, bytes));
         assert_eq!(device.dma().kept().count(), round.min(MAX_WINDOWS));
     }
-    // Each is shown once.
+    // Each holder is shown once.
     let shown: Vec<_> = device.dma().kept().map(Arc::as_ptr).collect();
     let is_new = |at: usize| shown[..at].iter().all(|&other| !core::ptr::addr_eq(other, shown[at]));
     assert!((0..shown.len()).all(is_new));

@@ -1,25 +1,25 @@
-//! The DMA API: the only road by which a device gets an address.
+//! The DMA API: the only way in which a device gets an address.
 //!
-//! **The rule.** A device reaches what the DMA API put into its domain, and nothing else. Without
-//! an IOMMU that is bounce frames only.
+//! **The rule.** A device accesses only memory that the DMA API put into its domain. Without an
+//! IOMMU, only bounce frames are in it.
 //!
 //! **Invariant.** A device sees bytes only of [`Bounce`](freehold_frame::Bounce) and
-//! [`Ring`](freehold_frame::Ring) frames, and behind an IOMMU of frames that are held for one
-//! transfer ([`InPlace`]). A page of the former belongs to one device at a time, because an IOMMU
-//! separates pages; small things live in cells of 64, 512 and 2,048 bytes inside a device's own
+//! [`Ring`](freehold_frame::Ring) frames, and behind an IOMMU also of frames that are held for one
+//! transfer ([`InPlace`]). A bounce or ring page belongs to one device at a time, because an IOMMU
+//! separates pages. Small buffers are in cells of 64, 512 and 2,048 bytes inside a device's own
 //! pages.
 //!
-//! **Exclusion.** Pages of transfers, cells too, are programs' bytes on their way: they are outside
-//! the kernel's map, and each copy opens a window on a page. Rings are in it: they hold addresses
-//! and lengths, and drivers keep pointers to them.
+//! **Exclusion.** Pages of transfers, including cells, hold programs' bytes in transit. They are
+//! outside the kernel's map, and each copy opens a window on a page. Rings are in the map: they
+//! hold addresses and lengths, and drivers keep pointers to them.
 //!
-//! **Residue.** Bytes that a device may have left in memory stay its own: a page that goes from one
-//! device to another is zeroed before the other knows of it, and so is memory that comes from the
-//! page allocator. So a hostile device learns nothing but the bytes that drivers exchanged with it.
-//! Programs that share a device are separated by the driver, which never copies out more than the
-//! device says it wrote. So an honest device shows a program only its own transfer, and one that
-//! lies can hand over only bytes that it was given before. [`Scrub::Always`] also zeroes at the end
-//! of each mapping: then a lying device cannot even do that.
+//! **Residue.** No device sees bytes that another device may have left in memory: a page that moves
+//! from one device to another is zeroed before the other gets its address. So is memory from the
+//! page allocator. So a hostile device learns only the bytes that drivers exchanged with it.
+//! Programs that share a device are separated by the driver, which never copies out more bytes than
+//! the device reports to have written. So an honest device shows a program only its own transfer,
+//! and a dishonest one can hand over only bytes that it was given before. [`Scrub::Always`] also
+//! zeroes at the end of each mapping: then a dishonest device cannot do even that.
 //!
 //! | what | for | memory |
 //! |---|---|---|
@@ -33,20 +33,19 @@
 //! An address a device sees ([`DmaAddr`]) never mixes with a physical one. They are equal, behind
 //! an IOMMU too: there a page is mapped when it joins a device ([`DeviceRules::domain`]), and
 //! unmapped before another device or the page allocator gets it; a transfer maps nothing. Memory
-//! that the IOMMU does not confirm as unmapped is lost. Each device has a name, a reach (the
-//! highest address it can use) and a quota, and what it holds is counted, so that a driver's leak
-//! has an owner.
+//! that the IOMMU does not confirm as unmapped is lost. Each device has a name, an address limit
+//! and a quota. The memory that it holds is counted, so that a driver's leak can be attributed.
 //!
 //! **Memory.** Segments of 64 pages come from the page allocator and go back to it (`pool.rs`).
-//! Taking and giving change one word by compare-exchange, in a segment that other CPUs leave alone
-//! where they can, and counts of this CPU: no lock is taken and no line stored that all share
-//! (`word.rs`: the protocol).
+//! Taking and freeing change one word by compare-exchange, in a segment that other CPUs avoid if
+//! they can, and counts of this CPU. No lock is taken, and no cache line is written that all CPUs
+//! share (`word.rs`: the protocol).
 //!
-//! In a confidential guest, memory becomes visible to the host when a segment or a ring comes, and
-//! private before it goes back to the page allocator ([`Dma::set_publisher`]); a transfer changes
-//! nothing.
+//! In a confidential guest, memory becomes visible to the host when a segment or a ring is added,
+//! and private before it is returned to the page allocator ([`Dma::set_publisher`]); a transfer
+//! changes nothing.
 //!
-//! A device that is plugged out leaves an empty place ([`Device::detach`], `gone.rs`).
+//! A device that is unplugged leaves an empty slot ([`Device::detach`], `gone.rs`).
 //!
 //! A restricted device ([`Dma::attach_restricted`]) has a pool that no other device uses and that
 //! never grows.
@@ -54,16 +53,16 @@
 //! **Lost memory.** A driver gives memory back once the device has returned the buffer or has
 //! confirmed a reset. If the device confirms neither, the driver calls [`DmaMapping::lose`],
 //! [`Coherent::lose`] or [`InPlace::lose`]: the memory leaks on purpose, [`Usage::lost`] and
-//! [`Statistics::lost`] count it, and [`Dma::kept`] names what holds the frames of others.
+//! [`Statistics::lost`] count it, and [`Dma::kept`] names the holders of other owners' frames.
 //!
 //! **Context.** Tasks and start-up only, interrupts on; no interrupt handler calls this. **Locks.**
-//! Spin locks are held while a segment or a page of cells comes or goes, for a few instructions;
-//! frames are asked from and given back to the page allocator outside them. **Failure.** Every
-//! function that takes memory returns [`DmaError`]; letting go cannot fail.
+//! Spin locks are held for a few instructions, while a segment or a page of cells is added or
+//! removed. Frames are allocated and freed outside them. **Failure.** Every function that takes
+//! memory returns [`DmaError`]; freeing cannot fail.
 //!
 //! Words, parameters and counts are those of Linux' SWIOTLB (Documentation/core-api/swiotlb.rst): a
-//! slot is 2 KiB. Unlike there, a mapping need not be contiguous, pools have no owner of their own,
-//! and memory goes back.
+//! slot is 2 KiB. Unlike there, a mapping need not be contiguous, pools do not belong to a device,
+//! and memory is returned to the page allocator.
 #![doc = "\n"]
 #![doc = include_str!("../README.md")]
 #![no_std]
@@ -101,7 +100,7 @@ mod upstream;
 mod usage;
 mod word;
 
-/// Atomics, which `tests/loom.rs` replaces for `word.rs` and `owners.rs`.
+/// The atomics of `word.rs` and `owners.rs`, which `tests/loom.rs` replaces.
 mod atomic {
     pub use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 }
@@ -121,14 +120,14 @@ pub use original::{FrameBytes, FrameList, HeldBytes, HeldFrames, Original, Origi
 pub use runs::{MAX_RUNS, Piece};
 pub use usage::{Statistics, Usage};
 
-/// Bytes in a slot: what counts and parameters are in.
+/// Bytes in a slot, the unit of counts and parameters.
 pub const SLOT_SIZE: usize = 2048;
-/// Bytes of the longest mapping, in the fewest runs: 4 MiB.
+/// Bytes of the longest mapping, if every run is a whole segment: 4 MiB.
 pub const MAX_MAPPING: usize = MAX_RUNS * word::SEGMENT_PAGES as usize * PAGE_SIZE;
-/// The most devices.
+/// Largest number of devices.
 pub const MAX_DEVICES: usize = 32;
 
-/// A page allocator of DMA memory, which can reach the bytes of its frames.
+/// A page allocator of DMA memory, which can access the bytes of its frames.
 pub trait DmaSource: FrameSource<Machine: PhysicalBytes + Cpus> {}
 impl<S: FrameSource<Machine: PhysicalBytes + Cpus>> DmaSource for S {}
 
@@ -165,7 +164,7 @@ impl Direction {
     }
 }
 
-/// Why a device does not get its memory.
+/// Reasons why a device gets no memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DmaError {
     /// No bytes were asked for.
@@ -174,9 +173,9 @@ pub enum DmaError {
     TooLong,
     /// The device's quota is used up.
     Quota,
-    /// All devices together have as much as they may.
+    /// All devices together have reached the cap.
     Cap,
-    /// The memory that there is lies beyond the device's reach.
+    /// The available memory lies above the device's address limit.
     OutOfReach,
     /// No memory.
     OutOfMemory,

@@ -13,16 +13,16 @@ use crate::constraint::Boundary;
 use crate::runs::FrameRuns;
 use crate::{Device, Direction, DmaAddr, DmaSource, Original, OriginalMut, Piece, Scrub};
 
-/// Where the bytes of a mapping are.
+/// The memory of a mapping.
 pub(crate) struct MappedMemory {
     pub runs: FrameRuns,
-    /// Where they are a part of the first page only.
+    /// Set if the bytes are only a part of the first page.
     pub cell: Option<Cell>,
-    /// Bytes of the runs, or of the cell, before them.
+    /// Number of bytes of the runs, or of the cell, before the mapping's first byte.
     pub start: usize,
 }
 
-/// Bytes that a device may reach until this is dropped; dropping copies nothing back
+/// Bytes that a device may access until this is dropped. Dropping copies nothing back
 /// ([`DmaMapping::unmap`] does).
 ///
 /// A driver that hands the address to a device keeps the mapping until the device has given the
@@ -38,7 +38,7 @@ pub struct DmaMapping<S: DmaSource> {
     is_lost: AtomicBool,
 }
 
-/// Which way bytes are copied.
+/// Direction in which bytes are copied.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Copied {
     ToDevice,
@@ -55,45 +55,45 @@ impl<S: DmaSource> DmaMapping<S> {
         Self { device, memory, length, boundary, direction, is_lost: AtomicBool::new(false) }
     }
 
-    /// Where the first byte is for the device. The others follow in [`DmaMapping::pieces`].
+    /// The device's address of the first byte. For the others see [`DmaMapping::pieces`].
     pub fn address(&self) -> DmaAddr {
         let first = self.pieces(0..1).next().expect("a mapping has a byte at least");
         DmaAddr(first.frame.start().0 + first.offset as u64)
     }
-    /// Bytes; at least 1.
+    /// Length in bytes; at least 1.
     #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
     pub const fn len(&self) -> usize {
         self.length
     }
-    /// Which way the bytes go.
+    /// The direction of the transfer.
     pub const fn direction(&self) -> Direction {
         self.direction
     }
-    /// The device it is for.
+    /// The device that uses the mapping.
     pub const fn device(&self) -> Device<S> {
         self.device
     }
-    /// The bytes of `range`, in pieces of which each is in one place of physical memory. At most
-    /// [`MAX_RUNS`] pieces, or more where a [`Boundary`] cuts them.
+    /// The bytes of `range` as pieces, each contiguous in physical memory. At most [`MAX_RUNS`]
+    /// pieces, or more if a [`Boundary`] splits them.
     ///
     /// [`MAX_RUNS`]: crate::MAX_RUNS
     pub fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = Piece> {
         let range = range.start..range.end.min(self.length);
         self.memory.runs.pieces(self.offset(), range, self.boundary)
     }
-    /// The bytes of `range`, which are the mapping's, where they are one piece, as most are; where
-    /// it is `None` they may still be.
+    /// The bytes of `range`, which is inside the mapping, as one piece, which is the usual case.
+    /// With `None` they may be one piece or several.
     #[inline]
     pub fn one_piece(&self, range: Range<usize>) -> Option<Piece> {
         let start = self.offset();
         let plain = self.boundary.is_none();
         plain.then(|| self.memory.runs.in_first(start + range.start..start + range.end)).flatten()
     }
-    /// Bytes of memory that it has, padding included.
+    /// Bytes of memory of the mapping, padding included.
     fn bytes(&self) -> usize {
         self.memory.cell.map_or(self.memory.runs.pages() * PAGE_SIZE, Cell::bytes)
     }
-    /// The first byte's place in the first page, or after it.
+    /// The first byte's offset from the start of the first page; may be beyond that page.
     fn offset(&self) -> usize {
         self.memory.cell.map_or(0, Cell::offset) + self.memory.start
     }
@@ -154,14 +154,14 @@ impl<S: DmaSource> DmaMapping<S> {
         self.sync_for_cpu(original, 0, self.length);
     }
 
-    /// The driver uses memory that it kept for another transfer: counted as one, and zeroed first
-    /// under [`Scrub::Always`].
+    /// Uses the same memory for another transfer, which is counted. Under [`Scrub::Always`] the
+    /// memory is zeroed first.
     pub fn begin_again(&self) {
         self.scrub();
         self.device.count_again(self.bytes());
     }
 
-    /// Zeroes all of the memory where that is asked for.
+    /// Zeroes all of the memory under [`Scrub::Always`].
     fn scrub(&self) {
         if self.device.dma().scrub() == Scrub::Always {
             let first = self.memory.cell.map_or(0, Cell::offset);
@@ -169,10 +169,10 @@ impl<S: DmaSource> DmaMapping<S> {
         }
     }
 
-    /// Takes the memory out of use for ever: the device does not confirm that it lets go of it, and
-    /// may write to it at any time. Dropping the mapping then frees nothing. The bytes stay counted
-    /// as held, and count as lost. Returns how many bytes this call lost: 0 if they were lost
-    /// before.
+    /// Takes the memory out of use for ever: the device does not confirm that it no longer uses it,
+    /// and may write to it at any time. Dropping the mapping then frees nothing. The bytes stay
+    /// counted as held, and count as lost. Returns the number of bytes that this call lost: 0 if
+    /// they were lost before.
     pub fn lose(&self) -> usize {
         if self.is_lost.swap(true, Ordering::AcqRel) {
             return 0;
@@ -182,8 +182,8 @@ impl<S: DmaSource> DmaMapping<S> {
         bytes
     }
 
-    /// Copies the original's bytes in, for every direction: a device that writes less than it may
-    /// must not leave anything but the original behind.
+    /// Copies the original's bytes in, for every direction: if a device writes less than it may,
+    /// the rest must be the original's bytes.
     pub(crate) fn copy_in<O: Original + ?Sized>(&self, original: &O, offset: usize, length: usize) {
         self.copy_part_in(original, offset, offset, length);
     }
@@ -210,8 +210,8 @@ impl<S: DmaSource> DmaMapping<S> {
         };
         self.device.dma().bytes().record_event(SwiotlbBounced::NUMBER, &event.words());
     }
-    /// How many of `length` bytes both have: the original from `start` on, the mapping from
-    /// `offset` on.
+    /// Returns how many of `length` bytes both ranges have: the original from `start` on, the
+    /// mapping from `offset` on.
     fn common<O: Original + ?Sized>(
         &self,
         original: &O,
@@ -222,7 +222,8 @@ impl<S: DmaSource> DmaMapping<S> {
         length.min(self.length.saturating_sub(offset)).min(original.length().saturating_sub(start))
     }
 
-    /// The bytes from `offset` on, part by part, with the range of the whole that each is.
+    /// Calls a function for the bytes from `offset` on, part by part, with the part's range in the
+    /// whole.
     fn each_part(&self, offset: usize, length: usize, part: impl FnMut(&mut [u8], Range<usize>)) {
         self.each_from(self.offset() + offset, length, part);
     }
@@ -247,14 +248,14 @@ impl<S: DmaSource> DmaMapping<S> {
         });
     }
 
-    /// The pieces of `length` bytes from byte `first` of the first page on: the frames, the bytes
-    /// of them, and how many came before.
+    /// The pieces of `length` bytes from byte `first` of the first page on: the frames, the range
+    /// of their bytes, and the number of bytes before the piece.
     fn each_piece(&self, first: usize, length: usize, mut show: impl FnMut(Piece, Range<usize>, usize)) {
         let runs = &self.memory.runs;
         let only = runs.in_first(first..first + length).filter(|_| length > 0);
         let mut each =
             |piece: Piece, done: usize| show(piece, piece.offset..piece.offset + piece.length, done);
-        // Most often all of it is in one place.
+        // Usually all bytes are contiguous.
         if let Some(piece) = only {
             return each(piece, 0);
         }

@@ -1,4 +1,4 @@
-//! The bytes that a mapping stands for.
+//! The original bytes of a mapping.
 
 use alloc::sync::Arc;
 
@@ -6,11 +6,11 @@ use freehold_frame::{Held, HeldFrame};
 use freehold_machine::PAGE_SIZE;
 use freehold_xpfo::Windows;
 
-/// Bytes that a device shall read. The functions run inside a window: they must not sleep or fault.
+/// Bytes that a device is to read. The functions run inside a window: they must not sleep or fault.
 pub trait Original {
-    /// How many bytes there are.
+    /// The number of bytes.
     fn length(&self) -> usize;
-    /// Fill `to` with the bytes from `offset` on; the caller stays within [`Original::length`].
+    /// Fills `to` with the bytes from `offset` on; the caller stays within [`Original::length`].
     fn copy_to(&self, offset: usize, to: &mut [u8]);
     /// Returns the holder of the frames that contain the bytes, in order, and the offset of the
     /// first byte in the first frame. A device behind an IOMMU can use these frames in place.
@@ -20,9 +20,9 @@ pub trait Original {
     }
 }
 
-/// Bytes that a device shall write.
+/// Bytes that a device is to write.
 pub trait OriginalMut: Original {
-    /// Replace the bytes from `offset` on by `from`; the caller stays within [`Original::length`].
+    /// Replaces the bytes from `offset` on by `from`; the caller stays within [`Original::length`].
     fn copy_from(&mut self, offset: usize, from: &[u8]);
 }
 
@@ -66,11 +66,11 @@ impl OriginalMut for &mut [u8] {
     }
 }
 
-/// Frames in an order, held by this.
+/// An ordered list that holds frames.
 pub trait FrameList {
-    /// How many there are.
+    /// The number of frames.
     fn count(&self) -> usize;
-    /// Number `index` of them, which this holds; the caller stays below [`FrameList::count`].
+    /// Frame number `index`, which the list holds; the caller stays below [`FrameList::count`].
     fn frame(&self, index: usize) -> HeldFrame<'_>;
 }
 
@@ -89,16 +89,16 @@ pub trait HeldFrames: FrameList + Send + Sync {}
 
 impl<F: FrameList + Send + Sync> HeldFrames for F {}
 
-/// The bytes of frames that a device can have in their places; where it does not, they are copied
-/// as those of [`FrameBytes`] are.
+/// The bytes of frames that a device can access in place. Otherwise they are copied as those of
+/// [`FrameBytes`] are.
 pub struct HeldBytes<'a, B> {
     holder: &'a Arc<dyn HeldFrames>,
     bytes: FrameBytes<'a, B, dyn HeldFrames>,
 }
 
 impl<'a, B: Windows> HeldBytes<'a, B> {
-    /// `length` of the bytes of the holder's frames from `start` on, reached through `bytes` where
-    /// they are copied.
+    /// The `length` bytes from `start` on of the holder's frames. If they are copied, `bytes` gives
+    /// access to them.
     pub fn new(bytes: B, holder: &'a Arc<dyn HeldFrames>, start: usize, length: usize) -> Self {
         Self { holder, bytes: FrameBytes::new(bytes, &**holder).starting_at(start).truncated(length) }
     }
@@ -128,21 +128,21 @@ impl<B: Windows> OriginalMut for HeldBytes<'_, B> {
 pub struct FrameBytes<'a, B, F: ?Sized> {
     bytes: B,
     frames: &'a F,
-    /// Bytes of the first frame that do not belong to it.
+    /// Number of bytes at the beginning of the first frame that are not part of the original.
     start: usize,
     length: usize,
 }
 
 impl<'a, B: Windows, F: FrameList + ?Sized> FrameBytes<'a, B, F> {
-    /// The bytes of `frames`, reached through `bytes`.
+    /// The bytes of `frames`, to which `bytes` gives access.
     pub fn new(bytes: B, frames: &'a F) -> Self {
         Self { bytes, frames, start: 0, length: frames.count() * PAGE_SIZE }
     }
-    /// Without the first `start` of them.
+    /// Omits the first `start` bytes.
     pub fn starting_at(self, start: usize) -> Self {
         Self { start: self.start + start, length: self.length.saturating_sub(start), ..self }
     }
-    /// Only the first `length` of them, or all where there are fewer.
+    /// Keeps only the first `length` bytes, or all if there are fewer.
     pub fn truncated(self, length: usize) -> Self {
         Self { length: self.length.min(length), ..self }
     }

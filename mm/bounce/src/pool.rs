@@ -1,16 +1,16 @@
 //! The segments that all devices of a [`Dma`](crate::Dma) share, and how many there are.
 //!
-//! A take looks at the segment that its CPU used last, then at others that the index names; it may
-//! consist of several runs. CPUs keep to segments of their own where they can (`areas.rs`). A page
-//! remembers the device that had it last. Before another device gets the page, it leaves the old
-//! device's domain, is zeroed, and joins the new one's (`owners.rs`).
+//! A take searches the segment that its CPU used last, then others that the index names; it may
+//! consist of several runs. CPUs use separate segments if possible (`areas.rs`). A page remembers
+//! the device that had it last. Before another device gets the page, it leaves the old device's
+//! domain, is zeroed, and joins the new one's (`owners.rs`).
 //!
-//! **Growth.** A caller that finds too little adds a segment itself, of 256 KiB or less where
-//! memory is fragmented, and tells the worker, which adds more while less than a quarter of what is
-//! used is free. A segment that a caller added is *transient* until the worker has looked.
-//! **Shrinking.** The worker looks every second ([`Pool::tick`]): a segment that was idle for
-//! [`IDLE_TICKS`] looks goes back to the page allocator, and all idle ones do where memory is short
-//! ([`Pool::shrink`]).
+//! **Growth.** A caller that finds too little adds a segment itself, of 256 KiB or less if memory
+//! is fragmented, and wakes the worker. The worker adds more while the free memory is less than a
+//! quarter of the used memory. A segment that a caller added is *transient* until the worker's next
+//! scan. **Shrinking.** The worker scans every second ([`Pool::tick`]): a segment that was idle for
+//! [`IDLE_TICKS`] scans is returned to the page allocator. If memory is short, all idle segments
+//! are ([`Pool::shrink`]).
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -28,35 +28,35 @@ use crate::runs::{FrameRuns, Run};
 use crate::word::{Fit, FreePages, Index, MAX_SEGMENTS, SEGMENT_PAGES, Span};
 use crate::{DmaAddr, DmaError, DmaSource, MAX_DEVICES};
 
-// A device's number is no owner with a mark, and a frame's record can name it.
+// A device's number does not contain the mark for lost pages, and fits into a frame's record.
 const _: () = assert!(MAX_DEVICES <= LOST as usize && MAX_DEVICES <= FrameRecord::LAST_DEVICE as usize);
-// The kernel's windows look for the blocks of segments, of all orders up to this.
+// To find a segment's block, the kernel's windows try all orders up to this one.
 const _: () = assert!(SEGMENT_PAGES == 1 << BOUNCE_ORDER);
 /// Segments whose records are allocated together.
 const CHUNK: usize = 64;
-/// Segments that a search for one whole run looks at before it takes pieces.
+/// Number of segments that a search for one whole run tries before it takes pieces.
 const LOOKS: usize = 8;
-/// Segments that a search for one that no other area uses looks at.
+/// Number of segments that are tried in the search for one that no other area uses.
 const CROWD_LOOKS: usize = 64;
-/// Looks after which an idle segment goes.
+/// Number of the worker's scans after which an idle segment is freed.
 const IDLE_TICKS: u8 = 5;
 
-/// 256 KiB of memory, or less where memory is short.
+/// 256 KiB of memory, or less if memory is short.
 #[repr(align(128))]
 struct Segment<S: DmaSource> {
     free: FreePages,
-    /// The first page and how many there are. Written while all pages are the writer's.
+    /// The first page and the number of pages. Written only while the writer holds all pages.
     first: AtomicU64,
     pages: AtomicU32,
-    /// The area that used it first since the worker's last look; [`NO_AREA`], or [`NEW`].
+    /// The area that used it first since the worker's last scan; [`NO_AREA`], or [`NEW`].
     user: AtomicU8,
-    /// Added by a caller; the worker has not looked yet.
+    /// Added by a caller; the worker has not scanned it yet.
     is_transient: AtomicBool,
-    /// The worker's looks since the last use.
+    /// Number of the worker's scans since the last use.
     idle: AtomicU8,
     /// The device that had each page last.
     owners: Owners<{ SEGMENT_PAGES as usize }>,
-    /// Taken by those who add or remove memory.
+    /// The segment's memory. Its lock is taken to add or remove memory.
     block: Mutex<Option<Frame<Bounce, S>>>,
 }
 
@@ -73,7 +73,7 @@ impl<S: DmaSource> Segment<S> {
             block: Mutex::new(None),
         }
     }
-    /// Makes the segment the area's where no area uses it. Returns whether it did.
+    /// Makes the segment the area's if no area uses it. Returns whether it did.
     fn adopt(&self, area: u8) -> bool {
         let adopt = |user| (user >= NEW).then_some(area);
         self.user.fetch_update(Ordering::Relaxed, Ordering::Relaxed, adopt).is_ok()
@@ -92,8 +92,7 @@ pub(crate) struct Taker {
     pub device: u8,
     /// The highest address that it can use.
     pub reach: DmaAddr,
-    /// The number of pages, a power of two up to 64, of which every run's beginning and length are
-    /// multiples.
+    /// Number of pages, a power of two up to 64: each run's start and length are multiples of it.
     pub step: u32,
 }
 
@@ -102,7 +101,7 @@ impl Taker {
     pub const ANYONE: Self = Self { device: NOBODY, reach: DmaAddr(u64::MAX), step: 1 };
 }
 
-/// Where memory comes from, and what devices reach.
+/// The source of memory, and the devices' domains.
 #[derive(Clone, Copy)]
 pub(crate) struct Means<'a, S> {
     pub source: S,
@@ -111,15 +110,16 @@ pub(crate) struct Means<'a, S> {
 }
 
 impl<S: DmaSource> Means<'_, S> {
-    /// Writes down in the records of frames that the caller has taken which device reaches them.
+    /// Records in the records of frames, which the caller has taken, the device that can access
+    /// them.
     pub fn name(&self, frames: PfnRange, device: Option<u8>) {
         let table = self.source.table();
         frames.iter().filter_map(|frame| table.get(frame)).for_each(|record| record.set_device(device));
     }
 }
 
-/// Pages do not become a device's: there is no memory for tables, or the device that had them may
-/// still reach them.
+/// Pages cannot become a device's: there is no memory for tables, or the previous device may still
+/// have access.
 struct Refused;
 
 /// See the module's head.
@@ -127,16 +127,16 @@ pub(crate) struct Pool<S: DmaSource> {
     chunks: [Once<Box<[Segment<S>]>>; MAX_SEGMENTS / CHUNK],
     index: Once<Index>,
     areas: Areas,
-    /// Pages of all segments, and of those that are about to be added.
+    /// Pages of all segments, including those that are being added.
     pages: AtomicUsize,
-    /// Of those, the pages that never go: what start-up asked for.
+    /// The pages among them that are never freed: those requested at start-up.
     base: AtomicUsize,
-    /// The most that there may be.
+    /// Largest allowed number of pages.
     cap: AtomicUsize,
     /// See [`Pool::is_crowded`].
     is_crowded: AtomicBool,
-    /// Held while a segment's memory comes or goes, not while frames are allocated or freed. Pages
-    /// that are about to go.
+    /// Number of pages that are being removed. The lock is held while a segment's memory is added
+    /// or removed, but not while frames are allocated or freed.
     change: Mutex<usize>,
     grows: AtomicUsize,
     shrinks: AtomicUsize,
@@ -161,8 +161,8 @@ impl<S: DmaSource> Pool<S> {
         }
     }
 
-    /// Sets how many `areas` there are and the most pages, `cap`, and adds `base` pages that stay,
-    /// within the taker's reach. Returns how many of those there was memory for.
+    /// Sets the number of `areas` and the largest number of pages, `cap`. Adds `base` pages that
+    /// stay, within the taker's address limit. Returns how many of these could be allocated.
     pub fn start(
         &self,
         means: Means<'_, S>,
@@ -182,16 +182,16 @@ impl<S: DmaSource> Pool<S> {
     pub fn pages(&self) -> usize {
         self.pages.load(Ordering::Relaxed)
     }
-    /// The most there may be.
+    /// Largest allowed number of pages.
     pub fn cap(&self) -> usize {
         self.cap.load(Ordering::Relaxed)
     }
-    /// Pages of segments that callers added and that the worker has not looked at.
+    /// Pages of segments that callers added and that the worker has not scanned yet.
     pub fn transient(&self) -> usize {
         let new = self.segments().filter(|(_, segment)| segment.is_transient.load(Ordering::Relaxed));
         new.map(|(_, segment)| segment.pages.load(Ordering::Relaxed) as usize).sum()
     }
-    /// Pages that devices have, counted one segment after the other.
+    /// Pages that devices have, counted segment by segment, so not at one moment.
     pub fn used(&self) -> usize {
         let used = |segment: &Segment<S>| {
             let pages = segment.pages.load(Ordering::Relaxed) as usize;
@@ -219,12 +219,13 @@ impl<S: DmaSource> Pool<S> {
         chunks.flat_map(|chunk| chunk.iter()).enumerate()
     }
 
-    /// Takes `wanted` pages, a multiple of the taker's step, or fewer where there are not so many
-    /// or they lie in too many pieces. Returns whether there is something to look at: the area's
-    /// net use has grown by a segment since the last time, or its CPUs want a segment of their own.
+    /// Takes `wanted` pages, a multiple of the taker's step, or fewer if there are not enough or
+    /// they are in too many pieces. Returns whether the worker has something to do: the area's net
+    /// use has grown by a segment, or its CPUs need a segment of their own.
     ///
     /// # Errors
-    /// [`DmaError::OutOfMemory`]: pages cannot become the device's. Those in `runs` have.
+    /// [`DmaError::OutOfMemory`]: some pages could not become the device's. Those in `runs` are its
+    /// own.
     pub fn take(
         &self,
         means: Means<'_, S>,
@@ -253,12 +254,12 @@ impl<S: DmaSource> Pool<S> {
     }
 
     /// Other CPUs changed the word at the same time: the area's next take begins in a segment that
-    /// no other area uses. Returns whether there is none, which the worker is told then.
+    /// no other area uses. Returns whether there is no such segment; then the worker is woken.
     #[cold]
     fn leave_crowd(&self, number: u8, area: &PoolArea) -> bool {
         let hint = area.hint.load(Ordering::Relaxed) as usize;
         let is_mine = |segment: &Segment<S>| segment.user.load(Ordering::Relaxed) == number;
-        // The others move, or wait for the worker.
+        // If this CPU is the segment's user, it stays: the other CPUs move, or wait for the worker.
         if self.segment(hint).is_some_and(is_mine) || self.is_crowded() {
             return false;
         }
@@ -288,8 +289,7 @@ impl<S: DmaSource> Pool<S> {
         self.is_crowded.load(Ordering::Relaxed)
     }
 
-    /// Gives pages back; the CPU's next take begins with them, where no other area uses their
-    /// segment.
+    /// Frees pages. The CPU's next take begins with them if no other area uses their segment.
     pub fn give(&self, source: S, runs: &FrameRuns) {
         let (number, area) = self.areas.of(source.machine());
         let mut pages = 0;
@@ -309,7 +309,7 @@ impl<S: DmaSource> Pool<S> {
         area.note_given(pages);
     }
 
-    /// Adds a segment of 64 pages, or of fewer where memory is short or the cap is near; not of
+    /// Adds a segment of 64 pages, or of fewer if memory is short or the cap is near, but not of
     /// fewer than the taker's step.
     pub fn grow(&self, means: Means<'_, S>, taker: Taker, how: Growth) -> Result<(), DmaError> {
         let mut error = DmaError::OutOfMemory;
@@ -344,7 +344,7 @@ impl<S: DmaSource> Pool<S> {
         })
     }
 
-    /// Puts memory in a place that has none. Returns the block where there is no place.
+    /// Puts a block into a segment without memory. Returns the block if there is no such segment.
     fn install(&self, block: Frame<Bounce, S>, how: Growth) -> Result<(), Frame<Bounce, S>> {
         let pages = block.order().frames() as u32;
         let first = block.pfn();
@@ -364,7 +364,7 @@ impl<S: DmaSource> Pool<S> {
         Ok(())
     }
 
-    /// A place without memory; the records of more are made where all have some.
+    /// Returns a segment without memory. If all have memory, records for more segments are made.
     fn vacant(&self) -> Option<usize> {
         let found = self.segments().find(|(_, segment)| segment.pages.load(Ordering::Relaxed) == 0);
         if let Some((number, _)) = found {
@@ -378,8 +378,7 @@ impl<S: DmaSource> Pool<S> {
         Some(number * CHUNK)
     }
 
-    /// Does the worker's periodic look: see the module's head. Returns the number of pages given
-    /// back.
+    /// Does the worker's periodic scan: see the module's head. Returns the number of pages freed.
     pub fn tick(&self, used: usize, means: Means<'_, S>) -> usize {
         let mut gone = 0;
         for (_, segment) in self.segments() {
@@ -396,7 +395,8 @@ impl<S: DmaSource> Pool<S> {
                 gone += self.retire(segment, means);
             }
         }
-        // Below the watermark, and used now; or fewer segments than CPUs that use them.
+        // Memory is short if it is in use and below the watermark, or if there are fewer segments
+        // than CPUs that use them.
         let is_short = used > 0 && self.pages() - used.min(self.pages()) < used / 4;
         let is_crowded = self.is_crowded.swap(false, Ordering::Relaxed)
             && self.pages() < self.areas.count() * SEGMENT_PAGES as usize;
@@ -406,9 +406,10 @@ impl<S: DmaSource> Pool<S> {
         gone
     }
 
-    /// Takes the pages that `device` had last from it: they leave its domain, are zeroed and get no
-    /// owner. Pages that the IOMMU does not confirm are lost. Returns the number of pages that are
-    /// still its own, since other threads have taken them; none may take any for the device.
+    /// Removes the pages that `device` had last from it: they leave its domain, are zeroed and get
+    /// no owner. Pages that the IOMMU does not confirm are lost. Returns the number of pages that
+    /// are still its own because other threads have taken them. No thread may take pages for the
+    /// device meanwhile.
     pub fn disown(&self, means: Means<'_, S>, device: u8) -> usize {
         let mut others = 0;
         for (number, segment) in self.segments() {
@@ -424,8 +425,8 @@ impl<S: DmaSource> Pool<S> {
         others
     }
 
-    /// Takes pages that the caller has taken from `device`, which had them last: they get no owner,
-    /// or are lost.
+    /// Removes pages, which the caller has taken, from `device`, which had them last. They get no
+    /// owner, or are lost.
     fn free_of(
         &self,
         means: Means<'_, S>,
@@ -445,20 +446,19 @@ impl<S: DmaSource> Pool<S> {
         Ok(())
     }
 
-    /// Gives all idle segments back except those that start-up asked for. Returns the number of
-    /// pages.
+    /// Frees all idle segments except those requested at start-up. Returns the number of pages.
     pub fn shrink(&self, means: Means<'_, S>) -> usize {
         self.segments().map(|(_, segment)| self.retire(segment, means)).sum()
     }
 
-    /// Whether there is more than at start-up.
+    /// Whether there is more memory than at start-up.
     pub fn has_grown(&self) -> bool {
         self.pages() > self.base.load(Ordering::Relaxed)
     }
 
-    /// Gives a segment's memory back if it is idle and not needed for the base. Returns its pages.
-    /// The devices that had the pages last forget them first, outside the lock: all pages are
-    /// taken, and the place is not vacant before they have no owner any more.
+    /// Frees a segment's memory if it is idle and not needed for the base. Returns the number of
+    /// its pages. First the pages leave the domains of their last devices, outside the lock. That
+    /// is safe: all pages are taken, and the segment is not vacant before its pages have no owner.
     fn retire(&self, segment: &Segment<S>, means: Means<'_, S>) -> usize {
         let mut leaving = self.change.lock();
         let pages = segment.pages.load(Ordering::Relaxed);
@@ -490,8 +490,8 @@ impl<S: DmaSource> Pool<S> {
         pages as usize
     }
 
-    /// Takes pages that the caller has taken from the devices that had them last. Returns whether
-    /// none reaches one.
+    /// Removes pages, which the caller has taken, from the devices that had them last. Returns
+    /// whether no device can access any of them.
     fn leave_all(&self, segment: &Segment<S>, mut left: Span, means: Means<'_, S>) -> bool {
         let mut is_confirmed = true;
         while left.count > 0 {
@@ -502,8 +502,7 @@ impl<S: DmaSource> Pool<S> {
         is_confirmed
     }
 
-    /// Gives a block that no device reaches back to the page allocator, once the host does not see
-    /// it.
+    /// Frees a block that no device can access, after the host has no access to it either.
     fn hide(&self, block: Frame<Bounce, S>, published: &Published) {
         if published.withdraw(&block).is_err() {
             self.lose(block);
@@ -525,14 +524,14 @@ pub(crate) enum Growth {
     Lasting,
 }
 
-/// A take under way.
+/// The state of one take.
 struct Take<'a, S: DmaSource> {
     pool: &'a Pool<S>,
     means: Means<'a, S>,
     taker: Taker,
     /// The area of this CPU.
     area: u8,
-    /// Pages still wanted.
+    /// Number of pages still to be taken.
     left: usize,
     runs: &'a mut FrameRuns,
     /// Pages could not become the device's: no more are taken.
@@ -542,7 +541,7 @@ struct Take<'a, S: DmaSource> {
 }
 
 impl<S: DmaSource> Take<'_, S> {
-    /// Takes pages of the segments that the index names, from `start` on and around.
+    /// Takes pages of the segments that the index names, from `start` on, with wrap-around.
     fn search(&mut self, start: usize, fit: Fit) {
         let (pool, mut at, mut wraps, mut looks) = (self.pool, start, false, 0);
         while self.left > 0 && !self.is_refused && self.runs.make_room() {
@@ -602,8 +601,8 @@ impl<S: DmaSource> Take<'_, S> {
         }
     }
 
-    /// Makes the pages the device's, each run that one other had at a time. After an error each
-    /// page has the owner that its domain has, or is lost.
+    /// Makes the pages the device's, run by run: all pages of a run have the same previous owner.
+    /// After an error each page has the owner that its domain has, or is lost.
     fn own(&self, segment: &Segment<S>, span: Span) -> Result<(), Refused> {
         let mut left = span;
         while left.count > 0 {
@@ -616,7 +615,7 @@ impl<S: DmaSource> Take<'_, S> {
         Ok(())
     }
 
-    /// Makes pages the device's that `before` had. They are zeroed between the two.
+    /// Moves pages from device `before` to the device. They are zeroed in between.
     #[cold]
     fn hand_over(&self, before: u8, segment: &Segment<S>, span: Span) -> Result<(), Refused> {
         if before != NOBODY {

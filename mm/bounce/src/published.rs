@@ -1,9 +1,9 @@
 //! Memory that the host sees, in a confidential guest.
 //!
-//! A segment is made visible when it comes from the page allocator, as a whole, and private when it
-//! goes back: transfers change nothing. The bytes are zeroed after memory has become visible.
-//! Devices leave memory before it becomes private. Memory that the host does not confirm as private
-//! is lost: it never goes back to the page allocator.
+//! A segment is made visible as a whole when it is allocated, and private when it is freed;
+//! transfers change nothing. The bytes are zeroed after memory has become visible. Devices leave
+//! memory before it becomes private. Memory that the host does not confirm as private is lost: it
+//! never goes back to the page allocator.
 
 use freehold_frame::{Frame, FrameKind};
 use freehold_machine::{NotWithdrawn, PhysicalBytes, Publish};
@@ -11,7 +11,7 @@ use spin::Once;
 
 use crate::{Dma, DmaError, DmaSource};
 
-/// How memory becomes visible; nothing is done where the host sees all of it anyway.
+/// How memory becomes visible; unset if the host sees all memory anyway.
 pub(crate) struct Published(Once<&'static dyn Publish>);
 
 impl Published {
@@ -19,7 +19,7 @@ impl Published {
         Self(Once::new())
     }
 
-    /// Shows a block to the host, all of its bytes zero.
+    /// Makes a block visible to the host, with all bytes zero.
     ///
     /// # Errors
     /// [`DmaError::OutOfMemory`]: the block is private.
@@ -35,15 +35,15 @@ impl Published {
         Ok(())
     }
 
-    /// Hides a block from the host. After an error it must stay out of use.
+    /// Makes a block private. After an error it must stay out of use.
     pub fn withdraw<K: FrameKind, S: DmaSource>(&self, block: &Frame<K, S>) -> Result<(), NotWithdrawn> {
         self.0.get().map_or(Ok(()), |publisher| publisher.withdraw(block.frames()))
     }
 }
 
 impl<S: DmaSource> Dma<S> {
-    /// Sets how memory becomes visible to the host, in a guest whose memory is private. Once,
-    /// before [`Dma::start`].
+    /// Sets how memory becomes visible to the host, in a guest whose memory is private. Called
+    /// once, before [`Dma::start`].
     pub fn set_publisher(&self, publisher: &'static dyn Publish) {
         self.published.0.call_once(|| publisher);
     }
@@ -79,7 +79,7 @@ mod tests {
         fn state(&self) -> std::sync::MutexGuard<'_, HostState> {
             self.0.lock().unwrap()
         }
-        /// Frames that it sees, and how often it was asked.
+        /// The number of frames that the host sees, and the number of calls.
         fn counts(&self) -> (usize, usize) {
             let state = self.state();
             (state.seen.len(), state.calls)

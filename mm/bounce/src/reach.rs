@@ -1,5 +1,5 @@
-//! Memory that devices behind an IOMMU reach while drivers do anything. The software machine checks
-//! the rule in the crate's head.
+//! Checks the memory that devices behind an IOMMU can access during random actions of drivers. The
+//! software machine checks the rule in the crate's head.
 
 extern crate std;
 use alloc::sync::Arc;
@@ -17,7 +17,7 @@ use crate::*;
 
 const NAMES: [&str; 2] = ["one", "two"];
 
-/// Frames of a program, given back when nothing holds them.
+/// Frames of a program, freed when there is no holder left.
 struct Program(Vec<Frame<Anon, Source>>);
 
 impl FrameList for Program {
@@ -36,15 +36,15 @@ enum Deed {
     Take(usize, usize),
     /// Takes frames that both sides use.
     Ring(usize, usize),
-    /// Lets a device at so many frames of a program.
+    /// Gives a device access to so many frames of a program.
     InPlace(usize, usize, Direction),
-    /// Lets go of one thing.
+    /// Frees one piece of memory.
     Give(usize),
-    /// The device confirms no reset: one thing is lost.
+    /// The device confirms no reset: one piece of memory is lost.
     Lose(usize),
     Tick,
     Shrink,
-    /// Every nth time there is no memory for a device's tables.
+    /// Every nth mapping finds no memory for a device's tables.
     FailEvery(usize, usize),
 }
 
@@ -76,7 +76,7 @@ struct World {
     views: [&'static DeviceView; 2],
     devices: [Device<Source>; 2],
     things: Vec<(usize, Thing)>,
-    /// Frames that devices keep: by device.
+    /// For each device, the lost frames that it keeps.
     lost: [BTreeSet<Pfn>; 2],
 }
 
@@ -144,8 +144,8 @@ impl World {
         }
     }
 
-    /// Each device reaches its memory, and its last memory that no other device got; and each frame
-    /// is reached by one device.
+    /// Checks that each device can access its memory, and its former memory unless another device
+    /// got it. Only one device can access each frame.
     fn judge(&self) {
         let mut all = BTreeSet::new();
         for (number, view) in self.views.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The pages of a mapping: runs of pages in a row.
+//! The pages of a mapping: runs of adjacent pages.
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -8,10 +8,10 @@ use freehold_machine::{PAGE_SIZE, Pfn};
 
 use crate::constraint::Boundary;
 
-/// The most runs of a mapping. Where memory lies in more pieces a mapping is shorter.
+/// Largest number of runs of a mapping. If memory lies in more pieces, a mapping is shorter.
 pub const MAX_RUNS: usize = 16;
 
-/// Pages in a row of one segment.
+/// Adjacent pages of one segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Run {
     pub pfn: Pfn,
@@ -20,22 +20,22 @@ pub(crate) struct Run {
     pub count: u8,
 }
 
-/// Some bytes in a row, in whole pages or a part of one.
+/// Contiguous bytes: whole pages or a part of one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
     /// The frame of the first byte.
     pub frame: Pfn,
-    /// The byte's offset in it.
+    /// That byte's offset in the frame.
     pub offset: usize,
-    /// Bytes; the following frames hold what does not fit in the first.
+    /// Length in bytes; bytes that do not fit in the first frame are in the following ones.
     pub length: usize,
 }
 
-/// A list of runs, in the order of the mapping's bytes. The first lies in the list, since most
-/// mappings have only one, and the list is moved often; the others are on the heap.
+/// A list of runs, in the order of the mapping's bytes. The first run is stored in the list itself,
+/// since most mappings have only one, and the list is moved often. The others are on the heap.
 #[derive(Debug)]
 pub(crate) struct FrameRuns {
-    /// Of no pages where the list is empty.
+    /// Has no pages if the list is empty.
     first: Run,
     others: Vec<Run>,
 }
@@ -44,11 +44,12 @@ impl FrameRuns {
     pub const fn new() -> Self {
         Self { first: Run { pfn: Pfn(0), segment: 0, first: 0, count: 0 }, others: Vec::new() }
     }
-    /// A list of one.
+    /// A list of one run.
     pub const fn one(run: Run) -> Self {
         Self { first: run, others: Vec::new() }
     }
-    /// Whether there is room for one more: fewer than [`MAX_RUNS`], and memory to note it.
+    /// Makes room for one more run; returns whether that succeeded: there are fewer than
+    /// [`MAX_RUNS`] runs, and memory for the entry.
     pub fn make_room(&mut self) -> bool {
         let others = self.others.len();
         self.first.count == 0
@@ -63,7 +64,7 @@ impl FrameRuns {
             self.others.push(run);
         }
     }
-    /// The first, of no pages where the list is empty.
+    /// The first run; it has no pages if the list is empty.
     pub const fn first(&self) -> &Run {
         &self.first
     }
@@ -79,7 +80,7 @@ impl FrameRuns {
         usize::from(self.first.count) + others
     }
 
-    /// The bytes of `range` as one piece, where all of them are in the first run.
+    /// The bytes of `range` as one piece, if all of them are in the first run.
     #[inline]
     pub fn in_first(&self, range: Range<usize>) -> Option<Piece> {
         let is_in = range.start <= range.end && range.end <= usize::from(self.first.count) * PAGE_SIZE;
@@ -95,7 +96,7 @@ impl FrameRuns {
     pub fn pieces(&self, start: usize, range: Range<usize>, boundary: Option<Boundary>) -> Pieces<'_> {
         let left = range.end.saturating_sub(range.start);
         let (skip, others) = (start + range.start, self.others.iter());
-        // Most often all of it is in the first run.
+        // Usually all bytes are in the first run.
         match self.in_first(skip..skip + left) {
             None => Pieces { next: Some(&self.first), others, skip, left, boundary, rest: None },
             Some(piece) => {
@@ -111,18 +112,18 @@ pub(crate) struct Pieces<'a> {
     next: Option<&'a Run>,
     /// The runs after `next`.
     others: slice::Iter<'a, Run>,
-    /// Bytes at the beginning of `next` and the later runs that are not wanted.
+    /// Bytes at the beginning of `next` and the later runs that are skipped.
     skip: usize,
-    /// Bytes that are wanted after them.
+    /// Number of bytes to return after them.
     left: usize,
     boundary: Option<Boundary>,
-    /// A piece that was found and is not shown yet: the part of the last one behind a boundary, for
-    /// one.
+    /// A piece that was found but not returned yet, for example the part of the last one after a
+    /// boundary.
     rest: Option<Piece>,
 }
 
 impl Pieces<'_> {
-    /// Returns the next bytes that are in one place, across any boundary.
+    /// Returns the next bytes that are contiguous, across any boundary.
     #[inline(never)]
     fn stretch(&mut self) -> Option<Piece> {
         while self.left > 0 {

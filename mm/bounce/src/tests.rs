@@ -40,7 +40,7 @@ impl FrameSource for Source {
         let at = taken.chunks_exact(frames).position(|c| c.iter().all(|&t| !t)).ok_or(OutOfMemory)? * frames;
         taken[at..at + frames].fill(true);
         let first = Pfn(self.0.first + at as u64);
-        // Memory is never clean unless it was asked for clean.
+        // Memory is filled with other bytes unless zeroed memory was requested.
         for frame in 0..frames as u64 {
             let clean = request.content == freehold_frame::Content::Zeroed;
             let fill = if clean { 0 } else { 0xa5 };
@@ -317,7 +317,7 @@ fn lost_memory_is_never_used_again_and_is_counted_once() {
         [9],
         "the device may still use it: nothing clears it"
     );
-    // All that is left of the segment goes to others, and more.
+    // Other mappings take the rest of the segment, and more.
     let others: Vec<_> = (0..100).map(|_| device.buffer(4096, Direction::ToDevice).unwrap()).collect();
     assert!(others.iter().all(|other| !lost.contains(&other.address().0)));
     drop(others);
@@ -388,7 +388,7 @@ fn a_megabyte_is_one_mapping_also_where_memory_is_in_pieces() {
     assert_eq!(whole.len(), 1 << 20);
     assert!(whole.pieces(0..1 << 20).count() <= 4);
     drop(whole);
-    // Every eighth page is used: what is left is in runs of seven.
+    // Every eighth page is used, so the free pages are in runs of seven.
     let mut pages: Vec<_> = (0..512).map(|_| device.buffer(4096, Direction::ToDevice).unwrap()).collect();
     let mut number = 0;
     pages.retain(|_| {
@@ -429,7 +429,7 @@ fn small_things_of_a_device_share_its_page_and_no_other_device_s() {
         assert!(one.held() >= in_page * length && one.held() <= 4096);
     }
     assert_eq!((one.held(), other.held()), (0, 0));
-    // More than four pages of cells: pages of their own, and no failure.
+    // More than four pages of cells: further buffers get separate pages, and none fails.
     let many: Vec<_> = (0..40).map(|_| one.buffer(600, Direction::ToDevice).unwrap()).collect();
     let mut addresses: Vec<_> = many.iter().map(|mapping| mapping.address().0).collect();
     addresses.sort_unstable();
@@ -535,9 +535,9 @@ fn a_restricted_device_has_its_own_memory_for_everything_and_never_more() {
     assert_eq!((error, held.iter().map(DmaMapping::len).sum()), (DmaError::Cap, 14 * PAGE_SIZE));
     assert_eq!(own.buffer(1, Direction::ToDevice).unwrap_err(), DmaError::Cap);
     assert_eq!((own.longest(Constraint::NONE), dma.restricted().next()), (0, Some(("disk", [32, 32]))));
-    // Others neither wait for it nor take from it.
+    // Other devices neither wait for the restricted memory nor take from it.
     let theirs: Vec<_> = (0..64).map(|_| other.buffer(PAGE_SIZE, Direction::ToDevice).unwrap()).collect();
-    // The rings are frames of their own, and as much of its memory is out of use.
+    // The rings are in separate frames, and the same amount of restricted memory is out of use.
     assert_eq!((source.taken(), dma.statistics().used, dma.wants_ticks()), (taken + 2, 128, false));
     drop((held, theirs, rings));
     assert_eq!((own.held(), other.held(), dma.restricted().next()), (0, 0, Some(("disk", [32, 0]))));

@@ -1,6 +1,6 @@
-//! Defects of Linux' SWIOTLB since dynamic allocation came, as promises of this crate. Each class
-//! of defects has one test, with the commits or reports that name it. Each test was seen to fail on
-//! a broken variant (`tools/broken-bounce`).
+//! Defects of Linux' SWIOTLB since it has dynamic allocation, turned into promises of this crate.
+//! Each class of defects has one test, with the commits or reports that name it. Each test was seen
+//! to fail on a broken variant (`tools/broken-bounce`).
 
 extern crate std;
 use core::ops::Range;
@@ -41,7 +41,7 @@ fn areas_are_hints_so_that_a_pool_smaller_than_they_are_many_gives_out_every_pag
     assert_eq!((held.len(), all.len(), dma.statistics().used), (96, 96, 192));
 }
 
-/// 2: 2d5780bbef8d. An address is published before what leads from it to its pool.
+/// 2: 2d5780bbef8d. An address is published before the data with which its pool is found.
 #[test]
 fn a_thread_that_gets_an_address_from_another_finds_the_device_that_has_it() {
     let source = source(256);
@@ -53,7 +53,7 @@ fn a_thread_that_gets_an_address_from_another_finds_the_device_that_has_it() {
             let device = devices[round % 2];
             let mapping = device.buffer(PAGE_SIZE << (round % 5), Direction::ToDevice).unwrap();
             sender.send((mapping.address(), device.rules().name)).unwrap();
-            // The other thread has the address; it looks before this is taken back.
+            // The other thread has the address; it uses the address before the mapping is freed.
             sender.send((mapping.address(), device.rules().name)).unwrap();
         }
     });
@@ -64,7 +64,7 @@ fn a_thread_that_gets_an_address_from_another_finds_the_device_that_has_it() {
     lender.join().unwrap();
 }
 
-/// 3: a5e3b127455d. Memory that a device may still reach is freed.
+/// 3: a5e3b127455d. Memory that a device may still access is freed.
 #[test]
 fn memory_that_cannot_be_withdrawn_is_never_freed_nor_given_to_others() {
     let source = source(256);
@@ -95,8 +95,8 @@ fn a_segment_that_is_cut_short_has_no_page_beyond_its_memory() {
     }
 }
 
-/// 5: 0eee5ae10256, bbb73a103fbb, 04867a7a3332, CVE-2024-35814. Masks together make two mappings
-/// overlap.
+/// 5: 0eee5ae10256, bbb73a103fbb, 04867a7a3332, CVE-2024-35814. Several masks in combination make
+/// two mappings overlap.
 #[test]
 fn transfers_of_all_masks_at_once_share_no_byte_and_no_page_with_another_device() {
     let source = source(500);
@@ -157,7 +157,7 @@ fn the_originals_low_bits_are_kept_whatever_the_memory_is_aligned_to() {
     }
 }
 
-/// 8: e8068f2d756d. A sync in the middle moves other bytes.
+/// 8: e8068f2d756d. A sync of a part in the middle copies the wrong bytes.
 #[test]
 fn a_sync_of_any_part_moves_that_part_wherever_the_first_byte_lies() {
     let source = source(256);
@@ -185,7 +185,7 @@ fn a_sync_of_any_part_moves_that_part_wherever_the_first_byte_lies() {
     assert_eq!(seen, pattern[..512]);
 }
 
-/// 9: a1255ccab8ec. A count is set to 0 while uses of it are to come back.
+/// 9: a1255ccab8ec. A count is set to 0 while counted uses have not ended yet.
 #[test]
 fn counts_never_go_below_zero_when_the_mark_begins_anew_or_another_cpu_gives_back() {
     let source = source(256);
@@ -255,13 +255,13 @@ fn memory_that_is_just_enough_serves_every_offset_in_a_page() {
     }
 }
 
-/// 13: an open report. The limit for memory that may be added one day is taken for the limit of
+/// 13: an open report. The address limit for memory that may be added later is used as the limit of
 /// present memory.
 #[test]
 fn a_device_that_reaches_the_memory_there_is_works_though_more_would_be_beyond_it() {
     let source = source(256);
     let dma = limited(source, Limits { slabs: 128, ..LIMITS });
-    // The first segment is just within reach.
+    // The first segment is just below the device's address limit.
     let reach = DmaAddr((512 + 64) * PAGE_SIZE as u64 - 1);
     let near = dma.attach(DeviceRules { reach, ..ANY }).unwrap();
     assert!(near.longest(Constraint::NONE) >= SEGMENT);

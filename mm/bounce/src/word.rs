@@ -2,19 +2,19 @@
 //! compare-exchange.
 //!
 //! **Pages.** A segment has up to 64 pages and one word: a set bit is a free page. A page belongs
-//! to the thread that cleared its bit until that thread sets it again. Taking acquires and giving
-//! releases, so a holder sees all that earlier holders wrote. [`FreePages::retire`] takes all pages
-//! of an idle segment at once: then its memory has no other holder and can leave;
-//! [`FreePages::install`] puts new memory in the same place. A stale look at the word does no harm:
-//! the compare-exchange decides, and what belongs to the pages is read after it.
+//! to the thread that cleared its bit until that thread sets it again. Taking is an acquire and
+//! freeing a release, so a holder sees all stores of earlier holders. [`FreePages::retire`] takes
+//! all pages of an idle segment at once: then its memory has no other holder and can be removed;
+//! [`FreePages::install`] puts new memory there. A stale read of the word does no harm: the
+//! compare-exchange decides, and the pages' data is read after it.
 //!
-//! **Index.** One bit per segment, set where the segment may have a free page, and one bit per word
-//! of those. A search follows set bits only, so it does not get longer with the number of full
+//! **Index.** One bit per segment, set if the segment may have a free page, and one bit per word of
+//! such bits. A search follows set bits only, so it does not get longer with the number of full
 //! segments. Bits are cleared late, by a search that finds the segment full, so that a segment that
-//! fills and empties again and again costs no stores. Clearing looks at the segment again
-//! afterwards, and giving looks at the bit after it has set the page's: both in the single order of
-//! sequentially consistent accesses, so at least one of them sees the other, and no free page is
-//! forgotten.
+//! repeatedly fills and empties costs no stores. Clearing reads the segment's word again
+//! afterwards, and freeing reads the index bit after it has set the page's bit. All are
+//! sequentially consistent accesses with a single order. So at least one of the two sees the
+//! other's store, and no free page is forgotten.
 //!
 //! `tests/loom.rs` tries the interleavings of this file, and broken variants of it.
 
@@ -24,15 +24,15 @@ use crate::atomic::{AtomicU64, Ordering};
 pub const SEGMENT_PAGES: u32 = u64::BITS;
 /// Words of the index.
 const WORDS: usize = 64;
-/// The most segments.
+/// Largest number of segments.
 pub const MAX_SEGMENTS: usize = WORDS * 64;
 
-/// Pages in a row of one segment.
+/// Adjacent pages of one segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
     /// The first.
     pub first: u32,
-    /// How many; 1..=64.
+    /// Number of pages; 1..=64.
     pub count: u32,
 }
 
@@ -41,7 +41,7 @@ impl Span {
     pub const fn mask(self) -> u64 {
         (u64::MAX >> (u64::BITS - self.count)) << self.first
     }
-    /// The pages behind `part`, which begins as this does.
+    /// The pages after `part`, which begins at the same page as this span.
     pub const fn after(self, part: Self) -> Self {
         Self { first: self.first + part.count, count: self.count - part.count }
     }
@@ -57,12 +57,12 @@ impl Span {
     }
 }
 
-/// Which run of pages a search wants.
+/// Kind of run that a search looks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fit {
-    /// All in one run.
+    /// All pages in one run.
     Whole,
-    /// The longest run there is, rounded down to a power of two; at most what was asked for.
+    /// The longest free run, rounded down to a power of two, but no more than requested.
     Longest,
 }
 
@@ -74,25 +74,25 @@ impl FreePages {
     pub fn new() -> Self {
         Self(AtomicU64::new(0))
     }
-    /// `count` pages come, all free. The caller is the only one who installs or retires.
+    /// Adds `count` pages, all free. Only this caller installs or retires.
     pub fn install(&self, count: u32) {
         self.0.store(Span { first: 0, count }.mask(), Ordering::SeqCst);
     }
-    /// Takes all pages where all `count` are free.
+    /// Takes all `count` pages if all of them are free.
     pub fn retire(&self, count: u32) -> bool {
         let all = Span { first: 0, count }.mask();
         self.0.compare_exchange(all, 0, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
-    /// The bits, as they were at some moment.
+    /// The bits; they may be out of date.
     pub fn bits(&self) -> u64 {
         self.0.load(Ordering::SeqCst)
     }
-    /// Takes up to `wanted` pages in a row, whose first is a multiple of `step` and which are a
-    /// multiple of `step`, a power of two up to 64; so is `wanted`.
+    /// Takes up to `wanted` adjacent pages. Their start, their number and `wanted` are multiples of
+    /// `step`, a power of two up to 64.
     pub fn take(&self, wanted: u32, step: u32, fit: Fit) -> Option<Span> {
         self.race(wanted, step, fit).0
     }
-    /// As [`FreePages::take`]. Returns also how often another thread changed the word first.
+    /// As [`FreePages::take`]. Also returns how often another thread changed the word first.
     pub fn race(&self, wanted: u32, step: u32, fit: Fit) -> (Option<Span>, u32) {
         let (mut free, mut races) = (self.0.load(Ordering::Relaxed), 0);
         loop {
@@ -104,7 +104,7 @@ impl FreePages {
             }
         }
     }
-    /// Takes those of the pages `wanted` that are free. Returns them.
+    /// Takes the free pages among `wanted`; returns them.
     pub fn claim(&self, wanted: u64) -> u64 {
         let mut free = self.0.load(Ordering::Relaxed);
         loop {
@@ -118,19 +118,19 @@ impl FreePages {
             }
         }
     }
-    /// Gives back pages that [`FreePages::take`] or a part of it gave out.
+    /// Frees pages that [`FreePages::take`] returned, or a part of them.
     pub fn give(&self, span: Span) {
         let before = self.0.fetch_or(span.mask(), Ordering::SeqCst);
         debug_assert_eq!(before & span.mask(), 0, "pages are given back once");
     }
 }
 
-/// The bits of multiples of `step`.
+/// The bits whose numbers are multiples of `step`.
 const fn multiples(step: u32) -> u64 {
     if step == u64::BITS { 1 } else { u64::MAX / ((1 << step) - 1) }
 }
 
-/// Pages in a row among the set bits of `free`; see [`FreePages::take`].
+/// Finds adjacent pages among the set bits of `free`; see [`FreePages::take`].
 fn find(free: u64, wanted: u32, step: u32, fit: Fit) -> Option<Span> {
     let run_of = |count: u32| {
         // Bit i of `starts`: pages i..i+have are free. Zeroes shifted in from the top keep runs
@@ -161,7 +161,7 @@ pub struct Index {
 }
 
 impl Index {
-    /// No segment has one.
+    /// Returns an index in which no segment has a free page.
     pub fn new() -> Self {
         Self { words: core::array::from_fn(|_| AtomicU64::new(0)), top: AtomicU64::new(0) }
     }
@@ -196,7 +196,7 @@ impl Index {
         }
     }
 
-    /// The first segment from `start` on that may have a free page; none after the last.
+    /// The first segment from `start` on that may have a free page; `None` after the last.
     pub fn next(&self, start: usize) -> Option<usize> {
         let word = start / 64;
         if word >= WORDS {

@@ -1,14 +1,14 @@
-//! Every interleaving of the words of `src/word.rs`, pages that are taken, given back, added and
-//! removed, and the index; and of `src/owners.rs`, pages that other devices and reclaim take from a
-//! device that goes.
+//! Every interleaving of two files. `src/word.rs`: pages that are taken, freed, added and removed,
+//! and the index. `src/owners.rs`: pages that other devices and reclaim take from a device that is
+//! being removed.
 //!
-//! Each promise has a broken variant beside it that the model catches, so the model is known to
-//! look.
+//! Each promise also has a broken variant whose defect the model detects, so the model does check
+//! the promise.
 #![forbid(unsafe_code)]
 #![allow(missing_docs, dead_code, unreachable_pub, reason = "a test that includes a module of the crate")]
 
-/// loom treats sequentially consistent accesses as acquiring and releasing ones, but knows fences:
-/// an access has one on the side where the order with others of its kind matters.
+/// loom treats sequentially consistent accesses as acquire and release ones, but supports fences.
+/// So an access has a fence on the side where its order with other such accesses matters.
 mod atomic {
     use loom::sync::atomic::fence;
     pub use loom::sync::atomic::{AtomicU8, Ordering};
@@ -114,7 +114,7 @@ fn a_page_has_one_holder_whatever_is_taken_and_given_back_at_the_same_time() {
     });
 }
 
-/// The variant: the CPU that gives back announces it without releasing its stores.
+/// The broken variant: the CPU that frees pages publishes this without releasing its stores.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn giving_back_without_release_is_caught() {
@@ -136,8 +136,8 @@ fn giving_back_without_release_is_caught() {
     });
 }
 
-/// Memory leaves and other memory comes in its place, while a taker has an old look at the word:
-/// the taker finds the frame of the memory that its pages are of.
+/// Memory is removed and other memory is added in its place, while a taker has a stale copy of the
+/// word. The taker must find the frame of the memory to which its pages belong.
 #[test]
 fn a_segment_that_is_removed_and_added_again_never_shows_its_old_frame() {
     loom::model(|| {
@@ -165,7 +165,7 @@ fn a_segment_that_is_removed_and_added_again_never_shows_its_old_frame() {
     });
 }
 
-/// The variant: memory leaves when the word looks idle, not by taking all pages.
+/// The broken variant: memory is removed when the word looks idle, without taking all pages.
 #[test]
 #[should_panic(expected = "held and gone")]
 fn removing_a_segment_that_only_looked_idle_is_caught() {
@@ -188,7 +188,7 @@ fn removing_a_segment_that_only_looked_idle_is_caught() {
     });
 }
 
-/// A search marks a segment as full while its pages are given back: afterwards the index leads to
+/// A search marks a segment as full while its pages are given back: afterwards the index must name
 /// the free page.
 #[test]
 fn no_free_page_is_forgotten_when_a_search_marks_its_segment_full() {
@@ -212,7 +212,7 @@ fn no_free_page_is_forgotten_when_a_search_marks_its_segment_full() {
     });
 }
 
-/// The variant: the search does not look again.
+/// The broken variant: the search does not read the word again.
 #[test]
 #[should_panic(expected = "the page is free and found")]
 fn a_search_that_does_not_look_again_is_caught() {
@@ -229,7 +229,7 @@ fn a_search_that_does_not_look_again_is_caught() {
             })
         };
         if all.0.bits() == 0 {
-            // A word that is always 0 stands for the look that is left out.
+            // A word that is always 0 simulates the omitted read.
             all.1.note_full(0, &all.2);
         }
         giver.join().unwrap();
@@ -244,7 +244,7 @@ const OTHER: u8 = 2;
 struct Departure {
     free: FreePages,
     owners: Owners<2>,
-    /// The domain's tables: giving them back while a call walks them is an error of the model.
+    /// The domain's tables: freeing them while a call walks them is an error of the model.
     tables: UnsafeCell<()>,
     is_there: std::sync::atomic::AtomicBool,
 }
@@ -263,12 +263,12 @@ impl Departure {
         assert!(self.is_there.load(Ordering::Relaxed), "a call of a domain that is gone");
         self.tables.with(|_| ());
     }
-    /// The domain goes.
+    /// The domain is removed.
     fn end(&self) {
         self.is_there.store(false, Ordering::Relaxed);
         self.tables.with_mut(|_| ());
     }
-    /// Another device takes `pages`, and keeps them or gives them back.
+    /// Another device takes `pages`, and keeps them or frees them.
     fn take(&self, pages: u32, is_kept: bool) {
         let Some(span) = self.free.take(pages, 1, Fit::Longest) else { return };
         let mut left = span;
@@ -290,7 +290,7 @@ impl Departure {
             self.free.give(span);
         }
     }
-    /// Reclaim. Variant: no page names the device any more while its domain is called.
+    /// Reclaim. Broken variant: no page names the device any more while its domain is called.
     fn retire(&self, order: Retirement) {
         if self.free.retire(2) {
             let before = self.owners.first_run(ALL).0;
@@ -324,7 +324,7 @@ enum Retirement {
     OwnersFirst,
 }
 
-/// A device's end beside `other`, in the order that `end` says.
+/// Removes a device concurrently with `other`; `end` defines the order of the steps.
 fn departure(other: fn(&Departure), end: fn(&Departure) -> bool) {
     loom::model(move || {
         let all = Arc::new(Departure::new());
@@ -334,13 +334,13 @@ fn departure(other: fn(&Departure), end: fn(&Departure) -> bool) {
         };
         let is_over = end(&all);
         thread.join().expect("the other thread ends");
-        // It is tried again.
+        // The removal is tried again.
         assert!(is_over || end(&all));
         assert!(!all.names_the_device());
     });
 }
 
-/// As in `src/gone.rs`.
+/// The same steps as in `src/gone.rs`.
 fn disown_then_end(all: &Departure) -> bool {
     let is_over = all.disown() == 0;
     if is_over {
@@ -361,7 +361,7 @@ fn no_call_of_a_domain_is_under_way_when_it_goes_and_none_comes() {
     }
 }
 
-/// The variant: the domain goes first, with all that the device reached.
+/// The broken variant: the domain is removed first, with all its mappings.
 #[test]
 #[should_panic(expected = "a call of a domain that is gone")]
 fn a_domain_that_goes_before_its_pages_is_caught() {
@@ -379,7 +379,7 @@ fn a_domain_that_goes_before_its_pages_is_caught() {
     );
 }
 
-/// The variant: pages that another thread has are not waited for.
+/// The broken variant: the removal does not wait for pages that another thread has.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn a_domain_that_does_not_wait_for_pages_on_their_way_is_caught() {
@@ -393,14 +393,14 @@ fn a_domain_that_does_not_wait_for_pages_on_their_way_is_caught() {
     );
 }
 
-/// The variant: reclaim hides whose pages it has before they have left.
+/// The broken variant: reclaim clears the owner of its pages before they have left the domain.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn reclaim_that_clears_the_owners_first_is_caught() {
     departure(|all| all.retire(Retirement::OwnersFirst), disown_then_end);
 }
 
-/// The variant: the new owner is stored without releasing the call before it.
+/// The broken variant: the new owner is stored without releasing the call before it.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn a_new_owner_without_release_is_caught() {

@@ -1,18 +1,18 @@
-//! The split pageblocks that one CPU takes frames out of: lists by owner and by how full they are,
-//! and a lock for them.
+//! The split pageblocks from which one CPU takes frames: lists by owner and by number of free
+//! frames, and a lock for them.
 //!
-//! **Protocol.** Every pageblock that is not free belongs to one arena of its zone, which its word
-//! of state names. Its state, bitmap and links are written by the holder of that arena's lock
-//! alone. A CPU that gives a frame back reads the state without a lock, locks the arena that the
-//! state names, and reads it again. If the pageblock belongs to another arena by now, the CPU
-//! begins anew. While one of its frames is out a pageblock cannot become free, so this ends.
-//! - A free pageblock comes in (is *opened*), and goes out when its last frame comes back, under
-//!   the arena's lock and inside it the zone's.
-//! - A CPU whose arena has nothing left *adopts* split pageblocks of another, the fullest first, if
-//!   that one has more than it needs at hand: with both locks held, the second of which is only
-//!   tried for. So memory stays whole although each CPU has its own pageblocks.
-//! - When nothing is left anywhere, frames are taken out of other arenas' pageblocks where they
-//!   are, under one arena's lock at a time.
+//! **Protocol.** Every pageblock that is not free belongs to one arena of its zone, which its state
+//! word names. Only the holder of that arena's lock writes its state, bitmap and links. A CPU that
+//! frees a frame reads the state without a lock, locks the arena that the state names, and reads
+//! the state again. If the pageblock belongs to another arena by now, the CPU begins anew. A
+//! pageblock cannot become free while one of its frames is in use, so this ends.
+//! - A free pageblock is added (*opened*), and is removed when its last frame is freed, under the
+//!   arena's lock and inside it the zone's.
+//! - A CPU whose arena has nothing left *adopts* split pageblocks of another arena, the fullest
+//!   first, if that arena has more than it needs. Both locks are held; the second is only taken if
+//!   it is free. So fragmentation stays low although each CPU has its own pageblocks.
+//! - When no arena has anything to spare, frames are taken directly from other arenas' pageblocks,
+//!   under one arena's lock at a time.
 //!
 //! In front of a memory-side cache a zone has one arena, whose lock also orders the counts of
 //! [`place`](crate::place).
@@ -29,8 +29,8 @@ use crate::take::{CANDIDATES, Effort, TakeRequest};
 use crate::word::{Held, LINE, Lock, Plain};
 use crate::zone::Zone;
 
-/// An owner's words: the heads of its lists, the mask of lists in use, which lists may hold which
-/// orders, and how many pageblocks are on them.
+/// Number of words for an owner: the heads of its lists, the mask of non-empty lists, the orders
+/// that each list may have, and the number of listed pageblocks.
 const OWNER_WORDS: usize = BUCKETS + 3;
 /// Words of an arena: its lock's line, and those of its owners.
 pub(crate) const ARENA_WORDS: usize = LINE + Owner::COUNT * OWNER_WORDS;
@@ -38,7 +38,7 @@ pub(crate) const ARENA_WORDS: usize = LINE + Owner::COUNT * OWNER_WORDS;
 /// An arena of a zone. See the module's head.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arena {
-    /// Its number in the zone.
+    /// The arena's number in the zone.
     pub(crate) id: u8,
     words: &'static [AtomicU64; ARENA_WORDS],
     blocks: Blocks,
@@ -52,8 +52,8 @@ pub(crate) struct HeldArena<'a, C: Cpus> {
     /// For the locks that are taken inside this one.
     pub(crate) pinned: &'a Pinned<C>,
     pub(crate) cpus: C,
-    /// Changes that are added to the zone when the lock is released: frames that became free, and
-    /// how many more pageblocks are split.
+    /// Changes that are added to the zone's counts when the lock is released: frames that became
+    /// free, and additional split pageblocks.
     freed: Cell<u64>,
     split: Cell<u64>,
     _held: Held<'a>,
@@ -95,7 +95,7 @@ impl Arena {
     fn word(self, owner: Owner, which: usize) -> &'static AtomicU64 {
         &self.words[LINE + owner as usize * OWNER_WORDS + which]
     }
-    /// The first block of a list.
+    /// The first pageblock of a list.
     pub(crate) fn first_of(self, owner: Owner, bucket: usize) -> Option<BlockId> {
         unlink(self.word(owner, bucket).get())
     }
@@ -103,12 +103,12 @@ impl Arena {
     fn buckets(self, owner: Owner) -> &'static AtomicU64 {
         self.word(owner, BUCKETS)
     }
-    /// For each order 1 to 8 a byte: the buckets of `owner` in which a block may have such a run.
-    /// The other buckets have none.
+    /// A byte for each order 1 to 8: the buckets of `owner` in which a block may have a run of that
+    /// order. Blocks in the other buckets have none.
     fn fits(self, owner: Owner) -> &'static AtomicU64 {
         self.word(owner, BUCKETS + 1)
     }
-    /// Blocks of `owner` that have free frames. A hint without the lock.
+    /// Number of blocks of `owner` that have free frames. A hint without the lock.
     pub(crate) fn listed(self, owner: Owner) -> u64 {
         self.word(owner, BUCKETS + 2).get()
     }
@@ -147,7 +147,7 @@ impl Arena {
         }
         self.word(owner, BUCKETS + 2).sub(1);
     }
-    /// Put a split block with something free on the list that its state names, or take it off.
+    /// Adds a split block with free frames to the list that its state names, or removes it.
     pub(crate) fn list(self, block: BlockId, state: BlockState) {
         if state.free() > 0 {
             self.enlist(block, state.owner(), state.bucket());
@@ -159,7 +159,7 @@ impl Arena {
             self.delist(block, state.owner(), state.bucket());
         }
     }
-    /// Write a split block's new state and keep it on the list it belongs on.
+    /// Writes a split block's new state and moves the block to the right list if necessary.
     pub(crate) fn update(self, block: BlockId, old: BlockState, new: BlockState) {
         self.blocks.set_state(block, new);
         // The free count minus 1, rounded: -1 for a block that is on no list.
@@ -178,7 +178,8 @@ impl Arena {
             self.note_fits(new.owner(), is as usize, new.hint());
         }
     }
-    /// Whether a split block is on the list that its state names, or on none with nothing free.
+    /// Whether a split block is on the list that its state names, or on no list if it has no free
+    /// frame.
     pub(crate) fn is_listed(self, block: BlockId) -> bool {
         let state = self.blocks.state(block);
         if state.free() == 0 || state.is_leaving() {
@@ -201,17 +202,17 @@ impl<'a, C: Cpus> HeldArena<'a, C> {
         let held = arena.lock_word().lock(pinned, cpus);
         Self { arena, zone, pinned, cpus, freed: Cell::new(0), split: Cell::new(0), _held: held }
     }
-    /// Returns another arena of the zone beside this one, or `None` if its lock is held.
+    /// Locks another arena of the zone in addition to this one; `None` if its lock is held.
     pub(crate) fn try_other(&self, arena: Arena) -> Option<Self> {
         let Self { zone, pinned, cpus, .. } = *self;
         let held = arena.lock_word().try_lock(pinned)?;
         Some(Self { arena, zone, pinned, cpus, freed: Cell::new(0), split: Cell::new(0), _held: held })
     }
-    /// So many more frames are free.
+    /// Counts so many more free frames.
     pub(crate) fn gain(&self, frames: u64) {
         self.freed.set(self.freed.get() + frames);
     }
-    /// A pageblock is split, or not any more.
+    /// Counts that a pageblock is split, or no longer split.
     pub(crate) fn begin_split(&self) {
         self.split.set(self.split.get().wrapping_add(1));
     }
@@ -293,7 +294,7 @@ mod tests {
         let buddy = Buddy::new(machine, managed, Options::default());
         Box::leak(Box::new(buddy.unwrap()))
     }
-    /// A pageblock in the first CPU's arena: of its 512 frames one is in use.
+    /// A pageblock in the first CPU's arena: one of its 512 frames is in use.
     fn one_in_use() -> (&'static Buddy<Model>, BlockId) {
         let buddy = two_cpus();
         let frame = take(buddy, 0);
@@ -312,7 +313,7 @@ mod tests {
         assert_eq!((BlockId::of(frame), buddy.blocks.state(block).arena()), (block, 1));
         let zone = buddy.zone(NodeId(0));
         assert_eq!([0, 1].map(|id| zone.arena(id).listed(Owner::Anon)), [0, 1]);
-        // The first CPU gives back into the other's arena.
+        // The first CPU frees into the other's arena.
         buddy.release(frame, Order::FRAME);
         buddy.drain_local();
         buddy.machine.on_cpu(CpuId(1), || buddy.drain_local());
@@ -326,10 +327,10 @@ mod tests {
         let mut own: Vec<_> = (0..200).map(|_| take(buddy, 1)).collect();
         let list = buddy.shapes.serving(Tag::new(Owner::Anon, Order::FRAME, NodeId(0))).unwrap();
         let half = buddy.shapes.shape(list).batch / 2;
-        // The most that the second CPU has at hand while it gives these back.
+        // The largest number of frames that the second CPU has available while it frees these.
         let most = |frames: &[Pfn]| {
             let give = |frame: &Pfn| {
-                // Sparse pageblocks are another matter.
+                // This test is not about sparse pageblocks.
                 buddy.pcp(CpuId(1)).set_sparse(None);
                 buddy.machine.on_cpu(CpuId(1), || buddy.release(*frame, Order::FRAME));
                 buddy.pcp(CpuId(1)).len(list)
@@ -339,7 +340,7 @@ mod tests {
         assert!(most(&own.split_off(100)) > half);
         most(&others[..100]);
         assert!(most(&others[100..200]) <= half);
-        // Until it needs some itself.
+        // The small limit lasts until the CPU needs blocks itself.
         let refilled = (0..100).map(|_| (own.push(take(buddy, 1)), buddy.pcp(CpuId(1)).len(list)).1).max();
         assert!(refilled > Some(half) && most(&own) > half);
         assert_eq!(buddy.misuses(), 0);
@@ -354,7 +355,7 @@ mod tests {
         let held = zone.lock_arena(zone.arena(0), &pinned, buddy.machine);
         let frame = thread::scope(|scope| scope.spawn(|| take(buddy, 1)).join().unwrap());
         assert_ne!(BlockId::of(frame), block);
-        // And it has not let go of a lock that it did not get.
+        // And it did not release a lock that it did not get.
         let other = zone.lock_arena(zone.arena(1), &pinned, buddy.machine);
         assert!(other.try_other(zone.arena(0)).is_none());
         assert!(other.try_other(zone.arena(0)).is_none());
@@ -370,7 +371,7 @@ mod tests {
         let reserved = zone.reserve(u64::MAX, 0, 0).unwrap();
         thread::scope(|scope| {
             let other = scope.spawn(|| take(buddy, 1));
-            // Time enough to give up, for a CPU that does not wait.
+            // Enough time for a CPU that does not wait to give up.
             thread::sleep(Duration::from_millis(50));
             held.gain(reserved);
             drop(held);

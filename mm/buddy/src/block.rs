@@ -1,15 +1,15 @@
-//! Pageblocks: 512 frames, a bitmap of the free ones in one cache line, and a word of state in the
-//! line beside it.
+//! Pageblocks: 512 frames, a bitmap of the free ones in one cache line, and a state word in the
+//! next line.
 //!
-//! **Invariant.** A pageblock is wholly on one side of the direct map. [`Fill::Free`] blocks are in
-//! their side's [`FreeSet`](crate::set::FreeSet) and their bitmaps mean nothing; [`Fill::Split`]
-//! blocks have one owner, `free` is the number of ones in the bitmap, and they are on the owner's
-//! list `bucket` exactly when `free` is not 0. All zeroes means free on the user's side, so fresh
-//! metadata describes memory without being touched.
+//! **Invariant.** A pageblock is completely inside or outside the direct map: its side.
+//! [`Fill::Free`] blocks are in their side's [`FreeSet`](crate::set::FreeSet) and their bitmaps
+//! mean nothing. [`Fill::Split`] blocks have one owner, `free` is the number of ones in the bitmap,
+//! and they are on the owner's list `bucket` exactly when `free` is not 0. All zeroes means free on
+//! the user's side, so zeroed metadata is valid without initialisation.
 //!
 //! A block that is not free belongs to an [arena](crate::arena), whose lock orders access to all of
-//! its words; a free block's, one on the move's and an offline one's are ordered by the zone's. The
-//! free set's position word always by the zone's.
+//! its words. The zone's lock orders access to the words of a free, moving or offline block, and
+//! always to the free set's position word.
 
 use core::sync::atomic::AtomicU64;
 
@@ -26,7 +26,7 @@ pub(crate) const BLOCK_WORDS: usize = 2 * BITMAP_WORDS;
 const STATE: usize = BITMAP_WORDS;
 const LINKS: usize = BITMAP_WORDS + 1;
 const POSITION: usize = BITMAP_WORDS + 2;
-/// Lists of split blocks per owner, by free frames: 1–64, 65–128, … 449–512.
+/// Number of lists of split blocks per owner, by free frames: 1–64, 65–128, … 449–512.
 pub(crate) const BUCKETS: usize = 8;
 
 /// A pageblock's number: frame number / 512.
@@ -45,9 +45,9 @@ impl BlockId {
 /// Use of a pageblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fill {
-    /// All free, in the free set of this side.
+    /// All frames are free; the block is in the free set of this side.
     Free(Side),
-    /// Handed out frame by frame to one owner.
+    /// Its frames are handed out one by one to one owner.
     Split,
     /// Handed out as a whole, alone or as a part of a larger block.
     Whole,
@@ -57,9 +57,9 @@ pub(crate) enum Fill {
     Offline,
 }
 
-/// A pageblock's word of state, lowest bits first: fill (3), owner (5), hint (4), leaving (1),
-/// residue (1), from bit 16 on the arena (6), and from bit 32 on the free frames, so that words
-/// compare as the free frames do.
+/// A pageblock's state word, lowest bits first: fill (3), owner (5), hint (4), leaving (1), residue
+/// (1), from bit 16 on the arena (6), and from bit 32 on the free frames, so that words compare as
+/// the free frames do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct BlockState(pub(crate) u64);
 
@@ -81,14 +81,14 @@ impl BlockState {
             Fill::Offline => 5,
         })
     }
-    /// The highest word of a block with so many free frames.
+    /// The highest state word of a block with so many free frames.
     pub(crate) const fn most(free: u64) -> Self {
         Self(((free + 1) << FREE) - 1)
     }
     pub(crate) const fn split(owner: Owner, free: u64) -> Self {
         Self::plain(Fill::Split).with_owner(owner).with_free(free).with_hint(PAGEBLOCK_ORDER)
     }
-    /// Handed out as a whole.
+    /// The state of a block that is handed out as a whole.
     pub(crate) const fn whole(side: Side) -> Self {
         Self::plain(Fill::Whole).with_owner(whole_class(side))
     }
@@ -110,28 +110,29 @@ impl BlockState {
     pub(crate) const fn plain_of(arena: u8) -> Self {
         Self::plain(Fill::Split).with_hint(PAGEBLOCK_ORDER).with_arena(arena)
     }
-    /// The state with one more free frame, if no larger run can come of it than the block is known
-    /// to have, and the block is split, stays, and is [of the arena](BlockState::plain_of).
+    /// The state with one more free frame. `None` if a larger run than the block is known to have
+    /// may result, or if the block is not split, is leaving, or is not [of the
+    /// arena](BlockState::plain_of).
     #[inline(always)]
     const fn plainly_more(self, plain: Self) -> Option<Self> {
         const LOOK: u64 = 7 | LEAVING | 15 << HINT | 63 << ARENA;
         if self.0 & LOOK == plain.0 { Some(Self(self.0 + (1 << FREE))) } else { None }
     }
-    /// Whether a block that has just got a frame back may be whole, or on another list than before:
-    /// of 64 counts two.
+    /// Whether a block whose frame was just freed may be whole, or belong on another list: true for
+    /// two of 64 counts.
     #[inline(always)]
     const fn may_move(self) -> bool {
         self.0 & 62 << FREE == 0
     }
-    /// The owner, for split blocks; one that stands for the side, for whole and moving ones.
+    /// The owner of a split block; for whole and moving blocks an owner that represents the side.
     pub(crate) const fn owner(self) -> Owner {
         Owner::from_bits((self.0 >> OWNER) as u32)
     }
-    /// Free frames, for split blocks.
+    /// The number of free frames of a split block.
     pub(crate) const fn free(self) -> u64 {
         self.0 >> FREE
     }
-    /// There is no run of a larger order than this; for split blocks.
+    /// For split blocks: there is no free run of a larger order than this.
     pub(crate) const fn hint(self) -> u32 {
         (self.0 >> HINT & 15) as u32
     }
@@ -151,8 +152,7 @@ impl BlockState {
     pub(crate) const fn with_hint(self, hint: u32) -> Self {
         Self(self.0 & !(15 << HINT) | (hint as u64) << HINT)
     }
-    /// Whether the block goes offline when the last of its frames comes back; it is on no list
-    /// then.
+    /// Whether the block goes offline when the last of its frames is freed; it is on no list then.
     pub(crate) const fn is_leaving(self) -> bool {
         self.0 & LEAVING != 0
     }
@@ -170,7 +170,7 @@ impl BlockState {
     pub(crate) const fn with_residue(self) -> Self {
         Self(self.0 | RESIDUE)
     }
-    /// As `other` says about residue.
+    /// This state with the residue bit of `other`.
     pub(crate) const fn with_residue_of(self, other: Self) -> Self {
         Self(self.0 | other.0 & RESIDUE)
     }
@@ -195,17 +195,17 @@ pub(crate) const fn whole_class(side: Side) -> Owner {
     }
 }
 
-/// Result of the simple way to put a frame back.
+/// Result of the fast path for freeing a frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PutPlain {
     Yes,
-    /// The frame was put back; the caller has to update the pageblock's state, which may move it to
+    /// The frame was freed; the caller has to update the pageblock's state, which may move it to
     /// another list.
     Moves {
         from: BlockState,
         to: BlockState,
     },
-    /// The simple way does not apply, and nothing has changed.
+    /// The fast path does not apply, and nothing has changed.
     No,
 }
 
@@ -236,9 +236,9 @@ impl Blocks {
     pub(crate) fn state_hint(self, frame: Pfn) -> BlockState {
         BlockState(self.words.get(BlockId::of(frame).0 as usize).map_or(0, |words| words[STATE].get()))
     }
-    /// Put a single frame back into a pageblock of the arena whose [plain](BlockState::plain_of)
-    /// blocks say `plain`, if that changes no more than its bit, its pageblock's count, and maybe
-    /// its list.
+    /// Frees a single frame of a pageblock of the arena whose [plain](BlockState::plain_of) blocks
+    /// have the word `plain`. Applies only if nothing else changes than its bit, its pageblock's
+    /// count, and maybe its list.
     #[inline]
     #[must_use]
     pub(crate) fn put_plain(self, frame: Pfn, plain: BlockState) -> PutPlain {
@@ -262,7 +262,7 @@ impl Blocks {
             _ => PutPlain::No,
         }
     }
-    /// The next and the previous block of its list.
+    /// The next and the previous block in the block's list.
     pub(crate) fn links(self, block: BlockId) -> (Option<BlockId>, Option<BlockId>) {
         let bits = self.word(block, LINKS).get();
         (unlink(bits & u64::from(u32::MAX)), unlink(bits >> 32))
@@ -270,7 +270,7 @@ impl Blocks {
     pub(crate) fn set_links(self, block: BlockId, next: Option<BlockId>, previous: Option<BlockId>) {
         self.word(block, LINKS).set(link(next) | link(previous) << 32);
     }
-    /// Where the block is in its free set: the set's own word.
+    /// The word in which a free set stores the block's position in the set.
     pub(crate) fn position(self, block: BlockId) -> &'static AtomicU64 {
         self.word(block, POSITION)
     }
@@ -326,9 +326,9 @@ enum Fit {
     Loose,
 }
 
-/// Take at most `most` aligned runs of 2^`order` ones out of `word`, only those that are no part of
-/// a larger run or all. Returns the rest of the word, and how many runs were taken. Each one's
-/// place goes to `each`.
+/// Takes at most `most` aligned runs of 2^`order` ones out of `word`: only runs that are not part
+/// of a larger run, or any. Returns the rest of the word and the number of runs. `each` gets each
+/// run's position.
 fn take_of(word: u64, order: usize, fit: Fit, most: u64, mut each: impl FnMut(u64)) -> (u64, u64) {
     let starts = starts(word, order);
     let found = starts & ALIGNED[order];
@@ -350,9 +350,9 @@ fn take_of(word: u64, order: usize, fit: Fit, most: u64, mut each: impl FnMut(u6
     (rest, taken)
 }
 
-/// Take at most `most` aligned runs of 2^`order` ones out of a bitmap, for orders up to 8; first
-/// those that are no part of a larger run. Fewer: there are no more. Each one's index in frames
-/// goes to `each`.
+/// Takes at most `most` aligned runs of 2^`order` ones out of a bitmap, for orders up to 8; first
+/// those that are not part of a larger run. If fewer are taken, there are no more. `each` gets each
+/// run's index in frames.
 pub(crate) fn take_runs(
     bitmap: &[AtomicU64; BITMAP_WORDS],
     order: u32,
@@ -361,7 +361,7 @@ pub(crate) fn take_runs(
 ) -> u64 {
     let mut taken = 0;
     if order >= 6 {
-        // As below, with a bit for each word.
+        // The same search as below, with one bit per word.
         let mut full =
             bitmap.iter().rev().fold(0, |full, word| full << 1 | u64::from(word.get() == u64::MAX));
         for fit in [Fit::Exact, Fit::Loose] {
@@ -390,8 +390,8 @@ pub(crate) fn take_runs(
     taken
 }
 
-/// Put a run back: the order of the largest aligned run that it is in now. `None`, and nothing
-/// changed, if one of its frames was free already.
+/// Frees a run. Returns the order of the largest aligned run that contains it now; `None`, without
+/// a change, if one of its frames was free already.
 #[must_use]
 pub(crate) fn put_run(bitmap: &[AtomicU64; BITMAP_WORDS], index: u64, order: u32) -> Option<u32> {
     let (first, at) = (index as usize / 64, index % 64);
@@ -436,8 +436,8 @@ fn merged_words(bitmap: &[AtomicU64; BITMAP_WORDS], first: usize, order: u32) ->
     (order..=PAGEBLOCK_ORDER).find(|order| !grows(order)).unwrap_or(PAGEBLOCK_ORDER)
 }
 
-/// How many aligned runs of each order 0 to 9 the bitmap holds as buddies: each free frame counts
-/// once, in the largest aligned run it is in.
+/// Returns the number of aligned runs of each order 0 to 9 in the bitmap, counted as buddies: each
+/// free frame counts once, in the largest aligned run it is in.
 pub(crate) fn count_runs(bitmap: &[AtomicU64; BITMAP_WORDS]) -> [u64; 10] {
     let mut counts = [0; 10];
     let mut full = 0u64;
@@ -483,7 +483,7 @@ mod tests {
     use super::*;
     use crate::rng::Rng;
 
-    /// The largest order whose aligned run around `index` is free, frame by frame.
+    /// The largest order whose aligned run around `index` is free, computed frame by frame.
     fn largest(bitmap: &[AtomicU64; BITMAP_WORDS], index: u64) -> u32 {
         let free = |n: u64| bitmap[n as usize / 64].get() & 1 << (n % 64) != 0;
         let whole =
@@ -510,7 +510,7 @@ mod tests {
                     "order {order}"
                 );
                 assert!(held[before..].iter().all(|(index, _)| index % (1 << order) == 0));
-                // No larger run is broken while there are enough of this size.
+                // No larger run may be broken while there are enough runs of this size.
                 let broken =
                     counts[order as usize + 1..].iter().ne(&count_runs(&bitmap)[order as usize + 1..]);
                 assert_eq!(broken, taken > counts[order as usize], "order {order}");

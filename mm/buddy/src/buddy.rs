@@ -1,4 +1,4 @@
-//! The allocator: requests in, blocks out, and back again.
+//! The allocator: serves requests with blocks, and takes blocks back.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -34,10 +34,10 @@ pub struct Buddy<M: Machine + PhysicalBytes> {
     pub(crate) bytes: Bytes,
     pub(crate) blocks: Blocks,
     pub(crate) zones: [Option<Zone>; MAX_NODES],
-    /// For each node, the nodes with memory by distance from it; `NONE` after the last.
+    /// For each node, the nodes with memory in order of distance; `NONE` after the last.
     pub(crate) nearest: [[u8; MAX_NODES]; MAX_NODES],
     /// The CPUs' lists for requests that they serve directly. Closed for CPUs that do not exist,
-    /// and where every block is [looked](Bytes::Looked) at.
+    /// and if every block's bytes are [accessed](Bytes::Looked).
     pub(crate) list_lines: ListLines,
     pub(crate) pcps: &'static [Pcp],
     /// For each CPU, its number among the CPUs whose lists hold the same node's blocks, which is
@@ -49,11 +49,11 @@ pub struct Buddy<M: Machine + PhysicalBytes> {
     pub(crate) misuses: AtomicU64,
     /// Pageblocks that were wiped on their way into the direct map.
     pub(crate) wiped: AtomicU64,
-    /// Whether the options' fault hook is asked.
+    /// Whether the options' fault hook is called.
     pub(crate) injecting: AtomicBool,
 }
 
-/// Whether the allocator touches the bytes of blocks that it hands out and gets back
+/// Whether the allocator accesses the bytes of blocks that it hands out and gets back
 /// (`page_alloc.check=fill`, `init_on_alloc`, `init_on_free`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Bytes {
@@ -80,7 +80,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
     /// As [`Buddy::allocate`], but no account pays.
     #[inline(always)]
     pub(crate) fn allocate_uncharged(&self, request: Request) -> Result<Pfn, OutOfMemory> {
-        // Taken apart here, so that it never has to be in memory for a hit.
+        // Destructured here, so that the request never has to be in memory for a hit.
         let Request { owner, order, content, policy, pressure } = request;
         match policy {
             NodePolicy::Local => match self.hit(owner, order, content) {
@@ -90,8 +90,8 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
             _ => self.take_by_policy(request),
         }
     }
-    /// Asks the options' fault hook about each request from now on. Until then a request that a
-    /// list serves costs no more: asking makes the lists serve no request.
+    /// From now on asks the options' fault hook about each request. For this the lists stop serving
+    /// requests. Until then the hook costs nothing for a request that a list serves.
     pub fn inject_faults(&self) {
         self.injecting.store(true, Ordering::Relaxed);
         self.pcps.iter().for_each(Pcp::serve_nobody);
@@ -100,7 +100,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         self.injecting.load(Ordering::Relaxed)
             && self.options.fault_hook.is_some_and(|hook| hook(request.owner, request.order))
     }
-    /// A block of this CPU's list.
+    /// Returns a block from this CPU's list.
     #[inline(always)]
     fn hit(&self, owner: Owner, order: Order, content: Content) -> Option<Pfn> {
         let pinned = self.machine.pin();
@@ -118,8 +118,8 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         Some(block)
     }
 
-    /// Take back a block. Anything that is not a block of the allocator's in this size is reported
-    /// as [`Misuse`] and left alone.
+    /// Frees a block. Anything that is not an allocated block of this size is reported as
+    /// [`Misuse`] and left unchanged.
     #[inline(always)]
     pub fn release(&self, block: Pfn, order: Order) {
         if self.machine.charges_frames() {
@@ -167,7 +167,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         }
     }
 
-    /// Not from a list.
+    /// Takes a block that no list has.
     #[cold]
     #[inline(never)]
     fn take_slowly(
@@ -179,7 +179,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
     ) -> Result<Pfn, OutOfMemory> {
         self.take_by_policy(Request { owner, order, content, pressure, policy: NodePolicy::Local })
     }
-    /// A free block has an owner: it is left to that owner.
+    /// Reports a free block that has an owner; the block is left to that owner.
     #[cold]
     #[inline(never)]
     fn report_owned(&self, block: Pfn) {
@@ -205,9 +205,9 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
             }
         }
     }
-    /// A block that is not the caller's; or of another owner than the last of its size; or has no
-    /// place in the lists: too large, of another node, or the list is full; or whose bytes are to
-    /// be written over.
+    /// Frees a block in the less common cases. The block is not the caller's, or has another owner
+    /// than the last one of its size. Or it has no place in the lists (too large, of another node,
+    /// or the list is full). Or its bytes are to be overwritten.
     #[cold]
     #[inline(never)]
     fn release_slowly(&self, pinned: Pinned<M>, block: Pfn, order: Order) {
@@ -226,7 +226,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         self.trace_owner(block, order, (tag.owner(), Owner::Free));
         let Some(list) = self.shapes.serving(tag) else {
             pcp.count_passed_back(tag.owner(), order.frames());
-            // No list ever holds such a block: its pageblock gets it at once.
+            // Lists never hold such a block: it is returned to its pageblock at once.
             return self.give_back_one(&pinned, node, block, order);
         };
         pcp.set_guess(list);
@@ -238,14 +238,14 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
             let shape = self.shapes.shape(list);
             let count = shape.batch.min(pcp.len(list));
             let others = self.drain_list(&pinned, pcp, list, count);
-            // A CPU that gives back blocks of other CPUs keeps few of them in its list. Mixed with
-            // its own, they would go back one by one later, and each pageblock's words from CPU to
-            // CPU with them. This lasts until the next refill.
+            // A CPU that frees blocks of other CPUs keeps few of them in its list. Mixed with its
+            // own blocks they would later be returned one by one, and each pageblock's words would
+            // move from CPU to CPU. This lasts until the next refill.
             let room = if others > count / 2 { (shape.batch / 2).max(1) } else { shape.room };
             pcp.set_room(list, room);
             if order == Order::FRAME && !self.zone(node).is_balanced() {
-                // More comes in than goes out: all of it goes home by way of this list. Until the
-                // next refill or tick.
+                // More blocks are freed here than taken: until the next refill or tick, all of them
+                // return to their pageblocks through this list.
                 pcp.set_sparse(None);
             }
             if pcp.push(list, block) {
@@ -259,8 +259,8 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         }
     }
 
-    /// Hands out from now on frames that were reserved at boot: the initial RAM disk, say. Frames
-    /// of `frames` that are not reserved are reported.
+    /// From now on hands out frames that were reserved at boot, for example those of the initial
+    /// RAM disk. Frames of `frames` that are not reserved are reported.
     pub fn release_reserved(&self, frames: PfnRange) {
         let pinned = self.machine.pin();
         for frame in frames.iter() {
@@ -283,14 +283,14 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
     pub(crate) fn pcp(&self, cpu: CpuId) -> &'static Pcp {
         &self.pcps[usize::from(cpu.0)]
     }
-    /// The arena of a zone that this CPU takes frames out of.
+    /// The arena of a zone from which this CPU takes frames.
     pub(crate) fn arena(&self, pinned: &Pinned<M>, zone: &Zone) -> Arena {
         zone.arena(self.slots[usize::from(pinned.cpu().0) % MAX_CPUS].into())
     }
     pub(crate) fn zone(&self, node: NodeId) -> &Zone {
         self.zones[usize::from(node.0)].as_ref().expect("a frame's node has a zone")
     }
-    /// Reports a block that is not as its giver claims.
+    /// Reports a block that does not match its caller's claim.
     #[cold]
     #[inline(never)]
     fn refuse(&self, block: Pfn, order: Order) {
@@ -347,7 +347,7 @@ impl<M: Machine + PhysicalBytes> FrameSource for &'static Buddy<M> {
     }
 }
 
-/// Records an owner's change. Not in line: what hands frames out stays short.
+/// Records an owner's change. Not inlined, so that the code that hands out frames stays short.
 #[cold]
 #[inline(never)]
 fn record_owner(machine: impl Machine, block: Pfn, order: Order, (from, to): (Owner, Owner)) {

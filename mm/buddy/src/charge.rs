@@ -1,9 +1,9 @@
 //! Blocks that are charged to accounts.
 //!
-//! A block of an owner that is [charged](freehold_frame::Owner::is_charged) is paid for before it
-//! is looked for. Each of its frames records the account that paid, since its pieces may be given
-//! back one by one. The [`Ledger`](crate::Ledger) decides which account pays, and whether it may.
-//! Until frames are charged this costs a no-op on the way out and one on the way back.
+//! A block of an owner that is [charged](freehold_frame::Owner::is_charged) is charged before the
+//! search for it. Each of its frames records the charged account, since its pieces may be freed one
+//! by one. The [`Ledger`](crate::Ledger) decides which account is charged, and whether its limit
+//! allows it. Until charges begin, this costs a no-op per allocation and one per free.
 //!
 //! A frame that was handed out before charges began is charged to no account: its record reads as
 //! [`AccountId::ROOT`].
@@ -14,7 +14,7 @@ use freehold_machine::{Machine, Pfn, PhysicalBytes};
 use crate::{Bill, Buddy};
 
 impl<M: Machine + PhysicalBytes> Buddy<M> {
-    /// As [`Buddy::allocate`], which charges the caller's account: `payer` is charged.
+    /// As [`Buddy::allocate`], but charges `payer` instead of the caller's account.
     ///
     /// # Errors
     /// [`OutOfMemory`]; never waits for memory.
@@ -46,8 +46,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         block
     }
 
-    /// Gives back the charge of a block that is about to be free. A block that cannot be
-    /// given back keeps its charge.
+    /// Uncharges a block that is about to be freed. A block that cannot be freed keeps its charge.
     #[cold]
     #[inline(never)]
     pub(crate) fn uncharge(&self, block: Pfn, order: Order) {

@@ -1,7 +1,7 @@
-//! Blocks on their way from the per-CPU lists back to their pageblocks.
+//! Returns blocks from the per-CPU lists to their pageblocks.
 //!
-//! Only a CPU touches its lists, so only it can drain them: others ask ([`Buddy::request_drain`]),
-//! and it answers when it runs out or polls.
+//! Only the CPU itself accesses its lists, so only it can drain them. Others request this
+//! ([`Buddy::request_drain`]), and the CPU does it when its lists run out or it polls.
 
 use core::sync::atomic::AtomicU64;
 
@@ -16,26 +16,26 @@ use crate::shape::LISTS;
 use crate::word::Plain;
 use crate::zone::{NotTaken, Zone};
 
-/// Most blocks that go back to an arena under one hold of its lock.
+/// Largest number of blocks that are returned to an arena under one hold of its lock.
 const DRAIN_CHUNK: u64 = 512;
 
-/// A CPU whose lists had no surplus idles so many times before they are looked through again: a
-/// look reads a line of each list, and its surplus goes back at once when another CPU asks for it.
+/// If a CPU's lists had no surplus, the CPU idles this many times before it checks them again. A
+/// check reads a line of each list. If another CPU requests the surplus, it is returned at once.
 const PAUSE: u64 = 7;
 
 /// Next step of a CPU that [polls](Buddy::poll).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Moment {
-    /// Go on with work after a timer tick.
+    /// The CPU continues its work after a timer tick.
     Tick,
-    /// Halt until something happens.
+    /// The CPU halts until the next interrupt.
     Idle,
 }
 
 impl<M: Machine + PhysicalBytes> Buddy<M> {
-    /// Serve what other CPUs asked of this one; and before it idles, give back all if its node is
-    /// short of memory, else a part of what its lists have not needed since. In task context, on
-    /// the way back to user mode after an interrupt and on the way to idle.
+    /// Serves requests of other CPUs. Before this CPU idles, it returns all blocks if its node is
+    /// short of memory, else a part of those that its lists did not need since the last time.
+    /// Called in task context, on return to user mode after an interrupt and before idling.
     pub fn poll(&self, moment: Moment) {
         let pinned = self.machine.pin();
         let pcp = self.pcp(pinned.cpu());
@@ -52,7 +52,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         } else if pcp.pause() > 0 {
             pcp.set_pause(pcp.pause() - 1);
         } else {
-            // Each sleep of a program that waits for a device comes by here.
+            // This code runs at each sleep of a program that waits for a device.
             let mut changed = pcp.shrink_all();
             for list in 0..LISTS {
                 let surplus = pcp.len(list).saturating_sub(self.shapes.shape(list).batch);
@@ -64,18 +64,18 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
             pcp.set_pause(if changed > 0 { 0 } else { PAUSE });
         }
     }
-    /// Give back all that this CPU's lists hold.
+    /// Returns all blocks of this CPU's lists.
     pub fn drain_local(&self) {
         let pinned = self.machine.pin();
         let cpu = pinned.cpu();
         self.drain_pcp(&pinned, self.pcp(cpu));
     }
-    /// Ask every CPU to give back what its lists hold, when it next polls or runs out.
+    /// Asks every CPU to return the blocks of its lists when it next polls or runs out.
     pub fn request_drain(&self) {
         (0..self.cpus).for_each(|cpu| self.pcp(CpuId(cpu as u16)).request_drain());
     }
-    /// Give back `count` of a list's blocks, or all. How many of them were of other CPUs'
-    /// pageblocks.
+    /// Returns `count` of a list's blocks, or all, to their pageblocks. The result is the number of
+    /// blocks from other CPUs' pageblocks.
     pub(crate) fn drain_list(&self, pinned: &Pinned<M>, pcp: &Pcp, list: usize, mut count: u64) -> u64 {
         let shape = self.shapes.shape(list);
         let zone = self.zone(pcp.node());
@@ -95,7 +95,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         pcp.shrink_all();
         self.send_home(pinned, pcp);
     }
-    /// Put all that waits to go home where it belongs.
+    /// Returns all waiting blocks to their pageblocks.
     pub(crate) fn send_home(&self, pinned: &Pinned<M>, pcp: &Pcp) {
         let waiting = pcp.homeward();
         let order_of = |entry: &AtomicU64| homeward(entry).1.order().log2();
@@ -109,9 +109,9 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         }
         pcp.clear_homeward();
     }
-    /// Put blocks back into their pageblocks, arena by arena: with one hold of a lock for all of
-    /// them that belong to the same. Either all are whole pageblocks or none is. Leaves their
-    /// places in disorder. How many did not belong to this CPU's.
+    /// Returns blocks to their pageblocks, arena by arena: each arena's lock is held once for all
+    /// its blocks. Either all blocks are whole pageblocks or none is. Reorders the places. Returns
+    /// the number of blocks that were not of this CPU's arena.
     fn put_all(
         &self,
         pinned: &Pinned<M>,
@@ -146,7 +146,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
                 match put {
                     Ok(()) => {}
                     Err(NotTaken::Elsewhere) => {
-                        // With the others that are for another arena.
+                        // It stays with the others that belong to another arena.
                         rest[left].set(place.get());
                         left += 1;
                     }
@@ -165,7 +165,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         }
         others
     }
-    /// Put a block back, of any order: the larger ones pageblock by pageblock.
+    /// Returns a block of any order to its pageblock; a larger one pageblock by pageblock.
     pub(crate) fn give_back_one(&self, pinned: &Pinned<M>, node: NodeId, block: Pfn, order: Order) {
         let part = order.log2().min(PAGEBLOCK_ORDER);
         for start in (0..order.frames()).step_by(1 << part) {

@@ -11,18 +11,18 @@ use crate::block::{BlockId, BlockState};
 use crate::misuse::Misuse;
 use crate::options::{Check, Wipe};
 
-/// Byte that free frames are filled with: that of Linux' page poisoning, which readers know.
+/// Byte with which free frames are filled: the well-known one of Linux' page poisoning.
 const PATTERN: u8 = 0xaa;
 
 impl<M: Machine + PhysicalBytes> Buddy<M> {
-    /// Writes over a block that is about to be free.
+    /// Overwrites a block that is about to be freed.
     #[cold]
     pub(crate) fn scrub(&self, block: Pfn, freed: Freed) {
-        // Zeroes are a pattern as well as any.
+        // Zeroes can serve as the pattern.
         let byte = if self.options.init_on_free == Wipe::Always { 0 } else { PATTERN };
         for frame in PfnRange::new(block, block.offset(freed.order.frames())).iter() {
             self.machine.with_bytes(frame, |bytes| bytes.fill(byte));
-            // Every frame of the block says that it was filled, not only the first.
+            // Every frame's record, not only the first's, notes that it was filled.
             if frame != block
                 && self.options.check == Check::Fill
                 && let Some(record) = self.table.get(frame)
@@ -31,9 +31,9 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
             }
         }
     }
-    /// Writes over bytes that programs left in a free pageblock that is about to enter the direct
-    /// map. The block is moving: no other CPU has it. A block whose frames were written over as
-    /// they were freed has no such bytes.
+    /// Overwrites programs' bytes in a free pageblock that is about to enter the direct map. The
+    /// block is moving: no other CPU has it. A block whose frames were overwritten when they were
+    /// freed has no such bytes.
     pub(crate) fn wipe_residue(&self, block: BlockId) {
         let state: BlockState = self.blocks.state(block);
         let scrubbed = self.options.init_on_free == Wipe::Always || self.options.check == Check::Fill;
@@ -46,7 +46,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
     pub fn wiped_pageblocks(&self) -> u64 {
         self.wiped.load(Ordering::Relaxed)
     }
-    /// Checks that a free block was not written.
+    /// Checks that a free block was not written to.
     #[cold]
     pub(crate) fn verify(&self, block: Pfn, order: Order) {
         if self.options.check != Check::Fill {

@@ -1,5 +1,5 @@
-//! A block that no list has: by the request's policy from a node's zone, with a refill of the list
-//! that serves it.
+//! Finds a block that no list has: in a node's zone, by the request's policy. Also refills the list
+//! that serves such requests.
 //!
 //! Random bits are drawn before any lock. [`zone`](crate::zone) describes the steps under an
 //! arena's lock, and their order.
@@ -25,25 +25,26 @@ use crate::zone::Zone;
 /// Below this many frames a zone shares split blocks between CPUs and owners before it opens new
 /// ones: 128 MiB.
 const FRUGAL: u64 = 64 << PAGEBLOCK_ORDER;
-/// A zone with more free frames than this many times the low watermark is not short, for any use.
+/// A zone with more free frames than this many times the low watermark is not short of memory for
+/// any request.
 const NEAR: u64 = 16;
-/// Pageblocks of an owner with something free that a CPU's arena keeps when others have none: one
-/// that it takes from, and the next.
+/// Number of an owner's pageblocks with free frames that a CPU's arena keeps when others have none:
+/// one from which it takes, and the next.
 const KEPT: u64 = 2;
-/// Most frames that are adopted at once.
+/// Largest number of frames that are adopted at once.
 const ADOPTED: u64 = PAGEBLOCK_FRAMES;
 
-/// Next step after neither a CPU's own arena nor memory that it gets without waiting had a block.
+/// Next step if neither a CPU's own arena nor memory available without waiting has a block.
 enum NextAttempt {
-    /// There was one.
+    /// A block was found.
     Done,
-    /// Pageblocks are to change sides.
+    /// Pageblocks have to enter or leave the direct map.
     Move(Moving),
-    /// Others move pageblocks, which will be there in a moment.
+    /// Other CPUs are moving pageblocks, which will be available in a moment.
     Wait,
     /// Only other arenas and other owners have free frames.
     Scrape,
-    /// There is none.
+    /// There is no block.
     Fail,
 }
 
@@ -57,7 +58,8 @@ struct Search {
     allowed: NodeSet,
 }
 
-/// A trip to one zone for the wished blocks, and how many frames must stay free there.
+/// A search for the requested blocks in one zone, and the number of frames that must stay free
+/// there.
 pub(crate) struct Trip<'a, M: Machine + PhysicalBytes> {
     pub(crate) pinned: &'a Pinned<M>,
     pub(crate) zone: &'a Zone,
@@ -66,15 +68,15 @@ pub(crate) struct Trip<'a, M: Machine + PhysicalBytes> {
 }
 
 impl<M: Machine + PhysicalBytes> Trip<'_, M> {
-    /// Reserves up to `want` of the wished blocks; how many.
+    /// Reserves up to `want` of the requested blocks; returns the number.
     pub(crate) fn reserve(&self, want: u64) -> Option<u64> {
         self.zone.reserve(want, self.wanted.order, self.floor)
     }
 }
 
 impl<M: Machine + PhysicalBytes> Buddy<M> {
-    /// A block from the zones, by the request's policy; with a refill of the list that serves it,
-    /// if there is one.
+    /// Takes a block from the zones by the request's policy. Also refills the list that serves such
+    /// requests, if there is one.
     pub(crate) fn find(&self, pinned: &Pinned<M>, request: Request) -> Result<(Pfn, NodeId), OutOfMemory> {
         let cpu = pinned.cpu();
         let pcp = self.pcp(cpu);
@@ -91,11 +93,11 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         if pcp.drain_requested() {
             self.drain_pcp(pinned, pcp);
         }
-        // Blocks that wait to go home may be just those that are asked for, and still occupy their
+        // Blocks that wait to be returned may be the requested ones, and they still occupy their
         // near-cache bins.
         self.send_home(pinned, pcp);
-        // Before any lock: the generator may have one of its own. A list's refill draws a new key;
-        // a single block is drawn with the last search's seed.
+        // Drawn before any lock: the generator may have a lock of its own. A list's refill draws a
+        // new key; a single block is drawn with the last search's seed.
         let mut rng = match list {
             Some(_) => Rng::new(self.machine.random_u64()),
             None => Rng::new(pcp.key()),
@@ -117,7 +119,8 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
                 }
             }
             if !last_try {
-                // Blocks in this CPU's other lists may make a whole block, or serve the request.
+                // Blocks in this CPU's other lists may complete a whole block, or serve the
+                // request.
                 self.drain_pcp(pinned, pcp);
                 self.request_drain();
                 let zones = self.zones.iter().flatten().filter(|zone| allowed.contains(zone.node));
@@ -130,8 +133,8 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         Err(OutOfMemory)
     }
 
-    /// A block from a node's zone, if there is one. If that is the CPU's own node, the list gets
-    /// what it has room for.
+    /// Takes a block from a node's zone, if there is one. If that is the CPU's own node, the list
+    /// is filled up too.
     fn find_on(&self, node: NodeId, pinned: &Pinned<M>, search: &Search, rng: &mut Rng) -> Option<Pfn> {
         let &Search { request, list, first, allowed } = search;
         let (cpu, zone) = (pinned.cpu(), self.zone(node));
@@ -154,10 +157,11 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         let block = match (refill, list) {
             (Some(list), _) => {
                 if pcp.is_random(list) || (order == 0 && zone.has_groups()) {
-                    // In a row, where hits will come at random: so the records are read ahead.
+                    // Reads the records ahead in sequence, because later hits will access them at
+                    // random.
                     self.table.warm(output.since(0));
                 } else {
-                    // By address: the last one comes out first.
+                    // In order of addresses: the list hands out its last entry first.
                     output.reverse();
                 }
                 pcp.fill(list, output.len());
@@ -180,15 +184,15 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         Some(block.expect("at least one block was taken"))
     }
 
-    /// Whether less is left for programs than the low watermark, or too little for the kernel. That
-    /// takes a look at the kernel's pageblocks, so not while there is much.
+    /// Whether less than the low watermark is left for programs, or too little for the kernel. The
+    /// check has to count the kernel's pageblocks, so it is skipped while much memory is free.
     fn is_short(&self, pinned: &Pinned<M>, zone: &Zone) -> bool {
         let low = zone.marks().low;
         zone.free() < NEAR * low
             && (self.free_for_programs(pinned, zone) < low || zone.leaves_kernel_nothing())
     }
-    /// Free frames of a zone that programs can get: those in the kernel's split pageblocks are
-    /// none.
+    /// Free frames of a zone that programs can get: all except those in the kernel's split
+    /// pageblocks.
     pub(crate) fn free_for_programs(&self, pinned: &Pinned<M>, zone: &Zone) -> u64 {
         let of_kernel = |arena| zone.lock_arena(arena, pinned, self.machine).free_of_kernel();
         let of_kernel = zone.arenas().map(of_kernel).sum();
@@ -204,7 +208,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         }
     }
 
-    /// The node to begin with, and those that may be used at all.
+    /// Returns the node to begin with, and the nodes that may be used at all.
     fn preference(&self, policy: NodePolicy, home: u8, cpu: CpuId) -> (u8, NodeSet) {
         let nodes = self.topology.node_count() as u8;
         let known = |node: NodeId| if node.0 < nodes { node.0 } else { home };
@@ -216,13 +220,13 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         }
     }
 
-    /// Take blocks out of `zone` until the output has all it wants, or at least one.
+    /// Takes blocks out of `zone` until the output has all requested blocks, or at least one.
     fn take_from(&self, pinned: &Pinned<M>, zone: &Zone, request: &Request, draw: &mut Draw<'_, '_>) {
         let &Request { owner, pressure, .. } = request;
         let (side, order) = (owner.side(), request.order.log2());
         let floor = match pressure {
-            // User memory stops first: the memory that a system call needs to end well is still
-            // there.
+            // Allocation of user memory stops first, so that memory is left for system calls to
+            // complete.
             Pressure::Normal if owner.is_user() => zone.marks().min,
             Pressure::Normal => zone.marks().min / 2,
             Pressure::Reserve => 0,
@@ -253,8 +257,8 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
             }
         }
     }
-    /// Take what there is without letting go of the arena's lock; how many blocks that were. Their
-    /// frames, and those of all that are wanted, are reserved.
+    /// Takes available blocks without releasing the arena's lock; returns their number. The frames
+    /// of all requested blocks have been reserved.
     fn take_here(
         &self,
         zone: &Zone,
@@ -266,8 +270,8 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         let side = owner.side();
         let may_open = zone.may_open(&wanted);
         if order < PAGEBLOCK_ORDER {
-            // A block that is opened is taken from before another CPU sees it: split blocks with
-            // all frames free do not exist outside of the lock.
+            // Frames are taken from an opened block before another CPU sees it: outside the lock no
+            // split block has all frames free.
             loop {
                 let mut taken = zone.take(held, wanted, draw);
                 if taken == 0 && self.adopt(zone, held, wanted) {
@@ -304,8 +308,8 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         };
         (next, 0)
     }
-    /// Adopt pageblocks of the wanted owner from another arena that can spare some. Whether there
-    /// was one.
+    /// Adopts pageblocks of the wanted owner from another arena that can spare some; returns
+    /// whether any were found.
     fn adopt(&self, zone: &Zone, held: &HeldArena<'_, M>, wanted: TakeRequest) -> bool {
         let keep = if zone.managed() < FRUGAL { 0 } else { KEPT };
         let others = (1..zone.arenas().len()).map(|step| zone.arena(usize::from(held.id) + step));
@@ -315,16 +319,17 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
             giver.is_some_and(|giver| held.adopt_from(&giver, wanted, frames, keep))
         })
     }
-    /// Take from another owner of the same side.
+    /// Takes frames from pageblocks of another owner on the same side.
     fn take_stolen(
         zone: &Zone,
         held: &HeldArena<'_, M>,
         wanted: TakeRequest,
         draw: &mut Draw<'_, '_>,
     ) -> u64 {
-        // The lowest: chance decides among the owner's own.
+        // Takes the lowest frames here; random choice is only used in the owner's own pageblocks.
         let rng = draw.rng.take();
-        // A candidate only may have a run: each look that finds none marks its block, so this ends.
+        // A candidate is not certain to have a run. Each search that finds none marks the block, so
+        // this ends.
         while let Some(owner) = zone.steal(held, wanted) {
             let got = zone.take(held, TakeRequest { owner, effort: Effort::Far, ..wanted }, draw);
             if got > 0 {
@@ -335,7 +340,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         draw.rng = rng;
         0
     }
-    /// No pageblock is free: takes free frames of any arena, this CPU's first.
+    /// No pageblock is free: takes free frames of any arena, beginning with this CPU's.
     fn scrape(&self, trip: &Trip<'_, M>, first: Arena, draw: &mut Draw<'_, '_>) {
         let &Trip { pinned, zone, wanted, .. } = trip;
         for step in 0..zone.arenas().len() {
@@ -352,8 +357,9 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
             }
         }
     }
-    /// Take pageblocks into or out of the direct map, neighbours in one step. Bytes of programs are
-    /// wiped before the kernel's map shows them. No lock is held, and interrupts are on.
+    /// Moves pageblocks into or out of the direct map, adjacent ones in one step. Programs' bytes
+    /// are wiped before the pageblock enters the kernel's map. No lock is held, and interrupts are
+    /// on.
     pub(crate) fn change_side(&self, moved: &mut [BlockId], to: Side) {
         moved.sort_unstable();
         for run in moved.chunk_by(|a, b| a.0 + 1 == b.0) {

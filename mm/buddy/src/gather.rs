@@ -1,5 +1,5 @@
-//! Blocks larger than a pageblock, up to 1 GiB: gathered from free pageblocks that happen to lie
-//! side by side.
+//! Blocks larger than a pageblock, up to 1 GiB: combined from free pageblocks that happen to be
+//! adjacent.
 
 use freehold_machine::{Machine, PAGEBLOCK_ORDER, PhysicalBytes};
 
@@ -10,7 +10,7 @@ use crate::output::OutputSlice;
 use crate::take::TakeRequest;
 
 impl<M: Machine + PhysicalBytes> Buddy<M> {
-    /// Takes one block of the wished order, above a pageblock's, if there is one.
+    /// Takes one block of the requested order, which is above a pageblock's, if there is one.
     pub(crate) fn gather(&self, trip: &Trip<'_, M>, out: &mut OutputSlice<'_>) {
         let &Trip { pinned, zone, wanted: TakeRequest { owner, order, .. }, .. } = trip;
         let side = owner.side();
@@ -22,8 +22,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         let Some(first) = zone.find_neighbours(&held, count) else { return zone.gain(1 << order) };
         zone.begin_gather(&held, first, count);
         drop(held);
-        // No other CPU has the blocks now; those that are on the wrong side change it without the
-        // lock.
+        // No other CPU has the blocks now; those on the wrong side are moved without the lock.
         for id in first.0..first.0 + count {
             let block = BlockId(id);
             if zone.gathered_from(block) != side {

@@ -1,20 +1,20 @@
-//! Memory that comes and goes: plugged and unplugged by whole pageblocks (virtio-mem), within what
-//! the frame table spans.
+//! Hotplug of memory: whole pageblocks are plugged and unplugged (virtio-mem), within the range of
+//! the frame table.
 //!
-//! **Protocol.** [`Buddy::unplug`] takes every free pageblock of a range out at once and marks the
-//! others *leaving*: none of their frames is handed out again, and the last one that comes back
-//! takes the pageblock out. The caller moves or waits for what [`Buddy::still_used`] counts.
-//! [`Buddy::plug`] brings a range (back) in, with its pageblocks in any state. A pageblock that
-//! comes in joins its free set. From that moment it is shuffled and placed as every other.
+//! **Protocol.** [`Buddy::unplug`] removes every free pageblock of a range at once and marks the
+//! others *leaving*: none of their frames is handed out again, and when the last frame is freed,
+//! the pageblock is removed. The caller moves, or waits for, the frames that [`Buddy::still_used`]
+//! counts. [`Buddy::plug`] adds a range (again), with its pageblocks in any state. A plugged
+//! pageblock joins its free set. From that moment it is shuffled and placed like every other.
 //!
-//! Only programs' memory can leave: a pageblock on the kernel's side refuses, and so does one on
-//! the user's side with a frame of another owner (a kernel stack), since nothing moves those. So
-//! pageblocks for them are taken from memory that is there for ever, as long as there are free
-//! ones.
+//! Only programs' memory can be unplugged. A pageblock on the kernel's side cannot, and neither can
+//! one on the user's side that has a frame of another owner (a kernel stack), since such frames
+//! cannot be moved. So pageblocks for them are taken from memory that is never unplugged, as long
+//! as it has free ones.
 //!
 //! Ranges of the topology that are [`Pluggable`](freehold_machine::topology::Presence::Pluggable)
-//! begin as if they had been unplugged. Their frame records are not looked at while they are out: a
-//! kernel may have no memory for them then.
+//! begin as if they had been unplugged. Their frame records are not accessed while they are
+//! unplugged: a kernel may have no memory for the records then.
 
 use freehold_frame::{FrameState, Side};
 use freehold_machine::{Machine, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PfnRange, PhysicalBytes};
@@ -34,8 +34,8 @@ pub enum PlugError {
 }
 
 impl<M: Machine + PhysicalBytes> Buddy<M> {
-    /// Take `range` out as far as it is free and keep the rest from being handed out again. Frames
-    /// still in use.
+    /// Removes the free part of `range` and keeps the rest from being handed out again. Returns the
+    /// number of frames still in use.
     ///
     /// # Errors
     /// [`PlugError`]; nothing has changed then.
@@ -52,7 +52,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         }
         blocks_of(range).for_each(|block| zone.begin_leave(&held, block));
         drop(held);
-        // Free memory of the kernel's side has no owner now, but is still in the direct map.
+        // The free memory of the kernel's side that was just removed is still in the direct map.
         for block in blocks_of(range) {
             if self.blocks.state(block).fill() == Fill::Moving {
                 self.change_side(&mut [block], Side::User);
@@ -62,8 +62,8 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         drop(pinned);
         Ok(self.still_used(range))
     }
-    /// Whether a split pageblock of programs has a frame of another owner: one that was taken when
-    /// there was no other.
+    /// Whether a split pageblock of programs has a frame of another owner: a frame that was taken
+    /// when no other was free.
     fn holds_fixed(&self, block: BlockId) -> bool {
         let end = block.start().offset(PAGEBLOCK_FRAMES);
         let mut frame = block.start();
@@ -76,16 +76,16 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         }
         false
     }
-    /// Whether all of `range` is free or out: then [`Buddy::unplug`] finds nothing in use. A hint
-    /// while others work; frames in per-CPU lists are not free.
+    /// Whether all of `range` is free or unplugged: then [`Buddy::unplug`] finds nothing in use. A
+    /// hint while others work; frames in per-CPU lists are not free.
     pub fn is_free(&self, range: PfnRange) -> bool {
         blocks_of(range).all(|block| matches!(self.blocks.state(block).fill(), Fill::Free(_) | Fill::Offline))
     }
-    /// Whether none of `range` is there.
+    /// Whether all of `range` is unplugged.
     pub fn is_out(&self, range: PfnRange) -> bool {
         blocks_of(range).all(|block| self.blocks.state(block).fill() == Fill::Offline)
     }
-    /// Frames of `range` that have not come back since [`Buddy::unplug`].
+    /// Frames of `range` that have not been freed since [`Buddy::unplug`].
     pub fn still_used(&self, range: PfnRange) -> u64 {
         let used = |block| match self.blocks.state(block) {
             state if state.fill() == Fill::Offline => 0,
@@ -94,7 +94,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         };
         blocks_of(range).map(used).sum()
     }
-    /// Bring `range` in: memory that was unplugged, or is on its way out.
+    /// Adds `range`: memory that was unplugged, or is being unplugged.
     ///
     /// # Errors
     /// [`PlugError::NotPageblocks`].
@@ -175,7 +175,7 @@ impl Zone {
         self.change_present(held, Plain::add);
         self.leaving.sub(PAGEBLOCK_FRAMES);
     }
-    /// Frames of pageblocks that are out, or on their way out.
+    /// Frames of pageblocks that are unplugged, or being unplugged.
     pub(crate) fn leaving(&self) -> u64 {
         self.leaving.get()
     }

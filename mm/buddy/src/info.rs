@@ -7,7 +7,7 @@ use crate::block::{BlockId, Fill, count_runs};
 use crate::zone::{Watermarks, Zone};
 use crate::{Buddy, Options};
 
-/// Orders that [`ZoneInfo::free_blocks`] tells apart: 0 to 10, as /proc/buddyinfo has them.
+/// Number of orders in [`ZoneInfo::free_blocks`]: 0 to 10, as in /proc/buddyinfo.
 pub const ORDERS: usize = 11;
 
 /// A node's memory at a moment.
@@ -15,7 +15,7 @@ pub const ORDERS: usize = 11;
 pub struct ZoneInfo {
     /// The node.
     pub node: NodeId,
-    /// Frames from the node's first to its last, holes and other nodes' frames too.
+    /// Frames from the node's first to its last, including holes and other nodes' frames.
     pub spanned: u64,
     /// Frames of memory, reserved ones too.
     pub present: u64,
@@ -25,8 +25,8 @@ pub struct ZoneInfo {
     pub free: u64,
     /// Free blocks by order.
     pub free_blocks: [u64; ORDERS],
-    /// Free blocks by order, of pageblocks that are split up for an owner, by the owner's number;
-    /// wholly free pageblocks as [`Owner::Free`].
+    /// Free blocks by owner and order: those in pageblocks that are split for the owner. Wholly
+    /// free pageblocks count for [`Owner::Free`].
     pub free_by_owner: [[u64; ORDERS]; Owner::COUNT],
     /// Pageblocks by owner; wholly free ones as [`Owner::Free`].
     pub pageblocks: [u64; Owner::COUNT],
@@ -44,8 +44,9 @@ impl ZoneInfo {
         let free = frames(0);
         ((free - frames(order.min(ORDERS))) * 1000).checked_div(free).unwrap_or(1000)
     }
-    /// Whether a failing request of `order` fails for want of memory (towards 0) or for
-    /// fragmentation (towards 1000); -1000 if it would not fail (Linux: `extfrag_index`).
+    /// Whether a failing request of `order` fails because of too little memory (towards 0) or
+    /// because of fragmentation (towards 1000); -1000 if it would not fail (Linux:
+    /// `extfrag_index`).
     pub fn fragmentation_index(&self, order: usize) -> i64 {
         let blocks: u64 = self.free_blocks.iter().sum();
         if blocks == 0 {
@@ -66,13 +67,13 @@ pub struct PcpInfo {
     pub node: NodeId,
     /// Frames in the lists.
     pub frames: u64,
-    /// Most frames that the lists hold.
+    /// Largest number of frames that the lists may hold.
     pub high: u64,
     /// Frames that one refill of the list for single frames gets at most.
     pub batch: u64,
-    /// Blocks handed out by this CPU.
+    /// Number of blocks handed out by this CPU.
     pub taken: u64,
-    /// Blocks given back on this CPU.
+    /// Number of blocks freed on this CPU.
     pub given: u64,
 }
 
@@ -80,8 +81,8 @@ pub struct PcpInfo {
 /// or given back, or moved between a per-CPU list and its pageblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Activity {
-    /// Blocks handed out and given back, ever. Both only grow, so nothing that happens in between
-    /// cancels out: lists are refilled only for a block that is handed out.
+    /// Number of blocks handed out and freed since boot. Both only grow, so nothing that happens in
+    /// between cancels out: lists are refilled only for a block that is handed out.
     taken: u64,
     given: u64,
     /// Frames in per-CPU lists and in zones.
@@ -90,8 +91,8 @@ pub struct Activity {
 }
 
 impl<M: Machine + PhysicalBytes> Buddy<M> {
-    /// Returns the activity of the allocator. Two equal values enclose a time of rest, except that
-    /// a CPU stopped in the middle of a step all the while is not noticed.
+    /// Returns the activity of the allocator. If two values are equal, nothing happened in between.
+    /// A CPU that was stopped in the middle of a step all the while is not noticed.
     pub fn activity(&self) -> Activity {
         let pcps = || (0..self.cpus).map(|cpu| self.pcp(CpuId(cpu as u16)));
         let sum = |(taken, given): (u64, u64), (t, g)| (taken.wrapping_add(t), given.wrapping_add(g));
@@ -159,11 +160,11 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
             zone.leaves_kernel_nothing()
         })
     }
-    /// Whether the allocator shuffles: what /sys/module/page_alloc/parameters/shuffle says.
+    /// Whether the allocator shuffles: the value of /sys/module/page_alloc/parameters/shuffle.
     pub fn shuffles(&self) -> bool {
         self.shuffled
     }
-    /// The options it was made with.
+    /// The allocator's options.
     pub const fn options(&self) -> &Options {
         &self.options
     }
@@ -192,7 +193,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         core::array::from_fn(|owner| audit.frames(Owner::ALL[owner]))
     }
     /// The state of each node's memory, pageblock by pageblock. Takes the zone's lock for a
-    /// pageblock at a time; free frames of a split one are counted without its arena's: they may
+    /// pageblock at a time; free frames of a split one are counted without its arena's lock and may
     /// change meanwhile.
     pub fn zone_info(&self) -> impl Iterator<Item = ZoneInfo> {
         self.zones.iter().flatten().map(|zone| {
@@ -216,7 +217,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
             info
         })
     }
-    /// The pageblocks of a zone. One that holds memory of two nodes is the lower one's.
+    /// The pageblocks of a zone. A pageblock with memory of two nodes belongs to the lower node.
     pub(crate) fn zone_blocks(&self, node: NodeId) -> impl Iterator<Item = BlockId> {
         let ranges = self.topology.ranges();
         let mut next = 0;

@@ -1,11 +1,10 @@
-//! Setting the allocator up: its own memory is laid out, reserved frames are marked, and that is
-//! all.
+//! Sets the allocator up: lays out its own memory and marks reserved frames, nothing else.
 //!
-//! Nothing here grows with memory. Zeroed metadata already says that every pageblock is free on the
-//! user's side, and a free set that starts full computes its members, and a pageblock gets its
-//! frames' records when it is first handed out; so there is no pass over memory to defer, on this
-//! CPU or others. The cost is proportional to the reserved frames, and to the pageblocks that they
-//! and the edges of memory cut.
+//! The cost does not grow with memory. Zeroed metadata already means that every pageblock is free
+//! on the user's side. A free set that starts full computes its members, and a pageblock gets its
+//! frames' records when it is first handed out. So there is no pass over memory to defer, on this
+//! CPU or others. The cost is proportional to the reserved frames, and to the pageblocks that are
+//! split by them and by the edges of memory.
 
 use core::sync::atomic::{AtomicBool, AtomicU64};
 
@@ -27,17 +26,19 @@ use crate::shape::{Draws, Shapes};
 use crate::word::Plain;
 use crate::zone::{Parts, ZONE_WORDS, Zone};
 
-/// Most runs of whole free pageblocks of a node; what is beyond them is added block by block.
+/// Largest number of runs of whole free pageblocks of a node; further pageblocks are added one by
+/// one.
 const RUNS: usize = 64;
-/// Words in two cache lines, which many machines fetch together.
+/// Words in two cache lines, which many CPUs fetch together.
 const LINES: usize = 16;
 
-/// Why the allocator cannot be set up.
+/// Reasons why the allocator cannot be set up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InitError {
-    /// The metadata has fewer words than [`Buddy::metadata_words`] says; how many are needed.
+    /// The metadata has fewer words than [`Buddy::metadata_words`] returns; contains the needed
+    /// number.
     MetadataTooSmall(usize),
-    /// Fewer per-CPU lists than CPUs; how many are needed.
+    /// Fewer per-CPU lists than CPUs; contains the needed number.
     TooFewPcps(usize),
     /// The frame table ends before memory does.
     TableTooSmall,
@@ -63,7 +64,8 @@ impl MetadataLayout {
         let sets = 2 * (blocks + 2 * topology.ranges().len());
         let nodes = (0..topology.node_count() as u8).map(NodeId);
         let bins: usize = nodes.map(|node| Bins::words(Bins::cache_blocks(topology, node, options))).sum();
-        // Each zone's sets and bins end where they end, and what follows begins with a line.
+        // Each zone's sets and bins may end in the middle of a line, and the next structure begins
+        // at a new line.
         let gaps = (1 + 3 * topology.node_count()) * LINES;
         Self { blocks, total: bins + gaps + blocks * BLOCK_WORDS + zones + sets }
     }
@@ -78,7 +80,7 @@ pub struct Managed<'a> {
     pub reserved: &'a [PfnRange],
     /// A record for each frame, all of them zero or not [ready](FrameTable::is_ready).
     pub table: FrameTable,
-    /// Zeroed words, as many as [`Buddy::metadata_words`] says.
+    /// Zeroed words, as many as [`Buddy::metadata_words`] returns.
     pub metadata: &'static [AtomicU64],
     /// One per CPU. Their contents are overwritten.
     pub pcps: &'static [Pcp],
@@ -102,11 +104,11 @@ impl Managed<'_> {
     }
 }
 
-/// Metadata not yet given to a purpose.
+/// Metadata that is not in use yet.
 struct Supply(&'static [AtomicU64]);
 
 impl Supply {
-    /// From the next two lines on.
+    /// Takes words that begin at the next pair of lines.
     fn take(&mut self, words: usize) -> Result<&'static [AtomicU64], InitError> {
         let whole = words.next_multiple_of(LINES);
         let (taken, rest) = self.0.split_at_checked(whole).ok_or(InitError::MetadataTooSmall(words))?;
@@ -116,8 +118,8 @@ impl Supply {
 }
 
 impl<M: Machine + PhysicalBytes> Buddy<M> {
-    /// How many zeroed words [`Buddy::new`] needs: about 0.28 bytes per frame up to the end of
-    /// memory.
+    /// Number of zeroed words that [`Buddy::new`] needs: about 0.28 bytes per frame up to the end
+    /// of memory.
     pub fn metadata_words(topology: &Topology, cpus: usize, options: &Options) -> usize {
         MetadataLayout::of(topology, cpus, options).total
     }
@@ -175,7 +177,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         Ok(buddy)
     }
 
-    /// Give each CPU its lists.
+    /// Sets up each CPU's lists.
     fn lay_out_pcps(&mut self) {
         for (cpu, pcp) in self.pcps.iter().enumerate().take(self.cpus) {
             let node = self.machine.node_of_cpu(CpuId(cpu as u16));
@@ -192,7 +194,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         }
     }
 
-    /// Mark reserved frames, and the pageblocks that are not wholly free memory.
+    /// Marks reserved frames, and the pageblocks that are not wholly free memory.
     fn reserve(&self, reserved: &[PfnRange]) {
         let mut entered = 0;
         for range in self.topology.ranges() {
@@ -233,7 +235,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         self.table.get(frame).expect("the table reaches to the end of memory").set_state(state);
     }
 
-    /// Runs of free frames of `node` that are there, upwards.
+    /// Runs of present free frames of `node`, upwards.
     fn free_runs(topology: &Topology, node: NodeId, reserved: &[PfnRange], mut found: impl FnMut(PfnRange)) {
         for range in topology.boot_ranges().filter(|range| range.node == node) {
             let mut start = range.frames.start;
@@ -256,7 +258,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         let words = supply.take(ZONE_WORDS)?.first_chunk().expect("as many as were asked for");
         let cache_blocks = Bins::cache_blocks(self.topology, node, &self.options);
         let at_home = (0..self.cpus).filter(|cpu| self.pcp(CpuId(*cpu as u16)).node() == node).count();
-        // The counts of bins are one for all CPUs: so are the pageblocks then.
+        // The counts of bins are shared by all CPUs, so with bins the pageblocks are shared, too.
         let arenas = if cache_blocks > 0 { 1 } else { at_home.max(1) };
         let (arenas, _) = supply.take(arenas * ARENA_WORDS)?.as_chunks();
         let runs = supply.take(2 * RUNS)?;
@@ -296,8 +298,8 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         Ok(Zone::new(node, parts, grain))
     }
 
-    /// Add the free frames of pageblocks that are not wholly free, and whole blocks for which there
-    /// was no run.
+    /// Adds the free frames of pageblocks that are not wholly free, and whole blocks for which
+    /// there was no run.
     fn adopt_fragments(&self, reserved: &[PfnRange]) {
         let pinned = self.machine.pin();
         for zone in self.zones.iter().flatten() {
@@ -307,16 +309,16 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
                 let Some((block, bits)) = open.take() else { return };
                 let first = self.topology.ranges().iter().find(|range| range.frames.end > block.start());
                 if first.is_none_or(|range| range.node != zone.node) {
-                    // The pageblock begins with another node's memory: it is that zone's, and these
-                    // frames stay unused.
+                    // The pageblock begins with another node's memory, so it belongs to that zone,
+                    // and these frames stay unused.
                     self.table.prepare(block.start());
                     let frames =
                         (0..PAGEBLOCK_FRAMES).filter(|n| bits[*n as usize / 64] & 1 << (n % 64) != 0);
                     frames.for_each(|n| self.mark_reserved(block.start().offset(n), zone.node));
                     return;
                 }
-                // A block cut by reserved frames is the kernel's; one cut by the edge of memory
-                // need not be mapped.
+                // A block that is split by reserved frames belongs to the kernel. One that is split
+                // by the edge of memory need not be mapped.
                 let owner = if self.blocks.state(block).is_split() { Owner::Kernel } else { Owner::Anon };
                 zone.adopt(&held, block, owner, bits);
             };
@@ -357,19 +359,19 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
     }
 }
 
-/// The pageblocks that lie wholly in `run`: the first, and one past the last (below the first where
-/// there is none).
+/// The pageblocks that lie wholly in `run`: the first, and one past the last (less than the first
+/// if there is none).
 fn whole_blocks(run: PfnRange) -> (u64, u64) {
     (run.start.0.div_ceil(PAGEBLOCK_FRAMES), run.end.0 / PAGEBLOCK_FRAMES)
 }
 
 /// Per-CPU lists for this machine: small ones where frames are placed by near-cache bin, since a
-/// frame in a list has its bin and no use.
+/// frame in a list occupies its bin without being used.
 fn shapes(topology: &Topology, cpus: usize, options: &Options) -> Shapes {
     let nodes = (0..topology.node_count() as u8).map(NodeId);
     let caches = nodes.map(|node| Bins::cache_blocks(topology, node, options)).filter(|blocks| *blocks > 0);
     let frames = topology.boot_ranges().map(|range| range.frames.len()).sum();
-    // A batch is 1/512 of the smallest cache, so that what lies in lists is less than half a
+    // A batch is 1/512 of the smallest cache, so that the frames in lists are less than half a
     // percent of it.
     Shapes::of(frames, cpus, caches.min().map_or(PAGEBLOCK_FRAMES, |blocks| blocks.clamp(8, 64)))
 }
@@ -385,8 +387,8 @@ fn nearest(topology: &Topology) -> [[u8; MAX_NODES]; MAX_NODES] {
                 len += 1;
             }
         }
-        // Equally far nodes in turn from this one on, so that neighbours do not all fall back on
-        // node 0.
+        // Nodes at the same distance are ordered from this node's number on, so that not all nodes
+        // fall back on node 0.
         row[..len].sort_unstable_by_key(|to| {
             let turn = (usize::from(*to) + MAX_NODES - from) % MAX_NODES;
             (*to as usize != from, topology.distance(NodeId(from as u8), NodeId(*to)), turn)

@@ -1,22 +1,22 @@
 //! The page allocator: which frame is handed out next?
 //!
-//! - **Pageblocks** of 2 MiB are free on one side of the direct map, handed out whole, or split up
-//!   for one owner ([`Owner`]) with a bitmap of their free frames.
-//! - **Shuffle by construction**: a free pageblock is drawn with equal chances from all that are
-//!   free, at boot as after any number of frees (`set`), and a frame with equal chances from those
-//!   in the CPU's list (`pcp`). No pass over memory, none to defer.
-//! - **Placement** (`place`): in front of a direct-mapped memory-side cache, user frames of the
-//!   bins that hold the fewest.
-//! - **Sides**: a pageblock is in the kernel's direct map as a whole or not at all, and changes
-//!   only when it is wholly free, many at once with one flush, never under a lock.
+//! - **Pageblocks** of 2 MiB are free on one side of the direct map, handed out as a whole, or
+//!   split up for one owner ([`Owner`]) with a bitmap of their free frames.
+//! - **Shuffle by construction**: a free pageblock is drawn with equal probability from all free
+//!   ones, at boot and after any number of frees (`set`). A frame is drawn with equal probability
+//!   from those in the CPU's list (`pcp`). This needs no pass over memory.
+//! - **Placement** (`place`): behind a direct-mapped memory-side cache, user frames come from the
+//!   bins that have the fewest.
+//! - **Sides**: a pageblock is in the kernel's direct map as a whole or not at all. It changes
+//!   sides only when it is wholly free, never under a lock; many pageblocks change with one flush.
 //! - **Per-CPU lists** for orders 0–9: a hit takes no lock and no atomic read-modify-write.
-//! - **Per-CPU pageblocks** (`arena`): each CPU takes frames out of split pageblocks of its own,
-//!   and a frame that is given back goes to the CPU whose pageblock it is in. So CPUs at work share
-//!   a lock only where a pageblock comes or goes.
+//! - **Per-CPU pageblocks** (`arena`): each CPU takes frames out of its own split pageblocks, and a
+//!   freed frame returns to the CPU that has its pageblock. So CPUs share a lock only when a
+//!   pageblock is added or removed.
 //! - **Misuse** is always detected, by the frame's own record, and reported with the frame's last
 //!   owner.
 //!
-//! An arena's lock, and inside it its node's; no others.
+//! Locks: an arena's lock, and inside it its node's; no others.
 //!
 //! [`Owner`]: freehold_frame::Owner
 #![cfg_attr(doctest, doc = include_str!("../README.md"))]

@@ -9,43 +9,44 @@ use freehold_machine::Pfn;
 /// Misuse of the allocator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Misuse {
-    /// Gave back a frame beyond the end of memory.
+    /// The caller freed a frame beyond the end of memory.
     NotMemory(Pfn),
-    /// Gave back a block that is free already, or was never handed out.
+    /// The caller freed a block that is free already, or was never handed out.
     NotOwned {
         /// The block.
         block: Pfn,
-        /// The size in which it was given back.
+        /// The size in which it was freed.
         order: Order,
-        /// The last owner that gave the block back, if there was one.
+        /// The last owner that freed the block, if there was one.
         before: Option<Freed>,
     },
-    /// Gave back a part of a larger block, or a block in another size than it was handed out.
+    /// The caller freed a part of a larger block, or a block with another size than it was handed
+    /// out with.
     WrongOrder {
-        /// The block that was given back.
+        /// The block that was freed.
         block: Pfn,
-        /// The size in which it was given back.
+        /// The size in which it was freed.
         given: Order,
         /// The first frame of the block that is really owned.
         head: Pfn,
-        /// Its real size.
+        /// That block's size.
         actual: Order,
         /// Its owner.
         owner: Owner,
     },
-    /// Gave back frames that were reserved at boot, without
+    /// The caller freed frames that were reserved at boot, without
     /// [`release_reserved`](crate::Buddy::release_reserved).
     Reserved(Pfn),
-    /// Gave back a user block that is still mapped, referenced or pinned.
+    /// The caller freed a user block that is still mapped, referenced or pinned.
     StillHeld(Pfn),
-    /// A block from the lists of free ones has an owner: its record was written meanwhile.
+    /// A block from the free lists has an owner: its record was written while it was free.
     OwnedWhileFree {
         /// The block, which is left to that owner.
         block: Pfn,
         /// The owner that the record names.
         owner: Owner,
     },
-    /// A block that came back is free in its pageblock's bitmap: two CPUs gave it back at the same
+    /// A freed block is already free in its pageblock's bitmap: two CPUs freed it at the same
     /// moment.
     FreedTwice(Pfn),
     /// The bytes of a free frame changed (`page_alloc.check=fill`).

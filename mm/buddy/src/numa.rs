@@ -1,5 +1,5 @@
-//! Counts of allocations by the node that they wanted and the node that they got, and of memory
-//! handed out. Counting costs the fast path nothing.
+//! Counts of allocations by requested node and actual node, and of memory handed out. Counting
+//! costs the fast path nothing.
 //!
 //! A block from a CPU's list is a hit on the list's node, and that list counts it already. Only
 //! blocks that the lists do not serve are counted here, on the slow path. The reported figure is
@@ -16,21 +16,21 @@ use crate::buddy::NONE;
 /// Outcomes of allocations for a node, in blocks, as Linux counts them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct NumaStats {
-    /// Wanted on this node, and got there.
+    /// Requested on this node, and allocated there.
     pub hit: u64,
-    /// Got on this node, wanted on another.
+    /// Allocated on this node, requested on another.
     pub miss: u64,
-    /// Wanted on this node, got on another.
+    /// Requested on this node, allocated on another.
     pub foreign: u64,
-    /// Of the hits those that an interleaving policy wanted here.
+    /// The hits that an interleaving policy requested here.
     pub interleave_hit: u64,
-    /// Got on this node by a CPU of this node.
+    /// Allocated on this node by its own CPUs.
     pub local: u64,
-    /// Got on this node by a CPU of another.
+    /// Allocated on this node by CPUs of other nodes.
     pub other: u64,
 }
 
-/// Frames handed out and given back, ever.
+/// Frames handed out and freed since boot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Traffic {
     /// Handed out.
@@ -39,7 +39,7 @@ pub struct Traffic {
     pub given: u64,
 }
 
-/// A node's counts of blocks that came past the lists.
+/// A node's counts of blocks that bypassed the lists.
 #[derive(Debug, Default)]
 pub(crate) struct NumaCounts {
     hit: AtomicU64,
@@ -48,7 +48,7 @@ pub(crate) struct NumaCounts {
     interleave_hit: AtomicU64,
     local: AtomicU64,
     other: AtomicU64,
-    /// Blocks for CPUs of this node that a list serves but that came past it.
+    /// Blocks for CPUs of this node that have a list but bypassed it.
     past: AtomicU64,
     /// Frames for CPUs of this node in blocks that no list serves.
     unlisted: AtomicU64,
@@ -58,12 +58,12 @@ fn count(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }
 
-/// A block that came past the lists of a CPU.
+/// A block that bypassed the lists of a CPU.
 pub(crate) struct Passed {
     pub(crate) cpu: CpuId,
     /// The node whose blocks the CPU's lists hold.
     pub(crate) home: NodeId,
-    /// The node that was asked first, and those that were allowed.
+    /// The first requested node, and the allowed nodes.
     pub(crate) wanted: (u8, NodeSet),
     pub(crate) got: NodeId,
     /// Whether a list serves such blocks.
@@ -118,8 +118,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
             local: load(&numa.local),
             other: load(&numa.other),
         };
-        // Blocks out of lists, by CPUs that are on the node and by those that have none of their
-        // own.
+        // Blocks from lists, by CPUs of the node and by CPUs whose own node has no memory.
         let (mut local, mut other) = (0u64, 0u64);
         for cpu in (0..self.cpus).map(|cpu| CpuId(cpu as u16)) {
             let pcp = self.pcp(cpu);
@@ -128,8 +127,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
                 if self.machine.node_of_cpu(cpu) == node { local += listed } else { other += listed }
             }
         }
-        // Blocks that came past the lists of this node's CPUs are also in the counts of those
-        // lists.
+        // Blocks that bypassed the lists of this node's CPUs are also in the counts of those lists.
         let past = load(&numa.past);
         let hits = (local + other).saturating_sub(past);
         other = other.min(hits);
@@ -139,7 +137,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         stats
     }
 
-    /// Frames handed out and given back, ever, on all CPUs.
+    /// Frames handed out and freed since boot, on all CPUs.
     pub fn traffic(&self) -> Traffic {
         let unlisted =
             self.zones.iter().flatten().map(|zone| zone.numa.unlisted.load(Ordering::Relaxed)).sum::<u64>();

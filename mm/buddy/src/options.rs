@@ -10,27 +10,27 @@ use crate::Misuse;
 /// `page_alloc.shuffle=`
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Shuffle {
-    /// On where a direct-mapped memory-side cache is present.
+    /// On if a direct-mapped memory-side cache is present.
     #[default]
     Auto,
     /// On (also `1`, `Y`).
     On,
-    /// Off (also `0`, `N`): wins over what is detected.
+    /// Off (also `0`, `N`): overrides detection.
     Off,
 }
 
 /// `page_alloc.placement=`
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Placement {
-    /// Balanced where a direct-mapped memory-side cache is present, else as shuffle says.
+    /// Balanced if a direct-mapped memory-side cache is present, else by the shuffle setting.
     #[default]
     Auto,
-    /// By address: shuffle is off.
+    /// In order of addresses: shuffle is off.
     Linear,
-    /// Drawn from all that is free: shuffle is on.
+    /// Drawn at random from all free memory: shuffle is on.
     Random,
-    /// Drawn from the near-cache bins that hold the fewest frames of the owner, where there is such
-    /// a cache.
+    /// Drawn from the near-cache bins that have the fewest frames of the owner, if there is such a
+    /// cache.
     Balanced,
 }
 
@@ -44,7 +44,7 @@ pub enum Check {
     Fill,
 }
 
-/// When the allocator writes zeroes of its own accord.
+/// When the allocator zeroes memory without a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Wipe {
     /// The allocator writes no zeroes.
@@ -58,21 +58,21 @@ pub enum Wipe {
 /// allocator held.
 pub type MisuseSink = fn(&Misuse);
 
-/// Function that is called again and again while a node is below its low watermark: kswapd's alarm.
-/// The code that asks for memory calls it, with the CPU pinned and no lock of the allocator held.
-/// The function must not sleep or allocate.
+/// Function that is called repeatedly while a node is below its low watermark; it wakes the
+/// reclaimer (Linux: kswapd). The code that requests memory calls it, with the CPU pinned and no
+/// lock of the allocator held. The function must not sleep or allocate.
 pub type PressureSink = fn(NodeId);
 
-/// Function that is called when a request found no memory. The code that asked calls it, under the
-/// rules of [`PressureSink`].
+/// Function that is called when a request found no memory. The code that requested it calls it,
+/// under the rules of [`PressureSink`].
 pub type DenialSink = fn(&Request);
 
 /// Function that returns whether a request has to fail though there may be memory (fault
-/// injection). The code that asked calls it, before the allocator does anything for the request. It
+/// injection). The requesting code calls it, before the allocator does anything for the request. It
 /// must not sleep or allocate.
 pub type FaultHook = fn(Owner, Order) -> bool;
 
-/// Function that fills the reserve of small objects for the case that there is no memory; see
+/// Function that fills the reserve of small objects for use when memory runs out; see
 /// [`FrameSource::ensure_objects`](freehold_frame::FrameSource::ensure_objects).
 pub type ObjectReserve = fn() -> Result<(), OutOfMemory>;
 
@@ -86,11 +86,10 @@ pub type Rest = fn();
 /// or allocate.
 #[derive(Clone, Copy, Debug)]
 pub struct Ledger {
-    /// Charges a block, before it is looked for, and returns the account. If it fails, the request
+    /// Charges a block before the search for it, and returns the account. If it fails, the request
     /// fails.
     pub charge: fn(Bill) -> Result<AccountId, OutOfMemory>,
-    /// Gives back a block's charge: its owner, its frames, and the account, never
-    /// [`AccountId::ROOT`].
+    /// Uncharges a block: its owner, its frames, and the account, never [`AccountId::ROOT`].
     pub uncharge: fn(Owner, u64, AccountId),
 }
 
@@ -101,9 +100,9 @@ pub struct Bill {
     pub owner: Owner,
     /// Its number of frames.
     pub frames: u64,
-    /// Whether a reserve may be used: then no limit holds.
+    /// Whether a reserve may be used; if so, limits do not apply.
     pub pressure: Pressure,
-    /// The account that pays; `None`: the caller's.
+    /// The account to charge; `None`: the caller's.
     pub account: Option<AccountId>,
 }
 
@@ -112,11 +111,11 @@ pub struct Bill {
 pub struct Options {
     /// `page_alloc.shuffle=auto|on|off`, also 1/0/Y/N.
     pub shuffle: Shuffle,
-    /// `page_alloc.shuffle_order=` 0 to 10: log2 of the frames that are used one after the other.
-    /// 0: every frame is drawn by itself, whenever one is handed out. 1 to 8: aligned groups of 2
-    /// to 256 frames are drawn, and their frames used by address. 9: pageblocks of 2 MiB. 10:
-    /// blocks of 4 MiB, both of whose pageblocks are used before the next is drawn. Larger blocks
-    /// than a group are drawn by themselves.
+    /// `page_alloc.shuffle_order=` 0 to 10: log2 of the number of adjacent frames that are handed
+    /// out one after the other. 0: every frame is drawn separately when it is handed out. 1 to 8:
+    /// aligned groups of 2 to 256 frames are drawn, and their frames are handed out in order of
+    /// addresses. 9: pageblocks of 2 MiB. 10: blocks of 4 MiB, both of whose pageblocks are used
+    /// before the next is drawn. Blocks larger than a group are drawn separately.
     pub shuffle_order: u32,
     /// `page_alloc.placement=auto|linear|random|balanced`
     pub placement: Placement,
@@ -167,17 +166,17 @@ impl Default for Options {
     }
 }
 
-/// Why a parameter was not taken.
+/// Reasons why a parameter was rejected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BadParameter {
-    /// Not one of the allocator's.
+    /// The allocator has no such parameter.
     Unknown,
-    /// One of the allocator's, with a value that it cannot have; what it can have.
+    /// The value of the parameter is invalid; contains a description of the valid values.
     Value(&'static str),
 }
 
 impl Options {
-    /// Set a kernel parameter, by its full name.
+    /// Sets a kernel parameter by its full name.
     ///
     /// # Errors
     /// [`BadParameter`]; the options stay as they were.
@@ -222,7 +221,7 @@ impl Options {
         }
         Ok(())
     }
-    /// Whether user memory is placed by near-cache bin, where there is a cache that has them.
+    /// Whether user memory is placed by near-cache bin, if there is a cache with bins.
     pub(crate) const fn balances(&self) -> bool {
         matches!(self.placement, Placement::Auto | Placement::Balanced)
     }

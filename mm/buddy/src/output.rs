@@ -1,5 +1,5 @@
-//! Where blocks go that are taken out of a zone: a list of the CPU that asked, or one place for a
-//! single block.
+//! The destination of blocks that are taken out of a zone: a list of the requesting CPU, or one
+//! place for a single block.
 
 use core::sync::atomic::AtomicU64;
 
@@ -8,14 +8,14 @@ use freehold_machine::Pfn;
 use crate::rng::Rng;
 use crate::word::Plain;
 
-/// How blocks are drawn for one trip, and where they go.
+/// The way in which blocks of one search are drawn, and their destination.
 pub(crate) struct Draw<'a, 'p> {
-    /// `None` where they come by address.
+    /// `None` if blocks are taken in order of addresses.
     pub(crate) rng: Option<&'a mut Rng>,
     pub(crate) out: OutputSlice<'p>,
 }
 
-/// Room for as many blocks as are wanted.
+/// Room for the requested number of blocks.
 #[derive(Debug)]
 pub(crate) struct OutputSlice<'a> {
     places: &'a [AtomicU64],
@@ -26,27 +26,27 @@ impl<'a> OutputSlice<'a> {
     pub(crate) const fn new(places: &'a [AtomicU64]) -> Self {
         Self { places, len: 0 }
     }
-    /// Blocks in it.
+    /// Number of blocks in the slice.
     pub(crate) const fn len(&self) -> u64 {
         self.len as u64
     }
-    /// How many more are wanted.
+    /// Number of blocks still to be added.
     pub(crate) const fn room(&self) -> u64 {
         (self.places.len() - self.len) as u64
     }
-    /// Put a block in, if it is wanted.
+    /// Adds a block if there is room.
     pub(crate) fn push(&mut self, block: Pfn) {
         self.push_all(core::iter::once(block));
     }
-    /// Put blocks in, as many as are wanted.
+    /// Adds blocks until there is no more room.
     #[inline]
     pub(crate) fn push_all(&mut self, blocks: impl Iterator<Item = Pfn>) {
         let pairs = self.places[self.len..].iter().zip(blocks);
         // Counted once, at the end.
         self.len += pairs.map(|(place, block)| place.set(block.0)).count();
     }
-    /// Put in the frames of `bits`, counted from `first` on, as many as are wanted; the bits of the
-    /// others.
+    /// Adds the frames of `bits`, counted from `first` on, until there is no more room. Returns the
+    /// bits of the other frames.
     #[inline]
     pub(crate) fn push_bits(&mut self, first: Pfn, mut bits: u64, most: u64) -> u64 {
         let places = &self.places[self.len..];
@@ -63,7 +63,7 @@ impl<'a> OutputSlice<'a> {
         self.len += pushed;
         bits
     }
-    /// Turn the order round.
+    /// Reverses the order of the blocks.
     pub(crate) fn reverse(&self) {
         let (low, high) = self.places[..self.len].split_at(self.len / 2);
         for (a, b) in low.iter().zip(high.iter().rev()) {
@@ -72,7 +72,7 @@ impl<'a> OutputSlice<'a> {
             b.set(block);
         }
     }
-    /// The blocks that were put in after the first `len`.
+    /// The blocks that were added after the first `len`.
     pub(crate) fn since(&self, len: u64) -> impl Iterator<Item = Pfn> {
         self.places[len as usize..self.len].iter().map(|place| Pfn(place.get()))
     }

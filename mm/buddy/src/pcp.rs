@@ -1,25 +1,26 @@
 //! A CPU's own lists of free blocks (pcp, as Linux calls its per-CPU page lists): array stacks that
-//! only that CPU touches.
+//! only that CPU accesses.
 //!
 //! A hit costs no lock, no atomic read-modify-write, and only this CPU's cache lines (and the
 //! block's record). With shuffle on, a hit takes the block at a random place of the list instead of
-//! the top. So neither the order of the puts nor the last free determines the next block. Without
-//! shuffle the same code runs with a range of one.
+//! the top. So neither the order of frees nor the last freed block determines the next block.
+//! Without shuffle the same code runs with a range of one.
 //!
-//! The state of a list is one cache line ([`ListLine`]): everything that a hit reads or writes but
-//! the block itself. A free *guesses* the list from the order (the list that took the last block of
-//! it), and the block's record confirms the guess. So a free knows where to put the block before it
-//! has read the record. All lists have their entries in one array of [`PLACES`]: a masked index is
-//! inside it, so no bounds check is compiled in.
+//! The state of a list is one cache line ([`ListLine`]): everything that a hit reads or writes
+//! except the block itself. A free *guesses* the list from the order (the list that got the last
+//! block of that order), and the block's record confirms the guess. So a free knows the list before
+//! it has read the record. All lists have their entries in one array of [`PLACES`]: a masked index
+//! is inside it, so no bounds check is compiled in.
 //!
 //! A hit finds its list's line by a reference ([`ListLines`]) and not by its index in the [`Pcp`].
-//! Processors pass a word from a store to the next load of it without delay where both name it by
-//! one register and a constant, and not where an index is added (Golden Cove: 2 cycles, not 7). A
-//! hit and the free after it change the same words.
+//! Processors forward a stored word to the next load without delay if both address it by one
+//! register and a constant, but not if an index is added (Golden Cove: 2 cycles, not 7). A hit and
+//! the free after it change the same words.
 //!
-//! A block goes back into the list it came from only if its pageblock is well used. One of a sparse
-//! pageblock, and one of another node, waits in the list [`HOME`] instead until many go home at
-//! once: so memory does not stay in pieces because its pieces are at hand.
+//! A block goes back into the list it came from only if its pageblock is well used. A block of a
+//! sparse pageblock, or of another node, waits in the list [`HOME`] until many such blocks are
+//! returned to their pageblocks at once. Otherwise memory would stay fragmented because its pieces
+//! are always reused from the lists.
 //!
 //! **Callers.** The CPU itself, pinned; interrupt handlers never do. Other CPUs may read the
 //! lengths, as hints, and raise the drain flag, which the owner serves when it next passes
@@ -36,18 +37,18 @@ use crate::rng::Rng;
 use crate::shape::{Draws, LISTS, NOWHERE, SERVES, Shapes, owner_and_order};
 use crate::word::{LINE, Plain};
 
-/// The list of blocks that wait to go home; each with its tag.
+/// The list of blocks, each with its tag, that wait to be returned to their pageblocks.
 pub(crate) const HOME: usize = LISTS;
-/// Room for blocks that wait to go home.
+/// Number of blocks that can wait to be returned.
 pub(crate) const HOMEWARD: u64 = 256;
-/// Where a block that waits to go home has its tag.
+/// In a block's entry in the list [`HOME`], the lowest bit of the tag.
 const TAG_SHIFT: u32 = 48;
 
-/// Places of a pcp's lists, all together. A power of two, for the mask.
+/// Number of entries in all lists of a pcp. A power of two, for the mask.
 pub(crate) const PLACES: usize = 4096;
 /// Words for guesses: more than there are orders, and a power of two, for the mask.
 const GUESSES: usize = 32;
-/// Nothing is sparse: see [`Pcp::set_sparse`].
+/// No pageblock is sparse: see [`Pcp::set_sparse`].
 const NONE_SPARSE: u64 = u64::MAX;
 
 /// One CPU's lists. The caller of [`Buddy::new`](crate::Buddy::new) provides one per CPU; that CPU
@@ -57,20 +58,20 @@ const NONE_SPARSE: u64 = u64::MAX;
 pub struct Pcp {
     /// Random seed for the draw of a single block. Each search of the zones leaves a new one.
     key: AtomicU64,
-    /// The number of this CPU's first line among all [`ListLines`].
+    /// The index of this CPU's first line among all [`ListLines`].
     first_line: AtomicU64,
-    /// A pageblock whose state is above this is sparse.
+    /// A pageblock whose state word is above this is sparse.
     sparse: AtomicU64,
     /// The node whose blocks the lists hold.
     node: AtomicU64,
-    /// Blocks that no list serves: handed out, and given back.
+    /// Numbers of blocks that no list serves: handed out, and freed.
     passed_out: AtomicU64,
     passed_back: AtomicU64,
     /// Refills since [`Pcp::refills`] was last called.
     refills: AtomicU64,
     /// See [`Pcp::pause`].
     pause: AtomicU64,
-    /// Frames of the blocks that no list serves, by owner: handed out less given back.
+    /// Frames of the blocks that no list serves, by owner: handed out minus freed.
     passed_frames: [AtomicU64; Owner::COUNT],
     /// For each order, the line of the list that took the last block of that order.
     guesses: [AtomicU64; GUESSES],
@@ -80,12 +81,12 @@ pub struct Pcp {
     firsts: [AtomicU64; NOWHERE + 1],
     drain: DrainFlag,
     lists: [ListLine; NOWHERE + 1],
-    /// The entries of all lists, one list behind the other.
+    /// The entries of all lists, one list after the other.
     places: [AtomicU64; PLACES],
 }
 
-/// Whether another CPU asked for the blocks. It is the only word that other CPUs write, so it has
-/// two cache lines of its own.
+/// Whether another CPU requested the blocks. It is the only word that other CPUs write, so it has
+/// two separate cache lines.
 #[derive(Debug, FromZeros)]
 #[repr(align(128))]
 struct DrainFlag(AtomicU64);
@@ -94,30 +95,31 @@ struct DrainFlag(AtomicU64);
 #[derive(Debug, FromZeros)]
 #[repr(C, align(64))]
 struct ListLine {
-    /// Below bit [`COUNT`]: where its next block goes. From there on: how many blocks came out of
-    /// it on the way to an owner. One step changes both.
+    /// Below bit [`COUNT`]: the place for the list's next block. From that bit on: the number of
+    /// blocks that owners got from the list. One store changes both.
     next: AtomicU64,
-    /// For a hit, its first place; [`PLACES`] where nothing is to hit ([`Pcp::serve_nobody`]): no
-    /// next place is above that.
+    /// The list's first place for hits. [`PLACES`] if no request may hit ([`Pcp::serve_nobody`]),
+    /// since no next place is above that.
     bottom: AtomicU64,
-    /// One past the last place that it may use.
+    /// One past the last place that the list may use.
     end: AtomicU64,
-    /// The [`Tag`] of its blocks, or [`NO_LABEL`].
+    /// The [`Tag`] of the list's blocks, or [`NO_LABEL`].
     label: AtomicU64,
-    /// The state of a multiplicative congruential generator, which is odd. 0, and so for ever,
-    /// where the block that was put in last comes first.
+    /// The state of a multiplicative congruential generator, which is odd. It is 0, and stays 0, if
+    /// the list hands out the last added block first.
     random: AtomicU64,
-    /// Blocks that came out of it on the way to an owner and are not counted in `next`.
+    /// Number of blocks that owners got from the list and that `next` does not count.
     taken: AtomicU64,
-    /// Number that turns `taken` into the blocks that owners gave back: see [`Pcp::given`].
+    /// Number with which the count of blocks that owners freed is computed from `taken`: see
+    /// [`Pcp::given`].
     passed: AtomicU64,
     /// The [`Trace`] in the record of a block while it is in the list.
     trace: AtomicU64,
 }
 
-/// The bit of [`ListLine::next`] from which on it counts.
+/// The lowest bit of the count in [`ListLine::next`].
 const COUNT: u32 = 16;
-/// No record says so.
+/// A label that no record has.
 const NO_LABEL: u64 = u64::MAX;
 
 impl ListLine {
@@ -135,21 +137,22 @@ impl ListLine {
     }
 }
 
-/// A list that is always empty and always full, and no record says what its label does.
+/// A list that is always empty and always full, and whose label no record has.
 static NO_LIST: ListLine = ListLine::empty();
 
-/// Where each CPU finds its lists for a hit. Powers of two, so that a masked number is inside.
+/// For each CPU, references to its lists for hits. Lengths are powers of two, so that a masked
+/// index is inside.
 #[derive(Debug)]
 pub(crate) struct ListLines {
     pcps: [&'static Pcp; MAX_CPUS],
     lines: [&'static ListLine; MAX_CPUS * LINES_PER_CPU],
 }
 
-/// Lists and more: of each CPU so many lines.
+/// Number of lines per CPU: at least the number of its lists.
 const LINES_PER_CPU: usize = 32;
 
 impl ListLines {
-    /// Nothing hits; `any` is never written to.
+    /// Returns references with which no request hits; `any` is never written to.
     pub(crate) const fn shut(any: &'static Pcp) -> Self {
         Self { pcps: [any; MAX_CPUS], lines: [&NO_LIST; MAX_CPUS * LINES_PER_CPU] }
     }
@@ -166,15 +169,15 @@ impl ListLines {
         let (tag, trace) = (Tag::of_bits(line.label.get()), Trace::of_bits(line.trace.get()));
         Hit { list: List { pcp: self.pcps[cpu], line }, tag, trace }
     }
-    /// The list that serves this owner and order; one that is always empty, where none does.
+    /// The list that serves this owner and order; if there is none, a list that is always empty.
     #[inline(always)]
     pub(crate) fn serving(&self, cpu: CpuId, owner: Owner, order: Order) -> Hit<'_> {
         let cpu = usize::from(cpu.0) % MAX_CPUS;
         let list = SERVES[Tag::new(owner, order, NodeId(0)).key()];
         self.hit(cpu, cpu * LINES_PER_CPU + usize::from(list) % LINES_PER_CPU)
     }
-    /// The list that took the last block of this order: likely to be the one for the next. Its tag
-    /// says for which blocks it is.
+    /// The list that got the last block of this order. It is likely the right one for the next; its
+    /// tag tells which blocks it accepts.
     #[inline(always)]
     pub(crate) fn guess(&self, cpu: CpuId, order: Order) -> Hit<'_> {
         let cpu = usize::from(cpu.0) % MAX_CPUS;
@@ -191,17 +194,17 @@ struct List<'a> {
 }
 
 impl<'a> List<'a> {
-    /// One of its places. The mask says that the place is inside the pcp.
+    /// One of the list's places. The mask says that the place is inside the pcp.
     #[inline(always)]
     fn place(self, at: u64) -> &'a AtomicU64 {
         &self.pcp.places[at as usize % PLACES]
     }
-    /// Where its next block goes.
+    /// The place for the list's next block.
     #[inline(always)]
     fn next(self) -> u64 {
         self.line.next.get() % PLACES as u64
     }
-    /// Take a block of those from place `bottom` on, if there is one.
+    /// Takes a block from the places above `bottom`, if there is one.
     #[inline(always)]
     fn pop(self, bottom: u64) -> Option<Pfn> {
         let next = self.line.next.get();
@@ -211,7 +214,7 @@ impl<'a> List<'a> {
         let len = next % PLACES as u64 - bottom;
         let random = step(self.line.random.get());
         self.line.random.set(random);
-        // One place less, and one more taken.
+        // Decrements the place and increments the count of taken blocks.
         let top = next.wrapping_add((1 << COUNT) - 1);
         let place = self.place(top.wrapping_sub(below(random, len)));
         let block = place.get();
@@ -219,7 +222,7 @@ impl<'a> List<'a> {
         self.line.next.set(top);
         Some(Pfn(block))
     }
-    /// Put an entry in. `false` if there is no room.
+    /// Adds an entry. `false` if there is no room.
     #[inline(always)]
     fn push(self, entry: u64) -> bool {
         let next = self.line.next.get();
@@ -232,24 +235,24 @@ impl<'a> List<'a> {
     }
 }
 
-/// The list that hands a block out, or takes one back.
+/// The list that hands out a block, or gets a freed one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hit<'a> {
     list: List<'a>,
     /// The tag in the record of a block of this list while the block is handed out.
     pub(crate) tag: Tag,
-    /// The trace in its record while the block is in the list.
+    /// The trace in the block's record while the block is in the list.
     pub(crate) trace: Trace,
 }
 
 impl Hit<'_> {
-    /// Take a block.
+    /// Takes a block.
     #[inline(always)]
     pub(crate) fn pop(self) -> Option<Pfn> {
         self.list.pop(self.list.line.bottom.get())
     }
-    /// Put a block in that was given back, or, if its pageblock is sparse, among those that go
-    /// home. `false` if there is no room.
+    /// Adds a freed block to the list or, if its pageblock is sparse, to the list [`HOME`]. `false`
+    /// if there is no room.
     #[inline(always)]
     #[must_use]
     pub(crate) fn push(self, block: Pfn, blocks: Blocks) -> bool {
@@ -265,7 +268,7 @@ impl Hit<'_> {
     }
 }
 
-/// Blocks that are about to leave a list: a window of its places.
+/// Blocks that will be removed from a list: a range of its places.
 #[derive(Debug)]
 pub(crate) struct Leavers<'a> {
     pub(crate) places: &'a [AtomicU64],
@@ -273,7 +276,7 @@ pub(crate) struct Leavers<'a> {
 }
 
 /// A multiplicative congruential step with a multiplier of Steele and Vigna (2021), from a state
-/// keyed anew at every trip through the slow path; only the high bits are used, and the
+/// that is seeded anew in every run of the slow path; only the high bits are used, and the
 /// multiply-high leaves a bias below 2^-53 for lists of at most 1,024.
 #[inline(always)]
 const fn step(random: u64) -> u64 {
@@ -285,7 +288,7 @@ fn below(random: u64, bound: u64) -> u64 {
     ((u128::from(random) * u128::from(bound)) >> 64) as u64
 }
 
-/// A block that waits to go home, and its tag.
+/// A block that waits to be returned, and its tag.
 #[inline]
 pub(crate) fn homeward(entry: &AtomicU64) -> (Pfn, Tag) {
     let entry = entry.get();
@@ -295,11 +298,11 @@ pub(crate) fn homeward(entry: &AtomicU64) -> (Pfn, Tag) {
 /// CPU, node and random draws of a CPU's lists.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
-    /// The CPU that takes from them.
+    /// The CPU of the lists.
     pub(crate) cpu: CpuId,
     /// The node whose blocks they hold.
     pub(crate) node: NodeId,
-    /// Which of them draw at random.
+    /// The lists that draw at random.
     pub(crate) draws: Draws,
 }
 
@@ -310,7 +313,7 @@ impl Default for Pcp {
 }
 
 impl Pcp {
-    /// Empty, and no CPU's yet.
+    /// Returns empty lists that belong to no CPU yet.
     pub const fn new() -> Self {
         Self {
             key: AtomicU64::new(0),
@@ -359,7 +362,7 @@ impl Pcp {
         self.first_line.set(number as u64);
         self.guesses.iter().for_each(|guess| guess.set((number + NOWHERE) as u64));
     }
-    /// Resets counts, requests and findings.
+    /// Resets counts, drain requests and the sparse limit.
     fn clear(&self) {
         let scalars =
             [&self.sparse, &self.passed_out, &self.passed_back, &self.refills, &self.pause, &self.drain.0];
@@ -383,8 +386,8 @@ impl Pcp {
     fn used(&self, list: usize) -> &[AtomicU64] {
         &self.places[self.firsts[list].get() as usize..self.list(list).next() as usize]
     }
-    /// From now on no hit finds a block. Any CPU calls this: it alone changes these words once the
-    /// lists are laid out.
+    /// From now on no hit finds a block. Any CPU may call this: nothing else changes these words
+    /// after the lists are laid out.
     pub(crate) fn serve_nobody(&self) {
         self.lists.iter().for_each(|line| line.bottom.set(PLACES as u64));
     }
@@ -393,60 +396,61 @@ impl Pcp {
     pub(crate) fn node(&self) -> NodeId {
         NodeId(self.node.get() as u8)
     }
-    /// The next block of this order is likely to be for `list`.
+    /// Notes that the next block of this order will likely belong to `list`.
     pub(crate) fn set_guess(&self, list: usize) {
         let (_, order) = owner_and_order(list);
         let number = self.first_line.get() + list as u64;
         self.guesses[order as usize % GUESSES].set(number);
     }
-    /// Take a block.
+    /// Takes a block.
     pub(crate) fn pop(&self, list: usize) -> Option<Pfn> {
         self.list(list).pop(self.firsts[list].get())
     }
-    /// Places for up to `most` blocks, above those that the list holds. [`Pcp::fill`] says how many
-    /// were used.
+    /// Returns places for up to `most` blocks, after those of the list's blocks. A call of
+    /// [`Pcp::fill`] tells how many were used.
     pub(crate) fn room(&self, list: usize, most: u64) -> &[AtomicU64] {
         let list = self.list(list);
         let (next, end) = (list.next(), list.line.end.get());
         &self.places[next as usize..(next + most).min(end) as usize]
     }
-    /// From now on the list takes blocks back until it has so many: no more than its shape says.
+    /// From now on the list accepts freed blocks until it has `room` blocks, which is at most its
+    /// shape's limit.
     pub(crate) fn set_room(&self, list: usize, room: u64) {
         self.lists[list].end.set(self.firsts[list].get() + room);
     }
-    /// So many places of [`Pcp::room`] now hold blocks.
+    /// Notes that the first `count` places of [`Pcp::room`] now hold blocks.
     pub(crate) fn fill(&self, list: usize, count: u64) {
         let list = self.list(list);
         list.line.next.add(count);
         list.line.passed.sub(count);
-        // Before the count above the place is full: a CPU that reads both words meanwhile reads too
-        // little.
+        // The count in `next` must not overflow: it is moved to `taken` first. A CPU that reads
+        // both words meanwhile sees too low a sum.
         let next = list.line.next.get();
         if next.leading_zeros() == 0 {
             list.line.next.set(list.next());
             list.line.taken.add(next >> COUNT);
         }
     }
-    /// Put a block in that was given back. `false` if there is no room.
+    /// Adds a freed block. `false` if there is no room.
     #[must_use]
     pub(crate) fn push(&self, list: usize, block: Pfn) -> bool {
         self.list(list).push(block.0)
     }
-    /// Whether a block's pageblock has more free frames than [`Pcp::set_sparse`] said: a block of
-    /// it that is given back goes home. Where none is sparse, the pageblock's state is not looked
-    /// at.
+    /// Whether a block's pageblock has more free frames than the limit of [`Pcp::set_sparse`]: its
+    /// freed blocks are then returned to it. If no pageblock is sparse, the state word is not read.
     #[inline(always)]
     pub(crate) fn is_sparse(&self, block: Pfn, blocks: Blocks) -> bool {
         let most = self.sparse.get();
         most != NONE_SPARSE && blocks.state_hint(block).0 > most
     }
-    /// A pageblock with more free frames is sparse; `None`: no pageblock is.
+    /// Sets the number of free frames above which a pageblock is sparse; `None`: no pageblock is
+    /// sparse.
     pub(crate) fn set_sparse(&self, free: Option<u64>) {
         self.sparse.set(free.map_or(NONE_SPARSE, |free| BlockState::most(free).0));
     }
-    /// Up to `count` blocks that are to leave the list without being used: with shuffle on, those
-    /// from a random place of the list on, else those that have been in longest. They are still in
-    /// it until [`Pcp::forget`].
+    /// Returns up to `count` blocks that are to be removed without being handed out. With shuffle
+    /// on, these are the blocks from a random place of the list on, else the oldest ones. They stay
+    /// in the list until [`Pcp::forget`].
     pub(crate) fn leavers(&self, list: usize, count: u64) -> Leavers<'_> {
         let (places, state) = (self.used(list), &self.lists[list].random);
         let count = count.min(places.len() as u64) as usize;
@@ -455,12 +459,13 @@ impl Pcp {
         let first = below(random, (places.len() - count) as u64 + 1) as usize;
         Leavers { places: &places[first..first + count], first }
     }
-    /// Takes `leavers` off the list.
+    /// Removes `leavers` from the list.
     pub(crate) fn forget(&self, list: usize, leavers: &Leavers<'_>) {
         let places = self.used(list);
         let (first, count) = (leavers.first, leavers.places.len());
         let end = first + count;
-        // Where the order says nothing, the last ones fill the gap; else all above move down.
+        // If the order does not matter, the last blocks fill the gap; else all blocks above move
+        // down.
         let from = if self.is_random(list) { end.max(places.len() - count) } else { end };
         for (to, from) in places[first..].iter().zip(&places[from..]) {
             to.set(from.get());
@@ -468,58 +473,58 @@ impl Pcp {
         self.lists[list].next.sub(count as u64);
         self.lists[list].passed.add(count as u64);
     }
-    /// A block was given back that belongs to this list, and goes past it.
+    /// Counts a freed block that belongs to this list and bypasses it.
     pub(crate) fn count_given(&self, list: usize) {
         self.lists[list].passed.add(1);
     }
-    /// A block that no list serves was handed out.
+    /// Counts a block without a list that was handed out.
     pub(crate) fn count_passed_out(&self, owner: Owner, frames: u64) {
         self.passed_out.add(1);
         self.passed_frames[owner as usize].add(frames);
     }
-    /// A block that no list serves was given back.
+    /// Counts a block without a list that was freed.
     pub(crate) fn count_passed_back(&self, owner: Owner, frames: u64) {
         self.passed_back.add(1);
         self.passed_frames[owner as usize].sub(frames);
     }
-    /// A block that a list serves was handed out past it.
+    /// Counts a block that has a list but was handed out without it.
     pub(crate) fn count_taken(&self, list: usize) {
         self.lists[list].taken.add(1);
         self.lists[list].passed.sub(1);
     }
-    /// Blocks of a list handed out on this CPU, ever.
+    /// Blocks of a list that this CPU has handed out since boot.
     fn taken(&self, list: usize) -> u64 {
         let line = &self.lists[list];
         line.taken.get().wrapping_add(line.next.get() >> COUNT)
     }
-    /// Blocks that owners got from this list and have not given back to it: means something only
-    /// summed over all CPUs.
+    /// Blocks that owners got from this list minus those that they freed to it. Only the sum over
+    /// all CPUs is meaningful.
     fn away(&self, list: usize) -> u64 {
         self.len(list).wrapping_add(self.lists[list].passed.get()).wrapping_neg()
     }
-    /// Blocks for this list that owners gave back on this CPU, ever. Those that went into the list
-    /// are not counted one by one: they are in it, or came out of it as [`Pcp::taken`] says or past
-    /// owners.
+    /// Blocks for this list that owners have freed on this CPU since boot. Blocks that were added
+    /// to the list are not counted one by one. They are still in it, or were handed out
+    /// ([`Pcp::taken`]), or were removed in another way.
     fn given(&self, list: usize) -> u64 {
         self.taken(list).wrapping_sub(self.away(list))
     }
-    /// Blocks handed out on this CPU, ever, that a list serves.
+    /// Number of blocks of the lists' shapes that this CPU has handed out since boot.
     pub(crate) fn listed(&self) -> u64 {
         (0..LISTS).map(|list| self.taken(list)).fold(0, u64::wrapping_add)
     }
-    /// Frames of them.
+    /// Number of frames in those blocks.
     pub(crate) fn listed_frames(&self, shapes: &Shapes) -> u64 {
         let frames = (0..LISTS).map(|list| self.taken(list) << shapes.shape(list).order);
         frames.fold(0, u64::wrapping_add)
     }
-    /// Blocks handed out and given back on this CPU, ever.
+    /// Blocks handed out and freed on this CPU since boot.
     pub(crate) fn traffic(&self) -> (u64, u64) {
         let given = (0..LISTS).map(|list| self.given(list)).fold(0, u64::wrapping_add);
         let (out, back) = (self.passed_out.get(), self.passed_back.get());
         (self.listed().wrapping_add(out), given.wrapping_add(back))
     }
-    /// Frames of `owner` handed out on this CPU less those given back on it: means something only
-    /// summed over all CPUs.
+    /// Frames of `owner` handed out on this CPU minus those freed on it. Only the sum over all CPUs
+    /// is meaningful.
     pub(crate) fn frames_of(&self, owner: Owner, shapes: &Shapes) -> u64 {
         let lists = (0..LISTS).filter(|list| shapes.shape(*list).owner == owner);
         let frames = lists.map(|list| self.away(list).wrapping_shl(shapes.shape(list).order));
@@ -532,7 +537,7 @@ impl Pcp {
     pub(crate) fn set_key(&self, key: u64) {
         self.key.set(key);
     }
-    /// Key the draws of a list anew.
+    /// Seeds the random draws of a list anew.
     pub(crate) fn key_list(&self, list: usize, rng: &mut Rng) {
         if self.is_random(list) {
             self.lists[list].random.set(rng.next() | 1);
@@ -545,14 +550,15 @@ impl Pcp {
         let (word, shift) = (&self.batches[list / 4], 16 * (list % 4));
         word.set(word.get() & !(0xffff << shift) | batch << shift);
     }
-    /// How many blocks to get now: doubles with each refill that no drain came before.
+    /// Number of blocks for this refill: it doubles with each refill without a drain in between.
     pub(crate) fn grow(&self, list: usize, most: u64) -> u64 {
         self.refills.add(1);
         let now = self.batch(list).clamp(most.min(8), most);
         self.set_batch(list, (now * 2).min(most));
         now
     }
-    /// Ask for half next time, from each list. 0 where no list asks for any.
+    /// Halves the next refill of each list. Returns 0 if no list will be refilled with more than
+    /// one block.
     pub(crate) fn shrink_all(&self) -> usize {
         let mut shrunk = 0;
         for four in &self.batches {
@@ -564,7 +570,7 @@ impl Pcp {
         }
         shrunk
     }
-    /// For how many more idles the lists are not looked through.
+    /// Number of further idle periods in which the lists are not checked.
     pub(crate) fn pause(&self) -> u64 {
         self.pause.get()
     }
@@ -577,17 +583,17 @@ impl Pcp {
         self.refills.set(0);
         count
     }
-    /// Put away a block that is to go home. `false` if there is no room.
+    /// Adds a block to those that are to be returned. `false` if there is no room.
     #[inline]
     #[must_use]
     pub(crate) fn push_homeward(&self, block: Pfn, tag: Tag) -> bool {
         self.list(HOME).push(block.0 | tag.bits() << TAG_SHIFT)
     }
-    /// Returns the blocks that wait to go home: see [`homeward`].
+    /// Returns the blocks that wait to be returned to their pageblocks: see [`homeward`].
     pub(crate) fn homeward(&self) -> &[AtomicU64] {
         self.used(HOME)
     }
-    /// Empties the list of blocks that wait to go home.
+    /// Empties the list of blocks that wait to be returned.
     pub(crate) fn clear_homeward(&self) {
         self.lists[HOME].next.set(self.firsts[HOME].get());
     }
@@ -600,18 +606,19 @@ impl Pcp {
         let lists: u64 = (0..LISTS).map(|list| self.len(list) << shapes.shape(list).order).sum();
         lists + self.homeward().iter().map(|entry| homeward(entry).1.order().frames()).sum::<u64>()
     }
-    /// Ask the CPU to give its blocks back. Any CPU calls this.
+    /// Requests that the CPU returns its blocks. Any CPU may call this.
     pub(crate) fn request_drain(&self) {
         self.drain.0.store(1, Ordering::Relaxed);
     }
-    /// Whether it was asked, since the last call.
+    /// Whether a drain was requested since the last call.
     pub(crate) fn drain_requested(&self) -> bool {
         self.drain.0.get() != 0 && self.drain.0.swap(0, Ordering::Relaxed) != 0
     }
 }
 
 const _: () = assert!(NOWHERE < LINES_PER_CPU && (Order::MAX.log2() as usize) < GUESSES);
-// A hit stays in one line of its list, and the flag shares no line with what the CPU itself uses.
+// A hit accesses only one line of its list, and the flag shares no line with data that the CPU
+// itself uses.
 const _: () = assert!(size_of::<ListLine>() == LINE * 8 && size_of::<DrainFlag>() == 2 * LINE * 8);
 
 #[cfg(test)]

@@ -1,26 +1,26 @@
 //! Placement by near-cache bin: which frames does a direct-mapped memory-side cache keep apart?
 //!
-//! In such a cache a frame has one place, its *bin*: frame number mod frames of cache. Two frames
-//! of one bin that are in use together push each other out for ever, however empty the rest of the
-//! cache is. So for user memory the zone counts, for each bin, the frames that an owner has there,
-//! and hands out frames of the bins that hold the fewest, drawn at random among equals. While an
-//! owner fits the cache no two of its frames share a bin, at any age of memory; beyond that every
-//! bin holds the same number, or one more.
+//! In such a cache a frame has exactly one slot, its *bin*: frame number mod frames of cache. Two
+//! frames of one bin that are in use together evict each other again and again, even if the rest of
+//! the cache is empty. So for user memory the zone counts, for each bin, the frames of each owner,
+//! and hands out frames of the bins with the fewest, drawn at random among equals. While an owner
+//! fits the cache no two of its frames share a bin, at any age of memory; beyond that every bin
+//! holds the same number, or one more.
 //!
-//! Beyond the cache memory is taken in *laps* over all bins. Frames that are taken one after the
-//! other are often used together, and a hot set may lie across the end of a lap. So among the bins
-//! with the fewest, those are drawn from that were last opened half a lap ago or longer: a set of
-//! up to half the cache, taken in a row, does not meet itself anywhere.
+//! Beyond the cache, memory is taken in *laps* over all bins. Frames taken one after the other are
+//! often used together, and a hot set may span the end of a lap. So the draw is among those of the
+//! emptiest bins that were last opened half a lap ago or longer. Then a set of up to half the
+//! cache, taken in a row, has no two frames in one bin.
 //!
 //! Counts are bytes, 1 per frame of cache and owner, plus a sum and a date per pageblock of cache:
 //! 2.06 bytes per 4 KiB of cache in all. Prior art: page colouring (Kessler and Hill 1992),
 //! zonesort, the static policy of Johnny Cache (OSDI 2023), which all work on coarser bins, in
 //! address order, or by moving pages afterwards.
 //!
-//! A frame counts for the owner of its pageblock. Frames that another owner takes there when
-//! nothing else is left count there too. So in a small machine whose memory was full the bins of
-//! some hundred frames may be passed over: 0.1 to 6.6% of a heap as large as a cache of 32 MiB
-//! before 256 MiB then meets itself; of one of 256 MiB before 2 GiB, 0.02%.
+//! A frame counts for the owner of its pageblock, even if another owner takes it because nothing
+//! else is left. So in a small machine whose memory was full, the bins of some hundred frames may
+//! stay unused. Then 0.1 to 6.6% of a heap as large as the cache share a bin (32 MiB before 256
+//! MiB); with 256 MiB before 2 GiB it is 0.02%.
 //!
 //! A zone with bins has one [arena](crate::arena), and everything here happens under its lock.
 
@@ -39,19 +39,19 @@ use crate::take::{Effort, TakeRequest};
 use crate::word::Plain;
 use crate::zone::Zone;
 
-/// Classes that are counted.
+/// Number of owners that are counted.
 const CLASSES: usize = 2;
 /// Words of counts for a pageblock of cache: a byte for each frame.
 const COUNT_WORDS: usize = PAGEBLOCK_FRAMES as usize / 8;
-/// Bins that are looked at for the one with the fewest frames.
+/// Number of bins that are searched for those with the fewest frames.
 const LOOK: u64 = 4096;
-/// Bins with the fewest frames that one is drawn from.
+/// Number of bins with the fewest frames from which one is drawn.
 const DRAWN_FROM: u64 = 64;
-/// Split pageblocks that are looked at before a fresh one is opened.
+/// Number of split pageblocks that are tried before a new one is opened.
 const SHORTLIST: usize = 16;
-/// More memory than this many times the cache, and a count might not fit its byte.
+/// Largest ratio of memory to cache: beyond it a count might not fit its byte.
 const MOST_ALIASES: u64 = 200;
-/// How many frames above the fewest a bin may hold before balance is given up for this refill.
+/// A refill tries this many levels of use, from the lowest up. Then it ignores balance.
 const SLACK: u64 = 2;
 
 const ONES: u64 = 0x0101_0101_0101_0101;
@@ -60,19 +60,20 @@ const HIGH: u64 = 0x8080_8080_8080_8080;
 /// The bins of one zone.
 #[derive(Debug)]
 pub(crate) struct Bins {
-    /// Pageblocks of cache.
+    /// Size of the cache in pageblocks.
     blocks: u64,
     counts: [&'static [AtomicU64]; CLASSES],
     loads: [&'static [AtomicU64]; CLASSES],
-    /// When a pageblock was last opened in a bin: how many had been by then.
+    /// For each pageblock of cache, when its bin was last opened: the number of pageblocks opened
+    /// until then.
     dates: [&'static [AtomicU64]; CLASSES],
     openings: [AtomicU64; CLASSES],
     totals: [AtomicU64; CLASSES],
-    /// The pageblock opened last for each owner.
+    /// For each owner, the pageblock that was opened last.
     opened: [AtomicU64; CLASSES],
 }
 
-/// Which counts an owner has.
+/// The index of an owner's counts.
 const fn counted(owner: Owner) -> Option<usize> {
     match owner {
         Owner::Anon => Some(0),
@@ -82,9 +83,9 @@ const fn counted(owner: Owner) -> Option<usize> {
 }
 
 impl Bins {
-    /// Pageblocks of direct-mapped cache in front of `node` that placement works with: 0 where
-    /// there is none, where `options` do not ask for it, or where the cache is no whole number of
-    /// pageblocks or far smaller than memory.
+    /// Size in pageblocks of the direct-mapped cache in front of `node`. 0 if placement does not
+    /// apply: there is no such cache, `options` turn it off, or the cache is not a whole number of
+    /// pageblocks or is far smaller than memory.
     pub(crate) fn cache_blocks(topology: &Topology, node: NodeId, options: &Options) -> u64 {
         if !options.balances() {
             return 0;
@@ -121,27 +122,27 @@ impl Bins {
     fn bin(&self, block: BlockId) -> usize {
         (block.0 % self.blocks) as usize
     }
-    /// The words of counts of an owner in a pageblock's bin.
+    /// The words with an owner's counts for the bins of a pageblock.
     fn counts(&self, which: usize, block: BlockId) -> &[AtomicU64] {
         &self.counts[which][self.bin(block) * COUNT_WORDS..][..COUNT_WORDS]
     }
     fn load(&self, which: usize, bin: usize) -> u64 {
         self.loads[which][bin].get()
     }
-    /// How many pageblocks were opened since the last one in this bin.
+    /// Number of pageblocks opened since the last one in this bin.
     fn age(&self, which: usize, bin: usize) -> u64 {
         match self.dates[which][bin].get() {
             0 => u64::MAX,
             date => self.openings[which].get() - date,
         }
     }
-    /// A pageblock is opened for an owner.
+    /// Notes that a pageblock is opened for an owner.
     pub(crate) fn note_opened(&self, owner: Owner, block: BlockId) {
         let Some(which) = counted(owner) else { return };
         self.openings[which].add(1);
         self.dates[which][self.bin(block)].set(self.openings[which].get());
     }
-    /// `owner` has got, or given back, a run of 2^`order` frames (up to a pageblock).
+    /// Counts that `owner` has got, or freed, a run of 2^`order` frames (up to a pageblock).
     fn change(&self, owner: Owner, frame: Pfn, order: u32, change: fn(&AtomicU64, u64)) {
         let Some(which) = counted(owner) else { return };
         let block = BlockId::of(frame);
@@ -167,13 +168,13 @@ impl Bins {
     fn has_room(&self, which: usize, block: BlockId, level: u64) -> bool {
         (0..BITMAP_WORDS).any(|word| self.eligible(which, block, word, level.min(127)) != 0)
     }
-    /// Of 64 frames from `word` * 64 on, those whose bins hold at most `level` frames of the owner;
-    /// `level` is below 128.
+    /// The frames, among the 64 from `word` * 64 on, whose bins hold at most `level` frames of the
+    /// owner; `level` is below 128.
     fn eligible(&self, which: usize, block: BlockId, word: usize, level: u64) -> u64 {
         let counts = &self.counts(which, block)[word * 8..][..8];
         counts.iter().enumerate().fold(0, |mask, (byte, counts)| {
             let counts = counts.get();
-            // A byte's high bit stays up in the difference if the byte is above the level.
+            // A byte's high bit stays set in the difference if the byte is above the level.
             let above = (((counts | HIGH) - ONES * (level + 1)) | counts) & HIGH;
             let fits = !above & HIGH;
             // Gather the eight high bits into one byte.
@@ -224,7 +225,7 @@ impl Zone {
             }
         }
         let (mut drawn, mut count) = (None, 0);
-        // The oldest, in case that none is old enough.
+        // The one opened longest ago is used if none is old enough.
         let mut oldest: Option<(u64, BlockId)> = None;
         for bin in window().filter(|bin| bins.load(which, *bin as usize) == least) {
             let Some(block) = free(bin) else { continue };
@@ -245,8 +246,8 @@ impl Zone {
         drawn.or(oldest.map(|(_, block)| block))
     }
 
-    /// Take single frames whose bins hold the fewest of the owner. 0 where balance has nothing to
-    /// offer: then any frame will do.
+    /// Takes single frames whose bins hold the fewest of the owner. Returns 0 if no bin is
+    /// suitable; then the caller takes any frame.
     pub(crate) fn take_balanced<C: Cpus>(
         &self,
         held: &HeldArena<'_, C>,
@@ -266,7 +267,7 @@ impl Zone {
                     return taken;
                 }
             }
-            // A fresh pageblock in the emptiest bin, if that bin has room at this level.
+            // A new pageblock in the emptiest bin, if that bin has room at this level.
             while taken * 4 < want
                 && self.may_open(&wanted)
                 && let Some(block) = self.open_at_level(&at, owner, draw.rng.as_deref_mut())
@@ -280,8 +281,8 @@ impl Zone {
         }
         0
     }
-    /// Opens a pageblock that has a frame at the level. Returns `None`, and changes nothing, where
-    /// the drawn one has none: it would stay split with no frame in use.
+    /// Opens a pageblock that has a frame at the level. Returns `None` without a change if the
+    /// drawn pageblock has no such frame: it would stay split with no frame in use.
     fn open_at_level<C: Cpus>(
         &self,
         at: &Level<'_, '_, C>,
@@ -298,8 +299,8 @@ impl Zone {
         self.begin_split(at.held, sets, block, owner);
         Some(block)
     }
-    /// The pageblock opened last, then the fullest ones. None that is leaving, whose frames are not
-    /// handed out any more.
+    /// The pageblock opened last, then the fullest ones. Leaving pageblocks are excluded, since
+    /// their frames are no longer handed out.
     fn shortlist<C: Cpus>(
         &self,
         held: &HeldArena<'_, C>,
@@ -328,7 +329,7 @@ impl Zone {
         }
         list
     }
-    /// Take up to `want` frames of a split pageblock whose bins are at the level or below.
+    /// Takes up to `want` frames of a split pageblock whose bins are at the level or below.
     fn take_at_level<C: Cpus>(
         &self,
         at: &Level<'_, '_, C>,
@@ -359,7 +360,7 @@ impl Zone {
         held.note_taken(block, old, taken);
         taken
     }
-    /// A split pageblock changes owner: its used frames count for the new one.
+    /// Counts a split pageblock's used frames for its new owner.
     pub(crate) fn recount(&self, bins: &Bins, block: BlockId, from: Owner, to: Owner) {
         for (index, word) in self.blocks().bitmap(block).iter().enumerate() {
             let mut used = !word.get();
@@ -373,7 +374,8 @@ impl Zone {
     }
 }
 
-/// Whether a request is for balance to fulfil: single frames, and not the last that there are.
+/// Whether a request is served with balance: it is for single frames, and not for the last
+/// reserves.
 pub(crate) const fn wants_balance(wanted: &TakeRequest) -> bool {
     wanted.order == 0 && matches!(wanted.effort, Effort::Near) && counted(wanted.owner).is_some()
 }
@@ -398,7 +400,7 @@ mod tests {
             assert_eq!(bins.eligible(0, BlockId(3), 2, level), expected, "level {level}");
             assert_eq!(bins.eligible(1, BlockId(3), 2, level), u64::MAX, "the other owner has none");
         }
-        // Runs of every order count once per frame and go without a trace.
+        // Runs of every order count once per frame, and their counts are removed completely.
         for order in 0..=9 {
             bins.add(Owner::PageCache, BlockId(4).start(), order);
             assert_eq!(bins.load(1, 0), 1 << order);

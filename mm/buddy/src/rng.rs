@@ -1,4 +1,4 @@
-//! Random numbers for one trip through the slow path.
+//! Random numbers for one run of the slow path.
 //!
 //! Seeded with 64 bits of the machine's generator, drawn before any lock. The mixing function is
 //! the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014); bounded numbers are Lemire's

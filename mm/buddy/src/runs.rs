@@ -1,4 +1,4 @@
-//! Which pageblocks a zone's free set holds before anything was taken out: computed, not stored.
+//! The initial pageblocks of a zone's free set: computed, not stored.
 
 use core::sync::atomic::AtomicU64;
 

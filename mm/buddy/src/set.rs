@@ -1,11 +1,10 @@
 //! The free pageblocks of one side of a zone: a Fisher–Yates shuffle that never has to run.
 //!
-//! Positions 0 to `len` - 1 hold the free blocks. Taking the block at a uniformly drawn position
-//! and moving the last one into its place is one step of Fisher–Yates with the partner drawn from
-//! what remains, so every order in which the blocks can come out is equally likely, at boot as
-//! after years of frees, and no pass over memory is ever needed. A set that starts full costs
-//! nothing to build: a position whose word is still 0 holds the block that belongs there by
-//! address.
+//! Positions 0 to `len` - 1 hold the free blocks. Each take draws a position uniformly, takes its
+//! block, and moves the last block there. This is one step of Fisher–Yates with the partner drawn
+//! from the rest. So every order of the blocks is equally likely, at boot and after years of frees,
+//! and no pass over memory is ever needed. A set that starts full costs nothing to build: a
+//! position whose word is still 0 holds the block that belongs there by address.
 //!
 //! Without shuffle the last position is taken, which gives blocks by address, lowest first, and
 //! then the last freed first.
@@ -18,11 +17,11 @@ use crate::block::{BlockId, Blocks, link, unlink};
 use crate::rng::Rng;
 use crate::word::Plain;
 
-/// Free pageblocks at boot: runs of them that follow each other by position.
+/// Free pageblocks at boot: runs with consecutive positions.
 pub(crate) trait Initial {
     /// The block that starts at `position`.
     fn block_at(&self, position: u64) -> BlockId;
-    /// Where `block` starts.
+    /// The initial position of `block`.
     fn position_of(&self, block: BlockId) -> u64;
 }
 
@@ -48,19 +47,19 @@ impl FreeSet {
         self.slots[position as usize].set(link(Some(block)));
         blocks.position(block).set(position + 1);
     }
-    /// Where `block`, a member, is.
+    /// The position of `block`, which is a member.
     pub(crate) fn position_of(&self, block: BlockId, blocks: Blocks, initial: &impl Initial) -> u64 {
         match blocks.position(block).get() {
             0 => initial.position_of(block),
             position => position - 1,
         }
     }
-    /// A position whose every value is equally likely, or the last.
+    /// A uniformly drawn position, or the last one without a generator.
     pub(crate) fn draw(&self, rng: Option<&mut Rng>) -> Option<u64> {
         let last = self.len().checked_sub(1)?;
         Some(rng.map_or(last, |rng| rng.below(last + 1)))
     }
-    /// Take out the block at `position`, which is below the length.
+    /// Removes the block at `position`, which is below the length.
     #[inline(always)]
     pub(crate) fn take_at(&self, position: u64, blocks: Blocks, initial: &impl Initial) -> BlockId {
         let block = self.at(position, initial);
@@ -71,7 +70,7 @@ impl FreeSet {
         self.len.set(last);
         block
     }
-    /// Add a block that is in no set.
+    /// Adds a block that is in no set.
     #[inline]
     pub(crate) fn insert(&self, block: BlockId, blocks: Blocks) {
         let len = self.len();
@@ -128,8 +127,8 @@ mod tests {
     fn draws_over_a_hundred_thousand_boots_are_uniform_and_a_biased_draw_is_seen() {
         let z = chi_squared(|set, rng, _| set.draw(Some(rng)).unwrap());
         assert!(z.abs() < 3.29, "z = {z}");
-        // One position in 64 drawn by modulo, as a careless generator would: far too little to see
-        // by eye.
+        // One position in 64 drawn by modulo, as a careless generator would do: the bias is far too
+        // small to be visible.
         let z = chi_squared(|set, rng, _| (rng.next() % 64) % set.len());
         assert!(z > 3.29, "z = {z}: the test has no power");
     }
@@ -146,7 +145,7 @@ mod tests {
                 let block = match rng.below(3) {
                     0 => set.take_at(set.draw(None).unwrap(), blocks, &Upwards),
                     1 => set.take_at(set.draw(Some(&mut rng)).unwrap(), blocks, &Upwards),
-                    // By name, as a block is taken that its neighbours need.
+                    // Takes a specific block, as when blocks are gathered into a larger one.
                     _ => {
                         let block = BlockId(inside[rng.below(inside.len() as u64) as usize]);
                         set.take_at(set.position_of(block, blocks, &Upwards), blocks, &Upwards)

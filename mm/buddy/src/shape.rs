@@ -3,9 +3,9 @@
 use freehold_frame::{Order, Owner, Side, Tag};
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER};
 
-/// Lists of one CPU that hand out blocks.
+/// Number of lists of one CPU that hand out blocks.
 pub(crate) const LISTS: usize = SINGLES + 2 * PAGEBLOCK_ORDER as usize;
-/// Lists for single frames, which come first; then two for each order.
+/// Number of lists for single frames, which come first; then two lists for each order.
 const SINGLES: usize = 4;
 /// Number of the list for blocks that no list serves.
 pub(crate) const NOWHERE: usize = LISTS + 1;
@@ -22,8 +22,8 @@ pub(crate) const fn owner_and_order(list: usize) -> (Owner, u32) {
     }
 }
 
-/// The list that serves the blocks of each [`Tag`], by its key; [`NOWHERE`] for those that none
-/// does.
+/// The list that serves the blocks of each [`Tag`], by its key; [`NOWHERE`] for blocks without a
+/// list.
 pub(crate) const SERVES: [u8; Tag::KEYS] = {
     let mut serves = [NOWHERE as u8; Tag::KEYS];
     let mut list = 0;
@@ -36,14 +36,15 @@ pub(crate) const SERVES: [u8; Tag::KEYS] = {
     serves
 };
 
-/// Blocks that a list holds, and how many.
+/// Kind and numbers of a list's blocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) owner: Owner,
     pub(crate) order: u32,
-    /// Most blocks in one refill.
+    /// Largest number of blocks in one refill.
     pub(crate) batch: u64,
-    /// Room; twice the batch. 0: not used on this machine.
+    /// Largest number of blocks in the list: twice the batch. 0: the list is not used on this
+    /// machine.
     pub(crate) room: u64,
 }
 
@@ -55,7 +56,7 @@ pub(crate) struct Shapes {
 
 impl Shapes {
     /// Lists for a machine with `frames` of memory and `cpus`: at most `most` single frames in a
-    /// batch (a quarter for the kernel), and 1/128 of a CPU's share.
+    /// batch (a quarter for the kernel), and at most 1/128 of a CPU's share.
     pub(crate) fn of(frames: u64, cpus: usize, most: u64) -> Self {
         let share = frames / cpus.max(1) as u64;
         let singles = (share / 128).clamp(8, most);
@@ -65,8 +66,8 @@ impl Shapes {
                 0 if owner.side() == Side::Kernel => (singles / 4).max(8),
                 0 => singles,
                 PAGEBLOCK_ORDER => (share / PAGEBLOCK_FRAMES / 64).min(8),
-                // A few blocks each of the middling orders, 1/128 of a CPU's share at most; none
-                // where that is a single one.
+                // A few blocks of each middle order, 1/128 of a CPU's share at most; none if that
+                // would be a single block.
                 4.. => ((share / 128) >> order).saturating_sub(1).min(singles >> 5),
                 _ => singles >> (order + 2),
             };
@@ -111,7 +112,7 @@ mod tests {
         {
             let shapes = Shapes::of(frames, cpus, PAGEBLOCK_FRAMES);
             let places: u64 = (0..LISTS).map(|list| shapes.shape(list).room).sum();
-            // One more for the end of a full list, which a mask has to leave as it is.
+            // One more entry for the end of a full list, which the mask must not change.
             assert!(HOMEWARD + places < PLACES as u64, "{places} places");
         }
     }

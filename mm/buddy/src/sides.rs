@@ -1,9 +1,9 @@
-//! Pageblocks between owners: they move from one side of the direct map to the other, or are
+//! Pageblocks in transition: they move from one side of the direct map to the other, or are
 //! gathered into a larger block.
 //!
 //! The zone's lock is not held while the direct map changes. Meanwhile the blocks are
-//! [`Fill::Moving`]: they are in no set, so no CPU finds them, and blocks that change sides are
-//! certain to come back. A CPU that needs one waits for [`Zone::moving`] to fall.
+//! [`Fill::Moving`]: they are in no set, so no CPU finds them. Blocks that change sides are certain
+//! to be in a set again. A CPU that needs one waits until [`Zone::moving`] decreases.
 
 use freehold_frame::Side;
 use freehold_machine::Cpus;
@@ -30,7 +30,7 @@ impl Moving {
 }
 
 impl Zone {
-    /// Take free blocks out of one side, to be changed to the other without the lock. The caller
+    /// Takes free blocks out of one side, to be moved to the other without the lock. The caller
     /// calls [`Zone::finish_move`] for all of them, also after a failure; meanwhile they count as
     /// free and as moving.
     pub(crate) fn begin_move(&self, _held: &Held, from: Side, mut rng: Option<&mut Rng>) -> Moving {
@@ -39,7 +39,7 @@ impl Zone {
             // The kernel takes pageblocks from the user one at a time: entering the direct map
             // costs no flush.
             Side::User => 1,
-            // The kernel gives pageblocks back in batches: one flush serves all.
+            // The kernel returns pageblocks in batches, with one flush for all.
             Side::Kernel => MOVE_BATCH,
         };
         let mut moving = Moving::NONE;
@@ -56,8 +56,9 @@ impl Zone {
         self.moving.add(moving.count as u64);
         moving
     }
-    /// For pageblocks of frames that nothing moves: the first block from the drawn position of the
-    /// user's set on that cannot be unplugged anyway. The drawn one where there is none.
+    /// Chooses a pageblock for frames that cannot be moved: the first block, from the drawn
+    /// position of the user's set on, that can never be unplugged. If there is none, the drawn
+    /// block.
     pub(crate) fn one_that_stays(&self, from: Side, drawn: u64) -> u64 {
         let set = self.set(from);
         let at = |position| set.at(position, self.runs());
@@ -69,19 +70,19 @@ impl Zone {
             .find(|&position| !self.is_pluggable(at(position)))
             .unwrap_or(drawn)
     }
-    /// Put blocks that changed sides where they belong now.
+    /// Puts blocks that changed sides into their new set.
     pub(crate) fn finish_move(&self, held: &Held, to: Side, moved: &[BlockId]) {
         let free = BlockState::plain(Fill::Free(to));
         moved.iter().for_each(|&block| self.insert(held, block, free));
         self.moving.sub(moved.len() as u64);
     }
 
-    /// The lowest aligned run of `count` (a power of two) free pageblocks, of whichever sides.
+    /// The lowest aligned run of `count` (a power of two) free pageblocks, on any side.
     pub(crate) fn find_neighbours(&self, _held: &Held, count: u64) -> Option<BlockId> {
         let mut first = 0;
         while first + count <= self.blocks().count() {
-            // From the top down: the run after the highest block that is not free is the next that
-            // can be.
+            // Searched from the top down: the next candidate begins after the highest block that is
+            // not free.
             let Some(taken) = (first..first + count).rev().find(|id| !self.is_free(BlockId(*id))) else {
                 return Some(BlockId(first));
             };
@@ -89,8 +90,8 @@ impl Zone {
         }
         None
     }
-    /// Whether a pageblock is in one of this zone's free sets. A hole's word of state says free
-    /// too, so it is looked up.
+    /// Whether a pageblock is in one of this zone's free sets. A hole's state word also means free,
+    /// so the set itself is checked.
     pub(crate) fn is_free(&self, block: BlockId) -> bool {
         let Fill::Free(side) = self.blocks().state(block).fill() else { return false };
         let set = self.set(side);
@@ -100,8 +101,8 @@ impl Zone {
         let position = set.position_of(block, self.blocks(), self.runs());
         position < set.len() && set.at(position, self.runs()) == block
     }
-    /// Take `count` free blocks from `first` on, whose frames are reserved, out of their sets; each
-    /// remembers its side.
+    /// Takes `count` free blocks from `first` on, whose frames are reserved, out of their sets;
+    /// each block's state keeps its side.
     pub(crate) fn begin_gather(&self, _held: &Held, first: BlockId, count: u64) {
         for id in first.0..first.0 + count {
             let block = BlockId(id);
@@ -116,12 +117,12 @@ impl Zone {
             self.blocks().set_state(block, moving.with_residue_of(before));
         }
     }
-    /// The side a block that is being gathered comes from. Its gatherer alone asks, with or without
-    /// the lock.
+    /// The original side of a block that is being gathered. Only the gathering CPU calls this, with
+    /// or without the lock.
     pub(crate) fn gathered_from(&self, block: BlockId) -> Side {
         self.blocks().state(block).owner().side()
     }
-    /// Hand out the gathered blocks.
+    /// Hands out the gathered blocks.
     pub(crate) fn finish_gather<C: Cpus>(
         &self,
         held: &HeldArena<'_, C>,

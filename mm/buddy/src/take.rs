@@ -16,14 +16,14 @@ use crate::rng::Rng;
 use crate::word::Plain;
 use crate::zone::Zone;
 
-/// How many split blocks of one bucket are looked at for a run of order 1 to 8 before a fresh block
-/// is opened.
+/// Number of split blocks of one bucket that are searched for a run of order 1 to 8 before a new
+/// block is opened.
 pub(crate) const CANDIDATES: usize = 6;
 
 /// How far to look for a run in split blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Effort {
-    /// A few candidates: a fresh block is cheap.
+    /// A few candidates: opening a new block is cheap.
     Near,
     /// Every block: the alternative is failure.
     Far,
@@ -44,8 +44,8 @@ pub(crate) struct TakeRequest {
 }
 
 impl Zone {
-    /// Take blocks as wished out of an arena's split pageblocks, the fullest first. How many there
-    /// were; their frames are reserved.
+    /// Takes the requested blocks out of an arena's split pageblocks, the fullest first. Returns
+    /// their number; their frames have been reserved.
     pub(crate) fn take<C: Cpus>(
         &self,
         held: &HeldArena<'_, C>,
@@ -59,7 +59,7 @@ impl Zone {
                 return taken;
             }
         }
-        // A refill that has nearly all it wants is not worth one more pageblock.
+        // A refill that has nearly all its blocks does not search one more pageblock.
         let enough = want - want / 8;
         let mut taken = 0;
         while taken < enough {
@@ -77,14 +77,14 @@ impl Zone {
             }
             let got = draw.out.len() - before;
             let new = old.with_free(old.free() - (got << order));
-            // Of single frames some may be left all the same.
+            // For single frames this does not follow: some may be left.
             let none_left = order > 0 && got < asked;
             held.update(block, old, if none_left { new.with_hint(order - 1) } else { new });
             taken += got;
         }
         taken
     }
-    /// Single frames that come out together.
+    /// Number of single frames that are taken together.
     pub(crate) fn group(&self) -> u64 {
         if self.has_groups() { 1 << self.grain } else { 1 }
     }
@@ -92,12 +92,12 @@ impl Zone {
     pub(crate) fn has_groups(&self) -> bool {
         (1..PAGEBLOCK_ORDER).contains(&self.grain)
     }
-    /// Take `want` of the `free` frames of a split block; with `rng` only about as many, at least 1
+    /// Takes `want` of the `free` frames of a split block; with `rng` about that many, at least 1
     /// and never more.
     ///
-    /// Without, the lowest. With, every free frame has the same chance, or, where the grain is
-    /// coarser, every group of neighbours. A list hands the last one out first, so frames are put
-    /// in from the highest to the lowest where they are to come out by address.
+    /// Without `rng` the lowest are taken. With it, every free frame has the same probability or,
+    /// with a coarser grain, every group of neighbours. A list hands out its last entry first. So
+    /// to get frames in order of addresses, they are added from the highest to the lowest.
     fn take_frames(&self, block: BlockId, free: u64, want: u64, draw: &mut Draw<'_, '_>) {
         let Draw { rng, out } = draw;
         let (bitmap, end) = (self.blocks().bitmap(block), out.len() + want);
@@ -111,13 +111,13 @@ impl Zone {
 }
 
 impl Arena {
-    /// `frames` of a split block were handed out.
+    /// Notes that `frames` of a split block were handed out.
     pub(crate) fn note_taken(self, block: BlockId, old: BlockState, frames: u64) {
         self.update(block, old, old.with_free(old.free() - frames));
     }
 }
 
-/// Free frames of a split block on their way out, until the output has `end`.
+/// Free frames of a split block that are being taken until the output has `end`.
 struct FramesByOrder<'a, 'p> {
     block: BlockId,
     bitmap: &'a [AtomicU64; BITMAP_WORDS],
@@ -132,8 +132,8 @@ impl FramesByOrder<'_, '_> {
         }
     }
 
-    /// Takes about as many of the `free` ones as are wanted, which are fewer, every one with the
-    /// same chance, and at least one.
+    /// Takes at least one and about as many of the `free` frames as requested, which is fewer than
+    /// all, each with the same probability.
     fn take_some(&mut self, free: u64, rng: &mut Rng) {
         let (before, start) = (self.out.len(), rng.next() as usize);
         let chance = Chance::of(self.end - before, free);
@@ -145,7 +145,7 @@ impl FramesByOrder<'_, '_> {
         if self.out.len() > before {
             return;
         }
-        // None was chosen; take one, again with equal chances.
+        // No frame was chosen: takes one, again with equal probability.
         let mut skip = rng.below(free);
         for (index, word) in self.bitmap.iter().enumerate() {
             let ones = u64::from(word.get().count_ones());
@@ -184,7 +184,7 @@ impl FramesByOrder<'_, '_> {
     }
 }
 
-/// A chance of so many sixteenths (9 to 16), halved so many times.
+/// A probability: a number of sixteenths (9 to 16), halved a number of times.
 #[derive(Clone, Copy)]
 struct Chance {
     sixteenths: u64,
@@ -192,15 +192,15 @@ struct Chance {
 }
 
 impl Chance {
-    /// The lowest with which `want` of `free`, which are more, are to be expected; but not
-    /// certainty: those that stay would be neighbours.
+    /// The lowest probability with which the expected number is at least `want` of `free`, which is
+    /// larger. Never 1: the frames that stay would be neighbours.
     fn of(want: u64, free: u64) -> Self {
         let halvings = (free / want).ilog2();
         let sixteenths = (want << (4 + halvings)).div_ceil(free);
         Self { sixteenths: if halvings == 0 { sixteenths.min(15) } else { sixteenths }, halvings }
     }
-    /// A word whose every bit is 1 with this chance: the binary fraction's digits from the last to
-    /// the first, a random word each.
+    /// Returns a word in which each bit is 1 with this probability. Uses one random word per digit
+    /// of the binary fraction, from the last digit to the first.
     fn draw(self, rng: &mut Rng) -> u64 {
         let start = if self.sixteenths == 16 { u64::MAX } else { 0 };
         let digits = self.sixteenths.trailing_zeros()..4;
@@ -212,12 +212,12 @@ impl Chance {
     }
 }
 
-/// At most `most` of the ones of a word, each with the same chance.
+/// At most `most` of the ones of a word, each with the same probability.
 fn some_of(bits: u64, most: u64, rng: &mut Rng) -> u64 {
     if u64::from(bits.count_ones()) <= most {
         return bits;
     }
-    // The first from a random place on, round and round.
+    // Takes the first ones from a random bit on, with wrap-around.
     let turn = (rng.next() >> 58) as u32;
     let turned = bits.rotate_right(turn);
     let rest = (0..most).fold(turned, |rest, _| rest & (rest - 1));

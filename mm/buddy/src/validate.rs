@@ -17,14 +17,14 @@ use crate::zone::Zone;
 pub enum AllocatorFault {
     /// The frame table contradicts itself.
     Table(Contradiction),
-    /// A pageblock, by its first frame, does not agree with its state.
+    /// A pageblock, named by its first frame, does not agree with its state.
     Pageblock(Pfn, Disagreement),
     /// A zone's total of free frames: its own count, and the sum.
     ZoneTotal(u64, u64),
     /// A frame in a per-CPU list that has an owner, or is free in its pageblock too.
     Listed(Pfn),
-    /// Frames without an owner by the table, and free frames by the allocator: the difference has
-    /// leaked or is owned twice.
+    /// Number of frames without an owner in the table, and of free frames in the allocator. The
+    /// difference has leaked or is owned twice.
     Leak(u64, u64),
 }
 
@@ -44,10 +44,10 @@ pub enum Disagreement {
 }
 
 impl<M: Machine + PhysicalBytes> Buddy<M> {
-    /// Check everything; `found` is told each fault. Memory by owner, and how many faults there
-    /// were.
+    /// Checks everything; `found` is called for each fault. Returns the memory by owner and the
+    /// number of faults.
     ///
-    /// The result is exact only while no CPU allocates or frees: a fault counts where
+    /// The result is exact only while no CPU allocates or frees: a fault is real if
     /// [`Buddy::activity`] is the same before and after. Takes time in proportion to memory.
     pub fn validate(&self, mut found: impl FnMut(AllocatorFault)) -> (Audit, u64) {
         let mut faults = 0;
@@ -83,7 +83,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         (audit, faults)
     }
 
-    /// Memory whose records say something, and its node: all that is there for ever, and the
+    /// Memory with valid records, and its node: all memory that is never unplugged, and the
     /// pageblocks that are plugged in.
     pub(crate) fn present_runs(&self) -> impl Iterator<Item = (PfnRange, NodeId)> {
         self.topology.ranges().iter().flat_map(move |range| {
@@ -116,7 +116,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         });
         out.sum()
     }
-    /// Free frames of a zone, counted.
+    /// Checks a zone and returns the number of its free frames, counted one by one.
     fn validate_zone(&self, zone: &Zone, tell: &mut impl FnMut(AllocatorFault)) -> u64 {
         let pinned = self.machine.pin();
         let held = zone.lock_all(&pinned, self.machine);

@@ -1,9 +1,9 @@
 //! Words of the allocator's own memory, and the locks that order access to them.
 //!
 //! All of the allocator's variable state is `AtomicU64`s that are read and written with relaxed
-//! plain loads and stores: each has one user at a time, either the holder of a [`Lock`] or the CPU
-//! whose pcp it is. A lock's acquire and release order everything else, so no word needs an
-//! ordering of its own.
+//! plain loads and stores: each word has one user at a time: the holder of a [`Lock`], or the CPU
+//! to whose pcp the word belongs. A lock's acquire and release order everything else, so no word
+//! needs an ordering of its own.
 
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -40,13 +40,13 @@ impl Plain for AtomicU64 {
     }
 }
 
-/// A spin lock: a word in a line of its own, 0 while it is free. Taken with the CPU pinned and
-/// interrupts on; interrupt handlers never take it. The holder allocates nothing and draws no
-/// random bits.
+/// A spin lock: a word in a separate cache line, 0 while the lock is free. Taken with the CPU
+/// pinned and interrupts on; interrupt handlers never take it. The holder allocates nothing and
+/// draws no random bits.
 ///
-/// **Order.** An arena's lock, then its zone's. Of two arenas' locks, the second is only tried for.
-/// [`Zone::lock_all`](crate::zone::Zone::lock_all) takes all arenas' locks by number, then the
-/// zone's. Zones are never locked together.
+/// **Order.** An arena's lock, then its zone's. The second of two arenas' locks is only taken if it
+/// is free. [`Zone::lock_all`](crate::zone::Zone::lock_all) takes all arenas' locks by number, then
+/// the zone's. Zones are never locked together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lock(&'static AtomicU64);
 
@@ -68,10 +68,10 @@ impl Lock {
     /// Returns `None` if the lock is held.
     pub(crate) fn try_lock<C: Cpus>(self, _pinned: &Pinned<C>) -> Option<Held<'_>> {
         let free = self.0.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        // Made only then: a dropped guard releases the lock.
+        // The guard is made only if the lock was taken: dropping a guard releases the lock.
         free.then(|| Held { lock: self, pinned: PhantomData })
     }
-    /// The CPU is pinned; [`Lock::release`] follows.
+    /// Takes the lock. The CPU is pinned; the caller calls [`Lock::release`] later.
     pub(crate) fn acquire<C: Cpus>(self, cpus: C) {
         while self.0.compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
             while self.0.get() != 0 {

@@ -6,14 +6,14 @@
 //! | order 9 | a free block of the side |
 //! | both, then | free blocks of the other side, which change sides (see [`Zone::begin_move`]); any arena's split block of the owner, or of another owner of the same side |
 //!
-//! Taking from the fullest block first is what keeps memory whole: blocks that empty are left alone
-//! until they are free.
+//! Taking from the fullest block first keeps fragmentation low: blocks that become emptier are not
+//! used until they are free.
 //!
-//! **Locks.** A free pageblock, one on the move and one that is offline are the zone's: a function
-//! that takes a [`Held`] runs under its lock. Split and whole blocks are an arena's: a function
-//! that takes a [`HeldArena`] runs under that arena's, and takes the zone's inside where a block
-//! comes or goes. Free frames are counted for the whole zone with atomic steps: a CPU that is about
-//! to take some [reserves](Zone::reserve) them first.
+//! **Locks.** Free, moving and offline pageblocks belong to the zone: a function that takes a
+//! [`Held`] runs under the zone's lock. Split and whole blocks belong to an arena: a function that
+//! takes a [`HeldArena`] runs under that arena's lock. Inside it, it takes the zone's lock when a
+//! block is added or removed. Free frames are counted for the whole zone with atomic steps: a CPU
+//! that is about to take some [reserves](Zone::reserve) them first.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -31,24 +31,24 @@ use crate::set::FreeSet;
 use crate::take::{Effort, TakeRequest};
 use crate::word::{Held, LINE, Lock, Plain};
 
-/// Words of a zone's own: a line for its lock, and one for the count of free frames.
+/// Words of a zone: a line for its lock, and one for the count of free frames.
 pub(crate) const ZONE_WORDS: usize = 2 * LINE;
-/// Most pageblocks that change sides at once.
+/// Largest number of pageblocks that change sides at once.
 pub(crate) const MOVE_BATCH: usize = 16;
-/// Frames of a zone at which something is done about it.
+/// Numbers of free frames at which the allocator acts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Watermarks {
-    /// Below this no user memory is handed out, and below half of it only what asks for the reserve
-    /// ([`Pressure::Reserve`](freehold_frame::Pressure)).
+    /// Below this no user memory is handed out. Below half of it, only requests for the reserve
+    /// succeed ([`Pressure::Reserve`](freehold_frame::Pressure)).
     pub min: u64,
-    /// Below this the other CPUs are asked for the frames in their lists.
+    /// Below this the other CPUs are asked to return the frames in their lists.
     pub low: u64,
     /// Above this there is no pressure.
     pub high: u64,
 }
 
 impl Watermarks {
-    /// The lowest: 4·√KiB of memory in KiB as Linux has it, but at most 1/128 of memory.
+    /// The lowest watermark: 4·√KiB of memory, in KiB, as on Linux, but at most 1/128 of memory.
     fn least(frames: u64) -> u64 {
         (frames * 4).isqrt().min(frames / 128)
     }
@@ -75,21 +75,20 @@ pub(crate) struct Zone {
     pub(crate) leaving: AtomicU64,
     /// Split pageblocks. Changed with atomic steps.
     split: AtomicU64,
-    /// Free frames in split pageblocks of the kernel's side, at the last look.
+    /// Free frames in split pageblocks of the kernel's side, when they were last counted.
     of_kernel: AtomicU64,
-    /// Blocks that a CPU is moving from one side to the other. The CPU will put them back without
-    /// fail.
+    /// Blocks that a CPU is moving from one side to the other. The CPU is certain to put them back.
     pub(crate) moving: AtomicU64,
-    /// The block handed out last: its other half may be next.
+    /// The block that was handed out last: the other half of its pair may be next.
     last: AtomicU64,
-    /// Frames that are there, reserved ones too; and the lowest watermark, which follows from it.
+    /// Present frames, including reserved ones. The lowest watermark is computed from it.
     present: AtomicU64,
     min: AtomicU64,
     /// The lowest pageblock that can be unplugged.
     pluggable_from: Option<BlockId>,
     /// log2 of the frames that are used one after the other (`page_alloc.shuffle_order`).
     pub(crate) grain: u32,
-    /// Touched on the slow path, without the lock.
+    /// Changed on the slow path, without the lock.
     pub(crate) numa: NumaCounts,
 }
 
@@ -112,7 +111,7 @@ pub(crate) struct Parts {
     pub(crate) pluggable_from: Option<BlockId>,
 }
 
-/// The reason why a frame was not put back.
+/// The reason why a frame was not freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NotTaken {
     /// The frame is free already, or its pageblock does not hand out such blocks.
@@ -125,7 +124,7 @@ pub(crate) enum NotTaken {
 #[derive(Debug)]
 pub(crate) struct HeldAll<'a> {
     zone: &'a Zone,
-    /// The zone's own.
+    /// The zone's own lock.
     pub(crate) sets: Held<'a>,
 }
 
@@ -164,12 +163,12 @@ impl Zone {
         zone.gain(free);
         zone
     }
-    /// Of free pageblocks, and what else is not an arena's.
+    /// Takes the zone's lock: for free pageblocks and all data that belongs to no arena.
     pub(crate) fn lock<'a, C: Cpus>(&self, pinned: &'a Pinned<C>, cpus: C) -> Held<'a> {
         cpus.about_to_lock();
         self.lock_word().lock(pinned, cpus)
     }
-    /// The same, inside an arena's.
+    /// The same, inside an arena's lock.
     pub(crate) fn lock_inside<'a, C: Cpus>(&self, held: &HeldArena<'a, C>) -> Held<'a> {
         self.lock_word().lock(held.pinned, held.cpus)
     }
@@ -191,8 +190,8 @@ impl Zone {
         self.arenas().for_each(|arena| arena.lock_word().acquire(cpus));
         HeldAll { zone: self, sets: self.lock_word().lock(pinned, cpus) }
     }
-    /// Waits until all CPUs have counted their freed frames and given back their reservations:
-    /// before a request fails for want of memory.
+    /// Waits until all CPUs have counted their freed frames and released their reservations. Called
+    /// before a request fails because no memory is left.
     pub(crate) fn settle<C: Cpus>(&self, pinned: &Pinned<C>, cpus: C) {
         self.arenas().for_each(|arena| drop(self.lock_arena(arena, pinned, cpus)));
     }
@@ -200,7 +199,7 @@ impl Zone {
         let blocks = self.blocks;
         self.arenas.iter().enumerate().map(move |(id, words)| Arena::new(id as u8, words, blocks))
     }
-    /// Arena number `id`, counted round and round.
+    /// Arena number `id`, modulo the number of arenas.
     pub(crate) fn arena(&self, id: usize) -> Arena {
         let id = id % self.arenas.len();
         Arena::new(id as u8, &self.arenas[id], self.blocks)
@@ -211,12 +210,12 @@ impl Zone {
         self.arena(self.blocks.state(block).arena().into())
     }
 
-    /// Free frames of the zone itself: those of both sets, of split blocks, and of blocks on the
-    /// move, less those that are reserved; those in per-CPU lists are not among them.
+    /// Free frames of the zone itself: those of both sets, of split blocks, and of moving blocks,
+    /// minus reserved ones. Frames in per-CPU lists are not included.
     pub(crate) fn free(&self) -> u64 {
         self.words[LINE].get()
     }
-    /// Sets free frames aside for at most `most` blocks of `order`, and leaves `floor` frames.
+    /// Sets free frames aside for at most `most` blocks of `order`, so that `floor` frames remain.
     /// Returns how many blocks may be taken, or `None` if there are not enough frames for one. The
     /// caller [returns](Zone::gain) frames that it does not take, under the same hold of a lock.
     pub(crate) fn reserve(&self, most: u64, order: u32, floor: u64) -> Option<u64> {
@@ -247,9 +246,9 @@ impl Zone {
     pub(crate) fn note_free_of_kernel(&self, frames: u64) {
         self.of_kernel.store(frames, Ordering::Relaxed);
     }
-    /// Whether programs may open another pageblock: there is another one for the kernel, or it has
-    /// the lowest watermark in pageblocks of its own. As was last noted; that is done at each
-    /// refill while memory is about to become short.
+    /// Whether programs may open another pageblock: one more is left for the kernel, or its own
+    /// pageblocks have the lowest watermark free. Uses the last noted figure, which each refill
+    /// updates while memory is becoming short.
     pub(crate) fn leaves_kernel_enough(&self) -> bool {
         self.user.len() + self.kernel.len() > 1 || self.of_kernel.load(Ordering::Relaxed) >= self.min.get()
     }
@@ -258,7 +257,7 @@ impl Zone {
         self.user.len() + self.kernel.len() + self.moving.get()
     }
     /// Whether the kernel has neither a pageblock to take nor half the lowest watermark in those
-    /// that it has. As was last noted.
+    /// that it has. Uses the last noted figure.
     pub(crate) fn leaves_kernel_nothing(&self) -> bool {
         self.free_pageblocks() == 0 && self.of_kernel.load(Ordering::Relaxed) < self.min.get() / 2
     }
@@ -269,14 +268,14 @@ impl Zone {
     pub(crate) fn marks(&self) -> Watermarks {
         Watermarks::above(self.min.get())
     }
-    /// Count memory that comes, or goes.
+    /// Counts memory that is plugged or unplugged.
     pub(crate) fn change_present(&self, _held: &HeldAll<'_>, change: fn(&AtomicU64, u64)) {
         change(&self.present, PAGEBLOCK_FRAMES);
         self.min.set(Watermarks::least(self.present.get()));
         change(&self.managed, PAGEBLOCK_FRAMES);
     }
-    /// Whether a pageblock can be unplugged: such blocks are the last that the kernel takes for
-    /// itself.
+    /// Whether a pageblock can be unplugged: the kernel takes such blocks only if there are no
+    /// others.
     pub(crate) fn is_pluggable(&self, block: BlockId) -> bool {
         self.pluggable_from.is_some_and(|first| block >= first)
     }
@@ -307,14 +306,14 @@ impl Zone {
     pub(crate) const fn runs(&self) -> &BlockRuns {
         &self.runs
     }
-    /// Where a free block is in its set.
+    /// The position of a free block in its set.
     pub(crate) fn position_of(&self, side: Side, block: BlockId) -> u64 {
         self.set(side).position_of(block, self.blocks, &self.runs)
     }
 
-    /// Give a free block of the owner's side to `owner`. The caller takes a frame out of it under
+    /// Gives a free block of the owner's side to `owner`. The caller takes a frame out of it under
     /// the same hold of the arena's lock: a split block with nothing in use would never become free
-    /// again, since only a frame that comes back makes it so.
+    /// again, since only freeing a frame can do that.
     pub(crate) fn open<C: Cpus>(
         &self,
         held: &HeldArena<'_, C>,
@@ -326,7 +325,7 @@ impl Zone {
         self.begin_split(held, sets, block, owner);
         Some(block)
     }
-    /// A block that was just taken out of its free set is `owner`'s to be split.
+    /// Gives a block that was just taken out of its free set to `owner`, to be split.
     pub(crate) fn begin_split<C: Cpus>(
         &self,
         held: &HeldArena<'_, C>,
@@ -341,13 +340,13 @@ impl Zone {
         held.list(block, state);
         held.begin_split();
     }
-    /// Whether a wanted may open another pageblock: programs leave frames free here and there that
-    /// the kernel cannot use, so it is left one.
+    /// Whether a request may open another pageblock. Programs' pageblocks have scattered free
+    /// frames that the kernel cannot use, so one pageblock is left for the kernel.
     pub(crate) fn may_open(&self, wanted: &TakeRequest) -> bool {
         !wanted.owner.is_user() || wanted.pressure == Pressure::Reserve || self.leaves_kernel_enough()
     }
-    /// Hand out whole free blocks of a side, as many as `most`. One of the user's side counts as
-    /// split with nothing free: its owner may give it back as a whole or, once its records say so,
+    /// Hands out up to `most` whole free blocks of a side. A block of the user's side counts as
+    /// split without free frames: its owner may free it as a whole or, once its records are split,
     /// frame by frame.
     pub(crate) fn take_whole<C: Cpus>(
         &self,
@@ -390,12 +389,12 @@ impl Zone {
             Some(block) => self.position_of(side, block),
             None => self.partner(side).or_else(|| self.set(side).draw(rng))?,
         };
-        // Nothing moves the frames of others than programs.
+        // Only programs' frames can be moved.
         let position = if owner.is_user() { position } else { self.one_that_stays(side, position) };
         Some(self.take_at(held, side, position))
     }
-    /// Take the block at a position, below the length, out of its free set, to be handed out. It
-    /// has records from here on.
+    /// Takes the block at a position, below the length, out of its free set to hand it out. From
+    /// now on it has records.
     #[inline]
     pub(crate) fn take_at(&self, _held: &Held, side: Side, position: u64) -> BlockId {
         let block = self.set(side).take_at(position, self.blocks, &self.runs);
@@ -408,8 +407,8 @@ impl Zone {
     pub(crate) fn prepare(&self, block: BlockId) {
         self.table.prepare(block.start());
     }
-    /// The other half of the 4 MiB block that was begun last, if halves go together and it is free
-    /// on this side.
+    /// The other half of the last used 4 MiB block, if halves are used together and it is free on
+    /// this side.
     fn partner(&self, side: Side) -> Option<u64> {
         if self.grain <= PAGEBLOCK_ORDER {
             return None;
@@ -420,12 +419,12 @@ impl Zone {
             && self.blocks.state(other).fill() == Fill::Free(side);
         free.then(|| self.set(side).position_of(other, self.blocks, &self.runs))
     }
-    /// Make a split block of another owner on the same side `owner`'s own, if half of it or more is
-    /// free; else say whose frames may be taken. `None` where the side has no split block with a
-    /// run of `order`.
+    /// Gives a split block of another owner on the same side to `owner` if at least half of it is
+    /// free. Else returns the other owner, whose frames may be taken. `None` if the side has no
+    /// split block with a run of `order`.
     ///
-    /// Frames that move and frames that do not (kernel stacks) share a block only where there is no
-    /// other: a block with one of the latter cannot be emptied.
+    /// Frames that move and frames that do not (kernel stacks) share a block only if there is no
+    /// other: a block with an immovable frame cannot be emptied.
     pub(crate) fn steal<C: Cpus>(&self, held: &HeldArena<'_, C>, wanted: TakeRequest) -> Option<Owner> {
         let TakeRequest { owner, order, effort, .. } = wanted;
         let may_share = |o: &Owner| effort == Effort::Far || o.is_user() == owner.is_user();
@@ -447,7 +446,7 @@ impl Zone {
         Some(owner)
     }
 
-    /// Put a run of order 0 to 8 back.
+    /// Frees a run of order 0 to 8.
     #[inline(never)]
     pub(crate) fn put<C: Cpus>(
         &self,
@@ -482,7 +481,7 @@ impl Zone {
         }
         Ok(())
     }
-    /// Put a whole block back.
+    /// Frees a whole block.
     pub(crate) fn put_whole<C: Cpus>(
         &self,
         held: &HeldArena<'_, C>,
@@ -514,7 +513,8 @@ impl Zone {
             Fill::Free(_) | Fill::Moving | Fill::Offline => Err(NotTaken::Misuse),
         }
     }
-    /// A block whose frames are all back leaves its arena; and if it is to, the zone.
+    /// Removes a block whose frames are all free from its arena and, if it is leaving, from the
+    /// zone.
     fn end<C: Cpus>(&self, held: &HeldArena<'_, C>, sets: &Held, block: BlockId, old: BlockState) {
         if old.is_split() {
             held.end_split();
@@ -531,15 +531,15 @@ impl Zone {
             change(bins, whole_class(side), block.start(), PAGEBLOCK_ORDER);
         }
     }
-    /// Put a block into the free set that `free`, its new state, names.
+    /// Puts a block into the free set that `free`, its new state, names.
     #[inline]
     pub(crate) fn insert(&self, _held: &Held, block: BlockId, free: BlockState) {
         let Fill::Free(side) = free.fill() else { unreachable!("{free:?} is not free") };
         self.blocks.set_state(block, free);
         self.set(side).insert(block, self.blocks);
     }
-    /// Begin to manage a block of which `free` says which frames are free; the others never come
-    /// back, or one by one.
+    /// Begins to manage a block. `free` tells which of its frames are free. The others come back
+    /// one by one, or never.
     pub(crate) fn adopt<C: Cpus>(
         &self,
         held: &HeldArena<'_, C>,
@@ -557,13 +557,13 @@ impl Zone {
         held.gain(count);
         self.managed.add(count);
     }
-    /// Begin to manage a block that is wholly free, on the user's side.
+    /// Begins to manage a block that is wholly free, on the user's side.
     pub(crate) fn adopt_whole<C: Cpus>(&self, held: &HeldArena<'_, C>, block: BlockId) {
         self.insert(&self.lock_inside(held), block, BlockState::plain(Fill::Free(Side::User)));
         held.gain(PAGEBLOCK_FRAMES);
         self.managed.add(PAGEBLOCK_FRAMES);
     }
-    /// Frames that were reserved are now the allocator's to hand out.
+    /// Counts frames that were reserved and that the allocator may now hand out.
     pub(crate) fn manage(&self, _held: &Held, frames: u64) {
         self.managed.add(frames);
     }

@@ -1,5 +1,6 @@
-//! An attacker reads kernel addresses at every step, on every CPU: it finds what the kernel owns,
-//! what a window shows at this moment, and what the stated set of stale translations allows.
+//! An attacker reads kernel addresses at every step, on every CPU: the attacker may only find
+//! memory of the kernel, memory in a currently open window, and memory in the stated set of stale
+//! translations.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -20,7 +21,7 @@ const FRAMES: u64 = 4096;
 const SECRET: u8 = 0xee;
 const SECRET_WORD: u64 = u64::from_le_bytes([SECRET; 8]);
 
-/// Frames of which a closed window may be cached, by CPU.
+/// For each CPU, frames whose closed windows may still be cached.
 type Allowed = Arc<Mutex<[BTreeSet<Pfn>; CPUS as usize]>>;
 
 fn order(log2: u32) -> Order {
@@ -67,8 +68,8 @@ fn watched(forgetting: Forgetting, defect: Option<Defect>) -> (&'static Buddy<Mo
     (source, allowed)
 }
 
-/// Programs and the kernel take blocks in turn and give them back, programs' bytes are stored
-/// through windows that nest, and now and then the time of a CPU's closed windows ends.
+/// Programs and the kernel take and free blocks in turn. Programs' bytes are stored through nested
+/// windows. Now and then the time of a CPU's closed windows ends.
 fn live(source: &'static Buddy<Model>, forgetting: Forgetting, allowed: &Allowed, steps: u64) {
     let machine = source.machine();
     let mut blocks: Vec<(Pfn, u32, Owner)> = Vec::new();
@@ -99,7 +100,7 @@ fn live(source: &'static Buddy<Model>, forgetting: Forgetting, allowed: &Allowed
     }
 }
 
-/// A program's bytes come into its frames: 70 windows, some inside another.
+/// Stores a program's bytes to its frames: 70 windows, some inside another.
 fn store(
     source: &'static Buddy<Model>,
     blocks: &[(Pfn, u32, Owner)],

@@ -103,7 +103,8 @@ enum Step {
         pressure: Pressure,
     },
     Give(prop::sample::Index),
-    /// A page moves from the frame of the first block to that of the second, at no charge.
+    /// A page moves from the frame of the first block to that of the second, without a change of
+    /// charges.
     Move(prop::sample::Index),
 }
 
@@ -119,7 +120,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A block, its order, its owner, and the account that pays for each of its frames.
+/// A block, its order, its owner, and the account that is charged for each of its frames.
 type Held = (Pfn, Order, Owner, AccountId);
 
 proptest! {

@@ -1,12 +1,12 @@
-//! Churn in front of a memory-side cache: areas of random size come and go, and the books must
-//! balance after every round.
+//! Churn in front of a memory-side cache: areas of random size are made and freed, and all counts
+//! must agree after every round.
 //!
-//! A frame is drawn by bin only in front of such a cache. The long random life (`long.rs`) had
-//! none, nor had the interleavings, so neither came to that code. The tests of placement have one,
-//! and balance their books when processes have come and gone as a whole: then each bin holds about
-//! as many frames as every other, and a pageblock that is opened has a frame to offer. Random
-//! halves of random areas leave bins that are full beside bins that are empty; there a pageblock
-//! was opened that had none, and stayed split with nothing in use.
+//! A frame is drawn by bin only in front of such a cache. The random test (`long.rs`) and the
+//! interleavings have no such cache, so they do not run that code. The tests of placement have one,
+//! but check the counts only after whole processes have ended: then all bins hold about the same
+//! number of frames, and an opened pageblock has a suitable frame. Freeing random halves of random
+//! areas leaves full and empty bins. In that state a pageblock without a suitable frame was once
+//! opened, and stayed split with no frame in use.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -41,7 +41,7 @@ impl Dice {
     }
 }
 
-/// A process: areas of random size until it has `pages`, then a random half of them goes; six
+/// A process: allocates areas of random size until it has `pages`, then frees a random half; six
 /// times. `step` is called in between.
 fn churn(source: Source, dice: &mut Dice, owner: Owner, pages: usize, mut step: impl FnMut(&mut Dice)) {
     let mut areas: Vec<Vec<Pfn>> = Vec::new();
@@ -100,7 +100,7 @@ fn no_frame_of_a_pageblock_that_is_leaving_is_handed_out_by_bin() {
             if dice.below(16) > 0 {
                 return;
             }
-            // The pageblock that was opened last is among those that may leave.
+            // The pageblock that was opened last may be unplugged, too.
             let first = Pfn((2 + dice.below(MEMORY / 512 - 2)) * 512);
             let frame = source.allocate(Request::new(Owner::Anon)).unwrap();
             source.release(frame, Order::FRAME);

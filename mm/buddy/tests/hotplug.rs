@@ -1,4 +1,4 @@
-//! Memory that comes and goes.
+//! Memory that is plugged and unplugged.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -21,7 +21,7 @@ fn options() -> Options {
 fn free_memory_leaves_at_once_and_comes_back_shuffled() {
     let source = model(Config { frames: 64 * 512, ..Config::default() }, &[run(0, 10)], options());
     let all = check(source);
-    // Some of it has been the kernel's: it leaves the direct map as well.
+    // Some of the memory belonged to the kernel: it must leave the direct map as well.
     let kernel: Vec<_> = (0..50)
         .map(|_| source.allocate(Request::new(Owner::Kernel).order(Order::PAGEBLOCK)).unwrap())
         .collect();
@@ -70,7 +70,7 @@ fn used_memory_leaves_when_its_last_frame_comes_back_and_may_stay_after_all() {
     check(source);
     source.plug(everything).unwrap();
     assert_eq!(check(source), all - 1500 - 512);
-    // The other way round: it is all free at last, and out.
+    // In the reverse order: in the end all memory is free and unplugged.
     source.unplug(everything).unwrap();
     source
         .machine()
@@ -106,7 +106,7 @@ fn memory_that_is_not_there_yet_is_neither_counted_nor_handed_out() {
         std::iter::from_fn(|| source.allocate(Request::new(Owner::Anon).from_reserve()).ok()).collect();
     assert_eq!(held.len() as u64 + source.free_frames(), all);
     assert!(held.iter().all(|frame| *frame < Pfn(32 * 512)));
-    // The node without memory gets some: its CPU uses it first, the kernel takes it last.
+    // The node without memory gets some. Its CPU uses that memory first; the kernel uses it last.
     let marks = || source.zone_info().map(|zone| zone.watermarks.min).collect::<Vec<_>>();
     let before = marks();
     source.plug(run(96 * 512, 112 * 512)).unwrap();
@@ -158,8 +158,8 @@ fn the_kernels_memory_and_odd_ranges_are_refused_without_effect() {
     assert_eq!(check(source), all);
 }
 
-/// Frames that are free here and there in programs' pageblocks do not help the kernel; it is told
-/// so, and one whole pageblock does.
+/// Scattered free frames in programs' pageblocks do not help the kernel, and the allocator reports
+/// this shortage. One whole pageblock ends it.
 #[test]
 fn a_kernel_without_a_pageblock_is_short_whatever_programs_leave_free() {
     let source = model(Config { frames: 16 * 512, ..Config::default() }, &[], options());
@@ -182,7 +182,7 @@ fn a_kernel_without_a_pageblock_is_short_whatever_programs_leave_free() {
     assert!(source.free_frames() > 3 * 512, "{} frames are free", source.free_frames());
     assert!(source.is_kernel_short(node) && source.free_pageblocks(node) == 0);
     assert!(source.allocate(Request::new(Owner::Kernel)).is_err());
-    // Blocks that move out of a pageblock find room elsewhere.
+    // Blocks that are moved out of a pageblock get other frames.
     let block = held[0].0 & !511;
     held.retain(|frame| {
         let goes = (block..block + 512).contains(&frame.0);
@@ -199,8 +199,9 @@ fn a_kernel_without_a_pageblock_is_short_whatever_programs_leave_free() {
     check(source);
 }
 
-/// Nothing moves a kernel stack, so a pageblock with one cannot be emptied: programs' frames keep
-/// apart from stacks while there are pageblocks, and such a block says at once that it stays.
+/// A kernel stack cannot be moved, so a pageblock with one cannot be emptied. Programs' frames and
+/// stacks use separate pageblocks while there are free ones. Unplugging a pageblock with a stack
+/// fails at once.
 #[test]
 fn a_pageblock_with_a_kernel_stack_stays_and_is_shared_with_programs_only_in_need() {
     let source = model(Config { frames: 16 * 512, ..Config::default() }, &[], options());
@@ -214,7 +215,8 @@ fn a_pageblock_with_a_kernel_stack_stays_and_is_shared_with_programs_only_in_nee
     assert!(held.iter().all(|frame| !block_of(stack).contains(*frame)), "a program's frame beside a stack");
     let stacks: Vec<_> = (0..100).map(|_| take(Owner::Stack)).collect();
     assert!(stacks.iter().all(|frame| block_of(stack).contains(*frame)));
-    // In need programs get what is free there, and stacks what programs give back.
+    // When memory is short, programs get free frames there, and stacks get frames that programs
+    // free.
     held.extend((0..512 - 101).map(|_| take(Owner::Anon)));
     let back = held.swap_remove(700);
     source.release(back, Order::FRAME);

@@ -1,4 +1,4 @@
-//! Blocks that a CPU gives back on its way to idle.
+//! Blocks that a CPU returns before it idles.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -22,7 +22,7 @@ fn a_cpu_that_idles_gives_back_its_surplus_also_when_it_had_none_for_long() {
     idle(100);
     let least = listed();
     for (round, part) in frames.chunks(PART).enumerate() {
-        // Nothing is refilled, so nothing but the surplus says that there is any.
+        // Nothing is refilled, so only the surplus itself can be noticed.
         idle(round);
         part.iter().for_each(|frame| source.release(*frame, Order::FRAME));
         let most = listed();
@@ -30,7 +30,7 @@ fn a_cpu_that_idles_gives_back_its_surplus_also_when_it_had_none_for_long() {
         assert!(listed() <= least + 2, "{} frames of {most} stay in lists, {least} before", listed());
     }
     check(source);
-    // Blocks that other CPUs ask for are given back at the next idle, whatever was found before.
+    // Blocks that other CPUs request are returned at the next idle, whatever the last check found.
     assert!(listed() > 0);
     source.machine().on_cpu(CpuId(0), || source.request_drain());
     idle(1);

@@ -1,4 +1,4 @@
-//! The fault hook: which requests it is asked about, and what its answer does.
+//! The fault hook: the requests for which it is called, and the effect of its answer.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -18,7 +18,8 @@ fn every_third(_: Owner, _: Order) -> bool {
     ASKED.fetch_add(1, Ordering::Relaxed) % 3 == 2
 }
 
-/// Those that lists serve, too: on all CPUs, with and without blocks at hand, by any policy.
+/// Also requests that lists serve: on all CPUs, with and without blocks in the lists, by any
+/// policy.
 #[test]
 fn each_request_is_asked_about_once_from_the_call_on_and_none_before() {
     let options = Options { fault_hook: Some(every_third), ..Options::default() };
@@ -46,7 +47,7 @@ fn each_request_is_asked_about_once_from_the_call_on_and_none_before() {
         refused
     };
     assert_eq!((ask(9, &mut held), ASKED.load(Ordering::Relaxed)), (0, 0));
-    // Back into the lists: what follows could be served by them.
+    // The blocks are freed into the lists, so that the lists could serve the next requests.
     held.drain(..).for_each(|(block, order)| source.release(block, order));
     source.inject_faults();
     let made = 2 * 12 * requests.len() as u64 * 2;

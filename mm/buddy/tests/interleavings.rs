@@ -1,12 +1,12 @@
 //! Two and three CPUs at once: every interleaving at small bounds, as far as time allows, then
-//! random ones at larger.
+//! random ones at larger bounds.
 //!
-//! The scheduler switches threads wherever one CPU can notice another: when it is about to take a
-//! lock and holds none, while a pageblock is between the sides of the direct map, when it waits;
-//! and, where CPUs ask something of each other, when an operation begins. Between those points a
-//! CPU works under a lock, on words of its own, or on a hint that it checks under the next lock, so
-//! nothing is missed by not switching there: a zone's lock that is taken inside an arena's orders
-//! words that no CPU reads without one of the two.
+//! The scheduler switches threads wherever one CPU can notice another. These points are: before a
+//! CPU that holds no lock takes one, while a pageblock moves between the sides of the direct map,
+//! and when a CPU waits. If CPUs send requests to each other, the begin of an operation is also
+//! such a point. Between these points a CPU works under a lock, on its own words, or on a hint that
+//! it checks under the next lock, so no switch is needed there. A zone's lock that is taken inside
+//! an arena's orders words that no CPU reads without one of the two.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -33,7 +33,7 @@ shuttle::thread_local! {
 #[derive(Clone, Copy, Debug)]
 struct Switching(Model, Starts);
 
-/// Whether threads switch when an operation begins too.
+/// Whether threads also switch when an operation begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Starts {
     Switch,
@@ -158,7 +158,7 @@ fn on(work: impl Fn(Source) + Send + Sync + 'static) -> Work {
     Box::new(work)
 }
 
-/// Give a frame back, and then all that the CPU's lists hold.
+/// Frees a frame, and then returns all blocks of the CPU's lists.
 fn give(frame: Pfn) -> Work {
     on(move |source| {
         source.release(frame, Order::FRAME);
@@ -166,13 +166,13 @@ fn give(frame: Pfn) -> Work {
     })
 }
 
-/// Be another CPU.
+/// From now on the thread acts as another CPU.
 fn become_cpu(cpu: u16) {
     CPU.with(|c| c.set(cpu));
 }
 
-/// Run each of `work` on a CPU of its own; when all are done, empty their lists and check the
-/// books: `held` frames are not free.
+/// Runs each of `work` on a separate CPU. When all are done, empties their lists and checks all
+/// counts: `held` frames are not free.
 fn together(source: Source, held: u64, work: Vec<Work>) {
     let cpus = work.len() as u16;
     let threads: Vec<_> = (0..)
@@ -193,10 +193,11 @@ fn together(source: Source, held: u64, work: Vec<Work>) {
     assert_eq!(source.misuses(), 0);
 }
 
-/// The most interleavings that are tried.
+/// Largest number of interleavings that are tried.
 const BOUND: u64 = 20_000;
 
-/// Every interleaving of up to `steps` switches, depth first, up to [`BOUND`]; how many there were.
+/// Every interleaving of up to `steps` switches, depth first, up to [`BOUND`]; returns their
+/// number.
 fn interleavings(steps: usize, test: impl Fn() + Send + Sync + 'static) -> u64 {
     let mut config = ShuttleConfig::new();
     config.stack_size = 0x40000;
@@ -224,8 +225,8 @@ fn common_side(source: Source, block: Pfn) -> bool {
 
 #[test]
 fn the_last_free_pageblock_changes_sides_under_one_cpu_and_the_other_waits_for_it() {
-    // One pageblock is free on the kernel's side; both CPUs want user memory, of which there is
-    // enough for both once it has moved.
+    // One pageblock is free on the kernel's side; both CPUs request user memory, and there is
+    // enough for both once that pageblock has moved.
     let count = interleavings(200, || {
         let source = machine(2, 2, Starts::GoOn);
         let blocks = [0, 1].map(|_| take(source, Owner::Kernel, Order::PAGEBLOCK).unwrap());
@@ -237,12 +238,12 @@ fn the_last_free_pageblock_changes_sides_under_one_cpu_and_the_other_waits_for_i
         };
         together(source, 0, vec![on(want), on(want)]);
     });
-    // Waiting makes more interleavings than there is time for; the first ones already hold every
+    // Waiting makes more interleavings than there is time for; the first ones already contain every
     // order of the two moves.
     assert_eq!(count, BOUND);
 }
 
-/// All interleavings were tried, and there were some.
+/// Checks that all interleavings were tried, and that there were at least `least`.
 #[track_caller]
 fn assert_exhausted(count: u64, least: u64) {
     assert!(
@@ -275,8 +276,8 @@ fn of_three_cpus_one_drains_while_the_others_free_into_the_same_pageblock() {
     let count = interleavings(400, || {
         let source = machine(3, 1, Starts::GoOn);
         let frames = [0, 1].map(|_| take(source, Owner::Anon, Order::FRAME).unwrap());
-        // The first CPU's list holds the rest of the refills that the two frames came with, and one
-        // of the others' is the last to make the pageblock whole.
+        // The first CPU's list still has the rest of the refills for the two frames. One of the
+        // other CPUs' frames is the last that makes the pageblock whole.
         let drain = on(|source| source.drain_local());
         together(source, 0, vec![drain, give(frames[0]), give(frames[1])]);
     });
@@ -284,7 +285,7 @@ fn of_three_cpus_one_drains_while_the_others_free_into_the_same_pageblock() {
 }
 
 /// A machine of two pageblocks: one is held as a whole, the other belongs to the first CPU's arena,
-/// with all but so many of its frames free in it.
+/// with all frames free except `HELD`.
 fn one_pageblock_left<const HELD: usize>(cpus: usize) -> (Source, [Pfn; HELD]) {
     let source = machine(cpus, 2, Starts::GoOn);
     take(source, Owner::Anon, Order::PAGEBLOCK).unwrap();
@@ -298,8 +299,8 @@ fn a_pageblock_is_adopted_by_another_cpu_while_two_free_into_it() {
     let count = interleavings(400, || {
         let (source, [a, b]) = one_pageblock_left(3);
         let adopt = on(|source| {
-            // The second CPU's arena has nothing: it gets the first's pageblock, or finds that one
-            // busy and takes frames out of it.
+            // The second CPU's arena is empty: it adopts the first CPU's pageblock, or finds that
+            // arena busy and takes frames out of the pageblock.
             let frame = take(source, Owner::Anon, Order::FRAME).expect("there are frames enough");
             assert!(frame.0 < 1024);
         });
@@ -329,7 +330,7 @@ fn a_pageblock_is_stolen_for_another_class_while_its_cpu_takes_and_frees() {
 
 #[test]
 fn two_cpus_that_adopt_from_each_other_never_wait_for_each_other() {
-    // Each has a pageblock of the owner that the other wants.
+    // Each CPU has a pageblock of the owner for which the other CPU needs frames.
     let count = interleavings(400, || {
         let source = machine(2, 2, Starts::Switch);
         take(source, Owner::Anon, Order::FRAME).unwrap();
@@ -362,7 +363,7 @@ fn of_three_cpus_one_unplugs_what_the_others_take_and_free_and_it_leaves_with_th
         let (source, [frame]) = one_pageblock_left(3);
         let out = on(move |source| _ = source.unplug(leaving).unwrap());
         together(source, 0, vec![out, give(frame), get()]);
-        // All but the pageblock that is held as a whole is out.
+        // Everything except the pageblock that is held as a whole has been unplugged.
         assert_eq!((source.still_used(leaving), source.free_frames()), (512, 0));
         assert!(take(source, Owner::Anon, Order::FRAME).is_none());
     });
@@ -418,7 +419,7 @@ fn a_pageblock_that_leaves_and_comes_back_under_frames_that_come_and_go_keeps_th
         let frame = take(source, Owner::Anon, Order::FRAME).unwrap();
         let head = frame.pageblock_start();
         let block = PfnRange::new(head, head.offset(512));
-        // From "nothing of it is in use" to "it may be used again".
+        // From the moment when no frame is in use until the memory may be used again.
         let out = Arc::new(AtomicU64::new(0));
         let seen = out.clone();
         together(
@@ -449,9 +450,9 @@ fn a_pageblock_that_leaves_and_comes_back_under_frames_that_come_and_go_keeps_th
     assert!(count > 10, "{count} interleavings: too few to mean anything");
 }
 
-/// Frames and small runs of programs' memory, more than bins can offer evenly, from three CPUs into
-/// one zone's bins; now and then pageblocks leave and come back. Both books, the lists' and the
-/// bins', have to agree at the end after any order.
+/// Three CPUs allocate frames and small runs of programs' memory in one zone, more than the bins
+/// can hold evenly. Now and then pageblocks are unplugged and plugged again. In the end, after any
+/// order, the counts of lists and of bins have to agree.
 #[test]
 fn three_cpus_at_random_behind_a_cache_keep_the_books_while_pageblocks_leave_and_come() {
     let mut config = ShuttleConfig::new();
@@ -497,8 +498,8 @@ fn three_cpus_at_random_behind_a_cache_keep_the_books_while_pageblocks_leave_and
 }
 
 /// The walk reads the frame table first and the zones and lists afterwards. A block that is handed
-/// out or given back in between makes it find a leak that is none. The walk's reader knows from the
-/// allocator's activity in between.
+/// out or freed in between makes it report a leak that does not exist. The caller detects this by
+/// the allocator's activity in between.
 #[test]
 fn a_walk_that_finds_a_fault_which_is_none_was_not_at_rest() {
     static WRONG: AtomicU64 = AtomicU64::new(0);

@@ -1,4 +1,4 @@
-//! Blocks out and in: promises of the allocator to one caller at a time.
+//! Allocation and freeing of blocks: promises of the allocator to one caller at a time.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -80,8 +80,8 @@ proptest! {
         let options = Options { shuffle, ..Options::default() };
         let source = model(Config { cpus: 2, nodes: 2, frames: 16384 + 100, seed }, &reserved, options);
         let all = check(source);
-        // The pageblock that the nodes share is the lower one's, the other's frames in it stay
-        // unused.
+        // The pageblock that the nodes share belongs to the lower node; the other node's frames in
+        // it stay unused.
         prop_assert_eq!(all, 16484 - 320 - 462);
         let mut live: BTreeMap<Pfn, (Order, Owner)> = BTreeMap::new();
         let mut cpu = CpuId(0);
@@ -122,7 +122,7 @@ proptest! {
         }
         prop_assert_eq!(check(source), all);
         prop_assert_eq!(source.misuses(), 0);
-        // Only the reserved frames leave memory in pieces.
+        // Memory is fragmented only by the reserved frames.
         let whole: u64 = source.zone_info().map(|zone| (zone.free_blocks[9] + 2 * zone.free_blocks[10]) * 512).sum();
         prop_assert_eq!(whole, 512 * (32 - 1 - 1 - 2));
     }
@@ -214,7 +214,7 @@ fn thirty_two_mebibytes_serve_every_owner_and_fail_with_a_value() {
             source.machine().on_cpu(CpuId(cpu as u16), || source.drain_local());
         }
         assert_eq!(check(source), all);
-        // The kernel may have all of it in turn, and then the user again.
+        // The kernel may take all memory, and then the user again.
         for owner in [Owner::Kernel, Owner::Anon] {
             let blocks: Vec<_> =
                 std::iter::from_fn(|| source.allocate(Request::new(owner).order(Order::PAGEBLOCK)).ok())
@@ -325,8 +325,7 @@ fn every_misuse_is_reported_with_who_had_the_frame_and_changes_nothing() {
 
 #[test]
 fn a_block_is_taken_back_in_no_other_size_however_often_its_own_was() {
-    // Without page_alloc.check=fill, where a free guesses the list from the size that its caller
-    // says.
+    // Without page_alloc.check=fill, in which a free guesses the list from the caller's size.
     let source = model(Config::default(), &[], shuffled());
     let all = check(source);
     let mut misuses = 0;
@@ -370,7 +369,7 @@ fn memory_is_taken_from_the_nearest_node_and_lists_hold_local_frames_only() {
             .map(|_| source.machine().on_cpu(cpu, || source.allocate(Request::new(Owner::Anon)).unwrap()))
             .collect();
         assert!(frames.iter().all(|f| node_of(*f) == NodeId(cpu.0 as u8)));
-        // Freed by the other CPU, they go home, not into its lists.
+        // Freed by the other CPU, the blocks return to their pageblocks, not into that CPU's lists.
         source
             .machine()
             .on_cpu(CpuId(1 - cpu.0), || frames.iter().for_each(|f| source.release(*f, Order::FRAME)));
@@ -384,7 +383,7 @@ fn memory_is_taken_from_the_nearest_node_and_lists_hold_local_frames_only() {
     assert_eq!(node_of(far), NodeId(1));
 }
 
-/// Counts of the sinks' calls: the machine is the process' only one that has sinks.
+/// Numbers of calls of the sinks. They are statics: only one machine of the process has sinks.
 static SHORT: AtomicU64 = AtomicU64::new(0);
 static DENIED: AtomicU64 = AtomicU64::new(0);
 

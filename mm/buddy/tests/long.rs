@@ -1,7 +1,7 @@
-//! A long random life against a model that knows one thing: the owner of each frame.
+//! A long random test against a model that knows only the owner of each frame.
 //!
 //! Ten million operations, a third of them in front of a memory-side cache; `FREEHOLD_OPERATIONS`
-//! says otherwise. And a short one of threads that really run at once.
+//! sets another number. Also a short test with threads that run in parallel.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -58,7 +58,7 @@ impl Life {
         };
         let Ok(block) = self.source.allocate(request) else {
             self.refused += 1;
-            // A single frame is refused only when there are next to none.
+            // A single frame is refused only if almost none are free.
             assert!(
                 order > Order::FRAME || !matches!(request.policy, NodePolicy::Local) || self.free() < 2000
             );
@@ -78,7 +78,7 @@ impl Life {
         self.mark(block, order, self.owners[block.0 as usize], Owner::Free);
         self.source.release(block, order);
     }
-    /// Gives back a block that is not ours to give: it is noticed, and nothing changes.
+    /// Frees a block that the test does not own: this is noticed, and nothing changes.
     fn misuse(&mut self) {
         let frame = Pfn(self.below(FRAMES + 100));
         let order = Order::new(self.below(19) as u32).unwrap();
@@ -132,8 +132,8 @@ fn a_long_life_never_diverges_from_a_list_of_owners() {
                 4..=5 => source.poll(Moment::Tick),
                 6 => source.poll(Moment::Idle),
                 7 => source.request_drain(),
-                // The mood swings between hunger and thrift, so that memory runs out and empties
-                // now and then.
+                // The probability of allocation varies, so that memory becomes full and empty now
+                // and then.
                 n if n % 100 < 50 + 15 * u64::from(step / 4000 % 2 == 0) - 7 => life.take(),
                 _ => life.give(),
             });
@@ -157,8 +157,8 @@ fn threads_that_run_at_once_and_free_for_each_other_keep_the_books() {
     let options = Options { shuffle: Shuffle::On, ..Options::default() };
     let source = model(Config { cpus: 3, frames: FRAMES, ..Config::default() }, &[], options);
     let all = check(source);
-    // Each thread gives back blocks that another took. All are short of memory now and then, so
-    // that they adopt and steal from each other.
+    // Each thread frees blocks that another took. All are short of memory now and then, so that
+    // they adopt and steal from each other.
     let shared = Mutex::new(Vec::new());
     let work = |cpu: u16| {
         let random = Model::new(Config { seed: cpu.into(), ..Config::default() });

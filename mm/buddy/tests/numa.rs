@@ -91,7 +91,7 @@ fn blocks_of_every_size_and_of_both_nodes_go_home_together() {
             (source.allocate(Request::new(Owner::Anon).order(order(log2)).policy(local)).unwrap(), log2)
         })
     });
-    // They wait in this order: the CPU's lists are for the other node's.
+    // Freed blocks wait to be returned in this order: the CPU's lists hold the other node's blocks.
     held.into_iter().flatten().for_each(|(block, log2)| source.release(block, order(log2)));
     source.drain_local();
     assert_eq!((check(source), source.misuses()), (free, 0));

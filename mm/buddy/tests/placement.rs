@@ -35,8 +35,8 @@ fn heap(source: Source, frames: u64) -> Vec<Pfn> {
     (0..frames).map(|_| source.allocate(Request::new(Owner::Anon)).unwrap()).collect()
 }
 
-/// Processes of random sizes come and go and files fill the rest: free memory is in pieces
-/// afterwards.
+/// Processes of random sizes start and end, and files fill the rest. Afterwards free memory is
+/// fragmented.
 fn age(source: Source) -> Vec<(Pfn, Owner)> {
     let mut random = source.machine().random_u64();
     let mut below = |bound: u64| {
@@ -62,7 +62,7 @@ fn age(source: Source) -> Vec<(Pfn, Owner)> {
             }
         }
     }
-    // The machine is given to one program: the others end, the files stay.
+    // One program gets all memory: the other processes end, the files stay.
     processes.into_iter().flatten().for_each(|frame| source.release(frame, Order::FRAME));
     files.into_iter().map(|frame| (frame, Owner::PageCache)).collect()
 }
@@ -77,7 +77,7 @@ fn a_heap_as_large_as_the_cache_has_no_conflicts_at_any_age() {
         let files = age(source);
         let aged = heap(source, CACHE);
         assert!(conflicts(&aged) <= 0.01, "aged, boot {seed}: {:.2}%", conflicts(&aged) * 100.0);
-        // Freed and taken again at random for a while, it stays so.
+        // The heap still fits after random frees and allocations.
         aged.into_iter()
             .chain(files.into_iter().map(|(frame, _)| frame))
             .for_each(|f| source.release(f, Order::FRAME));
@@ -110,8 +110,8 @@ fn a_heap_beyond_the_cache_fills_every_bin_alike() {
 }
 
 /// The share of accesses that miss where nine in ten go to `hot` pages and the rest to the others:
-/// in each bin a page is still there with the chance that the last access was its own (digest: 1 -
-/// Σ over bins of Σp²/Σp).
+/// in each bin a page is still cached if the last access to the bin was its own (digest: 1 - Σ over
+/// bins of Σp²/Σp).
 fn misses(frames: &[Pfn], hot: std::ops::Range<usize>) -> f64 {
     let (warm, cold) = (0.9 / hot.len() as f64, 0.1 / (frames.len() - hot.len()) as f64);
     let mut bins = vec![(0.0, 0.0); CACHE as usize];
@@ -133,7 +133,7 @@ fn a_hot_tenth_of_three_times_the_cache_misses_as_little_at_every_boot_and_age()
                 age(source).into_iter().for_each(|(frame, _)| source.release(frame, Order::FRAME));
             }
             let frames = heap(source, 3 * CACHE);
-            // Those that lie across the end of a lap over all bins, too.
+            // Also hot sets that span the end of a lap over all bins.
             for tenth in 0..10 {
                 all.push(misses(&frames, frames.len() / 10 * tenth..frames.len() / 10 * (tenth + 1)));
             }

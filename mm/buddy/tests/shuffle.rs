@@ -1,6 +1,6 @@
-//! Is the order in which memory comes out indistinguishable from chance? Each statistic is held to
-//! α = 0.001 (two-sided |z| ≤ 3.29), with fixed seeds; the same statistics must catch the shuffle
-//! that swaps each block with any other.
+//! Tests that the order in which memory is handed out is statistically random. Each statistic is
+//! held to α = 0.001 (two-sided |z| ≤ 3.29), with fixed seeds; the same statistics must detect the
+//! biased shuffle that swaps each block with any other.
 //!
 //! `FREEHOLD_BOOTS=1000000 cargo test -p freehold-buddy --release --test shuffle` boots more often
 //! than 10⁵ times.
@@ -62,8 +62,8 @@ fn pageblocks(blocks: u64, seed: u64, shuffle: Shuffle) -> Vec<usize> {
 
 #[test]
 fn the_swap_with_any_other_block_fails_the_same_test() {
-    // The shuffle that statistics must catch: each block in turn swaps places with one drawn from
-    // all, not from those that remain.
+    // The biased shuffle that the statistics must detect: each block in turn is swapped with one
+    // drawn from all blocks, not from the remaining ones.
     let entropy = Model::new(Config::default());
     let naive = (0..600).map(|_| {
         let mut list: Vec<usize> = (0..12).collect();
@@ -80,7 +80,8 @@ fn the_swap_with_any_other_block_fails_the_same_test() {
 
 #[test]
 fn neither_pageblocks_nor_frames_have_an_order() {
-    // Single frames too: those of the first pageblock that is opened, as the kernel gets them.
+    // Also single frames: those of the first opened pageblock, in the order in which the kernel
+    // gets them.
     let frames = |seed| -> Vec<usize> {
         let source = boot(160, seed, Shuffle::On);
         let take = || (source.allocate(Request::new(Owner::Anon)).unwrap().0 % 512) as usize;
@@ -113,7 +114,8 @@ fn boots() -> u64 {
     std::env::var("FREEHOLD_BOOTS").map_or(100_000, |n| n.parse().unwrap())
 }
 
-/// Boot a machine of `blocks` pageblocks again and again, in the same memory, and look at each.
+/// Boots a machine of `blocks` pageblocks repeatedly, in the same memory, and calls `look` for
+/// each.
 fn boot_often(blocks: u64, mut look: impl FnMut(&Buddy<Model>)) {
     let machine = Model::new(Config { frames: blocks * 512, seed: 77, ..Config::default() });
     let options = Options { shuffle: Shuffle::On, ..Options::default() };
@@ -142,7 +144,7 @@ fn assert_random(name: &str, lists: &[Vec<usize>]) {
         successors += s as f64;
     }
     let (count, n) = (lists.len() as f64, lists[0].len() as f64);
-    // Of the successors of a random permutation: mean 1 - 1/n, and (n-2)/n pairs of them.
+    // Successors in a random permutation have the mean 1 - 1/n, and (n-2)/n pairs.
     let mean = (n - 1.0) / n;
     let variance = (n - 2.0) / n + mean - mean * mean;
     let figures = [
@@ -165,10 +167,11 @@ fn over_many_boots_no_statistic_tells_pageblocks_or_frames_from_chance() {
     });
     assert_random("pageblocks", &blocks);
 
-    // The first frames that a program gets: which ones of their pageblock, and in which order.
+    // The first frames that a program gets: their choice in the pageblock, and their order.
     const FIRST: usize = 8;
     let (mut ranks, mut places) = (Vec::new(), vec![0u64; 512]);
-    // A frame is freed among others; how many come out before it: uniform over the list.
+    // A frame is freed among others. The number of frames handed out before it must be uniform over
+    // the list.
     let (mut shares, chances) = (Vec::new(), Model::new(Config::default()));
     boot_often(8, |source| {
         let take = || source.allocate(Request::new(Owner::Anon)).unwrap();
@@ -186,7 +189,8 @@ fn over_many_boots_no_statistic_tells_pageblocks_or_frames_from_chance() {
     assert_random("frames", &ranks);
     let expected = (FIRST * ranks.len()) as f64 / 512.0;
     let chi: f64 = places.iter().map(|count| (*count as f64 - expected).powi(2) / expected).sum();
-    // Without replacement: a little less than χ² with 511 degrees of freedom.
+    // The draw is without replacement, so the variance is a little less than that of χ² with 511
+    // degrees of freedom.
     let spread = 2.0 / (9.0 * 511.0);
     let chi = chi * 511.0 / (512.0 - FIRST as f64);
     let z = ((chi / 511.0).cbrt() - (1.0 - spread)) / f64::sqrt(spread);
@@ -209,8 +213,8 @@ fn assert_uniform(mut shares: Vec<f64>) {
 
 #[test]
 fn the_same_statistics_tell_an_order_that_is_not_random() {
-    // A swap with any other element, and a list turned at a random place: each statistic but
-    // successors sees one of them.
+    // Two biased orders: swaps with any other element, and a list rotated by a random number. Each
+    // statistic except successors detects one of them.
     let entropy = Model::new(Config::default());
     let mut naive: Vec<Vec<usize>> = Vec::new();
     let mut turned: Vec<Vec<usize>> = Vec::new();
@@ -235,7 +239,8 @@ fn frames_stay_together_as_shuffle_order_says() {
         let source = model(Config { frames: 160 * 512, ..Config::default() }, &[], options);
         let list: Vec<u64> =
             (0..8192).map(|_| source.allocate(Request::new(Owner::Anon)).unwrap().0).collect();
-        // Of the frames that do not begin a group: how many follow their lower neighbour.
+        // The share of frames, among those that do not begin a group, that directly follow their
+        // lower neighbour.
         let next = |wanted: &dyn Fn(u64) -> bool| {
             let pairs = list.windows(2).filter(|pair| wanted(pair[1]));
             let (follow, all) =
@@ -257,7 +262,7 @@ fn frames_stay_together_as_shuffle_order_says() {
     }
 }
 
-/// Distinct numbers by rank.
+/// Replaces distinct numbers by their ranks.
 fn ranked(list: &[usize]) -> Vec<usize> {
     let mut sorted: Vec<_> = list.iter().enumerate().map(|(at, n)| (*n, at)).collect();
     sorted.sort_unstable();
@@ -268,8 +273,8 @@ fn ranked(list: &[usize]) -> Vec<usize> {
 
 #[test]
 fn a_freed_frame_comes_back_at_a_time_that_nobody_can_tell() {
-    // Free one frame into a list of about 500, then count how many are handed out before it:
-    // uniform over the list's length.
+    // Frees one frame into a list of about 500, then counts the frames handed out before it. The
+    // count must be uniform over the list's length.
     let source = boot(160, 5, Shuffle::On);
     let request = Request::new(Owner::Anon);
     let mut held: Vec<Pfn> = (0..4000).map(|_| source.allocate(request).unwrap()).collect();
@@ -280,7 +285,7 @@ fn a_freed_frame_comes_back_at_a_time_that_nobody_can_tell() {
         source.release(victim, Order::FRAME);
         let len = source.pcp_info(freehold_machine::CpuId(0)).unwrap().frames;
         if len != before + 1 {
-            continue; // It went home, or others did.
+            continue; // The frame, or others, returned to their pageblocks.
         }
         let mut distance = 0;
         let mut taken = Vec::new();

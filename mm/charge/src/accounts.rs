@@ -8,7 +8,7 @@ use spin::{Mutex, Once};
 use crate::balance::{Balance, BalanceError, charge_upwards, uncharge_upwards};
 use crate::objects::ObjectBytes;
 
-/// Entries that are made room for at a time.
+/// Number of entries that are allocated at a time.
 pub const CHUNK: usize = 64;
 const CHUNKS: usize = (AccountId::LAST as usize + 1) / CHUNK;
 
@@ -19,7 +19,7 @@ pub enum AccountLimit {
     Max,
     /// Charges may pass this limit, and are reported.
     High,
-    /// No page goes to a swap area if its account would then have more slots.
+    /// A page is not swapped out if its account would then exceed this number of slots.
     SwapMax,
 }
 
@@ -52,8 +52,7 @@ pub enum ChargedKind {
 impl ChargedKind {
     const COUNT: usize = 5;
 
-    /// The kind of an owner's frames; `None` where they are not
-    /// [charged](Owner::is_charged).
+    /// The kind of an owner's frames; `None` if they are not [charged](Owner::is_charged).
     const fn of(owner: Owner) -> Option<Self> {
         match owner {
             Owner::Anon => Some(Self::Anon),
@@ -75,22 +74,22 @@ impl ChargedFrames {
     }
 }
 
-/// How often things happened, each counted where it did and in all accounts above.
+/// Events that are counted in their account and in all accounts above it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AccountEvent {
-    /// Memory was taken back because there was more than [`AccountLimit::High`].
+    /// Memory was reclaimed because the account exceeded [`AccountLimit::High`].
     High,
-    /// A charge met [`AccountLimit::Max`].
+    /// A charge would have exceeded [`AccountLimit::Max`].
     Max,
-    /// Nothing could be taken back below [`AccountLimit::Max`].
+    /// Not enough memory could be reclaimed to stay below [`AccountLimit::Max`].
     Oom,
-    /// A process was killed for that.
+    /// A process was killed because of such a shortage.
     OomKill,
-    /// A whole group was.
+    /// A whole group was killed because of such a shortage.
     OomGroupKill,
-    /// A page met [`AccountLimit::SwapMax`].
+    /// A page was not swapped out because of [`AccountLimit::SwapMax`].
     SwapMax,
-    /// A page found no slot, for that or because areas were full.
+    /// A page got no slot, because of that limit or because the swap areas were full.
     SwapFail,
 }
 
@@ -99,26 +98,26 @@ const EVENTS: usize = 7;
 /// Whether the processes of a group end together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Together {
-    /// If one process is ended for want of memory, all are.
+    /// If one process is killed because memory is short, all are.
     Yes,
-    /// Each process ends by itself.
+    /// Each process is killed separately.
     No,
 }
 
-/// Whether limits hold.
+/// Whether limits apply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Urgency {
     /// Limits hold.
     Limited,
-    /// Limits do not hold: the charge helps to free memory, the thread ends, or the maker takes no
-    /// failure.
+    /// Limits do not apply: the charge helps to free memory, the thread is ending, or the caller
+    /// cannot handle failure.
     Exempt,
 }
 
-/// A charge that was taken.
+/// A successful charge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameCharge {
-    /// The account that was charged: [`AccountId::ROOT`] where the account is gone.
+    /// The account that was charged: [`AccountId::ROOT`] if the account no longer exists.
     pub account: AccountId,
     /// The lowest account with more than [`AccountLimit::High`] now.
     pub above_high: Option<AccountId>,
@@ -129,19 +128,19 @@ impl FrameCharge {
     const NOBODYS: Self = Self { account: AccountId::ROOT, above_high: None };
 }
 
-/// A charge that met [`AccountLimit::Max`].
+/// A charge that failed at [`AccountLimit::Max`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ChargeError {
-    /// The account whose limit the charge met: the charged one, or one above.
+    /// The account whose limit would be exceeded: the charged one, or one above.
     pub account: AccountId,
 }
 
-/// Reasons for which no account was opened.
+/// Reasons why no account was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpenError {
-    /// There is no room for its entry.
+    /// There is no memory for its entry.
     NoMemory,
-    /// There are [`AccountId::LAST`] of them, closed ones that still pay for frames included.
+    /// There are [`AccountId::LAST`] accounts already, including closed ones with charged frames.
     TooMany,
     /// The account above is not open.
     NoParent,
@@ -154,7 +153,7 @@ pub struct AccountEntry {
     balances: [Balance; 2],
     /// The parent; changes only while the entry is free.
     parent: AtomicAccountId,
-    /// Accounts in use right below; changed under the lock.
+    /// Number of accounts in use directly below; changed under the lock.
     children: AtomicU32,
     /// The limits, by [`AccountLimit`].
     limits: [AtomicU64; LIMITS],
@@ -209,11 +208,12 @@ impl AccountEntry {
     }
 }
 
-/// All accounts, by their numbers. AccountEntry 0 is never used: the root counts nothing.
+/// All accounts, by their numbers. Entry 0 is never used: the root counts nothing.
 #[derive(Debug)]
 pub struct Accounts {
     chunks: [Once<&'static [AccountEntry; CHUNK]>; CHUNKS],
-    /// Held while accounts are opened and closed: the number after the one opened last.
+    /// The number after that of the last opened account. The lock is held while accounts are opened
+    /// and closed.
     next: Mutex<u16>,
 }
 
@@ -233,7 +233,7 @@ impl Accounts {
         let chunk = self.chunks[number / CHUNK].get()?;
         if number == 0 { None } else { Some(&chunk[number % CHUNK]) }
     }
-    /// `account` and those above it, each looked up when it is asked for.
+    /// `account` and those above it, each looked up when the iterator reaches it.
     fn upwards(
         &self,
         account: AccountId,
@@ -242,11 +242,10 @@ impl Accounts {
         core::iter::successors(found(account), move |(_, entry)| found(entry.parent()))
     }
 
-    /// A new account below `parent`, without limits. `room` makes room for entries, if there is
-    /// none left.
+    /// Opens an account below `parent`, without limits. `room` allocates entries if none is left.
     ///
     /// # Errors
-    /// [`OpenError`]; nothing has changed, but there may be more room.
+    /// [`OpenError`]; nothing has changed, except that there may be more entries.
     pub fn open(
         &self,
         parent: AccountId,
@@ -265,27 +264,28 @@ impl Accounts {
         if let Some(above) = above {
             above.children.fetch_add(1, Ordering::Relaxed);
         }
-        // Memory last: who is charged for that may be charged for slots.
+        // Memory is opened last: an account that can be charged for memory can also be charged for
+        // slots.
         let was_free = [Resource::Swap, Resource::Memory].map(|resource| entry.balance(resource).open());
         debug_assert_eq!(was_free, [true; 2], "the lock is held");
         *next = account.number() % AccountId::LAST + 1;
         Ok(account)
     }
-    /// Finds a free entry, from number `from` on and around. Closed entries that pay for nothing
-    /// any more are freed. So a number rests as long as possible.
+    /// Finds a free entry, from number `from` on with wrap-around. Closed entries without charges
+    /// are freed on the way. So a number stays unused as long as possible.
     fn find_unused(&self, from: u16) -> Option<(AccountId, &'static AccountEntry)> {
         (from..=AccountId::LAST).chain(1..from).filter_map(AccountId::new).find_map(|account| {
             let entry = self.entry(account)?;
             (!entry.balance(Resource::Memory).is_used() || self.retire(entry)).then_some((account, entry))
         })
     }
-    /// Frees a closed entry that pays for nothing. Returns whether the entry is free now.
+    /// Frees a closed entry without charges. Returns whether the entry is free now.
     fn retire(&self, entry: &AccountEntry) -> bool {
         let [memory, swap] = &entry.balances;
         if entry.children.load(Ordering::Relaxed) != 0 || !memory.retire() {
             return false;
         }
-        // No frame is charged, so that no further slot will be.
+        // No frame is charged, so no further slot will be charged.
         swap.close();
         let retired = swap.retire();
         if !retired {
@@ -307,8 +307,8 @@ impl Accounts {
         let account = AccountId::new(((free * CHUNK) as u16).max(1)).ok_or(OpenError::TooMany)?;
         self.entry(account).map(|entry| (account, entry)).ok_or(OpenError::TooMany)
     }
-    /// Closes `account`, which no process is in and which has no open account below. Frames charged
-    /// to it stay charged, and count above.
+    /// Closes `account`, which has no process and no open account below. Frames charged to it stay
+    /// charged, and count in the accounts above.
     pub fn close(&self, account: AccountId) {
         let _held = self.next.lock();
         if let Some(entry) = self.entry(account) {
@@ -316,8 +316,8 @@ impl Accounts {
         }
     }
 
-    /// Closed accounts that pay for pages of files: with these given back an account's number may
-    /// be used again.
+    /// Closed accounts that are charged for pages of files: when these pages are freed, an
+    /// account's number can be used again.
     pub fn closed_with_files(&self) -> impl Iterator<Item = AccountId> {
         let is_one = |entry: &AccountEntry| {
             let balance = entry.balance(Resource::Memory);
@@ -330,10 +330,10 @@ impl Accounts {
             .filter(move |account| self.entry(*account).is_some_and(is_one))
     }
 
-    /// Charge `frames` of `owner` to `account` and all above.
+    /// Charges `frames` of `owner` to `account` and all above.
     ///
     /// # Errors
-    /// [`ChargeError`], where a limit is met: nothing is charged, and the event is counted.
+    /// [`ChargeError`] if a limit would be exceeded: nothing is charged, and the event is counted.
     pub fn charge(
         &self,
         account: AccountId,
@@ -344,7 +344,7 @@ impl Accounts {
         ChargedKind::of(owner)
             .map_or(Ok(FrameCharge::NOBODYS), |kind| self.charge_kind(account, kind, frames, urgency))
     }
-    /// Charge `frames` of a kind to `account` and all above.
+    /// Charges `frames` of a kind to `account` and all above.
     ///
     /// # Errors
     /// As [`charge`](Self::charge).
@@ -383,20 +383,20 @@ impl Accounts {
             }
         }
     }
-    /// Give back what was charged so.
+    /// Removes a charge of [`charge`](Self::charge).
     pub fn uncharge(&self, account: AccountId, owner: Owner, frames: u64) {
         if let Some(kind) = ChargedKind::of(owner) {
             self.uncharge_kind(account, kind, frames);
         }
     }
-    /// Give back what was charged by its kind.
+    /// Removes a charge of [`charge_kind`](Self::charge_kind).
     pub fn uncharge_kind(&self, account: AccountId, kind: ChargedKind, frames: u64) {
         let Some(entry) = self.entry(account) else { return };
         entry.kinds[kind as usize].fetch_sub(frames, Ordering::Relaxed);
         uncharge_upwards(self.upwards(account).map(|(_, entry)| entry.balance(Resource::Memory)), frames);
     }
-    /// Charge an object of `bytes` bytes, fewer than 2^30, to `account`, and the frames that it
-    /// needs beside those of the account's other objects to all above.
+    /// Charges an object of `bytes` bytes, fewer than 2^30, to `account`. Charges to all accounts
+    /// above the additional frames that the object needs.
     ///
     /// # Errors
     /// As [`charge`](Self::charge).
@@ -417,15 +417,15 @@ impl Accounts {
             Err(other) => other,
         }
     }
-    /// Give back an object that was charged so.
+    /// Removes the charge of an object.
     pub fn uncharge_object(&self, account: AccountId, bytes: u64) {
         let frames = self.entry(account).map_or(0, |entry| entry.objects.take(bytes));
         if frames > 0 {
             self.uncharge_kind(account, ChargedKind::Objects, frames);
         }
     }
-    /// Charge a slot of a swap area to `account`, which is charged for the page's frame, and all
-    /// above. Whether there is room below [`AccountLimit::SwapMax`].
+    /// Charges a slot of a swap area to `account`, which is charged for the page's frame, and to
+    /// all above. Returns whether there was room below [`AccountLimit::SwapMax`].
     pub fn charge_slot(&self, account: AccountId) -> bool {
         let above = self.upwards(account);
         let levels = above
@@ -443,11 +443,11 @@ impl Accounts {
         self.note(full, AccountEvent::SwapFail);
         false
     }
-    /// Give back a slot that was charged so.
+    /// Removes the charge of a slot.
     pub fn uncharge_slot(&self, account: AccountId) {
         uncharge_upwards(self.upwards(account).map(|(_, entry)| entry.balance(Resource::Swap)), 1);
     }
-    /// Whether `account` and all above may be charged for a slot more.
+    /// Whether `account` and all above may be charged for one more slot.
     pub fn has_slot_room(&self, account: AccountId) -> bool {
         let has_room = |entry: &AccountEntry| {
             entry.balance(Resource::Swap).charged() < entry.limit(AccountLimit::SwapMax)
@@ -480,7 +480,7 @@ impl Accounts {
     pub fn charged(&self, account: AccountId, resource: Resource) -> u64 {
         self.read(account, |entry| entry.balance(resource).charged())
     }
-    /// Returns the most that were charged at one time.
+    /// Returns the largest number of frames or slots that were charged at one time.
     pub fn peak(&self, account: AccountId, resource: Resource) -> u64 {
         self.read(account, |entry| entry.peaks[resource as usize].load(Ordering::Relaxed))
     }
@@ -494,8 +494,8 @@ impl Accounts {
             entry.limits[limit as usize].store(frames, Ordering::Relaxed);
         }
     }
-    /// Processes of `account` and those below end together, or not, if one is ended for want of
-    /// memory.
+    /// Sets whether all processes of `account` and the accounts below are killed if one is killed
+    /// because memory is short.
     pub fn set_together(&self, account: AccountId, together: Together) {
         if let Some(entry) = self.entry(account) {
             entry.together.store(together == Together::Yes, Ordering::Relaxed);
@@ -506,7 +506,7 @@ impl Accounts {
         let is_set = self.entry(account).is_some_and(|entry| entry.together.load(Ordering::Relaxed));
         if is_set { Together::Yes } else { Together::No }
     }
-    /// The highest account between `account` and `top`, both included, whose processes end
+    /// The highest account between `account` and `top`, both included, whose processes are killed
     /// together.
     pub fn ends_together(&self, account: AccountId, top: AccountId) -> Option<AccountId> {
         let above = self.upwards(account);
@@ -518,14 +518,14 @@ impl Accounts {
     pub fn is_below(&self, account: AccountId, top: AccountId) -> bool {
         top == AccountId::ROOT || self.upwards(account).any(|(above, _)| above == top)
     }
-    /// Accounts that have more frames than a limit says: `account`, or those above it.
+    /// Accounts that exceed a limit, among `account` and those above it.
     pub fn exceeded(&self, account: AccountId, limit: AccountLimit) -> impl Iterator<Item = AccountId> {
         let exceeds =
             move |entry: &AccountEntry| entry.balance(Resource::Memory).charged() > entry.limit(limit);
         self.upwards(account).filter(move |(_, entry)| exceeds(entry)).map(|(account, _)| account)
     }
-    /// Frames that are charged to `account` and those below, by kind. Looks at every account: a
-    /// caller that wants several kinds asks once.
+    /// Frames that are charged to `account` and those below, by kind. Walks all accounts, so a
+    /// caller that needs several kinds calls this once.
     pub fn charged_kinds(&self, account: AccountId) -> ChargedFrames {
         let all = self.chunks.iter().enumerate().filter_map(|(chunk, entries)| Some((chunk, entries.get()?)));
         let numbered = all.flat_map(|(chunk, entries)| (chunk * CHUNK..).zip(entries.iter()));
@@ -558,7 +558,7 @@ impl Below {
     pub fn charged_kinds(self) -> ChargedFrames {
         self.accounts.charged_kinds(self.top)
     }
-    /// Whether there is room for a slot more.
+    /// Whether there is room for one more slot.
     pub fn has_slot_room(self) -> bool {
         self.accounts.has_slot_room(self.top)
     }

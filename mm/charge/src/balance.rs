@@ -8,16 +8,16 @@ use freehold_frame::AtomicWord;
 #[derive(Debug)]
 pub struct Balance<W = AtomicU64>(W);
 
-/// Why a balance took no charge.
+/// Reasons why a charge failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BalanceError {
-    /// There would be more than the limit.
+    /// The charge would exceed the limit.
     Over,
-    /// There is no such account.
+    /// The account does not exist any more.
     Gone,
 }
 
-/// Where in a balance's word the state is; the frames are below.
+/// The lowest bit of the state in a balance's word; the number of frames is in the bits below.
 const STATE: u32 = 62;
 const FRAMES: u64 = (1 << STATE) - 1;
 const FREE: u64 = 0;
@@ -35,7 +35,7 @@ impl Balance {
 }
 
 impl<W: AtomicWord> Balance<W> {
-    /// A balance in `word`, which is 0 for that of no account.
+    /// Returns a balance in `word`; 0 means that it belongs to no account.
     pub const fn with_word(word: W) -> Self {
         Self(word)
     }
@@ -50,7 +50,7 @@ impl<W: AtomicWord> Balance<W> {
             self.0.relax();
         }
     }
-    /// FrameCharge `frames` more, if there are no more than `limit` then. How many there are.
+    /// Charges `frames` more, if the sum is then at most `limit`. Returns the sum.
     ///
     /// # Errors
     /// [`BalanceError`]; nothing is charged.
@@ -61,30 +61,31 @@ impl<W: AtomicWord> Balance<W> {
             _ => Err(BalanceError::Over),
         })
     }
-    /// Give back `frames` that were charged.
+    /// Removes a charge of `frames`.
     ///
     /// # Panics
-    /// Where less was charged: a frame's account is wrong.
+    /// If less was charged: a frame's account is wrong.
     pub fn uncharge(&self, frames: u64) {
         let change = |state, charged: u64| {
             Ok(word(state, charged.checked_sub(frames).expect("no more is given back than was charged")))
         };
         let _ = self.update(change);
     }
-    /// Opens it as an account's. The caller has the tree's lock. Returns whether it was free.
+    /// Opens the balance for an account. The caller holds the tree's lock. Returns whether the
+    /// balance was free.
     pub fn open(&self) -> bool {
         self.update(|state, _| if state == FREE { Ok(word(OPEN, 0)) } else { Err(BalanceError::Gone) })
             .is_ok()
     }
-    /// No more charges are expected; those on their way are still taken.
+    /// Closes the balance. No more charges are expected, but concurrent ones still succeed.
     pub fn close(&self) {
         let _ = self.update(|state, charged| match state {
             OPEN => Ok(word(CLOSED, charged)),
             _ => Err(BalanceError::Gone),
         });
     }
-    /// Frees it if it is closed and nothing is charged. Returns whether it is free now. The caller
-    /// has the tree's lock and knows of no account below.
+    /// Frees the balance if it is closed and nothing is charged. Returns whether it is free now.
+    /// The caller holds the tree's lock, and there is no account below.
     pub fn retire(&self) -> bool {
         self.update(|state, charged| match (state, charged) {
             (CLOSED, 0) => Ok(word(FREE, 0)),
@@ -92,11 +93,11 @@ impl<W: AtomicWord> Balance<W> {
         })
         .is_ok()
     }
-    /// Whether it is an account's, closed or not.
+    /// Whether the balance belongs to an account, closed or not.
     pub fn is_used(&self) -> bool {
         self.0.load(Ordering::Acquire) >> STATE != FREE
     }
-    /// Whether it is an account's that was not closed.
+    /// Whether the balance belongs to an account that is not closed.
     pub fn is_open(&self) -> bool {
         self.0.load(Ordering::Acquire) >> STATE == OPEN
     }
@@ -106,9 +107,9 @@ impl<W: AtomicWord> Balance<W> {
     }
 }
 
-/// Charge `frames` to `levels`, an account's balance with its limit and those above it in turn,
-/// each asked for when the one below has been charged. `seen` is told each level's number and what
-/// is charged there now.
+/// Charges `frames` to `levels`: the balances, with limits, of an account and of those above it.
+/// Each level is read after the one below has been charged. `seen` gets each level's number and its
+/// new sum.
 ///
 /// # Errors
 /// The level that refused, and why; nothing is charged.
@@ -129,8 +130,8 @@ pub fn charge_upwards<'a, W: AtomicWord + 'a>(
     Ok(())
 }
 
-/// Gives back a charge of these accounts. The lowest comes last: while it is charged, the accounts
-/// above it stay the same.
+/// Removes a charge of these accounts. The lowest account is last: while it is charged, the
+/// accounts above it stay the same.
 pub fn uncharge_upwards<'a, W: AtomicWord + 'a>(
     mut levels: impl Iterator<Item = &'a Balance<W>>,
     frames: u64,

@@ -1,24 +1,22 @@
-//! Accounts: what groups of processes are charged for, and how much they may have.
+//! Accounts: the memory for which groups of processes are charged, and their limits.
 //!
 //! Accounts form a tree. A frame is charged to one account and counts in all accounts above it, up
-//! to the root, which counts nothing. Each account has a limit that no charge passes (`max`), a
-//! soft one that charges pass and are told of (`high`), a highest mark (`peak`), and counts of
-//! events. Slots of swap areas are charged beside frames, to the account of the page that they
-//! hold.
+//! to the root, which counts nothing. Each account has a hard limit (`max`), a soft limit (`high`)
+//! that charges may pass and that is then reported, a high-water mark (`peak`), and counts of
+//! events. Slots of swap areas are charged separately, to the account of their page.
 //!
 //! The page allocator charges frames ([`Ledger`](https://docs.rs/freehold-buddy)), and frames
-//! remember their accounts' numbers ([`freehold_frame::AccountId`]). So a process that moves to
-//! another group leaves behind what it was charged for, as on Linux (memory controller of cgroup
-//! v2), and a group that is gone stays known until its last frame is free.
+//! remember their accounts' numbers ([`freehold_frame::AccountId`]). So the charges of a process
+//! stay behind when it moves to another group, as on Linux (memory controller of cgroup v2), and a
+//! group that is gone stays known until its last frame is free.
 //!
 //! **Protocol.** An account's [`Balance`] is one word: its state and the frames charged. A charge
-//! climbs from the account to the top and asks for the next account above only when it has charged
-//! the one below, which cannot go away from then on. It takes its charges back where an account
-//! above refuses. An account that is closed can still be charged, by a task that was about to; its
-//! number is used again only when it is closed, nothing is charged to it, and it has no account
-//! below: the word goes from "closed, 0" to "free" in one compare-exchange. A charge that finds
-//! "free" succeeds and charges no account. `tests/loom.rs` explores this, and variants that are
-//! wrong.
+//! climbs from the account to the top. It reads the next account above only after it has charged
+//! the one below, which then cannot disappear. If an account above refuses, the charges are undone.
+//! A closed account can still be charged by a task that read it earlier. Its number is used again
+//! only when it is closed, nothing is charged to it, and it has no account below: the word goes
+//! from "closed, 0" to "free" in one compare-exchange. A charge that finds "free" succeeds and
+//! charges no account. `tests/loom.rs` explores this, and variants that are wrong.
 //!
 //! Objects smaller than a frame are charged by the byte ([`ObjectBytes`]): an account is charged
 //! for the frames that its objects would fill.

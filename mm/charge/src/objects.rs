@@ -2,11 +2,11 @@
 //!
 //! **Protocol.** An account has one word for objects: their bytes, and the frames that are charged
 //! for them. If the frames have no room for more bytes, more frames are charged first. One
-//! compare-exchange then adds both to the word; if it fails, the frames are given back. When bytes
-//! are given back, one compare-exchange takes bytes and frames out of the word, and the frames are
-//! given back after it. So the account is always charged for at least the frames in the word, and
-//! an account to which nothing is charged has no bytes. `tests/loom.rs` explores this, and a
-//! variant that is wrong.
+//! compare-exchange then adds both to the word; if it fails, the frames are uncharged. When bytes
+//! are freed, one compare-exchange removes bytes and frames from the word, and then the frames are
+//! uncharged. So the account is always charged for at least the frames in the word, and an account
+//! to which nothing is charged has no bytes. `tests/loom.rs` explores this, and a variant that is
+//! wrong.
 //!
 //! One frame more than the bytes need stays charged while there are bytes, so that a repeated
 //! allocation and release of one object does not charge a frame each time.
@@ -21,7 +21,7 @@ pub struct ObjectBytes<W = AtomicU64>(W);
 
 /// Bytes of a frame.
 const FRAME: u64 = 4096;
-/// Where in the word the frames are; the bytes are below.
+/// The lowest bit of the frames in the word; the bytes are in the bits below.
 const HELD: u32 = 38;
 const BYTES: u64 = (1 << HELD) - 1;
 const MOST_HELD: u64 = (1 << (u64::BITS - HELD)) - 1;
@@ -33,15 +33,15 @@ impl ObjectBytes {
 }
 
 impl<W: AtomicWord> ObjectBytes<W> {
-    /// The objects in `word`, which is 0 for none.
+    /// Returns the objects in `word`; 0 means none.
     pub const fn with_word(word: W) -> Self {
         Self(word)
     }
-    /// Adds `bytes`, fewer than 2^30. `charge` charges so many frames, and `uncharge` gives back
-    /// what it charged.
+    /// Adds `bytes`, fewer than 2^30. `charge` charges the given number of frames, and `uncharge`
+    /// undoes that.
     ///
     /// # Errors
-    /// That of `charge`, and `full` where there are 2^38 bytes then; nothing is added.
+    /// The error of `charge`, or `full` if there would be 2^38 bytes; nothing is added.
     pub fn add<T, E>(
         &self,
         bytes: u64,
@@ -69,10 +69,11 @@ impl<W: AtomicWord> ObjectBytes<W> {
             self.0.relax();
         }
     }
-    /// Takes away `bytes` that were added. Returns how many frames the caller gives back.
+    /// Removes `bytes` that were added. Returns the number of frames that the caller has to
+    /// uncharge.
     ///
     /// # Panics
-    /// Where fewer were added: an object's account is wrong.
+    /// If fewer were added: an object's account is wrong.
     pub fn take(&self, bytes: u64) -> u64 {
         let mut now = self.0.load(Ordering::Acquire);
         loop {
@@ -87,11 +88,11 @@ impl<W: AtomicWord> ObjectBytes<W> {
             self.0.relax();
         }
     }
-    /// The frames that are charged for them.
+    /// The number of frames that are charged for the objects.
     pub fn held(&self) -> u64 {
         self.0.load(Ordering::Acquire) >> HELD
     }
-    /// How many bytes there are.
+    /// The number of bytes of all objects.
     pub fn bytes(&self) -> u64 {
         self.0.load(Ordering::Acquire) & BYTES
     }

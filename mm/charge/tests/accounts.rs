@@ -16,7 +16,8 @@ fn room() -> Option<&'static [AccountEntry; CHUNK]> {
 
 #[derive(Default)]
 struct Naive {
-    /// By number: the one above, both limits, whether it is closed, what is charged to it alone.
+    /// For each number: the account above, both limits, whether the account is closed, and the
+    /// charges to it alone.
     accounts: BTreeMap<AccountId, (AccountId, [u64; 2], bool, BTreeMap<Owner, u64>)>,
     met: BTreeMap<AccountId, u64>,
 }

@@ -1,5 +1,5 @@
-//! Every interleaving of charges with an account that is closed and used again, and of what would
-//! be wrong.
+//! Every interleaving of charges with an account that is closed and used again, and of broken
+//! variants.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -36,7 +36,7 @@ impl AtomicWord for Loom {
 /// An account, the one above it at first, and another one.
 struct Tree {
     balances: [Balance<Loom>; 3],
-    /// Which one is above the first.
+    /// The account above the first.
     parent: AtomicU64,
 }
 
@@ -50,7 +50,7 @@ impl Tree {
         assert!(balances.iter().all(Balance::open));
         Arc::new(Self { balances, parent: AtomicU64::new(1) })
     }
-    /// The account and what is above it, which is looked up when it is asked for.
+    /// The account and the one above it, which is looked up when the iterator reaches it.
     fn levels(&self) -> impl Iterator<Item = (&Balance<Loom>, u64)> + Clone {
         (0..2).map(|level| match level {
             0 => (&self.balances[0], NONE),
@@ -68,8 +68,8 @@ impl Tree {
     }
 }
 
-/// One charges and gives back what it charged, another closes the account and uses it again, below
-/// the other one, as soon as `retire` says that it may.
+/// One thread charges and uncharges. Another closes the account and uses it again, below the other
+/// account, as soon as `retire` allows it.
 fn close_and_use_again(retire: fn(&Balance<Loom>) -> bool) {
     loom::model(move || {
         let tree = Tree::new();
@@ -109,7 +109,7 @@ fn to_look_first_and_take_it_then_is_too_late() {
     close_and_use_again(look_then_retire);
 }
 
-/// Two charge at a time what one limit leaves no room for.
+/// Two threads charge at the same time; the limit has no room for both.
 fn compete(charge: fn(&Tree) -> bool) {
     loom::model(move || {
         let tree = Tree::new();
@@ -150,7 +150,7 @@ impl WithObjects {
         assert!(balance.open());
         Arc::new(Self { balance, objects })
     }
-    /// Charges an object, and says whether it was.
+    /// Charges an object; returns whether that succeeded.
     fn make(&self, bytes: u64) -> bool {
         let charge = |frames| self.balance.charge(frames, LIMIT).map(|_| ());
         self.objects
@@ -168,7 +168,7 @@ impl WithObjects {
 /// Bytes of which two objects need more than a frame.
 const OBJECT: u64 = 2500;
 
-/// Two threads make objects and end them. `make` is the one of the first.
+/// Two threads make and free objects. The first thread uses `make`.
 fn objects_come_and_go(make: fn(&WithObjects, u64) -> bool) {
     let mut model = loom::model::Builder::new();
     // Two words per step: without a bound it takes minutes.
@@ -195,7 +195,7 @@ fn objects_are_charged_by_the_frame_and_all_is_given_back() {
     objects_come_and_go(WithObjects::make);
 }
 
-/// As [`ObjectBytes::add`], which does not give back what it charged for a word that changed.
+/// As [`ObjectBytes::add`], but broken: if the word has changed, its charge is not undone.
 fn make_and_forget(account: &WithObjects, bytes: u64) -> bool {
     let charge = |frames| account.balance.charge(frames, u64::MAX).map(|_| ());
     account.objects.add(bytes, BalanceError::Over, charge, |(), _| ()).is_ok()

@@ -1,8 +1,8 @@
 //! Which account a frame is charged to.
 //!
 //! A kernel that counts memory by groups of processes gives each group an account and has the page
-//! allocator charge frames to them. The limits and the holders of accounts are the matter of the
-//! crate `freehold-charge`.
+//! allocator charge frames to them. The crate `freehold-charge` manages the limits and the holders
+//! of accounts.
 
 use core::sync::atomic::{AtomicU16, Ordering};
 
@@ -11,11 +11,11 @@ use core::sync::atomic::{AtomicU16, Ordering};
 pub struct AccountId(u16);
 
 impl AccountId {
-    /// How many bits of a reverse key it has.
+    /// Number of bits of an account in a reverse key.
     pub(crate) const BITS: u32 = 13;
     /// The highest number.
     pub const LAST: u16 = (1 << Self::BITS) - 1;
-    /// The account of all that no group pays for. It has no limit and nothing is counted in it.
+    /// The account for all frames that no group is charged for. It has no limit and no counts.
     pub const ROOT: Self = Self(0);
 
     /// The account of this number; `None` above [`AccountId::LAST`].
@@ -38,26 +38,26 @@ impl AccountId {
     }
 }
 
-/// A place that holds the number of an account, [`AccountId::ROOT`] at first.
+/// An atomic variable for the number of an account, [`AccountId::ROOT`] at first.
 #[derive(Debug, Default)]
 pub struct AtomicAccountId(AtomicU16);
 
 impl AtomicAccountId {
-    /// A place that holds `account`.
+    /// Returns a variable with `account`.
     pub const fn new(account: AccountId) -> Self {
         Self(AtomicU16::new(account.0))
     }
-    /// The number in it.
+    /// The stored number.
     #[inline]
     pub fn load(&self, order: Ordering) -> AccountId {
         AccountId(self.0.load(order))
     }
-    /// Puts `account` into it.
+    /// Stores `account`.
     #[inline]
     pub fn store(&self, account: AccountId, order: Ordering) {
         self.0.store(account.0, order);
     }
-    /// Puts `account` into it and returns the account that was there.
+    /// Stores `account` and returns the previous one.
     pub fn swap(&self, account: AccountId, order: Ordering) -> AccountId {
         AccountId(self.0.swap(account.0, order))
     }

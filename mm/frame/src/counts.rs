@@ -2,37 +2,37 @@
 //! [record](crate::FrameRecord).
 //!
 //! Layout, from the top: exclusive (1 bit), pins (14), references (16), the two marks of blocks
-//! ([`whole`](crate::whole)), mappings (18); below them the [`Tag`](crate::Tag) (13), which no
-//! change of a count touches. A word whose tag names no owner has no counts: its other bits name
-//! the last owner, and a pin that is tried without a hold is refused. Each count is exact and its
-//! own; they share a word, with the owner, only so that a change to one can depend on the others
-//! without a lock:
+//! ([`whole`](crate::whole)), mappings (18); below them the [`Tag`](crate::Tag) (13), which changes
+//! of counts leave unchanged. A word whose tag names no owner has no counts: its other bits name
+//! the last owner, and a pin that is tried without a hold is refused. Each count is exact and
+//! separate. They share a word, with the owner, only so that a change of one can depend on the
+//! others without a lock:
 //!
-//! - *share* (fork) wants "exclusive and not pinned" to become "not exclusive, one more mapping";
-//! - *pin* wants "exclusive" to stay so with one more pin;
-//! - *vacate* (swap-out, migration) wants "exclusive and not pinned" to become "a reference that
-//!   cannot be pinned";
-//! - *reuse* wants "one mapping and nothing else" to become "exclusive";
-//! - the last holder to let go, of any sort, must know that it is the last.
+//! - *share* (fork) changes "exclusive and not pinned" to "not exclusive, one more mapping";
+//! - *pin* changes "exclusive" to "exclusive, one more pin";
+//! - *vacate* (swap-out, migration) changes "exclusive and not pinned" to "a reference that cannot
+//!   be pinned";
+//! - *reuse* changes "one mapping and nothing else" to "exclusive";
+//! - the last holder of any kind must know, when it drops its hold, that it is the last.
 //!
 //! Each is one compare-exchange, so a pin and a share can never both succeed against the same
 //! state. This replaces the bias in a shared count, the fences and the sequence lock that Linux
 //! needs for the same promise (`page_maybe_dma_pinned`, `write_protect_seq`).
 //! [`transition`](crate::transition) describes how page-table leaves follow it.
 //!
-//! **Orderings.** Letting go releases the holder's accesses; the last holder acquires those of all,
-//! before the frame is reused. Taking hold of a frame acquires and releases too: callers decide
-//! about page-table entries by the outcome, and a pin may be tried without a hold, on a leaf that
-//! was read a moment ago. Such a pin finds the frame without a holder, or a word that happens after
-//! all that made the frame another's (so [`Counts::start`] releases): it then sees that the leaf
-//! has changed.
+//! **Orderings.** Dropping a hold is a release of the holder's accesses; the last holder acquires
+//! those of all holders before the frame is reused. Taking a hold is acquire and release, too:
+//! callers decide about page-table entries by its result, and a pin may be tried without a hold, on
+//! a leaf that was read a moment ago. Such a pin finds the frame without a holder, or it reads a
+//! word that was written after the frame got its new owner (so [`Counts::start`] releases). Then it
+//! sees that the leaf has changed.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::whole::MARKS;
 use crate::{Owner, Tag};
 
-/// A 64-bit atomic, so that a model checker can put its own in place of the real one.
+/// A 64-bit atomic as a trait, so that a model checker can use its own type.
 pub trait AtomicWord {
     /// Atomic load.
     fn load(&self, order: Ordering) -> u64;
@@ -49,7 +49,7 @@ pub trait AtomicWord {
         success: Ordering,
         failure: Ordering,
     ) -> Result<u64, u64>;
-    /// Another thread is about to change the word: called in loops that wait for it.
+    /// Called in loops that wait until another thread changes the word.
     fn relax(&self) {
         core::hint::spin_loop();
     }
@@ -88,18 +88,18 @@ const MAX_MAPPINGS: u64 = (1 << 18) - 1;
 const MAX_REFERENCES: u64 = (1 << 16) - 1;
 const MAX_PINS: u64 = (1 << 14) - 1;
 
-// Every bit is one thing's.
+// Every bit belongs to exactly one field.
 const _: () = assert!(
     TAG + MAX_MAPPINGS * MAPPING + MARKS + MAX_REFERENCES * REFERENCE + MAX_PINS * PIN + EXCLUSIVE
         == u64::MAX
 );
 
-/// Why a count did not change.
+/// Reasons why a count did not change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CountError {
-    /// The frame is pinned: it may not be shared, copy it.
+    /// The frame is pinned: it may not be shared, only copied.
     Pinned,
-    /// The frame is not exclusive: it may not be pinned, unshare it first.
+    /// The frame is not exclusive: it may not be pinned before it is unshared.
     NotExclusive,
     /// The frame has no holder.
     Free,
@@ -118,9 +118,9 @@ pub struct Holders {
     pub references: u32,
     /// Pins: a device or another long-term user works on the bytes.
     pub pins: u32,
-    /// To whom it belongs; a frame that nothing holds counts as shared.
+    /// Whether the frame is exclusive or shared; a frame without a holder counts as shared.
     pub belongs: Belongs,
-    /// Whether this speaks for the 512 frames of a block whose first one it is.
+    /// Whether the counts apply to all 512 frames of the block that begins with this frame.
     pub whole: bool,
 }
 
@@ -138,7 +138,7 @@ impl Holders {
             whole: crate::whole::is_whole(bits),
         }
     }
-    /// Whether one address space has the frame to itself.
+    /// Whether only one address space uses the frame.
     pub const fn is_exclusive(self) -> bool {
         matches!(self.belongs, Belongs::Exclusive)
     }
@@ -148,7 +148,7 @@ impl Holders {
     }
 }
 
-/// Hold that a holder lets go of.
+/// Kind of hold that is dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Hold {
     Mapping,
@@ -218,8 +218,7 @@ impl<W: AtomicWord> Counts<W> {
     pub(crate) fn begin(&self, counts: u64) {
         self.0.store(self.0.load(Ordering::Relaxed) | counts, Ordering::Release);
     }
-    /// One more mapping, without a change to the exclusive mark: for memory that is shared by
-    /// nature.
+    /// One more mapping, without a change to the exclusive mark: for shared memory.
     ///
     /// # Errors
     /// [`CountError::Overflow`].
@@ -233,11 +232,10 @@ impl<W: AtomicWord> Counts<W> {
     pub fn reference(&self) -> Result<(), CountError> {
         self.change(|bits| add(bits, Hold::Reference))
     }
-    /// Turn one reference into one mapping. A frame that is mapped already is no longer exclusive
-    /// then.
+    /// Turn one reference into one mapping. If the frame is mapped already, it becomes shared.
     ///
     /// # Errors
-    /// [`CountError::Pinned`] where a pinned exclusive frame is mapped already;
+    /// [`CountError::Pinned`] if a pinned exclusive frame is mapped already;
     /// [`CountError::Overflow`].
     pub fn reference_to_mapping(&self) -> Result<(), CountError> {
         self.change(|bits| {
@@ -249,13 +247,12 @@ impl<W: AtomicWord> Counts<W> {
             }
         })
     }
-    /// Turn the mapping of a frame that is to leave its page into a reference. If it was exclusive
-    /// it is not any more, so that from now on it cannot be pinned. Returns whether it was
-    /// exclusive.
+    /// Turns the mapping of a frame that will be removed from its page into a reference. The frame
+    /// is not exclusive afterwards, so it cannot be pinned. Returns whether it was exclusive.
     ///
     /// # Errors
-    /// [`CountError::Pinned`]; [`CountError::Held`] where there are references to an exclusive
-    /// frame; [`CountError::Overflow`].
+    /// [`CountError::Pinned`]; [`CountError::Held`] if there are references to an exclusive frame;
+    /// [`CountError::Overflow`].
     pub fn vacate(&self) -> Result<Belongs, CountError> {
         let before = self.change_from(|bits| {
             match (bits & EXCLUSIVE != 0, Hold::Pin.count(bits), Hold::Reference.count(bits)) {
@@ -266,11 +263,12 @@ impl<W: AtomicWord> Counts<W> {
         })?;
         Ok(Belongs::from_bits(before))
     }
-    /// Turns one reference into one mapping of a frame that belongs as [`Counts::vacate`] said: the
-    /// way back.
+    /// Undoes [`Counts::vacate`]: turns one reference into one mapping of a frame that is exclusive
+    /// or shared as that call returned.
     ///
     /// # Errors
-    /// [`CountError::Held`] where it is to be exclusive and is mapped; [`CountError::Overflow`].
+    /// [`CountError::Held`] if the frame has to be exclusive and is mapped;
+    /// [`CountError::Overflow`].
     pub fn occupy(&self, belongs: Belongs) -> Result<(), CountError> {
         self.change(|bits| match belongs {
             Belongs::Exclusive if Hold::Mapping.count(bits) > 0 => Err(CountError::Held),
@@ -298,7 +296,7 @@ impl<W: AtomicWord> Counts<W> {
             add(bits & !EXCLUSIVE, Hold::Mapping)
         })
     }
-    /// Takes an unused share back: the frame is as before.
+    /// Undoes an unused share: the frame is as before.
     pub(crate) fn unshare(&self, was: Belongs) {
         let outcome = self.change(|bits| Ok((bits - MAPPING) | was.mark()));
         debug_assert_eq!(outcome, Ok(()));
@@ -313,7 +311,8 @@ impl<W: AtomicWord> Counts<W> {
             _ => Err(CountError::Held),
         })
     }
-    /// As [`Counts::reuse`], beside up to `references` whose holders never look at the bytes again.
+    /// As [`Counts::reuse`], but allows up to `references` whose holders never read the bytes
+    /// again.
     ///
     /// # Errors
     /// As [`Counts::reuse`].
@@ -335,16 +334,15 @@ impl<W: AtomicWord> Counts<W> {
         let alone = |bits| bits & (EXCLUSIVE | MARKS) == EXCLUSIVE;
         self.change(|bits| if alone(bits) { add(bits, Hold::Pin) } else { Err(CountError::NotExclusive) })
     }
-    /// One more pin on a frame of truly shared memory, which no fork ever copies.
+    /// One more pin on a frame of shared memory, which fork never copies.
     ///
     /// # Errors
-    /// [`CountError::Free`] where no such frame is held; [`CountError::Overflow`].
+    /// [`CountError::Free`] if the frame has no holder; [`CountError::Overflow`].
     pub fn pin_shared(&self) -> Result<(), CountError> {
         let held = |bits| bits & OWNER == Owner::PageCache as u64 && bits & !TAG != 0 && bits & MARKS == 0;
         self.change(|bits| if held(bits) { add(bits, Hold::Pin) } else { Err(CountError::Free) })
     }
-    /// Let go of one hold. `true` if it was the last: the caller now owns the frame alone and frees
-    /// it.
+    /// Drops one hold. `true` if it was the last: the caller now owns the frame alone and frees it.
     #[must_use = "the last holder frees the frame"]
     #[inline]
     pub(crate) fn drop_hold(&self, hold: Hold) -> bool {
@@ -362,18 +360,17 @@ impl<W: AtomicWord> Counts<W> {
             }
         }
     }
-    /// Lets go of one mapping. Returns whether the frame now has no holder, so that the caller
-    /// frees it.
+    /// Drops one mapping. Returns whether the frame now has no holder, so that the caller frees it.
     #[must_use = "the last holder frees the frame"]
     pub fn unmap(&self) -> bool {
         self.drop_hold(Hold::Mapping)
     }
-    /// Let go of one reference; see [`Counts::unmap`].
+    /// Drops one reference; see [`Counts::unmap`].
     #[must_use = "the last holder frees the frame"]
     pub fn unreference(&self) -> bool {
         self.drop_hold(Hold::Reference)
     }
-    /// Let go of one pin; see [`Counts::unmap`].
+    /// Drops one pin; see [`Counts::unmap`].
     #[must_use = "the last holder frees the frame"]
     pub fn unpin(&self) -> bool {
         self.drop_hold(Hold::Pin)
@@ -402,11 +399,11 @@ fn nobody_has(hold: Hold, bits: u64) -> ! {
 /// The holders of a frame; for a block, of its 512 frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Belongs {
-    /// To one address space alone, every frame of a block: it may be pinned, and is copied or
-    /// shared at fork.
+    /// Only one address space uses the frame, or every frame of the block. It may be pinned, and is
+    /// copied or shared at fork.
     Exclusive,
-    /// To several, or to none: the page cache's, anonymous memory that a fork shares, a block with
-    /// one such frame.
+    /// Several address spaces use it, or none: page cache, anonymous memory shared by a fork, or a
+    /// block with such a frame.
     #[default]
     Shared,
 }

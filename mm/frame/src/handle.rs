@@ -1,4 +1,5 @@
-//! Frames as values: who holds one of these owns, maps or pins the frame, and dropping it lets go.
+//! Frames as values: the holder of such a value owns, maps or pins the frame, and dropping the
+//! value releases the frame.
 //!
 //! | value | what it is | dropped |
 //! |---|---|---|
@@ -8,8 +9,8 @@
 //! | [`Pin<K, S>`] | one pin | the last holder frees |
 //!
 //! A mapping lives in a page-table entry as a bare frame number: [`LeafMapping::into_leaf`] puts it
-//! there, [`LeafMapping::from_leaf`] takes it out again, and [`LeafMapping::borrow_leaf`] looks at
-//! it in place.
+//! there, [`LeafMapping::from_leaf`] takes it out again, and [`LeafMapping::borrow_leaf`] reads it
+//! in place.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -92,10 +93,10 @@ impl<K: FrameKind, S: FrameSource> Handle<K, S> {
     pub fn record(&self) -> &'static FrameRecord {
         record(self.source, self.frame)
     }
-    /// Where the first frame's page is found, and its writers are counted.
+    /// The first frame's reverse key: it locates the page and counts the writers.
     ///
     /// # Panics
-    /// Where the table has no [`ReverseKey`]s.
+    /// If the table has no [`ReverseKey`]s.
     pub fn reverse_key(&self) -> &'static ReverseKey {
         self.source
             .table()
@@ -171,10 +172,11 @@ impl<K: FrameKind, S: FrameSource> Frame<K, S> {
     pub(crate) const fn from_handle(handle: Handle<K, S>) -> Self {
         Self(handle)
     }
-    /// Say where the first frame's page is found. Before others can find the frame.
+    /// Sets the key by which the first frame's page is found. Called before other code can find the
+    /// frame.
     ///
     /// # Panics
-    /// Where the table has no [`ReverseKey`]s.
+    /// If the table has no [`ReverseKey`]s.
     pub fn set_reverse_key(&self, object: u64, index: u64) {
         self.reverse_key().set(object, index);
     }
@@ -183,7 +185,8 @@ impl<K: FrameKind, S: FrameSource> Frame<K, S> {
     pub fn into_raw(self) -> Pfn {
         ManuallyDrop::new(self).pfn()
     }
-    /// Take a block back that [`Frame::into_raw`] let out. Once for each time.
+    /// Takes back a block that [`Frame::into_raw`] turned into a number. Called once for each such
+    /// call.
     ///
     /// # Errors
     /// [`WrongOwner`] if the frame does not start a block of this kind.
@@ -191,8 +194,8 @@ impl<K: FrameKind, S: FrameSource> Frame<K, S> {
         let order = check::<K, S>(source, frame)?;
         Ok(Self(Handle::new(source, frame, order)))
     }
-    /// Look at a block that is kept as a number ([`Frame::into_raw`]) in its place, which stays the
-    /// holder.
+    /// Borrows a block that is stored as a number ([`Frame::into_raw`]); the structure that stores
+    /// it stays the holder.
     ///
     /// # Errors
     /// As [`Frame::from_raw`].
@@ -224,12 +227,12 @@ impl<K: UserKind, S: FrameSource> Frame<K, S> {
 }
 
 impl<S: FrameSource> Frame<Anon, S> {
-    /// Turn the reference into the mapping of a frame that belongs as [`LeafMapping::vacate`] said:
-    /// put it back, here or under another leaf.
+    /// Turns the reference into a mapping again, exclusive or shared as [`LeafMapping::vacate`]
+    /// returned. The frame may be mapped by the same or by another leaf.
     ///
     /// # Errors
-    /// [`CountError::Held`] where it is to be exclusive and is mapped; [`CountError::Overflow`];
-    /// with the frame given back.
+    /// [`CountError::Held`] if the frame has to be exclusive and is mapped;
+    /// [`CountError::Overflow`]; with the frame given back.
     pub fn into_mapping_as(self, belongs: Belongs) -> Result<LeafMapping<Anon, S>, (Self, CountError)> {
         if let Err(error) = self.record().counts().occupy(belongs) {
             return Err((self, error));
@@ -237,8 +240,8 @@ impl<S: FrameSource> Frame<Anon, S> {
         let this = ManuallyDrop::new(self);
         Ok(LeafMapping(this.0))
     }
-    /// One mapping of it, for an address space that has it not to itself: it is not exclusive from
-    /// now on.
+    /// Makes a mapping for an address space that does not use the frame alone: from now on the
+    /// frame is shared.
     ///
     /// # Errors
     /// [`CountError::Pinned`], [`CountError::Overflow`].
@@ -249,7 +252,7 @@ impl<S: FrameSource> Frame<Anon, S> {
 }
 
 impl<S: FrameSource> Frame<PageCache, S> {
-    /// One mapping of it.
+    /// Makes a mapping of the frame.
     ///
     /// # Errors
     /// [`CountError::Overflow`].
@@ -257,7 +260,7 @@ impl<S: FrameSource> Frame<PageCache, S> {
         self.record().counts().map()?;
         Ok(LeafMapping(self.0))
     }
-    /// Pin it; shared memory needs no exclusive owner.
+    /// Pins the frame; shared memory needs no exclusive owner.
     ///
     /// # Errors
     /// [`CountError::Overflow`].
@@ -296,7 +299,7 @@ impl<K: UserKind, S: FrameSource> Deref for LeafMapping<K, S> {
 }
 
 impl<K: UserKind, S: FrameSource> LeafMapping<K, S> {
-    /// Drops the mapping, in line: where many are dropped in a row, a call for each costs a tenth.
+    /// Drops the mapping, inlined: when many are dropped in a row, a call for each costs 10% more.
     #[inline(always)]
     pub fn release(self) {
         ManuallyDrop::new(self).0.let_go(Hold::Mapping);
@@ -305,18 +308,19 @@ impl<K: UserKind, S: FrameSource> LeafMapping<K, S> {
     pub fn into_leaf(self) -> Pfn {
         ManuallyDrop::new(self).pfn()
     }
-    /// Take the mapping out of a page-table entry that no longer holds it. Once for each
-    /// [`LeafMapping::into_leaf`]; dropped only after the TLBs forgot the entry.
+    /// Take the mapping out of a page-table entry that no longer holds it. Called once for each
+    /// [`LeafMapping::into_leaf`]. The mapping is dropped only after the TLBs have flushed the
+    /// entry.
     ///
     /// # Errors
     /// [`WrongOwner`] if the frame is not of this kind.
     pub fn from_leaf(source: S, frame: Pfn) -> Result<Self, WrongOwner> {
         Self::from_leaf_of(source, frame).map(|(mapping, _)| mapping)
     }
-    /// As [`LeafMapping::from_leaf`], and who owns the frame.
+    /// As [`LeafMapping::from_leaf`], and also returns the frame's owner.
     ///
     /// # Errors
-    /// As there.
+    /// As [`LeafMapping::from_leaf`].
     #[inline]
     pub fn from_leaf_of(source: S, frame: Pfn) -> Result<(Self, Owner), WrongOwner> {
         match source.table().state(frame) {
@@ -352,8 +356,8 @@ impl<K: UserKind, S: FrameSource> LeafMapping<K, S> {
         let this = ManuallyDrop::new(self);
         Ok(Frame(this.0))
     }
-    /// One more mapping for another address space: an anonymous frame stops being exclusive. This
-    /// space's leaf loses its write right after that, not before.
+    /// One more mapping for another address space: an anonymous frame stops being exclusive. The
+    /// caller removes this space's write right directly after this call, not before.
     ///
     /// # Errors
     /// The other space gets a copy: the frame is pinned, or a count is at its maximum.
@@ -363,7 +367,7 @@ impl<K: UserKind, S: FrameSource> LeafMapping<K, S> {
         let is_private = match K::OWNER {
             Owner::Anon => true,
             Owner::PageCache => false,
-            // Of either sort.
+            // Anonymous frames, exclusive or not.
             _ => record.is_owned_by(Owner::Anon),
         };
         if is_private {
@@ -376,7 +380,8 @@ impl<K: UserKind, S: FrameSource> LeafMapping<K, S> {
 }
 
 impl<S: FrameSource> LeafMapping<Anon, S> {
-    /// A new exclusive frame, for the leaf that this is put into; the request's owner is replaced.
+    /// Allocates an exclusive frame for the leaf into which the caller puts it; the request's owner
+    /// is replaced.
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -386,19 +391,19 @@ impl<S: FrameSource> LeafMapping<Anon, S> {
         record(source, frame).counts().start_mapped();
         Ok(Self(Handle::new(source, frame, request.order)))
     }
-    /// Whether this address space has the frame to itself.
+    /// Whether only this address space uses the frame.
     pub fn is_exclusive(&self) -> bool {
         self.record().counts().load().is_exclusive()
     }
-    /// Become exclusive again, if this mapping is all that holds the frame.
+    /// Makes the frame exclusive again, if this mapping is its only holder.
     ///
     /// # Errors
     /// Others hold it: this page gets a copy.
     pub fn reuse(&self) -> Result<(), CopyFrom<'_>> {
         self.record().counts().reuse().map_err(|why| CopyFrom::new(self, why))
     }
-    /// As [`LeafMapping::reuse`], where up to `references` are held by users that never look at the
-    /// bytes again.
+    /// As [`LeafMapping::reuse`], but allows up to `references` whose holders never read the bytes
+    /// again.
     ///
     /// # Errors
     /// As [`LeafMapping::reuse`].
@@ -406,13 +411,13 @@ impl<S: FrameSource> LeafMapping<Anon, S> {
         let outcome = self.record().counts().reuse_beside(references);
         outcome.map_err(|why| CopyFrom::new(self, why))
     }
-    /// Turns the mapping into a reference that cannot be pinned, and returns to whom the frame
-    /// belonged: it leaves its page (swap-out, migration). The leaf is cleared after this, and
-    /// flushed before the bytes are used.
+    /// Turns the mapping of a frame that will be removed from its page (swap-out, migration) into a
+    /// reference that cannot be pinned. Also returns whether the frame was exclusive. The leaf is
+    /// cleared after this, and flushed before the bytes are used.
     ///
     /// # Errors
-    /// [`CountError::Pinned`]; [`CountError::Held`] where there are references to an exclusive
-    /// frame; [`CountError::Overflow`]; with the mapping given back, as it was.
+    /// [`CountError::Pinned`]; [`CountError::Held`] if there are references to an exclusive frame;
+    /// [`CountError::Overflow`]; with the mapping given back, as it was.
     pub fn vacate(self) -> Result<(Frame<Anon, S>, Belongs), (Self, CountError)> {
         let belonged = match self.record().counts().vacate() {
             Ok(belonged) => belonged,
@@ -444,7 +449,7 @@ impl<S: FrameSource> LeafMapping<PageCache, S> {
 }
 
 impl<K: UserKind, S: FrameSource> Drop for LeafMapping<K, S> {
-    // Where leaves are taken down, for each.
+    // Called for each leaf that is removed.
     #[inline]
     fn drop(&mut self) {
         self.0.let_go(Hold::Mapping);
@@ -470,18 +475,18 @@ impl<K: UserKind, S: FrameSource> Deref for Pin<K, S> {
 }
 
 impl<S: FrameSource> Pin<Anon, S> {
-    /// Pin `frame`, of which a leaf said a moment ago that it is mapped, if it is an exclusive
-    /// anonymous one. It may be another space's by now: see [`transition`](crate::transition) for
-    /// what has to follow.
+    /// Pins `frame`, which a leaf mapped a moment ago, if it is an exclusive anonymous one. It may
+    /// belong to another space by now: see [`transition`](crate::transition) for the necessary next
+    /// steps.
     pub fn try_exclusive(source: S, frame: Pfn) -> Option<Self> {
-        // The mark is on nothing but anonymous frames, and a pinned one is a block of its own.
+        // Only anonymous frames have the exclusive mark, and a pinned frame is a block of its own.
         source.table().get(frame)?.counts().pin_exclusive().ok()?;
         Some(Self(Handle::new(source, frame, Order::FRAME)))
     }
 }
 
 impl<S: FrameSource> Pin<PageCache, S> {
-    /// As [`Pin::try_exclusive`], for a frame of truly shared memory.
+    /// As [`Pin::try_exclusive`], for a frame of shared memory.
     pub fn try_shared(source: S, frame: Pfn) -> Option<Self> {
         source.table().get(frame)?.counts().pin_shared().ok()?;
         Some(Self(Handle::new(source, frame, Order::FRAME)))

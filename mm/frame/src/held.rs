@@ -1,11 +1,11 @@
-//! Proofs that a frame stays what it is: who opens a window on a frame's bytes shows a value that
-//! holds it.
+//! Proofs that a frame keeps its owner: to open a window on a frame's bytes, the caller passes a
+//! value that holds the frame.
 //!
-//! A frame number says nothing. Its frame may have been given back, and be another's, between two
-//! instructions. [`Held`] is implemented by values that keep the frame from being freed or handed
-//! on, and by nothing else: no other crate can implement it. The proof is borrowed from them
-//! ([`HeldFrame`]), so while it is used its holder can be neither dropped nor given away. Another
-//! crate's type that has such a value inside lends what it proves.
+//! A frame number proves nothing: between two instructions its frame may be freed and get another
+//! owner. Only values that keep the frame from being freed or handed on implement [`Held`]; no
+//! other crate can implement it. The proof is borrowed from such a value ([`HeldFrame`]), so while
+//! it is used, its holder can be neither dropped nor moved. Another crate's type that contains such
+//! a value can lend its proof.
 //!
 //! | value | keeps the frame by |
 //! |---|---|
@@ -16,10 +16,10 @@
 //! | [`Pin<K, S>`] | one pin |
 //! | [`HeldFrame`] | the value that it is borrowed from |
 //!
-//! A [`Handle`](crate::Handle) holds nothing: it is the number with its kind.
+//! A [`Handle`](crate::Handle) holds nothing: it is only a number with a kind.
 //!
-//! **Where a number becomes a holder.** [`Frame::from_raw`] and [`LeafMapping::from_leaf`] (with
-//! [`Frame::borrow_raw`], [`LeafMapping::borrow_leaf`] and the large leaf's) take the word of a
+//! **Numbers become holders** in [`Frame::from_raw`] and [`LeafMapping::from_leaf`] (also
+//! [`Frame::borrow_raw`], [`LeafMapping::borrow_leaf`] and the large leaf's). They trust a
 //! structure that keeps holds as bare numbers: a page table, an index. They compare the owner, and
 //! their caller has that structure's lock.
 
@@ -45,7 +45,7 @@ pub trait Held: sealed::Sealed {
     /// Frame `index` of its block.
     ///
     /// # Panics
-    /// Where the block has no such frame.
+    /// If the block has no such frame.
     #[inline(always)]
     fn held_at(&self, index: u64) -> HeldFrame<'_> {
         self.held_run().frame(index)
@@ -67,7 +67,7 @@ impl HeldFrame<'_> {
     }
 }
 
-/// Frames that follow each other, whose holder is borrowed for `'a`.
+/// Adjacent frames whose holder is borrowed for `'a`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HeldRun<'a> {
     first: HeldFrame<'a>,
@@ -92,7 +92,7 @@ impl<'a> HeldRun<'a> {
     /// Frame `index`.
     ///
     /// # Panics
-    /// Where there is no such frame.
+    /// If there is no such frame.
     #[inline(always)]
     pub fn frame(self, index: u64) -> HeldFrame<'a> {
         assert!(index < self.count, "the holder has no frame {index}");
@@ -114,7 +114,7 @@ impl<K: FrameKind, S: FrameSource> Held for Frame<K, S> {
 
 impl<K: FrameKind, S: FrameSource> sealed::Sealed for KeptFrame<K, S> {}
 impl<K: FrameKind, S: FrameSource> Held for KeptFrame<K, S> {
-    /// Its frame; once that was taken out, a number that no frame has.
+    /// The frame; after it was taken out, a number that no frame has.
     #[inline(always)]
     fn held_run(&self) -> HeldRun<'_> {
         HeldRun::new(self.pfn(), 1)

@@ -1,7 +1,7 @@
-//! Single frames as words: for places that are many, or that several CPUs share.
+//! Single frames as words: for large tables, or for words that several CPUs share.
 //!
-//! Only a [`Frame`] becomes such a word, and only one frame comes out of it again. So nothing has
-//! to be looked up in the table, and no number can be slipped in.
+//! Only a [`Frame`] becomes such a word, and the same frame is taken out again, once. So no look-up
+//! in the table is needed, and no other number can get in.
 
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
@@ -15,7 +15,7 @@ use crate::{Frame, FrameKind, FrameSource, Order};
 /// No frame has this number: physical addresses have 52 bits.
 const NONE: u64 = u64::MAX;
 
-/// A block of one frame, without the source that it goes back to. Dropped, it is leaked.
+/// A block of one frame, without the source to which it is freed. Dropping it leaks the frame.
 #[derive(Debug)]
 #[must_use = "dropping it leaks the frame"]
 pub struct KeptFrame<K: FrameKind, S: FrameSource> {
@@ -27,13 +27,13 @@ impl<K: FrameKind, S: FrameSource> KeptFrame<K, S> {
     const fn new(number: u64) -> Self {
         Self { number, kind: PhantomData }
     }
-    /// Take the frame out, with the source that it came from. `None` where it was taken out, or put
-    /// into a slot, before.
+    /// Take the frame out, with the source that it came from. `None` if it was already taken out,
+    /// or put into a slot.
     pub fn take(&mut self, source: S) -> Option<Frame<K, S>> {
         let number = core::mem::replace(&mut self.number, NONE);
         (number != NONE).then(|| Frame::from_handle(Handle::new(source, Pfn(number), Order::FRAME)))
     }
-    /// The frame's number; one that no frame has once it was taken out.
+    /// The frame's number; after the frame was taken out, a number that no frame has.
     #[inline(always)]
     pub(crate) const fn pfn(&self) -> Pfn {
         Pfn(self.number)
@@ -49,9 +49,9 @@ impl<K: FrameKind, S: FrameSource> From<Frame<K, S>> for KeptFrame<K, S> {
     }
 }
 
-/// A place for one frame that any CPU fills and empties, without a lock: the frame goes in by a
-/// compare-exchange and comes out by a swap, so one CPU has it at a time. Stores of a CPU to the
-/// frame before it filled the slot are seen by the one that empties it (release, acquire).
+/// A slot for one frame that any CPU fills and empties without a lock. The frame is put in by a
+/// compare-exchange and taken out by a swap, so only one CPU has it at a time. The CPU that empties
+/// the slot sees all stores to the frame of the CPU that filled it (release, acquire).
 #[derive(Debug)]
 pub struct FrameSlot<K: FrameKind, S: FrameSource> {
     number: AtomicU64,
@@ -62,7 +62,7 @@ impl<K: FrameKind, S: FrameSource> FrameSlot<K, S> {
     /// No frame.
     pub const EMPTY: Self = Self { number: AtomicU64::new(NONE), kind: PhantomData };
 
-    /// Whether no frame was in it a moment ago.
+    /// Whether the slot is empty; the answer may be out of date.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.number.load(Ordering::Relaxed) == NONE
@@ -75,7 +75,7 @@ impl<K: FrameKind, S: FrameSource> FrameSlot<K, S> {
             number => Some(KeptFrame::new(number)),
         }
     }
-    /// Puts `frame` into the slot. Returns whether there was room; if so it has gone from `frame`.
+    /// Puts `frame` into the slot. Returns whether there was room; if so, `frame` no longer has it.
     #[inline]
     pub fn put(&self, frame: &mut KeptFrame<K, S>) -> bool {
         let put =

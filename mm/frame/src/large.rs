@@ -12,7 +12,7 @@ use crate::{
     Owner, Payer, Request,
 };
 
-/// The hold of one large leaf on 512 anonymous frames. Dropping it lets go of them.
+/// The hold of one large leaf on 512 anonymous frames. Dropping it releases them.
 #[must_use = "dropping it unmaps the block"]
 pub struct LargeMapping<S: FrameSource> {
     source: S,
@@ -27,7 +27,7 @@ impl<S: FrameSource> LargeMapping<S> {
     pub fn allocate(source: S, request: Request) -> Result<Self, OutOfMemory> {
         Self::allocate_for(source, Payer::Asker, request)
     }
-    /// The same, and `payer` is charged.
+    /// As [`LargeMapping::allocate`], but charges `payer`.
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -46,9 +46,9 @@ impl<S: FrameSource> LargeMapping<S> {
     pub fn into_leaf(self) -> Pfn {
         ManuallyDrop::new(self).head
     }
-    /// Take the hold out of a page-table entry that no longer has it. Once for each
-    /// [`LargeMapping::into_leaf`]; dropped only after the TLBs forgot the entry. `None` where
-    /// `head` starts no pageblock of anonymous frames.
+    /// Take the hold out of a page-table entry that no longer has it. Called once for each
+    /// [`LargeMapping::into_leaf`]. The hold is dropped only after the TLBs have flushed the entry.
+    /// `None` if `head` starts no pageblock of anonymous frames.
     pub fn from_leaf(source: S, head: Pfn) -> Option<Self> {
         let anonymous = source.table().state(head).owner() == Owner::Anon;
         (head.is_aligned(PAGEBLOCK_ORDER) && anonymous).then_some(Self { source, head })
@@ -78,10 +78,10 @@ impl<S: FrameSource> LargeMapping<S> {
     }
     /// Whether any frame of it is pinned.
     pub fn is_pinned(&self) -> bool {
-        // A pin exists only on pieces.
+        // Only frames of a block in pieces can be pinned.
         !self.counts(0).load().whole && (0..PAGEBLOCK_FRAMES).any(|index| self.counts(index).load().pins > 0)
     }
-    /// Whether every frame belongs to this address space alone.
+    /// Exclusive if only this address space uses every frame.
     pub fn belongs(&self) -> Belongs {
         let head = self.counts(0).load();
         let mut rest = self.tails().map(Counts::load);
@@ -101,7 +101,7 @@ impl<S: FrameSource> LargeMapping<S> {
         }
         Ok(twin())
     }
-    /// A block in pieces whose partners are gone is whole again, and shared as such.
+    /// A block in pieces without other holders becomes whole again, and is then shared as a whole.
     fn after_gather(&self, error: NotWhole) -> Result<(), NotWhole> {
         if error == NotWhole::Pieces && self.gather().is_ok() {
             self.counts(0).share_whole()
@@ -143,8 +143,8 @@ impl<S: FrameSource> LargeMapping<S> {
         }
     }
 
-    /// Give every frame its own counts, so that each may be mapped, pinned and shared by itself.
-    /// `true` if they did not have them before.
+    /// Give every frame its own counts, so that each may be mapped, pinned and shared separately.
+    /// Returns whether the block was whole before.
     pub fn shatter(&self) -> Shattered {
         match self.counts(0).shatter(self.tails()) {
             Ok(()) => Shattered::Now,
@@ -152,7 +152,8 @@ impl<S: FrameSource> LargeMapping<S> {
         }
     }
 
-    /// The inverse, where this leaf is all that holds the frames; they are exclusive then.
+    /// The inverse of [`LargeMapping::shatter`], if this leaf is the only holder of the frames.
+    /// They are exclusive afterwards.
     ///
     /// # Errors
     /// [`CountError::Held`].
@@ -160,8 +161,8 @@ impl<S: FrameSource> LargeMapping<S> {
         self.counts(0).gather(self.tails()).map_err(|_| CountError::Held)
     }
 
-    /// The block of the 512 mappings whose leaves lie together, if one mapping of every frame is
-    /// all that holds it.
+    /// Combines 512 mappings with adjacent leaves into one block, if these mappings are its only
+    /// holders.
     ///
     /// # Errors
     /// [`CountError::Held`]: the leaves stay as they are.
@@ -174,7 +175,7 @@ impl<S: FrameSource> LargeMapping<S> {
     /// The mapping of one frame, for the leaf of 4 KiB that takes its place.
     ///
     /// # Panics
-    /// Where the block is whole.
+    /// If the block is whole.
     pub fn piece(&self, index: u64) -> ManuallyDrop<LeafMapping<Anon, S>> {
         LeafMapping::borrow_leaf(self.source, self.head.offset(index))
             .expect("the block was shattered before")
@@ -194,7 +195,7 @@ impl<S: FrameSource> Drop for LargeMapping<S> {
     fn drop(&mut self) {
         let head = self.counts(0);
         let outcome = match head.unmap_whole() {
-            // Given back as one where possible: that is cheaper, and the next large page finds it.
+            // Freed as one block if possible: that is cheaper, and the next large page can use it.
             Err(NotWhole::Pieces) if self.gather().is_ok() => head.unmap_whole(),
             outcome => outcome,
         };

@@ -1,4 +1,5 @@
-//! One record per physical page frame: who owns it, how it is held, and nothing that can disagree.
+//! One record per physical page frame: its owner and its holders, without redundant data that could
+//! disagree.
 //!
 //! **Invariant.** Every frame has exactly one owner at every moment. Free frames belong to the page
 //! allocator; the others carry their [`Owner`] in the record of the block's first frame. An owner
@@ -7,8 +8,8 @@
 //!
 //! **Counts.** A user frame has three separate, exact counts (mappings, references, pins) and one
 //! exclusive mark. They live in one atomic word ([`Counts`]), so that pinning and sharing compete
-//! for the same compare-exchange and no window lies between them: pinned ⇒ exclusive, or truly
-//! shared memory.
+//! for the same compare-exchange, without a race between them: pinned ⇒ exclusive, or truly shared
+//! memory.
 //!
 //! **Locks.** None. Records are atomics; the owner of a frame is the only writer of its
 //! [`FrameState`], and [`Counts`] orders its own changes. Any context may call, interrupt handlers

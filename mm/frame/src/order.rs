@@ -19,8 +19,7 @@ impl Order {
     pub const fn new(log2: u32) -> Option<Self> {
         if log2 <= Self::MAX.0 as u32 { Some(Self(log2 as u8)) } else { None }
     }
-    /// The smallest order whose block has at least `frames` frames; `None` where none is large
-    /// enough.
+    /// The smallest order whose block has at least `frames` frames; `None` if none is large enough.
     pub const fn holding(frames: u64) -> Option<Self> {
         if frames > Self::MAX.frames() {
             return None;

@@ -1,6 +1,6 @@
-//! Owners of frames, and what follows from them.
+//! Owners of frames, and their properties.
 //!
-//! Three questions about an owner have independent answers: is the frame a program's
+//! Three questions about an owner have independent answers: does the frame belong to a program
 //! ([`Owner::is_user`]), is it in the kernel's map ([`Owner::side`]), may a device see it
 //! ([`Owner::is_seen_by_devices`]).
 
@@ -8,7 +8,7 @@ use freehold_machine::{BOUNCE_OWNER, KERNEL_OWNERS, PROGRAM_OWNER, PROGRAM_OWNER
 
 /// The owner of a frame.
 ///
-/// The number is what an outside observer reads in a record's lowest four bits. Numbers from
+/// An outside observer reads the number in a record's lowest four bits. Numbers from
 /// [`Owner::COUNT`] to 15 are not in use.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 #[repr(u8)]
@@ -22,7 +22,7 @@ pub enum Owner {
     Kernel = 2,
     /// A translation table.
     PageTable = 3,
-    /// A page through which transfers of devices pass: programs' bytes on their way.
+    /// A page through which transfers of devices pass: programs' bytes in transit.
     Bounce = 4,
     /// A node's copy of kernel text and read-only data. Mapped read-only in one place, and outside
     /// the direct map.
@@ -41,12 +41,12 @@ pub enum Owner {
     Ring = 11,
 }
 
-/// Which side of the direct map a pageblock is on.
+/// Whether a pageblock is in the direct map.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Side {
-    /// In the direct map: the kernel reaches the bytes at any time.
+    /// In the direct map: the kernel can access the bytes at any time.
     Kernel,
-    /// Not in the direct map: bytes are reached through user addresses or per-CPU windows.
+    /// Not in the direct map: bytes are accessed through user addresses or per-CPU windows.
     User,
 }
 
@@ -69,9 +69,9 @@ impl Owner {
         Self::Ring,
     ];
 
-    /// Whether the frame is in the kernel's map: the side that this owner's pageblocks are on. Free
-    /// frames are asked by pageblock, not here: they count as user's, since no code may reach their
-    /// bytes.
+    /// Whether the frame is in the kernel's map: the side that this owner's pageblocks are on. For
+    /// free frames the pageblock decides, not this function. It returns the user's side for them,
+    /// since no code may access their bytes.
     pub const fn side(self) -> Side {
         match self {
             Self::Free
@@ -84,22 +84,22 @@ impl Owner {
             Self::Reserved | Self::Kernel | Self::PageTable | Self::DeviceTable | Self::Ring => Side::Kernel,
         }
     }
-    /// Whether the frame is a program's: then its record carries counts.
+    /// Whether the frame belongs to a program: then its record has counts.
     pub const fn is_user(self) -> bool {
         matches!(self, Self::Anon | Self::PageCache)
     }
-    /// Whether frames of this owner are charged to accounts, where frames are charged at all: what
-    /// exists for the sake of one process.
+    /// Whether frames of this owner are charged to accounts, if frames are charged at all. These
+    /// are frames that exist for one process.
     pub const fn is_charged(self) -> bool {
         matches!(self, Self::Anon | Self::PageCache | Self::PageTable)
     }
-    /// Whether the frame may not be in the kernel's map, but for windows: it has an owner, who is
-    /// on the user side.
+    /// Whether the kernel may access the frame only through windows: it has an owner on the user's
+    /// side.
     pub const fn is_outside(self) -> bool {
         matches!(self.side(), Side::User) && !matches!(self, Self::Free)
     }
-    /// Whether a device may see the bytes for longer than a program asked for (a pinned frame of a
-    /// program may be seen while its request is in flight).
+    /// Whether a device may access the bytes permanently. (A device may access a program's pinned
+    /// frame only while a request is in flight.)
     pub const fn is_seen_by_devices(self) -> bool {
         matches!(self, Self::Bounce | Self::Ring)
     }
@@ -121,7 +121,7 @@ impl Owner {
         }
     }
     /// Returns the owner whose number is in the lowest four bits. An unused number reads as
-    /// [`Owner::Reserved`], whose frames cannot be given back.
+    /// [`Owner::Reserved`], whose frames cannot be freed.
     pub const fn from_bits(bits: u32) -> Self {
         const BY_NUMBER: [Owner; 16] = {
             let mut owners = [Owner::Reserved; 16];
@@ -136,7 +136,8 @@ impl Owner {
     }
 }
 
-// The numbers are those by which the lowest layer knows a program's frame, and the kernel's.
+// The numbers match the constants with which the machine crate recognises frames of programs and of
+// the kernel.
 const _: () = {
     let mut number = 0;
     while number < Owner::COUNT {
@@ -194,15 +195,15 @@ kinds! {
     PageCache,
     /// The page of time: one frame without counts, mapped by every program.
     Time,
-    /// A table that an IOMMU reads: what devices can reach.
+    /// A table that an IOMMU reads: the memory that devices can access.
     DeviceTable,
     /// Memory that the kernel and a device use at the same time.
     Ring
 }
 
-/// Any user kind: for code that takes leaves down and need not know their frames' kind. Frames are
-/// never allocated as this kind ([`FrameKind::OWNER`] is [`Owner::Anon`] only for want of a better
-/// one).
+/// Any user kind: for code that removes leaves and does not need the kind of their frames. Frames
+/// are never allocated as this kind. [`FrameKind::OWNER`] is required; [`Owner::Anon`] is
+/// arbitrary.
 #[derive(Debug)]
 pub enum User {}
 impl sealed::Sealed for User {}

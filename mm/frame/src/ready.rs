@@ -1,15 +1,16 @@
-//! Which pageblocks have records: a bit for each, set once.
+//! Bits that tell which pageblocks have records: one per pageblock, set once.
 //!
-//! A table is made without touching its memory, so that starting a machine costs the same however
-//! much memory it has. The records of a pageblock are written when it is handed out for the first
+//! A table is made without access to its memory, so that the cost of starting a machine does not
+//! depend on its memory. The records of a pageblock are written when it is handed out for the first
 //! time ([`FrameTable::prepare`](crate::FrameTable::prepare)); before that they have the memory's
 //! old contents, the frames are free, and no CPU reads the records.
 //!
-//! **Protocol.** A CPU that prepares a pageblock is alone with it (it came out of a free set under
-//! its lock). The CPU writes the records, and then sets the bit (release). Neighbours have other
-//! preparers and share a word, so the step is a compare-exchange. A reader of a frame that is not
-//! known to be handed out tests the bit first (acquire). `tests/ready.rs` has every interleaving,
-//! and shows the effect of a plain store and of the other order.
+//! **Protocol.** A CPU that prepares a pageblock has exclusive access to it (it was taken out of a
+//! free set under its lock). The CPU writes the records, and then sets the bit (release). Other
+//! CPUs may prepare neighbours whose bits are in the same word, so this is a compare-exchange. A
+//! reader of a frame that is not known to be handed out tests the bit first (acquire).
+//! `tests/ready.rs` has every interleaving, and shows the effect of a plain store and of the other
+//! order.
 
 use core::sync::atomic::Ordering;
 
@@ -45,8 +46,8 @@ impl<'a, W: AtomicWord> Ready<'a, W> {
     pub fn has(self, frame: Pfn) -> bool {
         self.place(frame).is_some_and(|(word, bit)| word.load(Ordering::Acquire) & bit != 0)
     }
-    /// `frame`'s pageblock has records from now on: a CPU that finds it [ready](Ready::has) sees
-    /// the earlier stores.
+    /// Notes that `frame`'s pageblock has records from now on: a CPU that finds it
+    /// [ready](Ready::has) sees the earlier stores.
     pub fn set(self, frame: Pfn) {
         let Some((word, bit)) = self.place(frame) else { return };
         let mut now = word.load(Ordering::Relaxed);

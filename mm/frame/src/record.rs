@@ -1,15 +1,15 @@
-//! The record of one frame: one atomic word of 64 bits that says whose it is and how it is held,
-//! all zeroes for a frame that never had an owner. Where its page is found is said beside it:
+//! The record of one frame: one atomic word of 64 bits with its owner and its holders; all zeroes
+//! for a frame that never had an owner. The frame's page is found by its
 //! [`ReverseKey`](crate::ReverseKey).
 //!
 //! Layout, lowest bits first. Owned: the [`Tag`], which is owner (4), order (5) and node (4), and
 //! above it the [`Counts`]. Free: 0 (4), then the [`Trace`] of its last owner: owner (4), order
-//! (5), CPU (6); all zero if there never was one. So the word of an owned block without a holder is
-//! its tag, and the page allocator needs one look at one word to take it back.
+//! (5), CPU (6); all zero if there never was an owner. So the word of an owned block without a
+//! holder is its tag, and the page allocator reads only one word to free the block.
 //!
-//! A frame that a device reaches, wherever it is in a block of [`Owner::Bounce`] or
-//! [`Owner::Ring`], also names that [device](FrameRecord::device), where a user frame has its pins.
-//! Such a block is not freed while its first frame names one.
+//! The record of a frame that a device can access, anywhere in a block of [`Owner::Bounce`] or
+//! [`Owner::Ring`], also names that [device](FrameRecord::device), in the bits of a user frame's
+//! pins. Such a block is not freed while its first frame names one.
 
 use core::sync::atomic::Ordering;
 
@@ -29,19 +29,19 @@ pub enum FrameState {
         owner: Owner,
         /// The block's size.
         order: Order,
-        /// The node whose memory it is.
+        /// The node of the block's memory.
         node: NodeId,
     },
 }
 
-/// Last owner of a free block, and the CPU that gave it back.
+/// Last owner of a free block, and the CPU that freed it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Freed {
     /// The last owner.
     pub owner: Owner,
-    /// The size in which it was given back.
+    /// The size in which it was freed.
     pub order: Order,
-    /// The CPU that gave it back.
+    /// The CPU that freed it.
     pub cpu: CpuId,
 }
 
@@ -49,22 +49,22 @@ pub struct Freed {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tag(u64);
 
-/// Where in a tag the order and the node are.
+/// Shifts of the order and of the node in a tag.
 const ORDER: u32 = 4;
 const NODE: u32 = 9;
-// The lowest layer finds the order there, too.
+// The machine crate uses the same position for the order.
 const _: () = assert!(ORDER == BLOCK_ORDER_SHIFT && (1 << (NODE - ORDER)) - 1 == BLOCK_ORDER_MASK);
-/// Where in a free frame's word the last owner, the order and the CPU are.
+/// Shifts of the last owner, the order and the CPU in a free frame's word.
 const LAST: u32 = 4;
 const LAST_ORDER: u32 = 8;
 const LAST_CPU: u32 = 13;
-/// Where in the word of a frame that a device reaches the device's number is, plus one, and its
-/// bits after the shift.
+/// Shift and mask of the device's number, plus one, in the word of a frame that a device can
+/// access.
 const DEVICE: u32 = 49;
 const DEVICE_MASK: u64 = 0x7f;
 
 impl Tag {
-    /// How many bits of a record it has.
+    /// Number of bits of a tag in a record.
     pub const BITS: u32 = 13;
     /// The bits of the owner.
     pub(crate) const OWNER: u64 = (1 << ORDER) - 1;
@@ -83,11 +83,11 @@ impl Tag {
     const fn of_word(word: u64) -> Self {
         Self(word & TAG)
     }
-    /// The word of an owned block, as a block of one frame.
+    /// Returns the word of an owned block, changed to a block of one frame.
     pub(crate) const fn of_one_frame(word: u64) -> u64 {
         word & !(Self::KEY - Self::OWNER)
     }
-    /// The word of a block of one frame, as one of a pageblock.
+    /// Returns the word of a block of one frame, changed to a whole pageblock.
     pub(crate) const fn of_pageblock(word: u64) -> u64 {
         word | (PAGEBLOCK_ORDER as u64) << ORDER
     }
@@ -109,21 +109,21 @@ impl Tag {
     pub const fn node(self) -> NodeId {
         NodeId((self.0 >> NODE & 15) as u8)
     }
-    /// As a number of [`Tag::BITS`] bits, for an allocator that keeps it in its own memory.
+    /// Returns the tag as a number of [`Tag::BITS`] bits, for an allocator that keeps it in its own
+    /// memory.
     #[inline]
     pub const fn bits(self) -> u64 {
         self.0
     }
-    /// The tag whose [`Tag::bits`] these are; more bits than those stay, and make a tag that no
-    /// record has.
+    /// The tag with these [`Tag::bits`]. Higher bits are kept, and make a tag that no record has.
     #[inline]
     pub const fn of_bits(bits: u64) -> Self {
         Self(bits)
     }
-    /// Returns the trace of this tag for the record of a block that was given back on `cpu`.
+    /// Returns the trace of this tag for the record of a block that was freed on `cpu`.
     #[inline]
     pub const fn trace(self, cpu: CpuId) -> Trace {
-        // Owner and order move up by as much: the layout of a free frame's word.
+        // Owner and order are shifted by the same distance: the layout of a free frame's word.
         Trace((self.0 & Self::KEY) << LAST | (cpu.0 as u64 & 63) << LAST_CPU)
     }
 }
@@ -133,9 +133,9 @@ impl Tag {
 pub struct Trace(u64);
 
 impl Trace {
-    /// How many bits of a record it has.
+    /// Number of bits of a trace in a record.
     const BITS: u32 = 19;
-    /// As a number of 19 bits, for an allocator that keeps it in its own memory.
+    /// Returns the trace as a number of 19 bits, for an allocator that keeps it in its own memory.
     #[inline]
     pub const fn bits(self) -> u64 {
         self.0
@@ -147,7 +147,7 @@ impl Trace {
     }
 }
 
-/// Why a block was not taken back.
+/// Reasons why a block was not freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NotGiven {
     /// No block of this size starts here, or it is reserved.
@@ -182,7 +182,7 @@ impl FrameState {
             Self::Owned { owner: tag.owner(), order: tag.order(), node: tag.node() }
         }
     }
-    /// The owner; [`Owner::Free`] where there is none.
+    /// The owner; [`Owner::Free`] if there is none.
     pub const fn owner(self) -> Owner {
         match self {
             Self::Unowned(_) => Owner::Free,
@@ -196,32 +196,32 @@ impl FrameState {
 /// All zeroes is the state of a frame that never had an owner, so a table in fresh zero memory is
 /// ready for use, and the records of address-space holes can share one read-only page of zeroes.
 ///
-/// Only a frame's owner writes its tag, while the frame has no holder (the page allocator, for a
-/// free frame); [`Counts`] are its holders' to change.
+/// Only a frame's owner writes its tag, while the frame has no holder; for a free frame this is the
+/// page allocator. The holders change the [`Counts`].
 #[derive(Debug, Default, zerocopy::FromBytes)]
 #[repr(transparent)]
 pub struct FrameRecord(Counts);
 
 const _: () = assert!(size_of::<FrameRecord>() == 8);
 
-/// Where an observer outside of the kernel finds the owner of a block: all in the record of its
-/// first frame.
+/// Describes to an observer outside the kernel how to find the owner of a block in the record of
+/// its first frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecordLayout {
     /// Bytes of a record.
     pub bytes: u64,
-    /// Where in it the state is: 32 bits, the lower half of the word.
+    /// Offset of the state in the record: 32 bits, the lower half of the word.
     pub state_offset: u64,
-    /// The owner's number in the state.
+    /// Mask of the owner's number in the state.
     pub owner_mask: u64,
-    /// Where in an owned block's state log2 of its frames is.
+    /// In an owned block's state, the shift of log2 of its frames.
     pub order_shift: u64,
-    /// Its bits, after the shift.
+    /// Mask of that field, after the shift.
     pub order_mask: u64,
 }
 
 impl FrameRecord {
-    /// Where things are in a record.
+    /// The layout of a record.
     pub const LAYOUT: RecordLayout = RecordLayout {
         bytes: size_of::<Self>() as u64,
         state_offset: 0,
@@ -298,7 +298,7 @@ impl FrameRecord {
     pub fn is_freeable_as(&self, tag: Tag) -> bool {
         self.load(Ordering::Acquire) == tag.0
     }
-    /// Take the block from the owner that [`FrameRecord::freeable`] named. For the page allocator.
+    /// Takes the block from the owner that [`FrameRecord::freeable`] named. For the page allocator.
     #[inline]
     pub fn take_back(&self, trace: Trace) {
         self.store(trace.0);
@@ -306,7 +306,7 @@ impl FrameRecord {
     /// The highest number of a device.
     pub const LAST_DEVICE: u8 = DEVICE_MASK as u8 - 1;
 
-    /// The device that reaches the frame, in a block that devices see; `None` for other frames.
+    /// The device that can access the frame, in a block that devices see; `None` for other frames.
     #[inline]
     pub fn device(&self) -> Option<u8> {
         let word = self.load(Ordering::Acquire);
@@ -315,20 +315,21 @@ impl FrameRecord {
         let device = (word >> DEVICE & DEVICE_MASK) as u8;
         if is_seen { device.checked_sub(1) } else { None }
     }
-    /// Sets the device that reaches the frame. Only the holder of a frame in a block that devices
-    /// see calls this; a number above [`FrameRecord::LAST_DEVICE`] counts as none.
+    /// Sets the device that can access the frame. Only the holder of a frame in a block that
+    /// devices see calls this; a number above [`FrameRecord::LAST_DEVICE`] counts as none.
     #[inline]
     pub fn set_device(&self, device: Option<u8>) {
         let number = device.filter(|&device| device <= Self::LAST_DEVICE).map_or(0, |device| device + 1);
         let others = self.load(Ordering::Relaxed) & !(DEVICE_MASK << DEVICE);
         self.store(others | u64::from(number) << DEVICE);
     }
-    /// How the block of `owner` that starts here is held. Frames that devices see have no counts.
+    /// The holders of the block of `owner` that starts here. Frames that devices see have no
+    /// counts.
     pub(crate) fn holders(&self, owner: Owner) -> Holders {
         if owner.is_seen_by_devices() { Holders::default() } else { self.0.load() }
     }
     /// Whether the word names no owner and has more bits than a trace: the frame has no owner, but
-    /// its counts have changed. A few mappings do not show.
+    /// its counts have changed. A small number of mappings is not detected.
     pub(crate) fn is_free_but_held(&self) -> bool {
         let word = self.load(Ordering::Relaxed);
         word & Tag::OWNER == 0 && word >> Trace::BITS != 0

@@ -1,30 +1,29 @@
-//! The place of a user frame's page, the number of its writers past its leaves, and the account
-//! that it is charged to: 16 bytes beside the record, in a table of their own.
+//! The location of a user frame's page, the number of writers that bypass its leaves, and the
+//! account that it is charged to: 16 bytes in a table separate from the records.
 //!
 //! Code that allocates, maps, shares or frees a frame reads its record and not its reverse key,
-//! unless frames are charged to accounts. So the records lie as closely as they can: eight to a
-//! cache line.
+//! unless frames are charged to accounts. So the records are dense: eight per cache line.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::AccountId;
 
 /// An object's number, and the page's index in it: the owner defines their meaning, and the page
-/// allocator leaves them as they are. The number of writers of the frame through a pin: 0 when its
-/// last pin is gone. And the [`AccountId`] that the frame is charged to, which the page allocator
-/// sets.
+/// allocator does not change them. Also the number of writers that store to the frame through a
+/// pin, which is 0 when the last pin is gone, and the [`AccountId`] that the frame is charged to,
+/// which the page allocator sets.
 #[derive(Debug, zerocopy::FromBytes)]
 #[repr(C)]
 pub struct ReverseKey {
-    /// The object's number (48 bits), and above it the writers, of which there are no more than
-    /// pins.
+    /// The object's number (48 bits), and above it the number of writers, which is at most the
+    /// number of pins.
     object: AtomicU64,
     /// The page's index (51 bits), and above it the account.
     index: AtomicU64,
 }
 
 const WRITER: u64 = 1 << 48;
-/// Where in the second word the account is. A file of 2^63 bytes has 2^51 pages.
+/// The shift of the account in the second word. A file of 2^63 bytes has 2^51 pages.
 const ACCOUNT: u32 = 64 - AccountId::BITS;
 
 const _: () = assert!(size_of::<ReverseKey>() == 16);
@@ -49,8 +48,8 @@ impl ReverseKey {
         let object = self.object.load(Ordering::Acquire) & Self::LAST_OBJECT;
         (object, self.index.load(Ordering::Relaxed) & Self::LAST_INDEX)
     }
-    /// Only the frame's owner calls this, before others can find the frame. Of `object` the lowest
-    /// 48 bits are kept, of `index` the lowest 51.
+    /// Sets both. Only the frame's owner calls this, before others can find the frame. The lowest
+    /// 48 bits of `object` and the lowest 51 of `index` are kept.
     pub fn set(&self, object: u64, index: u64) {
         // Only the owner writes this word while the frame has an owner.
         let account = self.index.load(Ordering::Relaxed) & !Self::LAST_INDEX;
@@ -59,13 +58,13 @@ impl ReverseKey {
         let was = self.object.fetch_update(Ordering::Release, Ordering::Relaxed, with_writers);
         debug_assert!(was.is_ok(), "it never refuses");
     }
-    /// The account that the frame is charged to: the last one that was
+    /// The account that the frame is charged to: the one that was last
     /// [set](ReverseKey::set_account).
     pub fn account(&self) -> AccountId {
         AccountId::from_bits(self.index.load(Ordering::Relaxed) >> ACCOUNT)
     }
-    /// Only the frame's owner calls this, before others can find the frame, or while no page is
-    /// found by its key.
+    /// Sets the account. Only the frame's owner calls this, before others can find the frame, or
+    /// while its key leads to no page.
     pub fn set_account(&self, account: AccountId) {
         let index = self.index.load(Ordering::Relaxed) & Self::LAST_INDEX;
         self.index.store(account.bits() << ACCOUNT | index, Ordering::Relaxed);

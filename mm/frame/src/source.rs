@@ -26,13 +26,15 @@ pub enum Content {
     Zeroed,
 }
 
-/// How hard to try.
+/// Whether a request may use the reserve.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Pressure {
-    /// Leave the reserve alone. The kernel's owners may still get what user memory no longer does.
+    /// The request does not use the reserve. Requests of the kernel's owners may still succeed when
+    /// those for user memory fail.
     #[default]
     Normal,
-    /// Use the reserve too: this request frees memory, or the machine dies without it.
+    /// The request may use the reserve: it helps to free memory, or the kernel cannot continue
+    /// without it.
     Reserve,
 }
 
@@ -51,7 +53,7 @@ impl NodeSet {
     pub const fn contains(self, node: NodeId) -> bool {
         node.0 < 16 && self.0 & (1 << node.0) != 0
     }
-    /// The `n`th member, counted round and round; `None` of an empty set.
+    /// Member number `n` modulo the size of the set; `None` for an empty set.
     pub fn nth(self, n: u64) -> Option<NodeId> {
         let len = u64::from(self.0.count_ones());
         let members = (0..16).map(NodeId).filter(|&node| self.contains(node));
@@ -69,11 +71,11 @@ pub enum NodePolicy {
     Preferred(NodeId),
     /// Only these, the nearest first.
     Bind(NodeSet),
-    /// The `n`th of these; then the others by distance from it.
+    /// Node number `n` modulo the size of the set; then the others by distance from it.
     Interleave(NodeSet, u64),
 }
 
-/// The payer of a block, where frames are charged to accounts.
+/// The account that is charged for a block, if frames are charged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Payer {
     /// The caller's account.
@@ -134,8 +136,8 @@ impl Request {
 
 /// A page allocator, as users of frames see it. A handle that is copied freely.
 pub trait FrameSource: Copy + Send + Sync + 'static {
-    /// The machine whose frames these are; users that reach bytes or TLBs bound it by the traits
-    /// they need.
+    /// The machine whose frames these are; code that accesses bytes or TLBs adds bounds for the
+    /// traits that it needs.
     type Machine: Copy + Send + Sync + 'static;
     /// The machine.
     fn machine(self) -> Self::Machine;
@@ -146,16 +148,16 @@ pub trait FrameSource: Copy + Send + Sync + 'static {
     /// # Errors
     /// [`OutOfMemory`]; never waits.
     fn allocate(self, request: Request) -> Result<Pfn, OutOfMemory>;
-    /// As [`FrameSource::allocate`], which charges the caller's account: `payer` is charged.
+    /// As [`FrameSource::allocate`], but charges `payer` instead of the caller's account.
     ///
     /// # Errors
-    /// The same.
+    /// As [`FrameSource::allocate`].
     fn allocate_for(self, _payer: Payer, request: Request) -> Result<Pfn, OutOfMemory> {
         self.allocate(request)
     }
-    /// Makes sure that a few small objects can be allocated next. A loop over a number of things
-    /// that a program chooses asks before each, where it makes an object for each. Costs a load
-    /// where there is memory.
+    /// Makes sure that a few small objects can be allocated next. A loop that makes one object per
+    /// item, for a number of items that a program chooses, calls this before each item. If there is
+    /// memory, it costs one load.
     ///
     /// # Errors
     /// [`OutOfMemory`]; never waits.
@@ -163,10 +165,10 @@ pub trait FrameSource: Copy + Send + Sync + 'static {
         Ok(())
     }
     /// Lets other tasks have the CPU, if one waits for it: between two steps of work whose length a
-    /// program chose. The caller holds nothing that spins, may sleep here, and finds the reserve of
-    /// small objects filled again where there is memory.
+    /// program chose. The caller holds no spin lock and may sleep here. Afterwards the reserve of
+    /// small objects is full again if there is memory.
     fn rest(self) {}
     /// Take back a block that [`FrameSource::allocate`] handed out. A block that is not the
-    /// caller's is reported and left alone.
+    /// caller's is reported and not changed.
     fn release(self, block: Pfn, order: Order);
 }

@@ -1,5 +1,5 @@
-//! The frame table: one record per frame number, a reverse key beside it, and the audit that sums
-//! it up.
+//! The frame table: one record per frame number, a separate table of reverse keys, and the audit
+//! that sums them up.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,30 +14,30 @@ use crate::{AccountId, FrameRecord, FrameState, Holders, Order, Owner, ReverseKe
 /// A table [with bits](Beside::with_ready) has records only where they were
 /// [prepared](FrameTable::prepare), and so does every pageblock that was ever handed out.
 /// [`FrameTable::get`], [`reverse_key`](FrameTable::reverse_key), [`state`](FrameTable::state) and
-/// [`is_owned_by`](FrameTable::is_owned_by) are for frames of such pageblocks; every other question
-/// is for any frame.
+/// [`is_owned_by`](FrameTable::is_owned_by) are for frames of such pageblocks; the other methods
+/// are for any frame.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameTable {
     records: &'static [FrameRecord],
-    /// Behind one pointer: code that passes the table around passes three words.
+    /// One pointer, so that the table is only three words and cheap to pass.
     beside: Option<&'static Beside>,
 }
 
-/// Tables beside the records.
+/// Tables in addition to the records.
 #[derive(Debug)]
 pub struct Beside {
     reverse_keys: &'static [ReverseKey],
-    /// `None` where all records are there from the start.
+    /// `None` if all records exist from the start.
     ready: Option<Ready<'static, AtomicU64>>,
 }
 
 impl Beside {
-    /// Homes: number n is frame n's.
+    /// Returns the tables with these reverse keys: number n is frame n's.
     pub const fn new(reverse_keys: &'static [ReverseKey]) -> Self {
         Self { reverse_keys, ready: None }
     }
-    /// The same, over memory that was not cleared: `words` are zero, as many as
-    /// [`ready::words`](crate::ready::words) says.
+    /// The same, for records in memory that was not cleared. `words` are zero, and their number is
+    /// that of [`ready::words`](crate::ready::words).
     #[must_use]
     pub const fn with_ready(self, words: &'static [AtomicU64]) -> Self {
         Self { ready: Some(Ready::new(words)), ..self }
@@ -49,7 +49,7 @@ impl FrameTable {
     pub const fn new(records: &'static [FrameRecord]) -> Self {
         Self { records, beside: None }
     }
-    /// The same, with the tables beside it.
+    /// Adds the other tables to this one.
     #[must_use]
     pub const fn with(self, beside: &'static Beside) -> Self {
         Self { beside: Some(beside), ..self }
@@ -57,14 +57,14 @@ impl FrameTable {
     fn ready(self) -> Option<Ready<'static, AtomicU64>> {
         self.beside?.ready
     }
-    /// Whether `frame`'s record says something. The frames of a pageblock without records are free,
-    /// or no memory.
+    /// Whether `frame`'s record is valid. The frames of a pageblock without records are free, or no
+    /// memory.
     #[inline]
     pub fn is_ready(self, frame: Pfn) -> bool {
         self.ready().is_none_or(|ready| ready.has(frame))
     }
-    /// Give `frame`'s pageblock records, if it has none: frames that never had an owner. For the
-    /// page allocator, which is alone with the pageblock.
+    /// Initialises the records of `frame`'s pageblock if it has none: its frames never had an
+    /// owner. For the page allocator, which has exclusive access to the pageblock.
     #[inline]
     pub fn prepare(self, frame: Pfn) {
         if let Some(ready) = self.ready()
@@ -74,7 +74,7 @@ impl FrameTable {
             ready.set(frame);
         }
     }
-    /// The floor is a store for each word: three for a frame, once in its life.
+    /// The least possible cost is a store per word: three for a frame, once.
     #[cold]
     fn write_records(self, block: Pfn) {
         let start = block.0 as usize;
@@ -96,8 +96,8 @@ impl FrameTable {
     pub fn get(self, frame: Pfn) -> Option<&'static FrameRecord> {
         self.records.get(usize::try_from(frame.0).ok()?)
     }
-    /// The reverse key of `frame`: what its last owner left, until this one sets it. `None` past
-    /// the end, and in a table without.
+    /// The reverse key of `frame`. Until the present owner sets it, it has the last owner's value.
+    /// `None` past the end, and in a table without reverse keys.
     #[inline]
     pub fn reverse_key(self, frame: Pfn) -> Option<&'static ReverseKey> {
         self.beside?.reverse_keys.get(usize::try_from(frame.0).ok()?)
@@ -107,8 +107,8 @@ impl FrameTable {
     pub fn account(self, frame: Pfn) -> AccountId {
         self.reverse_key(frame).map_or(AccountId::ROOT, ReverseKey::account)
     }
-    /// The frames of a block are charged to `account` from now on. For the page allocator, which
-    /// has the block alone.
+    /// Notes that the frames of a block are charged to `account`. For the page allocator, which has
+    /// exclusive access to the block.
     pub fn set_account(self, block: Pfn, order: Order, account: AccountId) {
         for frame in 0..order.frames() {
             if let Some(key) = self.reverse_key(block.offset(frame)) {
@@ -116,8 +116,8 @@ impl FrameTable {
             }
         }
     }
-    /// Moves the charge for `old` to `new`, which no account was charged for:
-    /// a page has moved. The caller owns both.
+    /// Moves the charge for `old` to `new`, for which no account was charged, because a page has
+    /// moved. The caller owns both.
     pub fn move_charge(self, old: Pfn, new: Pfn) {
         if let (Some(old), Some(new)) = (self.reverse_key(old), self.reverse_key(new)) {
             debug_assert_eq!(new.account(), AccountId::ROOT);
@@ -137,7 +137,7 @@ impl FrameTable {
     pub fn state(self, frame: Pfn) -> FrameState {
         self.get(frame).map_or(FrameState::Unowned(None), FrameRecord::state)
     }
-    /// Whether a block of `owner` starts at `frame`: cheaper than to ask whose it is.
+    /// Whether a block of `owner` starts at `frame`: cheaper than [`FrameTable::owner`].
     #[inline]
     pub fn is_owned_by(self, frame: Pfn, owner: Owner) -> bool {
         self.get(frame).is_some_and(|record| record.is_owned_by(owner))
@@ -163,14 +163,14 @@ impl FrameTable {
     pub fn owner(self, frame: Pfn) -> Owner {
         self.block_of(frame).map_or(Owner::Free, |(_, _, owner, _)| owner)
     }
-    /// The device that reaches `frame`: one load, of any frame's record. `None` where no device
-    /// does.
+    /// The device that can access `frame`, by one load of that frame's record; `None` if no device
+    /// can.
     #[inline]
     pub fn device(self, frame: Pfn) -> Option<u8> {
         self.get(frame).filter(|_| self.is_ready(frame))?.device()
     }
-    /// Sum the frames of `memory` (sorted runs) by owner and look for contradictions; `found` is
-    /// told each.
+    /// Sums the frames of `memory` (sorted runs) by owner and searches for contradictions; `found`
+    /// is called for each.
     ///
     /// The result is exact only while no CPU allocates, frees, maps or pins.
     pub fn audit(
@@ -280,10 +280,10 @@ impl Audit {
 pub enum Contradiction {
     /// Memory beyond the table's end.
     NoRecord(Pfn),
-    /// A frame that starts no block and has references, pins, or more mappings than a trace can
-    /// hide.
+    /// A frame that starts no block and has references, pins, or so many mappings that its word
+    /// cannot be a trace.
     FreeButHeld(Pfn),
-    /// A block that is not aligned to its size, or reaches out of memory.
+    /// A block that is not aligned to its size, or extends beyond memory.
     BadBlock(Pfn, Order),
     /// A user frame that nothing holds.
     Leaked(Pfn, Owner),
@@ -293,8 +293,8 @@ pub enum Contradiction {
     ExclusiveButShared(Pfn, Holders),
     /// An anonymous frame that is pinned and not exclusive.
     PinnedButShared(Pfn, Holders),
-    /// Counts that speak for a block, of something that is no block of anonymous frames, or pinned
-    /// as a whole.
+    /// Counts with the mark of a whole block, for a frame that starts no block of anonymous frames,
+    /// or for a block that is pinned as a whole.
     NotWhole(Pfn, Holders),
     /// A frame inside one owner's block that starts another owner's.
     OwnedTwice(Pfn, Owner, Owner),

@@ -1,14 +1,14 @@
-//! Lock-free pins, and what changes a page-table leaf under them.
+//! Lock-free pins, and concurrent changes of the page-table leaf.
 //!
 //! A leaf of private memory and the record of its frame are one state in two words. A CPU that
-//! changes a leaf has its address space's lock; one that pins a page for a device often has not
+//! changes a leaf holds its address space's lock; one that pins a page for a device often does not
 //! (Linux: gup-fast). The protocol between them:
 //!
 //! **The frame's word decides, the leaf follows.** An anonymous frame is pinned by a
-//! compare-exchange that wants the exclusive mark. An operation that will share the frame with
+//! compare-exchange that requires the exclusive mark. An operation that will share the frame with
 //! another holder, or move its bytes elsewhere, first clears that mark in the same word. This fails
-//! where a pin lives. Only then the leaf changes; only then TLBs forget. A pin that comes late is
-//! refused, one that came early refuses. Nothing has to be looked at twice.
+//! if there is a pin. Only then the leaf changes, and then TLBs are flushed. So a later pin is
+//! refused, and an earlier pin makes the operation fail. No second check is needed.
 //!
 //! ```text
 //!                    write fault: alone with it (reuse)
@@ -34,33 +34,34 @@
 //! | swap-out, migration | vacate the word; pinned: leave it | clear the leaf | flush, then use the bytes |
 //! | forget that it was written ([`forget_written`]) | leaf without write right or mark | look for writers; there is one: undo | flush |
 //!
-//! A pin's second look serves two: unmap, which asks no pin (a pin outlives its page, and one that
-//! was refused must not be kept by a page that is gone), and *forget*, which is no matter of the
-//! word. There the two sides write their own word and read the other's, with a full fence between,
-//! so that one of them sees the other: either the pin is late, finds a leaf that no longer grants
-//! writing and goes the slow way; or its writer is counted in time and the mark stays.
+//! A pin reads the leaf a second time because of two operations. Unmap does not check for pins: a
+//! pin outlives its page, but a page that is gone must get no new pin. And *forget* does not use
+//! the frame's word. There each side writes its own word and reads the other's, with a full fence
+//! between, so that at least one of them sees the other. Either the pin is late, finds a leaf that
+//! no longer grants writing, and uses the slow path; or its writer is counted in time, and the mark
+//! stays.
 //!
-//! **A frame that has changed hands.** Between steps 1 and 2 of a pin the frame may be given back,
-//! and be another's. Records are never freed, a free frame's names no owner and refuses. Another's
-//! frame may be pinned for a moment, by mistake: its holder sees a pin too many at the worst, that
-//! is a copy too many, and the word stays exact: if it lets go meanwhile, the pinner is the last
-//! holder and frees it.
+//! **A frame that has changed hands.** Between steps 1 and 2 of a pin the frame may be freed and
+//! get another owner. Records are never freed, and the record of a free frame names no owner, so
+//! the pin is refused. A frame of another owner may be pinned for a moment by mistake. At worst its
+//! holder sees an extra pin and makes an unnecessary copy. The counts stay exact: if the holder
+//! drops the frame meanwhile, the pinning CPU is the last holder and frees it.
 //!
-//! **Tables.** That the table is still one while a walker reads it is `freehold_paging`'s affair
+//! **Tables.** `freehold_paging` makes sure that the table still exists while a walker reads it
 //! (`Roots::walk`).
 
 use core::sync::atomic::{Ordering, fence};
 
 use crate::{CountError, Frame, FrameSource, Held, HeldFrame, LeafMapping, PageCache};
 
-/// A leaf of a page table, as much of it as this protocol needs.
+/// The operations on a page-table leaf that this protocol needs.
 pub trait Leaf {
     /// Value of the leaf.
     type Entry: Copy;
     /// Returns the present value (acquire).
     fn load(&self) -> Self::Entry;
-    /// Replaces the value, which was `now` a moment ago, by `change` of it, in one step (acquire
-    /// and release). Returns the value that was replaced.
+    /// Applies `change` to the value, which was `now` a moment ago, in one step (acquire and
+    /// release). Returns the value that was replaced.
     fn change(&self, now: Self::Entry, change: impl Fn(Self::Entry) -> Self::Entry) -> Self::Entry;
     /// Full fence. If a load after the fence misses another CPU's store, then that CPU, after its
     /// own fence, sees the stores before this one.
@@ -69,21 +70,21 @@ pub trait Leaf {
     }
 }
 
-/// Why there is no pin.
+/// Reasons why there is no pin.
 #[derive(Debug)]
 pub enum NotPinned<P> {
-    /// The frame's word refused, or the leaf was none to begin with.
+    /// The frame's word refused, or the entry was no suitable leaf.
     Refused,
-    /// The leaf has changed. The caller lets go of the pin where frames may be freed.
+    /// The leaf has changed. The caller drops the pin at a point where frames may be freed.
     Changed(P),
 }
 
-/// Pin what `leaf` leads to. `hold` pins the frame of the entry that it is given, and counts a
-/// writer where it is to be written; `serves` says whether the second look at the leaf, beside the
-/// first, is good enough.
+/// Pins the frame of `leaf`. `hold` pins the frame of an entry, and counts a writer if the frame
+/// will be written. `serves` compares the second value of the leaf with the first and decides
+/// whether the pin is valid.
 ///
 /// # Errors
-/// [`NotPinned`]: go the slow way.
+/// [`NotPinned`]: the caller uses the slow path.
 pub fn pin<L: Leaf, P>(
     leaf: &L,
     hold: impl FnOnce(L::Entry) -> Option<P>,
@@ -108,8 +109,8 @@ pub enum Serves {
 }
 
 /// Changes `leaf` by `forget`, so that the next store faults, unless the frame has a pin that
-/// writes: no store of a device would be noticed, so the leaf stays as it is. Returns the old value
-/// if the leaf changed.
+/// writes: the leaf could not record such a device's stores, so it stays as it is. Returns the old
+/// value if the leaf changed.
 pub fn forget_written<L: Leaf>(
     leaf: &L,
     now: L::Entry,
@@ -129,8 +130,8 @@ pub fn forget_written<L: Leaf>(
     Some(before)
 }
 
-/// Why a frame's bytes are copied and the frame is not kept: there is no such value for an
-/// exclusive frame without a pin.
+/// The reason why a frame must be copied and cannot be kept. No such value exists for an exclusive
+/// frame without a pin.
 #[derive(Debug)]
 #[must_use = "the page needs a frame"]
 pub struct CopyFrom<'a> {
@@ -143,26 +144,26 @@ impl<'a> CopyFrom<'a> {
     pub(crate) fn new(holder: &'a impl Held, why: CountError) -> Self {
         Self { frame: holder.held(), why }
     }
-    /// The frame, which the hold that was asked keeps.
+    /// The frame; the borrowed hold keeps it.
     #[inline(always)]
     pub const fn held(&self) -> HeldFrame<'a> {
         self.frame
     }
-    /// Why it cannot be kept, or shared.
+    /// The reason why the frame cannot be kept, or shared.
     pub const fn why(&self) -> CountError {
         self.why
     }
 }
 
 impl<'a, S: FrameSource> From<&'a Frame<PageCache, S>> for CopyFrom<'a> {
-    /// A file's page is exclusive to no space.
+    /// A file's page is never exclusive to an address space.
     fn from(frame: &'a Frame<PageCache, S>) -> Self {
         Self::new(frame, CountError::NotExclusive)
     }
 }
 
 impl<'a, S: FrameSource> From<&'a LeafMapping<PageCache, S>> for CopyFrom<'a> {
-    /// A file's page is exclusive to no space.
+    /// A file's page is never exclusive to an address space.
     fn from(mapping: &'a LeafMapping<PageCache, S>) -> Self {
         Self::new(mapping, CountError::NotExclusive)
     }

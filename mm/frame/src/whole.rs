@@ -1,12 +1,12 @@
-//! Blocks of frames that are counted as one for as long as all of them are held alike.
+//! Blocks of frames with common counts, as long as all their frames have the same holders.
 //!
 //! A block of anonymous frames that one large leaf maps is **whole**: the word of its first frame,
-//! the head, speaks for all, and the other frames have no owner of their own. As soon as one frame
-//! must be held otherwise (a pin, a leaf of its own, a partner that lets go of a part), the block
-//! is **shattered**: every frame is a block of its own, with the head's word. Nothing else changes:
-//! large leaves may go on mapping a shattered block, and each then holds one mapping of every
-//! frame. So counts that are exact for one frame are exact for each frame of a block, and a block
-//! that stays whole costs one word.
+//! the head, applies to all, and the other frames have no owner in their records. As soon as one
+//! frame must have other holders (a pin, a small leaf, another holder that drops a part), the block
+//! is **shattered**: every frame becomes a separate block with a copy of the head's word. Nothing
+//! else changes: large leaves may still map a shattered block, and each then holds one mapping of
+//! every frame. So counts that are exact for one frame are exact for each frame of a block, and a
+//! block that stays whole costs one word.
 //!
 //! | word of the head | block | may be changed by |
 //! |---|---|---|
@@ -15,48 +15,48 @@
 //! | FROZEN | on its way to a whole again | the CPU that froze it, the only holder of every frame |
 //! | neither | pieces | as any frame's word |
 //!
-//! **Shatter.** Freeze the head, write the other frames' words, then publish the head's word as a
-//! piece's. A CPU that reads the head with neither mark has acquired those words, so no count is
-//! lost or made up between the two forms: a share or an unmap by another address space comes before
-//! the freeze and is copied to all, or finds pieces and does its work on each.
+//! **Shatter.** Freeze the head, write the other frames' words, then publish the head's word
+//! without marks. A CPU that reads the head without marks has acquired those words, so no count is
+//! lost or invented between the two forms. A share or unmap by another address space either comes
+//! before the freeze and is copied to all frames, or finds pieces and works on each.
 //!
 //! **Gather.** Only the holder of the one mapping of every frame may gather. The head is frozen and
-//! no longer exclusive, then each other word goes from "one mapping" to 0 by compare-exchange: a
-//! pin that was faster makes it fail, and one that is late finds a frame that is not exclusive, as
-//! it would anywhere. A failure gives every word back.
+//! no longer exclusive, then each other word goes from "one mapping" to 0 by compare-exchange: an
+//! earlier pin makes this fail, and a later pin finds a frame that is not exclusive and is refused.
+//! After a failure all words are restored.
 //!
-//! A leaf of 4 KiB, a reference and a pin exist only on pieces, so the operations of single frames
-//! never meet these marks; but for a pin that is tried without a hold (see
-//! [`transition`](crate::transition)), which they refuse.
+//! A leaf of 4 KiB, a reference and a pin exist only on pieces, so operations on single frames
+//! never find these marks. The exception is a pin that is tried without a hold (see
+//! [`transition`](crate::transition)), which the marks refuse.
 
 use core::sync::atomic::Ordering;
 
 use crate::Tag;
 use crate::counts::{AtomicWord, Counts, EXCLUSIVE, Hold, MAPPING, TAG, add};
 
-/// The word speaks for a whole block.
+/// The word applies to a whole block.
 const WHOLE: u64 = 1 << 32;
-/// The block changes its form.
+/// The block is changing its form.
 const FROZEN: u64 = 1 << 31;
 
-/// A word with one of these is no single frame's.
+/// A word with one of these marks does not belong to a single frame.
 pub(crate) const MARKS: u64 = WHOLE | FROZEN;
 
-/// Why a whole block's count did not change.
+/// Reasons why a whole block's count did not change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NotWhole {
     /// The block is in pieces: each frame has its own counts.
     Pieces,
-    /// Other holders have it too.
+    /// The block has other holders, too.
     Held,
     /// The count is at its maximum (262,143 mappings).
     Overflow,
 }
 
-/// Whether the last holder let go.
+/// Whether a dropped hold was the last one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LastHold {
-    /// The last holder let go: the block is the caller's to free.
+    /// The hold was the last: the caller frees the block.
     Gone,
     /// Other holders remain.
     Others,
@@ -67,8 +67,8 @@ pub(crate) const fn is_whole(bits: u64) -> bool {
 }
 
 impl<W: AtomicWord> Counts<W> {
-    /// Begins as the head of a whole block with one mapping, exclusive. Only its allocator calls
-    /// this, before any other code knows the block.
+    /// Initialises the head of a new whole block with one mapping, exclusive. Only its allocator
+    /// calls this, before any other code knows the block.
     pub fn start_whole(&self) {
         self.begin(WHOLE | EXCLUSIVE | MAPPING);
     }
@@ -82,7 +82,8 @@ impl<W: AtomicWord> Counts<W> {
             .map(drop)
     }
 
-    /// Become exclusive again: the only holder is one large leaf (or already exclusive).
+    /// Become exclusive again: the only holder is one large leaf (or the block is already
+    /// exclusive).
     ///
     /// # Errors
     /// [`NotWhole::Pieces`], [`NotWhole::Held`].
@@ -94,10 +95,10 @@ impl<W: AtomicWord> Counts<W> {
         .map(drop)
     }
 
-    /// One large leaf is gone.
+    /// Drops the hold of one large leaf.
     ///
     /// # Errors
-    /// [`NotWhole::Pieces`]: let go of every frame.
+    /// [`NotWhole::Pieces`]: the caller drops the hold of every frame.
     pub fn unmap_whole(&self) -> Result<LastHold, NotWhole> {
         let is_last = |bits: u64| bits & !(EXCLUSIVE | TAG) == WHOLE | MAPPING;
         let before = self.change_whole(|bits| Ok(if is_last(bits) { bits & TAG } else { bits - MAPPING }))?;
@@ -120,8 +121,8 @@ impl<W: AtomicWord> Counts<W> {
         Ok(())
     }
 
-    /// Makes the block whole again and exclusive, a block of a pageblock's frames. The caller has
-    /// the one mapping of every frame.
+    /// Makes the block whole again and exclusive, a block of a pageblock's frames. The caller holds
+    /// the only mapping of every frame.
     ///
     /// # Errors
     /// [`NotWhole::Held`]: another holder has a frame of the block. Nothing has changed, except
@@ -134,7 +135,7 @@ impl<W: AtomicWord> Counts<W> {
         let take = |counts: &Self, to: fn(u64) -> u64| {
             counts.exchange(|bits| is_mine(bits).then(|| to(bits))).is_ok()
         };
-        // Most blocks that cannot be gathered show it at a glance.
+        // A quick check first: it rejects most blocks that cannot be gathered.
         if !tails.clone().all(|tail| is_mine(tail.word().load(Ordering::Relaxed)))
             || !take(self, |bits| bits & !EXCLUSIVE | FROZEN)
         {

@@ -40,7 +40,7 @@ fn step() -> impl Strategy<Value = Step> {
     })
 }
 
-/// One of `list`, or nothing of an empty one.
+/// Returns an element of `list`; `None` if the list is empty.
 fn pick<T>(list: &[T], n: usize) -> Option<usize> {
     (!list.is_empty()).then(|| n % list.len())
 }
@@ -155,7 +155,7 @@ fn the_audit_names_every_contradiction() {
         let state = FrameState::Owned { owner, order: Order::new(log2).unwrap(), node: NodeId(0) };
         table.get(Pfn(n)).unwrap().set_state(state);
     };
-    set(0, Owner::Anon, 0); // held by nobody
+    set(0, Owner::Anon, 0); // no holder
     set(4, Owner::Kernel, 2);
     set(6, Owner::PageTable, 0); // inside frame 4's block
     set(9, Owner::Kernel, 1); // not aligned

@@ -50,8 +50,8 @@ fn the_last_holder_and_only_the_last_frees_and_sees_what_the_others_did() {
         counts.pin_exclusive().unwrap();
         counts.reference().unwrap();
         let freed = Arc::new(AtomicUsize::new(0));
-        // Mark of each holder's work on the frame before it let go; plain enough that only the
-        // counts order it.
+        // A mark of each holder's work on the frame before it dropped its hold. The accesses are
+        // relaxed, so that only the counts order them.
         let done: Arc<[AtomicUsize; 3]> =
             Arc::new([AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0)]);
         let let_go =
@@ -118,7 +118,7 @@ fn a_reused_frame_is_pinned_or_shared_but_not_both() {
     });
 }
 
-/// A whole block of two frames with two large leaves: two frames stand for 512.
+/// A whole block of two frames with two large leaves: two frames represent 512.
 fn shared_block() -> Arc<[Counts<Loom>; 2]> {
     let block = [(); 2].map(|()| unheld());
     block[0].start_whole();
@@ -126,7 +126,7 @@ fn shared_block() -> Arc<[Counts<Loom>; 2]> {
     Arc::new(block)
 }
 
-/// Lets go of one large leaf, in any form of the block; frames that were freed.
+/// Drops one large leaf, in any form of the block; returns the number of frames that were freed.
 fn let_go_of_leaf(block: &[Counts<Loom>; 2]) -> usize {
     match block[0].unmap_whole() {
         Ok(LastHold::Gone) => 2,
@@ -182,7 +182,7 @@ fn two_who_shatter_a_block_at_once_do_it_once() {
             let block = block.clone();
             thread::spawn(move || {
                 let done = block[0].shatter(block[1..].iter()).is_ok();
-                // The block is in pieces, so a frame can be let go of by itself now.
+                // The block is in pieces, so now a single frame can be dropped.
                 assert!(!block[1].unmap());
                 done
             })
@@ -217,7 +217,8 @@ fn a_block_is_not_gathered_under_a_pin_and_no_pin_is_had_of_a_gathered_frame() {
                 assert!(!head.whole && head.is_exclusive() && head.mappings == 1);
                 assert!(tail.is_exclusive() && tail.mappings == 1 && tail.pins == 1);
             }
-            // Late for the old form, early for the new one: nothing was had, nothing is lost.
+            // Too late for the old form, too early for the new one: no pin was taken, and nothing
+            // is lost.
             (Err(NotWhole::Held), Err(CountError::NotExclusive)) => {
                 assert!(head.is_exclusive() && tail.is_exclusive())
             }
@@ -244,7 +245,8 @@ fn a_block_reused_by_its_last_leaf_is_shared_by_nobody() {
 #[test]
 fn a_pin_that_meets_its_frame_as_a_piece_of_anothers_block_sees_that_its_leaf_is_gone() {
     loom::model(|| {
-        // Frame 1 was a page of a space that has unmapped it. By now it is in another's block.
+        // Frame 1 was a page of a space that has unmapped it. By now it is in another space's
+        // block.
         let block = Arc::new([unheld(), unheld()]);
         let leaf = Arc::new(AtomicUsize::new(1));
         let pinner = {

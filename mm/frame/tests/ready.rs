@@ -57,7 +57,7 @@ fn records_that_were_never_written_are_not_believed_and_preparing_writes_a_pageb
     assert_eq!(table.owner(Pfn(700)), Owner::Kernel, "once is enough");
     let audit = table.audit([all], |found| panic!("{found:?}"));
     assert_eq!((audit.frames(Owner::Kernel), audit.total()), (1, all.len()));
-    // Past the whole pageblocks, and past the end.
+    // A pageblock that is not whole, and one past the end.
     table.prepare(Pfn(1030));
     assert!(table.is_ready(Pfn(1279)) && !table.is_ready(Pfn(1 << 40)));
 }

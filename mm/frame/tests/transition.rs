@@ -1,4 +1,4 @@
-//! Every interleaving of a lock-free pin with what its owner does to the page: fork, a store,
+//! Every interleaving of a lock-free pin with operations of the owner on the page: fork, a store,
 //! unmapping, swap-out, clearing of marks.
 #![allow(clippy::unwrap_used)]
 
@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use checker::page::{MARK, NONE, Page, Purpose, WRITE, frame_of};
 use loom::thread;
 
-/// Try every order of `owner` beside a pin; `judge` is told which frame is pinned.
+/// Tries every order of `owner` and a concurrent pin; `judge` gets the pinned frame.
 fn beside_a_pin<R: 'static>(
     purpose: Purpose,
     owner: impl Fn(&Page) -> R + Sync + Send + Copy + 'static,
@@ -78,7 +78,7 @@ fn what_a_device_reads_may_lose_its_mark() {
 
 #[test]
 fn a_late_pin_of_a_frame_that_is_anothers_now_leaves_it_exact() {
-    // Unmapped here, the frame is allocated by another space, which forks.
+    // After the unmapping, another space allocates the frame, and forks.
     let changes_hands = |page: &Page| {
         page.unmap();
         if page.frames[0].freed() == 0 {
@@ -109,7 +109,8 @@ fn a_store_after_a_fork_and_a_pin_agree_on_one_frame() {
         page.stores(2)
     };
     beside_a_pin(Purpose::Write, fork_and_store, |page, pinned, _| {
-        // Alone again, the parent keeps its frame; pinned all the while, too.
+        // When the parent is alone again, it keeps its frame, also if the frame was pinned all the
+        // while.
         assert_eq!(frame_of(page.entry()), Some(0));
         assert!(pinned.is_none() || page.pins() == 1);
         assert_eq!(page.frames[1].freed(), 0);
@@ -154,7 +155,8 @@ impl Deed {
     }
 }
 
-/// Each two deeds, by threads that hold the lock in turn, in either order, beside a pin.
+/// Every pair of steps, by threads that take the lock in turn, in either order, with a concurrent
+/// pin.
 #[test]
 fn whatever_two_threads_do_beside_a_pin_it_is_a_pin_of_what_the_page_has() {
     for (first, one) in DEEDS.into_iter().enumerate() {
@@ -184,8 +186,8 @@ fn two_beside_a_pin(one: Deed, two: Deed, purpose: Purpose) {
             "{why}: {counts:?}"
         );
         let entry = page.entry();
-        // It outlives its page; a page that is there has the frame, and one that a device writes
-        // counts as written.
+        // The pin may outlive its page. A page that is still mapped has the pinned frame, and a
+        // page that a device writes counts as written.
         assert!(entry == NONE || frame_of(entry) == Some(frame), "{why}: {entry:#x}");
         assert!(entry != NONE || [one, two].iter().any(|deed| matches!(deed, Deed::Unmap)), "{why}");
         let kept = entry & (WRITE | MARK) == WRITE | MARK;

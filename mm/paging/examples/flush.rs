@@ -1,4 +1,5 @@
-//! A missing flush, seen by the software machine; and the batch that cannot forget one.
+//! A missing flush, which the software machine detects, and the batch that makes sure that none is
+//! missing.
 //!
 //! `cargo run -p freehold-paging --example flush`
 

@@ -9,13 +9,13 @@ use std::vec::Vec;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mutant {
     None,
-    /// The filler looks at the set of CPUs before it announces its fill.
+    /// The filling CPU reads the set of CPUs before it announces its fill.
     LooksFirst,
-    /// The loader waits before it enters the set.
+    /// The loading CPU waits before it enters the set.
     WaitsFirst,
-    /// The loader does not wait.
+    /// The loading CPU does not wait.
     NoWait,
-    /// The filler says that it is done as soon as the leaf is there.
+    /// The filling CPU reports the end as soon as the leaf is set.
     EndsEarly,
 }
 
@@ -38,7 +38,7 @@ impl World {
         match self.filler {
             0 | 1 if (self.filler == 1) != looks_first => look(&mut self),
             0 | 1 => say(&mut self),
-            // Not alone: a window, before the leaf.
+            // Not alone: the page is zeroed through a window, before the leaf is set.
             2 if !self.seen_alone => (self.zeroed, self.leaf) = (true, true),
             2 => {
                 self.leaf = true;
@@ -64,7 +64,7 @@ impl World {
         Some(self)
     }
 
-    /// A CPU that has loaded the roots reads the leaf's page.
+    /// Whether a CPU that has loaded the roots can read the leaf's page before it is zeroed.
     fn shows_residue(self) -> bool {
         self.loader == 2 && self.leaf && !self.zeroed
     }

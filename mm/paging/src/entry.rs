@@ -1,12 +1,12 @@
-//! Entries of translation tables. The only place that knows what user entries' bits mean; the
+//! Entries of translation tables. Only this module knows the meaning of user entries' bits; the
 //! hardware's are in [`freehold_machine::entry`].
 //!
 //! A leaf keeps its frame also while it grants no rights at all (`PROT_NONE`): the hardware then
 //! sees an absent entry.
 //!
-//! An absent entry that is no leaf and not empty says where a page is that is not in memory
-//! ([`SwapPlace`]). The place is stored inverted, so that a CPU that speculates past the missing
-//! bit 0 is led to no memory (the L1TF errata).
+//! An absent entry that is neither a leaf nor empty has the location of a page that is not in
+//! memory ([`SwapPlace`]). It is stored inverted, so that a CPU that speculates despite the clear
+//! bit 0 finds no memory at that address (the L1TF errata).
 
 use freehold_machine::entry::{ACCESSED, DIRTY, FRAME, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE};
 use freehold_machine::{PAGE_SHIFT, Pfn, TABLE_ENTRIES, VirtAddr};
@@ -15,17 +15,17 @@ use freehold_machine::{PAGE_SHIFT, Pfn, TABLE_ENTRIES, VirtAddr};
 const WITHHELD: u64 = 1 << 8;
 /// Ignored by hardware: the frame's counts do not include this leaf.
 const UNCOUNTED: u64 = 1 << 9;
-/// In an absent entry without [`WITHHELD`]: the page is elsewhere. (In a present one the bit is
+/// In an absent entry without [`WITHHELD`]: the page is swapped out. (In a present one the bit is
 /// [`WRITABLE`].)
 const SWAPPED: u64 = 1 << 1;
-/// Ignored by hardware: a monitor is to be told of the next store (userfaultfd's write-protection).
-/// No leaf with it grants writing.
+/// Ignored by hardware: the next store is to be reported to a monitor (userfaultfd's
+/// write-protection). No leaf with it grants writing.
 const WATCHED: u64 = 1 << 10;
 /// Ignored by hardware: the page was written through this leaf since the mark was last cleared.
 const SOFT_DIRTY: u64 = 1 << 11;
-/// Ignored by hardware: the bytes may be thrown away while [`DIRTY`] is clear (MADV_FREE).
+/// Ignored by hardware: the bytes may be discarded while [`DIRTY`] is clear (MADV_FREE).
 const LAZY: u64 = 1 << 52;
-/// Ignored by hardware: the page's bytes are for the program alone.
+/// Ignored by hardware: only the program may access the page's bytes (memfd_secret).
 const SECRET: u64 = 1 << 53;
 
 /// Rights that a leaf grants to user code. The hardware cannot withhold reading from a page that
@@ -88,15 +88,15 @@ pub enum Backing {
     Uncounted,
 }
 
-/// The use of a page so far, by which a new leaf gets its first marks. It is cheaper to set a mark
-/// than to let the hardware's walk set it.
+/// The first marks of a new leaf: the use of its page so far. Setting a mark here is cheaper than
+/// letting the hardware's walk set it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Marks {
-    /// The page has not been touched (a neighbour mapped in passing).
+    /// The page has not been accessed (a neighbour of a faulting page).
     Untouched,
-    /// The page was read, or is about to be.
+    /// The page was read, or will be read next.
     Accessed,
-    /// The page was written, or is about to be.
+    /// The page was written, or will be written next.
     Dirty,
 }
 
@@ -105,12 +105,12 @@ pub enum Marks {
 pub struct SwapPlace {
     /// The area's number, below 32.
     pub area: u8,
-    /// The slot's, below 2^35.
+    /// The slot's number, below 2^35.
     pub slot: u64,
 }
 
 impl SwapPlace {
-    /// Nowhere: the page could not be read when its swap area was given up.
+    /// The page is lost: it could not be read when its swap area was switched off.
     pub const LOST: Self = Self { area: 31, slot: 0 };
     /// One more than the largest slot that an entry can name.
     pub const SLOTS: u64 = 1 << Self::SLOT_BITS;
@@ -134,15 +134,15 @@ impl Entry {
     /// Maps nothing.
     pub const EMPTY: Self = Self(0);
 
-    /// The entry that these bits are.
+    /// Returns the entry with these bits.
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
-    /// As the hardware sees it.
+    /// Returns the entry's bits, as the hardware reads them.
     pub const fn bits(self) -> u64 {
         self.0
     }
-    /// Points to the next level's table; rights are decided in the leaf.
+    /// Returns an entry that points to the next level's table; only the leaf restricts rights.
     pub const fn table(table: Pfn) -> Self {
         Self(table.0 << PAGE_SHIFT | PRESENT | WRITABLE | USER | ACCESSED)
     }
@@ -159,7 +159,8 @@ impl Entry {
         };
         Self(frame.0 << PAGE_SHIFT | marks | backing | WITHHELD).with_rights(rights)
     }
-    /// The page is at `place`. To whom it belongs is the slot's to say, which counts its entries.
+    /// Returns the entry of a page at `place`. The slot counts its entries, and so tells whether
+    /// the page is exclusive.
     pub const fn swapped(place: SwapPlace) -> Self {
         Self(!(place.number() << PAGE_SHIFT) & FRAME | SWAPPED)
     }
@@ -198,8 +199,8 @@ impl Entry {
     pub const fn write_protected(self) -> Self {
         Self(self.0 & !WRITABLE)
     }
-    /// The same leaf in a child's table: without the right to write, written before, not used there
-    /// yet, and not watched.
+    /// The same leaf in a child's table: without the right to write, marked as written, not used
+    /// there yet, and not watched.
     #[must_use]
     pub const fn inherited(self) -> Self {
         Self(self.0 & !(WRITABLE | ACCESSED | LAZY | WATCHED) | DIRTY)
@@ -209,25 +210,26 @@ impl Entry {
     pub const fn marked_dirty(self) -> Self {
         Self(self.0 & !LAZY | ACCESSED | DIRTY | SOFT_DIRTY)
     }
-    /// The same leaf, unused and clean, whose bytes may be thrown away until it is written
+    /// The same leaf, unused and clean, whose bytes may be discarded until it is written
     /// (MADV_FREE).
     #[must_use]
     pub const fn marked_lazy(self) -> Self {
         Self(self.0 & !(ACCESSED | DIRTY) | LAZY)
     }
-    /// The same leaf, as if it had not been written since; the hardware's dirty bit stays, for
-    /// write-back.
+    /// The same leaf, marked as not written since the last clearing; the hardware's dirty bit
+    /// stays, for write-back.
     #[must_use]
     pub const fn marked_unwritten(self) -> Self {
         Self(self.0 & !SOFT_DIRTY)
     }
-    /// The same leaf with the soft-dirty mark, and no other, that `other` has; watched if that is.
+    /// The same leaf with the soft-dirty mark, but no other mark, of `other`; watched if `other`
+    /// is.
     #[must_use]
     pub const fn with_soft_dirty_of(self, other: Self) -> Self {
         Self(self.0 & !(SOFT_DIRTY | WATCHED) | other.0 & (SOFT_DIRTY | WATCHED))
     }
     /// The same leaf or swap entry, watched: without the right to write, and the next store is to
-    /// be told.
+    /// be reported.
     #[must_use]
     pub const fn watched(self) -> Self {
         let kept = if self.is_leaf() { self.0 & !WRITABLE } else { self.0 };
@@ -238,7 +240,7 @@ impl Entry {
     pub const fn unwatched(self) -> Self {
         Self(self.0 & !WATCHED)
     }
-    /// Whether the next store is to be told.
+    /// Whether the next store is to be reported.
     pub const fn is_watched(self) -> bool {
         self.0 & WATCHED != 0
     }
@@ -248,28 +250,29 @@ impl Entry {
         Self(self.0 & !ACCESSED)
     }
 
-    /// The same leaf of a page whose bytes are for the program alone: such a page is not pinned.
+    /// The same leaf of a page whose bytes only the program may access: such a page is not pinned.
     #[must_use]
     pub const fn marked_secret(self) -> Self {
         Self(self.0 | SECRET)
     }
 
-    /// Whether it maps nothing.
+    /// Whether the entry is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
-    /// Whether it leads to a frame, with or without rights.
+    /// Whether the entry maps a frame, with or without rights.
     pub const fn is_leaf(self) -> bool {
         self.0 & (PRESENT | WITHHELD) != 0
     }
-    /// Where the page is, if it is not in memory.
+    /// The page's location, if it is not in memory.
     pub const fn swap_place(self) -> Option<SwapPlace> {
         if self.0 & (PRESENT | WITHHELD | SWAPPED) != SWAPPED {
             return None;
         }
         Some(SwapPlace::from_number((!self.0 & FRAME) >> PAGE_SHIFT))
     }
-    /// Whether the leaf's bytes may be thrown away: they were given up, and not written since.
+    /// Whether the leaf's bytes may be discarded: the program has released them, and has not
+    /// written since.
     pub const fn is_lazy(self) -> bool {
         self.0 & (LAZY | DIRTY) == LAZY
     }
@@ -277,7 +280,7 @@ impl Entry {
     pub const fn is_table(self) -> bool {
         self.0 & (PRESENT | LARGE) == PRESENT
     }
-    /// The frame (or table) that it leads to. Meaningless for an empty entry.
+    /// The frame (or table) of the entry. Meaningless for an empty entry.
     pub const fn frame(self) -> Pfn {
         Pfn((self.0 & FRAME) >> PAGE_SHIFT)
     }
@@ -290,11 +293,12 @@ impl Entry {
         let execute = if self.0 & NO_EXECUTE == 0 { Rights::EXECUTE } else { Rights::NONE };
         Rights::READ.union(write).union(execute)
     }
-    /// Whether stores go through.
+    /// Whether stores are allowed.
     pub const fn is_writable(self) -> bool {
         self.0 & (PRESENT | WRITABLE) == PRESENT | WRITABLE
     }
-    /// Whether the hardware has used (or was told of) the leaf. A leaf that never was is in no TLB.
+    /// Whether the leaf has the accessed bit, set by hardware or by the kernel. A leaf that never
+    /// had it is in no TLB.
     pub const fn is_accessed(self) -> bool {
         self.0 & ACCESSED != 0
     }
@@ -307,12 +311,12 @@ impl Entry {
     pub const fn is_soft_dirty(self) -> bool {
         self.0 & SOFT_DIRTY != 0
     }
-    /// Whether a TLB may hold it: present and used.
+    /// Whether a TLB may have the entry: present and used.
     pub const fn may_be_cached(self) -> bool {
         self.0 & (PRESENT | ACCESSED) == PRESENT | ACCESSED
     }
-    /// Whether its page may be pinned: the leaf is one of its frame's mappings, and the page is no
-    /// secret.
+    /// Whether its page may be pinned: the leaf is one of its frame's mappings, and the page is not
+    /// secret memory.
     pub const fn may_be_pinned(self) -> bool {
         self.0 & (UNCOUNTED | SECRET) == 0
     }

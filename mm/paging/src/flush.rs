@@ -1,15 +1,16 @@
-//! Batches of forgotten translations: what left the tables stays owned until no TLB knows it.
+//! Batches of TLB flushes: frames and tables that were removed from the tables are held until no
+//! TLB has their translations.
 //!
-//! Protocol: change the entry, tell the batch ([`FlushBatch::unmapped`],
-//! [`FlushBatch::restricted`], [`FlushBatch::freed_table`]), go on; the batch flushes when it is
-//! full and when it is dropped, and only then lets go of frames and tables. A leaf whose accessed
-//! bit never was set is in no TLB (SDM 4.10.2.3: only translations with the bit set are cached), so
-//! it needs no flush.
+//! Protocol: change the entry, report it to the batch ([`FlushBatch::unmapped`],
+//! [`FlushBatch::restricted`], [`FlushBatch::freed_table`]), and continue. The batch flushes when
+//! it is full and when it is dropped, and only then releases frames and tables. A leaf whose
+//! accessed bit never was set is in no TLB (SDM 4.10.2.3: only translations with the bit set are
+//! cached), so it needs no flush.
 //!
 //! **Flushes that may wait, and for how long.** A stale entry that grants writing acts like a pin:
-//! its CPU goes on storing to the frame. Elsewhere that forces a flush wherever a page loses its
-//! write right, since the next fault may copy the frame. Here an exclusive frame is never copied,
-//! so the entry does no harm until code relies on the change that it hides:
+//! its CPU continues to store to the frame. Other kernels must therefore flush whenever a page
+//! loses its write right, since the next fault may copy the frame. Here an exclusive frame is never
+//! copied, so the entry does no harm until code relies on the change:
 //!
 //! | change | stale entries | the flush waits until |
 //! |---|---|---|
@@ -36,8 +37,8 @@ use freehold_machine::{Flush, PAGE_SIZE, TABLE_ENTRIES, VirtAddr};
 use crate::roots::Reach;
 use crate::{Entry, Memory, Roots};
 
-/// Ranges of more pages than this are flushed as a whole: page by page would cost more than the
-/// refills.
+/// Ranges of more pages than this are flushed as a whole: flushing page by page would cost more
+/// than the TLB refills.
 pub const FULL_FLUSH_PAGES: u64 = 32;
 
 /// Frames that one batch holds before it flushes.
@@ -47,13 +48,13 @@ const TABLES: usize = 16;
 /// Blocks of 2 MiB pages that one batch holds before it flushes.
 const BLOCKS: usize = 8;
 
-/// Gathered changes of one address space. See the module's head.
+/// Collected changes of one address space. See the module's head.
 #[must_use = "dropping it flushes"]
 pub struct FlushBatch<S: Memory> {
     roots: Arc<Roots<S>>,
-    /// First address to forget; above `end` while there is none.
+    /// First address to flush; above `end` while there is none.
     start: VirtAddr,
-    /// One past the last address to forget.
+    /// One past the last address to flush.
     end: VirtAddr,
     reach: Reach,
     frames: ArrayVec<LeafMapping<User, S>, FRAMES>,
@@ -75,11 +76,12 @@ impl<S: Memory> FlushBatch<S> {
         }
     }
 
-    /// The leaf `old` of a 4 KiB page at `addr` is no longer in its table; `mapping` is its hold.
+    /// Reports that the leaf `old` of a 4 KiB page at `addr` was removed from its table; `mapping`
+    /// is its hold.
     #[inline(always)]
     pub fn unmapped(&mut self, addr: VirtAddr, old: Entry, mapping: Option<LeafMapping<User, S>>) {
         if !old.may_be_cached() {
-            // No CPU knows the leaf: its hold need not wait.
+            // No CPU has cached the leaf, so its hold can be released at once.
             return mapping.map_or((), LeafMapping::release);
         }
         self.range(addr, 1);
@@ -91,7 +93,8 @@ impl<S: Memory> FlushBatch<S> {
         }
     }
 
-    /// The leaf `old` of the 2 MiB page at `addr` is no longer in its table; `block` is its hold.
+    /// Reports that the leaf `old` of the 2 MiB page at `addr` was removed from its table; `block`
+    /// is its hold.
     pub fn unmapped_large(&mut self, addr: VirtAddr, old: Entry, block: Option<LargeMapping<S>>) {
         if old.may_be_cached() {
             self.range(addr, TABLE_ENTRIES as u64);
@@ -104,30 +107,30 @@ impl<S: Memory> FlushBatch<S> {
         }
     }
 
-    /// The leaf `old` of the page at `addr` was replaced by one that grants less, is cleaner, or
-    /// leads elsewhere. A 2 MiB page stays one: forgetting any address of it forgets all (SDM
-    /// 4.10.4.1).
+    /// Reports that the leaf `old` of the page at `addr` was replaced by one that grants less, has
+    /// fewer marks, or maps another frame. A 2 MiB page needs one flush: flushing any of its
+    /// addresses flushes the whole page (SDM 4.10.4.1).
     pub fn restricted(&mut self, addr: VirtAddr, old: Entry) {
         if old.may_be_cached() {
             self.range(addr, 1);
         }
     }
 
-    /// `pages` pages of 4 KiB from `start` on are to be forgotten.
+    /// Adds `pages` pages of 4 KiB from `start` on to the flush.
     pub fn range(&mut self, start: VirtAddr, pages: u64) {
         self.start = self.start.min(start);
         self.end = self.end.max(VirtAddr(start.0 + pages * PAGE_SIZE as u64));
     }
 
-    /// The table that translated `range` translates other addresses now.
+    /// Reports that the table that translated `range` now translates other addresses.
     pub(crate) fn moved_table(&mut self, range: &Range<VirtAddr>) {
         self.range(range.start, (range.end.0 - range.start.0) / PAGE_SIZE as u64);
         self.reach = Reach::All;
     }
 
-    /// `table`, which translated addresses from `addr` on, is no longer linked.
+    /// Reports that `table`, which translated addresses from `addr` on, is no longer linked.
     pub(crate) fn freed_table(&mut self, addr: VirtAddr, table: Frame<PageTable, S>) {
-        // One page is enough: flushing any drops all cached upper entries.
+        // One page is enough: flushing any page drops all cached upper-level entries.
         self.range(addr, 1);
         self.reach = Reach::All;
         self.tables.push(table);
@@ -136,7 +139,7 @@ impl<S: Memory> FlushBatch<S> {
         }
     }
 
-    /// Makes the CPUs forget, then releases the batch's holds.
+    /// Flushes the CPUs' TLBs, then releases the batch's holds.
     #[inline]
     pub fn flush(&mut self) {
         let holds = !self.frames.is_empty() || !self.tables.is_empty() || !self.blocks.is_empty();
@@ -159,8 +162,9 @@ impl<S: Memory> FlushBatch<S> {
     }
 }
 
-/// The leaf `old` of the 4 KiB page at `addr` is no longer in its table: as a batch of that one
-/// page, without a batch's cost. Returns when no CPU knows it, and releases `held`, its hold.
+/// Flushes the leaf `old` of the 4 KiB page at `addr`, which was removed from its table: like a
+/// batch of one page, but cheaper. Returns when no CPU has the translation, and releases `held`,
+/// its hold.
 #[inline]
 pub(crate) fn forget_one<S: Memory, K: UserKind>(
     roots: &Roots<S>,

@@ -2,24 +2,23 @@
 //! protocol.
 //!
 //! An address space has two sides here:
-//! - [`Space`] is its one editor. Its owner (an address space under its lock) maps, unmaps and
-//!   walks.
-//! - [`Roots`] is what CPUs load. It is shared, and outlives the `Space` for as long as a CPU has
-//!   it loaded.
+//! - [`Space`] is its only editor. The editor's owner (an address space under its lock) maps,
+//!   unmaps and walks.
+//! - [`Roots`] is loaded by CPUs. It is shared, and outlives the `Space` as long as a CPU has it
+//!   loaded.
 //!
 //! **Every root is per node.** `Roots` has one top-level table for each node whose CPUs have run
 //! the space. They agree in every user slot: all changes go through one function under one lock.
 //! The kernel half is copied from the node's template when a root is made and never changes
 //! afterwards.
 //!
-//! **Nothing is freed before it is forgotten.** Frames and tables that are taken out of a table
-//! move into a [`FlushBatch`]. The batch releases them only when no CPU's translation caches know
+//! **Nothing is freed before it is flushed.** Frames and tables that are removed from a table move
+//! into a [`FlushBatch`]. The batch releases them only when no CPU's translation caches contain
 //! them any more.
 //!
-//! **Locks.** An editor is exclusive by `&mut`. `Roots` has a spin lock around top-level entries,
-//! ordered before nothing: no other lock, no allocation under it. Flushing interrupts other CPUs
-//! and waits for them, so it is called with interrupts on and without a lock that an interrupt
-//! handler takes.
+//! **Locks.** An editor is exclusive by `&mut`. `Roots` has a spin lock for top-level entries. No
+//! other lock is taken and nothing is allocated under it. Flushing interrupts other CPUs and waits
+//! for them, so it is called with interrupts on and without a lock that an interrupt handler takes.
 #![cfg_attr(doctest, doc = include_str!("../README.md"))]
 #![no_std]
 #![forbid(unsafe_code)]
@@ -54,8 +53,8 @@ pub use space::{Cursor, EntryAt, Leaves, PageSize, Reached, Slot, Space};
 /// Intel CPUs).
 pub const USER_END: VirtAddr = VirtAddr(0x7fff_ffff_f000);
 
-/// Memory under page tables: a source of frames with a whole machine around it, which opens windows
-/// on frames that are held.
+/// Memory under page tables: a source of frames on a complete machine, which opens windows on
+/// frames that are held.
 pub trait Memory: FrameSource<Machine: Machine + Windows> {}
 
 impl<S: FrameSource<Machine: Machine + Windows>> Memory for S {}
@@ -73,9 +72,8 @@ impl KernelRoots {
     pub const fn new(root_of: fn(NodeId) -> Pfn) -> Self {
         Self { root_of, shares: |_| {} }
     }
-    /// Sets a function for the case that no memory was left for a root of a CPU's node. It is
-    /// called with interrupts off, each time before the CPU loads a root that copies another node's
-    /// upper half.
+    /// Sets a function that is called when no memory was left for a root of a CPU's node: each time
+    /// before the CPU loads a root with another node's upper half, with interrupts off.
     #[must_use]
     pub const fn telling(self, shares: fn(CpuId)) -> Self {
         Self { shares, ..self }

@@ -1,8 +1,9 @@
-//! A page allocator on the software machine: slow, simple, suspicious, and able to fail on purpose.
+//! A page allocator on the software machine: slow and simple, with many checks, and able to fail on
+//! purpose.
 //!
-//! Frames come out full of junk, so a page that should have been zeroed shows; frames that come
-//! back are checked against their records, and every hold must be gone.
-//! [`ModelFrames::assert_all_free`] ends a test.
+//! Frames are handed out full of junk, so that a page that was not zeroed is noticed. Freed frames
+//! are checked against their records, and no hold may be left. [`ModelFrames::assert_all_free`]
+//! ends a test.
 
 use std::boxed::Box;
 use std::sync::Mutex;
@@ -26,7 +27,7 @@ pub const JUNK: u8 = 0xa5;
 /// The budget with which no allocation fails.
 const NEVER: u64 = u64::MAX;
 
-/// The account that pays for all requests, but for those of [`ModelFrames::set_asker`].
+/// The account that is charged for all requests, unless [`ModelFrames::set_asker`] sets another.
 pub const ASKER: AccountId = AccountId::new(7).expect("a small number");
 
 struct PagingModelState {
@@ -44,15 +45,15 @@ struct PagingModelState {
     asker: AtomicAccountId,
 }
 
-/// Free frames. Single frames come at random out of pageblocks that are begun already, so that
-/// whole ones last.
+/// Free frames. Single frames are taken at random from pageblocks that are already in use, so that
+/// whole ones are preserved.
 #[derive(Default)]
 struct Free {
     kernel: Vec<Pfn>,
     user: Vec<Pfn>,
     /// Whole pageblocks of the user's side, by their first frame.
     blocks: Vec<Pfn>,
-    /// Frames of which none is handed out; those of them that are free.
+    /// Frames that are not handed out, and the free ones among them.
     withheld: (PfnRange, Vec<Pfn>),
 }
 
@@ -102,12 +103,12 @@ impl core::fmt::Debug for ModelFrames {
     }
 }
 
-/// The kernel's half of every root: frame 0, a table of nothing.
+/// The kernel's half of every root: frame 0, an empty table.
 pub const KERNEL_ROOTS: KernelRoots = KernelRoots::new(|_| Pfn(0));
 
 impl ModelFrames {
     /// A machine and an allocator of single frames and, on the user's side, of pageblocks: a
-    /// quarter of the pageblocks (at least one) is the kernel's.
+    /// quarter of the pageblocks (at least one) belongs to the kernel.
     ///
     /// # Panics
     /// Where the machine has fewer than two pageblocks.
@@ -153,7 +154,7 @@ impl ModelFrames {
     pub fn fail_never(self) {
         self.0.budget.store(NEVER, Ordering::SeqCst);
     }
-    /// Do `f` when a frame is asked for next: what another CPU might do meanwhile.
+    /// Calls `f` when the next frame is requested: simulates actions of another CPU.
     pub fn during_next_allocation(self, f: impl FnOnce() + Send + 'static) {
         *self.0.during_next.lock().expect("no test panicked inside the allocator") = Some(Box::new(f));
     }
@@ -196,7 +197,7 @@ impl ModelFrames {
     }
 
     /// # Panics
-    /// Where a record contradicts itself or another, or a frame has no account that pays.
+    /// If a record contradicts itself or another, or a frame is charged to no account.
     pub fn assert_consistent(self) {
         let all = PfnRange::new(Pfn(0), self.0.table.end());
         let audit = self.0.table.audit([all], |found| std::eprintln!("{found:?}"));
@@ -207,7 +208,7 @@ impl ModelFrames {
     }
 
     /// # Panics
-    /// Where a frame has not come back, a record contradicts itself, or a TLB holds a stale entry.
+    /// If a frame was not freed, a record contradicts itself, or a TLB holds a stale entry.
     pub fn assert_all_free(self) {
         self.assert_consistent();
         self.0.model.assert_coherent();

@@ -4,26 +4,26 @@
 //! loaded another one. So a flush that reads the set after its change to the tables reaches every
 //! CPU that may have cached the old entries; a CPU that enters later walks the new ones.
 //!
-//! **Lazy CPUs.** A CPU that runs only kernel code keeps the root loaded and says so. Flushes of
-//! pages then do not interrupt it. Every flush has a number; a CPU that runs user code again
-//! compares the last one that it took part in with the last one there was, and forgets everything
-//! if it missed any. "Say lazy" and "read the number" on one side, "raise the number" and "read the
+//! **Lazy CPUs.** A CPU that runs only kernel code keeps the root loaded and marks itself lazy.
+//! Flushes of pages then do not interrupt it. Every flush has a number. A CPU that runs user code
+//! again compares the last flush in which it took part with the latest one, and flushes everything
+//! if it missed any. "Set lazy" and "read the number" on one side, "raise the number" and "read the
 //! lazy CPUs" on the other are sequentially consistent, so one of the two sees the other. When
-//! tables are freed lazy CPUs are interrupted too, since their walkers may follow a cached upper
-//! entry on their own.
+//! tables are freed, lazy CPUs are interrupted, too, since their hardware walkers may still use a
+//! cached upper entry.
 //!
-//! **Alone** ([`Roots::alone`]). A CPU that fills a new page through its own address shows the leaf
-//! before the bytes are zeroes. It announces this, then looks which CPUs have the roots loaded. A
-//! CPU that loads them enters the set first, then waits until no CPU announces a fill. Both sides
-//! are sequentially consistent: either the one sees the other in the set and does not begin, or the
-//! other waits. The filler does not wait, and keeps its CPU, so the wait is that for 4 KiB of
-//! zeroes and the interrupts in between.
+//! **Alone** ([`Roots::alone`]). A CPU that fills a new page through the page's user address sets
+//! the leaf before the bytes are zero. It announces this, then reads which CPUs have the roots
+//! loaded. A CPU that loads them enters the set first, then waits until no CPU announces a fill.
+//! Both sides are sequentially consistent: either the filling CPU sees the other in the set and
+//! does not begin, or the other CPU waits. The filling CPU does not wait and is not preempted, so
+//! the other waits no longer than zeroing 4 KiB takes, plus interrupts.
 //!
-//! **Walking without the editor's lock** ([`Roots::walk`]). A CPU that has the roots loaded is told
-//! of every table that is freed, and waited for, before its frame is another's. While it holds
-//! flushes off it has not answered, so it reads nothing but tables: the oldest way of all (Linux:
-//! gup-fast with interrupts off). Frames are not protected by that, since a leaf that was never
-//! used needs no flush: see [`freehold_frame::transition`].
+//! **Walking without the editor's lock** ([`Roots::walk`]). Before the frame of a freed table gets
+//! another owner, every CPU with the roots loaded is interrupted and waited for. While a CPU delays
+//! flushes, it has not answered. So all the tables that it reads still exist (Linux: gup-fast with
+//! interrupts off). Frames are not protected by that, since a leaf that was never used needs no
+//! flush: see [`freehold_frame::transition`].
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -40,15 +40,15 @@ use crate::{Entry, KernelRoots, Memory, PageSize, Slot, USER_END};
 /// Entries of a root that belong to user addresses.
 pub(crate) const USER_ENTRIES: usize = TABLE_ENTRIES / 2;
 
-/// No root was made for this node yet.
+/// Value for a node without a root.
 const NONE: u64 = u64::MAX;
 
-/// The CPUs that a flush has to reach.
+/// The CPUs that a flush has to interrupt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reach {
     /// CPUs that may run user code.
     Active,
-    /// Lazy CPUs too: tables are about to be freed.
+    /// Also lazy CPUs: tables will be freed.
     All,
 }
 
@@ -56,20 +56,21 @@ pub(crate) enum Reach {
 pub struct Roots<S: Memory> {
     source: S,
     kernel: KernelRoots,
-    /// By node: the root's frame number, or [`NONE`].
+    /// For each node, the root's frame number, or [`NONE`].
     roots: [AtomicU64; MAX_NODES],
     first: Pfn,
-    /// Where the first root's kernel half is copied from.
+    /// The table from which the first root's kernel half was copied.
     template: Pfn,
     /// Held while user entries of roots change, so that all agree.
     top: spin::Mutex<()>,
     users: AtomicCpuSet,
     lazy: AtomicCpuSet,
-    /// A CPU fills a page that it has to itself: [`Roots::alone`].
+    /// Whether a CPU is filling a page that no other CPU can access: [`Roots::alone`].
     filling: AtomicBool,
     /// How many flushes there were.
     flushes: AtomicU64,
-    /// By CPU: the last flush that it took part in, or that was before it loaded the root.
+    /// For each CPU, the last flush in which it took part, or the last one before it loaded the
+    /// root.
     seen: [AtomicU64; MAX_CPUS],
 }
 
@@ -94,10 +95,11 @@ impl<S: Memory> Roots<S> {
         })
     }
 
-    /// Make the root of `node` if there is none, where allocating is fine.
+    /// Makes the root of `node` if there is none. Called where allocation is allowed.
     ///
     /// # Errors
-    /// [`OutOfMemory`]; the node's CPUs then make it when they load this, or use another node's.
+    /// [`OutOfMemory`]; the node's CPUs then make the root when they load these roots, or use
+    /// another node's.
     pub fn prepare(&self, node: NodeId) -> Result<(), OutOfMemory> {
         let slot = &self.roots[usize::from(node.0)];
         if slot.load(Ordering::Acquire) != NONE {
@@ -110,8 +112,8 @@ impl<S: Memory> Roots<S> {
         Ok(())
     }
 
-    /// Makes `table` the root of `node`, unless there is one by now: then it stays the caller's.
-    /// Its bytes are anything. The caller is pinned; nothing is allocated or freed.
+    /// Makes `table` the root of `node`. If there is one by now, `table` stays with the caller. The
+    /// table's old contents do not matter. The caller is pinned; nothing is allocated or freed.
     fn install(&self, node: NodeId, table: &mut Option<Frame<PageTable, S>>) {
         let Some(root) = table.as_ref().map(|frame| frame.pfn()) else { return };
         let (machine, slot) = (self.source.machine(), &self.roots[usize::from(node.0)]);
@@ -125,8 +127,8 @@ impl<S: Memory> Roots<S> {
         drop(top);
     }
 
-    /// The root for `cpu`, whose node has none yet: made of `spare`, where the node's kernel half
-    /// differs from the first root's.
+    /// Returns the root for `cpu`, whose node has none yet. It is made from `spare` if the node's
+    /// kernel half differs from the first root's.
     #[cold]
     fn first_load(&self, cpu: CpuId, spare: &mut Option<Frame<PageTable, S>>) -> Pfn {
         let node = self.source.machine().node_of_cpu(cpu);
@@ -141,9 +143,9 @@ impl<S: Memory> Roots<S> {
         root
     }
 
-    /// Goes on in the root of this CPU's node, made of `spare`, where this CPU has the first one
-    /// loaded for want of memory. Entries of that one's kernel half may stay cached. The caller is
-    /// pinned, with interrupts off.
+    /// Switches to a root of this CPU's node, made from `spare`, if this CPU has the first root
+    /// loaded because memory was short. Entries of the first root's kernel half may stay cached.
+    /// The caller is pinned, with interrupts off.
     pub fn stop_sharing(&self, pinned: &Pinned<S::Machine>, spare: &mut Option<Frame<PageTable, S>>) {
         let (machine, cpu) = (self.source.machine(), pinned.cpu());
         let node = machine.node_of_cpu(cpu);
@@ -159,10 +161,10 @@ impl<S: Memory> Roots<S> {
         }
     }
 
-    /// Translate user addresses through this from now on, on this CPU, and forget what flushes it
-    /// missed. The caller keeps this alive until [`Roots::unload`]. Cheap where it is loaded
-    /// already. Where this CPU's node needs a root of its own and has none, it is made of `spare`;
-    /// without one the CPU uses the first root.
+    /// From now on this CPU translates user addresses through these roots; missed flushes are made
+    /// up for. The caller keeps the roots alive until [`Roots::unload`]. Cheap if they are loaded
+    /// already. If this CPU's node needs its own root and has none, the root is made from `spare`;
+    /// without `spare` the CPU uses the first root.
     pub fn load(&self, pinned: &Pinned<S::Machine>, spare: &mut Option<Frame<PageTable, S>>) {
         let machine = self.source.machine();
         let cpu = pinned.cpu();
@@ -191,12 +193,12 @@ impl<S: Memory> Roots<S> {
         machine.load_root(root);
     }
 
-    /// Run `f` on `with` while no other CPU can translate through this. `f` is short; it does not
-    /// sleep or free frames. `with`, and nothing done, where another CPU might, or this one does
-    /// not. The caller edits the tables, so there is one at a time.
+    /// Runs `f` on `with` while no other CPU can translate through these roots. `f` is short; it
+    /// does not sleep or free frames. If another CPU might, or this CPU has not loaded them,
+    /// nothing is done. The caller is the tables' editor, so there is only one such call at a time.
     ///
     /// # Errors
-    /// `with`.
+    /// `with`, unchanged.
     #[inline(always)]
     pub fn alone<T, R>(&self, with: T, f: impl FnOnce(T) -> R) -> Result<R, T> {
         let pinned = self.source.machine().pin();
@@ -208,16 +210,16 @@ impl<S: Memory> Roots<S> {
         result
     }
 
-    /// This CPU runs only kernel code until its next [`Roots::load`]: it need not be interrupted
-    /// for pages.
+    /// Marks this CPU as lazy: it runs only kernel code until its next [`Roots::load`], so flushes
+    /// of pages need not interrupt it.
     pub fn lazy(&self, pinned: &Pinned<S::Machine>) {
         self.lazy.insert(pinned.cpu());
     }
 
-    /// This CPU has loaded another root.
+    /// Notes that this CPU has loaded another root.
     ///
     /// # Panics
-    /// Where it has not: its walker could use tables that are about to be freed.
+    /// If it has not: its walker could use tables that will be freed.
     pub fn unload(&self, pinned: &Pinned<S::Machine>) {
         let current = self.source.machine().current_root();
         let mine = self.roots.iter().any(|root| root.load(Ordering::Relaxed) == current.0);
@@ -227,9 +229,9 @@ impl<S: Memory> Roots<S> {
     }
 
     /// Shows `f` the tables, on a CPU that has them loaded, without their editor's lock: entries
-    /// may change at any moment, but no table goes. `f` is short; it does not sleep, fault, or free
-    /// frames. `None` where this CPU has not loaded them.
-    // Called once for each page that is pinned alone.
+    /// may change at any moment, but no table is freed. `f` is short; it does not sleep, fault, or
+    /// free frames. `None` if this CPU has not loaded them.
+    // Hot path: called for each page that is pinned separately.
     #[inline]
     pub fn walk<R>(&self, f: impl FnOnce(TableWalk<'_, S>) -> R) -> Option<R> {
         let machine = self.source.machine();
@@ -239,7 +241,7 @@ impl<S: Memory> Roots<S> {
         })
     }
 
-    /// The CPUs that have it loaded, lazily or not.
+    /// The CPUs that have the roots loaded, lazily or not.
     pub fn users(&self) -> CpuSet {
         self.users.load()
     }
@@ -276,7 +278,7 @@ impl<S: Memory> Roots<S> {
         drop(pinned);
     }
 
-    /// Make all users forget; they have when this returns. Called after the tables changed.
+    /// Flushes on all users; returns when all have flushed. Called after the tables changed.
     pub(crate) fn flush(&self, what: Flush, reach: Reach) {
         let number = self.flushes.fetch_add(1, Ordering::SeqCst) + 1;
         let users = self.users.load();
@@ -293,11 +295,12 @@ impl<S: Memory> Roots<S> {
         }
     }
 
-    /// A CPU that missed the flush before this one stays behind, and forgets everything when it
-    /// loads.
+    /// Notes that `cpu` took part in a flush. A CPU that missed the flush before keeps its old
+    /// number, and flushes everything at its next load.
     fn note_seen(&self, cpu: CpuId, number: u64) {
         let seen = &self.seen[usize::from(cpu.0)];
-        // Lost to another flush or to a load of the root: both leave a number that is right.
+        // If this fails, another flush or a load of the root has stored the number: both store a
+        // correct one.
         let _ = seen.compare_exchange(number - 1, number, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
@@ -318,13 +321,13 @@ impl<S: Memory> core::fmt::Debug for Roots<S> {
     }
 }
 
-/// A look at tables that others may be changing: see [`Roots::walk`].
+/// Read access to tables that others may be changing: see [`Roots::walk`].
 pub struct TableWalk<'a, S: Memory> {
     roots: &'a Roots<S>,
 }
 
 impl<S: Memory> TableWalk<'_, S> {
-    /// Where the leaf for `addr` is, and how much it maps; `None` where no table leads there.
+    /// The slot of the leaf for `addr`, and the size that it maps; `None` if a table is missing.
     pub fn find(&self, addr: VirtAddr) -> Option<(Slot<S::Machine>, PageSize)> {
         if addr < USER_END { find(self.roots.source.machine(), self.roots.first, addr) } else { None }
     }
@@ -342,7 +345,7 @@ impl<S: Memory> core::fmt::Debug for TableWalk<'_, S> {
 
 /// A new table of empty entries, on `node` if possible.
 pub(crate) fn make_table<S: Memory>(source: S, node: NodeId) -> Result<Frame<PageTable, S>, OutOfMemory> {
-    // From this CPU's lists, where they are of that node.
+    // Taken from this CPU's lists if these are of that node.
     let machine = source.machine();
     let policy = match machine.node_of_cpu(machine.current_cpu()) {
         here if here == node => NodePolicy::Local,
@@ -353,7 +356,7 @@ pub(crate) fn make_table<S: Memory>(source: S, node: NodeId) -> Result<Frame<Pag
     Ok(table)
 }
 
-/// The table that was left in an entry as a bare number.
+/// Takes back a table whose number was stored in an entry.
 pub(crate) fn take_table<S: Memory>(source: S, table: Pfn) -> Frame<PageTable, S> {
     Frame::from_raw(source, table).expect("table entries lead to frames that tables were made of")
 }

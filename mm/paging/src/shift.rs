@@ -1,16 +1,16 @@
 //! Moving mappings to other addresses.
 //!
-//! A step moves the largest entry that begins in the range and may go as it is: a table with all
-//! below it, 1 GiB or 2 MiB of addresses, or a 2 MiB leaf. An entry may go where old and new place
-//! have the same offset in the entry's size and nothing is in the way. The rest moves leaf by leaf,
-//! at most 2 MiB per step. Each step is first prepared ([`Space::prepare_shift`]), for the whole
-//! range, since only that can run out of memory; then taken ([`Space::shift`]). Both find the same
-//! steps: a step changes nothing that a later one asks.
+//! A step moves the largest possible entry at the start of the range: a table with all below it, 1
+//! GiB or 2 MiB of addresses, or a 2 MiB leaf. An entry can be moved as a whole if the old and the
+//! new address have the same offset in the entry's size and nothing is mapped there. The rest moves
+//! leaf by leaf, at most 2 MiB per step. First all steps are prepared ([`Space::prepare_shift`]),
+//! since only that can run out of memory; then they are taken ([`Space::shift`]). Both find the
+//! same steps: no step changes anything that a later step checks.
 //!
 //! **Walkers meanwhile.** A table that moved is still a table of this space with the same leaves.
-//! So a CPU that goes on from a cached upper entry reaches the old pages under the old addresses,
-//! as with single leaves. Its marks land in the right place. The batch makes every CPU forget, lazy
-//! ones too, before the call returns and before anything else can come to the old addresses.
+//! So a CPU that uses a cached upper entry accesses the old pages under the old addresses, as with
+//! single leaves, and sets its marks in the right entries. The batch flushes on every CPU, also on
+//! lazy ones, before the call returns and before anything else can be mapped at the old addresses.
 
 use core::ops::Range;
 
@@ -23,7 +23,8 @@ use crate::{Entry, FlushBatch, Memory, Slot, Space};
 /// One step of a move.
 struct Step {
     range: Range<VirtAddr>,
-    /// The level of the entry that goes as it is; 1 where the leaves of a table go one by one.
+    /// The level of the entry that is moved as a whole; 1 if the leaves of a table are moved one by
+    /// one.
     level: u32,
 }
 
@@ -32,7 +33,7 @@ struct Step {
 pub enum Prepared {
     /// The next step ends here.
     UpTo(VirtAddr),
-    /// The 2 MiB page at this address cannot move as it is: to be split first.
+    /// The 2 MiB page at this address cannot be moved as a whole: it has to be split first.
     Cut(VirtAddr),
     /// Nothing is mapped up to the end of the range.
     Empty,
@@ -57,8 +58,8 @@ impl<S: Memory> Space<S> {
         Some(Step { range: at..end.min(from.end), level: 1 })
     }
 
-    /// Make the tables that the next step of moving `from` by `distance` (added, and wrapping)
-    /// needs. The new place holds no leaves.
+    /// Makes the tables that the next step of moving `from` by `distance` (added, and wrapping)
+    /// needs. The new range has no leaves.
     ///
     /// # Errors
     /// [`OutOfMemory`]; tables that were made stay.
@@ -78,11 +79,11 @@ impl<S: Memory> Space<S> {
         Ok(Prepared::UpTo(range.end))
     }
 
-    /// Take the next step of moving `from` by `distance`, all of whose steps are prepared. Where it
-    /// ends; `None` where nothing is left.
+    /// Takes the next step of moving `from` by `distance`; all steps are prepared. Returns the
+    /// step's end; `None` if nothing is left.
     ///
     /// # Panics
-    /// Where a step is not prepared.
+    /// If a step is not prepared.
     pub fn shift(
         &mut self,
         from: &Range<VirtAddr>,
@@ -124,8 +125,9 @@ impl<S: Memory> Space<S> {
     }
 }
 
-/// The entries of the table of leaves that `range` lies in, in two parts: those for one table at
-/// the new place, and those for the next. Each with the place of its first entry.
+/// Divides the entries of `range`, which is inside one table of leaves, into two parts: those for
+/// one table at the new addresses, and those for the next table. Each part has the new position of
+/// its first entry.
 fn halves(range: &Range<VirtAddr>, distance: u64) -> impl Iterator<Item = (Range<usize>, VirtAddr)> + use<> {
     let index = |addr: VirtAddr| (addr.0 >> PAGE_SHIFT) as usize % TABLE_ENTRIES;
     let first = index(range.start);

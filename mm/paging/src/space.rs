@@ -29,7 +29,7 @@ const fn index(addr: VirtAddr, level: u32) -> usize {
     (addr.0 >> shift(level)) as usize & (TABLE_ENTRIES - 1)
 }
 
-/// How much one leaf maps.
+/// Number of bytes that one leaf maps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PageSize {
     /// 4 KiB.
@@ -71,26 +71,26 @@ impl<M: Tables> Slot<M> {
         debug_assert!(self.load().is_empty());
         self.machine.store_entry(self.table, self.index, entry.bits());
     }
-    /// Fill the slot if it is empty, beside others that do the same.
+    /// Fills the slot if it is empty, while others may do the same.
     ///
     /// # Errors
-    /// It is not: `entry` is still the caller's.
+    /// The slot is not empty: `entry` still belongs to the caller.
     #[inline]
     pub fn try_fill(self, entry: Entry) -> Result<(), Entry> {
         let empty = Entry::EMPTY.bits();
         let filled = self.machine.compare_exchange_entry(self.table, self.index, empty, entry.bits());
         filled.map(|_| ()).map_err(|_| entry)
     }
-    /// The slot that is `count` entries behind this one, in the same table.
+    /// The slot that is `count` entries after this one, in the same table.
     ///
     /// # Panics
-    /// Where the table ends before.
+    /// If the table ends before that slot.
     #[inline]
     pub fn beyond(self, count: usize) -> Self {
         assert!(self.index + count < TABLE_ENTRIES, "a slot past its table");
         Self { index: self.index + count, ..self }
     }
-    /// The slot behind this one; `None` where the table ends.
+    /// The next slot; `None` at the end of the table.
     #[inline]
     pub fn next(self) -> Option<Self> {
         (self.index + 1 < TABLE_ENTRIES).then_some(Self { index: self.index + 1, ..self })
@@ -104,7 +104,7 @@ impl<M: Tables> Slot<M> {
     pub fn update(self, change: impl Fn(Entry) -> Entry) -> Entry {
         self.update_from(self.load(), change)
     }
-    /// As [`Slot::update`], where the caller has just seen that the entry is `now`.
+    /// As [`Slot::update`]; the caller has just read the entry `now`.
     #[inline]
     pub fn update_from(self, mut now: Entry, change: impl Fn(Entry) -> Entry) -> Entry {
         loop {
@@ -143,8 +143,8 @@ pub(crate) fn find<M: Tables>(machine: M, root: Pfn, addr: VirtAddr) -> Option<(
     Some((Slot { machine, table, index: index(addr, 1) }, PageSize::Small))
 }
 
-/// Where the entry of `level`, below the root's, for `addr` is under the table `root`; `None` where
-/// the tables above are missing.
+/// Returns the slot of the entry of `level`, which is below the root's, for `addr` under the table
+/// `root`; `None` if the tables above are missing.
 #[inline]
 pub(crate) fn find_at<M: Tables>(machine: M, root: Pfn, addr: VirtAddr, level: u32) -> Option<Slot<M>> {
     let mut table = root;
@@ -174,11 +174,11 @@ impl<M: Tables> Leaf for Slot<M> {
 pub enum Reached<M> {
     /// A table of 4 KiB leaves.
     Leaves(Leaves<M>),
-    /// Something of 2 MiB, by its first address.
+    /// A 2 MiB entry, with its first address.
     Large(EntryAt<M>),
 }
 
-/// A table of 4 KiB leaves, as much of it as is meant. Valid while its space is borrowed.
+/// A part of a table of 4 KiB leaves. Valid while its space is borrowed.
 pub struct Leaves<M> {
     machine: M,
     table: Pfn,
@@ -192,12 +192,12 @@ impl<M: Tables> Leaves<M> {
     pub const fn addr(&self, index: usize) -> VirtAddr {
         VirtAddr(self.base.0 + ((index as u64) << PAGE_SHIFT))
     }
-    /// Where it is.
+    /// The slot of entry `index`.
     #[inline]
     pub const fn slot(&self, index: usize) -> Slot<M> {
         Slot { machine: self.machine, table: self.table, index }
     }
-    /// Show `f` the entries that are not empty, upwards, by their indices.
+    /// Calls `f` for the entries that are not empty, upwards, with their indices.
     #[inline]
     pub fn each(&self, mut f: impl FnMut(usize, Entry)) {
         self.machine
@@ -215,7 +215,7 @@ impl<M> core::fmt::Debug for Leaves<M> {
 pub struct Space<S: Memory> {
     source: S,
     roots: Arc<Roots<S>>,
-    /// Tables below the roots.
+    /// Number of tables below the roots.
     tables: u64,
 }
 
@@ -227,7 +227,7 @@ impl<S: Memory> Space<S> {
     pub fn new(source: S, kernel: KernelRoots) -> Result<Self, OutOfMemory> {
         Ok(Self { source, roots: Arc::new(Roots::new(source, kernel)?), tables: 0 })
     }
-    /// Where its frames come from.
+    /// The source of its frames.
     pub const fn source(&self) -> S {
         self.source
     }
@@ -244,21 +244,21 @@ impl<S: Memory> Space<S> {
         FlushBatch::new(&self.roots)
     }
 
-    /// The leaf `old` of the 4 KiB page at `addr` is no longer in its table: a batch of one page.
-    /// Returns when no CPU knows it, and releases `held`, its hold.
+    /// Flushes the leaf `old` of the 4 KiB page at `addr`, which was removed from its table: a
+    /// batch of one page. Returns when no CPU has the translation, and releases `held`, its hold.
     #[inline]
     pub fn forget<K: UserKind>(&self, addr: VirtAddr, old: Entry, held: Option<LeafMapping<K, S>>) {
         forget_one(&self.roots, addr, old, held);
     }
 
-    /// Where the leaf for `addr` is, and how much it maps; `None` where no table leads there. The
-    /// entry may be empty.
+    /// Returns the slot of the leaf for `addr`, and the size that it maps; `None` if a table is
+    /// missing. The entry may be empty.
     #[inline]
     pub fn find(&self, addr: VirtAddr) -> Option<(Slot<S::Machine>, PageSize)> {
         find(self.source.machine(), self.roots.first(), addr)
     }
 
-    /// The entry of the leaf for `addr`, empty where there is none; of a 2 MiB page, the piece at
+    /// The entry of the leaf for `addr`, empty if there is none. For a 2 MiB page, the piece at
     /// `addr`.
     pub fn entry(&self, addr: VirtAddr) -> Entry {
         match self.find(addr) {
@@ -268,8 +268,8 @@ impl<S: Memory> Space<S> {
         }
     }
 
-    /// Where the leaf of the 2 MiB page around `addr` is or could be: its entry may be empty,
-    /// large, or lead to a table. `None` where the tables above are missing.
+    /// The slot for a leaf of the 2 MiB page around `addr`: its entry may be empty, large, or a
+    /// table. `None` if the tables above are missing.
     pub fn find_large(&self, addr: VirtAddr) -> Option<Slot<S::Machine>> {
         find_at(self.source.machine(), self.roots.first(), addr, 2)
     }
@@ -279,14 +279,14 @@ impl<S: Memory> Space<S> {
         find_at(self.source.machine(), self.roots.first(), addr, 1).map(|slot| slot.table)
     }
 
-    /// Where the leaf of `size` for `addr` goes; missing tables are made. `addr` is below
+    /// Returns the slot for a leaf of `size` for `addr`; missing tables are made. `addr` is below
     /// [`USER_END`].
     ///
     /// # Errors
     /// [`OutOfMemory`]; tables made on the way stay and are freed with the space.
     ///
     /// # Panics
-    /// Where a 2 MiB page is in the way: the caller splits it first.
+    /// If a 2 MiB page is in the way: the caller splits it first.
     #[inline]
     pub fn make(&mut self, addr: VirtAddr, size: PageSize) -> Result<Slot<S::Machine>, OutOfMemory> {
         self.make_at(addr, size.level())
@@ -326,8 +326,8 @@ impl<S: Memory> Space<S> {
         Cursor { space: self, region: u64::MAX, table: Pfn(0) }
     }
 
-    /// Show every leaf that maps something in `range`, upwards. A large leaf is shown by its first
-    /// address, which may be below the range. The caller may change the slot that it is shown.
+    /// Calls a function for every leaf that maps something in `range`, upwards. A large leaf has
+    /// its first address, which may be below the range. The function may change its slot.
     pub fn visit(
         &self,
         range: Range<VirtAddr>,
@@ -340,8 +340,8 @@ impl<S: Memory> Space<S> {
         });
     }
 
-    /// The first address of `range` of whose 2 MiB there is a leaf, or a table that may have some.
-    /// For walks that stop now and then.
+    /// The first address of `range` in a 2 MiB area that has a leaf, or a table that may have
+    /// leaves. For walks that pause now and then.
     pub fn next_populated(&self, range: Range<VirtAddr>) -> Option<VirtAddr> {
         let range = range.start..range.end.min(USER_END);
         self.populated_below(self.roots.first(), ROOT_LEVEL, VirtAddr(0), &range)
@@ -372,7 +372,7 @@ impl<S: Memory> Space<S> {
         None
     }
 
-    /// As [`Space::visit`], and show the places of pages that are not in memory too.
+    /// As [`Space::visit`], and also calls the function for swapped pages.
     pub fn visit_all(
         &self,
         range: Range<VirtAddr>,
@@ -387,7 +387,7 @@ impl<S: Memory> Space<S> {
     }
 
     /// Shows the entries of `range` that are not empty, upwards, a table of 4 KiB leaves at a time:
-    /// for callers that do much to every page.
+    /// for callers that do much work per page.
     pub fn visit_tables(&self, range: Range<VirtAddr>, f: impl FnMut(Reached<S::Machine>)) {
         let range = range.start..range.end.min(USER_END);
         if range.start < range.end {
@@ -396,7 +396,7 @@ impl<S: Memory> Space<S> {
         }
     }
 
-    /// The table of 4 KiB leaves around `addr`; made where it is missing.
+    /// The table of 4 KiB leaves around `addr`; it is made if it is missing.
     ///
     /// # Errors
     /// As [`Space::make`].
@@ -406,8 +406,8 @@ impl<S: Memory> Space<S> {
         Ok(Leaves { machine, table, base, range: 0..TABLE_ENTRIES })
     }
 
-    /// Empties all of `range`, upwards, and shows the old entries: leaves, with the marks that the
-    /// walker has set, and places of pages that are not in memory. `range` cuts no large page.
+    /// Empties all of `range`, upwards, and calls `f` for the old entries: leaves, with the marks
+    /// that the walker has set, and locations of swapped pages. `range` splits no large page.
     pub fn take_all(&self, range: Range<VirtAddr>, f: impl FnMut(VirtAddr, Entry, PageSize)) {
         let range = range.start..range.end.min(USER_END);
         if range.start < range.end {
@@ -429,7 +429,7 @@ impl<S: Memory> Space<S> {
         for index in 0..TABLE_ENTRIES {
             machine.store_entry(table, index, old.piece(old.frame().offset(index as u64)).bits());
         }
-        // Marks that the walker sets between the copy and this would be lost: carry them over.
+        // Marks that the walker set since the copy would be lost, so they are copied, too.
         let last = slot.replace(Entry::table(table));
         if last.is_dirty() && !old.is_dirty() {
             for index in 0..TABLE_ENTRIES {
@@ -444,7 +444,7 @@ impl<S: Memory> Space<S> {
     /// `batch`.
     ///
     /// # Panics
-    /// Where there is no table.
+    /// If there is no table.
     pub fn join(&mut self, addr: VirtAddr, leaf: Entry, batch: &mut FlushBatch<S>) {
         let slot = self.find_large(addr).filter(|slot| slot.load().is_table());
         let table = slot.expect("a table is to be replaced").replace(leaf.large()).frame();
@@ -452,7 +452,7 @@ impl<S: Memory> Space<S> {
         batch.freed_table(addr, self.emptied(table, addr));
     }
 
-    /// Unlink and free every table that translates an address of `range` and nothing outside
+    /// Unlinks and frees every table that translates an address of `range` and nothing outside
     /// `span`, which contains it. All leaves in `span` are empty.
     pub fn free_tables(&mut self, range: Range<VirtAddr>, span: Range<VirtAddr>, batch: &mut FlushBatch<S>) {
         let mut freed = 0;
@@ -477,7 +477,7 @@ impl<S: Memory> Space<S> {
 }
 
 impl<S: Memory> Drop for Space<S> {
-    /// Free all tables but the roots, which CPUs may still have loaded. All leaves are empty.
+    /// Frees all tables except the roots, which CPUs may still have loaded. All leaves are empty.
     fn drop(&mut self) {
         if self.tables > 0 {
             let mut batch = self.batch();

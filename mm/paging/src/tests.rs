@@ -1,5 +1,5 @@
-//! Walks against a naive map, roots against each other, and flushes before the software machine's
-//! judge.
+//! Compares walks with a naive map and roots with each other, and checks flushes on the software
+//! machine.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -44,7 +44,7 @@ fn map(space: &mut Space<ModelFrames>, addr: VirtAddr, rights: Rights) -> Pfn {
     leaf.frame()
 }
 
-/// Another frame for the page at `addr`.
+/// Gives the page at `addr` another frame.
 fn replace(space: &Space<ModelFrames>, addr: VirtAddr, rights: Rights) -> Pfn {
     let leaf = new_leaf(space, rights);
     let old = space.find(addr).unwrap().0.replace(leaf);
@@ -157,7 +157,7 @@ fn roots_of_all_nodes_agree_in_every_user_slot() {
         }
     };
     agree(&space);
-    // A node without a root of its own uses another's, and sees the same pages.
+    // A node without its own root uses another node's, and sees the same pages.
     load(model, 3, space.roots());
     assert_eq!(model.on_cpu(CpuId(3), || model.load(VirtAddr(9 << 39))), Ok(0));
     let mut batch = space.batch();
@@ -194,7 +194,7 @@ fn a_nodes_root_is_made_of_a_spare_when_one_of_its_cpus_first_loads_the_space() 
     let load = |cpu, spare: &mut Option<_>| {
         model.on_cpu(CpuId(cpu), || space.roots().load(&model.pin(), spare));
     };
-    // Without one its CPUs share the first, and say so each time.
+    // Without a spare table the node's CPUs share the first root, and report that each time.
     load(1, &mut None);
     unload(model, 1, space.roots());
     load(1, &mut None);
@@ -209,7 +209,7 @@ fn a_nodes_root_is_made_of_a_spare_when_one_of_its_cpus_first_loads_the_space() 
     assert!(spare.is_none());
     let root_on = |cpu| model.on_cpu(CpuId(cpu), || model.current_root());
     assert_eq!([1, 2, 3].map(root_on), [table, space.roots().first(), space.roots().first()]);
-    // Those that share stop when memory has come; others stay as they are.
+    // CPUs that share stop when memory is available; others do not change.
     for cpu in [0, 1, 2, 3] {
         model.on_cpu(CpuId(cpu), || space.roots().stop_sharing(&model.pin(), &mut None));
     }
@@ -289,7 +289,7 @@ fn a_lazy_cpu_is_not_interrupted_for_pages_and_catches_up_when_it_runs_user_code
     load(model, 1, space.roots());
     model.assert_coherent();
     assert_eq!(model.on_cpu(CpuId(1), || model.load(addr)), Err(AccessFault::NotPresent));
-    // Tables are another matter: a lazy CPU's walker may follow them.
+    // For tables a lazy CPU is interrupted: its walker may use them.
     map(&mut space, addr, RW);
     model.on_cpu(CpuId(1), || model.load(addr)).unwrap();
     model.on_cpu(CpuId(1), || space.roots().lazy(&model.pin()));
@@ -430,8 +430,8 @@ enum Step {
     Protect(u8, u8, bool),
     Touch(u8, u8, bool),
     FreeTables(u8, u8),
-    /// Move the mappings around a page to those around another: 3 pages, 4 MiB or 2 GiB, and so
-    /// many pages beside it.
+    /// Moves the mappings around one page to another page's surroundings: 3 pages, 4 MiB or 2 GiB,
+    /// at an offset of so many pages.
     Shift(u8, u8, u8, u8),
     Lazy(u8),
     Load(u8),
@@ -458,7 +458,7 @@ fn page(number: u8) -> VirtAddr {
     VirtAddr((n / 64) * (1 << 39) + (n / 16 % 4) * (1 << 30) + (n / 4 % 4) * (1 << 21) + (n % 4 + 1) * 4096)
 }
 
-/// Move `from` to `to`, in as many steps as it takes. How many.
+/// Moves `from` to `to`; returns the number of steps.
 fn move_to(space: &mut Space<ModelFrames>, from: &Range<VirtAddr>, to: VirtAddr) -> usize {
     let distance = to.0.wrapping_sub(from.start.0);
     let mut next = from.start;

@@ -1,11 +1,11 @@
 //! Checks that replicas are unchanged.
 //!
-//! **Before the first look** at a page nothing is known of it but that all copies of it were equal
-//! when they were made. The first look takes the hash that most copies have; where as many have
-//! another, the image's. From then on a page has this hash, and a patch alone changes it. So a
-//! change of one copy is always found, but with a single replica it is called the replica's where
-//! it was the image's, if it happened before the first look. A change of all copies to the same
-//! bytes is found after the first look only.
+//! **Before the first check** of a page it is only known that all its copies were equal when they
+//! were made. The first check takes the hash that most copies have; if there is no majority, the
+//! image's. From then on the page has this hash, and only a patch changes it. So a change of one
+//! copy is always found. But with a single replica, a change of the image before the first check is
+//! reported as a change of the replica. A change of all copies to the same bytes is found only
+//! after the first check.
 
 use core::fmt;
 use core::num::NonZeroU64;
@@ -25,7 +25,7 @@ pub enum ReplicaFault {
     Replica {
         /// The replica's node.
         node: NodeId,
-        /// Which page of the image, from 0.
+        /// The page's number in the image, from 0.
         page: u64,
     },
     /// A page of the image itself has changed.
@@ -33,21 +33,21 @@ pub enum ReplicaFault {
         /// The page's number, from 0.
         page: u64,
     },
-    /// A node's tables lead elsewhere than to its replica, or with other rights than the image's.
+    /// A node's tables do not map its replica, or map it with other rights than the image's.
     Leaf {
         /// The tables' node.
         node: NodeId,
         /// The address.
         address: VirtAddr,
     },
-    /// A slot of a node's root, other than the image's, leads elsewhere than the image's root.
+    /// A slot of a node's root, other than the image's slot, differs from the image's root.
     Root {
         /// The root's node.
         node: NodeId,
         /// The slot's number.
         slot: usize,
     },
-    /// A block of a replica is not a replica's by the frame table, or of another node.
+    /// The frame table says that a block of a replica is no replica memory, or is another node's.
     Owner {
         /// The replica's node.
         node: NodeId,
@@ -82,8 +82,8 @@ impl fmt::Display for ReplicaFault {
     }
 }
 
-/// The hash that most copies have; of two that as many have, the one that comes first. The image
-/// has one.
+/// The hash that most copies have; of two equally frequent ones, the first. The image always has a
+/// hash.
 fn most_common(seen: &[Option<NonZeroU64>]) -> NonZeroU64 {
     if let Some(all) = seen[0].filter(|first| seen.iter().flatten().all(|other| other == first)) {
         return all;
@@ -94,8 +94,8 @@ fn most_common(seen: &[Option<NonZeroU64>]) -> NonZeroU64 {
 }
 
 impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
-    /// Compares every page of the image and of each replica with its hash; `found` is told what
-    /// differs. Nothing where there is no replica.
+    /// Compares every page of the image and of each replica with its hash; `found` is called for
+    /// each difference. Does nothing if there is no replica.
     pub fn verify(&mut self, found: &mut dyn FnMut(ReplicaFault)) {
         (0..self.hashes.len() as u64).for_each(|page| self.verify_page(page, found));
     }
@@ -121,7 +121,7 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
         }
     }
 
-    /// Looks at the tables and the owners of every replica; `found` gets each fault.
+    /// Checks the tables and the owners of every replica; `found` gets each fault.
     pub fn validate(&self, found: &mut dyn FnMut(ReplicaFault)) {
         for (node, replica) in self.each() {
             self.validate_blocks(node, replica, found);

@@ -1,4 +1,4 @@
-//! Making replicas, and what they are made of.
+//! Makes replicas; also the types of their parts.
 
 use alloc::vec::Vec;
 use core::num::NonZeroU64;
@@ -19,18 +19,18 @@ pub trait ReplicaMemory: FrameSource<Machine: Tables + PhysicalBytes + Tlb> {}
 
 impl<S: FrameSource<Machine: Tables + PhysicalBytes + Tlb>> ReplicaMemory for S {}
 
-/// The kernel's image, as the loader's copy of it runs.
+/// The kernel's image as loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelImage {
     /// The address of text's first page.
     pub start: VirtAddr,
-    /// Pages of text and read-only data, which follow each other.
+    /// Number of pages of text and read-only data, which are contiguous.
     pub pages: u64,
-    /// How many of them are text: the first. Where text is mapped in leaves of 2 MiB it has whole
-    /// ones.
+    /// Number of text pages, which come first. If text is mapped with 2 MiB leaves, it consists of
+    /// whole ones.
     pub text_pages: u64,
-    /// The frame of the first; the others follow. CPUs of nodes with a replica have other frames at
-    /// these addresses.
+    /// The frame of the first page; the others follow. CPUs of nodes with a replica have other
+    /// frames at these addresses.
     pub first: Pfn,
     /// The node of these frames.
     pub node: NodeId,
@@ -55,22 +55,22 @@ impl KernelImage {
 pub enum Rest {
     /// In blocks of as many frames as there are pages, the largest first.
     Frames,
-    /// As a pageblock: where all memory is in the direct map, nothing smaller can leave it.
+    /// As a pageblock: if all memory is in the direct map, nothing smaller can be removed from it.
     Pageblock,
 }
 
-/// Services of the kernel: the direct map as it is, and the root that each CPU uses. The kernel's
+/// Services of the kernel: the actual direct map, and the root that each CPU uses. The kernel's
 /// windows show the image's frames for reading.
 pub trait Port: Copy + Send + Sync + 'static {
-    /// Shows `f` a page of the image where this CPU runs it, without a window. Not once this CPU's
-    /// root may be a replica's.
+    /// Calls `f` with a page of the image at the address where this CPU runs it, without a window.
+    /// Not allowed once this CPU's root may be a replica's.
     fn read_image<R>(self, page: u64, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R;
-    /// Returns how the policy about programs' frames lets the image's last pages be allocated.
+    /// Returns how the image's last pages can be allocated under the policy about programs' frames.
     fn rest(self) -> Rest;
     /// Whether the direct map shows one of these frames.
     fn is_in_direct_map(self, frames: PfnRange) -> bool;
-    /// Takes a pageblock out of the direct map, whatever the policy about programs' frames is.
-    /// Smaller blocks are outside.
+    /// Removes a pageblock from the direct map, whatever the policy about programs' frames is.
+    /// Smaller blocks are already outside.
     fn leave_direct_map(self, frames: PfnRange);
     /// Makes the patching window, if it was not made before.
     ///
@@ -82,18 +82,18 @@ pub trait Port: Copy + Send + Sync + 'static {
     /// closed before this returns.
     fn store_text(self, frame: Pfn, offset: usize, bytes: &[u8]);
     /// Waits until every CPU has executed a serialising instruction after this was called, and has
-    /// forgotten the patching window.
+    /// flushed the patching window.
     fn synchronise(self);
-    /// Roots for CPUs of `node` have `root`'s kernel half from now on.
+    /// From now on roots for CPUs of `node` have `root`'s kernel half.
     fn set_root(self, node: NodeId, root: Pfn);
 }
 
-/// A node's replica. Its frames go back when it is dropped, which must not be once its root is
-/// known.
+/// A node's replica. Its frames are freed when it is dropped, which must not happen once its root
+/// is in use.
 pub(crate) struct NodeReplica<S: ReplicaMemory> {
-    /// Pageblocks, and behind them smaller blocks, in the order of the image's pages.
+    /// Pageblocks, and after them smaller blocks, in the order of the image's pages.
     pub blocks: Vec<Frame<Replica, S>>,
-    /// The root first.
+    /// The tables, beginning with the root.
     pub tables: Vec<Frame<Kernel, S>>,
     pub root: Pfn,
 }
@@ -122,7 +122,7 @@ fn frame_in<S: ReplicaMemory>(blocks: &[Frame<Replica, S>], page: u64) -> Pfn {
 pub struct NodeFigures {
     /// The node.
     pub node: NodeId,
-    /// Frames of text and read-only data, with those that pad a pageblock.
+    /// Frames of text and read-only data, including those that pad a pageblock.
     pub frames: u64,
     /// Frames of translation tables, the root included.
     pub tables: u64,
@@ -133,7 +133,7 @@ pub struct Replicas<S: ReplicaMemory, P: Port> {
     pub(crate) source: S,
     pub(crate) port: P,
     pub(crate) image: KernelImage,
-    /// By page of the image, from the first look at it on; empty where there is no replica.
+    /// For each page of the image, its hash after the first check; empty if there is no replica.
     pub(crate) hashes: Vec<Option<NonZeroU64>>,
     /// By node.
     pub(crate) nodes: [Option<NodeReplica<S>>; MAX_NODES],
@@ -146,9 +146,9 @@ impl<S: ReplicaMemory, P: Port> core::fmt::Debug for Replicas<S, P> {
 }
 
 impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
-    /// Makes a replica of `image` on each of `wanted` and tells the port which root each node uses.
-    /// Where memory does not suffice for a node, nothing of its replica stays and `without` is
-    /// told; the node shares the nearest. Called before a second CPU runs and before an address
+    /// Makes a replica of `image` on each of `wanted` and sets each node's root in the port. If
+    /// memory does not suffice for a node, nothing of its replica stays, `without` is called, and
+    /// the node shares the nearest replica. Called before a second CPU runs and before an address
     /// space exists, with interrupts on or without any.
     pub fn new(
         (source, port): (S, P),
@@ -162,7 +162,7 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
         if wanted.0 == 0 {
             return replicas;
         }
-        // Start-up waits for this: pages are hashed when somebody first looks at them.
+        // Start-up waits for this function, so pages are not hashed here but at their first check.
         let has_hashes = replicas.hashes.try_reserve_exact(image.pages as usize).is_ok();
         replicas.hashes.resize(if has_hashes { image.pages as usize } else { 0 }, None);
         let mut places = 1 << image.node.0;
@@ -174,8 +174,8 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
                 without(node);
             }
         }
-        // The bytes are final: what windows of this CPU had cached of them could be written
-        // through.
+        // The bytes are final. Windows of this CPU that are still cached would allow writes, so
+        // they are flushed.
         let machine = source.machine();
         let pinned = machine.pin();
         machine.flush_local(Flush::NonGlobal);
@@ -187,7 +187,7 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
         replicas
     }
 
-    /// Whether there is any.
+    /// Whether no node has a replica.
     pub fn is_empty(&self) -> bool {
         self.nodes.iter().all(Option::is_none)
     }
@@ -201,13 +201,13 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
         })
     }
 
-    /// The image that they are copies of.
+    /// The image of which they are copies.
     pub fn image(&self) -> &KernelImage {
         &self.image
     }
 
-    /// Flips the last bit of the last page of the first replica, for those who check the check.
-    /// Returns the node and the page.
+    /// Flips the last bit of the last page of the first replica, to test the check. Returns the
+    /// node and the page.
     pub fn flip(&self) -> Option<(NodeId, u64)> {
         let (node, replica) = self.each().next()?;
         let page = self.image.pages - 1;
@@ -232,14 +232,15 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
             Copier { source: self.source, node, image: &self.image, frame: &frame, made: Vec::new() };
         let root = copier.root()?;
         let tables = copier.made;
-        // Not before: a pageblock that goes back is where the policy wants it.
+        // Not earlier: a pageblock that is freed after a failure must still be where the policy
+        // requires.
         for block in &blocks {
             self.port.leave_direct_map(block.frames());
         }
         Ok(NodeReplica { blocks, tables, root })
     }
 
-    /// Frames of `node` with the bytes of text and read-only data, and zeroes behind them.
+    /// Makes frames of `node` with the bytes of text and read-only data, followed by zeroes.
     fn copy_bytes(&self, node: NodeId) -> Result<Vec<Frame<Replica, S>>, OutOfMemory> {
         let whole = match self.port.rest() {
             Rest::Frames => self.image.pages / PAGEBLOCK_FRAMES,
@@ -269,8 +270,9 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
 }
 
 /// A page's hash: four lanes, each a bijection of every word that enters it. So pages that differ
-/// in one word never have the same, but for one hash in 2^64. It finds faults; who chooses bytes
-/// can forge it. A multiplication takes four words, since each check reads every page.
+/// in one word never have the same hash, except for one hash in 2^64. The hash finds faults, but an
+/// attacker who chooses the bytes can forge it. One multiplication covers four words, because each
+/// check reads every page.
 pub(crate) fn hash(bytes: &[u8; PAGE_SIZE]) -> NonZeroU64 {
     const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
     let mut lanes = [1u64, 2, 3, 4];

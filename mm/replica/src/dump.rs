@@ -7,28 +7,28 @@ use freehold_machine::{PAGE_SHIFT, Pfn, TABLE_ENTRIES, Tables, VirtAddr};
 
 use crate::tables::{GLOBAL, LARGE, NO_EXECUTE, PRESENT, UPPER, USER, WRITABLE, frame_of};
 
-/// Rights that hold for an address when each entry on the way to it grants them.
+/// Rights that an address has if each entry of its walk grants them.
 const GRANTED: u64 = USER | WRITABLE;
 /// Bits that the leaf alone determines; rights depend on the upper levels too.
 const LEAF: u64 = PRESENT | WRITE_THROUGH | UNCACHED | LARGE | GLOBAL;
 const WRITE_THROUGH: u64 = 1 << 3;
 const UNCACHED: u64 = 1 << 4;
 
-/// Addresses that follow each other, mapped by entries of one level with equal rights, or by none.
+/// Contiguous addresses that are mapped by entries of one level with equal rights, or not mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Run {
     /// The first.
     pub start: VirtAddr,
-    /// One past the last; 0 past the last address of all.
+    /// One past the last address; 0 at the end of the address space.
     pub end: VirtAddr,
-    /// Of the entries: 4 is the top.
+    /// The level of the entries: 4 is the top.
     level: u32,
-    /// Bits of a leaf; 0 where nothing is mapped.
+    /// Bits of a leaf; 0 if nothing is mapped.
     rights: u64,
 }
 
 impl Run {
-    /// Whether its bytes can be written and executed.
+    /// Whether the run can be both written and executed.
     pub const fn is_writable_code(&self) -> bool {
         self.rights & (PRESENT | WRITABLE | NO_EXECUTE) == PRESENT | WRITABLE
     }
@@ -64,8 +64,8 @@ impl fmt::Display for Run {
     }
 }
 
-/// Shows `f` the whole kernel half below `root`, upwards. Others may change it meanwhile, but free
-/// no table of it.
+/// Calls `f` for the whole kernel half below `root`, upwards. Others may change entries meanwhile,
+/// but free no tables.
 pub fn dump<M: Tables>(machine: M, root: Pfn, f: &mut dyn FnMut(Run)) {
     let start = VirtAddr(0xffff << 48 | (UPPER as u64) << (PAGE_SHIFT + 27));
     let run = Run { start, end: start, level: 4, rights: 0 };
@@ -83,8 +83,8 @@ struct DumpWalk<'a, M> {
 }
 
 impl<M: Tables> DumpWalk<'_, M> {
-    /// A table whose way grants `granted`, and forbids to execute where that has [`NO_EXECUTE`]. At
-    /// most four deep.
+    /// Walks a table. The entries above it grant `granted`, and forbid execution if that contains
+    /// [`NO_EXECUTE`]. The recursion is at most four deep.
     fn table(&mut self, table: Pfn, level: u32, base: VirtAddr, granted: u64) {
         let first = if level == 4 { UPPER } else { 0 };
         let at = |index: usize| {
@@ -115,7 +115,7 @@ impl<M: Tables> DumpWalk<'_, M> {
         }
     }
 
-    /// From `address` on it is so.
+    /// Notes the level and the rights from `address` on.
     fn note(&mut self, address: VirtAddr, level: u32, rights: u64) {
         if (self.run.level, self.run.rights) == (level, rights) {
             return;

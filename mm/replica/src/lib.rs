@@ -1,29 +1,28 @@
 //! Replicas: a copy of the kernel's text and read-only data on each node that has CPUs, so that no
 //! CPU fetches the kernel's instructions from another node.
 //!
-//! **Copied pages.** The pages of the image from text's first to read-only data's last, after
-//! relocation. Replicas have the same bytes at the same addresses. Writable data is not copied: it
-//! has one place.
+//! **Copied pages.** The pages of the image from the first of text to the last of read-only data,
+//! after relocation. Replicas have the same bytes at the same addresses. Writable data is not
+//! copied: there is only one instance.
 //!
-//! **Where.** [`plan`] picks the nodes: those with CPUs and memory, but for the node where the
-//! image lies. A node without a replica uses the nearest one, or the image ([`nearest`]).
+//! **Where.** [`plan`] chooses the nodes: those with CPUs and memory, except the image's node. A
+//! node without a replica uses the nearest one, or the image ([`nearest`]).
 //!
-//! **With which root.** A replica has tables of its own for the top-level slot that holds the
-//! image, and a root that shares every other slot of the kernel half with the image's root. So what
-//! is mapped anywhere else in the kernel half is mapped for all nodes by one store, and is
-//! forgotten by one shootdown.
+//! **Roots.** A replica has its own tables for the top-level slot that contains the image, and a
+//! root that shares every other slot of the kernel half with the image's root. So other mappings in
+//! the kernel half are made for all nodes by one store, and are flushed by one shootdown.
 //!
 //! **Frames.** Pageblocks, and frames for the rest, whose owner is
 //! [`Owner::Replica`](freehold_frame::Owner::Replica): on their node, outside the direct map, and
 //! read-only in the one place where they are mapped. They are written through windows before any
-//! CPU uses them; then the windows are forgotten. After that only a patch writes to them.
+//! CPU uses them; then the windows are flushed. After that only a patch writes to them.
 //!
 //! **Check.** [`Replicas::verify`] compares each page of the image and of every replica with its
-//! hash, which the first look at the page takes (`check.rs`): start-up copies and does not hash.
-//! [`Replicas::validate`] looks at the tables and at the owners of frames.
+//! hash, which the first check of the page computes (`check.rs`): start-up copies and does not
+//! hash. [`Replicas::validate`] checks the tables and the owners of frames.
 //!
-//! **Patching.** [`Replicas::patch`] changes instructions of text in the image and in all replicas
-//! at once, under CPUs that run them, and renews the hashes: the protocol is in `patch.rs`.
+//! **Patching.** [`Replicas::patch`] changes instructions in the image and in all replicas at once,
+//! while CPUs run them, and updates the hashes: the protocol is in `patch.rs`.
 //!
 //! **Dump.** [`dump`] shows a root's mappings of the kernel half, in Linux' form.
 //!

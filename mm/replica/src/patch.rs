@@ -8,18 +8,20 @@
 //! **The protocol.** Three phases, each for all places in all copies of text, and after each every
 //! CPU executes a serialising instruction ([`Port::synchronise`]):
 //! 1. The first byte becomes INT3. A CPU runs the old instruction or the INT3.
-//! 2. The bytes behind it become the new ones. A CPU runs the INT3, with any part of them.
+//! 2. The bytes after it become the new ones. A CPU runs the INT3, with any combination of old and
+//!    new bytes.
 //! 3. The first byte becomes the new one. A CPU runs the INT3 or the new instruction.
 //!
-//! A CPU that runs the INT3 does what the new instruction would do: the port's handler knows that
-//! before the first phase begins. The old and the new instruction are executed side by side until
-//! the end; the caller lives with either. After the last phase no CPU has an old byte, on any node.
+//! A CPU that runs the INT3 does the same as the new instruction: the port's handler is prepared
+//! before the first phase begins. Until the end some CPUs execute the old instruction and others
+//! the new one; the caller must tolerate both. After the last phase no CPU has an old byte, on any
+//! node.
 //!
-//! **All or nothing.** Everything that can fail is before the first store.
+//! **All or nothing.** Everything that can fail happens before the first store.
 //!
-//! **Hashes.** A page that a patch touches has the hash that was taken before, the same in all
-//! copies, or nothing is stored; then its hash is taken anew. So an announced change does not hide
-//! an unannounced one.
+//! **Hashes.** A patched page must still have its recorded hash in all copies, otherwise nothing is
+//! stored. After the patch its hash is computed anew. So an announced change does not hide an
+//! unannounced one.
 //!
 //! **Callers.** One at a time, and not during a check: `&mut`. Interrupts are on, and no lock is
 //! held for which another CPU waits with interrupts off. Code that runs in NMIs, double faults and
@@ -46,22 +48,22 @@ pub type Instruction = [u8; LENGTH];
 /// A change of one instruction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Patch {
-    /// Where it is.
+    /// The instruction's address.
     pub address: VirtAddr,
-    /// The instruction that is there.
+    /// The present instruction.
     pub from: Instruction,
     /// The instruction that replaces it.
     pub to: Instruction,
 }
 
-/// Why nothing was patched.
+/// Reasons why nothing was patched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PatchError {
     /// There is no memory for the patching window.
     OutOfMemory,
-    /// The instruction is not, or not wholly, in text.
+    /// The instruction is not completely in text.
     NotText(VirtAddr),
-    /// Another instruction than the expected one is there.
+    /// The address has another instruction than the expected one.
     Differs {
         /// The node whose copy differs.
         node: NodeId,
@@ -91,7 +93,7 @@ impl core::error::Error for PatchError {}
 struct Part {
     page: u64,
     offset: usize,
-    /// Which of the instruction's bytes.
+    /// The range of the instruction's bytes.
     bytes: core::ops::Range<usize>,
 }
 
@@ -100,7 +102,7 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
     /// head.
     ///
     /// # Errors
-    /// When one of them cannot be changed: then none is.
+    /// If one of them cannot be changed; then none is.
     pub fn patch(&mut self, patches: &[Patch]) -> Result<(), PatchError> {
         for patch in patches {
             self.check_patch(patch)?;

@@ -1,4 +1,4 @@
-//! Which nodes get a replica, and whose a node without one uses.
+//! The choice of nodes that get a replica, and of the replica that other nodes use.
 
 use freehold_frame::NodeSet;
 use freehold_machine::topology::MAX_NODES;
@@ -7,7 +7,7 @@ use freehold_machine::{CpuId, NodeId, Topology};
 /// `numa_replica=`
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Setting {
-    /// As [`Setting::On`] where more than one node has CPUs; else as [`Setting::Off`].
+    /// As [`Setting::On`] if more than one node has CPUs; else as [`Setting::Off`].
     #[default]
     Auto,
     /// Replicas on every node with CPUs and memory, except the image's.
@@ -48,9 +48,8 @@ pub fn plan(topology: &Topology, cpus: usize, image: NodeId, setting: Setting) -
     NodeSet(nodes(wanted).take(most).fold(0, |set, node| set | bit(node)))
 }
 
-/// Returns the member of `places` that is nearest to `node`: `node` itself where it is one, else
-/// the one with the lowest number among those at the least distance. `image`, where `places` is
-/// empty.
+/// Returns the member of `places` that is nearest to `node`: `node` itself if it is a member, else
+/// the lowest number among those at the least distance. `image` if `places` is empty.
 pub fn nearest(topology: &Topology, node: NodeId, places: NodeSet, image: NodeId) -> NodeId {
     if places.0 & bit(node) != 0 {
         return node;

@@ -29,8 +29,8 @@ pub(crate) const fn index_at(address: VirtAddr, level: u32) -> usize {
     (address.0 >> (PAGE_SHIFT + 9 * (level - 1))) as usize & (TABLE_ENTRIES - 1)
 }
 
-/// The leaf for `address` below `root`, of 4 KiB or 2 MiB, with the frame of this very page; 0
-/// where there is none.
+/// The leaf for `address` below `root`, of 4 KiB or 2 MiB, with the frame of that page; 0 if there
+/// is none.
 pub(crate) fn leaf<M: Tables>(machine: M, root: Pfn, address: VirtAddr) -> u64 {
     let mut table = root;
     for level in (2..=4).rev() {
@@ -68,8 +68,8 @@ pub(crate) struct Copier<'a, S: ReplicaMemory> {
 }
 
 impl<S: ReplicaMemory> Copier<'_, S> {
-    /// Makes a root whose slot of the image leads to tables of its own, which map the replica where
-    /// the image's map text and read-only data.
+    /// Makes a root with its own tables for the image's slot. They map the replica at the addresses
+    /// of text and read-only data.
     pub(crate) fn root(&mut self) -> Result<Pfn, OutOfMemory> {
         let machine = self.source.machine();
         let root = self.table(self.image.root, UPPER)?;

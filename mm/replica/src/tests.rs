@@ -30,7 +30,7 @@ const PAGES: u64 = 20;
 const DATA_PAGES: u64 = 4;
 /// The last of the image's pages that are not text.
 const RODATA_PAGES: u64 = 6;
-/// In the last slot, across the end of a table of 2 MiB.
+/// The image is in the last slot, across the end of a table of 2 MiB.
 const START: VirtAddr = VirtAddr(0xffff_ffff_803f_a000);
 
 #[derive(Clone, Copy)]
@@ -90,7 +90,7 @@ impl World {
     fn with(rest: Rest, pages: u64) -> Self {
         Self::build(rest, (START, Pfn(FIRST), pages), pages - RODATA_PAGES)
     }
-    /// With a pageblock of text in a leaf of its own, and constants behind it.
+    /// Makes an image with a pageblock of text in a large leaf, followed by constants.
     fn large(rest: Rest) -> Self {
         let image = (VirtAddr(0xffff_ffff_8040_0000), Pfn(PAGEBLOCK_FRAMES), PAGEBLOCK_FRAMES + RODATA_PAGES);
         Self::build(rest, image, PAGEBLOCK_FRAMES)
@@ -127,7 +127,7 @@ impl World {
         (ROOT..FIRST).for_each(|table| model.clear_table(Pfn(table)));
         let link = |table: u64| table << 12 | PRESENT | WRITABLE;
         model.store_entry(Pfn(ROOT), 300, link(7));
-        // A loader's, in the half of programs: no root may have it.
+        // An entry of the loader in the half of programs: no replica's root may have it.
         model.store_entry(Pfn(ROOT), 0, link(8));
         let start = self.image.start;
         model.store_entry(Pfn(ROOT), index_at(start, 4), link(2));
@@ -149,7 +149,7 @@ impl World {
             });
         }
     }
-    /// Frames are full of what was there before.
+    /// Fills frames with old contents.
     fn litter(&self) {
         for frame in NODE..NODE * NODES as u64 {
             self.model.with_bytes(Pfn(frame), |bytes| bytes.fill(0xa5));
@@ -178,7 +178,7 @@ fn faults(replicas: &mut Replicas<Frames, Image0>) -> Vec<ReplicaFault> {
 
 #[test]
 fn each_node_maps_its_own_copy_read_only_and_shares_everything_else() {
-    // With the frames and the tables of a replica.
+    // Each case has the numbers of frames and tables of a replica.
     for (rest, pages, frames, tables) in [
         (Rest::Pageblock, PAGES, 512, 5),
         (Rest::Frames, PAGES, PAGES, 5),
@@ -187,7 +187,7 @@ fn each_node_maps_its_own_copy_read_only_and_shares_everything_else() {
     ] {
         check_copies(&World::with(rest, pages), frames, tables);
     }
-    // The root, two below it, and one of small leaves for the constants: 16 KiB.
+    // The root, two tables below it, and one table of small leaves for the constants: 16 KiB.
     check_copies(&World::large(Rest::Frames), PAGEBLOCK_FRAMES + RODATA_PAGES, 4);
     check_copies(&World::large(Rest::Pageblock), 2 * PAGEBLOCK_FRAMES, 4);
 }
@@ -285,12 +285,12 @@ fn start_up_reads_each_page_once_a_copy_and_the_first_look_believes_most_copies(
     change(&world, image, 3);
     change(&world, world.root_of(1), 4);
     assert_eq!(faults(&mut replicas), []);
-    // All in the same way: the hash is older.
+    // All copies change in the same way: the older hash shows it.
     [image, world.root_of(1), world.root_of(2)].into_iter().for_each(|root| change(&world, root, 5));
     let page = 5;
     let replica = |node| ReplicaFault::Replica { node: NodeId(node), page };
     assert_eq!(faults(&mut replicas), [ReplicaFault::Image { page }, replica(1), replica(2)]);
-    // One of two differs, and nothing tells which is right.
+    // One of two copies differs, and it is unknown which is right.
     let world = World::new();
     let mut replicas = world.make(0b010, &mut Vec::new());
     change(&world, image, 3);
@@ -323,7 +323,7 @@ fn wrong_tables_owners_and_a_way_through_the_direct_map_are_found() {
     assert_eq!(faults(&mut replicas), [ReplicaFault::DirectMap { node, block }]);
     world.model.leave(PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES)));
     assert_eq!(faults(&mut replicas), []);
-    // Another holder gives the block back.
+    // Simulates that other code frees the block.
     world.frames.release(block, freehold_frame::Order::PAGEBLOCK);
     assert!(faults(&mut replicas).contains(&ReplicaFault::Owner { node, block }));
     core::mem::forget(replicas);
@@ -355,7 +355,7 @@ fn every_failing_allocation_leaves_nothing_behind() {
         let world = World::new();
         let on_2 = freehold_frame::NodePolicy::Bind(NodeSet::single(NodeId(2)));
         let request = |owner| freehold_frame::Request::new(owner).policy(on_2);
-        // Pageblocks for the replica, and `left` frames for tables.
+        // Leaves pageblocks for the replica, and `left` frames for tables.
         let mut tables = Vec::new();
         while let Ok(frame) = world.frames.allocate(request(Owner::Kernel)) {
             tables.push(frame);
@@ -423,7 +423,7 @@ fn dumped(world: &World) -> Vec<alloc::string::String> {
 fn a_dump_has_linux_lines() {
     let world = World::new();
     let model = world.model;
-    // Nothing but the image.
+    // Nothing is mapped except the image.
     model.store_entry(Pfn(ROOT), 300, 0);
     let expected = [
         "0xffff800000000000-0xffffff8000000000   130560G                               pgd",
@@ -442,7 +442,7 @@ fn a_dump_has_linux_lines() {
         expected.iter().map(|line| line.split_whitespace().collect()).collect::<Vec<Vec<_>>>()
     );
     assert_eq!(lines[4..6], expected[4..6], "to the column");
-    // Rights are what the whole way grants; a leaf that is both is told.
+    // Rights are those that all levels grant; a leaf that is writable and executable is reported.
     let slot = index_at(VirtAddr(0xffff_ffff_8060_0000), 2);
     model.store_entry(Pfn(3), slot, 512 << 12 | PRESENT | WRITABLE | USER | LARGE | 1 << 4);
     let upper = model.load_entry(Pfn(2), index_at(START, 3));

@@ -1,12 +1,13 @@
-//! Slots for nodes: a block for a small tree, a list of more for a large one, unused slots linked.
+//! Slots for nodes: one block for a small tree, a list of further blocks for a large one. Unused
+//! slots are linked.
 
 use alloc::vec::Vec;
 
 /// No slot.
 pub(crate) const NONE: u32 = u32::MAX;
-/// The most bytes of slots that are allocated at a time: a frame.
+/// Largest number of bytes of slots that are allocated at a time: a frame.
 const BLOCK_BYTES: usize = 4096;
-/// The room, in entries, that removals leave.
+/// Number of free entries for which removals keep room.
 pub const SPARE: usize = 16;
 
 /// There was no memory for an entry.
@@ -17,15 +18,15 @@ pub(crate) struct ArenaNode<K, V, S> {
     pub key: K,
     /// `None` in an unused slot.
     pub value: Option<V>,
-    /// Of the subtree, if [`ArenaNode::is_summed`].
+    /// The summary of the subtree, if [`ArenaNode::is_summed`].
     pub summary: S,
     pub left: u32,
     pub right: u32,
     pub prev: u32,
-    /// The next entry in order; of an unused slot the next unused one.
+    /// The next entry in order; for an unused slot, the next unused one.
     pub next: u32,
     pub height: u8,
-    /// Whether `summary` is that of the subtree. Where it is not, it is not for the nodes above
+    /// Whether `summary` is up to date for the subtree. If not, those of the nodes above are not
     /// either.
     pub is_summed: bool,
 }
@@ -53,7 +54,7 @@ pub(crate) struct Arena<K, V, S> {
     more: Vec<Vec<ArenaNode<K, V, S>>>,
     /// The first unused slot.
     unused: u32,
-    /// Slots with an entry, slots at all, slots that there is room for.
+    /// Number of slots with an entry, of all slots, and of slots for which there is room.
     used: usize,
     slots: usize,
     room: usize,
@@ -124,7 +125,7 @@ impl<K, V, S> Arena<K, V, S> {
         Ok(slot as u32)
     }
 
-    /// Takes the entry of `slot` out; its links are kept until the slot is used again.
+    /// Removes the entry of `slot`; its links are kept until the slot is used again.
     pub(crate) fn take(&mut self, slot: u32) -> Option<V> {
         let unused = self.unused;
         let node = self.node_mut(slot);
@@ -145,7 +146,7 @@ impl<K, V, S> Arena<K, V, S> {
         self.get_mut(slot).expect("links lead to nodes")
     }
 
-    /// The node of `slot`, if that is one.
+    /// The node of `slot`, if it has one.
     #[inline(always)]
     pub(crate) fn get(&self, slot: u32) -> Option<&ArenaNode<K, V, S>> {
         let slot = slot as usize;

@@ -8,7 +8,7 @@ use arrayvec::ArrayVec;
 use crate::arena::{ArenaNode, NONE, NoMemory};
 use crate::{Summary, Tree};
 
-/// More than the height of any tree of 2^32 entries: 1.44 × 32.
+/// An upper bound for the height of a tree of 2^32 entries: 1.44 × 32.
 const MOST_HEIGHT: usize = 48;
 
 /// The slots from the root down to a place.
@@ -28,15 +28,15 @@ impl Path {
     fn depth(&self) -> usize {
         self.0.len()
     }
-    /// From the lowest up.
+    /// The slots from the lowest up.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
         self.0.iter().rev().copied()
     }
 }
 
 impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
-    /// The slot of `key`, with those above it in `path`; [`NONE`] where it would hang below the
-    /// last of them.
+    /// The slot of `key`, with those above it in `path`. [`NONE`] if there is no such entry; it
+    /// would be attached below the last of them.
     pub(crate) fn path_to(&self, key: &K, path: &mut Path) -> u32 {
         let mut at = self.root;
         while at != NONE {
@@ -64,7 +64,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         }
     }
 
-    /// Marks `slot` and all of `path` above it to be summed up.
+    /// Marks the summaries of `slot` and of all of `path` above it as out of date.
     pub(crate) fn note_due(&mut self, slot: u32, path: &Path) {
         for at in core::iter::once(slot).chain(path.iter()) {
             if !core::mem::take(&mut self.arena.node_mut(at).is_summed) {
@@ -79,21 +79,21 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         node.value.as_ref().map(|value| S::of(&node.key, value))
     }
 
-    /// Whether there is a node that is to be summed up.
+    /// Whether there is a node whose summary is out of date.
     pub(crate) fn is_due(&self, slot: u32) -> bool {
         self.arena.get(slot).is_some_and(|node| !node.is_summed)
     }
 
     /// Sums up the changes since the last time, in at most `steps` steps. Returns whether that is
-    /// all. Searches do it themselves, in as many steps as they need.
+    /// all. Searches do this themselves, in as many steps as they need.
     pub fn sum_up_some(&mut self, steps: usize) -> bool {
         let mut path = Path::default();
         let mut at = self.root;
         if !self.is_due(at) {
             return true;
         }
-        // Nodes that are not summed hang together from the root down. Down to one whose children
-        // are summed, and from there up to the next that has another child.
+        // Nodes with outdated summaries are connected to the root. The walk goes down to one whose
+        // children are up to date, and from there up to the next with another outdated child.
         for _ in 0..steps {
             match self.summary_of(at) {
                 Err(due) => {
@@ -116,8 +116,8 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         while !self.sum_up_some(usize::MAX) {}
     }
 
-    /// The summary of the subtree at `slot`, from those of its children; `Err` is a child that is
-    /// to be summed up before.
+    /// The summary of the subtree at `slot`, from those of its children; `Err` is a child whose
+    /// summary must be updated first.
     #[inline]
     fn summary_of(&self, slot: u32) -> Result<S, u32> {
         let node = self.arena.node(slot);
@@ -140,8 +140,8 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         Ok(summary)
     }
 
-    /// The height of `slot` is made from those of its children; its summary is due. Returns whether
-    /// either is news to the nodes above.
+    /// Computes the height of `slot` from those of its children, and marks its summary as out of
+    /// date. Returns whether either changes anything for the nodes above.
     fn settle(&mut self, slot: u32, low: u8, high: u8) -> bool {
         let height = 1 + low.max(high);
         let node = self.arena.node_mut(slot);
@@ -157,7 +157,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         (self.height(node.left), self.height(node.right))
     }
 
-    /// Hangs the new node `slot` below the end of `path`.
+    /// Attaches the new node `slot` below the end of `path`.
     pub(crate) fn hang(&mut self, slot: u32, path: &mut Path) {
         let parent = path.last();
         let key = self.arena.node(slot).key;
@@ -180,8 +180,8 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         self.rebalance(path, usize::MAX);
     }
 
-    /// Puts an entry after all others into the order, and not yet into the tree: [`Tree::build`]
-    /// follows. Nothing was removed before.
+    /// Appends an entry to the order, but not yet to the tree: the caller calls [`Tree::build`]
+    /// later. No entry was removed before.
     pub(crate) fn append(&mut self, key: K, value: V) -> Result<(), NoMemory> {
         let last = self.last;
         debug_assert!(self.arena.get(last).is_none_or(|node| node.key < key), "keys rise");
@@ -204,7 +204,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
             return NONE;
         }
         let middle = slots.start.midpoint(slots.end);
-        // A node alone was summed up when it was made.
+        // The summary of a single node was computed when the node was made.
         if slots.len() > 1 {
             let left = self.build_of(slots.start..middle);
             let right = self.build_of(middle + 1..slots.end);
@@ -216,7 +216,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         middle
     }
 
-    /// Makes `next` the entry after `prev`; either may be none.
+    /// Makes `next` the entry after `prev`; either may be [`NONE`].
     fn link(&mut self, prev: u32, next: u32) {
         if prev == NONE {
             self.first = next;
@@ -230,7 +230,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         }
     }
 
-    /// Takes `slot`, which hangs below `path`, out of the tree and the order.
+    /// Removes `slot`, which is attached below `path`, from the tree and the order.
     pub(crate) fn unhang(&mut self, slot: u32, path: &mut Path) {
         let &ArenaNode { left, right, prev, next, .. } = self.arena.node(slot);
         self.link(prev, next);
@@ -272,8 +272,8 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         }
     }
 
-    /// Balances `path`, from its end up: at least to the depth `least`, and on as long as something
-    /// changes. The nodes that it passes are due to be summed up.
+    /// Balances `path`, from its end up: at least to the depth `least`, and further as long as
+    /// something changes. Marks the summaries of visited nodes as out of date.
     fn rebalance(&mut self, path: &mut Path, least: usize) {
         while let Some(slot) = path.pop() {
             let (low, high) = self.heights_below(slot);
@@ -341,8 +341,8 @@ where
     assert_eq!(tree.arena.get(before).map_or(NONE, |node| node.next), NONE, "nothing follows it");
 }
 
-/// The number of entries at and below `slot`; `before` is the one before the first of them, and
-/// becomes the last of them.
+/// Returns the number of entries at and below `slot`. `before` is the entry before the first of
+/// them, and becomes the last of them.
 fn validate_below<K, V, S>(tree: &Tree<K, V, S>, slot: u32, before: &mut u32) -> usize
 where
     K: Ord + Copy,

@@ -8,7 +8,7 @@ use crate::{Slot, Summary, Tree};
 /// The entries of a range, in order.
 pub struct Range<'a, K, V, S> {
     tree: &'a Tree<K, V, S>,
-    /// The next from the front and from the back; [`NONE`] when there is none left.
+    /// The next entries from the front and from the back; [`NONE`] when no entry is left.
     front: u32,
     back: u32,
 }
@@ -19,7 +19,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         Range { tree: self, front: self.first, back: self.last }
     }
 
-    /// The entries from the one in `slot` on, in order; none where no entry is there.
+    /// The entries from the one in `slot` on, in order; empty if the slot has no entry.
     pub fn from_slot(&self, slot: Slot) -> Range<'_, K, V, S> {
         let is_used = self.at_slot(slot).is_some();
         let (front, back) = if is_used { (slot.0, self.last) } else { (NONE, NONE) };

@@ -4,10 +4,9 @@
 //!
 //! An AVL tree in an arena of slots. Finding, inserting and removing take O(log n) steps; the
 //! entries are also linked in their order, so that neighbours and ranges cost a step per entry.
-//! Inserting is fallible and changes nothing when it fails: [`Tree::reserve`] makes room first,
-//! where a caller cannot take an error later. The arena grows by blocks of at most
-//! 4 KiB, so a large tree needs no large allocation, and shrinks when three quarters of it are
-//! unused.
+//! Inserting is fallible and changes nothing when it fails: a caller that cannot handle an error
+//! later makes room first ([`Tree::reserve`]). The arena grows by blocks of at most 4 KiB, so a
+//! large tree needs no large allocation, and shrinks when three quarters of it are unused.
 //!
 //! Not synchronised; the owner's lock covers it. Nothing here calls back into the owner except
 //! [`Summary`] and the closures of searches, which must not panic.
@@ -34,17 +33,18 @@ pub use iter::Range;
 
 /// Summary that a tree keeps of each of its subtrees.
 ///
-/// Sums are made when a search asks for them. A change only marks them as due, up to the first node
-/// that is marked already. So each sum is made once for all changes since the last search, and
-/// never for a tree without searches (that of a child that soon calls execve).
+/// Sums are made when a search asks for them. A change only marks sums as out of date, up to the
+/// first node that is already marked. So each sum is computed once for all changes since the last
+/// search, and never for a tree without searches (for example that of a child that soon calls
+/// execve).
 pub trait Summary<K, V>: Clone + PartialEq {
-    /// Of one entry.
+    /// Returns the summary of one entry.
     fn of(key: &K, value: &V) -> Self;
-    /// Of the entries of `self` and those of `next`, which follow them.
+    /// Returns the summary of the entries of `self` and those of `next`, which follow them.
     fn join(&self, next: &Self) -> Self;
 }
 
-/// Nothing: for a map that is never searched by a summary.
+/// No summary: for a map that is never searched by one.
 impl<K, V> Summary<K, V> for () {
     fn of(_key: &K, _value: &V) -> Self {}
     fn join(&self, _next: &Self) -> Self {}
@@ -55,7 +55,7 @@ impl<K, V> Summary<K, V> for () {
 pub struct Slot(u32);
 
 impl Slot {
-    /// No entry's place.
+    /// The value for no entry.
     pub const NONE: Self = Self(NONE);
 }
 
@@ -101,10 +101,11 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         Self { arena: Arena::new(), root: NONE, first: NONE, last: NONE }
     }
 
-    /// A tree of `entries`, whose keys rise, in O(n) steps. Room for `room` of them is made first.
+    /// Makes a tree of `entries`, whose keys are ascending, in O(n) steps. Room for `room` entries
+    /// is made first.
     ///
     /// # Errors
-    /// The first one that `entries` has, and [`NoMemory`]; entries before it are dropped.
+    /// The first error of `entries`, and [`NoMemory`]; the entries before it are dropped.
     pub fn try_from_sorted<E: From<NoMemory>>(
         room: usize,
         entries: impl Iterator<Item = Result<(K, V), E>>,
@@ -129,8 +130,8 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         self.root == NONE
     }
 
-    /// Makes room for `more` entries: that many insertions do not fail. Removals in between leave
-    /// the room for up to [`SPARE`] of them.
+    /// Makes room for `more` entries: that many insertions do not fail. Removals in between keep
+    /// room for up to [`SPARE`] of them.
     ///
     /// # Errors
     /// [`NoMemory`]; the tree is as it was.
@@ -167,7 +168,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         best
     }
 
-    /// The first entry at or after `key` (after it, where `key` itself is excluded).
+    /// The first entry at or after `key` (after it, if `key` itself is excluded).
     fn ceiling_slot(&self, key: Bound<&K>) -> u32 {
         let passes = |other: &K| match key {
             Bound::Included(key) => other >= key,
@@ -197,7 +198,8 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         Slot(self.slot_of(key))
     }
 
-    /// The value in `slot`, if one is there. It may be another than the one that was there once.
+    /// The value in `slot`, if one is there. It may be another one than when the slot was
+    /// remembered.
     #[inline(always)]
     pub fn at_slot(&self, slot: Slot) -> Option<&V> {
         self.arena.value(slot.0)
@@ -209,14 +211,14 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         self.arena.get(slot.0).is_some_and(|node| node.value.is_some() && node.key == *key)
     }
 
-    /// The value in `slot`, to be changed; [`Tree::summary_changed`] follows where its [`Summary`]
-    /// is another then.
+    /// The value in `slot`, to be changed; if its [`Summary`] changes, the caller calls
+    /// [`Tree::summary_changed`] afterwards.
     #[inline(always)]
     pub fn at_slot_mut(&mut self, slot: Slot) -> Option<&mut V> {
         self.arena.value_mut(slot.0)
     }
 
-    /// The value at `key` was changed where it is, and with it its [`Summary`].
+    /// Notes that the value at `key` was changed in place, and that its [`Summary`] changed, too.
     pub fn summary_changed(&mut self, key: &K) {
         let mut path = balance::Path::default();
         let slot = self.path_to(key, &mut path);
@@ -237,8 +239,8 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         Slot(self.arena.get(slot.0).map_or(NONE, prev))
     }
 
-    /// The place of the last entry at or before `key`. Where that is the one in `near`, which may
-    /// be anything, the tree is not searched.
+    /// The place of the last entry at or before `key`. If that is the entry in `near`, which may be
+    /// any slot, the tree is not searched.
     #[inline]
     pub fn floor_near(&self, near: Slot, key: &K) -> Slot {
         let is_it = |node: &ArenaNode<K, V, S>| {
@@ -249,13 +251,12 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         if self.arena.get(near.0).is_some_and(is_it) { near } else { Slot(self.floor_slot(key)) }
     }
 
-    /// The place of the entry that follows `before`; of the first one, where that is
-    /// [`Slot::NONE`].
+    /// The place of the entry that follows `before`; of the first one if that is [`Slot::NONE`].
     pub fn slot_following(&self, before: Slot) -> Slot {
         if before == Slot::NONE { Slot(self.first) } else { self.slot_after(before) }
     }
 
-    /// Gives the entry at `key` the key `new`, which lies between the same neighbours, and changes
+    /// Gives the entry at `key` the key `new`, which is between the same neighbours, and changes
     /// its value.
     pub fn rekey(&mut self, key: &K, new: K, f: impl FnOnce(&mut V)) {
         let mut path = balance::Path::default();
@@ -309,10 +310,11 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         self.entry(self.last)
     }
 
-    /// Puts `value` at `key`, and returns the one that was there.
+    /// Stores `value` at `key`, and returns the previous value.
     ///
     /// # Errors
-    /// [`NoMemory`]; the tree is as it was, and `value` is dropped. Never after [`Tree::reserve`].
+    /// [`NoMemory`]; the tree is as it was, and `value` is dropped. Never if [`Tree::reserve`] has
+    /// made room.
     pub fn insert(&mut self, key: K, value: V) -> Result<Option<V>, NoMemory> {
         let mut path = balance::Path::default();
         let slot = self.path_to(&key, &mut path);
@@ -327,7 +329,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         Ok(None)
     }
 
-    /// Puts `value` at `key`, which has none, and returns its place.
+    /// Stores `value` at `key`, which has none, and returns its slot.
     ///
     /// # Errors
     /// As [`Tree::insert`].
@@ -341,7 +343,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         Ok(Slot(new))
     }
 
-    /// Takes the entry at `key` out. Other entries' slots may change where the tree shrinks.
+    /// Removes the entry at `key`. If the tree shrinks, other entries' slots may change.
     pub fn remove(&mut self, key: &K) -> Option<V> {
         let mut path = balance::Path::default();
         let slot = self.path_to(key, &mut path);
@@ -356,14 +358,14 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         value
     }
 
-    /// Takes the first entry out.
+    /// Removes the first entry.
     pub fn pop_first(&mut self) -> Option<(K, V)> {
         let key = self.arena.get(self.first)?.key;
         self.remove(&key).map(|value| (key, value))
     }
 
-    /// Builds the tree anew in an arena that fits, with the room that [`Tree::reserve`] promised,
-    /// if there is memory for one.
+    /// Builds the tree anew in a smaller arena, with the room that [`Tree::reserve`] promised, if
+    /// there is memory for one.
     fn shrink(&mut self) {
         let mut smaller = Self::new();
         if smaller.reserve(self.len() + SPARE).is_err() {
@@ -385,7 +387,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
     /// Checks order, links, balance and summaries.
     ///
     /// # Panics
-    /// Where one of them is wrong.
+    /// If one of them is wrong.
     pub fn validate(&self)
     where
         S: core::fmt::Debug,

@@ -1,15 +1,14 @@
-//! Searches that pass over whole subtrees by their summaries.
+//! Searches that skip whole subtrees by their summaries.
 
 use crate::arena::ArenaNode;
 use crate::{Summary, Tree};
 
 impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
-    /// The first result of `visit`, called for entries from `from` on, upwards. `passes` is asked
-    /// about subtrees, in order, each before the entries in it; where it says yes nothing of the
-    /// subtree is visited.
+    /// The first result of `visit`, called for entries from `from` on, upwards. `passes` is called
+    /// for subtrees, in order, each before its entries. If it returns true, the subtree is skipped.
     ///
-    /// Takes O(log n) steps where `passes` says no only about subtrees with a result, or for a
-    /// bounded number of others; and first, a step for each node above what changed since the last
+    /// Takes O(log n) steps if `passes` returns false only for subtrees with a result and a bounded
+    /// number of others. Before that, takes a step for each node above a change since the last
     /// search.
     pub fn find_up<R>(
         &mut self,
@@ -32,8 +31,8 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         self.search::<false, R>(self.arena.get(self.root)?, Some(below), &mut passes, &mut visit)
     }
 
-    /// In the subtree of `node`, which was entered: upwards nothing below `bound`, downwards
-    /// nothing from there on, where that is given.
+    /// Searches the subtree of `node`, which was entered. If `bound` is given, an upward search
+    /// skips entries below it, and a downward one skips entries from it on.
     fn search<'a, const UP: bool, R>(
         &'a self,
         mut node: &'a ArenaNode<K, V, S>,
@@ -59,8 +58,8 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         }
     }
 
-    /// The node of `slot`, if a search goes into its subtree. With no bound that is whole, and may
-    /// be passed over.
+    /// The node of `slot`, if a search enters its subtree. Without a bound the whole subtree is
+    /// considered, and may be skipped.
     #[inline]
     fn entered(
         &self,

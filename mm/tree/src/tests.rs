@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use crate::{SPARE, Summary, Tree};
 
-/// The least and the most key, and the largest value.
+/// The smallest and the largest key, and the largest value.
 #[derive(Clone, PartialEq, Debug)]
 struct Largest {
     keys: (u16, u16),
@@ -62,7 +62,7 @@ fn check(tree: &Summed, model: &BTreeMap<u16, u32>) {
     assert!(tree.iter().rev().eq(model.iter().rev()));
 }
 
-/// Both searches find what a walk finds; all sums are right afterwards.
+/// Both searches find the same entry as a walk; afterwards all sums are right.
 fn search(tree: &mut Summed, model: &BTreeMap<u16, u32>, from: u16, limit: u32) {
     tree.validate();
     let above = |key: &u16, value: &u32| (*value > limit).then_some(*key);
@@ -164,7 +164,7 @@ proptest! {
         room in 0..300usize,
         steps in steps(),
     ) {
-        /// Why there is no tree.
+        /// Reasons why there is no tree.
         #[derive(PartialEq, Debug)]
         enum Failure { NoMemory, Stopped }
         impl From<crate::NoMemory> for Failure {
@@ -220,7 +220,8 @@ fn summing_up_comes_to_an_end_in_bounded_steps() {
         tree.validate();
         times += 1;
     }
-    // Each node is passed once on the way down and once up; each time begins at the root.
+    // Each node is visited once on the way down and once on the way up; each call begins at the
+    // root.
     assert!((100..300).contains(&times), "{times} times");
     assert!(tree.sum_up_some(0));
 }

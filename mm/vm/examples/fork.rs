@@ -59,8 +59,8 @@ fn main() -> Result<(), VmError> {
     Ok(())
 }
 
-/// A store by the process: its CPU has its root loaded, and faults are mended until the store goes
-/// through.
+/// A store by the process: its CPU has its root loaded, and faults are handled until the store
+/// succeeds.
 fn store(model: Model, space: &mut Space, at: VirtAddr, value: u8) -> Result<(), VmError> {
     let roots: Arc<Roots<ModelFrames>> = space.translation().clone();
     roots.load(&model.pin(), &mut None);

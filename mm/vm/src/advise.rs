@@ -14,22 +14,22 @@ use crate::refs::ClearRefs;
 use crate::request::{AreaFlags, MappedFile};
 use crate::resident::Resident;
 
-/// A call of msync, on its way from area to area ([`AddressSpace::next_to_sync`]).
+/// A call of msync, which proceeds from area to area ([`AddressSpace::next_to_sync`]).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SyncCall {
-    /// The part that has not been looked at.
+    /// The part that has not been checked yet.
     rest: Range<VirtAddr>,
-    /// There was one before it.
+    /// Whether there was a hole before that part.
     holes: bool,
     mode: SyncMode,
     others: OtherCopies,
 }
 
 impl SyncCall {
-    /// For `start..start + len`, in whole pages.
+    /// Makes a call for `start..start + len`, in whole pages.
     ///
     /// # Errors
-    /// [`VmError::Invalid`] where `start` is not page-aligned; [`VmError::NoMemory`] for a range
+    /// [`VmError::Invalid`] if `start` is not page-aligned; [`VmError::NoMemory`] for a range
     /// beyond all addresses.
     pub fn new(start: VirtAddr, len: u64, mode: SyncMode, others: OtherCopies) -> Result<Self, VmError> {
         Ok(Self { rest: page_range(start, whole_pages(len))?, holes: false, mode, others })
@@ -51,7 +51,7 @@ pub enum Advice {
     DontNeed,
     /// As `DontNeed`, locked pages too.
     DontNeedLocked,
-    /// The contents may be thrown away when memory is short, until they are written again.
+    /// The contents may be discarded when memory is short, until they are written again.
     Free,
     /// A child does not get the area.
     DontFork,
@@ -110,7 +110,7 @@ impl Advice {
         })
     }
 
-    /// The flags that areas lose and get.
+    /// The flags that areas lose and gain.
     const fn flags(self) -> Option<(AreaFlags, AreaFlags)> {
         const NONE: AreaFlags = AreaFlags::empty();
         const PATTERN: AreaFlags = AreaFlags::RANDOM.union(AreaFlags::SEQUENTIAL);
@@ -146,7 +146,7 @@ impl Advice {
 /// How msync waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SyncMode {
-    /// Only say whether all is mapped.
+    /// Only check whether all addresses are mapped.
     Check,
     /// Begin (MS_ASYNC): dirty pages are known already, so nothing is left to do.
     Start,
@@ -154,13 +154,13 @@ pub enum SyncMode {
     Wait,
 }
 
-/// The claim of msync about other mappings of the same file. They see the same frames, so there is
-/// nothing to do about it.
+/// The claim of msync about other mappings of the same file. These mappings have the same frames,
+/// so nothing has to be done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OtherCopies {
     /// No claim.
     Good,
-    /// They are out of date (MS_INVALIDATE), which cannot be where memory is locked.
+    /// They are out of date (MS_INVALIDATE), which is an error if memory is locked.
     Invalid,
 }
 
@@ -169,8 +169,8 @@ impl<S: Memory> AddressSpace<S> {
     /// before an error is returned.
     ///
     /// # Errors
-    /// [`VmError::Invalid`]; [`VmError::NoMemory`] for a hole, or where memory that was to be
-    /// collapsed finds none.
+    /// [`VmError::Invalid`]; [`VmError::NoMemory`] for a hole, or if there is no memory for a
+    /// collapse.
     pub fn advise(&mut self, start: VirtAddr, len: u64, advice: Advice) -> Result<(), VmError> {
         let range = page_range(start, len).map_err(|_| VmError::Invalid)?;
         if range.is_empty() {
@@ -229,7 +229,7 @@ impl<S: Memory> AddressSpace<S> {
         outcome
     }
 
-    /// Do something to the part of each area that is in `range`.
+    /// Calls a function for the part of each area that is in `range`.
     fn in_areas(
         &mut self,
         range: Range<VirtAddr>,
@@ -247,11 +247,11 @@ impl<S: Memory> AddressSpace<S> {
         self.in_areas(range, |resident, area, part| resident.zap(area, part, &mut batch));
     }
 
-    /// Say of the pages from `start` (page-aligned) on whether they are in memory: as many of
-    /// `pages` as lie in one area. How many those are.
+    /// Tells for the pages from `start` (page-aligned) on whether they are in memory: for as many
+    /// of `pages` as are in one area. Returns their number.
     ///
     /// # Errors
-    /// [`VmError::NoMemory`] where nothing is mapped at `start`.
+    /// [`VmError::NoMemory`] if nothing is mapped at `start`.
     pub fn residency(&self, start: VirtAddr, pages: &mut [bool]) -> Result<usize, VmError> {
         let area = self.areas.at(start).ok_or(VmError::NoMemory)?;
         let count = pages.len().min(((area.end.0 - start.0) / PAGE) as usize);
@@ -276,9 +276,9 @@ impl<S: Memory> AddressSpace<S> {
     }
 
     /// As [`AddressSpace::residency`], for the pages of one table. **Cost.** One load, two tests
-    /// and one store for each page that is there.
+    /// and one store for each present page.
     fn residency_of(&self, leaves: &Leaves<S::Machine>, start: VirtAddr, pages: &mut [bool]) {
-        // The table may begin before `start`, its entries that are shown do not.
+        // The table may begin before `start`, but its visited entries do not.
         let first = (leaves.addr(0).0 as i64 - start.0 as i64) / PAGE as i64;
         leaves.each(|index, entry| {
             let is_resident = entry.is_leaf()
@@ -292,12 +292,12 @@ impl<S: Memory> AddressSpace<S> {
         });
     }
 
-    /// The next file that `call` has to store, and `None` at its end. The lock may be let go of in
-    /// between; areas that are gone by then are holes.
+    /// Returns the next file that `call` has to store, and `None` at its end. The lock may be
+    /// released between two calls; areas that were unmapped meanwhile are holes.
     ///
     /// # Errors
-    /// [`VmError::Busy`] where memory is locked whose other copies are said to be out of date;
-    /// [`VmError::NoMemory`] for a hole, after the rest was named.
+    /// [`VmError::Busy`] for locked memory whose other copies are declared out of date.
+    /// [`VmError::NoMemory`] for a hole, after all files were returned.
     pub fn next_to_sync(&self, call: &mut SyncCall) -> Result<Option<Arc<dyn MappedFile<S>>>, VmError> {
         for area in self.areas.overlapping(call.rest.clone()) {
             call.holes |= area.start > call.rest.start;

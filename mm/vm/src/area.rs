@@ -1,7 +1,7 @@
 //! One area: a run of addresses with one protection and one backing.
 //!
-//! An area is page-aligned and never empty. One that shows a file or shared memory is attached to
-//! its cache as long as it lives, so truncation and reclaim find its leaves. [`Area::copied`] is
+//! An area is page-aligned and never empty. An area of a file or of shared memory is attached to
+//! its cache as long as it exists, so truncation and reclaim find its leaves. [`Area::copied`] is
 //! false only while no page of a private file has a frame of its own.
 
 use alloc::sync::Arc;
@@ -54,7 +54,7 @@ impl<S: Memory> AreaContent<S> {
             Self::SharedAnonymous(offset, _) | Self::Vdso(_, offset) => *offset += bytes,
         }
     }
-    /// The content as a child (or a moved area) has it.
+    /// The content for a child's area (or a moved area).
     pub(crate) fn attached_to(&self, space: u64) -> Self {
         match self {
             Self::Anonymous => Self::Anonymous,
@@ -85,7 +85,7 @@ impl<S: Memory> AreaContent<S> {
     }
 }
 
-/// Whether it happened; once it did, it stays so.
+/// Whether a page was copied; once set, it stays set.
 #[derive(Debug, Default)]
 pub(crate) struct Copied(AtomicBool);
 
@@ -114,10 +114,11 @@ pub(crate) struct Area<S: Memory> {
     pub flags: AreaFlags,
     pub policy: Option<Policy>,
     pub content: AreaContent<S>,
-    /// Some page here was made present for writing, or got a frame of its own to be read, so a
-    /// private area of a file may have such frames.
+    /// Some page here was made present for writing, or got its own frame for reading. So a private
+    /// area of a file may have frames that are not the cache's.
     pub copied: Copied,
-    /// Monitor that serves those of its faults that its flags name ([`AreaFlags::MONITORED`]).
+    /// Monitor that serves the kinds of faults that the area's flags name
+    /// ([`AreaFlags::MONITORED`]).
     pub monitor: Option<Arc<dyn Monitor>>,
 }
 
@@ -138,8 +139,8 @@ impl<S: Memory> Area<S> {
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.content, AreaContent::SharedFile(..) | AreaContent::SharedAnonymous(..))
     }
-    /// Whether it may have frames that no other area has: anonymous memory, or private copies of a
-    /// file's pages.
+    /// Whether the area may have frames that no other area has: anonymous memory, or private copies
+    /// of a file's pages.
     pub(crate) fn may_have_own_frames(&self) -> bool {
         match self.content {
             AreaContent::Anonymous => true,
@@ -147,33 +148,33 @@ impl<S: Memory> Area<S> {
             AreaContent::SharedFile(..) | AreaContent::SharedAnonymous(..) => false,
         }
     }
-    /// Counts towards RLIMIT_DATA: private, writable, not the stack.
+    /// Whether the area counts towards RLIMIT_DATA: private, writable, not the stack.
     pub(crate) fn is_data(&self) -> bool {
         self.is_data_as(self.protection)
     }
-    /// Whether it would with this protection.
+    /// Whether the area would count towards RLIMIT_DATA with this protection.
     pub(crate) fn is_data_as(&self, protection: Protection) -> bool {
         !self.is_shared()
             && protection.contains(Protection::WRITE)
             && !self.flags.contains(AreaFlags::GROWSDOWN)
     }
-    /// Whether it is asked with this protection if there can ever be so much memory, and was not
-    /// yet.
+    /// Whether, with this protection, the area must be checked against the memory that there can
+    /// ever be, and was not checked yet.
     pub(crate) fn is_new_promise_as(&self, protection: Protection) -> bool {
         !self.is_shared()
             && protection.contains(Protection::WRITE)
             && !self.flags.intersects(AreaFlags::NORESERVE | AreaFlags::ACCOUNT)
     }
-    /// Whether the kernel never reads or writes its bytes for a caller: the page of time, and
-    /// secret memory.
+    /// Whether the kernel never reads or writes the area's bytes for a caller: the page of time,
+    /// and secret memory.
     pub(crate) fn is_withheld(&self) -> bool {
         self.is_time() || self.is_secret()
     }
-    /// Whether it shows memory that is for programs alone.
+    /// Whether the area maps secret memory, which only programs may access.
     pub(crate) fn is_secret(&self) -> bool {
         self.attachment().is_some_and(|at| at.cache().is_secret())
     }
-    /// The cache behind it, and the index in it of the page at `addr`.
+    /// The area's cache, and the index there of the page at `addr`.
     pub(crate) fn cache_page(&self, addr: VirtAddr) -> Option<(&Arc<PageCache<S>>, u64)> {
         let at = self.attachment()?;
         let offset = self.content.offset() + (addr.page_start().0 - self.start.0);
@@ -199,7 +200,7 @@ impl<S: Memory> Area<S> {
     pub(crate) fn shared_frame_rights(&self) -> Rights {
         self.protection.rights().without(Rights::WRITE)
     }
-    /// Whether `protection` may be had here.
+    /// Checks whether `protection` is allowed here.
     pub(crate) fn check_protection(&self, protection: Protection) -> Result<(), VmError> {
         let denied = self.flags.contains(AreaFlags::NEVERWRITE)
             || self.is_time()
@@ -207,7 +208,8 @@ impl<S: Memory> Area<S> {
         let runs = protection.contains(Protection::EXEC) && self.flags.contains(AreaFlags::NEVEREXEC);
         if denied && protection.contains(Protection::WRITE) || runs { Err(VmError::Access) } else { Ok(()) }
     }
-    /// Cut at `at`, which is inside: this keeps the lower part, the upper is returned.
+    /// Splits the area at `at`, which is inside: this keeps the lower part, and the upper part is
+    /// returned.
     pub(crate) fn split_off(&mut self, at: VirtAddr) -> Self {
         debug_assert!(self.start < at && at < self.end);
         let mut upper = self.clone();
@@ -216,7 +218,7 @@ impl<S: Memory> Area<S> {
         self.end = at;
         upper
     }
-    /// Whether `next`, which starts where this ends, could be one area with it.
+    /// Whether `next`, which starts where this area ends, can be joined with it.
     pub(crate) fn joins(&self, next: &Self) -> bool {
         self.end == next.start
             && self.protection == next.protection
@@ -225,13 +227,13 @@ impl<S: Memory> Area<S> {
             && self.has_monitor_of(next)
             && self.content.continues(&next.content, self.len())
     }
-    /// Be one area with `next`, which it joins.
+    /// Joins `next` to this area.
     pub(crate) fn absorb(&mut self, next: &Self) {
         self.end = next.end;
         if next.copied.is_set() {
             self.copied.set();
         }
-        // Rather said to be written than not, and rather asked again than not at all.
+        // In doubt a page counts as written, and memory is checked again.
         self.flags |= next.flags & AreaFlags::SOFTDIRTY;
         self.flags &= next.flags | !AreaFlags::ACCOUNT;
     }

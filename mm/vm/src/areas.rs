@@ -3,8 +3,8 @@
 //!
 //! Each subtree knows the widest gap between its areas ([`Ground`]), so a hole is found in O(log n)
 //! steps. Repeated searches find their hole in a few steps, however many areas there are: the tree
-//! remembers the place that was used last, and the address above which no hole is left ([`Full`]).
-//! A caller that adds or cuts areas makes room for them first ([`Areas::make_room`]), so that no
+//! remembers the last used position, and the address above which no hole is left ([`Full`]). A
+//! caller that adds or splits areas makes room for them first ([`Areas::make_room`]), so that no
 //! step fails half way.
 
 use core::cell::Cell;
@@ -18,26 +18,26 @@ use crate::VmError;
 use crate::area::Area;
 use crate::request::{AreaFlags, LOW, Layout};
 
-/// The room that stays free below an area that grows downwards, so that a stack runs into nothing
-/// unseen (Linux: `stack_guard_gap`, 256 pages).
+/// The room that stays free below an area that grows downwards, so that a stack does not run into
+/// other memory unnoticed (Linux: `stack_guard_gap`, 256 pages).
 pub(crate) const STACK_GAP: u64 = 256 << 12;
 
-/// How many areas are looked at one by one before the tree is searched for a hole.
+/// Number of areas that are checked one by one before the tree is searched for a hole.
 const NEAR: usize = 4;
 
-/// A fact about holes: of the holes below the layout's base for mmap, none of `len` bytes or more
-/// ends above `edge`. [`Full::UNKNOWN`] is true of any holes.
+/// A fact about holes: no hole of `len` bytes or more, below the layout's base for mmap, ends above
+/// `edge`. [`Full::UNKNOWN`] is always true.
 ///
 /// The fact stays true when an area is added. A removal raises `edge` to the end of the hole that
-/// it makes. An area that grows downwards keeps a gap below it which this arithmetic does not see:
-/// once one was below the base, the fact is not used ([`Areas::highest_hole`]).
+/// it makes. An area that grows downwards keeps a gap below it that this calculation ignores. So
+/// once such an area was below the base, the fact is not used ([`Areas::highest_hole`]).
 #[derive(Clone, Copy)]
 struct Full {
     len: u64,
     edge: VirtAddr,
 }
 
-/// Areas that are summed up before others may run.
+/// Number of areas that are summed up before other tasks may run.
 const SUMMED_AT_ONCE: usize = 4096;
 
 impl Full {
@@ -47,9 +47,9 @@ impl Full {
 /// The range and the gaps of a subtree of areas.
 #[derive(Clone, PartialEq, Debug)]
 struct Ground {
-    /// Where its first area begins, with the gap that it must keep.
+    /// Start of the first area, less the gap that it must keep.
     start: VirtAddr,
-    /// Where its last area ends.
+    /// End of the last area.
     end: VirtAddr,
     /// The bytes of the widest gap between two of its areas.
     widest: u64,
@@ -90,7 +90,7 @@ impl LimitedPages {
         self.data -= other.data;
         self.locked -= other.locked;
     }
-    /// Has `change` change an area that is counted here.
+    /// Applies `change` to an area that is counted here, and updates the counts.
     #[inline]
     fn recount<S: Memory>(&mut self, area: &mut Area<S>, change: impl FnOnce(&mut Area<S>)) {
         self.remove(Self::of(area));
@@ -104,8 +104,8 @@ pub(crate) struct Areas<S: Memory> {
     tree: Tree<VirtAddr, Area<S>, Ground>,
     /// The sums over all areas.
     limited: LimitedPages,
-    /// The area that was found or added last, or that before the one that went last, if it is still
-    /// there: faults come in runs, and what is mapped is often unmapped next.
+    /// The area that was found or added last, or the one before the last removed area, if it still
+    /// exists: faults are often near each other, and mapped memory is often unmapped next.
     last: AtomicSlot,
     full: Full,
     /// The lowest start that an area which grows downwards ever had.
@@ -129,12 +129,12 @@ impl<S: Memory> Areas<S> {
     pub(crate) fn count(&self) -> usize {
         self.tree.len()
     }
-    /// Make room for `more` areas: adding and cutting as many does not fail. Twice as many places
-    /// are there, since what is cut to be taken out needs some for a moment.
+    /// Makes room for `more` areas: adding and splitting as many does not fail. There is room for
+    /// twice as many, since areas that are split for removal need some for a moment.
     ///
     /// # Errors
-    /// [`VmError::NoMemory`], also where there are more than `most`: one more than that is the last
-    /// that is made, as on Linux.
+    /// [`VmError::NoMemory`], also if there are more than `most` areas: as on Linux, one area more
+    /// than `most` can exist.
     pub(crate) fn make_room(&mut self, more: usize, most: usize) -> Result<(), VmError> {
         if self.count() > most {
             return Err(VmError::NoMemory);
@@ -163,7 +163,7 @@ impl<S: Memory> Areas<S> {
         let tree = Tree::try_from_sorted(self.count(), twins)?;
         Ok(Self { limited, lowest_growing: self.lowest_growing, ..Self::of(self.source, tree) })
     }
-    /// Make room for what cutting `range` out needs: nothing, where its ends are borders already.
+    /// Makes room for removing `range`: none is needed if its ends are already borders.
     ///
     /// # Errors
     /// [`VmError::NoMemory`].
@@ -175,11 +175,11 @@ impl<S: Memory> Areas<S> {
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Area<S>> {
         self.tree.values()
     }
-    /// Change all areas where they are: neither starts nor ends, nor anything that limits count.
+    /// Changes all areas in place, but not their starts and ends, nor anything that limits count.
     pub(crate) fn for_each_mut(&mut self, mut f: impl FnMut(&mut Area<S>)) {
         self.tree.update_range(.., |_, area| f(area));
     }
-    /// The area that `addr` is in. Every page fault asks.
+    /// The area that contains `addr`. Hot path: every page fault calls this.
     #[inline(always)]
     pub(crate) fn at(&self, addr: VirtAddr) -> Option<&Area<S>> {
         let contains = |area: &&Area<S>| area.start <= addr && addr < area.end;
@@ -188,7 +188,7 @@ impl<S: Memory> Areas<S> {
             None => self.find(addr),
         }
     }
-    /// As [`Areas::at`], for many CPUs at once: nothing is remembered, so no line is stored.
+    /// As [`Areas::at`], for many CPUs at once: nothing is remembered, so no cache line is written.
     pub(crate) fn at_shared(&self, addr: VirtAddr) -> Option<&Area<S>> {
         let (_, _, area) = self.tree.floor(&addr)?;
         (addr < area.end).then_some(area)
@@ -219,7 +219,8 @@ impl<S: Memory> Areas<S> {
     /// The areas with an address in `range`, upwards.
     pub(crate) fn overlapping(&self, range: Range<VirtAddr>) -> impl Iterator<Item = &Area<S>> {
         let first = if range.is_empty() { Slot::NONE } else { self.first_from(range.start) };
-        // The end is met on the way: to search for it costs more.
+        // The iterator stops at the end of `range` itself: searching for the last area would cost
+        // more.
         self.tree.from_slot(first).map(|(_, area)| area).take_while(move |area| area.start < range.end)
     }
     /// The place of the first area that ends above `addr`.
@@ -233,7 +234,7 @@ impl<S: Memory> Areas<S> {
         self.last.set(slot);
         if addr < area.end { slot } else { self.tree.slot_after(slot) }
     }
-    /// The same, each with the part of it that is in `range`.
+    /// As [`Areas::overlapping`], each with the part of it that is in `range`.
     pub(crate) fn parts(&self, range: Range<VirtAddr>) -> impl Iterator<Item = (&Area<S>, Range<VirtAddr>)> {
         let part = move |area: &Area<S>| area.start.max(range.start)..area.end.min(range.end);
         self.overlapping(range.clone()).map(move |area| (area, part(area)))
@@ -253,7 +254,7 @@ impl<S: Memory> Areas<S> {
         }
         next >= range.end
     }
-    /// Add an area where nothing is, in room that was made, and join it with its neighbours.
+    /// Adds an area at free addresses, in reserved room, and joins it with its neighbours.
     pub(crate) fn add(&mut self, area: Area<S>) {
         debug_assert!(area.start < area.end && self.is_free(area.start..area.end));
         if area.flags.contains(AreaFlags::GROWSDOWN) {
@@ -307,10 +308,10 @@ impl<S: Memory> Areas<S> {
         self.limited.remove(LimitedPages::of(&gone));
         Some(gone)
     }
-    /// Changes the areas in `range`, which are cut to fit, then joins those that can be one. There
-    /// is room for two more.
+    /// Changes the areas in `range`, which are split at its ends, then joins those that can be
+    /// joined. There is room for two more.
     pub(crate) fn change(&mut self, range: Range<VirtAddr>, mut f: impl FnMut(&mut Area<S>)) {
-        // Most often it is just one.
+        // Usually it is just one area.
         if self.at(range.start).is_some_and(|area| area.start == range.start && area.end == range.end) {
             let limited = &mut self.limited;
             self.tree.update(&range.start, |area| limited.recount(area, f));
@@ -333,8 +334,8 @@ impl<S: Memory> Areas<S> {
     }
     /// Join neighbours from just below `range` to just above.
     pub(crate) fn join(&mut self, range: Range<VirtAddr>) {
-        // From the top down, and on from where two became one: what lies above was looked at and
-        // joins no less for it. So a range of many areas is walked once.
+        // From the top down, continuing from each joined pair: the areas above were already
+        // checked, and a join does not change that. So a range of many areas is walked once.
         let mut top = range.end;
         while let Some((key, next)) = self.joinable(range.start, top) {
             top = key;
@@ -343,8 +344,8 @@ impl<S: Memory> Areas<S> {
             self.tree.update(&key, |area| area.absorb(&gone));
         }
     }
-    /// The starts of two neighbours that can be one: the highest from just below `bottom` to what
-    /// begins at `top`.
+    /// The starts of two neighbours that can be one: the highest pair between just below `bottom`
+    /// and the area that begins at `top`.
     fn joinable(&self, bottom: VirtAddr, top: VirtAddr) -> Option<(VirtAddr, VirtAddr)> {
         let mut above: Option<&Area<S>> = None;
         for (&start, area) in self.tree.range(..=top).rev() {
@@ -358,14 +359,14 @@ impl<S: Memory> Areas<S> {
         }
         None
     }
-    /// Move an area's start (growth of a stack, and nothing else). `from` is its present start.
+    /// Moves an area's start (growth of a stack, and nothing else). `from` is its present start.
     pub(crate) fn move_start(&mut self, from: VirtAddr, to: VirtAddr) {
         let limited = &mut self.limited;
         self.tree.rekey(&from, to, |area| limited.recount(area, |area| area.start = to));
         self.lowest_growing = self.lowest_growing.min(to);
     }
 
-    /// A hole of `len` bytes: the highest below `mmap_base`, else the lowest above.
+    /// Finds a hole of `len` bytes: the highest below `mmap_base`, else the lowest above.
     pub(crate) fn find_hole(&mut self, len: u64, layout: &Layout) -> Option<VirtAddr> {
         self.highest_hole(len, layout).or_else(|| self.lowest_hole_above(len, layout))
     }
@@ -378,7 +379,8 @@ impl<S: Memory> Areas<S> {
             self.sum_up();
             self.search_hole(top, len, layout)
         });
-        // A fact about smaller holes holds for larger ones too, so a larger request keeps it.
+        // A fact recorded for holes of one length also holds for longer ones. A longer request
+        // keeps it.
         if len <= self.full.len {
             let edge = found.map_or(layout.lowest, |start| VirtAddr(start.0 + len));
             self.full = Full { len, edge };
@@ -386,8 +388,8 @@ impl<S: Memory> Areas<S> {
         found
     }
 
-    /// Makes the tree ready for a search: after a fork all areas are to be summed up, and others
-    /// run meanwhile.
+    /// Makes the tree ready for a search: after a fork all areas have to be summed up, and other
+    /// tasks may run meanwhile.
     fn sum_up(&mut self) {
         while !self.tree.sum_up_some(SUMMED_AT_ONCE) {
             self.source.rest();
@@ -411,8 +413,8 @@ impl<S: Memory> Areas<S> {
 
     /// The highest hole that ends at or below `top`.
     fn search_hole(&mut self, top: VirtAddr, len: u64, layout: &Layout) -> Option<VirtAddr> {
-        // Where what was passed last begins. As on Linux an area keeps its gap from its neighbour
-        // only.
+        // Start of the last skipped area. As on Linux an area keeps its gap only from its
+        // neighbour.
         let ceiling = Cell::new(top);
         let fits = |end: VirtAddr| end.0.saturating_add(len) <= ceiling.get().0;
         let passes = |ground: &Ground| {
@@ -462,8 +464,8 @@ impl<S: Memory> Areas<S> {
         self.lowest_hole(LOW, len)
     }
 
-    /// Check the tree, the sums, and that holes of some sizes are found where a walk over all areas
-    /// finds them.
+    /// Check the tree, the sums, and that the search for holes of some sizes finds the same holes
+    /// as a walk over all areas.
     #[cfg(test)]
     pub(crate) fn validate(&mut self, layout: &Layout) {
         self.tree.validate();
@@ -505,7 +507,7 @@ impl<S: Memory> Areas<S> {
     }
 }
 
-/// Where an area's ground begins, with the gap that it must keep.
+/// Start of an area's reserved range, which includes the gap that it must keep.
 fn reserved_start<S: Memory>(area: &Area<S>) -> VirtAddr {
     let gap = if area.flags.contains(AreaFlags::GROWSDOWN) { STACK_GAP } else { 0 };
     VirtAddr(area.start.0.saturating_sub(gap))

@@ -1,13 +1,13 @@
-//! Which frames are wanted back.
+//! The choice of frames to reclaim.
 
 use freehold_charge::Below;
 use freehold_frame::{FrameState, FrameTable, NodeSet};
 use freehold_machine::Pfn;
 
-/// Frames of some nodes; of those all, or those that some accounts pay for.
+/// Frames of some nodes: all of them, or those that are charged to some accounts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameChoice {
-    /// On which nodes they are.
+    /// The nodes of the frames.
     pub nodes: NodeSet,
     /// The accounts that the frames are charged to; `None`: any.
     pub charged: Option<Below>,
@@ -21,7 +21,7 @@ impl FrameChoice {
     pub const fn on(nodes: NodeSet) -> Self {
         Self { nodes, charged: None }
     }
-    /// The frames that `accounts` pay for.
+    /// The frames that are charged to `accounts`.
     pub const fn charged_to(accounts: Below) -> Self {
         Self { nodes: NodeSet::ALL, charged: Some(accounts) }
     }

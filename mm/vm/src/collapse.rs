@@ -28,8 +28,8 @@ use crate::events::Event;
 use crate::huge::{HugeMode, LARGE, blocks_in, large_leaf};
 use crate::resident::Resident;
 
-/// Limits on the 512 small pages that are made one large page unasked, as counts of pages (Linux:
-/// /sys/kernel/mm/transparent_hugepage/khugepaged/max_ptes_*).
+/// Limits on the 512 small pages that are made one large page without a request, as counts of pages
+/// (Linux: /sys/kernel/mm/transparent_hugepage/khugepaged/max_ptes_*).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CollapseLimits {
     /// Never written: they would cost memory.
@@ -45,9 +45,9 @@ pub struct CollapseLimits {
 pub struct CollapseStep {
     /// Where the next step begins; `None` when this space has been looked through.
     pub next: Option<VirtAddr>,
-    /// Pages looked at.
+    /// Number of scanned pages.
     pub pages: u64,
-    /// How the large page came out that was tried, if one was.
+    /// The result for the large page that was tried, if any.
     pub tried: Option<Result<(), VmError>>,
 }
 
@@ -56,32 +56,32 @@ pub struct CollapseStep {
 struct Survey {
     /// Pages with a frame of their own.
     present: u64,
-    /// Of these, such that are mapped elsewhere too.
+    /// The pages among these that are mapped elsewhere, too.
     shared: u64,
-    /// Of these, such that are pinned.
+    /// The pages among these that are pinned.
     pinned: u64,
-    /// Of these, such that were used since the last look.
+    /// The pages among these that were used since the last scan.
     used: u64,
     /// Pages in swap areas.
     swapped: u64,
     /// The first frame.
     first: Option<Pfn>,
-    /// Pages whose next store is to be told.
+    /// Pages whose next store is to be reported.
     watched: u64,
-    /// Where the block would start that the first frame is part of.
+    /// The start of the block that would contain the first frame.
     head: Option<Pfn>,
-    /// Whether a frame lies apart from that block.
+    /// Whether a frame is outside that block, or not in order.
     apart: bool,
 }
 
 impl Survey {
-    /// The block that holds all of it in order already.
+    /// The block that already contains all frames in order.
     fn block(&self) -> Option<Pfn> {
         self.head.filter(|head| !self.apart && self.present == PAGEBLOCK_FRAMES && head.is_aligned(9))
     }
 }
 
-/// A page whose leaf is gone: its frame, if it has one of its own, cannot be pinned.
+/// A page whose leaf was removed: its frame, if it has its own, cannot be pinned.
 struct Gone<S: Memory> {
     addr: VirtAddr,
     old: Entry,
@@ -120,8 +120,8 @@ impl<S: Memory> Resident<S> {
     /// covers. Large pages need not be enabled.
     ///
     /// # Errors
-    /// [`VmError::Invalid`] where nothing is mapped; [`VmError::Again`] where a frame is held;
-    /// [`VmError::Fault`] where a page cannot be read from its swap area; [`VmError::NoMemory`].
+    /// [`VmError::Invalid`] if nothing is mapped; [`VmError::Again`] if a frame is held;
+    /// [`VmError::Fault`] if a page cannot be read from its swap area; [`VmError::NoMemory`].
     fn collapse(&mut self, area: &Area<S>, start: VirtAddr) -> Result<(), VmError> {
         if self.tables.find_large(start).is_some_and(|slot| slot.load().is_large()) {
             return Ok(());
@@ -138,8 +138,8 @@ impl<S: Memory> Resident<S> {
         let in_place = survey.block().and_then(|head| LargeMapping::borrow_leaf(self.source(), head));
         let block = match in_place {
             Some(block) => {
-                // Alone with it, the block is one again; shared, its pieces stay counted by
-                // themselves.
+                // If this space is the only holder, the block becomes whole again; if it is shared,
+                // its pieces keep separate counts.
                 let _: Result<(), _> = block.gather();
                 self.tables.visit(range, |_, slot, _, _| {
                     slot.replace(Entry::EMPTY);
@@ -165,8 +165,8 @@ impl<S: Memory> Resident<S> {
         Ok(())
     }
 
-    /// A new block with the bytes of the 2 MiB from `start` on, whose leaves are gone; `payer` pays
-    /// for all of it.
+    /// A new block with the bytes of the 2 MiB from `start` on, whose leaves were removed; `payer`
+    /// is charged for the whole block.
     fn collapse_copy(
         &mut self,
         area: &Area<S>,
@@ -182,8 +182,8 @@ impl<S: Memory> Resident<S> {
             self.commons.count(Event::HugeCollapseFailed);
             return Err(VmError::NoMemory);
         };
-        // Noted before anything is put back, too: the tables then agree with entries that TLBs
-        // still have.
+        // Noted even if pages are put back: the tables then agree with entries that TLBs still
+        // have.
         batch.range(start, PAGEBLOCK_FRAMES);
         let outcome = self.take_leaves(start, &mut gone);
         // No CPU stores to the old frames any more once this is done.
@@ -199,7 +199,7 @@ impl<S: Memory> Resident<S> {
             (next..index).for_each(|gap| machine.zero(&block.held_at(gap)));
             match page.held {
                 Some((old, _)) => machine.copy(&old, &block.held_at(index)),
-                // The leaf led to the page of zeroes.
+                // The leaf mapped the page of zeroes.
                 None => machine.zero(&block.held_at(index)),
             }
             next = index + 1;
@@ -208,11 +208,11 @@ impl<S: Memory> Resident<S> {
         Ok(block)
     }
 
-    /// Take all leaves of the 2 MiB from `start` on away; `gone` has room for them.
+    /// Removes all leaves of the 2 MiB from `start` on; `gone` has room for them.
     ///
     /// # Errors
-    /// [`VmError::Again`] where a frame is held, by a pin that came a moment ago or by the kernel;
-    /// leaves before it are gone.
+    /// [`VmError::Again`] if a frame is held, by a new pin or by the kernel; the leaves before it
+    /// have been removed.
     fn take_leaves(&self, start: VirtAddr, gone: &mut Vec<Gone<S>>) -> Result<(), VmError> {
         let mut outcome = Ok(());
         self.tables.visit(start..VirtAddr(start.0 + LARGE), |addr, slot, entry, _| {
@@ -272,7 +272,7 @@ impl<S: Memory> AddressSpace<S> {
     ///
     /// # Errors
     /// [`VmError::Invalid`] where an area may have none, or is too small for one, or nothing is
-    /// mapped; else as a large page failed last.
+    /// mapped; else the last error of a large page.
     pub(crate) fn collapse(&mut self, range: Range<VirtAddr>) -> Result<(), VmError> {
         let Self { areas, resident, .. } = self;
         let mut outcome = Ok(());

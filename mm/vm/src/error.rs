@@ -1,4 +1,4 @@
-//! Why something is refused, in Linux' terms.
+//! Reasons for failures, in Linux' terms.
 
 use core::fmt;
 
@@ -10,7 +10,7 @@ use freehold_tree::NoMemory;
 pub enum VmError {
     /// EPERM.
     Permission,
-    /// EIO: the backing store failed, or forced access where it is not allowed.
+    /// EIO: the backing store failed, or a forced access is not allowed.
     Io,
     /// EAGAIN: more locked memory than allowed.
     Again,
@@ -30,14 +30,14 @@ pub enum VmError {
     Invalid,
     /// EOVERFLOW: the file offset does not fit.
     Overflow,
-    /// EINTR: the task that asked is to end.
+    /// EINTR: the calling task has to end.
     Interrupted,
     /// ENOENT: the address to fill is in no area with a monitor.
     Missing,
     /// EFAULT: a monitor must provide the page ([`Monitor`](crate::Monitor)), and the caller does
     /// not wait for it.
     Monitored,
-    /// ENOMEM: a frame has as many holders as can be counted, which no memory mends.
+    /// ENOMEM: a frame has as many holders as can be counted, which more memory would not change.
     TooManyHolders,
 }
 
@@ -101,7 +101,7 @@ pub enum SegvCode {
     AccErr,
 }
 
-/// Why a page fault cannot be mended.
+/// Reasons why a page fault cannot be handled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FaultError {
     /// SIGSEGV.
@@ -109,9 +109,10 @@ pub enum FaultError {
     /// SIGBUS with BUS_ADRERR: past the end of the file, or its store failed, or the frame has as
     /// many holders as can be counted.
     Bus,
-    /// No frame. No error of the program's: free some memory and try again.
+    /// There is no frame. The program is not at fault: the caller frees some memory and tries
+    /// again.
     OutOfMemory,
-    /// The page is its area's monitor's to provide:
+    /// The area's monitor has to provide the page:
     /// [`AddressSpace::take_wanted`](crate::AddressSpace::take_wanted).
     Monitored,
 }
@@ -140,7 +141,7 @@ impl From<VmError> for FaultError {
     }
 }
 
-/// How a page fault was mended.
+/// How a page fault was handled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FaultKind {
     /// From memory.

@@ -7,12 +7,13 @@ pub enum Event {
     Reuse,
     /// `thp_fault_alloc`: a fault was served with a large page.
     HugeFaultAlloc,
-    /// `thp_fault_fallback`: a fault was not served with a large page, for want of a pageblock.
+    /// `thp_fault_fallback`: a fault was not served with a large page, because no pageblock was
+    /// free.
     HugeFaultFallback,
     /// `thp_collapse_alloc`: small pages became a large one.
     HugeCollapseAlloc,
-    /// `thp_collapse_alloc_failed`: small pages did not become a large one, for want of a
-    /// pageblock.
+    /// `thp_collapse_alloc_failed`: small pages did not become a large one, because no pageblock
+    /// was free.
     HugeCollapseFailed,
     /// `thp_split_page`: the frames of a block are counted one by one.
     HugeSplitPage,
@@ -20,10 +21,11 @@ pub enum Event {
     HugeSplitLeaf,
     /// `thp_zero_page_alloc`: the block of zeroes was made.
     HugeZeroAlloc,
-    /// `thp_zero_page_alloc_failed`: the block of zeroes could not be made, for want of a
-    /// pageblock.
+    /// `thp_zero_page_alloc_failed`: the block of zeroes could not be made, because no pageblock
+    /// was free.
     HugeZeroFailed,
-    /// `thp_split_page_failed`: a large leaf could not become small ones, for want of a table.
+    /// `thp_split_page_failed`: a large leaf could not become small ones, because there was no
+    /// memory for a table.
     HugeSplitFailed,
     /// `thp_swpout_fallback`: a large page was split in order to be swapped out.
     HugeSwapFallback,
@@ -35,9 +37,9 @@ pub enum Event {
     SwapAhead,
     /// `swap_ra_hit`: a page that was read ahead was used.
     SwapAheadHit,
-    /// `pglazyfree`: a page was given up (MADV_FREE).
+    /// `pglazyfree`: a page was marked as discardable (MADV_FREE).
     LazyFree,
-    /// `pglazyfreed`: the frame of such a page was taken.
+    /// `pglazyfreed`: the frame of such a page was freed.
     LazyFreed,
     /// Ours, `cow_unneeded`: a write fault copied a frame that had no other mapping, holder or swap
     /// entry at the time of the decision.
@@ -60,7 +62,7 @@ pub enum Event {
     HugeScanShared,
 }
 
-/// How many there are.
+/// The number of events.
 pub(crate) const EVENTS: usize = Event::HugeScanShared as usize + 1;
 
 /// Result of a store to a page that may be shared, by its tracepoint's number.

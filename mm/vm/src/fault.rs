@@ -1,8 +1,8 @@
 //! Page faults.
 //!
-//! The order of decisions: which area; may it do that; is the page there; whose frame is it. A
-//! fault that finds nothing to do is no error: another thread mended it, or the CPU remembered less
-//! than the tables grant.
+//! The order of checks: the area; its protection; whether the page is present; the owner of its
+//! frame. A fault that finds nothing to do is no error: another thread has handled it, or the TLB
+//! granted less than the tables.
 
 use core::ops::Range;
 
@@ -27,8 +27,8 @@ impl From<Access> for Want {
 /// The access for which pages are made present before they are touched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Populate {
-    /// As their areas allow: for writing where they are private and writable. Areas that allow
-    /// nothing are passed over (MAP_POPULATE, mlock).
+    /// As their areas allow: for writing if they are private and writable. Areas that allow nothing
+    /// are skipped (MAP_POPULATE, mlock).
     AsAllowed,
     /// For reading (MADV_POPULATE_READ).
     Read,
@@ -55,11 +55,10 @@ impl Populate {
 }
 
 impl<S: Memory> AddressSpace<S> {
-    /// Serves an access of the process to `addr`, for which its CPU found no translation: makes
-    /// one.
+    /// Handles a fault: makes a translation for an access of the process to `addr`.
     ///
     /// # Errors
-    /// The signal that the process gets, or that there is no frame.
+    /// The signal for the process, or [`FaultError::OutOfMemory`].
     pub fn fault(
         &mut self,
         addr: VirtAddr,
@@ -72,7 +71,7 @@ impl<S: Memory> AddressSpace<S> {
     /// As [`AddressSpace::fault`], but calls `limits` only where a stack may grow.
     ///
     /// # Errors
-    /// As there.
+    /// As [`AddressSpace::fault`].
     #[inline]
     pub fn fault_within(
         &mut self,
@@ -120,15 +119,15 @@ impl<S: Memory> AddressSpace<S> {
         Ok(())
     }
 
-    /// Make up to `most` pages of `range` present; returns where to go on, the end of `range` when
-    /// all is done. Holes are passed over.
+    /// Make up to `most` pages of `range` present; returns the address at which to continue, the
+    /// end of `range` when all is done. Holes are skipped.
     ///
     /// The caller gives the space's lock back between two such steps, since a program chooses how
     /// long a range is.
     ///
     /// # Errors
     /// [`VmError::Invalid`] for an area that does not allow what `populate` says; else as
-    /// [`AddressSpace::fault`], for the first page that cannot be had.
+    /// [`AddressSpace::fault`], for the first page that cannot be made present.
     pub fn populate_some(
         &mut self,
         range: Range<VirtAddr>,
@@ -153,14 +152,14 @@ impl<S: Memory> AddressSpace<S> {
         Ok(range.end)
     }
 
-    /// The addresses whose pages the last call promised to make present, if it did: for
-    /// [`AddressSpace::populate_some`], since that may take long. Once.
+    /// Takes the addresses whose pages are to be made present after the last call, if any. The
+    /// caller passes them to [`AddressSpace::populate_some`], since that may take long.
     #[must_use]
     pub fn take_due(&mut self) -> Option<Range<VirtAddr>> {
         self.due.take()
     }
 
-    /// The pages of `start..end` are to be made present after the call.
+    /// Notes that the pages of `start..end` are to be made present after the call.
     pub(crate) fn owe(&mut self, start: VirtAddr, end: VirtAddr) {
         self.due = Some(start..end);
     }

@@ -1,7 +1,7 @@
 //! fork: the child shares frames that can be shared and gets copies of the others.
 //!
-//! Per anonymous frame, one atomic step decides: *share* fails exactly where a pin is live, and
-//! then the child gets a copy at once while the parent keeps its frame, its rights and its pin. The
+//! Per anonymous frame, one atomic step decides: *share* fails exactly if there is a pin, and then
+//! the child gets a copy at once while the parent keeps its frame, its rights and its pin. The
 //! parent's writable leaves become read-only and are flushed before this returns, so nothing that
 //! the parent writes from then on is seen by the child.
 //!
@@ -22,11 +22,12 @@ use crate::resident::{Resident, leaf};
 use crate::{AddressSpace, VmError};
 
 impl<S: Memory> AddressSpace<S> {
-    /// A copy-on-write twin. Locks on memory, and areas with advice against inheritance, stay
-    /// behind.
+    /// Makes a copy-on-write twin. Locks on memory, and areas with advice against inheritance, are
+    /// not inherited.
     ///
     /// # Errors
-    /// [`VmError::NoMemory`]; this space is as before, if with fewer pages writable at once.
+    /// [`VmError::NoMemory`]; this space is unchanged, except that fewer pages are writable without
+    /// a fault.
     pub fn fork(&mut self) -> Result<Self, VmError> {
         let mut child = Self::new(&self.resident.commons, self.layout)?;
         child.brk_base = self.brk_base;
@@ -34,7 +35,8 @@ impl<S: Memory> AddressSpace<S> {
         child.resident.huge = self.resident.huge;
         let Self { areas, resident, .. } = self;
         let mut is_monitored = false;
-        // Before their pages: a child that is given up half way finds them by its areas.
+        // Areas are copied before their pages: if the fork fails half way, the child frees its
+        // pages by its areas.
         child.areas = areas.twins(|area| {
             // One area's objects are few; there may be 65,530 areas.
             resident.source().ensure_objects()?;
@@ -55,7 +57,7 @@ impl<S: Memory> AddressSpace<S> {
         }
         drop(batch);
         if is_monitored {
-            // Areas that differed by their monitor differ no more.
+            // Areas that differed only by their monitor no longer differ.
             child.areas.join(VirtAddr(0)..VirtAddr(u64::MAX));
         }
         child.resident.note_peak();
@@ -81,7 +83,8 @@ impl<S: Memory> Resident<S> {
     }
 }
 
-/// The pages of `area` on their way to a child. Rights that the parent's leaves lose go to `batch`.
+/// State of copying the pages of `area` to a child. Rights that the parent's leaves lose go to
+/// `batch`.
 struct Fork<'a, S: Memory> {
     parent: &'a Resident<S>,
     area: &'a Area<S>,
@@ -89,8 +92,8 @@ struct Fork<'a, S: Memory> {
 }
 
 impl<S: Memory> Fork<'_, S> {
-    /// Gives the child the pages of `range`, up to the first large page that cannot be shared as
-    /// one: where that is.
+    /// Gives the child the pages of `range`, up to the first large page that cannot be shared as a
+    /// whole; returns its address.
     fn run(
         &mut self,
         range: Range<VirtAddr>,
@@ -123,7 +126,7 @@ impl<S: Memory> Fork<'_, S> {
     fn leaves(&mut self, from: &Leaves<S::Machine>, child: &mut Resident<S>) -> Result<(), OutOfMemory> {
         let mut outcome = Ok(());
         let (mut anonymous, mut swapped) = (0, 0);
-        // Made for the first page that the child gets: of files it gets none.
+        // Made for the first page that the child gets: it gets no pages of files.
         let mut table = None;
         from.each(|index, entry| {
             if outcome.is_err() {
@@ -149,8 +152,8 @@ impl<S: Memory> Fork<'_, S> {
         outcome
     }
 
-    /// Gives the child the large page `from`; how many anonymous pages that are. `None` where it
-    /// cannot be shared as one.
+    /// Gives the child the large page `from`; returns the number of its anonymous pages. `None` if
+    /// it cannot be shared as a whole.
     fn large(&mut self, from: EntryAt<S::Machine>, to: Slot<S::Machine>) -> Option<u64> {
         let EntryAt { addr, slot, entry } = from;
         let Some(block) = self.parent.block_of(entry) else {
@@ -167,8 +170,8 @@ impl<S: Memory> Fork<'_, S> {
         Some(PAGEBLOCK_FRAMES)
     }
 
-    /// Give the child the page that is at `place`, which `entry` says: the slot's count has it no
-    /// longer this space's alone.
+    /// Gives the child the swapped page of `entry` at `place`: the slot's count then shows that
+    /// this space is not the only user.
     fn swapped(
         &self,
         place: SwapPlace,
@@ -181,8 +184,8 @@ impl<S: Memory> Fork<'_, S> {
         Ok(())
     }
 
-    /// Give the child the page whose leaf is entry `index` of `from`, unless that is a file's; how
-    /// many anonymous pages that are.
+    /// Give the child the page whose leaf is entry `index` of `from`, unless it is a file's page;
+    /// returns the number of anonymous pages.
     #[inline]
     fn page(
         &mut self,

@@ -36,13 +36,13 @@ impl<S: Memory> AddressSpace<S> {
         Ok(())
     }
 
-    /// Where the break begins; execve calls this once.
+    /// Sets the start of the break; execve calls this once.
     pub fn set_brk_base(&mut self, base: VirtAddr) {
         self.brk_base = base;
         self.brk = base;
     }
 
-    /// Move the break to `new`, if that is possible; where it is afterwards.
+    /// Moves the break to `new` if possible; returns its position afterwards.
     pub fn brk(&mut self, new: VirtAddr, limits: &Limits) -> VirtAddr {
         // As Linux: the call cannot fail, it just does not move the break.
         if new >= self.brk_base && self.move_brk(new, limits).is_ok() {

@@ -1,10 +1,10 @@
 //! 2 MiB pages of anonymous memory.
 //!
 //! **Large leaves.** A leaf of 2 MiB maps a pageblock of anonymous frames, or the block of zeroes.
-//! It lies within one area: a call that cuts an area inside one splits it first
-//! ([`Resident::split_at`]). All of its pieces have the same rights. Their holders are counted by
-//! the frames, exactly for each (`freehold_frame`, module `whole`). It grants writing only while
-//! every piece is exclusive.
+//! It is within one area: a call that splits an area inside a large leaf splits the leaf first
+//! ([`Resident::split_at`]). All of its pieces have the same rights. Their holders are counted
+//! exactly for each frame (`freehold_frame`, module `whole`). It grants writing only while every
+//! piece is exclusive.
 //!
 //! | event | large leaf, all pieces exclusive | some piece shared |
 //! |---|---|---|
@@ -14,10 +14,10 @@
 //! | unmap, protect, move of a part | split | split |
 //! | unmap of all | one block is given back | one mapping of each piece |
 //!
-//! So a pin, a partner or a hole costs its own piece, and no copy of another.
+//! So a pin, another holder or a hole affects only its own piece; no other piece is copied.
 //!
 //! **Failure.** No free pageblock: the fault is served with 4 KiB. No frame for the table of a
-//! split: the call that needed it fails before it has changed anything, or the fault says that
+//! split: the call that needed it fails before it has changed anything, or the fault reports that
 //! memory is out.
 
 use core::mem::ManuallyDrop;
@@ -45,7 +45,7 @@ pub(crate) const LARGE: u64 = PageSize::Large.bytes();
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum HugeMode {
-    /// All that is not advised against.
+    /// All anonymous memory without advice against it.
     Always,
     /// Areas that are advised for large pages (MADV_HUGEPAGE).
     Advised,
@@ -53,11 +53,12 @@ pub enum HugeMode {
     Never,
 }
 
-/// Zeroes that reads of untouched memory see where a large page could be (Linux: use_zero_page).
+/// The zeroes that reads of untouched memory get where a large page would be possible (Linux:
+/// use_zero_page).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum HugeZero {
-    /// A block of zeroes that all share, made when it is first wanted.
+    /// A shared block of zeroes, made when it is first needed.
     Shared,
     /// The zero page of 4 KiB.
     Small,
@@ -72,15 +73,15 @@ pub enum HugeUse {
     Disabled,
 }
 
-/// Faults that found no pageblock for a large page.
+/// The kind of faults that found no pageblock for a large page.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub enum BlockWish {
     /// No fault.
     None,
-    /// An area that nothing is advised for.
+    /// Faults in an area without advice.
     Ordinary,
-    /// An area that large pages are advised for.
+    /// Faults in an area with advice for large pages.
     Advised,
 }
 
@@ -164,14 +165,14 @@ impl<S: Memory> Commons<S> {
         if let Some(there) = self.huge.zero.get() {
             return Some(there.pfn());
         }
-        // All share it, as the small one, and no account pays for it.
+        // All share it, like the small zero page, and no account is charged for it.
         let payer = Payer::SameAs(self.zero_page());
         let request = Request::new(Owner::PageCache).order(Order::PAGEBLOCK).zeroed();
         let Ok(new) = Frame::<CacheKind, S>::allocate_for(self.source, payer, request) else {
             self.count(Event::HugeZeroFailed);
             return None;
         };
-        // Another CPU may be faster; the new block goes back then.
+        // Another CPU may be faster; then the new block is freed.
         let kept = self.huge.zero.call_once(|| {
             self.count(Event::HugeZeroAlloc);
             new
@@ -233,9 +234,10 @@ impl<S: Memory> Resident<S> {
         }
     }
 
-    /// So many more large leaves of anonymous memory.
+    /// Adds `change` to the number of large leaves of anonymous memory.
     pub(crate) fn count_leaves(&self, change: i64) {
-        // Wrapping: each leaf that goes was counted when it came.
+        // Wraps if the change is negative. Each removed leaf was counted before, so the sum is
+        // right.
         self.commons.huge.leaves.fetch_add(change as u64, Ordering::Relaxed);
     }
 
@@ -283,8 +285,8 @@ impl<S: Memory> Resident<S> {
         }))
     }
 
-    /// A store to a large page that is there. `None`: it is split now, and the piece is to be
-    /// decided.
+    /// Handles a store to a present large page. `None`: the page has been split, and the caller
+    /// handles the piece.
     pub(crate) fn fault_write_large(
         &mut self,
         area: &Area<S>,
@@ -320,7 +322,7 @@ impl<S: Memory> Resident<S> {
     /// Make 512 leaves of the large one around `addr`, if there is one.
     pub(crate) fn split(&mut self, addr: VirtAddr, batch: &mut FlushBatch<S>) -> Result<(), OutOfMemory> {
         let Some((slot, PageSize::Large)) = self.tables.find(addr) else { return Ok(()) };
-        // Before there is a leaf of a piece: it holds what its frame counts.
+        // Before any piece has a leaf: a leaf's hold needs the counts of its own frame.
         let entry = slot.load();
         self.shatter(entry);
         if let Err(error) = self.tables.split(addr, batch) {
@@ -349,7 +351,8 @@ impl<S: Memory> Resident<S> {
         }
     }
 
-    /// Split the large page that `at`, the border of something, is inside of.
+    /// Splits the large page that has `at` in its interior. `at` is a border, for example an
+    /// area's.
     pub(crate) fn split_at(&mut self, at: VirtAddr) -> Result<(), OutOfMemory> {
         if self.large == 0 || at == block_start(at) {
             return Ok(());
@@ -364,12 +367,12 @@ impl<S: Memory> AddressSpace<S> {
     pub const fn huge_use(&self) -> HugeUse {
         self.resident.huge
     }
-    /// Say whether it does; children inherit it.
+    /// Sets whether this process uses large pages; children inherit it.
     pub fn set_huge_use(&mut self, huge: HugeUse) {
         self.resident.huge = huge;
     }
 
-    /// Cut no large page in two at the borders of `range`.
+    /// Splits large pages at the borders of `range`.
     pub(crate) fn split_borders(&mut self, range: &Range<VirtAddr>) -> Result<(), OutOfMemory> {
         self.resident.split_at(range.start)?;
         self.resident.split_at(range.end)

@@ -1,9 +1,9 @@
 //! Pages of a file that a process has not used lately, and their removal from its tables: the page
-//! cache asks before it gives a frame back.
+//! cache does this before it frees a frame.
 //!
-//! The CPU sets a leaf's mark of use, and each look clears it: a page without a mark was not used
-//! since the last look. A leaf without the mark is in no TLB, so clearing it needs a flush too; one
-//! flush serves the whole look.
+//! The CPU sets a leaf's mark of use, and each scan clears it: a page without a mark was not used
+//! since the last scan. A leaf without the mark is in no TLB, so clearing it needs a flush too; one
+//! flush serves the whole scan.
 
 use alloc::sync::Arc;
 
@@ -17,9 +17,9 @@ use crate::resident::{LeafKind, Resident};
 use crate::swap::Age;
 
 impl<S: Memory> AddressSpace<S> {
-    /// Unmap those of `pages` of `cache` that were not used through this space since it was last
-    /// asked, or whose `age` does not matter; the others come back (bits as in `pages`), and count
-    /// as not used from now on. Locked pages are always in use.
+    /// Unmaps those of `pages` of `cache` that were not used through this space since the last
+    /// call, or all of them, depending on `age`. Returns the others (bits as in `pages`), which
+    /// count as not used from now on. Locked pages are always in use.
     pub(crate) fn unmap_idle(&mut self, cache: &PageCache<S>, pages: PageSet, age: Age) -> u64 {
         let Self { areas, resident, .. } = self;
         let mut batch = resident.tables.batch();

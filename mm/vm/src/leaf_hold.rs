@@ -1,4 +1,4 @@
-//! The hold of a leaf, looked at in its place.
+//! The hold of a leaf, borrowed in place.
 
 use core::mem::ManuallyDrop;
 
@@ -11,11 +11,11 @@ use crate::resident::Resident;
 /// The hold of a present page's leaf. The leaf stays the holder: no other code can change it while
 /// the space is borrowed.
 pub(crate) enum LeafHold<'a, S: Memory> {
-    /// A page of 4 KiB's.
+    /// The hold of a 4 KiB page.
     Page(ManuallyDrop<LeafMapping<User, S>>),
-    /// A large page's, and which of its frames.
+    /// The hold of a large page, and the index of one of its frames.
     Block(ManuallyDrop<LargeMapping<S>>, u64),
-    /// None: the frame is the system's.
+    /// No hold: the frame belongs to the system.
     Uncounted(HeldFrame<'a>),
 }
 

@@ -1,32 +1,32 @@
 //! Address spaces of processes: areas, page faults, exact copy-on-write; and the page cache that
 //! they map.
 //!
-//! An [`AddressSpace`] is a sorted set of areas (the process' requests) and the page tables that
-//! serve them so far. A [`PageCache`] holds the frames of one file, of shared anonymous memory, or
+//! An [`AddressSpace`] is a sorted set of areas (the process' requests) and page tables, which are
+//! filled on demand. A [`PageCache`] holds the frames of one file, of shared anonymous memory, or
 //! of a block device.
 //!
-//! **Copy-on-write by facts.** An anonymous frame is *exclusive* to one address space or it is
-//! *shared*; the frame's record says which, next to its exact pins. From this follows everything
-//! else:
+//! **Exact copy-on-write.** An anonymous frame is *exclusive* to one address space or *shared*; the
+//! frame's record tells which, and has an exact count of pins. From this follows everything else:
 //! - a leaf of private memory grants writing only while its frame is anonymous and exclusive;
 //! - a write fault on an exclusive frame keeps it, even with other references;
 //! - fork shares unpinned frames, and copies pinned ones at once for the child;
-//! - the last one left with a shared frame becomes its exclusive owner again instead of copying;
+//! - the last remaining user of a shared frame becomes its exclusive owner again instead of
+//!   copying;
 //! - only an exclusive frame, or one of truly shared memory, can be pinned ([`AddressSpace::pin`]
-//!   unshares first; [`pin_fast`] asks no lock).
+//!   unshares first; [`pin_fast`] takes no lock).
 //!
 //! **Locks.** Methods of `AddressSpace` take `&mut self`: its owner wraps it in a lock that may
-//! sleep, since a fault may read from a device. First touches of anonymous memory, which many
-//! threads may do at once, need no more than `&self` ([`AddressSpace::fault_shared`]). Order: a
-//! file's own locks > address space > the turn to copy a frame (`turns`) > page cache and swap
-//! (spin locks inside, never held over sleeping or user bytes) > page allocator. Truncation needs
-//! the address spaces that map the file, in any order and one at a time, so its caller holds none
+//! sleep, since a fault may read from a device. First accesses to anonymous memory, which many
+//! threads may make at once, need only `&self` ([`AddressSpace::fault_shared`]). Order: a file's
+//! own locks > address space > the turn to copy a frame (`turns`) > page cache and swap (spin locks
+//! inside, never held over sleeping or user bytes) > page allocator. Truncation needs the address
+//! spaces that map the file, in any order and one at a time, so its caller holds none
 //! ([`SpaceHandle`]).
 //!
 //! **Failure.** Running out of memory is [`VmError::NoMemory`] or [`FaultError::OutOfMemory`], and
-//! the space is still right: pages may have become read-only or absent, never different. Nodes of
-//! the area tree and of the cache's index come from the global allocator and are small; a caller
-//! for which that may fail makes sure of a few KiB first.
+//! the space stays valid: pages may have become read-only or absent, but their contents are
+//! unchanged. Nodes of the area tree and of the cache's index come from the global allocator and
+//! are small; a caller for which that may fail makes sure of a few KiB first.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

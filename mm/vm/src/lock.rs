@@ -1,7 +1,7 @@
 //! mlock and its family.
 //!
-//! The flag is recorded, counted against the limit, shown, and the pages are due to be faulted in;
-//! reclaim passes locked areas by.
+//! The flag is recorded, counted against the limit and shown, and the pages are due to be faulted
+//! in. Reclaim skips locked areas.
 
 use core::ops::Range;
 
@@ -54,7 +54,8 @@ const fn touched(start: VirtAddr, len: u64) -> (VirtAddr, u64) {
 }
 
 impl<S: Memory> Area<S> {
-    /// Lock it as `flags` say. Secret memory stays as it was mapped (mm/mlock.c, `mlock_fixup`).
+    /// Sets the lock flags of the area to `flags`. Secret memory stays as it was mapped
+    /// (mm/mlock.c, `mlock_fixup`).
     fn lock_as(&mut self, flags: AreaFlags) {
         if !self.is_secret() {
             self.flags = self.flags.difference(LOCK_FLAGS) | flags;
@@ -103,7 +104,7 @@ impl<S: Memory> AddressSpace<S> {
         if range.is_empty() || mode == LockMode::OnFault {
             return Ok(());
         }
-        // Secret memory is made present by its programs' own accesses alone.
+        // Only the programs' own accesses make pages of secret memory present.
         let can_be_had = |area: &Area<S>| !area.protection.is_empty() && !area.is_secret();
         let all = self.areas.overlapping(range.clone()).all(can_be_had);
         self.owe(range.start, range.end);
@@ -119,7 +120,7 @@ impl<S: Memory> AddressSpace<S> {
         self.set_lock(start, len, AreaFlags::empty()).map(drop)
     }
 
-    /// Which pages those were.
+    /// Sets the lock flags of a range; returns its pages.
     fn set_lock(&mut self, start: VirtAddr, len: u64, flags: AreaFlags) -> Result<Range<VirtAddr>, VmError> {
         let range = start..start.checked_add(len).ok_or(VmError::Invalid)?;
         if range.is_empty() {
@@ -132,7 +133,7 @@ impl<S: Memory> AddressSpace<S> {
         outcome.map(|()| range)
     }
 
-    /// Lock everything that there is, or will be.
+    /// Locks all present or future areas.
     ///
     /// # Errors
     /// [`VmError::Permission`] where the limit is 0; [`VmError::NoMemory`] above the limit.
@@ -157,7 +158,7 @@ impl<S: Memory> AddressSpace<S> {
         Ok(())
     }
 
-    /// Unlock everything, and what will be.
+    /// Unlocks all present and future areas.
     pub fn unlock_all(&mut self) {
         self.future = AreaFlags::empty();
         self.areas.change_all(|area| area.lock_as(AreaFlags::empty()));

@@ -1,8 +1,8 @@
 //! mmap, munmap, mprotect.
 //!
-//! Arguments and limits come first, then what may fail for want of a table, then the areas change,
-//! then the leaves. The batch of the leaves is flushed before the call returns, so no CPU does
-//! afterwards what the areas forbid.
+//! Each call first checks arguments and limits, then does the steps that may fail because there is
+//! no memory for a table, then changes the areas, and then the leaves. The leaves' batch is flushed
+//! before the call returns, so afterwards no CPU can do what the areas forbid.
 
 use alloc::sync::Arc;
 use core::ops::Range;
@@ -26,19 +26,19 @@ const REMOVED_AT_ONCE: usize = 8;
 /// Areas that were unmapped last, and the flush that is due for them: see
 /// [`AddressSpace::unmap_first`].
 pub struct Unmapped<S: Memory> {
-    // The areas outlive the batch with their pages: fields are dropped in this order.
+    // The areas must outlive the batch, which holds their pages: fields are dropped in this order.
     batch: FlushBatch<S>,
     removed: ArrayVec<Area<S>, REMOVED_AT_ONCE>,
 }
 
 impl<S: Memory> Unmapped<S> {
-    /// Nothing, of the space that CPUs load by `roots`.
+    /// Returns an empty list for the space with `roots`.
     #[inline]
     pub fn new(roots: &Arc<Translation<S>>) -> Self {
         Self { batch: FlushBatch::new(roots), removed: ArrayVec::new() }
     }
-    /// Have the CPUs forget, and let go of what was there. (In its place: dropping it by name would
-    /// copy it.)
+    /// Flushes the CPUs' TLBs and releases the areas' pages. (Done in place: dropping the value by
+    /// name would copy it.)
     #[inline]
     pub fn finish(&mut self) {
         self.batch.flush();
@@ -52,8 +52,8 @@ impl<S: Memory> core::fmt::Debug for Unmapped<S> {
     }
 }
 
-/// `len` bytes in whole pages, in Linux' arithmetic: of what is next to the largest number nothing
-/// is left.
+/// `len` bytes rounded up to whole pages, as Linux computes it: a length close to the largest
+/// number becomes 0.
 pub const fn whole_pages(len: u64) -> u64 {
     len.wrapping_add(PAGE - 1) & !(PAGE - 1)
 }
@@ -68,14 +68,14 @@ pub(crate) fn page_range(start: VirtAddr, len: u64) -> Result<Range<VirtAddr>, V
 }
 
 impl<S: Memory> AddressSpace<S> {
-    /// Map what `request` says. Where it starts.
+    /// Makes the mapping of `request`; returns its start.
     ///
     /// # Errors
     /// [`VmError::Invalid`] for a length of 0 or an address that is not page-aligned;
-    /// [`VmError::NoMemory`] where there is no room, no frame, or a limit; [`VmError::Exists`];
-    /// [`VmError::Access`]; [`VmError::Permission`] where the file denies stores through mappings;
-    /// [`VmError::Again`] for too much locked memory; [`VmError::Overflow`] for a file offset past
-    /// the largest.
+    /// [`VmError::NoMemory`] if there is no room or no frame, or a limit is reached;
+    /// [`VmError::Exists`]; [`VmError::Access`]; [`VmError::Permission`] where the file denies
+    /// stores through mappings; [`VmError::Again`] for too much locked memory;
+    /// [`VmError::Overflow`] for a file offset past the largest.
     pub fn map(&mut self, request: MapRequest<S>, limits: &Limits) -> Result<VirtAddr, VmError> {
         let MapRequest { place, len, protection, backing, flags, .. } = request;
         if len == 0 {
@@ -113,10 +113,11 @@ impl<S: Memory> AddressSpace<S> {
         } else if matches!(area.content, AreaContent::SharedAnonymous(..))
             && !flags.contains(AreaFlags::NORESERVE)
         {
-            // New memory is promised whole when it is made, whatever may be done with it here.
+            // New memory is checked against all of the machine's memory when it is mapped, whatever
+            // its protection.
             self.check_promise(len)?;
         }
-        // One for the area, two for what it may cut in pieces.
+        // One for the area, two for areas that it may split.
         self.make_room(3)?;
         if matches!(place, AreaPlace::Fixed(_)) {
             self.unmap_range(range.clone())?;
@@ -166,8 +167,8 @@ impl<S: Memory> AddressSpace<S> {
         self.areas.find_hole(len, &self.layout).ok_or(VmError::NoMemory)
     }
 
-    /// A hole that begins where a large page could, if there are such and what goes there is made
-    /// for them (Linux since 6.7).
+    /// Finds a hole that begins at the border of a large page, if large pages are enabled and the
+    /// mapping is suitable (Linux since 6.7).
     fn find_hole_for_large(&mut self, len: u64) -> Result<VirtAddr, VmError> {
         let wanted = self.resident.commons.huge_mode() != HugeMode::Never && len.is_multiple_of(LARGE);
         let roomy = || self.find_hole(len.checked_add(LARGE - PAGE).ok_or(VmError::NoMemory)?);
@@ -197,7 +198,7 @@ impl<S: Memory> AddressSpace<S> {
                 let cache = PageCache::new(self.resident.source());
                 cache.set_size_grow(len);
                 self.resident.commons.list(&cache);
-                // No other space knows this cache, so it is not sealed.
+                // No other space knows this cache, so attaching cannot be denied.
                 AreaContent::SharedAnonymous(0, self.attach(&cache, SharedWrite::Denied)?)
             }
             Backing::PrivateFile(view) => {
@@ -225,16 +226,16 @@ impl<S: Memory> AddressSpace<S> {
     ///
     /// # Errors
     /// [`VmError::Invalid`] for a range that is empty, not page-aligned or not a user's;
-    /// [`VmError::NoMemory`] where an area would be cut and there are too many.
+    /// [`VmError::NoMemory`] if an area would be split and there are too many areas.
     pub fn unmap(&mut self, start: VirtAddr, len: u64) -> Result<(), VmError> {
         let mut unmapped = Unmapped::new(self.translation());
         self.unmap_first(start, len, &mut unmapped)
     }
 
-    /// As [`AddressSpace::unmap`], but CPUs may know the old translations, and frames are held,
+    /// As [`AddressSpace::unmap`], but CPUs may have the old translations, and frames are held,
     /// until `unmapped` is [finished](Unmapped::finish) or dropped. The caller lets no other task
     /// change the space until then. Faults may be served meanwhile
-    /// ([`AddressSpace::fault_shared`]): nothing is filled where no area is.
+    /// ([`AddressSpace::fault_shared`]): pages outside areas are not filled.
     ///
     /// # Errors
     /// As there.
@@ -297,7 +298,7 @@ impl<S: Memory> AddressSpace<S> {
         }
     }
 
-    /// Make the ends of `range` borders between areas.
+    /// Makes the ends of `range` borders between areas.
     fn cut_out(&mut self, range: &Range<VirtAddr>) -> Result<(), VmError> {
         let cuts =
             self.areas.at(range.start).is_some_and(|area| area.start < range.start && range.end < area.end);
@@ -318,13 +319,13 @@ impl<S: Memory> AddressSpace<S> {
         floor..ceiling
     }
 
-    /// Change what may be done in a range, all of which is mapped. `data_limit`
-    /// ([`Limits::data`]) is asked where something becomes private writable memory.
+    /// Change what may be done in a range, all of which is mapped. `data_limit` ([`Limits::data`])
+    /// is called if something becomes private writable memory.
     ///
     /// # Errors
-    /// [`VmError::Invalid`]; [`VmError::NoMemory`] where there is a hole or a limit (what lies
-    /// before it is changed), or too many areas; [`VmError::Access`] for writing to a file that was
-    /// not opened for it.
+    /// [`VmError::Invalid`]; [`VmError::NoMemory`] for a hole or at a limit (areas before it have
+    /// been changed), or too many areas; [`VmError::Access`] for writing to a file that was not
+    /// opened for it.
     pub fn protect(&mut self, wish: Protect, data_limit: impl Fn() -> u64) -> Result<(), VmError> {
         let Protect { start, len, protection, extent } = wish;
         let mut range = page_range(start, len)?;
@@ -374,8 +375,8 @@ impl<S: Memory> AddressSpace<S> {
         outcome
     }
 
-    /// How far `range` can be dealt with: to the first hole, or to the first area that `check`
-    /// refuses; and why not further.
+    /// Returns how far `range` can be handled, up to the first hole or the first area that `check`
+    /// refuses, and the error there.
     pub(crate) fn reach(
         &self,
         range: Range<VirtAddr>,

@@ -8,12 +8,12 @@
 //! | 2 MiB | as one, where the block is whole and exclusive and there is another; else it is split | as above: a pin exists only on pieces |
 //! | page cache | by its cache, with no space locked ([`Commons::migrate_cached`]) | see `cache::moved` |
 //!
-//! **Pins.** A pinned frame is never moved, and neither is one that something else refers to (a
-//! pipe): [`MigrateOutcome::Busy`]. The new leaf has the rights and marks (accessed, dirty,
-//! soft-dirty) of the old one.
+//! **Pins.** A pinned frame is never moved, nor is a frame with another reference (of a pipe):
+//! [`MigrateOutcome::Busy`]. The new leaf has the rights and marks (accessed, dirty, soft-dirty) of
+//! the old one.
 //!
-//! **Failure.** Without a frame a page stays as it is ([`MigrateOutcome::NoMemory`]); the others
-//! have moved or have not, each for itself.
+//! **Failure.** Without a frame a page stays as it is ([`MigrateOutcome::NoMemory`]); each other
+//! page is moved or not, independently.
 //!
 //! **Locks.** Spaces one at a time, in any order; a [`Migration`] is carried from one to the next.
 
@@ -97,7 +97,7 @@ pub enum PageNode {
 #[derive(Debug)]
 pub struct Migration<S: Memory> {
     shared: SharedPages,
-    /// By the old frame.
+    /// For each old frame, its forward.
     forwards: BTreeMap<Pfn, Forward<S>>,
 }
 
@@ -109,23 +109,23 @@ struct Forward<S: Memory> {
 }
 
 impl<S: Memory> Migration<S> {
-    /// Nothing has moved yet.
+    /// Returns a migration that has moved nothing yet.
     pub const fn new(shared: SharedPages) -> Self {
         Self { shared, forwards: BTreeMap::new() }
     }
-    /// Whether frames were moved that other address spaces map too: visit those.
+    /// Whether frames were moved that other address spaces map, too; the caller then visits those.
     pub fn has_forwards(&self) -> bool {
         !self.forwards.is_empty()
     }
-    /// Whether a frame of a leaf of `size` at `frame` has moved, and others that map it are to
-    /// follow.
+    /// Whether a frame of a leaf of `size` at `frame` has moved, and other spaces that map it have
+    /// to follow.
     fn forwards(&self, frame: Pfn, size: PageSize) -> bool {
         let frames = size.bytes() / PageSize::Small.bytes();
         self.forwards.range(frame..frame.offset(frames)).next().is_some()
     }
 }
 
-/// Pages that are away, and their new frames in the same order.
+/// Pages whose leaves were removed, and their new frames in the same order.
 struct Run<S: Memory> {
     pages: Detach<S>,
     new: ArrayVec<Frame<Anon, S>, RUN>,
@@ -136,9 +136,8 @@ struct InPieces;
 
 impl<S: Memory> AddressSpace<S> {
     /// Moves the pages of `range` to the nodes that `wish` returns for each page (or 2 MiB page)
-    /// and its frame; `None` for those that stay. A page that was shared with another address space
-    /// and has moved there follows in any case. `out` gets the result for each page that was to
-    /// move.
+    /// and its frame; `None`: the page stays. A shared page that has already moved in another
+    /// address space follows in any case. `out` gets the result for each page that was to move.
     pub fn migrate(
         &mut self,
         range: Range<VirtAddr>,
@@ -287,7 +286,7 @@ impl<S: Memory> Resident<S> {
         }
     }
 
-    /// Moves the page `at` if no CPU can store to it, else takes its leaf away. Returns the result;
+    /// Moves the page `at` if no CPU can store to it, else removes its leaf. Returns the result;
     /// `None`: the page is in `run`.
     fn begin_move(
         &self,
@@ -303,11 +302,11 @@ impl<S: Memory> Resident<S> {
         if let Some(forward) = migration.forwards.get(&entry.frame()) {
             return Some(self.follow(forward, at, run.pages.batch()));
         }
-        // A space that is left alone with a frame that was shared, or swapped, owns it again.
+        // The only remaining user of a frame that was shared or swapped owns it again.
         let alone = self.reuse(&mapping).is_ok();
         if !alone {
             // The frame is not exclusive, so it has no pins. The other reference may be the swap
-            // cache's, which can let go.
+            // cache's, which can be dropped.
             let is_held = || mapping.record().counts().load().references > 0;
             if is_held() {
                 self.commons.swap.forget(entry.frame());
@@ -320,8 +319,8 @@ impl<S: Memory> Resident<S> {
             }
         }
         let request = Request::new(Owner::Anon).policy(place);
-        // The old frame of a shared page may stay in use, where others cannot follow: both are
-        // paid.
+        // The old frame of a shared page may stay in use, where others cannot follow, so both
+        // frames are charged.
         let payer = if alone { Payer::Nobody } else { Payer::SameAs(entry.frame()) };
         let Ok(new) = Frame::<Anon, S>::allocate_for(self.source(), payer, request) else {
             return Some(MigrateOutcome::NoMemory);
@@ -345,7 +344,7 @@ impl<S: Memory> Resident<S> {
         Some(outcome)
     }
 
-    /// Share the frame that the old one's bytes went to.
+    /// Maps the shared new frame, to which the old one's bytes were moved.
     fn follow(
         &self,
         forward: &Forward<S>,
@@ -360,8 +359,8 @@ impl<S: Memory> Resident<S> {
         MigrateOutcome::Moved
     }
 
-    /// Copies the frames. No CPU stores to the old ones any more, once all have forgotten their
-    /// leaves.
+    /// Copies the frames. First all CPUs flush the old leaves, so that no CPU stores to the old
+    /// frames any more.
     fn end_moves<W>(
         &self,
         run: &mut Run<S>,
@@ -400,8 +399,8 @@ impl<S: Memory> Resident<S> {
         if block.reuse().is_err() {
             return if shared == SharedPages::Stay { Ok(MigrateOutcome::Shared) } else { Err(InPieces) };
         }
-        // Whole, it has no pins and can get none before it is in pieces again, which takes this
-        // space's lock.
+        // A whole block has no pins, and can get none before it is split into pieces, which needs
+        // this space's lock.
         if !block.holders(0).whole {
             block.gather().map_err(|_| InPieces)?;
         }

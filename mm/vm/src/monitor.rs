@@ -1,6 +1,6 @@
 //! Areas whose faults a program serves (userfaultfd(2)).
 //!
-//! An area may have a [`Monitor`] and flags that say which of its faults go there
+//! An area may have a [`Monitor`] and flags that tell which of its faults the monitor serves
 //! ([`AreaFlags::MONITORED`]). Such a fault changes nothing: it ends as [`FaultError::Monitored`],
 //! and the space keeps the request and its monitor until [`AddressSpace::take_wanted`]. A caller
 //! that can wait notes the request with the monitor before it gives the space's lock back, and then
@@ -12,21 +12,21 @@
 //! [`AddressSpace::fill_page`], which maps a page only where none is.
 //!
 //! **Stores.** A page of private anonymous memory may be *watched* ([`AddressSpace::watch`]): its
-//! leaf does not grant writing. A mark in the leaf says so, since the owner of the frame does not
-//! tell it. So a store to a watched page that is shared after a fork is first reported and then
-//! copies it. The mark goes with the page: to the swap and back, to another frame, into pieces of a
-//! large page. It does not go to a child, nor with a page that is moved. Pins that were there
-//! before write on, unseen; a new pin for writing is a store. Invariant: marks are only where areas
-//! have [`AreaFlags::MONITOR_STORES`].
+//! leaf does not grant writing. A mark in the leaf records this, since the frame's owner does not.
+//! So a store to a watched page that is shared after a fork is first reported and then copies the
+//! page. The page keeps the mark in swap, in another frame, and when a large page is split. A child
+//! does not inherit it, and mremap removes it. Existing pins continue to write unnoticed; a new pin
+//! for writing is a store. Invariant: marks are only where areas have
+//! [`AreaFlags::MONITOR_STORES`].
 //!
-//! **Protocol** of a page's bytes, which may be copied from memory that is itself not there:
-//! 1. With the space locked, [`AddressSpace::new_page_for`] looks whether a page may go there and
-//!    gives a frame that no other code knows.
+//! **Protocol** of a page's bytes, which may be copied from memory that is itself absent:
+//! 1. With the space locked, [`AddressSpace::new_page_for`] checks whether a page is allowed there
+//!    and returns a frame that no other code knows.
 //! 2. Without the lock the caller writes all of its bytes.
-//! 3. With the lock, [`AddressSpace::fill_page`] looks again, and maps the frame there or frees it.
+//! 3. With the lock, [`AddressSpace::fill_page`] checks again, and maps the frame or frees it.
 //!
-//! The caller of step 3 learns of changes between 1 and 3: an area that went is
-//! [`VmError::Missing`], a page that came is [`VmError::Exists`].
+//! The caller of step 3 learns of changes between 1 and 3: a removed area is [`VmError::Missing`],
+//! a new page is [`VmError::Exists`].
 
 use alloc::sync::Arc;
 use core::any::Any;
@@ -43,7 +43,7 @@ use crate::error::{FaultError, FaultKind, VmError};
 use crate::request::{AreaFlags, Protection};
 use crate::resident::{LeafKind, Resident, Want, leaf};
 
-/// The server of areas' faults, which the kernel defines.
+/// The server of areas' faults; the kernel defines its type.
 pub trait Monitor: Any + Send + Sync {}
 
 /// The reason why a monitor has to provide a page.
@@ -57,7 +57,7 @@ pub enum Lack {
     Minor,
 }
 
-/// A page that a fault wanted and that its area's monitor has to provide.
+/// A page that a fault needs and that its area's monitor has to provide.
 pub struct Wanted {
     /// The monitor.
     pub monitor: Arc<dyn Monitor>,
@@ -119,7 +119,7 @@ impl<S: Memory> Area<S> {
     pub(crate) fn has_monitored_holes(&self) -> bool {
         self.flags.contains(AreaFlags::MONITOR_MISSING)
     }
-    /// No monitor's from now on.
+    /// From now on the area has no monitor.
     pub(crate) fn leave_monitor(&mut self) {
         self.flags.remove(AreaFlags::MONITORED);
         self.monitor = None;
@@ -136,7 +136,7 @@ impl<S: Memory> Area<S> {
             _ => false,
         }
     }
-    /// Whether a program may serve its faults, as it is mapped.
+    /// Checks whether a program may serve faults of the area.
     fn check_monitor(&self, monitor: &Arc<dyn Monitor>, modes: AreaFlags) -> Result<(), VmError> {
         let is_anonymous = matches!(self.content, AreaContent::Anonymous);
         let is_memory = match &self.content {
@@ -223,7 +223,7 @@ impl<S: Memory> AddressSpace<S> {
         Ok(())
     }
 
-    /// No fault goes to `monitor` any more.
+    /// From now on `monitor` gets no more faults.
     pub fn forget_monitor(&mut self, monitor: &Arc<dyn Monitor>) {
         let own = self.areas.iter().filter(|area| area.is_monitored_by(monitor));
         own.for_each(|area| {
@@ -237,7 +237,7 @@ impl<S: Memory> AddressSpace<S> {
         });
     }
 
-    /// No page of `range`, whose ends cut no large page, is watched.
+    /// Stops watching pages of `range`, whose ends are not inside large pages.
     pub(crate) fn unwatch_part(&mut self, range: &Range<VirtAddr>) {
         for (area, part) in self.areas.parts(range.clone()) {
             if area.flags.contains(AreaFlags::MONITOR_STORES) {
@@ -246,8 +246,8 @@ impl<S: Memory> AddressSpace<S> {
         }
     }
 
-    /// Watch the pages of `range` that are there, or do so no more, area by area: the next store to
-    /// each is told its monitor.
+    /// Starts or stops watching the present pages of `range`, area by area. The next store to a
+    /// watched page is reported to its monitor.
     ///
     /// # Errors
     /// [`VmError::Missing`] at the first area without [`AreaFlags::MONITOR_STORES`], and where
@@ -270,7 +270,7 @@ impl<S: Memory> AddressSpace<S> {
         outcome
     }
 
-    /// Map the page at `page`, part of `whole`, that its cache has.
+    /// Maps the page at `page`, part of `whole`, which is present in its cache.
     ///
     /// # Errors
     /// As [`AddressSpace::fill_page`]; [`VmError::Invalid`] where no cache is shown, and past its
@@ -385,7 +385,8 @@ impl<S: Memory> Resident<S> {
         self.fault(area, addr, want)
     }
 
-    /// Ask whether the page at `addr`, of an area with a monitor, is the monitor's affair.
+    /// Checks whether the page at `addr`, of an area with a monitor, has to be provided by the
+    /// monitor.
     ///
     /// # Errors
     /// [`FaultError::Monitored`] where it is. Whether a page of a cache is missing is not judged
@@ -412,8 +413,8 @@ impl<S: Memory> Resident<S> {
         if area.attachment().is_some() { Ok(()) } else { Err(error) }
     }
 
-    /// As [`Resident::fault_or_ask`], for a pin that is used for `access`: one that only loads may
-    /// want a frame of the page's own, which is no store.
+    /// As [`Resident::fault_or_ask`], for a pin that is used for `access`: a pin that only loads
+    /// may need the page's own frame, and that is not a store.
     #[cold]
     #[inline(never)]
     pub(crate) fn fault_to_pin(
@@ -448,8 +449,8 @@ impl<S: Memory> Resident<S> {
         });
     }
 
-    /// Watch no page of `range` any more. They are written again as after a fork: by a fault that
-    /// finds whose frame it is.
+    /// Stops watching pages of `range`. As after a fork, the next store faults, and the fault
+    /// checks the owner of the frame.
     pub(crate) fn unwatch(&self, range: &Range<VirtAddr>) {
         self.tables.visit_all(range.clone(), |_, slot, entry, _| {
             if entry.is_watched() {
@@ -458,7 +459,7 @@ impl<S: Memory> Resident<S> {
         });
     }
 
-    /// The page at `addr` is its monitor's to provide: say so.
+    /// Records that the monitor has to provide the page at `addr`.
     fn want(&mut self, area: &Area<S>, addr: VirtAddr, want: Want, lack: Lack) -> FaultError {
         let access = if want == Want::Write { Access::Write } else { Access::Read };
         let monitor = area.monitor.clone();

@@ -1,4 +1,4 @@
-//! A program's new page: a frame of its own, and the bytes in it before the program sees them.
+//! A program's new page: its frame, and the first bytes in it.
 //!
 //! Zeroes and copies are written through the address that the program is about to use, where no
 //! other CPU could look meanwhile ([`Roots::alone`](freehold_paging::Roots::alone)): the program's
@@ -7,10 +7,10 @@
 //!
 //! The kernel's own store must not go through an old translation. The caller has the space's lock,
 //! and its last holder has flushed the leaves that it took away; a leaf that is replaced here is
-//! forgotten here. The program's next store is another matter. Its translation is cached now, so it
-//! may come when another CPU has taken the page away again and not flushed yet, as any store may.
-//! It goes with the page then ([`Detach`](crate::pin::detach::Detach): the flush comes before the
-//! bytes are read).
+//! flushed here. The program's next store may use the translation that is cached now. So, like any
+//! store, it may happen after another CPU has removed the page and before it has flushed. Then the
+//! stored byte stays with the page ([`Detach`](crate::pin::detach::Detach): the flush comes before
+//! the bytes are read).
 
 use core::mem::ManuallyDrop;
 

@@ -1,12 +1,11 @@
 //! The nodes whose memory pages come from (mempolicy(7)).
 //!
-//! The policy of the area goes before that of the task that faults; where neither has one, a page
-//! comes from the node of the CPU that touches it first. An area's policy belongs to the address
-//! space and is inherited with the area; a caller that takes the space's lock tells it the task's
-//! policy ([`AddressSpace::act_for`]), since tasks that share the memory may differ.
+//! The policy of the area takes precedence over that of the faulting task. If neither has one, a
+//! page comes from the node of the CPU that accesses it first. An area's policy belongs to the
+//! address space and is inherited with the area; a caller that takes the space's lock sets the
+//! task's policy ([`AddressSpace::act_for`]), since tasks that share the memory may differ.
 //!
-//! A policy decides where *new* frames come from; [`AddressSpace::migrate`] moves those that are
-//! there.
+//! A policy decides where *new* frames come from; [`AddressSpace::migrate`] moves existing pages.
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -38,14 +37,14 @@ pub enum PolicyMode {
 pub struct Policy {
     /// How nodes are chosen.
     pub mode: PolicyMode,
-    /// Out of these; of no meaning for [`PolicyMode::Local`], not empty for the others.
+    /// The allowed nodes; without meaning for [`PolicyMode::Local`], not empty for the others.
     pub nodes: NodeSet,
     /// The caller's note of how the policy was set. Areas whose policies differ in it stay apart.
     pub label: u32,
 }
 
 impl Policy {
-    /// Where the `turn`th page goes.
+    /// Returns the placement of page number `turn`.
     pub fn place(self, turn: u64) -> NodePolicy {
         match (self.mode, self.nodes.nth(0)) {
             (PolicyMode::Local, _) | (_, None) => NodePolicy::Local,
@@ -56,7 +55,7 @@ impl Policy {
     }
 }
 
-/// The policy of a task, and whose turn it is where pages go to nodes in turn.
+/// The policy of a task, and the next node for interleaving.
 #[derive(Debug)]
 pub struct TaskPolicy {
     policy: Policy,
@@ -72,7 +71,7 @@ impl TaskPolicy {
     pub const fn policy(&self) -> Policy {
         self.policy
     }
-    /// The node that the next page goes to, where pages go to nodes in turn.
+    /// The node for the next page under interleaving.
     pub fn next_in_turn(&self) -> Option<NodeId> {
         let interleaves = self.policy.mode == PolicyMode::Interleave;
         self.policy.nodes.nth(self.turn.load(Ordering::Relaxed)).filter(|_| interleaves)
@@ -86,8 +85,8 @@ impl TaskPolicy {
 }
 
 impl<S: Memory> Area<S> {
-    /// Where `policy` puts the page of `size` at `addr`: where pages go to nodes in turn, by its
-    /// address, or its offset in what is shown.
+    /// Returns the placement of the page of `size` at `addr` under `policy`. Interleaving uses the
+    /// page's address, or its offset in the mapped object.
     fn place_of(&self, policy: Policy, addr: VirtAddr, size: PageSize) -> NodePolicy {
         let from = self.attachment().map_or(0, |_| self.start.0.wrapping_sub(self.content.offset()));
         policy.place(addr.0.wrapping_sub(from) / size.bytes())
@@ -95,12 +94,12 @@ impl<S: Memory> Area<S> {
 }
 
 impl<S: Memory> Resident<S> {
-    /// From where a new frame for the page of 4 KiB at `addr` comes.
+    /// The placement of a new frame for the 4 KiB page at `addr`.
     #[inline]
     pub(crate) fn place(&self, area: &Area<S>, addr: VirtAddr) -> NodePolicy {
         self.place_sized(area, addr, PageSize::Small)
     }
-    /// From where a new block for the page of 2 MiB at `addr` comes.
+    /// The placement of a new block for the 2 MiB page at `addr`.
     pub(crate) fn place_large(&self, area: &Area<S>, addr: VirtAddr) -> NodePolicy {
         self.place_sized(area, addr, PageSize::Large)
     }
@@ -132,18 +131,18 @@ impl<S: Memory> Resident<S> {
 }
 
 impl<S: Memory> AddressSpace<S> {
-    /// From now on faults are those of a task with this policy; `None`: of one without.
+    /// From now on the faulting task has this policy; `None`: it has none.
     pub fn act_for(&mut self, policy: Option<Arc<TaskPolicy>>) {
         self.resident.acting = policy;
     }
-    /// From now on `payer` pays for new private pages; `None`: the running task.
+    /// From now on `payer` is charged for new private pages; `None`: the running task's account.
     #[inline]
     pub const fn pay_by(&mut self, payer: Option<AccountId>) {
         self.resident.payer = payer;
     }
 
-    /// Give the areas of `start..start + len` a policy, or none (mbind). Pages that are there stay
-    /// where they are.
+    /// Give the areas of `start..start + len` a policy, or none (mbind). Existing pages do not
+    /// move.
     ///
     /// # Errors
     /// [`VmError::Invalid`]; [`VmError::Fault`] where something is not mapped, with nothing
@@ -153,7 +152,7 @@ impl<S: Memory> AddressSpace<S> {
         if range.is_empty() {
             return Ok(());
         }
-        // To have none, as much as is there is enough.
+        // Removing a policy does not require that the whole range is mapped.
         let fits = match policy {
             Some(_) => self.areas.covers(range.clone()),
             None => !self.areas.is_free(range.clone()),

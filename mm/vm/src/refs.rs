@@ -1,4 +1,4 @@
-//! /proc/PID/clear_refs: forget which pages were used, or written, until now
+//! /proc/PID/clear_refs: clears the marks of pages that were used, or written, until now
 //! (Documentation/admin-guide/mm/soft-dirty.rst).
 //!
 //! **Soft-dirty.** A leaf is soft-dirty when its page was written through it since the marks were
@@ -114,7 +114,7 @@ impl<S: Memory> Resident<S> {
             .any(|index| table.reverse_key(entry.frame().offset(index)).is_some_and(ReverseKey::has_writers))
     }
 
-    /// Clear the marks of use. A leaf without one is in no TLB, so they all forget it.
+    /// Clear the marks of use. A leaf without a mark must be in no TLB, so all TLBs are flushed.
     pub(crate) fn make_old(&self, range: Range<VirtAddr>, what: ClearRefs, batch: &mut FlushBatch<S>) {
         self.tables.visit(range, |addr, slot, entry, _| {
             let concerned = match (what, self.kind_of(entry)) {

@@ -2,10 +2,10 @@
 //! migration.
 //!
 //! Anonymous frames have no reverse map. Reclaim walks the page tables of the spaces one after the
-//! other, where the accessed bits lie side by side and the space's lock makes every change exact;
-//! the fault path pays nothing for it.
+//! other, where the accessed bits are adjacent and the space's lock makes every change exact. This
+//! costs the fault path nothing.
 //!
-//! **Locks.** The list has a spin lock that is ordered after everything: nothing is locked,
+//! **Locks.** The list has a spin lock that is the last in the lock order: nothing is locked,
 //! allocated from the page allocator or dropped under it. A walker holds one space's lock at a
 //! time, and none while it waits for a device (a fault may do that).
 //!
@@ -45,7 +45,7 @@ pub enum Visited {
 pub trait SpaceHandle<S: Memory>: Send + Sync {
     /// Lock the space and show it to `f`, once.
     fn with(&self, how: Locking, f: &mut dyn FnMut(&mut AddressSpace<S>)) -> Visited;
-    /// The account that its program pays with now. A hint: earlier charges stay where they are.
+    /// The account to which its program is charged now. A hint: earlier charges are not moved.
     fn account(&self) -> AccountId {
         AccountId::ROOT
     }
@@ -64,13 +64,13 @@ impl<S: Memory> Registry<S> {
     }
     pub(crate) fn remove(&self, id: u64) {
         let gone = self.0.lock().remove(&id);
-        // The last weak count gives memory back: not under the lock.
+        // The last weak count frees memory, so it is not dropped under the lock.
         drop(gone);
     }
 }
 
-/// Show `visit` what `next` finds above each number, once around from where `hand` is, which goes
-/// along; until it breaks off.
+/// Calls `visit` with each element that `next` finds, one full cycle from `hand` on, which is
+/// advanced; stops when `visit` returns a break.
 pub(crate) fn once_around<T>(
     hand: &AtomicU64,
     next: impl Fn(u64) -> Option<(u64, T)>,
@@ -96,8 +96,8 @@ impl<S: Memory> Commons<S> {
         above.find_map(|(&id, handle)| Some((id, handle.upgrade()?)))
     }
 
-    /// Show `f` every space in turn, each locked, those too that are born meanwhile. The caller
-    /// holds no space's lock.
+    /// Calls `f` with every space in turn, each locked, including spaces that are made meanwhile.
+    /// The caller holds no space's lock.
     pub fn for_each_space(&self, f: &mut dyn FnMut(&mut AddressSpace<S>)) {
         let mut last = 0;
         while let Some((id, handle)) = self.next_space(last) {

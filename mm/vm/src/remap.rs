@@ -1,10 +1,10 @@
 //! mremap: shrink, grow in place, move.
 //!
-//! A move carries the leaves over with their frames, so nothing is copied and pins stay what they
-//! are; where both places have the same offset in 2 MiB or 1 GiB, whole tables. Tables at the
-//! destination are made before anything moves: a move that runs out of memory has not begun. It
-//! goes in steps of at most 512 leaves, and one whose task is to end stops between two of them:
-//! then what was reached has moved, and the rest is where it was.
+//! A move transfers the leaves with their frames, so nothing is copied and pins stay valid. If both
+//! ranges have the same offset in 2 MiB or 1 GiB, whole tables are moved. Tables at the destination
+//! are made first: if memory runs out, nothing has moved. A move has steps of at most 512 leaves.
+//! If the task has to end, the move stops between two steps: the first part has moved, and the rest
+//! has not.
 
 use core::ops::Range;
 
@@ -22,11 +22,11 @@ use crate::space::DataKind;
 /// Where a resized area may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RemapPlace {
-    /// Where it is.
+    /// At its present address.
     InPlace,
     /// Anywhere, if it cannot stay.
     MayMove,
-    /// There; what is there is unmapped.
+    /// At this address; existing mappings there are removed.
     Fixed(VirtAddr),
 }
 
@@ -39,7 +39,7 @@ pub enum RemapSource {
     Keep,
 }
 
-/// Asked between the steps of long work: others may run, and an error ends it.
+/// Called between the steps of long work: other tasks may run, and an error ends the work.
 pub type Pause<'a> = dyn FnMut() -> Result<(), VmError> + 'a;
 
 /// A request for mremap.
@@ -47,7 +47,7 @@ pub type Pause<'a> = dyn FnMut() -> Result<(), VmError> + 'a;
 pub struct Remap {
     /// The start of the range, page-aligned.
     pub old: VirtAddr,
-    /// The range's bytes; 0 of shared memory asks for a second mapping of it.
+    /// The range's bytes; 0 for shared memory requests a second mapping of it.
     pub old_len: u64,
     /// The bytes that the range shall have.
     pub new_len: u64,
@@ -63,8 +63,8 @@ impl<S: Memory> AddressSpace<S> {
     /// # Errors
     /// [`VmError::Invalid`]; [`VmError::Fault`] where the range is not mapped or not one area;
     /// [`VmError::NoMemory`] where it can not grow in place, there is no room, or a limit;
-    /// [`VmError::Again`] for too much locked memory; what `pause` says, asked between the steps of
-    /// a move, which then stops where it is: what was reached has moved.
+    /// [`VmError::Again`] for too much locked memory; the error of `pause`, which is called between
+    /// the steps of a move. The move then stops: the first part has moved.
     pub fn remap(
         &mut self,
         remap: Remap,
@@ -138,7 +138,7 @@ impl<S: Memory> AddressSpace<S> {
         if new_len > self.layout.end.0 { Err(VmError::NoMemory) } else { Ok(()) }
     }
 
-    /// Whether the range, which may grow, could be made longer where it is.
+    /// Grows the range, if that is allowed and possible, in place; returns whether it did.
     fn grow_in_place(&mut self, from: &Range<VirtAddr>, new_len: u64) -> Result<bool, VmError> {
         let end = VirtAddr(from.start.0.saturating_add(new_len));
         let area = self.areas.at(from.start).ok_or(VmError::Fault)?;
@@ -172,7 +172,7 @@ impl<S: Memory> AddressSpace<S> {
         let Remap { old_len, new_len, place, source, .. } = remap;
         self.make_room(4)?;
         let area = self.areas.at(from.start).ok_or(VmError::Fault)?;
-        // That it can be longer was checked, but not that it can be twice.
+        // The limits were checked for a longer area, but not for a second one.
         let added = match source {
             RemapSource::Keep => {
                 self.check_limits(old_len / PAGE, DataKind::of(area), limits)?;
@@ -196,13 +196,13 @@ impl<S: Memory> AddressSpace<S> {
         let kept = from.start..VirtAddr(from.start.0 + old_len.min(new_len));
         self.split_borders(&kept)?;
         if let Err(error) = self.resident.prepare_move(&kept, to.start, pause) {
-            // No table stays where there is no area: no code would find it again.
+            // Tables outside areas are freed: no code would find them later.
             let span = self.room_around(to.clone());
             let mut batch = self.resident.tables.batch();
             self.resident.tables.free_tables(to, span, &mut batch);
             return Err(error);
         }
-        // The monitor is not told of the move, so it could not be told of stores there.
+        // The monitor is not notified of the move, so it could not handle reports of stores there.
         self.unwatch_part(&kept);
         let flags = self.insert_moved(moved, &to);
         let reached = self.resident.move_pages(&kept, to.start, pause);
@@ -224,10 +224,10 @@ impl<S: Memory> AddressSpace<S> {
     /// Moves `area` to `to`. Returns its flags there.
     fn insert_moved(&mut self, mut area: Area<S>, to: &Range<VirtAddr>) -> AreaFlags {
         (area.start, area.end) = (to.start, to.end);
-        // The room of the old break or stack is not a break or stack elsewhere.
+        // At another address, memory of the old break or stack is no longer break or stack.
         area.flags.remove(AreaFlags::HEAP | AreaFlags::STACK | AreaFlags::GROWSDOWN);
         area.leave_monitor();
-        // A tracker of stores has not seen these bytes here.
+        // For a program that tracks stores, these bytes are new here.
         area.flags.insert(AreaFlags::SOFTDIRTY);
         let flags = area.flags;
         self.areas.add(area);
@@ -235,8 +235,7 @@ impl<S: Memory> AddressSpace<S> {
         flags
     }
 
-    /// A move was interrupted at `reached`: what lies before it has moved, the rest is where it
-    /// was.
+    /// A move was interrupted at `reached`: the part before it has moved, the rest has not.
     fn end_move_at(
         &mut self,
         reached: VirtAddr,
@@ -253,8 +252,8 @@ impl<S: Memory> AddressSpace<S> {
 }
 
 impl<S: Memory> Resident<S> {
-    /// Make the tables that what is mapped in `from` needs at `to`, and split large pages that
-    /// cannot move as they are.
+    /// Makes the tables at `to` for the mappings in `from`, and splits large pages that cannot be
+    /// moved as a whole.
     fn prepare_move(
         &mut self,
         from: &Range<VirtAddr>,
@@ -274,8 +273,8 @@ impl<S: Memory> Resident<S> {
         }
     }
 
-    /// Move what is mapped in `from` to `to`; how far it came, which is to the end if there was no
-    /// pause that ended it.
+    /// Moves the mappings in `from` to `to`; returns the address that was reached: the end, unless
+    /// a pause ended the move.
     fn move_pages(&mut self, from: &Range<VirtAddr>, to: VirtAddr, pause: &mut Pause<'_>) -> VirtAddr {
         let distance = to.0.wrapping_sub(from.start.0);
         let mut batch = self.tables.batch();

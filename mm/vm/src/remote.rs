@@ -22,7 +22,7 @@ pub enum RemoteAccess {
     Write,
 }
 
-/// Key of a futex: equal for all tasks that mean the same memory.
+/// Key of a futex: equal for all tasks that use the same memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum FutexKey {
     /// The address, in this space only.
@@ -38,11 +38,11 @@ pub enum FutexKey {
 
 impl<S: Memory> AddressSpace<S> {
     /// Show up to `len` bytes from `addr` on to `f`, at most a page at a time, faulting pages in.
-    /// For reading, `f` must not change them. `f` says how many it dealt with; fewer than it was
-    /// given ends the call. Bytes dealt with.
+    /// For reading, `f` must not change them. `f` returns how many it handled; if these are not
+    /// all, the call ends. Returns the number of handled bytes.
     ///
     /// # Errors
-    /// [`VmError::Fault`] or [`VmError::NoMemory`] where not one byte could be had.
+    /// [`VmError::Fault`] or [`VmError::NoMemory`] if no byte could be accessed.
     pub fn access_remote(
         &mut self,
         addr: VirtAddr,
@@ -79,7 +79,7 @@ impl<S: Memory> AddressSpace<S> {
     /// [`VmError::Fault`], [`VmError::NoMemory`]; `to` may have been filled in part.
     pub fn read_remote(&mut self, addr: VirtAddr, to: &mut [u8]) -> Result<(), VmError> {
         let mut done = 0;
-        // Where a page ends it, the next one says why.
+        // If the loop ends early, the next page's access returns the reason.
         while done < to.len() {
             let at = addr.checked_add(done as u64).ok_or(VmError::Fault)?;
             let mut next = done;

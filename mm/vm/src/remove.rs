@@ -1,8 +1,9 @@
 //! Removal of shared memory from all its mappings (MADV_REMOVE).
 //!
-//! A hole is made in the mapped file and not in the mapping. So it takes the file's own locks and,
-//! one after the other, every space that maps it: the caller may hold no space meanwhile. An area
-//! is therefore only named here, and its caller makes the hole after it has let go of this space.
+//! The hole is made in the mapped file, not in the mapping. This takes the file's own locks and,
+//! one after the other, the lock of every space that maps it, so the caller may hold no space.
+//! Therefore this module only names the parts, and the caller makes the holes after it has unlocked
+//! this space.
 
 use alloc::sync::Arc;
 use core::ops::Range;
@@ -14,13 +15,13 @@ use crate::area::AreaContent;
 use crate::request::{AreaFlags, MappedFile, SharedWrite};
 use crate::{AddressSpace, PageCache, VmError};
 
-/// A part of shared memory that is to go.
+/// A part of shared memory that is to be removed.
 pub struct Removal<S: Memory> {
     /// The cache that is mapped.
     pub cache: Arc<PageCache<S>>,
     /// The file that it is, if it is one.
     pub file: Option<Arc<dyn MappedFile<S>>>,
-    /// Which of its bytes.
+    /// The range of its bytes.
     pub bytes: Range<u64>,
     /// The part's first address.
     pub start: VirtAddr,
@@ -32,8 +33,8 @@ impl<S: Memory> AddressSpace<S> {
     /// The first part of `range` that an area maps; `None` where there is none.
     ///
     /// # Errors
-    /// [`VmError::Invalid`] for memory that is locked or no file's; [`VmError::Access`] where
-    /// stores could never reach others.
+    /// [`VmError::Invalid`] for memory that is locked or belongs to no file; [`VmError::Access`] if
+    /// stores there could never be shared.
     pub fn removal(&self, range: Range<VirtAddr>) -> Result<Option<Removal<S>>, VmError> {
         let Some((area, Range { start, end })) = self.areas.parts(range).next() else { return Ok(None) };
         if area.flags.contains(AreaFlags::LOCKED) {

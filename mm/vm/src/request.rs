@@ -73,9 +73,9 @@ bitflags! {
         const DONTDUMP = 1 << 9;
         /// The area is read from front to back.
         const SEQUENTIAL = 1 << 10;
-        /// The area is read in no order: neighbours are not mapped in passing.
+        /// The area is read in no order: faults do not map neighbours.
         const RANDOM = 1 << 11;
-        /// Large pages are preferred, also where they are not the rule.
+        /// Large pages are preferred, also in mode [`HugeMode::Advised`](crate::HugeMode::Advised).
         const HUGEPAGE = 1 << 12;
         /// Large pages are avoided.
         const NOHUGEPAGE = 1 << 13;
@@ -122,11 +122,11 @@ pub enum AreaPlace {
     Low(Option<VirtAddr>),
 }
 
-/// The addresses of areas that programs reach by offsets of 32 bits: the second GiB (Linux:
+/// The addresses of areas that programs address by 32-bit offsets: the second GiB (Linux:
 /// `find_start_end` in arch/x86/kernel/sys_x86_64.c, without its random beginning).
 pub const LOW: Range<VirtAddr> = VirtAddr(1 << 30)..VirtAddr(1 << 31);
 
-/// A file as an area maps it: the kernel's open file, kept alive by the areas, with its frames.
+/// A mapped file: the kernel's open file with its frames. The areas keep it alive.
 pub trait MappedFile<S: Memory>: Any + Send + Sync {
     /// The file's frames. Always the same cache.
     fn cache(&self) -> &Arc<PageCache<S>>;
@@ -161,7 +161,7 @@ pub enum SharedWrite {
     Denied,
 }
 
-/// Where an area's bytes come from and go to.
+/// The source and destination of an area's bytes.
 #[derive(Debug)]
 pub enum Backing<S: Memory> {
     /// Zeroes, private.
@@ -172,7 +172,7 @@ pub enum Backing<S: Memory> {
     PrivateFile(FileView<S>),
     /// The file's bytes; writes reach the file.
     SharedFile(FileView<S>, SharedWrite),
-    /// Pages of the kernel's ([`Vdso`](crate::Vdso)); writes to the image stay here.
+    /// Pages of the kernel ([`Vdso`](crate::Vdso)); writes to the image stay here.
     Vdso(VdsoPart),
 }
 
@@ -222,18 +222,18 @@ impl Limits {
         Self { address_space: u64::MAX, data: u64::MAX, stack: 8 << 20, memlock: u64::MAX };
 }
 
-/// The frame of an address space, chosen (at random) by its owner.
+/// The layout of an address space, chosen (at random) by its owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
     /// Nothing is mapped below (Linux: `mmap_min_addr`, 64 KiB).
     pub lowest: VirtAddr,
     /// One past the last address; at most [`freehold_paging::USER_END`].
     pub end: VirtAddr,
-    /// Areas without a place of their own are put below this.
+    /// Areas without a requested address are placed below this.
     pub mmap_base: VirtAddr,
 }
 
-/// A wish for mprotect.
+/// A request for mprotect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Protect {
     /// Where the range starts, page-aligned.
@@ -242,7 +242,7 @@ pub struct Protect {
     pub len: u64,
     /// Protection of the range from now on.
     pub protection: Protection,
-    /// How far it reaches.
+    /// Whether the change extends beyond the range.
     pub extent: ProtectExtent,
 }
 

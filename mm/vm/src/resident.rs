@@ -30,8 +30,8 @@ use crate::request::AreaFlags;
 
 const COUNTED: &str = "a counted leaf leads to a frame of its kind";
 
-/// Neighbours that a read fault on a file page maps in passing, if they are in memory: an aligned
-/// run of this many (Linux: `fault_around_bytes`, 64 KiB).
+/// Number of pages that a read fault on a file page maps together, if they are in memory: an
+/// aligned run (Linux: `fault_around_bytes`, 64 KiB).
 const AROUND: u64 = 16;
 
 /// Areas whose faults map no neighbours.
@@ -54,7 +54,7 @@ pub(crate) enum LeafKind {
     Cache,
 }
 
-/// Pages by sort.
+/// Resident pages by type.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Rss {
     pub anon: u64,
@@ -83,16 +83,16 @@ pub(crate) struct Resident<S: Memory> {
     pub peak: u64,
     /// Pages in swap areas.
     pub swapped: u64,
-    /// Where the eviction clock goes on.
+    /// The position of the eviction clock's hand.
     pub hand: VirtAddr,
     /// Large leaves.
     pub large: u64,
     pub huge: HugeUse,
     /// The policy of the task that acts here.
     pub acting: Option<Arc<TaskPolicy>>,
-    /// Payer of new pages; the running task where there is none.
+    /// The account for new pages; `None`: the running task's.
     pub payer: Option<AccountId>,
-    /// The wish of the last fault to a monitor.
+    /// The last fault's request to a monitor.
     pub wanted: Option<Wanted>,
 }
 
@@ -150,8 +150,8 @@ impl<S: Memory> Resident<S> {
         self.peak = self.peak.max(self.rss.total());
     }
 
-    /// Make the page at `addr` present for `want`. The access itself is allowed (or forced), and
-    /// not the affair of a monitor ([`Resident::fault_or_ask`]).
+    /// Make the page at `addr` present for `want`. The access itself is allowed (or forced), and no
+    /// monitor has to serve it ([`Resident::fault_or_ask`]).
     pub(crate) fn fault(
         &mut self,
         area: &Area<S>,
@@ -182,7 +182,7 @@ impl<S: Memory> Resident<S> {
             _ if entry.is_empty() => self.fill(area, addr, slot, want),
             _ if !entry.is_leaf() => self.swap_in(area, EntryAt { addr, slot, entry }, want),
             Want::Write => self.fault_write(area, EntryAt { addr, slot, entry }),
-            // Another CPU was faster, or this CPU remembered less than the tables grant.
+            // Another CPU was faster, or this CPU's TLB granted less than the tables.
             Want::Read => Ok(FaultKind::Minor),
         }
     }
@@ -225,15 +225,16 @@ impl<S: Memory> Resident<S> {
                 return Ok(kind);
             }
             let Ok(mapping) = frame.map() else {
-                // As many leaves map it as can be counted. A private page does without one more;
-                // memory would not help.
+                // The frame's count of mappings is at its maximum. A private page gets a copy
+                // instead; more memory would not help.
                 if area.is_shared() {
                     return Err(FaultError::Bus);
                 }
                 self.fill_with_copy(area, addr, slot, &frame)?;
                 return Ok(kind);
             };
-            // After the mapping is counted: else a write-back in between takes the mark away.
+            // Done after the mapping is counted: otherwise a write-back in between could clear the
+            // mark.
             if let Some(rights) = self.filled_rights(area, index, frame.pfn(), want) {
                 break (kind, mapping, rights);
             }
@@ -248,9 +249,9 @@ impl<S: Memory> Resident<S> {
         Ok(kind)
     }
 
-    /// Returns the rights of the leaf that is about to show `frame`, which that leaf's mapping
-    /// holds, as page `index` of the area's cache. Where the leaf lets `frame` be written the cache
-    /// knows from then on. `None` where the page has another frame by now, or none.
+    /// Returns the rights of a new leaf for `frame`, held by its mapping, as page `index` of the
+    /// area's cache. If the leaf grants writing, this is noted in the cache. `None` if the page has
+    /// another frame by now, or none.
     #[inline]
     fn filled_rights(&self, area: &Area<S>, index: u64, frame: Pfn, want: Want) -> Option<Rights> {
         if !area.is_shared() {
@@ -310,7 +311,7 @@ impl<S: Memory> Resident<S> {
             area.shared_frame_rights()
         };
         let mut mapped = 0;
-        // The run lies in one table, which is there: nothing is allocated under the cache's lock.
+        // The run is in one existing table: nothing is allocated under the cache's lock.
         let Some((start, PageSize::Small)) = self.tables.find(first) else { return };
         cache.visit_resident(index..index + (last.0 - first.0) / PAGE, |page, frame| {
             let slot = start.beyond((page - index) as usize);
@@ -339,8 +340,8 @@ impl<S: Memory> Resident<S> {
                 && let Some((cache, index)) = area.cache_page(addr)
             {
                 if !cache.note_writable(index, entry.frame()) {
-                    // The page has left the cache, and its mappers are about to be visited: what is
-                    // stored to this frame now would be lost.
+                    // The page has left the cache, and its mappers will be visited soon: stores to
+                    // this frame now would be lost.
                     return self.fill_again(area, at);
                 }
                 slot.update(|entry| entry.with_rights(rights).marked_dirty());
@@ -369,8 +370,8 @@ impl<S: Memory> Resident<S> {
         Ok(FaultKind::Minor)
     }
 
-    /// Takes the leaf of a shared page away, whose cache has another frame for it or none, and maps
-    /// the page anew for a store.
+    /// Handles a shared page for which the cache has another frame, or none. Removes the leaf and
+    /// maps the page anew for a store.
     #[cold]
     #[inline(never)]
     fn fill_again(&mut self, area: &Area<S>, at: EntryAt<S::Machine>) -> Result<FaultKind, FaultError> {
@@ -381,8 +382,8 @@ impl<S: Memory> Resident<S> {
         self.fill(area, at.addr, at.slot, Want::Write)
     }
 
-    /// A store to an anonymous page: it keeps a frame that is its own (again). Where others have
-    /// the frame too it gets a copy, unless it is the last one by its turn.
+    /// Handles a store to an anonymous page: it keeps a frame that is its own (again). If others
+    /// have the frame, too, it gets a copy, unless it is the last one when its turn comes.
     fn write_anonymous(&self, area: &Area<S>, at: EntryAt<S::Machine>) -> Result<FaultKind, FaultError> {
         let EntryAt { addr, slot, entry } = at;
         let rights = area.protection.rights();
@@ -391,16 +392,15 @@ impl<S: Memory> Resident<S> {
             Ok(()) => return Ok(self.grant(at, rights)),
             Err(shared) => shared,
         };
-        // Looked at before each decision: it may become so after the last one, when the copy is
-        // under way.
+        // Checked before each decision: it may become true after the last check, during the copy.
         let mut was_nobody_elses = false;
-        // Held until the old leaf is forgotten and its mapping let go of, below.
+        // Held until the old leaf is flushed and its mapping dropped, below.
         let _turn = self.commons.turns.take(entry.frame());
         if self.has_become_own(&held, &mut was_nobody_elses) {
             return Ok(self.grant(at, rights));
         }
         let page = self.new_page(self.place(area, addr))?;
-        // A partner that ends, or whose page goes to a swap area, takes no turn.
+        // Another holder that ends, or whose page is swapped out, takes no turn.
         if self.has_become_own(&held, &mut was_nobody_elses) {
             return Ok(self.grant(at, rights));
         }
@@ -431,7 +431,7 @@ impl<S: Memory> Resident<S> {
 
     /// Whether the frame of the leaf's hold `held` is this space's own by now. Sets `nobodys` to
     /// whether no other holder needs its bytes.
-    // A closure is not in line where it is called.
+    // Not a closure, because closures are not inlined here.
     #[inline(always)]
     fn has_become_own(&self, held: &LeafMapping<Anon, S>, nobodys: &mut bool) -> bool {
         *nobodys = false;
@@ -453,7 +453,7 @@ impl<S: Memory> Resident<S> {
         FaultKind::Minor
     }
 
-    /// Whether nothing but the leaf that `held` is the hold of needs the bytes of the frame.
+    /// Whether only the leaf with the hold `held` needs the bytes of the frame.
     #[cold]
     #[inline(never)]
     fn is_nobody_elses(&self, held: &LeafMapping<Anon, S>) -> bool {
@@ -473,8 +473,7 @@ impl<S: Memory> Resident<S> {
         held.reuse().or_else(|shared| if self.reuse_swap_cached(held) { Ok(()) } else { Err(shared) })
     }
 
-    /// Whether the frame is this space's alone (again) but for the swap, which does not need its
-    /// bytes.
+    /// Whether the only other holder of the frame is the swap, which does not need its bytes.
     #[inline]
     fn reuse_swap_cached(&self, mapping: &LeafMapping<Anon, S>) -> bool {
         let swap = &self.commons.swap;
@@ -510,7 +509,7 @@ impl<S: Memory> Resident<S> {
         (old.backing() == Backing::Counted).then(take)
     }
 
-    /// Take away all pages of `range`, which is part of `area` and cuts no large page.
+    /// Removes all pages of `range`, which is part of `area` and splits no large page.
     pub(crate) fn zap(&mut self, area: &Area<S>, range: Range<VirtAddr>, batch: &mut FlushBatch<S>) {
         self.note_peak();
         let mut zap = Zap { resident: self, batch, gone: Gone::default() };
@@ -546,7 +545,7 @@ impl<S: Memory> Resident<S> {
         let full = area.protection.rights();
         let allows_writing = full.contains(Rights::WRITE);
         self.tables.visit(range, |addr, slot, entry, _| {
-            // The monitor that waits for the next store is told first.
+            // The next store is first reported to the monitor.
             let is_told = entry.is_watched() || !entry.is_soft_dirty() && area.tracks_stores();
             let may_write = allows_writing
                 && !is_told
@@ -574,7 +573,7 @@ struct Gone {
     swapped: u64,
 }
 
-/// Pages on their way out of tables: their frames go to `batch`, their numbers to `gone`.
+/// Pages that are being removed from tables: their frames go to `batch`, their numbers to `gone`.
 struct Zap<'a, S: Memory> {
     resident: &'a Resident<S>,
     batch: &'a mut FlushBatch<S>,
@@ -599,7 +598,7 @@ impl<S: Memory> Zap<'_, S> {
             }
             self.batch.unmapped_large(addr, old, resident.held_block(old));
         } else {
-            // One call: the batch's part stays in line.
+            // Only one call, so that the batch's part is inlined.
             let held = (old.backing() == Backing::Counted).then(|| self.take_held(old));
             self.batch.unmapped(addr, old, held);
         }
@@ -628,7 +627,7 @@ pub(crate) fn leaf<K: UserKind, S: FrameSource>(
     Entry::leaf(mapping.into_leaf(), rights, marks, Backing::Counted)
 }
 
-/// Records a decision of copy-on-write. Not in line: a fault stays short.
+/// Records a decision of copy-on-write. Not inlined, so that the fault path stays short.
 #[cold]
 #[inline(never)]
 fn record_decision<M: Cpus>(machine: M, at: EntryAt<M>, decision: CowDecision) {
@@ -636,7 +635,7 @@ fn record_decision<M: Cpus>(machine: M, at: EntryAt<M>, decision: CowDecision) {
     machine.record_event(CopyOnWrite::NUMBER, &event.words());
 }
 
-/// Whether no other leaf maps the frame: else nothing more has to be asked.
+/// Quick check: whether no other leaf maps the frame.
 #[inline(always)]
 fn is_last<S: Memory>(held: &LeafMapping<Anon, S>) -> bool {
     held.record().counts().load().mappings == 1

@@ -1,4 +1,4 @@
-//! Parts to pass over for callers that scan an address space a piece at a time.
+//! Helpers for callers that scan an address space piece by piece and skip empty parts.
 
 use core::ops::Range;
 
@@ -13,7 +13,7 @@ impl<S: Memory> AddressSpace<S> {
         self.resident.tables.next_populated(range)
     }
 
-    /// How large the leaf is that maps `addr`; small where there is none.
+    /// The size of the leaf that maps `addr`; small if there is none.
     pub fn leaf_size(&self, addr: VirtAddr) -> PageSize {
         self.resident.tables.find(addr).map_or(PageSize::Small, |(_, size)| size)
     }

@@ -1,4 +1,4 @@
-//! Faults that many CPUs serve at once, in one address space.
+//! Faults that many CPUs handle at once in one address space.
 //!
 //! **Protocol.** Threads that touch anonymous memory for the first time do not depend on each
 //! other: each fills an entry that no other CPU has filled. So the space's owner may let several
@@ -6,10 +6,11 @@
 //! Shared state changes in these ways:
 //! - an entry goes from empty to a leaf by compare-exchange; the CPU that loses frees its page and
 //!   has nothing more to do, since the page is there;
-//! - a leaf is only given more rights, by compare-exchange, where its frame is exclusive; no leaf
-//!   goes, and none leads to another frame, so no CPU has to forget anything;
+//! - a leaf is only given more rights, by compare-exchange, if its frame is exclusive. No leaf is
+//!   removed or gets another frame, so no flush is needed;
 //! - tables are neither made nor freed;
-//! - pages and faults are counted in [`Filled`], which the next one with `&mut` adds to the rest.
+//! - pages and faults are counted in [`Filled`], which the next caller with `&mut` adds to the
+//!   other counts.
 //!
 //! Everything else is left to [`AddressSpace::fault`].
 
@@ -46,9 +47,9 @@ impl Filled {
 }
 
 impl<S: Memory> AddressSpace<S> {
-    /// As [`AddressSpace::fault`], for a task with the policy `acting`, beside other CPUs that do
-    /// the same. `None`, and nothing changed, where that has to serve it. Neither sleeps nor waits
-    /// for another CPU. The caller stays on its CPU.
+    /// As [`AddressSpace::fault`], for a task with the policy `acting`, while other CPUs do the
+    /// same. `None`, without a change, if [`AddressSpace::fault`] has to handle it. Neither sleeps
+    /// nor waits for another CPU. The caller stays on its CPU.
     pub fn fault_shared(
         &self,
         addr: VirtAddr,
@@ -114,7 +115,7 @@ impl<S: Memory> Resident<S> {
         }
     }
 
-    /// Let an anonymous page be written whose frame is its own; `None` where it is not.
+    /// Lets an anonymous page be written if its frame is its own; `None` if not.
     fn grant_shared(&self, area: &Area<S>, at: EntryAt<S::Machine>) -> Option<u64> {
         if self.kind_of(at.entry) != LeafKind::Anon {
             return None;

@@ -1,4 +1,4 @@
-//! An address space as a whole: its parts, its birth and its end.
+//! An address space as a whole: its parts, creation and destruction.
 
 use alloc::sync::{Arc, Weak};
 use core::ops::Range;
@@ -25,14 +25,14 @@ use crate::{PageCache, Vdso, VmError};
 /// The tables that a context switch loads: see [`Roots`].
 pub type Translation<S> = Roots<S>;
 
-/// The most areas of one address space, unless set otherwise (Linux: `vm.max_map_count`).
+/// Default for the largest number of areas of one address space (Linux: `vm.max_map_count`).
 const DEFAULT_MAX_AREAS: usize = 65_530;
 
 /// State that all address spaces of a system share.
 pub struct Commons<S: Memory> {
     pub(crate) source: S,
     pub(crate) kernel: KernelRoots,
-    /// The page that reads of untouched anonymous memory see.
+    /// The page of zeroes that reads of untouched anonymous memory get.
     zero: Frame<CacheKind, S>,
     pub(crate) huge: HugeControl<S>,
     events: Tally<EVENTS>,
@@ -71,8 +71,8 @@ impl<S: Memory> Commons<S> {
             max_areas,
         }))
     }
-    /// Sets the frames that areas show for [`Backing::Vdso`](crate::Backing::Vdso), once, and keeps
-    /// them. Returns those that are kept: the first that were set.
+    /// Sets the frames for areas with [`Backing::Vdso`](crate::Backing::Vdso); only the first call
+    /// has an effect. Returns the frames of the first call.
     pub fn set_vdso(&self, vdso: Vdso<S>) -> &Vdso<S> {
         self.vdso.call_once(|| vdso)
     }
@@ -95,7 +95,7 @@ impl<S: Memory> Commons<S> {
     pub(crate) fn zero_page(&self) -> Pfn {
         self.zero.pfn()
     }
-    /// `frame`, if it is one of those that leaves without a count lead to: zeroes, or the vDSO's.
+    /// `frame`, if it is one that uncounted leaves map: zeroes, or the vDSO's.
     pub(crate) fn uncounted(&self, frame: Pfn) -> Option<HeldFrame<'_>> {
         let zero = self.zero.held();
         if frame == zero.pfn() {
@@ -136,7 +136,7 @@ pub struct AddressSpace<S: Memory> {
     /// Pages of all areas.
     pub(crate) total: u64,
     pub(crate) peak_total: u64,
-    /// Flags that new areas get besides those asked for (mlockall's MCL_FUTURE).
+    /// Flags that new areas get in addition to the requested ones (mlockall's MCL_FUTURE).
     pub(crate) future: AreaFlags,
     pub(crate) handle: Option<Weak<dyn SpaceHandle<S>>>,
     /// Addresses that the last call promised to make present.
@@ -146,7 +146,7 @@ pub struct AddressSpace<S: Memory> {
     pub(crate) filled: Filled,
 }
 
-/// Areas of most programs: segments, heap, libraries' beginnings, stack, vDSO.
+/// Number of areas of most programs: segments, heap, libraries' beginnings, stack, vDSO.
 const USUAL_AREAS: usize = 8;
 
 /// The next address space's number.
@@ -176,8 +176,8 @@ impl<S: Memory> AddressSpace<S> {
         })
     }
 
-    /// Make room for a program's areas at once: the first sixteen. An exec that grows by and by
-    /// allocates thrice.
+    /// Make room for a program's areas at once: the first sixteen. If room were made step by step,
+    /// an exec would allocate three times.
     ///
     /// # Errors
     /// [`VmError::NoMemory`].
@@ -189,7 +189,7 @@ impl<S: Memory> AddressSpace<S> {
     pub const fn translation(&self) -> &Arc<Translation<S>> {
         self.resident.tables.roots()
     }
-    /// Where areas may lie.
+    /// The address range for areas.
     pub const fn layout(&self) -> Layout {
         self.layout
     }
@@ -198,8 +198,8 @@ impl<S: Memory> AddressSpace<S> {
         self.id
     }
 
-    /// Say how truncation, reclaim and migration reach this. Called once, as soon as the lock
-    /// around it exists.
+    /// Sets the handle by which truncation, reclaim and migration access this space. Called once,
+    /// as soon as the lock around it exists.
     pub fn set_handle(&mut self, handle: Weak<dyn SpaceHandle<S>>) {
         let mut missed = false;
         for area in self.areas.iter() {
@@ -223,7 +223,7 @@ impl<S: Memory> AddressSpace<S> {
         }
     }
 
-    /// Unmap `pages` of `cache` wherever they are mapped here: they have left it.
+    /// Unmap `pages` of `cache` in all their mappings here: they have left the cache.
     pub(crate) fn zap_cache(&mut self, cache: &PageCache<S>, pages: Range<u64>) {
         let Self { areas, resident, .. } = self;
         let mut batch = resident.tables.batch();
@@ -234,8 +234,8 @@ impl<S: Memory> AddressSpace<S> {
                 return;
             }
             if let Some(range) = area.addresses_of(pages.start, pages.end) {
-                // A cut file takes private copies with it (POSIX: SIGBUS past the end); a hole
-                // leaves them.
+                // If a file is cut, private copies are removed, too (POSIX: SIGBUS past the end); a
+                // hole does not remove them.
                 if cut {
                     resident.zap(area, range, &mut batch);
                 } else {
@@ -324,7 +324,7 @@ impl<S: Memory> Drop for AddressSpace<S> {
         let Self { areas, resident, .. } = self;
         let mut batch = resident.tables.batch();
         let mut rest = areas.iter().peekable();
-        // The first address whose tables are still there.
+        // The first address whose tables still exist.
         let mut standing = None;
         while let Some(area) = rest.next() {
             resident.source().rest();
@@ -335,8 +335,9 @@ impl<S: Memory> Drop for AddressSpace<S> {
                 // The next area's leaves begin in the table where this one's end.
                 continue;
             }
-            // Everything below is gone already, so the tables up to the next area are free to go:
-            // found by the few addresses of these and not by looking through all there could be.
+            // Everything below has already been removed, so the tables up to the next area can be
+            // freed. They are found by these few addresses, without a walk over all possible
+            // tables.
             resident.tables.free_tables(from..area.end, VirtAddr(0)..ceiling, &mut batch);
             standing = None;
         }

@@ -1,11 +1,11 @@
 //! Turns to copy a shared frame, one task at a time.
 //!
-//! Two processes that store to the same shared page at once both see that the other has it, and
-//! both would copy it in vain: the frame would be free afterwards. So a task that will copy an
-//! anonymous frame takes its turn first, and then tests again whether a copy is needed. The turn
-//! ends when all TLBs have forgotten its own leaf and its mapping is dropped.
+//! If two processes store to the same shared page at once, both see that the other has it. Both
+//! would copy it, and one copy would be unnecessary: the frame would be free afterwards. So a task
+//! that will copy an anonymous frame first waits for its turn, and then checks again whether a copy
+//! is needed. The turn ends when all TLBs have flushed the task's leaf and its mapping is dropped.
 //!
-//! **Locks.** Spin locks, one for each of 64 sorts of frames; ordered after address spaces, before
+//! **Locks.** Spin locks, one for each of 64 groups of frames; ordered after address spaces, before
 //! the swap and the page allocator. Held over a flush: waiting CPUs have interrupts on, so they
 //! answer it.
 

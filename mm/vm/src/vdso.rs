@@ -1,11 +1,11 @@
 //! The vDSO in address spaces: pages of the kernel that programs have mapped (Linux:
 //! `vm_special_mapping`).
 //!
-//! Two parts, each an area of its own: the **image** and the page of **time**. A program may have
-//! the image for itself as any private mapping (a debugger sets breakpoints in it). Only the kernel
-//! ever writes the page of time, and it is never pinned. The frames are the same in all spaces,
-//! stay as long as the kernel runs, and their leaves are not counted: fork, exec and exit of a
-//! program touch no word that others touch.
+//! Two parts, each an area of its own: the **image** and the page of **time**. A program may get
+//! its own copy of the image, as with any private mapping (a debugger sets breakpoints in it). Only
+//! the kernel ever writes the page of time, and it is never pinned. The frames are the same in all
+//! spaces, stay as long as the kernel runs, and their leaves are not counted: fork, exec and exit
+//! of a program access no shared word for them.
 
 use arrayvec::ArrayVec;
 use freehold_frame::{Anon, Frame, Held, HeldFrame, LeafMapping, PageCache as CacheKind, Time};
@@ -32,7 +32,7 @@ pub struct Vdso<S: Memory> {
     time: Frame<Time, S>,
 }
 
-/// The most pages of an image.
+/// Largest number of pages of an image.
 const IMAGE_PAGES: usize = 4;
 
 impl<S: Memory> Vdso<S> {
@@ -58,12 +58,13 @@ impl<S: Memory> Vdso<S> {
 }
 
 impl<S: Memory> Area<S> {
-    /// Which page of which part is at `addr`.
+    /// The part at `addr`, and the number of its page there.
     pub(crate) fn vdso_page(&self, addr: VirtAddr) -> Option<(VdsoPart, u64)> {
         let AreaContent::Vdso(part, offset) = self.content else { return None };
         Some((part, (offset + (addr.page_start().0 - self.start.0)) >> PAGE_SHIFT))
     }
-    /// Whether it shows the page of time, which is only ever read, and by the program alone.
+    /// Whether the area maps the page of time, which only the program itself accesses, and only for
+    /// reading.
     pub(crate) fn is_time(&self) -> bool {
         matches!(self.content, AreaContent::Vdso(VdsoPart::Time, _))
     }
@@ -102,7 +103,7 @@ impl<S: Memory> Resident<S> {
         Ok(FaultKind::Minor)
     }
 
-    /// A copy of the image's page at `addr`, which the space has to itself.
+    /// A copy of the image's page at `addr`, which only this space uses.
     ///
     /// # Errors
     /// As [`Resident::fill_vdso`]; an access error for the page of time.

@@ -22,7 +22,7 @@ pub enum Sharing {
     Shared,
 }
 
-/// Whether a page is a file's, or of shared memory.
+/// Whether a page belongs to a file or to shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OfFile {
     /// The page is anonymous, or the zero page.
@@ -40,7 +40,7 @@ pub enum Written {
     Not,
 }
 
-/// Where a page is.
+/// The location of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PageAt {
     /// In this frame.
@@ -54,15 +54,15 @@ pub enum PageAt {
 pub struct PageView {
     /// Its address.
     pub addr: VirtAddr,
-    /// Where it is.
+    /// The page's location.
     pub at: PageAt,
-    /// Whether it is a file's.
+    /// Whether the page belongs to a file or to shared memory.
     pub of_file: OfFile,
-    /// How often its frame is mapped, here and elsewhere; 0 for the zero page and in a swap area.
+    /// Number of mappings of its frame, here and elsewhere; 0 for the zero page and in a swap area.
     pub mappings: u32,
-    /// Whether it was written since such marks were last cleared.
+    /// Whether the page was written since such marks were last cleared.
     pub written: Written,
-    /// Whether the area's monitor is told of the next store to it.
+    /// Whether the next store to the page is reported to the area's monitor.
     pub watched: Watching,
 }
 
@@ -100,18 +100,18 @@ pub struct AreaView<'a, S: Memory> {
     pub name: AreaName<'a, S>,
     /// Other properties.
     pub flags: AreaFlags,
-    /// From which nodes its pages come, where it says so.
+    /// The area's memory policy, if it has one.
     pub policy: Option<Policy>,
     /// [`PageCache::id`](crate::PageCache::id) of the mapped cache; 0 for private anonymous memory.
     pub object: u64,
 }
 
-/// How much memory a space takes.
+/// The memory that a space uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Footprint {
     /// Present pages.
     pub resident: u64,
-    /// The most present pages ever.
+    /// High-water mark of present pages.
     pub peak: u64,
     /// Bytes of translation tables.
     pub table_bytes: u64,
@@ -122,15 +122,15 @@ pub struct Footprint {
 pub struct Smaps {
     /// Present.
     pub rss: u64,
-    /// Present, each page divided by how often it is mapped.
+    /// Present bytes, each page divided by its number of mappings.
     pub pss: u64,
     /// Dirty part of `pss`.
     pub pss_dirty: u64,
     /// Part of `pss` that is anonymous.
     pub pss_anon: u64,
-    /// Part of `pss` that is a file's, on a disk.
+    /// Part of `pss` in files on a disk.
     pub pss_file: u64,
-    /// Part of `pss` that is shared memory's, or a file's that is in memory only.
+    /// Part of `pss` in shared memory and in files that are in memory only.
     pub pss_shmem: u64,
     /// Mapped elsewhere too, not written.
     pub shared_clean: u64,
@@ -142,17 +142,17 @@ pub struct Smaps {
     pub private_dirty: u64,
     /// With the accessed bit.
     pub referenced: u64,
-    /// Not a file's.
+    /// Bytes of anonymous memory.
     pub anonymous: u64,
     /// Anonymous and mapped by large leaves.
     pub huge: u64,
     /// `pss` of locked areas.
     pub locked: u64,
-    /// Given up and not written since.
+    /// Discardable bytes (MADV_FREE) that were not written since.
     pub lazy_free: u64,
     /// In swap areas.
     pub swap: u64,
-    /// The same, each page divided by how many entries lead to it.
+    /// Bytes in swap areas, each page divided by the number of its slot's entries.
     pub swap_pss: u64,
 }
 
@@ -181,9 +181,9 @@ pub struct Usage {
     pub swapped: u64,
     /// Bytes of translation tables.
     pub page_table_bytes: u64,
-    /// The most `total_pages` ever.
+    /// High-water mark of `total_pages`.
     pub peak_total: u64,
-    /// The most present pages ever.
+    /// High-water mark of present pages.
     pub peak_rss: u64,
     /// Faults served from memory.
     pub minor_faults: u64,
@@ -273,8 +273,8 @@ impl<S: Memory> AddressSpace<S> {
         });
     }
 
-    /// Visit the pages of 4 KiB that `range` maps, those of large ones too, each as if it had a
-    /// leaf of its own, and those in swap areas.
+    /// Visit the pages of 4 KiB that `range` maps, including pieces of large pages, each as if it
+    /// had its own leaf, and pages in swap areas.
     fn pieces(&self, range: Range<VirtAddr>, mut out: impl FnMut(VirtAddr, Entry, What)) {
         let resident = &self.resident;
         resident.tables.visit_all(range.clone(), |addr, _, entry, size| {
@@ -298,7 +298,7 @@ impl<S: Memory> AddressSpace<S> {
         });
     }
 
-    /// Whether large pages may be had in an area, as things are set (smaps' THPeligible).
+    /// Whether an area can have large pages under the present settings (smaps' THPeligible).
     pub fn is_huge_eligible(&self, area: &AreaView<'_, S>) -> bool {
         self.areas.at(area.start).is_some_and(|area| self.resident.is_huge_eligible(area))
     }
@@ -345,8 +345,8 @@ impl<S: Memory> AddressSpace<S> {
         if area.flags.contains(AreaFlags::LOCKED) {
             smaps.locked = smaps.pss;
         }
-        // As on Linux: a file's page in the swap counts for each space that would find it there,
-        // and has no proportional share.
+        // As on Linux: a file's page in the swap counts in full for each space that maps it; there
+        // is no proportional share.
         if let Some(area) = self.areas.at(area.start)
             && let Some((cache, first)) = area.cache_page(area.start)
         {
@@ -362,7 +362,7 @@ impl<S: Memory> AddressSpace<S> {
 /// Target of a page's entry.
 #[derive(Clone, Copy)]
 enum What {
-    /// A frame of a kind, mapped so often (0 for zeroes).
+    /// The frame's kind, and its number of mappings (0 for zeroes).
     Leaf(LeafKind, u32),
     /// A slot.
     Swapped(SwapPlace),

@@ -1,5 +1,5 @@
-//! Address spaces on the real page allocator: the seams fit, memory runs out as a value, and every
-//! frame comes back.
+//! Address spaces on the real page allocator: the two crates work together, running out of memory
+//! is an error value, and every frame is freed.
 
 #![allow(clippy::unwrap_used)]
 
@@ -100,7 +100,7 @@ fn memory_that_runs_out_is_a_value_and_comes_back_to_the_frame() {
     };
     assert_eq!(end, FaultError::OutOfMemory);
     assert!(stored > FRAMES / 2, "only {stored} pages of {FRAMES} frames");
-    // The tables of a child may or may not still fit; either way nothing stays behind.
+    // There may or may not be memory for the child's tables; in both cases nothing is leaked.
     assert!(matches!(parent.fork().map(drop), Ok(()) | Err(VmError::NoMemory)));
     assert_sound(frames);
     parent.advise(VirtAddr(a), stored / 2 * PAGE, Advice::DontNeed).unwrap();

@@ -1,7 +1,7 @@
 //! An audit of the kernel's map: every leaf of the kernel half is compared with the frame table.
 //!
 //! The walk takes no lock: tables of the kernel half are never freed, and a leaf that changes while
-//! it is judged is looked at again. Its nearest relative in Linux is `CONFIG_DEBUG_WX` with
+//! it is checked is read again. Its nearest relative in Linux is `CONFIG_DEBUG_WX` with
 //! /sys/kernel/debug/page_tables.
 //!
 //! Entries have x86-64's four-level format (Intel SDM volume 3A, 4.5).
@@ -19,7 +19,7 @@ pub struct Rules {
     pub root: Pfn,
     /// Addresses of windows: leaves there belong to windows that are open at this moment.
     pub windows: Range<u64>,
-    /// Addresses of kernel stacks: the one place where frames of theirs are mapped.
+    /// Addresses of kernel stacks: the only addresses at which their frames are mapped.
     pub stacks: Range<u64>,
     /// Frames of the image's text and constants.
     pub read_only: PfnRange,
@@ -31,8 +31,8 @@ pub struct Rules {
 /// A leaf or table that breaks a rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Violation {
-    /// A frame of a program, or of a replica of the image, is in the map, or one of a kernel stack
-    /// outside the stacks' area.
+    /// The map contains a frame of a program or of a replica of the image, or a frame of a kernel
+    /// stack outside the stacks' area.
     ProgramFrame {
         /// The address.
         address: VirtAddr,
@@ -41,7 +41,7 @@ pub enum Violation {
         /// The frame's owner.
         owner: Owner,
     },
-    /// Text or constants can be written there.
+    /// Text or constants are writable at this address.
     WritableImage {
         /// The address.
         address: VirtAddr,
@@ -52,9 +52,10 @@ pub enum Violation {
     WritableCode(VirtAddr),
     /// Programs can use the page.
     ForPrograms(VirtAddr),
-    /// A table is linked more than once, and by it memory can be written.
+    /// A table with writable leaves is linked more than once.
     TableTwice(Pfn),
-    /// There were more tables than could be remembered: whether each is linked once is not known.
+    /// There were more tables than could be remembered: so it is unknown whether each is linked
+    /// only once.
     TooManyTables,
 }
 
@@ -88,8 +89,8 @@ pub struct AuditReport {
     pub violations: u64,
 }
 
-/// Walk every leaf of the kernel half; `found` is told of each violation. `tables` is room for the
-/// number of each table with leaves that can be written.
+/// Walk every leaf of the kernel half; `found` is called for each violation. `tables` has room for
+/// the number of each table with writable leaves.
 pub fn check<M: Tables>(
     machine: M,
     frames: FrameTable,
@@ -121,8 +122,8 @@ impl<M: Tables> AuditWalk<'_, M> {
         (self.found)(violation);
     }
 
-    /// The entries of a table of `level` that is linked for the addresses from `base` on. At most
-    /// four deep.
+    /// Walks the entries of a table of `level` that is linked for the addresses from `base` on. The
+    /// recursion is at most four deep.
     fn table(&mut self, table: Pfn, level: u32, base: u64) {
         let range = if level == 4 { TABLE_ENTRIES / 2..TABLE_ENTRIES } else { 0..TABLE_ENTRIES };
         let mut writes = false;
@@ -177,7 +178,7 @@ impl<M: Tables> AuditWalk<'_, M> {
             && !self.rules.windows.contains(&address.0)
             && let Some((frame, owner)) = self.first_of_outside(shown)
             && !(owner == Owner::Stack && self.rules.stacks.contains(&address.0))
-            // A pageblock that left the map meanwhile is not in it.
+            // The entry is read again: a pageblock that has left the map meanwhile is no violation.
             && self.machine.load_entry(table, index) == entry
         {
             let offset = (frame.0 - first.0) * PAGE_SIZE as u64;
@@ -276,7 +277,7 @@ mod tests {
         world.machine.store_entry(Pfn(4), 1, 600 << 12 | PRESENT | NO_EXECUTE);
         // An open window shows a frame of a program.
         world.machine.store_entry(Pfn(4), 511, 701 << 12 | DATA);
-        // Device registers lie behind memory.
+        // Device registers are above memory.
         world.machine.store_entry(Pfn(4), 2, 0xfee00 << 12 | DATA);
         world.machine.store_entry(Pfn(3), 1, 1024 << 12 | DATA | LARGE);
         let report = AuditReport { small: 4, large: 1, tables: 3, violations: 0 };

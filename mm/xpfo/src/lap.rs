@@ -1,18 +1,19 @@
-//! Which slot a CPU's next window takes.
+//! The choice of the slot for a CPU's next window.
 //!
 //! **Protocol.** A CPU has [`Lap`] slots, each of which maps one frame while its window is open. A
 //! slot is taken once per lap, upwards, and its entry is cleared when the window closes. The CPU
-//! forgets all non-global translations before the next lap begins, so no slot is used while a
-//! translation of its last use is cached. A window that is open while the CPU forgets can be cached
-//! again after that: its slot is *held over*, which means left out, for the whole new lap.
+//! flushes all non-global translations before the next lap begins, so no slot is used while a
+//! translation of its last use is cached. A window that is open during the flush can be cached
+//! again afterwards: its slot is *held over*, that is, not used in the whole new lap.
 //!
-//! Windows are opened and closed by their own CPU, which the holder keeps; they nest, and close in
-//! the reverse order. Opening one takes no more than a comparison and a store while a run of free
-//! slots lasts ([`Lap::take`]); at its end [`Lap::renew`] finds the next, or begins a lap. A CPU
-//! that forgot everything for another reason, with no window open, says so. [`Lap::restart`] begins
-//! a lap at once: switches of address spaces come often, and the next window then costs no more
-//! than any. It does not remember that nothing is cached. [`Lap::forget`] does: a lap begins at the
-//! next window, and its [`Lap::renew`] tells that there is something to forget from then on.
+//! Windows are opened and closed by their own CPU, and the holder stays on it; they nest, and close
+//! in the reverse order. Opening one takes no more than a comparison and a store while a run of
+//! free slots lasts ([`Lap::take`]); at its end [`Lap::renew`] finds the next, or begins a lap. A
+//! CPU that has flushed everything for another reason, with no window open, reports this in one of
+//! two ways. [`Lap::restart`] begins a lap at once: switches of address spaces are frequent, and
+//! the next window then costs no more than others. It does not record that nothing is cached.
+//! [`Lap::forget`] does: a lap begins at the next window, and its [`Lap::renew`] records that from
+//! then on translations may be cached.
 //!
 //! The model in this file's tests explores every interleaving of two CPUs, three frames and an
 //! attacker that makes each CPU cache its tables' entries at any moment.
@@ -27,7 +28,7 @@ pub struct Lap<const SLOTS: usize> {
     /// The next slot, and the end of the run of slots that it is in.
     next: AtomicU32,
     limit: AtomicU32,
-    /// 1 if no translation is cached: no window was opened since the CPU forgot everything.
+    /// 1 if no translation is cached: no window was opened since the CPU flushed everything.
     fresh: AtomicU32,
     /// Slots that were in use when this lap began, as bits.
     held: AtomicU64,
@@ -41,9 +42,9 @@ pub struct Lap<const SLOTS: usize> {
 pub enum Renewal {
     /// More slots of this lap are usable. The CPU has nothing to do.
     SameLap,
-    /// A new lap begins: the CPU forgets all non-global translations first.
+    /// A new lap begins: the CPU flushes all non-global translations first.
     NewLap,
-    /// The first lap since the CPU forgot everything begins. The CPU has nothing to do, but
+    /// The first lap since the CPU flushed everything begins. The CPU has nothing to do, but
     /// translations may be cached from now on.
     Fresh,
 }
@@ -62,7 +63,7 @@ impl<const SLOTS: usize> Lap<SLOTS> {
         }
     }
 
-    /// The next slot. `None` at the end of a run of slots: [`Lap::renew`] comes first.
+    /// The next slot. `None` at the end of a run of slots: the caller then calls [`Lap::renew`].
     #[inline(always)]
     pub fn take(&self) -> Option<usize> {
         let slot = self.next.load(Ordering::Relaxed);
@@ -73,8 +74,8 @@ impl<const SLOTS: usize> Lap<SLOTS> {
         Some(slot as usize)
     }
 
-    /// Find the next run of slots; [`Lap::take`] then has one. `open` has a bit for each slot that
-    /// is in use.
+    /// Finds the next run of slots, so that [`Lap::take`] can return one. `open` has a bit for each
+    /// slot that is in use.
     ///
     /// # Panics
     /// When all slots are in use.
@@ -106,16 +107,16 @@ impl<const SLOTS: usize> Lap<SLOTS> {
         (first < SLOTS).then_some(first)
     }
 
-    /// The CPU has forgotten all non-global translations while no window was open: a lap begins, if
-    /// windows were opened since [`Lap::forget`]. [`Lap::may_be_cached`] stays as it is.
+    /// Notes that the CPU has flushed all non-global translations while no window was open: a lap
+    /// begins, if windows were opened since [`Lap::forget`]. [`Lap::may_be_cached`] stays as it is.
     ///
-    /// An interrupt that comes in the middle may say [`Lap::forget`].
+    /// An interrupt in the middle may call [`Lap::forget`].
     #[inline]
     pub fn restart(&self) {
         self.restart_with(|| {});
     }
 
-    /// As [`Lap::restart`], with an interrupt's time after each step.
+    /// As [`Lap::restart`], but calls `interrupt` after each step.
     #[inline(always)]
     fn restart_with(&self, mut interrupt: impl FnMut()) {
         if self.may_be_cached() {
@@ -131,8 +132,8 @@ impl<const SLOTS: usize> Lap<SLOTS> {
             // An interrupt sees earlier stores, and its own stores are seen after it.
             compiler_fence(Ordering::SeqCst);
             interrupt();
-            // Else slots would be taken without a mark that they are cached: they would be used
-            // again before the CPU forgot them.
+            // Otherwise slots would be taken without a record that they may be cached: they would
+            // be used again before the CPU flushes them.
             if !self.may_be_cached() {
                 self.forget();
             }
@@ -140,8 +141,8 @@ impl<const SLOTS: usize> Lap<SLOTS> {
         }
     }
 
-    /// The CPU has forgotten all non-global translations while no window was open: nothing is
-    /// cached.
+    /// Notes that the CPU has flushed all non-global translations while no window was open: nothing
+    /// is cached.
     #[inline]
     pub fn forget(&self) {
         self.fresh.store(1, Ordering::Relaxed);
@@ -155,8 +156,8 @@ impl<const SLOTS: usize> Lap<SLOTS> {
         self.fresh.load(Ordering::Relaxed) == 0
     }
 
-    /// The slots that were in use since the CPU forgot everything, a bit each: no other can be
-    /// cached.
+    /// The slots that were in use since the CPU flushed everything, one bit each: no other slot can
+    /// be cached.
     #[inline]
     pub fn maybe_cached(&self) -> u64 {
         if !self.may_be_cached() {

@@ -1,14 +1,14 @@
 //! Exclusive page-frame ownership (XPFO): frames of programs are outside the kernel's map, and the
-//! kernel reaches their bytes through short-lived windows of one CPU.
+//! kernel accesses their bytes through short-lived windows of one CPU.
 //!
 //! Four parts, none of which touches hardware:
-//! - [`Windows`]: a frame's bytes, for who shows that the frame is held;
+//! - [`Windows`]: a frame's bytes, for callers with a proof that the frame is held;
 //! - [`Policy`]: how long a closed window may stay in a CPU's translation cache
 //!   (`xpfo=off|lap|on|strict`);
-//! - [`Lap`]: which slot a CPU's next window takes, and when the CPU has to forget first;
+//! - [`Lap`]: the choice of the slot for a CPU's next window, and when the CPU has to flush first;
 //! - [`check`]: an audit of every leaf of the kernel half against the frame table.
 //!
-//! A kernel brings entry stores, INVLPG and addresses. The nearest relatives in Linux are
+//! The kernel supplies entry stores, INVLPG and addresses. The nearest relatives in Linux are
 //! `kmap_local_page`, and the XPFO series that was never merged (Aziz and Andersen, v9, April
 //! 2019).
 #![cfg_attr(doctest, doc = include_str!("../README.md"))]

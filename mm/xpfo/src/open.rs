@@ -1,10 +1,10 @@
-//! Windows for who holds the frame.
+//! Windows for holders of frames.
 //!
-//! A machine opens windows by frame number ([`PhysicalBytes`]). Only three have nothing but a
-//! number to show: the machine itself, the page allocator for a block that it moves or is about to
-//! hand out, and the copies of the kernel's image. Everything else uses [`Windows`], which asks for
-//! a value that keeps the frame ([`Held`]) for as long as the window is open. That costs nothing:
-//! the number is all that is left of the proof when the program runs.
+//! A machine opens windows by frame number ([`PhysicalBytes`]). Only three callers have nothing but
+//! a number: the machine itself, the page allocator for a block that it moves or will hand out, and
+//! the copier of the kernel's image. All other code uses [`Windows`], which requires a value that
+//! keeps the frame ([`Held`]) as long as the window is open. That costs nothing: at run time the
+//! proof is only the number.
 //!
 //! ```
 //! use freehold_frame::{Anon, Frame, FrameSource};
@@ -16,7 +16,7 @@
 //! }
 //! ```
 //!
-//! A number opens no window, nor does the part of a handle that can be copied:
+//! A number opens no window, and neither does the part of a handle that can be copied:
 //! ```compile_fail,E0277
 //! # use freehold_frame::{Anon, Frame, FrameSource};
 //! # use freehold_xpfo::Windows;
@@ -33,8 +33,8 @@
 //!     drop(frame);
 //! }
 //! ```
-//! A [`Machine`](freehold_machine::Machine), which the memory manager's code is written for, has no
-//! other way:
+//! A [`Machine`](freehold_machine::Machine), for which the memory manager's code is written, has no
+//! other method:
 //! ```compile_fail,E0599
 //! # use freehold_machine::{Machine, Pfn};
 //! fn fill<M: Machine>(machine: M, number: Pfn) {
@@ -50,7 +50,8 @@
 //!     source.machine().with_bytes(&frame, |bytes| bytes.fill(7));
 //! }
 //! ```
-//! Nor does one whose frame was given away (here to a page table), or what was borrowed from it:
+//! The same holds for a handle whose frame was moved away (here to a page table), and for a proof
+//! borrowed from it:
 //! ```compile_fail,E0382
 //! # use freehold_frame::{Anon, FrameSource, LeafMapping};
 //! # use freehold_xpfo::Windows;
@@ -68,7 +69,7 @@
 //!     source.machine().with_bytes(&held, |bytes| bytes.fill(7));
 //! }
 //! ```
-//! And none is given away while its window is open:
+//! And a handle cannot be moved while its window is open:
 //! ```compile_fail,E0505
 //! # use freehold_frame::{Anon, Frame, FrameSource};
 //! # use freehold_xpfo::Windows;
@@ -85,7 +86,7 @@ use core::ops::Range;
 use freehold_frame::{Held, HeldRun};
 use freehold_machine::{PAGE_SIZE, PhysicalBytes, VirtAddr};
 
-/// The bytes of held frames. Every machine that can reach bytes at all has it.
+/// The bytes of held frames. Every machine that can access bytes implements it.
 pub trait Windows: Copy + Send + Sync + 'static {
     /// As [`PhysicalBytes::with_bytes`].
     fn with_bytes<R>(self, frame: &impl Held, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R;
@@ -94,7 +95,7 @@ pub trait Windows: Copy + Send + Sync + 'static {
     /// As [`PhysicalBytes::with_run`].
     ///
     /// # Panics
-    /// Where the range ends past the run.
+    /// If the range ends past the run.
     fn with_run(self, run: HeldRun<'_>, range: Range<usize>, f: impl FnMut(usize, &mut [u8]));
     /// As [`PhysicalBytes::zero`].
     fn zero(self, frame: &impl Held);

@@ -1,4 +1,4 @@
-//! How strictly frames of programs are kept out of the kernel's reach.
+//! The policy for keeping programs' frames out of the kernel's map.
 
 /// Under [`Policy::On`], how long a closed window may stay in a CPU's translation cache: 4 ms.
 pub const DEADLINE_NS: u64 = 4_000_000;
@@ -6,7 +6,8 @@ pub const DEADLINE_NS: u64 = 4_000_000;
 /// `xpfo=`
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Policy {
-    /// All memory but the image and read-only regions is in the kernel's map; there are no windows.
+    /// All memory except the image and read-only regions is in the kernel's map; there are no
+    /// windows.
     Off,
     /// A closed window stays cached until its CPU's lap ends, or another address space is loaded.
     Lap,
@@ -14,7 +15,7 @@ pub enum Policy {
     /// user mode of an address space if a kernel task opened it.
     #[default]
     On,
-    /// A window is forgotten when it closes.
+    /// A window is flushed when it closes.
     Strict,
 }
 
@@ -22,10 +23,10 @@ pub enum Policy {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
 pub enum Closing {
-    /// As the policy says.
+    /// By the policy.
     #[default]
     ByPolicy = 0,
-    /// As under [`Policy::Strict`]: the task asked for it.
+    /// As under [`Policy::Strict`], because the task requested it.
     Forgets = 1,
 }
 
@@ -37,7 +38,7 @@ impl Policy {
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|policy| policy.name() == name)
     }
-    /// As it is written.
+    /// The policy's name as a parameter value.
     pub const fn name(self) -> &'static str {
         ["off", "lap", "on", "strict"][self as usize]
     }
@@ -45,12 +46,12 @@ impl Policy {
     pub const fn is_exclusive(self) -> bool {
         !matches!(self, Self::Off)
     }
-    /// Whether a closed window is forgotten by the deadline, before the CPU idles, and before
-    /// another address space's user mode.
+    /// Whether a closed window is flushed by the deadline, before the CPU idles, and before another
+    /// address space's user mode.
     pub const fn bounds_time(self) -> bool {
         matches!(self, Self::On)
     }
-    /// Whether a window is forgotten as it closes.
+    /// Whether a window is flushed as it closes.
     pub const fn forgets_at_close(self) -> bool {
         matches!(self, Self::Strict)
     }

@@ -7,12 +7,12 @@
 //! kind and length ([`head`]), then its payload. The load is one of 1 to 8 bytes at the message's
 //! beginning.
 //!
-//! - [`PHASE`]: a name, UTF-8, of at most [`MAX_NAME`] bytes: from here on counts are of a new
+//! - [`PHASE`]: a name, UTF-8, of at most [`MAX_NAME`] bytes: from here on counts belong to a new
 //!   phase.
 //! - [`KERNEL`]: a [`Publication`], from kernel code only.
 //!
 //! Translation instructions have a second, silent form. A 64-bit store of a register to memory,
-//! directly before `mov cr3` from or `invlpg` through the same register, tells the operand. The
+//! directly before `mov cr3` from the same register, or `invlpg` through it, shows the operand. The
 //! instruction itself does not show its operand to an observer.
 #![no_std]
 #![forbid(unsafe_code)]
@@ -23,7 +23,7 @@ pub const MARKER: [u8; 7] = [0x0f, 0x1f, 0x80, b'L', b'O', b'H', b'F'];
 pub const PHASE: u32 = 1;
 /// A message that describes the kernel.
 pub const KERNEL: u32 = 2;
-/// The most bytes of a phase's name.
+/// Largest number of bytes of a phase's name.
 pub const MAX_NAME: usize = 120;
 
 /// Returns the first word of a message: its kind, and the bytes of its payload.
@@ -50,9 +50,9 @@ pub const fn phase<const N: usize>(name: &str) -> [u64; N] {
 
 /// Bytes of an owner's name, filled up with zeroes.
 pub const NAME_BYTES: usize = 16;
-/// The most owners.
+/// Largest number of owners.
 pub const MAX_OWNERS: usize = 16;
-/// The most nodes.
+/// Largest number of nodes.
 pub const MAX_NODES: usize = 16;
 const FIGURES: usize = 34;
 const NAMES: usize = FIGURES + MAX_NODES;

@@ -1,14 +1,14 @@
 //! A CPU's board: the words that change at every block of code.
 //!
-//! [`Watch::steps`](crate::Watch::steps) alone says what a block does to the counts: words to add
-//! to, and calls that are due only where a word says so. The caller that runs the guest chooses one
-//! of two ways, which count the same:
+//! [`Watch::steps`](crate::Watch::steps) alone defines the effect of a block on the counts: words
+//! to add to, and calls that are due only if a word has a certain value. The caller that runs the
+//! guest chooses one of two ways, which count the same:
 //! - it calls [`Cpu::block`](crate::Cpu::block) at every block, which takes the steps itself;
 //! - it takes them without a call, as code that it makes for the block (QEMU 9.1 and later can),
 //!   and makes the call that a step names where its condition holds.
 //!
-//! Runs of each block are counted beside the board: by [`Cpu::block`](crate::Cpu::block), or by the
-//! caller that takes the steps.
+//! Runs of each block are counted outside the board: by [`Cpu::block`](crate::Cpu::block), or by
+//! the caller that takes the steps.
 //!
 //! A board begins as zeroes. A board belongs to its CPU's thread. Another thread may store only
 //! [`NONE`] as the page of code: the CPU then looks up at its next block. If a store of the CPU

@@ -3,8 +3,7 @@
 //!
 //! A frame's *mark* is a word: the owner, how often the frame has changed hands (its generation),
 //! and whether its bytes are kernel text. A remembered translation carries the frame's mark. While
-//! both are equal, nothing has happened that a rule could object to, so the check of an access is
-//! one comparison.
+//! both are equal, no rule can be broken, so the check of an access is one comparison.
 //!
 //! The CPU that changes the owner changes the mark, in the callback of its store, before it goes
 //! on. A correct kernel lets no CPU reach a frame whose owner is about to change. A mark that
@@ -243,7 +242,7 @@ impl Frames {
         Ok(())
     }
 
-    /// Returns whether `frame`, which holds the code at `pc`, is text that CPUs of `node` have in
+    /// Returns whether `frame`, which holds the code at `pc`, is text for which CPUs of `node` have
     /// another frame.
     pub fn is_anothers_text(&self, node: usize, pc: u64, frame: u64) -> bool {
         let (Some(p), Some(texts)) = (self.published(), self.texts.get()) else { return false };
@@ -306,7 +305,8 @@ impl Frames {
         (opened, closed)
     }
 
-    /// Notes a change of the kernel half, and reports a forbidden one. Called with the lock held.
+    /// Notes a change of the kernel half, and reports it if it is forbidden. Called with the lock
+    /// held.
     fn judge(&self, p: &Publication, change: Change, by: Suspect) {
         match change {
             Change::Linked(frame) => {

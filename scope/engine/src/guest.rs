@@ -12,7 +12,7 @@ pub trait GuestMemory: Send + Sync {
 
 /// The node number of addresses without memory.
 pub const NOWHERE: usize = MAX_NODES;
-/// The most nodes; ACPI allows more, QEMU's machines do not.
+/// Largest number of nodes; ACPI allows more, QEMU's machines do not.
 pub const MAX_NODES: usize = 16;
 
 /// The node of each part of memory. Nodes begin and end at multiples of 2 MiB.

@@ -7,9 +7,9 @@
 //! - [`Cpu::block`] when a block runs, or takes its [`steps`](Watch::steps) itself
 //!   ([`Watch::set_counted`]); [`Cpu::access`] for each load and store;
 //! - [`Watch::at_site`] for each instruction of the kernel that is translated, [`Cpu::ran_at_site`]
-//!   before it runs where that is no whole one;
-//! - [`Cpu::flush`] before an instruction that lets translations be forgotten, [`Cpu::ring`] when
-//!   the doorbell rings;
+//!   before it runs, if it is not a whole instruction there;
+//! - [`Cpu::flush`] before an instruction that flushes translations, [`Cpu::ring`] when the
+//!   doorbell rings;
 //! - [`Cpu::flags`] before an instruction that has to do with RFLAGS.AC, [`Cpu::flags_at`] after
 //!   its access;
 //! - [`finish`] when all CPUs have stopped.

@@ -1,6 +1,6 @@
 //! The memory-side caches, which all CPUs share: each behind a lock.
 //!
-//! Only lines that a CPU's own last-level cache misses come here, a few of a hundred accesses, so
+//! Only lines that a CPU's own last-level cache misses come here, a few percent of all accesses, so
 //! the locks are rarely contended. A CPU that finds a lock taken spins: a sleeping thread of the
 //! emulator would look idle.
 
@@ -11,7 +11,7 @@ use freehold_scope_record::{
     Bucket, Collision, MemoryBackends, NearCounts, NearResult, Settings, SettingsError,
 };
 
-/// The most owner classes.
+/// Largest number of owner classes.
 pub const CLASSES: usize = 16;
 /// Number of pairs of frames that are named in the results.
 const PAIRS: usize = 64;
@@ -26,7 +26,7 @@ struct NearNode {
     hits: u64,
 }
 
-/// One cache per node; none where none is modelled.
+/// One cache per node; empty if no caches are modelled.
 pub struct NearCaches {
     nodes: Vec<Mutex<NearNode>>,
 }

@@ -19,7 +19,7 @@ use crate::guest::{GuestMemory, walk};
 const LENGTH: u64 = 5;
 const INT3: [u8; 1] = [0xcc];
 const NO_OP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
-/// The most sites.
+/// Largest number of sites.
 const MOST: u64 = 1 << 16;
 
 /// The kind of an instruction at a site.

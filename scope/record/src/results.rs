@@ -321,7 +321,7 @@ pub struct Results {
     pub instructions: u64,
     /// Phases in order of time.
     pub phases: Vec<Phase>,
-    /// Memory-side caches by node; empty where none is modelled.
+    /// Memory-side caches by node; empty if none is modelled.
     pub near: Vec<NearResult>,
     /// The owner classes of [`NearResult::collisions`]: for our kernel the owners of frames, for
     /// others the last users of the page.

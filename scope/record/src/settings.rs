@@ -60,7 +60,7 @@ pub struct TlbShape {
 /// Resolution of page heat. Slices of time are joined two by two if there would be more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Heat {
-    /// The most regions that memory is divided into.
+    /// Largest number of regions into which memory is divided.
     pub regions: usize,
 }
 
@@ -106,11 +106,11 @@ pub struct Settings {
     pub cpus: Vec<usize>,
     /// The models to run.
     pub models: Models,
-    /// The most slices of time that are kept.
+    /// Largest number of slices of time that are kept.
     pub slices: usize,
-    /// The most blocks of code that are named in the results.
+    /// Largest number of blocks of code that are named in the results.
     pub blocks: usize,
-    /// The most violations of the oracle that are listed one by one.
+    /// Largest number of violations of the oracle that are listed one by one.
     pub violations: usize,
 }
 

@@ -9,12 +9,12 @@ use serde::{Deserialize, Serialize};
 /// to a line are one visit until the CPU has stored nothing there for [`Sharing::AWAY`] of its own
 /// instructions. A line moves at most as often as it is visited. A line also moves at most twice
 /// for each visit of a CPU other than the one that visits it most. Frames of programs are left out
-/// where the kernel publishes their owners.
+/// if the kernel publishes their owners.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Sharing {
     /// Number of such lines.
     pub lines: u64,
-    /// The most times that they can move.
+    /// Largest number of times that they can move.
     pub moves: u64,
     /// Moves by the instruction that stores first after a line has moved, most first, at most
     /// [`Sharing::STORES`].
@@ -25,7 +25,7 @@ impl Sharing {
     /// Instructions of a CPU without a store to the line, after which its next store begins another
     /// visit.
     pub const AWAY: u64 = 200;
-    /// The most instructions in the results.
+    /// Largest number of instructions in the results.
     pub const STORES: usize = 1024;
 }
 

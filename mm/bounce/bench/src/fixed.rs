@@ -1,6 +1,6 @@
-//! A pool of fixed size: equal buffers of the longest transfer, in a list under a lock, of which
-//! the one that was given back last goes first. (Linux' mempool, and what drivers with persistent
-//! buffers do.) Nothing is searched, and a transfer of 1 byte has 256 KiB.
+//! A pool of fixed size: buffers as long as the longest transfer, in a list under a lock. The
+//! buffer that was freed last is taken first. (Linux' mempool and drivers with persistent buffers
+//! do the same.) Nothing is searched, and even a transfer of 1 byte takes 256 KiB.
 
 use spin::Mutex;
 

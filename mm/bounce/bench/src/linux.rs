@@ -3,11 +3,11 @@
 //!
 //! Facts, from Documentation/core-api/swiotlb.rst and the patch series "Allow dynamic allocation of
 //! software IO TLB bounce buffers": slots of 2 KiB; segments of 128 slots, which a buffer never
-//! leaves; areas with a lock each, chosen by the CPU; for each slot the number of free ones from it
-//! to the end of its segment, 0 where it is taken; a place per area where the next search begins; a
-//! buffer of a page or more begins at a page; slots remember the original's address and how much of
-//! it is left; one counter has the used slots, and another the most that were ever used. The model
-//! disables no interrupts and looks up no pool, which favours Linux.
+//! leaves; areas with a lock each, chosen by the CPU; for each slot the number of free slots from
+//! it to the end of its segment, 0 if the slot is taken; for each area the index where the next
+//! search begins; a buffer of a page or more begins at a page; slots remember the original's
+//! address and how much of it is left; one counter for the used slots, and another for their
+//! high-water mark. The model disables no interrupts and looks up no pool, which favours Linux.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -42,7 +42,7 @@ pub struct Linux {
     most: AtomicU64,
 }
 
-/// Slots in a row that are taken.
+/// Adjacent slots that are taken.
 pub struct Slots {
     area: usize,
     first: usize,
@@ -101,7 +101,8 @@ impl Area {
         Some(first)
     }
 
-    /// Slots before `end` that are free have `free` and their own number from them on.
+    /// Updates the counts of the free slots before `end`: from each on, its own run plus `free`
+    /// slots are free.
     fn renumber(&mut self, end: usize, free: u32) {
         let start = end - end % SEGMENT;
         let before = self.slots[start..end].iter_mut().rev().take_while(|slot| slot.free > 0);

@@ -1,13 +1,13 @@
 //! `make bench`, or `cargo run --profile bench -p freehold-bounce-bench [-- quick]`: the cost of
-//! getting slots and giving them back, beside Linux' algorithm and a pool of fixed size.
+//! taking and freeing slots, compared with Linux' algorithm and a pool of fixed size.
 //!
-//! All are timed in turn, batch by batch, in the thread's CPU time: what else the host does falls
-//! on all. `median` is that of the batches, for one take and one give; `p99.9` is of operations
-//! that were timed one by one, with the clock's own time.
+//! All are timed in turn, batch by batch, in the thread's CPU time, so that other load of the host
+//! affects all alike. `median` is the median of the batches, per take and give. `p99.9` is for
+//! operations timed one by one, and includes the clock's own time.
 //!
-//! Exit status: 1 where a search of ours grows with the number of full segments by more than
-//! [`FLAT`], one takes longer than Linux' algorithm, two threads have less than [`TWO`] times the
-//! throughput of one, or share a segment's word.
+//! The exit status is 1 in four cases: a search of ours grows by more than [`FLAT`] with the number
+//! of full segments; a search takes longer than Linux' algorithm; two threads have less than
+//! [`TWO`] times the throughput of one; two threads share a segment's word.
 #![forbid(unsafe_code)]
 
 mod fixed;
@@ -25,11 +25,11 @@ use linux::Linux;
 use ours::Ours;
 use rustix::time::{ClockId, clock_gettime};
 
-/// Bytes of a segment, with both.
+/// Bytes of a segment, in both algorithms.
 pub const SEGMENT: usize = 256 << 10;
-/// How much longer a search may take among full segments.
+/// Limit for the time of a search among full segments, as a multiple of one without them.
 const FLAT: f64 = 1.3;
-/// Least throughput of two threads, as a multiple of one thread's.
+/// Smallest allowed throughput of two threads, as a multiple of one thread's.
 const TWO: f64 = 1.8;
 
 /// Gives memory to a device.
@@ -49,7 +49,8 @@ fn cpu() -> u16 {
     CPU.get()
 }
 
-/// From now on this thread is CPU `cpu`; where there is none of that number it stays where it is.
+/// From now on this thread is CPU `cpu`; if the host has no CPU of that number, the thread stays
+/// where it is.
 fn become_cpu(cpu: u16) {
     CPU.set(cpu);
     let mut set = rustix::thread::CpuSet::new();
@@ -81,7 +82,7 @@ fn quantile(figures: &mut [f64], share: f64) -> f64 {
     figures.get((last as f64 * share) as usize).copied().unwrap_or(f64::NAN)
 }
 
-/// How much is done.
+/// Numbers of rounds and operations.
 #[derive(Clone, Copy)]
 struct Effort {
     batches: usize,
@@ -95,7 +96,7 @@ struct BenchFigure {
     tail: f64,
 }
 
-/// All that are compared, with as many segments each.
+/// All allocators that are compared, each with the same number of segments.
 struct Peers {
     ours: Ours,
     linux: Linux,
@@ -103,11 +104,12 @@ struct Peers {
     segments: usize,
 }
 
-/// Slots that are held, of each.
+/// Held slots of each allocator.
 type Full =
     (Vec<<Ours as Allocator>::Held>, Vec<<Linux as Allocator>::Held>, Vec<<Fixed as Allocator>::Held>);
 
-/// Times rounds of a take and a give: the ns of one, and those of single ones in a list.
+/// Times rounds of a take and a give. Returns the mean ns of one round, and adds those of single
+/// rounds to a list.
 trait Timed {
     fn batch(&self, from: &impl Allocator, singles: &mut Vec<f64>) -> f64;
 }
@@ -125,7 +127,7 @@ impl Peers {
             filled(&self.fixed, segments, is_free),
         )
     }
-    /// Batches of all, in turn.
+    /// Runs batches of all allocators in turn.
     fn measured(&self, effort: Effort, timed: &impl Timed) -> [BenchFigure; 3] {
         let (mut batches, mut singles) = ([const { Vec::new() }; 3], [const { Vec::new() }; 3]);
         for _ in 0..effort.batches {
@@ -161,7 +163,8 @@ impl Timed for OneSize {
     }
 }
 
-/// A trace, with some transfers under way, of which any ends next: the same one each time.
+/// A trace with some transfers in flight. The one that ends next is random, but the same in each
+/// replay.
 struct Replay {
     sizes: Vec<usize>,
     times: usize,
@@ -197,7 +200,7 @@ const TRACES: [(&str, &str); 2] = [
     ("programs from a folder", include_str!("../traces/folder.txt")),
     ("a disk, cached and direct", include_str!("../traces/disk.txt")),
 ];
-/// Transfers under way while a trace is replayed, as many as a disk has requests.
+/// Transfers in flight while a trace is replayed, as many as a disk has requests.
 const UNDER_WAY: usize = 16;
 
 fn sizes(trace: &str) -> Vec<usize> {
@@ -232,7 +235,8 @@ fn beside(from: &(impl Allocator + Sync), threads: u16, times: usize) -> f64 {
     spent / f64::from(threads)
 }
 
-/// Each with this many segments, all of them full but what `is_free` says.
+/// Makes each allocator with this many segments, all of them full except the slots for which
+/// `is_free` holds.
 fn filled<A: Allocator>(from: &A, segments: usize, is_free: impl Fn(usize) -> bool) -> Vec<A::Held> {
     let all: Vec<_> = (0..segments).map_while(|_| from.take(0, SEGMENT)).collect();
     assert_eq!(all.len(), segments, "every segment can be filled");
@@ -243,7 +247,7 @@ fn filled<A: Allocator>(from: &A, segments: usize, is_free: impl Fn(usize) -> bo
     kept
 }
 
-/// Prints a row; whether ours took no longer than Linux' algorithm.
+/// Prints a row; returns whether ours took no longer than Linux' algorithm.
 fn show(name: &str, figures: [BenchFigure; 3]) -> bool {
     print!("{name:<34}");
     for BenchFigure { median, tail } in figures {
@@ -276,8 +280,8 @@ fn full_segments(effort: Effort) -> bool {
     good & show("256 KiB, 250 of 256 segments full", figures)
 }
 
-/// Not judged: Linux' algorithm has slots of 2 KiB that devices share, ours pages that they do not,
-/// and cells in them.
+/// No limit applies here: Linux' algorithm has slots of 2 KiB that devices share; ours has pages
+/// that devices do not share, and cells in them.
 fn traces(effort: Effort) {
     for (name, trace) in TRACES {
         let replay = Replay { sizes: sizes(trace), times: effort.batch };
@@ -285,8 +289,9 @@ fn traces(effort: Effort) {
     }
 }
 
-/// The throughput of two threads over that of one, by the CPU time of each: what others do on the
-/// host does not count, and neither does a pause. The median of rounds. Whether it is enough.
+/// Measures the throughput of two threads divided by that of one, by the CPU time of each, so that
+/// other load of the host and pauses do not count. Takes the median of rounds; returns whether it
+/// is large enough.
 fn two_threads(effort: Effort) -> bool {
     fn ratio(from: &(impl Allocator + Sync), effort: Effort) -> f64 {
         let times = effort.batch * 20;
@@ -301,8 +306,8 @@ fn two_threads(effort: Effort) -> bool {
     ours >= TWO
 }
 
-/// Takes of two threads at once from segments whose words the other one stored to as well, per
-/// take: a count, which does not depend on the host.
+/// Returns the share of takes, of two threads at once, from segments whose words the other thread
+/// stored to as well. This is a count and does not depend on the host.
 fn shared_words(times: usize) -> f64 {
     let ours = Ours::new(256);
     let arrived = AtomicUsize::new(0);

@@ -1,4 +1,5 @@
-//! Ours, on a machine without bytes: frames are numbers, so that taking and giving alone are timed.
+//! Our allocator on a machine without bytes. Frames are only numbers, so nothing except takes and
+//! gives is timed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -62,8 +63,8 @@ pub struct Ours(Device<BenchFrames>);
 
 impl Ours {
     pub fn new(segments: usize) -> Self {
-        // The frames begin at a multiple of a segment's; a chunk for what the DMA API takes beside
-        // them.
+        // The frames begin at a multiple of a segment's; one more chunk is for the DMA API's own
+        // memory.
         let frames = (segments + 2) * SEGMENT / PAGE_SIZE;
         let records = FrameRecord::new_vec_zeroed(frames).unwrap_or_default();
         let source = BenchFrames {

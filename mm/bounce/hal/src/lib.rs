@@ -1,26 +1,26 @@
-//! [`Hal`] of the crate `virtio-drivers` over the DMA API: a driver of that crate, which knows
-//! nothing of bounce memory, runs on it, and its device reaches nothing else.
+//! [`Hal`] of the crate `virtio-drivers` over the DMA API: drivers of that crate, which know
+//! nothing of bounce memory, run on it, and their devices can access no other memory.
 //!
 //! May use `unsafe`: the trait is unsafe, and its buffers are pointers.
 //!
-//! **Invariant.** Each address that a device is told lies in memory that the DMA API gave to this
-//! device, or is [`NOWHERE`]. A buffer is copied when it is shared and when it comes back, so a
-//! device that goes on writing afterwards changes nothing of the driver's. It may keep writing into
-//! memory that another transfer of the same device gets next: memory that was the device's stays
-//! the device's ([`freehold_bounce`]: residue).
+//! **Invariant.** Each address given to a device lies in memory that the DMA API gave to this
+//! device, or is [`NOWHERE`]. A buffer is copied when it is shared and when it is unshared, so a
+//! device that writes later does not change the driver's buffer. It may still write into memory
+//! that another transfer of the same device gets next: memory of a device stays with that device
+//! ([`freehold_bounce`]: residue).
 //!
-//! **Residue.** The trait does not tell how much the device wrote, so all of a buffer comes back. A
-//! buffer of any direction went out with the driver's own bytes, so bytes that the device did not
-//! write are as before.
+//! **Residue.** The trait does not tell how many bytes the device wrote, so the whole buffer is
+//! copied back. Buffers of all directions are first filled with the driver's own bytes, so bytes
+//! that the device did not write are as before.
 //!
-//! **Waiting.** Sharing cannot fail in the trait's words. Where memory is short the caller waits
-//! ([`Place::wait`]); where the transfer can never be had, or the place gives up, the device gets
-//! the address [`NOWHERE`]. There is no memory, with or without an IOMMU. So its driver sees an
-//! error of the device, and no bytes are touched. A buffer is in one piece, so one of up to
-//! [`LONGEST`] bytes can be had for as long as the device's rules leave room for it.
+//! **Waiting.** In the trait, sharing cannot fail. If memory is short, the caller waits
+//! ([`Place::wait`]). If the transfer is never possible, or the place gives up, the device gets the
+//! address [`NOWHERE`], where there is no memory, with or without an IOMMU. So the driver sees an
+//! error of the device, and no bytes are accessed. A buffer is in one piece. Buffers of up to
+//! [`LONGEST`] bytes are possible as long as the device's rules leave room for them.
 //!
-//! **Context.** Tasks, as with all of the DMA API. Two spin locks are held for a few instructions
-//! and over no call of the DMA API; they order with nothing.
+//! **Context.** Tasks, as with all of the DMA API. Two spin locks are held for a few instructions,
+//! and not across calls of the DMA API; no lock order applies to them.
 #![cfg_attr(doctest, doc = include_str!("../README.md"))]
 #![no_std]
 #![allow(unsafe_code)]
@@ -38,7 +38,7 @@ use freehold_machine::{PAGE_SIZE, Pfn};
 use spin::Mutex;
 use virtio_drivers::{BufferDirection, Hal, PhysAddr};
 
-/// Address that a device gets when no memory could be mapped for it. It and the bytes behind it are
+/// Address that a device gets when no memory could be mapped for it. It and the bytes after it are
 /// far beyond the 52 bits that any x86-64 processor can address. Linux' nearest relative is
 /// `DMA_MAPPING_ERROR`.
 pub const NOWHERE: DmaAddr = DmaAddr(1 << 63);
@@ -46,21 +46,21 @@ pub const NOWHERE: DmaAddr = DmaAddr(1 << 63);
 /// The longest buffer that is in one piece however fragmented memory is: a segment of the DMA API.
 pub const LONGEST: usize = 256 << 10;
 
-/// Whether a share that found no memory is tried again.
+/// Whether sharing is tried again after it found no memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Patience {
     /// The share is tried again.
     Again,
-    /// The device is told [`NOWHERE`].
+    /// The device gets [`NOWHERE`].
     GiveUp,
 }
 
 /// Type that stands for one device's DMA memory: the HAL's functions have no `self`.
 ///
 /// # Safety
-/// [`Place::pointer`] is asked for frames of rings, and returns the address of the frame's bytes.
-/// The bytes of the frames that follow it in its block come behind them. While the DMA API has the
-/// frame, the bytes are valid, aligned to a page, and used by no other code.
+/// [`Place::pointer`] is called for frames of rings, and returns the address of the frame's bytes.
+/// The bytes of the next frames in its block follow them. While the DMA API has the frame, the
+/// bytes are valid, aligned to a page, and used by no other code.
 pub unsafe trait Place: 'static {
     /// The page allocator under the DMA API.
     type Source: DmaSource;
@@ -68,7 +68,8 @@ pub unsafe trait Place: 'static {
     fn lent() -> &'static Lent<Self::Source>;
     /// See the trait's head.
     fn pointer(frame: Pfn) -> NonNull<u8>;
-    /// There was no memory, for the `tries`-th time: lets others run that may give some back.
+    /// Called when no memory was found for the `tries`-th time: lets other tasks run, which may
+    /// free some.
     fn wait(tries: usize) -> Patience;
 }
 
@@ -80,7 +81,7 @@ pub struct Lent<S: DmaSource> {
 }
 
 impl<S: DmaSource> Lent<S> {
-    /// A device that has nothing yet.
+    /// A device that has borrowed no memory yet.
     pub const fn new(device: Device<S>) -> Self {
         Self { device, rings: Mutex::new(Vec::new()), shared: Mutex::new(Vec::new()) }
     }
@@ -90,9 +91,9 @@ impl<S: DmaSource> Lent<S> {
         self.device
     }
 
-    /// Takes all that the device has out of use for ever: it does not confirm a reset and may write
-    /// at any time. Returns how many bytes that is. Call it once the driver is forgotten and not
-    /// dropped: nothing is found that comes back later.
+    /// Takes all memory of the device out of use for ever, because the device does not confirm a
+    /// reset and may write at any time. Returns the number of bytes. Call it after the driver was
+    /// passed to `mem::forget`: memory that is unshared later is not found.
     pub fn lose(&self) -> usize {
         let (rings, shared) =
             (core::mem::take(&mut *self.rings.lock()), core::mem::take(&mut *self.shared.lock()));
@@ -118,11 +119,11 @@ impl<S: DmaSource> Lent<S> {
         Some(rings.swap_remove(place))
     }
 
-    /// Memory in one piece with the bytes of `original` in it.
+    /// Returns memory in one piece with a copy of `original`.
     fn bounce(&self, original: &[u8], direction: Direction) -> Result<DmaMapping<S>, DmaError> {
         let plain = self.device.buffer(original.len(), direction);
         let is_whole = |mapping: &DmaMapping<S>| mapping.one_piece(0..original.len()).is_some();
-        // A mapping in pieces is given back first: it may be all that the device can have.
+        // A mapping in pieces is freed first: it may be all memory that the device can have.
         let mapping = match plain.ok().filter(is_whole) {
             Some(mapping) => mapping,
             None => self.in_one_piece(original.len(), direction)?,
@@ -158,7 +159,7 @@ impl<S: DmaSource> Lent<S> {
         loop {
             match self.share_once(original, direction) {
                 Ok(address) => return address,
-                // No wait makes it shorter.
+                // Waiting does not help: the transfer stays too long.
                 Err(DmaError::Empty | DmaError::TooLong) => return NOWHERE,
                 Err(_) => {}
             }
@@ -171,7 +172,7 @@ impl<S: DmaSource> Lent<S> {
 
     fn take_back(&self, address: DmaAddr) -> Option<DmaMapping<S>> {
         let mut shared = self.shared.lock();
-        // Drivers give back in the order in which they shared: most often it is the first.
+        // Drivers unshare in the order in which they shared, so it is usually the first.
         let place = shared.iter().position(|(of, _)| *of == address)?;
         Some(shared.remove(place).1)
     }
@@ -188,9 +189,9 @@ const fn direction(of: BufferDirection) -> Direction {
 /// The [`Hal`] of the drivers of one device.
 pub struct BounceHal<P: Place>(PhantomData<P>);
 
-// SAFETY: `dma_alloc` returns zeroed frames of the ring kind, page-aligned where `Place::pointer`
-// says they are, that are kept from every other use until `dma_dealloc`; `share` returns an address
-// of a copy, or of no memory.
+// SAFETY: `dma_alloc` returns zeroed frames of the ring kind, page-aligned at the address that
+// `Place::pointer` returns, that are kept from every other use until `dma_dealloc`; `share` returns
+// an address of a copy, or of no memory.
 unsafe impl<P: Place> Hal for BounceHal<P> {
     fn dma_alloc(pages: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
         match P::lent().add_rings(pages) {
@@ -205,7 +206,8 @@ unsafe impl<P: Place> Hal for BounceHal<P> {
     }
 
     unsafe fn mmio_phys_to_virt(_: PhysAddr, _: usize) -> NonNull<u8> {
-        // The crate's own PCI transport asks for this, and it believes what a device says.
+        // Only the crate's own PCI transport calls this, and that transport trusts values from a
+        // device.
         panic!("registers are not mapped through the memory of buffers")
     }
 

@@ -1,4 +1,4 @@
-//! The crate's own driver of disks, which knows nothing of the DMA API, on bounce memory.
+//! The disk driver of `virtio-drivers`, which knows nothing of the DMA API, on bounce memory.
 #![allow(unsafe_code, clippy::unwrap_used)]
 
 mod world;
@@ -21,8 +21,8 @@ thread_local! {
     static WAIT: Cell<fn(usize) -> Patience> = const { Cell::new(|_| Patience::GiveUp) };
 }
 
-/// A world of its own for each test: memory, a DMA API that starts with `slabs`, a device with
-/// `quota`.
+/// Defines a separate environment for each test: memory, a DMA API that starts with `slabs` slots,
+/// a device with `quota`.
 macro_rules! place {
     ($name:ident, $slabs:expr, $quota:expr) => {
         struct $name;
@@ -66,7 +66,7 @@ fn held<S: DmaSource>(lent: &Lent<S>) -> usize {
     lent.device().held()
 }
 
-/// The disk judges each address that it is told: see `Disk::judge`.
+/// The disk checks each address that it gets: see `Disk::judge`.
 #[test]
 fn the_crates_driver_reads_writes_and_flushes_over_bounce_memory_and_leaves_none_behind() {
     place!(Plain, 128, usize::MAX);
@@ -121,7 +121,7 @@ fn a_buffer_is_in_one_piece_however_fragmented_memory_is() {
     place!(Pieces, 0, usize::MAX);
     let device = Pieces::lent().device();
     let (mut driver, disk) = driver::<Pieces>(Pieces::source());
-    // Every other page of what there is stays taken.
+    // Every other page of the memory stays taken.
     let pages: Vec<_> = (0..256).map(|_| device.buffer(PAGE_SIZE, Direction::ToDevice).unwrap()).collect();
     let kept: Vec<_> = pages.into_iter().step_by(2).collect();
     let scattered = device.buffer(2 * PAGE_SIZE, Direction::ToDevice).unwrap();
@@ -159,7 +159,7 @@ fn a_share_waits_while_memory_is_short_and_goes_on_when_some_comes_back() {
 
 #[test]
 fn what_cannot_be_had_is_an_error_of_the_device_and_touches_nobodys_bytes() {
-    // Rings, and 16 KiB.
+    // The quota has room for the rings and 16 KiB.
     place!(Small, 128, 24 << 10);
     let (mut driver, disk) = driver::<Small>(Small::source());
     let rings = held(Small::lent());
@@ -199,7 +199,7 @@ fn what_a_device_has_that_does_not_let_go_is_lost_and_counted() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// A disk has the bytes that were written last, after any sequence of reads and writes.
+    /// The disk contains the bytes that were written last, after any sequence of reads and writes.
     #[test]
     fn a_disk_is_what_was_written(
         steps in proptest::collection::vec((any::<bool>(), 0usize..1500, 1usize..80, any::<u8>()), 1..30),

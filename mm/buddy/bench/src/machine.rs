@@ -24,8 +24,7 @@ pub fn become_cpu(cpu: u16) {
     CPU.set(cpu);
     let mut set = rustix::thread::CpuSet::new();
     set.set(usize::from(cpu));
-    // On a machine with fewer CPUs the thread stays where it is, and the figures say so by
-    // themselves.
+    // On a machine with fewer CPUs the thread stays where it is, which is visible in the figures.
     let _ = rustix::thread::sched_setaffinity(None, &set);
 }
 

@@ -1,15 +1,15 @@
-//! `make bench`, or `cargo run --profile bench -p freehold-buddy-bench [-- GIB [ONLY]]`:
-//! nanoseconds per operation beside the peers, medians.
+//! `make bench`, or `cargo run --profile bench -p freehold-buddy-bench [-- GIB [ONLY]]`: median
+//! nanoseconds per operation, compared with other allocators.
 //!
-//! ONLY is the beginning of a row's name, `set-up`, or `pair`, `bulk`, `bulk9`, `mixed`: that
-//! measure of ours alone, for a profiler. Single-threaded figures are thread CPU time; two threads,
-//! each pinned to a CPU, are timed by the wall clock and mean something on a quiet machine only.
-//! All figures are medians of the rounds of one run: compare within it, by the ratio to the stack
-//! of the first row. `valgrind --tool=callgrind` counts instructions of `pair`, `bulk`, `bulk9` and
-//! `mixed` at any load of the machine.
+//! ONLY is the beginning of a row's name, `set-up`, or one of `pair`, `bulk`, `bulk9`, `mixed`:
+//! only that measure of our allocator, for a profiler. Single-threaded figures are thread CPU time;
+//! two threads, each pinned to a CPU, are timed by the wall clock and are meaningful only on an
+//! idle machine. All figures are medians of the rounds of one run: compare within a run, by the
+//! ratio to the stack in the first row. `valgrind --tool=callgrind` counts instructions of `pair`,
+//! `bulk`, `bulk9` and `mixed` at any load of the machine.
 //!
 //! May use `unsafe`: the module `raw` gives memory to peers that keep their metadata inside it,
-//! frees by address as they ask for, and puts our tables into large pages.
+//! frees by address as those peers require, and puts our tables into large pages.
 
 mod machine;
 mod peers;
@@ -36,7 +36,7 @@ fn median(mut figures: Vec<f64>) -> f64 {
     figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Where two threads wait for each other without sleeping, so that both go on with warm caches.
+/// A barrier at which two threads wait without sleeping, so that both continue with warm caches.
 #[derive(Default)]
 struct Barrier(AtomicU32);
 
@@ -47,7 +47,7 @@ impl Barrier {
             if self.0.load(Ordering::Acquire) > arrived | 1 {
                 break;
             }
-            // On a machine without a CPU for each thread the other one needs this one's.
+            // On a machine with a single CPU the other thread needs this thread's CPU.
             if spins < 1 << 16 { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
     }
@@ -66,7 +66,7 @@ fn pair(peer: &impl Peer, order: u32) -> f64 {
     median(rounds.collect())
 }
 
-/// Take `count` blocks, give them back in random order: ns per get and per put.
+/// Takes `count` blocks, frees them in random order: ns per get and per put.
 fn bulk(peer: &impl Peer, order: u32, count: usize, rounds: usize) -> (f64, f64) {
     let mut rng = Rng::with_seed(7);
     let mut blocks = Vec::with_capacity(count);
@@ -154,8 +154,8 @@ fn usable(peer: &impl Peer, free: u64) -> f64 {
     share
 }
 
-/// Memory filled at order 0, a random half freed, then live frames replaced singly, `turnovers`
-/// times over.
+/// Memory filled at order 0, a random half freed, then live frames replaced one by one, `turnovers`
+/// times.
 fn churn(peer: &impl Peer, frames: usize, turnovers: usize) -> f64 {
     let mut rng = Rng::with_seed(13);
     let mut held: Vec<u64> = (0..frames * 99 / 100).map_while(|_| peer.get(0)).collect();
@@ -163,7 +163,7 @@ fn churn(peer: &impl Peer, frames: usize, turnovers: usize) -> f64 {
     rng.shuffle(&mut held);
     held.drain(frames / 2..).for_each(|block| peer.put(block, 0));
     for step in 0..held.len() * turnovers {
-        // About every millisecond, as a kernel's timer.
+        // About every millisecond, like a kernel's timer tick.
         if step % (1 << 15) == 0 {
             peer.tick();
         }

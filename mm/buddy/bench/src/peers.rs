@@ -16,7 +16,7 @@ use crate::raw::{Pages, zeroed};
 pub trait Peer: Sync {
     fn get(&self, order: u32) -> Option<u64>;
     fn put(&self, block: u64, order: u32);
-    /// Give back what lies in per-CPU lists of this thread's CPU.
+    /// Returns all blocks in the per-CPU lists of this thread's CPU.
     fn drain(&self) {}
     /// A timer tick.
     fn tick(&self) {}
@@ -52,7 +52,7 @@ impl Freehold {
         let memory = (zeroed(frames as usize, pages), zeroed(words, pages), zeroed(2, pages));
         Self::with_memory(topology, options, memory)
     }
-    /// The set-up alone, over memory that is there and zero.
+    /// Only the set-up, over memory that is present and zero.
     pub fn with_memory(
         topology: Topology,
         options: Options,
@@ -83,7 +83,7 @@ impl Peer for Freehold {
     }
 }
 
-/// The floor: a thread-local stack of frame numbers.
+/// The lower bound: a thread-local stack of frame numbers.
 pub struct Stack {
     frames: u64,
 }
@@ -124,8 +124,8 @@ impl Peer for Stack {
     }
 }
 
-/// The floor for an allocator that always notices misuse: the thread-local stack, and a record of 8
-/// bytes for each frame that says who owns it.
+/// The lower bound for an allocator that detects all misuse: the thread-local stack, and for each
+/// frame a record of 8 bytes with its owner.
 pub struct RecordedStack {
     stack: Stack,
     table: FrameTable,

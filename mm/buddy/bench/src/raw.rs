@@ -1,8 +1,8 @@
-//! Peers that keep their metadata in the memory they manage, and are told which memory that is by
-//! its address; and tables in large pages: the only unsafe code here.
+//! The only unsafe code here: peers that keep their metadata in the memory they manage and get its
+//! address, and tables in large pages.
 //!
-//! The peers' memory is address space that becomes pages where it is touched, and they touch their
-//! metadata only.
+//! The peers' memory is address space that gets pages on first access, and they access only their
+//! metadata.
 
 use std::num::NonZeroUsize;
 use std::ptr::{self, NonNull};
@@ -26,16 +26,16 @@ const BASE: PageSize = PageSize::from_log2(12);
 /// frame-alloc's orders: 0 to 10.
 const ORDERS: usize = 11;
 
-/// Pages of the memory that has the tables of the allocators without memory of their own.
+/// Page size for the tables of allocators that do not keep them in the managed memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Pages {
-    /// 4 KiB, each there once it is touched.
+    /// 4 KiB, allocated on first access.
     Small,
-    /// 2 MiB where the system has them, as the kernel maps its tables.
+    /// 2 MiB if the system has them, as the kernel maps its tables.
     Large,
 }
 
-/// Zeroed memory that comes into being where it is touched.
+/// Zeroed memory that is allocated on first access.
 pub fn zeroed<T: FromZeros>(count: usize, pages: Pages) -> &'static [T] {
     const LARGE: usize = 2 << 20;
     let bytes = (count * size_of::<T>()).next_multiple_of(LARGE);
@@ -43,10 +43,9 @@ pub fn zeroed<T: FromZeros>(count: usize, pages: Pages) -> &'static [T] {
     let skip = memory.as_ptr().align_offset(LARGE);
     let start = memory[skip..].as_mut_ptr();
     if pages == Pages::Large {
-        // SAFETY: the advice is for memory that is ours, and changes nothing that can be seen in
-        // it.
+        // SAFETY: the advice is for memory that is ours, and does not change its contents.
         let advised = unsafe { madvise(start.cast(), bytes, Advice::LinuxHugepage) };
-        // A system that has none goes on with small ones.
+        // A system without large pages continues with small ones.
         let _ = advised;
     }
     // SAFETY: the memory is leaked, aligned, all zero, which is a T, and has no other user.
@@ -61,7 +60,7 @@ fn memory(frames: u64) -> &'static mut [u8] {
     &mut memory[skip..skip + bytes]
 }
 
-/// Memory is where its address says.
+/// Physical and virtual addresses are the same.
 pub enum Identity {}
 
 // SAFETY: the addresses are those of memory that `memory` leaked and whose provenance
@@ -126,7 +125,7 @@ impl<A: PhysicalAllocator + Sync> Peer for FrameAlloc<A> {
     #[inline(always)]
     fn put(&self, block: u64, order: u32) {
         let Some(count) = NonZeroUsize::new(1 << order) else { return };
-        // SAFETY: the harness gives back what it took, once, in the same size.
+        // SAFETY: the harness frees each block once, in the size in which it was taken.
         unsafe { self.inner.deallocate_physical(BASE, count, block as usize) };
     }
     fn drain(&self) {
@@ -140,7 +139,7 @@ pub struct BuddySlab(Mutex<BuddyAllocator<PAGE>>);
 impl BuddySlab {
     pub fn new(frames: u64) -> Self {
         let mut inner = BuddyAllocator::new();
-        // Its metadata, 12 bytes a frame, lies in front.
+        // Its metadata, 12 bytes per frame, comes first.
         let memory = memory(frames + frames / 256);
         // SAFETY: the region is writable, leaked, and has no other user.
         let made = unsafe { inner.init(memory) };
@@ -151,7 +150,7 @@ impl BuddySlab {
 
 impl Peer for BuddySlab {
     fn get(&self, order: u32) -> Option<u64> {
-        // Blocks are aligned to their size from where its memory begins, behind the metadata.
+        // Blocks are aligned to their size relative to the start of its memory, after the metadata.
         self.0.lock().ok()?.alloc_pages(1 << order, PAGE).ok().map(|address| address as u64)
     }
     fn put(&self, block: u64, order: u32) {

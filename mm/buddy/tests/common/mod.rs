@@ -12,7 +12,7 @@ use freehold_machine::topology::{AddressMode, Indexing, NearCache, WritePolicy};
 use freehold_machine::{CpuId, Machine, NodeId, PAGE_SIZE, Pfn, PfnRange, PhysicalBytes, Topology};
 
 /// `nodes` nodes of `frames` frames each, one after the other, each behind a direct-mapped cache of
-/// `cache` frames; CPUs are dealt out in turn.
+/// `cache` frames; CPUs are assigned to the nodes in turn.
 pub fn behind_caches(nodes: u64, frames: u64, cache: u64, cpus: u64) -> Topology {
     let mut topology = Topology::new(nodes as usize).unwrap();
     for node in 0..nodes {
@@ -62,8 +62,8 @@ pub fn model(config: Config, reserved: &[PfnRange], options: Options) -> &'stati
     buddy(machine, machine.topology(), reserved, options)
 }
 
-/// Everything agrees, but that these tests hold user frames by number and without counts; frames
-/// that are free.
+/// Checks that everything agrees, except that these tests hold user frames by number and without
+/// counts. Returns the number of free frames.
 #[track_caller]
 pub fn check<M: Machine + PhysicalBytes>(buddy: &Buddy<M>) -> u64 {
     let mut faults = Vec::new();
@@ -72,7 +72,7 @@ pub fn check<M: Machine + PhysicalBytes>(buddy: &Buddy<M>) -> u64 {
         fault => faults.push(fault),
     });
     assert_eq!(faults, []);
-    // Free frames by the table include unplugged ones; validate() knows them apart.
+    // The table's free frames include unplugged ones; validate() distinguishes them.
     for owner in &Owner::ALL[1..] {
         assert_eq!(buddy.frames_of(*owner), audit.frames(*owner), "frames of {}", owner.name());
     }

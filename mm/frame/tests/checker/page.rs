@@ -3,7 +3,7 @@
 //!
 //! Stores of programs and devices are modelled too: a program's bytes are ordered by the counts
 //! alone, which the model checker verifies (a copy beside a store is a race, and fails); a device
-//! stores whenever it likes.
+//! stores at any time.
 
 #![allow(clippy::arc_with_non_send_sync, reason = "the checker's own threads share it")]
 
@@ -27,7 +27,7 @@ const OLD: usize = 1;
 /// Byte that a device stores.
 const DEVICE: usize = 7;
 
-/// The leaf of frame `n`.
+/// A leaf that maps frame `n`.
 const fn leading_to(n: usize, bits: u64) -> u64 {
     (n as u64 + 1) << 8 | bits
 }
@@ -57,7 +57,7 @@ impl Leaf for ModelLeaf {
     }
 }
 
-/// A frame with its record, and how often it was handed out and given back.
+/// A frame with its record, and counts of how often it was handed out and freed.
 pub struct Frame {
     pub counts: Counts<Loom>,
     pub writers: AtomicUsize,
@@ -84,10 +84,10 @@ impl Frame {
         self.owned.fetch_add(1, Ordering::Relaxed);
         self.counts.start_mapped();
     }
-    /// Let go of a hold by `drop_hold`, which says whether it was the last.
+    /// Drops a hold by `drop_hold`, which returns whether it was the last.
     fn let_go(&self, drop_hold: impl FnOnce(&Counts<Loom>) -> bool) {
         if drop_hold(&self.counts) {
-            // The allocator's lock.
+            // Models the ordering of the allocator's lock.
             self.freed.fetch_add(1, Ordering::AcqRel);
         }
     }
@@ -114,15 +114,15 @@ pub enum Purpose {
 pub struct Page {
     leaf: ModelLeaf,
     pub frames: Arc<[Frame; 3]>,
-    /// Of these, the one that it gets where it needs a copy.
+    /// The frame, among these, that the page uses if it needs a copy.
     spare: usize,
     lock: Mutex<()>,
-    /// Children that share frame 0, and are alive.
+    /// Number of living children that share frame 0.
     children: Note,
 }
 
 impl Page {
-    /// Frame 0 is its own, and written.
+    /// Returns a page whose frame 0 is exclusive and written.
     pub fn new() -> Arc<Self> {
         let frames: Arc<[Frame; 3]> = Arc::new([(); 3].map(|()| Frame::new()));
         frames[0].own();
@@ -149,7 +149,7 @@ impl Page {
         self.frames[0].counts.load().pins
     }
 
-    /// Pin without the lock; which frame. A device that writes has stored then.
+    /// Pins without the lock; returns the frame. A device that writes has then already stored.
     pub fn pin(&self, purpose: Purpose) -> Option<usize> {
         let hold = |entry| {
             let frame = frame_of(entry)?;
@@ -188,7 +188,7 @@ impl Page {
         frame.let_go(Counts::unpin);
     }
 
-    /// Whether the child shares the frame; else it has a copy.
+    /// Forks; returns whether the child shares the frame. Otherwise the child has a copy.
     pub fn fork(&self) -> bool {
         let _lock = self.lock.lock().unwrap();
         let Some(frame) = frame_of(self.entry()) else { return false };
@@ -209,7 +209,7 @@ impl Page {
         self.children.fetch_sub(1, Ordering::Relaxed);
         self.frames[0].let_go(Counts::unmap);
     }
-    /// A store of `byte`. Whether the page has a copy now.
+    /// Stores `byte`; returns whether the page has a copy now.
     pub fn stores(&self, byte: usize) -> bool {
         let _lock = self.lock.lock().unwrap();
         let Some(frame) = frame_of(self.entry()) else { return false };
@@ -236,7 +236,7 @@ impl Page {
         }
         reused.is_err()
     }
-    /// Whether there was a page.
+    /// Unmaps the page; returns whether there was one.
     pub fn unmap(&self) -> bool {
         let _lock = self.lock.lock().unwrap();
         let Some(frame) = frame_of(self.entry()) else { return false };
@@ -244,7 +244,8 @@ impl Page {
         self.frames[frame].let_go(Counts::unmap);
         true
     }
-    /// Whether the frame left the page: its bytes are somewhere else now and its reference is gone.
+    /// Swaps the page out; returns whether that succeeded: the bytes are elsewhere now and the
+    /// frame's reference is dropped.
     pub fn swap_out(&self) -> bool {
         let _lock = self.lock.lock().unwrap();
         let Some(frame) = frame_of(self.entry()) else { return false };
@@ -252,13 +253,13 @@ impl Page {
             return false;
         }
         self.store_leaf(NONE);
-        // Flushed: here the bytes are copied.
+        // The TLBs are flushed, so the bytes can be copied here.
         assert_eq!(self.frames[frame].counts.load().pins, 0, "the bytes move under a pin");
         self.frames[frame].look();
         self.frames[frame].let_go(Counts::unreference);
         true
     }
-    /// Whether the page counts as not written.
+    /// Clears the written mark; returns whether the page now counts as not written.
     pub fn clear_refs(&self) -> bool {
         let _lock = self.lock.lock().unwrap();
         let entry = self.entry();
@@ -268,7 +269,7 @@ impl Page {
         forget_written(&self.leaf, entry, |entry| entry & !(WRITE | MARK), undo, is_written).is_some()
     }
 
-    /// Checks that every mapper of the page, now that nothing is under way, sees `stored` or the
+    /// Checks that every mapper of the page, when no operation is running, sees `stored` or the
     /// byte before it. Only `pinned`'s owner may see a byte that a device has stored.
     pub fn shows(&self, stored: usize, pinned: Option<usize>) {
         let Some(frame) = frame_of(self.entry()) else { return };
@@ -289,14 +290,14 @@ impl Page {
             );
         }
     }
-    /// All that hold frames through this page let go.
+    /// Drops all holds of frames through this page.
     pub fn ends(&self) {
         self.unmap();
         while self.children.load(Ordering::Relaxed) > 0 {
             self.child_exits();
         }
     }
-    /// Every frame that was handed out was given back, once, and no hold is left.
+    /// Checks that every frame that was handed out was freed once, and that no hold is left.
     pub fn is_balanced(&self) {
         for frame in &*self.frames {
             assert_eq!(frame.freed(), frame.owned.load(Ordering::Relaxed));

@@ -1,4 +1,4 @@
-//! A page allocator of the simplest sort: lowest free frame first, single frames only.
+//! A very simple page allocator: lowest free frame first, single frames only.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Mutex;

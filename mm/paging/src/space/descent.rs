@@ -1,4 +1,4 @@
-//! Ways down an address space's tables.
+//! Walks down an address space's tables.
 
 use core::ops::Range;
 
@@ -8,19 +8,20 @@ use super::{EntryAt, Leaves, PageSize, ROOT_LEVEL, Reached, Slot, shift};
 use crate::roots::USER_ENTRIES;
 use crate::{Entry, Memory};
 
-/// Large leaves that are shown before others may run.
+/// Number of large leaves that are visited before other tasks may run.
 const LARGE_AT_ONCE: usize = 64;
 
-/// A way down the tables that translate `range`, with functions for the entries found there. Each
+/// A walk down the tables that translate `range`, with functions for the entries found there. Each
 /// function takes a table, its level, and the first address that it translates.
 ///
-/// Others run between two tables ([`FrameSource::rest`](freehold_frame::FrameSource::rest)): a
-/// program chooses how many there are.
+/// Other tasks may run between two tables
+/// ([`FrameSource::rest`](freehold_frame::FrameSource::rest)), since a program chooses the number
+/// of tables.
 pub(super) struct Descent<S, F> {
     source: S,
     range: Range<VirtAddr>,
     f: F,
-    /// Whether one was reached.
+    /// Whether a table was reached.
     has_begun: bool,
 }
 
@@ -29,7 +30,7 @@ impl<S: Memory, F> Descent<S, F> {
         Self { source, range, f, has_begun: false }
     }
 
-    /// The next table, or the next part of one with large leaves, is reached.
+    /// Called when the walk reaches the next table, or the next part of one with large leaves.
     #[inline]
     fn next_table(&mut self) {
         if core::mem::replace(&mut self.has_begun, true) {
@@ -71,7 +72,7 @@ impl<S: Memory, F: FnMut(VirtAddr, Entry, PageSize)> Descent<S, F> {
             self.next_table();
             return self.take_leaves(table, level, base, indices);
         }
-        // Large leaves beside each other that were seen, and are to be taken together.
+        // Adjacent large leaves that were found and will be handled together.
         let mut leaves = indices.start..indices.start;
         machine.each_entry(table, indices, |index, entry| {
             let entry = Entry::from_bits(entry);
@@ -100,10 +101,10 @@ impl<S: Memory, F: FnMut(VirtAddr, Entry, PageSize)> Descent<S, F> {
         }
     }
 
-    /// Takes the leaves at `indices` of a table.
+    /// Handles the leaves at `indices` of a table.
     ///
-    /// `f` is called in one place and is compiled into it: in two, or in each copy of this
-    /// function, it would be a call for each page.
+    /// `f` is called in one place only, so it is inlined there. With two places, or if this
+    /// function were copied, each page would cost a call.
     #[inline(never)]
     fn take_leaves(&mut self, table: Pfn, level: u32, base: VirtAddr, indices: Range<usize>) {
         let size = if level == 1 { PageSize::Small } else { PageSize::Large };
@@ -115,8 +116,7 @@ impl<S: Memory, F: FnMut(VirtAddr, Entry, PageSize)> Descent<S, F> {
 }
 
 impl<S: Memory, F: FnMut(EntryAt<S::Machine>, u32)> Descent<S, F> {
-    /// Shows entries that lead to tables, and the level that they are of; first those of the tables
-    /// below.
+    /// Visits entries that point to tables, with their level, from the lowest level up.
     pub(super) fn tables_below(&mut self, table: Pfn, level: u32, base: VirtAddr) {
         let machine = self.source.machine();
         let mut rest = covered(base, level, &self.range);
@@ -136,8 +136,7 @@ impl<S: Memory, F: FnMut(EntryAt<S::Machine>, u32)> Descent<S, F> {
     }
 }
 
-/// The indices in a table of `level` whose first entry translates `base` that have to do with
-/// `range`.
+/// The indices that overlap `range`, in a table of `level` whose first entry translates `base`.
 pub(super) fn covered(base: VirtAddr, level: u32, range: &Range<VirtAddr>) -> Range<usize> {
     let end = base.0 + ((TABLE_ENTRIES as u64) << shift(level));
     let from = range.start.0.max(base.0);

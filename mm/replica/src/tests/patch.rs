@@ -1,6 +1,6 @@
-//! Patches, and a model of what CPUs may run meanwhile.
+//! Patches, and a model of the instructions that CPUs may run meanwhile.
 //!
-//! A CPU of the model may have, of each byte, any value that the byte had in its node's copy since
+//! For each byte, a CPU of the model may have any value that the byte had in its node's copy since
 //! the CPU last executed a serialising instruction: the manuals promise no more. Values of
 //! different bytes combine freely. So the set of instructions that it may run is known exactly at
 //! every moment between two stores, and no schedule is left out.
@@ -38,14 +38,14 @@ impl Patched {
     fn places(&self) -> MutexGuard<'_, Vec<(Patch, Vec<View>)>> {
         self.places.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
-    /// CPUs are about to run these while they are patched.
+    /// Notes the instructions that CPUs will run while they are patched.
     fn watch(&self, shared: &Shared, patches: &[Patch]) {
         let cpus = || (0..CPUS).map(|_| View::default()).collect();
         *self.places() = patches.iter().map(|&patch| (patch, cpus())).collect();
         self.synchronise(shared);
     }
-    /// A byte has changed somewhere: no CPU may run what is neither the old instruction, nor INT3,
-    /// nor the new one.
+    /// Called after a byte has changed somewhere. Each CPU may only run the old instruction, INT3,
+    /// or the new one.
     pub(super) fn look(&self, shared: &Shared) {
         for (patch, views) in self.places().iter_mut() {
             for (cpu, view) in (0..CPUS).zip(views) {
@@ -74,7 +74,7 @@ impl Patched {
     }
 }
 
-/// All that a CPU may run: each byte any of those that it may have.
+/// All instructions that a CPU may run: all combinations of the bytes that it may have.
 fn instructions(view: &View) -> impl Iterator<Item = Instruction> + use<> {
     let mut all = alloc::vec![[0; LENGTH]];
     for (at, seen) in view.iter().enumerate() {
@@ -174,7 +174,7 @@ fn what_cannot_be_patched_wholly_is_not_patched_at_all() {
     }
     let other = VirtAddr(START.0 + 0x800);
     assert_eq!(refused(at(other.0)), PatchError::Differs { node: NodeId(0), address: other });
-    // One node's copy was changed: at the instruction, and beside it.
+    // One node's copy is changed: at the instruction, and next to it.
     let frame = frame_of(leaf(world.model, world.root_of(2), VirtAddr(PLACES[1])));
     let flip = |offset: usize| world.model.with_bytes(frame, |page| page[offset] ^= 1);
     flip(PAGE_SIZE - 1);

@@ -1,16 +1,16 @@
-//! Which address spaces map a cache.
+//! The list of address spaces that map a cache.
 //!
 //! A space is in the cache's list, under the cache's lock, as long as one of its areas is attached;
-//! areas are attached before they have pages. So a task that takes pages away finds every leaf, if
-//! it takes them out of the index first. A space cannot be reached between fork and the child's
-//! first run. Afterwards it learns that it has missed something.
+//! areas are attached before they have pages. So a task that removes pages finds every leaf, if it
+//! removes them from the index first. A child's space is not accessible between fork and its first
+//! run. Afterwards it is notified that it has missed something.
 //!
 //! **Stores through mappings.** Areas of a shared mapping that may store are counted, as by Linux'
-//! i_mmap_writable: while there are none they can be denied for good (F_SEAL_WRITE), and while
-//! there are some, or they are denied, the other way round is refused.
+//! i_mmap_writable: while there are none, they can be denied for good (F_SEAL_WRITE); while there
+//! are some, denying is refused, and while they are denied, new ones are refused.
 //!
-//! **Locks.** Spaces are visited one at a time with no lock of the cache held; that is taken again
-//! for the next ones.
+//! **Locks.** Spaces are visited one at a time with no lock of the cache held; the lock is taken
+//! again for the next spaces.
 
 use alloc::sync::{Arc, Weak};
 use core::ops::Range;
@@ -34,7 +34,7 @@ pub(crate) struct PageSet {
 }
 
 impl PageSet {
-    /// The pages that lie between the first and the last.
+    /// The range from the first to the last page.
     pub(crate) const fn span(self) -> Range<u64> {
         let (from, to) = (self.mask.trailing_zeros() as u64, 64 - self.mask.leading_zeros() as u64);
         self.first + from..self.first + to
@@ -48,20 +48,20 @@ impl PageSet {
 pub(super) struct Mapper<S: Memory> {
     areas: usize,
     handle: Option<Weak<dyn SpaceHandle<S>>>,
-    /// Whether pages left while the handle was not known yet (between fork and the child's first
-    /// run).
+    /// Whether pages were removed while the handle was not known yet (between fork and the child's
+    /// first run).
     missed: bool,
 }
 
 /// Mappers that are looked up in one hold of the lock.
 const AT_ONCE: usize = 32;
 
-/// Treatment of an address space that cannot be reached yet.
+/// Treatment of an address space that is not accessible yet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Unready {
-    /// The space unmaps all that it inherited, as soon as it can be reached.
+    /// The space unmaps all that it inherited, as soon as it is accessible.
     Misses,
-    /// The space is left alone this time.
+    /// The space is skipped this time.
     Waits,
 }
 
@@ -70,7 +70,7 @@ enum Unready {
 pub(super) enum Writers {
     /// The number of such areas.
     Areas(u64),
-    /// None; and no area may gain the right.
+    /// No area may store, or gain the right to.
     Denied,
 }
 
@@ -83,7 +83,7 @@ pub(crate) struct Attachment<S: Memory> {
 
 impl<S: Memory> Attachment<S> {
     /// The attachment of an area of `space`; `stores` is for a shared mapping that may store, or
-    /// become able to.
+    /// may gain the right to.
     ///
     /// # Errors
     /// [`VmError::Permission`] where such mappings are denied.
@@ -106,8 +106,8 @@ impl<S: Memory> Attachment<S> {
     pub(crate) const fn cache(&self) -> &Arc<PageCache<S>> {
         &self.cache
     }
-    /// Say how the space is reached. Whether pages have left since it was attached: it then unmaps
-    /// them all.
+    /// Sets the handle by which the space is accessed. Returns whether pages were removed since it
+    /// was attached; it then unmaps all of them.
     #[must_use]
     pub(crate) fn set_handle(&self, handle: &Weak<dyn SpaceHandle<S>>) -> bool {
         let mut inner = self.cache.inner.lock();
@@ -136,7 +136,8 @@ impl<S: Memory> Drop for Attachment<S> {
         if let Some(mapper) = inner.mappers.get_mut(&self.space) {
             mapper.areas -= 1;
             if mapper.areas == 0 {
-                // The handle's last weak count may free memory: not under the lock.
+                // The handle's last weak count may free memory: so it is not dropped under the
+                // lock.
                 let gone = inner.mappers.remove(&self.space);
                 drop(inner);
                 drop(gone);
@@ -146,10 +147,10 @@ impl<S: Memory> Drop for Attachment<S> {
 }
 
 impl<S: Memory> PageCache<S> {
-    /// Deny shared mappings that may store, from now on.
+    /// From now on denies shared mappings that may store.
     ///
     /// # Errors
-    /// [`VmError::Busy`] while there is one.
+    /// [`VmError::Busy`] while there is such a mapping.
     pub fn deny_writers(&self) -> Result<(), VmError> {
         let mut inner = self.inner.lock();
         match inner.writers {
@@ -166,7 +167,7 @@ impl<S: Memory> PageCache<S> {
         self.inner.lock().mappers.values().map(|mapper| mapper.areas as u64).sum()
     }
 
-    /// Take [`PageCache::deny_writers`] back.
+    /// Undoes [`PageCache::deny_writers`].
     pub fn admit_writers(&self) {
         let mut inner = self.inner.lock();
         if inner.writers == Writers::Denied {
@@ -174,11 +175,11 @@ impl<S: Memory> PageCache<S> {
         }
     }
 
-    /// Whether a page from number `from` on is pinned: looks at up to `most` pages that are there.
-    /// Returns where to go on, `None` at the end.
+    /// Checks that no page from number `from` on is pinned, for up to `most` present pages. Returns
+    /// the page at which to continue, `None` at the end.
     ///
     /// # Errors
-    /// [`VmError::Busy`] where one is pinned.
+    /// [`VmError::Busy`] if a page is pinned.
     pub fn check_unpinned(&self, from: u64, most: usize) -> Result<Option<u64>, VmError> {
         let inner = self.inner.lock();
         let mut next = from;
@@ -193,16 +194,16 @@ impl<S: Memory> PageCache<S> {
         Ok(Some(next))
     }
 
-    /// Have every address space unmap `pages`. The caller holds no address space's lock.
+    /// Makes every address space unmap `pages`. The caller holds no address space's lock.
     pub(super) fn zap_everywhere(&self, pages: &Range<u64>) {
         self.for_each_mapper(Unready::Misses, |space| {
             space.with(Locking::Wait, &mut |space| space.zap_cache(self, pages.clone()));
         });
     }
 
-    /// Have every address space unmap those of `pages` that it has not used since it was last
-    /// asked, or whose `age` does not matter; those that stay mapped somewhere. The caller holds no
-    /// address space's lock.
+    /// Makes every address space unmap those of `pages` that it has not used since the last such
+    /// call, or all of them, depending on `age`. Returns the pages that stay mapped somewhere. The
+    /// caller holds no address space's lock.
     pub(super) fn unmap_idle_everywhere(&self, mut pages: PageSet, age: Age) -> u64 {
         let mut stay = 0;
         let how = match age {
@@ -212,10 +213,10 @@ impl<S: Memory> PageCache<S> {
         self.for_each_mapper(Unready::Waits, |space| {
             if pages.mask != 0 {
                 let mut used = pages.mask;
-                // A space that is busy counts as using them all.
+                // A space that is busy counts as using all of the pages.
                 space.with(how, &mut |space| used = space.unmap_idle(self, pages, age));
                 stay |= used;
-                // Elsewhere they may stay mapped as well.
+                // Pages that one space uses may stay mapped in other spaces, too.
                 pages.mask &= !used;
             }
         });
@@ -224,7 +225,7 @@ impl<S: Memory> PageCache<S> {
 
     /// Show every address space that maps the cache, with no lock held.
     fn for_each_mapper(&self, unready: Unready, mut f: impl FnMut(&dyn SpaceHandle<S>)) {
-        // In place: reclaim asks, too.
+        // On the stack, since reclaim also calls this.
         let mut handles = ArrayVec::<_, AT_ONCE>::new();
         let mut inner = self.inner.lock();
         // The list may change between two holds of the lock: mappers are visited by number.

@@ -1,20 +1,20 @@
-//! Giving frames back that can be read again: which ones, and when. Pages without a backing store
-//! go to the swap, by the same clock (`swapped.rs`).
+//! Eviction of pages that can be read again: the choice of pages and the order of steps. Pages
+//! without a backing store are swapped out by the same clock (`swapped.rs`).
 //!
-//! **A clock.** A hand goes round over the chunks of 64 pages. A page has two marks: *once* (it was
-//! read, written or requested) and *again* (it was read or written after that). The hand spares
-//! pages that were used again, and clears that mark. A page of a file that is read once from front
-//! to back never gets it, so a long file passes through without evicting pages in use. Pages that
-//! are mapped have the CPU's marks of use instead: their spaces unmap pages that were not used
+//! **A clock.** A hand moves cyclically over the chunks of 64 pages. A page has two marks: *once*
+//! (it was read, written or requested) and *again* (it was read or written after that). The hand
+//! spares pages that were used again, and clears that mark. A page of a file that is read once from
+//! front to back never gets it, so a long file passes through without evicting pages in use. Pages
+//! that are mapped have the CPU's marks of use instead: their spaces unmap pages that were not used
 //! since the hand last passed (`idle.rs`).
 //!
-//! **Order.** Unmap, store changed pages, then take out idle and clean pages under the lock: a page
-//! that is used in between stays. The hand is under the cache's lock, so several may evict at once
-//! and go on where the others are.
+//! **Order.** Unmap, store changed pages, then remove idle and clean pages under the lock: a page
+//! that is used in between stays. The hand is protected by the cache's lock, so several tasks may
+//! evict at once, each from the common position.
 //!
 //! The caller holds no address space and no spin lock; storing may sleep. A device must be able to
-//! store without new user memory: [`BackingStore`](super::BackingStore) says how the kernel
-//! promises that.
+//! store without new user memory: [`BackingStore`](super::BackingStore) describes how the kernel
+//! guarantees that.
 
 use freehold_paging::Memory;
 
@@ -41,12 +41,12 @@ pub struct Eviction {
     pub want: u64,
     /// How many pages to look at for them.
     pub most: u64,
-    /// The frames that count.
+    /// The frames that count towards `want`.
     pub frames: FrameChoice,
     /// Treatment of changed pages.
     pub laundry: Laundry,
-    /// Whether pages in use stay, and those of spaces that are busy; else they go, too, and busy
-    /// spaces are waited for.
+    /// Whether pages in use, and pages of busy spaces, stay. Else they are evicted, too, and the
+    /// eviction waits for busy spaces.
     pub age: Age,
 }
 
@@ -64,9 +64,9 @@ impl Eviction {
 pub struct Evicted {
     /// Pages that were looked at.
     pub scanned: u64,
-    /// Frames that were given back.
+    /// Frames that were freed.
     pub freed: u64,
-    /// Pages that were stored, whether their frames were given back or are in use again.
+    /// Pages that were stored, whether their frames were freed or are in use again.
     pub written: u64,
 }
 
@@ -79,7 +79,8 @@ impl core::ops::AddAssign for Evicted {
 }
 
 impl<S: Memory> PageCache<S> {
-    /// Give back frames as `wish` says. Nothing without a store: there the pages are all there is.
+    /// Frees frames as `wish` requests. Does nothing without a store, because then the pages are
+    /// the only copy.
     pub fn evict(&self, wish: Eviction) -> Evicted {
         let mut done = Evicted::default();
         if self.store.is_none() {
@@ -93,7 +94,7 @@ impl<S: Memory> PageCache<S> {
         done
     }
 
-    /// Moves the hand on and returns its pages. `None` where there is no page at all.
+    /// Advances the hand and returns its pages. `None` if there is no page at all.
     pub(super) fn advance(&self) -> Option<ChunkPages> {
         let mut inner = self.inner.lock();
         let from = inner.hand;
@@ -112,14 +113,14 @@ impl<S: Memory> PageCache<S> {
             cold &= !dirty;
         }
         cold = self.unmap_cold(look.first, cold, mapped, wish.age);
-        // A mapping may have made a page dirty that was not when it was judged: it stays this time.
+        // A mapping may have made a page dirty since it was checked: such a page stays this time.
         let mut unwritten = cold & dirty;
         while unwritten != 0 {
             let from = unwritten.trailing_zeros();
             let count = (unwritten >> from).trailing_ones();
             let start = (look.first + u64::from(from)) * PAGE;
             // A page that cannot be stored now stays dirty, and so it stays in memory. A page that
-            // can never be stored is lost, and the file's holders are told.
+            // can never be stored is lost, and the loss is reported to the file's holders.
             if self.write_back(start..start + u64::from(count) * PAGE).is_ok() {
                 done.written += u64::from(count);
             }
@@ -137,8 +138,8 @@ impl<S: Memory> PageCache<S> {
         if mask == 0 { cold } else { cold & !self.unmap_idle_everywhere(PageSet { first, mask }, age) }
     }
 
-    /// Returns the cold pages of `look` in `frames` without a pin; and which are mapped, and which
-    /// dirty.
+    /// Returns the cold pages of `look` in `frames` without a pin; also returns the mapped ones and
+    /// the dirty ones.
     pub(super) fn judge(&self, look: ChunkPages, frames: FrameChoice) -> (u64, u64, u64) {
         let inner = self.inner.lock();
         let (mut cold, mut mapped, mut dirty) = (0, 0, 0);

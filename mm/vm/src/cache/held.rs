@@ -1,4 +1,4 @@
-//! Pages that the kernel holds, to look at them again and again.
+//! Pages that the kernel holds for repeated access.
 
 use freehold_frame::{Frame, NodePolicy, PageCache as CacheKind};
 use freehold_machine::PAGE_SIZE;
@@ -11,8 +11,8 @@ use crate::VmError;
 /// A page of a cache, held in its frame: it is neither moved nor freed, and found without a search.
 ///
 /// A write through a held page marks nothing as changed, so it is for caches that are [kept in
-/// memory](PageCache::keep_in_memory). A page that a program cuts out of the file meanwhile stays
-/// the holder's alone.
+/// memory](PageCache::keep_in_memory). If a program removes the page from the file meanwhile, only
+/// the holder still has it.
 #[derive(Debug)]
 pub struct HeldPage<S: Memory> {
     frame: Frame<CacheKind, S>,
@@ -26,7 +26,7 @@ impl<S: Memory> PageCache<S> {
     /// [`VmError::NoMemory`], [`VmError::TooManyHolders`], the store's error.
     ///
     /// # Panics
-    /// For a secret file, whose bytes are not the kernel's to see.
+    /// For a secret file, whose bytes the kernel may not read.
     pub fn hold(&self, index: u64) -> Result<HeldPage<S>, VmError> {
         assert!(!self.is_secret(), "the kernel holds secret memory");
         let (frame, _) = self.get_or_fill(index, NodePolicy::Local)?;

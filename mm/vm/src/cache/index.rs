@@ -1,12 +1,13 @@
-//! From page numbers to frames, or to slots of the swap.
+//! Maps page numbers to frames, or to swap slots.
 //!
 //! Pages come in chunks of 64, so that a file of a few pages costs half a KiB, and a sparse one in
-//! proportion to its pages. The index is the holder of one reference to each frame, and of one
-//! entry of each slot.
+//! proportion to its pages. The index holds one reference to each frame, and one entry of each
+//! slot.
 //!
 //! Each subtree of chunks knows whether it has a page that the store has not seen ([`ChunkMarks`];
-//! Linux: the tag PAGECACHE_TAG_DIRTY), and whether one is in the swap. Writing back costs as much
-//! as there is to write, however many pages are cached, and marking a page needs no memory.
+//! Linux: the tag PAGECACHE_TAG_DIRTY), and whether one is in the swap. The cost of writing back
+//! depends on the number of pages to write, not on the number of cached pages, and marking a page
+//! needs no memory.
 
 use alloc::boxed::Box;
 use core::cell::Cell;
@@ -21,10 +22,10 @@ use crate::VmError;
 
 const PAGES: u64 = 64;
 
-/// Chunks that are looked at in one hold of the cache's lock.
+/// Number of chunks that are visited in one hold of the cache's lock.
 const LOOKED_AT_ONCE: u64 = 64;
 
-/// No page. Frame numbers are physical addresses / 4096, so this is none.
+/// No page. Frame numbers are physical addresses / 4096, so no frame has this number.
 const NONE: u64 = u64::MAX;
 /// Not a frame's number but a [`SwapPlace`]'s.
 const SWAPPED: u64 = 1 << 63;
@@ -45,20 +46,20 @@ struct Chunk {
     swapped: u64,
     /// Pages that changed since the store last saw them.
     dirty: u64,
-    /// Pages of which a leaf may have granted writing, so that the bytes may change at any moment.
+    /// Pages to which a leaf may have granted writing, so that the bytes may change at any moment.
     writable: u64,
-    /// Pages that are being written to the store, which has not answered yet.
+    /// Pages that are being written to the store, which has not completed yet.
     writeback: u64,
-    /// Pages that changed at any time since the frame came in: the store may have been written for
-    /// them.
+    /// Pages that changed at any time since the frame was added: they may have been written to the
+    /// store.
     changed: u64,
-    /// Pages that were read or written since the frame came in.
+    /// Pages that were read or written since the frame was added.
     once: u64,
     /// Pages that were used again, since the clock's hand last passed.
     again: u64,
-    /// Pages on their way to the swap, whose frame has not been handed out since.
+    /// Pages that are being swapped out, and whose frame no caller has got since.
     leaving: u64,
-    /// Pages that were made ahead of their use (fallocate), whose frame has not been handed out.
+    /// Pages that were made ahead of their use (fallocate), whose frame no caller has got yet.
     ahead: u64,
 }
 
@@ -81,7 +82,7 @@ impl Chunk {
     const fn is_dirty(&self, page: u64) -> u64 {
         (self.dirty | self.writable) >> (page % PAGES) & 1
     }
-    /// Frames of these pages are handed out.
+    /// Notes that callers get the frames of these pages.
     const fn hand_out(&mut self, pages: u64) {
         self.leaving &= !pages;
         self.ahead &= !pages;
@@ -89,7 +90,7 @@ impl Chunk {
     const fn is_unsaved(&self) -> bool {
         self.dirty | self.writable | self.writeback != 0
     }
-    /// Pages that a pass may take.
+    /// Pages that a write-back pass may take.
     const fn to_store(&self) -> u64 {
         (self.dirty | self.writable) & !self.writeback
     }
@@ -133,11 +134,11 @@ pub(super) struct ChunkPages {
     pub first: u64,
     /// The pages that have a frame.
     pub present: u64,
-    /// The pages of `present` that were not used again since the last look.
+    /// The pages of `present` that were not used again since the hand last passed.
     pub cold: u64,
 }
 
-/// State that a page's owner must know before it writes the page back.
+/// State that must be known before the page is written back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Mark {
     Dirty,
@@ -151,7 +152,7 @@ pub(super) struct Index<S: Memory> {
     /// The cache's number.
     cache: u64,
     chunks: Tree<u64, Box<Chunk>, ChunkMarks>,
-    /// The place of the chunk that was found last: what looks for one mostly wants the same.
+    /// The slot of the chunk that was found last: the next search is often for the same one.
     last: Cell<Slot>,
     pages: u64,
     /// Pages that are in the swap.
@@ -218,7 +219,8 @@ impl<S: Memory> Index<S> {
         if self.swapped == 0 { None } else { place_of(self.word(page)) }
     }
 
-    /// The chunk of `page`, to be changed; whether it has dirty pages only by [`Index::remark`].
+    /// The chunk of `page`, to be changed. Its dirty marks may only be changed by
+    /// [`Index::remark`].
     fn chunk_mut(&mut self, page: u64) -> Option<&mut Chunk> {
         let slot = self.slot(page);
         self.chunks.at_slot_mut(slot).map(|chunk| &mut **chunk)
@@ -239,12 +241,12 @@ impl<S: Memory> Index<S> {
         }
     }
 
-    /// Look at the frame of `page` in place.
+    /// Calls `f` with the frame of `page` in place.
     pub(super) fn with<R>(&self, page: u64, f: impl FnOnce(&Frame<PageCache, S>) -> R) -> Option<R> {
         self.pfn(page).map(|pfn| Self::show(self.source, pfn, f))
     }
 
-    // For each page that is read: a call costs ten instructions.
+    // Inlined, because it runs for each page that is read, and a call costs ten instructions.
     #[inline(always)]
     fn show<R>(source: S, pfn: Pfn, f: impl FnOnce(&Frame<PageCache, S>) -> R) -> R {
         let frame = Frame::from_raw(source, pfn).expect("the index holds frames of the page cache");
@@ -264,14 +266,14 @@ impl<S: Memory> Index<S> {
         Self::show(self.source, pfn, Frame::try_clone).map(Some).map_err(|_| VmError::TooManyHolders)
     }
 
-    /// Put a frame where nothing is.
+    /// Adds a frame for a page that has none.
     ///
     /// # Errors
     /// [`VmError::NoMemory`]; the frame is dropped.
     pub(super) fn insert(&mut self, page: u64, frame: Frame<PageCache, S>) -> Result<(), VmError> {
         if self.chunk_mut(page).is_none() {
             self.chunks.reserve(1)?;
-            // One system call may bring in as many pages as it likes.
+            // One system call may add any number of pages.
             self.source.ensure_objects()?;
             let chunk = Box::new(Chunk::EMPTY);
             self.chunks.insert(page / PAGES, chunk)?;
@@ -286,7 +288,7 @@ impl<S: Memory> Index<S> {
         Ok(())
     }
 
-    /// Put another frame where one is, which is returned; the page's marks stay.
+    /// Replaces the frame of `page`, and returns the old one; the page's marks stay.
     pub(super) fn exchange(&mut self, page: u64, frame: Frame<PageCache, S>) -> Option<Frame<PageCache, S>> {
         let cache = self.cache;
         let slot = &mut self.chunk_mut(page)?.frames[(page % PAGES) as usize];
@@ -296,18 +298,18 @@ impl<S: Memory> Index<S> {
         Some(Frame::from_raw(self.source, Pfn(old)).expect("the index holds frames of the page cache"))
     }
 
-    /// The frame of `page` was made ahead of its use, and nothing has been given it.
+    /// The frame of `page` was made ahead of its use, and no caller has got it.
     pub(super) fn note_ahead(&mut self, page: u64) {
         if let Some(chunk) = self.chunk_mut(page) {
             chunk.ahead |= bit(page);
         }
     }
-    /// Whether that is still so.
+    /// Whether the frame of `page` was made ahead and no caller has got it yet.
     pub(super) fn is_ahead(&self, page: u64) -> bool {
         self.chunk(page).is_some_and(|chunk| chunk.ahead & bit(page) != 0)
     }
 
-    /// Forget the frame of `page`, if it has one.
+    /// Removes the frame of `page`, if it has one.
     pub(super) fn remove(&mut self, page: u64) -> Option<Frame<PageCache, S>> {
         let chunk = self.chunk_mut(page)?;
         let slot = &mut chunk.frames[(page % PAGES) as usize];
@@ -338,7 +340,7 @@ impl<S: Memory> Index<S> {
         }
     }
 
-    /// Forget where in the swap `page` is, if it is there; the slot's entry is the caller's.
+    /// Removes the swap place of `page`, if it is in the swap. The caller owns the slot's entry.
     pub(super) fn remove_swapped(&mut self, page: u64) -> Option<SwapPlace> {
         let place = self.swap_place(page)?;
         let slot = &mut self.chunk_mut(page)?.frames[(page % PAGES) as usize];
@@ -349,14 +351,14 @@ impl<S: Memory> Index<S> {
         Some(place)
     }
 
-    /// The frame of `page` is on its way to the swap.
+    /// Notes that the frame of `page` is being swapped out.
     pub(super) fn begin_leaving(&mut self, page: u64) {
         if let Some(chunk) = self.chunk_mut(page) {
             chunk.leaving |= bit(page);
         }
     }
 
-    /// The page leaves no longer. Returns whether the frame was not handed out meanwhile.
+    /// Ends the swap-out of `page`. Returns whether no caller got the frame meanwhile.
     pub(super) fn end_leaving(&mut self, page: u64) -> bool {
         let Some(chunk) = self.chunk_mut(page) else { return false };
         let stayed = chunk.leaving & bit(page) != 0;
@@ -364,7 +366,7 @@ impl<S: Memory> Index<S> {
         stayed
     }
 
-    /// Put `place` where a frame is, which is returned.
+    /// Replaces the frame of `page` by `place`, and returns the frame.
     pub(super) fn swap_out(&mut self, page: u64, place: SwapPlace) -> Option<Frame<PageCache, S>> {
         self.forget_marks(page);
         let slot = &mut self.chunk_mut(page)?.frames[(page % PAGES) as usize];
@@ -376,7 +378,7 @@ impl<S: Memory> Index<S> {
         Some(Frame::from_raw(self.source, frame).expect("the index holds frames of the page cache"))
     }
 
-    /// Put `frame` where `page`, which is in the swap, was; the slot's entry is the caller's.
+    /// Gives `page`, which is in the swap, the frame `frame`. The caller owns the slot's entry.
     pub(super) fn swap_in(&mut self, page: u64, frame: Frame<PageCache, S>) {
         frame.set_reverse_key(self.cache, page);
         if let Some(chunk) = self.chunk_mut(page) {
@@ -397,7 +399,7 @@ impl<S: Memory> Index<S> {
         }
     }
 
-    /// `page`, which is in the swap, will never come back; the slot's entry is the caller's.
+    /// Marks `page`, which is in the swap, as lost for good. The caller owns the slot's entry.
     pub(super) fn lose(&mut self, page: u64) {
         if let Some(chunk) = self.chunk_mut(page) {
             chunk.frames[(page % PAGES) as usize] = SWAPPED | SwapPlace::LOST.number();
@@ -411,7 +413,7 @@ impl<S: Memory> Index<S> {
         }
         let in_chunk = |number: u64, chunk: &Chunk| {
             let bit = first_bit(number, chunk.swapped, range.start)?;
-            // The first one is the answer, though it may lie past the end.
+            // The first one is returned, even if it is past the end.
             Some((number * PAGES + u64::from(bit), place_of(chunk.frames[bit as usize])?))
         };
         let passes = |marks: &ChunkMarks| !marks.swapped;
@@ -443,8 +445,8 @@ impl<S: Memory> Index<S> {
         pages.filter(move |page| range.contains(page))
     }
 
-    /// The first page from `page` on that is neither; or where to go on after [`LOOKED_AT_ONCE`]
-    /// chunks without such a page.
+    /// The first page from `page` on that has no frame and is not in the swap; or the page at which
+    /// to continue after [`LOOKED_AT_ONCE`] chunks without such a page.
     pub(super) fn next_hole(&self, page: u64) -> ControlFlow<u64, u64> {
         let (first, mut next) = (page / PAGES, page);
         for (&number, chunk) in self.chunks.range(first..first + LOOKED_AT_ONCE) {
@@ -464,7 +466,7 @@ impl<S: Memory> Index<S> {
         if is_over { ControlFlow::Break(next) } else { ControlFlow::Continue(next) }
     }
 
-    /// Hand out each frame of `range`, upwards.
+    /// Calls `f` with each frame of `range`, upwards.
     #[inline]
     pub(super) fn visit(&mut self, range: Range<u64>, mut f: impl FnMut(u64, &Frame<PageCache, S>)) {
         let (source, mut page) = (self.source, range.start);
@@ -500,15 +502,15 @@ impl<S: Memory> Index<S> {
     pub(super) fn is_dirty(&self, page: u64) -> bool {
         self.chunk(page).is_some_and(|chunk| chunk.is_dirty(page) == 1)
     }
-    /// Whether the store has the page's bytes: the page is not newer, and is not being stored.
+    /// Whether the store has the bytes of `page`: the page is not newer, and is not being stored.
     pub(super) fn is_stored(&self, page: u64) -> bool {
         self.chunk(page).is_none_or(|chunk| (chunk.dirty | chunk.writable | chunk.writeback) & bit(page) == 0)
     }
-    /// Whether the store may have been written for the page since its frame came in.
+    /// Whether the store may have been written for the page since its frame was added.
     pub(super) fn has_changed(&self, page: u64) -> bool {
         self.chunk(page).is_some_and(|chunk| chunk.changed & bit(page) != 0)
     }
-    /// The page, which is there, is read or written.
+    /// Notes that the present page `page` is read or written.
     pub(super) fn touch(&mut self, page: u64) {
         if let Some(chunk) = self.chunk_mut(page) {
             let again = chunk.once & !chunk.again & bit(page);
@@ -517,7 +519,7 @@ impl<S: Memory> Index<S> {
             self.active += again >> (page % PAGES);
         }
     }
-    /// The clock's hand passes the first chunk from page `from` on that has a frame: pages that
+    /// Moves the clock's hand past the first chunk from page `from` on that has a frame: pages that
     /// were used again count as used once from now on.
     pub(super) fn look(&mut self, from: u64) -> Option<ChunkPages> {
         let (_, &number, _) = self.chunks.ceiling(&from.div_ceil(PAGES))?;
@@ -529,21 +531,21 @@ impl<S: Memory> Index<S> {
         self.active -= u64::from(used.count_ones());
         Some(ChunkPages { first: number * PAGES, present, cold: present & !used })
     }
-    /// The first pages from `from` on, in one chunk and side by side, that some leaf may have
+    /// The first pages from `from` on, adjacent and in one chunk, to which some leaf may have
     /// granted writing.
     pub(super) fn next_writable(&mut self, from: u64) -> Option<Range<u64>> {
         self.next_marked(from, |chunk| chunk.writable)
     }
-    /// The first pages from `from` on, in one chunk and side by side, that are (or may be) newer
-    /// than the store's and are not being stored.
+    /// The first pages from `from` on, adjacent and in one chunk, that are (or may be) newer than
+    /// the store's and are not being stored.
     pub(super) fn next_to_store(&mut self, from: u64) -> Option<Range<u64>> {
         self.next_marked(from, Chunk::to_store)
     }
-    /// Whether [`Index::next_to_store`] is true of the page.
+    /// Whether [`Index::next_to_store`] may return the page.
     pub(super) fn is_to_store(&self, page: u64) -> bool {
         self.chunk(page).is_some_and(|chunk| chunk.to_store() & bit(page) != 0)
     }
-    /// The first pages from `from` on, in one chunk and side by side, that are being stored.
+    /// The first pages from `from` on, adjacent and in one chunk, that are being stored.
     pub(super) fn next_in_writeback(&mut self, from: u64) -> Option<Range<u64>> {
         self.next_marked(from, |chunk| chunk.writeback)
     }
@@ -569,7 +571,7 @@ impl<S: Memory> Index<S> {
     /// Count everything again.
     ///
     /// # Panics
-    /// Where something does not agree.
+    /// If counts or marks do not agree.
     #[cfg(test)]
     pub(super) fn validate(&self) {
         self.chunks.validate();
@@ -591,8 +593,8 @@ impl<S: Memory> Drop for Index<S> {
         while let Some(page) = self.next(0..u64::MAX) {
             self.source.rest();
             if self.remove(page).is_none() {
-                // The slot was given back before by code with access to the swap, or the swap is no
-                // more.
+                // Code with access to the swap has already freed the slot, or the swap no longer
+                // exists.
                 self.remove_swapped(page);
             }
         }

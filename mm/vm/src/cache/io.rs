@@ -1,9 +1,9 @@
-//! Bytes in and out, by visitors.
+//! Reading and writing bytes through closures.
 //!
-//! The kernel reaches a frame's bytes through a window, and inside one nothing may fault or sleep.
-//! So the copy from or to user memory is the caller's: a closure gets at most a page of bytes at a
-//! time and says how many it dealt with. Fewer than it was given ends the call; the caller then
-//! faults its own memory in and calls again from there.
+//! The kernel accesses a frame's bytes through a window, and inside it nothing may fault or sleep.
+//! So the caller copies from or to user memory: a closure gets at most a page of bytes at a time
+//! and returns how many it copied. If that is fewer, the call ends; the caller then faults its own
+//! memory in and continues from there.
 
 use core::ops::Range;
 
@@ -19,10 +19,11 @@ use crate::VmError;
 static ZEROES: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
 
 impl<S: Memory> PageCache<S> {
-    /// Show up to `len` bytes from `offset` on, as far as the file goes. Bytes that `f` dealt with.
+    /// Calls `f` with up to `len` bytes from `offset` on, up to the end of the file. Returns the
+    /// number of bytes that `f` handled.
     ///
     /// # Errors
-    /// [`VmError::NoMemory`], or the store's error, where not one byte could be had.
+    /// [`VmError::NoMemory`], or the store's error, if no byte could be read.
     pub fn read_at(
         &self,
         offset: u64,
@@ -51,7 +52,7 @@ impl<S: Memory> PageCache<S> {
         Ok(done)
     }
 
-    /// The frame of page `index`, brought in from where it is; `None` for a hole.
+    /// The frame of page `index`, read from the store or the swap if necessary; `None` for a hole.
     pub(super) fn readable(&self, index: u64) -> Result<Option<Frame<CacheKind, S>>, VmError> {
         match self.get(index)? {
             None if self.store.is_some() => Ok(Some(self.get_or_fill(index, NodePolicy::Local)?.0)),
@@ -60,11 +61,11 @@ impl<S: Memory> PageCache<S> {
         }
     }
 
-    /// Have up to `len` bytes from `offset` on written by `f`; the file grows as far as it did.
-    /// Bytes that `f` wrote.
+    /// Lets `f` write up to `len` bytes from `offset` on; the file grows if necessary. Returns the
+    /// number of bytes that `f` wrote.
     ///
     /// # Errors
-    /// [`VmError::NoMemory`], or the store's error, where not one byte could be written;
+    /// [`VmError::NoMemory`], or the store's error, if no byte could be written;
     /// [`VmError::Overflow`] past the largest offset.
     pub fn write_at(
         &self,
@@ -123,7 +124,7 @@ impl<S: Memory> PageCache<S> {
         let machine = self.source.machine();
         let frame = Frame::<CacheKind, S>::allocate(self.source)?;
         let written = machine.with_bytes(&frame, |bytes| {
-            // The frame's old bytes must not show where the copy falls short.
+            // If the copy is short, the frame's old bytes must not be visible.
             let written = f(&mut bytes[..]).min(PAGE_SIZE);
             bytes[written..].fill(0);
             written
@@ -138,7 +139,7 @@ impl<S: Memory> PageCache<S> {
         } else {
             let pfn = frame.pfn();
             // Another task may have made the page meanwhile, and mapped it, or it is in the swap:
-            // then the bytes go there.
+            // then the bytes are written to that page.
             let mine = frame.try_clone().map_err(|_| VmError::NoMemory)?;
             let now = match self.insert(index, frame)? {
                 Some(now) => now,
@@ -149,7 +150,7 @@ impl<S: Memory> PageCache<S> {
             }
             now
         };
-        // The frame is held until then: a clean page that has no holder may go.
+        // The frame is held until then: a clean page without a holder may be evicted.
         self.keep_written(index, &now, 0..written);
         Ok(written)
     }
@@ -161,9 +162,10 @@ impl<S: Memory> PageCache<S> {
         self.source.machine().with_two(to, from, copy);
     }
 
-    /// Has the store see the bytes `part` of page `index`, which were written to `frame`. Where the
-    /// page has left the cache meanwhile the bytes go to the frame that it has now. If it can have
-    /// none they are lost, and the file's holders [are told](PageCache::tell_errors).
+    /// Makes sure that the store gets the bytes `part` of page `index`, which were written to
+    /// `frame`. If the page has left the cache meanwhile, the bytes are copied to its present
+    /// frame. If it can get no frame, they are lost, and the loss is
+    /// [reported](PageCache::tell_errors) to the file's holders.
     pub(super) fn keep_written(&self, index: u64, frame: &Frame<CacheKind, S>, part: Range<usize>) {
         if self.store.is_none() || part.is_empty() || self.mark_frame(index, frame.pfn(), Mark::Dirty) {
             return;

@@ -1,18 +1,18 @@
 //! The page cache: the frames of one file, of shared anonymous memory, or of a block device.
 //!
-//! Without a [`BackingStore`] the cache is the store (tmpfs): a page that is not there is a hole of
-//! zeroes, or in the swap (`swapped.rs`). With one, a page that is not there is read from it, and
-//! pages that changed are written back.
+//! Without a [`BackingStore`] the cache is the store (tmpfs): an absent page is a hole of zeroes,
+//! or in the swap (`swapped.rs`). With a store, an absent page is read from it, and pages that
+//! changed are written back.
 //!
 //! **Locks.** One spin lock around the index and the list of mappers. Under it: no sleeping, no
-//! user bytes, no store. Frames are allocated before it is taken and come in by "insert unless
-//! another CPU was faster". Bytes are reached through windows with a reference held and the lock
+//! user bytes, no store. Frames are allocated before the lock is taken, and are inserted unless
+//! another CPU was faster. Bytes are reached through windows with a reference held and the lock
 //! released, so truncation never pulls a frame from under a copy.
 //!
-//! **Reverse map.** Areas are attached: the cache knows which address spaces map it, and by
-//! [`SpaceHandle`](crate::SpaceHandle) how to have pages unmapped there. Truncation first takes the
-//! pages away (size, index), then has every mapper unmap, so that a fault that looked too early is
-//! undone and a later one finds the new state; then it lets go of the frames.
+//! **Reverse map.** Areas are attached: the cache knows which address spaces map it, and unmaps
+//! pages there by [`SpaceHandle`](crate::SpaceHandle). Truncation first removes the pages (size,
+//! index) and then makes every mapper unmap them. So a fault that read the old state is undone, and
+//! a later one finds the new state. Then the frames are released.
 
 mod attach;
 mod errors;
@@ -53,29 +53,28 @@ pub use moved::Evacuated;
 pub use refault::refaults;
 pub use resize::{Allocation, Batch};
 
-/// Where the pages of a cache come from and go to: a block device. Pages come in runs, so that a
-/// device is asked once for what lies together.
+/// The store from which a cache's pages are read and to which they are written: a block device.
+/// Pages are read in runs, so that there is one request for adjacent pages.
 ///
-/// Called without any lock of this crate that spins; may sleep. Storing is how memory is found
-/// where there is none, so it must end well without new frames for user memory.
+/// Called without any lock of this crate that spins; may sleep. When memory is short, storing is
+/// what frees it, so storing must succeed without new frames for user memory.
 pub trait BackingStore<S: Memory>: Send + Sync {
-    /// Fill the whole frames with the pages from `first` on; what lies past the store's end is
-    /// zeroes.
+    /// Fill the whole frames with the pages from `first` on; bytes past the store's end are zeroes.
     ///
     /// # Errors
     /// [`VmError::Io`], [`VmError::NoMemory`].
     fn fill(&self, first: u64, frames: &[Frame<CacheKind, S>]) -> Result<(), VmError>;
-    /// Runs `pass`, which takes pages that changed, has them stored, and remembers refusals. Taken
-    /// pages count as clean though they are not stored yet: a store whose users wait for that
-    /// counts the passes. Called once for each.
+    /// Runs `pass`, which takes changed pages, stores them, and records refusals. Taken pages count
+    /// as clean although they are not stored yet, so a store whose users wait for that counts the
+    /// passes. Called once for each pass.
     fn write_pass(&self, pass: &mut dyn FnMut()) {
         pass();
     }
-    /// Wait until all passes that have begun have ended: those of other threads, so a store that is
-    /// not shared has nothing to do. The caller is in none.
+    /// Waits until all passes that have begun, by other threads, have ended. A store that is not
+    /// shared has nothing to do. The caller is in no pass.
     ///
     /// # Errors
-    /// [`VmError::Interrupted`] where the caller is to end.
+    /// [`VmError::Interrupted`] if the caller has to end.
     fn wait_for_passes(&self) -> Result<(), VmError> {
         Ok(())
     }
@@ -94,18 +93,18 @@ pub trait BackingStore<S: Memory>: Send + Sync {
     fn write_back(&self, first: u64, frames: &[Frame<CacheKind, S>]) -> Result<(), VmError>;
 }
 
-/// Accounts that pages of secret memory are charged to.
+/// The account to which pages of secret memory are charged.
 pub trait PageAccount: Send + Sync {
-    /// One page more, on behalf of the running program. Whether it may have one.
+    /// Charges one page for the running program; returns whether the limit allows it.
     fn charge(&self) -> bool;
-    /// So many pages fewer.
+    /// Removes the charge of so many pages.
     fn give_back(&self, pages: u64);
 }
 
 /// A page's frame, and the effort of finding it.
 type FoundFrame<S> = (Frame<CacheKind, S>, FaultKind);
 
-/// The longest run that a store is asked for: 128 KiB.
+/// Largest number of pages in one request to a store: 128 KiB.
 pub const MAX_RUN: usize = 32;
 
 /// The frames of one file. See the module's head.
@@ -116,11 +115,13 @@ pub struct PageCache<S: Memory> {
     /// In bytes. Changes under the lock only.
     size: AtomicU64,
     ahead: ReadAhead,
-    /// Where it is found by its number; its pages may go to the swap from then on.
+    /// The list in which the cache is found by its number. Once it is set, the cache's pages may be
+    /// swapped out.
     listed: spin::Once<Weak<Commons<S>>>,
-    /// Its pages never go to the swap.
+    /// The cache's pages are never swapped out.
     stays: AtomicBool,
-    /// Set where only the programs that map it reach its bytes: the account of its pages.
+    /// Set for secret memory, whose bytes only programs that map it can access: the account of its
+    /// pages.
     secret: Option<Arc<dyn PageAccount>>,
     errors: WriteErrors,
     /// Pages that could not be stored for now, and stay dirty.
@@ -138,29 +139,30 @@ struct CacheInner<S: Memory> {
     hand: u64,
 }
 
-/// The pages that will probably be wanted beside one that is read from a store.
+/// The pages that will probably be needed together with one that is read from a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Guess {
-    /// The pages behind it; more of them the longer a reader goes on there.
+    /// The pages after it; the number grows while a reader continues there.
     Ahead,
     /// The pages around it.
     Around,
 }
 
-/// How far to read ahead: guesses, which two readers at once may spoil for each other.
+/// State of read-ahead: guesses, which two concurrent readers may disturb for each other.
 #[derive(Default)]
 struct ReadAhead {
     /// The page after the last run that was read.
     next: AtomicU64,
     /// Pages in that run.
     run: AtomicUsize,
-    /// The page that was asked for last: a reader that goes on in it does not use it again.
+    /// The last requested page: a reader that continues in the same page does not count as using it
+    /// again.
     last: AtomicU64,
 }
 
 impl ReadAhead {
-    /// How many pages to read at `index`, which is not there: twice as many as before where it goes
-    /// on from there.
+    /// Number of pages to read at `index`, which is absent: twice as many as before if the reader
+    /// continues there.
     fn run_at(&self, index: u64) -> usize {
         let goes_on = self.next.load(Ordering::Relaxed) == index;
         if goes_on { (self.run.load(Ordering::Relaxed) * 2).clamp(1, MAX_RUN) } else { 1 }
@@ -179,10 +181,10 @@ impl<S: Memory> PageCache<S> {
     pub fn new(source: S) -> Arc<Self> {
         Self::build(source, None, None)
     }
-    /// An empty file in memory whose bytes are for the programs alone that map it
-    /// (memfd_secret(2)). Its pages are zeroes when they come. From then on no window shows them to
-    /// the kernel: they are not pinned, read, written, moved, cut or sent to the swap. Each page is
-    /// charged to `account` when it is made, and given back with the file.
+    /// An empty file in memory whose bytes only the programs that map it can access
+    /// (memfd_secret(2)). New pages are zeroed. From then on no window shows them to the kernel:
+    /// they are not pinned, read, written, moved, cut or swapped out. Each page is charged to
+    /// `account` when it is made, and uncharged with the file.
     pub fn secret(source: S, account: Arc<dyn PageAccount>) -> Arc<Self> {
         let cache = Self::build(source, None, Some(account));
         cache.keep_in_memory();
@@ -248,7 +250,7 @@ impl<S: Memory> PageCache<S> {
     pub fn active_pages(&self) -> u64 {
         self.inner.lock().index.active_pages()
     }
-    /// Whether memory is all there is of it (tmpfs, shared anonymous memory).
+    /// Whether the file is only in memory (tmpfs, shared anonymous memory).
     pub fn is_memory(&self) -> bool {
         self.store.is_none()
     }
@@ -256,15 +258,15 @@ impl<S: Memory> PageCache<S> {
     pub fn swapped_pages(&self) -> u64 {
         self.inner.lock().index.swapped()
     }
-    /// Never let its pages go to the swap: code that cannot wait for a device uses them.
+    /// From now on its pages are never swapped out: code that cannot wait for a device uses them.
     pub fn keep_in_memory(&self) {
         self.stays.store(true, Ordering::Release);
     }
-    /// Take [`keep_in_memory`](Self::keep_in_memory) back.
+    /// Undoes [`keep_in_memory`](Self::keep_in_memory).
     pub fn release_to_swap(&self) {
         self.stays.store(false, Ordering::Release);
     }
-    /// Whether its bytes are for the programs alone that map it ([`PageCache::secret`]).
+    /// Whether only the programs that map it can access its bytes ([`PageCache::secret`]).
     pub fn is_secret(&self) -> bool {
         self.secret.is_some()
     }
@@ -279,7 +281,8 @@ impl<S: Memory> PageCache<S> {
         self.inner.lock().index.validate();
     }
 
-    /// Say of the pages from `first` on which have a frame; the others stay as they are told.
+    /// Sets the entries of the pages from `first` on that have a frame; the other entries do not
+    /// change.
     pub(crate) fn residency(&self, first: u64, pages: &mut [bool]) {
         let inner = self.inner.lock();
         for page in inner.index.present(first..first + pages.len() as u64) {
@@ -320,7 +323,7 @@ impl<S: Memory> PageCache<S> {
                 frames.truncate((run.end - run.start) as usize);
             }
             if store.fill(run.start, &frames).is_err() {
-                // The page that cannot be read may be one of those read ahead.
+                // The unreadable page may be one of those that were read ahead.
                 run = index..index + 1;
                 frames.truncate(1);
                 store.fill(index, &frames)?;
@@ -407,7 +410,7 @@ impl<S: Memory> PageCache<S> {
     }
 
     /// Inserts `frame` unless another task was faster. Returns a reference to the page's frame.
-    /// `None` where the page is in the swap by now.
+    /// `None` if the page is in the swap by now.
     fn insert(&self, index: u64, frame: Frame<CacheKind, S>) -> Result<Option<Frame<CacheKind, S>>, VmError> {
         let mut inner = self.inner.lock();
         if !inner.index.has(index) {
@@ -437,7 +440,7 @@ impl<S: Memory> PageCache<S> {
     }
 
     /// For a page fault: as [`PageCache::get_or_fill`], a bus error past the end. Programs run and
-    /// look up data here and there: what lies around is read too, as Linux does
+    /// access data at scattered addresses, so the surrounding pages are read too, as Linux does
     /// (do_sync_mmap_readahead, mm/filemap.c).
     pub(crate) fn fault(&self, index: u64, place: NodePolicy) -> Result<FoundFrame<S>, FaultError> {
         if self.is_past_end(index) {
@@ -445,16 +448,16 @@ impl<S: Memory> PageCache<S> {
         }
         let found = self.get_or_read(index, place, Guess::Around)?;
         if self.is_past_end(index) {
-            // Cut off meanwhile, perhaps before the page was put there: it must not wait for the
-            // file to grow again.
+            // The file was truncated meanwhile, perhaps before the page was inserted. The page must
+            // not reappear when the file grows again.
             self.drop_page(index);
             return Err(FaultError::Bus);
         }
         Ok(found)
     }
 
-    /// As [`PageCache::fault`], of a cache that [is memory](Self::is_memory), where an area's
-    /// monitor fills holes: [`FaultError::Monitored`] at one.
+    /// As [`PageCache::fault`], for a cache that [is memory](Self::is_memory) and whose holes an
+    /// area's monitor fills: [`FaultError::Monitored`] for a hole.
     #[cold]
     #[inline(never)]
     pub(crate) fn fault_on_monitored(
@@ -479,7 +482,7 @@ impl<S: Memory> PageCache<S> {
         if self.inner.lock().index.has(index) { Err(VmError::Exists) } else { Ok(()) }
     }
 
-    /// Put `frame` where page `index` is a hole; a reference to it.
+    /// Inserts `frame` for page `index`, which is a hole; returns a reference to it.
     ///
     /// # Errors
     /// As [`PageCache::check_hole`]; [`VmError::NoMemory`].
@@ -489,7 +492,7 @@ impl<S: Memory> PageCache<S> {
         frame: Frame<CacheKind, S>,
     ) -> Result<Frame<CacheKind, S>, VmError> {
         let mut inner = self.inner.lock();
-        // The size changes under the lock, and a truncation takes pages away after it.
+        // The size changes under the lock, and a truncation removes pages after it.
         if self.is_past_end(index) {
             return Err(VmError::Fault);
         }
@@ -504,8 +507,8 @@ impl<S: Memory> PageCache<S> {
         index >= self.size().div_ceil(PAGE)
     }
 
-    /// Show the frames of `range` that are there and not past the end. `f` must not sleep or come
-    /// back here.
+    /// Calls `f` with the present frames of `range` before the end of the file. `f` must not sleep
+    /// or call the cache.
     #[inline]
     pub(crate) fn visit_resident(
         &self,
@@ -523,8 +526,8 @@ impl<S: Memory> PageCache<S> {
     }
 
     /// A leaf is about to grant writing to `frame` as page `index`. The leaf's mapping holds the
-    /// frame already, so that the mark stays until that has gone. Returns whether it is the page's
-    /// frame; if not, stores to it would be lost.
+    /// frame already, so that the mark stays until the mapping is dropped. Returns whether it is
+    /// the page's frame; if not, stores to it would be lost.
     #[must_use]
     pub(crate) fn note_writable(&self, index: u64, frame: Pfn) -> bool {
         self.store.is_none() || self.mark_frame(index, frame, Mark::Writable)

@@ -1,16 +1,16 @@
-//! Page-cache pages that get another frame, and how a frame says whose it is.
+//! Page-cache pages that get another frame, and the search for a frame's page.
 //!
 //! **Protocol.** A page moves while its frame has no other holder: first every address space unmaps
-//! it, then, under the cache's lock, it is looked at again: one reference (the index'), no mapping,
-//! no pin. New holders come through the index, under that lock, or from mappings, of which there
-//! are none; so its bytes are copied and the index changed in one hold of the lock. A page that got
-//! a holder meanwhile stays ([`MigrateOutcome::Busy`]). A page that moves stays as dirty as it was;
-//! its mappers fault again. A window of bytes neither sleeps nor takes a lock, so the one copy
-//! under a spin lock is safe.
+//! it. Then, under the cache's lock, its counts are checked: one reference (the index'), no
+//! mapping, no pin. New holders get the frame from the index, under that lock, or from mappings,
+//! and there are none. So in one hold of the lock the bytes are copied and the index is changed. A
+//! page that got a holder meanwhile stays ([`MigrateOutcome::Busy`]). The page keeps its dirty
+//! mark; its mappers fault again. A window neither sleeps nor takes a lock, so this copy under a
+//! spin lock is safe.
 //!
-//! **Reverse key.** The [`ReverseKey`] of a frame in an index says which cache's and which page it
-//! is; a frame that left keeps its key. So this is a hint, which the cache's index confirms: it
-//! finds the pages of a range of frames without a walk through all files.
+//! **Reverse key.** The [`ReverseKey`] of a frame in an index names its cache and page; a frame
+//! that was removed keeps its key. So the key is a hint that the cache's index confirms: it finds
+//! the pages of a range of frames without a walk through all files.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
@@ -29,10 +29,10 @@ use crate::Commons;
 use crate::migrate::{CachedPage, MigrateOutcome};
 use crate::new_page::move_charge;
 
-/// The caches of a system by number, for code that knows nothing but a frame.
+/// The caches of a system by number, for code that knows only a frame.
 pub(crate) struct Caches<S: Memory> {
     list: spin::Mutex<BTreeMap<u64, Weak<PageCache<S>>>>,
-    /// The one that reclaim looked at last.
+    /// The number of the cache that reclaim visited last.
     pub(super) hand: AtomicU64,
 }
 
@@ -43,13 +43,13 @@ impl<S: Memory> Caches<S> {
     pub(crate) fn find(&self, id: u64) -> Option<Arc<PageCache<S>>> {
         self.list.lock().get(&id).and_then(Weak::upgrade)
     }
-    /// The living one with the smallest number above `after`, and that number.
+    /// The existing cache with the smallest number above `after`, and that number.
     pub(super) fn next(&self, after: u64) -> Option<(u64, Arc<PageCache<S>>)> {
         let list = self.list.lock();
         let mut above = list.range((Bound::Excluded(after), Bound::Unbounded));
         above.find_map(|(&id, cache)| Some((id, cache.upgrade()?)))
     }
-    /// The cache is no more.
+    /// Removes a cache that no longer exists.
     pub(super) fn forget(&self, id: u64) {
         // Its last weak count frees memory: not under the lock.
         let gone = self.list.lock().remove(&id);
@@ -57,7 +57,7 @@ impl<S: Memory> Caches<S> {
     }
 }
 
-/// How many frames of a range have been emptied, and how many not.
+/// Numbers of frames of a range that were evacuated, and that were not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Evacuated {
     /// Pages that got another frame.
@@ -83,8 +83,8 @@ impl<S: Memory> Commons<S> {
         outcome
     }
 
-    /// Move the pages of all files out of `frames`, to `place`, and have the swap cache let go of
-    /// those it can read again. The caller holds no address space.
+    /// Move the pages of all files out of `frames`, to `place`, and makes the swap cache drop those
+    /// that it can read again. The caller holds no address space.
     pub fn evacuate_caches(&self, frames: PfnRange, place: NodePolicy) -> Evacuated {
         let table = self.source.table();
         let mut done = Evacuated::default();
@@ -120,7 +120,7 @@ impl<S: Memory> PageCache<S> {
             inner.index.with(index, |now| (now.pfn() == frame).then(|| now.record().counts().load()))
         };
         let Some(Some(holders)) = holders else { return MigrateOutcome::Busy };
-        // To move a page is to copy its bytes.
+        // Moving a page means copying its bytes, which is not allowed for secret memory.
         if self.is_secret() || holders.references > 1 || holders.pins > 0 {
             return MigrateOutcome::Busy;
         }

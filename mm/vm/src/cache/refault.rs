@@ -1,12 +1,11 @@
 //! Pages that are read again soon after they were evicted.
 //!
-//! Where most evicted pages are, the pages in use do not fit into memory: taking more of them frees
-//! nothing for long. A page that is read once and never again is none of these, however fast such
-//! pages come and go. Linux keeps the same knowledge in the page cache's own index
-//! (mm/workingset.c).
+//! If most evicted pages are read again soon, the pages in use do not fit into memory, and evicting
+//! more of them does not help for long. Pages that are read only once are not counted, however many
+//! there are. Linux keeps the same knowledge in the page cache's own index (mm/workingset.c).
 //!
-//! A page that is evicted leaves a mark in a table of fixed size, in which a later one may take its
-//! place: so a page that is found there left a few thousand evictions ago at most.
+//! A page that is evicted leaves a mark in a table of fixed size, where a later mark may replace
+//! it. So a page that is found there was evicted at most a few thousand evictions ago.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,7 +22,7 @@ pub fn refaults() -> u64 {
     REFAULTS.load(Ordering::Relaxed)
 }
 
-/// Its mark, and where that is.
+/// A page's mark, and its position in the table.
 fn mark_of(cache: u64, page: u64) -> (u64, &'static AtomicU64) {
     let spread = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mark = spread(spread(cache) ^ page) | 1;

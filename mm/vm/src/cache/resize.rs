@@ -1,9 +1,10 @@
 //! Growing, cutting, punching, and giving memory back.
 //!
-//! **Pages that go** leave in this order: the size (if it is cut) and the index, under the cache's
-//! lock; then every mapper's leaves, with no lock of the cache held; then the frames are let go of.
-//! A fault that looked too early has its leaf taken away, a later one finds the new state. The step
-//! that may fail (reading the page that is cut in two) comes before the size changes.
+//! **Removed pages.** The steps have this order. First the size (if the file is cut) and the index
+//! change, under the cache's lock. Then every mapper's leaves are removed, with no lock of the
+//! cache held. Then the frames are released. A fault that read the old state has its leaf removed;
+//! a later fault finds the new state. The step that may fail (reading the page that is cut in two)
+//! comes before the size changes.
 
 use alloc::vec::Vec;
 use core::ops::{ControlFlow, Range};
@@ -16,7 +17,7 @@ use freehold_xpfo::Windows;
 use super::{CacheInner, CacheKind, PAGE, PageCache};
 use crate::VmError;
 
-/// Batches of pages that leave before their mappers are visited.
+/// Number of batches of pages that are removed before their mappers are visited.
 const UNMAPPED_AT_ONCE: usize = 64;
 
 /// Whether a step of long work was the last one.
@@ -28,25 +29,25 @@ pub enum Batch {
     Last,
 }
 
-/// Pages that are to get frames, as far as they have: see [`PageCache::allocate_some`].
+/// Progress of an allocation of frames for a range of pages: see [`PageCache::allocate_some`].
 #[derive(Debug)]
 pub struct Allocation {
     next: u64,
     end: u64,
-    /// Runs of pages that were not there before, in order.
+    /// Runs of pages that were absent before, in order.
     made: Vec<Range<u64>>,
 }
 
 impl Allocation {
-    /// Nothing yet of the pages that `range` (bytes) touches.
+    /// Returns an allocation that has not begun, for the pages that `range` (bytes) touches.
     pub const fn new(range: Range<u64>) -> Self {
         Self { next: range.start / PAGE, end: range.end.div_ceil(PAGE), made: Vec::new() }
     }
 }
 
 impl<S: Memory> PageCache<S> {
-    /// Sets the size. Pages that are cut off are unmapped everywhere and gone; new bytes are a
-    /// hole. The caller holds no address space's lock, and others run in between.
+    /// Sets the size. Pages that are cut off are unmapped everywhere and removed; new bytes are a
+    /// hole. The caller holds no address space's lock, and other tasks may run in between.
     ///
     /// # Errors
     /// [`VmError::Overflow`] past the largest offset; the store's error, where the last page must
@@ -71,8 +72,9 @@ impl<S: Memory> PageCache<S> {
         outcome
     }
 
-    /// Adopts the store's new size. Pages beyond it are unmapped everywhere and gone; no page is
-    /// read or changed for it. The caller holds no address space's lock, and others run in between.
+    /// Adopts the store's new size. Pages beyond it are unmapped everywhere and removed; no page is
+    /// read or changed. The caller holds no address space's lock, and other tasks may run in
+    /// between.
     pub fn resized(&self, size: u64) {
         let inner = self.inner.lock();
         let old = self.size.swap(size, Ordering::AcqRel);
@@ -82,8 +84,9 @@ impl<S: Memory> PageCache<S> {
         }
     }
 
-    /// Make the bytes of `range` zeroes, and give back the frames of pages that lie in it whole;
-    /// the size stays. The caller holds no address space's lock, and others run in between.
+    /// Makes the bytes of `range` zeroes, and frees the frames of pages that are completely inside;
+    /// the size stays. The caller holds no address space's lock, and other tasks may run in
+    /// between.
     ///
     /// # Errors
     /// [`VmError::Invalid`] for an empty range; the store's error.
@@ -107,7 +110,7 @@ impl<S: Memory> PageCache<S> {
         })
     }
 
-    /// Zero a part of one page, if it is there (without a store) or at all (with one).
+    /// Zeroes a part of one page. Without a store, only if the page is present.
     fn zero_part(&self, range: Range<u64>) -> Result<(), VmError> {
         if range.is_empty() {
             return Ok(());
@@ -124,8 +127,8 @@ impl<S: Memory> PageCache<S> {
         Ok(())
     }
 
-    /// Take pages out of the index, have them unmapped, let go of them: in batches, since there may
-    /// be many.
+    /// Removes pages from the index, unmaps them everywhere, and releases them: in batches, since
+    /// there may be many.
     ///
     /// Mappers are visited once for [`UNMAPPED_AT_ONCE`] batches and not for each: a program
     /// chooses how many areas they have.
@@ -139,8 +142,8 @@ impl<S: Memory> PageCache<S> {
                 is_last
             });
             // The last round covers all that is left: pages that were mapped before they left the
-            // index. Of a file that is cut it covers everything, since private copies go with what
-            // is past the end and not with single pages.
+            // index. For a truncated file it covers everything past the end, since private copies
+            // there are removed, too, but not those of single pages.
             let from = if is_last && pages.end == u64::MAX { pages.start } else { first };
             self.zap_everywhere(&(from..if is_last { pages.end } else { next }));
             if is_last {
@@ -149,8 +152,9 @@ impl<S: Memory> PageCache<S> {
         }
     }
 
-    /// Take the next pages of `next..end` out of the index; moves `next` behind them. Frames that
-    /// are still mapped must outlive their TLB entries: mappings see to that, each holds its frame.
+    /// Removes the next pages of `next..end` from the index; moves `next` past them. Frames that
+    /// are still mapped must outlive their TLB entries: each mapping holds its frame, which ensures
+    /// that.
     fn remove_batch(&self, next: &mut u64, end: u64) -> Batch {
         let first = *next;
         let mut batch: [(Option<Frame<_, S>>, Option<SwapPlace>); 32] = [const { (None, None) }; 32];
@@ -168,9 +172,9 @@ impl<S: Memory> PageCache<S> {
         if is_last { Batch::Last } else { Batch::More }
     }
 
-    /// Give the pages of `range` (bytes) frames now; the size stays. All or nothing: what an
-    /// attempt that fails has made goes again, so that a request for more than there is does not
-    /// take all there is.
+    /// Allocates frames for the pages of `range` (bytes); the size stays. All or nothing: if the
+    /// attempt fails, its pages are freed again, so that a request that is too large does not take
+    /// all memory.
     ///
     /// # Errors
     /// [`VmError::NoMemory`]; the store's error.
@@ -189,8 +193,8 @@ impl<S: Memory> PageCache<S> {
         outcome
     }
 
-    /// Go on with `allocation`: give the next `most` of its pages frames. After an error it can be
-    /// gone on with from the page that failed, or be [taken back](PageCache::take_back_some).
+    /// Continues `allocation`: allocates frames for the next `most` of its pages. After an error it
+    /// can be continued from the page that failed, or be [taken back](PageCache::take_back_some).
     ///
     /// # Errors
     /// As [`PageCache::allocate`].
@@ -215,7 +219,7 @@ impl<S: Memory> PageCache<S> {
     }
 
     /// Gives page `page` a frame before it is used. Returns whether it had none; then it may be
-    /// [taken back](PageCache::take_back_some) until its frame is handed out.
+    /// [taken back](PageCache::take_back_some) until a caller gets its frame.
     fn make_ahead(&self, page: u64) -> Result<bool, VmError> {
         if !self.is_memory() {
             return self.get_or_fill(page, NodePolicy::Local).map(|_| false);
@@ -231,8 +235,8 @@ impl<S: Memory> PageCache<S> {
         Ok(is_hole)
     }
 
-    /// Takes out up to `most` of the pages that `allocation` has made and that have not been handed
-    /// out since, to a mapping or to a task that reads or writes: one may have stored to them.
+    /// Removes up to `most` of the pages that `allocation` has made. Pages that a mapping, or a
+    /// task that reads or writes, has got since then stay: there may have been stores to them.
     pub fn take_back_some(&self, allocation: &mut Allocation, most: u64) -> Batch {
         let mut left = most;
         while let Some(run) = allocation.made.last_mut() {
@@ -256,7 +260,7 @@ impl<S: Memory> PageCache<S> {
         }
     }
 
-    /// Forget page `index`, wherever it is.
+    /// Removes page `index` from the cache and from all mappings.
     pub(super) fn drop_page(&self, index: u64) {
         self.drop_from(self.inner.lock(), index);
     }
@@ -288,7 +292,8 @@ impl<S: Memory> PageCache<S> {
         }
         let mut page = offset / PAGE;
         let hole = loop {
-            // A file may have as many pages as there is memory: not all under one hold of the lock.
+            // A file may have as many pages as there is memory: so they are not all visited under
+            // one hold of the lock.
             match self.inner.lock().index.next_hole(page) {
                 ControlFlow::Break(hole) => break hole,
                 ControlFlow::Continue(next) => page = next,
@@ -303,11 +308,11 @@ impl<S: Memory> PageCache<S> {
         self.give_back(0..u64::MAX, count)
     }
 
-    /// Stores the pages that `range` (bytes) touches where they changed, and takes them out of the
-    /// cache and of every mapping: later readers read the store. A task that has a page's frame in
-    /// its hands, or a pin that reads it, keeps that. Returns whether none is left: pages stay that
-    /// a pin may write, that are being stored, or that changed again. Without a store nothing can
-    /// be taken out. The caller holds no address space.
+    /// Stores the changed pages that `range` (bytes) touches, and removes all its pages from the
+    /// cache and from every mapping: later readers read the store. A task that holds a page's
+    /// frame, or a pin that reads it, keeps the frame. Returns whether no page is left. Pages stay
+    /// that a pin may write, that are being stored, or that changed again. Without a store nothing
+    /// can be removed. The caller holds no address space.
     ///
     /// # Errors
     /// As [`PageCache::write_back`].
@@ -327,8 +332,9 @@ impl<S: Memory> PageCache<S> {
         Ok(self.inner.lock().index.next(pages).is_none())
     }
 
-    /// Takes those of `pages` out whose bytes the store has, whatever holds them, and then their
-    /// leaves: one that a fault is about to make, of a frame that it found before, is taken too.
+    /// Removes those of `pages` whose bytes the store has, whatever holds them, and then their
+    /// leaves. This includes leaves that a concurrent fault makes with a frame that it found
+    /// before.
     fn remove_stored(&self, pages: &Range<u64>) {
         if self.store.is_none() {
             return;
@@ -374,8 +380,8 @@ impl<S: Memory> PageCache<S> {
     /// Takes the frame of `page` out if it is unused and the store has its bytes.
     pub(super) fn take_idle(&self, page: u64) -> Option<Frame<CacheKind, S>> {
         let mut inner = self.inner.lock();
-        // New holders come through the index, under this lock, or from mappings, of which there are
-        // none.
+        // New holders get the frame from the index, under this lock, or from mappings, and there
+        // are none.
         let holders = inner.index.with(page, |frame| frame.record().counts().load())?;
         let is_idle = holders.mappings == 0 && holders.references == 1 && holders.pins == 0;
         if !is_idle || inner.index.is_dirty(page) {

@@ -1,8 +1,8 @@
 //! Pages of shared memory and of files in memory that are in the swap.
 //!
-//! The index names a slot instead of a frame, and has the one entry that leads to it; an access to
-//! the page reads it into a new frame, and the slot is free again. So there is no swap cache of
-//! such pages: a page is in one place.
+//! The index has a slot instead of a frame, and holds the slot's only entry. An access to the page
+//! reads it into a new frame, and the slot is free again. So there is no swap cache of such pages:
+//! a page is in one place only.
 //!
 //! | step | under which locks | page |
 //! |---|---|---|
@@ -15,13 +15,14 @@
 //! | put | the cache | if it is still in that slot: the frame is the index' |
 //!
 //! *Leaving* decides whether the written bytes are the page's last ones. Every store to the page
-//! has its frame from the index, or from a mapping, which came from there too. Handing the frame
-//! out ends the leaving, even if it was given back before the end. Pins and references of devices
-//! came that way. Truncation takes frame or slot out of the index; the end then finds neither.
+//! got its frame from the index, or from a mapping, which also got it there. A caller that gets the
+//! frame clears *leaving*, even if the caller releases the frame before the end. This includes pins
+//! and references of devices. Truncation removes the frame or slot from the index; the end then
+//! finds neither.
 //!
-//! A page that cannot be written stays in memory and dirty, as it were: the next look gives it
-//! another slot. One that cannot be read is an error of that page (a bus error through a mapping),
-//! and stays where it is; when its area goes it is lost.
+//! A page that cannot be written stays in memory; the next attempt uses another slot. A page that
+//! cannot be read causes an error (a bus error through a mapping), and stays in the swap; when its
+//! area is switched off, the page is lost.
 //!
 //! **Locks.** The cache's, then the swap's. Stores are called with neither.
 
@@ -44,12 +45,13 @@ use crate::resident::LeafKind;
 use crate::swap::{Age, EvictWish, SWAP_RUN, SwapArea, SwapEvicted, Wrote, read_frames};
 use crate::{AddressSpace, Commons, FrameChoice};
 
-/// Pages of a look.
+/// Number of pages that one scan covers.
 const CHUNK: u64 = 64;
-/// Pages of one cache that are looked at in a visit, besides its share.
+/// Smallest number of pages of one cache that a visit scans.
 const LEAST: u64 = CHUNK;
 
-/// Pages on their way out: where to, and of each its number and the reference that keeps its bytes.
+/// Pages that are being swapped out: their destination, and for each its number and a reference to
+/// its frame.
 struct Outgoing<S: Memory> {
     places: ArrayVec<(SwapPlace, Pfn), SWAP_RUN>,
     pages: ArrayVec<(u64, Frame<CacheKind, S>), SWAP_RUN>,
@@ -62,8 +64,8 @@ impl<S: Memory> Default for Outgoing<S> {
 }
 
 impl<S: Memory> Commons<S> {
-    /// Make frames free by writing pages of shared memory and of files in memory to the swap: as
-    /// [`Commons::evict`], of which `wish` means the same with caches for spaces.
+    /// Frees frames by writing pages of shared memory and of files in memory to the swap. As
+    /// [`Commons::evict`]; `wish` means the same, with caches instead of spaces.
     pub fn evict_shared(&self, wish: &EvictWish) -> SwapEvicted {
         let mut done = SwapEvicted::default();
         let visit = |cache: Arc<PageCache<S>>| {
@@ -80,8 +82,8 @@ impl<S: Memory> Commons<S> {
         done
     }
 
-    /// Take the pages of shared memory of `range` out of memory that the space maps alone
-    /// (MADV_PAGEOUT). The caller has no space locked.
+    /// Swaps out pages of shared memory in `range` that only this space maps (MADV_PAGEOUT). The
+    /// caller has no space locked.
     pub(crate) fn page_out_shared(
         &self,
         handle: &dyn SpaceHandle<S>,
@@ -113,10 +115,10 @@ impl<S: Memory> Commons<S> {
         }
     }
 
-    /// Bring all pages of files in memory and of shared memory back that are in `area`.
+    /// Reads back all pages of files in memory and of shared memory that are in `area`.
     ///
     /// # Errors
-    /// [`VmError::NoMemory`]; [`VmError::Again`] where `go_on` says no.
+    /// [`VmError::NoMemory`]; [`VmError::Again`] if `go_on` returns false.
     pub(crate) fn bring_back_shared(
         &self,
         area: SwapArea,
@@ -146,8 +148,8 @@ impl<S: Memory> Commons<S> {
 }
 
 impl<S: Memory> AddressSpace<S> {
-    /// The first pages of `range` that are shared memory's and that only this space maps, as far as
-    /// one look goes; and where to go on.
+    /// The first pages of shared memory in `range` that only this space maps, as far as one scan
+    /// goes, and the address at which to continue.
     fn shared_alone(&self, range: Range<VirtAddr>) -> Option<(Arc<PageCache<S>>, ChunkPages, VirtAddr)> {
         let (area, part) = self.areas.parts(range).find(|(area, _)| area.is_shared())?;
         let last = part.end;
@@ -177,10 +179,10 @@ impl<S: Memory> PageCache<S> {
         self.inner.lock().index.next_swapped(pages)
     }
 
-    /// How many of `pages` are in the swap and `counts`. That must not sleep or come back here.
+    /// How many of `pages` are in the swap and `counts`. `counts` must not sleep or call the cache.
     pub(crate) fn count_swapped(&self, pages: Range<u64>, counts: impl Fn(u64) -> bool) -> u64 {
         let (mut count, mut next) = (0, pages.start);
-        // One page under one hold of the lock: a program says how many there are.
+        // One page under one hold of the lock: a program chooses the number of pages.
         while let Some((page, _)) = self.next_swapped(next..pages.end) {
             count += u64::from(counts(page));
             next = page + 1;
@@ -188,7 +190,7 @@ impl<S: Memory> PageCache<S> {
         count
     }
 
-    /// An entry of the index is gone that led to `place`.
+    /// Drops an entry of the index for `place`.
     pub(super) fn leave_slot(&self, place: SwapPlace) {
         if place != SwapPlace::LOST
             && let Some(commons) = self.listed.get().and_then(Weak::upgrade)
@@ -197,7 +199,7 @@ impl<S: Memory> PageCache<S> {
         }
     }
 
-    /// Have pages leave as `wish` says, looking at up to `most`, at none twice.
+    /// Swaps pages out as `wish` requests; scans up to `most` pages, and none twice.
     fn evict_to_swap(&self, commons: &Commons<S>, wish: &EvictWish, most: u64, done: &mut SwapEvicted) {
         let (mut left, mut began) = (most, None);
         while left > 0 && done.falls_short(wish) {
@@ -245,7 +247,7 @@ impl<S: Memory> PageCache<S> {
         self.write_batch(commons, &mut out, done);
     }
 
-    /// Write pages, as many at a time as lie together.
+    /// Writes pages, with one request for adjacent slots.
     fn write_batch(&self, commons: &Commons<S>, out: &mut Outgoing<S>, done: &mut SwapEvicted) {
         while !out.places.is_empty() {
             let wrote = commons.write_front(&out.places);
@@ -276,8 +278,8 @@ impl<S: Memory> PageCache<S> {
         Some(frame)
     }
 
-    /// The bytes of `page`, which were those of `frame`, are in `place`. Whether that is where it
-    /// is from now on.
+    /// The bytes of `page`, which were those of `frame`, are in `place`. Returns whether the page
+    /// is there from now on.
     pub(crate) fn end_leaving(&self, page: u64, place: SwapPlace, frame: Frame<CacheKind, S>) -> bool {
         let mut inner = self.inner.lock();
         // Another frame may be leaving as this page by now.
@@ -285,11 +287,11 @@ impl<S: Memory> PageCache<S> {
         if !same || !inner.index.end_leaving(page) {
             return false;
         }
-        // Pins may come and go: a CPU that read a leaf before it was taken away may try one, and
-        // give it back unused.
+        // There may be short pins: a CPU that read a leaf before it was removed may try a pin and
+        // drop it unused.
         debug_assert!(
             inner.index.with(page, |now| now.record().counts().load()).is_some_and(|holders| {
-                // The index', and ours.
+                // The two references are the index' and this call's.
                 holders.mappings == 0 && holders.references == 2
             }),
             "who holds a frame was given it"
@@ -300,8 +302,8 @@ impl<S: Memory> PageCache<S> {
         true
     }
 
-    /// Bring those of `pages` in that are in the swap, as long as there is memory. May sleep for
-    /// the device.
+    /// Reads those of `pages` that are in the swap, as long as there is memory. May sleep for the
+    /// device.
     pub(crate) fn bring_in(&self, pages: Range<u64>, place: NodePolicy) {
         let mut next = pages.start;
         while let Some((page, _)) = self.next_swapped(next..pages.end) {
@@ -339,8 +341,8 @@ impl<S: Memory> PageCache<S> {
         }
     }
 
-    /// Where page `index` is in the swap, and up to so many after it as shall be read with it and
-    /// lie behind its place: an entry of each.
+    /// Returns entries of the swap places of page `index` and of following pages that are in the
+    /// following slots, which will be read together.
     pub(crate) fn enter(
         &self,
         index: u64,
@@ -394,7 +396,7 @@ impl<S: Memory> PageCache<S> {
     }
 
     /// Put `frames`, which have the bytes of the slots from `first` on, into the index as the pages
-    /// from `index` on, as far as these are still there.
+    /// from `index` on, if these are still in those slots.
     pub(crate) fn put(
         &self,
         index: u64,
@@ -422,7 +424,7 @@ impl<S: Memory> PageCache<S> {
         self.inner.lock().index.swap_place(index)
     }
 
-    /// Slots that the index leads to.
+    /// Number of slots that the index holds.
     #[cfg(test)]
     pub(crate) fn slots(&self) -> u64 {
         let (mut slots, mut next) = (0, 0);
@@ -433,7 +435,7 @@ impl<S: Memory> PageCache<S> {
         slots
     }
 
-    /// `page` cannot be read from `place`, whose area goes.
+    /// Marks `page` as lost: it cannot be read from `place`, whose area is switched off.
     fn lose(&self, page: u64, place: SwapPlace, commons: &Commons<S>) {
         let mut inner = self.inner.lock();
         if inner.index.swap_place(page) == Some(place) {

@@ -1,14 +1,14 @@
 //! Writing back: pages that changed go to the store.
 //!
-//! **Clean from the take on.** A page counts as clean from the moment it is taken to be written,
-//! unless a leaf or a pin may still write it. Bytes that come later make it dirty again.
+//! **Clean when taken.** A page counts as clean from the moment it is taken to be written, unless a
+//! leaf or a pin may still write it. Bytes that come later make it dirty again.
 //!
-//! **One write of a page at a time.** A device may end requests in any order, so of two writes of
-//! one page that it has at once the older one may be the last. Each page that is taken is marked
-//! [`Mark::Writeback`] (Linux: PG_writeback) until the store has answered, and passes leave such
-//! pages out: they stay dirty, and eviction keeps them. No pass waits for another one, since tasks
-//! that free memory run passes too. [`PageCache::sync`], whose caller wants to know that the bytes
-//! are stored, waits and looks a second time.
+//! **One write of a page at a time.** A device may complete requests in any order, so with two
+//! concurrent writes of one page, the older one may be the last. Each taken page is marked
+//! [`Mark::Writeback`] (Linux: PG_writeback) until the store has completed the write, and passes
+//! skip such pages: they stay dirty, and eviction keeps them. No pass waits for another one, since
+//! tasks that free memory run passes too. [`PageCache::sync`], whose caller needs to know that the
+//! bytes are stored, waits and checks a second time.
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -27,11 +27,11 @@ fn is_within(next: Option<Range<u64>>, range: &Range<u64>) -> bool {
 }
 
 impl<S: Memory> PageCache<S> {
-    /// Store the pages of `range` (bytes) that changed, but for those that are being stored
-    /// already, which are left as they are. Nothing to do without a store.
+    /// Store the pages of `range` (bytes) that changed, except those that are being stored already.
+    /// Does nothing without a store.
     ///
     /// # Errors
-    /// The first error of the store; the others are tried all the same. A page that was refused for
+    /// The first error of the store; the other pages are still tried. A page that was refused for
     /// good ([`VmError::Io`]) is clean from now on, and the error
     /// [remembered](PageCache::tell_errors). One that failed for another reason stays dirty.
     pub fn write_back(&self, range: Range<u64>) -> Result<(), VmError> {
@@ -46,9 +46,9 @@ impl<S: Memory> PageCache<S> {
         outcome
     }
 
-    /// Store the pages of `range` (bytes) that changed, and wait until what others began to store
-    /// of them is stored, too: afterwards the store has all bytes that came before the call. May
-    /// sleep, for as long as the store needs.
+    /// Store the pages of `range` (bytes) that changed, and waits for pages that other tasks are
+    /// storing: afterwards the store has all bytes that were written before the call. May sleep,
+    /// for as long as the store needs.
     ///
     /// # Errors
     /// As [`PageCache::write_back`]; the store's error of [waiting](BackingStore::wait_for_passes).
@@ -59,8 +59,9 @@ impl<S: Memory> PageCache<S> {
         let mut outcome = self.write_back(range.clone());
         store.wait_for_passes()?;
         if others || outcome.is_ok() && self.left_dirty.load(Ordering::Acquire) != left_dirty {
-            // A page that was being stored may have changed meanwhile, or have failed. So may one
-            // that another pass took after the call began, and that this one left out.
+            // A page that was being stored may have changed meanwhile, or have failed. The same
+            // holds for a page that another pass took after the call began, and that this pass
+            // skipped.
             outcome = outcome.and(self.write_back(range));
             store.wait_for_passes()?;
         }
@@ -84,8 +85,8 @@ impl<S: Memory> PageCache<S> {
         outcome
     }
 
-    /// Store the pages from `first` on, whose frames are `run`. From then on others may store them
-    /// again.
+    /// Store the pages from `first` on, whose frames are `run`. Afterwards other tasks may store
+    /// them again.
     fn write_run(
         &self,
         store: &dyn BackingStore<S>,
@@ -100,8 +101,8 @@ impl<S: Memory> PageCache<S> {
         }
         let mut outcome = Ok(());
         for (page, frame) in (first..).zip(run) {
-            // Page by page, to lose no more pages than necessary; a page that was alone has had its
-            // try.
+            // Page by page, to lose no more pages than necessary; a run of one page has already
+            // been tried.
             let alone = if run.len() == 1 { all } else { store.write_back(page, slice::from_ref(frame)) };
             if alone == Err(VmError::Io) {
                 self.errors.note();
@@ -117,9 +118,9 @@ impl<S: Memory> PageCache<S> {
         outcome
     }
 
-    /// The next pages of `range` that lie together, are dirty, and are not being stored, at most
-    /// [`MAX_RUN`]: which is the first. They count as clean from now on, unless they are mapped or
-    /// pinned.
+    /// Takes the next adjacent pages of `range` that are dirty and not being stored, at most
+    /// [`MAX_RUN`]; returns the first one's number. They count as clean from now on, unless they
+    /// are mapped or pinned.
     fn take_dirty(&self, range: Range<u64>, run: &mut Vec<Frame<CacheKind, S>>) -> Option<u64> {
         let mut inner = self.inner.lock();
         let first = inner.index.next_to_store(range.start).filter(|pages| pages.start < range.end)?.start;
@@ -140,8 +141,9 @@ impl<S: Memory> PageCache<S> {
         Some(first)
     }
 
-    /// Stores changed pages, mapped ones too, and has the next store through a mapping noticed:
-    /// unlike after [`PageCache::write_back`] all is clean then. The caller holds no address space.
+    /// Stores changed pages, also mapped ones, and makes the next store through a mapping fault. So
+    /// afterwards all pages are clean, unlike after [`PageCache::write_back`]. The caller holds no
+    /// address space.
     ///
     /// # Errors
     /// As [`PageCache::write_back`].

@@ -1,8 +1,8 @@
-//! Pages that leave their place with their bytes: for swap-out and migration.
+//! Removal of pages together with their bytes: for swap-out and migration.
 //!
-//! The order is `freehold_frame::transition`'s, and the types keep it: a [`Settled`] page is had
-//! from a [`Detach`] only, after its flush; a frame that is pinned never gets into one. A settled
-//! page's leaf is empty until the caller says what stands there.
+//! The order is `freehold_frame::transition`'s, and the types keep it: only a [`Detach`] returns a
+//! [`Settled`] page, after its flush; a pinned frame is never in one. A settled page's leaf is
+//! empty until the caller sets it.
 
 use arrayvec::ArrayVec;
 use freehold_frame::{Anon, Belongs, CountError, Frame, LeafMapping};
@@ -20,7 +20,7 @@ pub(crate) struct Detach<S: Memory> {
 }
 
 impl<S: Memory> Detach<S> {
-    /// None yet, of the space with these tables.
+    /// Returns an empty set for the space with these tables.
     pub(crate) fn new(tables: &Space<S>) -> Self {
         Self { batch: tables.batch(), pages: ArrayVec::new() }
     }
@@ -28,8 +28,7 @@ impl<S: Memory> Detach<S> {
     pub(crate) fn is_full(&self) -> bool {
         self.pages.is_full()
     }
-    /// Take the page at `addr`, whose leaf of 4 KiB in `slot` is `entry` and leads to an anonymous
-    /// frame.
+    /// Takes the page at `addr`, whose 4 KiB leaf `entry` in `slot` maps an anonymous frame.
     ///
     /// # Errors
     /// The page stays: [`CountError::Pinned`]; [`CountError::Held`] where the kernel holds the
@@ -46,7 +45,7 @@ impl<S: Memory> Detach<S> {
         }
         let mapping = LeafMapping::from_leaf(source, entry.frame()).map_err(|_| CountError::NotExclusive)?;
         let (frame, belongs) = mapping.vacate().map_err(|(mapping, why)| {
-            // The leaf is the holder still.
+            // The leaf still holds the frame.
             mapping.into_leaf();
             why
         })?;
@@ -55,20 +54,20 @@ impl<S: Memory> Detach<S> {
         self.pages.push(Settled { addr, slot, old, belongs, frame });
         Ok(())
     }
-    /// For other changes of the same space's leaves, to be forgotten with these.
+    /// For other changes of the same space's leaves, to be flushed together with these.
     pub(crate) const fn batch(&mut self) -> &mut FlushBatch<S> {
         &mut self.batch
     }
-    /// Makes all TLBs forget: from now on no CPU stores to the frames. In place, since a run is
-    /// more than a kernel's stack should copy; then there is room for another.
+    /// Flushes all TLBs: from now on no CPU stores to the frames. In place, since a run is more
+    /// than a kernel's stack should copy; then there is room for another.
     pub(crate) fn settle(&mut self) -> impl Iterator<Item = Settled<S>> {
         self.batch.flush();
         self.pages.drain(..)
     }
 }
 
-/// A page without a leaf, whose bytes stand still. Dropped without a word about its leaf, it is
-/// lost.
+/// A page without a leaf, whose bytes no longer change. If it is dropped before its leaf is set,
+/// the page is lost.
 #[must_use = "the page's leaf is empty"]
 pub(crate) struct Settled<S: Memory> {
     addr: VirtAddr,
@@ -87,22 +86,22 @@ impl<S: Memory> Settled<S> {
     pub(crate) const fn old(&self) -> Entry {
         self.old
     }
-    /// Whether it was its space's alone.
+    /// Whether the frame was exclusive to its space.
     #[cfg(test)]
     pub(crate) const fn belongs(&self) -> Belongs {
         self.belongs
     }
-    /// Returns its frame, which cannot be pinned. Only sharers' leaves lead to it.
+    /// Returns its frame, which cannot be pinned. Only leaves of spaces that share it map it.
     pub(crate) const fn frame(&self) -> &Frame<Anon, S> {
         &self.frame
     }
-    /// Put `entry` in its leaf's place: a swap entry, or the leaf of another frame. The reference
-    /// to this one is the caller's.
+    /// Put `entry` in its leaf's place: a swap entry, or the leaf of another frame. The caller gets
+    /// the reference to this frame.
     pub(crate) fn replace_by(self, entry: Entry) -> Frame<Anon, S> {
         self.slot.fill(entry);
         self.frame
     }
-    /// Have it stay where it was.
+    /// Puts the page back at its old address.
     pub(crate) fn put_back(self) {
         // The count was taken a moment ago, so it fits in its place.
         if let Ok(mapping) = self.frame.into_mapping_as(self.belongs) {

@@ -1,5 +1,5 @@
-//! Pins: a page's frame for a device, or for other code that works on its bytes, also when the page
-//! changes or goes.
+//! Pins: a page's frame for a device, or for other code that works on its bytes, also if the page
+//! changes or is unmapped.
 //!
 //! **Kinds.** Two things are said of a pin, both as types:
 //!
@@ -8,19 +8,20 @@
 //! | [`Transient`]: until one call or request is done | the frame as it is; one that is not the page's own (shared after a fork, zeroes, a private file's) is held by a reference, under which no store happens | the page's own frame |
 //! | [`LongTerm`]: as long as its holder likes | the page's own frame | the page's own frame |
 //!
-//! "The page's own frame" is an anonymous exclusive one, or one of truly shared memory. Where the
-//! page has none it gets one, by a copy or zeroes, as by a store, though its area may grant none:
-//! so the pinned frame stays the one that the process sees, and no other process ever sees its
-//! later stores. A reference is good enough for one look: it shows the bytes of that moment.
+//! "The page's own frame" is an anonymous exclusive one, or one of truly shared memory. If the page
+//! has no own frame, it gets one by a copy or zeroes, as for a store, even if its area does not
+//! allow stores. So the pinned frame stays the one that the process sees, and no other process ever
+//! sees later stores to it. For a single read a reference is enough: it has the bytes of that
+//! moment.
 //!
-//! **Two ways.** [`pin_fast`], and [`pin_fast_run`] for several pages, asks no lock: it pins what
-//! the leaf leads to if that is the page's own frame already, by the protocol of
-//! `freehold_frame::transition`, and knows nothing of areas. It takes a frame of shared memory only
-//! where the leaf grants writing, since no other leaf tells it from a private file's.
-//! [`AddressSpace::pin`] does the rest under the lock.
+//! **Two ways.** [`pin_fast`], and [`pin_fast_run`] for several pages, takes no lock: it pins the
+//! leaf's frame if that is already the page's own, by the protocol of `freehold_frame::transition`,
+//! and does not check areas. It takes a frame of shared memory only where the leaf grants writing,
+//! since no other leaf tells it from a private file's. [`AddressSpace::pin`] does the rest under
+//! the lock.
 //!
-//! **Secret memory** ([`PageCache::secret`](crate::PageCache::secret)) is never pinned: its leaves
-//! say so to the fast way, its areas to the other.
+//! **Secret memory** ([`PageCache::secret`](crate::PageCache::secret)) is never pinned: the fast
+//! path sees this in the leaves, the other one in the areas.
 //!
 //! **Writing.** A page that is pinned [`ReadWrite`] counts as written (soft-dirty), and its leaf
 //! stays dirty, until it is unpinned.
@@ -44,9 +45,9 @@ use crate::resident::{LeafKind, Resident, Want};
 use crate::view::OfFile;
 use crate::{AddressSpace, Commons};
 
-/// The most references to a frame beside which one more is given for a look: half of the largest
-/// count. Programs keep these as long as they like (a request that waits). The page must be read,
-/// faulted in and swapped beside them, by others too.
+/// A further reference for a single read is only given if the frame has at most this many: half of
+/// the largest count. Programs may keep such references for long (a waiting request). There must be
+/// enough left so that other tasks can read, fault in and swap the page.
 const LOOKS: u32 = 1 << 15;
 
 mod sealed {
@@ -103,13 +104,13 @@ impl Purpose for ReadWrite {
     const ACCESS: Access = Access::Write;
 }
 
-/// The rights that count for a pin.
+/// The rights that are checked for a pin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rule {
-    /// The process': memory that it may not load or store is not pinned.
+    /// The process' rights: memory that it may not load or store is not pinned.
     Asked,
-    /// Exactly the area's: memory that may only be written is not read, though the processor would
-    /// allow it.
+    /// Exactly the area's rights: memory that may only be written is not read, though the processor
+    /// would allow it.
     Stated,
     /// A debugger's (Linux: FOLL_FORCE): every mapped page may be read; one that is private, or
     /// shared and writable, may be written. A private page gets a frame of its own first, and its
@@ -117,8 +118,8 @@ pub enum Rule {
     Forced,
 }
 
-/// One pinned page: its frame stays this page's frame until this is dropped; see the module's head
-/// for the one kind that holds it only.
+/// One pinned page: its frame stays this page's frame until this is dropped; the module's head
+/// describes the exception, where a reference only holds the frame.
 pub struct PinnedPage<S: Memory, P: Purpose> {
     hold: Hold<S>,
     purpose: PhantomData<P>,
@@ -127,9 +128,9 @@ pub struct PinnedPage<S: Memory, P: Purpose> {
 enum Hold<S: Memory> {
     /// Anonymous and exclusive.
     Anon(Pin<Anon, S>),
-    /// Truly shared memory.
+    /// Shared memory.
     Shared(Pin<CacheKind, S>),
-    /// Anonymous, and others' too: read only.
+    /// Anonymous, and shared with others: read only.
     Looked(Frame<Anon, S>),
     /// A private file page that was never written: read only.
     LookedFile(Frame<CacheKind, S>),
@@ -164,14 +165,14 @@ impl<S: Memory, P: Purpose> PinnedPage<S, P> {
     pub fn pfn(&self) -> Pfn {
         self.held().pfn()
     }
-    /// Whether it is a file's, or of truly shared memory.
+    /// Whether the page belongs to a file or to shared memory.
     pub const fn of_file(&self) -> OfFile {
         match &self.hold {
             Hold::Shared(_) | Hold::LookedFile(_) => OfFile::Yes,
             Hold::Anon(_) | Hold::Looked(_) | Hold::Uncounted(..) => OfFile::No,
         }
     }
-    /// Where the writers of a frame that may be written are counted.
+    /// The reverse key that counts the writers; `None` for a frame that may not be written.
     fn reverse_key(&self) -> Option<&'static ReverseKey> {
         match &self.hold {
             Hold::Anon(pin) => Some(pin.reverse_key()),
@@ -197,11 +198,13 @@ impl<S: Memory, P: Purpose> core::fmt::Debug for PinnedPage<S, P> {
     }
 }
 
-/// The most pages that are pinned in one look at the tables: the CPU takes no interrupt meanwhile.
+/// Largest number of pages that are pinned in one walk of the tables: the CPU takes no interrupt
+/// meanwhile.
 const RUN: usize = 16;
 
 /// Pins the page at `addr` of the space with these roots, which this CPU has loaded, without a
-/// lock, if that is possible. Any [`Term`] will do: only the page's own frame is pinned this way.
+/// lock, if that is possible. This works for any [`Term`], since only the page's own frame is
+/// pinned.
 pub fn pin_fast<S: Memory, P: Purpose>(roots: &Roots<S>, addr: VirtAddr) -> Option<PinnedPage<S, P>> {
     let mut pinned = None;
     pin_fast_run(roots, addr, 1, |page| pinned = Some(page));
@@ -240,7 +243,7 @@ pub fn pin_fast_run<S: Memory, P: Purpose>(
             }
         }
     });
-    // A pin that lost its page is dropped here, where frames may be freed.
+    // A pin whose page has changed is dropped here, where frames may be freed.
     drop(changed);
     pinned
 }
@@ -270,16 +273,15 @@ fn pin_leaf<S: Memory, P: Purpose>(
         Some(PinnedPage::<S, P>::new(hold))
     };
     let serves = |first: Entry, now: Entry| {
-        // A large leaf stays one or the table in its place says the same; that is for the lock to
-        // find out.
+        // If a large leaf has become a table, the slow path with the lock checks it.
         let same = first.frame() == now.frame() && first.is_large() == now.is_large();
         if same && grants::<P>(now) { Serves::Yes } else { Serves::No }
     };
     transition::pin(&slot, hold, serves)
 }
 
-/// Whether the leaf does for `P` without a fault; one that is to be written is dirty already, since
-/// no CPU will mark it.
+/// Whether the leaf allows `P` without a fault. For writing it must be dirty already, since no CPU
+/// will mark it.
 fn grants<P: Purpose>(entry: Entry) -> bool {
     match P::ACCESS {
         Access::Write => entry.is_writable() && entry.is_dirty(),
@@ -326,7 +328,7 @@ impl<S: Memory> Resident<S> {
         let looks = lasting == Lasting::Moment && P::ACCESS == Access::Read && !area.is_shared();
         let writes = P::ACCESS == Access::Write;
         let want = if writes || !(looks || area.is_shared()) { Want::Write } else { Want::Read };
-        // An exclusive frame serves reading as it is, whatever its leaf grants.
+        // A frame that only this page uses can be read, whatever access its leaf grants.
         if writes || want == Want::Read || !self.has_own(page) {
             if area.is_monitored() {
                 self.fault_to_pin(area, page, want, P::ACCESS)?;
@@ -342,7 +344,8 @@ impl<S: Memory> Resident<S> {
         let entry = self.present(page).ok_or(FaultError::Bus)?;
         let own = self.hold_own(area, entry);
         let hold = if looks { own.or_else(|| self.look(entry)) } else { own };
-        // Only a count at its maximum refuses here, or too many looks.
+        // This only fails if a count is at its maximum, or if there are too many references for
+        // reads.
         hold.map(PinnedPage::new).ok_or(FaultError::Bus)
     }
 
@@ -351,7 +354,7 @@ impl<S: Memory> Resident<S> {
         self.present(page).is_some_and(|entry| self.is_exclusive(entry))
     }
 
-    /// Pin the frame of `entry` if it is the page's own, or can be at no cost.
+    /// Pins the frame of `entry` if it is the page's own, or can become so without a copy.
     fn hold_own(&self, area: &Area<S>, entry: Entry) -> Option<Hold<S>> {
         let (source, frame) = (self.source(), entry.frame());
         match self.kind_of(entry) {

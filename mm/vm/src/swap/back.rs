@@ -1,12 +1,11 @@
 //! Bringing pages back: faults, read-ahead, swapoff.
 //!
 //! **Read-ahead.** Neighbouring pages are evicted together and get neighbouring slots. When a page
-//! is wanted, its neighbours whose slots are next to its own are read with it, in one go, into the
-//! swap cache. Their number depends on how many of the earlier read-ahead pages were used.
+//! is needed, its neighbours with adjacent slots are read together with it into the swap cache.
+//! Their number depends on how many of the earlier read-ahead pages were used.
 //!
 //! **swapoff** takes the area out of use for new pages and brings every page back, space by space;
-//! a page that cannot be read is lost for its processes only, which get a bus error where they
-//! touch it.
+//! a page that cannot be read is lost for its processes only, which get a bus error on access.
 
 use arrayvec::ArrayVec;
 use core::ops::{ControlFlow, Range};
@@ -31,7 +30,7 @@ struct Away {
 }
 
 impl<S: Memory> Resident<S> {
-    /// Bring the page at `addr` back from where `entry` says it is.
+    /// Brings the page at `addr` back from the swap place in `entry`.
     pub(crate) fn swap_in(
         &mut self,
         area: &Area<S>,
@@ -54,7 +53,7 @@ impl<S: Memory> Resident<S> {
         let own = belongs == Belongs::Exclusive;
         let full = area.protection.rights();
         let noticed = want == Want::Write || entry.is_soft_dirty() || !area.tracks_stores();
-        // The monitor that waits for the next store is told first.
+        // The next store is first reported to the monitor.
         let may_write = own && noticed && !entry.is_watched();
         let rights = if may_write { full } else { full.without(Rights::WRITE) };
         let new = leaf(mapping, rights, Marks::Dirty);
@@ -67,8 +66,8 @@ impl<S: Memory> Resident<S> {
         Ok(kind)
     }
 
-    /// Read the page that is `away`, and up to `window` pages with it that lie around both; those
-    /// go to the swap cache.
+    /// Reads the page `away`, and up to `window` pages around it; these are added to the swap
+    /// cache.
     fn read_in(
         &self,
         area: &Area<S>,
@@ -103,14 +102,14 @@ impl<S: Memory> Resident<S> {
                 return Ok(wanted);
             }
         }
-        // The page that cannot be read may be one of those read ahead.
+        // The unreadable page may be one of those read ahead.
         store.read(place.slot, &[wanted.held()])?;
         commons.count_many(Event::SwapIn, 1);
         Ok(wanted)
     }
 
-    /// How many pages before and after the one that is `away`, of the `window` around it, are where
-    /// the page itself is, in the same order, and not in the swap cache.
+    /// Returns how many pages before and after `away`, in the `window` around it, have adjacent
+    /// slots in the same order and are not in the swap cache.
     fn neighbours(&self, area: &Area<S>, away: Away, window: u64) -> (u64, u64) {
         let Away { addr, place } = away;
         let bytes = window.clamp(1, SWAP_RUN as u64).next_power_of_two() * PAGE;
@@ -129,8 +128,8 @@ impl<S: Memory> Resident<S> {
         (below.count() as u64, above.count() as u64)
     }
 
-    /// Some of the pages of `range` that are in `area`, or in any, in their order; and where to go
-    /// on.
+    /// Some of the pages of `range` that are in `area`, or in any, in order, and the address at
+    /// which to continue.
     fn swapped_pages(
         &self,
         range: Range<VirtAddr>,
@@ -151,16 +150,16 @@ impl<S: Memory> Resident<S> {
         (found, next)
     }
 
-    /// Take the pages of `range`, which is part of `area` and of one table, back that no store has
-    /// taken; they are as good as any other page then.
+    /// Maps again the pages of `range`, which is part of `area` and of one table, that no store has
+    /// accepted. Afterwards they are ordinary pages.
     pub(super) fn take_dirty_back(&mut self, area: &Area<S>, range: Range<VirtAddr>) {
         let mut next = range.start;
         while next < range.end {
             let (pages, resume) = self.swapped_pages(next..range.end, None);
             for (addr, _, place) in pages {
                 if self.commons.swap.is_dirty(place) {
-                    // Their frames are there, and a page that cannot be had now waits for the next
-                    // walk.
+                    // Their frames are there, and a page that cannot be mapped now waits for the
+                    // next walk.
                     let _ = self.fault(area, addr, Want::Read);
                 }
             }
@@ -200,7 +199,8 @@ impl<S: Memory> Resident<S> {
 }
 
 impl<S: Memory> AddressSpace<S> {
-    /// Bring some pages back that are in `swap`, from `from` on; where to go on, `None` at the end.
+    /// Brings back some pages that are in `swap`, from `from` on; returns the address at which to
+    /// continue, `None` at the end.
     fn bring_back(&mut self, swap: SwapArea, from: VirtAddr) -> Result<Option<VirtAddr>, OutOfMemory> {
         let Self { areas, resident, layout, .. } = self;
         if resident.swapped == 0 || from >= layout.end {
@@ -220,7 +220,7 @@ impl<S: Memory> AddressSpace<S> {
 }
 
 impl<S: Memory> Resident<S> {
-    /// The page at `addr` cannot be read, and its area goes.
+    /// Marks the page at `addr` as lost: it cannot be read, and its area is switched off.
     fn lose(&mut self, addr: VirtAddr, entry: Entry, place: SwapPlace) {
         if let Some((slot, PageSize::Small)) = self.tables.find(addr) {
             slot.replace(Entry::swapped(SwapPlace::LOST).with_soft_dirty_of(entry));
@@ -230,14 +230,14 @@ impl<S: Memory> Resident<S> {
 }
 
 impl<S: Memory> Commons<S> {
-    /// Bring everything back that is in `area`, and use it no more. `go_on` is asked between steps,
-    /// while no lock is held. `find` is asked to find memory where it ends: meanwhile no page goes
-    /// to the area, so each page that comes back is one fewer.
+    /// Brings back all pages that are in `area`, and stops using it. `go_on` is called between
+    /// steps, while no lock is held. `find` is called to free memory when it runs out. Meanwhile no
+    /// page is swapped out to the area, so the number of its pages only decreases.
     ///
     /// # Errors
     /// [`VmError::Invalid`] where there is no such area, or another task does this already;
-    /// [`VmError::NoMemory`] (where `find` found none) and [`VmError::Again`] (where `go_on` said
-    /// no): the area is in use as before.
+    /// [`VmError::NoMemory`] (if `find` found none) and [`VmError::Again`] (if `go_on` returned
+    /// false): the area is in use as before.
     pub fn swap_off(
         &self,
         area: SwapArea,
@@ -258,8 +258,8 @@ impl<S: Memory> Commons<S> {
     }
 
     fn empty_area(&self, area: SwapArea, go_on: &mut dyn FnMut() -> ControlFlow<()>) -> Result<(), VmError> {
-        // More than one round only for pages that are being written, and for children on their way
-        // into the list of spaces.
+        // More than one round only for pages that are being written, and for children that are not
+        // in the list of spaces yet.
         while !self.swap.remove_if_empty(area) {
             let mut last = 0;
             while let Some((id, handle)) = self.next_space(last) {
@@ -291,7 +291,7 @@ impl<S: Memory> Swap<S> {
         Ok(())
     }
 
-    /// Whether no page is in the area any more; then it is gone.
+    /// Removes the area if it has no pages; returns whether it did.
     fn remove_if_empty(&self, area: SwapArea) -> bool {
         let mut areas = self.areas.lock();
         let place = &mut areas[usize::from(area.0)];

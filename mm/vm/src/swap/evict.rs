@@ -9,10 +9,11 @@
 //!
 //! **Steps.** Pages are evicted in batches of [`SWAP_RUN`]. Under the space's lock they lose their
 //! leaves, all TLBs forget them, and they get slots. Then they are written without any lock,
-//! neighbours in one go. A task that faults on one meanwhile takes it back from the swap cache. The
-//! next walk takes back a page that could not be written, so that it goes to another slot.
+//! neighbours in one request. A task that faults on one meanwhile takes it back from the swap
+//! cache. The next walk takes back a page that could not be written, so that it goes to another
+//! slot.
 //!
-//! **Given up pages** (MADV_FREE) are freed without a slot, unless they were written since. The
+//! **Discardable pages** (MADV_FREE) are freed without a slot, unless they were written since. The
 //! hardware's mark in the old leaf tells this exactly: a CPU sets it in a present leaf before it
 //! stores, and a pin that writes keeps it set.
 
@@ -34,7 +35,7 @@ use crate::{AddressSpace, Commons, FrameChoice, VmError};
 /// Whether use protects a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Age {
-    /// A page that was used since the last look stays, for once.
+    /// A page that was used since the hand last passed stays this time.
     Respect,
     /// A used page goes, too; spaces that other tasks have locked are waited for.
     Ignore,
@@ -76,14 +77,14 @@ enum OfOthers {
     Stays,
 }
 
-/// Whether the swap has slots.
+/// Whether the swap has free slots.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Room {
     Left,
     Full,
 }
 
-/// Which leaves go.
+/// Selection of the leaves to evict.
 #[derive(Clone, Copy)]
 struct Pick {
     age: Age,
@@ -93,7 +94,8 @@ struct Pick {
 
 const IN_SLOT: &str = "a slot holds its frame until it hears how writing went";
 
-/// A walk over pages: which go, how many may still be looked at, and the counts so far.
+/// A walk over pages: the selection, the number of pages that may still be scanned, and the counts
+/// so far.
 struct EvictionWalk<'a, S: Memory> {
     commons: &'a Commons<S>,
     pick: Pick,
@@ -102,8 +104,8 @@ struct EvictionWalk<'a, S: Memory> {
     room: Room,
     /// Whether there are pages that no store has taken.
     retries: bool,
-    /// Pages whose slots wait for their bytes. Each slot holds its frame until it is told how that
-    /// went.
+    /// Pages whose slots wait for their bytes. Each slot holds its frame until the result of the
+    /// write is reported to it.
     out: ArrayVec<(SwapPlace, Pfn), SWAP_RUN>,
     done: SwapEvicted,
 }
@@ -114,7 +116,7 @@ impl<'a, S: Memory> EvictionWalk<'a, S> {
         Self { commons, pick, looks, room: Room::Full, retries: false, out: ArrayVec::new(), done }
     }
 
-    /// See how things are with the swap, as a space has been locked.
+    /// Reads the state of the swap after a space was locked.
     fn begin(&mut self) {
         self.look_for_room();
         self.retries = self.commons.swap.dirty_pages() > 0;
@@ -122,7 +124,7 @@ impl<'a, S: Memory> EvictionWalk<'a, S> {
     fn look_for_room(&mut self) {
         self.room = if self.commons.swap.usage().free > 0 { Room::Left } else { Room::Full };
     }
-    /// Whether the page of `entry` finds a place, or needs none.
+    /// Whether there is a slot for the page of `entry`, or it needs none.
     fn takes(&self, entry: Entry) -> bool {
         self.room == Room::Left || entry.is_lazy()
     }
@@ -152,7 +154,7 @@ impl<S: Memory> Drop for EvictionWalk<'_, S> {
 }
 
 impl SwapEvicted {
-    /// Whether more is wished for, and may be had: all could be written so far.
+    /// Whether more pages are requested, and all writes have succeeded so far.
     pub(crate) const fn falls_short(&self, wish: &EvictWish) -> bool {
         self.freed < wish.pages && self.failed == 0
     }
@@ -164,8 +166,8 @@ impl SwapEvicted {
 }
 
 impl<S: Memory> Commons<S> {
-    /// Write those of `pages` that lie together with the first, one by one where they cannot be
-    /// written so: how that went with each.
+    /// Writes the first of `pages` and those with adjacent slots, or one by one if that fails;
+    /// returns the result for each.
     pub(crate) fn write_front(&self, pages: &[(SwapPlace, Pfn)]) -> ArrayVec<Wrote, SWAP_RUN> {
         let mut wrote = ArrayVec::new();
         let Some(&(first, _)) = pages.first() else { return wrote };
@@ -187,7 +189,7 @@ impl<S: Memory> Commons<S> {
         };
         let all = write(first.slot, &frames);
         if all == Wrote::Failed && frames.len() > 1 {
-            // No more places are bad than have to be.
+            // Retried one by one, so that no more slots than necessary become bad.
             wrote.extend((first.slot..).zip(&frames).map(|(slot, &frame)| write(slot, &[frame])));
         } else {
             wrote.extend(frames.iter().map(|_| all));
@@ -197,11 +199,11 @@ impl<S: Memory> Commons<S> {
         wrote
     }
 
-    /// Make frames free by taking pages out of memory: first what only the swap cache holds, then
-    /// those that spaces have not used lately. Several may do this at once. The caller has no space
-    /// locked; spaces that others have locked, or whose programs pay with other accounts than are
-    /// chosen, are passed by, unless use protects nothing. Pages
-    /// that cannot be written end it: the next ones would hardly fare better.
+    /// Frees frames by evicting pages: first those that only the swap cache holds, then those that
+    /// spaces have not used lately. Several tasks may do this at once. The caller has no space
+    /// locked. Spaces that others have locked, or whose programs are charged to other accounts than
+    /// the chosen ones, are skipped, unless use protects nothing. A failed write ends the eviction,
+    /// since the next ones would probably fail, too.
     pub fn evict(&self, wish: &EvictWish) -> SwapEvicted {
         let pick = Pick { age: wish.age, frames: wish.frames, of_others: OfOthers::Goes };
         let mut walk = EvictionWalk::new(self, pick);
@@ -228,7 +230,7 @@ impl<S: Memory> Commons<S> {
 
     /// As [`Commons::evict`], from one space.
     fn evict_from(handle: &dyn SpaceHandle<S>, wish: &EvictWish, walk: &mut EvictionWalk<'_, S>) {
-        // Not known before the space is locked for the first time.
+        // The share is only known once the space is locked for the first time.
         let mut share = None;
         // A process that swaps all the time is locked most of the time. In the end it is waited
         // for: its holder waits for a device at most, never for memory.
@@ -252,8 +254,8 @@ impl<S: Memory> Commons<S> {
         }
     }
 
-    /// Take the pages of `range` out of memory that the space maps alone (MADV_PAGEOUT), those of
-    /// shared memory too. The caller has no space locked.
+    /// Swaps out the pages of `range` that only this space maps (MADV_PAGEOUT), also those of
+    /// shared memory. The caller has no space locked.
     pub fn page_out(&self, handle: &dyn SpaceHandle<S>, range: Range<VirtAddr>) -> SwapEvicted {
         let pick = Pick { age: Age::Ignore, frames: FrameChoice::ALL, of_others: OfOthers::Stays };
         let mut walk = EvictionWalk::new(self, pick);
@@ -275,8 +277,8 @@ enum Sweep {
 }
 
 impl<S: Memory> AddressSpace<S> {
-    /// Move the hand on, until the walk has as many pages as can be written at a time, or no looks
-    /// left, or the space is at its end.
+    /// Move the hand on, until the walk has as many pages as can be written at a time, has scanned
+    /// enough, or is at the end of the space.
     fn sweep(&mut self, walk: &mut EvictionWalk<'_, S>) -> Sweep {
         let end = self.layout.end;
         let next = self.sweep_range(self.resident.hand..end, walk);
@@ -285,7 +287,7 @@ impl<S: Memory> AddressSpace<S> {
         if over { Sweep::Over } else { Sweep::More }
     }
 
-    /// As [`AddressSpace::sweep`], in `range`; where to go on.
+    /// As [`AddressSpace::sweep`], in `range`; returns the address at which to continue.
     fn sweep_range(&mut self, range: Range<VirtAddr>, walk: &mut EvictionWalk<'_, S>) -> VirtAddr {
         let Self { areas, resident, .. } = self;
         walk.begin();
@@ -337,7 +339,7 @@ impl<S: Memory> Resident<S> {
                 run.batch().restricted(addr, slot.update_from(entry, Entry::marked_old));
                 return;
             }
-            // A pinned page stays, and one of which the kernel holds a reference.
+            // A pinned page stays, and so does one to which the kernel holds a reference.
             if walk.takes(entry) && run.take(self.source(), addr, slot, entry).is_ok() {
                 taken += 1;
             }
@@ -348,8 +350,8 @@ impl<S: Memory> Resident<S> {
         next
     }
 
-    /// Gives the page that was taken away a place in a swap area, or lets it go for good; without
-    /// room it stays.
+    /// Gives the removed page a slot in a swap area, or frees it if it is discardable; without a
+    /// free slot it stays.
     fn evict(&mut self, page: Settled<S>, walk: &mut EvictionWalk<'_, S>) {
         let old = page.old();
         let swap = &walk.commons.swap;
@@ -385,8 +387,8 @@ impl<S: Memory> Resident<S> {
         }
     }
 
-    /// As [`Resident::sweep_table`] of a large page, which is split if it is to go; then it is the
-    /// pieces' turn.
+    /// As [`Resident::sweep_table`] of a large page, which is split if it is to be evicted; then
+    /// its pieces are visited.
     fn sweep_large(
         &mut self,
         range: Range<VirtAddr>,
@@ -412,7 +414,7 @@ impl<S: Memory> Resident<S> {
         range.start
     }
 
-    /// Whether the frame of `entry` is one of those wanted.
+    /// Whether the frame of `entry` is one of the selected ones.
     fn may_go(&self, entry: Entry, pick: Pick) -> bool {
         let Some(record) = self.source().table().get(entry.frame()) else { return false };
         let alone = pick.of_others == OfOthers::Goes || record.counts().load().mappings == 1;

@@ -1,14 +1,14 @@
-//! Pages that were given up (MADV_FREE): reclaim may throw their bytes away, as long as they are
-//! not written again.
+//! Discardable pages (MADV_FREE): reclaim may discard their bytes as long as they are not written
+//! again.
 //!
-//! The mark is the leaf's: given up, unused and clean. Every write sets the leaf's dirty bit, and
-//! the bytes count again. A CPU sets it before it stores, and the kernel with the leaf; a device
+//! The mark is in the leaf: lazy, unused and clean. Every write sets the leaf's dirty bit, and then
+//! the bytes must be kept. A CPU sets it before it stores, and the kernel with the leaf; a device
 //! needs a pin for writing, which keeps the leaf dirty. A pin that is being taken without a lock
 //! just now is treated as by clear_refs (`freehold_frame::transition`): the leaf changes first,
 //! then writers are looked for, and where there is one it changes back.
 //!
-//! A page that is shared since a fork is left alone: giving it up frees nothing. One that is in a
-//! swap area is gone at once.
+//! A page that is shared since a fork does not change: discarding it would free nothing. A page in
+//! a swap area is discarded at once.
 
 use core::ops::Range;
 
@@ -20,7 +20,7 @@ use crate::events::Event;
 use crate::resident::{LeafKind, Resident};
 
 impl<S: Memory> Resident<S> {
-    /// Give up the pages of `range`, which cuts no large page.
+    /// Marks the pages of `range`, which splits no large page, as discardable.
     pub(crate) fn give_up(&mut self, range: Range<VirtAddr>) {
         let mut batch = self.tables.batch();
         let mut gone = 0;

@@ -12,16 +12,15 @@
 //! (`cache/swapped.rs`).
 //!
 //! **Pages out of memory.** Such a page's entry in the page table names a slot ([`SwapPlace`]), and
-//! the slot counts the entries that lead to it, exactly. The last one to come back has the page to
-//! itself unless a leaf of another space, from before it left, still maps the frame. So exactness
-//! survives the round trip without a mark that could disagree: a page that was exclusive is so at
-//! once when it is mapped again, even with other holders of its frame. One that was shared is
-//! exclusive as soon as its partners are gone.
+//! the slot has an exact count of these entries. The last space that reads the page back owns it
+//! alone, unless a leaf of another space, from before the swap-out, still maps the frame. So no
+//! separate mark is needed: a page that was exclusive is exclusive again when it is mapped, even if
+//! its frame has other holders. A shared one becomes exclusive as soon as the other users are gone.
 //!
 //! **The swap cache.** A slot may have a frame with the same bytes, to which it holds one
 //! reference. Such a frame is in no other slot, gets no store (it is not exclusive, or its slot has
 //! no entries any more), and has no pin. Its record's reverse key names the slot; the slot's word
-//! is the truth, since reverse keys are left behind.
+//! decides, since old reverse keys are not cleared.
 //!
 //! | step | under which locks | slot | frame |
 //! |---|---|---|---|
@@ -34,16 +33,16 @@
 //!
 //! A page taken back before its write is done keeps its frame; the slot stays, without entries,
 //! until the device is done with the frame's bytes, and then is free. Pages that the store does not
-//! take together are written one by one. One that cannot be written stays in the swap cache for
-//! now; reclaim takes it back into its page tables when it comes by, from where it goes to another
-//! slot in its turn, and a slot that failed is never used again. A page that cannot be read is a
-//! bus error, and stays where it is.
+//! take together are written one by one. A page that cannot be written stays in the swap cache for
+//! now. The next walk of reclaim maps it again, and later it gets another slot; a slot that failed
+//! is never used again. Access to a page that cannot be read is a bus error, and the page stays in
+//! the swap.
 //!
 //! **Locks.** One spin lock for all areas, ordered after address spaces and before the page
 //! allocator; never held over I/O. Stores are called with no spin lock.
 //!
-//! **Memory.** Eight bytes and a bit a slot, taken when the area is added; nothing on the way out
-//! allocates, but for the table under a large leaf that is split.
+//! **Memory.** Eight bytes and a bit per slot, allocated when the area is added. Swapping out
+//! allocates nothing, except a table if a large leaf is split.
 
 mod back;
 mod evict;
@@ -70,16 +69,17 @@ pub use evict::{Age, EvictWish, SwapEvicted};
 pub(crate) use slots::Wrote;
 use slots::{ReadFor, SlotWord, Slots};
 
-/// The most pages that a store is asked for at a time.
+/// Largest number of pages in one request to a store.
 pub const SWAP_RUN: usize = 32;
 
-/// The most areas (Linux: MAX_SWAPFILES without migration, hardware poison and device entries).
+/// Largest number of areas (Linux: MAX_SWAPFILES without migration, hardware poison and device
+/// entries).
 const AREAS: usize = 29;
 
 /// The object of a frame's reverse key that means "a slot of the swap". Page caches count from 1.
 const HOME: u64 = ReverseKey::LAST_OBJECT;
 
-/// Where the pages of an area are kept: a device or a file, in pages from its beginning on.
+/// The storage of an area's pages: a device or a file, in pages from its beginning on.
 pub trait SwapStore: Send + Sync {
     /// Fill the frames with the pages from `first` on. May sleep; called under an address space's
     /// lock.
@@ -87,12 +87,12 @@ pub trait SwapStore: Send + Sync {
     /// # Errors
     /// [`VmError::Io`]: these bytes are lost for now. [`VmError::NoMemory`].
     fn read(&self, first: u64, frames: &[HeldFrame<'_>]) -> Result<(), VmError>;
-    /// Keep the frames' bytes as the pages from `first` on. May sleep, and must get along with the
-    /// memory there is: it is called because there is none.
+    /// Stores the frames' bytes as the pages from `first` on. May sleep, and must work without new
+    /// memory, because it is called when memory is short.
     ///
     /// # Errors
-    /// No page is taken as kept. [`VmError::Io`]: they are tried one by one, and the place of one
-    /// that fails alone is not used again. [`VmError::NoMemory`]: the places are as good as before.
+    /// No page counts as stored. [`VmError::Io`]: they are tried one by one, and the slot of one
+    /// that fails is not used again. [`VmError::NoMemory`]: the slots can be used again.
     fn write(&self, first: u64, frames: &[HeldFrame<'_>]) -> Result<(), VmError>;
 }
 
@@ -106,7 +106,7 @@ pub(crate) fn read_frames<K: FrameKind, S: FrameSource>(
     store.read(first, &held)
 }
 
-/// An area's number, as swap entries and /proc/PID/pagemap have it.
+/// An area's number, as in swap entries and /proc/PID/pagemap.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SwapArea(u8);
 
@@ -159,7 +159,7 @@ struct SwapInfo {
 /// The swap areas of a system. See the module's head.
 pub struct Swap<S: Memory> {
     source: S,
-    /// The accounts that pay for slots.
+    /// The accounts to which slots are charged.
     accounts: spin::Once<&'static Accounts>,
     /// Number of areas; while it is 0, callers look no further.
     count: AtomicUsize,
@@ -186,9 +186,9 @@ enum UnmappedPage<S: Memory> {
 enum Stowed {
     /// Its slot is new: the bytes are to be written, then [`Swap::finish`] called.
     ToWrite,
-    /// Others have brought it into the swap cache before.
+    /// Others have already added it to the swap cache.
     Cached,
-    /// So they have, the store has the bytes, and this was the last mapping: the frame is free.
+    /// As `Cached`, and the store has the bytes, and this was the last mapping: the frame is free.
     Freed,
 }
 
@@ -205,8 +205,8 @@ impl<S: Memory> Swap<S> {
         }
     }
 
-    /// Charge slots to `accounts`, those that frames' accounts are numbers of. Once, before there
-    /// is an area.
+    /// Charge slots to `accounts`, whose numbers frames' records have. Called once, before there is
+    /// an area.
     pub fn charge_to(&self, accounts: &'static Accounts) {
         self.accounts.call_once(|| accounts);
     }
@@ -268,8 +268,8 @@ impl<S: Memory> Swap<S> {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Returns the payer of a frame for the page in `place`: the page's own account, whoever has it
-    /// brought back.
+    /// Returns the payer of a frame for the page in `place`: the page's own account, whichever task
+    /// reads it back.
     pub(crate) fn payer_of(&self, place: SwapPlace) -> Payer {
         if !self.source.machine().charges_frames() {
             return Payer::Asker;
@@ -306,16 +306,14 @@ impl<S: Memory> Swap<S> {
         self.source.table().get(frame).map_or(0, |record| record.counts().load().mappings)
     }
 
-    /// Give the bytes of `frame`, which has left its page, a slot with one entry; `None` where
-    /// there is none. Of a new slot ([`Stowed::ToWrite`]) the caller's reference becomes the
-    /// slot's.
+    /// Gives `frame`, which was removed from its page, a slot with one entry; `None` if none is
+    /// free. A new slot ([`Stowed::ToWrite`]) takes over the caller's reference.
     fn stow(&self, frame: &Frame<Anon, S>) -> Option<(SwapPlace, Stowed)> {
         let number = frame.pfn();
         let mut areas = self.areas.lock();
         if let Some((place, word)) = self.slot_of(&areas, number) {
-            // Without entries, the slot waits for the device to be done with bytes that are others
-            // by now. A dirty page is to have another slot, as soon as the others have taken it
-            // back.
+            // A slot without entries only waits for the device, and its bytes may be out of date. A
+            // dirty page will get another slot as soon as the other spaces have mapped it again.
             let is_open = word.entries() > 0 && !word.is_dirty();
             let open = |area: &&mut SwapInfo| area.state == AreaState::On && is_open;
             let entered = area_of(&mut areas, place).filter(open).map(|area| area.slots.enter(place.slot));
@@ -334,13 +332,13 @@ impl<S: Memory> Swap<S> {
         Some((place, Stowed::ToWrite))
     }
 
-    /// A slot with one entry for a page that its cache keeps until its bytes are written, paid by
-    /// `payer`; `None` where there is none. [`Swap::finish`] is to be called.
+    /// A slot with one entry for a page that its cache keeps until its bytes are written, charged
+    /// to `payer`; `None` if none is free. The caller calls [`Swap::finish`] later.
     pub(crate) fn reserve(&self, payer: AccountId) -> Option<SwapPlace> {
         take_best(&mut self.areas.lock(), None, payer)
     }
 
-    /// The write that [`Swap::stow`] asked for is over. Whether that made the frame free.
+    /// Reports the end of the write for [`Swap::stow`]. Returns whether that made the frame free.
     pub(crate) fn finish(&self, place: SwapPlace, how: Wrote) -> bool {
         let mut areas = self.areas.lock();
         let Some(area) = area_of(&mut areas, place) else { return false };
@@ -353,7 +351,7 @@ impl<S: Memory> Swap<S> {
         gone.is_some() && unmapped
     }
 
-    /// Where the bytes of the page are.
+    /// Returns the location of the page's bytes.
     fn find(&self, place: SwapPlace) -> Result<UnmappedPage<S>, OutOfMemory> {
         let mut areas = self.areas.lock();
         let area = area_of(&mut areas, place).expect("an entry keeps its area");
@@ -368,7 +366,7 @@ impl<S: Memory> Swap<S> {
         }
     }
 
-    /// Whether the page can be had without its store.
+    /// Whether the page is available without its store.
     pub(crate) fn is_cached(&self, place: SwapPlace) -> bool {
         let mut areas = self.areas.lock();
         area_of(&mut areas, place).is_some_and(|area| area.slots.word(place.slot).frame().is_some())
@@ -379,12 +377,12 @@ impl<S: Memory> Swap<S> {
         !self.is_off() && self.slot_of(&self.areas.lock(), frame).is_some()
     }
 
-    /// Whether no store has the page's bytes, or is about to.
+    /// Whether no store has the page's bytes or is receiving them.
     fn is_dirty(&self, place: SwapPlace) -> bool {
         area_of(&mut self.areas.lock(), place).is_some_and(|area| area.slots.word(place.slot).is_dirty())
     }
 
-    /// How many pages are so.
+    /// The number of dirty pages.
     fn dirty_pages(&self) -> u64 {
         self.areas.lock().iter().flatten().map(|area| area.slots.dirty()).sum()
     }
@@ -394,8 +392,8 @@ impl<S: Memory> Swap<S> {
         area_of(&mut self.areas.lock(), place).map_or(1, |area| area.slots.word(place.slot).entries())
     }
 
-    /// Give up one entry that leads to `place` for a mapping of `frame`, which has the bytes, and
-    /// of which the caller has a reference. To whom it belongs now.
+    /// Exchanges one entry of `place` for a mapping of `frame`, which has the bytes and to which
+    /// the caller has a reference. Returns whether the frame is exclusive now.
     fn redeem(
         &self,
         place: SwapPlace,
@@ -414,13 +412,13 @@ impl<S: Memory> Swap<S> {
             let theirs = frame.try_clone().map_err(|_| OutOfMemory)?;
             Self::keep(area, place, theirs, ReadFor::Fault);
         }
-        // A space whose page is on its way out, and has no slot yet, has a reference and no
-        // mapping: the bytes are that page's too. Without mappings no page can start to leave now.
+        // A space whose page is being swapped out, and has no slot yet, has a reference but no
+        // mapping, and needs the bytes, too. Without mappings no further swap-out can start now.
         let own = 1 + u32::from(word.frame() == Some(frame.pfn()));
         let counts = self.source.table().get(frame.pfn()).map(|record| record.counts().load());
         let others = others || counts.is_none_or(|now| now.mappings > 0 || now.references > own);
         let mapped = if others { Err((frame, CountError::Held)) } else { map_as(frame, Belongs::Exclusive) };
-        // Leaves of spaces that forked before it was swapped may still be there.
+        // Leaves of spaces that forked before the swap-out may still exist.
         let mapped = match mapped {
             Err((frame, CountError::Held)) => map_as(frame, Belongs::Shared),
             mapped => mapped,
@@ -432,14 +430,14 @@ impl<S: Memory> Swap<S> {
         Ok(mapped)
     }
 
-    /// One more entry leads to `place` (fork).
+    /// Counts one more entry for `place` (fork).
     pub(crate) fn enter(&self, place: SwapPlace) -> Result<(), OutOfMemory> {
         let mut areas = self.areas.lock();
         area_of(&mut areas, place)
             .map_or(Ok(()), |area| area.slots.enter(place.slot).map_err(|_| OutOfMemory))
     }
 
-    /// One entry less leads to `place`: its page is gone.
+    /// Drops one entry of `place`: its page was unmapped.
     pub(crate) fn leave(&self, place: SwapPlace) {
         let mut areas = self.areas.lock();
         let gone = area_of(&mut areas, place).and_then(|area| area.slots.leave(place.slot));
@@ -447,8 +445,8 @@ impl<S: Memory> Swap<S> {
         drop(self.held(gone));
     }
 
-    /// Keeps `frame` for the next request for `place`, unless that is in the swap cache already, or
-    /// free. The caller's space has an entry that leads there.
+    /// Keeps `frame` for the next request for `place`, unless that place is in the swap cache
+    /// already, or free. The caller's space has an entry for it.
     fn keep_for_later(&self, place: SwapPlace, frame: Frame<Anon, S>) {
         let mut areas = self.areas.lock();
         let empty = |area: &&mut SwapInfo| area.slots.word(place.slot).frame().is_none();
@@ -461,10 +459,9 @@ impl<S: Memory> Swap<S> {
         }
     }
 
-    /// Returns the answer of `alone` about `frame`, which one leaf maps that is about to be
-    /// written. `alone` gets the number of references to the frame that are the swap's and whose
-    /// bytes no entry needs. That number stays right during the call. Returns false where an entry
-    /// needs the bytes.
+    /// Returns the result of `alone` for `frame`, which one leaf maps and which will be written.
+    /// `alone` gets the number of the swap's references to the frame, which are unneeded; it does
+    /// not change during the call. Returns false if an entry needs the bytes.
     pub(crate) fn spares(&self, frame: Pfn, alone: impl FnOnce(u32) -> bool) -> bool {
         if self.is_off() {
             return alone(0);
@@ -486,13 +483,13 @@ impl<S: Memory> Swap<S> {
         spared && alone(0)
     }
 
-    /// Has the swap cache let go of `frame`, if its bytes can be read again.
+    /// Makes the swap cache drop `frame`, if its bytes can be read again.
     pub(crate) fn forget(&self, frame: Pfn) {
         self.spares(frame, |_| true);
     }
 
-    /// Free up to `want` frames that nothing but the swap cache holds and whose bytes are stored;
-    /// how many.
+    /// Frees up to `want` frames that only the swap cache holds and whose bytes are stored; returns
+    /// the number.
     pub fn shrink_cache(&self, want: usize) -> usize {
         let mut freed = 0;
         // Each frame of the cache is looked at once at most.
@@ -526,7 +523,7 @@ impl<S: Memory> Swap<S> {
         gone.len()
     }
 
-    /// Count all slots again; the entries that lead to them.
+    /// Counts all slots again; returns the number of their entries.
     #[cfg(test)]
     pub(crate) fn validate(&self) -> u64 {
         let areas = self.areas.lock();
@@ -541,7 +538,7 @@ fn area_of(areas: &mut [Option<SwapInfo>; AREAS], place: SwapPlace) -> Option<&m
     areas.get_mut(usize::from(place.area))?.as_mut()
 }
 
-/// The first slot with a frame from `hand` on, from the first area's beginning where there is none.
+/// The first slot with a frame from `hand` on, or from the first area's beginning if there is none.
 fn next_cached(areas: &[Option<SwapInfo>; AREAS], hand: SwapPlace) -> Option<SwapPlace> {
     let in_area = |number: u8, from: u64| {
         let slot = areas[usize::from(number)].as_ref()?.slots.next_cached(from)?;
@@ -586,11 +583,11 @@ impl<S: Memory> core::fmt::Debug for Swap<S> {
     }
 }
 
-/// How far to read ahead: guesses, which faults at once may spoil for each other.
+/// State of read-ahead: guesses, which concurrent faults may disturb for each other.
 struct Ahead {
-    /// log2 of the most pages at a time (Linux: vm.page-cluster).
+    /// log2 of the largest number of pages at a time (Linux: vm.page-cluster).
     most: AtomicU32,
-    /// Pages that were read ahead and then wanted, since the last look.
+    /// Pages that were read ahead and then used, since the last check.
     hits: AtomicU32,
     /// Pages of the last window.
     last: AtomicU32,
@@ -607,8 +604,8 @@ impl Ahead {
             slot: AtomicU64::new(0),
         }
     }
-    /// How many pages to read around `slot`, itself included: more where that was of use before,
-    /// less where it was not.
+    /// How many pages to read around `slot`, itself included: more if read-ahead was useful before,
+    /// fewer if not.
     fn window(&self, slot: u64) -> u32 {
         let hits = self.hits.swap(0, Ordering::Relaxed);
         let near = self.slot.swap(slot, Ordering::Relaxed).abs_diff(slot) == 1;
@@ -625,7 +622,8 @@ impl Ahead {
 }
 
 impl<S: Memory> Swap<S> {
-    /// log2 of the most pages that are read at a time around one that is wanted (vm.page-cluster).
+    /// log2 of the largest number of pages that are read at a time around a needed one
+    /// (vm.page-cluster).
     pub fn ahead(&self) -> u32 {
         self.ahead.most.load(Ordering::Relaxed)
     }

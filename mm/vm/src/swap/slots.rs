@@ -1,7 +1,7 @@
-//! The slots of one swap area: one word each, which is all that is known of the page in it.
+//! The slots of one swap area: one word each, with all information about the page in the slot.
 //!
-//! A word holds how many entries of page tables lead to the slot, the frame that has the same bytes
-//! (the swap cache; the slot holds one reference to it), and where the bytes are:
+//! A word has the number of page table entries for the slot, the frame with the same bytes (the
+//! swap cache; the slot holds one reference to it), and the location of the bytes:
 //!
 //! | entries | frame | marks | meaning |
 //! |---|---|---|---|
@@ -15,8 +15,8 @@
 //! | 0 | none | bad | the store fails here: never handed out |
 //!
 //! Words lie in pages of 512, made when the area is added: eight bytes for each page of swap, and
-//! no allocation afterwards. Sets of bits beside them ([`Bits`]) say which clusters have room, are
-//! empty, or have frames, and which of their slots: none is looked for by visiting all.
+//! no allocation afterwards. Separate sets of bits ([`Bits`]) tell which clusters have room, are
+//! empty, or have frames, and which of their slots do. So no search visits all slots.
 //!
 //! **Locks.** `&mut` for all changes; the lock is the swap's.
 
@@ -67,8 +67,8 @@ impl SlotWord {
     pub const fn is_ahead(self) -> bool {
         self.0 & AHEAD != 0
     }
-    /// Whether only the frame has the bytes, and they are on their way nowhere: the store did not
-    /// take them.
+    /// Whether only the frame has the bytes, and they are not being written: the store did not
+    /// accept them.
     pub const fn is_dirty(self) -> bool {
         self.frame().is_some() && self.0 & (WRITING | STORED) == 0
     }
@@ -162,7 +162,7 @@ impl Bits {
             from_bit(&self.words, at * 64)
         })
     }
-    /// The same, and from the beginning where there is none.
+    /// The same, but continues from the beginning if there is none.
     fn next_around(&self, from: usize) -> Option<usize> {
         self.next(from).or_else(|| self.next(0))
     }
@@ -176,13 +176,13 @@ pub(crate) struct Slots {
     free: u64,
     /// Slots with a frame.
     cached: u64,
-    /// Slots of these whose store did not take the bytes.
+    /// The slots among these whose bytes the store did not accept.
     dirty: u64,
-    /// Clusters of free slots only, with a free slot, with a frame.
+    /// Clusters that have only free slots; with a free slot; with a frame.
     empty: Bits,
     roomy: Bits,
     caching: Bits,
-    /// Where the last slot was taken: the next one is.
+    /// The position after the slot that was taken last.
     hand: u64,
     /// The accounts that slots are charged to.
     accounts: Option<&'static Accounts>,
@@ -198,7 +198,7 @@ fn cluster_of<T: Copy>(entry: T) -> Result<Box<[T; CLUSTER as usize]>, OutOfMemo
 
 impl Slots {
     /// The slots `1..end` without the `bad` ones, all free; charged to `accounts`, if there are
-    /// any. Slot 0 is where a swap area's header is.
+    /// any. Slot 0 contains a swap area's header.
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -293,9 +293,9 @@ impl Slots {
     }
 
     /// Returns a free slot for the bytes of `frame`, to which the slot gets a reference, or of one
-    /// that a page cache keeps: with one entry, and on its way to the store. It is the one after
-    /// the last where possible, since pages that leave together are wanted together. `payer` pays
-    /// for it; `None` where that account may not.
+    /// that a page cache keeps: with one entry, and on its way to the store. It is the slot after
+    /// the last one if possible, since pages that are evicted together are often needed together.
+    /// It is charged to `payer`; `None` if that account's limit is reached.
     pub fn take(&mut self, frame: Option<Pfn>, payer: AccountId) -> Option<u64> {
         let slot = self.find_free()?;
         if let Some(accounts) = self.accounts.filter(|_| payer != AccountId::ROOT) {
@@ -363,8 +363,8 @@ impl Slots {
         Ok(())
     }
 
-    /// One entry less. The frame whose reference is the caller's to drop, if the slot is free now
-    /// and had one.
+    /// Drops one entry. If the slot is free now and had a frame, returns the frame; the caller
+    /// drops its reference.
     #[must_use = "the slot's reference is the caller's"]
     pub fn leave(&mut self, slot: u64) -> Option<Pfn> {
         let word = self.word(slot);
@@ -378,8 +378,8 @@ impl Slots {
         word.frame()
     }
 
-    /// The write of `slot` is over. The frame whose reference is the caller's to drop, if the slot
-    /// is free now.
+    /// Reports the result of a write of `slot`. If the slot is free now, returns its frame; the
+    /// caller drops the reference.
     #[must_use = "the slot's reference is the caller's"]
     pub fn wrote(&mut self, slot: u64, how: Wrote) -> Option<Pfn> {
         let word = SlotWord(self.word(slot).0 & !WRITING);
@@ -418,7 +418,8 @@ impl Slots {
         self.set(slot, SlotWord(self.word(slot).0 & !AHEAD | ahead).with_frame(frame));
     }
 
-    /// The frame of `slot` was wanted. Whether that is the first time since it was read ahead.
+    /// Notes a use of the frame of `slot`. Returns whether it is the first one since the frame was
+    /// read ahead.
     pub fn note_hit(&mut self, slot: u64) -> bool {
         let word = self.word(slot);
         if word.is_ahead() {
@@ -427,7 +428,7 @@ impl Slots {
         word.is_ahead()
     }
 
-    /// Let the frame of `slot` go, if the store has its bytes too; its reference is the caller's.
+    /// Removes the frame of `slot` if the store has its bytes, too; the caller gets the reference.
     #[must_use = "the slot's reference is the caller's"]
     pub fn forget_frame(&mut self, slot: u64) -> Option<Pfn> {
         let word = self.word(slot);
@@ -436,14 +437,15 @@ impl Slots {
         Some(frame)
     }
 
-    /// Slots with an account that pays: such that are in use.
+    /// Number of used slots that are charged to an account.
     #[cfg(test)]
     pub fn paid(&self) -> u64 {
         let all = self.clusters.iter().flat_map(|cluster| cluster.words.iter().zip(cluster.payers.iter()));
         let paid = all.filter(|(_, payer)| **payer != AccountId::ROOT);
         paid.inspect(|(word, _)| assert!(word.0 & !BAD != 0, "somebody pays for a free slot")).count() as u64
     }
-    /// Count everything again, and look for words that no slot may have. Entries of all slots.
+    /// Count everything again, and searches for invalid words. Returns the number of entries of all
+    /// slots.
     ///
     /// # Panics
     /// Where something does not agree.

@@ -207,7 +207,7 @@ fn with_a_page_of_sevens(world: &World) -> (File, Process, u64) {
     (file, p, at)
 }
 
-/// Of one page as many references as can be counted.
+/// Takes as many references to one page as can be counted.
 fn use_up(world: &World, frame: freehold_machine::Pfn) -> impl Fn() + use<> {
     let counts = world.frames.table().get(frame).unwrap().counts();
     let many = (0..).take_while(|_| counts.reference().is_ok()).count();

@@ -1,4 +1,5 @@
-//! Promises of each memory call beyond the random steps: limits, places, errors, figures.
+//! Promises of each memory call that the random steps do not cover: limits, addresses, errors,
+//! figures.
 
 use std::sync::Arc;
 use std::vec;
@@ -79,9 +80,9 @@ fn low_areas_fill_the_second_gib_from_below_and_end_there() {
     world.end();
 }
 
-/// Maps and unmaps just below the base, where every hole counts; a walk over all areas says after
-/// each step where holes are. With an area that grows down above them, the highest of these holes
-/// is in the gap that it keeps from its neighbour.
+/// Maps and unmaps just below the base, where every hole matters; after each step a walk over all
+/// areas finds the holes. With an area above that grows down, the highest of these holes is in the
+/// gap that this area keeps from its neighbour.
 fn holes_are_where_a_walk_finds_them(grows_down: bool) {
     const PAGES: u64 = 40;
     let highest = if grows_down { 11 } else { 1 };
@@ -300,7 +301,7 @@ fn calls_of_any_size_let_others_run() {
         world.frames.rests() - before
     };
     let child = core::cell::RefCell::new(None);
-    // Once for each table and area that a call comes to, and again each time that it passes them.
+    // Once for each table and area that a call visits, for each pass.
     let counts = [
         ("fork", 1457, rests(&|| *child.borrow_mut() = Some(p.fork(0)))),
         ("the child's end", 1113, rests(&|| drop(child.borrow_mut().take()))),

@@ -1,4 +1,4 @@
-//! Collapse: pages that become one large page unasked, and pages that stay.
+//! Collapse: pages that become one large page without a request, and pages that do not.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -34,7 +34,7 @@ fn is_large(p: &Process, addr: u64) -> bool {
     matches!(p.space().resident.tables.find(VirtAddr(addr)), Some((_, PageSize::Large)))
 }
 
-/// Look through all of `p` as khugepaged does; how many large pages came of it.
+/// Scans all of `p` as khugepaged does; returns the number of new large pages.
 fn scan(p: &Process, limits: CollapseLimits) -> usize {
     let (mut from, mut made) = (VirtAddr(0), 0);
     loop {
@@ -145,7 +145,7 @@ fn a_frame_that_is_held_keeps_all_small_pages_as_they_are() {
     world.end();
 }
 
-/// A program stores, reads and takes its page apart again. A device counts in pages that are pinned
+/// A program stores, reads and splits its page again. A device counts in pages that are pinned
 /// without a lock. All the while another thread makes the page large.
 #[test]
 fn stores_pins_splits_and_collapse_at_once_lose_no_byte() {

@@ -1,4 +1,4 @@
-//! Which pages of a store leave memory first, and that nothing is lost with them.
+//! The order in which pages of a store are evicted, and that no bytes are lost.
 
 use std::boxed::Box;
 use std::sync::Arc;
@@ -34,7 +34,8 @@ fn a_file_that_is_read_once_drives_out_nothing_that_is_read_again_and_again() {
     let before = cache.pages();
     assert_eq!(cache.evict(Eviction { most: before, ..wish(u64::MAX) }).freed, before - 3);
     assert_eq!(resident(&cache, 600), often);
-    // Used again after the hand has passed: spared again. Not used: it goes.
+    // A page that is used again after the hand has passed is spared again. An unused page is
+    // evicted.
     read(&cache, 70 * PAGE, 1);
     assert_eq!(
         cache.evict(Eviction { most: 3, ..wish(u64::MAX) }),
@@ -70,7 +71,7 @@ fn mapped_pages_stay_while_they_are_used_and_are_stored_before_they_go() {
     p.store(at + PAGE, 41).unwrap();
     p.load(at + 2 * PAGE).unwrap();
     q.load(also + 3 * PAGE).unwrap();
-    // All pages lie in one chunk: a look at it is a lap.
+    // All pages are in one chunk: a scan of it is a lap.
     let lap = || cache.evict(Eviction { most: 1, ..wish(u64::MAX) }).freed;
     lap();
     assert_eq!(resident(&cache, 4), [1, 2, 3], "all were used since they came");
@@ -80,7 +81,7 @@ fn mapped_pages_stay_while_they_are_used_and_are_stored_before_they_go() {
     assert_eq!(resident(&cache, 8), [2]);
     assert_eq!((disk.log(), disk.pages.lock().unwrap()[&1][0]), (std::vec![('w', 1)], 41));
     assert_eq!((p.load(at + PAGE), q.load(also + PAGE)), (Ok(41), Ok(41)), "read anew");
-    // Neither a locked page nor a pinned one goes, however long it is unused.
+    // Neither a locked nor a pinned page is evicted, however long it is unused.
     p.lock(at + PAGE, 1, &p.limits).unwrap();
     let pin = q.space().pin::<LongTerm, ReadOnly>(VirtAddr(also + 5 * PAGE), Rule::Asked).unwrap();
     (0..4).for_each(|_| _ = lap());

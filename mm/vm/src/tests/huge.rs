@@ -91,7 +91,7 @@ fn fork_shares_a_large_page_as_one_and_a_store_copies_its_piece_only() {
     assert_eq!(world.frames.owned(Owner::Anon), frames + 1);
     assert!(!is_large(&child, AT) && is_large(&p, AT) && is_large(&child, AT + BLOCK));
     assert_eq!((p.load(AT + 3 * PAGE), child.load(AT + 3 * PAGE)), (Ok(4), Ok(90)));
-    // Row 71: the partner gone, the pieces that it shared are written in place.
+    // Row 71: when the other process is gone, the pieces that it shared are written in place.
     let kept = p.frame(AT + 7 * PAGE);
     drop(child);
     p.store(AT + 7 * PAGE, 8).unwrap();
@@ -218,7 +218,7 @@ fn collapse_makes_one_page_of_small_ones_in_place_where_it_can_and_never_moves_a
     let loads = [0, 1, 3, 511].map(|n| p.load(AT + n * PAGE));
     assert_eq!(loads, [Ok(9), Ok(0), Ok(9), Ok(9)]);
     assert_eq!(child.load(AT + 3 * PAGE), Ok(9), "the child keeps the old frames");
-    // Split without a change, it is put together where it is.
+    // A page that was split but not changed is joined in place.
     let frame = p.frame(AT + 3 * PAGE);
     p.protect(AT, 1, Protection::READ).unwrap();
     p.protect(AT, 1, RW).unwrap();

@@ -1,4 +1,4 @@
-//! Pages that get other frames, and where frames come from.
+//! Pages that get other frames, and the placement of frames.
 
 use std::sync::Arc;
 use std::vec::Vec;
@@ -14,7 +14,7 @@ use crate::*;
 
 const ALL: core::ops::Range<VirtAddr> = VirtAddr(0)..USER_END;
 
-/// Move all that `p` maps; what became of the pages, by address.
+/// Move all that `p` maps; returns the result for each page, by address.
 fn move_all(p: &Process, migration: &mut Migration<ModelFrames>) -> Vec<(u64, MigrateOutcome<ModelFrames>)> {
     let mut told = Vec::new();
     let wish = |_, _| Some(NodePolicy::Local);
@@ -189,8 +189,7 @@ fn a_files_page_is_found_by_its_frame_and_keeps_its_bytes_and_marks() {
     world.end();
 }
 
-/// The policies that allocations were asked with cannot be seen on a machine whose allocator has
-/// none: they are asked here.
+/// The model's allocator ignores policies, so this test queries them directly.
 #[test]
 fn areas_go_before_tasks_and_take_turns_by_address() {
     let world = World::new();

@@ -1,5 +1,5 @@
-//! Promises of address spaces, each under the eye of the software machine's TLB judge; every test
-//! ends with all frames back.
+//! Promises of address spaces, each checked by the software machine's TLB model; at the end of
+//! every test all frames must be free.
 
 mod basics;
 mod cache;

@@ -1,5 +1,5 @@
-//! Areas whose faults a program serves: by hand, and random steps against a model that knows of
-//! each page whether it is there.
+//! Areas whose faults a program serves: single cases, and random steps against a model that knows
+//! which pages are present.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -246,15 +246,15 @@ fn step() -> impl Strategy<Value = Step> {
 
 #[derive(Clone, Debug)]
 struct Page {
-    /// Of shared memory: which, and its page there.
+    /// For shared memory: its number, and the page in it.
     shared: Option<(usize, u64)>,
-    /// Of private memory: its byte, if it is present.
+    /// For private memory: the page's byte, if it is present.
     value: Option<u8>,
     writable: bool,
     monitor: Option<usize>,
-    /// Faults that the monitor is told of.
+    /// Faults that are reported to the monitor.
     modes: AreaFlags,
-    /// The next store is told.
+    /// The next store is reported.
     watched: bool,
 }
 
@@ -447,7 +447,7 @@ impl Run {
         Ok(())
     }
 
-    /// One page to a place beside the window, and back: its monitor stays behind.
+    /// Moves one page to an address outside the window, and back: it loses its monitor.
     fn moves(&mut self, p: usize, at: u64, to: u64) -> Result<(), TestCaseError> {
         if at == to || !self.pages[p].contains_key(&at) {
             return Ok(());
@@ -515,7 +515,7 @@ impl Run {
             Step::DontNeed(p, at, n) => {
                 let process = &self.processes[p];
                 let at_once = || process.space().advise(VirtAddr(address(at)), n * PAGE, Advice::DontNeed);
-                // A hole is told, the rest is done.
+                // A hole is reported, but the rest is done.
                 let _: Result<(), VmError> = process.run(at_once);
                 self.pages[p].range_mut(at..at + n).for_each(|(_, page)| {
                     (page.value, page.watched) = (None, false);

@@ -1,4 +1,4 @@
-//! Pins: the pages that they hold, without a lock and with it, and pages that leave their place.
+//! Pins: the pages that they hold, without a lock and with it, and pages that are detached.
 
 use freehold_frame::{Belongs, CountError, Frame, FrameSource, Owner};
 use freehold_machine::model::Config;
@@ -309,7 +309,7 @@ fn a_run_of_pages_leaves_its_place_with_one_flush_and_the_pinned_ones_stay() {
         for (index, page) in settled.into_iter().enumerate() {
             assert!(world.model().store(page.addr(), 1).is_err(), "nobody stores to it");
             if index == 4 {
-                // It moves: its frame is let go of, and another has its place.
+                // The page moves: its frame is released, and another one is mapped.
                 let (old, last) = (page.frame().pfn(), page.old());
                 let frame = page.replace_by(freehold_paging::Entry::EMPTY);
                 assert_eq!((frame.pfn(), last.frame()), (old, old));
@@ -328,7 +328,7 @@ fn a_run_of_pages_leaves_its_place_with_one_flush_and_the_pinned_ones_stay() {
     world.end();
 }
 
-/// Flushes of any sort while `f` runs.
+/// Number of flushes of any kind while `f` runs.
 fn flushes(world: &World, f: impl FnOnce()) -> u64 {
     let all = || {
         let counts = world.model().counts();

@@ -1,4 +1,4 @@
-//! Page caches of a disk: reading ahead, writing back, errors, and what becomes of pages while the
+//! Page caches of a disk: reading ahead, writing back, errors, and changes of pages while the
 //! device has them.
 
 use std::boxed::Box;
@@ -248,12 +248,12 @@ fn a_page_that_its_store_refuses_is_clean_and_each_open_file_is_told_once() {
     );
     assert_eq!((cache.write_back(0..u64::MAX), read(&cache, PAGE, 1)), (Ok(()), vec![9]));
     assert_eq!([cache.tell_errors(&first), cache.tell_errors(&first)], [Err(VmError::Io), Ok(())]);
-    // Opened after a file was told of the error: it is not told.
+    // A file that was opened after the error was reported to another gets no report.
     let late = cache.errors_told();
     assert_eq!(cache.tell_errors(&late), Ok(()));
     assert_eq!([cache.tell_errors(&second), cache.tell_errors(&second)], [Err(VmError::Io), Ok(())]);
-    // Two more errors, of which no file is told before the next is opened: all are told of both at
-    // once.
+    // Two more errors, which were reported to no file before the next is opened: all files get one
+    // report for both.
     for _ in 0..2 {
         write(&cache, PAGE, &[8; 4096]);
         assert_eq!(cache.launder(), Err(VmError::Io));
@@ -417,7 +417,7 @@ fn what_is_forgotten_is_stored_unmapped_and_read_anew_unless_it_is_pinned() {
     world.end();
 }
 
-/// Has the disk's page say `value` without the cache's knowledge, as direct I/O does.
+/// Writes `value` to the disk's page without the cache's knowledge, as direct I/O does.
 fn write_past(disk: &Disk, page: u64, value: u8) {
     disk.pages.lock().unwrap().insert(page, vec![value; 4096]);
 }
@@ -501,7 +501,7 @@ fn a_page_is_read_again_if_the_store_changed_it_meanwhile_and_not_for_other_page
 /// A space where a visit begins with something else.
 struct Visits {
     space: Mutex<AddressSpace<ModelFrames>>,
-    /// The next visit's, at the end.
+    /// The actions; the last one is for the next visit.
     first: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
 }
 
@@ -531,8 +531,8 @@ fn a_store_through_a_mapping_of_a_page_that_has_just_left_the_cache_is_not_lost(
     let at = p.map(AreaPlace::Anywhere, 4, RW, shared(&cache)).unwrap();
     write(&cache, 3 * PAGE, &[3; 4096]);
     let (maps, stores) = (p.thread(1), p.thread(1));
-    // The page is mapped again after both spaces were visited, and when it has left the cache the
-    // other space is visited first.
+    // The page is mapped again after both spaces were visited. When the page has left the cache,
+    // the other space is visited first.
     *disk.under_way.lock().unwrap() = Some(Box::new(move || assert_eq!(maps.load(at + PAGE), Ok(1))));
     *visited.first.lock().unwrap() =
         vec![Box::new(move || stores.store(at + PAGE, 77).unwrap()), Box::new(|| {})];
@@ -575,7 +575,7 @@ fn a_sync_tries_pages_again_that_another_task_took_after_it_began_and_could_not_
     }));
     let outcome = cache.sync(0..u64::MAX);
     assert_eq!(ends.recv().unwrap(), Err(VmError::NoMemory));
-    // Where its own try found no memory either it says so.
+    // If its own attempt found no memory either, it returns that error.
     let is_stored = disk.pages.lock().unwrap().contains_key(&40);
     assert!(is_stored == outcome.is_ok(), "stored: {is_stored}, {outcome:?}");
     cache.sync(0..u64::MAX).unwrap();

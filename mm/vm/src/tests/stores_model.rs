@@ -1,5 +1,5 @@
-//! A first store through a shared mapping of a file beside writing back, reclaim and direct I/O,
-//! step by step as `resident.rs` and the cache take the steps.
+//! A model of a first store through a shared mapping of a file, concurrent with write-back, reclaim
+//! and direct I/O. The steps are those of `resident.rs` and the cache.
 
 use shuttle::scheduler::RandomScheduler;
 use shuttle::sync::atomic::{AtomicU32, Ordering};

@@ -61,7 +61,7 @@ fn a_store_to_the_image_is_the_programs_own() {
     assert_eq!(p.store(image, 9), Err(ACCERR));
     assert_eq!(p.load(image), Ok(1));
     p.protect(image, 2, RW).unwrap();
-    // One page was there, the other was not.
+    // One page was present, the other was not.
     p.store(image, 9).unwrap();
     p.store(image + PAGE + 1, 8).unwrap();
     assert_eq!(

@@ -21,7 +21,7 @@ pub const RW: Protection = Protection::READ.union(Protection::WRITE);
 pub struct World {
     pub frames: ModelFrames,
     pub commons: Arc<Commons<ModelFrames>>,
-    /// Of which one pays for all frames: [`ASKER`].
+    /// The accounts; [`ASKER`] is charged for all frames.
     pub accounts: &'static Accounts,
 }
 
@@ -52,7 +52,7 @@ impl World {
         write(&cache, 0, bytes);
         Arc::new(TestFile(cache))
     }
-    /// Everything has come back.
+    /// Checks that everything has been freed.
     pub fn end(self) {
         self.model().assert_coherent();
         assert_eq!(Arc::strong_count(&self.commons), 1, "an address space still lives");
@@ -61,7 +61,7 @@ impl World {
     }
 }
 
-/// Accounts, among them the one that pays for frames.
+/// Accounts, among them the one that is charged for frames.
 fn accounts() -> &'static Accounts {
     let accounts: &Accounts = Box::leak(Box::new(Accounts::new()));
     let room = || Some(&*Box::leak(Box::new([const { AccountEntry::EMPTY }; CHUNK])));
@@ -110,7 +110,7 @@ impl Locked {
         space.add_filled();
         space
     }
-    /// Serve a fault beside other CPUs that do, or else alone.
+    /// Handles a fault concurrently with other CPUs if possible, else with the lock.
     pub fn fault(&self, addr: VirtAddr, access: Access, limits: &Limits) -> Result<FaultKind, FaultError> {
         match self.fault_shared(addr, access) {
             Some(kind) => Ok(kind),
@@ -146,7 +146,7 @@ pub struct Process {
     pub judge: Judge,
 }
 
-/// When stale translations are looked for.
+/// When stale translations are searched for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Judge {
     /// After each step of the process: no other process is active.
@@ -186,8 +186,8 @@ impl Process {
             let result = f();
             match self.judge {
                 Judge::EachRun => self.model.assert_coherent(),
-                // Others are between a change and its flush, which is their right: start afresh
-                // each time.
+                // Other threads may be between a change and its flush, so each run starts with an
+                // empty TLB.
                 Judge::AtTheEnd => self.leave(),
             }
             result
@@ -208,7 +208,7 @@ impl Process {
         access: Access,
         f: impl Fn(VirtAddr) -> Result<R, freehold_machine::model::AccessFault>,
     ) -> Result<R, FaultError> {
-        // Others may take the page away again between the fault and the access, and not have
+        // Other threads may remove the page between the fault and the access. They may not have
         // flushed it yet: a new page is cached before the program's own access.
         let tries = match self.judge {
             Judge::EachRun => 3,

@@ -150,9 +150,9 @@ enum Mutant {
     NoHeldOver,
     /// The entry stays when the window closes.
     NoClear,
-    /// The CPU says that it forgot while a window is open.
+    /// The CPU reports a flush while a window is open.
     ForgetsWhileOpen,
-    /// Where the CPU forgets slot by slot, those that were held over are left out.
+    /// When the CPU flushes slot by slot, the held-over ones are left out.
     ForgetsNoHeld,
 }
 
@@ -160,8 +160,8 @@ const SLOTS: usize = 3;
 const FRAMES: u8 = 3;
 const NONE: u8 = 0xff;
 
-/// A CPU of the model: the real [`Lap`]'s numbers, its entries, what its TLB holds, and the windows
-/// that are open.
+/// A CPU of the model: the real [`Lap`]'s numbers, its entries, its TLB's contents, and the open
+/// windows.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Cpu {
     next: u32,
@@ -202,7 +202,7 @@ impl Cpu {
     fn open_mask(&self) -> u64 {
         self.open.iter().fold(0, |mask, slot| mask | 1 << slot)
     }
-    /// The kernel opens a window; the slot and what its TLB says of it.
+    /// The kernel opens a window; returns the slot and its entry in the TLB.
     fn open(&mut self, frame: u8, mutant: Mutant) -> Result<(), &'static str> {
         let lap = self.lap();
         let slot = match lap.take() {
@@ -234,7 +234,7 @@ impl Cpu {
             self.entries[usize::from(slot)] = NONE;
         }
     }
-    /// The slots that may be cached are forgotten, one by one.
+    /// The CPU flushes the slots that may be cached, one by one.
     fn forget_slots(&mut self, mutant: Mutant) {
         let lap = self.lap();
         let held = if mutant == Mutant::ForgetsNoHeld { self.held } else { 0 };
@@ -263,8 +263,8 @@ struct World {
 }
 
 impl World {
-    /// The stated stale set under `lap`: frames whose window closed since the CPU last forgot. A
-    /// CPU that has nothing to forget shows open windows and nothing else.
+    /// The stated stale set under `lap`: frames whose window closed since the CPU's last flush. On
+    /// a CPU with nothing to flush, only open windows can be read.
     fn check(&self) -> Result<(), &'static str> {
         for cpu in &self.cpus {
             let open: Vec<u8> = cpu.open.iter().map(|slot| cpu.entries[usize::from(*slot)]).collect();
@@ -282,7 +282,7 @@ impl World {
         }
         Ok(())
     }
-    /// Every next state; `Err` names what broke.
+    /// Every next state; `Err` names the broken rule.
     fn steps(&self, mutant: Mutant) -> Result<Vec<Self>, &'static str> {
         let mut next = Vec::new();
         for number in 0..2 {
@@ -311,7 +311,7 @@ impl World {
                 world.cpus[number].forget_slots(mutant);
                 next.push(world);
             }
-            // The attacker has the CPU cache any entry, as speculation may.
+            // The attacker makes the CPU cache any entry, as speculation may.
             for slot in 0..SLOTS {
                 if cpu.entries[slot] != NONE && cpu.cached[slot] == NONE {
                     let mut world = self.clone();
@@ -325,7 +325,7 @@ impl World {
     }
 }
 
-/// Every state that can be reached; how many, or what broke.
+/// Explores every reachable state; returns their number, or the broken rule.
 fn explore(mutant: Mutant) -> Result<usize, &'static str> {
     // The CPUs share nothing, so the second one adds no state of its own beyond what three steps of
     // it show.

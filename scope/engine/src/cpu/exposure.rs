@@ -142,7 +142,7 @@ impl Cpu {
         first..first + size
     }
 
-    /// Returns how many of them are programs'.
+    /// Returns the number of programs' frames in the translation.
     fn programs_of(&self, ended: &Ended) -> u64 {
         let frames = &self.watch.frames;
         Self::frames_of(ended).filter(|&frame| frames.is_programs(frame)).count() as u64

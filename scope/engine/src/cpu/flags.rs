@@ -54,7 +54,7 @@ impl Cpu {
                 self.set_ac(is_set);
                 self.smap.entry_left = ENTRY;
             }
-            // It ran with the program's AC, which is not followed.
+            // CLAC itself ran with the program's AC, which is not followed.
             Opening::Clac => self.smap.checks.entries += from_program,
         }
     }

@@ -40,7 +40,7 @@ pub fn memory() -> Source {
 }
 
 impl Source {
-    /// Where a byte is, if there is memory.
+    /// The pointer to a byte; `None` if there is no memory.
     fn place(self, address: u64) -> Option<NonNull<u8>> {
         let offset = address.checked_sub(FIRST * PAGE_SIZE as u64)? as usize;
         if offset >= FRAMES * PAGE_SIZE {
@@ -54,7 +54,7 @@ impl Source {
     pub fn taken(self) -> usize {
         self.0.taken.lock().unwrap().iter().filter(|&&taken| taken).count()
     }
-    /// The next `frames` frames are in use by others.
+    /// Takes the next `frames` frames, as if other code used them.
     pub fn occupy(self, frames: usize) -> Vec<usize> {
         let mut taken = self.0.taken.lock().unwrap();
         let free: Vec<usize> = (0..FRAMES).filter(|&at| !taken[at]).take(frames).collect();
@@ -65,7 +65,7 @@ impl Source {
         let mut taken = self.0.taken.lock().unwrap();
         frames.iter().for_each(|&at| taken[at] = false);
     }
-    /// Reads as a device does; `None` where no memory is.
+    /// Reads as a device does; `None` if there is no memory.
     fn read(self, address: u64, length: usize) -> Option<Vec<u8>> {
         (0..length as u64)
             .map(|at| {
@@ -147,9 +147,9 @@ pub fn device(source: Source, slabs: usize, quota: usize) -> Device<Source> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Manner {
     Honest,
-    /// It writes so many bytes and says that all is well.
+    /// The disk writes only so many bytes and reports success.
     Short(usize),
-    /// Late writes: once more into a buffer, after it was given back.
+    /// The disk writes once more into a buffer after the driver has freed it.
     Late,
 }
 
@@ -157,7 +157,7 @@ pub enum Manner {
 pub struct DiskState {
     pub contents: Vec<u8>,
     pub manner: Manner,
-    /// Descriptors of data that it was given: address and length.
+    /// Data descriptors that the disk got: address and length.
     pub seen: Vec<(u64, usize)>,
     /// Rings: descriptors, available, used, entries seen.
     rings: Option<(u64, u64, u64, u16)>,
@@ -186,7 +186,7 @@ impl Disk {
         Self { device, source, state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Checks that the memory is the device's own, or none at all: any other memory has another
+    /// Checks that the memory belongs to the device or does not exist: any other memory has another
     /// owner.
     fn judge(&self, address: u64, length: usize) {
         for page in address / PAGE_SIZE as u64..=(address + length as u64 - 1) / PAGE_SIZE as u64 {
@@ -212,7 +212,7 @@ impl Disk {
         parts
     }
 
-    /// Serves a request; `None` where the disk cannot reach its parts.
+    /// Serves a request; `None` if the disk cannot access its parts.
     fn serve(&self, state: &mut DiskState, parts: &[(u64, usize, bool)]) -> Option<()> {
         let header = self.source.read(parts[0].0, 16)?;
         let kind = u32::from_le_bytes(header[..4].try_into().unwrap());

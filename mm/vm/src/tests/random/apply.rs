@@ -79,7 +79,7 @@ impl Run {
                 Ok(())
             }
             Step::Fork(p, _) | Step::Exit(p) => {
-                // A failing world cannot make the next process either.
+                // With failing allocations the next process could not be made.
                 self.world.frames.fail_never();
                 self.exit(p.into(), if self.lazy[0] { Exit::DropFirst } else { Exit::SwitchFirst });
                 Ok(())
@@ -293,14 +293,14 @@ impl Run {
                     self.carry(p, at, to, (moved, moved), source);
                 }
             }
-            // Whether a range is one area is not the model's to know; but then nothing but the
-            // destination changed.
+            // The model does not know whether a range is one area. If it is not, only the
+            // destination has changed.
             Err(_) => self.after_failure(p),
         }
         Ok(())
     }
 
-    /// So many pages have moved from `at` to `to`, where they are so many now.
+    /// Moves the model's pages from `at` to `to`; their number may have changed.
     fn carry(&mut self, p: usize, at: u64, to: u64, (old, new): (u64, u64), source: RemapSource) {
         // Areas that are not private name the byte where their content goes on.
         let grown = |last: &Page, by: u64| match last.bytes {

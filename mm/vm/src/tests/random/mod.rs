@@ -1,5 +1,5 @@
-//! Random steps of three processes with two CPUs each, against a naive model that knows no page
-//! tables: one byte a page; and again where a page of the model is an eighth of a large page.
+//! Random steps of three processes with two CPUs each, against a naive model without page tables:
+//! one byte per page. A second variant uses an eighth of a large page as the model's page.
 //!
 //! After every step no TLB may be stale, the counts of present pages must be exact, and the areas
 //! must agree with the model. Some runs let allocations fail at random: then a step may do less,
@@ -38,8 +38,8 @@ fn slots(area: usize) -> u64 {
 }
 
 std::thread_local! {
-    /// How many pages one of the model's stands for, by its first byte: 1, or an eighth of a large
-    /// page.
+    /// Number of pages that a page of the model represents, by its first byte: 1, or an eighth of a
+    /// large page.
     static TOGETHER: Cell<u64> = const { Cell::new(1) };
 }
 
@@ -70,7 +70,7 @@ enum Step {
     Store(u8, u8, u8),
     Fork(u8, u8),
     Exit(u8),
-    /// The last is how many pauses it lasts.
+    /// The last number is the number of pauses before it ends.
     Remap(u8, u8, u8, u8, Option<u8>, RemapSource, u8),
     Advise(u8, u8, u8, Advice),
     Pin(u8, u8, bool),
@@ -82,7 +82,7 @@ enum Step {
     ClearSoftDirty(u8),
     /// Take some pages of a process out of memory.
     PageOut(u8, u8, u8),
-    /// Take pages out of memory, whosever they are and however lately used, where the flag says so.
+    /// Evicts pages of any process; with the flag, also recently used ones.
     Evict(u8, bool),
     GiveUp(u8, u8, u8),
     SwapOff(u8),
@@ -147,9 +147,9 @@ struct Page {
     bytes: Bytes,
     dont_fork: bool,
     wipe: bool,
-    /// A leaf that is there was written through since the last clearing.
+    /// The present leaf was written through since the last clearing.
     written: bool,
-    /// It was given up and not written since: it may be zero by now.
+    /// The page was marked as discardable and not written since: it may be zero by now.
     lazy: bool,
 }
 
@@ -183,7 +183,7 @@ impl Pinned {
 
 struct Held {
     pin: Pinned,
-    /// Where it was pinned, while nothing separated the page from its frame.
+    /// The place of its pin, as long as the page keeps its frame.
     at: Option<(usize, u64)>,
 }
 
@@ -332,14 +332,14 @@ impl Run {
         self.failing && TOGETHER.get() > 1 && outcome.is_err_and(|error| error == VmError::NoMemory)
     }
 
-    /// Whether a failure there would not say if it was for a hole, with the rest done, or for want
-    /// of a table, with nothing done.
+    /// Whether a failure would be ambiguous: because of a hole, with the rest done, or because
+    /// there was no table, with nothing done.
     fn is_ambiguous(&self, p: usize, mut range: core::ops::Range<u64>) -> bool {
         self.failing && TOGETHER.get() > 1 && !range.all(|page| self.pages[p].contains_key(&page))
     }
 
-    /// A step failed for want of memory: it may have unmapped the pages that it was to replace. The
-    /// other pages must be as before.
+    /// A step failed because memory was short: it may have unmapped the pages that it was to
+    /// replace. The other pages must be as before.
     fn after_failure(&mut self, p: usize) {
         let mapped: Vec<u64> = {
             let space = self.processes[p].space();
@@ -365,7 +365,7 @@ impl Run {
         self.separate(p, |_| true);
         let new = Process::around(self.world.model(), space, 2 * p as u16);
         if order == Exit::DropFirst {
-            // The address space goes while both CPUs have its roots loaded.
+            // The address space is dropped while both CPUs have its roots loaded.
             self.processes[p].locked = new.locked.clone();
             self.world.model().assert_coherent_but(&self.lazy);
         }
@@ -441,7 +441,7 @@ impl Run {
         Ok(())
     }
 
-    /// Every byte, through the page tables and the files; then the end of everything.
+    /// Checks every byte through the page tables and the files; then drops everything.
     fn finish(mut self) -> Result<(), TestCaseError> {
         self.world.frames.fail_never();
         self.disks.iter().for_each(|disk| disk.set_health(Health::Sound));

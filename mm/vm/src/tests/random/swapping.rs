@@ -1,4 +1,4 @@
-//! Steps that take pages out of memory, with disks that are full, fail and go.
+//! Steps that evict pages, with disks that are full, fail and are removed.
 
 use core::ops::ControlFlow;
 

@@ -1,4 +1,4 @@
-//! Pages that leave memory for an account's sake, and slots that it pays for.
+//! Pages that are evicted because of an account's limit, and slots that are charged to it.
 
 use freehold_charge::{AccountEvent, AccountLimit, Below, Resource};
 use freehold_frame::{AccountId, FrameSource};
@@ -38,7 +38,7 @@ fn a_page_that_comes_back_is_charged_to_the_account_that_it_left_whoever_brings_
     let at = p.map(AreaPlace::Anywhere, 8, RW, shared_backing(&cache)).unwrap();
     (0..8).for_each(|n| assert!(p.load(at + n * PAGE).is_ok()));
     assert!((0..8).all(|n| account(at + n * PAGE) == ASKER));
-    // New pages are the running task's, unless the space's are another's.
+    // New pages are charged to the running task, unless the space has another payer.
     let new = p.anonymous(3);
     p.store(new, 1).unwrap();
     p.space().pay_by(Some(ASKER));

@@ -1,4 +1,4 @@
-//! Disks that fail, are full, are read ahead of need, and are taken away.
+//! Disks that fail, are full, are read ahead, and are removed.
 
 use super::*;
 
@@ -63,7 +63,7 @@ fn a_page_that_could_not_be_written_goes_to_another_slot_when_the_clock_comes_by
     s.end();
 }
 
-/// A write that fails for want of memory does not make its slot a bad one.
+/// A write that fails because memory was short does not make its slot a bad one.
 #[test]
 fn a_write_that_found_no_memory_is_tried_again_and_costs_no_slot() {
     let (s, p, a) = with_filled(64, 4);
@@ -283,7 +283,7 @@ fn swapoff_that_looks_for_memory_puts_nothing_into_the_area_meanwhile() {
     let more = filled(&p, 40, 100);
     let wish = wish(100, Age::Ignore);
     let mut rounds = 0;
-    // No memory but for what is found: first none, since there is no other area, then a few frames.
+    // Only freed memory is available: first none, since there is no other area, then a few frames.
     frames.fail_after(4);
     let mut find = || {
         rounds += 1;
@@ -299,7 +299,7 @@ fn swapoff_that_looks_for_memory_puts_nothing_into_the_area_meanwhile() {
     assert_eq!((outcome, rounds), (Err(VmError::NoMemory), 3));
     assert!((1..40).contains(&p.usage().swapped), "{} have come back", 40 - p.usage().swapped);
     frames.fail_never();
-    // Another area has room for what makes way.
+    // Another area has room for the evicted pages.
     let other = s.swap().add(Disk::new(frames.model()), 65, &[], 1).unwrap();
     frames.fail_after(2);
     let mut find = || {

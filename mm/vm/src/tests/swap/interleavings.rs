@@ -1,6 +1,6 @@
-//! Every interleaving of a page's way out and back with what its partner after a fork does: the
-//! steps of `swap` on one slot and its frame, with the real slots and the real counts. Spaces have
-//! no lock in common; the slots' lock is the only one here.
+//! Every interleaving of a page's swap-out and swap-in with the actions of the other process after
+//! a fork: the steps of `swap` on one slot and its frame, with the real slots and the real counts.
+//! Spaces have no lock in common; the slots' lock is the only one here.
 
 use freehold_frame::{AccountId, AtomicWord, Belongs, Counts, Order, Owner, Tag};
 use freehold_machine::{NodeId, Pfn};
@@ -29,7 +29,7 @@ impl AtomicWord for Loom {
     }
 }
 
-/// The frame that both share at first, and those that they get where they have to copy or read.
+/// Number of frames: the one that both share at first, and those for copies and reads.
 const FRAMES: usize = 4;
 const SHARED: usize = 0;
 const SLOT: u64 = 1;
@@ -40,9 +40,9 @@ const ANON: Tag = Tag::new(Owner::Anon, Order::FRAME, NodeId(0));
 enum Redeem {
     /// At one moment: mappings, and references that are neither the slot's nor its own.
     Counts,
-    /// A broken kernel: at mappings alone, as it maps.
+    /// A broken kernel: reads only the mappings, when it maps.
     Mappings,
-    /// A broken kernel: at references, then at mappings, as it maps.
+    /// A broken kernel: reads the references, then the mappings, when it maps.
     ReferencesFirst,
 }
 
@@ -103,7 +103,7 @@ impl System {
     fn unmapped(&self, frame: Option<Pfn>) -> bool {
         frame.is_some_and(|frame| self.counts(frame.0 as usize - 1).load().mappings == 0)
     }
-    /// A copy of `frame` of the space's own.
+    /// Makes a private copy of `frame`.
     fn copy(&self, frame: usize, to: usize) {
         let byte = self.frames[frame].byte.load(Ordering::Relaxed);
         self.counts(to).start(Belongs::Exclusive);
@@ -111,7 +111,7 @@ impl System {
         self.frames[to].byte.store(byte, Ordering::Relaxed);
     }
 
-    /// Out: detached, stowed, written, finished.
+    /// Evicts the page: vacates the frame, takes a slot, stores the byte. [`Self::finish`] ends it.
     fn page_out(&self) {
         let belonged = self.counts(SHARED).vacate().unwrap();
         let taken = self.slots.lock().unwrap().take(Some(Pfn(SHARED as u64 + 1)), AccountId::ROOT);
@@ -128,8 +128,8 @@ impl System {
         drop(slots);
         self.unreference(gone);
     }
-    /// The partner's way out, after the first's: detached, stowed. The frame that is mapped again
-    /// where that could not be.
+    /// Evicts the other space's page, after the first one's: detaches and stows it. If that is not
+    /// possible, returns the frame, which is mapped again.
     fn follow_out(&self) -> Option<usize> {
         let belonged = self.counts(SHARED).vacate().unwrap();
         let number = Pfn(SHARED as u64 + 1);
@@ -155,7 +155,7 @@ impl System {
         self.drop_reference(SHARED);
         None
     }
-    /// Back: found or read, and redeemed. The frame that is mapped then.
+    /// Brings the page back: finds or reads it, and redeems the entry. Returns the mapped frame.
     fn page_in(&self, fresh: usize) -> usize {
         self.page_in_as(fresh, Redeem::Counts)
     }
@@ -196,7 +196,7 @@ impl System {
         self.unreference(gone);
         mine
     }
-    /// A store of `byte` to the page whose leaf leads to `frame`. The frame afterwards.
+    /// Stores `byte` to the page whose leaf maps `frame`. Returns the frame afterwards.
     fn store(&self, frame: usize, copy: usize, byte: usize) -> usize {
         let own = self.counts(frame).reuse().is_ok() || {
             self.counts(frame).load().mappings == 1 && self.spares(frame)
@@ -225,7 +225,7 @@ impl System {
         self.unreference(gone);
         gone.is_some() && self.counts(frame).reuse_beside(0).is_ok()
     }
-    /// Both unmap; everything has been freed once, and the slot is free.
+    /// Both spaces unmap. Checks that every frame has been freed once, and that the slot is free.
     fn end(&self, leaves: [Option<usize>; 2]) {
         leaves.into_iter().flatten().for_each(|frame| self.drop_mapping(frame));
         let slots = self.slots.lock().unwrap();
@@ -261,8 +261,8 @@ fn a_page_that_goes_and_comes_back_has_its_bytes_whatever_its_partner_stores() {
 
 #[test]
 fn a_page_taken_back_and_stored_to_before_its_write_is_done_is_nobody_elses() {
-    // Three threads have too many interleavings; up to two switches that were not forced find every
-    // fault (each of this file's steps was broken to see).
+    // Three threads have too many interleavings; a bound of two preemptions still finds every fault
+    // (this was checked by breaking each step of this file).
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(2);
     model.check(|| {
@@ -291,7 +291,7 @@ fn two_who_read_one_slot_at_once_share_a_frame_or_have_one_each_and_the_slot_is_
     loom::model(|| {
         let system = System::after_a_fork();
         system.page_out();
-        // The partner's page goes too: one more entry, and the last mapping.
+        // The other space's page is evicted, too: one more entry, and the last mapping.
         system.counts(SHARED).vacate().unwrap();
         system.slots.lock().unwrap().enter(SLOT).unwrap();
         system.drop_reference(SHARED);
@@ -309,7 +309,7 @@ fn two_who_read_one_slot_at_once_share_a_frame_or_have_one_each_and_the_slot_is_
         let theirs = partner.join().unwrap();
         let unused = [1, 2].into_iter().filter(|&frame| frame != mine && frame != theirs);
         for frame in unused {
-            // Read for nothing: its reader lets go of it.
+            // The read was not needed: the reader drops the frame.
             if !system.counts(frame).load().is_none() {
                 system.drop_reference(frame);
             }
@@ -320,15 +320,15 @@ fn two_who_read_one_slot_at_once_share_a_frame_or_have_one_each_and_the_slot_is_
     });
 }
 
-/// When the device is done with the first page's bytes.
+/// The moment when the device has finished with the first page's bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Written {
     Before,
     After,
 }
 
-/// A page comes back and is stored to while its partner's, of the same frame, is anywhere on its
-/// way out: its leaf may be gone, and no slot be its own yet.
+/// A page is swapped in and stored to while the other space's page, of the same frame, is at any
+/// step of its swap-out. That page's leaf may be removed while it has no slot yet.
 fn back_beside_a_partner_on_its_way_out(written: Written, redeem: Redeem) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);

@@ -1,4 +1,4 @@
-//! Pages that were given up (MADV_FREE).
+//! Discardable pages (MADV_FREE).
 
 use super::*;
 

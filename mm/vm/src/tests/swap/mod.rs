@@ -1,5 +1,4 @@
-//! Promises of swap: with a disk in memory that can fail, and that can have things done while it
-//! writes.
+//! Promises of swap: with a disk in memory that can fail, and that can run actions while it writes.
 
 mod charged;
 mod device;
@@ -24,12 +23,12 @@ use freehold_paging::model::ModelFrames;
 use super::world::*;
 use crate::*;
 
-/// Finds no memory for swapoff.
+/// The `find` function of swapoff that never finds memory.
 pub fn find_none() -> core::ops::ControlFlow<()> {
     core::ops::ControlFlow::Break(())
 }
 
-/// Runs as the disk is about to write, or to read.
+/// An action that runs just before the disk writes or reads.
 type During = std::boxed::Box<dyn FnOnce() + Send>;
 
 /// Operations that a disk still serves.
@@ -152,7 +151,7 @@ impl Swapping {
         let usage = self.swap().usage();
         usage.slots - usage.free
     }
-    /// Advise against `pages` from `addr` on, and take them out.
+    /// Advises that `pages` from `addr` on are not needed, and evicts them.
     pub fn page_out(&self, p: &Process, addr: u64, pages: u64) -> SwapEvicted {
         let range = VirtAddr(addr)..VirtAddr(addr + pages * PAGE);
         p.advise(addr, pages, Advice::PageOut).unwrap();
@@ -161,13 +160,14 @@ impl Swapping {
     pub fn evict(&self, p: &Process, pages: u64, age: Age) -> SwapEvicted {
         p.run(|| self.world.commons.evict(&wish(pages, age)))
     }
-    /// No copy was in vain; entries in page tables and slots agree, then everything is given back.
+    /// Checks that no copy was unnecessary and that entries in page tables and slots agree. Then
+    /// everything is freed.
     pub fn end(self) {
         assert_eq!(self.count(Event::CowUnneeded), 0);
         self.end_of_storm();
     }
-    /// As [`Swapping::end`], where a partner's page may have gone to the swap just as a copy of it
-    /// was put in its place.
+    /// As [`Swapping::end`], but allows copies whose original was swapped out by the other space at
+    /// the same moment.
     pub fn end_of_storm(self) {
         self.check();
         assert_eq!(self.used(), 0, "slots that nobody leads to");
@@ -209,7 +209,7 @@ impl Swapping {
     }
 }
 
-/// So many pages of any node, wherever they are.
+/// Requests so many pages of any node.
 pub const fn wish(pages: u64, age: Age) -> EvictWish {
     EvictWish { pages, age, frames: FrameChoice::ALL, effort: 0 }
 }
@@ -221,7 +221,7 @@ pub fn filled(p: &Process, pages: u64, first: u8) -> u64 {
     addr
 }
 
-/// That they still have them.
+/// Checks that the pages still have these bytes.
 #[track_caller]
 pub fn assert_filled(p: &Process, addr: u64, pages: u64, first: u8) {
     let found: Vec<_> = (0..pages).map(|n| p.load(addr + n * PAGE)).collect();
@@ -229,8 +229,8 @@ pub fn assert_filled(p: &Process, addr: u64, pages: u64, first: u8) {
     assert_eq!(found, expected);
 }
 
-/// One area of `slots` pages, and a process with `pages` of the bytes 1, 2 and so on at the address
-/// that comes last.
+/// Makes one area of `slots` pages, and a process with `pages` pages of the bytes 1, 2 and so on;
+/// returns their address last.
 pub fn with_filled(slots: u64, pages: u64) -> (Swapping, Process, u64) {
     let s = Swapping::new(slots);
     let p = s.world.process(0);
@@ -248,7 +248,7 @@ pub fn is_exclusive(p: &Process, addr: u64) -> bool {
     space.resident.is_exclusive(entry)
 }
 
-/// A byte that a device puts there, or sees.
+/// A byte that a device stores or reads.
 pub fn dma(world: &World, frame: Pfn) -> DmaByte {
     DmaByte(world.model(), frame)
 }

@@ -1,4 +1,4 @@
-//! Pages that leave memory and come back.
+//! Pages that are swapped out and in.
 
 use freehold_machine::CpuId;
 
@@ -21,8 +21,8 @@ fn pages_go_out_together_and_come_back_with_their_bytes() {
     s.end();
 }
 
-/// The child's leaf of the frame that both had is gone, and its page has no slot yet, as the parent
-/// takes its own back from the swap cache.
+/// The child's leaf of the frame that both had is gone, and its page has no slot yet, while the
+/// parent takes its own page back from the swap cache.
 #[test]
 fn a_page_is_not_its_processs_alone_while_anothers_is_on_its_way_out() {
     let s = Swapping::new(64);
@@ -43,8 +43,8 @@ fn a_page_is_not_its_processs_alone_while_anothers_is_on_its_way_out() {
     s.end_of_storm();
 }
 
-/// The program's CPU has the page cached from when the kernel filled it, and does not know yet that
-/// its leaf is gone.
+/// The program's CPU has cached the page's translation since the kernel filled it, and has not
+/// flushed it yet although the leaf is removed.
 #[test]
 fn a_store_between_the_end_of_a_pages_leaf_and_its_flush_goes_with_the_page() {
     let s = Swapping::new(64);

@@ -177,7 +177,7 @@ fn a_page_of_two_spaces_gets_one_slot_is_written_once_and_freed_with_its_last_le
     assert_eq!((place(&p, a), s.used()), (place(&child, a), 1));
     assert_eq!(s.disk.writes.lock().unwrap().len(), 1);
     s.check();
-    // Both read it: one frame again, and no slot.
+    // Both processes read the page: they share one frame again, and no slot is used.
     assert_eq!((p.load(a), child.load(a)), (Ok(1), Ok(1)));
     assert_eq!((p.frame(a), s.used()), (child.frame(a), 0));
     assert!(!is_exclusive(&p, a));
@@ -271,14 +271,14 @@ fn a_child_that_is_forked_while_the_page_is_written_has_the_bytes_of_then() {
 fn however_many_look_at_a_shared_page_its_partner_finds_it_again() {
     let (s, p, a) = with_filled(64, 1);
     let child = p.fork(1);
-    // Requests that wait. One is done: there is room for one reference more.
+    // Requests that wait. When one is finished, there is room for one more reference.
     let look = || p.space().pin::<Transient, ReadOnly>(VirtAddr(a), Rule::Asked).ok();
     let mut looks: Vec<_> = std::iter::from_fn(look).collect();
     looks.pop();
     s.evict(&p, 1, Age::Ignore);
     let gone = if place(&p, a).is_some() { &p } else { &child };
     assert!(place(gone, a).is_some());
-    // Where it lacks memory the kernel kills for it, again and again.
+    // An out-of-memory error here would make the kernel kill processes repeatedly.
     assert_eq!(gone.load(a), Ok(1), "of {} looks", looks.len());
     looks.clear();
     drop((p, child));

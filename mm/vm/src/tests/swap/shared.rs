@@ -1,5 +1,5 @@
-//! Shared memory, and files that are in memory only: their pages go to the swap and come back,
-//! under any access.
+//! Shared memory, and files that are in memory only: their pages are swapped out and in, under any
+//! access.
 
 use std::boxed::Box;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ fn a_file_in_memory_goes_to_the_swap_and_is_read_written_cut_and_punched_there()
     let page = read(&cache, 7 * PAGE, PAGE_SIZE);
     assert!(page[..100].iter().chain(&page[150..]).all(|&byte| byte == 8) && page[100..150] == [200; 50]);
     assert_eq!(read(&cache, 8 * PAGE, PAGE_SIZE), [201; PAGE_SIZE]);
-    // Pages that are cut off and punched give their slots back; the rest of a page keeps its bytes.
+    // The slots of pages that are cut off or punched are freed; the rest of a page keeps its bytes.
     cache.truncate(50 * PAGE + 10).unwrap();
     cache.punch_hole(20 * PAGE + 5..30 * PAGE).unwrap();
     cache.truncate(60 * PAGE).unwrap();
@@ -95,14 +95,14 @@ fn who_maps_shared_memory_finds_the_others_bytes_after_it_was_out() {
     assert_eq!((p.load(own + PAGE), p.load(at + 3 * PAGE)), (Ok(99), Ok(77)));
     assert_eq!((child.load(at + 4 * PAGE), child.load(own + 2 * PAGE)), (Ok(104), Ok(52)));
     drop(p);
-    // The last mapper takes its slots along.
+    // When the last mapper ends, its slots are freed.
     drop(child);
     assert_eq!(swapping.used(), cache.swapped_pages());
     drop((q, cache));
     swapping.end();
 }
 
-/// Pages in the swap are found by a tree of marks, each in the range that is asked for only.
+/// Pages in the swap are found by a tree of marks, each only in the requested range.
 #[test]
 fn pages_in_the_swap_are_counted_and_brought_in_within_a_range() {
     let swapping = Swapping::new(512);
@@ -120,7 +120,7 @@ fn pages_in_the_swap_are_counted_and_brought_in_within_a_range() {
     cache.bring_in(64..192, NodePolicy::Local);
     assert_eq!((counts(64..192), (64..192).all(|page| cache.is_resident(page))), (0, true));
     cache.validate();
-    // A chunk that nothing of is in the swap any more, between two others.
+    // A chunk without swapped pages, between two others that have some.
     cache.punch_hole(10 * PAGE..12 * PAGE).unwrap();
     assert_eq!(counts(0..64), 62);
     cache.validate();
@@ -140,7 +140,7 @@ fn pinned_and_locked_pages_of_shared_memory_stay() {
     swapping.evict_shared(&p);
     let here: Vec<u64> = (0..8).filter(|&n| cache.is_resident(n)).collect();
     assert_eq!(here, [2, 5]);
-    // Though nothing maps it any more.
+    // The page stays although nothing maps it any more.
     p.space().unmap_idle(&cache, PageSet { first: 0, mask: 4 }, Age::Ignore);
     assert!(cache.begin_leaving(2).is_none());
     // A device's bytes are the file's.
@@ -218,7 +218,7 @@ fn what_is_cut_off_while_it_is_written_or_read_does_not_come_back() {
     *swapping.disk.during_read.lock().unwrap() = cut(&cache);
     assert_eq!(read(&cache, 2 * PAGE, 1), [0], "a hole by the time it was read");
     assert_eq!(swapping.used(), cache.swapped_pages());
-    // Two that want the same page: both get the one frame.
+    // Two tasks access the same page: both get the same frame.
     swapping.evict_shared(&p);
     let (other, seen) = (cache.clone(), Arc::new(std::sync::Mutex::new(0)));
     let also = seen.clone();
@@ -269,7 +269,7 @@ fn disks_that_fail_lose_the_page_that_they_lost() {
     }
     let refused = cache.read_at(3 * PAGE, 1, |_| 1);
     assert_eq!(refused, Err(VmError::Io));
-    // Without its area it is lost for good, and nothing else is.
+    // When its area is removed, this page is lost for good, and no other page is.
     swapping.second_area(64);
     assert_eq!(swapping.swap_off(&p), Ok(()));
     assert_eq!((p.load(at + 3 * PAGE), p.load(at + 4 * PAGE)), (Err(FaultError::Bus), Ok(5)));
@@ -331,7 +331,7 @@ fn advice_that_shared_memory_will_be_needed_reads_it_and_maps_none() {
     let lost = cache.swap_place(5).unwrap().slot;
     swapping.disk.bad_reads.lock().unwrap().insert(lost);
     p.advise(at + PAGE, 10, Advice::WillNeed).unwrap();
-    // A few that follow were read ahead.
+    // A few of the following pages were read ahead.
     let away: Vec<u64> = (0..40).filter(|&n| !cache.is_resident(n) && !(11..=35).contains(&n)).collect();
     assert_eq!((away, p.usage().rss()), (Vec::from([0, 5, 36, 37, 38, 39]), 0));
     swapping.evict_shared(&p);
@@ -346,7 +346,7 @@ fn advice_that_shared_memory_will_be_needed_reads_it_and_maps_none() {
 }
 
 /// A file, shared memory and their mappings against a list of bytes, with evictions, failing disks
-/// and areas that go in between.
+/// and removed areas in between.
 #[test]
 fn random_use_finds_the_bytes_that_a_plain_list_has() {
     const PAGES: u64 = 150;

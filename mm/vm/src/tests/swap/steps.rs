@@ -1,4 +1,4 @@
-//! Every order of the steps by which a page of shared memory goes and comes back, with the real
+//! Every order of the steps by which a page of shared memory is swapped out and in, with the real
 //! cache and the real slots. Each step is the work under one hold of a lock, or work without any
 //! lock.
 
@@ -23,7 +23,7 @@ struct Page {
 }
 
 impl Page {
-    /// In memory, with byte 1.
+    /// Returns a page in memory, with byte 1.
     fn new(s: &Swapping) -> Self {
         let cache = Cache::new(s.world.frames);
         s.world.commons.list(&cache);
@@ -40,13 +40,13 @@ impl Page {
 
 /// Actor on the page, and how far it has come.
 enum Actor {
-    /// Takes it out: begin, write, end.
+    /// Swaps the page out: begin, write, end.
     Out(Out),
-    /// Brings it in if need be, and stores this byte: get, or enter; read; put; get; store.
+    /// Swaps the page in if necessary, and stores this byte: get, or enter; read; put; get; store.
     Store(u8, Store),
-    /// Cuts it off.
+    /// Cuts the page off the file.
     Cut,
-    /// Cuts it off, then writes a new page with this byte.
+    /// Cuts the page off, then writes a new page with this byte.
     Rewrite(u8, Rewrite),
 }
 
@@ -194,7 +194,7 @@ fn in_every_order(at: At, actors: fn() -> Vec<Actor>) {
         drop(actors);
         assert_eq!(read(&page.cache, 0, 1), [page.byte], "{order:?}");
         s.check();
-        // In memory it has no slot.
+        // A page in memory has no slot.
         assert_eq!(s.used(), page.cache.swapped_pages(), "{order:?}");
     });
     s.end();

@@ -9,8 +9,8 @@ use freehold_machine::model::Config;
 use super::shared::file;
 use super::*;
 
-/// Runs what `start` starts, while two others take pages out of memory by `evict` and one of them a
-/// swap area itself, again and again.
+/// Runs the threads that `start` starts. Meanwhile two others repeatedly evict pages by `evict`,
+/// and one of them also removes a swap area.
 fn storm<'env>(
     s: &'env Swapping,
     evict: fn(&Commons<ModelFrames>, &EvictWish) -> SwapEvicted,
@@ -85,7 +85,7 @@ fn stores_forks_pins_eviction_and_swapoff_at_once_lose_no_byte() {
     let s = Swapping::in_world(world, 256);
     let mut parents = [s.world.process(0), s.world.process(1)];
     parents.iter_mut().for_each(|p| p.judge = Judge::AtTheEnd);
-    // Enough of everything has happened by then, if it happens at all.
+    // By then each kind of event has happened often enough.
     let enough = || s.count(Event::SwapOut) > 400 && s.count(Event::SwapIn) > 200;
     storm(&s, Commons::evict, |scope| {
         parents.iter().map(|p| scope.spawn(|| store_fork_and_pin(&s, p, enough))).collect()
@@ -148,7 +148,7 @@ fn shared_stores_writes_cuts_eviction_and_swapoff_at_once_lose_no_byte() {
     (0..MAPPED).for_each(|n| write(&cache, n * PAGE, &[0; PAGE_SIZE]));
     let mut mappers = [s.world.process(0), s.world.process(1)];
     mappers.iter_mut().for_each(|p| p.judge = Judge::AtTheEnd);
-    // Enough of everything has happened by then, if it happens at all.
+    // By then each kind of event has happened often enough.
     let enough = || s.count(Event::SwapOut) > 800 && s.count(Event::SwapIn) > 400;
     storm(&s, Commons::evict_shared, |scope| {
         let writer = scope.spawn(|| s.world.model().on_cpu(CpuId(2), || write_and_cut(&cache, enough)));
