@@ -23,7 +23,7 @@ mod lap;
 pub mod open;
 mod policy;
 
-pub use audit::{AuditReport, Rules, Violation, check};
+pub use audit::{AuditReport, Rules, Violation, check, count_tables};
 pub use lap::{Lap, Renewal};
 pub use open::Windows;
 pub use policy::{Closing, DEADLINE_NS, Policy};
