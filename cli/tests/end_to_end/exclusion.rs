@@ -174,6 +174,40 @@ fn no_byte_of_a_program_is_in_the_kernels_map_after_it() {
     assert!(left > 100, "{left} of {frames}");
 }
 
+/// Returns the bytes of programs, and those that the kernel's map leads to, while a program holds 1
+/// MiB of this kind.
+fn held(kernel: &str, kind: &str) -> (u64, u64) {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let json = folder.path().join("r.json");
+    let mut scope = freehold();
+    // Before Linux 6.5 memfd_secret has to be asked for; Freehold ignores that.
+    scope.args(["scope", "--timeout", TIMEOUT, "--kernel", kernel, "--append", "secretmem.enable=1"]);
+    scope.args(["--model", "tlb,residue", "-m", "128M", "--json"]).arg(&json);
+    scope.arg("--").arg(guest_program("workloads/held-bytes")).arg(kind);
+    finish(scope, b"").expect(0);
+    let text = std::fs::read(&json).expect("the record");
+    let record: serde_json::Value = serde_json::from_slice(&text).expect("it is JSON");
+    let results = &record["results"];
+    let phases = results["phases"].as_array().expect("phases");
+    let number = phases.iter().position(|phase| phase["name"] == "held").expect("the phase");
+    let samples = results["residue"].as_array().expect("samples");
+    let sample = samples.iter().find(|sample| sample["phase"] == number).expect("a sample of the phase");
+    let figure = |name: &str| sample[name].as_u64().expect("a count");
+    (figure("bytes"), figure("reachable_bytes"))
+}
+
+#[test]
+fn secret_memory_is_out_of_a_kernels_reach_and_other_memory_only_where_it_is_exclusive() {
+    for kernel in ["freehold", "linux"] {
+        let (bytes, reachable) = held(kernel, "secret");
+        assert!(bytes >= 1 << 20 && bytes - reachable >= 1 << 20, "{kernel}: {reachable} of {bytes}");
+        let (bytes, reachable) = held(kernel, "plain");
+        // The firmware's bytes in low memory are outside a map, too.
+        let is_reached = bytes - reachable < 4096;
+        assert!(bytes >= 1 << 20 && is_reached == (kernel == "linux"), "{kernel}: {reachable} of {bytes}");
+    }
+}
+
 /// Returns the exit status of the writer of `name`, and the log.
 fn provoke(options: &[&str], name: &str) -> (i32, String) {
     let command = format!("echo {name} > /sys/kernel/debug/provoke-crash/DIRECT");
