@@ -5,9 +5,10 @@
 //!
 //! **Time.** A closed window may be cached until the CPU forgets it. Under [`Policy::On`] that is
 //! [`DEADLINE_NS`] at most. The first window since the CPU forgot everything sets the alarm, so the
-//! alarm is set while any closed window may be cached. When it comes, the CPU forgets all slots that
-//! were in use since. A window that is open then may be cached again, so the alarm is set again. A
-//! CPU that idles forgets first, and so does one where a program goes on after kernel tasks.
+//! alarm is set while any closed window may be cached. When it comes, the CPU forgets all slots
+//! that were in use since. A window that is open then may be cached again, so the alarm is set
+//! again. A CPU that idles forgets first, and so does one where a program goes on after kernel
+//! tasks.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

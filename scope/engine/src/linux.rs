@@ -1,4 +1,5 @@
-//! The direct map of a stock Linux, which publishes nothing: all memory but that of memfd_secret(2).
+//! The direct map of a stock Linux, which publishes nothing: all memory but that of
+//! memfd_secret(2).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
