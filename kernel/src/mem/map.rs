@@ -3,7 +3,7 @@
 
 use freehold_collections::Vec;
 use freehold_frame::FrameTable;
-use freehold_xpfo::{AuditReport, Rules, Violation, check};
+use freehold_xpfo::{AuditReport, Violation, check, count_tables};
 
 use super::replicas;
 use crate::Result;
@@ -22,9 +22,7 @@ pub fn check_map(frames: FrameTable, found: &mut dyn FnMut(Violation)) -> Result
     // While this lock is held, the patching window is closed.
     let _unpatched = replicas().map(Mutex::lock);
     let rules = memory::map_rules();
-    // The first walk counts tables and checks no frame.
-    let counted = Rules { exclusive: false, ..rules.clone() };
-    let room = check(Hardware, frames, &counted, &mut [], &mut |_| {}).tables + MORE_TABLES;
+    let room = count_tables(Hardware, rules.root) + MORE_TABLES;
     let mut tables = Vec::new();
     tables.try_resize(room as usize, 0)?;
     Ok(check(Hardware, frames, &rules, &mut tables, found))

@@ -251,6 +251,16 @@ impl FrameRecord {
     pub fn state(&self) -> FrameState {
         FrameState::from_word(self.load(Ordering::Acquire))
     }
+    /// Whether a block starts here whose owner has a bit in `owners`.
+    #[inline]
+    pub(crate) fn has_owner_of(&self, owners: u64) -> bool {
+        owners >> (self.load(Ordering::Acquire) & Tag::OWNER) & 1 != 0
+    }
+    /// Returns the place and the tag of the first among `records` where an owned block starts.
+    pub(crate) fn first_owned(records: &[Self]) -> Option<(usize, Tag)> {
+        let tags = records.iter().map(|record| Tag::of_word(record.load(Ordering::Acquire)));
+        tags.enumerate().find(|(_, tag)| tag.0 & Tag::OWNER != 0)
+    }
     /// Whether a block of `owner`, which is not [`Owner::Free`], starts here.
     #[inline]
     pub fn is_owned_by(&self, owner: Owner) -> bool {

@@ -147,6 +147,34 @@ impl FrameTable {
     pub fn look(self, frame: Pfn) -> FrameState {
         if self.is_ready(frame) { self.state(frame) } else { FrameState::Unowned(None) }
     }
+    /// Whether a block starts at one of these frames whose owner has a bit in `owners`.
+    pub fn has_owner_of(self, frames: PfnRange, owners: u64) -> bool {
+        self.pieces(frames).any(|(_, records)| records.iter().any(|record| record.has_owner_of(owners)))
+    }
+    /// The first owned block that starts at one of these frames: its frames, and its owner.
+    pub fn next_owned(self, frames: PfnRange) -> Option<(PfnRange, Owner)> {
+        self.pieces(frames).find_map(|(start, records)| {
+            let (skipped, tag) = FrameRecord::first_owned(records)?;
+            let first = start.offset(skipped as u64);
+            Some((PfnRange::new(first, first.offset(tag.order().frames())), tag.owner()))
+        })
+    }
+    /// The records of these frames, pageblock by pageblock, where there are any: the first frame,
+    /// and the records from there on.
+    fn pieces(self, frames: PfnRange) -> impl Iterator<Item = (Pfn, &'static [FrameRecord])> {
+        let end = frames.end.min(self.end());
+        let mut next = frames.start;
+        core::iter::from_fn(move || {
+            while next < end {
+                let start = next;
+                next = start.pageblock_start().offset(PAGEBLOCK_FRAMES).min(end);
+                if self.is_ready(start) {
+                    return Some((start, &self.records[start.0 as usize..next.0 as usize]));
+                }
+            }
+            None
+        })
+    }
     /// The owned block that `frame` is in: its first frame and its state.
     pub fn block_of(self, frame: Pfn) -> Option<(Pfn, Order, Owner, NodeId)> {
         (0..=Order::MAX.log2()).find_map(|log2| {

@@ -8,7 +8,7 @@
 
 use core::ops::Range;
 
-use freehold_frame::{FrameState, FrameTable, Owner};
+use freehold_frame::{FrameTable, Owner};
 use freehold_machine::entry::{FRAME, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE};
 use freehold_machine::{PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange, TABLE_ENTRIES, Tables, VirtAddr};
 
@@ -89,8 +89,33 @@ pub struct AuditReport {
     pub violations: u64,
 }
 
-/// Walk every leaf of the kernel half; `found` is called for each violation. `tables` has room for
-/// the number of each table with writable leaves.
+/// Returns the number of tables below the upper half of `root`, each link counted: the room that
+/// [`check`] needs, but for tables that are made meanwhile.
+pub fn count_tables<M: Tables>(machine: M, root: Pfn) -> u64 {
+    links_of(machine, root, 4)
+}
+
+/// Links of a table of `level`, which is above 1, and of the tables that it leads to.
+fn links_of<M: Tables>(machine: M, table: Pfn, level: u32) -> u64 {
+    let mut links = 0;
+    machine.each_entry(table, entries_of(level), |_, entry| {
+        if entry & (PRESENT | LARGE) == PRESENT {
+            links += 1;
+            if level > 2 {
+                links += links_of(machine, Pfn((entry & FRAME) >> 12), level - 1);
+            }
+        }
+    });
+    links
+}
+
+/// Entries of a table of `level` that are the kernel's.
+const fn entries_of(level: u32) -> Range<usize> {
+    if level == 4 { TABLE_ENTRIES / 2..TABLE_ENTRIES } else { 0..TABLE_ENTRIES }
+}
+
+/// Walk every leaf of the kernel half; `found` is told of each violation. `tables` is room for the
+/// number of each table with leaves that can be written ([`count_tables`]).
 pub fn check<M: Tables>(
     machine: M,
     frames: FrameTable,
@@ -98,8 +123,9 @@ pub fn check<M: Tables>(
     tables: &mut [u64],
     found: &mut dyn FnMut(Violation),
 ) -> AuditReport {
+    let owners = Owners { frames, block: PfnRange::new(Pfn(0), Pfn(0)), owner: Owner::Free };
     let mut walk =
-        AuditWalk { machine, frames, rules, tables, known: 0, report: AuditReport::default(), found };
+        AuditWalk { machine, owners, rules, tables, known: 0, report: AuditReport::default(), found };
     walk.table(rules.root, 4, 0);
     walk.compare_tables();
     walk.report
@@ -107,7 +133,7 @@ pub fn check<M: Tables>(
 
 struct AuditWalk<'a, M> {
     machine: M,
-    frames: FrameTable,
+    owners: Owners,
     rules: &'a Rules,
     tables: &'a mut [u64],
     /// How many of `tables` are in use.
@@ -117,6 +143,7 @@ struct AuditWalk<'a, M> {
 }
 
 impl<M: Tables> AuditWalk<'_, M> {
+    #[cold]
     fn note(&mut self, violation: Violation) {
         self.report.violations += 1;
         (self.found)(violation);
@@ -125,13 +152,10 @@ impl<M: Tables> AuditWalk<'_, M> {
     /// Walks the entries of a table of `level` that is linked for the addresses from `base` on. The
     /// recursion is at most four deep.
     fn table(&mut self, table: Pfn, level: u32, base: u64) {
-        let range = if level == 4 { TABLE_ENTRIES / 2..TABLE_ENTRIES } else { 0..TABLE_ENTRIES };
         let mut writes = false;
-        let mut rest = range;
-        while let Some((index, entry)) = self.machine.next_entry(table, rest.clone()) {
-            rest.start = index + 1;
+        self.machine.each_entry(table, entries_of(level), |index, entry| {
             if entry & PRESENT == 0 {
-                continue;
+                return;
             }
             let address = base | (index as u64) << (12 + 9 * (level - 1));
             let canonical = if level == 4 { address | 0xffff << 48 } else { address };
@@ -143,7 +167,7 @@ impl<M: Tables> AuditWalk<'_, M> {
                 writes = true;
                 self.table(Pfn((entry & FRAME) >> 12), level - 1, canonical);
             }
-        }
+        });
         // Holes of the frame table share a table whose leaves are read-only: read-only memory may
         // be shared.
         if writes && level < 4 {
@@ -160,7 +184,7 @@ impl<M: Tables> AuditWalk<'_, M> {
         if level == 1 {
             self.report.small += 1;
         } else {
-            self.report.large += len / PAGEBLOCK_FRAMES;
+            self.report.large += 1;
         }
         if entry & USER != 0 {
             self.note(Violation::ForPrograms(address));
@@ -176,7 +200,7 @@ impl<M: Tables> AuditWalk<'_, M> {
         }
         if self.rules.exclusive
             && !self.rules.windows.contains(&address.0)
-            && let Some((frame, owner)) = self.first_of_outside(shown)
+            && let Some((frame, owner)) = self.owners.first_of_outside(shown)
             && !(owner == Owner::Stack && self.rules.stacks.contains(&address.0))
             // The entry is read again: a pageblock that has left the map meanwhile is no violation.
             && self.machine.load_entry(table, index) == entry
@@ -184,25 +208,6 @@ impl<M: Tables> AuditWalk<'_, M> {
             let offset = (frame.0 - first.0) * PAGE_SIZE as u64;
             self.note(Violation::ProgramFrame { address: VirtAddr(address.0 + offset), frame, owner });
         }
-    }
-
-    /// The first frame among these whose owner stays outside the map. Frames that are no memory
-    /// have no record.
-    fn first_of_outside(&self, shown: PfnRange) -> Option<(Pfn, Owner)> {
-        let end = shown.end.min(self.frames.end());
-        if shown.len() == 1 {
-            let (_, _, owner, _) = if shown.start < end { self.frames.block_of(shown.start) } else { None }?;
-            return owner.is_outside().then_some((shown.start, owner));
-        }
-        let mut frame = shown.start;
-        while frame < end {
-            frame = match self.frames.look(frame) {
-                FrameState::Owned { owner, .. } if owner.is_outside() => return Some((frame, owner)),
-                FrameState::Owned { order, .. } => frame.offset(order.frames()),
-                FrameState::Unowned(_) => frame.offset(1),
-            };
-        }
-        None
     }
 
     fn compare_tables(&mut self) {
@@ -215,11 +220,66 @@ impl<M: Tables> AuditWalk<'_, M> {
     }
 }
 
+/// Owners whose frames stay outside the map, a bit each.
+const OUTSIDE: u64 = {
+    let (mut owners, mut number) = (0, 0);
+    while number < Owner::COUNT {
+        owners |= (Owner::ALL[number].is_outside() as u64) << number;
+        number += 1;
+    }
+    owners
+};
+
+/// The frame table, and the block that was looked at last: most leaves show the frame behind that
+/// of the leaf before.
+struct Owners {
+    frames: FrameTable,
+    /// Frames of one owner, or free ones. Behind them a block starts, or a frame is free.
+    block: PfnRange,
+    owner: Owner,
+}
+
+impl Owners {
+    /// The first frame among these whose owner stays outside the map. Frames that are no memory
+    /// have no owner.
+    fn first_of_outside(&mut self, shown: PfnRange) -> Option<(Pfn, Owner)> {
+        let mut rest = shown;
+        if rest.len() > 1 && !self.frames.has_owner_of(rest, OUTSIDE) {
+            // Only a block that began before is left.
+            rest.end = rest.start.offset(1);
+        }
+        while rest.start < rest.end {
+            if !self.block.contains(rest.start) {
+                (self.block, self.owner) = self.block_at(rest);
+            }
+            if self.owner.is_outside() {
+                return Some((rest.start, self.owner));
+            }
+            rest.start = self.block.end;
+        }
+        None
+    }
+
+    /// The block of the first of these frames, or the free ones among them up to the next block.
+    fn block_at(&self, rest: PfnRange) -> (PfnRange, Owner) {
+        if rest.start != self.block.end
+            && let Some((first, order, owner, _)) = self.frames.block_of(rest.start)
+        {
+            return (PfnRange::new(first, first.offset(order.frames())), owner);
+        }
+        match self.frames.next_owned(rest) {
+            Some((block, owner)) if block.start == rest.start => (block, owner),
+            Some((block, _)) => (PfnRange::new(rest.start, block.start), Owner::Free),
+            None => (rest, Owner::Free),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::vec::Vec;
 
-    use freehold_frame::{FrameRecord, Order};
+    use freehold_frame::{FrameRecord, FrameState, Order};
     use freehold_machine::model::{Config, Model};
     use freehold_machine::{DirectMap, NodeId};
 
@@ -254,7 +314,11 @@ mod tests {
             Self { machine, frames: FrameTable::new(records.leak()), rules }
         }
         fn owned(&self, frame: u64, owner: Owner) {
-            let state = FrameState::Owned { owner, order: Order::FRAME, node: NodeId(0) };
+            self.block(frame, 0, owner);
+        }
+        fn block(&self, frame: u64, log2: u32, owner: Owner) {
+            let state =
+                FrameState::Owned { owner, order: Order::new(log2).expect("a size"), node: NodeId(0) };
             self.frames.get(Pfn(frame)).expect("a frame").set_state(state);
         }
         fn check(&self) -> (AuditReport, Vec<Violation>) {
@@ -262,6 +326,7 @@ mod tests {
             let report =
                 check(self.machine, self.frames, &self.rules, &mut [0; 8], &mut |one| found.push(one));
             assert_eq!(report.violations, found.len() as u64);
+            assert_eq!(report.tables, count_tables(self.machine, self.rules.root));
             (report, found)
         }
     }
@@ -300,6 +365,58 @@ mod tests {
         assert_eq!(world.check().1, [at(BASE, 701, Owner::Anon), large]);
         let off = World { rules: Rules { exclusive: false, ..world.rules.clone() }, ..world };
         assert_eq!(off.check().1, []);
+    }
+
+    /// Frames 700 to 719 in leaves next to each other: blocks of 1, 4 and 8 frames with and without
+    /// a program, and free frames. Whichever leaf is the first, all from there on are judged alike.
+    #[test]
+    fn each_frame_of_blocks_in_adjacent_leaves_is_judged_by_its_own_block() {
+        let blocks = [
+            (700, 2, Owner::Kernel),
+            (704, 3, Owner::Anon),
+            (712, 0, Owner::Kernel),
+            (714, 0, Owner::PageCache),
+            (716, 2, Owner::Anon),
+        ];
+        for first in 700..720 {
+            let world = World::new();
+            blocks.iter().for_each(|&(frame, log2, owner)| world.block(frame, log2, owner));
+            for frame in first..720 {
+                world.machine.store_entry(Pfn(4), (frame - 700) as usize, frame << 12 | DATA);
+            }
+            let programs = (704..712).chain(714..715).chain(716..720).filter(|&frame| frame >= first);
+            let found = world.check().1.into_iter().map(|violation| match violation {
+                Violation::ProgramFrame { frame, .. } => frame.0,
+                other => panic!("{other:?}"),
+            });
+            assert_eq!(found.collect::<Vec<_>>(), programs.collect::<Vec<_>>(), "from {first}");
+        }
+    }
+
+    #[test]
+    fn a_large_leaf_is_looked_through_block_by_block_to_its_last_frame() {
+        for last in [1024, 1025, 1300, 1535] {
+            let world = World::new();
+            world.machine.store_entry(Pfn(3), 1, 1024 << 12 | DATA | LARGE);
+            world.block(1028, 2, Owner::Kernel);
+            // Inside of another's block, and behind the leaf.
+            world.owned(1030, Owner::Anon);
+            world.owned(1536, Owner::Anon);
+            assert_eq!(world.check().1, []);
+            world.owned(last, Owner::Anon);
+            assert_eq!(world.check().1.len(), 1, "{last}");
+        }
+        for owner in Owner::ALL {
+            let world = World::new();
+            world.machine.store_entry(Pfn(3), 1, 1024 << 12 | DATA | LARGE);
+            world.owned(1100, owner);
+            assert_eq!(world.check().1.len(), usize::from(owner.is_outside()), "{}", owner.name());
+        }
+        // A block of several leaves.
+        let world = World::new();
+        world.machine.store_entry(Pfn(3), 1, 1536 << 12 | DATA | LARGE);
+        world.block(1024, 10, Owner::Anon);
+        assert_eq!(world.check().1.len(), 1);
     }
 
     #[test]

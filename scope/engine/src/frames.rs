@@ -27,6 +27,7 @@ use freehold_scope_record::{
 
 use crate::guest::{FRAME, GuestMemory, walk};
 use crate::kernel_half::{Change, KernelHalf, Mapped};
+use crate::linux::{self, LinuxMap};
 use crate::patching::Patching;
 use crate::smap::Rules;
 use crate::uses::PageUses;
@@ -108,6 +109,8 @@ pub struct Frames {
     patching: OnceLock<Patching>,
     /// Leaves of the kernel half, windows left out, that map the frame.
     mapped: Vec<AtomicU16>,
+    /// The direct map of a kernel that publishes none.
+    pub linux: LinuxMap,
     changes: AtomicU64,
     leaves: AtomicU64,
     /// Held while a store changes marks or the kernel half.
@@ -136,10 +139,6 @@ fn owner_and_order(p: &Publication, state: u32) -> (u32, u8) {
     let order = u64::from(state) >> p.records.order_shift & p.records.order_mask;
     (state & p.records.owner_mask as u32, order as u8)
 }
-
-/// The direct map's address in a stock Linux without KASLR (Documentation/arch/x86/x86_64/mm.rst; 4
-/// levels).
-const LINUX_DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
 
 /// The name of the owner of translation tables.
 const TABLES: &str = "pagetable";
@@ -170,6 +169,7 @@ impl Frames {
             rules: OnceLock::new(),
             patching: OnceLock::new(),
             mapped: zeroes(count),
+            linux: LinuxMap::default(),
             texts: OnceLock::new(),
             changes: AtomicU64::new(0),
             leaves: AtomicU64::new(0),
@@ -480,14 +480,14 @@ impl Frames {
     }
     /// Returns the direct map's address, real or hypothetical, of a guest-physical address.
     pub fn direct_address(&self, physical: u64) -> u64 {
-        self.published().map_or(LINUX_DIRECT_MAP, |p| p.direct_map) + physical
+        self.published().map_or(linux::DIRECT_MAP, |p| p.direct_map) + physical
     }
     /// Returns whether a translation of this address may lead the kernel to programs' frames: a
     /// window, or the direct map.
     pub fn is_exposing(&self, address: u64) -> bool {
         match self.published() {
             Some(p) => address.wrapping_sub(p.direct_map) < p.direct_span || in_windows(p, address),
-            None => address.wrapping_sub(LINUX_DIRECT_MAP) < (self.marks.len() as u64) << 12,
+            None => address.wrapping_sub(linux::DIRECT_MAP) < (self.marks.len() as u64) << 12,
         }
     }
     /// Returns whether programs' bytes pass through a frame on their way to and from devices.
@@ -509,11 +509,13 @@ impl Frames {
                 .is_some_and(|user| user.load(Ordering::Relaxed) == User::Program as u8),
         }
     }
-    /// Returns whether the kernel half maps a frame outside windows. True if the kernel does not
-    /// publish its map, because a stock Linux maps all memory.
-    pub fn is_reachable(&self, frame: u64) -> bool {
-        self.published().is_none()
-            || self.mapped.get(frame as usize).is_some_and(|mapped| mapped.load(Ordering::Relaxed) > 0)
+    /// Returns whether the kernel half maps a frame outside windows; where the kernel does not
+    /// publish its map, whether the direct map below `root` does. True without a root.
+    pub fn is_reachable(&self, memory: &dyn GuestMemory, root: Option<u64>, frame: u64) -> bool {
+        match self.published() {
+            Some(_) => self.mapped.get(frame as usize).is_some_and(|n| n.load(Ordering::Relaxed) > 0),
+            None => root.is_none_or(|root| walk(memory, root, self.direct_address(frame << 12)).is_some()),
+        }
     }
     /// Returns whether a frame had an owner and has none now, as far as the kernel tells.
     pub fn was_given_back(&self, frame: u64) -> bool {

@@ -27,6 +27,7 @@ mod finish;
 mod frames;
 mod guest;
 mod kernel_half;
+mod linux;
 mod near;
 mod patching;
 mod residue;

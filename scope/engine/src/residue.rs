@@ -88,8 +88,10 @@ impl Residue {
     }
 
     /// Returns the present state.
-    pub fn sample(&self, frames: &Frames, time: u64, phase: usize) -> Sample {
+    pub fn sample(&self, memory: &dyn GuestMemory, frames: &Frames, time: u64, phase: usize) -> Sample {
         let mut sample = Sample { time, phase, ..Sample::default() };
+        let is_linux = frames.published().is_none();
+        let root = is_linux.then(|| frames.linux.root(memory, self.frames.len() as u64)).flatten();
         for (frame, bits) in self.frames.iter().enumerate() {
             let Some(bits) = bits.get() else { continue };
             let bytes: u64 =
@@ -100,7 +102,7 @@ impl Residue {
             let frame = frame as u64;
             sample.frames += 1;
             sample.bytes += bytes;
-            if !frames.is_reachable(frame) {
+            if !frames.is_reachable(memory, root, frame) {
                 continue;
             }
             sample.reachable_frames += 1;
@@ -129,6 +131,7 @@ fn words(physical: u64, bytes: u64) -> impl Iterator<Item = (u64, u64)> {
 mod tests {
     use super::*;
     use crate::guest::tests::Words;
+    use freehold_scope_model::PageSize;
     use freehold_scope_record::{HwAddress, MemoryBackends};
 
     #[test]
@@ -143,7 +146,7 @@ mod tests {
     fn bytes_are_a_programs_until_they_are_stored_over_or_zero() {
         let (words, residue) = (Words::default(), Residue::new(4));
         let frames = Frames::new(&MemoryBackends::q35(&[1 << 20], HwAddress::GuestPhysical), 4);
-        let bytes = || residue.sample(&frames, 0, 0).bytes;
+        let bytes = || residue.sample(&words, &frames, 0, 0).bytes;
         words.store(0x2000, 0x11_00_33_44);
         residue.stored(&words, 0x2000, 8, StoredFor::Program);
         assert_eq!(bytes(), 3, "a zero is nobody's");
@@ -157,5 +160,27 @@ mod tests {
         residue.stored(&words, 0x2000, 8, StoredFor::Program);
         residue.forget();
         assert_eq!(bytes(), 0, "the firmware's");
+    }
+
+    #[test]
+    fn bytes_that_a_stock_linux_takes_out_of_its_direct_map_are_out_of_its_reach() {
+        const ROOT: u64 = 0x10_0000;
+        const DIRECT: u64 = 0xffff_8880_0000_0000;
+        let (words, residue) = (Words::default(), Residue::new(0x2000));
+        let frames = Frames::new(&MemoryBackends::q35(&[32 << 20], HwAddress::GuestPhysical), 4);
+        for frame in [2, 3] {
+            words.store(frame << 12, 0x11);
+            residue.stored(&words, frame << 12, 8, StoredFor::Program);
+        }
+        let reachable = || residue.sample(&words, &frames, 0, 0).reachable_frames;
+        assert_eq!(reachable(), 2, "there are no tables yet");
+        words.map(ROOT, DIRECT + 0x2000, 0x2000, PageSize::Small, 0);
+        assert_eq!(reachable(), 2, "a table without the image is not the kernel's root");
+        for frame in [0x1000, 0x1200] {
+            words.map(ROOT, DIRECT + (frame << 12), frame << 12, PageSize::Large, 0);
+        }
+        assert_eq!(reachable(), 1, "the other frame is not mapped");
+        words.map(ROOT, DIRECT + 0x3000, 0x3000, PageSize::Small, 0);
+        assert_eq!(reachable(), 2);
     }
 }

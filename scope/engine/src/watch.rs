@@ -253,7 +253,7 @@ impl Watch {
     fn sample_now(&self, time: u64) {
         if let Some(residue) = &self.residue {
             residue.look_at_transfers(&*self.memory, &self.frames);
-            let sample = residue.sample(&self.frames, time, self.phase());
+            let sample = residue.sample(&*self.memory, &self.frames, time, self.phase());
             locked(&self.samples).push(sample);
         }
     }

@@ -145,15 +145,15 @@ pub fn leaving() -> Result<Leaving> {
 pub struct CheckCost {
     /// The machine's memory.
     pub gib: u64,
-    /// Kernel instructions of the program that reads the check, its start and end included.
+    /// Kernel instructions of a program that reads the check, more than of one that reads a line.
     pub instructions: u64,
 }
 
 /// Sizes of the machine, in GiB.
 const CHECKED: [u64; 2] = [1, 3];
-/// The first reading warms up.
-const CHECK: &str = "for phase in warm check end; do phase $phase; \
-    busybox cat /sys/kernel/debug/xpfo/check >/dev/null || exit; done";
+/// The first readings warm up.
+const CHECK: &str = "cd /sys/kernel/debug/xpfo; busybox cat policy check >/dev/null || exit; \
+    for phase in policy check; do phase $phase; busybox cat $phase >/dev/null || exit; done; phase end";
 
 /// Measures the check with each size of [`CHECKED`].
 pub fn checks() -> Result<Vec<CheckCost>> {
@@ -162,17 +162,13 @@ pub fn checks() -> Result<Vec<CheckCost>> {
         words.push(format!("xpfo={DEFAULT}").into());
         words.extend(["-m", &format!("{gib}G"), "--", "busybox", "sh", "-c", CHECK].map(OsString::from));
         let results = watch(&words)?.0;
-        let phase = results.phases.iter().filter(|phase| phase.name == "check");
-        let instructions = phase.flat_map(|phase| &phase.cpus).map(|cpu| cpu.modes.kernel.instructions).sum();
-        Ok(CheckCost { gib, instructions })
+        let reading = |name: &str| -> u64 {
+            let phase = results.phases.iter().filter(|phase| phase.name == name);
+            phase.flat_map(|phase| &phase.cpus).map(|cpu| cpu.modes.kernel.instructions).sum()
+        };
+        Ok(CheckCost { gib, instructions: reading("check").saturating_sub(reading("policy")) })
     };
     CHECKED.into_iter().map(check).collect()
-}
-
-/// Returns the instructions of the check for each further GiB.
-pub fn check_a_gib(costs: &[CheckCost]) -> Option<f64> {
-    let [small, large] = costs else { return None };
-    Some((large.instructions as f64 - small.instructions as f64) / (large.gib - small.gib) as f64)
 }
 
 fn quiet(words: &[&str]) -> Vec<OsString> {
@@ -204,12 +200,5 @@ mod tests {
         let output = "xpfo_leave_ipi 9\nxpfo_leave 3\nxpfo_leave 4\n";
         assert_eq!(all_figures(output, "xpfo_leave"), [3, 4]);
         assert_eq!(all_figures(output, "xpfo_enter"), [0; 0]);
-    }
-
-    #[test]
-    fn the_checks_cost_is_that_of_a_further_gib() {
-        let cost = |gib, instructions| CheckCost { gib, instructions };
-        assert_eq!(check_a_gib(&[cost(1, 500), cost(3, 900)]), Some(200.0));
-        assert_eq!(check_a_gib(&[]), None);
     }
 }

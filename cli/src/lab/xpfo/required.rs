@@ -3,7 +3,6 @@
 
 use serde::Serialize;
 
-use super::measures::check_a_gib;
 use super::{DEFAULT, XpfoRecord, XpfoRow};
 
 /// A figure with its limit.
@@ -62,8 +61,11 @@ pub fn figures(record: &XpfoRecord) -> Vec<RequiredFigure> {
         let flushes = if leaving.left == 0 { f64::NAN } else { leaving.full_flushes as f64 };
         figures.push(RequiredFigure::new(name, "full flushes", flushes, 0.0));
     }
-    if let Some(cost) = check_a_gib(&record.check) {
-        figures.push(RequiredFigure::new("check of the map, a further GiB", "instructions", cost, CHECK));
+    for cost in &record.check {
+        let name = format!("check of the map, {} GiB", cost.gib);
+        // A check without a cost was not measured.
+        let each = if cost.instructions == 0 { f64::NAN } else { cost.instructions as f64 / cost.gib as f64 };
+        figures.push(RequiredFigure::new(name, "instructions per GiB", each, CHECK));
     }
     figures
 }
@@ -166,13 +168,13 @@ mod tests {
         record.window = vec![WindowCost { row: "read-4k", windows: 1.0, instructions: 37.0 }];
         record.leaving = Some(Leaving { cpus: 4, left: 3, full_flushes: 2, ..Leaving::default() });
         record.check =
-            vec![CheckCost { gib: 1, instructions: 1 }, CheckCost { gib: 3, instructions: 2_000_003 }];
+            vec![CheckCost { gib: 1, instructions: 0 }, CheckCost { gib: 3, instructions: 3_000_003 }];
         let all = figures(&record);
-        assert_eq!((all.len(), missed(&record).len()), (4, 4));
+        assert_eq!((all.len(), missed(&record).len()), (5, 5));
         record.operations[0].on = 103.0;
         record.window[0].instructions = 36.0;
         record.leaving = Some(Leaving { cpus: 4, left: 3, ..Leaving::default() });
-        record.check[1].instructions = 2_000_001;
+        (record.check[0].instructions, record.check[1].instructions) = (1_000_000, 3_000_000);
         assert_eq!(missed(&record), [""; 0]);
         // No pageblock left: nothing was shown.
         record.leaving = Some(Leaving::default());

@@ -10,13 +10,51 @@ use freehold_machine::{DirectMap, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 
 use super::tables;
 use crate::X86;
-use crate::boot::{self, BootInfo};
+use crate::boot;
 use crate::sync::SpinLock;
 
 /// Frames that stay available between [`seal`] and the page allocator, and later for emergencies.
 pub(crate) const RESERVE: u64 = 64;
-const MAX_RUNS: usize = 48;
+pub(super) const MAX_RUNS: usize = 48;
 const LOW_END: Pfn = Pfn(0x100);
+
+/// Memory of which start-up takes, as it is at this moment.
+struct StartMemory<'a> {
+    is_usable: &'a dyn Fn(PfnRange) -> bool,
+    end: Pfn,
+    image: PfnRange,
+    /// Frames that are memory and have another use: pageblocks of the image, the image as it was
+    /// loaded, the initial RAM disk.
+    in_use: [PfnRange; 3],
+    /// Lets a pageblock enter the direct map; `None` before there is one.
+    enter: Option<fn(PfnRange)>,
+}
+
+impl StartMemory<'_> {
+    fn with<R>(f: impl FnOnce(&StartMemory<'_>) -> R) -> R {
+        let boot = boot::info();
+        f(&StartMemory {
+            is_usable: &|block| boot.is_usable(block),
+            end: boot.memory_end(),
+            image: boot.image(),
+            in_use: [boot.image_blocks(), boot.loaded_image(), boot.initrd_frames()],
+            enter: (tables::direct_base() != 0).then_some(|block| X86.enter(block)),
+        })
+    }
+
+    /// The lowest pageblock from `start` on that is memory throughout and free.
+    fn free_block(&self, start: Pfn) -> Option<PfnRange> {
+        let mut block = PfnRange::new(start, start.offset(PAGEBLOCK_FRAMES));
+        while block.start < self.end {
+            let is_free = self.in_use.iter().all(|used| used.intersection(block).is_empty());
+            if is_free && (self.is_usable)(block) {
+                return Some(block);
+            }
+            block = PfnRange::new(block.end, block.end.offset(PAGEBLOCK_FRAMES));
+        }
+        None
+    }
+}
 
 struct BootFrames {
     /// Frames that were taken: one run per opened block, or per sequence of used up blocks. The
@@ -29,11 +67,14 @@ struct BootFrames {
 }
 
 const NONE: PfnRange = PfnRange { start: Pfn(0), end: Pfn(0) };
-static FRAMES: SpinLock<BootFrames> =
-    SpinLock::new(BootFrames { runs: [NONE; MAX_RUNS], count: 0, limit: Pfn(0), sealed: false });
+static FRAMES: SpinLock<BootFrames> = SpinLock::new(BootFrames::new());
 
 impl BootFrames {
-    fn take(&mut self, boot: &BootInfo, order: u32) -> Option<Pfn> {
+    const fn new() -> Self {
+        Self { runs: [NONE; MAX_RUNS], count: 0, limit: Pfn(0), sealed: false }
+    }
+
+    fn take(&mut self, memory: &StartMemory<'_>, order: u32) -> Option<Pfn> {
         loop {
             if self.count > 0 {
                 let run = &mut self.runs[self.count - 1];
@@ -46,96 +87,77 @@ impl BootFrames {
             if self.sealed {
                 return None;
             }
-            self.open(boot)?;
+            self.open(memory)?;
         }
     }
 
-    /// Adds `block` to the last run, if that run is used up and ends there: a large machine's frame
-    /// table has many pageblocks and few runs. Not before the direct map exists: it is made with
-    /// one block per run.
-    fn lengthen(&mut self, block: PfnRange) -> bool {
-        let follows = self.count > 2 && self.runs[self.count - 1].end == block.start;
-        let can = follows && tables::direct_base() != 0;
-        if can {
-            self.limit = block.end;
-            X86.enter(block);
-        }
-        can
-    }
-
-    /// Opens another pageblock.
-    fn open(&mut self, boot: &BootInfo) -> Option<()> {
+    /// Start taking from another pageblock. `None` where there is none, or no room for its run.
+    fn open(&mut self, memory: &StartMemory<'_>) -> Option<()> {
+        let (image, last) = (memory.image, self.limit);
         let next = match self.count {
             0 => PfnRange::new(LOW_END, Pfn(PAGEBLOCK_FRAMES)),
-            1 => PfnRange::new(boot.image().end, Pfn(boot.image().end.0.next_multiple_of(PAGEBLOCK_FRAMES))),
-            n => {
-                let in_use = [boot.image_blocks(), boot.loaded_image(), boot.initrd_frames()];
-                // The image's last block is one of the first two, at any place of the image.
-                let mut start = Pfn(PAGEBLOCK_FRAMES);
-                if n > 2 {
-                    start = self.limit;
-                }
-                let block = loop {
-                    let block = PfnRange::new(start, start.offset(PAGEBLOCK_FRAMES));
-                    if boot.is_usable(block) && in_use.iter().all(|used| used.intersection(block).is_empty())
-                    {
-                        break block;
-                    }
-                    start = block.end;
-                    if start >= boot.memory_end() {
-                        return None;
-                    }
-                };
-                if self.lengthen(block) {
-                    return Some(());
-                }
-                if n == MAX_RUNS {
-                    return None;
-                }
-                block
-            }
+            1 => PfnRange::new(image.end, Pfn(image.end.0.next_multiple_of(PAGEBLOCK_FRAMES))),
+            // The image's last block is one of the first two, wherever it lies.
+            2 => memory.free_block(Pfn(PAGEBLOCK_FRAMES))?,
+            _ => memory.free_block(last)?,
         };
-        self.limit = if boot.is_usable(next) { next.end } else { next.start };
-        self.runs[self.count] = PfnRange::new(next.start, next.start);
-        self.count += 1;
-        // Before the direct map exists the identity map is used; the blocks enter the direct map
-        // when it is made.
-        if tables::direct_base() != 0 && self.count > 2 {
-            X86.enter(next);
+        // The first two are in small pages. Before the direct map exists the identity map serves;
+        // the blocks enter when it is made, which is a block for each run. From then on a block
+        // that follows a used up one makes its run longer: a large machine's frame table is many
+        // pageblocks and few runs.
+        let enter = memory.enter.filter(|_| self.count >= 2);
+        let follows = self.count > 2 && self.runs[self.count - 1].end == next.start;
+        let is_longer = enter.is_some() && follows;
+        if !is_longer {
+            let run = self.runs.get_mut(self.count)?;
+            *run = PfnRange::new(next.start, next.start);
+            self.count += 1;
+        }
+        self.limit = if (memory.is_usable)(next) { next.end } else { next.start };
+        if let Some(enter) = enter {
+            enter(next);
         }
         Some(())
+    }
+
+    /// As [`seal`].
+    fn seal(&mut self, memory: &StartMemory<'_>) {
+        while self.count == 0 || self.limit.0 - self.runs[self.count - 1].end.0 < RESERVE {
+            if self.open(memory).is_none() {
+                break;
+            }
+        }
+        let end = self.runs[self.count - 1].end;
+        self.limit = self.limit.min(end.offset(RESERVE));
+        self.sealed = true;
+    }
+
+    /// Runs that are taken, the reserve included.
+    fn taken(&self) -> impl Iterator<Item = PfnRange> {
+        let runs = self.runs[..self.count].iter().enumerate();
+        runs.map(|(index, run)| {
+            let end = if self.sealed && index + 1 == self.count { self.limit } else { run.end };
+            PfnRange::new(run.start, end)
+        })
     }
 }
 
 /// Takes 2^`order` frames, aligned to their size; their content is undefined.
 pub(crate) fn take(order: u32) -> Option<Pfn> {
-    FRAMES.lock().take(boot::info(), order)
+    StartMemory::with(|memory| FRAMES.lock().take(memory, order))
 }
 
 /// Ends start-up's allocations except for [`RESERVE`] frames.
 pub(crate) fn seal() {
     let mut frames = FRAMES.lock();
-    if frames.sealed {
-        return;
+    if !frames.sealed {
+        StartMemory::with(|memory| frames.seal(memory));
     }
-    let boot = boot::info();
-    while frames.count == 0 || frames.limit.0 - frames.runs[frames.count - 1].end.0 < RESERVE {
-        if frames.open(boot).is_none() {
-            break;
-        }
-    }
-    let end = frames.runs[frames.count - 1].end;
-    frames.limit = frames.limit.min(end.offset(RESERVE));
-    frames.sealed = true;
 }
 
-/// Calls `f` with each run that is taken, the reserve included.
-pub(crate) fn for_each_run(mut f: impl FnMut(PfnRange)) {
-    let frames = FRAMES.lock();
-    for (index, run) in frames.runs[..frames.count].iter().enumerate() {
-        let end = if frames.sealed && index + 1 == frames.count { frames.limit } else { run.end };
-        f(PfnRange::new(run.start, end));
-    }
+/// Call `f` with each run that is taken, the reserve included.
+pub(crate) fn for_each_run(f: impl FnMut(PfnRange)) {
+    FRAMES.lock().taken().for_each(f);
 }
 
 /// The run number `index`, counted from 0 in the order in which they were opened.
@@ -148,4 +170,80 @@ pub(crate) fn run(index: usize) -> Option<PfnRange> {
 pub(crate) fn owns(frame: Pfn) -> bool {
     let frames = FRAMES.lock();
     frames.runs[..frames.count].iter().any(|run| run.contains(frame))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::collections::BTreeSet;
+    use alloc::vec::Vec;
+    use core::sync::atomic::{AtomicU64, Ordering};
+
+    const BLOCK: u64 = PAGEBLOCK_FRAMES;
+
+    /// Memory of which each second pageblock is a hole, from the second on.
+    fn with_holes(f: impl FnOnce(&mut StartMemory<'_>)) {
+        let block = |number: u64| PfnRange::new(Pfn(number * BLOCK), Pfn((number + 1) * BLOCK));
+        let is_usable = |frames: PfnRange| {
+            let number = frames.start.0 / BLOCK;
+            frames.end <= block(number).end && (number % 2 == 0 || number == 1)
+        };
+        let image = PfnRange::new(Pfn(2 * BLOCK), Pfn(2 * BLOCK + 300));
+        let in_use = [block(2), block(1), block(6)];
+        f(&mut StartMemory { is_usable: &is_usable, end: Pfn(400 * BLOCK), image, in_use, enter: None });
+    }
+
+    #[test]
+    fn each_frame_that_start_up_takes_is_in_a_run_however_many_runs_there_are() {
+        with_holes(|memory| {
+            let mut frames = BootFrames::new();
+            let mut all = BTreeSet::new();
+            while let Some(first) = frames.take(memory, 4) {
+                for frame in PfnRange::new(first, first.offset(16)).iter() {
+                    let one = PfnRange::new(frame, frame.offset(1));
+                    assert!((memory.is_usable)(one) && !memory.image.contains(frame), "{frame:?}");
+                    assert!(all.insert(frame), "{frame:?} is taken twice");
+                    assert!(memory.in_use[1..].iter().all(|used| !used.contains(frame)), "{frame:?}");
+                }
+            }
+            // Its runs were used up before memory was.
+            assert_eq!((frames.count, frames.limit < memory.end), (MAX_RUNS, true));
+            assert_eq!(frames.taken().count(), MAX_RUNS);
+            for &frame in &all {
+                assert!(frames.taken().any(|run| run.contains(frame)), "{frame:?} is in no run");
+            }
+        });
+    }
+
+    #[test]
+    fn the_reserve_is_taken_and_nothing_behind_it() {
+        with_holes(|memory| {
+            let mut frames = BootFrames::new();
+            // A rest that is smaller than the reserve.
+            let few = (BLOCK - LOW_END.0) / 2 + 16;
+            (0..few).for_each(|_| assert!(frames.take(memory, 0).is_some()));
+            frames.limit = frames.runs[0].end.offset(RESERVE - 1);
+            frames.seal(memory);
+            let last = (0..).map_while(|_| frames.take(memory, 0)).collect::<Vec<_>>();
+            assert_eq!(last.len() as u64, RESERVE);
+            assert!(last.iter().all(|&frame| frames.taken().any(|run| run.contains(frame))));
+        });
+    }
+
+    #[test]
+    fn blocks_that_follow_each_other_are_one_run_and_each_enters_the_direct_map() {
+        static ENTERED: AtomicU64 = AtomicU64::new(0);
+        with_holes(|memory| {
+            memory.is_usable = &|_| true;
+            memory.enter = Some(|block| {
+                ENTERED.fetch_add(block.len(), Ordering::Relaxed);
+            });
+            let mut frames = BootFrames::new();
+            (0..200).for_each(|_| assert!(frames.take(memory, 9).is_some()));
+            // Two in small pages, one between blocks in use, and one to the end.
+            assert_eq!(frames.count, 4);
+            let large = frames.taken().skip(2).map(PfnRange::len).sum::<u64>();
+            assert_eq!((large, ENTERED.load(Ordering::Relaxed)), (200 * BLOCK, 200 * BLOCK));
+        });
+    }
 }

@@ -97,6 +97,8 @@ impl TablePart {
 }
 
 const MAX_RESERVED: usize = 64;
+// Start-up's, the first MiB, the image and the initial RAM disk.
+const _: () = assert!(MAX_RESERVED >= boot_frames::MAX_RUNS + 3);
 
 struct Reserved {
     ranges: [PfnRange; MAX_RESERVED],

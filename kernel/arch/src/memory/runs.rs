@@ -47,9 +47,9 @@ fn reach<const BITS: u64>(frame: Pfn) -> Reached<TRANSFER> {
     if cpu::preemption_count() & (INTERRUPTS | u32::MAX << 25) != 0 {
         refuse();
     }
-    let slot = windows.lap.take().unwrap_or_else(|| {
+    let slot = windows.take(|| {
         assert!(windows.exist(), "no windows on this CPU yet");
-        windows::renew(windows, windows.open())
+        windows.open()
     });
     trace_window(frame, BITS);
     windows.show(slot, frame, BITS)

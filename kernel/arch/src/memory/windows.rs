@@ -1,9 +1,9 @@
 //! Windows: short-lived mappings of one frame, private to a CPU.
 //!
-//! Each CPU has [`SLOTS`] pages of its own, taken in laps: the protocol, with its model, is
-//! `mm/xpfo`'s [`Lap`]. So a window costs one store of an entry when it opens, one when it closes,
-//! and 1/64 of a local flush. No other CPU ever caches a window. A whole pageblock is zeroed in one
-//! window of 2 MiB, which the CPU flushes as it closes.
+//! Each CPU has [`SLOTS`] pages of its own, taken in laps: the protocol, with its models, is
+//! `mm/xpfo`'s [`CpuWindows`]. So a window costs one entry store on each side and 1/64 of a local
+//! flush, and no other CPU ever caches one. A whole pageblock is zeroed in one window of 2 MiB,
+//! which the CPU forgets as it closes.
 //!
 //! **Proof.** A window opens on a frame whose record says that a program owns it: one load. All
 //! other cases are checked slowly: the page allocator's blocks while they change owners, and
@@ -27,7 +27,7 @@ use freehold_machine::{
     Cpus, Flush, KERNEL_OWNERS, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PROGRAM_OWNER,
     PROGRAM_OWNER_MASK, Pfn, PfnRange, PhysicalBytes, TABLE_ENTRIES, Tlb, VirtAddr,
 };
-use freehold_xpfo::{Closing, DEADLINE_NS, Lap, Policy, Renewal, Rules};
+use freehold_xpfo::{Alarm, Closing, CpuWindows, Policy, Rules, Translations, each_of};
 
 use super::tables::{self, ACCESSED, DIRTY, LARGE, NO_EXECUTE, PRESENT, WRITABLE};
 use super::{OutOfMemory, direct, layout, pluggable, runs, wiping};
@@ -52,12 +52,6 @@ pub(super) const INTERRUPTS: u32 = 3 * INTERRUPT;
 /// A window on a page of a transfer.
 pub(super) const TRANSFER: u32 = 1 << 24;
 
-const NOT_LENT: u64 = u64::MAX;
-
-/// When the interrupt that flushes closed windows is due: a sixteenth of the time is left for its
-/// delivery.
-const INTERRUPT_AFTER_NS: u64 = DEADLINE_NS - DEADLINE_NS / 16;
-
 /// A CPU's windows. Only its own CPU uses it, pinned; others read the counts.
 pub(crate) struct Windows {
     /// The [`SLOTS`] translation entries, in the direct map; null until [`attach`].
@@ -66,11 +60,8 @@ pub(crate) struct Windows {
     large: AtomicPtr<AtomicU64>,
     /// Address of the first slot.
     base: AtomicU64,
-    pub(super) lap: Lap<SLOTS>,
-    /// Number of windows opened so far when a kernel task took this CPU from a program's task;
-    /// [`NOT_LENT`] while no kernel task has it.
-    lent: AtomicU64,
-    /// If not 0, each window is flushed as it closes.
+    slots: CpuWindows<SLOTS>,
+    /// Not 0: a window is forgotten as it closes.
     forgets_at_close: AtomicU32,
     /// Deadline by which closed windows must be flushed, as [`time::now`] counts; `u64::MAX` while
     /// nothing is cached.
@@ -83,8 +74,7 @@ impl Windows {
             entries: AtomicPtr::new(core::ptr::null_mut()),
             large: AtomicPtr::new(core::ptr::null_mut()),
             base: AtomicU64::new(0),
-            lap: Lap::new(),
-            lent: AtomicU64::new(NOT_LENT),
+            slots: CpuWindows::new(),
             forgets_at_close: AtomicU32::new(0),
             deadline: AtomicU64::new(u64::MAX),
         }
@@ -112,9 +102,29 @@ impl Windows {
     pub(super) fn exist(&self) -> bool {
         !self.entries.load(Ordering::Relaxed).is_null()
     }
-    /// Returns the numbers of windows opened, and of laps begun, so far.
-    pub(crate) fn counts(&self) -> [u64; 2] {
-        [self.lap.taken(), self.lap.laps()]
+    /// The slot for a window; `open` has a bit for each slot that is in use.
+    #[inline(always)]
+    pub(super) fn take(&self, open: impl FnOnce() -> u64) -> usize {
+        self.slots.take().unwrap_or_else(|| self.slots.renew(policy(), open(), self))
+    }
+}
+
+impl Translations for Windows {
+    fn forget_slot(&self, slot: usize) {
+        registers::invlpg(self.base.load(Ordering::Relaxed) + (slot * PAGE_SIZE) as u64);
+    }
+    fn forget_all(&self) {
+        X86.flush_local(Flush::NonGlobal);
+    }
+}
+
+impl Alarm for Windows {
+    fn is_set(&self) -> bool {
+        self.deadline.load(Ordering::Relaxed) != u64::MAX
+    }
+    fn set(&self, after_ns: u64) {
+        let _off = irq::disable();
+        time::arm_for_windows(time::now() + after_ns);
     }
 }
 
@@ -311,7 +321,7 @@ fn reach<const NTH: u32, const BITS: u64>(frame: Pfn) -> Reached {
     let windows = &cpu::this().windows;
     if is_programs(frame)
         && !has_more_than::<NTH>()
-        && let Some(slot) = windows.lap.take()
+        && let Some(slot) = windows.slots.take()
     {
         let entry = windows.entries.load(Ordering::Relaxed).wrapping_add(slot);
         let bytes = windows.base.load(Ordering::Relaxed) + (slot * PAGE_SIZE) as u64;
@@ -337,7 +347,7 @@ fn reach_slowly(frame: Pfn, bits: u64) -> Reached {
     let has_others = cpu::preemption_count() >= 2 * OPEN;
     let others = || if has_others { windows.open() } else { 0 };
     if is_programs(frame) && !has_more_than::<1>() && windows.exist() {
-        let slot = windows.lap.take().unwrap_or_else(|| renew(windows, others()));
+        let slot = windows.take(others);
         trace_window(frame, bits);
         return windows.show(slot, frame, bits);
     }
@@ -355,7 +365,7 @@ fn reach_slowly(frame: Pfn, bits: u64) -> Reached {
         !each_of(open).any(|slot| tables::frame_of(windows.entry(slot).load(Ordering::Relaxed)) == frame),
         "{frame:?} is in a window already"
     );
-    let slot = windows.lap.take().unwrap_or_else(|| renew(windows, open));
+    let slot = windows.take(|| open);
     windows.show(slot, frame, bits)
 }
 
@@ -373,47 +383,6 @@ pub fn refused() -> u64 {
     REFUSED.load(Ordering::Relaxed)
 }
 
-/// Above this number of windows, flushing everything that is not global is cheaper: the end of a
-/// lap, of which each window pays a 64th.
-const MOST_SLOTS: u32 = 32;
-
-/// Flushes the windows of these slots on this CPU, a bit for each slot. If there are few, the
-/// program's translations are left alone.
-fn forget_slots(windows: &Windows, slots: u64) {
-    if slots.count_ones() > MOST_SLOTS {
-        return X86.flush_local(Flush::NonGlobal);
-    }
-    let base = windows.base.load(Ordering::Relaxed);
-    each_of(slots).for_each(|slot| registers::invlpg(base + (slot * PAGE_SIZE) as u64));
-}
-
-/// The slots that have a bit in `slots`.
-fn each_of(mut slots: u64) -> impl Iterator<Item = usize> {
-    core::iter::from_fn(move || {
-        let slot = (slots != 0).then(|| slots.trailing_zeros() as usize)?;
-        slots &= slots - 1;
-        Some(slot)
-    })
-}
-
-/// Returns the first slot of the next run. `open` has a bit for each slot that is in use.
-#[cold]
-#[inline(never)]
-pub(super) fn renew(windows: &Windows, open: u64) -> usize {
-    let cached = windows.lap.maybe_cached();
-    match windows.lap.renew(open) {
-        Renewal::SameLap => {}
-        Renewal::NewLap => forget_slots(windows, cached),
-        Renewal::Fresh => {
-            if policy().bounds_time() && windows.deadline.load(Ordering::Relaxed) == u64::MAX {
-                let _off = irq::disable();
-                time::arm_for_windows(time::now() + INTERRUPT_AFTER_NS);
-            }
-        }
-    }
-    windows.lap.take().expect("the lap was just renewed")
-}
-
 /// Whether this CPU has a window open, or serves an interrupt.
 fn is_open(per_cpu: &PerCpu) -> bool {
     per_cpu.preemption.load(Ordering::Relaxed) >= OPEN
@@ -425,7 +394,7 @@ fn is_open(per_cpu: &PerCpu) -> bool {
 pub(crate) fn forgotten() {
     let per_cpu = cpu::this();
     if !is_open(per_cpu) {
-        per_cpu.windows.lap.restart();
+        per_cpu.windows.slots.forgotten();
     }
 }
 
@@ -434,30 +403,22 @@ pub(crate) fn forgotten() {
 pub fn forget_closed() {
     if policy().bounds_time() {
         let _off = irq::disable();
-        let lap = &cpu::this().windows.lap;
-        if lap.may_be_cached() {
-            forget_slots(&cpu::this().windows, lap.maybe_cached());
-            lap.forget();
-        }
+        let windows = &cpu::this().windows;
+        windows.slots.forget_closed(windows);
     }
 }
 
 /// Notes that a kernel task gets this CPU while a program's address space stays loaded. Interrupts
 /// are off.
 pub fn lend() {
-    let windows = &cpu::this().windows;
-    if windows.lent.load(Ordering::Relaxed) == NOT_LENT {
-        windows.lent.store(windows.lap.taken(), Ordering::Relaxed);
-    }
+    cpu::this().windows.slots.lend();
 }
 
 /// Notes that a program's task gets this CPU, with its address space loaded. Windows that kernel
 /// tasks opened meanwhile are flushed, so that they are not cached while the program runs.
 /// Interrupts are off.
 pub fn take_back() {
-    let windows = &cpu::this().windows;
-    let before = windows.lent.swap(NOT_LENT, Ordering::Relaxed);
-    if before != NOT_LENT && before != windows.lap.taken() {
+    if cpu::this().windows.slots.take_back() {
         forget_closed();
     }
 }
@@ -474,21 +435,14 @@ pub fn map_rules() -> Rules {
     }
 }
 
-/// Handles the deadline of this CPU's closed windows. Interrupts are off. Returns the next
-/// deadline, if a window is open.
+/// The alarm of this CPU's closed windows has come. Interrupts are off. Returns when the next one
+/// is; `u64::MAX` for none.
 pub(crate) fn expire() -> u64 {
     let per_cpu = cpu::this();
-    if !per_cpu.windows.lap.may_be_cached() {
-        return u64::MAX;
-    }
-    forget_slots(&per_cpu.windows, per_cpu.windows.lap.maybe_cached());
-    // The interrupt itself counts: the count below it may include an open window, which is flushed
-    // later.
-    if per_cpu.preemption.load(Ordering::Relaxed) & !INTERRUPTS < OPEN {
-        per_cpu.windows.lap.forget();
-        return u64::MAX;
-    }
-    time::now() + INTERRUPT_AFTER_NS
+    // The interrupt itself counts: windows that lie below it are forgotten later.
+    let open = (per_cpu.preemption.load(Ordering::Relaxed) & !INTERRUPTS) / OPEN;
+    let again = per_cpu.windows.slots.expire(open, &per_cpu.windows);
+    again.map_or(u64::MAX, |after_ns| time::now() + after_ns)
 }
 
 /// Whether the deadline of this CPU's closed windows has passed and its interrupt has not come yet:
@@ -511,7 +465,7 @@ pub(crate) fn leave_interrupt() {
 
 /// Windows opened, and laps begun, on all CPUs.
 pub fn totals() -> [u64; 2] {
-    let each = cpu::online().iter().filter_map(cpu::of).map(|per_cpu| per_cpu.windows.counts());
+    let each = cpu::online().iter().filter_map(cpu::of).map(|per_cpu| per_cpu.windows.slots.counts());
     each.fold([0; 2], |[windows, laps], [more, others]| [windows + more, laps + others])
 }
 
