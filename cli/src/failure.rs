@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::print;
+use crate::progress::status_of;
 
 /// The default exit status of a [`Failure`]: an error of ours, not of the program.
 pub const OWN_ERROR: u8 = 125;
@@ -20,6 +21,8 @@ enum FailureKind {
     NotExecutable,
     NotFound,
     ReaderGone,
+    /// By this signal.
+    Interrupted(u8),
 }
 
 /// A failure, and what the user can do about it. Shown as one line.
@@ -49,6 +52,20 @@ impl Failure {
     /// Makes the failure for a reader of stdout that went away: nothing is printed.
     pub fn reader_gone() -> Failure {
         Failure { kind: FailureKind::ReaderGone, ..Failure::new("the reader of stdout went away", "") }
+    }
+
+    /// Makes the failure for a measurement that a signal ended.
+    pub fn interrupted(signal: u8) -> Failure {
+        let kind = FailureKind::Interrupted(signal);
+        Failure { kind, ..Failure::new(format!("ended by signal {signal}"), "") }
+    }
+
+    /// Returns the signal that was the reason, if it was one.
+    pub fn signal(&self) -> Option<u8> {
+        match self.kind {
+            FailureKind::Interrupted(signal) => Some(signal),
+            _ => None,
+        }
     }
 
     /// Makes the failure of a file operation: names the operation, the file and the system's
@@ -99,6 +116,7 @@ impl Failure {
             FailureKind::NotExecutable => NOT_EXECUTABLE,
             FailureKind::NotFound => NOT_FOUND,
             FailureKind::ReaderGone => READER_GONE,
+            FailureKind::Interrupted(signal) => status_of(signal),
         }
     }
 
@@ -118,6 +136,7 @@ impl Failure {
             FailureKind::NotExecutable => "not-executable",
             FailureKind::NotFound => "not-found",
             FailureKind::ReaderGone => "reader-gone",
+            FailureKind::Interrupted(_) => "interrupted",
         }
     }
 }

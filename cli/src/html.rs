@@ -102,6 +102,11 @@ impl Page {
         self.put(format_args!("<p class=\"note {}\">{}</p>\n", tone.class(), escape(text)));
     }
 
+    /// Puts a sentence that limits all the rest at the top.
+    pub fn warn(&mut self, text: &str) {
+        self.body.insert_str(0, &format!("<p class=\"note warning\">{}</p>\n", escape(text)));
+    }
+
     /// Adds key figures side by side.
     pub fn tiles(&mut self, tiles: &[Tile]) {
         self.body.push_str("<div class=\"tiles\">\n");
@@ -194,6 +199,7 @@ mod tests {
         page.section(evil);
         page.text(evil);
         page.note(Tone::Bad, evil);
+        page.warn(evil);
         page.facts(&[(evil.into(), evil.into())]);
         page.tiles(&[Tile { label: evil.into(), value: evil.into(), detail: evil.into(), tone: Tone::Good }]);
         let mut table = Table::new(evil, &[Column::text(evil)]);

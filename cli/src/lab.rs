@@ -17,6 +17,8 @@ use std::path::PathBuf;
 
 use crate::args::{self, LabOptions};
 use crate::failure::Failure;
+use crate::html::Page;
+use crate::progress::{partial_sentence, status_of};
 use crate::qemu::Engine;
 use crate::run::Prepared;
 use crate::{Result, files, print};
@@ -67,9 +69,22 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Prints the summary, after the files are written.
-    fn print(&self, text: &str) -> Result<()> {
-        files::print_beside(text, [&self.json, &self.html])
+    /// Writes the report for people, if it is wanted. It is marked where a signal ended the
+    /// experiment.
+    fn write_page(&self, page: impl FnOnce() -> Page, ended_by: Option<u8>) -> Result<()> {
+        let Some(path) = &self.html else { return Ok(()) };
+        let mut page = page();
+        ended_by.map(partial_sentence).iter().for_each(|partial| page.warn(partial));
+        page.write(path)
+    }
+
+    /// Prints the summary, after the files are written; returns the exit status: `status`, or that
+    /// of the signal that ended the experiment.
+    fn conclude(&self, text: &str, ended_by: Option<u8>, status: u8) -> Result<u8> {
+        let partial = ended_by.map(|signal| format!("\n{}\n", partial_sentence(signal)));
+        let text = format!("{text}{}", partial.unwrap_or_default());
+        files::print_beside(&text, [&self.json, &self.html])?;
+        Ok(ended_by.map_or(status, status_of))
     }
 }
 

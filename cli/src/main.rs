@@ -30,6 +30,7 @@ mod outcome;
 mod owns;
 mod print;
 mod program;
+mod progress;
 mod protocol;
 mod qemu;
 mod report;

@@ -32,7 +32,7 @@ use crate::qemu::version;
 use crate::qemu::{self, Debugger, Engine, Files, VirtualMachine};
 use crate::report;
 use crate::schema::RunMachine;
-use crate::session::{self, End, Ended, Job, LastSeen, LogTo, OutputTo, Purpose, Recall};
+use crate::session::{self, End, Ended, GroupMember, Job, LastSeen, LogTo, OutputTo, Purpose};
 use crate::size::show_size;
 use crate::stuck;
 use crate::terminal::{self, Streams};
@@ -232,8 +232,8 @@ impl Prepared {
         self.run_unless(engine, None)
     }
 
-    /// Runs the VM to its end, or until it is recalled.
-    pub fn run_unless(&self, engine: Engine, recall: Option<&Recall>) -> Result<Ended> {
+    /// Runs the VM to its end, or until its group is recalled.
+    pub fn run_unless(&self, engine: Engine, member: Option<GroupMember<'_>>) -> Result<Ended> {
         qemu::program()?;
         let mut initramfs =
             tempfile::Builder::new().prefix("freehold-").suffix(".cpio").tempfile().map_err(|e| {
@@ -265,7 +265,7 @@ impl Prepared {
             timeout: self.timeout,
             purpose: self.purpose,
             log: self.watch.log,
-            recall,
+            member,
             control: self.watch.control.as_deref(),
             strace: self.watch.strace.as_deref().map(|path| (path, self.spec.first_program())),
         });

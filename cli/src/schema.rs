@@ -94,6 +94,8 @@ impl RunMachine {
 pub struct LabHead {
     schema: &'static str,
     experiment: &'static str,
+    /// Whether a signal ended the experiment early. The parts that were finished before are there.
+    partial: bool,
     /// QEMU and its version.
     emulator: String,
     /// SHA-256 of our own kernel's file; null if there is none.
@@ -101,10 +103,11 @@ pub struct LabHead {
 }
 
 impl LabHead {
-    /// Makes the fields for the experiment with this name.
-    pub fn of(experiment: &'static str) -> LabHead {
+    /// Makes the fields for the experiment with this name, which a signal may have ended.
+    pub fn of(experiment: &'static str, ended_by: Option<u8>) -> LabHead {
         let kernel_build = kernel::own_kernel().ok().and_then(|path| build(&path));
-        LabHead { schema: LAB, experiment, emulator: bench::emulator(), kernel_build }
+        let partial = ended_by.is_some();
+        LabHead { schema: LAB, experiment, partial, emulator: bench::emulator(), kernel_build }
     }
 }
 

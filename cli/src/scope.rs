@@ -28,7 +28,7 @@ use crate::failure::{Failure, OWN_ERROR};
 use crate::outcome::RunOutcome;
 use crate::qemu::{self, Engine, Watcher};
 use crate::run::{self, Prepared};
-use crate::session::{End, Ended, OutputTo, Recall, WATCHER_NAME};
+use crate::session::{End, Ended, GroupMember, OutputTo, WATCHER_NAME};
 use crate::{Result, dry_run, files, kernel, print, schema};
 pub use digest::Digest;
 use lines::SharedLines;
@@ -166,8 +166,8 @@ impl Measurement {
 
     /// Runs the program; returns the results, if QEMU wrote them, and the run's end. For callers
     /// that judge the end themselves, and may recall the run.
-    pub fn run_unless(self, recall: Option<&Recall>) -> Result<(Result<Results>, Ended)> {
-        let ended = self.run.run_unless(Engine::Tcg, recall)?;
+    pub fn run_unless(self, member: Option<GroupMember<'_>>) -> Result<(Result<Results>, Ended)> {
+        let ended = self.run.run_unless(Engine::Tcg, member)?;
         if let End::Qemu(words) = &ended.end {
             let failure = Failure::qemu(words, words.clone());
             return Err(explain(&self.microscope.plugin, &ended.words, failure));

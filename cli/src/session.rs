@@ -46,7 +46,7 @@ use questions::Questions;
 use signals::Signals;
 
 pub use end::{End, Ended, LastSeen, Loss};
-pub use recall::Recall;
+pub use recall::{GroupMember, Recall};
 
 /// Time for a guest that does not count its bytes to power off after the program's end.
 const POWER_OFF_GRACE: Duration = Duration::from_secs(5);
@@ -84,8 +84,8 @@ pub struct Job<'a> {
     pub purpose: Purpose,
     /// Where the kernel log goes.
     pub log: LogTo,
-    /// Recall that ends the run when others of its group have failed.
-    pub recall: Option<&'a Recall>,
+    /// The run's part in a group of runs.
+    pub member: Option<GroupMember<'a>>,
     /// Where questions of `freehold owns` come from.
     pub control: Option<&'a Path>,
     /// Where the lines of `--strace` go, and the program that is first in them.
@@ -190,6 +190,8 @@ struct VmSession<'a> {
     threads: Option<Value>,
     /// stdout and stderr of a measurement.
     kept: Option<[File; 2]>,
+    /// Bytes of that stdout that the group has heard.
+    heard: u64,
 }
 
 impl<'a> VmSession<'a> {
@@ -297,6 +299,7 @@ impl<'a> VmSession<'a> {
             asked_for_cpus: false,
             threads: None,
             kept,
+            heard: 0,
         })
     }
 
@@ -306,7 +309,7 @@ impl<'a> VmSession<'a> {
             if let Some(end) = self.take_signals() {
                 break end;
             }
-            if self.job.recall.is_some_and(Recall::called) {
+            if self.job.member.is_some_and(|member| member.recall.called()) {
                 break End::Recalled;
             }
             let gone = self.qemu.try_wait().ok().flatten();
@@ -317,6 +320,7 @@ impl<'a> VmSession<'a> {
             let heard = self.listen();
             self.output.run();
             self.error.run();
+            self.let_group_hear();
             self.tell_closed();
             self.take_terminal();
             if self.ended.is_none() && self.job.purpose == Purpose::Program && self.may_read() {
@@ -390,7 +394,7 @@ impl<'a> VmSession<'a> {
     fn wait(&mut self) -> Result<()> {
         let mut interest: Vec<(BorrowedFd<'_>, PollFlags)> =
             vec![(self.exited.as_fd(), PollFlags::IN), (self.signals.as_fd(), PollFlags::IN)];
-        interest.extend(self.job.recall.map(|recall| (recall.as_fd(), PollFlags::IN)));
+        interest.extend(self.job.member.map(|member| (member.recall.as_fd(), PollFlags::IN)));
         self.control.interest(&mut interest);
         self.log.channel.interest(&mut interest);
         self.words.interest(&mut interest);
@@ -505,6 +509,12 @@ impl<'a> VmSession<'a> {
         for file in [Some(self.job.files.initramfs), self.job.files.swap].into_iter().flatten() {
             // The file's owner removes it at the end, if it still exists.
             let _ = std::fs::remove_file(file);
+        }
+    }
+
+    fn let_group_hear(&mut self) {
+        if let (Some(member), Some([output, _])) = (&self.job.member, &self.kept) {
+            self.heard += member.listen(output, self.heard);
         }
     }
 

@@ -75,7 +75,8 @@ Guest instructions (--icount, the default) do not depend on how busy the host is
 host's time (--wall) is shown with its spread. A ratio's 95% interval that holds 1 is called not distinguishable.
 
 Exit status: 0; 1 a row failed on a side (named on stderr, with what the guest printed); 124 a guest did not end in time;
-125 an error of freehold's own, a kernel that does not boot or whose frames do not balance among them; 255 a guest died.";
+125 an error of freehold's own, a kernel that does not boot or whose frames do not balance among them; 255 a guest died.
+128+N signal N (Ctrl-C: 2) ended the measurement: the report and the files have the rows that were finished, and are marked as partial.";
 
 /// Text for `freehold diff`.
 pub const DIFF_HELP: &str = "\
@@ -100,7 +101,10 @@ Examples:
   freehold lab costs --quick                            a short run: does it work here?
   freehold lab near-cache --boots 10 --html near.html   more boots: how far are they from each other?
   freehold lab slowdown                                 what freehold scope costs, with this QEMU
-  FREEHOLD_QEMU=FILE freehold lab slowdown              … and with another";
+  FREEHOLD_QEMU=FILE freehold lab slowdown              … and with another
+
+Exit status: 0; 1 a figure misses its goal, or a row failed; 125 an error of freehold's own; 128+N signal N (Ctrl-C: 2) ended
+the experiment: the report and the files have what was finished, and are marked as partial.";
 
 /// Text for `freehold owns`.
 pub const OWNS_HELP: &str = "\

@@ -12,6 +12,7 @@ pub fn page(report: &BenchReport<'_>, title: &str) -> Page {
     let mut page = Page::new(title, &format!("{}. {}.", report.unit(), report.comparison.method.words()));
     page.tiles(&tiles(report));
     sections(report, &mut page);
+    report.partial().iter().for_each(|partial| page.warn(partial));
     page
 }
 
@@ -98,7 +99,7 @@ pub fn tiles(report: &BenchReport<'_>) -> Vec<Tile> {
             tone,
         ));
     }
-    if let Some(differences) = &report.comparison.differences {
+    if let (Some(differences), None) = (&report.comparison.differences, report.comparison.interrupted) {
         let (value, tone) = match differences.len() {
             0 => ("equal".to_owned(), Tone::Good),
             count => (format!("{count} rows differ"), Tone::Warning),

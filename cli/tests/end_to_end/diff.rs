@@ -195,37 +195,3 @@ fn csv_is_refused_where_it_means_nothing() {
     let outcome = finish_now(freehold().args(["bench", "--csv", "/nonexistent/x"]), b"").expect(125);
     assert!(outcome.stderr.contains("/nonexistent/x"), "{}", outcome.stderr);
 }
-
-/// Fails unless `record` matches docs/schema/`name`, and has no further field.
-#[track_caller]
-fn validate(record: &Value, name: &str) {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/schema").join(name);
-    let mut schema = read(&file);
-    close(&mut schema);
-    let validator = jsonschema::validator_for(&schema).expect("a schema");
-    let wrong: Vec<String> =
-        validator.iter_errors(record).map(|error| format!("{}: {error}", error.instance_path())).collect();
-    assert!(wrong.is_empty(), "{wrong:#?}");
-    let first = schema["required"][0].as_str().map(str::to_owned);
-    assert_eq!(record.as_object().and_then(|fields| fields.keys().next().cloned()), first);
-    // A record without a required field is invalid.
-    let mut broken = record.clone();
-    broken.as_object_mut().expect("an object").remove("schema");
-    assert!(!validator.is_valid(&broken));
-}
-
-/// Changes the schema so that it allows only the fields that it names.
-fn close(schema: &mut Value) {
-    match schema {
-        Value::Object(fields) => {
-            fields.values_mut().for_each(close);
-            if fields.get("properties").is_some_and(Value::is_object)
-                && !fields.contains_key("additionalProperties")
-            {
-                fields.insert("additionalProperties".into(), false.into());
-            }
-        }
-        Value::Array(list) => list.iter_mut().for_each(close),
-        _ => {}
-    }
-}

@@ -28,6 +28,7 @@ mod growth;
 mod hostile;
 mod hotplug;
 mod images;
+mod interrupted;
 mod kill;
 mod latency;
 mod learn;
