@@ -20,6 +20,10 @@ enum FailureKind {
     Own,
     NotExecutable,
     NotFound,
+    /// Of QEMU, which did not do its work.
+    Qemu,
+    /// Of a kernel that refuses the machine.
+    Firmware,
     ReaderGone,
     /// By this signal.
     Interrupted(u8),
@@ -106,13 +110,28 @@ impl Failure {
         } else {
             "freehold doctor checks the installation"
         };
-        Failure::new(told, hint)
+        Failure { kind: FailureKind::Qemu, ..Failure::new(told, hint) }
+    }
+
+    /// Makes the failure for a kernel that refuses the machine, for this reason.
+    pub fn firmware(reason: impl Into<String>) -> Failure {
+        Failure { kind: FailureKind::Firmware, ..Failure::new(reason, "") }
+    }
+
+    /// Returns whether QEMU did not do its work.
+    pub fn is_of_qemu(&self) -> bool {
+        self.kind == FailureKind::Qemu
+    }
+
+    /// Returns whether the kernel refuses the machine.
+    pub fn is_of_firmware(&self) -> bool {
+        self.kind == FailureKind::Firmware
     }
 
     /// Returns the exit status of this command.
     pub fn status(&self) -> u8 {
         match self.kind {
-            FailureKind::Own => OWN_ERROR,
+            FailureKind::Own | FailureKind::Qemu | FailureKind::Firmware => OWN_ERROR,
             FailureKind::NotExecutable => NOT_EXECUTABLE,
             FailureKind::NotFound => NOT_FOUND,
             FailureKind::ReaderGone => READER_GONE,
@@ -132,7 +151,7 @@ impl Failure {
     /// program.
     pub fn reason(&self) -> &'static str {
         match self.kind {
-            FailureKind::Own => "error",
+            FailureKind::Own | FailureKind::Qemu | FailureKind::Firmware => "error",
             FailureKind::NotExecutable => "not-executable",
             FailureKind::NotFound => "not-found",
             FailureKind::ReaderGone => "reader-gone",

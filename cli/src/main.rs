@@ -16,6 +16,7 @@ mod coverage;
 mod diff;
 mod doctor;
 mod dry_run;
+mod ending;
 mod events;
 mod failure;
 mod files;

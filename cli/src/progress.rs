@@ -152,20 +152,20 @@ impl Drop for Interrupt {
 }
 
 /// The parts of an experiment, one after the other, until a signal comes.
-pub struct Steps {
+pub struct LabSteps {
     progress: Progress,
     interrupt: Interrupt,
     /// The signal that ended a VM.
     ended_by: Option<u8>,
 }
 
-impl Steps {
+impl LabSteps {
     /// Begins an experiment of these parts, each given by its key.
     ///
     /// # Errors
     /// Signals cannot be watched.
-    pub fn new(parts: impl IntoIterator<Item = String>) -> Result<Steps> {
-        Ok(Steps { progress: Progress::new(parts, 1), interrupt: Interrupt::watch()?, ended_by: None })
+    pub fn new(parts: impl IntoIterator<Item = String>) -> Result<LabSteps> {
+        Ok(LabSteps { progress: Progress::new(parts, 1), interrupt: Interrupt::watch()?, ended_by: None })
     }
 
     /// Adds parts that were not known before.
@@ -269,16 +269,16 @@ mod tests {
 
     #[test]
     fn a_signal_keeps_the_steps_before_it() {
-        let mut steps = Steps::new(keys(&["a", "a"])).expect("steps");
+        let mut steps = LabSteps::new(keys(&["a", "a"])).expect("steps");
         assert_eq!(steps.step("a", "first", || Ok(1)).expect("a result"), Some(1));
         let interrupted = steps.step("a", "second", || Err::<i32, _>(Failure::interrupted(15)));
         assert_eq!(interrupted.expect("no failure"), None);
         assert_eq!(steps.step("a", "third", || Ok(3)).expect("no failure"), None, "nothing more is begun");
         assert_eq!(steps.end().expect("one is finished"), Some(15));
-        let mut early = Steps::new(keys(&["a"])).expect("steps");
+        let mut early = LabSteps::new(keys(&["a"])).expect("steps");
         assert!(early.step("a", "first", || Err::<i32, _>(Failure::interrupted(2))).expect("none").is_none());
         assert_eq!(early.end().expect_err("nothing is finished").status(), 130);
-        let mut failing = Steps::new(keys(&["a"])).expect("steps");
+        let mut failing = LabSteps::new(keys(&["a"])).expect("steps");
         assert!(failing.step("a", "x", || Err::<i32, _>(Failure::new("broken", ""))).is_err());
     }
 }

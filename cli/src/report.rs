@@ -18,14 +18,12 @@ const REGISTERS_A_LINE: usize = 4;
 /// Describes a guest's death for a person: message, each CPU's registers and backtrace, or the end
 /// of the log.
 pub fn death(ended: &Ended, symbols: &Symbols) -> Option<String> {
-    let mut text = String::new();
-    match &ended.end {
-        End::Panicked(certificate) => certificate_text(&mut text, certificate, symbols),
-        End::Died => {
-            let when = if ended.ready.is_none() { " before it could start the program" } else { "" };
-            let _ = writeln!(text, "the guest died{when}: {}", cause_of_death(ended, symbols));
-        }
+    let mut text = match &ended.end {
+        End::Panicked(_) | End::Died => format!("{}\n", death_line(ended, symbols)),
         _ => return None,
+    };
+    if let End::Panicked(certificate) = &ended.end {
+        certificate_text(&mut text, certificate, symbols);
     }
     let full_certificate =
         matches!(&ended.end, End::Panicked(certificate) if certificate.get("cpus").is_some());
@@ -41,6 +39,16 @@ pub fn death(ended: &Ended, symbols: &Symbols) -> Option<String> {
         }
     }
     Some(text)
+}
+
+/// Returns the first line of [`death`].
+pub fn death_line(ended: &Ended, symbols: &Symbols) -> String {
+    let what = match (&ended.end, &ended.ready) {
+        (End::Panicked(_), _) => "the guest kernel panicked",
+        (_, Some(_)) => "the guest died",
+        (_, None) => "the guest died before it could start the program",
+    };
+    format!("{what}: {}", cause_of_death(ended, symbols).replace('\n', " "))
 }
 
 /// Describes a guest's death in one line: its certificate's message, else the last line of its log
@@ -64,9 +72,19 @@ pub fn stuck_threads(ended: &Ended, symbols: &Symbols) -> Option<Value> {
     Some(stuck::named(answer, slide, symbols))
 }
 
+/// Returns the certificate of a guest that died: what its kernel sent, or else its last line about
+/// a panic.
+pub fn certificate(ended: &Ended, symbols: &Symbols) -> Option<Value> {
+    match &ended.end {
+        End::Panicked(certificate) => Some(public_certificate(certificate, symbols)),
+        End::Died => Some(serde_json::json!({ "message": cause_of_death(ended, symbols) })),
+        _ => None,
+    }
+}
+
 /// Returns the certificate for publication: if addresses are hidden, symbols and offsets replace
 /// them.
-pub fn public_certificate(certificate: &Value, symbols: &Symbols) -> Value {
+fn public_certificate(certificate: &Value, symbols: &Symbols) -> Value {
     let mut public = certificate.clone();
     if symbols.addresses() == Addresses::Shown {
         return public;
@@ -128,8 +146,6 @@ fn number(value: &Value) -> Option<u64> {
 
 fn certificate_text(text: &mut String, certificate: &Value, symbols: &Symbols) {
     let slide = slide_of(certificate);
-    let message = symbols.without_addresses(message(certificate), slide);
-    let _ = writeln!(text, "the guest kernel panicked: {message}");
     for cpu in certificate.get("cpus").and_then(Value::as_array).into_iter().flatten() {
         let name = cpu.get("cpu").and_then(number).unwrap_or(0);
         let _ = writeln!(text, "CPU {name}:");
@@ -195,10 +211,7 @@ fn ending(end: &End) -> String {
             Ending::Exit(status) => format!("exit {status}"),
             Ending::Signal(signal) => format!("ended by signal {signal}"),
         },
-        End::TimedOut(_) => "timed out".into(),
-        End::Escaped => "ended from the terminal".into(),
-        End::Interrupted(signal) => format!("interrupted by signal {signal}"),
-        _ => "died".into(),
+        _ => "did not end".into(),
     }
 }
 

@@ -17,6 +17,7 @@ use crate::backtrace::{Addresses, Symbols};
 use crate::changes::{self, Changes};
 use crate::container::{Container, Launch};
 use crate::coverage::Watched;
+use crate::ending::RunEnd;
 use crate::failure::Failure;
 use crate::host_view::HostView;
 use crate::image::Image;
@@ -293,36 +294,26 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
         Engine::Kvm => "kvm",
     };
     let symbols = run.symbols();
-    let mut outcome = RunOutcome::of(ended, accel, &symbols);
     let name = run.spec.arguments[0].to_string_lossy();
+    let end = RunEnd::of(ended, (&name, run.timeout), &symbols);
+    let mut outcome = RunOutcome::of(ended, (&name, &end), accel, &symbols);
     match &ended.end {
-        End::TimedOut(whereabouts) => {
-            let within = humantime::format_duration(run.timeout.unwrap_or_default());
-            print::stderr(format!("freehold: {name} did not end within {within}: killed\n"));
-            if ended.is_of_own_kernel() && !matches!(whereabouts, LastSeen::Threads(_)) {
-                print::stderr("  and its kernel does not answer\n");
-            }
-            if let Some(threads) = &outcome.threads {
-                print::stderr(stuck::text(threads));
-            }
-        }
-        End::Escaped => print::stderr("freehold: ended from the terminal (Ctrl-] three times)\n"),
         End::Qemu(words) => return Err(Failure::qemu(words, words.clone())),
-        End::Refused(reason) => return Err(Failure::new(reason.clone(), "")),
-        _ => {}
+        End::Refused(reason) => return Err(Failure::firmware(reason.clone())),
+        _ => check_engine(ended)?,
     }
-    check_engine(ended)?;
-    if let Some(text) = report::death(ended, &symbols) {
-        print::stderr(format!("freehold: {text}"));
+    match report::death(ended, &symbols) {
+        Some(text) => print::stderr(format!("freehold: {text}")),
+        None if end.is_told() => print::stderr(format!("freehold: {}\n", end.sentence(&name))),
+        None => {}
     }
-    if let End::Unbalanced(_, finding) = &ended.end {
-        print::stderr(format!("freehold: {}\n", report::unbalanced(finding)));
-    }
-    if let End::OutputLost(_, loss) = &ended.end
-        && !loss.reader_gone()
+    if let End::TimedOut(whereabouts) = &ended.end
+        && ended.is_of_own_kernel()
+        && !matches!(whereabouts, LastSeen::Threads(_))
     {
-        print::stderr(format!("freehold: {}\n", report::output_lost(*loss)));
+        print::stderr("  and its kernel does not answer\n");
     }
+    outcome.threads.iter().for_each(|threads| print::stderr(stuck::text(threads)));
     if let Some(changes) = &run.changes {
         outcome.changes = changes.conclude(&ended.end)?;
     }

@@ -17,7 +17,7 @@ use crate::qemu::{Clock, Devices, VirtualMachine};
 use crate::{bench, print};
 
 /// Schema of `freehold run`.
-pub const RUN: &str = "freehold-run-1";
+pub const RUN: &str = "freehold-run-2";
 /// Schema of `freehold scope`.
 pub const SCOPE: &str = "freehold-scope-1";
 /// Schema of `freehold scope --coverage` and `freehold coverage`.

@@ -24,7 +24,7 @@ use tempfile::TempDir;
 
 use crate::args::{Accel, ScopeOptions};
 use crate::coverage::{self, Watched};
-use crate::failure::{Failure, OWN_ERROR};
+use crate::failure::Failure;
 use crate::outcome::RunOutcome;
 use crate::qemu::{self, Engine, Watcher};
 use crate::run::{self, Prepared};
@@ -79,12 +79,15 @@ pub fn scope(options: &ScopeOptions) -> Result<u8> {
     run.ask_for_text();
     let names = Names::prepare(options.symbols.as_deref(), &run.kernel)?;
     let ended = run.run(Engine::Tcg)?;
-    let outcome = run::conclude(&options.run, &run, Engine::Tcg, &ended)
+    let mut outcome = run::conclude(&options.run, &run, Engine::Tcg, &ended)
         .map_err(|failure| explain(&microscope.plugin, &ended.words, failure))?;
     let mut results = Results::read(&seen).map_err(|error| lost(&ended.words, &error))?;
     if options.no_oracle {
         results.oracle.violations.clear();
         results.oracle.total = 0;
+    }
+    if results.oracle.total > 0 {
+        outcome.broke_isolation(summary::verdict(&results.oracle));
     }
     let names = names.at(&results, ended.ready.as_ref());
     let hot = symbols::hot(&results, &names);
@@ -104,8 +107,7 @@ pub fn scope(options: &ScopeOptions) -> Result<u8> {
     let rows = if options.phase_rows { Rows::All } else { Rows::Marked };
     print::stderr(summary::summary(&story, rows));
     if results.oracle.total > 0 {
-        print::stderr(format!("freehold: {}\n", summary::verdict(&story)));
-        return Ok(OWN_ERROR);
+        print::stderr(format!("freehold: {}\n", summary::verdict(&results.oracle)));
     }
     Ok(outcome.status())
 }

@@ -15,8 +15,8 @@ use serde_json::Value;
 
 use super::parse::{Output, Phases, RowKey};
 use super::plan::{BenchSide, Counter, Measure, Plan};
+use crate::ending::{GUEST_DIED, TIMED_OUT};
 use crate::failure::{Failure, OWN_ERROR};
-use crate::outcome::{GUEST_DIED, TIMED_OUT};
 use crate::progress::{Interrupt, Progress};
 use crate::protocol::Ending;
 use crate::report;

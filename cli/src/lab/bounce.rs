@@ -27,7 +27,7 @@ use serde::Serialize;
 use super::{Experiment, Extent, Settings, output_of};
 use crate::failure::Failure;
 use crate::html::{Cell, Column, Page, Table, Tile, Tone};
-use crate::progress::Steps;
+use crate::progress::LabSteps;
 use crate::schema::LabHead;
 use crate::{Result, args, files, kernel, print, scope};
 
@@ -217,7 +217,7 @@ fn run(settings: &Settings) -> Result<u8> {
     let made = std::fs::write(&disk, vec![0x5a; DISK as usize]);
     made.map_err(|e| Failure::io("write", &disk, &e))?;
     let mut rows = Vec::new();
-    let mut steps = Steps::new(extents.loads.iter().map(|load| load.name.to_owned()))?;
+    let mut steps = LabSteps::new(extents.loads.iter().map(|load| load.name.to_owned()))?;
     for load in extents.loads {
         let name = format!("{}: {} KiB, {} threads", load.name, load.kib, load.threads);
         let measured = steps.step(load.name, &name, || rows_of(&extents, load, (&program, &disk)))?;

@@ -15,7 +15,7 @@ use crate::args::BenchOptions;
 use crate::bench::{self, Compared};
 use crate::failure::Failure;
 use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
-use crate::progress::Steps;
+use crate::progress::LabSteps;
 use crate::schema::LabHead;
 use crate::{Result, files, kernel};
 
@@ -144,7 +144,7 @@ fn run(settings: &Settings) -> Result<u8> {
         .ok_or_else(|| Failure::new(format!("{PROGRAM} is missing"), "make build makes it"))?;
     let mut patterns = Vec::new();
     let boots = |side: &CowSide| (0..extents.boots).map(|_| side.name.to_owned()).collect::<Vec<_>>();
-    let mut steps = Steps::new(SIDES.iter().flat_map(boots))?;
+    let mut steps = LabSteps::new(SIDES.iter().flat_map(boots))?;
     for side in &SIDES {
         for boot in 1..=extents.boots {
             let name = format!("{}, boot {boot} of {}", side.name, extents.boots);

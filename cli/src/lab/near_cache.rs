@@ -58,7 +58,7 @@ use serde::Serialize;
 
 use super::{Experiment, Extent, Settings, output_of};
 use crate::failure::Failure;
-use crate::progress::Steps;
+use crate::progress::LabSteps;
 use crate::schema::LabHead;
 use crate::size::{MIB, show_size};
 use crate::{Result, args, files, kernel, print, scope};
@@ -326,7 +326,7 @@ fn run(settings: &Settings) -> Result<u8> {
     volume.push(":");
     volume.push(GUEST_PROGRAM);
     let mut found = NearCacheResult { measured: Vec::new(), images: Vec::new(), confirmed: Vec::new() };
-    let mut steps = Steps::new(extents.watched.iter().map(|side| confirmation(side)))?;
+    let mut steps = LabSteps::new(extents.watched.iter().map(|side| confirmation(side)))?;
     for side in extents.sides {
         steps.add(extents.boot_groups().iter().map(|_| side.name.to_owned()));
     }
@@ -389,7 +389,7 @@ fn measure(
     side: &NearCacheSide,
     extents: &Extents,
     volume: &OsString,
-    (found, steps): (&mut NearCacheResult, &mut Steps),
+    (found, steps): (&mut NearCacheResult, &mut LabSteps),
 ) -> Result<()> {
     let cells = Age::BOTH.into_iter().flat_map(|age| Workload::ALL.map(|workload| (age, workload)));
     let mut measured: Vec<Measured> = cells

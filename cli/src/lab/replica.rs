@@ -20,7 +20,7 @@ use serde::Serialize;
 use super::{Experiment, Extent, Settings};
 use crate::failure::Failure;
 use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
-use crate::progress::Steps;
+use crate::progress::LabSteps;
 use crate::schema::LabHead;
 use crate::{Result, args, files, kernel, scope};
 
@@ -126,7 +126,7 @@ fn run(settings: &Settings) -> Result<u8> {
     let mut rows = Vec::new();
     let name = |nodes: usize, side: &ReplicaSide| format!("{nodes} nodes, {}", side.name);
     let mut steps =
-        Steps::new(sizes.iter().flat_map(|&nodes| sides.iter().map(move |side| name(nodes, side))))?;
+        LabSteps::new(sizes.iter().flat_map(|&nodes| sides.iter().map(move |side| name(nodes, side))))?;
     for &nodes in sizes {
         for side in sides {
             let words = words(side, nodes, times, &volume);

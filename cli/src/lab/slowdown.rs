@@ -13,7 +13,7 @@ use crate::bench::compare::RowVerdict;
 use crate::bench::statistics::{geometric_mean, paired_ratio};
 use crate::failure::Failure;
 use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
-use crate::progress::Steps;
+use crate::progress::LabSteps;
 use crate::qemu::Engine;
 use crate::run::Prepared;
 use crate::schema::LabHead;
@@ -83,7 +83,7 @@ fn run(settings: &Settings) -> Result<u8> {
         .map_err(|e| Failure::new(format!("cannot make a temporary folder: {e}"), ""))?;
     let mut seconds = vec![Vec::new(); ways.len()];
     let mut emulator = None;
-    let mut steps = Steps::new((0..runs).flat_map(|_| ways.iter().map(|way| way.name.to_owned())))?;
+    let mut steps = LabSteps::new((0..runs).flat_map(|_| ways.iter().map(|way| way.name.to_owned())))?;
     for run in 1..=runs {
         for (way, seconds) in ways.iter().zip(&mut seconds) {
             let name = format!("{}, run {run} of {runs}", way.name);

@@ -22,7 +22,7 @@ use serde::Serialize;
 
 use super::{Experiment, Extent, Settings};
 use crate::failure::Failure;
-use crate::progress::Steps;
+use crate::progress::LabSteps;
 use crate::schema::LabHead;
 use crate::scope::Digest;
 use crate::{Result, args, files, scope};
@@ -171,7 +171,7 @@ fn run(settings: &Settings) -> Result<u8> {
     let mut record = XpfoRecord::new(EXPERIMENT.name);
     let mut have = Vec::new();
     let asked = |policy: &str| format!("xpfo={policy}: does the kernel have it?");
-    let mut steps = Steps::new(POLICIES.map(asked))?;
+    let mut steps = LabSteps::new(POLICIES.map(asked))?;
     for policy in POLICIES {
         let name = asked(policy);
         let Some(told) = steps.step(&name, &name, || published(policy))? else { break };
@@ -208,7 +208,7 @@ fn run(settings: &Settings) -> Result<u8> {
 fn measure_all(
     record: &mut XpfoRecord,
     (workloads, policies, models): (&[Workload], &[&'static str], &str),
-    steps: &mut Steps,
+    steps: &mut LabSteps,
 ) -> Result<()> {
     let (workloads, absent): (Vec<_>, Vec<_>) =
         workloads.iter().partition(|workload| lacks(workload).is_none());
@@ -243,7 +243,7 @@ fn skip(record: &mut XpfoRecord, workload: &Workload) {
 }
 
 /// Adds the rates with each TLB: all policies of interest, and Linux.
-fn measure_shapes(record: &mut XpfoRecord, have: &[&'static str], steps: &mut Steps) -> Result<()> {
+fn measure_shapes(record: &mut XpfoRecord, have: &[&'static str], steps: &mut LabSteps) -> Result<()> {
     let policies = || ["off", DEFAULT].into_iter().filter(|policy| have.contains(policy)).chain([LINUX]);
     let (workloads, absent): (Vec<_>, Vec<_>) = RATES.iter().partition(|workload| lacks(workload).is_none());
     absent.into_iter().for_each(|workload| skip(record, workload));
@@ -264,7 +264,7 @@ fn measure_shapes(record: &mut XpfoRecord, have: &[&'static str], steps: &mut St
 fn measure_parts(
     record: &mut XpfoRecord,
     extent: Extent,
-    steps: &mut Steps,
+    steps: &mut LabSteps,
 ) -> Result<std::result::Result<(), u8>> {
     const PARTS: [&str; 4] = ["operations", "windows", "pageblocks that leave the map", "its check"];
     steps.add(PARTS.map(str::to_owned));

@@ -32,7 +32,7 @@ pub fn page(story: &Story<'_>) -> Page {
     );
     tiles(&mut page, story);
     if results.oracle.total > 0 {
-        page.note(Tone::Bad, &summary::verdict(story));
+        page.note(Tone::Bad, &summary::verdict(&story.digest.results.oracle));
     }
     phases(&mut page, digest);
     if !results.near.is_empty() {

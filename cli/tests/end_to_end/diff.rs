@@ -129,7 +129,7 @@ fn counted_runs_under_the_microscope_are_equal() {
         finish(command, b"").expect(0);
         let value = read(&file);
         has_schema(&value, "freehold-scope-1");
-        has_schema(&value["outcome"], "freehold-run-1");
+        has_schema(&value["outcome"], "freehold-run-2");
         file
     };
     let a = record("a.json", &["busybox", "true"]);
@@ -155,7 +155,7 @@ fn counted_runs_under_the_microscope_are_equal() {
 fn what_cannot_be_compared_is_refused_in_one_line_with_the_cure() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let file = |name: &str, bytes: &[u8]| file_of(&folder, name, bytes);
-    let good = file("good.json", b"{\"schema\": \"freehold-run-1\", \"outcome\": \"exit\", \"exit\": 0}");
+    let good = file("good.json", b"{\"schema\": \"freehold-run-2\", \"outcome\": \"exit\", \"exit\": 0}");
     let good = text(&good);
     diff(&[good, good], b"").expect(0);
     refused(&[good, "/nonexistent.json"], b"", &["/nonexistent.json", "No such file"]);
@@ -167,9 +167,9 @@ fn what_cannot_be_compared_is_refused_in_one_line_with_the_cure() {
     refused(&[good, good, "--json", "/"], b"", &["it is a folder"]);
     refused(&[good, good, "--json", "-", "--csv", "-"], b"", &["two outputs"]);
     refused(&[good, "-"], b"hello", &["stdin is not JSON", "--json FILE"]);
-    refused(&["-", good], b"{\"schema\": \"freehold-run-9\"}", &["freehold-run-9", "knows freehold-run-1"]);
+    refused(&["-", good], b"{\"schema\": \"freehold-run-9\"}", &["freehold-run-9", "knows freehold-run-2"]);
     refused(&["-", good], b"{\"outcome\": \"exit\"}", &["no field schema", "write it again"]);
-    refused(&["-", good], b"{\"schema\": \"freehold-run-1\"}", &["outcome is not text", "damaged"]);
+    refused(&["-", good], b"{\"schema\": \"freehold-run-2\"}", &["outcome is not text", "damaged"]);
     let large = folder.path().join("large.json");
     std::fs::File::create(&large).and_then(|file| file.set_len(100 << 20)).expect("a sparse file");
     refused(&[text(&large), good], b"", &["larger than 32 MiB"]);

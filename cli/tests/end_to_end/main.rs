@@ -20,6 +20,7 @@ mod devices;
 mod diff;
 mod disks;
 mod dry_run;
+mod endings;
 mod errors;
 mod exactness;
 mod exclusion;
