@@ -316,6 +316,10 @@ pub struct RunOptions {
     #[arg(long, value_name = "FILE", help_heading = "Outcome")]
     pub json: Option<PathBuf>,
 
+    /// Append the outcome to FILE, in one line: a file for many runs
+    #[arg(long, value_name = "FILE", help_heading = "Outcome")]
+    pub json_lines: Option<PathBuf>,
+
     /// Count system calls and print a summary at the end
     #[arg(long, help_heading = "Outcome")]
     pub syscalls: bool,
@@ -464,6 +468,10 @@ pub struct LabOptions {
     /// Write all figures, for machines, to FILE
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+
+    /// Write a line for each figure, for spreadsheets, to FILE (- is stdout)
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
 }
 
 /// Parses the process's arguments. `Err` holds the exit status when there is nothing left to do:

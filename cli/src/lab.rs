@@ -15,13 +15,15 @@ mod xpfo;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use serde::Serialize;
+
 use crate::args::{self, LabOptions};
 use crate::failure::Failure;
 use crate::html::Page;
 use crate::progress::{partial_sentence, status_of};
 use crate::qemu::Engine;
 use crate::run::Prepared;
-use crate::{Result, files, print};
+use crate::{Result, diff, files, print};
 
 /// All experiments, in the order in which they are listed.
 const EXPERIMENTS: &[Experiment] = &[
@@ -66,9 +68,22 @@ pub struct Settings {
     pub html: Option<PathBuf>,
     /// Path of the record for machines.
     pub json: Option<PathBuf>,
+    /// Path of the sheet.
+    pub csv: Option<PathBuf>,
 }
 
 impl Settings {
+    /// Writes the record for machines and the sheet of its figures, where they are wanted.
+    fn write_record(&self, record: &impl Serialize) -> Result<()> {
+        if let Some(path) = &self.json {
+            files::write_json(path, record)?;
+        }
+        if let Some(path) = &self.csv {
+            diff::sheet_of_figures(record)?.write(path)?;
+        }
+        Ok(())
+    }
+
     /// Writes the report for people, if it is wanted. It is marked where a signal ended the
     /// experiment.
     fn write_page(&self, page: impl FnOnce() -> Page, ended_by: Option<u8>) -> Result<()> {
@@ -83,7 +98,7 @@ impl Settings {
     fn conclude(&self, text: &str, ended_by: Option<u8>, status: u8) -> Result<u8> {
         let partial = ended_by.map(|signal| format!("\n{}\n", partial_sentence(signal)));
         let text = format!("{text}{}", partial.unwrap_or_default());
-        files::print_beside(&text, [&self.json, &self.html])?;
+        files::print_beside(&text, [&self.json, &self.html, &self.csv])?;
         Ok(ended_by.map_or(status, status_of))
     }
 }
@@ -91,7 +106,8 @@ impl Settings {
 /// Lists the experiments, or carries one out; returns the exit status of this command.
 pub fn lab(options: &LabOptions) -> Result<u8> {
     let Some(name) = &options.name else {
-        if options.html.is_some() || options.json.is_some() || options.quick || options.boots.is_some() {
+        let files = [&options.html, &options.json, &options.csv];
+        if files.iter().any(|file| file.is_some()) || options.quick || options.boots.is_some() {
             return Err(Failure::new("which experiment?", format!("one of: {}", names())));
         }
         print::stdout(list())?;
@@ -109,12 +125,13 @@ pub fn lab(options: &LabOptions) -> Result<u8> {
         ),
         None => None,
     };
-    files::check_writable([&options.json, &options.html])?;
+    files::check_writable([&options.json, &options.html, &options.csv])?;
     (experiment.run)(&Settings {
         extent: if options.quick { Extent::Quick } else { Extent::Full },
         boots,
         html: options.html.clone(),
         json: options.json.clone(),
+        csv: options.csv.clone(),
     })
 }
 

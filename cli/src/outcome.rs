@@ -1,10 +1,9 @@
 //! The outcome of a run: our exit status, the printed text, and `--json`.
 
-use std::path::Path;
-
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::args::RunOptions;
 use crate::backtrace::Symbols;
 use crate::changes::KeptCounts;
 use crate::ending::{OomVictim, RunEnd};
@@ -138,9 +137,13 @@ impl RunOutcome {
         self.status
     }
 
-    /// Writes the file as a whole or not at all.
-    pub fn write(&self, path: &Path) -> Result<()> {
-        files::write_json(path, self)
+    /// Writes the record where `options` want it.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn write(&self, options: &RunOptions) -> Result<()> {
+        options.json.as_ref().map_or(Ok(()), |path| files::write_json(path, self))?;
+        options.json_lines.as_ref().map_or(Ok(()), |path| files::append_line(path, self))
     }
 }
 

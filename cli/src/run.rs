@@ -59,9 +59,10 @@ pub fn run(options: &RunOptions) -> Result<u8> {
     events::check_options(&options.events)?;
     strace::check_options(&options.events)?;
     files::check_writable([&options.json, &options.events.events_out, &options.list.learn])?;
+    files::check_appendable(&options.json_lines)?;
     let result = prepare_and_run(options);
-    if let (Err(failure), Some(file)) = (&result, &options.json) {
-        RunOutcome::of_failure(failure).write(file)?;
+    if let Err(failure) = &result {
+        RunOutcome::of_failure(failure).write(options)?;
     }
     result
 }
@@ -87,9 +88,7 @@ fn prepare_and_run(options: &RunOptions) -> Result<u8> {
         strace::closing(&counts).into_iter().for_each(print::stderr);
         outcome.strace = Some(counts);
     }
-    if let Some(file) = &options.json {
-        outcome.write(file)?;
-    }
+    outcome.write(options)?;
     Ok(outcome.status())
 }
 
@@ -318,7 +317,8 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
         outcome.changes = changes.conclude(&ended.end)?;
     }
     let learned = run.learn.as_ref().map(|learn| learn.conclude(&run.image, ended)).transpose()?.flatten();
-    outcome.machine = options.json.as_ref().map(|_| RunMachine::of(machine, &run.kernel));
+    let is_kept = options.json.is_some() || options.json_lines.is_some();
+    outcome.machine = is_kept.then(|| RunMachine::of(machine, &run.kernel));
     let show = options.shows_report();
     if show && ended.report.is_some() {
         let cpus = if machine.cpus == 1 { "1 CPU".to_owned() } else { format!("{} CPUs", machine.cpus) };

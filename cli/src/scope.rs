@@ -59,6 +59,7 @@ struct ScopeRecord<'a> {
 /// Runs the program of `options` under the microscope; returns the exit status of this command.
 pub fn scope(options: &ScopeOptions) -> Result<u8> {
     files::check_writable([&options.run.json, &options.html, &options.damo, &options.coverage])?;
+    files::check_appendable(&options.run.json_lines)?;
     if let Some(into) = &options.coverage {
         return only_code(options, into);
     }
@@ -270,9 +271,10 @@ struct Story<'a> {
 
 fn write_files(options: &ScopeOptions, story: &Story<'_>) -> Result<()> {
     let results = story.digest.results;
+    let Story { command, outcome, hot: symbols, shared_lines, .. } = *story;
+    let record = ScopeRecord { schema: schema::SCOPE, command, outcome, symbols, shared_lines, results };
+    options.run.json_lines.as_ref().map_or(Ok(()), |path| files::append_line(path, &record))?;
     if let Some(path) = &options.run.json {
-        let Story { command, outcome, hot: symbols, shared_lines, .. } = *story;
-        let record = ScopeRecord { schema: schema::SCOPE, command, outcome, symbols, shared_lines, results };
         let text = serde_json::to_vec(&record).map_err(|e| Failure::io("write", path, &e.into()))?;
         files::write_whole(path, &text)?;
     }

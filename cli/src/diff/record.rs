@@ -184,15 +184,15 @@ mod tests {
 
     #[test]
     fn what_is_no_record_is_refused_in_one_line_with_the_cure() {
-        for text in ["", "{", "nul", "[1, 2", "\u{1}\n\n", "{\"schema\": \"freehold-run-2\", \"x\": NaN}"] {
+        for text in ["", "{", "nul", "[1, 2", "\u{1}\n\n", "{\"schema\": \"freehold-run-3\", \"x\": NaN}"] {
             assert!(refused(text).contains("not JSON"), "{text:?}");
         }
-        assert!(refused("{\"schema\": \"freehold-run-2\", \"x\": 1e999}").contains("out of range"));
-        for text in ["1", "[]", "{}", "\"freehold-run-2\"", "{\"schema\": 7}", "{\"schema\": null}"] {
+        assert!(refused("{\"schema\": \"freehold-run-3\", \"x\": 1e999}").contains("out of range"));
+        for text in ["1", "[]", "{}", "\"freehold-run-3\"", "{\"schema\": 7}", "{\"schema\": null}"] {
             assert!(refused(text).contains("no field schema"), "{text:?}");
         }
         assert!(refused("{\"outcome\": \"exit\"}").contains("write it again"));
-        assert!(refused("{\"schema\": \"freehold-run-2\"}").contains("knows freehold-run-2"));
+        assert!(refused("{\"schema\": \"freehold-run-3\"}").contains("knows freehold-run-2"));
         assert!(refused("{\"schema\": \"freehold-doctor-1\"}").contains("cannot be compared"));
         assert!(refused("{\"schema\": \"other\\n\\u001b[31m\"}").contains("its schema is other??[31m"));
     }

@@ -29,7 +29,7 @@ use crate::failure::Failure;
 use crate::html::{Cell, Column, Page, Table, Tile, Tone};
 use crate::progress::LabSteps;
 use crate::schema::LabHead;
-use crate::{Result, args, files, kernel, print, scope};
+use crate::{Result, args, kernel, print, scope};
 
 /// The experiment's entry in the list.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -224,10 +224,8 @@ fn run(settings: &Settings) -> Result<u8> {
         rows.extend(measured.into_iter().flatten());
     }
     let ended_by = steps.end()?;
-    if let Some(path) = &settings.json {
-        let head = LabHead::of(EXPERIMENT.name, ended_by);
-        files::write_json(path, &BounceRecord { head, how: HOW, rows: &rows })?;
-    }
+    let head = LabHead::of(EXPERIMENT.name, ended_by);
+    settings.write_record(&BounceRecord { head, how: HOW, rows: &rows })?;
     settings.write_page(|| page(&rows), ended_by)?;
     let misses = misses(&rows, settings.extent);
     misses.iter().for_each(|miss| print::stderr(format!("freehold: {miss}\n")));

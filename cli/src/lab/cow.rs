@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
 use crate::progress::LabSteps;
 use crate::schema::LabHead;
-use crate::{Result, files, kernel};
+use crate::{Result, kernel};
 
 /// The experiment's entry in the list.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -166,15 +166,13 @@ fn run(settings: &Settings) -> Result<u8> {
         Err(status) => return Ok(status),
     };
     let ended_by = steps.end()?;
-    if let Some(path) = &settings.json {
-        let record = CowRecord {
-            head: LabHead::of(EXPERIMENT.name, ended_by),
-            machine: extents.machine(),
-            needless: &patterns,
-            costs: costs.as_ref().map(Compared::json),
-        };
-        files::write_json(path, &record)?;
-    }
+    let record = CowRecord {
+        head: LabHead::of(EXPERIMENT.name, ended_by),
+        machine: extents.machine(),
+        needless: &patterns,
+        costs: costs.as_ref().map(Compared::json),
+    };
+    settings.write_record(&record)?;
     settings.write_page(|| page(&extents, &patterns, costs.as_ref()), ended_by)?;
     let told = costs.as_ref().map(Compared::text).unwrap_or_default();
     let failed = costs.as_ref().map_or(0, Compared::tell_failures);

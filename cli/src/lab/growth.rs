@@ -10,11 +10,11 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{Experiment, Extent, Settings};
+use crate::Result;
 use crate::args::BenchOptions;
 use crate::bench::{self, BenchRow, COUNTS, Compared, GROWTH, GrowthRows};
 use crate::html::{Axis, Cell, Column, Lines, Page, Shape, Table, Tile, Tone, Unit};
 use crate::schema::LabHead;
-use crate::{Result, files};
 
 /// The experiment's entry in the list.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -83,15 +83,13 @@ fn run(settings: &Settings) -> Result<u8> {
     let is_whole = |pair: &[Course; 2]| pair.iter().all(|course| course.costs.len() == counts.len());
     let courses: Vec<Course> =
         courses.filter(|pair| ended_by.is_none() || is_whole(pair)).flatten().collect();
-    if let Some(path) = &settings.json {
-        let record = GrowthRecord {
-            head: LabHead::of(EXPERIMENT.name, ended_by),
-            most: MOST,
-            courses: &courses,
-            costs: compared.json(),
-        };
-        files::write_json(path, &record)?;
-    }
+    let record = GrowthRecord {
+        head: LabHead::of(EXPERIMENT.name, ended_by),
+        most: MOST,
+        courses: &courses,
+        costs: compared.json(),
+    };
+    settings.write_record(&record)?;
     settings.write_page(|| page(&courses), ended_by)?;
     let failed = compared.tell_failures();
     let status = if courses.iter().any(Course::misses) { GROWS } else { failed };

@@ -61,7 +61,7 @@ use crate::failure::Failure;
 use crate::progress::LabSteps;
 use crate::schema::LabHead;
 use crate::size::{MIB, show_size};
-use crate::{Result, args, files, kernel, print, scope};
+use crate::{Result, args, kernel, print, scope};
 use workload::{MissShare, Workload, by_chance, frames_at_random, frames_of_a_part_first};
 
 /// The experiment's entry in the list.
@@ -338,18 +338,16 @@ fn run(settings: &Settings) -> Result<u8> {
         found.confirmed.extend(steps.step(&name, &name, || confirm(side, &extents, &volume))?);
     }
     let ended_by = steps.end()?;
-    if let Some(path) = &settings.json {
-        let record = NearCacheRecord {
-            head: LabHead::of(EXPERIMENT.name, ended_by),
-            cache_bytes: extents.cache,
-            memory_bytes: extents.memory,
-            boots: extents.boots,
-            measured: &found.measured,
-            images: &found.images,
-            confirmed: &found.confirmed,
-        };
-        files::write_json(path, &record)?;
-    }
+    let record = NearCacheRecord {
+        head: LabHead::of(EXPERIMENT.name, ended_by),
+        cache_bytes: extents.cache,
+        memory_bytes: extents.memory,
+        boots: extents.boots,
+        measured: &found.measured,
+        images: &found.images,
+        confirmed: &found.confirmed,
+    };
+    settings.write_record(&record)?;
     settings.write_page(|| report::page(&extents, &found), ended_by)?;
     settings.conclude(&report::summary(&extents, &found), ended_by, 0)
 }

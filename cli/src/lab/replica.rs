@@ -22,7 +22,7 @@ use crate::failure::Failure;
 use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
 use crate::progress::LabSteps;
 use crate::schema::LabHead;
-use crate::{Result, args, files, kernel, scope};
+use crate::{Result, args, kernel, scope};
 
 /// The experiment's entry in the list.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -137,15 +137,13 @@ fn run(settings: &Settings) -> Result<u8> {
         }
     }
     let ended_by = steps.end()?;
-    if let Some(path) = &settings.json {
-        let record = ReplicaRecord {
-            head: LabHead::of(EXPERIMENT.name, ended_by),
-            local_instructions: LOCAL,
-            factors: FACTORS,
-            rows: &rows,
-        };
-        files::write_json(path, &record)?;
-    }
+    let record = ReplicaRecord {
+        head: LabHead::of(EXPERIMENT.name, ended_by),
+        local_instructions: LOCAL,
+        factors: FACTORS,
+        rows: &rows,
+    };
+    settings.write_record(&record)?;
     settings.write_page(|| page(&rows), ended_by)?;
     settings.conclude(&summary(&rows), ended_by, 0)
 }

@@ -17,7 +17,7 @@ use crate::progress::LabSteps;
 use crate::qemu::Engine;
 use crate::run::Prepared;
 use crate::schema::LabHead;
-use crate::{Result, args, bench, files, scope};
+use crate::{Result, args, bench, scope};
 
 /// The experiment's entry in the list.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -106,16 +106,14 @@ fn run(settings: &Settings) -> Result<u8> {
     let measured: Vec<Measured> =
         ways.iter().zip(seconds).map(|(way, seconds)| Measured::new(way, seconds, &plain)).collect();
     let report = SlowdownReport { measured: &measured, qemu: bench::emulator(), emulator };
-    if let Some(path) = &settings.json {
-        let record = SlowdownRecord {
-            head: LabHead::of(EXPERIMENT.name, ended_by),
-            qemu: &report.qemu,
-            interface: emulator.interface,
-            counting: emulator.counting,
-            measured: &measured,
-        };
-        files::write_json(path, &record)?;
-    }
+    let record = SlowdownRecord {
+        head: LabHead::of(EXPERIMENT.name, ended_by),
+        qemu: &report.qemu,
+        interface: emulator.interface,
+        counting: emulator.counting,
+        measured: &measured,
+    };
+    settings.write_record(&record)?;
     settings.write_page(|| report.page(), ended_by)?;
     settings.conclude(&report.summary(), ended_by, 0)
 }

@@ -25,7 +25,7 @@ use crate::failure::Failure;
 use crate::progress::LabSteps;
 use crate::schema::LabHead;
 use crate::scope::Digest;
-use crate::{Result, args, files, scope};
+use crate::{Result, args, scope};
 use measures::{CheckCost, Leaving, OperationCost, WindowCost};
 use required::RequiredFigure;
 use workloads::{RATES, SHELL, WORKLOADS, Workload};
@@ -191,9 +191,7 @@ fn run(settings: &Settings) -> Result<u8> {
     let ended_by = steps.end()?;
     record.head = LabHead::of(EXPERIMENT.name, ended_by);
     record.required = required::figures(&record);
-    if let Some(path) = &settings.json {
-        files::write_json(path, &record)?;
-    }
+    settings.write_record(&record)?;
     settings.write_page(|| report::page(&record), ended_by)?;
     let is_met = record.required.iter().all(|figure| figure.is_met);
     let status = settings.conclude(&report::summary(&record), ended_by, if is_met { 0 } else { MISSED })?;

@@ -76,7 +76,7 @@ fn two_counted_runs_of_bench_are_equal_and_a_made_up_regression_is_found() {
     let unfair = outcome.find("not the same:").expect("it is said");
     assert!(unfair < outcome.find("null-call").expect("a row") && outcome.contains("made=up"), "{outcome}");
     let found = read(&json);
-    assert_eq!(found.as_object().and_then(|fields| fields.keys().next()).map(String::as_str), Some("schema"));
+    validate(&found, "diff.json");
     assert_eq!((&found["schema"], &found["status"]), (&json!("freehold-diff-1"), &json!(1)));
     assert_eq!(found["rows"][0]["verdict"], "costs more");
     let sheet = std::fs::read_to_string(csv).expect("written");
@@ -128,8 +128,8 @@ fn counted_runs_under_the_microscope_are_equal() {
         command.arg("--").args(program);
         finish(command, b"").expect(0);
         let value = read(&file);
-        has_schema(&value, "freehold-scope-1");
-        has_schema(&value["outcome"], "freehold-run-2");
+        validate(&value, "scope.json");
+        validate(&value["outcome"], "run.json");
         file
     };
     let a = record("a.json", &["busybox", "true"]);
@@ -183,11 +183,10 @@ fn csv_is_refused_where_it_means_nothing() {
     for arguments in [
         &["run", "--csv", "x", "--", "true"][..],
         &["scope", "--csv=x", "--", "true"],
-        &["lab", "xpfo", "--csv", "x"],
         &["doctor", "--csv", "x"],
     ] {
         let outcome = finish_now(freehold().args(arguments), b"").expect(125);
-        let line = "freehold: there is no option --csv (freehold bench and freehold diff write CSV; --json FILE has the figures of the others)\n";
+        let line = "freehold: there is no option --csv (freehold bench, lab, coverage and diff write CSV; --json FILE has the figures of the others)\n";
         assert_eq!(outcome.stderr, line);
     }
     let outcome = finish_now(freehold().args(["bench", "--list", "--csv", "x"]), b"").expect(125);
