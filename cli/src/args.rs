@@ -10,6 +10,7 @@ mod manual;
 mod network;
 mod owns;
 mod scope;
+mod sweep;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -24,12 +25,15 @@ pub use container::ContainerOptions;
 pub use diff::DiffOptions;
 pub use events::EventOptions;
 use habits::HABITS;
-use help::{BENCH_HELP, COVERAGE_HELP, DIFF_HELP, DOCTOR_HELP, LAB_HELP, OWNS_HELP, RUN_HELP, SCOPE_HELP};
+use help::{
+    BENCH_HELP, COVERAGE_HELP, DIFF_HELP, DOCTOR_HELP, LAB_HELP, OWNS_HELP, RUN_HELP, SCOPE_HELP, SWEEP_HELP,
+};
 pub use learn::LearnOptions;
 pub use manual::print_man;
 pub use network::{NetworkMode, NetworkOptions};
 pub use owns::OwnsOptions;
 pub use scope::{CoverageOptions, ScopeOptions};
+pub use sweep::{SweepOptions, SweepRunner};
 
 #[derive(Parser)]
 #[command(
@@ -65,6 +69,9 @@ pub enum Command {
     /// Repeat an experiment: one question, one command, one report
     #[command(after_help = LAB_HELP)]
     Lab(LabOptions),
+    /// Make many runs: kernels × parameters × programs × machines × seeds, each once
+    #[command(after_help = SWEEP_HELP)]
+    Sweep(SweepOptions),
     /// Compare two records that run, bench, lab or scope wrote with --json
     #[command(after_help = DIFF_HELP)]
     Diff(DiffOptions),

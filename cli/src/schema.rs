@@ -26,6 +26,8 @@ pub const COVERAGE: &str = "freehold-coverage-1";
 pub const BENCH: &str = "freehold-bench-1";
 /// Schema of every experiment except `costs`, which writes a record of `freehold bench`.
 pub const LAB: &str = "freehold-lab-1";
+/// Schema of a line of `freehold sweep`.
+pub const SWEEP: &str = "freehold-sweep-1";
 /// Schema of `freehold diff`.
 pub const DIFF: &str = "freehold-diff-1";
 /// Schema of `freehold owns`.

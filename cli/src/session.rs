@@ -22,7 +22,7 @@ use std::io::{Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
@@ -45,6 +45,7 @@ use pump::{Pump, Source};
 use questions::Questions;
 use signals::Signals;
 
+pub use channel::{on_path, owned_command};
 pub use end::{End, Ended, LastSeen, Loss};
 pub use recall::{GroupMember, Recall};
 
@@ -213,12 +214,7 @@ impl<'a> VmSession<'a> {
         };
         let program = qemu::program()?;
         let signals = Signals::register()?;
-        let mut command = Command::new(&program);
-        if let Some(setpriv) = channel::on_path("setpriv") {
-            // QEMU must not outlive us, however we end.
-            command = Command::new(setpriv);
-            command.args(["--pdeathsig", "KILL", "--"]).arg(&program);
-        }
+        let mut command = channel::owned_command(&program);
         command
             .args(job.machine.arguments(job.kernel, &job.files, &ports, job.engine))
             .stdin(Stdio::null())

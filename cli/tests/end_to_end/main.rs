@@ -49,6 +49,7 @@ mod static_keys;
 mod strace;
 mod streams;
 mod swap;
+mod sweep;
 mod terminal;
 mod tracepoints;
 mod tracing;
