@@ -29,6 +29,7 @@ mod growth;
 mod hostile;
 mod hotplug;
 mod images;
+mod integrations;
 mod interrupted;
 mod kill;
 mod latency;
