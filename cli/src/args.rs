@@ -1,5 +1,6 @@
 //! The command line. One source for parsing, `--help`, shell completion and the man page.
 
+mod complete;
 mod container;
 mod diff;
 mod events;
@@ -21,6 +22,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use crate::failure::{Failure, OWN_ERROR};
 use crate::terminal::Streams;
 use crate::{Result, print};
+pub use complete::print_completion;
 pub use container::ContainerOptions;
 pub use diff::DiffOptions;
 pub use events::EventOptions;
@@ -584,13 +586,6 @@ fn one_line(text: &str) -> String {
     }
     hints.push(format!("see freehold {command} --help"));
     format!("{} ({})", parts.join(" "), hints.join("; "))
-}
-
-/// Prints the completion script of `shell` to stdout.
-pub fn print_completion(shell: clap_complete::Shell) -> Result<()> {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "freehold", &mut script);
-    print::stdout(script)
 }
 
 /// The options of `freehold bench WORDS`, for tests of what follows from them.

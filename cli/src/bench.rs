@@ -143,6 +143,11 @@ impl Compared {
     }
 }
 
+/// Returns the names of all rows.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    rows::ROWS.iter().map(|row| row.name)
+}
+
 fn list() -> Result<u8> {
     let width = rows::ROWS.iter().map(|row| row.name.len()).max().unwrap_or(0);
     let line = |row: &rows::BenchRow| format!("{:width$}  {}\n", row.name, row.what);

@@ -60,6 +60,8 @@ pub enum Extent {
 /// Settings of an experiment. The paths are known to be writable.
 #[derive(Debug)]
 pub struct Settings {
+    /// The experiment's name.
+    pub name: &'static str,
     /// The extent of the measurement.
     pub extent: Extent,
     /// Number of boots for quantities that differ from boot to boot, where the user gives it.
@@ -84,11 +86,19 @@ impl Settings {
         Ok(())
     }
 
+    /// Returns the command line of this experiment.
+    fn again(&self) -> String {
+        let quick = if self.extent == Extent::Quick { " --quick" } else { "" };
+        let boots = self.boots.map(|boots| format!(" --boots {boots}")).unwrap_or_default();
+        format!("freehold lab {}{quick}{boots}", self.name)
+    }
+
     /// Writes the report for people, if it is wanted. It is marked where a signal ended the
     /// experiment.
     fn write_page(&self, page: impl FnOnce() -> Page, ended_by: Option<u8>) -> Result<()> {
         let Some(path) = &self.html else { return Ok(()) };
         let mut page = page();
+        page.next("The same experiment again", &self.again());
         ended_by.map(partial_sentence).iter().for_each(|partial| page.warn(partial));
         page.write(path)
     }
@@ -108,14 +118,15 @@ pub fn lab(options: &LabOptions) -> Result<u8> {
     let Some(name) = &options.name else {
         let files = [&options.html, &options.json, &options.csv];
         if files.iter().any(|file| file.is_some()) || options.quick || options.boots.is_some() {
-            return Err(Failure::new("which experiment?", format!("one of: {}", names())));
+            return Err(Failure::new("which experiment?", one_of()));
         }
         print::stdout(list())?;
         return Ok(0);
     };
-    let experiment = EXPERIMENTS.iter().find(|experiment| experiment.name == name).ok_or_else(|| {
-        Failure::new(format!("no experiment is named {name}"), format!("one of: {}", names()))
-    })?;
+    let experiment = EXPERIMENTS
+        .iter()
+        .find(|experiment| experiment.name == name)
+        .ok_or_else(|| Failure::new(format!("no experiment is named {name}"), one_of()))?;
     let boots = match &options.boots {
         Some(text) => Some(
             text.parse()
@@ -127,6 +138,7 @@ pub fn lab(options: &LabOptions) -> Result<u8> {
     };
     files::check_writable([&options.json, &options.html, &options.csv])?;
     (experiment.run)(&Settings {
+        name: experiment.name,
         extent: if options.quick { Extent::Quick } else { Extent::Full },
         boots,
         html: options.html.clone(),
@@ -141,8 +153,13 @@ fn output_of(words: &[OsString]) -> Result<String> {
     Ok(String::from_utf8_lossy(&output).into_owned())
 }
 
-fn names() -> String {
-    EXPERIMENTS.iter().map(|experiment| experiment.name).collect::<Vec<_>>().join(", ")
+/// Returns the names of all experiments.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    EXPERIMENTS.iter().map(|experiment| experiment.name)
+}
+
+fn one_of() -> String {
+    format!("one of: {}", names().collect::<Vec<_>>().join(", "))
 }
 
 fn list() -> String {

@@ -32,6 +32,7 @@ use crate::session::{End, Ended, GroupMember, OutputTo, WATCHER_NAME};
 use crate::{Result, dry_run, files, kernel, print, schema};
 pub use digest::Digest;
 use lines::SharedLines;
+pub use options::model_names;
 use summary::Rows;
 pub use summary::plural;
 use symbols::{Hot, Names};

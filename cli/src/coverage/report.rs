@@ -112,6 +112,7 @@ fn row(name: &str, (bytes, ran): (u64, u64)) -> [Cell; 4] {
 pub fn page(record: &CoverageRecord) -> Page {
     let mut page =
         Page::new("Which of the kernel's code ran", &format!("{} in all", plural(record.runs, "run")));
+    page.next("Adds a run to the record", "freehold scope --coverage code.json -- PROGRAM");
     let never = never(record);
     let tile = |label: &str, value: String, detail: String| Tile {
         label: label.into(),

@@ -167,6 +167,11 @@ impl<'a> SweepReport<'a> {
     /// Returns the page.
     pub fn page(&self) -> Page {
         let mut page = Page::new(&format!("Sweep {}", self.plan.name), &self.verdict());
+        let file = self.plan.file.display();
+        match self.results.len() < self.plan.runs.len() {
+            true => page.next("Makes the runs that are missing", &format!("freehold sweep {file}")),
+            false => page.next("For a spreadsheet", &format!("freehold sweep {file} --merge --csv runs.csv")),
+        }
         page.tiles(&self.tiles());
         let groups = self.groups();
         for (name, place, unit) in FIGURES {
