@@ -1,6 +1,7 @@
 //! The closing report on stderr: why a guest died, the program's memory use, system calls, missing
 //! files.
 
+use std::collections::HashMap;
 use std::fmt::Write;
 
 use serde_json::Value;
@@ -281,7 +282,19 @@ pub fn output_lost(loss: Loss) -> String {
     format!("cannot write the program's output to {stream}: {}", words(&error.into()))
 }
 
-/// Returns the summary of `--syscalls`: most frequent first, with unimplemented calls marked.
+/// Adds the time in each system call, by its number, to the kernel's report about calls.
+pub fn add_times(ended: &mut Ended, times: &HashMap<u64, u64>) {
+    let calls = ended.report.as_mut().and_then(|report| report.get_mut("syscalls"));
+    for call in calls.and_then(Value::as_array_mut).into_iter().flatten() {
+        let time = call.get("number").and_then(Value::as_u64).and_then(|number| times.get(&number));
+        if let (Some(time), Some(fields)) = (time, call.as_object_mut()) {
+            fields.insert("time_ns".into(), (*time).into());
+        }
+    }
+}
+
+/// Returns the summary of `--syscalls`: most frequent first, with unimplemented calls marked, and with
+/// the time in all calls where it is known.
 pub fn syscalls(ended: &Ended) -> String {
     let list = ended.report.as_ref().and_then(|report| report.get("syscalls")).and_then(Value::as_array);
     let Some(list) = list else {
@@ -290,8 +303,16 @@ pub fn syscalls(ended: &Ended) -> String {
     let field = |call: &Value, name: &str| call.get(name).and_then(Value::as_u64).unwrap_or(0);
     let mut calls: Vec<&Value> = list.iter().filter(|call| field(call, "calls") > 0).collect();
     calls.sort_by_key(|call| std::cmp::Reverse(field(call, "calls")));
-    let mut text = String::from("──      calls   errors  system call\n");
+    let has_times = calls.iter().any(|call| call.get("time_ns").is_some());
+    let heading = if has_times { "     instructions" } else { "" };
+    let mut text = format!("──      calls   errors{heading}  system call\n");
     for call in calls {
+        let time = call.get("time_ns").and_then(Value::as_u64);
+        let time = if has_times {
+            format!(" {:>16}", time.map_or_else(String::new, |t| t.to_string()))
+        } else {
+            String::new()
+        };
         let name = call.get("name").and_then(Value::as_str).unwrap_or("?");
         let missing = call.get("unimplemented").and_then(Value::as_bool).unwrap_or(false);
         let failed = call.get("failed").and_then(Value::as_object).into_iter().flatten();
@@ -301,7 +322,8 @@ pub fn syscalls(ended: &Ended) -> String {
             (false, true) => String::new(),
             (false, false) => format!("  ({})", errors.join(", ")),
         };
-        let _ = writeln!(text, "{:>12} {:>8}  {name}{mark}", field(call, "calls"), field(call, "errors"));
+        let _ =
+            writeln!(text, "{:>12} {:>8}{time}  {name}{mark}", field(call, "calls"), field(call, "errors"));
     }
     text
 }

@@ -81,6 +81,10 @@ fn prepare_and_run(options: &RunOptions) -> Result<u8> {
     if let Some(watched) = watched {
         watched.add(&ended.words)?;
     }
+    if options.syscalls && options.icount {
+        let times = events::times_of_calls(&mut ended)?;
+        report::add_times(&mut ended, &times);
+    }
     let mut outcome = conclude(options, &prepared, engine, &ended)?;
     events::conclude(&options.events, &mut ended)?;
     if let Some(strace) = ended.strace.take() {
@@ -193,7 +197,7 @@ impl Prepared {
             symbols: spec::Symbols::None,
             swap: machine.swap_path(),
             shares: machine.shares.clone(),
-            events: events::wanted(&options.events),
+            events: events::wanted(options, kernel.family),
             network: machine.network.clone(),
             learns: options.list.learn.is_some(),
         };
