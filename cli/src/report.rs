@@ -293,8 +293,8 @@ pub fn add_times(ended: &mut Ended, times: &HashMap<u64, u64>) {
     }
 }
 
-/// Returns the summary of `--syscalls`: most frequent first, with unimplemented calls marked, and with
-/// the time in all calls where it is known.
+/// Returns the summary of `--syscalls`: most frequent first, with unimplemented calls marked, and
+/// with the time in all calls where it is known.
 pub fn syscalls(ended: &Ended) -> String {
     let list = ended.report.as_ref().and_then(|report| report.get("syscalls")).and_then(Value::as_array);
     let Some(list) = list else {

@@ -1,10 +1,10 @@
-//! `freehold sweep FILE`: many runs of `freehold run`, the product of kernels, parameters, programs,
-//! machines and seeds, each made once, whoever is killed meanwhile.
+//! `freehold sweep FILE`: many runs of `freehold run`, the product of kernels, parameters,
+//! programs, machines and seeds, each made once, whoever is killed meanwhile.
 //!
-//! [`plan`] reads the file and numbers the runs. [`folder`] keeps the results: a run is made when its
-//! file is there, and the file appears as a whole. [`local`] makes runs here; [`elsewhere`] writes
-//! what Slurm, Kubernetes and Ray need, whose jobs call this command with `--run N`. [`report`]
-//! merges the results.
+//! [`plan`] reads the file and numbers the runs. [`folder`] keeps the results: a run is made when
+//! its file is there, and the file appears as a whole. [`local`] makes runs here; [`elsewhere`]
+//! writes what Slurm, Kubernetes and Ray need, whose jobs call this command with `--run N`.
+//! [`report`] merges the results.
 
 mod elsewhere;
 mod folder;

@@ -1,6 +1,6 @@
 //! The folder of a sweep's results. `runs/N.json` is there once run N is made: it appears as a
-//! whole, so a process that is killed leaves either a result or none. `runs/N.lock` is locked while a
-//! process makes the run; the system drops the lock of a process that ends, however it ends.
+//! whole, so a process that is killed leaves either a result or none. `runs/N.lock` is locked while
+//! a process makes the run; the system drops the lock of a process that ends, however it ends.
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};

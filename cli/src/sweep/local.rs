@@ -24,7 +24,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Ends that say something about the host and nothing about the run: it is made again.
 const NOT_OF_THE_RUN: [&str; 2] = ["host-signal", "qemu"];
 
-/// What became of a run.
+/// The fate of a run.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Made {
     /// It is made, and its result is kept.

@@ -150,11 +150,11 @@ impl SweepPlan {
 }
 
 /// A choice of a dimension: its name, and its words on the command line.
-type Choice = (String, Vec<String>);
+type SweepChoice = (String, Vec<String>);
 
 fn run(
     number: usize,
-    [kernel, parameters, program, machine]: [&Choice; 4],
+    [kernel, parameters, program, machine]: [&SweepChoice; 4],
     seed: Option<u64>,
     options: &[String],
 ) -> SweepRun {
@@ -200,7 +200,7 @@ fn dimension(
     table: &Table,
     name: &str,
     words: impl Fn(&Value, &str) -> Result<Vec<String>>,
-) -> Result<Vec<Choice>> {
+) -> Result<Vec<SweepChoice>> {
     let Some(value) = table.get(name) else { return Ok(vec![(ONLY.into(), Vec::new())]) };
     let choices = value.as_table().filter(|choices| !choices.is_empty());
     let choices =

@@ -31,13 +31,13 @@ pub struct SweepReport<'a> {
 }
 
 /// Runs that differ by their seed only.
-struct Group<'a> {
+struct SeedGroup<'a> {
     run: &'a SweepRun,
     made: Vec<&'a Value>,
     all: usize,
 }
 
-impl Group<'_> {
+impl SeedGroup<'_> {
     /// Returns the figure of each run.
     fn figure(&self, place: &str) -> Vec<f64> {
         self.made.iter().filter_map(|line| line["outcome"].pointer(place)?.as_f64()).collect()
@@ -95,16 +95,16 @@ impl<'a> SweepReport<'a> {
         self.results.len() == self.plan.runs.len() && self.results.values().all(is_of_program)
     }
 
-    fn groups(&self) -> Vec<Group<'a>> {
-        let mut groups: Vec<Group<'a>> = Vec::new();
+    fn groups(&self) -> Vec<SeedGroup<'a>> {
+        let mut groups: Vec<SeedGroup<'a>> = Vec::new();
         for run in &self.plan.runs {
             // Seeds vary fastest.
-            let is_same = |group: &Group<'_>| {
-                group.side() == Group { run, made: Vec::new(), all: 0 }.side()
-                    && group.work() == Group { run, made: Vec::new(), all: 0 }.work()
+            let is_same = |group: &SeedGroup<'_>| {
+                group.side() == SeedGroup { run, made: Vec::new(), all: 0 }.side()
+                    && group.work() == SeedGroup { run, made: Vec::new(), all: 0 }.work()
             };
             if !groups.last().is_some_and(is_same) {
-                groups.push(Group { run, made: Vec::new(), all: 0 });
+                groups.push(SeedGroup { run, made: Vec::new(), all: 0 });
             }
             if let Some(group) = groups.last_mut() {
                 group.all += 1;
@@ -207,7 +207,7 @@ impl<'a> SweepReport<'a> {
     }
 
     /// Adds a figure with its table, unless no run has it.
-    fn figure(&self, page: &mut Page, groups: &[Group<'_>], (name, place, unit): (&str, &str, Unit)) {
+    fn figure(&self, page: &mut Page, groups: &[SeedGroup<'_>], (name, place, unit): (&str, &str, Unit)) {
         let mut sides: Vec<String> = Vec::new();
         let mut works: Vec<String> = Vec::new();
         for group in groups.iter().filter(|group| !group.figure(place).is_empty()) {

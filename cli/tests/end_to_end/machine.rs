@@ -227,7 +227,8 @@ fn times_of_system_calls_are_told_where_instructions_are_counted() {
         let calls = record["syscalls"].as_array().expect("calls");
         let of = |name: &str| calls.iter().find(|call| call["name"] == name).expect("it was made");
         let time = |name: &str| of(name)["time_ns"].as_u64().expect("a time");
-        // The shell waits 20 ms for its child, which sleeps; a name takes longer to open than getcwd.
+        // The shell waits 20 ms for its child, which sleeps; a name takes longer to open than
+        // getcwd.
         assert!(time("wait4") >= 20_000_000, "{calls:?}");
         assert!(time("openat") > 100 && time("openat") < 5_000_000, "{calls:?}");
         assert!(of("exit_group").get("time_ns").is_none(), "it does not return");

@@ -110,8 +110,8 @@ fn a_sweep_that_is_killed_goes_on_and_makes_no_run_twice() {
     std::fs::write(sweep.path("k.toml"), "[kernels]\nk = \"/no/kernel\"\n[programs]\nx = [\"true\"]\n")
         .expect("written");
     let outcome = finish_now(freehold().arg("sweep").arg(sweep.path("k.toml")), b"").expect(125);
-    assert!(outcome.stderr.contains("run 0 (k, x): /no/kernel"), "{}", outcome.stderr);
-    // Whatever happened, the folder takes no other sweep.
+    assert!(outcome.stderr.contains("run 0 (k, x): --kernel /no/kernel"), "{}", outcome.stderr);
+    // The folder takes no other sweep.
     std::fs::write(sweep.path("s.toml"), "[programs]\nx = [\"busybox\", \"true\"]\n").expect("written");
     let outcome = finish_now(&mut sweep.command(&[]), b"").expect(125);
     assert!(outcome.stderr.contains("is of another sweep"), "{}", outcome.stderr);
@@ -137,7 +137,8 @@ fn a_run_that_the_host_ended_has_no_result_and_is_made_again() {
     assert!(outcome.text().contains("1 of 6 runs are made"), "{}", outcome.text());
 }
 
-/// A stand-in for sbatch runs the tasks one after the other, and is killed in the first one's middle.
+/// A stand-in for sbatch runs the tasks one after the other, and is killed in the first one's
+/// middle.
 #[test]
 fn the_tasks_of_a_job_array_make_all_runs() {
     let sweep = Sweep::new("[slurm]\noptions = [\"--partition=p\"]");
@@ -163,8 +164,8 @@ fn the_tasks_of_a_job_array_make_all_runs() {
     assert!(outcome.stderr.contains("all runs are made"), "{}", outcome.stderr);
 }
 
-/// The fields of a Job that the manifest uses, with their types, as the Kubernetes API reference for
-/// batch/v1 has them. Any other field is a mistake: the server would refuse or drop it.
+/// The fields of a Job that the manifest uses, with their types, as the Kubernetes API reference
+/// for batch/v1 has them. Any other field is a mistake: the server would refuse or drop it.
 fn job_schema() -> Value {
     let object = |properties: Value| json!({"type": "object", "additionalProperties": false, "properties": properties});
     let label = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
@@ -205,7 +206,7 @@ fn a_job_of_kubernetes_has_an_index_for_each_run() {
     let wrong: Vec<String> = validator.iter_errors(&job).map(|error| error.to_string()).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert_eq!(job["spec"]["completions"], 6);
-    // What a pod executes makes its run.
+    // The command of a pod makes its run.
     let command: Vec<&str> = job["spec"]["template"]["spec"]["containers"][0]["command"]
         .as_array()
         .expect("words")
