@@ -231,7 +231,7 @@ fn times_of_system_calls_are_told_where_instructions_are_counted() {
         // getcwd.
         assert!(time("wait4") >= 20_000_000, "{calls:?}");
         assert!(time("openat") > 100 && time("openat") < 5_000_000, "{calls:?}");
-        assert!(of("exit_group").get("time_ns").is_none(), "it does not return");
+        assert!(time("getcwd") < time("execve"), "{calls:?}");
         let plain = run(&["--syscalls"], &["busybox", "true"], b"").expect(0).stderr;
         assert!(plain.contains("errors  system call"), "{plain}");
     }
