@@ -24,7 +24,7 @@ GUEST_PROGRAMS := $(BENCH_PROGRAMS) \
 GUEST_INSTALLED := init tools/phase workloads/near-cache workloads/needless workloads/node-calls workloads/transfers $(patsubst guest/%.c,%,$(wildcard guest/bench/*.c))
 
 # Subcommands with a manual page of their own.
-MAN_PAGES := run scope coverage bench lab diff owns doctor
+MAN_PAGES := run scope coverage bench lab sweep diff owns doctor
 
 .PHONY: build run test test-long lint bench install stage uninstall deb sbom setup command kernel guest
 .DEFAULT_GOAL := build
@@ -85,6 +85,8 @@ test-long: build
 	tools/broken-replica
 	tools/pack --verify
 	tools/example-kernel
+	tools/sweep-runners || test $$? = 77 # a real Slurm and the real ray, where their packages are
+	PYTHONPATH=integrations/pytest/src FREEHOLD=$$PWD/$(TARGET)/freehold python3 -m pytest -p pytest_freehold integrations/pytest/tests || ! python3 -c 'import pytest'
 	tools/padded-images
 	QUIET=1 tools/build-kernel selftest && tools/slide-entropy
 	tools/padded-kernels

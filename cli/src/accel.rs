@@ -174,7 +174,7 @@ fn sleep(kernel: PathBuf, engine: Engine, deadline: Duration) -> Result<Ended> {
         timeout: Some(deadline),
         purpose: Purpose::Proof,
         log: LogTo::Nowhere,
-        recall: None,
+        member: None,
         control: None,
         strace: None,
     })

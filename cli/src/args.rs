@@ -1,5 +1,6 @@
 //! The command line. One source for parsing, `--help`, shell completion and the man page.
 
+mod complete;
 mod container;
 mod diff;
 mod events;
@@ -10,6 +11,7 @@ mod manual;
 mod network;
 mod owns;
 mod scope;
+mod sweep;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -20,16 +22,20 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use crate::failure::{Failure, OWN_ERROR};
 use crate::terminal::Streams;
 use crate::{Result, print};
+pub use complete::print_completion;
 pub use container::ContainerOptions;
 pub use diff::DiffOptions;
 pub use events::EventOptions;
 use habits::HABITS;
-use help::{BENCH_HELP, COVERAGE_HELP, DIFF_HELP, DOCTOR_HELP, LAB_HELP, OWNS_HELP, RUN_HELP, SCOPE_HELP};
+use help::{
+    BENCH_HELP, COVERAGE_HELP, DIFF_HELP, DOCTOR_HELP, LAB_HELP, OWNS_HELP, RUN_HELP, SCOPE_HELP, SWEEP_HELP,
+};
 pub use learn::LearnOptions;
 pub use manual::print_man;
 pub use network::{NetworkMode, NetworkOptions};
 pub use owns::OwnsOptions;
 pub use scope::{CoverageOptions, ScopeOptions};
+pub use sweep::{SweepOptions, SweepRunner};
 
 #[derive(Parser)]
 #[command(
@@ -65,6 +71,9 @@ pub enum Command {
     /// Repeat an experiment: one question, one command, one report
     #[command(after_help = LAB_HELP)]
     Lab(LabOptions),
+    /// Make many runs: kernels × parameters × programs × machines × seeds, each once
+    #[command(after_help = SWEEP_HELP)]
+    Sweep(SweepOptions),
     /// Compare two records that run, bench, lab or scope wrote with --json
     #[command(after_help = DIFF_HELP)]
     Diff(DiffOptions),
@@ -316,6 +325,10 @@ pub struct RunOptions {
     #[arg(long, value_name = "FILE", help_heading = "Outcome")]
     pub json: Option<PathBuf>,
 
+    /// Append the outcome to FILE, in one line: a file for many runs
+    #[arg(long, value_name = "FILE", help_heading = "Outcome")]
+    pub json_lines: Option<PathBuf>,
+
     /// Count system calls and print a summary at the end
     #[arg(long, help_heading = "Outcome")]
     pub syscalls: bool,
@@ -464,6 +477,10 @@ pub struct LabOptions {
     /// Write all figures, for machines, to FILE
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+
+    /// Write a line for each figure, for spreadsheets, to FILE (- is stdout)
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
 }
 
 /// Parses the process's arguments. `Err` holds the exit status when there is nothing left to do:
@@ -569,13 +586,6 @@ fn one_line(text: &str) -> String {
     }
     hints.push(format!("see freehold {command} --help"));
     format!("{} ({})", parts.join(" "), hints.join("; "))
-}
-
-/// Prints the completion script of `shell` to stdout.
-pub fn print_completion(shell: clap_complete::Shell) -> Result<()> {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "freehold", &mut script);
-    print::stdout(script)
 }
 
 /// The options of `freehold bench WORDS`, for tests of what follows from them.

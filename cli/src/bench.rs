@@ -21,6 +21,7 @@ use serde_json::Value;
 
 use crate::args::BenchOptions;
 use crate::html::{Page, Tile};
+use crate::progress::status_of;
 use crate::{Result, files, print};
 use compare::Comparison;
 pub use measure::show;
@@ -60,18 +61,18 @@ pub fn run(options: &BenchOptions, title: &str) -> Result<u8> {
         page::page(&report, title).write(path)?;
     }
     files::print_beside(&table::render(&report), [&options.json, &options.html, &options.csv])?;
-    Ok(compared.tell_failures())
+    Ok(compared.conclude())
 }
 
 /// The comparison in all its forms, for experiments.
 pub struct Compared {
     plan: Plan,
-    measured: Vec<measure::Measured>,
+    measured: measure::Measurements,
     comparison: Comparison,
 }
 
-/// Measures as `options` say. The inner error is the exit status after a guest died or a signal
-/// came, which the user has been told of.
+/// Measures as `options` say. The inner error is the exit status after a guest died, which the user
+/// has been told of.
 pub fn compare(options: &BenchOptions) -> Result<std::result::Result<Compared, u8>> {
     let plan = Plan::new(options)?;
     let measured = match measure::measure(&plan) {
@@ -117,7 +118,18 @@ impl Compared {
         page::sections(&self.report(), page);
     }
 
+    /// Returns the signal that ended the measurement early, if one did.
+    pub fn interrupted(&self) -> Option<u8> {
+        self.measured.interrupted
+    }
+
     /// Prints the rows that failed; returns the exit status.
+    pub fn conclude(&self) -> u8 {
+        let status = self.tell_failures();
+        self.interrupted().map_or(status, status_of)
+    }
+
+    /// Prints the rows that failed; returns the exit status for them.
     pub fn tell_failures(&self) -> u8 {
         let failures = &self.comparison.failures;
         for failure in failures {
@@ -129,6 +141,11 @@ impl Compared {
         }
         if failures.is_empty() { 0 } else { ROW_FAILED }
     }
+}
+
+/// Returns the names of all rows.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    rows::ROWS.iter().map(|row| row.name)
 }
 
 fn list() -> Result<u8> {

@@ -118,7 +118,7 @@ pub fn line(own: &CoverageRecord, whole: &CoverageRecord) -> String {
 /// # Errors
 /// A record cannot be read, or the records are of several kernels.
 pub fn coverage(options: &CoverageOptions) -> Result<u8> {
-    files::check_writable([&options.html, &options.json])?;
+    files::check_writable([&options.html, &options.json, &options.csv])?;
     let mut whole: Option<CoverageRecord> = None;
     for path in &options.files {
         let record = CoverageRecord::read(path)?;
@@ -134,8 +134,11 @@ pub fn coverage(options: &CoverageOptions) -> Result<u8> {
     if let Some(path) = &options.json {
         files::write_json(path, &whole)?;
     }
+    if let Some(path) = &options.csv {
+        report::sheet(&whole)?.write(path)?;
+    }
     let text = report::text(&whole, if options.all { usize::MAX } else { report::NAMED });
-    files::print_beside(&text, [&options.html, &options.json])?;
+    files::print_beside(&text, [&options.html, &options.json, &options.csv])?;
     match options.least {
         Some(least) if whole.percent() < f64::from(least) => {
             print::stderr(format!(

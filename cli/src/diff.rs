@@ -12,16 +12,39 @@ mod output;
 mod record;
 mod result;
 mod rows;
+/// Returns a record's figures as a sheet: a line for each, with its path in the record. Of repeated
+/// observations it has the median and the ends.
+///
+/// # Errors
+/// The record cannot be represented.
+pub fn sheet_of_figures(record: &impl Serialize) -> Result<Sheet> {
+    let value = serde_json::to_value(record)
+        .map_err(|error| Failure::new(format!("cannot represent the record: {error}"), ""))?;
+    let mut sheet = Sheet::new(&["name", "unit", "value", "low", "high", "observations"])?;
+    for (path, observed) in PathFigures::of(&value, "", &|_| false).list() {
+        let ends = observed.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
+            (low.min(*value), high.max(*value))
+        });
+        let numbers = [median(observed), ends.0, ends.1].map(|value| number(Some(value)));
+        let [value, low, high] = numbers;
+        sheet.line([path.clone(), unit(path).to_owned(), value, low, high, observed.len().to_string()])?;
+    }
+    Ok(sheet)
+}
+
 #[cfg(test)]
 mod tests;
 
 use freehold_scope_record::Phase;
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::args::DiffOptions;
+use crate::bench::statistics::median;
 use crate::failure::Failure;
+use crate::sheet::{Sheet, number};
 use crate::{Result, files};
-use figures::{Judge, PathFigures, Tolerance};
+use figures::{Judge, PathFigures, Tolerance, unit};
 use output::Output;
 use record::{KeptRecord, Part, RecordKind, finite};
 use result::DiffResult;

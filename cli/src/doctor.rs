@@ -188,13 +188,29 @@ fn kvm() -> Finding {
 
 fn microscope() -> Finding {
     match scope::probe() {
-        Ok(words) => Finding::of("microscope", DoctorVerdict::Ok, format!("QEMU's plugin {words}"), ""),
+        Ok(words) => plugin(&words, env!("CARGO_PKG_VERSION")),
         Err(failure) => Finding::of(
             "microscope",
             DoctorVerdict::Note,
             failure.to_string(),
             "freehold scope will not work",
         ),
+    }
+}
+
+/// Judges a plugin that says `VERSION, interface N: …`, beside a command of version `own`.
+fn plugin(words: &str, own: &str) -> Finding {
+    match words.split_once(", interface ") {
+        Some((version, interface)) if version == own => {
+            let text = format!("QEMU's plugin {version}, interface {interface}");
+            Finding::of("microscope", DoctorVerdict::Ok, text, "")
+        }
+        told => {
+            // The first plugins did not say what they are.
+            let version = told.map_or("of an unknown version", |(version, _)| version);
+            let text = format!("QEMU's plugin is {version}, and this command {own}");
+            Finding::of("microscope", DoctorVerdict::Note, text, "make build makes both")
+        }
     }
 }
 
@@ -230,4 +246,22 @@ fn memory() -> Option<Finding> {
     let few = free < PLENTY;
     let cure = if few { "a VM takes 256 MiB unless -m says otherwise" } else { "" };
     Some(Finding::of("memory", if few { DoctorVerdict::Note } else { DoctorVerdict::Ok }, text, cure))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plugin_of_another_version_is_told_with_both() {
+        let judged = |words: &str| plugin(words, "0.2.0");
+        let same = judged("0.2.0, interface 4: blocks are counted by calls");
+        assert_eq!((same.verdict, same.cure.as_str()), (DoctorVerdict::Ok, ""));
+        assert!(same.text.ends_with("interface 4: blocks are counted by calls"), "{}", same.text);
+        for (words, part) in [("0.1.9, interface 4: x", "0.1.9"), ("interface 4: x", "unknown version")] {
+            let other = judged(words);
+            assert_eq!(other.verdict, DoctorVerdict::Note, "{words}");
+            assert!(other.text.contains(part) && other.text.contains("0.2.0"), "{}", other.text);
+        }
+    }
 }

@@ -13,7 +13,7 @@ use freehold_tracepoints::table::TraceEvent as _;
 use freehold_tracepoints::{EVENTS, EventDescription, RecordView, selections, table};
 use serde_json::{Map, Value, json};
 
-use crate::args::EventOptions;
+use crate::args::{EventOptions, RunOptions};
 use crate::failure::Failure;
 use crate::kernel::Family;
 use crate::session::Ended;
@@ -42,11 +42,14 @@ pub fn check_family(options: &EventOptions, family: Family) -> Result<()> {
     strace::check_family(options, family)
 }
 
-/// Returns the events that the kernel shall send: the user's, or those that `--strace` needs.
-pub fn wanted(options: &EventOptions) -> Option<String> {
-    match &options.strace {
+/// Returns the events that the kernel shall send: the user's, those that `--strace` needs, or the
+/// system calls' where `--syscalls` tells their times, which mean something in counted runs only. A
+/// stock Linux sends none.
+pub fn wanted(options: &RunOptions, family: Family) -> Option<String> {
+    let is_timed = options.syscalls && options.icount && family == Family::Freehold;
+    match &options.events.strace {
         Some(_) => Some(strace::EVENTS.to_owned()),
-        None => options.events.clone(),
+        None => options.events.events.clone().or_else(|| is_timed.then(|| CALLS.to_owned())),
     }
 }
 
@@ -228,6 +231,36 @@ impl<W: Write> Trace<W> {
             json!({"ph": "M", "name": "thread_name", "pid": THREADS, "tid": pid, "args": {"name": name}}),
         )
     }
+}
+
+/// The events whose records tell how long calls take.
+const CALLS: &str = "raw_syscalls:sys_enter,raw_syscalls:sys_exit";
+
+/// Returns the time in each system call, in nanoseconds and by the call's number, waits included.
+///
+/// # Errors
+/// The records cannot be read.
+pub fn times_of_calls(ended: &mut Ended) -> Result<HashMap<u64, u64>> {
+    let (mut inside, mut times) = (HashMap::new(), HashMap::new());
+    let Some(spool) = &mut ended.events else { return Ok(times) };
+    let read = spool.rewind().and_then(|()| {
+        each_record(&mut BufReader::new(spool), |_, record| {
+            let (pid, time) = (record.head.pid, record.head.time);
+            let number = record.value("id").unwrap_or_default() as u64;
+            match record.head.event {
+                table::SysEnter::NUMBER => drop(inside.insert(pid, (number, time))),
+                table::SysExit::NUMBER => {
+                    if let Some((number, since)) = inside.remove(&pid) {
+                        *times.entry(number).or_default() += time.saturating_sub(since);
+                    }
+                }
+                _ => {}
+            }
+            Ok(())
+        })
+    });
+    read.map_err(|e| Failure::new(format!("cannot read the events: {e}"), ""))?;
+    Ok(times)
 }
 
 /// Returns microseconds, the unit of the form, with the fraction.

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::print;
+use crate::progress::status_of;
 
 /// The default exit status of a [`Failure`]: an error of ours, not of the program.
 pub const OWN_ERROR: u8 = 125;
@@ -19,7 +20,13 @@ enum FailureKind {
     Own,
     NotExecutable,
     NotFound,
+    /// Of QEMU, which did not do its work.
+    Qemu,
+    /// Of a kernel that refuses the machine.
+    Firmware,
     ReaderGone,
+    /// By this signal.
+    Interrupted(u8),
 }
 
 /// A failure, and what the user can do about it. Shown as one line.
@@ -49,6 +56,20 @@ impl Failure {
     /// Makes the failure for a reader of stdout that went away: nothing is printed.
     pub fn reader_gone() -> Failure {
         Failure { kind: FailureKind::ReaderGone, ..Failure::new("the reader of stdout went away", "") }
+    }
+
+    /// Makes the failure for a measurement that a signal ended.
+    pub fn interrupted(signal: u8) -> Failure {
+        let kind = FailureKind::Interrupted(signal);
+        Failure { kind, ..Failure::new(format!("ended by signal {signal}"), "") }
+    }
+
+    /// Returns the signal that was the reason, if it was one.
+    pub fn signal(&self) -> Option<u8> {
+        match self.kind {
+            FailureKind::Interrupted(signal) => Some(signal),
+            _ => None,
+        }
     }
 
     /// Makes the failure of a file operation: names the operation, the file and the system's
@@ -89,16 +110,32 @@ impl Failure {
         } else {
             "freehold doctor checks the installation"
         };
-        Failure::new(told, hint)
+        Failure { kind: FailureKind::Qemu, ..Failure::new(told, hint) }
+    }
+
+    /// Makes the failure for a kernel that refuses the machine, for this reason.
+    pub fn firmware(reason: impl Into<String>) -> Failure {
+        Failure { kind: FailureKind::Firmware, ..Failure::new(reason, "") }
+    }
+
+    /// Returns whether QEMU did not do its work.
+    pub fn is_of_qemu(&self) -> bool {
+        self.kind == FailureKind::Qemu
+    }
+
+    /// Returns whether the kernel refuses the machine.
+    pub fn is_of_firmware(&self) -> bool {
+        self.kind == FailureKind::Firmware
     }
 
     /// Returns the exit status of this command.
     pub fn status(&self) -> u8 {
         match self.kind {
-            FailureKind::Own => OWN_ERROR,
+            FailureKind::Own | FailureKind::Qemu | FailureKind::Firmware => OWN_ERROR,
             FailureKind::NotExecutable => NOT_EXECUTABLE,
             FailureKind::NotFound => NOT_FOUND,
             FailureKind::ReaderGone => READER_GONE,
+            FailureKind::Interrupted(signal) => status_of(signal),
         }
     }
 
@@ -114,10 +151,11 @@ impl Failure {
     /// program.
     pub fn reason(&self) -> &'static str {
         match self.kind {
-            FailureKind::Own => "error",
+            FailureKind::Own | FailureKind::Qemu | FailureKind::Firmware => "error",
             FailureKind::NotExecutable => "not-executable",
             FailureKind::NotFound => "not-found",
             FailureKind::ReaderGone => "reader-gone",
+            FailureKind::Interrupted(_) => "interrupted",
         }
     }
 }

@@ -54,6 +54,31 @@ pub fn write_json(path: &Path, record: &impl Serialize) -> Result<()> {
     write_whole(path, &text)
 }
 
+/// Appends `record` to `path` as one line of JSON. Commands that do so at the same time each have
+/// their own line.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn append_line(path: &Path, record: &impl Serialize) -> Result<()> {
+    let failed = |e: std::io::Error| Failure::io("write", path, &e);
+    let mut line = serde_json::to_vec(record).map_err(|e| failed(e.into()))?;
+    line.push(b'\n');
+    let mut file = std::fs::OpenOptions::new().append(true).create(true).open(path).map_err(failed)?;
+    // A single write that appends is not mixed with others, unless the disk is full.
+    file.lock().map_err(failed)?;
+    file.write_all(&line).map_err(failed)
+}
+
+/// Fails now if [`append_line`] would fail later.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn check_appendable(path: &Option<PathBuf>) -> Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
+    opened.map(drop).map_err(|e| Failure::io("write", path, &e))
+}
+
 /// Fails now if [`write_whole`] would fail for one of these places later, or if one place would be
 /// written twice. Called before a run whose results would be lost.
 pub fn check_writable<'a>(paths: impl IntoIterator<Item = &'a Option<PathBuf>>) -> Result<()> {
@@ -135,6 +160,24 @@ mod tests {
         assert!(message.contains("No such file") && !message.contains(".freehold-"), "{message}");
         assert!(check_writable([&Some(folder.path().to_owned())]).is_err(), "a folder is no file");
         assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1);
+    }
+
+    #[test]
+    fn each_record_is_a_line_of_its_own_whoever_else_appends() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("runs.jsonl");
+        check_appendable(&Some(path.clone())).expect("it can be written");
+        let record = vec!["x"; 5000];
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..25).for_each(|_| append_line(&path, &record).expect("appended")));
+            }
+        });
+        let text = std::fs::read_to_string(&path).expect("readable");
+        let whole = |line: &str| serde_json::from_str::<Vec<String>>(line).is_ok_and(|read| read == record);
+        assert_eq!(text.lines().filter(|line| whole(line)).count(), 100);
+        assert!(append_line(folder.path(), &record).is_err(), "a folder takes no line");
+        assert!(check_appendable(&Some(folder.path().to_owned())).is_err());
     }
 
     #[test]

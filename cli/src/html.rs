@@ -6,6 +6,8 @@
 //! forbids itself everything else (Content-Security-Policy).
 
 mod bars;
+#[cfg(test)]
+mod colours;
 mod escape;
 mod figure;
 mod grid;
@@ -77,12 +79,25 @@ pub struct Page {
     sections: Vec<String>,
     body: String,
     figures: usize,
+    next: Option<(String, String)>,
 }
 
 impl Page {
     /// Makes a page with a title and the sentence below it.
     pub fn new(title: &str, lead: &str) -> Page {
-        Page { title: title.into(), lead: lead.into(), sections: Vec::new(), body: String::new(), figures: 0 }
+        Page {
+            title: title.into(),
+            lead: lead.into(),
+            sections: Vec::new(),
+            body: String::new(),
+            figures: 0,
+            next: None,
+        }
+    }
+
+    /// Sets the command that a reader would type next, and why; it is shown at the top.
+    pub fn next(&mut self, why: &str, command: &str) {
+        self.next = Some((why.into(), command.into()));
     }
 
     /// Begins a section; the list at the top of the page leads to it.
@@ -100,6 +115,11 @@ impl Page {
     /// Adds a paragraph that stands out.
     pub fn note(&mut self, tone: Tone, text: &str) {
         self.put(format_args!("<p class=\"note {}\">{}</p>\n", tone.class(), escape(text)));
+    }
+
+    /// Puts a sentence that limits all the rest at the top.
+    pub fn warn(&mut self, text: &str) {
+        self.body.insert_str(0, &format!("<p class=\"note warning\">{}</p>\n", escape(text)));
     }
 
     /// Adds key figures side by side.
@@ -143,7 +163,9 @@ impl Page {
         if !caption.is_empty() {
             self.put(format_args!("<figcaption>{}</figcaption>\n", escape(caption)));
         }
-        self.body.push_str("</figure>\n");
+        self.body.push_str("<details class=\"data\"><summary>The values as a table</summary>\n");
+        figure.data().render(&mut self.body);
+        self.body.push_str("</details>\n</figure>\n");
     }
 
     /// Writes the file, whole or not at all.
@@ -161,6 +183,9 @@ impl Page {
             }
             links.push_str("</nav>\n");
         }
+        let next = self.next.as_ref().map(|(why, command)| {
+            format!("<p class=\"next\">{}: <code>{}</code></p>\n", escape(why), escape(command))
+        });
         format!(
             "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
              <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; \
@@ -168,10 +193,11 @@ impl Page {
              <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
              <meta name=\"color-scheme\" content=\"light dark\">\n<title>{title}</title>\n\
              <link rel=\"icon\" href=\"data:,\">\n<style>\n{STYLE}</style>\n</head>\n<body>\n<header>\n\
-             <p class=\"brand\">freehold {version}</p>\n<h1>{title}</h1>\n<p class=\"lead\">{lead}</p>\n{links}</header>\n\
+             <p class=\"brand\">freehold {version}</p>\n<h1>{title}</h1>\n<p class=\"lead\">{lead}</p>\n{next}{links}</header>\n\
              <main>\n{body}</main>\n<script>{SCRIPT}</script>\n</body>\n</html>\n",
             title = escape(&self.title),
             lead = escape(&self.lead),
+            next = next.unwrap_or_default(),
             version = env!("CARGO_PKG_VERSION"),
             body = self.body,
         )
@@ -194,6 +220,8 @@ mod tests {
         page.section(evil);
         page.text(evil);
         page.note(Tone::Bad, evil);
+        page.warn(evil);
+        page.next(evil, evil);
         page.facts(&[(evil.into(), evil.into())]);
         page.tiles(&[Tile { label: evil.into(), value: evil.into(), detail: evil.into(), tone: Tone::Good }]);
         let mut table = Table::new(evil, &[Column::text(evil)]);
@@ -210,6 +238,37 @@ mod tests {
         assert_eq!(text.matches("<script").count(), 1, "our own");
         assert_eq!(text.matches("</style>").count(), 1, "our own");
         assert!(!text.contains("alert(1)</script>"));
+    }
+
+    #[test]
+    fn each_figure_has_its_values_as_a_table_and_what_scrolls_takes_the_keyboard() {
+        let mut page = Page::new("t", "l");
+        page.next("again", "freehold lab t");
+        let mut bars = Bars::new("costs", Axis::linear("cost", Unit::Number), &["ours", "theirs"]);
+        bars.group("fork", &[Some(Bar::within(2.0, 1.5, 2.5)), None]);
+        page.figure(&bars, "");
+        let mut lines = Lines::new("time", Axis::linear("s", Unit::Number), Axis::linear("n", Unit::Number));
+        lines.line("ours", Shape::Straight, &(0..1000).map(|n| (f64::from(n), 7.0)).collect::<Vec<_>>());
+        page.figure(&lines, "");
+        let axis = |label: &str| Axis::linear(label, Unit::Number).range(0.0, 2.0);
+        let value = ("loads", Unit::Number);
+        page.figure(&HeatMap::new("heat", (axis("x"), axis("y")), value, 2, vec![0.0, 3.0, 0.0, 5.0]), "");
+        page.figure(&Matrix::new("who", ("a", "b"), &["r".into()], &["c".into()], vec![4.0]), "");
+        let text = page.render();
+        let tables: Vec<&str> = text.split("<details").skip(1).collect();
+        assert_eq!(tables.len(), 4);
+        let has = |table: &str, cells: &[&str]| {
+            cells.iter().all(|cell| table.contains(&format!("<span>{cell}</span>")))
+        };
+        assert!(has(tables[0], &["fork", "2 (1.5 to 2.5)"]), "{}", tables[0]);
+        assert!(has(tables[1], &["ours", "0", "7"]) && tables[1].matches("<tr>").count() <= 202, "thinned");
+        assert!(has(tables[2], &["1", "5"]) && tables[2].matches("<tr>").count() == 3, "{}", tables[2]);
+        assert!(has(tables[3], &["r", "c", "4"]), "{}", tables[3]);
+        assert_eq!(
+            text.matches("class=\"scroll\"").count(),
+            text.matches("tabindex=\"0\" role=\"region\"").count()
+        );
+        assert!(text.contains("again: <code>freehold lab t</code>"));
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod coverage;
 mod diff;
 mod doctor;
 mod dry_run;
+mod ending;
 mod events;
 mod failure;
 mod files;
@@ -30,6 +31,7 @@ mod outcome;
 mod owns;
 mod print;
 mod program;
+mod progress;
 mod protocol;
 mod qemu;
 mod report;
@@ -41,6 +43,7 @@ mod sheet;
 mod size;
 mod strace;
 mod stuck;
+mod sweep;
 mod terminal;
 mod user;
 mod volume;
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         Command::Coverage(options) => coverage::coverage(&options),
         Command::Bench(options) => bench::bench(&options),
         Command::Lab(options) => lab::lab(&options),
+        Command::Sweep(options) => sweep::sweep(&options),
         Command::Diff(options) => diff::diff(&options),
         Command::Owns(options) => owns::owns(&options),
         Command::Doctor(options) => doctor::doctor(&options),

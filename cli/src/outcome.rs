@@ -1,35 +1,27 @@
 //! The outcome of a run: our exit status, the printed text, and `--json`.
 
-use std::path::Path;
-
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::args::RunOptions;
 use crate::backtrace::Symbols;
 use crate::changes::KeptCounts;
-use crate::failure::{Failure, OWN_ERROR, READER_GONE};
-use crate::protocol::Ending;
+use crate::ending::{OomVictim, RunEnd};
+use crate::failure::Failure;
 use crate::schema::{self, RunMachine};
 use crate::session::{End, Ended};
 use crate::strace::StraceCounts;
 use crate::{Result, files, report};
-
-/// The signal that a terminal's user sends to end a program.
-const SIGINT: u8 = 2;
-/// Exit status of a time-out.
-pub const TIMED_OUT: u8 = 124;
-/// Exit status of a guest that died.
-pub const GUEST_DIED: u8 = 255;
 
 /// The record that `--json FILE` writes. Fields that do not apply are null.
 #[derive(Serialize, Debug, Default)]
 pub struct RunOutcome {
     /// Name and version of this form.
     schema: &'static str,
-    /// exit, signal, audit, panic, died, timeout, interrupted or error. `audit`: the program ended
-    /// as `exit` or `signal` says, but the kernel's closing audit found that frames were lost or
-    /// counted twice.
+    /// How it ended: [`RunEnd::name`].
     outcome: &'static str,
+    /// The end in one sentence, as the terminal shows it.
+    sentence: String,
     /// This command's exit status.
     status: u8,
     /// The program's status when it called exit.
@@ -42,10 +34,10 @@ pub struct RunOutcome {
     /// the kernel did not answer, these are the CPUs from QEMU: their number as tid, no pid, an
     /// empty state, and in `where` every function that may be on the stack.
     pub threads: Option<Value>,
-    /// The kernel's report of a panic.
+    /// The process that was killed for want of memory, for `oom-kill`.
+    victim: Option<OomVictim>,
+    /// The death certificate. Of a stock Linux its `message` is the line of the panic.
     panic: Option<Value>,
-    /// The error, for `error` and `audit`.
-    message: Option<String>,
     /// The reason why there was no run: not-found (status 127), not-executable (126) or error
     /// (125). If null, these statuses are the program's own.
     reason: Option<&'static str>,
@@ -82,78 +74,62 @@ pub struct RunOutcome {
 }
 
 impl RunOutcome {
-    /// Returns the outcome of a run that took place; `symbols` decide whether a certificate has
-    /// addresses.
-    pub fn of(ended: &Ended, accel: &'static str, symbols: &Symbols) -> RunOutcome {
-        let mut outcome = RunOutcome {
-            schema: schema::RUN,
-            accel: Some(accel),
-            wall_ms: u64::try_from(ended.wall.as_millis()).ok(),
-            notices: ended.notices.clone(),
-            ..RunOutcome::default()
+    /// Returns the outcome of a run of `program` that took place and ended like `end`; `symbols`
+    /// decide whether a certificate has addresses.
+    pub fn of(
+        ended: &Ended,
+        (program, end): (&str, &RunEnd),
+        accel: &'static str,
+        symbols: &Symbols,
+    ) -> RunOutcome {
+        let ending = match &ended.end {
+            End::Program(ending) | End::Unbalanced(ending, _) | End::OutputLost(ending, _) => Some(ending),
+            _ => None,
         };
-        outcome.kernel = field(&ended.ready, "kernel");
-        outcome.version = field(&ended.ready, "version");
-        outcome.boot_ns = field(&ended.ready, "boot_ns");
-        outcome.memory = field(&ended.report, "memory");
-        outcome.audit = field(&ended.report, "audit");
-        outcome.syscalls = field(&ended.report, "syscalls");
-        outcome.events = field(&ended.report, "events").filter(|it| ended.strace.is_none() && !it.is_null());
-        outcome.missing = field(&ended.report, "missing");
-        if let End::Program(ending) | End::Unbalanced(ending, _) | End::OutputLost(ending, _) = &ended.end {
-            match ending {
-                Ending::Exit(status) => outcome.exit = Some(*status),
-                Ending::Signal(signal) => outcome.signal = Some(*signal),
-            }
-        }
-        (outcome.outcome, outcome.status) = match &ended.end {
-            End::Program(Ending::Exit(status)) => ("exit", *status),
-            End::Program(Ending::Signal(signal)) => ("signal", 128u8.saturating_add(*signal)),
-            End::Unbalanced(_, finding) => {
-                outcome.message = Some(report::unbalanced(finding));
-                ("audit", OWN_ERROR)
-            }
-            End::OutputLost(_, loss) => {
-                outcome.message = Some(report::output_lost(*loss));
-                ("error", if loss.reader_gone() { READER_GONE } else { OWN_ERROR })
-            }
-            End::Ready => ("exit", 0),
-            End::TimedOut(_) => {
-                outcome.threads = report::stuck_threads(ended, symbols);
-                ("timeout", TIMED_OUT)
-            }
-            End::Interrupted(signal) => {
-                outcome.signal = Some(*signal);
-                ("interrupted", 128u8.saturating_add(*signal))
-            }
-            End::Escaped => {
-                outcome.signal = Some(SIGINT);
-                ("interrupted", 128u8.saturating_add(SIGINT))
-            }
-            End::Recalled => ("interrupted", OWN_ERROR),
-            End::Panicked(certificate) => {
-                outcome.panic = Some(report::public_certificate(certificate, symbols));
-                ("panic", GUEST_DIED)
-            }
-            End::Died => ("died", GUEST_DIED),
-            End::Qemu(words) | End::Refused(words) => {
-                outcome.message = Some(words.clone());
-                ("error", OWN_ERROR)
-            }
-        };
-        outcome
-    }
-
-    /// Returns the outcome of a run that could not take place.
-    pub fn of_failure(failure: &Failure) -> RunOutcome {
         RunOutcome {
             schema: schema::RUN,
-            outcome: "error",
-            status: failure.status(),
-            message: Some(failure.to_string()),
-            reason: Some(failure.reason()),
+            outcome: end.name(),
+            sentence: end.sentence(program),
+            status: end.status(),
+            exit: ending.and_then(|ending| ending.exit()),
+            signal: ending.and_then(|ending| ending.signal()).or(end.host_signal()),
+            threads: report::stuck_threads(ended, symbols),
+            victim: end.victim().cloned(),
+            panic: report::certificate(ended, symbols),
+            kernel: field(&ended.ready, "kernel"),
+            version: field(&ended.ready, "version"),
+            accel: Some(accel),
+            boot_ns: field(&ended.ready, "boot_ns"),
+            wall_ms: u64::try_from(ended.wall.as_millis()).ok(),
+            memory: field(&ended.report, "memory"),
+            audit: field(&ended.report, "audit"),
+            syscalls: field(&ended.report, "syscalls"),
+            events: field(&ended.report, "events").filter(|it| ended.strace.is_none() && !it.is_null()),
+            missing: field(&ended.report, "missing"),
+            notices: ended.notices.clone(),
             ..RunOutcome::default()
         }
+    }
+
+    /// Returns the outcome of a run that could not take place, or in which QEMU or the kernel
+    /// refused to work.
+    pub fn of_failure(failure: &Failure) -> RunOutcome {
+        let end = RunEnd::of_failure(failure);
+        RunOutcome {
+            schema: schema::RUN,
+            outcome: end.name(),
+            sentence: end.sentence(""),
+            status: end.status(),
+            reason: matches!(end, RunEnd::Error(..)).then(|| failure.reason()),
+            signal: end.host_signal(),
+            ..RunOutcome::default()
+        }
+    }
+
+    /// Notes that the kernel broke a rule of memory isolation, whatever the program did.
+    pub fn broke_isolation(&mut self, verdict: String) {
+        let end = RunEnd::Isolation(verdict);
+        (self.outcome, self.sentence, self.status) = (end.name(), end.sentence(""), end.status());
     }
 
     /// Returns the exit status of this command.
@@ -161,9 +137,13 @@ impl RunOutcome {
         self.status
     }
 
-    /// Writes the file as a whole or not at all.
-    pub fn write(&self, path: &Path) -> Result<()> {
-        files::write_json(path, self)
+    /// Writes the record where `options` want it.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn write(&self, options: &RunOptions) -> Result<()> {
+        options.json.as_ref().map_or(Ok(()), |path| files::write_json(path, self))?;
+        options.json_lines.as_ref().map_or(Ok(()), |path| files::append_line(path, self))
     }
 }
 

@@ -67,6 +67,24 @@ pub enum Ending {
     Signal(u8),
 }
 
+impl Ending {
+    /// Returns the program's status, if it called exit.
+    pub fn exit(self) -> Option<u8> {
+        match self {
+            Ending::Exit(status) => Some(status),
+            Ending::Signal(_) => None,
+        }
+    }
+
+    /// Returns the signal that ended the program, if one did.
+    pub fn signal(self) -> Option<u8> {
+        match self {
+            Ending::Exit(_) => None,
+            Ending::Signal(signal) => Some(signal),
+        }
+    }
+}
+
 /// A message from the guest to the host.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FromGuest {

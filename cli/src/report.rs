@@ -1,6 +1,7 @@
 //! The closing report on stderr: why a guest died, the program's memory use, system calls, missing
 //! files.
 
+use std::collections::HashMap;
 use std::fmt::Write;
 
 use serde_json::Value;
@@ -18,14 +19,12 @@ const REGISTERS_A_LINE: usize = 4;
 /// Describes a guest's death for a person: message, each CPU's registers and backtrace, or the end
 /// of the log.
 pub fn death(ended: &Ended, symbols: &Symbols) -> Option<String> {
-    let mut text = String::new();
-    match &ended.end {
-        End::Panicked(certificate) => certificate_text(&mut text, certificate, symbols),
-        End::Died => {
-            let when = if ended.ready.is_none() { " before it could start the program" } else { "" };
-            let _ = writeln!(text, "the guest died{when}: {}", cause_of_death(ended, symbols));
-        }
+    let mut text = match &ended.end {
+        End::Panicked(_) | End::Died => format!("{}\n", death_line(ended, symbols)),
         _ => return None,
+    };
+    if let End::Panicked(certificate) = &ended.end {
+        certificate_text(&mut text, certificate, symbols);
     }
     let full_certificate =
         matches!(&ended.end, End::Panicked(certificate) if certificate.get("cpus").is_some());
@@ -41,6 +40,16 @@ pub fn death(ended: &Ended, symbols: &Symbols) -> Option<String> {
         }
     }
     Some(text)
+}
+
+/// Returns the first line of [`death`].
+pub fn death_line(ended: &Ended, symbols: &Symbols) -> String {
+    let what = match (&ended.end, &ended.ready) {
+        (End::Panicked(_), _) => "the guest kernel panicked",
+        (_, Some(_)) => "the guest died",
+        (_, None) => "the guest died before it could start the program",
+    };
+    format!("{what}: {}", cause_of_death(ended, symbols).replace('\n', " "))
 }
 
 /// Describes a guest's death in one line: its certificate's message, else the last line of its log
@@ -64,9 +73,19 @@ pub fn stuck_threads(ended: &Ended, symbols: &Symbols) -> Option<Value> {
     Some(stuck::named(answer, slide, symbols))
 }
 
+/// Returns the certificate of a guest that died: what its kernel sent, or else its last line about
+/// a panic.
+pub fn certificate(ended: &Ended, symbols: &Symbols) -> Option<Value> {
+    match &ended.end {
+        End::Panicked(certificate) => Some(public_certificate(certificate, symbols)),
+        End::Died => Some(serde_json::json!({ "message": cause_of_death(ended, symbols) })),
+        _ => None,
+    }
+}
+
 /// Returns the certificate for publication: if addresses are hidden, symbols and offsets replace
 /// them.
-pub fn public_certificate(certificate: &Value, symbols: &Symbols) -> Value {
+fn public_certificate(certificate: &Value, symbols: &Symbols) -> Value {
     let mut public = certificate.clone();
     if symbols.addresses() == Addresses::Shown {
         return public;
@@ -128,8 +147,6 @@ fn number(value: &Value) -> Option<u64> {
 
 fn certificate_text(text: &mut String, certificate: &Value, symbols: &Symbols) {
     let slide = slide_of(certificate);
-    let message = symbols.without_addresses(message(certificate), slide);
-    let _ = writeln!(text, "the guest kernel panicked: {message}");
     for cpu in certificate.get("cpus").and_then(Value::as_array).into_iter().flatten() {
         let name = cpu.get("cpu").and_then(number).unwrap_or(0);
         let _ = writeln!(text, "CPU {name}:");
@@ -195,10 +212,7 @@ fn ending(end: &End) -> String {
             Ending::Exit(status) => format!("exit {status}"),
             Ending::Signal(signal) => format!("ended by signal {signal}"),
         },
-        End::TimedOut(_) => "timed out".into(),
-        End::Escaped => "ended from the terminal".into(),
-        End::Interrupted(signal) => format!("interrupted by signal {signal}"),
-        _ => "died".into(),
+        _ => "did not end".into(),
     }
 }
 
@@ -268,7 +282,19 @@ pub fn output_lost(loss: Loss) -> String {
     format!("cannot write the program's output to {stream}: {}", words(&error.into()))
 }
 
-/// Returns the summary of `--syscalls`: most frequent first, with unimplemented calls marked.
+/// Adds the time in each system call, by its number, to the kernel's report about calls.
+pub fn add_times(ended: &mut Ended, times: &HashMap<u64, u64>) {
+    let calls = ended.report.as_mut().and_then(|report| report.get_mut("syscalls"));
+    for call in calls.and_then(Value::as_array_mut).into_iter().flatten() {
+        let time = call.get("number").and_then(Value::as_u64).and_then(|number| times.get(&number));
+        if let (Some(time), Some(fields)) = (time, call.as_object_mut()) {
+            fields.insert("time_ns".into(), (*time).into());
+        }
+    }
+}
+
+/// Returns the summary of `--syscalls`: most frequent first, with unimplemented calls marked, and
+/// with the time in all calls where it is known.
 pub fn syscalls(ended: &Ended) -> String {
     let list = ended.report.as_ref().and_then(|report| report.get("syscalls")).and_then(Value::as_array);
     let Some(list) = list else {
@@ -277,8 +303,16 @@ pub fn syscalls(ended: &Ended) -> String {
     let field = |call: &Value, name: &str| call.get(name).and_then(Value::as_u64).unwrap_or(0);
     let mut calls: Vec<&Value> = list.iter().filter(|call| field(call, "calls") > 0).collect();
     calls.sort_by_key(|call| std::cmp::Reverse(field(call, "calls")));
-    let mut text = String::from("──      calls   errors  system call\n");
+    let has_times = calls.iter().any(|call| call.get("time_ns").is_some());
+    let heading = if has_times { "     instructions" } else { "" };
+    let mut text = format!("──      calls   errors{heading}  system call\n");
     for call in calls {
+        let time = call.get("time_ns").and_then(Value::as_u64);
+        let time = if has_times {
+            format!(" {:>16}", time.map_or_else(String::new, |t| t.to_string()))
+        } else {
+            String::new()
+        };
         let name = call.get("name").and_then(Value::as_str).unwrap_or("?");
         let missing = call.get("unimplemented").and_then(Value::as_bool).unwrap_or(false);
         let failed = call.get("failed").and_then(Value::as_object).into_iter().flatten();
@@ -288,7 +322,8 @@ pub fn syscalls(ended: &Ended) -> String {
             (false, true) => String::new(),
             (false, false) => format!("  ({})", errors.join(", ")),
         };
-        let _ = writeln!(text, "{:>12} {:>8}  {name}{mark}", field(call, "calls"), field(call, "errors"));
+        let _ =
+            writeln!(text, "{:>12} {:>8}{time}  {name}{mark}", field(call, "calls"), field(call, "errors"));
     }
     text
 }

@@ -17,6 +17,7 @@ use crate::backtrace::{Addresses, Symbols};
 use crate::changes::{self, Changes};
 use crate::container::{Container, Launch};
 use crate::coverage::Watched;
+use crate::ending::RunEnd;
 use crate::failure::Failure;
 use crate::host_view::HostView;
 use crate::image::Image;
@@ -32,7 +33,7 @@ use crate::qemu::version;
 use crate::qemu::{self, Debugger, Engine, Files, VirtualMachine};
 use crate::report;
 use crate::schema::RunMachine;
-use crate::session::{self, End, Ended, Job, LastSeen, LogTo, OutputTo, Purpose, Recall};
+use crate::session::{self, End, Ended, GroupMember, Job, LastSeen, LogTo, OutputTo, Purpose};
 use crate::size::show_size;
 use crate::stuck;
 use crate::terminal::{self, Streams};
@@ -58,9 +59,10 @@ pub fn run(options: &RunOptions) -> Result<u8> {
     events::check_options(&options.events)?;
     strace::check_options(&options.events)?;
     files::check_writable([&options.json, &options.events.events_out, &options.list.learn])?;
+    files::check_appendable(&options.json_lines)?;
     let result = prepare_and_run(options);
-    if let (Err(failure), Some(file)) = (&result, &options.json) {
-        RunOutcome::of_failure(failure).write(file)?;
+    if let Err(failure) = &result {
+        RunOutcome::of_failure(failure).write(options)?;
     }
     result
 }
@@ -79,6 +81,10 @@ fn prepare_and_run(options: &RunOptions) -> Result<u8> {
     if let Some(watched) = watched {
         watched.add(&ended.words)?;
     }
+    if options.syscalls && options.icount {
+        let times = events::times_of_calls(&mut ended)?;
+        report::add_times(&mut ended, &times);
+    }
     let mut outcome = conclude(options, &prepared, engine, &ended)?;
     events::conclude(&options.events, &mut ended)?;
     if let Some(strace) = ended.strace.take() {
@@ -86,9 +92,7 @@ fn prepare_and_run(options: &RunOptions) -> Result<u8> {
         strace::closing(&counts).into_iter().for_each(print::stderr);
         outcome.strace = Some(counts);
     }
-    if let Some(file) = &options.json {
-        outcome.write(file)?;
-    }
+    outcome.write(options)?;
     Ok(outcome.status())
 }
 
@@ -193,7 +197,7 @@ impl Prepared {
             symbols: spec::Symbols::None,
             swap: machine.swap_path(),
             shares: machine.shares.clone(),
-            events: events::wanted(&options.events),
+            events: events::wanted(options, kernel.family),
             network: machine.network.clone(),
             learns: options.list.learn.is_some(),
         };
@@ -232,8 +236,8 @@ impl Prepared {
         self.run_unless(engine, None)
     }
 
-    /// Runs the VM to its end, or until it is recalled.
-    pub fn run_unless(&self, engine: Engine, recall: Option<&Recall>) -> Result<Ended> {
+    /// Runs the VM to its end, or until its group is recalled.
+    pub fn run_unless(&self, engine: Engine, member: Option<GroupMember<'_>>) -> Result<Ended> {
         qemu::program()?;
         let mut initramfs =
             tempfile::Builder::new().prefix("freehold-").suffix(".cpio").tempfile().map_err(|e| {
@@ -265,7 +269,7 @@ impl Prepared {
             timeout: self.timeout,
             purpose: self.purpose,
             log: self.watch.log,
-            recall,
+            member,
             control: self.watch.control.as_deref(),
             strace: self.watch.strace.as_deref().map(|path| (path, self.spec.first_program())),
         });
@@ -293,41 +297,32 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
         Engine::Kvm => "kvm",
     };
     let symbols = run.symbols();
-    let mut outcome = RunOutcome::of(ended, accel, &symbols);
     let name = run.spec.arguments[0].to_string_lossy();
+    let end = RunEnd::of(ended, (&name, run.timeout), &symbols);
+    let mut outcome = RunOutcome::of(ended, (&name, &end), accel, &symbols);
     match &ended.end {
-        End::TimedOut(whereabouts) => {
-            let within = humantime::format_duration(run.timeout.unwrap_or_default());
-            print::stderr(format!("freehold: {name} did not end within {within}: killed\n"));
-            if ended.is_of_own_kernel() && !matches!(whereabouts, LastSeen::Threads(_)) {
-                print::stderr("  and its kernel does not answer\n");
-            }
-            if let Some(threads) = &outcome.threads {
-                print::stderr(stuck::text(threads));
-            }
-        }
-        End::Escaped => print::stderr("freehold: ended from the terminal (Ctrl-] three times)\n"),
         End::Qemu(words) => return Err(Failure::qemu(words, words.clone())),
-        End::Refused(reason) => return Err(Failure::new(reason.clone(), "")),
-        _ => {}
+        End::Refused(reason) => return Err(Failure::firmware(reason.clone())),
+        _ => check_engine(ended)?,
     }
-    check_engine(ended)?;
-    if let Some(text) = report::death(ended, &symbols) {
-        print::stderr(format!("freehold: {text}"));
+    match report::death(ended, &symbols) {
+        Some(text) => print::stderr(format!("freehold: {text}")),
+        None if end.is_told() => print::stderr(format!("freehold: {}\n", end.sentence(&name))),
+        None => {}
     }
-    if let End::Unbalanced(_, finding) = &ended.end {
-        print::stderr(format!("freehold: {}\n", report::unbalanced(finding)));
-    }
-    if let End::OutputLost(_, loss) = &ended.end
-        && !loss.reader_gone()
+    if let End::TimedOut(whereabouts) = &ended.end
+        && ended.is_of_own_kernel()
+        && !matches!(whereabouts, LastSeen::Threads(_))
     {
-        print::stderr(format!("freehold: {}\n", report::output_lost(*loss)));
+        print::stderr("  and its kernel does not answer\n");
     }
+    outcome.threads.iter().for_each(|threads| print::stderr(stuck::text(threads)));
     if let Some(changes) = &run.changes {
         outcome.changes = changes.conclude(&ended.end)?;
     }
     let learned = run.learn.as_ref().map(|learn| learn.conclude(&run.image, ended)).transpose()?.flatten();
-    outcome.machine = options.json.as_ref().map(|_| RunMachine::of(machine, &run.kernel));
+    let is_kept = options.json.is_some() || options.json_lines.is_some();
+    outcome.machine = is_kept.then(|| RunMachine::of(machine, &run.kernel));
     let show = options.shows_report();
     if show && ended.report.is_some() {
         let cpus = if machine.cpus == 1 { "1 CPU".to_owned() } else { format!("{} CPUs", machine.cpus) };

@@ -17,7 +17,7 @@ use crate::qemu::{Clock, Devices, VirtualMachine};
 use crate::{bench, print};
 
 /// Schema of `freehold run`.
-pub const RUN: &str = "freehold-run-1";
+pub const RUN: &str = "freehold-run-2";
 /// Schema of `freehold scope`.
 pub const SCOPE: &str = "freehold-scope-1";
 /// Schema of `freehold scope --coverage` and `freehold coverage`.
@@ -26,6 +26,8 @@ pub const COVERAGE: &str = "freehold-coverage-1";
 pub const BENCH: &str = "freehold-bench-1";
 /// Schema of every experiment except `costs`, which writes a record of `freehold bench`.
 pub const LAB: &str = "freehold-lab-1";
+/// Schema of a line of `freehold sweep`.
+pub const SWEEP: &str = "freehold-sweep-1";
 /// Schema of `freehold diff`.
 pub const DIFF: &str = "freehold-diff-1";
 /// Schema of `freehold owns`.
@@ -94,6 +96,8 @@ impl RunMachine {
 pub struct LabHead {
     schema: &'static str,
     experiment: &'static str,
+    /// Whether a signal ended the experiment early. The parts that were finished before are there.
+    partial: bool,
     /// QEMU and its version.
     emulator: String,
     /// SHA-256 of our own kernel's file; null if there is none.
@@ -101,10 +105,11 @@ pub struct LabHead {
 }
 
 impl LabHead {
-    /// Makes the fields for the experiment with this name.
-    pub fn of(experiment: &'static str) -> LabHead {
+    /// Makes the fields for the experiment with this name, which a signal may have ended.
+    pub fn of(experiment: &'static str, ended_by: Option<u8>) -> LabHead {
         let kernel_build = kernel::own_kernel().ok().and_then(|path| build(&path));
-        LabHead { schema: LAB, experiment, emulator: bench::emulator(), kernel_build }
+        let partial = ended_by.is_some();
+        LabHead { schema: LAB, experiment, partial, emulator: bench::emulator(), kernel_build }
     }
 }
 

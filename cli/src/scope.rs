@@ -24,14 +24,15 @@ use tempfile::TempDir;
 
 use crate::args::{Accel, ScopeOptions};
 use crate::coverage::{self, Watched};
-use crate::failure::{Failure, OWN_ERROR};
+use crate::failure::Failure;
 use crate::outcome::RunOutcome;
 use crate::qemu::{self, Engine, Watcher};
 use crate::run::{self, Prepared};
-use crate::session::{End, Ended, OutputTo, Recall, WATCHER_NAME};
+use crate::session::{End, Ended, GroupMember, OutputTo, WATCHER_NAME};
 use crate::{Result, dry_run, files, kernel, print, schema};
 pub use digest::Digest;
 use lines::SharedLines;
+pub use options::model_names;
 use summary::Rows;
 pub use summary::plural;
 use symbols::{Hot, Names};
@@ -59,6 +60,7 @@ struct ScopeRecord<'a> {
 /// Runs the program of `options` under the microscope; returns the exit status of this command.
 pub fn scope(options: &ScopeOptions) -> Result<u8> {
     files::check_writable([&options.run.json, &options.html, &options.damo, &options.coverage])?;
+    files::check_appendable(&options.run.json_lines)?;
     if let Some(into) = &options.coverage {
         return only_code(options, into);
     }
@@ -79,12 +81,15 @@ pub fn scope(options: &ScopeOptions) -> Result<u8> {
     run.ask_for_text();
     let names = Names::prepare(options.symbols.as_deref(), &run.kernel)?;
     let ended = run.run(Engine::Tcg)?;
-    let outcome = run::conclude(&options.run, &run, Engine::Tcg, &ended)
+    let mut outcome = run::conclude(&options.run, &run, Engine::Tcg, &ended)
         .map_err(|failure| explain(&microscope.plugin, &ended.words, failure))?;
     let mut results = Results::read(&seen).map_err(|error| lost(&ended.words, &error))?;
     if options.no_oracle {
         results.oracle.violations.clear();
         results.oracle.total = 0;
+    }
+    if results.oracle.total > 0 {
+        outcome.broke_isolation(summary::verdict(&results.oracle));
     }
     let names = names.at(&results, ended.ready.as_ref());
     let hot = symbols::hot(&results, &names);
@@ -104,8 +109,7 @@ pub fn scope(options: &ScopeOptions) -> Result<u8> {
     let rows = if options.phase_rows { Rows::All } else { Rows::Marked };
     print::stderr(summary::summary(&story, rows));
     if results.oracle.total > 0 {
-        print::stderr(format!("freehold: {}\n", summary::verdict(&story)));
-        return Ok(OWN_ERROR);
+        print::stderr(format!("freehold: {}\n", summary::verdict(&results.oracle)));
     }
     Ok(outcome.status())
 }
@@ -166,8 +170,8 @@ impl Measurement {
 
     /// Runs the program; returns the results, if QEMU wrote them, and the run's end. For callers
     /// that judge the end themselves, and may recall the run.
-    pub fn run_unless(self, recall: Option<&Recall>) -> Result<(Result<Results>, Ended)> {
-        let ended = self.run.run_unless(Engine::Tcg, recall)?;
+    pub fn run_unless(self, member: Option<GroupMember<'_>>) -> Result<(Result<Results>, Ended)> {
+        let ended = self.run.run_unless(Engine::Tcg, member)?;
         if let End::Qemu(words) = &ended.end {
             let failure = Failure::qemu(words, words.clone());
             return Err(explain(&self.microscope.plugin, &ended.words, failure));
@@ -268,9 +272,10 @@ struct Story<'a> {
 
 fn write_files(options: &ScopeOptions, story: &Story<'_>) -> Result<()> {
     let results = story.digest.results;
+    let Story { command, outcome, hot: symbols, shared_lines, .. } = *story;
+    let record = ScopeRecord { schema: schema::SCOPE, command, outcome, symbols, shared_lines, results };
+    options.run.json_lines.as_ref().map_or(Ok(()), |path| files::append_line(path, &record))?;
     if let Some(path) = &options.run.json {
-        let Story { command, outcome, hot: symbols, shared_lines, .. } = *story;
-        let record = ScopeRecord { schema: schema::SCOPE, command, outcome, symbols, shared_lines, results };
         let text = serde_json::to_vec(&record).map_err(|e| Failure::io("write", path, &e.into()))?;
         files::write_whole(path, &text)?;
     }

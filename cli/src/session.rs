@@ -22,7 +22,7 @@ use std::io::{Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
@@ -45,8 +45,9 @@ use pump::{Pump, Source};
 use questions::Questions;
 use signals::Signals;
 
+pub use channel::{on_path, owned_command};
 pub use end::{End, Ended, LastSeen, Loss};
-pub use recall::Recall;
+pub use recall::{GroupMember, Recall};
 
 /// Time for a guest that does not count its bytes to power off after the program's end.
 const POWER_OFF_GRACE: Duration = Duration::from_secs(5);
@@ -84,9 +85,9 @@ pub struct Job<'a> {
     pub purpose: Purpose,
     /// Where the kernel log goes.
     pub log: LogTo,
-    /// Recall that ends the run when others of its group have failed.
-    pub recall: Option<&'a Recall>,
-    /// The source of questions of `freehold owns`.
+    /// The run's part in a group of runs.
+    pub member: Option<GroupMember<'a>>,
+    /// Where questions of `freehold owns` come from.
     pub control: Option<&'a Path>,
     /// The destination of the lines of `--strace`, and the first program in them.
     pub strace: Option<(&'a Path, FirstProgram)>,
@@ -190,6 +191,8 @@ struct VmSession<'a> {
     threads: Option<Value>,
     /// stdout and stderr of a measurement.
     kept: Option<[File; 2]>,
+    /// Bytes of that stdout that the group has heard.
+    heard: u64,
 }
 
 impl<'a> VmSession<'a> {
@@ -211,12 +214,7 @@ impl<'a> VmSession<'a> {
         };
         let program = qemu::program()?;
         let signals = Signals::register()?;
-        let mut command = Command::new(&program);
-        if let Some(setpriv) = channel::on_path("setpriv") {
-            // QEMU must not outlive us, however we end.
-            command = Command::new(setpriv);
-            command.args(["--pdeathsig", "KILL", "--"]).arg(&program);
-        }
+        let mut command = channel::owned_command(&program);
         command
             .args(job.machine.arguments(job.kernel, &job.files, &ports, job.engine))
             .stdin(Stdio::null())
@@ -297,6 +295,7 @@ impl<'a> VmSession<'a> {
             asked_for_cpus: false,
             threads: None,
             kept,
+            heard: 0,
         })
     }
 
@@ -306,7 +305,7 @@ impl<'a> VmSession<'a> {
             if let Some(end) = self.take_signals() {
                 break end;
             }
-            if self.job.recall.is_some_and(Recall::called) {
+            if self.job.member.is_some_and(|member| member.recall.called()) {
                 break End::Recalled;
             }
             let gone = self.qemu.try_wait().ok().flatten();
@@ -317,6 +316,7 @@ impl<'a> VmSession<'a> {
             let heard = self.listen();
             self.output.run();
             self.error.run();
+            self.let_group_hear();
             self.tell_closed();
             self.take_terminal();
             if self.ended.is_none() && self.job.purpose == Purpose::Program && self.may_read() {
@@ -390,7 +390,7 @@ impl<'a> VmSession<'a> {
     fn wait(&mut self) -> Result<()> {
         let mut interest: Vec<(BorrowedFd<'_>, PollFlags)> =
             vec![(self.exited.as_fd(), PollFlags::IN), (self.signals.as_fd(), PollFlags::IN)];
-        interest.extend(self.job.recall.map(|recall| (recall.as_fd(), PollFlags::IN)));
+        interest.extend(self.job.member.map(|member| (member.recall.as_fd(), PollFlags::IN)));
         self.control.interest(&mut interest);
         self.log.channel.interest(&mut interest);
         self.words.interest(&mut interest);
@@ -505,6 +505,12 @@ impl<'a> VmSession<'a> {
         for file in [Some(self.job.files.initramfs), self.job.files.swap].into_iter().flatten() {
             // The file's owner removes it at the end, if it still exists.
             let _ = std::fs::remove_file(file);
+        }
+    }
+
+    fn let_group_hear(&mut self) {
+        if let (Some(member), Some([output, _])) = (&self.job.member, &self.kept) {
+            self.heard += member.listen(output, self.heard);
         }
     }
 

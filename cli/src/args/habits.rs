@@ -13,6 +13,9 @@ pub const HABITS: [(&[&str], &str); 10] = [
     (&["-u"], "use --user UID[:GID]"),
     (&["--network"], "use --net user, or -p HOST:GUEST for a port of the program's"),
     (&["--pull", "--platform"], "save the image first: docker save NAME -o FILE, then --image FILE"),
-    (&["--csv"], "freehold bench and freehold diff write CSV; --json FILE has the figures of the others"),
+    (
+        &["--csv"],
+        "freehold bench, lab, coverage and diff write CSV; --json FILE has the figures of the others",
+    ),
     (&["--privileged", "--cap-add"], "leave it out: a program is root unless --user says otherwise"),
 ];

@@ -75,7 +75,31 @@ Guest instructions (--icount, the default) do not depend on how busy the host is
 host's time (--wall) is shown with its spread. A ratio's 95% interval that holds 1 is called not distinguishable.
 
 Exit status: 0; 1 a row failed on a side (named on stderr, with what the guest printed); 124 a guest did not end in time;
-125 an error of freehold's own, a kernel that does not boot or whose frames do not balance among them; 255 a guest died.";
+125 an error of freehold's own, a kernel that does not boot or whose frames do not balance among them; 255 a guest died.
+128+N signal N (Ctrl-C: 2) ended the measurement: the report and the files have the rows that were finished, and are marked as partial.";
+
+/// Text for `freehold sweep`.
+pub const SWEEP_HELP: &str = "\
+Examples:
+  freehold sweep pages.toml --list                      names the runs with their command lines
+  freehold sweep pages.toml --html pages.html           makes them, as many at a time as there are CPUs, in the folder pages
+  freehold sweep pages.toml                             again, after it was killed: makes the runs that are missing
+  freehold sweep pages.toml --csv pages.csv --merge     makes none: merges what is there
+  freehold sweep pages.toml --runner slurm --jobs 64    a job array; kubernetes and ray write their files likewise
+
+The file, in TOML: programs are needed, all else may be left out.
+  options = [\"--report\", \"never\"]                   of every run
+  seeds = [1, 2, 3]                                     counts instructions (--icount --seed N)
+  [kernels]     ours = \"freehold\", theirs = \"linux\"   each section on lines of its own
+  [parameters]  plain = \"\", strict = \"xpfo=strict\"
+  [programs]    true = [\"busybox\", \"true\"]
+  [machines]    small = [\"-m\", \"128M\"]
+
+A run is made once its file is in the folder. Results whose end was the host's doing (a signal to freehold, QEMU) are not kept: the run
+is made again.
+
+Exit status: 0 every run is made, and ended as its program did; 1 some are missing, or ended otherwise; 125 an error of freehold's own;
+128+N signal N ended the sweep: the runs that were made are kept.";
 
 /// Text for `freehold diff`.
 pub const DIFF_HELP: &str = "\
@@ -100,7 +124,10 @@ Examples:
   freehold lab costs --quick                            a short run: does it work here?
   freehold lab near-cache --boots 10 --html near.html   more boots: how far are they from each other?
   freehold lab slowdown                                 what freehold scope costs, with this QEMU
-  FREEHOLD_QEMU=FILE freehold lab slowdown              … and with another";
+  FREEHOLD_QEMU=FILE freehold lab slowdown              … and with another
+
+Exit status: 0; 1 a figure misses its goal, or a row failed; 125 an error of freehold's own; 128+N signal N (Ctrl-C: 2) ended
+the experiment: the report and the files have what was finished, and are marked as partial.";
 
 /// Text for `freehold owns`.
 pub const OWNS_HELP: &str = "\

@@ -8,7 +8,7 @@ use clap_mangen::Man;
 
 use super::Cli;
 use super::help::{
-    BENCH_HELP, COVERAGE_HELP, DIFF_HELP, DOCTOR_HELP, LAB_HELP, OWNS_HELP, RUN_HELP, SCOPE_HELP,
+    BENCH_HELP, COVERAGE_HELP, DIFF_HELP, DOCTOR_HELP, LAB_HELP, OWNS_HELP, RUN_HELP, SCOPE_HELP, SWEEP_HELP,
 };
 use crate::failure::Failure;
 use crate::{Result, print};
@@ -28,20 +28,21 @@ enum Runs {
     Nothing,
 }
 
-const TOPICS: [Topic; 8] = [
+const TOPICS: [Topic; 9] = [
     Topic { name: "run", help: RUN_HELP, runs: Runs::Guests },
     Topic { name: "scope", help: SCOPE_HELP, runs: Runs::Guests },
     Topic { name: "coverage", help: COVERAGE_HELP, runs: Runs::Nothing },
     Topic { name: "bench", help: BENCH_HELP, runs: Runs::Guests },
     Topic { name: "lab", help: LAB_HELP, runs: Runs::Guests },
+    Topic { name: "sweep", help: SWEEP_HELP, runs: Runs::Guests },
     Topic { name: "diff", help: DIFF_HELP, runs: Runs::Nothing },
     Topic { name: "owns", help: OWNS_HELP, runs: Runs::Nothing },
     Topic { name: "doctor", help: DOCTOR_HELP, runs: Runs::Guests },
 ];
 
 /// The names that `freehold man` takes.
-pub const PAGES: [&str; 8] = {
-    let mut names = [""; 8];
+pub const PAGES: [&str; 9] = {
+    let mut names = [""; 9];
     let mut at = 0;
     while at < names.len() {
         names[at] = TOPICS[at].name;

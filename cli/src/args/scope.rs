@@ -82,4 +82,8 @@ pub struct CoverageOptions {
     /// Write the records, joined, to FILE
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+
+    /// Write a line for each function, for spreadsheets, to FILE (- is stdout)
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
 }

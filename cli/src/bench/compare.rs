@@ -1,7 +1,7 @@
 //! Turns samples into statements: each side's cost of each row, ratios with their intervals,
 //! whether runs repeat, which rows failed.
 
-use super::measure::{Measured, printed, show};
+use super::measure::{Measured, Measurements, printed, show};
 use super::parse::{ParsedRow, RowKey};
 use super::plan::{Measure, Plan};
 use super::rows::{BenchRow, Waits};
@@ -39,6 +39,9 @@ impl Method {
         }
     }
 }
+
+/// Why a side has no cost where a signal came before.
+const NOT_MEASURED: &str = "not measured: a signal came before";
 
 /// The cost of one operation on one side.
 #[derive(Debug, Clone, PartialEq)]
@@ -174,11 +177,13 @@ pub struct Comparison {
     pub differences: Option<Vec<Difference>>,
     /// Rows that failed.
     pub failures: Vec<RowFailure>,
+    /// The signal that ended the measurement early.
+    pub interrupted: Option<u8>,
 }
 
 impl Comparison {
-    /// Compares what was measured.
-    pub fn new(plan: &Plan, measured: &[Measured]) -> Comparison {
+    /// Compares what was measured. Rows that no side has finished are left out.
+    pub fn new(plan: &Plan, measured: &Measurements) -> Comparison {
         let method = Method::of(plan.measure, plan.extent.runs);
         let labels: Vec<&str> = plan.sides.iter().map(|side| side.label.as_str()).collect();
         let repeats = plan.measure == Measure::Instructions && plan.extent.runs > 1;
@@ -187,11 +192,16 @@ impl Comparison {
             method,
             differences: repeats.then(Vec::new),
             failures: Vec::new(),
+            interrupted: measured.interrupted,
         };
         for row in &plan.rows {
             for workers in &plan.workers {
                 let key = (row.name.to_owned(), *workers);
+                if !measured.sides.iter().any(|side| side.has(&key)) {
+                    continue;
+                }
                 let cells: Vec<Cell> = measured
+                    .sides
                     .iter()
                     .zip(&labels)
                     .map(|(side, label)| comparison.cell(label, side, row, &key))
@@ -205,6 +215,9 @@ impl Comparison {
 
     fn cell(&mut self, label: &str, side: &Measured, row: &BenchRow, key: &RowKey) -> Cell {
         let found: Vec<&ParsedRow> = side.runs.iter().filter_map(|run| run.rows.get(key)).collect();
+        if found.is_empty() {
+            return Cell::Failed(NOT_MEASURED.into());
+        }
         for (run, found) in side.runs.iter().zip(&found) {
             if let Some(message) = &found.failure {
                 self.failures.push(RowFailure {
@@ -250,7 +263,11 @@ fn ratio(method: Method, ours: &Cell, theirs: &Cell) -> Option<Estimate> {
     };
     Some(match method {
         Method::Bootstrap => statistics::bootstrap_ratio(&ours.runs.concat(), &theirs.runs.concat()),
-        Method::Paired => statistics::paired_ratio(&medians(&ours.runs), &medians(&theirs.runs)),
+        Method::Paired => {
+            // A measurement that was ended early lacks the last run of some sides.
+            let pairs = ours.runs.len().min(theirs.runs.len());
+            statistics::paired_ratio(&medians(&ours.runs[..pairs]), &medians(&theirs.runs[..pairs]))
+        }
     })
 }
 

@@ -42,6 +42,7 @@ pub fn value(report: &BenchReport<'_>) -> Value {
         .collect();
     json!({
         "schema": schema::BENCH,
+        "partial": comparison.interrupted.is_some(),
         "unit": plan.measure.unit(),
         "cpus": plan.sides[0].prepared.machine.cpus,
         "memory": plan.sides[0].prepared.machine.memory,

@@ -4,20 +4,23 @@
 //! there as many VMs run at a time as the host has CPUs; when one of them fails, the others are
 //! recalled.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
 use super::parse::{Output, Phases, RowKey};
 use super::plan::{BenchSide, Counter, Measure, Plan};
+use crate::ending::{GUEST_DIED, TIMED_OUT};
 use crate::failure::{Failure, OWN_ERROR};
-use crate::outcome::{GUEST_DIED, TIMED_OUT};
+use crate::progress::{Interrupt, Progress};
 use crate::protocol::Ending;
 use crate::report;
-use crate::session::{End, Ended, Recall};
+use crate::session::{End, Ended, GroupMember, Recall};
 use crate::{Result, args, print, scope};
 
 /// Number of lines of a guest's other output that are shown with its failure.
@@ -27,9 +30,21 @@ const LINES_SHOWN: usize = 12;
 #[derive(Debug, Default)]
 pub struct Measured {
     /// The kernel's name and version, as the guest tells them.
-    pub version: String,
+    pub version: Option<String>,
     /// Each run's output, in order.
     pub runs: Vec<Output>,
+}
+
+impl Measured {
+    /// Returns whether a run has this row.
+    pub fn has(&self, key: &RowKey) -> bool {
+        self.runs.iter().any(|run| run.rows.contains_key(key))
+    }
+
+    /// Returns whether no row was measured.
+    fn is_empty(&self) -> bool {
+        self.runs.iter().all(|run| run.rows.is_empty())
+    }
 }
 
 /// Reason why there is no result.
@@ -39,53 +54,123 @@ pub enum Stop {
     Failure(Failure),
     /// A guest died or hung while it measured: the text to print, and the exit status.
     Guest(String, u8),
-    /// The user sent a signal.
+    /// A signal came before the first row was finished.
     Interrupted(u8),
 }
 
-/// Runs everything. The result has an entry for each side.
-pub fn measure(plan: &Plan) -> std::result::Result<Vec<Measured>, Stop> {
+/// All results.
+#[derive(Debug)]
+pub struct Measurements {
+    /// An entry for each side.
+    pub sides: Vec<Measured>,
+    /// The signal that ended the measurement early. Rows that were finished before are there.
+    pub interrupted: Option<u8>,
+}
+
+/// Runs everything.
+pub fn measure(plan: &Plan) -> std::result::Result<Measurements, Stop> {
     let order = order(plan.sides.len(), plan.extent.runs);
     let at_a_time = match plan.measure {
         Measure::Wall => 1,
         Measure::Instructions => std::thread::available_parallelism().map_or(1, |count| count.get()),
     };
-    let progress = ProgressBar::new(order.len() as u64);
-    if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos} of {len} runs, {elapsed} {msg}") {
-        progress.set_style(style);
-    }
-    progress.tick();
+    let at_a_time = at_a_time.min(order.len());
+    let progress = progress(plan, at_a_time);
+    let interrupt = Interrupt::watch().map_err(Stop::Failure)?;
     let (next, recall) = (AtomicUsize::new(0), Recall::new().map_err(Stop::Failure)?);
     let results = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
-        for _ in 0..at_a_time.min(order.len()) {
+        for _ in 0..at_a_time {
             scope.spawn(|| {
                 while !recall.called()
+                    && interrupt.came().is_none()
                     && let Some(&(side, run)) = order.get(next.fetch_add(1, Ordering::Relaxed))
                 {
-                    progress.set_message(plan.sides[side].label.clone());
-                    let result = one(plan, &plan.sides[side], &recall);
+                    let result = one(plan, (side, run), &recall, &progress);
                     if result.is_err() {
                         recall.call();
                     }
-                    progress.inc(1);
                     results.lock().expect("no holder panics").push((run, side, result));
                 }
             });
         }
     });
-    progress.finish_and_clear();
+    progress.end();
     let mut results = results.into_inner().expect("no holder panics");
     results.sort_by_key(|(run, side, _)| (*run, *side));
-    let mut measured: Vec<Measured> = plan.sides.iter().map(|_| Measured::default()).collect();
+    let mut sides: Vec<Measured> = plan.sides.iter().map(|_| Measured::default()).collect();
+    let mut interrupted = interrupt.came();
     for (_, side, result) in results {
         // If a run was recalled, another that has failed is among them; only that failure is
         // returned.
-        let Some((version, output)) = result? else { continue };
-        measured[side].version = version;
-        measured[side].runs.push(output);
+        let BenchRun { version, output, ended_by } = result?;
+        interrupted = interrupted.or(ended_by);
+        sides[side].version = version.or(sides[side].version.take());
+        sides[side].runs.push(output);
     }
-    Ok(measured)
+    match interrupted {
+        Some(signal) if sides.iter().all(Measured::is_empty) => Err(Stop::Interrupted(signal)),
+        interrupted => Ok(Measurements { sides, interrupted }),
+    }
+}
+
+/// Returns the progress of all rows of all runs.
+fn progress(plan: &Plan, at_a_time: usize) -> Progress {
+    let rows = Counter::ALL.into_iter().flat_map(|counter| plan.keys(counter));
+    let keys: Vec<String> = rows.map(|key| show(&key)).collect();
+    let runs = plan.sides.len() * plan.extent.runs;
+    let parts = (0..runs).flat_map(|_| keys.iter().cloned());
+    Progress::new(parts, u32::try_from(at_a_time).unwrap_or(u32::MAX))
+}
+
+/// Notes the rows of a VM that are finished.
+struct RowTally<'a> {
+    plan: &'a Plan,
+    /// The side and the run, as a person reads them.
+    of: String,
+    progress: &'a Progress,
+    /// Samples that are missing, by row.
+    missing: BTreeMap<RowKey, usize>,
+    /// End of the last row; the first one includes the boot.
+    since: Instant,
+}
+
+impl RowTally<'_> {
+    /// Takes a line of the guest's output.
+    fn line(&mut self, line: &str) {
+        let mut words = line.split(' ');
+        let (kind, name, workers) = (words.next(), words.next(), words.next());
+        let Some(key) = name.zip(workers.and_then(|count| count.parse().ok())) else { return };
+        let key = (key.0.to_owned(), key.1);
+        let Some(missing) = self.missing.get_mut(&key) else { return };
+        match kind {
+            Some("sample" | "watched") => *missing -= 1,
+            Some("fail") => *missing = 0,
+            _ => return,
+        }
+        if *missing == 0 {
+            self.missing.remove(&key);
+            let shown = show(&key);
+            self.progress.finish(&shown, &format!("{shown}, {}", self.of), self.since.elapsed());
+            self.since = Instant::now();
+        }
+    }
+
+    /// Begins a VM for the rows of `counter`.
+    fn begin(&mut self, counter: Counter) {
+        let samples = self.plan.extent.samples;
+        self.missing = self.plan.keys(counter).into_iter().map(|key| (key, samples)).collect();
+        self.since = Instant::now();
+    }
+}
+
+/// Results of one run of a side.
+struct BenchRun {
+    /// The kernel's name and version, if the guest told them.
+    version: Option<String>,
+    output: Output,
+    /// The signal that ended the run early; `output` has the rows that were finished.
+    ended_by: Option<u8>,
 }
 
 /// Returns the order of runs: sides alternate, every other round backwards, so that no side is
@@ -99,40 +184,64 @@ fn order(sides: usize, runs: usize) -> Vec<(usize, usize)> {
     (0..runs).flat_map(round).collect()
 }
 
-/// Makes one run of a side: a VM for the rows of each counter. `None` when it was recalled.
+/// Makes one run of a side: a VM for the rows of each counter. Without a result where it was
+/// recalled.
 fn one(
     plan: &Plan,
-    side: &BenchSide,
+    (at, run): (usize, usize),
     recall: &Recall,
-) -> std::result::Result<Option<(String, Output)>, Stop> {
-    let (mut version, mut output) = (String::new(), Output::default());
+    progress: &Progress,
+) -> std::result::Result<BenchRun, Stop> {
+    let side = &plan.sides[at];
+    let mut done = BenchRun { version: None, output: Output::default(), ended_by: None };
+    let of = format!("{}, run {} of {}", side.label, run + 1, plan.extent.runs);
+    let tally = RowTally { plan, of, progress, missing: BTreeMap::new(), since: Instant::now() };
+    let tally = RefCell::new(tally);
+    let hear = |line: &str| tally.borrow_mut().line(line);
     for counter in Counter::ALL {
         let keys = plan.keys(counter);
         if keys.is_empty() {
             continue;
         }
+        tally.borrow_mut().begin(counter);
+        let member = GroupMember { recall, hear: &hear };
         let (ended, phases) = match side.watched.iter().find(|(of, _)| *of == counter) {
-            Some((_, words)) => watch(words, recall),
+            Some((_, words)) => watch(words, member),
             None => {
-                let ended = side.prepared.run_unless(plan.engine, Some(recall));
+                let ended = side.prepared.run_unless(plan.engine, Some(member));
                 ended.map(|ended| (ended, Phases::new()))
             }
         }
         .map_err(Stop::Failure)?;
-        if matches!(ended.end, End::Recalled) {
-            return Ok(None);
+        let mut found = Output::parse(&ended.output, &ended.error, phases, &keys, plan.extent.samples);
+        match ended.end {
+            End::Recalled => found.keep_whole(plan.extent.samples),
+            End::Interrupted(signal) => {
+                found.keep_whole(plan.extent.samples);
+                done.ended_by = Some(signal);
+            }
+            _ => judge(side, &ended, &found)?,
         }
-        let found = Output::parse(&ended.output, &ended.error, phases, &keys, plan.extent.samples);
-        version = judge(side, &ended, &found)?;
-        output.append(found);
+        done.version = version(&ended).or(done.version);
+        done.output.append(found);
+        if matches!(ended.end, End::Recalled | End::Interrupted(_)) {
+            break;
+        }
     }
-    Ok(Some((version, output)))
+    Ok(done)
+}
+
+/// Returns the kernel's name and version, if the guest told them.
+fn version(ended: &Ended) -> Option<String> {
+    let ready = ended.ready.as_ref()?;
+    let field = |name| ready.get(name).and_then(Value::as_str).unwrap_or("?");
+    Some(format!("{} {}", field("kernel"), field("version")))
 }
 
 /// Makes a run under the microscope.
-fn watch(words: &[OsString], recall: &Recall) -> Result<(Ended, Phases)> {
+fn watch(words: &[OsString], member: GroupMember<'_>) -> Result<(Ended, Phases)> {
     let measurement = scope::Measurement::prepare(&args::scope_options(words)?)?;
-    let (results, ended) = measurement.run_unless(Some(recall))?;
+    let (results, ended) = measurement.run_unless(Some(member))?;
     let results = match (results, &ended.end) {
         (Err(lost), End::Program(Ending::Exit(_))) => return Err(lost),
         (results, _) => results.ok(),
@@ -146,10 +255,10 @@ fn watch(words: &[OsString], recall: &Recall) -> Result<(Ended, Phases)> {
     Ok((ended, phases))
 }
 
-/// Returns the kernel's name and version, if the run came to its end.
-fn judge(side: &BenchSide, ended: &Ended, output: &Output) -> std::result::Result<String, Stop> {
+/// Checks that the run came to its end.
+fn judge(side: &BenchSide, ended: &Ended, output: &Output) -> std::result::Result<(), Stop> {
     let kernel = side.prepared.kernel.path.display();
-    if ended.ready.is_none() && !matches!(ended.end, End::Interrupted(_)) {
+    if ended.ready.is_none() {
         let cause = match &ended.end {
             End::TimedOut(_) => "nothing came before its time was up".to_owned(),
             End::Qemu(words) | End::Refused(words) => words.clone(),
@@ -167,15 +276,12 @@ fn judge(side: &BenchSide, ended: &Ended, output: &Output) -> std::result::Resul
             let text = format!("freehold: {}: {}\n", side.label, report::unbalanced(finding));
             return Err(Stop::Guest(text, OWN_ERROR));
         }
-        End::Interrupted(signal) => return Err(Stop::Interrupted(*signal)),
         End::Qemu(words) => {
             return Err(Stop::Failure(Failure::qemu(words, format!("{}: {words}", side.label))));
         }
         end => return Err(died(side, ended, end, output)),
     }
-    let field =
-        |name| ended.ready.as_ref().and_then(|ready| ready.get(name)).and_then(Value::as_str).unwrap_or("?");
-    Ok(format!("{} {}", field("kernel"), field("version")))
+    Ok(())
 }
 
 /// Describes a guest that came up and did not come to its end.
@@ -225,7 +331,7 @@ pub fn tell(stop: Stop) -> Result<u8> {
             print::stderr(text);
             Ok(status)
         }
-        Stop::Interrupted(signal) => Ok(128u8.saturating_add(signal)),
+        Stop::Interrupted(signal) => Err(Failure::interrupted(signal)),
     }
 }
 

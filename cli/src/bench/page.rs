@@ -10,9 +10,28 @@ use crate::html::{self, Axis, Bar, Bars, Column, Page, Table, Tile, Tone, Unit};
 /// Returns the comparison with its title and its key figures.
 pub fn page(report: &BenchReport<'_>, title: &str) -> Page {
     let mut page = Page::new(title, &format!("{}. {}.", report.unit(), report.comparison.method.words()));
+    let (why, command) = next(report);
+    page.next(&why, &command);
     page.tiles(&tiles(report));
     sections(report, &mut page);
+    report.partial().iter().for_each(|partial| page.warn(partial));
     page
+}
+
+/// Returns the command that a reader would type next, and why: about a row that misses its goal, or
+/// for a comparison with the next build.
+fn next(report: &BenchReport<'_>) -> (String, String) {
+    let is_missed = |line: &&ComparedRow| line.verdict() == Some(RowVerdict::Missed);
+    match report.comparison.lines.iter().find(is_missed).filter(|_| report.plan.has_goals()) {
+        Some(line) => {
+            let name = line.row.name;
+            (format!("{name} misses its goal; with more samples"), format!("freehold bench {name} --runs 10"))
+        }
+        None => {
+            let command = "freehold bench --json new.json && freehold diff old.json new.json";
+            ("After a change, with the records of both builds".into(), command.into())
+        }
+    }
 }
 
 /// Adds everything below the key figures.
@@ -96,7 +115,7 @@ pub fn tiles(report: &BenchReport<'_>) -> Vec<Tile> {
             tone,
         ));
     }
-    if let Some(differences) = &report.comparison.differences {
+    if let (Some(differences), None) = (&report.comparison.differences, report.comparison.interrupted) {
         let (value, tone) = match differences.len() {
             0 => ("equal".to_owned(), Tone::Good),
             count => (format!("{count} rows differ"), Tone::Warning),

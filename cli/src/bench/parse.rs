@@ -70,6 +70,11 @@ impl Output {
         output
     }
 
+    /// Keeps only the rows that have all `samples`, for a run that was ended early.
+    pub fn keep_whole(&mut self, samples: usize) {
+        self.rows.retain(|_, row| row.raw.len() == samples);
+    }
+
     /// Adds the rows of another run of the same side.
     pub fn append(&mut self, mut other: Output) {
         self.rows.append(&mut other.rows);
@@ -218,6 +223,14 @@ mod tests {
         assert!(failure("a").starts_with("1 of 2 samples came before"), "{}", failure("a"));
         assert!(failure("b").starts_with("0 of 2 samples came"), "{}", failure("b"));
         assert_eq!(output.last, Some(key("a")));
+    }
+
+    #[test]
+    fn of_a_run_that_was_ended_early_only_whole_rows_are_kept() {
+        let text = "sample a 1 10 50\nsample a 1 10 60\nbegin b 1\nsample b 1 10 50\n";
+        let mut output = parse(text, &["a", "b", "c"], 2);
+        output.keep_whole(2);
+        assert_eq!(output.rows.keys().cloned().collect::<Vec<_>>(), [key("a")]);
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! A comparison with its context: sides, settings, and conclusions.
 
 use super::compare::{ComparedRow, Comparison, Difference, RowVerdict};
-use super::measure::Measured;
+use super::measure::Measurements;
 use super::plan::{Counter, Measure, Plan};
 use super::statistics::Estimate;
+use crate::progress::partial_sentence;
 use crate::qemu::{self, Clock, Engine};
 use crate::size::show_size;
 
@@ -21,8 +22,9 @@ pub struct BenchReport<'a> {
 
 impl<'a> BenchReport<'a> {
     /// Assembles the report.
-    pub fn new(plan: &'a Plan, measured: &[Measured], comparison: &'a Comparison) -> BenchReport<'a> {
-        let versions: Vec<String> = measured.iter().map(|side| side.version.clone()).collect();
+    pub fn new(plan: &'a Plan, measured: &Measurements, comparison: &'a Comparison) -> BenchReport<'a> {
+        let version = |side: &super::measure::Measured| side.version.clone().unwrap_or_else(|| "?".into());
+        let versions: Vec<String> = measured.sides.iter().map(version).collect();
         let settings = settings(plan, &versions, comparison);
         BenchReport { plan, comparison, versions, settings }
     }
@@ -44,7 +46,7 @@ impl<'a> BenchReport<'a> {
 
     /// Returns the conclusions from the figures, a sentence each.
     pub fn conclusions(&self) -> Vec<String> {
-        let mut text = Vec::new();
+        let mut text: Vec<String> = self.partial().into_iter().collect();
         let lines = &self.comparison.lines;
         for (other, side) in self.plan.sides[1..].iter().enumerate() {
             let ratios: Vec<Estimate> = lines.iter().filter_map(|line| line.ratios[other]).collect();
@@ -78,9 +80,17 @@ impl<'a> BenchReport<'a> {
         text
     }
 
+    /// Returns the sentence that marks a measurement that a signal ended.
+    pub fn partial(&self) -> Option<String> {
+        self.comparison.interrupted.map(partial_sentence)
+    }
+
     /// Describes whether runs that should be equal are equal.
     pub fn repetition(&self) -> Option<String> {
         let runs = self.plan.extent.runs;
+        if self.comparison.interrupted.is_some() {
+            return None;
+        }
         Some(match self.comparison.differences.as_deref()? {
             [] if runs == 2 => "both runs of every side agree to the instruction".into(),
             [] => format!("all {runs} runs of every side agree to the instruction"),

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::record::{CoverageRecord, Function};
+use crate::Result;
 use crate::html::{Cell, Column, Page, Table, Tile, Tone, Unit};
 use crate::scope::plural;
+use crate::sheet::Sheet;
 
 /// Number of functions that are named by default.
 pub const NAMED: usize = 40;
@@ -110,6 +112,7 @@ fn row(name: &str, (bytes, ran): (u64, u64)) -> [Cell; 4] {
 pub fn page(record: &CoverageRecord) -> Page {
     let mut page =
         Page::new("Which of the kernel's code ran", &format!("{} in all", plural(record.runs, "run")));
+    page.next("Adds a run to the record", "freehold scope --coverage code.json -- PROGRAM");
     let never = never(record);
     let tile = |label: &str, value: String, detail: String| Tile {
         label: label.into(),
@@ -147,6 +150,19 @@ pub fn page(record: &CoverageRecord) -> Page {
     }
     page.table(&table);
     page
+}
+
+/// Returns a line for each function.
+///
+/// # Errors
+/// If memory cannot be written to.
+pub fn sheet(record: &CoverageRecord) -> Result<Sheet> {
+    let mut sheet = Sheet::new(&["module", "function", "bytes", "ran"])?;
+    for function in &record.functions {
+        let numbers = [function.bytes, function.ran].map(|number| number.to_string());
+        sheet.line([&function.module, &function.name, &numbers[0], &numbers[1]])?;
+    }
+    Ok(sheet)
 }
 
 #[cfg(test)]

@@ -41,6 +41,11 @@ impl PathFigures {
         figures
     }
 
+    /// Returns all figures with their paths, in the record's order.
+    pub fn list(&self) -> &[(String, Observed)] {
+        &self.list
+    }
+
     /// Returns the figure at this path.
     pub fn get(&self, path: &str) -> Option<&Observed> {
         Some(&self.list[*self.places.get(path)?].1)
@@ -97,7 +102,7 @@ pub fn last(path: &str) -> &str {
 }
 
 /// Returns the unit of a figure, as far as its name tells.
-fn unit(path: &str) -> &'static str {
+pub fn unit(path: &str) -> &'static str {
     let name = last(path);
     // A boot's time is compared only if instructions were counted: 1 ns is 1 instruction.
     if name == "boot_ns" || name.ends_with("instructions") {

@@ -91,7 +91,7 @@ impl ProgramEnd {
         };
         let audit = part.get("audit").map(text).filter(|finding| finding != "ok");
         let audit_failure = match (outcome, audit) {
-            ("audit", None) => Some(part.get("message").map_or_else(|| "it failed".into(), text)),
+            ("audit", None) => Some(part.get("sentence").map_or_else(|| "it failed".into(), text)),
             (_, audit) => audit,
         };
         Ok(ProgramEnd { program, audit_failure })

@@ -184,22 +184,22 @@ mod tests {
 
     #[test]
     fn what_is_no_record_is_refused_in_one_line_with_the_cure() {
-        for text in ["", "{", "nul", "[1, 2", "\u{1}\n\n", "{\"schema\": \"freehold-run-1\", \"x\": NaN}"] {
+        for text in ["", "{", "nul", "[1, 2", "\u{1}\n\n", "{\"schema\": \"freehold-run-3\", \"x\": NaN}"] {
             assert!(refused(text).contains("not JSON"), "{text:?}");
         }
-        assert!(refused("{\"schema\": \"freehold-run-1\", \"x\": 1e999}").contains("out of range"));
-        for text in ["1", "[]", "{}", "\"freehold-run-1\"", "{\"schema\": 7}", "{\"schema\": null}"] {
+        assert!(refused("{\"schema\": \"freehold-run-3\", \"x\": 1e999}").contains("out of range"));
+        for text in ["1", "[]", "{}", "\"freehold-run-3\"", "{\"schema\": 7}", "{\"schema\": null}"] {
             assert!(refused(text).contains("no field schema"), "{text:?}");
         }
         assert!(refused("{\"outcome\": \"exit\"}").contains("write it again"));
-        assert!(refused("{\"schema\": \"freehold-run-2\"}").contains("knows freehold-run-1"));
+        assert!(refused("{\"schema\": \"freehold-run-3\"}").contains("knows freehold-run-2"));
         assert!(refused("{\"schema\": \"freehold-doctor-1\"}").contains("cannot be compared"));
         assert!(refused("{\"schema\": \"other\\n\\u001b[31m\"}").contains("its schema is other??[31m"));
     }
 
     #[test]
     fn deep_nesting_and_a_hundred_megabytes_are_refused() {
-        let deep = format!("{{\"schema\": \"freehold-run-1\", \"x\": {}1", "[".repeat(1_000_000));
+        let deep = format!("{{\"schema\": \"freehold-run-2\", \"x\": {}1", "[".repeat(1_000_000));
         assert!(refused(deep).contains("recursion limit"));
         let spaces = std::io::repeat(b' ').take(100 << 20);
         let line = KeptRecord::parse("x.json".into(), spaces).expect_err("too large").to_string();

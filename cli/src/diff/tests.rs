@@ -47,9 +47,19 @@ fn lab_record(cost: f64, boots: u64) -> Value {
 }
 
 #[test]
+fn the_figures_of_an_experiment_are_a_line_each_with_the_ends_of_its_boots() {
+    let sheet = sheet_of_figures(&lab_record(100.0, 2)).expect("a sheet").bytes().expect("text");
+    let text = String::from_utf8(sheet).expect("text");
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], "name,unit,value,low,high,observations");
+    assert!(lines.contains(&"\"needless[fork, Freehold].boots.copies\",,1.5,1,2,2"), "{text}");
+    assert!(lines.iter().any(|line| line.starts_with("costs.rows[cow-copy]")), "{text}");
+}
+
+#[test]
 fn a_record_of_each_command_is_equal_to_itself() {
     for value in
-        [scope_record(5, 0), lab_record(100.0, 2), json!({"schema": "freehold-run-1", "outcome": "exit"})]
+        [scope_record(5, 0), lab_record(100.0, 2), json!({"schema": "freehold-run-2", "outcome": "exit"})]
     {
         let result = compared(&value, &value).expect("a whole record");
         assert_eq!((result.status(), result.only.len(), result.not_same.len()), (0, 0, 0), "{value}");
@@ -228,7 +238,7 @@ proptest! {
         put in anything(),
     ) {
         let whole = [scope_record(5, 0), lab_record(100.0, 2), json!({
-            "schema": "freehold-run-1", "outcome": "exit", "exit": 0, "memory": {"peak_user_kib": 4},
+            "schema": "freehold-run-2", "outcome": "exit", "exit": 0, "memory": {"peak_user_kib": 4},
             "syscalls": [{"name": "read", "calls": 1}], "audit": "ok", "machine": {"clock": "real", "memory": [4096]},
         })][which].clone();
         let broken = spoiled(whole.clone(), &at, put);

@@ -2,6 +2,7 @@
 
 use super::figure::{self, Anchor, Canvas, Figure, WIDTH};
 use super::scale::{Axis, Scale};
+use super::table::{Cell, Column, Table};
 
 const BAR: f64 = 13.0;
 const GROUP_GAP: f64 = 12.0;
@@ -129,7 +130,10 @@ impl Bars {
                     y - 3.0
                 ));
             }
-            canvas.text((text_at + 6.0, y + BAR - 3.0), Anchor::Start, "value", &value);
+            // Where colours repeat, the value says whose it is.
+            let told =
+                if figure::share_colours(self.series.len()) { format!("{value} {name}") } else { value };
+            canvas.text((text_at + 6.0, y + BAR - 3.0), Anchor::Start, "value", &told);
         }
     }
 }
@@ -141,6 +145,25 @@ impl Figure for Bars {
 
     fn legend(&self) -> String {
         figure::legend(&self.series)
+    }
+
+    fn data(&self) -> Table {
+        let mut columns = vec![Column::text("")];
+        columns.extend(self.series.iter().map(|name| Column::number(name)));
+        let mut table = Table::new("", &columns);
+        let show = |value: f64| self.axis.unit.show(value);
+        let cell = |bar: &Option<Bar>| match bar {
+            None => String::new(),
+            Some(Bar { value, spread: None }) => show(*value),
+            Some(Bar { value, spread: Some((low, high)) }) => {
+                format!("{} ({} to {})", show(*value), show(*low), show(*high))
+            }
+        };
+        for (label, bars) in &self.groups {
+            let label = std::iter::once(Cell::text(label));
+            table.row(label.chain(bars.iter().map(|bar| Cell::text(cell(bar)))));
+        }
+        table
     }
 
     fn draw(&self) -> String {

@@ -4,6 +4,7 @@ use std::fmt::{Arguments, Write};
 
 use super::escape;
 use super::scale::Scale;
+use super::table::Table;
 
 /// Width of every figure in its own units; it is scaled to the page.
 pub(super) const WIDTH: f64 = 860.0;
@@ -18,6 +19,13 @@ pub trait Figure {
     fn legend(&self) -> String;
     /// Returns the SVG element.
     fn draw(&self) -> String;
+    /// Returns the values, for readers to whom the drawing says nothing.
+    fn data(&self) -> Table;
+}
+
+/// Returns whether so many series share colours, so that each value needs its series' name.
+pub(super) fn share_colours(series: usize) -> bool {
+    series > COLOURS
 }
 
 /// Returns the class of series number `n`.

@@ -5,10 +5,13 @@ use std::fmt::Write;
 
 use super::figure::{self, Anchor, Canvas, Figure, WIDTH};
 use super::scale::Axis;
+use super::table::{Cell, Column, Table};
 use super::{Unit, escape};
 
 /// Number of shades in style.css, from little to much; zero has no shade.
 const SHADES: usize = 10;
+/// The most cells in the table of a map.
+const LISTED: usize = 100;
 const LEFT: f64 = 78.0;
 const RIGHT: f64 = WIDTH - 16.0;
 const TOP: f64 = 34.0;
@@ -83,6 +86,25 @@ impl Figure for HeatMap {
 
     fn legend(&self) -> String {
         ramp(&self.value.0, self.value.1, self.most())
+    }
+
+    fn data(&self) -> Table {
+        let rows = (self.values.len() / self.columns).max(1);
+        let mut cells: Vec<(usize, f64)> =
+            self.values.iter().copied().enumerate().filter(|(_, value)| *value > 0.0).collect();
+        cells.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let caption = match cells.len() {
+            0..=LISTED => String::new(),
+            all => format!("the {LISTED} largest of {all} values"),
+        };
+        let columns = [&self.x.label, &self.y.label, &self.value.0].map(|name| Column::number(name));
+        let mut table = Table::new(&caption, &columns);
+        for (number, value) in cells.into_iter().take(LISTED) {
+            let x = self.x.part(number % self.columns, self.columns);
+            let y = self.y.part(number / self.columns, rows);
+            table.row([x, y, self.value.1.show(value)].map(Cell::text));
+        }
+        table
     }
 
     fn draw(&self) -> String {
@@ -169,6 +191,19 @@ impl Figure for Matrix {
 
     fn legend(&self) -> String {
         String::new()
+    }
+
+    fn data(&self) -> Table {
+        let (one, other) = &self.sides;
+        let mut table = Table::new("", &[Column::text(one), Column::text(other), Column::number("count")]);
+        for (number, value) in self.values.iter().enumerate().filter(|(_, value)| **value > 0.0) {
+            let at = (number / self.columns.len().max(1), number % self.columns.len().max(1));
+            let names =
+                [self.rows.get(at.0), self.columns.get(at.1)].map(|name| name.cloned().unwrap_or_default());
+            let [row, column] = names;
+            table.row([row, column, Unit::Count.show(*value)].map(Cell::text));
+        }
+        table
     }
 
     fn draw(&self) -> String {

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use super::escape;
 use super::figure::{self, Anchor, Canvas, Figure, WIDTH};
 use super::scale::{Axis, Scale};
+use super::table::{Cell, Column, Table};
 
 const HEIGHT: f64 = 250.0;
 const LEFT: f64 = 66.0;
@@ -14,6 +15,9 @@ const TOP: f64 = 34.0;
 /// The most points of a figure that react to the pointer: more would make the file large, and the
 /// pointer could not tell them apart.
 const POINTS: usize = 600;
+
+/// The most points, about, in the table of a figure.
+const LISTED: usize = 200;
 
 /// Ways to join points.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,6 +145,20 @@ impl Figure for Lines {
 
     fn legend(&self) -> String {
         figure::legend(&self.series.iter().map(|series| series.name.clone()).collect::<Vec<_>>())
+    }
+
+    fn data(&self) -> Table {
+        let all: usize = self.series.iter().map(|series| series.points.len()).sum();
+        let step = all.div_ceil(LISTED).max(1);
+        let caption = if step == 1 { String::new() } else { format!("one of {step} points") };
+        let columns = [Column::text(""), Column::number(&self.x.label), Column::number(&self.y.label)];
+        let mut table = Table::new(&caption, &columns);
+        for series in &self.series {
+            for (x, y) in series.points.iter().step_by(step).filter(|(_, y)| !y.is_nan()) {
+                table.row([series.name.clone(), self.x.unit.show(*x), self.y.unit.show(*y)].map(Cell::text));
+            }
+        }
+        table
     }
 
     fn draw(&self) -> String {

@@ -98,6 +98,12 @@ impl Axis {
         self
     }
 
+    /// Returns the value at which part `number` of `all` equal parts of the range begins.
+    pub(super) fn part(&self, number: usize, all: usize) -> String {
+        let (low, high) = self.range.unwrap_or((0.0, 1.0));
+        self.unit.show(low + (high - low) * number as f64 / all as f64)
+    }
+
     /// Returns the scale that shows all of `values` on the places from `start` to `end`.
     pub(super) fn fit(&self, values: impl Iterator<Item = f64>, start: f64, end: f64) -> Scale {
         let mut low = f64::INFINITY;

@@ -86,7 +86,14 @@ impl Table {
 
     /// Appends the table's markup.
     pub(super) fn render(&self, to: &mut String) {
-        to.push_str("<div class=\"scroll\"><table>\n");
+        // A region that scrolls sideways must be reachable by keyboard, and has a name.
+        let headings: Vec<&str> = self.columns.iter().map(|column| column.heading.as_str()).collect();
+        let name = if self.caption.is_empty() { headings.join(", ") } else { self.caption.clone() };
+        let _ = writeln!(
+            to,
+            "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{}\"><table>",
+            escape(&name)
+        );
         if !self.caption.is_empty() {
             let _ = writeln!(to, "<caption>{}</caption>", escape(&self.caption));
         }

@@ -29,8 +29,9 @@ use serde::Serialize;
 use super::{Experiment, Extent, Settings, output_of};
 use crate::failure::Failure;
 use crate::html::{Cell, Column, Page, Table, Tile, Tone};
+use crate::progress::LabSteps;
 use crate::schema::LabHead;
-use crate::{Result, args, files, kernel, print, scope};
+use crate::{Result, args, kernel, print, scope};
 
 /// The experiment's entry in the list.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -219,20 +220,19 @@ fn run(settings: &Settings) -> Result<u8> {
     let made = std::fs::write(&disk, vec![0x5a; DISK as usize]);
     made.map_err(|e| Failure::io("write", &disk, &e))?;
     let mut rows = Vec::new();
+    let mut steps = LabSteps::new(extents.loads.iter().map(|load| load.name.to_owned()))?;
     for load in extents.loads {
-        print::stderr(format!("freehold: {}: {} KiB, {} threads\n", load.name, load.kib, load.threads));
-        rows.extend(rows_of(&extents, load, (&program, &disk))?);
+        let name = format!("{}: {} KiB, {} threads", load.name, load.kib, load.threads);
+        let measured = steps.step(load.name, &name, || rows_of(&extents, load, (&program, &disk)))?;
+        rows.extend(measured.into_iter().flatten());
     }
-    if let Some(path) = &settings.json {
-        files::write_json(path, &BounceRecord { head: LabHead::of(EXPERIMENT.name), how: HOW, rows: &rows })?;
-    }
-    if let Some(path) = &settings.html {
-        page(&rows).write(path)?;
-    }
-    settings.print(&summary(&rows))?;
+    let ended_by = steps.end()?;
+    let head = LabHead::of(EXPERIMENT.name, ended_by);
+    settings.write_record(&BounceRecord { head, how: HOW, rows: &rows })?;
+    settings.write_page(|| page(&rows), ended_by)?;
     let misses = misses(&rows, settings.extent);
     misses.iter().for_each(|miss| print::stderr(format!("freehold: {miss}\n")));
-    Ok(if misses.is_empty() { 0 } else { MISSED })
+    settings.conclude(&summary(&rows), ended_by, if misses.is_empty() { 0 } else { MISSED })
 }
 
 /// Returns a sentence for each row whose pool did not grow though it had to, and in a full run for

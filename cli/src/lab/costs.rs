@@ -26,6 +26,7 @@ fn run(settings: &Settings) -> Result<u8> {
         names,
         html: settings.html.clone(),
         json: settings.json.clone(),
+        csv: settings.csv.clone(),
         ..BenchOptions::default()
     };
     bench::run(&options, "What an operation costs on three kernels")

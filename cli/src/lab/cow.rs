@@ -15,8 +15,9 @@ use crate::args::BenchOptions;
 use crate::bench::{self, Compared};
 use crate::failure::Failure;
 use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
+use crate::progress::LabSteps;
 use crate::schema::LabHead;
-use crate::{Result, files, kernel, print};
+use crate::{Result, kernel};
 
 /// The experiment's entry in the list.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -130,23 +131,28 @@ struct CowRecord<'a> {
     head: LabHead,
     machine: String,
     needless: &'a [Pattern],
-    /// Costs as `freehold bench --json` writes them.
-    costs: Value,
+    /// Costs as `freehold bench --json` writes them; null where a signal came before.
+    costs: Option<Value>,
 }
+
+/// The last step.
+const COSTS: &str = "what it costs";
 
 fn run(settings: &Settings) -> Result<u8> {
     let extents = Extents::of(settings);
     let program = kernel::installed(PROGRAM)
         .ok_or_else(|| Failure::new(format!("{PROGRAM} is missing"), "make build makes it"))?;
     let mut patterns = Vec::new();
+    let boots = |side: &CowSide| (0..extents.boots).map(|_| side.name.to_owned()).collect::<Vec<_>>();
+    let mut steps = LabSteps::new(SIDES.iter().flat_map(boots))?;
     for side in &SIDES {
         for boot in 1..=extents.boots {
-            print::stderr(format!("freehold: {}, boot {boot} of {}\n", side.name, extents.boots));
-            let output = output_of(&words(side, &extents, program.as_os_str().to_owned()))?;
+            let name = format!("{}, boot {boot} of {}", side.name, extents.boots);
+            let count = || output_of(&words(side, &extents, program.as_os_str().to_owned()));
+            let Some(output) = steps.step(side.name, &name, count)? else { break };
             add(&mut patterns, side.name, &output)?;
         }
     }
-    print::stderr("freehold: what it costs\n");
     let options = BenchOptions {
         quick: settings.extent == Extent::Quick,
         names: extents.rows.iter().map(|&name| name.to_owned()).collect(),
@@ -154,24 +160,23 @@ fn run(settings: &Settings) -> Result<u8> {
         against_append: extents.against.iter().map(|&words| words.to_owned()).collect(),
         ..BenchOptions::default()
     };
-    let costs = match bench::compare(&options)? {
+    steps.add([COSTS.to_owned()]);
+    let costs = match steps.step(COSTS, COSTS, || bench::compare(&options))?.transpose() {
         Ok(costs) => costs,
         Err(status) => return Ok(status),
     };
-    if let Some(path) = &settings.json {
-        let record = CowRecord {
-            head: LabHead::of(EXPERIMENT.name),
-            machine: extents.machine(),
-            needless: &patterns,
-            costs: costs.json(),
-        };
-        files::write_json(path, &record)?;
-    }
-    if let Some(path) = &settings.html {
-        page(&extents, &patterns, &costs).write(path)?;
-    }
-    settings.print(&format!("{}\n{}", summary(&extents, &patterns), costs.text()))?;
-    Ok(costs.tell_failures())
+    let ended_by = steps.end()?;
+    let record = CowRecord {
+        head: LabHead::of(EXPERIMENT.name, ended_by),
+        machine: extents.machine(),
+        needless: &patterns,
+        costs: costs.as_ref().map(Compared::json),
+    };
+    settings.write_record(&record)?;
+    settings.write_page(|| page(&extents, &patterns, costs.as_ref()), ended_by)?;
+    let told = costs.as_ref().map(Compared::text).unwrap_or_default();
+    let failed = costs.as_ref().map_or(0, Compared::tell_failures);
+    settings.conclude(&format!("{}\n{told}", summary(&extents, &patterns)), ended_by, failed)
 }
 
 /// Returns the VM's command for a count, with `program` in it.
@@ -251,7 +256,7 @@ fn summary(extents: &Extents, patterns: &[Pattern]) -> String {
     text
 }
 
-fn page(extents: &Extents, patterns: &[Pattern], costs: &Compared) -> Page {
+fn page(extents: &Extents, patterns: &[Pattern], costs: Option<&Compared>) -> Page {
     let mut page = Page::new("Exact copy-on-write", &title(extents));
     let tile = |side: &CowSide| {
         let total = total(patterns, side);
@@ -262,7 +267,9 @@ fn page(extents: &Extents, patterns: &[Pattern], costs: &Compared) -> Page {
             tone: if total == 0.0 { Tone::Good } else { Tone::Warning },
         }
     };
-    page.tiles(&SIDES.iter().map(tile).chain(costs.tiles()).collect::<Vec<_>>());
+    page.tiles(
+        &SIDES.iter().map(tile).chain(costs.into_iter().flat_map(Compared::tiles)).collect::<Vec<_>>(),
+    );
     page.section("Question");
     page.text(EXPERIMENT.question);
     page.text(
@@ -294,7 +301,7 @@ fn page(extents: &Extents, patterns: &[Pattern], costs: &Compared) -> Page {
     }
     page.figure(&bars, "The lines at the ends reach from the best boot to the worst. None is best.");
     page.table(&table);
-    costs.sections(&mut page);
+    costs.inspect(|costs| costs.sections(&mut page));
     page
 }
 

@@ -10,11 +10,11 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{Experiment, Extent, Settings};
+use crate::Result;
 use crate::args::BenchOptions;
 use crate::bench::{self, BenchRow, COUNTS, Compared, GROWTH, GrowthRows};
 use crate::html::{Axis, Cell, Column, Lines, Page, Shape, Table, Tile, Tone, Unit};
 use crate::schema::LabHead;
-use crate::{Result, files};
 
 /// The experiment's entry in the list.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -77,22 +77,23 @@ fn run(settings: &Settings) -> Result<u8> {
         Ok(compared) => compared,
         Err(status) => return Ok(status),
     };
-    let courses: Vec<Course> = rows.iter().flat_map(|row| courses(row, counts, &compared)).collect();
-    if let Some(path) = &settings.json {
-        let record = GrowthRecord {
-            head: LabHead::of(EXPERIMENT.name),
-            most: MOST,
-            courses: &courses,
-            costs: compared.json(),
-        };
-        files::write_json(path, &record)?;
-    }
-    if let Some(path) = &settings.html {
-        page(&courses).write(path)?;
-    }
-    settings.print(&text(&courses, counts))?;
+    let ended_by = compared.interrupted();
+    let courses = rows.iter().map(|row| courses(row, counts, &compared));
+    // After a signal there are only the operations that were measured with all counts.
+    let is_whole = |pair: &[Course; 2]| pair.iter().all(|course| course.costs.len() == counts.len());
+    let courses: Vec<Course> =
+        courses.filter(|pair| ended_by.is_none() || is_whole(pair)).flatten().collect();
+    let record = GrowthRecord {
+        head: LabHead::of(EXPERIMENT.name, ended_by),
+        most: MOST,
+        courses: &courses,
+        costs: compared.json(),
+    };
+    settings.write_record(&record)?;
+    settings.write_page(|| page(&courses), ended_by)?;
     let failed = compared.tell_failures();
-    Ok(if courses.iter().any(Course::misses) { GROWS } else { failed })
+    let status = if courses.iter().any(Course::misses) { GROWS } else { failed };
+    settings.conclude(&text(&courses, counts), ended_by, status)
 }
 
 /// Returns the row's name without its count.

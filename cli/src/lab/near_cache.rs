@@ -58,9 +58,10 @@ use serde::Serialize;
 
 use super::{Experiment, Extent, Settings, output_of};
 use crate::failure::Failure;
+use crate::progress::LabSteps;
 use crate::schema::LabHead;
 use crate::size::{MIB, show_size};
-use crate::{Result, args, files, kernel, print, scope};
+use crate::{Result, args, kernel, print, scope};
 use workload::{MissShare, Workload, by_chance, frames_at_random, frames_of_a_part_first};
 
 /// The experiment's entry in the list.
@@ -131,6 +132,12 @@ impl Extents {
         };
         extents.boots = settings.boots.unwrap_or(extents.boots);
         extents
+    }
+    /// Returns the numbers of the boots of a side, in groups that run at the same time.
+    fn boot_groups(&self) -> Vec<Vec<u32>> {
+        let numbers: Vec<u32> = (1..=self.boots).collect();
+        let at_a_time = std::thread::available_parallelism().map_or(1, |count| count.get().min(AT_A_TIME));
+        numbers.chunks(at_a_time).map(<[u32]>::to_vec).collect()
     }
 }
 
@@ -319,29 +326,35 @@ fn run(settings: &Settings) -> Result<u8> {
     volume.push(":");
     volume.push(GUEST_PROGRAM);
     let mut found = NearCacheResult { measured: Vec::new(), images: Vec::new(), confirmed: Vec::new() };
+    let mut steps = LabSteps::new(extents.watched.iter().map(|side| confirmation(side)))?;
     for side in extents.sides {
-        measure(side, &extents, &volume, &mut found)?;
+        steps.add(extents.boot_groups().iter().map(|_| side.name.to_owned()));
+    }
+    for side in extents.sides {
+        measure(side, &extents, &volume, (&mut found, &mut steps))?;
     }
     for side in extents.watched {
-        found.confirmed.push(confirm(side, &extents, &volume)?);
+        let name = confirmation(side);
+        found.confirmed.extend(steps.step(&name, &name, || confirm(side, &extents, &volume))?);
     }
-    if let Some(path) = &settings.json {
-        let record = NearCacheRecord {
-            head: LabHead::of(EXPERIMENT.name),
-            cache_bytes: extents.cache,
-            memory_bytes: extents.memory,
-            boots: extents.boots,
-            measured: &found.measured,
-            images: &found.images,
-            confirmed: &found.confirmed,
-        };
-        files::write_json(path, &record)?;
-    }
-    if let Some(path) = &settings.html {
-        report::page(&extents, &found).write(path)?;
-    }
-    settings.print(&report::summary(&extents, &found))?;
-    Ok(0)
+    let ended_by = steps.end()?;
+    let record = NearCacheRecord {
+        head: LabHead::of(EXPERIMENT.name, ended_by),
+        cache_bytes: extents.cache,
+        memory_bytes: extents.memory,
+        boots: extents.boots,
+        measured: &found.measured,
+        images: &found.images,
+        confirmed: &found.confirmed,
+    };
+    settings.write_record(&record)?;
+    settings.write_page(|| report::page(&extents, &found), ended_by)?;
+    settings.conclude(&report::summary(&extents, &found), ended_by, 0)
+}
+
+/// Returns the name of a side's run under the microscope.
+fn confirmation(side: &NearCacheSide) -> String {
+    format!("{}, under the microscope", side.name)
 }
 
 /// Returns the options of every VM here: `side`'s kernel, one node with a memory-side cache, and
@@ -374,7 +387,7 @@ fn measure(
     side: &NearCacheSide,
     extents: &Extents,
     volume: &OsString,
-    found: &mut NearCacheResult,
+    (found, steps): (&mut NearCacheResult, &mut LabSteps),
 ) -> Result<()> {
     let cells = Age::BOTH.into_iter().flat_map(|age| Workload::ALL.map(|workload| (age, workload)));
     let mut measured: Vec<Measured> = cells
@@ -385,31 +398,31 @@ fn measure(
             boots: Vec::new(),
         })
         .collect();
-    let numbers: Vec<u32> = (1..=extents.boots).collect();
-    let at_a_time = std::thread::available_parallelism().map_or(1, |count| count.get().min(AT_A_TIME));
-    for together in numbers.chunks(at_a_time) {
-        let boots: Vec<Result<Boot>> = std::thread::scope(|scope| {
-            let threads: Vec<_> = together
-                .iter()
-                .map(|&number| scope.spawn(move || boot(side, extents, volume, number)))
-                .collect();
-            threads.into_iter().map(|thread| thread.join().expect("a boot does not panic")).collect()
-        });
-        for boot in boots {
-            let Boot { shares, image } = boot?;
+    for together in extents.boot_groups() {
+        let boots = || -> Result<Vec<Boot>> {
+            std::thread::scope(|scope| {
+                let threads: Vec<_> = together
+                    .iter()
+                    .map(|&number| scope.spawn(move || boot(side, extents, volume, number)))
+                    .collect();
+                threads.into_iter().map(|thread| thread.join().expect("a boot does not panic")).collect()
+            })
+        };
+        let last = together.last().copied().unwrap_or(0);
+        let name = format!("{}, boot {last} of {}", side.name, extents.boots);
+        for Boot { shares, image } in steps.step(side.name, &name, boots)?.into_iter().flatten() {
             found.images.extend(image);
             for (measured, share) in measured.iter_mut().zip(shares.into_iter().flatten()) {
                 measured.boots.push(share);
             }
         }
     }
-    found.measured.extend(measured);
+    found.measured.extend(measured.into_iter().filter(|measured| !measured.boots.is_empty()));
     Ok(())
 }
 
 /// Measures one boot of a side, by its number.
 fn boot(side: &NearCacheSide, extents: &Extents, volume: &OsString, number: u32) -> Result<Boot> {
-    print::stderr(format!("freehold: {}, boot {number} of {}\n", side.name, extents.boots));
     let (heap, seed) = ((3 * extents.cache / MIB).to_string(), number.to_string());
     let mut words: Vec<OsString> = ["--icount", "--seed", &seed].iter().map(OsString::from).collect();
     let arguments = ["frames", &heap, &seed];

@@ -20,8 +20,9 @@ use serde::Serialize;
 use super::{Experiment, Extent, Settings};
 use crate::failure::Failure;
 use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
+use crate::progress::LabSteps;
 use crate::schema::LabHead;
-use crate::{Result, args, files, kernel, print, scope};
+use crate::{Result, args, kernel, scope};
 
 /// The experiment's entry in the list.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -123,28 +124,28 @@ fn run(settings: &Settings) -> Result<u8> {
     volume.push(":");
     volume.push(GUEST_PROGRAM);
     let mut rows = Vec::new();
+    let name = |nodes: usize, side: &ReplicaSide| format!("{nodes} nodes, {}", side.name);
+    let mut steps =
+        LabSteps::new(sizes.iter().flat_map(|&nodes| sides.iter().map(move |side| name(nodes, side))))?;
     for &nodes in sizes {
         for side in sides {
-            print::stderr(format!("freehold: {nodes} nodes, {}\n", side.name));
             let words = words(side, nodes, times, &volume);
-            let (results, output) = scope::Measurement::prepare(&args::scope_options(&words)?)?.run()?;
+            let name = name(nodes, side);
+            let measure = || scope::Measurement::prepare(&args::scope_options(&words)?)?.run();
+            let Some((results, output)) = steps.step(&name, &name, measure)? else { break };
             rows.extend(rows_of(side.name, nodes, &results, &String::from_utf8_lossy(&output))?);
         }
     }
-    if let Some(path) = &settings.json {
-        let record = ReplicaRecord {
-            head: LabHead::of(EXPERIMENT.name),
-            local_instructions: LOCAL,
-            factors: FACTORS,
-            rows: &rows,
-        };
-        files::write_json(path, &record)?;
-    }
-    if let Some(path) = &settings.html {
-        page(&rows).write(path)?;
-    }
-    settings.print(&summary(&rows))?;
-    Ok(0)
+    let ended_by = steps.end()?;
+    let record = ReplicaRecord {
+        head: LabHead::of(EXPERIMENT.name, ended_by),
+        local_instructions: LOCAL,
+        factors: FACTORS,
+        rows: &rows,
+    };
+    settings.write_record(&record)?;
+    settings.write_page(|| page(&rows), ended_by)?;
+    settings.conclude(&summary(&rows), ended_by, 0)
 }
 
 fn words(side: &ReplicaSide, nodes: usize, times: u64, volume: &OsString) -> Vec<OsString> {

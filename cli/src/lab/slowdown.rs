@@ -13,10 +13,11 @@ use crate::bench::compare::RowVerdict;
 use crate::bench::statistics::{geometric_mean, paired_ratio};
 use crate::failure::Failure;
 use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
+use crate::progress::LabSteps;
 use crate::qemu::Engine;
 use crate::run::Prepared;
 use crate::schema::LabHead;
-use crate::{Result, args, bench, files, print, scope};
+use crate::{Result, args, bench, scope};
 
 /// The experiment's entry in the list.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -82,34 +83,39 @@ fn run(settings: &Settings) -> Result<u8> {
         .map_err(|e| Failure::new(format!("cannot make a temporary folder: {e}"), ""))?;
     let mut seconds = vec![Vec::new(); ways.len()];
     let mut emulator = None;
+    let mut steps = LabSteps::new((0..runs).flat_map(|_| ways.iter().map(|way| way.name.to_owned())))?;
     for run in 1..=runs {
         for (way, seconds) in ways.iter().zip(&mut seconds) {
-            print::stderr(format!("freehold: {}, run {run} of {runs}\n", way.name));
-            let (spent, watched_by) = once(way, folder.path())?;
+            let name = format!("{}, run {run} of {runs}", way.name);
+            let Some((spent, watched_by)) = steps.step(way.name, &name, || once(way, folder.path()))? else {
+                break;
+            };
             seconds.push(spent);
             emulator = emulator.or(watched_by);
         }
     }
+    let ended_by = steps.end()?;
+    // Runs are compared in pairs.
+    let pairs = seconds.iter().map(Vec::len).min().unwrap_or(0);
+    if let (Some(signal), 0) = (ended_by, pairs) {
+        return Err(Failure::interrupted(signal));
+    }
+    seconds.iter_mut().for_each(|seconds| seconds.truncate(pairs));
     let emulator = emulator.ok_or_else(|| Failure::new("the microscope saw nothing", ""))?;
     let plain = seconds.first().cloned().unwrap_or_default();
     let measured: Vec<Measured> =
         ways.iter().zip(seconds).map(|(way, seconds)| Measured::new(way, seconds, &plain)).collect();
     let report = SlowdownReport { measured: &measured, qemu: bench::emulator(), emulator };
-    if let Some(path) = &settings.json {
-        let record = SlowdownRecord {
-            head: LabHead::of(EXPERIMENT.name),
-            qemu: &report.qemu,
-            interface: emulator.interface,
-            counting: emulator.counting,
-            measured: &measured,
-        };
-        files::write_json(path, &record)?;
-    }
-    if let Some(path) = &settings.html {
-        report.page().write(path)?;
-    }
-    settings.print(&report.summary())?;
-    Ok(0)
+    let record = SlowdownRecord {
+        head: LabHead::of(EXPERIMENT.name, ended_by),
+        qemu: &report.qemu,
+        interface: emulator.interface,
+        counting: emulator.counting,
+        measured: &measured,
+    };
+    settings.write_record(&record)?;
+    settings.write_page(|| report.page(), ended_by)?;
+    settings.conclude(&report.summary(), ended_by, 0)
 }
 
 /// Makes one run; returns QEMU's CPU time, and the plugin's description of QEMU.

@@ -22,9 +22,10 @@ use serde::Serialize;
 
 use super::{Experiment, Extent, Settings};
 use crate::failure::Failure;
+use crate::progress::LabSteps;
 use crate::schema::LabHead;
 use crate::scope::Digest;
-use crate::{Result, args, files, print, scope};
+use crate::{Result, args, scope};
 use measures::{CheckCost, Leaving, OperationCost, WindowCost};
 use required::RequiredFigure;
 use workloads::{RATES, SHELL, WORKLOADS, Workload};
@@ -125,7 +126,7 @@ struct XpfoRecord {
 impl XpfoRecord {
     fn new(experiment: &'static str) -> XpfoRecord {
         XpfoRecord {
-            head: LabHead::of(experiment),
+            head: LabHead::of(experiment, None),
             how: HOW,
             missing: Vec::new(),
             skipped: Vec::new(),
@@ -169,32 +170,33 @@ const HOW: &str = "Instructions, flushes and windows are counted by the microsco
 fn run(settings: &Settings) -> Result<u8> {
     let mut record = XpfoRecord::new(EXPERIMENT.name);
     let mut have = Vec::new();
+    let asked = |policy: &str| format!("xpfo={policy}: does the kernel have it?");
+    let mut steps = LabSteps::new(POLICIES.map(asked))?;
     for policy in POLICIES {
-        print::stderr(format!("freehold: xpfo={policy}: does the kernel have it?\n"));
-        if published(policy)? == policy { have.push(policy) } else { record.missing.push(policy) }
+        let name = asked(policy);
+        let Some(told) = steps.step(&name, &name, || published(policy))? else { break };
+        if told == policy { have.push(policy) } else { record.missing.push(policy) }
     }
     match settings.extent {
-        Extent::Quick => measure_all(&mut record, &[SHELL], &have, "tlb")?,
+        Extent::Quick => measure_all(&mut record, (&[SHELL], &have, "tlb"), &mut steps)?,
         Extent::Full => {
             let with_linux: Vec<_> = have.iter().copied().chain([LINUX]).collect();
-            measure_all(&mut record, &WORKLOADS, &with_linux, "tlb,residue")?;
-            measure_shapes(&mut record, &have)?;
+            measure_all(&mut record, (&WORKLOADS, &with_linux, "tlb,residue"), &mut steps)?;
+            measure_shapes(&mut record, &have, &mut steps)?;
         }
     }
-    if let Err(status) = measure_parts(&mut record, settings.extent)? {
+    if let Err(status) = measure_parts(&mut record, settings.extent, &mut steps)? {
         return Ok(status);
     }
+    let ended_by = steps.end()?;
+    record.head = LabHead::of(EXPERIMENT.name, ended_by);
     record.required = required::figures(&record);
-    if let Some(path) = &settings.json {
-        files::write_json(path, &record)?;
-    }
-    if let Some(path) = &settings.html {
-        report::page(&record).write(path)?;
-    }
-    settings.print(&report::summary(&record))?;
-    if record.missing.is_empty() {
-        let is_met = record.required.iter().all(|figure| figure.is_met);
-        return Ok(if is_met { 0 } else { MISSED });
+    settings.write_record(&record)?;
+    settings.write_page(|| report::page(&record), ended_by)?;
+    let is_met = record.required.iter().all(|figure| figure.is_met);
+    let status = settings.conclude(&report::summary(&record), ended_by, if is_met { 0 } else { MISSED })?;
+    if record.missing.is_empty() || ended_by.is_some() {
+        return Ok(status);
     }
     let names = record.missing.join(", ");
     Err(Failure::new(format!("this kernel has no policy xpfo={names}: not measured"), ""))
@@ -203,44 +205,53 @@ fn run(settings: &Settings) -> Result<u8> {
 /// Adds a row for each workload and policy, if the host has the workload's programs.
 fn measure_all(
     record: &mut XpfoRecord,
-    workloads: &[Workload],
-    policies: &[&'static str],
-    models: &str,
+    (workloads, policies, models): (&[Workload], &[&'static str], &str),
+    steps: &mut LabSteps,
 ) -> Result<()> {
+    let (workloads, absent): (Vec<_>, Vec<_>) =
+        workloads.iter().partition(|workload| lacks(workload).is_none());
+    absent.into_iter().for_each(|workload| skip(record, workload));
+    let name = |workload: &Workload, policy: &str| format!("{}, {policy}", workload.name);
+    steps.add(
+        workloads.iter().flat_map(|&workload| policies.iter().map(move |policy| name(workload, policy))),
+    );
     for workload in workloads {
-        if is_skipped(record, workload) {
-            continue;
-        }
         for &policy in policies {
-            print::stderr(format!("freehold: {}, {policy}\n", workload.name));
-            record.rows.push(measure(workload, policy, (models, SHAPES[0]))?);
+            let name = name(workload, policy);
+            let row = steps.step(&name, &name, || measure(workload, policy, (models, SHAPES[0])))?;
+            record.rows.extend(row);
         }
     }
     Ok(())
 }
 
-/// Returns whether the host lacks a program of the workload; notes that once.
-fn is_skipped(record: &mut XpfoRecord, workload: &Workload) -> bool {
-    let Some(absent) = workload.needs.iter().find(|path| !PathBuf::from(path).exists()) else { return false };
-    if record.skipped.iter().all(|skipped| skipped.workload != workload.name) {
+/// Returns a program of the workload that the host does not have.
+fn lacks(workload: &Workload) -> Option<&'static str> {
+    workload.needs.iter().copied().find(|path| !PathBuf::from(path).exists())
+}
+
+/// Notes, once, that a workload is skipped.
+fn skip(record: &mut XpfoRecord, workload: &Workload) {
+    if let Some(absent) = lacks(workload)
+        && record.skipped.iter().all(|skipped| skipped.workload != workload.name)
+    {
         let why = format!("this host has no {absent}");
         record.skipped.push(Skipped { workload: workload.name, why });
     }
-    true
 }
 
 /// Adds the rates with each TLB: all policies of interest, and Linux.
-fn measure_shapes(record: &mut XpfoRecord, have: &[&'static str]) -> Result<()> {
+fn measure_shapes(record: &mut XpfoRecord, have: &[&'static str], steps: &mut LabSteps) -> Result<()> {
     let policies = || ["off", DEFAULT].into_iter().filter(|policy| have.contains(policy)).chain([LINUX]);
-    for workload in &RATES {
-        if is_skipped(record, workload) {
-            continue;
-        }
-        for shape in SHAPES {
-            print::stderr(format!("freehold: {}, {shape}\n", workload.name));
-            for policy in policies() {
-                record.shapes.push(measure(workload, policy, ("tlb", shape))?);
-            }
+    let (workloads, absent): (Vec<_>, Vec<_>) = RATES.iter().partition(|workload| lacks(workload).is_none());
+    absent.into_iter().for_each(|workload| skip(record, workload));
+    let keys = workloads.iter().flat_map(|workload| SHAPES.map(|_| workload.name.to_owned()));
+    steps.add(keys.flat_map(|key| policies().map(move |_| key.clone())));
+    for workload in workloads {
+        for (shape, policy) in SHAPES.iter().flat_map(|shape| policies().map(move |policy| (shape, policy))) {
+            let name = format!("{}, {shape}, {policy}", workload.name);
+            let row = steps.step(workload.name, &name, || measure(workload, policy, ("tlb", shape)))?;
+            record.shapes.extend(row);
         }
     }
     Ok(())
@@ -248,15 +259,22 @@ fn measure_shapes(record: &mut XpfoRecord, have: &[&'static str]) -> Result<()> 
 
 /// Measures operations, windows, pageblocks that leave the map, and the check. The inner error is
 /// an exit status: the user knows the reason.
-fn measure_parts(record: &mut XpfoRecord, extent: Extent) -> Result<std::result::Result<(), u8>> {
-    print::stderr("freehold: operations, windows, pageblocks that leave the map, its check\n");
-    match measures::operations(extent)? {
-        Ok(operations) => record.operations = operations,
+fn measure_parts(
+    record: &mut XpfoRecord,
+    extent: Extent,
+    steps: &mut LabSteps,
+) -> Result<std::result::Result<(), u8>> {
+    const PARTS: [&str; 4] = ["operations", "windows", "pageblocks that leave the map", "its check"];
+    steps.add(PARTS.map(str::to_owned));
+    let [operations, windows, leaving, check] = PARTS;
+    match steps.step(operations, operations, || measures::operations(extent))?.transpose() {
+        Ok(operations) => record.operations = operations.unwrap_or_default(),
         Err(status) => return Ok(Err(status)),
     }
-    record.window = measures::windows(&record.operations)?;
-    record.leaving = Some(measures::leaving()?);
-    record.check = measures::checks()?;
+    let counted = steps.step(windows, windows, || measures::windows(&record.operations))?;
+    record.window = counted.unwrap_or_default();
+    record.leaving = steps.step(leaving, leaving, measures::leaving)?;
+    record.check = steps.step(check, check, measures::checks)?.unwrap_or_default();
     Ok(Ok(()))
 }
 

@@ -11,17 +11,27 @@ use crate::size;
 /// Number of regions of page heat: enough for `damo`, and at most a megabyte of results.
 const REGIONS: usize = 1024;
 
+/// The models that can be asked for.
+const MODELS: [&str; 6] = ["cache", "tlb", "heat", "residue", "sharing", "locality"];
+/// The word for all models that are not slow.
+const ALL: &str = "all";
+
+/// Returns all words that `--model` takes.
+pub fn model_names() -> impl Iterator<Item = &'static str> {
+    MODELS.into_iter().chain([ALL])
+}
+
 /// Returns the models that `--model`, `--llc` and `--tlb` select.
 pub fn models(options: &ScopeOptions) -> Result<Models> {
     let mut models = Models::default();
     let cache = CacheModel { last: last_level(&options.llc)?, ..CacheModel::server(None) };
     let tlb = tlb(&options.tlb)?;
     for name in options.model.split(',') {
-        let all = name == "all";
-        if !all && !["cache", "tlb", "heat", "residue", "sharing", "locality"].contains(&name) {
+        let all = name == ALL;
+        if !all && !MODELS.contains(&name) {
             return Err(Failure::new(
                 format!("--model {name}: no such model"),
-                "cache, tlb, heat, residue, sharing, locality or all",
+                format!("{} or {ALL}", MODELS.join(", ")),
             ));
         }
         if all || name == "cache" {

@@ -30,9 +30,11 @@ pub fn page(story: &Story<'_>) -> Page {
         &format!("What {} does to memory", name(story)),
         &format!("{command} · {} · counts are the program's time where nothing else is said", story.kernel),
     );
+    let again = format!("freehold run --icount --syscalls -- {command}");
+    page.next("Which system calls are behind it", &again);
     tiles(&mut page, story);
     if results.oracle.total > 0 {
-        page.note(Tone::Bad, &summary::verdict(story));
+        page.note(Tone::Bad, &summary::verdict(&story.digest.results.oracle));
     }
     phases(&mut page, digest);
     if !results.near.is_empty() {

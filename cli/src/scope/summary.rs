@@ -55,8 +55,7 @@ pub fn summary(story: &Story<'_>, rows: Rows) -> String {
 }
 
 /// Returns one line for a run in which the kernel broke a rule.
-pub fn verdict(story: &Story<'_>) -> String {
-    let oracle = &story.digest.results.oracle;
+pub fn verdict(oracle: &freehold_scope_record::Oracle) -> String {
     let mut rules: Vec<Rule> = oracle.violations.iter().map(|violation| violation.rule).collect();
     rules.dedup();
     let first = rules.first().map_or("", |rule| rule.description());

@@ -2,7 +2,8 @@
 
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
 use rustix::event::PollFlags;
@@ -49,6 +50,14 @@ pub fn lend<T>(ends: &[&OwnedFd], start: impl FnOnce() -> Result<T>) -> Result<T
 /// Returns QEMU's name for an inherited socket.
 pub fn place(far: &OwnedFd) -> String {
     format!("fd={}", far.as_raw_fd())
+}
+
+/// Returns the command that starts a program which must not outlive us, however we end.
+pub fn owned_command(program: &Path) -> Command {
+    let Some(setpriv) = on_path("setpriv") else { return Command::new(program) };
+    let mut command = Command::new(setpriv);
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    command
 }
 
 /// Finds a program of the host.

@@ -118,6 +118,7 @@ impl Ended {
             End::Program(Ending::Exit(0)) => Ok(self.output),
             End::Qemu(words) => Err(Failure::qemu(words, words.clone())),
             End::Unbalanced(_, finding) => Err(Failure::new(report::unbalanced(finding), "")),
+            End::Interrupted(signal) => Err(Failure::interrupted(*signal)),
             end => {
                 let said = [&self.error, &self.output].map(|bytes| String::from_utf8_lossy(bytes));
                 let said = said.iter().find_map(|said| said.lines().last()).unwrap_or("it said nothing");

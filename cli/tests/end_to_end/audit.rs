@@ -29,7 +29,7 @@ fn a_run_whose_frames_do_not_balance_fails_whatever_the_program_returned() {
         assert_eq!(json[outcome], value, "how the program itself ended: {json}");
         assert!(json["audit"].as_str().is_some_and(|audit| audit.contains("anonymous frames")), "{json}");
         assert!(
-            json["message"].as_str().is_some_and(|message| message.contains("does not balance")),
+            json["sentence"].as_str().is_some_and(|told| sentence == format!("freehold: {told}")),
             "{json}"
         );
     }

@@ -210,7 +210,7 @@ fn the_lab_of_bounce_buffers_shows_a_pool_that_grows_beside_one_that_does_not() 
     let outcome = tries.find(|outcome| outcome.status == 0).expect("a try in which the pool grows");
     let said = outcome.text();
     let record: Value = serde_json::from_slice(&std::fs::read(&json).expect("a record")).expect("JSON");
-    has_schema(&record, "freehold-lab-1");
+    validate(&record, "lab.json");
     let rows = record["rows"].as_array().expect("rows");
     assert_eq!(rows.len(), 6, "{said}");
     for row in rows {

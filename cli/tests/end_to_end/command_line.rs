@@ -135,7 +135,7 @@ fn the_json_tells_a_missing_program_from_a_program_that_returned_127() {
 #[test]
 fn json_goes_to_stdout_where_stdout_is_free() {
     let record: Value = serde_json::from_str(&says(&["doctor", "--json", "-"])).expect("JSON alone");
-    has_schema(&record, "freehold-doctor-1");
+    validate(&record, "doctor.json");
     let network = record["findings"].as_array().expect("a list").iter().find(|one| one["about"] == "network");
     assert_eq!(network.expect("it is looked for")["verdict"], "ok");
     let line = refuses(&["run", "--json", "-", "--", "busybox", "true"]);
@@ -169,6 +169,40 @@ fn a_program_that_ignores_signals_ends_at_the_second_that_comes_late() {
     assert!(child.try_wait().expect("waiting works").is_none(), "one signal is the program's to ignore");
     term(&child);
     assert_eq!(code(wait(&mut child)), 128 + 15);
+}
+
+#[test]
+fn runs_that_are_repeated_are_lines_of_one_file() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = folder.path().join("runs.jsonl");
+    for status in [0, 3] {
+        run(&["--json-lines", text(&file)], &["busybox", "ash", "-c", &format!("exit {status}")], b"")
+            .expect(status);
+    }
+    run(&["--json-lines", text(&file)], &["no-such-program"], b"").expect(127);
+    let lines = std::fs::read_to_string(&file).expect("written");
+    let records: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    records.iter().for_each(|record| validate(record, "run.json"));
+    let statuses: Vec<_> = records.iter().filter_map(|record| record["status"].as_u64()).collect();
+    assert_eq!(statuses, [0, 3, 127]);
+    assert!(records[0]["machine"]["kernel_build"].is_string(), "{}", records[0]);
+}
+
+#[test]
+fn every_schema_of_the_book_is_a_json_schema_and_each_command_that_writes_json_has_one() {
+    let folder = repository().join("docs/schema");
+    let mut names: Vec<String> = Vec::new();
+    for entry in std::fs::read_dir(folder).expect("docs/schema").flatten() {
+        let schema: Value =
+            serde_json::from_slice(&std::fs::read(entry.path()).expect("readable")).expect("JSON");
+        assert!(jsonschema::meta::is_valid(&schema), "{:?}", entry.path());
+        names.push(schema["properties"]["schema"]["const"].as_str().expect("a name").to_owned());
+    }
+    let help = |command: &str| finish_now(freehold().args([command, "--help"]), b"").expect(0).text();
+    for command in ["run", "scope", "coverage", "bench", "lab", "diff", "doctor"] {
+        assert!(help(command).contains("--json"), "{command}");
+        assert!(names.iter().any(|name| name.starts_with(&format!("freehold-{command}-"))), "{command}");
+    }
 }
 
 #[test]

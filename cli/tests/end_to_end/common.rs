@@ -10,6 +10,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 /// Deadline of a command, longer than any takes on the slowest machine: an experiment runs many
 /// VMs.
 const DEADLINE: Duration = Duration::from_secs(900);
@@ -313,4 +315,39 @@ pub fn has_schema(record: &serde_json::Value, name: &str) {
     let first = record.as_object().and_then(|fields| fields.iter().next());
     let (field, value) = first.expect("an object with fields");
     assert_eq!((field.as_str(), value.as_str()), ("schema", Some(name)));
+}
+
+/// Fails unless `record` matches docs/schema/`name`, and has no further field.
+#[track_caller]
+pub fn validate(record: &Value, name: &str) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/schema").join(name);
+    let text = std::fs::read(&file).expect("docs/schema has it");
+    let mut schema: Value = serde_json::from_slice(&text).expect("JSON");
+    close(&mut schema);
+    let validator = jsonschema::validator_for(&schema).expect("a schema");
+    let wrong: Vec<String> =
+        validator.iter_errors(record).map(|error| format!("{}: {error}", error.instance_path())).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    let first = schema["required"][0].as_str().map(str::to_owned);
+    assert_eq!(record.as_object().and_then(|fields| fields.keys().next().cloned()), first);
+    // A record without a required field is invalid.
+    let mut broken = record.clone();
+    broken.as_object_mut().expect("an object").remove("schema");
+    assert!(!validator.is_valid(&broken));
+}
+
+/// Changes the schema so that it allows only the fields that it names.
+fn close(schema: &mut Value) {
+    match schema {
+        Value::Object(fields) => {
+            fields.values_mut().for_each(close);
+            if fields.get("properties").is_some_and(Value::is_object)
+                && !fields.contains_key("additionalProperties")
+            {
+                fields.insert("additionalProperties".into(), false.into());
+            }
+        }
+        Value::Array(list) => list.iter_mut().for_each(close),
+        _ => {}
+    }
 }

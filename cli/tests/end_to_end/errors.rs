@@ -234,7 +234,7 @@ fn an_error_is_in_the_json_file_too() {
         serde_json::from_slice(&std::fs::read(&file).expect("written")).expect("JSON");
     assert_eq!(json["outcome"], "error");
     assert_eq!(json["status"], 125);
-    assert!(json["message"].as_str().expect("text").contains("not a size"));
+    assert!(json["sentence"].as_str().expect("text").contains("not a size"));
 }
 
 #[test]

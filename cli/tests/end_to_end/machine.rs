@@ -213,6 +213,31 @@ fn system_calls_are_counted_and_those_that_are_missing_marked() {
 }
 
 #[test]
+fn times_of_system_calls_are_told_where_instructions_are_counted() {
+    if kernel() == "freehold" {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let file = folder.path().join("run.json");
+        let options = ["--icount", "--syscalls", "--json", text(&file)];
+        let line = "sleep 0.02; echo > /tmp/x; pwd > /dev/null";
+        let stderr = run(&options, &["busybox", "ash", "-c", line], b"").expect(0).stderr;
+        assert!(stderr.contains("errors     instructions  system call"), "{stderr}");
+        let record: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&file).expect("written")).expect("JSON");
+        validate(&record, "run.json");
+        let calls = record["syscalls"].as_array().expect("calls");
+        let of = |name: &str| calls.iter().find(|call| call["name"] == name).expect("it was made");
+        let time = |name: &str| of(name)["time_ns"].as_u64().expect("a time");
+        // The shell waits 20 ms for its child, which sleeps; a name takes longer to open than
+        // getcwd.
+        assert!(time("wait4") >= 20_000_000, "{calls:?}");
+        assert!(time("openat") > 100 && time("openat") < 5_000_000, "{calls:?}");
+        assert!(time("getcwd") < time("execve"), "{calls:?}");
+        let plain = run(&["--syscalls"], &["busybox", "true"], b"").expect(0).stderr;
+        assert!(plain.contains("errors  system call"), "{plain}");
+    }
+}
+
+#[test]
 fn files_that_were_not_found_are_named() {
     if kernel() == "freehold" {
         let outcome = run(&["--report", "always"], &["busybox", "cat", "/no/such/file"], b"").expect(1);

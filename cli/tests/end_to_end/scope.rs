@@ -222,7 +222,7 @@ fn quick_near_cache(folder: &Path, terminal: &str) -> (String, Value) {
     command.current_dir(folder).env("TERM", terminal);
     let outcome = finish(command, b"").expect(0);
     let record = json(&folder.join("near.json"));
-    has_schema(&record, "freehold-lab-1");
+    validate(&record, "lab.json");
     (outcome.text(), record)
 }
 
@@ -276,7 +276,7 @@ fn what_the_microscope_costs_is_measured_against_the_same_run_without() {
     let outcome = finish(command, b"").expect(0);
     assert!(outcome.text().contains("plugin interface"), "{}", outcome.text());
     let record = json(&file);
-    has_schema(&record, "freehold-lab-1");
+    validate(&record, "lab.json");
     let [plain, all] = &record["measured"].as_array().expect("ways")[..] else { panic!("{record}") };
     let seconds = |way: &serde_json::Value| way["cpu_seconds"][0].as_f64().expect("seconds");
     let ratio = all["ratio"].as_f64().expect("a ratio");

@@ -16,7 +16,7 @@ fn the_lab_measures_the_policies_that_the_kernel_has_and_names_the_others() {
     let outcome = finish(command, b"");
     let record: Value =
         serde_json::from_slice(&std::fs::read(&json).expect("the record")).expect("it is JSON");
-    has_schema(&record, "freehold-lab-1");
+    validate(&record, "lab.json");
     let missing: Vec<&str> =
         record["missing"].as_array().expect("a list").iter().filter_map(Value::as_str).collect();
     let rows = record["rows"].as_array().expect("a list");

@@ -225,7 +225,8 @@ fn prepare(machine: &qemu::GuestMachine, arguments: &[String]) -> Result<Setting
     let [argument] = arguments else { return Err("its only argument is settings=FILE".into()) };
     if argument == "probe=on" {
         let way = if later::later().is_some() { "in QEMU's own code" } else { "by calls" };
-        return Err(format!("interface {}: blocks are counted {way}", machine.interface));
+        let version = env!("CARGO_PKG_VERSION");
+        return Err(format!("{version}, interface {}: blocks are counted {way}", machine.interface));
     }
     let path = argument.strip_prefix("settings=").ok_or("its only argument is settings=FILE")?;
     let settings = Settings::read(path.as_ref()).map_err(|error| format!("settings {path}: {error}"))?;

@@ -38,6 +38,9 @@ pub fn operations(extent: Extent) -> Result<std::result::Result<Vec<OperationCos
         Ok(compared) => compared,
         Err(status) => return Ok(Err(status)),
     };
+    if let Some(signal) = compared.interrupted() {
+        return Err(Failure::interrupted(signal));
+    }
     if let status @ 1.. = compared.tell_failures() {
         return Ok(Err(status));
     }

@@ -96,7 +96,7 @@ fn ask(kernel: &KernelChoice) -> Result<String> {
         timeout: Some(DEADLINE),
         purpose: Purpose::Symbols,
         log: LogTo::Nowhere,
-        recall: None,
+        member: None,
         control: None,
         strace: None,
     })?;
