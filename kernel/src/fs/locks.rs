@@ -169,8 +169,9 @@ pub fn release(file: Identity, owner: Owner) {
     LOCKS.lock().release(file, owner);
 }
 
-/// Let go of everything that `owner` holds. Allocates nothing.
-pub fn release_all(owner: Owner) {
+/// Let go of everything that `owner` holds.
+#[cfg(test)]
+fn release_all(owner: Owner) {
     let mut last = None;
     // One file after the other, each under the lock anew.
     loop {
@@ -339,6 +340,7 @@ impl LockTable {
     }
 
     /// The first file with locks behind `last`.
+    #[cfg(test)]
     fn file_after(&self, last: Option<Identity>) -> Option<Identity> {
         let from = last.map_or(Bound::Unbounded, |file| {
             let (space, owner) = (LockSpace::Record, Owner::Description(u64::MAX));
