@@ -1,10 +1,12 @@
 //! Which file system is seen where.
 //!
 //! A mount covers a directory (or file) of the mount it hangs in; the root mount covers nothing.
-//! Each mount lists the mounts that hang in it, under a spin lock that is held for a look or a
-//! change of the list only. A tree of mounts belongs to a [namespace](super::namespace), whose head
-//! says when it goes and which lock orders changes. The lists are let go of one level at a time
-//! ([`Deferred`]): a program chooses how deep they are.
+//! Each mount lists the mounts that hang in it ([`children`]), under a spin lock that is held for a
+//! look or a change of the list only. A tree of mounts belongs to a [namespace](super::namespace),
+//! whose head says when it goes and which lock orders changes. The lists are let go of one level at
+//! a time ([`Deferred`]): a program chooses how deep they are.
+
+mod children;
 
 use core::fmt;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -15,9 +17,10 @@ use freehold_collections::{
     reserve::{self, ArcMethods},
 };
 
-use super::node::{Identity, Node};
+use self::children::{ChildKey, Children};
+use super::node::Node;
 use super::path::Path;
-use crate::sync::{Deferred, LetGo, SpinLock, release};
+use crate::sync::{Deferred, SpinLock, release};
 use crate::task::userns::UserNs;
 use crate::{Errno, Result, sched};
 
@@ -108,33 +111,22 @@ pub struct Mount {
     fs_owner: UserNs,
     /// Properties that may not be undone: [`MountFlags`], and the two below.
     locked: AtomicU32,
-    covers: SpinLock<Option<Path>>,
+    covers: SpinLock<Option<Covered>>,
     /// `None` before anything was mounted here.
     children: SpinLock<Option<Box<Deferred<Children>>>>,
-    /// A bit for each child's place ([`place_bit`]), so that most names are looked up without the
-    /// lock above. It is set and cleared under that lock. A lookup without the lock sees the child
-    /// at the next name at the latest.
+    /// A bit for each child's place ([`children::place_bit`]), so that most names are looked up
+    /// without the lock above. It is set and cleared under that lock. A lookup without the lock
+    /// sees the child at the next name at the latest.
     covered: AtomicU64,
-    /// How many of the children were [cut off](Mount::cut_off).
-    cut: AtomicUsize,
+    /// Children that came before this number were [cut off](Mount::cut_off).
+    cut: AtomicU64,
 }
 
-/// The bit of a place in [`Mount::covered`].
-fn place_bit(place: Identity) -> u64 {
-    1 << (place.inode.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58)
-}
-
-/// The mounts that hang in one, each with what it covers. The last of equals is on top.
-#[derive(Default)]
-struct Children(Vec<(Identity, Arc<Mount>)>);
-
-impl LetGo for Children {
-    fn let_go(&mut self) {
-        while let Some(child) = self.0.pop() {
-            drop(child);
-            sched::cond_resched();
-        }
-    }
+/// Where a mount hangs.
+struct Covered {
+    place: Path,
+    /// Its place in the list of the mount that it hangs in.
+    key: ChildKey,
 }
 
 /// In `locked`: whether access times are noted stays as it is.
@@ -197,7 +189,7 @@ impl Mount {
             covers: SpinLock::new(None),
             children: SpinLock::new(None),
             covered: AtomicU64::new(0),
-            cut: AtomicUsize::new(0),
+            cut: AtomicU64::new(0),
         })
     }
 
@@ -337,7 +329,7 @@ impl Mount {
 
     /// The place it covers; `None` for the root mount and for one that was taken away.
     pub fn mountpoint(&self) -> Option<Path> {
-        self.covers.lock().clone()
+        self.covers.lock().as_ref().map(|covered| covered.place.clone())
     }
 
     /// Whether it hangs in the tree that begins with `root`. A mount that was taken away from there
@@ -356,31 +348,34 @@ impl Mount {
     /// `ENOMEM`.
     pub fn make_room(&self) -> Result<()> {
         let mut children = self.children.lock();
-        let list = children.get_or_insert_with(|| Deferred::new(Children::default()));
-        Ok(list.0.try_reserve(1)?)
+        Ok(children.get_or_insert_with(|| Deferred::new(Children::default())).make_room()?)
     }
 
     /// Hang `child` over `place`, which is seen through this mount.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
     pub fn attach(&self, child: &Arc<Mount>, place: Path) -> Result<()> {
-        self.make_room()?;
-        self.attach_reserved(child, place);
+        let mut children = self.children.lock();
+        let list = children.get_or_insert_with(|| Deferred::new(Children::default()));
+        let key = list.add(place.node.identity(), child)?;
+        *child.covers.lock() = Some(Covered { place, key });
+        self.covered.store(list.covered(), Ordering::Release);
         Ok(())
     }
 
     /// As [`attach`](Self::attach), after [`make_room`](Self::make_room).
     pub fn attach_reserved(&self, child: &Arc<Mount>, place: Path) {
-        let identity = place.node.identity();
-        *child.covers.lock() = Some(place);
+        self.attach(child, place).expect("room was made");
         if let Some(list) = &mut *self.children.lock() {
-            list.0.push_reserved((identity, child.clone()));
-            self.covered.fetch_or(place_bit(identity), Ordering::Release);
+            list.give_room_back();
         }
     }
 
     /// Take away the mount whose root this mount shows at its mount point. `EBUSY` while others
     /// hang in `child`.
     pub fn detach(&self, child: &Arc<Mount>) -> Result<()> {
-        if child.children.lock().as_ref().is_some_and(|list| !list.0.is_empty()) {
+        if child.children.lock().as_ref().is_some_and(|list| !list.is_empty()) {
             return Err(Errno::EBUSY);
         }
         self.remove(child)
@@ -401,17 +396,16 @@ impl Mount {
     /// # Errors
     /// `EINVAL` where it does not hang here.
     pub fn remove(&self, child: &Arc<Mount>) -> Result<()> {
-        let gone = {
+        let (gone, covered) = {
             let mut children = self.children.lock();
             let list = children.as_mut().ok_or(Errno::EINVAL)?;
-            let index = list.0.iter().position(|(_, m)| m.is_same(child)).ok_or(Errno::EINVAL)?;
-            let gone = list.0.remove(index);
-            let covered = list.0.iter().fold(0, |bits, (place, _)| bits | place_bit(*place));
-            self.covered.store(covered, Ordering::Release);
-            gone
+            let mut covers = child.covers.lock();
+            let key = covers.as_ref().map(|covered| covered.key).ok_or(Errno::EINVAL)?;
+            let gone = list.remove(key, child).ok_or(Errno::EINVAL)?;
+            self.covered.store(list.covered(), Ordering::Release);
+            (gone, covers.take())
         };
-        let covered = gone.1.covers.lock().take();
-        drop(covered);
+        drop((gone, covered));
         Ok(())
     }
 
@@ -430,12 +424,10 @@ impl Mount {
             return None;
         }
         let identity = node.identity();
-        if covered & place_bit(identity) == 0 {
+        if covered & children::place_bit(identity) == 0 {
             return None;
         }
-        let children = self.children.lock();
-        let list = &children.as_ref()?.0;
-        list.iter().rev().find(|(covered, _)| *covered == identity).map(|(_, m)| m.clone())
+        self.children.lock().as_ref()?.topmost(identity)
     }
 
     /// Cuts all ways up from the mounts below this one, which is itself mounted nowhere any more.
@@ -444,19 +436,17 @@ impl Mount {
     pub fn cut_off(self: &Receiver<Self>) {
         let mut here = self.clone();
         loop {
-            let at = here.cut.fetch_add(1, Ordering::Relaxed);
-            let child = {
-                let children = here.children.lock();
-                children.as_ref().and_then(|list| list.0.get(at).map(|(_, child)| child.clone()))
-            };
-            if let Some(child) = child {
+            let at = here.cut.load(Ordering::Relaxed);
+            let next = here.children.lock().as_ref().and_then(|list| list.next(at));
+            if let Some((order, child)) = next {
+                here.cut.store(order + 1, Ordering::Relaxed);
                 here = child;
             } else if here.is_same(self) {
                 return;
             } else {
-                let Some(below) = here.covers.lock().take() else { return };
-                here = below.mount.clone();
-                drop(below);
+                let Some(covered) = here.covers.lock().take() else { return };
+                here = covered.place.mount.clone();
+                drop(covered);
             }
             sched::cond_resched();
         }
@@ -468,8 +458,8 @@ impl Mount {
     /// `ENOMEM`: there may be any number.
     pub fn children(&self) -> Result<Vec<Arc<Mount>>> {
         let children = self.children.lock();
-        let list = children.iter().flat_map(|list| list.0.iter());
-        list.map(|(_, mount)| mount.clone()).try_collect_vec().map_err(Errno::from)
+        let list = children.iter().flat_map(|list| list.by_order());
+        list.cloned().try_collect_vec().map_err(Errno::from)
     }
 
     /// This mount and all that hang in it, parents first.
@@ -481,7 +471,7 @@ impl Mount {
         let mut next = 0;
         while let Some(mount) = all.get(next).cloned() {
             let children = mount.children.lock();
-            all.try_extend(children.iter().flat_map(|list| list.0.iter()).map(|(_, m)| m.clone()))?;
+            all.try_extend(children.iter().flat_map(|list| list.by_order()).cloned())?;
             next += 1;
         }
         Ok(all)

@@ -397,6 +397,11 @@ pub fn lost_name(node: &Arc<dyn Node>) {
     }
 }
 
+/// Whether an inode of the file system with this device number is watched.
+pub fn watches_in(device: u64) -> bool {
+    is_watching() && watches::any_in(device)
+}
+
 /// Tells that the file system with this device number is mounted nowhere any more.
 pub fn unmounted(device: u64) {
     if is_watching() {
