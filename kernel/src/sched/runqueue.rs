@@ -48,6 +48,10 @@ const fn weights() -> [u64; 40] {
     weights
 }
 
+/// The most tasks that an idle CPU looks at in another one's queue, with interrupts off (Linux:
+/// `sched_nr_migrate`).
+const LOOKED_AT: usize = 32;
+
 /// The state behind a CPU's run-queue lock.
 #[derive(Default)]
 pub struct RunQueue {
@@ -58,6 +62,8 @@ pub struct RunQueue {
     pub previous: Option<Arc<Thread>>,
     /// No task here has less virtual runtime; never falls.
     floor: u64,
+    /// Tasks that thieves looked at in vain; see [`steal`](Self::steal).
+    looked_at: usize,
     /// When `current` got the CPU, or when its time was last accounted.
     pub since: u64,
     /// Switches so far.
@@ -75,6 +81,7 @@ impl RunQueue {
             current: None,
             previous: None,
             floor: real_time::FAIR_START,
+            looked_at: 0,
             since: 0,
             switches: 0,
             idle: 0,
@@ -130,13 +137,18 @@ impl RunQueue {
     pub(super) fn floor(&self) -> u64 {
         self.floor
     }
-    /// Take out one that may run on `cpu` and is not in the middle of leaving this one.
+    /// Take out one that may run on `cpu` and is not in the middle of leaving this one, of a few
+    /// that are looked at. The next call goes on behind them.
     pub fn steal(&mut self, cpu: CpuId) -> Option<Arc<Thread>> {
-        let stealable = |task: &&Arc<Thread>| {
+        let stealable = |task: &Arc<Thread>| {
             task.schedule.affinity().contains(cpu) && !task.schedule.on_cpu.load(Ordering::Acquire)
         };
-        let at = super::heap::Positioned::position(self.waiting.iter().find(stealable)?)?;
-        self.waiting.remove(at).map(|(_, task)| task)
+        let from = self.looked_at;
+        if let Some(at) = self.waiting.find_some(from, LOOKED_AT, stealable) {
+            return self.waiting.remove(at).map(|(_, task)| task);
+        }
+        self.looked_at = from.wrapping_add(LOOKED_AT);
+        None
     }
     /// Take `task` out, if it waits here and is not in the middle of leaving this CPU.
     pub fn take(&mut self, task: &Thread) -> Option<Arc<Thread>> {
