@@ -23,8 +23,19 @@ const MOST_RUNS: usize = 1000;
 pub const LEAN: &str = "init_on_alloc=0";
 /// Largest number of CPUs by default: more would compete with the host's own work.
 const DEFAULT_CPUS_AT_MOST: usize = 4;
-const PROGRAMS: [&str; 10] =
-    ["sequence", "leave", "syscalls", "files", "processes", "memory", "pins", "switches", "calls", "crowds"];
+const PROGRAMS: [&str; 11] = [
+    "sequence",
+    "leave",
+    "syscalls",
+    "files",
+    "processes",
+    "memory",
+    "pins",
+    "switches",
+    "calls",
+    "crowds",
+    "growth",
+];
 /// The disk of the rows that wait for one.
 const DISK_BYTES: u64 = 64 << 20;
 /// A disk of the same size for rows under the microscope. Its latency is so long that a waiting

@@ -95,3 +95,32 @@ fn requests_that_end_together_cost_what_they_cost_one_by_one() {
     let (few, many) = (spent("1000"), spent("4000"));
     assert!(many < 6 * few, "1,000 requests: {few} thousand instructions, 4,000: {many}");
 }
+
+/// The operations of `freehold lab growth` that other threads' and users' things could make dear.
+#[test]
+fn more_things_around_an_operation_do_not_make_it_dear() {
+    if kernel() != "freehold" {
+        return;
+    }
+    const FEW: u32 = 16;
+    const MANY: u32 = 1600;
+    let program = format!("{}:/growth", text(&guest_program("bench/growth")));
+    let line = format!(
+        "for row in $(/growth --list); do for things in {FEW} {MANY}; do /growth $row@$things 1 1 tsc 1; done; done"
+    );
+    let options = ["--icount", "-m", "1G", "-v", &program];
+    let said = run(&options, &["busybox", "ash", "-c", &line], b"").expect(0).text();
+    let costs: Vec<(&str, u64)> = said
+        .lines()
+        .map(|line| {
+            let words: Vec<&str> = line.split(' ').collect();
+            let ["sample", row, _, _, instructions] = words[..] else { panic!("{said}") };
+            (row, instructions.parse().expect("instructions"))
+        })
+        .collect();
+    assert!(costs.len() > 20, "{said}");
+    for pair in costs.chunks(2) {
+        let [(_, few), (row, many)] = pair else { panic!("{said}") };
+        assert!(*many < 2 * few, "{row}: {many} instructions, with {FEW} things: {few}\n{said}");
+    }
+}

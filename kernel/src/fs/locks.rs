@@ -169,8 +169,9 @@ pub fn release(file: Identity, owner: Owner) {
     LOCKS.lock().release(file, owner);
 }
 
-/// Releases all locks of `owner`. Allocates nothing.
-pub fn release_all(owner: Owner) {
+/// Let go of everything that `owner` holds.
+#[cfg(test)]
+fn release_all(owner: Owner) {
     let mut last = None;
     // One file after the other; the table is locked for one at a time.
     loop {
@@ -338,7 +339,8 @@ impl LockTable {
         }
     }
 
-    /// The first file after `last` that has locks.
+    /// The first file with locks behind `last`.
+    #[cfg(test)]
     fn file_after(&self, last: Option<Identity>) -> Option<Identity> {
         let from = last.map_or(Bound::Unbounded, |file| {
             let (space, owner) = (LockSpace::Record, Owner::Description(u64::MAX));

@@ -1,10 +1,12 @@
 //! Mounts of file systems.
 //!
-//! A mount covers a directory (or file) of its parent mount; the root mount covers nothing. Each
-//! mount has a list of its child mounts, under a spin lock that is held only for a lookup or a
-//! change of the list. A tree of mounts belongs to a [namespace](super::namespace). That module's
-//! documentation says when a tree is freed and which lock serialises changes. The lists are freed
-//! one level at a time ([`Deferred`]), since a program chooses their depth.
+//! A mount covers a directory (or file) of the mount it hangs in; the root mount covers nothing.
+//! Each mount lists the mounts that hang in it ([`children`]), under a spin lock that is held for a
+//! look or a change of the list only. A tree of mounts belongs to a [namespace](super::namespace),
+//! whose head says when it goes and which lock orders changes. The lists are let go of one level at
+//! a time ([`Deferred`]): a program chooses how deep they are.
+
+mod children;
 
 use core::fmt;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -15,9 +17,10 @@ use freehold_collections::{
     reserve::{self, ArcMethods},
 };
 
-use super::node::{Identity, Node};
+use self::children::{ChildKey, Children};
+use super::node::Node;
 use super::path::Path;
-use crate::sync::{Deferred, LetGo, SpinLock, release};
+use crate::sync::{Deferred, SpinLock, release};
 use crate::task::userns::UserNs;
 use crate::{Errno, Result, sched};
 
@@ -108,34 +111,22 @@ pub struct Mount {
     fs_owner: UserNs,
     /// Properties that may not be changed: [`MountFlags`], and the two constants below.
     locked: AtomicU32,
-    covers: SpinLock<Option<Path>>,
-    /// `None` until something is mounted on this mount.
+    covers: SpinLock<Option<Covered>>,
+    /// `None` before anything was mounted here.
     children: SpinLock<Option<Box<Deferred<Children>>>>,
-    /// A bit for each child's place ([`place_bit`]), so that most names are looked up without the
-    /// lock above. It is set and cleared under that lock. A lookup without the lock sees a new
-    /// child at the next name at the latest.
+    /// A bit for each child's place ([`children::place_bit`]), so that most names are looked up
+    /// without the lock above. It is set and cleared under that lock. A lookup without the lock
+    /// sees the child at the next name at the latest.
     covered: AtomicU64,
-    /// Number of children that were [cut off](Mount::cut_off).
-    cut: AtomicUsize,
+    /// Children that came before this number were [cut off](Mount::cut_off).
+    cut: AtomicU64,
 }
 
-/// The bit of a place in [`Mount::covered`].
-fn place_bit(place: Identity) -> u64 {
-    1 << (place.inode.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58)
-}
-
-/// The child mounts of a mount, each with the node that it covers. Of several at one node, the last
-/// is on top.
-#[derive(Default)]
-struct Children(Vec<(Identity, Arc<Mount>)>);
-
-impl LetGo for Children {
-    fn let_go(&mut self) {
-        while let Some(child) = self.0.pop() {
-            drop(child);
-            sched::cond_resched();
-        }
-    }
+/// Where a mount hangs.
+struct Covered {
+    place: Path,
+    /// Its place in the list of the mount that it hangs in.
+    key: ChildKey,
 }
 
 /// In `locked`: the setting for access times cannot be changed.
@@ -198,7 +189,7 @@ impl Mount {
             covers: SpinLock::new(None),
             children: SpinLock::new(None),
             covered: AtomicU64::new(0),
-            cut: AtomicUsize::new(0),
+            cut: AtomicU64::new(0),
         })
     }
 
@@ -342,7 +333,7 @@ impl Mount {
 
     /// The place that the mount covers; `None` for the root mount and for a removed mount.
     pub fn mountpoint(&self) -> Option<Path> {
-        self.covers.lock().clone()
+        self.covers.lock().as_ref().map(|covered| covered.place.clone())
     }
 
     /// Whether the mount is in the tree with the root `root`. A mount that was removed from the
@@ -361,31 +352,34 @@ impl Mount {
     /// `ENOMEM`.
     pub fn make_room(&self) -> Result<()> {
         let mut children = self.children.lock();
-        let list = children.get_or_insert_with(|| Deferred::new(Children::default()));
-        Ok(list.0.try_reserve(1)?)
+        Ok(children.get_or_insert_with(|| Deferred::new(Children::default())).make_room()?)
     }
 
-    /// Attaches `child` at `place`, which is seen through this mount.
+    /// Hang `child` over `place`, which is seen through this mount.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
     pub fn attach(&self, child: &Arc<Mount>, place: Path) -> Result<()> {
-        self.make_room()?;
-        self.attach_reserved(child, place);
+        let mut children = self.children.lock();
+        let list = children.get_or_insert_with(|| Deferred::new(Children::default()));
+        let key = list.add(place.node.identity(), child)?;
+        *child.covers.lock() = Some(Covered { place, key });
+        self.covered.store(list.covered(), Ordering::Release);
         Ok(())
     }
 
     /// Like [`attach`](Self::attach), after [`make_room`](Self::make_room).
     pub fn attach_reserved(&self, child: &Arc<Mount>, place: Path) {
-        let identity = place.node.identity();
-        *child.covers.lock() = Some(place);
+        self.attach(child, place).expect("room was made");
         if let Some(list) = &mut *self.children.lock() {
-            list.0.push_reserved((identity, child.clone()));
-            self.covered.fetch_or(place_bit(identity), Ordering::Release);
+            list.give_room_back();
         }
     }
 
     /// Removes the mount whose root this mount shows at its mount point. `EBUSY` while `child` has
     /// child mounts.
     pub fn detach(&self, child: &Arc<Mount>) -> Result<()> {
-        if child.children.lock().as_ref().is_some_and(|list| !list.0.is_empty()) {
+        if child.children.lock().as_ref().is_some_and(|list| !list.is_empty()) {
             return Err(Errno::EBUSY);
         }
         self.remove(child)
@@ -406,17 +400,16 @@ impl Mount {
     /// # Errors
     /// `EINVAL` if it is not attached here.
     pub fn remove(&self, child: &Arc<Mount>) -> Result<()> {
-        let gone = {
+        let (gone, covered) = {
             let mut children = self.children.lock();
             let list = children.as_mut().ok_or(Errno::EINVAL)?;
-            let index = list.0.iter().position(|(_, m)| m.is_same(child)).ok_or(Errno::EINVAL)?;
-            let gone = list.0.remove(index);
-            let covered = list.0.iter().fold(0, |bits, (place, _)| bits | place_bit(*place));
-            self.covered.store(covered, Ordering::Release);
-            gone
+            let mut covers = child.covers.lock();
+            let key = covers.as_ref().map(|covered| covered.key).ok_or(Errno::EINVAL)?;
+            let gone = list.remove(key, child).ok_or(Errno::EINVAL)?;
+            self.covered.store(list.covered(), Ordering::Release);
+            (gone, covers.take())
         };
-        let covered = gone.1.covers.lock().take();
-        drop(covered);
+        drop((gone, covered));
         Ok(())
     }
 
@@ -435,12 +428,10 @@ impl Mount {
             return None;
         }
         let identity = node.identity();
-        if covered & place_bit(identity) == 0 {
+        if covered & children::place_bit(identity) == 0 {
             return None;
         }
-        let children = self.children.lock();
-        let list = &children.as_ref()?.0;
-        list.iter().rev().find(|(covered, _)| *covered == identity).map(|(_, m)| m.clone())
+        self.children.lock().as_ref()?.topmost(identity)
     }
 
     /// Cuts all references upwards from the mounts below this one, which is itself no longer
@@ -449,19 +440,17 @@ impl Mount {
     pub fn cut_off(self: &Receiver<Self>) {
         let mut here = self.clone();
         loop {
-            let at = here.cut.fetch_add(1, Ordering::Relaxed);
-            let child = {
-                let children = here.children.lock();
-                children.as_ref().and_then(|list| list.0.get(at).map(|(_, child)| child.clone()))
-            };
-            if let Some(child) = child {
+            let at = here.cut.load(Ordering::Relaxed);
+            let next = here.children.lock().as_ref().and_then(|list| list.next(at));
+            if let Some((order, child)) = next {
+                here.cut.store(order + 1, Ordering::Relaxed);
                 here = child;
             } else if here.is_same(self) {
                 return;
             } else {
-                let Some(below) = here.covers.lock().take() else { return };
-                here = below.mount.clone();
-                drop(below);
+                let Some(covered) = here.covers.lock().take() else { return };
+                here = covered.place.mount.clone();
+                drop(covered);
             }
             sched::cond_resched();
         }
@@ -473,8 +462,8 @@ impl Mount {
     /// `ENOMEM`: their number is not bounded.
     pub fn children(&self) -> Result<Vec<Arc<Mount>>> {
         let children = self.children.lock();
-        let list = children.iter().flat_map(|list| list.0.iter());
-        list.map(|(_, mount)| mount.clone()).try_collect_vec().map_err(Errno::from)
+        let list = children.iter().flat_map(|list| list.by_order());
+        list.cloned().try_collect_vec().map_err(Errno::from)
     }
 
     /// This mount and all mounts below it, parents first.
@@ -486,7 +475,7 @@ impl Mount {
         let mut next = 0;
         while let Some(mount) = all.get(next).cloned() {
             let children = mount.children.lock();
-            all.try_extend(children.iter().flat_map(|list| list.0.iter()).map(|(_, m)| m.clone()))?;
+            all.try_extend(children.iter().flat_map(|list| list.by_order()).cloned())?;
             next += 1;
         }
         Ok(all)

@@ -5,7 +5,7 @@
 //! which the file was found. So a rename of a directory shows at once in its path; for other files
 //! [`Path::display`] looks the name up again.
 
-use core::sync::atomic::AtomicU64;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_collections::{
     Arc, Vec,
@@ -19,6 +19,19 @@ use super::node::{Identity, Node, NodeKind, Presence};
 use super::walk::PATH_MAX;
 use crate::sync::SpinLock;
 use crate::{Errno, Result, sched};
+
+/// The number of renames. A name that was looked up since the last one is right.
+static RENAMES: AtomicU64 = AtomicU64::new(1);
+
+/// Returns the number of renames so far.
+pub(super) fn renames() -> u64 {
+    RENAMES.load(Ordering::Acquire)
+}
+
+/// Counts a rename that was made.
+pub(super) fn count_rename() {
+    RENAMES.fetch_add(1, Ordering::Release);
+}
 
 /// The name by which a file that is not a directory was found.
 pub struct PathEntry {
@@ -56,18 +69,30 @@ impl PathEntry {
         if let Some(searched) = self.searched.lock().as_ref().filter(|last| last.renames == renames) {
             return Ok(searched.found.clone());
         }
-        let found = self.other_name_now(node)?;
-        let last = self.searched.lock().replace(Searched { renames, found: found.clone() });
-        drop(last);
-        Ok(found)
+        self.search(node, renames)
     }
 
-    /// Like [`other_name`](Self::other_name), but always searches: names are also removed without a
-    /// rename.
+    /// As [`other_name`](Self::other_name), but true at this time: names also go without a rename.
+    /// The name that was found last is looked up before all others.
     ///
     /// # Errors
     /// `ENOMEM`.
-    pub(super) fn other_name_now(&self, node: &Arc<dyn Node>) -> Result<Option<Arc<[u8]>>> {
+    pub(super) fn other_name_now(&self, node: &Arc<dyn Node>, renames: u64) -> Result<Option<Arc<[u8]>>> {
+        let last = self.searched.lock().as_ref().map(|last| (last.renames, last.found.clone()));
+        match last {
+            Some((_, Some(name))) if self.leads_to(&name, node) => Ok(Some(name)),
+            Some((at, None)) if at == renames => Ok(None),
+            _ => self.search(node, renames),
+        }
+    }
+
+    /// Whether the directory has `name` for `node`.
+    fn leads_to(&self, name: &[u8], node: &Arc<dyn Node>) -> bool {
+        self.dir.lookup(name).is_ok_and(|found| found.identity() == node.identity())
+    }
+
+    /// Looks at the directory's entries for a name of `node`.
+    fn search(&self, node: &Arc<dyn Node>, renames: u64) -> Result<Option<Arc<[u8]>>> {
         let inode = node.identity().inode;
         let mut name = None;
         if let Ok(dir) = self.dir.clone().open(OpenFlags::DIRECTORY) {
@@ -79,6 +104,8 @@ impl PathEntry {
                 name.is_none()
             });
         }
+        let last = self.searched.lock().replace(Searched { renames, found: name.clone() });
+        drop(last);
         Ok(name)
     }
 }
@@ -318,12 +345,13 @@ fn climb(mut node: Arc<dyn Node>, is_it: &dyn Fn(Identity) -> bool) -> Result<bo
 /// still exists. A renamed file is searched among its directory's entries. A file that was moved to
 /// another directory counts as removed.
 fn push_current_name(text: &mut Vec<u8>, entry: &PathEntry, node: &Arc<dyn Node>) -> Result<Presence> {
-    let identity = node.identity();
-    if entry.dir.lookup(&entry.name).is_ok_and(|found| found.identity() == identity) {
+    if entry.leads_to(&entry.name, node) {
         push_reversed(text, &entry.name)?;
         return Ok(Presence::Linked);
     }
-    match entry.other_name_now(node)? {
+    // A file without any name is in no directory, which may be a large one.
+    let other = if node.is_nameless() { None } else { entry.other_name_now(node, renames())? };
+    match other {
         Some(name) => push_reversed(text, &name).map(|()| Presence::Linked),
         None => push_reversed(text, &entry.name).map(|()| Presence::Removed),
     }

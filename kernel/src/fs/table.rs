@@ -1,18 +1,25 @@
 //! Descriptors: small numbers for open files (shared by CLONE_FILES).
 //!
-//! The table's spin lock is held only for a lookup or a change. Files are taken out of the table
-//! first and dropped after the lock is released: dropping the last reference may flush, wake and
-//! sleep.
+//! The table's spin lock is held for a look or a change only, which costs nothing for descriptors
+//! that are not open ([`bits`]): only a copy of the table has a slot for each number below the
+//! highest one that is open. Files leave the table before they are
+//! dropped, and are dropped after the lock: the last reference may flush, wake and sleep.
 //!
 //! A call with side effects that cannot be undone (open(2) may make a file, accept(2) takes a
 //! connection) reserves its descriptor first. No other call gets that number; for other calls the
 //! descriptor is not open.
 
+mod bits;
+
 use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use freehold_collections::{Arc, Vec, reserve};
+use freehold_collections::{
+    Arc, Vec,
+    reserve::{self, ArcMethods as _},
+};
 
+use self::bits::NumberBits;
 use super::flags::OpenFlags;
 use super::locks::{self, Owner};
 use super::open_file::OpenFile;
@@ -61,7 +68,9 @@ impl DescriptorSlot {
 #[derive(Default)]
 struct Slots {
     slots: Vec<DescriptorSlot>,
-    /// No descriptor below this is free.
+    /// The numbers that are not free.
+    taken: NumberBits,
+    /// No descriptor below is free.
     first_free: usize,
 }
 
@@ -96,17 +105,16 @@ impl Slots {
         usize::try_from(fd).ok().and_then(|i| self.slots.get_mut(i)?.opened_mut()).ok_or(Errno::EBADF)
     }
 
-    /// Returns the lowest free number from `least` on, and makes room for it.
+    /// Takes the lowest free number from `least` on, for a slot that the caller fills.
     fn reserve(&mut self, least: usize, limit: usize) -> Result<usize> {
-        let from = least.max(self.first_free);
-        let free = |&i: &usize| matches!(self.slots[i], DescriptorSlot::Free);
-        let index = (from..self.slots.len()).find(free).unwrap_or(from.max(self.slots.len()));
+        let index = self.taken.first_free(least.max(self.first_free));
         if index >= limit {
             return Err(Errno::EMFILE);
         }
         self.make_room(index)?;
+        self.taken.take(index);
         if least <= self.first_free {
-            self.first_free = index;
+            self.first_free = index + 1;
         }
         Ok(index)
     }
@@ -116,6 +124,9 @@ impl Slots {
             let more = index + 1 - self.slots.len();
             self.slots.try_extend(core::iter::repeat_with(|| DescriptorSlot::Free).take(more))?;
         }
+        if !self.taken.has_room(index + 1) {
+            self.taken.make_room(self.slots.len())?;
+        }
         Ok(())
     }
 
@@ -124,13 +135,47 @@ impl Slots {
         let DescriptorSlot::Open(opened) = core::mem::replace(slot, DescriptorSlot::Free) else {
             return None;
         };
-        self.first_free = self.first_free.min(index);
+        self.free(index);
         Some(opened)
+    }
+
+    /// Lets a number whose slot is free be taken.
+    fn free(&mut self, index: usize) {
+        self.taken.free(index);
+        self.first_free = self.first_free.min(index);
+    }
+
+    /// Copies open descriptors into an empty table that has room for them. A number that is
+    /// promised here is free there.
+    fn copy_to(&self, copy: &mut Self) {
+        copy.first_free = self.first_free;
+        for (index, slot) in self.slots[..self.taken.end()].iter().enumerate() {
+            copy.slots.push_reserved(match slot {
+                DescriptorSlot::Open(opened) => {
+                    copy.taken.take(index);
+                    DescriptorSlot::Open(opened.clone())
+                }
+                DescriptorSlot::Promised | DescriptorSlot::Free => {
+                    copy.first_free = copy.first_free.min(index);
+                    DescriptorSlot::Free
+                }
+            });
+        }
+    }
+
+    /// The first descriptor in use from `from` on.
+    fn next_open(&self, mut from: usize) -> Option<(usize, &Opened)> {
+        loop {
+            let index = self.taken.first_taken(from)?;
+            if let Some(opened) = self.slots[index].opened() {
+                return Some((index, opened));
+            }
+            from = index + 1;
+        }
     }
 }
 
-/// Number of descriptors that are closed, or checked for that, before the CPU is yielded: a power
-/// of two.
+/// Descriptors that are closed, or looked at for that, before others may run.
 const CLOSED_AT_ONCE: usize = 64;
 
 impl FileTable {
@@ -147,6 +192,19 @@ impl FileTable {
         })
     }
 
+    /// Releases record locks that were set on `file` while `fd` was closed, which nothing else
+    /// would release (Linux: fcntl_setlk).
+    ///
+    /// # Errors
+    /// `EBADF` where it was closed.
+    pub fn check_still_open(&self, fd: i32, file: &Arc<OpenFile>) -> Result<i64> {
+        if self.look().get(fd).is_ok_and(|open| open.is_same(file)) {
+            return Ok(0);
+        }
+        self.leave(file);
+        Err(Errno::EBADF)
+    }
+
     /// Returns the owner of record locks that were set through this table.
     pub fn lock_owner(&self) -> Owner {
         self.locks.store(true, Ordering::Relaxed);
@@ -155,29 +213,19 @@ impl FileTable {
 
     /// Makes a new table with the same open files (fork without CLONE_FILES, unshare).
     pub fn duplicate(&self) -> Result<Arc<Self>> {
-        // Memory is allocated outside the lock; the table may grow meanwhile.
-        let mut copy = Vec::new();
-        let mut first_free;
+        // Room is found outside the lock; the table may have grown meanwhile.
+        let mut copy = Slots::default();
         loop {
-            let needed = self.inner.lock().slots.len();
-            copy.try_reserve(needed)?;
+            let needed = self.inner.lock().taken.end();
+            copy.slots.try_reserve(needed)?;
+            copy.taken.make_room(needed)?;
             let inner = self.inner.lock();
-            if inner.slots.len() <= copy.capacity() {
-                first_free = inner.first_free;
-                for (index, slot) in inner.slots.iter().enumerate() {
-                    copy.push_reserved(match slot {
-                        DescriptorSlot::Open(opened) => DescriptorSlot::Open(opened.clone()),
-                        // The number is reserved in the other table only.
-                        DescriptorSlot::Promised | DescriptorSlot::Free => {
-                            first_free = first_free.min(index);
-                            DescriptorSlot::Free
-                        }
-                    });
-                }
+            if inner.taken.end() <= copy.slots.capacity() && copy.taken.has_room(inner.taken.end()) {
+                inner.copy_to(&mut copy);
                 break;
             }
         }
-        Ok(Self::with_slots(Slots { slots: copy, first_free }))
+        Ok(Self::with_slots(copy))
     }
 
     /// The open file with descriptor `fd`; `EBADF` if there is none.
@@ -239,6 +287,7 @@ impl FileTable {
             return Err(Errno::EBUSY);
         }
         let old = core::mem::replace(slot, DescriptorSlot::Open(Opened { file, on_exec }));
+        inner.taken.take(index);
         Ok(if let DescriptorSlot::Open(old) = old { Some(old.file) } else { None })
     }
 
@@ -272,17 +321,19 @@ impl FileTable {
 
     /// Closes all of `fds`.
     pub fn close_range(&self, fds: RangeInclusive<u32>) {
-        for index in *fds.start() as usize..=*fds.end() as usize {
+        let (mut next, end) = (*fds.start() as usize, *fds.end() as usize);
+        let is_inside = |open: &(usize, &Opened)| open.0 <= end;
+        let mut closed: usize = 0;
+        loop {
             let mut inner = self.inner.lock();
-            if index >= inner.slots.len() {
-                return;
-            }
-            let slot = inner.remove(index);
+            let found = inner.next_open(next).filter(is_inside).map(|(index, _)| index);
+            let slot = found.and_then(|index| inner.remove(index));
             drop(inner);
-            if let Some(slot) = slot {
-                self.closed(&slot.file);
-            }
-            if index % CLOSED_AT_ONCE == 0 {
+            let (Some(index), Some(slot)) = (found, slot) else { return };
+            self.closed(&slot.file);
+            next = index + 1;
+            closed += 1;
+            if closed.is_multiple_of(CLOSED_AT_ONCE) {
                 crate::sched::rest();
             }
         }
@@ -314,26 +365,33 @@ impl FileTable {
     /// CLOSE_RANGE_CLOEXEC).
     pub fn set_on_exec_range(&self, fds: RangeInclusive<u32>, on_exec: OnExec) {
         let mut inner = self.inner.lock();
-        let end = inner.slots.len().min(*fds.end() as usize + 1);
-        let start = (*fds.start() as usize).min(end);
-        for slot in inner.slots[start..end].iter_mut().filter_map(DescriptorSlot::opened_mut) {
-            slot.on_exec = on_exec;
+        let mut next = *fds.start() as usize;
+        while let Some((index, _)) = inner.next_open(next) {
+            if index > *fds.end() as usize {
+                break;
+            }
+            if let Some(opened) = inner.slots[index].opened_mut() {
+                opened.on_exec = on_exec;
+            }
+            next = index + 1;
         }
     }
 
     /// Closes the descriptors that are marked for it, after an execve.
     pub fn close_on_exec(&self) {
-        let len = self.inner.lock().slots.len();
-        for index in 0..len {
+        let (mut next, mut seen): (usize, usize) = (0, 0);
+        loop {
             let mut inner = self.inner.lock();
-            let slot = inner.slots.get(index).and_then(DescriptorSlot::opened);
-            let marked = slot.is_some_and(|slot| slot.on_exec == OnExec::Close);
+            let Some((index, opened)) = inner.next_open(next) else { return };
+            let marked = opened.on_exec == OnExec::Close;
             let slot = if marked { inner.remove(index) } else { None };
             drop(inner);
             if let Some(slot) = slot {
                 self.closed(&slot.file);
             }
-            if index % CLOSED_AT_ONCE == 0 {
+            next = index + 1;
+            seen += 1;
+            if seen.is_multiple_of(CLOSED_AT_ONCE) {
                 crate::sched::rest();
             }
         }
@@ -341,9 +399,7 @@ impl FileTable {
 
     /// Returns the first descriptor in use from `from` on, and its file.
     pub fn next_open(&self, from: usize) -> Option<(usize, Arc<OpenFile>)> {
-        let inner = self.inner.lock();
-        let slots = inner.slots.get(from..)?;
-        slots.iter().enumerate().find_map(|(i, slot)| Some((from + i, slot.opened()?.file.clone())))
+        self.inner.lock().next_open(from).map(|(index, opened)| (index, opened.file.clone()))
     }
 
     /// Returns the number of slots (FDSize in /proc/PID/status).
@@ -374,15 +430,20 @@ impl Drop for Promise<'_> {
         if let Some(index) = self.index {
             let mut inner = self.table.inner.lock();
             inner.slots[index] = DescriptorSlot::Free;
-            inner.first_free = inner.first_free.min(index);
+            inner.free(index);
         }
     }
 }
 
 impl Drop for FileTable {
     fn drop(&mut self) {
+        // Locks are on files that are open here: the rest went when they were closed.
         if *self.locks.get_mut() {
-            locks::release_all(Owner::Process(self.id));
+            let mut next = 0;
+            while let Some((index, file)) = self.next_open(next) {
+                self.leave(&file);
+                next = index + 1;
+            }
         }
     }
 }

@@ -5,14 +5,21 @@
 //! the calls whose operations are done. It is first come, first served: first the calls that only
 //! wait for zeroes, then the calls that change something (Linux: `do_smart_update`).
 //!
-//! The list is walked again from its beginning only if a semaphore grew or became 0. Only then can
-//! an earlier call continue. The set's lock is a sleeping one: other tasks run between two walks.
+//! No call that waits could be performed before a change. So while all waiting calls have one
+//! operation each, a change concerns those of the changed semaphores only: the ones that wait for 0
+//! where it became 0, and the ones that wait for more where it grew. A set with a waiting call of
+//! several operations is walked as a whole, since its order counts across semaphores. That walk
+//! begins again only if a semaphore grew, or one became 0, since only then an earlier call may go
+//! on. The set's lock is a sleeping one: other tasks run between two walks.
+
+mod waiting;
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use freehold_collections::{Arc, Map, Vec, reserve};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use self::waiting::{Waiter, Waiting, Wanted};
 use super::ids::{Head, NOWAIT, Object, WantedObject};
 use super::limits::{SEMMNI, SEMMNS, SEMMSL};
 use super::sleeper::Sleeper;
@@ -74,22 +81,38 @@ impl SemOperations {
     fn grows(&self) -> bool {
         self.operations.iter().any(|operation| operation.change > 0)
     }
+    /// The semaphores that it changes when it is performed.
+    fn changes(&self) -> impl Iterator<Item = (usize, ValueChange)> {
+        let changes = self.operations.iter().map(|op| (usize::from(op.number), ValueChange::by(op.change)));
+        changes.filter_map(|(number, change)| Some((number, change?)))
+    }
 }
 
-struct Waiter {
-    request: SemOperations,
-    /// Index of the operation that blocks.
-    blocking: AtomicUsize,
-    sleeper: Sleeper<Result<()>>,
+/// How a semaphore's value changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum ValueChange {
+    /// Calls that wait for more may go on.
+    Growth,
+    /// Only calls that wait for 0 may go on.
+    Decrease,
+}
+
+impl ValueChange {
+    /// Returns the effect of adding `amount`, if it is not 0.
+    fn by(amount: i16) -> Option<Self> {
+        match amount {
+            0 => None,
+            1.. => Some(Self::Growth),
+            _ => Some(Self::Decrease),
+        }
+    }
 }
 
 struct SetState {
     is_gone: bool,
     semaphores: Vec<Semaphore>,
-    /// Waiting calls, in the order of their arrival.
-    waiting: Map<u64, Arc<Waiter>>,
-    next_ticket: u64,
-    /// Adjustments to apply when a process ends, by the number of its list.
+    waiting: Waiting,
+    /// Adjustments that ends of processes add, by the number of their list.
     adjustments: Map<u64, Vec<i16>>,
     /// The time of the last semop, or 0.
     operated: i64,
@@ -202,8 +225,45 @@ impl SetState {
         perform(semaphores, undo, request)
     }
 
-    /// Performs the waiting calls that can be performed now, in the order of their arrival.
-    fn update(&mut self) {
+    /// Performs the waiting calls that can be performed now, in the order of their arrival, after
+    /// these semaphores changed.
+    fn update(&mut self, changed: impl Iterator<Item = (usize, ValueChange)>) {
+        if self.waiting.has_several() {
+            return self.update_all();
+        }
+        for (number, change) in changed {
+            if self.waiting.all.is_empty() {
+                return;
+            }
+            self.serve(number as u16, change);
+            sched::rest();
+        }
+    }
+
+    /// Performs calls of one operation that wait for a semaphore.
+    fn serve(&mut self, number: u16, change: ValueChange) {
+        self.serve_those(number, Wanted::Zero);
+        if change == ValueChange::Growth {
+            self.serve_those(number, Wanted::More);
+            // The last one may have left a 0.
+            self.serve_those(number, Wanted::Zero);
+        }
+    }
+
+    fn serve_those(&mut self, number: u16, wanted: Wanted) {
+        let is_zero = |state: &Self| state.semaphores[usize::from(number)].value == 0;
+        let mut next = 0;
+        while is_zero(self) == (wanted == Wanted::Zero)
+            && let Some((ticket, waiter)) = self.waiting.next_single((number, wanted, next))
+        {
+            next = ticket + 1;
+            sched::rest();
+            self.try_waiter(ticket, &waiter);
+        }
+    }
+
+    /// Walks over all calls, until none can be performed.
+    fn update_all(&mut self) {
         loop {
             self.walk(false);
             let again = self.walk(true);
@@ -218,35 +278,37 @@ impl SetState {
     /// earlier call may be possible now.
     fn walk(&mut self, altering: bool) -> bool {
         let mut next = 0;
-        while let Some((ticket, waiter)) = self.next_waiter(next) {
+        while let Some((ticket, waiter)) = self.waiting.next(next) {
             next = ticket + 1;
             sched::rest();
-            if waiter.request.alters() != altering {
-                continue;
-            }
-            let outcome = match self.attempt(&waiter.request) {
-                Attempt::Blocks(at) => {
-                    waiter.blocking.store(at, Ordering::Relaxed);
-                    continue;
-                }
-                Attempt::Done => Ok(()),
-                Attempt::Fails(error) => Err(error),
-            };
-            self.waiting.remove(&ticket);
-            if outcome.is_ok() {
-                self.operated = seconds();
-            }
-            waiter.sleeper.answer(outcome);
-            if altering && outcome.is_ok() && (waiter.request.grows() || self.made_zero(&waiter.request)) {
+            if waiter.request.alters() == altering
+                && self.try_waiter(ticket, &waiter)
+                && altering
+                && (waiter.request.grows() || self.made_zero(&waiter.request))
+            {
                 return true;
             }
         }
         false
     }
 
-    fn next_waiter(&self, from: u64) -> Option<(u64, Arc<Waiter>)> {
-        let found = self.waiting.first_from(core::ops::Bound::Included(&from));
-        found.map(|(&ticket, waiter)| (ticket, waiter.clone()))
+    /// Performs a waiting call, if it does not block any more, and answers it. Returns whether it
+    /// was performed.
+    fn try_waiter(&mut self, ticket: u64, waiter: &Arc<Waiter>) -> bool {
+        let outcome = match self.attempt(&waiter.request) {
+            Attempt::Blocks(at) => {
+                waiter.blocking.store(at, Ordering::Relaxed);
+                return false;
+            }
+            Attempt::Done => Ok(()),
+            Attempt::Fails(error) => Err(error),
+        };
+        self.waiting.remove(ticket);
+        if outcome.is_ok() {
+            self.operated = seconds();
+        }
+        waiter.sleeper.answer(outcome);
+        outcome.is_ok()
     }
 
     fn made_zero(&self, request: &SemOperations) -> bool {
@@ -277,8 +339,7 @@ impl Set {
         let state = SetState {
             is_gone: false,
             semaphores: Vec::try_filled(Semaphore::default(), count)?,
-            waiting: Map::new(),
-            next_ticket: 0,
+            waiting: Waiting::default(),
             adjustments: Map::new(),
             operated: 0,
             changed: seconds(),
@@ -305,9 +366,7 @@ impl Set {
             let at = match state.attempt(&request) {
                 Attempt::Done => {
                     state.operated = seconds();
-                    if request.alters() {
-                        state.update();
-                    }
+                    state.update(request.changes());
                     return Ok(());
                 }
                 Attempt::Fails(error) => return Err(error),
@@ -315,18 +374,15 @@ impl Set {
             };
             let (blocking, sleeper) = (AtomicUsize::new(at), Sleeper::new());
             let waiter = reserve::arc(Waiter { request, blocking, sleeper });
-            let ticket = state.next_ticket;
-            state.waiting.try_insert(ticket, waiter.clone())?;
-            state.next_ticket += 1;
-            (ticket, waiter)
+            (state.waiting.add(&waiter)?, waiter)
         };
         let unanswered = match waiter.sleeper.sleep(deadline) {
             Ok(Some(answer)) => return answer,
             Ok(None) => Errno::EAGAIN,
             Err(error) => error,
         };
-        self.state.lock().waiting.remove(&ticket);
-        // An answer that arrived in the meantime counts.
+        self.state.lock().waiting.remove(ticket);
+        // An answer that came meanwhile counts.
         waiter.sleeper.take().unwrap_or(Err(unanswered))
     }
 
@@ -354,7 +410,8 @@ impl Set {
             }
         }
         state.operated = seconds();
-        state.update();
+        let changes = adjustments.iter().map(|&adjustment| ValueChange::by(adjustment)).enumerate();
+        state.update(changes.filter_map(|(number, change)| Some((number, change?))));
     }
 
     /// SETVAL and SETALL: sets new values of semaphores from `first` on. The values are valid.
@@ -368,7 +425,8 @@ impl Set {
         }
         state.clear_adjustments(first..first + values.len());
         state.changed = seconds();
-        state.update();
+        // Each may have grown.
+        state.update((first..first + values.len()).map(|number| (number, ValueChange::Growth)));
         Ok(())
     }
 
@@ -394,7 +452,7 @@ impl Set {
                 let operation = waiter.request.operations[waiter.blocking.load(Ordering::Relaxed)];
                 usize::from(operation.number) == number && (operation.change == 0) == for_zero
             };
-            state.waiting.values().filter(blocks).count() as i64
+            state.waiting.all.values().filter(blocks).count() as i64
         };
         Ok(match figure {
             SemFigure::Value => i64::from(state.semaphores[number].value),
@@ -429,7 +487,7 @@ impl Set {
         if let Some(home) = self.head.home() {
             home.sets.remove_if(self, || true);
         }
-        waiting.values().for_each(|waiter| waiter.sleeper.answer(Err(Errno::EIDRM)));
+        waiting.all.values().for_each(|waiter| waiter.sleeper.answer(Err(Errno::EIDRM)));
         Ok(())
     }
 }
@@ -511,9 +569,7 @@ mod tests {
             let mut state = set.state.lock();
             let (blocking, sleeper) = (AtomicUsize::new(0), Sleeper::new());
             let waiter = reserve::arc(Waiter { request: request(operations, None), blocking, sleeper });
-            let ticket = state.next_ticket;
-            state.next_ticket += 1;
-            state.waiting.try_insert(ticket, waiter.clone()).unwrap();
+            state.waiting.add(&waiter).unwrap();
             waiter
         };
         let (large, small, moves) =
@@ -526,5 +582,61 @@ mod tests {
         assert_eq!((moves.sleeper.take(), last.sleeper.take()), (Some(Ok(())), Some(Ok(()))), "a chain");
         set.set_values(0, &[2]).unwrap();
         assert_eq!((large.sleeper.take(), values(&set)), (Some(Ok(())), [0, 0]));
+    }
+
+    /// The same set, but each change walks over all waiting calls.
+    #[test]
+    fn calls_are_served_as_by_walks_over_all() {
+        const COUNT: u64 = 3;
+        let mut seed = 1u64;
+        let mut draw = |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) % below
+        };
+        let mut served = 0;
+        for round in 0..300 {
+            let sets = [set(&[0; COUNT as usize]), set(&[0; COUNT as usize])];
+            let mut waiters: std::vec::Vec<[Arc<Waiter>; 2]> = std::vec::Vec::new();
+            for _ in 0..60 {
+                // In two thirds of the rounds each call has one operation.
+                let several = if round % 3 == 0 { 1 + draw(2) } else { 1 };
+                let operations: std::vec::Vec<(u16, i16, i16)> =
+                    (0..several).map(|_| (draw(COUNT) as u16, draw(5) as i16 - 2, 0)).collect();
+                let both = [0, 1].map(|at| {
+                    let mut state = sets[at].state.lock();
+                    let request = request(&operations, None);
+                    let attempt = state.attempt(&request);
+                    if attempt == Attempt::Done {
+                        match at {
+                            0 => state.update(request.changes()),
+                            _ => state.update_all(),
+                        }
+                        return None;
+                    }
+                    let (blocking, sleeper) = (AtomicUsize::new(0), Sleeper::new());
+                    let waiter = reserve::arc(Waiter { request, blocking, sleeper });
+                    state.waiting.add(&waiter).unwrap();
+                    Some(waiter)
+                });
+                if let [Some(one), Some(other)] = both {
+                    waiters.push([one, other]);
+                }
+                for pair in &waiters {
+                    let [one, other] = pair.each_ref().map(|waiter| waiter.sleeper.take());
+                    assert_eq!(one, other);
+                    served += usize::from(one.is_some());
+                }
+                assert_eq!(sets[0].values().unwrap()[..], sets[1].values().unwrap()[..]);
+                let [one, other] = [0, 1].map(|at| {
+                    let state = sets[at].state.lock();
+                    (
+                        state.waiting.all.keys().copied().collect::<std::vec::Vec<_>>(),
+                        state.waiting.single.len(),
+                    )
+                });
+                assert_eq!(one, other);
+            }
+        }
+        assert!(served > 1000, "{served}");
     }
 }

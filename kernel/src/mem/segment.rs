@@ -5,6 +5,8 @@
 //! start of the attachment.
 
 use core::any::Any;
+use core::ops::Range;
+
 use freehold_collections::Arc;
 use freehold_collections::reserve::ArcMethods as _;
 
@@ -15,6 +17,7 @@ use freehold_vm::{
 
 use super::populate::and_populate_if_possible;
 use super::{FileMapping, ProcessSpace};
+use crate::fs::OpenFile;
 use crate::{Errno, Result};
 
 /// The address for attaching a segment. Addresses are page-aligned.
@@ -78,20 +81,34 @@ pub fn attach(space: &ProcessSpace, limits: &Limits, map: SegmentMap) -> Result<
     Ok(start.0)
 }
 
-/// Returns the first area at `from` or after it that belongs to the attachment at `start`: its
-/// ends, and its content. `of` is the attachment, if it is known.
+/// An area of an attachment.
+struct Piece {
+    start: u64,
+    end: u64,
+    file: Arc<OpenFile>,
+    held: Arc<dyn Any + Send + Sync>,
+}
+
+/// The first area of the attachment at `start` that lies in `range`. `of` is the attachment, if it
+/// is known.
 fn next_area(
     space: &ProcessSpace,
     start: u64,
-    from: u64,
+    range: Range<u64>,
     of: Option<&Arc<dyn Any + Send + Sync>>,
-) -> Option<(u64, u64, Arc<dyn Any + Send + Sync>)> {
+) -> Option<Piece> {
     let areas = space.lock();
-    areas.areas_in(VirtAddr(from), VirtAddr(u64::MAX)).find_map(|area| {
-        let held = FileMapping::of(area.name)?.hold()?;
+    areas.areas_in(VirtAddr(range.start), VirtAddr(range.end)).find_map(|area| {
+        let mapping = FileMapping::of(area.name)?;
+        let held = mapping.hold()?;
         let is_it = of.is_none_or(|of| of.is_same(held)) && area.start.0 >= start;
         let is_in_place = area.start.0.wrapping_sub(start) == area.offset;
-        (is_it && is_in_place).then(|| (area.start.0, area.end.0, held.clone()))
+        (is_it && is_in_place).then(|| Piece {
+            start: area.start.0,
+            end: area.end.0,
+            file: mapping.file().clone(),
+            held: held.clone(),
+        })
     })
 }
 
@@ -101,10 +118,12 @@ fn next_area(
 /// `EINVAL` if there is none.
 pub fn detach(space: &ProcessSpace, start: u64) -> Result<Arc<dyn Any + Send + Sync>> {
     let mut found: Option<Arc<dyn Any + Send + Sync>> = None;
-    let mut from = start;
-    while let Some((first, end, held)) = next_area(space, start, from, found.as_ref()) {
-        space.unmap(VirtAddr(first), end - first)?;
-        (found, from) = (Some(held), end);
+    let mut range = start..u64::MAX;
+    while let Some(piece) = next_area(space, start, range.clone(), found.as_ref()) {
+        space.unmap(VirtAddr(piece.start), piece.end - piece.start)?;
+        // Areas behind the segment's size are of no interest, however many there are.
+        range = piece.end..start.saturating_add(piece.file.node().metadata().size);
+        found = Some(piece.held);
         crate::sched::checkpoint()?;
     }
     found.ok_or(Errno::EINVAL)

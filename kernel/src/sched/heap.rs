@@ -128,6 +128,15 @@ impl<V: Positioned> IndexedHeap<V> {
         self.entries.iter().map(|(_, _, value)| value)
     }
 
+    /// Returns the position of an element that suits, of `most` that are looked at. The first one
+    /// is at `from`, or what is left of it after whole laps; behind the last comes the first.
+    pub fn find_some(&self, from: usize, most: usize, suits: impl Fn(&V) -> bool) -> Option<usize> {
+        let count = self.entries.len();
+        let start = from.checked_rem(count)?;
+        let at = |step: usize| (start + step) % count;
+        (0..count.min(most)).map(at).find(|&at| suits(&self.entries[at].2))
+    }
+
     fn take(&mut self, at: usize) -> (u64, V) {
         let (key, _, value) = self.entries.swap_remove(at);
         value.set_position(None);
@@ -203,6 +212,28 @@ mod tests {
         fn position(&self) -> Option<usize> {
             self.at.get()
         }
+    }
+
+    /// As many elements are looked at as asked for, and all in turn.
+    #[test]
+    fn a_search_for_some_element_is_short_and_goes_round() {
+        let mut heap = IndexedHeap::new();
+        assert_eq!(heap.find_some(7, 4, |_: &Rc<Item>| true), None);
+        drop(heap.give_room(Vec::try_with_capacity(10).unwrap()));
+        for id in 0..10 {
+            assert!(heap.insert(id as u64, Rc::new(Item { at: Cell::new(None), id })).is_ok());
+        }
+        let looked = Cell::new(0);
+        let search = |from| {
+            heap.find_some(from, 4, |item| {
+                looked.set(looked.get() + 1);
+                item.id == 9
+            })
+        };
+        let found: List<Option<usize>> = [0, 4, 8, 12, 16].map(search).to_vec();
+        let there = heap.iter().position(|item| item.id == 9);
+        assert_eq!(found, [None, None, there, None, there]);
+        assert_eq!(looked.get(), 4 + 4 + 2 + 4 + 4);
     }
 
     proptest! {

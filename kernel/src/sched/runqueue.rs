@@ -49,7 +49,11 @@ const fn weights() -> [u64; 40] {
     weights
 }
 
-/// The state that a CPU's run-queue lock protects.
+/// The most tasks that an idle CPU looks at in another one's queue, with interrupts off (Linux:
+/// `sched_nr_migrate`).
+const LOOKED_AT: usize = 32;
+
+/// The state behind a CPU's run-queue lock.
 #[derive(Default)]
 pub struct RunQueue {
     pub(super) waiting: IndexedHeap<Arc<Thread>>,
@@ -59,7 +63,9 @@ pub struct RunQueue {
     pub previous: Option<Arc<Thread>>,
     /// Lower bound of the virtual runtimes here; never decreases.
     floor: u64,
-    /// Time when `current` got the CPU, or was last charged.
+    /// Tasks that thieves looked at in vain; see [`steal`](Self::steal).
+    looked_at: usize,
+    /// When `current` got the CPU, or when its time was last accounted.
     pub since: u64,
     /// Number of switches so far.
     pub switches: u64,
@@ -76,6 +82,7 @@ impl RunQueue {
             current: None,
             previous: None,
             floor: real_time::FAIR_START,
+            looked_at: 0,
             since: 0,
             switches: 0,
             idle: 0,
@@ -132,13 +139,18 @@ impl RunQueue {
     pub(super) fn floor(&self) -> u64 {
         self.floor
     }
-    /// Removes a task that may run on `cpu` and is not in the middle of leaving this one.
+    /// Take out one that may run on `cpu` and is not in the middle of leaving this one, of a few
+    /// that are looked at. The next call goes on behind them.
     pub fn steal(&mut self, cpu: CpuId) -> Option<Arc<Thread>> {
-        let stealable = |task: &&Arc<Thread>| {
+        let stealable = |task: &Arc<Thread>| {
             task.schedule.affinity().contains(cpu) && !task.schedule.on_cpu.load(Ordering::Acquire)
         };
-        let at = super::heap::Positioned::position(self.waiting.iter().find(stealable)?)?;
-        self.waiting.remove(at).map(|(_, task)| task)
+        let from = self.looked_at;
+        if let Some(at) = self.waiting.find_some(from, LOOKED_AT, stealable) {
+            return self.waiting.remove(at).map(|(_, task)| task);
+        }
+        self.looked_at = from.wrapping_add(LOOKED_AT);
+        None
     }
     /// Removes `task`, if it waits here and is not in the middle of leaving this CPU.
     pub fn take(&mut self, task: &Thread) -> Option<Arc<Thread>> {

@@ -89,7 +89,7 @@ pub fn sys_setpgid(args: &Args) -> Result<i64> {
             return Err(Errno::EPERM);
         }
     }
-    registry.set_group(&process, group);
+    registry.set_group(&process, group)?;
     Ok(0)
 }
 
@@ -106,7 +106,7 @@ pub fn sys_setsid(_args: &Args) -> Result<i64> {
         if registry.has_group(process.pid) {
             return Err(Errno::EPERM);
         }
-        registry.set_group(&process, process.pid);
+        registry.set_group(&process, process.pid)?;
         registry.set_session(&process, session)
     };
     drop(old);

@@ -32,6 +32,7 @@ use freehold_collections::{
 };
 
 pub use handle::{IdHandle, IdRole};
+use pid_limit::next_number;
 pub use pid_limit::{pid_limit, set_pid_limit};
 
 use super::pidns::{FIRST, Levels, Numbers, PidNs, PidView};
@@ -53,7 +54,7 @@ const TASKS_LEAST: usize = 512;
 /// The limit is one thread for this many frames of memory (Linux: `set_max_threads`).
 const FRAMES_PER_TASK: u64 = 32;
 
-/// Largest number of slots that a [`ProcessWalk`] visits per acquisition of the lock.
+/// The most slots that a search looks at while it holds the lock once.
 const WALK_STEP: usize = 64;
 
 /// Largest number of IDs that [`pids_from`] returns.
@@ -113,6 +114,8 @@ pub struct Registry {
     last: Pid,
     /// The IDs by their numbers below the initial namespace.
     below: Map<(PidView, Pid), Pid>,
+    /// The processes by their groups: group and ID.
+    grouped: Map<(Pid, Pid), ()>,
 }
 
 static REGISTRY: SpinLock<Registry> = SpinLock::new(Registry::empty());
@@ -228,13 +231,8 @@ pub fn shown(pid: Pid) -> Pid {
     number_in(own_view(), pid)
 }
 
-/// Visits all processes by ID, including ended ones not waited for. Allocates nothing.
-pub fn processes() -> ProcessWalk {
-    ProcessWalk { at: 0, end: PID_MAX, again: 0, group: None, left: usize::MAX }
-}
-
-/// Returns the first processes with a number of `least` or more in a namespace, ascending: number
-/// and ID. The result is empty at the end. One search finds up to [`PIDS_AT_ONCE`].
+/// The first processes with a number of `least` or more in a namespace, ascending: number and ID.
+/// There are none where no process is left. One search finds up to [`PIDS_AT_ONCE`].
 pub fn pids_from(view: PidView, least: Pid) -> ArrayVec<(Pid, Pid), PIDS_AT_ONCE> {
     let mut pids = ArrayVec::new();
     let mut at = Some(least);
@@ -273,11 +271,14 @@ pub fn pids_from(view: PidView, least: Pid) -> ArrayVec<(Pid, Pid), PIDS_AT_ONCE
     pids
 }
 
-/// Visits the processes in a group. Allocates nothing.
+/// Visits all processes by ID, ended ones that were not waited for included. Allocates nothing.
+pub fn processes() -> ProcessWalk {
+    ProcessWalk { at: 0, group: None }
+}
+
+/// Visits the processes in a group, by ID. Allocates nothing.
 pub fn group_members(group: Pid) -> ProcessWalk {
-    let members = REGISTRY.lock().slots.get(&group).map_or(0, |slot| slot.members);
-    // A group's members have higher IDs than its leader, except after a wrap-around.
-    ProcessWalk { at: group, end: PID_MAX, again: group, group: Some(group), left: members }
+    ProcessWalk { at: 0, group: Some(group) }
 }
 
 /// Calls `f` for all processes, by ID.
@@ -289,32 +290,29 @@ pub fn for_each(mut f: impl FnMut(&Arc<Process>)) {
 pub struct ProcessWalk {
     /// The next ID to visit.
     at: Pid,
-    /// IDs before this one belong to the current lap.
-    end: Pid,
-    /// A second lap goes from 0 to this ID; 0 for none.
-    again: Pid,
     /// Only members of this group.
     group: Option<Pid>,
-    /// The number of processes left to find.
-    left: usize,
 }
 
 impl ProcessWalk {
     /// Visits up to [`WALK_STEP`] slots under the lock.
     fn step(&mut self, registry: &Registry) -> Option<Arc<Process>> {
-        let slots = registry.slots.iter_from(Bound::Included(&self.at));
-        for (looked, (&pid, slot)) in slots.take_while(|&(&pid, _)| pid < self.end).enumerate() {
+        if let Some(group) = self.group {
+            let found = registry.member_from(group, self.at);
+            self.at = found.map_or(PID_MAX, |member| member.pid + 1);
+            return found.cloned();
+        }
+        for (looked, (&pid, slot)) in registry.slots.iter_from(Bound::Included(&self.at)).enumerate() {
             if looked == WALK_STEP {
                 self.at = pid;
                 return None;
             }
-            let wanted = |process: &&Arc<Process>| self.group.is_none_or(|group| process.group() == group);
-            if let Some(process) = slot.process.as_ref().filter(wanted) {
+            if let Some(process) = &slot.process {
                 self.at = pid + 1;
                 return Some(process.clone());
             }
         }
-        (self.at, self.end, self.again) = (0, self.again, 0);
+        self.at = PID_MAX;
         None
     }
 }
@@ -323,10 +321,9 @@ impl Iterator for ProcessWalk {
     type Item = Arc<Process>;
 
     fn next(&mut self) -> Option<Arc<Process>> {
-        while self.left > 0 && self.at < self.end {
+        while self.at < PID_MAX {
             let found = self.step(&REGISTRY.lock());
             if found.is_some() {
-                self.left -= 1;
                 return found;
             }
         }
@@ -337,7 +334,7 @@ impl Iterator for ProcessWalk {
 impl Registry {
     /// Returns a registry without entries.
     pub const fn empty() -> Self {
-        Self { slots: Map::new(), last: 0, below: Map::new() }
+        Self { slots: Map::new(), last: 0, below: Map::new(), grouped: Map::new() }
     }
     /// Returns an unused ID, with a number for each of `levels` and in the initial namespace.
     /// `wanted` has the requested numbers, the innermost first.
@@ -436,7 +433,7 @@ impl Registry {
     /// lock.
     ///
     /// # Errors
-    /// `ENOMEM` if the process' namespace is ending; the process is not entered then.
+    /// `ENOMEM`, also where the process' namespace is ending; nothing is known of it then.
     pub fn add_process(
         &mut self,
         process: &Arc<Process>,
@@ -446,16 +443,18 @@ impl Registry {
         if namespace.is_ending() {
             return Err(Errno::ENOMEM);
         }
+        let group = maker.map_or_else(|| process.group(), Process::group);
+        self.grouped.try_insert((group, process.pid), ())?;
         if process.number() == FIRST {
             namespace.set_init(process.pid);
         }
         let outdated = maker.map(|maker| {
-            process.group_id.store(maker.group(), Ordering::Release);
+            process.group_id.store(group, Ordering::Release);
             let session = maker.session();
             core::mem::replace(&mut *process.session.lock(), session)
         });
         self.change(process.pid, |slot| slot.process = Some(process.clone()));
-        self.change(process.group(), |slot| slot.members += 1);
+        self.change(group, |slot| slot.members += 1);
         self.change(process.session().id, |slot| slot.session_members += 1);
         if let Some(parent) = process.parent() {
             self.adopt(process, &parent);
@@ -475,6 +474,7 @@ impl Registry {
         }
         let mut removed = None;
         self.unlink(process);
+        self.grouped.remove(&(process.group(), process.pid));
         self.change(process.group(), |slot| slot.members -= 1);
         self.change(process.session().id, |slot| slot.session_members -= 1);
         process.cgroup.reaped(|| process.cgroup_usage());
@@ -489,14 +489,19 @@ impl Registry {
     pub fn has_group(&self, group: Pid) -> bool {
         self.slots.get(&group).is_some_and(|slot| slot.members > 0)
     }
-    /// Returns the processes in a group.
+    /// The processes in a group, by ID.
     pub fn members(&self, group: Pid) -> impl Iterator<Item = &Arc<Process>> {
-        let count = self.slots.get(&group).map_or(0, |slot| slot.members);
-        // A group's members have higher IDs than its leader, except after a wrap-around.
-        let lap = self.slots.iter().take_while(move |&(&pid, _)| pid < group);
-        let all = self.slots.iter_from(Bound::Included(&group)).chain(lap);
-        let all = all.filter_map(|(_, slot)| slot.process.as_ref());
-        all.filter(move |process| process.group() == group).take(count)
+        let mut from = 0;
+        core::iter::from_fn(move || {
+            let member = self.member_from(group, from)?;
+            from = member.pid + 1;
+            Some(member)
+        })
+    }
+    /// The first process of a group whose ID is `from` or a larger one.
+    fn member_from(&self, group: Pid, from: Pid) -> Option<&Arc<Process>> {
+        let (&(of, pid), ()) = self.grouped.first_from(Bound::Included(&(group, from)))?;
+        if of == group { self.process(pid) } else { None }
     }
     /// Returns the children of a process, the oldest first, with ended ones not waited for.
     pub fn children(&self, parent: &Process) -> impl Iterator<Item = &Arc<Process>> {
@@ -567,12 +572,20 @@ impl Registry {
         set(&child.family.previous_sibling, 0);
         set(&child.family.next_sibling, 0);
     }
-    /// Moves a process of the registry to a group that has members, or to its own.
-    pub fn set_group(&mut self, process: &Process, group: Pid) {
-        // The new one first: it may be the old one, which would end without a member.
+    /// Move a process that the registry knows to a group that has members, or to its own.
+    ///
+    /// # Errors
+    /// `ENOMEM`; it stays where it is.
+    pub fn set_group(&mut self, process: &Process, group: Pid) -> Result<()> {
+        if process.group() == group {
+            return Ok(());
+        }
+        self.grouped.try_insert((group, process.pid), ())?;
         self.change(group, |slot| slot.members += 1);
         let old = process.group_id.swap(group, Ordering::AcqRel);
+        self.grouped.remove(&(old, process.pid));
         self.change(old, |slot| slot.members -= 1);
+        Ok(())
     }
     /// Moves a process of the registry to a new session.
     pub fn set_session(&mut self, process: &Process, session: Arc<Session>) -> Arc<Session> {
@@ -608,20 +621,7 @@ impl Registry {
     }
 }
 
-/// Returns the next free number after `last`. After the largest, numbers begin again at
-/// [`RESERVED`].
-fn next_number(last: Pid, is_taken: impl Fn(Pid) -> bool) -> Result<Pid> {
-    let (mut number, limit) = (last, pid_limit());
-    for _ in 0..limit {
-        number = if number + 1 >= limit { RESERVED } else { number + 1 };
-        if !is_taken(number) {
-            return Ok(number);
-        }
-    }
-    Err(Errno::EAGAIN)
-}
-
-/// Returns the session of a group, if the group has members.
+/// The session of a group, if the group has members.
 pub fn group_session(group: Pid) -> Option<Pid> {
     let registry = REGISTRY.lock();
     registry.members(group).next().map(|member| member.session().id)

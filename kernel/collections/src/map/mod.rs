@@ -286,6 +286,10 @@ impl<K, V> Map<K, V> {
         }
         Ok(())
     }
+    /// Frees what [`Map::try_reserve`] set aside and no insertion needed.
+    pub fn release_room(&mut self) {
+        self.spares = Vec::new();
+    }
     fn height(&self) -> usize {
         iter::successors(Some(&self.root), |node| node.children.first()).count()
     }

@@ -100,7 +100,9 @@ pub fn sys_fcntl(args: &Args) -> Result<i64> {
         F_GETLK => super::locking::get_lock(&file, files.lock_owner(), argument),
         F_SETLK | F_SETLKW => {
             let wait = if command == F_SETLKW { Blocking::Wait } else { Blocking::Never };
-            super::locking::set_lock(&file, files.lock_owner(), process.pid, argument, wait)
+            let owner = files.lock_owner();
+            super::locking::set_lock(&file, owner, process.pid, argument, wait)?;
+            files.check_still_open(fd, &file)
         }
         F_OFD_GETLK => super::locking::get_lock(&file, file.lock_owner(), argument),
         F_OFD_SETLK | F_OFD_SETLKW => {

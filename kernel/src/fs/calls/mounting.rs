@@ -321,7 +321,7 @@ pub fn sys_umount2(args: &Args) -> Result<i64> {
 /// namespaces, it may be mounted in them, so the watches stay.
 fn tell_unmounted(gone: &Mount) {
     let device = gone.file_system().device();
-    if userns::count(NamespaceKind::Mount) != 0 {
+    if userns::count(NamespaceKind::Mount) != 0 || !notify::watches_in(device) {
         return;
     }
     // Without memory for the list of mounts the watches stay.

@@ -42,7 +42,7 @@ mod queue;
 pub(in crate::fs) mod tests;
 mod watches;
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use bitflags::bitflags;
 use freehold_collections::Arc;
@@ -52,7 +52,7 @@ pub use instance::{InotifyFile, WatchInfo};
 
 use super::node::{Identity, Node, NodeKind, Presence, SetMetadata};
 use super::open_file::OpenFile;
-use super::path::{Path, PathEntry};
+use super::path::{self, Path, PathEntry};
 use super::{OpenFlags, RenameFlags};
 use crate::Errno;
 
@@ -135,8 +135,6 @@ fn is_watching() -> bool {
     watches::COUNT.load(Ordering::Relaxed) != 0
 }
 
-/// The number of renames. A name that was looked up since the last rename is right.
-static RENAMES: AtomicU64 = AtomicU64::new(1);
 static COOKIE: AtomicU32 = AtomicU32::new(1);
 
 /// Notifies watches of an event on an open file.
@@ -245,7 +243,7 @@ struct NameNow {
 /// `exactly` a removed name is noticed, too.
 fn name_now(entry: &PathEntry, node: &Arc<dyn Node>, exactly: bool) -> Option<NameNow> {
     let as_found = |presence| Some(NameNow { other: None, presence });
-    let renames = RENAMES.load(Ordering::Acquire);
+    let renames = path::renames();
     if !exactly && entry.checked.load(Ordering::Relaxed) == renames {
         return as_found(Presence::Linked);
     }
@@ -261,7 +259,7 @@ fn name_now(entry: &PathEntry, node: &Arc<dyn Node>, exactly: bool) -> Option<Na
     if node.is_nameless() {
         return as_found(Presence::Removed);
     }
-    let other = if exactly { entry.other_name_now(node) } else { entry.other_name(node, renames) };
+    let other = if exactly { entry.other_name_now(node, renames) } else { entry.other_name(node, renames) };
     let other = other.ok().flatten()?;
     Some(NameNow { other: Some(other), presence: Presence::Linked })
 }
@@ -339,7 +337,7 @@ pub struct NamedNode<'a> {
 /// Notifies watches of a rename from `old` to the name in `new`, which `replaced` had before.
 #[inline]
 pub fn renamed(old: NamedNode<'_>, new: (&Path, &[u8]), replaced: Option<Arc<dyn Node>>, flags: RenameFlags) {
-    RENAMES.fetch_add(1, Ordering::Release);
+    path::count_rename();
     if is_watching() {
         tell_renamed(old, new, replaced, flags);
     }
@@ -398,7 +396,12 @@ pub fn lost_name(node: &Arc<dyn Node>) {
     }
 }
 
-/// Notifies watches that the file system with this device number is no longer mounted anywhere.
+/// Whether an inode of the file system with this device number is watched.
+pub fn watches_in(device: u64) -> bool {
+    is_watching() && watches::any_in(device)
+}
+
+/// Tells that the file system with this device number is mounted nowhere any more.
 pub fn unmounted(device: u64) {
     if is_watching() {
         watches::unmounted(device);

@@ -243,16 +243,23 @@ pub(super) fn inode_ended(identity: Identity, address: usize) {
     }
 }
 
-/// Ends the watches of all inodes of a file system that is no longer mounted.
+/// The first watched inode of a file system, of those in one stripe.
+fn first_in(entries: &Map<Identity, Watched>, device: u64) -> Option<Identity> {
+    let first = entries.first_from(Bound::Included(&Identity { device, inode: 0 }));
+    first.map(|(&identity, _)| identity).filter(|found| found.device == device)
+}
+
+/// Whether an inode of this file system is watched.
+pub(super) fn any_in(device: u64) -> bool {
+    ENTRIES.iter().any(|stripe| first_in(&stripe.lock(), device).is_some())
+}
+
+/// Ends the watches of all inodes of a file system that is not mounted any more.
 pub(super) fn unmounted(device: u64) {
     for stripe in &ENTRIES {
         loop {
             let mut entries = stripe.lock();
-            let first = entries.first_from(Bound::Included(&Identity { device, inode: 0 }));
-            let Some(identity) = first.map(|(&identity, _)| identity).filter(|found| found.device == device)
-            else {
-                break;
-            };
+            let Some(identity) = first_in(&entries, device) else { break };
             let gone = entries.remove(&identity);
             drop(entries);
             if let Some(watched) = gone {

@@ -25,7 +25,9 @@ pub(crate) struct Attributes {
     pub modified: Timestamp,
     pub changed: Timestamp,
     born: Timestamp,
-    pub xattrs: Map<Vec<u8>, WipedBytes>,
+    xattrs: Map<Vec<u8>, WipedBytes>,
+    /// Bytes of all their names and values.
+    xattr_bytes: usize,
 }
 
 impl Attributes {
@@ -41,6 +43,7 @@ impl Attributes {
             changed: now,
             born: now,
             xattrs: Map::new(),
+            xattr_bytes: 0,
         }
     }
 
@@ -104,18 +107,20 @@ impl Attributes {
         if value.len() > XATTR_SIZE_MAX {
             return Err(Errno::E2BIG);
         }
-        let others = self.xattrs.iter().filter(|&(other, _)| other[..] != *name);
-        let total: usize = others.map(|(k, v)| k.len() + v.len()).sum();
-        if total + name.len() + value.len() > XATTR_TOTAL_MAX {
+        let replaced = self.xattrs.get(name).map_or(0, |value| name.len() + value.len());
+        let total = self.xattr_bytes - replaced + name.len() + value.len();
+        if total > XATTR_TOTAL_MAX {
             return Err(Errno::ENOSPC);
         }
         self.xattrs.try_insert(Vec::try_from_slice(name)?, WipedBytes::try_from_slice(value)?)?;
+        self.xattr_bytes = total;
         self.changed = now();
         Ok(())
     }
 
     pub fn remove_xattr(&mut self, name: &[u8]) -> Result<()> {
-        self.xattrs.remove(name).ok_or(Errno::ENODATA)?;
+        let value = self.xattrs.remove(name).ok_or(Errno::ENODATA)?;
+        self.xattr_bytes -= name.len() + value.len();
         self.changed = now();
         Ok(())
     }
@@ -127,5 +132,35 @@ impl Attributes {
             names.try_push(0)?;
         }
         Ok(names)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use freehold_collections::inject::each_fails;
+
+    #[test]
+    fn attributes_together_have_so_many_bytes_whatever_came_and_went() {
+        let mut node =
+            Attributes::new(&NewNode { kind: NodeKind::Regular, mode: 0o600, uid: 0, gid: 0, rdev: 0 }, 1);
+        let value = |size: usize| std::vec![7u8; size];
+        let set =
+            |node: &mut Attributes, name: &[u8], size| node.set_xattr(name, &value(size), XattrSet::Any);
+        // Four names of 8 bytes, and values that leave 8 bytes.
+        let size = XATTR_TOTAL_MAX / 4 - 10;
+        for name in [b"user.abc", b"user.abd", b"user.abe", b"user.abf"] {
+            assert_eq!(each_fails(|| set(&mut node, name, size)).0, Ok(()));
+            assert_eq!(set(&mut node, name, size), Ok(()), "a value takes the place of the one before");
+        }
+        assert_eq!(set(&mut node, b"user.abg", 1), Err(Errno::ENOSPC));
+        assert_eq!(set(&mut node, b"user.abg", 0), Ok(()));
+        assert_eq!(node.remove_xattr(b"user.abg"), Ok(()));
+        assert_eq!(set(&mut node, b"user.abc", size + 8), Ok(()));
+        assert_eq!(set(&mut node, b"user.abc", size + 9), Err(Errno::ENOSPC));
+        for name in [b"user.abc", b"user.abd", b"user.abe", b"user.abf"] {
+            assert_eq!(node.remove_xattr(name), Ok(()));
+        }
+        assert_eq!(node.xattr_bytes, 0);
     }
 }

@@ -1,7 +1,7 @@
 //! Identity of a futex word in memory.
 
-/// Number of buckets of waiters. Words are distributed among them.
-pub(super) const BUCKETS: usize = 64;
+/// Lists of waiters, among which words are spread.
+pub(super) const BUCKETS: usize = 256;
 
 /// Identity of a futex word.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -30,6 +30,6 @@ impl FutexId {
             Self::Shared { object, offset } => (!object, offset),
         };
         let mixed = (a ^ (b >> 2)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (mixed >> 56) as usize % BUCKETS
+        (mixed >> 48) as usize % BUCKETS
     }
 }

@@ -1,9 +1,10 @@
 //! Futexes: sleeping until a word in memory changes.
 //!
-//! Waiters are in hashed buckets under plain spin locks. A waiter compares the word under its
-//! bucket's lock, and a waker takes that lock after the word was changed: so no wake-up falls
-//! between comparing and queueing. The word is read without faults there. If its page is absent,
-//! the page is brought in without the lock, and everything is repeated.
+//! Waiters are in hashed buckets under plain spin locks, in each by their words ([`bucket`]): a
+//! wake costs nothing for waiters of other words. A waiter compares the word under its bucket's
+//! lock, and a waker takes that lock after the word was changed: so no wake-up falls between
+//! comparing and queueing. The word is read without faults there; where its page is absent, the
+//! page is brought in outside and all begins again.
 //!
 //! A thread that waits for several words ([`futex2`]) has a waiter in the bucket of each. At the
 //! end of its wait it removes them one by one. A missing waiter was woken. Its waker counted this
@@ -12,6 +13,7 @@
 //! Locks with priority inheritance ([`pi`]) have a separate table. The plain calls check whether
 //! the table is empty, and refuse words that are in it.
 
+mod bucket;
 mod calls;
 mod futex2;
 mod id;
@@ -25,14 +27,12 @@ pub use pi::table::PiTask;
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use freehold_collections::{
-    Arc, Vec,
-    reserve::{self, ArcMethods},
-};
+use freehold_collections::{Arc, reserve};
 use freehold_machine::VirtAddr;
 use freehold_vm::FutexKey;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use self::bucket::{Bucket, WaiterPlace};
 use self::id::FutexId;
 use self::pi::table;
 use super::{Pid, Task, current};
@@ -53,7 +53,8 @@ const MATCH_ANY: u32 = u32::MAX;
 
 struct Waiter {
     task: Arc<Task>,
-    key: SpinLock<FutexId>,
+    /// Its word, and where it is in the word's bucket; changes under the bucket's lock.
+    place: SpinLock<WaiterPlace>,
     bitset: u32,
     woken: AtomicBool,
 }
@@ -62,7 +63,7 @@ impl Waiter {
     fn new(task: &Arc<Task>, key: FutexId, bitset: u32) -> Arc<Self> {
         reserve::arc(Self {
             task: task.clone(),
-            key: SpinLock::new(key),
+            place: SpinLock::new((key, 0)),
             bitset,
             woken: AtomicBool::new(false),
         })
@@ -74,8 +75,8 @@ impl Waiter {
     }
 }
 
-type Bucket = SpinLock<Vec<Arc<Waiter>>>;
-static BUCKETS: [Bucket; id::BUCKETS] = [const { SpinLock::new(Vec::new()) }; id::BUCKETS];
+type Waiters = Bucket<Arc<Waiter>>;
+static BUCKETS: [SpinLock<Waiters>; id::BUCKETS] = [const { SpinLock::new(Bucket::new()) }; id::BUCKETS];
 
 /// Whether other address spaces may use the same word.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -140,12 +141,16 @@ fn bring_in_writable(address: u64) -> Result<()> {
 
 /// Adds `waiter` to the waiters for the word at `address`, if the word is `expected`.
 fn enqueue(waiter: &Arc<Waiter>, address: u64, expected: u32) -> Result<()> {
-    let key = *waiter.key.lock();
+    let (key, _) = *waiter.place.lock();
     loop {
         let mut bucket = BUCKETS[key.bucket()].lock();
         match load(address) {
             Ok(value) if value != expected => return Err(Errno::EAGAIN),
-            Ok(_) => return Ok(bucket.try_push(waiter.clone())?),
+            Ok(_) => {
+                let place = bucket.push(key, waiter.clone())?;
+                *waiter.place.lock() = place;
+                return Ok(());
+            }
             Err(Absent) => {}
         }
         drop(bucket);
@@ -201,31 +206,55 @@ fn wait(word: FutexWord, expected: u32, bitset: u32, deadline: Option<u64>) -> R
 /// Removes a waiter from its bucket; `false` if a waker has removed it before.
 fn leave(waiter: &Arc<Waiter>) -> bool {
     loop {
-        let key = *waiter.key.lock();
-        let mut bucket = BUCKETS[key.bucket()].lock();
+        let place = *waiter.place.lock();
+        let mut bucket = BUCKETS[place.0.bucket()].lock();
         if waiter.woken.load(Ordering::SeqCst) {
             return false;
         }
-        if *waiter.key.lock() != key {
+        if *waiter.place.lock() != place {
             continue;
         }
-        bucket.retain(|other| !other.is_same(waiter));
+        let left = bucket.remove(place);
+        drop(bucket);
+        drop(left);
         return true;
     }
 }
 
-/// Removes up to `limit` waiters for `key` from the bucket and wakes them.
-fn wake_in(bucket: &mut Vec<Arc<Waiter>>, key: FutexId, limit: usize, bitset: u32) -> usize {
+/// Take up to `limit` waiters on `key` out of the bucket and wake them.
+fn wake_in(bucket: &mut Waiters, key: FutexId, limit: usize, bitset: u32) -> usize {
     let mut woken = 0;
-    bucket.retain(|waiter| {
-        let chosen = woken < limit && waiter.bitset & bitset != 0 && *waiter.key.lock() == key;
-        if chosen {
-            waiter.wake();
-            woken += 1;
-        }
-        !chosen
+    let suits = |waiter: &Arc<Waiter>| waiter.bitset & bitset != 0;
+    bucket.take(key, limit, suits, |waiter| {
+        waiter.wake();
+        woken += 1;
     });
     woken
+}
+
+/// Moves up to `limit` waiters on `from` to `to`. `other` is the bucket of `to`, if it is another
+/// one. A waiter for which there is no memory there is woken instead: a wait may end early.
+fn move_in(
+    bucket: &mut Waiters,
+    mut other: Option<&mut Waiters>,
+    (from, to): (FutexId, FutexId),
+    limit: usize,
+) -> usize {
+    if from == to {
+        return bucket.count(from, limit);
+    }
+    let mut moved = 0;
+    while moved < limit
+        && let Some(waiter) = bucket.pop(from)
+    {
+        let target = other.as_deref_mut().unwrap_or(bucket);
+        match target.push(to, waiter.clone()) {
+            Ok(place) => *waiter.place.lock() = place,
+            Err(_) => waiter.wake(),
+        }
+        moved += 1;
+    }
+    moved
 }
 
 #[inline(always)]
@@ -255,7 +284,7 @@ pub fn wake_address(address: u64, limit: usize) {
 fn lock_both(
     first: FutexId,
     second: FutexId,
-) -> (SpinLockGuard<'static, Vec<Arc<Waiter>>>, Option<SpinLockGuard<'static, Vec<Arc<Waiter>>>>) {
+) -> (SpinLockGuard<'static, Waiters>, Option<SpinLockGuard<'static, Waiters>>) {
     let (a, b) = (first.bucket(), second.bucket());
     if a == b {
         (BUCKETS[a].lock(), None)
@@ -296,26 +325,8 @@ fn requeue(
         if table::are_used() {
             table::check_plain(from, 0)?;
         }
-        if let Some(other) = &mut other {
-            other.try_reserve(source.len().min(moves))?;
-        }
         let woken = wake_in(&mut source, from, wakes, MATCH_ANY);
-        let mut moved = 0;
-        source.retain(|waiter| {
-            let mut key = waiter.key.lock();
-            if moved == moves || *key != from {
-                return true;
-            }
-            *key = to;
-            moved += 1;
-            match &mut other {
-                Some(other) => {
-                    other.push_reserved(waiter.clone());
-                    false
-                }
-                None => true,
-            }
-        });
+        let moved = move_in(&mut source, other.as_deref_mut(), (from, to), moves);
         return Ok((woken + moved) as i64);
     }
 }

@@ -23,6 +23,11 @@ pub fn validate() -> Result<(), &'static str> {
     if counted(|slot| slot.members) != sum(&mut known().map(|process| mark(process.group()))) {
         return Err("members of groups are miscounted");
     }
+    if registry.grouped.len() != known().count()
+        || known().any(|process| !registry.grouped.contains_key(&(process.group(), process.pid)))
+    {
+        return Err("groups do not list their members");
+    }
     if counted(|slot| slot.session_members) != sum(&mut known().map(|process| mark(process.session().id))) {
         return Err("members of sessions are miscounted");
     }

@@ -22,3 +22,16 @@ pub fn set_pid_limit(limit: u64) -> Result<()> {
     PID_LIMIT.store(limit.ok_or(Errno::EINVAL)?, Ordering::Relaxed);
     Ok(())
 }
+
+/// The number after `last` that is not taken. After the largest, numbers begin again at
+/// [`RESERVED`].
+pub(super) fn next_number(last: Pid, is_taken: impl Fn(Pid) -> bool) -> Result<Pid> {
+    let (mut number, limit) = (last, pid_limit());
+    for _ in 0..limit {
+        number = if number + 1 >= limit { RESERVED } else { number + 1 };
+        if !is_taken(number) {
+            return Ok(number);
+        }
+    }
+    Err(Errno::EAGAIN)
+}

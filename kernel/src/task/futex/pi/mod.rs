@@ -140,7 +140,7 @@ fn attempt(
 
 /// Whether a thread waits for this word without a lock (FUTEX_WAIT).
 fn has_plain_waiter(key: FutexId) -> bool {
-    BUCKETS[key.bucket()].lock().iter().any(|waiter| *waiter.key.lock() == key)
+    BUCKETS[key.bucket()].lock().count(key, 1) > 0
 }
 
 /// FUTEX_LOCK_PI, FUTEX_LOCK_PI2, FUTEX_TRYLOCK_PI
