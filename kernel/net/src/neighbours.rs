@@ -26,7 +26,7 @@ const QUESTIONS: u8 = 3;
 const LIFE: u64 = 60_000_000_000;
 
 /// A frame that waits, and its connection.
-struct Waiting {
+struct WaitingFrame {
     bytes: Vec<u8>,
     ends: Option<Ends>,
 }
@@ -56,7 +56,7 @@ struct Neighbour {
     /// Time of the last frame to it; 0 if there was none.
     used: u64,
     knowledge: Knowledge,
-    waiting: Vec<Waiting>,
+    waiting: Vec<WaitingFrame>,
 }
 
 /// See the module's head.
@@ -121,7 +121,7 @@ impl Neighbours {
             && let Ok(bytes) = Vec::try_from_slice(frame)
         {
             // Without memory the frame counts as lost on its way.
-            let _ = neighbour.waiting.try_push(Waiting { bytes, ends });
+            let _ = neighbour.waiting.try_push(WaitingFrame { bytes, ends });
         }
         asks
     }
