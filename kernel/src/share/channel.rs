@@ -41,8 +41,8 @@ pub(super) struct Channel {
     fids: Fids,
 }
 
-/// Makes the host's devices known, and starts for each the task that tells its server of numbers
-/// that are not needed. Whether there are any.
+/// Registers the host's folder devices, and starts for each the task that tells its server which
+/// fids are no longer needed. Returns whether there are any folders.
 pub(super) fn init() -> Result<bool> {
     let mut channels = Vec::new();
     for device in host::folders() {
@@ -53,7 +53,7 @@ pub(super) fn init() -> Result<bool> {
             fids: Fids::new()?,
         });
         channels.try_push(channel)?;
-        // A task of its own: a server that does not answer stops no other one's.
+        // One task per server: a server that does not answer delays only its own task.
         sched::spawn_kernel("9p", || channel.work())?;
     }
     let any = !channels.is_empty();
@@ -293,7 +293,7 @@ impl Channel {
         self.device.exchange(&mut Exchange { request, reply, data, left }, Sleep::Killable)
     }
 
-    /// The task: one number after the other.
+    /// The task: releases one fid after the other.
     fn work(&self) {
         loop {
             let number = host::folders_ended().wait_uninterruptible(|| self.next_due());
@@ -301,8 +301,8 @@ impl Channel {
         }
     }
 
-    /// Has the caller tell the server of numbers where the task does not keep up: of one for each
-    /// new number, and of all that are put away before none is free.
+    /// Makes the caller release put-away fids if the task does not keep up: while too many are put
+    /// away, or no number is free.
     ///
     /// # Errors
     /// `EINTR`: a signal kills the caller.
@@ -327,9 +327,9 @@ impl Channel {
         self.fids.next_due()
     }
 
-    /// Tells the server that a number is not used any more. The answer changes nothing: the server
-    /// knows the number no more, or never did. A caller that is killed meanwhile leaves the number
-    /// to the task.
+    /// Tells the server that a fid is not used any more. The result does not matter: in each case
+    /// the server does not know the number afterwards. If the caller is killed meanwhile, the task
+    /// releases the number.
     fn clunk(&self, number: u32, sleep: Sleep) {
         let mut reply = [0; DATA_HEADER];
         let mut room = [0; REQUEST];
@@ -340,7 +340,7 @@ impl Channel {
             let mut exchange = Exchange { request, reply: &mut reply, data, left: Some(number) };
             match self.device.exchange(&mut exchange, sleep) {
                 Err(MessageError::Killed) => return self.fids.put_away(number, Haste::Now),
-                // It comes back as one that is over.
+                // The abandoned message is reported later, when it has ended.
                 Err(MessageError::Abandoned) => return,
                 _ => {}
             }

@@ -1,11 +1,11 @@
 //! Fids: the numbers by which the server knows files.
 //!
-//! A [`Fid`] is one number, from before the server is told of it. When it is dropped the number is
-//! *put away*: the channel's task ([`super::channel`]) tells the server, and only then is the
-//! number free. Where the task does not keep up, tasks that need new numbers tell the server, too
-//! ([`Fids::next_in_excess`]). So dropping sleeps nowhere, and a task that is killed in the middle
-//! leaves nothing behind: of a request that it abandoned the number comes back when the server is
-//! done with it.
+//! A [`Fid`] owns one number, from before the server is told of it. When it is dropped, the number
+//! is *put away*: the channel's task ([`super::channel`]) tells the server, and only then is the
+//! number free. If the task does not keep up, tasks that need new numbers tell the server, too
+//! ([`Fids::next_in_excess`]). So dropping never sleeps, and a task that is killed half-way leaks
+//! nothing. The number of an abandoned request is put away when the server has finished with the
+//! request.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,7 +20,7 @@ const FIDS: u32 = 1 << 16;
 /// This many fids without an open file may be put away before the server is told of any: the server
 /// keeps only a path for each.
 const LAZY: usize = 64;
-/// How many may be put away before tasks that need new ones tell the server themselves.
+/// This many numbers may be put away before tasks that need new ones tell the server themselves.
 const EXCESS: usize = 1024;
 
 /// The numbers of a channel.
@@ -29,7 +29,7 @@ pub(super) struct Fids(SpinLock<Numbers>);
 struct Numbers {
     /// One bit for each number that is used or put away.
     taken: Vec<u64>,
-    /// How many those are.
+    /// How many numbers are used or put away.
     used: u32,
     /// One bit for each number that is put away.
     away: Vec<u64>,
@@ -46,7 +46,7 @@ impl Numbers {
         self.used < FIDS
     }
 
-    /// Takes one that is put away, to tell the server of it.
+    /// Takes a number that is put away, to tell the server of it.
     fn take_away(&mut self) -> Option<u32> {
         let at = self.away.iter().position(|&word| word != 0)?;
         let bit = self.away[at].trailing_zeros();
@@ -118,8 +118,8 @@ impl Fids {
         number
     }
 
-    /// A number that the caller is to tell the server of, where too many are put away or none is
-    /// free.
+    /// Takes a number of which the caller must tell the server, if too many numbers are put away or
+    /// none is free.
     pub fn next_in_excess(&self) -> Option<u32> {
         let mut numbers = self.0.lock();
         if numbers.count > EXCESS || !numbers.has_free() { numbers.take_away() } else { None }
