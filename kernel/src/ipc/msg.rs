@@ -108,7 +108,7 @@ struct Sender {
     sleeper: Sleeper<Result<()>>,
 }
 
-/// Figures that IPC_STAT shows beside the head.
+/// Figures that IPC_STAT shows in addition to the head.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Figures {
     /// The time of the last msgsnd, or 0.
@@ -338,7 +338,7 @@ impl MessageQueue {
         }
     }
 
-    /// Returns the figures that IPC_STAT shows beside the head.
+    /// Returns the figures that IPC_STAT shows in addition to the head.
     pub fn figures(&self) -> Figures {
         self.state.lock().figures
     }

@@ -170,7 +170,7 @@ impl Segment {
         self.state.lock().times.changed = seconds();
     }
 
-    /// Returns the times that IPC_STAT shows beside the head.
+    /// Returns the times that IPC_STAT shows in addition to the head.
     pub fn times(&self) -> Times {
         self.state.lock().times
     }

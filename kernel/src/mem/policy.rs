@@ -29,7 +29,7 @@ pub(super) const MPOL_MODE_FLAGS: u32 = MPOL_F_STATIC_NODES | MPOL_F_RELATIVE_NO
 static POLICIES: AtomicBool = AtomicBool::new(false);
 
 /// Returns the policy that the running task's faults obey, if it has one. `None` outside a task:
-/// then the address space is not told.
+/// then the address space gets no policy.
 #[inline]
 pub(super) fn acting() -> Option<Option<Arc<TaskPolicy>>> {
     POLICIES.load(Ordering::Relaxed).then(|| thread::with_current(|thread| thread.memory_policy()).flatten())

@@ -369,7 +369,7 @@ impl Address {
     }
 }
 
-/// Run `f` with the walk that resolves paths for the caller, and its umask.
+/// Runs `f` with the walk that resolves paths for the caller, and its umask.
 fn with_walk<R>(f: impl FnOnce(&PathWalk<'_>, u32) -> Result<R>) -> Result<R> {
     let process = task::current().process().clone();
     let context = process.fs();

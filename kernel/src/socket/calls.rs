@@ -68,7 +68,7 @@ fn raw_kind_of(family: u32, kind: u32, protocol: i32) -> Option<(Family, RawKind
     Some((family, kind, flags | OpenFlags::RDWR))
 }
 
-/// Run `f` on the socket behind a descriptor.
+/// Runs `f` on the socket of a descriptor.
 fn with_socket<R>(fd: i32, f: impl FnOnce(&OpenFile, &SocketFile) -> Result<R>) -> Result<R> {
     let file = task::with_current(|task| task.process().file(fd))?;
     let Some(socket) = file.file().downcast::<SocketFile>() else {

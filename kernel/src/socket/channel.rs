@@ -132,7 +132,7 @@ pub struct Channel {
     sender: Once<Arc<WaitQueue>>,
     /// Woken when there is something to receive, or when nothing more will arrive.
     pub readable: Arc<WaitQueue>,
-    /// Woken when there is room, or when the receiver has gone.
+    /// Woken when there is room, or when the receiver has ended.
     pub writable: Arc<WaitQueue>,
 }
 

@@ -42,7 +42,7 @@ use super::{Pid, Task, pidns, try_with_current, with_current};
 use crate::sync::{SpinLock, SpinLockGuard};
 use crate::{Errno, Result};
 
-/// IDs are below this, whatever /proc/sys/kernel/pid_max says.
+/// IDs are below this, whatever the value of /proc/sys/kernel/pid_max.
 pub const PID_MAX: Pid = 32_768;
 /// After a wrap-around, IDs begin again here.
 const RESERVED: Pid = 300;

@@ -46,7 +46,7 @@ enum Named {
     PlaceForAll,
 }
 
-/// Finds the object that the caller asks about. Also returns the number that the call returns.
+/// Finds the object that the caller queries. Also returns the number that the call returns.
 fn find_to_tell<T: Object>(ids: &IpcIds<T>, number: i32, named: Named) -> Result<(Arc<T>, i64)> {
     let object = if named == Named::Id { ids.find(number)? } else { ids.find_at(number)? };
     if named != Named::PlaceForAll {

@@ -164,7 +164,7 @@ pub fn sys_mq_unlink(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
-/// Runs `f` on the open queue behind a descriptor.
+/// Runs `f` on the open queue of a descriptor.
 fn with_queue<R>(fd: i32, f: impl FnOnce(&OpenFile, &QueueNode) -> Result<R>) -> Result<R> {
     let file = current().process().file(fd)?;
     file.check_not_path()?;

@@ -49,7 +49,7 @@ enum Strict {
 }
 
 impl Moving {
-    /// Parses mbind's flags. `mode` tells whether the policy is the default one, which all pages
+    /// Parses mbind's flags. `mode` is whether the policy is the default one, which all pages
     /// comply with.
     pub(super) fn parse(flags: u64, mode: PolicyIs) -> Result<Self> {
         if flags & !(MPOL_MF_STRICT | MPOL_MF_MOVE | MPOL_MF_MOVE_ALL) != 0 {

@@ -1,4 +1,4 @@
-//! Sockets of AF_NETLINK: programs ask the kernel by messages, and it answers by messages
+//! Sockets of AF_NETLINK: programs send requests to the kernel, and it sends answers
 //! (netlink(7)). It supports NETLINK_ROUTE ([`route`]) and NETLINK_SOCK_DIAG ([`diag`]); other
 //! protocols are `EPROTONOSUPPORT`.
 //!

@@ -426,7 +426,7 @@ enum RobustPlace {
 }
 
 /// Tells waiters for the ended thread's locks that the owner has ended. Waiters for locks with
-/// priority inheritance are told when the thread abandons its locks ([`Task::abandon_locks`]).
+/// priority inheritance are notified when the thread abandons its locks ([`Task::abandon_locks`]).
 pub(super) fn release_robust_list(head: u64, tid: Pid) {
     let Ok(list) = UserPtr::<RobustHead>::new(head).read() else { return };
     let mut entry = list.next;
