@@ -6,8 +6,7 @@
 //! [`Rule::Text`](freehold_scope_record::Rule). A CPU that runs another instruction at a site than
 //! the no-op, the jump or INT3 breaks `Rule::Patch`, and so does one that begins in the middle of a
 //! site. An emulator reads an instruction when it translates it, and translates it anew after a
-//! store. So each instruction is judged with the bytes that the CPU ran. it anew after a store: so
-//! each that it runs is judged as the CPU got it.
+//! store. So each instruction is judged with the bytes that the CPU ran.
 
 use std::collections::BTreeMap;
 
@@ -75,7 +74,7 @@ impl Patching {
     pub fn may_store(&self, pc: u64, address: u64) -> bool {
         self.is_window(address) && self.storing.contains(&pc)
     }
-    /// Returns the kind of the instruction with these bytes; `None` where no site is.
+    /// Returns the kind of the instruction with these bytes; `None` if there is no site.
     pub fn judge(&self, pc: u64, bytes: &[u8]) -> Option<AtSite> {
         let (&site, jump) = self.jumps.range(..=pc).next_back()?;
         match pc - site {

@@ -5,8 +5,8 @@
 //! Version 1 of QEMU's plugin interface shows no registers. Each CPU's AC is therefore derived from
 //! - STAC, CLAC, SYSCALL (whose mask clears it), SYSRET, POPF and IRET as they run;
 //! - the RFLAGS in each trap frame. The CPU's own pushes are not seen, but the handler's first
-//!   instruction is a push right below the frame: its address tells where the frame is, and guest
-//!   memory what is in it. A CLAC may come before the push: the frame then tells what was
+//!   instruction is a push right below the frame: the push's address gives the frame's address, and
+//!   guest memory what is in it. A CLAC may come before the push: the frame then tells what was
 //!   interrupted, and AC is clear already;
 //! - PUSHF, which shows the flag. A SYSCALL mask without AC is found by it, or by the next trap
 //!   frame.
@@ -29,7 +29,8 @@ use crate::guest::{GuestMemory, walk};
 pub const AC: u64 = 1 << 18;
 /// Instructions in which a trap handler has to run CLAC.
 pub const ENTRY: u64 = 16;
-/// The most bytes of a kernel's user copies: a publication of more would make the rule void.
+/// Largest number of bytes of a kernel's user copies: a publication of more would make the rule
+/// void.
 const MOST_USER_COPIES: u64 = 4096;
 
 /// CLAC's bytes, the first in the lowest bits (Intel SDM, volume 2).

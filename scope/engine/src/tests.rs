@@ -36,7 +36,7 @@ const DYNAMIC: u64 = 0xffff_f000_0000_0000;
 const ROOT: u64 = 0x10_0000;
 /// Physical addresses of the image and of the frame table.
 const IMAGE: u64 = 0x20_0000;
-/// Physical address of the interrupt table, which is in the page behind the text.
+/// Physical address of the interrupt table, which is in the page after the text.
 const GATES: u64 = 0x21_0000;
 /// Handlers of 16 bytes by vector.
 const HANDLERS: u64 = TEXT + 0x200;
@@ -45,7 +45,7 @@ const PATCHING: u64 = TEXT + 0x600;
 const PATCH_WINDOW: u64 = WINDOWS + 0x3000;
 /// The table of patched places: one entry.
 const SITES: u64 = TEXT + 0x900;
-/// Physical address of the counts of loads of shared roots, which are in the page behind that.
+/// Physical address of the counts of loads of shared roots, which are in the page after that table.
 const SHARED_LOADS: u64 = 0x22_0000;
 const RECORDS: u64 = 0x40_0000;
 const ANON: u64 = 6;

@@ -12,7 +12,7 @@ const CPUS: u64 = 1 << 8;
 pub struct PageUses {
     touched: Vec<AtomicU8>,
     /// When a program first touched the frame after the kernel, on the machine's clock, × [`CPUS`]
-    /// + the CPU; 0: no program did, or the kernel has touched it since.
+    /// + the CPU; 0: no program has touched it, or the kernel has touched it since.
     aliased: Vec<AtomicU64>,
 }
 

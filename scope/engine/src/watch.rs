@@ -16,7 +16,7 @@ use crate::near::NearCaches;
 use crate::patching::AtSite;
 use crate::residue::Residue;
 
-/// Instructions between two looks at programs' bytes.
+/// Instructions between two samples of programs' bytes.
 const SAMPLE: u64 = 1 << 26;
 
 /// The phase before the first kernel instruction.
@@ -113,7 +113,7 @@ pub struct Watch {
     pub(crate) nodes: Nodes,
     pub(crate) frames: Frames,
     pub(crate) near: NearCaches,
-    /// Programs' bytes, where they are followed.
+    /// The residue model: programs' bytes, if the run follows them.
     pub(crate) residue: Option<Residue>,
     samples: Mutex<Vec<Sample>>,
     next_sample: AtomicU64,
@@ -182,8 +182,8 @@ impl Watch {
         self.frames.published().map(|publication| publication.slide)
     }
 
-    /// Returns the kind of an instruction with these bytes, where the kernel has said that it
-    /// patches them; `None` elsewhere.
+    /// Returns the kind of an instruction with these bytes, if they are at a published site; `None`
+    /// elsewhere.
     pub fn at_site(&self, pc: u64, bytes: &[u8]) -> Option<AtSite> {
         self.frames.patching().filter(|_| pc >> 63 != 0)?.judge(pc, bytes)
     }

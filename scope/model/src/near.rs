@@ -80,9 +80,9 @@ pub struct NearCache {
     statistics: NearStatistics,
 }
 
-/// The most parts into which reports divide the cache.
+/// Largest number of parts into which reports divide the cache.
 const BUCKETS: u64 = 1024;
-/// The most pairs of colliding frames that are remembered; further ones are only counted.
+/// Largest number of pairs of colliding frames that are remembered; further ones are only counted.
 const MAX_PAIRS: usize = 1 << 16;
 
 impl NearCache {

@@ -30,7 +30,7 @@ impl LruShadow {
     /// Makes room for `capacity` of the lines 0 to `lines` - 1.
     ///
     /// # Panics
-    /// Where either is 0 or above 2^32 - 2.
+    /// If either is 0 or above 2^32 - 2.
     pub fn new(capacity: usize, lines: usize) -> Self {
         assert!((1..NONE as usize).contains(&capacity), "a shadow of {capacity} lines");
         assert!((1..NONE as usize).contains(&lines), "a memory of {lines} lines");

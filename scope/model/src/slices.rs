@@ -22,7 +22,7 @@ impl<T: Join> Slices<T> {
     /// Makes no slice yet; slices are `length` long at first, and there are at most `bound`.
     ///
     /// # Panics
-    /// Where the length is 0 or the bound below 2.
+    /// If the length is 0 or the bound is below 2.
     pub fn new(length: u64, bound: usize) -> Self {
         assert!(length > 0 && bound > 1, "{bound} slices of {length}");
         Self { length, bound, slices: Vec::new() }

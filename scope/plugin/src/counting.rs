@@ -29,7 +29,7 @@ pub struct Calls {
     pub smap: ExecCallback,
 }
 
-/// How blocks are counted.
+/// The way in which blocks are counted.
 pub enum Counter {
     /// By calls.
     Calls,

@@ -44,7 +44,7 @@ extern "C" fn on_run(_: c_uint, data: *mut c_void) {
 pub fn translate(running: &Running, block: &TranslationBlock<'_>) {
     let early = running.watch.slide().is_none();
     let mut ends: Option<(u64, u64)> = None;
-    // Only the doorbell is watched, until it has told where the kernel is.
+    // Only the doorbell is watched, until the kernel has published its address.
     let mut rings = false;
     for (index, instruction) in block.instructions().enumerate() {
         let pc = instruction.address();

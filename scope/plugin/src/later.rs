@@ -84,8 +84,8 @@ impl Later {
             inline: unsafe { core::mem::transmute::<*mut c_void, Inline>(inline) },
             // SAFETY: as above.
             conditional: unsafe { core::mem::transmute::<*mut c_void, Conditional>(conditional) },
-            // SAFETY: as above: where there are conditional calls, this function copies (both came
-            // with version 3).
+            // SAFETY: as above: if there are conditional calls, this function exists and copies
+            // (version 3 added both).
             copy: unsafe { core::mem::transmute::<*mut c_void, Copy_>(copy) },
         })
     }

@@ -93,9 +93,9 @@ extern "C" fn choose_interface() {
     qemu_plugin_version.store(version, Ordering::Relaxed);
 }
 
-/// The most CPUs.
+/// Largest number of CPUs.
 const MAX_CPUS: usize = 64;
-/// How long the threads may take to stop.
+/// Time that the threads may take to stop.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// State of one CPU.

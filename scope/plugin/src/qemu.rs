@@ -141,7 +141,7 @@ pub struct TranslationBlock<'a>(*mut RawBlock, PhantomData<&'a ()>);
 /// An instruction of a block.
 pub struct Instruction<'a>(*mut RawInstruction, PhantomData<&'a ()>);
 
-/// The most bytes of an instruction, and one (Intel SDM, volume 2, 2.3.11).
+/// Largest number of bytes of an instruction, plus one (Intel SDM, volume 2, 2.3.11).
 const MOST_BYTES: usize = 16;
 
 /// An instruction's bytes.
@@ -185,8 +185,8 @@ impl TranslationBlock<'_> {
         let Some(inline) = early_inline() else { return false };
         let place = count.as_ptr().cast();
         // SAFETY: the block is valid during the callback, and the word lives for ever. QEMU's code
-        // changes it by whole loads and stores of an aligned word, of which two CPUs may lose one:
-        // what is asked is whether it is 0.
+        // changes it by whole loads and stores of an aligned word. Two CPUs may lose an increment
+        // of each other; only the question whether the word is 0 matters.
         unsafe { inline(self.0, INLINE_ADD, place, 1) };
         true
     }

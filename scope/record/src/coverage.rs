@@ -1,5 +1,5 @@
-//! The code of a kernel that ran, and nothing else: the other way to watch a guest, at nearly the
-//! speed of one that is not watched.
+//! Coverage: which code of a kernel ran, and nothing else. This is the second way to observe a
+//! guest. The guest runs at nearly full speed.
 
 use serde::{Deserialize, Serialize};
 

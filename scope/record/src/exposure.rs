@@ -44,7 +44,7 @@ pub struct Exposure {
     /// CPU that ran the program.
     pub aliases: u64,
     /// Lives from then to the end of the direct map's translation of the frame, if that CPU held
-    /// one: the time that it would stay if its entry were removed and nothing flushed.
+    /// one: the time for which it would stay cached if its entry were removed without a flush.
     pub alias_lives: Lives,
     /// Lives of that translation on the other CPUs, in instructions of all CPUs: they would go on
     /// if the CPU that runs the program flushed its own.

@@ -45,8 +45,7 @@ pub struct KindCounts {
     pub remote: u64,
 }
 
-/// Loads and stores of the kernel by kind of data; all zero where the kernel does not publish its
-/// map.
+/// Loads and stores of the kernel by kind of data; all zero if the kernel does not publish its map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct KernelData {
     /// [`DataKind::Programs`].

@@ -104,7 +104,8 @@ fn write<T: serde::Serialize>(value: &T, path: &std::path::Path) -> std::io::Res
     let fresh = std::path::PathBuf::from(fresh);
     let text = serde_json::to_vec(value)?;
     std::fs::write(&fresh, text).and_then(|()| std::fs::rename(&fresh, path)).inspect_err(|_| {
-        // Half a file is worse than none. An error of the removal adds nothing to the first one.
+        // A partial file is removed, since it is worse than none. An error of the removal would add
+        // nothing to the first error.
         let _ = std::fs::remove_file(&fresh);
     })
 }

@@ -1,9 +1,9 @@
 //! The place of the guest's memory: which backend of QEMU holds which guest-physical addresses.
 //!
 //! Memory that can be plugged in has backends of its own, after those of the nodes. Its addresses
-//! are chosen, not found: each device is as far behind the beginning of the devices' addresses
-//! (`devices_start`) as its backend's bytes are behind the first backend's. So QEMU's answers that
-//! count an offset twice ([`HwAddress::OffsetTwice`]) still mean one address each.
+//! are chosen, not found: each device's distance from the beginning of the devices' addresses
+//! (`devices_start`) equals the distance of its backend's bytes from the first backend's. So QEMU's
+//! answers that count an offset twice ([`HwAddress::OffsetTwice`]) still mean one address each.
 
 use serde::{Deserialize, Serialize};
 
@@ -69,7 +69,7 @@ pub struct MemoryBackends {
     pub growth: Vec<PluggableMemory>,
     /// The address ranges, in order.
     pub ranges: Vec<BackendRange>,
-    /// How to read QEMU's physical addresses.
+    /// The meaning of QEMU's physical addresses.
     pub hw_address: HwAddress,
 }
 

@@ -48,7 +48,7 @@ pub struct CpuCounts {
     pub tlb_walks: u64,
 }
 
-/// One CPU in one phase.
+/// Counts of one CPU in one phase.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct CpuPhase {
     /// Counts of the CPU.
@@ -93,7 +93,7 @@ pub struct Phase {
     pub end: u64,
     /// Each CPU.
     pub cpus: Vec<CpuPhase>,
-    /// Each node's memory-side cache; empty where none is modelled.
+    /// Each node's memory-side cache; empty if none is modelled.
     pub near: Vec<NearCounts>,
 }
 

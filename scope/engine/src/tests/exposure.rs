@@ -1,5 +1,5 @@
-//! Translations of programs' frames, from the window that closes to the translation's end;
-//! programs' bytes that stay behind.
+//! Translations of programs' frames, from the window's close to the translation's end. Also
+//! residue: programs' bytes that are still in memory.
 
 use super::half::with_table;
 use super::*;
@@ -48,7 +48,7 @@ fn the_longest_life_is_the_machines_and_a_halt_finds_closed_windows_in_the_cache
     (0..1000).for_each(|_| machine.kernel(1));
     machine.cpus[0].flush(Flush::Space(None));
     machine.cpus[0].halt();
-    // One that is alive at the end.
+    // A translation that is still alive at the end.
     use_window(&mut machine);
     let exposure = machine.results().exposure.unwrap();
     assert_eq!((exposure.halts, exposure.closed_at_halts), (2, 1));
@@ -87,7 +87,7 @@ fn an_alias_lives_on_the_other_cpus_too() {
     machine.cpus[0].flush(Flush::All);
     (0..1000).for_each(|_| machine.kernel(0));
     machine.cpus[1].flush(Flush::All);
-    // The kernel has the frame again: no program is first any more.
+    // The kernel uses the frame again, so no first use by a program is pending.
     machine.access(1, DIRECT + (frame << 12), frame << 12, AccessKind::Write);
     machine.cpus[1].flush(Flush::All);
     let exposure = machine.results().exposure.unwrap();

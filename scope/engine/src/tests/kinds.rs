@@ -11,7 +11,7 @@ fn the_kernels_data_is_counted_by_kind_for_the_accesses_near_and_far() {
     let mut machine = Machine::new();
     machine.kernel(0);
     machine.kernel(1);
-    // Before the kernel has told its map nothing has a kind.
+    // Before the kernel has published its map, no data has a kind.
     machine.access(0, DIRECT, 0x5000, AccessKind::Read);
     machine.publish(&[(0x1000, KERNEL_OWNER), (0x1001, TABLE_OWNER), (0x1002, ANON)]);
     let own = |frame: u64| (DIRECT + (frame << 12), frame << 12);

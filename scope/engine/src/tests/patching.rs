@@ -6,7 +6,7 @@ use crate::AtSite;
 use crate::guest::WRITABLE;
 use crate::patching::Patching;
 
-/// Where the one site is, and its jump.
+/// The address of the only site, and its jump.
 const SITE: u64 = TEXT + 0x500;
 const JUMP: [u8; 5] = [0xe9, 0x2b, 0, 0, 0];
 const NO_OP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];

@@ -55,7 +55,7 @@ fn a_user_copy_and_a_handler_up_to_its_clac_may_run_with_smap_off() {
     machine.user_copy();
     machine.cpus[0].flags(Flags::Clear);
     machine.kernel(0);
-    // A program with AC set, in which nothing is judged.
+    // A program with AC set: AC is not checked in programs.
     machine.trap(5, AC, USER_CODE);
     machine.cpus[0].flags(Flags::Clear);
     machine.kernel(0);
@@ -74,7 +74,7 @@ fn a_handler_without_clac_is_found_where_it_has_run_too_long() {
     machine.run(0, TEXT + 0x400, IMAGE + 0x400, 4);
     machine.run(0, TEXT + 0x410, IMAGE + 0x410, 13);
     machine.kernel(0);
-    // A call in its course changes nothing.
+    // A call in between changes nothing.
     machine.user_copy();
     machine.kernel(0);
     assert_eq!(machine.smap(), (4, 4, 33));
