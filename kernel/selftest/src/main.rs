@@ -202,6 +202,7 @@ fn main(boot: &'static BootInfo) -> ! {
     say!("the clock runs {} us after the first instruction", time::now() / 1000);
     irq::enable();
     windows::windows_show_frames_that_the_direct_map_does_not();
+    windows::a_pageblock_is_zeroed_in_one_window(boot);
     user_copies_stop_where_memory_ends();
     user_programs_run_and_trap();
     entry::tests();

@@ -1,8 +1,9 @@
 //! Windows on frames outside the direct map, and how long they stay cached.
 
+use freehold_arch::boot::BootInfo;
 use freehold_arch::memory::{self, KernelPages};
 use freehold_arch::{X86, cpu, irq, provoke, serial, time};
-use freehold_machine::{DirectMap, PAGEBLOCK_FRAMES, PfnRange, PhysicalBytes};
+use freehold_machine::{DirectMap, PAGEBLOCK_FRAMES, Pfn, PfnRange, PhysicalBytes};
 use freehold_xpfo::Policy;
 
 use crate::user_frame;
@@ -29,6 +30,31 @@ pub fn windows_show_frames_that_the_direct_map_does_not() {
     let start = time::now();
     (0..1000).for_each(|_| X86.with_bytes(one, |bytes| bytes[0] = 1));
     say!("windows and the direct map agree; {} ns for a window", (time::now() - start) / 1000);
+}
+
+/// A pageblock is zeroed in one window of 2 MiB: no slot of the CPU's is used. The smallest machine
+/// may have no pageblock left for that.
+pub fn a_pageblock_is_zeroed_in_one_window(boot: &BootInfo) {
+    let start = Pfn(user_frame().0.next_multiple_of(PAGEBLOCK_FRAMES));
+    let is_free = |block: &PfnRange| {
+        boot.usable_ranges().any(|usable| usable.intersection(*block) == *block)
+            && boot.image().intersection(*block).is_empty()
+            && boot.initrd_frames().intersection(*block).is_empty()
+    };
+    let blocks = (0..8).map(|number| start.offset(number * PAGEBLOCK_FRAMES));
+    let mut blocks = blocks.map(|first| PfnRange::new(first, first.offset(PAGEBLOCK_FRAMES)));
+    let Some(first) = blocks.find(is_free).map(|block| block.start) else { return };
+    let shown = [first, first.offset(300), first.offset(PAGEBLOCK_FRAMES - 1)];
+    for frame in shown {
+        X86.with_bytes(frame, |bytes| bytes.fill(0xa5));
+    }
+    let before = memory::window_totals();
+    X86.zero_run(first, PAGEBLOCK_FRAMES);
+    assert_eq!(memory::window_totals(), before, "windows, and laps of them");
+    for frame in shown {
+        X86.read_bytes(frame, |bytes| assert!(bytes.iter().all(|&byte| byte == 0), "{frame:?}"));
+    }
+    say!("a pageblock is zeroed in one window");
 }
 
 /// A closed window is in no translation cache after its CPU idled, nor in a program's time after a
