@@ -353,6 +353,26 @@ static void signal_group(struct worker *w) {
     kill(-leader, SIGKILL);
 }
 
+// A user who may have half as many processes as others have.
+static void fork_limited(struct worker *w) {
+    int ends[2], user = 4242;
+    struct rlimit few = {(rlim_t)w->things / 2 + 2, (rlim_t)w->things / 2 + 2};
+    lift_limits(w);
+    NEED(w, pipe2(ends, O_CLOEXEC) == 0);
+    for (long i = 0; i < w->things; i++) waiting_child(w, ends[0], -1);
+    NEED(w, setrlimit(RLIMIT_NPROC, &few) == 0 && setuid(user) == 0);
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) {
+            pid_t child = fork();
+            NEED(w, child >= 0);
+            if (child == 0) _exit(0);
+            reap(w, child);
+        }
+        end(w);
+    }
+}
+
 const struct row rows[] = {
     {"futex-nobody", PROCESSES, 100, wake_nobody},
     {"futex-one", PROCESSES, 20, wake_one},
@@ -367,5 +387,6 @@ const struct row rows[] = {
     {"name-renamed", PROCESSES, 20, name_of_renamed},
     {"exit-locks", PROCESSES, 5, exit_after_lock},
     {"kill-group", PROCESSES, 100, signal_group},
+    {"fork-limited", PROCESSES, 5, fork_limited},
     {0},
 };
