@@ -285,32 +285,45 @@ static void name_of_renamed(struct worker *w) {
     remove_files(w, folder);
 }
 
-// Another process holds locks of `things` files.
-static void exit_after_lock(struct worker *w) {
-    char folder[64], name[128];
+// Locks `things` files, says so, and keeps them until it is killed.
+static void hold_locks(struct worker *w, int told) {
+    char name[128];
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    lift_limits(w);
-    int fd = open_among_files(w, folder);
     for (long i = 0; i < w->things; i++) {
         snprintf(name, sizeof name, "%ld", i);
-        int other = open(name, O_RDWR | O_CLOEXEC);
-        NEED(w, other >= 0 && fcntl(other, F_SETLK, &lock) == 0);
+        int file = open(name, O_RDWR);
+        NEED(w, file >= 0 && fcntl(file, F_SETLK, &lock) == 0);
     }
+    NEED(w, write(told, "x", 1) == 1);
+    pause();
+}
+
+// Another process holds locks of `things` files.
+static void exit_after_lock(struct worker *w) {
+    char folder[64], byte;
+    int ends[2], status;
+    lift_limits(w);
+    int fd = open_among_files(w, folder);
+    NEED(w, pipe(ends) == 0);
+    pid_t holder = fork();
+    NEED(w, holder >= 0);
+    if (holder == 0) {
+        hold_locks(w, ends[1]);
+        _exit(1);
+    }
+    NEED(w, read(ends[0], &byte, 1) == 1);
     SAMPLES(w) {
         begin(w);
         OPERATIONS(w, i) {
+            struct flock asked = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
             pid_t child = vfork();
             NEED(w, child >= 0);
-            if (child == 0) {
-                // The copy of the table goes, with what it asked for.
-                syscall(SYS_close_range, 3, ~0U, 2);
-                struct flock asked = lock;
-                _exit(fcntl(0, F_GETLK, &asked) != 0);
-            }
+            if (child == 0) _exit(fcntl(fd, F_GETLK, &asked) != 0);
             reap(w, child);
         }
         end(w);
     }
+    NEED(w, kill(holder, SIGKILL) == 0 && waitpid(holder, &status, 0) == holder);
     close(fd);
     remove_files(w, folder);
 }
@@ -340,6 +353,26 @@ static void signal_group(struct worker *w) {
     kill(-leader, SIGKILL);
 }
 
+// A user who may have half as many processes as others have.
+static void fork_limited(struct worker *w) {
+    int ends[2], user = 4242;
+    struct rlimit few = {(rlim_t)w->things / 2 + 2, (rlim_t)w->things / 2 + 2};
+    lift_limits(w);
+    NEED(w, pipe2(ends, O_CLOEXEC) == 0);
+    for (long i = 0; i < w->things; i++) waiting_child(w, ends[0], -1);
+    NEED(w, setrlimit(RLIMIT_NPROC, &few) == 0 && setuid(user) == 0);
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) {
+            pid_t child = fork();
+            NEED(w, child >= 0);
+            if (child == 0) _exit(0);
+            reap(w, child);
+        }
+        end(w);
+    }
+}
+
 const struct row rows[] = {
     {"futex-nobody", PROCESSES, 100, wake_nobody},
     {"futex-one", PROCESSES, 20, wake_one},
@@ -354,5 +387,6 @@ const struct row rows[] = {
     {"name-renamed", PROCESSES, 20, name_of_renamed},
     {"exit-locks", PROCESSES, 5, exit_after_lock},
     {"kill-group", PROCESSES, 100, signal_group},
+    {"fork-limited", PROCESSES, 5, fork_limited},
     {0},
 };

@@ -224,6 +224,7 @@ pub const GROWTH: &[GrowthRows] = &[
     growth!(row, "growth", "name-renamed", "name of an open renamed file, by names in its folder"),
     growth!(row, "growth", "exit-locks", "exit after F_GETLK, by files that others lock"),
     growth!(row, "growth", "kill-group", "signal a group of two, by other processes"),
+    growth!(row, "growth", "fork-limited", "fork, exit, wait of a user with a limit, by others' processes"),
     growth!(disk_row, "crowds", "fsync-clean", "fsync of a clean disk, by cached pages"),
     growth!(disk_row, "crowds", "fsync-page", "write a page and fsync, by cached pages"),
 ];

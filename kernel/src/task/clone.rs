@@ -475,6 +475,7 @@ fn make_known(parent: &Arc<Task>, task: &Arc<Task>, request: &CloneRequest) -> R
         task.inherit_seccomp(parent);
         drop(group);
         registry::lock().add_task(task);
+        users::count_threads(task.process());
     } else {
         task.set_name(&parent.name());
         spawn::enter(task.process(), task, Some(parent.process()))?;

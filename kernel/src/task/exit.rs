@@ -15,7 +15,7 @@ use super::process::{ExitStatus, Process, Usage, is_any_stopped};
 use super::signal::{SigInfo, Signal, code, end_group};
 use super::spawn::kernel_process;
 use super::thread::Departure;
-use super::{Task, above, current, futex, registry, wait};
+use super::{Task, above, current, futex, registry, users, wait};
 use crate::cgroup::member::EndedThread;
 use crate::syscall::Args;
 use crate::user::UserPtr;
@@ -58,6 +58,7 @@ pub(super) fn end_thread(task: &Arc<Task>) {
         (group.threads.is_empty(), counted, removed, ended, status)
     };
     drop(removed);
+    users::count_threads(process);
     trace!(
         hw::Hardware,
         SchedExit {

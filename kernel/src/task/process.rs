@@ -22,6 +22,7 @@ use super::session::Session;
 use super::signal::{Actions, Pending, Signal};
 use super::trace::{Tracee, Tracees};
 pub use super::usage::Usage;
+use super::users::{self, CountedThreads};
 use super::{Pid, Task};
 use crate::cgroup::{CgroupMember, Fork};
 use crate::fs::{FileTable, FsContext, FsMember};
@@ -168,6 +169,8 @@ pub struct Process {
     pub(super) files: Shared<FileTable>,
     fs: SpinLock<FsMember>,
     pub(super) credentials: Shared<Credentials>,
+    /// Its part of its user's threads.
+    pub(super) counted: CountedThreads,
     /// Held while its rights change, and while others act on a check of these: see [`inspect`].
     pub(super) rights: Mutex<()>,
     /// Whether the credentials are in a user namespace whose IDs differ from the kernel's. Code
@@ -293,6 +296,7 @@ impl Process {
             fs: SpinLock::new(FsMember::new(with.fs)),
             has_other_ids: AtomicBool::new(!with.credentials.user_ns.is_initial()),
             credentials: Shared::new(with.credentials),
+            counted: CountedThreads::default(),
             rights: Mutex::new(()),
             namespaces: SpinLock::new(with.namespaces),
             limits: SharedLimits::new(with.limits),
@@ -491,6 +495,7 @@ impl Process {
         self.has_other_ids.store(!credentials.user_ns.is_initial(), Ordering::Relaxed);
         drop(self.credentials.replace(reserve::arc(credentials)));
         self.threads().for_each(|thread| thread.kept_credentials.forget());
+        users::count_threads(self);
     }
     /// Returns the limit of `resource`.
     pub fn limit(&self, resource: Resource) -> Limit {

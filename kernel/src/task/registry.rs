@@ -38,7 +38,7 @@ pub use pid_limit::{pid_limit, set_pid_limit};
 use super::pidns::{FIRST, Levels, Numbers, PidNs, PidView};
 use super::process::Process;
 use super::session::Session;
-use super::{Pid, Task, pidns, try_with_current, with_current};
+use super::{Pid, Task, pidns, try_with_current, users, with_current};
 use crate::sync::{SpinLock, SpinLockGuard};
 use crate::{Errno, Result};
 
@@ -478,6 +478,7 @@ impl Registry {
         self.change(process.group(), |slot| slot.members -= 1);
         self.change(process.session().id, |slot| slot.session_members -= 1);
         process.cgroup.reaped(|| process.cgroup_usage());
+        users::forget_threads(process);
         self.change(process.pid, |slot| removed = slot.process.take());
         removed
     }
@@ -635,11 +636,4 @@ pub fn group_is_orphaned(group: Pid) -> bool {
 /// Whether a process has children.
 pub fn has_children(parent: &Process) -> bool {
     get(&parent.family.first_child) != 0
-}
-
-/// Returns the number of threads of a (real) user's processes. A process that has ended and was
-/// not waited for counts as one.
-pub fn threads_of(user: u32) -> u64 {
-    let own = processes().filter(|process| process.credentials().uid == user);
-    own.map(|process| process.thread_count().max(1) as u64).sum()
 }

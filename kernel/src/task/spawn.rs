@@ -9,7 +9,7 @@ use freehold_machine::{CpuId, CpuSet};
 use super::namespaces::Namespaces;
 use super::pidns::Numbers;
 use super::process::{Beginnings, Process};
-use super::{Credentials, Limits, Session, Task, above, registry};
+use super::{Credentials, Limits, Session, Task, above, registry, users};
 use crate::cgroup::Fork;
 use crate::fs::{FileTable, FsContext};
 use crate::hw::thread;
@@ -202,6 +202,7 @@ pub(super) fn enter(process: &Arc<Process>, task: &Arc<Task>, maker: Option<&Pro
         drop((threads, last));
     }
     drop(added?);
+    users::count_threads(process);
     Ok(())
 }
 

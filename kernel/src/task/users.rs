@@ -4,7 +4,7 @@
 //! **Locks.** The table has a separate interrupt-safe lock, last in the order, because signals are
 //! removed under locks of that kind. Room for a user is made in advance, in task context.
 
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use super::limits::Resource;
 use super::process::Process;
@@ -134,8 +134,70 @@ pub fn check_threads(process: &Process) -> Result<()> {
         || credentials.may(Capability::SysResource)
         || credentials.may(Capability::SysAdmin);
     let uid = credentials.uid;
-    let has_room = || registry::threads_of(uid) + HELPERS.lock().get(&uid).copied().unwrap_or(0) < limit;
+    let has_room = || threads_of(uid) + HELPERS.lock().get(&uid).copied().unwrap_or(0) < limit;
     if is_exempt || has_room() { Ok(()) } else { Err(Errno::EAGAIN) }
+}
+
+/// Threads of each (real) user's processes, but for the first user's, which are never asked for. A
+/// process that has ended and was not waited for counts as one. A user whose number finds no memory
+/// has none.
+///
+/// **Protocol.** A process' part of its user's number is in the process, and both change under this
+/// lock. A task that changes the process' user or its threads [counts](count_threads) it anew after
+/// that: so the last one to do so sees all changes. The process that was waited for is forgotten,
+/// after its last thread has counted. The lock comes after the registry's, and before a process'
+/// own.
+static THREADS: SpinLock<Map<u32, u64>> = SpinLock::new(Map::new());
+
+/// A process' part of its user's threads: changes under [`THREADS`]' lock.
+#[derive(Default)]
+pub(super) struct CountedThreads {
+    uid: AtomicU32,
+    threads: AtomicU64,
+}
+
+impl CountedThreads {
+    /// Counts `threads` of `uid` instead of those that were counted before.
+    fn set(&self, counts: &mut Map<u32, u64>, uid: u32, threads: u64) {
+        let (old, counted) = (self.uid.load(Ordering::Relaxed), self.threads.load(Ordering::Relaxed));
+        if let Some(all) = counts.get_mut(&old).filter(|_| counted > 0) {
+            *all -= counted;
+            if *all == 0 && (old != uid || threads == 0) {
+                counts.remove(&old);
+            }
+        }
+        let mut counted = 0;
+        if threads > 0 {
+            let all = counts.get(&uid).copied().unwrap_or(0) + threads;
+            counted = if counts.try_insert(uid, all).is_ok() { threads } else { 0 };
+        }
+        self.uid.store(uid, Ordering::Relaxed);
+        self.threads.store(counted, Ordering::Relaxed);
+    }
+}
+
+/// Counts the threads of a process that the registry knows anew. The caller holds no lock.
+pub(super) fn count_threads(process: &Process) {
+    // One of the first user's is not counted, unless it was another's before.
+    if process.uid() == 0 && process.counted.threads.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let mut counts = THREADS.lock();
+    let uid = process.uid();
+    let threads = if uid == 0 { 0 } else { process.thread_count().max(1) as u64 };
+    process.counted.set(&mut counts, uid, threads);
+}
+
+/// Forgets a process that was waited for.
+pub(super) fn forget_threads(process: &Process) {
+    if process.counted.threads.load(Ordering::Relaxed) != 0 {
+        process.counted.set(&mut THREADS.lock(), 0, 0);
+    }
+}
+
+/// Returns the number of threads of a user's processes.
+fn threads_of(user: u32) -> u64 {
+    THREADS.lock().get(&user).copied().unwrap_or(0)
 }
 
 /// Kernel tasks that work for a user's requests, by user.
@@ -174,6 +236,36 @@ impl Drop for Helper {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Sums made anew after each change are the same.
+    #[test]
+    fn threads_are_counted_for_the_user_that_they_have() {
+        let mut counts = Map::new();
+        let processes: [CountedThreads; 5] = core::array::from_fn(|_| CountedThreads::default());
+        let mut model = [(0, 0); 5];
+        let mut seed = 1u64;
+        let mut draw = |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) % below
+        };
+        for _ in 0..5000 {
+            let (at, uid, threads) = (draw(5) as usize, draw(3) as u32, draw(4));
+            processes[at].set(&mut counts, uid, threads);
+            model[at] = (uid, threads);
+            for uid in 0..3 {
+                let all: u64 = model.iter().filter(|own| own.0 == uid).map(|own| own.1).sum();
+                assert_eq!(counts.get(&uid).copied(), Some(all).filter(|&all| all > 0));
+            }
+        }
+        // Without memory a user has no number, and the process has no part of it.
+        let (mut counts, process) = (Map::new(), CountedThreads::default());
+        freehold_collections::inject::fail_nth(1);
+        process.set(&mut counts, 7, 2);
+        freehold_collections::inject::fail_nth(0);
+        assert!(counts.is_empty());
+        process.set(&mut counts, 7, 3);
+        assert_eq!(counts.get(&7), Some(&3));
+    }
 
     #[test]
     fn a_user_queues_as_many_signals_as_the_limit_says_and_gets_the_places_back() {
