@@ -292,7 +292,7 @@ impl FileTable {
     }
 
     /// Takes `fd` out of the table.
-    pub fn take(&self, fd: i32) -> Result<Arc<OpenFile>> {
+    fn take(&self, fd: i32) -> Result<Arc<OpenFile>> {
         let index = usize::try_from(fd).map_err(|_| Errno::EBADF)?;
         self.inner.lock().remove(index).map(|slot| slot.file).ok_or(Errno::EBADF)
     }

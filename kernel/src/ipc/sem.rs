@@ -366,7 +366,9 @@ impl Set {
             let at = match state.attempt(&request) {
                 Attempt::Done => {
                     state.operated = seconds();
-                    state.update(request.changes());
+                    if request.alters() {
+                        state.update(request.changes());
+                    }
                     return Ok(());
                 }
                 Attempt::Fails(error) => return Err(error),

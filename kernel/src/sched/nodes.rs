@@ -30,6 +30,7 @@ use freehold_collections::Arc;
 use freehold_machine::{CpuId, CpuSet, Cpus, NodeId};
 
 use super::heap::Positioned;
+use super::runqueue::LOOKED_AT;
 use super::thread::Thread;
 use super::{cpu, online, want};
 use crate::hw::Hardware;
@@ -102,14 +103,23 @@ pub(super) fn steal(me: CpuId) -> Option<Arc<Thread>> {
 /// Takes a task that waits on `victim`, for `me`, if at least `least` tasks wait there. The task is
 /// then in no queue.
 pub(super) fn steal_from(victim: CpuId, me: CpuId, least: usize) -> Option<Arc<Thread>> {
-    let mut queue = cpu(victim).queue.lock();
-    if queue.waiting() < least {
-        return None;
+    let mut looked_at = 0;
+    loop {
+        let mut queue = cpu(victim).queue.lock();
+        if queue.waiting() < least {
+            return None;
+        }
+        if let Some(stolen) = queue.steal(me) {
+            debug_assert!(stolen.position().is_none());
+            stolen.belongs_to(me);
+            return Some(stolen);
+        }
+        // Interrupts are off while a few tasks are looked at. An idle CPU looks at all.
+        looked_at += LOOKED_AT;
+        if looked_at >= queue.waiting() {
+            return None;
+        }
     }
-    let stolen = queue.steal(me)?;
-    debug_assert!(stolen.position().is_none());
-    stolen.belongs_to(me);
-    Some(stolen)
 }
 
 /// Lets an idle CPU of another node take a task that still waits on `busy` at the end of a slice.

@@ -51,7 +51,7 @@ const fn weights() -> [u64; 40] {
 
 /// The most tasks that an idle CPU looks at in another one's queue, with interrupts off (Linux:
 /// `sched_nr_migrate`).
-const LOOKED_AT: usize = 32;
+pub(super) const LOOKED_AT: usize = 32;
 
 /// The state behind a CPU's run-queue lock.
 #[derive(Default)]
@@ -139,8 +139,8 @@ impl RunQueue {
     pub(super) fn floor(&self) -> u64 {
         self.floor
     }
-    /// Take out one that may run on `cpu` and is not in the middle of leaving this one, of a few
-    /// that are looked at. The next call goes on behind them.
+    /// Removes and returns a task that may run on `cpu` and is not in the middle of leaving this
+    /// CPU. Looks at [`LOOKED_AT`] tasks only; the next call continues after them.
     pub fn steal(&mut self, cpu: CpuId) -> Option<Arc<Thread>> {
         let stealable = |task: &Arc<Thread>| {
             task.schedule.affinity().contains(cpu) && !task.schedule.on_cpu.load(Ordering::Acquire)

@@ -32,9 +32,9 @@ pub fn install_pair(
     let files = current().process().files();
     let first = install(first.0, first.1)?;
     let result = install(second.0, second.1)
-        .and_then(|second| to.write(&[first, second]).inspect_err(|_| drop(files.take(second))));
+        .and_then(|second| to.write(&[first, second]).inspect_err(|_| _ = files.close(second)));
     if result.is_err() {
-        drop(files.take(first));
+        let _ = files.close(first);
     }
     result.map(|()| 0)
 }

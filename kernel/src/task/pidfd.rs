@@ -90,7 +90,7 @@ impl Given {
 impl Drop for Given {
     fn drop(&mut self) {
         if let Some(fd) = self.0.take() {
-            drop(current().process().files().take(fd));
+            let _ = current().process().files().close(fd);
         }
     }
 }

@@ -109,7 +109,7 @@ impl IdSlot {
 
 /// State that the registry's lock protects.
 pub struct Registry {
-    /// The IDs in use. A slot is made when its ID is allocated, the only step that needs memory.
+    /// The IDs in use. A slot is made when its ID is allocated.
     slots: Map<Pid, IdSlot>,
     last: Pid,
     /// The IDs by their numbers below the initial namespace.

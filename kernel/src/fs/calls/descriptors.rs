@@ -1,5 +1,6 @@
 //! dup, fcntl, ioctl.
 
+use super::locking::LockChange;
 use super::news::{self, F_GETOWN_EX, F_GETOWNER_UIDS, F_GETSIG, F_SETOWN, F_SETOWN_EX};
 use super::news::{FIOGETOWN, FIOSETOWN, SIOCGPGRP, SIOCSPGRP};
 use super::{file, only, process, with_files};
@@ -101,14 +102,16 @@ pub fn sys_fcntl(args: &Args) -> Result<i64> {
         F_SETLK | F_SETLKW => {
             let wait = if command == F_SETLKW { Blocking::Wait } else { Blocking::Never };
             let owner = files.lock_owner();
-            super::locking::set_lock(&file, owner, process.pid, argument, wait)?;
-            files.check_still_open(fd, &file)
+            match super::locking::set_lock(&file, owner, process.pid, argument, wait)? {
+                LockChange::Set => files.check_still_open(fd, &file),
+                LockChange::Unset => Ok(0),
+            }
         }
         F_OFD_GETLK => super::locking::get_lock(&file, file.lock_owner(), argument),
         F_OFD_SETLK | F_OFD_SETLKW => {
             let wait = if command == F_OFD_SETLKW { Blocking::Wait } else { Blocking::Never };
             let owner: Owner = file.lock_owner();
-            super::locking::set_lock(&file, owner, 0, argument, wait)
+            super::locking::set_lock(&file, owner, 0, argument, wait).map(|_| 0)
         }
         F_SETOWN..=F_GETSIG | F_SETOWN_EX | F_GETOWN_EX | F_GETOWNER_UIDS => {
             news::control(&file, command, argument)

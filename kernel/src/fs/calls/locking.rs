@@ -85,6 +85,15 @@ pub(super) fn get_lock(file: &OpenFile, owner: Owner, address: u64) -> Result<i6
     pointer.write(&flock).map(|()| 0)
 }
 
+/// Change that a call made to record locks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum LockChange {
+    /// A lock was set.
+    Set,
+    /// A range was unlocked.
+    Unset,
+}
+
 /// F_SETLK and F_SETLKW.
 pub(super) fn set_lock(
     file: &OpenFile,
@@ -92,12 +101,12 @@ pub(super) fn set_lock(
     pid: u32,
     address: u64,
     blocking: Blocking,
-) -> Result<i64> {
+) -> Result<LockChange> {
     let flock = read(UserPtr::new(address), owner)?;
     let (start, end) = range(file, &flock)?;
     let identity = file.node().identity();
     if flock.kind == F_UNLCK {
-        return locks::unset(identity, LockSpace::Record, owner, start, end).map(|()| 0);
+        return locks::unset(identity, LockSpace::Record, owner, start, end).map(|()| LockChange::Unset);
     }
     let sharing = sharing(flock.kind)?;
     match sharing {
@@ -109,7 +118,7 @@ pub(super) fn set_lock(
         Blocking::Wait => locks::set(identity, &wanted),
         Blocking::Never => locks::try_set(identity, &wanted),
     }
-    .map(|()| 0)
+    .map(|()| LockChange::Set)
 }
 
 const LOCK_SH: u32 = 1;
