@@ -110,7 +110,7 @@ fn threshold(text: &str) -> Result<f64> {
 fn compare(a: &KeptRecord, b: &KeptRecord, threshold: f64) -> Result<DiffResult> {
     let refused = |what: &str, of_a: &str, of_b: &str| {
         let message = format!("the records are of two {what}: {} of {of_a}, {} of {of_b}", a.file, b.file);
-        Failure::new(message, "compare two of one").in_one_line()
+        Failure::new(message, "compare two records of one kind").in_one_line()
     };
     if a.kind != b.kind {
         return Err(refused("commands", a.kind.command(), b.kind.command()));

@@ -1,8 +1,8 @@
 //! `freehold sweep FILE`: many runs of `freehold run`, the product of kernels, parameters,
-//! programs, machines and seeds, each made once, whoever is killed meanwhile.
+//! programs, machines and seeds. Each run is made once, even if processes are killed meanwhile.
 //!
-//! [`plan`] reads the file and numbers the runs. [`folder`] keeps the results: a run is made when
-//! its file is there, and the file appears as a whole. [`local`] makes runs here; [`elsewhere`]
+//! [`plan`] reads the file and numbers the runs. [`folder`] keeps the results: a run counts as made
+//! if its file exists. The file appears as a whole. [`local`] makes runs here; [`elsewhere`]
 //! writes what Slurm, Kubernetes and Ray need, whose jobs call this command with `--run N`.
 //! [`report`] merges the results.
 

@@ -1,11 +1,12 @@
 //! A disk for virtual machines that is a process of its own, or a thread of a test: a
 //! vhost-user-blk server.
 //!
-//! The server holds bytes in memory. It is correct by default. From a request on that the caller
-//! names, it commits the fault of a [`Lie`]. It speaks the messages that QEMU sends to a disk with
-//! one queue (QEMU's docs/interop/vhost-user.rst) and virtio 1.2, 5.2. The crates `vhost` and
-//! `vhost-user-backend` have a memory model and a queue that cannot break the protocol. The part of
-//! the protocol that is needed here is smaller than work-arounds for that.
+//! The server holds bytes in memory. It is correct by default. The caller may choose a [`Lie`] and
+//! the number of a request: from that request on, the server breaks the protocol in this way. It
+//! speaks the messages that QEMU sends to a disk with one queue (QEMU's
+//! docs/interop/vhost-user.rst) and virtio 1.2, 5.2. The crates `vhost` and `vhost-user-backend`
+//! have a memory model and a queue that cannot break the protocol. The part of the protocol that is
+//! needed here is smaller than work-arounds for that.
 //!
 //! The guest's memory is accessed through the files that QEMU passes, with pread and pwrite.
 #![forbid(unsafe_code)]

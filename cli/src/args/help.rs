@@ -98,7 +98,8 @@ The file, in TOML: programs are needed, all else may be left out.
 A run is made once its file is in the folder. Results whose end was the host's doing (a signal to freehold, QEMU) are not kept: the run
 is made again.
 
-Exit status: 0 every run is made, and ended as its program did; 1 some are missing, or ended otherwise; 125 an error of freehold's own;
+Exit status: 0 all runs are made, and each ended by its program's exit;
+1 some are missing, or ended otherwise; 125 an error of freehold's own;
 128+N signal N ended the sweep: the runs that were made are kept.";
 
 /// Text for `freehold diff`.
@@ -114,7 +115,8 @@ Both files are of one command: run, bench, lab (of one experiment) or scope. Wha
 Of bench the first side of each file is compared. Figures of the host's time are shown, and judged where there are three runs or more.
 
 Exit status: 0 no regression; 1 a regression: a row of bench costs more, beyond its 95% interval and by more than --threshold, or fails;
-a program ended otherwise; an audit found what it did not find in A; 125 trouble, files that cannot be compared among it.";
+a program ended in another way than in A; an audit found a defect that is not in A;
+125 an error, for example files that cannot be compared.";
 
 /// Text for `freehold lab`.
 pub const LAB_HELP: &str = "\

@@ -135,7 +135,10 @@ fn records_of_two_commands_or_experiments_are_refused() {
     let mut other = lab_record(1.0, 1);
     other["experiment"] = json!("xpfo");
     let line = compared(&lab_record(1.0, 1), &other).expect_err("two experiments").to_string();
-    assert!(line.contains("two experiments") && line.ends_with("(compare two of one)"), "{line}");
+    assert!(
+        line.contains("two experiments") && line.ends_with("(compare two records of one kind)"),
+        "{line}"
+    );
 }
 
 #[test]

@@ -507,7 +507,7 @@ fn page(rows: &[BounceRow]) -> Page {
     let tile = |label: &str, at: usize| Tile {
         label: label.into(),
         value: format!("{:.3}", worst(at)),
-        detail: format!("instructions over those with a pool of 64 MiB, the worst row; asked: {}", GOALS[at]),
+        detail: format!("instructions ÷ those with a 64 MiB pool, worst row; goal: {}", GOALS[at]),
         tone: if worst(at) <= GOALS[at] { Tone::Good } else { Tone::Warning },
     };
     page.tiles(&[tile("growing", 0), tile("growing, at first", 1)]);

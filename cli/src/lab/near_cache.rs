@@ -446,7 +446,7 @@ fn frames(output: &str, age: Age, pages: usize) -> Result<Vec<u64>> {
         return Ok(frames);
     }
     Err(Failure::new(
-        format!("the guest told {} frames of {pages} ({})", frames.len(), age.name()),
+        format!("the guest reported {} of {pages} frames ({})", frames.len(), age.name()),
         "guest/workloads/near-cache in the VM says why",
     ))
 }

@@ -195,7 +195,7 @@ fn rows_of(side: &'static str, nodes: usize, results: &Results, output: &str) ->
     Ok(rows)
 }
 
-/// Returns the rows with copies, each with its row without.
+/// Returns each row with copies together with the same call's row without copies.
 fn pairs(rows: &[ReplicaRow]) -> impl Iterator<Item = Pair<'_>> {
     rows.iter().filter(|row| row.side == ON.name).filter_map(|on| {
         let other = |side: &ReplicaSide| {

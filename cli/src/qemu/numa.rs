@@ -19,7 +19,7 @@ const FIRST_GROWTH_SLOT: usize = 2;
 /// One node.
 #[derive(Debug, PartialEq, Eq)]
 pub struct NumaNode {
-    /// Bytes from the start; 0 for a node that gets memory only later.
+    /// Bytes that the node has at boot; 0 if it gets memory only later.
     pub memory: u64,
     /// Bytes that can be plugged in later.
     pub growth: u64,

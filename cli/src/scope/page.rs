@@ -325,7 +325,8 @@ fn tlb(page: &mut Page, digest: &Digest<'_>) {
     page.figure(&bars, "In brackets: entries made. Capacity: another entry needed the place.");
     if tlb.unknown_page_flushes > 0 {
         page.text(&format!(
-            "{} entries were flushed by an address that could not be read: they died when their change was seen.",
+            "{} entries were flushed by an address that could not be read. \
+             They were removed when the change of their translation was seen.",
             Unit::Count.show(tlb.unknown_page_flushes as f64)
         ));
     }

@@ -199,7 +199,7 @@ fn every_schema_of_the_book_is_a_json_schema_and_each_command_that_writes_json_h
         names.push(schema["properties"]["schema"]["const"].as_str().expect("a name").to_owned());
     }
     let help = |command: &str| finish_now(freehold().args([command, "--help"]), b"").expect(0).text();
-    for command in ["run", "scope", "coverage", "bench", "lab", "diff", "doctor"] {
+    for command in ["run", "scope", "coverage", "bench", "lab", "diff", "doctor", "owns"] {
         assert!(help(command).contains("--json"), "{command}");
         assert!(names.iter().any(|name| name.starts_with(&format!("freehold-{command}-"))), "{command}");
     }

@@ -120,7 +120,7 @@ fn plugged(slots: usize, options: &[&str], line: &str) -> String {
                 Ok(())
             }
         };
-        // The rest says why.
+        // The monitor is closed: the rest of the output tells the reason.
         if let Err(Closed) = told {
             said += &std::io::read_to_string(&mut output).expect("it speaks");
             break;

@@ -28,10 +28,12 @@ fn a_frame_a_process_and_an_address_have_an_owner_while_the_program_runs() {
     let said = ask(&socket, &[&pid]).expect(0).text();
     assert!(said.starts_with(&format!("process {pid} (busybox) maps ")), "{said}");
     assert!(said.contains(", 0 in the kernel's map; "), "{said}");
+    let of_process = ask(&socket, &[&pid, "--json", "-"]).expect(0).text();
+    validate(&serde_json::from_str(&of_process).expect("it is JSON"), "owns.json");
 
     let json: Value =
         serde_json::from_str(&ask(&socket, &[&start, "--json", "-"]).expect(0).text()).expect("it is JSON");
-    has_schema(&json, "freehold-owns-1");
+    validate(&json, "owns.json");
     let file = json["users"][0]["area"].as_str().expect("a file");
     assert!(file.ends_with("busybox"), "{json}");
     assert_eq!((&json["owner"], &json["in_kernel_map"]), (&"PageCache".into(), &false.into()), "{json}");

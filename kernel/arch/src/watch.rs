@@ -17,7 +17,7 @@ use crate::sync::Once;
 use crate::{X86, boot, static_keys, traps, usercopy};
 use freehold_machine::{Machine as _, NodeId};
 
-/// Aligned to a power of two that holds it: it crosses no page.
+/// Its alignment is a power of two and as large as the message, so the message is within one page.
 #[repr(C, align(1024))]
 struct DoorbellMessage([u64; 1 + WORDS]);
 const _: () = assert!(size_of::<DoorbellMessage>() == 1024);

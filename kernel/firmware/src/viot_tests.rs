@@ -110,7 +110,8 @@ fn what_cannot_be_is_passed_over_and_told_of() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Any bytes: what is read gives each function one number, and each number one function.
+    /// Arbitrary bytes: in a table that can be read, each function has at most one number, and no
+    /// two functions have the same number.
     #[test]
     fn any_table_gives_a_function_one_number(
         count in any::<u16>(),

@@ -40,7 +40,7 @@ impl Budget {
         self.used += bytes;
         Ok(())
     }
-    /// Counts `bytes` no more.
+    /// Subtracts `bytes` from the bytes in use.
     pub const fn give_back(&mut self, bytes: usize) {
         self.used -= bytes;
     }

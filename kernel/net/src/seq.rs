@@ -21,7 +21,7 @@ impl Seq {
     pub const fn latest(self, other: Self) -> Self {
         if other.after(self) > 0 { other } else { self }
     }
-    /// As [`after`](Self::after), 0 where it is before.
+    /// As [`after`](Self::after), but 0 if this number is before `other`.
     pub const fn past(self, other: Self) -> usize {
         let distance = self.after(other);
         if distance > 0 { distance as usize } else { 0 }

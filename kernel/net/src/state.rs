@@ -36,7 +36,7 @@ pub enum State {
 /// When an acknowledgement is to be sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ack {
-    /// Not for itself.
+    /// No acknowledgement of its own. Segments that are sent for other reasons carry one.
     None,
     /// At this time.
     At(u64),

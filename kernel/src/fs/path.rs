@@ -60,8 +60,8 @@ impl PathEntry {
         Self { dir, name, checked: AtomicU64::new(0), searched: SpinLock::new(None) }
     }
 
-    /// Another name of `node` among the directory's entries. There may be many, so they are
-    /// searched once per number of renames.
+    /// Returns another name of `node` among the directory's entries. There may be many entries, so
+    /// they are searched again only after a rename (a new value of `renames`).
     ///
     /// # Errors
     /// `ENOMEM`.

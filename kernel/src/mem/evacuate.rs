@@ -131,7 +131,7 @@ pub struct Compaction {
     pub moved: u64,
     /// Number of runs that made a whole pageblock.
     pub succeeded: u64,
-    /// Number of runs that made none.
+    /// Number of runs that made no whole pageblock.
     pub failed: u64,
 }
 

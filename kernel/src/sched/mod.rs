@@ -97,7 +97,7 @@ pub struct Schedule {
     leaving: AtomicU8,
     /// Whether the task has left a CPU since it last cleared this; only the task clears it.
     pub left: AtomicBool,
-    /// Nanoseconds of CPU time, by weight.
+    /// CPU time in nanoseconds, scaled by the inverse of the weight.
     pub virtual_runtime: AtomicU64,
     /// Nanoseconds of CPU time.
     pub runtime: AtomicU64,

@@ -74,8 +74,8 @@ pub fn reschedule() {
             return;
         }
         this.idle.store(next.schedule.is_idle, Ordering::Relaxed);
-        // Its mask was changed while it was on its way here: it continues in the kernel, and leaves
-        // before it returns to user mode.
+        // If the task's affinity was changed while it was on its way here, it continues in the
+        // kernel, and leaves this CPU before it returns to user mode.
         if !next.schedule.affinity().contains(id) {
             this.wanted.store(true, Ordering::Relaxed);
         }

@@ -36,7 +36,7 @@ impl Socket {
     }
 
     /// Receives more of a stream until the program's minimum has arrived. Stops earlier at the
-    /// stream's end, at the end of the wait, or before files.
+    /// stream's end, at the end of the wait, or when descriptors have arrived with the bytes.
     #[cold]
     pub(super) fn receive_least(&self, sink: &mut dyn Sink, manner: Manner, received: &mut Received) {
         let least = self.least();
@@ -53,7 +53,7 @@ impl Socket {
         }
     }
 
-    /// Whether enough bytes wait for poll(2) to report input.
+    /// Whether the queue has enough bytes that poll(2) reports input.
     #[inline]
     pub(super) fn has_least(&self) -> bool {
         !self.channel().told().contains(Told::LEAST) || self.looks_for_least()

@@ -148,8 +148,8 @@ mod tests {
         let page = page(2_500_000_000, 1000, 7);
         assert_eq!((page.monotonic(1000), page.monotonic(999)), (0, 0));
         assert_eq!(page.wall(|| 1000), 7);
-        // A hundred years fit without a new base; the factor's last bit is worth less than two
-        // seconds of them.
+        // The clock runs for a hundred years without a new base. Rounding of the factor costs less
+        // than two seconds in that time.
         let century = 100 * 365 * 86_400 * SECOND;
         let shown = page.monotonic(1000 + century / 2 * 5);
         assert!(century - shown < 2 * SECOND, "{shown}");

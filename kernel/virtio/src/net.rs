@@ -67,8 +67,8 @@ pub struct Net<S: DmaSource, T: Transport> {
 
 struct NetInner<S: DmaSource, T: Transport> {
     link: Link<S, T, NetRings<S>>,
-    /// Filled receive buffers in the order in which they came: which, and bytes, [`BUFFER_SIZE`] at
-    /// most.
+    /// Filled receive buffers in the order of arrival: the buffer's number and its number of bytes,
+    /// [`BUFFER_SIZE`] at most.
     filled: VecDeque<(usize, usize)>,
     /// Numbers of the transmit buffers that the host does not have.
     free: Vec<usize>,

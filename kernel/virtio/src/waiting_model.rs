@@ -70,7 +70,7 @@ impl Bell {
         *self.state.lock().unwrap() = (true, true);
         self.rung.notify_all();
     }
-    /// Waits until it is rung; whether the device goes on.
+    /// Waits until the bell is rung. Returns whether the device goes on.
     pub(crate) fn wait(&self) -> bool {
         let mut state = self.state.lock().unwrap();
         while !state.0 {

@@ -33,7 +33,7 @@ pub enum DetachError {
     /// This many bytes are held: by a task that will soon free them or give them to another device,
     /// or for ever.
     Held(usize),
-    /// The IOMMU does not confirm that the device has no access: the pages stay its own.
+    /// The IOMMU does not confirm that the device has lost access, so the device keeps the pages.
     Unconfirmed,
 }
 

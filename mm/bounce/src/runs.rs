@@ -112,7 +112,7 @@ pub(crate) struct Pieces<'a> {
     next: Option<&'a Run>,
     /// The runs after `next`.
     others: slice::Iter<'a, Run>,
-    /// Bytes at the beginning of `next` and the later runs that are skipped.
+    /// Number of bytes to skip at the beginning of `next` and the later runs.
     skip: usize,
     /// Number of bytes to return after them.
     left: usize,

@@ -326,9 +326,9 @@ enum Fit {
     Loose,
 }
 
-/// Takes at most `most` aligned runs of 2^`order` ones out of `word`: only runs that are not part
-/// of a larger run, or any. Returns the rest of the word and the number of runs. `each` gets each
-/// run's position.
+/// Takes at most `most` aligned runs of 2^`order` set bits out of `word`. `fit` tells whether a run
+/// may be part of a larger one. Returns the rest of the word and the number of runs. `each` gets
+/// each run's position.
 fn take_of(word: u64, order: usize, fit: Fit, most: u64, mut each: impl FnMut(u64)) -> (u64, u64) {
     let starts = starts(word, order);
     let found = starts & ALIGNED[order];

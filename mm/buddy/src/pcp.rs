@@ -98,8 +98,8 @@ struct ListLine {
     /// Below bit [`COUNT`]: the place for the list's next block. From that bit on: the number of
     /// blocks that owners got from the list. One store changes both.
     next: AtomicU64,
-    /// The list's first place for hits. [`PLACES`] if no request may hit ([`Pcp::serve_nobody`]),
-    /// since no next place is above that.
+    /// The list's first place for hits: a request hits if the next place is above this one. It is
+    /// [`PLACES`] if no request may hit ([`Pcp::serve_nobody`]); no next place is above that.
     bottom: AtomicU64,
     /// One past the last place that the list may use.
     end: AtomicU64,

@@ -73,7 +73,8 @@ impl<W: AtomicWord> Counts<W> {
         self.begin(WHOLE | EXCLUSIVE | MAPPING);
     }
 
-    /// One more large leaf in another address space (fork): no longer exclusive.
+    /// Counts one more large leaf, in another address space (fork). The block is no longer
+    /// exclusive.
     ///
     /// # Errors
     /// [`NotWhole::Pieces`], [`NotWhole::Overflow`].

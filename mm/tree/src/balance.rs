@@ -35,8 +35,8 @@ impl Path {
 }
 
 impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
-    /// The slot of `key`, with those above it in `path`. [`NONE`] if there is no such entry; it
-    /// would be attached below the last of them.
+    /// Returns the slot of `key`, and puts the slots above it into `path`. [`NONE`] if there is no
+    /// such entry; a new one would be attached below the last slot of `path`.
     pub(crate) fn path_to(&self, key: &K, path: &mut Path) -> u32 {
         let mut at = self.root;
         while at != NONE {

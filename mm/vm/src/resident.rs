@@ -464,7 +464,8 @@ impl<S: Memory> Resident<S> {
         self.commons.swap.spares(held.pfn(), alone)
     }
 
-    /// Makes the frame of a leaf this space's alone (again), if no other holder needs its bytes.
+    /// Makes this space the only user of a leaf's frame (again), if no other holder needs the
+    /// frame's bytes.
     ///
     /// # Errors
     /// Another holder needs them: the page needs a copy.

@@ -162,7 +162,8 @@ fn blocks(watch: &Watch, cpus: &[&mut Cpu]) -> Vec<BlockResult> {
     all
 }
 
-/// More than one misread address in so many is no chance: a page is being remapped meanwhile.
+/// If more than one address in this many is misread, that is no coincidence: a page is being
+/// remapped meanwhile.
 const MISREAD: u64 = 50;
 /// Without tables to compare with: more than one access in so many to an address without memory.
 /// Devices are polled, too.

@@ -310,7 +310,7 @@ impl Watch {
         phases.drain(..).map(|phase| (phase.name, phase.near)).collect()
     }
 
-    /// Reads the message at a guest-physical address of a ring by `by`.
+    /// Reads the message at a guest-physical address. `by` has rung the doorbell.
     pub(crate) fn read_message(&self, by: Suspect, address: u64) -> DoorbellRing {
         let word = |index: u64| {
             let at = address + 8 * index;

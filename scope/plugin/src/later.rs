@@ -26,7 +26,7 @@ struct RawBoard {
     _private: [u8; 0],
 }
 
-/// A scoreboard's word: the same in each CPU's part.
+/// A word of a scoreboard, at the same offset in each CPU's part.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct ScoreboardWord {

@@ -186,7 +186,7 @@ impl<T> Drop for PerCpuRwGuard<'_, T> {
     }
 }
 
-/// The right by which no CPU writes a [`PerCpuRwLock`]'s value.
+/// Readers may be let in, but no CPU writes the value of a [`PerCpuRwLock`] while this exists.
 #[must_use]
 pub struct PerCpuRwKept<'a, T> {
     lock: &'a PerCpuRwLock<T>,

@@ -5,7 +5,7 @@
 
 use freehold_collections::{AllocError, Vec};
 
-/// Numbers in a word.
+/// How many numbers a word of the bitmap stands for.
 const WORD: usize = 64;
 
 /// A set of the numbers below a limit that grows.

@@ -199,7 +199,7 @@ impl TmpFs {
         shared.follow();
     }
 
-    /// Removes the limits (memory without names).
+    /// Removes the limits, as for nameless files (memfd, shared memory).
     pub fn unlimited(&self) {
         self.shared.max_held.store(u64::MAX / 2, Ordering::Relaxed);
         self.shared.max_inodes.store(u64::MAX / 2, Ordering::Relaxed);

@@ -34,7 +34,7 @@ pub fn seal() -> &'static [PfnRange] {
 
 static POLICY: OnceLock<Policy> = OnceLock::new();
 
-/// How strictly frames of programs are kept out of the direct map: always, in the model.
+/// Returns the policy by which frames of programs are kept out of the direct map.
 pub fn policy() -> Policy {
     POLICY.get().copied().unwrap_or_default()
 }

@@ -59,7 +59,8 @@ impl Channel {
     /// Records that a sender found no room. The caller then checks once more.
     pub(in crate::socket) fn want_room(&self) {
         self.wants_room.store(true, Ordering::SeqCst);
-        // If memory is short, the sender is woken only for room that its reader makes.
+        // If memory is short, the account is not watched: the sender is woken only when this
+        // channel's reader makes room.
         let _ = self.watch_account();
     }
 

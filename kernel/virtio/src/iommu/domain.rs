@@ -66,7 +66,7 @@ impl<S: DmaSource, T: Transport + 'static> MappedDomain<S, T> {
             faults: AtomicUsize::new(0),
         }
     }
-    /// Gives the domain, which is empty, to the function that is there.
+    /// Attaches the domain, which is empty, to the present function of its endpoint.
     pub(super) fn enter(&self) -> Result<(), IommuError> {
         let mut reserved = [None; MAX_RESERVED];
         let mut places = reserved.iter_mut();

@@ -63,12 +63,12 @@ struct MemInner<S: DmaSource, T: Transport> {
 }
 
 impl<S: DmaSource, T: Transport> Mem<S, T> {
-    /// Start the device, whose transport notifies `wait` of its queue and its configuration, if it
-    /// can; else `wait` looks by itself. `found` is the region that was found at start-up, for
-    /// which the kernel has made room.
+    /// Starts the device. Its transport notifies `wait` of its queue and its configuration, if it
+    /// can; otherwise `wait` polls. `found` is the region that was found at start-up, for which the
+    /// kernel has made room.
     ///
     /// # Errors
-    /// [`SetupError`]; also for a device that now says something else than then.
+    /// [`SetupError`]; also if the device now has another region than `found`.
     pub fn new(
         mut transport: T,
         device: Device<S>,

@@ -17,8 +17,9 @@ pub const CONFIG: [u8; 12] = [0x52, 0x54, 0, 1, 2, 3, 1, 0, 1, 0, 0xdc, 5];
 /// Bytes of `struct virtio_net_hdr`, and of a frame here with one.
 pub const HEADER: usize = 12;
 const LENGTH: usize = HEADER + 60;
-/// Buffers of each kind, and bytes of one.
+/// Number of buffers of each kind.
 const BUFFERS: usize = 64;
+/// Bytes of a buffer.
 const SIZE: u32 = 2048;
 
 /// A frame of these bytes with the header of one that is in one buffer.
@@ -41,7 +42,7 @@ fn header_lie(lie: Lie) -> Option<(usize, u8)> {
     }
 }
 
-/// The host takes all that was sent: the last frame.
+/// The host takes every frame that was sent. Returns the last one.
 fn take_all(fake: &Fake) -> Vec<u8> {
     let mut last = Vec::new();
     while let Some((head, parts)) = fake.take(1) {

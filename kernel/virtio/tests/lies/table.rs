@@ -116,7 +116,8 @@ const fn row(
 use End::{Back, Dead, Fine, Late, Lost, OneError, Refused, Waits};
 use Lie::*;
 
-/// The table. An index or id that lies at attach is found when the driver first looks.
+/// The table. The driver finds an index or id that is wrong at attach when it first reads the
+/// ring.
 #[rustfmt::skip]
 pub const ROWS: [Row; 28] = [
     //                       disk: attach, load, detach    console                       memory                  messages                 network

@@ -67,8 +67,8 @@ pub struct Evacuated {
 }
 
 impl<S: Memory> Commons<S> {
-    /// Makes the pages of `cache` findable by their frames, as long as it lives. Pages of memory
-    /// only may then go to the swap.
+    /// Makes the pages of `cache` findable by their frames, as long as the cache exists. From then
+    /// on its pages may be swapped out, if they are in memory only.
     pub fn list(self: &Arc<Self>, cache: &Arc<PageCache<S>>) {
         cache.listed.call_once(|| Arc::downgrade(self));
         let before = self.caches.list.lock().insert(cache.id(), Arc::downgrade(cache));

@@ -37,7 +37,8 @@ use crate::{AddressSpace, Commons, FrameChoice, VmError};
 pub enum Age {
     /// A page that was used since the hand last passed stays this time.
     Respect,
-    /// A used page goes, too; spaces that other tasks have locked are waited for.
+    /// Pages that were used recently are evicted, too. The eviction waits for spaces that other
+    /// tasks have locked.
     Ignore,
 }
 

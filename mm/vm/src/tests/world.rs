@@ -293,7 +293,7 @@ pub fn populate_due(space: &mut AddressSpace<ModelFrames>, how: Populate) -> Res
     Ok(())
 }
 
-/// Gives advice, and makes present the pages that it promises.
+/// Gives advice. If the advice requires that pages become present, makes them present.
 pub fn advise(
     space: &mut AddressSpace<ModelFrames>,
     addr: VirtAddr,

@@ -209,7 +209,7 @@ impl Swapping {
     }
 }
 
-/// Requests so many pages of any node.
+/// Returns a request for `pages` pages of any node.
 pub const fn wish(pages: u64, age: Age) -> EvictWish {
     EvictWish { pages, age, frames: FrameChoice::ALL, effort: 0 }
 }
