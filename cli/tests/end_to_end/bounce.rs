@@ -60,7 +60,8 @@ fn a_transfer_is_one_copy_and_a_bounded_number_of_instructions() {
 }
 
 /// Bytes that the kernel stores for each byte of a transfer in place: entries of tables, records
-/// and spilled registers, 412 for each page. The goal is 0.1; compilers' choices move it by some 4%.
+/// and spilled registers, 412 bytes for each page. The goal is 0.1; it differs by some 4% between
+/// builds.
 const STORED_IN_PLACE: f64 = 0.102;
 
 /// A disk that accesses a program's pages directly copies nothing: it costs less than Linux' disk
