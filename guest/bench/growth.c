@@ -138,10 +138,8 @@ static void dup_above(struct worker *w) {
     }
 }
 
-// A descriptor with a number of `things` tens was open once.
-static void fork_after_high(struct worker *w) {
-    lift_limits(w);
-    NEED(w, dup2(0, 10 * (int)w->things) > 0 && close(10 * (int)w->things) == 0);
+// Measures a fork, and the end of its child.
+static void forks(struct worker *w) {
     SAMPLES(w) {
         begin(w);
         OPERATIONS(w, i) {
@@ -152,6 +150,13 @@ static void fork_after_high(struct worker *w) {
         }
         end(w);
     }
+}
+
+// A descriptor with a number of `things` tens was open once.
+static void fork_after_high(struct worker *w) {
+    lift_limits(w);
+    NEED(w, dup2(0, 10 * (int)w->things) > 0 && close(10 * (int)w->things) == 0);
+    forks(w);
 }
 
 // A folder in which `things` folders are mount points.
@@ -361,16 +366,7 @@ static void fork_limited(struct worker *w) {
     NEED(w, pipe2(ends, O_CLOEXEC) == 0);
     for (long i = 0; i < w->things; i++) waiting_child(w, ends[0], -1);
     NEED(w, setrlimit(RLIMIT_NPROC, &few) == 0 && setuid(user) == 0);
-    SAMPLES(w) {
-        begin(w);
-        OPERATIONS(w, i) {
-            pid_t child = fork();
-            NEED(w, child >= 0);
-            if (child == 0) _exit(0);
-            reap(w, child);
-        }
-        end(w);
-    }
+    forks(w);
 }
 
 const struct row rows[] = {

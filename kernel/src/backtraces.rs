@@ -38,8 +38,8 @@ impl TaskSnapshot {
 
 impl Display for TaskSnapshot {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let name = self.name.split(|&byte| byte == 0).next().unwrap_or_default();
-        let (pid, tid, name, state) = (self.pid, self.tid, Quoted(name), char::from(self.state));
+        let (pid, tid, name) = (self.pid, self.tid, Quoted::name(&self.name));
+        let state = char::from(self.state);
         write!(f, "{{\"pid\":{pid},\"tid\":{tid},\"name\":{name},\"state\":\"{state}\",\"backtrace\":[")?;
         for (at, address) in self.frames[..self.depth].iter().enumerate() {
             write!(f, "{}\"{address:#x}\"", comma(at))?;

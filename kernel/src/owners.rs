@@ -153,7 +153,7 @@ impl Display for FrameAnswer {
         write!(f, ",\"exclusive\":{},\"zeroes\":{}", held.belongs == Belongs::Exclusive, self.is_zeroes)?;
         f.write_str(",\"users\":[")?;
         for (at, user) in self.users.iter().enumerate() {
-            let (pid, name, address) = (user.pid, Quoted(trimmed(&user.name)), user.address);
+            let (pid, name, address) = (user.pid, Quoted::name(&user.name), user.address);
             write!(f, "{}{{\"pid\":{pid},\"name\":{name},\"address\":{address}", comma(at))?;
             write!(f, ",\"area\":{},\"offset\":", Quoted(&user.area))?;
             match user.offset {
@@ -230,7 +230,7 @@ impl Display for ProcessAnswer {
         let Some(name) = &self.name else { return f.write_str("{\"error\":\"there is no such process\"}") };
         let PageCounts { anonymous, file, zeroes, swapped, shared, pinned, in_kernel_map, by_node } =
             &self.counts;
-        write!(f, "{{\"pid\":{},\"name\":{}", self.pid, Quoted(trimmed(name)))?;
+        write!(f, "{{\"pid\":{},\"name\":{}", self.pid, Quoted::name(name))?;
         write!(f, ",\"anonymous\":{anonymous},\"file\":{file},\"zeroes\":{zeroes},\"swapped\":{swapped}")?;
         write!(f, ",\"shared\":{shared},\"pinned\":{pinned},\"in_kernel_map\":{in_kernel_map},\"nodes\":{{")?;
         let nodes = by_node.iter().enumerate().filter(|(_, pages)| **pages > 0);
@@ -239,8 +239,4 @@ impl Display for ProcessAnswer {
         }
         f.write_str("}}")
     }
-}
-
-fn trimmed(name: &[u8; 16]) -> &[u8] {
-    name.split(|&byte| byte == 0).next().unwrap_or_default()
 }

@@ -29,7 +29,7 @@ pub struct SweepOptions {
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 
-    /// Who makes the runs
+    /// Where the runs are made
     #[arg(long, value_enum, default_value = "local")]
     pub runner: SweepRunner,
 

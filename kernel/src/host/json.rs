@@ -6,6 +6,13 @@ use core::fmt::{self, Write};
 #[derive(Clone, Copy, Debug)]
 pub struct Quoted<'a>(pub &'a [u8]);
 
+impl<'a> Quoted<'a> {
+    /// Makes one of a name, which ends before its first zero byte.
+    pub fn name(name: &'a [u8]) -> Self {
+        Self(name.split(|&byte| byte == 0).next().unwrap_or_default())
+    }
+}
+
 impl fmt::Display for Quoted<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_char('"')?;
