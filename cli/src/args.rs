@@ -12,8 +12,9 @@ mod network;
 mod owns;
 mod scope;
 mod sweep;
+mod values;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -208,7 +209,7 @@ pub struct RunOptions {
     pub icount: bool,
 
     /// With --icount: another boot, whose random numbers begin with N (1 if not given)
-    #[arg(long, value_name = "N", requires = "icount", help_heading = "Machine")]
+    #[arg(long, value_name = "N", requires = "icount", allow_hyphen_values = true, help_heading = "Machine")]
     pub seed: Option<String>,
 
     /// Add a host file or folder at the same path; a program comes with its libraries
@@ -283,7 +284,7 @@ pub struct RunOptions {
 
     /// Copy the kernel's text to nodes that have CPUs: to each (on), to none (off), to at most N;
     /// auto (the default): to each, where there are several
-    #[arg(long, value_name = "auto|on|off|N", value_parser = numa_replica, help_heading = "Kernel")]
+    #[arg(long, value_name = "auto|on|off|N", value_parser = values::numa_replica, help_heading = "Kernel")]
     pub numa_replica: Option<String>,
 
     /// Put an IOMMU (vtd: Intel VT-d, the default; virtio) between devices and memory: a device
@@ -312,7 +313,7 @@ pub struct RunOptions {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "1234",
-        value_parser = clap::value_parser!(u16).range(1..),
+        value_parser = values::port,
         help_heading = "Kernel"
     )]
     pub gdb: Option<u16>,
@@ -496,7 +497,8 @@ pub fn parse() -> std::result::Result<Command, u8> {
             if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
                 return Err(print::stdout(text).map_or_else(|failure| failure.exit(), |()| 0));
             }
-            print::stderr(format!("freehold: {}\n", told(&error)));
+            let command = std::env::args_os().nth(1).unwrap_or_default();
+            print::stderr(format!("freehold: {}\n", told(&error, &command)));
             Err(OWN_ERROR)
         }
     }
@@ -520,13 +522,13 @@ pub fn scope_options(words: &[OsString]) -> Result<ScopeOptions> {
 
 fn parse_words(command: &str, words: &[OsString]) -> Result<Command> {
     let line = ["freehold".into(), command.into()].into_iter().chain(words.iter().cloned());
-    let cli = Cli::try_parse_from(line).map_err(|error| Failure::new(told(&error), ""))?;
+    let cli = Cli::try_parse_from(line).map_err(|error| Failure::new(told(&error, command.as_ref()), ""))?;
     Ok(cli.command)
 }
 
-/// Returns the message for a wrong command line: clap's error on one line, or the command to use
-/// instead of a familiar one that does not exist.
-fn told(error: &clap::Error) -> String {
+/// Returns the message for a wrong command line of `command`: clap's error on one line, or the
+/// command to use instead of a familiar one that does not exist.
+fn told(error: &clap::Error, command: &OsStr) -> String {
     let text = error.render().to_string();
     if error.kind() == ErrorKind::InvalidSubcommand
         && let Some(ContextValue::String(wrong)) = error.get(ContextKind::InvalidSubcommand)
@@ -535,19 +537,13 @@ fn told(error: &clap::Error) -> String {
     }
     let wrong = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(wrong)) if error.kind() == ErrorKind::UnknownArgument => wrong,
-        _ => return one_line(&text),
+        _ => return one_line(&text, command),
     };
     let name = wrong.split(['=', ' ']).next().unwrap_or(wrong);
     match HABITS.iter().find(|(names, _)| names.contains(&name)) {
         Some((_, instead)) => format!("there is no option {name} ({instead})"),
-        None => one_line(&text),
+        None => one_line(&text, command),
     }
-}
-
-/// The values of `--numa-replica`.
-fn numa_replica(text: &str) -> std::result::Result<String, &'static str> {
-    let is_known = ["auto", "on", "off"].contains(&text) || text.parse::<u8>().is_ok();
-    if is_known { Ok(text.into()) } else { Err("it can be auto, on, off or a number of nodes") }
 }
 
 /// A command that does not exist: the one that was meant, or how to run a program of that name.
@@ -565,13 +561,13 @@ fn unknown_command(wrong: &str) -> String {
     format!("there is no command {wrong} ({hint})")
 }
 
-/// Clap's message without its paragraphs: the first line, its continuation and the tip.
-fn one_line(text: &str) -> String {
+/// Clap's message without its paragraphs: the first line, its continuation and the tip; and the
+/// command whose help helps.
+fn one_line(text: &str, command: &OsStr) -> String {
     let mut parts = Vec::new();
-    // The usage line names the command whose help helps.
-    let command =
-        text.lines().find_map(|line| line.trim().strip_prefix("Usage: freehold ")?.split(' ').next());
-    let command = command.filter(|name| name.starts_with(|c: char| c.is_ascii_lowercase())).unwrap_or("run");
+    let all = Cli::command();
+    let known = all.get_subcommands().map(clap::Command::get_name).find(|name| command == *name);
+    let command = known.map_or_else(|| "freehold".to_owned(), |name| format!("freehold {name}"));
     let mut hints = Vec::new();
     for line in text.lines().map(str::trim) {
         if line.starts_with("Usage:") || line.starts_with("For more information") {
@@ -584,7 +580,7 @@ fn one_line(text: &str) -> String {
             None => parts.push(line.trim_start_matches("error: ")),
         }
     }
-    hints.push(format!("see freehold {command} --help"));
+    hints.push(format!("see {command} --help"));
     format!("{} ({})", parts.join(" "), hints.join("; "))
 }
 
@@ -609,19 +605,25 @@ mod tests {
 
     #[test]
     fn a_wrong_option_is_told_in_one_line() {
-        let error = Cli::try_parse_from(["freehold", "run", "--xyzzyx", "--", "x"]);
-        let line = told(&error.err().expect("an error"));
+        let told = |words: &[&str]| {
+            let error = Cli::try_parse_from([&["freehold"], words].concat());
+            told(&error.err().expect("an error"), words[0].as_ref())
+        };
+        let line = told(&["run", "--xyzzyx", "--", "x"]);
         assert!(line.contains("--xyzzyx"), "{line}");
         assert_eq!(line.lines().count(), 1);
         assert!(line.ends_with("(see freehold run --help)") && !line.contains("tip"), "{line}");
-        let error = Cli::try_parse_from(["freehold", "run", "--verbos", "--", "x"]);
-        let line = told(&error.err().expect("an error"));
+        let line = told(&["run", "--verbos", "--", "x"]);
         assert!(line.contains("(a similar argument exists: '--verbose'; see freehold"), "{line}");
-        let error = Cli::try_parse_from(["freehold", "bench", "--icount", "--wall"]);
-        let line = told(&error.err().expect("an error"));
+        let line = told(&["bench", "--icount", "--wall"]);
         assert!(line.contains("--wall") && line.ends_with("(see freehold bench --help)"), "{line}");
-        let error = Cli::try_parse_from(["freehold", "bench", "--seed", "2", "--wall"]);
-        assert!(told(&error.err().expect("an error")).contains("--seed"));
+        assert!(told(&["bench", "--seed", "2", "--wall"]).contains("--seed"));
+        let line = told(&["sweep", "--runner", "pbs", "x.toml"]);
+        assert!(
+            line.ends_with("; see freehold sweep --help)") || line.ends_with("(see freehold sweep --help)"),
+            "{line}"
+        );
+        assert!(told(&["--xyzzyx"]).ends_with("(see freehold --help)"));
     }
 
     #[test]
@@ -638,7 +640,7 @@ mod tests {
             &["--pull", "always"],
         ] {
             let line = ["freehold", "run"].iter().chain(words).chain(&["--", "true"]);
-            let line = told(&Cli::try_parse_from(line).err().expect("an error"));
+            let line = told(&Cli::try_parse_from(line).err().expect("an error"), "run".as_ref());
             assert!(line.starts_with("there is no option -") && line.ends_with(')'), "{line}");
         }
     }

@@ -90,6 +90,10 @@ impl Changes {
                 return Err(Failure::new(message, "make the folder first that it is to be in"));
             }
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(failed(&error)),
+            _ if shown.is_file() => {
+                let message = format!("--changes {}: it is a file", shown.display());
+                return Err(Failure::new(message, "name a new or an empty folder"));
+            }
             _ => {}
         }
         let folder = fs::canonicalize(shown).map_err(|error| failed(&error))?;

@@ -75,6 +75,13 @@ pub fn append_line(path: &Path, record: &impl Serialize) -> Result<()> {
 /// The file cannot be written.
 pub fn check_appendable(path: &Option<PathBuf>) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
+    if is_stdout(path) {
+        let message = "--json-lines -: the program's output goes to stdout";
+        return Err(Failure::new(message, "name a file"));
+    }
+    if path.is_dir() {
+        return Err(is_a_folder(path));
+    }
     let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
     opened.map(drop).map_err(|e| Failure::io("write", path, &e))
 }
@@ -87,8 +94,7 @@ pub fn check_writable<'a>(paths: impl IntoIterator<Item = &'a Option<PathBuf>>) 
         if is_stdout(path) {
             take(&mut places, path.clone(), path)?;
         } else if path.is_dir() {
-            let message = format!("cannot write {}: it is a folder", path.display());
-            return Err(Failure::new(message, "name a file"));
+            return Err(is_a_folder(path));
         } else if !is_stream(path) {
             let place = target(path);
             temporary_beside(&place)?;
@@ -96,6 +102,10 @@ pub fn check_writable<'a>(paths: impl IntoIterator<Item = &'a Option<PathBuf>>) 
         }
     }
     Ok(())
+}
+
+fn is_a_folder(path: &Path) -> Failure {
+    Failure::new(format!("cannot write {}: it is a folder", path.display()), "name a file")
 }
 
 /// Notes a place for output, which the user called `name`; fails if it was noted before.
@@ -136,7 +146,7 @@ fn temporary_beside(path: &Path) -> Result<tempfile::NamedTempFile> {
 
 /// Returns the system's words, without the name of the temporary file.
 fn reason(error: &std::io::Error) -> String {
-    let text = error.to_string();
+    let text = crate::failure::words(error);
     text.split(" at path ").next().unwrap_or(&text).to_owned()
 }
 

@@ -6,7 +6,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use crate::Result;
-use crate::failure::Failure;
+use crate::failure::{Failure, words};
 use crate::linux;
 use crate::size::MIB;
 
@@ -50,14 +50,14 @@ pub struct KernelChoice {
     pub modules: Vec<PathBuf>,
 }
 
-/// Finds the kernel that `--kernel` names.
-pub fn select(name: &OsStr) -> Result<KernelChoice> {
+/// Finds the kernel that `option` names.
+pub fn select(option: &str, name: &OsStr) -> Result<KernelChoice> {
     match name.to_str() {
         Some("freehold") => {
             Ok(KernelChoice { family: Family::Freehold, path: own_kernel()?, modules: Vec::new() })
         }
         Some("linux") => linux::fetched(),
-        _ => from_file(Path::new(name)),
+        _ => from_file(option, Path::new(name)),
     }
 }
 
@@ -89,11 +89,11 @@ pub fn installed(name: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-fn from_file(path: &Path) -> Result<KernelChoice> {
+fn from_file(option: &str, path: &Path) -> Result<KernelChoice> {
     let mut head = [0; 0x210];
     let mut file = File::open(path).map_err(|error| {
         Failure::new(
-            format!("--kernel {}: {error}", path.display()),
+            format!("{option} {}: {}", path.display(), words(&error)),
             "write freehold, linux, or the path of a kernel file",
         )
     })?;
@@ -110,7 +110,7 @@ fn from_file(path: &Path) -> Result<KernelChoice> {
         return Ok(KernelChoice { family: Family::Freehold, path: path.to_path_buf(), modules: Vec::new() });
     }
     Err(Failure::new(
-        format!("--kernel {}: no kernel (neither an ELF file nor a bzImage)", path.display()),
+        format!("{option} {}: no kernel (neither an ELF file nor a bzImage)", path.display()),
         "write freehold, linux, or the path of a kernel file",
     ))
 }

@@ -167,7 +167,7 @@ impl Prepared {
     ) -> Result<Prepared> {
         let timeout = options.timeout.as_deref().map(parse_timeout).transpose()?;
         let mut machine = VirtualMachine::from_options(options)?;
-        let kernel = kernel::select(&options.kernel)?;
+        let kernel = kernel::select("--kernel", &options.kernel)?;
         let sharing = match kernel.family {
             Family::Linux => FolderSharing::Copies("a stock Linux"),
             Family::Freehold => sharing,

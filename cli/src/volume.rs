@@ -46,7 +46,19 @@ pub struct Volume {
 
 /// Parses and checks all volumes of a command line.
 pub fn parse_all(list: &[OsString], sharing: FolderSharing) -> Result<Vec<Volume>> {
-    list.iter().map(|text| parse(text, sharing)).collect()
+    let volumes = list.iter().map(|text| parse(text, sharing)).collect::<Result<Vec<_>>>()?;
+    let mut seen = std::collections::BTreeSet::new();
+    match volumes.iter().find(|volume| !seen.insert(&volume.guest)) {
+        Some(twice) => Err(Failure::new(
+            format!(
+                "-v {}:{}: another -v has that place in the VM",
+                twice.host.display(),
+                twice.guest.display()
+            ),
+            "name another place for one of them",
+        )),
+        None => Ok(volumes),
+    }
 }
 
 /// Returns the folders that QEMU shares, in their order.

@@ -72,7 +72,7 @@ pub struct CoverageOptions {
     pub all: bool,
 
     /// Fail where less than PERCENT of the code ran
-    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(..=100))]
+    #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, value_parser = clap::value_parser!(u8).range(..=100))]
     pub least: Option<u8>,
 
     /// Write a report to look at: one file, no network

@@ -140,10 +140,11 @@ impl Plan {
             let prepared = Prepared::measurement(&args::run_options(&words)?)?;
             Ok(BenchSide { label: side.label.clone(), prepared, watched: watched(options, side, &choice)? })
         };
-        let sides = sides(options, |name| Ok(kernel::select(name)?.family))?
-            .iter()
-            .map(side)
-            .collect::<Result<Vec<_>>>()?;
+        let family = |name: &OsString| {
+            let option = if options.against.as_ref() == Some(name) { "--against" } else { "--kernel" };
+            Ok(kernel::select(option, name)?.family)
+        };
+        let sides = sides(options, family)?.iter().map(side).collect::<Result<Vec<_>>>()?;
         let clock = sides[0].prepared.machine.clock;
         let engine = accel::choose(options.accel.unwrap_or(args::Accel::Auto), clock)?;
         qemu::program()?;

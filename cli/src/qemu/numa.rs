@@ -47,8 +47,13 @@ pub struct NearCache {
 
 impl NearCache {
     fn parse(text: &str) -> Result<NearCache> {
-        let (size, line) = match text.split_once(",line=") {
-            Some((size, line)) => (size, line.parse().ok().filter(|line: &u16| line.is_power_of_two())),
+        let (size, line) = match text.split_once(',') {
+            Some((size, part)) => {
+                let line = part.strip_prefix("line=").ok_or_else(|| {
+                    Failure::new(format!("--near-cache {text}: {part} means nothing here"), "64M,line=64")
+                })?;
+                (size, line.parse().ok().filter(|line: &u16| line.is_power_of_two()))
+            }
             None => (text, Some(64)),
         };
         let size = size::parse_size("--near-cache", size)?;
@@ -326,12 +331,20 @@ pub fn growth_device(number: usize) -> String {
 fn one_described(spec: &str, cpus: u32) -> Result<NumaNode> {
     let mut node = NumaNode { memory: 0, growth: 0, cpus: BTreeSet::new() };
     let mut most = None;
+    let mut seen = BTreeSet::new();
     // A CPU list may have commas: a part without `=` continues the list before it.
     let mut list = String::new();
     for part in spec.split(',') {
-        match part.split_once('=') {
-            Some(("mem", value)) => node.memory = size::parse_size("--node mem", value)?,
-            Some(("max", value)) => most = Some(size::parse_size("--node max", value)?),
+        let named = part.split_once('=');
+        if let Some((name, _)) = named
+            && !seen.insert(name)
+        {
+            let message = format!("--node {spec}: {name} is given twice");
+            return Err(Failure::new(message, "a node of its own has a --node of its own"));
+        }
+        match named {
+            Some(("mem", value)) => node.memory = size::parse_size("--node mem=", value)?,
+            Some(("max", value)) => most = Some(size::parse_size("--node max=", value)?),
             Some(("cpus", value)) => list = value.to_owned(),
             None if !list.is_empty() => list = format!("{list},{part}"),
             _ => {

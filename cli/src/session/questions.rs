@@ -52,6 +52,7 @@ impl Questions {
         let failed = |error: std::io::Error| {
             let hint = match error.kind() {
                 std::io::ErrorKind::AddrInUse => "remove it, if no other run uses it",
+                std::io::ErrorKind::NotFound => "make the folder first that it is to be in",
                 _ => "",
             };
             Failure::new(format!("--control {}: {}", path.display(), crate::failure::words(&error)), hint)

@@ -184,7 +184,7 @@ fn check_kernels(runs: &[SweepRun]) -> Result<()> {
     for run in runs {
         if !seen.contains(&run.kernel.as_str()) {
             seen.push(&run.kernel);
-            kernel::select(&options_of(run)?.kernel).map_err(|failure| run.at(&failure))?;
+            kernel::select("--kernel", &options_of(run)?.kernel).map_err(|failure| run.at(&failure))?;
         }
     }
     Ok(())

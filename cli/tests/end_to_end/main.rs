@@ -9,6 +9,7 @@ mod allocation;
 mod allocator;
 mod alternatives;
 mod audit;
+mod bad_input;
 mod bench;
 mod bounce;
 mod changes;

@@ -39,6 +39,11 @@ const LIFE: f64 = 4e6;
 const LIFE_STRICT: f64 = 16.0;
 const CHECK: f64 = 1e6;
 
+/// Whether this workload's instructions over those under `off` have a limit.
+pub fn has_limit(workload: &str) -> bool {
+    OVERHEAD.iter().any(|(name, _)| *name == workload)
+}
+
 /// Returns all figures that the record has, with their limits.
 pub fn figures(record: &XpfoRecord) -> Vec<RequiredFigure> {
     let mut figures = Vec::new();
