@@ -1,8 +1,8 @@
 /*
  * Settings below /proc/sys that root may write, tested by their effects: the largest pipe, the
  * largest process ID, the number of areas of an address space, the memory that one call may
- * request, the mounts of a namespace and the namespaces of a user. Needs root, and a machine of its
- * own: the settings hold for all processes.
+ * request, the addresses of programs, the mounts of a namespace and the namespaces of a user. Needs
+ * root, and a machine of its own: the settings hold for all processes.
  */
 #include "promise.h"
 #include <arpa/inet.h>
@@ -270,9 +270,60 @@ static void namespaces(void)
 	sets(name, before);
 }
 
-int main(void)
+/* Where a program's stack and heap are. */
+struct places { unsigned long stack, heap; };
+
+/* Executes a program; returns its places. */
+static struct places places_of_program(void)
 {
+	int ends[2], status;
+	struct places places;
+	NEED(pipe(ends) == 0);
+	fflush(stdout);
+	pid_t child = fork();
+	NEED(child >= 0);
+	if (child == 0) {
+		char *words[] = { "/proc/self/exe", "places", NULL };
+		dup2(ends[1], 1);
+		execv(words[0], words);
+		_exit(9);
+	}
+	NEED(waitpid(child, &status, 0) == child && status == 0 && read(ends[0], &places, sizeof places) == sizeof places);
+	close(ends[0]);
+	close(ends[1]);
+	return places;
+}
+
+static int tells_places(void)
+{
+	struct places places = { (unsigned long)&places, (unsigned long)sbrk(0) };
+	return write(1, &places, sizeof places) == sizeof places ? 0 : 1;
+}
+
+/* Whether programs' stacks and heaps are at random places, at `level`. */
+static int are_random(int level, int stacks, int heaps)
+{
+	sets("kernel/randomize_va_space", level);
+	struct places one = places_of_program(), other = places_of_program();
+	return (one.stack != other.stack) == stacks && (one.heap != other.heap) == heaps;
+}
+
+static void addresses_of_programs(void)
+{
+	long before = reads("kernel/randomize_va_space");
+	PROMISE("stacks and heaps are anywhere", before == 2 && are_random(2, 1, 1));
+	PROMISE("or heaps behind their programs", are_random(1, 1, 0));
+	PROMISE("or all at the same places each time", are_random(0, 0, 0) && reads("kernel/randomize_va_space") == 0);
+	PROMISE("a user changes nothing", AS_USER(_exit(writes("kernel/randomize_va_space", "0") != EACCES)));
+	sets("kernel/randomize_va_space", before);
+}
+
+int main(int count, char **words)
+{
+	if (count == 2 && strcmp(words[1], "places") == 0)
+		return tells_places();
 	NEED(geteuid() == 0);
+	addresses_of_programs();
 	numbers_of_mounts();
 	namespaces();
 	ports();

@@ -96,6 +96,9 @@ pub(crate) fn raise(
     {
         log::warn!("task_nodes: {error:?}, tasks run on any node");
     }
+    if settings.fixed_places {
+        task::exec::set_randomness(0).expect("0 is valid");
+    }
     fault_inject::configure(settings.failslab, settings.fail_page_alloc);
     task::Task::watch_reserve();
     traps::register(&KernelAbove);

@@ -123,6 +123,8 @@ pub struct Settings {
     pub huge_pages: Option<HugeMode>,
     /// Mitigations of speculative execution.
     pub mitigations: Mitigations,
+    /// Whether programs' parts have the same addresses each time.
+    pub fixed_places: bool,
     /// How strictly frames of programs are removed from the kernel's map.
     pub xpfo: Policy,
     /// The emulation of nodes; `None`: the nodes stay as firmware describes them.
@@ -163,6 +165,7 @@ impl Default for Settings {
             log_level: log::LevelFilter::Info,
             huge_pages: None,
             mitigations: Mitigations::default(),
+            fixed_places: false,
             xpfo: Policy::default(),
             numa: None,
             numa_replica: Setting::default(),
@@ -343,6 +346,15 @@ pub const KNOWN: &[Known] = &[
         help: "leave the kernel where it is linked, for a debugger",
         // Start-up reads this parameter itself, before this list exists.
         set: |_, _| Ok(()),
+    },
+    Known {
+        name: "norandmaps",
+        values: "",
+        help: "give programs' parts the same addresses each time, until /proc/sys/kernel/randomize_va_space says otherwise",
+        set: |settings, _| {
+            settings.fixed_places = true;
+            Ok(())
+        },
     },
     Known {
         name: "numa",

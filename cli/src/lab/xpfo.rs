@@ -4,8 +4,8 @@
 //!
 //! Each workload runs under the microscope with each policy and on a stock Linux, with a clock that
 //! counts instructions (1 ns each). Where a difference of instructions has a limit, both sides run
-//! three times, in turns, and the median counts: the host decides when a device answers, and a
-//! guest that waits spends some more. Instructions and TLB events are counted; lives of
+//! three times, in turns, of three boots, and the median counts. Programs have the same addresses
+//! each time (norandmaps). Instructions and TLB events are counted; lives of
 //! translations are those in the modelled TLB. A policy counts as the kernel's if its publication
 //! names it. A policy that the kernel does not have is named as missing and has no row.
 //!
@@ -219,22 +219,30 @@ fn measure_all(
     absent.into_iter().for_each(|workload| skip(record, workload));
     let name = |workload: &Workload, policy: &str| format!("{}, {policy}", workload.name);
     let turns: Vec<_> = workloads.iter().flat_map(|&workload| turns(workload, policies)).collect();
-    steps.add(turns.iter().map(|(workload, policy)| name(workload, policy)));
-    for (workload, policy) in turns {
-        let name = name(workload, policy);
-        let row = steps.step(&name, &name, || measure(workload, policy, (models, SHAPES[0])))?;
+    steps.add(turns.iter().map(|turn| name(turn.workload, turn.policy)));
+    for turn in turns {
+        let name = name(turn.workload, turn.policy);
+        let row = steps.step(&name, &name, || measure(&turn, (models, SHAPES[0])))?;
         record.rows.extend(row);
     }
     record.rows = medians(std::mem::take(&mut record.rows));
     Ok(())
 }
 
-/// Returns the policies under which a workload runs, in turns.
-fn turns<'a>(workload: &'a Workload, policies: &[&'static str]) -> Vec<(&'a Workload, &'static str)> {
-    let limited = required::has_limit(workload.name);
-    let again = |policy: &&str| limited && ["off", DEFAULT].contains(policy);
-    let others = policies.iter().copied().filter(again).collect::<Vec<_>>().repeat(ROUNDS - 1);
-    policies.iter().copied().chain(others).map(|policy| (workload, policy)).collect()
+/// One run of a workload.
+struct Turn<'a> {
+    workload: &'a Workload,
+    policy: &'static str,
+    /// With counted instructions: the boot, of which random numbers are made.
+    seed: usize,
+}
+
+/// Returns the runs of a workload, in their order.
+fn turns<'a>(workload: &'a Workload, policies: &[&'static str]) -> Vec<Turn<'a>> {
+    let again = |policy: &&str| required::has_limit(workload.name) && ["off", DEFAULT].contains(policy);
+    let round = |seed: usize| policies.iter().copied().filter(move |policy| seed == 1 || again(policy));
+    let turn = |seed| round(seed).map(move |policy| Turn { workload, policy, seed });
+    (1..=ROUNDS).flat_map(turn).collect()
 }
 
 /// Returns, of the runs of each workload and policy, the one with the median of instructions; of an
@@ -285,7 +293,8 @@ fn measure_shapes(record: &mut XpfoRecord, have: &[&'static str], steps: &mut La
     for workload in workloads {
         for (shape, policy) in SHAPES.iter().flat_map(|shape| policies().map(move |policy| (shape, policy))) {
             let name = format!("{}, {shape}, {policy}", workload.name);
-            let row = steps.step(workload.name, &name, || measure(workload, policy, ("tlb", shape)))?;
+            let turn = Turn { workload, policy, seed: 1 };
+            let row = steps.step(workload.name, &name, || measure(&turn, ("tlb", shape)))?;
             record.shapes.extend(row);
         }
     }
@@ -315,17 +324,21 @@ fn measure_parts(
 
 /// Returns the policy that the kernel publishes when this one is requested.
 fn published(policy: &str) -> Result<String> {
-    let words = words(policy, ("locality", SHAPES[0]), &SHELL, "busybox true");
+    let words = words(("locality", SHAPES[0]), (&SHELL, policy, 1), "busybox true");
     let (results, _) = scope::Measurement::prepare(&args::scope_options(&words)?)?.run()?;
     Ok(results.oracle.layout.map_or_else(String::new, |layout| layout.policy))
 }
 
-fn words(policy: &str, (models, shape): (&str, &str), workload: &Workload, script: &str) -> Vec<OsString> {
+fn words(
+    (models, shape): (&str, &str),
+    (workload, policy, seed): (&Workload, &str, usize),
+    script: &str,
+) -> Vec<OsString> {
     let mut words: Vec<String> =
         ["--report", "never", "-m", "256M", "--model", models, "--tlb", shape].map(String::from).into();
     // Several CPUs cannot run on one counted clock.
     if workload.cpus == 1 {
-        words.push("--icount".into());
+        words.extend(["--icount".into(), "--seed".into(), seed.to_string()]);
     } else {
         words.extend(["--cpus".into(), workload.cpus.to_string(), "--timeout".into(), "30m".into()]);
     }
@@ -334,13 +347,16 @@ fn words(policy: &str, (models, shape): (&str, &str), workload: &Workload, scrip
     } else {
         words.extend(["--append".into(), format!("xpfo={policy}")]);
     }
+    // Whether a stack crosses a page would be a draw, of hundreds of faults.
+    words.extend(["--append".into(), "norandmaps".into()]);
     words.extend(workload.needs.iter().flat_map(|path| ["--add".to_owned(), (*path).to_owned()]));
     words.extend(["--", "busybox", "sh", "-c", script].map(String::from));
     words.into_iter().map(OsString::from).collect()
 }
 
-fn measure(workload: &Workload, policy: &'static str, how: (&str, &str)) -> Result<XpfoRow> {
-    let words = words(policy, how, workload, &workload.script());
+fn measure(turn: &Turn, how: (&str, &str)) -> Result<XpfoRow> {
+    let &Turn { workload, policy, seed } = turn;
+    let words = words(how, (workload, policy, seed), &workload.script());
     let (results, output) = scope::Measurement::prepare(&args::scope_options(&words)?)?.run()?;
     let output = String::from_utf8_lossy(&output);
     let row = row(workload.name, policy, how.1, &results);
@@ -489,9 +505,11 @@ mod tests {
     #[test]
     fn both_sides_of_a_limit_run_in_turns() {
         let policies = |workload: &Workload| -> Vec<&str> {
-            turns(workload, &["off", "lap", DEFAULT, LINUX]).iter().map(|(_, policy)| *policy).collect()
+            turns(workload, &["off", "lap", DEFAULT, LINUX]).iter().map(|turn| turn.policy).collect()
         };
         assert_eq!(policies(&SHELL), ["off", "lap", "on", "linux", "off", "on", "off", "on"]);
+        let seeds: Vec<_> = turns(&SHELL, &["off", DEFAULT]).iter().map(|turn| turn.seed).collect();
+        assert_eq!(seeds, [1, 1, 2, 2, 3, 3]);
         assert_eq!(policies(&RATES[0]), ["off", "lap", "on", "linux"]);
     }
 

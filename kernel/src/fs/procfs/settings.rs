@@ -21,6 +21,7 @@ use crate::mem::stats;
 use crate::sched::real_time;
 use crate::socket::memory::SocketAccount;
 use crate::task::dump::pattern;
+use crate::task::exec;
 use crate::task::inspect;
 use crate::task::userns::{self, IdKind, NamespaceKind};
 use crate::task::uts::{self, Name};
@@ -94,6 +95,8 @@ impl Generate for Number {
         (self.set)(parse_number(bytes)?)
     }
 }
+
+const RANDOMNESS: Number = Number { get: exec::randomness, set: exec::set_randomness };
 
 /// kernel.sched_rt_runtime_us: microseconds, or -1.
 struct RealTimeLimit;
@@ -211,7 +214,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     kernel.constant("perf_event_paranoid", "3");
     kernel.constant("numa_balancing", "0");
     fill_ipc(&kernel);
-    kernel.constant("randomize_va_space", "2");
+    kernel.generated("randomize_va_space", 0o644, RANDOMNESS);
     kernel.constant("panic", "0");
     kernel.constant("panic_on_oops", "1");
     kernel.constant("sysrq", "0");

@@ -1,6 +1,7 @@
 //! Loading an ELF file into an address space.
 
 use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_collections::Arc;
 use freehold_machine::{Entropy, PAGE_SIZE, VirtAddr};
@@ -124,6 +125,32 @@ impl Executable {
     }
 }
 
+/// How much is random: kernel.randomize_va_space.
+static RANDOMNESS: AtomicU64 = AtomicU64::new(RANDOM_HEAP);
+
+/// Bytes of randomness between a program's data and its heap.
+const BREAK_RANDOM: u64 = 32 << 20;
+/// All addresses are random, those of heaps too.
+const RANDOM_HEAP: u64 = 2;
+
+/// Returns how much of programs' addresses is random: 0: nothing; 1: all but heaps, which begin
+/// behind their programs; 2: heaps too.
+pub fn randomness() -> u64 {
+    RANDOMNESS.load(Ordering::Relaxed)
+}
+
+/// Sets [`randomness`] for programs that are started from now on.
+///
+/// # Errors
+/// EINVAL: not 0, 1 or 2.
+pub fn set_randomness(level: u64) -> Result<()> {
+    if level > RANDOM_HEAP {
+        return Err(Errno::EINVAL);
+    }
+    RANDOMNESS.store(level, Ordering::Relaxed);
+    Ok(())
+}
+
 /// How the addresses of a program's parts are chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LoadPlaces {
@@ -134,6 +161,11 @@ pub enum LoadPlaces {
 }
 
 impl LoadPlaces {
+    /// Returns the bytes between a program and its heap, a multiple of the page size.
+    pub fn draw_heap_gap(self) -> u64 {
+        if randomness() == RANDOM_HEAP { self.draw() % BREAK_RANDOM & !(PAGE - 1) } else { 0 }
+    }
+
     /// Returns random bits; 0 for fixed addresses.
     pub fn draw(self) -> u64 {
         match self {

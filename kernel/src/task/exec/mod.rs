@@ -13,5 +13,6 @@ pub mod stack;
 mod strings;
 mod takeover;
 
+pub use load::{randomness, set_randomness};
 pub use run::{ExecRequest, Prepared, load, sys_execve, sys_execveat};
 pub use strings::Strings;

@@ -45,7 +45,7 @@ use crate::{Errno, Result, sched, user};
 
 use super::auxiliary::{Bases, Identity, auxiliary, identity};
 use super::elf::{self, StackRights};
-use super::load::{Executable, LoadPlaces, Role};
+use super::load::{Executable, LoadPlaces, Role, randomness};
 use super::stack::{self, Contents};
 use super::{Strings, script};
 
@@ -55,8 +55,6 @@ const LOWEST: u64 = 0x1_0000;
 const STACK_PAGES: u64 = 1 << 22;
 /// Pages of randomness in the position of mappings: 2^28.
 const MMAP_PAGES: u64 = 1 << 28;
-/// Bytes of randomness between a program's data and its heap.
-const BREAK_RANDOM: u64 = 32 << 20;
 /// Bytes of stack that are mapped from the start, in addition to those that the kernel fills.
 const STACK_RESERVE: u64 = 128 << 10;
 /// Smallest and largest room that a stack can grow into.
@@ -276,8 +274,8 @@ fn empty_space(process: &Process, places: LoadPlaces) -> Result<(Arc<ProcessSpac
 }
 
 fn places(process: &Process, ids: SetIds) -> LoadPlaces {
-    let fixed = process.personality.load(Ordering::Relaxed) & ADDR_NO_RANDOMIZE != 0 && ids == SetIds::NONE;
-    if fixed { LoadPlaces::Fixed } else { LoadPlaces::Random }
+    let asked = process.personality.load(Ordering::Relaxed) & ADDR_NO_RANDOMIZE != 0;
+    if asked && ids == SetIds::NONE || randomness() == 0 { LoadPlaces::Fixed } else { LoadPlaces::Random }
 }
 
 fn assemble(
@@ -301,7 +299,7 @@ fn assemble(
         base = interpreter.map(&space, Role::Interpreter, &limits)?.bias;
         entry = interpreter.plan.entry.wrapping_add(base);
     }
-    let break_start = loaded.end.next_multiple_of(PAGE) + ((places.draw() % BREAK_RANDOM) & !(PAGE - 1));
+    let break_start = loaded.end.next_multiple_of(PAGE) + places.draw_heap_gap();
     space.lock().set_brk_base(VirtAddr(break_start));
     let vdso = mem::vdso::map(&space, stack_top, places.draw(), &limits)?;
     let bases = Bases { vdso, interpreter: base, entry: program_entry, bias: loaded.bias };
