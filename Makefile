@@ -29,7 +29,9 @@ MAN_PAGES := run scope coverage bench lab sweep diff owns doctor
 .PHONY: build run test test-long lint bench install stage uninstall deb sbom setup command kernel guest
 .DEFAULT_GOAL := build
 
-build: command kernel guest
+# Each of the two is linked by one thread for minutes.
+build: setup
+	@$(MAKE) --no-print-directory -j2 command kernel guest
 
 setup:
 	@tools/setup
@@ -76,6 +78,7 @@ test-long: build
 	$(TARGET)/freehold run --icount -m 2G --swap 512M --timeout 30m -- $(TARGET)/guest/workloads/long-calls
 	for cpus in 1 4; do \
 		$(TARGET)/freehold run --cpus $$cpus -m 1G --timeout 20m -- target/guest/conformance/drops 30000 || exit 1; done
+	$(TARGET)/freehold run --cpus 4 --timeout 20m -- $(TARGET)/guest/conformance/setid > $(TARGET)/setid.txt
 	for seed in 1 2 3 4; do \
 		$(TARGET)/freehold run --cpus 2 --timeout 20m -- target/guest/workloads/hostile-registers $$seed 5000 > $(TARGET)/registers.txt || exit 1; done
 	$(TARGET)/freehold run --cpus 2 -m 512M --timeout 60m -- $(TARGET)/guest/conformance/leaks 10000

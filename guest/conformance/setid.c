@@ -1,5 +1,6 @@
 /* Programs that run as their owner (set-user-ID): tests which actions the user that started them
- * may take on them. Runs as root; copies itself to a file that user 1000 executes. */
+ * may take on them. Runs as root; copies itself to a file that user 1000 executes. An argument is the
+ * percentage of rounds that its races run. */
 #include "promise.h"
 #include <grp.h>
 #include <linux/filter.h>
@@ -202,10 +203,18 @@ static void *confine_all(void *most)
 	return NULL;
 }
 
+/* Percent of the rounds of each race. */
+static int share = 100;
+
+static int part_of(int rounds)
+{
+	return rounds * share / 100;
+}
+
 /* The user attaches while a set-user-ID program is being loaded. */
 static void meanwhile(void)
 {
-	enum { ROUNDS = 150 };
+	const int rounds = part_of(150);
 	int status, broken_ = 0, ends[2];
 	char byte;
 	NEED(pipe(ends) == 0);
@@ -216,7 +225,7 @@ static void meanwhile(void)
 		NEED(status == 0);
 		long_ = now_ns() - begun < long_ ? now_ns() - begun : long_;
 	}
-	for (int round = 0; round < ROUNDS; round++) {
+	for (int round = 0; round < rounds; round++) {
 		IN_CHILD(status, become_user();
 			srandom(round);
 			pid_t child = fork();
@@ -234,7 +243,7 @@ static void meanwhile(void)
 	}
 	PROMISE("no user becomes the tracer of a program that is about to run as its owner", broken_ == 0);
 	broken_ = 0;
-	for (int round = 0; round < ROUNDS; round++) {
+	for (int round = 0; round < rounds; round++) {
 		IN_CHILD(status, become_user();
 			srandom(round);
 			pthread_t other;
@@ -492,7 +501,8 @@ static void terminals(void)
 /* Programs that change one file's metadata at the same time, each with its own rights. */
 static void races(void)
 {
-	enum { ROUNDS = 4000, LOOKS = 4 };
+	enum { LOOKS = 4 };
+	const int rounds = part_of(4000);
 	struct stat about;
 	int given = 0, lost = 0, file;
 
@@ -503,7 +513,7 @@ static void races(void)
 		for (;;)
 			chmod(PROGRAM, 04755);
 	}
-	for (int round = 0; round < ROUNDS; round++) {
+	for (int round = 0; round < rounds; round++) {
 		NEED(chown(PROGRAM, USER, USER) == 0);
 		NEED(stat(PROGRAM, &about) == 0 && chown(PROGRAM, 0, 0) == 0);
 		for (int look = 0; look < LOOKS; look++) {
@@ -523,7 +533,7 @@ static void races(void)
 		for (;;)
 			NEED(pwrite(file, "x", 1, 0) == 1);
 	}
-	for (int round = 0; round < ROUNDS; round++) {
+	for (int round = 0; round < rounds; round++) {
 		NEED(chmod(PROGRAM, 04777) == 0 && chmod(PROGRAM, 04770) == 0 && stat(PROGRAM, &about) == 0);
 		lost += (about.st_mode & 0777) != 0770;
 	}
@@ -536,7 +546,8 @@ static void races(void)
  * file's owner and the removal. */
 static void sticky_names(void)
 {
-	enum { ROUNDS = 60000, USERS = 3 };
+	enum { USERS = 3 };
+	const int rounds = part_of(60000);
 	pid_t users[USERS];
 	struct stat mine, there;
 	int lost = 0, made = 0;
@@ -552,7 +563,7 @@ static void sticky_names(void)
 			}
 		}
 	}
-	for (int round = 0; round < ROUNDS; round++) {
+	for (int round = 0; round < rounds; round++) {
 		int file = open("name", O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
 		if (file < 0)
 			continue;
@@ -586,6 +597,8 @@ int main(int count, char **words)
 			return invite();
 		return !strcmp(words[1], "stay") ? stay(read_end, write_end) : whoami();
 	}
+	if (count == 2)
+		share = atoi(words[1]);
 	copy(PROGRAM, 04755);
 	copy(OTHERS, 0755);
 	NEED(chown(OTHERS, USER, USER) == 0 && chmod(OTHERS, 04755) == 0);

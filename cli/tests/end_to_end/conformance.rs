@@ -237,11 +237,12 @@ fn refusals() {
     conforms("refusals");
 }
 
-/// Rights over a set-user-ID program that the user who started it has.
+/// Rights over a set-user-ID program that the user who started it has. All rounds of its races run
+/// in make test-long.
 #[test]
 fn setid() {
     // Two that remove a name and one that makes it, beside the rest.
-    conforms_with("setid", &["--cpus", "4"], &[], &[]);
+    conforms_with("setid", &["--cpus", "4"], &["20"], &[]);
 }
 
 /// Settings below /proc/sys that root writes, by what they change.
