@@ -65,7 +65,7 @@ test: build
 	tools/deb --check
 	tools/selftest
 	tools/stack-frames
-	cargo test --quiet -p freehold
+	RUST_TEST_THREADS=$$(($$(nproc) + 2)) cargo test --quiet -p freehold # VMs wait for permits: one more than cores
 
 test-long: build
 	QUICK=1 QUIET=1 TARGET_DIR=$(TARGET)/quick tools/build-kernel
