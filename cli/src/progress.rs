@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -117,8 +117,15 @@ fn show_left(left: Duration) -> String {
 /// Notes the first signal that asks this command to end. A VM that runs then is ended by its own
 /// session; this tells of signals between two VMs, too.
 pub struct Interrupt {
-    signal: Arc<AtomicUsize>,
     actions: Vec<SigId>,
+}
+
+/// The signal that came while one was watching; 0: none.
+static NOTED: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
+
+/// Returns the signal that ended a measurement which has not come to its end yet, if one did.
+pub fn noted() -> Option<u8> {
+    u8::try_from(NOTED.load(Ordering::SeqCst)).ok().filter(|&signal| signal > 0)
 }
 
 impl Interrupt {
@@ -127,19 +134,17 @@ impl Interrupt {
     /// # Errors
     /// The system refuses to.
     pub fn watch() -> Result<Interrupt> {
-        let signal = Arc::new(AtomicUsize::new(0));
         let mut actions = Vec::new();
         for number in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
-            let noted = Arc::clone(&signal);
-            let action = signal_hook::flag::register_usize(number, noted, number as usize);
+            let action = signal_hook::flag::register_usize(number, Arc::clone(&NOTED), number as usize);
             actions.push(action.map_err(|e| Failure::new(format!("cannot watch signals: {e}"), ""))?);
         }
-        Ok(Interrupt { signal, actions })
+        Ok(Interrupt { actions })
     }
 
     /// Returns the signal, if one came.
     pub fn came(&self) -> Option<u8> {
-        u8::try_from(self.signal.load(Ordering::SeqCst)).ok().filter(|&signal| signal > 0)
+        noted()
     }
 }
 
@@ -148,6 +153,7 @@ impl Drop for Interrupt {
         for action in self.actions.drain(..) {
             signal_hook::low_level::unregister(action);
         }
+        NOTED.store(0, Ordering::SeqCst);
     }
 }
 

@@ -38,7 +38,7 @@ use crate::qemu::{Engine, Files, Ports, VirtualMachine};
 use crate::strace::{FirstProgram, Strace};
 use crate::terminal::{self, JobPlace};
 use crate::{Result, print};
-use crate::{kernel, qemu};
+use crate::{kernel, progress, qemu};
 use channel::{Channel, Log};
 use monitor::Monitor;
 use pump::{Pump, Source};
@@ -213,7 +213,7 @@ impl<'a> VmSession<'a> {
             monitor: channel::place(&monitor_far),
         };
         let program = qemu::program()?;
-        let signals = Signals::register()?;
+        let signals = Signals::register(progress::noted())?;
         let mut command = channel::owned_command(&program);
         command
             .args(job.machine.arguments(job.kernel, &job.files, &ports, job.engine))

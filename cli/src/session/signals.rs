@@ -1,5 +1,6 @@
 //! Signals that reach this process: passed on to the program, as if it ran here.
 
+use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -59,19 +60,22 @@ impl Insistence {
 
 impl Signals {
     /// Starts watching, until this is dropped. From then on these signals do nothing: the handlers
-    /// themselves stay.
-    pub fn register() -> Result<Signals> {
+    /// themselves stay. A signal that came before counts as one that comes now.
+    pub fn register(before: Option<u8>) -> Result<Signals> {
         let failed = |e: std::io::Error| Failure::new(format!("cannot watch signals: {e}"), "");
         let (wake, write) = UnixStream::pair().map_err(failed)?;
         wake.set_nonblocking(true).map_err(failed)?;
         let (mut noted, mut actions) = (Vec::new(), Vec::new());
         for signal in WATCHED {
-            let flag = Arc::new(AtomicBool::new(false));
+            let flag = Arc::new(AtomicBool::new(before.map(i32::from) == Some(signal)));
             // The flag comes first: a thread that is woken finds it set.
             actions.push(signal_hook::flag::register(signal, Arc::clone(&flag)).map_err(failed)?);
             let write = write.try_clone().map_err(failed)?;
             actions.push(signal_hook::low_level::pipe::register(signal, write).map_err(failed)?);
             noted.push((signal, flag));
+        }
+        if before.is_some() {
+            (&write).write_all(&[0]).map_err(failed)?;
         }
         Ok(Signals { wake, noted, actions, insistence: Insistence::default() })
     }
@@ -110,7 +114,18 @@ impl Drop for Signals {
 
 #[cfg(test)]
 mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
     use super::*;
+
+    #[test]
+    fn a_signal_that_came_before_is_pending_once() {
+        let mut signals = Signals::register(Some(SIGTERM as u8)).expect("watched");
+        let mut wake = [PollFd::new(&signals.wake, PollFlags::IN)];
+        assert_eq!(poll(&mut wake, Some(&Timespec::default())), Ok(1), "who waits is woken");
+        assert_eq!(signals.pending(), [SIGTERM as u8]);
+        assert_eq!(signals.pending(), [0; 0]);
+    }
 
     #[test]
     fn the_second_after_two_seconds_ends_the_vm_and_so_does_the_third() {
