@@ -1,6 +1,6 @@
 /* Programs that run as their owner (set-user-ID): tests which actions the user that started them
- * may take on them. Runs as root; copies itself to a file that user 1000 executes. An argument is the
- * percentage of rounds that its races run. */
+ * may take on them. Runs as root; copies itself to a file that user 1000 executes. An argument is
+ * the percentage of rounds that its races run. */
 #include "promise.h"
 #include <grp.h>
 #include <linux/filter.h>

@@ -84,6 +84,8 @@ struct XpfoRow {
     /// The longest life of a closed window, including windows alive at the end: nanoseconds of the
     /// machine's time, an instruction each.
     longest_closed: u64,
+    /// The same in instructions of the CPU that holds the translation.
+    longest_closed_own: u64,
     /// HLTs of the kernel, and closed windows that were cached then on the CPU that halts, summed.
     halts: u64,
     closed_at_halts: u64,
@@ -408,6 +410,7 @@ fn row(workload: &'static str, policy: &'static str, tlb: &str, results: &Result
         windows: exposure.windows,
         closed_cached: exposure.closed_cached,
         longest_closed: exposure.longest_closed,
+        longest_closed_own: exposure.longest_closed_own,
         halts: exposure.halts,
         closed_at_halts: exposure.closed_at_halts,
         exposure: [exposure.open, exposure.closed, exposure.direct],

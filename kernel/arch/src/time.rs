@@ -184,26 +184,28 @@ pub(crate) fn disarm_for_windows() {
 
 /// Handles this CPU's timer interrupt: flushes windows; if the deadline of [`arm`] has come, calls
 /// `due` with the nanoseconds since then; and sets the timer for the next deadline. Interrupts are
-/// off.
-pub(crate) fn fired(due: impl FnOnce(u64)) {
+/// off. Returns whether `due` was called.
+pub(crate) fn fired(due: impl FnOnce(u64)) -> bool {
     let this = cpu::this();
     let now = now();
     if this.windows.deadline.load(Ordering::Relaxed) <= now {
         this.windows.deadline.store(windows::expire(), Ordering::Relaxed);
     }
     let asked = this.timer.load(Ordering::Relaxed);
-    if asked <= now {
+    let is_due = asked <= now;
+    if is_due {
         this.timer.store(u64::MAX, Ordering::Relaxed);
         due(now - asked);
         if this.timer.load(Ordering::Relaxed) != u64::MAX {
             // `due` called `arm`, which has set the timer.
-            return;
+            return true;
         }
     }
     let next = this.timer.load(Ordering::Relaxed).min(this.windows.deadline.load(Ordering::Relaxed));
     if next != u64::MAX {
         program(next);
     }
+    is_due
 }
 
 /// Sets the timer. A deadline beyond its range fires early, and [`fired`] sets the timer again.

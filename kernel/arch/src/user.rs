@@ -141,6 +141,8 @@ pub enum UserEvent {
     },
     /// An interrupt came and was handled.
     Interrupt,
+    /// An interrupt came that is not the kernel's above: closed windows were forgotten.
+    Alarm,
 }
 
 /// A base address outside the user half.
@@ -407,8 +409,8 @@ impl UserContext {
             VECTOR_DEBUG => UserEvent::Exception { vector: 1, code: registers::take_debug_status() },
             vector @ 0..32 => UserEvent::Exception { vector: vector as u8, code: frame.error },
             vector => {
-                traps::interrupt(vector as u8, traps::Interrupted::Program);
-                UserEvent::Interrupt
+                let is_told = traps::interrupt(vector as u8, traps::Interrupted::Program);
+                if is_told { UserEvent::Interrupt } else { UserEvent::Alarm }
             }
         };
         self.way_back = WayBack::Untouched;

@@ -96,6 +96,7 @@ fn serve(task: &Arc<Task>, context: &mut UserContext, event: UserEvent, trap: &m
             mem::frames().poll(freehold_buddy::Moment::Tick);
             mem::hotplug::tick();
         }
+        UserEvent::Alarm => {}
     }
     ControlFlow::Continue(())
 }

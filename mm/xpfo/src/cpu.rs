@@ -6,9 +6,10 @@
 //! **Time.** A closed window may be cached until the CPU forgets it. Under [`Policy::On`] that is
 //! [`DEADLINE_NS`] at most. The first window since the CPU forgot everything sets the alarm, so the
 //! alarm is set while any closed window may be cached. When it comes, the CPU forgets all slots
-//! that were in use since. A window that is open then may be cached again, so the alarm is set
-//! again. A CPU that idles forgets first, and so does one where a program goes on after kernel
-//! tasks.
+//! that were in use since. If windows were opened since the last alarm, more are to be expected, and
+//! the alarm is set again at once: the first window after it would pay more. It is also set again
+//! for a window that is open, which may be cached again. A CPU that idles forgets first, and so
+//! does one where a program goes on after kernel tasks.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -48,12 +49,19 @@ pub struct CpuWindows<const SLOTS: usize> {
     /// How many windows there were when a kernel task got this CPU from a program's; [`NOT_LENT`]
     /// while none has it.
     lent: AtomicU64,
+    /// How many windows there were at the last alarm.
+    alarmed: AtomicU64,
 }
 
 impl<const SLOTS: usize> CpuWindows<SLOTS> {
+    /// Where [`Lap::NEXT_OFFSET`] is, in bytes from the beginning.
+    pub const NEXT_OFFSET: usize = core::mem::offset_of!(Self, lap) + Lap::<SLOTS>::NEXT_OFFSET;
+    /// Where [`Lap::LIMIT_OFFSET`] is, likewise.
+    pub const LIMIT_OFFSET: usize = core::mem::offset_of!(Self, lap) + Lap::<SLOTS>::LIMIT_OFFSET;
+
     /// Makes windows of which none was opened.
     pub const fn new() -> Self {
-        Self { lap: Lap::new(), lent: AtomicU64::new(NOT_LENT) }
+        Self { lap: Lap::new(), lent: AtomicU64::new(NOT_LENT), alarmed: AtomicU64::new(0) }
     }
 
     /// The slot for the next window: [`Lap::take`]. `None`: [`CpuWindows::renew`] has one.
@@ -124,7 +132,9 @@ impl<const SLOTS: usize> CpuWindows<SLOTS> {
             return None;
         }
         forget_slots(self.lap.maybe_cached(), cpu);
-        if open > 0 {
+        let taken = self.lap.taken();
+        let before = self.alarmed.swap(taken, Ordering::Relaxed);
+        if open > 0 || taken != before {
             return Some(ALARM_NS);
         }
         self.lap.forget();

@@ -50,6 +50,11 @@ pub enum Renewal {
 }
 
 impl<const SLOTS: usize> Lap<SLOTS> {
+    /// Where the next slot is, in bytes from the beginning: 32 bits.
+    pub const NEXT_OFFSET: usize = core::mem::offset_of!(Self, next);
+    /// Where the end of the run of slots is, likewise.
+    pub const LIMIT_OFFSET: usize = core::mem::offset_of!(Self, limit);
+
     /// Makes a lap with no slot in use and nothing cached.
     pub const fn new() -> Self {
         assert!(SLOTS > 0 && SLOTS <= 64);
@@ -64,6 +69,9 @@ impl<const SLOTS: usize> Lap<SLOTS> {
     }
 
     /// The next slot. `None` at the end of a run of slots: the caller then calls [`Lap::renew`].
+    ///
+    /// A kernel may do this itself, in assembly: it takes the 32 bits at [`Lap::NEXT_OFFSET`]; if
+    /// they differ from those at [`Lap::LIMIT_OFFSET`], they are the slot, and it stores one more.
     #[inline(always)]
     pub fn take(&self) -> Option<usize> {
         let slot = self.next.load(Ordering::Relaxed);

@@ -34,6 +34,9 @@ pub struct Exposure {
     /// in which all CPUs halt ([`Exposure::closed_at_halts`] says whether one lasted through it).
     #[serde(default)]
     pub longest_closed: u64,
+    /// The longest such life in instructions of the CPU that held the translation.
+    #[serde(default)]
+    pub longest_closed_own: u64,
     /// HLTs of the kernel.
     #[serde(default)]
     pub halts: u64,

@@ -234,6 +234,39 @@ fn has_more_than<const N: u32>() -> bool {
     false
 }
 
+/// Where [`Windows`] is in a CPU's data.
+const WINDOWS: usize = offset_of!(PerCpu, windows);
+
+/// Returns the word of this CPU's [`Windows`] at so many bytes from its beginning. The caller stays
+/// on this CPU.
+#[inline(always)]
+fn of_this_cpu<const FIELD: usize>() -> u64 {
+    const { assert!(FIELD + 8 <= size_of::<Windows>()) };
+    let word;
+    // SAFETY: GS points to this CPU's PerCpu, and the word is inside of its windows.
+    unsafe {
+        asm!("mov {}, qword ptr gs:[{} + {}]", out(reg) word, const WINDOWS, const FIELD,
+            options(nostack, preserves_flags, readonly));
+    }
+    word
+}
+
+/// The next slot of this CPU, as [`CpuWindows::take`] finds it. The caller stays on this CPU.
+#[inline(always)]
+fn take_slot() -> Option<usize> {
+    const NEXT: usize = WINDOWS + offset_of!(Windows, slots) + CpuWindows::<SLOTS>::NEXT_OFFSET;
+    const LIMIT: usize = WINDOWS + offset_of!(Windows, slots) + CpuWindows::<SLOTS>::LIMIT_OFFSET;
+    let slot: u32;
+    // SAFETY: GS points to this CPU's PerCpu, which has the two words; no other CPU stores to them.
+    unsafe {
+        asm!("mov {:e}, dword ptr gs:[{}]", out(reg) slot, const NEXT, options(nostack, preserves_flags, readonly));
+        asm!("cmp {:e}, dword ptr gs:[{}]", "je {}", in(reg) slot, const LIMIT, label { return None },
+            options(nostack, readonly));
+        asm!("mov dword ptr gs:[{}], {:e}", const NEXT, in(reg) slot + 1, options(nostack, preserves_flags));
+    }
+    Some(slot as usize)
+}
+
 /// Whether windows of this CPU are flushed as they close.
 #[inline(always)]
 fn forgets_at_close() -> bool {
@@ -296,21 +329,31 @@ impl<const UNIT: u32> Drop for Reached<UNIT> {
     #[inline(always)]
     fn drop(&mut self) {
         // SAFETY: an entry of this CPU's windows, or `NO_ENTRY`: both live for ever.
-        unsafe { &*self.entry }.store(0, Ordering::Relaxed);
+        let entry = unsafe { &*self.entry };
         if forgets_at_close() {
-            registers::invlpg(self.bytes as u64);
+            close_and_forget(entry, self.bytes as u64);
+        } else {
+            entry.store(0, Ordering::Relaxed);
         }
         cpu::count_down::<UNIT>();
     }
 }
 
+/// Closes a window at `address`, and forgets it before anything else runs on this CPU.
+#[inline(never)]
+fn close_and_forget(entry: &AtomicU64, address: u64) {
+    let _off = irq::disable();
+    entry.store(0, Ordering::Relaxed);
+    registers::invlpg(address);
+}
+
 /// Gives access to a frame's bytes; `BITS` ([`WINDOW`] or [`READING`]) says which. `NTH` is 1, or 2
 /// if the caller has one window open, on another frame.
 ///
-/// **Cost.** 35 instructions, including the check of the policy before it and [`Reached`]'s drop:
-/// the policy 2, the context 4, the owner 7, the slot 12, the entry 5, giving back 4, and a no-op
+/// **Cost.** 33 instructions, including the check of the policy before it and [`Reached`]'s drop:
+/// the policy 2, the context 4, the owner 7, the slot 10, the entry 5, giving back 4, and a no-op
 /// for the tracepoint. Counting costs none; 1/64 of the beginning of a lap costs one more. The
-/// lower limit is 25: the same without the checks of owner and context.
+/// lower limit is 23: the same without the checks of owner and context.
 ///
 /// # Panics
 /// If the frame is not memory, belongs to the kernel's image (except for reading text and read-only
@@ -318,13 +361,13 @@ impl<const UNIT: u32> Drop for Reached<UNIT> {
 #[inline(always)]
 fn reach<const NTH: u32, const BITS: u64>(frame: Pfn) -> Reached {
     cpu::count_up::<OPEN>();
-    let windows = &cpu::this().windows;
     if is_programs(frame)
         && !has_more_than::<NTH>()
-        && let Some(slot) = windows.slots.take()
+        && let Some(slot) = take_slot()
     {
-        let entry = windows.entries.load(Ordering::Relaxed).wrapping_add(slot);
-        let bytes = windows.base.load(Ordering::Relaxed) + (slot * PAGE_SIZE) as u64;
+        let entry =
+            (of_this_cpu::<{ offset_of!(Windows, entries) }>() as *const AtomicU64).wrapping_add(slot);
+        let bytes = of_this_cpu::<{ offset_of!(Windows, base) }>() + (slot * PAGE_SIZE) as u64;
         // SAFETY: the lap has slots once `attach` gave this CPU its entries, and `slot` is one of
         // them.
         unsafe { &*entry }.store(tables::leaf(frame, BITS), Ordering::Release);

@@ -163,22 +163,25 @@ fn page_fault(frame: &mut Registers) {
     frame.rip = fixup.resume;
 }
 
-/// Handles an external interrupt, from either mode. Interrupts are off.
-pub(crate) fn interrupt(vector: u8, interrupted: Interrupted) {
+/// Handles an external interrupt, from either mode. Interrupts are off. Returns whether the kernel
+/// above was told.
+pub(crate) fn interrupt(vector: u8, interrupted: Interrupted) -> bool {
     if vector == apic::SPURIOUS_VECTOR {
-        return;
+        return false;
     }
     // Before the handler, which may arm the timer anew. No interrupt can arrive before interrupts
     // are on.
     apic::end_of_interrupt();
     windows::enter_interrupt();
+    let mut is_told = true;
     match vector {
-        irq::VECTOR_TIMER => time::fired(|late| handlers().timer(late, interrupted)),
+        irq::VECTOR_TIMER => is_told = time::fired(|late| handlers().timer(late, interrupted)),
         irq::VECTOR_RESCHEDULE => handlers().reschedule(),
         irq::VECTOR_SHOOTDOWN => cpu::serve_flushes(),
         _ => irq::dispatch(vector),
     }
     windows::leave_interrupt();
+    is_told
 }
 
 /// The place where `entry.s` continues after [`own_stack_trap`].

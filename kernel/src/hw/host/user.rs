@@ -200,7 +200,7 @@ impl UserContext {
             UserEvent::Syscall => VECTOR_SYSCALL,
             UserEvent::PageFault { .. } => 14,
             UserEvent::Exception { vector, .. } => u64::from(vector),
-            UserEvent::Interrupt => 0xf0,
+            UserEvent::Interrupt | UserEvent::Alarm => 0xf0,
         };
         Some(event)
     }

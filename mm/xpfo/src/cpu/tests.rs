@@ -196,6 +196,27 @@ fn a_closed_window_is_forgotten_in_time_before_a_cpu_idles_and_before_a_program_
 }
 
 #[test]
+fn the_alarm_comes_again_while_windows_are_opened_and_once_more() {
+    let cpu = Cpu::new(Policy::On, None, 1);
+    let window = || {
+        cpu.open().unwrap();
+        cpu.close();
+    };
+    window();
+    for _ in 0..5 {
+        let alarm = cpu.alarm.get();
+        window();
+        cpu.pass(ALARM_NS).unwrap();
+        assert_eq!(cpu.alarm.get(), alarm + ALARM_NS);
+        assert!(cpu.closed().is_empty());
+    }
+    cpu.pass(ALARM_NS).unwrap();
+    assert!(!cpu.is_set(), "no window was opened since the last alarm");
+    window();
+    assert!(cpu.is_set());
+}
+
+#[test]
 fn without_a_bound_no_alarm_is_set_and_windows_outlive_the_time() {
     let longest = (0..40).map(|seed| {
         let cpu = Cpu::new(Policy::Lap, None, seed);

@@ -58,13 +58,16 @@ impl Exposed {
         self.seen.closed += now - open_until;
         if let Some(closed) = closed {
             count(&mut self.seen.lives.ended, now - closed.own);
-            self.lasted(closed, machine);
+            self.lasted(closed, now, machine);
         }
     }
 
-    /// Notes that a closed window's translation lasts until now, on the machine's clock.
-    fn lasted(&mut self, closed: Closed, now: u64) {
-        self.seen.longest_closed = self.seen.longest_closed.max(now.saturating_sub(closed.machine));
+    /// Notes that a closed window's translation lasts until now, on this CPU's clock and on the
+    /// machine's.
+    fn lasted(&mut self, closed: Closed, own: u64, machine: u64) {
+        let seen = &mut self.seen;
+        seen.longest_closed = seen.longest_closed.max(machine.saturating_sub(closed.machine));
+        seen.longest_closed_own = seen.longest_closed_own.max(own - closed.own);
     }
 
     /// Notes the end of a translation of the direct map, of which `frames` are programs'.
@@ -98,6 +101,7 @@ pub fn sum(all: impl Iterator<Item = Exposure>) -> Exposure {
         sum.windows += more.windows;
         sum.closed_cached += more.closed_cached;
         sum.longest_closed = sum.longest_closed.max(more.longest_closed);
+        sum.longest_closed_own = sum.longest_closed_own.max(more.longest_closed_own);
         sum.halts += more.halts;
         sum.closed_at_halts += more.closed_at_halts;
         sum.open += more.open;
@@ -205,7 +209,7 @@ impl Cpu {
         let (now, machine) = (self.clock(), self.now());
         for (key, closed) in std::mem::take(&mut self.exposed.closed) {
             count(&mut self.exposed.seen.lives.alive, now - closed.own);
-            self.exposed.lasted(closed, machine);
+            self.exposed.lasted(closed, now, machine);
             if let Some(cached) = self.tlb.peek(key) {
                 self.exposed.seen.open += closed.own.saturating_sub(cached.born);
             }

@@ -54,6 +54,7 @@ fn the_longest_life_is_the_machines_and_a_halt_finds_closed_windows_in_the_cache
     assert_eq!((exposure.halts, exposure.closed_at_halts), (2, 1));
     assert!((5_000..=10_000).contains(&exposure.longest_closed), "{}", exposure.longest_closed);
     assert_eq!(exposure.lives.ended[0], 1, "on its own clock it ended at once");
+    assert!(exposure.longest_closed_own < 10, "{}", exposure.longest_closed_own);
 }
 
 #[test]
