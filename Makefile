@@ -65,6 +65,7 @@ test: build
 	tools/deb --check
 	tools/selftest
 	tools/stack-frames
+	tools/decoded
 	RUST_TEST_THREADS=$$(($$(nproc) + 2)) cargo test --quiet -p freehold # VMs wait for permits: one more than cores
 
 test-long: build

@@ -93,7 +93,7 @@ fn nearest(word: &str) -> &'static EventDescription {
             own + strsim::levenshtein(system, event.system)
         }
     };
-    let switched = EVENTS.iter().filter(|event| !event.is_marker());
+    let switched = EVENTS.iter().filter(|event| event.has_switch());
     switched.min_by_key(distance).unwrap_or(&EVENTS[0])
 }
 
@@ -317,7 +317,7 @@ mod tests {
     fn record(cpu: u16, (event, time, pid): (usize, u64, i32), fields: &[u64]) -> Vec<u8> {
         let head = RecordHead { time, event, pid, comm: Comm::of(b"sh \"x\"") };
         let (ends, memory) = (Ends::new(), Memory((0..512).map(|_| AtomicU64::new(0)).collect()));
-        ends.write(&memory, &head, fields);
+        ends.write(&memory, || head, fields);
         let mut words = [0; MOST_WORDS];
         let found = ends.read(&memory, RingPlace::default(), None, &mut words).expect("it was written");
         let mut bytes = cpu.to_le_bytes().to_vec();
@@ -333,8 +333,8 @@ mod tests {
         fn pages(&self) -> u64 {
             self.0.len() as u64 / Self::PAGE
         }
-        fn word(&self, position: u64) -> &AtomicU64 {
-            &self.0[position as usize % self.0.len()]
+        fn page(&self, position: u64) -> &[AtomicU64] {
+            &self.0[position as usize % self.0.len() / 256 * 256..][..256]
         }
     }
 
@@ -401,7 +401,7 @@ mod tests {
         assert_eq!(nearest("sched:sched_swich").name, "sched_switch");
         assert_eq!(nearest("sys_entr").name, "sys_enter");
         assert_eq!(nearest("raw_syscall:sys_exit").name, "sys_exit");
-        assert!(!nearest(&"x".repeat(5000)).is_marker());
+        assert!(nearest(&"x".repeat(5000)).has_switch());
         assert!(check("sched:*,raw_syscalls:sys_enter").is_ok());
         let told = check("sched:*,sched:sched_swich").expect_err("there is none").to_string();
         assert!(told.contains("no event is named sched:sched_swich"), "{told}");

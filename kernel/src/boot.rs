@@ -448,9 +448,10 @@ impl traps::Handlers for KernelAbove {
         sched::latency::kernel_goes_on(place);
     }
     fn record_event(&self, event: usize, fields: &[u64]) {
-        sched::thread::with_current(|thread| {
-            tracing::record(event, (thread.label.pid(), thread.label.comm()), fields);
-        });
+        tracing::record(event, fields);
+    }
+    fn probe_hit(&self, slot: usize) {
+        tracing::kprobes::hit(slot);
     }
     fn thread_finished(&self) -> ! {
         sched::exit_current()

@@ -77,6 +77,8 @@ pub enum Plant {
     WritableText,
     /// A frame is allocated for a program and never freed.
     LostFrame,
+    /// One bit is flipped in the kernel's image and in all of its copies.
+    BuildFlip,
     /// One bit is flipped in a node's copy of the kernel.
     ReplicaFlip,
     /// The kernel runs with SMAP off.
@@ -252,10 +254,11 @@ pub const KNOWN: &[Known] = &[
     },
     Known {
         name: "freehold.plant",
-        values: "direct-map-read|lost-frame|plugged-read|replica-flip|smap-open|stale-entry|text-alias|unused-mapping|writable-text|wrong-root",
-        help: "break a rule of frames or of memory isolation once, harmlessly, before the program begins: `freehold scope` has to find it, and the closing audit a lost frame",
+        values: "build-flip|direct-map-read|lost-frame|plugged-read|replica-flip|smap-open|stale-entry|text-alias|unused-mapping|writable-text|wrong-root",
+        help: "break a rule of frames or of memory isolation once, harmlessly, before the program begins: `freehold scope` has to find it, and the closing audit a lost frame and a flipped bit",
         set: |settings, parameter| {
             settings.plant = Some(match parameter.value {
+                Some("build-flip") => Plant::BuildFlip,
                 Some("direct-map-read") => Plant::DirectMapRead,
                 Some("plugged-read") => Plant::PluggedRead,
                 Some("replica-flip") => Plant::ReplicaFlip,
@@ -268,7 +271,7 @@ pub const KNOWN: &[Known] = &[
                 Some("lost-frame") => Plant::LostFrame,
                 _ => {
                     return Err(
-                        "direct-map-read, lost-frame, plugged-read, replica-flip, smap-open, stale-entry, text-alias, unused-mapping, writable-text or wrong-root",
+                        "build-flip, direct-map-read, lost-frame, plugged-read, replica-flip, smap-open, stale-entry, text-alias, unused-mapping, writable-text or wrong-root",
                     );
                 }
             });

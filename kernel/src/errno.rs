@@ -86,6 +86,7 @@ errnos! {
     EPROTO = 71 "Protocol error",
     EBADMSG = 74 "Bad message",
     EOVERFLOW = 75 "Value too large for defined data type",
+    EILSEQ = 84 "Illegal byte sequence",
     ENOTSOCK = 88 "Socket operation on non-socket",
     EDESTADDRREQ = 89 "Destination address required",
     EMSGSIZE = 90 "Message too long",

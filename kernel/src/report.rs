@@ -312,7 +312,7 @@ impl AuditVerdict {
             mem::check_map(mem::frames().table(), &mut |violation| log::error!("kernel map: {violation}"))
                 .map_or(0, |report| report.violations);
         let misplaced_timers = time::misplaced() as u64;
-        let replica_faults = mem::check_replicas();
+        let replica_faults = mem::check_replicas(mem::Checks::Replicas);
         let device_tables = host::iommu::get().map_or(0, |iommu| iommu.tables() as u64);
         Self {
             audit,

@@ -33,6 +33,7 @@ mod images;
 mod integrations;
 mod interrupted;
 mod kill;
+mod kprobes;
 mod latency;
 mod learn;
 mod machine;

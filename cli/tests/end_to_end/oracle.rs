@@ -157,7 +157,7 @@ fn a_plant_that_is_none_is_told_and_breaks_nothing() {
     let options = ["--verbose", "--append", "freehold.plant=potatoes"];
     let outcome = run(&options, &["busybox", "true"], b"").expect(0);
     assert!(
-        outcome.stderr.contains("freehold.plant=potatoes ignored: it can be direct-map-read"),
+        outcome.stderr.contains("freehold.plant=potatoes ignored: it can be build-flip, direct-map-read"),
         "{}",
         outcome.stderr
     );

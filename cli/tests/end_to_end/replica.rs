@@ -151,6 +151,31 @@ fn a_flipped_bit_fails_the_run_and_is_named() {
 }
 
 #[test]
+fn a_bit_that_was_flipped_before_the_copies_were_made_is_found() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let planted = ["--append", "freehold.plant=build-flip"];
+    let line = format!("echo 1 > {FILE} || echo differs");
+    let on_nodes = [&["-m", "256M", "--cpus", "2", "--numa", "2"], &planted[..]].concat();
+    {
+        // `finish` would reject a run that does not balance.
+        let _permit = Permit::take();
+        let mut command = run_command();
+        let ended = command.args(on_nodes).args(["--", "busybox", "true"]).output().expect("it runs");
+        let told = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!(code(ended.status), 125, "{told}");
+        let named = "faults of nodes' copies of the kernel: 1 (page ";
+        assert!(told.contains(named) && told.contains(" of the image is not as it was built)"), "{told}");
+    }
+    // On one node the write finds it; without a plant nothing is found, wherever the image lies.
+    assert_eq!(said(&planted, &line).expect(0).text(), "differs\n");
+    for options in [&[][..], &["--append", "nokaslr"]] {
+        assert_eq!(said(options, &line).expect(0).text(), "");
+    }
+}
+
+#[test]
 fn a_node_that_is_too_small_shares_and_says_so() {
     if kernel() != "freehold" {
         return;

@@ -127,3 +127,38 @@ done
     assert_eq!(oracle["total"], 0, "{oracle}");
     assert!(oracle["checks"]["text_stores"].as_u64() > Some(1000), "{oracle}");
 }
+
+/// Returns the instructions that an event costs a system call that does next to nothing.
+fn cost_of(event: &str) -> f64 {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let json = folder.path().join("b.json");
+    let mut command = freehold();
+    command.args(["bench", "--quick", "--runs", "1", "--icount", "--timeout", TIMEOUT, "--json"]).arg(&json);
+    command.args([
+        "--append",
+        &format!("trace_event={event}"),
+        "--against-append",
+        "trace_event=",
+        "null-call",
+    ]);
+    let _permit = Permit::take();
+    finish_now(&mut command, b"").expect(0);
+    let report: Value = serde_json::from_slice(&std::fs::read(json).expect("a file")).expect("it is JSON");
+    let [on, off] = [0, 1].map(|side| {
+        let runs = report["rows"][0]["costs"][side]["runs"][0].as_array().expect("samples");
+        runs.iter().map(|sample| sample.as_f64().expect("a number")).sum::<f64>() / runs.len() as f64
+    });
+    on - off
+}
+
+/// The quick kernel is compiled otherwise and checks each entry: it has no limit.
+#[test]
+fn an_event_that_is_on_costs_at_most_150_instructions() {
+    if kernel() != "freehold" || std::env::var_os("FREEHOLD_KERNEL").is_some() {
+        return;
+    }
+    for event in ["raw_syscalls:sys_enter", "raw_syscalls:sys_exit"] {
+        let cost = cost_of(event);
+        assert!((20.0..=150.0).contains(&cost), "{event}: {cost} instructions");
+    }
+}

@@ -90,6 +90,14 @@ struct AlternativeEntry {
 /// Largest size of a site in bytes.
 const LONGEST: usize = 64;
 
+/// The addresses of each site.
+pub(crate) fn sites() -> impl Iterator<Item = core::ops::Range<u64>> {
+    entries().iter().map(|entry| {
+        let start = absolute(&entry.site);
+        start..start + u64::from(entry.site_bytes)
+    })
+}
+
 impl AlternativeEntry {
     fn store(&self) {
         let bytes = usize::from(self.code_bytes);

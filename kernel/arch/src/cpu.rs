@@ -6,7 +6,7 @@
 
 use core::arch::asm;
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_machine::{
     CpuId, CpuSet, Cpus, Flush, MAX_CPUS, Machine, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, Tlb, Topology,
@@ -81,6 +81,10 @@ pub(crate) struct PerCpu {
     pub(crate) charged_magazines: Magazines,
     /// Number of flush requests of other CPUs that this CPU has served.
     shootdowns: AtomicU64,
+    /// Whether a probe's handler runs.
+    pub(crate) is_in_probe: AtomicBool,
+    /// The interrupt flag of code whose instruction runs in a probe's slot.
+    pub(crate) probed_flags: AtomicU64,
 }
 
 impl PerCpu {
@@ -106,6 +110,8 @@ impl PerCpu {
             magazines: Magazines::new(),
             charged_magazines: Magazines::new(),
             shootdowns: AtomicU64::new(0),
+            is_in_probe: AtomicBool::new(false),
+            probed_flags: AtomicU64::new(0),
         }
     }
 }

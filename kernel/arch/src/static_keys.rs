@@ -79,9 +79,9 @@ impl StaticKey {
     /// Number of keys.
     const COUNT: usize = freehold_tracepoints::COUNT + 4;
 
-    /// Returns the key of an event; `None` for the event that programs write.
+    /// Returns the key of an event; `None` for an event without a switch.
     pub const fn of_event(event: &EventDescription) -> Option<Self> {
-        if event.is_marker() { None } else { Some(Self(event.number())) }
+        if event.has_switch() { Some(Self(event.number())) } else { None }
     }
     /// The key's name, as the kernel parameter and the file in debugfs have it; the key of an event
     /// has the event's name.
@@ -221,6 +221,11 @@ fn entries() -> &'static [SiteEntry] {
 pub(crate) fn table() -> Range<u64> {
     let table = entries().as_ptr_range();
     table.start as u64..table.end as u64
+}
+
+/// The addresses of each site's instruction.
+pub(crate) fn site_ranges() -> impl Iterator<Item = Range<u64>> {
+    sites().map(|site| site.address..site.end())
 }
 
 fn sites() -> impl Iterator<Item = Site> {

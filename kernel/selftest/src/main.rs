@@ -161,6 +161,9 @@ impl Handlers for Kernel {
     fn record_event(&self, event: usize, _fields: &[u64]) {
         unreachable!("event {event} happens, and nobody has turned one on")
     }
+    fn probe_hit(&self, slot: usize) {
+        unreachable!("slot {slot} has no probe")
+    }
     fn thread_finished(&self) -> ! {
         let main = MAIN.lock().clone().expect("the main thread");
         thread::switch(&main);

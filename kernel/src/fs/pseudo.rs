@@ -148,6 +148,12 @@ impl PseudoDir {
         self.put(reserve::slice(ShortLine::displaying(name).bytes()), node);
     }
 
+    /// Removes the fixed entry `name`. Open files of it stay as they are.
+    pub fn remove(&self, name: &[u8]) {
+        let removed = self.entries.lock().remove(name);
+        drop(removed);
+    }
+
     fn put(&self, name: Arc<[u8]>, node: Arc<dyn Node>) {
         if self.entries.lock().try_insert(name, node).is_err() {
             self.tree.incomplete.store(true, Ordering::Relaxed);

@@ -3,8 +3,9 @@
 use freehold_buddy::Buddy;
 
 pub use freehold_arch::{
-    X86 as Hardware, alternatives, boot, cpu, entropy, firmware, heap, irq, memory, mmio, panic, plant,
-    power, provoke, serial, speculation, static_keys, sync, thread, time, traps, user, usercopy, watch,
+    X86 as Hardware, alternatives, boot, built, cpu, entropy, firmware, heap, irq, memory, mmio, panic,
+    plant, power, probes, provoke, serial, speculation, static_keys, sync, thread, time, traps, user,
+    usercopy, watch,
 };
 
 use super::Frames;

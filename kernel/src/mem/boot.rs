@@ -144,6 +144,11 @@ pub fn plant(plant: Plant) -> crate::Result<()> {
         Plant::LostFrame => core::mem::forget(Frame::<Anon, _>::allocate(frames())?),
         Plant::SmapOpen => breach::smap_open(),
         Plant::WrongRoot => breach::wrong_root().then_some(()).ok_or(Errno::ENODEV)?,
+        Plant::BuildFlip => {
+            let replicas = replica::replicas().ok_or(Errno::ENODEV)?;
+            let page = replicas.lock().flip_everywhere().map_err(|_| Errno::ENOMEM)?;
+            log::warn!("freehold.plant: a bit of page {page} of the image and of all its copies is flipped");
+        }
         Plant::ReplicaFlip => {
             let flipped =
                 replica::replicas().and_then(|replicas| replicas.lock().flip()).ok_or(Errno::ENODEV)?;

@@ -33,9 +33,18 @@ pub fn replicas() -> Option<&'static Mutex<Replicas<Frames, ImagePort>>> {
     REPLICAS.get()
 }
 
+/// The bytes that a check compares on a machine whose nodes have no replica.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Checks {
+    /// Nothing.
+    Replicas,
+    /// The image with the build's record.
+    Image,
+}
+
 /// Checks the tables and the owners of all replicas, and compares every byte. Returns the number of
 /// faults, and the first one; the log has all of them.
-pub fn check_replicas() -> (u64, Option<ReplicaFault>) {
+pub fn check_replicas(without: Checks) -> (u64, Option<ReplicaFault>) {
     let Some(mut replicas) = replicas().map(Mutex::lock) else { return (0, None) };
     let (mut count, mut first) = (0, None);
     let mut found = |fault: ReplicaFault| {
@@ -44,7 +53,9 @@ pub fn check_replicas() -> (u64, Option<ReplicaFault>) {
         first.get_or_insert(fault);
     };
     replicas.validate(&mut found);
-    replicas.verify(&mut found);
+    if without == Checks::Image || !replicas.is_empty() {
+        replicas.verify(&mut found);
+    }
     (count, first)
 }
 

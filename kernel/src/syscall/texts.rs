@@ -7,12 +7,12 @@
 //! change a text between its event and the call, so no decision may be based on a text. Linux'
 //! nearest relative is the output of strace, which reads the same bytes through ptrace.
 
-use freehold_machine::Cpus;
 use freehold_tracepoints::TraceEvent;
 use freehold_tracepoints::calls::{ArgumentKind, arguments};
 use freehold_tracepoints::table::SyscallText;
 
-use crate::hw::{Faults, Hardware, PAGE, read_user};
+use crate::hw::{Faults, PAGE, read_user};
+use crate::tracing;
 use crate::user::UserPtr;
 
 /// Largest number of bytes of a path or another text.
@@ -24,7 +24,8 @@ const MOST_PARTS: u32 = 32;
 /// Number of words of an event before its bytes.
 const HEAD: usize = 2;
 
-/// Records the texts that a call reads, before it runs.
+/// Records the texts that a call reads, before it runs. Called while the event is on.
+#[inline(never)]
 pub fn entered(number: u64, values: [u64; 6]) {
     each(number, values, |arg, kind| match kind {
         ArgumentKind::Path | ArgumentKind::Text => text((arg, 0), values[arg], MOST_TEXT),
@@ -34,7 +35,8 @@ pub fn entered(number: u64, values: [u64; 6]) {
     });
 }
 
-/// Records the bytes that a call filled. `result` is its return value.
+/// Records the bytes that a call filled. Called while the event is on. `result` is its value.
+#[inline(never)]
 pub fn left(number: u64, values: [u64; 6], result: i64) {
     let Ok(length @ 1..) = u64::try_from(result) else { return };
     each(number, values, |arg, kind| match kind {
@@ -44,11 +46,8 @@ pub fn left(number: u64, values: [u64; 6], result: i64) {
     });
 }
 
-/// Visits the arguments of a call, if texts are recorded.
+/// Visits the arguments of a call.
 fn each(number: u64, values: [u64; 6], mut visit: impl FnMut(usize, ArgumentKind)) {
-    if !Hardware.is_traced::<{ SyscallText::NUMBER }>() {
-        return;
-    }
     for (arg, &kind) in arguments(number).into_iter().flatten().enumerate() {
         if values[arg] != 0 {
             visit(arg, kind);
@@ -106,5 +105,5 @@ fn record((arg, part): (usize, u32), bytes: &[u8], more: u32) {
         whole[..bytes.len()].copy_from_slice(bytes);
         *word = u64::from_le_bytes(whole);
     }
-    Hardware.record_event(SyscallText::NUMBER, &words[..HEAD + bytes.len().div_ceil(8)]);
+    tracing::record(SyscallText::NUMBER, &words[..HEAD + bytes.len().div_ceil(8)]);
 }

@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use freehold_collections::Arc;
 use freehold_machine::{Cpus, VirtAddr};
 use freehold_tracepoints::TraceEvent;
-use freehold_tracepoints::table::{PageFaultUser, SysEnter, SysExit};
+use freehold_tracepoints::table::{PageFaultUser, SysEnter, SysExit, SyscallText};
 use freehold_vm::Access;
 
 use super::{dispatch, failures, texts};
@@ -23,7 +23,7 @@ use crate::task::signal::{SigInfo, Signal, code, deliver::Trap, exception};
 use crate::task::{
     ExitStatus, ProgramFault, Task, handle_user_fault, out_of_memory, reserve, wait_for_monitor,
 };
-use crate::{Errno, Result, sched};
+use crate::{Errno, Result, sched, tracing};
 
 /// Runs the program of `task` from `context` until the thread ends.
 ///
@@ -173,7 +173,7 @@ fn watched_call(task: &Task, context: &mut UserContext) -> Result<()> {
 #[inline(always)]
 fn system_call(task: &Task, context: &mut UserContext) -> Result<()> {
     if Hardware.is_traced::<{ SysEnter::NUMBER }>() {
-        trace_enter(context);
+        trace_enter(task, context);
     }
     let outcome = mem::with_memory_found(|| match reserve::with(&task.drawn, || dispatch(context)) {
         Ok(outcome) => outcome,
@@ -183,7 +183,7 @@ fn system_call(task: &Task, context: &mut UserContext) -> Result<()> {
         }
     });
     if Hardware.is_traced::<{ SysExit::NUMBER }>() {
-        trace_exit(context, outcome);
+        trace_exit(task, context, outcome);
     }
     match outcome {
         Ok(value) => context.set_return(value as u64),
@@ -206,19 +206,23 @@ fn system_call(task: &Task, context: &mut UserContext) -> Result<()> {
 
 #[cold]
 #[inline(never)]
-fn trace_enter(context: &UserContext) {
+fn trace_enter(task: &Task, context: &UserContext) {
     let event = SysEnter { id: context.syscall_number() as i64, args: context.syscall_args() };
-    Hardware.record_event(SysEnter::NUMBER, &event.words());
-    texts::entered(context.syscall_number(), context.syscall_args());
+    tracing::record_by(&task.label, SysEnter::NUMBER, &event.words());
+    if Hardware.is_traced::<{ SyscallText::NUMBER }>() {
+        texts::entered(context.syscall_number(), context.syscall_args());
+    }
 }
 
 #[cold]
 #[inline(never)]
-fn trace_exit(context: &UserContext, outcome: Result<i64>) {
+fn trace_exit(task: &Task, context: &UserContext, outcome: Result<i64>) {
     let ret = outcome.unwrap_or_else(|error| error.to_return_value());
-    texts::left(context.syscall_number(), context.syscall_args(), ret);
+    if Hardware.is_traced::<{ SyscallText::NUMBER }>() {
+        texts::left(context.syscall_number(), context.syscall_args(), ret);
+    }
     let event = SysExit { id: context.syscall_number() as i64, ret };
-    Hardware.record_event(SysExit::NUMBER, &event.words());
+    tracing::record_by(&task.label, SysExit::NUMBER, &event.words());
 }
 
 #[inline(always)]
@@ -232,7 +236,7 @@ fn trace_fault(context: &UserContext, addr: VirtAddr, code: u64) {
 #[inline(never)]
 fn record_fault(context: &UserContext, addr: VirtAddr, code: u64) {
     let event = PageFaultUser { address: addr.0, ip: context.regs().rip, error_code: code };
-    Hardware.record_event(PageFaultUser::NUMBER, &event.words());
+    tracing::record(PageFaultUser::NUMBER, &event.words());
 }
 
 #[cold]

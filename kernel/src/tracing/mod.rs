@@ -21,6 +21,7 @@
 //!
 //! Rings stay until their size changes, as on Linux. Linux' relative is kernel/trace/trace.c.
 
+pub mod kprobes;
 mod merge;
 mod ring;
 
@@ -30,12 +31,13 @@ use freehold_collections::{Arc, TryCollect, Vec, reserve};
 use freehold_machine::MAX_CPUS;
 use freehold_tracepoints::ring::RingPlace;
 use freehold_tracepoints::table::Print;
-use freehold_tracepoints::{Comm, MOST_PAYLOAD, Pid, RecordHead, TraceEvent};
+use freehold_tracepoints::{MOST_PAYLOAD, RecordHead, TraceEvent};
 
 pub use merge::{Merge, RingReader, TraceLine};
 pub use ring::Ring;
 
 use crate::hw::{self, irq};
+use crate::sched::thread::{TraceLabel, with_current};
 use crate::sync::{ArcSlot, IrqSpinLock, Mutex};
 use crate::{Errno, Result, sched};
 
@@ -138,16 +140,29 @@ impl ReadRing {
     }
 }
 
-/// Records an event of a thread. Any context, except NMIs, double faults and machine checks.
-pub fn record(event: usize, (pid, comm): (Pid, Comm), fields: &[u64]) {
+/// Records an event of the running thread. Any context, except NMIs, double faults and machine
+/// checks.
+#[cold]
+#[inline(never)]
+pub fn record(event: usize, fields: &[u64]) {
+    with_current(|thread| record_by(&thread.label, event, fields));
+}
+
+/// As [`record`], for a caller that knows the running thread's label.
+#[cold]
+#[inline(never)]
+pub fn record_by(by: &TraceLabel, event: usize, fields: &[u64]) {
     let off = irq::disable();
     // After an entry with interrupts off, which acts as a barrier: a CPU that clears this waits
     // until every CPU has taken an interrupt.
     if RECORDING.load(Ordering::Relaxed) {
         let place = &WRITERS[usize::from(hw::current_cpu().0)].0;
         if let Some(ring) = place.take() {
-            let head = RecordHead { time: hw::time::ticks(), event, pid: pid.0, comm };
-            ring.ends.write(&*ring, &head, fields);
+            let head = || {
+                let (time, pid, comm) = (hw::time::ticks(), by.pid().0, by.comm());
+                RecordHead { time, event, pid, comm }
+            };
+            ring.ends.write(&*ring, head, fields);
             let replaced = place.put(ring);
             debug_assert!(replaced.is_none(), "rings change while nobody records");
         }
@@ -160,7 +175,7 @@ pub fn record(event: usize, (pid, comm): (Pid, Comm), fields: &[u64]) {
 ///
 /// # Errors
 /// `ENOMEM`; those of `step`; `EBADF` if tracing is off.
-pub fn mark(text: &[u8], by: (Pid, Comm), step: &mut dyn FnMut() -> Result<()>) -> Result<usize> {
+pub fn mark(text: &[u8], step: &mut dyn FnMut() -> Result<()>) -> Result<usize> {
     provide(step)?;
     if switch() == Switch::Off {
         return Err(Errno::EBADF);
@@ -172,7 +187,7 @@ pub fn mark(text: &[u8], by: (Pid, Comm), step: &mut dyn FnMut() -> Result<()>) 
         whole[..bytes.len()].copy_from_slice(bytes);
         *word = u64::from_le_bytes(whole);
     }
-    record(Print::NUMBER, by, &words[..text.len().div_ceil(8)]);
+    record(Print::NUMBER, &words[..text.len().div_ceil(8)]);
     Ok(text.len())
 }
 

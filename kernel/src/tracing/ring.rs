@@ -1,9 +1,8 @@
 //! The memory of a ring: single pages, so that a large ring needs no large contiguous block.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::AtomicU64;
 
-use freehold_collections::Vec;
-use freehold_tracepoints::HEAD_WORDS;
+use freehold_collections::{Box, Vec};
 use freehold_tracepoints::ring::{Ends, RingPlace, Words};
 
 use crate::Result;
@@ -19,7 +18,7 @@ pub struct Ring {
     /// one.
     pub(super) consumed: AtomicU64,
     /// The pages; their number is a power of two.
-    chunks: Vec<Vec<AtomicU64>>,
+    chunks: Vec<Box<[AtomicU64; CHUNK]>>,
 }
 
 impl Ring {
@@ -34,7 +33,7 @@ impl Ring {
             step()?;
             let mut chunk = Vec::try_with_capacity(CHUNK)?;
             (0..CHUNK).for_each(|_| chunk.push_reserved(AtomicU64::new(0)));
-            chunks.push_reserved(chunk);
+            chunks.push_reserved(chunk.into_inner().try_into().expect("a page of words"));
         }
         Ok(Self { ends: Ends::new(), consumed: AtomicU64::new(0), chunks })
     }
@@ -46,11 +45,6 @@ impl Ring {
         let position = found.next.position - found.length as u64;
         Some((RingPlace { position, number: found.next.number - 1 }, words[1]))
     }
-
-    fn chunk(&self, position: u64) -> (&[AtomicU64], usize) {
-        let place = (position as usize / CHUNK) & (self.chunks.len() - 1);
-        (&self.chunks[place], position as usize % CHUNK)
-    }
 }
 
 impl Words for Ring {
@@ -59,25 +53,7 @@ impl Words for Ring {
         self.chunks.len() as u64
     }
     #[inline(always)]
-    fn word(&self, position: u64) -> &AtomicU64 {
-        let (chunk, at) = self.chunk(position);
-        &chunk[at]
-    }
-    #[inline(always)]
-    fn store(&self, position: u64, first: &[u64; HEAD_WORDS], payload: &[u64]) {
-        let (chunk, at) = self.chunk(position);
-        let places = &chunk[at..at + HEAD_WORDS + payload.len()];
-        let (head, mut rest) = places.split_at(HEAD_WORDS);
-        head.iter().zip(first).for_each(|(place, &value)| place.store(value, Ordering::Relaxed));
-        // Four words at a time: copying the fields is most of an event's cost.
-        let mut four = payload.chunks_exact(4);
-        for values in &mut four {
-            let (places, more) = rest.split_at(4);
-            for at in 0..4 {
-                places[at].store(values[at], Ordering::Relaxed);
-            }
-            rest = more;
-        }
-        rest.iter().zip(four.remainder()).for_each(|(place, &value)| place.store(value, Ordering::Relaxed));
+    fn page(&self, position: u64) -> &[AtomicU64] {
+        &self.chunks[(position as usize / CHUNK) & (self.chunks.len() - 1)][..]
     }
 }

@@ -181,13 +181,10 @@ impl Display for Line<'_> {
         (length..16).try_for_each(|_| f.write_str(" "))?;
         text(f, comm.into_iter())?;
         let (cpu, time) = (self.cpu, self.time);
-        write!(
-            f,
-            "-{:<7} [{cpu:03}] {time}: {}: {}",
-            head.pid,
-            self.record.event().line_name(),
-            Fields(&self.record)
-        )?;
-        f.write_str("\n")
+        write!(f, "-{:<7} [{cpu:03}] {time}: ", head.pid)?;
+        if !self.record.event().is_kprobe() {
+            write!(f, "{}: ", self.record.event().line_name())?;
+        }
+        writeln!(f, "{}", Fields(&self.record))
     }
 }

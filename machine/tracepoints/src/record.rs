@@ -4,7 +4,7 @@
 //! |---|---|
 //! | 0 | the record's length in words (8 bits), its number on its CPU (56 bits; all set: padding) |
 //! | 1 | time stamp, in ticks |
-//! | 2 | Linux' common fields: type (2 bytes), flags, preempt count (0 both), pid (4 bytes) |
+//! | 2 | as Linux' common fields, with the event's number for the type (2 bytes), flags, preempt count (0 both), pid (4 bytes) |
 //! | 3, 4 | the thread's name |
 //! | 5… | the fields, as `format` says; offsets there count from word 2, without the name |
 //!
@@ -13,7 +13,7 @@
 
 use crate::field::{Comm, FieldType};
 use crate::format::FieldText;
-use crate::table::{EVENTS, EventDescription, id_of, number_of};
+use crate::table::{EVENTS, EventDescription};
 
 /// Words before the fields.
 pub const HEAD_WORDS: usize = 5;
@@ -66,9 +66,10 @@ impl RecordHead {
     #[inline(always)]
     pub(crate) fn words(&self, number: u64, payload: usize) -> [u64; HEAD_WORDS] {
         let length = (HEAD_WORDS + payload) as u64;
-        let common = u64::from(id_of(self.event)) | u64::from(self.pid as u32) << 32;
+        let common = self.event as u64 | u64::from(self.pid as u32) << 32;
         let name = u128::from_le_bytes(self.comm.0);
-        [length << NUMBER_BITS | number_in(number), self.time, common, name as u64, (name >> 64) as u64]
+        // No ring gets as many records as its number's bits can count.
+        [length << NUMBER_BITS | number, self.time, common, name as u64, (name >> 64) as u64]
     }
 }
 
@@ -90,8 +91,8 @@ impl<'a> RecordView<'a> {
         if length_of(head[0]) != words.len() as u64 || is_padding(head[0]) {
             return None;
         }
-        let event = number_of(head[2] as u16)?;
-        if payload.len() * 8 < EVENTS[event].bytes() {
+        let event = usize::from(head[2] as u16);
+        if payload.len() * 8 < EVENTS.get(event)?.bytes() {
             return None;
         }
         let name = u128::from(head[3]) | u128::from(head[4]) << 64;

@@ -40,14 +40,46 @@ pub trait Words {
     const PAGE: u64;
     /// How many pages there are, at least 2.
     fn pages(&self) -> u64;
+    /// The words of the page that has a position modulo the ring's size.
+    fn page(&self, position: u64) -> &[AtomicU64];
     /// The word at a position modulo the ring's size.
-    fn word(&self, position: u64) -> &AtomicU64;
-    /// Stores a record's words from a position on; they are all in one page.
-    #[inline(always)]
-    fn store(&self, position: u64, first: &[u64; HEAD_WORDS], payload: &[u64]) {
-        for (place, &value) in (position..).zip(first.iter().chain(payload)) {
-            self.word(place).store(value, Ordering::Relaxed);
-        }
+    fn word(&self, position: u64) -> &AtomicU64 {
+        &self.page(position)[(position % Self::PAGE) as usize]
+    }
+}
+
+/// Room for `length` words from position `start` on, in the page that has the word before `start`;
+/// `None` if that page has too few left. So a new page is never entered this way.
+#[inline(always)]
+fn room<W: Words>(words: &W, start: u64, length: usize) -> Option<&[AtomicU64]> {
+    let before = start.wrapping_sub(1);
+    let used = (before % W::PAGE) as usize + 1;
+    words.page(before).get(used..used + length)
+}
+
+/// Stores a record's words, of which `places` has as many.
+#[inline(always)]
+fn store(places: &[AtomicU64], first: &[u64; HEAD_WORDS], payload: &[u64]) {
+    let Some((head, rest)) = places.split_first_chunk::<HEAD_WORDS>() else { return };
+    (0..HEAD_WORDS).for_each(|at| head[at].store(first[at], Ordering::Relaxed));
+    // By length: a loop costs three instructions more for each word.
+    match payload.len() {
+        1 => store_all::<1>(rest, payload),
+        2 => store_all::<2>(rest, payload),
+        3 => store_all::<3>(rest, payload),
+        4 => store_all::<4>(rest, payload),
+        5 => store_all::<5>(rest, payload),
+        6 => store_all::<6>(rest, payload),
+        7 => store_all::<7>(rest, payload),
+        8 => store_all::<8>(rest, payload),
+        _ => rest.iter().zip(payload).for_each(|(place, &value)| place.store(value, Ordering::Relaxed)),
+    }
+}
+
+#[inline(always)]
+fn store_all<const N: usize>(places: &[AtomicU64], values: &[u64]) {
+    if let (Some(places), Some(values)) = (places.first_chunk::<N>(), values.first_chunk::<N>()) {
+        (0..N).for_each(|at| places[at].store(values[at], Ordering::Relaxed));
     }
 }
 
@@ -105,25 +137,43 @@ impl Ends {
     }
 
     /// Writes a record: `payload` has no more than [`MOST_PAYLOAD`](crate::MOST_PAYLOAD) words. The
-    /// ring's writer only.
+    /// head is made when there is room for the record: until then it takes no register. The ring's
+    /// writer only.
     #[inline]
-    pub fn write<W: Words>(&self, words: &W, head: &RecordHead, payload: &[u64]) {
-        let number = self.written.load(Ordering::Relaxed);
-        let first = head.words(number, payload.len());
-        let length = (first.len() + payload.len()) as u64;
-        let mut start = self.head.load(Ordering::Relaxed);
-        let used = start % W::PAGE;
-        if used == 0 || used + length > W::PAGE {
-            start = self.begin_page(words, start);
+    pub fn write<W: Words>(&self, words: &W, head: impl FnOnce() -> RecordHead, payload: &[u64]) {
+        let start = self.head.load(Ordering::Relaxed);
+        match room(words, start, HEAD_WORDS + payload.len()) {
+            Some(places) => self.put(places, start, &head(), payload),
+            None => self.write_to_next_page(words, start, head, payload),
         }
-        words.store(start, &first, payload);
+    }
+
+    /// Does the same on another page. Separate, so that it costs the usual case no register.
+    #[cold]
+    #[inline(never)]
+    fn write_to_next_page<W: Words>(
+        &self,
+        words: &W,
+        at: u64,
+        head: impl FnOnce() -> RecordHead,
+        payload: &[u64],
+    ) {
+        let start = self.begin_page(words, at);
+        let places = &words.page(start)[..HEAD_WORDS + payload.len()];
+        self.put(places, start, &head(), payload);
+    }
+
+    /// Stores a record at position `start`, whose place is `places`.
+    #[inline(always)]
+    fn put(&self, places: &[AtomicU64], start: u64, head: &RecordHead, payload: &[u64]) {
+        let number = self.written.load(Ordering::Relaxed);
+        store(places, &head.words(number, payload.len()), payload);
         // The number first: a reader that sees the new head finds a count that is at least as new.
         self.written.store(number + 1, Ordering::Release);
-        self.head.store(start + length, Ordering::Release);
+        self.head.store(start + places.len() as u64, Ordering::Release);
     }
 
     /// Continues at the first beginning of a page from `at` on. The page's old records are dropped.
-    #[cold]
     fn begin_page<W: Words>(&self, words: &W, at: u64) -> u64 {
         let start = at.next_multiple_of(W::PAGE);
         if start > at {

@@ -63,7 +63,7 @@ pub fn selections(text: &[u8]) -> impl Iterator<Item = (&[u8], Result<Selection<
 impl Selection<'_> {
     /// Whether this selection contains an event.
     pub fn selects(&self, event: &EventDescription) -> bool {
-        if event.is_marker() {
+        if !event.has_switch() {
             return false;
         }
         match self.system {

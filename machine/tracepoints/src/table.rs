@@ -52,14 +52,9 @@ const FIRST_ID: u16 = 32;
 /// The id of [`Print`], which is Linux'.
 const PRINT_ID: u16 = 5;
 
-/// The id that records and files have for event `number`.
+/// The id that files have for event `number`.
 pub(crate) const fn id_of(number: usize) -> u16 {
     if number == PRINT { PRINT_ID } else { FIRST_ID + number as u16 }
-}
-
-/// The event with this id.
-pub(crate) fn number_of(id: u16) -> Option<usize> {
-    (0..COUNT).find(|&number| id_of(number) == id)
 }
 
 const fn aligned(offset: usize, kind: FieldType) -> usize {
@@ -83,7 +78,7 @@ const fn offset_of(list: &[(&str, FieldType)], which: usize) -> usize {
 }
 
 impl EventDescription {
-    /// The id in records, in `id` and in `format`.
+    /// The id in `id` and in `format`.
     pub const fn id(&self) -> u16 {
         id_of(self.number)
     }
@@ -121,6 +116,14 @@ impl EventDescription {
     /// Whether programs write it (`trace_marker`): such an event cannot be turned off.
     pub const fn is_marker(&self) -> bool {
         self.number == PRINT
+    }
+    /// Whether it stands for all kprobes: its text has the probe's name.
+    pub const fn is_kprobe(&self) -> bool {
+        self.number == Numbers::Kprobe as usize
+    }
+    /// Whether it is turned on and off, for all of its places at once.
+    pub const fn has_switch(&self) -> bool {
+        !self.is_marker() && !self.is_kprobe()
     }
     /// Whether each field that the text names exists.
     pub fn is_sound(&self) -> bool {
@@ -310,6 +313,11 @@ tracepoints! {
     /// Translations are flushed.
     "tlb" "tlb_flush" TlbFlush { reason: i32, pages: i64 } "pages:{pages} reason:{reason:?} ({reason})"
         names "reason": FLUSHES;
+    /// A CPU comes to a kprobe.
+    "kprobes" "kprobe" Kprobe {
+        /// The probe's name and its place, as a line of `trace` has them.
+        buf: (),
+    } "{buf}";
     /// A signal is sent to a process or a thread. Linux also records the result here.
     "signal" "signal_generate" SignalGenerate {
         sig: i32, errno: i32, code: i32, comm: Comm, pid: Pid, group: i32,

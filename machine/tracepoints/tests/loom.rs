@@ -58,8 +58,8 @@ impl Words for Small {
     fn pages(&self) -> u64 {
         WORDS / PAGE
     }
-    fn word(&self, position: u64) -> &AtomicU64 {
-        &self.0[(position % WORDS) as usize]
+    fn page(&self, position: u64) -> &[AtomicU64] {
+        &self.0[(position % WORDS / PAGE * PAGE) as usize..][..PAGE as usize]
     }
 }
 
@@ -74,11 +74,11 @@ fn model() {
     builder.preemption_bound = Some(3);
     builder.check(|| {
         let ring = Arc::new((Ends::new(), Small((0..WORDS).map(|_| AtomicU64::new(0)).collect())));
-        ring.0.write(&ring.1, &head(1), &[100, 200]);
-        ring.0.write(&ring.1, &head(2), &[101, 201]);
+        ring.0.write(&ring.1, || head(1), &[100, 200]);
+        ring.0.write(&ring.1, || head(2), &[101, 201]);
         let writer = {
             let ring = ring.clone();
-            thread::spawn(move || ring.0.write(&ring.1, &head(3), &[102, 202]))
+            thread::spawn(move || ring.0.write(&ring.1, || head(3), &[102, 202]))
         };
         let mut buffer = [0; MOST_WORDS];
         let mut place = RingPlace::default();

@@ -5,7 +5,8 @@
 //! image's. From then on the page has this hash, and only a patch changes it. So a change of one
 //! copy is always found. But with a single replica, a change of the image before the first check is
 //! reported as a change of the replica. A change of all copies to the same bytes is found only
-//! after the first check.
+//! after the first check, unless it is a change of a page that was never patched: if the port knows
+//! the page as it was built, each check compares the image with that, too.
 
 use core::fmt;
 use core::num::NonZeroU64;
@@ -30,6 +31,11 @@ pub enum ReplicaFault {
     },
     /// A page of the image itself has changed.
     Image {
+        /// The page's number, from 0.
+        page: u64,
+    },
+    /// A page of the image differs from the one that was built, and was never patched.
+    Build {
         /// The page's number, from 0.
         page: u64,
     },
@@ -68,6 +74,7 @@ impl fmt::Display for ReplicaFault {
         match self {
             Self::Replica { node, page } => write!(f, "page {page} of node {}'s replica has changed", node.0),
             Self::Image { page } => write!(f, "page {page} of the image has changed"),
+            Self::Build { page } => write!(f, "page {page} of the image is not as it was built"),
             Self::Leaf { node, address } => {
                 write!(f, "node {}'s tables are wrong at {:#x}", node.0, address.0)
             }
@@ -94,18 +101,22 @@ fn most_common(seen: &[Option<NonZeroU64>]) -> NonZeroU64 {
 }
 
 impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
-    /// Compares every page of the image and of each replica with its hash; `found` is called for
-    /// each difference. Does nothing if there is no replica.
+    /// Compares every page of the image and of each replica with its hash, and pages without
+    /// patches with the build's; `found` is called for each difference.
     pub fn verify(&mut self, found: &mut dyn FnMut(ReplicaFault)) {
-        (0..self.hashes.len() as u64).for_each(|page| self.verify_page(page, found));
+        (0..self.image.pages).for_each(|page| self.verify_page(page, found));
     }
 
     /// The same for one page.
     pub(crate) fn verify_page(&mut self, page: u64, found: &mut dyn FnMut(ReplicaFault)) {
+        let machine = self.source.machine();
+        let (port, frame) = (self.port, self.image.first.offset(page));
+        if !self.was_patched(page) && !machine.read_bytes(frame, |bytes| port.is_as_built(page, bytes)) {
+            found(ReplicaFault::Build { page });
+        }
         if self.is_empty() {
             return;
         }
-        let machine = self.source.machine();
         let mut seen = [None; MAX_NODES + 1];
         for (seen, (_, frame)) in seen.iter_mut().zip(self.copies(page)) {
             *seen = Some(machine.read_bytes(frame, hash));
@@ -119,6 +130,11 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
                 found(if place == 0 { image } else { ReplicaFault::Replica { node, page } });
             }
         }
+    }
+
+    /// Whether a page was patched, or may have been.
+    fn was_patched(&self, page: u64) -> bool {
+        self.patched.get(page as usize / 64).is_none_or(|word| word >> (page % 64) & 1 != 0)
     }
 
     /// Checks the tables and the owners of every replica; `found` gets each fault.

@@ -86,6 +86,11 @@ pub trait Port: Copy + Send + Sync + 'static {
     fn synchronise(self);
     /// From now on roots for CPUs of `node` have `root`'s kernel half.
     fn set_root(self, node: NodeId, root: Pfn);
+    /// Whether a page of the image with these bytes is as it was built. True if that is not known,
+    /// and for a page that start-up changes. Not asked for a page that was patched.
+    fn is_as_built(self, _page: u64, _bytes: &[u8; PAGE_SIZE]) -> bool {
+        true
+    }
 }
 
 /// A node's replica. Its frames are freed when it is dropped, which must not happen once its root
@@ -135,6 +140,8 @@ pub struct Replicas<S: ReplicaMemory, P: Port> {
     pub(crate) image: KernelImage,
     /// For each page of the image, its hash after the first check; empty if there is no replica.
     pub(crate) hashes: Vec<Option<NonZeroU64>>,
+    /// For each page, whether it was patched, 64 to a word; empty if there was no memory.
+    pub(crate) patched: Vec<u64>,
     /// By node.
     pub(crate) nodes: [Option<NodeReplica<S>>; MAX_NODES],
 }
@@ -157,8 +164,12 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
         topology: &Topology,
         without: &mut dyn FnMut(NodeId),
     ) -> Self {
-        let mut replicas =
-            Self { source, port, image, hashes: Vec::new(), nodes: [const { None }; MAX_NODES] };
+        let mut patched = Vec::new();
+        if patched.try_reserve_exact(image.pages.div_ceil(64) as usize).is_ok() {
+            patched.resize(image.pages.div_ceil(64) as usize, 0);
+        }
+        let nodes_without = [const { None }; MAX_NODES];
+        let mut replicas = Self { source, port, image, hashes: Vec::new(), patched, nodes: nodes_without };
         if wanted.0 == 0 {
             return replicas;
         }
@@ -214,6 +225,23 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
         let machine = self.source.machine();
         machine.with_bytes(replica.frame(page), |bytes| bytes[PAGE_SIZE - 1] ^= 0x80);
         Some((node, page))
+    }
+
+    /// Flips the last bit of the image's last page and of all its copies, as if it had been flipped
+    /// before they were made, to test the check. Returns the page.
+    ///
+    /// # Errors
+    /// If there is no memory for the patching window.
+    pub fn flip_everywhere(&self) -> Result<u64, PatchError> {
+        self.port.prepare_patching()?;
+        let page = self.image.pages - 1;
+        let machine = self.source.machine();
+        let last = machine.read_bytes(self.image.first.offset(page), |bytes| bytes[PAGE_SIZE - 1]);
+        for (_, frame) in self.copies(page) {
+            self.port.store_text(frame, PAGE_SIZE - 1, &[last ^ 0x80]);
+        }
+        self.port.synchronise();
+        Ok(page)
     }
 
     pub(crate) fn each(&self) -> impl Iterator<Item = (NodeId, &NodeReplica<S>)> {
@@ -273,17 +301,24 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
 /// in one word never have the same hash, except for one hash in 2^64. The hash finds faults, but an
 /// attacker who chooses the bytes can forge it. One multiplication covers four words, because each
 /// check reads every page.
-pub(crate) fn hash(bytes: &[u8; PAGE_SIZE]) -> NonZeroU64 {
+///
+/// `word` returns the page's words by number, 0 to 511.
+pub fn page_hash(word: impl Fn(usize) -> u64) -> NonZeroU64 {
     const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
     let mut lanes = [1u64, 2, 3, 4];
-    for words in bytes.as_chunks::<128>().0 {
-        let words = words.as_chunks::<8>().0;
+    for first in (0..PAGE_SIZE / 8).step_by(16) {
         for (at, lane) in lanes.iter_mut().enumerate() {
-            let word = |nth: usize| u64::from_ne_bytes(words[at + 4 * nth]);
+            let word = |nth: usize| word(first + at + 4 * nth);
             let mixed = ((*lane ^ word(0)).wrapping_add(word(1)) ^ word(2)).wrapping_add(word(3));
             *lane = mixed.wrapping_mul(ODD);
         }
     }
     let hash = lanes.into_iter().fold(0, |hash: u64, lane| (hash.rotate_left(29) ^ lane).wrapping_mul(ODD));
     NonZeroU64::new(hash).unwrap_or(NonZeroU64::MAX)
+}
+
+/// The hash of a page with these bytes.
+pub(crate) fn hash(bytes: &[u8; PAGE_SIZE]) -> NonZeroU64 {
+    let words = bytes.as_chunks::<8>().0;
+    page_hash(|nth| u64::from_le_bytes(words[nth]))
 }

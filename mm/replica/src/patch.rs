@@ -23,6 +23,9 @@
 //! stored. After the patch its hash is computed anew. So an announced change does not hide an
 //! unannounced one.
 //!
+//! **Single bytes and unused bytes.** A breakpoint is a single byte, so it is stored in one phase.
+//! So are bytes that no CPU runs ([`Replicas::store`]).
+//!
 //! **Callers.** One at a time, and not during a check: `&mut`. Interrupts are on, and no lock is
 //! held for which another CPU waits with interrupts off. Code that runs in NMIs, double faults and
 //! machine checks is never patched: the return from the INT3 would let these events nest.
@@ -105,7 +108,7 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
     /// If one of them cannot be changed; then none is.
     pub fn patch(&mut self, patches: &[Patch]) -> Result<(), PatchError> {
         for patch in patches {
-            self.check_patch(patch)?;
+            self.check_bytes(patch.address, &patch.from)?;
         }
         self.port.prepare_patching()?;
         for patch in patches {
@@ -121,7 +124,38 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
         }
         self.port.synchronise();
         for patch in patches {
-            self.renew_hashes(patch);
+            self.renew_hashes(patch.address, LENGTH);
+        }
+        Ok(())
+    }
+
+    /// Changes bytes of text on every node in one phase: a single byte from or to INT3, or bytes
+    /// that no CPU runs. When this returns, each CPU has executed a serialising instruction since.
+    /// There are as many bytes in `from` as in `to`, and at least one.
+    ///
+    /// # Errors
+    /// If they cannot be changed; then none is.
+    pub fn store(&mut self, address: VirtAddr, from: &[u8], to: &[u8]) -> Result<(), PatchError> {
+        self.check_bytes(address, from)?;
+        self.port.prepare_patching()?;
+        self.store_everywhere(address, 0, to);
+        self.port.synchronise();
+        self.renew_hashes(address, to.len());
+        Ok(())
+    }
+
+    /// Copies bytes of the image's text to `into`, as they are now.
+    ///
+    /// # Errors
+    /// If they are not all in text.
+    pub fn read_text(&self, address: VirtAddr, into: &mut [u8]) -> Result<(), PatchError> {
+        self.check_text(address, into.len())?;
+        let machine = self.source.machine();
+        for part in self.parts(address, 0, into.len()) {
+            let into = &mut into[part.bytes.clone()];
+            machine.read_bytes(self.image.first.offset(part.page), |page| {
+                into.copy_from_slice(&page[part.offset..][..part.bytes.len()]);
+            });
         }
         Ok(())
     }
@@ -145,15 +179,17 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
         [first..split, split..end].into_iter().filter(|bytes| !bytes.is_empty()).map(part)
     }
 
-    fn check_patch(&mut self, patch: &Patch) -> Result<(), PatchError> {
-        let Patch { address, from, .. } = *patch;
+    fn check_text(&self, address: VirtAddr, bytes: usize) -> Result<(), PatchError> {
         let is_text =
             |address: u64| self.image.page_at(address).is_some_and(|page| page < self.image.text_pages);
-        if !is_text(address.0) || !is_text(address.0.wrapping_add(LENGTH as u64 - 1)) {
-            return Err(PatchError::NotText(address));
-        }
+        let last = address.0.wrapping_add(bytes as u64).wrapping_sub(1);
+        if is_text(address.0) && is_text(last) { Ok(()) } else { Err(PatchError::NotText(address)) }
+    }
+
+    fn check_bytes(&mut self, address: VirtAddr, from: &[u8]) -> Result<(), PatchError> {
+        self.check_text(address, from.len())?;
         let machine = self.source.machine();
-        for part in self.parts(address, 0, LENGTH) {
+        for part in self.parts(address, 0, from.len()) {
             for (node, frame) in self.copies(part.page) {
                 let is_expected = machine.read_bytes(frame, |page| {
                     page[part.offset..][..part.bytes.len()] == from[part.bytes.clone()]
@@ -183,10 +219,15 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
         }
     }
 
-    fn renew_hashes(&mut self, patch: &Patch) {
+    /// Computes the hashes of the pages with these bytes anew, and notes that the pages were
+    /// patched.
+    fn renew_hashes(&mut self, address: VirtAddr, bytes: usize) {
         let machine = self.source.machine();
-        for part in self.parts(patch.address, 0, LENGTH) {
+        for part in self.parts(address, 0, bytes) {
             let frame = self.image.first.offset(part.page);
+            if let Some(word) = self.patched.get_mut(part.page as usize / 64) {
+                *word |= 1 << (part.page % 64);
+            }
             if let Some(known) = self.hashes.get_mut(part.page as usize) {
                 *known = Some(machine.read_bytes(frame, hash));
             }

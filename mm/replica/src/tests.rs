@@ -4,6 +4,7 @@ mod patch;
 
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Mutex;
 
 use freehold_buddy::{Buddy, Managed, Options, Pcp};
 use freehold_frame::{FrameRecord, FrameSource as _, FrameTable, NodeSet, Owner};
@@ -45,6 +46,8 @@ struct Shared {
     reads: AtomicU64,
     /// Bytes that CPUs may see of text that is being patched.
     patched: patch::Patched,
+    /// The pages' bytes as they were built, where they are known.
+    built: Mutex<Vec<Vec<u8>>>,
 }
 
 impl Port for Image0 {
@@ -70,6 +73,9 @@ impl Port for Image0 {
     }
     fn synchronise(self) {
         self.0.patched.synchronise(self.0);
+    }
+    fn is_as_built(self, page: u64, bytes: &[u8; PAGE_SIZE]) -> bool {
+        self.0.built.lock().unwrap().get(page as usize).is_none_or(|built| built == bytes)
     }
     fn set_root(self, node: NodeId, root: Pfn) {
         self.0.roots[usize::from(node.0)].store(root.0, Ordering::Relaxed);
@@ -111,8 +117,8 @@ impl World {
         let frames: Frames =
             alloc::boxed::Box::leak(alloc::boxed::Box::new(buddy.expect("a page allocator")));
         let roots = [const { AtomicU64::new(0) }; MAX_NODES];
-        let (reads, patched) = (AtomicU64::new(0), patch::Patched::default());
-        let shared = Shared { model, rest, first, roots, reads, patched };
+        let (reads, patched, built) = (AtomicU64::new(0), patch::Patched::default(), Mutex::default());
+        let shared = Shared { model, rest, first, roots, reads, patched, built };
         let port = Image0(alloc::boxed::Box::leak(alloc::boxed::Box::new(shared)));
         let (node, root) = (NodeId(0), Pfn(ROOT));
         let image = KernelImage { start, pages, text_pages, first, node, root };

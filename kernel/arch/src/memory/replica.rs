@@ -12,7 +12,7 @@ use freehold_machine::{
 use freehold_replica::{KernelImage, PatchError, Port, Rest};
 
 use super::{direct, patching, tables, windows};
-use crate::{X86, boot};
+use crate::{X86, boot, built};
 
 /// By node: the root whose kernel half is copied to the roots of its CPUs. 0: the kernel's own
 /// root.
@@ -123,6 +123,9 @@ impl Port for ImagePort {
     }
     fn synchronise(self) {
         patching::synchronise();
+    }
+    fn is_as_built(self, page: u64, bytes: &[u8; PAGE_SIZE]) -> bool {
+        built::is_page_as_built(page, bytes)
     }
     fn set_root(self, node: NodeId, root: Pfn) {
         ROOTS[usize::from(node.0)].store(root.0, Ordering::Release);

@@ -17,7 +17,7 @@ use crate::cpu::PerCpu;
 use crate::memory::windows;
 use crate::sync::Once;
 use crate::usercopy::{self, Faults};
-use crate::{apic, boot, cpu, irq, panic, provoke, registers, static_keys, time};
+use crate::{apic, boot, cpu, irq, panic, probes, provoke, registers, static_keys, time};
 
 mod checks;
 mod descriptors;
@@ -69,6 +69,9 @@ pub trait Handlers: Sync {
     /// An enabled event happens here, in any context except NMIs, double faults and machine checks.
     /// Interrupts may be off and locks held, so the handler waits for nothing.
     fn record_event(&self, event: usize, fields: &[u64]);
+    /// A CPU has come to the probe with this slot, in the same contexts. The handler waits for
+    /// nothing.
+    fn probe_hit(&self, slot: usize);
     /// The body of the current thread returned: leave it for good.
     fn thread_finished(&self) -> !;
 }
@@ -114,7 +117,7 @@ const VECTOR_MACHINE_CHECK: u64 = 18;
 const OWN_STACK_NAMES: [&str; OWN_STACKS] = ["NMI", "double fault", "machine check", "debug"];
 /// Largest distance, below the stack pointer, of a push by the CPU or by a function's first lines.
 const GUARD_REACH: u64 = 4096;
-const INTERRUPT_FLAG: u64 = 1 << 9;
+pub(crate) const INTERRUPT_FLAG: u64 = 1 << 9;
 
 /// Interrupts and exceptions in kernel mode. Interrupts are off.
 extern "C" fn kernel_trap(frame: &mut Registers) {
@@ -131,8 +134,12 @@ extern "C" fn kernel_trap(frame: &mut Registers) {
     }
 }
 
-/// Handles an INT3 in kernel mode, which stands where an instruction is being patched.
+/// Handles an INT3 in kernel mode, which is a probe's, or stands where an instruction is being
+/// patched.
 fn breakpoint(frame: &mut Registers) {
+    if probes::hit(frame) {
+        return;
+    }
     match static_keys::resume(frame.rip) {
         Some(resume) => frame.rip = resume,
         None => panic::exception(frame, 0),

@@ -2,6 +2,7 @@
 //! Writing 1 compares every byte.
 
 use crate::fs::generated::{Generate, Text};
+use crate::mem::Checks;
 use crate::sync::Mutex;
 use crate::{Errno, Result, hw, mem, sched};
 
@@ -23,12 +24,12 @@ impl Generate for Replica {
         Ok(())
     }
 
-    /// Handles `1`: compares all bytes, tables and owners. `EIO` if there is a difference, which is
-    /// logged.
+    /// Handles `1`: compares all bytes, tables and owners, and pages without patches with the
+    /// build's. `EIO` if there is a difference, which is logged.
     fn store(&self, bytes: &[u8]) -> Result<()> {
         if bytes.trim_ascii() != b"1" {
             return Err(Errno::EINVAL);
         }
-        if mem::check_replicas().0 == 0 { Ok(()) } else { Err(Errno::EIO) }
+        if mem::check_replicas(Checks::Image).0 == 0 { Ok(()) } else { Err(Errno::EIO) }
     }
 }

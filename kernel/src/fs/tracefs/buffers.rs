@@ -136,10 +136,8 @@ impl Generate for Marker {
     fn store(&self, bytes: &[u8]) -> Result<()> {
         // The output adds its own line feed.
         let text = bytes.strip_suffix(b"\n").unwrap_or(bytes);
-        let (pid, comm) = sched::thread::with_current(|thread| (thread.label.pid(), thread.label.comm()))
-            .ok_or(Errno::ESRCH)?;
         for part in text.chunks(tracing::MOST_MARKER) {
-            tracing::mark(part, (pid, comm), &mut step)?;
+            tracing::mark(part, &mut step)?;
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use freehold_collections::Arc;
 use freehold_tracepoints::{Action, EVENTS, EventDescription, Format, selections};
 
-use super::{CHANGEABLE, READABLE, step};
+use super::{CHANGEABLE, READABLE, kprobes, step};
 use crate::fs::generated::{Generate, Text};
 use crate::fs::pseudo::PseudoDir;
 use crate::hw::static_keys::{self, KeyState, StaticKey};
@@ -12,13 +12,14 @@ use crate::{Errno, Result, mem, tracing};
 pub(super) fn fill(root: &Arc<PseudoDir>) {
     root.generated("available_events", READABLE, |out: &mut Text| {
         switched().for_each(|(event, _)| writeln!(out, "{}:{}", event.system, event.name));
+        kprobes::each(|group, name, _| writeln!(out, "{group}:{name}"));
         Ok(())
     });
     root.generated("set_event", CHANGEABLE, SetEvent);
     let events = root.dir(b"events");
     events.generated("enable", CHANGEABLE, Enable(Group::All));
     events.generated("header_event", READABLE, header_event);
-    for event in &EVENTS {
+    for event in EVENTS.iter().filter(|event| !event.is_kprobe()) {
         let system = events.dir(event.system.as_bytes());
         system.generated("enable", CHANGEABLE, Enable(Group::System(event.system)));
         system.generated("filter", CHANGEABLE, Filter);
@@ -68,14 +69,28 @@ fn set(key: StaticKey, state: KeyState) -> Result<()> {
 /// `EINVAL` for a word that selects nothing; the words before it have taken effect. `ENOMEM`,
 /// `EINTR`.
 pub fn enable_selected(text: &[u8]) -> Result<()> {
-    for (_, selection) in selections(text) {
-        let selection = selection.map_err(|_| Errno::EINVAL)?;
+    for (word, selection) in selections(text) {
+        let Ok(selection) = selection else {
+            set_kprobe(word)?;
+            continue;
+        };
         let state = if selection.action == Action::Enable { KeyState::On } else { KeyState::Off };
         for (_, key) in switched().filter(|(event, _)| selection.selects(event)) {
             set(key, state)?;
         }
     }
     Ok(())
+}
+
+/// Turns the kprobe with this `GROUP:NAME` on, or off after `!`.
+fn set_kprobe(word: &[u8]) -> Result<()> {
+    let word = core::str::from_utf8(word).map_err(|_| Errno::EINVAL)?;
+    let (state, word) = word.strip_prefix('!').map_or((KeyState::On, word), |rest| (KeyState::Off, rest));
+    let meant = word.split_once(':').ok_or(Errno::EINVAL)?;
+    match kprobes::set(state, |group, name| (group, name) == meant)? {
+        0 => Err(Errno::EINVAL),
+        _ => Ok(()),
+    }
 }
 
 /// Turns on the events whose numbers' bits are set.
@@ -92,7 +107,8 @@ pub fn enable_numbered(events: u64) -> Result<()> {
 /// # Errors
 /// `ENOMEM`, `EINTR`.
 pub fn turn_all(state: KeyState) -> Result<()> {
-    switched().try_for_each(|(_, key)| set(key, state))
+    switched().try_for_each(|(_, key)| set(key, state))?;
+    kprobes::set(state, |_, _| true).map(|_| ())
 }
 
 /// The events that are on. Opening the file with O_TRUNC turns all off.
@@ -103,6 +119,11 @@ impl Generate for SetEvent {
         for (event, _) in switched().filter(|(_, key)| static_keys::state(*key) == KeyState::On) {
             writeln!(out, "{}:{}", event.system, event.name);
         }
+        kprobes::each(|group, name, state| {
+            if state == KeyState::On {
+                writeln!(out, "{group}:{name}");
+            }
+        });
         Ok(())
     }
     fn store(&self, bytes: &[u8]) -> Result<()> {
@@ -149,7 +170,13 @@ struct Enable(Group);
 impl Generate for Enable {
     fn show(&self, out: &mut Text) -> Result<()> {
         let is_on = |(_, key): &(&EventDescription, StaticKey)| static_keys::state(*key) == KeyState::On;
-        let (on, all) = (self.0.events().filter(is_on).count(), self.0.events().count());
+        let (mut on, mut all) = (self.0.events().filter(is_on).count(), self.0.events().count());
+        if matches!(self.0, Group::All) {
+            kprobes::each(|_, _, state| {
+                all += 1;
+                on += usize::from(state == KeyState::On);
+            });
+        }
         let shown = match on {
             0 => "0",
             _ if on == all => "1",
@@ -160,6 +187,9 @@ impl Generate for Enable {
     }
     fn store(&self, bytes: &[u8]) -> Result<()> {
         let state = KeyState::parse(bytes).ok_or(Errno::EINVAL)?;
+        if matches!(self.0, Group::All) {
+            return turn_all(state);
+        }
         self.0.events().try_for_each(|(_, key)| set(key, state))
     }
 }

@@ -9,6 +9,7 @@
 
 mod buffers;
 mod events;
+mod kprobes;
 mod pipe;
 
 use freehold_collections::{Arc, reserve};
@@ -76,6 +77,7 @@ impl FileSystem for TraceFs {
 
 fn fill(root: &Arc<PseudoDir>) {
     events::fill(root);
+    kprobes::fill(root);
     root.generated("trace", CHANGEABLE, buffers::Trace(Which::All));
     pipe::add(root, Which::All);
     root.generated("tracing_on", 0o644, TracingOn);

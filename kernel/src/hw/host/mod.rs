@@ -21,7 +21,7 @@ pub mod user;
 pub mod usercopy;
 
 pub use breach::{plant, provoke};
-pub use freehold_arch::{alternatives, boot, firmware, mmio, speculation, static_keys};
+pub use freehold_arch::{alternatives, boot, built, firmware, mmio, probes, speculation, static_keys};
 use freehold_buddy::Buddy;
 pub use machine::{FRAMES, Hardware, model, start_machine};
 

@@ -28,7 +28,7 @@ use crate::task::freeze::StandsStill;
 use crate::task::process::{ExitStatus, WaitReport};
 use crate::task::{Task, registry, wait};
 use crate::user as bytes;
-use crate::{Errno, Result};
+use crate::{Errno, Result, tracing};
 
 /// The number of restart_syscall.
 const RESTART_SYSCALL: u64 = 219;
@@ -529,5 +529,5 @@ const _: () = assert!(FRAME_SIZE == 440);
 fn trace_delivery(info: &SigInfo, action: &Action) {
     let (sig, errno, code) = (info.number, info.errno, info.code);
     let event = SignalDeliver { sig, errno, code, sa_handler: action.handler, sa_flags: action.flags };
-    Hardware.record_event(SignalDeliver::NUMBER, &event.words());
+    tracing::record(SignalDeliver::NUMBER, &event.words());
 }

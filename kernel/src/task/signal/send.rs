@@ -20,7 +20,7 @@ use crate::sched::{self, Sleep};
 use crate::task::process::{ExitStatus, Group, Process, WaitReport};
 use crate::task::users::Payer;
 use crate::task::{INIT, Pid, Task, registry, with_current};
-use crate::{Errno, Result};
+use crate::{Errno, Result, tracing};
 
 /// Emits the tracepoint of a signal that is sent to one of these threads, or to all.
 #[cold]
@@ -33,7 +33,7 @@ fn trace_sent(target: Target<'_>, threads: &[Arc<Task>], info: SigInfo) {
     let Some(thread) = thread else { return };
     let (comm, pid) = (thread.label.comm(), thread.label.pid());
     let event = SignalGenerate { sig: info.number, errno: info.errno, code: info.code, comm, pid, group };
-    Hardware.record_event(SignalGenerate::NUMBER, &event.words());
+    tracing::record(SignalGenerate::NUMBER, &event.words());
 }
 
 /// The receiver of a signal.

@@ -202,6 +202,63 @@ fn an_image_without_replicas_is_patched_alone() {
 }
 
 #[test]
+fn a_breakpoint_is_stored_in_one_phase_on_all_nodes_and_taken_back() {
+    let (world, mut replicas, patches) = patchable();
+    let shared = world.port.0;
+    let at = patches[1].address;
+    let with = |first: u8| core::array::from_fn(|n| if n == 0 { first } else { NO_OP[n] });
+    let all = || -> Vec<Instruction> { (0..CPUS).map(|cpu| fetch(shared, CpuId(cpu), at)).collect() };
+    for (from, to) in [(NO_OP[0], INT3), (INT3, NO_OP[0])] {
+        shared.patched.watch(shared, &[Patch { address: at, from: with(from), to: with(to) }]);
+        replicas.store(at, &[from], &[to]).expect("nothing is in the way");
+        assert_eq!(all(), [with(to); CPUS as usize]);
+        let only = BTreeSet::from([with(to)]);
+        assert_eq!(shared.patched.runs(), [&only, &only, &only, &only].map(Clone::clone), "on all nodes");
+        assert_eq!(faults(&mut replicas), [], "the hash is that of the new byte");
+    }
+    let before = all();
+    assert_eq!(replicas.store(at, &[INT3], &[1]), Err(PatchError::Differs { node: NodeId(0), address: at }));
+    let text_end = VirtAddr(START.0 + (PAGES - RODATA_PAGES) * PAGE_SIZE as u64);
+    assert_eq!(replicas.store(text_end, &[0], &[1]), Err(PatchError::NotText(text_end)));
+    let mut bytes = [0; LENGTH];
+    replicas.read_text(at, &mut bytes).expect("it is text");
+    assert_eq!((all(), bytes), (before, NO_OP));
+    assert_eq!(
+        replicas.read_text(VirtAddr(text_end.0 - 1), &mut bytes),
+        Err(PatchError::NotText(VirtAddr(text_end.0 - 1)))
+    );
+}
+
+/// The pages of the image, as they are now.
+fn pages_of(world: &World) -> Vec<Vec<u8>> {
+    let frames = (0..PAGES).map(|page| world.image.first.offset(page));
+    frames.map(|frame| world.model.read_bytes(frame, |bytes| bytes.to_vec())).collect()
+}
+
+#[test]
+fn a_bit_that_was_flipped_before_the_copies_were_made_is_found_unless_its_page_is_patched() {
+    for nodes in [0b110, 0] {
+        let (world, _, patches) = patchable();
+        *world.port.0.built.lock().unwrap() = pages_of(&world);
+        let flip = |page: u64| {
+            world.model.with_bytes(world.image.first.offset(page), |bytes| bytes[77] ^= 4);
+        };
+        [0, 5].into_iter().for_each(flip);
+        let mut replicas = world.make(nodes, &mut Vec::new());
+        let found = |page: u64| ReplicaFault::Build { page };
+        assert_eq!(faults(&mut replicas), [found(0), found(5)]);
+        assert_eq!(replicas.patch(&patches[..1]), Err(PatchError::Changed(found(0))));
+        // A page that was patched is not compared any more: its hash is renewed by patches.
+        flip(0);
+        let mut replicas = world.make(nodes, &mut Vec::new());
+        replicas.patch(&patches[..1]).expect("nothing is in the way");
+        assert_eq!(faults(&mut replicas), [found(5)]);
+        let page = replicas.flip_everywhere().expect("nothing is in the way");
+        assert!(faults(&mut replicas).contains(&found(page)));
+    }
+}
+
+#[test]
 fn errors_are_sentences() {
     let address = VirtAddr(0xffff_ffff_8020_0000);
     let texts = [
