@@ -36,6 +36,7 @@ mod kill;
 mod latency;
 mod learn;
 mod machine;
+mod mirrors;
 mod network;
 mod oracle;
 mod owns;

@@ -18,6 +18,7 @@ pub mod hotplug;
 pub mod khugepaged;
 mod map;
 mod mapping;
+pub mod mirrors;
 mod oom;
 mod pinned;
 mod policy;
