@@ -99,6 +99,7 @@ pub(crate) fn raise(
     if settings.fixed_places {
         task::exec::set_randomness(0).expect("0 is valid");
     }
+    mem::mirrors::init(&firmware.topology, cpus);
     fault_inject::configure(settings.failslab, settings.fail_page_alloc);
     task::Task::watch_reserve();
     traps::register(&KernelAbove);

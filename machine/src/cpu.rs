@@ -47,6 +47,12 @@ pub trait Cpus: Copy + Send + Sync + 'static {
     fn charges_frames(self) -> bool {
         false
     }
+    /// Whether nodes that execute a file's page may have a copy of it; a no-op in a kernel's text
+    /// where none is made. The answer may change to "yes" while no program runs, and never back.
+    #[inline(always)]
+    fn mirrors_text(self) -> bool {
+        false
+    }
     /// Records an event that is on. Any context but NMIs, double faults and machine checks.
     fn record_event(self, _event: usize, _fields: &[u64]) {}
     /// Stay on this CPU until the guard is dropped.

@@ -37,6 +37,7 @@ mod kprobes;
 mod latency;
 mod learn;
 mod machine;
+mod mirrors;
 mod network;
 mod oracle;
 mod owns;

@@ -338,6 +338,10 @@ impl Cpus for X86 {
     fn charges_frames(self) -> bool {
         static_keys::is_on::<{ static_keys::StaticKey::CHARGES }>()
     }
+    #[inline(always)]
+    fn mirrors_text(self) -> bool {
+        static_keys::is_on::<{ static_keys::StaticKey::MIRRORS }>()
+    }
     #[cold]
     #[inline(never)]
     fn record_event(self, event: usize, fields: &[u64]) {

@@ -76,8 +76,12 @@ impl StaticKey {
     pub const LEARN: usize = Self::NODES + 1;
     /// Names that programs find are recorded.
     pub const LEARNING: Self = Self(Self::LEARN);
+    /// The number of the key [`TEXT_MIRRORS`](Self::TEXT_MIRRORS), for [`is_on`].
+    pub const MIRRORS: usize = Self::LEARN + 1;
+    /// Nodes may have copies of the files' pages that they execute.
+    pub const TEXT_MIRRORS: Self = Self(Self::MIRRORS);
     /// Number of keys.
-    const COUNT: usize = freehold_tracepoints::COUNT + 4;
+    const COUNT: usize = freehold_tracepoints::COUNT + 5;
 
     /// Returns the key of an event; `None` for an event without a switch.
     pub const fn of_event(event: &EventDescription) -> Option<Self> {
@@ -92,6 +96,7 @@ impl StaticKey {
             Self::CPU_QUOTAS => "cpu_quotas",
             Self::TASK_NODES => "task_nodes",
             Self::LEARNING => "learning",
+            Self::TEXT_MIRRORS => "text_mirrors",
             Self(event) => EVENTS[event].name,
         }
     }

@@ -19,6 +19,7 @@ pub mod khugepaged;
 pub mod kprobes;
 mod map;
 mod mapping;
+pub mod mirrors;
 mod oom;
 mod pinned;
 mod policy;

@@ -16,7 +16,7 @@ use freehold_vm::{
 };
 
 use super::populate::and_populate_if_possible;
-use super::{FileMapping, ProcessSpace};
+use super::{FileMapping, ProcessSpace, mirrors};
 use crate::fs::OpenFile;
 use crate::{Errno, Result};
 
@@ -71,6 +71,8 @@ pub fn attach(space: &ProcessSpace, limits: &Limits, map: SegmentMap) -> Result<
         SegmentPlace::Replace(at) => AreaPlace::Fixed(VirtAddr(at)),
     };
     let backing = Backing::SharedFile(FileView { file: mapping, offset: 0 }, write);
+    let changed = mirrors::file_to_change(&backing);
+    let _change = changed.as_ref().and_then(|file| file.cache().expect_stores());
     let request = MapRequest { place, len: size, protection, backing, flags };
     let start = and_populate_if_possible(space, |areas| {
         areas.map(request, limits).map_err(|error| match error {

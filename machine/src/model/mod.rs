@@ -118,6 +118,8 @@ struct ModelState {
     is_late: AtomicBool,
     /// See [`Model::charge_frames`].
     charges_frames: AtomicBool,
+    /// See [`Model::mirror_text`].
+    mirrors_text: AtomicBool,
     /// See [`Model::before_flush`].
     before_flush: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     counters: Counters,
@@ -158,6 +160,11 @@ impl Model {
         self.0.charges_frames.store(true, Ordering::Relaxed);
     }
 
+    /// From now on nodes may have copies of the files' pages that they execute.
+    pub fn mirror_text(self) {
+        self.0.mirrors_text.store(true, Ordering::Relaxed);
+    }
+
     /// A machine with the memory that `topology` describes.
     pub fn with_topology(topology: Topology, cpus: usize, seed: u64) -> Self {
         let frames = topology.end().0;
@@ -176,6 +183,7 @@ impl Model {
             is_shaken: AtomicBool::new(false),
             is_late: AtomicBool::new(false),
             charges_frames: AtomicBool::new(false),
+            mirrors_text: AtomicBool::new(false),
             before_flush: Mutex::new(None),
             counters: Counters::default(),
             topology,
@@ -323,6 +331,9 @@ impl Cpus for Model {
     }
     fn charges_frames(self) -> bool {
         self.0.charges_frames.load(Ordering::Relaxed)
+    }
+    fn mirrors_text(self) -> bool {
+        self.0.mirrors_text.load(Ordering::Relaxed)
     }
 }
 

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::vec::Vec;
 
 use freehold_frame::{
-    AccountId, AtomicAccountId, Beside, Content, FrameRecord, FrameSource, FrameState, FrameTable, Order,
-    OutOfMemory, Owner, Payer, Request, ReverseKey, Side,
+    AccountId, AtomicAccountId, Beside, Content, FrameRecord, FrameSource, FrameState, FrameTable,
+    NodePolicy, Order, OutOfMemory, Owner, Payer, Request, ReverseKey, Side,
 };
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{
@@ -64,14 +64,19 @@ impl Free {
             + self.blocks.len() * PAGEBLOCK_FRAMES as usize
             + self.withheld.1.len()
     }
-    /// One frame; `random` chooses.
-    fn take(&mut self, side: Side, random: usize) -> Option<Pfn> {
-        if side == Side::User && self.user.is_empty() && !self.blocks.is_empty() {
-            let block = self.blocks.swap_remove(random % self.blocks.len());
+    /// One frame that is `wanted`; `random` chooses.
+    fn take(&mut self, side: Side, random: usize, wanted: impl Fn(Pfn) -> bool) -> Option<Pfn> {
+        if side == Side::User && !self.user.iter().any(|&frame| wanted(frame)) {
+            let count = self.blocks.len();
+            let mut places = (0..count).map(|n| (random % count + n) % count);
+            let at = places.find(|&at| wanted(self.blocks[at]))?;
+            let block = self.blocks.swap_remove(at);
             self.user.extend(PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES)).iter());
         }
         let frames = self.side(side);
-        (!frames.is_empty()).then(|| frames.swap_remove(random % frames.len()))
+        let count = frames.len();
+        let at = (0..count).map(|n| (random % count + n) % count).find(|&at| wanted(frames[at]))?;
+        Some(frames.swap_remove(at))
     }
     fn give(&mut self, side: Side, frame: Pfn) {
         if self.withheld.0.contains(frame) {
@@ -252,7 +257,12 @@ impl FrameSource for ModelFrames {
             let len = free.blocks.len();
             (len > 0).then(|| free.blocks.swap_remove(random % len))
         } else {
-            free.take(request.owner.side(), random)
+            free.take(request.owner.side(), random, |frame| match request.policy {
+                NodePolicy::Bind(nodes) => {
+                    self.0.model.topology().node_of(frame).is_some_and(|node| nodes.contains(node))
+                }
+                _ => true,
+            })
         };
         let frame = taken.ok_or(OutOfMemory)?;
         drop(free);

@@ -39,6 +39,7 @@ extern crate std;
 mod advise;
 mod area;
 mod areas;
+mod around;
 mod cache;
 mod choice;
 mod collapse;
@@ -74,8 +75,8 @@ mod view;
 
 pub use advise::{Advice, OtherCopies, SyncCall, SyncMode};
 pub use cache::{
-    Allocation, BackingStore, Batch, ErrorsTold, Evacuated, Evicted, Eviction, HeldPage, Laundry, MAX_RUN,
-    PageAccount, PageCache, refaults,
+    Allocation, BackingStore, Batch, CacheChange, ErrorsTold, Evacuated, Evicted, Eviction, HeldPage,
+    Laundry, MAX_RUN, MirrorText, PageAccount, PageCache, refaults,
 };
 pub use choice::FrameChoice;
 pub use collapse::{CollapseLimits, CollapseStep};

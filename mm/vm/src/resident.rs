@@ -13,7 +13,7 @@ use freehold_frame::{
     AccountId, Anon, Belongs, Frame, FrameSource, LargeMapping, LeafMapping, OutOfMemory, Owner,
     PageCache as CacheKind, User, UserKind,
 };
-use freehold_machine::{Cpus, PAGE, PAGEBLOCK_FRAMES, Pfn, VirtAddr};
+use freehold_machine::{Cpus, PAGEBLOCK_FRAMES, Pfn, VirtAddr};
 use freehold_paging::{Backing, Entry, EntryAt, FlushBatch, Marks, Memory, PageSize, Rights, Slot, Space};
 use freehold_tracepoints::TraceEvent;
 use freehold_tracepoints::table::CopyOnWrite;
@@ -29,10 +29,6 @@ use crate::policy::TaskPolicy;
 use crate::request::AreaFlags;
 
 const COUNTED: &str = "a counted leaf leads to a frame of its kind";
-
-/// Number of pages that a read fault on a file page maps together, if they are in memory: an
-/// aligned run (Linux: `fault_around_bytes`, 64 KiB).
-const AROUND: u64 = 16;
 
 /// Areas whose faults map no neighbours.
 const NOT_AROUND: AreaFlags = AreaFlags::RANDOM.union(AreaFlags::MONITOR_MINOR);
@@ -66,7 +62,7 @@ impl Rss {
     pub(crate) const fn total(self) -> u64 {
         self.anon + self.file + self.shmem
     }
-    fn of<S: Memory>(&mut self, area: &Area<S>, kind: LeafKind) -> Option<&mut u64> {
+    pub(crate) fn of<S: Memory>(&mut self, area: &Area<S>, kind: LeafKind) -> Option<&mut u64> {
         match (kind, &area.content) {
             (LeafKind::Zero, _) => None,
             (LeafKind::Anon, _) => Some(&mut self.anon),
@@ -224,6 +220,8 @@ impl<S: Memory> Resident<S> {
                 self.fill_with_copy(area, addr, slot, &frame)?;
                 return Ok(kind);
             }
+            let frame =
+                if self.takes_mirrors(area) { cache.near(index, frame, &self.commons) } else { frame };
             let Ok(mapping) = frame.map() else {
                 // The frame's count of mappings is at its maximum. A private page gets a copy
                 // instead; more memory would not help.
@@ -298,33 +296,6 @@ impl<S: Memory> Resident<S> {
         self.put(EntryAt { addr, slot, entry: Entry::EMPTY }, page, area.protection.rights(), Zeroes);
         self.count(area, LeafKind::Anon);
         Ok(FaultKind::Minor)
-    }
-
-    /// Map the neighbours of a file page that are in memory.
-    fn fill_around(&mut self, area: &Area<S>, addr: VirtAddr) {
-        let first = VirtAddr(addr.0 & !(AROUND * PAGE - 1)).max(area.start);
-        let last = VirtAddr((addr.0 | (AROUND * PAGE - 1)) + 1).min(area.end);
-        let Some((cache, index)) = area.cache_page(first) else { return };
-        let rights = if area.is_shared() && cache.maps_writable_at_once() && !area.tracks_stores() {
-            area.protection.rights()
-        } else {
-            area.shared_frame_rights()
-        };
-        let mut mapped = 0;
-        // The run is in one existing table: nothing is allocated under the cache's lock.
-        let Some((start, PageSize::Small)) = self.tables.find(first) else { return };
-        cache.visit_resident(index..index + (last.0 - first.0) / PAGE, |page, frame| {
-            let slot = start.beyond((page - index) as usize);
-            if slot.load().is_empty()
-                && let Ok(mapping) = frame.map()
-            {
-                slot.fill(leaf(mapping, rights, Marks::Untouched));
-                mapped += 1;
-            }
-        });
-        if let Some(count) = self.rss.of(area, LeafKind::Cache) {
-            *count += mapped;
-        }
     }
 
     /// A store to a page that is there.

@@ -10,7 +10,7 @@ use freehold_paging::{KernelRoots, Memory, Roots};
 
 use crate::area::Area;
 use crate::areas::Areas;
-use crate::cache::Caches;
+use crate::cache::{Caches, MirrorControl};
 use crate::events::{EVENTS, Event};
 use crate::huge::HugeControl;
 use crate::huge::LARGE;
@@ -39,6 +39,7 @@ pub struct Commons<S: Memory> {
     pub(crate) spaces: Registry<S>,
     pub(crate) swap: Swap<S>,
     pub(crate) caches: Caches<S>,
+    pub(crate) mirrors: MirrorControl,
     pub(crate) turns: Turns,
     pub(crate) vdso: spin::Once<Vdso<S>>,
     commit_limit: AtomicU64,
@@ -65,6 +66,7 @@ impl<S: Memory> Commons<S> {
             spaces,
             swap,
             caches,
+            mirrors: MirrorControl::new(),
             turns,
             vdso,
             commit_limit,

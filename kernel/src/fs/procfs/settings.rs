@@ -17,7 +17,7 @@ use crate::fs::requests;
 use crate::fs::userfault;
 use crate::hw::Hardware;
 use crate::ipc::limits;
-use crate::mem::stats;
+use crate::mem::{mirrors, stats};
 use crate::sched::real_time;
 use crate::socket::memory::SocketAccount;
 use crate::task::dump::pattern;
@@ -369,6 +369,8 @@ fn fill_vm(vm: &Arc<PseudoDir>) {
     };
     let get = || crate::mem::commons().max_areas() as u64;
     vm.generated("max_map_count", 0o644, Number { get, set });
+    let get = || mirrors::is_on().into();
+    vm.generated("numa_mirror_text", 0o644, Number { get, set: mirrors::set });
     vm.generated("drop_caches", 0o200, DropCaches);
     vm.generated("compact_memory", 0o200, CompactMemory);
     vm.constant("mmap_min_addr", "65536");

@@ -107,6 +107,10 @@ pub(super) fn vmstat(out: &mut Text) -> Result<()> {
     for (name, event) in EVENTS {
         line(name, mem::commons().count_of(event));
     }
+    let (made, pages) = (mem::commons().mirrors_made(), mem::commons().mirror_pages());
+    line("numa_mirror_made", made);
+    line("numa_mirror_fallen", made - pages.min(made));
+    line("numa_mirror_pages", pages);
     kernel_map(&mut line);
     NOTHING_OF.into_iter().for_each(|name| line(name, 0));
     Ok(())

@@ -145,6 +145,9 @@ impl Cpus for Hardware {
     fn charges_frames(self) -> bool {
         freehold_arch::static_keys::is_on::<{ freehold_arch::static_keys::StaticKey::CHARGES }>()
     }
+    fn mirrors_text(self) -> bool {
+        freehold_arch::static_keys::is_on::<{ freehold_arch::static_keys::StaticKey::MIRRORS }>()
+    }
     fn record_event(self, event: usize, fields: &[u64]) {
         if let Some(handlers) = super::traps::handlers() {
             handlers.record_event(event, fields);

@@ -22,7 +22,7 @@ use freehold_vm::{
 
 use super::populate::{and_populate, and_populate_if_possible};
 use super::space::whole_pages;
-use super::{FileMapping, Frames, ProcessSpace, commons};
+use super::{FileMapping, Frames, ProcessSpace, commons, mirrors};
 use crate::fs::mount::MountFlags;
 use crate::fs::tmpfs::Seals;
 use crate::fs::{MmapContent, OpenFile};
@@ -137,6 +137,8 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
     area_flags.set(AreaFlags::POPULATE, flags.contains(Map::POPULATE) && !flags.contains(Map::NONBLOCK));
     let limits = task::with_current(|task| task.process().memory_limits());
     let space = current_space();
+    let changed = mirrors::file_to_change(&backing);
+    let _change = changed.as_ref().and_then(|file| file.cache().expect_stores());
     let request = MapRequest { place, len: length, protection, backing, flags: area_flags };
     let start = and_populate_if_possible(&space, |areas| Ok(areas.map(request, &limits)?))?;
     Ok(start.0 as i64)

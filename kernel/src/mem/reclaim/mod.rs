@@ -272,7 +272,12 @@ pub fn free_charged(below: Below) -> u64 {
 /// Frees `want` of `frames`, or as many as possible: first pages that were not used for long,
 /// finally all pages.
 fn shrink(want: u64, frames: FrameChoice, sources: Sources, who: Who) -> PassResult {
-    let mut found = PassResult::default();
+    // Copies of pages that stay cost least.
+    let mut found = PassResult { freed: commons().shed_mirrors(want, frames), written: 0 };
+    count(who, PageKind::File, found.freed, found.freed);
+    if found.freed >= want {
+        return found;
+    }
     let charged = frames.charged.map(ChargedPages::count);
     for shift in (0..=GENTLEST).rev() {
         let share = ReclaimShare::now(want - found.freed, charged);

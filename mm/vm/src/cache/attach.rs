@@ -58,7 +58,7 @@ const AT_ONCE: usize = 32;
 
 /// Treatment of an address space that is not accessible yet.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Unready {
+pub(super) enum Unready {
     /// The space unmaps all that it inherited, as soon as it is accessible.
     Misses,
     /// The space is skipped this time.
@@ -86,10 +86,14 @@ impl<S: Memory> Attachment<S> {
     /// may gain the right to.
     ///
     /// # Errors
-    /// [`VmError::Permission`] where such mappings are denied.
+    /// [`VmError::Permission`] where such mappings are denied; [`VmError::Busy`] where pages have
+    /// mirrors, which fall first ([`PageCache::expect_stores`]).
     pub(crate) fn new(cache: &Arc<PageCache<S>>, space: u64, stores: SharedWrite) -> Result<Self, VmError> {
         let mut inner = cache.inner.lock();
         if stores == SharedWrite::Allowed {
+            if !inner.index.mirrors.is_empty() {
+                return Err(VmError::Busy);
+            }
             match &mut inner.writers {
                 Writers::Areas(areas) => *areas += 1,
                 Writers::Denied => return Err(VmError::Permission),
@@ -224,7 +228,7 @@ impl<S: Memory> PageCache<S> {
     }
 
     /// Show every address space that maps the cache, with no lock held.
-    fn for_each_mapper(&self, unready: Unready, mut f: impl FnMut(&dyn SpaceHandle<S>)) {
+    pub(super) fn for_each_mapper(&self, unready: Unready, mut f: impl FnMut(&dyn SpaceHandle<S>)) {
         // On the stack, since reclaim also calls this.
         let mut handles = ArrayVec::<_, AT_ONCE>::new();
         let mut inner = self.inner.lock();

@@ -151,6 +151,7 @@ impl<S: Memory> PageCache<S> {
                 (here && holders.pins == 0, holders.mappings > 0)
             });
             let Some((true, is_mapped)) = seen else { continue };
+            let is_mapped = is_mapped || inner.index.mirrors.has(page);
             cold |= 1 << bit;
             mapped |= u64::from(is_mapped) << bit;
             dirty |= u64::from(inner.index.is_dirty(page)) << bit;

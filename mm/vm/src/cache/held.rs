@@ -29,6 +29,7 @@ impl<S: Memory> PageCache<S> {
     /// For a secret file, whose bytes the kernel may not read.
     pub fn hold(&self, index: u64) -> Result<HeldPage<S>, VmError> {
         assert!(!self.is_secret(), "the kernel holds secret memory");
+        let _change = self.change(index..index + 1);
         let (frame, _) = self.get_or_fill(index, NodePolicy::Local)?;
         Ok(HeldPage { frame, machine: self.source.machine() })
     }

@@ -14,10 +14,11 @@ use core::cell::Cell;
 use core::ops::{ControlFlow, Range};
 
 use freehold_frame::{Frame, PageCache};
-use freehold_machine::Pfn;
+use freehold_machine::{Cpus, Pfn};
 use freehold_paging::{Memory, SwapPlace};
 use freehold_tree::{Slot, Summary, Tree};
 
+use super::mirrors::Mirrors;
 use crate::VmError;
 
 const PAGES: u64 = 64;
@@ -161,6 +162,8 @@ pub(super) struct Index<S: Memory> {
     dirty: u64,
     /// Pages that were used again since the clock's hand passed.
     active: u64,
+    /// Copies of pages on other nodes. A page without a frame has none.
+    pub(super) mirrors: Mirrors<S>,
 }
 
 const fn bit(page: u64) -> u64 {
@@ -178,6 +181,7 @@ impl<S: Memory> Index<S> {
             swapped: 0,
             dirty: 0,
             active: 0,
+            mirrors: Mirrors::new(),
         }
     }
     /// Pages that have a frame.
@@ -290,6 +294,7 @@ impl<S: Memory> Index<S> {
 
     /// Replaces the frame of `page`, and returns the old one; the page's marks stay.
     pub(super) fn exchange(&mut self, page: u64, frame: Frame<PageCache, S>) -> Option<Frame<PageCache, S>> {
+        self.forget_mirrors(page);
         let cache = self.cache;
         let slot = &mut self.chunk_mut(page)?.frames[(page % PAGES) as usize];
         debug_assert_ne!(*slot, NONE);
@@ -317,8 +322,15 @@ impl<S: Memory> Index<S> {
         *slot = NONE;
         self.forget_marks(page);
         self.drop_count(page);
+        self.forget_mirrors(page);
         self.pages -= 1;
         Some(Frame::from_raw(self.source, frame).expect("the index holds frames of the page cache"))
+    }
+
+    fn forget_mirrors(&mut self, page: u64) {
+        if self.source.machine().mirrors_text() {
+            self.mirrors.forget(page);
+        }
     }
 
     fn forget_marks(&mut self, page: u64) {
@@ -369,6 +381,7 @@ impl<S: Memory> Index<S> {
     /// Replaces the frame of `page` by `place`, and returns the frame.
     pub(super) fn swap_out(&mut self, page: u64, place: SwapPlace) -> Option<Frame<PageCache, S>> {
         self.forget_marks(page);
+        self.forget_mirrors(page);
         let slot = &mut self.chunk_mut(page)?.frames[(page % PAGES) as usize];
         let frame = frame_of(*slot)?;
         *slot = SWAPPED | place.number();

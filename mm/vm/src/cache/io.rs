@@ -74,7 +74,9 @@ impl<S: Memory> PageCache<S> {
         mut f: impl FnMut(&mut [u8]) -> usize,
     ) -> Result<usize, VmError> {
         debug_assert!(!self.is_secret(), "the kernel writes secret memory");
-        offset.checked_add(len as u64).filter(|&end| end <= i64::MAX as u64).ok_or(VmError::Overflow)?;
+        let end = offset.checked_add(len as u64).filter(|&end| end <= i64::MAX as u64);
+        let end = end.ok_or(VmError::Overflow)?;
+        let _change = self.change(offset / PAGE..end.div_ceil(PAGE));
         let mut done = 0;
         while done < len {
             let at = offset + done as u64;

@@ -21,6 +21,7 @@ mod fills;
 mod held;
 mod index;
 mod io;
+mod mirrors;
 mod moved;
 mod refault;
 mod resize;
@@ -48,6 +49,10 @@ pub use evict::{Evicted, Eviction, Laundry};
 use fills::{FillGuard, Fills};
 pub use held::HeldPage;
 use index::{Index, Mark};
+pub(crate) use mirrors::MirrorControl;
+#[cfg(test)]
+pub(crate) use mirrors::MirrorDefect;
+pub use mirrors::{CacheChange, MirrorText};
 pub(crate) use moved::Caches;
 pub use moved::Evacuated;
 pub use refault::refaults;
@@ -275,6 +280,11 @@ impl<S: Memory> PageCache<S> {
         self.inner.lock().index.with(index, |_| ()).is_some()
     }
 
+    /// From now on a step is left out.
+    #[cfg(test)]
+    pub(crate) fn break_mirrors(&self, defect: MirrorDefect) {
+        self.inner.lock().index.mirrors.defect = Some(defect);
+    }
     /// Check the sets and counts of its pages.
     #[cfg(test)]
     pub(crate) fn validate(&self) {

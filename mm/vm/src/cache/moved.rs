@@ -25,6 +25,7 @@ use freehold_paging::Memory;
 use freehold_xpfo::Windows;
 
 use super::PageCache;
+use super::mirrors::is_idle;
 use crate::Commons;
 use crate::migrate::{CachedPage, MigrateOutcome};
 use crate::new_page::move_charge;
@@ -100,10 +101,12 @@ impl<S: Memory> Commons<S> {
             }
             let (id, index) = table.reverse_key(frame).map_or((0, 0), ReverseKey::get);
             let moved = self.caches.find(id).is_some_and(|cache| {
-                matches!(
-                    self.migrate_cached(&CachedPage { cache, index, frame }, place),
-                    MigrateOutcome::Moved
-                )
+                // A mirror need not be anywhere else.
+                cache.without_mirror(index, frame).is_some()
+                    || matches!(
+                        self.migrate_cached(&CachedPage { cache, index, frame }, place),
+                        MigrateOutcome::Moved
+                    )
             });
             done.moved += u64::from(moved);
             done.left += u64::from(!moved);
@@ -115,11 +118,14 @@ impl<S: Memory> Commons<S> {
 impl<S: Memory> PageCache<S> {
     /// Give page `index`, which is in `frame`, another frame from `place`.
     fn migrate(&self, index: u64, frame: Pfn, place: NodePolicy) -> MigrateOutcome<S> {
+        let frame = self.without_mirror(index, frame).unwrap_or(frame);
         let holders = {
             let inner = self.inner.lock();
-            inner.index.with(index, |now| (now.pfn() == frame).then(|| now.record().counts().load()))
+            let holders = |now: &Frame<_, S>| (now.pfn() == frame).then(|| now.record().counts().load());
+            let is_mirrored = inner.index.mirrors.has(index);
+            inner.index.with(index, holders).map(|holders| holders.map(|holders| (holders, is_mirrored)))
         };
-        let Some(Some(holders)) = holders else { return MigrateOutcome::Busy };
+        let Some(Some((holders, is_mirrored))) = holders else { return MigrateOutcome::Busy };
         // Moving a page means copying its bytes, which is not allowed for secret memory.
         if self.is_secret() || holders.references > 1 || holders.pins > 0 {
             return MigrateOutcome::Busy;
@@ -128,14 +134,13 @@ impl<S: Memory> PageCache<S> {
         let Ok(new) = Frame::<CacheKind, S>::allocate_for(self.source, Payer::Nobody, request) else {
             return MigrateOutcome::NoMemory;
         };
-        if holders.mappings > 0 {
+        if holders.mappings > 0 || is_mirrored {
             self.zap_everywhere(&(index..index + 1));
         }
         let mut inner = self.inner.lock();
+        let mirrors_are_idle = inner.index.mirrors.are_idle(index);
         let idle = inner.index.with(index, |now| {
-            let holders = now.record().counts().load();
-            let is_idle =
-                now.pfn() == frame && holders.mappings == 0 && holders.references == 1 && holders.pins == 0;
+            let is_idle = now.pfn() == frame && mirrors_are_idle && is_idle(now.record());
             if is_idle {
                 self.source.machine().copy(now, &new);
             }

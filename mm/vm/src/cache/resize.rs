@@ -14,6 +14,7 @@ use freehold_frame::{Frame, NodePolicy, Owner, Request};
 use freehold_paging::{Memory, SwapPlace};
 use freehold_xpfo::Windows;
 
+use super::mirrors::is_idle;
 use super::{CacheInner, CacheKind, PAGE, PageCache};
 use crate::VmError;
 
@@ -120,6 +121,7 @@ impl<S: Memory> PageCache<S> {
             Some(frame) => frame,
             None => return Ok(()),
         };
+        let _change = self.change(index..index + 1);
         let start = (range.start % PAGE) as usize;
         let end = start + (range.end - range.start) as usize;
         self.source.machine().with_bytes(&frame, |bytes| bytes[start..end].fill(0));
@@ -350,6 +352,7 @@ impl<S: Memory> PageCache<S> {
             if inner.index.has_changed(page) {
                 inner.fills.spoil(page..page + 1);
             }
+            were_held |= !inner.index.mirrors.are_idle(page);
             let gone = inner.index.remove(page);
             drop(inner);
             were_held |= gone.is_some_and(|frame| {
@@ -382,9 +385,8 @@ impl<S: Memory> PageCache<S> {
         let mut inner = self.inner.lock();
         // New holders get the frame from the index, under this lock, or from mappings, and there
         // are none.
-        let holders = inner.index.with(page, |frame| frame.record().counts().load())?;
-        let is_idle = holders.mappings == 0 && holders.references == 1 && holders.pins == 0;
-        if !is_idle || inner.index.is_dirty(page) {
+        let is_idle = inner.index.with(page, |frame| is_idle(frame.record()))?;
+        if !is_idle || !inner.index.mirrors.are_idle(page) || inner.index.is_dirty(page) {
             return None;
         }
         if inner.index.has_changed(page) {

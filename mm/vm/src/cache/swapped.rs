@@ -273,6 +273,9 @@ impl<S: Memory> PageCache<S> {
         if holders.mappings > 0 || holders.references > 1 || holders.pins > 0 {
             return None;
         }
+        if !inner.index.mirrors.are_idle(page) {
+            return None;
+        }
         let frame = inner.index.hand_out(page).ok().flatten()?;
         inner.index.begin_leaving(page);
         Some(frame)

@@ -35,7 +35,7 @@ use freehold_frame::transition::{self, NotPinned, Serves};
 use freehold_frame::{
     Anon, Frame, FrameRecord, Held, HeldFrame, LeafMapping, PageCache as CacheKind, Pin, ReverseKey,
 };
-use freehold_machine::{Access, PAGE_SIZE, Pfn, VirtAddr};
+use freehold_machine::{Access, Cpus, PAGE_SIZE, Pfn, VirtAddr};
 use freehold_paging::{Entry, Memory, PageSize, Roots, Slot, TableWalk};
 
 use crate::area::Area;
@@ -343,7 +343,7 @@ impl<S: Memory> Resident<S> {
         }
         let entry = self.present(page).ok_or(FaultError::Bus)?;
         let own = self.hold_own(area, entry);
-        let hold = if looks { own.or_else(|| self.look(entry)) } else { own };
+        let hold = if looks { own.or_else(|| self.look(area, page, entry)) } else { own };
         // This only fails if a count is at its maximum, or if there are too many references for
         // reads.
         hold.map(PinnedPage::new).ok_or(FaultError::Bus)
@@ -371,7 +371,7 @@ impl<S: Memory> Resident<S> {
     }
 
     /// Holds the frame of `entry`. No store happens to it while it is held.
-    fn look(&self, entry: Entry) -> Option<Hold<S>> {
+    fn look(&self, area: &Area<S>, page: VirtAddr, entry: Entry) -> Option<Hold<S>> {
         let (source, frame) = (self.source(), entry.frame());
         let has_room = |record: &FrameRecord| record.counts().load().references < LOOKS;
         match self.kind_of(entry) {
@@ -380,6 +380,13 @@ impl<S: Memory> Resident<S> {
                 if has_room(mapping.record()) { mapping.reference().ok().map(Hold::Looked) } else { None }
             }
             LeafKind::Cache => {
+                // Stores to the file reach the page's frame, and not a mirror that has fallen.
+                if source.machine().mirrors_text()
+                    && let Some((cache, index)) = area.cache_page(page)
+                    && let Ok(Some(frame)) = cache.get(index)
+                {
+                    return has_room(frame.record()).then_some(Hold::LookedFile(frame));
+                }
                 let mapping = LeafMapping::<CacheKind, S>::borrow_leaf(source, frame).ok()?;
                 if has_room(mapping.record()) { mapping.reference().ok().map(Hold::LookedFile) } else { None }
             }

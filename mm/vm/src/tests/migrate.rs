@@ -189,7 +189,7 @@ fn a_files_page_is_found_by_its_frame_and_keeps_its_bytes_and_marks() {
     world.end();
 }
 
-/// The model's allocator ignores policies, so this test queries them directly.
+/// The model's allocator knows no policy but bound nodes, so this test queries them directly.
 #[test]
 fn areas_go_before_tasks_and_take_turns_by_address() {
     let world = World::new();

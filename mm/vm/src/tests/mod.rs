@@ -8,6 +8,7 @@ mod collapse;
 mod evict;
 mod huge;
 mod migrate;
+mod mirrors;
 mod monitor;
 mod pins;
 mod random;

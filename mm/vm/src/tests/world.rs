@@ -249,6 +249,12 @@ impl Process {
         protection: Protection,
         backing: Backing<ModelFrames>,
     ) -> Result<u64, VmError> {
+        // Copies of the file's pages fall before it can be stored to.
+        let changed = match &backing {
+            Backing::SharedFile(view, SharedWrite::Allowed) => Some(view.file.clone()),
+            _ => None,
+        };
+        let _change = changed.as_ref().and_then(|file| file.cache().expect_stores());
         let request = MapRequest { place, len: pages * PAGE, protection, backing, flags: AreaFlags::empty() };
         let mut space = self.space();
         let start = space.map(request, &self.limits)?;
