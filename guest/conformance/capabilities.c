@@ -7,6 +7,7 @@
 #include <linux/capability.h>
 #include <linux/securebits.h>
 #include <sys/prctl.h>
+#include <sys/xattr.h>
 
 enum { USER = 1000, LAST = 40 };
 
@@ -188,6 +189,75 @@ static void sets(void)
 	FAILS_WITH("and asked without more", prctl(PR_GET_NO_NEW_PRIVS, 1L, 0L, 0L, 0L), EINVAL);
 }
 
+/* Becomes a user who has one capability, and no other. */
+static void become_user_with(int capability)
+{
+	NEED(prctl(PR_SET_KEEPCAPS, 1L) == 0);
+	become_user();
+	NEED(set(0, (struct sets){ bit(capability), bit(capability), 0 }) == 0);
+}
+
+/* Whether a user with this capability, and no other, succeeds; otherwise the error is `error`. */
+#define SUCCEEDS(capability, call) WELL(become_user_with(capability); _exit((call) < 0))
+#define REFUSED(capability, call, error) WELL(become_user_with(capability); errno = 0; _exit(!((call) < 0 && errno == (error))))
+
+/* Makes a file, or a directory, of root and group 5. */
+static const char *of_root(const char *path, mode_t mode)
+{
+	if (S_ISDIR(mode))
+		NEED(mkdir(path, 0700) == 0);
+	else
+		NEED(mknod(path, S_IFREG, 0) == 0);
+	NEED(chown(path, 0, 5) == 0 && chmod(path, mode & 07777) == 0);
+	return path;
+}
+
+static mode_t mode_of(const char *path)
+{
+	struct stat told;
+	NEED(stat(path, &told) == 0);
+	return told.st_mode & 07777;
+}
+
+/* Each right over files is a capability of its own. */
+static void files(void)
+{
+	char directory[] = "/tmp/capabilities-XXXXXX";
+	NEED(mkdtemp(directory) && chmod(directory, 0777) == 0 && chdir(directory) == 0);
+	const char *file = of_root("file", S_IFREG | 0600), *hidden = of_root("hidden", S_IFDIR | 0700);
+	of_root("hidden/file", S_IFREG | 0600);
+	of_root("sticky", S_IFDIR | 01777);
+	of_root("sticky/file", S_IFREG | 0644);
+	NEED(mknod("own", S_IFREG | 0700, 0) == 0 && chown("own", USER, 5) == 0);
+
+	PROMISE("CAP_CHOWN gives files away", SUCCEEDS(CAP_CHOWN, chown(file, 7, 8)));
+	NEED(chown(file, 0, 5) == 0);
+	PROMISE("CAP_DAC_OVERRIDE does not", REFUSED(CAP_DAC_OVERRIDE, chown(file, USER, USER), EPERM));
+	PROMISE("not even the caller's own", REFUSED(CAP_DAC_OVERRIDE, chown("own", 0, -1), EPERM));
+	PROMISE("CAP_FOWNER changes the mode of a file of another user", SUCCEEDS(CAP_FOWNER, chmod(file, 0600)));
+	PROMISE("CAP_DAC_OVERRIDE does not", REFUSED(CAP_DAC_OVERRIDE, chmod(file, 04755), EPERM));
+	PROMISE("CAP_CHOWN does not", REFUSED(CAP_CHOWN, chmod(file, 04755), EPERM));
+	PROMISE("CAP_DAC_OVERRIDE opens it to write", SUCCEEDS(CAP_DAC_OVERRIDE, open(file, O_RDWR)));
+	PROMISE("CAP_FOWNER does not", REFUSED(CAP_FOWNER, open(file, O_RDWR), EACCES));
+	PROMISE("CAP_DAC_READ_SEARCH opens it to read", SUCCEEDS(CAP_DAC_READ_SEARCH, open(file, O_RDONLY)));
+	PROMISE("but not to write", REFUSED(CAP_DAC_READ_SEARCH, open(file, O_WRONLY), EACCES));
+	PROMISE("it searches and lists directories", SUCCEEDS(CAP_DAC_READ_SEARCH, open("hidden/file", O_RDONLY) < 0 ? -1 : open(hidden, O_RDONLY)));
+	PROMISE("but makes no files there", REFUSED(CAP_DAC_READ_SEARCH, mknod("hidden/new", S_IFREG, 0), EACCES));
+	PROMISE("only an owner opens without a change of the time of access", REFUSED(CAP_DAC_OVERRIDE, open(file, O_RDONLY | O_NOATIME), EPERM));
+	PROMISE("only an owner removes from a sticky directory", REFUSED(CAP_DAC_OVERRIDE, unlink("sticky/file"), EPERM));
+	PROMISE("or CAP_FOWNER", SUCCEEDS(CAP_FOWNER, unlink("sticky/file")));
+	PROMISE("CAP_MKNOD makes devices", SUCCEEDS(CAP_MKNOD, mknod("null", S_IFCHR | 0600, 0x103)));
+	PROMISE("CAP_DAC_OVERRIDE does not", REFUSED(CAP_DAC_OVERRIDE, mknod("zero", S_IFCHR | 0600, 0x105), EPERM));
+	PROMISE("nor does root without CAP_MKNOD", WELL(lose(bit(CAP_MKNOD)); _exit(!(mknod("disk", S_IFBLK | 0600, 0x100) == -1 && errno == EPERM))));
+	PROMISE("nor does root without CAP_CHOWN give files away", WELL(lose(bit(CAP_CHOWN)); _exit(!(chown(file, 7, 8) == -1 && errno == EPERM))));
+	PROMISE("a group of others clears the set-group-ID bit", SUCCEEDS(CAP_DAC_OVERRIDE, chmod("own", 02770)) && mode_of("own") == 0770);
+	PROMISE("but not with CAP_FSETID", SUCCEEDS(CAP_FSETID, chmod("own", 02770)) && mode_of("own") == 02770);
+	PROMISE("CAP_SYS_ADMIN sets trusted attributes", SUCCEEDS(CAP_SYS_ADMIN, setxattr(file, "trusted.a", "1", 1, 0)));
+	PROMISE("CAP_DAC_OVERRIDE does not", REFUSED(CAP_DAC_OVERRIDE, setxattr(file, "trusted.a", "2", 1, 0), EPERM));
+	PROMISE("access(2) asks for the real user, without capabilities", REFUSED(CAP_DAC_OVERRIDE, access(file, R_OK), EACCES));
+	NEED(chdir("/") == 0);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc == 4)
@@ -197,5 +267,6 @@ int main(int argc, char **argv)
 	ambient();
 	secure_bits();
 	sets();
+	files();
 	return conclude();
 }

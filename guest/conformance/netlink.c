@@ -127,6 +127,9 @@ static void names(void)
 	int third = opened(SOCK_RAW);
 	name.nl_pid = getpid();
 	FAILS_WITH("and no port two owners", bind(third, (void *)&name, sizeof name), EADDRINUSE);
+	int status;
+	IN_CHILD(status, NEED(unshare(CLONE_NEWNET) == 0); _exit(bind(opened(SOCK_RAW), (void *)&name, sizeof name) != 0));
+	PROMISE("but in another network namespace", status == 0);
 	close(one);
 	PROMISE("a port is free when its owner is gone", bind(third, (void *)&name, sizeof name) == 0);
 	FAILS_WITH("names are not short", bind(third, (void *)&name, 8), EINVAL);

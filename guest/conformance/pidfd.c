@@ -171,6 +171,40 @@ static void descriptors(void)
 	close(fd);
 }
 
+/* Whether a user gets a descriptor of a process of the same user that hides them, while that
+ * process ends. */
+static int gets_descriptors_of_the_ending(void)
+{
+	char ready;
+	int told[2];
+	if (pipe(told) || setgid(1000) || setuid(1000))
+		return 9;
+	pid_t child = fork();
+	if (child == 0) {
+		size_t size = 128 << 20;
+		prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+		if (mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0) == MAP_FAILED)
+			_exit(1);
+		(void)!write(told[1], "x", 1);
+		for (;;)
+			pause();
+	}
+	if (child < 0 || read(told[0], &ready, 1) != 1)
+		return 9;
+	int fd = pidfd_open(child, 0), got = getfd(fd, told[0], 0) >= 0;
+	kill(child, SIGKILL);
+	while (!got && !readable(fd, 0))
+		got = getfd(fd, told[0], 0) >= 0;
+	return got;
+}
+
+static void hidden(void)
+{
+	int status;
+	IN_CHILD(status, _exit(gets_descriptors_of_the_ending()));
+	PROMISE("a process that is not dumpable keeps its descriptors until its end", status == 0);
+}
+
 static pid_t clone3(struct clone_args *arguments)
 {
 	return syscall(SYS_clone3, arguments, sizeof *arguments);
@@ -210,6 +244,7 @@ int main(void)
 	ends();
 	signals();
 	descriptors();
+	hidden();
 	clones();
 	opening();
 	return conclude();

@@ -493,6 +493,50 @@ static long shows(const char *name)
 	return atol(text);
 }
 
+/* Starts a child that waits; its number is `number` if that is free, or any if it is 0. */
+static pid_t waiter(pid_t number)
+{
+	char last[16];
+	int length = snprintf(last, sizeof last, "%d", number - 1), file = open("/proc/sys/kernel/ns_last_pid", O_WRONLY | O_CLOEXEC);
+	NEED(file >= 0 && (number == 0 || write(file, last, length) == length));
+	close(file);
+	pid_t child = fork();
+	NEED(child >= 0);
+	while (child == 0)
+		pause();
+	return child;
+}
+
+static void end_waiter(pid_t child)
+{
+	NEED(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
+}
+
+/* Opens a file of a process that ends, and uses it when another process has the number. Returns
+ * the error; 0 if the number was taken by a third process. */
+static int later_use(const char *name, int flags)
+{
+	char path[64], text[200] = "15";
+	pid_t child = waiter(0);
+	snprintf(path, sizeof path, "/proc/%d/%s", child, name);
+	int file = open(path, flags | O_CLOEXEC);
+	NEED(file >= 0);
+	end_waiter(child);
+	pid_t later = waiter(child);
+	int error = later != child ? 0 : (flags == O_RDONLY ? read(file, text, sizeof text) : write(file, text, 2)) < 0 ? errno : -1;
+	end_waiter(later);
+	close(file);
+	return error;
+}
+
+static void numbers_used_again(void)
+{
+	PROMISE("an open file of a process does not change a later one", HOLDS_ONCE(later_use("oom_score_adj", O_WRONLY) == ESRCH));
+	PROMISE("nor by the old scale", HOLDS_ONCE(later_use("oom_adj", O_WRONLY) == ESRCH));
+	PROMISE("nor the contents of its core file", HOLDS_ONCE(later_use("coredump_filter", O_WRONLY) == ESRCH));
+	PROMISE("nor shows its state", HOLDS_ONCE(later_use("stat", O_RDONLY) == ESRCH));
+}
+
 static void victims(void)
 {
 	int status;
@@ -620,6 +664,7 @@ int main(int argc, char **argv)
 	changes_of_user();
 	opened_before();
 	victims();
+	numbers_used_again();
 	claimed();
 	keeping();
 	powerless();

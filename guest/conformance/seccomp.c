@@ -6,6 +6,7 @@
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
@@ -445,6 +446,60 @@ static int traced(int skip)
 	return stopped && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
+static atomic_int steps;
+
+/* Has a filter that no other thread has, so that no filter for all threads is ever taken. */
+static void *diverging(void *unused)
+{
+	struct sock_filter code[] = { SAY(SECCOMP_RET_ALLOW) };
+	NEED(is_taken(code, 1) == 1);
+	steps = 1;
+	while (steps < 2)
+		getppid();
+	return unused;
+}
+
+/* Makes filtered calls while a timer of the process expires all the time. */
+static void *interrupted(void *unused)
+{
+	struct sigevent event = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1 };
+	struct itimerspec every = { { 0, 1 }, { 0, 1 } };
+	timer_t timer;
+	NEED(timer_create(CLOCK_MONOTONIC, &event, &timer) == 0 && timer_settime(timer, 0, &every, NULL) == 0);
+	while (steps < 2)
+		getppid();
+	NEED(timer_delete(timer) == 0);
+	return unused;
+}
+
+/* Offers a filter to all threads many times, while timers interrupt a thread that is judged. */
+static void all_threads_under_timers(void)
+{
+	struct sock_filter code[] = { SAY(SECCOMP_RET_ALLOW) };
+	struct sock_fprog program = { 1, code };
+	pthread_t threads[2];
+	sigset_t user;
+	bind_oneself();
+	sigemptyset(&user);
+	sigaddset(&user, SIGUSR1);
+	NEED(pthread_sigmask(SIG_BLOCK, &user, NULL) == 0 && is_taken(code, 1) == 1);
+	NEED(pthread_create(&threads[0], NULL, interrupted, NULL) == 0 && pthread_create(&threads[1], NULL, diverging, NULL) == 0);
+	while (!steps)
+		sched_yield();
+	int64_t end = now_ms() + 1500;
+	while (now_ms() < end)
+		NEED(seccomp(SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) > 0);
+	steps = 2;
+	NEED(pthread_join(threads[0], NULL) == 0 && pthread_join(threads[1], NULL) == 0);
+}
+
+static void beside_interrupts(void)
+{
+	int status;
+	IN_CHILD(status, all_threads_under_timers());
+	PROMISE("timers of a process go on while its threads are offered a filter", status == 0);
+}
+
 int main(int count, char **words)
 {
 	if (count > 1 && strcmp(words[1], "filtered") == 0)
@@ -455,5 +510,6 @@ int main(int count, char **words)
 	kept("/proc/self/exe");
 	PROMISE("a tracer is told of a call, and makes it another", traced(0));
 	PROMISE("or none", traced(1));
+	beside_interrupts();
 	return conclude();
 }

@@ -57,6 +57,26 @@ static int is_gone(int id)
 	return shmctl(id, IPC_STAT, &stat) == -1 && errno == EINVAL;
 }
 
+/* Makes a segment of so many pages. */
+static int segment_of(size_t pages)
+{
+	int id = shmget(IPC_PRIVATE, pages * PAGE, 0600);
+	NEED(id >= 0);
+	return id;
+}
+
+static int lock_within_limit(void)
+{
+	struct rlimit limit = { 64 * PAGE, 64 * PAGE };
+	int one = segment_of(40), other = segment_of(40);
+	int kept = setrlimit(RLIMIT_MEMLOCK, &limit) == 0 && shmctl(one, SHM_LOCK, NULL) == 0 && shmctl(one, SHM_LOCK, NULL) == 0 &&
+		   shmctl(other, SHM_LOCK, NULL) == -1 && errno == ENOMEM && !(shm_stat(other).shm_perm.mode & 02000);
+	kept = kept && shmctl(one, SHM_UNLOCK, NULL) == 0 && shmctl(other, SHM_LOCK, NULL) == 0 && shmctl(one, SHM_LOCK, NULL) == -1 &&
+	       errno == ENOMEM;
+	kept = kept && shmctl(other, IPC_RMID, NULL) == 0 && shmctl(one, SHM_LOCK, NULL) == 0 && shmctl(one, IPC_RMID, NULL) == 0;
+	return kept;
+}
+
 /* Finds the line of /proc/sysvipc/FILE about an object; returns 0 if there is none. */
 static int line_of(const char *file, int id, char *line, size_t size)
 {
@@ -207,6 +227,7 @@ static void rights_of_segments(void)
 	PROMISE("SHM_LOCK and SHM_UNLOCK show in the mode", shmctl(id, SHM_LOCK, NULL) == 0 && shm_stat(id).shm_perm.mode == 02600 &&
 		shmctl(id, SHM_UNLOCK, NULL) == 0 && shm_stat(id).shm_perm.mode == 0600);
 	PROMISE("the owner removes it", AS_USER(shmctl(id, IPC_RMID, NULL) == 0) && is_gone(id));
+	PROMISE("a user's locked segments are within RLIMIT_MEMLOCK together", AS_USER(lock_within_limit()));
 }
 
 static void lists_of_segments(void)

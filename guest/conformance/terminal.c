@@ -189,6 +189,11 @@ static void control(void)
 	int status;
 	ON_TERMINAL(status, int all = open("/dev/tty", O_RDWR); _exit(all >= 0 && tcgetpgrp(all) == getpgrp() && tcgetsid(all) == getpid() ? 1 : 0));
 	PROMISE("a session leader's first terminal controls it", WEXITSTATUS(status) == 1);
+	IN_CHILD(status, setsid(); int only = open(name, O_WRONLY); int all = open("/dev/tty", O_RDWR);
+		 _exit(only >= 0 && all == -1 && setuid(1000) == 0 && ioctl(only, TIOCSCTTY, 0) == -1 && errno == EPERM ? 1 : 0));
+	PROMISE("one that it cannot read does not", WEXITSTATUS(status) == 1);
+	IN_CHILD(status, setsid(); int only = open(name, O_WRONLY); _exit(ioctl(only, TIOCSCTTY, 0) == 0 && open("/dev/tty", O_RDWR) >= 0 ? 1 : 0));
+	PROMISE("unless an administrator says so", WEXITSTATUS(status) == 1);
 	IN_CHILD(status, setsid(); _exit(open("/dev/tty", O_RDWR) == -1 && errno == ENXIO ? 1 : 0));
 	PROMISE("without one /dev/tty does not open", WEXITSTATUS(status) == 1);
 	ON_TERMINAL(status, signal(SIGINT, note); key("\003"); _exit(COMES_TRUE(last == SIGINT) ? 1 : 0));

@@ -192,6 +192,20 @@ static void mounts_copied(void) {
     mounts_at("/tmp/copied");
     need(unshare(CLONE_NEWNS) == 0, "unshare");
 }
+static void stacked_there(void) {
+    need(mkdir("/tmp/stack", 0700) == 0 && mkdir("/tmp/stack/x", 0700) == 0 && chdir("/tmp/stack") == 0, "mkdir");
+    for (int i = 0; i < 4000; i++) need(mount("none", "x", "tmpfs", 0, "") == 0, "mount");
+}
+static void links_there(void) {
+    need(mkdir("/tmp/links", 0700) == 0 && chdir("/tmp/links") == 0 && mkdir("x", 0700) == 0 && mkdir("link39", 0700) == 0, "mkdir");
+    for (int i = 0; i < 39; i++) {
+        char text[4096] = "", name[16];
+        for (size_t at = 0; at + 20 < sizeof text; at += 5) strcpy(text + at, "x/../");
+        sprintf(text + strlen(text), "link%d", i + 1);
+        sprintf(name, "link%d", i);
+        need(symlink(text, name) == 0, "symlink");
+    }
+}
 static void polled_there(void) {
     many_descriptors(50000);
     polled = calloc(50000, sizeof *polled);
@@ -341,6 +355,24 @@ static long exec_long(void) {
     for (int i = 2; i < 100000; i++) words[i] = "argument";
     return exec_with(words);
 }
+// Each of these scripts is run by the next one, until there are too many.
+static void scripts_there(void) {
+    struct rlimit stack = {24 * MIB, 24 * MIB};
+    need(setrlimit(RLIMIT_STACK, &stack) == 0, "setrlimit");
+    for (int i = 0; i < 6; i++) {
+        char name[32], text[40];
+        sprintf(name, "/tmp/script%d", i);
+        int length = sprintf(text, "#!/tmp/script%d\n", i + 1);
+        int file = open(name, O_CREAT | O_WRONLY | O_TRUNC, 0700);
+        need(file >= 0 && write(file, text, length) == length && close(file) == 0, "write");
+    }
+}
+static long exec_scripts(void) {
+    char **words = calloc(600001, sizeof *words);
+    for (int i = 0; i < 600000; i++) words[i] = "";
+    execv("/tmp/script0", words);
+    return errno == ELOOP ? 0 : -1;
+}
 static long leave(void) { _exit(0); }
 static long unmap_areas(void) { return munmap(memory, 30000 * 4096); }
 static long protect_areas(void) { return mprotect(memory, 30000 * 4096, PROT_READ); }
@@ -376,6 +408,17 @@ static long list(void) {
     return got < 0 ? got : sum;
 }
 static long copy_mounts(void) { return unshare(CLONE_NEWNS); }
+// Goes down and up through all the mounts of stacked_there, hundreds of times.
+static long cross_mounts(void) {
+    char path[4096] = "";
+    for (size_t at = 0; at + 6 < sizeof path; at += 5) strcpy(path + at, "x/../");
+    struct stat told;
+    return stat(path, &told);
+}
+static long follow_links(void) {
+    struct stat told;
+    return stat("link0", &told);
+}
 static long unmount(void) { return umount2("/tmp/mounted", 0); }
 static long poll_all(void) { return poll(polled, 50000, 0); }
 static long epoll_all(void) { return epoll_wait(fd, (void *)memory, 50000, 0); }
@@ -461,6 +504,7 @@ static const struct row {
     {"fork-shared", shared_file, fork_it},
     {"exec", much_memory, exec_it},
     {"exec-arguments", nothing, exec_long},
+    {"exec-scripts", scripts_there, exec_scripts},
     {"exit", much_memory, leave},
     {"exit-huge", much_huge, leave},
     {"munmap-areas", many_areas_there, unmap_areas},
@@ -479,6 +523,8 @@ static const struct row {
     {"exit-descriptors", descriptors_there, leave},
     {"getdents", directory_there, list},
     {"umount", mounted_there, unmount},
+    {"stacked-mounts", stacked_there, cross_mounts},
+    {"links", links_there, follow_links},
     {"unshare-mounts", mounts_there, copy_mounts},
     {"exit-mounts", mounts_copied, leave},
     {"poll", polled_there, poll_all},

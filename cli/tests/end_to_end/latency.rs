@@ -13,8 +13,16 @@ fn no_call_keeps_the_cpu_however_much_it_is_asked_for() {
     }
     let long_calls = guest_program("workloads/long-calls");
     // One row for each kind of work; make test-long has all rows.
-    let rows =
-        ["unlink", "mmap-populate", "mprotect-areas", "fork-areas", "maps", "exec-arguments", "unlock"];
+    let rows = [
+        "unlink",
+        "mmap-populate",
+        "mprotect-areas",
+        "fork-areas",
+        "maps",
+        "exec-arguments",
+        "unlock",
+        "stacked-mounts",
+    ];
     let words: Vec<&str> = [text(&long_calls), "-l", "5000"].into_iter().chain(rows).collect();
     run(&["--icount", "-m", "1G"], &words, b"").expect(0);
 }

@@ -79,6 +79,8 @@ pub(crate) struct PerCpu {
     pub(crate) magazines: Magazines,
     /// Free objects that this CPU keeps while objects are charged.
     pub(crate) charged_magazines: Magazines,
+    /// Number of interrupt-safe locks that this CPU holds ([`crate::sync::order`]).
+    pub(crate) irq_locks: AtomicU32,
     /// Number of flush requests of other CPUs that this CPU has served.
     shootdowns: AtomicU64,
     /// Whether a probe's handler runs.
@@ -109,6 +111,7 @@ impl PerCpu {
             heap_use: AtomicU8::new(0),
             magazines: Magazines::new(),
             charged_magazines: Magazines::new(),
+            irq_locks: AtomicU32::new(0),
             shootdowns: AtomicU64::new(0),
             is_in_probe: AtomicBool::new(false),
             probed_flags: AtomicU64::new(0),

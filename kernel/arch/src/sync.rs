@@ -3,7 +3,9 @@
 //! [`SpinLock`] orders tasks only: its holder does not block, and no interrupt handler takes it.
 //! [`IrqSpinLock`] is for data that interrupt handlers touch, too: interrupts are off on this CPU
 //! while it is held. Both are taken in the order that their owners document; neither is re-entrant.
+//! No plain lock is taken under an interrupt-safe one (`sync/order.rs` asserts it).
 
+pub(crate) mod order;
 mod per_cpu_rw;
 
 use core::cell::UnsafeCell;
@@ -15,22 +17,61 @@ use core::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
 use alloc::sync::Arc;
 
+use self::order::IrqLockHeld;
 pub use self::per_cpu_rw::{PerCpuRwGuard, PerCpuRwKept, PerCpuRwLock, ReadAttempt};
 use crate::irq::{self, InterruptsOff};
 
 /// A spin lock for data that no interrupt handler touches.
-pub type SpinLock<T> = spin::mutex::SpinMutex<T>;
+#[derive(Default)]
+pub struct SpinLock<T: ?Sized>(spin::mutex::SpinMutex<T>);
 /// The right to a [`SpinLock`]'s value.
 pub type SpinLockGuard<'a, T> = spin::mutex::SpinMutexGuard<'a, T>;
 
+impl<T: ?Sized + fmt::Debug> fmt::Debug for SpinLock<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<T> SpinLock<T> {
+    /// Returns a free lock around `value`.
+    pub const fn new(value: T) -> Self {
+        Self(spin::mutex::SpinMutex::new(value))
+    }
+    /// Returns the value and consumes the lock.
+    pub fn into_inner(self) -> T {
+        self.0.into_inner()
+    }
+}
+
+impl<T: ?Sized> SpinLock<T> {
+    /// Waits for the lock.
+    #[inline]
+    pub fn lock(&self) -> SpinLockGuard<'_, T> {
+        order::assert_no_irq_lock("a plain lock is taken");
+        self.0.lock()
+    }
+    /// Takes the lock if it is free.
+    #[inline]
+    pub fn try_lock(&self) -> Option<SpinLockGuard<'_, T>> {
+        order::assert_no_irq_lock("a plain or sleeping lock is taken");
+        self.0.try_lock()
+    }
+    /// Returns the value: the caller has the only reference to the lock.
+    #[inline]
+    pub fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut()
+    }
+}
+
 /// A spin lock for data that interrupt handlers touch: interrupts are off on this CPU while it is
 /// held.
-pub struct IrqSpinLock<T: ?Sized>(SpinLock<T>);
+pub struct IrqSpinLock<T: ?Sized>(spin::mutex::SpinMutex<T>);
 
 impl<T> IrqSpinLock<T> {
     /// Returns a free lock around `value`.
     pub const fn new(value: T) -> Self {
-        Self(SpinLock::new(value))
+        Self(spin::mutex::SpinMutex::new(value))
     }
 }
 
@@ -38,12 +79,12 @@ impl<T: ?Sized> IrqSpinLock<T> {
     /// Waits for the lock with interrupts off.
     pub fn lock(&self) -> IrqSpinGuard<'_, T> {
         let off = irq::disable();
-        IrqSpinGuard { value: self.0.lock(), _off: off }
+        IrqSpinGuard { value: self.0.lock(), _held: IrqLockHeld::count(), _off: off }
     }
     /// Takes the lock if it is free.
     pub fn try_lock(&self) -> Option<IrqSpinGuard<'_, T>> {
         let off = irq::disable();
-        self.0.try_lock().map(|value| IrqSpinGuard { value, _off: off })
+        self.0.try_lock().map(|value| IrqSpinGuard { value, _held: IrqLockHeld::count(), _off: off })
     }
 }
 
@@ -60,6 +101,7 @@ pub struct IrqSpinGuard<'a, T: ?Sized> {
     // The lock is released before interrupts come back: fields are dropped in the order of their
     // declaration.
     value: SpinLockGuard<'a, T>,
+    _held: IrqLockHeld,
     _off: InterruptsOff,
 }
 

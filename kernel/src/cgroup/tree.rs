@@ -22,12 +22,51 @@ const FRAMES_PER_GROUP: u64 = 4;
 pub(super) struct GroupTree {
     /// The groups by number, without the root.
     groups: Map<u16, Arc<Group>>,
-    last_number: u16,
+    numbers: GroupNumbers,
     last_id: u64,
 }
 
+/// The numbers that groups have, so that a free one is found in 1,024 steps.
+struct GroupNumbers {
+    used: [u64; WORDS],
+    last: u16,
+}
+
+const WORDS: usize = (1 << 16) / u64::BITS as usize;
+
+impl GroupNumbers {
+    /// Only the root's number, 0, is used.
+    const fn new() -> Self {
+        let mut used = [0; WORDS];
+        used[0] = 1;
+        Self { used, last: 0 }
+    }
+
+    /// Returns the first free number after the last one that was taken.
+    fn free(&self) -> Option<u16> {
+        let next = self.last.wrapping_add(1);
+        let (word, bit) = (usize::from(next / 64), next % 64);
+        // The first word is looked at twice: its lower bits come last.
+        (0..=WORDS).find_map(|step| {
+            let at = (word + step) % WORDS;
+            let passed = if step == 0 { (1 << bit) - 1 } else { 0 };
+            let free = !(self.used[at] | passed);
+            (free != 0).then(|| (at as u32 * u64::BITS + free.trailing_zeros()) as u16)
+        })
+    }
+
+    const fn take(&mut self, number: u16) {
+        self.used[number as usize / 64] |= 1 << (number % 64);
+        self.last = number;
+    }
+
+    const fn release(&mut self, number: u16) {
+        self.used[number as usize / 64] &= !(1 << (number % 64));
+    }
+}
+
 static TREE: SpinLock<GroupTree> =
-    SpinLock::new(GroupTree { groups: Map::new(), last_number: 0, last_id: ROOT_ID });
+    SpinLock::new(GroupTree { groups: Map::new(), numbers: GroupNumbers::new(), last_id: ROOT_ID });
 static ROOT: spin::Once<Arc<Group>> = spin::Once::new();
 const ROOT_ID: u64 = 1;
 
@@ -60,12 +99,6 @@ impl GroupTree {
         self.groups.len()
     }
 
-    fn free_number(&self) -> Option<u16> {
-        (1..=u16::MAX)
-            .map(|step| self.last_number.wrapping_add(step))
-            .find(|&number| number != 0 && !self.groups.contains_key(&number))
-    }
-
     /// Releases a reference. Groups without references lose their numbers.
     pub fn release(&mut self, group: &Arc<Group>) {
         let mut at = Some(group);
@@ -75,6 +108,7 @@ impl GroupTree {
             }
             // The caller's reference keeps the group, and the group keeps those above it.
             self.groups.remove(&group.number());
+            self.numbers.release(group.number());
             group.path().skip(1).for_each(|above| {
                 sub(&above.dying, 1);
             });
@@ -109,10 +143,10 @@ pub fn make(parent: &Arc<Group>, name: &[u8]) -> Result<Arc<Group>> {
     if tree.len() as u64 >= groups_max() {
         return Err(Errno::ENOSPC);
     }
-    let number = tree.free_number().ok_or(Errno::ENOSPC)?;
+    let number = tree.numbers.free().ok_or(Errno::ENOSPC)?;
     new.number.store(number, Ordering::Relaxed);
     tree.groups.try_insert(number, new.clone())?;
-    tree.last_number = number;
+    tree.numbers.take(number);
     add(&parent.holds, 1);
     add(&parent.children, 1);
     parent.path().for_each(|above| {
@@ -314,5 +348,32 @@ pub fn tell(group: &Group) {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_go_round_and_every_one_but_the_roots_is_found() {
+        let mut numbers = GroupNumbers::new();
+        for expected in 1..=u16::MAX {
+            assert_eq!(numbers.free(), Some(expected));
+            numbers.take(expected);
+        }
+        assert_eq!(numbers.free(), None);
+        for last in [0, 1, 63, 64, 65, 40_000, u16::MAX] {
+            for only in [1, 62, 63, 64, 127, 39_999, 40_001, u16::MAX] {
+                numbers.release(only);
+                numbers.last = last;
+                assert_eq!(numbers.free(), Some(only), "after {last}");
+                numbers.take(only);
+            }
+        }
+        numbers.release(7);
+        numbers.release(9);
+        numbers.last = 7;
+        assert_eq!(numbers.free(), Some(9), "a number is not used again at once");
     }
 }

@@ -1,22 +1,11 @@
 //! The caller of an operation on files.
 
-use super::node::{Metadata, Node};
+use super::node::{Metadata, Node, NodeKind};
 use super::rights::S_ISVTX;
-use crate::task::capabilities::Capability;
+use crate::task::capabilities::{ALL, Capability};
 use crate::task::credentials::Credentials;
 use crate::task::userns::UserNs;
 use crate::{Errno, Result};
-
-/// Whether the caller is subject to file permissions.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Power {
-    /// The caller is subject to file permissions.
-    Ordinary,
-    /// The caller may override file permissions for files whose owner and group the user namespace
-    /// maps ([`Caller::overrides`]). It has CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_CHOWN and the like in
-    /// that namespace.
-    Override,
-}
 
 /// The identity that permissions are checked against: file system user and group of the calling
 /// thread.
@@ -28,9 +17,9 @@ pub struct Caller<'a> {
     pub gid: u32,
     /// Supplementary groups, in ascending order.
     pub groups: &'a [u32],
-    /// Whether the caller is subject to permissions.
-    pub power: Power,
-    /// The user namespace to which `power` applies.
+    /// The effective capabilities, one bit per capability.
+    pub capabilities: u64,
+    /// The user namespace to which `capabilities` apply.
     pub user_ns: &'a UserNs,
 }
 
@@ -67,8 +56,12 @@ impl Access {
 impl Credentials {
     /// Returns the caller for operations on files.
     pub fn caller(&self) -> Caller<'_> {
-        let power = if self.may_within(Capability::DacOverride) { Power::Override } else { Power::Ordinary };
-        Caller { uid: self.fsuid, gid: self.fsgid, groups: &self.groups, power, user_ns: &self.user_ns }
+        self.caller_as((self.fsuid, self.fsgid), self.capabilities.effective)
+    }
+
+    /// Returns the caller with other IDs and effective capabilities.
+    pub fn caller_as(&self, (uid, gid): (u32, u32), capabilities: u64) -> Caller<'_> {
+        Caller { uid, gid, groups: &self.groups, capabilities, user_ns: &self.user_ns }
     }
 }
 
@@ -78,18 +71,22 @@ static INITIAL: UserNs = UserNs::INITIAL;
 impl Caller<'_> {
     /// The kernel itself, or root.
     pub const ROOT: Caller<'static> =
-        Caller { uid: 0, gid: 0, groups: &[], power: Power::Override, user_ns: &INITIAL };
+        Caller { uid: 0, gid: 0, groups: &[], capabilities: ALL, user_ns: &INITIAL };
 
-    /// Whether the caller may override the permissions of a file with this owner and group (Linux:
-    /// `capable_wrt_inode_uidgid`).
-    pub fn overrides(&self, uid: u32, gid: u32) -> bool {
-        self.power == Power::Override && self.user_ns.maps(uid, gid)
+    const fn has(&self, capability: Capability) -> bool {
+        self.capabilities & 1 << capability as u8 != 0
     }
 
-    /// Whether the caller may override the permissions of every file. Possible in the initial user
-    /// namespace only.
-    pub fn overrides_all(&self) -> bool {
-        self.power == Power::Override && self.user_ns.is_initial()
+    /// Whether the caller has `capability` for a file with this owner and group: its user namespace
+    /// must map both (Linux: `capable_wrt_inode_uidgid`).
+    pub fn may_for(&self, capability: Capability, (uid, gid): (u32, u32)) -> bool {
+        self.has(capability) && self.user_ns.maps(uid, gid)
+    }
+
+    /// Whether the caller has `capability` for every file. Possible in the initial user namespace
+    /// only (Linux: `capable`).
+    pub fn may_for_all(&self, capability: Capability) -> bool {
+        self.has(capability) && self.user_ns.is_initial()
     }
 
     /// Whether the caller is a member of `group`.
@@ -99,18 +96,25 @@ impl Caller<'_> {
 
     /// Whether the caller may act as the owner of a node (Linux: `inode_owner_or_capable`).
     pub fn owns(&self, meta: &Metadata) -> bool {
-        self.uid == meta.uid || self.overrides(meta.uid, meta.gid)
+        self.uid == meta.uid || self.may_for(Capability::FOwner, (meta.uid, meta.gid))
+    }
+
+    /// Whether a capability permits an access that the mode may refuse (Linux:
+    /// `generic_permission`).
+    fn overrides(&self, meta: &Metadata, want: Access) -> bool {
+        let owners = (meta.uid, meta.gid);
+        let is_directory = meta.kind == NodeKind::Directory;
+        let reads = if is_directory { Access::READ.and(Access::EXECUTE) } else { Access::READ };
+        if reads.contains(want) && self.may_for(Capability::DacReadSearch, owners) {
+            return true;
+        }
+        // Executing a file needs at least one x bit, for every caller.
+        let is_permitted = is_directory || !want.contains(Access::EXECUTE) || meta.mode & 0o111 != 0;
+        is_permitted && self.may_for(Capability::DacOverride, owners)
     }
 
     /// Permission check of path_resolution(7) and access(2): `EACCES` if refused.
     pub fn may(&self, meta: &Metadata, want: Access) -> Result<()> {
-        if self.overrides(meta.uid, meta.gid) {
-            // Executing a file needs at least one x bit, for every caller.
-            let runs_plain_file = want.contains(Access::EXECUTE)
-                && meta.kind != super::NodeKind::Directory
-                && meta.mode & 0o111 == 0;
-            return if runs_plain_file { Err(Errno::EACCES) } else { Ok(()) };
-        }
         let class = if self.uid == meta.uid {
             meta.mode >> 6
         } else if self.in_group(meta.gid) {
@@ -118,7 +122,7 @@ impl Caller<'_> {
         } else {
             meta.mode
         };
-        if class & want.0 == want.0 { Ok(()) } else { Err(Errno::EACCES) }
+        if class & want.0 == want.0 || self.overrides(meta, want) { Ok(()) } else { Err(Errno::EACCES) }
     }
 
     /// Like [`Self::may`], for `node`. Some nodes may always be used by the running process.

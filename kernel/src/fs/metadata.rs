@@ -14,6 +14,7 @@ use super::path::Path;
 use super::rights::{self, S_ISGID, S_ISVTX};
 use super::walk::PathWalk;
 use crate::sync::{Mutex, MutexGuard};
+use crate::task::Capability;
 use crate::{Errno, Result};
 
 /// Number of locks for all nodes. A node's identity determines its lock.
@@ -72,7 +73,8 @@ pub fn change_mode(walk: &PathWalk<'_>, place: &Path, mode: u32) -> Result<()> {
         return Err(Errno::EPERM);
     }
     let mut mode = mode & 0o7777;
-    if !walk.caller.overrides(meta.uid, meta.gid) && !walk.caller.in_group(meta.gid) {
+    let owners = (meta.uid, meta.gid);
+    if !walk.caller.in_group(meta.gid) && !walk.caller.may_for(Capability::FSetId, owners) {
         mode &= !S_ISGID;
     }
     change(place, &SetMetadata { mode: Some(ModeChange::To(mode)), ..SetMetadata::default() })
@@ -85,7 +87,7 @@ pub fn change_owner(walk: &PathWalk<'_>, place: &Path, uid: Option<u32>, gid: Op
     let _changes = lock(place.node.identity())?;
     let meta = place.node.metadata();
     let caller = walk.caller;
-    if !caller.overrides(meta.uid, meta.gid) {
+    if !caller.may_for(Capability::Chown, (meta.uid, meta.gid)) {
         let keeps_owner = uid.is_none_or(|uid| uid == meta.uid);
         let own_group = gid.is_none_or(|gid| gid == meta.gid || caller.in_group(gid));
         let changes_nothing = uid.is_none() && gid.is_none();

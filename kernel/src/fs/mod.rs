@@ -80,7 +80,7 @@ pub mod tracefs;
 pub mod userfault;
 pub mod walk;
 
-pub use caller::{Access, Caller, Power};
+pub use caller::{Access, Caller};
 pub use content::{ContentSource, FileContent, Punch};
 pub use context::{FsContext, FsMember};
 pub use file::{Blocking, DirEntry, File, MmapContent, Ready, Seekable};

@@ -19,7 +19,7 @@ use freehold_collections::{
 
 use self::children::{ChildKey, Children};
 use super::node::Node;
-use super::path::Path;
+use super::path::{Path, WalkSteps};
 use crate::sync::{Deferred, SpinLock, release};
 use crate::task::userns::UserNs;
 use crate::{Errno, Result, sched};
@@ -338,12 +338,16 @@ impl Mount {
 
     /// Whether the mount is in the tree with the root `root`. A mount that was removed from the
     /// tree is not.
-    pub fn hangs_in(self: &Receiver<Self>, root: &Arc<Mount>) -> bool {
-        let mut here = self.clone();
+    ///
+    /// # Errors
+    /// `EINTR` if the caller is killed meanwhile.
+    pub fn hangs_in(self: &Receiver<Self>, root: &Arc<Mount>) -> Result<bool> {
+        let (mut here, mut steps) = (self.clone(), WalkSteps::default());
         while let Some(below) = here.mountpoint() {
+            steps.advance()?;
             here = below.mount;
         }
-        here.is_same(root)
+        Ok(here.is_same(root))
     }
 
     /// Makes room for one more child.

@@ -22,6 +22,7 @@ use super::path::{Path, PathEntry};
 use super::rights::{S_ISGID, S_IXGRP};
 use super::text::{Permit, Purpose};
 use super::walk::{Final, Last, Parent, PathWalk, Trailing};
+use crate::task::Capability;
 use crate::{Errno, Result};
 
 /// open(2). `mode` has the permissions of a new file, after the umask.
@@ -144,12 +145,11 @@ fn open_place(walk: &PathWalk<'_>, place: Path, flags: OpenFlags, origin: Origin
                 place.mount.writable()?;
             }
         }
-        if !walk.caller.overrides_all() {
-            let meta = place.node.metadata();
+        if !walk.caller.may_for_all(Capability::DacOverride) {
             walk.caller.may_use(&*place.node, want)?;
-            if flags.contains(OpenFlags::NOATIME) && !walk.caller.owns(&meta) {
-                return Err(Errno::EPERM);
-            }
+        }
+        if flags.contains(OpenFlags::NOATIME) && !walk.caller.owns(&place.node.metadata()) {
+            return Err(Errno::EPERM);
         }
     }
     let _permit = if truncates { Permit::new(&place.node, Purpose::Write)? } else { None };
@@ -183,8 +183,8 @@ fn new_node(walk: &PathWalk<'_>, dir: &Path, kind: NodeKind, mode: u32, rdev: u6
         if kind == NodeKind::Directory {
             new.mode |= S_ISGID;
         } else if new.mode & S_IXGRP != 0
-            && !walk.caller.overrides(new.uid, meta.gid)
             && !walk.caller.in_group(meta.gid)
+            && !walk.caller.may_for(Capability::FSetId, (meta.uid, meta.gid))
         {
             new.mode &= !S_ISGID;
         }
@@ -221,7 +221,9 @@ pub fn make_node(walk: &PathWalk<'_>, text: &[u8], kind: NodeKind, mode: u32, rd
         return Err(Errno::ENOENT);
     }
     let is_device = matches!(kind, NodeKind::CharDevice | NodeKind::BlockDevice);
-    if is_device && !walk.caller.overrides_all() {
+    // Linux: `is_whiteout`. It is no device, so it needs no capability.
+    let is_whiteout = kind == NodeKind::CharDevice && rdev == 0;
+    if is_device && !is_whiteout && !walk.caller.may_for_all(Capability::MkNod) {
         return Err(Errno::EPERM);
     }
     let new = new_node(walk, &parent.dir, kind, mode, rdev)?;
@@ -326,9 +328,6 @@ pub fn rename(
         && flags.intersects(RenameFlags::NOREPLACE | RenameFlags::WHITEOUT)
     {
         return Err(Errno::EINVAL);
-    }
-    if flags.contains(RenameFlags::WHITEOUT) && !from.caller.overrides_all() {
-        return Err(Errno::EPERM);
     }
     let source = from.parent(old)?;
     let target = to.parent(new)?;

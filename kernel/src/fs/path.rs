@@ -149,11 +149,16 @@ impl Path {
     }
 
     /// The place that is visible here: the root of the topmost mount over it, if there is one.
-    pub fn topmost(mut self) -> Self {
+    ///
+    /// # Errors
+    /// `EINTR` if the caller is killed meanwhile.
+    pub fn topmost(mut self) -> Result<Self> {
+        let mut steps = WalkSteps::default();
         while let Some(covering) = self.mount.covering(&self.node) {
+            steps.advance()?;
             self = Self::root_of(covering);
         }
-        self
+        Ok(self)
     }
 
     /// Whether both are the same node seen through the same mount.
@@ -311,9 +316,25 @@ impl Path {
     }
 }
 
-/// Number of steps upwards between two checks for signals: a program chooses the depth of a
-/// directory.
+/// Number of steps between two checks for signals: a program chooses the depth of a directory, and
+/// how many mounts cover a place.
 const STEPS: usize = 64;
+
+/// The steps of a walk over names or mounts. Each 64th one lets other tasks run.
+#[derive(Debug, Default)]
+pub struct WalkSteps(usize);
+
+impl WalkSteps {
+    /// Makes one more step. The caller holds no spin lock.
+    ///
+    /// # Errors
+    /// `EINTR` if the caller is killed.
+    #[inline]
+    pub fn advance(&mut self) -> Result<()> {
+        self.0 += 1;
+        if self.0 % STEPS == 0 { sched::checkpoint() } else { Ok(()) }
+    }
+}
 
 /// Checks whether a path with the present text `text` may become longer by another step.
 fn go_on(step: usize, text: &[u8]) -> Result<()> {

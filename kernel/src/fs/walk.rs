@@ -14,7 +14,8 @@ use super::flags::ResolveFlags;
 use super::learned;
 use super::mount::Mount;
 use super::node::{LinkTarget, Node, NodeKind};
-use super::path::{Path, PathEntry};
+use super::path::{Path, PathEntry, WalkSteps};
+use crate::task::Capability;
 use crate::{Errno, Result};
 
 /// Longest name of one component.
@@ -188,7 +189,9 @@ impl<'a> PathWalk<'a> {
         let mut spliced: Vec<u8>;
         let mut rest = text;
         let mut at = 0;
+        let mut steps = WalkSteps::default();
         loop {
+            steps.advance()?;
             let Some(Component { name, end, is_last, trailing }) = Component::after(rest, at) else {
                 return Ok(Parent { dir: here, last: Last::Root, trailing: Trailing::Slash });
             };
@@ -254,7 +257,7 @@ impl<'a> PathWalk<'a> {
         if dir.node.kind() != NodeKind::Directory {
             return Err(Errno::ENOTDIR);
         }
-        if self.caller.overrides_all() {
+        if self.caller.may_for_all(Capability::DacOverride) {
             return Ok(());
         }
         self.caller.may_use(&*dir.node, Access::EXECUTE)
@@ -279,7 +282,9 @@ impl<'a> PathWalk<'a> {
             };
             return Ok(Path { mount: dir.mount, node, entry });
         };
+        let mut steps = WalkSteps::default();
         while let Some(upper) = covering.covering(covering.root()) {
+            steps.advance()?;
             covering = upper;
         }
         let place = Path::root_of(covering);
@@ -289,7 +294,9 @@ impl<'a> PathWalk<'a> {
 
     fn up(&self, mut here: Path) -> Result<Path> {
         let scoped = self.resolve.intersects(ResolveFlags::BENEATH | ResolveFlags::IN_ROOT);
+        let mut steps = WalkSteps::default();
         loop {
+            steps.advance()?;
             if scoped && here.same_place(self.start) {
                 return if self.resolve.contains(ResolveFlags::BENEATH) {
                     Err(Errno::EXDEV)
@@ -319,9 +326,6 @@ impl<'a> PathWalk<'a> {
         if scoped && !here.is_below(self.start)? {
             return Err(Errno::EAGAIN);
         }
-        while let Some(covering) = here.mount.covering(&here.node) {
-            here = Path::root_of(covering);
-        }
-        Ok(here)
+        here.topmost()
     }
 }

@@ -17,8 +17,8 @@ use super::{caller_pid, seconds};
 use crate::fs::tmpfs::{self, TmpNode};
 use crate::fs::{File, FileContent, MmapContent, OpenFile, OpenFlags, root};
 use crate::mem::{CacheContent, FileMapping, PageCache};
-use crate::sync::SpinLock;
-use crate::task::Credentials;
+use crate::sync::{Mutex, SpinLock, UserCharge, UserCounts};
+use crate::task::{Capability, Credentials};
 use crate::{Errno, Result, hw, mem};
 
 /// The segment is freed with its last hold.
@@ -29,6 +29,9 @@ pub const LOCKED: u32 = 0o2000;
 const NORESERVE: u32 = 0o10000;
 /// The segment consists of huge pages.
 const HUGETLB: u32 = 0o4000;
+
+/// Pages of locked segments, by the (real) user who locked them.
+static LOCKED_PAGES: UserCounts = UserCounts::new();
 
 /// Times and processes of a segment's last changes.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +64,9 @@ pub struct Segment {
     content: Arc<dyn FileContent>,
     key: i32,
     state: SpinLock<SegmentState>,
+    /// The account of the user who locked the pages; `None` if they are not locked. Held while this
+    /// changes.
+    locked: Mutex<Option<UserCharge>>,
 }
 
 impl Object for Segment {
@@ -130,6 +136,7 @@ impl Segment {
             content,
             key: wanted.key,
             state: SpinLock::new(SegmentState { times, holds: 0, is_gone: false }),
+            locked: Mutex::new(None),
         }))
     }
 
@@ -212,18 +219,30 @@ impl Segment {
         });
     }
 
-    /// Sets whether the segment's pages stay in memory: SHM_LOCK and SHM_UNLOCK.
-    pub fn set_locked(&self, locked: Locked) {
-        self.head.change(|permission| match locked {
-            Locked::Yes => permission.mode |= LOCKED,
-            Locked::No => permission.mode &= !LOCKED,
-        });
-        if let Some(cache) = self.cache() {
-            match locked {
-                Locked::Yes => cache.keep_in_memory(),
-                Locked::No => cache.release_to_swap(),
-            }
+    /// Keeps the segment's pages in memory (SHM_LOCK), on the account of `user`, who may lock
+    /// `most` pages of segments.
+    ///
+    /// # Errors
+    /// `ENOMEM` for more pages, or without memory; `EINTR` if the caller is killed.
+    fn lock_pages(&self, user: u32, most: u64) -> Result<()> {
+        let mut locked = self.locked.lock_killable()?;
+        if locked.is_none() {
+            let pages = self.size.div_ceil(hw::PAGE);
+            *locked = Some(LOCKED_PAGES.charge(user, pages, most, Errno::ENOMEM)?);
+            self.head.change(|permission| permission.mode |= LOCKED);
+            self.cache().into_iter().for_each(|cache| cache.keep_in_memory());
         }
+        Ok(())
+    }
+
+    /// Lets the segment's pages go to the swap again (SHM_UNLOCK).
+    fn unlock_pages(&self) -> Result<()> {
+        let mut locked = self.locked.lock_killable()?;
+        if locked.take().is_some() {
+            self.head.change(|permission| permission.mode &= !LOCKED);
+            self.cache().into_iter().for_each(|cache| cache.release_to_swap());
+        }
+        Ok(())
     }
 }
 
@@ -244,14 +263,20 @@ pub enum Locked {
     No,
 }
 
-/// Checks that `caller` may lock pages of `segment` in memory.
+/// SHM_LOCK and SHM_UNLOCK by `caller`, whose limit for locked memory is `limit` bytes
+/// (RLIMIT_MEMLOCK). The limit holds for all segments that the caller's user locked.
 ///
 /// # Errors
-/// `EPERM`.
-pub fn check_lock(segment: &Segment, caller: &Credentials, locked: Locked, limit: u64) -> Result<()> {
-    if caller.may(crate::task::Capability::IpcLock) {
-        return Ok(());
+/// `EPERM` for a segment of another user, or if the limit is 0; `ENOMEM` beyond the limit; `EINTR`.
+pub fn set_locked(segment: &Segment, caller: &Credentials, locked: Locked, limit: u64) -> Result<()> {
+    let is_exempt = caller.may(Capability::IpcLock);
+    let may_lock = locked == Locked::No || limit != 0;
+    if !is_exempt && !(segment.head.permission().is_of(caller) && may_lock) {
+        return Err(Errno::EPERM);
     }
-    let is_denied = !segment.head.permission().is_of(caller) || (locked == Locked::Yes && limit == 0);
-    if is_denied { Err(Errno::EPERM) } else { Ok(()) }
+    match locked {
+        Locked::No => segment.unlock_pages(),
+        Locked::Yes if is_exempt => segment.lock_pages(caller.uid, u64::MAX),
+        Locked::Yes => segment.lock_pages(caller.uid, limit / hw::PAGE),
+    }
 }

@@ -90,10 +90,13 @@ impl ProcessSpace {
         Ok(Self::around(AddressSpace::new(commons(), layout)?, Program::default(), Dumpable::Yes))
     }
 
-    /// Makes a space without any addresses, for kernel tasks.
+    /// Makes a space without any addresses, for kernel tasks. A process that ends gets it while it
+    /// still has its files. So it is not dumpable: it must not open a process that was not.
     pub fn empty() -> Result<Arc<Self>> {
         let nowhere = VirtAddr(PAGE_SIZE as u64);
-        Self::new(ProgramLayout { lowest: nowhere, end: nowhere, mmap_base: nowhere })
+        let empty = Self::new(ProgramLayout { lowest: nowhere, end: nowhere, mmap_base: nowhere })?;
+        empty.set_dumpable(Dumpable::No);
+        Ok(empty)
     }
 
     /// Makes a copy-on-write copy, for fork.

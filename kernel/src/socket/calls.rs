@@ -91,7 +91,10 @@ pub fn sys_socket(args: &Args) -> Result<i64> {
     }
     let (family, kind, flags) = kind_of(domain, wanted, protocol)?;
     let socket = match family {
-        Family::Netlink => Socket::new_netlink(Netlink::new(args.int(2), args.int(1) & 0xf)?),
+        Family::Netlink => {
+            let network = task::current().process().namespaces().network.number();
+            Socket::new_netlink(Netlink::new(args.int(2), args.int(1) & 0xf, network)?)
+        }
         _ => Socket::new(family, kind),
     };
     table::enter(&socket)?;

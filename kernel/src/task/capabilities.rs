@@ -14,11 +14,16 @@ use crate::{Errno, Result};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Capability {
+    /// Give files to any user and group.
+    Chown = 0,
     /// Bypass file permissions.
     DacOverride = 1,
     /// Search directories despite their permissions, and open files by handle.
     DacReadSearch = 2,
-    /// Change a file's bytes without clearing its set-user-ID and set-group-ID bits.
+    /// Act as the owner of any file.
+    FOwner = 3,
+    /// Change a file's bytes without clearing its set-user-ID and set-group-ID bits, and set the
+    /// set-group-ID bit for a group of others.
     FSetId = 4,
     /// Send signals to any process.
     Kill = 5,
@@ -52,6 +57,8 @@ pub enum Capability {
     SysTime = 25,
     /// Hang up terminals.
     SysTtyConfig = 26,
+    /// Make nodes of devices.
+    MkNod = 27,
     /// Take leases on files of any user.
     Lease = 28,
     /// Change the login user of a process that is already logged in.

@@ -136,7 +136,7 @@ impl TtyFile {
             io::TCSBRK | io::TCSBRKP => self.drain().map(|()| 0),
             io::TIOCSCTTY => {
                 let steal = if argument == 1 { Steal::Allowed } else { Steal::Never };
-                job::acquire(tty, steal).map(|()| 0)
+                job::acquire(tty, steal, self.opened).map(|()| 0)
             }
             io::TIOCNOTTY => job::release(tty).map(|()| 0),
             io::TIOCGPGRP => job::foreground(tty).and_then(|group| put(argument, || group as i32)),

@@ -5,7 +5,7 @@ use freehold_collections::WipedChunk;
 use super::discipline::Read;
 use super::{LineState, Tty, job};
 use crate::fs::file::{NewsOwner, NewsQueues};
-use crate::fs::{Blocking, File, Node, Ready};
+use crate::fs::{Blocking, File, Node, OpenFlags, Ready};
 use crate::sync::PollWaiter;
 use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result, time};
@@ -20,6 +20,8 @@ pub struct TtyFile {
     node: Arc<dyn Node>,
     /// The value of [`super::TerminalState::hangups`] when it was opened.
     generation: u32,
+    /// The flags that it was opened with.
+    pub(super) opened: OpenFlags,
 }
 
 /// Result of a check of the input.
@@ -30,8 +32,12 @@ enum InputLook {
 }
 
 impl TtyFile {
-    pub(super) fn new(tty: Arc<Tty>, node: Arc<dyn Node>, generation: u32) -> Arc<Self> {
-        reserve::arc(Self { tty, node, generation })
+    pub(super) fn new(
+        tty: Arc<Tty>,
+        node: Arc<dyn Node>,
+        (generation, opened): (u32, OpenFlags),
+    ) -> Arc<Self> {
+        reserve::arc(Self { tty, node, generation, opened })
     }
 
     /// Returns the terminal.

@@ -12,6 +12,7 @@ use freehold_collections::{
 use linux_raw_sys::general as c;
 
 use super::{LineState, Tty};
+use crate::fs::OpenFlags;
 use crate::task::{self, Pid, Process, Session, Signal, registry};
 use crate::{Errno, Result};
 
@@ -95,14 +96,19 @@ pub(super) enum Steal {
     Allowed,
 }
 
-/// Makes `tty` the controlling terminal of the caller's session (TIOCSCTTY).
-pub(super) fn acquire(tty: &Arc<Tty>, steal: Steal) -> Result<()> {
+/// Makes `tty`, which the caller has opened with `opened`, the controlling terminal of the caller's
+/// session (TIOCSCTTY).
+pub(super) fn acquire(tty: &Arc<Tty>, steal: Steal, opened: OpenFlags) -> Result<()> {
     let process = caller().ok_or(Errno::EPERM)?;
     let session = process.session();
     if controls(&session, tty) && session.id == process.pid {
         return Ok(());
     }
     if session.id != process.pid || session.controlling.lock().is_some() {
+        return Err(Errno::EPERM);
+    }
+    // The session could read the terminal through /dev/tty.
+    if !opened.reads() && !is_privileged() {
         return Err(Errno::EPERM);
     }
     if let Some(other) = tty.control().0 {

@@ -333,8 +333,9 @@ impl Tty {
             state.opened_ever = state.opened_ever.wrapping_add(1);
             state.hangups
         };
-        let file = TtyFile::new(self.clone(), node, generation);
-        if !flags.contains(crate::fs::OpenFlags::NOCTTY) {
+        let file = TtyFile::new(self.clone(), node, (generation, flags));
+        // A session reads its terminal through /dev/tty, so the leader must have opened it to read.
+        if flags.reads() && !flags.contains(crate::fs::OpenFlags::NOCTTY) {
             job::acquire_on_open(self);
         }
         self.wire_ready.wake_all();

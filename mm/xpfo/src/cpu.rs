@@ -6,10 +6,10 @@
 //! **Time.** A closed window may be cached until the CPU forgets it. Under [`Policy::On`] that is
 //! [`DEADLINE_NS`] at most. The first window since the CPU forgot everything sets the alarm, so the
 //! alarm is set while any closed window may be cached. When it comes, the CPU forgets all slots
-//! that were in use since. If windows were opened since the last alarm, more are to be expected, and
-//! the alarm is set again at once: the first window after it would pay more. It is also set again
-//! for a window that is open, which may be cached again. A CPU that idles forgets first, and so
-//! does one where a program goes on after kernel tasks.
+//! that were in use since. If windows were opened since the last alarm, more will be, and the alarm
+//! is set again at once: the first window after it would pay more. It is also set again for a
+//! window that is open, which may be cached again. A CPU that idles forgets first, and so does one
+//! where a program goes on after kernel tasks.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

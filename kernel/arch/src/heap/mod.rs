@@ -25,7 +25,7 @@ use freehold_machine::{PAGE_SIZE, Pfn};
 
 use crate::cpu;
 use crate::memory::{self, OutOfMemory, boot_frames, tables};
-use crate::sync::{Once, SpinLock};
+use crate::sync::{Once, SpinLock, order};
 
 pub mod charge;
 pub(crate) mod magazine;
@@ -418,6 +418,7 @@ unsafe impl GlobalAlloc for KernelHeap {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if CHECKED {
+            order::assert_no_irq_lock("the heap is used");
             note_drawn(layout);
         }
         let found = slab::class_for(layout).and_then(|class| cpu::this().magazines.take(class));
@@ -425,6 +426,7 @@ unsafe impl GlobalAlloc for KernelHeap {
     }
 
     unsafe fn dealloc(&self, object: *mut u8, layout: Layout) {
+        order::assert_no_irq_lock("the heap is used");
         let Some(class) = slab::class_for(layout) else { return free_large(object, layout) };
         let magazines = &cpu::this().magazines;
         if !magazines.has_room(class, ROOMS[class].load(Ordering::Relaxed)) {

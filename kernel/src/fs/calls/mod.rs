@@ -32,7 +32,6 @@ pub use xattr::*;
 
 use freehold_collections::{Arc, Vec};
 
-use super::caller::Caller;
 use super::context::FsContext;
 use super::flags::ResolveFlags;
 use super::node::{Node, NodeKind};
@@ -41,7 +40,7 @@ use super::path::Path;
 use super::root;
 use super::table::FileTable;
 use super::walk::{Final, PathWalk};
-use crate::task::{self, Capability, Process};
+use crate::task::{self, Process};
 use crate::{Errno, Result, user};
 
 /// Stands for the working directory in place of a descriptor.
@@ -125,20 +124,11 @@ fn walk_as_real_user<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&PathWalk<'_>) -
         start_of(&process, dirfd).map_err(|error| named_by(text, error))?
     };
     let credentials = process.credentials();
-    let power = if Some(credentials.uid) == credentials.user_ns.root()
-        && credentials.capabilities.permits(Capability::DacOverride)
-    {
-        super::Power::Override
-    } else {
-        super::Power::Ordinary
-    };
-    let caller = Caller {
-        uid: credentials.uid,
-        gid: credentials.gid,
-        groups: &credentials.groups,
-        power,
-        user_ns: &credentials.user_ns,
-    };
+    // As root the caller has what it could have, as another user nothing (Linux:
+    // `access_override_creds`).
+    let is_root = Some(credentials.uid) == credentials.user_ns.root();
+    let capabilities = if is_root { credentials.capabilities.permitted } else { 0 };
+    let caller = credentials.caller_as((credentials.uid, credentials.gid), capabilities);
     f(&PathWalk { root: &root, start: &start, caller: &caller, resolve: ResolveFlags::empty() })
 }
 

@@ -48,10 +48,10 @@ pub fn sys_mount(args: &Args) -> Result<i64> {
     if flags & 0xffff_0000 == MS_MAGIC {
         flags &= 0xffff;
     }
-    let place = place_at(AT_FDCWD, args[1], 0, Final::Follow)?.topmost();
+    let place = place_at(AT_FDCWD, args[1], 0, Final::Follow)?.topmost()?;
     let namespace = changeable()?;
     // A mount on an unmounted mount would keep both forever: no call could unmount it.
-    if !namespace.contains(&place.mount) {
+    if !namespace.contains(&place.mount)? {
         return Err(Errno::EINVAL);
     }
     let options = if args[4] == 0 { Vec::new() } else { user::bounded_string(args[4], 4096, Errno::EINVAL)? };
@@ -93,7 +93,7 @@ pub fn sys_mount(args: &Args) -> Result<i64> {
 /// Attaches `mount` at `place`, if that is still in the tree.
 fn attach(namespace: &MountNamespace, mount: &Arc<Mount>, place: Path) -> Result<()> {
     let _change = namespace::change()?;
-    if !namespace.contains(&place.mount) {
+    if !namespace.contains(&place.mount)? {
         return Err(Errno::EINVAL);
     }
     namespace.take_room(1)?;
@@ -143,8 +143,8 @@ fn bind(namespace: &MountNamespace, source: &Path, place: Path, depth: CopyDepth
         return Err(Errno::EINVAL);
     }
     let _change = namespace::change()?;
-    let is_here = namespace.contains(&source.mount) || of_namespace.is_some();
-    if !is_here || !namespace.contains(&place.mount) {
+    let is_here = namespace.contains(&source.mount)? || of_namespace.is_some();
+    if !is_here || !namespace.contains(&place.mount)? {
         return Err(Errno::EINVAL);
     }
     if depth == CopyDepth::One && namespace::has_locked_below(source)? {
@@ -168,7 +168,7 @@ fn bind(namespace: &MountNamespace, source: &Path, place: Path, depth: CopyDepth
 fn hand_over(namespace: &MountNamespace, source: &Path, place: Path) -> Result<()> {
     let _change = namespace::change()?;
     let from = source.mount.mountpoint().filter(|_| source.is_mount_root()).ok_or(Errno::EINVAL)?;
-    let are_here = namespace.contains(&source.mount) && namespace.contains(&place.mount);
+    let are_here = namespace.contains(&source.mount)? && namespace.contains(&place.mount)?;
     if !are_here || source.mount.is_locked() {
         return Err(Errno::EINVAL);
     }
@@ -296,13 +296,13 @@ pub fn sys_umount2(args: &Args) -> Result<i64> {
     let flags = args.uint(1);
     super::only(flags, MNT_FORCE | MNT_DETACH | MNT_EXPIRE | UMOUNT_NOFOLLOW)?;
     let last = if flags & UMOUNT_NOFOLLOW != 0 { Final::Stop } else { Final::Follow };
-    let place = place_at(AT_FDCWD, args[0], 0, last)?.topmost();
+    let place = place_at(AT_FDCWD, args[0], 0, last)?.topmost()?;
     let namespace = changeable()?;
     if flags & MNT_FORCE != 0 && !task::may(Capability::SysAdmin) {
         return Err(Errno::EPERM);
     }
     let change = namespace::change()?;
-    if !place.is_mount_root() || !namespace.contains(&place.mount) || place.mount.is_locked() {
+    if !place.is_mount_root() || !namespace.contains(&place.mount)? || place.mount.is_locked() {
         return Err(Errno::EINVAL);
     }
     let below = place.mount.mountpoint().ok_or(Errno::EBUSY)?;
@@ -339,14 +339,18 @@ fn tell_unmounted(gone: &Mount) {
 pub fn sys_pivot_root(args: &Args) -> Result<i64> {
     let namespace = changeable()?;
     let new = place_at(AT_FDCWD, args[0], 0, Final::Follow)?;
-    let put_old = place_at(AT_FDCWD, args[1], 0, Final::Follow)?.topmost();
+    let put_old = place_at(AT_FDCWD, args[1], 0, Final::Follow)?.topmost()?;
     if new.node.kind() != NodeKind::Directory || put_old.node.kind() != NodeKind::Directory {
         return Err(Errno::ENOTDIR);
     }
     let old = process().fs().root();
     let change = namespace::change()?;
-    let mounts = [&new.mount, &put_old.mount, &old.mount];
-    if mounts.iter().any(|mount| !namespace.contains(mount)) || new.mount.is_locked() {
+    for mount in [&new.mount, &put_old.mount, &old.mount] {
+        if !namespace.contains(mount)? {
+            return Err(Errno::EINVAL);
+        }
+    }
+    if new.mount.is_locked() {
         return Err(Errno::EINVAL);
     }
     if new.mount.is_same(&old.mount) || put_old.mount.is_same(&old.mount) {

@@ -186,13 +186,19 @@ impl MountNamespace {
     }
 
     /// Whether the mount is in this tree.
-    pub fn contains(&self, mount: &Arc<Mount>) -> bool {
+    ///
+    /// # Errors
+    /// `EINTR` if the caller is killed meanwhile.
+    pub fn contains(&self, mount: &Arc<Mount>) -> Result<bool> {
         mount.hangs_in(&self.root())
     }
 
     /// The place where a process that enters begins: the root directory, or the root of the topmost
     /// mount that covers it.
-    pub fn entrance(&self) -> Path {
+    ///
+    /// # Errors
+    /// `EINTR` if the caller is killed meanwhile.
+    pub fn entrance(&self) -> Result<Path> {
         Path::root_of(self.root()).topmost()
     }
 }

@@ -143,15 +143,14 @@ fn oom_score(out: &mut Text, process: &Process) {
 }
 
 /// Handles a write to the file `kind` of `subject`.
-pub(super) fn store(subject: Subject, kind: FileKind, bytes: &[u8]) -> Result<()> {
-    let process = subject.process()?;
+pub(super) fn store(subject: Subject, process: &Process, kind: FileKind, bytes: &[u8]) -> Result<()> {
     match kind {
         FileKind::Comm => {
             if process.pid != crate::task::current().process().pid {
                 return Err(Errno::EINVAL);
             }
             let line = bytes.split(|&byte| byte == b'\n' || byte == 0).next().unwrap_or_default();
-            subject.task()?.ok_or(Errno::ESRCH)?.set_name(line);
+            task_of(subject, process)?.set_name(line);
         }
         FileKind::Loginuid => {
             if process.pid != crate::task::current().process().pid {
@@ -164,13 +163,13 @@ pub(super) fn store(subject: Subject, kind: FileKind, bytes: &[u8]) -> Result<()
             }
             process.audit.log_in(user);
         }
-        FileKind::OomScoreAdj => oom::set(&process, bytes)?,
-        FileKind::OomAdj => oom::set_by_old_scale(&process, bytes)?,
+        FileKind::OomScoreAdj => oom::set(process, bytes)?,
+        FileKind::OomAdj => oom::set_by_old_scale(process, bytes)?,
         FileKind::FailNth => {
             let nth = u32::try_from(parse_number(bytes)?).map_err(|_| Errno::ERANGE)?;
             // The file may have been opened before the process gained rights.
-            inspect::act_on(&process, Mode::ATTACH_FS, || {
-                let task = subject.task()?.ok_or(Errno::ESRCH)?;
+            inspect::act_on(process, Mode::ATTACH_FS, || {
+                let task = task_of(subject, process)?;
                 crate::fault_inject::arm();
                 task.injection.set_nth(nth);
                 Ok(())
@@ -181,7 +180,7 @@ pub(super) fn store(subject: Subject, kind: FileKind, bytes: &[u8]) -> Result<()
                 return Err(Errno::EPERM);
             }
             let filtered = i64::try_from(parse_number(bytes)?).map_err(|_| Errno::EINVAL)?;
-            subject.task()?.ok_or(Errno::ESRCH)?.injection.set_filtered(filtered)?;
+            task_of(subject, process)?.injection.set_filtered(filtered)?;
         }
         FileKind::CoredumpFilter => {
             let bits = u32::try_from(parse_mask(bytes)?).map_err(|_| Errno::ERANGE)?;
@@ -196,6 +195,15 @@ pub(super) fn store(subject: Subject, kind: FileKind, bytes: &[u8]) -> Result<()
         _ => return Err(Errno::EACCES),
     }
     Ok(())
+}
+
+/// Returns the subject's thread, which is one of `process`.
+///
+/// # Errors
+/// `ESRCH` if there is none.
+fn task_of(subject: Subject, process: &Process) -> Result<Arc<Task>> {
+    let task = subject.task()?.filter(|task| core::ptr::eq(&**task.process(), process));
+    task.ok_or(Errno::ESRCH)
 }
 
 fn push_name(out: &mut Text, subject: Subject, process: &Process) -> Result<()> {

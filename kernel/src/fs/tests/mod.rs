@@ -12,7 +12,7 @@ use std::vec::Vec;
 
 pub(super) use plain::PlainSource;
 
-use super::caller::{Caller, Power};
+use super::caller::Caller;
 use super::flags::OpenFlags;
 use super::mount::{Mount, MountFlags};
 use super::names;
@@ -29,7 +29,7 @@ pub(in crate::fs) struct World {
 }
 
 pub(super) const USER: Caller<'static> =
-    Caller { power: Power::Ordinary, uid: 1000, gid: 1000, groups: &[7], ..Caller::ROOT };
+    Caller { capabilities: 0, uid: 1000, gid: 1000, groups: &[7], ..Caller::ROOT };
 
 impl World {
     pub fn new() -> Self {

@@ -167,9 +167,7 @@ fn set(id: i32, from: u64) -> Result<i64> {
 fn lock(id: i32, locked: Locked) -> Result<i64> {
     let segment = of_caller().segments.find(id)?;
     let limit = task::current().process().soft_limit(Resource::Memlock);
-    shm::check_lock(&segment, &caller(), locked, limit)?;
-    segment.set_locked(locked);
-    Ok(0)
+    shm::set_locked(&segment, &caller(), locked, limit).map(|()| 0)
 }
 
 /// shmctl(id, command, buffer)

@@ -1,10 +1,13 @@
-//! Limits for the number of queues, and for the bytes of a user's queues (RLIMIT_MSGQUEUE).
+//! Limits for the number of a namespace's queues, and for the bytes of a user's queues in all
+//! namespaces (RLIMIT_MSGQUEUE).
 //!
 //! A [`Charge`] is a queue's share of both accounts; dropping it returns the share. As on Linux, a
 //! queue is charged for the largest content that it may hold. The charged user is the real user of
 //! its creator. The account's lock is the last in the order.
 
-use freehold_collections::Map;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_collections::{Arc, Map};
 
 use super::super::limits::{MQ_MSG_DEFAULT, MQ_MSG_MAX, MQ_MSGSIZE_DEFAULT, MQ_MSGSIZE_MAX, MQ_QUEUES_MAX};
 use super::state::QueueShape;
@@ -23,12 +26,12 @@ pub const PRIORITIES: u64 = 32_768;
 /// `struct posix_msg_tree_node`).
 const OVERHEAD: u64 = 48;
 
-struct Accounts {
-    queues: u64,
-    bytes: Map<u32, u64>,
-}
+/// Bytes of each user's queues. The lock also orders changes of the namespaces' counts.
+static BYTES: SpinLock<Map<u32, u64>> = SpinLock::new(Map::new());
 
-static ACCOUNTS: SpinLock<Accounts> = SpinLock::new(Accounts { queues: 0, bytes: Map::new() });
+/// Number of queues of a namespace.
+#[derive(Debug, Default)]
+pub struct QueueCount(AtomicU64);
 
 /// The creator of a queue.
 #[derive(Clone, Copy, Debug)]
@@ -87,43 +90,46 @@ const fn charged_bytes(shape: QueueShape) -> u64 {
 /// See the module.
 #[derive(Debug)]
 pub struct Charge {
+    queues: Arc<QueueCount>,
     user: u32,
     bytes: u64,
 }
 
 impl Charge {
-    /// Charges `maker` for a queue.
+    /// Charges `maker` for a queue of the namespace that `queues` counts for.
     ///
     /// # Errors
     /// `ENOSPC` at the limit for the number of queues; `EMFILE` beyond RLIMIT_MSGQUEUE, `ENOMEM`.
-    pub fn new(maker: &Maker, shape: QueueShape) -> Result<Self> {
-        let mut accounts = ACCOUNTS.lock();
-        if accounts.queues >= MQ_QUEUES_MAX.get() && !maker.exceeds_limits {
+    pub fn new(maker: &Maker, shape: QueueShape, queues: &Arc<QueueCount>) -> Result<Self> {
+        let mut users = BYTES.lock();
+        if queues.0.load(Ordering::Relaxed) >= MQ_QUEUES_MAX.get() && !maker.exceeds_limits {
             return Err(Errno::ENOSPC);
         }
-        let own = accounts.bytes.get(&maker.user).copied().unwrap_or_default();
+        let own = users.get(&maker.user).copied().unwrap_or_default();
         let bytes = charged_bytes(shape);
         let sum = own.checked_add(bytes).filter(|&sum| sum <= maker.most_bytes).ok_or(Errno::EMFILE)?;
-        accounts.bytes.try_insert(maker.user, sum)?;
-        accounts.queues += 1;
-        Ok(Self { user: maker.user, bytes })
+        users.try_insert(maker.user, sum)?;
+        queues.0.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { queues: queues.clone(), user: maker.user, bytes })
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        let mut accounts = ACCOUNTS.lock();
-        accounts.queues -= 1;
-        let Some(own) = accounts.bytes.get_mut(&self.user) else { return };
+        let mut users = BYTES.lock();
+        self.queues.0.fetch_sub(1, Ordering::Relaxed);
+        let Some(own) = users.get_mut(&self.user) else { return };
         *own -= self.bytes;
         if *own == 0 {
-            accounts.bytes.remove(&self.user);
+            users.remove(&self.user);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use freehold_collections::reserve;
+
     use super::*;
 
     fn maker(user: u32, most_bytes: u64) -> Maker {
@@ -134,14 +140,28 @@ mod tests {
     fn a_user_has_as_many_bytes_as_the_limit_says_and_gets_them_back() {
         let shape = QueueShape { messages: 10, bytes: 8192 };
         assert_eq!(charged_bytes(shape), 82_880, "as Linux charges");
-        let first = Charge::new(&maker(90_001, 2 * 82_880), shape).unwrap();
-        let second = Charge::new(&maker(90_001, 2 * 82_880), shape).unwrap();
-        assert_eq!(Charge::new(&maker(90_001, 2 * 82_880), shape).err(), Some(Errno::EMFILE));
-        assert!(Charge::new(&maker(90_002, 82_880), shape).is_ok(), "another user");
+        let (here, there) = (reserve::arc(QueueCount::default()), reserve::arc(QueueCount::default()));
+        let charge = |user, most, queues| Charge::new(&maker(user, most), shape, queues);
+        let first = charge(90_001, 2 * 82_880, &here).unwrap();
+        let second = charge(90_001, 2 * 82_880, &there).unwrap();
+        assert_eq!(charge(90_001, 2 * 82_880, &here).err(), Some(Errno::EMFILE));
+        assert!(charge(90_002, 82_880, &here).is_ok(), "another user");
         drop(first);
-        assert!(Charge::new(&maker(90_001, 2 * 82_880), shape).is_ok());
+        assert!(charge(90_001, 2 * 82_880, &here).is_ok());
         drop(second);
-        assert_eq!(ACCOUNTS.lock().bytes.get(&90_001), None);
+        assert_eq!(BYTES.lock().get(&90_001), None);
+    }
+
+    #[test]
+    fn a_namespace_with_all_its_queues_leaves_others_theirs() {
+        let shape = QueueShape { messages: 1, bytes: 1 };
+        let (here, there) = (reserve::arc(QueueCount::default()), reserve::arc(QueueCount::default()));
+        let charge = |queues| Charge::new(&maker(90_003, u64::MAX), shape, queues);
+        let all: std::vec::Vec<_> = (0..MQ_QUEUES_MAX.get()).map(|_| charge(&here).unwrap()).collect();
+        assert_eq!(charge(&here).err(), Some(Errno::ENOSPC));
+        assert!(charge(&there).is_ok());
+        drop(all);
+        assert!(charge(&here).is_ok(), "they are given back");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use core::ops::Bound;
 
 use freehold_collections::{Arc, Map, Receiver, Weak, reserve};
 
-use super::account::{self, Charge, Maker};
+use super::account::{self, Charge, Maker, QueueCount};
 use super::node::{QueueNode, touch};
 use super::queue::PosixQueue;
 use super::state::QueueShape;
@@ -106,6 +106,7 @@ struct QueueNames {
 pub struct QueueDirectory {
     device: u64,
     me: Weak<QueueDirectory>,
+    count: Arc<QueueCount>,
     names: SpinLock<QueueNames>,
     attributes: SpinLock<Attributes>,
 }
@@ -113,9 +114,11 @@ pub struct QueueDirectory {
 impl QueueDirectory {
     fn new(device: u64) -> Arc<Self> {
         let new = NewNode { kind: NodeKind::Directory, mode: 0o1777, uid: 0, gid: 0, rdev: 0 };
+        let count = reserve::arc(QueueCount::default());
         reserve::cyclic(|me| Self {
             device,
             me: me.clone(),
+            count,
             names: SpinLock::new(QueueNames { last_inode: ROOT_INODE, ..QueueNames::default() }),
             attributes: SpinLock::new(Attributes::new(&new, 2)),
         })
@@ -144,7 +147,7 @@ impl QueueDirectory {
         shape: QueueShape,
         maker: &Maker,
     ) -> Result<Arc<QueueNode>> {
-        let charge = Charge::new(maker, shape)?;
+        let charge = Charge::new(maker, shape, &self.count)?;
         let queue = PosixQueue::new(shape);
         let name: Arc<[u8]> = reserve::slice(name);
         let mut names = self.names.lock();

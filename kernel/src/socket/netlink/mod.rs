@@ -69,8 +69,8 @@ pub struct NetlinkAddress {
     pub groups: u32,
 }
 
-/// Ports in use, by protocol.
-static PORTS: SpinLock<Map<(i32, u32), ()>> = SpinLock::new(Map::new());
+/// Ports in use, by network namespace and protocol.
+static PORTS: SpinLock<Map<(u64, i32, u32), ()>> = SpinLock::new(Map::new());
 
 /// The bit of ports that are no process IDs.
 const PORTS_OF_NOBODY: u32 = 1 << 31;
@@ -90,6 +90,8 @@ struct NetlinkState {
 /// State of a socket of AF_NETLINK beyond the common state.
 pub struct Netlink {
     protocol: i32,
+    /// The number of the socket's network namespace.
+    network: u64,
     /// The value of SO_TYPE.
     pub(super) shown_type: i32,
     state: SpinLock<NetlinkState>,
@@ -120,16 +122,17 @@ enum Answered {
 }
 
 impl Netlink {
-    /// Returns the state of a new socket of `protocol` and SOCK_* `shown_type`.
+    /// Returns the state of a new socket of `protocol` and SOCK_* `shown_type` in the network
+    /// namespace with the number `network`.
     ///
     /// # Errors
     /// `EPROTONOSUPPORT`.
-    pub fn new(protocol: i32, shown_type: i32) -> Result<Box<Self>> {
+    pub fn new(protocol: i32, shown_type: i32, network: u64) -> Result<Box<Self>> {
         if ![ROUTE, SOCK_DIAG].contains(&protocol) {
             return Err(Errno::EPROTONOSUPPORT);
         }
         let (state, dump) = (SpinLock::new(NetlinkState::default()), Mutex::new(None));
-        Ok(reserve::boxed(Self { protocol, shown_type, state, dump }))
+        Ok(reserve::boxed(Self { protocol, network, shown_type, state, dump }))
     }
 
     /// SO_PROTOCOL.
@@ -176,11 +179,11 @@ impl Netlink {
     }
 
     fn take(&self, port: u32) -> Result<()> {
-        let mut ports = PORTS.lock();
-        if ports.contains_key(&(self.protocol, port)) {
+        let (mut ports, key) = (PORTS.lock(), (self.network, self.protocol, port));
+        if ports.contains_key(&key) {
             return Err(Errno::EADDRINUSE);
         }
-        ports.try_insert((self.protocol, port), ())?;
+        ports.try_insert(key, ())?;
         Ok(())
     }
 
@@ -258,7 +261,7 @@ impl Drop for Netlink {
     fn drop(&mut self) {
         let port = self.state.get_mut().own.port;
         if port != 0 {
-            PORTS.lock().remove(&(self.protocol, port));
+            PORTS.lock().remove(&(self.network, self.protocol, port));
         }
     }
 }

@@ -127,6 +127,9 @@ pub fn load(process: &Process, mut request: ExecRequest) -> Result<Prepared> {
     Err(Errno::ELOOP)
 }
 
+/// Number of arguments that are copied at once.
+const STEP: usize = 1024;
+
 /// Returns the request for a script's interpreter: the interpreter's name, its argument, the
 /// script's name, the script's arguments.
 fn interpreted(request: ExecRequest, interpreter: &[u8], argument: Option<&[u8]>) -> Result<ExecRequest> {
@@ -137,8 +140,11 @@ fn interpreted(request: ExecRequest, interpreter: &[u8], argument: Option<&[u8]>
         arguments.push(argument)?;
     }
     arguments.push(&request.name)?;
-    for text in request.arguments.iter().skip(1) {
+    for (step, text) in (1..).zip(request.arguments.iter().skip(1)) {
         arguments.push(text)?;
+        if step % STEP == 0 {
+            sched::checkpoint()?;
+        }
     }
     Ok(ExecRequest { arguments, environment: request.environment, ..ExecRequest::named(name) })
 }
@@ -215,25 +221,29 @@ impl SetIds {
     const NONE: Self = Self { user: None, group: None };
 
     /// Returns the IDs that a program gives to a process.
-    fn of(process: &Process, program: &Executable) -> Self {
+    ///
+    /// # Errors
+    /// `EINTR` if the caller is killed meanwhile.
+    fn of(process: &Process, program: &Executable) -> Result<Self> {
         let metadata = program.file.node().metadata();
         let own = process.credentials();
         // Linux: `mnt_may_suid`. Mounts that other users made in their namespaces give no rights
         // here.
-        let refuses = |mount: &Arc<Mount>| {
-            mount.flags().contains(MountFlags::NOSUID)
+        let refuses = |mount: &Arc<Mount>| -> Result<bool> {
+            let is_refused = mount.flags().contains(MountFlags::NOSUID)
                 || !mount.fs_owner().contains(&own.user_ns)
-                || !process.namespaces().mount.contains(mount)
+                || !process.namespaces().mount.contains(mount)?;
+            Ok(is_refused)
         };
         let (user, group) = (metadata.mode & S_ISUID != 0, rights::runs_as_group(metadata.mode));
-        if !(user || group) || program.file.path().is_some_and(|path| refuses(&path.mount)) {
-            return Self::NONE;
+        if !(user || group) || program.file.path().map_or(Ok(false), |path| refuses(&path.mount))? {
+            return Ok(Self::NONE);
         }
         // An ID that the user namespace does not map is not adopted (Linux: `bprm_fill_uid`).
         if !own.user_ns.maps(metadata.uid, metadata.gid) || !Withheld::from(process).lets_ids(&own) {
-            return Self::NONE;
+            return Ok(Self::NONE);
         }
-        Self { user: user.then_some(metadata.uid), group: group.then_some(metadata.gid) }
+        Ok(Self { user: user.then_some(metadata.uid), group: group.then_some(metadata.gid) })
     }
 }
 
@@ -285,7 +295,7 @@ fn assemble(
     shown: &[u8],
 ) -> Result<Prepared> {
     let limits = process.memory_limits();
-    let ids = SetIds::of(process, program);
+    let ids = SetIds::of(process, program)?;
     let identity = identity(&credentials_after(process, ids));
     let places = places(process, ids);
     let (space, stack_top) = empty_space(process, places)?;

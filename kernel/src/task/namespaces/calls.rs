@@ -48,7 +48,7 @@ pub(in crate::task) fn separate(process: &Process, flags: CloneFlags, fs: &FsCon
     if wants(flags, NamespaceKind::User) {
         // Linux: `current_chrooted`. Otherwise CAP_SYS_CHROOT in the new namespace would permit an
         // escape from the chroot.
-        if !process.namespaces().mount.entrance().same_place(&fs.root()) {
+        if !process.namespaces().mount.entrance()?.same_place(&fs.root()) {
             return Err(Errno::EPERM);
         }
         let user_ns = UserNs::new(&own)?;
@@ -174,7 +174,7 @@ impl Entering {
                     return Err(Errno::EPERM);
                 }
                 self.namespaces.mount = mount.clone();
-                self.entrance = Some(mount.entrance());
+                self.entrance = Some(mount.entrance()?);
             }
             NamespaceRef::Cgroup(cgroup) => self.namespaces.cgroup = cgroup.clone(),
             NamespaceRef::Pid(pid) => {

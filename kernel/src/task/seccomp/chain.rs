@@ -1,9 +1,10 @@
 //! The chain of filters of a thread, and their combined verdict on a call.
 
 use freehold_bpf::{CallData, Filter};
-use freehold_collections::{Arc, reserve::ArcMethods};
+use freehold_collections::reserve::ArcMethods;
+use freehold_collections::{Arc, Vec};
 
-use crate::sync::SpinLock;
+use crate::sync::IrqSpinLock;
 
 /// Action for a call (SECCOMP_RET_*), ordered from the strictest on.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -79,11 +80,52 @@ pub enum Confinement {
     Filtered(Arc<ChainedFilter>),
 }
 
-/// A thread's confinement.
-#[derive(Debug, Default)]
-pub struct Seccomp(SpinLock<Confinement>);
+/// A thread's confinement. The lock is taken under a process' `signals`, which is interrupt-safe,
+/// so this one is, too.
+#[derive(Debug)]
+pub struct Seccomp(IrqSpinLock<Confinement>);
+
+impl Default for Seccomp {
+    fn default() -> Self {
+        Self(IrqSpinLock::new(Confinement::Free))
+    }
+}
+
+/// The filters of a chain, the newest first: the filter at a depth is found in one step.
+#[derive(Debug)]
+pub struct Ancestors<'a>(Vec<&'a Arc<ChainedFilter>>);
+
+impl<'a> Ancestors<'a> {
+    /// Lists the filters of `newest`; none if there is no filter.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn of(newest: Option<&'a Arc<ChainedFilter>>) -> crate::Result<Self> {
+        let mut all = Vec::try_with_capacity(newest.map_or(0, |newest| newest.count as usize))?;
+        newest.into_iter().flat_map(ChainedFilter::chain).for_each(|filter| all.push_reserved(filter));
+        Ok(Self(all))
+    }
+
+    /// Whether these filters contain all of `confinement`'s. A chain is part of another one if it
+    /// is the part of the same length.
+    pub fn include(&self, confinement: &Confinement) -> bool {
+        match confinement {
+            Confinement::Free => true,
+            Confinement::Strict => false,
+            Confinement::Filtered(chain) => {
+                let newer = self.0.len().checked_sub(chain.count as usize);
+                newer.and_then(|at| self.0.get(at)).is_some_and(|filter| filter.is_same(chain))
+            }
+        }
+    }
+}
 
 impl ChainedFilter {
+    /// Returns a filter that is in no chain yet.
+    pub const fn alone(program: Filter) -> Self {
+        Self { program, before: None, count: 1, instructions: 0, logs: false }
+    }
+
     /// Returns the filters, the newest first.
     pub fn chain(first: &Arc<Self>) -> impl Iterator<Item = &Arc<Self>> {
         core::iter::successors(Some(first), |filter| filter.before.as_ref())
@@ -116,12 +158,11 @@ impl Confinement {
         }
     }
 
-    /// Whether this confinement's filters are part of the chain of `other`.
-    pub fn is_part_of(&self, other: &Arc<ChainedFilter>) -> bool {
-        match self {
-            Self::Free => true,
-            Self::Strict => false,
-            Self::Filtered(chain) => ChainedFilter::chain(other).any(|filter| filter.is_same(chain)),
+    /// Whether both are the same, with the same newest filter.
+    pub fn is_same(&self, other: &Self) -> bool {
+        match (self.chain(), other.chain()) {
+            (Some(own), Some(others)) => own.is_same(others),
+            _ => self.mode() == other.mode(),
         }
     }
 }
@@ -131,9 +172,48 @@ impl Seccomp {
     pub fn get(&self) -> Confinement {
         self.0.lock().clone()
     }
-    /// Sets the confinement.
+    /// Sets the confinement. The filters of the old one must have another holder if the caller
+    /// holds an interrupt-safe lock: freeing uses the heap.
     pub fn set(&self, confinement: Confinement) {
         let old = core::mem::replace(&mut *self.0.lock(), confinement);
         drop(old);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use freehold_bpf::Instruction;
+    use freehold_collections::reserve;
+
+    use super::*;
+
+    /// Puts a filter that allows everything in front of `before`.
+    fn chained(before: Option<&Arc<ChainedFilter>>) -> Arc<ChainedFilter> {
+        let allow = Instruction::from_bytes([6, 0, 0, 0, 0, 0, 0xff, 0x7f]);
+        let program = Filter::new(Vec::try_from_slice(&[allow]).unwrap()).unwrap();
+        let mut filter = ChainedFilter::alone(program);
+        filter.count += before.map_or(0, |before| before.count);
+        filter.before = before.cloned();
+        reserve::arc(filter)
+    }
+
+    #[test]
+    fn a_chain_contains_its_own_older_parts_and_no_other_chain() {
+        let mut chains: std::vec::Vec<Arc<ChainedFilter>> = std::vec::Vec::new();
+        let mut seed = 1u64;
+        for _ in 0..40 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let before = chains.get((seed >> 33) as usize % (chains.len() + 2)).cloned();
+            chains.push(chained(before.as_ref()));
+        }
+        for newest in &chains {
+            let ancestors = Ancestors::of(Some(newest)).unwrap();
+            assert!(ancestors.include(&Confinement::Free) && !ancestors.include(&Confinement::Strict));
+            for other in &chains {
+                let is_part = ChainedFilter::chain(newest).any(|filter| filter.is_same(other));
+                assert_eq!(ancestors.include(&Confinement::Filtered(other.clone())), is_part);
+            }
+        }
+        assert!(!Ancestors::of(None).unwrap().include(&Confinement::Filtered(chains[0].clone())));
     }
 }

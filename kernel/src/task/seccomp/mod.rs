@@ -16,7 +16,7 @@
 //! holds both locks, so that no filter is lost that a thread got meanwhile. A new thread copies its
 //! creator's chain a second time, under `signals`, when it is in the process' list
 //! ([`Task::inherit_seccomp`]), because a task that gives all threads a filter (TSYNC) holds that
-//! lock.
+//! lock. `signals` and the leaf are interrupt-safe: under them no filter is made or freed.
 //!
 //! **Not supported**: SECCOMP_RET_USER_NOTIF and listeners. The flag is `EINVAL`, the action is not
 //! available, and a filter that returns it makes the call fail with `ENOSYS`, as on Linux without a
@@ -29,10 +29,11 @@ mod chain;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_bpf::{CallData, Filter, Instruction, MOST, Refusal};
-use freehold_collections::{Arc, Vec, reserve};
+use freehold_collections::reserve::{self, ArcMethods as _};
+use freehold_collections::{Arc, Vec};
 
 pub(super) use self::chain::Seccomp;
-use self::chain::{Action, ChainedFilter, Confinement};
+use self::chain::{Action, Ancestors, ChainedFilter, Confinement};
 use super::process::ExitStatus;
 use super::signal::{SigInfo, Signal, end_group};
 use super::trace::Event;
@@ -279,6 +280,8 @@ enum Whom {
     AllThreads,
 }
 
+type Installed = core::result::Result<(), Refused>;
+
 /// The reason why a filter is not installed.
 enum Refused {
     By(Errno),
@@ -288,30 +291,67 @@ enum Refused {
 
 /// Installs a filter in `task`, the current one. For all threads of its process, installs the
 /// task's filters and this one. Filters that other threads install meanwhile are kept.
-fn install(task: &Task, (program, logs): (Filter, bool), whom: Whom) -> core::result::Result<(), Refused> {
-    let group = task.process().signals.lock();
-    let before = match task.seccomp.get() {
-        Confinement::Strict => return Err(Refused::By(Errno::EINVAL)),
-        Confinement::Filtered(chain) => Some(chain),
-        Confinement::Free => None,
+///
+/// Everything that needs the heap, or as many steps as the chain has filters, is done before
+/// `signals` is taken. If another thread gave the task a filter meanwhile, that is done again.
+fn install(task: &Task, (program, logs): (Filter, bool), whom: Whom) -> Installed {
+    let mut filter = ChainedFilter::alone(program);
+    filter.logs = logs;
+    loop {
+        let before = task.seccomp.get();
+        let listed = if whom == Whom::AllThreads { before.chain() } else { None };
+        let ancestors = Ancestors::of(listed).map_err(Refused::By)?;
+        link(&mut filter, &before).map_err(Refused::By)?;
+        let chain = reserve::arc(filter);
+        if let Some(installed) = install_linked(task, &chain, (&before, &ancestors), whom) {
+            return installed;
+        }
+        filter = chain.into_last().expect("no thread has the filter");
+    }
+}
+
+/// Puts `filter` in front of the filters of `before`.
+///
+/// # Errors
+/// `EINVAL` for a strict thread, `ENOMEM` for too many instructions.
+fn link(filter: &mut ChainedFilter, before: &Confinement) -> Result<()> {
+    let before = match before {
+        Confinement::Strict => return Err(Errno::EINVAL),
+        confinement => confinement.chain(),
     };
-    let (count, counted) = before.as_ref().map_or((0, 0), |newest| (newest.count, newest.instructions));
-    let instructions = counted + program.instructions();
+    let (count, counted) = before.map_or((0, 0), |newest| (newest.count, newest.instructions));
+    let instructions = counted + filter.program.instructions();
     if instructions > MOST_OF_CHAIN {
-        return Err(Refused::By(Errno::ENOMEM));
+        return Err(Errno::ENOMEM);
     }
-    let instructions = instructions + OVERHEAD;
-    let chain = reserve::arc(ChainedFilter { program, before, count: count + 1, instructions, logs });
+    filter.before = before.cloned();
+    filter.count = count + 1;
+    filter.instructions = instructions + OVERHEAD;
+    Ok(())
+}
+
+/// Installs `chain`, whose older filters are those of `before`; `None` if the task has others by
+/// now.
+fn install_linked(
+    task: &Task,
+    chain: &Arc<ChainedFilter>,
+    (before, ancestors): (&Confinement, &Ancestors<'_>),
+    whom: Whom,
+) -> Option<Installed> {
+    let group = task.process().signals.lock();
+    if !task.seccomp.get().is_same(before) {
+        return None;
+    }
     if whom == Whom::Oneself {
-        task.confine(Confinement::Filtered(chain));
-        return Ok(());
+        task.confine(Confinement::Filtered(chain.clone()));
+        return Some(Ok(()));
     }
-    if let Some(apart) = group.threads.iter().find(|thread| !thread.seccomp.get().is_part_of(&chain)) {
-        return Err(Refused::Thread(apart.number()));
+    if let Some(apart) = group.threads.iter().find(|thread| !ancestors.include(&thread.seccomp.get())) {
+        return Some(Err(Refused::Thread(apart.number())));
     }
     for thread in &group.threads {
         // The old filters of each thread are part of the new chain, so no filter is dropped here.
         thread.confine(Confinement::Filtered(chain.clone()));
     }
-    Ok(())
+    Some(Ok(()))
 }

@@ -24,6 +24,7 @@ use crate::task::userns::{IdKind, UserNs};
 use crate::task::{self, Capability, Credentials, Process};
 use crate::{Errno, Result};
 use core::sync::atomic::{AtomicU64, Ordering};
+use freehold_collections::reserve::ArcMethods as _;
 use freehold_collections::{Arc, Box, Receiver, Weak, reserve};
 use freehold_machine::VirtAddr;
 
@@ -135,7 +136,7 @@ impl Node for Item {
             }
             _ => {}
         }
-        Ok(GeneratedFile::new(self, ProcessFile { subject, kind }))
+        Ok(GeneratedFile::new(self, ProcessFile::new(subject, kind)?))
     }
 }
 
@@ -221,7 +222,7 @@ impl MountList {
     fn open(subject: Subject, kind: FileKind) -> Result<Self> {
         let namespace = subject.process()?.namespaces().mount.clone();
         let told = AtomicU64::new(namespace.changes());
-        Ok(Self { shown: ProcessFile { subject, kind }, namespace, told })
+        Ok(Self { shown: ProcessFile::new(subject, kind)?, namespace, told })
     }
 }
 
@@ -252,15 +253,34 @@ impl Generate for MountList {
 struct ProcessFile {
     subject: Subject,
     kind: FileKind,
+    /// The process at the time when the file was opened. Its number may be another one's by now.
+    opened: Weak<Process>,
+}
+
+impl ProcessFile {
+    fn new(subject: Subject, kind: FileKind) -> Result<Self> {
+        Ok(Self { subject, kind, opened: subject.process()?.downgrade() })
+    }
+
+    /// Returns the process that the file was opened for.
+    ///
+    /// # Errors
+    /// `ESRCH` once it was waited for.
+    fn process(&self) -> Result<Arc<Process>> {
+        let opened = self.opened.upgrade().ok_or(Errno::ESRCH)?;
+        if opened.is_same(&self.subject.process()?) { Ok(opened) } else { Err(Errno::ESRCH) }
+    }
 }
 
 impl Generate for ProcessFile {
     fn show(&self, out: &mut Text) -> Result<()> {
-        let Self { subject, kind } = *self;
-        let process = subject.process()?;
-        // These two are checked when they are read.
+        let Self { subject, kind, .. } = *self;
+        let process = self.process()?;
+        // These are checked when they are read.
         match kind {
-            FileKind::Io => drop(check_inspection(subject, Mode::READ_FS)?),
+            FileKind::Io | FileKind::DescriptorInfo(_) => {
+                inspect::may_inspect(&process, Mode::READ_FS).map_err(|_| Errno::EACCES)?;
+            }
             FileKind::Personality => inspect::may_inspect(&process, Mode::ATTACH_FS)?,
             _ => {}
         }
@@ -271,7 +291,7 @@ impl Generate for ProcessFile {
     }
 
     fn store(&self, bytes: &[u8]) -> Result<()> {
-        status::store(self.subject, self.kind, bytes)
+        status::store(self.subject, &*self.process()?, self.kind, bytes)
     }
 }
 
