@@ -29,7 +29,7 @@ MAN_PAGES := run scope coverage bench lab sweep diff owns doctor
 .PHONY: build run test test-long lint bench install stage uninstall deb sbom setup command kernel guest
 .DEFAULT_GOAL := build
 
-# Each of the two is linked by one thread for minutes.
+# Each of the two is linked by one thread for minutes. Cargo does not take make's job server.
 build: setup
 	@$(MAKE) --no-print-directory -j2 command kernel guest
 
@@ -37,12 +37,12 @@ setup:
 	@tools/setup
 
 command: setup
-	@cargo build --quiet --release -p freehold -p freehold-scope-plugin --target-dir $(TARGET)
+	@MAKEFLAGS= cargo build --quiet --release -p freehold -p freehold-scope-plugin --target-dir $(TARGET)
 	@cp $(TARGET)/release/freehold $(TARGET)/freehold.new && mv $(TARGET)/freehold.new $(TARGET)/freehold
 	@cp $(TARGET)/release/libfreehold_scope.so $(TARGET)/scope.new && mv $(TARGET)/scope.new $(TARGET)/libfreehold_scope.so
 
 kernel: setup
-	@TARGET_DIR=$(TARGET) tools/build-kernel
+	@MAKEFLAGS= TARGET_DIR=$(TARGET) tools/build-kernel
 
 guest: setup $(GUEST_PROGRAMS)
 
