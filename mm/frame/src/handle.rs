@@ -493,9 +493,20 @@ impl<S: FrameSource> Pin<PageCache, S> {
     }
 }
 
+impl<K: UserKind, S: FrameSource> Pin<K, S> {
+    /// Frees the frame of the last holder: the page was unmapped while it was pinned.
+    #[cold]
+    fn free(&self) {
+        self.0.source.release(self.0.frame, self.0.order);
+    }
+}
+
 impl<K: UserKind, S: FrameSource> Drop for Pin<K, S> {
+    #[inline]
     fn drop(&mut self) {
-        self.0.let_go(Hold::Pin);
+        if self.record().counts().drop_hold(Hold::Pin) {
+            self.free();
+        }
     }
 }
 
