@@ -408,10 +408,8 @@ impl UserContext {
         let event = match frame.vector {
             VECTOR_DEBUG => UserEvent::Exception { vector: 1, code: registers::take_debug_status() },
             vector @ 0..32 => UserEvent::Exception { vector: vector as u8, code: frame.error },
-            vector => {
-                let is_told = traps::interrupt(vector as u8, traps::Interrupted::Program);
-                if is_told { UserEvent::Interrupt } else { UserEvent::Alarm }
-            }
+            vector if traps::interrupt(vector as u8, traps::Interrupted::Program) => UserEvent::Interrupt,
+            _ => UserEvent::Alarm,
         };
         self.way_back = WayBack::Untouched;
         registers::enable_interrupts();
