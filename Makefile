@@ -69,36 +69,7 @@ test: build
 	RUST_TEST_THREADS=$$(($$(nproc) + 2)) cargo test --quiet -p freehold # VMs wait for permits: one more than cores
 
 test-long: build
-	QUICK=1 QUIET=1 TARGET_DIR=$(TARGET)/quick tools/build-kernel
-	$(TARGET)/freehold run --kernel $(TARGET)/quick/freehold-kernel --icount -m 256M --timeout 20m -- $(TARGET)/guest/workloads/kill-any -q
-	tools/kill-any
-	tools/stutter cargo test --quiet -p freehold --test end_to_end -- conformance:: # no promise may depend on the host's haste
-	$(TARGET)/freehold run -m 512M --cpus 4 --numa 4 --timeout 30m -- $(TARGET)/guest/workloads/far-maps 10000
-	tools/fail-nth
-	$(TARGET)/freehold run -m 64M --timeout 20m -- target/guest/workloads/sizes locks
-	$(TARGET)/freehold run --icount -m 2G --swap 512M --timeout 30m -- $(TARGET)/guest/workloads/long-calls
-	for cpus in 1 4; do \
-		$(TARGET)/freehold run --cpus $$cpus -m 1G --timeout 20m -- target/guest/conformance/drops 30000 || exit 1; done
-	$(TARGET)/freehold run --cpus 4 --timeout 20m -- $(TARGET)/guest/conformance/setid > $(TARGET)/setid.txt
-	for seed in 1 2 3 4; do \
-		$(TARGET)/freehold run --cpus 2 --timeout 20m -- target/guest/workloads/hostile-registers $$seed 5000 > $(TARGET)/registers.txt || exit 1; done
-	$(TARGET)/freehold run --cpus 2 -m 512M --timeout 60m -- $(TARGET)/guest/conformance/leaks 10000
-	PROPTEST_CASES=2000 cargo test --quiet --workspace --exclude freehold # properties, of eight times as many inputs
-	tools/fuzz 30
-	tools/broken-bounce
-	tools/broken-replica
-	tools/pack --verify
-	tools/example-kernel
-	tools/sweep-runners || test $$? = 77 # a real Slurm and the real ray, where their packages are
-	PYTHONPATH=integrations/pytest/src FREEHOLD=$$PWD/$(TARGET)/freehold python3 -m pytest -p pytest_freehold integrations/pytest/tests || ! python3 -c 'import pytest'
-	tools/padded-images
-	QUIET=1 tools/build-kernel selftest && tools/slide-entropy
-	tools/padded-kernels
-	tools/mixed-load 60
-	tools/coverage
-	tools/host-coverage
-	tools/stress-ng
-	tools/first-tries # redis, nginx, memcached, apt-get and their like: those that are installed
+	@tools/test-long # stage by stage: tools/test-long -l
 
 lint: setup
 	cargo fmt --all --check
