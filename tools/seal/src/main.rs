@@ -173,7 +173,10 @@ fn last_of(path: &str) -> &str {
         match byte {
             b'<' => depth += 1,
             b'>' if at > 0 && bytes[at - 1] != b'-' => depth -= 1,
-            b':' if depth == 0 && bytes.get(at + 1) != Some(&b'<') => start = at + 1,
+            // Generic arguments follow in `::<`.
+            b':' if depth == 0 && bytes[at..].starts_with(b"::") && bytes.get(at + 2) != Some(&b'<') => {
+                start = at + 2;
+            }
             _ => {}
         }
     }
