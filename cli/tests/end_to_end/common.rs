@@ -21,24 +21,34 @@ pub const TIMEOUT: &str = "300";
 static RUNNING: Mutex<usize> = Mutex::new(0);
 static FREED: Condvar = Condvar::new();
 
-/// A permit to run one VM: there is one more than cores, since VMs on slow disks sleep.
-pub struct Permit(());
+/// A permit to run so many VMs: there is one more than cores, since VMs on slow disks sleep.
+pub struct Permit(usize);
 
 impl Permit {
-    /// Waits for a permit.
+    /// Waits for a permit to run one VM.
     pub fn take() -> Permit {
-        let most = std::thread::available_parallelism().map_or(1, |n| n.get()) + 1;
+        Permit::take_many(1)
+    }
+    /// Waits for all permits: a VM whose figures depend on the haste of its host runs alone.
+    pub fn take_all() -> Permit {
+        Permit::take_many(Permit::all())
+    }
+    fn all() -> usize {
+        std::thread::available_parallelism().map_or(1, |n| n.get()) + 1
+    }
+    fn take_many(count: usize) -> Permit {
+        let most = Permit::all() - count;
         let running = RUNNING.lock().expect("no holder panics");
-        let mut running = FREED.wait_while(running, |running| *running >= most).expect("no holder panics");
-        *running += 1;
-        Permit(())
+        let mut running = FREED.wait_while(running, |running| *running > most).expect("no holder panics");
+        *running += count;
+        Permit(count)
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        *RUNNING.lock().expect("no holder panics") -= 1;
-        FREED.notify_one();
+        *RUNNING.lock().expect("no holder panics") -= self.0;
+        FREED.notify_all();
     }
 }
 
