@@ -123,7 +123,7 @@ fn what_cannot_be_kept_is_refused_at_once() {
         (&["--changes", text(&folder)], "another run keeps its changes there"),
         (&["--changes", text(&other)], "it has files that no run kept there"),
         (&["--changes", text(&missing)], "No such file or directory"),
-        (&["--changes", text(&file)], "Not a directory"),
+        (&["--changes", text(&file)], "it is a file"),
         (&["--changes", text(&folder), "--icount"], "a counted run"),
     ];
     for (options, said) in cases {
