@@ -66,7 +66,7 @@ test: build
 	tools/selftest
 	tools/stack-frames
 	tools/decoded
-	RUST_TEST_THREADS=$$(($$(nproc) + 2)) cargo test --quiet -p freehold # VMs wait for permits: one more than cores
+	cargo test --quiet -p freehold
 
 test-long: build
 	@tools/test-long # stage by stage: tools/test-long -l

@@ -21,7 +21,7 @@ pub const TIMEOUT: &str = "300";
 static RUNNING: Mutex<usize> = Mutex::new(0);
 static FREED: Condvar = Condvar::new();
 
-/// A permit to run so many VMs: there is one more than cores, since VMs on slow disks sleep.
+/// A permit to run so many VMs: there are as many permits as cores.
 pub struct Permit(usize);
 
 impl Permit {
@@ -34,7 +34,7 @@ impl Permit {
         Permit::take_many(Permit::all())
     }
     fn all() -> usize {
-        std::thread::available_parallelism().map_or(1, |n| n.get()) + 1
+        std::thread::available_parallelism().map_or(1, |n| n.get())
     }
     fn take_many(count: usize) -> Permit {
         let most = Permit::all() - count;

@@ -150,7 +150,7 @@ for f in freehold_kernel::task::ids::sys_getpid freehold_kernel::task::ids::sys_
 for k in 1 2 3; do (while [ ! -e /tmp/stop ]; do busybox seq 20 | busybox sort -r >/dev/null; done) & done
 i=0
 while [ $i -lt {times} ]; do
-    echo 1 >events/kprobes/enable && echo 0 >events/kprobes/enable || echo failed
+    echo 1 >events/kprobes/enable && busybox mkdir /tmp/d$i && echo 0 >events/kprobes/enable || echo failed
     i=$((i+1))
 done
 : >/tmp/stop; wait; echo 1 >/sys/kernel/debug/replica && echo equal

@@ -1,6 +1,6 @@
 //! The whole command, from its arguments to its exit status, with a real VM under each run.
 //!
-//! Every VM runs under a deadline, and no more run at a time than there are cores, and one.
+//! Every VM runs under a deadline, and no more run at a time than there are cores.
 //! `FREEHOLD_TEST_KERNEL=linux` runs the same tests on a stock Linux: what both kernels pass is a
 //! fact about the program, not about one kernel.
 #![forbid(unsafe_code)]

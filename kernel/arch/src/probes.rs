@@ -185,6 +185,14 @@ pub(crate) fn hit(frame: &mut Registers) -> bool {
     true
 }
 
+/// Whether the INT3 that this CPU ran into at `address`, in kernel mode, is gone: its probe was
+/// disarmed meanwhile. The CPU then runs the instruction in its place (Linux:
+/// `kprobe_int3_handler`).
+pub(crate) fn is_gone(address: u64) -> bool {
+    // SAFETY: the CPU has just run this byte, and text stays mapped.
+    unsafe { (address as *const u8).read_volatile() != INT3 }
+}
+
 fn effect_of(slot: usize) -> Effect {
     Effect::from_words([0, 1, 2].map(|word: usize| ARMED[slot].effect[word].load(Ordering::Relaxed)))
 }

@@ -142,6 +142,7 @@ fn breakpoint(frame: &mut Registers) {
     }
     match static_keys::resume(frame.rip) {
         Some(resume) => frame.rip = resume,
+        None if probes::is_gone(frame.rip.wrapping_sub(1)) => frame.rip = frame.rip.wrapping_sub(1),
         None => panic::exception(frame, 0),
     }
 }
