@@ -178,6 +178,11 @@ impl Dialogue {
     }
 }
 
+/// Returns how often a test turns a switch: `usual`, or what FREEHOLD_TURNS says.
+pub fn turns(usual: usize) -> usize {
+    std::env::var("FREEHOLD_TURNS").map_or(usual, |turns| turns.parse().expect("a number"))
+}
+
 /// Runs `command` to its end with `input` as its stdin.
 #[track_caller]
 pub fn finish(mut command: Command, input: &[u8]) -> Outcome {

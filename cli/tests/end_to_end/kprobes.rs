@@ -143,7 +143,7 @@ fn probes_are_armed_and_disarmed_under_load_while_cpus_run_into_them() {
     if kernel() != "freehold" {
         return;
     }
-    let times = std::env::var("FREEHOLD_TURNS").map_or(15, |turns| turns.parse().expect("a number"));
+    let times = turns(15);
     let script = format!(
         "{BEGIN}echo 'p freehold_kernel::fs::calls::names::sys_mkdir' >kprobe_events
 for f in freehold_kernel::task::ids::sys_getpid freehold_kernel::task::ids::sys_getuid; do echo \"p $f\" >>kprobe_events; done

@@ -44,6 +44,9 @@ fn a_programs_second_run_on_another_node_fetches_its_text_there() {
     }
 }
 
+/// Programs that run on node 1.
+const LOAD: &str = "for k in 1 2 3; do busybox taskset 2 busybox true; done";
+
 /// The lines of /proc/vmstat about copies: made, fallen, existing.
 fn counters(told: &str) -> Vec<[u64; 3]> {
     let number = |line: &str| line.rsplit(' ').next()?.parse().ok();
@@ -57,11 +60,10 @@ fn the_switch_makes_all_copies_fall_and_one_node_has_none() {
     if kernel() != "freehold" {
         return;
     }
-    let load = "for k in 1 2 3; do busybox taskset 2 busybox true; done";
     let shown = "grep numa_mirror /proc/vmstat";
     let command =
-        format!("{load}; cat {SWITCH}; {shown}; echo 0 >{SWITCH}; cat {SWITCH}; {shown}; {load}; {shown}");
-    let command = format!("{command}; echo 2 >{SWITCH}; echo 1 >{SWITCH}; {load}; {shown}");
+        format!("{LOAD}; cat {SWITCH}; {shown}; echo 0 >{SWITCH}; cat {SWITCH}; {shown}; {LOAD}; {shown}");
+    let command = format!("{command}; echo 2 >{SWITCH}; echo 1 >{SWITCH}; {LOAD}; {shown}");
     let told = run(&NODES, &["busybox", "ash", "-c", &command], b"").expect(0).text();
     let [at_first, off, still_off, on] = counters(&told)[..] else { panic!("{told}") };
     assert!(at_first[0] > 0 && at_first[2] > 0 && at_first[0] == at_first[1] + at_first[2], "{told}");
@@ -69,7 +71,7 @@ fn the_switch_makes_all_copies_fall_and_one_node_has_none() {
     assert!(on[0] > off[0] && on[2] > 0, "{told}");
     let switch: Vec<&str> = told.lines().filter(|line| line.len() == 1).collect();
     assert_eq!(switch, ["1", "0"], "{told}");
-    let one = format!("cat {SWITCH}; echo 1 >{SWITCH} || echo refused; {load}; {shown}");
+    let one = format!("cat {SWITCH}; echo 1 >{SWITCH} || echo refused; {LOAD}; {shown}");
     let nodes_of_cpus = ["--cpus", "2", "--node", "mem=128M,cpus=0-1", "--node", "mem=64M"];
     for options in [&["--cpus", "2"][..], &nodes_of_cpus] {
         let told = run(options, &["busybox", "ash", "-c", &one], b"").expect(0).text();
@@ -100,11 +102,10 @@ fn copies_go_before_anything_else_when_memory_is_short() {
         return;
     }
     let shown = "grep -E 'numa_mirror|oom_kill' /proc/vmstat";
-    let load = "for k in 1 2 3; do busybox taskset 2 busybox true; done";
     let options = ["-m", "96M", "--cpus", "2", "--numa", "2", "--swap", "64M"];
     // The file system's limit ends it.
     let hungry = "busybox dd if=/dev/zero of=/tmp/big bs=1M 2>/dev/null";
-    let command = format!("{load}; {shown}; {hungry}; {shown}");
+    let command = format!("{LOAD}; {shown}; {hungry}; {shown}");
     let told = run(&options, &["busybox", "ash", "-c", &command], b"").expect(0).text();
     let [before, after] = counters(&told)[..] else { panic!("{told}") };
     assert!(before[2] > 0 && after[1] > before[1], "{told}");

@@ -39,7 +39,7 @@ fn while_a_key_is_turned_each_cpu_runs_the_old_instruction_int3_or_the_new_one()
     if kernel() != "freehold" {
         return;
     }
-    let times = std::env::var("FREEHOLD_TURNS").map_or(60, |turns| turns.parse().expect("a number"));
+    let times = turns(60);
     let machine = ["-m", "256M", "--cpus", "4", "--numa", "2"];
     let (told, results) = watched(&machine, &turned(times));
     assert_eq!(told, "equal\nclean\n");

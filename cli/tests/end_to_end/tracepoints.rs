@@ -110,7 +110,7 @@ fn the_kernels_text_is_the_same_on_all_nodes_after_events_were_turned_under_load
     if kernel() != "freehold" {
         return;
     }
-    let times = std::env::var("FREEHOLD_TURNS").map_or(5, |turns| turns.parse().expect("a number"));
+    let times = turns(5);
     let command = format!(
         "cd /sys/kernel/tracing
 for k in 1 2 3; do (while [ ! -e /tmp/stop ]; do busybox seq 50 | busybox sort -r >/dev/null; done) & done

@@ -20,6 +20,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_probes::{Decoded, Kind, LONGEST};
+use freehold_replica::INT3;
 
 use crate::traps::{self, INTERRUPT_FLAG, Registers};
 use crate::{cpu, static_keys, usercopy};
@@ -28,7 +29,6 @@ use crate::{cpu, static_keys, usercopy};
 pub const SLOTS: usize = 64;
 /// Bytes of a slot: the longest instruction, and INT3.
 pub const SLOT_BYTES: usize = LONGEST + 1;
-const INT3: u8 = 0xcc;
 /// The bytes of a slot that is not used.
 pub const UNUSED: [u8; SLOT_BYTES] = [INT3; SLOT_BYTES];
 
@@ -79,9 +79,10 @@ core::arch::global_asm!(
     ".balign 16",
     ".globl freehold_probe_slots",
     "freehold_probe_slots:",
-    ".fill {bytes}, 1, 0xcc",
+    ".fill {bytes}, 1, {int3}",
     ".text",
     bytes = const SLOTS * SLOT_BYTES,
+    int3 = const INT3,
 );
 
 #[cfg(target_os = "none")]

@@ -14,7 +14,7 @@ use freehold_machine::VirtAddr;
 use freehold_probes::{
     Command, Decoded, Definition, Function, Kind, LONGEST, Location, NameSearch, ParseError, Probing, decode,
 };
-use freehold_replica::{PatchError, Replicas};
+use freehold_replica::{INT3, PatchError, Replicas};
 
 use super::Frames;
 use super::replica::replicas;
@@ -28,7 +28,6 @@ use crate::{Errno, Result, sched};
 
 type PatchableText = Replicas<Frames, ImagePort>;
 
-const INT3: u8 = 0xcc;
 /// Largest number of probes, armed or not.
 const MOST_PROBES: usize = 1024;
 

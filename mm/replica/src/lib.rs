@@ -48,5 +48,5 @@ mod tests;
 pub use check::ReplicaFault;
 pub use copy::{KernelImage, NodeFigures, Port, ReplicaMemory, Replicas, Rest, page_hash};
 pub use dump::{Run, dump};
-pub use patch::{Instruction, LENGTH, Patch, PatchError};
+pub use patch::{INT3, Instruction, LENGTH, Patch, PatchError};
 pub use plan::{Setting, nearest, plan};

@@ -43,7 +43,7 @@ use crate::{Port, ReplicaFault, ReplicaMemory, Replicas};
 pub const LENGTH: usize = 5;
 
 /// The instruction of one byte that may be stored at any moment.
-const INT3: u8 = 0xcc;
+pub const INT3: u8 = 0xcc;
 
 /// An instruction, whole.
 pub type Instruction = [u8; LENGTH];

@@ -164,7 +164,17 @@ impl Generate for Filter {
     }
 }
 
-/// Shows 1 if all events are on, 0 if none is, X otherwise.
+/// Shows the switch of `all` events, of which `on` are on: 1 if all are, 0 if none is, X otherwise.
+pub(super) fn show_switch(out: &mut Text, (on, all): (usize, usize)) {
+    let shown = match on {
+        0 => "0",
+        _ if on == all => "1",
+        _ => "X",
+    };
+    writeln!(out, "{shown}");
+}
+
+/// The switch of a group of events.
 struct Enable(Group);
 
 impl Generate for Enable {
@@ -177,12 +187,7 @@ impl Generate for Enable {
                 on += usize::from(state == KeyState::On);
             });
         }
-        let shown = match on {
-            0 => "0",
-            _ if on == all => "1",
-            _ => "X",
-        };
-        writeln!(out, "{shown}");
+        show_switch(out, (on, all));
         Ok(())
     }
     fn store(&self, bytes: &[u8]) -> Result<()> {

@@ -3,6 +3,7 @@
 use freehold_collections::{Arc, String};
 use freehold_tracepoints::EVENTS;
 
+use super::events::show_switch;
 use super::{CHANGEABLE, READABLE, step};
 use crate::fs::generated::{Generate, Text};
 use crate::fs::pseudo::PseudoDir;
@@ -109,7 +110,6 @@ impl Enable {
 }
 
 impl Generate for Enable {
-    /// Shows 1 if all probes are on, 0 if none is, X otherwise.
     fn show(&self, out: &mut Text) -> Result<()> {
         let (mut on, mut all) = (0, 0);
         each(|group, name, state| {
@@ -118,17 +118,7 @@ impl Generate for Enable {
                 on += usize::from(state == KeyState::On);
             }
         });
-        writeln!(
-            out,
-            "{}",
-            if on == 0 {
-                "0"
-            } else if on == all {
-                "1"
-            } else {
-                "X"
-            }
-        );
+        show_switch(out, (on, all));
         Ok(())
     }
     fn store(&self, bytes: &[u8]) -> Result<()> {
