@@ -23,7 +23,7 @@ impl Family {
     /// Returns the smallest amount of memory that boots, without the program's files, in bytes.
     pub fn least_memory(self) -> u64 {
         match self {
-            Family::Freehold => 14 * MIB,
+            Family::Freehold => 12 * MIB,
             Family::Linux => 76 * MIB,
         }
     }

@@ -345,6 +345,11 @@ fn proc() {
     conforms("proc");
 }
 
+#[test]
+fn long_texts() {
+    conforms_with("long-texts", &["-m", "512M"], &[], &[]);
+}
+
 // Before 6.3 Linux' O_DIRECT holds references instead of pins, so a fork parts the device from the
 // program. An io_uring request that it hands to a worker finds its memory only then.
 const LOST_BY_LINUX: [&str; 7] = [

@@ -188,6 +188,14 @@ pub trait File: Any + Send + Sync {
     fn describe(&self, _line: Line<'_>) -> Result<()> {
         Ok(())
     }
+    /// Calls `line` with the lines that follow those, of which a program can make any number: with
+    /// the one of number `from`, or with none if that is gone. Returns the next number.
+    ///
+    /// # Errors
+    /// `EINTR` if the task must end.
+    fn describe_from(&self, _from: u64, _line: Line<'_>) -> Result<Option<u64>> {
+        Ok(None)
+    }
     /// Whether a regular file's readiness changes, so that epoll watches it.
     fn changes_readiness(&self) -> bool {
         false

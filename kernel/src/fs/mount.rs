@@ -7,6 +7,7 @@
 //! a time ([`Deferred`]): a program chooses how deep they are.
 
 mod children;
+mod cursor;
 
 use core::fmt;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -18,6 +19,7 @@ use freehold_collections::{
 };
 
 use self::children::{ChildKey, Children};
+pub use self::cursor::MountCursor;
 use super::node::Node;
 use super::path::{Path, WalkSteps};
 use crate::sync::{Deferred, SpinLock, release};

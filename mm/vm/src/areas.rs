@@ -240,6 +240,7 @@ impl<S: Memory> Areas<S> {
         self.overlapping(range.clone()).map(move |area| (area, part(area)))
     }
     /// Whether nothing is mapped in `range`.
+    #[inline]
     pub(crate) fn is_free(&self, range: Range<VirtAddr>) -> bool {
         self.overlapping(range).next().is_none()
     }

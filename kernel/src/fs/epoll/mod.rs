@@ -425,14 +425,15 @@ impl File for EpollFile {
         self.0.node.clone()
     }
 
-    fn describe(&self, line: Line<'_>) -> Result<()> {
-        let slots = self.0.items.lock_killable()?.slots();
-        for slot in 0..slots {
-            rest_at(slot);
-            // Locks `items` only for this lookup: the file may end afterwards, with `items`
-            // unlocked.
-            let Some(item) = self.0.items.lock_killable()?.at(slot).cloned() else { continue };
-            let Some(file) = item.file.upgrade() else { continue };
+    fn describe_from(&self, from: u64, line: Line<'_>) -> Result<Option<u64>> {
+        // Locks `items` only for this lookup: the file may end afterwards, with `items` unlocked.
+        let (item, slots) = {
+            let items = self.0.items.lock_killable()?;
+            (usize::try_from(from).ok().and_then(|slot| items.at(slot).cloned()), items.slots())
+        };
+        if let Some(item) = item
+            && let Some(file) = item.file.upgrade()
+        {
             let Interest { events, data } = *item.interest.lock();
             let identity = file.node().identity();
             let (major, minor) = split_device(identity.device);
@@ -443,7 +444,7 @@ impl File for EpollFile {
                 major << 20 | minor
             ));
         }
-        Ok(())
+        Ok((from + 1 < slots as u64).then_some(from + 1))
     }
 
     fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {

@@ -5,7 +5,7 @@ use std::string::String;
 use std::sync::{Arc, Weak};
 
 use super::*;
-use crate::fs::mount::{FileSystem, MountFlags};
+use crate::fs::mount::{FileSystem, MountCursor, MountFlags};
 use crate::fs::tests::World;
 use crate::fs::walk::{Final, PathWalk};
 use crate::task::Credentials;
@@ -145,4 +145,42 @@ fn a_part_has_only_what_hangs_in_it() {
     let part = copy_tree(&place, CopyDepth::One, &mut |_, _| {}).unwrap();
     assert_eq!(part.tree().unwrap().len(), 1);
     assert!(is_below(&place, &world.root).unwrap() && !is_below(&world.root, &place).unwrap());
+}
+
+/// Each mount once, parents first, also while mounts come and go between two steps.
+#[test]
+fn a_walk_over_the_mounts_goes_on_behind_what_is_unmounted() {
+    let world = world();
+    let root = world.root.mount.clone();
+    let place = |path: &str| {
+        let place = world.walk().find(path.as_bytes(), Final::Follow).unwrap();
+        place.mount.clone()
+    };
+    let (a, b, c) = (place("/a"), place("/a/b"), place("/c"));
+    let mut cursor = MountCursor::new();
+    let mut next = || cursor.next(&root).unwrap().map(|mount| mount.id());
+    assert_eq!([next(), next()], [Some(root.id()), Some(a.id())]);
+    let d = mount(&world, "/d", MountFlags::empty());
+    assert_eq!([next(), next(), next(), next()], [Some(b.id()), Some(c.id()), Some(d.id()), None]);
+    assert_eq!(next(), None, "the end is the end");
+
+    // The mount shown last is unmounted: alone, and with the mount that it was in.
+    let mut cursor = MountCursor::new();
+    while cursor.next(&root).unwrap().unwrap().id() != b.id() {}
+    a.detach(&b).unwrap();
+    assert_eq!(cursor.next(&root).unwrap().map(|mount| mount.id()), Some(c.id()));
+    drop(b);
+    world.make_dir("/a/e");
+    let e = mount(&world, "/a/e", MountFlags::empty());
+    let mut cursor = MountCursor::new();
+    while cursor.next(&root).unwrap().unwrap().id() != e.id() {}
+    root.detach_tree(&a).unwrap();
+    drop(e);
+    assert_eq!(cursor.next(&root).unwrap().map(|mount| mount.id()), Some(c.id()));
+    let shown = Arc::downgrade(&c);
+    root.detach(&c).unwrap();
+    drop((a, c));
+    assert!(shown.upgrade().is_none(), "a walk keeps no mount");
+    assert_eq!(cursor.next(&root).unwrap().map(|mount| mount.id()), Some(d.id()));
+    assert!(cursor.next(&root).unwrap().is_none());
 }

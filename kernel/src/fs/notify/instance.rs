@@ -11,7 +11,8 @@ use super::account::{Charge, MAX_QUEUED_EVENTS, Resource};
 use super::queue::{EventRecord, Queue, Queued, Taken};
 use super::watches::{self, InodeWatch};
 use crate::fs::anonymous::AnonymousNode;
-use crate::fs::file::{NewsOwner, NewsQueues};
+use crate::fs::device::split_device;
+use crate::fs::file::{Line, NewsOwner, NewsQueues};
 use crate::fs::{Blocking, File, Identity, Node, NodeKind, Ready};
 use crate::sync::{Mutex, News, PollWaiter, SpinLock, WaitQueue};
 use crate::user::{Sink, UserPtr};
@@ -122,16 +123,6 @@ impl Instance {
     }
 }
 
-/// A watch as /proc/PID/fdinfo shows it.
-pub struct WatchInfo {
-    /// The watch's number.
-    pub number: i32,
-    /// The inode.
-    pub identity: Identity,
-    /// The events that the watch reports.
-    pub mask: Events,
-}
-
 /// An instance, opened.
 pub struct InotifyFile {
     instance: Arc<Instance>,
@@ -172,13 +163,6 @@ impl InotifyFile {
     /// `EINVAL` if there is no watch with this number.
     pub fn remove(&self, number: i32) -> Result<()> {
         self.instance.remove(number)
-    }
-
-    /// Returns the watch with the lowest number from `from` on.
-    pub fn next_watch(&self, from: i32) -> Option<WatchInfo> {
-        let watches = self.instance.watches.lock();
-        let (&number, watch) = watches.first_from(Bound::Included(&from))?;
-        Some(WatchInfo { number, identity: watch.identity, mask: watch.mask() })
     }
 }
 
@@ -223,6 +207,22 @@ impl File for InotifyFile {
 
     fn news(&self) -> Option<NewsQueues<'_>> {
         Some(NewsQueues { queues: [Some(&self.instance.changed), None], owner: NewsOwner::None })
+    }
+
+    /// The watches, in base 16 as on Linux. There are no file handles.
+    fn describe_from(&self, from: u64, line: Line<'_>) -> Result<Option<u64>> {
+        let Ok(from) = i32::try_from(from) else { return Ok(None) };
+        let (number, Identity { device, inode }, mask) = {
+            let watches = self.instance.watches.lock();
+            let Some((&number, watch)) = watches.first_from(Bound::Included(&from)) else { return Ok(None) };
+            (number, watch.identity, watch.mask().bits())
+        };
+        let (major, minor) = split_device(device);
+        let device = major << 20 | minor;
+        line(format_args!(
+            "inotify wd:{number:x} ino:{inode:x} sdev:{device:x} mask:{mask:x} ignored_mask:0 "
+        ));
+        Ok(Some(number as u64 + 1))
     }
 
     fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {

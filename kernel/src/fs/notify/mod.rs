@@ -48,7 +48,7 @@ use bitflags::bitflags;
 use freehold_collections::Arc;
 
 pub use account::{Limit, MAX_QUEUED_EVENTS, MAX_USER_INSTANCES, MAX_USER_WATCHES};
-pub use instance::{InotifyFile, WatchInfo};
+pub use instance::InotifyFile;
 
 use super::node::{Identity, Node, NodeKind, Presence, SetMetadata};
 use super::open_file::OpenFile;

@@ -4,7 +4,9 @@
 //! which takes locks of directories under the space's lock. Nothing here accesses user addresses
 //! meanwhile.
 
-use freehold_collections::{Arc, Vec, Weak, reserve};
+use core::ops::Range;
+
+use freehold_collections::{Arc, Box, Vec, Weak, reserve, reserve::ArcMethods as _};
 use freehold_machine::VirtAddr;
 use freehold_vm::{
     AreaFlags, AreaName, AreaView, OfFile, PageAt, Protection, RemoteAccess, Rule, Sharing, Smaps, VdsoPart,
@@ -22,15 +24,12 @@ use crate::fs::generated::{More, PART, Parts, ShortLine, Text};
 use crate::fs::node::Node;
 use crate::fs::{Path, root};
 pub(super) use crate::hw::PAGE;
-use crate::mem::{self, AddressSpace, FileMapping, ForeignWindows, Frames, ProcessSpace};
-use crate::task::{self, Process};
+use crate::mem::{self, AddressSpace, FileMapping, ForeignWindows, Frames, ProcessSpace, Program};
+use crate::task::{self, Process, registry};
 use crate::user::{self, Sink, Source};
 use crate::{Errno, Result};
 
 pub type UserArea<'a> = AreaView<'a, Frames>;
-
-/// Most bytes of arguments or environment that are shown.
-const MAX_STRINGS: u64 = 1 << 20;
 
 /// Writes the content of a file about `space`, which is or was the memory of `process`. Writes
 /// nothing for a space that has ended.
@@ -40,8 +39,6 @@ pub(super) fn show(out: &mut Text, process: &Process, space: &ProcessSpace, kind
     }
     let program = space.program();
     match kind {
-        FileKind::Cmdline => strings(out, space, program.arguments),
-        FileKind::Environ => strings(out, space, program.environment),
         FileKind::Auxv => {
             for (key, value) in program.auxiliary.iter().flat_map(|vector| vector.iter()) {
                 out.push(&key.to_ne_bytes());
@@ -129,19 +126,90 @@ fn smaps_record(out: &mut Text, areas: &AddressSpace, area: &UserArea<'_>, root:
     Ok(())
 }
 
-fn strings(out: &mut Text, space: &ProcessSpace, range: core::ops::Range<u64>) -> Result<()> {
-    let len = range.end.saturating_sub(range.start).min(MAX_STRINGS);
-    if len == 0 {
-        return Ok(());
+/// A list of strings that a program was started with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Strings {
+    /// /proc/PID/cmdline
+    Arguments,
+    /// /proc/PID/environ
+    Environment,
+}
+
+/// A program's strings, as they are in its memory when they are read.
+pub(super) struct StringParts {
+    process: Weak<Process>,
+    space: Option<Weak<ProcessSpace>>,
+    strings: Strings,
+    /// The addresses that were not read yet; `None` at the beginning.
+    rest: Option<Range<u64>>,
+}
+
+impl StringParts {
+    /// Makes a reader of the strings in `space`, or in the memory that the process has when the
+    /// first are read.
+    pub fn boxed(
+        process: Weak<Process>,
+        space: Option<Weak<ProcessSpace>>,
+        strings: Strings,
+    ) -> Box<dyn Parts> {
+        reserve::boxed(Self { process, space, strings, rest: None })
     }
-    let _foreign = ForeignWindows::begin();
-    let outcome =
-        space.lock().access_remote(VirtAddr(range.start), len as usize, RemoteAccess::Read, |bytes| {
+}
+
+impl Parts for StringParts {
+    fn next(&mut self, out: &mut Text) -> Result<More> {
+        let process = self
+            .process
+            .upgrade()
+            .filter(|process| registry::find(process.pid).is_some_and(|known| known.is_same(process)));
+        let process = match (process, &self.rest) {
+            (Some(process), _) => process,
+            (None, None) => return Err(Errno::ESRCH),
+            (None, Some(_)) => return Ok(More::No),
+        };
+        let space = self.space.get_or_insert_with(|| process.space().downgrade()).upgrade();
+        let Some(space) = space.filter(|_| process.exit_status().is_none()) else { return Ok(More::No) };
+        let program = space.program();
+        let _foreign = ForeignWindows::begin();
+        let mut areas = space.lock();
+        let range = self.rest.take().unwrap_or_else(|| match self.strings {
+            Strings::Environment => program.environment,
+            Strings::Arguments => arguments(&mut areas, &program),
+        });
+        let len = range.end.saturating_sub(range.start).min(PART as u64) as usize;
+        let read = areas.access_remote(VirtAddr(range.start), len, RemoteAccess::Read, |bytes| {
             out.push(bytes);
             bytes.len()
         });
-    // Memory that the program has unmapped is not shown.
-    outcome.map(|_| ()).or(Ok(()))
+        // The content ends where the program has unmapped its memory.
+        let read = read.unwrap_or(0);
+        self.rest = Some(range.start + read as u64..range.end);
+        Ok(if read == len && len == PART { More::Yes } else { More::No })
+    }
+}
+
+/// Returns the addresses of the arguments. A program that wrote another byte over the zero at their
+/// end has given itself a title, which may go on over the environment and ends with a zero (Linux:
+/// `get_mm_cmdline`, fs/proc/base.c).
+fn arguments(areas: &mut AddressSpace, program: &Program) -> Range<u64> {
+    let Range { start, end } = program.arguments;
+    let mut last = [0];
+    if end <= start
+        || program.environment.start != end
+        || areas.read_remote(VirtAddr(end - 1), &mut last).is_err()
+        || last == [0]
+    {
+        return program.arguments.clone();
+    }
+    let most = (PAGE as u64).min(program.environment.end.max(end) - start);
+    let mut length = 0;
+    // A title in memory that cannot be read has no bytes.
+    let _ = areas.access_remote(VirtAddr(start), most as usize, RemoteAccess::Read, |bytes| {
+        let zero = bytes.iter().position(|&byte| byte == 0);
+        length += zero.map_or(bytes.len(), |at| at + 1);
+        zero.map_or(bytes.len(), |_| 0)
+    });
+    start..start + length as u64
 }
 
 /// Returns the bytes of the area's name, with line feeds escaped.

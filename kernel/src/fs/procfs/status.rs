@@ -65,8 +65,6 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
         }
         FileKind::OomScoreAdj => writeln!(out, "{}", process.oom_score_adj.load(Ordering::Relaxed)),
         FileKind::OomAdj => writeln!(out, "{}", oom::shown(process)),
-        FileKind::Mounts => mounts::mounts(out, process)?,
-        FileKind::Mountinfo => mounts::mountinfo(out, process)?,
         FileKind::Personality => writeln!(out, "{:08x}", process.personality.load(Ordering::Relaxed)),
         FileKind::CoredumpFilter => writeln!(out, "{:08x}", process.space().dump_filter()),
         FileKind::Loginuid => login(out, process),
@@ -78,8 +76,10 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
             let switches = usage.voluntary_switches + usage.involuntary_switches;
             writeln!(out, "{} 0 {switches}", usage.user + usage.system);
         }
-        FileKind::Cmdline => memory::show(out, process, &process.space(), kind)?,
-        FileKind::Environ
+        FileKind::Cmdline
+        | FileKind::Environ
+        | FileKind::Mounts
+        | FileKind::Mountinfo
         | FileKind::Maps
         | FileKind::Smaps
         | FileKind::SmapsRollup

@@ -204,6 +204,7 @@ impl<S: Memory> Index<S> {
         self.last.set(slot);
         slot
     }
+    #[inline]
     fn chunk(&self, page: u64) -> Option<&Chunk> {
         self.chunks.at_slot(self.slot(page)).map(|chunk| &**chunk)
     }
@@ -225,6 +226,7 @@ impl<S: Memory> Index<S> {
 
     /// The chunk of `page`, to be changed. Its dirty marks may only be changed by
     /// [`Index::remark`].
+    #[inline]
     fn chunk_mut(&mut self, page: u64) -> Option<&mut Chunk> {
         let slot = self.slot(page);
         self.chunks.at_slot_mut(slot).map(|chunk| &mut **chunk)

@@ -304,6 +304,7 @@ impl<S: Memory> PageCache<S> {
     ///
     /// # Errors
     /// [`VmError::TooManyHolders`].
+    #[inline]
     pub(crate) fn get(&self, index: u64) -> Result<Option<Frame<CacheKind, S>>, VmError> {
         let mut inner = self.inner.lock();
         let frame = inner.index.hand_out(index)?;

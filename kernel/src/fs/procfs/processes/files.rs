@@ -1,25 +1,22 @@
 //! The files of a process or a thread, and the right to open them.
 
-use super::super::memory::{self, AreaRecord, AreaRecords};
+use super::super::memory::{self, AreaRecord, AreaRecords, StringParts, Strings};
+use super::super::mounts::{MountForm, MountRecords};
 use super::super::net::{NetContent, NetFile};
 use super::super::status;
+use super::descriptor::DescriptorFile;
 use super::{Subject, check_inspection, metadata, space_of};
-use crate::fs::device::split_device;
-use crate::fs::file::Ready;
-use crate::fs::file::{File, Seekable};
+use crate::fs::file::{File, Ready};
 use crate::fs::flags::OpenFlags;
 use crate::fs::generated::{Generate, GeneratedFile, Parts, Text};
+use crate::fs::mount::MountCursor;
 use crate::fs::namespace::MountNamespace;
 use crate::fs::node::{Identity, Metadata, Node, NodeKind, SetMetadata};
-use crate::fs::notify::{InotifyFile, WatchInfo};
+use crate::fs::path::Path;
 use crate::fs::pseudo;
-use crate::fs::root;
-use crate::fs::userfault::UserFaultFile;
 use crate::mem::ProcessSpace;
 use crate::sync::PollWaiter;
 use crate::task::inspect::{self, Mode};
-use crate::task::pidfd::PidFile;
-use crate::task::pidns::PidView;
 use crate::task::userns::{IdKind, UserNs};
 use crate::task::{self, Capability, Credentials, Process};
 use crate::{Errno, Result};
@@ -112,8 +109,10 @@ impl Node for Item {
                 let space = space_of(subject, Mode::READ_FS)?;
                 return Ok(GeneratedFile::new(self, MemoryContent { subject, kind, space }));
             }
-            FileKind::DescriptorInfo(_) => {
+            FileKind::DescriptorInfo(fd) => {
                 check_inspection(subject, Mode::READ_FS)?;
+                let of = reserve::arc(ProcessFile::new(subject, kind)?);
+                return Ok(GeneratedFile::new(self, DescriptorFile { of, fd }));
             }
             FileKind::IdMap(of) => {
                 let user_ns = subject.process()?.credentials().user_ns.clone();
@@ -127,8 +126,11 @@ impl Node for Item {
                 }
                 return Ok(GeneratedFile::new(self, SetGroupsFile(user_ns)));
             }
-            FileKind::Mounts | FileKind::Mountinfo => {
-                return Ok(GeneratedFile::new(self, MountList::open(subject, kind)?));
+            FileKind::Mounts => {
+                return Ok(GeneratedFile::new(self, MountList::open(subject, MountForm::Mounts)?));
+            }
+            FileKind::Mountinfo => {
+                return Ok(GeneratedFile::new(self, MountList::open(subject, MountForm::Mountinfo)?));
             }
             FileKind::Net(file) => {
                 let network = subject.process()?.namespaces().network.clone();
@@ -202,6 +204,13 @@ impl Generate for MemoryContent {
             FileKind::Maps => AreaRecord::Line,
             FileKind::Smaps => AreaRecord::Counts,
             FileKind::NumaMaps => AreaRecord::Nodes,
+            FileKind::Environ => {
+                let process = self
+                    .subject
+                    .process()
+                    .map_or_else(|_| <Weak<Process>>::new(), |process| process.downgrade());
+                return Some(StringParts::boxed(process, Some(self.space.clone()), Strings::Environment));
+            }
             _ => return None,
         };
         let (subject, space, next) = (self.subject, self.space.clone(), VirtAddr(0));
@@ -209,26 +218,35 @@ impl Generate for MemoryContent {
     }
 }
 
-/// The mounts that a process sees. Poll reports each change, once, in the process' namespace at the
-/// time when the file was opened (Linux: `mounts_poll`).
+/// The mounts that a process sees, in its namespace and from its root at the time when the file was
+/// opened. Poll reports each change of the namespace, once (Linux: `mounts_open_common`,
+/// `mounts_poll`).
 struct MountList {
-    shown: ProcessFile,
+    form: MountForm,
     namespace: Arc<MountNamespace>,
+    root: Path,
     /// The namespace's changes that poll has reported.
     told: AtomicU64,
 }
 
 impl MountList {
-    fn open(subject: Subject, kind: FileKind) -> Result<Self> {
-        let namespace = subject.process()?.namespaces().mount.clone();
+    fn open(subject: Subject, form: MountForm) -> Result<Self> {
+        let process = subject.process()?;
+        let namespace = process.namespaces().mount.clone();
         let told = AtomicU64::new(namespace.changes());
-        Ok(Self { shown: ProcessFile::new(subject, kind)?, namespace, told })
+        Ok(Self { form, namespace, root: process.fs().root(), told })
     }
 }
 
 impl Generate for MountList {
-    fn show(&self, out: &mut Text) -> Result<()> {
-        self.shown.show(out)
+    fn show(&self, _out: &mut Text) -> Result<()> {
+        Ok(())
+    }
+
+    fn parts(&self) -> Option<Box<dyn Parts>> {
+        let (namespace, root) = (self.namespace.clone(), self.root.clone());
+        let records = MountRecords { form: self.form, namespace, root, cursor: MountCursor::new() };
+        Some(reserve::boxed(records))
     }
 
     fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
@@ -250,7 +268,7 @@ impl Generate for MountList {
 }
 
 /// The content of a file.
-struct ProcessFile {
+pub(super) struct ProcessFile {
     subject: Subject,
     kind: FileKind,
     /// The process at the time when the file was opened. Its number may be another one's by now.
@@ -262,11 +280,15 @@ impl ProcessFile {
         Ok(Self { subject, kind, opened: subject.process()?.downgrade() })
     }
 
+    pub const fn subject(&self) -> Subject {
+        self.subject
+    }
+
     /// Returns the process that the file was opened for.
     ///
     /// # Errors
     /// `ESRCH` once it was waited for.
-    fn process(&self) -> Result<Arc<Process>> {
+    pub fn process(&self) -> Result<Arc<Process>> {
         let opened = self.opened.upgrade().ok_or(Errno::ESRCH)?;
         if opened.is_same(&self.subject.process()?) { Ok(opened) } else { Err(Errno::ESRCH) }
     }
@@ -278,79 +300,21 @@ impl Generate for ProcessFile {
         let process = self.process()?;
         // These are checked when they are read.
         match kind {
-            FileKind::Io | FileKind::DescriptorInfo(_) => {
+            FileKind::Io => {
                 inspect::may_inspect(&process, Mode::READ_FS).map_err(|_| Errno::EACCES)?;
             }
             FileKind::Personality => inspect::may_inspect(&process, Mode::ATTACH_FS)?,
             _ => {}
         }
-        match kind {
-            FileKind::DescriptorInfo(fd) => descriptor_info(out, &process, subject.view, fd),
-            kind => status::show(out, subject, &process, kind),
-        }
+        status::show(out, subject, &process, kind)
+    }
+
+    fn parts(&self) -> Option<Box<dyn Parts>> {
+        let process = self.opened.clone();
+        (self.kind == FileKind::Cmdline).then(|| StringParts::boxed(process, None, Strings::Arguments))
     }
 
     fn store(&self, bytes: &[u8]) -> Result<()> {
         status::store(self.subject, &*self.process()?, self.kind, bytes)
-    }
-}
-
-fn descriptor_info(out: &mut Text, process: &Process, view: PidView, fd: i32) -> Result<()> {
-    let files = process.files();
-    let file = files.get(fd).map_err(|_| Errno::ENOENT)?;
-    let mut flags = file.flags();
-    flags.set(OpenFlags::CLOEXEC, files.on_exec(fd) == Ok(crate::fs::OnExec::Close));
-    let mount = file.path().map_or_else(root::unnamed_mount, |path| path.mount.clone());
-    // A stream has no offset, and its lock may be held for long, so it is not taken.
-    let position = if file.file().seekable() == Seekable::Offset { file.position()? } else { 0 };
-    writeln!(out, "pos:\t{position}\nflags:\t0{:o}\nmnt_id:\t{}", flags.bits(), mount.id());
-    writeln!(out, "ino:\t{}", file.node().identity().inode);
-    if let Some(instance) = file.file().downcast::<InotifyFile>() {
-        watches(out, instance);
-    }
-    if let Some(monitor) = file.file().downcast::<UserFaultFile>() {
-        user_faults(out, monitor);
-    }
-    if let Some(opened) = file.file().downcast::<PidFile>() {
-        opened_process(out, opened, view);
-    }
-    file.file().describe(&mut |line| {
-        out.write_fmt(line);
-        out.push(b"\n");
-    })
-}
-
-/// Writes the faults of a userfaultfd that wait to be read or served, and its interface.
-fn user_faults(out: &mut Text, monitor: &UserFaultFile) {
-    let ((pending, total), (api, features, requests)) = (monitor.counts(), monitor.interface());
-    writeln!(out, "pending:\t{pending}\ntotal:\t{total}\nAPI:\t{api:x}:{features:x}:{requests:x}");
-}
-
-/// Writes the process of a pidfd; -1 once it was waited for, 0 if it has no number in the reader's
-/// /proc.
-fn opened_process(out: &mut Text, opened: &PidFile, view: PidView) {
-    let Ok(process) = opened.process() else {
-        writeln!(out, "Pid:\t-1\nNSpid:\t-1");
-        return;
-    };
-    let number = process.number_in(view);
-    write!(out, "Pid:\t{number}\nNSpid:");
-    if number == 0 {
-        out.push(b"\t0");
-    }
-    process.numbers().each_from(view, |_, number| write!(out, "\t{number}"));
-    out.push(b"\n");
-}
-
-/// Writes the watches of an inotify instance, in base 16 as on Linux. There are no file handles.
-fn watches(out: &mut Text, instance: &InotifyFile) {
-    let mut from = 0;
-    while let Some(WatchInfo { number, identity, mask }) = instance.next_watch(from) {
-        let (major, minor) = split_device(identity.device);
-        let (inode, device, mask) = (identity.inode, major << 20 | minor, mask.bits());
-        writeln!(out, "inotify wd:{number:x} ino:{inode:x} sdev:{device:x} mask:{mask:x} ignored_mask:0 ");
-        let Some(next) = number.checked_add(1) else { return };
-        from = next;
-        crate::sched::cond_resched();
     }
 }

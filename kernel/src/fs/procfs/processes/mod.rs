@@ -6,6 +6,7 @@
 //! memory has a weak reference to the space for which it was opened: after an execve it does not
 //! show the new program's memory.
 
+mod descriptor;
 mod dir;
 mod files;
 mod links;
