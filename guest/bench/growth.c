@@ -1,9 +1,12 @@
 // Operations while many other things exist, of other threads and users too: more of the kind of
 // crowds.c.
 #include "bench.h"
+#include "ring.h"
 #include <linux/futex.h>
 #include <sys/ipc.h>
 #include <sys/mount.h>
+#include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/sem.h>
 #include <sys/shm.h>
@@ -369,7 +372,59 @@ static void fork_limited(struct worker *w) {
     forks(w);
 }
 
+// A ring in which `things` requests wait, each for a counter of its own. Returns the first counter.
+static int waiting_requests(struct worker *w, struct ring *ring) {
+    lift_limits(w);
+    *ring = open_ring(w);
+    int first = -1;
+    for (long i = 0; i < w->things; i++) {
+        int counter = eventfd(0, EFD_NONBLOCK);
+        NEED(w, counter >= 0);
+        if (i == 0) first = counter;
+        submit_one(ring, (struct io_uring_sqe){.opcode = IORING_OP_POLL_ADD, .fd = counter, .poll_events = POLLIN, .user_data = i});
+        NEED(w, syscall(SYS_io_uring_enter, ring->fd, 1, 0, 0, 0, 0) == 1);
+    }
+    return first;
+}
+
+// One request's event, which is taken, and the request made again.
+static void event_of_request(struct worker *w) {
+    struct ring ring;
+    int counter = waiting_requests(w, &ring);
+    uint64_t one = 1;
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) {
+            NEED(w, write(counter, &one, 8) == 8);
+            NEED(w, syscall(SYS_io_uring_enter, ring.fd, 0, 1, IORING_ENTER_GETEVENTS, 0, 0) == 0);
+            __atomic_store_n(ring.done_head, *ring.done_head + 1, __ATOMIC_RELEASE);
+            NEED(w, read(counter, &one, 8) == 8);
+            submit_one(&ring, (struct io_uring_sqe){.opcode = IORING_OP_POLL_ADD, .fd = counter, .poll_events = POLLIN});
+            NEED(w, syscall(SYS_io_uring_enter, ring.fd, 1, 0, 0, 0, 0) == 1);
+        }
+        end(w);
+    }
+}
+
+// A request is cancelled, its completion and that of the call are taken, and it is made again.
+static void cancel_request(struct worker *w) {
+    struct ring ring;
+    int counter = waiting_requests(w, &ring);
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) {
+            submit_one(&ring, (struct io_uring_sqe){.opcode = IORING_OP_POLL_REMOVE, .fd = -1, .addr = 0});
+            enter_for(w, &ring, 1, 2);
+            submit_one(&ring, (struct io_uring_sqe){.opcode = IORING_OP_POLL_ADD, .fd = counter, .poll_events = POLLIN});
+            NEED(w, syscall(SYS_io_uring_enter, ring.fd, 1, 0, 0, 0, 0) == 1);
+        }
+        end(w);
+    }
+}
+
 const struct row rows[] = {
+    {"uring-event", PROCESSES, 50, event_of_request},
+    {"uring-cancel", PROCESSES, 50, cancel_request},
     {"futex-nobody", PROCESSES, 100, wake_nobody},
     {"futex-one", PROCESSES, 20, wake_one},
     {"semop-besides", PROCESSES, 20, semaphore_besides},

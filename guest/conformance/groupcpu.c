@@ -1,6 +1,9 @@
 /* Control groups, version 2: the controller cpu's quota (cpu.max). Limits for times are loose,
  * and one of several tries has to meet them: a host may stop the machine at any moment. */
 #include "groups.h"
+#include "ring.h"
+
+#include <sys/resource.h>
 
 #define MS 1000L
 
@@ -125,6 +128,44 @@ static void short_lives(void)
 	drop("a");
 }
 
+/* A ring's requests that the kernel works for, in tasks of its own: they count with the process. */
+static void requests(void)
+{
+	struct shares {
+		volatile int64_t own;
+		volatile int done;
+	} *told = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	NEED(told != MAP_FAILED);
+	make("a");
+	NEED(writes(at("a/cpu.max"), "200000 100000") == 0);
+	fflush(stdout);
+	pid_t child = fork();
+	NEED(child >= 0);
+	if (child == 0) {
+		struct ring ring;
+		struct rusage used;
+		int file = open("/tmp/requests", O_RDWR | O_CREAT, 0600);
+		NEED(file >= 0 && writes(at("a/cgroup.procs"), "0") == 0);
+		open_ring(&ring);
+		for (int round = 0; round < 2000; round++) {
+			for (int i = 0; i < ENTRIES; i++)
+				add(&ring, IORING_OP_FSYNC, file, NULL, 0, 0, i);
+			NEED(enter(ring.fd, ENTRIES, ENTRIES, IORING_ENTER_GETEVENTS, NULL, 0) == ENTRIES);
+			__atomic_store_n(ring.cq_head, *ring.cq_tail, __ATOMIC_RELEASE);
+		}
+		close(ring.fd);
+		NEED(getrusage(RUSAGE_THREAD, &used) == 0);
+		told->own = (used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1000000L + used.ru_utime.tv_usec + used.ru_stime.tv_usec;
+		told->done = 1;
+		pause();
+	}
+	PROMISE("a ring's requests end within a quota", COMES_TRUE(told->done));
+	PROMISE("the kernel's time for them is the group's", used("a", "usage_usec") * 10 > told->own * 11);
+	end(child);
+	unlink("/tmp/requests");
+	drop("a");
+}
+
 int main(void)
 {
 	if (!begin_with_controller("cpu"))
@@ -133,6 +174,7 @@ int main(void)
 	quota();
 	levels();
 	short_lives();
+	requests();
 	PROMISE("all is gone in the end", end_groups());
 	return conclude();
 }

@@ -9,6 +9,7 @@
 #include "ring.h"
 #include "sockets.h"
 
+#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 
 #define SECTOR 512
@@ -394,6 +395,49 @@ static void circles(void)
 		close(last[i]);
 }
 
+/* Tasks of the whole machine, the kernel's too. */
+static long tasks(void)
+{
+	long all = -1;
+	FILE *load = fopen("/proc/loadavg", "r");
+	NEED(load && fscanf(load, "%*s %*s %*s %*d/%ld", &all) == 1 && fclose(load) == 0);
+	return all;
+}
+
+/* Requests that wait need no task for each ring. */
+static void many_rings(void)
+{
+	enum { RINGS = 40, EACH = 5 };
+	static struct ring rings[RINGS];
+	int counters[RINGS], wrong = 0;
+	long before = tasks();
+	for (int i = 0; i < RINGS; i++) {
+		open_ring(&rings[i]);
+		NEED((counters[i] = eventfd(0, EFD_NONBLOCK)) >= 0);
+		for (int k = 0; k < EACH; k++)
+			add(&rings[i], IORING_OP_POLL_ADD, counters[i], NULL, 0, 0, k % 2)->poll32_events = POLLIN;
+		NEED(enter(rings[i].fd, EACH, 0, 0, NULL, 0) == EACH);
+	}
+	PROMISE("requests that wait need no task for each ring", tasks() - before < RINGS / 2);
+	for (int i = 0; i < RINGS; i++) {
+		add(&rings[i], IORING_OP_POLL_REMOVE, -1, NULL, 0, 0, 9)->addr = 0;
+		wrong += enter(rings[i].fd, 1, 2, IORING_ENTER_GETEVENTS, NULL, 0) != 1;
+		int one = take(&rings[i], 0), two = take(&rings[i], 9);
+		wrong += one != -ECANCELED || two != 0 || arrived(&rings[i]) != 0;
+	}
+	PROMISE("one of several requests of a name is cancelled", wrong == 0);
+	for (int i = RINGS - 1; i >= 0; i--) {
+		uint64_t value = 1;
+		NEED(write(counters[i], &value, 8) == 8);
+		wrong += enter(rings[i].fd, 0, EACH - 1, IORING_ENTER_GETEVENTS, NULL, 0) != 0 || arrived(&rings[i]) != EACH - 1;
+	}
+	PROMISE("an event ends all requests that wait for it, and no other ring's", wrong == 0);
+	for (int i = 0; i < RINGS; i++) {
+		close(rings[i].fd);
+		close(counters[i]);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	struct ring ring;
@@ -407,6 +451,7 @@ int main(int argc, char **argv)
 		disks(&ring, argv[1], argv[2]);
 	close(ring.fd);
 	circles();
+	many_rings();
 	beside_a_splice();
 	names();
 	return conclude();

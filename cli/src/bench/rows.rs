@@ -211,6 +211,8 @@ pub const GROWTH: &[GrowthRows] = &[
     growth!(row, "crowds", "children-end", "the end of a child, by children"),
     growth!(row, "crowds", "fork-among", "fork, exit, wait, by other children"),
     growth!(row, "crowds", "vfork-chain", "vfork in a vfork, by depth"),
+    growth!(row, "growth", "uring-event", "an event of one io_uring request, by requests that wait"),
+    growth!(row, "growth", "uring-cancel", "cancel an io_uring request, by requests that wait"),
     growth!(row, "growth", "futex-nobody", "FUTEX_WAKE of no waiter, by waits for other words"),
     growth!(row, "growth", "futex-one", "wake one of the waiters for a word, which waits again"),
     growth!(row, "growth", "semop-besides", "semop there and back, by waiters of another semaphore"),

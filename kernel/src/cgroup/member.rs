@@ -160,6 +160,60 @@ impl Drop for ThreadFork<'_> {
     }
 }
 
+/// A kernel task that works for a process of a group, until this is dropped.
+pub struct GroupHelper {
+    /// `None` for the root.
+    group: Option<Arc<Group>>,
+    /// Whether it counts as a task.
+    counts: bool,
+}
+
+impl GroupHelper {
+    /// Counts a task in the process' group.
+    ///
+    /// # Errors
+    /// Those of controllers: `EAGAIN`.
+    pub fn task(of: &CgroupMember) -> Result<Self> {
+        if of.is_in_root() {
+            return Ok(Self { group: None, counts: false });
+        }
+        let tree = tree::lock();
+        let group = tree.group(of.number()).clone();
+        let outcome = may_fork(&tree, &group);
+        if outcome.is_ok() {
+            for above in group.counted() {
+                add(&above.tasks, 1);
+            }
+            came(&tree, &group);
+        }
+        drop(tree);
+        tell(&group);
+        outcome.map(|()| Self { group: Some(group), counts: true })
+    }
+
+    /// Notes the process' group, without a count.
+    pub fn uncounted(of: &CgroupMember) -> Self {
+        Self { group: (!of.is_in_root()).then(|| of.group()), counts: false }
+    }
+
+    /// The group; `None` for the root.
+    pub const fn group(&self) -> Option<&Arc<Group>> {
+        self.group.as_ref()
+    }
+}
+
+impl Drop for GroupHelper {
+    fn drop(&mut self) {
+        if let Some(group) = self.group.as_ref().filter(|_| self.counts) {
+            let tree = tree::lock();
+            group.counted().for_each(|above| {
+                sub(&above.tasks, 1);
+            });
+            drop(tree);
+        }
+    }
+}
+
 /// Changes of a group while a child was being made.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Meanwhile {
@@ -372,11 +426,7 @@ impl CgroupMember {
 
     /// Adds the time that the process used in a group to the group's past time.
     fn settle_usage(&self, group: &Group, used: CpuTime) {
-        let own = used.since(self.came_with());
-        for above in group.counted() {
-            above.past.lock().add(own);
-            above.departures.fetch_add(1, Ordering::SeqCst);
-        }
+        group.add_past(used.since(self.came_with()));
     }
 
     /// The time that the process had used when it came to its group.
@@ -473,6 +523,14 @@ pub enum FrozenChange {
 }
 
 impl Group {
+    /// Adds time that a past member, or a helper, used.
+    pub fn add_past(&self, used: CpuTime) {
+        for above in self.counted() {
+            above.past.lock().add(used);
+            above.departures.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
     /// Returns the CPU time that all members, past and present, used in the group and below.
     /// `living` returns the sum of the time that the present members have used since they
     /// [joined](CgroupMember::came_with).

@@ -51,5 +51,5 @@ pub mod tree;
 
 pub use control::{CONTROLLERS, ControlFile, Controller, ControllerSet};
 pub use group::{Group, Notice};
-pub use member::{CgroupMember, CpuTime, Fork};
+pub use member::{CgroupMember, CpuTime, Fork, GroupHelper};
 pub use tree::{Observer, is_below, make, remove, root, set_observer, tell};

@@ -6,6 +6,7 @@ mod lock;
 mod numbers;
 #[cfg(test)]
 mod per_cpu_rw_model;
+mod ready_list;
 mod user_counts;
 mod wait;
 #[cfg(test)]
@@ -20,6 +21,7 @@ pub use lock::{
     SleepingGuard, SpinLock, SpinLockGuard, WriteGuard,
 };
 pub use numbers::UniqueNumbers;
+pub use ready_list::ReadyList;
 pub use user_counts::{UserCharge, UserCounts};
 pub use wait::{News, PollWaiter, Slept, WaitQueue, Wake, Woken, earlier};
 pub use weak_map::WeakMap;

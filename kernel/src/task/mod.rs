@@ -22,6 +22,7 @@ mod file_rights;
 pub mod file_size;
 pub mod freeze;
 pub mod futex;
+mod helper;
 pub mod ids;
 pub mod init;
 pub mod inspect;
@@ -69,6 +70,7 @@ pub use fault::{ProgramFault, handle_kernel_fault, handle_user_fault, wait_for_m
 pub use file_rights::drop_rights;
 pub use file_size::{check_file_size, file_size_left};
 use freehold_collections::Arc;
+pub use helper::{Helper, HelperKind, spawn_helper};
 pub use install::{install, install_pair};
 pub use limits::{Limit, Limits, Resource};
 pub use mask::mask_at;
@@ -83,7 +85,6 @@ pub use spawn::FirstProgram;
 pub use thread::Task;
 use upper::above;
 pub use upper::{Above, set_above};
-pub use users::Helper;
 
 pub use signal::Pid;
 /// Process 1, the first process.

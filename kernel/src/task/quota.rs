@@ -31,7 +31,8 @@ use crate::{Result, mem};
 const OFTEN: u64 = 250_000;
 const SELDOM: u64 = 4_000_000;
 
-fn are_used() -> bool {
+/// Whether a group ever had a quota.
+pub(super) fn are_used() -> bool {
     static_keys::is_on::<{ StaticKey::QUOTAS }>()
 }
 

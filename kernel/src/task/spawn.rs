@@ -123,7 +123,16 @@ impl Task {
 /// # Errors
 /// `ENOMEM`, `EAGAIN`.
 pub(super) fn spawn_kernel(name: &'static str, body: Box<dyn FnOnce() + Send>) -> Result<Arc<Thread>> {
-    spawn(name, Schedule::new(Idle::No, hw::current_cpu()), body)
+    spawn(name, Schedule::new(Idle::No, hw::current_cpu()), MemoryCharge::Nothing, body)
+}
+
+/// As [`spawn_kernel`], for a task whose stack and pages are charged to the running thread's
+/// account.
+///
+/// # Errors
+/// `ENOMEM`, `EAGAIN`.
+pub(super) fn spawn_charged(name: &'static str, body: Box<dyn FnOnce() + Send>) -> Result<Arc<Thread>> {
+    spawn(name, Schedule::new(Idle::No, hw::current_cpu()), MemoryCharge::Running, body)
 }
 
 /// As [`spawn_kernel`], for a task that stays on `cpu`.
@@ -133,11 +142,28 @@ pub(super) fn spawn_kernel(name: &'static str, body: Box<dyn FnOnce() + Send>) -
 pub fn spawn_kernel_on(cpu: CpuId, body: Box<dyn FnOnce() + Send>) -> Result<Arc<Thread>> {
     let schedule = Schedule::new(Idle::No, cpu);
     schedule.begin_on(CpuSet::single(cpu));
-    spawn("on-one-cpu", schedule, body)
+    spawn("on-one-cpu", schedule, MemoryCharge::Nothing, body)
 }
 
-fn spawn(name: &'static str, schedule: Schedule, body: Box<dyn FnOnce() + Send>) -> Result<Arc<Thread>> {
+/// The memory of a kernel task that is charged.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum MemoryCharge {
+    Nothing,
+    /// Its stack and its pages, to the account of the running thread.
+    Running,
+}
+
+fn spawn(
+    name: &'static str,
+    schedule: Schedule,
+    charge: MemoryCharge,
+    body: Box<dyn FnOnce() + Send>,
+) -> Result<Arc<Thread>> {
     let task = Task::new(Numbers::initial(0), kernel_process().clone(), schedule, short(name.as_bytes()));
+    if charge == MemoryCharge::Running {
+        task.stack.take()?;
+        task.thread().set_account(sched::thread::account());
+    }
     registry::count_kernel_task();
     let body = move || {
         body();

@@ -205,14 +205,14 @@ static HELPERS: SpinLock<Map<u32, u64>> = SpinLock::new(Map::new());
 
 /// A kernel task that counts as a thread of the user for whom it works, until this is dropped.
 #[derive(Debug)]
-pub struct Helper(u32);
+pub struct UserHelper(u32);
 
-impl Helper {
-    /// Charges the user of `process`.
+impl UserHelper {
+    /// Counts a helper for the user of `process`.
     ///
     /// # Errors
     /// `EAGAIN` if the user has as many threads as the limit permits; `ENOMEM`.
-    pub fn charge(process: &Process) -> Result<Self> {
+    pub fn count(process: &Process) -> Result<Self> {
         check_threads(process)?;
         let uid = process.uid();
         let mut helpers = HELPERS.lock();
@@ -222,7 +222,7 @@ impl Helper {
     }
 }
 
-impl Drop for Helper {
+impl Drop for UserHelper {
     fn drop(&mut self) {
         let mut helpers = HELPERS.lock();
         let left = helpers.get(&self.0).copied().unwrap_or(1) - 1;

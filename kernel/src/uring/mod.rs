@@ -6,6 +6,7 @@
 //! | [`request`] | the request of an entry, checked, with its file and its buffers held |
 //! | [`pins`] | the pages that requests hold while they wait |
 //! | [`work`] | requests that cannot end at once: those that wait for files and clocks, and for disks |
+//! | [`watcher`] | the task that attends to requests which wait for files and clocks |
 //! | [`context`] | the contexts of io_setup(2), whose requests wait like a ring's |
 //! | [`calls`] | the system calls |
 //!
@@ -27,6 +28,7 @@ pub mod context;
 mod memory;
 mod pins;
 mod request;
+mod watcher;
 mod work;
 
 pub use memory::show_through_rings;
@@ -55,9 +57,13 @@ static RINGS: WeakRegistry<IoRing> = WeakRegistry::new();
 /// ends its contexts. May sleep.
 pub fn leave(process: Pid) {
     context::leave(process);
-    if !task::current().process().asked_rings.swap(false, Ordering::Relaxed) {
-        return;
+    if task::current().process().asked_rings.swap(false, Ordering::Relaxed) {
+        leave_rings(process);
+        watcher::forget(process);
     }
+}
+
+fn leave_rings(process: Pid) {
     loop {
         // The ends of other processes wait for the list, so a ring's own lock is taken after it is
         // released.
@@ -92,7 +98,7 @@ pub struct IoRing {
     count: AtomicU64,
     /// Woken when completions are added.
     arrived: Arc<WaitQueue>,
-    work: Work<u64>,
+    work: Work<IoRing>,
     /// Registered buffers, which stay pinned.
     buffers: Mutex<Vec<Arc<PinnedRun<ReadWrite>>>>,
 }
@@ -132,10 +138,11 @@ impl IoRing {
                 self.rings.count_overflow();
             }
         }
-        self.count.fetch_add(completions.len() as u64, Ordering::Relaxed);
+        let more = completions.len() as u64;
+        let count = self.count.fetch_add(more, Ordering::SeqCst) + more;
         drop(backlog);
         self.arrived.wake_all();
-        self.work.changed.wake_all();
+        self.work.note_completions(count);
         put.available
     }
 
@@ -174,7 +181,7 @@ impl IoRing {
     /// may be a kernel task of this ring that has dropped the last file referring to the ring. Then
     /// the last of these tasks releases the buffers, with the ring.
     fn close(&self) {
-        if self.work.close() {
+        if self.close_work() {
             let buffers = core::mem::take(&mut *self.buffers.lock());
             drop(buffers);
         }
@@ -183,14 +190,14 @@ impl IoRing {
 
 impl Asker for IoRing {
     type Tag = u64;
-    fn work(&self) -> &Work<u64> {
+    fn work(&self) -> &Work<Self> {
         &self.work
     }
     fn post(&self, user_data: u64, result: i32) {
         self.post_all(&[Completion { user_data, result, flags: 0 }]);
     }
     fn completed(&self) -> u64 {
-        self.count.load(Ordering::Relaxed)
+        self.count.load(Ordering::SeqCst)
     }
 }
 

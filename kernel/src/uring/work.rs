@@ -1,36 +1,39 @@
 //! Requests that wait.
 //!
-//! There are two kinds of kernel tasks, each of which exists only while it has work. The *watcher*
-//! (one per [`Asker`]) sleeps until any file of a request is ready, a timeout has expired, or the
-//! list has changed. *Workers* (up to [`WORKERS`]) take requests that block for a disk from a
-//! queue, one at a time, until it is empty.
+//! There are two kinds of kernel tasks, each of which exists only while it has work. The process'
+//! [*watcher*](super::watcher) attends to requests that wait for files and clocks. *Workers* (up to
+//! [`WORKERS`] of an [`Asker`]) take requests that block for a disk from a queue, one at a time,
+//! until it is empty.
 //!
-//! The watcher performs a stream's transfer on behalf of the process that made the request
-//! ([`Task::stand_in`]; Linux' workers are threads of that process). This matters because a socket
-//! reports the sender to the receiver, and a terminal checks which process reads. A process cancels
-//! all its requests before it ends or executes another program. So no request runs with the rights
-//! of a program that did not make it.
+//! **The end of a [`Waiter`].** A request may end by itself, be cancelled, or end with its process
+//! or asker. The one that takes its content, under the waiter's lock, ends it: it removes the
+//! waiter from the list, ends its registrations, releases buffers and file, and reports the result.
+//!
+//! **Locks.** A waiter's `content` > its file's locks; [`Work`]'s `waiting` is taken alone. Both
+//! are sleeping locks.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::ops::Bound;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use freehold_collections::{Arc, Receiver, Vec, VecDeque, reserve, reserve::ArcMethods};
+use arrayvec::ArrayVec;
+use freehold_collections::{Arc, Map, Receiver, Vec, VecDeque, Weak, reserve, reserve::ArcMethods};
 
 use super::request::{Pending, Transfer};
+use super::watcher::{self, Attend, RequestSlot};
 use crate::fs::{Blocking, OpenFile};
 use crate::mem::with_memory_found;
-use crate::sched::thread::{self, Thread, spawn_kernel};
-use crate::sync::{Mutex, MutexGuard, PollWaiter, SpinLock, WaitQueue, earlier};
-use crate::task::{self, Helper, Pid, Task};
-use crate::{Errno, Result, sched, time};
+use crate::sched::thread::{self, Thread};
+use crate::sync::{Mutex, MutexGuard, PollWaiter, SpinLock, WaitQueue, Wake, Woken};
+use crate::task::{self, Helper, HelperKind, Pid, Task};
+use crate::time::{self, Expire, TimerSlot};
+use crate::{Errno, Result, sched};
 
 /// Number of requests of an asker that may be at disks at once.
 const WORKERS: usize = 8;
-/// Number of requests of an asker that may wait for files and clocks. The watcher checks all of
-/// them each time it is woken.
+/// Number of requests of an asker that may wait for files and clocks.
 const MOST_WAITING: usize = 1 << 16;
-/// Number of requests that are checked before other tasks have their turn, and that are removed at
-/// once.
-const AT_ONCE: usize = 256;
+/// Number of requests that are looked through, or ended, per acquisition of the list's lock.
+const AT_ONCE: usize = 64;
 
 /// Tag by which an asker identifies a request.
 pub(super) trait Tag: Send + 'static {
@@ -45,15 +48,121 @@ impl Tag for u64 {
     }
 }
 
-/// A request and its asker.
-pub(super) struct Waiter<T> {
-    tag: T,
+/// The tag's key and the request's number, which is never used again: requests with the same key
+/// are in the order in which they came.
+type WaiterKey = (u64, u64);
+
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+/// A request that waits for a file or a clock.
+struct Waiter<A: Asker> {
+    key: WaiterKey,
+    asker: Weak<A>,
     owner: Pid,
-    pending: Pending,
-    /// Checks the file and makes the transfer, on behalf of the requesting process.
-    stand_in: Arc<Task>,
-    /// Set once the request has ended.
-    result: Option<i32>,
+    /// `None` once the request has ended.
+    content: Mutex<Option<(A::Tag, Pending)>>,
+    /// The registrations with the file's queues. They hold references to this waiter.
+    observing: SpinLock<Option<PollWaiter>>,
+    timer: TimerSlot,
+    slot: RequestSlot,
+}
+
+impl<A: Asker> Wake for Waiter<A> {
+    fn wake(&self) -> Woken {
+        self.slot.list();
+        // An observer is no sleeper: a task that sleeps on the file's own queue is woken first.
+        Woken::Nobody
+    }
+}
+
+impl<A: Asker> Expire for Waiter<A> {
+    fn slot(&self) -> &TimerSlot {
+        &self.timer
+    }
+    fn expire(&self, _now: u64) -> Option<u64> {
+        self.slot.list();
+        None
+    }
+}
+
+impl<A: Asker> Attend for Waiter<A> {
+    fn attend(self: Receiver<Self>, stand_in: &Arc<Task>) {
+        let mut content = self.content.lock();
+        let Some((_, pending)) = &*content else { return };
+        let Some(asker) = self.asker.upgrade() else { return };
+        let Some(result) = stand_in.lend_name(|| look(pending, || asker.completed())) else { return };
+        let ended = content.take();
+        drop(content);
+        self.end(&asker, ended, Some(result));
+    }
+}
+
+impl<A: Asker> Waiter<A> {
+    /// Registers with the queues of the request's file, or arms its timer. Returns whether the
+    /// request may be able to end already.
+    fn begin(self: &Receiver<Self>, asker: &A) -> Result<bool> {
+        let content = self.content.lock();
+        let Some((_, pending)) = &*content else { return Ok(false) };
+        let (file, wanted) = match pending {
+            Pending::Stream(transfer) => (transfer.file(), transfer.readiness()),
+            Pending::Poll(file, wanted) => (file, *wanted),
+            Pending::Timeout { deadline, completions } => {
+                let timer: Arc<dyn Expire> = self.clone();
+                time::try_arm(&timer, *deadline)?;
+                return Ok(completions.is_some_and(|count| asker.completed() >= count));
+            }
+            Pending::Disk(_) | Pending::Sync(_) => unreachable!("these go to workers"),
+        };
+        let mut observer = PollWaiter::observer(self.clone());
+        let ready = file.file().poll(Some(&mut observer)).poll_bits() & wanted != 0;
+        *self.observing.lock() = Some(observer.complete()?);
+        Ok(ready)
+    }
+
+    /// Ends the request, whose content the caller took, and reports the result, if there is one.
+    fn end(self: &Receiver<Self>, asker: &A, content: Option<(A::Tag, Pending)>, result: Option<i32>) {
+        let Some((tag, pending)) = content else { return };
+        let removed = asker.work().waiting.lock().remove(self.key, &pending);
+        let observing = self.observing.lock().take();
+        drop(observing);
+        if let Pending::Timeout { .. } = pending {
+            let timer: Arc<dyn Expire> = self.clone();
+            time::cancel(&timer);
+        }
+        drop(removed);
+        // Buffers and file are released before the program is notified.
+        drop(pending);
+        if let Some(result) = result {
+            asker.post(tag, result);
+        }
+    }
+
+    fn take(&self) -> Option<(A::Tag, Pending)> {
+        self.content.lock().take()
+    }
+}
+
+/// Returns the result of `pending`, if it can end; `completed` returns the number of requests that
+/// have ended.
+fn look(pending: &Pending, completed: impl FnOnce() -> u64) -> Option<i32> {
+    match pending {
+        Pending::Stream(transfer) => {
+            let ready = transfer.file().file().poll(None).poll_bits() & transfer.readiness();
+            match (ready != 0).then(|| transfer.run(Blocking::Never)) {
+                None | Some(Err(Errno::EAGAIN)) => None,
+                Some(result) => Some(result_word(result.map(|count| count as i64))),
+            }
+        }
+        Pending::Poll(file, wanted) => {
+            let ready = file.file().poll(None).poll_bits() & wanted;
+            (ready != 0).then_some(ready as i32)
+        }
+        Pending::Timeout { completions: Some(count), .. } if completed() >= *count => Some(0),
+        Pending::Timeout { deadline, .. } => {
+            (*deadline <= time::now()).then(|| Errno::ETIME.to_return_value() as i32)
+        }
+        Pending::Disk(_) | Pending::Sync(_) => unreachable!("these go to workers"),
+    }
 }
 
 /// A request for a worker.
@@ -63,75 +172,82 @@ enum Job {
 }
 
 /// Requests that wait.
-struct Waiting<T> {
+struct Waiting<A: Asker> {
     /// Requests that wait for files and clocks.
-    waiters: Vec<Waiter<T>>,
-    /// Whether a watcher is running.
-    watched: bool,
+    waiters: Map<WaiterKey, Arc<Waiter<A>>>,
+    /// Those that wait for a number of completions: by that number, and by the request's own.
+    counted: Map<(u64, u64), Arc<Waiter<A>>>,
     /// Whether the asker was closed: then nothing is added any more.
     is_closed: bool,
-    /// The stand-in of the process that made the last request.
-    stand_in: Option<Arc<Task>>,
     /// Requests for disks that no worker has taken yet.
-    jobs: VecDeque<(T, Job)>,
+    jobs: VecDeque<(A::Tag, Job)>,
     /// The running workers.
     workers: Vec<Arc<Thread>>,
     /// Keys of the requests that workers have taken.
     running: Vec<u64>,
 }
 
-impl<T> Waiting<T> {
-    /// Returns a task that acts for the running task's process.
-    fn stand_in(&mut self) -> Arc<Task> {
-        let process = task::current().process().clone();
-        match &self.stand_in {
-            Some(stand_in) if stand_in.process().pid == process.pid => stand_in.clone(),
-            _ => self.stand_in.insert(Task::stand_in(process)).clone(),
+impl<A: Asker> Waiting<A> {
+    fn insert(&mut self, waiter: &Arc<Waiter<A>>, pending: Option<u64>) -> Result<()> {
+        if self.is_closed {
+            return Err(Errno::EINVAL);
         }
+        if self.waiters.len() >= MOST_WAITING {
+            return Err(Errno::EAGAIN);
+        }
+        self.waiters.try_reserve(1)?;
+        if let Some(count) = pending {
+            self.counted.try_insert((count, waiter.key.1), waiter.clone())?;
+        }
+        self.waiters.insert_reserved(waiter.key, waiter.clone());
+        Ok(())
     }
 
-    /// Removes some of the requests that have ended; at least one, if there is one.
-    fn take_ended(&mut self) -> (Option<Waiter<T>>, Vec<Waiter<T>>) {
-        let has_ended = |waiter: &Waiter<T>| waiter.result.is_some();
-        let first = self.waiters.iter().position(has_ended).map(|at| self.waiters.remove(at));
-        let count = self.waiters.iter().filter(|waiter| has_ended(waiter)).take(AT_ONCE).count();
-        let mut more = Vec::new();
-        if more.try_reserve(count).is_ok() {
-            let ended = self.waiters.extract(|waiter| has_ended(waiter)).take(count);
-            ended.for_each(|waiter| more.push_reserved(waiter));
-        }
-        (first, more)
+    /// Takes a request out. The caller drops the references without the lock.
+    fn remove(&mut self, key: WaiterKey, pending: &Pending) -> [Option<Arc<Waiter<A>>>; 2] {
+        let counted = match pending {
+            Pending::Timeout { completions: Some(count), .. } => self.counted.remove(&(*count, key.1)),
+            _ => None,
+        };
+        [self.waiters.remove(&key), counted]
+    }
+
+    /// The least number of completions that a request waits for.
+    fn least_count(&self) -> u64 {
+        self.counted.keys().next().map_or(u64::MAX, |(count, _)| *count)
     }
 }
 
 /// The waiting requests of an asker, and the tasks that finish them.
-pub(super) struct Work<T> {
-    waiting: Mutex<Waiting<T>>,
+pub(super) struct Work<A: Asker> {
+    waiting: Mutex<Waiting<A>>,
+    /// [`Waiting::least_count`], readable without the lock.
+    least_count: AtomicU64,
     /// The processes that made requests, and have not left.
     askers: SpinLock<Vec<Pid>>,
-    /// Number of kernel tasks for these requests; changed under `waiting`.
+    /// Number of workers; changed under `waiting`.
     helpers: AtomicUsize,
-    /// Woken when `waiting`, `helpers` or the number of completions changes.
-    pub changed: Arc<WaitQueue>,
+    /// Woken when `helpers` changes.
+    changed: WaitQueue,
 }
 
-impl<T> Work<T> {
+impl<A: Asker> Work<A> {
     /// Makes a list without work.
     pub fn new() -> Self {
         let waiting = Waiting {
-            waiters: Vec::new(),
-            watched: false,
+            waiters: Map::new(),
+            counted: Map::new(),
             is_closed: false,
-            stand_in: None,
             jobs: VecDeque::new(),
             workers: Vec::new(),
             running: Vec::new(),
         };
         Self {
             waiting: Mutex::new(waiting),
+            least_count: AtomicU64::new(u64::MAX),
             askers: SpinLock::new(Vec::new()),
             helpers: AtomicUsize::new(0),
-            changed: reserve::arc(WaitQueue::new()),
+            changed: WaitQueue::new(),
         }
     }
 
@@ -150,33 +266,49 @@ impl<T> Work<T> {
         Ok(process.pid)
     }
 
-    fn helper_ends(&self, waiting: MutexGuard<'_, Waiting<T>>) {
+    /// Lists the requests that wait for as many completions as there are now. The caller has
+    /// counted them.
+    #[inline]
+    pub fn note_completions(&self, completed: u64) {
+        if self.least_count.load(Ordering::SeqCst) <= completed {
+            self.list_counted(completed);
+        }
+    }
+
+    #[cold]
+    fn list_counted(&self, completed: u64) {
+        let mut waiting = self.waiting.lock();
+        while waiting.least_count() <= completed {
+            let Some((_, waiter)) = waiting.counted.pop_first() else { break };
+            // The list of waiters holds it, too.
+            waiter.slot.list();
+        }
+        self.least_count.store(waiting.least_count(), Ordering::SeqCst);
+    }
+
+    fn worker_ends(&self, waiting: MutexGuard<'_, Waiting<A>>) {
         self.helpers.fetch_sub(1, Ordering::Release);
         drop(waiting);
         self.changed.wake_all();
     }
 
-    /// Drops waiting requests, and waits for requests at disks. Returns whether nothing is left: a
-    /// kernel task does not wait, since it may be one of the tasks that finish these requests.
-    pub fn close(&self) -> bool {
-        let mut waiting = self.waiting.lock();
-        waiting.is_closed = true;
-        let dropped = (
-            core::mem::take(&mut waiting.waiters),
-            core::mem::take(&mut waiting.jobs),
-            waiting.stand_in.take(),
-        );
-        // A transfer may be long: only the part that a disk is processing now is waited for.
-        waiting.workers.iter().for_each(|worker| worker.cancel());
-        drop(waiting);
-        drop(dropped);
-        self.changed.wake_all();
-        if task::current().process().is_kernel() {
-            return false;
+    /// Returns some of the waiters after `from` that `is_wanted`, and the key of the last one that
+    /// was looked at; `None` after the last.
+    fn some(
+        &self,
+        from: Option<WaiterKey>,
+        is_wanted: impl Fn(&Waiter<A>) -> bool,
+    ) -> (ArrayVec<Arc<Waiter<A>>, AT_ONCE>, Option<WaiterKey>) {
+        let (mut found, mut last) = (ArrayVec::new(), None);
+        let waiting = self.waiting.lock();
+        let bound = from.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+        for (key, waiter) in waiting.waiters.iter_from(bound).take(AT_ONCE) {
+            last = Some(*key);
+            if is_wanted(waiter) {
+                found.push(waiter.clone());
+            }
         }
-        let none_left = || (self.helpers.load(Ordering::Acquire) == 0).then_some(());
-        self.changed.wait_uninterruptible(none_left);
-        true
+        (found, last)
     }
 }
 
@@ -186,7 +318,7 @@ pub(super) trait Asker: Send + Sync + Sized + 'static {
     type Tag: Tag;
 
     /// Its requests.
-    fn work(&self) -> &Work<Self::Tag>;
+    fn work(&self) -> &Work<Self>;
     /// Reports to the program that a request has ended.
     fn post(&self, tag: Self::Tag, result: i32);
     /// Returns the number of requests that have ended so far, for timeouts that count them.
@@ -195,8 +327,8 @@ pub(super) trait Asker: Send + Sync + Sized + 'static {
     /// Queues `pending` to be finished and posted.
     ///
     /// # Errors
-    /// `ENOMEM`; `EAGAIN` if the user has reached the limit of tasks, or if too many requests wait;
-    /// `EINVAL` if the asker was closed.
+    /// `ENOMEM`; `EAGAIN` at a limit of tasks, or if too many requests wait; `EINVAL` if the asker
+    /// was closed.
     fn wait_for(self: &Receiver<Self>, tag: Self::Tag, pending: Pending) -> Result<()> {
         match pending {
             Pending::Disk(transfer) => self.queue(tag, Job::Transfer(transfer)),
@@ -208,58 +340,74 @@ pub(super) trait Asker: Send + Sync + Sized + 'static {
     /// Ends the request with this key, which completes as cancelled.
     ///
     /// # Errors
-    /// `ENOENT` if there is none, `EALREADY` if a disk is processing it.
+    /// `ENOENT` if there is none, `EALREADY` if it is ending, or if a disk is processing it.
     fn cancel(&self, key: u64) -> Result<()> {
+        let cancelled = Errno::ECANCELED.to_return_value() as i32;
         let mut waiting = self.work().waiting.lock();
-        let waiter = waiting.waiters.iter().position(|waiter| waiter.tag.key() == key);
-        if waiter.is_some_and(|at| waiting.waiters[at].result.is_some()) {
-            return Err(Errno::EALREADY);
+        let found = waiting.waiters.first_from(Bound::Included(&(key, 0)));
+        if let Some(waiter) = found.filter(|(found, _)| found.0 == key).map(|(_, waiter)| waiter.clone()) {
+            drop(waiting);
+            let content = waiter.take();
+            if content.is_none() {
+                return Err(Errno::EALREADY);
+            }
+            waiter.end(self, content, Some(cancelled));
+            return Ok(());
         }
-        let job = waiting.jobs.iter().position(|(tag, _)| tag.key() == key);
-        // The removed request is dropped after the lock.
-        let (tag, _pending, _job) = match (waiter, job) {
-            (Some(at), _) => {
-                let Waiter { tag, pending, .. } = waiting.waiters.remove(at);
-                (tag, Some(pending), None)
-            }
-            (None, Some(at)) => {
-                let (tag, job) = waiting.jobs.remove(at).expect("it is there");
-                (tag, None, Some(job))
-            }
-            (None, None) if waiting.running.contains(&key) => return Err(Errno::EALREADY),
-            (None, None) => return Err(Errno::ENOENT),
+        let Some(at) = waiting.jobs.iter().position(|(tag, _)| tag.key() == key) else {
+            return Err(if waiting.running.contains(&key) { Errno::EALREADY } else { Errno::ENOENT });
         };
+        let (tag, job) = waiting.jobs.remove(at).expect("it is there");
         drop(waiting);
-        self.post(tag, Errno::ECANCELED.to_return_value() as i32);
+        drop(job);
+        self.post(tag, cancelled);
         Ok(())
     }
 
     /// Cancels the requests of a process that leaves, except those that will end by themselves.
     fn abandon(&self, owner: Pid) {
-        let mut waiting = self.work().waiting.lock();
         self.work().askers.lock().retain(|&asker| asker != owner);
-        let stand_in = waiting.stand_in.take();
-        for waiter in waiting.waiters.iter_mut().filter(|waiter| waiter.owner == owner) {
-            waiter.result.get_or_insert(Errno::ECANCELED.to_return_value() as i32);
-        }
-        drop(waiting);
-        drop(stand_in);
-        self.post_ended();
-    }
-
-    /// Reports ended requests to the program. Their buffers and files are released before.
-    fn post_ended(&self) {
+        let mut from = None;
         loop {
-            let (first, more) = self.work().waiting.lock().take_ended();
-            if first.is_none() {
+            let (some, last) = self.work().some(from, |waiter| waiter.owner == owner);
+            for waiter in some {
+                waiter.end(self, waiter.take(), Some(Errno::ECANCELED.to_return_value() as i32));
+            }
+            if last.is_none() {
                 return;
             }
-            for Waiter { tag, pending, stand_in, result, .. } in first.into_iter().chain(more) {
-                drop((pending, stand_in));
-                self.post(tag, result.unwrap_or_default());
-                sched::rest();
-            }
+            from = last;
+            sched::rest();
         }
+    }
+
+    /// Drops waiting requests, and waits for requests at disks. Returns whether nothing is left: a
+    /// kernel task does not wait, since it may be one of the tasks that finish these requests.
+    fn close_work(&self) -> bool {
+        let work = self.work();
+        let mut waiting = work.waiting.lock();
+        waiting.is_closed = true;
+        let jobs = core::mem::take(&mut waiting.jobs);
+        // A transfer may be long: only the part that a disk is processing now is waited for.
+        waiting.workers.iter().for_each(|worker| worker.cancel());
+        drop(waiting);
+        drop(jobs);
+        let mut from = None;
+        loop {
+            let (some, last) = work.some(from, |_| true);
+            some.iter().for_each(|waiter| waiter.end(self, waiter.take(), None));
+            if last.is_none() {
+                break;
+            }
+            from = last;
+            sched::rest();
+        }
+        if task::current().process().is_kernel() {
+            return false;
+        }
+        let none_left = || (work.helpers.load(Ordering::Acquire) == 0).then_some(());
+        work.changed.wait_uninterruptible(none_left);
+        true
     }
 }
 
@@ -267,24 +415,39 @@ pub(super) trait Asker: Send + Sync + Sized + 'static {
 trait Finish: Asker {
     fn watch(self: &Receiver<Self>, tag: Self::Tag, pending: Pending) -> Result<()> {
         let work = self.work();
-        let mut waiting = work.waiting.lock();
-        if waiting.is_closed {
-            return Err(Errno::EINVAL);
-        }
-        if waiting.waiters.len() >= MOST_WAITING {
-            return Err(Errno::EAGAIN);
-        }
         let owner = work.note_asker()?;
-        waiting.waiters.try_reserve(1)?;
-        if !waiting.watched {
-            let asker = self.clone();
-            self.spawn_helper("io-watch", move || asker.watch_all())?;
-            waiting.watched = true;
-        }
-        let stand_in = waiting.stand_in();
-        waiting.waiters.push_reserved(Waiter { tag, owner, pending, stand_in, result: None });
+        let count = match pending {
+            Pending::Timeout { completions, .. } => completions,
+            _ => None,
+        };
+        let slot = watcher::of_current()?.claim()?;
+        let waiter = reserve::arc(Waiter {
+            key: (tag.key(), NEXT.fetch_add(1, Ordering::Relaxed)),
+            asker: self.downgrade(),
+            owner,
+            content: Mutex::new(Some((tag, pending))),
+            observing: SpinLock::new(None),
+            timer: TimerSlot::new(),
+            slot,
+        });
+        let weak: Weak<Waiter<Self>> = waiter.downgrade();
+        waiter.slot.fill(weak);
+        let mut waiting = work.waiting.lock();
+        waiting.insert(&waiter, count)?;
+        work.least_count.store(waiting.least_count(), Ordering::SeqCst);
         drop(waiting);
-        work.changed.wake_all();
+        match waiter.begin(self) {
+            Ok(true) => waiter.slot.list(),
+            Ok(false) => {}
+            Err(error) => {
+                let content = waiter.take();
+                // If it was cancelled meanwhile, that was reported.
+                if content.is_some() {
+                    waiter.end(self, content, None);
+                    return Err(error);
+                }
+            }
+        }
         Ok(())
     }
 
@@ -300,8 +463,12 @@ trait Finish: Asker {
         if waiting.workers.len() < WORKERS {
             waiting.workers.try_reserve(1)?;
             let asker = self.clone();
-            match self.spawn_helper("io-work", move || asker.work_all()) {
-                Ok(worker) => waiting.workers.push_reserved(worker),
+            let body = move |helper: &mut Helper| asker.work_all(helper);
+            match task::spawn_helper("io-work", HelperKind::Thread, body) {
+                Ok(worker) => {
+                    waiting.workers.push_reserved(worker);
+                    work.helpers.fetch_add(1, Ordering::Relaxed);
+                }
                 Err(error) if waiting.workers.is_empty() => return Err(error),
                 // The workers that exist do the job in turn.
                 Err(_) => {}
@@ -311,28 +478,17 @@ trait Finish: Asker {
         Ok(())
     }
 
-    /// Starts a kernel task that counts as one of the running process' user. The caller holds
-    /// `waiting`.
-    fn spawn_helper(&self, name: &'static str, body: impl FnOnce() + Send + 'static) -> Result<Arc<Thread>> {
-        let counted = Helper::charge(task::current().process())?;
-        let thread = spawn_kernel(name, move || {
-            let _counted = counted;
-            body();
-        })?;
-        self.work().helpers.fetch_add(1, Ordering::Relaxed);
-        Ok(thread)
-    }
-
     /// The main loop of a worker.
-    fn work_all(&self) {
+    fn work_all(&self, helper: &mut Helper) {
         let work = self.work();
         loop {
+            helper.charge_time(|| work.waiting.lock().is_closed);
             let mut waiting = work.waiting.lock();
             let Some((tag, job)) = waiting.jobs.pop_front() else {
                 let me = thread::current();
                 let at = waiting.workers.iter().position(|worker| worker.is_same(&me));
                 let _own = at.map(|at| waiting.workers.swap_remove(at));
-                return work.helper_ends(waiting);
+                return work.worker_ends(waiting);
             };
             waiting.running.push_reserved(tag.key());
             drop(waiting);
@@ -350,81 +506,6 @@ trait Finish: Asker {
             }
             drop(waiting);
             self.post(tag, result_word(result));
-        }
-    }
-
-    /// The main loop of the watcher.
-    fn watch_all(&self) {
-        let work = self.work();
-        loop {
-            let mut waiter = PollWaiter::new();
-            waiter.register(&work.changed);
-            let mut waiting = work.waiting.lock();
-            if waiting.waiters.is_empty() {
-                waiting.watched = false;
-                return work.helper_ends(waiting);
-            }
-            let seen = self.look(&mut waiting, &mut waiter);
-            drop(waiting);
-            self.post_ended();
-            if let Look::Idle { until } = seen {
-                // A kernel task gets no signals. Whether woken or timed out, the next round checks
-                // everything.
-                let _ = waiter.sleep(until);
-            }
-        }
-    }
-
-    /// Checks which of `waiting` have ended.
-    fn look(&self, waiting: &mut Waiting<Self::Tag>, waiter: &mut PollWaiter) -> Look {
-        let (now, completed) = (time::now(), self.completed());
-        let (mut earliest, mut any) = (None, false);
-        for (at, candidate) in waiting.waiters.iter_mut().enumerate() {
-            if at % AT_ONCE == AT_ONCE - 1 {
-                sched::rest();
-            }
-            if candidate.result.is_none() {
-                let stand_in = candidate.stand_in.clone();
-                candidate.result = stand_in.lend_name(|| candidate.look(waiter, now, completed));
-            }
-            any |= candidate.result.is_some();
-            if let Pending::Timeout { deadline, .. } = candidate.pending {
-                earliest = earlier(earliest, Some(deadline));
-            }
-        }
-        if any { Look::Ended } else { Look::Idle { until: earliest } }
-    }
-}
-
-/// Result of a check of all requests.
-enum Look {
-    /// Some have ended.
-    Ended,
-    /// None has ended; `until` is the first timeout.
-    Idle { until: Option<u64> },
-}
-
-impl<T> Waiter<T> {
-    /// Returns the result, if the request has ended. Otherwise `waiter` is woken when that may have
-    /// changed.
-    fn look(&self, waiter: &mut PollWaiter, now: u64, completed: u64) -> Option<i32> {
-        match &self.pending {
-            Pending::Stream(transfer) => {
-                let ready = transfer.file().file().poll(Some(waiter)).poll_bits() & transfer.readiness();
-                match (ready != 0).then(|| transfer.run(Blocking::Never)) {
-                    None | Some(Err(Errno::EAGAIN)) => None,
-                    Some(result) => Some(result_word(result.map(|count| count as i64))),
-                }
-            }
-            Pending::Poll(file, wanted) => {
-                let ready = file.file().poll(Some(waiter)).poll_bits() & wanted;
-                (ready != 0).then_some(ready as i32)
-            }
-            Pending::Timeout { completions: Some(count), .. } if completed >= *count => Some(0),
-            Pending::Timeout { deadline, .. } => {
-                (*deadline <= now).then(|| Errno::ETIME.to_return_value() as i32)
-            }
-            Pending::Disk(_) | Pending::Sync(_) => unreachable!("these go to workers"),
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Items of an epoll instance, by slot and by file, and the list of those that may be ready.
+//! Items of an epoll instance, by slot and by file.
 //!
 //! Adding, finding and removing an item takes O(log n) steps, and listing one takes one step,
-//! however many are watched (Linux: `eventpoll.rbr` and `rdllist`). [`ReadyList`] links the slots
-//! of items that may be ready. It is changed in interrupt context, so it never grows by itself.
+//! however many are watched (Linux: `eventpoll.rbr` and `rdllist`). A
+//! [`ReadyList`](crate::sync::ReadyList) links the slots of items that may be ready.
 
 use core::ops::Bound;
 
@@ -130,93 +130,5 @@ impl<T> Items<T> {
     /// Takes all items out.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = Arc<T>> {
         self.slots.drain(..).flatten()
-    }
-}
-
-/// Means that there is no slot.
-const NONE: usize = usize::MAX;
-
-#[derive(Clone, Copy)]
-struct Link {
-    previous: usize,
-    next: usize,
-    is_listed: bool,
-}
-
-/// Slots in the order in which they were listed, each at most once.
-pub(super) struct ReadyList {
-    /// Links by slot.
-    links: Vec<Link>,
-    first: usize,
-    last: usize,
-    count: usize,
-}
-
-impl ReadyList {
-    pub(super) const fn new() -> Self {
-        Self { links: Vec::new(), first: NONE, last: NONE, count: 0 }
-    }
-
-    pub(super) const fn len(&self) -> usize {
-        self.count
-    }
-
-    /// Number of slots that the list has room for.
-    pub(super) fn room(&self) -> usize {
-        self.links.len()
-    }
-
-    /// Makes an empty list with room for `slots` slots, for [`ReadyList::move_to`].
-    pub(super) fn with_room(slots: usize) -> Result<Self> {
-        let mut list = Self::new();
-        list.links.try_resize(slots, Link { previous: NONE, next: NONE, is_listed: false })?;
-        Ok(list)
-    }
-
-    /// Moves the listed slots to `roomier`, which takes this list's place; the caller drops the old
-    /// list.
-    pub(super) fn move_to(&mut self, roomier: &mut Self) {
-        if roomier.links.len() > self.links.len() {
-            roomier.links[..self.links.len()].copy_from_slice(&self.links);
-            (roomier.first, roomier.last, roomier.count) = (self.first, self.last, self.count);
-            core::mem::swap(self, roomier);
-        }
-    }
-
-    /// Lists `slot` last, unless it is listed.
-    pub(super) fn push(&mut self, slot: usize) {
-        let last = self.last;
-        let Some(link) = self.links.get_mut(slot).filter(|link| !link.is_listed) else { return };
-        *link = Link { previous: last, next: NONE, is_listed: true };
-        match self.links.get_mut(last) {
-            Some(before) => before.next = slot,
-            None => self.first = slot,
-        }
-        self.last = slot;
-        self.count += 1;
-    }
-
-    /// Unlists `slot`, if it is listed.
-    pub(super) fn remove(&mut self, slot: usize) {
-        let Some(link) = self.links.get_mut(slot).filter(|link| link.is_listed) else { return };
-        let Link { previous, next, .. } = *link;
-        link.is_listed = false;
-        match self.links.get_mut(previous) {
-            Some(before) => before.next = next,
-            None => self.first = next,
-        }
-        match self.links.get_mut(next) {
-            Some(after) => after.previous = previous,
-            None => self.last = previous,
-        }
-        self.count -= 1;
-    }
-
-    /// Unlists the first slot.
-    pub(super) fn pop(&mut self) -> Option<usize> {
-        let first = self.first;
-        self.links.get(first)?;
-        self.remove(first);
-        Some(first)
     }
 }

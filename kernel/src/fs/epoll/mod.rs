@@ -38,13 +38,13 @@ pub use calls::{
 };
 
 use self::account::WatchAccount;
-use self::items::{Items, ReadyList, WatchKey, rest_at};
+use self::items::{Items, WatchKey, rest_at};
 use self::nesting::Nest;
 use super::anonymous::AnonymousNode;
 use super::device::split_device;
 use super::file::Line;
 use super::{File, Node, NodeKind, OpenFile, Ready, Watcher};
-use crate::sync::{IrqSpinLock, Mutex, MutexGuard, PollWaiter, SpinLock, WaitQueue, Wake, Woken};
+use crate::sync::{IrqSpinLock, Mutex, MutexGuard, PollWaiter, ReadyList, SpinLock, WaitQueue, Wake, Woken};
 use crate::{Errno, Result};
 
 bitflags! {

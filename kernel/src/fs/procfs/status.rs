@@ -4,10 +4,10 @@ use core::sync::atomic::Ordering;
 
 use freehold_collections::Arc;
 
+use super::oom;
 use super::processes::{FileKind, Subject};
 use super::settings::{parse_mask, parse_number};
 use super::system::TICK;
-use super::{memory, mounts, oom};
 use crate::fs::generated::{ShortLine, Text};
 use crate::fs::masks::{list, mask};
 use crate::hw::PAGE;

@@ -82,12 +82,12 @@ pub struct IoContext {
     /// Woken when events are added, and at the end.
     arrived: Arc<WaitQueue>,
     has_ended: AtomicBool,
-    work: Work<ControlTag>,
+    work: Work<IoContext>,
 }
 
 impl Asker for IoContext {
     type Tag = ControlTag;
-    fn work(&self) -> &Work<ControlTag> {
+    fn work(&self) -> &Work<Self> {
         &self.work
     }
     fn post(&self, tag: ControlTag, result: i32) {
@@ -217,7 +217,7 @@ impl IoContext {
     /// Drops waiting requests, and waits for requests that disks have.
     fn close(&self) {
         self.has_ended.store(true, Ordering::Release);
-        self.work.close();
+        self.close_work();
         self.arrived.wake_all();
     }
 }
