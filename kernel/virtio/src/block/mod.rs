@@ -218,14 +218,24 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         sleep: Sleep,
         mut condition: impl FnMut(&mut Requests<S, T>) -> Result<Option<R>, BlockError>,
     ) -> Result<R, BlockError> {
-        if let Some(value) = self.with(&mut condition)? {
+        self.wait_unlocked(line, sleep, || self.with(&mut condition))
+    }
+
+    /// As [`Self::wait`]; `condition` is called without the lock.
+    fn wait_unlocked<R>(
+        &self,
+        line: &'static dyn Wait,
+        sleep: Sleep,
+        mut condition: impl FnMut() -> Result<Option<R>, BlockError>,
+    ) -> Result<R, BlockError> {
+        if let Some(value) = condition()? {
             return Ok(value);
         }
         loop {
             let before = self.with(|requests| requests.answers());
             let mut result = Ok(None);
             let waited = line.wait_until(self.limit_ns(), sleep, &mut || {
-                result = self.with(&mut condition);
+                result = condition();
                 !matches!(result, Ok(None))
             });
             if let Some(value) = result? {
@@ -274,8 +284,10 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         }
         self.device.count_wait();
         self.with(|requests| requests.begin_starving());
-        let found = self.wait(self.lines.answers, sleep, |requests| {
-            Ok(requests.spare(length)?.or_else(|| self.allocate(length, direction)))
+        let found = self.wait_unlocked(self.lines.answers, sleep, || {
+            let spare = self.with(|requests| requests.spare(length))?;
+            // Without the lock, since new memory is zeroed.
+            Ok(spare.or_else(|| self.allocate(length, direction)))
         });
         self.with(|requests| requests.end_starving());
         found
@@ -403,6 +415,10 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         let requests = self.requests.lock();
         requests.validate();
         (requests.free_places(), requests.waiting())
+    }
+    /// Whether the lock is free.
+    pub(crate) fn is_unlocked(&self) -> bool {
+        self.requests.try_lock().is_some()
     }
     /// A hook: does the work of another task that runs at this point.
     pub(crate) fn look(&self) {
