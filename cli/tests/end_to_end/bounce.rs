@@ -13,8 +13,10 @@ fn costs(kib: u64, way: &str, count: u64, options: &[&str]) -> (f64, f64) {
     let folder = tempfile::tempdir().expect("temporary folder");
     let (disk, json) = (file_of(&folder, "disk", &vec![7; DISK]), folder.path().join("costs.json"));
     let (kib_word, count_word) = (kib.to_string(), count.to_string());
+    // Otherwise the host answers some small transfers before their task sleeps.
+    let disk = format!("{}{}", text(&disk), if kib < 64 { ",iops=100" } else { "" });
     let mut command = freehold();
-    command.args(["scope", "--model", "locality", "--json", text(&json), "--disk", text(&disk)]);
+    command.args(["scope", "--model", "locality", "--json", text(&json), "--disk", &disk]);
     command.args(options).arg("--").arg(guest_program("workloads/transfers"));
     command.args([&kib_word, "1", &count_word, way]);
     let _alone = Permit::take_all();
@@ -48,12 +50,10 @@ fn least_costs(kib: u64, way: &str, options: &[&str], asked: (f64, f64)) -> (f64
 }
 
 /// A byte is copied once, and stored about once: no scrubbing, no second pass. The limits hold for
-/// a kernel without assertions, whose task sleeps until its transfer is done. A write of 4 KiB has
-/// 8,500 as its goal, which it meets where the host answers at once, and costs 8,580 where it does
-/// not.
+/// a kernel without assertions, whose task sleeps until its transfer is done.
 #[test]
 fn a_transfer_is_one_copy_and_a_bounded_number_of_instructions() {
-    for (kib, instructions, stored) in [(1024, 300_000.0, 1.3), (64, 23_000.0, 1.35), (4, 8_700.0, 3.9)] {
+    for (kib, instructions, stored) in [(1024, 300_000.0, 1.3), (64, 23_000.0, 1.35), (4, 8_500.0, 3.9)] {
         for way in ["read", "write"] {
             let (spent, bytes) = least_costs(kib, way, &[], (instructions, stored));
             assert!(spent <= instructions, "{way} {kib} KiB: {spent} instructions");
