@@ -12,7 +12,7 @@ use crate::cells::{Cell, Cells};
 use crate::domains::Domains;
 use crate::in_place::Kept;
 use crate::mapping::MappedMemory;
-use crate::pool::{Growth, Means, Pool, Taker};
+use crate::pool::{Growth, Means, Pool, Runs, Taker};
 use crate::published::Published;
 use crate::runs::{FrameRuns, Run};
 use crate::worker::Worker;
@@ -561,20 +561,23 @@ impl<S: DmaSource> Device<S> {
         let (dma, pool) = (self.dma, self.pool());
         let means = Means { source: dma.source(), domains: &dma.domains, published: &dma.published };
         let mut runs = FrameRuns::new();
-        let taken = pool.take(means, taker, pages, &mut runs);
-        let mut report = taken.unwrap_or(false);
         let is_restricted = !core::ptr::eq(pool, &raw const dma.pool);
+        // More memory is better than a transfer that short runs split.
+        let accepted = if is_restricted { Runs::Any } else { Runs::Long };
+        let taken = pool.take(means, taker, pages, (accepted, &mut runs));
+        let mut report = taken.unwrap_or(false);
         let mut outcome = if is_restricted { Err(DmaError::Cap) } else { taken.map(drop) };
         while runs.pages() < pages && outcome.is_ok() && runs.make_room() {
             outcome = pool.grow(means, taker, pages - runs.pages(), Growth::Transient);
-            if outcome.is_ok() {
-                self.account().grows.fetch_add(1, Ordering::Relaxed);
-            } else {
-                dma.is_tight.store(true, Ordering::Relaxed);
-            }
-            match pool.take(means, taker, pages - runs.pages(), &mut runs) {
+            let is_grown = outcome.is_ok();
+            match pool.take(means, taker, pages - runs.pages(), (Runs::Any, &mut runs)) {
                 Ok(more) => report |= more,
                 Err(error) => outcome = Err(error),
+            }
+            if is_grown {
+                self.account().grows.fetch_add(1, Ordering::Relaxed);
+            } else if runs.pages() < pages {
+                dma.is_tight.store(true, Ordering::Relaxed);
             }
             dma.wake_worker();
         }

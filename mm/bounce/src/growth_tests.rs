@@ -59,6 +59,25 @@ fn fragmented_memory_gives_single_pages_until_a_pageblock_is_empty() {
     assert_eq!((dma.statistics().nslabs, dma.wants_ticks()), (0, false));
 }
 
+/// Otherwise the pages of a time without large pieces would split transfers as long as they are in
+/// use.
+#[test]
+fn a_long_buffer_is_of_new_memory_rather_than_of_short_runs() {
+    let source = source(512);
+    let dma = dma(source);
+    let device = dma.attach(ANY).unwrap();
+    source.fragment();
+    drop(device.buffer_up_to(2 * SEGMENT, Direction::ToDevice).unwrap());
+    source.evacuate(256);
+    let whole = device.buffer(2 * SEGMENT, Direction::ToDevice).unwrap();
+    assert_eq!(whole.pieces(0..2 * SEGMENT).count(), 1);
+    // A buffer for which short runs are enough takes them.
+    let grows = dma.statistics().grows;
+    let short = device.buffer(MAX_RUNS * PAGE_SIZE, Direction::ToDevice).unwrap();
+    assert_eq!((dma.statistics().grows, short.pieces(0..short.len()).count()), (grows, MAX_RUNS));
+    drop((whole, short));
+}
+
 /// Otherwise the worker would empty pageblocks in vain.
 #[test]
 fn no_pageblock_is_wanted_at_the_cap_or_once_the_small_pieces_are_gone() {

@@ -8,10 +8,13 @@
 //! **Nodes.** Each node has an index of its segments. A search follows the index of its CPU's node
 //! first. So a CPU uses another node's memory only if its own node has none that fits.
 //!
-//! **Growth.** A caller that finds too little adds memory itself, and wakes the worker. The worker
-//! adds more while the free memory is less than a quarter of the used memory (`growth.rs`: how much
-//! at once, and from where). A segment that a caller added is *transient* until the worker's next
-//! scan. **Shrinking.** The worker scans every second ([`Pool::tick`]): a segment that was idle for
+//! **Growth.** A caller that finds too little, or runs of which [`MAX_RUNS`](crate::MAX_RUNS) are
+//! not enough, adds memory itself, and wakes the worker. It takes such short runs only if there is
+//! no better memory to add. The worker adds more while the free memory is less than a quarter of
+//! the used memory (`growth.rs`: how much at once, and from where). A segment that a caller added
+//! is *transient* until the worker's next scan.
+//!
+//! **Shrinking.** The worker scans every second ([`Pool::tick`]): a segment that was idle for
 //! [`IDLE_TICKS`] scans is returned to the page allocator. If memory is short, all idle segments
 //! are ([`Pool::shrink`]).
 
@@ -43,6 +46,8 @@ const _: () = assert!(SEGMENT_PAGES == 1 << BOUNCE_ORDER);
 const CHUNK: usize = 64;
 /// Number of segments that a search for one whole run tries before it takes pieces.
 const LOOKS: usize = 8;
+/// Number of segments that a search for long runs tries before it takes short ones.
+const LONG_LOOKS: usize = 64;
 /// Number of segments that are tried in the search for one that no other area uses.
 const CROWD_LOOKS: usize = 64;
 /// Number of the worker's scans after which an idle segment is freed.
@@ -93,6 +98,15 @@ impl<S: DmaSource> Segment<S> {
         let first = Pfn(self.first.load(Ordering::Relaxed) + u64::from(span.first));
         PfnRange::new(first, first.offset(span.count.into()))
     }
+}
+
+/// The runs that a take accepts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Runs {
+    /// Runs of which [`MAX_RUNS`](crate::MAX_RUNS) are enough.
+    Long,
+    /// Any, long ones first.
+    Any,
 }
 
 /// A taker of pages, and the pages that it accepts.
@@ -261,8 +275,9 @@ impl<S: DmaSource> Pool<S> {
     }
 
     /// Takes `wanted` pages, a multiple of the taker's step, or fewer if there are not enough or
-    /// they are in too many pieces. Returns whether the worker has something to do: the area's net
-    /// use has grown by a segment, or its CPUs need a segment of their own.
+    /// they are in too many pieces, or in short ones if it accepts only long runs. Returns whether
+    /// the worker has something to do: the area's net use has grown by a segment, or its CPUs need
+    /// a segment of their own.
     ///
     /// # Errors
     /// [`DmaError::OutOfMemory`]: some pages could not become the device's. Those in `runs` are its
@@ -272,7 +287,7 @@ impl<S: DmaSource> Pool<S> {
         means: Means<'_, S>,
         taker: Taker,
         wanted: usize,
-        runs: &mut FrameRuns,
+        (accepted, runs): (Runs, &mut FrameRuns),
     ) -> Result<bool, DmaError> {
         let (number, area) = self.areas.of(means.source.machine());
         let hint = area.hint.load(Ordering::Relaxed) as usize;
@@ -283,8 +298,13 @@ impl<S: DmaSource> Pool<S> {
         }
         if take.left > 0 {
             let near = means.node();
-            for fit in [Fit::Whole, Fit::Longest] {
-                self.indices(near).for_each(|index| take.search(index, hint, fit));
+            self.indices(near).for_each(|index| take.search(index, hint, Fit::Whole));
+            let least = take.runs.average_of(take.left) as u32;
+            if least > taker.step {
+                self.indices(near).for_each(|index| take.search(index, hint, Fit::AtLeast(least)));
+            }
+            if accepted == Runs::Any || least <= taker.step {
+                self.indices(near).for_each(|index| take.search(index, hint, Fit::Longest));
             }
         }
         let (taken, is_refused, races) = (wanted - take.left, take.is_refused, take.races);
@@ -430,9 +450,9 @@ impl<S: DmaSource> Take<'_, S> {
             if self.left == before {
                 if segment.free.bits() == 0 {
                     index.note_full(number, &segment.free);
-                } else if fit == Fit::Whole {
+                } else {
                     looks += 1;
-                    if looks == LOOKS {
+                    if fit == Fit::Whole && looks == LOOKS || fit != Fit::Longest && looks == LONG_LOOKS {
                         return;
                     }
                 }
