@@ -548,6 +548,8 @@ fn page_allocator(settings: &mut Settings, parameter: Parameter) -> Result<(), &
 pub enum Problem<'a> {
     /// No parameter has this name.
     Unknown(&'a str),
+    /// The parameter is Linux', and there is no use for it here: its name, and the reason.
+    Useless(&'static str, &'static str),
     /// The parameter cannot have this value.
     Value {
         /// The parameter's name.
@@ -563,6 +565,7 @@ impl fmt::Display for Problem<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unknown(name) => write!(f, "unknown kernel parameter \"{name}\", ignored"),
+            Self::Useless(name, reason) => write!(f, "kernel parameter {name} ignored: {reason}"),
             Self::Value { name, value, expected } => {
                 write!(f, "kernel parameter {name}={value} ignored: it can be {expected}")
             }
@@ -575,7 +578,7 @@ pub fn parse<'a>(line: &'a str, mut problem: impl FnMut(Problem<'a>)) -> Setting
     let mut settings = Settings::default();
     for parameter in parameters(line) {
         let Some(known) = KNOWN.iter().find(|known| same_name(known.name, parameter.name)) else {
-            problem(Problem::Unknown(parameter.name));
+            problem(bounce::useless(parameter.name).unwrap_or(Problem::Unknown(parameter.name)));
             continue;
         };
         let canonical = Parameter { name: known.name, ..parameter };

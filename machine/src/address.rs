@@ -29,7 +29,8 @@ pub const KERNEL_OWNERS: u64 = 0b1010_0000_1100;
 /// The number of the owner of bounce pages, through which devices' transfers pass. They have no
 /// reference count, and the kernel accesses their bytes by windows, too.
 pub const BOUNCE_OWNER: u64 = 4;
-/// log2 of the frames in the largest block of this owner.
+/// log2 of the frames in the largest block of this owner. A larger one is divided before its bytes
+/// are used, except that it is zeroed from its first frame on.
 pub const BOUNCE_ORDER: u32 = 6;
 /// In the record of a block's first frame, the shift and the mask of the field with log2 of the
 /// block's frames. Records of a block's other frames name no owner.

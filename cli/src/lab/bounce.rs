@@ -51,7 +51,8 @@ const SMALL: u64 = 256 << 10;
 const GOALS: [f64; 2] = [1.01, 1.05];
 /// Exit status if a row misses its goal.
 const MISSED: u8 = 1;
-/// Bytes of a piece by which the pool grows.
+/// Bytes of the smallest piece by which the pool grows where memory is free: the cost of a
+/// confidential guest is stated for these, though fewer and larger pieces may do.
 const SEGMENT: u64 = 256 << 10;
 /// Instructions of a call that shares a piece of 64 pages with a host, or makes it private again:
 /// stated, not measured. A hypervisor changes each page's state and flushes its translations.

@@ -2,7 +2,7 @@
 
 use freehold_bounce::Limits;
 
-use super::bytes;
+use super::{Problem, bytes, same_name};
 
 /// Whether the user requests transfers through bounce buffers (Linux' `force` and `noforce`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -16,6 +16,15 @@ pub enum Force {
 
 /// Format of the values of `swiotlb`.
 pub(super) const SLABS: &str = "SLABS[,AREAS][,force|noforce]";
+
+/// The problem with a parameter of Linux for which there is no use; `None` for other parameters.
+pub(super) fn useless<'a>(name: &str) -> Option<Problem<'a>> {
+    let (useless, reason) = (
+        "coherent_pool",
+        "no task takes memory of devices with a spin lock, so there is no reserve for that; swiotlb=SLABS sets what exists from the start",
+    );
+    same_name(useless, name).then_some(Problem::Useless(useless, reason))
+}
 
 /// Applies `value`, by Linux' rules.
 pub(super) fn swiotlb(limits: &mut Limits, force: &mut Force, value: &str) -> Result<(), &'static str> {

@@ -58,6 +58,8 @@ fn bounce_memory_is_set_as_on_linux_and_noforce_needs_dma_direct() {
     for line in ["swiotlb=64,2,noforce dma=direct", "dma=direct swiotlb=64,2,noforce"] {
         assert_eq!(told(line), ((64, 2, Force::No), String::new()));
     }
+    let useless = "kernel parameter coherent_pool ignored: no task takes memory of devices with a spin lock, so there is no reserve for that; swiotlb=SLABS sets what exists from the start";
+    assert_eq!(told("coherent_pool=1M"), ((128, 0, Force::Yes), useless.into()));
     for value in ["", "0", "1,65", "524289", "force,noforce", "7,noforce,1", "perhaps"] {
         let expected = "SLABS[,AREAS][,force|noforce], with up to 524288 slots and 64 areas";
         let problem = format!("kernel parameter swiotlb={value} ignored: it can be {expected}");

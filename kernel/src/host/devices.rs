@@ -19,7 +19,7 @@ use super::iommu;
 use super::memory::{FoundMemory, MemoryDevice};
 use super::pci::{Bar, Pci};
 use super::slots::DiskSlot;
-use crate::mem::{Frames, reclaim};
+use crate::mem::{Frames, evacuate, reclaim};
 use crate::sync::WaitQueue;
 use crate::{sched, time};
 
@@ -444,8 +444,12 @@ impl Worker for Waker {
     }
 }
 
+/// Time between two pageblocks that are emptied for devices.
+const EVACUATION_INTERVAL: u64 = 10 * time::SECOND;
+
 /// Starts the task that returns unused memory of devices, and adds some when little is free. It
-/// sleeps while the DMA API has no more than at start-up, and checks once per second otherwise.
+/// sleeps while the DMA API has no more than at start-up, and checks once per second otherwise. If
+/// memory came in small pieces only, it has pageblocks emptied for larger ones.
 /// (Linux' `swiotlb_dyn_alloc` only adds.)
 ///
 /// # Errors
@@ -459,10 +463,17 @@ pub fn start_worker() -> crate::Result<()> {
 }
 
 fn work() {
+    let mut next = 0;
     loop {
         WORK_QUEUE.wait_uninterruptible(|| WORK_PENDING.swap(false, Ordering::Acquire).then_some(()));
         while dma().wants_ticks() {
             dma().tick();
+            if dma().is_fragmented() && dma().mend() && time::now() >= next {
+                next = time::now() + EVACUATION_INTERVAL;
+                if evacuate::compact_once() > 0 {
+                    dma().mend();
+                }
+            }
             let _ = WORK_QUEUE.wait_uninterruptible_until(time::now() + time::SECOND, || None::<()>);
         }
     }

@@ -1,6 +1,6 @@
 //! Evacuation of memory ranges. It is used for memory that is unplugged
 //! ([`hotplug`](super::hotplug)), for blocks that an administrator takes offline ([`set_block`]),
-//! and to get whole pageblocks from half-used ones: many at a time ([`compact`]), or one that a
+//! and to get whole pageblocks from half-used ones: many at a time ([`compact_all`]), or one that a
 //! task waits for ([`reclaim`](super::reclaim)).
 //!
 //! **Protocol.** The page allocator isolates the range (`Buddy::unplug`: from then on no frame of
@@ -26,7 +26,7 @@ use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange,
 use freehold_vm::{Locking, Migration, SharedPages};
 
 use super::{commons, frames, hotplug, transit};
-use crate::sync::WaitQueue;
+use crate::sync::{MutexGuard, WaitQueue};
 use crate::{Errno, Result, fs, sched, time};
 
 /// Time that other CPUs get to return the frames in their lists.
@@ -162,20 +162,33 @@ const BLOCKS: usize = 16;
 /// A pageblock with more frames in use than this is not worth emptying.
 const MOST_USED: u64 = PAGEBLOCK_FRAMES * 3 / 4;
 
-/// Empties half-used pageblocks of every node into others, at most `runs` times or until a run
-/// makes none whole. Returns the number of whole ones.
-pub fn compact(runs: usize) -> u64 {
-    let Some(topology) = topology() else { return 0 };
+/// Empties half-used pageblocks of every node into others until a run makes none whole.
+pub fn compact_all() {
+    each_node(|topology, node| {
+        while sched::checkpoint().is_ok()
+            && let Ok(changing) = hotplug::changing()
+            && compact_node(topology, node, &changing) > 0
+        {}
+    });
+}
+
+/// Does one run of [`compact_all`] on each node, for a kernel task: it does not wait for a memory
+/// device, and does nothing while one adds or removes memory. Returns the number of whole
+/// pageblocks that were made.
+pub fn compact_once() -> u64 {
     let mut made = 0;
-    for node in (0..topology.node_count()).map(|node| NodeId(node as u8)) {
-        let runs = (0..runs).take_while(|_| sched::checkpoint().is_ok());
-        made += runs.map(|_| compact_node(topology, node)).take_while(|&made| made > 0).sum::<u64>();
-    }
+    each_node(|topology, node| {
+        made += hotplug::changing_now().map_or(0, |changing| compact_node(topology, node, &changing));
+    });
     made
 }
 
-fn compact_node(topology: &Topology, node: NodeId) -> u64 {
-    let Ok(_changing) = hotplug::changing() else { return 0 };
+fn each_node(mut f: impl FnMut(&Topology, NodeId)) {
+    let Some(topology) = topology() else { return };
+    (0..topology.node_count()).for_each(|node| f(topology, NodeId(node as u8)));
+}
+
+fn compact_node(topology: &Topology, node: NodeId, _changing: &MutexGuard<'_, ()>) -> u64 {
     drain_lists();
     let whole_before = frames().free_pageblocks(node);
     let mut chosen = choose(topology, node);

@@ -239,7 +239,7 @@ impl Scan {
                 Some(Err(VmError::NoMemory)) => {
                     if Knob::Defrag.get() != 0 {
                         reclaim::free_idle(ROOM);
-                        evacuate::compact(1);
+                        evacuate::compact_once();
                     }
                     return Knob::AllocSleep;
                 }
@@ -259,7 +259,7 @@ impl Scan {
         };
         if commons().take_block_wish() >= least {
             reclaim::free_idle(ROOM);
-            evacuate::compact(1);
+            evacuate::compact_once();
         }
     }
 }

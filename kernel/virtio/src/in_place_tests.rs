@@ -232,12 +232,8 @@ fn a_device_that_looks_again_after_its_answer_is_noticed() {
     );
 }
 
-/// A line on which waits end early, killed or late, until the device answers at last.
-struct Impatient {
-    waits: Mutex<usize>,
-    at_last: Box<dyn Fn() + Send + Sync>,
-    in_between: Box<dyn Fn() + Send + Sync>,
-}
+/// A line on which the device acts during a wait, which then times out if that was no answer.
+struct Impatient(Box<dyn Fn() + Send + Sync>);
 
 impl Notify for Impatient {
     fn notify(&self) {}
@@ -248,70 +244,82 @@ impl Wait for Impatient {
         if condition() || condition() {
             return Waited::Held;
         }
-        let waits = {
-            let mut waits = self.waits.lock().unwrap();
-            *waits += 1;
-            *waits
-        };
-        if waits == 3 {
-            (self.at_last)();
-            assert!(condition());
-            return Waited::Held;
-        }
-        assert_eq!(sleep, Sleep::Uninterruptible, "whoever the device has frames of waits");
-        (self.in_between)();
-        Waited::TimedOut
+        assert_eq!(sleep, Sleep::Uninterruptible, "a killed task waits while the device has its frames");
+        (self.0)();
+        if condition() { Waited::Held } else { Waited::TimedOut }
     }
     fn notify_one(&self) {}
 }
 
-/// Reads a page in place on a disk that is late, and at last does `at_last`. The outcome, whether
-/// the frame was let go of, and pages that the device still reaches.
+/// The outcome of a read, whether the frame was let go of, and pages that the device still reaches.
+type Late = (Result<(), BlockError>, bool, usize);
+
+/// Reads a page in place. The device does `act` while the task waits, and `late` when the task has
+/// gone. Returns how things were before `late`, after it, and once the disk is gone.
 fn read_late(
-    at_last: impl Fn(&Fake, &'static DeviceView) + Send + Sync + 'static,
-) -> (Result<(), BlockError>, bool, usize) {
+    act: impl Fn(&Fake, &'static DeviceView) + Send + Sync + 'static,
+    late: impl Fn(&Fake, &'static DeviceView),
+) -> [Late; 3] {
     let fake = fake_disk(SECTORS as u64, Features::empty());
     let (device, domain) = model::windowed_device();
     let (program, gone) = Program::new(1, |_| 7);
-    let line = Box::leak(Box::new(Impatient {
-        waits: Mutex::new(0),
-        at_last: Box::new({
-            let fake = fake.clone();
-            move || model::as_device(domain, || at_last(&fake, domain))
-        }),
-        in_between: Box::new(move || assert_eq!(domain.open_pages(), 1, "the device has the frame")),
-    }));
-    let disk = VirtioBlock::new(fake, device, Lines { answers: line, turns: line }).unwrap();
+    let is_gone = || *gone.lock().unwrap();
+    let line = Box::leak(Box::new(Impatient(Box::new({
+        let fake = fake.clone();
+        move || {
+            assert_eq!(domain.open_pages(), 1, "the device has the frame");
+            model::as_device(domain, || act(&fake, domain));
+        }
+    }))));
+    let disk = VirtioBlock::new(fake.clone(), device, Lines { answers: line, turns: line }).unwrap();
     let holder: Arc<dyn HeldFrames> = Arc::new(program);
     let result = disk.read(0, &mut HeldBytes::new(HostMemory, &holder, 0, PAGE_SIZE), Sleep::Killable);
     drop(holder);
+    let state = || (result, is_gone(), domain.open_pages());
+    let before = state();
+    model::as_device(domain, || late(&fake, domain));
+    disk.look();
+    let after = state();
     drop(disk);
     // Other tests' devices get this one's memory.
     domain.hear();
-    let gone = *gone.lock().unwrap();
-    (result, gone, domain.open_pages())
+    [before, after, state()]
 }
+
+fn answer(fake: &Fake, _: &DeviceView) {
+    serve(fake, &Mutex::new(contents()));
+}
+fn nothing(_: &Fake, _: &DeviceView) {}
 
 #[test]
 fn a_task_waits_for_the_answer_while_the_device_has_its_frames() {
-    let serve = |fake: &Fake, _: &DeviceView| serve(fake, &Mutex::new(contents()));
-    assert_eq!(read_late(serve), (Ok(()), true, 0));
+    assert_eq!(read_late(answer, nothing), [(Ok(()), true, 0); 3]);
+}
+
+/// Otherwise a silent disk would stop the flusher, and tasks that reclaim memory, for ever.
+#[test]
+fn a_task_does_not_wait_longer_than_the_time_out_and_its_frames_stay_with_the_device() {
+    let [kept, freed] = [(false, 1), (true, 0)].map(|(gone, open)| (Err(BlockError::TimedOut), gone, open));
+    assert_eq!(read_late(nothing, answer), [kept, freed, freed]);
+    // It never answers: it loses the frames with its reset, or keeps them.
+    assert_eq!(read_late(nothing, nothing), [kept, kept, freed]);
+    assert_eq!(read_late(nothing, |fake, _| fake.refuse_resets()), [kept; 3]);
 }
 
 #[test]
 fn frames_of_a_device_that_does_not_let_go_are_never_given_back() {
     // It breaks the protocol, and confirms a reset or does not.
     let breaks = |fake: &Fake, _: &DeviceView| fake.give(0, 63, 0);
-    assert_eq!(read_late(breaks), (Err(BlockError::Failed), true, 0));
+    assert_eq!(read_late(breaks, nothing)[2], (Err(BlockError::Failed), true, 0));
     let refuses = |fake: &Fake, _: &DeviceView| {
         fake.refuse_resets();
         fake.give(0, 63, 0);
     };
-    assert_eq!(read_late(refuses), (Err(BlockError::Failed), false, 1));
+    assert_eq!(read_late(refuses, nothing)[2], (Err(BlockError::Failed), false, 1));
     // The IOMMU does not answer.
     let deaf = |fake: &Fake, domain: &DeviceView| {
         domain.go_deaf();
-        serve(fake, &Mutex::new(contents()));
+        answer(fake, domain);
     };
-    assert_eq!(read_late(deaf), (Ok(()), false, 1));
+    assert_eq!(read_late(deaf, nothing)[2], (Ok(()), false, 1));
 }

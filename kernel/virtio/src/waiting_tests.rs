@@ -195,6 +195,55 @@ fn a_killed_task_leaves_its_request_to_the_device_which_keeps_place_and_memory_u
     assert!(disk.places() == (DEPTH, 0) && device.held() == empty);
 }
 
+/// Notes whether the disk's lock was taken when memory was short.
+#[derive(Default)]
+struct LockWatch {
+    disk: std::sync::OnceLock<&'static VirtioBlock<model::HostMemory, Fake>>,
+    calls: std::sync::atomic::AtomicUsize,
+    was_locked: std::sync::atomic::AtomicBool,
+}
+
+impl freehold_bounce::Worker for LockWatch {
+    fn wake(&self) {
+        let Some(disk) = self.disk.get() else { return };
+        self.calls.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        if !disk.is_unlocked() {
+            self.was_locked.store(true, std::sync::atomic::Ordering::SeqCst);
+        }
+    }
+}
+
+/// Therefore the kernel needs no reserve of device memory for tasks with a spin lock (Linux'
+/// `coherent_pool=`).
+#[test]
+fn no_task_takes_memory_with_the_lock_of_its_disk() {
+    let [device, other] = model::devices_sharing(64 << 10);
+    let watch: &LockWatch = Box::leak(Box::default());
+    device.dma().set_worker(watch);
+    let fake = fake_disk(64, Features::empty());
+    let (answers, turns) = (sleeper(), sleeper());
+    let disk = VirtioBlock::new(fake.clone(), device, Lines { answers, turns }).unwrap();
+    let disk: &VirtioBlock<_, _> = Box::leak(Box::new(disk));
+    let all: Vec<_> =
+        std::iter::from_fn(|| other.buffer(4096, freehold_bounce::Direction::ToDevice).ok()).collect();
+    watch.disk.set(disk).ok().unwrap();
+    std::thread::scope(|scope| {
+        let tasks = [1, 2].map(|waiting| {
+            let task = scope.spawn(|| disk.read(0, &mut Whole(std::vec![0; 4096]), Sleep::Uninterruptible));
+            while answers.sleeping() < waiting {
+                std::thread::yield_now();
+            }
+            task
+        });
+        drop(all);
+        let server = serve_in_background(&fake, std::vec![0; 64 * SECTOR_SIZE], answers);
+        assert!(tasks.into_iter().all(|task| task.join().unwrap() == Ok(())));
+        drop(server);
+    });
+    assert!(watch.calls.load(std::sync::atomic::Ordering::SeqCst) > 1, "the second task found none, twice");
+    assert!(!watch.was_locked.load(std::sync::atomic::Ordering::SeqCst));
+}
+
 /// Tasks wait for `length` bytes each until the disk begins to work; what they hold in between,
 /// beyond what it has at rest.
 fn held_by(tasks: usize, length: usize) -> usize {

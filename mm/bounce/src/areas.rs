@@ -7,7 +7,8 @@
 //! the worker adds segments, until there are as many as areas (`Pool::leave_crowd`). A CPU that
 //! frees pages of another user's segment, because another CPU took them, keeps its hint.
 //!
-//! A hint is read and stored by its area's CPUs only. A user is stored when the first page is taken
+//! A hint is read and stored by its area's CPUs only, except that the worker moves it to the CPU's
+//! node, at most once a second. A user is stored when the first page is taken
 //! after a scan. It is in the same cache line as the segment's word, so reading it costs nothing
 //! extra.
 
@@ -68,6 +69,10 @@ impl Areas {
             area.hint.store((number * segments / count) as u32, Ordering::Relaxed);
         }
         self.count.store(count, Ordering::Relaxed);
+    }
+    /// The hint of area `number`, which is below the count.
+    pub fn hint(&self, number: usize) -> &AtomicU32 {
+        &self.areas[number].hint
     }
     pub fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)

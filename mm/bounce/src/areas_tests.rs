@@ -6,9 +6,9 @@ use std::println;
 use std::sync::Barrier;
 use std::vec::Vec;
 
-use freehold_machine::CpuId;
+use freehold_machine::{CpuId, PAGE_SIZE, Pfn};
 
-use crate::tests::{ANY, LIMITS, SEGMENT, Source, limited, source};
+use crate::tests::{ANY, LIMITS, SEGMENT, Source, dma, limited, source, source_of};
 use crate::*;
 
 const CPUS: u16 = 2;
@@ -105,4 +105,49 @@ fn cpus_that_race_get_segments_of_their_own_and_no_more_than_that() {
     (0..10).for_each(|_| _ = dma.tick());
     assert_eq!(dma.statistics().nslabs, SEGMENT / SLOT_SIZE);
     assert!(!dma.wants_ticks());
+}
+
+/// Two nodes with a CPU each. Both have free segments, the first node's with the lower numbers.
+#[test]
+fn a_cpu_takes_pages_of_its_own_node_while_that_has_some() {
+    let source = source_of(1024, 0, 2);
+    let dma = dma(source);
+    let device = dma.attach(ANY).unwrap();
+    let node = |mapping: &DmaMapping<Source>| source.node_of(Pfn(mapping.address().0 / PAGE_SIZE as u64)).0;
+    let take =
+        |cpu: u16, length| source.on_cpu(CpuId(cpu), || device.buffer(length, Direction::ToDevice).unwrap());
+    let held = [0, 0, 1, 1].map(|cpu| take(cpu, SEGMENT));
+    assert_eq!(held.each_ref().map(node), [0, 0, 1, 1], "growth is near its CPU");
+    drop(held);
+    // Neither the hints nor the order of the segments decide.
+    for _ in 0..10 {
+        let mixed = [1, 1, 0, 0].map(|cpu| take(cpu, SEGMENT));
+        assert_eq!(mixed.each_ref().map(node), [1, 1, 0, 0]);
+        source.on_cpu(CpuId(0), || drop(mixed));
+    }
+    // Memory of another node is better than more memory.
+    let all = [0; 4].map(|cpu| take(cpu, SEGMENT));
+    assert_eq!(all.each_ref().map(node), [0, 0, 1, 1]);
+    assert_eq!(dma.statistics().nslabs, 4 * SEGMENT / SLOT_SIZE);
+    // The CPU's hint is on the other node now; the worker moves it.
+    source.on_cpu(CpuId(1), || drop(all));
+    assert_eq!(node(&take(0, PAGE_SIZE)), 1);
+    dma.tick();
+    assert_eq!(node(&take(0, PAGE_SIZE)), 0);
+}
+
+/// The worker runs on any CPU; its memory is for the caller that found too little.
+#[test]
+fn the_worker_adds_memory_on_the_node_where_it_was_short() {
+    for cpu in 0..CPUS {
+        let source = source_of(1024, 0, 2);
+        let device = dma(source).attach(ANY).unwrap();
+        let held = source.on_cpu(CpuId(cpu), || device.buffer(SEGMENT, Direction::ToDevice).unwrap());
+        source.on_cpu(CpuId(1 - cpu), || device.dma().tick());
+        assert_eq!(device.dma().statistics().nslabs, 2 * SEGMENT / SLOT_SIZE);
+        let (mine, all) = (u64::from(cpu) * 512, 0..1024);
+        let taken = all.filter(|&frame| source.is_taken(Pfn(frame))).collect::<Vec<_>>();
+        assert!(taken.len() == 128 && taken.iter().all(|frame| (mine..mine + 512).contains(frame)));
+        drop(held);
+    }
 }

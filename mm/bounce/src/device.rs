@@ -12,9 +12,10 @@ use crate::cells::{Cell, Cells};
 use crate::domains::Domains;
 use crate::in_place::Kept;
 use crate::mapping::MappedMemory;
-use crate::pool::{Growth, Means, Pool, Taker};
+use crate::pool::{Growth, Means, Pool, Runs, Taker};
 use crate::published::Published;
 use crate::runs::{FrameRuns, Run};
+use crate::worker::Worker;
 use crate::{
     Constraint, Direction, DmaAddr, DmaError, DmaMapping, DmaSource, HeldFrames, MAX_DEVICES, MAX_MAPPING,
     Original, SLOT_SIZE, Statistics, Transfer, Usage,
@@ -75,13 +76,6 @@ impl Default for Limits {
     }
 }
 
-/// Is notified that slots were added, or are short. Then the kernel's worker calls [`Dma::tick`]
-/// each second while [`Dma::wants_ticks`].
-pub trait Worker: Sync {
-    /// Called in a task that holds no locks of the DMA API.
-    fn wake(&self);
-}
-
 /// A device's account.
 pub(crate) struct Account<S: DmaSource> {
     rules: DeviceRules,
@@ -106,7 +100,7 @@ pub(crate) struct Account<S: DmaSource> {
 /// All of DMA: one per kernel.
 pub struct Dma<S: DmaSource> {
     started: Once<(S, Scrub)>,
-    pool: Pool<S>,
+    pub(crate) pool: Pool<S>,
     accounts: [Once<Account<S>>; MAX_DEVICES],
     domains: Domains,
     pub(crate) published: Published,
@@ -115,7 +109,7 @@ pub struct Dma<S: DmaSource> {
     hiwater: AtomicUsize,
     pub(crate) coherent_frames: AtomicUsize,
     /// A caller found too little memory since the worker's last scan.
-    is_tight: AtomicBool,
+    pub(crate) is_tight: AtomicBool,
     worker: Once<&'static dyn Worker>,
 }
 
@@ -218,24 +212,6 @@ impl<S: DmaSource> Dma<S> {
         is_attached.then_some(Device { dma: self, number })
     }
 
-    /// Whether [`Dma::tick`] has something to do.
-    pub fn wants_ticks(&self) -> bool {
-        self.pool.has_grown() || self.pool.is_crowded() || self.is_tight.load(Ordering::Relaxed)
-    }
-
-    /// The worker's scan, once a second: adds memory if little is free, and frees segments that
-    /// were idle for five scans. Returns the number of bytes freed.
-    pub fn tick(&self) -> usize {
-        self.is_tight.store(false, Ordering::Relaxed);
-        let Some(means) = self.means() else { return 0 };
-        self.pool.tick(self.used_pages(), means) * PAGE_SIZE
-    }
-
-    /// Frees idle memory, because memory is short. Returns the number of bytes freed.
-    pub fn shrink(&self) -> usize {
-        self.means().map_or(0, |means| self.pool.shrink(means)) * PAGE_SIZE
-    }
-
     /// Counts over all devices.
     pub fn statistics(&self) -> Statistics {
         let used = self.note_use();
@@ -315,7 +291,7 @@ impl<S: DmaSource> Dma<S> {
         slots as usize + account.coherent.load(Ordering::Relaxed)
     }
 
-    fn used_pages(&self) -> usize {
+    pub(crate) fn used_pages(&self) -> usize {
         let given = self.counts.sum(POOL_GIVEN);
         self.counts.sum(POOL_TAKEN).saturating_sub(given) as usize
     }
@@ -585,20 +561,23 @@ impl<S: DmaSource> Device<S> {
         let (dma, pool) = (self.dma, self.pool());
         let means = Means { source: dma.source(), domains: &dma.domains, published: &dma.published };
         let mut runs = FrameRuns::new();
-        let taken = pool.take(means, taker, pages, &mut runs);
-        let mut report = taken.unwrap_or(false);
         let is_restricted = !core::ptr::eq(pool, &raw const dma.pool);
+        // More memory is better than a transfer that short runs split.
+        let accepted = if is_restricted { Runs::Any } else { Runs::Long };
+        let taken = pool.take(means, taker, pages, (accepted, &mut runs));
+        let mut report = taken.unwrap_or(false);
         let mut outcome = if is_restricted { Err(DmaError::Cap) } else { taken.map(drop) };
         while runs.pages() < pages && outcome.is_ok() && runs.make_room() {
-            outcome = pool.grow(means, taker, Growth::Transient);
-            if outcome.is_ok() {
-                self.account().grows.fetch_add(1, Ordering::Relaxed);
-            } else {
-                dma.is_tight.store(true, Ordering::Relaxed);
-            }
-            match pool.take(means, taker, pages - runs.pages(), &mut runs) {
+            outcome = pool.grow(means, taker, pages - runs.pages(), Growth::Transient);
+            let is_grown = outcome.is_ok();
+            match pool.take(means, taker, pages - runs.pages(), (Runs::Any, &mut runs)) {
                 Ok(more) => report |= more,
                 Err(error) => outcome = Err(error),
+            }
+            if is_grown {
+                self.account().grows.fetch_add(1, Ordering::Relaxed);
+            } else if runs.pages() < pages {
+                dma.is_tight.store(true, Ordering::Relaxed);
             }
             dma.wake_worker();
         }

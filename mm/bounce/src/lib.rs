@@ -36,7 +36,8 @@
 //! that the IOMMU does not confirm as unmapped is lost. Each device has a name, an address limit
 //! and a quota. The memory that it holds is counted, so that a driver's leak can be attributed.
 //!
-//! **Memory.** Segments of 64 pages come from the page allocator and go back to it (`pool.rs`).
+//! **Memory.** Pieces of up to 256 pages come from the page allocator, and segments of 64 pages go
+//! back to it (`pool.rs`, `pool/growth.rs`), both near the CPU that uses them.
 //! Taking and freeing change one word by compare-exchange, in a segment that other CPUs avoid if
 //! they can, and counts of this CPU. No lock is taken, and no cache line is written that all CPUs
 //! share (`word.rs`: the protocol).
@@ -82,6 +83,8 @@ mod domains;
 mod gone;
 #[cfg(test)]
 mod gone_tests;
+#[cfg(test)]
+mod growth_tests;
 mod in_place;
 #[cfg(test)]
 mod in_place_tests;
@@ -99,6 +102,7 @@ mod tests;
 mod upstream;
 mod usage;
 mod word;
+mod worker;
 
 /// The atomics of `word.rs` and `owners.rs`, which `tests/loom.rs` replaces.
 mod atomic {
@@ -112,13 +116,14 @@ use freehold_machine::{Cpus, PAGE_SIZE, PhysicalBytes};
 
 pub use coherent::Coherent;
 pub use constraint::{Alignment, Boundary, Constraint, Transfer};
-pub use device::{Device, DeviceRules, Dma, Limits, Scrub, Worker};
+pub use device::{Device, DeviceRules, Dma, Limits, Scrub};
 pub use gone::DetachError;
 pub use in_place::InPlace;
 pub use mapping::DmaMapping;
 pub use original::{FrameBytes, FrameList, HeldBytes, HeldFrames, Original, OriginalMut};
 pub use runs::{MAX_RUNS, Piece};
 pub use usage::{Statistics, Usage};
+pub use worker::Worker;
 
 /// Bytes in a slot, the unit of counts and parameters.
 pub const SLOT_SIZE: usize = 2048;

@@ -5,19 +5,27 @@
 //! the device that had it last. Before another device gets the page, it leaves the old device's
 //! domain, is zeroed, and joins the new one's (`owners.rs`).
 //!
-//! **Growth.** A caller that finds too little adds a segment itself, of 256 KiB or less if memory
-//! is fragmented, and wakes the worker. The worker adds more while the free memory is less than a
-//! quarter of the used memory. A segment that a caller added is *transient* until the worker's next
-//! scan. **Shrinking.** The worker scans every second ([`Pool::tick`]): a segment that was idle for
+//! **Nodes.** Each node has an index of its segments. A search follows the index of its CPU's node
+//! first. So a CPU uses another node's memory only if its own node has none that fits.
+//!
+//! **Growth.** A caller that finds too little, or runs of which [`MAX_RUNS`](crate::MAX_RUNS) are
+//! not enough, adds memory itself, and wakes the worker. It takes such short runs only if there is
+//! no better memory to add. The worker adds more while the free memory is less than a quarter of
+//! the used memory (`growth.rs`: how much at once, and from where). A segment that a caller added
+//! is *transient* until the worker's next scan.
+//!
+//! **Shrinking.** The worker scans every second ([`Pool::tick`]): a segment that was idle for
 //! [`IDLE_TICKS`] scans is returned to the page allocator. If memory is short, all idle segments
 //! are ([`Pool::shrink`]).
 
-use alloc::boxed::Box;
-use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+mod growth;
 
-use freehold_frame::{Bounce, Frame, FrameRecord, Order, Owner, Request};
-use freehold_machine::{BOUNCE_ORDER, Pfn, PfnRange, PhysicalBytes, Unconfirmed};
+use alloc::boxed::Box;
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use freehold_frame::{Bounce, Frame, FrameRecord};
+use freehold_machine::topology::MAX_NODES;
+use freehold_machine::{BOUNCE_ORDER, Cpus, Pfn, PfnRange, PhysicalBytes, Unconfirmed};
 use spin::{Mutex, Once};
 
 use crate::areas::{Areas, NEW, NO_AREA, PoolArea};
@@ -28,6 +36,8 @@ use crate::runs::{FrameRuns, Run};
 use crate::word::{Fit, FreePages, Index, MAX_SEGMENTS, SEGMENT_PAGES, Span};
 use crate::{DmaAddr, DmaError, DmaSource, MAX_DEVICES};
 
+pub(crate) use growth::Growth;
+
 // A device's number does not contain the mark for lost pages, and fits into a frame's record.
 const _: () = assert!(MAX_DEVICES <= LOST as usize && MAX_DEVICES <= FrameRecord::LAST_DEVICE as usize);
 // To find a segment's block, the kernel's windows try all orders up to this one.
@@ -36,6 +46,8 @@ const _: () = assert!(SEGMENT_PAGES == 1 << BOUNCE_ORDER);
 const CHUNK: usize = 64;
 /// Number of segments that a search for one whole run tries before it takes pieces.
 const LOOKS: usize = 8;
+/// Number of segments that a search for long runs tries before it takes short ones.
+const LONG_LOOKS: usize = 64;
 /// Number of segments that are tried in the search for one that no other area uses.
 const CROWD_LOOKS: usize = 64;
 /// Number of the worker's scans after which an idle segment is freed.
@@ -54,6 +66,8 @@ struct Segment<S: DmaSource> {
     is_transient: AtomicBool,
     /// Number of the worker's scans since the last use.
     idle: AtomicU8,
+    /// The node of the memory. Written as `first` is.
+    node: AtomicU8,
     /// The device that had each page last.
     owners: Owners<{ SEGMENT_PAGES as usize }>,
     /// The segment's memory. Its lock is taken to add or remove memory.
@@ -69,6 +83,7 @@ impl<S: DmaSource> Segment<S> {
             user: AtomicU8::new(NO_AREA),
             is_transient: AtomicBool::new(false),
             idle: AtomicU8::new(0),
+            node: AtomicU8::new(0),
             owners: Owners::new(),
             block: Mutex::new(None),
         }
@@ -83,6 +98,15 @@ impl<S: DmaSource> Segment<S> {
         let first = Pfn(self.first.load(Ordering::Relaxed) + u64::from(span.first));
         PfnRange::new(first, first.offset(span.count.into()))
     }
+}
+
+/// The runs that a take accepts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Runs {
+    /// Runs of which [`MAX_RUNS`](crate::MAX_RUNS) are enough.
+    Long,
+    /// Any, long ones first.
+    Any,
 }
 
 /// A taker of pages, and the pages that it accepts.
@@ -110,6 +134,11 @@ pub(crate) struct Means<'a, S> {
 }
 
 impl<S: DmaSource> Means<'_, S> {
+    /// The node of this CPU.
+    fn node(&self) -> u8 {
+        let machine = self.source.machine();
+        machine.node_of_cpu(machine.current_cpu()).0
+    }
     /// Records in the records of frames, which the caller has taken, the device that can access
     /// them.
     pub fn name(&self, frames: PfnRange, device: Option<u8>) {
@@ -125,7 +154,12 @@ struct Refused;
 /// See the module's head.
 pub(crate) struct Pool<S: DmaSource> {
     chunks: [Once<Box<[Segment<S>]>>; MAX_SEGMENTS / CHUNK],
-    index: Once<Index>,
+    /// The segments of each node.
+    indices: [Once<Index>; MAX_NODES],
+    /// The nodes that have, or had, segments: a bit each.
+    nodes: AtomicU16,
+    /// The node of the last caller that found too little.
+    short_node: AtomicU8,
     areas: Areas,
     /// Pages of all segments, including those that are being added.
     pages: AtomicUsize,
@@ -135,6 +169,9 @@ pub(crate) struct Pool<S: DmaSource> {
     cap: AtomicUsize,
     /// See [`Pool::is_crowded`].
     is_crowded: AtomicBool,
+    /// Largest number of pages that were needed when memory came in pieces below a segment; 0: see
+    /// [`Pool::is_fragmented`].
+    fragmented: AtomicUsize,
     /// Number of pages that are being removed. The lock is held while a segment's memory is added
     /// or removed, but not while frames are allocated or freed.
     change: Mutex<usize>,
@@ -148,12 +185,15 @@ impl<S: DmaSource> Pool<S> {
     pub const fn new() -> Self {
         Self {
             chunks: [const { Once::new() }; MAX_SEGMENTS / CHUNK],
-            index: Once::new(),
+            indices: [const { Once::new() }; MAX_NODES],
+            nodes: AtomicU16::new(0),
+            short_node: AtomicU8::new(0),
             areas: Areas::new(),
             pages: AtomicUsize::new(0),
             base: AtomicUsize::new(0),
             cap: AtomicUsize::new(0),
             is_crowded: AtomicBool::new(false),
+            fragmented: AtomicUsize::new(0),
             change: Mutex::new(0),
             grows: AtomicUsize::new(0),
             shrinks: AtomicUsize::new(0),
@@ -170,9 +210,9 @@ impl<S: DmaSource> Pool<S> {
         areas: usize,
         (base, cap): (usize, usize),
     ) -> usize {
-        self.index.call_once(Index::new);
+        self.short_node.store(means.node(), Ordering::Relaxed);
         self.cap.store(cap.max(base).min(MAX_SEGMENTS * SEGMENT_PAGES as usize), Ordering::Relaxed);
-        while self.pages() < base && self.grow(means, taker, Growth::Lasting).is_ok() {}
+        while self.pages() < base && self.grow(means, taker, base - self.pages(), Growth::Lasting).is_ok() {}
         self.base.store(self.pages(), Ordering::Relaxed);
         self.areas.start(areas, self.pages().div_ceil(SEGMENT_PAGES as usize));
         self.pages()
@@ -203,13 +243,28 @@ impl<S: DmaSource> Pool<S> {
     pub fn lost(&self) -> usize {
         self.lost.load(Ordering::Relaxed)
     }
-    /// Segments added and removed so far.
+    /// Pieces added and segments removed so far.
     pub fn changes(&self) -> (usize, usize) {
         (self.grows.load(Ordering::Relaxed), self.shrinks.load(Ordering::Relaxed))
     }
 
-    fn index(&self) -> &Index {
-        self.index.call_once(Index::new)
+    /// The segments of a node.
+    fn index(&self, node: u8) -> &Index {
+        self.indices[usize::from(node) % MAX_NODES].call_once(Index::new)
+    }
+    /// A page of the segment has become free.
+    fn note_free(&self, number: usize, segment: &Segment<S>) {
+        self.index(segment.node.load(Ordering::Relaxed)).note_free(number);
+    }
+    /// The indices of all nodes that have segments, that of node `near` first.
+    fn indices(&self, near: u8) -> impl Iterator<Item = &Index> {
+        let mut others = self.nodes.load(Ordering::Relaxed) & !(1 << near);
+        let others = core::iter::from_fn(move || {
+            let node = others.trailing_zeros() as u8;
+            others &= others.wrapping_sub(1);
+            (usize::from(node) < MAX_NODES).then_some(node)
+        });
+        core::iter::once(near).chain(others).map(|node| self.index(node))
     }
     fn segment(&self, number: usize) -> Option<&Segment<S>> {
         self.chunks.get(number / CHUNK)?.get()?.get(number % CHUNK)
@@ -220,8 +275,9 @@ impl<S: DmaSource> Pool<S> {
     }
 
     /// Takes `wanted` pages, a multiple of the taker's step, or fewer if there are not enough or
-    /// they are in too many pieces. Returns whether the worker has something to do: the area's net
-    /// use has grown by a segment, or its CPUs need a segment of their own.
+    /// they are in too many pieces, or in short ones if it accepts only long runs. Returns whether
+    /// the worker has something to do: the area's net use has grown by a segment, or its CPUs need
+    /// a segment of their own.
     ///
     /// # Errors
     /// [`DmaError::OutOfMemory`]: some pages could not become the device's. Those in `runs` are its
@@ -231,7 +287,7 @@ impl<S: DmaSource> Pool<S> {
         means: Means<'_, S>,
         taker: Taker,
         wanted: usize,
-        runs: &mut FrameRuns,
+        (accepted, runs): (Runs, &mut FrameRuns),
     ) -> Result<bool, DmaError> {
         let (number, area) = self.areas.of(means.source.machine());
         let hint = area.hint.load(Ordering::Relaxed) as usize;
@@ -241,14 +297,21 @@ impl<S: DmaSource> Pool<S> {
             take.from(hint, segment, Fit::Whole);
         }
         if take.left > 0 {
-            take.search(hint, Fit::Whole);
-            take.search(hint, Fit::Longest);
+            let near = means.node();
+            self.indices(near).for_each(|index| take.search(index, hint, Fit::Whole));
+            let least = take.runs.average_of(take.left) as u32;
+            if least > taker.step {
+                self.indices(near).for_each(|index| take.search(index, hint, Fit::AtLeast(least)));
+            }
+            if accepted == Runs::Any || least <= taker.step {
+                self.indices(near).for_each(|index| take.search(index, hint, Fit::Longest));
+            }
         }
         let (taken, is_refused, races) = (wanted - take.left, take.is_refused, take.races);
         if taken > 0 && runs.last().segment as usize != hint {
             area.hint.store(runs.last().segment.into(), Ordering::Relaxed);
         }
-        let is_crowded = races > 0 && self.leave_crowd(number, area);
+        let is_crowded = races > 0 && self.leave_crowd(means.node(), number, area);
         let is_more = area.note_taken(taken) || is_crowded;
         if is_refused { Err(DmaError::OutOfMemory) } else { Ok(is_more) }
     }
@@ -256,18 +319,20 @@ impl<S: DmaSource> Pool<S> {
     /// Other CPUs changed the word at the same time: the area's next take begins in a segment that
     /// no other area uses. Returns whether there is no such segment; then the worker is woken.
     #[cold]
-    fn leave_crowd(&self, number: u8, area: &PoolArea) -> bool {
+    fn leave_crowd(&self, near: u8, number: u8, area: &PoolArea) -> bool {
         let hint = area.hint.load(Ordering::Relaxed) as usize;
         let is_mine = |segment: &Segment<S>| segment.user.load(Ordering::Relaxed) == number;
         // If this CPU is the segment's user, it stays: the other CPUs move, or wait for the worker.
         if self.segment(hint).is_some_and(is_mine) || self.is_crowded() {
             return false;
         }
-        let mut at = 0;
-        let named = core::iter::from_fn(|| {
-            let found = self.index().next(at)?;
-            at = found + 1;
-            Some(found)
+        let named = self.indices(near).flat_map(|index| {
+            let mut at = 0;
+            core::iter::from_fn(move || {
+                let found = index.next(at)?;
+                at = found + 1;
+                Some(found)
+            })
         });
         let mut free = named.take(CROWD_LOOKS).filter_map(|number| Some((number, self.segment(number)?)));
         if let Some((found, _)) = free.find(|(_, segment)| is_mine(segment) || segment.adopt(number)) {
@@ -281,7 +346,7 @@ impl<S: DmaSource> Pool<S> {
     #[cfg(test)]
     pub fn crowd(&self, source: S) -> bool {
         let (number, area) = self.areas.of(source.machine());
-        self.leave_crowd(number, area)
+        self.leave_crowd(source.machine().node_of_cpu(source.machine().current_cpu()).0, number, area)
     }
 
     /// Whether CPUs use the words of segments together for want of more segments.
@@ -296,7 +361,7 @@ impl<S: DmaSource> Pool<S> {
         for run in runs.iter() {
             let Some(segment) = self.segment(run.segment.into()) else { continue };
             segment.free.give(Span { first: run.first.into(), count: run.count.into() });
-            self.index().note_free(run.segment.into());
+            self.note_free(run.segment.into(), segment);
             pages += i32::from(run.count);
         }
         let first = u32::from(runs.first().segment);
@@ -307,103 +372,6 @@ impl<S: DmaSource> Pool<S> {
             }
         }
         area.note_given(pages);
-    }
-
-    /// Adds a segment of 64 pages, or of fewer if memory is short or the cap is near, but not of
-    /// fewer than the taker's step.
-    pub fn grow(&self, means: Means<'_, S>, taker: Taker, how: Growth) -> Result<(), DmaError> {
-        let mut error = DmaError::OutOfMemory;
-        for order in (taker.step.ilog2()..=BOUNCE_ORDER).rev().filter_map(Order::new) {
-            let pages = order.frames() as usize;
-            let room = self.pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
-                now.checked_add(pages).filter(|&sum| sum <= self.cap())
-            });
-            if room.is_err() {
-                error = DmaError::Cap;
-                continue;
-            }
-            match self.add(means, order, taker.reach, how) {
-                Ok(()) => return Ok(()),
-                Err(why) => error = why,
-            }
-            self.pages.fetch_sub(pages, Ordering::Relaxed);
-        }
-        Err(error)
-    }
-
-    fn add(&self, means: Means<'_, S>, order: Order, reach: DmaAddr, how: Growth) -> Result<(), DmaError> {
-        let request = Request::new(Owner::Bounce).order(order).zeroed();
-        let block = Frame::allocate_with(means.source, request)?;
-        if block.pfn().start().0 + order.bytes() as u64 - 1 > reach.0 {
-            return Err(DmaError::OutOfReach);
-        }
-        means.published.publish(means.source, &block)?;
-        self.install(block, how).map_err(|block| {
-            self.hide(block, means.published);
-            DmaError::OutOfMemory
-        })
-    }
-
-    /// Puts a block into a segment without memory. Returns the block if there is no such segment.
-    fn install(&self, block: Frame<Bounce, S>, how: Growth) -> Result<(), Frame<Bounce, S>> {
-        let pages = block.order().frames() as u32;
-        let first = block.pfn();
-        let change = self.change.lock();
-        let vacant = self.vacant().and_then(|number| Some((number, self.segment(number)?)));
-        let Some((number, segment)) = vacant else { return Err(block) };
-        *segment.block.lock() = Some(block);
-        segment.first.store(first.0, Ordering::Relaxed);
-        segment.pages.store(pages, Ordering::Relaxed);
-        segment.user.store(NEW, Ordering::Relaxed);
-        segment.idle.store(0, Ordering::Relaxed);
-        segment.is_transient.store(how == Growth::Transient, Ordering::Relaxed);
-        segment.free.install(pages);
-        self.index().note_free(number);
-        drop(change);
-        self.grows.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Returns a segment without memory. If all have memory, records for more segments are made.
-    fn vacant(&self) -> Option<usize> {
-        let found = self.segments().find(|(_, segment)| segment.pages.load(Ordering::Relaxed) == 0);
-        if let Some((number, _)) = found {
-            return Some(number);
-        }
-        let (number, chunk) = self.chunks.iter().enumerate().find(|(_, chunk)| chunk.get().is_none())?;
-        let mut records = Vec::new();
-        records.try_reserve_exact(CHUNK).ok()?;
-        records.extend((0..CHUNK).map(|_| Segment::new()));
-        chunk.call_once(|| records.into_boxed_slice());
-        Some(number * CHUNK)
-    }
-
-    /// Does the worker's periodic scan: see the module's head. Returns the number of pages freed.
-    pub fn tick(&self, used: usize, means: Means<'_, S>) -> usize {
-        let mut gone = 0;
-        for (_, segment) in self.segments() {
-            segment.is_transient.store(false, Ordering::Relaxed);
-            let pages = segment.pages.load(Ordering::Relaxed);
-            let is_idle = pages > 0 && segment.free.bits() == Span { first: 0, count: pages }.mask();
-            if segment.user.swap(NO_AREA, Ordering::Relaxed) != NO_AREA || !is_idle {
-                segment.idle.store(0, Ordering::Relaxed);
-                continue;
-            }
-            let idle = segment.idle.load(Ordering::Relaxed).saturating_add(1);
-            segment.idle.store(idle, Ordering::Relaxed);
-            if idle >= IDLE_TICKS {
-                gone += self.retire(segment, means);
-            }
-        }
-        // Memory is short if it is in use and below the watermark, or if there are fewer segments
-        // than CPUs that use them.
-        let is_short = used > 0 && self.pages() - used.min(self.pages()) < used / 4;
-        let is_crowded = self.is_crowded.swap(false, Ordering::Relaxed)
-            && self.pages() < self.areas.count() * SEGMENT_PAGES as usize;
-        if gone == 0 && (is_short || is_crowded) {
-            let _ = self.grow(means, Taker::ANYONE, Growth::Lasting);
-        }
-        gone
     }
 
     /// Removes the pages that `device` had last from it: they leave its domain, are zeroed and get
@@ -418,7 +386,7 @@ impl<S: DmaSource> Pool<S> {
             for span in Span::runs(claimed) {
                 if self.free_of(means, device, segment, span).is_ok() {
                     segment.free.give(span);
-                    self.index().note_free(number);
+                    self.note_free(number, segment);
                 }
             }
         }
@@ -445,83 +413,6 @@ impl<S: DmaSource> Pool<S> {
         segment.owners.set(span, NOBODY);
         Ok(())
     }
-
-    /// Frees all idle segments except those requested at start-up. Returns the number of pages.
-    pub fn shrink(&self, means: Means<'_, S>) -> usize {
-        self.segments().map(|(_, segment)| self.retire(segment, means)).sum()
-    }
-
-    /// Whether there is more memory than at start-up.
-    pub fn has_grown(&self) -> bool {
-        self.pages() > self.base.load(Ordering::Relaxed)
-    }
-
-    /// Frees a segment's memory if it is idle and not needed for the base. Returns the number of
-    /// its pages. First the pages leave the domains of their last devices, outside the lock. That
-    /// is safe: all pages are taken, and the segment is not vacant before its pages have no owner.
-    fn retire(&self, segment: &Segment<S>, means: Means<'_, S>) -> usize {
-        let mut leaving = self.change.lock();
-        let pages = segment.pages.load(Ordering::Relaxed);
-        let needed = self.base.load(Ordering::Relaxed) + *leaving;
-        let spare = self.pages().saturating_sub(needed);
-        if pages == 0 || pages as usize > spare || !segment.free.retire(pages) {
-            return 0;
-        }
-        *leaving += pages as usize;
-        drop(leaving);
-        let all = Span { first: 0, count: pages };
-        let is_confirmed = self.leave_all(segment, all, means);
-        if is_confirmed {
-            means.name(segment.frames(all), None);
-        }
-        segment.owners.set(all, NOBODY);
-        let mut leaving = self.change.lock();
-        let block = segment.block.lock().take();
-        segment.pages.store(0, Ordering::Relaxed);
-        self.pages.fetch_sub(pages as usize, Ordering::Relaxed);
-        *leaving -= pages as usize;
-        drop(leaving);
-        match block {
-            Some(block) if is_confirmed => self.hide(block, means.published),
-            Some(block) => self.lose(block),
-            None => {}
-        }
-        self.shrinks.fetch_add(1, Ordering::Relaxed);
-        pages as usize
-    }
-
-    /// Removes pages, which the caller has taken, from the devices that had them last. Returns
-    /// whether no device can access any of them.
-    fn leave_all(&self, segment: &Segment<S>, mut left: Span, means: Means<'_, S>) -> bool {
-        let mut is_confirmed = true;
-        while left.count > 0 {
-            let (owner, same) = segment.owners.first_run(left);
-            is_confirmed &= means.domains.leave(owner, segment.frames(same)).is_ok();
-            left = left.after(same);
-        }
-        is_confirmed
-    }
-
-    /// Frees a block that no device can access, after the host has no access to it either.
-    fn hide(&self, block: Frame<Bounce, S>, published: &Published) {
-        if published.withdraw(&block).is_err() {
-            self.lose(block);
-        }
-    }
-
-    fn lose(&self, block: Frame<Bounce, S>) {
-        self.lost.fetch_add(block.order().frames() as usize, Ordering::Relaxed);
-        block.into_raw();
-    }
-}
-
-/// The lifetime of an added segment.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Growth {
-    /// Added by a caller that found too little.
-    Transient,
-    /// Added by start-up or the worker.
-    Lasting,
 }
 
 /// The state of one take.
@@ -541,11 +432,11 @@ struct Take<'a, S: DmaSource> {
 }
 
 impl<S: DmaSource> Take<'_, S> {
-    /// Takes pages of the segments that the index names, from `start` on, with wrap-around.
-    fn search(&mut self, start: usize, fit: Fit) {
+    /// Takes pages of the segments that `index` names, from `start` on, with wrap-around.
+    fn search(&mut self, index: &Index, start: usize, fit: Fit) {
         let (pool, mut at, mut wraps, mut looks) = (self.pool, start, false, 0);
         while self.left > 0 && !self.is_refused && self.runs.make_room() {
-            let Some(number) = pool.index().next(at).filter(|&number| !wraps || number < start) else {
+            let Some(number) = index.next(at).filter(|&number| !wraps || number < start) else {
                 if wraps {
                     return;
                 }
@@ -558,10 +449,10 @@ impl<S: DmaSource> Take<'_, S> {
             self.from(number, segment, fit);
             if self.left == before {
                 if segment.free.bits() == 0 {
-                    pool.index().note_full(number, &segment.free);
-                } else if fit == Fit::Whole {
+                    index.note_full(number, &segment.free);
+                } else {
                     looks += 1;
-                    if looks == LOOKS {
+                    if fit == Fit::Whole && looks == LOOKS || fit != Fit::Longest && looks == LONG_LOOKS {
                         return;
                     }
                 }
@@ -580,7 +471,7 @@ impl<S: DmaSource> Take<'_, S> {
             let first = Pfn(segment.first.load(Ordering::Relaxed) + u64::from(span.first));
             if first.offset(span.count.into()).start().0 - 1 > self.taker.reach.0 {
                 segment.free.give(span);
-                self.pool.index().note_free(number);
+                self.pool.note_free(number, segment);
                 return;
             }
             if segment.user.load(Ordering::Relaxed) >= NEW {
@@ -592,7 +483,7 @@ impl<S: DmaSource> Take<'_, S> {
                 for first in (span.first..span.first + span.count).filter(is_whole) {
                     segment.free.give(Span { first, count: 1 });
                 }
-                self.pool.index().note_free(number);
+                self.pool.note_free(number, segment);
                 return;
             }
             let (start, count) = (span.first as u8, span.count as u8);

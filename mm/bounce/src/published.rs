@@ -138,6 +138,15 @@ mod tests {
     }
 
     #[test]
+    fn a_piece_of_several_segments_is_shown_in_one_operation_and_hidden_segment_by_segment() {
+        let (source, host, disk) = confidential(256);
+        drop(disk.buffer(1 << 20, Direction::Bidirectional).unwrap());
+        assert_eq!(host.counts(), (256, 1));
+        disk.dma().shrink();
+        assert_eq!((source.taken(), host.counts()), (0, (0, 5)));
+    }
+
+    #[test]
     fn transfers_in_steady_state_ask_the_host_for_nothing() {
         let (_, host, disk) = confidential(256);
         drop(disk.buffer(64 << 10, Direction::Bidirectional).unwrap());

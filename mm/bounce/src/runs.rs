@@ -56,6 +56,12 @@ impl FrameRuns {
             || others < self.others.capacity()
             || others < MAX_RUNS - 1 && self.others.try_reserve_exact(MAX_RUNS - 1 - others).is_ok()
     }
+    /// Returns the number of pages that each further run must have on average, so that the list can
+    /// take `pages` more.
+    pub fn average_of(&self, pages: usize) -> usize {
+        let runs = usize::from(self.first.count > 0) + self.others.len();
+        pages.div_ceil(MAX_RUNS.saturating_sub(runs).max(1))
+    }
     /// Adds a run. The caller has made room.
     pub fn push(&mut self, run: Run) {
         if self.first.count == 0 {

@@ -7,10 +7,10 @@ use std::sync::Mutex;
 use std::vec::Vec;
 
 use freehold_frame::{
-    Frame, FrameRecord, FrameSource, FrameTable, Order, OutOfMemory, PageCache, Request, Tag,
+    Frame, FrameRecord, FrameSource, FrameTable, NodePolicy, Order, OutOfMemory, PageCache, Request, Tag,
 };
 use freehold_machine::model::{Config, Model};
-use freehold_machine::{CpuId, NodeId, PAGE_SIZE, Pfn, PhysicalBytes};
+use freehold_machine::{CpuId, Cpus, NodeId, PAGE_SIZE, Pfn, PhysicalBytes};
 use proptest::prelude::*;
 
 use crate::*;
@@ -36,8 +36,15 @@ impl FrameSource for Source {
     }
     fn allocate(self, request: Request) -> Result<Pfn, OutOfMemory> {
         let mut taken = self.0.taken.lock().unwrap();
-        let frames = request.order.frames() as usize;
-        let at = taken.chunks_exact(frames).position(|c| c.iter().all(|&t| !t)).ok_or(OutOfMemory)? * frames;
+        let (machine, frames) = (self.0.machine, request.order.frames() as usize);
+        let near = match request.policy {
+            NodePolicy::Preferred(node) => node,
+            _ => machine.node_of_cpu(machine.current_cpu()),
+        };
+        let free = taken.chunks_exact(frames).enumerate().filter(|(_, block)| block.iter().all(|&t| !t));
+        let free: Vec<usize> = free.map(|(number, _)| number * frames).collect();
+        let is_near = |at: &&usize| self.node_of(Pfn(self.0.first + **at as u64)) == near;
+        let at = *free.iter().find(is_near).or(free.first()).ok_or(OutOfMemory)?;
         taken[at..at + frames].fill(true);
         let first = Pfn(self.0.first + at as u64);
         // Memory is filled with other bytes unless zeroed memory was requested.
@@ -46,7 +53,7 @@ impl FrameSource for Source {
             let fill = if clean { 0 } else { 0xa5 };
             self.0.machine.with_bytes(first.offset(frame), |bytes| bytes.fill(fill));
         }
-        let tag = Tag::new(request.owner, request.order, NodeId(0));
+        let tag = Tag::new(request.owner, request.order, self.node_of(first));
         self.0.table.get(first).unwrap().hand_out(tag).unwrap();
         Ok(first)
     }
@@ -66,6 +73,18 @@ impl Source {
     pub fn taken(self) -> usize {
         self.0.taken.lock().unwrap().iter().filter(|&&t| t).count()
     }
+    /// The node of a frame.
+    pub fn node_of(self, frame: Pfn) -> NodeId {
+        self.0.machine.topology().node_of(frame).unwrap()
+    }
+    /// Takes every other free frame, as other owners' memory.
+    pub fn fragment(self) {
+        self.0.taken.lock().unwrap().iter_mut().step_by(2).for_each(|taken| *taken = true);
+    }
+    /// Frees what [`Source::fragment`] took, of the frames from `first` on: a pageblock is empty.
+    pub fn evacuate(self, first: usize) {
+        self.0.taken.lock().unwrap()[first..].iter_mut().step_by(2).for_each(|taken| *taken = false);
+    }
     /// Lets `f` run on a CPU of the machine.
     pub fn on_cpu<R>(self, cpu: freehold_machine::CpuId, f: impl FnOnce() -> R) -> R {
         self.0.machine.on_cpu(cpu, f)
@@ -78,11 +97,16 @@ impl Source {
 
 /// A source of `frames` frames.
 pub(crate) fn source(frames: u64) -> Source {
-    let machine = Model::new(Config { frames: 1024, cpus: 2, ..Config::default() });
+    source_of(frames, 512, 1)
+}
+
+/// A source of `frames` frames from `first` on. The machine's 1,024 frames are on so many nodes.
+pub(crate) fn source_of(frames: u64, first: u64, nodes: usize) -> Source {
+    let machine = Model::new(Config { frames: 1024, cpus: 2, nodes, ..Config::default() });
     let records: Vec<FrameRecord> = (0..1024).map(|_| zerocopy::FromZeros::new_zeroed()).collect();
     let taken = Mutex::new(std::vec![false; frames as usize]);
     let table = FrameTable::new(Box::leak(records.into_boxed_slice()));
-    Source(Box::leak(Box::new(SourceState { machine, table, taken, first: 512 })))
+    Source(Box::leak(Box::new(SourceState { machine, table, taken, first })))
 }
 
 /// Without a segment at first.

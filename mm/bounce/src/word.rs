@@ -62,6 +62,8 @@ impl Span {
 pub enum Fit {
     /// All pages in one run.
     Whole,
+    /// As [`Fit::Longest`], but no fewer pages than this.
+    AtLeast(u32),
     /// The longest free run, rounded down to a power of two, but no more than requested.
     Longest,
 }
@@ -151,6 +153,9 @@ fn find(free: u64, wanted: u32, step: u32, fit: Fit) -> Option<Span> {
             return span;
         }
         count = if count.is_power_of_two() { count / 2 } else { 1 << count.ilog2() };
+        if matches!(fit, Fit::AtLeast(least) if count < least) {
+            return None;
+        }
     }
 }
 
@@ -259,6 +264,8 @@ mod tests {
                     let longest = find(free, wanted, step, Fit::Longest);
                     assert_eq!(longest.is_some(), slowly(free, step, step).is_some());
                     assert!(longest.is_none_or(|span| span.first % step == 0 && span.count % step == 0));
+                    let long = find(free, wanted, step, Fit::AtLeast(5));
+                    assert_eq!(long, longest.filter(|span| span.count >= wanted.min(5)));
                 }
             }
         }

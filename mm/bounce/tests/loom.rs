@@ -237,6 +237,71 @@ fn a_search_that_does_not_look_again_is_caught() {
     });
 }
 
+/// A segment of one page, whose memory moves from node 0 to node 1, and the nodes' indices.
+struct Moving {
+    free: FreePages,
+    node: AtomicU8,
+    indices: [Index; 2],
+}
+
+impl Moving {
+    fn take_and_give(&self) {
+        if let Some(span) = self.free.take(1, 1, Fit::Whole) {
+            self.free.give(span);
+            self.indices[usize::from(self.node.load(Ordering::Relaxed))].note_free(0);
+        }
+    }
+    fn find_full(&self) {
+        if self.indices[1].next(0) == Some(0) && self.free.bits() == 0 {
+            self.indices[1].note_full(0, &self.free);
+        }
+    }
+}
+
+/// A page is taken and freed, and a search finds it taken, while the segment's memory moves.
+fn moving(install: fn(&Moving)) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(move || {
+        let indices = [Index::new(), Index::new()];
+        let all = Arc::new(Moving { free: FreePages::new(), node: AtomicU8::new(0), indices });
+        all.free.install(1);
+        all.indices[0].note_free(0);
+        let (mover, taker) = (all.clone(), all.clone());
+        let mover = thread::spawn(move || {
+            if mover.free.retire(1) {
+                install(&mover);
+            }
+        });
+        let taker = thread::spawn(move || taker.take_and_give());
+        all.find_full();
+        mover.join().unwrap();
+        taker.join().unwrap();
+        let node = usize::from(all.node.load(Ordering::Relaxed));
+        assert_eq!(all.indices[node].next(0), Some(0), "the page is free and found on its node");
+    });
+}
+
+#[test]
+fn a_free_page_is_in_the_index_of_the_node_that_it_moved_to() {
+    moving(|all| {
+        all.node.store(1, Ordering::Relaxed);
+        all.free.install(1);
+        all.indices[1].note_free(0);
+    });
+}
+
+/// The broken variant: a thread can take the page before the segment names its new node.
+#[test]
+#[should_panic(expected = "the page is free and found on its node")]
+fn memory_that_is_there_before_its_node_is_caught() {
+    moving(|all| {
+        all.free.install(1);
+        all.node.store(1, Ordering::Relaxed);
+        all.indices[1].note_free(0);
+    });
+}
+
 const GOES: u8 = 1;
 const OTHER: u8 = 2;
 

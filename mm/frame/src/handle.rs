@@ -22,8 +22,8 @@ use freehold_machine::{Pfn, PfnRange};
 use crate::counts::Hold;
 use crate::transition::CopyFrom;
 use crate::{
-    Anon, Belongs, CountError, FrameKind, FrameRecord, FrameSource, FrameState, Order, OutOfMemory, Owner,
-    PageCache, Payer, Request, ReverseKey, UserKind,
+    Anon, Belongs, Bounce, CountError, FrameKind, FrameRecord, FrameSource, FrameState, Order, OutOfMemory,
+    Owner, PageCache, Payer, Request, ReverseKey, UserKind,
 };
 
 /// A frame has another owner than the caller expects.
@@ -201,6 +201,25 @@ impl<K: FrameKind, S: FrameSource> Frame<K, S> {
     /// As [`Frame::from_raw`].
     pub fn borrow_raw(source: S, frame: Pfn) -> Result<ManuallyDrop<Self>, WrongOwner> {
         Self::from_raw(source, frame).map(ManuallyDrop::new)
+    }
+}
+
+impl<S: FrameSource> Frame<Bounce, S> {
+    /// Divides the block into blocks of `order`, by address, each of which is freed on its own. A
+    /// block that is not larger stays as it is. Blocks that are not taken from the iterator are
+    /// leaked.
+    pub fn divide(self, order: Order) -> impl Iterator<Item = Self> {
+        let (source, whole) = (self.source, self.order);
+        let first = self.into_raw();
+        let order = order.min(whole);
+        let heads = (0..1u64 << (whole.log2() - order.log2())).map(move |n| first.offset(n << order.log2()));
+        if let FrameState::Owned { owner, node, .. } = record(source, first).state() {
+            // The first record covers the whole block until all others have their own.
+            heads.clone().rev().for_each(|head| {
+                record(source, head).set_state(FrameState::Owned { owner, order, node });
+            });
+        }
+        heads.map(move |head| Self(Handle::new(source, head, order)))
     }
 }
 

@@ -16,7 +16,7 @@ use freehold_machine::{
     BLOCK_ORDER_MASK, BLOCK_ORDER_SHIFT, BOUNCE_ORDER, BOUNCE_OWNER, PAGE_SIZE, Pfn, PfnRange, page_by_page,
 };
 
-use super::windows::{self, INTERRUPTS, READING, Reached, TRANSFER, WINDOW, record};
+use super::windows::{self, INTERRUPTS, OPEN, READING, Reached, TRANSFER, WINDOW, record};
 use super::{direct, tables};
 use crate::tracepoints::trace_window;
 use crate::{X86, boot, cpu};
@@ -44,12 +44,15 @@ fn reach<const BITS: u64>(frame: Pfn) -> Reached<TRANSFER> {
     cpu::count_up::<TRANSFER>();
     let windows = &cpu::this().windows;
     // No interrupt is being served, and no other such window is open.
-    if cpu::preemption_count() & (INTERRUPTS | u32::MAX << 25) != 0 {
+    let count = cpu::preemption_count();
+    if count & (INTERRUPTS | u32::MAX << 25) != 0 {
         refuse();
     }
     let slot = windows.take(|| {
         assert!(windows.exist(), "no windows on this CPU yet");
-        windows.open()
+        // The first window after the CPU idled comes here, and reading all entries costs as much
+        // as the copy of a page.
+        if count & (TRANSFER - 1) < OPEN { 0 } else { windows.open() }
     });
     trace_window(frame, BITS);
     windows.show(slot, frame, BITS)

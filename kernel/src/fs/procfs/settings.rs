@@ -128,7 +128,7 @@ impl Generate for CompactMemory {
         if parse_number(bytes)? != 1 {
             return Err(Errno::EINVAL);
         }
-        crate::mem::evacuate::compact(usize::MAX);
+        crate::mem::evacuate::compact_all();
         Ok(())
     }
 }

@@ -16,11 +16,13 @@
 //! **In place.** Behind an IOMMU that has windows, whole pages of an original whose frames are held
 //! are not copied: the device gets them through the window of the request's place, and the request
 //! keeps the holder until the device has answered and its translations are flushed. The task waits
-//! for that, killed or not and however late it is (Linux waits like this for all requests). Parts
-//! that do not fill a page are bounced, and so are all where there is no window.
+//! for that, killed or not, up to the time-out. Parts that do not fill a page are bounced, and so
+//! are all where there is no window.
 //!
 //! **Time-outs.** A request that the device does not answer in time ends in an error, but the
-//! device keeps the request and its memory until it answers or confirms a reset. If the device
+//! device keeps the request and its memory until it answers or confirms a reset, also frames that
+//! it accesses in place: a late read may still change them, and no other owner gets them before. So
+//! no task waits for ever, not even the flusher or a task that reclaims memory. If the device
 //! answered nothing at all in that time, it is *silent*: until it answers something, further
 //! requests fail at once, so that a program that makes many requests does not wait many times. A
 //! task that waits for a place waits for as long as the device answers others. A late answer ends
@@ -218,14 +220,24 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         sleep: Sleep,
         mut condition: impl FnMut(&mut Requests<S, T>) -> Result<Option<R>, BlockError>,
     ) -> Result<R, BlockError> {
-        if let Some(value) = self.with(&mut condition)? {
+        self.wait_unlocked(line, sleep, || self.with(&mut condition))
+    }
+
+    /// As [`Self::wait`]; `condition` is called without the lock.
+    fn wait_unlocked<R>(
+        &self,
+        line: &'static dyn Wait,
+        sleep: Sleep,
+        mut condition: impl FnMut() -> Result<Option<R>, BlockError>,
+    ) -> Result<R, BlockError> {
+        if let Some(value) = condition()? {
             return Ok(value);
         }
         loop {
             let before = self.with(|requests| requests.answers());
             let mut result = Ok(None);
             let waited = line.wait_until(self.limit_ns(), sleep, &mut || {
-                result = self.with(&mut condition);
+                result = condition();
                 !matches!(result, Ok(None))
             });
             if let Some(value) = result? {
@@ -274,8 +286,10 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         }
         self.device.count_wait();
         self.with(|requests| requests.begin_starving());
-        let found = self.wait(self.lines.answers, sleep, |requests| {
-            Ok(requests.spare(length)?.or_else(|| self.allocate(length, direction)))
+        let found = self.wait_unlocked(self.lines.answers, sleep, || {
+            let spare = self.with(|requests| requests.spare(length))?;
+            // Without the lock, since new memory is zeroed.
+            Ok(spare.or_else(|| self.allocate(length, direction)))
         });
         self.with(|requests| requests.end_starving());
         found
@@ -343,34 +357,23 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         sleep: Sleep,
     ) -> Result<usize, BlockError> {
         let number = place.number;
-        let mut before = self.wait(self.lines.answers, sleep, |requests| {
+        let before = self.wait(self.lines.answers, sleep, |requests| {
             let sent = requests.send(number, kind, sector, data)?;
             Ok(sent.then_some(requests.answers()))
         })?;
         let in_place = data.is_some_and(|data| data.bounced().is_none());
         let sleep = if in_place { Sleep::Uninterruptible } else { sleep };
         let (mut done, mut looks) = (None, 0);
-        let waited = loop {
-            let waited = self.lines.answers.wait_until(self.limit_ns(), sleep, &mut || {
-                // The wait checks before the task joins the line, and after. The first check is
-                // skipped, since the request was sent a moment ago.
-                looks += 1;
-                if looks == 1 {
-                    return false;
-                }
-                done = self.with(|requests| requests.finished(number));
-                done.is_some()
-            });
-            // The device accesses the frames directly until it answers, so their holder waits, as
-            // on Linux.
-            if done.is_some() || !in_place {
-                break waited;
+        let waited = self.lines.answers.wait_until(self.limit_ns(), sleep, &mut || {
+            // The wait checks before the task joins the line, and after. The first check is
+            // skipped, since the request was sent a moment ago.
+            looks += 1;
+            if looks == 1 {
+                return false;
             }
-            before = self.with(|requests| {
-                requests.late(before);
-                requests.answers()
-            });
-        };
+            done = self.with(|requests| requests.finished(number));
+            done.is_some()
+        });
         let (written, status) = match (done, waited) {
             (Some(done), _) => done,
             (None, Waited::Killed) => self.with(|requests| requests.abandon(number, BlockError::Killed)),
@@ -403,6 +406,10 @@ impl<S: DmaSource, T: Transport> VirtioBlock<S, T> {
         let requests = self.requests.lock();
         requests.validate();
         (requests.free_places(), requests.waiting())
+    }
+    /// Whether the lock is free.
+    pub(crate) fn is_unlocked(&self) -> bool {
+        self.requests.try_lock().is_some()
     }
     /// A hook: does the work of another task that runs at this point.
     pub(crate) fn look(&self) {
