@@ -345,6 +345,7 @@ fn prepare() -> core::result::Result<(Spec, Option<Changes>), Failure> {
     socket::memory::init(usize::try_from(pages).unwrap_or(usize::MAX));
     fs::epoll::init(pages);
     mem::khugepaged::mode_changed().map_err(or("khugepaged"))?;
+    mem::start_late_copies().map_err(or("copies of the kernel's text"))?;
     if let Some(device) = &spec.swap {
         swap::on_at_boot(device);
     }

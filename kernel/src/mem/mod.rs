@@ -48,7 +48,7 @@ pub use oom::{find_more, forget_denial, with_memory_found};
 pub use pinned::{PinWay, PinnedBytes, PinnedOne, PinnedRun, are_frames_offered, offer_frames, pin_totals};
 pub use policy::PolicyName;
 pub use remote::*;
-pub use replica::{Checks, check_replicas, replicas, turn_key};
+pub use replica::{Checks, check_replicas, replicas, start_late_copies, turn_key};
 pub use segment::{SegmentMap, SegmentPlace, SegmentUse, attach, detach};
 pub use space::{ProcessSpace, Program, ProgramLayout};
 pub use transit::TransitPage;

@@ -141,7 +141,11 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
     pub fn validate(&self, found: &mut dyn FnMut(ReplicaFault)) {
         for (node, replica) in self.each() {
             self.validate_blocks(node, replica, found);
-            self.validate_tables(node, replica, found);
+            self.validate_tables(node, replica.tables.root, &|page| replica.frame(page), found);
+        }
+        for (node, sharer) in self.each_sharer() {
+            let frame = |page| self.frame_at(sharer.place, page);
+            self.validate_tables(node, sharer.tables.root, &frame, found);
         }
     }
 
@@ -158,13 +162,20 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
         }
     }
 
-    fn validate_tables(&self, node: NodeId, replica: &NodeReplica<S>, found: &mut dyn FnMut(ReplicaFault)) {
+    /// Checks that `node`'s tables, below `root`, map `frame`'s frames as the image is mapped.
+    fn validate_tables(
+        &self,
+        node: NodeId,
+        root: Pfn,
+        frame: &dyn Fn(u64) -> Pfn,
+        found: &mut dyn FnMut(ReplicaFault),
+    ) {
         let (machine, image) = (self.source.machine(), &self.image);
         for page in 0..image.pages {
             let address = image.address(page);
-            let [own, original] = [replica.root, image.root].map(|root| leaf(machine, root, address));
+            let [own, original] = [root, image.root].map(|root| leaf(machine, root, address));
             let differs = (own ^ original) & !MARKS;
-            let frames = frame_of(own) == replica.frame(page)
+            let frames = frame_of(own) == frame(page)
                 && frame_of(original) == image.first.offset(page)
                 && differs == ((frame_of(own).0 ^ frame_of(original).0) << 12);
             if !frames || own & WRITABLE != 0 {
@@ -173,7 +184,7 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
         }
         let top = index_at(image.start, 4);
         for slot in (UPPER..TABLE_ENTRIES).filter(|&slot| slot != top) {
-            let [own, original] = [replica.root, image.root].map(|root| machine.load_entry(root, slot));
+            let [own, original] = [root, image.root].map(|root| machine.load_entry(root, slot));
             if (own ^ original) & !MARKS != 0 {
                 found(ReplicaFault::Root { node, slot });
             }

@@ -3,16 +3,17 @@
 use alloc::vec::Vec;
 use core::num::NonZeroU64;
 
-use freehold_frame::{Frame, FrameSource, Kernel, NodeSet, Order, OutOfMemory, Replica};
+use freehold_frame::{Frame, FrameSource, NodePolicy, NodeSet, Order, OutOfMemory, Replica};
 use freehold_machine::topology::MAX_NODES;
 use freehold_machine::{
     Cpus, Flush, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange, PhysicalBytes, Tables, Tlb, Topology,
     VirtAddr,
 };
 
+use crate::late::Sharer;
 use crate::patch::PatchError;
 use crate::plan::{nearest, nodes};
-use crate::tables::{Copier, on_node};
+use crate::tables::{NodeTables, on_node};
 
 /// The memory below replicas: a source of frames, with tables, windows and a TLB.
 pub trait ReplicaMemory: FrameSource<Machine: Tables + PhysicalBytes + Tlb> {}
@@ -62,9 +63,9 @@ pub enum Rest {
 /// Services of the kernel: the actual direct map, and the root that each CPU uses. The kernel's
 /// windows show the image's frames for reading.
 pub trait Port: Copy + Send + Sync + 'static {
-    /// Calls `f` with a page of the image at the address where this CPU runs it, without a window.
-    /// Not allowed once this CPU's root may be a replica's.
-    fn read_image<R>(self, page: u64, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R;
+    /// Copies pages of the image, from number `page` on, to `frames`, which are in one pageblock.
+    /// Called before a second CPU runs.
+    fn copy_image(self, page: u64, frames: PfnRange);
     /// Returns how the image's last pages can be allocated under the policy about programs' frames.
     fn rest(self) -> Rest;
     /// Whether the direct map shows one of these frames.
@@ -84,6 +85,9 @@ pub trait Port: Copy + Send + Sync + 'static {
     /// Waits until every CPU has executed a serialising instruction after this was called, and has
     /// flushed the patching window.
     fn synchronise(self);
+    /// Makes every CPU forget its translations of the image: a node's tables lead to other frames
+    /// now.
+    fn forget_text(self);
     /// From now on roots for CPUs of `node` have `root`'s kernel half.
     fn set_root(self, node: NodeId, root: Pfn);
     /// Whether a page of the image with these bytes is as it was built. True if that is not known,
@@ -98,9 +102,7 @@ pub trait Port: Copy + Send + Sync + 'static {
 pub(crate) struct NodeReplica<S: ReplicaMemory> {
     /// Pageblocks, and after them smaller blocks, in the order of the image's pages.
     pub blocks: Vec<Frame<Replica, S>>,
-    /// The tables, beginning with the root.
-    pub tables: Vec<Frame<Kernel, S>>,
-    pub root: Pfn,
+    pub tables: NodeTables<S>,
 }
 
 impl<S: ReplicaMemory> NodeReplica<S> {
@@ -110,7 +112,7 @@ impl<S: ReplicaMemory> NodeReplica<S> {
     }
 }
 
-fn frame_in<S: ReplicaMemory>(blocks: &[Frame<Replica, S>], page: u64) -> Pfn {
+pub(crate) fn frame_in<S: ReplicaMemory>(blocks: &[Frame<Replica, S>], page: u64) -> Pfn {
     let mut left = page;
     for block in blocks {
         let frames = block.order().frames();
@@ -133,7 +135,7 @@ pub struct NodeFigures {
     pub tables: u64,
 }
 
-/// All replicas of the kernel's image. They are made once and stay for ever.
+/// All replicas of the kernel's image. Once made, they stay for ever.
 pub struct Replicas<S: ReplicaMemory, P: Port> {
     pub(crate) source: S,
     pub(crate) port: P,
@@ -144,6 +146,8 @@ pub struct Replicas<S: ReplicaMemory, P: Port> {
     pub(crate) patched: Vec<u64>,
     /// By node.
     pub(crate) nodes: [Option<NodeReplica<S>>; MAX_NODES],
+    /// By node: the nodes that wait for memory.
+    pub(crate) sharers: [Option<Sharer<S>>; MAX_NODES],
 }
 
 impl<S: ReplicaMemory, P: Port> core::fmt::Debug for Replicas<S, P> {
@@ -155,8 +159,8 @@ impl<S: ReplicaMemory, P: Port> core::fmt::Debug for Replicas<S, P> {
 impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
     /// Makes a replica of `image` on each of `wanted` and sets each node's root in the port. If
     /// memory does not suffice for a node, nothing of its replica stays, `without` is called, and
-    /// the node shares the nearest replica. Called before a second CPU runs and before an address
-    /// space exists, with interrupts on or without any.
+    /// the node shares the nearest replica until [`Replicas::catch_up`]. Called before a second CPU
+    /// runs and before an address space exists, with interrupts on or without any.
     pub fn new(
         (source, port): (S, P),
         image: KernelImage,
@@ -168,22 +172,28 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
         if patched.try_reserve_exact(image.pages.div_ceil(64) as usize).is_ok() {
             patched.resize(image.pages.div_ceil(64) as usize, 0);
         }
-        let nodes_without = [const { None }; MAX_NODES];
-        let mut replicas = Self { source, port, image, hashes: Vec::new(), patched, nodes: nodes_without };
+        let (nodes_without, sharers) = ([const { None }; MAX_NODES], [const { None }; MAX_NODES]);
+        let hashes = Vec::new();
+        let mut replicas = Self { source, port, image, hashes, patched, nodes: nodes_without, sharers };
         if wanted.0 == 0 {
             return replicas;
         }
         // Start-up waits for this function, so pages are not hashed here but at their first check.
         let has_hashes = replicas.hashes.try_reserve_exact(image.pages as usize).is_ok();
         replicas.hashes.resize(if has_hashes { image.pages as usize } else { 0 }, None);
-        let mut places = 1 << image.node.0;
+        let (mut places, mut short) = (1 << image.node.0, 0);
         for node in nodes(wanted.0) {
             if has_hashes && let Ok(made) = replicas.make(node) {
                 replicas.nodes[usize::from(node.0)] = Some(made);
                 places |= 1 << node.0;
             } else {
                 without(node);
+                short |= u16::from(has_hashes) << node.0;
             }
+        }
+        for node in nodes(short) {
+            let place = nearest(topology, node, NodeSet(places), image.node);
+            replicas.sharers[usize::from(node.0)] = replicas.share(node, place).ok();
         }
         // The bytes are final. Windows of this CPU that are still cached would allow writes, so
         // they are flushed.
@@ -192,8 +202,9 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
         machine.flush_local(Flush::NonGlobal);
         drop(pinned);
         for node in nodes(((1u32 << topology.node_count()) - 1) as u16) {
-            let place = nearest(topology, node, NodeSet(places), image.node);
-            port.set_root(node, replicas.root_of(place));
+            let shared = || replicas.root_of(nearest(topology, node, NodeSet(places), image.node));
+            let own = replicas.sharers[usize::from(node.0)].as_ref().map(|sharer| sharer.tables.root);
+            port.set_root(node, own.unwrap_or_else(shared));
         }
         replicas
     }
@@ -208,7 +219,7 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
         self.each().map(|(node, replica)| NodeFigures {
             node,
             frames: replica.blocks.iter().map(|block| block.order().frames()).sum(),
-            tables: replica.tables.len() as u64,
+            tables: replica.tables.frames.len() as u64,
         })
     }
 
@@ -250,26 +261,25 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
     }
 
     fn root_of(&self, node: NodeId) -> Pfn {
-        self.nodes[usize::from(node.0)].as_ref().map_or(self.image.root, |replica| replica.root)
+        self.nodes[usize::from(node.0)].as_ref().map_or(self.image.root, |replica| replica.tables.root)
     }
 
     fn make(&self, node: NodeId) -> Result<NodeReplica<S>, OutOfMemory> {
-        let blocks = self.copy_bytes(node)?;
+        let blocks = self.blocks_on(node)?;
+        self.copy_to(&blocks);
+        let policy = NodePolicy::Bind(NodeSet(1 << node.0));
         let frame = |page| frame_in(&blocks, page);
-        let mut copier =
-            Copier { source: self.source, node, image: &self.image, frame: &frame, made: Vec::new() };
-        let root = copier.root()?;
-        let tables = copier.made;
+        let tables = NodeTables::new(self.source, policy, &self.image, &frame)?;
         // Not earlier: a pageblock that is freed after a failure must still be where the policy
         // requires.
         for block in &blocks {
             self.port.leave_direct_map(block.frames());
         }
-        Ok(NodeReplica { blocks, tables, root })
+        Ok(NodeReplica { blocks, tables })
     }
 
-    /// Makes frames of `node` with the bytes of text and read-only data, followed by zeroes.
-    fn copy_bytes(&self, node: NodeId) -> Result<Vec<Frame<Replica, S>>, OutOfMemory> {
+    /// Takes frames of `node` for text and read-only data.
+    pub(crate) fn blocks_on(&self, node: NodeId) -> Result<Vec<Frame<Replica, S>>, OutOfMemory> {
         let whole = match self.port.rest() {
             Rest::Frames => self.image.pages / PAGEBLOCK_FRAMES,
             Rest::Pageblock => self.image.pages.div_ceil(PAGEBLOCK_FRAMES),
@@ -285,15 +295,18 @@ impl<S: ReplicaMemory, P: Port> Replicas<S, P> {
             blocks.push(on_node::<Replica, S>(self.source, node, order)?);
             rest -= order.frames();
         }
-        let machine = self.source.machine();
-        for page in 0..self.image.pages {
-            let copy = |from: &[u8; PAGE_SIZE]| {
-                machine.with_bytes(frame_in(&blocks, page), |to| to.copy_from_slice(from))
-            };
-            self.port.read_image(page, copy);
-        }
-        (self.image.pages..whole * PAGEBLOCK_FRAMES).for_each(|page| machine.zero(frame_in(&blocks, page)));
         Ok(blocks)
+    }
+
+    /// Fills frames with the bytes of text and read-only data, followed by zeroes.
+    fn copy_to(&self, blocks: &[Frame<Replica, S>]) {
+        let (machine, mut page) = (self.source.machine(), 0);
+        for block in blocks.iter().map(|block| block.frames()) {
+            let filled = block.len().min(self.image.pages - page);
+            self.port.copy_image(page, PfnRange::new(block.start, block.start.offset(filled)));
+            (filled..block.len()).for_each(|frame| machine.zero(block.start.offset(frame)));
+            page += filled;
+        }
     }
 }
 

@@ -24,6 +24,9 @@
 //! **Patching.** [`Replicas::patch`] changes instructions in the image and in all replicas at once,
 //! while CPUs run them, and updates the hashes: the protocol is in `patch.rs`.
 //!
+//! **Late copies.** A node that had too little memory has tables of its own that lead to another
+//! node's frames. [`Replicas::catch_up`] makes its copy when there is memory (`late.rs`).
+//!
 //! **Dump.** [`dump`] shows a root's mappings of the kernel half, in Linux' form.
 //!
 //! The nearest relatives are Linux' series for x86 that was never merged (Kuzin, RFC of
@@ -39,6 +42,7 @@ extern crate std;
 mod check;
 mod copy;
 mod dump;
+mod late;
 mod patch;
 mod plan;
 mod tables;

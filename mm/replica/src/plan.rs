@@ -30,11 +30,11 @@ impl Setting {
     }
 }
 
-/// Returns the nodes that get a replica. The machine runs the first `cpus` CPUs; the image lies on
-/// the node `image`.
+/// Returns the nodes that get a replica, now or when memory is plugged in. The machine runs the
+/// first `cpus` CPUs; the image lies on the node `image`.
 pub fn plan(topology: &Topology, cpus: usize, image: NodeId, setting: Setting) -> NodeSet {
     let with_cpus = (0..cpus).fold(0, |set, cpu| set | bit(topology.node_of_cpu(CpuId(cpu as u16))));
-    let with_memory = topology.boot_ranges().fold(0, |set, range| set | bit(range.node));
+    let with_memory = topology.ranges().iter().fold(0, |set, range| set | bit(range.node));
     let most = match setting {
         Setting::Off => 0,
         Setting::Auto if with_cpus.count_ones() < 2 => 0,

@@ -6,7 +6,9 @@ use alloc::vec::Vec;
 use freehold_frame::{Frame, Kernel, NodePolicy, NodeSet, Order, OutOfMemory, Owner, Request};
 use freehold_machine::entry::{ACCESSED, DIRTY, FRAME};
 pub(crate) use freehold_machine::entry::{GLOBAL, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE};
-use freehold_machine::{NodeId, PAGE_SHIFT, PAGEBLOCK_ORDER, Pfn, TABLE_ENTRIES, Tables, VirtAddr};
+use freehold_machine::{
+    NodeId, PAGE_SHIFT, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, TABLE_ENTRIES, Tables, VirtAddr,
+};
 
 use crate::{KernelImage, ReplicaMemory};
 
@@ -56,21 +58,64 @@ pub(crate) fn on_node<K: freehold_frame::FrameKind, S: ReplicaMemory>(
     Frame::allocate_with(source, Request::new(Owner::Kernel).order(order).policy(policy))
 }
 
+/// A root with tables of its own for the image's slot.
+pub(crate) struct NodeTables<S: ReplicaMemory> {
+    /// The tables, beginning with the root.
+    pub frames: Vec<Frame<Kernel, S>>,
+    pub root: Pfn,
+}
+
+impl<S: ReplicaMemory> NodeTables<S> {
+    /// Makes tables that map `frame`'s frames at the pages of the image.
+    pub(crate) fn new(
+        source: S,
+        policy: NodePolicy,
+        image: &KernelImage,
+        frame: &dyn Fn(u64) -> Pfn,
+    ) -> Result<Self, OutOfMemory> {
+        let mut copier = Copier { source, policy, image, frame, made: Vec::new() };
+        let root = copier.root()?;
+        Ok(Self { frames: copier.made, root })
+    }
+
+    /// Makes the tables map `frame`'s frames, which have the same bytes as the present ones. CPUs
+    /// may use the tables meanwhile, and have the old translations cached.
+    pub(crate) fn lead_to<M: Tables>(&self, machine: M, image: &KernelImage, frame: &dyn Fn(u64) -> Pfn) {
+        let mut page = 0;
+        while page < image.pages {
+            let address = image.address(page);
+            let mut table = self.root;
+            for level in (3..=4).rev() {
+                table = frame_of(machine.load_entry(table, index_at(address, level)));
+            }
+            let (mut level, entry) = (2, machine.load_entry(table, index_at(address, 2)));
+            if entry & LARGE == 0 {
+                (level, table) = (1, frame_of(entry));
+            }
+            let index = index_at(address, level);
+            let entry = machine.load_entry(table, index);
+            machine.store_entry(table, index, with_frame(entry, frame(page)));
+            page += if level == 2 { PAGEBLOCK_FRAMES } else { 1 };
+        }
+    }
+}
+
 /// Tables that are being copied.
-pub(crate) struct Copier<'a, S: ReplicaMemory> {
-    pub source: S,
-    pub node: NodeId,
-    pub image: &'a KernelImage,
-    /// The replica's frame of each page of the image.
-    pub frame: &'a dyn Fn(u64) -> Pfn,
+struct Copier<'a, S: ReplicaMemory> {
+    source: S,
+    /// Where the tables' frames come from.
+    policy: NodePolicy,
+    image: &'a KernelImage,
+    /// The node's frame of each page of the image.
+    frame: &'a dyn Fn(u64) -> Pfn,
     /// The frames of the tables that were made, the root first.
-    pub made: Vec<Frame<Kernel, S>>,
+    made: Vec<Frame<Kernel, S>>,
 }
 
 impl<S: ReplicaMemory> Copier<'_, S> {
-    /// Makes a root with its own tables for the image's slot. They map the replica at the addresses
-    /// of text and read-only data.
-    pub(crate) fn root(&mut self) -> Result<Pfn, OutOfMemory> {
+    /// Makes a root with its own tables for the image's slot. They map the node's frames at the
+    /// addresses of text and read-only data.
+    fn root(&mut self) -> Result<Pfn, OutOfMemory> {
         let machine = self.source.machine();
         let root = self.table(self.image.root, UPPER)?;
         let top = index_at(self.image.start, 4);
@@ -84,7 +129,7 @@ impl<S: ReplicaMemory> Copier<'_, S> {
     /// A new table with the entries of `from` from `first` on, and zeroes before.
     fn table(&mut self, from: Pfn, first: usize) -> Result<Pfn, OutOfMemory> {
         self.made.try_reserve(1).map_err(|_| OutOfMemory)?;
-        let table = on_node::<Kernel, S>(self.source, self.node, Order::FRAME)?;
+        let table = Frame::allocate_with(self.source, Request::new(Owner::Kernel).policy(self.policy))?;
         let (machine, number) = (self.source.machine(), table.pfn());
         self.made.push(table);
         (0..first).for_each(|index| machine.store_entry(number, index, 0));

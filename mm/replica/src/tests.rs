@@ -1,5 +1,6 @@
 //! Replicas on the software machine and the real page allocator.
 
+mod late;
 mod patch;
 
 use alloc::vec::Vec;
@@ -42,18 +43,46 @@ struct Shared {
     rest: Rest,
     first: Pfn,
     roots: [AtomicU64; MAX_NODES],
-    /// How often a page of the image was read.
+    /// How often a page of the image was copied.
     reads: AtomicU64,
+    /// How often CPUs forgot their translations of the image.
+    forgot: AtomicU64,
+    /// The image, while a late copy for node 1 is watched.
+    late: Mutex<Option<KernelImage>>,
+    /// For each call of the port since then, how many pages node 1's tables had on node 1.
+    calls: Mutex<Vec<u64>>,
     /// Bytes that CPUs may see of text that is being patched.
     patched: patch::Patched,
     /// The pages' bytes as they were built, where they are known.
     built: Mutex<Vec<Vec<u8>>>,
 }
 
+impl Shared {
+    fn note_call(&self) {
+        let Some(image) = *self.late.lock().unwrap() else { return };
+        let root = Pfn(self.roots[1].load(Ordering::Relaxed));
+        let is_at_home = |page: &u64| {
+            let frame = frame_of(leaf(self.model, root, image.address(*page)));
+            self.model.topology().node_of(frame) == Some(NodeId(1))
+        };
+        self.calls.lock().unwrap().push((0..image.pages).filter(is_at_home).count() as u64);
+    }
+}
+
 impl Port for Image0 {
-    fn read_image<R>(self, page: u64, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R {
-        self.0.reads.fetch_add(1, Ordering::Relaxed);
-        self.0.model.read_bytes(self.0.first.offset(page), f)
+    fn copy_image(self, page: u64, frames: PfnRange) {
+        assert!(frames.end <= frames.start.pageblock_start().offset(PAGEBLOCK_FRAMES));
+        self.0.reads.fetch_add(frames.len(), Ordering::Relaxed);
+        let copy = |page, to| {
+            self.0.model.read_bytes(self.0.first.offset(page), |from| {
+                self.0.model.with_bytes(to, |bytes| bytes.copy_from_slice(from));
+            });
+        };
+        (page..).zip(frames.iter()).for_each(|(page, to)| copy(page, to));
+    }
+    fn forget_text(self) {
+        self.0.forgot.fetch_add(1, Ordering::Relaxed);
+        self.0.note_call();
     }
     fn rest(self) -> Rest {
         self.0.rest
@@ -70,9 +99,11 @@ impl Port for Image0 {
     fn store_text(self, frame: Pfn, offset: usize, bytes: &[u8]) {
         self.0.model.with_bytes(frame, |page| page[offset..][..bytes.len()].copy_from_slice(bytes));
         self.0.patched.look(self.0);
+        self.0.note_call();
     }
     fn synchronise(self) {
         self.0.patched.synchronise(self.0);
+        self.0.note_call();
     }
     fn is_as_built(self, page: u64, bytes: &[u8; PAGE_SIZE]) -> bool {
         self.0.built.lock().unwrap().get(page as usize).is_none_or(|built| built == bytes)
@@ -117,8 +148,10 @@ impl World {
         let frames: Frames =
             alloc::boxed::Box::leak(alloc::boxed::Box::new(buddy.expect("a page allocator")));
         let roots = [const { AtomicU64::new(0) }; MAX_NODES];
-        let (reads, patched, built) = (AtomicU64::new(0), patch::Patched::default(), Mutex::default());
-        let shared = Shared { model, rest, first, roots, reads, patched, built };
+        let [reads, forgot] = [const { AtomicU64::new(0) }; 2];
+        let (patched, built) = (patch::Patched::default(), Mutex::default());
+        let (late, calls) = (Mutex::default(), Mutex::default());
+        let shared = Shared { model, rest, first, roots, reads, forgot, late, calls, patched, built };
         let port = Image0(alloc::boxed::Box::leak(alloc::boxed::Box::new(shared)));
         let (node, root) = (NodeId(0), Pfn(ROOT));
         let image = KernelImage { start, pages, text_pages, first, node, root };
@@ -165,6 +198,12 @@ impl World {
         let mut note = |node| without.push(node);
         let stand = (self.frames, self.port);
         Replicas::new(stand, self.image, NodeSet(wanted), self.model.topology(), &mut note)
+    }
+    /// Takes all frames of a node.
+    fn fill(&self, node: NodeId) -> Vec<Pfn> {
+        let policy = freehold_frame::NodePolicy::Bind(NodeSet::single(node));
+        let request = freehold_frame::Request::new(Owner::Anon).policy(policy);
+        core::iter::from_fn(|| self.frames.allocate(request).ok()).collect()
     }
     fn root_of(&self, node: usize) -> Pfn {
         Pfn(self.port.0.roots[node].load(Ordering::Relaxed))
@@ -338,17 +377,17 @@ fn wrong_tables_owners_and_a_way_through_the_direct_map_are_found() {
 #[test]
 fn a_node_short_of_memory_shares_and_keeps_nothing() {
     let world = World::new();
-    // All of node 1.
-    let mut taken = Vec::new();
-    let on_1 = freehold_frame::NodePolicy::Bind(NodeSet::single(NodeId(1)));
-    while let Ok(frame) = world.frames.allocate(freehold_frame::Request::new(Owner::Anon).policy(on_1)) {
-        taken.push(frame);
-    }
+    world.fill(NodeId(1));
     let before = (world.owned(Owner::Kernel), world.owned(Owner::Replica));
     let mut without = Vec::new();
     let mut replicas = world.make(0b110, &mut without);
     assert_eq!(without, [NodeId(1)]);
-    assert_eq!(world.root_of(1), Pfn(ROOT), "as near as node 2, with the lower number");
+    assert_eq!(replicas.waiting().collect::<Vec<_>>(), [(NodeId(1), NodeId(0))], "as near, the lower number");
+    for page in 0..PAGES {
+        let [own, original] =
+            [world.root_of(1), Pfn(ROOT)].map(|root| leaf(world.model, root, world.image.address(page)));
+        assert!(own == original && world.root_of(1) != Pfn(ROOT), "page {page}");
+    }
     assert_eq!(faults(&mut replicas), []);
     assert_eq!(world.owned(Owner::Replica), before.1 + PAGEBLOCK_FRAMES);
     drop(replicas);
@@ -374,7 +413,7 @@ fn every_failing_allocation_leaves_nothing_behind() {
         assert_eq!(faults(&mut replicas), []);
         if replicas.is_empty() {
             assert_eq!(world.owned(Owner::Replica), 0, "{left}");
-            assert_eq!(world.root_of(2), Pfn(ROOT));
+            assert_eq!(replicas.waiting().count(), 1, "its tables are on another node");
         }
     }
 }

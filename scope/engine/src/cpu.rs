@@ -143,6 +143,8 @@ pub struct Cpu {
     is_sharing: bool,
     /// Number of announcements at the last such load.
     shared_loads: u64,
+    /// The version of the nodes' text at the last flush of all translations.
+    text_version: usize,
     tally: Tally,
     phases: Vec<CpuPhase>,
     slices: Slices<SliceTally>,
@@ -223,6 +225,7 @@ impl Cpu {
             is_home: false,
             is_sharing: false,
             shared_loads: 0,
+            text_version: 0,
             tally: Tally::default(),
             phases: Vec::new(),
             slice_end: slices.end_of(0),
@@ -334,6 +337,7 @@ impl Cpu {
             }
             Flush::All => {
                 self.tally.full_flushes += 1;
+                self.text_version = self.watch.frames.texts.newest();
                 self.tlb.flush_all(self.clock());
             }
         }

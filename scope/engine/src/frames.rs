@@ -30,6 +30,7 @@ use crate::kernel_half::{Change, KernelHalf, Mapped};
 use crate::linux::{self, LinuxMap};
 use crate::patching::Patching;
 use crate::smap::Rules;
+use crate::texts::Texts;
 use crate::uses::PageUses;
 
 /// The known state of a frame.
@@ -101,8 +102,8 @@ pub struct Frames {
     /// The last users of pages.
     pub uses: PageUses,
     published: OnceLock<(Publication, u64)>,
-    /// By node: the frames of text that its CPUs fetch, from text's first page on.
-    texts: OnceLock<Vec<Vec<u64>>>,
+    /// The frames of text that each node's CPUs fetch.
+    pub texts: Texts,
     /// Rules for kernel code with RFLAGS.AC set.
     rules: OnceLock<Rules>,
     /// Rules for changes of the kernel's text.
@@ -126,12 +127,6 @@ fn is_among(owners: u64, mark: Mark) -> bool {
 /// Returns whether text or read-only data is at an address.
 fn is_read_only_part(p: &Publication, address: u64) -> bool {
     (p.text & !0xfff..p.text_end).contains(&address) || (p.rodata & !0xfff..p.rodata_end).contains(&address)
-}
-
-/// Returns the frames of text as `node`'s CPUs see it.
-fn text_of(memory: &dyn GuestMemory, p: &Publication, node: usize) -> Vec<u64> {
-    let pages = (p.text & !0xfff..p.text_end).step_by(4096);
-    pages.map(|address| walk(memory, p.root(node), address).map_or(0, |leaf| leaf.page >> 12)).collect()
 }
 
 /// Returns the owner and log2 of the frames of a block whose record says `state`.
@@ -170,7 +165,7 @@ impl Frames {
             patching: OnceLock::new(),
             mapped: zeroes(count),
             linux: LinuxMap::default(),
-            texts: OnceLock::new(),
+            texts: Texts::default(),
             changes: AtomicU64::new(0),
             leaves: AtomicU64::new(0),
             changing: Mutex::default(),
@@ -222,7 +217,6 @@ impl Frames {
                 self.mark_text(memory, p, address).ok_or("a page that it names is not mapped")?;
             }
         }
-        let texts = (0..p.roots.len()).map(|node| text_of(memory, p, node)).collect();
         let rules = Rules::read(memory, p)?;
         let patching = Patching::read(memory, p)?;
         let frames = p.frames.min(self.marks.len() as u64);
@@ -234,7 +228,7 @@ impl Frames {
         self.published.set((publication, by.time)).map_err(|_| "it was published before")?;
         self.rules.set(rules).map_err(|_| "it was published before")?;
         self.patching.set(patching).map_err(|_| "it was published before")?;
-        self.texts.set(texts).map_err(|_| "it was published before")?;
+        self.texts.read(memory, &publication);
         let mut half = self.changing();
         for root in publication.roots.into_iter().filter(|&root| root != 0) {
             half.adopt(memory, root, &mut |change| self.judge(&publication, change, by));
@@ -243,14 +237,14 @@ impl Frames {
     }
 
     /// Returns whether `frame`, which holds the code at `pc`, is text for which CPUs of `node` have
-    /// another frame.
-    pub fn is_anothers_text(&self, node: usize, pc: u64, frame: u64) -> bool {
-        let (Some(p), Some(texts)) = (self.published(), self.texts.get()) else { return false };
+    /// another frame in all versions of text from number `since` on.
+    pub fn is_anothers_text(&self, node: usize, pc: u64, frame: u64, since: usize) -> bool {
+        let Some(p) = self.published() else { return false };
         if !self.mark(frame).is_some_and(|mark| self.is_read_only(mark)) {
             return false;
         }
         let page = (pc >> 12).wrapping_sub(p.text >> 12) as usize;
-        texts.get(node).and_then(|frames| frames.get(page)) != Some(&frame)
+        self.texts.is_anothers(node, page, frame, since)
     }
 
     /// Returns whether the image's slot of `root` is that of `node`'s published root; `None` before
@@ -292,7 +286,7 @@ impl Frames {
     /// Handles a store to a translation table of the kernel half, at this guest-physical address.
     /// Returns the number of windows that it opened, and the addresses of those that it closed.
     pub fn half_store(&self, memory: &dyn GuestMemory, physical: u64, by: Suspect) -> (u64, Vec<u64>) {
-        let (mut opened, mut closed) = (0, Vec::new());
+        let (mut opened, mut closed, mut is_text) = (0, Vec::new(), false);
         let Some(p) = self.published() else { return (opened, closed) };
         self.changing().stored(memory, physical, &mut |change| {
             match change {
@@ -300,8 +294,12 @@ impl Frames {
                 Change::Went(leaf) if in_windows(p, leaf.address) => closed.push(leaf.address),
                 _ => {}
             }
+            is_text |= matches!(change, Change::Came(leaf) if is_read_only_part(p, leaf.address));
             self.judge(p, change, by);
         });
+        if is_text {
+            self.texts.read(memory, p);
+        }
         (opened, closed)
     }
 

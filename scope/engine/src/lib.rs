@@ -36,6 +36,7 @@ mod smap;
 mod tally;
 #[cfg(test)]
 mod tests;
+mod texts;
 mod uses;
 mod watch;
 

@@ -1,7 +1,8 @@
 //! The image as [`freehold_replica`] copies it, and the root of each node's kernel half.
 //!
 //! Roots are set once, on the first CPU, before a second one runs and before an address space
-//! exists. Every CPU then has its node's root, or a copy of it, loaded for ever ([`load_own`]).
+//! exists. Every CPU then has its node's root, or a copy of it, loaded for ever ([`load_own`]). A
+//! copy that is made later changes leaves below the node's root.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -12,7 +13,7 @@ use freehold_machine::{
 use freehold_replica::{KernelImage, PatchError, Port, Rest};
 
 use super::{direct, patching, tables, windows};
-use crate::{X86, boot, built};
+use crate::{X86, boot, built, cpu};
 
 /// By node: the root whose kernel half is copied to the roots of its CPUs. 0: the kernel's own
 /// root.
@@ -97,11 +98,14 @@ pub fn forget_shared_text(cpu: CpuId) {
 pub struct ImagePort;
 
 impl Port for ImagePort {
-    fn read_image<R>(self, page: u64, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R {
-        assert!(page < boot::read_only_frames().len() && X86.current_root() == tables::root());
+    fn copy_image(self, page: u64, frames: PfnRange) {
+        assert!(page + frames.len() <= boot::read_only_frames().len());
         let address = boot::read_only_parts().0.start + page * PAGE_SIZE as u64;
-        // SAFETY: text and read-only data are mapped for reading, for ever, and are never written.
-        f(unsafe { &*(address as *const [u8; PAGE_SIZE]) })
+        let bytes = frames.len() as usize * PAGE_SIZE;
+        // SAFETY: text and read-only data are mapped for reading, for ever, and are not written
+        // while a single CPU runs this code.
+        let bytes = unsafe { core::slice::from_raw_parts(address as *const u8, bytes) };
+        windows::fill(frames, bytes);
     }
     fn rest(self) -> Rest {
         if windows::policy().is_exclusive() { Rest::Frames } else { Rest::Pageblock }
@@ -123,6 +127,9 @@ impl Port for ImagePort {
     }
     fn synchronise(self) {
         patching::synchronise();
+    }
+    fn forget_text(self) {
+        X86.flush_on(cpu::online(), Flush::All);
     }
     fn is_as_built(self, page: u64, bytes: &[u8; PAGE_SIZE]) -> bool {
         built::is_page_as_built(page, bytes)

@@ -512,14 +512,13 @@ pub fn totals() -> [u64; 2] {
     each.fold([0; 2], |[windows, laps], [more, others]| [windows + more, laps + others])
 }
 
-/// Zeroes a whole pageblock that is outside the direct map, in a window of 2 MiB. Returns `false`,
-/// and does nothing, if a part of the block is not accessible memory, or this CPU has no windows
-/// yet.
-fn zero_block(block: PfnRange) -> bool {
+/// Shows `f` the bytes of a whole pageblock that is outside the direct map, in a window of 2 MiB.
+/// Returns `false`, and does nothing, if a part of the block is not accessible memory, or this CPU
+/// has no windows yet. The caller owns the block.
+fn with_block(block: PfnRange, f: impl FnOnce(*mut u8)) -> bool {
     let is_memory = boot::info().is_plain_run(block) || pluggable::is_plugged(block.start);
     if is_memory && IS_OFF.load(Ordering::Relaxed) {
-        // SAFETY: all memory is in the direct map, and the caller owns the block.
-        unsafe { wiping::wipe_block(tables::frame_ptr(block.start)) };
+        f(tables::frame_ptr(block.start));
         return true;
     }
     if !is_memory || direct::touches(block) {
@@ -533,21 +532,45 @@ fn zero_block(block: PfnRange) -> bool {
     let Some(entry) = (unsafe { entry.as_ref() }) else { return false };
     entry.store(tables::leaf(block.start, WINDOW | LARGE), Ordering::Release);
     let address = large_base(pinned.cpu().0.into()).0;
-    // SAFETY: the CPU's large window was just opened on a block that the caller owns. It was
-    // flushed when it last closed. No other user of the window can interrupt this code, since
-    // interrupts open no windows.
-    unsafe { wiping::wipe_block(address as *mut u8) };
+    // The window was flushed when it last closed. No other user of it can interrupt this code,
+    // since interrupts open no windows.
+    f(address as *mut u8);
     entry.store(0, Ordering::Relaxed);
     registers::invlpg(address);
     drop(pinned);
     true
 }
 
+/// Whether these frames are a whole pageblock.
+fn is_block(frames: PfnRange) -> bool {
+    frames.len() == PAGEBLOCK_FRAMES && frames.start.is_aligned(PAGEBLOCK_ORDER)
+}
+
+/// Zeroes a pageblock; `false`, and nothing done, as [`with_block`].
+fn zero_block(block: PfnRange) -> bool {
+    // SAFETY: the 2 MiB that are shown belong to the caller.
+    with_block(block, |bytes| unsafe { wiping::wipe_block(bytes) })
+}
+
+/// Copies `bytes`, a page for each frame, to frames that the caller owns: a whole pageblock in one
+/// window, others in a window each.
+pub(super) fn fill(frames: PfnRange, bytes: &[u8]) {
+    assert!(bytes.len() == frames.len() as usize * PAGE_SIZE);
+    // SAFETY: `bytes` has as many bytes as the frames, which are shown for stores, and which the
+    // caller owns: nothing else refers to them.
+    let copy = |to: *mut u8| unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    if is_block(frames) && with_block(frames, copy) {
+        return;
+    }
+    for (frame, page) in frames.iter().zip(bytes.as_chunks::<PAGE_SIZE>().0) {
+        X86.with_bytes(frame, |to| to.copy_from_slice(page));
+    }
+}
+
 impl PhysicalBytes for X86 {
     fn zero_run(self, first: Pfn, count: u64) {
         let block = PfnRange::new(first, first.offset(count));
-        let is_block = count == PAGEBLOCK_FRAMES && first.is_aligned(PAGEBLOCK_ORDER);
-        if !is_block || !zero_block(block) {
+        if !is_block(block) || !zero_block(block) {
             self.with_run(first, 0..count as usize * PAGE_SIZE, |_, bytes| bytes.fill(0));
         }
     }

@@ -10,13 +10,17 @@ use crate::{Errno, Result, hw, mem, sched};
 pub(super) struct Replica;
 
 impl Generate for Replica {
-    /// A line for the image, one for each node with a replica, and one for roots.
+    /// A line for the image, one for each node with a replica or one that waits for it, and one for
+    /// roots.
     fn show(&self, out: &mut Text) -> Result<()> {
         let Some(replicas) = mem::replicas().map(Mutex::lock) else { return Ok(()) };
         let image = replicas.image();
         writeln!(out, "image: node {}, {} pages", image.node.0, image.pages);
         for figures in replicas.figures() {
             writeln!(out, "node {}: {} frames, {} tables", figures.node.0, figures.frames, figures.tables);
+        }
+        for (node, place) in replicas.waiting() {
+            writeln!(out, "node {} waits for memory and shares node {}'s", node.0, place.0);
         }
         let (spare, missed) = (sched::spare_roots(), sched::spares_missed());
         let shared = hw::replicas::shared_load_count();

@@ -110,7 +110,7 @@ pub mod pluggable {
 
 /// The host build has no replicas of the text: all nodes share the test's.
 pub mod replica {
-    use freehold_machine::{CpuId, NodeId, PAGE_SIZE, Topology, VirtAddr};
+    use freehold_machine::{CpuId, NodeId, Topology, VirtAddr};
     use freehold_replica::{KernelImage, PatchError, Port, Rest};
 
     use super::{Cpus, Pfn, PfnRange, ROOT, machine};
@@ -140,9 +140,10 @@ pub mod replica {
     pub struct ImagePort;
 
     impl Port for ImagePort {
-        fn read_image<R>(self, page: u64, _f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R {
+        fn copy_image(self, page: u64, _frames: PfnRange) {
             panic!("page {page} of an image without pages")
         }
+        fn forget_text(self) {}
         fn rest(self) -> Rest {
             Rest::Pageblock
         }

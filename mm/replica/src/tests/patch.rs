@@ -35,6 +35,10 @@ impl Patched {
     pub(super) fn prepare(&self) -> Result<(), PatchError> {
         if self.has_no_memory.load(Ordering::Relaxed) { Err(PatchError::OutOfMemory) } else { Ok(()) }
     }
+    /// From now on the patching window cannot be made, or can.
+    pub(super) fn refuse(&self, refuse: bool) {
+        self.has_no_memory.store(refuse, Ordering::Relaxed);
+    }
     fn places(&self) -> MutexGuard<'_, Vec<(Patch, Vec<View>)>> {
         self.places.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -185,7 +189,7 @@ fn what_cannot_be_patched_wholly_is_not_patched_at_all() {
     let changed = PatchError::Changed(ReplicaFault::Replica { node: NodeId(2), page: 2 });
     assert_eq!(replicas.patch(&patches), Err(changed));
     flip(7);
-    shared.patched.has_no_memory.store(true, Ordering::Relaxed);
+    shared.patched.refuse(true);
     assert_eq!(replicas.patch(&patches), Err(PatchError::OutOfMemory));
     assert_eq!((all(), faults(&mut replicas)), (before, Vec::new()));
 }

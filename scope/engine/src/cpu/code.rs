@@ -79,7 +79,7 @@ impl Cpu {
 
     fn check_text(&self, pc: u64, frame: u64) {
         let frames = &self.watch.frames;
-        if frames.is_anothers_text(self.home, pc, frame) {
+        if frames.is_anothers_text(self.home, pc, frame, self.text_version) {
             frames.report(Rule::RemoteText, self.suspect(pc, pc, frame), None);
         }
     }

@@ -10,7 +10,10 @@ const OUTSIDE: u64 = 0x3000;
 impl Machine {
     /// Stores an entry of a 4 KiB page from the kernel on CPU 0, in an existing table.
     pub fn map(&mut self, address: u64, entry: u64) {
-        let place = (1..=3).rev().fold(ROOT, |table, level| {
+        self.map_below(ROOT, address, entry);
+    }
+    fn map_below(&mut self, root: u64, address: u64, entry: u64) {
+        let place = (1..=3).rev().fold(root, |table, level| {
             let slot = table + (address >> (12 + 9 * level) & 511) * 8;
             self.words.0.lock().unwrap().get(&slot).copied().unwrap() & FRAME
         }) + (address >> 12 & 511) * 8;
@@ -121,6 +124,34 @@ fn a_kernel_stack_is_mapped_outside_the_direct_map_alone() {
     machine.words.map(ROOT, DYNAMIC, OUTSIDE << 12, PageSize::Small, WRITABLE);
     machine.publish(&[(OUTSIDE, STACK), (INSIDE, STACK)]);
     assert_eq!(machine.broken(), [(Rule::Mapped, DIRECT + (INSIDE << 12), 1)]);
+}
+
+/// Node 1 uses node 0's text at first. Then the leaf of its own table leads to a copy.
+#[test]
+fn a_cpu_may_fetch_old_text_after_a_late_copy_until_it_flushes_all_translations() {
+    const REPLICA: u64 = NODE + IMAGE;
+    let mut machine = Machine::new();
+    machine.kernel(0);
+    machine.second_root = ROOT + 0x8_0000;
+    let own = machine.second_root;
+    machine.words.map(own, TEXT, IMAGE, PageSize::Small, PTE_GLOBAL);
+    assert_eq!(machine.publish(&[(REPLICA >> 12, 5)]), DoorbellRing::Published);
+    machine.cpus[1].loads_root(TEXT + 8, own);
+    machine.cpus[1].flush(Flush::Space(Some(own)));
+    machine.cpus[1].flush(Flush::All);
+    let fetch = |machine: &mut Machine, cpu: usize, frame| {
+        machine.cpus[cpu].flush(Flush::Space(Some(own)));
+        machine.run(cpu, TEXT, frame, 10);
+    };
+    fetch(&mut machine, 1, IMAGE);
+    machine.kernel(0);
+    machine.map_below(own, TEXT, REPLICA | PTE_GLOBAL | 1);
+    fetch(&mut machine, 1, REPLICA);
+    fetch(&mut machine, 1, IMAGE);
+    machine.cpus[1].flush(Flush::All);
+    fetch(&mut machine, 1, REPLICA);
+    fetch(&mut machine, 1, IMAGE);
+    assert_eq!(machine.broken(), [(Rule::RemoteText, TEXT, 1)]);
 }
 
 #[test]
