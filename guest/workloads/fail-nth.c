@@ -401,6 +401,38 @@ static void restartable(void) {
     }
 }
 
+// A child whose call another one answers, with a descriptor first. Where the answer fails, the end
+// of the listener ends the call.
+static void listener(void) {
+    struct sock_filter code[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getpgid, 0, 1),
+                                 BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    struct sock_fprog program = {4, code};
+    pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        int from = (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &program);
+        if (from < 0) _exit(1);
+        pid_t asks = fork();
+        if (asks == 0) {
+            close(from);
+            _exit(syscall(SYS_getpgid, 0) < 0);
+        }
+        // The call may have ended for lack of memory.
+        struct pollfd polled = {from, POLLIN, 0};
+        struct seccomp_notif call = {0};
+        if (asks > 0 && poll(&polled, 1, 100) == 1 && ioctl(from, SECCOMP_IOCTL_NOTIF_RECV, &call) == 0) {
+            struct seccomp_notif_addfd added = {.id = call.id, .srcfd = 1};
+            struct seccomp_notif_resp answer = {.id = call.id, .val = 1};
+            ioctl(from, SECCOMP_IOCTL_NOTIF_ADDFD, &added);
+            ioctl(from, SECCOMP_IOCTL_NOTIF_SEND, &answer);
+        }
+        close(from);
+        if (asks > 0) waitpid(asks, 0, 0);
+        _exit(0);
+    }
+    if (child > 0) waitpid(child, 0, 0);
+}
+
 // A child that installs seccomp filters, for one thread and for both.
 static void filters(void) {
     pid_t child = fork();
@@ -565,6 +597,7 @@ static void tasks(void) {
     for (int i = 0; i < 20; i++) sigqueue(getpid(), SIGRTMIN + i % 3, (union sigval){.sival_int = i});
     restartable();
     filters();
+    listener();
     pthread_t thread;
     if (pthread_create(&thread, 0, nothing, 0) == 0) pthread_join(thread, 0);
     pid_t child = fork();
