@@ -489,6 +489,27 @@ static void mounts(void) {
         if (fd >= 0) close(fd);
         while (umount2("/tmp/fail-nth", MNT_DETACH) != 0 && errno == ENOMEM) {}
     }
+    // The same with descriptors, and a copy of the tree, which ends unused.
+    int context = fsopen("tmpfs", FSOPEN_CLOEXEC);
+    if (context >= 0) {
+        (void)!fsconfig(context, FSCONFIG_SET_STRING, "size", "64k", 0);
+        (void)!fsconfig(context, FSCONFIG_CMD_CREATE, 0, 0, 0);
+        int tree = fsmount(context, 0, MOUNT_ATTR_NODEV);
+        if (tree >= 0) {
+            struct mount_attr change = {.attr_set = MOUNT_ATTR_NOSUID};
+            (void)!mount_setattr(tree, "", AT_EMPTY_PATH, &change, sizeof change);
+            int copy = move_mount(tree, "", AT_FDCWD, "/tmp/fail-nth", MOVE_MOUNT_F_EMPTY_PATH) == 0
+                           ? open_tree(AT_FDCWD, "/tmp/fail-nth", OPEN_TREE_CLONE | AT_RECURSIVE)
+                           : -1;
+            int picked = fspick(AT_FDCWD, "/tmp/fail-nth", 0);
+            if (picked >= 0) (void)!fsconfig(picked, FSCONFIG_CMD_RECONFIGURE, 0, 0, 0);
+            if (picked >= 0) close(picked);
+            if (copy >= 0) close(copy);
+            while (umount2("/tmp/fail-nth", MNT_DETACH) != 0 && errno == ENOMEM) {}
+            close(tree);
+        }
+        close(context);
+    }
     rmdir("/tmp/fail-nth");
 }
 

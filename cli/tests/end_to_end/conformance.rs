@@ -214,6 +214,11 @@ fn listeners() {
     }
 }
 
+#[test]
+fn mounts() {
+    conforms("mounts");
+}
+
 /// 10,000 times in make test-long. Linux ends rings in a worker, which is not waited for.
 #[test]
 fn leaks() {
