@@ -211,6 +211,26 @@ static void a_stream_that_fails_half_way(void)
 	close(pair[1]);
 }
 
+/* connect(2) to AF_UNSPEC ends the connection of a datagram socket. */
+static void disconnecting(void)
+{
+	struct sockaddr none = { .sa_family = AF_UNSPEC };
+	struct sockaddr_un name = { AF_UNIX, "\0messages-disconnecting" };
+	int from = socket(AF_UNIX, SOCK_DGRAM, 0), to = socket(AF_UNIX, SOCK_DGRAM, 0), stream = socket(AF_UNIX, SOCK_STREAM, 0);
+	char byte;
+	NEED(bind(to, (void *)&name, 20) == 0 && connect(from, (void *)&name, 20) == 0 && send(from, "x", 1, 0) == 1);
+	PROMISE("a datagram socket is disconnected", connect(from, &none, sizeof none) == 0);
+	FAILS_WITH("then it sends to nobody", send(from, "y", 1, 0), ENOTCONN);
+	PROMISE("what it has sent arrives", recv(to, &byte, 1, MSG_DONTWAIT) == 1 && byte == 'x');
+	PROMISE("again, by the family alone", connect(from, &none, sizeof none.sa_family) == 0);
+	FAILS_WITH("which has two bytes", connect(from, &none, 1), EINVAL);
+	PROMISE("it is connected again", connect(from, (void *)&name, 20) == 0 && send(from, "z", 1, 0) == 1);
+	FAILS_WITH("a stream stays", connect(stream, &none, sizeof none), EINVAL);
+	close(from);
+	close(to);
+	close(stream);
+}
+
 int main(void)
 {
 	pages = mmap(NULL, 3 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -223,5 +243,6 @@ int main(void)
 	who_accepts_inherits_the_wish();
 	ends_that_lose_something();
 	a_stream_that_fails_half_way();
+	disconnecting();
 	return conclude();
 }

@@ -141,6 +141,12 @@ static void names(void)
 	PROMISE("and its protocol", getsockopt(third, SOL_SOCKET, SO_PROTOCOL, &type, &length) == 0 && type == NETLINK_ROUTE);
 	FAILS_WITH("streams there are none", socket(AF_NETLINK, SOCK_STREAM, 0), ESOCKTNOSUPPORT);
 	FAILS_WITH("nor protocols beyond the last", socket(AF_NETLINK, SOCK_RAW, 99), EPROTONOSUPPORT);
+	struct sockaddr_nl events = { .nl_family = AF_NETLINK, .nl_groups = 1 };
+	int device = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, NETLINK_KOBJECT_UEVENT);
+	char byte;
+	PROMISE("events of devices can be waited for", device >= 0 && bind(device, (void *)&events, sizeof events) == 0);
+	FAILS_WITH("while there are none", recv(device, &byte, 1, 0), EAGAIN);
+	close(device);
 	FAILS_WITH("nor pairs", socketpair(AF_NETLINK, SOCK_RAW, 0, (int[2]){ 0 }), EOPNOTSUPP);
 	FAILS_WITH("it does not listen", listen(third, 1), EOPNOTSUPP);
 	FAILS_WITH("nor end by halves", shutdown(third, SHUT_WR), EOPNOTSUPP);

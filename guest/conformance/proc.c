@@ -1,6 +1,7 @@
 /* Information about the kernel and its processes: /proc, /sys, uname, sysinfo, identities, limits.
  */
 #include "promise.h"
+#include <linux/random.h>
 #include <dirent.h>
 #include <sys/auxv.h>
 #include <sys/epoll.h>
@@ -163,6 +164,39 @@ static void system_wide(void)
 	FAILS_WITH("/proc cannot be written into", mkdir("/proc/folder", 0755), ENOENT);
 }
 
+/* random(4): control of /dev/urandom. Root may credit bits; any process may count them. */
+static void entropy(void)
+{
+	struct {
+		int bits, bytes;
+		char seed[100];
+	} added = { 8, 100, { 0 } };
+	int device = open("/dev/urandom", O_RDWR), bits = 0, negative = -1, status;
+	NEED(device >= 0);
+	PROMISE("a generator that was seeded has 256 bits", ioctl(device, RNDGETENTCNT, &bits) == 0 && bits == 256);
+	PROMISE("root adds bytes to it", ioctl(device, RNDADDENTROPY, &added) == 0 && ioctl(device, RNDADDTOENTCNT, &added.bits) == 0);
+	added.bytes = -1;
+	FAILS_WITH("of a valid number", ioctl(device, RNDADDENTROPY, &added), EFAULT);
+	FAILS_WITH("that can be read", ioctl(device, RNDADDENTROPY, 8), EFAULT);
+	added.bits = -1;
+	FAILS_WITH("and takes none away", ioctl(device, RNDADDENTROPY, &added), EINVAL);
+	FAILS_WITH("nor bits", ioctl(device, RNDADDTOENTCNT, &negative), EINVAL);
+	PROMISE("it is emptied, and stays full", ioctl(device, RNDZAPENTCNT, 0) == 0 && ioctl(device, RNDCLEARPOOL, 0) == 0 &&
+		ioctl(device, RNDRESEEDCRNG, 0) == 0 && ioctl(device, RNDGETENTCNT, &bits) == 0 && bits == 256);
+	FAILS_WITH("a terminal it is not", ioctl(device, TIOCGWINSZ, &bits), EINVAL);
+	IN_CHILD(status, {
+		added.bits = 8;
+		added.bytes = 100;
+		if (setuid(20) != 0 || ioctl(device, RNDADDENTROPY, &added) != -1 || errno != EPERM)
+			_exit(1);
+		if (ioctl(device, RNDRESEEDCRNG, 0) != -1 || errno != EPERM || ioctl(device, RNDADDTOENTCNT, &negative) != -1 || errno != EPERM)
+			_exit(2);
+		_exit(ioctl(device, RNDGETENTCNT, &bits) != 0);
+	});
+	PROMISE("others only ask", status == 0);
+	close(device);
+}
+
 static void identities(void)
 {
 	PROMISE("we are root", getuid() == 0 && geteuid() == 0 && getgid() == 0);
@@ -288,6 +322,7 @@ int main(int argc, char **argv)
 	others();
 	system_wide();
 	identities();
+	entropy();
 	logins();
 	descriptors();
 	children();

@@ -105,6 +105,37 @@ static void timers(void)
 	close(fd);
 }
 
+/* A timer for a time of the wall clock that is cancelled when the clock is set. */
+static void cancelled(void)
+{
+	int cancel = TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET;
+	int timers[3] = { timerfd_create(CLOCK_REALTIME, TFD_NONBLOCK), timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK), timerfd_create(CLOCK_REALTIME, TFD_NONBLOCK) };
+	struct timespec now;
+	uint64_t times;
+	NEED(clock_gettime(CLOCK_REALTIME, &now) == 0);
+	struct itimerspec far = { .it_value = { now.tv_sec + 100000, 0 } };
+	for (int i = 0; i < 3; i++)
+		NEED(timerfd_settime(timers[i], i == 2 ? TFD_TIMER_ABSTIME : cancel, &far, NULL) == 0);
+	NEED(clock_gettime(CLOCK_REALTIME, &now) == 0);
+	now.tv_sec += 2;
+	NEED(clock_settime(CLOCK_REALTIME, &now) == 0);
+	struct pollfd polled = { timers[0], POLLIN, 0 };
+	PROMISE("setting the clock is an event of a timer that asked for it", poll(&polled, 1, 0) == 1 && polled.revents == POLLIN);
+	FAILS_WITH("which is cancelled", read(timers[0], &times, 8), ECANCELED);
+	FAILS_WITH("once", read(timers[0], &times, 8), EAGAIN);
+	FAILS_WITH("a timer of another clock is not", read(timers[1], &times, 8), EAGAIN);
+	FAILS_WITH("nor one that did not ask", read(timers[2], &times, 8), EAGAIN);
+	now.tv_sec -= 2;
+	NEED(clock_settime(CLOCK_REALTIME, &now) == 0);
+	struct itimerspec left = { 0 };
+	FAILS_WITH("setting a cancelled timer tells it, too", timerfd_settime(timers[0], cancel, &far, NULL), ECANCELED);
+	PROMISE("and sets it", timerfd_gettime(timers[0], &left) == 0 && left.it_value.tv_sec > 90000);
+	NEED(timerfd_settime(timers[0], TFD_TIMER_ABSTIME, &far, NULL) == 0 && clock_settime(CLOCK_REALTIME, &now) == 0);
+	FAILS_WITH("until it asks no more", read(timers[0], &times, 8), EAGAIN);
+	for (int i = 0; i < 3; i++)
+		close(timers[i]);
+}
+
 static void usage(void)
 {
 	struct rusage before, after;
@@ -373,6 +404,7 @@ int main(void)
 	timers_of_a_nanosecond();
 	timers_disarmed_as_they_expire();
 	timers_armed_from_all_sides();
+	cancelled();
 	usage();
 	time_of_a_child_that_computes();
 	time_of_threads_that_end();

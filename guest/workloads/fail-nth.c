@@ -401,6 +401,38 @@ static void restartable(void) {
     }
 }
 
+// A child whose call another one answers, with a descriptor first. Where the answer fails, the end
+// of the listener ends the call.
+static void listener(void) {
+    struct sock_filter code[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getpgid, 0, 1),
+                                 BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    struct sock_fprog program = {4, code};
+    pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        int from = (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &program);
+        if (from < 0) _exit(1);
+        pid_t asks = fork();
+        if (asks == 0) {
+            close(from);
+            _exit(syscall(SYS_getpgid, 0) < 0);
+        }
+        // The call may have ended for lack of memory.
+        struct pollfd polled = {from, POLLIN, 0};
+        struct seccomp_notif call = {0};
+        if (asks > 0 && poll(&polled, 1, 100) == 1 && ioctl(from, SECCOMP_IOCTL_NOTIF_RECV, &call) == 0) {
+            struct seccomp_notif_addfd added = {.id = call.id, .srcfd = 1};
+            struct seccomp_notif_resp answer = {.id = call.id, .val = 1};
+            ioctl(from, SECCOMP_IOCTL_NOTIF_ADDFD, &added);
+            ioctl(from, SECCOMP_IOCTL_NOTIF_SEND, &answer);
+        }
+        close(from);
+        if (asks > 0) waitpid(asks, 0, 0);
+        _exit(0);
+    }
+    if (child > 0) waitpid(child, 0, 0);
+}
+
 // A child that installs seccomp filters, for one thread and for both.
 static void filters(void) {
     pid_t child = fork();
@@ -456,6 +488,27 @@ static void mounts(void) {
         int fd = open("/tmp/fail-nth/sys/kernel/ostype", O_RDONLY);
         if (fd >= 0) close(fd);
         while (umount2("/tmp/fail-nth", MNT_DETACH) != 0 && errno == ENOMEM) {}
+    }
+    // The same with descriptors, and a copy of the tree, which ends unused.
+    int context = fsopen("tmpfs", FSOPEN_CLOEXEC);
+    if (context >= 0) {
+        (void)!fsconfig(context, FSCONFIG_SET_STRING, "size", "64k", 0);
+        (void)!fsconfig(context, FSCONFIG_CMD_CREATE, 0, 0, 0);
+        int tree = fsmount(context, 0, MOUNT_ATTR_NODEV);
+        if (tree >= 0) {
+            struct mount_attr change = {.attr_set = MOUNT_ATTR_NOSUID};
+            (void)!mount_setattr(tree, "", AT_EMPTY_PATH, &change, sizeof change);
+            int copy = move_mount(tree, "", AT_FDCWD, "/tmp/fail-nth", MOVE_MOUNT_F_EMPTY_PATH) == 0
+                           ? open_tree(AT_FDCWD, "/tmp/fail-nth", OPEN_TREE_CLONE | AT_RECURSIVE)
+                           : -1;
+            int picked = fspick(AT_FDCWD, "/tmp/fail-nth", 0);
+            if (picked >= 0) (void)!fsconfig(picked, FSCONFIG_CMD_RECONFIGURE, 0, 0, 0);
+            if (picked >= 0) close(picked);
+            if (copy >= 0) close(copy);
+            while (umount2("/tmp/fail-nth", MNT_DETACH) != 0 && errno == ENOMEM) {}
+            close(tree);
+        }
+        close(context);
     }
     rmdir("/tmp/fail-nth");
 }
@@ -565,6 +618,7 @@ static void tasks(void) {
     for (int i = 0; i < 20; i++) sigqueue(getpid(), SIGRTMIN + i % 3, (union sigval){.sival_int = i});
     restartable();
     filters();
+    listener();
     pthread_t thread;
     if (pthread_create(&thread, 0, nothing, 0) == 0) pthread_join(thread, 0);
     pid_t child = fork();

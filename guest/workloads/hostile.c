@@ -74,6 +74,8 @@ static int is_spared(long number)
 	case SYS_reboot:
 	case SYS_mount:
 	case SYS_umount2:
+	case 429 /* move_mount */:
+	case 442 /* mount_setattr */:
 	case SYS_pivot_root:
 	case SYS_swapoff:
 	case SYS_kexec_load:
@@ -290,6 +292,8 @@ static long some_call(struct dice *dice)
 	return low;
 }
 
+static const uint32_t listener_requests[] = { 0xc0502100, 0xc0182101, 0x40082102, 0x40182103 };
+
 /* Replaces the process number of a call that changes another process by one of process(), which
  * never returns the parent's. */
 static void keep_to_own(struct dice *dice, long call, uint64_t *a)
@@ -326,6 +330,8 @@ static void keep_to_own(struct dice *dice, long call, uint64_t *a)
 			a[2] = process(dice);
 		break;
 	case SYS_ioctl:
+		if (below(dice, 16) == 0)
+			a[1] = listener_requests[below(dice, 4)];
 		if ((uint32_t)a[1] == FIOSETOWN || (uint32_t)a[1] == SIOCSPGRP)
 			a[1] = FIOGETOWN;
 		break;
@@ -384,6 +390,16 @@ static void prepare_filter(struct dice *dice, uint64_t *a)
 		program[2 + i] = codes[below(dice, sizeof codes)] | (uint64_t)below(dice, 3) << 16 | (uint64_t)below(dice, 3) << 24 | (uint64_t)(below(dice, 17) * 4) << 32;
 	program[2 + count] = 0x7fff000000000006; /* all is allowed */
 	program[0] = count + 1;
+	if (below(dice, 4) == 0) {
+		/* A listener is asked about getsid. No call asks for a sleep that signals do not end. */
+		a[0] = 1;
+		a[1] = 8 | below(dice, 8);
+		program[2] = 0x20;
+		program[3] = 0x0000000001000015 | (uint64_t)SYS_getsid << 32;
+		program[4] = 0x7fc0000000000006;
+		program[5] = 0x7fff000000000006;
+		program[0] = 4;
+	}
 	program[1] = (uintptr_t)(program + 2);
 	prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 }

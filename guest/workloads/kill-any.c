@@ -32,9 +32,11 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
+#include <linux/filter.h>
 #include <linux/futex.h>
 #include <linux/aio_abi.h>
 #include <linux/io_uring.h>
+#include <linux/seccomp.h>
 
 #ifndef MADV_COLD
 #define MADV_COLD 20
@@ -755,6 +757,36 @@ static void do_wait_for_file(void)
 	}
 	FOREVER(write(small, "x", 1); read(hole, piece, 1));
 }
+
+/* Installs a filter that asks a listener about getpgid, and returns the listener. */
+static int listen_to_oneself(void)
+{
+	struct sock_filter code[] = { BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getpgid, 0, 1),
+				      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW) };
+	struct sock_fprog program = { 4, code };
+	prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+	return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER | 32 /* WAIT_KILLABLE_RECV */, &program);
+}
+
+static void do_ask(void)
+{
+	listen_to_oneself();
+	FOREVER(syscall(SYS_getpgid, 0));
+}
+
+/* A child asks, and is killed while its question has been received. */
+static void do_ask_and_receive(void)
+{
+	int listener = listen_to_oneself();
+	if (fork() == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		for (;;)
+			syscall(SYS_getpgid, 0);
+	}
+	struct seccomp_notif call;
+	FOREVER(memset(&call, 0, sizeof call); ioctl(listener, SECCOMP_IOCTL_NOTIF_RECV, &call));
+}
+
 static void do_fault(void) { FOREVER(touch(wide, WIDE)); }
 static void do_fault_shared(void) { FOREVER(touch(shared, HUGE_FILE)); }
 
@@ -993,6 +1025,8 @@ static const struct row rows[] = {
 	{ SYS_io_uring_enter, "io_uring READV of a disk", do_ring_disk },
 	{ SYS_io_uring_enter, "io_uring READV of a disk directly", do_ring_direct },
 	{ SYS_write, "write that waits for a fallocate", do_wait_for_file },
+	{ SYS_getpgid, "call that asks a listener", do_ask },
+	{ SYS_ioctl, "receive a call as a listener", do_ask_and_receive },
 	{ -1, "core file", do_core },
 	{ -1, "core file of shared memory", do_core_shared },
 	{ -1, "core file of a wide area", do_core_wide },
@@ -1014,7 +1048,7 @@ static const int bounded[] = {
 	SYS_creat, SYS_link, SYS_symlink, SYS_readlink, SYS_chmod, SYS_fchmod, SYS_chown, SYS_fchown, SYS_lchown, SYS_umask, SYS_gettimeofday,
 	SYS_getrlimit, SYS_getrusage, SYS_sysinfo, SYS_times, SYS_getuid, SYS_getgid, SYS_setuid, SYS_setgid, SYS_geteuid, SYS_getegid, SYS_setpgid,
 	SYS_getppid, SYS_getpgrp, SYS_setsid, SYS_vhangup, SYS_setreuid, SYS_setregid, SYS_getgroups, SYS_setresuid, SYS_getresuid, SYS_setresgid, SYS_getresgid,
-	SYS_getpgid, SYS_setfsuid, SYS_setfsgid, SYS_getsid, SYS_capget, SYS_capset, SYS_rt_sigpending, SYS_rt_sigtimedwait, SYS_rt_sigsuspend,
+	SYS_setfsuid, SYS_setfsgid, SYS_getsid, SYS_capget, SYS_capset, SYS_rt_sigpending, SYS_rt_sigtimedwait, SYS_rt_sigsuspend,
 	SYS_sigaltstack, SYS_sysfs, SYS_ustat, SYS_utime, SYS_mknod, SYS_statfs, SYS_fstatfs, SYS_getpriority, SYS_setpriority, SYS_sched_setparam, SYS_sched_getparam,
 	SYS_sched_setscheduler, SYS_sched_getscheduler, SYS_sched_get_priority_max, SYS_sched_get_priority_min, SYS_sched_rr_get_interval,
 	SYS_munlock, SYS_munlockall, SYS_prctl, SYS_arch_prctl, SYS_setrlimit, SYS_chroot, SYS_settimeofday, SYS_mount, SYS_umount2, SYS_swapon,
@@ -1030,6 +1064,7 @@ static const int bounded[] = {
 	SYS_inotify_init, SYS_inotify_init1, SYS_inotify_add_watch, SYS_inotify_rm_watch,
 	SYS_dup3, SYS_pipe2, SYS_rt_tgsigqueueinfo, SYS_recvmmsg, SYS_prlimit64, SYS_syncfs, SYS_getcpu, SYS_renameat2, SYS_memfd_create,
 	SYS_execveat, SYS_seccomp, SYS_membarrier, SYS_rseq, SYS_statx, SYS_io_uring_setup, SYS_openat2, SYS_faccessat2, 441 /* epoll_pwait2 */, 447 /* memfd_secret */,
+	428 /* open_tree */, 429 /* move_mount */, 430 /* fsopen */, 431 /* fsconfig */, 432 /* fsmount */, 433 /* fspick */, 442 /* mount_setattr */,
 	452 /* fchmodat2 */, SYS_adjtimex, SYS_clock_adjtime, SYS_ioprio_set, SYS_ioprio_get, SYS_kcmp, SYS_sched_setattr, SYS_sched_getattr,
 	SYS_mq_open, SYS_mq_unlink, SYS_mq_notify, SYS_mq_getsetattr, 329 /* pkey_mprotect */, 330 /* pkey_alloc */, 331 /* pkey_free */, 454 /* futex_wake */, 455 /* futex_wait */, 456 /* futex_requeue */,
 	/* These replace, end or copy the caller, or are variants of a row above. */

@@ -207,6 +207,18 @@ fn seccomp() {
     }
 }
 
+#[test]
+fn listeners() {
+    for cpus in ["1", "4"] {
+        conforms_with("listeners", &["--cpus", cpus], &[], &[]);
+    }
+}
+
+#[test]
+fn mounts() {
+    conforms("mounts");
+}
+
 /// 10,000 times in make test-long. Linux ends rings in a worker, which is not waited for.
 #[test]
 fn leaks() {

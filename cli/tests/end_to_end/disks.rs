@@ -335,3 +335,56 @@ fn an_iommu_that_is_wanted_and_cannot_be_used_is_one_sentence() {
         assert_eq!(outcome.text(), "");
     }
 }
+
+/// Returns the differences of the 17 figures between two lines of /sys/block/vda/stat.
+fn differences(before: &str, after: &str) -> Vec<u64> {
+    let figures = |line: &str| -> Vec<u64> {
+        line.split_whitespace().map(|figure| figure.parse().expect("a number")).collect()
+    };
+    figures(after).iter().zip(figures(before)).map(|(after, before)| after - before).collect()
+}
+
+#[test]
+fn requests_are_counted_as_linux_does() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let disk = file_of(&folder, "disk", &vec![0; 4 << 20]);
+    let script = "cd /sys/block/vda; cat stat; /usr/bin/dd if=/dev/vda of=/dev/null bs=64k count=16 iflag=direct; \
+                  cat stat; /usr/bin/dd if=/dev/zero of=/dev/vda bs=4k count=8 oflag=direct conv=fsync; \
+                  cat stat; grep ' vda ' /proc/diskstats";
+    let disk = format!("{},iops=40", text(&disk));
+    let options = ["--disk", &disk, "-a", "/usr/bin/dd"];
+    let said = run(&options, &["busybox", "sh", "-c", script], b"").expect(0).text();
+    let [first, second, third, all] = said.lines().collect::<Vec<_>>()[..] else { panic!("{said}") };
+    let read = differences(first, second);
+    assert_eq!((read[0], read[2], read[4], read[8]), (16, 2048, 0, 0), "{said}");
+    // QEMU lets a tenth of a second's requests pass at once.
+    assert!(read[3] >= 200 && read[9] >= 200 && read[10] >= 200, "at 40 a second: {said}");
+    let written = differences(second, third);
+    assert_eq!((written[0], written[4], written[6], written[8]), (0, 8, 64, 0), "{said}");
+    assert!(written[15] >= 1, "it was flushed: {said}");
+    let third: Vec<&str> = third.split_whitespace().collect();
+    let all: Vec<&str> = all.split_whitespace().collect();
+    assert_eq!((&all[..3], &all[3..]), (&["254", "0", "vda"][..], &third[..]));
+}
+
+/// The programs of util-linux and procps that list disks, on a disk and one that is read-only.
+#[test]
+fn lsblk_and_vmstat_list_the_disks() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let disk = file_of(&folder, "disk", &vec![0; 4 << 20]);
+    let read_only = format!("{},ro", text(&file_of(&folder, "read-only", &vec![0; 8 << 20])));
+    let programs = ["-a", "/usr/bin/lsblk", "-a", "/usr/bin/vmstat"];
+    let disks = ["--disk", text(&disk), "--disk", &read_only];
+    let script = "lsblk && lsblk -o NAME,MIN-IO,PHY-SEC,LOG-SEC,RA,ZONED,HOTPLUG && \
+                  dd if=/dev/vdb of=/dev/null bs=8k count=1 iflag=direct && vmstat -d && vmstat -p vdb";
+    let words = ["busybox", "sh", "-c", script];
+    let said = run(&[&programs[..], &disks].concat(), &words, b"").expect(0).text();
+    let rows: Vec<Vec<&str>> = said.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[1], ["vda", "254:0", "0", "4M", "0", "disk"], "{said}");
+    assert_eq!(rows[2], ["vdb", "254:16", "0", "8M", "1", "disk"], "{said}");
+    assert_eq!(rows[4], ["vda", "512", "512", "512", "128", "none", "0"], "{said}");
+    assert_eq!(rows[9][0], "vdb", "{said}");
+    let count = |row: usize, column: usize| rows[row][column].parse::<u64>().expect("a number");
+    assert!(count(9, 1) >= 1 && count(9, 3) >= 16, "{said}");
+    assert_eq!((count(11, 0), count(11, 1), count(11, 2)), (count(9, 1), count(9, 3), 0), "{said}");
+}

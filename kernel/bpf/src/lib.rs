@@ -83,6 +83,11 @@ impl CallData {
         }
         Self(words)
     }
+
+    /// Returns the words of struct seccomp_data.
+    pub const fn words(&self) -> &[u32; DATA / 4] {
+        &self.0
+    }
 }
 
 impl Loads for CallData {

@@ -10,7 +10,7 @@
 use core::ops::Range;
 
 use freehold_bounce::{Original, OriginalMut};
-use freehold_virtio::{SECTOR_SIZE, Sleep};
+use freehold_virtio::{BlockDevice, SECTOR_SIZE, Sleep};
 
 use super::{DiskContent, Shortage, ensure_objects};
 use crate::user::{Direct, Sink, Source, so_far};

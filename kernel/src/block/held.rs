@@ -7,11 +7,11 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_collections::Arc;
+use freehold_virtio::BlockDevice;
 
 use super::{DiskContent, MAJOR, MINORS, find};
 use crate::fs::OpenFile;
 use crate::fs::device::split_device;
-use crate::host::Disk;
 use crate::{Errno, Result};
 
 static EVER: AtomicBool = AtomicBool::new(false);
@@ -45,8 +45,8 @@ impl HeldDisk {
     }
 
     /// The device.
-    pub fn disk(&self) -> &Disk {
-        &self.0.disk
+    pub fn disk(&self) -> &dyn BlockDevice {
+        &*self.0.disk
     }
 
     /// Stores the changes in the disk's cache and empties it: from now on only the device has the

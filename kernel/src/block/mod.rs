@@ -7,6 +7,7 @@
 //! a disk is read and written without the cache ([`direct`]). Disks in slots are plugged in and out
 //! while the machine runs ([`plug`]).
 
+mod counted;
 mod direct;
 mod flush;
 mod held;
@@ -18,16 +19,17 @@ mod write_backs;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use counted::CountedDisk;
 use freehold_bounce::{FrameBytes, FrameList, HeldBytes, HeldFrames, Original, OriginalMut};
 use freehold_collections::{Arc, TryCollect, Vec, reserve};
 use freehold_frame::{Frame, Held, HeldFrame, PageCache as CacheKind};
 use freehold_machine::PAGE_SIZE;
-use freehold_virtio::{BlockError, SECTOR_SIZE, Sleep};
+use freehold_virtio::{BlockDevice, BlockError, SECTOR_SIZE, Sleep};
 use freehold_vm::{Age, BackingStore, ErrorsTold, Evicted, Eviction, FrameChoice, Laundry, VmError};
 use freehold_xpfo::Windows;
 pub use held::{HeldDisk, was_ever_held};
 pub use objects::{Shortage, ensure_objects};
-pub use places::{disk_of, list, most, name_of, number_of, size_of};
+pub use places::{counts_of, disk_of, list, most, name_of, number_of, size_of};
 use places::{each, find, known, sum};
 
 use crate::fs::device::{register_block, register_sync, split_device};
@@ -44,7 +46,7 @@ use write_backs::WriteBacks;
 /// The major number of virtio disks, as Linux usually gives it.
 pub const MAJOR: u32 = 254;
 /// Minors that belong to one disk: itself and 15 partitions.
-const MINORS: u32 = 16;
+pub const MINORS: u32 = 16;
 /// Bytes that are copied before the cache's size is checked again.
 const STEP: usize = 256 << 10;
 /// Number of pages that are evicted at a time to keep the machine from growing only for the cache.
@@ -298,7 +300,7 @@ impl BackingStore<Frames> for Store {
 
 /// A disk's bytes.
 struct DiskContent {
-    disk: Disk,
+    disk: Arc<CountedDisk>,
     size: u64,
     cached: Arc<CacheContent>,
     openers: AtomicUsize,
@@ -312,6 +314,7 @@ struct DiskContent {
 
 impl DiskContent {
     fn new(frames: Frames, disk: Disk) -> Self {
+        let disk = reserve::arc(CountedDisk::new(disk));
         let size = disk.sectors() * SECTOR_SIZE as u64;
         match IO_TIMEOUT_MS.load(Ordering::Relaxed) {
             0 => {}

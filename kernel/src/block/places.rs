@@ -11,6 +11,7 @@ use freehold_collections::reserve::ArcMethods;
 use freehold_collections::{Arc, Vec, Weak};
 use spin::Once;
 
+use super::counted::DiskCounts;
 use super::{DiskContent, MAJOR, MINORS};
 use crate::fs::FileContent;
 use crate::fs::device::make_device;
@@ -125,7 +126,12 @@ pub fn size_of(place: usize) -> Option<u64> {
 
 /// The device; `None` if there is no disk.
 pub fn disk_of(place: usize) -> Option<Disk> {
-    find(place).map(|(_, disk)| disk.disk.clone())
+    find(place).map(|(_, disk)| -> Disk { disk.disk.clone() })
+}
+
+/// The disk's counts of requests since it was plugged in; `None` if there is no disk.
+pub fn counts_of(place: usize) -> Option<DiskCounts> {
+    find(place).map(|(_, disk)| disk.disk.counts())
 }
 
 /// The disks' names, device numbers and bytes: `vda` first.

@@ -1,5 +1,6 @@
 //! /dev/null, /dev/zero, /dev/full, /dev/random, /dev/urandom.
 
+use super::entropy;
 use crate::fs::file::{NewsOwner, NewsQueues};
 use crate::fs::{Blocking, File, MmapContent, Node, OpenFlags, Seekable};
 use crate::user::{Sink, Source};
@@ -115,15 +116,6 @@ impl File for MemoryFile {
     }
 
     fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {
-        // RNDGETENTCNT: the generator is seeded before the first program runs, and always full
-        // after that.
-        const RNDGETENTCNT: u32 = 0x8004_5200;
-        match (self.kind, request) {
-            (DeviceKind::Random, RNDGETENTCNT) => {
-                crate::user::UserPtr::new(argument).write(&256i32)?;
-                Ok(0)
-            }
-            _ => Err(Errno::ENOTTY),
-        }
+        if self.kind == DeviceKind::Random { entropy::control(request, argument) } else { Err(Errno::ENOTTY) }
     }
 }

@@ -1,5 +1,6 @@
 //! Character devices and the program's standard streams.
 
+mod entropy;
 mod kmsg;
 mod memory;
 pub mod stdio;

@@ -10,7 +10,7 @@ mod children;
 mod cursor;
 
 use core::fmt;
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use bitflags::bitflags;
 use freehold_collections::{
@@ -122,6 +122,11 @@ pub struct Mount {
     covered: AtomicU64,
     /// Children that came before this number were [cut off](Mount::cut_off).
     cut: AtomicU64,
+    /// 0, or 1 and the number of walks that entered the mount since it was
+    /// [marked](Mount::expire).
+    expiry: AtomicU32,
+    /// Whether it is the root of a tree that belongs to a descriptor.
+    is_loose: AtomicBool,
 }
 
 /// Where a mount hangs.
@@ -147,6 +152,15 @@ pub enum Keep {
     Place,
     /// The copied mounts may move.
     Nothing,
+}
+
+/// Whether a tree of mounts belongs to a descriptor or to a namespace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Looseness {
+    /// It belongs to a descriptor.
+    Loose,
+    /// It belongs to a namespace, or to nothing any more.
+    Attached,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -192,6 +206,8 @@ impl Mount {
             children: SpinLock::new(None),
             covered: AtomicU64::new(0),
             cut: AtomicU64::new(0),
+            expiry: AtomicU32::new(0),
+            is_loose: AtomicBool::new(false),
         })
     }
 
@@ -352,6 +368,32 @@ impl Mount {
         Ok(here.is_same(root))
     }
 
+    /// Whether anything refers to the mount besides its place in the tree and one reference of the
+    /// caller: an open file, a working directory, a mapping, or a call under way.
+    pub fn is_in_use(self: &Receiver<Self>) -> bool {
+        self.references() > children::REFERENCES + 1
+    }
+
+    /// Whether the mount was marked before, and only the caller's own walk has entered it since.
+    /// Otherwise marks it (MNT_EXPIRE).
+    pub fn expire(&self) -> bool {
+        const ONLY_OWN_WALK: u32 = 2;
+        self.expiry.swap(1, Ordering::Relaxed) == ONLY_OWN_WALK
+    }
+
+    /// Whether the mount is the root of a tree that belongs to a descriptor, and to no namespace
+    /// (open_tree, fsmount).
+    pub fn is_loose(&self) -> bool {
+        self.is_loose.load(Ordering::Relaxed)
+    }
+
+    /// Sets whether the mount [is loose](Self::is_loose). Returns whether it was. Requires the lock
+    /// of mount changes, unless no other task has the mount yet.
+    pub fn set_loose(&self, is_loose: Looseness) -> Looseness {
+        let was = self.is_loose.swap(is_loose == Looseness::Loose, Ordering::Relaxed);
+        if was { Looseness::Loose } else { Looseness::Attached }
+    }
+
     /// Makes room for one more child.
     ///
     /// # Errors
@@ -437,7 +479,11 @@ impl Mount {
         if covered & children::place_bit(identity) == 0 {
             return None;
         }
-        self.children.lock().as_ref()?.topmost(identity)
+        let covering = self.children.lock().as_ref()?.topmost(identity)?;
+        if covering.expiry.load(Ordering::Relaxed) > 0 {
+            covering.expiry.fetch_add(1, Ordering::Relaxed);
+        }
+        Some(covering)
     }
 
     /// Cuts all references upwards from the mounts below this one, which is itself no longer

@@ -3,6 +3,9 @@
 //! Expiries are counted in interrupt context; a read returns the count and resets it. A repeating
 //! timer's next deadline is the last one plus the interval, however late the interrupt was.
 //! Intervals that passed meanwhile count, too.
+//!
+//! A timer for a time of the wall clock may ask to be cancelled when that clock is set
+//! (TFD_TIMER_CANCEL_ON_SET): the next read fails with `ECANCELED`.
 
 use freehold_collections::{Arc, reserve};
 use linux_raw_sys::general as c;
@@ -12,7 +15,7 @@ use super::anonymous::AnonymousNode;
 use super::eventfd::read_counter;
 use super::file::Line;
 use super::{Blocking, File, Node, NodeKind, OpenFlags, Ready};
-use crate::sync::{IrqSpinLock, PollWaiter, WaitQueue};
+use crate::sync::{IrqSpinLock, Mutex, PollWaiter, WaitQueue, WeakRegistry};
 use crate::syscall::Args;
 use crate::task;
 use crate::time::{self, Expire, TimeSpec, TimerSlot};
@@ -34,6 +37,32 @@ enum Clock {
     Boot,
 }
 
+/// Whether setting the wall clock cancels a timer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Cancelling {
+    #[default]
+    Never,
+    OnSet,
+    /// The clock was set, and no call has returned that yet.
+    Cancelled,
+}
+
+/// The timers that once asked to be cancelled.
+static CANCELLABLE: WeakRegistry<Timer> = WeakRegistry::new();
+
+/// Cancels the timers that asked for it: the wall clock was set.
+pub fn clock_was_set() {
+    for timer in CANCELLABLE.entries().iter().flat_map(|entries| entries.iter()) {
+        let Some(timer) = timer.upgrade() else { continue };
+        let mut state = timer.state.lock();
+        if state.cancelling == Cancelling::OnSet {
+            state.cancelling = Cancelling::Cancelled;
+            drop(state);
+            timer.expired.wake_all();
+        }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct TimerState {
     /// Next expiry in nanoseconds since boot; `None` if the timer is not set.
@@ -42,9 +71,23 @@ struct TimerState {
     interval: u64,
     /// Expiries that no read has returned.
     expiries: u64,
+    cancelling: Cancelling,
 }
 
 impl TimerState {
+    /// Returns the expiries for a read, and forgets them; `None` if there are none.
+    ///
+    /// # Errors
+    /// `ECANCELED` once after the timer was cancelled.
+    fn take(&mut self) -> Option<Result<u64>> {
+        let expiries = core::mem::take(&mut self.expiries);
+        if self.cancelling == Cancelling::Cancelled {
+            self.cancelling = Cancelling::OnSet;
+            return Some(Err(Errno::ECANCELED));
+        }
+        (expiries > 0).then_some(Ok(expiries))
+    }
+
     /// Counts expiries up to `now`, if the deadline has passed. Returns the next deadline.
     fn expire(&mut self, now: u64) -> Option<u64> {
         let deadline = self.deadline.filter(|&deadline| deadline <= now)?;
@@ -94,6 +137,8 @@ impl Expire for Timer {
 pub struct TimerFile {
     timer: Arc<Timer>,
     clock: Clock,
+    /// Whether the timer is in the list of those that can be cancelled.
+    is_listed: Mutex<bool>,
     node: Arc<dyn Node>,
 }
 
@@ -107,18 +152,35 @@ impl TimerFile {
             (value, true) if self.clock == Clock::Boot => Some(value),
             (value, true) => Some(value.saturating_sub(u64::try_from(time::boot_wall()).unwrap_or(0))),
         };
+        let wanted = c::TFD_TIMER_ABSTIME | c::TFD_TIMER_CANCEL_ON_SET;
+        let cancelling = if self.clock == Clock::Wall && flags & wanted == wanted {
+            self.make_cancellable()?;
+            Cancelling::OnSet
+        } else {
+            Cancelling::Never
+        };
         let armed: Arc<dyn Expire> = self.timer.clone();
         time::cancel(&armed);
-        let old = {
+        let before = {
             let mut state = self.timer.state.lock();
-            let old = state.remaining(now);
-            *state = TimerState { deadline, interval, expiries: 0 };
-            old
+            core::mem::replace(&mut *state, TimerState { deadline, interval, expiries: 0, cancelling })
         };
         if let Some(deadline) = deadline {
             time::try_arm(&armed, deadline)?;
         }
-        Ok(old)
+        // As on Linux, the timer is set nevertheless.
+        let is_cancelled = (before.cancelling, cancelling) == (Cancelling::Cancelled, Cancelling::OnSet);
+        if is_cancelled { Err(Errno::ECANCELED) } else { Ok(before.remaining(now)) }
+    }
+
+    /// Enters the timer into the list of those that can be cancelled, once.
+    fn make_cancellable(&self) -> Result<()> {
+        let mut is_listed = self.is_listed.lock();
+        if !*is_listed {
+            CANCELLABLE.enter(&self.timer)?;
+            *is_listed = true;
+        }
+        Ok(())
     }
 }
 
@@ -128,11 +190,8 @@ impl File for TimerFile {
     }
 
     fn read_at(&self, _offset: u64, sink: &mut dyn Sink, blocking: Blocking) -> Result<usize> {
-        let take = || {
-            let mut state = self.timer.state.lock();
-            (state.expiries > 0).then(|| core::mem::take(&mut state.expiries))
-        };
-        read_counter(sink, || blocking.until(&self.timer.expired, take))
+        let take = || self.timer.state.lock().take();
+        read_counter(sink, || blocking.until(&self.timer.expired, take)?)
     }
 
     fn describe(&self, line: Line<'_>) -> Result<()> {
@@ -153,7 +212,8 @@ impl File for TimerFile {
             waiter.register(&self.timer.expired);
         }
         let mut ready = Ready::empty();
-        ready.set(Ready::IN, self.timer.state.lock().expiries > 0);
+        let state = *self.timer.state.lock();
+        ready.set(Ready::IN, state.expiries > 0 || state.cancelling == Cancelling::Cancelled);
         ready
     }
 }
@@ -185,7 +245,8 @@ pub fn sys_timerfd_create(args: &Args) -> Result<i64> {
         expired: reserve::arc(WaitQueue::new()),
     };
     let node = AnonymousNode::plain(NodeKind::Regular, "anon_inode:[timerfd]");
-    let file = reserve::arc(TimerFile { timer: reserve::arc(timer), clock, node });
+    let file =
+        reserve::arc(TimerFile { timer: reserve::arc(timer), clock, is_listed: Mutex::new(false), node });
     task::install(file, OpenFlags::from_bits_retain(flags) | OpenFlags::RDWR).map(i64::from)
 }
 
@@ -226,7 +287,7 @@ mod tests {
 
     #[test]
     fn a_single_timer_expires_once() {
-        let mut state = TimerState { deadline: Some(100), interval: 0, expiries: 0 };
+        let mut state = TimerState { deadline: Some(100), ..TimerState::default() };
         assert_eq!(state.expire(99), None);
         assert_eq!(state.expiries, 0);
         assert_eq!(state.expire(150), None);
@@ -237,7 +298,7 @@ mod tests {
 
     #[test]
     fn a_repeating_timer_keeps_its_beat_and_counts_what_it_missed() {
-        let mut state = TimerState { deadline: Some(100), interval: 10, expiries: 0 };
+        let mut state = TimerState { deadline: Some(100), interval: 10, ..TimerState::default() };
         assert_eq!(state.expire(100), Some(110));
         assert_eq!(state.expire(137), Some(140));
         assert_eq!(state.expiries, 4);

@@ -136,6 +136,19 @@ impl Address {
         }
     }
 
+    /// Whether a sockaddr has the family AF_UNSPEC.
+    ///
+    /// # Errors
+    /// `EINVAL` if it is too short for a family, `EFAULT`.
+    pub fn is_unspecified(address: u64, length: usize) -> Result<bool> {
+        if length < FAMILY_BYTES {
+            return Err(Errno::EINVAL);
+        }
+        let mut family = [0; FAMILY_BYTES];
+        user::read_exact(address, &mut family)?;
+        Ok(u32::from(u16::from_le_bytes(family)) == AF_UNSPEC)
+    }
+
     fn read_unix(address: u64, length: usize) -> Result<Option<Self>> {
         if !(FAMILY_BYTES..=FAMILY_BYTES + PATH_BYTES).contains(&length) {
             return Err(Errno::EINVAL);

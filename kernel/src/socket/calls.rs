@@ -146,7 +146,12 @@ pub fn sys_listen(args: &Args) -> Result<i64> {
 /// As in the manual.
 pub fn sys_connect(args: &Args) -> Result<i64> {
     with_socket(args.fd(0), |open, file| {
-        match Address::read(file.socket.family(), args[1], length_at(args, 2)?)? {
+        let length = length_at(args, 2)?;
+        if file.socket.is_unix_datagram() && Address::is_unspecified(args[1], length)? {
+            file.socket.leave_peer();
+            return Ok(0);
+        }
+        match Address::read(file.socket.family(), args[1], length)? {
             Some(address) => file.socket.connect(&address, file.send_patience(open.blocking()))?,
             None => file.socket.disconnect()?,
         }

@@ -371,6 +371,17 @@ impl Socket {
         self.join(&target, &target.address(), patience)
     }
 
+    /// Whether it is a datagram socket of AF_UNIX.
+    pub fn is_unix_datagram(&self) -> bool {
+        self.family == Family::Unix && self.kind == SocketKind::Datagram
+    }
+
+    /// connect(2) to AF_UNSPEC: a datagram socket sends to no one any more.
+    pub fn leave_peer(&self) {
+        let peer = self.state.lock().peer.take();
+        drop(peer);
+    }
+
     /// Connects to `target`, which listens. `at` is the address that was called.
     pub(super) fn join(&self, target: &Self, at: &Option<Address>, patience: Patience) -> Result<()> {
         let served = Self::make(target.family, target.kind, Special::None, target.network.clone());

@@ -160,7 +160,7 @@ fn run_watched(task: &Arc<Task>, context: &mut UserContext, mut trap: Trap) -> C
 #[inline(never)]
 fn watched_call(task: &Task, context: &mut UserContext) -> Result<()> {
     task.call_for_tracer(context, |context| {
-        if task.traced.are_calls_judged() && task.judge_call(context) == Judgement::Done {
+        if task.traced.are_calls_judged() && task.judge_call(context)? == Judgement::Done {
             return Ok(());
         }
         system_call(task, context)

@@ -58,6 +58,8 @@ pub(super) fn end_thread(task: &Arc<Task>) {
         (group.threads.is_empty(), counted, removed, ended, status)
     };
     drop(removed);
+    // No other thread gives it filters any more.
+    task.leave_seccomp();
     users::count_threads(process);
     trace!(
         hw::Hardware,

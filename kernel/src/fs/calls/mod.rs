@@ -6,6 +6,7 @@
 mod descriptors;
 mod directory;
 mod locking;
+mod mount_fds;
 mod mounting;
 mod names;
 mod news;
@@ -20,6 +21,7 @@ mod xattr;
 pub use descriptors::*;
 pub use directory::*;
 pub use locking::*;
+pub use mount_fds::*;
 pub use mounting::*;
 pub use names::*;
 pub use open::*;

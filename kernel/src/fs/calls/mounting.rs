@@ -6,7 +6,7 @@
 //! [`may_mount_anew`].
 
 use super::{AT_FDCWD, file, place_at, place_of, process, walk_from};
-use crate::fs::mount::{Mount, MountFlags};
+use crate::fs::mount::{Looseness, Mount, MountFlags};
 use crate::fs::namespace::{self, CopyDepth, MountNamespace};
 use crate::fs::node::{NodeKind, SetMetadata};
 use crate::fs::root::root_mount;
@@ -33,7 +33,7 @@ const MS_STRICTATIME: u64 = 1 << 24;
 const MS_MAGIC: u64 = 0xc0ed_0000;
 
 /// The caller's mount namespace, if the caller may change it.
-fn changeable() -> Result<Arc<MountNamespace>> {
+pub(super) fn changeable() -> Result<Arc<MountNamespace>> {
     let namespace = process().namespaces().mount.clone();
     if task::may_in(namespace.head().owner(), Capability::SysAdmin) {
         Ok(namespace)
@@ -80,14 +80,21 @@ pub fn sys_mount(args: &Args) -> Result<i64> {
     };
     let own = process().credentials();
     let kind = FsType::named(&kind)?;
+    let flags = MountFlags::from_bits_truncate(flags as u32);
     may_mount_anew(&own, kind)?;
-    if kind == FsType::Proc {
-        may_reveal_processes(&namespace, MountFlags::from_bits_truncate(flags as u32))?;
-    }
-    let fs = new_file_system(&own, (kind, &source, &options))?;
-    let mount = Mount::new(fs, &source, MountFlags::from_bits_truncate(flags as u32))?;
-    let mount = if own.user_ns.is_initial() { mount } else { mount.owned_by(&own.user_ns)? };
+    may_reveal(&namespace, kind, flags)?;
+    let mount = new_mount(&own, (kind, &source, &options), flags)?;
     attach(&namespace, &mount, place).map(|()| 0)
+}
+
+/// Makes a mount of a new file system, not attached yet.
+pub(super) fn new_mount(
+    own: &Credentials,
+    (kind, source, options): (FsType, &[u8], &[u8]),
+    flags: MountFlags,
+) -> Result<Arc<Mount>> {
+    let mount = Mount::new(new_file_system(own, (kind, source, options))?, source, flags)?;
+    if own.user_ns.is_initial() { Ok(mount) } else { mount.owned_by(&own.user_ns) }
 }
 
 /// Attaches `mount` at `place`, if that is still in the tree.
@@ -116,14 +123,20 @@ fn remount(place: &Path, flags: u64, options: &[u8]) -> Result<()> {
     if flags & MS_BIND == 0 && !task::may_in(place.mount.fs_owner(), Capability::SysAdmin) {
         return Err(Errno::EPERM);
     }
+    let options = if flags & MS_BIND == 0 { Some(options) } else { None };
+    reconfigure(&place.mount, restrictions, options)
+}
+
+/// Changes the restrictions of a mount, and the options of its file system if there are any.
+pub(super) fn reconfigure(mount: &Mount, restrictions: MountFlags, options: Option<&[u8]>) -> Result<()> {
     let _change = namespace::change()?;
-    place.mount.check_flags(restrictions)?;
-    let before = place.mount.flags();
-    place.mount.set_flags(restrictions)?;
-    if flags & MS_BIND == 0
-        && let Err(error) = place.mount.file_system().configure(options)
+    mount.check_flags(restrictions)?;
+    let before = mount.flags();
+    mount.set_flags(restrictions)?;
+    if let Some(options) = options
+        && let Err(error) = mount.file_system().configure(options)
     {
-        let _undone = place.mount.set_flags(before);
+        let _undone = mount.set_flags(before);
         return Err(error);
     }
     process().namespaces().mount.tell_change();
@@ -136,40 +149,53 @@ fn bind(namespace: &MountNamespace, source: &Path, place: Path, depth: CopyDepth
     if is_directory(source) != is_directory(&place) {
         return Err(Errno::ENOTDIR);
     }
+    let _change = namespace::change()?;
+    if !namespace.contains(&place.mount)? {
+        return Err(Errno::EINVAL);
+    }
+    let copy = copy_of(namespace, source, depth)?;
+    attach_tree(namespace, &copy, place).inspect_err(|_| copy.cut_off())
+}
+
+/// Copies the tree at `source` for a bind mount. Requires the lock of changes.
+pub(super) fn copy_of(namespace: &MountNamespace, source: &Path, depth: CopyDepth) -> Result<Arc<Mount>> {
     let any: &dyn core::any::Any = &*source.node;
     let of_namespace = any.downcast_ref::<NamespaceNode>().map(|node| node.0.kind());
     // A mount of a mount namespace's file could make the namespace keep itself alive.
     if of_namespace == Some(NamespaceKind::Mount) {
         return Err(Errno::EINVAL);
     }
-    let _change = namespace::change()?;
     let is_here = namespace.contains(&source.mount)? || of_namespace.is_some();
-    if !is_here || !namespace.contains(&place.mount)? {
+    if !is_here || (depth == CopyDepth::One && namespace::has_locked_below(source)?) {
         return Err(Errno::EINVAL);
     }
-    if depth == CopyDepth::One && namespace::has_locked_below(source)? {
-        return Err(Errno::EINVAL);
-    }
-    let copy = namespace::copy_tree(source, depth, &mut |_, _| {})?;
-    let fits = || -> Result<()> {
-        namespace.take_room(if depth == CopyDepth::One { 1 } else { copy.tree()?.len() })?;
-        place.mount.make_room()
-    };
-    if let Err(error) = fits() {
-        copy.cut_off();
-        return Err(error);
-    }
-    place.mount.clone().attach_reserved(&copy, place);
+    namespace::copy_tree(source, depth, &mut |_, _| {})
+}
+
+/// Attaches a tree at `place`. Requires the lock of changes.
+pub(super) fn attach_tree(namespace: &MountNamespace, tree: &Arc<Mount>, place: Path) -> Result<()> {
+    namespace.take_room(tree.tree()?.len())?;
+    place.mount.make_room()?;
+    place.mount.clone().attach_reserved(tree, place);
     namespace.tell_change();
     Ok(())
 }
 
-/// MS_MOVE: moves the mount at `source` to `place`.
-fn hand_over(namespace: &MountNamespace, source: &Path, place: Path) -> Result<()> {
+/// Moves the mount at `source` to `place` (MS_MOVE, move_mount).
+pub(super) fn hand_over(namespace: &MountNamespace, source: &Path, place: Path) -> Result<()> {
+    let is_directory = |path: &Path| path.node.kind() == NodeKind::Directory;
     let _change = namespace::change()?;
+    if source.is_mount_root() && source.mount.is_loose() && namespace.contains(&place.mount)? {
+        if is_directory(source) != is_directory(&place) {
+            return Err(Errno::EINVAL);
+        }
+        attach_tree(namespace, &source.mount, place)?;
+        source.mount.set_loose(Looseness::Attached);
+        return Ok(());
+    }
     let from = source.mount.mountpoint().filter(|_| source.is_mount_root()).ok_or(Errno::EINVAL)?;
     let are_here = namespace.contains(&source.mount)? && namespace.contains(&place.mount)?;
-    if !are_here || source.mount.is_locked() {
+    if !are_here || source.mount.is_locked() || is_directory(source) != is_directory(&place) {
         return Err(Errno::EINVAL);
     }
     if source.mount.tree()?.iter().any(|mount| mount.is_same(&place.mount)) {
@@ -181,8 +207,8 @@ fn hand_over(namespace: &MountNamespace, source: &Path, place: Path) -> Result<(
 }
 
 /// The types of file systems that can be mounted.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum FsType {
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum FsType {
     Tmpfs,
     Devtmpfs,
     Proc,
@@ -201,7 +227,7 @@ impl FsType {
     ///
     /// # Errors
     /// `ENODEV` if there is none.
-    fn named(name: &[u8]) -> Result<Self> {
+    pub(super) fn named(name: &[u8]) -> Result<Self> {
         Ok(match name {
             b"tmpfs" | b"ramfs" => Self::Tmpfs,
             b"devtmpfs" => Self::Devtmpfs,
@@ -222,7 +248,7 @@ impl FsType {
 /// Whether a caller with these rights may mount a new file system of this type (Linux:
 /// `mount_capable`, FS_USERNS_MOUNT). /sys shows devices, which belong to the initial user
 /// namespace.
-fn may_mount_anew(own: &Credentials, kind: FsType) -> Result<()> {
+pub(super) fn may_mount_anew(own: &Credentials, kind: FsType) -> Result<()> {
     let may = own.may(Capability::SysAdmin)
         || match kind {
             FsType::Tmpfs => own.may_within(Capability::SysAdmin),
@@ -234,11 +260,11 @@ fn may_mount_anew(own: &Credentials, kind: FsType) -> Result<()> {
     if may { Ok(()) } else { Err(Errno::EPERM) }
 }
 
-/// Whether a new /proc with these flags shows no more than a /proc that the mount namespace has
-/// already. A user namespace must not reveal files in a second /proc that its maker has hidden in
-/// the first (Linux: `mount_too_revealing`).
-fn may_reveal_processes(namespace: &MountNamespace, flags: MountFlags) -> Result<()> {
-    if namespace.head().owner().is_initial() {
+/// Whether a new mount of this type shows no more than the mount namespace shows already: if it is
+/// a /proc, no more than a /proc there. A user namespace must not reveal files in a second /proc
+/// that its maker has hidden in the first (Linux: `mount_too_revealing`).
+pub(super) fn may_reveal(namespace: &MountNamespace, kind: FsType, flags: MountFlags) -> Result<()> {
+    if kind != FsType::Proc || namespace.head().owner().is_initial() {
         return Ok(());
     }
     // These flags hide nothing (Linux compares only the locks of read-only and of access times).
@@ -290,11 +316,12 @@ const MNT_DETACH: u32 = 2;
 const MNT_EXPIRE: u32 = 4;
 const UMOUNT_NOFOLLOW: u32 = 8;
 
-/// umount2(target, flags). Open files and working directories keep their mounts, so every unmount
-/// is lazy; MNT_DETACH also unmounts the mounts below.
+/// umount2(target, flags). A mount that is in use is unmounted with MNT_DETACH only, which also
+/// unmounts the mounts below: open files and working directories keep what they refer to.
 pub fn sys_umount2(args: &Args) -> Result<i64> {
     let flags = args.uint(1);
     super::only(flags, MNT_FORCE | MNT_DETACH | MNT_EXPIRE | UMOUNT_NOFOLLOW)?;
+    let may_expire = flags & MNT_EXPIRE != 0;
     let last = if flags & UMOUNT_NOFOLLOW != 0 { Final::Stop } else { Final::Follow };
     let place = place_at(AT_FDCWD, args[0], 0, last)?.topmost()?;
     let namespace = changeable()?;
@@ -305,10 +332,19 @@ pub fn sys_umount2(args: &Args) -> Result<i64> {
     if !place.is_mount_root() || !namespace.contains(&place.mount)? || place.mount.is_locked() {
         return Err(Errno::EINVAL);
     }
+    if may_expire && flags & (MNT_FORCE | MNT_DETACH) != 0 {
+        return Err(Errno::EINVAL);
+    }
     let below = place.mount.mountpoint().ok_or(Errno::EBUSY)?;
     if flags & MNT_DETACH != 0 {
         below.mount.detach_tree(&place.mount)?;
     } else {
+        if place.mount.is_in_use() {
+            return Err(Errno::EBUSY);
+        }
+        if may_expire && !place.mount.expire() {
+            return Err(Errno::EAGAIN);
+        }
         below.mount.detach(&place.mount)?;
     }
     drop(change);

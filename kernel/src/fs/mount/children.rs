@@ -57,6 +57,9 @@ impl LetGo for Children {
     }
 }
 
+/// References that the lists have to each mount.
+pub(super) const REFERENCES: usize = 2;
+
 impl Children {
     /// Makes room for one more.
     ///
@@ -91,7 +94,7 @@ impl Children {
     }
 
     /// Takes `child` out, which has this key, if it is here. Returns the list's references to it.
-    pub fn remove(&mut self, key: ChildKey, child: &Arc<Mount>) -> Option<[Arc<Mount>; 2]> {
+    pub fn remove(&mut self, key: ChildKey, child: &Arc<Mount>) -> Option<[Arc<Mount>; REFERENCES]> {
         let is_here = self.by_place.get(&key).is_some_and(|there| there.is_same(child));
         if !is_here {
             return None;

@@ -26,7 +26,7 @@ use freehold_collections::{
 };
 
 use super::context::FsContext;
-use super::mount::{Keep, Mount};
+use super::mount::{Keep, Looseness, Mount};
 use super::path::Path;
 use crate::sync::{Mutex, MutexGuard, SpinLock, WaitQueue};
 use crate::task::credentials::Credentials;
@@ -206,6 +206,14 @@ impl MountNamespace {
 impl Drop for MountNamespace {
     fn drop(&mut self) {
         self.root().cut_off();
+    }
+}
+
+/// Ends the tree of a descriptor that was closed, if no namespace has it.
+pub fn dissolve(tree: &Arc<Mount>) {
+    let _change = CHANGE.lock();
+    if tree.set_loose(Looseness::Attached) == Looseness::Loose {
+        tree.cut_off();
     }
 }
 

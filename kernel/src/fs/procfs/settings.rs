@@ -232,7 +232,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
         Ok(())
     });
     let seccomp = root.dirs("sys/kernel/seccomp");
-    seccomp.constant("actions_avail", "kill_process kill_thread trap errno trace log allow");
+    seccomp.constant("actions_avail", "kill_process kill_thread trap errno user_notif trace log allow");
     let random = root.dirs("sys/kernel/random");
     random.constant("boot_id", Uuid::of(random_pair()));
     random.file("uuid", |out| {

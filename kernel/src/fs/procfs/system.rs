@@ -57,6 +57,15 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
         }
         Ok(())
     });
+    root.file("diskstats", |out| {
+        for place in 0..crate::block::most() {
+            let Some(counts) = crate::block::counts_of(place) else { continue };
+            let (major, minor) = split_device(crate::block::number_of(place));
+            let name = crate::block::name_of(place);
+            writeln!(out, "{major:4} {minor:7} {} {counts}", name.escape_ascii());
+        }
+        Ok(())
+    });
     root.file("swaps", swaps);
     root.file("interrupts", |out| {
         out.push(b"    ");

@@ -1,16 +1,14 @@
-//! The rest of /sys: parameters of the memory manager, clocks, disks.
+//! The rest of /sys: parameters of the memory manager, clocks.
 
 use freehold_bounce::{Dma, Statistics, Usage};
 use freehold_collections::Arc;
 use freehold_iommu::GivenEntry;
 
-use crate::fs::device::split_device;
-use crate::fs::generated::{Generate, ShortLine, Text};
+use crate::fs::generated::{Generate, Text};
 use crate::fs::procfs::zones::fill_extfrag;
 use crate::fs::pseudo::PseudoDir;
-use crate::host::Disk;
 use crate::host::iommu::DomainFigures;
-use crate::{Errno, Result, block, host, mem};
+use crate::{Errno, Result, host, mem};
 
 pub(super) fn fill(root: &Arc<PseudoDir>) {
     let shuffles = if mem::frames().shuffles() { "Y" } else { "N" };
@@ -40,66 +38,6 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     bounce(&swiotlb, host::dma());
     restricted(&swiotlb, host::dma());
     iommu(&debug);
-}
-
-/// Adds the disks, once their largest number is known. A disk's directory is shown while the disk
-/// is present.
-pub(super) fn fill_disks(root: &Arc<PseudoDir>) {
-    for place in 0..block::most() {
-        let (name, number) = (block::name_of(place), block::number_of(place));
-        let name = name.escape_ascii();
-        let (major, minor) = split_device(number);
-        let disk = root.dirs(format_args!("block/{name}"));
-        disk.file("dev", move |out| {
-            writeln!(out, "{major}:{minor}");
-            Ok(())
-        });
-        disk.file("size", move |out| {
-            writeln!(out, "{}", block::size_of(place).ok_or(Errno::ENODEV)? / 512);
-            Ok(())
-        });
-        disk.constant("removable", "0");
-        let queue = disk.dirs("queue");
-        queue.constant("logical_block_size", "512");
-        queue.constant("physical_block_size", "512");
-        queue.constant("rotational", "0");
-        queue.generated("io_timeout", 0o644, IoTimeout(place));
-        root.dirs("class/block").link(&name, format_args!("../../block/{name}"));
-        root.dirs("dev/block").link(format_args!("{major}:{minor}"), format_args!("../../block/{name}"));
-    }
-    let has_name = |name: &[u8]| block::list().any(|(there, ..)| name == there);
-    root.dirs("block").show_only(has_name);
-    root.dirs("class/block").show_only(has_name);
-    root.dirs("dev/block").show_only(|name| {
-        block::list().any(|(_, number, _)| {
-            let (major, minor) = split_device(number);
-            ShortLine::displaying(format_args!("{major}:{minor}")).bytes() == name
-        })
-    });
-}
-
-/// Milliseconds that a disk may take for one request. Linux' attribute of this name also refuses 0
-/// and any other text (`queue_io_timeout_store` in block/blk-sysfs.c). Linux' virtio disks continue
-/// to wait after that time; disks here fail with EIO.
-struct IoTimeout(usize);
-
-impl IoTimeout {
-    fn disk(&self) -> Result<Disk> {
-        block::disk_of(self.0).ok_or(Errno::ENODEV)
-    }
-}
-
-impl Generate for IoTimeout {
-    fn show(&self, out: &mut Text) -> Result<()> {
-        writeln!(out, "{}", self.disk()?.timeout_ms());
-        Ok(())
-    }
-    fn store(&self, bytes: &[u8]) -> Result<()> {
-        let text = core::str::from_utf8(bytes.trim_ascii()).ok();
-        let limit = text.and_then(|text| text.parse().ok()).filter(|&limit| limit > 0);
-        self.disk()?.set_timeout_ms(limit.ok_or(Errno::EINVAL)?);
-        Ok(())
-    }
 }
 
 /// Largest number of slots that were in use; writing 0 resets it, as on Linux.

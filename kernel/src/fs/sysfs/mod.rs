@@ -1,6 +1,7 @@
 //! /sys: CPUs, nodes, memory and parameters, as tools expect them.
 
 mod cpus;
+mod disks;
 mod fault_inject;
 mod gup_test;
 mod huge;
@@ -60,7 +61,7 @@ pub fn fill() {
 
 /// Adds the disks: once, when they are known, which is after [`fill`].
 pub fn fill_disks() {
-    kernel::fill_disks(&root());
+    disks::fill(&root());
 }
 
 /// Adds the network device, once, after it was started.

@@ -1,6 +1,6 @@
 //! Sockets of AF_NETLINK: programs send requests to the kernel, and it sends answers
-//! (netlink(7)). It supports NETLINK_ROUTE ([`route`]) and NETLINK_SOCK_DIAG ([`diag`]); other
-//! protocols are `EPROTONOSUPPORT`.
+//! (netlink(7)). It supports NETLINK_ROUTE ([`route`]), NETLINK_SOCK_DIAG ([`diag`]) and
+//! NETLINK_KOBJECT_UEVENT, which sends nothing; other protocols are `EPROTONOSUPPORT`.
 //!
 //! A request is answered before its send returns. The answer is queued in the socket's own channel,
 //! which has the usual size. An answer that finds no room there is lost, and the next receive
@@ -39,9 +39,10 @@ use crate::{Errno, Result, sched, task};
 
 /// Largest number of bytes of a send: the value of SO_SNDBUF, minus Linux' overhead per message.
 const MOST_BYTES: usize = BUFFER_BYTES - 32;
-/// NETLINK_ROUTE, NETLINK_SOCK_DIAG.
+/// NETLINK_ROUTE, NETLINK_SOCK_DIAG, NETLINK_KOBJECT_UEVENT.
 const ROUTE: i32 = 0;
 const SOCK_DIAG: i32 = 4;
+const UEVENT: i32 = 15;
 /// Options of SOL_NETLINK: NETLINK_CAP_ACK, NETLINK_GET_STRICT_CHK.
 const CAP_ACK: u32 = 10;
 const STRICT: u32 = 12;
@@ -128,7 +129,7 @@ impl Netlink {
     /// # Errors
     /// `EPROTONOSUPPORT`.
     pub fn new(protocol: i32, shown_type: i32, network: u64) -> Result<Box<Self>> {
-        if ![ROUTE, SOCK_DIAG].contains(&protocol) {
+        if ![ROUTE, SOCK_DIAG, UEVENT].contains(&protocol) {
             return Err(Errno::EPROTONOSUPPORT);
         }
         let (state, dump) = (SpinLock::new(NetlinkState::default()), Mutex::new(None));
@@ -339,6 +340,8 @@ impl Socket {
         let answered = match netlink.protocol {
             _ if message.kind < kind::FIRST => Ok(Answered::Nothing),
             SOCK_DIAG => netlink.begin(message, caller),
+            // Linux lets root send events in the kernel's name.
+            UEVENT => Err(Errno::EPERM),
             _ => route::answer(message, caller, &mut out),
         };
         let to = Replied { sequence: message.sequence, port: caller.port, flags: 0 };

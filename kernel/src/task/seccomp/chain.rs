@@ -4,6 +4,7 @@ use freehold_bpf::{CallData, Filter};
 use freehold_collections::reserve::ArcMethods;
 use freehold_collections::{Arc, Vec};
 
+use super::listener::Listener;
 use crate::sync::IrqSpinLock;
 
 /// Action for a call (SECCOMP_RET_*), ordered from the strictest on.
@@ -17,7 +18,7 @@ pub enum Action {
     Trap,
     /// The call fails. The data is the error number.
     Errno,
-    /// The call is passed to a listener, which does not exist here.
+    /// The listener of the filter decides.
     Notify,
     /// The tracer decides.
     Trace,
@@ -56,11 +57,16 @@ pub struct ChainedFilter {
     pub instructions: usize,
     /// Whether refusals are logged (SECCOMP_FILTER_FLAG_LOG).
     pub logs: bool,
+    /// The process that decides on calls of which the filter notifies it.
+    pub listener: Option<Arc<Listener>>,
 }
 
 impl Drop for ChainedFilter {
     /// Drops the chain in a loop: a recursion could exceed the stack.
     fn drop(&mut self) {
+        if let Some(listener) = &self.listener {
+            listener.leave();
+        }
         let mut next = self.before.take();
         while let Some(filter) = next {
             next = filter.into_last().and_then(|mut filter| filter.before.take());
@@ -123,7 +129,7 @@ impl<'a> Ancestors<'a> {
 impl ChainedFilter {
     /// Returns a filter that is in no chain yet.
     pub const fn alone(program: Filter) -> Self {
-        Self { program, before: None, count: 1, instructions: 0, logs: false }
+        Self { program, before: None, count: 1, instructions: 0, logs: false, listener: None }
     }
 
     /// Returns the filters, the newest first.
@@ -131,12 +137,18 @@ impl ChainedFilter {
         core::iter::successors(Some(first), |filter| filter.before.as_ref())
     }
 
-    /// Returns the strictest action of all filters for a call, and its data. Among equal actions
-    /// the newest filter counts.
-    pub fn judge(first: &Arc<Self>, data: &CallData) -> (Action, u32) {
-        let verdicts = Self::chain(first).map(|filter| filter.program.run(data));
-        let strictest = verdicts.min_by_key(|&result| Action::of(result)).unwrap_or_default();
-        (Action::of(strictest), strictest & 0xffff)
+    /// Returns the strictest action of all filters for a call, its data, and the filter. Among
+    /// equal actions the newest filter counts.
+    pub fn judge<'a>(first: &'a Arc<Self>, data: &CallData) -> (Action, u32, &'a Arc<Self>) {
+        let verdicts = Self::chain(first).map(|filter| (filter.program.run(data), filter));
+        let strictest = verdicts.min_by_key(|&(result, _)| Action::of(result));
+        let (result, filter) = strictest.unwrap_or((0, first));
+        (Action::of(result), result & 0xffff, filter)
+    }
+
+    /// Whether a file listens to this filter or an older one.
+    pub fn has_listener(first: &Arc<Self>) -> bool {
+        Self::chain(first).any(|filter| filter.listener.as_ref().is_some_and(|listener| listener.is_open()))
     }
 }
 

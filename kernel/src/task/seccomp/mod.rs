@@ -18,13 +18,13 @@
 //! ([`Task::inherit_seccomp`]), because a task that gives all threads a filter (TSYNC) holds that
 //! lock. `signals` and the leaf are interrupt-safe: under them no filter is made or freed.
 //!
-//! **Not supported**: SECCOMP_RET_USER_NOTIF and listeners. The flag is `EINVAL`, the action is not
-//! available, and a filter that returns it makes the call fail with `ENOSYS`, as on Linux without a
-//! listener.
+//! A filter may have a [`listener`]: a process that decides on calls.
 //!
 //! Source: seccomp(2), seccomp_unotify(2), prctl(2); Linux kernel/seccomp.c.
 
 mod chain;
+mod listener;
+mod listener_file;
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -34,10 +34,13 @@ use freehold_collections::{Arc, Vec};
 
 pub(super) use self::chain::Seccomp;
 use self::chain::{Action, Ancestors, ChainedFilter, Confinement};
+use self::listener::{Answer, Asking, Listener, NO_LISTENER, OnceReceived};
+use self::listener_file::{ListenerFile, SIZES};
 use super::process::ExitStatus;
 use super::signal::{SigInfo, Signal, end_group};
 use super::trace::Event;
 use super::{Capability, Pid, Task, current};
+use crate::fs::OnExec;
 use crate::hw::user::UserContext;
 use crate::syscall::Args;
 use crate::user::{self, UserPtr};
@@ -61,6 +64,7 @@ mod operation {
     pub const STRICT: u32 = 0;
     pub const FILTER: u32 = 1;
     pub const ACTION_AVAILABLE: u32 = 2;
+    pub const LISTENER_SIZES: u32 = 3;
 }
 
 /// Flags of seccomp(2).
@@ -68,7 +72,9 @@ mod flag {
     pub const ALL_THREADS: u64 = 1;
     pub const LOG: u64 = 2;
     pub const SPECULATION: u64 = 4;
+    pub const LISTENER: u64 = 8;
     pub const NO_THREAD_IS_AN_ERROR: u64 = 16;
+    pub const KILLABLE_ONCE_RECEIVED: u64 = 32;
 }
 
 /// Verdict on a call.
@@ -101,50 +107,78 @@ impl Task {
         }
     }
 
-    /// Checks the system call that the current thread is about to make.
-    pub(crate) fn judge_call(&self, context: &mut UserContext) -> Judgement {
+    /// Gives up the filters of a thread that has ended.
+    pub(super) fn leave_seccomp(&self) {
+        self.seccomp.set(Confinement::Free);
+    }
+
+    /// Checks the system call that the current thread is about to make. An error says how the call
+    /// must be restarted.
+    pub(crate) fn judge_call(&self, context: &mut UserContext) -> Result<Judgement> {
         let confinement = self.seccomp.get();
         match confinement {
-            Confinement::Free => Judgement::Make,
-            Confinement::Strict if STRICT.contains(&context.syscall_number()) => Judgement::Make,
+            Confinement::Free => Ok(Judgement::Make),
+            Confinement::Strict if STRICT.contains(&context.syscall_number()) => Ok(Judgement::Make),
             Confinement::Strict => {
                 self.end_by(Signal::KILL);
-                Judgement::Done
+                Ok(Judgement::Done)
             }
             Confinement::Filtered(chain) => self.filter_call(context, &chain),
         }
     }
 
-    fn filter_call(&self, context: &mut UserContext, chain: &Arc<ChainedFilter>) -> Judgement {
+    fn filter_call(&self, context: &mut UserContext, chain: &Arc<ChainedFilter>) -> Result<Judgement> {
         let judge = |context: &UserContext| ChainedFilter::judge(chain, &data_of(context));
-        let (mut action, mut data) = judge(context);
+        let (mut action, mut data, mut filter) = judge(context);
         if action == Action::Trace {
             context.set_return(Errno::ENOSYS.to_return_value() as u64);
             let is_told = self.stop_for_event(context, Event::Seccomp, data.into());
             // No tracer handles this event, or the tracer cancelled the call: the result is the
             // tracer's.
             if !is_told || self.is_dying() || context.syscall_number() as i32 == -1 {
-                return Judgement::Done;
+                return Ok(Judgement::Done);
             }
-            (action, data) = judge(context);
+            (action, data, filter) = judge(context);
         }
         if !matches!(action, Action::Allow | Action::Trace | Action::Notify) {
             self.log(context, action, chain);
         }
         match action {
             // The tracer has decided above.
-            Action::Allow | Action::Log | Action::Trace => return Judgement::Make,
+            Action::Allow | Action::Log | Action::Trace => return Ok(Judgement::Make),
             Action::Errno => context.set_return(0u64.wrapping_sub(data.min(LAST_ERROR).into())),
             Action::Trap => {
                 let number = context.syscall_number();
                 context.set_return(number);
                 self.force_signal(told(context, data));
             }
-            Action::Notify => context.set_return(Errno::ENOSYS.to_return_value() as u64),
+            Action::Notify => match self.ask(context, filter)? {
+                Answer::Continue => return Ok(Judgement::Make),
+                Answer::Result(value) => context.set_return(value as u64),
+            },
             Action::KillThread => self.end_by(Signal::SYS),
             Action::KillProcess => self.end_process_by(Signal::SYS),
         }
-        Judgement::Done
+        Ok(Judgement::Done)
+    }
+
+    /// Asks the listener of `filter` to decide on a call. An error says how the call must be
+    /// restarted.
+    fn ask(&self, context: &UserContext, filter: &ChainedFilter) -> Result<Answer> {
+        let Some(listener) = &filter.listener else { return Ok(NO_LISTENER) };
+        let process = self.process();
+        let ask = || {
+            let (files, limit) = (process.files(), process.descriptor_limit());
+            listener.ask(Asking { tid: self.tid(), data: data_of(context), files, limit })
+        };
+        let Ok(asked) = super::reserve::with(&self.drawn, ask) else {
+            super::out_of_memory("system call");
+            return Err(Errno::ERESTARTNOINTR);
+        };
+        match asked {
+            Err(error @ Errno::ENOMEM) => Ok(Answer::Result(error.to_return_value())),
+            answer => answer,
+        }
     }
 
     /// Ends the thread by `signal`. The last thread's signal ends the process.
@@ -194,8 +228,11 @@ pub fn sys_seccomp(args: &Args) -> Result<i64> {
         operation::ACTION_AVAILABLE if args[1] == 0 => {
             let action: u32 = UserPtr::new(args[2]).read()?;
             let is_known = Action::of(action) != Action::KillProcess || action == 0x8000_0000;
-            let is_there = is_known && action & 0xffff == 0 && Action::of(action) != Action::Notify;
-            if is_there { Ok(0) } else { Err(Errno::EOPNOTSUPP) }
+            if is_known && action & 0xffff == 0 { Ok(0) } else { Err(Errno::EOPNOTSUPP) }
+        }
+        operation::LISTENER_SIZES if args[1] == 0 => {
+            UserPtr::new(args[2]).write(&SIZES)?;
+            Ok(0)
         }
         _ => Err(Errno::EINVAL),
     }
@@ -254,23 +291,42 @@ pub fn read_instructions(address: u64, count: usize) -> Result<Vec<Instruction>>
 }
 
 fn set_filter(flags: u64, address: u64) -> Result<i64> {
-    let known = flag::ALL_THREADS | flag::LOG | flag::SPECULATION | flag::NO_THREAD_IS_AN_ERROR;
-    if flags & !known != 0 {
-        return Err(Errno::EINVAL);
-    }
+    check_flags(flags)?;
     let filter = Filter::new(read_program(address)?).map_err(|refusal| match refusal {
         Refusal::NoMemory => Errno::ENOMEM,
         Refusal::Length | Refusal::Instruction(_) => Errno::EINVAL,
     })?;
     let task = current();
-    let logs = flags & flag::LOG != 0;
+    let mut filter = ChainedFilter::alone(filter);
+    filter.logs = flags & flag::LOG != 0;
     let whom = if flags & flag::ALL_THREADS == 0 { Whom::Oneself } else { Whom::AllThreads };
-    match install(&task, (filter, logs), whom) {
-        Ok(()) => Ok(0),
+    let files = task.process().files();
+    let mut descriptor = None;
+    if flags & flag::LISTENER != 0 {
+        let is_killable = flags & flag::KILLABLE_ONCE_RECEIVED != 0;
+        let listener =
+            Listener::new(if is_killable { OnceReceived::Killable } else { OnceReceived::Interruptible });
+        descriptor =
+            Some((files.promise(task.process().descriptor_limit())?, ListenerFile::open(&listener)?));
+        filter.listener = Some(listener);
+    }
+    match install(&task, filter, whom) {
+        Ok(()) => Ok(descriptor.map_or(0, |(promise, file)| promise.keep(file, OnExec::Close)).into()),
         Err(Refused::By(error)) => Err(error),
         Err(Refused::Thread(_)) if flags & flag::NO_THREAD_IS_AN_ERROR != 0 => Err(Errno::ESRCH),
         Err(Refused::Thread(other)) => Ok(other.into()),
     }
+}
+
+/// Refuses unknown flags, and those that would make a result ambiguous: a descriptor and the ID of
+/// a thread are both positive.
+fn check_flags(flags: u64) -> Result<()> {
+    let all = flag::ALL_THREADS | flag::LOG | flag::SPECULATION | flag::NO_THREAD_IS_AN_ERROR;
+    let has = |flag: u64| flags & flag != 0;
+    let is_ambiguous = has(flag::ALL_THREADS) && has(flag::LISTENER) && !has(flag::NO_THREAD_IS_AN_ERROR);
+    let lacks_listener = has(flag::KILLABLE_ONCE_RECEIVED) && !has(flag::LISTENER);
+    let is_known = flags & !(all | flag::LISTENER | flag::KILLABLE_ONCE_RECEIVED) == 0;
+    if is_known && !is_ambiguous && !lacks_listener { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
 /// The threads that get a filter.
@@ -294,9 +350,7 @@ enum Refused {
 ///
 /// Everything that needs the heap, or as many steps as the chain has filters, is done before
 /// `signals` is taken. If another thread gave the task a filter meanwhile, that is done again.
-fn install(task: &Task, (program, logs): (Filter, bool), whom: Whom) -> Installed {
-    let mut filter = ChainedFilter::alone(program);
-    filter.logs = logs;
+fn install(task: &Task, mut filter: ChainedFilter, whom: Whom) -> Installed {
     loop {
         let before = task.seccomp.get();
         let listed = if whom == Whom::AllThreads { before.chain() } else { None };
@@ -313,12 +367,15 @@ fn install(task: &Task, (program, logs): (Filter, bool), whom: Whom) -> Installe
 /// Puts `filter` in front of the filters of `before`.
 ///
 /// # Errors
-/// `EINVAL` for a strict thread, `ENOMEM` for too many instructions.
+/// `EINVAL` for a strict thread, `EBUSY` for a second listener, `ENOMEM` for too many instructions.
 fn link(filter: &mut ChainedFilter, before: &Confinement) -> Result<()> {
     let before = match before {
         Confinement::Strict => return Err(Errno::EINVAL),
         confinement => confinement.chain(),
     };
+    if filter.listener.is_some() && before.is_some_and(ChainedFilter::has_listener) {
+        return Err(Errno::EBUSY);
+    }
     let (count, counted) = before.map_or((0, 0), |newest| (newest.count, newest.instructions));
     let instructions = counted + filter.program.instructions();
     if instructions > MOST_OF_CHAIN {

@@ -12,7 +12,7 @@ use super::{may_set_time, settable};
 use crate::syscall::Args;
 use crate::task::clock::{Clock, REALTIME};
 use crate::time::adjust::{self, ClockQuality, MOST_CONSTANT, MOST_ERROR, Status};
-use crate::time::{SECOND, TimeVal, now, set_wall, wall_nanoseconds};
+use crate::time::{SECOND, TimeVal, now, wall_nanoseconds};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
@@ -206,7 +206,7 @@ fn adjust(asked: &UserClock) -> Result<(UserClock, i64)> {
     let modes = asked.checked_modes()?;
     asked.check_possible(modes)?;
     if modes.contains(Modes::SETOFFSET) {
-        set_wall(asked.injected(modes)?);
+        super::set_wall_for_all(asked.injected(modes)?);
     }
     Ok(adjust::with(|quality| {
         asked.change(modes, quality);

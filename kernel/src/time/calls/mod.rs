@@ -5,6 +5,7 @@ mod adjusting;
 pub use adjusting::{sys_adjtimex, sys_clock_adjtime};
 
 use super::{SECOND, TimeSpec, TimeVal, now, set_wall};
+use crate::fs::timerfd;
 use crate::sync::WaitQueue;
 use crate::syscall::Args;
 use crate::task::clock::{Clock, REALTIME};
@@ -41,6 +42,12 @@ fn settable(nanoseconds: u64) -> Result<i64> {
     if nanoseconds < END { Ok(nanoseconds as i64) } else { Err(Errno::EINVAL) }
 }
 
+/// Sets the wall clock, and cancels the timers that asked for it.
+fn set_wall_for_all(nanoseconds: i64) {
+    set_wall(nanoseconds);
+    timerfd::clock_was_set();
+}
+
 /// clock_settime(clock, time)
 pub fn sys_clock_settime(args: &Args) -> Result<i64> {
     let time = UserPtr::<TimeSpec>::new(args[1]).read()?.nanoseconds()?;
@@ -48,7 +55,7 @@ pub fn sys_clock_settime(args: &Args) -> Result<i64> {
         return Err(Errno::EINVAL);
     }
     may_set_time()?;
-    set_wall(settable(time)?);
+    set_wall_for_all(settable(time)?);
     Ok(0)
 }
 
@@ -65,7 +72,7 @@ pub fn sys_settimeofday(args: &Args) -> Result<i64> {
     let time = UserPtr::<TimeVal>::new(args[0]).read_optional()?;
     may_set_time()?;
     if let Some(time) = time {
-        set_wall(settable(time.nanoseconds()?)?);
+        set_wall_for_all(settable(time.nanoseconds()?)?);
     }
     Ok(0)
 }

@@ -61,8 +61,8 @@ pub const DEPTH: usize = 16;
 /// Descriptors in the ring, a power of two: a request of 1 MiB takes six, and 18 where its memory
 /// is in pieces.
 const RING: usize = 64;
-/// The longest transfer in one request.
-const MAX_TRANSFER: usize = 1 << 20;
+/// The longest transfer in one request, in bytes.
+pub const MAX_TRANSFER: usize = 1 << 20;
 /// Places of the device's limits: bytes of a descriptor, and descriptors of a request (virtio 1.2,
 /// 5.2.4).
 const SIZE_MAX_OFFSET: usize = 8;
