@@ -187,6 +187,67 @@ fn a_node_that_is_too_small_shares_and_says_so() {
     assert!(told.stderr.contains(line), "{}", told.stderr);
 }
 
+/// Prints the state of copies, uses more memory than node 0 has on the CPU of node 1, and prints
+/// the state when node 1 has got its copy. Then turns static keys in all copies and compares them.
+const GROWN: &str = r#"
+cd /sys/kernel/debug; cat replica; echo 1 >static_keys/syscall_counts
+busybox taskset 2 busybox awk 'BEGIN { s = sprintf("%1024s", ""); while (length(s) < 67108864) s = s s }'
+n=0; while grep -q waits replica && [ $n -lt 300 ]; do busybox sleep 0.2; n=$((n+1)); done
+cat replica; busybox taskset 2 busybox seq 100 | busybox taskset 2 busybox sort -r >/dev/null
+echo 0 >static_keys/syscall_counts; busybox taskset 2 busybox seq 9 >/dev/null; echo 1 >replica && echo equal"#;
+
+#[test]
+fn a_node_that_gets_memory_gets_its_copy_and_no_patch_is_lost() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let options = ["--cpus", "2", "--node", "mem=96M,cpus=0", "--node", "mem=2M,max=128M,cpus=1"];
+    let (told, results) = watched(&options, GROWN);
+    let nodes: Vec<&str> = told.lines().filter(|line| line.starts_with("node ")).collect();
+    let [before, after] = nodes[..] else { panic!("{told}") };
+    assert_eq!(before, "node 1 waits for memory and shares node 0's");
+    assert!(after.starts_with("node 1: ") && told.ends_with("equal\n"), "{told}");
+    // The programs after the copy, and the closing audit, run from node 1's copy.
+    let closing = results["phases"].as_array().and_then(|phases| phases.last()).expect("phases");
+    assert_eq!(closing["name"], "closing");
+    let fetched = &closing["cpus"][1]["modes"]["kernel"]["fetches"];
+    assert!(fetched[0].as_u64() == Some(0) && fetched[1].as_u64() > Some(0), "{fetched}");
+    assert_eq!(results["oracle"]["total"], 0, "{}", results["oracle"]);
+}
+
+/// The CPU is on node 1 and the image on node 0, so that one CPU has a copy: instructions are
+/// counted on one CPU.
+#[test]
+fn a_copy_delays_the_start_by_at_most_a_million_instructions() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let start = |setting: &str, nodes: usize| -> u64 {
+        let json = folder.path().join("r.json");
+        let options = [
+            "--icount",
+            "--append",
+            "nokaslr",
+            "--node",
+            "mem=128M",
+            "--node",
+            "mem=128M,cpus=0",
+            "--json",
+            text(&json),
+            "--numa-replica",
+            setting,
+        ];
+        let told = said(&options, &format!("cat {FILE}")).expect(0).text();
+        assert_eq!(told.lines().filter(|line| line.starts_with("node 1: ")).count(), nodes, "{told}");
+        let record: Value =
+            serde_json::from_slice(&std::fs::read(&json).expect("a file")).expect("it is JSON");
+        record["boot_ns"].as_u64().expect("instructions until the program runs")
+    };
+    let (with, without) = (start("on", 1), start("off", 0));
+    assert!(with > without && with - without <= 1_000_000, "{with} and {without}");
+}
+
 #[test]
 fn a_cpu_without_memory_for_a_root_shares_until_there_is_some() {
     if kernel() != "freehold" {
