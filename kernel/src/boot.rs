@@ -86,6 +86,7 @@ pub(crate) fn raise(
 ) {
     fs::machine::describe(fs::machine::MachineInfo { command_line, firmware });
     cpu::set_topology(&firmware.topology, cpus);
+    time::measure(firmware.platform.hpet);
     let exclusion = (settings.xpfo, settings.numa_replica);
     mem::init(&firmware.topology, cpus, settings.page_allocator, settings.huge_pages, exclusion);
     if let Err(error) = mem::turn_key(StaticKey::COUNTS_SYSCALLS, settings.syscall_counts) {
@@ -107,7 +108,7 @@ pub(crate) fn raise(
     cgroup::set_observer(&fs::cgroupfs::Watches);
     cgroup::memory::set_charging(&mem::charge::GroupCharging);
     mem::charge::register_killer(task::kill_charged);
-    time::start(firmware.platform.hpet);
+    time::start();
     crate::time::set_wall((time::wall_clock_at_boot() + time::now()) as i64);
     mem::vdso::init().expect("memory for the pages that every program has");
     let files = fs::boot::init(reserve::arc(mem::CacheSource::new(mem::frames())))

@@ -17,6 +17,7 @@ use freehold_xpfo::Windows;
 use zerocopy::FromBytes;
 
 use crate::apic::{self, TimerMode};
+use crate::memory::constants::BootWord;
 use crate::memory::windows;
 use crate::registers::{self, MSR_TSC_DEADLINE, in_u8, out_u8, rdtsc};
 use crate::{X86, cpu, irq, mmio};
@@ -29,13 +30,16 @@ const COMPARE_NS: u64 = 1_000_000;
 const SHIFT: u32 = 32;
 
 /// Nanoseconds per tick of the counter, << 32.
-static NS_PER_TICK: AtomicU64 = AtomicU64::new(1 << SHIFT);
+#[cfg_attr(target_os = "none", unsafe(link_section = ".data.rel.ro.boot"))]
+static NS_PER_TICK: BootWord = BootWord::of(1 << SHIFT);
 /// Ticks of the counter per nanosecond, << 32.
 static TICKS_PER_NS: AtomicU64 = AtomicU64::new(1 << SHIFT);
 /// Ticks of the timer per nanosecond, << 32; 0 in deadline mode.
 static TIMER_PER_NS: AtomicU64 = AtomicU64::new(0);
-static START: AtomicU64 = AtomicU64::new(0);
-/// Whether the clock's frequency is known.
+/// The counter's value when the kernel was entered.
+#[cfg_attr(target_os = "none", unsafe(link_section = ".data.rel.ro.boot"))]
+static START: BootWord = BootWord::of(0);
+/// Whether timers may be armed.
 static IS_RUNNING: AtomicBool = AtomicBool::new(false);
 static WALL_AT_START: AtomicU64 = AtomicU64::new(0);
 /// The frame that shows the clock to programs; [`NOWHERE`] before there is one.
@@ -48,7 +52,7 @@ fn scale(value: u64, factor: u64) -> u64 {
 
 /// Nanoseconds since the kernel was entered, the same on all CPUs, never going back.
 pub fn now() -> u64 {
-    nanoseconds(rdtsc().saturating_sub(START.load(Ordering::Relaxed)))
+    nanoseconds(rdtsc().saturating_sub(START.get()))
 }
 
 /// Returns the time-stamp counter, to measure short and frequent steps. [`nanoseconds`] converts a
@@ -60,7 +64,7 @@ pub fn ticks() -> u64 {
 
 /// Returns the duration of `ticks` of the time-stamp counter.
 pub fn nanoseconds(ticks: u64) -> u64 {
-    scale(ticks, NS_PER_TICK.load(Ordering::Relaxed))
+    scale(ticks, NS_PER_TICK.get())
 }
 
 /// Returns the nanoseconds since 1970 at the clock's zero.
@@ -71,9 +75,9 @@ pub fn wall_clock_at_boot() -> u64 {
 /// Shows the clock to programs in `frame`, which is zeroed and held for ever: [`TimePage`]. Called
 /// once, after [`start`]; `wall` is as for [`show_wall`].
 pub fn show_in(frame: HeldFrame<'static>, wall: i64) {
-    let factor = NS_PER_TICK.load(Ordering::Relaxed);
+    let factor = NS_PER_TICK.get();
     Windows::with_bytes(X86, &frame, |page| {
-        word(page, offset_of!(TimePage, base)).store(START.load(Ordering::Relaxed), Ordering::Relaxed);
+        word(page, offset_of!(TimePage, base)).store(START.get(), Ordering::Relaxed);
         word(page, offset_of!(TimePage, factor)).store(factor, Ordering::Relaxed);
         let seconds = word(page, offset_of!(TimePage, seconds_factor));
         seconds.store(TimePage::seconds_factor(factor), Ordering::Relaxed);
@@ -89,8 +93,8 @@ pub fn show_wall(wall: i64) {
     if frame == NOWHERE {
         return;
     }
-    let factor = TimePage::seconds_factor(NS_PER_TICK.load(Ordering::Relaxed));
-    let base = TimePage::seconds_base(START.load(Ordering::Relaxed), factor, wall);
+    let factor = TimePage::seconds_factor(NS_PER_TICK.get());
+    let base = TimePage::seconds_base(START.get(), factor, wall);
     // `show_in` got a hold on the frame that never ends.
     PhysicalBytes::with_bytes(X86, Pfn(frame), |page| {
         // One store each, which programs read as a whole: the protocol is in the head of
@@ -110,14 +114,18 @@ pub fn counter_frequency() -> u64 {
     scale(NANOSECONDS, TICKS_PER_NS.load(Ordering::Relaxed))
 }
 
-/// Counts from `entry`, the counter's value when the kernel was entered. Until [`start`], the
+/// Counts from `entry`, the counter's value when the kernel was entered. Until [`measure`], the
 /// counter is taken to make 10^9 ticks per second.
 pub(crate) fn count_from(entry: u64) {
-    START.store(entry, Ordering::Relaxed);
+    START.set_unprotected(entry);
 }
 
-/// Starts the clock, and the first CPU's timer. `hpet` is the HPET's address according to firmware.
-pub fn start(hpet: Option<PhysAddr>) {
+/// Finds the counter's frequency, before nodes get copies of the kernel's read-only data, which has
+/// it. `hpet` is the HPET's address according to firmware.
+///
+/// # Panics
+/// If there is no memory for the patching window.
+pub fn measure(hpet: Option<PhysAddr>) {
     let deadline_mode = registers::cpuid(1, 0).ecx & 1 << 24 != 0;
     apic::set_timer_count(u32::MAX);
     let frequency = hypervisor_frequency().or_else(cpu_frequency);
@@ -132,6 +140,10 @@ pub fn start(hpet: Option<PhysAddr>) {
     } else if let Some(frequency) = frequency {
         set_frequency(frequency, NANOSECONDS);
     }
+}
+
+/// Starts the clock, and the first CPU's timer, after [`measure`].
+pub fn start() {
     WALL_AT_START.store(read_wall_clock().saturating_sub(now()), Ordering::Relaxed);
     IS_RUNNING.store(true, Ordering::Relaxed);
     init_secondary();
@@ -148,7 +160,8 @@ pub(crate) fn init_secondary() {
 fn set_frequency(ticks: u64, nanoseconds: u64) {
     let ratio = |a: u64, b: u64| ((u128::from(a) << SHIFT) / u128::from(b.max(1))) as u64;
     TICKS_PER_NS.store(ratio(ticks, nanoseconds), Ordering::Relaxed);
-    NS_PER_TICK.store(ratio(nanoseconds, ticks), Ordering::Relaxed);
+    let is_set = NS_PER_TICK.set(ratio(nanoseconds, ticks));
+    assert!(is_set.is_ok(), "no memory for a table at start-up");
 }
 
 /// Makes the timer interrupt this CPU at `deadline` (as [`now`] counts): at once if the deadline is
@@ -216,7 +229,7 @@ fn program(deadline: u64) {
             u64::MAX => 0,
             _ => {
                 let ticks = scale(deadline, TICKS_PER_NS.load(Ordering::Relaxed));
-                START.load(Ordering::Relaxed).saturating_add(ticks).max(1)
+                START.get().saturating_add(ticks).max(1)
             }
         };
         // SAFETY: makes an interrupt come, which this crate's handler serves.

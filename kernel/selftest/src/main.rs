@@ -201,7 +201,8 @@ fn main(boot: &'static BootInfo) -> ! {
     traps::register(&Kernel);
     // The HPET's address on this machine, unless the command line selects the 8254.
     let hpet = (!boot.command_line().contains("selftest.8254")).then_some(PhysAddr(0xfed0_0000));
-    time::start(hpet);
+    time::measure(hpet);
+    time::start();
     say!("the clock runs {} us after the first instruction", time::now() / 1000);
     irq::enable();
     windows::windows_show_frames_that_the_direct_map_does_not();

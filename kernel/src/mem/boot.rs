@@ -68,7 +68,8 @@ pub fn init(
         ledger: Some(charge::LEDGER),
         ..options
     };
-    let (records, reverse_keys) = memory::frame_table().expect("memory for the frame table: 1/170 of all");
+    let (records, reverse_keys) =
+        memory::frame_table(topology).expect("memory for the frame table: 1/170 of all");
     BESIDE.set(Beside::new(reverse_keys).with_ready(zeroes(ready::words(records.len()))));
     let table = FrameTable::new(records).with(BESIDE.get().expect("just set"));
     let metadata = zeroes(Buddy::<Hardware>::metadata_words(topology, cpus, &options));
@@ -78,6 +79,7 @@ pub fn init(
     let buddy =
         Buddy::new(Hardware, managed, options).expect("firmware's memory was checked when it was read");
     hw::set_frames(buddy);
+    memory::use_frame_table().expect("a frame for a table");
     replica::init(topology, cpus, replicas);
     publish(policy);
     memory::set_frame_provider(&KernelFrames);
@@ -113,7 +115,6 @@ fn publish(policy: Policy) {
         transfer_owners: bits(|owner| *owner == Owner::Bounce),
         outside_owners: if policy.is_exclusive() { bits(|owner| owner.is_outside()) } else { 0 },
     };
-    memory::use_frame_table();
     watch::publish(records, Owner::ALL.iter().map(|owner| owner.name()));
 }
 

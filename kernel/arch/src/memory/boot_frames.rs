@@ -5,7 +5,10 @@
 //! the loader put the image are left out: until the final tables are loaded, the image runs there.
 //! Each block that the allocator opens enters the direct map. The frames that it took are reserved
 //! for ever. [`seal`] ends it, except for [`RESERVE`] frames that the heap may still take.
+//!
+//! Frames that belong to a node come from a run of pageblocks of its memory ([`take_near`]).
 
+use freehold_machine::topology::{MAX_NODES, MemoryRange};
 use freehold_machine::{DirectMap, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 
 use super::tables;
@@ -64,6 +67,9 @@ struct BootFrames {
     /// The free rest of the last run's block.
     limit: Pfn,
     sealed: bool,
+    /// By node: the frames that were taken there on request, and the end of the blocks that were
+    /// opened for that.
+    near: [(PfnRange, Pfn); MAX_NODES],
 }
 
 const NONE: PfnRange = PfnRange { start: Pfn(0), end: Pfn(0) };
@@ -71,7 +77,8 @@ static FRAMES: SpinLock<BootFrames> = SpinLock::new(BootFrames::new());
 
 impl BootFrames {
     const fn new() -> Self {
-        Self { runs: [NONE; MAX_RUNS], count: 0, limit: Pfn(0), sealed: false }
+        let near = [(NONE, Pfn(0)); MAX_NODES];
+        Self { runs: [NONE; MAX_RUNS], count: 0, limit: Pfn(0), sealed: false, near }
     }
 
     fn take(&mut self, memory: &StartMemory<'_>, order: u32) -> Option<Pfn> {
@@ -98,8 +105,8 @@ impl BootFrames {
             0 => PfnRange::new(LOW_END, Pfn(PAGEBLOCK_FRAMES)),
             1 => PfnRange::new(image.end, Pfn(image.end.0.next_multiple_of(PAGEBLOCK_FRAMES))),
             // The image's last block is one of the first two, wherever it lies.
-            2 => memory.free_block(Pfn(PAGEBLOCK_FRAMES))?,
-            _ => memory.free_block(last)?,
+            2 => self.free_block(memory, Pfn(PAGEBLOCK_FRAMES))?,
+            _ => self.free_block(memory, last)?,
         };
         // The first two are in small pages. Before the direct map exists the identity map serves;
         // the blocks enter when it is made, which is a block for each run. From then on a block
@@ -120,6 +127,41 @@ impl BootFrames {
         Some(())
     }
 
+    /// The lowest pageblock from `start` on that is free and not in a node's run.
+    fn free_block(&self, memory: &StartMemory<'_>, start: Pfn) -> Option<PfnRange> {
+        let mut block = memory.free_block(start)?;
+        while self.near.iter().any(|(run, limit)| run.start < block.end && block.start < *limit) {
+            block = memory.free_block(block.end)?;
+        }
+        Some(block)
+    }
+
+    /// As [`take_near`].
+    fn take_near(&mut self, memory: &StartMemory<'_>, range: &MemoryRange, order: u32) -> Option<Pfn> {
+        let enter = memory.enter.filter(|_| !self.sealed)?;
+        loop {
+            let (run, limit) = self.near[usize::from(range.node.0)];
+            let start = Pfn(run.end.0.next_multiple_of(1 << order));
+            if start.0 + (1 << order) <= limit.0 {
+                let run = PfnRange::new(run.start, start.offset(1 << order));
+                self.near[usize::from(range.node.0)] = (run, limit);
+                return Some(start);
+            }
+            let is_first = limit == Pfn(0);
+            let from =
+                if is_first { range.frames.start.0.next_multiple_of(PAGEBLOCK_FRAMES) } else { limit.0 };
+            let block = memory.free_block(Pfn(from)).filter(|block| block.end <= range.frames.end)?;
+            let is_taken = self.runs[..self.count].iter().any(|run| !run.intersection(block).is_empty());
+            // A node's run has no gap. The last block of the other runs may still be empty.
+            if is_taken || block.end == self.limit || !is_first && block.start != limit {
+                return None;
+            }
+            let run = if is_first { PfnRange::new(block.start, block.start) } else { run };
+            self.near[usize::from(range.node.0)] = (run, block.end);
+            enter(block);
+        }
+    }
+
     /// As [`seal`].
     fn seal(&mut self, memory: &StartMemory<'_>) {
         while self.count == 0 || self.limit.0 - self.runs[self.count - 1].end.0 < RESERVE {
@@ -135,16 +177,24 @@ impl BootFrames {
     /// Runs that are taken, the reserve included.
     fn taken(&self) -> impl Iterator<Item = PfnRange> {
         let runs = self.runs[..self.count].iter().enumerate();
-        runs.map(|(index, run)| {
+        let runs = runs.map(|(index, run)| {
             let end = if self.sealed && index + 1 == self.count { self.limit } else { run.end };
             PfnRange::new(run.start, end)
-        })
+        });
+        runs.chain(self.near.iter().map(|(run, _)| *run).filter(|run| !run.is_empty()))
     }
 }
 
 /// Takes 2^`order` frames, aligned to their size; their content is undefined.
 pub(crate) fn take(order: u32) -> Option<Pfn> {
     StartMemory::with(|memory| FRAMES.lock().take(memory, order))
+}
+
+/// Takes 2^`order` frames as [`take`], from the memory `range` of a node, in blocks that no other
+/// frames are taken from. `None` if there is no direct map yet, after [`seal`], or if the node's
+/// blocks do not follow each other: then [`take`] serves.
+pub(crate) fn take_near(range: &MemoryRange, order: u32) -> Option<Pfn> {
+    StartMemory::with(|memory| FRAMES.lock().take_near(memory, range, order))
 }
 
 /// Ends start-up's allocations except for [`RESERVE`] frames.
@@ -169,7 +219,7 @@ pub(crate) fn run(index: usize) -> Option<PfnRange> {
 /// Whether start-up took this frame.
 pub(crate) fn owns(frame: Pfn) -> bool {
     let frames = FRAMES.lock();
-    frames.runs[..frames.count].iter().any(|run| run.contains(frame))
+    frames.taken().any(|run| run.contains(frame))
 }
 
 #[cfg(test)]
@@ -178,6 +228,9 @@ mod tests {
     use alloc::collections::BTreeSet;
     use alloc::vec::Vec;
     use core::sync::atomic::{AtomicU64, Ordering};
+
+    use freehold_machine::NodeId;
+    use freehold_machine::topology::Presence;
 
     const BLOCK: u64 = PAGEBLOCK_FRAMES;
 
@@ -212,6 +265,44 @@ mod tests {
             for &frame in &all {
                 assert!(frames.taken().any(|run| run.contains(frame)), "{frame:?} is in no run");
             }
+        });
+    }
+
+    #[test]
+    fn frames_of_a_node_are_in_a_run_of_its_memory_and_are_taken_once() {
+        with_holes(|memory| {
+            memory.is_usable = &|_| true;
+            memory.enter = Some(|_| ());
+            let [first, second] = [(0, 20), (20, 30)].map(|(start, end)| MemoryRange {
+                frames: PfnRange::new(Pfn(start * BLOCK), Pfn(end * BLOCK)),
+                node: NodeId((start / 20) as u8),
+                presence: Presence::Always,
+            });
+            let mut frames = BootFrames::new();
+            let mut all = BTreeSet::new();
+            (0..2000).for_each(|_| assert!(all.insert(frames.take(memory, 0).unwrap())));
+            // Blocks of the first node follow those that are in use already: it has no run.
+            assert_eq!(frames.take_near(memory, &first, 0), None);
+            for order in [0, 9, 0, 9] {
+                let start = frames.take_near(memory, &second, order).unwrap();
+                assert!(start.is_aligned(order) && second.frames.contains(start));
+                assert!((0..1 << order).all(|frame| all.insert(start.offset(frame))));
+            }
+            let before = all.len();
+            while let Some(frame) = frames.take(memory, 0) {
+                assert!(all.insert(frame), "{frame:?} is taken twice");
+                if all.len() > before + 30 * BLOCK as usize {
+                    break;
+                }
+            }
+            let near = frames.near[1].0;
+            assert_eq!((near.start, near.len()), (Pfn(20 * BLOCK), 4 * BLOCK));
+            assert_eq!(frames.taken().filter(|&run| run == near).count(), 1);
+            // The node's last block is used up; what follows is another node's.
+            while frames.take_near(memory, &second, 9).is_some() {}
+            assert!(frames.near[1].1 <= second.frames.end);
+            frames.sealed = true;
+            assert_eq!(frames.take_near(memory, &second, 0), None);
         });
     }
 

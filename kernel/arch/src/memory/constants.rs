@@ -10,15 +10,16 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::OutOfMemory;
 
-/// A word of 64 bits, 0 at first. A static of this type is in read-only data:
+/// A word of 64 bits. A static of this type is in read-only data:
 /// `#[cfg_attr(target_os = "none", unsafe(link_section = ".data.rel.ro.boot"))]`.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(crate) struct BootWord(AtomicU64);
 
 impl BootWord {
-    pub(crate) const fn new() -> Self {
-        Self(AtomicU64::new(0))
+    /// Makes a word with its first value.
+    pub(crate) const fn of(value: u64) -> Self {
+        Self(AtomicU64::new(value))
     }
     /// Returns its value.
     #[inline(always)]

@@ -8,7 +8,10 @@ use core::fmt;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_machine::{NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange, TABLE_ENTRIES, Tables, VirtAddr};
+use freehold_machine::topology::{MAX_NODES, MemoryRange};
+use freehold_machine::{
+    NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange, TABLE_ENTRIES, Tables, Topology, VirtAddr,
+};
 use zerocopy::{FromBytes, FromZeros};
 
 use crate::boot::{self, BootInfo};
@@ -96,9 +99,9 @@ impl TablePart {
     }
 }
 
-const MAX_RESERVED: usize = 64;
-// Start-up's, the first MiB, the image and the initial RAM disk.
-const _: () = assert!(MAX_RESERVED >= boot_frames::MAX_RUNS + 3);
+const MAX_RESERVED: usize = 80;
+// Start-up's, nodes', the first MiB, the image and the initial RAM disk.
+const _: () = assert!(MAX_RESERVED >= boot_frames::MAX_RUNS + MAX_NODES + 3);
 
 struct Reserved {
     ranges: [PfnRange; MAX_RESERVED],
@@ -116,7 +119,7 @@ pub fn is_in_direct_map(frame: Pfn) -> bool {
 
 /// One past the highest frame of memory, at a place that the checks of hot paths can read cheaply.
 #[cfg_attr(target_os = "none", unsafe(link_section = ".data.rel.ro.boot"))]
-static MEMORY_END: BootWord = BootWord::new();
+static MEMORY_END: BootWord = BootWord::of(0);
 
 /// Whether the frame is below the end of memory, so that it has a place in the direct map's area.
 #[inline]
@@ -199,20 +202,24 @@ pub(crate) fn frame_table_end() -> Pfn {
 /// The records of frames without memory, or without memory yet, are read-only copies of one zero
 /// page. A write to them is a fault that is reported.
 ///
+/// The records of a node's frames are on the node, if that has 64 MiB at least and `topology`
+/// tells that a page of records is for this node alone.
+///
 /// # Errors
 /// When boot memory does not suffice.
 ///
 /// # Panics
 /// When called twice, after [`seal`], or for records that do not divide a page or are shorter than
 /// 8 bytes.
-pub fn frame_table<T: FromBytes + Sync, U: FromBytes + Sync>()
--> Result<(&'static [T], &'static [U]), OutOfMemory> {
+pub fn frame_table<T: FromBytes + Sync, U: FromBytes + Sync>(
+    topology: &Topology,
+) -> Result<(&'static [T], &'static [U]), OutOfMemory> {
     let parts = [TablePart::of::<T>(0), TablePart::of::<U>(1)];
     let count = frame_table_end().0;
     let zero_page = zeroed(0)?;
     let mut zero_table = None;
     for part in parts {
-        map_part(part, count, zero_page, &mut zero_table)?;
+        map_part(part, count, topology, (zero_page, &mut zero_table))?;
     }
     FRAME_TABLE.set(FrameTableBase { parts, zero_page, zero_table });
     let [first, second] = parts;
@@ -230,8 +237,8 @@ pub fn frame_table<T: FromBytes + Sync, U: FromBytes + Sync>()
 fn map_part(
     part: TablePart,
     count: u64,
-    zero_page: Pfn,
-    zero_table: &mut Option<Pfn>,
+    topology: &Topology,
+    (zero_page, zero_table): (Pfn, &mut Option<Pfn>),
 ) -> Result<(), OutOfMemory> {
     let boot = boot::info();
     let per_page = PAGE_SIZE as u64 / part.record;
@@ -242,8 +249,8 @@ fn map_part(
         let covered = PfnRange::new(Pfn(first), Pfn(first + per_block));
         let large = if !first.is_multiple_of(per_block) {
             None
-        } else if is_mostly_usable(covered) {
-            Some(leaf(untouched(9)?, DATA | LARGE))
+        } else if is_mostly_usable(covered) && is_on_one_node(topology, covered) {
+            Some(leaf(untouched(home_of(topology, covered), 9)?, DATA | LARGE))
         } else if !boot.is_partly_usable(covered) {
             Some(tables::link(shared_table(zero_table, zero_page)?))
         } else {
@@ -257,7 +264,7 @@ fn map_part(
         }
         let covered = PfnRange::new(Pfn(first), Pfn(first + per_page));
         let value = if boot.is_partly_usable(covered) {
-            leaf(untouched(0)?, DATA)
+            leaf(untouched(home_of(topology, covered), 0)?, DATA)
         } else {
             leaf(zero_page, READ_ONLY)
         };
@@ -272,6 +279,29 @@ fn map_part(
 fn is_mostly_usable(frames: PfnRange) -> bool {
     let usable: u64 = boot::info().usable_ranges().map(|range| range.intersection(frames).len()).sum();
     usable >= frames.len() / 8 * 7 && !pluggable::is_possible_in(frames)
+}
+
+/// Smallest number of frames of a node that keeps the records of its frames: 64 MiB. Blocks that
+/// hold a part of them are not for programs.
+const LEAST_NEAR: u64 = 64 << 8;
+
+/// Whether no two nodes have memory among these frames.
+fn is_on_one_node(topology: &Topology, frames: PfnRange) -> bool {
+    let mut nodes = topology
+        .boot_ranges()
+        .filter(|range| !range.frames.intersection(frames).is_empty())
+        .map(|range| range.node);
+    nodes.next().is_none_or(|first| nodes.all(|node| node == first))
+}
+
+/// Returns the memory of the node of these frames, if records of them belong there and not to
+/// start-up's other frames: start-up takes the lowest memory.
+fn home_of(topology: &Topology, frames: PfnRange) -> Option<MemoryRange> {
+    let ranges = || topology.boot_ranges();
+    let home = ranges().find(|range| !range.frames.intersection(frames).is_empty())?;
+    let is_first = ranges().next().is_none_or(|first| first.node == home.node);
+    let size: u64 = ranges().filter(|range| range.node == home.node).map(|range| range.frames.len()).sum();
+    (!is_first && size >= LEAST_NEAR).then_some(*home)
 }
 
 /// Returns an array of zeroes for ever, for tables that grow with memory. Short arrays are in the
@@ -312,10 +342,11 @@ fn shared_table(table: &mut Option<Pfn>, page: Pfn) -> Result<Pfn, OutOfMemory> 
     Ok(*table.insert(fresh))
 }
 
-/// Takes 2^`order` boot frames without clearing them. With the kernel's self-checks on, each begins
-/// with a value that is invalid as a record.
-fn untouched(order: u32) -> Result<Pfn, OutOfMemory> {
-    let first = alloc_frames(order).ok_or(OutOfMemory)?;
+/// Takes 2^`order` boot frames, from `home` if possible, without clearing them. With the kernel's
+/// self-checks on, each begins with a value that is invalid as a record.
+fn untouched(home: Option<MemoryRange>, order: u32) -> Result<Pfn, OutOfMemory> {
+    let near = home.and_then(|home| boot_frames::take_near(&home, order));
+    let first = near.or_else(|| alloc_frames(order)).ok_or(OutOfMemory)?;
     #[cfg(feature = "entry-checks")]
     for frame in PfnRange::new(first, first.offset(1 << order)).iter() {
         // The value reads as a free frame with a holder: the audit finds code that uses such a

@@ -30,7 +30,7 @@ const TABLE: u64 = PRESENT | WRITABLE | ACCESSED;
 /// The difference between a kernel-owned byte's virtual and physical address: 0 while the loader's
 /// identity map is on, the direct map's base afterwards.
 #[cfg_attr(target_os = "none", unsafe(link_section = ".data.rel.ro.boot"))]
-static DIRECT_BASE: BootWord = BootWord::new();
+static DIRECT_BASE: BootWord = BootWord::of(0);
 /// The frame of the kernel's root.
 static ROOT: AtomicU64 = AtomicU64::new(0);
 

@@ -29,6 +29,7 @@ use freehold_machine::{
 };
 use freehold_xpfo::{Alarm, Closing, CpuWindows, Policy, Rules, Translations, each_of};
 
+use super::constants::BootWord;
 use super::tables::{self, ACCESSED, DIRTY, LARGE, NO_EXECUTE, PRESENT, WRITABLE};
 use super::{OutOfMemory, direct, layout, pluggable, runs, wiping};
 use crate::cpu::{self, PerCpu};
@@ -166,13 +167,19 @@ pub fn close_as(closing: Closing) {
 
 /// The first frame record's address, and one past the last frame that has a record: 0 until
 /// [`use_frame_table`].
-static RECORDS: AtomicU64 = AtomicU64::new(0);
-static RECORDS_END: AtomicU64 = AtomicU64::new(0);
+#[cfg_attr(target_os = "none", unsafe(link_section = ".data.rel.ro.boot"))]
+static RECORDS: BootWord = BootWord::of(0);
+#[cfg_attr(target_os = "none", unsafe(link_section = ".data.rel.ro.boot"))]
+static RECORDS_END: BootWord = BootWord::of(0);
 
 /// From now on the frame table is in use: it tells which frames are programs'. A record is 8 bytes.
-pub fn use_frame_table() {
-    RECORDS.store(layout().frame_table, Ordering::Relaxed);
-    RECORDS_END.store(super::frame_table_end().0, Ordering::Release);
+/// Called before nodes get copies of the kernel's read-only data.
+///
+/// # Errors
+/// If there is no memory for the patching window.
+pub fn use_frame_table() -> Result<(), OutOfMemory> {
+    RECORDS.set(layout().frame_table)?;
+    RECORDS_END.set(super::frame_table_end().0)
 }
 
 /// Returns the record of the block that starts with this frame; 0 if there is none.
@@ -181,7 +188,7 @@ pub(super) fn record(frame: Pfn) -> u64 {
     if is_past_records(frame) {
         return 0;
     }
-    let record = (RECORDS.load(Ordering::Relaxed) + frame.0 * 8) as *const AtomicU64;
+    let record = (RECORDS.get() + frame.0 * 8) as *const AtomicU64;
     // SAFETY: the table is mapped without a gap for every frame below its end, for ever, and its
     // records are atomic words.
     unsafe { &*record }.load(Ordering::Relaxed)

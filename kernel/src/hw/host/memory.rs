@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use freehold_machine::{Cpus, Pfn, PfnRange};
+use freehold_machine::{Cpus, Pfn, PfnRange, Topology};
 use freehold_xpfo::{Policy, Rules};
 use zerocopy::FromZeros;
 
@@ -15,7 +15,9 @@ use super::std;
 ///
 /// # Errors
 /// None on a host.
-pub fn frame_table<T: FromZeros, U: FromZeros>() -> Result<(&'static [T], &'static [U]), OutOfMemory> {
+pub fn frame_table<T: FromZeros, U: FromZeros>(
+    _topology: &Topology,
+) -> Result<(&'static [T], &'static [U]), OutOfMemory> {
     Ok((machine::per_frame(), machine::per_frame()))
 }
 
@@ -49,7 +51,12 @@ pub fn set_policy(policy: Policy) {
 pub fn set_frame_provider(_provider: &'static dyn FrameProvider) {}
 
 /// Does nothing: windows read no record.
-pub fn use_frame_table() {}
+///
+/// # Errors
+/// None on a host.
+pub fn use_frame_table() -> Result<(), OutOfMemory> {
+    Ok(())
+}
 
 /// Returns zeroes: the model keeps no figures of its map.
 pub fn map_figures() -> MapFigures {
