@@ -310,7 +310,6 @@ impl OpenFile {
     }
 
     /// pread64(2): the description's offset is neither used nor changed.
-    #[inline]
     pub fn read_at(&self, offset: u64, sink: &mut dyn Sink) -> Result<usize> {
         self.check_readable()?;
         self.check_seekable()?;

@@ -397,7 +397,6 @@ impl PinnedRun<ReadWrite> {
 }
 
 impl<P: Purpose> Drop for PinnedRun<P> {
-    #[inline]
     fn drop(&mut self) {
         TOTALS.add(hw::current_cpu(), RELEASED, self.pages.len() as u64);
     }

@@ -266,7 +266,6 @@ impl Thread {
         self.cancelled.load(Ordering::Relaxed)
     }
     /// Whether the thread was cancelled, or ends before it returns to user mode.
-    #[inline]
     pub fn is_dying(&self) -> bool {
         self.is_cancelled() || self.owner().is_none_or(|owner| owner.is_ending())
     }

@@ -398,7 +398,6 @@ impl Process {
     ///
     /// # Errors
     /// `EBADF`.
-    #[inline]
     pub fn file(&self, fd: i32) -> crate::Result<Arc<crate::fs::OpenFile>> {
         self.files.with(|files| files.get(fd))
     }

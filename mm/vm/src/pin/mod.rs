@@ -183,7 +183,6 @@ impl<S: Memory, P: Purpose> PinnedPage<S, P> {
 }
 
 impl<S: Memory, P: Purpose> Drop for PinnedPage<S, P> {
-    #[inline]
     fn drop(&mut self) {
         if P::ACCESS == Access::Write
             && let Some(reverse_key) = self.reverse_key()
