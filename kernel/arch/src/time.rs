@@ -170,17 +170,18 @@ fn set_frequency(ticks: u64, nanoseconds: u64) {
 pub fn arm(deadline: u64) {
     let this = cpu::this();
     this.timer.store(deadline, Ordering::Relaxed);
-    program(deadline.min(this.windows.deadline.load(Ordering::Relaxed)));
+    program(deadline.min(this.windows.deadline.load(Ordering::Relaxed)), now);
 }
 
-/// Makes the timer interrupt this CPU also at `deadline`, to flush closed windows; the deadline of
+/// Makes the timer interrupt this CPU also in `after_ns`, to flush closed windows; the deadline of
 /// [`arm`] stays. Interrupts are off. Does nothing before the clock runs.
-pub(crate) fn arm_for_windows(deadline: u64) {
+pub(crate) fn arm_for_windows(after_ns: u64) {
     if IS_RUNNING.load(Ordering::Relaxed) {
-        let this = cpu::this();
+        let (this, now) = (cpu::this(), now());
+        let deadline = now + after_ns;
         this.windows.deadline.store(deadline, Ordering::Relaxed);
         if deadline < this.timer.load(Ordering::Relaxed) {
-            program(deadline);
+            program(deadline, || now);
         }
     }
 }
@@ -191,7 +192,7 @@ pub(crate) fn disarm_for_windows() {
     let deadline = this.windows.deadline.swap(u64::MAX, Ordering::Relaxed);
     let asked = this.timer.load(Ordering::Relaxed);
     if deadline < asked {
-        program(asked);
+        program(asked, now);
     }
 }
 
@@ -200,15 +201,16 @@ pub(crate) fn disarm_for_windows() {
 /// off. Returns whether `due` was called.
 pub(crate) fn fired(due: impl FnOnce(u64)) -> bool {
     let this = cpu::this();
-    let now = now();
-    if this.windows.deadline.load(Ordering::Relaxed) <= now {
-        this.windows.deadline.store(windows::expire(), Ordering::Relaxed);
+    let began = now();
+    if this.windows.deadline.load(Ordering::Relaxed) <= began {
+        let again = windows::expire().map_or(u64::MAX, |after_ns| began + after_ns);
+        this.windows.deadline.store(again, Ordering::Relaxed);
     }
     let asked = this.timer.load(Ordering::Relaxed);
-    let is_due = asked <= now;
+    let is_due = asked <= began;
     if is_due {
         this.timer.store(u64::MAX, Ordering::Relaxed);
-        due(now - asked);
+        due(began - asked);
         if this.timer.load(Ordering::Relaxed) != u64::MAX {
             // `due` called `arm`, which has set the timer.
             return true;
@@ -216,13 +218,15 @@ pub(crate) fn fired(due: impl FnOnce(u64)) -> bool {
     }
     let next = this.timer.load(Ordering::Relaxed).min(this.windows.deadline.load(Ordering::Relaxed));
     if next != u64::MAX {
-        program(next);
+        program(next, || if is_due { now() } else { began });
     }
     is_due
 }
 
 /// Sets the timer. A deadline beyond its range fires early, and [`fired`] sets the timer again.
-fn program(deadline: u64) {
+/// `now` is not called if the timer counts to a deadline itself.
+#[inline]
+fn program(deadline: u64, now: impl FnOnce() -> u64) {
     let per_ns = TIMER_PER_NS.load(Ordering::Relaxed);
     if per_ns == 0 {
         let counter = match deadline {

@@ -595,7 +595,7 @@ impl Socket {
                 }
                 Ok(target.channel.clone())
             }
-            (SocketKind::Datagram, None, None) => Err(Errno::EDESTADDRREQ),
+            (SocketKind::Datagram, None, None) => Err(Errno::ENOTCONN),
             (_, Some(_), Some(_)) => Err(Errno::EISCONN),
             (_, Some(_), None) => Err(Errno::EOPNOTSUPP),
             (_, None, None) => Err(Errno::ENOTCONN),

@@ -2,6 +2,7 @@
 
 use freehold_collections::Vec;
 
+use super::IrqSpinLock;
 use crate::Result;
 
 /// Means that there is no slot.
@@ -34,21 +35,25 @@ impl ReadyList {
         self.count
     }
 
-    /// Number of slots that the list has room for.
-    pub fn room(&self) -> usize {
-        self.links.len()
-    }
-
-    /// Makes an empty list with room for `slots` slots, for [`ReadyList::move_to`].
-    pub fn with_room(slots: usize) -> Result<Self> {
-        let mut list = Self::new();
-        list.links.try_resize(slots, Link { previous: NONE, next: NONE, is_listed: false })?;
-        Ok(list)
+    /// Makes room for the slots below `slots`, and for some more, so that slots may be added one by
+    /// one.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn make_room(list: &IrqSpinLock<Self>, slots: usize) -> Result<()> {
+        if slots > list.lock().links.len() {
+            let mut roomier = Self::new();
+            let empty = Link { previous: NONE, next: NONE, is_listed: false };
+            roomier.links.try_resize((slots * 2).max(4), empty)?;
+            // The old list is freed after the lock is released.
+            list.lock().move_to(&mut roomier);
+        }
+        Ok(())
     }
 
     /// Moves the listed slots to `roomier`, which takes this list's place; the caller drops the old
     /// list.
-    pub fn move_to(&mut self, roomier: &mut Self) {
+    fn move_to(&mut self, roomier: &mut Self) {
         if roomier.links.len() > self.links.len() {
             roomier.links[..self.links.len()].copy_from_slice(&self.links);
             (roomier.first, roomier.last, roomier.count) = (self.first, self.last, self.count);

@@ -104,11 +104,7 @@ impl RequestWatcher {
             let count = slots.requests.len();
             slots.free.try_reserve(count + 1)?;
             slots.requests.try_reserve(1)?;
-            if count >= self.ready.lock().room() {
-                let mut roomier = ReadyList::with_room((count * 2).max(8))?;
-                // The old list is freed after the lock is released.
-                self.ready.lock().move_to(&mut roomier);
-            }
+            ReadyList::make_room(&self.ready, count + 1)?;
             slots.requests.push_reserved(None);
             slots.free.push_reserved(count);
         }

@@ -93,7 +93,9 @@ impl<A: Asker> Attend for Waiter<A> {
         let Some(result) = stand_in.lend_name(|| look(pending, || asker.completed())) else { return };
         let ended = content.take();
         drop(content);
-        self.end(&asker, ended, Some(result));
+        if let Some(ended) = ended {
+            self.end(&asker, ended, Some(result));
+        }
     }
 }
 
@@ -119,9 +121,15 @@ impl<A: Asker> Waiter<A> {
         Ok(ready)
     }
 
+    /// Ends the request before its time, and reports the result, if there is one. Returns `false`
+    /// if it has ended already.
+    fn stop(self: &Receiver<Self>, asker: &A, result: Option<i32>) -> bool {
+        let content = self.content.lock().take();
+        content.map(|content| self.end(asker, content, result)).is_some()
+    }
+
     /// Ends the request, whose content the caller took, and reports the result, if there is one.
-    fn end(self: &Receiver<Self>, asker: &A, content: Option<(A::Tag, Pending)>, result: Option<i32>) {
-        let Some((tag, pending)) = content else { return };
+    fn end(self: &Receiver<Self>, asker: &A, (tag, pending): (A::Tag, Pending), result: Option<i32>) {
         let removed = asker.work().waiting.lock().remove(self.key, &pending);
         let observing = self.observing.lock().take();
         drop(observing);
@@ -135,10 +143,6 @@ impl<A: Asker> Waiter<A> {
         if let Some(result) = result {
             asker.post(tag, result);
         }
-    }
-
-    fn take(&self) -> Option<(A::Tag, Pending)> {
-        self.content.lock().take()
     }
 }
 
@@ -347,12 +351,7 @@ pub(super) trait Asker: Send + Sync + Sized + 'static {
         let found = waiting.waiters.first_from(Bound::Included(&(key, 0)));
         if let Some(waiter) = found.filter(|(found, _)| found.0 == key).map(|(_, waiter)| waiter.clone()) {
             drop(waiting);
-            let content = waiter.take();
-            if content.is_none() {
-                return Err(Errno::EALREADY);
-            }
-            waiter.end(self, content, Some(cancelled));
-            return Ok(());
+            return if waiter.stop(self, Some(cancelled)) { Ok(()) } else { Err(Errno::EALREADY) };
         }
         let Some(at) = waiting.jobs.iter().position(|(tag, _)| tag.key() == key) else {
             return Err(if waiting.running.contains(&key) { Errno::EALREADY } else { Errno::ENOENT });
@@ -371,7 +370,7 @@ pub(super) trait Asker: Send + Sync + Sized + 'static {
         loop {
             let (some, last) = self.work().some(from, |waiter| waiter.owner == owner);
             for waiter in some {
-                waiter.end(self, waiter.take(), Some(Errno::ECANCELED.to_return_value() as i32));
+                waiter.stop(self, Some(Errno::ECANCELED.to_return_value() as i32));
             }
             if last.is_none() {
                 return;
@@ -395,7 +394,9 @@ pub(super) trait Asker: Send + Sync + Sized + 'static {
         let mut from = None;
         loop {
             let (some, last) = work.some(from, |_| true);
-            some.iter().for_each(|waiter| waiter.end(self, waiter.take(), None));
+            for waiter in some {
+                waiter.stop(self, None);
+            }
             if last.is_none() {
                 break;
             }
@@ -438,15 +439,9 @@ trait Finish: Asker {
         drop(waiting);
         match waiter.begin(self) {
             Ok(true) => waiter.slot.list(),
-            Ok(false) => {}
-            Err(error) => {
-                let content = waiter.take();
-                // If it was cancelled meanwhile, that was reported.
-                if content.is_some() {
-                    waiter.end(self, content, None);
-                    return Err(error);
-                }
-            }
+            // If it was cancelled meanwhile, that was reported.
+            Err(error) if waiter.stop(self, None) => return Err(error),
+            Ok(false) | Err(_) => {}
         }
         Ok(())
     }

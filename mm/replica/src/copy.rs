@@ -27,8 +27,7 @@ pub struct KernelImage {
     pub start: VirtAddr,
     /// Number of pages of text and read-only data, which are contiguous.
     pub pages: u64,
-    /// Number of text pages, which come first. If text is mapped with 2 MiB leaves, it consists of
-    /// whole ones.
+    /// Number of text pages, which come first.
     pub text_pages: u64,
     /// The frame of the first page; the others follow. CPUs of nodes with a replica have other
     /// frames at these addresses.

@@ -118,11 +118,13 @@ pub struct Leaving {
 
 const LEAVING_CPUS: u32 = 4;
 /// Names of files make the kernel grow. They are removed, and a program's bytes take their
-/// pageblocks, before any pages go to the swap.
-const LEAVE: &str = "for round in 1 2; do busybox mkdir /tmp/d; cd /tmp/d; \
+/// pageblocks, before any pages go to the swap. How many pageblocks leave is a matter of where the
+/// kernel's pages happen to lie, so this is repeated until some have.
+const LEAVE: &str = "for round in 1 2 3 4 5 6 7 8; do busybox mkdir /tmp/d; cd /tmp/d; \
     busybox seq 7500 | busybox xargs busybox touch; cd /; busybox rm -r /tmp/d; \
     set -- $(busybox grep MemFree /proc/meminfo); \
-    busybox dd if=/dev/zero of=/dev/null bs=$2k count=1 2>/dev/null; done; \
+    busybox dd if=/dev/zero of=/dev/null bs=$2k count=1 2>/dev/null; \
+    set -- $(busybox grep -w xpfo_leave /proc/vmstat); [ $2 -lt 4 ] || break; done; \
     busybox grep xpfo_leave /proc/vmstat";
 
 /// Measures flushes on several CPUs while pageblocks change sides.

@@ -235,20 +235,22 @@ impl ImageMap {
     fn frames(&self) -> PfnRange {
         PfnRange::new(self.first, self.phys(&raw const __image_end as u64))
     }
-    /// Call `f` with each leaf of the image, in whole pages of 2 MiB for text and of 4 KiB for the
-    /// rest: its address, its first frame, and its bits. The guard page below the stack of start-up
-    /// is left out.
+    /// Calls `f` with each leaf of the image: its address, its first frame, and its bits. Text has
+    /// pages of 2 MiB as far as it fills them; everything else has pages of 4 KiB. The guard page
+    /// below the stack of start-up is left out.
     pub(crate) fn for_each_leaf(
         &self,
         mut f: impl FnMut(VirtAddr, Pfn, u64) -> Result<(), OutOfMemory>,
     ) -> Result<(), OutOfMemory> {
         let guard = &raw const STACK as u64;
         let (text, rodata) = read_only_parts();
-        for address in text.step_by(PAGEBLOCK_FRAMES as usize * PAGE_SIZE) {
+        const LARGE: u64 = PAGEBLOCK_FRAMES * PAGE_SIZE as u64;
+        let small = text.end / LARGE * LARGE;
+        for address in (text.start..small).step_by(LARGE as usize) {
             f(VirtAddr(address), self.phys(address), tables::TEXT | tables::LARGE)?;
         }
         let data = &raw const __data_start as u64..&raw const __image_end as u64;
-        let parts = [(rodata, tables::READ_ONLY), (data, tables::DATA)];
+        let parts = [(small..text.end, tables::TEXT), (rodata, tables::READ_ONLY), (data, tables::DATA)];
         for (part, flags) in parts {
             for address in part.step_by(PAGE_SIZE) {
                 if address != guard {
@@ -291,8 +293,8 @@ pub(crate) fn move_loader_mappings() {
     }
 }
 
-/// Text and read-only data of the image. Text has whole pages of 2 MiB; read-only data begins in
-/// the next page.
+/// Text and read-only data of the image, in whole pages. Text begins at a border of 2 MiB;
+/// read-only data follows it.
 pub(crate) fn read_only_parts() -> (Range<u64>, Range<u64>) {
     (
         &raw const __text_start as u64..&raw const __text_end as u64,

@@ -125,7 +125,7 @@ impl Alarm for Windows {
     }
     fn set(&self, after_ns: u64) {
         let _off = irq::disable();
-        time::arm_for_windows(time::now() + after_ns);
+        time::arm_for_windows(after_ns);
     }
 }
 
@@ -485,14 +485,13 @@ pub fn map_rules() -> Rules {
     }
 }
 
-/// The alarm of this CPU's closed windows has come. Interrupts are off. Returns when the next one
-/// is; `u64::MAX` for none.
-pub(crate) fn expire() -> u64 {
+/// The alarm of this CPU's closed windows has come. Interrupts are off. Returns the nanoseconds
+/// after which the next one comes, if any.
+pub(crate) fn expire() -> Option<u64> {
     let per_cpu = cpu::this();
     // The interrupt itself counts: windows that lie below it are forgotten later.
     let open = (per_cpu.preemption.load(Ordering::Relaxed) & !INTERRUPTS) / OPEN;
-    let again = per_cpu.windows.slots.expire(open, &per_cpu.windows);
-    again.map_or(u64::MAX, |after_ns| time::now() + after_ns)
+    per_cpu.windows.slots.expire(open, &per_cpu.windows)
 }
 
 /// Whether the deadline of this CPU's closed windows has passed and its interrupt has not come yet:

@@ -253,12 +253,7 @@ impl Epoll {
     /// Reserves a slot for the file with `key`, and room for it on the ready list.
     fn claim(&self, items: &mut Items<Item>, key: WatchKey) -> Result<usize> {
         let slot = items.claim(key)?;
-        if slot >= self.shared.ready.lock().room() {
-            let roomier = ReadyList::with_room((items.slots() * 2).max(4));
-            let mut roomier = roomier.inspect_err(|_| items.give_back(slot, key))?;
-            // The old list is freed after the lock is released.
-            self.shared.ready.lock().move_to(&mut roomier);
-        }
+        ReadyList::make_room(&self.shared.ready, slot + 1).inspect_err(|_| items.give_back(slot, key))?;
         Ok(slot)
     }
 

@@ -5,7 +5,7 @@ use freehold_collections::{Arc, Vec, reserve::ArcMethods as _};
 use crate::fs::device::split_device;
 use crate::fs::generated::{More, PART, Parts, Text};
 use crate::fs::mount::{Mount, MountCursor, MountFlags};
-use crate::fs::namespace::MountNamespace;
+use crate::fs::namespace::{self, MountNamespace};
 use crate::fs::path::{Path, Reach};
 use crate::{Errno, Result, sched};
 
@@ -59,8 +59,11 @@ pub struct MountRecords {
 
 impl Parts for MountRecords {
     fn next(&mut self, out: &mut Text) -> Result<More> {
-        while let Some(mount) = self.cursor.next(&self.namespace.root())? {
+        loop {
             sched::checkpoint()?;
+            // While this refers to a mount, an unmount would find it in use.
+            let _unchanged = namespace::change()?;
+            let Some(mount) = self.cursor.next(&self.namespace.root())? else { return Ok(More::No) };
             let Some(place) = place(&mount, &self.root)? else { continue };
             match self.form {
                 MountForm::Mounts => mounts(out, &mount, &place)?,
@@ -70,7 +73,6 @@ impl Parts for MountRecords {
                 return Ok(More::Yes);
             }
         }
-        Ok(More::No)
     }
 }
 

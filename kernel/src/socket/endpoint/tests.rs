@@ -93,7 +93,7 @@ fn datagrams_find_their_way_by_name_and_say_who_sent_them() {
     let (sink, mut received) = (&mut SliceSink::new(&mut buffer), Received::default());
     server.receive(sink, Manner::take(Patience::Never), &mut received).unwrap();
     assert_eq!(received.from, client.address());
-    assert_eq!(send(&client, b"x"), Err(Errno::EDESTADDRREQ));
+    assert_eq!(send(&client, b"x"), Err(Errno::ENOTCONN));
     client.connect(&to, Patience::Never).unwrap();
     send(&client, b"x").unwrap();
     drop(server);
