@@ -1,6 +1,6 @@
 //! Faults that map more than one page of a file, and the choice of a near copy of each.
 
-use arrayvec::ArrayVec;
+use freehold_frame::{Frame, PageCache as CacheKind};
 use freehold_machine::{Cpus, Machine, PAGE, VirtAddr};
 use freehold_paging::{Marks, Memory, PageSize, Rights, Slot};
 
@@ -73,26 +73,21 @@ impl<S: Memory> Resident<S> {
         rights: Rights,
     ) {
         let Some(cache) = area.attachment().map(|at| at.cache()) else { return };
-        let (node, first) = (self.source().machine().current_node(), pages.start);
-        let (mut mapped, mut far) = (0, ArrayVec::<u64, { AROUND as usize }>::new());
-        cache.visit_resident(pages, |page, frame| {
-            let slot = start.beyond((page - first) as usize);
-            if !slot.load().is_empty() {
-                return;
-            }
-            if self.commons.node_of(frame.pfn()) != node {
-                far.push(page);
-            } else if let Ok(mapping) = frame.map() {
-                slot.fill(leaf(mapping, rights, Marks::Untouched));
+        let (node, first, mut mapped) = (self.source().machine().current_node(), pages.start, 0);
+        let slot = |page: u64| start.beyond((page - first) as usize);
+        let mut map = |page: u64, frame: &Frame<CacheKind, S>| {
+            if slot(page).load().is_empty()
+                && let Ok(mapping) = frame.map()
+            {
+                slot(page).fill(leaf(mapping, rights, Marks::Untouched));
                 mapped += 1;
             }
-        });
-        for page in far {
+        };
+        let far = cache.visit_near(pages.clone(), node, &self.commons, &mut map);
+        for page in pages.filter(|page| far >> (page - first) & 1 != 0 && slot(*page).load().is_empty()) {
             // A page past the end by now is unmapped as soon as this space is unlocked.
-            let Some(frame) = cache.resident_near(page, &self.commons) else { continue };
-            if let Ok(mapping) = frame.map() {
-                start.beyond((page - first) as usize).fill(leaf(mapping, rights, Marks::Untouched));
-                mapped += 1;
+            if let Some(frame) = cache.resident_near(page, &self.commons) {
+                map(page, &frame);
             }
         }
         self.count_cached(area, mapped);

@@ -54,7 +54,7 @@ use freehold_frame::{
     Frame, FrameRecord, NodePolicy, NodeSet, Owner, PageCache as CacheKind, Payer, Request,
 };
 use freehold_machine::topology::MAX_NODES;
-use freehold_machine::{Cpus, Machine, NodeId, Pfn};
+use freehold_machine::{Cpus, Machine, NodeId, PAGE, Pfn};
 use freehold_paging::Memory;
 use freehold_xpfo::Windows;
 
@@ -337,6 +337,30 @@ impl<S: Memory> PageCache<S> {
             Noted::First => frame,
             Noted::Again => self.make_mirror(index, node, &frame, commons).unwrap_or(frame),
         }
+    }
+
+    /// As [`PageCache::visit_resident`], but calls `f` with the frame for a leaf on `node`, if it
+    /// exists: the page's own on that node, or a mirror. Returns the other pages that have a frame as
+    /// bits, the first page's lowest. `range` has at most 64 pages.
+    pub(crate) fn visit_near(
+        &self,
+        range: Range<u64>,
+        node: NodeId,
+        commons: &Commons<S>,
+        mut f: impl FnMut(u64, &Frame<CacheKind, S>),
+    ) -> u64 {
+        let (mut inner, mut far) = (self.inner.lock(), 0);
+        let bit = |page: u64| 1 << (page - range.start);
+        inner.index.visit(range.start..range.end.min(self.size().div_ceil(PAGE)), |page, frame| {
+            if commons.node_of(frame.pfn()) == node { f(page, frame) } else { far |= bit(page) }
+        });
+        for (page, mirror) in inner.index.mirrors.of(range.clone()) {
+            if mirror.node == node && far & bit(page) != 0 {
+                f(page, &mirror.frame);
+                far &= !bit(page);
+            }
+        }
+        far
     }
 
     /// As [`PageCache::near`], of a page that may have left the cache: `None` then.
