@@ -226,10 +226,12 @@ impl<P: Purpose> PinnedRun<P> {
             Ok(())
         });
         TOTALS.add(hw::current_cpu(), ACQUIRED, pages.len() as u64);
-        let length = length.min((pages.len() * PAGE_SIZE).saturating_sub(start));
-        let run = Self { pages, address, start, length, _locked: None };
         // Pages that were pinned before an error are usable.
-        if run.pages.is_empty() { outcome.map(|()| run) } else { Ok(run) }
+        if pages.is_empty() {
+            outcome?;
+        }
+        let length = length.min((pages.len() * PAGE_SIZE).saturating_sub(start));
+        Ok(Self { pages, address, start, length, _locked: None })
     }
 
     /// Pins all of the bytes for as long as they are registered somewhere. The charged process is
