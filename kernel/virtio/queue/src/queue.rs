@@ -11,8 +11,8 @@ use virtio_drivers::transport::Transport;
 use crate::reset::DeviceReset;
 use crate::ring::{Descriptor, DescriptorAccess, Interrupts, Ring};
 
-/// Largest number of parts of a chain: a header, data, and an answer. Chains are moved, so each part
-/// costs stores.
+/// Largest number of parts of a chain: a header, data, and an answer. Chains are moved, so each
+/// part costs stores.
 pub const MAX_PARTS: usize = 3;
 /// Largest number of descriptors of a chain. A chain whose parts are in more pieces is refused as
 /// too long for the queue.

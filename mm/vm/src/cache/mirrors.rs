@@ -340,8 +340,8 @@ impl<S: Memory> PageCache<S> {
     }
 
     /// As [`PageCache::visit_resident`], but calls `f` with the frame for a leaf on `node`, if it
-    /// exists: the page's own on that node, or a mirror. Returns the other pages that have a frame as
-    /// bits, the first page's lowest. `range` has at most 64 pages.
+    /// exists: the page's own on that node, or a mirror. Returns the other pages that have a frame,
+    /// as bits: the first page's is the lowest. `range` has at most 64 pages.
     pub(crate) fn visit_near(
         &self,
         range: Range<u64>,
