@@ -319,12 +319,13 @@ static void run_on(int cpu)
 /* A timer is armed on one CPU, where it expires, and disarmed on another. */
 static void timers_disarmed_as_they_expire(void)
 {
-	struct sigevent silent = { .sigev_notify = SIGEV_NONE };
+	struct sigevent event = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1 };
 	struct itimerspec often = { { 0, 2000 }, { 0, 2000 } }, never = { { 0, 0 }, { 0, 0 } }, left;
 	cpu_set_t before;
 	timer_t timer;
 	int armed = 0;
-	NEED(timer_create(CLOCK_MONOTONIC, &silent, &timer) == 0 && sched_getaffinity(0, sizeof before, &before) == 0);
+	signal(SIGUSR1, note);
+	NEED(timer_create(CLOCK_MONOTONIC, &event, &timer) == 0 && sched_getaffinity(0, sizeof before, &before) == 0);
 	for (int i = 0; i < 400; i++) {
 		run_on(0);
 		timer_settime(timer, 0, &often, NULL);
@@ -376,9 +377,10 @@ static void timers_armed_from_all_sides(void)
 {
 	enum { ARMING = 3, SLEEPING = 3 };
 	pthread_t threads[ARMING + SLEEPING];
-	struct sigevent silent = { .sigev_notify = SIGEV_NONE };
+	struct sigevent event = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1 };
 	signal(SIGALRM, SIG_IGN);
-	NEED(timer_create(CLOCK_MONOTONIC, &silent, &race.posix) == 0);
+	signal(SIGUSR1, note);
+	NEED(timer_create(CLOCK_MONOTONIC, &event, &race.posix) == 0);
 	NEED((race.file = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK)) >= 0);
 	for (int i = 0; i < ARMING + SLEEPING; i++)
 		NEED(pthread_create(&threads[i], NULL, i < ARMING ? arm_again : sleep_often, NULL) == 0);

@@ -230,6 +230,11 @@ fn times() {
     conforms("times");
 }
 
+#[test]
+fn retime() {
+    conforms("retime");
+}
+
 /// Linux rounds its clocks differently between two updates of its page; its promises are the same.
 #[test]
 fn vdso() {

@@ -264,9 +264,15 @@ pub(crate) fn init_this(number: usize) {
 
 /// Interrupts `cpu` so that it checks its run queue ([`crate::traps::Handlers::reschedule`]).
 pub fn send_reschedule(cpu: CpuId) {
+    send(cpu, irq::VECTOR_RESCHEDULE);
+}
+
+/// Interrupts `cpu` with `vector`, if it has started.
+#[inline]
+pub(crate) fn send(cpu: CpuId, vector: u8) {
     if let Some(apic_id) = apic_id(cpu) {
         let _off = irq::disable();
-        apic::send(apic_id, Ipi::Vector(irq::VECTOR_RESCHEDULE));
+        apic::send(apic_id, Ipi::Vector(vector));
     }
 }
 

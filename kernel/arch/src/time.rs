@@ -11,7 +11,7 @@ use core::mem::offset_of;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use freehold_frame::HeldFrame;
-use freehold_machine::{PAGE_SIZE, Pfn, PhysAddr, PhysicalBytes};
+use freehold_machine::{CpuId, PAGE_SIZE, Pfn, PhysAddr, PhysicalBytes};
 use freehold_vdso::TimePage;
 use freehold_xpfo::Windows;
 use zerocopy::FromBytes;
@@ -171,6 +171,14 @@ pub fn arm(deadline: u64) {
     let this = cpu::this();
     this.timer.store(deadline, Ordering::Relaxed);
     program(deadline.min(this.windows.deadline.load(Ordering::Relaxed)), now);
+}
+
+/// Makes the timer interrupt `cpu` at once, if it has started.
+pub fn interrupt_now(cpu: CpuId) {
+    if let Some(other) = cpu::of(cpu) {
+        other.timer.store(now(), Ordering::Relaxed);
+        cpu::send(cpu, irq::VECTOR_TIMER);
+    }
 }
 
 /// Makes the timer interrupt this CPU also in `after_ns`, to flush closed windows; the deadline of

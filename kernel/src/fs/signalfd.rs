@@ -117,6 +117,7 @@ impl File for SignalFile {
                 None if done > 0 => break,
                 None => blocking.until(&task.process().signal_arrival, take)?,
             };
+            let info = task.process().restart_timer(info);
             done += sink.put(SignalfdInfo::from(info).as_bytes())?;
         }
         Ok(done)

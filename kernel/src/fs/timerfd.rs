@@ -1,8 +1,9 @@
 //! timerfd_create(2): a timer to wait on.
 //!
-//! Expiries are counted in interrupt context; a read returns the count and resets it. A repeating
-//! timer's next deadline is the last one plus the interval, however late the interrupt was.
-//! Intervals that passed meanwhile count, too.
+//! The expiry is noted in interrupt context; a read returns the count of expiries and resets it. A
+//! repeating timer is armed again by the read, or by a query of its time, as on Linux: so a timer
+//! that no program reads costs nothing. Its next deadline is the last one plus as many intervals as
+//! have passed. Intervals that passed meanwhile count, too.
 //!
 //! A timer for a time of the wall clock may ask to be cancelled when that clock is set
 //! (TFD_TIMER_CANCEL_ON_SET): the next read fails with `ECANCELED`.
@@ -18,7 +19,7 @@ use super::{Blocking, File, Node, NodeKind, OpenFlags, Ready};
 use crate::sync::{IrqSpinLock, Mutex, PollWaiter, WaitQueue, WeakRegistry};
 use crate::syscall::Args;
 use crate::task;
-use crate::time::{self, Expire, TimeSpec, TimerSlot};
+use crate::time::{self, Base, Deadline, Expire, TimeSpec, TimerSlot};
 use crate::user::{Sink, UserPtr};
 use crate::{Errno, Result};
 
@@ -28,13 +29,6 @@ use crate::{Errno, Result};
 struct TimerSpec {
     interval: TimeSpec,
     value: TimeSpec,
-}
-
-/// The clock of a timer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Clock {
-    Wall,
-    Boot,
 }
 
 /// Whether setting the wall clock cancels a timer.
@@ -65,52 +59,79 @@ pub fn clock_was_set() {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct TimerState {
-    /// Next expiry in nanoseconds since boot; `None` if the timer is not set.
-    deadline: Option<u64>,
+    /// Next expiry; `None` if the timer is not set.
+    deadline: Option<Deadline>,
     /// Nanoseconds between expiries; 0 for a single expiry.
     interval: u64,
     /// Expiries that no read has returned.
     expiries: u64,
+    /// Whether a repeating timer has expired at the deadline and is not armed again yet.
+    is_stopped: bool,
     cancelling: Cancelling,
 }
 
+/// Whether a timer is to be armed again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Rearm {
+    Yes,
+    No,
+}
+
 impl TimerState {
-    /// Returns the expiries for a read, and forgets them; `None` if there are none.
+    /// Returns the expiries for a read at `now`, and forgets them; `None` if there are none.
     ///
     /// # Errors
     /// `ECANCELED` once after the timer was cancelled.
-    fn take(&mut self) -> Option<Result<u64>> {
-        let expiries = core::mem::take(&mut self.expiries);
+    fn take(&mut self, now: u64) -> Option<(Result<u64>, Rearm)> {
         if self.cancelling == Cancelling::Cancelled {
             self.cancelling = Cancelling::OnSet;
-            return Some(Err(Errno::ECANCELED));
-        }
-        (expiries > 0).then_some(Ok(expiries))
-    }
-
-    /// Counts expiries up to `now`, if the deadline has passed. Returns the next deadline.
-    fn expire(&mut self, now: u64) -> Option<u64> {
-        let deadline = self.deadline.filter(|&deadline| deadline <= now)?;
-        match (now - deadline).checked_div(self.interval) {
-            None => {
-                self.expiries += 1;
+            self.expiries = 0;
+            if core::mem::take(&mut self.is_stopped) {
                 self.deadline = None;
             }
-            Some(missed) => {
-                self.expiries += missed + 1;
-                self.deadline = Some(deadline.saturating_add((missed + 1).saturating_mul(self.interval)));
-            }
+            return Some((Err(Errno::ECANCELED), Rearm::No));
         }
-        self.deadline
+        if self.expiries == 0 {
+            return None;
+        }
+        let rearm = self.go_on(now);
+        Some((Ok(core::mem::take(&mut self.expiries)), rearm))
+    }
+
+    /// Counts what a stopped timer has missed up to `now`, and gives it its next deadline.
+    fn go_on(&mut self, now: u64) -> Rearm {
+        let Some(deadline) = self.deadline.filter(|_| self.is_stopped) else { return Rearm::No };
+        let missed = deadline.base.at(now).saturating_sub(deadline.at) / self.interval;
+        self.expiries = self.expiries.saturating_add(missed);
+        let at = deadline.at.saturating_add((missed + 1).saturating_mul(self.interval));
+        self.deadline = Some(Deadline { at, ..deadline });
+        self.is_stopped = false;
+        Rearm::Yes
+    }
+
+    /// Notes the expiry, if the deadline has passed at `now`. Returns the deadline if it has not.
+    fn expire(&mut self, now: u64) -> Option<Deadline> {
+        let deadline = self.deadline.filter(|_| !self.is_stopped)?;
+        if deadline.at > deadline.base.at(now) {
+            return Some(deadline);
+        }
+        self.expiries = self.expiries.saturating_add(1);
+        if self.interval == 0 {
+            self.deadline = None;
+        } else {
+            self.is_stopped = true;
+        }
+        None
     }
 
     /// Returns the nanoseconds until the next expiry, and between expiries.
     fn remaining(&self, now: u64) -> TimerSpec {
         // A timer that is due but not yet counted still runs: 0 would mean that it is not set.
-        let value = self.deadline.map_or(0, |deadline| deadline.saturating_sub(now).max(1));
+        let least = u64::from(!self.is_stopped);
+        let left = |deadline: Deadline| deadline.at.saturating_sub(deadline.base.at(now)).max(least);
         TimerSpec {
             interval: TimeSpec::from_nanoseconds(self.interval),
-            value: TimeSpec::from_nanoseconds(value),
+            value: TimeSpec::from_nanoseconds(self.deadline.map_or(0, left)),
         }
     }
 }
@@ -126,9 +147,11 @@ impl Expire for Timer {
     fn slot(&self) -> &TimerSlot {
         &self.slot
     }
-    fn expire(&self, now: u64) -> Option<u64> {
+    fn expire(&self, now: u64) -> Option<Deadline> {
         let next = self.state.lock().expire(now);
-        self.expired.wake_all();
+        if next.is_none() {
+            self.expired.wake_all();
+        }
         next
     }
 }
@@ -136,8 +159,9 @@ impl Expire for Timer {
 /// An open timer.
 pub struct TimerFile {
     timer: Arc<Timer>,
-    clock: Clock,
-    /// Whether the timer is in the list of those that can be cancelled.
+    clock: Base,
+    /// Whether the timer is in the list of those that can be cancelled. Held while the timer is
+    /// armed, so that it is armed for the last setting.
     is_listed: Mutex<bool>,
     node: Arc<dyn Node>,
 }
@@ -148,29 +172,49 @@ impl TimerFile {
         let now = time::now();
         let deadline = match (value, flags & c::TFD_TIMER_ABSTIME != 0) {
             (0, _) => None,
-            (value, false) => Some(now.saturating_add(value)),
-            (value, true) if self.clock == Clock::Boot => Some(value),
-            (value, true) => Some(value.saturating_sub(u64::try_from(time::boot_wall()).unwrap_or(0))),
+            (value, false) => Some(now.saturating_add(value).into()),
+            (at, true) => Some(Deadline { base: self.clock, at }),
         };
         let wanted = c::TFD_TIMER_ABSTIME | c::TFD_TIMER_CANCEL_ON_SET;
-        let cancelling = if self.clock == Clock::Wall && flags & wanted == wanted {
+        let cancelling = if self.clock == Base::Wall && flags & wanted == wanted {
             self.make_cancellable()?;
             Cancelling::OnSet
         } else {
             Cancelling::Never
         };
-        let armed: Arc<dyn Expire> = self.timer.clone();
-        time::cancel(&armed);
         let before = {
             let mut state = self.timer.state.lock();
-            core::mem::replace(&mut *state, TimerState { deadline, interval, expiries: 0, cancelling })
+            state.go_on(now);
+            let new = TimerState { deadline, interval, cancelling, ..TimerState::default() };
+            core::mem::replace(&mut *state, new)
         };
-        if let Some(deadline) = deadline {
-            time::try_arm(&armed, deadline)?;
-        }
+        self.arm()?;
         // As on Linux, the timer is set nevertheless.
         let is_cancelled = (before.cancelling, cancelling) == (Cancelling::Cancelled, Cancelling::OnSet);
         if is_cancelled { Err(Errno::ECANCELED) } else { Ok(before.remaining(now)) }
+    }
+
+    /// Arms the timer for its next deadline.
+    fn arm(&self) -> Result<()> {
+        let _one_at_a_time = self.is_listed.lock();
+        let armed: Arc<dyn Expire> = self.timer.clone();
+        time::cancel(&armed);
+        let state = *self.timer.state.lock();
+        let next = state.deadline.filter(|_| !state.is_stopped);
+        next.map_or(Ok(()), |next| time::try_arm(&armed, next))
+    }
+
+    /// Returns the time until the next expiry, which a stopped timer gets again.
+    fn query(&self) -> Result<TimerSpec> {
+        let now = time::now();
+        let (rearm, remaining) = {
+            let mut state = self.timer.state.lock();
+            (state.go_on(now), state.remaining(now))
+        };
+        if rearm == Rearm::Yes {
+            self.arm()?;
+        }
+        Ok(remaining)
     }
 
     /// Enters the timer into the list of those that can be cancelled, once.
@@ -190,8 +234,14 @@ impl File for TimerFile {
     }
 
     fn read_at(&self, _offset: u64, sink: &mut dyn Sink, blocking: Blocking) -> Result<usize> {
-        let take = || self.timer.state.lock().take();
-        read_counter(sink, || blocking.until(&self.timer.expired, take)?)
+        let take = || self.timer.state.lock().take(time::now());
+        read_counter(sink, || {
+            let (expiries, rearm) = blocking.until(&self.timer.expired, take)?;
+            if rearm == Rearm::Yes {
+                self.arm()?;
+            }
+            expiries
+        })
     }
 
     fn describe(&self, line: Line<'_>) -> Result<()> {
@@ -199,7 +249,7 @@ impl File for TimerFile {
             let state = self.timer.state.lock();
             (state.remaining(time::now()), state.expiries)
         };
-        let clock = if self.clock == Clock::Wall { c::CLOCK_REALTIME } else { c::CLOCK_MONOTONIC };
+        let clock = if self.clock == Base::Wall { c::CLOCK_REALTIME } else { c::CLOCK_MONOTONIC };
         line(format_args!("clockid: {clock}\nticks: {ticks}\nsettime flags: 00"));
         let TimerSpec { value, interval } = spec;
         line(format_args!("it_value: ({}, {})", value.seconds, value.nanoseconds));
@@ -231,8 +281,8 @@ impl Drop for TimerFile {
 /// As in the manual.
 pub fn sys_timerfd_create(args: &Args) -> Result<i64> {
     let clock = match args.uint(0) {
-        c::CLOCK_REALTIME | c::CLOCK_REALTIME_ALARM => Clock::Wall,
-        c::CLOCK_MONOTONIC | c::CLOCK_BOOTTIME | c::CLOCK_BOOTTIME_ALARM => Clock::Boot,
+        c::CLOCK_REALTIME | c::CLOCK_REALTIME_ALARM => Base::Wall,
+        c::CLOCK_MONOTONIC | c::CLOCK_BOOTTIME | c::CLOCK_BOOTTIME_ALARM => Base::Boot,
         _ => return Err(Errno::EINVAL),
     };
     let flags = args.uint(1);
@@ -272,11 +322,7 @@ pub fn sys_timerfd_settime(args: &Args) -> Result<i64> {
 /// As in the manual.
 pub fn sys_timerfd_gettime(args: &Args) -> Result<i64> {
     let file = task::current().process().files().get(args.fd(0))?;
-    let remaining = {
-        let timer = &file.file().downcast::<TimerFile>().ok_or(Errno::EINVAL)?.timer;
-        let state = *timer.state.lock();
-        state.remaining(time::now())
-    };
+    let remaining = file.file().downcast::<TimerFile>().ok_or(Errno::EINVAL)?.query()?;
     UserPtr::new(args[1]).write(&remaining)?;
     Ok(0)
 }
@@ -285,24 +331,34 @@ pub fn sys_timerfd_gettime(args: &Args) -> Result<i64> {
 mod tests {
     use super::*;
 
+    fn state(interval: u64) -> TimerState {
+        TimerState { deadline: Some(100.into()), interval, ..TimerState::default() }
+    }
+
     #[test]
     fn a_single_timer_expires_once() {
-        let mut state = TimerState { deadline: Some(100), ..TimerState::default() };
-        assert_eq!(state.expire(99), None);
+        let mut state = state(0);
+        assert_eq!(state.expire(99), Some(100.into()), "it is not due");
         assert_eq!(state.expiries, 0);
         assert_eq!(state.expire(150), None);
         assert_eq!((state.deadline, state.expiries), (None, 1));
         assert_eq!(state.expire(200), None);
-        assert_eq!(state.expiries, 1);
+        assert_eq!(state.take(200), Some((Ok(1), Rearm::No)));
+        assert_eq!(state.take(200), None);
     }
 
     #[test]
-    fn a_repeating_timer_keeps_its_beat_and_counts_what_it_missed() {
-        let mut state = TimerState { deadline: Some(100), interval: 10, ..TimerState::default() };
-        assert_eq!(state.expire(100), Some(110));
-        assert_eq!(state.expire(137), Some(140));
-        assert_eq!(state.expiries, 4);
+    fn a_repeating_timer_stops_until_it_is_read_keeps_its_beat_and_counts_what_it_missed() {
+        let mut state = state(10);
+        assert_eq!(state.expire(100), None);
+        assert_eq!(state.expire(137), None, "it is stopped");
+        assert_eq!(state.take(137), Some((Ok(4), Rearm::Yes)));
+        assert_eq!(state.deadline, Some(140.into()));
+        assert_eq!(state.take(137), None);
         assert_eq!(state.remaining(139).value, TimeSpec { seconds: 0, nanoseconds: 1 });
         assert_eq!(state.remaining(500).value, TimeSpec { seconds: 0, nanoseconds: 1 });
+        assert_eq!(state.expire(500), None);
+        assert_eq!(state.go_on(500), Rearm::Yes);
+        assert_eq!((state.deadline, state.expiries), (Some(510.into()), 37));
     }
 }

@@ -378,7 +378,7 @@ impl Set {
             let waiter = reserve::arc(Waiter { request, blocking, sleeper });
             (state.waiting.add(&waiter)?, waiter)
         };
-        let unanswered = match waiter.sleeper.sleep(deadline) {
+        let unanswered = match waiter.sleeper.sleep(deadline.map(Into::into)) {
             Ok(Some(answer)) => return answer,
             Ok(None) => Errno::EAGAIN,
             Err(error) => error,

@@ -5,6 +5,7 @@
 //! the lock and removes itself from the list. An answer that arrived before then counts.
 
 use crate::sync::{SpinLock, WaitQueue};
+use crate::time::Deadline;
 use crate::{Errno, Result};
 
 /// See the module.
@@ -30,12 +31,11 @@ impl<T> Sleeper<T> {
         self.answer.lock().take()
     }
 
-    /// Sleeps until the answer arrives. Returns `None` if the clock [`crate::time::now`] shows
-    /// `deadline` first.
+    /// Sleeps until the answer arrives. Returns `None` if `deadline` comes first.
     ///
     /// # Errors
     /// `EINTR` if a signal comes.
-    pub fn sleep(&self, deadline: Option<u64>) -> Result<Option<T>> {
+    pub fn sleep(&self, deadline: Option<Deadline>) -> Result<Option<T>> {
         self.answered.wait_until_deadline(deadline, || self.take()).map_err(|_| Errno::EINTR)
     }
 }

@@ -12,19 +12,20 @@ use super::runqueue::SLICE;
 use super::thread::{self, Thread, Translation};
 use super::whereabouts::{GIVES_ID, MOVES};
 use super::{DEAD, ONLINE, PerCpu, RUNNABLE, cpu, nodes};
+use crate::Result;
 use crate::hw::irq::InterruptsOff;
 use crate::hw::speculation;
 use crate::hw::sync::lock_with;
 use crate::hw::{self, irq, thread as machine};
-use crate::{Result, time};
+use crate::time::{self, Deadline};
 
 /// The idle tasks. They never end, so a dying task can switch to its CPU's one without holding a
 /// reference.
 static IDLE: [spin::Once<Arc<Thread>>; MAX_CPUS] = [const { spin::Once::new() }; MAX_CPUS];
 
-/// Sleeps, after an [announcement](Thread::prepare_to_sleep), until woken or until `deadline`
-/// (nanoseconds of [`time::now`]). Returns at once if a wake-up came after the announcement.
-pub fn block(thread: &Arc<Thread>, deadline: Option<u64>) {
+/// Sleeps, after an [announcement](Thread::prepare_to_sleep), until woken or until `deadline`.
+/// Returns at once if a wake-up came after the announcement.
+pub fn block(thread: &Arc<Thread>, deadline: Option<Deadline>) {
     match deadline {
         None => reschedule(),
         Some(deadline) => {

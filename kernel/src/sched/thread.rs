@@ -21,7 +21,7 @@ use crate::Result;
 use crate::fault_inject::TaskFaults;
 use crate::sync::{IrqSpinLock, ReleaseList, SpinLock, Wake, Woken};
 use crate::task::credentials::Credentials;
-use crate::time::{Expire, TimerSlot};
+use crate::time::{Deadline, Expire, TimerSlot};
 
 /// The roots of an address space, as CPUs load them.
 pub type Translation = freehold_vm::Translation<crate::hw::Frames>;
@@ -522,7 +522,7 @@ impl Expire for Thread {
     fn slot(&self) -> &TimerSlot {
         &self.sleep_timer
     }
-    fn expire(&self, _now: u64) -> Option<u64> {
+    fn expire(&self, _now: u64) -> Option<Deadline> {
         wake(self, &[Sleep::Interruptible, Sleep::Uninterruptible, Sleep::Killable]);
         None
     }

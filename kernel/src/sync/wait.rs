@@ -16,6 +16,7 @@ use freehold_collections::{Arc, Vec, VecDeque};
 
 use super::lock::IrqSpinLock;
 use crate::sched::{self, Sleep, thread};
+use crate::time::Deadline;
 use crate::{Errno, Result};
 
 /// Result of a wake-up.
@@ -161,17 +162,17 @@ impl WaitQueue {
         }
     }
 
-    /// Sleeps until `condition` returns a value. Returns `None` if the clock [`crate::time::now`]
-    /// shows `deadline` nanoseconds first.
+    /// Sleeps until `condition` returns a value. Returns `None` if `deadline` comes first; a number
+    /// is a time since boot ([`crate::time::now`]).
     ///
     /// # Errors
     /// `ERESTARTSYS` if a signal is pending before that.
     pub fn wait_until_deadline<T>(
         &self,
-        deadline: Option<u64>,
+        deadline: Option<impl Into<Deadline>>,
         condition: impl FnMut() -> Option<T>,
     ) -> Result<Option<T>> {
-        self.wait(Sleep::Interruptible, deadline, condition)
+        self.wait(Sleep::Interruptible, deadline.map(Into::into), condition)
     }
 
     /// Sleeps until `condition` returns a value; signals do not end the sleep.
@@ -190,7 +191,7 @@ impl WaitQueue {
         deadline: u64,
         condition: impl FnMut() -> Option<T>,
     ) -> Option<T> {
-        self.wait(Sleep::Uninterruptible, Some(deadline), condition).ok().flatten()
+        self.wait(Sleep::Uninterruptible, Some(deadline.into()), condition).ok().flatten()
     }
 
     /// Sleeps until `condition` returns a value; only fatal signals end the sleep.
@@ -211,13 +212,13 @@ impl WaitQueue {
         deadline: u64,
         condition: impl FnMut() -> Option<T>,
     ) -> Result<Option<T>> {
-        self.wait(Sleep::Killable, Some(deadline), condition)
+        self.wait(Sleep::Killable, Some(deadline.into()), condition)
     }
 
     fn wait<T>(
         &self,
         sleep: Sleep,
-        deadline: Option<u64>,
+        deadline: Option<Deadline>,
         mut condition: impl FnMut() -> Option<T>,
     ) -> Result<Option<T>> {
         if let Some(value) = condition() {
@@ -237,13 +238,12 @@ impl WaitQueue {
             if sleep == Sleep::Killable && task.is_dying() {
                 break Err(Errno::EINTR);
             }
-            let now = if deadline.is_some() || queued.is_none() { crate::time::now() } else { 0 };
-            if deadline.is_some_and(|deadline| now >= deadline) {
+            let left = deadline.map(Deadline::left);
+            if left == Some(0) {
                 break Ok(None);
             }
-            let nap = if queued.is_some() { None } else { Some(now + NAP) };
-            let until = earlier(deadline, nap);
-            sched::block(&task, until);
+            let nap = || (crate::time::now() + left.map_or(NAP, |left| left.min(NAP))).into();
+            sched::block(&task, if queued.is_some() { deadline } else { Some(nap()) });
         };
         task.finish_sleep();
         if let Some(id) = queued {
@@ -515,8 +515,7 @@ impl PollWaiter {
             return Ok(Slept::TimedOut);
         }
         let nap = if self.incomplete { Some(now + NAP) } else { None };
-        let until = earlier(deadline, nap);
-        sched::block(&task, until);
+        sched::block(&task, earlier(deadline, nap).map(Deadline::from));
         task.prepare_to_sleep(Sleep::Interruptible);
         Ok(Slept::Woken)
     }

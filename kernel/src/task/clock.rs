@@ -2,7 +2,7 @@
 
 use super::registry::pid_by_number;
 use super::{Pid, current, find, find_task};
-use crate::time::{self, now, wall_nanoseconds};
+use crate::time::{Base, Deadline, now, wall_nanoseconds};
 use crate::{Errno, Result};
 
 /// CLOCK_REALTIME, the only clock that can be set.
@@ -71,14 +71,14 @@ impl Clock {
             }
         })
     }
-    /// Returns the monotonic time at which the clock shows `time`.
+    /// Returns the point at which the clock shows `time`.
     ///
     /// # Errors
     /// `EOPNOTSUPP` for CPU clocks, whose future cannot be known.
-    pub fn deadline(self, time: u64) -> Result<u64> {
+    pub fn deadline(self, time: u64) -> Result<Deadline> {
         match self {
-            Self::Wall => Ok(time::from_wall(time)),
-            Self::Monotonic => Ok(time),
+            Self::Wall => Ok(Deadline { base: Base::Wall, at: time }),
+            Self::Monotonic => Ok(time.into()),
             Self::Process(_) | Self::Thread(_) => Err(Errno::EOPNOTSUPP),
         }
     }

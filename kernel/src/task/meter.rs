@@ -7,7 +7,7 @@ use freehold_collections::{Arc, Weak};
 
 use crate::sched::thread::QUOTA;
 use crate::sched::{self, Thread};
-use crate::time::{Expire, TimerSlot};
+use crate::time::{Deadline, Expire, TimerSlot};
 
 /// The value of [`Meter::charged`] while nothing is charged.
 pub const UNMETERED: u64 = u64::MAX;
@@ -25,7 +25,7 @@ impl Expire for Meter {
     fn slot(&self) -> &TimerSlot {
         &self.slot
     }
-    fn expire(&self, _now: u64) -> Option<u64> {
+    fn expire(&self, _now: u64) -> Option<Deadline> {
         let thread = self.thread.upgrade()?;
         thread.call_attention(QUOTA);
         sched::kick(&thread);

@@ -1,13 +1,22 @@
 //! A process' timers: setitimer, alarm, and POSIX timers.
 //!
 //! A timer is a separate object, to which the timer queue holds a reference while it is armed. It
-//! expires in interrupt context. There it sends its signal and returns the time of its next expiry.
+//! expires in interrupt context, where it sends its signal. A repeating timer is armed again by the
+//! thread that takes the signal ([`Process::restart_timer`]), as on Linux. So timers cost nothing
+//! while their signals are blocked, however short their intervals are. Intervals that passed
+//! meanwhile are counted then. A timer whose signal nothing will take, because it is ignored or
+//! found no room, goes on by itself, at least a tick of Linux later. A timer without a signal
+//! is never armed: its state is calculated.
 //!
 //! A timer that counts CPU time, and the limit of CPU time, are armed for the earliest time at
 //! which they could expire: the remaining time divided by the number of threads. At that time they
 //! check again. A process may have as many threads as timers, so all timers that expire within a
 //! millisecond share one count of the threads' CPU time.
 
+mod ids;
+mod setting;
+
+use core::ops::Bound;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_collections::{
@@ -20,14 +29,16 @@ use super::clock::Clock;
 use super::limits::{INFINITY, Limit};
 use super::process::Process;
 use super::registry::find_task_by_number;
-use super::signal::{SigInfo, Signal, code};
+use super::signal::{KeptSignal, SigInfo, Signal, code};
 use super::users::{Payer, QueuedSignal};
 use super::{Task, current};
-use crate::sync::{IrqSpinLock, SpinLock};
+use crate::sync::{IrqSpinLock, Mutex, SpinLock};
 use crate::syscall::Args;
-use crate::time::{self, Expire, TimeSpec, TimeVal, TimerSlot};
+use crate::time::{self, Base, Deadline, Expire, TimeSpec, TimeVal, TimerSlot};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
+use ids::TimerIds;
+use setting::{IGNORED_INTERVAL, Setting};
 
 /// The receiver of an expiry.
 enum Notify {
@@ -39,36 +50,41 @@ enum Notify {
     Thread(Weak<Task>, SigInfo),
 }
 
+impl Notify {
+    /// Keeps room for the signal, which is sent in interrupts.
+    fn reserve(&self) -> Result<()> {
+        match self {
+            Self::None => Ok(()),
+            Self::Process(process, _) => process.upgrade().map_or(Ok(()), |to| to.reserve_for_timer()),
+            Self::Thread(task, _) => task.upgrade().map_or(Ok(()), |to| to.reserve_for_timer()),
+        }
+    }
+    /// Gives up the room.
+    fn release(&self) {
+        match self {
+            Self::None => {}
+            Self::Process(process, _) => {
+                if let Some(to) = process.upgrade() {
+                    to.signals.lock().pending.release_for_timer();
+                }
+            }
+            Self::Thread(task, _) => {
+                if let Some(to) = task.upgrade() {
+                    to.pending.lock().release_for_timer();
+                }
+            }
+        }
+    }
+}
+
 /// One timer.
 pub struct Timer {
     slot: TimerSlot,
     notify: Notify,
     clock: Clock,
     setting: IrqSpinLock<Setting>,
-}
-
-/// The times at which a timer expires. If the timer is set again while an expiry runs, the expiry
-/// finds another setting and does not change it.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-struct Setting {
-    /// Nanoseconds between expiries; 0 for once.
-    interval: u64,
-    /// The next expiry, by the monotonic clock, or by the process' CPU time; 0 if the timer is not
-    /// armed.
-    deadline: u64,
-    /// Number of additional expiries since the last reported one.
-    overruns: u64,
-}
-
-impl Setting {
-    /// Returns the setting after the deadline has passed at `now`.
-    fn expired(self, now: u64) -> Self {
-        let overruns = now.saturating_sub(self.deadline).checked_div(self.interval).unwrap_or(0);
-        // A program chooses the interval, so the sum may overflow.
-        let step = (overruns + 1).saturating_mul(self.interval);
-        let deadline = if self.interval == 0 { 0 } else { self.deadline.saturating_add(step) };
-        Self { overruns, deadline, ..self }
-    }
+    /// Held while the timer is armed, so that it is armed for the last setting.
+    arming: Mutex<()>,
 }
 
 impl Timer {
@@ -78,6 +94,7 @@ impl Timer {
             notify,
             clock,
             setting: IrqSpinLock::new(Setting::default()),
+            arming: Mutex::new(()),
         })
     }
     /// Returns the process whose CPU time the timer counts, if any.
@@ -87,33 +104,119 @@ impl Timer {
             _ => None,
         }
     }
+    /// Returns the signal that an expiry sends, if any.
+    fn signal(&self) -> Option<&SigInfo> {
+        match &self.notify {
+            Notify::None => None,
+            Notify::Process(_, info) | Notify::Thread(_, info) => Some(info),
+        }
+    }
+    /// Returns how often the timer had expired when its last signal was taken, beside once.
+    fn overruns(&self) -> u64 {
+        self.setting.lock().overruns
+    }
     /// Returns the nanoseconds until the next expiry, and the interval.
     fn state(&self) -> (u64, u64) {
-        let now = self.counted().map_or_else(time::now, |process| process.cpu_time());
-        let Setting { deadline, interval, .. } = *self.setting.lock();
-        let left = if deadline == 0 { 0 } else { deadline.saturating_sub(now).max(1) };
-        (left, interval)
+        let used = self.counted().map(|process| process.cpu_time());
+        let setting = *self.setting.lock();
+        let now = used.unwrap_or_else(|| setting.base.at(time::now()));
+        let is_posix = self.signal().is_none_or(|info| info.code == code::TIMER);
+        let left = match setting.deadline.saturating_sub(now) {
+            _ if setting.deadline == 0 => 0,
+            0 if setting.is_awaited || self.signal().is_none() => {
+                if is_posix {
+                    setting.expired(now).deadline.saturating_sub(now)
+                } else {
+                    0
+                }
+            }
+            left => left.max(1),
+        };
+        (left, setting.interval)
     }
-    /// Makes the timer expire when its clock shows `deadline` (0: never) and then every `interval`.
-    fn set(self: &Receiver<Self>, deadline: u64, interval: u64) -> Result<()> {
+    /// Makes the timer expire at `deadline` (`None`: never), and then every `interval`. For a timer
+    /// that counts CPU time the deadline is one of that.
+    fn set(self: &Receiver<Self>, deadline: Option<Deadline>, interval: u64) -> Result<()> {
+        let at = deadline.map_or(0, |deadline| deadline.at.max(1));
+        let base = deadline.map_or(Base::Boot, |deadline| deadline.base);
+        *self.setting.lock() = Setting { interval, base, deadline: at, ..Setting::default() };
+        self.arm()
+    }
+    /// Arms the timer for its setting.
+    fn arm(self: &Receiver<Self>) -> Result<()> {
+        let _one_at_a_time = self.arming.lock();
         let timer: Arc<dyn Expire> = self.clone();
         time::cancel(&timer);
-        *self.setting.lock() = Setting { interval, deadline, overruns: 0 };
-        if deadline == 0 {
+        let setting = *self.setting.lock();
+        if setting.deadline == 0 || setting.is_awaited || self.signal().is_none() {
             return Ok(());
         }
-        let first = self.counted().map_or(deadline, |process| process.when_used(deadline, time::now()));
-        time::try_arm(&timer, first)
+        time::try_arm(&timer, self.next_check(self.counted().as_deref(), setting, time::now()))
+    }
+    /// Returns the time at which the timer may be due.
+    fn next_check(&self, counted: Option<&Process>, setting: Setting, now: u64) -> Deadline {
+        match counted {
+            Some(process) => process.when_used(setting.deadline, now).into(),
+            None => Deadline { base: setting.base, at: setting.deadline },
+        }
     }
     /// Makes the timer expire after `value` nanoseconds (0: never) and then every `interval`.
     fn set_relative(self: &Receiver<Self>, value: u64, interval: u64) -> Result<()> {
         let now = self.counted().map_or_else(time::now, |process| process.cpu_time());
-        self.set(if value == 0 { 0 } else { now.saturating_add(value) }, interval)
+        self.set((value != 0).then(|| now.saturating_add(value).into()), interval)
     }
     fn cancel(self: &Receiver<Self>) {
-        self.setting.lock().deadline = 0;
+        *self.setting.lock() = Setting::default();
         let timer: Arc<dyn Expire> = self.clone();
         time::cancel(&timer);
+    }
+    /// Ends a POSIX timer.
+    fn delete(self: &Receiver<Self>) {
+        self.cancel();
+        self.notify.release();
+    }
+    /// Arms a repeating timer whose signal was taken. Returns how often it has expired meanwhile.
+    fn restart(self: &Receiver<Self>) -> u64 {
+        let used = self.counted().map(|process| process.cpu_time());
+        let overruns = {
+            let mut setting = self.setting.lock();
+            if !setting.is_awaited {
+                return setting.overruns;
+            }
+            *setting = setting.expired(used.unwrap_or_else(|| setting.base.at(time::now())));
+            setting.overruns
+        };
+        if self.arm().is_err() {
+            // The next check comes with the next signal.
+            self.setting.lock().is_awaited = true;
+        }
+        overruns
+    }
+    /// Sends the signal of an expiry. Returns whether a thread will take it from this timer.
+    fn send(&self) -> bool {
+        // No last reference is dropped here: the registry keeps processes, and they keep their
+        // threads. Only if the process is ending this may fail; then the upgrade fails, or the
+        // reaper, a task, holds another reference.
+        let kept = match &self.notify {
+            Notify::None => return false,
+            Notify::Process(process, info) => {
+                process.upgrade().map(|process| process.signal_from_interrupt(*info))
+            }
+            Notify::Thread(task, info) => task.upgrade().map(|task| task.signal_from_interrupt(*info)),
+        };
+        let is_posix = self.signal().is_some_and(|info| info.code == code::TIMER);
+        match kept {
+            // Without a receiver the timer ends.
+            None | Some(KeptSignal::Siginfo) => true,
+            // The number alone tells that it is the alarm's.
+            Some(KeptSignal::Number) => !is_posix,
+            Some(KeptSignal::Nothing) => false,
+        }
+    }
+    /// Whether the thread that takes a signal arms the timer again. ITIMER_VIRTUAL and ITIMER_PROF
+    /// count CPU time in steps of [`MIN_INTERVAL`], as long as threads run.
+    fn waits_for_taker(&self) -> bool {
+        self.signal().is_some_and(SigInfo::may_be_timer)
     }
 }
 
@@ -121,39 +224,79 @@ impl Expire for Timer {
     fn slot(&self) -> &TimerSlot {
         &self.slot
     }
-    fn expire(&self, now: u64) -> Option<u64> {
+    fn expire(&self, now: u64) -> Option<Deadline> {
         let counted = self.counted();
-        let wall = now;
-        let now = counted.as_ref().map_or(now, |process| process.cpu_time_lately(wall));
-        let set = {
+        let used = counted.as_ref().map(|process| process.cpu_time_lately(now));
+        {
             let mut setting = self.setting.lock();
-            if setting.deadline == 0 || setting.deadline > now {
-                let due = setting.deadline;
-                drop(setting);
-                // It was set again meanwhile, or its process has not used that much time yet.
-                return counted.filter(|_| due != 0).map(|process| process.when_used(due, wall));
+            if setting.deadline == 0 || setting.is_awaited {
+                return None;
             }
-            *setting = setting.expired(now);
+            let shown = used.unwrap_or_else(|| setting.base.at(now));
+            if setting.deadline > shown {
+                let due = *setting;
+                drop(setting);
+                // It was set again meanwhile, its clock was set, or its process has not used that
+                // much time yet.
+                return Some(self.next_check(counted.as_deref(), due, now));
+            }
+            // A thread on another CPU may take the signal as soon as it is sent.
+            let repeats = setting.interval != 0;
+            *setting =
+                if repeats { Setting { is_awaited: true, ..*setting } } else { setting.expired(shown) };
+        }
+        let is_awaited = self.send() && self.waits_for_taker();
+        let next = {
+            let mut setting = self.setting.lock();
+            if is_awaited || !setting.is_awaited {
+                return None;
+            }
+            let pause = if self.waits_for_taker() { IGNORED_INTERVAL } else { 0 };
+            let shown = used.unwrap_or_else(|| setting.base.at(now));
+            let least = pause.saturating_sub(setting.interval);
+            *setting = setting.expired(shown.saturating_add(least));
             *setting
         };
-        // No last reference is dropped here: the registry keeps processes, and they keep their
-        // threads. Only if the process is ending this may fail; then the upgrade fails, or the
-        // reaper, a task, holds another reference.
-        match &self.notify {
-            Notify::None => {}
-            Notify::Process(process, info) => {
-                if let Some(process) = process.upgrade() {
-                    process.signal_from_interrupt(with_overrun(*info, set.overruns));
-                }
-            }
-            Notify::Thread(task, info) => {
-                if let Some(task) = task.upgrade() {
-                    task.signal_from_interrupt(with_overrun(*info, set.overruns));
-                }
-            }
+        Some(self.next_check(counted.as_deref(), next, now))
+    }
+}
+
+impl Process {
+    /// Arms the timer again that sent `info`, which a thread has taken. Returns the signal, with
+    /// the number of expiries that it stands for.
+    pub fn restart_timer(&self, info: SigInfo) -> SigInfo {
+        let timer = if info.code == code::TIMER {
+            let posix = self.timers.posix.lock();
+            posix.timers.get(&info.timer_id()).map(|(timer, _)| timer.clone())
+        } else if info.may_be_timer() {
+            self.timers.real.lock().clone()
+        } else {
+            None
+        };
+        timer.map_or(info, |timer| with_overrun(info, timer.restart()))
+    }
+
+    /// Arms the timers again that await that `signal` is taken: pending ones were removed.
+    pub(super) fn restart_timers(&self, signal: Signal) {
+        let sends = |timer: &Timer| timer.signal().is_some_and(|info| info.signal() == Some(signal));
+        let real = self.timers.real.lock().clone();
+        if let Some(real) = real.filter(|timer| sends(timer)) {
+            real.restart();
         }
-        let next = (set.deadline != 0).then_some(set.deadline)?;
-        Some(counted.map_or(next, |process| process.when_used(next, wall)))
+        let mut seen = Bound::Unbounded;
+        loop {
+            let found = {
+                let posix = self.timers.posix.lock();
+                let found = posix.timers.first_from(seen.as_ref());
+                found.map(|(id, (timer, _))| (*id, timer.clone()))
+            };
+            let Some((id, timer)) = found else { return };
+            if sends(&timer) {
+                timer.restart();
+            }
+            seen = Bound::Excluded(id);
+            crate::sched::rest();
+        }
     }
 }
 
@@ -226,7 +369,7 @@ impl Expire for CpuLimit {
     fn slot(&self) -> &TimerSlot {
         &self.slot
     }
-    fn expire(&self, now: u64) -> Option<u64> {
+    fn expire(&self, now: u64) -> Option<Deadline> {
         let process = self.process.upgrade()?;
         let used = process.cpu_time_lately(now);
         let (soft, hard) = (self.soft.load(Ordering::Relaxed), self.hard.load(Ordering::Relaxed));
@@ -239,7 +382,7 @@ impl Expire for CpuLimit {
             self.soft.store(used + time::SECOND, Ordering::Relaxed);
         }
         let next = self.soft.load(Ordering::Relaxed).min(hard);
-        (next != u64::MAX).then(|| process.when_used(next, now))
+        (next != u64::MAX).then(|| process.when_used(next, now).into())
     }
 }
 
@@ -250,32 +393,6 @@ fn with_overrun(mut info: SigInfo, missed: u64) -> SigInfo {
     info
 }
 
-/// Allocates the IDs of a process' POSIX timers: they increase, as on Linux, and begin again after
-/// the largest.
-struct TimerIds {
-    next: i32,
-    /// Whether all IDs were used once: from now on a timer may have `next`.
-    wrapped: bool,
-}
-
-impl TimerIds {
-    /// Returns an ID that none of `timers` has, and that is not reused soon.
-    fn fresh<T>(&mut self, timers: &Map<i32, T>) -> Result<i32> {
-        // At most one step more than the number of timers.
-        for _ in 0..=timers.len() {
-            let (id, may_be_used) = (self.next, self.wrapped);
-            self.next = id.checked_add(1).unwrap_or_else(|| {
-                self.wrapped = true;
-                0
-            });
-            if !may_be_used || !timers.contains_key(&id) {
-                return Ok(id);
-            }
-        }
-        Err(Errno::EAGAIN)
-    }
-}
-
 /// The POSIX timers of a process. RLIMIT_SIGPENDING limits their number.
 struct Posix {
     timers: Map<i32, (Arc<Timer>, QueuedSignal)>,
@@ -284,7 +401,7 @@ struct Posix {
 
 impl Posix {
     const fn new() -> Self {
-        Self { timers: Map::new(), ids: TimerIds { next: 0, wrapped: false } }
+        Self { timers: Map::new(), ids: TimerIds::new() }
     }
     fn fresh_id(&mut self) -> Result<i32> {
         self.ids.fresh(&self.timers)
@@ -330,7 +447,7 @@ impl Timers {
     /// Deletes the POSIX timers at execve.
     pub(super) fn delete_posix(&self) {
         let posix = core::mem::take(&mut self.posix.lock().timers);
-        posix.values().for_each(|(timer, _)| timer.cancel());
+        posix.values().for_each(|(timer, _)| timer.delete());
     }
 }
 
@@ -339,6 +456,7 @@ impl Process {
     fn interval_timer(self: &Receiver<Self>, which: i32) -> Result<Arc<Timer>> {
         let make =
             |signal, clock| Timer::new(Notify::Process(self.downgrade(), SigInfo::kernel(signal)), clock);
+        self.make_signal_room();
         match which {
             0 => {
                 let mut slot = self.timers.real.lock();
@@ -456,9 +574,14 @@ pub fn sys_timer_create(args: &Args) -> Result<i64> {
     };
     let place = QueuedSignal::charge(Payer::of(&process)).ok_or(Errno::EAGAIN)?;
     UserPtr::<i32>::new(args[2]).write(&id)?;
+    notify.reserve()?;
     let timer = Timer::new(notify, clock);
-    // Without memory: the ID was written, but no timer has it.
-    process.timers.posix.lock().timers.try_insert(id, (timer, place)).map_err(|_| Errno::EAGAIN)?;
+    let inserted = process.timers.posix.lock().timers.try_insert(id, (timer.clone(), place));
+    if inserted.is_err() {
+        // Without memory: the ID was written, but no timer has it.
+        timer.delete();
+        return Err(Errno::EAGAIN);
+    }
     Ok(0)
 }
 
@@ -484,8 +607,8 @@ pub fn sys_timer_settime(args: &Args) -> Result<i64> {
     let (value, interval) = (new.value.nanoseconds()?, new.interval.nanoseconds()?);
     let (left, old_interval) = timer.state();
     if value != 0 && args.uint(1) & ABSOLUTE != 0 {
-        let deadline = if timer.counted().is_some() { value } else { timer.clock.deadline(value)? };
-        timer.set(deadline.max(1), interval)?;
+        let deadline = if timer.counted().is_some() { value.into() } else { timer.clock.deadline(value)? };
+        timer.set(Some(deadline), interval)?;
     } else {
         timer.set_relative(value, interval)?;
     }
@@ -502,37 +625,13 @@ pub fn sys_timer_gettime(args: &Args) -> Result<i64> {
 
 /// timer_getoverrun(id)
 pub fn sys_timer_getoverrun(args: &Args) -> Result<i64> {
-    Ok(posix_timer(args.int(0))?.setting.lock().overruns.min(i32::MAX as u64) as i64)
+    Ok(posix_timer(args.int(0))?.overruns().min(i32::MAX as u64) as i64)
 }
 
 /// timer_delete(id)
 pub fn sys_timer_delete(args: &Args) -> Result<i64> {
     let removed = current().process().timers.posix.lock().timers.remove(&args.int(0));
     let (timer, _place) = removed.ok_or(Errno::EINVAL)?;
-    timer.cancel();
+    timer.delete();
     Ok(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ids_rise_begin_anew_after_the_last_and_skip_those_in_use() {
-        let mut ids = TimerIds { next: 0, wrapped: false };
-        let mut timers = Map::new();
-        for id in 0..3 {
-            assert_eq!(ids.fresh(&timers), Ok(id));
-            timers.try_insert(id, ()).expect("memory");
-        }
-        timers.remove(&1);
-        assert_eq!(ids.fresh(&timers), Ok(3), "an ID is not given out again soon");
-        ids.next = i32::MAX;
-        assert_eq!(ids.fresh(&timers), Ok(i32::MAX));
-        timers.try_insert(i32::MAX, ()).expect("memory");
-        assert_eq!(ids.fresh(&timers), Ok(1), "0 is in use");
-        assert_eq!(ids.fresh(&timers), Ok(3), "so is 2");
-        ids.next = i32::MAX;
-        assert_eq!(ids.fresh(&timers), Ok(1), "so are the last and the first");
-    }
 }

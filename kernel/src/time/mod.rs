@@ -2,11 +2,13 @@
 
 pub mod adjust;
 pub mod calls;
+mod deadline;
 mod queue;
 #[cfg(test)]
 mod queue_model;
 mod spec;
 
+pub use deadline::{Base, Deadline};
 pub use queue::{Expire, TimerSlot, arm, cancel, interrupt, misplaced, set_slice_end, try_arm};
 pub use spec::{SECOND, TimeSpec, TimeVal, Timestamp};
 
@@ -25,13 +27,17 @@ static SETTING: SpinLock<()> = SpinLock::new(());
 /// Nanoseconds to add to [`now`] to get the time since 1970.
 static WALL_OFFSET: AtomicI64 = AtomicI64::new(0);
 
-/// Sets the wall clock to `nanoseconds` since 1970.
+/// Sets the wall clock to `nanoseconds` since 1970. Timers that are armed for a time of the wall
+/// clock expire by the new time.
 pub fn set_wall(nanoseconds: i64) {
-    let _one_at_a_time = SETTING.lock();
-    let offset = nanoseconds.max(0).saturating_sub_unsigned(now());
-    WALL_OFFSET.store(offset, Ordering::Relaxed);
-    crate::hw::time::show_wall(offset);
-    adjust::forget();
+    {
+        let _one_at_a_time = SETTING.lock();
+        let offset = nanoseconds.max(0).saturating_sub_unsigned(now());
+        WALL_OFFSET.store(offset, Ordering::Relaxed);
+        crate::hw::time::show_wall(offset);
+        adjust::forget();
+    }
+    queue::clock_was_set();
 }
 
 /// Makes the clock readable for programs in `frame`, permanently. Once.
@@ -43,13 +49,6 @@ pub fn show_in(frame: freehold_frame::HeldFrame<'static>) {
 /// Returns the nanoseconds since 1970.
 pub fn wall_nanoseconds() -> i64 {
     WALL_OFFSET.load(Ordering::Relaxed).saturating_add_unsigned(now())
-}
-
-/// Returns the time of [`now`] at which the wall clock shows `nanoseconds` since 1970; 0 if that
-/// was before boot.
-pub fn from_wall(nanoseconds: u64) -> u64 {
-    let since_boot = i128::from(nanoseconds) - i128::from(WALL_OFFSET.load(Ordering::Relaxed));
-    u64::try_from(since_boot.max(0)).unwrap_or(u64::MAX)
 }
 
 /// Returns the wall clock's value at boot, in nanoseconds since 1970.

@@ -1,7 +1,9 @@
 //! Timers: actions at a deadline.
 //!
 //! Every CPU has a queue under an interrupt-safe lock; a timer is added to the queue of the CPU
-//! that arms it. That CPU's one-shot hardware timer is set to the earliest deadline. An expiry runs
+//! that arms it. A queue has a heap per clock, so that no timer moves when the wall clock is set:
+//! then each CPU for which a deadline comes earlier is interrupted ([`clock_was_set`]). The CPU's
+//! one-shot hardware timer is set to the earliest deadline. An expiry runs
 //! in interrupt context without the queue's lock. Nothing is allocated or freed there: an expired
 //! timer's reference is moved to `spent`, which the next task that arms a timer empties.
 //!
@@ -22,8 +24,9 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_collections::{Arc, Vec};
-use freehold_machine::{CpuId, MAX_CPUS};
+use freehold_machine::{CpuId, Cpus as _, MAX_CPUS};
 
+use super::{Base, Deadline};
 use crate::Result;
 use crate::hw;
 use crate::hw::irq::InterruptsOff;
@@ -35,26 +38,28 @@ use crate::sync::IrqSpinLock;
 pub trait Expire: Send + Sync {
     /// Returns the timer's slot.
     fn slot(&self) -> &TimerSlot;
-    /// Called when the deadline has passed; `now` is the time. Returns the next deadline of a
-    /// repeating timer. Interrupt context: takes interrupt-safe locks only, allocates and frees
-    /// nothing.
-    fn expire(&self, now: u64) -> Option<u64>;
+    /// Called when the deadline has passed; `now` is the time since boot. Returns the next deadline
+    /// of a repeating timer. Interrupt context: takes interrupt-safe locks only, allocates and
+    /// frees nothing.
+    fn expire(&self, now: u64) -> Option<Deadline>;
 }
 
 /// The place of a timer; part of every object that [expires](Expire).
 #[derive(Debug)]
 pub struct TimerSlot {
-    /// 0 for nowhere. Otherwise the upper bits are the CPU of the queue, and the lower ones the
-    /// position in the heap + 1, or [`TAKEN`].
+    /// 0 for nowhere. Otherwise the upper bits are the CPU of the queue, one is [`BY_WALL`], and
+    /// the lower ones are the position in the heap + 1, or [`TAKEN`].
     place: AtomicU64,
     /// Counts the expiries that were cancelled while they ran.
     generation: AtomicU64,
 }
 
-/// Number of bits for the position in a place; the CPU's number is above them.
-const POSITION_BITS: u32 = 48;
-/// The position of a timer that was removed from its heap.
-const TAKEN: u64 = (1 << POSITION_BITS) - 1;
+/// The CPU's number is in the bits of a place from this one on.
+const CPU_SHIFT: u32 = 48;
+/// The bit of a place in the heap of the wall clock.
+const BY_WALL: u64 = 1 << 47;
+/// The position of a timer that was removed from its heap; the bits of positions.
+const TAKEN: u64 = BY_WALL - 1;
 
 impl TimerSlot {
     /// Makes the slot of a timer that is not armed.
@@ -63,21 +68,45 @@ impl TimerSlot {
     }
     /// Claims a timer that is nowhere for the queue of `cpu`, whose lock the caller holds. Returns
     /// whether it was nowhere.
-    fn claim(&self, cpu: CpuId) -> bool {
-        let place = u64::from(cpu.0) << POSITION_BITS | TAKEN;
+    fn claim(&self, cpu: CpuId, base: Base) -> bool {
+        let place = Self::taken_from(cpu, base);
         self.place.compare_exchange(0, place, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+    /// Chooses the heap for a timer whose expiry ran on `cpu`, and which was not cancelled
+    /// meanwhile. The caller holds the queue's lock.
+    fn choose(&self, cpu: CpuId, base: Base) {
+        self.place.store(Self::taken_from(cpu, base), Ordering::Release);
+    }
+    /// Returns the place of a timer that is in no heap, but belongs to one.
+    fn taken_from(cpu: CpuId, base: Base) -> u64 {
+        let heap = if base == Base::Wall { BY_WALL } else { 0 };
+        u64::from(cpu.0) << CPU_SHIFT | heap | TAKEN
     }
     /// Sets the timer's place to nowhere. The caller holds the lock of the queue in its place.
     fn release(&self) {
         self.place.store(0, Ordering::Release);
     }
-    /// Returns the CPU of its queue, and its position + 1 or [`TAKEN`]; `None` if it is nowhere.
-    fn place(&self) -> Option<(CpuId, u64)> {
+    /// Returns where the timer is; `None` if it is nowhere.
+    fn place(&self) -> Option<TimerPlace> {
         match self.place.load(Ordering::Acquire) {
             0 => None,
-            place => Some((CpuId((place >> POSITION_BITS) as u16), place & TAKEN)),
+            place => Some(TimerPlace {
+                cpu: CpuId((place >> CPU_SHIFT) as u16),
+                base: if place & BY_WALL != 0 { Base::Wall } else { Base::Boot },
+                position: place & TAKEN,
+            }),
         }
     }
+}
+
+/// The place of a timer.
+struct TimerPlace {
+    /// The CPU of its queue.
+    cpu: CpuId,
+    /// The clock of its heap.
+    base: Base,
+    /// Its position + 1, or [`TAKEN`].
+    position: u64,
 }
 
 impl Default for TimerSlot {
@@ -93,13 +122,14 @@ impl Positioned for Arc<dyn Expire> {
         place.store(place.load(Ordering::Relaxed) & !TAKEN | position, Ordering::Release);
     }
     fn position(&self) -> Option<usize> {
-        let (_, position) = self.slot().place()?;
+        let position = self.slot().place()?.position;
         if position == TAKEN { None } else { usize::try_from(position - 1).ok() }
     }
 }
 
 struct TimerQueue {
-    armed: IndexedHeap<Arc<dyn Expire>>,
+    /// The armed timers by [`Base`]. Each heap has room for all timers of the queue.
+    armed: [IndexedHeap<Arc<dyn Expire>>; 2],
     /// References of expired timers, to be dropped by a task.
     spent: Vec<Arc<dyn Expire>>,
     /// End of the running task's slice; `u64::MAX` for never.
@@ -123,7 +153,7 @@ struct PerCpu(IrqSpinLock<TimerQueue>);
 
 static QUEUES: [PerCpu; MAX_CPUS] = [const {
     PerCpu(IrqSpinLock::new(TimerQueue {
-        armed: IndexedHeap::new(),
+        armed: [const { IndexedHeap::new() }; 2],
         spent: Vec::new(),
         slice_end: u64::MAX,
         programmed: u64::MAX,
@@ -132,10 +162,29 @@ static QUEUES: [PerCpu; MAX_CPUS] = [const {
 }; MAX_CPUS];
 
 impl TimerQueue {
+    /// Returns the heap of a clock.
+    fn heap(&mut self, base: Base) -> &mut IndexedHeap<Arc<dyn Expire>> {
+        &mut self.armed[base as usize]
+    }
+    /// Returns the time since boot at which the hardware timer must interrupt.
+    fn wanted(&self) -> u64 {
+        let first = |base: Base| {
+            let heap = &self.armed[base as usize];
+            heap.first().map_or(u64::MAX, |(at, _)| Deadline { base, at }.since_boot())
+        };
+        first(Base::Boot).min(first(Base::Wall)).min(self.slice_end).max(self.quiet_until)
+    }
+    /// Removes a timer whose deadline has passed at `now`, if there is one.
+    fn pop_due(&mut self, now: u64) -> Option<Arc<dyn Expire>> {
+        let is_due =
+            |base: Base, heap: &IndexedHeap<_>| heap.first().is_some_and(|(at, _)| at <= base.at(now));
+        let base =
+            [Base::Boot, Base::Wall].into_iter().find(|&base| is_due(base, &self.armed[base as usize]))?;
+        self.heap(base).pop().map(|(_, timer)| timer)
+    }
     /// Sets the hardware timer to the earliest deadline. Runs on this queue's CPU.
     fn program(&mut self) {
-        let first = self.armed.first().map_or(u64::MAX, |(deadline, _)| deadline);
-        let wanted = first.min(self.slice_end).max(self.quiet_until);
+        let wanted = self.wanted();
         // An unnecessarily early interrupt is harmless, and cheaper than setting the timer
         // repeatedly.
         if wanted < self.programmed {
@@ -148,13 +197,18 @@ impl TimerQueue {
 /// Number of timers for which each CPU has room when it starts.
 const FIRST_ROOM: usize = 64;
 
-/// Arms `timer` for `deadline` (nanoseconds of [`now`](super::now)). An armed timer is moved.
+/// Arms `timer` for `deadline`; a number is a time since boot ([`now`](super::now)). An armed timer
+/// is moved.
 ///
 /// # Errors
 /// `ENOMEM`.
-pub fn try_arm(timer: &Arc<dyn Expire>, deadline: u64) -> Result<()> {
+pub fn try_arm(timer: &Arc<dyn Expire>, deadline: impl Into<Deadline>) -> Result<()> {
+    try_arm_for(timer, deadline.into())
+}
+
+fn try_arm_for(timer: &Arc<dyn Expire>, deadline: Deadline) -> Result<()> {
     cancel(timer);
-    let mut spare_armed = Vec::new();
+    let mut spare_armed = [const { Vec::new() }; 2];
     let mut spare_spent = Vec::new();
     loop {
         let mut leftover: [Option<Arc<dyn Expire>>; 4] = [const { None }; 4];
@@ -164,13 +218,16 @@ pub fn try_arm(timer: &Arc<dyn Expire>, deadline: u64) -> Result<()> {
             for slot in &mut leftover {
                 *slot = queue.spent.pop();
             }
-            spare_armed = queue.armed.give_room(core::mem::take(&mut spare_armed));
+            for (heap, spare) in queue.armed.iter_mut().zip(&mut spare_armed) {
+                *spare = heap.give_room(core::mem::take(spare));
+            }
             spare_spent = queue.spent.move_to(core::mem::take(&mut spare_spent));
-            let total = queue.armed.len() + queue.spent.len() + 1;
-            if total > queue.armed.room() || total > queue.spent.capacity() {
+            let total = queue.armed.iter().map(IndexedHeap::len).sum::<usize>() + queue.spent.len() + 1;
+            let is_short = queue.armed.iter().any(|heap| total > heap.room());
+            if is_short || total > queue.spent.capacity() {
                 (2 * total).max(FIRST_ROOM)
-            } else if timer.slot().claim(here) {
-                let inserted = queue.armed.insert(deadline, timer.clone());
+            } else if timer.slot().claim(here, deadline.base) {
+                let inserted = queue.heap(deadline.base).insert(deadline.at, timer.clone());
                 debug_assert!(inserted.is_ok(), "the room was checked");
                 queue.program();
                 return Ok(());
@@ -178,20 +235,22 @@ pub fn try_arm(timer: &Arc<dyn Expire>, deadline: u64) -> Result<()> {
                 0
             }
         };
-        // The queue's old buffer is freed here, without its lock.
+        // The queue's old buffers are freed here, without its lock.
         drop((leftover, core::mem::take(&mut spare_armed), core::mem::take(&mut spare_spent)));
         if wanted == 0 {
             // Another thread has armed it meanwhile.
             cancel(timer);
             continue;
         }
-        spare_armed.try_reserve_exact(wanted)?;
+        for spare in &mut spare_armed {
+            spare.try_reserve_exact(wanted)?;
+        }
         spare_spent.try_reserve_exact(wanted)?;
     }
 }
 
 /// As [`try_arm`], but if memory is short, the timer expires at once instead of never.
-pub fn arm(timer: &Arc<dyn Expire>, deadline: u64) {
+pub fn arm(timer: &Arc<dyn Expire>, deadline: impl Into<Deadline>) {
     if try_arm(timer, deadline).is_err() {
         timer.expire(super::now());
     }
@@ -201,16 +260,16 @@ pub fn arm(timer: &Arc<dyn Expire>, deadline: u64) {
 /// Task context.
 pub fn cancel(timer: &Arc<dyn Expire>) {
     let slot = timer.slot();
-    while let Some((cpu, _)) = slot.place() {
+    while let Some(TimerPlace { cpu, .. }) = slot.place() {
         let removed = {
             let mut queue = QUEUES[usize::from(cpu.0)].0.lock();
-            let Some((_, position)) = slot.place().filter(|place| place.0 == cpu) else { continue };
-            let removed = match position {
+            let Some(place) = slot.place().filter(|place| place.cpu == cpu) else { continue };
+            let removed = match place.position {
                 TAKEN => {
                     slot.generation.fetch_add(1, Ordering::Relaxed);
                     None
                 }
-                position => queue.armed.remove((position - 1) as usize),
+                position => queue.heap(place.base).remove((position - 1) as usize),
             };
             slot.release();
             removed
@@ -226,9 +285,21 @@ pub fn set_slice_end(deadline: u64, interrupts: &InterruptsOff) {
     queue.program();
 }
 
+/// Interrupts each CPU that has a deadline which comes earlier now: the wall clock was set.
+pub(super) fn clock_was_set() {
+    let is_late = |cpu: usize| {
+        let queue = QUEUES[cpu].0.lock();
+        queue.wanted() < queue.programmed
+    };
+    for cpu in (0..hw::Hardware.cpu_count()).filter(|&cpu| is_late(cpu)) {
+        hw::time::interrupt_now(CpuId(cpu as u16));
+    }
+}
+
 /// Runs the expired timers of this CPU (interrupt context).
 pub fn interrupt() {
-    let queue = &QUEUES[usize::from(hw::current_cpu().0)].0;
+    let here = hw::current_cpu();
+    let queue = &QUEUES[usize::from(here.0)].0;
     let now = super::now();
     let mut sliced = false;
     loop {
@@ -238,9 +309,8 @@ pub fn interrupt() {
                 queue.slice_end = u64::MAX;
                 sliced = true;
             }
-            let due = queue.armed.first().is_some_and(|(deadline, _)| deadline <= now);
-            match if due { queue.armed.pop() } else { None } {
-                Some((_, timer)) => {
+            match queue.pop_due(now) {
+                Some(timer) => {
                     let generation = timer.slot().generation.load(Ordering::Relaxed);
                     (timer, generation)
                 }
@@ -260,8 +330,9 @@ pub fn interrupt() {
         let was_cancelled = slot.generation.load(Ordering::Relaxed) != generation;
         match next {
             Some(next) if !was_cancelled => {
-                // There is room, because it has just been removed.
-                let _ = queue.armed.insert(next, timer);
+                slot.choose(here, next.base);
+                // There is room in both heaps, because it has just been removed from one.
+                let _ = queue.heap(next.base).insert(next.at, timer);
             }
             _ => {
                 if !was_cancelled {
@@ -281,10 +352,14 @@ pub fn interrupt() {
 pub fn misplaced() -> usize {
     let of = |cpu: usize| {
         let queue = QUEUES[cpu].0.lock();
-        let wrong = |(at, timer): &(usize, &Arc<dyn Expire>)| {
-            timer.slot().place() != Some((CpuId(cpu as u16), *at as u64 + 1))
+        let wrong = |base: Base| {
+            let is_at = move |at: usize, place: TimerPlace| {
+                place.cpu == CpuId(cpu as u16) && place.base == base && place.position == at as u64 + 1
+            };
+            let entries = queue.armed[base as usize].iter().enumerate();
+            entries.filter(|(at, timer)| !timer.slot().place().is_some_and(|place| is_at(*at, place))).count()
         };
-        queue.armed.iter().enumerate().filter(wrong).count()
+        wrong(Base::Boot) + wrong(Base::Wall)
     };
     (0..MAX_CPUS).map(of).sum()
 }

@@ -25,7 +25,7 @@ use crate::mem::with_memory_found;
 use crate::sched::thread::{self, Thread};
 use crate::sync::{Mutex, MutexGuard, PollWaiter, SpinLock, WaitQueue, Wake, Woken};
 use crate::task::{self, Helper, HelperKind, Pid, Task};
-use crate::time::{self, Expire, TimerSlot};
+use crate::time::{self, Deadline, Expire, TimerSlot};
 use crate::{Errno, Result, sched};
 
 /// Number of requests of an asker that may be at disks at once.
@@ -79,7 +79,7 @@ impl<A: Asker> Expire for Waiter<A> {
     fn slot(&self) -> &TimerSlot {
         &self.timer
     }
-    fn expire(&self, _now: u64) -> Option<u64> {
+    fn expire(&self, _now: u64) -> Option<Deadline> {
         self.slot.list();
         None
     }

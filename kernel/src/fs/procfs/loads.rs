@@ -10,7 +10,7 @@ use freehold_collections::{Arc, reserve};
 use crate::fs::pseudo::PseudoDir;
 use crate::sched;
 use crate::task::registry;
-use crate::time::{self, Expire, SECOND, TimerSlot};
+use crate::time::{self, Deadline, Expire, SECOND, TimerSlot};
 
 const PERIOD: u64 = 5 * SECOND;
 const ONE: u64 = 1 << 11;
@@ -36,12 +36,12 @@ impl Expire for Sampler {
         &self.slot
     }
 
-    fn expire(&self, now: u64) -> Option<u64> {
+    fn expire(&self, now: u64) -> Option<Deadline> {
         let count = runnable() as u64;
         for (average, decay) in AVERAGES.iter().zip(DECAYS) {
             average.store(step(average.load(Ordering::Relaxed), count, decay), Ordering::Relaxed);
         }
-        Some(now + PERIOD)
+        Some((now + PERIOD).into())
     }
 }
 

@@ -15,7 +15,7 @@ use crate::fs::node::{Identity, Metadata, Node, NodeKind, SetMetadata, Timestamp
 use crate::fs::pseudo::{self, PseudoDir};
 use crate::fs::{Blocking, File, OpenFlags, Ready, clock};
 use crate::sync::{Mutex, PollWaiter, WaitQueue};
-use crate::time::{self, Expire, TimerSlot};
+use crate::time::{self, Deadline, Expire, TimerSlot};
 use crate::tracing::{self, Switch, Taken, Which};
 use crate::user::Sink;
 use crate::{Errno, Result};
@@ -112,11 +112,11 @@ impl Expire for Watcher {
     fn slot(&self) -> &TimerSlot {
         &self.slot
     }
-    fn expire(&self, now: u64) -> Option<u64> {
+    fn expire(&self, now: u64) -> Option<Deadline> {
         if tracing::has_records(self.which) {
             self.changed.wake_all();
         }
-        (!self.changed.is_empty()).then_some(now + INTERVAL)
+        (!self.changed.is_empty()).then(|| (now + INTERVAL).into())
     }
 }
 

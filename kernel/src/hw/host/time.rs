@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_frame::HeldFrame;
-use freehold_machine::{Pfn, PhysAddr};
+use freehold_machine::{CpuId, Pfn, PhysAddr};
 
 use super::traps;
 
@@ -46,6 +46,11 @@ pub fn show_wall(_wall: i64) {}
 /// Sets the timer: the kernel is called at `deadline`.
 pub fn arm(deadline: u64) {
     TIMER.store(deadline, Ordering::Relaxed);
+}
+
+/// Makes the timer fire at once, which is when no task is runnable.
+pub fn interrupt_now(_cpu: CpuId) {
+    arm(now());
 }
 
 /// Advances the time to the next deadline, since no task is runnable.

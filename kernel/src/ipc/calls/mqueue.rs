@@ -19,7 +19,7 @@ use crate::fs::{
 use crate::socket::netlink::CookieReceiver;
 use crate::syscall::Args;
 use crate::task::{Process, Signal, current};
-use crate::time::{self, TimeSpec};
+use crate::time::{Base, Deadline, TimeSpec};
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result, sched};
 
@@ -174,13 +174,14 @@ fn with_queue<R>(fd: i32, f: impl FnOnce(&OpenFile, &QueueNode) -> Result<R>) ->
 
 /// How a call on `file` waits: until the wall clock shows the time at `address`, or without a limit
 /// if `address` is 0.
-fn wait_of(file: &OpenFile, deadline: Option<u64>) -> Wait {
+fn wait_of(file: &OpenFile, deadline: Option<Deadline>) -> Wait {
     Wait { blocking: file.blocking(), deadline, nice: current().schedule.nice() }
 }
 
-fn deadline(address: u64) -> Result<Option<u64>> {
+fn deadline(address: u64) -> Result<Option<Deadline>> {
     let time = UserPtr::<TimeSpec>::new(address).read_optional()?;
-    time.map(|time| time.nanoseconds().map(time::from_wall)).transpose()
+    let by_wall = |at| Deadline { base: Base::Wall, at };
+    time.map(|time| time.nanoseconds().map(by_wall)).transpose()
 }
 
 /// Bytes of a message text that are copied before other tasks may run.

@@ -14,6 +14,7 @@ use super::state::{Message, QueueShape, QueueState, SendAnswer, Sent};
 use crate::fs::{Blocking, Ready};
 use crate::sync::{PollWaiter, SpinLock, WaitQueue};
 use crate::task::current;
+use crate::time::Deadline;
 use crate::{Errno, Result, sched};
 
 /// Number of messages that are freed before other tasks may run, when the queue ends.
@@ -25,7 +26,7 @@ pub struct Wait {
     /// Whether the call waits at all.
     pub blocking: Blocking,
     /// The end of the wait, by the clock [`crate::time::now`]; `None` for no limit.
-    pub deadline: Option<u64>,
+    pub deadline: Option<Deadline>,
     /// The nice value of the thread.
     pub nice: i32,
 }

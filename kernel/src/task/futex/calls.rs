@@ -10,7 +10,7 @@ use crate::syscall::Args;
 use crate::task::current;
 use crate::task::inspect::{self, Mode};
 use crate::task::registry::find_task_by_number;
-use crate::time::{self, TimeSpec};
+use crate::time::{self, Base, Deadline, TimeSpec};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
@@ -88,14 +88,15 @@ fn lock_call(args: &Args, command: u32, scope: Scope) -> Result<i64> {
 /// Returns the end of the wait of `command`. FUTEX_WAIT has a time from now, FUTEX_LOCK_PI a time
 /// of the wall clock, and the others a time of the clock that they name.
 #[inline]
-fn deadline(args: &Args, command: u32) -> Result<Option<u64>> {
+fn deadline(args: &Args, command: u32) -> Result<Option<Deadline>> {
     let Some(time) = UserPtr::<TimeSpec>::new(args[3]).read_optional()? else { return Ok(None) };
     let time = time.nanoseconds()?;
+    let by_wall = Deadline { base: Base::Wall, at: time };
     Ok(Some(match command {
-        WAIT => time::now().saturating_add(time),
-        LOCK_PI => time::from_wall(time),
-        _ if args.uint(1) & CLOCK_REALTIME != 0 => time::from_wall(time),
-        _ => time,
+        WAIT => time::now().saturating_add(time).into(),
+        LOCK_PI => by_wall,
+        _ if args.uint(1) & CLOCK_REALTIME != 0 => by_wall,
+        _ => time.into(),
     }))
 }
 

@@ -14,7 +14,7 @@ use crate::sched;
 use crate::syscall::Args;
 use crate::task::clock::{Clock, MONOTONIC, REALTIME};
 use crate::task::current;
-use crate::time::TimeSpec;
+use crate::time::{Deadline, TimeSpec};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
@@ -69,7 +69,7 @@ impl UserWait {
 
 /// Returns the deadline of a wait: the time of `clock` at `address`. If `address` is 0 there is
 /// none.
-fn deadline(address: u64, clock: i32) -> Result<Option<u64>> {
+fn deadline(address: u64, clock: i32) -> Result<Option<Deadline>> {
     if address == 0 {
         return Ok(None);
     }
@@ -81,7 +81,7 @@ fn deadline(address: u64, clock: i32) -> Result<Option<u64>> {
 }
 
 /// Waits until one of `words` is woken. Returns its index; if several were woken, the last one.
-fn wait_for_any(words: &[WaitedWord], deadline: Option<u64>) -> Result<i64> {
+fn wait_for_any(words: &[WaitedWord], deadline: Option<Deadline>) -> Result<i64> {
     let task = current();
     let mut waiters = Vec::try_with_capacity(words.len())?;
     for (at, WaitedWord { word, .. }) in words.iter().enumerate() {

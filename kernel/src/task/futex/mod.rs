@@ -40,7 +40,7 @@ use crate::hw::usercopy::{self, Faults};
 use crate::sched::{self, Sleep};
 use crate::sync::{SpinLock, SpinLockGuard};
 use crate::syscall::Args;
-use crate::time;
+use crate::time::Deadline;
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
@@ -163,7 +163,7 @@ fn enqueue(waiter: &Arc<Waiter>, address: u64, expected: u32) -> Result<()> {
 ///
 /// # Errors
 /// `ETIMEDOUT`, `ERESTARTSYS`.
-fn sleep(task: &Arc<Task>, deadline: Option<u64>, is_woken: impl Fn() -> bool) -> Result<()> {
+fn sleep(task: &Arc<Task>, deadline: Option<Deadline>, is_woken: impl Fn() -> bool) -> Result<()> {
     let outcome = loop {
         task.prepare_to_sleep(Sleep::Interruptible);
         if is_woken() {
@@ -172,7 +172,7 @@ fn sleep(task: &Arc<Task>, deadline: Option<u64>, is_woken: impl Fn() -> bool) -
         if task.signal_pending() {
             break Err(Errno::ERESTARTSYS);
         }
-        if deadline.is_some_and(|deadline| time::now() >= deadline) {
+        if deadline.is_some_and(Deadline::has_passed) {
             break Err(Errno::ETIMEDOUT);
         }
         sched::block(task.thread(), deadline);
@@ -181,7 +181,7 @@ fn sleep(task: &Arc<Task>, deadline: Option<u64>, is_woken: impl Fn() -> bool) -
     outcome
 }
 
-fn wait_once(word: FutexWord, expected: u32, bitset: u32, deadline: Option<u64>) -> Result<i64> {
+fn wait_once(word: FutexWord, expected: u32, bitset: u32, deadline: Option<Deadline>) -> Result<i64> {
     if bitset == 0 {
         return Err(Errno::EINVAL);
     }
@@ -193,7 +193,7 @@ fn wait_once(word: FutexWord, expected: u32, bitset: u32, deadline: Option<u64>)
     if outcome.is_ok() || !leave(&waiter) { Ok(0) } else { outcome.map(|()| 0) }
 }
 
-fn wait(word: FutexWord, expected: u32, bitset: u32, deadline: Option<u64>) -> Result<i64> {
+fn wait(word: FutexWord, expected: u32, bitset: u32, deadline: Option<Deadline>) -> Result<i64> {
     match wait_once(word, expected, bitset, deadline) {
         // A restart must not wait for the full time again.
         Err(Errno::ERESTARTSYS) if deadline.is_some() => {

@@ -135,7 +135,7 @@ pub fn sys_rt_sigtimedwait(args: &Args) -> Result<i64> {
             }
         }
     };
-    let info = info.ok_or(Errno::EAGAIN)?;
+    let info = task.process().restart_timer(info.ok_or(Errno::EAGAIN)?);
     if args[1] != 0 {
         write_whole(&info, args[1])?;
     }

@@ -176,6 +176,10 @@ impl Task {
             let Some(info) = own.or_else(|| group.pending.take(deliverable)) else {
                 return Delivery::Nothing;
             };
+            if info.may_be_timer() {
+                drop(group);
+                return self.act_on_timer(context, info, interrupted);
+            }
             if self.traced.is_traced() {
                 drop(group);
                 return self.ask_tracer(context, info, interrupted);
@@ -184,6 +188,21 @@ impl Task {
                 return next;
             }
         }
+    }
+
+    /// Returns the delivery of a signal that a timer may have sent, which is armed again.
+    #[inline(never)]
+    fn act_on_timer(
+        &self,
+        context: &mut UserContext,
+        info: SigInfo,
+        interrupted: &mut Option<Interrupted>,
+    ) -> Delivery {
+        let info = self.process().restart_timer(info);
+        if self.traced.is_traced() {
+            return self.ask_tracer(context, info, interrupted);
+        }
+        self.act_on(info).unwrap_or(Delivery::Again)
     }
 
     /// Returns the delivery of a signal that was taken; `None` if nothing is to be done.

@@ -10,8 +10,8 @@ mod send;
 mod set;
 
 pub use pending::{
-    Action, Actions, Pending, SA_NOCLDSTOP, SA_NOCLDWAIT, SA_NODEFER, SA_ONSTACK, SA_RESETHAND, SA_RESTART,
-    SA_RESTORER, SA_SIGINFO, SIG_DFL, SIG_IGN,
+    Action, Actions, KeptSignal, Pending, SA_NOCLDSTOP, SA_NOCLDWAIT, SA_NODEFER, SA_ONSTACK, SA_RESETHAND,
+    SA_RESTART, SA_RESTORER, SA_SIGINFO, SIG_DFL, SIG_IGN,
 };
 pub(super) use send::Whose;
 pub(crate) use send::end_group;

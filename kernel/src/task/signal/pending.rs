@@ -14,11 +14,24 @@ pub struct Pending {
     /// The siginfo of the signals, in order of arrival. For a member of `set` without an entry only
     /// the number is known: there was no room, or it was sent in an interrupt.
     queue: VecDeque<Queued>,
+    /// Number of POSIX timers for whose signals there is room, whether they are queued or not.
+    timers: usize,
 }
 
 /// Largest number of queued signals up to which signals without a charge are queued with their
 /// siginfo. A timer may send such a signal at each expiry.
 const MAX_FREE: usize = 1024;
+
+/// The part of a signal that was kept for the thread that takes it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KeptSignal {
+    /// Nothing: it is ignored, or its receiver is ending.
+    Nothing,
+    /// The number. It was pending already, or there was no room.
+    Number,
+    /// The siginfo.
+    Siginfo,
+}
 
 /// The siginfo of a signal, and its charge to a user's account, if any.
 #[derive(Debug)]
@@ -30,20 +43,33 @@ pub struct Queued {
 impl Pending {
     /// Makes an empty queue.
     pub const fn new() -> Self {
-        Self { set: SigSet::EMPTY, queue: VecDeque::new() }
+        Self { set: SigSet::EMPTY, queue: VecDeque::new(), timers: 0 }
     }
     /// Returns the pending signals.
     pub const fn set(&self) -> SigSet {
         self.set
     }
-    /// Whether one more signal fits without allocation.
+    /// Whether one more signal fits without allocation, beside those of timers.
     fn has_room(&self) -> bool {
-        self.queue.len() < self.queue.capacity()
+        self.queue.len() + self.timers < self.queue.capacity()
+    }
+    /// Keeps room for the signal of one more timer. If there is none, returns the capacity of a
+    /// buffer to be given first.
+    pub fn reserve_for_timer(&mut self) -> Option<usize> {
+        if self.has_room() {
+            self.timers += 1;
+            return None;
+        }
+        self.room_wanted()
+    }
+    /// Gives up the room of one timer.
+    pub fn release_for_timer(&mut self) {
+        self.timers = self.timers.saturating_sub(1);
     }
     /// Returns the capacity of a buffer to replace a full one; `None` while the present one is not
     /// full.
     pub fn room_wanted(&self) -> Option<usize> {
-        (!self.has_room()).then(|| (2 * self.queue.len()).max(4))
+        (!self.has_room()).then(|| (2 * (self.queue.len() + self.timers)).max(4))
     }
     /// Replaces the queue's buffer with a larger one. Returns the old one, to be freed without the
     /// lock.
@@ -52,7 +78,7 @@ impl Pending {
         self.queue.move_to(buffer)
     }
     /// Adds a signal without allocation. A standard signal that is pending already is not added
-    /// again.
+    /// again, unless a timer sends it, which waits until its own signal is taken.
     ///
     /// `payer` is the user to whom a signal with a program's siginfo is charged. Without one the
     /// signal is not charged: it comes from the kernel, or from a timer, which was charged when it
@@ -60,10 +86,11 @@ impl Pending {
     ///
     /// # Errors
     /// `EAGAIN` if a real-time signal with siginfo cannot be charged or queued.
-    pub fn add(&mut self, signal: Signal, info: SigInfo, payer: Option<Payer>) -> Result<()> {
+    pub fn add(&mut self, signal: Signal, info: SigInfo, payer: Option<Payer>) -> Result<KeptSignal> {
         let real_time = signal.is_real_time();
-        if !real_time && self.set.contains(signal) {
-            return Ok(());
+        let is_timers = info.code == code::TIMER && payer.is_none();
+        if !real_time && self.set.contains(signal) && !is_timers {
+            return Ok(KeptSignal::Number);
         }
         let has_room = self.has_room();
         let place = match payer {
@@ -74,20 +101,23 @@ impl Pending {
                 }
                 place.map(Some)
             }
+            // It was charged when the timer was made.
+            _ if is_timers => (self.queue.len() < self.queue.capacity()).then_some(None),
             _ => (has_room && self.queue.len() < MAX_FREE).then_some(None),
         };
         self.set = self.set.with(signal);
-        if let Some(place) = place {
-            self.queue.push_back_reserved(Queued { info, _place: place });
-        }
-        Ok(())
+        let Some(place) = place else { return Ok(KeptSignal::Number) };
+        self.queue.push_back_reserved(Queued { info, _place: place });
+        Ok(KeptSignal::Siginfo)
     }
-    /// Removes all pending `signals`.
-    pub fn remove(&mut self, signals: SigSet) {
-        if !self.set.intersection(signals).is_empty() {
+    /// Removes all pending `signals`. Returns whether there were any.
+    pub fn remove(&mut self, signals: SigSet) -> bool {
+        let has_any = !self.set.intersection(signals).is_empty();
+        if has_any {
             self.set = self.set.minus(signals);
             self.queue.retain(|queued| queued.info.signal().is_some_and(|signal| !signals.contains(signal)));
         }
+        has_any
     }
     /// Returns the signal with index `index` in the queue, without removing it.
     pub fn at(&self, index: usize) -> Option<SigInfo> {
@@ -98,8 +128,8 @@ impl Pending {
     pub fn take(&mut self, wanted: SigSet) -> Option<SigInfo> {
         let signal = self.set.intersection(wanted).first()?;
         let is_next = self.queue.front().is_some_and(|next| next.is(signal));
-        // Usually it is the only one. A standard signal is queued at most once.
-        if is_next && !signal.is_real_time() {
+        // Usually it is the only one.
+        if is_next && self.queue.len() == 1 {
             self.set = self.set.without(signal);
             return self.queue.pop_front().map(|queued| queued.info);
         }
@@ -110,7 +140,7 @@ impl Pending {
     fn take_from_among(&mut self, signal: Signal) -> SigInfo {
         let at = self.queue.iter().position(|queued| queued.is(signal));
         let queued = at.and_then(|at| self.queue.remove(at));
-        if !signal.is_real_time() || !self.queue.iter().any(|queued| queued.is(signal)) {
+        if !self.queue.iter().any(|queued| queued.is(signal)) {
             self.set = self.set.without(signal);
         }
         match queued {
@@ -238,6 +268,29 @@ mod tests {
         let order: std::vec::Vec<_> =
             core::iter::from_fn(|| pending.take(all)).map(|i| (i.number, i.sender())).collect();
         assert_eq!(order, [(10, 5), (32, 5), (32, 6)]);
+        assert!(pending.set().is_empty());
+    }
+
+    #[test]
+    fn each_timer_has_a_signal_of_its_own() {
+        let mut pending = with_room();
+        assert_eq!((pending.reserve_for_timer(), pending.reserve_for_timer()), (None, None));
+        assert_eq!(pending.add(Signal::USR1, SigInfo::kernel(Signal::USR1), None), Ok(KeptSignal::Siginfo));
+        let sent = |id| SigInfo::timer(Signal::ALRM, id, 0, 0);
+        assert_eq!(pending.add(Signal::ALRM, SigInfo::kernel(Signal::ALRM), None), Ok(KeptSignal::Siginfo));
+        assert_eq!(pending.add(Signal::ALRM, SigInfo::kernel(Signal::ALRM), None), Ok(KeptSignal::Number));
+        assert_eq!(
+            pending.add(Signal::HUP, SigInfo::kernel(Signal::HUP), None),
+            Ok(KeptSignal::Number),
+            "no room"
+        );
+        assert_eq!(pending.room_wanted(), Some(8));
+        assert_eq!(pending.add(Signal::ALRM, sent(3), None), Ok(KeptSignal::Siginfo));
+        assert_eq!(pending.add(Signal::ALRM, sent(4), None), Ok(KeptSignal::Siginfo));
+        let all = SigSet(u64::MAX);
+        let taken = core::iter::from_fn(|| pending.take(all)).map(|info| info.code);
+        let rest = [code::USER, code::KERNEL, code::KERNEL, code::TIMER, code::TIMER];
+        assert!(taken.eq(rest), "HUP, USR1 and the alarms");
         assert!(pending.set().is_empty());
     }
 

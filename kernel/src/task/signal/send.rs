@@ -13,7 +13,7 @@ use freehold_machine::Cpus;
 use freehold_tracepoints::TraceEvent;
 use freehold_tracepoints::table::SignalGenerate;
 
-use super::pending::{Action, Queued};
+use super::pending::{Action, KeptSignal, Queued};
 use super::set::{DefaultAction, SigInfo, SigSet, Signal};
 use crate::hw::Hardware;
 use crate::sched::{self, Sleep};
@@ -61,7 +61,7 @@ impl Process {
 
     fn send(self: &Receiver<Self>, info: SigInfo, payer: Option<Payer>) -> Result<()> {
         self.make_signal_room();
-        if self.post(Target::Process, self.seen(info), payer)? == Parent::Tell {
+        if self.post(Target::Process, self.seen(info), payer)?.parent == Parent::Tell {
             crate::task::wait::tell_parent_of_continue(self);
         }
         Ok(())
@@ -75,9 +75,10 @@ impl Process {
         info.with_user(self.with_credentials(|own| own.user_ns.shown_user(info.user_id())))
     }
 
-    /// As [`signal`](Self::signal), for interrupt context; SIGCONT is not sent from there.
-    pub fn signal_from_interrupt(&self, info: SigInfo) {
-        let _: Result<Parent> = self.post(Target::Process, info, None);
+    /// As [`signal`](Self::signal), for interrupt context; SIGCONT is not sent from there. Returns
+    /// how much of the signal is kept.
+    pub fn signal_from_interrupt(&self, info: SigInfo) -> KeptSignal {
+        self.post(Target::Process, info, None).map_or(KeptSignal::Nothing, |posted| posted.kept)
     }
 
     /// Ends the process with `status`, whatever its threads do. The first call determines the
@@ -112,8 +113,21 @@ impl Process {
         shared.lock().ignores(signal)
     }
 
+    /// Keeps room for the signal of a timer.
+    ///
+    /// # Errors
+    /// `EAGAIN` without memory.
+    pub(in crate::task) fn reserve_for_timer(&self) -> Result<()> {
+        while let Some(wanted) = { self.signals.lock().pending.reserve_for_timer() } {
+            let buffer = buffer_for(wanted).ok_or(Errno::EAGAIN)?;
+            let old = self.signals.lock().pending.give_room(buffer);
+            drop(old);
+        }
+        Ok(())
+    }
+
     /// Makes room for a few signals. Task context.
-    fn make_signal_room(&self) {
+    pub(in crate::task) fn make_signal_room(&self) {
         let wanted = self.signals.lock().pending.room_wanted();
         if let Some(buffer) = wanted.and_then(buffer_for) {
             let old = self.signals.lock().pending.give_room(buffer);
@@ -121,11 +135,11 @@ impl Process {
         }
     }
 
-    fn post(&self, target: Target<'_>, info: SigInfo, payer: Option<Payer>) -> Result<Parent> {
-        let Some(signal) = info.signal() else { return Ok(Parent::Leave) };
+    fn post(&self, target: Target<'_>, info: SigInfo, payer: Option<Payer>) -> Result<Posted> {
+        let Some(signal) = info.signal() else { return Ok(Posted::DROPPED) };
         if self.pid == INIT {
             // The process handles no signals, and programs must not be able to end or stop it.
-            return Ok(Parent::Leave);
+            return Ok(Posted::DROPPED);
         }
         let shield = self.shield_against(signal, info, payer.as_ref());
         let mut group = self.signals.lock();
@@ -133,10 +147,10 @@ impl Process {
         // A tracer is notified even of ignored signals, except SIGKILL.
         let is_traced = || group.threads.iter().any(|thread| thread.traced.is_traced());
         if shield == Shield::Whole && (signal == Signal::KILL || !is_traced()) {
-            return Ok(Parent::Leave);
+            return Ok(Posted::DROPPED);
         }
         if group.threads.is_empty() || group.exit.is_some() {
-            return Ok(Parent::Leave);
+            return Ok(Posted::DROPPED);
         }
         if Hardware.is_traced::<{ SignalGenerate::NUMBER }>() {
             trace_sent(target, &group.threads, info);
@@ -144,7 +158,7 @@ impl Process {
         let parent = stop_or_go_on(group, signal);
         if signal == Signal::KILL || (group.frozen && self.ends_frozen(group, target, signal)) {
             end_group(group, ExitStatus::Signaled(signal));
-            return Ok(Parent::Leave);
+            return Ok(Posted::DROPPED);
         }
         let blocks = |thread: &Task| thread.blocked().contains(signal);
         let blocked = match target {
@@ -159,25 +173,27 @@ impl Process {
                 Target::Process => group.threads.iter().any(|thread| thread.keeps_ignored(signal)),
             };
             if !keeps {
-                return Ok(parent);
+                return Ok(Posted { parent, kept: KeptSignal::Nothing });
             }
         }
-        match target {
+        let kept = match target {
             Target::Thread(thread) => {
-                thread.pending.lock().add(signal, info, payer)?;
+                let kept = thread.pending.lock().add(signal, info, payer)?;
                 if !blocked {
                     thread.interrupt();
                 }
+                kept
             }
             Target::Process => {
-                group.pending.add(signal, info, payer)?;
+                let kept = group.pending.add(signal, info, payer)?;
                 if let Some(thread) = group.threads.iter().find(|thread| !blocks(thread)) {
                     thread.interrupt();
                 }
+                kept
             }
-        }
+        };
         self.signal_arrival.wake_all();
-        Ok(parent)
+        Ok(Posted { parent, kept })
     }
 }
 
@@ -244,6 +260,16 @@ enum Parent {
     Leave,
 }
 
+/// The result of sending a signal.
+struct Posted {
+    parent: Parent,
+    kept: KeptSignal,
+}
+
+impl Posted {
+    const DROPPED: Self = Self { parent: Parent::Leave, kept: KeptSignal::Nothing };
+}
+
 /// Makes all threads end with `status`, unless they already end with another status.
 pub(crate) fn end_group(group: &mut Group, status: ExitStatus) {
     group.exit.get_or_insert(status);
@@ -279,18 +305,22 @@ fn stop_or_go_on(group: &mut Group, signal: Signal) -> Parent {
     Parent::Leave
 }
 
-/// Removes pending `signals` of the process and all its threads.
-fn forget(group: &mut Group, signals: SigSet) {
-    group.pending.remove(signals);
+/// Removes pending `signals` of the process and all its threads. Returns whether there were any.
+fn forget(group: &mut Group, signals: SigSet) -> bool {
+    let mut had_any = group.pending.remove(signals);
     for thread in &group.threads {
-        thread.pending.lock().remove(signals);
+        had_any |= thread.pending.lock().remove(signals);
     }
+    had_any
 }
 
 impl Process {
     /// Removes a pending signal that is ignored from now on (sigaction).
     pub(super) fn forget_pending(&self, signal: Signal) {
-        forget(&mut self.signals.lock(), SigSet::EMPTY.with(signal));
+        let had_any = forget(&mut self.signals.lock(), SigSet::EMPTY.with(signal));
+        if had_any {
+            self.restart_timers(signal);
+        }
     }
 }
 
@@ -314,6 +344,19 @@ impl Task {
         self.send(info, Some(Payer::of(self.process())))
     }
 
+    /// As [`Process::reserve_for_timer`], for a signal to this thread.
+    ///
+    /// # Errors
+    /// As there.
+    pub(in crate::task) fn reserve_for_timer(&self) -> Result<()> {
+        while let Some(wanted) = { self.pending.lock().reserve_for_timer() } {
+            let buffer = buffer_for(wanted).ok_or(Errno::EAGAIN)?;
+            let old = self.pending.lock().give_room(buffer);
+            drop(old);
+        }
+        Ok(())
+    }
+
     #[inline]
     fn send(&self, info: SigInfo, payer: Option<Payer>) -> Result<()> {
         let wanted = self.pending.lock().room_wanted();
@@ -321,15 +364,17 @@ impl Task {
             let old = self.pending.lock().give_room(buffer);
             drop(old);
         }
-        if self.process().post(Target::Thread(self), self.process().seen(info), payer)? == Parent::Tell {
+        let posted = self.process().post(Target::Thread(self), self.process().seen(info), payer)?;
+        if posted.parent == Parent::Tell {
             crate::task::wait::tell_parent_of_continue(self.process());
         }
         Ok(())
     }
 
-    /// As [`signal`](Self::signal), for interrupt context.
-    pub fn signal_from_interrupt(&self, info: SigInfo) {
-        let _: Result<Parent> = self.process().post(Target::Thread(self), info, None);
+    /// As [`signal`](Self::signal), for interrupt context. Returns how much of the signal is kept.
+    pub fn signal_from_interrupt(&self, info: SigInfo) -> KeptSignal {
+        let posted = self.process().post(Target::Thread(self), info, None);
+        posted.map_or(KeptSignal::Nothing, |posted| posted.kept)
     }
 
     /// Sends a signal that an instruction of the current thread, `self`, caused. It cannot be
@@ -349,7 +394,7 @@ impl Task {
     }
 
     /// Removes and returns a pending signal of `wanted`, of this thread before those of the process
-    /// (signalfd, sigtimedwait).
+    /// (signalfd, sigtimedwait). The caller then [restarts](Process::restart_timer) its timer.
     pub fn take_signal(&self, wanted: SigSet) -> Option<SigInfo> {
         let mut group = self.process().signals.lock();
         let own = self.pending.lock().take(wanted);

@@ -319,6 +319,15 @@ impl SigInfo {
     pub fn timer(signal: Signal, timer: i32, overrun: i32, value: u64) -> Self {
         Self::new(signal, code::TIMER, [pair(timer as u32, overrun as u32), value, 0, 0])
     }
+    /// Whether a timer may have sent it: a POSIX timer, or ITIMER_REAL.
+    #[inline]
+    pub fn may_be_timer(&self) -> bool {
+        self.code == code::TIMER || self.number == i32::from(Signal::ALRM.number())
+    }
+    /// Returns the ID of the timer in the siginfo of its expiry.
+    pub fn timer_id(&self) -> i32 {
+        self.fields[0] as i32
+    }
     /// Makes the siginfo of an event of the descriptor `fd`, for any signal: a code of SIGIO, and
     /// the events of poll(2).
     pub fn of_file(signal: Signal, code: i32, band: u64, fd: i32) -> Self {

@@ -4,7 +4,7 @@ mod adjusting;
 
 pub use adjusting::{sys_adjtimex, sys_clock_adjtime};
 
-use super::{SECOND, TimeSpec, TimeVal, now, set_wall};
+use super::{Deadline, SECOND, TimeSpec, TimeVal, now, set_wall};
 use crate::fs::timerfd;
 use crate::sync::WaitQueue;
 use crate::syscall::Args;
@@ -87,7 +87,7 @@ pub fn sys_time(args: &Args) -> Result<i64> {
 /// nanosleep(time, remaining)
 pub fn sys_nanosleep(args: &Args) -> Result<i64> {
     let time = UserPtr::<TimeSpec>::new(args[0]).read()?.nanoseconds()?;
-    sleep_until(now().saturating_add(time), args[1])
+    sleep_until(now().saturating_add(time).into(), args[1])
 }
 
 /// clock_nanosleep(clock, flags, time, remaining)
@@ -101,7 +101,7 @@ pub fn sys_clock_nanosleep(args: &Args) -> Result<i64> {
     let time = UserPtr::<TimeSpec>::new(args[2]).read()?.nanoseconds()?;
     if args.uint(1) & ABSOLUTE == 0 {
         clock.deadline(0)?;
-        return sleep_until(now().saturating_add(time), args[3]);
+        return sleep_until(now().saturating_add(time).into(), args[3]);
     }
     match sleep_until(clock.deadline(time)?, 0) {
         // Repeating an absolute sleep is safe.
@@ -110,12 +110,12 @@ pub fn sys_clock_nanosleep(args: &Args) -> Result<i64> {
     }
 }
 
-fn sleep_until(deadline: u64, remaining: u64) -> Result<i64> {
+fn sleep_until(deadline: Deadline, remaining: u64) -> Result<i64> {
     let nobody = WaitQueue::new();
     match nobody.wait_until_deadline(Some(deadline), || None::<()>) {
         Ok(_) => Ok(0),
         Err(_) => {
-            let left = deadline.saturating_sub(now());
+            let left = deadline.left();
             if left == 0 {
                 return Ok(0);
             }

@@ -23,6 +23,7 @@ use super::id::FutexId;
 use super::{BUCKETS, FutexWord, OWNER_DIED, TID_MASK, WAITERS, bring_in_writable, load, sleep};
 use crate::hw::usercopy::{self, Faults};
 use crate::task::{Pid, Task, current, registry};
+use crate::time::Deadline;
 use crate::user::UserPtr;
 use crate::{Errno, Result, sched};
 use table::{PiTable, PiTask, PiWaiter, Standing, TABLE};
@@ -33,7 +34,7 @@ pub(super) use requeue::{move_to_lock, wait_for_move};
 #[derive(Clone, Copy)]
 pub(super) enum LockWait {
     /// Until this time, if any.
-    Until(Option<u64>),
+    Until(Option<Deadline>),
     /// Not at all: the lock is taken only if it is free.
     Never,
 }
@@ -179,7 +180,7 @@ pub(super) fn lock(word: FutexWord, wait: LockWait) -> Result<i64> {
 ///
 /// # Errors
 /// `ETIMEDOUT`, `ERESTARTSYS`, `EFAULT`; then it is no longer queued.
-fn wait_for_lock(waiter: &Arc<PiWaiter>, address: u64, deadline: Option<u64>) -> Result<()> {
+fn wait_for_lock(waiter: &Arc<PiWaiter>, address: u64, deadline: Option<Deadline>) -> Result<()> {
     let outcome = sleep(&current(), deadline, || waiter.standing() != Standing::Waits);
     let outcome = match (outcome, waiter.standing()) {
         (_, Standing::Owns) => return Ok(()),

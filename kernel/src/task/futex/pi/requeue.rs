@@ -12,6 +12,7 @@ use super::super::{FutexWord, WAITERS, bring_in, bring_in_writable, load, sleep}
 use super::table::{MOST_OWNERS, PiTable, PiWaiter, Standing, TABLE};
 use super::{Attempt, LockWait, NamedOwner, attempt, has_plain_waiter, wait_for_lock};
 use crate::task::current;
+use crate::time::Deadline;
 use crate::{Errno, Result, sched};
 
 /// Number of waiters that are moved before other calls may take the table's lock.
@@ -22,7 +23,7 @@ const MOVED_AT_ONCE: usize = 32;
 pub(in super::super) fn wait_for_move(
     [word, lock]: [FutexWord; 2],
     expected: u32,
-    deadline: Option<u64>,
+    deadline: Option<Deadline>,
 ) -> Result<i64> {
     if word.address == lock.address {
         return Err(Errno::EINVAL);
