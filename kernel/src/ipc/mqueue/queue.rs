@@ -25,7 +25,7 @@ const ENDED_AT_ONCE: usize = 64;
 pub struct Wait {
     /// Whether the call waits at all.
     pub blocking: Blocking,
-    /// The end of the wait, by the clock [`crate::time::now`]; `None` for no limit.
+    /// The end of the wait; `None` for no limit.
     pub deadline: Option<Deadline>,
     /// The nice value of the thread.
     pub nice: i32,

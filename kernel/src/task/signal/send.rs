@@ -118,12 +118,8 @@ impl Process {
     /// # Errors
     /// `EAGAIN` without memory.
     pub(in crate::task) fn reserve_for_timer(&self) -> Result<()> {
-        while let Some(wanted) = { self.signals.lock().pending.reserve_for_timer() } {
-            let buffer = buffer_for(wanted).ok_or(Errno::EAGAIN)?;
-            let old = self.signals.lock().pending.give_room(buffer);
-            drop(old);
-        }
-        Ok(())
+        let reserve = || self.signals.lock().pending.reserve_for_timer();
+        reserve_with(reserve, |buffer| self.signals.lock().pending.give_room(buffer))
     }
 
     /// Makes room for a few signals. Task context.
@@ -330,6 +326,22 @@ fn buffer_for(signals: usize) -> Option<VecDeque<Queued>> {
     VecDeque::try_with_capacity(signals).ok()
 }
 
+/// Calls `reserve` until it has room. As long as it wants a buffer, `give` gets one and returns the
+/// old one, which is freed without a lock.
+///
+/// # Errors
+/// `EAGAIN` without memory.
+fn reserve_with(
+    reserve: impl Fn() -> Option<usize>,
+    give: impl Fn(VecDeque<Queued>) -> VecDeque<Queued>,
+) -> Result<()> {
+    while let Some(wanted) = reserve() {
+        let old = give(buffer_for(wanted).ok_or(Errno::EAGAIN)?);
+        drop(old);
+    }
+    Ok(())
+}
+
 impl Task {
     /// Sends a signal of the kernel to this thread alone. Task context.
     pub fn signal(&self, info: SigInfo) {
@@ -349,12 +361,8 @@ impl Task {
     /// # Errors
     /// As there.
     pub(in crate::task) fn reserve_for_timer(&self) -> Result<()> {
-        while let Some(wanted) = { self.pending.lock().reserve_for_timer() } {
-            let buffer = buffer_for(wanted).ok_or(Errno::EAGAIN)?;
-            let old = self.pending.lock().give_room(buffer);
-            drop(old);
-        }
-        Ok(())
+        let reserve = || self.pending.lock().reserve_for_timer();
+        reserve_with(reserve, |buffer| self.pending.lock().give_room(buffer))
     }
 
     #[inline]
