@@ -16,8 +16,12 @@ fn is_ours() -> bool {
 
 /// Returns `freehold scope` with only the models that the oracle needs.
 fn scope(folder: &tempfile::TempDir, options: &[&str]) -> Command {
+    scope_with("tlb", folder, options)
+}
+
+fn scope_with(models: &str, folder: &tempfile::TempDir, options: &[&str]) -> Command {
     let mut command = freehold();
-    command.args(["scope", "--timeout", TIMEOUT, "--model", "tlb", "-m", "128M", "--json"]);
+    command.args(["scope", "--timeout", TIMEOUT, "--model", models, "-m", "128M", "--json"]);
     command.arg(folder.path().join("r.json")).args(options);
     command
 }
@@ -122,6 +126,32 @@ fn programs_that_map_and_fork_and_run_threads_break_no_rule() {
         assert!(checks("changes") > 100, "{oracle}");
         assert!(checks("leaves") > 1000 && checks("tables") > 10, "{oracle}");
     }
+}
+
+/// Bounce memory is added where programs had single pages, so that many records inside its blocks
+/// still have the trace of a smaller one.
+#[test]
+fn a_disk_whose_memory_was_a_programs_breaks_no_rule() {
+    if !is_ours() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let disk = file_of(&folder, "disk", &vec![7; 16 << 20]);
+    let line = "echo never > /sys/kernel/mm/transparent_hugepage/enabled
+        /churn 105 2 1; /many-io 64 256 1 read /dev/vda; /many-io 64 256 1 write /dev/vda
+        echo grown $(cat /sys/kernel/debug/swiotlb/grows)";
+    let mut command = scope_with("tlb,residue", &folder, &["--cpus", "2"]);
+    command.arg("--disk").arg(disk);
+    for name in ["churn", "many-io"] {
+        command.arg("-v").arg(format!("{}:/{name}", text(&guest_program(&format!("workloads/{name}")))));
+    }
+    command.args(["--", "busybox", "sh", "-c", line]);
+    let outcome = finish(command, b"").expect(0);
+    let said = outcome.text();
+    assert_eq!(said.matches("64 transfers, 0 failed").count(), 2, "{said}");
+    let grown = said.trim_end().rsplit_once("grown ").and_then(|(_, count)| count.parse::<u32>().ok());
+    assert!(grown.is_some_and(|count| count > 1), "the disk's memory did not grow: {said}");
+    assert_eq!(oracle(&folder)["total"], 0);
 }
 
 #[test]

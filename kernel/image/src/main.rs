@@ -13,6 +13,9 @@ static HEAP: KernelHeap = KernelHeap;
 
 freehold_arch::kernel_entry!(freehold_kernel::boot::main);
 
+// Cargo links again when the linker script has changed.
+const _: &str = include_str!("../kernel.ld");
+
 // On a host, where only `cargo check` compiles this, the standard library has one.
 #[cfg(target_os = "none")]
 #[panic_handler]

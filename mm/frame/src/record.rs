@@ -327,10 +327,14 @@ impl FrameRecord {
     }
     /// Sets the device that can access the frame. Only the holder of a frame in a block that
     /// devices see calls this; a number above [`FrameRecord::LAST_DEVICE`] counts as none.
+    ///
+    /// The record of a frame inside the block loses the trace of an earlier, smaller block: stored
+    /// again, it would tell an observer that the frame is freed now.
     #[inline]
     pub fn set_device(&self, device: Option<u8>) {
         let number = device.filter(|&device| device <= Self::LAST_DEVICE).map_or(0, |device| device + 1);
-        let others = self.load(Ordering::Relaxed) & !(DEVICE_MASK << DEVICE);
+        let word = self.load(Ordering::Relaxed);
+        let others = if word & Tag::OWNER == 0 { 0 } else { word & !(DEVICE_MASK << DEVICE) };
         self.store(others | u64::from(number) << DEVICE);
     }
     /// The holders of the block of `owner` that starts here. Frames that devices see have no
@@ -400,6 +404,13 @@ mod tests {
                     assert_eq!((record.device(), record.state()), (Some(device), before));
                 }
                 assert!(record.holders(owner).is_none());
+            }
+            let once_freed = FrameRecord::EMPTY;
+            once_freed.take_back(Tag::new(Owner::Anon, Order::FRAME, NodeId(0)).trace(CpuId(3)));
+            for device in [Some(5), None] {
+                once_freed.set_device(device);
+                assert_eq!((once_freed.device(), once_freed.state()), (device, FrameState::Unowned(None)));
+                assert_eq!(once_freed.load(Ordering::Relaxed) as u32, 0, "an observer reads this half");
             }
             assert_eq!(head.freeable(tag.order()), Err(NotGiven::Held));
             assert!(!head.is_freeable_as(tag));
