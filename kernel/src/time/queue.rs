@@ -5,7 +5,7 @@
 //! then each CPU for which a deadline comes earlier is interrupted ([`clock_was_set`]). The CPU's
 //! one-shot hardware timer is set to the earliest deadline. An expiry runs
 //! in interrupt context without the queue's lock. Nothing is allocated or freed there: an expired
-//! timer's reference is moved to `spent`, which the next task that arms a timer empties.
+//! timer's reference is moved to `spent`, which tasks that arm timers empty.
 //!
 //! **Protocol.** A timer is in one queue at most, even if several CPUs arm, cancel and expire it at
 //! the same time: its [`TimerSlot`] has one word with its place.
@@ -166,6 +166,14 @@ impl TimerQueue {
     fn heap(&mut self, base: Base) -> &mut IndexedHeap<Arc<dyn Expire>> {
         &mut self.armed[base as usize]
     }
+    /// Returns the number of armed timers and spent references.
+    fn total(&self) -> usize {
+        self.armed.iter().map(IndexedHeap::len).sum::<usize>() + self.spent.len()
+    }
+    /// Returns the [total](Self::total) for which each buffer has room: each may get all of it.
+    fn room(&self) -> usize {
+        self.armed.iter().map(IndexedHeap::room).fold(self.spent.capacity(), usize::min)
+    }
     /// Returns the time since boot at which the hardware timer must interrupt.
     fn wanted(&self) -> u64 {
         let first = |base: Base| {
@@ -207,46 +215,81 @@ pub fn try_arm(timer: &Arc<dyn Expire>, deadline: impl Into<Deadline>) -> Result
 }
 
 fn try_arm_for(timer: &Arc<dyn Expire>, deadline: Deadline) -> Result<()> {
-    cancel(timer);
-    let mut spare_armed = [const { Vec::new() }; 2];
-    let mut spare_spent = Vec::new();
     loop {
-        let mut leftover: [Option<Arc<dyn Expire>>; 4] = [const { None }; 4];
-        let here = hw::current_cpu();
-        let wanted = {
-            let mut queue = QUEUES[usize::from(here.0)].0.lock();
-            for slot in &mut leftover {
-                *slot = queue.spent.pop();
-            }
-            for (heap, spare) in queue.armed.iter_mut().zip(&mut spare_armed) {
-                *spare = heap.give_room(core::mem::take(spare));
-            }
-            spare_spent = queue.spent.move_to(core::mem::take(&mut spare_spent));
-            let total = queue.armed.iter().map(IndexedHeap::len).sum::<usize>() + queue.spent.len() + 1;
-            let is_short = queue.armed.iter().any(|heap| total > heap.room());
-            if is_short || total > queue.spent.capacity() {
-                (2 * total).max(FIRST_ROOM)
-            } else if timer.slot().claim(here, deadline.base) {
-                let inserted = queue.heap(deadline.base).insert(deadline.at, timer.clone());
-                debug_assert!(inserted.is_ok(), "the room was checked");
-                queue.program();
-                return Ok(());
-            } else {
-                0
-            }
-        };
-        // The queue's old buffers are freed here, without its lock.
-        drop((leftover, core::mem::take(&mut spare_armed), core::mem::take(&mut spare_spent)));
-        if wanted == 0 {
-            // Another thread has armed it meanwhile.
-            cancel(timer);
-            continue;
+        cancel(timer);
+        match insert(timer, deadline) {
+            Inserted::Yes => return Ok(()),
+            Inserted::ElsewhereAlready => {}
+            Inserted::Full => make_room()?,
         }
-        for spare in &mut spare_armed {
-            spare.try_reserve_exact(wanted)?;
-        }
-        spare_spent.try_reserve_exact(wanted)?;
     }
+}
+
+/// The outcome of an [`insert`].
+enum Inserted {
+    Yes,
+    /// Another thread has armed the timer meanwhile.
+    ElsewhereAlready,
+    /// The queue has no room.
+    Full,
+}
+
+/// Adds a timer, which was nowhere, to the queue of this CPU.
+#[inline]
+fn insert(timer: &Arc<dyn Expire>, deadline: Deadline) -> Inserted {
+    let here = hw::current_cpu();
+    let mut queue = QUEUES[usize::from(here.0)].0.lock();
+    if queue.total() >= queue.room() {
+        return Inserted::Full;
+    }
+    if !timer.slot().claim(here, deadline.base) {
+        return Inserted::ElsewhereAlready;
+    }
+    let inserted = queue.heap(deadline.base).insert(deadline.at, timer.clone());
+    debug_assert!(inserted.is_ok(), "the room was checked");
+    queue.program();
+    let has_spent = !queue.spent.is_empty();
+    drop(queue);
+    if has_spent {
+        drop_spent(here);
+    }
+    Inserted::Yes
+}
+
+/// Drops some references of expired timers: more than expire between two timers that are armed.
+#[cold]
+fn drop_spent(cpu: CpuId) {
+    let mut some: [Option<Arc<dyn Expire>>; 4] = [const { None }; 4];
+    let mut queue = QUEUES[usize::from(cpu.0)].0.lock();
+    for slot in &mut some {
+        *slot = queue.spent.pop();
+    }
+    drop(queue);
+    drop(some);
+}
+
+/// Makes room for twice the timers of this CPU's queue.
+///
+/// # Errors
+/// `ENOMEM`.
+#[cold]
+fn make_room() -> Result<()> {
+    let queue = &QUEUES[usize::from(hw::current_cpu().0)].0;
+    let wanted = (2 * (queue.lock().total() + 1)).max(FIRST_ROOM);
+    let (mut armed, mut spent) = ([const { Vec::new() }; 2], Vec::new());
+    for buffer in &mut armed {
+        buffer.try_reserve_exact(wanted)?;
+    }
+    spent.try_reserve_exact(wanted)?;
+    let mut queue = queue.lock();
+    for (heap, buffer) in queue.armed.iter_mut().zip(&mut armed) {
+        *buffer = heap.give_room(core::mem::take(buffer));
+    }
+    spent = queue.spent.move_to(spent);
+    drop(queue);
+    // The old buffers are freed here, without the lock.
+    drop((armed, spent));
+    Ok(())
 }
 
 /// As [`try_arm`], but if memory is short, the timer expires at once instead of never.
