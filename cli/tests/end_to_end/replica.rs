@@ -353,14 +353,53 @@ fn a_stack_waits_for_its_next_user_on_its_node() {
     }
     let options = ["-m", "256M", "--cpus", "2", "--numa", "2"];
     let (_, results) = watched(&options, TURNS);
+    let cpu = &own_data(&results)[1];
+    assert!(cpu.all > 1_000_000 && cpu.remote_stacks * 20 < cpu.all, "{cpu:?}");
+    assert_eq!(results["oracle"]["total"], 0, "{}", results["oracle"]);
+}
+
+/// A CPU's accesses to the kernel's own data in the program's time.
+#[derive(Debug)]
+struct OwnData {
+    all: u64,
+    remote: u64,
+    remote_stacks: u64,
+}
+
+fn own_data(results: &Value) -> Vec<OwnData> {
     let phases = results["phases"].as_array().expect("phases");
     let program = phases.iter().find(|phase| phase["name"] == "program").expect("the program's time");
-    let data = &program["cpus"][1]["kernel_data"];
-    let of = |kind: &str, side: &str| data[kind][side].as_u64().expect("a number");
-    let kinds = ["image", "frame_table", "stacks", "tables", "heap"];
-    let own: u64 = kinds.iter().map(|kind| of(kind, "local") + of(kind, "remote")).sum();
-    assert!(own > 1_000_000 && of("stacks", "remote") * 20 < own, "{data}");
-    assert_eq!(results["oracle"]["total"], 0, "{}", results["oracle"]);
+    let cpus = program["cpus"].as_array().expect("CPUs").iter().map(|cpu| {
+        let of = |kind: &str, side: &str| cpu["kernel_data"][kind][side].as_u64().expect("a number");
+        let sum = |side: &str| -> u64 {
+            ["image", "frame_table", "stacks", "tables", "heap"].iter().map(|kind| of(kind, side)).sum()
+        };
+        let remote = sum("remote");
+        OwnData { all: sum("local") + remote, remote, remote_stacks: of("stacks", "remote") }
+    });
+    cpus.collect()
+}
+
+/// A shell that was moved to a node starts programs there, and threads fork on all CPUs. The
+/// image's variables are on node 0, and so is what start-up allocated.
+#[test]
+fn most_of_the_kernels_own_data_is_on_the_node_of_its_cpu() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let line = "i=0; while [ $i -lt 60 ]; do i=$((i+1)); busybox ls / | busybox wc -l >/dev/null; (exit 3); done; true";
+    for cpu in [0, 1] {
+        let line = format!("busybox taskset -p {} $$ >/dev/null; {line}", 1 << cpu);
+        let (_, results) = watched(&["--cpus", "2", "--numa", "2"], &line);
+        let data = &own_data(&results)[cpu];
+        assert!(data.all > 1_000_000 && data.remote * 100 <= data.all * 20, "CPU {cpu}: {data:?}");
+    }
+    let storm = guest_program("workloads/fork-storm");
+    let add = format!("{}:/fork-storm", text(&storm));
+    let (_, results) = watched(&["--cpus", "4", "--numa", "2", "-v", &add], "/fork-storm 2");
+    let data = own_data(&results);
+    let (all, remote): (Vec<u64>, Vec<u64>) = data.iter().map(|cpu| (cpu.all, cpu.remote)).unzip();
+    assert!(remote.iter().sum::<u64>() * 100 <= all.iter().sum::<u64>() * 35, "{data:?}");
 }
 
 #[test]

@@ -17,7 +17,6 @@ use freehold_xpfo::Windows;
 use zerocopy::FromBytes;
 
 use crate::apic::{self, TimerMode};
-use crate::memory::constants::BootWord;
 use crate::memory::windows;
 use crate::registers::{self, MSR_TSC_DEADLINE, in_u8, out_u8, rdtsc};
 use crate::{X86, cpu, irq, mmio};
@@ -29,16 +28,18 @@ const COMPARE_NS: u64 = 1_000_000;
 /// The shift of the fixed-point factors below.
 const SHIFT: u32 = 32;
 
-/// Nanoseconds per tick of the counter, << 32.
-#[cfg_attr(target_os = "none", unsafe(link_section = ".data.rel.ro.boot"))]
-static NS_PER_TICK: BootWord = BootWord::of(1 << SHIFT);
+crate::boot_value! {
+    /// Nanoseconds per tick of the counter, << 32.
+    static NS_PER_TICK: u64 = 1 << SHIFT;
+}
 /// Ticks of the counter per nanosecond, << 32.
 static TICKS_PER_NS: AtomicU64 = AtomicU64::new(1 << SHIFT);
 /// Ticks of the timer per nanosecond, << 32; 0 in deadline mode.
 static TIMER_PER_NS: AtomicU64 = AtomicU64::new(0);
-/// The counter's value when the kernel was entered.
-#[cfg_attr(target_os = "none", unsafe(link_section = ".data.rel.ro.boot"))]
-static START: BootWord = BootWord::of(0);
+crate::boot_value! {
+    /// The counter's value when the kernel was entered.
+    static START: u64 = 0;
+}
 /// Whether timers may be armed.
 static IS_RUNNING: AtomicBool = AtomicBool::new(false);
 static WALL_AT_START: AtomicU64 = AtomicU64::new(0);

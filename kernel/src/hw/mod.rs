@@ -15,21 +15,76 @@ use bare as machine;
 #[cfg(not(target_os = "none"))]
 use host as machine;
 
+use core::ops::Deref;
+
 use freehold_buddy::Buddy;
-use freehold_machine::{CpuId, CpuSet, Cpus, Flush, NodeId, Tlb, VirtAddr};
+use freehold_frame::{FrameSource, FrameTable, Order, OutOfMemory, Payer, Request};
+use freehold_machine::{CpuId, CpuSet, Cpus, Flush, NodeId, Pfn, Tlb, VirtAddr};
 
 pub use machine::*;
 pub use usercopy::Faults;
 
 pub use freehold_machine::PAGE;
 
-/// The page allocator's handle: every frame comes from it and goes back to it.
-pub type Frames = &'static Buddy<Hardware>;
+/// The page allocator's handle: every frame comes from it and goes back to it. There is one page
+/// allocator, so a handle has no size, and neither have the handles of frames that contain it.
+#[derive(Clone, Copy, Debug)]
+pub struct Frames(());
 
-/// Sets the page allocator; once.
-pub fn set_frames(buddy: Buddy<Hardware>) {
-    BUDDY.set(buddy);
+/// Returns the page allocator's handle.
+#[inline(always)]
+pub const fn frames() -> Frames {
+    Frames(())
 }
+
+impl Frames {
+    /// Returns the allocator.
+    ///
+    /// # Panics
+    /// Before [`set_frames`].
+    #[inline(always)]
+    pub fn allocator(self) -> &'static Buddy<Hardware> {
+        machine::allocator()
+    }
+}
+
+impl Deref for Frames {
+    type Target = Buddy<Hardware>;
+    #[inline(always)]
+    fn deref(&self) -> &Buddy<Hardware> {
+        machine::allocator()
+    }
+}
+
+impl FrameSource for Frames {
+    type Machine = Hardware;
+    #[inline(always)]
+    fn machine(self) -> Hardware {
+        Hardware
+    }
+    #[inline(always)]
+    fn table(self) -> FrameTable {
+        machine::frame_table()
+    }
+    #[inline(always)]
+    fn allocate(self, request: Request) -> Result<Pfn, OutOfMemory> {
+        self.allocator().allocate(request)
+    }
+    fn allocate_for(self, payer: Payer, request: Request) -> Result<Pfn, OutOfMemory> {
+        self.allocator().allocate_for(payer, request)
+    }
+    fn ensure_objects(self) -> Result<(), OutOfMemory> {
+        self.allocator().ensure_objects()
+    }
+    fn rest(self) {
+        self.allocator().rest();
+    }
+    #[inline(always)]
+    fn release(self, block: Pfn, order: Order) {
+        self.allocator().release(block, order);
+    }
+}
+
 /// Bytes of a program's vector state.
 pub fn vector_bytes() -> usize {
     user::xsave_size()

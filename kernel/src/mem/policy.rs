@@ -37,7 +37,7 @@ pub(super) fn acting() -> Option<Option<Arc<TaskPolicy>>> {
 
 /// Returns the nodes that have memory.
 pub(super) fn nodes_with_memory() -> NodeSet {
-    let zones = frames().zone_info().filter(|zone| zone.present > 0);
+    let zones = frames().allocator().zone_info().filter(|zone| zone.present > 0);
     NodeSet(zones.fold(0, |set, zone| set | 1 << zone.node.0))
 }
 

@@ -31,7 +31,7 @@ pub(crate) mod tables;
 pub(crate) mod windows;
 pub(crate) mod wiping;
 
-use constants::BootWord;
+pub use constants::BootValue;
 pub use direct::{MapFigures, figures as map_figures};
 pub use kernel_pages::KernelPages;
 use layout::VirtualLayout;
@@ -117,9 +117,11 @@ pub fn is_in_direct_map(frame: Pfn) -> bool {
     is_within_memory(frame) && direct::contains(frame)
 }
 
-/// One past the highest frame of memory, at a place that the checks of hot paths can read cheaply.
-#[cfg_attr(target_os = "none", unsafe(link_section = ".data.rel.ro.boot"))]
-static MEMORY_END: BootWord = BootWord::of(0);
+crate::boot_value! {
+    /// One past the highest frame of memory, at a place that the checks of hot paths can read
+    /// cheaply.
+    static MEMORY_END: u64 = 0;
+}
 
 /// Whether the frame is below the end of memory, so that it has a place in the direct map's area.
 #[inline]

@@ -33,15 +33,25 @@ pub(crate) fn prepare() -> Result<(), OutOfMemory> {
 
 /// Stores `bytes` to a frame of text, from `offset` on. [`prepare`] was called.
 pub(crate) fn store(frame: Pfn, offset: usize, bytes: &[u8]) {
-    assert!(offset + bytes.len() <= PAGE_SIZE && !direct::contains(frame), "{frame:?} is no frame of text");
+    // SAFETY: these are the bytes of a slice.
+    unsafe { copy(frame, offset, bytes.as_ptr(), bytes.len()) };
+}
+
+/// Copies `count` bytes at `from` to a frame of text or read-only data, from `offset` on.
+/// [`prepare`] was called.
+///
+/// # Safety
+/// There are `count` bytes at `from`.
+pub(super) unsafe fn copy(frame: Pfn, offset: usize, from: *const u8, count: usize) {
+    assert!(offset + count <= PAGE_SIZE && !direct::contains(frame), "{frame:?} is no frame of text");
     let entry = tables::find_entry::<1>(window()).expect("the patching window has its table");
     let pinned = X86.pin();
     entry.store(tables::leaf(frame, OPEN), Ordering::Release);
     let to = (window().0 + offset as u64) as *mut u8;
     // SAFETY: the window was just opened on the frame, whose copy of text the caller changes; this
     // CPU flushed the window when it last closed. The caller's protocol covers CPUs that run the
-    // bytes.
-    unsafe { freehold_patch_text(to, bytes.as_ptr(), bytes.len()) };
+    // bytes. The caller says that the bytes exist.
+    unsafe { freehold_patch_text(to, from, count) };
     entry.store(0, Ordering::Release);
     registers::invlpg(window().0);
     drop(pinned);

@@ -14,7 +14,6 @@ pub(crate) use freehold_machine::entry::{
 };
 
 use super::OutOfMemory;
-use super::constants::BootWord;
 
 /// A leaf for kernel data: read and write. Accessed and dirty are set, so that no page walk has to
 /// set them.
@@ -27,10 +26,11 @@ pub(crate) const TEXT: u64 = PRESENT | ACCESSED | GLOBAL;
 pub(crate) const DEVICE: u64 = DATA | UNCACHED | WRITE_THROUGH;
 const TABLE: u64 = PRESENT | WRITABLE | ACCESSED;
 
-/// The difference between a kernel-owned byte's virtual and physical address: 0 while the loader's
-/// identity map is on, the direct map's base afterwards.
-#[cfg_attr(target_os = "none", unsafe(link_section = ".data.rel.ro.boot"))]
-static DIRECT_BASE: BootWord = BootWord::of(0);
+crate::boot_value! {
+    /// The difference between a kernel-owned byte's virtual and physical address: 0 while the
+    /// loader's identity map is on, the direct map's base afterwards.
+    static DIRECT_BASE: u64 = 0;
+}
 /// The frame of the kernel's root.
 static ROOT: AtomicU64 = AtomicU64::new(0);
 

@@ -29,7 +29,6 @@ use freehold_machine::{
 };
 use freehold_xpfo::{Alarm, Closing, CpuWindows, Policy, Rules, Translations, each_of};
 
-use super::constants::BootWord;
 use super::tables::{self, ACCESSED, DIRTY, LARGE, NO_EXECUTE, PRESENT, WRITABLE};
 use super::{OutOfMemory, direct, layout, pluggable, runs, wiping};
 use crate::cpu::{self, PerCpu};
@@ -165,12 +164,14 @@ pub fn close_as(closing: Closing) {
     cpu::this().windows.forgets_at_close.store(forgets, Ordering::Relaxed);
 }
 
-/// The first frame record's address, and one past the last frame that has a record: 0 until
-/// [`use_frame_table`].
-#[cfg_attr(target_os = "none", unsafe(link_section = ".data.rel.ro.boot"))]
-static RECORDS: BootWord = BootWord::of(0);
-#[cfg_attr(target_os = "none", unsafe(link_section = ".data.rel.ro.boot"))]
-static RECORDS_END: BootWord = BootWord::of(0);
+crate::boot_value! {
+    /// The first frame record's address, and one past the last frame that has a record: 0 until
+    /// [`use_frame_table`].
+    static RECORDS: u64 = 0;
+}
+crate::boot_value! {
+    static RECORDS_END: u64 = 0;
+}
 
 /// From now on the frame table is in use: it tells which frames are programs'. A record is 8 bytes.
 /// Called before nodes get copies of the kernel's read-only data.

@@ -45,7 +45,7 @@ fn by_order(out: &mut Text, width: usize, value: impl Fn(&ZoneInfo, usize) -> i6
 
 /// The zones of nodes that have memory now.
 fn zones() -> impl Iterator<Item = ZoneInfo> {
-    mem::frames().zone_info().filter(|zone| zone.present > 0)
+    mem::frames().allocator().zone_info().filter(|zone| zone.present > 0)
 }
 
 /// Returns the text that `text` displays, padded with blanks on the left to at least `width`

@@ -25,7 +25,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>, topology: &'static Topology) {
     nodes.constant("has_cpu", with(&|node| cpus_of(topology, node) != 0));
     for name in ["has_memory", "has_normal_memory"] {
         nodes.file(name, |out| {
-            let with_memory = mem::frames().zone_info().filter(|zone| zone.present > 0);
+            let with_memory = mem::frames().allocator().zone_info().filter(|zone| zone.present > 0);
             writeln!(out, "{}", list(with_memory.fold(0, |set, zone| set | 1 << zone.node.0)));
             Ok(())
         });

@@ -15,7 +15,6 @@ use freehold_machine::{
 
 use zerocopy::FromZeros;
 
-use super::Frames;
 use super::std;
 
 /// Frames of a machine without a description: 64 MiB.
@@ -98,7 +97,7 @@ pub(super) fn per_frame<T: FromZeros>() -> &'static [T] {
 }
 
 /// Returns the page allocator of a process in which no kernel was started.
-pub(super) fn lone_frames() -> Frames {
+pub(super) fn lone_frames() -> &'static Buddy<Hardware> {
     static LONE: OnceLock<Buddy<Hardware>> = OnceLock::new();
     LONE.get_or_init(|| {
         let (topology, cpus) = (model().topology(), model().cpu_count());

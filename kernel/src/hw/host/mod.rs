@@ -23,20 +23,29 @@ pub mod usercopy;
 pub use breach::{plant, provoke};
 pub use freehold_arch::{alternatives, boot, built, firmware, mmio, probes, speculation, static_keys};
 use freehold_buddy::Buddy;
+use freehold_frame::{FrameSource as _, FrameTable};
 pub use machine::{FRAMES, Hardware, model, start_machine};
-
-use super::Frames;
 
 /// Without a kernel no thread can sleep: threads of a test that share a lock spin until the lock is
 /// free.
 pub const LOCK_SPINS: usize = u32::MAX as usize;
 
-pub(super) static BUDDY: sync::Once<Buddy<Hardware>> = sync::Once::new();
+static BUDDY: sync::Once<Buddy<Hardware>> = sync::Once::new();
 
-/// The page allocator. If no kernel was started, it is one without a kernel around it.
+/// Sets the page allocator; once.
+pub fn set_frames(buddy: Buddy<Hardware>) {
+    BUDDY.set(buddy);
+}
+
+/// Returns the page allocator. If no kernel was started, it is one without a kernel around it.
 #[inline]
-pub fn frames() -> Frames {
+pub(super) fn allocator() -> &'static Buddy<Hardware> {
     BUDDY.get().unwrap_or_else(machine::lone_frames)
+}
+
+/// Returns the frame table.
+pub(super) fn frame_table() -> FrameTable {
+    allocator().table()
 }
 
 /// The one CPU that runs.
