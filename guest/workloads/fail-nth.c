@@ -667,12 +667,12 @@ static int run(long nth, char **command, void (*scenario)(void)) {
     // waited for. A thread group leader that has ended has no such file.
     siginfo_t info = {0};
     int status;
-    // A program may wait for ever for an operation that failed.
+    // A program may wait for ever for an operation that failed, and so may its processes.
     for (int waited = 0; waitid(P_PID, child, &info, WEXITED | WNOWAIT | WNOHANG) == 0 && info.si_pid == 0; waited++) {
         sigset_t ended;
         sigemptyset(&ended);
         sigaddset(&ended, SIGCHLD);
-        if (sigtimedwait(&ended, 0, &(struct timespec){0, 20000000}) < 0 && waited >= PATIENCE && kill(child, SIGKILL) == 0) {
+        if (sigtimedwait(&ended, 0, &(struct timespec){0, 20000000}) < 0 && waited >= PATIENCE && kill(-1, SIGKILL) == 0) {
             printf("n = %ld: waits for ever\n", nth);
             stuck++;
         }
