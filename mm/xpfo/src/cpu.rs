@@ -64,6 +64,11 @@ impl<const SLOTS: usize> CpuWindows<SLOTS> {
         Self { lap: Lap::new(), lent: AtomicU64::new(NOT_LENT), alarmed: AtomicU64::new(0) }
     }
 
+    /// Says where the slots are: [`Lap::place`].
+    pub fn place(&self, start: u64, shift: u32) {
+        self.lap.place(start, shift);
+    }
+
     /// The slot for the next window: [`Lap::take`]. `None`: [`CpuWindows::renew`] has one.
     #[inline(always)]
     pub fn take(&self) -> Option<usize> {

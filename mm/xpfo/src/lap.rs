@@ -25,14 +25,17 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 /// `SLOTS` is at most 64.
 #[derive(Debug)]
 pub struct Lap<const SLOTS: usize> {
-    /// The next slot, and the end of the run of slots that it is in.
-    next: AtomicU32,
-    limit: AtomicU32,
+    /// The places of the next slot, and of the end of the run of slots that it is in.
+    next: AtomicU64,
+    limit: AtomicU64,
+    /// The place of slot 0, and log2 of the distance to the next one's.
+    start: AtomicU64,
+    shift: AtomicU32,
     /// 1 if no translation is cached: no window was opened since the CPU flushed everything.
     fresh: AtomicU32,
     /// Slots that were in use when this lap began, as bits.
     held: AtomicU64,
-    /// Windows taken so far, minus `next`, so that opening a window updates `next` only.
+    /// Windows taken so far, minus the next slot, so that opening a window updates `next` only.
     base: AtomicU64,
     laps: AtomicU64,
 }
@@ -50,7 +53,7 @@ pub enum Renewal {
 }
 
 impl<const SLOTS: usize> Lap<SLOTS> {
-    /// Where the next slot is, in bytes from the beginning: 32 bits.
+    /// Where the next slot's place is, in bytes from the beginning: 64 bits.
     pub const NEXT_OFFSET: usize = core::mem::offset_of!(Self, next);
     /// Where the end of the run of slots is, likewise.
     pub const LIMIT_OFFSET: usize = core::mem::offset_of!(Self, limit);
@@ -59,8 +62,10 @@ impl<const SLOTS: usize> Lap<SLOTS> {
     pub const fn new() -> Self {
         assert!(SLOTS > 0 && SLOTS <= 64);
         Self {
-            next: AtomicU32::new(0),
-            limit: AtomicU32::new(0),
+            next: AtomicU64::new(0),
+            limit: AtomicU64::new(0),
+            start: AtomicU64::new(0),
+            shift: AtomicU32::new(0),
             fresh: AtomicU32::new(1),
             held: AtomicU64::new(0),
             base: AtomicU64::new(0),
@@ -68,18 +73,34 @@ impl<const SLOTS: usize> Lap<SLOTS> {
         }
     }
 
+    /// Says where the slots are, for a kernel that takes them itself ([`Lap::take`]): slot 0 is at
+    /// `start`, and each following one 2^`shift` further. Before the first slot is taken.
+    pub fn place(&self, start: u64, shift: u32) {
+        self.start.store(start, Ordering::Relaxed);
+        self.shift.store(shift, Ordering::Relaxed);
+        self.next.store(start, Ordering::Relaxed);
+        self.limit.store(start, Ordering::Relaxed);
+    }
+    fn place_of(&self, slot: usize) -> u64 {
+        self.start.load(Ordering::Relaxed) + ((slot as u64) << self.shift.load(Ordering::Relaxed))
+    }
+    fn slot_at(&self, place: u64) -> usize {
+        ((place - self.start.load(Ordering::Relaxed)) >> self.shift.load(Ordering::Relaxed)) as usize
+    }
+
     /// The next slot. `None` at the end of a run of slots: the caller then calls [`Lap::renew`].
     ///
-    /// A kernel may do this itself, in assembly: it takes the 32 bits at [`Lap::NEXT_OFFSET`]; if
-    /// they differ from those at [`Lap::LIMIT_OFFSET`], they are the slot, and it stores one more.
+    /// A kernel may do this itself, in assembly: it takes the 64 bits at [`Lap::NEXT_OFFSET`]; if
+    /// they differ from those at [`Lap::LIMIT_OFFSET`], they are the slot's [place](Lap::place),
+    /// and it stores that of the slot after it.
     #[inline(always)]
     pub fn take(&self) -> Option<usize> {
-        let slot = self.next.load(Ordering::Relaxed);
-        if slot == self.limit.load(Ordering::Relaxed) {
+        let place = self.next.load(Ordering::Relaxed);
+        if place == self.limit.load(Ordering::Relaxed) {
             return None;
         }
-        self.next.store(slot + 1, Ordering::Relaxed);
-        Some(slot as usize)
+        self.next.store(place + (1 << self.shift.load(Ordering::Relaxed)), Ordering::Relaxed);
+        Some(self.slot_at(place))
     }
 
     /// Finds the next run of slots, so that [`Lap::take`] can return one. `open` has a bit for each
@@ -90,7 +111,7 @@ impl<const SLOTS: usize> Lap<SLOTS> {
     pub fn renew(&self, open: u64) -> Renewal {
         let taken = self.taken();
         let (mut held, mut from) =
-            (self.held.load(Ordering::Relaxed), self.limit.load(Ordering::Relaxed) as usize);
+            (self.held.load(Ordering::Relaxed), self.slot_at(self.limit.load(Ordering::Relaxed)));
         let mut found = Renewal::SameLap;
         if self.fresh.swap(0, Ordering::Relaxed) != 0 {
             (held, from, found) = (open, 0, Renewal::Fresh);
@@ -100,8 +121,8 @@ impl<const SLOTS: usize> Lap<SLOTS> {
         let first = Self::first_free(held, from).expect("all windows of this CPU are in use");
         let end = (held & u64::MAX << first).trailing_zeros().min(SLOTS as u32) as usize;
         self.held.store(held, Ordering::Relaxed);
-        self.next.store(first as u32, Ordering::Relaxed);
-        self.limit.store(end as u32, Ordering::Relaxed);
+        self.next.store(self.place_of(first), Ordering::Relaxed);
+        self.limit.store(self.place_of(end), Ordering::Relaxed);
         self.base.store(taken.wrapping_sub(first as u64), Ordering::Relaxed);
         if found != Renewal::SameLap {
             self.laps.store(self.laps.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
@@ -130,9 +151,9 @@ impl<const SLOTS: usize> Lap<SLOTS> {
         if self.may_be_cached() {
             interrupt();
             self.base.store(self.taken(), Ordering::Relaxed);
-            self.next.store(0, Ordering::Relaxed);
+            self.next.store(self.place_of(0), Ordering::Relaxed);
             interrupt();
-            self.limit.store(SLOTS as u32, Ordering::Relaxed);
+            self.limit.store(self.place_of(SLOTS), Ordering::Relaxed);
             interrupt();
             self.held.store(0, Ordering::Relaxed);
             interrupt();
@@ -171,14 +192,15 @@ impl<const SLOTS: usize> Lap<SLOTS> {
         if !self.may_be_cached() {
             return 0;
         }
-        let next = self.next.load(Ordering::Relaxed) as usize;
+        let next = self.slot_at(self.next.load(Ordering::Relaxed));
         self.held.load(Ordering::Relaxed) | if next < 64 { (1 << next) - 1 } else { u64::MAX }
     }
 
     /// Windows opened so far.
     #[inline]
     pub fn taken(&self) -> u64 {
-        self.base.load(Ordering::Relaxed).wrapping_add(u64::from(self.next.load(Ordering::Relaxed)))
+        let next = self.slot_at(self.next.load(Ordering::Relaxed)) as u64;
+        self.base.load(Ordering::Relaxed).wrapping_add(next)
     }
 
     /// Laps begun so far.

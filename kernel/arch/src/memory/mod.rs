@@ -18,6 +18,7 @@ use crate::boot::{self, BootInfo};
 use crate::sync::Once;
 use crate::{X86, traps, vmap};
 
+mod block_window;
 pub(crate) mod boot_frames;
 pub(crate) mod constants;
 pub(crate) mod direct;

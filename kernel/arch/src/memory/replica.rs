@@ -12,7 +12,7 @@ use freehold_machine::{
 };
 use freehold_replica::{KernelImage, PatchError, Port, Rest};
 
-use super::{direct, patching, tables, windows};
+use super::{block_window, direct, patching, tables, windows};
 use crate::{X86, boot, built, cpu};
 
 /// By node: the root whose kernel half is copied to the roots of its CPUs. 0: the kernel's own
@@ -105,7 +105,7 @@ impl Port for ImagePort {
         // SAFETY: text and read-only data are mapped for reading, for ever, and are not written
         // while a single CPU runs this code.
         let bytes = unsafe { core::slice::from_raw_parts(address as *const u8, bytes) };
-        windows::fill(frames, bytes);
+        block_window::fill(frames, bytes);
     }
     fn rest(self) -> Rest {
         if windows::policy().is_exclusive() { Rest::Frames } else { Rest::Pageblock }

@@ -24,13 +24,14 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use freehold_machine::{
-    Cpus, Flush, KERNEL_OWNERS, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PROGRAM_OWNER,
-    PROGRAM_OWNER_MASK, Pfn, PfnRange, PhysicalBytes, TABLE_ENTRIES, Tlb, VirtAddr,
+    Flush, KERNEL_OWNERS, PAGE_SIZE, PROGRAM_OWNER, PROGRAM_OWNER_MASK, Pfn, PfnRange, PhysicalBytes,
+    TABLE_ENTRIES, Tlb, VirtAddr,
 };
 use freehold_xpfo::{Alarm, Closing, CpuWindows, Policy, Rules, Translations, each_of};
 
-use super::tables::{self, ACCESSED, DIRTY, LARGE, NO_EXECUTE, PRESENT, WRITABLE};
-use super::{OutOfMemory, direct, layout, pluggable, runs, wiping};
+use super::block_window::{is_block, large_base, zero_block};
+use super::tables::{self, ACCESSED, DIRTY, NO_EXECUTE, PRESENT, WRITABLE};
+use super::{OutOfMemory, direct, layout, pluggable, runs};
 use crate::cpu::{self, PerCpu};
 use crate::sync::Once;
 use crate::tracepoints::trace_window;
@@ -41,7 +42,6 @@ pub(crate) const SLOTS: usize = 64;
 pub(super) const WINDOW: u64 = READING | WRITABLE | DIRTY;
 /// A window through which bytes can only be read.
 pub(super) const READING: u64 = PRESENT | ACCESSED | NO_EXECUTE;
-const BLOCK_BYTES: u64 = PAGEBLOCK_FRAMES * PAGE_SIZE as u64;
 
 /// An open window in a CPU's preemption count; the lower half counts other reasons to stay on the
 /// CPU.
@@ -54,12 +54,12 @@ pub(super) const TRANSFER: u32 = 1 << 24;
 
 /// A CPU's windows. Only its own CPU uses it, pinned; others read the counts.
 pub(crate) struct Windows {
-    /// The [`SLOTS`] translation entries, in the direct map; null until [`attach`].
-    entries: AtomicPtr<AtomicU64>,
     /// The entry of the window of 2 MiB.
-    large: AtomicPtr<AtomicU64>,
-    /// Address of the first slot.
+    pub(super) large: AtomicPtr<AtomicU64>,
+    /// Address of the first slot; 0 until [`attach`].
     base: AtomicU64,
+    /// The address of a slot's entry, in the direct map, minus the slot's >> [`PAGE_PER_ENTRY`].
+    entry_offset: AtomicU64,
     slots: CpuWindows<SLOTS>,
     /// Not 0: a window is forgotten as it closes.
     forgets_at_close: AtomicU32,
@@ -71,36 +71,36 @@ pub(crate) struct Windows {
 impl Windows {
     pub(crate) const fn new() -> Self {
         Self {
-            entries: AtomicPtr::new(core::ptr::null_mut()),
             large: AtomicPtr::new(core::ptr::null_mut()),
             base: AtomicU64::new(0),
+            entry_offset: AtomicU64::new(0),
             slots: CpuWindows::new(),
             forgets_at_close: AtomicU32::new(0),
             deadline: AtomicU64::new(u64::MAX),
         }
     }
+    fn address(&self, slot: usize) -> u64 {
+        self.base.load(Ordering::Relaxed) + (slot * PAGE_SIZE) as u64
+    }
     fn entry(&self, slot: usize) -> &'static AtomicU64 {
-        assert!(slot < SLOTS);
-        // SAFETY: `attach` made `entries` point to SLOTS entries in a table that is never freed,
-        // and `slot` is below that.
-        unsafe { &*self.entries.load(Ordering::Relaxed).wrapping_add(slot) }
+        assert!(slot < SLOTS && self.exist());
+        // SAFETY: `attach` set the offset to that of SLOTS entries in a table that is never freed.
+        unsafe { &*entry_at(self.address(slot), self.entry_offset.load(Ordering::Relaxed)) }
     }
     /// Slots that are in use.
     pub(super) fn open(&self) -> u64 {
-        (0..SLOTS)
-            .filter(|&slot| self.entry(slot).load(Ordering::Relaxed) != 0)
-            .fold(0, |mask, slot| mask | 1 << slot)
+        let used = (0..SLOTS).filter(|&slot| self.entry(slot).load(Ordering::Relaxed) != 0);
+        used.fold(0, |mask, slot| mask | 1 << slot)
     }
     /// Opens the window of `slot`.
     pub(super) fn show<const UNIT: u32>(&self, slot: usize, frame: Pfn, bits: u64) -> Reached<UNIT> {
         let entry = self.entry(slot);
         entry.store(tables::leaf(frame, bits), Ordering::Release);
-        let bytes = self.base.load(Ordering::Relaxed) + (slot * PAGE_SIZE) as u64;
-        Reached { bytes: bytes as *mut _, entry }
+        Reached { bytes: self.address(slot) as *mut _, entry }
     }
     /// Whether this CPU has its windows.
     pub(super) fn exist(&self) -> bool {
-        !self.entries.load(Ordering::Relaxed).is_null()
+        self.base.load(Ordering::Acquire) != 0
     }
     /// The slot for a window; `open` has a bit for each slot that is in use.
     #[inline(always)]
@@ -111,7 +111,7 @@ impl Windows {
 
 impl Translations for Windows {
     fn forget_slot(&self, slot: usize) {
-        registers::invlpg(self.base.load(Ordering::Relaxed) + (slot * PAGE_SIZE) as u64);
+        registers::invlpg(self.address(slot));
     }
     fn forget_all(&self) {
         X86.flush_local(Flush::NonGlobal);
@@ -258,21 +258,30 @@ fn of_this_cpu<const FIELD: usize>() -> u64 {
     }
     word
 }
-
-/// The next slot of this CPU, as [`CpuWindows::take`] finds it. The caller stays on this CPU.
+/// log2 of the bytes of a window for each byte of its entry.
+const PAGE_PER_ENTRY: u32 = 9;
+/// The entry of a window on a CPU with this [`Windows::entry_offset`].
 #[inline(always)]
-fn take_slot() -> Option<usize> {
+const fn entry_at(window: u64, offset: u64) -> *const AtomicU64 {
+    (window >> PAGE_PER_ENTRY).wrapping_add(offset) as *const AtomicU64
+}
+
+/// The address of this CPU's next slot, as [`CpuWindows::take`] finds it. The caller stays on this
+/// CPU.
+#[inline(always)]
+fn take_slot() -> Option<u64> {
     const NEXT: usize = WINDOWS + offset_of!(Windows, slots) + CpuWindows::<SLOTS>::NEXT_OFFSET;
     const LIMIT: usize = WINDOWS + offset_of!(Windows, slots) + CpuWindows::<SLOTS>::LIMIT_OFFSET;
-    let slot: u32;
+    let slot: u64;
     // SAFETY: GS points to this CPU's PerCpu, which has the two words; no other CPU stores to them.
     unsafe {
-        asm!("mov {:e}, dword ptr gs:[{}]", out(reg) slot, const NEXT, options(nostack, preserves_flags, readonly));
-        asm!("cmp {:e}, dword ptr gs:[{}]", "je {}", in(reg) slot, const LIMIT, label { return None },
+        asm!("mov {}, qword ptr gs:[{}]", out(reg) slot, const NEXT, options(nostack, preserves_flags, readonly));
+        asm!("cmp {}, qword ptr gs:[{}]", "je {}", in(reg) slot, const LIMIT, label { return None },
             options(nostack, readonly));
-        asm!("mov dword ptr gs:[{}], {:e}", const NEXT, in(reg) slot + 1, options(nostack, preserves_flags));
+        asm!("mov qword ptr gs:[{}], {}", const NEXT, in(reg) slot + PAGE_SIZE as u64,
+            options(nostack, preserves_flags));
     }
-    Some(slot as usize)
+    Some(slot)
 }
 
 /// Whether windows of this CPU are flushed as they close.
@@ -290,11 +299,6 @@ fn cpu_base(cpu: usize) -> VirtAddr {
     VirtAddr(layout().windows + (cpu * SLOTS * PAGE_SIZE) as u64)
 }
 
-/// The window of 2 MiB of a CPU: in the upper half of the area.
-fn large_base(cpu: usize) -> VirtAddr {
-    VirtAddr(layout().windows + super::layout::WINDOWS_SPAN / 2 + cpu as u64 * BLOCK_BYTES)
-}
-
 /// Makes the tables above the windows of all CPUs, at start-up.
 pub(crate) fn prepare(alloc: &mut dyn FnMut() -> Option<Pfn>) -> Result<(), OutOfMemory> {
     tables::table_at(cpu_base(0), 2, alloc).map(|_| ())
@@ -305,13 +309,15 @@ pub(crate) fn attach(per_cpu: &PerCpu, cpu: usize) -> Result<(), OutOfMemory> {
     let pointer = |entry: &'static AtomicU64| core::ptr::from_ref(entry).cast_mut();
     let windows = &per_cpu.windows;
     let table = tables::table_at(large_base(cpu), 2, &mut || super::alloc_frames(0))?;
-    windows
-        .large
-        .store(pointer(tables::entry(table, tables::index_at(large_base(cpu), 2))), Ordering::Release);
+    let large = tables::entry(table, tables::index_at(large_base(cpu), 2));
+    windows.large.store(pointer(large), Ordering::Release);
     let table = tables::table_at(cpu_base(cpu), 1, &mut || super::alloc_frames(0))?;
-    windows.base.store(cpu_base(cpu).0, Ordering::Relaxed);
-    windows.entries.store(pointer(tables::entry(table, cpu * SLOTS % TABLE_ENTRIES)), Ordering::Release);
-    per_cpu.windows.forgets_at_close.store(IS_STRICT.load(Ordering::Relaxed), Ordering::Relaxed);
+    let (base, first) = (cpu_base(cpu).0, pointer(tables::entry(table, cpu * SLOTS % TABLE_ENTRIES)));
+    let offset = (first.addr() as u64).wrapping_sub(base >> PAGE_PER_ENTRY);
+    windows.entry_offset.store(offset, Ordering::Relaxed);
+    windows.slots.place(base, PAGE_SIZE.trailing_zeros());
+    windows.base.store(base, Ordering::Release);
+    windows.forgets_at_close.store(IS_STRICT.load(Ordering::Relaxed), Ordering::Relaxed);
     Ok(())
 }
 
@@ -358,10 +364,10 @@ fn close_and_forget(entry: &AtomicU64, address: u64) {
 /// Gives access to a frame's bytes; `BITS` ([`WINDOW`] or [`READING`]) says which. `NTH` is 1, or 2
 /// if the caller has one window open, on another frame.
 ///
-/// **Cost.** 33 instructions, including the check of the policy before it and [`Reached`]'s drop:
-/// the policy 2, the context 4, the owner 7, the slot 10, the entry 5, giving back 4, and a no-op
+/// **Cost.** 31 instructions, including the check of the policy before it and [`Reached`]'s drop:
+/// the policy 2, the context 4, the owner 7, the slot 8, the entry 5, giving back 4, and a no-op
 /// for the tracepoint. Counting costs none; 1/64 of the beginning of a lap costs one more. The
-/// lower limit is 23: the same without the checks of owner and context.
+/// lower limit is 21: the same without the checks of owner and context.
 ///
 /// # Panics
 /// If the frame is not memory, belongs to the kernel's image (except for reading text and read-only
@@ -373,14 +379,13 @@ fn reach<const NTH: u32, const BITS: u64>(frame: Pfn) -> Reached {
         && !has_more_than::<NTH>()
         && let Some(slot) = take_slot()
     {
-        let entry =
-            (of_this_cpu::<{ offset_of!(Windows, entries) }>() as *const AtomicU64).wrapping_add(slot);
-        let bytes = of_this_cpu::<{ offset_of!(Windows, base) }>() + (slot * PAGE_SIZE) as u64;
-        // SAFETY: the lap has slots once `attach` gave this CPU its entries, and `slot` is one of
-        // them.
+        let offset = of_this_cpu::<{ offset_of!(Windows, entry_offset) }>();
+        let entry = entry_at(slot, offset);
+        // SAFETY: the lap has slots once `attach` gave this CPU its entries, and `slot` is the
+        // address of one of them.
         unsafe { &*entry }.store(tables::leaf(frame, BITS), Ordering::Release);
         trace_window(frame, BITS);
-        return Reached { bytes: bytes as *mut _, entry };
+        return Reached { bytes: slot as *mut _, entry };
     }
     reach_slowly(frame, BITS)
 }
@@ -517,61 +522,6 @@ pub(crate) fn leave_interrupt() {
 pub fn totals() -> [u64; 2] {
     let each = cpu::online().iter().filter_map(cpu::of).map(|per_cpu| per_cpu.windows.slots.counts());
     each.fold([0; 2], |[windows, laps], [more, others]| [windows + more, laps + others])
-}
-
-/// Shows `f` the bytes of a whole pageblock that is outside the direct map, in a window of 2 MiB.
-/// Returns `false`, and does nothing, if a part of the block is not accessible memory, or this CPU
-/// has no windows yet. The caller owns the block.
-fn with_block(block: PfnRange, f: impl FnOnce(*mut u8)) -> bool {
-    let is_memory = boot::info().is_plain_run(block) || pluggable::is_plugged(block.start);
-    if is_memory && IS_OFF.load(Ordering::Relaxed) {
-        f(tables::frame_ptr(block.start));
-        return true;
-    }
-    if !is_memory || direct::touches(block) {
-        return false;
-    }
-    let pinned = X86.pin();
-    let per_cpu = cpu::this();
-    let entry = per_cpu.windows.large.load(Ordering::Relaxed);
-    assert!(may_open(), "a window in an interrupt");
-    // SAFETY: null, or the entry of this CPU in a table that is never freed.
-    let Some(entry) = (unsafe { entry.as_ref() }) else { return false };
-    entry.store(tables::leaf(block.start, WINDOW | LARGE), Ordering::Release);
-    let address = large_base(pinned.cpu().0.into()).0;
-    // The window was flushed when it last closed. No other user of it can interrupt this code,
-    // since interrupts open no windows.
-    f(address as *mut u8);
-    entry.store(0, Ordering::Relaxed);
-    registers::invlpg(address);
-    drop(pinned);
-    true
-}
-
-/// Whether these frames are a whole pageblock.
-fn is_block(frames: PfnRange) -> bool {
-    frames.len() == PAGEBLOCK_FRAMES && frames.start.is_aligned(PAGEBLOCK_ORDER)
-}
-
-/// Zeroes a pageblock; `false`, and nothing done, as [`with_block`].
-fn zero_block(block: PfnRange) -> bool {
-    // SAFETY: the 2 MiB that are shown belong to the caller.
-    with_block(block, |bytes| unsafe { wiping::wipe_block(bytes) })
-}
-
-/// Copies `bytes`, a page for each frame, to frames that the caller owns: a whole pageblock in one
-/// window, others in a window each.
-pub(super) fn fill(frames: PfnRange, bytes: &[u8]) {
-    assert!(bytes.len() == frames.len() as usize * PAGE_SIZE);
-    // SAFETY: `bytes` has as many bytes as the frames, which are shown for stores, and which the
-    // caller owns: nothing else refers to them.
-    let copy = |to: *mut u8| unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-    if is_block(frames) && with_block(frames, copy) {
-        return;
-    }
-    for (frame, page) in frames.iter().zip(bytes.as_chunks::<PAGE_SIZE>().0) {
-        X86.with_bytes(frame, |to| to.copy_from_slice(page));
-    }
 }
 
 impl PhysicalBytes for X86 {

@@ -164,8 +164,8 @@ const NONE: u8 = 0xff;
 /// windows.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Cpu {
-    next: u32,
-    limit: u32,
+    next: u64,
+    limit: u64,
     fresh: u32,
     held: u64,
     entries: [u8; SLOTS],
