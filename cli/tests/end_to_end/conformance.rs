@@ -231,6 +231,11 @@ fn times() {
 }
 
 #[test]
+fn keys() {
+    conforms("keys");
+}
+
+#[test]
 fn retime() {
     conforms("retime");
 }

@@ -95,6 +95,13 @@ pub(super) fn leave_program(task: &Task, departure: Departure) {
         futex::release_robust_list(robust, task.number());
     }
     task.abandon_locks(departure);
+    match departure {
+        Departure::End => task.keyrings.clear(),
+        Departure::Exec => {
+            task.keyrings.end_program();
+            task.process().key_ring.clear();
+        }
+    }
     let clear = task.clear_child_tid.swap(0, Ordering::Relaxed);
     if clear != 0 && UserPtr::<u32>::new(clear).write(&0).is_ok() {
         futex::wake_address(clear, 1);
@@ -109,6 +116,7 @@ pub(super) fn leave_program(task: &Task, departure: Departure) {
 fn end_process(task: &Task, status: ExitStatus, counted: &Usage) {
     let process = task.process();
     process.timers.cancel_all();
+    process.key_ring.clear();
     let kernel = kernel_process();
     let space = process.replace_space(kernel.space());
     task.set_translation(kernel.space().translation().clone());

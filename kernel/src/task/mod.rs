@@ -31,6 +31,7 @@ pub mod io_context;
 mod kept;
 #[cfg(test)]
 mod kept_model;
+pub mod keys;
 pub mod limits;
 mod mask;
 mod meter;

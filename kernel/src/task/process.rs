@@ -14,6 +14,7 @@ use super::credentials::Credentials;
 use super::dump::meeting::Meeting;
 use super::inspect;
 use super::kept::Shared;
+use super::keys::held::RingSlot;
 use super::limits::{Limit, Limits, Resource};
 use super::namespaces::Namespaces;
 use super::pidns::{FIRST, Numbers, PidNs, PidView};
@@ -209,6 +210,8 @@ pub struct Process {
     pub audit: AuditIds,
     /// The commands that the process registered for by membarrier(2), as bits.
     pub barriers: AtomicU32,
+    /// The keyring of the process.
+    pub(super) key_ring: RingSlot,
     /// The value that personality(2) set.
     pub personality: AtomicU32,
     /// PR_SET_PDEATHSIG.
@@ -303,6 +306,7 @@ impl Process {
             actions: IrqSpinLock::new(with.actions),
             signals: IrqSpinLock::new(Group::default()),
             signal_arrival: reserve::arc(WaitQueue::new()),
+            key_ring: RingSlot::default(),
             child_changed: WaitQueue::new(),
             thread_ended: WaitQueue::new(),
             ended: reserve::arc(WaitQueue::new()),

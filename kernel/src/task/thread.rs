@@ -14,6 +14,7 @@ use super::credentials::Credentials;
 use super::futex::PiTask;
 use super::io_context::IoContext;
 use super::kept::Kept;
+use super::keys::held::Keyrings;
 use super::meter::Meter;
 use super::pidns::Numbers;
 use super::process::{Process, Usage};
@@ -79,6 +80,8 @@ pub struct Task {
     pub(super) kept_credentials: Kept<Credentials>,
     /// Its I/O priority, which threads may share.
     pub io_context: IoContext,
+    /// Its keyrings.
+    pub(super) keyrings: Keyrings,
     /// The tracing of the thread.
     pub traced: Traced,
     /// Its hardware breakpoints and watchpoints.
@@ -160,6 +163,7 @@ impl Task {
                 kept_files: Kept::default(),
                 kept_credentials: Kept::default(),
                 io_context: IoContext::default(),
+                keyrings: Keyrings::default(),
                 traced: Traced::new(),
                 watch: Watchpoints::default(),
                 seccomp: Seccomp::default(),

@@ -6,6 +6,7 @@
 
 mod cpuinfo;
 mod frames;
+mod keys;
 pub mod loads;
 mod memory;
 mod mounts;
@@ -62,6 +63,7 @@ impl ProcFs {
             frames::fill(&root);
             zones::fill(&root);
             sysvipc::fill(&root);
+            keys::fill(&root);
             root.set_dynamic(reserve::arc(processes::Processes(namespace.clone())));
         }
         root.link("mounts", "self/mounts");
