@@ -48,6 +48,7 @@ static void opening(void)
 	FAILS_WITH("O_DIRECTORY on a file", open("a", O_RDONLY | O_DIRECTORY), ENOTDIR);
 	FAILS_WITH("a file as a folder", open("a/b", O_RDONLY), ENOTDIR);
 	FAILS_WITH("writing a folder", open(".", O_WRONLY), EISDIR);
+	FAILS_WITH("emptying a folder", open(".", O_RDONLY | O_TRUNC), EISDIR);
 	memset(bytes, 'n', 300);
 	bytes[300] = 0;
 	FAILS_WITH("a name of 300 bytes", open(bytes, O_RDONLY), ENAMETOOLONG);

@@ -262,6 +262,31 @@ static void listings(void)
 	closedir(dir);
 }
 
+/* Overlays on overlays: no more than a few, and then one error. */
+static void stacked(void)
+{
+	char place[64], options[160];
+	int depth = 0, why = 0;
+	NEED(mkdir(BASE "/empty", 0755) == 0);
+	for (; depth < 40; depth++) {
+		snprintf(place, sizeof place, BASE "/on%d", depth);
+		if (depth == 0)
+			snprintf(options, sizeof options, "lowerdir=" LOWER ":" BASE "/empty");
+		else
+			snprintf(options, sizeof options, "lowerdir=" BASE "/on%d:" BASE "/empty", depth - 1);
+		NEED(mkdir(place, 0755) == 0);
+		if (mount("overlay", place, "overlay", 0, options) != 0) {
+			why = errno;
+			break;
+		}
+	}
+	PROMISE("two overlays lie on each other, but not many", why == EINVAL && depth >= 2 && depth < 5);
+	while (depth-- > 0) {
+		snprintf(place, sizeof place, BASE "/on%d", depth);
+		NEED(umount(place) == 0);
+	}
+}
+
 /* The former upper tree, used as a lower tree above the other one. */
 static void several(void)
 {
@@ -345,5 +370,6 @@ int main(int argc, char **argv)
 	PROMISE("the lower tree is as it was", holds(LOWER "/dir/file", "lower") && holds(LOWER "/one", "one") && holds(LOWER "/move", "move") && exists(LOWER "/many/4"));
 	NEED(umount(M) == 0);
 	several();
+	stacked();
 	return conclude();
 }

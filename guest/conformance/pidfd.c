@@ -88,6 +88,8 @@ static void ends(void)
 	PROMISE("its end wakes poll and epoll", readable(fd, 60000) && epoll_wait(many, &event, 1, 60000) == 1);
 	PROMISE("a zombie takes signals", send(fd, SIGTERM, NULL) == 0);
 	PROMISE("and is opened", pidfd_open(child, 0) >= 0);
+	FAILS_WITH("a zombie is no child to who waits for stops alone", waitid(P_PIDFD, fd, &info, WSTOPPED), ECHILD);
+	FAILS_WITH("nor for continuing", waitid(P_PID, child, &info, WCONTINUED | WNOHANG), ECHILD);
 	PROMISE("WNOWAIT leaves it", waitid(P_PIDFD, fd, &info, WEXITED | WNOWAIT) == 0 && info.si_pid == child);
 	PROMISE("waitid through it", waitid(P_PIDFD, fd, &info, WEXITED) == 0 && info.si_pid == child && info.si_status == SIGKILL &&
 		info.si_code == CLD_KILLED);

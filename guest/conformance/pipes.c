@@ -1,6 +1,8 @@
 /* Pipes, FIFOs, sockets between processes, and waiting for several at once: poll, select, epoll,
  * eventfd. */
 #include "promise.h"
+#include <linux/magic.h>
+#include <sys/vfs.h>
 #include "sockets.h"
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -342,6 +344,26 @@ static void shares(void)
 	stores(soft, "16384");
 }
 
+/* The type of the file system of a file; 0 for an error. */
+static long type_of(int file)
+{
+	struct statfs stats;
+	return file >= 0 && fstatfs(file, &stats) == 0 ? stats.f_type : 0;
+}
+
+static void types(void)
+{
+	int ends[2], sockets[2];
+	struct statfs stats;
+	NEED(pipe(ends) == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
+	PROMISE("statfs tells pipes", type_of(ends[0]) == PIPEFS_MAGIC);
+	PROMISE("sockets", type_of(sockets[0]) == SOCKFS_MAGIC);
+	PROMISE("files without a name", type_of(eventfd(0, 0)) == ANON_INODE_FS_MAGIC);
+	PROMISE("and namespaces", statfs("/proc/self/ns/net", &stats) == 0 && stats.f_type == NSFS_MAGIC);
+	FAILS_WITH("advice for a pipe", (errno = posix_fadvise(ends[0], 0, 0, POSIX_FADV_NORMAL)) ? -1 : 0, ESPIPE);
+	PROMISE("for a socket", posix_fadvise(sockets[0], 0, 0, POSIX_FADV_NORMAL) == 0);
+}
+
 int main(void)
 {
 	pipes();
@@ -351,5 +373,6 @@ int main(void)
 	sockets();
 	waiting();
 	shares();
+	types();
 	return conclude();
 }

@@ -28,7 +28,7 @@ pub struct AnonymousNode {
 static INODES: UniqueNumbers = UniqueNumbers::new();
 
 /// The file system number that all nameless nodes share.
-const DEVICE: u64 = make_device(0, 15);
+pub const DEVICE: u64 = make_device(0, 15);
 
 impl AnonymousNode {
     /// Makes a node that cannot be opened again. /proc/PID/fd shows `label` before the inode number

@@ -92,6 +92,10 @@ pub trait FileSystem: Send + Sync {
     fn sync(&self) -> Result<()> {
         Ok(())
     }
+    /// Returns how many file systems it is on top of: each of its calls makes one of theirs.
+    fn stacking(&self) -> u32 {
+        0
+    }
     /// Changes options (a remount, or the data of mount(2)); `EINVAL` for unknown ones.
     fn configure(&self, _options: &[u8]) -> Result<()> {
         Ok(())

@@ -121,7 +121,7 @@ fn open_place(walk: &PathWalk<'_>, place: Path, flags: OpenFlags, origin: Origin
     let kind = place.node.kind();
     match kind {
         NodeKind::Symlink => return Err(Errno::ELOOP),
-        NodeKind::Directory if flags.writes() || flags.contains(OpenFlags::CREAT) => {
+        NodeKind::Directory if flags.writes() || flags.intersects(OpenFlags::CREAT | OpenFlags::TRUNC) => {
             return Err(Errno::EISDIR);
         }
         NodeKind::CharDevice | NodeKind::BlockDevice if place.mount.flags().contains(MountFlags::NODEV) => {

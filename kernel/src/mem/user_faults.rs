@@ -318,6 +318,10 @@ pub(super) fn wait_for_monitor(mut areas: SpaceGuard<'_>, at: VirtAddr) -> Resul
         Outcome::Again => Ok(()),
         Outcome::Refused => Err(Errno::EFAULT),
         Outcome::OutOfMemory => Err(Errno::ENOMEM),
-        Outcome::Queued(sleeper) => sleeper.sleep(FaultBy::Kernel),
+        Outcome::Queued(sleeper) => {
+            sleeper.sleep(FaultBy::Kernel)?;
+            // One of many pages, each of which takes a small object.
+            crate::sched::checkpoint()
+        }
     }
 }

@@ -205,8 +205,10 @@ fn look_at_children(
         if !selector.chooses(child) || !is_eligible(child, flags) {
             continue;
         }
-        any = true;
-        if let Some(status) = child.exit_status() {
+        let status = child.exit_status();
+        // A child that has ended is none for a caller that does not wait for ends.
+        any |= status.is_none() || flags.contains(WaitFlags::EXITED);
+        if let Some(status) = status {
             if flags.contains(WaitFlags::EXITED) && !child.awaits_tracer.load(Ordering::SeqCst) {
                 zombie = Some((child.clone(), status));
                 break;

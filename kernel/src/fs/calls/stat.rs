@@ -6,12 +6,15 @@ use super::{
     AT_EACCESS, AT_EMPTY_PATH, AT_FDCWD, AT_NO_AUTOMOUNT, AT_SYMLINK_NOFOLLOW, last_of, node_of, only,
     path_at, place_at, walk_as_real_user, walk_from,
 };
+use crate::fs::anonymous;
 use crate::fs::caller::Access;
 use crate::fs::device::split_device;
-use crate::fs::mount::{FsStats, Mount, MountFlags};
-use crate::fs::node::{Metadata, NodeKind, Timestamp};
+use crate::fs::mount::{FsStats, MountFlags};
+use crate::fs::node::{Metadata, Node, NodeKind, Timestamp};
+use crate::fs::path::Path;
 use crate::fs::walk::Final;
 use crate::syscall::Args;
+use crate::task::namespaces;
 use crate::user::UserPtr;
 use crate::{Errno, Result, task};
 
@@ -246,12 +249,30 @@ const ST_RELATIME: i64 = 0x1000;
 /// execution, no access times, no access times of directories.
 const ST_SAME: u32 = 0xf | 0x400 | 0x800;
 
-fn write_statfs(address: u64, mount: &Mount) -> Result<i64> {
+/// The types of the file systems of nodes without a name (linux/magic.h).
+const PIPEFS: u64 = 0x5049_5045;
+const SOCKFS: u64 = 0x534f_434b;
+const ANON_INODE_FS: u64 = 0x0904_1934;
+const NSFS: u64 = 0x6e73_6673;
+
+/// Returns the type of the file system of a node that is on no mount.
+fn magic_of_nameless(node: &dyn Node) -> Option<u64> {
+    match (node.identity().device, node.kind()) {
+        (namespaces::file::DEVICE, _) => Some(NSFS),
+        (anonymous::DEVICE, NodeKind::Fifo) => Some(PIPEFS),
+        (anonymous::DEVICE, NodeKind::Socket) => Some(SOCKFS),
+        (anonymous::DEVICE, _) => Some(ANON_INODE_FS),
+        _ => None,
+    }
+}
+
+fn write_statfs(address: u64, place: &Path) -> Result<i64> {
+    let mount = &place.mount;
     let fs = mount.file_system();
     let relative = if mount.flags().contains(MountFlags::NOATIME) { 0 } else { ST_RELATIME };
     let FsStats { magic, block_size, blocks, free_blocks, inodes, free_inodes } = fs.stats();
     let statfs = StatFs {
-        kind: magic as i64,
+        kind: magic_of_nameless(&*place.node).unwrap_or(magic) as i64,
         block_size: block_size as i64,
         blocks,
         free: free_blocks,
@@ -269,10 +290,10 @@ fn write_statfs(address: u64, mount: &Mount) -> Result<i64> {
 
 /// statfs(path, buffer)
 pub fn sys_statfs(args: &Args) -> Result<i64> {
-    write_statfs(args[1], &place_at(AT_FDCWD, args[0], 0, Final::Follow)?.mount)
+    write_statfs(args[1], &place_at(AT_FDCWD, args[0], 0, Final::Follow)?)
 }
 
 /// fstatfs(fd, buffer)
 pub fn sys_fstatfs(args: &Args) -> Result<i64> {
-    write_statfs(args[1], &super::place_of(&*super::file(args.fd(0))?).mount)
+    write_statfs(args[1], &super::place_of(&*super::file(args.fd(0))?))
 }

@@ -96,11 +96,17 @@ struct OverlayShared {
     /// The work directory; `None` for a read-only overlay.
     work: Option<Arc<dyn Node>>,
     next_in_work: AtomicU64,
+    /// See [`FileSystem::stacking`].
+    stacking: u32,
     /// Nodes that are in use.
     nodes: SpinLock<Map<NodeKey, Weak<OverlayNode>>>,
     /// Held while names change.
     names: Mutex<()>,
 }
+
+/// Overlays on overlays, at most: each needs its part of a call's stack. Linux permits two
+/// (`FILESYSTEM_MAX_STACK_DEPTH`); the root of a VM may be one already.
+const MOST_STACKED: u32 = 3;
 
 /// A merged tree.
 pub struct OverlayFs {
@@ -113,18 +119,25 @@ impl OverlayFs {
     /// Makes the merged tree of `layers`; /proc/mounts shows `options`.
     ///
     /// # Errors
-    /// `EINVAL` if the upper tree's file system cannot store an overlay's changes, and without a
-    /// tree; `ENOMEM`; the trees' errors.
+    /// `EINVAL` if the upper tree's file system cannot store an overlay's changes, for too many
+    /// overlays on overlays, and without a tree; `ENOMEM`; the trees' errors.
     pub fn new(layers: &Layers, options: &[u8]) -> Result<Arc<Self>> {
         let Layers { lower, upper } = layers;
         let options = Vec::try_from_slice(options)?;
         let top = upper.as_ref().map(|upper| &upper.root).or(lower.first()).ok_or(Errno::EINVAL)?;
+        let all = lower.iter().chain(upper.as_ref().map(|upper| &upper.root));
+        let below = all.map(|root| root.mount.file_system().stacking()).max().unwrap_or(0);
+        if below >= MOST_STACKED {
+            log::warn!("overlay: more than {MOST_STACKED} overlays on top of each other are refused");
+            return Err(Errno::EINVAL);
+        }
         let shared = reserve::arc(OverlayShared {
             device: unnamed_device(),
             lower: LowerTrees::new(lower)?,
             top: top.mount.file_system().clone(),
             work: upper.as_ref().map(|upper| work_in(&upper.work.node)).transpose()?,
             next_in_work: AtomicU64::new(1),
+            stacking: below + 1,
             nodes: SpinLock::new(Map::new()),
             names: Mutex::new(()),
         });
@@ -225,6 +238,10 @@ fn is_opaque(dir: &dyn Node) -> Result<bool> {
 impl FileSystem for OverlayFs {
     fn name(&self) -> &'static str {
         "overlay"
+    }
+
+    fn stacking(&self) -> u32 {
+        self.shared.stacking
     }
 
     fn device(&self) -> u64 {

@@ -22,7 +22,7 @@ use crate::user::UserPtr;
 use crate::{Errno, Result};
 
 /// The device number of all these files.
-const DEVICE: u64 = make_device(0, 4);
+pub const DEVICE: u64 = make_device(0, 4);
 
 /// One namespace.
 #[derive(Clone)]
