@@ -100,6 +100,19 @@ impl Loads for CallData {
     }
 }
 
+/// The part of a call's data that all calls of a number share.
+struct CallNumber([u32; 2]);
+
+impl Loads for CallNumber {
+    fn length(&self) -> u32 {
+        DATA as u32
+    }
+
+    fn load(&self, at: u32, _width: Width, _registers: (u32, u32)) -> Option<u32> {
+        self.0.get(at as usize / 4).copied()
+    }
+}
+
 /// The reason why a program is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
@@ -139,6 +152,12 @@ impl Filter {
     /// Returns the program's verdict on a call.
     pub fn run(&self, data: &CallData) -> u32 {
         engine::run(&self.0, data)
+    }
+
+    /// Returns the program's verdict on all calls by `number` for `architecture`; 0 if it reads
+    /// more of them than that.
+    pub fn run_for_all(&self, number: u32, architecture: u32) -> u32 {
+        engine::run(&self.0, &CallNumber([number, architecture]))
     }
 }
 

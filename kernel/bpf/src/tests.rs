@@ -71,6 +71,30 @@ fn comparisons_choose_the_way() {
 }
 
 #[test]
+fn a_verdict_holds_for_all_calls_of_a_number_only_where_no_argument_was_read() {
+    // Allows 1; looks at an argument of 2; refuses all others.
+    let program = [
+        instruction(code::LOAD_DATA, 0, 0, 4),
+        instruction(code::IF_EQUAL, 0, 6, 9),
+        instruction(code::LOAD_DATA, 0, 0, 0),
+        instruction(code::IF_EQUAL, 3, 0, 1),
+        instruction(code::IF_EQUAL, 0, 3, 2),
+        instruction(code::LOAD_DATA, 0, 0, 16),
+        instruction(code::IF_EQUAL, 0, 1, 7),
+        instruction(code::RETURN, 0, 0, 0x7fff_0000),
+        instruction(code::RETURN, 0, 0, 5),
+    ];
+    let filter = filter(&program).unwrap();
+    let run = |number, argument| filter.run(&CallData::new(number, 9, 0, [argument; 6]));
+    assert_eq!(
+        [run(1, 7), run(1, 8), run(2, 7), run(2, 8), run(3, 7)],
+        [0x7fff_0000, 0x7fff_0000, 0x7fff_0000, 5, 5]
+    );
+    assert_eq!([1, 2, 3].map(|number| filter.run_for_all(number, 9)), [0x7fff_0000, 0, 5]);
+    assert_eq!(filter.run_for_all(1, 8), 5);
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_where_it_stands() {
     let end = instruction(code::RETURN, 0, 0, 0);
     let refused = |bad: Instruction| filter(&[bad, end]).err();
@@ -214,6 +238,8 @@ proptest! {
         let program = [&program[..], &[instruction(code::RETURN_A, 0, 0, 0)]].concat();
         if let Ok(checked) = filter(&program) {
             prop_assert_eq!(checked.run(&CALL), naive(&program));
+            let for_all = checked.run_for_all(39, 0xc000_003e);
+            prop_assert!(for_all == 0 || for_all == checked.run(&CALL));
         }
     }
 }

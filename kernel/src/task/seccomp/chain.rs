@@ -44,6 +44,42 @@ impl Action {
     }
 }
 
+/// Numbers of calls.
+const CALLS: u32 = 512;
+
+/// The calls, by number, that filters allow whatever their arguments are: a bit each. Linux'
+/// relative is `struct action_cache`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AllowedCalls([u64; CALLS as usize / 64]);
+
+impl AllowedCalls {
+    /// No call.
+    pub const NONE: Self = Self([0; CALLS as usize / 64]);
+
+    /// Returns the calls that `filter` allows. It runs once for each number.
+    pub fn by(filter: &Filter, architecture: u32) -> Self {
+        let mut allowed = Self::NONE;
+        for number in 0..CALLS {
+            if Action::of(filter.run_for_all(number, architecture)) == Action::Allow {
+                allowed.0[number as usize / 64] |= 1 << (number % 64);
+            }
+            crate::sched::rest();
+        }
+        allowed
+    }
+    /// Returns the calls that both allow.
+    pub fn and(self, other: Self) -> Self {
+        Self(core::array::from_fn(|at| self.0[at] & other.0[at]))
+    }
+    /// Whether a call is among them.
+    pub fn contain(&self, number: u64) -> bool {
+        usize::try_from(number / 64)
+            .ok()
+            .and_then(|at| self.0.get(at))
+            .is_some_and(|word| word >> (number % 64) & 1 != 0)
+    }
+}
+
 /// A filter, and the filters that were installed before it.
 #[derive(Debug)]
 pub struct ChainedFilter {
@@ -55,6 +91,10 @@ pub struct ChainedFilter {
     pub count: u64,
     /// Their instructions, and the overhead that counts for each filter.
     pub instructions: usize,
+    /// The calls that this filter allows.
+    pub allowed: AllowedCalls,
+    /// The calls that this filter and all before it allow.
+    pub allowed_by_all: AllowedCalls,
     /// Whether refusals are logged (SECCOMP_FILTER_FLAG_LOG).
     pub logs: bool,
     /// The process that decides on calls of which the filter notifies it.
@@ -128,8 +168,17 @@ impl<'a> Ancestors<'a> {
 
 impl ChainedFilter {
     /// Returns a filter that is in no chain yet.
-    pub const fn alone(program: Filter) -> Self {
-        Self { program, before: None, count: 1, instructions: 0, logs: false, listener: None }
+    pub fn alone(program: Filter, architecture: u32) -> Self {
+        Self {
+            allowed: AllowedCalls::by(&program, architecture),
+            allowed_by_all: AllowedCalls::NONE,
+            program,
+            before: None,
+            count: 1,
+            instructions: 0,
+            logs: false,
+            listener: None,
+        }
     }
 
     /// Returns the filters, the newest first.
@@ -203,7 +252,7 @@ mod tests {
     fn chained(before: Option<&Arc<ChainedFilter>>) -> Arc<ChainedFilter> {
         let allow = Instruction::from_bytes([6, 0, 0, 0, 0, 0, 0xff, 0x7f]);
         let program = Filter::new(Vec::try_from_slice(&[allow]).unwrap()).unwrap();
-        let mut filter = ChainedFilter::alone(program);
+        let mut filter = ChainedFilter::alone(program, 7);
         filter.count += before.map_or(0, |before| before.count);
         filter.before = before.cloned();
         reserve::arc(filter)

@@ -123,6 +123,9 @@ impl Task {
                 self.end_by(Signal::KILL);
                 Ok(Judgement::Done)
             }
+            Confinement::Filtered(chain) if chain.allowed_by_all.contain(context.syscall_number()) => {
+                Ok(Judgement::Make)
+            }
             Confinement::Filtered(chain) => self.filter_call(context, &chain),
         }
     }
@@ -297,7 +300,7 @@ fn set_filter(flags: u64, address: u64) -> Result<i64> {
         Refusal::Length | Refusal::Instruction(_) => Errno::EINVAL,
     })?;
     let task = current();
-    let mut filter = ChainedFilter::alone(filter);
+    let mut filter = ChainedFilter::alone(filter, ARCHITECTURE);
     filter.logs = flags & flag::LOG != 0;
     let whom = if flags & flag::ALL_THREADS == 0 { Whom::Oneself } else { Whom::AllThreads };
     let files = task.process().files();
@@ -382,6 +385,7 @@ fn link(filter: &mut ChainedFilter, before: &Confinement) -> Result<()> {
         return Err(Errno::ENOMEM);
     }
     filter.before = before.cloned();
+    filter.allowed_by_all = before.map_or(filter.allowed, |before| before.allowed_by_all.and(filter.allowed));
     filter.count = count + 1;
     filter.instructions = instructions + OVERHEAD;
     Ok(())
