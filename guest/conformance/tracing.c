@@ -289,6 +289,21 @@ static void interrupting(void)
 	NEED(pt(PTRACE_CONT, child, 0, 0) == 0);
 	sleep_ms(20);
 	PROMISE("which it is", waitpid(child, NULL, __WALL | WNOHANG) == 0 && pt(PTRACE_INTERRUPT, child, 0, 0) == 0 && next(child) > 0);
+	/* The second request comes before the thread has left the first stop. */
+	int stops = 0;
+	for (int i = 0; i < 100; i++) {
+		int status = 0, patience = 10000;
+		NEED(pt(PTRACE_CONT, child, 0, 0) == 0 && pt(PTRACE_INTERRUPT, child, 0, 0) == 0);
+		while (patience-- > 0 && waitpid(child, &status, __WALL | WNOHANG) == 0)
+			sleep_ms(1);
+		if (status >> 8 != (SIGTRAP | PTRACE_EVENT_STOP << 8))
+			break;
+		stops++;
+	}
+	PROMISE("continuing and interrupting at once stops it each time", stops == 100);
+	NEED(pt(PTRACE_CONT, child, 0, 0) == 0);
+	sleep_ms(20);
+	NEED(pt(PTRACE_INTERRUPT, child, 0, 0) == 0 && next(child) > 0);
 	NEED(pt(PTRACE_GETREGS, child, 0, (unsigned long)&r) == 0);
 	r.orig_rax = -1UL;
 	r.rax = -EIO;

@@ -107,13 +107,13 @@ impl Task {
         trap: Trap,
     ) -> ControlFlow<()> {
         let mut entered = false;
-        // A tracer that requests a stop later marks the thread again.
-        if self.traced.is_traced() {
-            self.stop_if_asked(context, &mut interrupted);
-        }
         loop {
-            // Before the check: a sender after the check sets it again.
+            // Before the checks: a sender, or a tracer that requests a stop, after them marks the
+            // thread again.
             self.answer_call(SIGNAL);
+            if self.traced.is_traced() {
+                self.stop_if_asked(context, &mut interrupted);
+            }
             match self.next_signal(context, &mut interrupted) {
                 Delivery::Nothing => break,
                 Delivery::End => return ControlFlow::Break(()),
