@@ -1067,6 +1067,8 @@ static const int bounded[] = {
 	428 /* open_tree */, 429 /* move_mount */, 430 /* fsopen */, 431 /* fsconfig */, 432 /* fsmount */, 433 /* fspick */, 442 /* mount_setattr */,
 	452 /* fchmodat2 */, SYS_adjtimex, SYS_clock_adjtime, SYS_ioprio_set, SYS_ioprio_get, SYS_kcmp, SYS_sched_setattr, SYS_sched_getattr,
 	SYS_mq_open, SYS_mq_unlink, SYS_mq_notify, SYS_mq_getsetattr, 329 /* pkey_mprotect */, 330 /* pkey_alloc */, 331 /* pkey_free */, 454 /* futex_wake */, 455 /* futex_wait */, 456 /* futex_requeue */,
+	/* A quota bounds the keys. */
+	SYS_add_key, SYS_request_key, SYS_keyctl,
 	/* These replace, end or copy the caller, or are variants of a row above. */
 	SYS_rt_sigreturn, SYS_clone, SYS_vfork, SYS_exit, SYS_clone3,
 };
