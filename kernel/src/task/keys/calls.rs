@@ -215,9 +215,9 @@ fn give(id: i32, uid: u32, gid: u32) -> Result<i64> {
     let mut call = Call::begin();
     let serial = call.usable(id, Make::Yes, Rights::SETATTR)?.serial;
     let key = call.keys.get(serial)?;
-    let is_own = |group: u32| group == call.caller.gid || call.caller.groups.binary_search(&group).is_ok();
     let is_allowed = is_admin
-        || uid.is_none_or(|uid| uid == key.uid) && gid.is_none_or(|gid| gid == key.gid || is_own(gid));
+        || uid.is_none_or(|uid| uid == key.uid)
+            && gid.is_none_or(|gid| gid == key.gid || call.caller.is_in(gid));
     if !is_allowed {
         return Err(Errno::EACCES);
     }
@@ -393,7 +393,7 @@ fn change_ring(id: i32, (from, to): (i32, i32), flags: u32) -> Result<i64> {
         return Ok(0);
     }
     let content = call.keys.get(key.serial)?;
-    let name = (content.kind, content.description.clone());
+    let name = content.name();
     if !call.keys.is_linked(from.serial, key.serial) {
         return Err(Errno::ENOENT);
     }

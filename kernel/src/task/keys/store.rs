@@ -80,6 +80,13 @@ pub struct Caller {
     pub rings: [Option<Serial>; 3],
 }
 
+impl Caller {
+    /// Whether the caller is in a group.
+    pub fn is_in(&self, group: u32) -> bool {
+        group == self.gid || self.groups.binary_search(&group).is_ok()
+    }
+}
+
 /// A key and whether the caller possesses it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KeyRef {
@@ -133,7 +140,14 @@ pub struct Key {
     next: Serial,
 }
 
+/// A key's kind and description, by which a keyring links it.
+pub type KeyName = (KeyKind, Arc<[u8]>);
+
 impl Key {
+    /// Its kind and description.
+    pub fn name(&self) -> KeyName {
+        (self.kind, self.description.clone())
+    }
     /// Whether it was invalidated.
     pub const fn is_invalid(&self) -> bool {
         self.invalid
@@ -330,10 +344,9 @@ impl Store {
         let KeyRef { serial, possessed } = key;
         let key = self.get(serial)?;
         let group = key.permissions >> GROUP;
-        let is_member = || key.gid == caller.gid || caller.groups.binary_search(&key.gid).is_ok();
         let mut bits = if key.uid == caller.uid {
             key.permissions >> OWNER
-        } else if group & Rights::all().bits() != 0 && is_member() {
+        } else if group & Rights::all().bits() != 0 && caller.is_in(key.gid) {
             group
         } else {
             key.permissions
@@ -374,7 +387,7 @@ impl Store {
     /// `EDQUOT`, `ENOMEM`, `ENOKEY`.
     pub fn link(&mut self, ring: Serial, serial: Serial) -> Result<()> {
         let key = self.get(serial)?;
-        let (kind, name) = (key.kind, (key.kind, key.description.clone()));
+        let (kind, name) = (key.kind, key.name());
         let links = self.ring_links(ring)?;
         if links.get(&name) == Some(&serial) {
             return Ok(());
@@ -404,7 +417,13 @@ impl Store {
             }
         }
     }
-    fn ring_links(&self, ring: Serial) -> Result<&Map<(KeyKind, Arc<[u8]>), Serial>> {
+    /// Returns the link of a keyring that follows `after`, or the first.
+    fn link_after(&self, ring: Serial, after: Option<&KeyName>) -> Option<(KeyName, Serial)> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let (name, &serial) = self.ring_links(ring).ok()?.first_from(from)?;
+        Some((name.clone(), serial))
+    }
+    fn ring_links(&self, ring: Serial) -> Result<&Map<KeyName, Serial>> {
         let ring = self.get(ring)?;
         if ring.kind == KeyKind::Keyring { Ok(ring.payload.links()) } else { Err(Errno::ENOTDIR) }
     }
@@ -414,7 +433,7 @@ impl Store {
     /// `ENOTDIR`; `ENOENT` if it is not linked there; `ENOKEY`.
     pub fn unlink(&mut self, ring: Serial, serial: Serial) -> Result<()> {
         let key = self.get(serial)?;
-        let name = (key.kind, key.description.clone());
+        let name = key.name();
         if self.ring_links(ring)?.get(&name) != Some(&serial) {
             return Err(Errno::ENOENT);
         }
@@ -428,14 +447,14 @@ impl Store {
     /// Returns whether `ring` links `serial`.
     pub fn is_linked(&self, ring: Serial, serial: Serial) -> bool {
         let Ok(key) = self.get(serial) else { return false };
-        let name = (key.kind, key.description.clone());
+        let name = key.name();
         self.ring_links(ring).is_ok_and(|links| links.get(&name) == Some(&serial))
     }
     /// Returns the key of this name in a keyring.
     ///
     /// # Errors
     /// `ENOTDIR`, `ENOKEY`.
-    pub fn find_in(&self, ring: Serial, name: &(KeyKind, Arc<[u8]>)) -> Result<Option<Serial>> {
+    pub fn find_in(&self, ring: Serial, name: &KeyName) -> Result<Option<Serial>> {
         Ok(self.ring_links(ring)?.get(name).copied())
     }
     /// Removes all keys from a keyring.
@@ -501,15 +520,12 @@ impl Store {
             if key.kind != KeyKind::Keyring {
                 continue;
             }
-            let mut after: Option<(KeyKind, Arc<[u8]>)> = None;
-            loop {
-                let Ok(key) = self.get(serial) else { break };
-                let start = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
-                let Some((name, &link)) = key.payload.links().first_from(start) else { break };
-                after = Some(name.clone());
+            let mut after = None;
+            while let Some((name, link)) = self.link_after(serial, after.as_ref()) {
                 if self.get(link).is_ok_and(|key| key.invalid) {
                     let _ = self.unlink(serial, link);
                 }
+                after = Some(name);
             }
         }
     }

@@ -1,11 +1,7 @@
 //! Searches through keyrings in keyrings, breadth first: each is visited once.
 
-use core::ops::Bound;
-
-use freehold_collections::Arc;
-
 use super::super::kind::KeyKind;
-use super::{Caller, KeyRef, Rights, Serial, Store};
+use super::{Caller, KeyName, KeyRef, Rights, Serial, Store};
 use crate::{Errno, Result};
 
 /// The nesting of keyrings that a search follows, and that a link may make.
@@ -15,7 +11,7 @@ const MAX_DEPTH: u32 = 6;
 #[derive(Clone, Copy)]
 pub enum KeyTarget<'a> {
     /// A key of this kind with this description.
-    Named(&'a (KeyKind, Arc<[u8]>)),
+    Named(&'a KeyName),
     /// This key.
     Key(Serial),
 }
@@ -76,10 +72,7 @@ impl Store {
                 }
                 self.enqueue_nested(&mut queue, serial, depth + 1);
             }
-            queue.first = self.keys.get(&serial).map_or(0, |ring| ring.next);
-            if queue.first == 0 {
-                queue.last = 0;
-            }
+            self.advance(&mut queue);
         }
         Err(failure)
     }
@@ -96,7 +89,7 @@ impl Store {
             KeyTarget::Named(name) => links.get(name).copied(),
             KeyTarget::Key(serial) => {
                 let key = self.get(serial)?;
-                links.get(&(key.kind, key.description.clone())).copied().filter(|&found| found == serial)
+                links.get(&key.name()).copied().filter(|&found| found == serial)
             }
         };
         let Some(serial) = found else { return Ok(None) };
@@ -107,18 +100,22 @@ impl Store {
         }
         Ok(Some(key))
     }
+    /// Removes the first keyring from the queue.
+    fn advance(&self, queue: &mut RingQueue) {
+        queue.first = self.keys.get(&queue.first).map_or(0, |ring| ring.next);
+        if queue.first == 0 {
+            queue.last = 0;
+        }
+    }
     fn enqueue_nested(&mut self, queue: &mut RingQueue, ring: Serial, depth: u32) {
-        let mut after: Option<(KeyKind, Arc<[u8]>)> = None;
-        loop {
-            let Ok(key) = self.get(ring) else { return };
-            let from = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
-            let Some((name, &nested)) = key.payload.links().first_from(from) else { return };
+        let mut after = None;
+        while let Some((name, nested)) = self.link_after(ring, after.as_ref()) {
             // Keyrings are before all other kinds.
             if name.0 != KeyKind::Keyring {
                 return;
             }
-            after = Some(name.clone());
             self.enqueue(queue, nested, depth);
+            after = Some(name);
         }
     }
 
@@ -136,10 +133,7 @@ impl Store {
                 return Err(Errno::ELOOP);
             }
             self.enqueue_nested(&mut queue, serial, depth + 1);
-            queue.first = self.keys.get(&serial).map_or(0, |key| key.next);
-            if queue.first == 0 {
-                queue.last = 0;
-            }
+            self.advance(&mut queue);
         }
         Ok(())
     }
