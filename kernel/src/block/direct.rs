@@ -27,8 +27,9 @@ impl DiskContent {
             if offset >= self.size {
                 return Ok(0);
             }
-            self.cached.cache().sync(self.range(offset, sink.remaining()))?;
-            self.transfer(offset, |sector, most| {
+            let range = self.range(offset, sink.remaining());
+            self.cached.cache().sync(range.clone())?;
+            Self::transfer(range, |sector, most| {
                 let read =
                     &mut |bytes: &mut dyn OriginalMut| Ok(self.disk.read(sector, bytes, Sleep::Killable)?);
                 sink.fill_direct(most, SECTOR_SIZE, read)
@@ -56,7 +57,7 @@ impl DiskContent {
             Ok(false) => return None,
             Err(error) => return Some(Err(error.into())),
         }
-        let result = self.transfer(offset, |sector, most| {
+        let result = Self::transfer(range.clone(), |sector, most| {
             let write = &mut |bytes: &dyn Original| Ok(self.disk.write(sector, bytes, Sleep::Killable)?);
             source.drain_direct(most, SECTOR_SIZE, write)
         });
@@ -83,19 +84,22 @@ impl DiskContent {
         offset..offset.saturating_add(length as u64).min(self.size)
     }
 
-    /// Lets `run` move bytes until memory or disk ends. `run` gets a sector and the largest number
-    /// of bytes. An error counts only if nothing was moved before it.
-    fn transfer(&self, offset: u64, mut run: impl FnMut(u64, usize) -> Result<usize>) -> Result<usize> {
+    /// Lets `run` move the bytes of `range`, as many as can be moved. `run` gets a sector and the
+    /// largest number of bytes. An error counts only if nothing was moved before it.
+    fn transfer(range: Range<u64>, mut run: impl FnMut(u64, usize) -> Result<usize>) -> Result<usize> {
         let mut done = 0;
         loop {
+            let at = range.start + done as u64;
+            let left = usize::try_from(range.end.saturating_sub(at)).unwrap_or(usize::MAX);
+            if left == 0 {
+                return Ok(done);
+            }
             if done > 0 {
                 let ready = sched::checkpoint().and_then(|()| Ok(ensure_objects(Shortage::Fail)?));
                 if let Err(error) = ready {
                     return so_far(done, error);
                 }
             }
-            let at = offset + done as u64;
-            let left = usize::try_from(self.size.saturating_sub(at)).unwrap_or(usize::MAX);
             match run(at / SECTOR_SIZE as u64, left.min(MAX_RUN)) {
                 Ok(0) => return Ok(done),
                 Ok(count) => done += count,

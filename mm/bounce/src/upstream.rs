@@ -183,6 +183,17 @@ fn a_sync_of_any_part_moves_that_part_wherever_the_first_byte_lies() {
     }
     let seen = as_device(source, mapping.address(), 512);
     assert_eq!(seen, pattern[..512]);
+    let device_sees = || -> Vec<u8> {
+        let start = |piece: &Piece| DmaAddr(piece.frame.start().0 + piece.offset as u64);
+        let pieces = mapping.pieces(0..9000);
+        pieces.flat_map(|piece| as_device(source, start(&piece), piece.length)).collect()
+    };
+    let (mut expected, fresh) = (pattern, [0xee; 9000]);
+    for (offset, length) in [(8999, 1), (4607, 2), (511, 2), (4700, 4000)] {
+        mapping.sync_for_device(fresh.as_slice(), offset, length);
+        expected[offset..offset + length].fill(0xee);
+        assert!(device_sees() == expected, "{offset} {length}");
+    }
 }
 
 /// 9: a1255ccab8ec. A count is set to 0 while counted uses have not ended yet.

@@ -126,7 +126,7 @@ pub fn check<M: Tables>(
     let owners = Owners { frames, block: PfnRange::new(Pfn(0), Pfn(0)), owner: Owner::Free };
     let mut walk =
         AuditWalk { machine, owners, rules, tables, known: 0, report: AuditReport::default(), found };
-    walk.table(rules.root, 4, 0);
+    walk.table(rules.root, 4, 0, 0);
     walk.compare_tables();
     walk.report
 }
@@ -150,8 +150,9 @@ impl<M: Tables> AuditWalk<'_, M> {
     }
 
     /// Walks the entries of a table of `level` that is linked for the addresses from `base` on. The
-    /// recursion is at most four deep.
-    fn table(&mut self, table: Pfn, level: u32, base: u64) {
+    /// entries above it forbid execution if `above` contains [`NO_EXECUTE`]. The recursion is at
+    /// most four deep.
+    fn table(&mut self, table: Pfn, level: u32, base: u64, above: u64) {
         let mut writes = false;
         self.machine.each_entry(table, entries_of(level), |index, entry| {
             if entry & PRESENT == 0 {
@@ -159,13 +160,14 @@ impl<M: Tables> AuditWalk<'_, M> {
             }
             let address = base | (index as u64) << (12 + 9 * (level - 1));
             let canonical = if level == 4 { address | 0xffff << 48 } else { address };
+            let forbidden = (above | entry) & NO_EXECUTE;
             if level == 1 || entry & LARGE != 0 {
                 writes |= entry & WRITABLE != 0;
-                self.leaf((table, index), entry, level, VirtAddr(canonical));
+                self.leaf((table, index), entry, level, VirtAddr(canonical), forbidden);
             } else {
                 self.report.tables += 1;
                 writes = true;
-                self.table(Pfn((entry & FRAME) >> 12), level - 1, canonical);
+                self.table(Pfn((entry & FRAME) >> 12), level - 1, canonical, forbidden);
             }
         });
         // Holes of the frame table share a table whose leaves are read-only: read-only memory may
@@ -179,7 +181,15 @@ impl<M: Tables> AuditWalk<'_, M> {
         }
     }
 
-    fn leaf(&mut self, (table, index): (Pfn, usize), entry: u64, level: u32, address: VirtAddr) {
+    /// Judges a leaf; `forbidden` is [`NO_EXECUTE`] if it, or an entry above it, has that bit.
+    fn leaf(
+        &mut self,
+        (table, index): (Pfn, usize),
+        entry: u64,
+        level: u32,
+        address: VirtAddr,
+        forbidden: u64,
+    ) {
         let len = if level == 1 { 1 } else { PAGEBLOCK_FRAMES };
         if level == 1 {
             self.report.small += 1;
@@ -189,7 +199,7 @@ impl<M: Tables> AuditWalk<'_, M> {
         if entry & USER != 0 {
             self.note(Violation::ForPrograms(address));
         }
-        if entry & (WRITABLE | NO_EXECUTE) == WRITABLE {
+        if entry & WRITABLE != 0 && forbidden == 0 {
             self.note(Violation::WritableCode(address));
         }
         let first = Pfn((entry & FRAME) >> 12);
@@ -451,6 +461,18 @@ mod tests {
             Violation::TableTwice(Pfn(4)),
         ] {
             assert!(found.contains(&violation), "{violation:?} of {found:?}");
+        }
+    }
+
+    #[test]
+    fn an_entry_above_a_leaf_may_forbid_execution() {
+        let world = World::new();
+        world.machine.store_entry(Pfn(4), 1, 700 << 12 | PRESENT | WRITABLE);
+        assert_eq!(world.check().1, [Violation::WritableCode(VirtAddr(BASE + 0x1000))]);
+        for (table, next) in [(2, 3), (3, 4)] {
+            world.machine.store_entry(Pfn(table), 0, next << 12 | LINK | NO_EXECUTE);
+            assert_eq!(world.check().1, []);
+            world.machine.store_entry(Pfn(table), 0, next << 12 | LINK);
         }
     }
 

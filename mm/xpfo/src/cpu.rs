@@ -42,10 +42,10 @@ pub trait Alarm {
 
 /// The windows of one CPU, which alone uses them, pinned. Other CPUs may read the counts.
 ///
-/// `SLOTS` is at most 64.
+/// `SLOTS` is at most 64; their places are `STEP` apart ([`Lap`]).
 #[derive(Debug)]
-pub struct CpuWindows<const SLOTS: usize> {
-    lap: Lap<SLOTS>,
+pub struct CpuWindows<const SLOTS: usize, const STEP: u64 = 1> {
+    lap: Lap<SLOTS, STEP>,
     /// How many windows there were when a kernel task got this CPU from a program's; [`NOT_LENT`]
     /// while none has it.
     lent: AtomicU64,
@@ -53,20 +53,20 @@ pub struct CpuWindows<const SLOTS: usize> {
     alarmed: AtomicU64,
 }
 
-impl<const SLOTS: usize> CpuWindows<SLOTS> {
+impl<const SLOTS: usize, const STEP: u64> CpuWindows<SLOTS, STEP> {
     /// Where [`Lap::NEXT_OFFSET`] is, in bytes from the beginning.
-    pub const NEXT_OFFSET: usize = core::mem::offset_of!(Self, lap) + Lap::<SLOTS>::NEXT_OFFSET;
+    pub const NEXT_OFFSET: usize = core::mem::offset_of!(Self, lap) + Lap::<SLOTS, STEP>::NEXT_OFFSET;
     /// Where [`Lap::LIMIT_OFFSET`] is, likewise.
-    pub const LIMIT_OFFSET: usize = core::mem::offset_of!(Self, lap) + Lap::<SLOTS>::LIMIT_OFFSET;
+    pub const LIMIT_OFFSET: usize = core::mem::offset_of!(Self, lap) + Lap::<SLOTS, STEP>::LIMIT_OFFSET;
 
     /// Makes windows of which none was opened.
     pub const fn new() -> Self {
         Self { lap: Lap::new(), lent: AtomicU64::new(NOT_LENT), alarmed: AtomicU64::new(0) }
     }
 
-    /// Says where the slots are: [`Lap::place`].
-    pub fn place(&self, start: u64, shift: u32) {
-        self.lap.place(start, shift);
+    /// Says where slot 0 is: [`Lap::place`].
+    pub fn place(&self, start: u64) {
+        self.lap.place(start);
     }
 
     /// The slot for the next window: [`Lap::take`]. `None`: [`CpuWindows::renew`] has one.
@@ -86,6 +86,8 @@ impl<const SLOTS: usize> CpuWindows<SLOTS> {
         let cached = self.lap.maybe_cached();
         match self.lap.renew(open) {
             Renewal::SameLap => {}
+            // The last lap used all slots that were free: no need to count them.
+            Renewal::NewLap if SLOTS > MOST_SLOTS as usize => cpu.forget_all(),
             Renewal::NewLap => forget_slots(cached, cpu),
             Renewal::Fresh => {
                 if policy.bounds_time() && !cpu.is_set() {
@@ -152,7 +154,7 @@ impl<const SLOTS: usize> CpuWindows<SLOTS> {
     }
 }
 
-impl<const SLOTS: usize> Default for CpuWindows<SLOTS> {
+impl<const SLOTS: usize, const STEP: u64> Default for CpuWindows<SLOTS, STEP> {
     fn default() -> Self {
         Self::new()
     }

@@ -22,20 +22,21 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 
 /// The slots of one CPU. Only that CPU changes it; other CPUs may read its counts.
 ///
-/// `SLOTS` is at most 64.
+/// `SLOTS` is at most 64. Each slot has a place, a number: its address, for example. Two slots'
+/// places are `STEP` apart.
 #[derive(Debug)]
-pub struct Lap<const SLOTS: usize> {
+pub struct Lap<const SLOTS: usize, const STEP: u64 = 1> {
     /// The places of the next slot, and of the end of the run of slots that it is in.
     next: AtomicU64,
     limit: AtomicU64,
-    /// The place of slot 0, and log2 of the distance to the next one's.
+    /// The place of slot 0.
     start: AtomicU64,
-    shift: AtomicU32,
     /// 1 if no translation is cached: no window was opened since the CPU flushed everything.
     fresh: AtomicU32,
     /// Slots that were in use when this lap began, as bits.
     held: AtomicU64,
-    /// Windows taken so far, minus the next slot, so that opening a window updates `next` only.
+    /// `STEP` times the windows taken so far, minus the next slot's place, so that opening a window
+    /// updates `next` only.
     base: AtomicU64,
     laps: AtomicU64,
 }
@@ -52,7 +53,7 @@ pub enum Renewal {
     Fresh,
 }
 
-impl<const SLOTS: usize> Lap<SLOTS> {
+impl<const SLOTS: usize, const STEP: u64> Lap<SLOTS, STEP> {
     /// Where the next slot's place is, in bytes from the beginning: 64 bits.
     pub const NEXT_OFFSET: usize = core::mem::offset_of!(Self, next);
     /// Where the end of the run of slots is, likewise.
@@ -60,12 +61,11 @@ impl<const SLOTS: usize> Lap<SLOTS> {
 
     /// Makes a lap with no slot in use and nothing cached.
     pub const fn new() -> Self {
-        assert!(SLOTS > 0 && SLOTS <= 64);
+        assert!(SLOTS > 0 && SLOTS <= 64 && STEP > 0);
         Self {
             next: AtomicU64::new(0),
             limit: AtomicU64::new(0),
             start: AtomicU64::new(0),
-            shift: AtomicU32::new(0),
             fresh: AtomicU32::new(1),
             held: AtomicU64::new(0),
             base: AtomicU64::new(0),
@@ -73,19 +73,28 @@ impl<const SLOTS: usize> Lap<SLOTS> {
         }
     }
 
-    /// Says where the slots are, for a kernel that takes them itself ([`Lap::take`]): slot 0 is at
-    /// `start`, and each following one 2^`shift` further. Before the first slot is taken.
-    pub fn place(&self, start: u64, shift: u32) {
+    /// Says where slot 0 is. Before the first slot is taken.
+    pub fn place(&self, start: u64) {
         self.start.store(start, Ordering::Relaxed);
-        self.shift.store(shift, Ordering::Relaxed);
         self.next.store(start, Ordering::Relaxed);
         self.limit.store(start, Ordering::Relaxed);
+        self.base.store(start.wrapping_neg(), Ordering::Relaxed);
     }
     fn place_of(&self, slot: usize) -> u64 {
-        self.start.load(Ordering::Relaxed) + ((slot as u64) << self.shift.load(Ordering::Relaxed))
+        self.start.load(Ordering::Relaxed) + slot as u64 * STEP
     }
     fn slot_at(&self, place: u64) -> usize {
-        ((place - self.start.load(Ordering::Relaxed)) >> self.shift.load(Ordering::Relaxed)) as usize
+        ((place - self.start.load(Ordering::Relaxed)) / STEP) as usize
+    }
+    /// The next slot is that at `place`, and `limit` ends its run. Calls `interrupt` in between.
+    #[inline(always)]
+    fn go_to(&self, place: u64, limit: u64, mut interrupt: impl FnMut()) {
+        let next = self.next.load(Ordering::Relaxed);
+        let base = self.base.load(Ordering::Relaxed).wrapping_add(next).wrapping_sub(place);
+        self.base.store(base, Ordering::Relaxed);
+        self.next.store(place, Ordering::Relaxed);
+        interrupt();
+        self.limit.store(limit, Ordering::Relaxed);
     }
 
     /// The next slot. `None` at the end of a run of slots: the caller then calls [`Lap::renew`].
@@ -99,7 +108,7 @@ impl<const SLOTS: usize> Lap<SLOTS> {
         if place == self.limit.load(Ordering::Relaxed) {
             return None;
         }
-        self.next.store(place + (1 << self.shift.load(Ordering::Relaxed)), Ordering::Relaxed);
+        self.next.store(place + STEP, Ordering::Relaxed);
         Some(self.slot_at(place))
     }
 
@@ -109,7 +118,6 @@ impl<const SLOTS: usize> Lap<SLOTS> {
     /// # Panics
     /// When all slots are in use.
     pub fn renew(&self, open: u64) -> Renewal {
-        let taken = self.taken();
         let (mut held, mut from) =
             (self.held.load(Ordering::Relaxed), self.slot_at(self.limit.load(Ordering::Relaxed)));
         let mut found = Renewal::SameLap;
@@ -121,9 +129,7 @@ impl<const SLOTS: usize> Lap<SLOTS> {
         let first = Self::first_free(held, from).expect("all windows of this CPU are in use");
         let end = (held & u64::MAX << first).trailing_zeros().min(SLOTS as u32) as usize;
         self.held.store(held, Ordering::Relaxed);
-        self.next.store(self.place_of(first), Ordering::Relaxed);
-        self.limit.store(self.place_of(end), Ordering::Relaxed);
-        self.base.store(taken.wrapping_sub(first as u64), Ordering::Relaxed);
+        self.go_to(self.place_of(first), self.place_of(end), || {});
         if found != Renewal::SameLap {
             self.laps.store(self.laps.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         }
@@ -150,10 +156,7 @@ impl<const SLOTS: usize> Lap<SLOTS> {
     fn restart_with(&self, mut interrupt: impl FnMut()) {
         if self.may_be_cached() {
             interrupt();
-            self.base.store(self.taken(), Ordering::Relaxed);
-            self.next.store(self.place_of(0), Ordering::Relaxed);
-            interrupt();
-            self.limit.store(self.place_of(SLOTS), Ordering::Relaxed);
+            self.go_to(self.place_of(0), self.place_of(SLOTS), &mut interrupt);
             interrupt();
             self.held.store(0, Ordering::Relaxed);
             interrupt();
@@ -199,8 +202,7 @@ impl<const SLOTS: usize> Lap<SLOTS> {
     /// Windows opened so far.
     #[inline]
     pub fn taken(&self) -> u64 {
-        let next = self.slot_at(self.next.load(Ordering::Relaxed)) as u64;
-        self.base.load(Ordering::Relaxed).wrapping_add(next)
+        self.base.load(Ordering::Relaxed).wrapping_add(self.next.load(Ordering::Relaxed)) / STEP
     }
 
     /// Laps begun so far.
@@ -209,7 +211,7 @@ impl<const SLOTS: usize> Lap<SLOTS> {
     }
 }
 
-impl<const SLOTS: usize> Default for Lap<SLOTS> {
+impl<const SLOTS: usize, const STEP: u64> Default for Lap<SLOTS, STEP> {
     fn default() -> Self {
         Self::new()
     }

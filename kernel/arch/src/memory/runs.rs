@@ -42,20 +42,30 @@ fn end_of_transfers(frame: Pfn) -> Option<Pfn> {
 #[inline(always)]
 fn reach<const BITS: u64>(frame: Pfn) -> Reached<TRANSFER> {
     cpu::count_up::<TRANSFER>();
-    let windows = &cpu::this().windows;
     // No interrupt is being served, and no other such window is open.
     let count = cpu::preemption_count();
     if count & (INTERRUPTS | u32::MAX << 25) != 0 {
         refuse();
     }
+    match windows::take_slot() {
+        Some(slot) => windows::show(slot, frame, BITS),
+        None => reach_slowly(frame, BITS, count),
+    }
+}
+
+/// Opens a window in another run of slots; `count` is the preemption count.
+#[cold]
+#[inline(never)]
+fn reach_slowly(frame: Pfn, bits: u64, count: u32) -> Reached<TRANSFER> {
+    let windows = &cpu::this().windows;
     let slot = windows.take(|| {
         assert!(windows.exist(), "no windows on this CPU yet");
         // The first window after the CPU idled comes here, and reading all entries costs as much
         // as the copy of a page.
         if count & (TRANSFER - 1) < OPEN { 0 } else { windows.open() }
     });
-    trace_window(frame, BITS);
-    windows.show(slot, frame, BITS)
+    trace_window(frame, bits);
+    windows.show(slot, frame, bits)
 }
 
 #[cold]

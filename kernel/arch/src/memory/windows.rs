@@ -39,9 +39,10 @@ use crate::{X86, boot, irq, registers, time, usercopy};
 
 /// Windows of one CPU.
 pub(crate) const SLOTS: usize = 64;
+/// A window for reading and writing. An entry above all windows forbids execution ([`prepare`]).
 pub(super) const WINDOW: u64 = READING | WRITABLE | DIRTY;
 /// A window through which bytes can only be read.
-pub(super) const READING: u64 = PRESENT | ACCESSED | NO_EXECUTE;
+pub(super) const READING: u64 = PRESENT | ACCESSED;
 
 /// An open window in a CPU's preemption count; the lower half counts other reasons to stay on the
 /// CPU.
@@ -52,6 +53,9 @@ pub(super) const INTERRUPTS: u32 = 3 * INTERRUPT;
 /// A window on a page of a transfer.
 pub(super) const TRANSFER: u32 = 1 << 24;
 
+/// The windows of one CPU; a slot's place is its address.
+type LapSlots = CpuWindows<SLOTS, { PAGE_SIZE as u64 }>;
+
 /// A CPU's windows. Only its own CPU uses it, pinned; others read the counts.
 pub(crate) struct Windows {
     /// The entry of the window of 2 MiB.
@@ -60,7 +64,7 @@ pub(crate) struct Windows {
     base: AtomicU64,
     /// The address of a slot's entry, in the direct map, minus the slot's >> [`PAGE_PER_ENTRY`].
     entry_offset: AtomicU64,
-    slots: CpuWindows<SLOTS>,
+    slots: LapSlots,
     /// Not 0: a window is forgotten as it closes.
     forgets_at_close: AtomicU32,
     /// Deadline by which closed windows must be flushed, as [`time::now`] counts; `u64::MAX` while
@@ -74,7 +78,7 @@ impl Windows {
             large: AtomicPtr::new(core::ptr::null_mut()),
             base: AtomicU64::new(0),
             entry_offset: AtomicU64::new(0),
-            slots: CpuWindows::new(),
+            slots: LapSlots::new(),
             forgets_at_close: AtomicU32::new(0),
             deadline: AtomicU64::new(u64::MAX),
         }
@@ -87,7 +91,7 @@ impl Windows {
         // SAFETY: `attach` set the offset to that of SLOTS entries in a table that is never freed.
         unsafe { &*entry_at(self.address(slot), self.entry_offset.load(Ordering::Relaxed)) }
     }
-    /// Slots that are in use.
+    /// LapSlots that are in use.
     pub(super) fn open(&self) -> u64 {
         let used = (0..SLOTS).filter(|&slot| self.entry(slot).load(Ordering::Relaxed) != 0);
         used.fold(0, |mask, slot| mask | 1 << slot)
@@ -269,9 +273,9 @@ const fn entry_at(window: u64, offset: u64) -> *const AtomicU64 {
 /// The address of this CPU's next slot, as [`CpuWindows::take`] finds it. The caller stays on this
 /// CPU.
 #[inline(always)]
-fn take_slot() -> Option<u64> {
-    const NEXT: usize = WINDOWS + offset_of!(Windows, slots) + CpuWindows::<SLOTS>::NEXT_OFFSET;
-    const LIMIT: usize = WINDOWS + offset_of!(Windows, slots) + CpuWindows::<SLOTS>::LIMIT_OFFSET;
+pub(super) fn take_slot() -> Option<u64> {
+    const NEXT: usize = WINDOWS + offset_of!(Windows, slots) + LapSlots::NEXT_OFFSET;
+    const LIMIT: usize = WINDOWS + offset_of!(Windows, slots) + LapSlots::LIMIT_OFFSET;
     let slot: u64;
     // SAFETY: GS points to this CPU's PerCpu, which has the two words; no other CPU stores to them.
     unsafe {
@@ -299,9 +303,13 @@ fn cpu_base(cpu: usize) -> VirtAddr {
     VirtAddr(layout().windows + (cpu * SLOTS * PAGE_SIZE) as u64)
 }
 
-/// Makes the tables above the windows of all CPUs, at start-up.
+/// Makes the tables above the windows of all CPUs, at start-up. Their entry forbids execution for
+/// all windows, so that a window's own need not: 32 bits of flags cost an instruction less than 64.
 pub(crate) fn prepare(alloc: &mut dyn FnMut() -> Option<Pfn>) -> Result<(), OutOfMemory> {
-    tables::table_at(cpu_base(0), 2, alloc).map(|_| ())
+    tables::table_at(cpu_base(0), 2, alloc)?;
+    let above = tables::find_entry::<3>(cpu_base(0)).expect("it leads to the table just made");
+    above.fetch_or(NO_EXECUTE, Ordering::Relaxed);
+    Ok(())
 }
 
 /// Give `cpu` its windows before it runs.
@@ -315,7 +323,7 @@ pub(crate) fn attach(per_cpu: &PerCpu, cpu: usize) -> Result<(), OutOfMemory> {
     let (base, first) = (cpu_base(cpu).0, pointer(tables::entry(table, cpu * SLOTS % TABLE_ENTRIES)));
     let offset = (first.addr() as u64).wrapping_sub(base >> PAGE_PER_ENTRY);
     windows.entry_offset.store(offset, Ordering::Relaxed);
-    windows.slots.place(base, PAGE_SIZE.trailing_zeros());
+    windows.slots.place(base);
     windows.base.store(base, Ordering::Release);
     windows.forgets_at_close.store(IS_STRICT.load(Ordering::Relaxed), Ordering::Relaxed);
     Ok(())
@@ -379,15 +387,20 @@ fn reach<const NTH: u32, const BITS: u64>(frame: Pfn) -> Reached {
         && !has_more_than::<NTH>()
         && let Some(slot) = take_slot()
     {
-        let offset = of_this_cpu::<{ offset_of!(Windows, entry_offset) }>();
-        let entry = entry_at(slot, offset);
-        // SAFETY: the lap has slots once `attach` gave this CPU its entries, and `slot` is the
-        // address of one of them.
-        unsafe { &*entry }.store(tables::leaf(frame, BITS), Ordering::Release);
-        trace_window(frame, BITS);
-        return Reached { bytes: slot as *mut _, entry };
+        return show(slot, frame, BITS);
     }
     reach_slowly(frame, BITS)
+}
+
+/// Opens the window at the address `slot`, which [`take_slot`] returned.
+#[inline(always)]
+pub(super) fn show<const UNIT: u32>(slot: u64, frame: Pfn, bits: u64) -> Reached<UNIT> {
+    let entry = entry_at(slot, of_this_cpu::<{ offset_of!(Windows, entry_offset) }>());
+    // SAFETY: the lap has slots once `attach` gave this CPU its entries, and `slot` is the address
+    // of one of them.
+    unsafe { &*entry }.store(tables::leaf(frame, bits), Ordering::Release);
+    trace_window(frame, bits);
+    Reached { bytes: slot as *mut _, entry }
 }
 
 /// Handles the cases that [`reach`] does not: another run of slots, a further window, a frame that
