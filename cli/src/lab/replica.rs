@@ -11,6 +11,8 @@
 //! line from another node that value times the remote factor; nothing overlaps. A real CPU
 //! prefetches, which makes remote text cheaper than here. The break-even is the factor from which
 //! copies cost no more than they save.
+//!
+//! An exec storm (`replica/storm.rs`) shows what copies cost where they save little.
 
 use std::ffi::OsString;
 
@@ -23,6 +25,9 @@ use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
 use crate::progress::LabSteps;
 use crate::schema::LabHead;
 use crate::{Result, args, kernel, scope};
+
+mod storm;
+use storm::Storm;
 
 /// The experiment's entry in the list.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -40,6 +45,9 @@ const LOCAL: f64 = 200.0;
 /// The time of a line from another node, as a multiple of that: next socket, two sockets on, far
 /// memory.
 const FACTORS: [f64; 3] = [1.4, 2.0, 3.0];
+
+/// Exit status where copies cost an exec storm more than its limit.
+const MISSED: u8 = 1;
 
 struct ReplicaSide {
     name: &'static str,
@@ -111,6 +119,7 @@ struct ReplicaRecord<'a> {
     local_instructions: f64,
     factors: [f64; 3],
     rows: &'a [ReplicaRow],
+    storms: &'a [Storm],
 }
 
 fn run(settings: &Settings) -> Result<u8> {
@@ -136,16 +145,19 @@ fn run(settings: &Settings) -> Result<u8> {
             rows.extend(rows_of(side.name, nodes, &results, &String::from_utf8_lossy(&output))?);
         }
     }
+    let storms = storm::measure(settings.extent, &mut steps)?;
     let ended_by = steps.end()?;
     let record = ReplicaRecord {
         head: LabHead::of(EXPERIMENT.name, ended_by),
         local_instructions: LOCAL,
         factors: FACTORS,
         rows: &rows,
+        storms: &storms,
     };
     settings.write_record(&record)?;
-    settings.write_page(|| page(&rows), ended_by)?;
-    settings.conclude(&summary(&rows), ended_by, 0)
+    settings.write_page(|| page(&rows, &storms), ended_by)?;
+    let is_met = storms.iter().all(|storm| storm.is_met);
+    settings.conclude(&summary(&rows, &storms), ended_by, if is_met { 0 } else { MISSED })
 }
 
 fn words(side: &ReplicaSide, nodes: usize, times: u64, volume: &OsString) -> Vec<OsString> {
@@ -242,26 +254,45 @@ fn cells(pair: &Pair<'_>) -> [String; 9] {
 const HOW: &str = "Kernel work for one call on a CPU of the last node; the image lies on node 0. Time is modelled: an instruction is 1, a line from \
                    the own node 200, from another that times the remote factor, nothing overlaps.";
 
-fn summary(rows: &[ReplicaRow]) -> String {
-    let mut text = format!("{HOW}\n\n");
-    let lines: Vec<[String; 9]> =
-        core::iter::once(HEADINGS.map(String::from)).chain(pairs(rows).map(|pair| cells(&pair))).collect();
+/// The columns of the exec storms.
+const STORM_HEADINGS: [&str; 5] =
+    ["exec storm: instructions with copies over those without", "%", "95% interval", "at most", ""];
+
+fn storm_cells(storm: &Storm) -> [String; 5] {
+    [
+        storm.machine.into(),
+        format!("{:+.3}", storm.percent),
+        format!("{:+.2} to {:+.2}", storm.low, storm.high),
+        format!("{:+.1}", storm.at_most),
+        if storm.is_met { "met" } else { "missed" }.into(),
+    ]
+}
+
+/// Returns the lines as text in columns: the first one to the left, the others to the right.
+fn in_columns<const N: usize>(lines: &[[String; N]]) -> String {
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
-    let widths: [usize; 9] = core::array::from_fn(width);
-    for line in &lines {
-        let cells: Vec<String> = (0..9)
-            .map(|column| match column {
-                0 => format!("{:<1$}", line[column], widths[column]),
-                _ => format!("{:>1$}", line[column], widths[column]),
-            })
-            .collect();
+    let widths: [usize; N] = core::array::from_fn(width);
+    let mut text = String::new();
+    for line in lines {
+        let cell = |column: usize| match column {
+            0 => format!("{:<1$}", line[column], widths[column]),
+            _ => format!("{:>1$}", line[column], widths[column]),
+        };
+        let cells: [String; N] = core::array::from_fn(cell);
         text.push_str(cells.join("  ").trim_end());
         text.push('\n');
     }
     text
 }
 
-fn page(rows: &[ReplicaRow]) -> Page {
+fn summary(rows: &[ReplicaRow], storms: &[Storm]) -> String {
+    let calls = core::iter::once(HEADINGS.map(String::from)).chain(pairs(rows).map(|pair| cells(&pair)));
+    let storms = core::iter::once(STORM_HEADINGS.map(String::from)).chain(storms.iter().map(storm_cells));
+    let (calls, storms): (Vec<_>, Vec<_>) = (calls.collect(), storms.collect());
+    format!("{HOW}\n\n{}\n{}", in_columns(&calls), in_columns(&storms))
+}
+
+fn page(rows: &[ReplicaRow], storms: &[Storm]) -> Page {
     let mut page = Page::new("The kernel's text on each node", HOW);
     let worst = |caches: &str, factor: f64| {
         pairs(rows)
@@ -286,12 +317,11 @@ fn page(rows: &[ReplicaRow]) -> Page {
         Axis::linear("times", Unit::Number),
         &names,
     );
-    let columns: Vec<Column> = HEADINGS
-        .iter()
-        .enumerate()
-        .map(|(at, heading)| if at == 0 { Column::text(heading) } else { Column::number(heading) })
-        .collect();
-    let mut table = Table::new("", &columns);
+    let columns = |headings: &[&'static str]| -> Vec<Column> {
+        let column = |(at, heading)| if at == 0 { Column::text(heading) } else { Column::number(heading) };
+        headings.iter().copied().enumerate().map(column).collect()
+    };
+    let mut table = Table::new("", &columns(&HEADINGS));
     for pair in pairs(rows) {
         let bar = |factor: f64| Some(Bar::within(pair.ratio(factor), pair.ratio(factor), pair.ratio(factor)));
         bars.group(&format!("{} nodes, {}", pair.on.nodes, pair.on.call), &FACTORS.map(bar));
@@ -300,6 +330,11 @@ fn page(rows: &[ReplicaRow]) -> Page {
     bars.reference(1.0, "without");
     page.figure(&bars, "Shorter is better.");
     page.table(&table);
+    page.section("The cost where copies save little");
+    page.text("Each program of an exec storm is an address space, with a root for each node that runs it. All instructions are counted.");
+    let mut costs = Table::new("", &columns(&STORM_HEADINGS));
+    storms.iter().for_each(|storm| costs.row(storm_cells(storm).map(Cell::text)));
+    page.table(&costs);
     page
 }
 
@@ -344,8 +379,8 @@ mod tests {
             row("off", 1000.0, (0.0, 10.0)),
             row("Linux 6.1", 900.0, (0.0, 9.0)),
         ];
-        let text = summary(&rows);
+        let text = summary(&rows, &[]);
         assert!(text.contains("2 nodes, a cold") && text.contains("0.00% / 100.00% / 100.00%"), "{text}");
-        assert_eq!(text.lines().count(), 4, "{text}");
+        assert_eq!(text.lines().count(), 6, "{text}");
     }
 }

@@ -296,7 +296,10 @@ fn the_lab_tells_what_copies_save_and_what_they_cost() {
         assert_eq!(on["call"], off["call"]);
         assert!(mine < 0.8 * without, "cold code comes from the own node: {on} {off} {text}");
     }
-    assert!(std::fs::read_to_string(html).expect("a page").contains("break-even"));
+    let storm = &record["storms"][0];
+    assert!(number(storm, "percent").abs() <= 0.1 && storm["is_met"] == true, "{storm}");
+    let page = std::fs::read_to_string(html).expect("a page");
+    assert!(page.contains("break-even") && page.contains("has memory and no CPU"));
 }
 
 #[test]

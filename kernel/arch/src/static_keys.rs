@@ -145,6 +145,10 @@ pub fn state(key: StaticKey) -> KeyState {
 /// caller patches the key's sites afterwards.
 pub fn turn(key: StaticKey, state: KeyState) {
     STATES[key.0].store(state == KeyState::On, Ordering::Release);
+    #[cfg(target_os = "none")]
+    if key.0 == crate::tracepoints::WINDOWS {
+        crate::memory::windows::trace(state);
+    }
 }
 
 /// Returns the patches that turn `key` from the other state to `state`.

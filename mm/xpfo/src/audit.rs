@@ -163,7 +163,7 @@ impl<M: Tables> AuditWalk<'_, M> {
             let forbidden = (above | entry) & NO_EXECUTE;
             if level == 1 || entry & LARGE != 0 {
                 writes |= entry & WRITABLE != 0;
-                self.leaf((table, index), entry, level, VirtAddr(canonical), forbidden);
+                self.leaf((table, index), (entry, forbidden), level, VirtAddr(canonical));
             } else {
                 self.report.tables += 1;
                 writes = true;
@@ -185,10 +185,9 @@ impl<M: Tables> AuditWalk<'_, M> {
     fn leaf(
         &mut self,
         (table, index): (Pfn, usize),
-        entry: u64,
+        (entry, forbidden): (u64, u64),
         level: u32,
         address: VirtAddr,
-        forbidden: u64,
     ) {
         let len = if level == 1 { 1 } else { PAGEBLOCK_FRAMES };
         if level == 1 {

@@ -18,9 +18,9 @@ use crate::{DEADLINE_NS, Lap, Policy, Renewal};
 /// When the alarm comes that forgets closed windows: a sixteenth of the time is left for its way.
 pub const ALARM_NS: u64 = DEADLINE_NS - DEADLINE_NS / 16;
 
-/// Above this many windows, forgetting everything that is not global is cheaper: a lap's end, which
-/// a window pays its share of.
-const MOST_SLOTS: u32 = 32;
+/// From this slot on, forgetting everything that is not global is cheaper than each slot: a lap's
+/// end, which a window pays its share of.
+const MANY_SLOTS: u32 = 32;
 
 const NOT_LENT: u64 = u64::MAX;
 
@@ -69,6 +69,11 @@ impl<const SLOTS: usize, const STEP: u64> CpuWindows<SLOTS, STEP> {
         self.lap.place(start);
     }
 
+    /// [`Lap::set_longest_run`].
+    pub fn set_longest_run(&self, slots: usize) {
+        self.lap.set_longest_run(slots);
+    }
+
     /// The slot for the next window: [`Lap::take`]. `None`: [`CpuWindows::renew`] has one.
     #[inline(always)]
     pub fn take(&self) -> Option<usize> {
@@ -87,7 +92,7 @@ impl<const SLOTS: usize, const STEP: u64> CpuWindows<SLOTS, STEP> {
         match self.lap.renew(open) {
             Renewal::SameLap => {}
             // The last lap used all slots that were free: no need to count them.
-            Renewal::NewLap if SLOTS > MOST_SLOTS as usize => cpu.forget_all(),
+            Renewal::NewLap if SLOTS > MANY_SLOTS as usize => cpu.forget_all(),
             Renewal::NewLap => forget_slots(cached, cpu),
             Renewal::Fresh => {
                 if policy.bounds_time() && !cpu.is_set() {
@@ -163,7 +168,7 @@ impl<const SLOTS: usize, const STEP: u64> Default for CpuWindows<SLOTS, STEP> {
 /// Forgets the windows of these slots, a bit each. The program's translations are left alone where
 /// there are few.
 fn forget_slots(slots: u64, cpu: &impl Translations) {
-    if slots.count_ones() > MOST_SLOTS {
+    if slots >> MANY_SLOTS != 0 {
         return cpu.forget_all();
     }
     each_of(slots).for_each(|slot| cpu.forget_slot(slot));

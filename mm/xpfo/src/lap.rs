@@ -31,6 +31,8 @@ pub struct Lap<const SLOTS: usize, const STEP: u64 = 1> {
     limit: AtomicU64,
     /// The place of slot 0.
     start: AtomicU64,
+    /// The distance between the places of the first slot of a run and the one after its last.
+    longest: AtomicU64,
     /// 1 if no translation is cached: no window was opened since the CPU flushed everything.
     fresh: AtomicU32,
     /// Slots that were in use when this lap began, as bits.
@@ -66,6 +68,7 @@ impl<const SLOTS: usize, const STEP: u64> Lap<SLOTS, STEP> {
             next: AtomicU64::new(0),
             limit: AtomicU64::new(0),
             start: AtomicU64::new(0),
+            longest: AtomicU64::new(SLOTS as u64 * STEP),
             fresh: AtomicU32::new(1),
             held: AtomicU64::new(0),
             base: AtomicU64::new(0),
@@ -79,6 +82,14 @@ impl<const SLOTS: usize, const STEP: u64> Lap<SLOTS, STEP> {
         self.next.store(start, Ordering::Relaxed);
         self.limit.store(start, Ordering::Relaxed);
         self.base.store(start.wrapping_neg(), Ordering::Relaxed);
+    }
+    /// From the next run on, [`Lap::renew`] finds at most so many slots at once (at least one). Any
+    /// CPU may call this.
+    pub fn set_longest_run(&self, slots: usize) {
+        self.longest.store(slots.clamp(1, SLOTS) as u64 * STEP, Ordering::Relaxed);
+    }
+    fn longest_run(&self) -> u64 {
+        self.longest.load(Ordering::Relaxed)
     }
     fn place_of(&self, slot: usize) -> u64 {
         self.start.load(Ordering::Relaxed) + slot as u64 * STEP
@@ -129,7 +140,8 @@ impl<const SLOTS: usize, const STEP: u64> Lap<SLOTS, STEP> {
         let first = Self::first_free(held, from).expect("all windows of this CPU are in use");
         let end = (held & u64::MAX << first).trailing_zeros().min(SLOTS as u32) as usize;
         self.held.store(held, Ordering::Relaxed);
-        self.go_to(self.place_of(first), self.place_of(end), || {});
+        let start = self.place_of(first);
+        self.go_to(start, self.place_of(end).min(start + self.longest_run()), || {});
         if found != Renewal::SameLap {
             self.laps.store(self.laps.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         }
@@ -156,7 +168,8 @@ impl<const SLOTS: usize, const STEP: u64> Lap<SLOTS, STEP> {
     fn restart_with(&self, mut interrupt: impl FnMut()) {
         if self.may_be_cached() {
             interrupt();
-            self.go_to(self.place_of(0), self.place_of(SLOTS), &mut interrupt);
+            let start = self.place_of(0);
+            self.go_to(start, start + self.longest_run(), &mut interrupt);
             interrupt();
             self.held.store(0, Ordering::Relaxed);
             interrupt();

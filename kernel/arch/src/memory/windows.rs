@@ -24,7 +24,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use freehold_machine::{
-    Flush, KERNEL_OWNERS, PAGE_SIZE, PROGRAM_OWNER, PROGRAM_OWNER_MASK, Pfn, PfnRange, PhysicalBytes,
+    Cpus, Flush, KERNEL_OWNERS, PAGE_SIZE, PROGRAM_OWNER, PROGRAM_OWNER_MASK, Pfn, PfnRange, PhysicalBytes,
     TABLE_ENTRIES, Tlb, VirtAddr,
 };
 use freehold_xpfo::{Alarm, Closing, CpuWindows, Policy, Rules, Translations, each_of};
@@ -33,6 +33,7 @@ use super::block_window::{is_block, large_base, zero_block};
 use super::tables::{self, ACCESSED, DIRTY, NO_EXECUTE, PRESENT, WRITABLE};
 use super::{OutOfMemory, direct, layout, pluggable, runs};
 use crate::cpu::{self, PerCpu};
+use crate::static_keys::KeyState;
 use crate::sync::Once;
 use crate::tracepoints::trace_window;
 use crate::{X86, boot, irq, registers, time, usercopy};
@@ -83,6 +84,9 @@ impl Windows {
             deadline: AtomicU64::new(u64::MAX),
         }
     }
+    fn heed_tracing(&self) {
+        self.slots.set_longest_run(if IS_TRACED.load(Ordering::Relaxed) { 1 } else { SLOTS });
+    }
     fn address(&self, slot: usize) -> u64 {
         self.base.load(Ordering::Relaxed) + (slot * PAGE_SIZE) as u64
     }
@@ -132,6 +136,17 @@ impl Alarm for Windows {
     }
 }
 
+/// Windows are traced from now on, or no more. The tracepoint is where a run of slots begins, so
+/// that others cost no no-op: while windows are traced, each run is one slot. The present run of
+/// another CPU ends as it would: at a switch of address spaces, or after [`SLOTS`] windows.
+pub(crate) fn trace(state: KeyState) {
+    IS_TRACED.store(state == KeyState::On, Ordering::Relaxed);
+    cpu::online().iter().filter_map(cpu::of).for_each(|per_cpu| per_cpu.windows.heed_tracing());
+    let _pinned = X86.pin();
+    X86.flush_local(Flush::NonGlobal);
+}
+
+static IS_TRACED: AtomicBool = AtomicBool::new(false);
 static POLICY: Once<Policy> = Once::new();
 /// Number of windows that were refused in interrupts.
 static REFUSED: AtomicU64 = AtomicU64::new(0);
@@ -324,6 +339,7 @@ pub(crate) fn attach(per_cpu: &PerCpu, cpu: usize) -> Result<(), OutOfMemory> {
     let offset = (first.addr() as u64).wrapping_sub(base >> PAGE_PER_ENTRY);
     windows.entry_offset.store(offset, Ordering::Relaxed);
     windows.slots.place(base);
+    windows.heed_tracing();
     windows.base.store(base, Ordering::Release);
     windows.forgets_at_close.store(IS_STRICT.load(Ordering::Relaxed), Ordering::Relaxed);
     Ok(())
@@ -372,10 +388,10 @@ fn close_and_forget(entry: &AtomicU64, address: u64) {
 /// Gives access to a frame's bytes; `BITS` ([`WINDOW`] or [`READING`]) says which. `NTH` is 1, or 2
 /// if the caller has one window open, on another frame.
 ///
-/// **Cost.** 31 instructions, including the check of the policy before it and [`Reached`]'s drop:
-/// the policy 2, the context 4, the owner 7, the slot 8, the entry 5, giving back 4, and a no-op
-/// for the tracepoint. Counting costs none; 1/64 of the beginning of a lap costs one more. The
-/// lower limit is 21: the same without the checks of owner and context.
+/// **Cost.** 29 instructions, including the check of the policy before it and [`Reached`]'s drop:
+/// the policy 2, the context 4, the owner 7, the slot 5, the entry 7, giving back 4. Counting and
+/// tracing cost none; 1/64 of the beginning of a lap costs one more. The lower limit is 20: the
+/// same without the checks of owner and context.
 ///
 /// # Panics
 /// If the frame is not memory, belongs to the kernel's image (except for reading text and read-only
@@ -399,7 +415,6 @@ pub(super) fn show<const UNIT: u32>(slot: u64, frame: Pfn, bits: u64) -> Reached
     // SAFETY: the lap has slots once `attach` gave this CPU its entries, and `slot` is the address
     // of one of them.
     unsafe { &*entry }.store(tables::leaf(frame, bits), Ordering::Release);
-    trace_window(frame, bits);
     Reached { bytes: slot as *mut _, entry }
 }
 
@@ -435,6 +450,7 @@ fn reach_slowly(frame: Pfn, bits: u64) -> Reached {
         "{frame:?} is in a window already"
     );
     let slot = windows.take(|| open);
+    trace_window(frame, bits);
     windows.show(slot, frame, bits)
 }
 

@@ -131,6 +131,24 @@ fn an_interrupt_that_forgets_while_a_lap_begins_again_is_not_overruled() {
 }
 
 #[test]
+fn runs_of_one_slot_use_all_slots_in_turn() {
+    let lap = Lap::<8, 16>::new();
+    lap.place(0x1000);
+    lap.set_longest_run(0);
+    for slot in [0, 1, 3, 4, 5, 6, 7].repeat(3) {
+        assert_eq!(lap.take(), None, "each window asks for a run");
+        assert_eq!(lap.renew(1 << 2) == Renewal::SameLap, slot != 0);
+        assert_eq!(lap.take(), Some(slot));
+    }
+    lap.restart();
+    assert_eq!((lap.take(), lap.take()), (Some(0), None));
+    lap.set_longest_run(8);
+    assert_eq!(lap.renew(0), Renewal::SameLap);
+    (1..8).for_each(|slot| assert_eq!(lap.take(), Some(slot)));
+    assert_eq!((lap.take(), lap.taken()), (None, 21 + 1 + 7));
+}
+
+#[test]
 #[should_panic(expected = "all windows of this CPU are in use")]
 fn more_windows_than_slots_are_refused() {
     let lap = Lap::<3>::new();
