@@ -11,6 +11,7 @@
 #include <sys/eventfd.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/sysmacros.h>
 #include <sys/un.h>
@@ -138,6 +139,58 @@ static int locked_pieces(void)
 			return 0;
 	}
 	return status == 0 && !close(file);
+}
+
+/* Holds 500 locks on a file, each with a description of its own, and searches all for ever. */
+static void hold_and_search(int number, int ready)
+{
+	int file = -1;
+	for (int i = 0; i < 500; i++) {
+		struct flock lock = { .l_type = F_WRLCK, .l_start = 2 * (500 * number + i), .l_len = 1 };
+		file = open(named("crowded", 0), O_CREAT | O_RDWR, 0600);
+		if (file < 0 || fcntl(file, F_OFD_SETLK, &lock))
+			_exit(1);
+	}
+	if (write(ready, "x", 1) != 1)
+		_exit(1);
+	for (;;) {
+		struct flock free = { .l_type = F_WRLCK, .l_start = 1 << 20, .l_len = 1 };
+		if (fcntl(file, F_OFD_GETLK, &free) || free.l_type != F_UNLCK)
+			_exit(1);
+	}
+}
+
+/* Locks and unlocks a file while others search a crowd of locks on another file. */
+static int locked_beside_a_crowd(void)
+{
+	int ready[2], file = open(named("quiet", 0), O_CREAT | O_RDWR, 0600), alive = 1;
+	pid_t crowd[4];
+	struct rusage before, after;
+	char told;
+	NEED(file >= 0 && pipe(ready) == 0);
+	for (int i = 0; i < 4; i++) {
+		crowd[i] = fork();
+		if (crowd[i] == 0)
+			hold_and_search(i, ready[1]);
+	}
+	close(ready[1]);
+	for (int i = 0; i < 4; i++)
+		NEED(read(ready[0], &told, 1) == 1);
+	getrusage(RUSAGE_SELF, &before);
+	for (int i = 0; i < 5000; i++) {
+		struct flock whole = { .l_type = F_WRLCK };
+		NEED(fcntl(file, F_SETLK, &whole) == 0);
+		whole.l_type = F_UNLCK;
+		NEED(fcntl(file, F_SETLK, &whole) == 0);
+	}
+	getrusage(RUSAGE_SELF, &after);
+	for (int i = 0; i < 4; i++) {
+		alive &= waitpid(crowd[i], NULL, WNOHANG) == 0;
+		kill(crowd[i], SIGKILL);
+		waitpid(crowd[i], NULL, 0);
+	}
+	close(ready[0]);
+	return alive && !close(file) && after.ru_nvcsw == before.ru_nvcsw;
 }
 
 static socklen_t socket_address(int number, int is_abstract, struct sockaddr_un *address)
@@ -400,6 +453,7 @@ int main(void)
 	PROMISE("200 attributes of a file are found and removed in any order", attributes());
 	PROMISE("200 files are locked, and each lock ends with its own file", locked_files());
 	PROMISE("200 pieces of a file are locked and let go of in any order", locked_pieces());
+	PROMISE("10,000 calls for locks never wait for searches among 2,000 locks of another file", locked_beside_a_crowd());
 	PROMISE("200 sockets with abstract names answer, each until it is closed", sockets(1));
 	PROMISE("200 sockets with paths answer, each until it is closed", sockets(0));
 	PROMISE("200 named pipes carry each their own bytes", fifos());

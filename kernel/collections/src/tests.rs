@@ -272,6 +272,33 @@ fn insertions_with_room_reserved_do_not_allocate() {
     assert!(map.keys().copied().eq(before.into_iter().filter(|key| key % 3 == 0)));
 }
 
+/// A small map needs no nodes of its own for the entries that are reserved. A cleared map is empty,
+/// and what was reserved before is still there.
+#[test]
+fn a_small_map_reserves_little_and_a_cleared_one_keeps_it() {
+    /// Entries of a node.
+    const NODE: u32 = 15;
+    let mut map = Map::new();
+    let made = MADE.get();
+    for number in 0..NODE {
+        map.try_reserve(1).unwrap();
+        map.insert_reserved(number, ());
+    }
+    assert_eq!(MADE.get() - made, 2, "the first room, and all of a node's room");
+    for size in [0, 3, NODE, 1000] {
+        (0..size).for_each(|number| _ = map.try_insert(number, ()).unwrap());
+        map.try_reserve(3).unwrap();
+        map.clear();
+        map.validate();
+        assert!(map.is_empty() && map.iter().next().is_none());
+        fail_at(1);
+        (7..10).for_each(|number| _ = map.insert_reserved(number, ()));
+        fail_at(0);
+        assert!(map.keys().eq(&[7, 8, 9]));
+        map.clear();
+    }
+}
+
 /// Lists, queues and texts are as they were where memory lacks.
 #[test]
 fn what_cannot_grow_is_as_it_was() {

@@ -17,23 +17,15 @@ use crate::sync::{Mutex, MutexGuard};
 use crate::task::Capability;
 use crate::{Errno, Result};
 
-/// Number of locks for all nodes. A node's identity determines its lock.
-const LOCKS: usize = 64;
-
-static CHANGES: [Mutex<()>; LOCKS] = [const { Mutex::new(()) }; LOCKS];
+/// A lock for each stripe of nodes.
+static CHANGES: [Mutex<()>; Identity::STRIPES] = [const { Mutex::new(()) }; Identity::STRIPES];
 
 /// Keeps other programs from changing the node's metadata.
 ///
 /// # Errors
 /// `EINTR` if the caller is killed while it waits.
 pub fn lock(node: Identity) -> Result<MutexGuard<'static, ()>> {
-    CHANGES[place(node)].lock_killable()
-}
-
-/// Returns the index of a node's lock.
-const fn place(node: Identity) -> usize {
-    let spread = (node.inode ^ node.device.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (spread >> 58) as usize
+    CHANGES[node.stripe()].lock_killable()
 }
 
 /// Locks the names in sticky directories against removal; names may be added meanwhile. So the
@@ -44,7 +36,7 @@ const fn place(node: Identity) -> usize {
 /// `EINTR` if the caller is killed while it waits.
 pub fn keep_names(dirs: [&Path; 2]) -> Result<[Option<MutexGuard<'static, ()>>; 2]> {
     let places =
-        dirs.map(|dir| (dir.node.metadata().mode & S_ISVTX != 0).then(|| place(dir.node.identity())));
+        dirs.map(|dir| (dir.node.metadata().mode & S_ISVTX != 0).then(|| dir.node.identity().stripe()));
     let [first, second] = places;
     let (low, high) = (first.min(second), first.max(second));
     let lock = |place: usize| CHANGES[place].lock_killable();

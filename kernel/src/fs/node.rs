@@ -19,6 +19,17 @@ pub struct Identity {
     pub inode: u64,
 }
 
+impl Identity {
+    /// Number of stripes of all nodes: locks and tables that many nodes share.
+    pub const STRIPES: usize = 64;
+
+    /// Returns the node's stripe, below [`Identity::STRIPES`].
+    pub const fn stripe(self) -> usize {
+        let spread = (self.inode ^ self.device.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (spread >> 58) as usize
+    }
+}
+
 /// The kind of a node, with st_mode's S_IFMT values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]

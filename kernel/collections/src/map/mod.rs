@@ -273,6 +273,13 @@ impl<K, V> Map<K, V> {
     /// # Errors
     /// [`AllocError`]; the map is as it was.
     pub fn try_reserve(&mut self, count: usize) -> Result<(), AllocError> {
+        let root = &mut self.root;
+        let wanted = root.entries.len() + count;
+        // A root without children is not split while it has places.
+        if root.is_leaf() && wanted <= CAPACITY {
+            let room = if wanted <= FIRST { FIRST } else { CAPACITY } - root.entries.len();
+            return fallibly(|| root.entries.try_reserve_exact(room));
+        }
         // An insertion splits at most one node at each level, and makes three nodes of the root.
         // When the tree grows by one level, it is one level higher for the next insertion.
         let need = count * (self.height() + 1 + count);
@@ -285,6 +292,12 @@ impl<K, V> Map<K, V> {
             self.spares.push(MapNode::new(false)?);
         }
         Ok(())
+    }
+    /// Removes all entries, in one step per node. The room from [`Map::try_reserve`] stays.
+    pub fn clear(&mut self) {
+        self.root.children.clear();
+        self.root.entries.clear();
+        self.len = 0;
     }
     /// Frees what [`Map::try_reserve`] set aside and no insertion needed.
     pub fn release_room(&mut self) {

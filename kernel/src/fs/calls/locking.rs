@@ -71,7 +71,7 @@ pub(super) fn get_lock(file: &OpenFile, owner: Owner, address: u64) -> Result<i6
     let mut flock = read(pointer, owner)?;
     let (start, end) = range(file, &flock)?;
     let wanted = Lock { space: LockSpace::Record, start, end, sharing: sharing(flock.kind)?, owner, pid: 0 };
-    match locks::conflict(file.node().identity(), &wanted) {
+    match locks::conflict(file.node().identity(), &wanted)? {
         None => flock.kind = F_UNLCK,
         Some(held) => {
             flock.kind = if held.sharing == LockSharing::Shared { F_RDLCK } else { F_WRLCK };

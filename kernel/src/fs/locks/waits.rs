@@ -1,22 +1,28 @@
 //! Waits for a lock: waking them after a release, and deadlock detection.
 //!
-//! **Protocol.** A wait is in the table, with its own queue, before its task checks for the last
-//! time whether the lock is free. Checks and releases hold the table's lock, so a release after the
-//! check finds the wait. A release wakes the waits in order of arrival. It skips waits that a held
-//! lock blocks, and waits that conflict with the lock of an earlier wait that it has just woken. A
-//! woken task may not get its lock: another task was quicker, a signal arrived, or memory is short.
-//! Such a task wakes the waits that were skipped because of it: its entry notes that it was woken.
-//! So a release checks each wait for the file once, and wakes as many tasks as will get their
-//! locks.
+//! **Protocol.** A wait is in the file's table, with its own queue, before its task checks for the
+//! last time whether the lock is free. Checks and releases hold the table's lock, so a release
+//! after the check finds the wait. A release wakes the waits in order of arrival. It skips waits
+//! that a held lock blocks, and waits that conflict with the lock of an earlier wait that it has
+//! just woken. A woken task may not get its lock: another task was quicker, a signal arrived, or
+//! memory is short. Such a task wakes the waits that were skipped because of it: its entry notes
+//! that it was woken. So a release checks each wait for the file once, and wakes as many tasks as
+//! will get their locks. After [`MOST_SEARCHED`] visited locks it checks no further: it wakes the
+//! remaining waits, and their tasks check for themselves. No wait is skipped because of one of
+//! these.
 //!
 //! **Deadlocks.** While a process waits with F_SETLKW, the owner of a lock that blocks it is
-//! recorded. Before a process waits, its chain is followed for twelve owners: from the owner that
-//! blocks the process to the owner that blocks that one, and so on (Linux: `posix_locks_deadlock`).
-//! If the chain returns to the process, the wait would be a deadlock and is refused. No owner is
-//! recorded for a woken wait until its task checks again. Open file descriptions are not followed,
-//! since many processes may hold one. A cycle can also be closed by a lock that a thread gets while
-//! another thread of its process waits. The waits that this lock blocks are then woken and check
-//! again.
+//! recorded in a graph of the waits of all files ([`GRAPH`]). Before a process waits, its chain is
+//! followed for twelve owners: from the owner that blocks the process to the owner that blocks that
+//! one, and so on (Linux: `posix_locks_deadlock`). If the chain returns to the process, the wait
+//! would be a deadlock and is refused. The owner is recorded and the chain followed with the
+//! graph's lock held throughout: the last one of several tasks that close a cycle finds it. The
+//! owner of a wait in the graph changes only with the lock of the wait's file held, by its task or
+//! by the release of the lock that blocks it: outside this lock the graph is true for this file. No
+//! owner is recorded for a woken wait until its task checks again. Open file descriptions are not
+//! followed, since many processes may hold one. A cycle can also be closed by a lock that a thread
+//! gets while another thread of its process waits. The waits that this lock blocks are then woken
+//! and check again.
 
 use core::ops::{Bound, Range};
 
@@ -24,9 +30,11 @@ use arrayvec::ArrayVec;
 use freehold_collections::reserve;
 use freehold_collections::{Arc, Map};
 
-use super::{LOCKS, Lock, LockSharing, LockSpace, LockTable, Owner};
+use super::files::{self, FileLocks};
+use super::set::{LockSet, SearchLimit};
+use super::{Lock, LockSharing, LockSpace, Owner};
 use crate::fs::node::Identity;
-use crate::sync::{UniqueNumbers, WaitQueue};
+use crate::sync::{SpinLock, UniqueNumbers, WaitQueue};
 use crate::{Errno, Result};
 
 static NUMBERS: UniqueNumbers = UniqueNumbers::new();
@@ -36,59 +44,36 @@ const MOST_STEPS: usize = 12;
 /// A release compares later waits with this many waits that it has woken. Beyond that, a wait may
 /// be woken needlessly.
 const COMPARED: usize = 8;
+/// Number of locks that a release visits in search of those that still block waits.
+const MOST_SEARCHED: u32 = 16 * 1024;
 
-/// Key of a wait: file, kind and number. Numbers increase in order of arrival.
-type WaitKey = (Identity, LockSpace, u64);
-
-struct WaitEntry {
+/// A wait for a lock of a file.
+pub(super) struct WaitEntry {
     wanted: Lock,
     queue: Arc<WaitQueue>,
     /// Later waits may have been skipped because of this one.
     was_woken: bool,
 }
 
-/// All waits.
-pub(super) struct Waits {
-    by_file: Map<WaitKey, WaitEntry>,
-    /// The owner that blocks the wait, for each wait that deadlock detection follows; `None` since
-    /// the wait was woken.
-    by_owner: Map<(Owner, u64), Option<Owner>>,
+/// The waits of processes for record locks of all files, for deadlock detection.
+static GRAPH: SpinLock<WaitGraph> = SpinLock::new(WaitGraph { barriers: Map::new() });
+
+struct WaitGraph {
+    /// The owner that blocks the wait, by the waiting owner and the wait's number; `None` since the
+    /// wait was woken.
+    barriers: Map<(Owner, u64), Option<Owner>>,
 }
 
-impl Waits {
-    pub const fn new() -> Self {
-        Self { by_file: Map::new(), by_owner: Map::new() }
-    }
-
-    /// Returns the first wait from number `from` on for a lock of a file that overlaps `range`.
-    fn overlapping(
-        &self,
-        (file, space): (Identity, LockSpace),
-        from: u64,
-        range: &Range<u64>,
-    ) -> Option<(u64, &WaitEntry)> {
-        let waits = self.by_file.iter_from(Bound::Included(&(file, space, from)));
-        for (key, entry) in waits {
-            if (key.0, key.1) != (file, space) {
-                break;
-            }
-            crate::sched::rest();
-            if entry.wanted.overlaps(range) {
-                return Some((key.2, entry));
-            }
-        }
-        None
-    }
-
+impl WaitGraph {
     /// Returns the owner that blocks a wait of `owner`, if there is such a wait.
     fn barrier_of(&self, owner: Owner) -> Option<Owner> {
-        let waits = self.by_owner.iter_from(Bound::Included(&(owner, 0)));
+        let waits = self.barriers.iter_from(Bound::Included(&(owner, 0)));
         waits.take_while(|(key, _)| key.0 == owner).find_map(|(_, barrier)| *barrier)
     }
 
     /// Sets the owner that blocks a wait, if deadlock detection follows the wait.
     fn set_barrier(&mut self, wait: (Owner, u64), barrier: Option<Owner>) {
-        if let Some(known) = self.by_owner.get_mut(&wait) {
+        if let Some(known) = self.barriers.get_mut(&wait) {
             *known = barrier;
         }
     }
@@ -111,32 +96,46 @@ const fn is_followed(lock: &Lock) -> bool {
     matches!((lock.space, lock.owner), (LockSpace::Record, Owner::Process(_)))
 }
 
-impl LockTable {
+impl LockSet {
+    /// Returns the first wait from number `from` on for a lock that overlaps `range`.
+    fn overlapping(&self, from: u64, range: &Range<u64>) -> Option<(u64, &WaitEntry)> {
+        let mut waits = self.waits.iter_from(Bound::Included(&from));
+        waits.find_map(|(&number, entry)| {
+            crate::sched::rest();
+            entry.wanted.overlaps(range).then_some((number, entry))
+        })
+    }
+
     /// Wakes the waits that may have their locks now, since `owner` releases `range` or shares it.
-    pub(super) fn wake(&mut self, place: (Identity, LockSpace), owner: Owner, range: &Range<u64>) {
+    pub(super) fn wake(&mut self, owner: Owner, range: &Range<u64>) {
         let mut woken = ArrayVec::<Lock, COMPARED>::new();
+        let mut limit = SearchLimit::Steps(MOST_SEARCHED);
         let mut next = 0;
-        while let Some((number, WaitEntry { wanted, queue, .. })) = self.waits.overlapping(place, next, range)
-        {
+        while let Some((number, WaitEntry { wanted, queue, .. })) = self.overlapping(next, range) {
             next = number + 1;
             let (wanted, key) = (*wanted, (wanted.owner, number));
-            let known = self.waits.by_owner.get(&key).copied();
             if let Some(before) = woken.iter().find(|lock| lock.conflicts(&wanted)) {
-                if known == Some(Some(owner)) {
-                    self.waits.set_barrier(key, Some(before.owner));
+                let mut graph = GRAPH.lock();
+                if graph.barriers.get(&key) == Some(&Some(owner)) {
+                    graph.set_barrier(key, Some(before.owner));
                 }
                 continue;
             }
-            if let Some(held) = self.conflicts(place.0, &wanted) {
+            let conflict = self.conflicts(&wanted, &mut limit);
+            if let Ok(Some(held)) = conflict {
+                let known = GRAPH.lock().barriers.get(&key).copied();
                 // The task itself follows its new chain.
                 if known.is_some_and(|known| known != Some(held.owner)) {
                     queue.wake_all();
                 }
                 continue;
             }
+            GRAPH.lock().set_barrier(key, None);
             queue.wake_all();
-            self.waits.set_barrier(key, None);
-            if let Some(entry) = self.waits.by_file.get_mut(&(place.0, place.1, number)) {
+            if conflict.is_err() {
+                continue;
+            }
+            if let Some(entry) = self.waits.get_mut(&number) {
                 entry.was_woken = true;
             }
             let is_whole = wanted.start <= range.start && range.end <= wanted.end;
@@ -149,13 +148,13 @@ impl LockTable {
 
     /// Makes the waits that `new` blocks check for a deadlock, if a thread of the owner of `new`
     /// waits itself.
-    pub(super) fn look_again(&self, file: Identity, new: &Lock) {
-        if new.space != LockSpace::Record || self.waits.barrier_of(new.owner).is_none() {
+    pub(super) fn look_again(&self, new: &Lock) {
+        if self.waits.is_empty() || !is_followed(new) || GRAPH.lock().barrier_of(new.owner).is_none() {
             return;
         }
-        let (place, range) = ((file, new.space), new.start..new.end);
+        let range = new.start..new.end;
         let mut next = 0;
-        while let Some((number, entry)) = self.waits.overlapping(place, next, &range) {
+        while let Some((number, entry)) = self.overlapping(next, &range) {
             next = number + 1;
             if new.conflicts(&entry.wanted) {
                 entry.queue.wake_all();
@@ -164,9 +163,9 @@ impl LockTable {
     }
 }
 
-/// A wait in the table. Dropping it removes it.
+/// A wait in its file's table. Dropping it removes it.
 pub(super) struct LockWait {
-    file: Identity,
+    locks: Arc<FileLocks>,
     wanted: Lock,
     number: u64,
     queue: Arc<WaitQueue>,
@@ -175,25 +174,37 @@ pub(super) struct LockWait {
 
 impl LockWait {
     /// # Errors
-    /// `EDEADLK` for a deadlock; `ENOLCK` or, for flock, `ENOMEM` without memory.
+    /// `EDEADLK` for a deadlock; `ENOLCK` or, for flock, `ENOMEM` without memory; `EINTR` if the
+    /// caller is killed.
     pub fn new(file: Identity, wanted: &Lock) -> Result<Self> {
         let (queue, number) = (reserve::arc(WaitQueue::new()), NUMBERS.next());
-        let mut table = LOCKS.lock();
-        let barrier = table.conflicts(file, wanted).map(|lock| lock.owner);
-        let waits = &mut table.waits;
         let no_memory = |_| wanted.space.no_memory();
-        if is_followed(wanted) {
-            if barrier.is_some_and(|barrier| waits.comes_back(barrier, wanted.owner)) {
-                return Err(Errno::EDEADLK);
+        files::with_made(file, wanted.space, |locks, set| {
+            let conflict = set.conflicts(wanted, &mut SearchLimit::UntilKilled(0))?;
+            let entry = WaitEntry { wanted: *wanted, queue: queue.clone(), was_woken: false };
+            set.waits.try_insert(number, entry).map_err(no_memory)?;
+            if let Err(error) = Self::follow(wanted, number, conflict.map(|lock| lock.owner)) {
+                set.waits.remove(&number);
+                return Err(error);
             }
-            waits.by_owner.try_insert((wanted.owner, number), barrier).map_err(no_memory)?;
+            Ok(Self { locks: locks.clone(), wanted: *wanted, number, queue: queue.clone(), has_lock: false })
+        })
+    }
+
+    /// Adds a wait to the graph, if deadlock detection follows it.
+    ///
+    /// # Errors
+    /// As [`LockWait::new`]; the wait is not added.
+    fn follow(wanted: &Lock, number: u64, barrier: Option<Owner>) -> Result<()> {
+        if !is_followed(wanted) {
+            return Ok(());
         }
-        let entry = WaitEntry { wanted: *wanted, queue: queue.clone(), was_woken: false };
-        if let Err(error) = waits.by_file.try_insert((file, wanted.space, number), entry) {
-            waits.by_owner.remove(&(wanted.owner, number));
-            return Err(no_memory(error));
+        let mut graph = GRAPH.lock();
+        if barrier.is_some_and(|barrier| graph.comes_back(barrier, wanted.owner)) {
+            return Err(Errno::EDEADLK);
         }
-        Ok(Self { file, wanted: *wanted, number, queue, has_lock: false })
+        let added = graph.barriers.try_insert((wanted.owner, number), barrier);
+        added.map(|_| ()).map_err(|_| wanted.space.no_memory())
     }
 
     /// Sleeps until the lock is set.
@@ -209,34 +220,52 @@ impl LockWait {
 
     /// Sets the lock, or finds the owner that blocks it.
     fn attempt(&self) -> Option<Result<()>> {
-        let mut table = LOCKS.lock();
-        let Lock { space, start, end, owner, .. } = self.wanted;
-        let wait = (owner, self.number);
+        let mut table = match self.locks.lock_killable() {
+            Ok(table) => table,
+            Err(error) => return Some(Err(error)),
+        };
+        let set = table.of_mut(self.wanted.space);
         // While the task checks, its wait is blocked by no owner.
-        table.waits.set_barrier(wait, None);
-        let barrier = match table.set(self.file, &self.wanted) {
+        self.set_barrier(None);
+        let barrier = match set.set(&self.wanted) {
             Ok(None) => return Some(Ok(())),
             Ok(Some(lock)) => lock.owner,
             Err(error) => return Some(Err(error)),
         };
-        table.waits.set_barrier(wait, Some(barrier));
-        let entry = table.waits.by_file.get_mut(&(self.file, space, self.number));
+        let is_deadlock = self.set_barrier(Some(barrier));
+        let Lock { start, end, owner, .. } = self.wanted;
+        let entry = set.waits.get_mut(&self.number);
         if entry.is_some_and(|entry| core::mem::take(&mut entry.was_woken)) {
-            table.wake((self.file, space), owner, &(start..end));
+            set.wake(owner, &(start..end));
         }
-        let comes_back = is_followed(&self.wanted) && table.waits.comes_back(barrier, owner);
-        comes_back.then_some(Err(Errno::EDEADLK))
+        is_deadlock.then_some(Err(Errno::EDEADLK))
+    }
+
+    /// Sets the owner that blocks the wait in the graph. Returns whether that would be a deadlock:
+    /// then no owner is set.
+    fn set_barrier(&self, barrier: Option<Owner>) -> bool {
+        if !is_followed(&self.wanted) {
+            return false;
+        }
+        let owner = self.wanted.owner;
+        let mut graph = GRAPH.lock();
+        let is_deadlock = barrier.is_some_and(|barrier| graph.comes_back(barrier, owner));
+        graph.set_barrier((owner, self.number), barrier.filter(|_| !is_deadlock));
+        is_deadlock
     }
 }
 
 impl Drop for LockWait {
     fn drop(&mut self) {
-        let mut table = LOCKS.lock();
+        let mut table = self.locks.lock();
         let Lock { space, start, end, owner, .. } = self.wanted;
-        let entry = table.waits.by_file.remove(&(self.file, space, self.number));
-        table.waits.by_owner.remove(&(owner, self.number));
+        let set = table.of_mut(space);
+        let entry = set.waits.remove(&self.number);
+        if is_followed(&self.wanted) {
+            GRAPH.lock().barriers.remove(&(owner, self.number));
+        }
         if !self.has_lock {
-            table.wake((self.file, space), owner, &(start..end));
+            set.wake(owner, &(start..end));
         }
         drop(table);
         drop(entry);
@@ -246,7 +275,7 @@ impl Drop for LockWait {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fs::locks::{release_all, try_set, unset};
+    use crate::fs::locks::{release, release_all, try_set, unset};
 
     fn lock(owner: u64, range: Range<u64>) -> Lock {
         let (space, sharing) = (LockSpace::Record, LockSharing::Exclusive);
@@ -259,9 +288,9 @@ mod tests {
     }
 
     fn was_woken(wait: &LockWait) -> bool {
-        let table = LOCKS.lock();
-        let key = (wait.file, wait.wanted.space, wait.number);
-        table.waits.by_file.get(&key).expect("a wait is known").was_woken
+        let table = wait.locks.lock();
+        let waits = &table.of(wait.wanted.space).waits;
+        waits.get(&wait.number).expect("a wait is known").was_woken
     }
 
     fn let_go(file: Identity, lock: Lock) {
@@ -307,5 +336,36 @@ mod tests {
         assert!(was_woken(&third));
         drop(third);
         (511..=516).for_each(|owner| release_all(Owner::Process(owner)));
+    }
+
+    /// A release among very many locks does not search them for each wait: waits that it did not
+    /// check are woken, check for themselves, and keep no other wait asleep.
+    #[test]
+    fn a_release_searches_a_bounded_number_of_locks() {
+        let file = file(4);
+        let others = 20_000..20_000 + u64::from(MOST_SEARCHED);
+        let barrier =
+            |wait: &LockWait| *GRAPH.lock().barriers.get(&(wait.wanted.owner, wait.number)).unwrap();
+        for owner in others.clone() {
+            try_set(file, &lock(owner, 2 * owner..2 * owner + 1)).unwrap();
+        }
+        try_set(file, &lock(521, 0..10)).unwrap();
+        try_set(file, &lock(90_000, 10..20)).unwrap();
+        let waits = [522, 523].map(|owner| LockWait::new(file, &lock(owner, 0..20)).unwrap());
+        let blocked = |owner| waits.each_ref().map(|wait| barrier(wait) == owner) == [true; 2];
+        assert!(blocked(Some(Owner::Process(521))));
+        let_go(file, lock(521, 0..10));
+        assert!(blocked(None) && !waits.iter().any(was_woken));
+        assert!(waits.iter().all(|wait| wait.attempt().is_none()));
+        assert!(blocked(Some(Owner::Process(90_000))));
+        // Fewer locks are searched: the release finds that one lock still blocks both.
+        try_set(file, &lock(521, 0..1)).unwrap();
+        others.for_each(|owner| release(file, Owner::Process(owner)));
+        let_go(file, lock(521, 0..1));
+        assert!(blocked(Some(Owner::Process(90_000))) && !waits.iter().any(was_woken));
+        let_go(file, lock(90_000, 10..20));
+        assert!(was_woken(&waits[0]) && !was_woken(&waits[1]));
+        drop(waits);
+        (521..=523).chain([90_000]).for_each(|owner| release(file, Owner::Process(owner)));
     }
 }

@@ -293,7 +293,7 @@ struct LockLines {
 impl Parts for LockLines {
     fn next(&mut self, out: &mut Text) -> Result<More> {
         while out.length() < PART {
-            let Some((file, lock)) = self.cursor.advance() else { return Ok(More::No) };
+            let Some((file, lock)) = self.cursor.advance()? else { return Ok(More::No) };
             // A lock is not shown if its owner has no number in the reader's namespace (Linux:
             // `locks_show`).
             let owner = registry::shown(lock.pid);
