@@ -59,7 +59,7 @@ struct KeyLines(Serial);
 
 impl Parts for KeyLines {
     fn next(&mut self, out: &mut Text) -> Result<More> {
-        let mut call = Call::begin();
+        let mut call = Call::begin()?;
         while out.length() < PART {
             let Some((serial, _)) = call.keys.first_from(self.0) else { return Ok(More::No) };
             self.0 = serial + 1;
@@ -106,10 +106,10 @@ struct UserLines(u64);
 
 impl Parts for UserLines {
     fn next(&mut self, out: &mut Text) -> Result<More> {
-        let keys = Call::begin().keys;
+        let call = Call::begin()?;
         while out.length() < PART {
             let from = u32::try_from(self.0).ok();
-            let Some((user, own)) = from.and_then(|from| keys.first_user_from(from)) else {
+            let Some((user, own)) = from.and_then(|from| call.keys.first_user_from(from)) else {
                 return Ok(More::No);
             };
             self.0 = u64::from(user) + 1;

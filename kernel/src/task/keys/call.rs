@@ -3,7 +3,7 @@
 use arrayvec::ArrayString;
 use freehold_collections::{Arc, reserve};
 
-use super::held::{KEYS, KeyHandle, RingSlot};
+use super::held::{KEYS, KeyHandle, Reaper, RingSlot};
 use super::kind::{KeyKind, Payload};
 use super::store::{
     Caller, Key, KeyRef, KeyTarget, NO_GROUP, NewKey, OWNER, POSSESSOR, Quota, Rights, Serial, Store,
@@ -52,11 +52,15 @@ pub struct Call {
     pub now: i64,
     uid: u32,
     gid: u32,
+    _reaper: Reaper,
 }
 
 impl Call {
     /// Begins to use the keys on behalf of the running thread.
-    pub fn begin() -> Self {
+    ///
+    /// # Errors
+    /// `EINTR` if the caller is killed while it waits.
+    pub fn begin() -> Result<Self> {
         let task = task::current();
         let (caller, uid, gid) = task.with_credentials(|own| {
             let caller =
@@ -64,9 +68,18 @@ impl Call {
             (caller, own.uid, own.gid)
         });
         let now = crate::time::wall().seconds;
-        let mut call = Self { keys: KEYS.lock(), retired: [None, None], task, caller, now, uid, gid };
+        let mut call = Self {
+            keys: KEYS.lock_killable()?,
+            retired: [None, None],
+            task,
+            caller,
+            now,
+            uid,
+            gid,
+            _reaper: Reaper,
+        };
         call.find_rings();
-        call
+        Ok(call)
     }
     /// Notes which keyrings the caller has.
     fn find_rings(&mut self) {

@@ -6,6 +6,7 @@ use arrayvec::ArrayString;
 use freehold_collections::{Arc, Vec, reserve};
 
 use super::call::{Call, Make, random, shown_owner};
+use super::held;
 use super::kind::{KeyKind, Payload};
 use super::store::{ALL_RIGHTS, KeyRef, KeyTarget, NewKey, OWNER, POSSESSOR, Quota, Rights, Serial};
 use crate::hw::PAGE;
@@ -55,7 +56,7 @@ pub fn sys_add_key(args: &Args) -> Result<i64> {
         return Err(Errno::EPERM);
     }
     let payload = read_payload(args[2], length)?;
-    let mut call = Call::begin();
+    let mut call = Call::begin()?;
     let ring = call.usable(ring, Make::Yes, Rights::WRITE)?;
     let kind = KeyKind::by_name(&kind)?;
     if call.keys.get(ring.serial)?.kind != KeyKind::Keyring {
@@ -109,7 +110,7 @@ pub fn sys_request_key(args: &Args) -> Result<i64> {
     if args[2] != 0 {
         user::bounded_string(args[2], PAGE as usize, Errno::EINVAL)?;
     }
-    let mut call = Call::begin();
+    let mut call = Call::begin()?;
     let ring = match args.int(3) {
         0 => None,
         ring => Some(call.usable(ring, Make::Yes, Rights::WRITE)?),
@@ -161,7 +162,7 @@ pub fn sys_keyctl(args: &Args) -> Result<i64> {
 
 fn get_keyring(id: i32, make: i32) -> Result<i64> {
     let make = if make != 0 { Make::Yes } else { Make::No };
-    let mut call = Call::begin();
+    let mut call = Call::begin()?;
     Ok(call.usable(id, make, Rights::SEARCH)?.serial.into())
 }
 
@@ -176,7 +177,7 @@ fn join_session(name: u64) -> Result<i64> {
     if name.as_ref().is_some_and(|name| name.is_empty()) {
         return Err(Errno::EINVAL);
     }
-    Ok(Call::begin().join(name.as_ref())?.into())
+    Ok(Call::begin()?.join(name.as_ref())?.into())
 }
 
 fn update(id: i32, payload: u64, length: usize) -> Result<i64> {
@@ -184,7 +185,7 @@ fn update(id: i32, payload: u64, length: usize) -> Result<i64> {
         return Err(Errno::EINVAL);
     }
     let payload = read_payload(payload, length)?;
-    let mut call = Call::begin();
+    let mut call = Call::begin()?;
     let serial = call.usable(id, Make::No, Rights::WRITE)?.serial;
     let key = call.keys.get(serial)?;
     if !key.kind.is_updatable() {
@@ -196,12 +197,15 @@ fn update(id: i32, payload: u64, length: usize) -> Result<i64> {
 }
 
 fn revoke(id: i32) -> Result<i64> {
-    let mut call = Call::begin();
+    let mut call = Call::begin()?;
     let key = match call.usable(id, Make::No, Rights::WRITE) {
         Err(Errno::EACCES) => call.usable(id, Make::No, Rights::SETATTR),
         found => found,
     }?;
     call.keys.revoke(key.serial)?;
+    if call.keys.get(key.serial)?.kind == KeyKind::Keyring {
+        return clear_ring(call, key);
+    }
     Ok(0)
 }
 
@@ -212,7 +216,7 @@ fn give(id: i32, uid: u32, gid: u32) -> Result<i64> {
         return Ok(0);
     }
     let is_admin = task::may(Capability::SysAdmin);
-    let mut call = Call::begin();
+    let mut call = Call::begin()?;
     let serial = call.usable(id, Make::Yes, Rights::SETATTR)?.serial;
     let key = call.keys.get(serial)?;
     let is_allowed = is_admin
@@ -231,7 +235,7 @@ fn set_permissions(id: i32, permissions: u32) -> Result<i64> {
         return Err(Errno::EINVAL);
     }
     let is_admin = task::may(Capability::SysAdmin);
-    let mut call = Call::begin();
+    let mut call = Call::begin()?;
     let serial = call.usable(id, Make::Yes, Rights::SETATTR)?.serial;
     if !is_admin && call.keys.get(serial)?.uid != call.caller.uid {
         return Err(Errno::EACCES);
@@ -251,7 +255,7 @@ fn answer(bytes: &[u8], buffer: u64, length: usize) -> Result<i64> {
 fn describe(id: i32, buffer: u64, length: usize) -> Result<i64> {
     let mut text = Vec::new();
     {
-        let mut call = Call::begin();
+        let mut call = Call::begin()?;
         let serial = call.usable(id, Make::No, Rights::VIEW)?.serial;
         let key = call.keys.get(serial)?;
         let (uid, gid) = shown_owner(key);
@@ -266,14 +270,20 @@ fn describe(id: i32, buffer: u64, length: usize) -> Result<i64> {
 }
 
 fn clear(id: i32) -> Result<i64> {
-    let mut call = Call::begin();
+    let mut call = Call::begin()?;
     let ring = call.usable(id, Make::Yes, Rights::WRITE)?;
-    call.keys.clear(ring.serial)?;
-    Ok(0)
+    clear_ring(call, ring)
+}
+
+/// Removes all keys from a keyring.
+fn clear_ring(mut call: Call, ring: KeyRef) -> Result<i64> {
+    call.keys.hold(ring.serial)?;
+    drop(call);
+    held::clear(ring.serial).map(|()| 0)
 }
 
 fn link(id: i32, ring: i32) -> Result<i64> {
-    let mut call = Call::begin();
+    let mut call = Call::begin()?;
     let ring = call.usable(ring, Make::Yes, Rights::WRITE)?;
     let key = call.usable(id, Make::Yes, Rights::LINK)?;
     call.keys.link(ring.serial, key.serial)?;
@@ -281,7 +291,7 @@ fn link(id: i32, ring: i32) -> Result<i64> {
 }
 
 fn unlink(id: i32, ring: i32) -> Result<i64> {
-    let mut call = Call::begin();
+    let mut call = Call::begin()?;
     let ring = call.usable(ring, Make::No, Rights::WRITE)?;
     let key = call.resolve(id, Make::No)?;
     call.keys.unlink(ring.serial, key.serial)?;
@@ -291,7 +301,7 @@ fn unlink(id: i32, ring: i32) -> Result<i64> {
 fn search(ring: i32, kind: u64, description: u64, to: i32) -> Result<i64> {
     let kind = read_kind(kind)?;
     let description = read_description(description)?;
-    let mut call = Call::begin();
+    let mut call = Call::begin()?;
     let ring = call.usable(ring, Make::No, Rights::SEARCH)?;
     let to = match to {
         0 => None,
@@ -312,7 +322,7 @@ fn search(ring: i32, kind: u64, description: u64, to: i32) -> Result<i64> {
 
 fn read(id: i32, buffer: u64, length: usize) -> Result<i64> {
     let bytes = {
-        let mut call = Call::begin();
+        let mut call = Call::begin()?;
         let key = call.resolve(id, Make::No)?;
         call.keys.validate(key.serial, call.now)?;
         // A key that the caller possesses can be read, also without the right to read it.
@@ -340,7 +350,7 @@ fn read(id: i32, buffer: u64, length: usize) -> Result<i64> {
 /// KEYCTL_SET_REQKEY_KEYRING: -1 changes nothing; 0 is the default, 1 to 5 the keyring of the
 /// thread, the process, the session, the user, and the user's session.
 fn set_destination(number: i32) -> Result<i64> {
-    let mut call = Call::begin();
+    let mut call = Call::begin()?;
     match number {
         -1 => return Ok(call.task.keyrings.destination().into()),
         1 | 2 => drop(call.resolve(-number, Make::Yes)?),
@@ -351,7 +361,7 @@ fn set_destination(number: i32) -> Result<i64> {
 }
 
 fn set_timeout(id: i32, seconds: u32) -> Result<i64> {
-    let mut call = Call::begin();
+    let mut call = Call::begin()?;
     let serial = call.usable(id, Make::Yes, Rights::SETATTR)?.serial;
     let expiry = (seconds > 0).then(|| call.now + i64::from(seconds));
     call.keys.set_expiry(serial, expiry)?;
@@ -369,15 +379,16 @@ fn assume_authority(id: i32) -> Result<i64> {
 
 /// No security module labels keys: the label is empty.
 fn security(id: i32, buffer: u64, length: usize) -> Result<i64> {
-    Call::begin().usable(id, Make::No, Rights::VIEW)?;
+    Call::begin()?.usable(id, Make::No, Rights::VIEW)?;
     answer(b"\0", buffer, length)
 }
 
 fn invalidate(id: i32) -> Result<i64> {
-    let mut call = Call::begin();
+    let mut call = Call::begin()?;
     let key = call.usable(id, Make::No, Rights::SEARCH)?;
     call.keys.invalidate(key.serial)?;
-    Ok(0)
+    drop(call);
+    held::collect().map(|()| 0)
 }
 
 /// KEYCTL_MOVE, whose only flag is that a key of the same name must not be replaced.
@@ -385,7 +396,7 @@ fn change_ring(id: i32, (from, to): (i32, i32), flags: u32) -> Result<i64> {
     if flags > 1 {
         return Err(Errno::EINVAL);
     }
-    let mut call = Call::begin();
+    let mut call = Call::begin()?;
     let key = call.usable(id, Make::Yes, Rights::LINK)?;
     let from = call.usable(from, Make::No, Rights::WRITE)?;
     let to = call.usable(to, Make::Yes, Rights::WRITE)?;

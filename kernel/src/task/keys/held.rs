@@ -4,19 +4,63 @@ use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use freehold_collections::{Arc, reserve};
 
-use super::store::{Serial, Store};
+use super::store::{CollectPlace, Serial, Store};
+use crate::Result;
 use crate::sync::{Mutex, SpinLock};
 
 /// All keys.
 pub(super) static KEYS: Mutex<Store> = Mutex::new(Store::new());
 
-/// A hold of a key by a thread or process.
+/// Number of steps of a long operation with the lock held.
+const AT_ONCE: usize = 64;
+
+/// A hold of a key by a thread, a process or a call.
 pub(super) struct KeyHandle(Serial);
 
 impl Drop for KeyHandle {
     fn drop(&mut self) {
         KEYS.lock().release(self.0);
+        drop(Reaper);
     }
+}
+
+/// Removes all keys that end when it is dropped, even if the caller is killed; other calls go on
+/// meanwhile. Not dropped under the lock.
+pub(super) struct Reaper;
+
+impl Drop for Reaper {
+    fn drop(&mut self) {
+        while KEYS.lock().reap(AT_ONCE) {
+            crate::sched::rest();
+        }
+    }
+}
+
+/// Removes the keys from a keyring that it links now; other calls go on meanwhile. One hold of the
+/// keyring is the caller's, and is released.
+///
+/// # Errors
+/// `EINTR` if the caller is killed, `ENOMEM`: then some keys are left. `ENOTDIR`.
+pub(super) fn clear(ring: Serial) -> Result<()> {
+    let _held = KeyHandle(ring);
+    let links = KEYS.lock_killable()?.count(ring)?;
+    for _ in (0..links).step_by(AT_ONCE) {
+        KEYS.lock_killable()?.clear_some(ring, AT_ONCE)?;
+        crate::sched::checkpoint()?;
+    }
+    Ok(())
+}
+
+/// Removes invalidated keys from all keyrings; other calls go on meanwhile.
+///
+/// # Errors
+/// `EINTR` if the caller is killed, `ENOMEM`: then the next call removes those that are left.
+pub(super) fn collect() -> Result<()> {
+    let mut place = CollectPlace::default();
+    while KEYS.lock_killable()?.collect_some(&mut place, AT_ONCE) {
+        crate::sched::checkpoint()?;
+    }
+    Ok(())
 }
 
 /// A place for a keyring.

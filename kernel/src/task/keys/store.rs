@@ -3,7 +3,12 @@
 //! A key counts its *holders*: links from keyrings and [handles](super::held) of threads and
 //! processes. It ends with the last one. Links form no cycle ([`Store::link`]), so no key holds
 //! itself. A keyring that ends releases the keys in it one after the other, through a list in the
-//! keys themselves: it needs neither memory nor stack, however long the chain is.
+//! keys themselves: it needs neither memory nor stack, however long the chain is. A key in this
+//! list is no longer found.
+//!
+//! One lock is held for each operation. So operations on any number of keys go in steps
+//! ([`Store::reap`], [`Store::clear_some`], [`Store::collect_some`]), and the caller lets the lock
+//! go between two steps. A search cannot: its list is in the keys. It stops if its task is killed.
 //!
 //! A search visits each keyring once, breadth first, through another list in the keys. Linux visits
 //! a keyring once for each path to it.
@@ -56,6 +61,8 @@ pub const ALL_RIGHTS: u32 = 0x3f3f_3f3f;
 
 /// The group of a user's keyrings: none.
 pub const NO_GROUP: u32 = u32::MAX;
+/// Number of links that a release removes at once; further ones are left to [`Store::reap`].
+const REAPED: usize = 8;
 /// Bytes of quota for a link.
 const LINK_BYTES: u64 = 4;
 
@@ -176,12 +183,30 @@ pub struct Store {
     /// Keyrings by description.
     names: Map<(Arc<[u8]>, Serial), ()>,
     searches: u64,
+    /// The first of the keys that end; 0 for none.
+    ending: Serial,
+}
+
+/// The place that [`Store::collect_some`] has reached; starts before all keys.
+#[derive(Default)]
+pub struct CollectPlace {
+    ring: Serial,
+    after: Option<KeyName>,
+}
+
+/// Lets other tasks run in the middle of a search.
+///
+/// # Errors
+/// `EINTR` if the caller is killed.
+fn go_on() -> Result<()> {
+    crate::sched::rest();
+    if crate::sched::is_current_dying() { Err(Errno::EINTR) } else { Ok(()) }
 }
 
 impl Store {
     /// Makes a store without keys.
     pub const fn new() -> Self {
-        Self { keys: Map::new(), users: Map::new(), names: Map::new(), searches: 0 }
+        Self { keys: Map::new(), users: Map::new(), names: Map::new(), searches: 0, ending: 0 }
     }
 
     /// Returns the key.
@@ -189,14 +214,19 @@ impl Store {
     /// # Errors
     /// `ENOKEY`.
     pub fn get(&self, serial: Serial) -> Result<&Key> {
-        self.keys.get(&serial).ok_or(Errno::ENOKEY)
+        self.keys.get(&serial).filter(|key| key.holders > 0).ok_or(Errno::ENOKEY)
     }
     fn get_mut(&mut self, serial: Serial) -> Result<&mut Key> {
-        self.keys.get_mut(&serial).ok_or(Errno::ENOKEY)
+        self.keys.get_mut(&serial).filter(|key| key.holders > 0).ok_or(Errno::ENOKEY)
     }
     /// Returns the first key from number `from` on.
     pub fn first_from(&self, from: Serial) -> Option<(Serial, &Key)> {
-        self.keys.first_from(Bound::Included(&from)).map(|(&serial, key)| (serial, key))
+        let mut keys = self.keys.iter_from(Bound::Included(&from));
+        let found = keys.find(|(_, key)| {
+            crate::sched::rest();
+            key.holders > 0
+        });
+        found.map(|(&serial, key)| (serial, key))
     }
     /// Returns the keys of the first user from `from` on.
     pub fn first_user_from(&self, from: u32) -> Option<(u32, &UserKeys)> {
@@ -219,10 +249,7 @@ impl Store {
     /// `EDQUOT`, `ENOMEM`.
     pub fn create(&mut self, new: NewKey, quota: Quota, random: impl Fn() -> u32) -> Result<Serial> {
         let bytes = new.description.len() as u64 + 1 + new.payload.bytes();
-        if self.charge(new.uid, (1, bytes), quota).is_err() {
-            self.collect();
-            self.charge(new.uid, (1, bytes), quota)?;
-        }
+        self.charge(new.uid, (1, bytes), quota)?;
         let serial = loop {
             let serial = (random() >> 1) as Serial;
             if serial > 2 && !self.keys.contains_key(&serial) {
@@ -304,29 +331,35 @@ impl Store {
         self.get_mut(serial)?.holders += 1;
         Ok(())
     }
-    /// Removes a holder. The last one's key ends, and so do keys that only it held.
+    /// Removes a holder. The last one's key ends, and so do keys that only it held: the first few
+    /// at once, the others in [`Store::reap`].
     pub fn release(&mut self, serial: Serial) {
-        let mut ending = 0;
-        self.release_into(serial, &mut ending);
-        while ending != 0 {
-            let Some(key) = self.keys.get_mut(&ending) else { return };
-            if let Some(link) = key.payload.pop_link() {
-                self.release_into(link, &mut ending);
-                continue;
-            }
-            let (gone, next) = (ending, key.next);
-            ending = next;
-            self.remove(gone);
-        }
+        self.let_go(serial);
+        self.reap(REAPED);
     }
     /// Removes a holder; the last one's key is put at the head of the list of ending keys.
-    fn release_into(&mut self, serial: Serial, ending: &mut Serial) {
+    fn let_go(&mut self, serial: Serial) {
         let Some(key) = self.keys.get_mut(&serial) else { return };
         key.holders -= 1;
         if key.holders == 0 {
-            key.next = *ending;
-            *ending = serial;
+            key.next = self.ending;
+            self.ending = serial;
         }
+    }
+    /// Removes keys that end, or links in them, in at most `most` steps. Returns whether there are
+    /// more.
+    pub fn reap(&mut self, most: usize) -> bool {
+        for _ in 0..most {
+            let Some(key) = self.keys.get_mut(&self.ending) else { return false };
+            if let Some(link) = key.payload.pop_link() {
+                self.let_go(link);
+            } else {
+                let (gone, next) = (self.ending, key.next);
+                self.ending = next;
+                self.remove(gone);
+            }
+        }
+        self.ending != 0
     }
     fn remove(&mut self, serial: Serial) {
         let Some(key) = self.keys.remove(&serial) else { return };
@@ -457,12 +490,20 @@ impl Store {
     pub fn find_in(&self, ring: Serial, name: &KeyName) -> Result<Option<Serial>> {
         Ok(self.ring_links(ring)?.get(name).copied())
     }
-    /// Removes all keys from a keyring.
+    /// Returns how many keys a keyring links.
     ///
     /// # Errors
     /// `ENOTDIR`, `ENOKEY`.
-    pub fn clear(&mut self, ring: Serial) -> Result<()> {
-        while let Some((_, &serial)) = self.ring_links(ring)?.iter().next() {
+    pub fn count(&self, ring: Serial) -> Result<usize> {
+        Ok(self.ring_links(ring)?.len())
+    }
+    /// Removes up to `most` keys from a keyring.
+    ///
+    /// # Errors
+    /// `ENOTDIR`, `ENOKEY`.
+    pub fn clear_some(&mut self, ring: Serial, most: usize) -> Result<()> {
+        for _ in 0..most {
+            let Some((_, &serial)) = self.ring_links(ring)?.iter().next() else { break };
             self.unlink(ring, serial)?;
         }
         Ok(())
@@ -474,7 +515,7 @@ impl Store {
     pub fn list(&self, ring: Serial) -> Result<Vec<Serial>> {
         let links = self.ring_links(ring)?;
         let mut all = Vec::new();
-        all.try_extend(links.values().copied())?;
+        all.try_extend(links.values().copied().inspect(|_| crate::sched::rest()))?;
         Ok(all)
     }
 
@@ -490,44 +531,44 @@ impl Store {
         (key.payload, key.expiry) = (payload, None);
         Ok(())
     }
-    /// Revokes a key: it loses its payload and its links.
+    /// Revokes a key: it loses its payload. The caller clears a keyring.
     ///
     /// # Errors
     /// `ENOKEY`.
     pub fn revoke(&mut self, serial: Serial) -> Result<()> {
-        if self.get(serial)?.kind == KeyKind::Keyring {
-            self.clear(serial)?;
-        } else {
+        if self.get(serial)?.kind != KeyKind::Keyring {
             self.update(serial, Payload::empty())?;
         }
         self.get_mut(serial)?.revoked = true;
         Ok(())
     }
-    /// Invalidates a key: no search finds it, and all keyrings lose it.
+    /// Invalidates a key: no search finds it. The caller collects it.
     ///
     /// # Errors
     /// `ENOKEY`.
     pub fn invalidate(&mut self, serial: Serial) -> Result<()> {
         self.get_mut(serial)?.invalid = true;
-        self.collect();
         Ok(())
     }
-    /// Removes invalidated keys from all keyrings.
-    fn collect(&mut self) {
-        let mut from = 0;
-        while let Some((serial, key)) = self.first_from(from) {
-            from = serial + 1;
-            if key.kind != KeyKind::Keyring {
+    /// Removes invalidated keys from all keyrings, in at most `most` steps from `place` on. Returns
+    /// whether there are more.
+    pub fn collect_some(&mut self, place: &mut CollectPlace, most: usize) -> bool {
+        for _ in 0..most {
+            let Some((serial, key)) = self.first_from(place.ring) else { return false };
+            let is_ring = key.kind == KeyKind::Keyring;
+            let after = place.after.take().filter(|_| serial == place.ring);
+            let next = if is_ring { self.link_after(serial, after.as_ref()) } else { None };
+            let Some((name, link)) = next else {
+                let Some(ring) = serial.checked_add(1) else { return false };
+                place.ring = ring;
                 continue;
+            };
+            if self.get(link).is_ok_and(|key| key.invalid) {
+                let _ = self.unlink(serial, link);
             }
-            let mut after = None;
-            while let Some((name, link)) = self.link_after(serial, after.as_ref()) {
-                if self.get(link).is_ok_and(|key| key.invalid) {
-                    let _ = self.unlink(serial, link);
-                }
-                after = Some(name);
-            }
+            *place = CollectPlace { ring: serial, after: Some(name) };
         }
+        true
     }
     /// Changes a key's owner and group, and moves its charge.
     ///

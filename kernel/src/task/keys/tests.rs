@@ -6,7 +6,7 @@ use freehold_collections::reserve;
 use proptest::prelude::*;
 
 use super::kind::{KeyKind, Payload};
-use super::store::{ALL_RIGHTS, Caller, KeyRef, KeyTarget, NewKey, Quota, Serial, Store};
+use super::store::{ALL_RIGHTS, Caller, CollectPlace, KeyRef, KeyTarget, NewKey, Quota, Serial, Store};
 use crate::Errno;
 use crate::task::credentials::Groups;
 
@@ -49,7 +49,52 @@ fn a_chain_of_a_hundred_thousand_keyrings_ends_without_a_deep_stack() {
         last = ring;
     }
     store.release(root);
+    while store.reap(1000) {}
     assert!(store.first_from(0).is_none() && store.first_user_from(0).is_none());
+}
+
+/// A keyring of 1,000 keys is cleared, released and freed of invalidated keys in steps. Other
+/// operations may come between two steps.
+#[test]
+fn work_on_many_keys_goes_in_steps() {
+    let (mut store, root) = store();
+    let fill = |store: &mut Store, ring: Serial| {
+        let keys = (0..1000).map(|name| {
+            let key = store.create(new_key(KeyKind::User, name, 3), Quota::Exceeded, numbers).unwrap();
+            store.link(ring, key).unwrap();
+            store.release(key);
+            key
+        });
+        keys.collect::<std::vec::Vec<Serial>>()
+    };
+    let charged = |store: &Store| store.first_user_from(3).map_or(0, |(_, keys)| keys.keys);
+    fill(&mut store, root);
+    store.clear_some(root, 64).unwrap();
+    assert_eq!((store.count(root), charged(&store)), (Ok(936), 936));
+
+    let ring = store.create(new_key(KeyKind::Keyring, 1, 1), Quota::Exceeded, numbers).unwrap();
+    let keys = fill(&mut store, ring);
+    store.release(ring);
+    assert!(store.get(ring).is_err() && store.get(keys[999]).is_ok(), "some keys end later");
+    assert!(charged(&store) > 1900 && store.reap(64) && charged(&store) > 1850);
+    // A search between two steps uses the same list.
+    let name = (KeyKind::User, reserve::slice(b"key 999".as_slice()));
+    let search = KeyRef { serial: root, possessed: true };
+    assert!(store.search(search, KeyTarget::Named(&name), &anyone(), 0).is_ok());
+    while store.reap(64) {}
+    assert!(keys.iter().all(|&key| store.get(key).is_err()));
+    assert_eq!(charged(&store), 936);
+
+    let (mut place, mut steps) = (CollectPlace::default(), 0);
+    let linked = store.list(root).unwrap();
+    linked.iter().take(500).for_each(|&key| store.invalidate(key).unwrap());
+    while store.collect_some(&mut place, 10) {
+        steps += 1;
+        store.clear_some(root, usize::from(steps == 20)).unwrap();
+        store.check_counts(&[root]);
+    }
+    assert!(steps > 80 && store.list(root).unwrap().iter().all(|&key| !store.get(key).unwrap().is_invalid()));
+    assert_eq!(store.count(root), Ok(436));
 }
 
 /// Seven layers of 30 keyrings, each of which links all of the next layer: 30^6 paths.
@@ -80,6 +125,7 @@ fn a_search_visits_each_keyring_once() {
     let found = store.search(ring, KeyTarget::Key(key), &anyone(), 0);
     assert_eq!(found, Ok(KeyRef { serial: key, possessed: true }));
     store.release(root);
+    while store.reap(1000) {}
     assert!(store.first_from(0).is_none());
 }
 
@@ -105,8 +151,8 @@ proptest! {
                 }),
                 2 | 3 => store.link(ring, key),
                 4 => store.unlink(ring, key),
-                5 => store.clear(ring),
-                6 => store.invalidate(key),
+                5 => store.clear_some(ring, usize::MAX),
+                6 => store.invalidate(key).map(|()| _ = store.collect_some(&mut CollectPlace::default(), usize::MAX)),
                 7 => store.give(key, (1 + name as u32 % 2, 0)),
                 _ => {
                     match handles.iter().position(|&held| held == key) {
@@ -119,11 +165,13 @@ proptest! {
                     }
                 }
             };
+            while store.reap(1000) {}
             store.check_counts(&handles);
         }
         for held in handles {
             store.release(held);
         }
+        while store.reap(1000) {}
         prop_assert!(store.first_from(0).is_none() && store.first_user_from(0).is_none());
     }
 }

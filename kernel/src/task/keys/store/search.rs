@@ -1,7 +1,7 @@
 //! Searches through keyrings in keyrings, breadth first: each is visited once.
 
 use super::super::kind::KeyKind;
-use super::{Caller, KeyName, KeyRef, Rights, Serial, Store};
+use super::{Caller, KeyName, KeyRef, Rights, Serial, Store, go_on};
 use crate::{Errno, Result};
 
 /// The nesting of keyrings that a search follows, and that a link may make.
@@ -41,7 +41,8 @@ impl Store {
     /// Searches a keyring and those in it for a key that the caller may find, at `now`.
     ///
     /// # Errors
-    /// `EAGAIN` if there is none; `EKEYREVOKED`, `EKEYEXPIRED` or `EACCES` if there are only such.
+    /// `EAGAIN` if there is none; `EKEYREVOKED`, `EKEYEXPIRED` or `EACCES` if there are only such;
+    /// `EINTR` if the caller is killed.
     pub fn search(
         &mut self,
         ring: KeyRef,
@@ -70,9 +71,10 @@ impl Store {
                     Ok(None) => {}
                     Err(error) => failure = error,
                 }
-                self.enqueue_nested(&mut queue, serial, depth + 1);
+                self.enqueue_nested(&mut queue, serial, depth + 1)?;
             }
             self.advance(&mut queue);
+            go_on()?;
         }
         Err(failure)
     }
@@ -107,16 +109,18 @@ impl Store {
             queue.last = 0;
         }
     }
-    fn enqueue_nested(&mut self, queue: &mut RingQueue, ring: Serial, depth: u32) {
+    fn enqueue_nested(&mut self, queue: &mut RingQueue, ring: Serial, depth: u32) -> Result<()> {
         let mut after = None;
         while let Some((name, nested)) = self.link_after(ring, after.as_ref()) {
             // Keyrings are before all other kinds.
             if name.0 != KeyKind::Keyring {
-                return;
+                break;
             }
             self.enqueue(queue, nested, depth);
             after = Some(name);
+            go_on()?;
         }
+        Ok(())
     }
 
     /// Checks that `ring` is not `nested` or in it.
@@ -132,8 +136,9 @@ impl Store {
             if depth == MAX_DEPTH {
                 return Err(Errno::ELOOP);
             }
-            self.enqueue_nested(&mut queue, serial, depth + 1);
+            self.enqueue_nested(&mut queue, serial, depth + 1)?;
             self.advance(&mut queue);
+            go_on()?;
         }
         Ok(())
     }
