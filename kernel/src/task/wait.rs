@@ -336,7 +336,7 @@ pub(super) fn tell_parent_of_end(process: &Arc<Process>, status: ExitStatus) {
         && !(reaps_itself && action.handler == SIG_IGN)
     {
         let (code, value) = code_of(status);
-        let mut info = child_info(process, &parent, code, value);
+        let mut info = child_info(process, &parent, (code, value), &process.usage());
         info.number = i32::from(signal.number());
         parent.signal(info);
     }
@@ -361,15 +361,22 @@ pub(crate) fn tell_parent_of_stop(process: &Arc<Process>, signal: Signal) {
 fn tell_parent(process: &Arc<Process>, code: i32, status: i32) {
     let Some(parent) = process.parent() else { return };
     if parent.action(Signal::CHLD).flags & SA_NOCLDSTOP == 0 {
-        parent.signal(child_info(process, &parent, code, status));
+        // Linux tells the times of the first thread alone (`do_notify_parent_cldstop`).
+        let usage = process.leader().map_or_else(Usage::default, |thread| thread.usage());
+        parent.signal(child_info(process, &parent, (code, status), &usage));
     }
     parent.child_changed.wake_all();
 }
 
-/// Makes the siginfo of a SIGCHLD about `child` for `reader`. Times are in ticks of 10 ms.
-pub(crate) fn child_info(child: &Process, reader: &Process, code: i32, status: i32) -> SigInfo {
+/// Makes the siginfo of a SIGCHLD about `child` for `reader`, with the times of `usage` in ticks of
+/// 10 ms.
+pub(crate) fn child_info(
+    child: &Process,
+    reader: &Process,
+    (code, status): (i32, i32),
+    usage: &Usage,
+) -> SigInfo {
     const TICK: u64 = 10_000_000;
-    let usage = child.usage();
     let uid = child.credentials().uid;
     SigInfo::child(code, child.number_for(reader), uid, status)
         .with_ticks(usage.user / TICK, usage.system / TICK)

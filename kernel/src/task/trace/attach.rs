@@ -248,7 +248,7 @@ impl Process {
     /// Notifies this tracer of the end of `process`; see [`hold_end`](Self::hold_end).
     pub(in crate::task) fn tell_of_end(self: &Receiver<Self>, process: &Self, status: ExitStatus) {
         let (code, value) = wait::code_of(status);
-        self.signal(wait::child_info(process, self, code, value));
+        self.signal(wait::child_info(process, self, (code, value), &process.usage()));
         self.child_changed.wake_all();
     }
 

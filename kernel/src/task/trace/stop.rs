@@ -44,13 +44,15 @@ impl Call {
     }
 }
 
-/// Notifies the tracer that `tracee` is in a stop.
-fn tell(tracee: &Tracee, stop: Stop) {
+/// Notifies the tracer that `tracee` is in a stop. The times are those of this thread alone, as on
+/// Linux (`do_notify_parent_cldstop`).
+fn tell(thread: &Task, tracee: &Tracee, stop: Stop) {
     let (Some(tracer), Some(process)) = (registry::find(tracee.tracer), registry::find(tracee.pid)) else {
         return;
     };
     if tracer.action(Signal::CHLD).flags & SA_NOCLDSTOP == 0 {
-        let info = wait::child_info(&process, &tracer, code::CLD_TRAPPED, stop.code & 0x7f);
+        let info =
+            wait::child_info(&process, &tracer, (code::CLD_TRAPPED, stop.code & 0x7f), &thread.usage());
         tracer.signal(info.about(tracee.shown()));
     }
     tracer.child_changed.wake_all();
@@ -73,7 +75,7 @@ impl Task {
             (state.resume, state.listens) = (None, false);
             state.image
         };
-        tell(tracee, stop);
+        tell(self, tracee, stop);
         while !self.wait_for_tracer(tracee, stop.kind) {
             // The group stop for whose end the tracer waited is over.
             let stop = Stop::event(StopKind::Event, Signal::TRAP, Event::Stop);
@@ -81,7 +83,7 @@ impl Task {
                 let mut state = tracee.state.lock();
                 (state.stop, state.news, state.listens) = (Some(stop), true, false);
             }
-            tell(tracee, stop);
+            tell(self, tracee, stop);
         }
         let how = {
             let mut state = tracee.state.lock();
