@@ -150,6 +150,40 @@ static void bytes_of_two_senders(void)
 	close(pair[1]);
 }
 
+/* The credentials that come with the next message. */
+static struct ucred sender_of_next(int from)
+{
+	union {
+		char bytes[CMSG_SPACE(sizeof(struct ucred))];
+		struct cmsghdr head;
+	} beside = { 0 };
+	struct ucred who = { 0 };
+	char byte;
+	struct iovec piece = { &byte, 1 };
+	struct msghdr message = { .msg_iov = &piece, .msg_iovlen = 1, .msg_control = &beside, .msg_controllen = sizeof beside };
+	NEED(recvmsg(from, &message, 0) == 1 && beside.head.cmsg_type == SCM_CREDENTIALS);
+	memcpy(&who, CMSG_DATA(&beside.head), sizeof who);
+	return who;
+}
+
+static void names_that_nobody_asked_for(int kind)
+{
+	int pair[2], on = 1, off = 0;
+	pair_of(kind, pair);
+	NEED(send(pair[0], "x", 1, 0) == 1 && setsockopt(pair[1], SOL_SOCKET, SO_PASSCRED, &on, sizeof on) == 0);
+	struct ucred who = sender_of_next(pair[1]);
+	PROMISE("a message from before SO_PASSCRED names nobody", who.pid == 0 && who.uid == 65534 && who.gid == 65534);
+	NEED(send(pair[0], "x", 1, 0) == 1);
+	who = sender_of_next(pair[1]);
+	PROMISE("one after it its sender", who.pid == getpid() && who.uid == geteuid());
+	NEED(setsockopt(pair[1], SOL_SOCKET, SO_PASSCRED, &off, sizeof off) == 0 && setsockopt(pair[0], SOL_SOCKET, SO_PASSCRED, &on, sizeof on) == 0);
+	NEED(send(pair[0], "x", 1, 0) == 1 && setsockopt(pair[1], SOL_SOCKET, SO_PASSCRED, &on, sizeof on) == 0);
+	who = sender_of_next(pair[1]);
+	PROMISE("so does one of a sender that has it", who.pid == getpid());
+	close(pair[0]);
+	close(pair[1]);
+}
+
 static void who_accepts_inherits_the_wish(void)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX, .sun_path = "\0messages" };
@@ -157,9 +191,11 @@ static void who_accepts_inherits_the_wish(void)
 	socklen_t length = sizeof on;
 	NEED(setsockopt(listening, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) == 0);
 	NEED(bind(listening, (void *)&address, sizeof address) == 0 && listen(listening, 1) == 0);
-	NEED(connect(client, (void *)&address, sizeof address) == 0);
+	NEED(connect(client, (void *)&address, sizeof address) == 0 && send(client, "x", 1, 0) == 1);
 	int server = accept(listening, NULL, NULL);
 	NEED(server >= 0);
+	struct ucred who = sender_of_next(server);
+	PROMISE("bytes from before accept name their sender", who.pid == getpid());
 	on = 0;
 	PROMISE("SO_PASSCRED is inherited from who listens", getsockopt(server, SOL_SOCKET, SO_PASSCRED, &on, &length) == 0 && on == 1);
 	close(server);
@@ -240,6 +276,9 @@ int main(void)
 	messages_stay_apart(SOCK_SEQPACKET);
 	a_stream_with_files_in_it();
 	bytes_of_two_senders();
+	names_that_nobody_asked_for(SOCK_STREAM);
+	names_that_nobody_asked_for(SOCK_DGRAM);
+	names_that_nobody_asked_for(SOCK_SEQPACKET);
 	who_accepts_inherits_the_wish();
 	ends_that_lose_something();
 	a_stream_that_fails_half_way();

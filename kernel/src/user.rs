@@ -234,6 +234,38 @@ pub fn so_far(done: usize, error: Errno) -> Result<usize> {
     if done > 0 { Ok(done) } else { Err(error) }
 }
 
+/// Reads all bytes of `source`. The caller bounds their number.
+///
+/// # Errors
+/// `EFAULT`, `ENOMEM`.
+pub fn read_all(source: &mut dyn Source) -> Result<Vec<u8>> {
+    let mut bytes: Vec<u8> = zeroed(source.remaining())?;
+    let mut done = 0;
+    while done < bytes.len() {
+        match source.take(&mut bytes[done..])? {
+            0 => return Err(Errno::EFAULT),
+            count => done += count,
+        }
+    }
+    Ok(bytes)
+}
+
+/// Reads and discards `length` bytes. Returns their number.
+///
+/// # Errors
+/// `EFAULT`.
+pub fn take_all(source: &mut dyn Source, length: usize) -> Result<usize> {
+    let (mut bytes, mut left) = ([0; 256], length);
+    while left > 0 {
+        let part = left.min(bytes.len());
+        match source.take(&mut bytes[..part])? {
+            0 => return Err(Errno::EFAULT),
+            count => left -= count,
+        }
+    }
+    Ok(length)
+}
+
 /// Writes all of `bytes` to the program's `address`; may sleep.
 ///
 /// # Errors

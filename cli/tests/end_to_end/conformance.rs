@@ -52,6 +52,16 @@ fn inet() {
 }
 
 #[test]
+fn ends() {
+    conforms("ends");
+}
+
+#[test]
+fn corks() {
+    conforms("corks");
+}
+
+#[test]
 fn sockmem() {
     conforms_with("sockmem", &["-m", "512M"], &[], &[]);
     conforms_with("sockmem", &["-m", "512M"], &["crowd"], &[]);

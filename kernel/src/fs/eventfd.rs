@@ -126,7 +126,7 @@ impl File for EventFile {
             waiter.register(&self.changed);
         }
         let count = *self.count.lock();
-        let mut ready = Ready::empty();
+        let mut ready = Ready::ALONE;
         ready.set(Ready::IN, count > 0);
         ready.set(Ready::ERR, count > MOST);
         ready.set(Ready::OUT, count < MOST);
@@ -195,7 +195,7 @@ mod tests {
         write(&file, 4).unwrap();
         assert_eq!(read(&file), Ok(5));
         assert_eq!(read(&file), Err(Errno::EAGAIN));
-        assert_eq!(file.poll(None), Ready::OUT);
+        assert_eq!(file.poll(None), Ready::OUT | Ready::ALONE);
     }
 
     #[test]
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(write(&file, u64::MAX), Err(Errno::EINVAL));
         write(&file, MOST).unwrap();
         assert_eq!(write(&file, 1), Err(Errno::EAGAIN));
-        assert_eq!(file.poll(None), Ready::IN);
+        assert_eq!(file.poll(None), Ready::IN | Ready::ALONE);
         assert_eq!(file.write_at(0, &mut SliceSource::new(b"short"), Blocking::Never), Err(Errno::EINVAL));
     }
 
@@ -221,8 +221,8 @@ mod tests {
         write(&file, MOST).unwrap();
         file.count_event();
         file.count_event();
-        assert_eq!(file.poll(None), Ready::IN | Ready::ERR);
+        assert_eq!(file.poll(None), Ready::IN | Ready::ERR | Ready::ALONE);
         assert_eq!(read(&file), Ok(u64::MAX));
-        assert_eq!(file.poll(None), Ready::OUT);
+        assert_eq!(file.poll(None), Ready::OUT | Ready::ALONE);
     }
 }

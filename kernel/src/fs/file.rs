@@ -52,6 +52,11 @@ bitflags! {
         const HUP = 0x010;
         /// The peer of a stream has closed its writing half.
         const RDHUP = 0x2000;
+        /// Data of any priority can be written: Linux reports it for sockets that are not TCP's.
+        const WRBAND = 0x200;
+        /// Not reported to programs: [`IN`](Self::IN) and [`OUT`](Self::OUT) come without their
+        /// synonyms (eventfd, timerfd, signalfd, userfaultfd).
+        const ALONE = 1 << 30;
         /// Not reported to programs: the other bits apply to a description with `O_NONBLOCK`; any
         /// other has an error.
         const IF_NONBLOCKING = 1 << 31;
@@ -66,7 +71,10 @@ pub const POLLWRNORM: u32 = 0x100;
 impl Ready {
     /// Returns the bits with poll(2)'s synonyms filled in.
     pub fn poll_bits(self) -> u32 {
-        let mut bits = self.bits();
+        let mut bits = self.difference(Self::ALONE).bits();
+        if self.contains(Self::ALONE) {
+            return bits;
+        }
         if self.contains(Self::IN) {
             bits |= POLLRDNORM;
         }

@@ -130,7 +130,7 @@ impl File for SignalFile {
         }
         let wanted = *self.signals.lock();
         let waiting = task.pending_signals();
-        let mut ready = Ready::empty();
+        let mut ready = Ready::ALONE;
         ready.set(Ready::IN, waiting.0 & wanted.0 != 0);
         ready
     }

@@ -261,7 +261,7 @@ impl File for TimerFile {
         if let Some(waiter) = waiter {
             waiter.register(&self.timer.expired);
         }
-        let mut ready = Ready::empty();
+        let mut ready = Ready::ALONE;
         let state = *self.timer.state.lock();
         ready.set(Ready::IN, state.expiries > 0 || state.cancelling == Cancelling::Cancelled);
         ready

@@ -489,7 +489,7 @@ impl File for UserFaultFile {
             return Ready::ERR;
         }
         let news = if self.faults.has_news() { Ready::IN } else { Ready::empty() };
-        news | Ready::IF_NONBLOCKING
+        news | Ready::ALONE | Ready::IF_NONBLOCKING
     }
 
     fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {

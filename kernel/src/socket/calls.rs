@@ -4,11 +4,11 @@ use linux_raw_sys::net as c;
 
 use super::SocketFile;
 use super::address::{Address, Family};
+use super::beside::wishes::Follows;
 use super::channel::{Ancillary, Manner, Patience, Received, Taking};
 use super::endpoint::{SendTarget, Shutdown, Socket, SocketKind};
 use super::message::{self, Delivery, MessageHeader, Sent};
 use super::netlink::Netlink;
-use super::options::Credentials;
 use super::raw::{self, RawKind};
 use super::table;
 use crate::fs::{Blocking, OnExec, OpenFile, OpenFlags};
@@ -248,6 +248,9 @@ pub fn sys_setsockopt(args: &Args) -> Result<i64> {
         {
             return Ok(0);
         }
+        if file.socket.set_udp_option((args.uint(1), args.uint(2)), args[3], length)? {
+            return Ok(0);
+        }
         file.socket.set_option(args.uint(1), args.uint(2), args[3], length).map(|()| 0)
     })
 }
@@ -287,10 +290,14 @@ fn send(
         }
         let patience = file.send_patience(blocking(open, flags));
         let to = if name == 0 { None } else { Address::read(file.socket.family(), name, length)? };
-        let (ancillary, wishes) = beside(&file.socket)?;
+        let (ancillary, mut wishes) = beside(&file.socket)?;
+        if flags & c::MSG_MORE != 0 && file.socket.is_udp() {
+            wishes.get_or_insert_default().follows = Follows::More;
+        }
         let target = SendTarget { address: to.as_ref(), wishes: wishes.as_ref() };
         let sent = file.socket.send(source, ancillary, target, patience);
-        if sent == Err(Errno::EPIPE) && flags & c::MSG_NOSIGNAL == 0 {
+        let is_stream = file.socket.kind() == SocketKind::Stream;
+        if sent == Err(Errno::EPIPE) && is_stream && flags & c::MSG_NOSIGNAL == 0 {
             task::signal_broken_pipe();
         }
         sent
@@ -298,7 +305,7 @@ fn send(
 }
 
 fn nothing_beside(_: &Socket) -> Result<Sent> {
-    Ok((Ancillary { credentials: Credentials::current(), ..Ancillary::default() }, None))
+    Ok((Ancillary::default(), None))
 }
 
 /// sendto(fd, bytes, count, flags, address, length)
@@ -359,6 +366,9 @@ fn receive(
     }
     let taking = if flags & c::MSG_PEEK != 0 { Taking::Peek } else { Taking::Take };
     let patience = file.receive_patience(blocking(open, flags));
+    let mut nowhere = Discard(sink.remaining());
+    let drops = flags & c::MSG_TRUNC != 0 && file.socket.is_tcp();
+    let sink = if drops { &mut nowhere } else { sink };
     file.socket.receive(sink, Manner { taking, patience }, received)?;
     if flags & c::MSG_WAITALL != 0 && taking == Taking::Take && file.socket.kind() == SocketKind::Stream {
         receive_rest(file, sink, patience, received);
@@ -374,6 +384,22 @@ fn receive_rest(file: &SocketFile, sink: &mut dyn Sink, patience: Patience, rece
         if file.socket.receive(sink, Manner::take(patience), received).is_err() || received.count == before {
             break;
         }
+    }
+}
+
+/// A sink for bytes that a program drops: MSG_TRUNC of TCP. Its field is the number of bytes that
+/// still fit.
+struct Discard(usize);
+
+impl Sink for Discard {
+    fn remaining(&self) -> usize {
+        self.0
+    }
+
+    fn put_without_fault(&mut self, bytes: &[u8]) -> usize {
+        let count = bytes.len().min(self.0);
+        self.0 -= count;
+        count
     }
 }
 

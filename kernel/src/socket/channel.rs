@@ -6,6 +6,7 @@
 //! woken.
 
 mod beside;
+mod ends;
 mod news;
 
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
@@ -41,12 +42,18 @@ pub enum Patience {
 }
 
 /// Data that travels with the bytes of a message.
-#[derive(Default)]
 pub struct Ancillary {
     /// SCM_RIGHTS.
     pub files: Files,
-    /// The sender's credentials.
+    /// The sender's credentials, if it or the receiver has requested them, or those that it has
+    /// passed.
     pub credentials: Credentials,
+}
+
+impl Default for Ancillary {
+    fn default() -> Self {
+        Self { files: Files::default(), credentials: Credentials::NOBODY }
+    }
 }
 
 impl Ancillary {
@@ -105,9 +112,11 @@ pub struct Channel {
     /// Mirrors of the queue: the number of waiting messages, and their pages.
     messages: AtomicUsize,
     pages: AtomicUsize,
-    /// Whether the channel has lost its receiver, or its sender.
+    /// Whether the channel has lost its receiver, or its sender ([`ends`]).
     no_receiver: AtomicBool,
     no_sender: AtomicBool,
+    /// Whether the receiver has shut down reading, and still exists.
+    reading_ended: AtomicBool,
     /// Whether [`garbage`] knows the channel.
     carries: AtomicBool,
     /// SO_PASSCRED: the receiver gets the sender of each message.
@@ -146,6 +155,7 @@ impl Channel {
             pages: AtomicUsize::new(0),
             no_receiver: AtomicBool::new(false),
             no_sender: AtomicBool::new(false),
+            reading_ended: AtomicBool::new(false),
             carries: AtomicBool::new(false),
             names_senders: AtomicBool::new(false),
             told: AtomicU32::new(0),
@@ -212,83 +222,9 @@ impl Channel {
         Ok(())
     }
 
-    /// Closes the receiving end: senders fail, and waiting messages are dropped.
-    pub fn close_receiver(&self) {
-        self.no_receiver.store(true, Ordering::SeqCst);
-        self.forget(Some(self.queue.lock()));
-    }
-
-    /// As [`close_receiver`](Self::close_receiver), without waiting. If another task holds the
-    /// queue, its messages stay until the channel is dropped.
-    pub(super) fn abandon_receiver(&self) {
-        self.no_receiver.store(true, Ordering::SeqCst);
-        self.forget(self.try_waiting());
-    }
-
-    /// Drops the messages in `queue`, the channel's own, if the caller could lock it. Wakes all
-    /// waiters.
-    fn forget(&self, queue: Option<MutexGuard<'_, Queue>>) {
-        let forgotten = queue.map(|mut queue| {
-            let all = core::mem::replace(&mut *queue, Queue::new(self.account));
-            self.publish(&queue);
-            all
-        });
-        self.wake_all();
-        // Files in flight are closed with no lock held.
-        drop(forgotten);
-    }
-
-    /// Closes the sending end because of `error`. The caller wakes waiters.
-    pub(super) fn end_by(&self, error: Errno) {
-        self.note_error(error);
-        self.no_sender.store(true, Ordering::SeqCst);
-    }
-
     pub(super) fn wake_all(&self) {
         self.readable.wake_all();
         self.writable.wake_all();
-    }
-
-    /// Records an error that the next call on the receiver's socket returns.
-    pub fn fail(&self, error: Errno) {
-        self.note_error(error);
-        self.readable.announce(News::Error);
-        self.writable.wake_all();
-    }
-
-    /// As [`fail`](Self::fail), for a caller that closes the channel next.
-    pub(super) fn note_error(&self, error: Errno) {
-        self.failed.store(true, Ordering::Relaxed);
-        self.error.store(error as i32, Ordering::SeqCst);
-    }
-
-    /// Whether there was any error so far, reported or not (a connection was reset).
-    pub fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::Relaxed)
-    }
-
-    /// Whether there is an error to report.
-    pub fn has_error(&self) -> bool {
-        self.error.load(Ordering::SeqCst) != 0
-    }
-
-    /// Takes the error, so that one call reports it.
-    #[inline]
-    pub fn take_error(&self) -> Option<Errno> {
-        if !self.has_error() {
-            return None;
-        }
-        Errno::from_number(self.error.swap(0, Ordering::SeqCst) as u32)
-    }
-
-    /// Returns whether the channel still has a receiver.
-    pub fn has_receiver(&self) -> bool {
-        !self.no_receiver.load(Ordering::SeqCst)
-    }
-
-    /// Returns whether the channel still has a sender.
-    pub fn has_sender(&self) -> bool {
-        !self.no_sender.load(Ordering::SeqCst)
     }
 
     /// Whether a message waits.
@@ -368,7 +304,7 @@ impl Channel {
     #[inline(always)]
     fn wait_for_message(&self, patience: Patience) -> Result<()> {
         let ready = || {
-            let is_over = !self.has_sender() || !self.has_receiver();
+            let is_over = !self.has_sender() || !self.has_reader();
             (self.has_message() || is_over || self.has_error()).then_some(())
         };
         match patience {
@@ -466,7 +402,7 @@ impl Channel {
             self.wait_for_room(patience)?;
             let mut queue = self.queue.lock();
             if !self.has_receiver() {
-                return Err(Errno::ECONNREFUSED);
+                return Err(self.refusal());
             }
             if !self.has_room() {
                 continue;
@@ -519,11 +455,11 @@ impl Channel {
             result?;
             received.length = received.count;
             if received.count == 0
-                && let Some(error) = self.take_error()
+                && let Some(error) = self.take_receive_error()
             {
                 return Err(error);
             }
-            let ended = || !self.has_message() && (!self.has_sender() || !self.has_receiver());
+            let ended = || !self.has_message() && (!self.has_sender() || !self.has_reader());
             if received.count > 0 || sink.remaining() == 0 || ended() {
                 return Ok(());
             }
@@ -543,14 +479,17 @@ impl Channel {
     ) -> Result<()> {
         loop {
             self.wait_for_message(manner.patience)?;
+            // As on Linux, an error comes before the messages that wait.
+            if let Some(error) = self.take_error() {
+                return Err(error);
+            }
             let mut queue = self.queue.lock();
             if queue.messages() == 0 {
                 drop(queue);
-                if let Some(error) = self.take_error() {
-                    return Err(error);
-                }
-                if !self.has_sender() || !self.has_receiver() {
-                    return Ok(());
+                if !self.has_sender() || !self.has_reader() {
+                    // As on Linux, a call that does not wait finds nothing after SHUT_RD.
+                    let is_told = !self.has_sender() || manner.patience != Patience::Never;
+                    return if is_told { Ok(()) } else { Err(Errno::EAGAIN) };
                 }
                 continue;
             }

@@ -1,6 +1,6 @@
 //! UDP datagrams that programs send.
 
-use freehold_collections::{Arc, Receiver, Vec};
+use freehold_collections::{Arc, Receiver};
 use freehold_net::Marks;
 use linux_raw_sys::net as c;
 
@@ -8,16 +8,14 @@ use super::address::Address;
 use super::beside::wishes::Wishes;
 use super::beside::{IP, IPV6, PacketFacts, TOS, TTL};
 use super::channel::{Ancillary, MessageOrigin, Patience};
+use super::cork::MOST_DATAGRAM_BYTES;
 use super::endpoint::Socket;
 use super::interface;
 use super::ports::{self, InetAddress, Protocol};
 use super::raw::{self, arrive::Found};
 use crate::fs::bytes::SliceSource;
-use crate::user::{self, Source};
+use crate::user::{Source, read_all, take_all};
 use crate::{Errno, Result};
-
-/// Bytes of the longest datagram: an IP packet of 65,535 bytes without both headers.
-const MOST_DATAGRAM_BYTES: usize = 65_507;
 
 /// The two ends of a datagram, and the sender's requests.
 #[derive(Clone, Copy)]
@@ -41,11 +39,32 @@ impl Socket {
         to: Option<InetAddress>,
         wishes: Option<&Wishes>,
     ) -> Result<usize> {
-        if to.is_some_and(|to| to.port == 0) {
-            return Err(Errno::EINVAL);
+        let destination = || {
+            if to.is_some_and(|to| to.port == 0) {
+                return Err(Errno::EINVAL);
+            }
+            let remote = self.state.lock().remote;
+            to.or(remote).ok_or(Errno::EDESTADDRREQ)
+        };
+        if self.cork.concerns(wishes) {
+            let reached = || destination().and_then(|to| self.route(to).map(|_| to));
+            return self.send_corked(source, reached, wishes);
         }
-        let remote = self.state.lock().remote;
-        let (to, wire) = self.route(to.or(remote).ok_or(Errno::EDESTADDRREQ)?)?;
+        self.send_one_datagram(source, ancillary, destination()?, wishes)
+    }
+
+    /// Sends one datagram to `to`.
+    ///
+    /// # Errors
+    /// As [`Socket::send_datagram`].
+    pub(super) fn send_one_datagram(
+        self: &Receiver<Self>,
+        source: &mut dyn Source,
+        ancillary: Ancillary,
+        to: InetAddress,
+        wishes: Option<&Wishes>,
+    ) -> Result<usize> {
+        let (to, wire) = self.route(to)?;
         let length = source.remaining();
         if length > MOST_DATAGRAM_BYTES {
             return Err(Errno::EMSGSIZE);
@@ -104,14 +123,7 @@ impl Socket {
         source: &mut dyn Source,
         (ancillary, found): (Ancillary, Option<Arc<Self>>),
     ) -> Result<usize> {
-        let mut bytes: Vec<u8> = user::zeroed(source.remaining())?;
-        let mut done = 0;
-        while done < bytes.len() {
-            match source.take(&mut bytes[done..])? {
-                0 => return Err(Errno::EFAULT),
-                count => done += count,
-            }
-        }
+        let bytes = read_all(source)?;
         let is_found = if found.is_some() { Found::Some } else { Found::None };
         let marks = self.marks(outgoing.to, outgoing.wishes);
         raw::arrive::show_datagram(self.network(), (outgoing.from, outgoing.to, marks), &bytes, is_found)?;
@@ -152,20 +164,4 @@ impl Socket {
         let Marks { ttl, tos } = self.marks(to, wishes);
         PacketFacts { to: (to.ip, to.port), interface: interface::LO.index, ttl, tos }
     }
-}
-
-/// Reads and discards `length` bytes.
-///
-/// # Errors
-/// `EFAULT`.
-fn take_all(source: &mut dyn Source, length: usize) -> Result<usize> {
-    let (mut bytes, mut left) = ([0; 256], length);
-    while left > 0 {
-        let part = left.min(bytes.len());
-        match source.take(&mut bytes[..part])? {
-            0 => return Err(Errno::EFAULT),
-            count => left -= count,
-        }
-    }
-    Ok(length)
 }

@@ -15,6 +15,7 @@ use super::attachment::network_of_caller;
 use super::beside::wishes::Wishes;
 use super::beside::{Nature, Told};
 use super::channel::{Ancillary, Channel, Manner, MessageOrigin, Patience, Received};
+use super::cork::Cork;
 use super::memory::SocketAccount;
 use super::netlink::Netlink;
 use super::options::{Credentials, Options};
@@ -129,6 +130,8 @@ pub struct Socket {
     pub(super) netlink: Option<Box<Netlink>>,
     /// State of a raw socket or a ping socket.
     pub(super) raw: Option<Arc<RawSocket>>,
+    /// The datagram of a UDP socket that is not complete.
+    pub(super) cork: Cork,
 }
 
 impl Socket {
@@ -176,6 +179,7 @@ impl Socket {
             listed: ListEntry::new(),
             netlink,
             raw,
+            cork: Cork::new(),
         })
     }
 
@@ -204,10 +208,10 @@ impl Socket {
         self.kind
     }
 
-    pub(super) const fn nature(&self) -> Nature {
+    pub(super) fn nature(&self) -> Nature {
         let (is_raw, has_v6) = (self.raw.is_some(), matches!(self.family, Family::Inet6));
         let has_v4 = matches!(self.family, Family::Inet) || has_v6 && !is_raw;
-        let is_tcp = self.family.is_ip() && matches!(self.kind, SocketKind::Stream);
+        let is_tcp = self.is_tcp();
         Nature { has_v4, has_v6, is_raw, is_tcp }
     }
 
@@ -257,7 +261,8 @@ impl Socket {
         if let Some(remote) = state.remote {
             return Ok(Some(Address::Inet(remote)));
         }
-        let peer = state.peer.as_ref().filter(|peer| !peer.channel.is_opening());
+        let is_reset = self.is_tcp() && self.channel.has_failed();
+        let peer = state.peer.as_ref().filter(|peer| !peer.channel.is_opening() && !is_reset);
         peer.map(|peer| peer.address.clone()).ok_or(Errno::ENOTCONN)
     }
 
@@ -385,6 +390,7 @@ impl Socket {
     /// Connects to `target`, which listens. `at` is the address that was called.
     pub(super) fn join(&self, target: &Self, at: &Option<Address>, patience: Patience) -> Result<()> {
         let served = Self::make(target.family, target.kind, Special::None, target.network.clone());
+        served.name_early_senders();
         served.device.store(target.device(), Ordering::Relaxed);
         table::enter(&served)?;
         loop {
@@ -567,7 +573,11 @@ impl Socket {
             }
         }
         let channel = self.destination(to)?;
+        if self.family == Family::Unix {
+            self.sign(&mut ancillary, &channel);
+        }
         match self.kind {
+            SocketKind::Stream if self.is_tcp() => self.send_tcp(&channel, source, ancillary, patience),
             SocketKind::Stream => channel.send_stream(source, ancillary, patience),
             SocketKind::Datagram => {
                 let origin = MessageOrigin { name: self.address(), notes: channel.notes(|| None) };
@@ -578,27 +588,6 @@ impl Socket {
                 let sent = channel.send_message(source, ancillary, origin, patience);
                 sent.map_err(|error| if error == Errno::ECONNREFUSED { Errno::EPIPE } else { error })
             }
-        }
-    }
-
-    /// Returns the channel that a send goes into.
-    fn destination(&self, to: Option<&Address>) -> Result<Arc<Channel>> {
-        let peer = self.state.lock().peer.as_ref().map(|peer| peer.channel.clone());
-        match (self.kind, to, peer) {
-            (_, None, Some(channel)) => Ok(channel),
-            // TCP ignores the address.
-            (_, _, peer) if self.family != Family::Unix => peer.ok_or(Errno::EPIPE),
-            (SocketKind::Datagram, Some(to), _) => {
-                let target = to.find(&self.network)?;
-                if target.kind != SocketKind::Datagram {
-                    return Err(Errno::EPROTOTYPE);
-                }
-                Ok(target.channel.clone())
-            }
-            (SocketKind::Datagram, None, None) => Err(Errno::ENOTCONN),
-            (_, Some(_), Some(_)) => Err(Errno::EISCONN),
-            (_, Some(_), None) => Err(Errno::EOPNOTSUPP),
-            (_, None, None) => Err(Errno::ENOTCONN),
         }
     }
 
@@ -621,7 +610,13 @@ impl Socket {
             _ => {
                 let result = self.channel.receive_message(sink, manner, received);
                 self.netlink.iter().for_each(|netlink| self.go_on(netlink));
-                result
+                match result {
+                    // After SHUT_RD, the end of a connection is found without waiting.
+                    Err(Errno::EAGAIN) if self.kind == SocketKind::Packets && !self.channel.has_reader() => {
+                        Ok(())
+                    }
+                    result => result,
+                }
             }
         }
     }
@@ -629,6 +624,7 @@ impl Socket {
 
 mod ending;
 mod polling;
+mod sending;
 pub use ending::Shutdown;
 #[cfg(test)]
 mod tests;

@@ -5,8 +5,9 @@ use linux_raw_sys::net as c;
 use zerocopy::IntoBytes;
 
 use super::address::{Address, Family};
+use super::beside::wishes::UDP;
 use super::beside::{IP, IPV6};
-use super::endpoint::{Socket, SocketKind};
+use super::endpoint::Socket;
 use super::interface::{self, LO};
 use super::options::Credentials;
 use super::remembered::TCP;
@@ -52,7 +53,7 @@ impl Socket {
     /// # Errors
     /// `EINVAL` if there is too little room, `ENOTCONN`.
     pub(super) fn fact(&self, (level, name): (u32, u32), room: usize) -> Result<Option<Fact>> {
-        let is_tcp = self.family().is_ip() && self.kind() == SocketKind::Stream;
+        let is_tcp = self.is_tcp();
         Ok(Some(match (level, name) {
             (c::SOL_SOCKET, c::SO_COOKIE) if room < size_of::<u64>() => return Err(Errno::EINVAL),
             // The same number that sock_diag(7) reports.
@@ -63,6 +64,7 @@ impl Socket {
             (c::SOL_SOCKET, c::SO_ZEROCOPY) => Fact::Number(0),
             (IP, c::IP_MTU) => Fact::Number(self.path_mtu()?.min(MOST_MTU) as i32),
             (IPV6, MTU_V6) => Fact::Number(self.path_mtu()? as i32),
+            (UDP, name) if self.is_udp() => return Ok(self.udp_option(name).map(Fact::Number)),
             (TCP, TIMESTAMP) if is_tcp => Fact::Number((time::now() / 1_000_000) as i32),
             // The congestion controls have no information to report.
             (TCP, CC_INFO) if is_tcp => Fact::Empty,

@@ -86,7 +86,7 @@ pub(super) type Sent = (Ancillary, Option<Wishes>);
 /// # Errors
 /// `EINVAL`, `EBADF`, `EPERM` for credentials that are not the sender's, `EFAULT`.
 pub(super) fn read_control(socket: &Socket, header: &MessageHeader) -> Result<Sent> {
-    let mut ancillary = Ancillary { files: Files::default(), credentials: Credentials::current() };
+    let mut ancillary = Ancillary::default();
     let mut wishes: Option<Wishes> = None;
     let length = usize::try_from(header.control_length).unwrap_or(usize::MAX);
     if header.control == 0 || length < CONTROL_BYTES {
@@ -189,7 +189,11 @@ pub(super) fn write_control(
         put((control.level, control.kind), control.data(), &mut flags)?;
     }
     if delivery.credentials == PassCredentials::Yes {
-        put((c::SOL_SOCKET, SCM_CREDENTIALS), ancillary.credentials.shown().as_bytes(), &mut flags)?;
+        put(
+            (c::SOL_SOCKET, SCM_CREDENTIALS),
+            ancillary.credentials.shown_or_overflow().as_bytes(),
+            &mut flags,
+        )?;
     }
     if !ancillary.files.is_empty() {
         let before = if delivery.credentials == PassCredentials::Yes { 32 } else { 0 };

@@ -32,6 +32,8 @@ pub mod beside;
 mod bound_device;
 pub mod calls;
 pub mod channel;
+mod cork;
+mod corked;
 mod datagrams;
 pub mod endpoint;
 mod facts;
@@ -59,7 +61,7 @@ use linux_raw_sys::ioctl::{FIONREAD, SIOCATMARK, TIOCOUTQ};
 use self::address::Family;
 use self::channel::{Ancillary, Manner, Patience, Received};
 use self::endpoint::{SendTarget, Socket, SocketKind};
-use self::options::{Credentials, deadline};
+use self::options::deadline;
 use crate::fs::anonymous::AnonymousNode;
 use crate::fs::file::{NewsOwner, NewsQueues};
 use crate::fs::{Blocking, File, Node, NodeKind, Ready};
@@ -87,10 +89,6 @@ impl SocketFile {
     /// Returns the file's socket.
     fn unix(&self) -> &Socket {
         &self.socket
-    }
-
-    fn is_tcp(&self) -> bool {
-        self.socket.family() != Family::Unix && self.socket.kind() == SocketKind::Stream
     }
 
     /// How long a send may wait.
@@ -122,9 +120,13 @@ impl File for SocketFile {
     }
 
     fn write_at(&self, _offset: u64, source: &mut dyn Source, blocking: Blocking) -> Result<usize> {
-        let ancillary = Ancillary { credentials: Credentials::current(), ..Ancillary::default() };
-        let sent = self.socket.send(source, ancillary, SendTarget::default(), self.send_patience(blocking));
-        if sent == Err(Errno::EPIPE) {
+        let sent = self.socket.send(
+            source,
+            Ancillary::default(),
+            SendTarget::default(),
+            self.send_patience(blocking),
+        );
+        if sent == Err(Errno::EPIPE) && self.socket.kind() == SocketKind::Stream {
             crate::task::signal_broken_pipe();
         }
         sent
@@ -153,9 +155,9 @@ impl File for SocketFile {
             FIONREAD => self.socket.channel().first_bytes(),
             TIOCOUTQ if self.socket.is_listening() => return Err(Errno::EINVAL),
             TIOCOUTQ => self.socket.unreceived(),
-            SIOCOUTQNSD if self.is_tcp() && !self.socket.is_listening() => 0,
+            SIOCOUTQNSD if self.socket.is_tcp() && !self.socket.is_listening() => 0,
             // There is never urgent data.
-            SIOCATMARK if self.is_tcp() => 0,
+            SIOCATMARK if self.socket.is_tcp() => 0,
             SIOCATMARK if self.socket.family() == Family::Unix => return Err(Errno::EOPNOTSUPP),
             _ => {
                 return interface::ioctl(self.socket.network(), self.socket.family(), request, argument)

@@ -11,7 +11,7 @@ use super::message::PassCredentials;
 use super::netlink;
 use super::remembered::{Remembered, TCP};
 use crate::task::registry;
-use crate::task::userns::IdKind;
+use crate::task::userns::{IdKind, OVERFLOW_ID};
 use crate::task::{Capability, Process};
 use crate::time::TimeVal;
 use crate::user::{self, UserPtr};
@@ -51,6 +51,13 @@ impl Credentials {
     pub fn shown(self) -> Self {
         let (uid, gid) = task::shown_ids(self.uid, self.gid);
         Self { pid: registry::shown(self.pid), uid, gid }
+    }
+
+    /// As [`shown`](Self::shown), but unknown users and groups have the overflow ID.
+    pub fn shown_or_overflow(self) -> Self {
+        let shown = self.shown();
+        let id = |id| if id == u32::MAX { OVERFLOW_ID } else { id };
+        Self { pid: shown.pid, uid: id(shown.uid), gid: id(shown.gid) }
     }
 
     /// Returns the credentials that the caller passed, with the kernel's IDs.

@@ -5,8 +5,9 @@ use freehold_collections::Vec;
 use linux_raw_sys::net as c;
 
 use super::address::Family;
+use super::beside::wishes::UDP;
 use super::beside::{IP, IPV6};
-use super::endpoint::{Socket, SocketKind};
+use super::endpoint::Socket;
 use super::netlink;
 use super::ports::Protocol;
 use crate::{Errno, Result};
@@ -148,7 +149,8 @@ impl Socket {
             IP => self.family().is_ip(),
             IPV6 => self.family() == Family::Inet6,
             netlink::LEVEL => self.family() == Family::Netlink,
-            TCP => self.family().is_ip() && self.kind() == SocketKind::Stream,
+            TCP => self.is_tcp(),
+            UDP => self.is_udp(),
             _ => false,
         }
     }

@@ -139,7 +139,7 @@ impl Socket {
     /// Returns the directions that have ended: bit 0 for receiving, bit 1 for sending.
     pub fn shut_down(&self) -> u8 {
         let is_connected = self.kind() == SocketKind::Datagram || self.has_peer();
-        let no_sender = is_connected && !(self.channel().has_sender() && self.channel().has_receiver());
+        let no_sender = is_connected && !(self.channel().has_sender() && self.channel().has_reader());
         u8::from(no_sender) | u8::from(self.has_ended()) << 1
     }
 

@@ -11,6 +11,10 @@ use linux_raw_sys::net as c;
 use super::{HOPLIMIT, IP, IPV6, OLD_HOPLIMIT, OLD_PKTINFO, PKTINFO_V6, TCLASS};
 use crate::{Errno, Result};
 
+/// IPPROTO_UDP, a level of options and control messages.
+pub(in crate::socket) const UDP: u32 = 17;
+/// UDP_SEGMENT.
+pub(in crate::socket) const SEGMENT: u32 = 103;
 /// IPV6_DONTFRAG.
 const DONTFRAG: u32 = 62;
 
@@ -23,6 +27,16 @@ pub enum Versions {
     Both,
 }
 
+/// Whether more bytes of the datagram follow (MSG_MORE).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Follows {
+    /// The datagram ends with this send.
+    #[default]
+    Nothing,
+    /// The next send adds to it.
+    More,
+}
+
 /// See the module's head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Wishes {
@@ -32,6 +46,10 @@ pub struct Wishes {
     pub(in crate::socket) interface: u32,
     pub(in crate::socket) ttl: Option<u8>,
     pub(in crate::socket) tos: Option<u8>,
+    /// UDP_SEGMENT: bytes of each datagram that the send consists of; 0 for one datagram.
+    pub(in crate::socket) segment: Option<u16>,
+    /// Whether more bytes of the datagram follow.
+    pub(in crate::socket) follows: Follows,
 }
 
 /// Returns the number that `data` consists of.
@@ -70,7 +88,11 @@ impl Wishes {
             (IPV6, HOPLIMIT | OLD_HOPLIMIT) if versions == Versions::Both => self.ttl = byte_or_own(data)?,
             (IPV6, TCLASS) if versions == Versions::Both => self.tos = byte_or_own(data)?,
             (IPV6, DONTFRAG) if versions == Versions::Both && (0..=1).contains(&number(data)?) => {}
-            (IP, _) => return Err(Errno::EINVAL),
+            (UDP, SEGMENT) => {
+                let segment = data.try_into().map_err(|_| Errno::EINVAL)?;
+                self.segment = Some(u16::from_ne_bytes(segment));
+            }
+            (IP | UDP, _) => return Err(Errno::EINVAL),
             (IPV6, _) if versions == Versions::Both => return Err(Errno::EINVAL),
             _ => {}
         }
@@ -137,6 +159,8 @@ mod tests {
         v6[16..].copy_from_slice(&7_u32.to_ne_bytes());
         let wishes = read(Versions::Both, (IPV6, PKTINFO_V6), &v6).unwrap();
         assert_eq!((wishes.source, wishes.interface), (Some(Ipv6Addr::LOCALHOST), 7));
+        let segment = |data: &[u8]| read(Versions::V4, (UDP, SEGMENT), data).map(|wishes| wishes.segment);
+        assert_eq!((segment(&9_u16.to_ne_bytes()), segment(&[9])), (Ok(Some(9)), Err(Errno::EINVAL)));
         // A control message of another family is skipped unread.
         assert_eq!(read(Versions::V4, (IPV6, PKTINFO_V6), &[]), Ok(Wishes::default()));
         assert_eq!(read(Versions::V4, (IP, 99), &[]), Err(Errno::EINVAL));

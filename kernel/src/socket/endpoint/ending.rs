@@ -3,7 +3,8 @@
 
 use core::sync::atomic::Ordering;
 
-use super::{Family, Listener, Peer, Socket, SocketKind};
+use super::{Channel, Family, Listener, Peer, Socket, SocketKind};
+use crate::socket::view::TcpState;
 use crate::socket::{ports, table};
 use crate::sync::News;
 use crate::{Errno, Result};
@@ -28,11 +29,23 @@ fn refuse_waiting(listener: Option<Listener>) {
     }
 }
 
+/// Records in `channel`, which belongs to a socket of `family`, that its peer has reset the
+/// connection. As on Linux, TCP reports a reset once, and one after the peer's end as a broken
+/// pipe.
+pub(super) fn note_reset(channel: &Channel, family: Family) {
+    match (family, channel.has_failed(), channel.has_sender()) {
+        (Family::Unix, ..) | (_, false, true) => channel.note_error(Errno::ECONNRESET),
+        (_, false, false) => channel.note_error(Errno::EPIPE),
+        (_, true, _) => {}
+    }
+}
+
 impl Socket {
     /// shutdown(2).
     ///
     /// # Errors
-    /// `ENOTCONN`, `EOPNOTSUPP`.
+    /// `ENOTCONN`, also for datagram sockets of IP without a peer, which are shut down
+    /// nevertheless; `EOPNOTSUPP`.
     pub fn shutdown(&self, how: Shutdown) -> Result<()> {
         if self.netlink.is_some() {
             return Err(Errno::EOPNOTSUPP);
@@ -45,7 +58,8 @@ impl Socket {
             self.stop_listening(how);
             return Ok(());
         }
-        if peer.is_none() && self.kind != SocketKind::Datagram && self.is_inet() {
+        let is_tcp = self.is_tcp();
+        if is_tcp && (peer.is_none() || self.channel.has_failed()) {
             return Err(Errno::ENOTCONN);
         }
         if how != Shutdown::Receive {
@@ -56,12 +70,25 @@ impl Socket {
             }
         }
         if how != Shutdown::Send {
-            self.channel.close_receiver();
+            self.channel.end_reading();
             if is_listening {
                 self.connections.announce(News::HangUp);
             }
         }
-        Ok(())
+        if self.refuses_senders() {
+            self.channel.refuse();
+        }
+        self.channel.wake_all();
+        // As on Linux, a datagram socket without a peer is shut down nevertheless.
+        let is_lonely = self.is_inet() && !is_tcp && self.tcp_state() == TcpState::Close;
+        if is_lonely { Err(Errno::ENOTCONN) } else { Ok(()) }
+    }
+
+    /// Whether senders are refused after shutdown(2): by AF_UNIX sockets that read no more, and by
+    /// TCP sockets that neither read nor send. UDP sockets refuse none.
+    fn refuses_senders(&self) -> bool {
+        let is_unix = !self.is_inet();
+        self.channel.is_unread() && (is_unix || self.is_tcp() && self.has_ended())
     }
 
     /// shutdown(2) of a listening TCP socket. If receiving ends, there are no more connections
@@ -82,7 +109,7 @@ impl Socket {
     /// Whether shutdown(2) has ended the acceptance of new connections by an AF_UNIX socket.
     /// Connections that wait are still accepted.
     pub(super) fn is_deaf(&self) -> bool {
-        !self.is_inet() && !self.channel.has_receiver()
+        !self.is_inet() && !self.channel.has_reader()
     }
 
     /// Returns the events of this socket's end for the peer's signals. An AF_UNIX peer is notified
@@ -112,7 +139,7 @@ impl Drop for Socket {
             if self.channel.has_message() || breaks_off {
                 // The peer has sent bytes that were not read, or the program requests a reset:
                 // report it to the peer.
-                peer.channel.note_error(Errno::ECONNRESET);
+                note_reset(&peer.channel, self.family);
             }
             peer.channel.close_sender(self.last_news(&peer));
         }

@@ -1,10 +1,8 @@
 //! Socket events that poll(2) and signals report.
 
-use core::sync::atomic::Ordering;
-
 use freehold_collections::Arc;
 
-use super::{Family, Socket, SocketKind};
+use super::{Channel, Family, Socket, SocketKind};
 use crate::fs::Ready;
 use crate::sync::{PollWaiter, WaitQueue};
 
@@ -31,29 +29,37 @@ impl Socket {
             ready.set(Ready::HUP, is_deaf && self.has_ended());
             return ready;
         }
-        let ended = !self.channel.has_sender() || !self.channel.has_receiver();
+        let ended = !self.channel.has_sender() || !self.channel.has_reader();
         ready.set(Ready::IN, self.channel.has_message() && self.has_least() || ended);
         ready.set(Ready::RDHUP, ended);
-        let send_ended = self.send_ended.load(Ordering::SeqCst);
-        match &peer {
+        let can_send = match &peer {
             Some(peer) => {
                 if !peer.has_room() {
                     peer.want_room();
                 }
-                ready.set(Ready::OUT, peer.has_room() || !peer.has_receiver());
-                // TCP reports the end of one direction at a time, except after a reset; AF_UNIX
-                // that of both.
-                let both = self.family == Family::Unix || self.channel.has_failed();
-                let is_over = send_ended || both && !peer.has_receiver();
-                ready.set(Ready::HUP, ended && is_over);
+                peer.has_room() || !peer.has_receiver() || self.is_tcp() && self.has_ended()
             }
-            None if self.kind == SocketKind::Datagram => ready |= Ready::OUT,
-            None => ready |= Ready::OUT | Ready::HUP,
-        }
+            None => true,
+        };
+        ready.set(Ready::OUT, can_send);
+        ready.set(Ready::WRBAND, can_send && !self.is_tcp());
+        ready.set(Ready::HUP, self.is_over(peer.as_ref(), ended));
         // Checked last: an error that ends both directions is recorded before them. So it is not
         // missed when their ends are seen (Linux: `tcp_poll`).
         ready.set(Ready::ERR, self.channel.has_error());
         ready
+    }
+
+    /// Whether both directions are over. `ended`: nothing more will arrive. A datagram socket's
+    /// directions end only by its own shutdown(2), TCP's also by a reset, and those of a connection
+    /// of AF_UNIX also by the peer's end.
+    fn is_over(&self, peer: Option<&Arc<Channel>>, ended: bool) -> bool {
+        match (self.kind, peer) {
+            (SocketKind::Datagram, _) => ended && self.has_ended(),
+            (_, None) => true,
+            (_, Some(_)) if self.is_inet() => ended && self.has_ended() || self.channel.has_failed(),
+            (_, Some(peer)) => ended && (self.has_ended() || !peer.has_receiver()),
+        }
     }
 
     pub(super) fn is_inet(&self) -> bool {

@@ -6,11 +6,11 @@ use freehold_collections::{Arc, reserve};
 use freehold_net::Owner;
 
 use super::Wire;
-use crate::Result;
 use crate::fs::bytes::{SliceSink, SliceSource};
 use crate::socket::channel::{Ancillary, Channel, Received};
 use crate::socket::message::PassCredentials;
 use crate::sync::{News, PollWaiter, Wake, Woken};
+use crate::{Errno, Result};
 
 /// The number of a connection that has none yet.
 const NONE: usize = usize::MAX;
@@ -96,7 +96,7 @@ impl Far {
     /// another task holds the queue.
     pub(super) fn deliver(&self, bytes: &[u8]) -> Option<usize> {
         if !self.own.has_receiver() {
-            // Receiving was shut down: as on Linux, bytes are accepted and discarded.
+            // The socket is gone: bytes are accepted and discarded.
             return Some(bytes.len());
         }
         if !self.own.has_room() {
@@ -124,7 +124,7 @@ impl Far {
     pub(super) fn owner(&self) -> Owner {
         if self.out.has_error() {
             Owner::Reset
-        } else if !self.own.has_receiver() && !self.out.has_sender() {
+        } else if !self.own.has_reader() && !self.out.has_sender() {
             Owner::Deaf
         } else {
             Owner::Program
@@ -143,9 +143,11 @@ impl Far {
         self.own.close_sender(Some(if is_over { News::HangUp } else { News::Input }));
     }
 
-    /// Ends the connection with `error`. A receiver that sees the end also sees the error.
-    pub(super) fn failed(&self, error: crate::Errno) {
-        self.own.end_by(error);
+    /// Ends the connection with `error`. A receiver that sees the end also sees the error. As on
+    /// Linux, a reset after the peer's end is a broken pipe.
+    pub(super) fn failed(&self, error: Errno) {
+        let is_broken = error == Errno::ECONNRESET && !self.own.has_sender();
+        self.own.end_by(if is_broken { Errno::EPIPE } else { error });
         self.out.abandon_receiver();
         self.own.readable.announce(News::Error);
         self.own.writable.wake_all();

@@ -35,7 +35,7 @@ use super::attachment::{self, Attachment};
 use super::channel::Channel;
 use super::ports::InetAddress;
 use crate::sync::Mutex;
-use crate::user::{self, Source};
+use crate::user::{Source, read_all};
 use crate::{Errno, Result, hw, mem, sched, time};
 
 /// Number of frames that are processed before connections and timers have their turn.
@@ -159,14 +159,7 @@ impl Wire {
         if length > self.attachment.device.mtu() {
             return Err(Errno::EMSGSIZE);
         }
-        let mut bytes = user::zeroed(length)?;
-        let mut done = 0;
-        while done < length {
-            match source.take(&mut bytes[done..])? {
-                0 => return Err(Errno::EFAULT),
-                count => done += count,
-            }
-        }
+        let bytes = read_all(source)?;
         let mut state = self.state.lock();
         let State { stack, machine } = &mut *state;
         let fits = stack.send_datagram(machine, (ends, marks), &bytes, time::now());

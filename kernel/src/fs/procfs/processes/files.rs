@@ -254,7 +254,7 @@ impl Generate for MountList {
             waiter.register(self.namespace.changed());
         }
         let changes = self.namespace.changes();
-        let always = Ready::IN | Ready::OUT;
+        let always = Ready::IN;
         if self.told.swap(changes, Ordering::SeqCst) == changes {
             always
         } else {
