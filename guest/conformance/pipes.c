@@ -252,6 +252,15 @@ static void waiting(void)
 	PROMISE("an edge is told once", epoll_wait(group, ready, 4, 1000) == 1 && epoll_wait(group, ready, 4, 20) == 0);
 	write(ends[1], "y", 1);
 	PROMISE("and again after more", epoll_wait(group, ready, 4, 1000) == 1);
+	int writers = epoll_create1(EPOLL_CLOEXEC);
+	event.events = EPOLLOUT | EPOLLET;
+	static char much[65536];
+	NEED(fcntl(ends[1], F_SETFL, O_NONBLOCK) == 0 && epoll_ctl(writers, EPOLL_CTL_ADD, ends[1], &event) == 0 && epoll_wait(writers, ready, 4, 1000) == 1);
+	PROMISE("a read is no edge for a writer that had room", read(ends[0], much, 1) == 1 && epoll_wait(writers, ready, 4, 20) == 0);
+	NEED(write(ends[1], much, sizeof much) > 0 && write(ends[1], much, 1) == -1);
+	PROMISE("that of a full pipe is", read(ends[0], much, 8192) == 8192 && epoll_wait(writers, ready, 4, 1000) == 1);
+	PROMISE("once", read(ends[0], much, 4096) == 4096 && epoll_wait(writers, ready, 4, 20) == 0);
+	close(writers);
 	event.events = EPOLLIN | EPOLLONESHOT;
 	epoll_ctl(group, EPOLL_CTL_MOD, ends[0], &event);
 	PROMISE("one shot is one", epoll_wait(group, ready, 4, 1000) == 1 && epoll_wait(group, ready, 4, 20) == 0);

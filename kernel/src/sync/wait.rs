@@ -312,6 +312,15 @@ impl WaitQueue {
         }
     }
 
+    /// Notifies listeners of the event, and wakes none. Task context; the caller holds no spin
+    /// lock.
+    #[inline]
+    pub fn tell(&self, news: News) {
+        if !self.is_empty() {
+            self.tell_listeners(news);
+        }
+    }
+
     fn announce_to_each(&self, news: News) {
         let mut has_listener = false;
         self.each(|entry, target| {

@@ -262,6 +262,7 @@ impl Pipe {
             let writers = self.has_writers();
             if !self.is_empty() {
                 let mut ring = self.ring.lock_killable()?;
+                let was_full = !ring.has_room();
                 let result = ring.pop(sink);
                 let left = ring.pages();
                 self.publish(&ring);
@@ -273,8 +274,12 @@ impl Pipe {
                 match result {
                     Ok(0) => continue,
                     result => {
-                        // Edge-triggered observers, and signals, are notified of every read.
-                        self.writable.announce(News::Room);
+                        // As on Linux, signals report every read, and edge-triggered observers only
+                        // the first one of a full pipe.
+                        match was_full {
+                            true => self.writable.announce(News::Room),
+                            false => self.writable.tell(News::Room),
+                        }
                         return result;
                     }
                 }
