@@ -28,7 +28,7 @@ impl Socket {
     ///
     /// # Errors
     /// `ENODEV` for a name that no device has, `EPERM` if the socket is bound already and the
-    /// caller has no CAP_NET_RAW, `EINVAL`, `EFAULT`.
+    /// caller has no CAP_NET_RAW, `EINVAL`, `EFAULT`, `ENOMEM`.
     pub(super) fn set_device_option(&self, name: u32, value: u64, length: usize) -> Result<bool> {
         let device = match name {
             c::SO_BINDTODEVICE => self.device_named(value, length)?,
@@ -42,7 +42,7 @@ impl Socket {
         if self.device() != 0 && !task::may_in(owner, Capability::NetRaw) {
             return Err(Errno::EPERM);
         }
-        self.bind_to_device(device);
+        self.bind_to_device(device)?;
         Ok(true)
     }
 
@@ -58,13 +58,18 @@ impl Socket {
         named.map(|device| device.index).ok_or(Errno::ENODEV)
     }
 
-    pub(super) fn bind_to_device(&self, device: u32) {
+    /// Binds the socket to the device with this number; 0 for none.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(super) fn bind_to_device(&self, device: u32) -> Result<()> {
+        let port = self.state.lock().port;
+        port.map_or(Ok(()), |key| ports::set_device(&key, device))?;
         self.device.store(device, Ordering::Relaxed);
         if let Some(raw) = &self.raw {
             raw.bind_to_device(device);
         }
-        let port = self.state.lock().port;
-        port.iter().for_each(|key| ports::set_device(key, device));
+        Ok(())
     }
 
     /// Writes SO_BINDTODEVICE: the device's name with a NUL, or nothing.

@@ -155,7 +155,7 @@ impl Socket {
         if self.kind() == SocketKind::Datagram {
             let own = self.own_port(source)?;
             let key = self.entry()?;
-            ports::set_remote(&key, Some(to));
+            ports::set_remote(&key, Some(to))?;
             let mut state = self.state.lock();
             state.remote = Some(to);
             state.address = Some(Address::Inet(self.sent_from(own, to)));
@@ -287,7 +287,7 @@ impl Socket {
     /// connect(2) to AF_UNSPEC: a datagram socket receives from all senders again.
     ///
     /// # Errors
-    /// `EINVAL` if the socket is no UDP socket.
+    /// `EINVAL` if the socket is no UDP socket; `ENOMEM`.
     pub fn disconnect(&self) -> Result<()> {
         if let Some(netlink) = &self.netlink {
             return netlink.connect(None, self.network());
@@ -298,11 +298,9 @@ impl Socket {
         if self.family() == Family::Unix || self.kind() != SocketKind::Datagram {
             return Err(Errno::EINVAL);
         }
-        let mut state = self.state.lock();
-        state.remote = None;
-        let key = state.port;
-        drop(state);
-        key.iter().for_each(|key| ports::set_remote(key, None));
+        let key = self.state.lock().port;
+        key.map_or(Ok(()), |key| ports::set_remote(&key, None))?;
+        self.state.lock().remote = None;
         Ok(())
     }
 

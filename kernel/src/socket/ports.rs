@@ -2,8 +2,13 @@
 //! selects.
 //!
 //! Each network namespace has its own ports. All addresses are this machine's own: 127.0.0.0/8,
-//! ::1, that of the network device, and the two unspecified addresses. The entries of a port are
-//! adjacent in one map, so a look-up costs one search and one step per socket that shares the port.
+//! ::1, that of the network device, and the two unspecified addresses.
+//!
+//! Sockets that share a port and that no packet tells apart are a *group*, like a reuseport group
+//! of Linux: they have the same claim, listen or do not, and are connected to the same address. The
+//! groups of a port are adjacent in one map, and the sockets of a group are in the order of their
+//! numbers. So a look-up costs one search and one step per group, and bind(2) compares a claim with
+//! groups. A connected UDP socket is a group of its own.
 //!
 //! **Locks.** [`PORTS`] is taken with no other lock of a socket held. No reference to a socket is
 //! dropped under it, because the end of a socket takes it.
@@ -12,7 +17,7 @@ use core::net::{Ipv4Addr, Ipv6Addr};
 use core::ops::{Bound, RangeInclusive};
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_collections::{Arc, Map, Weak, reserve::ArcMethods};
+use freehold_collections::{Arc, Map, Vec, Weak, reserve::ArcMethods};
 use spin::Once;
 
 use super::attachment::{is_own, source_for};
@@ -100,7 +105,7 @@ impl InetAddress {
 }
 
 /// A port that a socket requests, and how the socket shares it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Claim {
     /// The address.
     pub address: InetAddress,
@@ -145,27 +150,106 @@ impl Claim {
     }
 }
 
-/// A socket that has a port.
-struct Entry {
+/// The properties of a socket that determine which packets it receives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Traits {
     claim: Claim,
-    socket: Weak<Socket>,
     listens: bool,
     /// The address that a datagram socket is connected to.
     remote: Option<InetAddress>,
 }
 
-/// Key of an entry. The entries of one port in a namespace are adjacent, each with a unique number.
-pub type EntryKey = (u64, Protocol, u16, u64);
+/// The sockets of a port with the same traits, by number. There is at least one.
+struct PortGroup {
+    traits: Traits,
+    members: Vec<(u64, Weak<Socket>)>,
+}
 
-static PORTS: SpinLock<Map<EntryKey, Entry>> = SpinLock::new(Map::new());
+/// Key of a socket with a port: the port in its namespace, and a unique number.
+pub type EntryKey = (u64, Protocol, u16, u64);
+/// A reference that a socket had in its group, and the group if it was its last socket.
+type Removed = (Option<Weak<Socket>>, Option<PortGroup>);
+/// A port of a namespace.
+type PortKey = (u64, Protocol, u16);
+
+struct Ports {
+    /// The groups of one port are adjacent, each with a unique number.
+    groups: Map<EntryKey, PortGroup>,
+    /// The number of the group that a socket belongs to, by the socket's number.
+    places: Map<u64, u64>,
+}
+
+static PORTS: SpinLock<Ports> = SpinLock::new(Ports { groups: Map::new(), places: Map::new() });
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
 
-fn entries(
-    ports: &Map<EntryKey, Entry>,
-    (network, protocol, port): (u64, Protocol, u16),
-) -> impl Iterator<Item = &Entry> {
-    let (first, end) = ((network, protocol, port, 0), (network, protocol, port, u64::MAX));
-    ports.iter_from(Bound::Included(&first)).take_while(move |(key, _)| **key < end).map(|(_, entry)| entry)
+fn next_number() -> u64 {
+    NEXT_NUMBER.fetch_add(1, Ordering::Relaxed)
+}
+
+const fn port_of(key: &EntryKey) -> PortKey {
+    (key.0, key.1, key.2)
+}
+
+impl Ports {
+    fn of_port(&self, (network, protocol, port): PortKey) -> impl Iterator<Item = (&EntryKey, &PortGroup)> {
+        let (first, end) = ((network, protocol, port, 0), (network, protocol, port, u64::MAX));
+        self.groups.iter_from(Bound::Included(&first)).take_while(move |(key, _)| **key < end)
+    }
+
+    fn place(&self, key: &EntryKey) -> Option<EntryKey> {
+        self.places.get(&key.3).map(|group| (key.0, key.1, key.2, *group))
+    }
+
+    fn traits(&self, key: &EntryKey) -> Option<Traits> {
+        self.place(key).and_then(|place| self.groups.get(&place)).map(|group| group.traits)
+    }
+
+    /// Adds a socket to the group with these traits. Nothing is changed if it fails.
+    fn add(&mut self, key: &EntryKey, traits: Traits, socket: Weak<Socket>) -> Result<()> {
+        self.places.try_reserve(1)?;
+        let found = self.of_port(port_of(key)).find(|(_, group)| group.traits == traits);
+        let place = found.map_or_else(|| (key.0, key.1, key.2, next_number()), |(place, _)| *place);
+        match self.groups.get_mut(&place) {
+            Some(group) => {
+                let at = group.members.partition_point(|member| member.0 < key.3);
+                group.members.try_insert(at, (key.3, socket))?;
+            }
+            None => {
+                let mut members = Vec::new();
+                members.try_push((key.3, socket))?;
+                self.groups.try_insert(place, PortGroup { traits, members })?;
+            }
+        }
+        self.places.insert_reserved(key.3, place.3);
+        Ok(())
+    }
+
+    /// Removes a socket. The caller drops the result with no lock held.
+    fn remove(&mut self, key: &EntryKey, place: &EntryKey) -> Removed {
+        let Some(group) = self.groups.get_mut(place) else { return (None, None) };
+        let found = group.members.binary_search_by_key(&key.3, |member| member.0);
+        let member = found.ok().map(|at| group.members.remove(at).1);
+        let emptied = if group.members.is_empty() { self.groups.remove(place) } else { None };
+        (member, emptied)
+    }
+
+    /// Changes the traits of a socket. The caller drops the result with no lock held.
+    ///
+    /// # Errors
+    /// `EINVAL` if the socket has no port, `ENOMEM`.
+    fn change(&mut self, key: &EntryKey, change: impl FnOnce(&mut Traits)) -> Result<Removed> {
+        let place = self.place(key).ok_or(Errno::EINVAL)?;
+        let group = self.groups.get(&place).ok_or(Errno::EINVAL)?;
+        let mut traits = group.traits;
+        change(&mut traits);
+        if traits == group.traits {
+            return Ok((None, None));
+        }
+        let found = group.members.binary_search_by_key(&key.3, |member| member.0);
+        let socket = found.map(|at| group.members[at].1.clone()).map_err(|_| Errno::EINVAL)?;
+        self.add(key, traits, socket)?;
+        Ok(self.remove(key, &place))
+    }
 }
 
 /// Binds `socket` to the port that `claim` names, or to a free one. Returns the address, and the
@@ -195,57 +279,80 @@ pub fn bind(socket: &Arc<Socket>, protocol: Protocol, mut claim: Claim) -> Resul
 fn try_bind(socket: &Arc<Socket>, protocol: Protocol, claim: Claim) -> Result<(InetAddress, EntryKey)> {
     let (weak, network) = (socket.downgrade(), socket.network().number());
     let mut ports = PORTS.lock();
-    let conflicts = |other: &Entry| {
-        let both_reuse_port = claim.reuses_port && other.claim.reuses_port && claim.user == other.claim.user;
-        let both_reuse = claim.reuses_address && other.claim.reuses_address && !other.listens;
-        claim.overlaps(&other.claim) && !both_reuse_port && !both_reuse
+    let conflicts = |(_, other): (&EntryKey, &PortGroup)| {
+        let (listens, other) = (other.traits.listens, &other.traits.claim);
+        let both_reuse_port = claim.reuses_port && other.reuses_port && claim.user == other.user;
+        let both_reuse = claim.reuses_address && other.reuses_address && !listens;
+        claim.overlaps(other) && !both_reuse_port && !both_reuse
     };
-    if entries(&ports, (network, protocol, claim.address.port)).any(conflicts) {
+    if ports.of_port((network, protocol, claim.address.port)).any(conflicts) {
         return Err(Errno::EADDRINUSE);
     }
-    let key = (network, protocol, claim.address.port, NEXT_NUMBER.fetch_add(1, Ordering::Relaxed));
-    ports.try_insert(key, Entry { claim, socket: weak, listens: false, remote: None })?;
+    let key = (network, protocol, claim.address.port, next_number());
+    ports.add(&key, Traits { claim, listens: false, remote: None }, weak)?;
     Ok((claim.address, key))
 }
 
 /// Marks the socket with this entry as listening.
 ///
 /// # Errors
-/// `EADDRINUSE` if another socket listens already and does not share the port.
+/// `EADDRINUSE` if another socket listens already and does not share the port; `EINVAL`, `ENOMEM`.
 pub fn listen(key: &EntryKey) -> Result<()> {
     let mut ports = PORTS.lock();
-    let own = ports.get(key).ok_or(Errno::EINVAL)?.claim;
-    let taken = |other: &Entry| {
-        other.listens && other.claim.overlaps(&own) && !(other.claim.reuses_port && own.reuses_port)
+    let own = ports.traits(key).ok_or(Errno::EINVAL)?;
+    let taken = |(_, other): (&EntryKey, &PortGroup)| {
+        let (listens, other) = (other.traits.listens, &other.traits.claim);
+        listens && other.overlaps(&own.claim) && !(other.reuses_port && own.claim.reuses_port)
     };
-    if !ports.get(key).is_some_and(|entry| entry.listens) && entries(&ports, (key.0, key.1, key.2)).any(taken)
-    {
+    if !own.listens && ports.of_port(port_of(key)).any(taken) {
         return Err(Errno::EADDRINUSE);
     }
-    ports.get_mut(key).into_iter().for_each(|entry| entry.listens = true);
+    let left = ports.change(key, |traits| traits.listens = true)?;
+    drop(ports);
+    drop(left);
     Ok(())
 }
 
 /// Marks the socket with this entry as not listening. It keeps its port.
-pub fn stop_listening(key: &EntryKey) {
-    PORTS.lock().get_mut(key).into_iter().for_each(|entry| entry.listens = false);
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn stop_listening(key: &EntryKey) -> Result<()> {
+    change(key, |traits| traits.listens = false)
 }
 
 /// Makes the datagram socket with this entry receive only from `remote`, or from all if that is
 /// `None`.
-pub fn set_remote(key: &EntryKey, remote: Option<InetAddress>) {
-    PORTS.lock().get_mut(key).into_iter().for_each(|entry| entry.remote = remote);
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn set_remote(key: &EntryKey, remote: Option<InetAddress>) -> Result<()> {
+    change(key, |traits| traits.remote = remote)
 }
 
 /// Makes the socket with this entry receive only packets from `device`; 0 for all.
-pub fn set_device(key: &EntryKey, device: u32) {
-    PORTS.lock().get_mut(key).into_iter().for_each(|entry| entry.claim.device = device);
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn set_device(key: &EntryKey, device: u32) -> Result<()> {
+    change(key, |traits| traits.claim.device = device)
+}
+
+fn change(key: &EntryKey, change: impl FnOnce(&mut Traits)) -> Result<()> {
+    let mut ports = PORTS.lock();
+    let left = ports.change(key, change)?;
+    drop(ports);
+    drop(left);
+    Ok(())
 }
 
 /// Removes the entry of a socket that ends.
 pub fn release(key: &EntryKey) {
-    let entry = PORTS.lock().remove(key);
-    drop(entry);
+    let mut ports = PORTS.lock();
+    let left = ports.place(key).map(|place| ports.remove(key, &place));
+    ports.places.remove(&key.3);
+    drop(ports);
+    drop(left);
 }
 
 /// Returns the socket of `network`, a namespace's number, that a packet goes to which comes by
@@ -261,29 +368,37 @@ pub fn find(
     from: Option<InetAddress>,
 ) -> Option<Arc<Socket>> {
     let ports = PORTS.lock();
-    let hears = |entry: &&Entry| match protocol {
-        Protocol::Tcp => entry.listens,
-        Protocol::Udp => entry.remote.is_none() || entry.remote == from,
+    let hears = |traits: &Traits| {
+        let is_open = match protocol {
+            Protocol::Tcp => traits.listens,
+            Protocol::Udp => traits.remote.is_none() || traits.remote == from,
+        };
+        is_open && traits.claim.covers(to.ip) && traits.claim.hears_device(device)
     };
     let hearing = || {
-        entries(&ports, (network, protocol, to.port))
-            .filter(|entry| entry.claim.covers(to.ip) && entry.claim.hears_device(device))
-            .filter(hears)
+        let groups = ports.of_port((network, protocol, to.port)).map(|(_, group)| group);
+        groups.filter(|group| hears(&group.traits))
     };
-    let rank = |entry: &Entry| {
-        let claim = &entry.claim;
-        (entry.remote.is_some(), !claim.address.is_any(), claim.device != 0, claim.address.is_v4())
+    let rank = |group: &PortGroup| {
+        let Traits { claim, remote, .. } = &group.traits;
+        (remote.is_some(), !claim.address.is_any(), claim.device != 0, claim.address.is_v4())
     };
-    let best = hearing().max_by_key(|entry| rank(entry))?;
-    let shares = |entry: &&Entry| entry.claim.reuses_port && rank(entry) == rank(best);
-    let chosen = match (best.claim.reuses_port, from) {
-        (true, Some(from)) => {
-            let count = hearing().filter(shares).count() as u64;
-            hearing().filter(shares).nth((spread(from, to) % count) as usize)
+    // Of equal sockets that do not share senders, the last one that was bound gets all.
+    let newest = |group: &PortGroup| group.members.last().map(|member| member.0);
+    let best = hearing().max_by_key(|group| (rank(group), newest(group)))?;
+    let (true, Some(from)) = (best.traits.claim.reuses_port, from) else {
+        return best.members.last().and_then(|member| member.1.upgrade());
+    };
+    let sharing = || hearing().filter(|group| group.traits.claim.reuses_port && rank(group) == rank(best));
+    let count: usize = sharing().map(|group| group.members.len()).sum();
+    let mut at = (spread(from, to) % count as u64) as usize;
+    for group in sharing() {
+        match group.members.get(at) {
+            Some(member) => return member.1.upgrade(),
+            None => at -= group.members.len(),
         }
-        _ => Some(best),
-    };
-    chosen.and_then(|entry| entry.socket.upgrade())
+    }
+    None
 }
 
 /// Returns a number that is random for each pair of addresses, and always the same for one pair.
@@ -425,7 +540,7 @@ mod tests {
         let [one, other] = [0, 1].map(|_| Socket::new(Family::Inet, SocketKind::Datagram));
         let (_, connected) = bind(&one, Protocol::Udp, claim(20_010)).unwrap();
         let (_, open) = bind(&other, Protocol::Udp, claim(20_010)).unwrap();
-        set_remote(&connected, Some(at(7)));
+        set_remote(&connected, Some(at(7))).unwrap();
         let finds = |from| {
             find(HERE, Protocol::Udp, at(20_010), Some(at(from)))
                 .is_some_and(|found| found.address() == one.address())
@@ -491,7 +606,7 @@ mod tests {
             found.and_then(|found| sockets.iter().position(|socket| socket.is_same(&found)))
         };
         assert_eq!([1, 2, 3].map(finds), [Some(0), Some(1), None]);
-        set_device(&second, 3);
+        set_device(&second, 3).unwrap();
         assert_eq!([1, 2, 3].map(finds), [Some(0), None, Some(1)]);
         [first, second].iter().for_each(release);
     }

@@ -55,8 +55,7 @@ impl Socket {
             (state.peer.clone(), state.is_listening())
         };
         if is_listening && self.is_inet() {
-            self.stop_listening(how);
-            return Ok(());
+            return self.stop_listening(how);
         }
         let is_tcp = self.is_tcp();
         if is_tcp && (peer.is_none() || self.channel.has_failed()) {
@@ -93,17 +92,19 @@ impl Socket {
 
     /// shutdown(2) of a listening TCP socket. If receiving ends, there are no more connections
     /// until it listens again. It keeps its port.
-    fn stop_listening(&self, how: Shutdown) {
+    ///
+    /// # Errors
+    /// `ENOMEM`; the socket then goes on listening.
+    fn stop_listening(&self, how: Shutdown) -> Result<()> {
         if how == Shutdown::Send {
-            return;
+            return Ok(());
         }
-        let (listener, port) = {
-            let mut state = self.state.lock();
-            (state.listener.take(), state.port)
-        };
-        port.iter().for_each(ports::stop_listening);
+        let port = self.state.lock().port;
+        port.map_or(Ok(()), |key| ports::stop_listening(&key))?;
+        let listener = self.state.lock().listener.take();
         refuse_waiting(listener);
         self.connections.announce(News::HangUp);
+        Ok(())
     }
 
     /// Whether shutdown(2) has ended the acceptance of new connections by an AF_UNIX socket.
