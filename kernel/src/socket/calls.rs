@@ -305,7 +305,7 @@ fn send(
 }
 
 fn nothing_beside(_: &Socket) -> Result<Sent> {
-    Ok((Ancillary::default(), None))
+    Ok((Ancillary::unsigned(), None))
 }
 
 /// sendto(fd, bytes, count, flags, address, length)

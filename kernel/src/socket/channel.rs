@@ -42,6 +42,7 @@ pub enum Patience {
 }
 
 /// Data that travels with the bytes of a message.
+#[derive(Default)]
 pub struct Ancillary {
     /// SCM_RIGHTS.
     pub files: Files,
@@ -50,13 +51,12 @@ pub struct Ancillary {
     pub credentials: Credentials,
 }
 
-impl Default for Ancillary {
-    fn default() -> Self {
+impl Ancillary {
+    /// Makes the data of a message that carries nothing yet, not even credentials.
+    pub(super) fn unsigned() -> Self {
         Self { files: Files::default(), credentials: Credentials::NOBODY }
     }
-}
 
-impl Ancillary {
     /// Takes the data that travels with the first bytes of a send. The credentials travel with the
     /// later bytes, too.
     pub(super) fn take(&mut self) -> Self {

@@ -1,5 +1,5 @@
-//! Sends of UDP that are a part of a datagram, or several datagrams ([`cork`](super::cork)), and the
-//! options for them.
+//! Sends of UDP that are a part of a datagram, or several datagrams ([`cork`](super::cork)), and
+//! the options for them.
 //!
 //! Sources: udp(7), `udp_sendmsg`, `udp_send_skb` and `udp_lib_setsockopt` in net/ipv4/udp.c.
 

@@ -86,7 +86,7 @@ pub(super) type Sent = (Ancillary, Option<Wishes>);
 /// # Errors
 /// `EINVAL`, `EBADF`, `EPERM` for credentials that are not the sender's, `EFAULT`.
 pub(super) fn read_control(socket: &Socket, header: &MessageHeader) -> Result<Sent> {
-    let mut ancillary = Ancillary::default();
+    let mut ancillary = Ancillary::unsigned();
     let mut wishes: Option<Wishes> = None;
     let length = usize::try_from(header.control_length).unwrap_or(usize::MAX);
     if header.control == 0 || length < CONTROL_BYTES {

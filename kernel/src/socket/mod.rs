@@ -122,7 +122,7 @@ impl File for SocketFile {
     fn write_at(&self, _offset: u64, source: &mut dyn Source, blocking: Blocking) -> Result<usize> {
         let sent = self.socket.send(
             source,
-            Ancillary::default(),
+            Ancillary::unsigned(),
             SendTarget::default(),
             self.send_patience(blocking),
         );

@@ -114,8 +114,8 @@ impl Channel {
         !self.no_sender.load(Ordering::SeqCst)
     }
 
-    /// As [`take_error`](Self::take_error), for a receive from a stream. `EPIPE` is for senders: the
-    /// stream had ended before the connection was reset.
+    /// As [`take_error`](Self::take_error), for a receive from a stream. `EPIPE` is for senders:
+    /// the stream had ended before the connection was reset.
     #[inline]
     pub(super) fn take_receive_error(&self) -> Option<Errno> {
         let is_for_senders = self.error.load(Ordering::SeqCst) == Errno::EPIPE as i32;
