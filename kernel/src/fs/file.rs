@@ -69,19 +69,18 @@ pub const POLLRDNORM: u32 = 0x40;
 pub const POLLWRNORM: u32 = 0x100;
 
 impl Ready {
-    /// Returns the bits with poll(2)'s synonyms filled in.
-    pub fn poll_bits(self) -> u32 {
-        let mut bits = self.difference(Self::ALONE).bits();
-        if self.contains(Self::ALONE) {
-            return bits;
+    /// Returns what poll(2) reports of `wanted`, with synonyms filled in. Most files have nothing.
+    #[inline]
+    pub fn reported(self, wanted: u32) -> u32 {
+        // Each is as far above its synonym.
+        const DISTANCE: u32 = POLLRDNORM / Ready::IN.bits();
+        const { assert!(DISTANCE == POLLWRNORM / Ready::OUT.bits()) };
+        let synonyms = self.intersection(Self::IN | Self::OUT).bits() * DISTANCE;
+        match (self.bits() | synonyms) & wanted {
+            0 => 0,
+            _ if self.contains(Self::ALONE) => self.difference(Self::ALONE).bits() & wanted,
+            found => found,
         }
-        if self.contains(Self::IN) {
-            bits |= POLLRDNORM;
-        }
-        if self.contains(Self::OUT) {
-            bits |= POLLWRNORM;
-        }
-        bits
     }
 }
 

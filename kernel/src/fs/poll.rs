@@ -53,7 +53,7 @@ fn wait(watches: &[Watch], deadline: Option<u64>, mut found: impl FnMut(&Watch, 
             }
             // Once a file is ready, the caller will not sleep.
             let waiter = if count == 0 { waiter.as_deref_mut() } else { None };
-            let ready = watch.file.poll(waiter).poll_bits() & watch.wanted;
+            let ready = watch.file.poll(waiter).reported(watch.wanted);
             if ready != 0 {
                 found(watch, ready);
                 count += 1;

@@ -116,7 +116,7 @@ impl<A: Asker> Waiter<A> {
             Pending::Disk(_) | Pending::Sync(_) => unreachable!("these go to workers"),
         };
         let mut observer = PollWaiter::observer(self.clone());
-        let ready = file.file().poll(Some(&mut observer)).poll_bits() & wanted != 0;
+        let ready = file.file().poll(Some(&mut observer)).reported(wanted) != 0;
         *self.observing.lock() = Some(observer.complete()?);
         Ok(ready)
     }
@@ -151,14 +151,14 @@ impl<A: Asker> Waiter<A> {
 fn look(pending: &Pending, completed: impl FnOnce() -> u64) -> Option<i32> {
     match pending {
         Pending::Stream(transfer) => {
-            let ready = transfer.file().file().poll(None).poll_bits() & transfer.readiness();
+            let ready = transfer.file().file().poll(None).reported(transfer.readiness());
             match (ready != 0).then(|| transfer.run(Blocking::Never)) {
                 None | Some(Err(Errno::EAGAIN)) => None,
                 Some(result) => Some(result_word(result.map(|count| count as i64))),
             }
         }
         Pending::Poll(file, wanted) => {
-            let ready = file.file().poll(None).poll_bits() & wanted;
+            let ready = file.file().poll(None).reported(*wanted);
             (ready != 0).then_some(ready as i32)
         }
         Pending::Timeout { completions: Some(count), .. } if completed() >= *count => Some(0),

@@ -134,7 +134,7 @@ impl Item {
     fn ready(&self, file: &OpenFile) -> u32 {
         match self.interest.lock().reported() {
             0 => 0,
-            reported => file.poll(None).poll_bits() & reported,
+            reported => file.poll(None).reported(reported),
         }
     }
 }
@@ -223,7 +223,7 @@ impl Epoll {
             observing: SpinLock::new(None),
         });
         let mut observer = PollWaiter::observer(item.clone());
-        let ready = file.poll(Some(&mut observer)).poll_bits() & interest.reported() != 0;
+        let ready = file.poll(Some(&mut observer)).reported(interest.reported()) != 0;
         let observing = observer.complete().and_then(|observer| {
             file.add_watcher(watcher_of(&item))?;
             Ok(observer)

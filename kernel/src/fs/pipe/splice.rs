@@ -59,11 +59,11 @@ fn wait_for_room(pipe: &Pipe, blocking: Blocking) -> Result<()> {
 
 /// Waits until a file that is no pipe is ready for `events`. Otherwise returns the reason.
 fn wait_for_file(file: &OpenFile, events: Ready, deadline: Option<u64>) -> Result<()> {
-    let awaited = (events | Ready::ERR | Ready::HUP | Ready::RDHUP).poll_bits();
+    let awaited = (events | Ready::ERR | Ready::HUP | Ready::RDHUP).reported(u32::MAX);
     loop {
         sched::rest();
         let mut waiter = PollWaiter::new();
-        if file.file().poll(Some(&mut waiter)).poll_bits() & awaited != 0 {
+        if file.file().poll(Some(&mut waiter)).reported(awaited) != 0 {
             return if crate::task::current().signal_pending() { Err(Errno::ERESTARTSYS) } else { Ok(()) };
         }
         if waiter.sleep(deadline)? == Slept::TimedOut {
