@@ -252,7 +252,8 @@ impl Store {
         self.charge(new.uid, (1, bytes), quota)?;
         let serial = loop {
             let serial = (random() >> 1) as Serial;
-            if serial > 2 && !self.keys.contains_key(&serial) {
+            // /proc/keys goes on with the next number.
+            if (3..Serial::MAX).contains(&serial) && !self.keys.contains_key(&serial) {
                 break serial;
             }
         };
