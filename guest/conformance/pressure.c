@@ -51,16 +51,10 @@ static int all_end_well(void)
 	return !meeting->failed;
 }
 
-/* Whether so many KiB of swap get free. A page that goes out just now keeps its place until the
- * disk has it. */
-static int becomes_free(long least)
+/* KiB of swap that pages in memory do not need. */
+static long to_be_had(void)
 {
-	for (int look = 0; look < 100; look++) {
-		if (figure("/proc/meminfo", "SwapFree") + figure("/proc/meminfo", "SwapCached") >= least)
-			return 1;
-		usleep(50000);
-	}
-	return 0;
+	return figure("/proc/meminfo", "SwapFree") + figure("/proc/meminfo", "SwapCached");
 }
 
 /* Random stores and checks over `pages` pages, with forks whose children check their copies. In
@@ -133,7 +127,7 @@ static void private(int workers, int rounds)
 	PROMISE("pages were kept on write rather than copied", figure("/proc/vmstat", "pgreuse") > 0);
 	PROMISE("none was copied without need", figure("/proc/vmstat", "cow_unneeded") == 0);
 	PROMISE("nobody was killed", figure("/proc/vmstat", "oom_kill") == 0);
-	PROMISE("and in the end the swap is empty", becomes_free(swap - 2048));
+	PROMISE("and in the end the swap is empty", COMES_TRUE(to_be_had() >= swap - 2048));
 }
 
 /* A file in a separate file system that is in memory only. */
@@ -195,7 +189,7 @@ static void shared(int workers)
 	PROMISE("nobody was killed", figure("/proc/vmstat", "oom_kill") == 0);
 	munmap(at, pages * PAGE);
 	NEED(unlink("/large/file") == 0 && close(file) == 0);
-	PROMISE("and in the end the swap is empty", becomes_free(swap - 4096));
+	PROMISE("and in the end the swap is empty", COMES_TRUE(to_be_had() >= swap - 4096));
 }
 
 /* The name of the first swap area in use. */
@@ -235,7 +229,7 @@ static void large_file(void)
 	PROMISE("and so it is seen through a mapping", all_filled(at, pages, 1));
 	PROMISE("nobody was killed", figure("/proc/vmstat", "oom_kill") == 0);
 	NEED(ftruncate(file, left * PAGE) == 0);
-	PROMISE("what is cut off leaves the swap", becomes_free(swap - (long)left * 4 - 4096));
+	PROMISE("what is cut off leaves the swap", COMES_TRUE(to_be_had() >= swap - (long)left * 4 - 4096));
 	PROMISE("swapoff brings back what is left", swapoff(area_in_use()) == 0 && figure("/proc/meminfo", "SwapTotal") == 0 && all_filled(at, left, 1));
 }
 
@@ -274,7 +268,7 @@ static void full(void)
 	PROMISE("so is one that wants it as shared memory", WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 	PROMISE("that one alone, once", figure("/proc/vmstat", "oom_kill") == 2);
 	PROMISE("what others have is there still", all_filled(mine, 256, 9));
-	PROMISE("and all of the swap is to be had again", becomes_free(swap - 2048));
+	PROMISE("and all of the swap is to be had again", COMES_TRUE(to_be_had() >= swap - 2048));
 }
 
 #define SPREAD (2UL << 20)

@@ -240,14 +240,23 @@ pub fn so_far(done: usize, error: Errno) -> Result<usize> {
 /// `EFAULT`, `ENOMEM`.
 pub fn read_all(source: &mut dyn Source) -> Result<Vec<u8>> {
     let mut bytes: Vec<u8> = zeroed(source.remaining())?;
+    fill(source, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// Fills `room` from `source`.
+///
+/// # Errors
+/// `EFAULT`.
+pub fn fill(source: &mut dyn Source, room: &mut [u8]) -> Result<()> {
     let mut done = 0;
-    while done < bytes.len() {
-        match source.take(&mut bytes[done..])? {
+    while done < room.len() {
+        match source.take(&mut room[done..])? {
             0 => return Err(Errno::EFAULT),
             count => done += count,
         }
     }
-    Ok(bytes)
+    Ok(())
 }
 
 /// Reads and discards `length` bytes. Returns their number.
@@ -258,10 +267,8 @@ pub fn take_all(source: &mut dyn Source, length: usize) -> Result<usize> {
     let (mut bytes, mut left) = ([0; 256], length);
     while left > 0 {
         let part = left.min(bytes.len());
-        match source.take(&mut bytes[..part])? {
-            0 => return Err(Errno::EFAULT),
-            count => left -= count,
-        }
+        fill(source, &mut bytes[..part])?;
+        left -= part;
     }
     Ok(length)
 }

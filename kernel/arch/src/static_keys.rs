@@ -20,7 +20,8 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_machine::VirtAddr;
 use freehold_replica::{Instruction, LENGTH, Patch};
-use freehold_tracepoints::{EVENTS, EventDescription};
+use freehold_tracepoints::table::XpfoWindow;
+use freehold_tracepoints::{EVENTS, EventDescription, TraceEvent};
 
 #[cfg(target_os = "none")]
 use crate::linker_table;
@@ -80,6 +81,8 @@ impl StaticKey {
     pub const MIRRORS: usize = Self::LEARN + 1;
     /// Nodes may have copies of the files' pages that they execute.
     pub const TEXT_MIRRORS: Self = Self(Self::MIRRORS);
+    /// The key of the event of windows.
+    pub(crate) const TRACED_WINDOWS: Self = Self(XpfoWindow::NUMBER);
     /// Number of keys.
     const COUNT: usize = freehold_tracepoints::COUNT + 5;
 
@@ -146,8 +149,8 @@ pub fn state(key: StaticKey) -> KeyState {
 pub fn turn(key: StaticKey, state: KeyState) {
     STATES[key.0].store(state == KeyState::On, Ordering::Release);
     #[cfg(target_os = "none")]
-    if key.0 == crate::tracepoints::WINDOWS {
-        crate::memory::windows::trace(state);
+    if key == StaticKey::TRACED_WINDOWS {
+        crate::memory::windows::heed_tracing();
     }
 }
 

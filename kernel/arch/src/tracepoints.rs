@@ -8,9 +8,6 @@ use freehold_tracepoints::table::XpfoWindow;
 use crate::X86;
 use crate::memory::tables::WRITABLE;
 
-/// The number of the event of windows.
-pub(crate) const WINDOWS: usize = XpfoWindow::NUMBER;
-
 /// A window opens on a frame, with these bits in its entry.
 #[inline(always)]
 pub(crate) fn trace_window(frame: Pfn, bits: u64) {

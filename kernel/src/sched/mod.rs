@@ -440,6 +440,16 @@ pub fn rest() {
     }
 }
 
+/// As [`rest`], for work that stops if the task is being killed.
+///
+/// # Errors
+/// `EINTR` if it is.
+#[inline]
+pub fn rest_killable() -> crate::Result<()> {
+    rest();
+    if is_current_dying() { Err(crate::Errno::EINTR) } else { Ok(()) }
+}
+
 #[cold]
 #[inline(never)]
 fn rest_if_due() {

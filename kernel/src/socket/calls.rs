@@ -296,9 +296,8 @@ fn send(
         }
         let target = SendTarget { address: to.as_ref(), wishes: wishes.as_ref() };
         let sent = file.socket.send(source, ancillary, target, patience);
-        let is_stream = file.socket.kind() == SocketKind::Stream;
-        if sent == Err(Errno::EPIPE) && is_stream && flags & c::MSG_NOSIGNAL == 0 {
-            task::signal_broken_pipe();
+        if flags & c::MSG_NOSIGNAL == 0 {
+            file.signal_broken(&sent);
         }
         sent
     })

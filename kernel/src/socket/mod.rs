@@ -91,6 +91,13 @@ impl SocketFile {
         &self.socket
     }
 
+    /// Sends the caller SIGPIPE if a send failed because its stream is broken.
+    fn signal_broken(&self, sent: &Result<usize>) {
+        if *sent == Err(Errno::EPIPE) && self.socket.kind() == SocketKind::Stream {
+            crate::task::signal_broken_pipe();
+        }
+    }
+
     /// How long a send may wait.
     fn send_patience(&self, blocking: Blocking) -> Patience {
         match blocking {
@@ -126,9 +133,7 @@ impl File for SocketFile {
             SendTarget::default(),
             self.send_patience(blocking),
         );
-        if sent == Err(Errno::EPIPE) && self.socket.kind() == SocketKind::Stream {
-            crate::task::signal_broken_pipe();
-        }
+        self.signal_broken(&sent);
         sent
     }
 

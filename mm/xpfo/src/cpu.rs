@@ -91,8 +91,6 @@ impl<const SLOTS: usize, const STEP: u64> CpuWindows<SLOTS, STEP> {
         let cached = self.lap.maybe_cached();
         match self.lap.renew(open) {
             Renewal::SameLap => {}
-            // The last lap used all slots that were free: no need to count them.
-            Renewal::NewLap if SLOTS > MANY_SLOTS as usize => cpu.forget_all(),
             Renewal::NewLap => forget_slots(cached, cpu),
             Renewal::Fresh => {
                 if policy.bounds_time() && !cpu.is_set() {

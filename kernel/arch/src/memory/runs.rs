@@ -18,7 +18,6 @@ use freehold_machine::{
 
 use super::windows::{self, INTERRUPTS, OPEN, READING, Reached, TRANSFER, WINDOW, record};
 use super::{direct, tables};
-use crate::tracepoints::trace_window;
 use crate::{X86, boot, cpu};
 
 /// Returns the end of the block with this frame, if it is memory for transfers and outside the
@@ -64,8 +63,7 @@ fn reach_slowly(frame: Pfn, bits: u64, count: u32) -> Reached<TRANSFER> {
         // as the copy of a page.
         if count & (TRANSFER - 1) < OPEN { 0 } else { windows.open() }
     });
-    trace_window(frame, bits);
-    windows.show(slot, frame, bits)
+    windows.begin_run(slot, frame, bits)
 }
 
 #[cold]

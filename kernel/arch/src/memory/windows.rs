@@ -33,7 +33,7 @@ use super::block_window::{is_block, large_base, zero_block};
 use super::tables::{self, ACCESSED, DIRTY, NO_EXECUTE, PRESENT, WRITABLE};
 use super::{OutOfMemory, direct, layout, pluggable, runs};
 use crate::cpu::{self, PerCpu};
-use crate::static_keys::KeyState;
+use crate::static_keys::{self, KeyState, StaticKey};
 use crate::sync::Once;
 use crate::tracepoints::trace_window;
 use crate::{X86, boot, irq, registers, time, usercopy};
@@ -85,7 +85,8 @@ impl Windows {
         }
     }
     fn heed_tracing(&self) {
-        self.slots.set_longest_run(if IS_TRACED.load(Ordering::Relaxed) { 1 } else { SLOTS });
+        let is_traced = static_keys::state(StaticKey::TRACED_WINDOWS) == KeyState::On;
+        self.slots.set_longest_run(if is_traced { 1 } else { SLOTS });
     }
     fn address(&self, slot: usize) -> u64 {
         self.base.load(Ordering::Relaxed) + (slot * PAGE_SIZE) as u64
@@ -95,16 +96,16 @@ impl Windows {
         // SAFETY: `attach` set the offset to that of SLOTS entries in a table that is never freed.
         unsafe { &*entry_at(self.address(slot), self.entry_offset.load(Ordering::Relaxed)) }
     }
-    /// LapSlots that are in use.
+    /// Slots that are in use.
     pub(super) fn open(&self) -> u64 {
         let used = (0..SLOTS).filter(|&slot| self.entry(slot).load(Ordering::Relaxed) != 0);
         used.fold(0, |mask, slot| mask | 1 << slot)
     }
-    /// Opens the window of `slot`.
-    pub(super) fn show<const UNIT: u32>(&self, slot: usize, frame: Pfn, bits: u64) -> Reached<UNIT> {
-        let entry = self.entry(slot);
-        entry.store(tables::leaf(frame, bits), Ordering::Release);
-        Reached { bytes: self.address(slot) as *mut _, entry }
+    /// Opens the window of `slot`, the first of a run.
+    pub(super) fn begin_run<const UNIT: u32>(&self, slot: usize, frame: Pfn, bits: u64) -> Reached<UNIT> {
+        assert!(slot < SLOTS && self.exist());
+        trace_window(frame, bits);
+        show(self.address(slot), frame, bits)
     }
     /// Whether this CPU has its windows.
     pub(super) fn exist(&self) -> bool {
@@ -136,17 +137,16 @@ impl Alarm for Windows {
     }
 }
 
-/// Windows are traced from now on, or no more. The tracepoint is where a run of slots begins, so
-/// that others cost no no-op: while windows are traced, each run is one slot. The present run of
-/// another CPU ends as it would: at a switch of address spaces, or after [`SLOTS`] windows.
-pub(crate) fn trace(state: KeyState) {
-    IS_TRACED.store(state == KeyState::On, Ordering::Relaxed);
+/// Windows are traced from now on, or no more, as their key says. The tracepoint is where a run of
+/// slots begins, so that others cost no no-op: while windows are traced, each run is one slot. The
+/// present run of another CPU ends as it would: at a switch of address spaces, or after [`SLOTS`]
+/// windows.
+pub(crate) fn heed_tracing() {
     cpu::online().iter().filter_map(cpu::of).for_each(|per_cpu| per_cpu.windows.heed_tracing());
     let _pinned = X86.pin();
     X86.flush_local(Flush::NonGlobal);
 }
 
-static IS_TRACED: AtomicBool = AtomicBool::new(false);
 static POLICY: Once<Policy> = Once::new();
 /// Number of windows that were refused in interrupts.
 static REFUSED: AtomicU64 = AtomicU64::new(0);
@@ -408,7 +408,7 @@ fn reach<const NTH: u32, const BITS: u64>(frame: Pfn) -> Reached {
     reach_slowly(frame, BITS)
 }
 
-/// Opens the window at the address `slot`, which [`take_slot`] returned.
+/// Opens the window at the address `slot`, which was just taken on this CPU.
 #[inline(always)]
 pub(super) fn show<const UNIT: u32>(slot: u64, frame: Pfn, bits: u64) -> Reached<UNIT> {
     let entry = entry_at(slot, of_this_cpu::<{ offset_of!(Windows, entry_offset) }>());
@@ -432,8 +432,7 @@ fn reach_slowly(frame: Pfn, bits: u64) -> Reached {
     let others = || if has_others { windows.open() } else { 0 };
     if is_programs(frame) && !has_more_than::<1>() && windows.exist() {
         let slot = windows.take(others);
-        trace_window(frame, bits);
-        return windows.show(slot, frame, bits);
+        return windows.begin_run(slot, frame, bits);
     }
     let is_memory = boot::info().is_plain_memory(frame) || pluggable::is_plugged(frame);
     // The image of one node, if this CPU uses another node's.
@@ -450,8 +449,7 @@ fn reach_slowly(frame: Pfn, bits: u64) -> Reached {
         "{frame:?} is in a window already"
     );
     let slot = windows.take(|| open);
-    trace_window(frame, bits);
-    windows.show(slot, frame, bits)
+    windows.begin_run(slot, frame, bits)
 }
 
 /// Whether a window may be opened here: not in an interrupt's handler. A refusal is counted.

@@ -56,10 +56,7 @@ impl SearchLimit {
             Self::UntilKilled(visited) => {
                 *visited += 1;
                 if visited.is_multiple_of(Self::INTERVAL) {
-                    crate::sched::rest();
-                    if crate::sched::is_current_dying() {
-                        return Err(Errno::EINTR);
-                    }
+                    crate::sched::rest_killable()?;
                 }
             }
         }

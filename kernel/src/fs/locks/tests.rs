@@ -18,6 +18,14 @@ fn listed(file: Identity) -> Vec<Lock> {
     all.filter(|(identity, _)| *identity == file).map(|(_, lock)| lock).collect()
 }
 
+/// Returns a generator of numbers below its argument, the same ones for the same seed.
+fn numbers_from(mut seed: u64) -> impl FnMut(u64) -> u64 {
+    move |below| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) % below
+    }
+}
+
 /// A record lock excludes other owners from its range, until its owner releases it.
 #[test]
 fn record_locks_exclude_by_range() {
@@ -139,11 +147,7 @@ fn ranges_are_the_bytes_that_were_set() {
     const FIRST: u64 = 100;
     let file = file(3);
     let mut held = [[None; BYTES as usize]; 2];
-    let mut seed = 1u64;
-    let mut draw = |below: u64| {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (seed >> 33) % below
-    };
+    let mut draw = numbers_from(1);
     for _ in 0..20_000 {
         let me = draw(2) as usize;
         let start = draw(BYTES - 1);
@@ -229,11 +233,7 @@ fn a_table_ends_with_the_last_use_of_its_file() {
 #[test]
 fn a_conflict_is_the_first_of_the_first_owner() {
     let file = file(91);
-    let mut seed = 7u64;
-    let mut draw = |below: u64| {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (seed >> 33) % below
-    };
+    let mut draw = numbers_from(7);
     let (mut found, mut free) = (0, 0);
     for step in 0..20_000 {
         let sharing = [LockSharing::Shared, LockSharing::Exclusive][usize::from(draw(8) == 0)];

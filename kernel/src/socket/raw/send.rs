@@ -90,7 +90,7 @@ impl RawSocket {
         } else {
             let mut bytes = format::packet(&head, length)?;
             let payload = &mut bytes[format::header_bytes(&head)..];
-            fill(source, payload)?;
+            user::fill(source, payload)?;
             self.complete(&head, payload)?;
             bytes
         };
@@ -132,25 +132,13 @@ impl RawSocket {
     }
 }
 
-/// Fills `room` from `source`.
-fn fill(source: &mut dyn Source, room: &mut [u8]) -> Result<()> {
-    let mut done = 0;
-    while done < room.len() {
-        match source.take(&mut room[done..])? {
-            0 => return Err(Errno::EFAULT),
-            count => done += count,
-        }
-    }
-    Ok(())
-}
-
 /// Reads a packet whose header the program made. The kernel completes the header (raw(7)).
 fn gather_packet(head: &Head, source: &mut dyn Source, length: usize) -> Result<Vec<u8>> {
     if length < if head.is_v4() { V4_HEADER } else { V6_HEADER } {
         return Err(Errno::EINVAL);
     }
     let mut bytes: Vec<u8> = user::zeroed(length)?;
-    fill(source, &mut bytes)?;
+    user::fill(source, &mut bytes)?;
     if !head.is_v4() {
         return Ok(bytes);
     }

@@ -20,19 +20,24 @@ pub(super) struct KeyHandle(Serial);
 impl Drop for KeyHandle {
     fn drop(&mut self) {
         KEYS.lock().release(self.0);
-        drop(Reaper);
+        reap();
     }
 }
 
-/// Removes all keys that end when it is dropped, even if the caller is killed; other calls go on
-/// meanwhile. Not dropped under the lock.
+/// Removes all keys that end, even if the caller is killed; other calls go on meanwhile. The caller
+/// does not have the lock.
+fn reap() {
+    while KEYS.lock().reap(AT_ONCE) {
+        crate::sched::rest();
+    }
+}
+
+/// Removes all keys that end when it is dropped, which is not under the lock.
 pub(super) struct Reaper;
 
 impl Drop for Reaper {
     fn drop(&mut self) {
-        while KEYS.lock().reap(AT_ONCE) {
-            crate::sched::rest();
-        }
+        reap();
     }
 }
 

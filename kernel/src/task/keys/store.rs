@@ -194,15 +194,6 @@ pub struct CollectPlace {
     after: Option<KeyName>,
 }
 
-/// Lets other tasks run in the middle of a search.
-///
-/// # Errors
-/// `EINTR` if the caller is killed.
-fn go_on() -> Result<()> {
-    crate::sched::rest();
-    if crate::sched::is_current_dying() { Err(Errno::EINTR) } else { Ok(()) }
-}
-
 impl Store {
     /// Makes a store without keys.
     pub const fn new() -> Self {

@@ -1,8 +1,8 @@
 //! Searches through keyrings in keyrings, breadth first: each is visited once.
 
 use super::super::kind::KeyKind;
-use super::{Caller, KeyName, KeyRef, Rights, Serial, Store, go_on};
-use crate::{Errno, Result};
+use super::{Caller, KeyName, KeyRef, Rights, Serial, Store};
+use crate::{Errno, Result, sched};
 
 /// The nesting of keyrings that a search follows, and that a link may make.
 const MAX_DEPTH: u32 = 6;
@@ -74,7 +74,7 @@ impl Store {
                 self.enqueue_nested(&mut queue, serial, depth + 1)?;
             }
             self.advance(&mut queue);
-            go_on()?;
+            sched::rest_killable()?;
         }
         Err(failure)
     }
@@ -118,7 +118,7 @@ impl Store {
             }
             self.enqueue(queue, nested, depth);
             after = Some(name);
-            go_on()?;
+            sched::rest_killable()?;
         }
         Ok(())
     }
@@ -138,7 +138,7 @@ impl Store {
             }
             self.enqueue_nested(&mut queue, serial, depth + 1)?;
             self.advance(&mut queue);
-            go_on()?;
+            sched::rest_killable()?;
         }
         Ok(())
     }
