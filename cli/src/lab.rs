@@ -37,6 +37,9 @@ const EXPERIMENTS: &[Experiment] = &[
     xpfo::EXPERIMENT,
 ];
 
+/// Exit status where a figure misses its goal.
+const MISSED: u8 = 1;
+
 /// One experiment.
 pub struct Experiment {
     /// Its name on the command line.

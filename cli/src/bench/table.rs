@@ -133,12 +133,13 @@ pub fn notes(comparison: &Comparison, labels: &[&str]) -> Vec<String> {
 }
 
 /// Aligns columns, separated by two spaces; numbers are right-aligned.
-pub fn aligned(rows: &[Vec<String>], is_number: impl Fn(usize) -> bool) -> String {
-    let columns = rows.first().map_or(0, Vec::len);
+pub fn aligned(rows: &[impl AsRef<[String]>], is_number: impl Fn(usize) -> bool) -> String {
+    let rows: Vec<&[String]> = rows.iter().map(AsRef::as_ref).collect();
+    let columns = rows.first().map_or(0, |row| row.len());
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut text = String::new();
-    for row in rows {
+    for row in &rows {
         let mut line = String::new();
         for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
             let gap = " ".repeat(width - cell.chars().count());

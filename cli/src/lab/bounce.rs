@@ -26,7 +26,8 @@ use std::path::{Path, PathBuf};
 use freehold_scope_record::{CpuCounts, Results};
 use serde::Serialize;
 
-use super::{Experiment, Extent, Settings, output_of};
+use super::{Experiment, Extent, MISSED, Settings, output_of};
+use crate::bench::table::aligned;
 use crate::failure::Failure;
 use crate::html::{Cell, Column, Page, Table, Tile, Tone};
 use crate::progress::LabSteps;
@@ -49,8 +50,6 @@ const SMALL: u64 = 256 << 10;
 /// The largest cost of growing, as a multiple of the cost of a pool of 64 MiB: in the long run, and
 /// at first.
 const GOALS: [f64; 2] = [1.01, 1.05];
-/// Exit status if a row misses its goal.
-const MISSED: u8 = 1;
 /// Bytes of the smallest piece by which the pool grows where memory is free: the cost of a
 /// confidential guest is stated for these, though fewer and larger pieces may do.
 const SEGMENT: u64 = 256 << 10;
@@ -472,18 +471,7 @@ fn verdict(ratio: [f64; 2]) -> &'static str {
 fn summary(rows: &[BounceRow]) -> String {
     let lines: Vec<[String; 8]> =
         core::iter::once(HEADINGS.map(String::from)).chain(rows.iter().map(cells)).collect();
-    let widths: [usize; 8] = core::array::from_fn(|column| {
-        lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0)
-    });
-    let mut text = format!("{HOW}\n\n");
-    for line in &lines {
-        let padded = |column: usize| {
-            let (cell, width) = (&line[column], widths[column]);
-            if column < 3 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
-        };
-        text.push_str(core::array::from_fn::<_, 8, _>(padded).join("  ").trim_end());
-        text.push('\n');
-    }
+    let mut text = format!("{HOW}\n\n{}", aligned(&lines, |column| column >= 3));
     text.push_str(&format!(
         "\nInstructions of a growing pool over one of 64 MiB; asked: {} and at first {}\n",
         GOALS[0], GOALS[1]

@@ -19,7 +19,8 @@ use std::ffi::OsString;
 use freehold_scope_record::Results;
 use serde::Serialize;
 
-use super::{Experiment, Extent, Settings};
+use super::{Experiment, Extent, MISSED, Settings};
+use crate::bench::table::aligned;
 use crate::failure::Failure;
 use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
 use crate::progress::LabSteps;
@@ -45,9 +46,6 @@ const LOCAL: f64 = 200.0;
 /// The time of a line from another node, as a multiple of that: next socket, two sockets on, far
 /// memory.
 const FACTORS: [f64; 3] = [1.4, 2.0, 3.0];
-
-/// Exit status where copies cost an exec storm more than its limit.
-const MISSED: u8 = 1;
 
 struct ReplicaSide {
     name: &'static str,
@@ -268,28 +266,11 @@ fn storm_cells(storm: &Storm) -> [String; 5] {
     ]
 }
 
-/// Returns the lines as text in columns: the first one to the left, the others to the right.
-fn in_columns<const N: usize>(lines: &[[String; N]]) -> String {
-    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
-    let widths: [usize; N] = core::array::from_fn(width);
-    let mut text = String::new();
-    for line in lines {
-        let cell = |column: usize| match column {
-            0 => format!("{:<1$}", line[column], widths[column]),
-            _ => format!("{:>1$}", line[column], widths[column]),
-        };
-        let cells: [String; N] = core::array::from_fn(cell);
-        text.push_str(cells.join("  ").trim_end());
-        text.push('\n');
-    }
-    text
-}
-
 fn summary(rows: &[ReplicaRow], storms: &[Storm]) -> String {
     let calls = core::iter::once(HEADINGS.map(String::from)).chain(pairs(rows).map(|pair| cells(&pair)));
     let storms = core::iter::once(STORM_HEADINGS.map(String::from)).chain(storms.iter().map(storm_cells));
     let (calls, storms): (Vec<_>, Vec<_>) = (calls.collect(), storms.collect());
-    format!("{HOW}\n\n{}\n{}", in_columns(&calls), in_columns(&storms))
+    format!("{HOW}\n\n{}\n{}", aligned(&calls, |column| column > 0), aligned(&storms, |column| column > 0))
 }
 
 fn page(rows: &[ReplicaRow], storms: &[Storm]) -> Page {

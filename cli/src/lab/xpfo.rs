@@ -22,7 +22,7 @@ use std::path::PathBuf;
 use freehold_scope_record::{Cause, CpuCounts, Half, Lives, Phase, Results};
 use serde::Serialize;
 
-use super::{Experiment, Extent, Settings};
+use super::{Experiment, Extent, MISSED, Settings};
 use crate::failure::Failure;
 use crate::progress::LabSteps;
 use crate::schema::LabHead;
@@ -40,8 +40,6 @@ pub const EXPERIMENT: Experiment = Experiment {
 };
 
 const POLICIES: [&str; 4] = ["off", "lap", "on", "strict"];
-/// The exit status when a figure misses its limit.
-const MISSED: u8 = 1;
 /// The kernel's default policy.
 const DEFAULT: &str = "on";
 const LINUX: &str = "linux";
@@ -375,9 +373,9 @@ fn row(workload: &'static str, policy: &'static str, tlb: &str, results: &Result
         .iter()
         .position(|phase| phase.name == Phase::PROGRAM)
         .unwrap_or(results.phases.len().saturating_sub(1));
-    let cpus = || Digest::of(results).phases().iter().flat_map(|phase| &phase.cpus);
+    let digest = Digest::of(results);
     let both = |count: fn(&CpuCounts) -> u64| -> [u64; 2] {
-        [cpus().map(|cpu| count(&cpu.modes.user)).sum(), cpus().map(|cpu| count(&cpu.modes.kernel)).sum()]
+        [digest.total(|cpu| count(&cpu.modes.user)), digest.total(|cpu| count(&cpu.modes.kernel))]
     };
     let [user_instructions, kernel_instructions] = both(|counts| counts.instructions);
     let [user_walks, kernel_walks] = both(|counts| counts.tlb_walks);
@@ -404,9 +402,9 @@ fn row(workload: &'static str, policy: &'static str, tlb: &str, results: &Result
         data_misses,
         kernel_fills: of_kernel().map(|group| group.fills).sum(),
         kernel_replaced,
-        full_flushes: cpus().map(|cpu| cpu.full_flushes).sum(),
-        page_flushes: cpus().map(|cpu| cpu.page_flushes).sum(),
-        switches: cpus().map(|cpu| cpu.space_flushes).sum(),
+        full_flushes: digest.total(|cpu| cpu.full_flushes),
+        page_flushes: digest.total(|cpu| cpu.page_flushes),
+        switches: digest.total(|cpu| cpu.space_flushes),
         windows: exposure.windows,
         closed_cached: exposure.closed_cached,
         longest_closed: exposure.longest_closed,

@@ -1,7 +1,9 @@
 //! Computes figures from counts: sums over phases, shares, medians. The summary and the report both
 //! use these figures.
 
-use freehold_scope_record::{CpuCounts, Half, KernelData, LifetimeGroup, NearCounts, Page, Phase, Results};
+use freehold_scope_record::{
+    CpuCounts, CpuPhase, Half, KernelData, LifetimeGroup, NearCounts, Page, Phase, Results,
+};
 
 /// Buckets of lengths of life: entry n is 2^n to 2^(n+1) - 1 instructions.
 const BUCKETS: usize = 64;
@@ -42,6 +44,11 @@ impl<'a> Digest<'a> {
     /// Returns the program's phases.
     pub fn phases(&self) -> &'a [Phase] {
         &self.results.phases[self.first..self.end]
+    }
+
+    /// Returns a count of all CPUs while the program ran.
+    pub fn total(&self, count: impl Fn(&CpuPhase) -> u64) -> u64 {
+        self.phases().iter().flat_map(|phase| &phase.cpus).map(count).sum()
     }
 
     /// Returns the number of nodes of the machine.

@@ -7,7 +7,6 @@
 
 use std::ffi::OsString;
 
-use freehold_scope_record::Results;
 use serde::Serialize;
 
 use super::{OFF, ON, ReplicaSide};
@@ -108,7 +107,8 @@ pub fn measure(extent: Extent, steps: &mut LabSteps) -> Result<Vec<Storm>> {
 
 fn instructions(machine: &StormMachine, side: &ReplicaSide) -> Result<f64> {
     let (results, _) = scope::Measurement::prepare(&args::scope_options(&words(machine, side))?)?.run()?;
-    Ok(of_programs(&results) as f64)
+    let all = Digest::of(&results).total(|cpu| cpu.modes.user.instructions + cpu.modes.kernel.instructions);
+    Ok(all as f64)
 }
 
 fn words(machine: &StormMachine, side: &ReplicaSide) -> Vec<OsString> {
@@ -120,13 +120,6 @@ fn words(machine: &StormMachine, side: &ReplicaSide) -> Vec<OsString> {
     let alike = ["--append", "norandmaps"];
     let program = ["--", "busybox", "sh", "-c", &script];
     how.iter().chain(&alike).chain(machine.options).chain(&program).map(OsString::from).collect()
-}
-
-/// Returns the instructions of all CPUs in the programs' time.
-fn of_programs(results: &Results) -> u64 {
-    let digest = Digest::of(results);
-    let cpus = digest.phases().iter().flat_map(|phase| &phase.cpus);
-    cpus.map(|cpu| cpu.modes.user.instructions + cpu.modes.kernel.instructions).sum()
 }
 
 #[cfg(test)]

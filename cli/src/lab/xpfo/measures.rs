@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 
-use freehold_scope_record::{CpuPhase, Results};
+use freehold_scope_record::Results;
 use serde::Serialize;
 
 use super::super::output_of;
@@ -140,8 +140,8 @@ pub fn leaving() -> Result<Leaving> {
         cpus: LEAVING_CPUS,
         left: figure("xpfo_leave"),
         interrupted: figure("xpfo_leave_ipi"),
-        full_flushes: of_program(&results, |cpu| cpu.full_flushes),
-        page_flushes: of_program(&results, |cpu| cpu.page_flushes),
+        full_flushes: Digest::of(&results).total(|cpu| cpu.full_flushes),
+        page_flushes: Digest::of(&results).total(|cpu| cpu.page_flushes),
     })
 }
 
@@ -183,11 +183,6 @@ fn quiet(words: &[&str]) -> Vec<OsString> {
 fn watch(words: &[OsString]) -> Result<(Results, String)> {
     let (results, output) = scope::Measurement::prepare(&args::scope_options(words)?)?.run()?;
     Ok((results, String::from_utf8_lossy(&output).into_owned()))
-}
-
-/// Returns a count of all CPUs in the program's time.
-fn of_program(results: &Results, count: fn(&CpuPhase) -> u64) -> u64 {
-    Digest::of(results).phases().iter().flat_map(|phase| &phase.cpus).map(count).sum()
 }
 
 /// Returns the numbers of all lines `name number`.

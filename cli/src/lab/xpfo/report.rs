@@ -5,6 +5,7 @@ use std::fmt::Write;
 use freehold_scope_record::Lives;
 
 use super::{EXPERIMENT, OperationCost, RequiredFigure, XpfoRecord, XpfoRow, models};
+use crate::bench::table::aligned;
 use crate::html::{Axis, Cell, Column, Lines, Page, Shape, Table, Unit, survival};
 
 fn count(value: u64) -> String {
@@ -108,34 +109,23 @@ fn required_rows(record: &XpfoRecord) -> Vec<[String; 4]> {
     record.required.iter().map(shown).collect()
 }
 
-fn aligned<const N: usize>(headings: [&str; N], rows: &[[String; N]]) -> String {
-    let width = |n: usize| {
-        rows.iter().map(|row| row[n].chars().count()).chain([headings[n].chars().count()]).max().unwrap_or(0)
-    };
-    let line = |cells: &[&str; N]| {
-        let parts: Vec<String> =
-            cells.iter().enumerate().map(|(n, cell)| format!("{cell:<0$}", width(n))).collect();
-        format!("{}\n", parts.join("  ").trim_end())
-    };
-    let mut text = line(&headings);
-    for row in rows {
-        text.push_str(&line(&std::array::from_fn(|n| row[n].as_str())));
-    }
-    text
+fn lines<const N: usize>(headings: [&str; N], rows: &[[String; N]]) -> String {
+    let rows: Vec<_> = std::iter::once(headings.map(String::from)).chain(rows.iter().cloned()).collect();
+    aligned(&rows, |_| false)
 }
 
 pub fn summary(record: &XpfoRecord) -> String {
     let rows: Vec<_> = record.rows.iter().map(|row| cells(record, row)).collect();
-    let mut text = format!("{}\n{}\n\n{}", EXPERIMENT.question, record.how, aligned(HEADINGS, &rows));
+    let mut text = format!("{}\n{}\n\n{}", EXPERIMENT.question, record.how, lines(HEADINGS, &rows));
     for skipped in &record.skipped {
         let _ = writeln!(text, "{} was not measured: {}", skipped.workload, skipped.why);
     }
     if !record.shapes.is_empty() {
         let rows: Vec<_> = record.shapes.iter().map(shape_cells).collect();
-        let _ = write!(text, "\nevents per second and CPU\n{}", aligned(SHAPE_HEADINGS, &rows));
+        let _ = write!(text, "\nevents per second and CPU\n{}", lines(SHAPE_HEADINGS, &rows));
     }
-    let _ = write!(text, "\n{}", aligned(OPERATION_HEADINGS, &operation_rows(record)));
-    let _ = write!(text, "\n{}", aligned(REQUIRED_HEADINGS, &required_rows(record)));
+    let _ = write!(text, "\n{}", lines(OPERATION_HEADINGS, &operation_rows(record)));
+    let _ = write!(text, "\n{}", lines(REQUIRED_HEADINGS, &required_rows(record)));
     for row in record.rows.iter().filter(|row| has_aliases(row)) {
         let _ = writeln!(
             text,
