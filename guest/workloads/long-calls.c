@@ -157,7 +157,7 @@ static void named_file(void) {
 }
 static void descriptors_there(void) { many_descriptors(100000); }
 static void children_there(void) { many_children(2000); }
-static void threads_there(void) { many_threads(2000); }
+static void threads_there(void) { many_threads(10000); }
 static void directory_there(void) {
     mkdir("/tmp/many", 0700);
     char name[64];

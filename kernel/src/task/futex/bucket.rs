@@ -10,6 +10,24 @@ use super::id::FutexId;
 /// The place of a waiter in its bucket: its word, and a number that grows with each arrival.
 pub(super) type WaiterPlace = (FutexId, u64);
 
+/// Number of waiters that are visited at once: under the bucket's lock others wait.
+pub(super) const AT_ONCE: usize = 64;
+
+/// A walk over the waiters for one word that were there when it began. The lock may be released on
+/// the way.
+pub(super) struct WaiterWalk {
+    next: WaiterPlace,
+    /// The number of the first waiter that came later.
+    end: u64,
+}
+
+/// Whether a walk has more to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum More {
+    Yes,
+    No,
+}
+
 /// Waiters of words that share a bucket.
 pub(super) struct Bucket<W> {
     waiters: Map<WaiterPlace, W>,
@@ -37,24 +55,39 @@ impl<W> Bucket<W> {
         self.waiters.remove(&place)
     }
 
-    /// Takes the first waiter for `word` out.
-    pub fn pop(&mut self, word: FutexId) -> Option<W> {
-        let (place, _) = self.next_from((word, 0))?;
+    /// Begins a walk over the present waiters for `word`.
+    pub const fn walk(&self, word: FutexId) -> WaiterWalk {
+        WaiterWalk { next: (word, 0), end: self.next }
+    }
+
+    /// Takes the next waiter of a walk out.
+    pub fn pop(&mut self, walk: &mut WaiterWalk) -> Option<W> {
+        let (place, _) = self.next_of(walk)?;
         self.remove(place)
     }
 
-    /// Takes up to `limit` waiters for `word` out that suit, first come first served.
-    pub fn take(&mut self, word: FutexId, limit: usize, suits: impl Fn(&W) -> bool, mut gets: impl FnMut(W)) {
-        let (mut taken, mut from) = (0, (word, 0));
-        while taken < limit
-            && let Some((place, waiter)) = self.next_from(from)
-        {
-            from = (word, place.1 + 1);
+    /// Takes waiters out that suit, first come first served: up to `limit` of the next [`AT_ONCE`]
+    /// of a walk.
+    #[inline(always)]
+    pub fn take(
+        &mut self,
+        walk: &mut WaiterWalk,
+        limit: usize,
+        suits: impl Fn(&W) -> bool,
+        mut gets: impl FnMut(W),
+    ) -> More {
+        let mut taken = 0;
+        for _ in 0..AT_ONCE {
+            if taken == limit {
+                return More::No;
+            }
+            let Some((place, waiter)) = self.next_of(walk) else { return More::No };
             if suits(waiter) {
                 self.remove(place).into_iter().for_each(&mut gets);
                 taken += 1;
             }
         }
+        More::Yes
     }
 
     /// Returns the number of waiters for `word`, or `limit` where there are more.
@@ -63,10 +96,15 @@ impl<W> Bucket<W> {
         all.take(limit).take_while(|(place, _)| place.0 == word).count()
     }
 
-    /// The first waiter at `from` or behind it that waits for the same word.
-    fn next_from(&self, from: WaiterPlace) -> Option<(WaiterPlace, &W)> {
-        let (&place, waiter) = self.waiters.first_from(core::ops::Bound::Included(&from))?;
-        (place.0 == from.0).then_some((place, waiter))
+    /// Takes a step of a walk.
+    #[inline(always)]
+    fn next_of(&self, walk: &mut WaiterWalk) -> Option<(WaiterPlace, &W)> {
+        let (&place, waiter) = self.waiters.first_from(core::ops::Bound::Included(&walk.next))?;
+        if place.0 != walk.next.0 || place.1 >= walk.end {
+            return None;
+        }
+        walk.next.1 = place.1 + 1;
+        Some((place, waiter))
     }
 }
 
@@ -102,10 +140,11 @@ mod tests {
                 5 => {
                     let first =
                         list.iter().position(|(place, _)| place.0 == at).map(|index| list.remove(index));
-                    assert_eq!(bucket.pop(at), first.map(|(_, waiter)| waiter));
+                    assert_eq!(bucket.pop(&mut bucket.walk(at)), first.map(|(_, waiter)| waiter));
                 }
                 6 if at != other => {
-                    while let Some(waiter) = bucket.pop(at) {
+                    let mut walk = bucket.walk(at);
+                    while let Some(waiter) = bucket.pop(&mut walk) {
                         let index = list.iter().position(|(place, _)| place.0 == at).unwrap();
                         assert_eq!(list.remove(index).1, waiter);
                         list.push((bucket.push(other, waiter).unwrap(), waiter));
@@ -114,7 +153,17 @@ mod tests {
                 _ => {
                     let (limit, odd) = (draw(4) as usize, draw(2) as u32);
                     let (mut taken, mut wanted) = (Vec::new(), Vec::new());
-                    bucket.take(at, limit, |waiter| waiter % 2 == odd, |waiter| taken.push(waiter));
+                    let mut walk = bucket.walk(at);
+                    let mut left = limit;
+                    while bucket.take(
+                        &mut walk,
+                        left,
+                        |waiter| waiter % 2 == odd,
+                        |waiter| taken.push(waiter),
+                    ) == More::Yes
+                    {
+                        left = limit - taken.len();
+                    }
                     list.retain(|&(place, waiter)| {
                         let goes = place.0 == at && waiter % 2 == odd && wanted.len() < limit;
                         wanted.extend(goes.then_some(waiter));

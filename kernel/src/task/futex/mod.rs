@@ -32,7 +32,7 @@ use freehold_machine::VirtAddr;
 use freehold_vm::FutexKey;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use self::bucket::{Bucket, WaiterPlace};
+use self::bucket::{Bucket, More, WaiterPlace, WaiterWalk};
 use self::id::FutexId;
 use self::pi::table;
 use super::{Pid, Task, current};
@@ -221,40 +221,55 @@ fn leave(waiter: &Arc<Waiter>) -> bool {
     }
 }
 
-/// Take up to `limit` waiters on `key` out of the bucket and wake them.
-fn wake_in(bucket: &mut Waiters, key: FutexId, limit: usize, bitset: u32) -> usize {
-    let mut woken = 0;
+/// Wakes waiters of a walk until `woken` is `limit`, some at once.
+#[inline(always)]
+fn wake_some(
+    bucket: &mut Waiters,
+    walk: &mut WaiterWalk,
+    (woken, limit): (&mut usize, usize),
+    bitset: u32,
+) -> More {
     let suits = |waiter: &Arc<Waiter>| waiter.bitset & bitset != 0;
-    bucket.take(key, limit, suits, |waiter| {
+    bucket.take(walk, limit - *woken, suits, |waiter| {
         waiter.wake();
-        woken += 1;
-    });
-    woken
+        *woken += 1;
+    })
 }
 
-/// Moves up to `limit` waiters on `from` to `to`. `other` is the bucket of `to`, if it is another
-/// one. A waiter for which there is no memory there is woken instead: a wait may end early.
-fn move_in(
+/// Moves waiters of a walk to the word `to` until `moved` is `limit`, some at once. `other` is the
+/// bucket of `to`, if it is another one. A waiter for which there is no memory there is woken
+/// instead: a wait may end early.
+fn move_some(
     bucket: &mut Waiters,
     mut other: Option<&mut Waiters>,
-    (from, to): (FutexId, FutexId),
-    limit: usize,
-) -> usize {
-    if from == to {
-        return bucket.count(from, limit);
-    }
-    let mut moved = 0;
-    while moved < limit
-        && let Some(waiter) = bucket.pop(from)
-    {
+    (walk, to): (&mut WaiterWalk, FutexId),
+    (moved, limit): (&mut usize, usize),
+) -> More {
+    for _ in 0..bucket::AT_ONCE {
+        if *moved == limit {
+            return More::No;
+        }
+        let Some(waiter) = bucket.pop(walk) else { return More::No };
         let target = other.as_deref_mut().unwrap_or(bucket);
         match target.push(to, waiter.clone()) {
             Ok(place) => *waiter.place.lock() = place,
             Err(_) => waiter.wake(),
         }
-        moved += 1;
+        *moved += 1;
     }
-    moved
+    More::Yes
+}
+
+/// Wakes up to `limit` of the present waiters for a word; `bucket` is its bucket.
+#[inline(always)]
+fn wake_in(mut bucket: SpinLockGuard<'static, Waiters>, key: FutexId, limit: usize, bitset: u32) -> usize {
+    let (mut walk, mut woken) = (bucket.walk(key), 0);
+    while wake_some(&mut bucket, &mut walk, (&mut woken, limit), bitset) == More::Yes {
+        drop(bucket);
+        sched::rest();
+        bucket = BUCKETS[key.bucket()].lock();
+    }
+    woken
 }
 
 #[inline(always)]
@@ -262,9 +277,7 @@ fn wake(key: FutexId, limit: usize, bitset: u32) -> Result<i64> {
     if bitset == 0 {
         return Err(Errno::EINVAL);
     }
-    let mut bucket = BUCKETS[key.bucket()].lock();
-    let woken = wake_in(&mut bucket, key, limit.max(1), bitset);
-    drop(bucket);
+    let woken = wake_in(BUCKETS[key.bucket()].lock(), key, limit.max(1), bitset);
     if table::are_used() {
         table::check_plain(key, woken)?;
     }
@@ -325,8 +338,19 @@ fn requeue(
         if table::are_used() {
             table::check_plain(from, 0)?;
         }
-        let woken = wake_in(&mut source, from, wakes, MATCH_ANY);
-        let moved = move_in(&mut source, other.as_deref_mut(), (from, to), moves);
+        let (mut walk, mut woken, mut moved) = (source.walk(from), 0, 0);
+        while wake_some(&mut source, &mut walk, (&mut woken, wakes), MATCH_ANY) == More::Yes
+            || from != to
+                && move_some(&mut source, other.as_deref_mut(), (&mut walk, to), (&mut moved, moves))
+                    == More::Yes
+        {
+            drop((source, other));
+            sched::rest();
+            (source, other) = lock_both(from, to);
+        }
+        if from == to {
+            moved = source.count(from, moves);
+        }
         return Ok((woken + moved) as i64);
     }
 }
@@ -358,7 +382,7 @@ fn wake_op(
         operand = 1i32.wrapping_shl(operand as u32 & 31);
     }
     loop {
-        let (mut bucket, mut other) = lock_both(key, key2);
+        let (bucket, other) = lock_both(key, key2);
         let outcome = load(second).and_then(|old| match changed(operation, old, operand as u32) {
             None => Ok(Err(Errno::ENOSYS)),
             Some(new) => usercopy::compare_exchange_u32(VirtAddr(second), old, new, Faults::Never)
@@ -385,15 +409,15 @@ fn wake_op(
             5 => old >= against,
             _ => return Err(Errno::ENOSYS),
         };
-        let woken = wake_in(&mut bucket, key, wakes.max(1), MATCH_ANY);
+        drop(other);
+        let woken = wake_in(bucket, key, wakes.max(1), MATCH_ANY);
         if table::are_used() {
             table::check_plain(key, woken)?;
         }
         if !holds {
             return Ok(woken as i64);
         }
-        let woken2 = wake_in(other.as_mut().unwrap_or(&mut bucket), key2, wakes2.max(1), MATCH_ANY);
-        drop((bucket, other));
+        let woken2 = wake_in(BUCKETS[key2.bucket()].lock(), key2, wakes2.max(1), MATCH_ANY);
         if table::are_used() {
             table::check_plain(key2, woken2)?;
         }
