@@ -9,6 +9,7 @@ mod cow;
 mod growth;
 mod near_cache;
 mod replica;
+mod scaling;
 mod slowdown;
 mod xpfo;
 
@@ -33,6 +34,7 @@ const EXPERIMENTS: &[Experiment] = &[
     growth::EXPERIMENT,
     near_cache::EXPERIMENT,
     replica::EXPERIMENT,
+    scaling::EXPERIMENT,
     slowdown::EXPERIMENT,
     xpfo::EXPERIMENT,
 ];

@@ -7,11 +7,11 @@
 
 mod damo;
 mod digest;
-mod lines;
+pub mod lines;
 mod options;
 mod page;
 mod summary;
-mod symbols;
+pub mod symbols;
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -93,7 +93,8 @@ pub fn scope(options: &ScopeOptions) -> Result<u8> {
     }
     let names = names.at(&results, ended.ready.as_ref());
     let hot = symbols::hot(&results, &names);
-    let shared_lines = lines::shared(&results, &names);
+    let sharing = results.sharing.as_ref();
+    let shared_lines = lines::by_function(sharing.iter().flat_map(|sharing| &sharing.stores), &names);
     let command: Vec<String> =
         options.run.program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let story = Story {
@@ -168,6 +169,18 @@ impl Measurement {
         Ok((results?, output))
     }
 
+    /// As [`run`](Self::run), with the names of the kernel's functions.
+    pub fn run_named(mut self) -> Result<NamedResults> {
+        self.run.ask_for_text();
+        let names = Names::prepare(None, &self.run.kernel)?;
+        let (results, ended) = self.run_unless(None)?;
+        let ready = ended.ready.clone();
+        let output = ended.into_output()?;
+        let results = results?;
+        let names = names.at(&results, ready.as_ref());
+        Ok(NamedResults { results, output, names })
+    }
+
     /// Runs the program; returns the results, if QEMU wrote them, and the run's end. For callers
     /// that judge the end themselves, and may recall the run.
     pub fn run_unless(self, member: Option<GroupMember<'_>>) -> Result<(Result<Results>, Ended)> {
@@ -179,6 +192,13 @@ impl Measurement {
         let results = Results::read(&self.seen).map_err(|error| lost(&ended.words, &error));
         Ok((results, ended))
     }
+}
+
+/// The results of a measurement, the program's output, and the names of the kernel's functions.
+pub struct NamedResults {
+    pub results: Results,
+    pub output: Vec<u8>,
+    pub names: Names,
 }
 
 /// The plugin and the folder where it and this command exchange files.
@@ -390,7 +410,7 @@ mod tests {
             command: &["/bin/busybox".into(), "ls".into()],
             outcome: &outcome,
             hot: &hot,
-            shared_lines: &lines::shared(&results, &names),
+            shared_lines: &lines::by_function([], &names),
             names: &names,
             digest: Digest::of(&results),
             kernel: "Freehold 0.1.0".into(),

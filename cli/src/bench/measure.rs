@@ -209,7 +209,7 @@ fn one(
             Some((_, words)) => watch(words, member),
             None => {
                 let ended = side.prepared.run_unless(plan.engine, Some(member));
-                ended.map(|ended| (ended, Phases::new()))
+                ended.map(|ended| (ended, Phases::default()))
             }
         }
         .map_err(Stop::Failure)?;
@@ -246,13 +246,7 @@ fn watch(words: &[OsString], member: GroupMember<'_>) -> Result<(Ended, Phases)>
         (Err(lost), End::Program(Ending::Exit(_))) => return Err(lost),
         (results, _) => results.ok(),
     };
-    let mut phases = Phases::new();
-    for phase in results.iter().flat_map(|results| &results.phases) {
-        let instructions =
-            phase.cpus.iter().map(|cpu| cpu.modes.user.instructions + cpu.modes.kernel.instructions);
-        phases.entry(phase.name.clone()).or_default().push_back(instructions.sum());
-    }
-    Ok((ended, phases))
+    Ok((ended, results.as_ref().map(Phases::of).unwrap_or_default()))
 }
 
 /// Checks that the run came to its end.

@@ -4,11 +4,32 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use freehold_scope_record::Results;
+
 /// A row in one form: its name, and how many workers performed it.
 pub type RowKey = (String, u32);
 
 /// Instructions in the phases that the microscope saw, by name, first to last.
-pub type Phases = BTreeMap<String, VecDeque<u64>>;
+#[derive(Debug, Default)]
+pub struct Phases(BTreeMap<String, VecDeque<u64>>);
+
+impl Phases {
+    /// Takes them from the microscope's results.
+    pub fn of(results: &Results) -> Phases {
+        let mut phases = Phases::default();
+        for phase in &results.phases {
+            let instructions =
+                phase.cpus.iter().map(|cpu| cpu.modes.user.instructions + cpu.modes.kernel.instructions);
+            phases.0.entry(phase.name.clone()).or_default().push_back(instructions.sum());
+        }
+        phases
+    }
+
+    /// Removes and returns the first phase of this name.
+    fn next(&mut self, name: &str) -> Option<u64> {
+        self.0.get_mut(name)?.pop_front()
+    }
+}
 
 /// Results of one row in one run.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -100,7 +121,7 @@ impl Output {
             }
             "watched" => {
                 let operations = rest.parse().ok()?;
-                let seen = phases.get_mut(&format!("{} {}", key.0, key.1))?.pop_front()?;
+                let seen = phases.next(&format!("{} {}", key.0, key.1))?;
                 self.sample(key, operations, seen)?;
             }
             "note" => self.rows.entry(key).or_default().note = Some(rest.to_owned()),
@@ -147,7 +168,7 @@ mod tests {
 
     fn parse(text: &str, expected: &[&str], samples: usize) -> Output {
         let expected: Vec<RowKey> = expected.iter().map(|name| key(name)).collect();
-        Output::parse(text.as_bytes(), b"", Phases::new(), &expected, samples)
+        Output::parse(text.as_bytes(), b"", Phases::default(), &expected, samples)
     }
 
     #[test]
@@ -174,7 +195,8 @@ mod tests {
 
     #[test]
     fn a_watched_sample_is_the_next_phase_of_its_row_and_none_without_one() {
-        let phases = || Phases::from([("a 1".to_owned(), [500, 700].into()), ("a 2".to_owned(), [9].into())]);
+        let phases =
+            || Phases([("a 1".to_owned(), [500, 700].into()), ("a 2".to_owned(), [9].into())].into());
         let parse = |text: &str| Output::parse(text.as_bytes(), b"", phases(), &[key("a")], 2);
         let whole = parse("watched a 1 10\nwatched a 1 10\ndone 1\n");
         assert_eq!(whole.rows[&key("a")].samples, [50.0, 70.0]);

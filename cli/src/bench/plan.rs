@@ -307,6 +307,22 @@ fn with_disk(words: &[OsString], disk: &OsStr) -> Vec<OsString> {
     ["--disk".into(), disk.into()].into_iter().chain(words.iter().cloned()).collect()
 }
 
+/// Returns the benchmark programs as volumes at /bench, in the form that `--volume` takes.
+///
+/// # Errors
+/// A program is missing.
+pub fn volumes() -> Result<Vec<OsString>> {
+    let volume = |name: &str| {
+        let file = kernel::installed(&format!("guest/bench/{name}")).ok_or_else(|| {
+            Failure::new(format!("guest/bench/{name} is missing: a benchmark program"), "make build makes it")
+        })?;
+        let mut volume = file.into_os_string();
+        volume.push(format!(":/bench/{name}"));
+        Ok(volume)
+    };
+    PROGRAMS.into_iter().map(volume).collect()
+}
+
 /// Returns the side's run with the rows of `counter`, in the form that `freehold run` (`freehold
 /// scope`) takes.
 fn words(
@@ -330,12 +346,7 @@ fn words(
     if let Some(seed) = options.seed.as_ref().filter(|_| counter == Counter::Clock) {
         option("--seed", seed.into());
     }
-    for name in PROGRAMS {
-        let file = kernel::installed(&format!("guest/bench/{name}")).ok_or_else(|| {
-            Failure::new(format!("guest/bench/{name} is missing: a benchmark program"), "make build makes it")
-        })?;
-        let mut volume = file.into_os_string();
-        volume.push(format!(":/bench/{name}"));
+    for volume in volumes()? {
         option("--volume", volume);
     }
     words.extend(counted(choice, counter));

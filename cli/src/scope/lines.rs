@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use freehold_scope_record::Results;
+use freehold_scope_record::SharedStore;
 use serde::Serialize;
 
 use super::symbols::{IMAGE, Names};
@@ -18,10 +18,10 @@ pub struct SharedLines {
     pub moves: u64,
 }
 
-/// Returns all such functions, most moves first.
-pub fn shared(results: &Results, names: &Names) -> Vec<SharedLines> {
+/// Returns the functions of these stores, most moves first.
+pub fn by_function<'a>(stores: impl IntoIterator<Item = &'a SharedStore>, names: &Names) -> Vec<SharedLines> {
     let mut sums: BTreeMap<(String, Option<String>), u64> = BTreeMap::new();
-    for store in results.sharing.iter().flat_map(|sharing| &sharing.stores) {
+    for store in stores {
         let data = (store.address >= IMAGE).then(|| names.function(store.address));
         *sums.entry((names.function(store.by), data)).or_default() += store.moves;
     }
@@ -34,19 +34,16 @@ pub fn shared(results: &Results, names: &Names) -> Vec<SharedLines> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use freehold_scope_record::{SharedStore, Sharing};
 
     #[test]
     fn what_a_function_stores_is_one_row_for_each_static() {
-        let mut results = super::super::sample();
         let store = |by, address, moves| SharedStore { by, address, moves };
         let stores = vec![
             store(0xffff_ffff_8100_0000, 0xffff_8880_0000_1000, 2),
             store(0xffff_ffff_8100_0000, 0xffff_ffff_8200_0000, 5),
             store(0xffff_ffff_8100_0000, 0xffff_8880_0000_2000, 4),
         ];
-        results.sharing = Some(Sharing { lines: 3, moves: 11, stores });
-        let rows = shared(&results, &Names::none());
+        let rows = by_function(&stores, &Names::none());
         let seen: Vec<_> = rows.iter().map(|row| (row.moves, row.data.as_deref())).collect();
         assert_eq!(seen, [(6, None), (5, Some("0xffffffff82000000"))]);
         assert_eq!(rows[0].function, "0xffffffff81000000");

@@ -282,3 +282,26 @@ fn what_the_microscope_costs_is_measured_against_the_same_run_without() {
     let ratio = all["ratio"].as_f64().expect("a ratio");
     assert!((ratio - seconds(all) / seconds(plain)).abs() < 1e-6, "{record}");
 }
+
+#[test]
+fn operations_on_all_cpus_at_once_are_compared_with_one() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = folder.path().join("scaling.json");
+    let mut command = freehold();
+    command.args(["lab", "scaling", "--quick", "--json"]).arg(&file);
+    let outcome = finish(command, b"");
+    assert!(outcome.status <= 1 && outcome.text().contains("of 2 operations"), "{}", outcome.text());
+    let record = json(&file);
+    validate(&record, "lab.json");
+    let rows = record["rows"].as_array().expect("rows");
+    let of = |row: &serde_json::Value| (row["row"].as_str().unwrap_or("").to_owned(), row["cpus"].as_u64());
+    let names: Vec<_> = rows.iter().map(of).collect();
+    let expected = [("fault-4k", 1), ("fork-exit", 1), ("fault-4k", 2), ("fork-exit", 2)];
+    assert_eq!(names, expected.map(|(row, cpus)| (row.to_owned(), Some(cpus))), "{record}");
+    for row in rows {
+        let alone = row["cpus"] == 1;
+        assert!(row["instructions"].as_f64().expect("instructions") > 200.0, "{row}");
+        assert_eq!(row["moves"] == 0.0, alone, "lines move between CPUs, and not with one: {row}");
+        assert_eq!(row["functions"].as_array().expect("functions").is_empty(), alone, "{row}");
+    }
+}

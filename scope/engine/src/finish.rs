@@ -61,7 +61,7 @@ pub fn finish(watch: &Watch, cpus: &mut [&mut Cpu], emulator: Emulator) -> Resul
         tlb: settings.models.tlb.as_ref().map(|_| lifetimes(watch, cpus, &clocks)),
         exposure: settings.models.tlb.as_ref().map(|_| sum(cpus.iter_mut().map(|cpu| cpu.exposure()))),
         residue: watch.end_samples(),
-        sharing: sharing(watch, cpus),
+        sharing: sharing(watch, cpus, phases.len()),
         slices: slices(watch, finished.into_iter().map(|cpu| cpu.slices), at),
         regions: if settings.models.heat.is_some() { watch.regions() } else { Vec::new() },
         blocks: blocks(watch, cpus),
@@ -72,9 +72,9 @@ pub fn finish(watch: &Watch, cpus: &mut [&mut Cpu], emulator: Emulator) -> Resul
     }
 }
 
-fn sharing(watch: &Watch, cpus: &[&mut Cpu]) -> Option<Sharing> {
+fn sharing(watch: &Watch, cpus: &[&mut Cpu], phases: usize) -> Option<Sharing> {
     let visits: Vec<_> = cpus.iter().filter_map(|cpu| cpu.visits.as_ref()).collect();
-    watch.settings().models.sharing.then(|| join(&visits, watch.program_time()))
+    watch.settings().models.sharing.then(|| join(&visits, watch.program_time(), phases))
 }
 
 fn lifetimes(watch: &Watch, cpus: &[&mut Cpu], clocks: &[(usize, u64)]) -> TlbResult {

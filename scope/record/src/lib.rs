@@ -32,7 +32,7 @@ pub use results::{
 pub use settings::{
     CacheModel, CacheShape, Heat, Models, NearShape, Settings, SettingsError, Subject, TlbShape,
 };
-pub use sharing::{SharedStore, Sharing};
+pub use sharing::{PhaseSharing, SharedStore, Sharing};
 
 /// The version of these types. The plugin refuses settings of another.
 pub const VERSION: u32 = 7;

@@ -19,6 +19,24 @@ pub struct Sharing {
     /// Moves by the instruction that stores first after a line has moved, most first, at most
     /// [`Sharing::STORES`].
     pub stores: Vec<SharedStore>,
+    /// The same within each phase alone, in the order of the phases in the results. A move
+    /// between two phases is in neither.
+    #[serde(default)]
+    pub phases: Vec<PhaseSharing>,
+}
+
+/// Lines that several CPUs store to in one phase.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct PhaseSharing {
+    /// Largest number of times that such lines can move.
+    pub moves: u64,
+    /// As [`Sharing::stores`], at most [`PhaseSharing::STORES`].
+    pub stores: Vec<SharedStore>,
+}
+
+impl PhaseSharing {
+    /// Largest number of instructions in the results.
+    pub const STORES: usize = 16;
 }
 
 impl Sharing {
