@@ -372,6 +372,86 @@ static void fork_limited(struct worker *w) {
     forks(w);
 }
 
+// Reads a file from its beginning, as long as it is.
+static void read_whole(struct worker *w, int fd) {
+    static char text[1 << 16];
+    NEED(w, lseek(fd, 0, SEEK_SET) == 0);
+    ssize_t size;
+    while ((size = read(fd, text, sizeof text)) > 0) continue;
+    NEED(w, size == 0);
+}
+
+static void read_often(struct worker *w, const char *name) {
+    int fd = open(name, O_RDONLY | O_CLOEXEC);
+    NEED(w, fd >= 0);
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) read_whole(w, fd);
+        end(w);
+    }
+    close(fd);
+}
+
+// The process' memory in pages, by areas: two protections in turn, so that no two of them are one.
+static void read_statm(struct worker *w) {
+    char *all = mmap(0, (size_t)w->things * PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    NEED(w, all != MAP_FAILED);
+    for (long i = 1; i < w->things; i += 2) NEED(w, mprotect(all + i * PAGE, PAGE, PROT_READ | PROT_WRITE) == 0);
+    read_often(w, "/proc/self/statm");
+}
+
+static void sleeping_processes(struct worker *w) {
+    int ends[2];
+    lift_limits(w);
+    NEED(w, pipe2(ends, O_CLOEXEC) == 0);
+    for (long i = 0; i < w->things; i++) waiting_child(w, ends[0], -1);
+}
+
+static void read_cpu_times(struct worker *w) {
+    sleeping_processes(w);
+    read_often(w, "/proc/stat");
+}
+
+// The CPU time of a control group without processes.
+static void read_empty_group(struct worker *w) {
+    sleeping_processes(w);
+    mkdir("/tmp/groups", 0755);
+    NEED(w, mount("none", "/tmp/groups", "cgroup2", 0, 0) == 0 || errno == EBUSY);
+    NEED(w, mkdir("/tmp/groups/empty", 0755) == 0);
+    read_often(w, "/tmp/groups/empty/cpu.stat");
+    NEED(w, rmdir("/tmp/groups/empty") == 0 && umount("/tmp/groups") == 0);
+}
+
+// What each thread does in a C library's setuid(): the same call as the others.
+static void set_same_user(struct worker *w) {
+    threads(w, w->things, wait_for_word);
+    NEED(w, syscall(SYS_setresuid, 1, 1, 1) == 0);
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) NEED(w, syscall(SYS_setresuid, 1, 1, 1) == 0);
+        end(w);
+    }
+}
+
+// A stopped child of `things` threads is looked at.
+static void look_at_stopped(struct worker *w) {
+    pid_t child = fork();
+    NEED(w, child >= 0);
+    if (child == 0) {
+        threads(w, w->things, wait_for_word);
+        raise(SIGSTOP);
+        _exit(0);
+    }
+    siginfo_t about;
+    NEED(w, waitid(P_PID, (id_t)child, &about, WSTOPPED | WNOWAIT) == 0);
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) NEED(w, waitid(P_PID, (id_t)child, &about, WSTOPPED | WNOWAIT) == 0);
+        end(w);
+    }
+    NEED(w, kill(child, SIGKILL) == 0 && waitpid(child, 0, 0) == child);
+}
+
 // A ring in which `things` requests wait, each for a counter of its own. Returns the first counter.
 static int waiting_requests(struct worker *w, struct ring *ring) {
     lift_limits(w);
@@ -439,5 +519,10 @@ const struct row rows[] = {
     {"exit-locks", PROCESSES, 5, exit_after_lock},
     {"kill-group", PROCESSES, 100, signal_group},
     {"fork-limited", PROCESSES, 5, fork_limited},
+    {"statm", PROCESSES, 50, read_statm},
+    {"cpu-times", PROCESSES, 20, read_cpu_times},
+    {"group-empty", PROCESSES, 20, read_empty_group},
+    {"setuid-same", PROCESSES, 100, set_same_user},
+    {"wait-stopped", PROCESSES, 50, look_at_stopped},
     {0},
 };

@@ -136,6 +136,69 @@ static void cancelled(void)
 		close(timers[i]);
 }
 
+/* Ticks of all CPUs in user mode. */
+static long user_ticks(void)
+{
+	long user = -1, nice = 0;
+	char line[200] = "";
+	int file = open("/proc/stat", O_RDONLY | O_CLOEXEC);
+	NEED(file >= 0 && read(file, line, sizeof line - 1) > 0);
+	close(file);
+	NEED(sscanf(line, "cpu %ld %ld", &user, &nice) == 2);
+	return user + nice;
+}
+
+/* Computes for so long, and rarely enters the kernel. */
+static void compute(int ms)
+{
+	for (int64_t end = now_ms() + ms; now_ms() < end;)
+		for (volatile int i = 0; i < 1000000; i++)
+			;
+}
+
+/* A process that computes; nobody waits for it or learns its times. */
+static void compute_unseen(int ms)
+{
+	signal(SIGCHLD, SIG_IGN);
+	pid_t child = fork();
+	if (child == 0) {
+		compute(ms);
+		_exit(0);
+	}
+	NEED(child > 0 && waitpid(child, NULL, 0) == -1);
+	signal(SIGCHLD, SIG_DFL);
+}
+
+static void times_of_cpus(void)
+{
+	long before = user_ticks();
+	compute_unseen(400);
+	long after = user_ticks();
+	PROMISE("/proc/stat counts time in user mode", after - before >= 10);
+	for (int i = 0; i < 20; i++)
+		compute_unseen(1);
+	PROMISE("and never less, whatever ends", user_ticks() >= after);
+	/* A stopped child that waited for one of its own. */
+	fflush(stdout);
+	pid_t child = fork();
+	if (child == 0) {
+		pid_t own = fork();
+		if (own == 0) {
+			burn(300);
+			_exit(0);
+		}
+		waitpid(own, NULL, 0);
+		raise(SIGSTOP);
+		_exit(0);
+	}
+	struct rusage used = { 0 };
+	int status;
+	NEED(child > 0 && wait4(child, &status, WUNTRACED, &used) == child);
+	PROMISE("the times of a stopped child contain those of its children", WIFSTOPPED(status) &&
+		(used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1000000LL + used.ru_utime.tv_usec + used.ru_stime.tv_usec >= 100000);
+	NEED(kill(child, SIGKILL) == 0 && wait4(child, &status, 0, NULL) == child);
+}
+
 static void usage(void)
 {
 	struct rusage before, after;
@@ -408,6 +471,7 @@ int main(void)
 	timers_armed_from_all_sides();
 	cancelled();
 	usage();
+	times_of_cpus();
 	time_of_a_child_that_computes();
 	time_of_threads_that_end();
 	return conclude();

@@ -227,6 +227,11 @@ pub const GROWTH: &[GrowthRows] = &[
     growth!(row, "growth", "exit-locks", "exit after F_GETLK, by files that others lock"),
     growth!(row, "growth", "kill-group", "signal a group of two, by other processes"),
     growth!(row, "growth", "fork-limited", "fork, exit, wait of a user with a limit, by others' processes"),
+    growth!(row, "growth", "statm", "read /proc/self/statm, by areas"),
+    growth!(row, "growth", "cpu-times", "read /proc/stat, by processes"),
+    growth!(row, "growth", "group-empty", "read cpu.stat of an empty group, by processes"),
+    growth!(row, "growth", "setuid-same", "setresuid to the same user, by threads"),
+    growth!(row, "growth", "wait-stopped", "look at a stopped child, by its threads"),
     growth!(disk_row, "crowds", "fsync-clean", "fsync of a clean disk, by cached pages"),
     growth!(disk_row, "crowds", "fsync-page", "write a page and fsync, by cached pages"),
 ];

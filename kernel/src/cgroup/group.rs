@@ -222,6 +222,15 @@ impl Group {
     pub fn is_populated(&self) -> bool {
         self.populated.load(Ordering::Relaxed) != 0
     }
+    /// Whether the group itself may have a process that has not ended. The root does not count its
+    /// own.
+    pub fn may_have_processes(&self) -> bool {
+        self.is_root() || self.processes.load(Ordering::Relaxed) != 0
+    }
+    /// Whether the group, or a group below, may have a process that was not waited for.
+    pub fn may_have_members(&self) -> bool {
+        self.is_root() || self.tasks.load(Ordering::Relaxed) != 0
+    }
     /// Whether the group's tasks must be stopped: cgroup.freeze is set for it or for a group above.
     pub fn is_freezing(&self) -> bool {
         self.path().any(|group| group.freezes.load(Ordering::SeqCst))

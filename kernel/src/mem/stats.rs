@@ -123,7 +123,8 @@ pub fn stalls() -> u64 {
 pub fn free_in_pageblocks() -> u64 {
     frames()
         .zone_info()
-        .map(|zone| (9..ORDERS).map(|order| zone.free_blocks[order] << order).sum::<u64>())
+        .map(|zone| frames().zone_blocks(zone.node).free_blocks)
+        .map(|free| (9..ORDERS).map(|order| free[order] << order).sum::<u64>())
         .sum()
 }
 

@@ -32,6 +32,7 @@ pub mod real_time;
 pub mod runqueue;
 mod switch;
 pub mod thread;
+pub mod user_time;
 pub mod whereabouts;
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering};
@@ -44,6 +45,7 @@ use freehold_tracepoints::table::SchedWakeup;
 use crate::hw::Hardware;
 use crate::sync::{IrqSpinLock, Woken};
 use runqueue::{RunQueue, UNIT_WEIGHT, WAKE_GRANULARITY};
+use user_time::UserTime;
 
 pub use policy::{OnFork, SchedPolicy};
 pub use real_time::{inherit_priority, set_nice, set_policy};
@@ -101,6 +103,8 @@ pub struct Schedule {
     pub virtual_runtime: AtomicU64,
     /// Nanoseconds of CPU time.
     pub runtime: AtomicU64,
+    /// The part of it in user mode.
+    pub user: UserTime,
     /// The weight of its [`SchedPolicy`] and nice value.
     pub weight: AtomicU64,
     /// A [`SchedPolicy`].
@@ -134,6 +138,7 @@ impl Schedule {
             left: AtomicBool::new(false),
             virtual_runtime: AtomicU64::new(real_time::FAIR_START),
             runtime: AtomicU64::new(0),
+            user: UserTime::default(),
             weight: AtomicU64::new(UNIT_WEIGHT),
             policy: AtomicU8::new(SchedPolicy::Other as u8),
             nice: AtomicU8::new(20),
@@ -547,6 +552,8 @@ fn account_on(id: CpuId) {
 pub struct CpuStatistics {
     /// Nanoseconds idle.
     pub idle: u64,
+    /// Nanoseconds in user mode.
+    pub user: u64,
     /// Number of switches.
     pub switches: u64,
     /// Number of tasks that wait for the CPU or run.
@@ -560,6 +567,7 @@ pub fn statistics(id: CpuId) -> CpuStatistics {
     let running = queue.current.as_ref().is_some_and(|task| !task.schedule.is_idle);
     CpuStatistics {
         idle: queue.idle,
+        user: crate::hw::time::nanoseconds(queue.user_ticks),
         switches: queue.switches,
         runnable: queue.waiting() + usize::from(running),
     }

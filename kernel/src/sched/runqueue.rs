@@ -71,6 +71,8 @@ pub struct RunQueue {
     pub switches: u64,
     /// Nanoseconds spent idle.
     pub idle: u64,
+    /// Ticks of the time-stamp counter in user mode.
+    pub user_ticks: u64,
     pub(super) throttle: Throttle,
 }
 
@@ -86,6 +88,7 @@ impl RunQueue {
             since: 0,
             switches: 0,
             idle: 0,
+            user_ticks: 0,
             throttle: Throttle::new(),
         }
     }
@@ -182,6 +185,7 @@ impl RunQueue {
             } else {
                 let schedule = &task.schedule;
                 schedule.runtime.fetch_add(ran, Ordering::Relaxed);
+                self.user_ticks += schedule.user.count();
                 match schedule.weight.load(Ordering::Relaxed) {
                     0 | REAL_TIME_WEIGHT => self.account_real_time(ran),
                     weight => {

@@ -35,10 +35,10 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
     let mut trap = Trap::default();
     loop {
         let entered = time::ticks();
-        task.enters_user(entered);
+        thread.schedule.user.enter(entered);
         let urgent = || thread.is_called() || sched::is_wanted();
         let Some(event) = context.run_unless(urgent) else {
-            task.left_user(entered);
+            thread.schedule.user.leave(entered);
             if sched::is_wanted() {
                 give_way(task, context);
             }
@@ -53,7 +53,7 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
             }
             continue;
         };
-        task.left_user(time::ticks());
+        thread.schedule.user.leave(time::ticks());
         if serve(task, context, event, &mut trap).is_break() {
             return;
         }
@@ -143,14 +143,14 @@ fn run_watched(task: &Arc<Task>, context: &mut UserContext, mut trap: Trap) -> C
     let thread = task.thread();
     let (addresses, control) = task.watch.armed();
     let entered = time::ticks();
-    task.enters_user(entered);
+    thread.schedule.user.enter(entered);
     let urgent = || thread.is_called_for(!WATCH) || sched::is_wanted();
     match context.run_watched_unless((&addresses, control), urgent) {
         Some(event) => {
-            task.left_user(time::ticks());
+            thread.schedule.user.leave(time::ticks());
             serve(task, context, event, &mut trap)?;
         }
-        None => task.left_user(entered),
+        None => thread.schedule.user.leave(entered),
     }
     ControlFlow::Continue(trap)
 }

@@ -11,7 +11,8 @@
 
 use freehold_collections::Arc;
 
-use super::{Process, Task, registry};
+use super::cgroup_members::for_each_member;
+use super::{Process, Task};
 use crate::cgroup::Group;
 use crate::cgroup::member::FrozenChange;
 use crate::sched::{self, Sleep};
@@ -89,10 +90,5 @@ impl Drop for StandsStill<'_> {
 
 /// Makes all processes of a group and below check whether they are to be frozen.
 pub fn look_at_all(group: &Group) {
-    for process in registry::processes() {
-        if crate::cgroup::is_below(process.cgroup.number(), group) {
-            process.look_at_freezer();
-        }
-        sched::rest();
-    }
+    for_each_member(group, |process| process.look_at_freezer());
 }

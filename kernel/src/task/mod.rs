@@ -10,6 +10,7 @@ pub mod audit;
 pub mod calls;
 pub mod capabilities;
 pub mod capability_calls;
+pub mod cgroup_members;
 pub mod clock;
 pub mod clone;
 pub mod credentials;

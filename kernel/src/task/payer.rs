@@ -8,10 +8,10 @@
 
 use freehold_machine::Cpus as _;
 
-use super::{Process, registry};
-use crate::cgroup::{self, Group};
+use super::Process;
+use super::cgroup_members::for_each_member;
+use crate::cgroup::Group;
 use crate::hw::Hardware;
-use crate::sched;
 
 impl Process {
     /// Finds the account of the process, and charges its threads' memory to it from now on.
@@ -34,10 +34,5 @@ impl Process {
 
 /// Makes all processes of a group and below find their accounts.
 pub fn look_at_all(group: &Group) {
-    for process in registry::processes() {
-        if cgroup::is_below(process.cgroup.number(), group) {
-            process.look_at_payer();
-        }
-        sched::rest();
-    }
+    for_each_member(group, |process| process.look_at_payer());
 }

@@ -482,6 +482,10 @@ impl Process {
         let old = self.credentials();
         let mut new = Credentials::clone(&old);
         change(&mut new)?;
+        // A C library makes each thread repeat such a call. Only the first one changes anything.
+        if new == *old {
+            return Ok(());
+        }
         if inspect::changes(&old, &new) {
             self.space().set_dumpable(inspect::after_change());
             self.parent_death_signal.store(0, Ordering::Relaxed);

@@ -16,10 +16,11 @@ use core::sync::atomic::Ordering;
 
 use freehold_collections::{Arc, reserve};
 
+use super::cgroup_members::for_each_member;
 use super::meter::{Meter, UNMETERED};
-use super::{Process, Task, registry};
+use super::{Process, Task};
+use crate::cgroup::Group;
 use crate::cgroup::cpu::CpuUse;
-use crate::cgroup::{self, Group};
 use crate::hw::heap;
 use crate::hw::static_keys::{self, KeyState, StaticKey};
 use crate::sched;
@@ -46,12 +47,7 @@ pub fn begin() -> Result<()> {
 
 /// Makes all processes of a group and below check whether they have a quota.
 pub fn look_at_all(group: &Group) {
-    for process in registry::processes() {
-        if cgroup::is_below(process.cgroup.number(), group) {
-            process.look_at_quota();
-        }
-        sched::rest();
-    }
+    for_each_member(group, |process| process.look_at_quota());
 }
 
 impl Process {

@@ -65,10 +65,6 @@ pub struct Task {
     pi: spin::Once<Arc<PiTask>>,
     pub(super) restart: SpinLock<Option<Restart>>,
     name: SpinLock<[u8; 16]>,
-    /// Ticks of the time-stamp counter in user mode; the rest of the CPU time was spent in the
-    /// kernel. Only the task itself stores it. While it is in user mode, the counter's value at the
-    /// entry is subtracted. That makes the field negative, because the counter exceeds any sum.
-    user_ticks: AtomicU64,
     /// Releases the parent of a vfork child, at the child's execve or end.
     pub(super) vfork: SpinLock<Option<Arc<crate::sync::Completion>>>,
     /// Permitted delay of the thread's timers (PR_SET_TIMERSLACK), nanoseconds.
@@ -156,7 +152,6 @@ impl Task {
                 pi: spin::Once::new(),
                 restart: SpinLock::new(None),
                 name: SpinLock::new(name),
-                user_ticks: AtomicU64::new(0),
                 vfork: SpinLock::new(None),
                 timer_slack: AtomicU64::new(50_000),
                 default_timer_slack: AtomicU64::new(50_000),
@@ -354,27 +349,11 @@ impl Task {
     pub fn thread(&self) -> &Arc<Thread> {
         &self.thread
     }
-    /// Records that the current task enters user mode at the time-stamp `now`.
-    #[inline]
-    pub(crate) fn enters_user(&self, now: u64) {
-        self.user_ticks.store(self.user_ticks.load(Ordering::Relaxed).wrapping_sub(now), Ordering::Relaxed);
-    }
-    /// Records that the task has returned from user mode. If it did not enter it after all, `now`
-    /// is the same value.
-    #[inline]
-    pub(crate) fn left_user(&self, now: u64) {
-        self.user_ticks.store(self.user_ticks.load(Ordering::Relaxed).wrapping_add(now), Ordering::Relaxed);
-    }
-    /// Returns the ticks in user mode, up to now.
-    fn user_ticks(&self) -> u64 {
-        let ticks = self.user_ticks.load(Ordering::Relaxed);
-        if (ticks as i64) < 0 { ticks.wrapping_add(hw::time::ticks()) } else { ticks }
-    }
     /// Returns CPU time, up to now, and events.
     pub fn usage(&self) -> Usage {
         sched::account(self);
         let total = self.schedule.runtime.load(Ordering::Relaxed);
-        let user = hw::time::nanoseconds(self.user_ticks()).min(total);
+        let user = hw::time::nanoseconds(self.schedule.user.ticks()).min(total);
         Usage {
             user,
             system: total - user,

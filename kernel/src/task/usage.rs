@@ -2,9 +2,9 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::Process;
 use super::current;
-use super::{Process, registry};
-use crate::cgroup::{self, Group};
+use crate::cgroup;
 use crate::syscall::Args;
 use crate::user::UserPtr;
 use crate::{Result, time};
@@ -59,21 +59,6 @@ impl Process {
         let Usage { user, system, .. } = self.usage();
         cgroup::CpuTime { user, system }
     }
-}
-
-/// Returns the CPU time of all processes that were ever in a group or below.
-pub fn of_group(group: &Group) -> cgroup::CpuTime {
-    group.usage(|| {
-        let mut sum = cgroup::CpuTime::default();
-        for process in registry::processes() {
-            let came_with = process.cgroup.came_with();
-            if cgroup::is_below(process.cgroup.number(), group) {
-                sum.add(process.cgroup_usage().since(came_with));
-            }
-            crate::sched::rest();
-        }
-        sum
-    })
 }
 
 /// `struct rusage`.

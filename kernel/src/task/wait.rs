@@ -7,6 +7,7 @@ use freehold_collections::Arc;
 
 use super::process::{ExitStatus, Process, Usage, WaitReport};
 use super::signal::{SA_NOCLDSTOP, SA_NOCLDWAIT, SIG_IGN, SigInfo, Signal, code};
+use super::usage::to_abi;
 use super::{Pid, current, registry};
 use crate::syscall::Args;
 use crate::user::UserPtr;
@@ -56,7 +57,26 @@ pub(super) struct ChildChange {
     pub code: i32,
     /// si_status.
     pub value: i32,
-    pub usage: Usage,
+    child: Arc<Process>,
+}
+
+impl ChildChange {
+    /// Writes the resources that the child and its own waited-for children used, unless `to` is
+    /// null: they are the sum of as many threads as the child has.
+    ///
+    /// # Errors
+    /// `EFAULT`.
+    pub fn write_usage(&self, to: u64) -> Result<()> {
+        if to == 0 { Ok(()) } else { UserPtr::new(to).write(&to_abi(&usage_of(&self.child))) }
+    }
+}
+
+/// Returns the resources that a process and its waited-for children used (RUSAGE_BOTH).
+fn usage_of(process: &Process) -> Usage {
+    let has_ended = process.exit_status().is_some();
+    let mut usage = if has_ended { process.signals.lock().past } else { process.usage() };
+    usage.add(&process.children_usage());
+    usage
 }
 
 impl Selector {
@@ -139,18 +159,18 @@ fn look_at_tracees(
             (true, signal) if status & 0x80 != 0 => (code::CLD_DUMPED, signal),
             (true, signal) => (code::CLD_KILLED, signal),
         };
-        let (uid, usage) = (process.credentials().uid, process.usage());
+        let uid = process.credentials().uid;
         if ended && !keeps {
             let removed = tracer.tracees.lock().remove(tracee.tid());
             drop(removed);
             process.tell_held_end(&tracee);
         }
-        return Ok(ChildChange { pid: tracee.shown(), uid, status, code, value, usage });
+        return Ok(ChildChange { pid: tracee.shown(), uid, status, code, value, child: process });
     }
 }
 
 /// Takes the report of a living child: the child was stopped, or continues.
-fn take_report(child: &Process, flags: WaitFlags) -> Option<ChildChange> {
+fn take_report(child: &Arc<Process>, flags: WaitFlags) -> Option<ChildChange> {
     let mut group = child.signals.lock();
     let (status, code, value) = match group.report {
         Some(WaitReport::Stopped(signal)) if flags.contains(WaitFlags::STOPPED) => {
@@ -166,8 +186,8 @@ fn take_report(child: &Process, flags: WaitFlags) -> Option<ChildChange> {
         group.report = None;
     }
     drop(group);
-    let (uid, usage) = (child.credentials().uid, child.usage());
-    Some(ChildChange { pid: child.pid, uid, status, code, value, usage })
+    let uid = child.credentials().uid;
+    Some(ChildChange { pid: child.pid, uid, status, code, value, child: child.clone() })
 }
 
 /// Returns a change of a child or a tracee, or `None` if there is none yet.
@@ -223,19 +243,18 @@ fn look_at_children(
         return if any { Ok(None) } else { Err(Errno::ECHILD) };
     };
     let (code, value) = code_of(status);
-    let mut usage = child.signals.lock().past;
-    usage.add(&child.children_usage());
     let outcome = ChildChange {
         pid: child.number_for(parent),
         uid: child.credentials().uid,
         status: status.wait_status(),
         code,
         value,
-        usage,
+        child: child.clone(),
     };
     if !flags.contains(WaitFlags::NOWAIT) {
         let removed = registry.remove_process(&child);
         drop(registry);
+        let usage = usage_of(&child);
         parent.children_usage.lock().add(&usage);
         drop(removed);
         tell_ending_namespaces(&child);
@@ -309,7 +328,7 @@ pub fn sys_wait4(args: &Args) -> Result<i64> {
     };
     let Some(outcome) = wait_for(selector, flags | WaitFlags::EXITED)? else { return Ok(0) };
     UserPtr::<i32>::new(args[1]).write_optional(&outcome.status)?;
-    UserPtr::new(args[3]).write_optional(&super::usage::to_abi(&outcome.usage))?;
+    outcome.write_usage(args[3])?;
     Ok(i64::from(outcome.pid))
 }
 

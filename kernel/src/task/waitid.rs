@@ -5,7 +5,6 @@ use super::wait::{ChildChange, Selector, WaitFlags, meant, wait_for};
 use super::{current, pidfd};
 use crate::fs::OpenFlags;
 use crate::syscall::Args;
-use crate::user::UserPtr;
 use crate::{Errno, Result};
 
 /// waitid(which, id, info, options, rusage)
@@ -55,7 +54,7 @@ fn tell(args: &Args, found: Option<&ChildChange>) -> Result<i64> {
         None => SigInfo { number: 0, errno: 0, code: 0, pad: 0, fields: [0; 4] },
     };
     if let Some(outcome) = found {
-        UserPtr::new(args[4]).write_optional(&super::usage::to_abi(&outcome.usage))?;
+        outcome.write_usage(args[4])?;
     }
     if args[2] != 0 {
         write_whole(&info, args[2])?;

@@ -23,6 +23,13 @@ pub struct ZoneInfo {
     pub managed: u64,
     /// Free frames, without those in per-CPU lists.
     pub free: u64,
+    /// The watermarks.
+    pub watermarks: Watermarks,
+}
+
+/// The blocks of a node's memory at a moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ZoneBlocks {
     /// Free blocks by order.
     pub free_blocks: [u64; ORDERS],
     /// Free blocks by owner and order: those in pageblocks that are split for the owner. Wholly
@@ -32,11 +39,9 @@ pub struct ZoneInfo {
     pub pageblocks: [u64; Owner::COUNT],
     /// Wholly free pageblocks that are in the direct map.
     pub free_kernel_side: u64,
-    /// The watermarks.
-    pub watermarks: Watermarks,
 }
 
-impl ZoneInfo {
+impl ZoneBlocks {
     /// Share of free memory, in thousandths, that is in blocks too small for `order` (Linux:
     /// `unusable_index`).
     pub fn unusable_index(&self, order: usize) -> u64 {
@@ -185,40 +190,48 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
             }
         })
     }
-    /// Returns the frames of `node` by owner, read from their records: exact while no CPU allocates
-    /// or frees there; takes time in proportion to its memory.
+    /// Returns the frames of `node` by owner: exact while no CPU allocates or frees there. With
+    /// memory on one node these are the sums that CPUs keep; with more, they are read from the
+    /// frames' records, which takes time in proportion to the node's memory.
     pub fn owned_on(&self, node: NodeId) -> [u64; Owner::COUNT] {
+        if self.zones.iter().flatten().all(|zone| zone.node == node) {
+            return core::array::from_fn(|owner| self.frames_of(Owner::ALL[owner]));
+        }
         let runs = self.present_runs().filter(|(_, of)| *of == node).map(|(run, _)| run);
         let audit = self.table.audit(runs, |_| {});
         core::array::from_fn(|owner| audit.frames(Owner::ALL[owner]))
     }
-    /// The state of each node's memory, pageblock by pageblock. Takes the zone's lock for a
-    /// pageblock at a time; free frames of a split one are counted without its arena's lock and may
-    /// change meanwhile.
+    /// The state of each node's memory.
     pub fn zone_info(&self) -> impl Iterator<Item = ZoneInfo> {
         self.zones.iter().flatten().map(|zone| {
             let ranges = || self.topology.ranges().iter().filter(|range| range.node == zone.node);
             let runs = self.present_runs().filter(|(_, node)| *node == zone.node).map(|(run, _)| run);
             let span = runs.reduce(|all, run| PfnRange::new(all.start.min(run.start), all.end.max(run.end)));
-            let mut info = ZoneInfo {
+            ZoneInfo {
                 node: zone.node,
                 spanned: span.map_or(0, PfnRange::len),
                 present: ranges().map(|range| range.frames.len()).sum::<u64>() - zone.leaving(),
                 managed: zone.managed(),
                 free: zone.free(),
                 watermarks: zone.marks(),
-                ..ZoneInfo::default()
-            };
-            self.zone_blocks(zone.node).for_each(|block| self.count_block(zone, block, &mut info));
-            for order in 0..ORDERS {
-                let split: u64 = info.free_by_owner[1..].iter().map(|owner| owner[order]).sum();
-                info.free_by_owner[Owner::Free as usize][order] = info.free_blocks[order] - split;
             }
-            info
         })
     }
+    /// The blocks of a node's memory, pageblock by pageblock; none for a node without memory. Takes
+    /// the zone's lock for a pageblock at a time; free frames of a split one are counted without
+    /// its arena's lock and may change meanwhile.
+    pub fn zone_blocks(&self, node: NodeId) -> ZoneBlocks {
+        let mut blocks = ZoneBlocks::default();
+        let Some(zone) = self.zones.iter().flatten().find(|zone| zone.node == node) else { return blocks };
+        self.blocks_on(node).for_each(|block| self.count_block(zone, block, &mut blocks));
+        for order in 0..ORDERS {
+            let split: u64 = blocks.free_by_owner[1..].iter().map(|owner| owner[order]).sum();
+            blocks.free_by_owner[Owner::Free as usize][order] = blocks.free_blocks[order] - split;
+        }
+        blocks
+    }
     /// The pageblocks of a zone. A pageblock with memory of two nodes belongs to the lower node.
-    pub(crate) fn zone_blocks(&self, node: NodeId) -> impl Iterator<Item = BlockId> {
+    pub(crate) fn blocks_on(&self, node: NodeId) -> impl Iterator<Item = BlockId> {
         let ranges = self.topology.ranges();
         let mut next = 0;
         ranges.iter().flat_map(move |range| {
@@ -228,7 +241,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
             (first..if mine { next } else { first }).map(BlockId)
         })
     }
-    fn count_block(&self, zone: &Zone, block: BlockId, info: &mut ZoneInfo) {
+    fn count_block(&self, zone: &Zone, block: BlockId, info: &mut ZoneBlocks) {
         let pinned = self.machine.pin();
         let _held = zone.lock(&pinned, self.machine);
         let state = self.blocks.state(block);

@@ -54,7 +54,7 @@ mod zone;
 pub use buddy::Buddy;
 pub use drain::Moment;
 pub use hotplug::PlugError;
-pub use info::{Activity, ORDERS, PcpInfo, ZoneInfo};
+pub use info::{Activity, ORDERS, PcpInfo, ZoneBlocks, ZoneInfo};
 pub use init::{InitError, Managed};
 pub use misuse::Misuse;
 pub use numa::{NumaStats, Traffic};

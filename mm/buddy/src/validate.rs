@@ -106,7 +106,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
     /// leaving.
     fn unplugged_frames(&self) -> u64 {
         let out = self.zones.iter().flatten().flat_map(|zone| {
-            self.zone_blocks(zone.node).map(|block| {
+            self.blocks_on(zone.node).map(|block| {
                 match (self.blocks.state(block), zone.is_pluggable(block)) {
                     (state, false) if state.fill() == Fill::Offline => PAGEBLOCK_FRAMES,
                     (state, _) if state.is_split() && state.is_leaving() => state.free(),
@@ -121,7 +121,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         let pinned = self.machine.pin();
         let held = zone.lock_all(&pinned, self.machine);
         let mut free = zone.moving(&held.sets) * PAGEBLOCK_FRAMES;
-        for block in self.zone_blocks(zone.node) {
+        for block in self.blocks_on(zone.node) {
             let state = self.blocks.state(block);
             if matches!(state.fill(), Fill::Split | Fill::Whole) && !self.table.is_ready(block.start()) {
                 tell(AllocatorFault::Pageblock(block.start(), Disagreement::NoRecords));

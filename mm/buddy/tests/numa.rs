@@ -65,7 +65,7 @@ fn a_zone_tells_its_span_its_free_blocks_by_class_and_who_owns_its_frames() {
     );
     source.plug(run(36864, 38912)).unwrap();
     assert_eq!((zone().spanned, zone().present), (38912, 10240));
-    let info = zone();
+    let info = source.zone_blocks(NodeId(0));
     for order in 0..freehold_buddy::ORDERS {
         let by_owner: u64 = info.free_by_owner.iter().map(|owner| owner[order]).sum();
         assert_eq!(by_owner, info.free_blocks[order], "order {order}");

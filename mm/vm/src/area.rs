@@ -106,6 +106,24 @@ impl Clone for Copied {
     }
 }
 
+/// The use of an area, by its flags and protection (Linux: `vm_stat_account`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum AreaUse {
+    /// Memory that a program does not write, or shares.
+    Other,
+    /// Executable, not writable.
+    Code,
+    /// An area that grows downwards.
+    Stack,
+    /// Private and writable, not the stack. These areas count towards RLIMIT_DATA.
+    Data,
+}
+
+impl AreaUse {
+    /// Number of uses.
+    pub(crate) const COUNT: usize = Self::Data as usize + 1;
+}
+
 /// An area. Its start is its key in the tree and is kept here too.
 pub(crate) struct Area<S: Memory> {
     pub start: VirtAddr,
@@ -148,15 +166,21 @@ impl<S: Memory> Area<S> {
             AreaContent::SharedFile(..) | AreaContent::SharedAnonymous(..) => false,
         }
     }
-    /// Whether the area counts towards RLIMIT_DATA: private, writable, not the stack.
-    pub(crate) fn is_data(&self) -> bool {
-        self.is_data_as(self.protection)
+    /// Returns the area's use.
+    pub(crate) fn area_use(&self) -> AreaUse {
+        self.use_as(self.protection)
     }
-    /// Whether the area would count towards RLIMIT_DATA with this protection.
-    pub(crate) fn is_data_as(&self, protection: Protection) -> bool {
-        !self.is_shared()
-            && protection.contains(Protection::WRITE)
-            && !self.flags.contains(AreaFlags::GROWSDOWN)
+    /// Returns the area's use with this protection.
+    pub(crate) fn use_as(&self, protection: Protection) -> AreaUse {
+        if self.flags.contains(AreaFlags::GROWSDOWN) {
+            AreaUse::Stack
+        } else if !protection.contains(Protection::WRITE) {
+            if protection.contains(Protection::EXEC) { AreaUse::Code } else { AreaUse::Other }
+        } else if self.is_shared() {
+            AreaUse::Other
+        } else {
+            AreaUse::Data
+        }
     }
     /// Whether, with this protection, the area must be checked against the memory that there can
     /// ever be, and was not checked yet.

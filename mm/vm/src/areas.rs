@@ -15,7 +15,7 @@ use freehold_paging::Memory;
 use freehold_tree::{AtomicSlot, Slot, Summary, Tree};
 
 use crate::VmError;
-use crate::area::Area;
+use crate::area::{Area, AreaUse};
 use crate::request::{AreaFlags, LOW, Layout};
 
 /// The room that stays free below an area that grows downwards, so that a stack does not run into
@@ -65,45 +65,49 @@ impl<S: Memory> Summary<VirtAddr, Area<S>> for Ground {
     }
 }
 
-/// Pages of the areas that limits count (Linux: `data_vm` and `locked_vm` of the mm).
+/// Pages of all areas, by use (Linux: `data_vm`, `exec_vm`, `stack_vm` and `locked_vm` of the mm).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct LimitedPages {
-    /// Of areas that count towards RLIMIT_DATA.
-    pub data: u64,
+pub(crate) struct PageSums {
+    by_use: [u64; AreaUse::COUNT],
     /// Of locked areas.
     pub locked: u64,
 }
 
-impl LimitedPages {
-    #[inline]
-    fn of<S: Memory>(area: &Area<S>) -> Self {
-        let pages_if = |counts| if counts { area.pages() } else { 0 };
-        Self { data: pages_if(area.is_data()), locked: pages_if(area.flags.contains(AreaFlags::LOCKED)) }
+impl PageSums {
+    /// Returns the pages of areas with this use.
+    pub(crate) const fn of(&self, area_use: AreaUse) -> u64 {
+        self.by_use[area_use as usize]
     }
     #[inline]
-    const fn add(&mut self, other: Self) {
-        self.data += other.data;
-        self.locked += other.locked;
+    fn add<S: Memory>(&mut self, area: &Area<S>) {
+        self.change(area, u64::wrapping_add);
     }
     #[inline]
-    const fn remove(&mut self, other: Self) {
-        self.data -= other.data;
-        self.locked -= other.locked;
+    fn remove<S: Memory>(&mut self, area: &Area<S>) {
+        self.change(area, u64::wrapping_sub);
+    }
+    #[inline]
+    fn change<S: Memory>(&mut self, area: &Area<S>, by: impl Fn(u64, u64) -> u64) {
+        let pages = area.pages();
+        let sum = &mut self.by_use[area.area_use() as usize];
+        *sum = by(*sum, pages);
+        if area.flags.contains(AreaFlags::LOCKED) {
+            self.locked = by(self.locked, pages);
+        }
     }
     /// Applies `change` to an area that is counted here, and updates the counts.
     #[inline]
     fn recount<S: Memory>(&mut self, area: &mut Area<S>, change: impl FnOnce(&mut Area<S>)) {
-        self.remove(Self::of(area));
+        self.remove(area);
         change(area);
-        self.add(Self::of(area));
+        self.add(area);
     }
 }
 
 pub(crate) struct Areas<S: Memory> {
     source: S,
     tree: Tree<VirtAddr, Area<S>, Ground>,
-    /// The sums over all areas.
-    limited: LimitedPages,
+    sums: PageSums,
     /// The area that was found or added last, or the one before the last removed area, if it still
     /// exists: faults are often near each other, and mapped memory is often unmapped next.
     last: AtomicSlot,
@@ -119,12 +123,12 @@ impl<S: Memory> Areas<S> {
     const fn of(source: S, tree: Tree<VirtAddr, Area<S>, Ground>) -> Self {
         let nowhere = VirtAddr(u64::MAX);
         let (last, full) = (AtomicSlot::new(Slot::NONE), Full::UNKNOWN);
-        let limited = LimitedPages { data: 0, locked: 0 };
-        Self { source, tree, limited, last, full, lowest_growing: nowhere }
+        let sums = PageSums { by_use: [0; AreaUse::COUNT], locked: 0 };
+        Self { source, tree, sums, last, full, lowest_growing: nowhere }
     }
-    /// Returns the pages of all areas that limits count.
-    pub(crate) const fn limited(&self) -> LimitedPages {
-        self.limited
+    /// Returns the pages of all areas.
+    pub(crate) const fn sums(&self) -> &PageSums {
+        &self.sums
     }
     pub(crate) fn count(&self) -> usize {
         self.tree.len()
@@ -153,15 +157,15 @@ impl<S: Memory> Areas<S> {
         &self,
         mut twin: impl FnMut(&Area<S>) -> Result<Area<S>, VmError>,
     ) -> Result<Self, VmError> {
-        let mut limited = LimitedPages::default();
+        let mut sums = PageSums::default();
         let twins = self.inherited().map(|area| {
             self.source.rest();
             let twin = twin(area)?;
-            limited.add(LimitedPages::of(&twin));
+            sums.add(&twin);
             Ok::<_, VmError>((area.start, twin))
         });
         let tree = Tree::try_from_sorted(self.count(), twins)?;
-        Ok(Self { limited, lowest_growing: self.lowest_growing, ..Self::of(self.source, tree) })
+        Ok(Self { sums, lowest_growing: self.lowest_growing, ..Self::of(self.source, tree) })
     }
     /// Makes room for removing `range`: none is needed if its ends are already borders.
     ///
@@ -175,7 +179,7 @@ impl<S: Memory> Areas<S> {
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Area<S>> {
         self.tree.values()
     }
-    /// Changes all areas in place, but not their starts and ends, nor anything that limits count.
+    /// Changes all areas in place, but not their starts and ends, nor anything that is counted.
     pub(crate) fn for_each_mut(&mut self, mut f: impl FnMut(&mut Area<S>)) {
         self.tree.update_range(.., |_, area| f(area));
     }
@@ -200,8 +204,8 @@ impl<S: Memory> Areas<S> {
     }
     /// Make the area that starts at `start` end at `end`.
     pub(crate) fn set_end(&mut self, start: VirtAddr, end: VirtAddr) {
-        let limited = &mut self.limited;
-        self.tree.update(&start, |area| limited.recount(area, |area| area.end = end));
+        let sums = &mut self.sums;
+        self.tree.update(&start, |area| sums.recount(area, |area| area.end = end));
     }
     /// The place of the last area that starts at or below `addr`.
     #[inline]
@@ -261,7 +265,7 @@ impl<S: Memory> Areas<S> {
         if area.flags.contains(AreaFlags::GROWSDOWN) {
             self.lowest_growing = self.lowest_growing.min(area.start);
         }
-        self.limited.add(LimitedPages::of(&area));
+        self.sums.add(&area);
         let floor = self.floor(area.start);
         let below = self.tree.at_slot(floor).filter(|below| below.joins(&area)).map(|below| below.start);
         let above = self.tree.at_slot(self.tree.slot_following(floor));
@@ -306,7 +310,7 @@ impl<S: Memory> Areas<S> {
         self.full.edge = self.full.edge.max(next.map_or(VirtAddr(u64::MAX), |next| next.start));
         self.last.set(self.tree.slot_before(slot));
         let gone = self.tree.remove(&start)?;
-        self.limited.remove(LimitedPages::of(&gone));
+        self.sums.remove(&gone);
         Some(gone)
     }
     /// Changes the areas in `range`, which are split at its ends, then joins those that can be
@@ -314,23 +318,23 @@ impl<S: Memory> Areas<S> {
     pub(crate) fn change(&mut self, range: Range<VirtAddr>, mut f: impl FnMut(&mut Area<S>)) {
         // Usually it is just one area.
         if self.at(range.start).is_some_and(|area| area.start == range.start && area.end == range.end) {
-            let limited = &mut self.limited;
-            self.tree.update(&range.start, |area| limited.recount(area, f));
+            let sums = &mut self.sums;
+            self.tree.update(&range.start, |area| sums.recount(area, f));
         } else {
             self.split_at(range.start);
             self.split_at(range.end);
-            let (source, limited) = (self.source, &mut self.limited);
+            let (source, sums) = (self.source, &mut self.sums);
             self.tree.update_range(range.clone(), |_, area| {
                 source.rest();
-                limited.recount(area, &mut f);
+                sums.recount(area, &mut f);
             });
         }
         self.join(range);
     }
     /// Change every area, and join those that are alike by then.
     pub(crate) fn change_all(&mut self, mut f: impl FnMut(&mut Area<S>)) {
-        let limited = &mut self.limited;
-        self.tree.update_range(.., |_, area| limited.recount(area, &mut f));
+        let sums = &mut self.sums;
+        self.tree.update_range(.., |_, area| sums.recount(area, &mut f));
         self.join(VirtAddr(0)..VirtAddr(u64::MAX));
     }
     /// Join neighbours from just below `range` to just above.
@@ -362,8 +366,8 @@ impl<S: Memory> Areas<S> {
     }
     /// Moves an area's start (growth of a stack, and nothing else). `from` is its present start.
     pub(crate) fn move_start(&mut self, from: VirtAddr, to: VirtAddr) {
-        let limited = &mut self.limited;
-        self.tree.rekey(&from, to, |area| limited.recount(area, |area| area.start = to));
+        let sums = &mut self.sums;
+        self.tree.rekey(&from, to, |area| sums.recount(area, |area| area.start = to));
         self.lowest_growing = self.lowest_growing.min(to);
     }
 
@@ -470,9 +474,9 @@ impl<S: Memory> Areas<S> {
     #[cfg(test)]
     pub(crate) fn validate(&mut self, layout: &Layout) {
         self.tree.validate();
-        let mut limited = LimitedPages::default();
-        self.iter().for_each(|area| limited.add(LimitedPages::of(area)));
-        assert_eq!(self.limited, limited, "pages that limits count");
+        let mut sums = PageSums::default();
+        self.iter().for_each(|area| sums.add(area));
+        assert_eq!(self.sums, sums, "pages by use");
         for pages in [1, 2, 3, 16, 512, 1 << 20, 1 << 34] {
             let len = pages << 12;
             assert_eq!(self.find_hole(len, layout), self.walk_to_hole(len, layout), "{pages} pages");

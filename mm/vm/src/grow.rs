@@ -4,11 +4,10 @@ use freehold_machine::{PAGE, VirtAddr};
 use freehold_paging::Memory;
 
 use crate::AddressSpace;
-use crate::area::{Area, AreaContent, Copied};
+use crate::area::{Area, AreaContent, AreaUse, Copied};
 use crate::areas::STACK_GAP;
 use crate::error::{FaultError, SegvCode, VmError};
 use crate::request::{AreaFlags, Limits, Protection};
-use crate::space::DataKind;
 
 impl<S: Memory> AddressSpace<S> {
     /// Let the stack above `page` grow down to it, within its limit and with its gap to what is
@@ -30,7 +29,7 @@ impl<S: Memory> AddressSpace<S> {
             }
         }
         let pages = (from.0 - page.0) / PAGE;
-        self.check_limits(pages, DataKind::Other, limits).map_err(|_| nothing)?;
+        self.check_limits(pages, AreaUse::Stack, limits).map_err(|_| nothing)?;
         self.areas.move_start(from, page);
         self.count_in(pages);
         Ok(())
@@ -63,7 +62,7 @@ impl<S: Memory> AddressSpace<S> {
         }
         let pages = (new_end.0 - old_end.0) / PAGE;
         self.check_promise(pages * PAGE)?;
-        self.check_limits(pages, DataKind::Data, limits)?;
+        self.check_limits(pages, AreaUse::Data, limits)?;
         if !self.areas.is_usable(old_end..new_end) {
             return Err(VmError::NoMemory);
         }

@@ -11,13 +11,12 @@ use arrayvec::ArrayVec;
 use freehold_machine::{PAGE, VirtAddr};
 use freehold_paging::{FlushBatch, Memory};
 
-use crate::area::{Area, AreaContent, Copied};
+use crate::area::{Area, AreaContent, AreaUse, Copied};
 use crate::error::VmError;
 use crate::huge::{HugeMode, LARGE};
 use crate::request::{
     AreaFlags, AreaPlace, Backing, LOW, Limits, MapRequest, Protect, ProtectExtent, Protection, SharedWrite,
 };
-use crate::space::DataKind;
 use crate::{AddressSpace, PageCache, Translation, VdsoPart};
 
 /// How many areas are unmapped with one batch of flushes.
@@ -106,7 +105,7 @@ impl<S: Memory> AddressSpace<S> {
         };
         let replaced: u64 =
             if matches!(place, AreaPlace::Fixed(_)) { self.mapped_pages(range.clone()) } else { 0 };
-        self.check_limits(pages.saturating_sub(replaced), DataKind::of(&area), limits)?;
+        self.check_limits(pages.saturating_sub(replaced), area.area_use(), limits)?;
         if area.is_new_promise_as(protection) {
             self.check_promise(len)?;
             area.flags.insert(AreaFlags::ACCOUNT);
@@ -352,7 +351,7 @@ impl<S: Memory> AddressSpace<S> {
             self.resident.source().rest();
             area.check_protection(protection)?;
             let bytes = area.end.min(range.end).0 - area.start.max(range.start).0;
-            if area.is_data_as(protection) && !area.is_data() {
+            if area.use_as(protection) == AreaUse::Data && area.area_use() != AreaUse::Data {
                 data += bytes / PAGE;
                 self.check_data(data, data_limit())?;
             }

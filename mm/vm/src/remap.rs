@@ -17,7 +17,6 @@ use crate::error::VmError;
 use crate::map::{page_range, whole_pages};
 use crate::request::{AreaFlags, Limits};
 use crate::resident::Resident;
-use crate::space::DataKind;
 
 /// Where a resized area may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -133,7 +132,7 @@ impl<S: Memory> AddressSpace<S> {
         let growth = new_len.saturating_sub(old_len) / PAGE;
         if growth > 0 {
             self.check_lock(growth, area.flags, limits)?;
-            self.check_limits(growth, DataKind::of(area), limits)?;
+            self.check_limits(growth, area.area_use(), limits)?;
         }
         if new_len > self.layout.end.0 { Err(VmError::NoMemory) } else { Ok(()) }
     }
@@ -175,7 +174,7 @@ impl<S: Memory> AddressSpace<S> {
         // The limits were checked for a longer area, but not for a second one.
         let added = match source {
             RemapSource::Keep => {
-                self.check_limits(old_len / PAGE, DataKind::of(area), limits)?;
+                self.check_limits(old_len / PAGE, area.area_use(), limits)?;
                 new_len
             }
             RemapSource::Unmap => new_len.saturating_sub(old_len),

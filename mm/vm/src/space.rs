@@ -8,7 +8,7 @@ use freehold_frame::{Frame, Held, HeldFrame, OutOfMemory, PageCache as CacheKind
 use freehold_machine::{Cpus, PAGE_SHIFT, PAGE_SIZE, Pfn, Tally, VirtAddr};
 use freehold_paging::{KernelRoots, Memory, Roots};
 
-use crate::area::Area;
+use crate::area::AreaUse;
 use crate::areas::Areas;
 use crate::cache::{Caches, MirrorControl};
 use crate::events::{EVENTS, Event};
@@ -278,19 +278,19 @@ impl<S: Memory> AddressSpace<S> {
     }
 
     pub(crate) const fn data_pages(&self) -> u64 {
-        self.areas.limited().data
+        self.areas.sums().of(AreaUse::Data)
     }
     pub(crate) const fn locked_pages(&self) -> u64 {
-        self.areas.limited().locked
+        self.areas.sums().locked
     }
 
     /// Whether `pages` more pages are within the limits.
-    pub(crate) fn check_limits(&self, pages: u64, is_data: DataKind, limits: &Limits) -> Result<(), VmError> {
+    pub(crate) fn check_limits(&self, pages: u64, area_use: AreaUse, limits: &Limits) -> Result<(), VmError> {
         let over = || self.total.saturating_add(pages) > limits.address_space >> PAGE_SHIFT;
         if limits.address_space != u64::MAX && over() {
             return Err(VmError::NoMemory);
         }
-        if is_data == DataKind::Data { self.check_data(pages, limits.data) } else { Ok(()) }
+        if area_use == AreaUse::Data { self.check_data(pages, limits.data) } else { Ok(()) }
     }
 
     /// Whether `pages` more pages of private writable memory are within their limit.
@@ -303,19 +303,6 @@ impl<S: Memory> AddressSpace<S> {
     /// in Linux' heuristic.
     pub(crate) fn check_promise(&self, bytes: u64) -> Result<(), VmError> {
         if bytes > self.resident.commons.commit_limit() { Err(VmError::NoMemory) } else { Ok(()) }
-    }
-}
-
-/// Whether pages count towards RLIMIT_DATA.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum DataKind {
-    Data,
-    Other,
-}
-
-impl DataKind {
-    pub(crate) fn of<S: Memory>(area: &Area<S>) -> Self {
-        if area.is_data() { Self::Data } else { Self::Other }
     }
 }
 

@@ -7,7 +7,7 @@ use freehold_machine::{PAGE, PAGEBLOCK_FRAMES, Pfn, VirtAddr};
 use freehold_paging::{Backing, Entry, Memory, PageSize, SwapPlace};
 
 use crate::AddressSpace;
-use crate::area::{Area, AreaContent};
+use crate::area::{Area, AreaContent, AreaUse};
 use crate::monitor::Watching;
 use crate::policy::Policy;
 use crate::request::{AreaFlags, MappedFile, Protection};
@@ -167,8 +167,6 @@ pub struct Usage {
     pub stack_pages: u64,
     /// Pages of code areas: executable, not writable.
     pub exec_pages: u64,
-    /// Pages of shared areas.
-    pub shared_pages: u64,
     /// Pages of locked areas.
     pub locked_pages: u64,
     /// Present anonymous pages.
@@ -216,18 +214,22 @@ impl<S: Memory> AddressSpace<S> {
         self.areas.at(addr).map(view)
     }
 
-    /// Returns the figures that need no visit to the areas, of which there may be many.
+    /// Returns what callers ask for most often.
     pub fn footprint(&self) -> Footprint {
         let resident = self.resident.rss.total();
         let table_bytes = self.resident.tables.table_bytes();
         Footprint { resident, peak: self.resident.peak.max(resident), table_bytes }
     }
 
-    /// The figures now. Visits every area.
+    /// Returns all figures.
     pub fn usage(&self) -> Usage {
-        let (rss, footprint) = (self.resident.rss, self.footprint());
-        let mut usage = Usage {
+        let (rss, footprint, sums) = (self.resident.rss, self.footprint(), self.areas.sums());
+        Usage {
             total_pages: self.total,
+            data_pages: sums.of(AreaUse::Data),
+            stack_pages: sums.of(AreaUse::Stack),
+            exec_pages: sums.of(AreaUse::Code),
+            locked_pages: sums.locked,
             rss_anon: rss.anon,
             rss_file: rss.file,
             rss_shmem: rss.shmem,
@@ -238,20 +240,7 @@ impl<S: Memory> AddressSpace<S> {
             minor_faults: self.minor_faults,
             major_faults: self.major_faults,
             areas: self.areas.count() as u64,
-            ..Usage::default()
-        };
-        for area in self.areas.iter() {
-            let pages = area.pages();
-            let executable =
-                area.protection.contains(Protection::EXEC) && !area.protection.contains(Protection::WRITE);
-            let add = |counts: bool, to: &mut u64| *to += if counts { pages } else { 0 };
-            add(area.is_data(), &mut usage.data_pages);
-            add(area.flags.contains(AreaFlags::GROWSDOWN), &mut usage.stack_pages);
-            add(executable, &mut usage.exec_pages);
-            add(area.is_shared(), &mut usage.shared_pages);
-            add(area.flags.contains(AreaFlags::LOCKED), &mut usage.locked_pages);
         }
-        usage
     }
 
     /// Visit the pages that `start..end` maps or has in swap areas, upwards, the shared zero page

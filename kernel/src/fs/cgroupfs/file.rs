@@ -22,10 +22,11 @@ use crate::fs::node::{Identity, Metadata, Node, NodeKind, SetMetadata};
 use crate::fs::notify;
 use crate::fs::procfs::system::busy_times;
 use crate::sync::PollWaiter;
+use crate::task::cgroup_members::{cpu_time, for_each_member};
 use crate::task::namespaces::CgroupNamespace;
 use crate::task::signal::{SigInfo, Signal};
-use crate::task::{self, Credentials, freeze, registry, usage};
-use crate::{Errno, Result, sched};
+use crate::task::{self, Credentials, freeze};
+use crate::{Errno, Result};
 
 /// The node of a file. It is made anew at each lookup.
 pub(super) struct GroupFile {
@@ -205,12 +206,7 @@ pub(super) fn number(text: &[u8]) -> Result<i32> {
 /// Kills all processes in a group and below. A concurrent fork also kills its child.
 fn kill_all(group: &Group) {
     group.begin_kill();
-    for process in registry::processes() {
-        if crate::cgroup::is_below(process.cgroup.number(), group) {
-            process.signal(SigInfo::kernel(Signal::KILL));
-        }
-        sched::rest();
-    }
+    for_each_member(group, |process| process.signal(SigInfo::kernel(Signal::KILL)));
 }
 
 /// CPU time in microseconds. User and system time are rounded so that their sum is the total.
@@ -218,7 +214,7 @@ fn cpu_stat(group: &Group, out: &mut Text) {
     let [user, system] = if group.is_root() {
         busy_times()
     } else {
-        let used = usage::of_group(group);
+        let used = cpu_time(group);
         [used.user, used.system]
     };
     let [user, system] = [user / 1000, system / 1000];

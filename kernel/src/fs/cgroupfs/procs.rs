@@ -57,6 +57,9 @@ impl Parts for ProcsParts {
             if self.group.is_removed() {
                 return Err(Errno::ENODEV);
             }
+            if !self.group.may_have_processes() {
+                return Ok(More::No);
+            }
             let some = registry::pids_from(self.view, self.next);
             let Some(&(last, _)) = some.last() else { return Ok(More::No) };
             for (number, pid) in some {

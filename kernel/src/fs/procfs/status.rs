@@ -128,11 +128,19 @@ fn cgroup(out: &mut Text, process: &Process) {
     out.push(if group.is_removed() { b" (deleted)\n" } else { b"\n" });
 }
 
+/// Returns the pages of the program's own code; what else is executable belongs to libraries
+/// (Linux: `task_mem`).
+fn code_pages(process: &Process, usage: &freehold_vm::Usage) -> u64 {
+    let code = process.space().program().code;
+    code.end.div_ceil(PAGE).saturating_sub(code.start / PAGE).min(usage.exec_pages)
+}
+
 fn statm(out: &mut Text, process: &Process) {
     let usage = usage_of(process);
+    let code = code_pages(process, &usage);
     let shared = usage.rss_file + usage.rss_shmem;
     let data = usage.data_pages + usage.stack_pages;
-    writeln!(out, "{} {} {shared} {} 0 {data} 0", usage.total_pages, usage.rss(), usage.exec_pages);
+    writeln!(out, "{} {} {shared} {} 0 {data} 0", usage.total_pages, usage.rss(), code);
 }
 
 fn oom_score(out: &mut Text, process: &Process) {
@@ -388,6 +396,7 @@ fn memory_use(out: &mut Text, process: &Process) {
         let space = shared.lock();
         (space.usage(), space.huge_use() == freehold_vm::HugeUse::ByArea)
     };
+    let code = code_pages(process, &usage);
     for (name, pages) in [
         ("VmPeak", usage.peak_total),
         ("VmSize", usage.total_pages),
@@ -399,7 +408,8 @@ fn memory_use(out: &mut Text, process: &Process) {
         ("RssShmem", usage.rss_shmem),
         ("VmData", usage.data_pages),
         ("VmStk", usage.stack_pages),
-        ("VmExe", usage.exec_pages),
+        ("VmExe", code),
+        ("VmLib", usage.exec_pages - code),
         ("VmPTE", usage.page_table_bytes / PAGE),
         ("VmSwap", usage.swapped),
         ("HugetlbPages", 0),

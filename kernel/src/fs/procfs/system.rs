@@ -7,13 +7,14 @@ use freehold_machine::{CpuId, NodeId};
 use super::{cpuinfo, loads};
 use crate::cgroup;
 use crate::fs::device::{self, split_device};
-use crate::fs::generated::{Generate, More, PART, Parts, Text};
+use crate::fs::generated::{Generate, More, PART, Parts, ShortLine, Text};
 use crate::fs::locks::{Cursor, Lock, LockSharing, LockSpace, Owner as LockOwner};
 use crate::fs::machine;
 use crate::fs::mount::TYPES;
 use crate::fs::node::{Identity, NodeKind};
 use crate::fs::pseudo::PseudoDir;
 use crate::mem::{self, stats::MemoryStats};
+use crate::sched::CpuStatistics;
 use crate::task::{registry, uts};
 use crate::{Errno, Result, hw, sched, swap, task, time};
 
@@ -188,54 +189,37 @@ fn meminfo(out: &mut Text) -> Result<()> {
     Ok(())
 }
 
-/// Nanoseconds in user mode and in the kernel of all processes, including ended ones that were
-/// waited for.
-fn process_times() -> [u64; 2] {
-    let mut times = [0; 2];
-    registry::for_each(|process| {
-        for usage in [process.usage(), process.children_usage()] {
-            times[0] += usage.user;
-            times[1] += usage.system;
-        }
-    });
-    times
+/// Returns the nanoseconds that a CPU spent in user mode, in the kernel and idle.
+fn times_of(cpu: CpuId) -> [u64; 3] {
+    let CpuStatistics { user, idle, .. } = sched::statistics(cpu);
+    let system = time::now().saturating_sub(idle).saturating_sub(user);
+    [user, system, idle]
 }
 
 /// Nanoseconds that all CPUs spent in user mode and in the kernel.
 pub(in crate::fs) fn busy_times() -> [u64; 2] {
-    let [user, system] = process_times();
-    let busy: u64 =
-        sched::online().iter().map(|cpu| time::now().saturating_sub(sched::statistics(cpu).idle)).sum();
-    let share = u128::from(busy) * u128::from(user) / u128::from((user + system).max(1));
-    let user = (share as u64).min(busy);
-    [user, busy - user]
-}
-
-/// Returns a CPU's time in ticks: user, system, idle. User time is counted per task and not per
-/// CPU, so each CPU's user time is the same share of its busy time.
-fn cpu_ticks(cpu: CpuId, [user, system]: [u64; 2]) -> [u64; 3] {
-    let idle = sched::statistics(cpu).idle;
-    let busy = time::now().saturating_sub(idle);
-    let share = u128::from(busy) * u128::from(user) / u128::from((user + system).max(1));
-    let user = (share as u64).min(busy);
-    [user / TICK, (busy - user) / TICK, idle / TICK]
+    let [mut user, mut system] = [0, 0];
+    for [in_user_mode, in_kernel, _] in sched::online().iter().map(times_of) {
+        user += in_user_mode;
+        system += in_kernel;
+    }
+    [user, system]
 }
 
 fn stat(out: &mut Text) -> Result<()> {
     let cpus = sched::online();
-    let times = process_times();
+    let mut line = |name: ShortLine, times: [u64; 3]| {
+        let [user, system, idle] = times.map(|time| time / TICK);
+        out.push(name.bytes());
+        writeln!(out, " {user} 0 {system} {idle} 0 0 0 0 0 0");
+    };
     let mut sum = [0; 3];
-    let mut switches = 0;
-    for cpu in cpus.iter() {
-        switches += sched::statistics(cpu).switches;
-        sum.iter_mut().zip(cpu_ticks(cpu, times)).for_each(|(sum, ticks)| *sum += ticks);
+    for times in cpus.iter().map(times_of) {
+        sum.iter_mut().zip(times).for_each(|(sum, time)| *sum += time);
     }
-    let [user, system, idle] = sum;
-    writeln!(out, "cpu  {user} 0 {system} {idle} 0 0 0 0 0 0");
-    for cpu in cpus.iter() {
-        let [user, system, idle] = cpu_ticks(cpu, times);
-        writeln!(out, "cpu{} {user} 0 {system} {idle} 0 0 0 0 0 0", cpu.0);
-    }
+    line(ShortLine::of(b"cpu "), sum);
+    cpus.iter().for_each(|cpu| line(ShortLine::displaying(format_args!("cpu{}", cpu.0)), times_of(cpu)));
+    let switches: u64 = cpus.iter().map(|cpu| sched::statistics(cpu).switches).sum();
     writeln!(out, "intr 0\nctxt {switches}\nbtime {}", time::boot_wall() / time::SECOND as i64);
     writeln!(out, "processes {}\nprocs_running {}\nprocs_blocked 0", registry::forks(), loads::runnable());
     writeln!(out, "softirq 0 0 0 0 0 0 0 0 0 0 0");

@@ -6,7 +6,7 @@
 
 use core::fmt::{self, Display, Formatter};
 
-use freehold_buddy::{ORDERS, ZoneInfo};
+use freehold_buddy::{ORDERS, ZoneBlocks, ZoneInfo};
 use freehold_collections::Arc;
 use freehold_frame::Owner;
 
@@ -25,16 +25,17 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
 
 /// Adds extfrag's two files to `dir`.
 pub fn fill_extfrag(dir: &Arc<PseudoDir>) {
-    dir.file("unusable_index", |out| by_order(out, 0, |zone, order| zone.unusable_index(order) as i64));
-    dir.file("extfrag_index", |out| by_order(out, 7, ZoneInfo::fragmentation_index));
+    dir.file("unusable_index", |out| by_order(out, 0, |blocks, order| blocks.unusable_index(order) as i64));
+    dir.file("extfrag_index", |out| by_order(out, 7, ZoneBlocks::fragmentation_index));
 }
 
 /// Writes a line for each zone. For each order it has a number of thousandths in at least `width`
 /// columns.
-fn by_order(out: &mut Text, width: usize, value: impl Fn(&ZoneInfo, usize) -> i64) -> Result<()> {
+fn by_order(out: &mut Text, width: usize, value: impl Fn(&ZoneBlocks, usize) -> i64) -> Result<()> {
     for zone in zones() {
+        let blocks = blocks_of(&zone);
         write!(out, "Node {}, zone {:>8} ", zone.node.0, "Normal");
-        for value in (0..ORDERS).map(|order| value(&zone, order)) {
+        for value in (0..ORDERS).map(|order| value(&blocks, order)) {
             let thousandths = format_args!("{}.{:03} ", value / 1000, (value % 1000).abs());
             out.push(right(thousandths, width).bytes());
         }
@@ -46,6 +47,10 @@ fn by_order(out: &mut Text, width: usize, value: impl Fn(&ZoneInfo, usize) -> i6
 /// The zones of nodes that have memory now.
 fn zones() -> impl Iterator<Item = ZoneInfo> {
     mem::frames().allocator().zone_info().filter(|zone| zone.present > 0)
+}
+
+fn blocks_of(zone: &ZoneInfo) -> ZoneBlocks {
+    mem::frames().allocator().zone_blocks(zone.node)
 }
 
 /// Returns the text that `text` displays, padded with blanks on the left to at least `width`
@@ -69,7 +74,13 @@ impl Display for CountColumns<'_> {
 
 fn buddyinfo(out: &mut Text) -> Result<()> {
     for zone in zones() {
-        writeln!(out, "Node {}, zone {:>8} {}", zone.node.0, "Normal", CountColumns(&zone.free_blocks));
+        writeln!(
+            out,
+            "Node {}, zone {:>8} {}",
+            zone.node.0,
+            "Normal",
+            CountColumns(&blocks_of(&zone).free_blocks)
+        );
     }
     Ok(())
 }
@@ -116,13 +127,13 @@ fn first_frame(node: freehold_machine::NodeId) -> u64 {
 fn pagetypeinfo(out: &mut Text) -> Result<()> {
     let orders: [u64; ORDERS] = core::array::from_fn(|order| order as u64);
     for zone in zones() {
-        let node = zone.node.0;
+        let (node, blocks) = (zone.node.0, blocks_of(&zone));
         writeln!(out, "Page block order: 9\nPages per block:  512\n");
         writeln!(out, "{:<43} {}", "Free pages count per migrate type at order", CountColumns(&orders));
         for owner in Owner::ALL {
             write!(out, "Node {node:>4}, zone {:>8}, type ", "Normal");
             out.push(right(format_args!("{owner:?}"), 12).bytes());
-            writeln!(out, " {}", CountColumns(&zone.free_by_owner[owner as usize]));
+            writeln!(out, " {}", CountColumns(&blocks.free_by_owner[owner as usize]));
         }
         write!(out, "\n{:<23}", "Number of blocks type ");
         for owner in Owner::ALL {
@@ -130,7 +141,7 @@ fn pagetypeinfo(out: &mut Text) -> Result<()> {
             out.push(b" ");
         }
         write!(out, "\nNode {node}, zone {:>8} ", "Normal");
-        zone.pageblocks.iter().for_each(|count| write!(out, "{count:>12} "));
+        blocks.pageblocks.iter().for_each(|count| write!(out, "{count:>12} "));
         writeln!(out, "\n");
     }
     Ok(())
