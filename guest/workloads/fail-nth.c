@@ -239,7 +239,6 @@ static void network(void) {
 // Everything that has a list, a queue or a table of its own in the kernel.
 static void calls(void) {
     // Signals about files are sent only for the allocations that they need.
-    signal(SIGIO, SIG_IGN);
     int pair[2], ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0) {
         char control[CMSG_SPACE(sizeof(int))] = {0};
@@ -331,6 +330,14 @@ static void calls(void) {
         static char text[20000];
         (void)!write(file, text, sizeof text);
         (void)!fsync(file);
+        struct {
+            struct file_handle head;
+            char room[64];
+        } handle = {.head.handle_bytes = sizeof handle.room};
+        int mount_id, again = -1;
+        if (name_to_handle_at(AT_FDCWD, "/tmp/fail-nth/file", &handle.head, &mount_id, 0) == 0)
+            again = open_by_handle_at(file, &handle.head, O_RDONLY);
+        if (again >= 0) close(again);
         // A lease, broken by an open that does not wait.
         (void)!fcntl(file, F_SETLEASE, F_WRLCK);
         int second = open("/tmp/fail-nth/file", O_RDONLY | O_NONBLOCK);

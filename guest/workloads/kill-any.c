@@ -1065,7 +1065,7 @@ static const int bounded[] = {
 	SYS_dup3, SYS_pipe2, SYS_rt_tgsigqueueinfo, SYS_recvmmsg, SYS_prlimit64, SYS_syncfs, SYS_getcpu, SYS_renameat2, SYS_memfd_create,
 	SYS_execveat, SYS_seccomp, SYS_membarrier, SYS_rseq, SYS_statx, SYS_io_uring_setup, SYS_openat2, SYS_faccessat2, 441 /* epoll_pwait2 */, 447 /* memfd_secret */,
 	428 /* open_tree */, 429 /* move_mount */, 430 /* fsopen */, 431 /* fsconfig */, 432 /* fsmount */, 433 /* fspick */, 442 /* mount_setattr */,
-	452 /* fchmodat2 */, SYS_adjtimex, SYS_clock_adjtime, SYS_ioprio_set, SYS_ioprio_get, SYS_kcmp, SYS_sched_setattr, SYS_sched_getattr,
+	452 /* fchmodat2 */, SYS_name_to_handle_at, SYS_open_by_handle_at, SYS_adjtimex, SYS_clock_adjtime, SYS_ioprio_set, SYS_ioprio_get, SYS_kcmp, SYS_sched_setattr, SYS_sched_getattr,
 	SYS_mq_open, SYS_mq_unlink, SYS_mq_notify, SYS_mq_getsetattr, 329 /* pkey_mprotect */, 330 /* pkey_alloc */, 331 /* pkey_free */, 454 /* futex_wake */, 455 /* futex_wait */, 456 /* futex_requeue */,
 	/* A quota bounds the keys. */
 	SYS_add_key, SYS_request_key, SYS_keyctl,

@@ -296,6 +296,11 @@ fn sigio() {
 }
 
 #[test]
+fn handles() {
+    conforms("handles");
+}
+
+#[test]
 fn leases() {
     conforms("leases");
     conforms_with("leases", &["--cpus", "1"], &[], &[]);

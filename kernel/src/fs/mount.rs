@@ -21,7 +21,7 @@ use freehold_collections::{
 use self::children::{ChildKey, Children};
 pub use self::cursor::MountCursor;
 use super::node::Node;
-use super::path::{Path, WalkSteps};
+use super::path::{Path, PathEntry, WalkSteps};
 use crate::sync::{Deferred, SpinLock, release};
 use crate::task::userns::UserNs;
 use crate::{Errno, Result, sched};
@@ -70,6 +70,18 @@ pub struct FsStats {
     pub free_inodes: u64,
 }
 
+/// A file's handle (name_to_handle_at(2)).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FileHandle {
+    /// The words; those behind the handle's end are 0.
+    pub words: [u32; 3],
+    /// Number of words.
+    pub count: usize,
+}
+
+/// The file of a handle, and the name by which it was found.
+pub type HandleTarget = (Arc<dyn Node>, Option<Arc<PathEntry>>);
+
 /// A mounted file system.
 pub trait FileSystem: Send + Sync {
     /// The file system's type, as /proc/mounts shows it.
@@ -95,6 +107,20 @@ pub trait FileSystem: Send + Sync {
     /// Returns how many file systems it is on top of: each of its calls makes one of theirs.
     fn stacking(&self) -> u32 {
         0
+    }
+    /// Returns the handle of the file at `place`, a place in the file system.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` if the file cannot have one; `ENOMEM`.
+    fn handle(&self, _place: &Path) -> Result<FileHandle> {
+        Err(Errno::EOPNOTSUPP)
+    }
+    /// Returns the file of a handle of type `kind`.
+    ///
+    /// # Errors
+    /// `ESTALE` if there is no such file; `ENOMEM`.
+    fn by_handle(&self, _kind: u32, _words: &[u32]) -> Result<HandleTarget> {
+        Err(Errno::ESTALE)
     }
     /// Changes options (a remount, or the data of mount(2)); `EINVAL` for unknown ones.
     fn configure(&self, _options: &[u8]) -> Result<()> {

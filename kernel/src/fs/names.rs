@@ -30,12 +30,7 @@ pub fn open(walk: &PathWalk<'_>, text: &[u8], flags: OpenFlags, mode: u32) -> Re
     let nofollow = flags.contains(OpenFlags::NOFOLLOW);
     let last = if nofollow { Final::Stop } else { Final::Follow };
     if flags.contains(OpenFlags::PATH) {
-        let place = walk.find(text, last)?;
-        if flags.contains(OpenFlags::DIRECTORY) && place.node.kind() != NodeKind::Directory {
-            return Err(Errno::ENOTDIR);
-        }
-        let file = reserve::arc(super::path_file::PathFile::new(place.node.clone()));
-        return OpenFile::new(file, Some(place), flags);
+        return open_path(walk.find(text, last)?, flags);
     }
     if flags.is_tmpfile() {
         return open_unnamed(walk, &walk.find(text, last)?, flags, mode);
@@ -49,6 +44,32 @@ pub fn open(walk: &PathWalk<'_>, text: &[u8], flags: OpenFlags, mode: u32) -> Re
         }
     })?;
     open_place(walk, place, flags, Origin::Existing)
+}
+
+/// Opens a place that was found without a path (Linux: `do_file_open_root` with an empty name).
+///
+/// # Errors
+/// As open(2).
+pub fn open_found(walk: &PathWalk<'_>, place: Path, flags: OpenFlags) -> Result<Arc<OpenFile>> {
+    if flags.contains(OpenFlags::PATH) {
+        return open_path(place, flags);
+    }
+    if flags.is_tmpfile() {
+        return open_unnamed(walk, &place, flags, 0);
+    }
+    if flags.contains(OpenFlags::CREAT | OpenFlags::EXCL) && place.node.kind() != NodeKind::Symlink {
+        return Err(Errno::EEXIST);
+    }
+    open_place(walk, place, flags, Origin::Existing)
+}
+
+/// Opens a place with O_PATH.
+fn open_path(place: Path, flags: OpenFlags) -> Result<Arc<OpenFile>> {
+    if flags.contains(OpenFlags::DIRECTORY) && place.node.kind() != NodeKind::Directory {
+        return Err(Errno::ENOTDIR);
+    }
+    let file = reserve::arc(super::path_file::PathFile::new(place.node.clone()));
+    OpenFile::new(file, Some(place), flags)
 }
 
 /// Whether the opened file was just created: then its permissions do not apply.

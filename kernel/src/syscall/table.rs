@@ -277,6 +277,8 @@ pub(super) const ENTRIES: &[(u16, Handler)] = &[
     (297, Plain(crate::task::signal::calls::sys_rt_tgsigqueueinfo)),
     (299, Plain(crate::socket::calls::sys_recvmmsg)),
     (302, Plain(crate::task::calls::sys_prlimit64)),
+    (303, Plain(crate::fs::calls::sys_name_to_handle_at)),
+    (304, Plain(crate::fs::calls::sys_open_by_handle_at)),
     (305, Plain(crate::time::calls::sys_clock_adjtime)),
     (306, Plain(crate::fs::calls::sys_syncfs)),
     (307, Plain(crate::socket::calls::sys_sendmmsg)),

@@ -5,6 +5,7 @@
 
 mod descriptors;
 mod directory;
+mod handles;
 mod locking;
 mod mount_fds;
 mod mounting;
@@ -20,6 +21,7 @@ mod xattr;
 
 pub use descriptors::*;
 pub use directory::*;
+pub use handles::*;
 pub use locking::*;
 pub use mount_fds::*;
 pub use mounting::*;

@@ -32,6 +32,15 @@ struct GroupNames {
     by_id: Map<u64, Arc<[u8]>>,
 }
 
+/// The directories of all groups but the root, by the group's ID: for handles.
+static BY_ID: SpinLock<Map<u64, Weak<GroupDir>>> = SpinLock::new(Map::new());
+
+/// Returns the directory of the group with this ID, unless the group was removed.
+pub(super) fn by_id(id: u64) -> Option<Arc<GroupDir>> {
+    let found = BY_ID.lock().get(&id).and_then(|dir| dir.upgrade());
+    found.filter(|dir| !dir.group.is_removed())
+}
+
 /// A group as a directory.
 pub(super) struct GroupDir {
     me: Weak<GroupDir>,
@@ -122,12 +131,14 @@ impl GroupDir {
         Ok(())
     }
 
-    fn file(&self, index: usize, row: Row) -> Arc<dyn Node> {
+    /// The group's file with this index.
+    pub fn file(&self, index: usize, row: Row) -> Arc<dyn Node> {
         reserve::arc(GroupFile::new(self.me(), index, row))
     }
 
     fn enter(&self, name: &[u8], child: &Arc<Self>) -> Result<()> {
         let name: Arc<[u8]> = reserve::slice(name);
+        BY_ID.lock().try_insert(child.group.id(), child.me.clone())?;
         let mut names = self.names.lock();
         names.by_name.try_reserve(1)?;
         names.by_id.try_reserve(1)?;
@@ -157,6 +168,8 @@ impl GroupDir {
 impl Drop for GroupDir {
     fn drop(&mut self) {
         notify::inode_ended(self);
+        let gone = BY_ID.lock().remove(&self.group.id());
+        drop(gone);
     }
 }
 

@@ -21,12 +21,13 @@ mod rows;
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use freehold_collections::{Arc, reserve};
+use freehold_collections::{Arc, Vec, reserve};
 
 use self::dir::GroupDir;
 use super::device::unnamed_device;
-use super::mount::{FileSystem, FsStats};
+use super::mount::{FileHandle, FileSystem, FsStats, HandleTarget};
 use super::node::{Identity, Node};
+use super::path::{Path, PathEntry};
 use super::{OpenFile, notify};
 use crate::cgroup::{self, Group, Notice};
 use crate::sync::{Mutex, MutexGuard};
@@ -34,6 +35,9 @@ use crate::task::Capability;
 use crate::task::namespaces::CgroupNamespace;
 use crate::{Errno, Result};
 
+/// The types of handles that Linux' kernfs takes: FILEID_INO32_GEN, FILEID_INO32_GEN_PARENT and
+/// FILEID_KERNFS.
+const HANDLE_TYPES: [u32; 3] = [1, 2, 0xfe];
 /// CGROUP2_SUPER_MAGIC.
 const MAGIC: u64 = 0x6367_7270;
 
@@ -134,6 +138,33 @@ impl FileSystem for CgroupFs {
 
     fn stats(&self) -> FsStats {
         FsStats { magic: MAGIC, block_size: 4096, ..FsStats::default() }
+    }
+
+    /// A handle is the inode number, that is, for a directory the group's ID (Linux' kernfs).
+    fn handle(&self, place: &Path) -> Result<FileHandle> {
+        let Identity { device, inode } = place.node.identity();
+        if device != self.device() {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        Ok(FileHandle { words: [inode as u32, (inode >> 32) as u32, 0], count: 2 })
+    }
+
+    fn by_handle(&self, kind: u32, words: &[u32]) -> Result<HandleTarget> {
+        let (&[low, high, ..], true) = (words, HANDLE_TYPES.contains(&kind)) else {
+            return Err(Errno::ESTALE);
+        };
+        let inode = u64::from(high) << 32 | u64::from(low);
+        let (id, file) = (inode & ((1 << FILE_SHIFT) - 1), (inode >> FILE_SHIFT) as usize);
+        let is_root = id == root().group().id();
+        let dir = if is_root { Some(root().clone()) } else { dir::by_id(id) }.ok_or(Errno::ESTALE)?;
+        if file == 0 {
+            return Ok((dir, None));
+        }
+        let row = rows::of(dir.group()).find(|(index, _)| index + 1 == file);
+        let (index, row) = row.ok_or(Errno::ESTALE)?;
+        let name = Vec::try_from_slice(row.name().as_bytes())?;
+        let node = dir.file(index, row);
+        Ok((node, Some(reserve::arc(PathEntry::new(dir, name)))))
     }
 
     fn show_options(&self, out: &mut dyn core::fmt::Write) -> core::fmt::Result {

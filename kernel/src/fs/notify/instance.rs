@@ -209,7 +209,7 @@ impl File for InotifyFile {
         Some(NewsQueues { queues: [Some(&self.instance.changed), None], owner: NewsOwner::None })
     }
 
-    /// The watches, in base 16 as on Linux. There are no file handles.
+    /// The watches, in base 16 as on Linux. It shows no file handles.
     fn describe_from(&self, from: u64, line: Line<'_>) -> Result<Option<u64>> {
         let Ok(from) = i32::try_from(from) else { return Ok(None) };
         let (number, Identity { device, inode }, mask) = {

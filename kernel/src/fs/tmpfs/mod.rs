@@ -13,6 +13,7 @@
 
 pub(crate) mod attributes;
 mod directory;
+mod handles;
 mod node;
 mod regular;
 
@@ -26,8 +27,9 @@ pub use regular::{F_SEAL_EXEC, Seals};
 
 use super::content::{ContentSource, FileContent};
 use super::device::unnamed_device;
-use super::mount::{FileSystem, FsStats};
+use super::mount::{FileHandle, FileSystem, FsStats, HandleTarget};
 use super::node::{NewNode, Node, NodeKind, SetMetadata};
+use super::path::Path;
 use crate::hw::PAGE;
 use crate::sync::{Mutex, SpinLock};
 use crate::task::userns::IdKind;
@@ -82,6 +84,7 @@ struct TmpfsShared {
     /// A [`Stage`].
     stage: AtomicU8,
     renames: Mutex<()>,
+    handles: handles::Handles,
 }
 
 /// State of the limits of a tmpfs.
@@ -176,6 +179,7 @@ impl TmpFs {
             max_held: AtomicU64::new(limit),
             stage: AtomicU8::new(Stage::Fixed as u8),
             renames: Mutex::new(()),
+            handles: handles::Handles::new(),
         });
         let new = NewNode { kind: NodeKind::Directory, mode, uid: 0, gid: 0, rdev: 0 };
         let root = TmpNode::new(&shared, &new)?;
@@ -255,6 +259,16 @@ impl FileSystem for TmpFs {
             limit if limit >= self.shared.contents.capacity() => Ok(()),
             limit => write!(out, ",size={}k", limit / 1024),
         }
+    }
+
+    /// ramfs has no handles, as on Linux.
+    fn handle(&self, place: &Path) -> Result<FileHandle> {
+        let node = TmpNode::of(&place.node).filter(|node| node.is_in(&self.shared) && self.name != "ramfs");
+        self.shared.handles.make(node.ok_or(Errno::EOPNOTSUPP)?, place.entry.as_deref())
+    }
+
+    fn by_handle(&self, _kind: u32, words: &[u32]) -> Result<HandleTarget> {
+        self.shared.handles.find(words)
     }
 
     fn configure(&self, options: &[u8]) -> Result<()> {

@@ -1,6 +1,5 @@
 //! An inode of a tmpfs.
 
-use core::any::Any;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_collections::{
@@ -46,8 +45,8 @@ enum Body {
 
 /// An inode in memory.
 pub struct TmpNode {
-    shared: Arc<TmpfsShared>,
-    me: Weak<TmpNode>,
+    pub(super) shared: Arc<TmpfsShared>,
+    pub(super) me: Weak<TmpNode>,
     pub(super) inode: u64,
     pub(super) kind: NodeKind,
     attributes: SpinLock<Attributes>,
@@ -55,6 +54,8 @@ pub struct TmpNode {
     carries_rights: AtomicBool,
     /// Whether link(2) may give the node its first name: it was made without one.
     may_get_name: AtomicBool,
+    /// Whether the node may be in the table of handles.
+    pub(super) has_handle: AtomicBool,
     body: Body,
 }
 
@@ -82,6 +83,7 @@ impl TmpNode {
             attributes: SpinLock::new(Attributes::new(new, 0)),
             carries_rights: AtomicBool::new(rights::in_mode(new.mode)),
             may_get_name: AtomicBool::new(false),
+            has_handle: AtomicBool::new(false),
             body,
         }))
     }
@@ -123,9 +125,8 @@ impl TmpNode {
 
     /// Returns `node` as a node of this file system; `EXDEV` if it belongs to another.
     fn sibling(&self, node: &Arc<dyn Node>) -> Result<Arc<TmpNode>> {
-        let any: &dyn Any = &**node;
-        let node = any.downcast_ref::<TmpNode>().ok_or(Errno::EXDEV)?;
-        if node.shared.is_same(&self.shared) { Ok(node.me()) } else { Err(Errno::EXDEV) }
+        let node = Self::of(node).filter(|node| node.is_in(&self.shared));
+        node.map(Self::me).ok_or(Errno::EXDEV)
     }
 
     fn is_directory(&self) -> bool {
@@ -270,6 +271,9 @@ impl TmpNode {
 impl Drop for TmpNode {
     fn drop(&mut self) {
         notify::inode_ended(self);
+        if *self.has_handle.get_mut() {
+            self.shared.handles.forget(self.inode);
+        }
         self.shared.inodes.fetch_sub(1, Ordering::Relaxed);
     }
 }
