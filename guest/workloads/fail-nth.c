@@ -239,6 +239,7 @@ static void network(void) {
 // Everything that has a list, a queue or a table of its own in the kernel.
 static void calls(void) {
     // Signals about files are sent only for the allocations that they need.
+    signal(SIGIO, SIG_IGN);
     int pair[2], ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0) {
         char control[CMSG_SPACE(sizeof(int))] = {0};
@@ -309,6 +310,9 @@ static void calls(void) {
     mkdir("/tmp/fail-nth", 0700);
     int watcher = inotify_init1(IN_NONBLOCK);
     int watch = inotify_add_watch(watcher, "/tmp/fail-nth", IN_ALL_EVENTS);
+    int directory = open("/tmp/fail-nth", O_RDONLY | O_DIRECTORY);
+    signal(SIGIO, SIG_IGN);
+    if (directory >= 0) (void)!fcntl(directory, F_NOTIFY, DN_CREATE | DN_DELETE | DN_MULTISHOT);
     int monitor = (int)syscall(SYS_userfaultfd, O_NONBLOCK);
     char *missing = mmap(0, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (monitor >= 0 && missing != MAP_FAILED) {
@@ -370,6 +374,7 @@ static void calls(void) {
         (void)!inotify_rm_watch(watcher, watch);
         close(watcher);
     }
+    if (directory >= 0) close(directory);
     rmdir("/tmp/fail-nth");
     (void)!put("/sys/kernel/tracing/events/sched/enable", "1");
     (void)!put("/sys/kernel/tracing/trace_marker", "fails");

@@ -296,6 +296,12 @@ fn sigio() {
 }
 
 #[test]
+fn dnotify() {
+    conforms("dnotify");
+    conforms_with("dnotify", &["--cpus", "1"], &[], &[]);
+}
+
+#[test]
 fn handles() {
     conforms("handles");
 }

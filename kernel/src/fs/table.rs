@@ -22,6 +22,7 @@ use freehold_collections::{
 use self::bits::NumberBits;
 use super::flags::OpenFlags;
 use super::locks::{self, Owner};
+use super::notify::dnotify;
 use super::open_file::OpenFile;
 use crate::sync::{SpinLock, SpinLockGuard};
 use crate::{Errno, Result};
@@ -77,10 +78,10 @@ struct Slots {
 /// A table of descriptors.
 pub struct FileTable {
     inner: SpinLock<Slots>,
-    /// Number as owner of record locks; never reused.
+    /// Number as owner of record locks and of watches (F_NOTIFY); never reused.
     id: u64,
-    /// Whether a record lock was requested through this table, so that a close must search for
-    /// locks.
+    /// Whether a record lock or a watch was requested through this table, so that a close must
+    /// search for them.
     locks: AtomicBool,
 }
 
@@ -192,8 +193,8 @@ impl FileTable {
         })
     }
 
-    /// Releases record locks that were set on `file` while `fd` was closed, which nothing else
-    /// would release (Linux: fcntl_setlk).
+    /// Releases record locks and the watch that were set on `file` while `fd` was closed, which
+    /// nothing else would release (Linux: fcntl_setlk).
     ///
     /// # Errors
     /// `EBADF` where it was closed.
@@ -207,8 +208,13 @@ impl FileTable {
 
     /// Returns the owner of record locks that were set through this table.
     pub fn lock_owner(&self) -> Owner {
+        Owner::Process(self.owner())
+    }
+
+    /// Returns the table's number, for locks and watches that end when it closes their file.
+    pub fn owner(&self) -> u64 {
         self.locks.store(true, Ordering::Relaxed);
-        Owner::Process(self.id)
+        self.id
     }
 
     /// Makes a new table with the same open files (fork without CLONE_FILES, unshare).
@@ -316,6 +322,7 @@ impl FileTable {
     fn leave(&self, file: &OpenFile) {
         if self.locks.load(Ordering::Relaxed) {
             locks::release(file.node().identity(), Owner::Process(self.id));
+            dnotify::end(file, self.id);
         }
     }
 

@@ -36,7 +36,7 @@ pub enum News {
     Input = 1,
     /// There is room to write (POLL_OUT).
     Room = 2,
-    /// Another program requests the lease of a file (POLL_MSG).
+    /// Another program requests the lease of a file, or has changed a directory (POLL_MSG).
     Message = 3,
     /// There is an error to report (POLL_ERR).
     Error = 4,

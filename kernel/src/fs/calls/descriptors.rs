@@ -7,7 +7,6 @@ use super::{file, only, process, with_files};
 use crate::fs::Signalling;
 use crate::fs::file::Blocking;
 use crate::fs::flags::OpenFlags;
-use crate::fs::locks::Owner;
 use crate::fs::node::NodeKind;
 use crate::fs::pipe::PipeEnd;
 use crate::fs::table::OnExec;
@@ -66,6 +65,7 @@ const F_OFD_SETLK: u32 = 37;
 const F_OFD_SETLKW: u32 = 38;
 const F_SETLEASE: u32 = 1024;
 const F_GETLEASE: u32 = 1025;
+const F_NOTIFY: u32 = 1026;
 const F_DUPFD_CLOEXEC: u32 = 1030;
 const F_SETPIPE_SZ: u32 = 1031;
 const F_GETPIPE_SZ: u32 = 1032;
@@ -110,13 +110,13 @@ pub fn sys_fcntl(args: &Args) -> Result<i64> {
         F_OFD_GETLK => super::locking::get_lock(&file, file.lock_owner(), argument),
         F_OFD_SETLK | F_OFD_SETLKW => {
             let wait = if command == F_OFD_SETLKW { Blocking::Wait } else { Blocking::Never };
-            let owner: Owner = file.lock_owner();
-            super::locking::set_lock(&file, owner, 0, argument, wait).map(|_| 0)
+            super::locking::set_lock(&file, file.lock_owner(), 0, argument, wait).map(|_| 0)
         }
         F_SETOWN..=F_GETSIG | F_SETOWN_EX | F_GETOWN_EX | F_GETOWNER_UIDS => {
             news::control(&file, command, argument)
         }
         F_SETLEASE => news::set_lease(&file, fd, argument as i32),
+        F_NOTIFY => news::set_notify(&files, &file, fd, argument as u32),
         F_GETLEASE => Ok(i64::from(news::lease(&file))),
         F_SETPIPE_SZ => {
             PipeEnd::pipe_of(&file).ok_or(Errno::EBADF)?.set_capacity(argument as usize).map(|n| n as i64)

@@ -3,12 +3,14 @@
 
 use crate::fs::leases::{self, LeaseKind};
 use crate::fs::node::NodeKind;
-use crate::fs::{OpenFile, OpenFlags, Signalling};
+use crate::fs::notify::dnotify;
+use crate::fs::{FileTable, OpenFile, OpenFlags, Signalling};
 use crate::task::registry::{self, IdHandle, IdRole};
 use crate::task::signal::file_news::{FileOwner, FileSignals};
 use crate::task::{Capability, Signal, may, shown_ids, with_current};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
+use freehold_collections::Arc;
 
 pub(super) const F_SETOWN: u32 = 8;
 const F_GETOWN: u32 = 9;
@@ -127,6 +129,23 @@ pub(super) fn set_lease(file: &OpenFile, fd: i32, kind: i32) -> Result<i64> {
         None => FileSignals::end_lease(file)?,
     }
     Ok(0)
+}
+
+/// F_NOTIFY, through the descriptor `fd` of `files`.
+///
+/// # Errors
+/// `ENOTDIR` for a file that is no directory; `EBADF` if the descriptor was closed meanwhile;
+/// `ENOMEM`.
+pub(super) fn set_notify(files: &FileTable, file: &Arc<OpenFile>, fd: i32, requested: u32) -> Result<i64> {
+    let Some(mask) = dnotify::mask(requested) else {
+        dnotify::end(file, files.owner());
+        return Ok(0);
+    };
+    if file.node().kind() != NodeKind::Directory {
+        return Err(Errno::ENOTDIR);
+    }
+    FileSignals::watch_directory(file, fd, files.owner(), mask)?;
+    files.check_still_open(fd, file)
 }
 
 /// The owner ioctls of sockets.

@@ -9,7 +9,7 @@ use linux_raw_sys::ioctl;
 use super::Events;
 use super::account::{Charge, MAX_QUEUED_EVENTS, Resource};
 use super::queue::{EventRecord, Queue, Queued, Taken};
-use super::watches::{self, InodeWatch};
+use super::watches::{self, EventTarget, InodeWatch};
 use crate::fs::anonymous::AnonymousNode;
 use crate::fs::device::split_device;
 use crate::fs::file::{Line, NewsOwner, NewsQueues};
@@ -75,7 +75,8 @@ impl Instance {
         let mut latest = self.turn.lock();
         let identity = node.identity();
         let kept = mask & Events::KEPT;
-        let changed = watches::with_watch(identity, self.id, |watch| {
+        let key = [0, self.id];
+        let changed = watches::with_watch(identity, key, |watch| {
             if mask.contains(Events::MASK_CREATE) {
                 return Err(Errno::EEXIST);
             }
@@ -89,8 +90,9 @@ impl Instance {
         let charge = Charge::new(self.user, Resource::Watch)?;
         let number = self.free_number(*latest);
         let mask = AtomicU32::new(kept.bits());
-        let watch =
-            reserve::arc(InodeWatch { instance: self.clone(), number, identity, mask, _charge: charge });
+        let target = EventTarget::Instance(self.clone());
+        let watch = InodeWatch { key, target, number, identity, mask, _charge: Some(charge) };
+        let watch = reserve::arc(watch);
         // The watch is entered in the map first: it may end as soon as it is attached.
         self.watches.lock().try_insert(number, watch.clone())?;
         if let Err(error) = watch.attach(node) {

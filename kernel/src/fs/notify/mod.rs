@@ -1,4 +1,4 @@
-//! inotify(7): notifies programs of events on files.
+//! inotify(7) and F_NOTIFY: notify programs of events on files.
 //!
 //! Code that uses a file or changes a name calls one of the hooks here: [`file()`] for an open
 //! file, [`place()`] for a path, [`node()`] for an inode alone, [`entry()`] for a name in a
@@ -10,6 +10,7 @@
 //! | [`queue`] | events that wait to be read |
 //! | [`instance`] | an instance as a file: its watches by number, its queue |
 //! | [`watches`] | the watches of an inode, found by its identity |
+//! | [`dnotify`] | signals to the owner of an open directory (F_NOTIFY) |
 //! | [`account`] | instances and watches per user, and the limits |
 //! | [`calls`] | the system calls |
 //!
@@ -34,6 +35,7 @@
 
 mod account;
 pub mod calls;
+pub mod dnotify;
 mod instance;
 #[cfg(test)]
 mod model;
@@ -84,6 +86,8 @@ bitflags! {
         const DELETE_SELF = 0x400;
         /// The inode itself was renamed.
         const MOVE_SELF = 0x800;
+        /// A name changed to another one of the same directory (Linux: FS_RENAME for F_NOTIFY).
+        const RENAMED_WITHIN = 0x1000;
         /// The file system was unmounted.
         const UNMOUNT = 0x2000;
         /// Events were lost.
@@ -107,6 +111,8 @@ bitflags! {
 
         /// Events that can be requested.
         const ASKABLE = 0xfff;
+        /// Events that a watch looks for.
+        const ANSWERED = Self::ASKABLE.bits() | Self::RENAMED_WITHIN.bits();
         /// Part of a mask that a watch keeps.
         const KEPT = Self::ASKABLE.bits() | Self::EXCL_UNLINK.bits() | Self::ONESHOT.bits();
     }
@@ -353,6 +359,9 @@ fn tell_renamed(
     let moved =
         |from: (&Path, &[u8]), to: (&Path, &[u8]), target: &Arc<dyn Node>, victim: Option<&Arc<dyn Node>>| {
             let cookie = COOKIE.fetch_add(1, Ordering::Relaxed);
+            if from.0.node.identity() == to.0.node.identity() {
+                tell_entry(from.0, from.1, target.kind(), Events::RENAMED_WITHIN, 0);
+            }
             tell_entry(from.0, from.1, target.kind(), Events::MOVED_FROM, cookie);
             tell_entry(to.0, to.1, target.kind(), Events::MOVED_TO, cookie);
             if let Some(victim) = victim {

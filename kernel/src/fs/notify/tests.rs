@@ -3,17 +3,19 @@
 use std::borrow::ToOwned;
 use std::format;
 use std::string::String;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use freehold_collections::inject::{each_fails, fail_nth};
 use std::sync::Arc;
 
-use super::{Events, InotifyFile, watches};
+use super::{Events, InotifyFile, dnotify, watches};
 use crate::Errno;
 use crate::fs::bytes::{SliceSink, SliceSource};
 use crate::fs::flags::{OpenFlags, RenameFlags};
 use crate::fs::tests::World;
 use crate::fs::walk::Final;
 use crate::fs::{Blocking, File, Node, Ready, metadata, names};
+use crate::sync::{News, Wake, Woken};
 
 /// A user that only these tests use.
 const USER: u32 = 90_000;
@@ -188,4 +190,56 @@ fn a_name_is_followed_through_renames() {
     names::rename(&walk, b"/e/old", &walk, b"/far", RenameFlags::empty()).unwrap();
     append();
     assert_eq!(observer.told(), "", "it is in the directory no more");
+}
+
+/// Counts the signals that an owner would get.
+#[derive(Default)]
+struct SignalCount(AtomicU32);
+
+impl Wake for SignalCount {
+    fn wake(&self) -> Woken {
+        Woken::Nobody
+    }
+
+    fn announce(&self, news: News) {
+        assert_eq!(news as u32, News::Message as u32);
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Requests of one table for one description add up, those of two tables are apart. A watch without
+/// DN_MULTISHOT ends at its first event, another one with its descriptor.
+#[test]
+fn a_directory_tells_its_owner_until_the_watch_ends() {
+    const CREATE: u32 = 4;
+    const DELETE: u32 = 8;
+    const MULTISHOT: u32 = 1 << 31;
+    let (world, owner) = (World::new(), Arc::new(SignalCount::default()));
+    world.make_dir("/d");
+    let dir = world.open("/d", OpenFlags::DIRECTORY).unwrap();
+    let is_told = |count| owner.0.swap(0, Ordering::Relaxed) == count;
+    let watch = |table, requested| {
+        let mask = dnotify::mask(requested).unwrap();
+        let (watched, failures) = each_fails(|| dnotify::watch(&dir, table, mask, owner.clone()));
+        watched.unwrap();
+        failures
+    };
+    assert!(watch(7, CREATE) > 0);
+    watch(8, DELETE);
+    watch(8, CREATE);
+    world.write("/d/one", "x");
+    assert!(is_told(2));
+    world.write("/d/two", "x");
+    names::unlink(&world.walk(), b"/d/two").unwrap();
+    assert!(is_told(0) && watches::interest(dir.node().identity()).is_empty());
+    watch(7, CREATE | MULTISHOT);
+    watch(7, DELETE);
+    watch(8, CREATE);
+    dnotify::end(&dir, 8);
+    world.write("/d/two", "x");
+    names::unlink(&world.walk(), b"/d/two").unwrap();
+    assert!(is_told(2));
+    dnotify::end(&dir, 7);
+    assert!(watches::interest(dir.node().identity()).is_empty());
+    assert_eq!((dnotify::mask(0), dnotify::mask(MULTISHOT)), (None, None));
 }

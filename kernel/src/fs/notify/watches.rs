@@ -1,6 +1,6 @@
 //! The watches of all inodes.
 //!
-//! A watched inode has one entry, which lists its watches by instance. Entries are found by the
+//! A watched inode has one entry, which lists its watches by key. Entries are found by the
 //! inode's identity in one of several maps, each with a lock of its own (a *stripe*). The entry
 //! holds a reference to the inode while the inode has a name. When the last name is removed, the
 //! entry drops its reference. The inode then ends with its last user, and this ends the watches.
@@ -17,27 +17,40 @@ use super::queue::EventRecord;
 use super::{Events, FileEvent};
 use crate::Result;
 use crate::fs::node::{Identity, Node, NodeKind, Presence};
-use crate::sync::SpinLock;
+use crate::sync::{News, SpinLock, SpinLockGuard, Wake};
 
 /// The number of watches in the system.
 pub(super) static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// One instance's watch of one inode.
+/// The place of a watch among those of its inode: 0 and the number of an instance, or the numbers
+/// of a table of descriptors and of an open description.
+pub(super) type WatchKey = [u64; 2];
+
+/// The receiver of a watch's events.
+pub(super) enum EventTarget {
+    /// An instance, which queues them.
+    Instance(Arc<Instance>),
+    /// A holder, which is told of each.
+    Holder(Arc<dyn Wake>),
+}
+
+/// A watch of one inode.
 pub(super) struct InodeWatch {
-    pub instance: Arc<Instance>,
-    /// The watch descriptor.
+    pub key: WatchKey,
+    pub target: EventTarget,
+    /// The watch descriptor; 0 for a holder.
     pub number: i32,
     pub identity: Identity,
     /// Requested events, and flags.
     pub mask: AtomicU32,
-    pub _charge: Charge,
+    pub _charge: Option<Charge>,
 }
 
 /// Work that remains after an event, to be done without the stripe's lock.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rest {
     Nothing,
-    /// Readers must be notified.
+    /// Readers, or the holder, must be notified.
     Tell,
     /// The watch was for one event (IN_ONESHOT) and must be ended, which notifies readers.
     End,
@@ -51,17 +64,41 @@ impl InodeWatch {
     /// Queues `event` if the mask requests it.
     fn tell(&self, event: &FileEvent<'_>) -> Rest {
         let mask = self.mask();
-        let is_asked_for = event.events.intersects(mask & Events::ASKABLE | Events::UNMOUNT);
+        let always = match self.target {
+            EventTarget::Instance(_) => Events::UNMOUNT,
+            EventTarget::Holder(_) => Events::empty(),
+        };
+        let is_asked_for = event.events.intersects(mask & Events::ANSWERED | always);
         let is_excluded = mask.contains(Events::EXCL_UNLINK) && event.presence == Presence::Removed;
         if !is_asked_for || is_excluded {
             return Rest::Nothing;
         }
-        let record = EventRecord::new(self.number, event.events, event.cookie, event.name);
-        match self.instance.queue(&record) {
+        let readers = match &self.target {
+            EventTarget::Instance(instance) => {
+                instance.queue(&EventRecord::new(self.number, event.events, event.cookie, event.name))
+            }
+            EventTarget::Holder(_) => Readers::Wait,
+        };
+        match readers {
             _ if mask.contains(Events::ONESHOT) => Rest::End,
             Readers::Wait => Rest::Tell,
             Readers::None => Rest::Nothing,
         }
+    }
+
+    /// Notifies readers, or the holder. The caller holds no spin lock.
+    fn announce(&self) {
+        match &self.target {
+            EventTarget::Instance(instance) => instance.tell_readers(),
+            EventTarget::Holder(holder) => holder.announce(News::Message),
+        }
+    }
+
+    /// Adds the requests of `other`, which this watch replaces.
+    fn take_over(&self, other: &Self) {
+        let (own, others) = (self.mask(), other.mask());
+        let differing_ends = (own ^ others) & Events::ONESHOT;
+        self.mask.store((own | others).difference(differing_ends).bits(), Ordering::Relaxed);
     }
 }
 
@@ -75,8 +112,35 @@ enum Pin {
 
 struct Watched {
     pin: Pin,
-    /// Watches by the instance's number.
-    watches: Map<u64, Arc<InodeWatch>>,
+    watches: Map<WatchKey, Arc<InodeWatch>>,
+}
+
+/// Number of watches that are visited per acquisition of a stripe's lock: an inode may have as many
+/// as there are open files.
+const VISITED_AT_ONCE: usize = 64;
+
+/// Visits the watches of an inode from behind `last` on, by key, until `visit` returns a value.
+/// Returns it with the locked stripe, and stores the key in `last`.
+fn visit<R>(
+    identity: Identity,
+    last: &mut Option<WatchKey>,
+    mut visit: impl FnMut(&Arc<InodeWatch>) -> Option<R>,
+) -> Option<(R, SpinLockGuard<'static, Map<Identity, Watched>>)> {
+    loop {
+        let entries = stripe(identity).lock();
+        let watched = entries.get(&identity)?;
+        let mut later = watched.watches.iter_from(last.as_ref().map_or(Bound::Unbounded, Bound::Excluded));
+        let found = later.by_ref().take(VISITED_AT_ONCE).find_map(|(key, watch)| {
+            *last = Some(*key);
+            visit(watch)
+        });
+        if let Some(found) = found {
+            return Some((found, entries));
+        }
+        later.next()?;
+        drop(entries);
+        crate::sched::cond_resched();
+    }
 }
 
 const STRIPES: usize = 16;
@@ -93,28 +157,27 @@ fn address(node: &Arc<dyn Node>) -> usize {
 
 /// Returns the union of the masks of an inode's watches.
 pub(super) fn interest(identity: Identity) -> Events {
-    let entries = stripe(identity).lock();
-    entries.get(&identity).map_or(Events::empty(), |watched| {
-        watched.watches.values().fold(Events::empty(), |all, watch| all | watch.mask())
-    })
+    let mut all = Events::empty();
+    let add = |watch: &Arc<InodeWatch>| -> Option<()> {
+        all |= watch.mask();
+        None
+    };
+    visit(identity, &mut None, add);
+    all
 }
 
 /// Queues `event` for all watches of the inode that request it.
 pub(super) fn tell(identity: Identity, event: &FileEvent<'_>) {
-    let mut next = 0;
+    let mut last = None;
     loop {
-        let mut entries = stripe(identity).lock();
-        let Some(watched) = entries.get(&identity) else { return };
-        let mut later = watched.watches.iter_from(Bound::Included(&next));
-        let found = later.find_map(|(_, watch)| match watch.tell(event) {
+        let told = visit(identity, &mut last, |watch| match watch.tell(event) {
             Rest::Nothing => None,
             rest => Some((watch.clone(), rest)),
         });
-        let Some((watch, rest)) = found else { return };
+        let Some(((watch, rest), mut entries)) = told else { return };
         let gone = if rest == Rest::End { remove(&mut entries, &watch) } else { None };
         drop(entries);
-        next = watch.instance.id + 1;
-        watch.instance.tell_readers();
+        watch.announce();
         if gone.is_some() {
             watch.end();
         }
@@ -130,15 +193,15 @@ fn remove(
 ) -> Option<(Arc<InodeWatch>, Option<Watched>)> {
     let watched = entries.get_mut(&watch.identity)?;
     // Meanwhile the instance may have a new watch of the inode.
-    watched.watches.get(&watch.instance.id).filter(|other| other.number == watch.number)?;
-    let gone = watched.watches.remove(&watch.instance.id)?;
+    watched.watches.get(&watch.key).filter(|other| other.number == watch.number)?;
+    let gone = watched.watches.remove(&watch.key)?;
     let entry = if watched.watches.is_empty() { entries.remove(&watch.identity) } else { None };
     Some((gone, entry))
 }
 
 impl InodeWatch {
     /// Adds the watch to the inode's entry. The caller has the turn of the instance, which does not
-    /// watch the inode yet.
+    /// watch the inode yet. A holder's watch replaces an older one with the same key.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -156,8 +219,13 @@ impl InodeWatch {
                 }
             };
             let added = entered.and_then(|()| match entries.get_mut(&self.identity) {
-                Some(watched) => watched.watches.try_insert(self.instance.id, self.clone()).map(drop),
-                None => Ok(()),
+                Some(watched) => {
+                    if let Some(before) = watched.watches.get(&self.key) {
+                        self.take_over(before);
+                    }
+                    watched.watches.try_insert(self.key, self.clone())
+                }
+                None => Ok(None),
             });
             if entries.get(&self.identity).is_some_and(|watched| watched.watches.is_empty()) {
                 unused = entries.remove(&self.identity);
@@ -165,10 +233,10 @@ impl InodeWatch {
             added
         };
         drop(unused);
-        if let Err(error) = attached {
+        if !matches!(attached, Ok(None)) {
             COUNT.fetch_sub(1, Ordering::SeqCst);
-            return Err(error.into());
         }
+        drop(attached?);
         // The inode's last name may have been removed before the entry existed.
         let_go_if_nameless(node);
         Ok(())
@@ -184,20 +252,34 @@ impl InodeWatch {
     /// Queues IN_IGNORED. The watch was detached before, so no event follows.
     pub fn end(&self) {
         COUNT.fetch_sub(1, Ordering::SeqCst);
-        self.instance.forget(self.number);
-        self.instance.queue(&EventRecord::new(self.number, Events::IGNORED, 0, b""));
-        self.instance.tell_readers();
+        let EventTarget::Instance(instance) = &self.target else { return };
+        instance.forget(self.number);
+        instance.queue(&EventRecord::new(self.number, Events::IGNORED, 0, b""));
+        instance.tell_readers();
     }
 }
 
-/// Calls `change` with the instance's watch of the inode, if there is one.
+/// Calls `change` with the inode's watch that has this key, if there is one.
 pub(super) fn with_watch<R>(
     identity: Identity,
-    instance: u64,
+    key: WatchKey,
     change: impl FnOnce(&InodeWatch) -> R,
 ) -> Option<R> {
     let entries = stripe(identity).lock();
-    entries.get(&identity)?.watches.get(&instance).map(|watch| change(watch))
+    entries.get(&identity)?.watches.get(&key).map(|watch| change(watch))
+}
+
+/// Ends the inode's watch that has this key, if there is one.
+pub(super) fn end(identity: Identity, key: WatchKey) {
+    let mut entries = stripe(identity).lock();
+    let watch = entries.get(&identity).and_then(|watched| watched.watches.get(&key)).cloned();
+    let gone = watch.as_ref().and_then(|watch| remove(&mut entries, watch));
+    drop(entries);
+    if gone.is_some()
+        && let Some(watch) = watch
+    {
+        watch.end();
+    }
 }
 
 /// Drops the entry's reference if the inode has no name. The caller has its own reference.
@@ -225,7 +307,7 @@ fn replace_pin(node: &Arc<dyn Node>, pin: Pin) -> Option<Pin> {
 fn end_all(mut watched: Watched, event: &FileEvent<'_>) {
     while let Some((_, watch)) = watched.watches.pop_first() {
         if watch.tell(event) != Rest::Nothing {
-            watch.instance.tell_readers();
+            watch.announce();
         }
         watch.end();
         crate::sched::cond_resched();

@@ -25,6 +25,7 @@ use freehold_collections::{Arc, reserve};
 use super::{SigInfo, Signal};
 use crate::fs::file::{NewsOwner, POLLRDNORM, POLLWRNORM, Ready};
 use crate::fs::leases::{self, LeaseKind};
+use crate::fs::notify::{Events, dnotify};
 use crate::fs::{OpenFile, Signalling};
 use crate::sync::{Mutex, News, PollWaiter, SpinLock, WaitQueue, Wake, Woken};
 use crate::task::process::Process;
@@ -34,7 +35,7 @@ use crate::{Errno, Result};
 
 /// POLLWRBAND, which Linux reports together with POLLOUT.
 const POLLWRBAND: u32 = 0x200;
-/// POLLMSG, which only lease breaks report.
+/// POLLMSG, which only lease breaks and F_NOTIFY report.
 const POLLMSG: u32 = 0x400;
 
 /// The owner of an open file: F_SETOWN.
@@ -210,15 +211,15 @@ impl FileSignals {
     }
 }
 
-/// The holder of a lease. It is notified by the signal and owner of its file, whether or not
-/// O_ASYNC is on.
-struct LeaseHolder {
+/// The holder of a lease, or of a watch of a directory (F_NOTIFY). It is notified by the signal and
+/// owner of its file, whether or not O_ASYNC is on.
+struct FileHolder {
     signals: Arc<FileSignals>,
-    /// The descriptor through which the lease was set.
+    /// The descriptor through which the lease or the watch was set.
     fd: i32,
 }
 
-impl Wake for LeaseHolder {
+impl Wake for FileHolder {
     fn wake(&self) -> Woken {
         Woken::Nobody
     }
@@ -229,6 +230,24 @@ impl Wake for LeaseHolder {
 }
 
 impl FileSignals {
+    /// Makes the running process the owner if there is none. Returns whether there was none.
+    fn choose_caller(&self) -> bool {
+        let own = IdHandle::of(with_current(|task| task.process().pid));
+        let owner = own.map(|handle| FileOwner { handle, role: IdRole::Process });
+        self.choose(owner, IdRole::Process, OwnerChoice::First)
+    }
+
+    /// F_NOTIFY: tells the owner of events in the directory `file`, through the descriptor `fd` of
+    /// the table with this number. If the file has no owner, the running process becomes its owner.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn watch_directory(file: &OpenFile, fd: i32, table: u64, mask: Events) -> Result<()> {
+        let signals = Self::made_for(file);
+        signals.choose_caller();
+        dnotify::watch(file, table, mask, reserve::arc(FileHolder { signals, fd }))
+    }
+
     /// Gives `file` a lease through the descriptor `fd`, or changes its lease. If the file has no
     /// owner, the running process becomes its owner.
     ///
@@ -236,11 +255,9 @@ impl FileSignals {
     /// As [`leases::set`].
     pub fn set_lease(file: &OpenFile, fd: i32, kind: LeaseKind) -> Result<()> {
         let signals = Self::made_for(file);
-        let own = IdHandle::of(with_current(|task| task.process().pid));
-        let owner = own.map(|handle| FileOwner { handle, role: IdRole::Process });
         // Before the lease is set: an open may break it at once.
-        let was_free = signals.choose(owner, IdRole::Process, OwnerChoice::First);
-        let given = leases::set(file, kind, reserve::arc(LeaseHolder { signals: signals.clone(), fd }));
+        let was_free = signals.choose_caller();
+        let given = leases::set(file, kind, reserve::arc(FileHolder { signals: signals.clone(), fd }));
         if given.is_err() && was_free {
             signals.listener.0.lock().chosen = Chosen::NONE;
         }
