@@ -548,6 +548,49 @@ static void under_load(void)
 	munmap(a, PAGE);
 }
 
+static long set_home(void *at, unsigned long size, unsigned long node, unsigned long flags)
+{
+	return syscall(450 /* set_mempolicy_home_node */, at, size, node, flags);
+}
+
+/* The node where a new page of a policy for both nodes is, with this home. */
+static int page_near(int home)
+{
+	char *at = map(PAGE, MAP_PRIVATE);
+	unsigned long both = 3;
+	NEED(mbind(at, PAGE, MPOL_BIND, &both, 3, 0) == 0 && set_home(at, PAGE, home, 0) == 0);
+	*at = 1;
+	int node = node_of(at);
+	munmap(at, PAGE);
+	return node;
+}
+
+static void homes(void)
+{
+	char *at = map(4 * PAGE, MAP_PRIVATE), *gap = map(4 * PAGE, MAP_PRIVATE);
+	unsigned long both = 3, first = 1;
+	FAILS_WITH("a home needs a policy", set_home(at, PAGE, 0, 0), ENOENT);
+	FAILS_WITH("that of the task is none", (set_mempolicy(MPOL_BIND, &both, 3), set_home(at, PAGE, 0, 0)), ENOENT);
+	NEED(set_mempolicy(MPOL_DEFAULT, NULL, 0) == 0 && mbind(at, PAGE, MPOL_BIND, &both, 3, 0) == 0);
+	FAILS_WITH("whole pages", set_home(at + 1, PAGE, 0, 0), EINVAL);
+	FAILS_WITH("no flags", set_home(at, PAGE, 0, 1), EINVAL);
+	FAILS_WITH("a node that there is not", set_home(at, PAGE, 1000, 0), EINVAL);
+	FAILS_WITH("too long a range", set_home(at, -1UL - PAGE, 0, 0), EINVAL);
+	PROMISE("a range may be empty", set_home(at, 0, 0, 0) == 0);
+	PROMISE("areas without a policy are left out", set_home(at, 4 * PAGE, 1, 0) == 0);
+	at[0] = at[1 * PAGE] = 1;
+	PROMISE("a page is near its home", node_of(at) == 1);
+	PROMISE("wherever that is", page_near(0) == 0 && page_near(1) == 1);
+	NEED(mbind(at + 2 * PAGE, PAGE, MPOL_PREFERRED, &first, 2, 0) == 0);
+	FAILS_WITH("a preferred node has no home", set_home(at + 2 * PAGE, PAGE, 1, 0), EOPNOTSUPP);
+	FAILS_WITH("also behind others", set_home(at, 4 * PAGE, 0, 0), EOPNOTSUPP);
+	PROMISE("which have got theirs", madvise(at, PAGE, MADV_DONTNEED) == 0 && (*at = 1) && node_of(at) == 0);
+	NEED(mbind(gap, 4 * PAGE, MPOL_BIND, &first, 2, 0) == 0 && munmap(gap + PAGE, PAGE) == 0);
+	PROMISE("a home outside of the nodes", set_home(gap, 4 * PAGE, 1, 0) == 0 && (gap[0] = gap[2 * PAGE] = 1) && node_of(gap) == 0 && node_of(gap + 2 * PAGE) == 0);
+	munmap(at, 4 * PAGE);
+	munmap(gap, 4 * PAGE);
+}
+
 int main(void)
 {
 	asking();
@@ -560,6 +603,7 @@ int main(void)
 	migrating();
 	policies();
 	binding();
+	homes();
 	compacting();
 	under_load();
 	return conclude();

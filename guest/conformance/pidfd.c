@@ -241,6 +241,74 @@ static void clones(void)
 	close(after);
 }
 
+static long mrelease(int pidfd, unsigned flags)
+{
+	return syscall(448 /* process_mrelease */, pidfd, flags);
+}
+
+/* A sleeping child that has touched this memory. */
+static pid_t with_memory(size_t size)
+{
+	int ready[2];
+	char byte;
+	NEED(pipe(ready) == 0);
+	fflush(stdout);
+	pid_t child = fork();
+	NEED(child >= 0);
+	if (child == 0) {
+		char *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		NEED(at != MAP_FAILED);
+		memset(at, 1, size);
+		NEED(write(ready[1], "x", 1) == 1);
+		for (;;)
+			pause();
+	}
+	NEED(read(ready[0], &byte, 1) == 1 && close(ready[0]) == 0 && close(ready[1]) == 0);
+	return child;
+}
+
+/* Whether a killed process' memory is released by the call, which may come too late. */
+static int releases(void)
+{
+	pid_t child = with_memory(64 << 20);
+	int fd = pidfd_open(child, 0), status;
+	NEED(fd >= 0 && kill(child, SIGKILL) == 0);
+	long answer = mrelease(fd, 0);
+	int good = answer == 0;
+	NEED(answer == 0 || errno == ESRCH);
+	NEED(waitpid(child, &status, 0) == child && close(fd) == 0);
+	return good;
+}
+
+static char idle_stack[1 << 16];
+
+static int idle(void *unused)
+{
+	for (;;)
+		pause();
+	return unused != NULL;
+}
+
+static void memory(void)
+{
+	pid_t child = sleeper();
+	int fd = pidfd_open(child, 0), status;
+	FAILS_WITH("process_mrelease has no flags", mrelease(fd, 1), EINVAL);
+	FAILS_WITH("and is for descriptors of processes", mrelease(0, 0), EBADF);
+	FAILS_WITH("a process that goes on", mrelease(fd, 0), EINVAL);
+	siginfo_t end;
+	NEED(kill(child, SIGKILL) == 0 && waitid(P_PID, child, &end, WEXITED | WNOWAIT) == 0);
+	FAILS_WITH("one that has ended has no memory", mrelease(fd, 0), ESRCH);
+	NEED(waitpid(child, &status, 0) == child);
+	FAILS_WITH("nor one that was waited for", mrelease(fd, 0), ESRCH);
+	close(fd);
+	PROMISE("a killed process' memory is released", HOLDS_ONCE(releases()));
+	child = clone(idle, idle_stack + sizeof idle_stack, CLONE_VM | SIGCHLD, NULL);
+	NEED(child > 0 && (fd = pidfd_open(child, 0)) >= 0 && kill(child, SIGKILL) == 0);
+	PROMISE("not memory that another process has, too", mrelease(fd, 0) == -1 && (errno == EINVAL || errno == ESRCH));
+	NEED(waitpid(child, &status, 0) == child && close(fd) == 0);
+}
+
 int main(void)
 {
 	ends();
@@ -248,6 +316,7 @@ int main(void)
 	descriptors();
 	hidden();
 	clones();
+	memory();
 	opening();
 	return conclude();
 }

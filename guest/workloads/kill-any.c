@@ -1063,7 +1063,7 @@ static const int bounded[] = {
 	SYS_timerfd_create, SYS_eventfd, SYS_timerfd_settime, SYS_timerfd_gettime, SYS_accept4, SYS_signalfd4, SYS_eventfd2, SYS_epoll_create1,
 	SYS_inotify_init, SYS_inotify_init1, SYS_inotify_add_watch, SYS_inotify_rm_watch,
 	SYS_dup3, SYS_pipe2, SYS_rt_tgsigqueueinfo, SYS_recvmmsg, SYS_prlimit64, SYS_syncfs, SYS_getcpu, SYS_renameat2, SYS_memfd_create,
-	SYS_execveat, SYS_seccomp, SYS_membarrier, SYS_rseq, SYS_statx, SYS_io_uring_setup, SYS_openat2, SYS_faccessat2, 441 /* epoll_pwait2 */, 447 /* memfd_secret */,
+	SYS_execveat, SYS_seccomp, SYS_membarrier, SYS_rseq, SYS_statx, SYS_io_uring_setup, SYS_openat2, SYS_faccessat2, 441 /* epoll_pwait2 */, 447 /* memfd_secret */, 448 /* process_mrelease */, 450 /* set_mempolicy_home_node */,
 	428 /* open_tree */, 429 /* move_mount */, 430 /* fsopen */, 431 /* fsconfig */, 432 /* fsmount */, 433 /* fspick */, 442 /* mount_setattr */,
 	452 /* fchmodat2 */, SYS_name_to_handle_at, SYS_open_by_handle_at, SYS_adjtimex, SYS_clock_adjtime, SYS_ioprio_set, SYS_ioprio_get, SYS_kcmp, SYS_sched_setattr, SYS_sched_getattr,
 	SYS_mq_open, SYS_mq_unlink, SYS_mq_notify, SYS_mq_getsetattr, 329 /* pkey_mprotect */, 330 /* pkey_alloc */, 331 /* pkey_free */, 454 /* futex_wake */, 455 /* futex_wait */, 456 /* futex_requeue */,

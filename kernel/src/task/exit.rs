@@ -126,6 +126,8 @@ fn end_process(task: &Task, status: ExitStatus, counted: &Usage) {
         peak = space.lock().footprint().peak * 4096;
     }
     drop(space);
+    // For process_mrelease(2).
+    process.ended.wake_all();
     let undo = process.undo.lock().take();
     drop(undo);
     above().cancel_operations(process.pid);

@@ -46,6 +46,7 @@ mod process;
 pub mod quota;
 pub mod registers;
 pub mod registry;
+pub mod release;
 pub mod reserve;
 pub mod rseq;
 pub mod seccomp;

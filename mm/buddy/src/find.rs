@@ -216,6 +216,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
             NodePolicy::Local => (known(self.machine.node_of_cpu(cpu)), NodeSet::ALL),
             NodePolicy::Preferred(node) => (known(node), NodeSet::ALL),
             NodePolicy::Bind(set) => (known(self.machine.node_of_cpu(cpu)), set),
+            NodePolicy::BindNear(set, node) => (known(node), set),
             NodePolicy::Interleave(set, n) => (set.nth(n).map_or(home, known), NodeSet::ALL),
         }
     }

@@ -71,6 +71,8 @@ pub enum NodePolicy {
     Preferred(NodeId),
     /// Only these, the nearest first.
     Bind(NodeSet),
+    /// Only these, the nearest to this node first.
+    BindNear(NodeSet, NodeId),
     /// Node number `n` modulo the size of the set; then the others by distance from it.
     Interleave(NodeSet, u64),
 }

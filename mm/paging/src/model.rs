@@ -258,7 +258,7 @@ impl FrameSource for ModelFrames {
             (len > 0).then(|| free.blocks.swap_remove(random % len))
         } else {
             free.take(request.owner.side(), random, |frame| match request.policy {
-                NodePolicy::Bind(nodes) => {
+                NodePolicy::Bind(nodes) | NodePolicy::BindNear(nodes, _) => {
                     self.0.model.topology().node_of(frame).is_some_and(|node| nodes.contains(node))
                 }
                 _ => true,

@@ -39,6 +39,8 @@ pub struct Policy {
     pub mode: PolicyMode,
     /// The allowed nodes; without meaning for [`PolicyMode::Local`], not empty for the others.
     pub nodes: NodeSet,
+    /// The node near which [`PolicyMode::Bind`] looks first; `None` means that of the CPU.
+    pub home: Option<NodeId>,
     /// The caller's note of how the policy was set. Areas whose policies differ in it stay apart.
     pub label: u32,
 }
@@ -49,7 +51,10 @@ impl Policy {
         match (self.mode, self.nodes.nth(0)) {
             (PolicyMode::Local, _) | (_, None) => NodePolicy::Local,
             (PolicyMode::Preferred, Some(node)) => NodePolicy::Preferred(node),
-            (PolicyMode::Bind, _) => NodePolicy::Bind(self.nodes),
+            (PolicyMode::Bind, _) => match self.home {
+                Some(home) => NodePolicy::BindNear(self.nodes, home),
+                None => NodePolicy::Bind(self.nodes),
+            },
             (PolicyMode::Interleave, _) => NodePolicy::Interleave(self.nodes, turn),
         }
     }

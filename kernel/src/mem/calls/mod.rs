@@ -8,7 +8,7 @@ mod policy;
 mod remote;
 
 pub use nodes::{sys_migrate_pages, sys_move_pages};
-pub use policy::{sys_get_mempolicy, sys_mbind, sys_set_mempolicy};
+pub use policy::{sys_get_mempolicy, sys_mbind, sys_set_mempolicy, sys_set_mempolicy_home_node};
 pub use remote::{sys_process_madvise, sys_process_vm_readv, sys_process_vm_writev};
 
 use bitflags::bitflags;

@@ -1,6 +1,8 @@
 //! set_mempolicy, get_mempolicy, mbind. As on Linux, nodes without memory at the time of the call
 //! are removed from a policy.
 
+use core::ops::Range;
+
 use freehold_collections::Vec;
 use freehold_frame::NodeSet;
 use freehold_machine::{NodeId, PAGE_SIZE, VirtAddr};
@@ -16,7 +18,7 @@ use crate::mem::ProcessSpace;
 use crate::syscall::Args;
 use crate::task::{self, out_of_memory};
 use crate::user::{self, UserPtr};
-use crate::{Errno, Result};
+use crate::{Errno, Result, sched};
 
 const MPOL_F_NODE: u64 = 1;
 const MPOL_F_ADDR: u64 = 2;
@@ -91,7 +93,7 @@ fn parse(mode: i32, nodes: NodeSet) -> Result<Option<Policy>> {
     if usable.0 == 0 && mode != PolicyMode::Local {
         return Err(Errno::EINVAL);
     }
-    Ok(Some(Policy { mode, nodes: usable, label: label(flags, nodes) }))
+    Ok(Some(Policy { mode, nodes: usable, home: None, label: label(flags, nodes) }))
 }
 
 /// Returns the members of `there` at the positions in `nodes`, counted cyclically.
@@ -107,13 +109,17 @@ pub fn sys_set_mempolicy(args: &Args) -> Result<i64> {
     Ok(0)
 }
 
+/// Returns the number of the machine's nodes.
+fn node_count() -> u64 {
+    crate::fs::machine::get().map_or(1, |machine| machine.firmware.topology.node_count()) as u64
+}
+
 /// get_mempolicy(mode, nodes, bits, address, flags)
 pub fn sys_get_mempolicy(args: &Args) -> Result<i64> {
     let (mode, mask, bits, addr, flags) =
         (UserPtr::<u32>::new(args[0]), args[1], args[2], VirtAddr(args[3]), args[4]);
-    let count = crate::fs::machine::get().map_or(1, |machine| machine.firmware.topology.node_count());
     let known = flags & !(MPOL_F_NODE | MPOL_F_ADDR | MPOL_F_MEMS_ALLOWED) == 0;
-    if !known || (mask != 0 && bits < count as u64) || bits > MAX_BITS {
+    if !known || (mask != 0 && bits < node_count()) || bits > MAX_BITS {
         return Err(Errno::EINVAL);
     }
     let task = task::current();
@@ -173,6 +179,12 @@ fn node_of_page(space: &ProcessSpace, addr: VirtAddr) -> Result<u32> {
     }
 }
 
+/// Returns the pages of `length` bytes from the beginning of a page on; there may be none.
+fn pages_from(start: u64, length: u64) -> Result<Range<VirtAddr>> {
+    let pages = whole_pages(start, length).filter(|_| start.is_multiple_of(PAGE_SIZE as u64));
+    pages.ok_or(Errno::EINVAL)
+}
+
 /// mbind(start, length, mode, nodes, bits, flags)
 pub fn sys_mbind(args: &Args) -> Result<i64> {
     let [start, length, _, mask, bits, flags] = args.all();
@@ -182,14 +194,42 @@ pub fn sys_mbind(args: &Args) -> Result<i64> {
     };
     let nodes = read_nodes(mask, bits)?;
     let flags = Moving::parse(flags, mode)?;
-    if start % PAGE_SIZE as u64 != 0 {
-        return Err(Errno::EINVAL);
-    }
-    let range = whole_pages(start, length).ok_or(Errno::EINVAL)?;
+    let range = pages_from(start, length)?;
     if range.is_empty() {
         return Ok(0);
     }
     let policy = parse(args.int(2), nodes)?;
     nodes::bind(&task::current().process().space(), range, policy, flags)?;
     Ok(0)
+}
+
+/// set_mempolicy_home_node(start, length, node, flags)
+pub fn sys_set_mempolicy_home_node(args: &Args) -> Result<i64> {
+    let [start, length, node, flags, ..] = args.all();
+    if flags != 0 || node >= node_count() {
+        return Err(Errno::EINVAL);
+    }
+    let range = pages_from(start, length)?;
+    if range.is_empty() {
+        return Ok(0);
+    }
+    let space = task::current().process().space();
+    let mut areas = space.lock();
+    let (mut next, mut outcome) = (range.start, Err(Errno::ENOENT));
+    // Areas before the first one with another policy are changed, as on Linux.
+    loop {
+        let area = areas.areas_in(next, range.end).next().map(|area| area.start..area.end);
+        let Some(area) = area else { return outcome };
+        let (from, to) = (next.max(area.start), range.end.min(area.end));
+        if let Some(policy) = areas.policy_at(from)? {
+            if policy.mode != PolicyMode::Bind {
+                return Err(Errno::EOPNOTSUPP);
+            }
+            let home = Some(NodeId(node as u8));
+            areas.set_policy(from, to.0 - from.0, Some(Policy { home, ..policy }))?;
+            outcome = Ok(0);
+        }
+        next = to;
+        sched::rest();
+    }
 }

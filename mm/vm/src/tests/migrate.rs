@@ -196,7 +196,7 @@ fn areas_go_before_tasks_and_take_turns_by_address() {
     let p = world.process(0);
     let at = p.anonymous(8);
     let both = NodeSet(3);
-    let policy = |mode, nodes| Policy { mode, nodes, label: 0 };
+    let policy = |mode, nodes| Policy { mode, nodes, home: None, label: 0 };
     let place = |p: &Process, page: u64| {
         let space = p.space();
         let addr = VirtAddr(at + page * PAGE);
