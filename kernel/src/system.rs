@@ -4,7 +4,10 @@ use zerocopy::{Immutable, IntoBytes};
 
 use crate::syscall::Args;
 use crate::task::Capability;
-use crate::task::uts::{MACHINE, NAME_MAX, Name, Names, RELEASE, SYSTEM, VERSION, field};
+use crate::task::personality::{UNAME26, has, is_linux32};
+use crate::task::uts::{
+    MACHINE, MACHINE_32, NAME_MAX, Name, Names, RELEASE, RELEASE_26, SYSTEM, VERSION, field,
+};
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result, task};
 
@@ -22,8 +25,9 @@ struct UtsName {
 
 /// uname(buffer)
 pub fn sys_uname(args: &Args) -> Result<i64> {
-    const FIXED: [[u8; NAME_MAX + 1]; 4] = [field(SYSTEM), field(RELEASE), field(VERSION), field(MACHINE)];
-    let [system, release, version, machine] = FIXED;
+    let [release, machine] =
+        [if has(UNAME26) { RELEASE_26 } else { RELEASE }, if is_linux32() { MACHINE_32 } else { MACHINE }];
+    let [system, release, version, machine] = [SYSTEM, release, VERSION, machine].map(field);
     let Names { host, domain } = task::current().process().namespaces().uts.names();
     let names = UtsName { system, host, release, version, machine, domain };
     UserPtr::new(args[0]).write(&names).map(|()| 0)

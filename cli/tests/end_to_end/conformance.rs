@@ -343,6 +343,12 @@ fn tracing() {
     conforms_with("tracing", &["--cpus", "1"], &[], &[]);
 }
 
+/// personality(2), and the calls that it changes.
+#[test]
+fn personality() {
+    conforms("personality");
+}
+
 #[test]
 fn sysv() {
     conforms("sysv");

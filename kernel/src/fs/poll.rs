@@ -12,7 +12,7 @@ use super::OpenFile;
 use super::file::{POLLRDNORM, POLLWRNORM, Ready};
 use crate::sync::{PollWaiter, Slept};
 use crate::syscall::Args;
-use crate::task::{self, Resource};
+use crate::task::{self, Resource, personality};
 use crate::time::{self, TimeSpec, TimeVal};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
@@ -165,16 +165,24 @@ pub fn sys_ppoll(args: &Args) -> Result<i64> {
     let result = task::current().with_signals_blocked(mask, || {
         no_handler(poll(UserPtr::new(args[0]), args.uint(1) as usize, deadline))
     });
-    tell_left(timeout, deadline);
-    result
+    tell_left(result, deadline, |left| timeout.write(&TimeSpec::from_nanoseconds(left)))
 }
 
-/// Writes the remaining time of a time-out. Errors are ignored: the program may have passed
-/// read-only memory.
-fn tell_left(timeout: UserPtr<TimeSpec>, deadline: Option<u64>) {
-    if let Some(deadline) = deadline {
-        let _ = timeout.write(&TimeSpec::from_nanoseconds(deadline.saturating_sub(time::now())));
+/// Calls `tell` with the remaining nanoseconds of a time-out, and returns `result`. The error of
+/// `tell` is ignored: the program may have passed read-only memory. With STICKY_TIMEOUTS the
+/// time-out stays as it is, and a signal ends the call, since it would begin anew otherwise (Linux:
+/// `poll_select_finish`).
+fn tell_left(
+    result: Result<i64>,
+    deadline: Option<u64>,
+    tell: impl FnOnce(u64) -> Result<()>,
+) -> Result<i64> {
+    let Some(deadline) = deadline else { return result };
+    if personality::has(personality::STICKY_TIMEOUTS) {
+        return if result == Err(Errno::ERESTARTNOHAND) { Err(Errno::EINTR) } else { result };
     }
+    let _ = tell(deadline.saturating_sub(time::now()));
+    result
 }
 
 fn deadline_of(timeout: Option<u64>) -> Option<u64> {
@@ -249,10 +257,7 @@ pub fn sys_select(args: &Args) -> Result<i64> {
     let timeout = UserPtr::<TimeVal>::new(args[4]);
     let deadline = deadline_of(timeout.read_optional()?.map(TimeVal::nanoseconds).transpose()?);
     let result = no_handler(select(args.int(0), [args[1], args[2], args[3]], deadline));
-    if let Some(deadline) = deadline {
-        let _ = timeout.write(&TimeVal::from_nanoseconds(deadline.saturating_sub(time::now())));
-    }
-    result
+    tell_left(result, deadline, |left| timeout.write(&TimeVal::from_nanoseconds(left)))
 }
 
 /// pselect6(count, read, write, except, timeout, [mask, size])
@@ -267,8 +272,7 @@ pub fn sys_pselect6(args: &Args) -> Result<i64> {
     let result = task::current().with_signals_blocked(mask, || {
         no_handler(select(args.int(0), [args[1], args[2], args[3]], deadline))
     });
-    tell_left(timeout, deadline);
-    result
+    tell_left(result, deadline, |left| timeout.write(&TimeSpec::from_nanoseconds(left)))
 }
 
 const _: () = assert!(size_of::<PollFd>() == size_of::<c::pollfd>());

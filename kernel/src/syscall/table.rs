@@ -171,6 +171,8 @@ pub(super) const ENTRIES: &[(u16, Handler)] = &[
     (168, Plain(crate::swap::sys_swapoff)),
     (170, Plain(crate::system::sys_sethostname)),
     (171, Plain(crate::system::sys_setdomainname)),
+    (172, Plain(crate::task::io_ports::sys_iopl)),
+    (173, Plain(crate::task::io_ports::sys_ioperm)),
     (186, Plain(crate::task::ids::sys_gettid)),
     (187, Plain(crate::fs::calls::sys_readahead)),
     (188, Plain(crate::fs::calls::sys_setxattr)),

@@ -29,6 +29,7 @@ pub mod init;
 pub mod inspect;
 mod install;
 pub mod io_context;
+pub mod io_ports;
 mod kept;
 #[cfg(test)]
 mod kept_model;
@@ -39,6 +40,7 @@ mod meter;
 pub mod namespaces;
 mod oom;
 pub mod payer;
+pub mod persona;
 pub mod personality;
 pub mod pidfd;
 pub mod pidns;

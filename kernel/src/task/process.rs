@@ -139,9 +139,6 @@ impl SharedLimits {
     }
 }
 
-/// In [`Process::personality`]: programs begin at the same addresses each time.
-pub(super) const ADDR_NO_RANDOMIZE: u32 = 0x4_0000;
-
 /// A process. Its relations (parent, children) and its membership in groups and sessions change
 /// only under the registry's lock.
 pub struct Process {

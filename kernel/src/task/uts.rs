@@ -10,10 +10,15 @@ use crate::{Errno, Result};
 pub const SYSTEM: &str = "Linux";
 /// The Linux release with this interface, and the name of this kernel.
 pub const RELEASE: &str = "6.1.0-freehold";
+/// The release that programs see that cannot read a version above 2.6 (UNAME26): the minor version
+/// is 60 more (Linux: `override_release`).
+pub const RELEASE_26: &str = "2.6.61-freehold";
 /// The build identification.
 pub const VERSION: &str = concat!("#1 SMP Freehold ", env!("CARGO_PKG_VERSION"));
 /// The instruction set.
 pub const MACHINE: &str = "x86_64";
+/// The instruction set that the personality PER_LINUX32 shows (Linux: COMPAT_UTS_MACHINE).
+pub const MACHINE_32: &str = "i686";
 
 /// Longest host or domain name.
 pub const NAME_MAX: usize = 64;

@@ -14,7 +14,7 @@ use crate::fs::OpenFlags;
 use crate::hw::PAGE;
 use crate::mem::{self, SegmentMap, SegmentPlace, SegmentUse};
 use crate::syscall::Args;
-use crate::task::{self, Resource, registry};
+use crate::task::{self, Resource, personality, registry};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
@@ -103,7 +103,8 @@ pub fn sys_shmat(args: &Args) -> Result<i64> {
         wanted |= 0o111;
     }
     check(&*segment, wanted)?;
-    let code = if flags & SHM_EXEC != 0 { SegmentUse::Executable } else { SegmentUse::Data };
+    let runs = flags & SHM_EXEC != 0 || personality::has(personality::READ_IMPLIES_EXEC);
+    let code = if runs { SegmentUse::Executable } else { SegmentUse::Data };
     let map = SegmentMap { mapping: Segment::hold(&segment, open)?, size: segment.size, place, code };
     let process = task::current().process().clone();
     let address = mem::attach(&process.space(), &process.memory_limits(), map)?;

@@ -27,7 +27,7 @@ use crate::fs::mount::MountFlags;
 use crate::fs::tmpfs::Seals;
 use crate::fs::{MmapContent, OpenFile};
 use crate::syscall::Args;
-use crate::task::Resource;
+use crate::task::{Resource, personality};
 use crate::user::UserPtr;
 use crate::{Errno, Result, sched, task};
 
@@ -64,6 +64,17 @@ const MAP_SHARED_VALIDATE: u64 = 3;
 /// PROT_GROWSDOWN and PROT_GROWSUP, which only mprotect supports.
 const PROT_GROWSDOWN: u64 = 0x0100_0000;
 const PROT_GROWSUP: u64 = 0x0200_0000;
+
+/// Whether memory that can be read becomes executable (READ_IMPLIES_EXEC).
+fn implies_exec(protection: Protection) -> bool {
+    protection.contains(Protection::READ) && personality::has(personality::READ_IMPLIES_EXEC)
+}
+
+/// Returns `protection`, or what it implies for an area with these flags.
+fn with_implied(protection: Protection, flags: AreaFlags) -> Protection {
+    let runs = implies_exec(protection) && !flags.contains(AreaFlags::NEVEREXEC);
+    if runs { protection | Protection::EXEC } else { protection }
+}
 
 fn protection(bits: u64) -> Result<Protection> {
     Protection::from_bits(bits as u32 & 7).ok_or(Errno::EINVAL)
@@ -125,13 +136,12 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
         None => (sharing.anonymous(), AreaFlags::empty()),
         Some(file) => file_backing(file, sharing, protection, offset)?,
     };
+    let protection = with_implied(protection, area_flags);
     if flags.contains(Map::GROWSDOWN) && !matches!(backing, Backing::Anonymous) {
         return Err(Errno::EINVAL);
     }
     area_flags.set(AreaFlags::GROWSDOWN, flags.contains(Map::GROWSDOWN));
-    if flags.contains(Map::LOCKED) {
-        area_flags |= AreaFlags::LOCKED;
-    }
+    area_flags.set(AreaFlags::LOCKED, flags.contains(Map::LOCKED));
     area_flags.set(AreaFlags::NORESERVE, flags.contains(Map::NORESERVE));
     area_flags.set(AreaFlags::STACK, flags.contains(Map::STACK));
     area_flags.set(AreaFlags::POPULATE, flags.contains(Map::POPULATE) && !flags.contains(Map::NONBLOCK));
@@ -250,11 +260,19 @@ pub fn sys_mprotect(args: &Args) -> Result<i64> {
     if prot & !(7 | 8 | PROT_GROWSDOWN | PROT_GROWSUP) != 0 {
         return Err(Errno::EINVAL);
     }
-    let protection = protection(prot)?;
+    let mut protection = protection(prot)?;
     let data_limit = || task::with_current(|task| task.process().limit(Resource::Data).soft);
+    let (start, len) = (VirtAddr(args[0]), args[1]);
+    let implies_exec = implies_exec(protection);
     let space = current_space();
-    let wish = Protect { start: VirtAddr(args[0]), len: args[1], protection, extent };
-    space.lock().protect(wish, data_limit)?;
+    let mut areas = space.lock();
+    if implies_exec {
+        // Linux decides for each area; here one that must not become executable decides for all.
+        let mut range = areas.areas_in(start, VirtAddr(start.0.saturating_add(len)));
+        let all_may = range.all(|area| !area.flags.contains(AreaFlags::NEVEREXEC));
+        protection.set(Protection::EXEC, all_may || protection.contains(Protection::EXEC));
+    }
+    areas.protect(Protect { start, len, protection, extent }, data_limit)?;
     Ok(0)
 }
 
@@ -306,8 +324,21 @@ pub fn sys_mremap(args: &Args) -> Result<i64> {
 /// brk(addr): returns the break after the call; the old one if it could not move.
 pub fn sys_brk(args: &Args) -> Result<i64> {
     let limits = task::with_current(|task| task.process().memory_limits());
+    let protection = Protection::READ | Protection::WRITE;
+    let implies_exec = implies_exec(protection);
     let space = current_space();
-    and_populate_if_possible(&space, |areas| Ok(areas.brk(VirtAddr(args[0]), &limits).0 as i64))
+    and_populate_if_possible(&space, |areas| {
+        let before = if implies_exec { areas.brk(VirtAddr(0), &limits).0 } else { u64::MAX };
+        let end = areas.brk(VirtAddr(args[0]), &limits);
+        let start = before.checked_next_multiple_of(PAGE_SIZE as u64).map_or(end, VirtAddr);
+        if start < end {
+            let (len, protection) = (end.0 - start.0, protection | Protection::EXEC);
+            let wish = Protect { start, len, protection, extent: ProtectExtent::Exact };
+            // The break has moved. Without memory for the change, the heap stays as usual.
+            let _ = areas.protect(wish, || u64::MAX);
+        }
+        Ok(end.0 as i64)
+    })
 }
 
 /// madvise(addr, length, advice)

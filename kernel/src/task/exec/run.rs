@@ -36,8 +36,9 @@ use crate::sync::IrqSpinLock;
 use crate::syscall::Args;
 use crate::task::capabilities::{Capabilities, Capability, Gains};
 use crate::task::inspect::{self, Dumpable};
+use crate::task::persona::{ADDR_NO_RANDOMIZE, CLEARED_BY_GAINS, READ_IMPLIES_EXEC};
 use crate::task::pidns::Numbers;
-use crate::task::process::{ADDR_NO_RANDOMIZE, ExitStatus, Process};
+use crate::task::process::{ExitStatus, Process};
 use crate::task::signal::{Actions, AlternateStack, Signal};
 use crate::task::userns::UserNs;
 use crate::task::{Credentials, Resource, Task, above, current};
@@ -446,9 +447,10 @@ impl Prepared {
         let owner = if self.readable { credentials.user_ns.clone() } else { UserNs::INITIAL };
         self.space.set_owner(owner);
         self.space.set_dump_filter(process.space().dump_filter());
-        if set_id {
-            process.personality.store(0, Ordering::Relaxed);
-        }
+        let gained = credentials.capabilities.permitted & !process.credentials().capabilities.permitted;
+        let cleared =
+            if self.ids == SetIds::NONE && gained == 0 { READ_IMPLIES_EXEC } else { CLEARED_BY_GAINS };
+        process.personality.fetch_and(!cleared, Ordering::Relaxed);
         // Before the space is replaced: see the order in `inspect`.
         if credentials != *process.credentials() {
             process.set_credentials(credentials);
