@@ -1,13 +1,17 @@
 /*
  * Settings below /proc/sys that root may write, tested by their effects: the largest pipe, the
  * largest process ID, the number of areas of an address space, the memory that one call may
- * request, the addresses of programs, the mounts of a namespace and the namespaces of a user. Needs
- * root, and a machine of its own: the settings hold for all processes.
+ * request, the addresses of programs, the mounts of a namespace, the namespaces of a user, the
+ * descriptors of a process and the IDs of System V objects. Needs root, and a machine of its own:
+ * the settings hold for all processes.
  */
 #include "promise.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/epoll.h>
+#include <sys/msg.h>
+#include <sys/sem.h>
+#include <sys/shm.h>
 #include <sys/socket.h>
 #include <grp.h>
 #include <sys/mount.h>
@@ -318,6 +322,63 @@ static void addresses_of_programs(void)
 	sets("kernel/randomize_va_space", before);
 }
 
+/* Descriptors are below fs.nr_open, whatever RLIMIT_NOFILE is. */
+static void descriptors(void)
+{
+	const char *name = "fs/nr_open";
+	long before = reads(name);
+	int status;
+	struct rlimit limit = { 1024, 1024 };
+	PROMISE("a process has a million descriptors at most", before == 1 << 20);
+	PROMISE("64 is the least", writes(name, "63") == EINVAL && writes(name, "64") == 0 && reads(name) == 64);
+	sets(name, 2147483584);
+	PROMISE("and the most is below 2 to the 31st", writes(name, "2147483585") == EINVAL && writes(name, "-1") == EINVAL);
+	sets(name, 256);
+	IN_CHILD(status, _exit(setrlimit(RLIMIT_NOFILE, &limit) == -1 && errno == EPERM ? 0 : 1));
+	PROMISE("RLIMIT_NOFILE can be no higher", status == 0);
+	sets(name, 1024);
+	IN_CHILD(status, NEED(setrlimit(RLIMIT_NOFILE, &limit) == 0 && dup2(1, 300) == 300);
+		sets(name, 256);
+		_exit(!(fork() == -1 && errno == EMFILE && dup2(300, 600) == -1 && errno == EBADF &&
+			fcntl(300, F_DUPFD, 600) == -1 && errno == EMFILE && fcntl(300, F_GETFD) == 0)));
+	PROMISE("a table with a higher one is not copied, and gets no more of them", status == 0);
+	sets(name, 1024);
+	IN_CHILD(status, NEED(dup2(1, 65) == 65); sets(name, 64); NEED(fork() == -1 && errno == EMFILE && close(65) == 0);
+		pid_t child = fork(); if (child == 0) _exit(0); _exit(!(child > 0 && waitpid(child, &status, 0) == child)));
+	PROMISE("it is copied when that is closed", status == 0);
+	sets(name, before);
+	PROMISE("a user changes nothing", AS_USER(_exit(writes(name, "1000000") != EACCES)));
+}
+
+/* The IDs that new objects of System V get. */
+static int queue(void) { return msgget(IPC_PRIVATE, 0600); }
+static int set(void) { return semget(IPC_PRIVATE, 1, 0600); }
+static int segment(void) { return shmget(IPC_PRIVATE, 4096, 0600); }
+static int drop_queue(int id) { return msgctl(id, IPC_RMID, NULL); }
+static int drop_set(int id) { return semctl(id, 0, IPC_RMID); }
+static int drop_segment(int id) { return shmctl(id, IPC_RMID, NULL); }
+
+static void next_ids(void)
+{
+	static const struct { const char *name; int (*make)(void), (*drop)(int); } kinds[] = {
+		{ "kernel/msg_next_id", queue, drop_queue }, { "kernel/sem_next_id", set, drop_set },
+		{ "kernel/shm_next_id", segment, drop_segment },
+	};
+	for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+		const char *name = kinds[i].name;
+		int wanted = 7 << 15 | 200, id = -1, next = -1, any;
+		PROMISE("the next object gets any ID", reads(name) == -1);
+		sets(name, wanted);
+		PROMISE("or the one that root chose", reads(name) == wanted && (id = kinds[i].make()) == wanted);
+		PROMISE("once", reads(name) == -1 && (any = kinds[i].make()) >= 0 && any != wanted + 1 && kinds[i].drop(any) == 0);
+		sets(name, wanted);
+		PROMISE("if it is taken, the next place", (next = kinds[i].make()) == wanted + 1 && reads(name) == -1);
+		PROMISE("a removed object leaves its ID free", kinds[i].drop(id) == 0 && kinds[i].drop(next) == 0 && (sets(name, wanted), kinds[i].make()) == wanted && kinds[i].drop(wanted) == 0);
+		PROMISE("no ID is negative", writes(name, "-1") == EINVAL && writes(name, "2147483648") == EINVAL && reads(name) == -1);
+		PROMISE("a user chooses none", AS_USER(_exit(writes(name, "5") == 0)) && reads(name) == -1);
+	}
+}
+
 int main(int count, char **words)
 {
 	if (count == 2 && strcmp(words[1], "places") == 0)
@@ -332,5 +393,7 @@ int main(int count, char **words)
 	numbers();
 	areas_of_memory();
 	promised();
+	descriptors();
+	next_ids();
 	return conclude();
 }

@@ -12,7 +12,7 @@
 mod bits;
 
 use core::ops::RangeInclusive;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_collections::{
     Arc, Vec,
@@ -95,6 +95,30 @@ impl TableView<'_> {
     }
 }
 
+/// One more than the highest descriptor of a table.
+static NR_OPEN: AtomicUsize = AtomicUsize::new(1 << 20);
+
+/// Returns the number of descriptors that a process can have at most (/proc/sys/fs/nr_open), and
+/// the highest RLIMIT_NOFILE.
+pub fn most() -> u64 {
+    NR_OPEN.load(Ordering::Relaxed) as u64
+}
+
+/// Sets [`most`]. Higher descriptors that are open stay.
+///
+/// # Errors
+/// `EINVAL` below 64, and for a number that is no descriptor.
+pub fn set_most(most: u64) -> Result<()> {
+    if !(WORD as u64..=(i32::MAX as u64 + 1) - WORD as u64).contains(&most) {
+        return Err(Errno::EINVAL);
+    }
+    NR_OPEN.store(most as usize, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Linux counts the descriptors of a table in groups of this size.
+const WORD: usize = 64;
+
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl Slots {
@@ -109,7 +133,7 @@ impl Slots {
     /// Takes the lowest free number from `least` on, for a slot that the caller fills.
     fn reserve(&mut self, least: usize, limit: usize) -> Result<usize> {
         let index = self.taken.first_free(least.max(self.first_free));
-        if index >= limit {
+        if index >= limit.min(NR_OPEN.load(Ordering::Relaxed)) {
             return Err(Errno::EMFILE);
         }
         self.make_room(index)?;
@@ -218,11 +242,18 @@ impl FileTable {
     }
 
     /// Makes a new table with the same open files (fork without CLONE_FILES, unshare).
+    ///
+    /// # Errors
+    /// `EMFILE` if a descriptor is above [`most`]; `ENOMEM`.
     pub fn duplicate(&self) -> Result<Arc<Self>> {
         // Room is found outside the lock; the table may have grown meanwhile.
         let mut copy = Slots::default();
         loop {
             let needed = self.inner.lock().taken.end();
+            let most = NR_OPEN.load(Ordering::Relaxed).next_multiple_of(WORD);
+            if needed > most {
+                return Err(Errno::EMFILE);
+            }
             copy.slots.try_reserve(needed)?;
             copy.taken.make_room(needed)?;
             let inner = self.inner.lock();
@@ -285,6 +316,7 @@ impl FileTable {
         on_exec: OnExec,
         limit: usize,
     ) -> Result<Option<Arc<OpenFile>>> {
+        let limit = limit.min(NR_OPEN.load(Ordering::Relaxed));
         let index = usize::try_from(fd).ok().filter(|&i| i < limit).ok_or(Errno::EBADF)?;
         let mut inner = self.inner.lock();
         inner.make_room(index)?;

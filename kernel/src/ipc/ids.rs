@@ -103,6 +103,8 @@ struct IdTable<T> {
     used: usize,
     sequence: u32,
     last: Option<usize>,
+    /// The ID that the next object gets, if it is free; negative for any.
+    next_id: i32,
 }
 
 /// The objects of one kind.
@@ -112,14 +114,22 @@ impl<T: Object> IdTable<T> {
     /// Returns the next free place, in a circle of at most `most`.
     fn find_place(&self, most: usize) -> Option<usize> {
         let circle = (self.used * 3 / 2).max(LEAST_CIRCLE).min(most);
-        let is_free = |place: &usize| self.slots.get(*place).is_none_or(Option::is_none);
         let next = self.last.map_or(0, |last| last + 1).min(circle);
-        (next..circle).chain(0..next).find(is_free)
+        (next..circle).chain(0..next).find(|&place| self.is_free(place))
+    }
+
+    fn is_free(&self, place: usize) -> bool {
+        self.slots.get(place).is_none_or(Option::is_none)
     }
 
     /// Adds an object, and returns its ID. `ENOSPC` if there are `most` objects already.
     fn add(&mut self, object: Arc<T>, most: usize) -> Result<i32> {
-        let place = self.find_place(most.min(MOST)).ok_or(Errno::ENOSPC)?;
+        let chosen = u32::try_from(core::mem::replace(&mut self.next_id, -1)).ok();
+        let place = match chosen {
+            Some(id) => (id as usize % MOST..MOST).find(|&place| self.is_free(place)),
+            None => self.find_place(most.min(MOST)),
+        };
+        let place = place.ok_or(Errno::ENOSPC)?;
         let more = (place + 1).saturating_sub(self.slots.len());
         self.slots.try_reserve(more)?;
         let key = object.head().key();
@@ -127,11 +137,17 @@ impl<T: Object> IdTable<T> {
             self.keys.try_insert(key, place)?;
         }
         (0..more).for_each(|_| self.slots.push_reserved(None));
-        if self.last.is_some_and(|last| place <= last) {
-            self.sequence = (self.sequence + 1) % SEQUENCES;
-        }
-        self.last = Some(place);
-        let id = (self.sequence << PLACE_BITS) as i32 | place as i32;
+        let sequence = match chosen {
+            Some(id) => id >> PLACE_BITS,
+            None => {
+                if self.last.is_some_and(|last| place <= last) {
+                    self.sequence = (self.sequence + 1) % SEQUENCES;
+                }
+                self.last = Some(place);
+                self.sequence
+            }
+        };
+        let id = (sequence << PLACE_BITS) as i32 | place as i32;
         object.head().id.store(id, Ordering::Relaxed);
         self.slots[place] = Some(object);
         self.used += 1;
@@ -163,7 +179,14 @@ impl<T: Object> IdTable<T> {
 impl<T: Object> IpcIds<T> {
     /// A table without objects.
     pub const fn new() -> Self {
-        Self(Mutex::new(IdTable { slots: Vec::new(), keys: Map::new(), used: 0, sequence: 0, last: None }))
+        Self(Mutex::new(IdTable {
+            slots: Vec::new(),
+            keys: Map::new(),
+            used: 0,
+            sequence: 0,
+            last: None,
+            next_id: -1,
+        }))
     }
 
     /// Returns the ID of the object with the key of `wanted`, which `suits` checks, or of a new
@@ -196,6 +219,19 @@ impl<T: Object> IpcIds<T> {
         suits(object)?;
         object.head().permission().check(wanted.caller, wanted.home.owner(), wanted.flags)?;
         Ok(object.head().id())
+    }
+
+    /// Returns the ID that the next object gets, or a negative number if none was chosen, and
+    /// chooses `new` instead. If another object has the place of that ID, the next object gets the
+    /// next free place (/proc/sys/kernel/msg_next_id and its relatives).
+    ///
+    /// # Errors
+    /// `EINTR` if the task is being killed.
+    pub fn next_id(&self, new: Option<i32>) -> Result<i32> {
+        let mut places = self.0.lock_killable()?;
+        let old = places.next_id;
+        places.next_id = new.unwrap_or(old);
+        Ok(old)
     }
 
     /// Returns the object with this ID.
@@ -325,6 +361,23 @@ mod tests {
         assert_ne!(new, old);
         assert!(matches!(ids.find(old), Err(Errno::EINVAL)));
         assert_eq!(ids.find_at(0).unwrap().head().id(), new);
+    }
+
+    #[test]
+    fn an_object_gets_the_chosen_id_or_the_next_place() {
+        let ids = IpcIds::new();
+        let wanted = 7 << PLACE_BITS | 100;
+        assert_eq!(ids.next_id(Some(wanted)), Ok(-1));
+        assert_eq!(get(&ids, 7, CREATE, 10), Ok(wanted));
+        assert_eq!(get(&ids, PRIVATE, 0, 10), Ok(0), "one object only");
+        assert_eq!(ids.next_id(Some(wanted)), Ok(-1));
+        assert_eq!(get(&ids, PRIVATE, 0, 10), Ok(wanted + 1));
+        assert_eq!(ids.next_id(Some(i32::MAX)), Ok(-1));
+        assert_eq!(get(&ids, PRIVATE, 0, 10), Ok(i32::MAX));
+        assert_eq!(ids.next_id(Some(i32::MAX)), Ok(-1));
+        assert_eq!(get(&ids, PRIVATE, 0, 10), Err(Errno::ENOSPC), "no place is above");
+        remove(&ids, wanted);
+        assert_eq!(ids.next_id(None), Ok(-1));
     }
 
     #[test]

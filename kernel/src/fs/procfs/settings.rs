@@ -14,6 +14,7 @@ use crate::fs::notify;
 use crate::fs::pipe::{self, share};
 use crate::fs::pseudo::PseudoDir;
 use crate::fs::requests;
+use crate::fs::table;
 use crate::fs::userfault;
 use crate::hw::Hardware;
 use crate::ipc::limits;
@@ -249,7 +250,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
 pub(super) fn fill_rest(root: &Arc<PseudoDir>) {
     let fs = root.dirs("sys/fs");
     fs.constant("file-max", "9223372036854775807");
-    fs.constant("nr_open", "1048576");
+    fs.generated("nr_open", 0o644, Number { get: table::most, set: table::set_most });
     fs.file("aio-nr", |out| {
         writeln!(out, "{}", requests::taken());
         Ok(())
@@ -568,6 +569,7 @@ fn fill_ipc(kernel: &Arc<PseudoDir>) {
         "msgmax" => MSGMAX, "msgmnb" => MSGMNB, "msgmni" => MSGMNI
     );
     kernel.generated("sem", 0o644, SemaphoreLimits);
+    super::sysvipc::fill_next_ids(kernel);
     kernel.constant("shm_rmid_forced", "0");
 }
 

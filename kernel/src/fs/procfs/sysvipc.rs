@@ -1,7 +1,7 @@
 //! /proc/sysvipc: the objects of System V IPC, one per line. There may be many, so they are written
-//! in parts.
+//! in parts. /proc/sys/kernel/{shm,sem,msg}_next_id: the IDs of the next objects.
 
-use crate::Result;
+use super::settings::parse_number;
 use crate::fs::generated::{Generate, More, PART, Parts, Text};
 use crate::fs::pseudo::PseudoDir;
 use crate::hw::PAGE;
@@ -12,7 +12,8 @@ use crate::ipc::permission::Permission;
 use crate::ipc::sem::Set;
 use crate::ipc::shm::Segment;
 use crate::task::registry::shown;
-use crate::task::shown_ids;
+use crate::task::{self, Capability, shown_ids};
+use crate::{Errno, Result};
 use freehold_collections::{Arc, Box, reserve};
 
 /// Adds /proc/sysvipc to `root`.
@@ -25,6 +26,33 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     );
     folder.generated("sem", 0o444, IpcTable { ids: |all| &all.sets, title: SET_TITLE, row: show_set });
     folder.generated("msg", 0o444, IpcTable { ids: |all| &all.queues, title: QUEUE_TITLE, row: show_queue });
+}
+
+/// Adds the IDs of the next objects to /proc/sys/kernel.
+pub(super) fn fill_next_ids(kernel: &Arc<PseudoDir>) {
+    // As with kernel.ns_last_pid, the namespace's rights decide.
+    kernel.generated("shm_next_id", 0o666, NextId(|all, new| all.segments.next_id(new)));
+    kernel.generated("sem_next_id", 0o666, NextId(|all, new| all.sets.next_id(new)));
+    kernel.generated("msg_next_id", 0o666, NextId(|all, new| all.queues.next_id(new)));
+}
+
+/// The ID of the next object of one kind, or -1; see [`IpcIds::next_id`].
+struct NextId(fn(&IpcObjects, Option<i32>) -> Result<i32>);
+
+impl Generate for NextId {
+    fn show(&self, text: &mut Text) -> Result<()> {
+        writeln!(text, "{}", (self.0)(&of_caller(), None)?);
+        Ok(())
+    }
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        let objects = of_caller();
+        let may = |capability| task::may_in(objects.owner(), capability);
+        if !may(Capability::CheckpointRestore) && !may(Capability::SysAdmin) {
+            return Err(Errno::EPERM);
+        }
+        let id = i32::try_from(parse_number(bytes)?).map_err(|_| Errno::EINVAL)?;
+        (self.0)(&objects, Some(id)).map(drop)
+    }
 }
 
 /// One kind of object.

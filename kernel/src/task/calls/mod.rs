@@ -38,9 +38,6 @@ fn named_task(tid: i32) -> Result<Arc<Task>> {
     }
 }
 
-/// The highest possible RLIMIT_NOFILE (fs.nr_open).
-const NR_OPEN: u64 = 1_048_576;
-
 /// Checks that the caller may see and change the limits of `process` (Linux:
 /// `check_prlimit_permission`, kernel/sys.c).
 fn check_limits_of(process: &Arc<Process>) -> Result<()> {
@@ -60,7 +57,7 @@ fn change_limit(process: &Arc<Process>, resource: Resource, new: Limit) -> Resul
     if new.soft > new.hard {
         return Err(Errno::EINVAL);
     }
-    if resource == Resource::Files && new.hard > NR_OPEN {
+    if resource == Resource::Files && new.hard > crate::fs::table::most() {
         return Err(Errno::EPERM);
     }
     let may_raise = may(Capability::SysResource);
