@@ -373,6 +373,96 @@ static void types(void)
 	PROMISE("for a socket", posix_fadvise(sockets[0], 0, 0, POSIX_FADV_NORMAL) == 0);
 }
 
+static int watches(int epoll, int file, unsigned events)
+{
+	struct epoll_event event = { .events = events, .data.fd = file };
+	return epoll_ctl(epoll, EPOLL_CTL_ADD, file, &event);
+}
+
+/* Edges of a pipe of one page. */
+static void edges(void)
+{
+	int ends[2], epoll = epoll_create1(EPOLL_CLOEXEC);
+	char page[4096] = { 0 };
+	struct epoll_event event;
+	NEED(pipe2(ends, O_NONBLOCK) == 0 && fcntl(ends[1], F_SETPIPE_SZ, 4096) == 4096);
+	NEED(watches(epoll, ends[0], EPOLLIN | EPOLLET) == 0 && watches(epoll, ends[1], EPOLLOUT | EPOLLET) == 0);
+	NEED(write(ends[1], page, 4096) == 4096 && write(ends[1], page, 1) == -1 && errno == EAGAIN);
+	PROMISE("bytes in a pipe are an edge", epoll_wait(epoll, &event, 1, 0) == 1 && event.data.fd == ends[0] && event.events == EPOLLIN);
+	PROMISE("reading a part of them is none", read(ends[0], page, 2048) == 2048 && epoll_wait(epoll, &event, 1, 0) == 0);
+	PROMISE("reading the rest makes room", read(ends[0], page, 2048) == 2048 && epoll_wait(epoll, &event, 1, 0) == 1 &&
+		event.data.fd == ends[1] && event.events == EPOLLOUT);
+	NEED(write(ends[1], page, 10) == 10 && epoll_wait(epoll, &event, 1, 0) == 1);
+	PROMISE("more bytes are an edge again", write(ends[1], page, 10) == 10 && epoll_wait(epoll, &event, 1, 0) == 1 && event.data.fd == ends[0]);
+	PROMISE("and reading a part of them still is none", read(ends[0], page, 5) == 5 && epoll_wait(epoll, &event, 1, 0) == 0);
+	close(ends[0]);
+	close(ends[1]);
+	close(epoll);
+}
+
+enum { CROWD = 8 };
+
+/* The number of processes that have ended, of those that each wait for `file`. */
+struct crowd {
+	pid_t all[CROWD];
+	int ended;
+};
+
+static int ended(struct crowd *crowd)
+{
+	for (int i = 0; i < CROWD; i++) {
+		int status;
+		if (crowd->all[i] && waitpid(crowd->all[i], &status, WNOHANG) == crowd->all[i]) {
+			NEED(status == 0);
+			crowd->all[i] = 0;
+			crowd->ended++;
+		}
+	}
+	return crowd->ended;
+}
+
+static struct crowd gather(int file, unsigned events)
+{
+	struct crowd crowd = { 0 };
+	fflush(stdout);
+	for (int i = 0; i < CROWD; i++) {
+		NEED((crowd.all[i] = fork()) >= 0);
+		if (crowd.all[i] == 0) {
+			struct epoll_event event;
+			int epoll = epoll_create1(0);
+			close(file + 1);
+			_exit(!(watches(epoll, file, events) == 0 && epoll_wait(epoll, &event, 1, -1) == 1));
+		}
+		NEED(COMES_TRUE(is_asleep(crowd.all[i], crowd.all[i])));
+	}
+	return crowd;
+}
+
+/* EPOLLEXCLUSIVE: one of several instances is woken. */
+static void exclusive(void)
+{
+	int ends[2], good = 1;
+	char byte;
+	NEED(pipe(ends) == 0 && ends[1] == ends[0] + 1);
+	struct crowd crowd = gather(ends[0], EPOLLIN | EPOLLET | EPOLLEXCLUSIVE);
+	for (int round = 1; round < CROWD; round++) {
+		NEED(write(ends[1], "x", 1) == 1);
+		good &= COMES_TRUE(ended(&crowd) >= round);
+		sleep_ms(5);
+		good &= ended(&crowd) == round && read(ends[0], &byte, 1) == 1;
+	}
+	PROMISE("of instances that watch a file exclusively, its input wakes one", good);
+	close(ends[1]);
+	PROMISE("its end wakes all", COMES_TRUE(ended(&crowd) == CROWD));
+	close(ends[0]);
+	NEED(pipe(ends) == 0);
+	crowd = gather(ends[0], EPOLLIN | EPOLLET);
+	NEED(write(ends[1], "x", 1) == 1);
+	PROMISE("others are all woken", COMES_TRUE(ended(&crowd) == CROWD));
+	close(ends[0]);
+	close(ends[1]);
+}
+
 int main(void)
 {
 	pipes();
@@ -383,5 +473,7 @@ int main(void)
 	waiting();
 	shares();
 	types();
+	edges();
+	exclusive();
 	return conclude();
 }

@@ -72,6 +72,8 @@ const AT_ONCE: usize = 128;
 enum Hears {
     /// Wake-ups.
     Wakes,
+    /// Wake-ups. New input goes to one such entry only, the first whose wake-up ends a sleep.
+    InputAlone,
     /// Events, and no wake-ups.
     News,
 }
@@ -262,7 +264,9 @@ impl WaitQueue {
 
     fn wake_first(&self) {
         let entries = self.entries.lock();
-        let _ = entries.targets().find(|(_, target)| target.wake() == Woken::Sleeper);
+        // A watcher is no sleeper, even if its wake-up ends one's sleep.
+        let ends_here = |entry: &WaitEntry, woken| woken == Woken::Sleeper && entry.hears == Hears::Wakes;
+        let _ = entries.targets().find(|(entry, target)| ends_here(entry, target.wake()));
     }
 
     /// Wakes all sleepers.
@@ -273,10 +277,15 @@ impl WaitQueue {
         }
     }
 
-    fn wake_each(&self) {
+    /// Wakes all sleepers. Returns whether there was one.
+    pub fn wake_each(&self) -> Woken {
+        let mut outcome = Woken::Nobody;
         self.each(|_, target| {
-            target.wake();
+            if target.wake() == Woken::Sleeper {
+                outcome = Woken::Sleeper;
+            }
         });
+        outcome
     }
 
     /// Calls `f` with each present waiter. The lock is released after every [`AT_ONCE`], so that
@@ -304,7 +313,9 @@ impl WaitQueue {
         }
     }
 
-    /// Wakes all, and notifies listeners of the event. Task context; the caller holds no spin lock.
+    /// Wakes all, and notifies listeners of the event. Of the [watchers that share
+    /// input](PollWaiter::sharing_input), new input wakes those up to the first whose wake-up ends
+    /// a sleep. Task context; the caller holds no spin lock.
     #[inline]
     pub fn announce(&self, news: News) {
         if !self.is_empty() {
@@ -322,10 +333,13 @@ impl WaitQueue {
     }
 
     fn announce_to_each(&self, news: News) {
-        let mut has_listener = false;
+        let (mut has_listener, mut is_taken) = (false, false);
         self.each(|entry, target| {
             has_listener |= entry.hears == Hears::News;
-            target.wake();
+            let shares = news == News::Input && entry.hears == Hears::InputAlone;
+            if !(shares && is_taken) {
+                is_taken |= target.wake() == Woken::Sleeper && shares;
+            }
         });
         if has_listener {
             self.tell_listeners(news);
@@ -462,6 +476,12 @@ impl PollWaiter {
     /// Makes a waiter that notifies `target` of every wake-up, until it is dropped.
     pub fn observer(target: Arc<dyn Wake>) -> Self {
         Self::make(target, Hears::Wakes)
+    }
+
+    /// Makes an observer for one of several targets of which one suffices for new input
+    /// (EPOLLEXCLUSIVE). Its [`Wake::wake`] returns whether a task slept that will take the input.
+    pub fn sharing_input(target: Arc<dyn Wake>) -> Self {
+        Self::make(target, Hears::InputAlone)
     }
 
     /// Makes a waiter that notifies `target` of events ([`Wake::announce`]), until it is dropped.

@@ -62,8 +62,9 @@ bitflags! {
 const ALWAYS: u32 = Ready::ERR.bits() | Ready::HUP.bits();
 /// The bits of an event mask that name events.
 const EVENTS: u32 = 0x0fff_ffff;
-/// EPOLLEXCLUSIVE: can only be set when a file is added, and never changed. Here every watcher is
-/// woken even so.
+/// EPOLLEXCLUSIVE: can only be set when a file is added, and never changed. New input of a file
+/// wakes one of the instances that watch it so, and only for input. Other events, such as the end
+/// of the input, wake all of them.
 const EPOLLEXCLUSIVE: u32 = 1 << 28;
 
 /// Interest of an instance in a file.
@@ -110,6 +111,8 @@ struct Item {
     fd: i32,
     file: Weak<OpenFile>,
     interest: SpinLock<Interest>,
+    /// Whether new input goes to one such item of the file ([`EPOLLEXCLUSIVE`]).
+    shares_input: bool,
     /// The item's registrations with the file's queues. They hold a reference to the item, so they
     /// must be removed explicitly.
     observing: SpinLock<Option<PollWaiter>>,
@@ -142,6 +145,9 @@ impl Item {
 impl Wake for Item {
     fn wake(&self) -> Woken {
         self.list();
+        if self.shares_input {
+            return self.shared.waiters.wake_each();
+        }
         self.shared.waiters.wake_all();
         // An observer is no sleeper: a task that sleeps on the file's own queue is woken first.
         Woken::Nobody
@@ -212,6 +218,8 @@ impl Epoll {
         let key = key(fd, file.address());
         let slot = self.claim(&mut items, key)?;
         self.account.charge().inspect_err(|_| items.give_back(slot, key))?;
+        let shares_input = interest.events & (EPOLLEXCLUSIVE | Ready::IN.bits() | Ready::OUT.bits())
+            == EPOLLEXCLUSIVE | Ready::IN.bits();
         let item = reserve::arc(Item {
             shared: self.shared.clone(),
             epoll: self.downgrade(),
@@ -220,9 +228,11 @@ impl Epoll {
             fd,
             file: file.downgrade(),
             interest: SpinLock::new(interest),
+            shares_input,
             observing: SpinLock::new(None),
         });
-        let mut observer = PollWaiter::observer(item.clone());
+        let make = if shares_input { PollWaiter::sharing_input } else { PollWaiter::observer };
+        let mut observer = make(item.clone());
         let ready = file.poll(Some(&mut observer)).reported(interest.reported()) != 0;
         let observing = observer.complete().and_then(|observer| {
             file.add_watcher(watcher_of(&item))?;

@@ -297,3 +297,33 @@ fn a_file_that_ends_during_a_look_at_it_ends_with_the_items_open() {
         assert_eq!(epoll.items.lock().iter().count(), 0);
     }
 }
+
+/// A task that sleeps in a wait for an instance.
+struct Sleeper(core::sync::atomic::AtomicUsize);
+
+impl Wake for Sleeper {
+    fn wake(&self) -> Woken {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Woken::Sleeper
+    }
+}
+
+#[test]
+fn of_exclusive_watchers_new_input_reaches_one_with_a_sleeper_and_the_end_all() {
+    let Fixture { epoll, reader, writer } = fixture(IN | EPOLLEXCLUSIVE);
+    let sleepers: [_; 2] = core::array::from_fn(|_| reserve::arc(Sleeper(0.into())));
+    let woken = || sleepers.each_ref().map(|sleeper| sleeper.0.load(Ordering::Relaxed));
+    let others = sleepers.each_ref().map(|sleeper| {
+        let other = Epoll::new(0).unwrap();
+        other.add(3, &reader, Interest { events: IN | EPOLLEXCLUSIVE, data: 77 }).unwrap();
+        let mut waiter = PollWaiter::observer(sleeper.clone());
+        waiter.register(&other.shared.waiters);
+        (other, waiter)
+    });
+    write(&writer);
+    assert_eq!(woken(), [1, 0]);
+    assert!(epoll.may_have_ready(), "an instance without sleepers takes no input");
+    assert!(others[0].0.may_have_ready() && !others[1].0.may_have_ready());
+    drop(writer);
+    assert!(woken().iter().all(|&count| count > 0) && others[1].0.may_have_ready());
+}

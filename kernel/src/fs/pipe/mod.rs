@@ -194,8 +194,10 @@ impl Pipe {
         if self.has_readers() == self.has_writers() {
             return self.wake_all();
         }
-        self.readable.announce(News::Input);
-        self.writable.announce(News::Room);
+        // All watchers see an end: it is no input, which one of them takes.
+        self.wake_all();
+        self.readable.tell(News::Input);
+        self.writable.tell(News::Room);
     }
 
     fn has_readers(&self) -> bool {
@@ -256,6 +258,7 @@ impl Pipe {
         if sink.remaining() == 0 {
             return Ok(0);
         }
+        let mut has_slept = false;
         loop {
             // A writer that closes now may have written before: check for writers first, then for
             // bytes.
@@ -267,8 +270,8 @@ impl Pipe {
                 let left = ring.pages();
                 self.publish(&ring);
                 drop(ring);
-                // Another reader may still sleep: the rest is for it.
-                if left > 0 {
+                // As on Linux, observers are notified of the rest only by a reader that slept.
+                if left > 0 && has_slept {
                     self.readable.wake_all();
                 }
                 match result {
@@ -291,6 +294,7 @@ impl Pipe {
                 return Err(Errno::EAGAIN);
             }
             self.readable.wait_until(|| (!self.is_empty() || !self.has_writers()).then_some(()))?;
+            has_slept = true;
         }
     }
 

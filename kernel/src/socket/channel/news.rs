@@ -25,7 +25,11 @@ impl Channel {
     pub fn close_sender(&self, news: Option<News>) {
         self.no_sender.store(true, Ordering::SeqCst);
         match news {
-            Some(news) => self.readable.announce(news),
+            // The end is no input that one watcher could take.
+            Some(news) => {
+                self.readable.wake_all();
+                self.readable.tell(news);
+            }
             None => self.readable.wake_all(),
         }
         self.writable.wake_all();
