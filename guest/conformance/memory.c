@@ -381,6 +381,64 @@ static void keys(void)
 	munmap(at, 2 * PAGE);
 }
 
+static long remap(char *at, size_t length, int protection, size_t page, int flags)
+{
+	return syscall(SYS_remap_file_pages, at, length, protection, page, flags);
+}
+
+/* Whether the pages at `at` begin with these bytes. */
+static int shows(const char *at, const char *pages)
+{
+	int same = 1;
+	for (size_t i = 0; pages[i]; i++)
+		same &= at[i * PAGE] == pages[i];
+	return same;
+}
+
+/* remap_file_pages(2), for a mapping whose first pages begin with "abcdefgh". */
+static void shown_elsewhere(char *at, const char *of)
+{
+	printf("# %s\n", of);
+	for (int i = 0; i < 8; i++)
+		at[i * PAGE] = "abcdefgh"[i];
+	PROMISE("other pages of shared memory are shown", remap(at, 2 * PAGE, 0, 6, 0) == 0 && shows(at, "ghcdefgh"));
+	PROMISE("the same pages", ({ volatile char *same = at; same[0] = 'G'; same[6 * PAGE] == 'G'; }));
+	PROMISE("addresses and lengths are rounded down", remap(at + PAGE + 1, PAGE + 5, 0, 0, MAP_NONBLOCK) == 0 && shows(at, "GacdefGh"));
+	PROMISE("a range of several mappings of one object", remap(at, 8 * PAGE, 0, 0, 0) == 0 && shows(at, "abcdefGh"));
+	PROMISE("that has one protection", remap(at, PAGE, 0, 1, 0) == 0 && mprotect(at + 4 * PAGE, PAGE, PROT_READ) == 0);
+	FAILS_WITH("only", remap(at, 8 * PAGE, 0, 0, 0), EINVAL);
+	PROMISE("which stays", remap(at + 4 * PAGE, PAGE, 0, 2, 0) == 0 && shows(at, "bbcdcfGh") && touch(at + 4 * PAGE, WRITE) == SIGSEGV);
+	FAILS_WITH("no protection is asked for", remap(at, PAGE, PROT_READ, 0, 0), EINVAL);
+	FAILS_WITH("no length", remap(at, PAGE - 1, 0, 0, 0), EINVAL);
+	FAILS_WITH("an end past the last address", remap(at, -(size_t)PAGE, 0, 0, 0), EINVAL);
+	FAILS_WITH("a page past the last", remap(at, PAGE, 0, -1ul, 0), EINVAL);
+	FAILS_WITH("an offset past the largest", remap(at, PAGE, 0, -2ul, 0), EOVERFLOW);
+	NEED(munmap(at + 7 * PAGE, PAGE) == 0);
+	FAILS_WITH("a hole at the end", remap(at + 5 * PAGE, 3 * PAGE, 0, 0, 0), EINVAL);
+	FAILS_WITH("or at the start", remap(at + 7 * PAGE, PAGE, 0, 0, 0), EINVAL);
+	PROMISE("nothing has changed", shows(at, "bbcdcfG"));
+	munmap(at, 7 * PAGE);
+}
+
+static void other_pages(void)
+{
+	int file = memfd_create("pages", MFD_CLOEXEC), denied;
+	char path[64];
+	NEED(file >= 0 && ftruncate(file, 8 * PAGE) == 0);
+	shown_elsewhere(mmap(NULL, 8 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0), "a file");
+	shown_elsewhere(map(8, PROT_READ | PROT_WRITE, MAP_SHARED), "shared memory");
+	char *at = map(2, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	FAILS_WITH("not of private memory", remap(at, PAGE, 0, 1, 0), EINVAL);
+	at = mmap(NULL, 2 * PAGE, PROT_READ, MAP_PRIVATE, file, 0);
+	FAILS_WITH("nor of a private mapping of a file", remap(at, PAGE, 0, 1, 0), EINVAL);
+	snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+	NEED((denied = open(path, O_RDONLY | O_CLOEXEC)) >= 0);
+	at = mmap(NULL, 2 * PAGE, PROT_READ, MAP_SHARED, denied, 0);
+	FAILS_WITH("nor of a file that is open for reading only", remap(at, PAGE, 0, 1, 0), EINVAL);
+	close(denied);
+	close(file);
+}
+
 int main(void)
 {
 	struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO };
@@ -394,5 +452,6 @@ int main(void)
 	sharing();
 	stack_and_faults();
 	keys();
+	other_pages();
 	return conclude();
 }

@@ -318,6 +318,7 @@ static void do_mremap_wide(void)
 	munmap(wide + len, WIDE - len);
 	FOREVER(wide = mremap(wide, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, (char *)(wide > (char *)(1ul << 45) ? 1ul << 44 : 1ul << 46)));
 }
+static void do_remap_file_pages(void) { FOREVER(syscall(SYS_remap_file_pages, shared, HUGE_FILE, 0, 0, 0)); }
 static void do_msync(void) { FOREVER(msync(shared, HUGE_FILE, MS_SYNC)); }
 static void do_mincore(void) { FOREVER(syscall(SYS_mincore, wide, (unsigned long)alias_len * 4096, alias)); }
 static void do_mincore_hole(void) { FOREVER(syscall(SYS_mincore, shared, (unsigned long)alias_len * 4096, alias)); }
@@ -926,6 +927,7 @@ static const struct row rows[] = {
 	{ SYS_brk, "brk", do_brk },
 	{ SYS_mremap, "mremap", do_mremap },
 	{ SYS_mremap, "mremap wide", do_mremap_wide },
+	{ SYS_remap_file_pages, "remap_file_pages", do_remap_file_pages },
 	{ SYS_msync, "msync", do_msync },
 	{ SYS_mincore, "mincore", do_mincore },
 	{ SYS_mincore, "mincore a hole", do_mincore_hole },

@@ -198,6 +198,7 @@ pub(super) const ENTRIES: &[(u16, Handler)] = &[
     (209, Plain(crate::uring::context::calls::sys_io_submit)),
     (210, Plain(crate::uring::context::calls::sys_io_cancel)),
     (213, Plain(crate::fs::epoll::sys_epoll_create)),
+    (216, Plain(crate::mem::sys_remap_file_pages)),
     (217, Plain(crate::fs::calls::sys_getdents64)),
     (218, Plain(crate::task::futex::sys_set_tid_address)),
     (219, Plain(crate::time::calls::sys_restart_syscall)),

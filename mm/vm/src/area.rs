@@ -48,10 +48,24 @@ impl<S: Memory> AreaContent<S> {
         }
     }
     fn advance(&mut self, bytes: u64) {
+        self.set_offset(self.offset() + bytes);
+    }
+    /// Sets [`offset`](Self::offset); anonymous memory has none.
+    pub(crate) fn set_offset(&mut self, to: u64) {
         match self {
             Self::Anonymous => {}
-            Self::PrivateFile(view, _) | Self::SharedFile(view, ..) => view.offset += bytes,
-            Self::SharedAnonymous(offset, _) | Self::Vdso(_, offset) => *offset += bytes,
+            Self::PrivateFile(view, _) | Self::SharedFile(view, ..) => view.offset = to,
+            Self::SharedAnonymous(offset, _) | Self::Vdso(_, offset) => *offset = to,
+        }
+    }
+    /// Whether `other` shows the same shared memory, which may be stored to, perhaps another part.
+    pub(crate) fn is_same_shared(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::SharedFile(a, SharedWrite::Allowed, _), Self::SharedFile(b, SharedWrite::Allowed, _)) => {
+                core::ptr::addr_eq(Arc::as_ptr(&a.file), Arc::as_ptr(&b.file))
+            }
+            (Self::SharedAnonymous(_, a), Self::SharedAnonymous(_, b)) => Arc::ptr_eq(a.cache(), b.cache()),
+            _ => false,
         }
     }
     /// The content for a child's area (or a moved area).

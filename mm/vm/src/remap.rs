@@ -1,4 +1,4 @@
-//! mremap: shrink, grow in place, move.
+//! mremap: shrink, grow in place, move. remap_file_pages: other pages of shared memory.
 //!
 //! A move transfers the leaves with their frames, so nothing is copied and pins stay valid. If both
 //! ranges have the same offset in 2 MiB or 1 GiB, whole tables are moved. Tables at the destination
@@ -116,6 +116,45 @@ impl<S: Memory> AddressSpace<S> {
             return Err(VmError::NoMemory);
         }
         self.move_range(&from, moved, limits, pause)
+    }
+
+    /// Maps the pages from byte `offset` on of the shared memory that `start..start + len` shows,
+    /// instead of those that are there (remap_file_pages). The range keeps its protection. With
+    /// [`AreaFlags::POPULATE`] in `flags`, the pages are made present.
+    ///
+    /// # Errors
+    /// [`VmError::Invalid`] unless the whole range shows one shared object that may be stored to,
+    /// with one protection; [`VmError::Overflow`] for an offset past the largest;
+    /// [`VmError::NoMemory`], also for too many areas.
+    pub fn show_pages(
+        &mut self,
+        start: VirtAddr,
+        len: u64,
+        offset: u64,
+        flags: AreaFlags,
+    ) -> Result<(), VmError> {
+        let range = page_range(start, len).map_err(|_| VmError::Invalid)?;
+        let mut area = self.areas.at(start).ok_or(VmError::Invalid)?.clone();
+        let (_, outcome) = self.reach(range.clone(), |next| {
+            self.resident.source().rest();
+            let is_alike = next.protection == area.protection
+                && (next.flags ^ area.flags).difference(AreaFlags::SOFTDIRTY).is_empty()
+                && next.content.is_same_shared(&area.content);
+            if is_alike { Ok(()) } else { Err(VmError::Invalid) }
+        });
+        outcome.map_err(|_| VmError::Invalid)?;
+        if offset.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
+            return Err(VmError::Overflow);
+        }
+        self.make_room(3)?;
+        self.unmap_range(range.clone())?;
+        area.content.set_offset(offset);
+        area.policy = None;
+        let kept = self.insert_moved(area, &range);
+        if flags.contains(AreaFlags::POPULATE) || Self::is_locked_now(kept) {
+            self.owe(range.start, range.end);
+        }
+        Ok(())
     }
 
     /// Whether the range of `remap`, which starts in `area`, may have its new length. The lengths

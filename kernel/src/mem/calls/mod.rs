@@ -341,6 +341,28 @@ pub fn sys_brk(args: &Args) -> Result<i64> {
     })
 }
 
+/// remap_file_pages(address, length, protection, page, flags): maps other pages of the shared
+/// memory that is mapped there. As Linux since 4.0, this makes a new mapping.
+pub fn sys_remap_file_pages(args: &Args) -> Result<i64> {
+    const PAGE: u64 = PAGE_SIZE as u64;
+    let [address, length, protection, page, flags, _] = args.all();
+    let (start, len) = (address / PAGE * PAGE, length / PAGE * PAGE);
+    let is_valid = protection == 0
+        && len != 0
+        && start.checked_add(len).is_some_and(|end| end <= USER_BYTES)
+        && page.checked_add(len / PAGE).is_some();
+    if !is_valid {
+        return Err(Errno::EINVAL);
+    }
+    let offset = page.checked_mul(PAGE).ok_or(Errno::EOVERFLOW)?;
+    let is_nonblocking = flags & u64::from(Map::NONBLOCK.bits()) != 0;
+    let flags = if is_nonblocking { AreaFlags::empty() } else { AreaFlags::POPULATE };
+    and_populate_if_possible(&current_space(), |areas| {
+        Ok(areas.show_pages(VirtAddr(start), len, offset, flags)?)
+    })?;
+    Ok(0)
+}
+
 /// madvise(addr, length, advice)
 pub fn sys_madvise(args: &Args) -> Result<i64> {
     take_advice(&current_space(), args[0], args[1], args.int(2)).map(|()| 0)

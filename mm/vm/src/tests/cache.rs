@@ -366,3 +366,32 @@ fn a_hole_behind_many_pages_is_looked_for_a_few_at_a_time() {
     drop(cache);
     world.end();
 }
+
+#[test]
+fn other_pages_of_shared_memory_are_shown_in_its_place() {
+    let world = World::new();
+    let p = world.process(0);
+    let at = p.map(AreaPlace::Anywhere, 4, RW, Backing::SharedAnonymous).unwrap();
+    (0..4).for_each(|page| p.store(at + page * PAGE, page as u8 + 1).unwrap());
+    let show_at = |addr: u64, pages: u64, from: u64| {
+        p.run(|| p.space().show_pages(VirtAddr(addr), pages * PAGE, from * PAGE, AreaFlags::empty()))
+    };
+    let show = |page: u64, pages, from| show_at(at + page * PAGE, pages, from);
+    let shown = || [0, 1, 2, 3].map(|page| p.load(at + page * PAGE).unwrap());
+    assert_eq!(show(0, 2, 2), Ok(()));
+    assert_eq!((shown(), p.usage().areas), ([3, 4, 3, 4], 2));
+    p.store(at, 9).unwrap();
+    assert_eq!(shown(), [9, 4, 9, 4], "one page at two addresses");
+    assert_eq!(show(0, 4, 0), Ok(()));
+    assert_eq!((shown(), p.usage().areas), ([1, 2, 9, 4], 1));
+    assert_eq!(show(0, 1, u64::MAX / PAGE), Err(VmError::Overflow));
+    p.protect(at + PAGE, 1, Protection::READ).unwrap();
+    assert_eq!(show(0, 4, 0), Err(VmError::Invalid), "two protections");
+    assert_eq!(show(1, 1, 3), Ok(()));
+    assert_eq!(p.store(at + PAGE, 0), Err(ACCERR));
+    p.unmap(at + 3 * PAGE, 1).unwrap();
+    assert_eq!(show(2, 2, 0), Err(VmError::Invalid), "a hole");
+    assert_eq!(show_at(p.anonymous(1), 1, 0), Err(VmError::Invalid), "private memory");
+    drop(p);
+    world.end();
+}
