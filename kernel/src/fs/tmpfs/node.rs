@@ -2,10 +2,7 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use freehold_collections::{
-    Arc, Receiver, Vec, Weak,
-    reserve::{self, ArcMethods},
-};
+use freehold_collections::{Arc, Receiver, Vec, Weak, reserve};
 
 use super::TmpfsShared;
 use super::attributes::Attributes;
