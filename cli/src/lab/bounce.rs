@@ -5,7 +5,8 @@
 //! One program (guest/workloads/transfers.c) reads and writes a disk past the cache, with the
 //! table's sizes and numbers of threads. The growing pool begins with 256 KiB, since most rows of
 //! that table need less than 1 MiB. The microscope counts instructions and bytes that the kernel
-//! stores, on one CPU. Rates are those of runs without it, with the sides in turn. Linux gets a
+//! stores, on one CPU. The guest's clock is the host's: counted time would leap over the waits for
+//! a disk, and the kernel's work of the time that it leaps over would count. Rates are those of runs without it, with the sides in turn. Linux gets a
 //! disk behind the DMA API (ACCESS_PLATFORM), which bounces on request (`swiotlb=force`) or is
 //! behind VT-d. With a disk of QEMU's that stores nothing (null-co), the host's share of the cost
 //! is left out.
@@ -48,7 +49,7 @@ const WAYS: [&str; 2] = ["read", "write"];
 /// Initial size of the growing pool.
 const SMALL: u64 = 256 << 10;
 /// The largest cost of growing, as a multiple of the cost of a pool of 64 MiB: in the long run, and
-/// at first.
+/// in a first run as a whole, in which the pool grows.
 const GOALS: [f64; 2] = [1.01, 1.05];
 /// Bytes of the smallest piece by which the pool grows where memory is free: the cost of a
 /// confidential guest is stated for these, though fewer and larger pieces may do.
@@ -244,7 +245,7 @@ fn misses(rows: &[BounceRow], extent: Extent) -> Vec<String> {
     });
     let is_judged = |_: &(&BounceRow, [f64; 2])| extent == Extent::Full;
     let costly = ratios(rows).filter(is_judged).flat_map(|(row, ratio)| {
-        ["in the long run", "at first"].into_iter().zip(ratio).zip(GOALS).filter_map(
+        ["in the long run", "in the first run"].into_iter().zip(ratio).zip(GOALS).filter_map(
             move |((when, ratio), goal)| {
                 let BounceRow { load, way, side, .. } = row;
                 let miss = format!("{load}, {way}, {side}: {ratio:.3} times the instructions of a pool of 64 MiB {when}, at most {goal} are asked.");
@@ -333,7 +334,7 @@ impl BounceTally {
         Self { side, load, boots: [Vec::new(), Vec::new()], pool: [0; 2] }
     }
     fn boot(&mut self, files: (&Path, &PathBuf)) -> Result<()> {
-        let watched = ["--icount", "--model", "locality", "--no-oracle"].map(OsString::from);
+        let watched = ["--model", "locality", "--no-oracle"].map(OsString::from);
         let watched = [&watched[..], &words(self.side, self.load, files)].concat();
         let (results, output) = scope::Measurement::prepare(&args::scope_options(&watched)?)?.run()?;
         let nothing = || nothing(self.side, self.load);
@@ -423,14 +424,17 @@ fn counted(results: &Results, load: &Load, way: &str) -> Option<Counted> {
 }
 
 /// Returns the cost of a growing pool over that of one of 64 MiB with the same disk, for each load
-/// and way: in the long run, and at first.
+/// and way: in the long run, and in a first run, whose first transfers make the pool grow.
 fn ratios(rows: &[BounceRow]) -> impl Iterator<Item = (&BounceRow, [f64; 2])> {
     rows.iter().filter_map(move |growing| {
         let (_, fixed) = PAIRS.iter().find(|(side, _)| side.name == growing.side)?;
         let is_pair =
             |row: &&BounceRow| row.side == fixed.name && (row.load, row.way) == (growing.load, growing.way);
         let fixed = rows.iter().find(is_pair)?;
-        Some((growing, core::array::from_fn(|at| growing.instructions[at] / fixed.instructions[at])))
+        let load = LOADS.iter().find(|load| load.name == growing.load)?;
+        let (later, first) = (load.transfers() as f64, load.first() as f64);
+        let whole = |row: &BounceRow| row.instructions[0] * later + row.instructions[1] * first;
+        Some((growing, [growing.instructions[0] / fixed.instructions[0], whole(growing) / whole(fixed)]))
     })
 }
 
@@ -473,12 +477,12 @@ fn summary(rows: &[BounceRow]) -> String {
         core::iter::once(HEADINGS.map(String::from)).chain(rows.iter().map(cells)).collect();
     let mut text = format!("{HOW}\n\n{}", aligned(&lines, |column| column >= 3));
     text.push_str(&format!(
-        "\nInstructions of a growing pool over one of 64 MiB; asked: {} and at first {}\n",
+        "\nInstructions of a growing pool over one of 64 MiB; asked: {} and in the first run {}\n",
         GOALS[0], GOALS[1]
     ));
     for (row, ratio) in ratios(rows) {
         text.push_str(&format!(
-            "{:<18}{:<7}{:<18}{:.3}  at first {:.3}  {}\n",
+            "{:<18}{:<7}{:<18}{:.3}  first run {:.3}  {}\n",
             row.load,
             row.way,
             row.side,
@@ -499,7 +503,7 @@ fn page(rows: &[BounceRow]) -> Page {
         detail: format!("instructions ÷ those with a 64 MiB pool, worst row; goal: {}", GOALS[at]),
         tone: if worst(at) <= GOALS[at] { Tone::Good } else { Tone::Warning },
     };
-    page.tiles(&[tile("growing", 0), tile("growing, at first", 1)]);
+    page.tiles(&[tile("growing", 0), tile("growing, first run", 1)]);
     page.section("Question");
     page.text(EXPERIMENT.question);
     page.section("Answer");
@@ -545,7 +549,7 @@ mod tests {
 
     #[test]
     fn a_row_that_has_to_grow_and_does_not_is_found_and_growing_is_judged() {
-        let grown = of(GROWING.name, [101.0, 110.0], [SMALL, 2 * SMALL]);
+        let grown = of(GROWING.name, [101.0, 130.0], [SMALL, 2 * SMALL]);
         assert!(has_grown(&grown) && has_grown(&of(FIXED.name, [100.0, 100.0], [SMALL, SMALL])));
         assert!(!has_grown(&BounceRow { pool: [SMALL, SMALL], ..grown.clone() }));
         assert!(has_grown(&BounceRow { load: "small", pool: [SMALL, SMALL], ..grown.clone() }));
@@ -553,13 +557,16 @@ mod tests {
         let [ratio] = ratios(&rows).map(|(_, ratio)| ratio).collect::<Vec<_>>()[..] else {
             panic!("one pair")
         };
-        assert_eq!((ratio, verdict(ratio), verdict([1.0, 1.04])), ([1.01, 1.1], "missed", "met"));
+        // 320 transfers, and 128 before them.
+        let whole = (101.0 * 320.0 + 130.0 * 128.0) / (100.0 * 448.0);
+        assert_eq!((ratio, verdict(ratio)), ([1.01, whole], "missed"));
+        assert_eq!(verdict([1.0, 1.04]), "met");
         assert!((rows[0].variation().expect("two boots") - 0.1414).abs() < 1e-3);
         assert_eq!(misses(&rows, Extent::Quick), [""; 0]);
         let [miss] = &misses(&rows, Extent::Full)[..] else { panic!("one miss") };
         assert_eq!(
             miss,
-            "deep, read, growing: 1.100 times the instructions of a pool of 64 MiB at first, at most 1.05 are asked."
+            "deep, read, growing: 1.093 times the instructions of a pool of 64 MiB in the first run, at most 1.05 are asked."
         );
         assert_eq!(costly_sides(&rows).collect::<Vec<_>>(), ["growing", "64 MiB"]);
         let still = [of(GROWING_NULL.name, [1.0; 2], [SMALL; 2]), of(DIRECT.name, [1.0; 2], [SMALL; 2])];
