@@ -7,7 +7,7 @@ use crate::block::{BlockId, Fill, count_runs};
 use crate::zone::{Watermarks, Zone};
 use crate::{Buddy, Options};
 
-/// Number of orders in [`ZoneInfo::free_blocks`]: 0 to 10, as in /proc/buddyinfo.
+/// Number of orders in [`ZoneBlocks::free_blocks`]: 0 to 10, as in /proc/buddyinfo.
 pub const ORDERS: usize = 11;
 
 /// A node's memory at a moment.
