@@ -5,11 +5,11 @@
 //! One program (guest/workloads/transfers.c) reads and writes a disk past the cache, with the
 //! table's sizes and numbers of threads. The growing pool begins with 256 KiB, since most rows of
 //! that table need less than 1 MiB. The microscope counts instructions and bytes that the kernel
-//! stores, on one CPU. The guest's clock is the host's: counted time would leap over the waits for
-//! a disk, and the kernel's work of the time that it leaps over would count. Rates are those of runs without it, with the sides in turn. Linux gets a
-//! disk behind the DMA API (ACCESS_PLATFORM), which bounces on request (`swiotlb=force`) or is
-//! behind VT-d. With a disk of QEMU's that stores nothing (null-co), the host's share of the cost
-//! is left out.
+//! stores, on one CPU. The guest's clock is the host's: a counted clock would leap over the waits
+//! for a disk, and the kernel's periodic work of that time would count. Rates are those of runs
+//! without the microscope, with the sides in turn. Linux gets a disk behind the DMA API
+//! (ACCESS_PLATFORM), which bounces on request (`swiotlb=force`) or is behind VT-d. With a disk of
+//! QEMU's that stores nothing (null-co), the host's share of the cost is left out.
 //!
 //! A count is the smallest of three boots: a busy host makes the guest wait longer for its disk,
 //! which only adds. A pair of sides that misses a goal is booted again, in turn, up to ten times.
