@@ -2,7 +2,7 @@
 
 use freehold_collections::{Arc, Box, reserve};
 use freehold_frame::Owner;
-use freehold_machine::{CpuId, NodeId};
+use freehold_machine::NodeId;
 
 use super::{cpuinfo, loads};
 use crate::cgroup;
@@ -190,36 +190,40 @@ fn meminfo(out: &mut Text) -> Result<()> {
 }
 
 /// Returns the nanoseconds that a CPU spent in user mode, in the kernel and idle.
-fn times_of(cpu: CpuId) -> [u64; 3] {
-    let CpuStatistics { user, idle, .. } = sched::statistics(cpu);
+fn times_of(cpu: &CpuStatistics) -> [u64; 3] {
+    let &CpuStatistics { user, idle, .. } = cpu;
     let system = time::now().saturating_sub(idle).saturating_sub(user);
     [user, system, idle]
 }
 
+/// Returns the nanoseconds that all CPUs spent in user mode, in the kernel and idle, and the number
+/// of their switches.
+fn times_of_all() -> ([u64; 3], u64) {
+    let (mut times, mut switches) = ([0; 3], 0);
+    for cpu in sched::online().iter().map(sched::statistics) {
+        times.iter_mut().zip(times_of(&cpu)).for_each(|(sum, time)| *sum += time);
+        switches += cpu.switches;
+    }
+    (times, switches)
+}
+
 /// Nanoseconds that all CPUs spent in user mode and in the kernel.
 pub(in crate::fs) fn busy_times() -> [u64; 2] {
-    let [mut user, mut system] = [0, 0];
-    for [in_user_mode, in_kernel, _] in sched::online().iter().map(times_of) {
-        user += in_user_mode;
-        system += in_kernel;
-    }
+    let ([user, system, _], _) = times_of_all();
     [user, system]
 }
 
 fn stat(out: &mut Text) -> Result<()> {
-    let cpus = sched::online();
     let mut line = |name: ShortLine, times: [u64; 3]| {
         let [user, system, idle] = times.map(|time| time / TICK);
         out.push(name.bytes());
         writeln!(out, " {user} 0 {system} {idle} 0 0 0 0 0 0");
     };
-    let mut sum = [0; 3];
-    for times in cpus.iter().map(times_of) {
-        sum.iter_mut().zip(times).for_each(|(sum, time)| *sum += time);
-    }
+    let (sum, switches) = times_of_all();
     line(ShortLine::of(b"cpu "), sum);
-    cpus.iter().for_each(|cpu| line(ShortLine::displaying(format_args!("cpu{}", cpu.0)), times_of(cpu)));
-    let switches: u64 = cpus.iter().map(|cpu| sched::statistics(cpu).switches).sum();
+    for cpu in sched::online().iter() {
+        line(ShortLine::displaying(format_args!("cpu{}", cpu.0)), times_of(&sched::statistics(cpu)));
+    }
     writeln!(out, "intr 0\nctxt {switches}\nbtime {}", time::boot_wall() / time::SECOND as i64);
     writeln!(out, "processes {}\nprocs_running {}\nprocs_blocked 0", registry::forks(), loads::runnable());
     writeln!(out, "softirq 0 0 0 0 0 0 0 0 0 0 0");
