@@ -53,6 +53,16 @@ pub struct Experiment {
     pub run: fn(&Settings) -> Result<u8>,
 }
 
+/// A side of an experiment: a kernel with parameters.
+struct KernelSide {
+    /// Its name in the results.
+    name: &'static str,
+    /// As `--kernel` takes it.
+    kernel: &'static str,
+    /// As `--append` takes it.
+    append: &'static str,
+}
+
 /// Extent of an experiment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {

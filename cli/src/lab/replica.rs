@@ -19,7 +19,7 @@ use std::ffi::OsString;
 use freehold_scope_record::Results;
 use serde::Serialize;
 
-use super::{Experiment, Extent, MISSED, Settings};
+use super::{Experiment, Extent, KernelSide, MISSED, Settings};
 use crate::bench::table::aligned;
 use crate::failure::Failure;
 use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
@@ -47,15 +47,9 @@ const LOCAL: f64 = 200.0;
 /// memory.
 const FACTORS: [f64; 3] = [1.4, 2.0, 3.0];
 
-struct ReplicaSide {
-    name: &'static str,
-    kernel: &'static str,
-    append: &'static str,
-}
-
-const ON: ReplicaSide = ReplicaSide { name: "on", kernel: "freehold", append: "nokaslr numa_replica=on" };
-const OFF: ReplicaSide = ReplicaSide { name: "off", kernel: "freehold", append: "nokaslr numa_replica=off" };
-const LINUX: ReplicaSide = ReplicaSide { name: "Linux 6.1", kernel: "linux", append: "nokaslr" };
+const ON: KernelSide = KernelSide { name: "on", kernel: "freehold", append: "nokaslr numa_replica=on" };
+const OFF: KernelSide = KernelSide { name: "off", kernel: "freehold", append: "nokaslr numa_replica=off" };
+const LINUX: KernelSide = KernelSide { name: "Linux 6.1", kernel: "linux", append: "nokaslr" };
 
 /// The kernel's work for one call on one side: means of all calls of the row, on the CPU that made
 /// them.
@@ -121,7 +115,7 @@ struct ReplicaRecord<'a> {
 }
 
 fn run(settings: &Settings) -> Result<u8> {
-    let (sides, sizes, times): (&[ReplicaSide], &[usize], u64) = match settings.extent {
+    let (sides, sizes, times): (&[KernelSide], &[usize], u64) = match settings.extent {
         Extent::Full => (&[ON, OFF, LINUX], &[2, 4], 100),
         Extent::Quick => (&[ON, OFF], &[2], 10),
     };
@@ -131,7 +125,7 @@ fn run(settings: &Settings) -> Result<u8> {
     volume.push(":");
     volume.push(GUEST_PROGRAM);
     let mut rows = Vec::new();
-    let name = |nodes: usize, side: &ReplicaSide| format!("{nodes} nodes, {}", side.name);
+    let name = |nodes: usize, side: &KernelSide| format!("{nodes} nodes, {}", side.name);
     let mut steps =
         LabSteps::new(sizes.iter().flat_map(|&nodes| sides.iter().map(move |side| name(nodes, side))))?;
     for &nodes in sizes {
@@ -158,7 +152,7 @@ fn run(settings: &Settings) -> Result<u8> {
     settings.conclude(&summary(&rows, &storms), ended_by, if is_met { 0 } else { MISSED })
 }
 
-fn words(side: &ReplicaSide, nodes: usize, times: u64, volume: &OsString) -> Vec<OsString> {
+fn words(side: &KernelSide, nodes: usize, times: u64, volume: &OsString) -> Vec<OsString> {
     let (count, last) = (nodes.to_string(), (nodes - 1).to_string());
     let mut words: Vec<OsString> = ["--report", "never", "-m", "512M", "--model", "cache", "--kernel"]
         .iter()
@@ -208,7 +202,7 @@ fn rows_of(side: &'static str, nodes: usize, results: &Results, output: &str) ->
 /// Returns each row with copies together with the same call's row without copies.
 fn pairs(rows: &[ReplicaRow]) -> impl Iterator<Item = Pair<'_>> {
     rows.iter().filter(|row| row.side == ON.name).filter_map(|on| {
-        let other = |side: &ReplicaSide| {
+        let other = |side: &KernelSide| {
             rows.iter().find(|row| (row.nodes, &row.call, row.side) == (on.nodes, &on.call, side.name))
         };
         Some(Pair { on, off: other(&OFF)?, linux: other(&LINUX) })

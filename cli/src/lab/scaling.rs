@@ -14,7 +14,7 @@ use std::ffi::OsString;
 use freehold_scope_record::{Results, SharedStore};
 use serde::Serialize;
 
-use super::{Experiment, Extent, MISSED, Settings};
+use super::{Experiment, Extent, KernelSide, MISSED, Settings};
 use crate::bench::statistics::median;
 use crate::bench::table::aligned;
 use crate::bench::{self, LEAN, Output, Phases};
@@ -48,15 +48,8 @@ const OPERATIONS: [Operation; 6] = [
 /// Operations of a short run.
 const FEW: [Operation; 2] = [OPERATIONS[0], OPERATIONS[5]];
 
-/// A kernel.
-struct Side {
-    name: &'static str,
-    kernel: &'static str,
-    append: &'static str,
-}
-
-const FREEHOLD: Side = Side { name: "Freehold", kernel: "freehold", append: "" };
-const LINUX: Side = Side { name: "Linux, lean", kernel: "linux", append: LEAN };
+const FREEHOLD: KernelSide = KernelSide { name: "Freehold", kernel: "freehold", append: "" };
+const LINUX: KernelSide = KernelSide { name: "Linux, lean", kernel: "linux", append: LEAN };
 
 /// Samples of each operation.
 const SAMPLES: usize = 5;
@@ -93,11 +86,11 @@ struct ScalingRecord<'a> {
 }
 
 fn run(settings: &Settings) -> Result<u8> {
-    let (sides, operations, counts): (&[Side], &[Operation], &[u32]) = match settings.extent {
+    let (sides, operations, counts): (&[KernelSide], &[Operation], &[u32]) = match settings.extent {
         Extent::Full => (&[FREEHOLD, LINUX], &OPERATIONS, &[1, 2, 4, 8]),
         Extent::Quick => (&[FREEHOLD], &FEW, &[1, 2]),
     };
-    let name = |side: &Side, cpus: u32| format!("{}, {cpus} CPUs", side.name);
+    let name = |side: &KernelSide, cpus: u32| format!("{}, {cpus} CPUs", side.name);
     let turns = || counts.iter().flat_map(|&cpus| sides.iter().map(move |side| (side, cpus)));
     let mut steps = LabSteps::new(turns().map(|(side, cpus)| name(side, cpus)))?;
     let mut rows = Vec::new();
@@ -121,7 +114,7 @@ fn run(settings: &Settings) -> Result<u8> {
 }
 
 /// Runs all operations with one worker for each of `cpus` CPUs.
-fn measure(side: &Side, cpus: u32, operations: &[Operation]) -> Result<Vec<ScalingRow>> {
+fn measure(side: &KernelSide, cpus: u32, operations: &[Operation]) -> Result<Vec<ScalingRow>> {
     let words = words(side, cpus, operations)?;
     let seen = scope::Measurement::prepare(&args::scope_options(&words)?)?.run_named()?;
     let keys: Vec<_> = operations.iter().map(|&(_, row, _)| (row.to_owned(), cpus)).collect();
@@ -146,7 +139,7 @@ fn measure(side: &Side, cpus: u32, operations: &[Operation]) -> Result<Vec<Scali
     operations.iter().map(of).collect()
 }
 
-fn words(side: &Side, cpus: u32, operations: &[Operation]) -> Result<Vec<OsString>> {
+fn words(side: &KernelSide, cpus: u32, operations: &[Operation]) -> Result<Vec<OsString>> {
     let cpus = cpus.to_string();
     let how = ["--report", "never", "-m", "1G", "--model", "sharing", "--kernel", side.kernel];
     let mut words: Vec<OsString> =
@@ -284,7 +277,7 @@ fn page(courses: &[Course<'_>], counts: &[u32]) -> Page {
 mod tests {
     use super::*;
 
-    fn row(side: &Side, cpus: u32, instructions: f64, moves: f64) -> ScalingRow {
+    fn row(side: &KernelSide, cpus: u32, instructions: f64, moves: f64) -> ScalingRow {
         let function = SharedLines { function: "take_lock".into(), data: Some("LOCK".into()), moves: 7 };
         let functions = if moves > 0.0 { vec![function] } else { Vec::new() };
         let (_, row, what) = OPERATIONS[0];

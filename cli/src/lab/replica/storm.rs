@@ -9,9 +9,9 @@ use std::ffi::OsString;
 
 use serde::Serialize;
 
-use super::{OFF, ON, ReplicaSide};
+use super::{OFF, ON};
 use crate::bench::statistics::{Estimate, Interval, paired_ratio};
-use crate::lab::Extent;
+use crate::lab::{Extent, KernelSide};
 use crate::progress::LabSteps;
 use crate::scope::Digest;
 use crate::{Result, args, scope};
@@ -79,12 +79,12 @@ impl Storm {
 pub fn measure(extent: Extent, steps: &mut LabSteps) -> Result<Vec<Storm>> {
     let machines = || MACHINES.iter().filter(|machine| machine.is_counted || extent == Extent::Full);
     let rounds = |machine: &StormMachine| if machine.is_counted { 1 } else { ROUNDS };
-    let turns = |machine: &StormMachine| -> Vec<(usize, ReplicaSide)> {
+    let turns = |machine: &StormMachine| -> Vec<(usize, KernelSide)> {
         // Each side is first in every second round.
         let sides = |round: usize| if round.is_multiple_of(2) { [ON, OFF] } else { [OFF, ON] };
         (0..rounds(machine)).flat_map(|round| sides(round).map(|side| (round, side))).collect()
     };
-    let name = |machine: &StormMachine, round: usize, side: &ReplicaSide| {
+    let name = |machine: &StormMachine, round: usize, side: &KernelSide| {
         format!("exec storm, {}, {}, round {}", machine.name, side.name, round + 1)
     };
     for machine in machines() {
@@ -105,13 +105,13 @@ pub fn measure(extent: Extent, steps: &mut LabSteps) -> Result<Vec<Storm>> {
     Ok(storms)
 }
 
-fn instructions(machine: &StormMachine, side: &ReplicaSide) -> Result<f64> {
+fn instructions(machine: &StormMachine, side: &KernelSide) -> Result<f64> {
     let (results, _) = scope::Measurement::prepare(&args::scope_options(&words(machine, side))?)?.run()?;
     let all = Digest::of(&results).total(|cpu| cpu.modes.user.instructions + cpu.modes.kernel.instructions);
     Ok(all as f64)
 }
 
-fn words(machine: &StormMachine, side: &ReplicaSide) -> Vec<OsString> {
+fn words(machine: &StormMachine, side: &KernelSide) -> Vec<OsString> {
     let storm = "i=0; while [ $i -lt 300 ]; do i=$((i+1)); busybox true; done";
     let of_cpu = |cpu: usize| format!("busybox taskset {:x} busybox sh -c '{storm}' & ", 1 << cpu);
     let script = (0..machine.cpus).map(of_cpu).collect::<String>() + "wait";
