@@ -433,6 +433,17 @@ static void set_same_user(struct worker *w) {
     }
 }
 
+// A process of `things` threads gets a signal that it ignores.
+static void send_ignored(struct worker *w) {
+    threads(w, w->things, wait_for_word);
+    NEED(w, signal(SIGUSR2, SIG_IGN) != SIG_ERR);
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) NEED(w, kill(getpid(), SIGUSR2) == 0);
+        end(w);
+    }
+}
+
 // A stopped child of `things` threads is looked at.
 static void look_at_stopped(struct worker *w) {
     pid_t child = fork();
@@ -523,6 +534,7 @@ const struct row rows[] = {
     {"cpu-times", PROCESSES, 20, read_cpu_times},
     {"group-empty", PROCESSES, 20, read_empty_group},
     {"setuid-same", PROCESSES, 100, set_same_user},
+    {"signal-ignored", PROCESSES, 100, send_ignored},
     {"wait-stopped", PROCESSES, 50, look_at_stopped},
     {0},
 };

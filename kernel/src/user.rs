@@ -316,10 +316,16 @@ pub fn bounded_string(address: u64, max: usize, too_long: Errno) -> Result<Vec<u
     }
     let mut bytes = read_vec(address, length)?;
     // Another thread may have changed it meanwhile: the string ends at its first NUL.
-    if let Some(end) = bytes.iter().position(|&byte| byte == 0) {
+    if let Some(text) = up_to_nul(&bytes) {
+        let end = text.len();
         bytes.truncate(end);
     }
     Ok(bytes)
+}
+
+/// Returns the bytes before the first NUL, if there is one. The search takes a word at a time.
+pub fn up_to_nul(bytes: &[u8]) -> Option<&[u8]> {
+    core::ffi::CStr::from_bytes_until_nul(bytes).ok().map(core::ffi::CStr::to_bytes)
 }
 
 /// A run of a program's bytes, as a [`Sink`] and a [`Source`]. Its layout is that of the `struct

@@ -33,12 +33,13 @@ impl<const N: usize> Tally<N> {
     pub fn add(&self, cpu: CpuId, which: usize, times: u64) {
         self.0[usize::from(cpu.0) % LINES].0[which].fetch_add(times, Ordering::Relaxed);
     }
-    /// Returns the sum of count `which` over all CPUs.
+    /// Returns the sum of count `which` over all CPUs, modulo 2^64: a CPU that lowers a count adds
+    /// the negative number's two's complement.
     ///
     /// # Panics
     /// If `which` is not below `N`.
     pub fn sum(&self, which: usize) -> u64 {
-        self.0.iter().map(|line| line.0[which].load(Ordering::Relaxed)).sum()
+        self.0.iter().fold(0, |sum, line| sum.wrapping_add(line.0[which].load(Ordering::Relaxed)))
     }
 }
 

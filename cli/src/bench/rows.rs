@@ -231,6 +231,7 @@ pub const GROWTH: &[GrowthRows] = &[
     growth!(row, "growth", "cpu-times", "read /proc/stat, by processes"),
     growth!(row, "growth", "group-empty", "read cpu.stat of an empty group, by processes"),
     growth!(row, "growth", "setuid-same", "setresuid to the same user, by threads"),
+    growth!(row, "growth", "signal-ignored", "send an ignored signal to itself, by threads"),
     growth!(row, "growth", "wait-stopped", "look at a stopped child, by its threads"),
     growth!(disk_row, "crowds", "fsync-clean", "fsync of a clean disk, by cached pages"),
     growth!(disk_row, "crowds", "fsync-page", "write a page and fsync, by cached pages"),

@@ -11,8 +11,10 @@
 //! (ACCESS_PLATFORM), which bounces on request (`swiotlb=force`) or is behind VT-d. With a disk of
 //! QEMU's that stores nothing (null-co), the host's share of the cost is left out.
 //!
-//! A count is the smallest of three boots: a busy host makes the guest wait longer for its disk,
-//! which only adds. A pair of sides that misses a goal is booted again, in turn, up to ten times.
+//! A count is the median of the boots, three of a side that is shown and five of one that is judged:
+//! the host decides how long the guest waits for its disk, and how many requests one interrupt
+//! ends, which changes a count in both directions. A pair of sides that misses a goal is booted
+//! again, in turn, up to fifteen times. The record has the count of each boot.
 //!
 //! A confidential guest cannot run here. Its row is that of the growing pool, plus a stated cost
 //! for each call that shares memory with the host ([`CALL`]): one call for each piece by which the
@@ -28,6 +30,7 @@ use freehold_scope_record::{CpuCounts, Results};
 use serde::Serialize;
 
 use super::{Experiment, Extent, MISSED, Settings, output_of};
+use crate::bench::statistics::median;
 use crate::bench::table::aligned;
 use crate::failure::Failure;
 use crate::html::{Cell, Column, Page, Table, Tile, Tone};
@@ -63,17 +66,21 @@ struct Load {
     name: &'static str,
     kib: u64,
     threads: u64,
-    /// Transfers of each thread.
+    /// Transfers of each thread, in a first run.
     count: u64,
+    /// Number of times as many in the long run. How many requests of 24 threads one interrupt
+    /// ends depends on the host: over 40 transfers of each that changes a count by up to 8%, over
+    /// 200 by some 2%.
+    times: u64,
 }
 
 const LOADS: [Load; 6] = [
-    Load { name: "small", kib: 4, threads: 1, count: 400 },
-    Load { name: "big", kib: 64, threads: 1, count: 200 },
-    Load { name: "4way", kib: 4, threads: 4, count: 200 },
-    Load { name: "24way", kib: 4, threads: 24, count: 60 },
-    Load { name: "24way at 64 KiB", kib: 64, threads: 24, count: 40 },
-    Load { name: "deep", kib: 256, threads: 16, count: 20 },
+    Load { name: "small", kib: 4, threads: 1, count: 400, times: 1 },
+    Load { name: "big", kib: 64, threads: 1, count: 200, times: 1 },
+    Load { name: "4way", kib: 4, threads: 4, count: 200, times: 1 },
+    Load { name: "24way", kib: 4, threads: 24, count: 60, times: 5 },
+    Load { name: "24way at 64 KiB", kib: 64, threads: 24, count: 40, times: 5 },
+    Load { name: "deep", kib: 256, threads: 16, count: 20, times: 1 },
 ];
 
 impl Load {
@@ -82,8 +89,13 @@ impl Load {
         let at_once = if self.threads < 16 { self.threads } else { 16 };
         at_once * self.kib * 1024 > SMALL
     }
+    /// Transfers of a first run, without the first ones.
     const fn transfers(&self) -> u64 {
         self.threads * self.count
+    }
+    /// Transfers of the long run.
+    const fn long_run(&self) -> u64 {
+        self.transfers() * self.times
     }
     /// Transfers that the program does first.
     const fn first(&self) -> u64 {
@@ -115,6 +127,10 @@ impl BounceSide {
     const fn null(name: &'static str, words: &'static [&'static str]) -> Self {
         Self { name, words, medium: Medium::NullCo }
     }
+    /// Whether it is one of a pair that is compared.
+    fn is_judged(&self) -> bool {
+        PAIRS.iter().any(|(growing, fixed)| [growing.name, fixed.name].contains(&self.name))
+    }
 }
 
 const GROW: &[&str] = &["--append", "swiotlb=128"];
@@ -139,8 +155,10 @@ const CONFIDENTIAL: &str = "growing, confidential (stated)";
 struct Extents {
     loads: &'static [Load],
     sides: &'static [BounceSide],
-    /// Boots of each side under the microscope, and the most of those whose pair misses a goal.
+    /// Boots of each side under the microscope, of those that are judged, and the most of those
+    /// whose pair misses a goal.
     counted: u32,
+    judged: u32,
     most: u32,
     timed: u32,
 }
@@ -152,11 +170,12 @@ impl Extents {
                 loads: &LOADS,
                 sides: &[GROWING, FIXED, GROWING_NULL, FIXED_NULL, BEHIND, DIRECT, FORCE, LINUX],
                 counted: 3,
-                most: 10,
+                judged: 5,
+                most: 15,
                 timed: 5,
             },
             Extent::Quick => {
-                Extents { loads: &LOADS[4..5], sides: &[GROWING, FIXED], counted: 1, most: 1, timed: 1 }
+                Extents { loads: &LOADS[4..5], sides: &[GROWING, FIXED], counted: 1, judged: 1, most: 1, timed: 1 }
             }
         };
         Extents { timed: settings.boots.unwrap_or(extents.timed), ..extents }
@@ -178,10 +197,11 @@ struct BounceRow {
     load: &'static str,
     way: &'static str,
     side: &'static str,
-    /// Kernel instructions per transfer: in the long run, and of the first ones. The smallest count
-    /// of the boots, because a busy host makes the guest wait longer for its disk, and its clock
-    /// ticks meanwhile.
+    /// Kernel instructions per transfer: in the long run, and of the first ones. The median of the
+    /// boots.
     instructions: [f64; 2],
+    /// The same of each boot.
+    boots: Vec<[f64; 2]>,
     stored_per_byte: f64,
     /// Bytes of the pool before and after.
     pool: [u64; 2],
@@ -278,23 +298,23 @@ fn rows_of(
 ) -> Result<Vec<BounceRow>> {
     let mut tallies: Vec<BounceTally> =
         extents.sides.iter().map(|side| BounceTally::new(side, load)).collect();
-    for _ in 0..extents.counted {
-        tallies.iter_mut().try_for_each(|tally| tally.boot((program, disk)))?;
-    }
-    let rows_so_far = |tallies: &[BounceTally]| tallies.iter().flat_map(BounceTally::rows).collect();
-    let mut rows: Vec<BounceRow> = rows_so_far(&tallies);
-    for _ in extents.counted..extents.most {
+    let mut rows: Vec<BounceRow> = Vec::new();
+    for round in 0..extents.most {
         let costly: Vec<&str> = costly_sides(&rows).collect();
-        let again = tallies.iter_mut().filter(|tally| costly.contains(&tally.side.name));
-        again.map(|tally| tally.boot((program, disk))).collect::<Result<()>>()?;
-        rows = rows_so_far(&tallies);
+        let is_due = |side: &BounceSide| {
+            let least = if side.is_judged() { extents.judged } else { extents.counted };
+            round < least || costly.contains(&side.name)
+        };
+        let due = tallies.iter_mut().filter(|tally| is_due(tally.side));
+        due.map(|tally| tally.boot((program, disk))).collect::<Result<()>>()?;
+        rows = tallies.iter().flat_map(BounceTally::rows).collect();
     }
     for _ in 0..extents.timed {
         for (at, side) in extents.sides.iter().enumerate() {
             let output = output_of(&words(side, load, (program, disk)))?;
             let said = said(&output).ok_or_else(|| nothing(side, load))?;
             for (way, nanoseconds) in said.nanoseconds.iter().enumerate() {
-                let mib = (load.transfers() * load.kib) as f64 / 1024.0;
+                let mib = (load.long_run() * load.kib) as f64 / 1024.0;
                 rows[at * WAYS.len() + way].mib_per_second.push(mib / (*nanoseconds as f64 / 1e9));
             }
         }
@@ -311,7 +331,8 @@ fn confidential(row: &BounceRow, load: &Load) -> BounceRow {
     let calls = if row.way == WAYS[0] { (row.pool[1] - row.pool[0]).div_ceil(SEGMENT) } else { 0 };
     let [steady, first] = row.instructions;
     let instructions = [steady, first + calls as f64 * CALL / load.first() as f64];
-    BounceRow { side: CONFIDENTIAL, instructions, mib_per_second: Vec::new(), ..row.clone() }
+    let (boots, mib_per_second) = (Vec::new(), Vec::new());
+    BounceRow { side: CONFIDENTIAL, instructions, boots, mib_per_second, ..row.clone() }
 }
 
 fn nothing(side: &BounceSide, load: &Load) -> Failure {
@@ -348,13 +369,14 @@ impl BounceTally {
     /// Returns the rows of both ways, without rates.
     fn rows(&self) -> [BounceRow; 2] {
         core::array::from_fn(|way| {
-            let of =
-                |value: fn(&Counted) -> f64| self.boots[way].iter().map(value).fold(f64::INFINITY, f64::min);
+            let boots = &self.boots[way];
+            let of = |value: fn(&Counted) -> f64| median(&boots.iter().map(value).collect::<Vec<_>>());
             BounceRow {
                 load: self.load.name,
                 way: WAYS[way],
                 side: self.side.name,
                 instructions: [of(|boot| boot.instructions[0]), of(|boot| boot.instructions[1])],
+                boots: boots.iter().map(|boot| boot.instructions).collect(),
                 stored_per_byte: of(|boot| boot.stored),
                 pool: self.pool,
                 mib_per_second: Vec::new(),
@@ -375,7 +397,8 @@ fn words(side: &BounceSide, load: &Load, (program, disk): (&Path, &PathBuf)) -> 
         Medium::NullCo => format!("null={DISK},latency=1ms").into(),
     };
     words.extend(["--disk".into(), disk, "-v".into(), volume]);
-    let Load { kib, threads, count, .. } = load;
+    let Load { kib, threads, count, times, .. } = load;
+    let count = count * times;
     // A Linux whose devices are behind an IOMMU has no pool.
     let pool = "echo pool $(cat /sys/kernel/debug/swiotlb/io_tlb_nslabs 2>/dev/null || echo 0)";
     let ways: String = WAYS.map(|way| format!("/transfers {kib} {threads} {count} {way} || exit; ")).concat();
@@ -412,7 +435,7 @@ fn counted(results: &Results, load: &Load, way: &str) -> Option<Counted> {
         let phase = results.phases.iter().find(|phase| phase.name == name)?;
         Some(phase.cpus.iter().map(|cpu| of(&cpu.modes.kernel)).sum::<u64>() as f64)
     };
-    let all = load.transfers() as f64;
+    let all = load.long_run() as f64;
     let first = load.first() as f64;
     Some(Counted {
         instructions: [
@@ -541,6 +564,7 @@ mod tests {
             way: "read",
             side,
             instructions,
+            boots: vec![instructions],
             stored_per_byte: 1.0,
             pool,
             mib_per_second,

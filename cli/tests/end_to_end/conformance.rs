@@ -343,6 +343,12 @@ fn tracing() {
     conforms_with("tracing", &["--cpus", "1"], &[], &[]);
 }
 
+/// vm.overcommit_memory, and what counts as promised.
+#[test]
+fn overcommit() {
+    conforms("overcommit");
+}
+
 /// personality(2), and the calls that it changes.
 #[test]
 fn personality() {

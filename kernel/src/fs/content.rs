@@ -49,6 +49,11 @@ pub trait FileContent: Any + Send + Sync {
     fn seek_hole(&self, offset: u64) -> u64;
     /// Bytes of memory in use.
     fn held(&self) -> u64;
+    /// Promises memory for the whole present size, instead of for each page as it is made. Called
+    /// once, before there are pages. `ENOMEM` if there is not that much.
+    fn promise_size(&self) -> Result<()> {
+        Ok(())
+    }
     /// Denies shared mappings that may store, permanently (F_SEAL_WRITE). `EBUSY` while there is
     /// such a mapping, and while a page stays pinned: a device may write it. May sleep.
     fn deny_writers(&self) -> Result<()> {

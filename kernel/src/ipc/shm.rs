@@ -119,13 +119,15 @@ impl Segment {
             return Err(Errno::ENOSPC);
         }
         // There is no reserved pool of huge pages.
-        let is_too_much = wanted.flags & NORESERVE == 0 && pages > mem::stats::all_there_can_be();
-        if wanted.flags & HUGETLB != 0 || is_too_much {
+        if wanted.flags & HUGETLB != 0 {
             return Err(Errno::ENOMEM);
         }
         let node = tmpfs::unnamed_file(0o777, wanted.caller.fsuid, wanted.caller.fsgid)?;
         let MmapContent::Content(content) = node.mapping()? else { return Err(Errno::ENODEV) };
         content.resize(size)?;
+        if wanted.flags & NORESERVE == 0 || mem::commons().has_promise_limit() {
+            content.promise_size()?;
+        }
         wanted.home.pages.fetch_add(pages, Ordering::Relaxed);
         let times = Times { attached: 0, detached: 0, changed: seconds(), last_pid: 0 };
         Ok(reserve::arc(Self {

@@ -181,6 +181,10 @@ impl FileContent for CacheContent {
         self.cache.seek_hole(offset)
     }
 
+    fn promise_size(&self) -> Result<()> {
+        Ok(self.cache.promise_size()?)
+    }
+
     fn deny_writers(&self) -> Result<()> {
         self.cache.deny_writers()?;
         let outcome = self.wait_for_pins();

@@ -75,6 +75,7 @@ impl From<freehold_vm::VmError> for crate::Errno {
             VmError::Io => Self::EIO,
             VmError::Busy => Self::EBUSY,
             VmError::NoDevice => Self::ENODEV,
+            VmError::NoSpace => Self::ENOSPC,
             VmError::Overflow => Self::EOVERFLOW,
             VmError::Interrupted => Self::EINTR,
         }

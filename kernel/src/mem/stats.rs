@@ -1,9 +1,10 @@
 //! Figures of memory usage.
 
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use freehold_buddy::ORDERS;
 use freehold_frame::Owner;
+use freehold_vm::PromiseLimit;
 
 use super::reclaim::caches;
 use super::{commons, frames, hotplug};
@@ -56,32 +57,85 @@ pub fn total_bytes() -> u64 {
     frames().total_frames() * PAGE
 }
 
-/// Whether a request for memory that could never be backed is refused at once
-/// (vm.overcommit_memory).
-static ASKS: AtomicBool = AtomicBool::new(true);
+/// What programs are promised (vm.overcommit_memory).
+static OVERCOMMIT: AtomicU8 = AtomicU8::new(HEURISTIC);
+/// A request that could never be backed is refused.
+const HEURISTIC: u8 = 0;
+/// Every request is accepted.
+const ALWAYS: u8 = 1;
+/// The sum of all promises is limited ([`commit_limit`]).
+const NEVER: u8 = 2;
+/// The percentage of memory that may be promised, with all swap (vm.overcommit_ratio).
+static RATIO: AtomicU64 = AtomicU64::new(50);
+/// The KiB of memory that may be promised instead; 0: the percentage counts
+/// (vm.overcommit_kbytes).
+static KBYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Updates the limit of requests when the possible amount of memory and swap has changed. A request
-/// above it is refused at once, unless overcommit allows all.
+/// Computes the limits again: a setting, or the possible amount of memory and swap, has changed.
 pub fn ceiling_changed() {
-    let there_can_be = hotplug::ceiling() + commons().swap().usage().slots * PAGE;
-    commons().set_commit_limit(if ASKS.load(Ordering::Relaxed) { there_can_be } else { u64::MAX });
+    let limit = match OVERCOMMIT.load(Ordering::Relaxed) {
+        HEURISTIC => PromiseLimit::Request(hotplug::ceiling() + commons().swap().usage().slots * PAGE),
+        ALWAYS => PromiseLimit::None,
+        _ => PromiseLimit::Sum(commit_limit()),
+    };
+    commons().set_promise_limit(limit);
 }
 
-/// Returns 0 if a request that could never be backed is refused at once, 1 if all are allowed.
+/// Returns the pages that programs can be promised where the sum is limited: a part of the memory
+/// that there can be, and all swap (Linux: `vm_commit_limit`).
+pub fn commit_limit() -> u64 {
+    let memory = match KBYTES.load(Ordering::Relaxed) {
+        0 => u128::from(hotplug::ceiling() / PAGE) * u128::from(RATIO.load(Ordering::Relaxed)) / 100,
+        kbytes => (kbytes / (PAGE / 1024)).into(),
+    };
+    u64::try_from(memory).unwrap_or(u64::MAX).saturating_add(commons().swap().usage().slots)
+}
+
+/// Returns the setting vm.overcommit_memory.
 pub fn overcommit() -> u64 {
-    u64::from(!ASKS.load(Ordering::Relaxed))
+    OVERCOMMIT.load(Ordering::Relaxed).into()
 }
 
 /// Changes [`overcommit`].
 ///
 /// # Errors
-/// `EOPNOTSUPP` for 2, because the sum of all programs' requests is not counted. `EINVAL`.
+/// `EINVAL` above 2.
 pub fn set_overcommit(mode: u64) -> Result<()> {
-    match mode {
-        0 | 1 => ASKS.store(mode == 0, Ordering::Relaxed),
-        2 => return Err(Errno::EOPNOTSUPP),
-        _ => return Err(Errno::EINVAL),
-    }
+    let mode = u8::try_from(mode).ok().filter(|&mode| mode <= NEVER).ok_or(Errno::EINVAL)?;
+    OVERCOMMIT.store(mode, Ordering::Relaxed);
+    ceiling_changed();
+    Ok(())
+}
+
+/// Returns the setting vm.overcommit_ratio, in percent; 0 if kilobytes are set instead.
+pub fn overcommit_ratio() -> u64 {
+    RATIO.load(Ordering::Relaxed)
+}
+
+/// Changes [`overcommit_ratio`]; then kilobytes are not set.
+///
+/// # Errors
+/// `EINVAL` above the largest 32-bit number.
+pub fn set_overcommit_ratio(percent: u64) -> Result<()> {
+    set_part(i32::try_from(percent).map_err(|_| Errno::EINVAL)?.cast_unsigned().into(), 0)
+}
+
+/// Returns the setting vm.overcommit_kbytes, in KiB; 0 if a percentage is set instead.
+pub fn overcommit_kbytes() -> u64 {
+    KBYTES.load(Ordering::Relaxed)
+}
+
+/// Changes [`overcommit_kbytes`]; then no percentage is set.
+///
+/// # Errors
+/// None.
+pub fn set_overcommit_kbytes(kbytes: u64) -> Result<()> {
+    set_part(0, kbytes)
+}
+
+fn set_part(percent: u64, kbytes: u64) -> Result<()> {
+    RATIO.store(percent, Ordering::Relaxed);
+    KBYTES.store(kbytes, Ordering::Relaxed);
     ceiling_changed();
     Ok(())
 }

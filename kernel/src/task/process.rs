@@ -611,23 +611,25 @@ impl Process {
     /// Returns the resources that the process' threads used, ended ones included.
     ///
     /// The result never decreases. If a thread ends during the count, the count is repeated, the
-    /// third time under the lock.
+    /// third time under the lock. A few threads are counted under it at once.
     pub fn usage(&self) -> Usage {
-        let past = || {
+        /// Threads that are counted under the lock at once.
+        const FEW: usize = 8;
+        let mut tries = 0;
+        loop {
             let group = self.signals.lock();
-            (group.past, group.ended)
-        };
-        for _ in 0..2 {
-            let (mut usage, ended) = past();
-            self.threads().for_each(|thread| usage.add(&thread.usage()));
-            if past().1 == ended {
+            let (mut usage, ended) = (group.past, group.ended);
+            if group.threads.len() <= FEW || tries == 2 {
+                group.threads.iter().for_each(|thread| usage.add(&thread.usage()));
                 return usage;
             }
+            drop(group);
+            self.threads().for_each(|thread| usage.add(&thread.usage()));
+            if self.signals.lock().ended == ended {
+                return usage;
+            }
+            tries += 1;
         }
-        let group = self.signals.lock();
-        let mut usage = group.past;
-        group.threads.iter().for_each(|thread| usage.add(&thread.usage()));
-        usage
     }
     /// Returns the resources that waited-for children used.
     pub fn children_usage(&self) -> Usage {

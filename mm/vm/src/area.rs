@@ -196,8 +196,7 @@ impl<S: Memory> Area<S> {
             AreaUse::Data
         }
     }
-    /// Whether, with this protection, the area must be checked against the memory that there can
-    /// ever be, and was not checked yet.
+    /// Whether, with this protection, the area's memory must be promised, and was not promised yet.
     pub(crate) fn is_new_promise_as(&self, protection: Protection) -> bool {
         !self.is_shared()
             && protection.contains(Protection::WRITE)
@@ -260,7 +259,7 @@ impl<S: Memory> Area<S> {
     pub(crate) fn joins(&self, next: &Self) -> bool {
         self.end == next.start
             && self.protection == next.protection
-            && (self.flags ^ next.flags).difference(AreaFlags::SOFTDIRTY | AreaFlags::ACCOUNT).is_empty()
+            && (self.flags ^ next.flags).difference(AreaFlags::SOFTDIRTY).is_empty()
             && self.policy == next.policy
             && self.has_monitor_of(next)
             && self.content.continues(&next.content, self.len())
@@ -271,8 +270,7 @@ impl<S: Memory> Area<S> {
         if next.copied.is_set() {
             self.copied.set();
         }
-        // In doubt a page counts as written, and memory is checked again.
+        // In doubt a page counts as written.
         self.flags |= next.flags & AreaFlags::SOFTDIRTY;
-        self.flags &= next.flags | !AreaFlags::ACCOUNT;
     }
 }

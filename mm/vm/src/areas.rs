@@ -65,12 +65,15 @@ impl<S: Memory> Summary<VirtAddr, Area<S>> for Ground {
     }
 }
 
-/// Pages of all areas, by use (Linux: `data_vm`, `exec_vm`, `stack_vm` and `locked_vm` of the mm).
+/// Pages of all areas, by use (Linux: `data_vm`, `exec_vm`, `stack_vm` and `locked_vm` of the mm),
+/// and of promised ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct PageSums {
     by_use: [u64; AreaUse::COUNT],
     /// Of locked areas.
     pub locked: u64,
+    /// Of areas that are promised.
+    pub accounted: u64,
 }
 
 impl PageSums {
@@ -93,6 +96,9 @@ impl PageSums {
         *sum = by(*sum, pages);
         if area.flags.contains(AreaFlags::LOCKED) {
             self.locked = by(self.locked, pages);
+        }
+        if area.flags.contains(AreaFlags::ACCOUNT) {
+            self.accounted = by(self.accounted, pages);
         }
     }
     /// Applies `change` to an area that is counted here, and updates the counts.
@@ -123,7 +129,7 @@ impl<S: Memory> Areas<S> {
     const fn of(source: S, tree: Tree<VirtAddr, Area<S>, Ground>) -> Self {
         let nowhere = VirtAddr(u64::MAX);
         let (last, full) = (AtomicSlot::new(Slot::NONE), Full::UNKNOWN);
-        let sums = PageSums { by_use: [0; AreaUse::COUNT], locked: 0 };
+        let sums = PageSums { by_use: [0; AreaUse::COUNT], locked: 0, accounted: 0 };
         Self { source, tree, sums, last, full, lowest_growing: nowhere }
     }
     /// Returns the pages of all areas.

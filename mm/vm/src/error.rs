@@ -28,6 +28,8 @@ pub enum VmError {
     NoDevice,
     /// EINVAL.
     Invalid,
+    /// ENOSPC: a file in memory may have no further page ([`PromiseLimit`](crate::PromiseLimit)).
+    NoSpace,
     /// EOVERFLOW: the file offset does not fit.
     Overflow,
     /// EINTR: the calling task has to end.
@@ -57,6 +59,7 @@ impl VmError {
             Self::Exists => 17,
             Self::NoDevice => 19,
             Self::Invalid => 22,
+            Self::NoSpace => 28,
             Self::Overflow => 75,
         }
     }

@@ -46,6 +46,7 @@ impl<S: Memory> AddressSpace<S> {
             let flags = area.flags.difference(left);
             Ok(Area { content, copied, flags, monitor: None, ..*area })
         })?;
+        child.promise_areas()?;
         let mut batch = resident.tables.batch();
         for area in areas.inherited() {
             resident.source().rest();

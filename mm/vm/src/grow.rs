@@ -29,8 +29,13 @@ impl<S: Memory> AddressSpace<S> {
             }
         }
         let pages = (from.0 - page.0) / PAGE;
+        let is_promised = area.flags.contains(AreaFlags::ACCOUNT);
         self.check_limits(pages, AreaUse::Stack, limits).map_err(|_| nothing)?;
+        if is_promised {
+            self.promise(pages).map_err(|_| nothing)?;
+        }
         self.areas.move_start(from, page);
+        self.settle();
         self.count_in(pages);
         Ok(())
     }
@@ -44,8 +49,12 @@ impl<S: Memory> AddressSpace<S> {
     /// Moves the break to `new` if possible; returns its position afterwards.
     pub fn brk(&mut self, new: VirtAddr, limits: &Limits) -> VirtAddr {
         // As Linux: the call cannot fail, it just does not move the break.
-        if new >= self.brk_base && self.move_brk(new, limits).is_ok() {
-            self.brk = new;
+        if new >= self.brk_base {
+            let moved = self.move_brk(new, limits);
+            self.settle();
+            if moved.is_ok() {
+                self.brk = new;
+            }
         }
         self.brk
     }
@@ -61,7 +70,7 @@ impl<S: Memory> AddressSpace<S> {
             return Err(VmError::NoMemory);
         }
         let pages = (new_end.0 - old_end.0) / PAGE;
-        self.check_promise(pages * PAGE)?;
+        self.promise(pages)?;
         self.check_limits(pages, AreaUse::Data, limits)?;
         if !self.areas.is_usable(old_end..new_end) {
             return Err(VmError::NoMemory);

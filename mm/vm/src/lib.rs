@@ -58,6 +58,7 @@ mod monitor;
 mod new_page;
 mod pin;
 mod policy;
+mod promise;
 mod refs;
 mod registry;
 mod remap;
@@ -94,6 +95,7 @@ pub use pin::{
     LongTerm, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term, Transient, pin_fast, pin_fast_run,
 };
 pub use policy::{Policy, PolicyMode, TaskPolicy};
+pub use promise::PromiseLimit;
 pub use refs::ClearRefs;
 pub use registry::{Locking, SpaceHandle, Visited};
 pub use remap::{Pause, Remap, RemapPlace, RemapSource};

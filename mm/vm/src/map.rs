@@ -90,7 +90,10 @@ impl<S: Memory> AddressSpace<S> {
         };
         let range = start..VirtAddr(start.0 + len);
         let populate = flags.contains(AreaFlags::POPULATE);
-        let flags = flags.difference(AreaFlags::POPULATE) | AreaFlags::SOFTDIRTY | self.future;
+        let mut flags = flags.difference(AreaFlags::POPULATE) | AreaFlags::SOFTDIRTY | self.future;
+        if self.resident.commons.has_promise_limit() {
+            flags.remove(AreaFlags::NORESERVE);
+        }
         let pages = len / PAGE;
         self.check_lock(pages, flags, limits)?;
         let mut area = Area {
@@ -107,21 +110,24 @@ impl<S: Memory> AddressSpace<S> {
             if matches!(place, AreaPlace::Fixed(_)) { self.mapped_pages(range.clone()) } else { 0 };
         self.check_limits(pages.saturating_sub(replaced), area.area_use(), limits)?;
         if area.is_new_promise_as(protection) {
-            self.check_promise(len)?;
+            self.promise(pages)?;
             area.flags.insert(AreaFlags::ACCOUNT);
-        } else if matches!(area.content, AreaContent::SharedAnonymous(..))
+        } else if let AreaContent::SharedAnonymous(_, at) = &area.content
             && !flags.contains(AreaFlags::NORESERVE)
         {
-            // New memory is checked against all of the machine's memory when it is mapped, whatever
-            // its protection.
-            self.check_promise(len)?;
+            // Whatever its protection.
+            at.cache().promise_size()?;
         }
         // One for the area, two for areas that it may split.
-        self.make_room(3)?;
+        let mut is_clear = self.make_room(3);
         if matches!(place, AreaPlace::Fixed(_)) {
-            self.unmap_range(range.clone())?;
+            is_clear = is_clear.and_then(|()| self.unmap_range(range.clone()));
         }
-        self.areas.add(area);
+        if is_clear.is_ok() {
+            self.areas.add(area);
+        }
+        self.settle();
+        is_clear?;
         self.count_in(pages);
         if populate || Self::is_locked_now(flags) {
             self.owe(range.start, range.end);
@@ -248,9 +254,12 @@ impl<S: Memory> AddressSpace<S> {
         if range.is_empty() || range.end > self.layout.end {
             return Err(VmError::Invalid);
         }
-        self.unmap_range_first(range, unmapped)
+        let outcome = self.unmap_range_first(range, unmapped);
+        self.settle();
+        outcome
     }
 
+    /// The caller [settles](AddressSpace::settle).
     pub(crate) fn unmap_range(&mut self, range: Range<VirtAddr>) -> Result<(), VmError> {
         let mut unmapped = Unmapped::new(self.translation());
         self.unmap_range_first(range, &mut unmapped)
@@ -355,16 +364,21 @@ impl<S: Memory> AddressSpace<S> {
                 data += bytes / PAGE;
                 self.check_data(data, data_limit())?;
             }
-            if area.is_new_promise_as(protection) { self.check_promise(bytes) } else { Ok(()) }
+            if area.is_new_promise_as(protection) { self.promise(bytes / PAGE) } else { Ok(()) }
         });
         let range = range.start..end;
-        self.split_borders(&range)?;
+        let split = self.split_borders(&range);
+        if split.is_err() {
+            self.settle();
+        }
+        split?;
         self.areas.change(range.clone(), |area| {
             if area.is_new_promise_as(protection) {
                 area.flags.insert(AreaFlags::ACCOUNT);
             }
             area.protection = protection;
         });
+        self.settle();
         let Self { areas, resident, .. } = self;
         let mut batch = resident.tables.batch();
         for (area, part) in areas.parts(range) {

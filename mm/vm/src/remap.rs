@@ -70,6 +70,17 @@ impl<S: Memory> AddressSpace<S> {
         limits: &Limits,
         pause: &mut Pause<'_>,
     ) -> Result<VirtAddr, VmError> {
+        let outcome = self.resize_or_move(remap, limits, pause);
+        self.settle();
+        outcome
+    }
+
+    fn resize_or_move(
+        &mut self,
+        remap: Remap,
+        limits: &Limits,
+        pause: &mut Pause<'_>,
+    ) -> Result<VirtAddr, VmError> {
         let Remap { old, old_len, new_len, place, source } = remap;
         if old.page_offset() != 0 || (source == RemapSource::Keep && new_len != old_len) {
             return Err(VmError::Invalid);
@@ -184,7 +195,7 @@ impl<S: Memory> AddressSpace<S> {
             return Ok(false);
         }
         let flags = area.flags;
-        self.check_growth_promise(flags, end.0 - from.end.0)?;
+        self.promise_growth(flags, end.0 - from.end.0)?;
         let start = area.start;
         self.areas.set_end(start, end);
         self.areas.join(from.start..end);
@@ -195,8 +206,8 @@ impl<S: Memory> AddressSpace<S> {
         Ok(true)
     }
 
-    fn check_growth_promise(&self, flags: AreaFlags, bytes: u64) -> Result<(), VmError> {
-        if flags.contains(AreaFlags::ACCOUNT) { self.check_promise(bytes) } else { Ok(()) }
+    fn promise_growth(&self, flags: AreaFlags, bytes: u64) -> Result<(), VmError> {
+        if flags.contains(AreaFlags::ACCOUNT) { self.promise(bytes / PAGE) } else { Ok(()) }
     }
 
     /// Move `from`, which `remap` names and which was checked.
@@ -218,7 +229,7 @@ impl<S: Memory> AddressSpace<S> {
             }
             RemapSource::Unmap => new_len.saturating_sub(old_len),
         };
-        self.check_growth_promise(area.flags, added)?;
+        self.promise_growth(area.flags, added)?;
         let mut moved = area.clone();
         if moved.start < from.start {
             moved = moved.split_off(from.start);

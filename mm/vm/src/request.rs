@@ -82,8 +82,8 @@ bitflags! {
         /// The whole area counts as written, since it is newer than the last clearing of such
         /// marks. New areas have this flag.
         const SOFTDIRTY = 1 << 14;
-        /// The area was checked against the commit limit when it was, or became, private and
-        /// writable. It need not be so any more.
+        /// The area's memory is promised: the area was, or became, private and writable
+        /// ([`PromiseLimit`](crate::PromiseLimit)). It need not be so any more.
         const ACCOUNT = 1 << 15;
         /// It may never become writable: a shared mapping of zeroes that was not opened for writing
         /// (Linux: no VM_MAYWRITE).

@@ -14,6 +14,7 @@ use crate::cache::{Caches, MirrorControl};
 use crate::events::{EVENTS, Event};
 use crate::huge::HugeControl;
 use crate::huge::LARGE;
+use crate::promise::Promises;
 use crate::registry::{Registry, SpaceHandle};
 use crate::request::{AreaFlags, Layout, Limits, SharedWrite};
 use crate::resident::Resident;
@@ -42,7 +43,7 @@ pub struct Commons<S: Memory> {
     pub(crate) mirrors: MirrorControl,
     pub(crate) turns: Turns,
     pub(crate) vdso: spin::Once<Vdso<S>>,
-    commit_limit: AtomicU64,
+    pub(crate) promises: Arc<Promises>,
     max_areas: AtomicUsize,
 }
 
@@ -55,7 +56,7 @@ impl<S: Memory> Commons<S> {
         let zero = Frame::allocate_zeroed(source)?;
         let (huge, events, spaces) = (HugeControl::new(), Tally::new(), Registry::new());
         let (swap, caches, turns) = (Swap::new(source), Caches::new(), Turns::new());
-        let (vdso, commit_limit) = (spin::Once::new(), AtomicU64::new(u64::MAX));
+        let (vdso, promises) = (spin::Once::new(), Arc::new(Promises::new()));
         let max_areas = AtomicUsize::new(DEFAULT_MAX_AREAS);
         Ok(Arc::new(Self {
             source,
@@ -69,7 +70,7 @@ impl<S: Memory> Commons<S> {
             mirrors: MirrorControl::new(),
             turns,
             vdso,
-            commit_limit,
+            promises,
             max_areas,
         }))
     }
@@ -77,14 +78,6 @@ impl<S: Memory> Commons<S> {
     /// has an effect. Returns the frames of the first call.
     pub fn set_vdso(&self, vdso: Vdso<S>) -> &Vdso<S> {
         self.vdso.call_once(|| vdso)
-    }
-    /// Sets the limit of one request for private or new memory, as in Linux' heuristic overcommit:
-    /// more than `bytes` could never be backed and is refused. Without a call there is no limit.
-    pub fn set_commit_limit(&self, bytes: u64) {
-        self.commit_limit.store(bytes, Ordering::Relaxed);
-    }
-    pub(crate) fn commit_limit(&self) -> u64 {
-        self.commit_limit.load(Ordering::Relaxed)
     }
     /// Returns the most areas that an address space has; mmap makes one more, as on Linux.
     pub fn max_areas(&self) -> usize {
@@ -138,6 +131,8 @@ pub struct AddressSpace<S: Memory> {
     /// Pages of all areas.
     pub(crate) total: u64,
     pub(crate) peak_total: u64,
+    /// Pages that the space has added to the sum of promises.
+    pub(crate) promised: AtomicU64,
     /// Flags that new areas get in addition to the requested ones (mlockall's MCL_FUTURE).
     pub(crate) future: AreaFlags,
     pub(crate) handle: Option<Weak<dyn SpaceHandle<S>>>,
@@ -169,6 +164,7 @@ impl<S: Memory> AddressSpace<S> {
             brk: layout.lowest,
             total: 0,
             peak_total: 0,
+            promised: AtomicU64::new(0),
             future: AreaFlags::empty(),
             handle: None,
             due: None,
@@ -298,17 +294,12 @@ impl<S: Memory> AddressSpace<S> {
         let over = || self.data_pages().saturating_add(pages) > limit >> PAGE_SHIFT;
         if limit != u64::MAX && over() { Err(VmError::NoMemory) } else { Ok(()) }
     }
-
-    /// Checks whether there can ever be `bytes` more of memory. Only the present request counts, as
-    /// in Linux' heuristic.
-    pub(crate) fn check_promise(&self, bytes: u64) -> Result<(), VmError> {
-        if bytes > self.resident.commons.commit_limit() { Err(VmError::NoMemory) } else { Ok(()) }
-    }
 }
 
 impl<S: Memory> Drop for AddressSpace<S> {
     fn drop(&mut self) {
         self.add_filled();
+        self.take_back_promise();
         self.resident.commons.spaces.remove(self.id);
         let Self { areas, resident, .. } = self;
         let mut batch = resident.tables.batch();

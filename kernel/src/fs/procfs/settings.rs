@@ -362,7 +362,10 @@ fn fill_core(kernel: &Arc<PseudoDir>) {
 fn fill_vm(vm: &Arc<PseudoDir>) {
     let overcommit = Number { get: stats::overcommit, set: stats::set_overcommit };
     vm.generated("overcommit_memory", 0o644, overcommit);
-    vm.constant("overcommit_ratio", "50");
+    let ratio = Number { get: stats::overcommit_ratio, set: stats::set_overcommit_ratio };
+    vm.generated("overcommit_ratio", 0o644, ratio);
+    let kbytes = Number { get: stats::overcommit_kbytes, set: stats::set_overcommit_kbytes };
+    vm.generated("overcommit_kbytes", 0o644, kbytes);
     let set = |most: u64| {
         let most = usize::try_from(most).ok().filter(|&most| most <= i32::MAX as usize);
         crate::mem::commons().set_max_areas(most.ok_or(Errno::EINVAL)?);
@@ -384,7 +387,6 @@ fn fill_vm(vm: &Arc<PseudoDir>) {
     vm.constant("vfs_cache_pressure", "100");
     vm.constant("admin_reserve_kbytes", "0");
     vm.constant("user_reserve_kbytes", "0");
-    vm.constant("overcommit_kbytes", "0");
     let set = userfault::set_unprivileged;
     vm.generated("unprivileged_userfaultfd", 0o644, Number { get: userfault::unprivileged, set });
     reclaim(vm);

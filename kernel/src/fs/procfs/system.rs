@@ -169,8 +169,8 @@ fn meminfo(out: &mut Text) -> Result<()> {
     line("NFS_Unstable:", 0);
     line("Bounce:", bounce);
     line("WritebackTmp:", 0);
-    line("CommitLimit:", total / 2 + swap.slots);
-    line("Committed_AS:", anonymous + shared);
+    line("CommitLimit:", mem::stats::commit_limit());
+    line("Committed_AS:", mem::commons().promised_pages());
     line("VmallocTotal:", VMALLOC_FRAMES);
     line("VmallocUsed:", kernel.saturating_sub(heap));
     line("VmallocChunk:", 0);

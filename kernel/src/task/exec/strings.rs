@@ -80,7 +80,12 @@ impl Strings {
     }
     /// Returns the strings, without their NULs.
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
-        self.bytes.split(|&byte| byte == 0).take(self.count)
+        let mut rest = &*self.bytes;
+        core::iter::from_fn(move || {
+            let text = user::up_to_nul(rest)?;
+            rest = &rest[text.len() + 1..];
+            Some(text)
+        })
     }
     /// Returns the offset of each string in the bytes.
     pub fn offsets(&self) -> impl Iterator<Item = usize> {

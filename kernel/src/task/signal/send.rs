@@ -166,7 +166,8 @@ impl Process {
         if !blocked && (self.ignores(signal) || self.holds(shield, signal)) {
             let keeps = match target {
                 Target::Thread(thread) => thread.keeps_ignored(signal),
-                Target::Process => group.threads.iter().any(|thread| thread.keeps_ignored(signal)),
+                // As on Linux the first thread decides for all: `sig_ignored` in kernel/signal.c.
+                Target::Process => group.threads.first().is_some_and(|thread| thread.keeps_ignored(signal)),
             };
             if !keeps {
                 return Ok(Posted { parent, kept: KeptSignal::Nothing });

@@ -23,13 +23,14 @@ mod index;
 mod io;
 mod mirrors;
 mod moved;
+mod promised;
 mod refault;
 mod resize;
 mod swapped;
 mod writeback;
 
 use alloc::collections::BTreeMap;
-use alloc::sync::{Arc, Weak};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -38,7 +39,6 @@ use freehold_frame::{Frame, NodePolicy, Owner, PageCache as CacheKind, Request};
 use freehold_machine::{PAGE, Pfn};
 use freehold_paging::Memory;
 
-use crate::Commons;
 use crate::error::{FaultError, FaultKind, VmError};
 pub(crate) use attach::Attachment;
 pub(crate) use attach::PageSet;
@@ -55,6 +55,8 @@ pub(crate) use mirrors::MirrorDefect;
 pub use mirrors::{CacheChange, MirrorText};
 pub(crate) use moved::Caches;
 pub use moved::Evacuated;
+use moved::Listed;
+use promised::CachePromise;
 pub use refault::refaults;
 pub use resize::{Allocation, Batch};
 
@@ -122,7 +124,8 @@ pub struct PageCache<S: Memory> {
     ahead: ReadAhead,
     /// The list in which the cache is found by its number. Once it is set, the cache's pages may be
     /// swapped out.
-    listed: spin::Once<Weak<Commons<S>>>,
+    listed: spin::Once<Listed<S>>,
+    promised: CachePromise,
     /// The cache's pages are never swapped out.
     stays: AtomicBool,
     /// Set for secret memory, whose bytes only programs that map it can access: the account of its
@@ -214,6 +217,7 @@ impl<S: Memory> PageCache<S> {
         };
         let (size, ahead) = (AtomicU64::new(0), ReadAhead::default());
         let (listed, stays) = (spin::Once::new(), AtomicBool::new(false));
+        let promised = CachePromise::default();
         let errors = WriteErrors::default();
         Arc::new(Self {
             id,
@@ -222,6 +226,7 @@ impl<S: Memory> PageCache<S> {
             size,
             ahead,
             listed,
+            promised,
             stays,
             secret,
             errors,
@@ -425,7 +430,7 @@ impl<S: Memory> PageCache<S> {
     fn insert(&self, index: u64, frame: Frame<CacheKind, S>) -> Result<Option<Frame<CacheKind, S>>, VmError> {
         let mut inner = self.inner.lock();
         if !inner.index.has(index) {
-            inner.index.insert(index, frame)?;
+            self.add_page(&mut inner, index, frame)?;
         } else if inner.index.swap_place(index).is_some() {
             return Ok(None);
         }
@@ -510,7 +515,7 @@ impl<S: Memory> PageCache<S> {
         if inner.index.has(index) {
             return Err(VmError::Exists);
         }
-        inner.index.insert(index, frame)?;
+        self.add_page(&mut inner, index, frame)?;
         inner.index.hand_out(index)?.ok_or(VmError::Fault)
     }
 

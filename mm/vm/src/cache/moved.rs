@@ -29,6 +29,7 @@ use super::mirrors::is_idle;
 use crate::Commons;
 use crate::migrate::{CachedPage, MigrateOutcome};
 use crate::new_page::move_charge;
+use crate::promise::Promises;
 
 /// The caches of a system by number, for code that knows only a frame.
 pub(crate) struct Caches<S: Memory> {
@@ -71,7 +72,8 @@ impl<S: Memory> Commons<S> {
     /// Makes the pages of `cache` findable by their frames, as long as the cache exists. From then
     /// on its pages may be swapped out, if they are in memory only.
     pub fn list(self: &Arc<Self>, cache: &Arc<PageCache<S>>) {
-        cache.listed.call_once(|| Arc::downgrade(self));
+        let promises = self.promises.clone();
+        cache.listed.call_once(|| Listed { commons: Arc::downgrade(self), promises });
         let before = self.caches.list.lock().insert(cache.id(), Arc::downgrade(cache));
         drop(before);
     }
@@ -158,12 +160,27 @@ impl<S: Memory> PageCache<S> {
     }
 }
 
+/// What a listed cache knows of the system's state.
+pub(super) struct Listed<S: Memory> {
+    commons: Weak<Commons<S>>,
+    /// Apart, since pages are made and removed often: no count of references changes.
+    pub(super) promises: Arc<Promises>,
+}
+
+impl<S: Memory> PageCache<S> {
+    /// Returns the system's state, if the cache is listed there.
+    pub(super) fn commons(&self) -> Option<Arc<Commons<S>>> {
+        self.listed.get()?.commons.upgrade()
+    }
+}
+
 impl<S: Memory> Drop for PageCache<S> {
     fn drop(&mut self) {
+        self.take_back_promise();
         if let Some(account) = &self.secret {
             account.give_back(self.pages());
         }
-        if let Some(commons) = self.listed.get().and_then(Weak::upgrade) {
+        if let Some(commons) = self.commons() {
             commons.caches.forget(self.id);
             let (index, mut next) = (&mut self.inner.get_mut().index, 0);
             while let Some((page, _)) = index.next_swapped(next..u64::MAX) {

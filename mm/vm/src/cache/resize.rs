@@ -167,6 +167,7 @@ impl<S: Memory> PageCache<S> {
             *place = inner.index.remove_swapped(page);
             *next = page + 1;
         }
+        self.settle(&inner);
         let is_last = batch.iter().any(|(frame, place)| frame.is_none() && place.is_none());
         inner.fills.spoil(first..if is_last { end } else { *next });
         drop(inner);
@@ -231,7 +232,7 @@ impl<S: Memory> PageCache<S> {
         let mut inner = self.inner.lock();
         let is_hole = !inner.index.has(page);
         if is_hole {
-            inner.index.insert(page, frame)?;
+            self.add_page(&mut inner, page, frame)?;
             inner.index.note_ahead(page);
         }
         Ok(is_hole)
@@ -268,6 +269,7 @@ impl<S: Memory> PageCache<S> {
     }
     fn drop_from(&self, mut inner: spin::MutexGuard<'_, CacheInner<S>>, index: u64) {
         let (frame, place) = (inner.index.remove(index), inner.index.remove_swapped(index));
+        self.settle(&inner);
         drop(inner);
         drop(frame);
         place.into_iter().for_each(|place| self.leave_slot(place));

@@ -26,7 +26,7 @@
 //!
 //! **Locks.** The cache's, then the swap's. Stores are called with neither.
 
-use alloc::sync::{Arc, Weak};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::{ControlFlow, Range};
 use core::sync::atomic::Ordering;
@@ -193,7 +193,7 @@ impl<S: Memory> PageCache<S> {
     /// Drops an entry of the index for `place`.
     pub(super) fn leave_slot(&self, place: SwapPlace) {
         if place != SwapPlace::LOST
-            && let Some(commons) = self.listed.get().and_then(Weak::upgrade)
+            && let Some(commons) = self.commons()
         {
             commons.swap.leave(place);
         }
@@ -328,7 +328,7 @@ impl<S: Memory> PageCache<S> {
             if let Some(frame) = self.get(index)? {
                 return Ok(Some((frame, FaultKind::Minor)));
             }
-            let Some(commons) = self.listed.get().and_then(Weak::upgrade) else { return Ok(None) };
+            let Some(commons) = self.commons() else { return Ok(None) };
             let run = self.enter(index, &commons)?;
             let Some(&first) = run.first() else {
                 // A hole, unless another task has just brought it in.

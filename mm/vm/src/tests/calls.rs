@@ -179,7 +179,7 @@ fn limits_are_kept_to_the_page() {
 fn what_can_never_be_there_is_refused_to_who_asks_for_it_in_whatever_way() {
     let world = World::new();
     let mut p = world.process(0);
-    world.commons.set_commit_limit(100 * PAGE);
+    world.commons.set_promise_limit(PromiseLimit::Request(100 * PAGE));
     let map = |pages, protection, backing| p.map(AreaPlace::Anywhere, pages, protection, backing);
     assert_eq!(map(101, RW, Backing::Anonymous), Err(VmError::NoMemory));
     assert_eq!(map(101, Protection::NONE, Backing::SharedAnonymous), Err(VmError::NoMemory));

@@ -11,6 +11,7 @@ mod migrate;
 mod mirrors;
 mod monitor;
 mod pins;
+mod promises;
 mod random;
 mod refs;
 mod registry;

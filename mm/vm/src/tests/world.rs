@@ -56,6 +56,7 @@ impl World {
     pub fn end(self) {
         self.model().assert_coherent();
         assert_eq!(Arc::strong_count(&self.commons), 1, "an address space still lives");
+        assert_eq!(self.commons.promised_pages(), 0, "promises that nobody holds");
         drop(self.commons);
         self.frames.assert_all_free();
     }
@@ -185,7 +186,10 @@ impl Process {
             self.roots.load(&self.model.pin(), &mut None);
             let result = f();
             match self.judge {
-                Judge::EachRun => self.model.assert_coherent(),
+                Judge::EachRun => {
+                    self.model.assert_coherent();
+                    self.space().validate_promise();
+                }
                 // Other threads may be between a change and its flush, so each run starts with an
                 // empty TLB.
                 Judge::AtTheEnd => self.leave(),
