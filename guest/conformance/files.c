@@ -319,6 +319,36 @@ static void devices(void)
 	PROMISE("/dev/fd names our descriptors", ({ char name[32]; snprintf(name, sizeof name, "/dev/fd/%d", null); access(name, F_OK) == 0; }));
 }
 
+/* Returns what access(2) says of a path of `length` slashes and a dot that ends `before` bytes before
+ * the end of a page behind which there is none. */
+static int slashes(char *end, size_t length, size_t before)
+{
+	char *path = end - before - length - 2;
+	memset(path, '/', length);
+	strcpy(path + length, ".");
+	return access(path, F_OK) == 0 ? 0 : errno;
+}
+
+static void strings(void)
+{
+	char *pages = mmap(NULL, 4 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *end = pages + 3 * 4096;
+	NEED(pages != MAP_FAILED && munmap(end, 4096) == 0);
+	static const size_t lengths[] = { 1, 6, 7, 8, 61, 62, 63, 64, 65, 500, 574, 575, 576, 577, 4000, 4093, 4094 };
+	int ends = 1, inside = 1;
+	for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+		ends &= slashes(end, lengths[i], 0) == 0;
+		for (size_t before = 1; before < 70; before += 17)
+			inside &= slashes(end, lengths[i], before) == 0;
+	}
+	PROMISE("a path may end where its page ends", ends);
+	PROMISE("or anywhere, in one page or in two", inside);
+	PROMISE("it has at most 4,095 bytes", slashes(end, 4095, 0) == ENAMETOOLONG && slashes(end, 4500, 10) == ENAMETOOLONG);
+	memset(end - 100, '/', 100);
+	FAILS_WITH("and no part of it is in memory that is not there", access(end - 100, F_OK), EFAULT);
+	FAILS_WITH("nor its first byte", access(end, F_OK), EFAULT);
+	munmap(pages, 3 * 4096);
+}
+
 int main(void)
 {
 	char folder[] = "/tmp/files-XXXXXX";
@@ -332,5 +362,6 @@ int main(void)
 	spaces();
 	rights();
 	devices();
+	strings();
 	return conclude();
 }

@@ -18,6 +18,10 @@ use crate::hw::{self, Faults};
 use crate::sched::thread::{self, Drain, Fill, PinnedPart, ThreadOwner};
 use crate::{Errno, Result};
 
+mod string;
+
+pub use string::{bounded_string, string, up_to_nul, visit_string};
+
 /// Length of the longest path that a program may pass, with its NUL (PATH_MAX).
 pub const PATH_MAX: usize = 4096;
 /// Largest number of buffers that a vectored call may name (IOV_MAX).
@@ -295,37 +299,6 @@ pub fn zeroed<T: FromBytes + Clone>(count: usize) -> Result<Vec<T>> {
 /// `EFAULT`, `ENOMEM`.
 pub fn read_vec(address: u64, length: usize) -> Result<Vec<u8>> {
     UserPtr::<u8>::new(address).read_many(length)
-}
-
-/// Reads the path at `address`, without its NUL; may sleep.
-///
-/// # Errors
-/// `EFAULT`, `ENOMEM`; `ENAMETOOLONG` if there is no NUL within [`PATH_MAX`] bytes.
-pub fn string(address: u64) -> Result<Vec<u8>> {
-    bounded_string(address, PATH_MAX, Errno::ENAMETOOLONG)
-}
-
-/// Reads the string at `address`, without its NUL; may sleep.
-///
-/// # Errors
-/// `EFAULT`, `ENOMEM`; `too_long` if there is no NUL within `max` bytes.
-pub fn bounded_string(address: u64, max: usize, too_long: Errno) -> Result<Vec<u8>> {
-    let length = hw::user_string_length(address, max).ok_or(Errno::EFAULT)?;
-    if length >= max {
-        return Err(too_long);
-    }
-    let mut bytes = read_vec(address, length)?;
-    // Another thread may have changed it meanwhile: the string ends at its first NUL.
-    if let Some(text) = up_to_nul(&bytes) {
-        let end = text.len();
-        bytes.truncate(end);
-    }
-    Ok(bytes)
-}
-
-/// Returns the bytes before the first NUL, if there is one. The search takes a word at a time.
-pub fn up_to_nul(bytes: &[u8]) -> Option<&[u8]> {
-    core::ffi::CStr::from_bytes_until_nul(bytes).ok().map(core::ffi::CStr::to_bytes)
 }
 
 /// A run of a program's bytes, as a [`Sink`] and a [`Source`]. Its layout is that of the `struct

@@ -174,9 +174,14 @@ impl Extents {
                 most: 15,
                 timed: 5,
             },
-            Extent::Quick => {
-                Extents { loads: &LOADS[4..5], sides: &[GROWING, FIXED], counted: 1, judged: 1, most: 1, timed: 1 }
-            }
+            Extent::Quick => Extents {
+                loads: &LOADS[4..5],
+                sides: &[GROWING, FIXED],
+                counted: 1,
+                judged: 1,
+                most: 1,
+                timed: 1,
+            },
         };
         Extents { timed: settings.boots.unwrap_or(extents.timed), ..extents }
     }

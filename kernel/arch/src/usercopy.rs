@@ -327,50 +327,9 @@ pub fn compare_exchange_u32(at: VirtAddr, current: u32, new: u32, faults: Faults
     (loaded.failed == 0).then_some(loaded.value as u32)
 }
 
-/// Returns the bytes before the first NUL, at most `max`; `None` if an unreadable byte comes first.
-pub fn strnlen(from: VirtAddr, max: usize, faults: Faults) -> Option<usize> {
-    let mut done = 0;
-    while done < max {
-        // Aligned words never cross a page, so bytes after the NUL cannot cause a fault of their
-        // own.
-        let at = VirtAddr(from.0.checked_add(done as u64)?);
-        let skip = (at.0 & 7) as usize;
-        let word = load_u64(VirtAddr(at.0 - skip as u64), faults)? | low_bytes(skip);
-        let zero = zero_byte(word);
-        if zero < 8 {
-            return Some((done + zero - skip).min(max));
-        }
-        done += 8 - skip;
-    }
-    Some(max)
-}
-
-/// A mask of the `count` lowest bytes, 0..8.
-const fn low_bytes(count: usize) -> u64 {
-    (1 << (8 * count)) - 1
-}
-
-/// Index of the lowest zero byte; 8 if there is none.
-const fn zero_byte(word: u64) -> usize {
-    const ONES: u64 = 0x0101_0101_0101_0101;
-    let marks = word.wrapping_sub(ONES) & !word & (ONES << 7);
-    (marks.trailing_zeros() / 8) as usize
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_lowest_zero_byte_is_found() {
-        for index in 0..8 {
-            let word = !(0xffu64 << (8 * index));
-            assert_eq!(zero_byte(word), index);
-        }
-        assert_eq!(zero_byte(u64::MAX), 8);
-        assert_eq!(zero_byte(0x8080_8080_8080_8080), 8);
-        assert_eq!(zero_byte(0x0100), 0);
-    }
 
     #[test]
     fn nothing_reaches_beyond_the_user_half() {

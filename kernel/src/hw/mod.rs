@@ -135,7 +135,3 @@ pub fn fill_random(bytes: &mut [u8]) {
 pub fn bugs() -> impl Iterator<Item = &'static str> {
     speculation::bugs()
 }
-/// The length of a NUL-terminated string of at most `max` bytes.
-pub fn user_string_length(at: u64, max: usize) -> Option<usize> {
-    usercopy::strnlen(VirtAddr(at), max, Faults::Sleep)
-}

@@ -88,15 +88,3 @@ pub fn compare_exchange_u32(at: VirtAddr, current: u32, new: u32, faults: Faults
     }
     Some(before)
 }
-/// Returns the number of bytes before the first NUL, at most `max`; `None` if an unreadable byte
-/// comes first.
-pub fn strnlen(from: VirtAddr, max: usize, faults: Faults) -> Option<usize> {
-    for done in 0..max {
-        let mut byte = [0];
-        load(VirtAddr(from.0.checked_add(done as u64)?), &mut byte, faults)?;
-        if byte[0] == 0 {
-            return Some(done);
-        }
-    }
-    Some(max)
-}

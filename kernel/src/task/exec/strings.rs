@@ -54,8 +54,11 @@ impl Strings {
             if pointer == 0 {
                 return Ok(strings);
             }
-            let text = WipedBytes::from(user::bounded_string(pointer, MAX_STRING, Errno::E2BIG)?);
-            strings.push(&text)?;
+            user::visit_string(pointer, MAX_STRING, Errno::E2BIG, |part| {
+                Ok(strings.bytes.try_extend(part)?)
+            })?;
+            strings.bytes.try_extend(&[0])?;
+            strings.count += 1;
             if strings.size() > limit {
                 return Err(Errno::E2BIG);
             }

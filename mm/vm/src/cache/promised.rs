@@ -56,7 +56,8 @@ impl<S: Memory> PageCache<S> {
     }
     #[cold]
     fn promise_page(&self, listed: &Listed<S>) -> Result<(), VmError> {
-        let is_exempt = self.store.is_some() || self.is_secret() || self.promised.is_sized.load(Ordering::Relaxed);
+        let is_exempt =
+            self.store.is_some() || self.is_secret() || self.promised.is_sized.load(Ordering::Relaxed);
         if !is_exempt {
             let added = listed.promises.ask(self.cpu(), 1).map_err(|_| VmError::NoSpace)?;
             self.promised.pages.fetch_add(added, Ordering::Relaxed);
