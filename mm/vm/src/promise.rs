@@ -2,12 +2,12 @@
 //! without asking again (Linux: vm.overcommit_memory and Committed_AS).
 //!
 //! Promised are
-//! - private areas that are, or once were, writable ([`AreaFlags::ACCOUNT`](crate::AreaFlags::ACCOUNT)), by their pages;
+//! - private areas that are, or once were, writable ([`AreaFlags::ACCOUNT`]), by their pages;
 //! - shared anonymous memory, and other memory whose whole size was
 //!   [promised](crate::PageCache::promise_size), by its size;
 //! - pages of other files that are only in memory, each from when it is made.
 //!
-//! Memory for which no promise was asked for ([`AreaFlags::NORESERVE`](crate::AreaFlags::NORESERVE)) is not promised, unless the
+//! Memory for which no promise was asked for ([`AreaFlags::NORESERVE`]) is not promised, unless the
 //! sum has a limit.
 //!
 //! **Settling.** A space and a cache know what they have added to the sum. At the end of a change
@@ -17,8 +17,11 @@
 //! both may be refused by it. A limit that is set, or lowered, below the sum takes nothing back.
 //!
 //! The sum is kept per CPU, so a change stores to no cache line that other CPUs use.
+//!
+//! [`AreaFlags::ACCOUNT`]: crate::AreaFlags::ACCOUNT
+//! [`AreaFlags::NORESERVE`]: crate::AreaFlags::NORESERVE
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use freehold_machine::{CpuId, Cpus as _, PAGE_SHIFT, Tally};
 use freehold_paging::Memory;
@@ -93,6 +96,8 @@ impl Promises {
     #[cold]
     fn ask_of_sum(&self, cpu: CpuId, pages: u64) -> Result<u64, VmError> {
         self.change(cpu, 0, pages);
+        // Of two CPUs that ask at the same time, one at least sees what the other adds.
+        fence(Ordering::SeqCst);
         if self.sum() <= self.most.load(Ordering::Relaxed) {
             return Ok(pages);
         }

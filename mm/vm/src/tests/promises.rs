@@ -142,6 +142,34 @@ fn a_file_in_memory_promises_each_page_that_it_has() {
 }
 
 #[test]
+fn cpus_that_ask_at_the_same_time_are_not_promised_the_same_memory() {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    const MOST: u64 = 5;
+    let world = world_of(MOST);
+    let had = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for cpu in 0..3 {
+            let (model, commons, had) = (world.model(), world.commons.clone(), &had);
+            scope.spawn(move || {
+                model.on_cpu(freehold_machine::CpuId(cpu), || {
+                    for round in 0..2000 {
+                        let pages = 1 + round % 3;
+                        let mut space = AddressSpace::new(&commons, layout()).unwrap();
+                        if space.promise(pages).is_ok() {
+                            assert!(had.fetch_add(pages, Ordering::SeqCst) + pages <= MOST);
+                            had.fetch_sub(pages, Ordering::SeqCst);
+                        }
+                        space.settle();
+                    }
+                });
+            });
+        }
+    });
+    assert_eq!(world.commons.promised_pages(), 0);
+    world.end();
+}
+
+#[test]
 fn without_a_limit_memory_without_reserve_is_no_promise() {
     let world = World::new();
     let p = world.process(0);
