@@ -18,7 +18,7 @@ use host as machine;
 use core::ops::Deref;
 
 use freehold_buddy::Buddy;
-use freehold_frame::{FrameSource, FrameTable, Order, OutOfMemory, Payer, Request};
+use freehold_frame::{FrameSource, FrameTable, Order, OutOfMemory, Owner, Payer, Request};
 use freehold_machine::{CpuId, CpuSet, Cpus, Flush, NodeId, Pfn, Tlb, VirtAddr};
 
 pub use machine::*;
@@ -79,9 +79,12 @@ impl FrameSource for Frames {
     fn rest(self) {
         self.allocator().rest();
     }
-    #[inline(always)]
     fn release(self, block: Pfn, order: Order) {
         self.allocator().release(block, order);
+    }
+    #[inline(always)]
+    fn release_of(self, likely: Owner, block: Pfn, order: Order) {
+        self.allocator().release_of(likely, block, order);
     }
 }
 

@@ -189,6 +189,6 @@ impl FrameProvider for KernelFrames {
 
     fn free(&self, first: Pfn, order: u32) {
         let order = Order::new(order).expect("only orders that were handed out come back");
-        frames().release(first, order);
+        frames().release_of(Owner::Kernel, first, order);
     }
 }

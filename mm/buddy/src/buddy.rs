@@ -15,7 +15,7 @@ use crate::arena::Arena;
 use crate::block::Blocks;
 use crate::misuse::Misuse;
 use crate::options::{Options, Wipe};
-use crate::pcp::{ListLines, Pcp};
+use crate::pcp::{CpuLists, Hit, Pcp};
 use crate::rng::Rng;
 use crate::shape::Shapes;
 use crate::word::Plain;
@@ -36,9 +36,9 @@ pub struct Buddy<M: Machine + PhysicalBytes> {
     pub(crate) zones: [Option<Zone>; MAX_NODES],
     /// For each node, the nodes with memory in order of distance; `NONE` after the last.
     pub(crate) nearest: [[u8; MAX_NODES]; MAX_NODES],
-    /// The CPUs' lists for requests that they serve directly. Closed for CPUs that do not exist,
-    /// and if every block's bytes are [accessed](Bytes::Looked).
-    pub(crate) list_lines: ListLines,
+    /// The CPUs' lists for requests and frees that they serve directly. If every block's bytes are
+    /// [accessed](Bytes::Looked), the lists refuse them.
+    pub(crate) cpu_lists: CpuLists,
     pub(crate) pcps: &'static [Pcp],
     /// For each CPU, its number among the CPUs whose lists hold the same node's blocks, which is
     /// also its arena's number there.
@@ -104,9 +104,9 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
     #[inline(always)]
     fn hit(&self, owner: Owner, order: Order, content: Content) -> Option<Pfn> {
         let pinned = self.machine.pin();
-        let list = self.list_lines.serving(pinned.cpu(), owner, order);
+        let list = self.serving(&pinned, owner, order);
         let block = list.pop()?;
-        if self.table.get(block).is_none_or(|record| record.hand_out(list.tag).is_err()) {
+        if self.table.get(block).is_none_or(|record| record.hand_out(list.tag()).is_err()) {
             self.report_owned(block);
             return None;
         }
@@ -118,21 +118,33 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         Some(block)
     }
 
+    /// The list of this CPU that serves an owner and order.
+    #[inline(always)]
+    fn serving(&self, pinned: &Pinned<M>, owner: Owner, order: Order) -> Hit<'_> {
+        Hit::serving(self.cpu_lists[usize::from(pinned.cpu().0) % MAX_CPUS], owner, order)
+    }
+
     /// Frees a block. Anything that is not an allocated block of this size is reported as
     /// [`Misuse`] and left unchanged.
-    #[inline(always)]
     pub fn release(&self, block: Pfn, order: Order) {
+        let owner = self.table.get(block).map_or(Owner::Free, |record| record.state().owner());
+        self.release_of(owner, block, order);
+    }
+    /// As [`Buddy::release`], for a caller that knows the likely owner. The block's record decides;
+    /// a free for the right owner is cheaper.
+    #[inline(always)]
+    pub fn release_of(&self, likely: Owner, block: Pfn, order: Order) {
         if self.machine.charges_frames() {
             self.uncharge(block, order);
         }
         let pinned = self.machine.pin();
-        let list = self.list_lines.guess(pinned.cpu(), order);
+        let list = self.serving(&pinned, likely, order);
         if let Some(record) = self.table.get(block)
-            && record.is_freeable_as(list.tag)
-            && list.push(block, self.blocks)
+            && record.is_freeable_as(list.tag())
+            && list.push(block, &self.blocks)
         {
-            record.take_back(list.trace);
-            self.trace_owner(block, order, (list.tag.owner(), Owner::Free));
+            record.take_back(list.trace());
+            self.trace_owner(block, order, (likely, Owner::Free));
             return;
         }
         self.release_slowly(pinned, block, order);
@@ -206,7 +218,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         }
     }
     /// Frees a block in the less common cases. The block is not the caller's, or has another owner
-    /// than the last one of its size. Or it has no place in the lists (too large, of another node,
+    /// than the likely one. Or it has no place in the lists (too large, of another node,
     /// or the list is full). Or its bytes are to be overwritten.
     #[cold]
     #[inline(never)]
@@ -229,7 +241,6 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
             // Lists never hold such a block: it is returned to its pageblock at once.
             return self.give_back_one(&pinned, node, block, order);
         };
-        pcp.set_guess(list);
         if node == pcp.node() && !pcp.is_sparse(block, self.blocks) {
             if pcp.push(list, block) {
                 return;
@@ -341,9 +352,12 @@ impl<M: Machine + PhysicalBytes> FrameSource for &'static Buddy<M> {
             rest();
         }
     }
-    #[inline(always)]
     fn release(self, block: Pfn, order: Order) {
         Buddy::release(self, block, order);
+    }
+    #[inline(always)]
+    fn release_of(self, likely: Owner, block: Pfn, order: Order) {
+        Buddy::release_of(self, likely, block, order);
     }
 }
 

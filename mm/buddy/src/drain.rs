@@ -42,7 +42,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         let asked = pcp.drain_requested();
         let zone = self.zone(pcp.node());
         if moment == Moment::Tick && !asked {
-            pcp.set_sparse(Some(zone.sparse()));
+            pcp.set_sparse(zone.sparse());
             return;
         }
         if asked || zone.free() < zone.marks().high {
@@ -105,7 +105,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
             self.put_all(pinned, self.zone(node), blocks, order_of);
         }
         if !waiting.is_empty() {
-            pcp.set_sparse(Some(self.zone(pcp.node()).sparse()));
+            pcp.set_sparse(self.zone(pcp.node()).sparse());
         }
         pcp.clear_homeward();
     }

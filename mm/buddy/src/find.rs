@@ -165,7 +165,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
                     output.reverse();
                 }
                 pcp.fill(list, output.len());
-                pcp.set_sparse(Some(zone.sparse()));
+                pcp.set_sparse(zone.sparse());
                 pcp.pop(list)
             }
             (None, Some(list)) => {

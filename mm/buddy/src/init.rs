@@ -19,10 +19,10 @@ use crate::arena::ARENA_WORDS;
 use crate::block::{BITMAP_WORDS, BLOCK_WORDS, BlockId, BlockState, Blocks, Fill};
 use crate::buddy::{Buddy, Bytes, NONE};
 use crate::options::{Check, Options, Wipe};
-use crate::pcp::{ListLines, Pcp, Plan};
+use crate::pcp::{Hits, Pcp, Plan};
 use crate::place::Bins;
 use crate::runs::BlockRuns;
-use crate::shape::{Draws, Shapes};
+use crate::shape::{Draws, MOST_SINGLES, Shapes};
 use crate::word::Plain;
 use crate::zone::{Parts, ZONE_WORDS, Zone};
 
@@ -152,7 +152,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
             blocks: Blocks::new(blocks),
             zones: [const { None }; MAX_NODES],
             nearest: nearest(topology),
-            list_lines: ListLines::shut(&pcps[0]),
+            cpu_lists: [&pcps[0]; MAX_CPUS],
             pcps,
             slots: [0; MAX_CPUS],
             shapes,
@@ -182,15 +182,14 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         for (cpu, pcp) in self.pcps.iter().enumerate().take(self.cpus) {
             let node = self.machine.node_of_cpu(CpuId(cpu as u16));
             let home = NodeId(self.nearest[usize::from(node.0) % MAX_NODES][0]);
-            if self.bytes == Bytes::Left {
-                self.list_lines.open(cpu, pcp);
-            }
+            self.cpu_lists[cpu] = pcp;
             let before = (0..cpu).filter(|other| self.pcp(CpuId(*other as u16)).node() == home);
             self.slots[cpu] = before.count() as u8;
             let cpu = CpuId(cpu as u16);
             let draws = if self.shuffled { Draws::From(self.options.shuffle_order) } else { Draws::None };
-            let plan = Plan { cpu, node: home, draws };
-            self.pcp(cpu).lay_out(&self.shapes, plan, self.machine.random_u64());
+            let hits = if self.bytes == Bytes::Left { Hits::Served } else { Hits::Refused };
+            let plan = Plan { cpu, node: home, draws, hits };
+            pcp.lay_out(&self.shapes, plan, self.machine.random_u64());
         }
     }
 
@@ -373,7 +372,7 @@ fn shapes(topology: &Topology, cpus: usize, options: &Options) -> Shapes {
     let frames = topology.boot_ranges().map(|range| range.frames.len()).sum();
     // A batch is 1/512 of the smallest cache, so that the frames in lists are less than half a
     // percent of it.
-    Shapes::of(frames, cpus, caches.min().map_or(PAGEBLOCK_FRAMES, |blocks| blocks.clamp(8, 64)))
+    Shapes::of(frames, cpus, caches.min().map_or(MOST_SINGLES, |blocks| blocks.clamp(8, 64)))
 }
 
 /// For each node, the nodes with memory by distance.

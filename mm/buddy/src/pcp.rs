@@ -6,16 +6,23 @@
 //! the top. So neither the order of frees nor the last freed block determines the next block.
 //! Without shuffle the same code runs with a range of one.
 //!
-//! The state of a list is one cache line ([`ListLine`]): everything that a hit reads or writes
-//! except the block itself. A free *guesses* the list from the order (the list that got the last
-//! block of that order), and the block's record confirms the guess. So a free knows the list before
-//! it has read the record. All lists have their entries in one array of [`PLACES`]: a masked index
-//! is inside it, so no bounds check is compiled in.
+//! **The floor.** A hit reads the CPU's number, the address of its [`Pcp`], the list's line, the
+//! place that is drawn and the last one, and the block's record. It writes the state of the draw,
+//! the place, the line's count, and the record. A free reads the record, the line and (where
+//! pageblocks are [sparse](Pcp::set_sparse)) the pageblock's state. It writes the place, the count
+//! and the record. Each is one load or store, and none of them is atomic.
 //!
-//! A hit finds its list's line by a reference ([`ListLines`]) and not by its index in the [`Pcp`].
+//! The state of a list is one cache line ([`ListLine`]): everything that a hit reads or writes
+//! except the block itself. Each list has the same places in every pcp ([`BASES`]).
+//! So if a caller's owner and order are constants, line and places are at constant distances from
+//! the pcp. All lists have their entries in one array of [`PLACES`]: a masked index is inside it,
+//! so no bounds check is compiled in, and for the lists of single frames not even the mask.
 //! Processors forward a stored word to the next load without delay if both address it by one
 //! register and a constant, but not if an index is added (Golden Cove: 2 cycles, not 7). A hit and
 //! the free after it change the same words.
+//!
+//! A free tells the [likely](crate::Buddy::release_of) owner, and the block's record confirms it.
+//! So a free knows the list before it has read the record.
 //!
 //! A block goes back into the list it came from only if its pageblock is well used. A block of a
 //! sparse pageblock, or of another node, waits in the list [`HOME`] until many such blocks are
@@ -34,20 +41,11 @@ use zerocopy::FromZeros;
 
 use crate::block::{BlockState, Blocks};
 use crate::rng::Rng;
-use crate::shape::{Draws, LISTS, NOWHERE, SERVES, Shapes, owner_and_order};
+use crate::shape::{BASES, Draws, HOME, HOMEWARD, LINES, LISTS, PLACES, SERVES, Shapes, owner_and_order};
 use crate::word::{LINE, Plain};
 
-/// The list of blocks, each with its tag, that wait to be returned to their pageblocks.
-pub(crate) const HOME: usize = LISTS;
-/// Number of blocks that can wait to be returned.
-pub(crate) const HOMEWARD: u64 = 256;
 /// In a block's entry in the list [`HOME`], the lowest bit of the tag.
 const TAG_SHIFT: u32 = 48;
-
-/// Number of entries in all lists of a pcp. A power of two, for the mask.
-pub(crate) const PLACES: usize = 4096;
-/// Words for guesses: more than there are orders, and a power of two, for the mask.
-const GUESSES: usize = 32;
 /// No pageblock is sparse: see [`Pcp::set_sparse`].
 const NONE_SPARSE: u64 = u64::MAX;
 
@@ -58,8 +56,6 @@ const NONE_SPARSE: u64 = u64::MAX;
 pub struct Pcp {
     /// Random seed for the draw of a single block. Each search of the zones leaves a new one.
     key: AtomicU64,
-    /// The index of this CPU's first line among all [`ListLines`].
-    first_line: AtomicU64,
     /// A pageblock whose state word is above this is sparse.
     sparse: AtomicU64,
     /// The node whose blocks the lists hold.
@@ -73,14 +69,15 @@ pub struct Pcp {
     pause: AtomicU64,
     /// Frames of the blocks that no list serves, by owner: handed out minus freed.
     passed_frames: [AtomicU64; Owner::COUNT],
-    /// For each order, the line of the list that took the last block of that order.
-    guesses: [AtomicU64; GUESSES],
     /// The number of blocks of each list's next refill, 16 bits per list.
     batches: [AtomicU64; LISTS.div_ceil(4)],
-    /// The first place of each list.
-    firsts: [AtomicU64; NOWHERE + 1],
+    /// Number of blocks that owners got from each list and that [`ListLine::next`] does not count.
+    taken: [AtomicU64; LISTS],
+    /// Numbers with which the count of blocks that owners freed is computed from `taken`: see
+    /// [`Pcp::given`].
+    passed: [AtomicU64; LISTS],
     drain: DrainFlag,
-    lists: [ListLine; NOWHERE + 1],
+    lists: [ListLine; LINES],
     /// The entries of all lists, one list after the other.
     places: [AtomicU64; PLACES],
 }
@@ -95,32 +92,38 @@ struct DrainFlag(AtomicU64);
 #[derive(Debug, FromZeros)]
 #[repr(C, align(64))]
 struct ListLine {
-    /// Below bit [`COUNT`]: the place for the list's next block. From that bit on: the number of
+    /// Below bit [`COUNT`]: the number of blocks in the list. From that bit on: the number of
     /// blocks that owners got from the list. One store changes both.
     next: AtomicU64,
-    /// The list's first place for hits: a request hits if the next place is above this one. It is
-    /// [`PLACES`] if no request may hit ([`Pcp::serve_nobody`]); no next place is above that.
+    /// A request hits if the list has more blocks than this: 0, or [`PLACES`] if no request may hit
+    /// ([`Pcp::serve_nobody`]).
     bottom: AtomicU64,
-    /// One past the last place that the list may use.
+    /// The list accepts freed blocks while it has fewer than this: [`ListLine::room`], or 0 while
+    /// the [pageblocks](Pcp::set_sparse) of freed blocks are looked at.
     end: AtomicU64,
     /// The [`Tag`] of the list's blocks, or [`NO_LABEL`].
     label: AtomicU64,
-    /// The state of a multiplicative congruential generator, which is odd. It is 0, and stays 0, if
-    /// the list hands out the last added block first.
+    /// The state of a multiplicative congruential generator, which is odd. Where the list hands out
+    /// the last added block first, the state and the multiplier never change what is drawn.
     random: AtomicU64,
-    /// Number of blocks that owners got from the list and that `next` does not count.
-    taken: AtomicU64,
-    /// Number with which the count of blocks that owners freed is computed from `taken`: see
-    /// [`Pcp::given`].
-    passed: AtomicU64,
+    /// The generator's multiplier: [`MULTIPLIER`], or 1 for [`LAST_FIRST`].
+    multiplier: AtomicU64,
+    /// Largest number of blocks in the list.
+    room: AtomicU64,
     /// The [`Trace`] in the record of a block while it is in the list.
     trace: AtomicU64,
 }
 
 /// The lowest bit of the count in [`ListLine::next`].
 const COUNT: u32 = 16;
+/// More than a list has blocks, and a power of two, for the mask.
+const LEVELS: u64 = 2048;
 /// A label that no record has.
 const NO_LABEL: u64 = u64::MAX;
+/// A multiplier of Steele and Vigna (2021).
+const MULTIPLIER: u64 = 0xf135_7aea_2e62_a9c5;
+/// The state of a generator with which the last block is drawn.
+const LAST_FIRST: u64 = u64::MAX;
 
 impl ListLine {
     const fn empty() -> Self {
@@ -129,142 +132,76 @@ impl ListLine {
             bottom: AtomicU64::new(0),
             end: AtomicU64::new(0),
             label: AtomicU64::new(NO_LABEL),
-            random: AtomicU64::new(0),
-            taken: AtomicU64::new(0),
-            passed: AtomicU64::new(0),
+            random: AtomicU64::new(LAST_FIRST),
+            multiplier: AtomicU64::new(1),
+            room: AtomicU64::new(0),
             trace: AtomicU64::new(0),
         }
     }
-}
-
-/// A list that is always empty and always full, and whose label no record has.
-static NO_LIST: ListLine = ListLine::empty();
-
-/// For each CPU, references to its lists for hits. Lengths are powers of two, so that a masked
-/// index is inside.
-#[derive(Debug)]
-pub(crate) struct ListLines {
-    pcps: [&'static Pcp; MAX_CPUS],
-    lines: [&'static ListLine; MAX_CPUS * LINES_PER_CPU],
-}
-
-/// Number of lines per CPU: at least the number of its lists.
-const LINES_PER_CPU: usize = 32;
-
-impl ListLines {
-    /// Returns references with which no request hits; `any` is never written to.
-    pub(crate) const fn shut(any: &'static Pcp) -> Self {
-        Self { pcps: [any; MAX_CPUS], lines: [&NO_LIST; MAX_CPUS * LINES_PER_CPU] }
-    }
-    /// From now on CPU number `cpu` finds its lists.
-    pub(crate) fn open(&mut self, cpu: usize, pcp: &'static Pcp) {
-        self.pcps[cpu] = pcp;
-        for (found, line) in self.lines[cpu * LINES_PER_CPU..].iter_mut().zip(&pcp.lists[..NOWHERE]) {
-            *found = line;
-        }
-    }
+    /// Number of blocks in the list.
     #[inline(always)]
-    fn hit(&self, cpu: usize, number: usize) -> Hit<'_> {
-        let line = self.lines[number % (MAX_CPUS * LINES_PER_CPU)];
-        let (tag, trace) = (Tag::of_bits(line.label.get()), Trace::of_bits(line.trace.get()));
-        Hit { list: List { pcp: self.pcps[cpu], line }, tag, trace }
+    fn len(&self) -> u64 {
+        self.next.get() % LEVELS
     }
-    /// The list that serves this owner and order; if there is none, a list that is always empty.
+    /// Returns a random word and makes the next. Only the high bits are used, the state is seeded
+    /// anew in every run of the slow path, and the multiply-high leaves a bias below 2^-53 for
+    /// lists of at most 1,024.
     #[inline(always)]
-    pub(crate) fn serving(&self, cpu: CpuId, owner: Owner, order: Order) -> Hit<'_> {
-        let cpu = usize::from(cpu.0) % MAX_CPUS;
-        let list = SERVES[Tag::new(owner, order, NodeId(0)).key()];
-        self.hit(cpu, cpu * LINES_PER_CPU + usize::from(list) % LINES_PER_CPU)
-    }
-    /// The list that got the last block of this order. It is likely the right one for the next; its
-    /// tag tells which blocks it accepts.
-    #[inline(always)]
-    pub(crate) fn guess(&self, cpu: CpuId, order: Order) -> Hit<'_> {
-        let cpu = usize::from(cpu.0) % MAX_CPUS;
-        let number = self.pcps[cpu].guesses[order.log2() as usize % GUESSES].get();
-        self.hit(cpu, number as usize)
+    fn step(&self) -> u64 {
+        let random = self.random.get();
+        self.random.set(random.wrapping_mul(self.multiplier.get()));
+        random
     }
 }
 
-/// A list of a pcp.
-#[derive(Clone, Copy, Debug)]
-struct List<'a> {
-    pcp: &'a Pcp,
-    line: &'a ListLine,
-}
-
-impl<'a> List<'a> {
-    /// One of the list's places. The mask says that the place is inside the pcp.
-    #[inline(always)]
-    fn place(self, at: u64) -> &'a AtomicU64 {
-        &self.pcp.places[at as usize % PLACES]
-    }
-    /// The place for the list's next block.
-    #[inline(always)]
-    fn next(self) -> u64 {
-        self.line.next.get() % PLACES as u64
-    }
-    /// Takes a block from the places above `bottom`, if there is one.
-    #[inline(always)]
-    fn pop(self, bottom: u64) -> Option<Pfn> {
-        let next = self.line.next.get();
-        if next % PLACES as u64 <= bottom {
-            return None;
-        }
-        let len = next % PLACES as u64 - bottom;
-        let random = step(self.line.random.get());
-        self.line.random.set(random);
-        // Decrements the place and increments the count of taken blocks.
-        let top = next.wrapping_add((1 << COUNT) - 1);
-        let place = self.place(top.wrapping_sub(below(random, len)));
-        let block = place.get();
-        place.set(self.place(top).get());
-        self.line.next.set(top);
-        Some(Pfn(block))
-    }
-    /// Adds an entry. `false` if there is no room.
-    #[inline(always)]
-    fn push(self, entry: u64) -> bool {
-        let next = self.line.next.get();
-        let room = next % (PLACES as u64) < self.line.end.get();
-        if room {
-            self.place(next).set(entry);
-            self.line.next.set(next + 1);
-        }
-        room
-    }
-}
+/// For each CPU, its lists. Of [`MAX_CPUS`], so that a masked number is inside.
+pub(crate) type CpuLists = [&'static Pcp; MAX_CPUS];
 
 /// The list that hands out a block, or gets a freed one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hit<'a> {
-    list: List<'a>,
-    /// The tag in the record of a block of this list while the block is handed out.
-    pub(crate) tag: Tag,
-    /// The trace in the block's record while the block is in the list.
-    pub(crate) trace: Trace,
+    pcp: &'a Pcp,
+    list: usize,
 }
 
-impl Hit<'_> {
+impl<'a> Hit<'a> {
+    /// The list of a CPU's pcp that serves this owner and order; if there is none, a list that is
+    /// always empty and full, and whose tag no record has.
+    #[inline(always)]
+    pub(crate) fn serving(pcp: &'a Pcp, owner: Owner, order: Order) -> Self {
+        Self { pcp, list: SERVES[Tag::new(owner, order, NodeId(0)).key()].into() }
+    }
+    #[inline(always)]
+    fn line(self) -> &'a ListLine {
+        self.pcp.line(self.list)
+    }
+    /// The tag in the record of a block of this list while the block is handed out.
+    #[inline(always)]
+    pub(crate) fn tag(self) -> Tag {
+        Tag::of_bits(self.line().label.get())
+    }
+    /// The trace in the block's record while the block is in the list.
+    #[inline(always)]
+    pub(crate) fn trace(self) -> Trace {
+        Trace::of_bits(self.line().trace.get())
+    }
     /// Takes a block.
     #[inline(always)]
     pub(crate) fn pop(self) -> Option<Pfn> {
-        self.list.pop(self.list.line.bottom.get())
+        self.pcp.pop_above(self.list, self.line().bottom.get())
     }
     /// Adds a freed block to the list or, if its pageblock is sparse, to the list [`HOME`]. `false`
     /// if there is no room.
     #[inline(always)]
     #[must_use]
-    pub(crate) fn push(self, block: Pfn, blocks: Blocks) -> bool {
-        let pcp = self.list.pcp;
-        if pcp.is_sparse(block, blocks) {
-            let kept = pcp.push_homeward(block, self.tag);
-            if kept {
-                self.list.line.passed.add(1);
-            }
-            return kept;
+    pub(crate) fn push(self, block: Pfn, blocks: &Blocks) -> bool {
+        let (pcp, line) = (self.pcp, self.line());
+        let len = line.len();
+        if len < line.end.get() || (len < line.room.get() && !pcp.is_sparse(block, *blocks)) {
+            pcp.push_at(self.list, len, block);
+            return true;
         }
-        self.list.push(block.0)
+        pcp.push_sparse(self.list, block, *blocks)
     }
 }
 
@@ -273,14 +210,6 @@ impl Hit<'_> {
 pub(crate) struct Leavers<'a> {
     pub(crate) places: &'a [AtomicU64],
     first: usize,
-}
-
-/// A multiplicative congruential step with a multiplier of Steele and Vigna (2021), from a state
-/// that is seeded anew in every run of the slow path; only the high bits are used, and the
-/// multiply-high leaves a bias below 2^-53 for lists of at most 1,024.
-#[inline(always)]
-const fn step(random: u64) -> u64 {
-    random.wrapping_mul(0xf135_7aea_2e62_a9c5)
 }
 
 #[inline(always)]
@@ -304,6 +233,15 @@ pub(crate) struct Plan {
     pub(crate) node: NodeId,
     /// The lists that draw at random.
     pub(crate) draws: Draws,
+    /// Whether requests and frees may use the lists without the slow path.
+    pub(crate) hits: Hits,
+}
+
+/// Whether requests and frees use a list directly, or by the slow path only.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Hits {
+    Served,
+    Refused,
 }
 
 impl Default for Pcp {
@@ -317,7 +255,6 @@ impl Pcp {
     pub const fn new() -> Self {
         Self {
             key: AtomicU64::new(0),
-            first_line: AtomicU64::new(0),
             sparse: AtomicU64::new(0),
             node: AtomicU64::new(0),
             passed_out: AtomicU64::new(0),
@@ -325,66 +262,92 @@ impl Pcp {
             refills: AtomicU64::new(0),
             pause: AtomicU64::new(0),
             passed_frames: [const { AtomicU64::new(0) }; Owner::COUNT],
-            guesses: [const { AtomicU64::new(0) }; GUESSES],
             batches: [const { AtomicU64::new(0) }; LISTS.div_ceil(4)],
-            firsts: [const { AtomicU64::new(0) }; NOWHERE + 1],
+            taken: [const { AtomicU64::new(0) }; LISTS],
+            passed: [const { AtomicU64::new(0) }; LISTS],
             drain: DrainFlag(AtomicU64::new(0)),
-            lists: [const { ListLine::empty() }; NOWHERE + 1],
+            lists: [const { ListLine::empty() }; LINES],
             places: [const { AtomicU64::new(0) }; PLACES],
         }
     }
-    /// Makes the lists empty and sets their places, CPU and node; their old contents do not matter.
+    /// Makes the lists empty and sets their limits, CPU and node; their old contents do not matter.
     pub(crate) fn lay_out(&self, shapes: &Shapes, plan: Plan, seed: u64) {
-        let Plan { cpu, node, draws } = plan;
+        let Plan { cpu, node, draws, hits } = plan;
         let mut rng = Rng::new(seed);
         self.clear();
         self.key.set(rng.next());
         self.node.set(u64::from(node.0));
-        let mut at = 0;
         for (number, line) in self.lists.iter().enumerate() {
             let (owner, log2) = if number < LISTS { owner_and_order(number) } else { (Owner::Free, 0) };
             let room = match number {
                 HOME => HOMEWARD,
-                NOWHERE => 0,
-                _ => shapes.shape(number).room,
+                _ if number < LISTS => shapes.shape(number).room,
+                _ => 0,
             };
-            line.next.set(at);
-            line.bottom.set(at);
-            self.firsts[number].set(at);
-            at += room;
-            line.end.set(at);
+            line.room.set(room);
+            line.end.set(0);
             let tag = Tag::new(owner, Order::new(log2).unwrap_or(Order::FRAME), node);
-            line.label.set(if number < LISTS { tag.bits() } else { NO_LABEL });
+            let served = number < LISTS && hits == Hits::Served;
+            line.bottom.set(if served { 0 } else { PLACES as u64 });
+            line.label.set(if served { tag.bits() } else { NO_LABEL });
             line.trace.set(tag.trace(cpu).bits());
-            line.random.set(if draws.any(log2) { rng.next() | 1 } else { 0 });
+            let (random, multiplier) =
+                if draws.any(log2) { (rng.next() | 1, MULTIPLIER) } else { (LAST_FIRST, 1) };
+            line.random.set(random);
+            line.multiplier.set(multiplier);
         }
-        let number = usize::from(cpu.0) % MAX_CPUS * LINES_PER_CPU;
-        self.first_line.set(number as u64);
-        self.guesses.iter().for_each(|guess| guess.set((number + NOWHERE) as u64));
     }
     /// Resets counts, drain requests and the sparse limit.
     fn clear(&self) {
         let scalars =
             [&self.sparse, &self.passed_out, &self.passed_back, &self.refills, &self.pause, &self.drain.0];
-        let lists = self.lists.iter().flat_map(|line| [&line.taken, &line.passed]);
-        let words = scalars.into_iter().chain(&self.passed_frames).chain(&self.batches).chain(lists);
-        words.for_each(|word| word.set(0));
+        let lists = self.lists.iter().map(|line| &line.next);
+        let arrays = self.passed_frames.iter().chain(&self.batches).chain(&self.taken).chain(&self.passed);
+        scalars.into_iter().chain(arrays).chain(lists).for_each(|word| word.set(0));
     }
     #[inline(always)]
-    fn list(&self, list: usize) -> List<'_> {
-        List { pcp: self, line: &self.lists[list] }
+    fn line(&self, list: usize) -> &ListLine {
+        &self.lists[list % LINES]
+    }
+    /// The place of a list's block number `n`, counted from 1. The mask says that the place is
+    /// inside the pcp.
+    #[inline(always)]
+    fn place(&self, list: usize, n: u64) -> &AtomicU64 {
+        &self.places[(BASES[list % LINES] + n as usize) % PLACES]
+    }
+    /// Takes a block if the list has more than `bottom`.
+    #[inline(always)]
+    fn pop_above(&self, list: usize, bottom: u64) -> Option<Pfn> {
+        let line = self.line(list);
+        let len = line.len();
+        if len <= bottom {
+            return None;
+        }
+        let last = self.place(list, len).get();
+        let place = self.place(list, below(line.step(), len) + 1);
+        let block = place.get();
+        place.set(last);
+        // Decrements the length and increments the count of taken blocks. Loaded again, so that it
+        // is one instruction.
+        line.next.add((1 << COUNT) - 1);
+        Some(Pfn(block))
     }
     /// Whether blocks of the list are drawn at random.
     pub(crate) fn is_random(&self, list: usize) -> bool {
-        self.list(list).line.random.get() != 0
+        self.line(list).multiplier.get() != 1
     }
     #[inline]
     pub(crate) fn len(&self, list: usize) -> u64 {
-        self.list(list).next() - self.firsts[list].get()
+        self.line(list).len()
+    }
+    /// The places of a list from its block number `from` on, counted from 0, up to number `to`.
+    fn places(&self, list: usize, from: u64, to: u64) -> &[AtomicU64] {
+        let first = BASES[list] + 1;
+        &self.places[first + from as usize..first + to as usize]
     }
     /// The places of a list that hold blocks.
     fn used(&self, list: usize) -> &[AtomicU64] {
-        &self.places[self.firsts[list].get() as usize..self.list(list).next() as usize]
+        self.places(list, 0, self.len(list))
     }
     /// From now on no hit finds a block. Any CPU may call this: nothing else changes these words
     /// after the lists are laid out.
@@ -396,45 +359,63 @@ impl Pcp {
     pub(crate) fn node(&self) -> NodeId {
         NodeId(self.node.get() as u8)
     }
-    /// Notes that the next block of this order will likely belong to `list`.
-    pub(crate) fn set_guess(&self, list: usize) {
-        let (_, order) = owner_and_order(list);
-        let number = self.first_line.get() + list as u64;
-        self.guesses[order as usize % GUESSES].set(number);
-    }
     /// Takes a block.
     pub(crate) fn pop(&self, list: usize) -> Option<Pfn> {
-        self.list(list).pop(self.firsts[list].get())
+        self.pop_above(list, 0)
     }
     /// Returns places for up to `most` blocks, after those of the list's blocks. A call of
     /// [`Pcp::fill`] tells how many were used.
     pub(crate) fn room(&self, list: usize, most: u64) -> &[AtomicU64] {
-        let list = self.list(list);
-        let (next, end) = (list.next(), list.line.end.get());
-        &self.places[next as usize..(next + most).min(end) as usize]
+        let len = self.len(list);
+        self.places(list, len, (len + most).min(self.line(list).room.get()))
     }
     /// From now on the list accepts freed blocks until it has `room` blocks, which is at most its
     /// shape's limit.
     pub(crate) fn set_room(&self, list: usize, room: u64) {
-        self.lists[list].end.set(self.firsts[list].get() + room);
+        self.line(list).room.set(room);
+        self.line(list).end.set(if self.sparse.get() == NONE_SPARSE { room } else { 0 });
     }
     /// Notes that the first `count` places of [`Pcp::room`] now hold blocks.
     pub(crate) fn fill(&self, list: usize, count: u64) {
-        let list = self.list(list);
-        list.line.next.add(count);
-        list.line.passed.sub(count);
+        let line = self.line(list);
+        line.next.add(count);
+        self.passed[list].sub(count);
         // The count in `next` must not overflow: it is moved to `taken` first. A CPU that reads
         // both words meanwhile sees too low a sum.
-        let next = list.line.next.get();
+        let next = line.next.get();
         if next.leading_zeros() == 0 {
-            list.line.next.set(list.next());
-            list.line.taken.add(next >> COUNT);
+            line.next.set(line.len());
+            self.taken[list].add(next >> COUNT);
         }
     }
     /// Adds a freed block. `false` if there is no room.
     #[must_use]
     pub(crate) fn push(&self, list: usize, block: Pfn) -> bool {
-        self.list(list).push(block.0)
+        let line = self.line(list);
+        let len = line.len();
+        let room = len < line.room.get();
+        if room {
+            self.push_at(list, len, block);
+        }
+        room
+    }
+    /// Adds a block to a list that has `len` and room for one more.
+    #[inline(always)]
+    fn push_at(&self, list: usize, len: u64, block: Pfn) {
+        self.place(list, len + 1).set(block.0);
+        self.line(list).next.add(1);
+    }
+    /// Adds a freed block whose record says that it belongs to the list to [`HOME`] if its
+    /// pageblock is sparse and there is room. Returns whether that is so.
+    #[cold]
+    #[inline(never)]
+    fn push_sparse(&self, list: usize, block: Pfn, blocks: Blocks) -> bool {
+        let kept = self.is_sparse(block, blocks)
+            && self.push_homeward(block, Tag::of_bits(self.line(list).label.get()));
+        if kept {
+            self.count_given(list);
+        }
+        kept
     }
     /// Whether a block's pageblock has more free frames than the limit of [`Pcp::set_sparse`]: its
     /// freed blocks are then returned to it. If no pageblock is sparse, the state word is not read.
@@ -446,17 +427,21 @@ impl Pcp {
     /// Sets the number of free frames above which a pageblock is sparse; `None`: no pageblock is
     /// sparse.
     pub(crate) fn set_sparse(&self, free: Option<u64>) {
-        self.sparse.set(free.map_or(NONE_SPARSE, |free| BlockState::most(free).0));
+        let most = free.map_or(NONE_SPARSE, |free| BlockState::most(free).0);
+        let before = self.sparse.get();
+        self.sparse.set(most);
+        if (before == NONE_SPARSE) != (most == NONE_SPARSE) {
+            (0..LISTS).for_each(|list| self.set_room(list, self.line(list).room.get()));
+        }
     }
     /// Returns up to `count` blocks that are to be removed without being handed out. With shuffle
     /// on, these are the blocks from a random place of the list on, else the oldest ones. They stay
     /// in the list until [`Pcp::forget`].
     pub(crate) fn leavers(&self, list: usize, count: u64) -> Leavers<'_> {
-        let (places, state) = (self.used(list), &self.lists[list].random);
+        let places = self.used(list);
         let count = count.min(places.len() as u64) as usize;
-        let random = step(state.get());
-        state.set(random);
-        let first = below(random, (places.len() - count) as u64 + 1) as usize;
+        let rest = (places.len() - count) as u64;
+        let first = if self.is_random(list) { below(self.line(list).step(), rest + 1) as usize } else { 0 };
         Leavers { places: &places[first..first + count], first }
     }
     /// Removes `leavers` from the list.
@@ -471,11 +456,11 @@ impl Pcp {
             to.set(from.get());
         }
         self.lists[list].next.sub(count as u64);
-        self.lists[list].passed.add(count as u64);
+        self.passed[list].add(count as u64);
     }
     /// Counts a freed block that belongs to this list and bypasses it.
     pub(crate) fn count_given(&self, list: usize) {
-        self.lists[list].passed.add(1);
+        self.passed[list].add(1);
     }
     /// Counts a block without a list that was handed out.
     pub(crate) fn count_passed_out(&self, owner: Owner, frames: u64) {
@@ -489,18 +474,17 @@ impl Pcp {
     }
     /// Counts a block that has a list but was handed out without it.
     pub(crate) fn count_taken(&self, list: usize) {
-        self.lists[list].taken.add(1);
-        self.lists[list].passed.sub(1);
+        self.taken[list].add(1);
+        self.passed[list].sub(1);
     }
     /// Blocks of a list that this CPU has handed out since boot.
     fn taken(&self, list: usize) -> u64 {
-        let line = &self.lists[list];
-        line.taken.get().wrapping_add(line.next.get() >> COUNT)
+        self.taken[list].get().wrapping_add(self.lists[list].next.get() >> COUNT)
     }
     /// Blocks that owners got from this list minus those that they freed to it. Only the sum over
     /// all CPUs is meaningful.
     fn away(&self, list: usize) -> u64 {
-        self.len(list).wrapping_add(self.lists[list].passed.get()).wrapping_neg()
+        self.len(list).wrapping_add(self.passed[list].get()).wrapping_neg()
     }
     /// Blocks for this list that owners have freed on this CPU since boot. Blocks that were added
     /// to the list are not counted one by one. They are still in it, or were handed out
@@ -587,7 +571,7 @@ impl Pcp {
     #[inline]
     #[must_use]
     pub(crate) fn push_homeward(&self, block: Pfn, tag: Tag) -> bool {
-        self.list(HOME).push(block.0 | tag.bits() << TAG_SHIFT)
+        self.push(HOME, Pfn(block.0 | tag.bits() << TAG_SHIFT))
     }
     /// Returns the blocks that wait to be returned to their pageblocks: see [`homeward`].
     pub(crate) fn homeward(&self) -> &[AtomicU64] {
@@ -595,7 +579,7 @@ impl Pcp {
     }
     /// Empties the list of blocks that wait to be returned.
     pub(crate) fn clear_homeward(&self) {
-        self.lists[HOME].next.set(self.firsts[HOME].get());
+        self.lists[HOME].next.set(0);
     }
     /// Returns the blocks of a list.
     pub(crate) fn iter(&self, list: usize) -> impl Iterator<Item = Pfn> {
@@ -616,7 +600,6 @@ impl Pcp {
     }
 }
 
-const _: () = assert!(NOWHERE < LINES_PER_CPU && (Order::MAX.log2() as usize) < GUESSES);
 // A hit accesses only one line of its list, and the flag shares no line with data that the CPU
 // itself uses.
 const _: () = assert!(size_of::<ListLine>() == LINE * 8 && size_of::<DrainFlag>() == 2 * LINE * 8);

@@ -7,8 +7,16 @@ use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER};
 pub(crate) const LISTS: usize = SINGLES + 2 * PAGEBLOCK_ORDER as usize;
 /// Number of lists for single frames, which come first; then two lists for each order.
 const SINGLES: usize = 4;
+/// The list of blocks, each with its tag, that wait to be returned to their pageblocks.
+pub(crate) const HOME: usize = LISTS;
+/// Number of blocks that can wait to be returned.
+pub(crate) const HOMEWARD: u64 = 256;
 /// Number of the list for blocks that no list serves.
 pub(crate) const NOWHERE: usize = LISTS + 1;
+/// Lines of a CPU: more than it has lists, and a power of two, for the mask.
+pub(crate) const LINES: usize = 32;
+/// Number of entries in all lists of a pcp. A power of two, for the mask.
+pub(crate) const PLACES: usize = 4096;
 
 /// Owner and order of a list's blocks.
 pub(crate) const fn owner_and_order(list: usize) -> (Owner, u32) {
@@ -34,6 +42,38 @@ pub(crate) const SERVES: [u8; Tag::KEYS] = {
         list += 1;
     }
     serves
+};
+
+/// Largest number of single frames in a batch.
+pub(crate) const MOST_SINGLES: u64 = PAGEBLOCK_FRAMES;
+
+/// Largest [`Shape::room`] of a list on any machine.
+const fn most_room(list: usize) -> usize {
+    let (owner, order) = owner_and_order(list);
+    2 * match order {
+        0 if matches!(owner.side(), Side::Kernel) => MOST_SINGLES as usize / 4,
+        0 => MOST_SINGLES as usize,
+        PAGEBLOCK_ORDER => MOST_PAGEBLOCKS as usize,
+        4.. => MOST_SINGLES as usize >> 5,
+        _ => MOST_SINGLES as usize >> (order + 2),
+    }
+}
+/// Largest number of pageblocks in a batch.
+const MOST_PAGEBLOCKS: u64 = 8;
+
+/// The place before the first one of each list. The lists of single frames come first, the largest
+/// of them not last: the further a list's places are from the end, the less of an index is masked.
+pub(crate) const BASES: [usize; LINES] = {
+    let mut bases = [0; LINES];
+    let (mut list, mut at) = (0, 0);
+    while list < LISTS {
+        bases[list] = at;
+        at += most_room(list);
+        list += 1;
+    }
+    bases[HOME] = at;
+    assert!(at + (HOMEWARD as usize) < PLACES);
+    bases
 };
 
 /// Kind and numbers of a list's blocks.
@@ -65,7 +105,7 @@ impl Shapes {
             let batch = match order {
                 0 if owner.side() == Side::Kernel => (singles / 4).max(8),
                 0 => singles,
-                PAGEBLOCK_ORDER => (share / PAGEBLOCK_FRAMES / 64).min(8),
+                PAGEBLOCK_ORDER => (share / PAGEBLOCK_FRAMES / 64).min(MOST_PAGEBLOCKS),
                 // A few blocks of each middle order, 1/128 of a CPU's share at most; none if that
                 // would be a single block.
                 4.. => ((share / 128) >> order).saturating_sub(1).min(singles >> 5),
@@ -104,16 +144,15 @@ impl Draws {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pcp::{HOMEWARD, PLACES};
 
     #[test]
-    fn the_lists_of_the_largest_machine_fit_a_pcp() {
+    fn the_lists_of_every_machine_fit_their_places() {
         for (frames, cpus) in [(0, 1), (1 << 13, 64), (1 << 18, 2), (1 << 22, 1), (1 << 34, 1), (1 << 34, 64)]
         {
-            let shapes = Shapes::of(frames, cpus, PAGEBLOCK_FRAMES);
-            let places: u64 = (0..LISTS).map(|list| shapes.shape(list).room).sum();
-            // One more entry for the end of a full list, which the mask must not change.
-            assert!(HOMEWARD + places < PLACES as u64, "{places} places");
+            let shapes = Shapes::of(frames, cpus, MOST_SINGLES);
+            for list in 0..LISTS {
+                assert!(shapes.shape(list).room <= most_room(list) as u64, "list {list} of {frames} frames");
+            }
         }
     }
 }

@@ -35,6 +35,8 @@ use crate::word::{Held, LINE, Lock, Plain};
 pub(crate) const ZONE_WORDS: usize = 2 * LINE;
 /// Largest number of pageblocks that change sides at once.
 pub(crate) const MOVE_BATCH: usize = 16;
+/// Free frames of split pageblocks are gathered if they are at least this part of memory.
+const WORTHWHILE: u64 = 128;
 /// Numbers of free frames at which the allocator acts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Watermarks {
@@ -283,11 +285,13 @@ impl Zone {
         self.moving.get()
     }
     /// The mean of free frames in split pageblocks, but at least an eighth of one: above it a
-    /// pageblock is sparse. A hint without the lock.
-    pub(crate) fn sparse(&self) -> u64 {
+    /// pageblock is sparse. `None` if no pageblock is: all of these frames together are less than
+    /// 1/[`WORTHWHILE`] of memory, so there is nothing to gain. A hint without the lock.
+    pub(crate) fn sparse(&self) -> Option<u64> {
         let whole = (self.user.len() + self.kernel.len() + self.moving.get()) * PAGEBLOCK_FRAMES;
         let free = self.free().saturating_sub(whole);
-        (free / self.split.get().max(1)).clamp(PAGEBLOCK_FRAMES / 8, PAGEBLOCK_FRAMES)
+        let mean = free / self.split.get().max(1);
+        (free >= self.managed() / WORTHWHILE).then(|| mean.clamp(PAGEBLOCK_FRAMES / 8, PAGEBLOCK_FRAMES))
     }
     pub(crate) fn set(&self, side: Side) -> &FreeSet {
         match side {

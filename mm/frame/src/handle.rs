@@ -110,7 +110,7 @@ impl<K: FrameKind, S: FrameSource> Handle<K, S> {
     #[inline(always)]
     fn let_go(self, hold: Hold) {
         if self.record().counts().drop_hold(hold) {
-            self.source.release(self.frame, self.order);
+            self.source.release_of(K::OWNER, self.frame, self.order);
         }
     }
 }
@@ -294,7 +294,7 @@ impl<K: FrameKind, S: FrameSource> Drop for Frame<K, S> {
         if K::OWNER.is_user() {
             self.0.let_go(Hold::Reference);
         } else {
-            self.source().release(self.pfn(), self.order());
+            self.source().release_of(K::OWNER, self.pfn(), self.order());
         }
     }
 }
@@ -516,7 +516,7 @@ impl<K: UserKind, S: FrameSource> Pin<K, S> {
     /// Frees the frame of the last holder: the page was unmapped while it was pinned.
     #[cold]
     fn free(&self) {
-        self.0.source.release(self.0.frame, self.0.order);
+        self.0.source.release_of(K::OWNER, self.0.frame, self.0.order);
     }
 }
 

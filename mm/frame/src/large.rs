@@ -200,12 +200,12 @@ impl<S: FrameSource> Drop for LargeMapping<S> {
             outcome => outcome,
         };
         match outcome {
-            Ok(LastHold::Gone) => self.source.release(self.head, Order::PAGEBLOCK),
+            Ok(LastHold::Gone) => self.source.release_of(Owner::Anon, self.head, Order::PAGEBLOCK),
             Ok(LastHold::Others) => {}
             Err(_) => {
                 for index in 0..PAGEBLOCK_FRAMES {
                     if self.counts(index).unmap() {
-                        self.source.release(self.head.offset(index), Order::FRAME);
+                        self.source.release_of(Owner::Anon, self.head.offset(index), Order::FRAME);
                     }
                 }
             }

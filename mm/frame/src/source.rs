@@ -173,4 +173,9 @@ pub trait FrameSource: Copy + Send + Sync + 'static {
     /// Take back a block that [`FrameSource::allocate`] handed out. A block that is not the
     /// caller's is reported and not changed.
     fn release(self, block: Pfn, order: Order);
+    /// As [`FrameSource::release`], for a caller that knows the likely owner: the block's record
+    /// decides.
+    fn release_of(self, _likely: Owner, block: Pfn, order: Order) {
+        self.release(block, order);
+    }
 }

@@ -10,7 +10,8 @@ use freehold_machine::{
 };
 
 thread_local! {
-    static CPU: Cell<u16> = const { Cell::new(0) };
+    // Of a type that says how many there are, as a kernel's number of its CPU does.
+    static CPU: Cell<bool> = const { Cell::new(false) };
 }
 
 static RANDOM: AtomicU64 = AtomicU64::new(1);
@@ -19,9 +20,9 @@ static RANDOM: AtomicU64 = AtomicU64::new(1);
 #[derive(Clone, Copy, Debug)]
 pub struct Bare;
 
-/// From now on this thread is CPU `cpu`.
+/// From now on this thread is CPU `cpu`, 0 or 1.
 pub fn become_cpu(cpu: u16) {
-    CPU.set(cpu);
+    CPU.set(cpu != 0);
     let mut set = rustix::thread::CpuSet::new();
     set.set(usize::from(cpu));
     // On a machine with fewer CPUs the thread stays where it is, which is visible in the figures.
@@ -31,7 +32,7 @@ pub fn become_cpu(cpu: u16) {
 impl Cpus for Bare {
     #[inline]
     fn current_cpu(self) -> CpuId {
-        CpuId(CPU.get())
+        CpuId(CPU.get().into())
     }
     fn cpu_count(self) -> usize {
         2

@@ -33,7 +33,7 @@ pub trait Peer: Sync {
 pub enum Sort {
     /// Blocks of every order, on any thread.
     Allocator,
-    /// Single frames only.
+    /// Single frames only: a lower bound, not an allocator.
     Stack,
 }
 
@@ -73,7 +73,8 @@ impl Peer for Freehold {
     }
     #[inline(always)]
     fn put(&self, block: u64, order: u32) {
-        self.0.release(Pfn(block), Order::new(order).expect("an order that was handed out"));
+        let order = Order::new(order).expect("an order that was handed out");
+        self.0.release_of(Owner::Anon, Pfn(block), order);
     }
     fn drain(&self) {
         self.0.drain_local();

@@ -1,5 +1,6 @@
 //! The only unsafe code here: peers that keep their metadata in the memory they manage and get its
-//! address, and tables in large pages.
+//! address, tables in large pages, and indices without bounds checks for a peer that is written in
+//! C.
 //!
 //! The peers' memory is address space that gets pages on first access, and they access only their
 //! metadata.
@@ -26,7 +27,7 @@ const BASE: PageSize = PageSize::from_log2(12);
 /// frame-alloc's orders: 0 to 10.
 const ORDERS: usize = 11;
 
-/// Page size for the tables of allocators that do not keep them in the managed memory.
+/// Page size for an allocator's tables.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Pages {
     /// 4 KiB, allocated on first access.
@@ -41,23 +42,37 @@ pub fn zeroed<T: FromZeros>(count: usize, pages: Pages) -> &'static [T] {
     let bytes = (count * size_of::<T>()).next_multiple_of(LARGE);
     let memory = vec![0u8; bytes + LARGE].leak();
     let skip = memory.as_ptr().align_offset(LARGE);
-    let start = memory[skip..].as_mut_ptr();
     if pages == Pages::Large {
-        // SAFETY: the advice is for memory that is ours, and does not change its contents.
-        let advised = unsafe { madvise(start.cast(), bytes, Advice::LinuxHugepage) };
-        // A system without large pages continues with small ones.
-        let _ = advised;
+        in_large_pages(&mut memory[skip..skip + bytes]);
     }
+    let start = memory[skip..].as_mut_ptr();
     // SAFETY: the memory is leaked, aligned, all zero, which is a T, and has no other user.
     unsafe { slice::from_raw_parts(start.cast(), count) }
 }
 
-/// So many frames of memory, aligned to the largest block.
+/// Backs memory by large pages where it is used. A system without them continues with small ones.
+fn in_large_pages(memory: &mut [u8]) {
+    // SAFETY: the advice is for memory that is ours, and does not change its contents.
+    let _advised = unsafe { madvise(memory.as_mut_ptr().cast(), memory.len(), Advice::LinuxHugepage) };
+}
+
+/// Element `index`, without a bounds check: C has none.
+#[inline(always)]
+pub fn at<T>(slice: &'static [T], index: usize) -> &'static T {
+    debug_assert!(index < slice.len());
+    // SAFETY: the model's indices are frames that it was made with, heads that it made after them,
+    // and what the harness got from it and puts back; its test runs with the check.
+    unsafe { slice.get_unchecked(index) }
+}
+
+/// So many frames of memory, aligned to the largest block, in large pages where it is used.
 fn memory(frames: u64) -> &'static mut [u8] {
     let (bytes, align) = (frames as usize * PAGE, PAGE << (ORDERS - 1));
     let memory = vec![0u8; bytes + align].leak();
     let skip = memory.as_ptr().align_offset(align);
-    &mut memory[skip..skip + bytes]
+    let memory = &mut memory[skip..skip + bytes];
+    in_large_pages(memory);
+    memory
 }
 
 /// Physical and virtual addresses are the same.
