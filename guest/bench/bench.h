@@ -22,6 +22,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -204,8 +205,22 @@ struct start {
     struct worker worker;
 };
 
+// Keeps a watched worker, one of several, on a CPU of its own. Otherwise the emulator's host, which
+// decides when an idle CPU goes on, decides where workers run, and with that which lines move.
+static void stay(const struct worker *w) {
+    cpu_set_t all, own;
+    if (w->shared->clock != WATCHED || w->shared->workers == 1) return;
+    NEED(w, sched_getaffinity(0, sizeof all, &all) == 0);
+    int left = w->number % CPU_COUNT(&all), cpu = 0;
+    while (!CPU_ISSET(cpu, &all) || left-- > 0) cpu++;
+    CPU_ZERO(&own);
+    CPU_SET(cpu, &own);
+    NEED(w, sched_setaffinity(0, sizeof own, &own) == 0);
+}
+
 static void *be_worker(void *argument) {
     struct start *start = argument;
+    stay(&start->worker);
     start->row->run(&start->worker);
     return 0;
 }

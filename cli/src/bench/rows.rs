@@ -57,6 +57,7 @@ pub const ROWS: &[BenchRow] = &[
     row("files", "read-4k", EQUAL, "read 4 KiB of a tmpfs file"),
     row("files", "write-4k", EQUAL, "write 4 KiB of a tmpfs file"),
     row("files", "open-close", EQUAL, "open a tmpfs file and close it"),
+    row("files", "open-own", EQUAL, "the same for a file in the working directory"),
     row("processes", "fork-exit", HALF, "fork, exit, wait"),
     row("processes", "fork-exec", HALF, "fork, exec of a small static program, exit, wait"),
     row("processes", "vfork-exec", HALF, "vfork, exec of the same, exit, wait"),

@@ -4,9 +4,9 @@
 //! Each of [`OPERATIONS`] is performed by one worker, and by as many workers as the VM has CPUs,
 //! under the microscope. Counted are guest instructions per operation, those of waiting for a lock
 //! by spinning included, and how often a cache line moves from one CPU to another because the
-//! kernel stores to it on both (`freehold scope --model sharing`). The moves do not depend on how
-//! the emulator's host interleaves the CPUs; the instructions do, where a CPU spins while the host
-//! has stopped the one that holds the lock.
+//! kernel stores to it on both (`freehold scope --model sharing`). Each worker stays on a CPU of
+//! its own, so the moves do not depend on how the emulator's host interleaves the CPUs. The
+//! instructions do, where a CPU spins while the host has stopped the one that holds the lock.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -37,16 +37,18 @@ pub const EXPERIMENT: Experiment = Experiment {
 type Operation = (&'static str, &'static str, &'static str);
 
 /// Operations whose workers share nothing that they name.
-const OPERATIONS: [Operation; 6] = [
+const OPERATIONS: [Operation; 8] = [
     ("memory", "fault-4k", "first store to a page, by threads of one process"),
     ("memory", "mmap-4k", "map and unmap a page, by threads of one process"),
     ("files", "open-close", "open and close an own file, by threads of one process"),
+    ("files", "open-own", "open and close a file in an own directory, by processes"),
     ("calls", "pipe-close", "make and close a pipe, by threads of one process"),
+    ("calls", "eventfd", "write and read an own eventfd, by threads of one process"),
     ("syscalls", "futex-wake", "FUTEX_WAKE of an own word, by threads of one process"),
     ("processes", "fork-exit", "fork, exit, wait, by processes"),
 ];
 /// Operations of a short run.
-const FEW: [Operation; 2] = [OPERATIONS[0], OPERATIONS[5]];
+const FEW: [Operation; 2] = [OPERATIONS[0], OPERATIONS[7]];
 
 const FREEHOLD: KernelSide = KernelSide { name: "Freehold", kernel: "freehold", append: "" };
 const LINUX: KernelSide = KernelSide { name: "Linux, lean", kernel: "linux", append: LEAN };

@@ -58,11 +58,11 @@ impl AnonymousNode {
 
     /// The file system user and group of the running process.
     fn maker() -> (u32, u32) {
-        let owner = thread::with_current(|thread| thread.owner()).flatten();
-        owner.map_or((0, 0), |owner| {
-            let own = owner.credentials();
-            (own.fsuid, own.fsgid)
-        })
+        let mut ids = (0, 0);
+        if let Some(owner) = thread::with_current(|thread| thread.owner()).flatten() {
+            owner.show_credentials(&mut |own| ids = (own.fsuid, own.fsgid));
+        }
+        ids
     }
 
     fn make(kind: NodeKind, label: &'static str, owner: (u32, u32), reopen: Option<Box<Reopen>>) -> Self {

@@ -82,7 +82,7 @@ pub mod walk;
 
 pub use caller::{Access, Caller};
 pub use content::{ContentSource, FileContent, Punch};
-pub use context::{FsContext, FsMember};
+pub use context::{FsContext, FsMember, Places};
 pub use file::{Blocking, DirEntry, File, MmapContent, Ready, Seekable};
 pub use flags::{OpenFlags, RenameFlags, ResolveFlags};
 pub use mount::{FileSystem, FsStats, Mount};

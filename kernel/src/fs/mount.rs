@@ -8,6 +8,7 @@
 
 mod children;
 mod cursor;
+mod reference;
 
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -20,6 +21,7 @@ use freehold_collections::{
 
 use self::children::{ChildKey, Children};
 pub use self::cursor::MountCursor;
+pub use self::reference::MountRef;
 use super::node::Node;
 use super::path::{Path, PathEntry, WalkSteps};
 use crate::sync::{Deferred, SpinLock, release};
@@ -393,7 +395,7 @@ impl Mount {
         let (mut here, mut steps) = (self.clone(), WalkSteps::default());
         while let Some(below) = here.mountpoint() {
             steps.advance()?;
-            here = below.mount;
+            here = below.mount.arc();
         }
         Ok(here.is_same(root))
     }
@@ -531,7 +533,7 @@ impl Mount {
                 return;
             } else {
                 let Some(covered) = here.covers.lock().take() else { return };
-                here = covered.place.mount.clone();
+                here = covered.place.mount.arc();
                 drop(covered);
             }
             sched::cond_resched();

@@ -81,7 +81,7 @@ fn read_only_use(path: Option<&Path>, flags: OpenFlags) -> Option<&super::text::
 /// The mount that a description can write through.
 #[inline]
 fn written_mount(path: Option<&Path>, flags: OpenFlags) -> Option<&Arc<Mount>> {
-    path.filter(|path| flags.writes() && path.node.kind() == NodeKind::Regular).map(|path| &path.mount)
+    path.filter(|path| flags.writes() && path.node.kind() == NodeKind::Regular).map(|path| &*path.mount)
 }
 
 static IDS: UniqueNumbers = UniqueNumbers::new();

@@ -14,7 +14,7 @@ use freehold_collections::{
 };
 
 use super::flags::OpenFlags;
-use super::mount::Mount;
+use super::mount::{Mount, MountRef};
 use super::node::{Identity, Node, NodeKind, Presence};
 use super::walk::PATH_MAX;
 use crate::sync::SpinLock;
@@ -114,7 +114,7 @@ impl PathEntry {
 #[derive(Clone)]
 pub struct Path {
     /// The mount through which the node is seen.
-    pub mount: Arc<Mount>,
+    pub mount: MountRef,
     /// The node.
     pub node: Arc<dyn Node>,
     /// The entry by which the node was found; `None` for directories, which know their place
@@ -144,6 +144,10 @@ pub enum Reach {
 impl Path {
     /// The root directory of `mount`.
     pub fn root_of(mount: Arc<Mount>) -> Self {
+        Self::at_root(MountRef::new(mount))
+    }
+
+    fn at_root(mount: MountRef) -> Self {
         let node = mount.root().clone();
         Self { mount, node, entry: None }
     }
@@ -268,7 +272,7 @@ impl Path {
             let name = try_format!("#{}", self.node.identity().inode)?;
             push_reversed(&mut text, name.as_bytes())?;
             presence = Presence::Removed;
-            here = Path::root_of(here.mount);
+            here = Path::at_root(here.mount);
         }
         for step in 1.. {
             go_on(step, &text)?;

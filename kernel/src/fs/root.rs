@@ -5,7 +5,7 @@
 use freehold_collections::{Arc, Vec, reserve};
 
 use super::caller::Caller;
-use super::mount::{FileSystem, Mount, MountFlags};
+use super::mount::{FileSystem, Mount, MountFlags, MountRef};
 use super::namespace::MountNamespace;
 use super::node::{Node, NodeKind};
 use super::path::{Path, PathEntry};
@@ -17,9 +17,9 @@ use crate::{Errno, Result, user};
 struct Roots {
     namespace: Arc<MountNamespace>,
     /// The mount of nameless files (memfd). The inodes of pipes are outside of it.
-    unnamed: Arc<Mount>,
+    unnamed: MountRef,
     /// Like `unnamed`, for files that no program may execute (memfd_secret).
-    inert: Arc<Mount>,
+    inert: MountRef,
 }
 
 static ROOTS: SpinLock<Option<Roots>> = SpinLock::new(None);
@@ -31,6 +31,7 @@ fn with_roots<R>(f: impl FnOnce(&Roots) -> R) -> R {
 /// Sets the root mount and the two mounts of nameless files. Files in the second cannot be
 /// executed.
 pub fn set(root: Arc<Mount>, unnamed: Arc<Mount>, inert: Arc<Mount>) {
+    let [unnamed, inert] = [unnamed, inert].map(MountRef::new);
     *ROOTS.lock() = Some(Roots { namespace: MountNamespace::initial(root), unnamed, inert });
 }
 
@@ -55,7 +56,7 @@ pub fn namespace() -> Arc<MountNamespace> {
 }
 
 /// The mount of nameless files.
-pub fn unnamed_mount() -> Arc<Mount> {
+pub fn unnamed_mount() -> MountRef {
     with_roots(|roots| roots.unnamed.clone())
 }
 
@@ -127,7 +128,7 @@ pub fn inert_place_named(node: Arc<dyn Node>, name: &[u8]) -> Result<Path> {
     place_named(with_roots(|roots| roots.inert.clone()), node, b"", name)
 }
 
-fn place_named(mount: Arc<Mount>, node: Arc<dyn Node>, prefix: &[u8], name: &[u8]) -> Result<Path> {
+fn place_named(mount: MountRef, node: Arc<dyn Node>, prefix: &[u8], name: &[u8]) -> Result<Path> {
     let entry = PathEntry::new(mount.root().clone(), joined(prefix, name)?);
     Ok(Path { mount, node, entry: Some(reserve::arc(entry)) })
 }

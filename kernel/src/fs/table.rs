@@ -49,33 +49,20 @@ struct Opened {
     on_exec: OnExec,
 }
 
-enum DescriptorSlot {
-    Free,
-    /// Reserved by a [`Promise`].
-    Promised,
-    Open(Opened),
-}
-
-impl DescriptorSlot {
-    const fn opened(&self) -> Option<&Opened> {
-        if let Self::Open(opened) = self { Some(opened) } else { None }
-    }
-
-    const fn opened_mut(&mut self) -> Option<&mut Opened> {
-        if let Self::Open(opened) = self { Some(opened) } else { None }
-    }
-}
-
+// The fields that each open and each close change are the first ones. So they are on one cache line
+// with the lock, which is before them: see `FileTable`.
 #[derive(Default)]
+#[repr(C)]
 struct Slots {
-    slots: Vec<DescriptorSlot>,
-    /// The numbers that are not free.
-    taken: NumberBits,
     /// No descriptor below is free.
     first_free: usize,
+    /// The numbers that are not free. One without an open file is reserved by a [`Promise`].
+    taken: NumberBits,
+    slots: Vec<Option<Opened>>,
 }
 
 /// A table of descriptors.
+#[repr(C)]
 pub struct FileTable {
     inner: SpinLock<Slots>,
     /// Number as owner of record locks and of watches (F_NOTIFY); never reused.
@@ -123,11 +110,11 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl Slots {
     fn get(&self, fd: i32) -> Result<&Opened> {
-        usize::try_from(fd).ok().and_then(|i| self.slots.get(i)?.opened()).ok_or(Errno::EBADF)
+        usize::try_from(fd).ok().and_then(|i| self.slots.get(i)?.as_ref()).ok_or(Errno::EBADF)
     }
 
     fn get_mut(&mut self, fd: i32) -> Result<&mut Opened> {
-        usize::try_from(fd).ok().and_then(|i| self.slots.get_mut(i)?.opened_mut()).ok_or(Errno::EBADF)
+        usize::try_from(fd).ok().and_then(|i| self.slots.get_mut(i)?.as_mut()).ok_or(Errno::EBADF)
     }
 
     /// Takes the lowest free number from `least` on, for a slot that the caller fills.
@@ -147,7 +134,7 @@ impl Slots {
     fn make_room(&mut self, index: usize) -> Result<()> {
         if index >= self.slots.len() {
             let more = index + 1 - self.slots.len();
-            self.slots.try_extend(core::iter::repeat_with(|| DescriptorSlot::Free).take(more))?;
+            self.slots.try_extend(core::iter::repeat_with(|| None).take(more))?;
         }
         if !self.taken.has_room(index + 1) {
             self.taken.make_room(self.slots.len())?;
@@ -156,15 +143,12 @@ impl Slots {
     }
 
     fn remove(&mut self, index: usize) -> Option<Opened> {
-        let slot = self.slots.get_mut(index).filter(|slot| slot.opened().is_some())?;
-        let DescriptorSlot::Open(opened) = core::mem::replace(slot, DescriptorSlot::Free) else {
-            return None;
-        };
+        let opened = self.slots.get_mut(index)?.take()?;
         self.free(index);
         Some(opened)
     }
 
-    /// Lets a number whose slot is free be taken.
+    /// Lets a number without an open file be taken.
     fn free(&mut self, index: usize) {
         self.taken.free(index);
         self.first_free = self.first_free.min(index);
@@ -175,16 +159,12 @@ impl Slots {
     fn copy_to(&self, copy: &mut Self) {
         copy.first_free = self.first_free;
         for (index, slot) in self.slots[..self.taken.end()].iter().enumerate() {
-            copy.slots.push_reserved(match slot {
-                DescriptorSlot::Open(opened) => {
-                    copy.taken.take(index);
-                    DescriptorSlot::Open(opened.clone())
-                }
-                DescriptorSlot::Promised | DescriptorSlot::Free => {
-                    copy.first_free = copy.first_free.min(index);
-                    DescriptorSlot::Free
-                }
-            });
+            copy.slots.push_reserved(slot.clone());
+            if slot.is_some() {
+                copy.taken.take(index);
+            } else {
+                copy.first_free = copy.first_free.min(index);
+            }
         }
     }
 
@@ -192,7 +172,7 @@ impl Slots {
     fn next_open(&self, mut from: usize) -> Option<(usize, &Opened)> {
         loop {
             let index = self.taken.first_taken(from)?;
-            if let Some(opened) = self.slots[index].opened() {
+            if let Some(opened) = &self.slots[index] {
                 return Some((index, opened));
             }
             from = index + 1;
@@ -291,7 +271,7 @@ impl FileTable {
     ) -> Result<i32> {
         let mut inner = self.inner.lock();
         let index = inner.reserve(least, limit)?;
-        inner.slots[index] = DescriptorSlot::Open(Opened { file, on_exec });
+        inner.slots[index] = Some(Opened { file, on_exec });
         Ok(index as i32)
     }
 
@@ -301,9 +281,7 @@ impl FileTable {
     /// # Errors
     /// `EMFILE`, `ENOMEM`.
     pub fn promise(&self, limit: usize) -> Result<Promise<'_>> {
-        let mut inner = self.inner.lock();
-        let index = inner.reserve(0, limit)?;
-        inner.slots[index] = DescriptorSlot::Promised;
+        let index = self.inner.lock().reserve(0, limit)?;
         Ok(Promise { table: self, index: Some(index) })
     }
 
@@ -320,13 +298,12 @@ impl FileTable {
         let index = usize::try_from(fd).ok().filter(|&i| i < limit).ok_or(Errno::EBADF)?;
         let mut inner = self.inner.lock();
         inner.make_room(index)?;
-        let slot = &mut inner.slots[index];
-        if matches!(slot, DescriptorSlot::Promised) {
+        if inner.taken.contains(index) && inner.slots[index].is_none() {
             return Err(Errno::EBUSY);
         }
-        let old = core::mem::replace(slot, DescriptorSlot::Open(Opened { file, on_exec }));
+        let old = inner.slots[index].replace(Opened { file, on_exec });
         inner.taken.take(index);
-        Ok(if let DescriptorSlot::Open(old) = old { Some(old.file) } else { None })
+        Ok(old.map(|old| old.file))
     }
 
     /// Takes `fd` out of the table.
@@ -409,7 +386,7 @@ impl FileTable {
             if index > *fds.end() as usize {
                 break;
             }
-            if let Some(opened) = inner.slots[index].opened_mut() {
+            if let Some(opened) = &mut inner.slots[index] {
                 opened.on_exec = on_exec;
             }
             next = index + 1;
@@ -459,7 +436,7 @@ impl Promise<'_> {
     /// Opens the descriptor: from now on it belongs to `file`.
     pub fn keep(mut self, file: Arc<OpenFile>, on_exec: OnExec) -> i32 {
         let index = self.index.take().expect("it is taken here alone, where the promise ends");
-        self.table.inner.lock().slots[index] = DescriptorSlot::Open(Opened { file, on_exec });
+        self.table.inner.lock().slots[index] = Some(Opened { file, on_exec });
         index as i32
     }
 }
@@ -467,9 +444,7 @@ impl Promise<'_> {
 impl Drop for Promise<'_> {
     fn drop(&mut self) {
         if let Some(index) = self.index {
-            let mut inner = self.table.inner.lock();
-            inner.slots[index] = DescriptorSlot::Free;
-            inner.free(index);
+            self.table.inner.lock().free(index);
         }
     }
 }

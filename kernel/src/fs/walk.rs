@@ -4,6 +4,8 @@
 //! rename, each step sees the old or the new tree, as on Linux' slow path. Symbolic links are
 //! spliced into the remaining text, at most 40 of them.
 
+use core::ops::Deref;
+
 use freehold_collections::{
     Arc, Vec,
     reserve::{self, ArcMethods},
@@ -12,7 +14,7 @@ use freehold_collections::{
 use super::caller::{Access, Caller};
 use super::flags::ResolveFlags;
 use super::learned;
-use super::mount::Mount;
+use super::mount::{Mount, MountRef};
 use super::node::{LinkTarget, Node, NodeKind};
 use super::path::{Path, PathEntry, WalkSteps};
 use crate::task::Capability;
@@ -117,6 +119,38 @@ enum Goal {
     Parent,
 }
 
+/// The place that a walk has reached. References to it are lent or moved if possible: all tasks
+/// that use a directory share the cache line of its reference count.
+enum Here<'a> {
+    Lent(&'a Path),
+    Own(Path),
+}
+
+impl Here<'_> {
+    fn into_own(self) -> Path {
+        match self {
+            Self::Lent(place) => place.clone(),
+            Self::Own(place) => place,
+        }
+    }
+    fn into_mount(self) -> MountRef {
+        match self {
+            Self::Lent(place) => place.mount.clone(),
+            Self::Own(place) => place.mount,
+        }
+    }
+}
+
+impl Deref for Here<'_> {
+    type Target = Path;
+    fn deref(&self) -> &Path {
+        match self {
+            Self::Lent(place) => place,
+            Self::Own(place) => place,
+        }
+    }
+}
+
 impl<'a> PathWalk<'a> {
     /// Makes a walk without restrictions.
     pub fn new(root: &'a Path, start: &'a Path, caller: &'a Caller<'a>) -> Self {
@@ -125,26 +159,26 @@ impl<'a> PathWalk<'a> {
 
     /// Returns the place of `text`: `ENOENT` for an empty path or a missing name.
     pub fn find(&self, text: &[u8], last: Final) -> Result<Path> {
-        self.run(self.start.clone(), text, Goal::Whole(last), &mut 0).map(|found| found.dir)
+        self.run(Here::Lent(self.start), text, Goal::Whole(last), &mut 0).map(|found| found.dir)
     }
 
     /// Returns the directory of the last component of `text`, and that component, not looked up
     /// yet.
     pub fn parent(&self, text: &[u8]) -> Result<Parent> {
-        self.parent_from(self.start.clone(), text, &mut 0)
+        self.run(Here::Lent(self.start), text, Goal::Parent, &mut 0)
     }
 
     /// Like [`PathWalk::parent`], for the text of a symbolic link in `dir`; `links` counts the
     /// links that were followed.
     pub fn parent_from(&self, dir: Path, text: &[u8], links: &mut u32) -> Result<Parent> {
-        self.run(dir, text, Goal::Parent, links)
+        self.run(Here::Own(dir), text, Goal::Parent, links)
     }
 
     /// Returns the place of `name` in `dir`. Enters mounts over it, but does not follow links.
     pub fn child(&self, dir: &Path, name: &[u8]) -> Result<Path> {
         let node = self.look_up(dir, name)?;
         let covering = dir.mount.covering(&node);
-        self.enter(dir.clone(), node, covering, name)
+        self.enter(Here::Lent(dir), node, covering, name)
     }
 
     fn look_up(&self, dir: &Path, name: &[u8]) -> Result<Arc<dyn Node>> {
@@ -177,7 +211,7 @@ impl<'a> PathWalk<'a> {
         Ok(target)
     }
 
-    fn run(&self, start: Path, text: &[u8], goal: Goal, links: &mut u32) -> Result<Parent> {
+    fn run(&self, start: Here<'_>, text: &[u8], goal: Goal, links: &mut u32) -> Result<Parent> {
         if text.is_empty() {
             return Err(Errno::ENOENT);
         }
@@ -193,15 +227,15 @@ impl<'a> PathWalk<'a> {
         loop {
             steps.advance()?;
             let Some(Component { name, end, is_last, trailing }) = Component::after(rest, at) else {
-                return Ok(Parent { dir: here, last: Last::Root, trailing: Trailing::Slash });
+                return Ok(Parent { dir: here.into_own(), last: Last::Root, trailing: Trailing::Slash });
             };
             self.check_searchable(&here)?;
             if is_last && goal == Goal::Parent {
-                return Ok(Parent { dir: here, last: Last::of(name)?, trailing });
+                return Ok(Parent { dir: here.into_own(), last: Last::of(name)?, trailing });
             }
             match name {
                 b"." => {}
-                b".." => here = self.up(here)?,
+                b".." => here = Here::Own(self.up(here.into_own())?),
                 name => {
                     let node = self.look_up(&here, name)?;
                     let covering = here.mount.covering(&node);
@@ -219,10 +253,10 @@ impl<'a> PathWalk<'a> {
                                 at = 0;
                                 continue;
                             }
-                            LinkTarget::Jump(place) => here = place,
+                            LinkTarget::Jump(place) => here = Here::Own(place),
                         }
                     } else {
-                        here = self.enter(here, node, covering, name)?;
+                        here = Here::Own(self.enter(here, node, covering, name)?);
                     }
                     if trailing == Trailing::Slash && here.node.kind() != NodeKind::Directory {
                         return Err(Errno::ENOTDIR);
@@ -230,22 +264,22 @@ impl<'a> PathWalk<'a> {
                 }
             }
             if is_last {
-                return Ok(Parent { dir: here, last: Last::Dot, trailing });
+                return Ok(Parent { dir: here.into_own(), last: Last::Dot, trailing });
             }
             at = end;
         }
     }
 
     /// Returns the place at which an absolute path begins.
-    fn root_start(&self) -> Result<Path> {
+    fn root_start(&self) -> Result<Here<'a>> {
         if self.resolve.contains(ResolveFlags::IN_ROOT) {
-            return Ok(self.start.clone());
+            return Ok(Here::Lent(self.start));
         }
         if self.resolve.contains(ResolveFlags::BENEATH) {
             return Err(Errno::EXDEV);
         }
         self.check_mount(self.root)?;
-        Ok(self.root.clone())
+        Ok(Here::Lent(self.root))
     }
 
     fn check_mount(&self, place: &Path) -> Result<()> {
@@ -264,23 +298,21 @@ impl<'a> PathWalk<'a> {
     }
 
     /// Returns the place of `node`, which was just looked up in `dir` as `name`, or the place of
-    /// the mount over it. References are moved if possible: all tasks that use a directory share
-    /// the cache line of its reference count.
+    /// the mount over it.
     fn enter(
         &self,
-        dir: Path,
+        dir: Here<'_>,
         node: Arc<dyn Node>,
         covering: Option<Arc<Mount>>,
         name: &[u8],
     ) -> Result<Path> {
         let Some(mut covering) = covering else {
-            let entry = if node.kind() == NodeKind::Directory {
-                None
-            } else {
-                let name = Vec::try_from_slice(name)?;
-                Some(reserve::arc(PathEntry::new(dir.node, name)))
-            };
-            return Ok(Path { mount: dir.mount, node, entry });
+            if node.kind() == NodeKind::Directory {
+                return Ok(Path { mount: dir.into_mount(), node, entry: None });
+            }
+            let name = Vec::try_from_slice(name)?;
+            let Path { mount, node: dir, .. } = dir.into_own();
+            return Ok(Path { mount, node, entry: Some(reserve::arc(PathEntry::new(dir, name))) });
         };
         let mut steps = WalkSteps::default();
         while let Some(upper) = covering.covering(covering.root()) {

@@ -159,7 +159,8 @@ impl ProcessSpace {
     /// space.
     #[inline]
     fn paid<'a>(&self, mut areas: SpaceGuard<'a>) -> SpaceGuard<'a> {
-        areas.add_filled();
+        let filled = areas.inner().take_notes();
+        areas.add_filled(filled);
         if Hardware.charges_frames() {
             let payer = self.account.load(Ordering::Relaxed);
             areas.pay_by((payer != sched::thread::account()).then_some(payer));
@@ -178,8 +179,9 @@ impl ProcessSpace {
     /// with nothing changed, if the lock is needed.
     #[inline]
     pub fn fault_shared(&self, addr: VirtAddr, access: Access) -> Option<FaultKind> {
-        self.areas
-            .read(|space| space.fault_shared(addr, access, super::policy::acting().flatten().as_deref()))?
+        self.areas.read(|space, filled| {
+            space.fault_shared((addr, access), super::policy::acting().flatten().as_deref(), filled)
+        })?
     }
     /// Unmaps `len` bytes from `start` on. While CPUs flush the old translations, other threads may
     /// fill pages elsewhere.
@@ -257,6 +259,13 @@ impl ProcessSpace {
     /// Changes the facts about the program.
     pub fn update_program(&self, change: impl FnOnce(&mut Program)) {
         change(&mut self.program.lock());
+    }
+}
+
+impl Drop for ProcessSpace {
+    fn drop(&mut self) {
+        // Adds what was counted beside the lock.
+        let _areas = self.areas.try_lock().map(|areas| self.paid(areas));
     }
 }
 

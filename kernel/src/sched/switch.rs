@@ -160,8 +160,8 @@ static LAST_USERS: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPU
 fn separate_users() {
     let owner = thread::with_current(|thread| if thread.is_kernel() { None } else { thread.owner() });
     let Some(owner) = owner.flatten() else { return };
-    let credentials = owner.credentials();
-    let user = u64::from(credentials.uid) << 32 | u64::from(credentials.euid);
+    let mut user = 0;
+    owner.show_credentials(&mut |own| user = u64::from(own.uid) << 32 | u64::from(own.euid));
     let last = &LAST_USERS[usize::from(hw::current_cpu().0)];
     if last.swap(user, Ordering::Relaxed) != user {
         speculation::forget_predictions();

@@ -46,8 +46,8 @@ pub struct PinnedPart {
 pub trait ThreadOwner: Send + Sync {
     /// Whether the thread ends before it returns to user mode.
     fn is_ending(&self) -> bool;
-    /// Returns the credentials of the process.
-    fn credentials(&self) -> Arc<Credentials>;
+    /// Calls `look` with the credentials of the process. For the running thread.
+    fn show_credentials(&self, look: &mut dyn FnMut(&Credentials));
     /// Describes the thread for the log: its name and its number.
     fn label(&self) -> ([u8; 16], u32);
     /// The thread's number in its PID namespace.

@@ -8,7 +8,7 @@
 
 use core::fmt;
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::{Ordering, fence};
+use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use freehold_machine::Cpus;
 
@@ -143,18 +143,18 @@ impl<L: TryLock> Sleeping<L> {
 }
 
 impl<T> Sleeping<PerCpuRwLock<T>> {
-    /// Calls `f` with the value, concurrently with other readers, as soon as no writer has the
-    /// lock; `None` if no reader was permitted yet. `f` neither sleeps nor waits for another CPU.
-    /// This may sleep.
+    /// Calls `f` with the value and this CPU's note, concurrently with other readers, as soon as no
+    /// writer has the lock; `None` if no reader was permitted yet. `f` neither sleeps nor waits for
+    /// another CPU. This may sleep.
     #[inline]
-    pub fn read<R>(&self, f: impl FnOnce(&T) -> R) -> Option<R> {
+    pub fn read<R>(&self, f: impl FnOnce(&T, &AtomicU64) -> R) -> Option<R> {
         if !self.lock.is_readable() {
             return None;
         }
         let mut f = Some(f);
         let mut attempt = || {
             let pinned = Hardware.pin();
-            let show = |value: &T| f.take().map(|f| f(value));
+            let show = |value: &T, note: &AtomicU64| f.take().map(|f| f(value, note));
             match self.lock.read(usize::from(pinned.cpu().0), show) {
                 ReadAttempt::Done(shown) => Some(shown),
                 ReadAttempt::Written => None,

@@ -2,6 +2,9 @@
 
 mod completion;
 pub mod deferred;
+mod kept;
+#[cfg(test)]
+mod kept_model;
 mod lock;
 mod numbers;
 #[cfg(test)]
@@ -16,6 +19,7 @@ mod weak_registry;
 
 pub use completion::Completion;
 pub use deferred::{Deferred, LetGo, ReleaseList, release};
+pub use kept::{Keeps, Kept, Shared};
 pub use lock::{
     ArcSlot, IrqSpinLock, Mutex, MutexGuard, PerCpuRwGuard, PerCpuRwLock, ReadGuard, RwLock, Sleeping,
     SleepingGuard, SpinLock, SpinLockGuard, WriteGuard,

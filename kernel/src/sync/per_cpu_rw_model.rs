@@ -26,6 +26,8 @@ enum Steps {
     KeptWakeUp,
     /// A writer that permits readers permits writers, too.
     LetAllIn,
+    /// A reader adds to its CPU's note when it is no longer counted.
+    NotedLate,
 }
 
 /// Sleepers. A wake-up wakes the first.
@@ -67,6 +69,9 @@ struct RwWorld {
     steps: Steps,
     state: AtomicU8,
     counts: [AtomicUsize; CPUS],
+    /// By CPU, a number to which each reader adds 1, and the sum of what writers took of them.
+    notes: [AtomicUsize; CPUS],
+    taken: AtomicUsize,
     /// Number of readers that use the value now, for the assertions.
     reading: AtomicUsize,
     writing: AtomicUsize,
@@ -104,8 +109,14 @@ impl RwWorld {
             self.reading.fetch_add(1, Ordering::SeqCst);
             assert_eq!(self.writing.load(Ordering::SeqCst), 0, "a reader beside a writer");
             self.reading.fetch_sub(1, Ordering::SeqCst);
+            if self.steps != Steps::NotedLate {
+                self.notes[cpu].fetch_add(1, Ordering::Relaxed);
+            }
         }
         self.counts[cpu].fetch_sub(1, Ordering::SeqCst);
+        if may_read && self.steps == Steps::NotedLate {
+            self.notes[cpu].fetch_add(1, Ordering::Relaxed);
+        }
         may_read.then_some(())
     }
     fn read(&self, cpu: usize) {
@@ -116,11 +127,19 @@ impl RwWorld {
             }
         }
     }
+    fn take_notes(&self) {
+        for note in &self.notes {
+            let noted = note.load(Ordering::Relaxed);
+            note.store(0, Ordering::Relaxed);
+            self.taken.fetch_add(noted, Ordering::Relaxed);
+        }
+    }
     fn write(&self) {
         self.try_write().unwrap_or_else(|| self.sleepers.wait_until(|| self.try_write()));
         assert_eq!(self.writing.fetch_add(1, Ordering::SeqCst), 0, "two writers");
         assert_eq!(self.keeping.load(Ordering::SeqCst), 0, "a writer beside one that keeps others out");
         assert_eq!(self.reading.load(Ordering::SeqCst), 0, "a writer beside a reader");
+        self.take_notes();
         self.writing.fetch_sub(1, Ordering::SeqCst);
         // From here on readers may run, but still no other writer.
         self.state.store(if self.steps == Steps::LetAllIn { FREE } else { KEPT }, Ordering::SeqCst);
@@ -145,6 +164,8 @@ fn explore(steps: Steps) {
             steps,
             state: AtomicU8::new(FREE),
             counts: [const { AtomicUsize::new(0) }; CPUS],
+            notes: [const { AtomicUsize::new(0) }; CPUS],
+            taken: AtomicUsize::new(0),
             reading: AtomicUsize::new(0),
             writing: AtomicUsize::new(0),
             keeping: AtomicUsize::new(0),
@@ -160,6 +181,8 @@ fn explore(steps: Steps) {
         });
         let all: Vec<_> = readers.chain(writers).collect();
         all.into_iter().for_each(|one| one.join().unwrap());
+        world.take_notes();
+        assert_eq!(world.taken.load(Ordering::Relaxed), CPUS * ROUNDS, "a note was lost");
     });
 }
 
@@ -190,4 +213,10 @@ fn a_wake_up_that_is_not_passed_on_is_missed() {
 #[should_panic(expected = "a writer beside")]
 fn a_writer_that_lets_all_in_meets_another() {
     explore(Steps::LetAllIn);
+}
+
+#[test]
+#[should_panic(expected = "a note was lost")]
+fn a_note_of_a_reader_that_is_no_longer_counted_is_lost() {
+    explore(Steps::NotedLate);
 }

@@ -604,6 +604,9 @@ fn new_process(
             cgroup,
         },
     );
+    if flags.contains(CloneFlags::FS) {
+        old.forget_places();
+    }
     set_exit_signal(&process, old, request);
     process.oom_score_adj.store(old.oom_score_adj.load(Ordering::Relaxed), Ordering::Relaxed);
     process.oom_score_adj_least.store(old.oom_score_adj_least.load(Ordering::Relaxed), Ordering::Relaxed);

@@ -6,6 +6,7 @@
 
 use core::sync::atomic::Ordering;
 
+use freehold_collections::Arc;
 use freehold_machine::VirtAddr;
 use freehold_vm::{Access, FaultError, FaultKind, SegvCode};
 
@@ -122,11 +123,11 @@ pub fn handle_kernel_fault(addr: VirtAddr, access: Access) -> core::result::Resu
     if task::with_current(|task| task.is_dying()) {
         return Err(traps::Unresolved);
     }
-    let space = task::with_current(|task| task.process().space());
-    let served = match serve_fault(&space, (addr, access), out_of_memory_inside) {
-        Err(ProgramFault::Monitored) => wait_for_monitor(&space, (addr, access), FaultBy::Kernel),
+    let serve = |space: &Arc<ProcessSpace>| match serve_fault(space, (addr, access), out_of_memory_inside) {
+        Err(ProgramFault::Monitored) => wait_for_monitor(space, (addr, access), FaultBy::Kernel),
         served => served,
     };
+    let served = task::with_current(|task| task.with_space(serve));
     // A call may copy any amount of memory, and each of its pages may be missing.
     crate::sched::rest();
     served.map_err(|_| traps::Unresolved)

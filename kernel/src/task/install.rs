@@ -1,6 +1,6 @@
 //! Descriptors of the calling process for files without a name.
 
-use super::{current, with_current};
+use super::with_current;
 use crate::Result;
 use crate::fs::{File, OnExec, OpenFile, OpenFlags};
 use crate::user::UserPtr;
@@ -29,12 +29,12 @@ pub fn install_pair(
     first: (Arc<dyn File>, OpenFlags),
     second: (Arc<dyn File>, OpenFlags),
 ) -> Result<i64> {
-    let files = current().process().files();
+    let close = |fd| with_current(|task| task.with_files(|files| _ = files.close(fd)));
     let first = install(first.0, first.1)?;
     let result = install(second.0, second.1)
-        .and_then(|second| to.write(&[first, second]).inspect_err(|_| _ = files.close(second)));
+        .and_then(|second| to.write(&[first, second]).inspect_err(|_| close(second)));
     if result.is_err() {
-        let _ = files.close(first);
+        close(first);
     }
     result.map(|()| 0)
 }

@@ -1,92 +1,127 @@
-//! State that the threads of a process share and that nearly every call uses: [`Shared`]. Each
-//! thread keeps a reference from one call to the next ([`Kept`]). So a call takes no lock and
-//! changes no reference count on a cache line that other CPUs write to. (On Linux each task has its
-//! own pointers `files` and `cred`.)
+//! The state of a process that its threads keep from one call to the next: its memory, descriptors,
+//! root, working directory and credentials.
 //!
-//! **Protocol.** A call takes the reference from its thread's slot; if the slot is empty, it takes
-//! a new one from the shared value. The call uses the reference and puts it back. Then it compares
-//! versions, to see whether the value was replaced since the reference was made. If so, the call
-//! removes the reference again. A thread that replaces the value increments the version first, then
-//! empties the slots of all threads ([`Kept::forget`]). Both sides store before they load, in one
-//! order for all CPUs, so one of the two sees the other. When the replacement returns, only calls
-//! under way hold the old value. A thread empties its own slot at its end and at execve.
-//! `kept_model` explores this.
-//!
-//! Task context; nothing is dropped under a lock.
+//! Only a running task looks at its own slots ([`Kept`](crate::sync::Kept)). Other tasks get new
+//! references from the process.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
 
-use freehold_collections::Arc;
+use freehold_collections::{Arc, reserve};
 
-use crate::sync::{ArcSlot, SpinLock};
+use super::credentials::Credentials;
+use super::process::Process;
+use super::thread::Task;
+use crate::fs::{FileTable, FsContext, FsMember, OpenFile, Places};
+use crate::mem::ProcessSpace;
+use crate::sync::Keeps;
 
-/// A value that is replaced as a whole.
-pub struct Shared<T> {
-    value: SpinLock<Arc<T>>,
-    /// Number of replacements of the value.
-    version: AtomicU32,
+impl Process {
+    /// Returns its memory.
+    pub fn space(&self) -> Arc<ProcessSpace> {
+        self.space.get()
+    }
+    /// Returns its descriptors.
+    pub fn files(&self) -> Arc<FileTable> {
+        self.files.get()
+    }
+    /// Returns the open file of a descriptor.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub fn file(&self, fd: i32) -> crate::Result<Arc<OpenFile>> {
+        self.files.with(|files| files.get(fd))
+    }
+    /// Returns its root, working directory and umask.
+    pub fn fs(&self) -> Arc<FsContext> {
+        (**self.fs.lock()).clone()
+    }
+    /// Whether it shares its root, working directory and umask with other processes.
+    pub(super) fn shares_fs(&self) -> bool {
+        self.fs.lock().is_shared()
+    }
+    /// Calls `f` with [`Self::fs`], under a spin lock: dropping must not sleep there.
+    pub fn with_fs<R>(&self, f: impl FnOnce(&FsContext) -> R) -> R {
+        f(&self.fs.lock())
+    }
+    /// Sets another memory (execve). Returns the old one.
+    pub(super) fn replace_space(&self, space: Arc<ProcessSpace>) -> Arc<ProcessSpace> {
+        let old = self.space.replace(space);
+        self.forget_spaces();
+        old
+    }
+    /// Makes the threads drop the references to the memory that they keep.
+    pub(super) fn forget_spaces(&self) {
+        self.threads().for_each(|thread| thread.kept_space.forget());
+    }
+    /// Sets another descriptor table (unshare, execve, exit). Returns the old one.
+    pub(super) fn replace_files(&self, files: Arc<FileTable>) -> Arc<FileTable> {
+        let old = self.files.replace(files);
+        self.threads().for_each(|thread| thread.kept_files.forget());
+        old
+    }
+    /// Gives the process a descriptor table of its own (unshare, close_range).
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn unshare_files(&self) -> crate::Result<()> {
+        let own = self.files().duplicate()?;
+        drop(self.replace_files(own));
+        Ok(())
+    }
+    /// Sets another root, working directory and umask (unshare).
+    pub(super) fn replace_fs(&self, fs: Arc<FsContext>) -> FsMember {
+        let old = core::mem::replace(&mut *self.fs.lock(), FsMember::new(fs));
+        self.forget_places();
+        old
+    }
+    /// Returns root and working directory, and whether a thread may keep them.
+    pub(super) fn places(&self) -> (Arc<Places>, Keeps) {
+        let member = self.fs.lock();
+        let keeps = if member.is_shared() { Keeps::No } else { Keeps::Yes };
+        (reserve::arc(member.own_places()), keeps)
+    }
+    /// Makes the threads drop the root and the working directory that they keep.
+    pub(super) fn forget_places(&self) {
+        self.places_version.fetch_add(1, Ordering::SeqCst);
+        self.threads().for_each(|thread| thread.kept_places.forget());
+    }
+    /// Changes its root or its working directory.
+    pub fn change_places(&self, change: impl FnOnce(&FsContext)) {
+        change(&self.fs());
+        self.forget_places();
+    }
 }
 
-impl<T> Shared<T> {
-    /// Makes a shared value with the initial value `value`.
-    pub const fn new(value: Arc<T>) -> Self {
-        Self { value: SpinLock::new(value), version: AtomicU32::new(0) }
-    }
-    /// Returns the value.
+impl Task {
+    /// Calls `look` with the process' memory; `look` may run for a whole call. For the task itself.
     #[inline]
-    pub fn get(&self) -> Arc<T> {
-        self.value.lock().clone()
+    pub fn with_space<R>(&self, look: impl FnOnce(&Arc<ProcessSpace>) -> R) -> R {
+        self.kept_space.with(&self.process().space, look)
     }
-    /// Calls `look` with the value under a spin lock. Dropping must not sleep there.
+    /// Calls `look` with the process' descriptors; `look` may run for a whole call. For the task
+    /// itself.
     #[inline]
-    pub fn with<R>(&self, look: impl FnOnce(&T) -> R) -> R {
-        look(&self.value.lock())
+    pub fn with_files<R>(&self, look: impl FnOnce(&Arc<FileTable>) -> R) -> R {
+        self.kept_files.with(&self.process().files, look)
     }
-    /// Replaces the value. Returns the old one. The caller then makes all threads' slots forget it.
-    pub fn replace(&self, value: Arc<T>) -> Arc<T> {
-        let mut place = self.value.lock();
-        self.version.fetch_add(1, Ordering::SeqCst);
-        core::mem::replace(&mut *place, value)
-    }
-    fn current(&self) -> (u32, Arc<T>) {
-        let value = self.value.lock();
-        (self.version.load(Ordering::Relaxed), value.clone())
-    }
-}
-
-/// One thread's slot for a [`Shared`] value.
-pub struct Kept<T> {
-    slot: ArcSlot<T>,
-    /// The version of the slot's value; only the slot's own thread uses it.
-    version: AtomicU32,
-}
-
-impl<T> Default for Kept<T> {
-    fn default() -> Self {
-        Self { slot: ArcSlot::new(), version: AtomicU32::new(0) }
-    }
-}
-
-impl<T> Kept<T> {
-    /// Calls `look` with the value; `look` may run for a whole call. Only for the slot's own
-    /// thread, which may call this again inside of `look`.
+    /// Calls `look` with the process' root and working directory; `look` may run for a whole call.
+    /// For the task itself.
     #[inline]
-    pub fn with<R>(&self, shared: &Shared<T>, look: impl FnOnce(&Arc<T>) -> R) -> R {
-        let (version, value) = match self.slot.take() {
-            Some(value) => (self.version.load(Ordering::Relaxed), value),
-            None => shared.current(),
-        };
-        let result = look(&value);
-        self.version.store(version, Ordering::Relaxed);
-        // The slot is not empty if `look` used the value, too.
-        drop(self.slot.put(value));
-        if shared.version.load(Ordering::SeqCst) != version {
-            self.forget();
-        }
-        result
+    pub fn with_places<R>(&self, look: impl FnOnce(&Places) -> R) -> R {
+        let get = || self.process().places();
+        self.kept_places.with_by(&self.process().places_version, get, |places| look(places))
     }
-    /// Empties the slot. Any thread.
-    pub fn forget(&self) {
-        drop(self.slot.take());
+    /// Calls `look` with the process' credentials; `look` may run for a whole call. For the task
+    /// itself.
+    #[inline]
+    pub fn with_credentials<R>(&self, look: impl FnOnce(&Arc<Credentials>) -> R) -> R {
+        self.kept_credentials.with(&self.process().credentials, look)
+    }
+    /// Drops the kept references to the process' state.
+    pub(super) fn forget_kept(&self) {
+        self.kept_space.forget();
+        self.kept_files.forget();
+        self.kept_places.forget();
+        self.kept_credentials.forget();
     }
 }

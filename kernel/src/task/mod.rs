@@ -31,8 +31,6 @@ mod install;
 pub mod io_context;
 pub mod io_ports;
 mod kept;
-#[cfg(test)]
-mod kept_model;
 pub mod keys;
 pub mod limits;
 mod mask;

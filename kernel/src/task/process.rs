@@ -13,7 +13,6 @@ use super::capabilities::Capability;
 use super::credentials::Credentials;
 use super::dump::meeting::Meeting;
 use super::inspect;
-use super::kept::Shared;
 use super::keys::held::RingSlot;
 use super::limits::{Limit, Limits, Resource};
 use super::namespaces::Namespaces;
@@ -28,7 +27,7 @@ use super::{Pid, Task};
 use crate::cgroup::{CgroupMember, Fork};
 use crate::fs::{FileTable, FsContext, FsMember};
 use crate::mem::ProcessSpace;
-use crate::sync::{IrqSpinLock, Mutex, SpinLock, WaitQueue};
+use crate::sync::{IrqSpinLock, Mutex, Shared, SpinLock, WaitQueue};
 
 pub use super::exit_status::{ExitStatus, WaitReport};
 
@@ -163,9 +162,11 @@ pub struct Process {
     pub(super) maker_executed: AtomicU64,
     /// Whether orphans below the process become its children (PR_SET_CHILD_SUBREAPER).
     pub(super) is_subreaper: AtomicBool,
-    space: SpinLock<Arc<ProcessSpace>>,
+    pub(super) space: Shared<ProcessSpace>,
     pub(super) files: Shared<FileTable>,
-    fs: SpinLock<FsMember>,
+    pub(super) fs: SpinLock<FsMember>,
+    /// Number of changes of root and working directory, and of how many processes share them.
+    pub(super) places_version: AtomicU32,
     pub(super) credentials: Shared<Credentials>,
     /// Its part of its user's threads.
     pub(super) counted: CountedThreads,
@@ -223,8 +224,6 @@ pub struct Process {
     pub(super) undo: SpinLock<Option<Arc<UndoSlot>>>,
     /// The process' membership in control groups.
     pub cgroup: CgroupMember,
-    /// Bytes read and written, calls to read and write (for /proc/PID/io).
-    pub io: [AtomicU64; 4],
 }
 
 /// Initial state of a new process.
@@ -291,9 +290,10 @@ impl Process {
             executed: AtomicU64::new(0),
             maker_executed: AtomicU64::new(0),
             is_subreaper: AtomicBool::new(false),
-            space: SpinLock::new(with.space),
+            space: Shared::new(with.space),
             files: Shared::new(with.files),
             fs: SpinLock::new(FsMember::new(with.fs)),
+            places_version: AtomicU32::new(0),
             has_other_ids: AtomicBool::new(!with.credentials.user_ns.is_initial()),
             credentials: Shared::new(with.credentials),
             counted: CountedThreads::default(),
@@ -325,7 +325,6 @@ impl Process {
             awaits_tracer: AtomicBool::new(false),
             undo: SpinLock::new(None),
             cgroup: with.cgroup,
-            io: [const { AtomicU64::new(0) }; 4],
         }
     }
 
@@ -386,56 +385,6 @@ impl Process {
     /// Returns the address of its signal handlers (kcmp).
     pub fn actions_address(&self) -> usize {
         self.actions.lock().address().addr()
-    }
-    /// Returns its memory.
-    pub fn space(&self) -> Arc<ProcessSpace> {
-        self.space.lock().clone()
-    }
-    /// Returns its descriptors.
-    pub fn files(&self) -> Arc<FileTable> {
-        self.files.get()
-    }
-    /// Returns the open file of a descriptor.
-    ///
-    /// # Errors
-    /// `EBADF`.
-    pub fn file(&self, fd: i32) -> crate::Result<Arc<crate::fs::OpenFile>> {
-        self.files.with(|files| files.get(fd))
-    }
-    /// Returns its root, working directory and umask.
-    pub fn fs(&self) -> Arc<FsContext> {
-        (**self.fs.lock()).clone()
-    }
-    /// Whether it shares its root, working directory and umask with other processes.
-    pub(super) fn shares_fs(&self) -> bool {
-        self.fs.lock().is_shared()
-    }
-    /// Calls `f` with [`Self::fs`], under a spin lock: dropping must not sleep there.
-    pub fn with_fs<R>(&self, f: impl FnOnce(&FsContext) -> R) -> R {
-        f(&self.fs.lock())
-    }
-    /// Sets another memory (execve). Returns the old one.
-    pub(super) fn replace_space(&self, space: Arc<ProcessSpace>) -> Arc<ProcessSpace> {
-        core::mem::replace(&mut *self.space.lock(), space)
-    }
-    /// Sets another descriptor table (unshare, execve, exit). Returns the old one.
-    pub(super) fn replace_files(&self, files: Arc<FileTable>) -> Arc<FileTable> {
-        let old = self.files.replace(files);
-        self.threads().for_each(|thread| thread.kept_files.forget());
-        old
-    }
-    /// Gives the process a descriptor table of its own (unshare, close_range).
-    ///
-    /// # Errors
-    /// `ENOMEM`.
-    pub fn unshare_files(&self) -> crate::Result<()> {
-        let own = self.files().duplicate()?;
-        drop(self.replace_files(own));
-        Ok(())
-    }
-    /// Sets another root, working directory and umask (unshare).
-    pub(super) fn replace_fs(&self, fs: Arc<FsContext>) -> FsMember {
-        core::mem::replace(&mut *self.fs.lock(), FsMember::new(fs))
     }
     /// Returns its namespaces; those of the kernel once it has ended.
     pub fn namespaces(&self) -> Arc<Namespaces> {

@@ -38,6 +38,7 @@ pub fn sys_process_mrelease(args: &Args) -> Result<i64> {
     if !ends(&process) {
         return Err(Errno::EINVAL);
     }
+    process.forget_spaces();
     let space = process.space();
     // One reference is the process', one the caller's.
     if space.references() > 2 {

@@ -197,10 +197,8 @@ impl Task {
     }
 
     fn company(&self) -> Company {
-        let process = self.process();
-        let space = process.space();
         // One reference is the process', the other is the one here.
-        let is_alone = process.thread_count() == 1 && space.references() <= 2;
+        let is_alone = self.process().thread_count() == 1 && self.with_space(|space| space.references() <= 2);
         if is_alone { Company::Alone } else { Company::Others }
     }
 }

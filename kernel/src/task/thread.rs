@@ -13,7 +13,6 @@ use super::Pid;
 use super::credentials::Credentials;
 use super::futex::PiTask;
 use super::io_context::IoContext;
-use super::kept::Kept;
 use super::keys::held::Keyrings;
 use super::meter::Meter;
 use super::pidns::Numbers;
@@ -23,13 +22,13 @@ use super::rseq::Registration;
 use super::seccomp::Seccomp;
 use super::signal::{AlternateStack, Pending, SigSet, Signal};
 use super::trace::{Traced, Watchpoints};
-use crate::fs::FileTable;
+use crate::fs::{FileTable, Places};
 use crate::hw::heap::Watch;
-use crate::mem::PinnedRun;
 use crate::mem::charge::StackCharge;
+use crate::mem::{PinnedRun, ProcessSpace};
 use crate::sched::thread::{Drain, Fill, PinnedPart, SIGNAL};
 use crate::sched::{self, Idle, RunsPrograms, Schedule, Sleep, Thread, ThreadOwner};
-use crate::sync::{IrqSpinLock, SpinLock, Woken};
+use crate::sync::{IrqSpinLock, Kept, SpinLock, Woken};
 use crate::{Errno, Result, hw};
 
 /// The continuation of a call that a stop or an ignored signal interrupted, for restart_syscall.
@@ -71,9 +70,13 @@ pub struct Task {
     pub(super) timer_slack: AtomicU64,
     /// The slack that PR_SET_TIMERSLACK of 0 sets: the creator's slack at clone.
     pub(super) default_timer_slack: AtomicU64,
-    /// The process' descriptors and credentials, kept from one call to the next.
+    /// The process' state, kept from one call to the next.
+    pub(super) kept_space: Kept<ProcessSpace>,
     pub(super) kept_files: Kept<FileTable>,
+    pub(super) kept_places: Kept<Places>,
     pub(super) kept_credentials: Kept<Credentials>,
+    /// See [`Usage::io`].
+    pub io: [AtomicU64; 4],
     /// Its I/O priority, which threads may share.
     pub io_context: IoContext,
     /// Its keyrings.
@@ -155,8 +158,11 @@ impl Task {
                 vfork: SpinLock::new(None),
                 timer_slack: AtomicU64::new(50_000),
                 default_timer_slack: AtomicU64::new(50_000),
+                kept_space: Kept::default(),
                 kept_files: Kept::default(),
+                kept_places: Kept::default(),
                 kept_credentials: Kept::default(),
+                io: [const { AtomicU64::new(0) }; 4],
                 io_context: IoContext::default(),
                 keyrings: Keyrings::default(),
                 traced: Traced::new(),
@@ -240,23 +246,6 @@ impl Task {
     /// Returns the process that the task belongs to.
     pub fn process(&self) -> &Arc<Process> {
         &self.process
-    }
-    /// Calls `look` with the process' descriptors; `look` may run for a whole call. For the task
-    /// itself.
-    #[inline]
-    pub fn with_files<R>(&self, look: impl FnOnce(&Arc<FileTable>) -> R) -> R {
-        self.kept_files.with(&self.process.files, look)
-    }
-    /// Calls `look` with the process' credentials; `look` may run for a whole call. For the task
-    /// itself.
-    #[inline]
-    pub fn with_credentials<R>(&self, look: impl FnOnce(&Arc<Credentials>) -> R) -> R {
-        self.kept_credentials.with(&self.process.credentials, look)
-    }
-    /// Drops the kept references to the process' descriptors and credentials.
-    pub(super) fn forget_kept(&self) {
-        self.kept_files.forget();
-        self.kept_credentials.forget();
     }
     /// Returns its name: at most 15 bytes and a NUL.
     pub fn name(&self) -> [u8; 16] {
@@ -361,6 +350,7 @@ impl Task {
             involuntary_switches: self.schedule.involuntary_switches.load(Ordering::Relaxed),
             minor_faults: self.faults[0].load(Ordering::Relaxed),
             major_faults: self.faults[1].load(Ordering::Relaxed),
+            io: self.io.each_ref().map(|n| n.load(Ordering::Relaxed)),
             peak_resident: 0,
         }
     }
@@ -379,8 +369,8 @@ impl ThreadOwner for Task {
         let group = self.process.signals.lock();
         group.exit.is_some() || group.exec.is_some_and(|by| by != self.tid())
     }
-    fn credentials(&self) -> Arc<Credentials> {
-        self.process.credentials()
+    fn show_credentials(&self, look: &mut dyn FnMut(&Credentials)) {
+        self.with_credentials(|own| look(own));
     }
     fn label(&self) -> ([u8; 16], u32) {
         (self.name(), self.tid())
@@ -392,15 +382,19 @@ impl ThreadOwner for Task {
         super::spawn::spawn_kernel(name, body)
     }
     fn fill_pinned(&self, part: PinnedPart, transfer: Fill<'_>) -> Result<usize> {
-        let (PinnedPart { address, length, unit }, space) = (part, self.process.space());
-        let pinned = PinnedRun::<ReadWrite>::new::<Transient>(&space, address, length, Rule::Asked)?;
+        let PinnedPart { address, length, unit } = part;
+        let pinned = self.with_space(|space| {
+            PinnedRun::<ReadWrite>::new::<Transient>(space, address, length, Rule::Asked)
+        })?;
         let count = pinned.len() / unit * unit;
         pinned.fill_by(count, transfer)?;
         Ok(count)
     }
     fn take_pinned(&self, part: PinnedPart, transfer: Drain<'_>) -> Result<usize> {
-        let (PinnedPart { address, length, unit }, space) = (part, self.process.space());
-        let pinned = PinnedRun::<ReadOnly>::new::<Transient>(&space, address, length, Rule::Asked)?;
+        let PinnedPart { address, length, unit } = part;
+        let pinned = self.with_space(|space| {
+            PinnedRun::<ReadOnly>::new::<Transient>(space, address, length, Rule::Asked)
+        })?;
         let count = pinned.len() / unit * unit;
         pinned.drain_by(count, transfer)?;
         Ok(count)

@@ -24,6 +24,8 @@ pub struct Usage {
     pub minor_faults: u64,
     /// Page faults that needed I/O.
     pub major_faults: u64,
+    /// Bytes read and written, calls to read and write (for /proc/PID/io).
+    pub io: [u64; 4],
     /// Largest number of bytes resident at one time.
     pub peak_resident: u64,
 }
@@ -38,6 +40,7 @@ impl Usage {
             involuntary_switches: self.involuntary_switches - earlier.involuntary_switches,
             minor_faults: self.minor_faults - earlier.minor_faults,
             major_faults: self.major_faults - earlier.major_faults,
+            io: core::array::from_fn(|at| self.io[at] - earlier.io[at]),
             peak_resident: self.peak_resident,
         }
     }
@@ -49,6 +52,7 @@ impl Usage {
         self.involuntary_switches += other.involuntary_switches;
         self.minor_faults += other.minor_faults;
         self.major_faults += other.major_faults;
+        self.io.iter_mut().zip(other.io).for_each(|(sum, more)| *sum += more);
         self.peak_resident = self.peak_resident.max(other.peak_resident);
     }
 }

@@ -9,8 +9,9 @@
 //! - a leaf is only given more rights, by compare-exchange, if its frame is exclusive. No leaf is
 //!   removed or gets another frame, so no flush is needed;
 //! - tables are neither made nor freed;
-//! - pages and faults are counted in [`Filled`], which the next caller with `&mut` adds to the
-//!   other counts.
+//! - pages and faults are added to a number of the caller's, such as one per CPU. The next caller
+//!   with `&mut` takes these numbers back and adds them to the other counts
+//!   ([`AddressSpace::add_filled`]).
 //!
 //! Everything else is left to [`AddressSpace::fault`].
 
@@ -27,34 +28,19 @@ use crate::error::FaultKind;
 use crate::policy::TaskPolicy;
 use crate::resident::{LeafKind, Resident, Want, leaf};
 
-/// Faults that were served at once, in the upper half, and pages that they filled, in the lower.
-#[derive(Debug, Default)]
-pub(crate) struct Filled(AtomicU64);
-
-impl Filled {
-    const FAULT: u64 = 1 << 32;
-    const PAGE: u64 = 1;
-
-    fn add(&self, what: u64) {
-        self.0.fetch_add(what, Ordering::Relaxed);
-    }
-    /// Faults and pages since the last time.
-    #[inline]
-    fn take(&mut self) -> Option<(u64, u64)> {
-        let filled = core::mem::take(self.0.get_mut());
-        (filled != 0).then_some((filled / Self::FAULT, filled % Self::FAULT))
-    }
-}
+/// In the caller's number: a fault, in the upper half, and a page that it filled, in the lower.
+const FAULT: u64 = 1 << 32;
+const PAGE: u64 = 1;
 
 impl<S: Memory> AddressSpace<S> {
     /// As [`AddressSpace::fault`], for a task with the policy `acting`, while other CPUs do the
     /// same. `None`, without a change, if [`AddressSpace::fault`] has to handle it. Neither sleeps
-    /// nor waits for another CPU. The caller stays on its CPU.
+    /// nor waits for another CPU. The caller stays on its CPU. Counts are added to `filled`.
     pub fn fault_shared(
         &self,
-        addr: VirtAddr,
-        access: Access,
+        (addr, access): (VirtAddr, Access),
         acting: Option<&TaskPolicy>,
+        filled: &AtomicU64,
     ) -> Option<FaultKind> {
         let area = self.areas.at_shared(addr)?;
         if !area.protection.allows(access)
@@ -63,24 +49,23 @@ impl<S: Memory> AddressSpace<S> {
         {
             return None;
         }
-        let filled = self.resident.fault_shared(area, addr.page_start(), access.into(), acting)?;
-        self.filled.add(Filled::FAULT + filled);
+        let pages = self.resident.fault_shared(area, addr.page_start(), access.into(), acting)?;
+        filled.fetch_add(FAULT + pages, Ordering::Relaxed);
         Some(FaultKind::Minor)
     }
 
-    /// Adds the changes of faults that were served without the space's lock to the counts. Each
-    /// task that takes the lock calls this first.
+    /// Adds the changes of faults that were served without the space's lock to the counts: the sum
+    /// of the numbers that such faults were added to. Each task that takes the lock calls this
+    /// first, and the space's owner before the end.
     #[inline]
-    pub fn add_filled(&mut self) {
-        if let Some((faults, pages)) = self.filled.take() {
-            self.minor_faults += faults;
-            self.resident.rss.anon += pages;
-        }
+    pub const fn add_filled(&mut self, filled: u64) {
+        self.minor_faults += filled / FAULT;
+        self.resident.rss.anon += filled % FAULT;
     }
 }
 
 impl<S: Memory> Resident<S> {
-    /// Serves the fault. Returns the number to add to [`Filled`], besides the fault.
+    /// Serves the fault. Returns the number of pages that it filled.
     fn fault_shared(
         &self,
         area: &Area<S>,
@@ -107,7 +92,7 @@ impl<S: Memory> Resident<S> {
         let page = self.new_page(self.place_for(area, addr, acting)).ok()?;
         self.source().machine().zero(&page);
         match slot.try_fill(leaf(page, area.protection.rights(), Marks::Dirty)) {
-            Ok(()) => Some(Filled::PAGE),
+            Ok(()) => Some(PAGE),
             Err(unused) => {
                 drop(self.mapping_of(unused));
                 Some(0)

@@ -18,7 +18,6 @@ use crate::promise::Promises;
 use crate::registry::{Registry, SpaceHandle};
 use crate::request::{AreaFlags, Layout, Limits, SharedWrite};
 use crate::resident::Resident;
-use crate::shared_fault::Filled;
 use crate::swap::Swap;
 use crate::turns::Turns;
 use crate::{PageCache, Vdso, VmError};
@@ -140,7 +139,6 @@ pub struct AddressSpace<S: Memory> {
     pub(crate) due: Option<Range<VirtAddr>>,
     pub(crate) minor_faults: u64,
     pub(crate) major_faults: u64,
-    pub(crate) filled: Filled,
 }
 
 /// Number of areas of most programs: segments, heap, libraries' beginnings, stack, vDSO.
@@ -170,7 +168,6 @@ impl<S: Memory> AddressSpace<S> {
             due: None,
             minor_faults: 0,
             major_faults: 0,
-            filled: Filled::default(),
         })
     }
 
@@ -298,7 +295,6 @@ impl<S: Memory> AddressSpace<S> {
 
 impl<S: Memory> Drop for AddressSpace<S> {
     fn drop(&mut self) {
-        self.add_filled();
         self.take_back_promise();
         self.resident.commons.spaces.remove(self.id);
         let Self { areas, resident, .. } = self;

@@ -13,6 +13,10 @@
 //! count matters only for cache lines: a reader that moves to another CPU still subtracts itself
 //! from the count that it was added to.
 //!
+//! Beside its count each CPU has a *note*, a number to which readers add what they have done, while
+//! they are counted. A writer takes all notes, when there is no reader
+//! ([`PerCpuRwGuard::take_notes`]). So readers can count events without a shared line.
+//!
 //! Counts take memory, and a writer reads all of them. So there are no counts, and no readers,
 //! until a writer [lets readers in](PerCpuRwGuard::let_read).
 //!
@@ -23,7 +27,7 @@
 use core::cell::UnsafeCell;
 use core::fmt;
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use alloc::vec::Vec;
 
@@ -42,10 +46,13 @@ pub struct PerCpuRwLock<T> {
     value: UnsafeCell<T>,
 }
 
-/// Number of readers of a CPU, on cache lines of its own.
+/// The readers of a CPU, on cache lines of its own.
 #[derive(Default)]
 #[repr(align(128))]
-struct Readers(AtomicUsize);
+struct Readers {
+    count: AtomicUsize,
+    note: AtomicU64,
+}
 
 // SAFETY: as for `RwLock`: CPUs share one `&mut T` or several `&T`, and `T` may go from the writer
 // on one CPU to that on another.
@@ -81,19 +88,20 @@ impl<T> PerCpuRwLock<T> {
     #[cold]
     #[inline(never)]
     fn wait_for(readers: &[Readers]) {
-        for Readers(count) in readers {
+        for Readers { count, .. } in readers {
             while count.load(Ordering::SeqCst) != 0 {
                 core::hint::spin_loop();
             }
         }
     }
 
-    /// Calls `f` with the value, on CPU `cpu`, if there is no writer. `f` is short and does not
-    /// sleep; the caller keeps its CPU.
+    /// Calls `f` with the value and the note of CPU `cpu`, on which it runs, if there is no writer.
+    /// `f` is short and does not sleep; the caller keeps its CPU.
     #[inline]
-    pub fn read<R>(&self, cpu: usize, f: impl FnOnce(&T) -> R) -> ReadAttempt<R> {
+    pub fn read<R>(&self, cpu: usize, f: impl FnOnce(&T, &AtomicU64) -> R) -> ReadAttempt<R> {
         let Some(readers) = self.readers.get() else { return ReadAttempt::Closed };
-        let _counted = Counted::new(&readers[cpu % readers.len()].0);
+        let readers = &readers[cpu % readers.len()];
+        let _counted = Counted::new(&readers.count);
         if self.state.load(Ordering::SeqCst) == WRITTEN {
             return ReadAttempt::Written;
         }
@@ -101,7 +109,7 @@ impl<T> PerCpuRwLock<T> {
         // reference; it drops that before it resets the state. This reader was counted before it
         // read that there is no writer, and stays counted until it is done with the reference. So
         // no writer has a reference meanwhile.
-        ReadAttempt::Done(f(unsafe { &*self.value.get() }))
+        ReadAttempt::Done(f(unsafe { &*self.value.get() }, &readers.note))
     }
 
     /// Whether readers are let in.
@@ -146,6 +154,20 @@ impl<'a, T> PerCpuRwGuard<'a, T> {
         core::mem::forget(self);
         lock.state.store(KEPT, Ordering::Release);
         PerCpuRwKept { lock }
+    }
+
+    /// Returns the sum of the notes of all CPUs, and makes them 0.
+    #[inline]
+    pub fn take_notes(&self) -> u64 {
+        let take = |note: &AtomicU64| match note.load(Ordering::Relaxed) {
+            0 => 0,
+            // There are no readers, which would add to it now.
+            sum => {
+                note.store(0, Ordering::Relaxed);
+                sum
+            }
+        };
+        self.lock.readers.get().map_or(0, |readers| readers.iter().map(|readers| take(&readers.note)).sum())
     }
 
     /// Lets readers in from now on, on `cpus` CPUs. Changes nothing if they are let in already.
@@ -209,21 +231,24 @@ mod tests {
     #[test]
     fn readers_come_in_when_they_are_let_in_and_nobody_writes() {
         let lock = PerCpuRwLock::new(7);
-        assert_eq!(lock.read(0, |value| *value), ReadAttempt::Closed);
+        assert_eq!(lock.read(0, |value, _| *value), ReadAttempt::Closed);
         let mut guard = lock.try_write().unwrap();
         guard.let_read(2).unwrap();
         guard.let_read(3).unwrap();
         *guard = 8;
-        assert_eq!(lock.read(1, |value| *value), ReadAttempt::Written);
+        assert_eq!(lock.read(1, |value, _| *value), ReadAttempt::Written);
         assert!(lock.try_write().is_none());
         drop(guard);
-        assert_eq!(lock.read(5, |value| *value), ReadAttempt::Done(8));
+        assert_eq!(lock.read(5, |value, _| *value), ReadAttempt::Done(8));
         let kept = lock.try_write().unwrap().downgrade();
-        assert_eq!(lock.read(0, |value| *value), ReadAttempt::Done(8));
+        assert_eq!(lock.read(0, |value, _| *value), ReadAttempt::Done(8));
         assert!(lock.try_write().is_none());
         drop(kept);
         assert!(lock.try_write().is_some());
-        assert_eq!(lock.read(0, |_| lock.read(1, |value| *value)), ReadAttempt::Done(ReadAttempt::Done(8)));
+        assert_eq!(
+            lock.read(0, |_, _| lock.read(1, |value, _| *value)),
+            ReadAttempt::Done(ReadAttempt::Done(8))
+        );
     }
 
     #[test]
@@ -235,28 +260,34 @@ mod tests {
             let readers = Vec::from_iter((0..2).map(|cpu| {
                 let lock = &lock;
                 scope.spawn(move || {
-                    let mut seen = 0;
+                    let (mut seen, mut reads) = (0, 0);
                     while seen < ROUNDS {
-                        if let ReadAttempt::Done(now) = lock.read(cpu, |value| {
+                        if let ReadAttempt::Done(now) = lock.read(cpu, |value, note| {
+                            note.fetch_add(1, Ordering::Relaxed);
                             assert!(value.iter().all(|word| *word == value[0]), "{value:?}");
                             value[0]
                         }) {
                             assert!(now >= seen);
                             seen = now;
+                            reads += 1;
                         }
                         std::hint::spin_loop();
                     }
+                    reads
                 })
             }));
+            let mut noted = 0;
             for round in 1..=ROUNDS {
                 let mut value = lock.try_write().unwrap();
+                noted += value.take_notes();
                 value.iter_mut().for_each(|word| *word = round);
                 drop(value);
                 if round % 64 == 0 {
                     thread::yield_now();
                 }
             }
-            readers.into_iter().for_each(|reader| reader.join().unwrap());
+            let reads: u64 = readers.into_iter().map(|reader| reader.join().unwrap()).sum();
+            assert_eq!(noted + lock.try_write().unwrap().take_notes(), reads, "each note is taken once");
         });
     }
 }

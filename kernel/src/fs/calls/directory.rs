@@ -86,7 +86,7 @@ fn searchable(place: Path) -> Result<Path> {
 /// chdir(path)
 pub fn sys_chdir(args: &Args) -> Result<i64> {
     let place = searchable(place_at(AT_FDCWD, args[0], 0, Final::Follow)?)?;
-    process().fs().set_cwd(place);
+    process().change_places(|fs| fs.set_cwd(place));
     Ok(0)
 }
 
@@ -94,7 +94,7 @@ pub fn sys_chdir(args: &Args) -> Result<i64> {
 pub fn sys_fchdir(args: &Args) -> Result<i64> {
     let file = file(args.fd(0))?;
     let place = searchable(file.path().cloned().ok_or(Errno::ENOTDIR)?)?;
-    process().fs().set_cwd(place);
+    process().change_places(|fs| fs.set_cwd(place));
     Ok(0)
 }
 
@@ -104,7 +104,7 @@ pub fn sys_chroot(args: &Args) -> Result<i64> {
     if !process().credentials().may_within(Capability::SysChroot) {
         return Err(Errno::EPERM);
     }
-    process().fs().set_root(place);
+    process().change_places(|fs| fs.set_root(place));
     Ok(0)
 }
 

@@ -36,15 +36,14 @@ pub use xattr::*;
 
 use freehold_collections::{Arc, Vec};
 
-use super::context::FsContext;
-use super::flags::ResolveFlags;
+use super::context::{FsContext, Places};
 use super::node::{Node, NodeKind};
 use super::open_file::OpenFile;
 use super::path::Path;
 use super::root;
 use super::table::FileTable;
 use super::walk::{Final, PathWalk};
-use crate::task::{self, Process};
+use crate::task::{self, Process, Task};
 use crate::{Errno, Result, user};
 
 /// Stands for the working directory in place of a descriptor.
@@ -72,7 +71,7 @@ fn with_files<R>(look: impl FnOnce(&Arc<FileTable>) -> R) -> R {
 
 /// The open file behind a descriptor of the caller.
 fn file(fd: i32) -> Result<Arc<OpenFile>> {
-    task::with_current(|task| task.process().file(fd))
+    with_files(|files| files.get(fd))
 }
 
 /// Returns the directory at which a relative path begins: the working directory, or the directory
@@ -94,22 +93,35 @@ fn named_by(text: &[u8], error: Errno) -> Errno {
     if text.is_empty() { Errno::ENOENT } else { error }
 }
 
-/// Runs `f` with the walk that resolves `text` from `dirfd` for the caller.
+/// Runs `f` with the running task, its root, and the place at which `text` begins.
 ///
 /// # Errors
 /// `ENOENT` for an empty text, whatever `dirfd` is; those of `f`, and of the descriptor.
-fn walk_from<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&PathWalk<'_>) -> Result<R>) -> Result<R> {
+#[inline]
+fn with_start<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&Task, &Path, &Path) -> Result<R>) -> Result<R> {
     task::with_current(|task| {
-        let process = task.process();
-        let root = process.with_fs(FsContext::root);
-        let relative;
-        let start = if text.first() == Some(&b'/') {
-            &root
-        } else {
-            relative = start_of(process, dirfd).map_err(|error| named_by(text, error))?;
-            &relative
-        };
-        task.with_credentials(|credentials| f(&PathWalk::new(&root, start, &credentials.caller())))
+        task.with_places(|Places { root, cwd }| {
+            let named;
+            let start: &Path = if text.first() == Some(&b'/') {
+                root
+            } else if dirfd == AT_FDCWD {
+                cwd
+            } else {
+                named = start_of(task.process(), dirfd).map_err(|error| named_by(text, error))?;
+                &named
+            };
+            f(task, root, start)
+        })
+    })
+}
+
+/// Runs `f` with the walk that resolves `text` from `dirfd` for the caller.
+///
+/// # Errors
+/// As [`with_start`].
+fn walk_from<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&PathWalk<'_>) -> Result<R>) -> Result<R> {
+    with_start(dirfd, text, |task, root, start| {
+        task.with_credentials(|credentials| f(&PathWalk::new(root, start, &credentials.caller())))
     })
 }
 
@@ -120,20 +132,16 @@ fn as_caller<R>(f: impl FnOnce(&PathWalk<'_>) -> Result<R>) -> Result<R> {
 
 /// Like [`walk_from`], with the real instead of the effective user (access(2)).
 fn walk_as_real_user<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&PathWalk<'_>) -> Result<R>) -> Result<R> {
-    let process = process();
-    let root = process.with_fs(FsContext::root);
-    let start = if text.first() == Some(&b'/') {
-        root.clone()
-    } else {
-        start_of(&process, dirfd).map_err(|error| named_by(text, error))?
-    };
-    let credentials = process.credentials();
-    // As root the caller has what it could have, as another user nothing (Linux:
-    // `access_override_creds`).
-    let is_root = Some(credentials.uid) == credentials.user_ns.root();
-    let capabilities = if is_root { credentials.capabilities.permitted } else { 0 };
-    let caller = credentials.caller_as((credentials.uid, credentials.gid), capabilities);
-    f(&PathWalk { root: &root, start: &start, caller: &caller, resolve: ResolveFlags::empty() })
+    with_start(dirfd, text, |task, root, start| {
+        task.with_credentials(|credentials| {
+            // As root the caller has what it could have, as another user nothing (Linux:
+            // `access_override_creds`).
+            let is_root = Some(credentials.uid) == credentials.user_ns.root();
+            let capabilities = if is_root { credentials.capabilities.permitted } else { 0 };
+            let caller = credentials.caller_as((credentials.uid, credentials.gid), capabilities);
+            f(&PathWalk::new(root, start, &caller))
+        })
+    })
 }
 
 fn path_at(address: u64) -> Result<Vec<u8>> {

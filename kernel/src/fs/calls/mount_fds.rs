@@ -472,7 +472,7 @@ pub fn sys_mount_setattr(args: &Args) -> Result<i64> {
     if flags & AT_RECURSIVE != 0 {
         change.apply(&place.mount.tree()?)?;
     } else {
-        change.apply(&[place.mount])?;
+        change.apply(&[place.mount.arc()])?;
     }
     namespace.tell_change();
     Ok(0)

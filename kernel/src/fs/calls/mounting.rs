@@ -407,7 +407,7 @@ pub fn sys_pivot_root(args: &Args) -> Result<i64> {
             base.mount.remove(&old.mount)?;
             base.mount.clone().attach_reserved(&new.mount, base);
         }
-        None => namespace.set_root(new.mount.clone()),
+        None => namespace.set_root(new.mount.arc()),
     }
     put_old.mount.clone().attach_reserved(&old.mount, put_old);
     new.mount.take_lock_of(&old.mount);
@@ -416,7 +416,7 @@ pub fn sys_pivot_root(args: &Args) -> Result<i64> {
     // Linux: `chroot_fs_refs`. Each process is visited once; a process that is forked meanwhile
     // copies the place of its parent.
     for other in registry::processes() {
-        other.fs().replace(&old, &new);
+        other.change_places(|fs| fs.replace(&old, &new));
         sched::cond_resched();
     }
     Ok(0)

@@ -47,12 +47,12 @@ fn open_into(
     mode: u32,
     resolve: ResolveFlags,
 ) -> Result<i64> {
-    let (limit, mask) =
-        with_process(|process| (process.descriptor_limit(), process.with_fs(FsContext::umask)));
     // The descriptor is reserved before the file is made.
-    let descriptor = files.promise(limit)?;
+    let descriptor = files.promise(with_process(Process::descriptor_limit))?;
     let text = path_at(path)?;
-    let mode = mode & 0o7777 & !mask;
+    let makes = flags.contains(OpenFlags::CREAT) || flags.is_tmpfile();
+    let mode =
+        if makes { mode & 0o7777 & !with_process(|process| process.with_fs(FsContext::umask)) } else { 0 };
     let file = walk_from(dirfd, &text, |walk| {
         let scope;
         let start = if resolve.contains(ResolveFlags::IN_ROOT) {

@@ -40,14 +40,14 @@ enum IoDirection {
 
 fn open(fd: i32) -> Result<Open> {
     let task = task::current();
-    let file = task.process().file(fd)?;
+    let file = task.with_files(|files| files.get(fd))?;
     Ok(Open { task, file })
 }
 
 impl Open {
     fn counted(&self, direction: IoDirection, result: Result<usize>) -> Result<i64> {
         let n = result?;
-        let io = &self.task.process().io;
+        let io = &self.task.io;
         io[direction as usize].fetch_add(n as u64, Ordering::Relaxed);
         io[direction as usize + 2].fetch_add(1, Ordering::Relaxed);
         Ok(n as i64)

@@ -82,7 +82,7 @@ impl Mount {
 
     /// The mount that this one hangs in, and its number there.
     fn hangs_at(&self) -> Option<(Arc<Mount>, u64)> {
-        self.covers.lock().as_ref().map(|covered| (covered.place.mount.clone(), covered.key.1))
+        self.covers.lock().as_ref().map(|covered| (covered.place.mount.arc(), covered.key.1))
     }
 
     /// The mount that follows this one, and all in it, in the tree below `root`.

@@ -26,7 +26,7 @@ use freehold_collections::{
 };
 
 use super::context::FsContext;
-use super::mount::{Keep, Looseness, Mount};
+use super::mount::{Keep, Looseness, Mount, MountRef};
 use super::path::Path;
 use crate::sync::{Mutex, MutexGuard, SpinLock, WaitQueue};
 use crate::task::credentials::Credentials;
@@ -118,7 +118,7 @@ impl MountNamespace {
         let copied = copy_tree(&Path::root_of(self.root()), CopyDepth::All, &mut |old, new| {
             for place in [&mut root, &mut cwd] {
                 if place.mount.is_same(old) {
-                    place.mount = new.clone();
+                    place.mount = MountRef::new(new.clone());
                 }
             }
         })?;
@@ -256,7 +256,7 @@ pub fn copy_tree(
     let copied = (|| {
         note(&from.mount, &top);
         let mut pairs = Vec::new();
-        pairs.try_push((from.mount.clone(), top.clone()))?;
+        pairs.try_push((from.mount.arc(), top.clone()))?;
         let mut next = 0;
         while depth == CopyDepth::All
             && let Some((old, new)) = pairs.get(next).cloned()
@@ -271,7 +271,7 @@ pub fn copy_tree(
                     return Err(Errno::ENOSPC);
                 }
                 let copy = child.copy_with_locks(child.root().clone(), Keep::Place)?;
-                new.attach(&copy, Path { mount: new.clone(), ..place })?;
+                new.attach(&copy, Path { mount: MountRef::new(new.clone()), ..place })?;
                 note(&child, &copy);
                 pairs.try_push((child, copy))?;
             }

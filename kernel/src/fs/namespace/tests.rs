@@ -47,7 +47,7 @@ fn inside() -> Credentials {
 #[test]
 fn a_copy_is_a_tree_of_its_own_and_goes_whole() {
     let world = world();
-    let namespace = MountNamespace::initial(world.root.mount.clone());
+    let namespace = MountNamespace::initial(world.root.mount.arc());
     let deep = world.walk().find(b"/a/b", Final::Follow).unwrap();
     let context = FsContext::new(world.root.clone());
     context.set_cwd(deep.clone());
@@ -77,7 +77,7 @@ fn a_copy_is_a_tree_of_its_own_and_goes_whole() {
 #[test]
 fn a_copy_for_fewer_rights_keeps_restrictions_and_covers() {
     let world = world();
-    let namespace = MountNamespace::initial(world.root.mount.clone());
+    let namespace = MountNamespace::initial(world.root.mount.arc());
     let context = FsContext::new(world.root.clone());
     let copy = namespace.copy(&inside(), &context).unwrap();
     let tree = copy.root().tree().unwrap();
@@ -119,7 +119,7 @@ fn what_is_cut_off_stays_covered() {
 fn trees_of_any_depth_go_in_a_loop() {
     let world = World::new();
     world.make_dir("/a");
-    let namespace = MountNamespace::initial(world.root.mount.clone());
+    let namespace = MountNamespace::initial(world.root.mount.arc());
     let mut place = world.walk().find(b"/a", Final::Follow).unwrap();
     for _ in 0..20_000 {
         let upper = place.mount.copy(place.node.clone()).unwrap();

@@ -45,7 +45,7 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
         }
         FileKind::Limits => limits(out, process),
         FileKind::Io => {
-            let [read, written, reads, writes] = process.io.each_ref().map(|n| n.load(Ordering::Relaxed));
+            let [read, written, reads, writes] = process.usage().io;
             writeln!(out, "rchar: {read}\nwchar: {written}\nsyscr: {reads}\nsyscw: {writes}");
             writeln!(out, "read_bytes: 0\nwrite_bytes: 0\ncancelled_write_bytes: 0");
         }

@@ -8,11 +8,15 @@ use freehold_collections::{AllocError, Vec};
 /// How many numbers a word of the bitmap stands for.
 const WORD: usize = 64;
 
-/// A set of the numbers below a limit that grows.
+/// A set of the numbers below a limit that grows. The first 64 need no memory.
 #[derive(Default)]
+#[repr(C)]
 pub(super) struct NumberBits {
+    /// The first field: see [`super::Slots`].
+    first: u64,
+    /// The words after the first.
     taken: Vec<u64>,
-    /// Words of `taken` with all bits set.
+    /// Words with all bits set, the first one not among them.
     full: Vec<u64>,
 }
 
@@ -36,24 +40,46 @@ impl NumberBits {
     /// [`AllocError`]; the set is as it was.
     pub fn make_room(&mut self, limit: usize) -> Result<(), AllocError> {
         let words = limit.div_ceil(WORD);
-        for (list, length) in [(&mut self.full, words.div_ceil(WORD)), (&mut self.taken, words)] {
+        if words < 2 {
+            return Ok(());
+        }
+        for (list, length) in [(&mut self.full, words.div_ceil(WORD)), (&mut self.taken, words - 1)] {
             let more = length.saturating_sub(list.len());
             list.try_extend(core::iter::repeat_n(0, more))?;
         }
         Ok(())
     }
 
+    /// Returns the number of words.
+    fn len(&self) -> usize {
+        self.taken.len() + 1
+    }
+
+    #[inline]
+    fn word(&self, at: usize) -> u64 {
+        if at == 0 { self.first } else { self.taken[at - 1] }
+    }
+
     /// Whether the numbers below `limit` can be put in.
     pub fn has_room(&self, limit: usize) -> bool {
-        limit <= self.taken.len() * WORD
+        limit <= self.len() * WORD
+    }
+
+    /// Whether `number`, for which there is room, is in the set.
+    pub fn contains(&self, number: usize) -> bool {
+        self.word(number / WORD) & 1 << (number % WORD) != 0
     }
 
     /// Puts `number` in.
     #[inline]
     pub fn take(&mut self, number: usize) {
-        let at = number / WORD;
-        self.taken[at] |= 1 << (number % WORD);
-        if self.taken[at] == u64::MAX {
+        let (at, bit) = (number / WORD, 1 << (number % WORD));
+        if at == 0 {
+            self.first |= bit;
+            return;
+        }
+        self.taken[at - 1] |= bit;
+        if self.taken[at - 1] == u64::MAX {
             self.full[at / WORD] |= 1 << (at % WORD);
         }
     }
@@ -61,15 +87,19 @@ impl NumberBits {
     /// Takes `number` out.
     #[inline]
     pub fn free(&mut self, number: usize) {
-        let at = number / WORD;
-        self.taken[at] &= !(1 << (number % WORD));
+        let (at, bit) = (number / WORD, 1 << (number % WORD));
+        if at == 0 {
+            self.first &= !bit;
+            return;
+        }
+        self.taken[at - 1] &= !bit;
         self.full[at / WORD] &= !(1 << (at % WORD));
     }
 
     /// Returns the first number from `from` on that is not in the set.
     pub fn first_free(&self, from: usize) -> usize {
-        let words = self.taken.len();
-        let free = |at: usize| !self.taken[at];
+        let words = self.len();
+        let free = |at: usize| !self.word(at);
         let here = from / WORD;
         if let Some(number) = first_bit(from, words.min(here + 1), free) {
             return number;
@@ -84,13 +114,13 @@ impl NumberBits {
     /// Returns the first number from `from` on that is in the set.
     #[inline]
     pub fn first_taken(&self, from: usize) -> Option<usize> {
-        first_bit(from, self.taken.len(), |at| self.taken[at])
+        first_bit(from, self.len(), |at| self.word(at))
     }
 
     /// Returns a number above all that are in the set: the lowest one.
     pub fn end(&self) -> usize {
-        let last = self.taken.iter().rposition(|&word| word != 0);
-        last.map_or(0, |at| (at + 1) * WORD - self.taken[at].leading_zeros() as usize)
+        let last = (0..self.len()).rev().find(|&at| self.word(at) != 0);
+        last.map_or(0, |at| (at + 1) * WORD - self.word(at).leading_zeros() as usize)
     }
 }
 

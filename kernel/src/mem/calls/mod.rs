@@ -22,7 +22,7 @@ use freehold_vm::{
 
 use super::populate::{and_populate, and_populate_if_possible};
 use super::space::whole_pages;
-use super::{FileMapping, Frames, ProcessSpace, commons, mirrors};
+use super::{AddressSpace, FileMapping, Frames, ProcessSpace, commons, mirrors};
 use crate::fs::mount::MountFlags;
 use crate::fs::tmpfs::Seals;
 use crate::fs::{MmapContent, OpenFile};
@@ -84,6 +84,12 @@ fn current_space() -> Arc<ProcessSpace> {
     task::with_current(|task| task.process().space())
 }
 
+/// Calls `look` with the caller's memory, without taking a reference.
+#[inline]
+fn with_space<R>(look: impl FnOnce(&Arc<ProcessSpace>) -> R) -> R {
+    task::with_current(|task| task.with_space(look))
+}
+
 /// Returns the size of a mapping of `length` bytes: whole pages.
 fn mapped_length(length: u64) -> Result<u64> {
     if length == 0 {
@@ -103,7 +109,7 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
     let file = if flags.contains(Map::ANONYMOUS) {
         None
     } else {
-        Some(task::current().process().files().get(args.fd(4))?)
+        Some(task::with_current(|task| task.with_files(|files| files.get(args.fd(4))))?)
     };
     let length = mapped_length(length)?;
     if flags.intersects(Map::FIXED | Map::FIXED_NOREPLACE) && addr % PAGE_SIZE as u64 != 0 {
@@ -146,12 +152,12 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
     area_flags.set(AreaFlags::STACK, flags.contains(Map::STACK));
     area_flags.set(AreaFlags::POPULATE, flags.contains(Map::POPULATE) && !flags.contains(Map::NONBLOCK));
     let limits = task::with_current(|task| task.process().memory_limits());
-    let space = current_space();
     let changed = mirrors::file_to_change(&backing);
     let _change = changed.as_ref().and_then(|file| file.cache().expect_stores());
     let request = MapRequest { place, len: length, protection, backing, flags: area_flags };
-    let start = and_populate_if_possible(&space, |areas| Ok(areas.map(request, &limits)?))?;
-    Ok(start.0 as i64)
+    let map =
+        |space: &Arc<ProcessSpace>| and_populate_if_possible(space, |areas| Ok(areas.map(request, &limits)?));
+    with_space(map).map(|start| start.0 as i64)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -243,8 +249,7 @@ fn file_backing(
 
 /// munmap(addr, length)
 pub fn sys_munmap(args: &Args) -> Result<i64> {
-    current_space().unmap(VirtAddr(args[0]), args[1])?;
-    Ok(0)
+    with_space(|space| space.unmap(VirtAddr(args[0]), args[1])).map(|()| 0)
 }
 
 /// mprotect(addr, length, prot)
@@ -264,16 +269,18 @@ pub fn sys_mprotect(args: &Args) -> Result<i64> {
     let data_limit = || task::with_current(|task| task.process().limit(Resource::Data).soft);
     let (start, len) = (VirtAddr(args[0]), args[1]);
     let implies_exec = implies_exec(protection);
-    let space = current_space();
-    let mut areas = space.lock();
-    if implies_exec {
-        // Linux decides for each area; here one that must not become executable decides for all.
-        let mut range = areas.areas_in(start, VirtAddr(start.0.saturating_add(len)));
-        let all_may = range.all(|area| !area.flags.contains(AreaFlags::NEVEREXEC));
-        protection.set(Protection::EXEC, all_may || protection.contains(Protection::EXEC));
-    }
-    areas.protect(Protect { start, len, protection, extent }, data_limit)?;
-    Ok(0)
+    with_space(|space| {
+        let mut areas = space.lock();
+        if implies_exec {
+            // Linux decides for each area; here one that must not become executable decides for
+            // all.
+            let mut range = areas.areas_in(start, VirtAddr(start.0.saturating_add(len)));
+            let all_may = range.all(|area| !area.flags.contains(AreaFlags::NEVEREXEC));
+            protection.set(Protection::EXEC, all_may || protection.contains(Protection::EXEC));
+        }
+        areas.protect(Protect { start, len, protection, extent }, data_limit)?;
+        Ok(0)
+    })
 }
 
 /// pkey_mprotect(address, length, protection, key). The only valid key is -1, which means none.
@@ -326,8 +333,7 @@ pub fn sys_brk(args: &Args) -> Result<i64> {
     let limits = task::with_current(|task| task.process().memory_limits());
     let protection = Protection::READ | Protection::WRITE;
     let implies_exec = implies_exec(protection);
-    let space = current_space();
-    and_populate_if_possible(&space, |areas| {
+    let change = |areas: &mut AddressSpace| {
         let before = if implies_exec { areas.brk(VirtAddr(0), &limits).0 } else { u64::MAX };
         let end = areas.brk(VirtAddr(args[0]), &limits);
         let start = before.checked_next_multiple_of(PAGE_SIZE as u64).map_or(end, VirtAddr);
@@ -338,7 +344,8 @@ pub fn sys_brk(args: &Args) -> Result<i64> {
             let _ = areas.protect(wish, || u64::MAX);
         }
         Ok(end.0 as i64)
-    })
+    };
+    with_space(|space| and_populate_if_possible(space, change))
 }
 
 /// remap_file_pages(address, length, protection, page, flags): maps other pages of the shared
@@ -365,7 +372,7 @@ pub fn sys_remap_file_pages(args: &Args) -> Result<i64> {
 
 /// madvise(addr, length, advice)
 pub fn sys_madvise(args: &Args) -> Result<i64> {
-    take_advice(&current_space(), args[0], args[1], args.int(2)).map(|()| 0)
+    with_space(|space| take_advice(space, args[0], args[1], args.int(2))).map(|()| 0)
 }
 
 /// Applies the advice with this MADV_* number to `start..start + len` of `space`.

@@ -35,8 +35,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use self::bucket::{Bucket, More, WaiterPlace, WaiterWalk};
 use self::id::FutexId;
 use self::pi::table;
-use super::{Pid, Task, current};
+use super::{Pid, Task, current, with_current};
 use crate::hw::usercopy::{self, Faults};
+use crate::mem::ProcessSpace;
 use crate::sched::{self, Sleep};
 use crate::sync::{SpinLock, SpinLockGuard};
 use crate::syscall::Args;
@@ -76,7 +77,19 @@ impl Waiter {
 }
 
 type Waiters = Bucket<Arc<Waiter>>;
-static BUCKETS: [SpinLock<Waiters>; id::BUCKETS] = [const { SpinLock::new(Bucket::new()) }; id::BUCKETS];
+
+/// The waiters of one bucket, on a cache line of their own.
+#[repr(align(64))]
+struct BucketLock(SpinLock<Waiters>);
+
+impl BucketLock {
+    #[inline]
+    fn lock(&self) -> SpinLockGuard<'_, Waiters> {
+        self.0.lock()
+    }
+}
+
+static BUCKETS: [BucketLock; id::BUCKETS] = [const { BucketLock(SpinLock::new(Bucket::new())) }; id::BUCKETS];
 
 /// Whether other address spaces may use the same word.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -102,15 +115,19 @@ fn key_of(address: u64, scope: Scope) -> Result<FutexId> {
     if !address.is_multiple_of(4) {
         return Err(Errno::EINVAL);
     }
-    let space = current().process().space();
+    let private = |space: &Arc<ProcessSpace>, address| FutexId::Private { space: space.id(), address };
     if scope == Scope::Private {
-        return Ok(FutexId::Private { space: space.id(), address });
+        return Ok(with_current(|task| task.with_space(|space| private(space, address))));
     }
     // The mapping of the word's page determines the identity. The page is present after a read.
     UserPtr::<u32>::new(address).read()?;
-    Ok(match space.lock().shared_key(VirtAddr(address))? {
-        FutexKey::Private(address) => FutexId::Private { space: space.id(), address: address.0 },
-        FutexKey::Shared { object, offset } => FutexId::Shared { object, offset },
+    with_current(|task| {
+        task.with_space(|space| {
+            Ok(match space.lock().shared_key(VirtAddr(address))? {
+                FutexKey::Private(address) => private(space, address.0),
+                FutexKey::Shared { object, offset } => FutexId::Shared { object, offset },
+            })
+        })
     })
 }
 

@@ -1,6 +1,7 @@
 //! A small world: processes on the software machine's CPUs.
 
 use std::boxed::Box;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, RwLockWriteGuard, TryLockError, Weak};
 
 use freehold_charge::{AccountEntry, Accounts, CHUNK};
@@ -103,12 +104,12 @@ pub fn read(cache: &Cache, offset: u64, len: usize) -> std::vec::Vec<u8> {
     out
 }
 
-pub struct Locked(RwLock<AddressSpace<ModelFrames>>);
+pub struct Locked(RwLock<AddressSpace<ModelFrames>>, AtomicU64);
 
 impl Locked {
     pub fn lock(&self) -> RwLockWriteGuard<'_, AddressSpace<ModelFrames>> {
         let mut space = self.0.write().unwrap();
-        space.add_filled();
+        space.add_filled(self.1.swap(0, Ordering::Relaxed));
         space
     }
     /// Handles a fault concurrently with other CPUs if possible, else with the lock.
@@ -119,7 +120,15 @@ impl Locked {
         }
     }
     pub fn fault_shared(&self, addr: VirtAddr, access: Access) -> Option<FaultKind> {
-        self.0.read().unwrap().fault_shared(addr, access, None)
+        self.0.read().unwrap().fault_shared((addr, access), None, &self.1)
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        if let Ok(space) = self.0.get_mut() {
+            space.add_filled(*self.1.get_mut());
+        }
     }
 }
 
@@ -131,7 +140,7 @@ impl SpaceHandle<ModelFrames> for Locked {
             (Locking::Try, Err(TryLockError::WouldBlock)) => return Visited::Busy,
             (Locking::Try, Err(TryLockError::Poisoned(_))) => panic!("who had the space has panicked"),
         };
-        space.add_filled();
+        space.add_filled(self.1.swap(0, Ordering::Relaxed));
         f(&mut space);
         Visited::Done
     }
@@ -165,7 +174,7 @@ impl Drop for Process {
 impl Process {
     pub fn around(model: Model, space: AddressSpace<ModelFrames>, cpu: u16) -> Self {
         let roots = space.translation().clone();
-        let locked = Arc::new(Locked(RwLock::new(space)));
+        let locked = Arc::new(Locked(RwLock::new(space), AtomicU64::new(0)));
         let handle: Weak<dyn SpaceHandle<ModelFrames>> =
             Arc::downgrade(&(locked.clone() as Arc<dyn SpaceHandle<_>>));
         locked.lock().set_handle(handle);
