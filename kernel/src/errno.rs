@@ -112,6 +112,7 @@ errnos! {
     EALREADY = 114 "Operation already in progress",
     EINPROGRESS = 115 "Operation now in progress",
     ESTALE = 116 "Stale file handle",
+    EUCLEAN = 117 "Structure needs cleaning",
     EDQUOT = 122 "Disk quota exceeded",
     ECANCELED = 125 "Operation canceled",
     ENOKEY = 126 "Required key not available",

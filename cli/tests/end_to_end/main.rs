@@ -25,6 +25,7 @@ mod endings;
 mod errors;
 mod exactness;
 mod exclusion;
+mod ext4;
 mod first_tries;
 mod growth;
 mod hostile;

@@ -1,17 +1,23 @@
-//! A disk that one holder has as a whole: swap.
+//! A disk that one holder has as a whole: swap, or a file system.
 //!
 //! While a [`HeldDisk`] exists, its owner sends requests to the device directly, without the page
-//! cache. No other program writes to the disk (`ETXTBSY`; a shared mapping that may store is
-//! `EPERM`) or holds it (`EBUSY`); a reader may see any bytes.
+//! cache. A file system reads its metadata through the cache. No other program writes to the disk
+//! (`ETXTBSY`; a shared mapping that may store is `EPERM`) or holds it (`EBUSY`); a reader may see
+//! any bytes.
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_collections::Arc;
-use freehold_virtio::BlockDevice;
+use freehold_frame::{Frame, PageCache as CacheKind};
+use freehold_virtio::{BlockDevice, SECTOR_SIZE};
+use freehold_vm::VmError;
 
-use super::{DiskContent, MAJOR, MINORS, find};
-use crate::fs::OpenFile;
+use super::{DiskContent, MAJOR, MINORS, find, read_frames};
+use crate::fs::bytes::SliceSink;
 use crate::fs::device::split_device;
+use crate::fs::{FileContent, OpenFile};
+use crate::mem::Frames;
 use crate::{Errno, Result};
 
 static EVER: AtomicBool = AtomicBool::new(false);
@@ -31,17 +37,57 @@ impl HeldDisk {
     /// `EINVAL` if it is no disk; `EACCES` if the disk is read-only; `EBUSY` while the disk is
     /// held.
     pub fn new(file: &OpenFile) -> Result<Self> {
-        let (major, minor) = split_device(file.node().metadata().rdev);
-        let is_whole = major == MAJOR && minor % MINORS == 0;
-        let (_, disk) = find((minor / MINORS) as usize).filter(|_| is_whole).ok_or(Errno::EINVAL)?;
+        let disk = disk_at(file.node().metadata().rdev).ok_or(Errno::EINVAL)?;
         if disk.disk.is_read_only() {
             return Err(Errno::EACCES);
         }
-        if disk.held.swap(true, Ordering::AcqRel) {
-            return Err(Errno::EBUSY);
-        }
+        let held = Self::hold(disk)?;
         EVER.store(true, Ordering::Relaxed);
-        Ok(Self(disk))
+        Ok(held)
+    }
+
+    /// Holds the disk with this device number, for reading. Its changes are stored first.
+    ///
+    /// # Errors
+    /// `ENXIO` if there is no such disk; `EBUSY` while it is held, and if a shared mapping may
+    /// store to it; `EIO`.
+    pub fn for_mount(device: u64) -> Result<Self> {
+        let held = Self::hold(disk_at(device).ok_or(Errno::ENXIO)?)?;
+        held.0.cached.cache().deny_writers()?;
+        held.0.sync()?;
+        Ok(held)
+    }
+
+    fn hold(disk: Arc<DiskContent>) -> Result<Self> {
+        if disk.held.swap(true, Ordering::AcqRel) { Err(Errno::EBUSY) } else { Ok(Self(disk)) }
+    }
+
+    /// Returns the disk's size in bytes.
+    pub fn size(&self) -> u64 {
+        self.0.size
+    }
+
+    /// Reads bytes through the disk's page cache.
+    ///
+    /// # Errors
+    /// `EIO` at the disk's end, too; `EINTR`, `ENOMEM`.
+    pub fn read_cached(&self, at: u64, into: &mut [u8]) -> Result<()> {
+        let count = self.0.read_at(at, &mut SliceSink::new(into))?;
+        if count == into.len() { Ok(()) } else { Err(Errno::EIO) }
+    }
+
+    /// Reads whole sectors from the byte `at` on, past the disk's page cache, into the bytes
+    /// `range` of a run of frames.
+    ///
+    /// # Errors
+    /// [`VmError::Io`], [`VmError::NoMemory`].
+    pub fn read_frames(
+        &self,
+        at: u64,
+        frames: &[Frame<CacheKind, Frames>],
+        range: Range<usize>,
+    ) -> core::result::Result<(), VmError> {
+        read_frames(&*self.0.disk, at / SECTOR_SIZE as u64, frames, range)
     }
 
     /// The device.
@@ -59,6 +105,13 @@ impl HeldDisk {
         self.0.cached.cache().deny_writers()?;
         if self.0.cached.cache().forget(0..u64::MAX)? { Ok(()) } else { Err(Errno::EBUSY) }
     }
+}
+
+/// Returns the disk with this device number.
+fn disk_at(device: u64) -> Option<Arc<DiskContent>> {
+    let (major, minor) = split_device(device);
+    let is_whole = major == MAJOR && minor % MINORS == 0;
+    find((minor / MINORS) as usize).filter(|_| is_whole).map(|(_, disk)| disk)
 }
 
 impl Drop for HeldDisk {

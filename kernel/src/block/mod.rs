@@ -237,27 +237,42 @@ fn hold(frames: &[Frame<CacheKind, Frames>]) -> Option<Arc<dyn HeldFrames>> {
     Some(reserve::arc(HeldRun(held)))
 }
 
+/// Reads a disk from `sector` on into the bytes `range` of a run of frames.
+fn read_frames(
+    disk: &dyn BlockDevice,
+    sector: u64,
+    frames: &[Frame<CacheKind, Frames>],
+    range: Range<usize>,
+) -> core::result::Result<(), VmError> {
+    ensure_objects(Shortage::Fail)?;
+    let read = |bytes: &mut dyn OriginalMut| {
+        disk.read(sector, bytes, Sleep::Uninterruptible).map_err(|_| VmError::Io)
+    };
+    match hold(frames) {
+        Some(holder) => read(&mut HeldBytes::new(Hardware, &holder, range.start, range.len())),
+        None => read(&mut FrameBytes::new(Hardware, frames).starting_at(range.start).truncated(range.len())),
+    }
+}
+
+/// Clears the bytes `range` of a run of frames.
+pub fn clear_frames(frames: &[Frame<CacheKind, Frames>], range: Range<usize>) {
+    for (page, frame) in frames.iter().enumerate() {
+        let [start, end] =
+            [range.start, range.end].map(|at| at.saturating_sub(page * PAGE_SIZE).min(PAGE_SIZE));
+        if start < end {
+            Hardware.with_bytes(frame, |bytes| bytes[start..end].fill(0));
+        }
+    }
+}
+
 impl BackingStore<Frames> for Store {
     fn fill(&self, first: u64, frames: &[Frame<CacheKind, Frames>]) -> core::result::Result<(), VmError> {
         let length = self.length(first, frames.len());
         if length > 0 {
-            ensure_objects(Shortage::Fail)?;
-            let read = |bytes: &mut dyn OriginalMut| {
-                self.disk.read(first * PAGE_SECTORS, bytes, Sleep::Uninterruptible).map_err(|_| VmError::Io)
-            };
-            if let Some(holder) = hold(frames) {
-                read(&mut HeldBytes::new(Hardware, &holder, 0, length))?;
-            } else {
-                read(&mut FrameBytes::new(Hardware, frames).truncated(length))?;
-            }
+            read_frames(&*self.disk, first * PAGE_SECTORS, frames, 0..length)?;
             TRAFFIC[0].fetch_add(length as u64, Ordering::Relaxed);
         }
-        for (page, frame) in frames.iter().enumerate() {
-            let start = length.saturating_sub(page * PAGE_SIZE).min(PAGE_SIZE);
-            if start < PAGE_SIZE {
-                Hardware.with_bytes(frame, |bytes| bytes[start..].fill(0));
-            }
-        }
+        clear_frames(frames, length..frames.len() * PAGE_SIZE);
         Ok(())
     }
 

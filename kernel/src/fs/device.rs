@@ -123,6 +123,22 @@ pub fn open(node: Arc<dyn Node>, kind: NodeKind, rdev: u64, flags: OpenFlags) ->
     open(node, minor, flags)
 }
 
+/// Opens a node that is neither a file nor a directory.
+///
+/// # Errors
+/// `ELOOP` for a symbolic link, `ENXIO` for a socket; those of the FIFO's or the device's driver.
+pub fn open_special(node: Arc<dyn Node>, flags: OpenFlags) -> Result<Arc<dyn File>> {
+    match node.kind() {
+        NodeKind::Symlink => Err(Errno::ELOOP),
+        NodeKind::Fifo => open_fifo(node, flags),
+        kind @ (NodeKind::CharDevice | NodeKind::BlockDevice) => {
+            let rdev = node.metadata().rdev;
+            open(node, kind, rdev, flags)
+        }
+        _ => Err(Errno::ENXIO),
+    }
+}
+
 /// Major numbers and names of all drivers of a kind, sorted by number (for /proc/devices).
 ///
 /// # Errors

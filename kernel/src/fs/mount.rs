@@ -49,11 +49,13 @@ bitflags! {
     }
 }
 
-/// The types of file systems, as /proc/filesystems lists them. All are without a disk.
-pub const TYPES: [&str; 12] = [
+/// The types of file systems, as /proc/filesystems lists them. The last [`DISK_TYPES`] need a disk.
+pub const TYPES: [&str; 15] = [
     "sysfs", "debugfs", "tracefs", "tmpfs", "proc", "devtmpfs", "devpts", "ramfs", "mqueue", "cgroup2", "9p",
-    "overlay",
+    "overlay", "ext3", "ext2", "ext4",
 ];
+/// Number of types of file systems on disks.
+pub const DISK_TYPES: usize = 3;
 
 /// Figures of a file system for statfs(2).
 #[derive(Clone, Copy, Debug, Default)]
@@ -354,6 +356,7 @@ impl Mount {
     /// # Errors
     /// `EBUSY` if the mount becomes read-only and a file is open for writing.
     pub fn set_flags(&self, flags: MountFlags) -> Result<()> {
+        let flags = if self.fs.is_read_only() { flags | MountFlags::RDONLY } else { flags };
         // A writer first counts itself and then checks the flags. So either it sees the new flags,
         // or it is counted here.
         let before = self.flags.swap(flags.bits(), Ordering::SeqCst);

@@ -7,7 +7,6 @@
 //! | [`node`], [`file`] | inodes, open files |
 //! | [`identity`] | which file a node is, and where |
 //! | [`store`] | the server as the store of a page cache |
-//! | [`caches`] | reclaim of the pages of shares |
 //!
 //! **Trust.** A server is hostile input: the crate `freehold-ninep` reads its messages, each value
 //! once. At worst, wrong names, kinds, sizes and times lead to wrong files in this mount.
@@ -43,7 +42,6 @@
 //! Locks of files (flock, fcntl) are kept in this kernel: they apply among its programs, not to the
 //! host.
 
-mod caches;
 mod channel;
 mod fids;
 mod file;
@@ -53,14 +51,10 @@ mod store;
 
 use core::fmt;
 use core::ops::Bound;
-use core::sync::atomic::{AtomicBool, Ordering};
 
 use channel::Channel;
 use fids::Fid;
-use freehold_collections::{
-    Arc, Map, VecDeque, Weak,
-    reserve::{self, ArcMethods},
-};
+use freehold_collections::{Arc, reserve};
 use freehold_ninep::Attributes;
 use node::ShareNode;
 
@@ -68,26 +62,21 @@ use crate::fs::device::unnamed_device;
 use crate::fs::mount::MountFlags;
 use crate::fs::{FileSystem, FsStats, Node, root};
 use crate::host::spec::{ShareMode, ShareSpec as Wanted};
-use crate::sync::{Mutex, SpinLock};
+use crate::mem::reclaim;
+use crate::stored::NodeTable;
+use crate::sync::Mutex;
 use crate::{Errno, Result};
 
 /// The magic number of statfs(2) (linux/magic.h).
 const MAGIC: u64 = 0x0102_1997;
-/// Number of inodes whose pages are kept although no program has them open.
-const RECENT: usize = 1024;
 
 /// Registers the host's folders by their tags. Called once, after the devices were started.
 ///
 /// # Errors
 /// `ENOMEM`.
 pub fn init() -> Result<()> {
-    if channel::init()? {
-        caches::init()?;
-    }
-    Ok(())
+    if channel::init()? { reclaim::start() } else { Ok(()) }
 }
-
-pub use caches::drop_clean;
 
 /// Mounts the host's folders at their paths in the guest, except those that lie below the image.
 ///
@@ -116,15 +105,12 @@ pub fn mount(tag: &[u8], options: &[u8]) -> Result<Arc<dyn FileSystem>> {
     let share = reserve::arc(Share {
         session: channel.begin()?,
         device: unnamed_device(),
-        nodes: SpinLock::new(Map::new()),
+        nodes: NodeTable::new()?,
         moves: Mutex::new(()),
-        recent: SpinLock::new(VecDeque::new()),
-        is_mounted: AtomicBool::new(true),
     });
     let fid = channel.attach()?;
     let told = channel.attributes(&fid)?;
     let root = share.node(fid, &told, None)?;
-    caches::list(&share)?;
     Ok(reserve::arc(ShareFs { share, root }))
 }
 
@@ -158,13 +144,9 @@ pub(super) struct Share {
     session: ChannelUse,
     device: u64,
     /// The nodes by number. Of the nodes with one number, the latest is first.
-    nodes: SpinLock<Map<NodeKey, Weak<ShareNode>>>,
+    nodes: Arc<NodeTable<NodeKey, ShareNode>>,
     /// Held while a directory's remembered place changes.
     moves: Mutex<()>,
-    /// Nodes that are kept for the sake of their pages, oldest first.
-    recent: SpinLock<VecDeque<Arc<ShareNode>>>,
-    /// Whether the file system is mounted. After the unmount no node is kept any more.
-    is_mounted: AtomicBool,
 }
 
 /// The use of a channel. It ends when this is dropped.
@@ -199,44 +181,19 @@ impl Share {
                 node.found_again(fid, told, found)?;
                 return Ok(node);
             }
-            self.let_go_of(&node);
+            self.nodes.let_go_of(&node);
         }
         let node = ShareNode::new(self, fid, told, found)?;
         // If two tasks find a file at once, the later one's node is known from then on. Each node
         // has its own cache until it is released.
-        let before = self.nodes.lock().try_insert(node.key(), node.downgrade());
-        drop(before?);
-        self.keep(&node);
+        self.nodes.add(node.key(), &node)?;
+        self.nodes.keep(&node);
         Ok(node)
     }
 
     /// The latest node with a number.
     fn known(&self, path: u64) -> Option<Arc<ShareNode>> {
-        self.next_node((path, 0)).filter(|(key, _)| key.0 == path)?.1
-    }
-
-    /// Keeps a node for a while, and releases a node that was not used for long.
-    fn keep(&self, node: &Arc<ShareNode>) {
-        if !node.has_pages() || !self.is_mounted.load(Ordering::Acquire) {
-            return;
-        }
-        let mut gone = None;
-        {
-            let mut recent = self.recent.lock();
-            let has_room = recent.len() < RECENT && recent.try_push_back(node.clone()).is_ok();
-            // A node that was used since the last pass is spared once.
-            for _ in 0..if has_room { 0 } else { recent.len().min(8) } {
-                let Some(oldest) = recent.pop_front() else { break };
-                if oldest.was_used() {
-                    recent.push_back_reserved(oldest);
-                } else {
-                    recent.push_back_reserved(node.clone());
-                    gone = Some(oldest);
-                    break;
-                }
-            }
-        }
-        drop(gone);
+        self.nodes.next(Bound::Included(&(path, 0))).filter(|(key, _)| key.0 == path)?.1
     }
 
     /// Notes that a name of this inode was removed. The node is no longer kept for its pages: the
@@ -244,37 +201,7 @@ impl Share {
     fn lost_a_name(&self, path: u64) {
         let Some(node) = self.known(path) else { return };
         node.lost_a_name();
-        self.let_go_of(&node);
-    }
-
-    /// Stops keeping a node for the sake of its pages.
-    fn let_go_of(&self, node: &Arc<ShareNode>) {
-        let mut kept = None;
-        {
-            let mut recent = self.recent.lock();
-            // One full rotation: the remaining nodes keep their order.
-            for _ in 0..recent.len() {
-                let Some(oldest) = recent.pop_front() else { break };
-                if oldest.is_same(node) {
-                    kept = Some(oldest);
-                } else {
-                    recent.push_back_reserved(oldest);
-                }
-            }
-        }
-        drop(kept);
-    }
-
-    /// Forgets a node that has ended.
-    fn forget(&self, key: NodeKey) {
-        let gone = self.nodes.lock().remove(&key);
-        drop(gone);
-    }
-
-    /// The first node at or after the key `from`, with its key.
-    fn next_node(&self, from: NodeKey) -> Option<(NodeKey, Option<Arc<ShareNode>>)> {
-        let nodes = self.nodes.lock();
-        nodes.first_from(Bound::Included(&from)).map(|(&key, node)| (key, node.upgrade()))
+        self.nodes.let_go_of(&node);
     }
 }
 
@@ -286,11 +213,7 @@ struct ShareFs {
 
 impl Drop for ShareFs {
     fn drop(&mut self) {
-        // Nodes keep the share, and the list of recent nodes keeps nodes: emptying the list breaks
-        // the cycle.
-        self.share.is_mounted.store(false, Ordering::Release);
-        let recent = core::mem::take(&mut *self.share.recent.lock());
-        drop(recent);
+        self.share.nodes.close();
     }
 }
 

@@ -16,7 +16,7 @@ use super::file::{DirectoryFile, RegularFile};
 use super::identity::{self, AtomicStanding, Known, Standing, Whereabouts};
 use super::store::Store;
 use crate::fs::clock;
-use crate::fs::device::{make_device, open_fifo};
+use crate::fs::device::{make_device, open_special};
 use crate::fs::flags::RenameFlags;
 use crate::fs::node::{
     DirectoryPlace, Identity, Metadata, ModeChange, NewNode, Node, NodeKind, Presence, SetMetadata,
@@ -26,6 +26,7 @@ use crate::fs::rights;
 use crate::fs::text::TextUse;
 use crate::fs::{File, FileContent, OpenFlags, Timestamp};
 use crate::mem::{CacheContent, PageCache, frames};
+use crate::stored::CachedNode;
 use crate::sync::{Deferred, Mutex, SpinLock, release};
 use crate::user::{Source, so_far};
 use crate::{Errno, Result, sched, task};
@@ -123,18 +124,6 @@ impl ShareNode {
         Ok(node)
     }
 
-    /// Whether the node was used since the last call.
-    pub fn was_used(&self) -> bool {
-        self.used.swap(false, Ordering::Relaxed)
-    }
-    /// Whether the node has a page cache.
-    pub fn has_pages(&self) -> bool {
-        matches!(self.body, Body::Regular(_))
-    }
-    /// The page cache of a regular file.
-    pub fn cache(&self) -> Option<&Arc<PageCache>> {
-        self.regular().map(|regular| regular.content.cache())
-    }
     /// The share to which the node belongs.
     pub fn share(&self) -> &Arc<Share> {
         &self.share
@@ -380,10 +369,19 @@ impl ShareNode {
     }
 }
 
+impl CachedNode for ShareNode {
+    fn cache(&self) -> Option<&Arc<PageCache>> {
+        self.regular().map(|regular| regular.content.cache())
+    }
+    fn take_used(&self) -> bool {
+        self.used.swap(false, Ordering::Relaxed)
+    }
+}
+
 impl Drop for ShareNode {
     fn drop(&mut self) {
         notify::inode_ended(self);
-        self.share.forget(self.key());
+        self.share.nodes.forget(self.key());
         if let Body::Directory(place) = &mut self.body
             && let Some(place) = place.get_mut().take()
         {
@@ -447,13 +445,7 @@ impl Node for ShareNode {
                 let fid = self.share.channel().open(&*self.fid()?, DIRECTORY)?;
                 Ok(reserve::arc(DirectoryFile::new(self, fid)))
             }
-            NodeKind::Symlink => Err(Errno::ELOOP),
-            NodeKind::Fifo => open_fifo(self, flags),
-            NodeKind::Socket => Err(Errno::ENXIO),
-            kind @ (NodeKind::CharDevice | NodeKind::BlockDevice) => {
-                let rdev = self.metadata().rdev;
-                crate::fs::device::open(self, kind, rdev, flags)
-            }
+            _ => open_special(self, flags),
         }
     }
 

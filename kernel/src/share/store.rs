@@ -13,11 +13,9 @@ use super::channel::Channel;
 use super::fids::Fid;
 use crate::hw::Hardware;
 use crate::mem::Frames;
+use crate::stored::{BYTES_READ, vm_error};
 use crate::sync::SpinLock;
 use crate::{Errno, sched};
-
-/// Bytes that were read for page caches since boot.
-pub(super) static READ: AtomicU64 = AtomicU64::new(0);
 
 /// A file at the server.
 pub(super) struct Store {
@@ -77,14 +75,6 @@ impl Store {
     }
 }
 
-fn vm_error(error: Errno) -> VmError {
-    match error {
-        Errno::EINTR => VmError::Interrupted,
-        Errno::ENOMEM => VmError::NoMemory,
-        _ => VmError::Io,
-    }
-}
-
 impl BackingStore<Frames> for Store {
     /// Fills the pages. A page of which the server has no byte, although it reported some, is an
     /// error; for a mapping this is SIGBUS.
@@ -101,7 +91,7 @@ impl BackingStore<Frames> for Store {
                 count => done += count,
             }
         }
-        READ.fetch_add(done as u64, Ordering::Relaxed);
+        BYTES_READ.fetch_add(done as u64, Ordering::Relaxed);
         if done < want {
             self.fell_short.store(true, Ordering::Release);
             if done.next_multiple_of(PAGE_SIZE) < want.next_multiple_of(PAGE_SIZE) {

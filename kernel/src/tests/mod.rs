@@ -8,6 +8,7 @@
 mod calls;
 mod disk;
 mod elf;
+mod ext4;
 mod lost;
 mod machine;
 mod namespaces;

@@ -6,6 +6,7 @@
 //! [`may_mount_anew`].
 
 use super::{AT_FDCWD, file, place_at, place_of, process, walk_from};
+use crate::ext4;
 use crate::fs::mount::{Looseness, Mount, MountFlags};
 use crate::fs::namespace::{self, CopyDepth, MountNamespace};
 use crate::fs::node::{NodeKind, SetMetadata};
@@ -22,6 +23,7 @@ use crate::tty::devpts::DevPts;
 use crate::user;
 use crate::{Errno, Result, sched};
 use freehold_collections::{Arc, Vec, reserve::ArcMethods};
+use freehold_ext4::Flavour;
 
 const MS_REMOUNT: u64 = 0x20;
 const MS_BIND: u64 = 0x1000;
@@ -93,7 +95,7 @@ pub(super) fn new_mount(
     (kind, source, options): (FsType, &[u8], &[u8]),
     flags: MountFlags,
 ) -> Result<Arc<Mount>> {
-    let mount = Mount::new(new_file_system(own, (kind, source, options))?, source, flags)?;
+    let mount = Mount::new(new_file_system(own, (kind, source, options), flags)?, source, flags)?;
     if own.user_ns.is_initial() { Ok(mount) } else { mount.owned_by(&own.user_ns) }
 }
 
@@ -131,6 +133,10 @@ fn remount(place: &Path, flags: u64, options: &[u8]) -> Result<()> {
 pub(super) fn reconfigure(mount: &Mount, restrictions: MountFlags, options: Option<&[u8]>) -> Result<()> {
     let _change = namespace::change()?;
     mount.check_flags(restrictions)?;
+    let is_refused = mount.file_system().is_read_only() && !restrictions.contains(MountFlags::RDONLY);
+    if is_refused && options.is_some() {
+        return Err(Errno::EROFS);
+    }
     let before = mount.flags();
     mount.set_flags(restrictions)?;
     if let Some(options) = options
@@ -220,6 +226,7 @@ pub(super) enum FsType {
     Devpts,
     Mqueue,
     Cgroup2,
+    Disk(Flavour),
 }
 
 impl FsType {
@@ -240,6 +247,9 @@ impl FsType {
             b"devpts" => Self::Devpts,
             b"mqueue" => Self::Mqueue,
             b"cgroup2" => Self::Cgroup2,
+            b"ext2" => Self::Disk(Flavour::Ext2),
+            b"ext3" => Self::Disk(Flavour::Ext3),
+            b"ext4" => Self::Disk(Flavour::Ext4),
             _ => return Err(Errno::ENODEV),
         })
     }
@@ -286,6 +296,7 @@ pub(super) fn may_reveal(namespace: &MountNamespace, kind: FsType, flags: MountF
 fn new_file_system(
     own: &Credentials,
     (kind, source, options): (FsType, &[u8], &[u8]),
+    flags: MountFlags,
 ) -> Result<Arc<dyn FileSystem>> {
     match kind {
         FsType::Tmpfs => {
@@ -308,6 +319,14 @@ fn new_file_system(
             Ok(queues)
         }
         FsType::Cgroup2 => cgroupfs::mount(&process().namespaces().cgroup, options),
+        FsType::Disk(flavour) => {
+            let place = walk_from(AT_FDCWD, source, |walk| walk.find(source, Final::Follow))?;
+            // Linux: `may_open_dev`.
+            if place.mount.flags().contains(MountFlags::NODEV) {
+                return Err(Errno::EACCES);
+            }
+            ext4::mount(&place.node, flavour, options, flags)
+        }
     }
 }
 

@@ -151,7 +151,7 @@ impl Generate for DropCaches {
         }
         if what & 1 != 0 {
             crate::block::drop_clean();
-            crate::share::drop_clean();
+            crate::stored::drop_clean();
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use crate::fs::device::{self, split_device};
 use crate::fs::generated::{Generate, More, PART, Parts, ShortLine, Text};
 use crate::fs::locks::{Cursor, Lock, LockSharing, LockSpace, Owner as LockOwner};
 use crate::fs::machine;
-use crate::fs::mount::TYPES;
+use crate::fs::mount::{DISK_TYPES, TYPES};
 use crate::fs::node::{Identity, NodeKind};
 use crate::fs::pseudo::PseudoDir;
 use crate::mem::{self, stats::MemoryStats};
@@ -45,10 +45,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
         writeln!(out, "{}", machine::get().map_or("", |machine| machine.command_line));
         Ok(())
     });
-    root.file("filesystems", |out| {
-        TYPES.iter().for_each(|name| writeln!(out, "nodev\t{name}"));
-        Ok(())
-    });
+    root.file("filesystems", filesystems);
     root.file("devices", devices);
     root.file("partitions", |out| {
         out.push(b"major minor  #blocks  name\n\n");
@@ -234,6 +231,15 @@ fn uptime(out: &mut Text) -> Result<()> {
     let idle: u64 = sched::online().iter().map(|cpu| sched::statistics(cpu).idle).sum();
     let (now, idle) = (time::now() / TICK, idle / TICK);
     writeln!(out, "{}.{:02} {}.{:02}", now / 100, now % 100, idle / 100, idle % 100);
+    Ok(())
+}
+
+/// /proc/filesystems
+fn filesystems(out: &mut Text) -> Result<()> {
+    for (at, name) in TYPES.iter().enumerate() {
+        let mark = if at < TYPES.len() - DISK_TYPES { "nodev" } else { "" };
+        writeln!(out, "{mark}\t{name}");
+    }
     Ok(())
 }
 

@@ -1,5 +1,5 @@
 //! The page caches that reclaim evicts from, in addition to anonymous memory: those of disks, and
-//! of the host's folders.
+//! of inodes that are stored elsewhere (`crate::stored`).
 //!
 //! The layer that has such caches [registers](register) them, once. Until then there are none.
 
