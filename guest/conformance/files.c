@@ -319,8 +319,8 @@ static void devices(void)
 	PROMISE("/dev/fd names our descriptors", ({ char name[32]; snprintf(name, sizeof name, "/dev/fd/%d", null); access(name, F_OK) == 0; }));
 }
 
-/* Returns what access(2) says of a path of `length` slashes and a dot that ends `before` bytes before
- * the end of a page behind which there is none. */
+/* Returns the error of access(2) for a path of `length` slashes and a dot that ends `before` bytes
+ * before the end of a page behind which there is none; 0 for none. */
 static int slashes(char *end, size_t length, size_t before)
 {
 	char *path = end - before - length - 2;

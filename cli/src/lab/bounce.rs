@@ -11,8 +11,8 @@
 //! (ACCESS_PLATFORM), which bounces on request (`swiotlb=force`) or is behind VT-d. With a disk of
 //! QEMU's that stores nothing (null-co), the host's share of the cost is left out.
 //!
-//! A count is the median of the boots, three of a side that is shown and five of one that is judged:
-//! the host decides how long the guest waits for its disk, and how many requests one interrupt
+//! A count is the median of the boots, three of a side that is shown and five of one that is
+//! judged: the host decides how long the guest waits for its disk, and how many requests one interrupt
 //! ends, which changes a count in both directions. A pair of sides that misses a goal is booted
 //! again, in turn, up to fifteen times. The record has the count of each boot.
 //!

@@ -57,7 +57,7 @@ pub fn total_bytes() -> u64 {
     frames().total_frames() * PAGE
 }
 
-/// What programs are promised (vm.overcommit_memory).
+/// The memory that programs are promised (vm.overcommit_memory).
 static OVERCOMMIT: AtomicU8 = AtomicU8::new(HEURISTIC);
 /// A request that could never be backed is refused.
 const HEURISTIC: u8 = 0;

@@ -13,9 +13,9 @@ use super::channel::Channel;
 use super::fids::Fid;
 use crate::hw::Hardware;
 use crate::mem::Frames;
+use crate::sched;
 use crate::stored::{BYTES_READ, vm_error};
 use crate::sync::SpinLock;
-use crate::{Errno, sched};
 
 /// A file at the server.
 pub(super) struct Store {

@@ -57,7 +57,7 @@ pub fn visit_string(
     Err(too_long)
 }
 
-/// What a part of a string contains.
+/// The end of a string, or a part before it.
 enum StringPart {
     /// The string's end.
     Last,

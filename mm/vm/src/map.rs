@@ -115,7 +115,7 @@ impl<S: Memory> AddressSpace<S> {
         } else if let AreaContent::SharedAnonymous(_, at) = &area.content
             && !flags.contains(AreaFlags::NORESERVE)
         {
-            // Whatever its protection.
+            // New memory is promised when it is mapped, with any protection.
             at.cache().promise_size()?;
         }
         // One for the area, two for areas that it may split.

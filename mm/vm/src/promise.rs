@@ -28,7 +28,7 @@ use freehold_paging::Memory;
 
 use crate::{AddressSpace, Commons, VmError};
 
-/// What programs may be promised.
+/// The memory that programs may be promised.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PromiseLimit {
     /// Everything.

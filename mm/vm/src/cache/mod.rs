@@ -55,7 +55,7 @@ pub(crate) use mirrors::MirrorDefect;
 pub use mirrors::{CacheChange, MirrorText};
 pub(crate) use moved::Caches;
 pub use moved::Evacuated;
-use moved::Listed;
+use moved::ListedAt;
 use promised::CachePromise;
 pub use refault::refaults;
 pub use resize::{Allocation, Batch};
@@ -124,7 +124,7 @@ pub struct PageCache<S: Memory> {
     ahead: ReadAhead,
     /// The list in which the cache is found by its number. Once it is set, the cache's pages may be
     /// swapped out.
-    listed: spin::Once<Listed<S>>,
+    listed: spin::Once<ListedAt<S>>,
     promised: CachePromise,
     /// The cache's pages are never swapped out.
     stays: AtomicBool,

@@ -73,7 +73,7 @@ impl<S: Memory> Commons<S> {
     /// on its pages may be swapped out, if they are in memory only.
     pub fn list(self: &Arc<Self>, cache: &Arc<PageCache<S>>) {
         let promises = self.promises.clone();
-        cache.listed.call_once(|| Listed { commons: Arc::downgrade(self), promises });
+        cache.listed.call_once(|| ListedAt { commons: Arc::downgrade(self), promises });
         let before = self.caches.list.lock().insert(cache.id(), Arc::downgrade(cache));
         drop(before);
     }
@@ -160,8 +160,8 @@ impl<S: Memory> PageCache<S> {
     }
 }
 
-/// What a listed cache knows of the system's state.
-pub(super) struct Listed<S: Memory> {
+/// A listed cache's references to the system's state.
+pub(super) struct ListedAt<S: Memory> {
     commons: Weak<Commons<S>>,
     /// Apart, since pages are made and removed often: no count of references changes.
     pub(super) promises: Arc<Promises>,

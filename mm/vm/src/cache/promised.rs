@@ -1,5 +1,5 @@
-//! What a cache adds to the sum of promised memory (the crate's module `promise`): if its whole size
-//! was promised, that; else its pages, in memory or in the swap, if memory is their only place.
+//! The part of a cache in the sum of promised memory (the crate's module `promise`): its size, if
+//! all of that was promised; else its pages, in memory or in the swap, if memory is their only place.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -7,10 +7,10 @@ use freehold_frame::Frame;
 use freehold_machine::{CpuId, Cpus as _};
 use freehold_paging::Memory;
 
-use super::{CacheInner, CacheKind, Listed, PAGE, PageCache};
+use super::{CacheInner, CacheKind, ListedAt, PAGE, PageCache};
 use crate::VmError;
 
-/// What one cache has added. Changes under the cache's lock only.
+/// The pages that one cache has added. Changes under the cache's lock only.
 #[derive(Default)]
 pub(super) struct CachePromise {
     pages: AtomicU64,
@@ -55,7 +55,7 @@ impl<S: Memory> PageCache<S> {
         Ok(done?)
     }
     #[cold]
-    fn promise_page(&self, listed: &Listed<S>) -> Result<(), VmError> {
+    fn promise_page(&self, listed: &ListedAt<S>) -> Result<(), VmError> {
         let is_exempt =
             self.store.is_some() || self.is_secret() || self.promised.is_sized.load(Ordering::Relaxed);
         if !is_exempt {
