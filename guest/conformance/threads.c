@@ -2,6 +2,8 @@
  * identities, ends. */
 #include "promise.h"
 #include <linux/futex.h>
+#include <sys/mount.h>
+#include <sys/socket.h>
 
 enum { THREADS = 8, ROUNDS = 5000 };
 
@@ -231,9 +233,52 @@ static void ends(void)
 	FAILS_WITH("no CPU at all", sched_setaffinity(0, sizeof cpus, &cpus), EINVAL);
 }
 
+static int places[2];
+
+/* Looks up a relative name once, then sleeps until it may go on, and looks it up again. */
+static void *look_twice(void *argument)
+{
+	(void)argument;
+	char byte;
+	long first = access("here", F_OK) == 0;
+	NEED(write(places[1], "x", 1) == 1);
+	NEED(read(places[1], &byte, 1) == 1);
+	return (void *)(first + 2 * (access("here", F_OK) == 0));
+}
+
+static int change(void *directory) { return chdir(directory); }
+
+/* The working directory is the process', and processes can share it. */
+static void working_directory(void)
+{
+	static char stack[64 << 10] __attribute__((aligned(16)));
+	pthread_t thread;
+	void *seen;
+	char byte;
+	int status;
+	NEED(mkdir("/tmp/one", 0700) == 0 && mkdir("/tmp/two", 0700) == 0 && mount("none", "/tmp/one", "tmpfs", 0, NULL) == 0);
+	NEED(chdir("/tmp/one") == 0 && mkdir("here", 0700) == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, places) == 0);
+	pthread_create(&thread, NULL, look_twice, NULL);
+	NEED(read(places[0], &byte, 1) == 1);
+	FAILS_WITH("a working directory is in use", umount("/tmp/one"), EBUSY);
+	NEED(chdir("/tmp/two") == 0);
+	PROMISE("one that a sleeping thread looked names up in is not, after chdir", umount("/tmp/one") == 0);
+	NEED(write(places[0], "x", 1) == 1);
+	pthread_join(thread, &seen);
+	PROMISE("and the thread is in the other one", (long)seen == 1);
+	NEED(mkdir("here", 0700) == 0 && access("here", F_OK) == 0);
+	pid_t child = clone(change, stack + sizeof stack, CLONE_FS | SIGCHLD, "/tmp/one");
+	NEED(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+	PROMISE("a child with CLONE_FS changes the directory of its maker", access("here", F_OK) == -1 && access("../two/here", F_OK) == 0);
+	NEED(chdir("/tmp/two") == 0);
+	PROMISE("which changes it again", access("here", F_OK) == 0);
+	NEED(rmdir("here") == 0 && chdir("/") == 0 && rmdir("/tmp/one") == 0 && rmdir("/tmp/two") == 0);
+}
+
 int main(void)
 {
 	library();
+	working_directory();
 	futexes();
 	ends();
 	return conclude();
