@@ -70,7 +70,7 @@ fn raw_kind_of(family: u32, kind: u32, protocol: i32) -> Option<(Family, RawKind
 
 /// Runs `f` on the socket of a descriptor.
 fn with_socket<R>(fd: i32, f: impl FnOnce(&OpenFile, &SocketFile) -> Result<R>) -> Result<R> {
-    let file = task::with_current(|task| task.with_files(|files| files.get(fd)))?;
+    let file = task::with_current(|task| task.process().file(fd))?;
     let Some(socket) = file.file().downcast::<SocketFile>() else {
         file.check_not_path()?;
         return Err(Errno::ENOTSOCK);

@@ -82,7 +82,7 @@ fn serve(task: &Arc<Task>, context: &mut UserContext, event: UserEvent, trap: &m
         UserEvent::PageFault { addr, access, code } => {
             thread.schedule.left.store(false, Relaxed);
             trace_fault(context, addr, code);
-            if let Err(fault) = task.with_space(|space| handle_user_fault(space, addr, access)) {
+            if let Err(fault) = handle_user_fault(task, addr, access) {
                 *trap = unserved(task, fault, (addr, access, code)).unwrap_or(*trap);
             }
             if thread.schedule.left.load(Relaxed) {

@@ -6,12 +6,11 @@
 
 use core::sync::atomic::Ordering;
 
-use freehold_collections::Arc;
 use freehold_machine::VirtAddr;
 use freehold_vm::{Access, FaultError, FaultKind, SegvCode};
 
 use super::oom::out_of_memory_inside;
-use super::out_of_memory;
+use super::{Task, out_of_memory};
 use crate::hw::traps;
 use crate::mem::ProcessSpace;
 use crate::mem::user_faults::{FaultBy, Outcome, queue_fault};
@@ -34,32 +33,28 @@ pub enum ProgramFault {
 /// Lack of memory is not the program's fault: a process is killed to free memory, and the access is
 /// repeated. If the faulting process is the victim, it ends on its way back to user mode.
 pub fn handle_user_fault(
-    space: &ProcessSpace,
+    task: &Task,
     addr: VirtAddr,
     access: Access,
 ) -> core::result::Result<(), ProgramFault> {
-    serve_fault(space, (addr, access), out_of_memory)
+    serve_fault(task, (addr, access), out_of_memory)
 }
 
+/// `task` is the running one.
 fn serve_fault(
-    space: &ProcessSpace,
+    task: &Task,
     (addr, access): (VirtAddr, Access),
     out_of_memory: fn(&'static str),
 ) -> core::result::Result<(), ProgramFault> {
-    let outcome = match space.fault_shared(addr, access) {
+    let outcome = task.with_space(|space| match space.fault_shared(addr, access) {
         Some(kind) => Ok(kind),
-        None => {
-            let limits = || task::with_current(|task| task.process().memory_limits());
-            space.lock().fault_within(addr, access, limits)
-        }
-    };
+        None => space.lock().fault_within(addr, access, || task.process().memory_limits()),
+    });
     match outcome {
         Ok(kind) => {
             let sort = usize::from(kind == FaultKind::Major);
-            task::with_current(|task| {
-                task.faults[sort].fetch_add(1, Ordering::Relaxed);
-                task.injection.fault_served();
-            });
+            task.faults[sort].fetch_add(1, Ordering::Relaxed);
+            task.injection.fault_served();
             Ok(())
         }
         Err(FaultError::Segv(SegvCode::MapErr)) => Err(ProgramFault::Segv(1)),
@@ -120,14 +115,17 @@ pub fn wait_for_monitor(
 /// If the program itself would get a signal, or if it is being killed by the OOM killer: the copy
 /// stops there.
 pub fn handle_kernel_fault(addr: VirtAddr, access: Access) -> core::result::Result<(), traps::Unresolved> {
-    if task::with_current(|task| task.is_dying()) {
-        return Err(traps::Unresolved);
-    }
-    let serve = |space: &Arc<ProcessSpace>| match serve_fault(space, (addr, access), out_of_memory_inside) {
-        Err(ProgramFault::Monitored) => wait_for_monitor(space, (addr, access), FaultBy::Kernel),
-        served => served,
-    };
-    let served = task::with_current(|task| task.with_space(serve));
+    let served = task::with_current(|task| {
+        if task.is_dying() {
+            return Err(ProgramFault::Bus);
+        }
+        match serve_fault(task, (addr, access), out_of_memory_inside) {
+            Err(ProgramFault::Monitored) => {
+                task.with_space(|space| wait_for_monitor(space, (addr, access), FaultBy::Kernel))
+            }
+            served => served,
+        }
+    });
     // A call may copy any amount of memory, and each of its pages may be missing.
     crate::sched::rest();
     served.map_err(|_| traps::Unresolved)

@@ -71,7 +71,7 @@ fn with_files<R>(look: impl FnOnce(&Arc<FileTable>) -> R) -> R {
 
 /// The open file behind a descriptor of the caller.
 fn file(fd: i32) -> Result<Arc<OpenFile>> {
-    with_files(|files| files.get(fd))
+    task::with_current(|task| task.process().file(fd))
 }
 
 /// Returns the directory at which a relative path begins: the working directory, or the directory
@@ -96,13 +96,14 @@ fn named_by(text: &[u8], error: Errno) -> Errno {
 /// Runs `f` with the running task, its root, and the place at which `text` begins.
 ///
 /// # Errors
-/// `ENOENT` for an empty text, whatever `dirfd` is; those of `f`, and of the descriptor.
-#[inline]
-fn with_start<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&Task, &Path, &Path) -> Result<R>) -> Result<R> {
+/// `ENOENT` for an empty text, whatever `dirfd` is; those of the descriptor.
+// A function of its own, and not a part of each call on a path.
+#[inline(never)]
+fn with_start(dirfd: i32, text: &[u8], f: &mut dyn FnMut(&Task, &Path, &Path)) -> Result<()> {
     task::with_current(|task| {
         task.with_places(|Places { root, cwd }| {
             let named;
-            let start: &Path = if text.first() == Some(&b'/') {
+            let start = if text.first() == Some(&b'/') {
                 root
             } else if dirfd == AT_FDCWD {
                 cwd
@@ -110,7 +111,8 @@ fn with_start<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&Task, &Path, &Path) ->
                 named = start_of(task.process(), dirfd).map_err(|error| named_by(text, error))?;
                 &named
             };
-            f(task, root, start)
+            f(task, root, start);
+            Ok(())
         })
     })
 }
@@ -118,11 +120,16 @@ fn with_start<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&Task, &Path, &Path) ->
 /// Runs `f` with the walk that resolves `text` from `dirfd` for the caller.
 ///
 /// # Errors
-/// As [`with_start`].
+/// As [`with_start`]; those of `f`.
 fn walk_from<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&PathWalk<'_>) -> Result<R>) -> Result<R> {
-    with_start(dirfd, text, |task, root, start| {
-        task.with_credentials(|credentials| f(&PathWalk::new(root, start, &credentials.caller())))
-    })
+    let (mut f, mut outcome) = (Some(f), Err(Errno::ENOENT));
+    with_start(dirfd, text, &mut |task, root, start| {
+        if let Some(f) = f.take() {
+            outcome =
+                task.with_credentials(|credentials| f(&PathWalk::new(root, start, &credentials.caller())));
+        }
+    })?;
+    outcome
 }
 
 /// Runs `f` with a walk that is used only for checks: the place is already known.
@@ -132,16 +139,19 @@ fn as_caller<R>(f: impl FnOnce(&PathWalk<'_>) -> Result<R>) -> Result<R> {
 
 /// Like [`walk_from`], with the real instead of the effective user (access(2)).
 fn walk_as_real_user<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&PathWalk<'_>) -> Result<R>) -> Result<R> {
-    with_start(dirfd, text, |task, root, start| {
-        task.with_credentials(|credentials| {
+    let (mut f, mut outcome) = (Some(f), Err(Errno::ENOENT));
+    with_start(dirfd, text, &mut |task, root, start| {
+        let Some(f) = f.take() else { return };
+        outcome = task.with_credentials(|credentials| {
             // As root the caller has what it could have, as another user nothing (Linux:
             // `access_override_creds`).
             let is_root = Some(credentials.uid) == credentials.user_ns.root();
             let capabilities = if is_root { credentials.capabilities.permitted } else { 0 };
             let caller = credentials.caller_as((credentials.uid, credentials.gid), capabilities);
             f(&PathWalk::new(root, start, &caller))
-        })
-    })
+        });
+    })?;
+    outcome
 }
 
 fn path_at(address: u64) -> Result<Vec<u8>> {
