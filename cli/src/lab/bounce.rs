@@ -12,9 +12,9 @@
 //! QEMU's that stores nothing (null-co), the host's share of the cost is left out.
 //!
 //! A count is the median of the boots, three of a side that is shown and five of one that is
-//! judged: the host decides how long the guest waits for its disk, and how many requests one interrupt
-//! ends, which changes a count in both directions. A pair of sides that misses a goal is booted
-//! again, in turn, up to fifteen times. The record has the count of each boot.
+//! judged: the host decides how long the guest waits for its disk, and how many requests one
+//! interrupt ends, which changes a count in both directions. A pair of sides that misses a goal is
+//! booted again, in turn, up to fifteen times. The record has the count of each boot.
 //!
 //! A confidential guest cannot run here. Its row is that of the growing pool, plus a stated cost
 //! for each call that shares memory with the host ([`CALL`]): one call for each piece by which the

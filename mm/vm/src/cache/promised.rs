@@ -1,5 +1,6 @@
 //! The part of a cache in the sum of promised memory (the crate's module `promise`): its size, if
-//! all of that was promised; else its pages, in memory or in the swap, if memory is their only place.
+//! all of that was promised; else its pages, in memory or in the swap, if memory is their only
+//! place.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
