@@ -166,7 +166,6 @@ impl Process {
         if !blocked && (self.ignores(signal) || self.holds(shield, signal)) {
             let keeps = match target {
                 Target::Thread(thread) => thread.keeps_ignored(signal),
-                // As on Linux the first thread decides for all: `sig_ignored` in kernel/signal.c.
                 Target::Process => group.threads.first().is_some_and(|thread| thread.keeps_ignored(signal)),
             };
             if !keeps {
@@ -432,7 +431,8 @@ impl Task {
     pub(super) fn keep_even_ignored(&self, signals: SigSet) {
         self.kept.store(signals.0, Ordering::SeqCst);
     }
-    /// A tracer is notified of all signals.
+    /// A tracer is notified of all signals. Of a signal to the process, the first thread decides
+    /// (Linux: `sig_ignored`).
     fn keeps_ignored(&self, signal: Signal) -> bool {
         self.traced.is_traced() || SigSet(self.kept.load(Ordering::SeqCst)).contains(signal)
     }
