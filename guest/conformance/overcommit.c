@@ -2,6 +2,7 @@
  * programs are promised, what counts as a promise, and what mode 2 refuses. Needs root, and a
  * machine on which nothing else maps memory meanwhile. */
 #include "promise.h"
+#include "setting.h"
 #include <sys/shm.h>
 
 #define PAGE 4096ul
@@ -13,28 +14,6 @@
 static unsigned long meminfo(const char *name)
 {
 	return figure("/proc/meminfo", name) / 4;
-}
-
-static long setting(const char *name)
-{
-	char path[128], text[32] = "";
-	snprintf(path, sizeof path, "/proc/sys/vm/%s", name);
-	int file = open(path, O_RDONLY);
-	NEED(file >= 0 && read(file, text, sizeof text - 1) > 0);
-	close(file);
-	return atol(text);
-}
-
-/* Returns 0 or the error. */
-static int set(const char *name, const char *value)
-{
-	char path[128];
-	snprintf(path, sizeof path, "/proc/sys/vm/%s", name);
-	int file = open(path, O_WRONLY);
-	NEED(file >= 0);
-	int error = write(file, value, strlen(value)) < 0 ? errno : 0;
-	close(file);
-	return error;
 }
 
 static void *area(unsigned long pages, int protection, int flags)
@@ -59,14 +38,14 @@ static int rose_by(long pages)
 static void limits(void)
 {
 	unsigned long memory = meminfo("MemTotal"), swap = meminfo("SwapTotal");
-	PROMISE("a half of memory and all swap at first", setting("overcommit_ratio") == 50 && setting("overcommit_kbytes") == 0 &&
+	PROMISE("a half of memory and all swap at first", reads("vm/overcommit_ratio") == 50 && reads("vm/overcommit_kbytes") == 0 &&
 		meminfo("CommitLimit") == memory / 2 + swap);
-	PROMISE("another percentage", set("overcommit_ratio", "75") == 0 && meminfo("CommitLimit") == memory * 75 / 100 + swap);
-	PROMISE("also more than there is", set("overcommit_ratio", "250") == 0 && meminfo("CommitLimit") == memory * 250 / 100 + swap);
-	PROMISE("kilobytes instead of a percentage", set("overcommit_kbytes", "40000") == 0 && setting("overcommit_ratio") == 0 &&
-		setting("overcommit_kbytes") == 40000 && meminfo("CommitLimit") == 10000 + swap);
-	PROMISE("and a percentage again", set("overcommit_ratio", "50") == 0 && setting("overcommit_kbytes") == 0 && meminfo("CommitLimit") == memory / 2 + swap);
-	PROMISE("there is no other mode", set("overcommit_memory", "3") == EINVAL && setting("overcommit_memory") == 0);
+	PROMISE("another percentage", writes("vm/overcommit_ratio", "75") == 0 && meminfo("CommitLimit") == memory * 75 / 100 + swap);
+	PROMISE("also more than there is", writes("vm/overcommit_ratio", "250") == 0 && meminfo("CommitLimit") == memory * 250 / 100 + swap);
+	PROMISE("kilobytes instead of a percentage", writes("vm/overcommit_kbytes", "40000") == 0 && reads("vm/overcommit_ratio") == 0 &&
+		reads("vm/overcommit_kbytes") == 40000 && meminfo("CommitLimit") == 10000 + swap);
+	PROMISE("and a percentage again", writes("vm/overcommit_ratio", "50") == 0 && reads("vm/overcommit_kbytes") == 0 && meminfo("CommitLimit") == memory / 2 + swap);
+	PROMISE("there is no other mode", writes("vm/overcommit_memory", "3") == EINVAL && reads("vm/overcommit_memory") == 0);
 }
 
 static void promises_of_areas(void)
@@ -159,8 +138,8 @@ static void never(void)
 	mark();
 	NEED(meminfo("SwapTotal") == 0);
 	snprintf(kbytes, sizeof kbytes, "%lu", (committed + room) * 4);
-	NEED(set("overcommit_kbytes", kbytes) == 0 && set("overcommit_memory", "2") == 0);
-	PROMISE("mode 2", setting("overcommit_memory") == 2);
+	NEED(writes("vm/overcommit_kbytes", kbytes) == 0 && writes("vm/overcommit_memory", "2") == 0);
+	PROMISE("mode 2", reads("vm/overcommit_memory") == 2);
 	FAILS_WITH("a request above the limit", area(room + SLACK, PROT_READ | PROT_WRITE, MAP_PRIVATE), ENOMEM);
 	FAILS_WITH("also without reserve", area(room + SLACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE), ENOMEM);
 	FAILS_WITH("also of shared memory", area(room + SLACK, PROT_NONE, MAP_SHARED), ENOMEM);
@@ -189,7 +168,7 @@ static void never(void)
 	PROMISE("also to a child, who uses it", status == 0);
 	munmap(a, MANY / 2 * PAGE);
 	close(file);
-	NEED(set("overcommit_memory", "0") == 0 && set("overcommit_ratio", "50") == 0);
+	NEED(writes("vm/overcommit_memory", "0") == 0 && writes("vm/overcommit_ratio", "50") == 0);
 	PROMISE("all is taken back", rose_by(0));
 	a = area(room + SLACK, PROT_READ | PROT_WRITE, MAP_PRIVATE);
 	PROMISE("in mode 0 the sum has no limit", a != MAP_FAILED);

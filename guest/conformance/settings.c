@@ -6,6 +6,7 @@
  * the settings hold for all processes.
  */
 #include "promise.h"
+#include "setting.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/epoll.h>
@@ -17,29 +18,6 @@
 #include <sys/mount.h>
 
 enum { USER = 1000 };
-
-static long reads(const char *name)
-{
-	char path[64], text[64] = { 0 };
-	snprintf(path, sizeof path, "/proc/sys/%s", name);
-	int file = open(path, O_RDONLY | O_CLOEXEC);
-	NEED(file >= 0 && read(file, text, sizeof text - 1) > 0);
-	close(file);
-	return atol(text);
-}
-
-/* Writes a setting; returns 0 or an errno. */
-static int writes(const char *name, const char *text)
-{
-	char path[64];
-	snprintf(path, sizeof path, "/proc/sys/%s", name);
-	int file = open(path, O_WRONLY | O_CLOEXEC);
-	if (file < 0)
-		return errno;
-	int error = write(file, text, strlen(text)) == (ssize_t)strlen(text) ? 0 : errno;
-	close(file);
-	return error;
-}
 
 static void sets(const char *name, long value)
 {
