@@ -5,9 +5,7 @@ use zerocopy::{Immutable, IntoBytes};
 use crate::syscall::Args;
 use crate::task::Capability;
 use crate::task::personality::{UNAME26, has, is_linux32};
-use crate::task::uts::{
-    MACHINE, MACHINE_32, NAME_MAX, Name, Names, RELEASE, RELEASE_26, SYSTEM, VERSION, field,
-};
+use crate::task::uts::{MACHINE, MACHINE_32, NAME_MAX, Name, RELEASE, RELEASE_26, SYSTEM, VERSION, field};
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result, task};
 
@@ -23,13 +21,29 @@ struct UtsName {
     domain: [u8; NAME_MAX + 1],
 }
 
+/// What programs see without a personality, except the names that can be set.
+const PLAIN: UtsName = UtsName {
+    system: field(SYSTEM),
+    host: field(""),
+    release: field(RELEASE),
+    version: field(VERSION),
+    machine: field(MACHINE),
+    domain: field(""),
+};
+
 /// uname(buffer)
 pub fn sys_uname(args: &Args) -> Result<i64> {
-    let [release, machine] =
-        [if has(UNAME26) { RELEASE_26 } else { RELEASE }, if is_linux32() { MACHINE_32 } else { MACHINE }];
-    let [system, release, version, machine] = [SYSTEM, release, VERSION, machine].map(field);
-    let Names { host, domain } = task::current().process().namespaces().uts.names();
-    let names = UtsName { system, host, release, version, machine, domain };
+    let mut names = PLAIN;
+    task::current().process().namespaces().uts.look(|set| {
+        names.host = set.host;
+        names.domain = set.domain;
+    });
+    if has(UNAME26) {
+        names.release = const { field(RELEASE_26) };
+    }
+    if is_linux32() {
+        names.machine = const { field(MACHINE_32) };
+    }
     UserPtr::new(args[0]).write(&names).map(|()| 0)
 }
 

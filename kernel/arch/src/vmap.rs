@@ -182,7 +182,7 @@ impl Stack {
                 X86.zero(frame);
                 let address = VirtAddr(bottom.0 + page * PAGE);
                 let mapped = tables::map_page(address, tables::leaf(frame, tables::DATA), &mut alloc_table);
-                mapped.inspect_err(|_| memory::free_frames(frame, 0))
+                mapped.inspect_err(|_| memory::free_stack_frame(frame))
             });
             if mapped.is_err() {
                 unmap_stacks(node, &[bottom.0]);
@@ -223,7 +223,7 @@ fn unmap_stacks(node: NodeId, bottoms: &[u64]) {
     };
     X86.flush_on(CpuSet::first(X86.cpu_count()), what);
     for &frame in &frames[..count] {
-        memory::free_frames(frame, 0);
+        memory::free_stack_frame(frame);
     }
     for bottom in bottoms {
         if let Some(guard) = tables::find_entry::<1>(VirtAddr(bottom - PAGE)) {

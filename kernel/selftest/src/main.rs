@@ -89,6 +89,9 @@ impl FrameProvider for Upwards {
     fn free(&self, _first: Pfn, order: u32) {
         self.given.fetch_sub(1 << order, Ordering::Relaxed);
     }
+    fn free_stack(&self, frame: Pfn) {
+        self.free(frame, 0);
+    }
 }
 
 /// Where user pages are mapped: one table of each level.

@@ -4,6 +4,8 @@
 //! registered with all of them, and they are checked again. POLLERR, POLLHUP and POLLNVAL are
 //! always reported.
 
+use core::mem::offset_of;
+
 use freehold_collections::{Arc, Short, reserve};
 use linux_raw_sys::general as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -47,16 +49,18 @@ struct Watch {
 fn wait(watches: &[Watch], deadline: Option<u64>, mut found: impl FnMut(&Watch, u32)) -> Result<usize> {
     let mut look = |mut waiter: Option<&mut PollWaiter>| {
         let mut count = 0;
-        for (looked, watch) in watches.iter().enumerate() {
-            if looked % FILES_PER_STEP == FILES_PER_STEP - 1 {
+        for (step, some) in watches.chunks(FILES_PER_STEP).enumerate() {
+            if step > 0 {
                 crate::sched::rest();
             }
-            // Once a file is ready, the caller will not sleep.
-            let waiter = if count == 0 { waiter.as_deref_mut() } else { None };
-            let ready = watch.file.poll(waiter).reported(watch.wanted);
-            if ready != 0 {
-                found(watch, ready);
-                count += 1;
+            for watch in some {
+                // Once a file is ready, the caller will not sleep.
+                let waiter = if count == 0 { waiter.as_deref_mut() } else { None };
+                let ready = watch.file.poll(waiter).reported(watch.wanted);
+                if ready != 0 {
+                    found(watch, ready);
+                    count += 1;
+                }
             }
         }
         count
@@ -118,12 +122,16 @@ fn poll(list: UserPtr<PollFd>, length: usize, deadline: Option<u64>) -> Result<i
     }
     let deadline = if invalid > 0 { Some(0) } else { deadline };
     let count = wait(&watches, deadline, |watch, ready| entries[watch.index].revents = ready as u16)?;
-    for (index, entry) in entries.iter().enumerate() {
-        if index % FILES_PER_STEP == FILES_PER_STEP - 1 {
+    let mut told = list.address().wrapping_add(offset_of!(PollFd, revents) as u64);
+    for (step, some) in entries.chunks(FILES_PER_STEP).enumerate() {
+        if step > 0 {
             crate::sched::rest();
         }
-        // Only the results are written: the program may not expect changes in the rest of the list.
-        UserPtr::<u16>::new(list.add(index).address() + 6).write(&entry.revents)?;
+        for entry in some {
+            // Only the results are written: the program may not expect changes in the rest.
+            UserPtr::<u16>::new(told).write(&entry.revents)?;
+            told = told.wrapping_add(size_of::<PollFd>() as u64);
+        }
     }
     Ok((count + invalid) as i64)
 }

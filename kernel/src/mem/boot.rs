@@ -170,6 +170,12 @@ impl KernelFrames {
     fn take(request: Request) -> Option<Pfn> {
         frames().allocate(if reclaim::is_under_way() { request.from_reserve() } else { request }).ok()
     }
+
+    fn release(likely: Owner, first: Pfn, order: Order) {
+        if frames().table().state(first).owner() != Owner::Reserved {
+            frames().release_of(likely, first, order);
+        }
+    }
 }
 
 impl FrameProvider for KernelFrames {
@@ -189,6 +195,10 @@ impl FrameProvider for KernelFrames {
 
     fn free(&self, first: Pfn, order: u32) {
         let order = Order::new(order).expect("only orders that were handed out come back");
-        frames().release_of(Owner::Kernel, first, order);
+        Self::release(Owner::Kernel, first, order);
+    }
+
+    fn free_stack(&self, frame: Pfn) {
+        Self::release(Owner::Stack, frame, Order::FRAME);
     }
 }

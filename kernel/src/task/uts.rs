@@ -102,4 +102,8 @@ impl UtsNamespace {
     pub fn names(&self) -> Names {
         *self.names.lock()
     }
+    /// Shows both names to `f`, which runs under a spin lock.
+    pub fn look(&self, f: impl FnOnce(&Names)) {
+        f(&self.names.lock());
+    }
 }

@@ -80,10 +80,13 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
     pub(crate) fn find(&self, pinned: &Pinned<M>, request: Request) -> Result<(Pfn, NodeId), OutOfMemory> {
         let cpu = pinned.cpu();
         let pcp = self.pcp(cpu);
-        let list = match request.policy {
-            NodePolicy::Local => self.shapes.serving(Tag::new(request.owner, request.order, pcp.node())),
-            _ => None,
+        let is_home = match request.policy {
+            NodePolicy::Local => true,
+            NodePolicy::Preferred(node) => node == pcp.node(),
+            _ => false,
         };
+        let tag = Tag::new(request.owner, request.order, pcp.node());
+        let list = if is_home { self.shapes.serving(tag) } else { None };
         if let Some(block) = list.and_then(|list| pcp.pop(list)) {
             return Ok((block, pcp.node()));
         }

@@ -1,12 +1,12 @@
 //! The lists that a CPU has, their blocks, and their limits.
 
-use freehold_frame::{Order, Owner, Side, Tag};
+use freehold_frame::{Order, Owner, Tag};
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER};
 
 /// Number of lists of one CPU that hand out blocks.
 pub(crate) const LISTS: usize = SINGLES + 2 * PAGEBLOCK_ORDER as usize;
 /// Number of lists for single frames, which come first; then two lists for each order.
-const SINGLES: usize = 4;
+const SINGLES: usize = 5;
 /// The list of blocks, each with its tag, that wait to be returned to their pageblocks.
 pub(crate) const HOME: usize = LISTS;
 /// Number of blocks that can wait to be returned.
@@ -25,7 +25,8 @@ pub(crate) const fn owner_and_order(list: usize) -> (Owner, u32) {
         1 => (Owner::PageTable, 0),
         2 => (Owner::Anon, 0),
         3 => (Owner::PageCache, 0),
-        _ if list.is_multiple_of(2) => (Owner::Kernel, ((list - SINGLES) / 2 + 1) as u32),
+        4 => (Owner::Stack, 0),
+        _ if (list - SINGLES).is_multiple_of(2) => (Owner::Kernel, ((list - SINGLES) / 2 + 1) as u32),
         _ => (Owner::Anon, ((list - SINGLES) / 2 + 1) as u32),
     }
 }
@@ -47,12 +48,17 @@ pub(crate) const SERVES: [u8; Tag::KEYS] = {
 /// Largest number of single frames in a batch.
 pub(crate) const MOST_SINGLES: u64 = PAGEBLOCK_FRAMES;
 
+/// Whether single frames of this owner have the long lists: they are most of all that is used.
+const fn holds_programs(owner: Owner) -> bool {
+    matches!(owner, Owner::Anon | Owner::PageCache)
+}
+
 /// Largest [`Shape::room`] of a list on any machine.
 const fn most_room(list: usize) -> usize {
     let (owner, order) = owner_and_order(list);
     2 * match order {
-        0 if matches!(owner.side(), Side::Kernel) => MOST_SINGLES as usize / 4,
-        0 => MOST_SINGLES as usize,
+        0 if holds_programs(owner) => MOST_SINGLES as usize,
+        0 => MOST_SINGLES as usize / 4,
         PAGEBLOCK_ORDER => MOST_PAGEBLOCKS as usize,
         4.. => MOST_SINGLES as usize >> 5,
         _ => MOST_SINGLES as usize >> (order + 2),
@@ -103,8 +109,8 @@ impl Shapes {
         let shapes = core::array::from_fn(|list| {
             let (owner, order) = owner_and_order(list);
             let batch = match order {
-                0 if owner.side() == Side::Kernel => (singles / 4).max(8),
-                0 => singles,
+                0 if holds_programs(owner) => singles,
+                0 => (singles / 4).max(8),
                 PAGEBLOCK_ORDER => (share / PAGEBLOCK_FRAMES / 64).min(MOST_PAGEBLOCKS),
                 // A few blocks of each middle order, 1/128 of a CPU's share at most; none if that
                 // would be a single block.

@@ -216,12 +216,6 @@ pub(crate) fn run(index: usize) -> Option<PfnRange> {
     frames.runs[..frames.count].get(index).copied()
 }
 
-/// Whether start-up took this frame.
-pub(crate) fn owns(frame: Pfn) -> bool {
-    let frames = FRAMES.lock();
-    frames.taken().any(|run| run.contains(frame))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

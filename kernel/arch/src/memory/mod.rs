@@ -65,8 +65,11 @@ pub trait FrameProvider: Sync {
     /// A frame for a kernel stack, outside the direct map, with any content, from `node` if it has
     /// one, else from the nearest node that does.
     fn alloc_stack(&self, node: NodeId) -> Option<Pfn>;
-    /// Takes back frames that one of the other functions returned.
+    /// Takes back frames that one of the other functions returned. Frames of start-up, which are
+    /// reserved, stay so.
     fn free(&self, first: Pfn, order: u32);
+    /// The same for a frame of a stack.
+    fn free_stack(&self, frame: Pfn);
 }
 
 static LAYOUT: Once<VirtualLayout> = Once::new();
@@ -442,12 +445,17 @@ pub(crate) fn alloc_stack_frame(node: NodeId) -> Option<Pfn> {
     PROVIDER.get().map_or_else(|| boot_frames::take(0), |provider| provider.alloc_stack(node))
 }
 
-/// Frees frames. Those of start-up are reserved for ever, so they are only forgotten.
+/// Frees frames. Those that were taken before there was a provider are only forgotten.
 pub(crate) fn free_frames(first: Pfn, order: u32) {
-    if let Some(provider) = PROVIDER.get()
-        && !boot_frames::owns(first)
-    {
+    if let Some(provider) = PROVIDER.get() {
         provider.free(first, order);
+    }
+}
+
+/// As [`free_frames`], for a frame of [`alloc_stack_frame`].
+pub(crate) fn free_stack_frame(frame: Pfn) {
+    if let Some(provider) = PROVIDER.get() {
+        provider.free_stack(frame);
     }
 }
 
