@@ -7,7 +7,8 @@
 use freehold_buddy::{Buddy, Managed, Options, Wipe};
 use freehold_collections::{Arc, Vec};
 use freehold_frame::{
-    Anon, Beside, Frame, FrameRecord, FrameTable, NodePolicy, Order, OutOfMemory, Owner, Request, ready,
+    Anon, Beside, Frame, FrameRecord, FrameSource, FrameTable, NodePolicy, Order, OutOfMemory, Owner,
+    Request, ready,
 };
 use freehold_machine::{NodeId, Pfn, Topology};
 use freehold_replica::Setting;
