@@ -1,7 +1,8 @@
-//! Which numbers of a table are taken: a bit for each, and a bit for each word of 64 that is full.
+//! Which numbers of a table are taken: a bit for each, and for each word of 64 a bit that says that
+//! it is full, and one that says that it is not empty.
 //!
-//! So the next free number is found in a 4096th of the steps that a walk over all numbers takes,
-//! and the next taken one in a 64th (Linux: `open_fds` and `full_fds_bits`).
+//! So the next free number, the next taken one and the last one are found in a 4096th of the steps
+//! that a walk over all numbers takes (Linux: `open_fds` and `full_fds_bits`).
 
 use freehold_collections::{AllocError, Vec};
 
@@ -18,6 +19,8 @@ pub(super) struct NumberBits {
     taken: Vec<u64>,
     /// Words with all bits set, the first one not among them.
     full: Vec<u64>,
+    /// Words with any bit set, the first one not among them.
+    used: Vec<u64>,
 }
 
 /// The first bit from `from` on, in the words that `word` returns, up to word `end`.
@@ -43,7 +46,10 @@ impl NumberBits {
         if words < 2 {
             return Ok(());
         }
-        for (list, length) in [(&mut self.full, words.div_ceil(WORD)), (&mut self.taken, words - 1)] {
+        let summary = words.div_ceil(WORD);
+        for (list, length) in
+            [(&mut self.full, summary), (&mut self.used, summary), (&mut self.taken, words - 1)]
+        {
             let more = length.saturating_sub(list.len());
             list.try_extend(core::iter::repeat_n(0, more))?;
         }
@@ -79,6 +85,7 @@ impl NumberBits {
             return;
         }
         self.taken[at - 1] |= bit;
+        self.used[at / WORD] |= 1 << (at % WORD);
         if self.taken[at - 1] == u64::MAX {
             self.full[at / WORD] |= 1 << (at % WORD);
         }
@@ -94,6 +101,9 @@ impl NumberBits {
         }
         self.taken[at - 1] &= !bit;
         self.full[at / WORD] &= !(1 << (at % WORD));
+        if self.taken[at - 1] == 0 {
+            self.used[at / WORD] &= !(1 << (at % WORD));
+        }
     }
 
     /// Returns the first number from `from` on that is not in the set.
@@ -114,13 +124,20 @@ impl NumberBits {
     /// Returns the first number from `from` on that is in the set.
     #[inline]
     pub fn first_taken(&self, from: usize) -> Option<usize> {
-        first_bit(from, self.len(), |at| self.word(at))
+        let here = from / WORD;
+        let found = first_bit(from, self.len().min(here + 1), |at| self.word(at));
+        found.or_else(|| {
+            let at = first_bit(here + 1, self.used.len(), |at| self.used[at])?;
+            Some(at * WORD + self.word(at).trailing_zeros() as usize)
+        })
     }
 
     /// Returns a number above all that are in the set: the lowest one.
     pub fn end(&self) -> usize {
-        let last = (0..self.len()).rev().find(|&at| self.word(at) != 0);
-        last.map_or(0, |at| (at + 1) * WORD - self.word(at).leading_zeros() as usize)
+        let end_of = |at: usize, word: u64| (at + 1) * WORD - word.leading_zeros() as usize;
+        let last = self.used.iter().enumerate().rfind(|(_, words)| **words != 0);
+        let at = last.map_or(0, |(at, &words)| end_of(at, words) - 1);
+        if self.word(at) == 0 { 0 } else { end_of(at, self.word(at)) }
     }
 }
 
