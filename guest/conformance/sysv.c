@@ -1,6 +1,7 @@
 /* System V IPC: shmget(2), shmop(2), shmctl(2), semop(2), semctl(2), msgop(2), msgctl(2), proc(5).
  */
 #include "promise.h"
+#include "setting.h"
 
 #include <limits.h>
 #include <sys/ipc.h>
@@ -266,35 +267,24 @@ static void lists_of_segments(void)
 	PROMISE("pages are given back", COMES_TRUE(shmctl(0, SHM_INFO, (void *)&info) >= 0 && info.shm_tot == before.shm_tot));
 }
 
-static int write_setting(const char *name, const char *text)
-{
-	char path[64];
-	snprintf(path, sizeof path, "/proc/sys/kernel/%s", name);
-	int fd = open(path, O_WRONLY);
-	int kept = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text), error = errno;
-	close(fd);
-	errno = error;
-	return kept ? 0 : -1;
-}
-
 static void limits_of_segments(void)
 {
-	PROMISE("shmmax can be lowered", write_setting("shmmax", "8192") == 0);
+	PROMISE("shmmax can be lowered", writes("kernel/shmmax", "8192") == 0);
 	FAILS_WITH("and holds", shmget(IPC_PRIVATE, 8193, 0600), EINVAL);
-	write_setting("shmmax", "18446744073692774399");
+	writes("kernel/shmmax", "18446744073692774399");
 	struct shm_info info;
 	char text[32];
 	NEED(shmctl(0, SHM_INFO, (void *)&info) >= 0);
 	snprintf(text, sizeof text, "%ld", (long)info.shm_tot + 4);
-	write_setting("shmall", text);
+	writes("kernel/shmall", text);
 	FAILS_WITH("shmall holds", shmget(IPC_PRIVATE, 5 * PAGE, 0600), ENOSPC);
-	write_setting("shmall", "18446744073692774399");
+	writes("kernel/shmall", "18446744073692774399");
 	snprintf(text, sizeof text, "%d", info.used_ids + 1);
-	write_setting("shmmni", text);
+	writes("kernel/shmmni", text);
 	int id = shmget(IPC_PRIVATE, 1, 0600);
 	FAILS_WITH("shmmni holds", shmget(IPC_PRIVATE, 1, 0600), ENOSPC);
-	write_setting("shmmni", "4096");
-	FAILS_WITH("shmmni has an end", write_setting("shmmni", "40000"), EINVAL);
+	writes("kernel/shmmni", "4096");
+	PROMISE("shmmni has an end", writes("kernel/shmmni", "40000") == EINVAL);
 	shmctl(id, IPC_RMID, NULL);
 	FAILS_WITH("more than there can be", shmget(IPC_PRIVATE, 1ul << 45, 0600), ENOMEM);
 }

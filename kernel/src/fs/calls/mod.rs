@@ -36,6 +36,7 @@ pub use xattr::*;
 
 use freehold_collections::{Arc, Vec};
 
+use super::caller::Caller;
 use super::context::{FsContext, Places};
 use super::node::{Node, NodeKind};
 use super::open_file::OpenFile;
@@ -43,7 +44,7 @@ use super::path::Path;
 use super::root;
 use super::table::FileTable;
 use super::walk::{Final, PathWalk};
-use crate::task::{self, Process, Task};
+use crate::task::{self, Credentials, Process, Task};
 use crate::{Errno, Result, user};
 
 /// Stands for the working directory in place of a descriptor.
@@ -122,11 +123,21 @@ fn with_start(dirfd: i32, text: &[u8], f: &mut dyn FnMut(&Task, &Path, &Path)) -
 /// # Errors
 /// As [`with_start`]; those of `f`.
 fn walk_from<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&PathWalk<'_>) -> Result<R>) -> Result<R> {
-    let (mut f, mut outcome) = (Some(f), Err(Errno::ENOENT));
+    walk_as(Credentials::caller, dirfd, text, f)
+}
+
+/// Like [`walk_from`], with the rights that `rights` makes of the caller's credentials.
+fn walk_as<R>(
+    rights: impl FnOnce(&Credentials) -> Caller<'_>,
+    dirfd: i32,
+    text: &[u8],
+    f: impl FnOnce(&PathWalk<'_>) -> Result<R>,
+) -> Result<R> {
+    let (mut once, mut outcome) = (Some((rights, f)), Err(Errno::ENOENT));
     with_start(dirfd, text, &mut |task, root, start| {
-        if let Some(f) = f.take() {
+        if let Some((rights, f)) = once.take() {
             outcome =
-                task.with_credentials(|credentials| f(&PathWalk::new(root, start, &credentials.caller())));
+                task.with_credentials(|credentials| f(&PathWalk::new(root, start, &rights(credentials))));
         }
     })?;
     outcome
@@ -137,21 +148,12 @@ fn as_caller<R>(f: impl FnOnce(&PathWalk<'_>) -> Result<R>) -> Result<R> {
     walk_from(AT_FDCWD, b"/", f)
 }
 
-/// Like [`walk_from`], with the real instead of the effective user (access(2)).
-fn walk_as_real_user<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&PathWalk<'_>) -> Result<R>) -> Result<R> {
-    let (mut f, mut outcome) = (Some(f), Err(Errno::ENOENT));
-    with_start(dirfd, text, &mut |task, root, start| {
-        let Some(f) = f.take() else { return };
-        outcome = task.with_credentials(|credentials| {
-            // As root the caller has what it could have, as another user nothing (Linux:
-            // `access_override_creds`).
-            let is_root = Some(credentials.uid) == credentials.user_ns.root();
-            let capabilities = if is_root { credentials.capabilities.permitted } else { 0 };
-            let caller = credentials.caller_as((credentials.uid, credentials.gid), capabilities);
-            f(&PathWalk::new(root, start, &caller))
-        });
-    })?;
-    outcome
+/// The rights of the real instead of the effective user (access(2)). As root the caller has what it
+/// could have, as another user nothing (Linux: `access_override_creds`).
+fn rights_of_real_user(credentials: &Credentials) -> Caller<'_> {
+    let is_root = Some(credentials.uid) == credentials.user_ns.root();
+    let capabilities = if is_root { credentials.capabilities.permitted } else { 0 };
+    credentials.caller_as((credentials.uid, credentials.gid), capabilities)
 }
 
 fn path_at(address: u64) -> Result<Vec<u8>> {

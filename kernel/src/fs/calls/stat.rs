@@ -4,7 +4,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{
     AT_EACCESS, AT_EMPTY_PATH, AT_FDCWD, AT_NO_AUTOMOUNT, AT_SYMLINK_NOFOLLOW, last_of, node_of, only,
-    path_at, place_at, walk_as_real_user, walk_from,
+    path_at, place_at, rights_of_real_user, walk_as, walk_from,
 };
 use crate::fs::anonymous;
 use crate::fs::caller::Access;
@@ -205,7 +205,7 @@ fn access(dirfd: i32, path: u64, mode: u32, flags: u32) -> Result<i64> {
     if flags & AT_EACCESS != 0 {
         walk_from(dirfd, &text, check)
     } else {
-        walk_as_real_user(dirfd, &text, check)
+        walk_as(rights_of_real_user, dirfd, &text, check)
     }
 }
 

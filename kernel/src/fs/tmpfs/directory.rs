@@ -4,6 +4,8 @@
 //! order of positions. So an entry that stays during a listing is seen exactly once, even if others
 //! are added and removed.
 
+use core::borrow::Borrow;
+use core::cmp::Ordering;
 use core::ops::Bound;
 
 use freehold_collections::{Arc, Box, Map, reserve};
@@ -19,6 +21,77 @@ const FIRST_POSITION: u64 = 2;
 struct TmpEntry {
     node: Arc<TmpNode>,
     position: u64,
+}
+
+/// A name that is compared by its hash first: a step of a search is a comparison of two words. Names
+/// with equal hashes are compared by their bytes, so nobody gains by choosing names.
+struct NameKey<'a> {
+    hash: u64,
+    name: NameBytes<'a>,
+}
+
+enum NameBytes<'a> {
+    Stored(Arc<[u8]>),
+    Asked(&'a [u8]),
+}
+
+impl<'a> NameKey<'a> {
+    fn asked(name: &'a [u8]) -> Self {
+        Self { hash: hash(name), name: NameBytes::Asked(name) }
+    }
+    fn bytes(&self) -> &[u8] {
+        match &self.name {
+            NameBytes::Stored(name) => name,
+            NameBytes::Asked(name) => name,
+        }
+    }
+}
+
+impl Ord for NameKey<'_> {
+    #[inline]
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.hash.cmp(&other.hash).then_with(|| self.bytes().cmp(other.bytes()))
+    }
+}
+impl PartialOrd for NameKey<'_> {
+    #[inline]
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl PartialEq for NameKey<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+impl Eq for NameKey<'_> {}
+
+/// The key of a name in a directory.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct StoredName(NameKey<'static>);
+
+impl StoredName {
+    fn new(name: Arc<[u8]>) -> Self {
+        Self(NameKey { hash: hash(&name), name: NameBytes::Stored(name) })
+    }
+}
+
+impl<'a> Borrow<NameKey<'a>> for StoredName {
+    #[inline]
+    fn borrow(&self) -> &NameKey<'a> {
+        &self.0
+    }
+}
+
+/// Spreads names, eight bytes at a time.
+fn hash(name: &[u8]) -> u64 {
+    let (words, rest) = name.as_chunks();
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    let words = words.iter().chain([&last]).map(|word| u64::from_le_bytes(*word));
+    words.fold(name.len() as u64, |hash, word| {
+        (hash.rotate_left(26) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    })
 }
 
 /// An entry as shown in a listing.
@@ -40,7 +113,7 @@ pub(super) struct Directory {
 
 #[derive(Default)]
 struct Names {
-    by_name: Map<Arc<[u8]>, TmpEntry>,
+    by_name: Map<StoredName, TmpEntry>,
     by_position: Map<u64, Listed>,
 }
 
@@ -68,7 +141,7 @@ impl Directory {
     }
 
     fn entry(&self, name: &[u8]) -> Option<&TmpEntry> {
-        self.names.as_deref()?.by_name.get(name)
+        self.names.as_deref()?.by_name.get(&NameKey::asked(name))
     }
 
     fn names(&mut self) -> &mut Names {
@@ -118,7 +191,7 @@ impl Directory {
         let names = self.names();
         let listed = Listed { name: name.clone(), inode: node.inode, kind: node.kind };
         names.by_position.try_insert(position, listed)?;
-        if names.by_name.try_insert(name.clone(), TmpEntry { node, position }).is_err() {
+        if names.by_name.try_insert(StoredName::new(name.clone()), TmpEntry { node, position }).is_err() {
             names.by_position.remove(&position);
             return Err(Errno::ENOMEM);
         }
@@ -128,7 +201,7 @@ impl Directory {
     /// Removes a name.
     pub fn remove(&mut self, name: &[u8]) -> Result<Arc<TmpNode>> {
         let names = self.names();
-        let entry = names.by_name.remove(name).ok_or(Errno::ENOENT)?;
+        let entry = names.by_name.remove(&NameKey::asked(name)).ok_or(Errno::ENOENT)?;
         names.by_position.remove(&entry.position);
         Ok(entry.node)
     }
@@ -136,7 +209,7 @@ impl Directory {
     /// Makes a name lead to another node, at the same position. Returns the stored name.
     pub fn replace(&mut self, name: &[u8], node: Arc<TmpNode>) -> Result<Arc<[u8]>> {
         let names = self.names();
-        let entry = names.by_name.get_mut(name).ok_or(Errno::ENOENT)?;
+        let entry = names.by_name.get_mut(&NameKey::asked(name)).ok_or(Errno::ENOENT)?;
         let listed = names.by_position.get_mut(&entry.position).ok_or(Errno::ENOENT)?;
         (listed.inode, listed.kind) = (node.inode, node.kind);
         entry.node = node;
