@@ -27,7 +27,6 @@ pub mod cmdline;
 pub mod dev;
 pub mod errno;
 mod event_stream;
-pub mod ext4;
 pub mod fault_inject;
 pub mod fs;
 pub mod host;
@@ -53,5 +52,6 @@ pub mod tracing;
 pub mod tty;
 pub mod uring;
 pub mod user;
+pub mod volumes;
 
 pub use errno::{Errno, Result};

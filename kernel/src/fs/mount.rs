@@ -50,12 +50,12 @@ bitflags! {
 }
 
 /// The types of file systems, as /proc/filesystems lists them. The last [`DISK_TYPES`] need a disk.
-pub const TYPES: [&str; 15] = [
+pub const TYPES: [&str; 16] = [
     "sysfs", "debugfs", "tracefs", "tmpfs", "proc", "devtmpfs", "devpts", "ramfs", "mqueue", "cgroup2", "9p",
-    "overlay", "ext3", "ext2", "ext4",
+    "overlay", "ext3", "ext2", "ext4", "erofs",
 ];
 /// Number of types of file systems on disks.
-pub const DISK_TYPES: usize = 3;
+pub const DISK_TYPES: usize = 4;
 
 /// Figures of a file system for statfs(2).
 #[derive(Clone, Copy, Debug, Default)]

@@ -8,7 +8,6 @@
 mod calls;
 mod disk;
 mod elf;
-mod ext4;
 mod lost;
 mod machine;
 mod namespaces;
@@ -24,5 +23,6 @@ mod shortage;
 mod smoke;
 mod tracing;
 mod views;
+mod volumes;
 mod waiting;
 mod written_shares;

@@ -6,7 +6,6 @@
 //! [`may_mount_anew`].
 
 use super::{AT_FDCWD, file, place_at, place_of, process, walk_from};
-use crate::ext4;
 use crate::fs::mount::{Looseness, Mount, MountFlags};
 use crate::fs::namespace::{self, CopyDepth, MountNamespace};
 use crate::fs::node::{NodeKind, SetMetadata};
@@ -21,9 +20,10 @@ use crate::task::userns::{self, NamespaceKind};
 use crate::task::{self, Capability, Credentials, registry};
 use crate::tty::devpts::DevPts;
 use crate::user;
+use crate::volumes::{self, VolumeKind};
 use crate::{Errno, Result, sched};
 use freehold_collections::{Arc, Vec, reserve::ArcMethods};
-use freehold_ext4::Flavour;
+use freehold_volumes::Flavour;
 
 const MS_REMOUNT: u64 = 0x20;
 const MS_BIND: u64 = 0x1000;
@@ -226,7 +226,7 @@ pub(super) enum FsType {
     Devpts,
     Mqueue,
     Cgroup2,
-    Disk(Flavour),
+    Disk(VolumeKind),
 }
 
 impl FsType {
@@ -247,9 +247,10 @@ impl FsType {
             b"devpts" => Self::Devpts,
             b"mqueue" => Self::Mqueue,
             b"cgroup2" => Self::Cgroup2,
-            b"ext2" => Self::Disk(Flavour::Ext2),
-            b"ext3" => Self::Disk(Flavour::Ext3),
-            b"ext4" => Self::Disk(Flavour::Ext4),
+            b"ext2" => Self::Disk(VolumeKind::Ext(Flavour::Ext2)),
+            b"ext3" => Self::Disk(VolumeKind::Ext(Flavour::Ext3)),
+            b"erofs" => Self::Disk(VolumeKind::Erofs),
+            b"ext4" => Self::Disk(VolumeKind::Ext(Flavour::Ext4)),
             _ => return Err(Errno::ENODEV),
         })
     }
@@ -319,13 +320,13 @@ fn new_file_system(
             Ok(queues)
         }
         FsType::Cgroup2 => cgroupfs::mount(&process().namespaces().cgroup, options),
-        FsType::Disk(flavour) => {
+        FsType::Disk(kind) => {
             let place = walk_from(AT_FDCWD, source, |walk| walk.find(source, Final::Follow))?;
             // Linux: `may_open_dev`.
             if place.mount.flags().contains(MountFlags::NODEV) {
                 return Err(Errno::EACCES);
             }
-            ext4::mount(&place.node, flavour, options, flags)
+            volumes::mount(&place.node, kind, options, flags)
         }
     }
 }

@@ -1,9 +1,10 @@
 //! Inodes.
 
+use super::incompat::LARGEDIR;
+use super::{Ext4, RO_HUGE_FILE, ROOT};
 use crate::checksum::crc32c;
-use crate::volume::RO_HUGE_FILE;
-use crate::volume::incompat::LARGEDIR;
-use crate::{BlockSource, Ext4Error, MAX_LINK, ROOT, Volume, le16, le32};
+use crate::volume::{link_end, link_room};
+use crate::{BlockSource, InodeFacts, MAX_LINK, Volume, VolumeError, le16, le32, new_device};
 
 /// Bytes of an inode that are read here: up to the time of creation.
 const KNOWN: usize = 160;
@@ -25,36 +26,10 @@ pub(crate) mod flag {
     pub const INLINE: u32 = 0x1000_0000;
 }
 
-/// Seconds since 1970, and nanoseconds.
-pub type DiskTime = (i64, u32);
-
 /// An inode.
 #[derive(Clone, Copy, Debug)]
 pub struct Ext4Inode {
-    /// Its number.
-    pub number: u32,
-    /// Kind and permissions, as st_mode has them.
-    pub mode: u32,
-    /// Owner.
-    pub uid: u32,
-    /// Group.
-    pub gid: u32,
-    /// Names; 1 for a directory with very many subdirectories.
-    pub links: u32,
-    /// Bytes, at most 2^63 - 1.
-    pub size: u64,
-    /// Blocks of 512 bytes that it holds.
-    pub sectors: u64,
-    /// Major and minor number of a device.
-    pub device: (u32, u32),
-    /// Last access.
-    pub accessed: DiskTime,
-    /// Last change of content.
-    pub modified: DiskTime,
-    /// Last change of the inode.
-    pub changed: DiskTime,
-    /// Creation, if the inode has room for it.
-    pub born: Option<DiskTime>,
+    pub(super) facts: InodeFacts,
     pub(crate) flags: u32,
     /// Block pointers, the root of the tree of extents, or a link's text.
     pub(crate) root: [u8; 60],
@@ -62,13 +37,16 @@ pub struct Ext4Inode {
     is_fast: bool,
 }
 
-impl<B: BlockSource> Volume<B> {
-    /// Reads an inode that a directory names, or the root.
-    ///
-    /// # Errors
-    /// [`Ext4Error`]; an inode without a name is corrupt.
-    pub fn inode(&self, number: u32) -> Result<Ext4Inode, Ext4Error<B::Error>> {
-        let corrupt = Ext4Error::Corrupt("inode's number");
+impl AsRef<InodeFacts> for Ext4Inode {
+    fn as_ref(&self) -> &InodeFacts {
+        &self.facts
+    }
+}
+
+impl<B: BlockSource> Ext4<B> {
+    /// See [`Volume::inode`]. An inode without a name is corrupt.
+    pub(super) fn read_inode(&self, number: u32) -> Result<Ext4Inode, VolumeError<B::Error>> {
+        let corrupt = VolumeError::Corrupt("inode's number");
         if number != ROOT && number < self.first_inode {
             return Err(corrupt);
         }
@@ -80,18 +58,18 @@ impl<B: BlockSource> Volume<B> {
         let (mode, flags) = (le16(&raw, 0), word(32));
         let extra = usize::from(le16(&raw, BASE));
         if extra % 4 != 0 || BASE + extra > usize::from(self.inode_size).max(BASE) {
-            return Err(Ext4Error::Corrupt("inode: size of its second part"));
+            return Err(VolumeError::Corrupt("inode: size of its second part"));
         }
         self.check_flags(flags)?;
         let links = half(26);
         if links == 0 {
-            return Err(Ext4Error::Corrupt("inode: a name leads to a removed file"));
+            return Err(VolumeError::Corrupt("inode: a name leads to a removed file"));
         }
         let kind = mode & KIND;
         let has_high = kind == REGULAR || (kind == DIRECTORY && self.incompat & LARGEDIR != 0);
         let size = u64::from(word(4)) | if has_high { u64::from(word(108)) << 32 } else { 0 };
         if size > i64::MAX as u64 {
-            return Err(Ext4Error::Corrupt("inode: size"));
+            return Err(VolumeError::Corrupt("inode: size"));
         }
         let is_huge = self.ro_compat & RO_HUGE_FILE != 0;
         let count = u64::from(word(28)) | if is_huge { u64::from(half(116)) << 32 } else { 0 };
@@ -108,8 +86,8 @@ impl<B: BlockSource> Volume<B> {
         };
         let mut root = [0; 60];
         root.copy_from_slice(&raw[40..100]);
-        Ok(Ext4Inode {
-            number,
+        let facts = InodeFacts {
+            number: number.into(),
             mode: mode.into(),
             uid: half(2) | half(120) << 16,
             gid: half(24) | half(122) << 16,
@@ -121,21 +99,19 @@ impl<B: BlockSource> Volume<B> {
             changed: time(12, 132),
             modified: time(16, 136),
             born: (BASE + extra >= 148).then(|| time(144, 148)),
-            flags,
-            root,
-            is_fast,
-        })
+        };
+        Ok(Ext4Inode { facts, flags, root, is_fast })
     }
 
     /// Refuses a file whose bytes have a form that is not supported.
-    fn check_flags(&self, flags: u32) -> Result<(), Ext4Error<B::Error>> {
+    fn check_flags(&self, flags: u32) -> Result<(), VolumeError<B::Error>> {
         let unsupported = [(flag::ENCRYPTED, "an encrypted file"), (flag::INLINE, "a file with inline data")];
         let found = unsupported.into_iter().find(|(bit, _)| flags & bit != 0);
-        found.map_or(Ok(()), |(_, name)| Err(Ext4Error::Unsupported(name)))
+        found.map_or(Ok(()), |(_, name)| Err(VolumeError::Unsupported(name)))
     }
 
     /// Reads the first bytes of an inode and compares its checksum.
-    fn checked_inode(&self, at: u64, number: u32) -> Result<[u8; KNOWN], Ext4Error<B::Error>> {
+    fn checked_inode(&self, at: u64, number: u32) -> Result<[u8; KNOWN], VolumeError<B::Error>> {
         let mut raw = [0; KNOWN];
         let mut told = 0;
         let mut sum = self.seed.map(|seed| crc32c(seed, &number.to_le_bytes()));
@@ -161,25 +137,23 @@ impl<B: BlockSource> Volume<B> {
             sum = Some(crc32c(before, part));
         }
         let is_right = sum.is_none_or(|sum| sum & mask == told);
-        if is_right { Ok(raw) } else { Err(Ext4Error::Corrupt("inode's checksum")) }
+        if is_right { Ok(raw) } else { Err(VolumeError::Corrupt("inode's checksum")) }
     }
 
-    /// Reads the text of a symbolic link. Returns its length.
-    ///
-    /// # Errors
-    /// [`Ext4Error`].
-    pub fn link(&self, inode: &Ext4Inode, into: &mut [u8; MAX_LINK]) -> Result<usize, Ext4Error<B::Error>> {
-        let corrupt = Ext4Error::Corrupt("symbolic link");
+    /// See [`Volume::link`].
+    pub(super) fn read_link(
+        &self,
+        inode: &Ext4Inode,
+        into: &mut [u8; MAX_LINK],
+    ) -> Result<usize, VolumeError<B::Error>> {
         let most = if inode.is_fast { inode.root.len() - 1 } else { MAX_LINK };
-        let length = usize::try_from(inode.size).ok().filter(|length| (1..=most).contains(length));
-        let text = into.get_mut(..length.ok_or(corrupt)?).ok_or(corrupt)?;
+        let text = link_room(&inode.facts, into, most)?;
         if inode.is_fast {
             text.copy_from_slice(&inode.root[..text.len()]);
         } else {
             self.read_at(inode, 0, text)?;
         }
-        // The text ends at its first NUL, as on Linux.
-        Ok(text.iter().position(|&byte| byte == 0).unwrap_or(text.len()))
+        Ok(link_end(text))
     }
 }
 
@@ -187,7 +161,7 @@ impl<B: BlockSource> Volume<B> {
 /// new one.
 fn device(root: &[u8; 60]) -> (u32, u32) {
     match (le32(root, 0), le32(root, 4)) {
-        (0, new) => (new >> 8 & 0xfff, (new & 0xff) | (new >> 12 & 0xf_ff00)),
+        (0, new) => new_device(new),
         (old, _) => (old >> 8 & 0xff, old & 0xff),
     }
 }

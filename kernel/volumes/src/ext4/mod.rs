@@ -1,7 +1,28 @@
-//! The superblock, and the descriptors of block groups.
+//! ext2, ext3 and ext4.
+//!
+//! | module | concept |
+//! |---|---|
+//! | here | the superblock, group descriptors, features |
+//! | [`inode`] | inodes, texts of symbolic links |
+//! | [`blocks`] | the blocks of a file: extents and block pointers |
+//! | [`directory`] | names |
+//!
+//! (Facts: Linux' Documentation/filesystems/ext4, fs/ext4/ext4.h.)
+//!
+//! Trees are at most six levels deep. Checksums (`metadata_csum`) of the superblock, of group
+//! descriptors and of inodes are compared; those of other blocks are not. Directories of every form
+//! are searched block by block: the hashes of large ones are not used.
+
+mod blocks;
+mod directory;
+mod inode;
+
+pub use inode::Ext4Inode;
 
 use crate::checksum::crc32c;
-use crate::{BlockSource, Ext4Error, halves, le16, le32};
+use crate::{
+    BlockSource, DiskEntry, DiskRun, MAX_LINK, Volume, VolumeError, VolumeStats, halves, le16, le32,
+};
 
 /// Place and length of the superblock, in bytes.
 const SUPERBLOCK: u64 = 1024;
@@ -70,21 +91,11 @@ pub enum Flavour {
     Ext4,
 }
 
-/// Figures of the file system, as of its last unmount.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Ext4Stats {
-    /// Blocks for files.
-    pub blocks: u64,
-    /// Free blocks.
-    pub free_blocks: u64,
-    /// Inodes.
-    pub inodes: u64,
-    /// Free inodes.
-    pub free_inodes: u64,
-}
+/// Number of the root directory's inode.
+const ROOT: u32 = 2;
 
-/// A file system on a disk.
-pub struct Volume<B> {
+/// ext2, ext3 or ext4 on a disk. Its [figures](VolumeStats) are those of its last unmount.
+pub struct Ext4<B> {
     pub(crate) source: B,
     pub(crate) block_size: u32,
     pub(crate) blocks: u64,
@@ -103,35 +114,35 @@ pub struct Volume<B> {
     first_meta_group: u32,
     /// The two groups with a copy of the superblock, if COMPAT_SPARSE2 is set.
     backups: [u32; 2],
-    stats: Ext4Stats,
+    stats: VolumeStats,
 }
 
-impl<B: BlockSource> Volume<B> {
+impl<B: BlockSource> Ext4<B> {
     /// Reads and checks the superblock.
     ///
     /// # Errors
-    /// [`Ext4Error`].
-    pub fn open(source: B, journal: JournalUse) -> Result<Self, Ext4Error<B::Error>> {
+    /// [`VolumeError`].
+    pub fn open(source: B, journal: JournalUse) -> Result<Self, VolumeError<B::Error>> {
         let mut raw = [0; SUPERBLOCK_BYTES];
         let bytes = source.bytes();
         if bytes < SUPERBLOCK + SUPERBLOCK_BYTES as u64 {
-            return Err(Ext4Error::NotExt4);
+            return Err(VolumeError::Other);
         }
         source.read(SUPERBLOCK, &mut raw)?;
         let word = |at| le32(&raw, at);
         if le16(&raw, 56) != MAGIC {
-            return Err(Ext4Error::NotExt4);
+            return Err(VolumeError::Other);
         }
         let is_old = word(76) == 0;
         let [compat, incompat, ro_compat] = [92, 96, 100].map(|at| if is_old { 0 } else { word(at) });
         check_features(incompat)?;
         let seed = if ro_compat & RO_CHECKSUMS != 0 { Some(seed_of(&raw, incompat)?) } else { None };
         if incompat & incompat::RECOVER != 0 && journal == JournalUse::Required {
-            return Err(Ext4Error::NeedsRecovery);
+            return Err(VolumeError::NeedsRecovery);
         }
         let log = word(24);
         if log > MAX_LOG {
-            return Err(Ext4Error::Corrupt("superblock: block size"));
+            return Err(VolumeError::Corrupt("superblock: block size"));
         }
         let block_size = 1024_u32 << log;
         let is_large = incompat & incompat::SIXTY_FOUR != 0;
@@ -153,7 +164,7 @@ impl<B: BlockSource> Volume<B> {
             descriptor_size: if is_large { le16(&raw, 254) } else { 32 },
             first_meta_group: word(260),
             backups: [588, 592].map(word),
-            stats: Ext4Stats {
+            stats: VolumeStats {
                 blocks: blocks.saturating_sub(overhead),
                 free_blocks: free_blocks.min(blocks),
                 inodes: word(0).into(),
@@ -165,7 +176,7 @@ impl<B: BlockSource> Volume<B> {
     }
 
     /// Checks the superblock's numbers against each other and against the disk's size.
-    fn check(&self, bytes: u64) -> Result<(), Ext4Error<B::Error>> {
+    fn check(&self, bytes: u64) -> Result<(), VolumeError<B::Error>> {
         let size = u32::from(self.inode_size);
         let is_inode_size = size.is_power_of_two() && (128..=self.block_size).contains(&size);
         let most = MAX_DESCRIPTOR as u16;
@@ -176,7 +187,7 @@ impl<B: BlockSource> Volume<B> {
             .checked_mul(self.block_size.into())
             .is_some_and(|all| all <= bytes && u64::from(self.first_block) < self.blocks);
         if !has_blocks {
-            return Err(Ext4Error::Corrupt("superblock: more blocks than the disk has"));
+            return Err(VolumeError::Corrupt("superblock: more blocks than the disk has"));
         }
         // Figures per group are limited by one block of bits; clusters have up to 2^16 blocks.
         let has_groups = self.blocks_per_group > 0
@@ -184,26 +195,13 @@ impl<B: BlockSource> Volume<B> {
             && self.inodes_per_group <= self.block_size * 8
             && u64::from(self.inodes) <= self.groups() * u64::from(self.inodes_per_group);
         if !(is_inode_size && is_descriptor_size && has_groups) {
-            return Err(Ext4Error::Corrupt("superblock: sizes"));
+            return Err(VolumeError::Corrupt("superblock: sizes"));
         }
         Ok(())
     }
 
     fn groups(&self) -> u64 {
         (self.blocks - u64::from(self.first_block)).div_ceil(self.blocks_per_group.into())
-    }
-
-    /// Bytes per block: 1024 to 65536.
-    pub const fn block_size(&self) -> u32 {
-        self.block_size
-    }
-    /// The figures for statfs(2).
-    pub const fn stats(&self) -> Ext4Stats {
-        self.stats
-    }
-    /// The disk.
-    pub const fn source(&self) -> &B {
-        &self.source
     }
 
     /// Whether the features are those of this flavour (Linux: `ext2_feature_set_ok`,
@@ -222,9 +220,9 @@ impl<B: BlockSource> Volume<B> {
     /// Returns where the inodes of a group begin, in bytes.
     ///
     /// # Errors
-    /// [`Ext4Error`].
-    pub(crate) fn inode_table(&self, group: u32) -> Result<u64, Ext4Error<B::Error>> {
-        let corrupt = Ext4Error::Corrupt("group descriptor");
+    /// [`VolumeError`].
+    pub(crate) fn inode_table(&self, group: u32) -> Result<u64, VolumeError<B::Error>> {
+        let corrupt = VolumeError::Corrupt("group descriptor");
         if u64::from(group) >= self.groups() {
             return Err(corrupt);
         }
@@ -253,7 +251,7 @@ impl<B: BlockSource> Volume<B> {
             }
             let sum = crc32c(crc32c(seed, &group.to_le_bytes()), raw);
             if sum as u16 != told {
-                return Err(Ext4Error::Corrupt("group descriptor's checksum"));
+                return Err(VolumeError::Corrupt("group descriptor's checksum"));
             }
         }
         let start = if size >= 64 { halves(raw, 8, 40) } else { le32(raw, 8).into() };
@@ -292,26 +290,62 @@ impl<B: BlockSource> Volume<B> {
         start: u64,
         count: u64,
         structure: &'static str,
-    ) -> Result<(), Ext4Error<B::Error>> {
+    ) -> Result<(), VolumeError<B::Error>> {
         let is_inside = start > u64::from(self.first_block)
             && start.checked_add(count).is_some_and(|end| end <= self.blocks);
-        if is_inside { Ok(()) } else { Err(Ext4Error::Corrupt(structure)) }
+        if is_inside { Ok(()) } else { Err(VolumeError::Corrupt(structure)) }
+    }
+}
+
+impl<B: BlockSource> Volume for Ext4<B> {
+    type Source = B;
+    type Inode = Ext4Inode;
+
+    fn source(&self) -> &B {
+        &self.source
+    }
+    fn root(&self) -> u64 {
+        ROOT.into()
+    }
+    fn block_size(&self) -> u32 {
+        self.block_size
+    }
+    fn stats(&self) -> VolumeStats {
+        self.stats
+    }
+    fn inode(&self, number: u64) -> Result<Ext4Inode, VolumeError<B::Error>> {
+        self.read_inode(number.try_into().unwrap_or(0))
+    }
+    fn map(&self, inode: &Ext4Inode, at: u64) -> Result<DiskRun, VolumeError<B::Error>> {
+        self.map_byte(inode, at)
+    }
+    fn entries(
+        &self,
+        directory: &Ext4Inode,
+        from: u64,
+        room: &mut [u8],
+        show: &mut dyn FnMut(DiskEntry<'_>) -> bool,
+    ) -> Result<(), VolumeError<B::Error>> {
+        self.list(directory, from, room, show)
+    }
+    fn link(&self, inode: &Ext4Inode, into: &mut [u8; MAX_LINK]) -> Result<usize, VolumeError<B::Error>> {
+        self.read_link(inode, into)
     }
 }
 
 /// Refuses features that are not supported.
-fn check_features<E>(incompat: u32) -> Result<(), Ext4Error<E>> {
+fn check_features<E>(incompat: u32) -> Result<(), VolumeError<E>> {
     let named = INCOMPAT.into_iter().filter(|(bits, _)| incompat & bits != 0).find_map(|(_, name)| name);
-    named.map_or(Ok(()), |name| Err(Ext4Error::Unsupported(name)))
+    named.map_or(Ok(()), |name| Err(VolumeError::Unsupported(name)))
 }
 
 /// Compares the superblock's checksum, and returns the first sum of all others.
-fn seed_of<E>(raw: &[u8; SUPERBLOCK_BYTES], incompat: u32) -> Result<u32, Ext4Error<E>> {
+fn seed_of<E>(raw: &[u8; SUPERBLOCK_BYTES], incompat: u32) -> Result<u32, VolumeError<E>> {
     if raw[373] != 1 {
-        return Err(Ext4Error::Unsupported("the kind of checksums"));
+        return Err(VolumeError::Unsupported("the kind of checksums"));
     }
     if crc32c(!0, &raw[..1020]) != le32(raw, 1020) {
-        return Err(Ext4Error::Corrupt("superblock's checksum"));
+        return Err(VolumeError::Corrupt("superblock's checksum"));
     }
     let has_seed = incompat & incompat::CSUM_SEED != 0;
     Ok(if has_seed { le32(raw, 624) } else { crc32c(!0, &raw[104..120]) })

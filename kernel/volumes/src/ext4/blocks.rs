@@ -1,7 +1,8 @@
 //! The blocks of a file: a tree of extents (ext4), or pointers of up to three levels (ext2, ext3).
 
-use crate::inode::flag::EXTENTS;
-use crate::{BlockSource, Ext4Error, Ext4Inode, Volume, le16, le32};
+use super::inode::flag::EXTENTS;
+use super::{Ext4, Ext4Inode};
+use crate::{BlockSource, DiskRun, VolumeError, le16, le32};
 
 const MAGIC: u16 = 0xf30a;
 /// Bytes of an extent, of an index and of the header before them.
@@ -19,19 +20,16 @@ const POINTERS: usize = 256;
 
 /// Adjacent blocks of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct BlockRun {
+pub(super) struct BlockRun {
     /// The first block on the disk; `None` for blocks of zeroes.
     pub start: Option<u64>,
     /// How many; at least 1.
     pub blocks: u64,
 }
 
-impl<B: BlockSource> Volume<B> {
+impl<B: BlockSource> Ext4<B> {
     /// Returns where the block `block` of a file is, and how many blocks follow it in the same way.
-    ///
-    /// # Errors
-    /// [`Ext4Error`].
-    pub fn map(&self, inode: &Ext4Inode, block: u64) -> Result<BlockRun, Ext4Error<B::Error>> {
+    pub(super) fn map_block(&self, inode: &Ext4Inode, block: u64) -> Result<BlockRun, VolumeError<B::Error>> {
         if inode.flags & EXTENTS != 0 {
             self.map_extents(inode, block)
         } else {
@@ -39,30 +37,17 @@ impl<B: BlockSource> Volume<B> {
         }
     }
 
-    /// Reads bytes of a file; past its blocks they are zeroes. Does not compare with its size.
-    ///
-    /// # Errors
-    /// [`Ext4Error`].
-    pub fn read_at(&self, inode: &Ext4Inode, at: u64, into: &mut [u8]) -> Result<(), Ext4Error<B::Error>> {
+    /// The same for the byte `at`.
+    pub(super) fn map_byte(&self, inode: &Ext4Inode, at: u64) -> Result<DiskRun, VolumeError<B::Error>> {
         let size = u64::from(self.block_size);
-        let mut done = 0;
-        while done < into.len() {
-            let here = at + done as u64;
-            let run = self.map(inode, here / size)?;
-            let left = (run.blocks.saturating_mul(size) - here % size).min((into.len() - done) as u64);
-            let part = &mut into[done..][..left as usize];
-            match run.start {
-                Some(start) => self.source.read(start * size + here % size, part)?,
-                None => part.fill(0),
-            }
-            done += left as usize;
-        }
-        Ok(())
+        let run = self.map_block(inode, at / size)?;
+        let start = run.start.map(|start| start * size + at % size);
+        Ok(DiskRun { start, bytes: run.blocks.saturating_mul(size) - at % size })
     }
 
     /// Searches the tree of extents, one node per level, by halving.
-    fn map_extents(&self, inode: &Ext4Inode, block: u64) -> Result<BlockRun, Ext4Error<B::Error>> {
-        let corrupt = Ext4Error::Corrupt("extents");
+    fn map_extents(&self, inode: &Ext4Inode, block: u64) -> Result<BlockRun, VolumeError<B::Error>> {
+        let corrupt = VolumeError::Corrupt("extents");
         if block >= MAX_BLOCKS {
             return Err(corrupt);
         }
@@ -72,7 +57,7 @@ impl<B: BlockSource> Volume<B> {
         let mut node = None;
         let mut level = MAX_DEPTH + 1;
         loop {
-            let entry = |index: usize| -> Result<[u8; ENTRY], Ext4Error<B::Error>> {
+            let entry = |index: usize| -> Result<[u8; ENTRY], VolumeError<B::Error>> {
                 let (mut bytes, at) = ([0; ENTRY], index * ENTRY);
                 match node {
                     Some(node) => self.source.read(node + at as u64, &mut bytes)?,
@@ -120,13 +105,13 @@ impl<B: BlockSource> Volume<B> {
         extent: &[u8; ENTRY],
         block: u64,
         end: u64,
-    ) -> Result<BlockRun, Ext4Error<B::Error>> {
+    ) -> Result<BlockRun, VolumeError<B::Error>> {
         let told = u32::from(le16(extent, 4));
         let start = u64::from(le32(extent, 8)) | u64::from(le16(extent, 6)) << 32;
         let is_written = told <= MAX_LENGTH;
         let length = u64::from(if is_written { told } else { told - MAX_LENGTH });
         if length == 0 {
-            return Err(Ext4Error::Corrupt("extents"));
+            return Err(VolumeError::Corrupt("extents"));
         }
         self.check_blocks(start, length, "extents")?;
         let offset = block - first;
@@ -139,7 +124,7 @@ impl<B: BlockSource> Volume<B> {
     }
 
     /// Follows the block pointers. A pointer of 0 leads to zeroes, for all that is below it.
-    fn map_pointers(&self, inode: &Ext4Inode, block: u64) -> Result<BlockRun, Ext4Error<B::Error>> {
+    fn map_pointers(&self, inode: &Ext4Inode, block: u64) -> Result<BlockRun, VolumeError<B::Error>> {
         if block < DIRECT {
             return self.run_of(&inode.root[block as usize * 4..DIRECT as usize * 4]);
         }
@@ -151,7 +136,7 @@ impl<B: BlockSource> Volume<B> {
             index -= span;
             (slot, span) = (slot + 1, span * per_block);
             if slot > 14 {
-                return Err(Ext4Error::Corrupt("file larger than its pointers can be"));
+                return Err(VolumeError::Corrupt("file larger than its pointers can be"));
             }
         }
         let mut pointer = le32(&inode.root, slot * 4);
@@ -175,7 +160,7 @@ impl<B: BlockSource> Volume<B> {
     }
 
     /// Returns the run with which a list of pointers to data begins.
-    fn run_of(&self, pointers: &[u8]) -> Result<BlockRun, Ext4Error<B::Error>> {
+    fn run_of(&self, pointers: &[u8]) -> Result<BlockRun, VolumeError<B::Error>> {
         let first = le32(pointers, 0);
         let step = u32::from(first != 0);
         let mut blocks = 0;

@@ -3,10 +3,10 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_collections::{Arc, Box, Receiver, Vec, Weak, reserve, reserve::ArcMethods};
-use freehold_ext4::{DiskTime, Ext4Error, Ext4Inode, MAX_LINK};
+use freehold_volumes::{DiskTime, MAX_LINK, VolumeError};
 
 use super::store::FileStore;
-use super::{MountedDisk, failed};
+use super::{DiskVolume, MountedDisk};
 use crate::fs::device::{make_device, open_special};
 use crate::fs::node::{DirectoryPlace, Identity, Metadata, Node, NodeKind, Presence};
 use crate::fs::notify;
@@ -20,44 +20,46 @@ use crate::{Errno, Result};
 
 /// Where a directory was found. It keeps its parent, to any depth: dropping such a chain does not
 /// recurse.
-struct FoundPlace(Option<(Arc<DiskNode>, Arc<[u8]>)>);
+struct FoundPlace<V: DiskVolume>(Option<(Arc<DiskNode<V>>, Arc<[u8]>)>);
 
-impl LetGo for FoundPlace {
+impl<V: DiskVolume> LetGo for FoundPlace<V> {
     fn let_go(&mut self) {
         drop(self.0.take());
     }
 }
 
 /// An inode of a disk.
-pub(super) struct DiskNode {
-    disk: Arc<MountedDisk>,
+pub(super) struct DiskNode<V: DiskVolume> {
+    disk: Arc<MountedDisk<V>>,
     me: Weak<Self>,
-    inode: Ext4Inode,
+    inode: V::Inode,
     kind: NodeKind,
     /// A directory's place; `None` for the root and for other nodes. Set once.
-    place: SpinLock<Option<Box<Deferred<FoundPlace>>>>,
+    place: SpinLock<Option<Box<Deferred<FoundPlace<V>>>>>,
     /// The bytes of a regular file.
     content: Option<Arc<CacheContent>>,
     text: TextUse,
     used: AtomicBool,
 }
 
-impl DiskNode {
+impl<V: DiskVolume> DiskNode<V> {
     /// Makes the node of `inode`, which was found in a directory by a name.
     ///
     /// # Errors
     /// `EUCLEAN` for an unknown kind of file.
     pub fn new(
-        disk: &Arc<MountedDisk>,
-        inode: Ext4Inode,
+        disk: &Arc<MountedDisk<V>>,
+        inode: V::Inode,
         found: Option<(&Arc<Self>, &[u8])>,
     ) -> Result<Arc<Self>> {
-        let kind = NodeKind::from_mode(inode.mode)
-            .ok_or_else(|| failed(disk.device, Ext4Error::Corrupt("inode: kind of file")))?;
+        let facts = inode.as_ref();
+        let kind = NodeKind::from_mode(facts.mode)
+            .ok_or_else(|| disk.failed(VolumeError::Corrupt("inode: kind of file")))?;
+        let size = facts.size;
         let content = (kind == NodeKind::Regular).then(|| {
             let store = reserve::arc(FileStore { disk: disk.clone(), inode });
             let cache = PageCache::with_store(frames(), store);
-            cache.set_size_grow(inode.size);
+            cache.set_size_grow(size);
             reserve::arc(CacheContent::new(cache))
         });
         let place = found
@@ -85,17 +87,13 @@ impl DiskNode {
         }
     }
 
-    fn failed(&self, error: Ext4Error<Errno>) -> Errno {
-        failed(self.disk.device, error)
-    }
-
     /// Returns a buffer for a block of a directory.
     fn block(&self) -> Result<Vec<u8>> {
         Ok(Vec::try_filled(0, self.disk.volume.block_size() as usize)?)
     }
 }
 
-impl CachedNode for DiskNode {
+impl<V: DiskVolume> CachedNode for DiskNode<V> {
     fn cache(&self) -> Option<&Arc<PageCache>> {
         self.content.as_ref().map(|content| content.cache())
     }
@@ -104,10 +102,10 @@ impl CachedNode for DiskNode {
     }
 }
 
-impl Drop for DiskNode {
+impl<V: DiskVolume> Drop for DiskNode<V> {
     fn drop(&mut self) {
         notify::inode_ended(self);
-        self.disk.nodes.forget(self.inode.number);
+        self.disk.nodes.forget(self.inode.as_ref().number);
         if let Some(place) = self.place.get_mut().take() {
             release(place);
         }
@@ -118,20 +116,20 @@ const fn timestamp((seconds, nanoseconds): DiskTime) -> Timestamp {
     Timestamp { seconds, nanoseconds }
 }
 
-impl Node for DiskNode {
+impl<V: DiskVolume> Node for DiskNode<V> {
     fn identity(&self) -> Identity {
-        Identity { device: self.disk.device, inode: self.inode.number.into() }
+        Identity { device: self.disk.device, inode: self.inode.as_ref().number }
     }
     fn kind(&self) -> NodeKind {
         self.kind
     }
     fn metadata(&self) -> Metadata {
-        let inode = &self.inode;
+        let inode = self.inode.as_ref();
         let is_device = matches!(self.kind, NodeKind::CharDevice | NodeKind::BlockDevice);
         let (major, minor) = if is_device { inode.device } else { (0, 0) };
         Metadata {
             device: self.disk.device,
-            inode: inode.number.into(),
+            inode: inode.number,
             kind: self.kind,
             mode: inode.mode & 0o7777,
             links: inode.links,
@@ -172,7 +170,7 @@ impl Node for DiskNode {
             return Err(Errno::ENOTDIR);
         }
         let found = self.disk.volume.lookup(&self.inode, name, self.block()?.as_mut_slice());
-        let number = found.map_err(|error| self.failed(error))?.ok_or(Errno::ENOENT)?;
+        let number = found.map_err(|error| self.disk.failed(error))?.ok_or(Errno::ENOENT)?;
         let me = self.me.upgrade().ok_or(Errno::ENOENT)?;
         Ok(self.disk.node(number, Some((&me, name)))?)
     }
@@ -183,16 +181,16 @@ impl Node for DiskNode {
         }
         let mut text = Vec::try_filled(0, MAX_LINK)?;
         let room = text.first_chunk_mut().ok_or(Errno::ENOMEM)?;
-        let length = self.disk.volume.link(&self.inode, room).map_err(|error| self.failed(error))?;
+        let length = self.disk.volume.link(&self.inode, room).map_err(|error| self.disk.failed(error))?;
         text.truncate(length);
         Ok(text)
     }
 }
 
 /// An open file or directory. O_DIRECT has no effect.
-struct OpenNode(Arc<DiskNode>);
+struct OpenNode<V: DiskVolume>(Arc<DiskNode<V>>);
 
-impl File for OpenNode {
+impl<V: DiskVolume> File for OpenNode<V> {
     fn node(&self) -> Arc<dyn Node> {
         self.0.clone()
     }
@@ -219,9 +217,9 @@ impl File for OpenNode {
         }
         let listed =
             node.disk.volume.entries(&node.inode, from, node.block()?.as_mut_slice(), &mut |entry| {
-                let (name, inode) = (entry.name, entry.inode.into());
+                let (name, inode) = (entry.name, entry.inode);
                 emit(DirEntry { name, inode, kind: entry.kind, next: entry.next })
             });
-        listed.map_err(|error| node.failed(error))
+        listed.map_err(|error| node.disk.failed(error))
     }
 }

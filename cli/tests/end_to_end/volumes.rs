@@ -1,4 +1,5 @@
-//! Disks with ext2, ext3 and ext4: a tree that mke2fs wrote is read back, on either kernel.
+//! Disks with ext2, ext3 and ext4 (on either kernel), and with EROFS: a tree that their tools wrote is
+//! read back.
 
 use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
@@ -40,18 +41,30 @@ fn tree(root: &Path) {
     fs::set_permissions(root.join("bin/busybox"), fs::Permissions::from_mode(0o4755)).expect("a mode");
 }
 
-/// Makes a disk of `root`. `None` if the host has no mke2fs.
-fn disk_of(root: &Path, to: PathBuf, options: &[&str], size: &str) -> Option<PathBuf> {
-    let mut command = Command::new("/usr/sbin/mke2fs");
-    command.args(["-q", "-F", "-E", "root_owner=0:0", "-d"]).arg(root).args(options).arg(&to).arg(size);
-    match command.status() {
-        Ok(status) => assert!(status.success(), "{command:?}"),
+/// Runs a tool that makes a disk. `None` if the host does not have it.
+fn made(command: &mut Command, to: PathBuf) -> Option<PathBuf> {
+    match command.output() {
+        Ok(output) => assert!(output.status.success(), "{command:?}"),
         Err(_) => {
-            println!("skipped: the host has no mke2fs");
+            println!("skipped: the host has no {}", command.get_program().display());
             return None;
         }
     }
     Some(to)
+}
+
+/// Makes a disk of `root` with mke2fs.
+fn disk_of(root: &Path, to: PathBuf, options: &[&str], size: &str) -> Option<PathBuf> {
+    let mut command = Command::new("/usr/sbin/mke2fs");
+    command.args(["-q", "-F", "-E", "root_owner=0:0", "-d"]).arg(root).args(options).arg(&to).arg(size);
+    made(&mut command, to)
+}
+
+/// Makes a disk of `root` with mkfs.erofs.
+fn erofs_of(root: &Path, to: PathBuf, options: &[&str]) -> Option<PathBuf> {
+    let mut command = Command::new("/usr/bin/mkfs.erofs");
+    command.args(options).arg(&to).arg(root);
+    made(&mut command, to)
 }
 
 /// Runs a shell's lines in a VM with these disks.
@@ -64,12 +77,12 @@ fn with_disks(disks: &[PathBuf], line: &str) -> Outcome {
     finish(command, b"")
 }
 
-/// Says what is described on the host, and in a VM on a disk with the options of mke2fs.
+/// Makes a tree and a disk of it, and says what is described of both, on the host and in a VM.
 #[track_caller]
-fn reads_back(kind: &str, options: &[&str]) {
+fn reads_back(kind: &str, disk_of: impl FnOnce(&Path, PathBuf) -> Option<PathBuf>) {
     let (folder, work) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
     tree(folder.path());
-    let Some(disk) = disk_of(folder.path(), work.path().join("disk"), options, "96m") else { return };
+    let Some(disk) = disk_of(folder.path(), work.path().join("disk")) else { return };
     let list = work.path().join("files");
     let here = DESCRIBE.replace("/tmp/files", text(&list));
     let told =
@@ -86,28 +99,62 @@ fn reads_back(kind: &str, options: &[&str]) {
     let expected =
         String::from_utf8_lossy(&told.stdout).into_owned() + "read-only\n1\nit runs\nequal\ndone\n";
     let differs = said.lines().zip(expected.lines()).find(|(said, expected)| said != expected);
-    assert_eq!(differs, None, "{options:?}");
-    assert_eq!(said.lines().count(), expected.lines().count(), "{options:?}");
+    assert_eq!(differs, None, "{kind}");
+    assert_eq!(said.lines().count(), expected.lines().count(), "{kind}");
 }
 
 #[test]
 fn a_disk_with_ext4_reads_as_the_tree_that_it_was_made_of() {
-    reads_back("ext4", &["-t", "ext4"]);
+    reads_back("ext4", |root, to| disk_of(root, to, &["-t", "ext4"], "96m"));
 }
 
 #[test]
 fn so_does_one_without_64_bits_and_checksums_in_blocks_of_a_kib() {
-    reads_back("ext4", &["-t", "ext4", "-O", "^64bit,^metadata_csum", "-b", "1024"]);
+    reads_back("ext4", |root, to| {
+        disk_of(root, to, &["-t", "ext4", "-O", "^64bit,^metadata_csum", "-b", "1024"], "96m")
+    });
 }
 
 #[test]
 fn so_does_ext2() {
-    reads_back("ext2", &["-t", "ext2", "-I", "128"]);
+    reads_back("ext2", |root, to| disk_of(root, to, &["-t", "ext2", "-I", "128"], "96m"));
 }
 
 #[test]
 fn so_does_ext3() {
-    reads_back("ext3", &["-t", "ext3", "-b", "2048"]);
+    reads_back("ext3", |root, to| disk_of(root, to, &["-t", "ext3", "-b", "2048"], "96m"));
+}
+
+#[test]
+fn so_does_erofs() {
+    // The stock Linux has it in a module, which its image does not have.
+    if kernel() != "linux" {
+        reads_back("erofs", |root, to| erofs_of(root, to, &[]));
+    }
+}
+
+#[test]
+fn so_does_erofs_in_chunks() {
+    if kernel() != "linux" {
+        reads_back("erofs", |root, to| erofs_of(root, to, &["--chunksize=65536"]));
+    }
+}
+
+#[test]
+fn erofs_is_read_only_without_being_asked_and_a_compressed_file_is_an_error_that_says_so() {
+    if kernel() == "linux" {
+        return;
+    }
+    let (folder, work) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    file_of(&folder, "text", "again and again ".repeat(9000).as_bytes());
+    file_of(&folder, "small", b"as it is");
+    let Some(disk) = erofs_of(folder.path(), work.path().join("disk"), &["-zlz4"]) else { return };
+    let line = "mkdir /m; mount -t erofs /dev/vda /m && cat /m/small; stat -c ' %s' /m/text
+        cat /m/text > /dev/null 2>&1 || dmesg | grep -o 'not supported: .*' | tail -n 1; echo > /m/x || echo read-only";
+    let said = with_disks(&[disk], line).expect(0).text();
+    let expected =
+        "as it is 144000\nnot supported: a compressed file; make the image without -z\nread-only\n";
+    assert_eq!(said, expected);
 }
 
 #[test]
