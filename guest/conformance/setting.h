@@ -1,7 +1,7 @@
 /* Settings of /proc/sys, by their names there. */
 
 /* Returns a setting's number. */
-static long reads(const char *name)
+static inline long reads(const char *name)
 {
 	char path[64], text[64] = { 0 };
 	snprintf(path, sizeof path, "/proc/sys/%s", name);
@@ -12,7 +12,7 @@ static long reads(const char *name)
 }
 
 /* Writes a setting; returns 0 or an errno. */
-static int writes(const char *name, const char *text)
+static inline int writes(const char *name, const char *text)
 {
 	char path[64];
 	snprintf(path, sizeof path, "/proc/sys/%s", name);
