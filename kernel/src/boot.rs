@@ -9,7 +9,7 @@ use core::fmt::{self, Display, Formatter};
 use freehold_collections::{Arc, TryCollect, Vec, reserve};
 use freehold_firmware::Firmware;
 use freehold_machine::topology::Emulation;
-use freehold_machine::{Access, CpuId, Cpus, Pfn, PfnRange, VirtAddr};
+use freehold_machine::{Access, CpuId, Cpus, Entropy, Pfn, PfnRange, VirtAddr};
 use freehold_tracepoints::trace;
 use freehold_virtio::mem::Region;
 
@@ -53,6 +53,12 @@ pub fn main(info: &'static BootInfo) -> ! {
     alternatives::apply(Feature::is_there, &mut |feature, sites| {
         log::info!("alternatives: {} ({sites} places)", feature.name());
     });
+    if !Hardware.is_seeded() {
+        log::warn!(
+            "random bits were drawn that the CPU could not give: without RDRAND and RDSEED, keys and \
+             addresses come from the time-stamp counter"
+        );
+    }
     let (firmware, pluggable) = read_firmware(info, settings.numa);
     let cpus = firmware.platform.cpus().len().min(settings.max_cpus);
     let (bounce, planted) =

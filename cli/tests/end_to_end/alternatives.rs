@@ -53,6 +53,20 @@ fn every_node_runs_what_was_chosen_for_the_cpu() {
 }
 
 #[test]
+fn a_cpu_without_random_bits_is_named_and_one_with_them_is_not() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let line = "busybox dmesg | grep -c 'random bits were drawn that the CPU could not give'; busybox true";
+    for (cpu, told) in [("max,-la57,-rdrand,-rdseed", "1\n"), ("max,-la57,-rdseed", "0\n")] {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let mut command = on_cpu(&folder, cpu);
+        command.args(["--sealed", "--", "busybox", "ash", "-c", line]);
+        assert_eq!(finish(command, b"").expect(0).text(), told, "{cpu}");
+    }
+}
+
+#[test]
 fn registers_signals_and_copies_are_the_same_on_every_cpu() {
     if kernel() != "freehold" {
         return;

@@ -65,7 +65,7 @@ const fn most_room(list: usize) -> usize {
     }
 }
 /// Largest number of pageblocks in a batch.
-const MOST_PAGEBLOCKS: u64 = 8;
+const MOST_PAGEBLOCKS: u64 = 32;
 
 /// The place before the first one of each list. The lists of single frames come first, the largest
 /// of them not last: the further a list's places are from the end, the less of an index is masked.
