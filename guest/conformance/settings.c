@@ -2,8 +2,8 @@
  * Settings below /proc/sys that root may write, tested by their effects: the largest pipe, the
  * largest process ID, the number of areas of an address space, the memory that one call may
  * request, the addresses of programs, the mounts of a namespace, the namespaces of a user, the
- * descriptors of a process and the IDs of System V objects. Needs root, and a machine of its own:
- * the settings hold for all processes.
+ * descriptors of a process, the IDs of System V objects and the memory that programs leave free.
+ * Needs root, and a machine of its own: the settings hold for all processes.
  */
 #include "promise.h"
 #include "setting.h"
@@ -39,6 +39,34 @@ static long pipe_of(long wanted)
 	close(ends[0]);
 	close(ends[1]);
 	return size;
+}
+
+/* Returns the sum of the zones' lowest watermarks, in KiB. */
+static long lowest_marks(void)
+{
+	FILE *zones = fopen("/proc/zoneinfo", "r");
+	NEED(zones);
+	char line[256];
+	long pages, sum = 0;
+	while (fgets(line, sizeof line, zones))
+		if (sscanf(line, " min %ld", &pages) == 1)
+			sum += pages;
+	fclose(zones);
+	return sum * 4;
+}
+
+static void least_free(void)
+{
+	const char *name = "vm/min_free_kbytes";
+	long before = reads(name), more = 2 * before + 3;
+	sets(name, more);
+	PROMISE("what programs leave free can be set", reads(name) == more);
+	long told = lowest_marks();
+	PROMISE("and the zones have parts of it", told <= more && told > more - 64);
+	PROMISE("only by root", AS_USER(_exit(writes(name, "20000") != EACCES)));
+	PROMISE("a text is no number", writes(name, "much") == EINVAL && reads(name) == more);
+	sets(name, before);
+	PROMISE("and set back", reads(name) == before && lowest_marks() <= before);
 }
 
 static void pipes(void)
@@ -367,6 +395,7 @@ int main(int count, char **words)
 	namespaces();
 	ports();
 	watches();
+	least_free();
 	pipes();
 	numbers();
 	areas_of_memory();

@@ -1,5 +1,7 @@
 //! Figures of the allocator's memory, for /proc and for reports.
 
+use core::ops::RangeInclusive;
+
 use freehold_frame::{Owner, Side};
 use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_FRAMES, PfnRange, PhysicalBytes};
 
@@ -143,6 +145,31 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
             low: sum.low + marks.low,
             high: sum.high + marks.high,
         })
+    }
+    /// Makes `frames` the sum of the nodes' lowest watermarks, in proportion to their memory. They are
+    /// never below those that are computed from the amount of memory. One caller at a time.
+    ///
+    /// # Errors
+    /// The sums that are possible: from the computed one to half of memory.
+    pub fn set_min_free(&self, frames: u64) -> Result<(), RangeInclusive<u64>> {
+        let zones = || self.zones.iter().flatten();
+        let (present, least) =
+            zones().map(Zone::present_and_least).fold((0, 0), |sum, zone| (sum.0 + zone.0, sum.1 + zone.1));
+        let possible = least..=(present / 2).max(least);
+        if !possible.contains(&frames) {
+            return Err(possible);
+        }
+        // Parts of what is above the computed sum. Their ends are rounded, so that none is lost.
+        let end_of =
+            |before: u64| u128::from(frames - least) * u128::from(before) / u128::from(present.max(1));
+        let mut before = 0;
+        for zone in zones() {
+            let (present, least) = zone.present_and_least();
+            let part = end_of(before + present) - end_of(before);
+            before += present;
+            zone.wish(least + part as u64);
+        }
+        Ok(())
     }
     /// Free frames of `node` that programs can get, without those in per-CPU lists, and its
     /// watermarks; `None` for a node without memory.

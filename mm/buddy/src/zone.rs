@@ -86,6 +86,9 @@ pub(crate) struct Zone {
     /// Present frames, including reserved ones. The lowest watermark is computed from it.
     present: AtomicU64,
     min: AtomicU64,
+    /// The lowest watermark that an administrator asked for; a smaller one than `min` has no
+    /// effect.
+    wish: AtomicU64,
     /// The lowest pageblock that can be unplugged.
     pluggable_from: Option<BlockId>,
     /// log2 of the frames that are used one after the other (`page_alloc.shuffle_order`).
@@ -158,6 +161,7 @@ impl Zone {
             last: AtomicU64::new(0),
             present: AtomicU64::new(frames),
             min: AtomicU64::new(Watermarks::least(frames)),
+            wish: AtomicU64::new(0),
             pluggable_from,
             grain,
             numa: NumaCounts::default(),
@@ -268,7 +272,15 @@ impl Zone {
     }
     /// Returns the watermarks for the present memory.
     pub(crate) fn marks(&self) -> Watermarks {
-        Watermarks::above(self.min.get())
+        Watermarks::above(self.min.get().max(self.wish.get()))
+    }
+    /// Asks for a lowest watermark.
+    pub(crate) fn wish(&self, min: u64) {
+        self.wish.set(min);
+    }
+    /// Present frames, and the lowest watermark that is computed from them.
+    pub(crate) fn present_and_least(&self) -> (u64, u64) {
+        (self.present.get(), self.min.get())
     }
     /// Counts memory that is plugged or unplugged.
     pub(crate) fn change_present(&self, _held: &HeldAll<'_>, change: fn(&AtomicU64, u64)) {

@@ -97,6 +97,25 @@ fn growing() -> &'static Topology {
 }
 
 #[test]
+fn programs_leave_as_much_free_as_was_asked() {
+    let topology = growing();
+    let source = buddy(Model::with_topology(topology.clone(), 2, 7), topology, &[run(0, 10)], options());
+    let computed = source.watermarks().min;
+    let most = source.total_frames() / 2;
+    assert_eq!(source.set_min_free(computed - 1), Err(computed..=most));
+    assert_eq!(source.set_min_free(most + 1), Err(computed..=most));
+    assert_eq!(source.watermarks().min, computed);
+    for wish in [computed, computed + 1, 1234, most, 2345] {
+        source.set_min_free(wish).unwrap();
+        assert_eq!(source.watermarks().min, wish);
+    }
+    let held: Vec<_> = std::iter::from_fn(|| source.allocate(Request::new(Owner::Anon)).ok()).collect();
+    assert!((2345..2345 + 64).contains(&source.free_frames()), "{} are free", source.free_frames());
+    assert!(source.allocate(Request::new(Owner::Kernel)).is_ok(), "the kernel has half of them");
+    held.into_iter().for_each(|frame| source.release(frame, Order::FRAME));
+}
+
+#[test]
 fn memory_that_is_not_there_yet_is_neither_counted_nor_handed_out() {
     let topology = growing();
     let source = buddy(Model::with_topology(topology.clone(), 2, 7), topology, &[run(0, 10)], options());

@@ -600,7 +600,7 @@ impl Generate for SemaphoreLimits {
 
 /// Adds the settings of reclaim.
 fn reclaim(vm: &Arc<PseudoDir>) {
-    use crate::mem::{commons, frames, reclaim};
+    use crate::mem::{commons, reclaim};
     let swappiness = Number { get: reclaim::swappiness, set: reclaim::set_swappiness };
     vm.generated("swappiness", 0o644, swappiness);
     let get = || u64::from(commons().swap().ahead());
@@ -610,11 +610,8 @@ fn reclaim(vm: &Arc<PseudoDir>) {
         Ok(())
     };
     vm.generated("page-cluster", 0o644, Number { get, set });
-    // Computed from the amount of memory.
-    vm.file("min_free_kbytes", |out| {
-        writeln!(out, "{}", frames().watermarks().min * 4);
-        Ok(())
-    });
+    let min_free = Number { get: reclaim::min_free_kib, set: reclaim::set_min_free_kib };
+    vm.generated("min_free_kbytes", 0o644, min_free);
 }
 
 #[cfg(test)]

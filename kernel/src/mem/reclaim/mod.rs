@@ -29,6 +29,7 @@ mod balance;
 pub(super) mod blocks;
 pub mod caches;
 mod kswapd;
+mod marks;
 mod thrash;
 
 use core::ops::AddAssign;
@@ -41,6 +42,7 @@ use spin::Once;
 pub use balance::{set_swappiness, swappiness};
 pub use blocks::stalls as compact_stalls;
 pub use kswapd::{runs, start, wake};
+pub use marks::{min_free_kib, set_min_free_kib};
 pub use thrash::is_in_vain;
 
 use super::{ForeignWindows, commons, frames, transit};
