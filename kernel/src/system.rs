@@ -21,7 +21,7 @@ struct UtsName {
     domain: [u8; NAME_MAX + 1],
 }
 
-/// What programs see without a personality, except the names that can be set.
+/// The names that programs without a personality see, except those that can be set.
 const PLAIN: UtsName = UtsName {
     system: field(SYSTEM),
     host: field(""),

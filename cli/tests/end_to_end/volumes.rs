@@ -1,5 +1,5 @@
-//! Disks with ext2, ext3 and ext4 (on either kernel), and with EROFS: a tree that their tools wrote is
-//! read back.
+//! Disks with ext2, ext3 and ext4 (on either kernel), and with EROFS: a tree that their tools wrote
+//! is read back.
 
 use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};

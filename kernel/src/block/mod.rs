@@ -10,6 +10,7 @@
 mod counted;
 mod direct;
 mod flush;
+mod frame_bytes;
 mod held;
 mod objects;
 mod places;
@@ -20,6 +21,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use counted::CountedDisk;
+pub use frame_bytes::{clear_frames, copy_to_frames};
 use freehold_bounce::{FrameBytes, FrameList, HeldBytes, HeldFrames, Original, OriginalMut};
 use freehold_collections::{Arc, TryCollect, Vec, reserve};
 use freehold_frame::{Frame, Held, HeldFrame, PageCache as CacheKind};
@@ -251,28 +253,6 @@ fn read_frames(
     match hold(frames) {
         Some(holder) => read(&mut HeldBytes::new(Hardware, &holder, range.start, range.len())),
         None => read(&mut FrameBytes::new(Hardware, frames).starting_at(range.start).truncated(range.len())),
-    }
-}
-
-/// Clears the bytes `range` of a run of frames.
-pub fn clear_frames(frames: &[Frame<CacheKind, Frames>], range: Range<usize>) {
-    each_part(frames, range, |bytes, _| bytes.fill(0));
-}
-
-/// Copies `from` to the bytes of a run of frames that begin at `at`.
-pub fn copy_to_frames(frames: &[Frame<CacheKind, Frames>], at: usize, from: &[u8]) {
-    each_part(frames, at..at + from.len(), |bytes, done| bytes.copy_from_slice(&from[done..][..bytes.len()]));
-}
-
-/// Shows `f` the bytes `range` of a run of frames, one frame after the other, with the number of
-/// those before them.
-fn each_part(frames: &[Frame<CacheKind, Frames>], range: Range<usize>, mut f: impl FnMut(&mut [u8], usize)) {
-    for (page, frame) in frames.iter().enumerate() {
-        let before = page * PAGE_SIZE;
-        let [start, end] = [range.start, range.end].map(|at| at.saturating_sub(before).min(PAGE_SIZE));
-        if start < end {
-            Hardware.with_bytes(frame, |bytes| f(&mut bytes[start..end], before + start - range.start));
-        }
     }
 }
 

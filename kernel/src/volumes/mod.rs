@@ -86,9 +86,9 @@ static MOUNTED: Mutex<Vec<Mounted>> = Mutex::new(Vec::new());
 /// Mounts the disk with the node `source`, with mount(2)'s flags and options.
 ///
 /// # Errors
-/// `EROFS` without `MS_RDONLY`, and for a disk whose journal must be applied first; `ENOTBLK`;
-/// `ENXIO` if there is no such disk; `EBUSY` if it is in use for something else; `EINVAL` for
-/// invalid options, and if the disk has no such file system; `EUCLEAN`, `EIO`.
+/// `EROFS` without `MS_RDONLY` (but for EROFS itself), and for a disk whose journal must be applied
+/// first; `ENOTBLK`; `ENXIO` if there is no such disk; `EBUSY` if it is in use for something else;
+/// `EINVAL` for invalid options, and if the disk has no such file system; `EUCLEAN`, `EIO`.
 pub fn mount(
     source: &Arc<dyn Node>,
     kind: VolumeKind,

@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_collections::{Arc, Box, Receiver, Vec, Weak, reserve, reserve::ArcMethods};
-use freehold_volumes::{DiskTime, MAX_LINK, VolumeError};
+use freehold_volumes::{DiskEntry, DiskTime, Listing, MAX_LINK, VolumeError};
 
 use super::store::FileStore;
 use super::{DiskVolume, MountedDisk};
@@ -215,11 +215,13 @@ impl<V: DiskVolume> File for OpenNode<V> {
         if node.kind != NodeKind::Directory {
             return Err(Errno::ENOTDIR);
         }
-        let listed =
-            node.disk.volume.entries(&node.inode, from, node.block()?.as_mut_slice(), &mut |entry| {
-                let (name, inode) = (entry.name, entry.inode);
-                emit(DirEntry { name, inode, kind: entry.kind, next: entry.next })
-            });
+        let mut show = |entry: DiskEntry<'_>| {
+            let (name, inode) = (entry.name, entry.inode);
+            emit(DirEntry { name, inode, kind: entry.kind, next: entry.next })
+        };
+        let mut room = node.block()?;
+        let listing = Listing { from, room: room.as_mut_slice(), show: &mut show };
+        let listed = node.disk.volume.entries(&node.inode, listing);
         listed.map_err(|error| node.disk.failed(error))
     }
 }

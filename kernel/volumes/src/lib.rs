@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`ext4`] | ext2, ext3 and ext4 |
 //! | [`erofs`] | EROFS |
-//! | [`volume`] | what all of them have: the trait [`Volume`], inodes, names, runs of bytes |
+//! | [`volume`] | the parts that all of them have: the trait [`Volume`], inodes, names, runs of bytes |
 //! | [`checksum`] | CRC-32C |
 //!
 //! **Hostile disks.** Each number is checked where it is used. A value that does not fit is
@@ -26,7 +26,8 @@ mod volume;
 pub use erofs::{Erofs, ErofsInode};
 pub use ext4::{Ext4, Ext4Inode, Flavour, JournalUse};
 pub use volume::{
-    BlockSource, DiskEntry, DiskRun, DiskTime, InodeFacts, MAX_LINK, Volume, VolumeError, VolumeStats,
+    BlockSource, DiskEntry, DiskRun, DiskTime, InodeFacts, Listing, MAX_LINK, Volume, VolumeError,
+    VolumeStats,
 };
 
 /// Returns a little-endian number; 0 past the end of `bytes`.

@@ -1,4 +1,4 @@
-//! What every file system on a disk has.
+//! The parts that all file systems on disks have.
 
 /// Largest number of bytes of a symbolic link's text.
 pub const MAX_LINK: usize = 4095;
@@ -43,7 +43,7 @@ impl<E> From<E> for VolumeError<E> {
 /// Seconds since 1970, and nanoseconds.
 pub type DiskTime = (i64, u32);
 
-/// What an inode says about its file.
+/// The facts about a file that its inode tells.
 #[derive(Clone, Copy, Debug)]
 pub struct InodeFacts {
     /// The inode's number.
@@ -94,6 +94,17 @@ pub struct DiskRun {
     pub bytes: u64,
 }
 
+/// A request for entries of a directory.
+pub struct Listing<'a> {
+    /// Position to begin at: 0, or one that an entry told. From another one on, the next entry is
+    /// the first.
+    pub from: u64,
+    /// Room for a block, at least.
+    pub room: &'a mut [u8],
+    /// Gets each entry, `.` and `..` among them, until it returns `false`.
+    pub show: &'a mut dyn FnMut(DiskEntry<'_>) -> bool,
+}
+
 /// Figures of a file system, for statfs(2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VolumeStats {
@@ -107,7 +118,7 @@ pub struct VolumeStats {
     pub free_inodes: u64,
 }
 
-type Outcome<T, B> = Result<T, VolumeError<<B as BlockSource>::Error>>;
+type VolumeResult<T, B> = Result<T, VolumeError<<B as BlockSource>::Error>>;
 
 /// A file system on a disk.
 pub trait Volume {
@@ -129,28 +140,20 @@ pub trait Volume {
     ///
     /// # Errors
     /// [`VolumeError`].
-    fn inode(&self, number: u64) -> Outcome<Self::Inode, Self::Source>;
+    fn inode(&self, number: u64) -> VolumeResult<Self::Inode, Self::Source>;
 
     /// Returns where the byte `at` of a file is, and how many bytes follow it in the same way. Does
     /// not compare with the file's size.
     ///
     /// # Errors
     /// [`VolumeError`].
-    fn map(&self, inode: &Self::Inode, at: u64) -> Outcome<DiskRun, Self::Source>;
+    fn map(&self, inode: &Self::Inode, at: u64) -> VolumeResult<DiskRun, Self::Source>;
 
-    /// Shows the entries of a directory from the position `from` on, `.` and `..` among them, until
-    /// `show` returns `false`. A position is 0, or one that an entry told; from another one on, the
-    /// next entry is the first. `room` has at least a block's bytes.
+    /// Shows the entries of a directory.
     ///
     /// # Errors
     /// [`VolumeError`].
-    fn entries(
-        &self,
-        directory: &Self::Inode,
-        from: u64,
-        room: &mut [u8],
-        show: &mut dyn FnMut(DiskEntry<'_>) -> bool,
-    ) -> Outcome<(), Self::Source>;
+    fn entries(&self, directory: &Self::Inode, listing: Listing<'_>) -> VolumeResult<(), Self::Source>;
 
     /// Returns the number of the inode with this name in a directory. `room` has at least a block's
     /// bytes.
@@ -162,12 +165,13 @@ pub trait Volume {
         directory: &Self::Inode,
         name: &[u8],
         room: &mut [u8],
-    ) -> Outcome<Option<u64>, Self::Source> {
+    ) -> VolumeResult<Option<u64>, Self::Source> {
         let mut found = None;
-        self.entries(directory, 0, room, &mut |entry| {
+        let mut show = |entry: DiskEntry<'_>| {
             found = (entry.name == name).then_some(entry.inode);
             found.is_none()
-        })?;
+        };
+        self.entries(directory, Listing { from: 0, room, show: &mut show })?;
         Ok(found)
     }
 
@@ -175,7 +179,7 @@ pub trait Volume {
     ///
     /// # Errors
     /// [`VolumeError`].
-    fn link(&self, inode: &Self::Inode, into: &mut [u8; MAX_LINK]) -> Outcome<usize, Self::Source> {
+    fn link(&self, inode: &Self::Inode, into: &mut [u8; MAX_LINK]) -> VolumeResult<usize, Self::Source> {
         let text = link_room(inode.as_ref(), into, MAX_LINK)?;
         self.read_at(inode, 0, text)?;
         Ok(link_end(text))
@@ -185,7 +189,7 @@ pub trait Volume {
     ///
     /// # Errors
     /// [`VolumeError`].
-    fn read_at(&self, inode: &Self::Inode, at: u64, into: &mut [u8]) -> Outcome<(), Self::Source> {
+    fn read_at(&self, inode: &Self::Inode, at: u64, into: &mut [u8]) -> VolumeResult<(), Self::Source> {
         let mut done = 0;
         while done < into.len() {
             let here = at + done as u64;
@@ -200,6 +204,19 @@ pub trait Volume {
         }
         Ok(())
     }
+}
+
+/// Place of the superblock, in bytes.
+pub(crate) const SUPERBLOCK: u64 = 1024;
+
+/// Reads the first `N` bytes of the superblock; a smaller disk has none.
+pub(crate) fn superblock<const N: usize, B: BlockSource>(source: &B) -> VolumeResult<[u8; N], B> {
+    let mut raw = [0; N];
+    if source.bytes() < SUPERBLOCK + N as u64 {
+        return Err(VolumeError::Other);
+    }
+    source.read(SUPERBLOCK, &mut raw)?;
+    Ok(raw)
 }
 
 /// Returns the room for a link's text, which has at most `most` bytes.

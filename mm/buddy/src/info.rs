@@ -146,8 +146,8 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
             high: sum.high + marks.high,
         })
     }
-    /// Makes `frames` the sum of the nodes' lowest watermarks, in proportion to their memory. They are
-    /// never below those that are computed from the amount of memory. One caller at a time.
+    /// Makes `frames` the sum of the nodes' lowest watermarks, in proportion to their memory. They
+    /// are never below those that are computed from the amount of memory. One caller at a time.
     ///
     /// # Errors
     /// The sums that are possible: from the computed one to half of memory.

@@ -23,8 +23,9 @@ struct TmpEntry {
     position: u64,
 }
 
-/// A name that is compared by its hash first: a step of a search is a comparison of two words. Names
-/// with equal hashes are compared by their bytes, so nobody gains by choosing names.
+/// A name that is compared by its hash first: a step of a search is a comparison of two words.
+/// Names with equal hashes are compared by their bytes, so there is nothing to gain by choosing
+/// names.
 struct NameKey<'a> {
     hash: u64,
     name: NameBytes<'a>,

@@ -5,14 +5,14 @@ use core::cmp::Ordering;
 
 use super::{Erofs, ErofsInode};
 use crate::volume::{is_name, kind_of};
-use crate::{BlockSource, DiskEntry, Volume, VolumeError, halves, le16};
+use crate::{BlockSource, DiskEntry, Listing, Volume, VolumeError, halves, le16};
 
 /// Bytes of an entry.
 const ENTRY: usize = 12;
 const CORRUPT: &str = "directory";
 
 /// A block of a directory.
-struct Names<'a> {
+struct DirectoryBlock<'a> {
     bytes: &'a [u8],
     /// Its position in the directory.
     at: u64,
@@ -20,7 +20,7 @@ struct Names<'a> {
     count: usize,
 }
 
-impl<'a> Names<'a> {
+impl<'a> DirectoryBlock<'a> {
     fn new<E: Copy>(bytes: &'a [u8], at: u64) -> Result<Self, VolumeError<E>> {
         // The first name is behind the last entry.
         let table = usize::from(le16(bytes, 8));
@@ -55,21 +55,19 @@ impl<B: BlockSource> Erofs<B> {
         directory: &ErofsInode,
         block: u64,
         room: &'a mut [u8],
-    ) -> Result<Names<'a>, VolumeError<B::Error>> {
+    ) -> Result<DirectoryBlock<'a>, VolumeError<B::Error>> {
         let at = block << self.bits;
         let length = (directory.facts.size - at).min(1 << self.bits) as usize;
         let bytes = room.get_mut(..length).ok_or(VolumeError::Unsupported("a small buffer"))?;
         self.read_at(directory, at, bytes)?;
-        Names::new(bytes, at)
+        DirectoryBlock::new(bytes, at)
     }
 
     /// See [`Volume::entries`].
     pub(super) fn list(
         &self,
         directory: &ErofsInode,
-        from: u64,
-        room: &mut [u8],
-        show: &mut dyn FnMut(DiskEntry<'_>) -> bool,
+        Listing { from, room, show }: Listing<'_>,
     ) -> Result<(), VolumeError<B::Error>> {
         for block in from >> self.bits..directory.facts.size.div_ceil(1 << self.bits) {
             let names = self.names(directory, block, room)?;
@@ -107,7 +105,7 @@ impl<B: BlockSource> Erofs<B> {
     }
 }
 
-impl Names<'_> {
+impl DirectoryBlock<'_> {
     fn find<E: Copy>(&self, name: &[u8]) -> Result<Option<u64>, VolumeError<E>> {
         let (mut low, mut high) = (0, self.count);
         while low < high {

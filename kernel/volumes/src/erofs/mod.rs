@@ -19,12 +19,10 @@ mod inode;
 pub use inode::ErofsInode;
 
 use crate::checksum::crc32c;
-use crate::{
-    BlockSource, DiskEntry, DiskRun, DiskTime, Volume, VolumeError, VolumeStats, halves, le16, le32,
-};
+use crate::volume::{SUPERBLOCK, superblock};
+use crate::{BlockSource, DiskRun, DiskTime, Listing, Volume, VolumeError, VolumeStats, halves, le16, le32};
 
-/// Place and length of the superblock, in bytes.
-const SUPERBLOCK: u64 = 1024;
+/// Bytes of the superblock.
 const SUPERBLOCK_BYTES: usize = 128;
 const MAGIC: u32 = 0xe0f5_e1e2;
 /// The logarithms of a block's bytes.
@@ -56,12 +54,7 @@ impl<B: BlockSource> Erofs<B> {
     /// # Errors
     /// [`VolumeError`].
     pub fn open(source: B) -> Result<Self, VolumeError<B::Error>> {
-        let mut raw = [0; SUPERBLOCK_BYTES];
-        let bytes = source.bytes();
-        if bytes < SUPERBLOCK + SUPERBLOCK_BYTES as u64 {
-            return Err(VolumeError::Other);
-        }
-        source.read(SUPERBLOCK, &mut raw)?;
+        let raw: [u8; SUPERBLOCK_BYTES] = superblock(&source)?;
         let word = |at| le32(&raw, at);
         if word(0) != MAGIC {
             return Err(VolumeError::Other);
@@ -85,7 +78,7 @@ impl<B: BlockSource> Erofs<B> {
             built: (halves(&raw, 24, 28).cast_signed(), word(32).min(999_999_999)),
             source,
         };
-        if volume.blocks << bits > bytes {
+        if volume.blocks << bits > volume.source.bytes() {
             return Err(VolumeError::Corrupt("superblock: more blocks than the disk has"));
         }
         if word(8) & COMPAT_CHECKSUM != 0 {
@@ -152,14 +145,8 @@ impl<B: BlockSource> Volume for Erofs<B> {
     fn map(&self, inode: &ErofsInode, at: u64) -> Result<DiskRun, VolumeError<B::Error>> {
         self.map_byte(inode, at)
     }
-    fn entries(
-        &self,
-        directory: &ErofsInode,
-        from: u64,
-        room: &mut [u8],
-        show: &mut dyn FnMut(DiskEntry<'_>) -> bool,
-    ) -> Result<(), VolumeError<B::Error>> {
-        self.list(directory, from, room, show)
+    fn entries(&self, directory: &ErofsInode, listing: Listing<'_>) -> Result<(), VolumeError<B::Error>> {
+        self.list(directory, listing)
     }
     fn lookup(
         &self,

@@ -5,7 +5,7 @@ use super::blocks::BlockRun;
 use super::incompat::FILETYPE;
 use super::{Ext4, Ext4Inode};
 use crate::volume::{is_name, kind_of};
-use crate::{BlockSource, DiskEntry, VolumeError, le16, le32};
+use crate::{BlockSource, DiskEntry, Listing, VolumeError, le16, le32};
 
 /// Bytes of an entry before its name.
 const HEADER: usize = 8;
@@ -17,9 +17,7 @@ impl<B: BlockSource> Ext4<B> {
     pub(super) fn list(
         &self,
         directory: &Ext4Inode,
-        from: u64,
-        room: &mut [u8],
-        show: &mut dyn FnMut(DiskEntry<'_>) -> bool,
+        Listing { from, room, show }: Listing<'_>,
     ) -> Result<(), VolumeError<B::Error>> {
         let corrupt = VolumeError::Corrupt("directory");
         let size = u64::from(self.block_size);

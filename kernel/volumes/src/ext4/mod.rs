@@ -20,12 +20,10 @@ mod inode;
 pub use inode::Ext4Inode;
 
 use crate::checksum::crc32c;
-use crate::{
-    BlockSource, DiskEntry, DiskRun, MAX_LINK, Volume, VolumeError, VolumeStats, halves, le16, le32,
-};
+use crate::volume::{SUPERBLOCK, superblock};
+use crate::{BlockSource, DiskRun, Listing, MAX_LINK, Volume, VolumeError, VolumeStats, halves, le16, le32};
 
-/// Place and length of the superblock, in bytes.
-const SUPERBLOCK: u64 = 1024;
+/// Bytes of the superblock.
 const SUPERBLOCK_BYTES: usize = 1024;
 const MAGIC: u16 = 0xef53;
 /// The largest logarithm of a block's KiB: 64 KiB.
@@ -123,12 +121,8 @@ impl<B: BlockSource> Ext4<B> {
     /// # Errors
     /// [`VolumeError`].
     pub fn open(source: B, journal: JournalUse) -> Result<Self, VolumeError<B::Error>> {
-        let mut raw = [0; SUPERBLOCK_BYTES];
+        let raw: [u8; SUPERBLOCK_BYTES] = superblock(&source)?;
         let bytes = source.bytes();
-        if bytes < SUPERBLOCK + SUPERBLOCK_BYTES as u64 {
-            return Err(VolumeError::Other);
-        }
-        source.read(SUPERBLOCK, &mut raw)?;
         let word = |at| le32(&raw, at);
         if le16(&raw, 56) != MAGIC {
             return Err(VolumeError::Other);
@@ -319,14 +313,8 @@ impl<B: BlockSource> Volume for Ext4<B> {
     fn map(&self, inode: &Ext4Inode, at: u64) -> Result<DiskRun, VolumeError<B::Error>> {
         self.map_byte(inode, at)
     }
-    fn entries(
-        &self,
-        directory: &Ext4Inode,
-        from: u64,
-        room: &mut [u8],
-        show: &mut dyn FnMut(DiskEntry<'_>) -> bool,
-    ) -> Result<(), VolumeError<B::Error>> {
-        self.list(directory, from, room, show)
+    fn entries(&self, directory: &Ext4Inode, listing: Listing<'_>) -> Result<(), VolumeError<B::Error>> {
+        self.list(directory, listing)
     }
     fn link(&self, inode: &Ext4Inode, into: &mut [u8; MAX_LINK]) -> Result<usize, VolumeError<B::Error>> {
         self.read_link(inode, into)

@@ -66,16 +66,18 @@ fn tree<V: Volume>(volume: &V, most: u64) -> Result<Tree, VolumeError<<V::Source
         match kind {
             0o040_000 if path.len() < 600 => {
                 let mut names = vec![];
-                volume.entries(&inode, 0, &mut room, &mut |entry| {
+                let mut show = |entry: DiskEntry<'_>| {
                     names.push((String::from_utf8_lossy(entry.name).to_string(), entry.inode, entry.next));
                     true
-                })?;
+                };
+                volume.entries(&inode, Listing { from: 0, room: &mut room, show: &mut show })?;
                 if let Some((_, _, next)) = names.get(names.len() / 2) {
                     let mut rest = 0;
-                    volume.entries(&inode, *next, &mut room, &mut |_| {
+                    let mut show = |_: DiskEntry<'_>| {
                         rest += 1;
                         true
-                    })?;
+                    };
+                    volume.entries(&inode, Listing { from: *next, room: &mut room, show: &mut show })?;
                     assert_eq!(rest, names.len() - names.len() / 2 - 1, "a listing goes on where it was");
                 }
                 for (name, number, _) in names {
