@@ -84,15 +84,15 @@ impl<'a> Borrow<NameKey<'a>> for StoredName {
     }
 }
 
-/// Spreads names, eight bytes at a time.
+/// Spreads names by their length, their first and their last eight bytes.
+#[inline]
 fn hash(name: &[u8]) -> u64 {
-    let (words, rest) = name.as_chunks();
-    let mut last = [0; 8];
-    last[..rest.len()].copy_from_slice(rest);
-    let words = words.iter().chain([&last]).map(|word| u64::from_le_bytes(*word));
-    words.fold(name.len() as u64, |hash, word| {
-        (hash.rotate_left(26) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-    })
+    let word = |bytes: &[u8; 8]| u64::from_le_bytes(*bytes);
+    let mixed = match (name.first_chunk(), name.last_chunk()) {
+        (Some(first), Some(last)) => word(first).rotate_left(29) ^ word(last),
+        _ => name.iter().fold(0, |word, &byte| word << 8 | u64::from(byte)),
+    };
+    (mixed ^ (name.len() as u64) << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// An entry as shown in a listing.
