@@ -28,7 +28,6 @@ use freehold_frame::{Frame, Held, HeldFrame, PageCache as CacheKind};
 use freehold_machine::PAGE_SIZE;
 use freehold_virtio::{BlockDevice, BlockError, SECTOR_SIZE, Sleep};
 use freehold_vm::{Age, BackingStore, ErrorsTold, Evicted, Eviction, FrameChoice, Laundry, VmError};
-use freehold_xpfo::Windows;
 pub use held::{HeldDisk, was_ever_held};
 pub use objects::{Shortage, ensure_objects};
 pub use places::{counts_of, disk_of, list, most, name_of, number_of, size_of};
