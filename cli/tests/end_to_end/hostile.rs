@@ -1,6 +1,7 @@
 //! Hostile programs.
 
 use crate::common::*;
+use crate::volumes::disk_of;
 
 /// `tools/fuzz` runs the same for half an hour.
 #[test]
@@ -63,6 +64,25 @@ fn programs_with_random_headers_are_refused_or_run_or_killed() {
         said.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect();
     let [refused, ran, _, signalled, _] = numbers[..] else { panic!("{said}") };
     assert!(refused > 50 && ran > 20 && signalled > 10, "too few of a kind to mean anything: {said}");
+}
+
+#[test]
+fn disks_with_wrong_bytes_are_refused_or_show_some_tree() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let (root, disk) = (folder.path().join("tree"), folder.path().join("disk"));
+    std::fs::create_dir_all(root.join("deep/er")).expect("folders");
+    (0..60).for_each(|name| std::fs::write(root.join(format!("deep/{name}")), [7; 5000]).expect("a file"));
+    let options = ["-t", "ext4", "-O", "^metadata_csum", "-b", "1024"];
+    let Some(base) = disk_of(&root, folder.path().join("base"), &options, "4m") else { return };
+    std::fs::copy(&base, &disk).expect("a copy");
+    let volume = format!("{}:/base", text(&base));
+    let program = guest_program("workloads/mutated-disk");
+    let words = [text(&program), "1", "80", "/base", "/dev/vda"];
+    let outcome = run(&["-m", "64M", "--disk", text(&disk), "-v", &volume], &words, b"").expect(0);
+    let said = outcome.text();
+    let numbers: Vec<u32> =
+        said.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect();
+    assert!(matches!(numbers[..], [80, 3.., 20.., 0]), "{said}");
 }
 
 #[test]

@@ -54,7 +54,7 @@ fn made(command: &mut Command, to: PathBuf) -> Option<PathBuf> {
 }
 
 /// Makes a disk of `root` with mke2fs.
-fn disk_of(root: &Path, to: PathBuf, options: &[&str], size: &str) -> Option<PathBuf> {
+pub fn disk_of(root: &Path, to: PathBuf, options: &[&str], size: &str) -> Option<PathBuf> {
     let mut command = Command::new("/usr/sbin/mke2fs");
     command.args(["-q", "-F", "-E", "root_owner=0:0", "-d"]).arg(root).args(options).arg(&to).arg(size);
     made(&mut command, to)
