@@ -84,6 +84,11 @@ fn beside() {
 }
 
 #[test]
+fn buffers() {
+    conforms_with("buffers", &["-m", "512M"], &[], &[]);
+}
+
+#[test]
 fn sockopts() {
     conforms("sockopts");
 }

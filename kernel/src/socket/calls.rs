@@ -9,6 +9,7 @@ use super::channel::{Ancillary, Manner, Patience, Received, Taking};
 use super::endpoint::{SendTarget, Shutdown, Socket, SocketKind};
 use super::message::{self, Delivery, MessageHeader, Sent};
 use super::netlink::Netlink;
+use super::ports::Protocol;
 use super::raw::{self, RawKind};
 use super::table;
 use crate::fs::{Blocking, OnExec, OpenFile, OpenFlags};
@@ -47,10 +48,15 @@ fn kind_of(family: u32, kind: u32, protocol: i32) -> Result<(Family, SocketKind,
         c::SOCK_SEQPACKET if is_unix => (SocketKind::Packets, c::AF_UNIX),
         _ => return Err(Errno::ESOCKTNOSUPPORT),
     };
-    if protocol != 0 && protocol != own as i32 {
+    if protocol != 0 && protocol != own as i32 && !is_lite(family, kind, protocol) {
         return Err(Errno::EPROTONOSUPPORT);
     }
     Ok((family, kind, flags | OpenFlags::RDWR))
+}
+
+/// Whether socket(2) requests a socket of UDP-Lite.
+fn is_lite(family: Family, kind: SocketKind, protocol: i32) -> bool {
+    family.is_ip() && kind == SocketKind::Datagram && protocol == Protocol::UdpLite as i32
 }
 
 /// Returns the family, the kind and the flags of a raw or ping socket, if socket(2) requests one.
@@ -95,6 +101,7 @@ pub fn sys_socket(args: &Args) -> Result<i64> {
             let network = task::current().process().namespaces().network.number();
             Socket::new_netlink(Netlink::new(args.int(2), args.int(1) & 0xf, network)?)
         }
+        _ if is_lite(family, kind, protocol) => Socket::new_lite(family),
         _ => Socket::new(family, kind),
     };
     table::enter(&socket)?;

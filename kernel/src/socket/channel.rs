@@ -19,7 +19,7 @@ use super::address::Address;
 use super::beside::Notes;
 use super::flight::Files;
 use super::garbage;
-use super::memory::{AccountWatch, BUFFER_BYTES, QueueCharge, SocketAccount};
+use super::memory::{AccountWatch, PAGES, QueueCharge, QueueEnd, SocketAccount};
 use super::message::PassCredentials;
 use super::options::Credentials;
 pub use super::queue::MessageOrigin;
@@ -112,6 +112,9 @@ pub struct Channel {
     /// Mirrors of the queue: the number of waiting messages, and their pages.
     messages: AtomicUsize,
     pages: AtomicUsize,
+    /// The pages for which there is room, by [`QueueEnd`]: what the end has more than at first,
+    /// modulo 2^64.
+    parts: [AtomicUsize; 2],
     /// Whether the channel has lost its receiver, or its sender ([`ends`]).
     no_receiver: AtomicBool,
     no_sender: AtomicBool,
@@ -153,6 +156,7 @@ impl Channel {
             account,
             messages: AtomicUsize::new(0),
             pages: AtomicUsize::new(0),
+            parts: [const { AtomicUsize::new(0) }; 2],
             no_receiver: AtomicBool::new(false),
             no_sender: AtomicBool::new(false),
             reading_ended: AtomicBool::new(false),
@@ -268,10 +272,23 @@ impl Channel {
         self.failed.store(false, Ordering::Relaxed);
     }
 
+    /// Sets the number of pages that an end of the queue has. `initial` is what it has at first.
+    pub(super) fn set_part(&self, end: QueueEnd, pages: usize, initial: usize) {
+        self.parts[end as usize].store(pages.wrapping_sub(initial), Ordering::Relaxed);
+    }
+
+    /// Returns the number of pages for which the queue has room in all.
+    #[inline]
+    pub(super) fn most(&self) -> usize {
+        let [sender, receiver] = &self.parts;
+        let more = sender.load(Ordering::Relaxed).wrapping_add(receiver.load(Ordering::Relaxed));
+        self.account.most(PAGES.wrapping_add(more))
+    }
+
     /// Whether a send would not wait.
     pub fn has_room(&self) -> bool {
         !self.is_opening()
-            && self.pages.load(Ordering::SeqCst) < self.account.most()
+            && self.pages.load(Ordering::SeqCst) < self.most()
             && self.messages.load(Ordering::SeqCst) < MESSAGES
     }
 
@@ -356,7 +373,7 @@ impl Channel {
         }
         let mut done = 0;
         let result = loop {
-            match queue.push_bytes(source, ancillary) {
+            match queue.push_bytes(source, ancillary, self.most()) {
                 Ok(count) => done += count,
                 // Another sender may have taken the room that was seen. A caller that may wait does
                 // so again.
@@ -376,8 +393,7 @@ impl Channel {
     /// Sends one message as a whole.
     ///
     /// # Errors
-    /// `EMSGSIZE` if it is larger than the buffer, `ECONNREFUSED` without a receiver, `ENOBUFS` if
-    /// sockets use too much memory.
+    /// `ECONNREFUSED` without a receiver, `ENOBUFS` if sockets use too much memory.
     pub fn send_message(
         self: &Receiver<Self>,
         source: &mut dyn Source,
@@ -385,9 +401,6 @@ impl Channel {
         origin: MessageOrigin,
         patience: Patience,
     ) -> Result<usize> {
-        if source.remaining() > BUFFER_BYTES {
-            return Err(Errno::EMSGSIZE);
-        }
         self.carry(&mut ancillary)?;
         let length = source.remaining();
         // A task must not hold pages while it waits.
@@ -516,6 +529,7 @@ impl Channel {
 mod tests {
     use super::*;
     use crate::fs::bytes::{SliceSink, SliceSource};
+    use crate::socket::memory::BUFFER_BYTES;
     use std::vec;
     use std::vec::Vec;
 
@@ -543,6 +557,18 @@ mod tests {
         assert_eq!(receive(&channel, 4, Taking::Take), b"wo");
         channel.close_sender(None);
         assert_eq!(receive(&channel, 4, Taking::Take), b"");
+    }
+
+    #[test]
+    fn the_room_is_the_sum_of_what_both_ends_have() {
+        let channel = Channel::new(SocketAccount::Other);
+        channel.set_part(QueueEnd::Sender, 2, PAGES / 2);
+        assert_eq!(channel.most(), PAGES / 2 + 2);
+        channel.set_part(QueueEnd::Receiver, 1, PAGES / 2);
+        assert_eq!(send(&channel, &[1; 5 * PAGE_SIZE]), Ok(3 * PAGE_SIZE));
+        assert!(!channel.has_room());
+        channel.set_part(QueueEnd::Sender, PAGES, PAGES / 2);
+        assert_eq!((channel.most(), channel.has_room()), (PAGES + 1, true));
     }
 
     #[test]
@@ -575,10 +601,5 @@ mod tests {
         };
         assert_eq!((next(), next(), next()), ((3, 5), (0, 0), (3, 5)));
         assert!(!channel.has_message());
-        let huge = vec![0; BUFFER_BYTES + 1];
-        let source = &mut SliceSource::new(&huge);
-        let sent =
-            channel.send_message(source, Ancillary::default(), MessageOrigin::default(), Patience::Never);
-        assert_eq!(sent, Err(Errno::EMSGSIZE));
     }
 }

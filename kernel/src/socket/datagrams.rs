@@ -11,7 +11,7 @@ use super::channel::{Ancillary, MessageOrigin, Patience};
 use super::cork::MOST_DATAGRAM_BYTES;
 use super::endpoint::Socket;
 use super::interface;
-use super::ports::{self, InetAddress, Protocol};
+use super::ports::{self, InetAddress};
 use super::raw::{self, arrive::Found};
 use crate::fs::bytes::SliceSource;
 use crate::user::{Source, read_all, take_all};
@@ -76,10 +76,10 @@ impl Socket {
         if let Some(wire) = wire {
             return wire.send_datagram((from, to), self.marks(to, wishes), source);
         }
-        let found =
-            ports::find((self.network().number(), interface::LO.index), Protocol::Udp, to, Some(from));
+        let here = (self.network().number(), interface::LO.index);
+        let found = ports::find(here, self.protocol(), to, Some(from));
         let outgoing = Outgoing { from, to, wishes };
-        if raw::any() {
+        if raw::any() && !self.is_lite {
             return self.send_shown(outgoing, source, (ancillary, found));
         }
         self.hand_over(outgoing, source, (ancillary, found))

@@ -79,6 +79,8 @@ pub struct SendTarget<'a> {
 /// State of a socket of a special kind, in addition to the common state.
 enum Special {
     None,
+    /// UDP-Lite.
+    Lite,
     Netlink(Box<Netlink>),
     Raw(Arc<RawSocket>),
 }
@@ -128,6 +130,8 @@ pub struct Socket {
     pub(super) listed: ListEntry,
     /// State of a socket of AF_NETLINK.
     pub(super) netlink: Option<Box<Netlink>>,
+    /// Whether it is a socket of UDP-Lite.
+    pub(super) is_lite: bool,
     /// State of a raw socket or a ping socket.
     pub(super) raw: Option<Arc<RawSocket>>,
     /// The datagram of a UDP socket that is not complete.
@@ -138,6 +142,11 @@ impl Socket {
     /// Makes an unbound, unconnected socket.
     pub fn new(family: Family, kind: SocketKind) -> Arc<Self> {
         Self::make(family, kind, Special::None, network_of_caller())
+    }
+
+    /// Makes an unbound socket of UDP-Lite.
+    pub fn new_lite(family: Family) -> Arc<Self> {
+        Self::make(family, SocketKind::Datagram, Special::Lite, network_of_caller())
     }
 
     /// Makes a raw socket or a ping socket.
@@ -156,8 +165,9 @@ impl Socket {
     }
 
     fn make(family: Family, kind: SocketKind, special: Special, network: Arc<NetworkNamespace>) -> Arc<Self> {
+        let is_lite = matches!(special, Special::Lite);
         let (netlink, raw) = match special {
-            Special::None => (None, None),
+            Special::None | Special::Lite => (None, None),
             Special::Netlink(netlink) => (Some(netlink), None),
             Special::Raw(raw) => (None, Some(raw)),
         };
@@ -178,6 +188,7 @@ impl Socket {
             connections: reserve::arc(WaitQueue::new()),
             listed: ListEntry::new(),
             netlink,
+            is_lite,
             raw,
             cork: Cork::new(),
         })
@@ -391,6 +402,7 @@ impl Socket {
     pub(super) fn join(&self, target: &Self, at: &Option<Address>, patience: Patience) -> Result<()> {
         let served = Self::make(target.family, target.kind, Special::None, target.network.clone());
         served.name_early_senders();
+        served.inherit(target)?;
         served.device.store(target.device(), Ordering::Relaxed);
         table::enter(&served)?;
         loop {
@@ -429,6 +441,8 @@ impl Socket {
             served.channel.set_sender(&self.channel);
             self.channel.set_sender(&served.channel);
             self.state.lock().peer = Some(peer);
+            self.publish_buffers();
+            served.publish_buffers();
             target.connections.announce(News::Input);
             if self.family != Family::Unix {
                 self.channel.readable.announce(News::Room);
@@ -453,6 +467,7 @@ impl Socket {
             return Err(Errno::EAGAIN);
         }
         let served = Self::make(self.family, self.kind, Special::None, self.network.clone());
+        served.inherit(self)?;
         served.device.store(self.device(), Ordering::Relaxed);
         table::enter(&served)?;
         let out = Channel::new(SocketAccount::Tcp);
@@ -461,6 +476,7 @@ impl Socket {
         let peer = Peer::nameless(out, Some(Address::Inet(remote)));
         *served.state.lock() =
             SocketState { address: Some(Address::Inet(local)), peer: Some(peer), ..SocketState::default() };
+        served.publish_buffers();
         let mut state = self.state.lock();
         let listener = state.listener.as_mut().ok_or(Errno::EINVAL)?;
         if !has_place(listener) {
@@ -477,6 +493,7 @@ impl Socket {
         let peer = out.map(|(channel, address)| Peer::nameless(channel, Some(Address::Inet(address))));
         let old = core::mem::replace(&mut self.state.lock().peer, peer);
         drop(old);
+        self.publish_buffers();
     }
 
     /// Returns the number of connections that may wait when a caller with this patience arrives. A
@@ -574,6 +591,9 @@ impl Socket {
         }
         let channel = self.destination(to)?;
         if self.family == Family::Unix {
+            if self.kind != SocketKind::Stream && source.remaining() > self.most_sent() {
+                return Err(Errno::EMSGSIZE);
+            }
             self.sign(&mut ancillary, &channel);
         }
         match self.kind {

@@ -9,6 +9,7 @@ use super::beside::wishes::UDP;
 use super::beside::{IP, IPV6};
 use super::endpoint::Socket;
 use super::interface::{self, LO};
+use super::memory::QueueEnd;
 use super::options::Credentials;
 use super::remembered::TCP;
 use crate::user::{self, UserPtr};
@@ -22,6 +23,8 @@ const TIMESTAMP: u32 = 24;
 const CC_INFO: u32 = 26;
 /// The longest packet that an IPv4 header can describe (IP_MAX_MTU).
 const MOST_MTU: u32 = 65_535;
+/// Number of extensions of BPF programs (SKF_AD_MAX), for SO_BPF_EXTENSIONS.
+const BPF_EXTENSIONS: i32 = 64;
 
 /// The value of an option.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,6 +65,9 @@ impl Socket {
             (c::SOL_SOCKET, SNDLOWAT) => Fact::Number(1),
             // All sends copy, and none reports zero copy: setting the option is refused.
             (c::SOL_SOCKET, c::SO_ZEROCOPY) => Fact::Number(0),
+            (c::SOL_SOCKET, c::SO_BPF_EXTENSIONS) => Fact::Number(BPF_EXTENSIONS),
+            // No packet of a program has options.
+            (IP, c::IP_OPTIONS) => Fact::Empty,
             (IP, c::IP_MTU) => Fact::Number(self.path_mtu()?.min(MOST_MTU) as i32),
             (IPV6, MTU_V6) => Fact::Number(self.path_mtu()? as i32),
             (UDP, name) if self.is_udp() => return Ok(self.udp_option(name).map(Fact::Number)),
@@ -73,11 +79,11 @@ impl Socket {
     }
 
     /// Returns the values of SO_MEMINFO.
-    fn memory_facts(&self) -> [u32; 9] {
+    pub(super) fn memory_facts(&self) -> [u32; 9] {
         let channel = self.channel();
         let waiting = channel.pages() * PAGE_SIZE;
-        let limit = super::memory::BUFFER_BYTES;
-        [waiting as u32, limit as u32, 0, limit as u32, 0, 0, 0, 0, channel.lost()]
+        let [sent, received] = [QueueEnd::Sender, QueueEnd::Receiver].map(|end| self.buffer_bytes(end));
+        [waiting as u32, received, 0, sent, 0, 0, 0, 0, channel.lost()]
     }
 
     /// Returns the bytes of the longest packet to the peer.

@@ -28,6 +28,7 @@ impl Socket {
     /// Returns the protocol that the socket's ports belong to.
     pub(super) const fn protocol(&self) -> Protocol {
         match self.kind() {
+            SocketKind::Datagram if self.is_lite => Protocol::UdpLite,
             SocketKind::Datagram => Protocol::Udp,
             _ => Protocol::Tcp,
         }
@@ -53,7 +54,7 @@ impl Socket {
     /// `EADDRNOTAVAIL` if the address is not this machine's, `EACCES`, `EADDRINUSE`, `EINVAL` if
     /// the socket is bound already, `ENOMEM`.
     pub(super) fn bind_port(self: &Receiver<Self>, wanted: InetAddress) -> Result<()> {
-        if !self.reaches(wanted) {
+        if !self.reaches(wanted) && !(self.binds_freely() && self.has_version(wanted)) {
             return Err(Errno::EADDRNOTAVAIL);
         }
         let privileged = (1..self.network().first_free_port()).contains(&wanted.port.into());
@@ -121,7 +122,12 @@ impl Socket {
 
     /// Whether the address is this machine's, and of an IP version that the socket supports.
     fn reaches(&self, address: InetAddress) -> bool {
-        address.is_local(self.network()) && !(address.is_v4() && self.is_v6_alone())
+        address.is_local(self.network()) && self.has_version(address)
+    }
+
+    /// Whether the address is of an IP version that the socket supports.
+    fn has_version(&self, address: InetAddress) -> bool {
+        !(address.is_v4() && self.is_v6_alone())
     }
 
     /// Returns the destination address of a packet to `to`, and the network that leads there if it
@@ -134,11 +140,11 @@ impl Socket {
         if self.reaches(to) && [0, LO.index].contains(&device) {
             return Ok((to.concrete(), None));
         }
-        let is_of_ours = !(to.is_v4() && self.is_v6_alone());
-        let leads = is_of_ours
+        let leads = self.has_version(to)
             && self.network().is_initial()
             && [0, ETHERNET_INDEX].contains(&device)
             && !self.reaches(to)
+            && !self.is_lite
             && source_for(to.ip).is_some();
         wire::wire().filter(|_| leads).map(|wire| (to, Some(wire))).ok_or(Errno::ENETUNREACH)
     }

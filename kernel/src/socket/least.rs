@@ -4,13 +4,13 @@
 //! As on Linux, a receive that does not wait accepts fewer bytes, and poll(2) of AF_UNIX sockets
 //! ignores the setting.
 
+use freehold_machine::PAGE_SIZE;
 use linux_raw_sys::net as c;
 
 use super::address::Family;
 use super::beside::Told;
 use super::channel::{Manner, Received, Taking};
 use super::endpoint::{Socket, SocketKind};
-use super::memory::BUFFER_BYTES;
 use crate::user::Sink;
 
 impl Socket {
@@ -32,7 +32,7 @@ impl Socket {
     /// Returns the number of bytes that a receive waits for: never more than the queue can hold.
     fn least(&self) -> usize {
         let least = self.remembered(c::SOL_SOCKET, c::SO_RCVLOWAT).unwrap_or(1);
-        usize::try_from(least).unwrap_or(1).min(BUFFER_BYTES / 2)
+        usize::try_from(least).unwrap_or(1).min(self.channel().most() * PAGE_SIZE / 2)
     }
 
     /// Receives more of a stream until the program's minimum has arrived. Stops earlier at the

@@ -30,12 +30,70 @@ use spin::Once;
 use crate::sync::{PollWaiter, SpinLock, WaitQueue};
 use crate::{Errno, Result};
 
-/// Value of SO_SNDBUF and SO_RCVBUF.
+/// Initial value of SO_SNDBUF and SO_RCVBUF, but for TCP; net.core.wmem_max and rmem_max.
 pub const BUFFER_BYTES: usize = 212_992;
-/// Largest number of pages that wait in one queue: Linux' default send buffer.
+/// Number of pages that may wait in one queue, unless a program sets SO_SNDBUF or SO_RCVBUF.
 pub const PAGES: usize = BUFFER_BYTES / PAGE_SIZE;
 /// Number of pages that a queue may have while its account is tight.
 const FEW_PAGES: usize = 4;
+
+/// The end of a queue that a part of its room belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(usize)]
+pub(super) enum QueueEnd {
+    /// The socket that sends: SO_SNDBUF.
+    Sender,
+    /// The socket that receives: SO_RCVBUF.
+    Receiver,
+}
+
+/// Whether a value may exceed net.core.wmem_max and rmem_max.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Ceiling {
+    /// It is limited (SO_SNDBUF, SO_RCVBUF).
+    Usual,
+    /// It is not limited (SO_SNDBUFFORCE, SO_RCVBUFFORCE).
+    None,
+}
+
+/// The smallest values (SOCK_MIN_SNDBUF, SOCK_MIN_RCVBUF).
+const LEAST: [u32; 2] = [4608, 2304];
+/// Largest number of pages of a part, whatever value a privileged program sets.
+pub(super) const MOST_PAGES: usize = 4096;
+
+/// Values that a program has set, as getsockopt(2) returns them; 0 for the initial value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct BufferSizes([u32; 2]);
+
+impl BufferSizes {
+    /// Whether a program has set a value.
+    pub(super) fn are_set(self) -> bool {
+        self != Self::default()
+    }
+
+    /// Sets the value of an end.
+    pub(super) fn set(&mut self, end: QueueEnd, value: i32, ceiling: Ceiling) {
+        let value = match ceiling {
+            Ceiling::Usual => (value as u32).min(BUFFER_BYTES as u32),
+            Ceiling::None => value.max(0) as u32,
+        };
+        self.0[end as usize] = (value.min(i32::MAX as u32 / 2) * 2).max(LEAST[end as usize]);
+    }
+
+    /// Returns the value of an end, in bytes; 0 if no program has set it.
+    pub(super) const fn bytes(self, end: QueueEnd) -> u32 {
+        self.0[end as usize]
+    }
+
+    /// Returns the number of pages that the end of a queue has, of which `initial` are its own at
+    /// first. An end that does not count has none.
+    pub(super) fn pages(self, end: QueueEnd, initial: usize) -> usize {
+        match self.0[end as usize] as usize {
+            set if set > 0 && initial > 0 => set.div_ceil(PAGE_SIZE).min(MOST_PAGES),
+            _ => initial,
+        }
+    }
+}
 
 /// The sockets whose pages are counted together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -173,10 +231,11 @@ impl SocketAccount {
         self.sum().loosened()
     }
 
-    /// Returns the largest number of pages that a queue may have now.
+    /// Returns the largest number of pages that a queue may have now, if it may normally have
+    /// `usual`.
     #[inline]
-    pub(super) fn most(self) -> usize {
-        if self.is_tight() { self.most_when_tight() } else { PAGES }
+    pub(super) fn most(self, usual: usize) -> usize {
+        if self.is_tight() { self.most_when_tight().min(usual) } else { usual }
     }
 
     #[cold]
@@ -275,22 +334,39 @@ mod tests {
     use crate::sync::{Wake, Woken};
 
     #[test]
+    fn a_value_is_doubled_and_within_its_limits() {
+        let set = |end, value, ceiling| {
+            let mut buffers = BufferSizes::default();
+            buffers.set(end, value, ceiling);
+            (buffers.0[end as usize], buffers.pages(end, PAGES), buffers.pages(end, 0))
+        };
+        let (sender, receiver) = (QueueEnd::Sender, QueueEnd::Receiver);
+        assert_eq!(set(sender, 0, Ceiling::Usual), (4608, 2, 0));
+        assert_eq!(set(receiver, 0, Ceiling::None), (2304, 1, 0));
+        assert_eq!(set(receiver, -1, Ceiling::None), (2304, 1, 0));
+        assert_eq!(set(sender, -1, Ceiling::Usual), (425_984, 104, 0));
+        assert_eq!(set(sender, 70_000, Ceiling::Usual), (140_000, 35, 0));
+        assert_eq!(set(sender, i32::MAX, Ceiling::None), (i32::MAX as u32 - 1, MOST_PAGES, 0));
+        assert_eq!(BufferSizes::default().pages(sender, PAGES), PAGES);
+    }
+
+    #[test]
     fn a_tight_account_gives_each_queue_less_until_it_is_down_again() {
         let account = SocketAccount::Test;
         account.set_limits([10, 20, 30]);
         let mut charges = [0; 3].map(|_: u8| QueueCharge::new(account));
-        assert_eq!((account.most(), account.admit(50)), (PAGES, Ok(())));
+        assert_eq!((account.most(PAGES), account.admit(50)), (PAGES, Ok(())));
         charges[0].set(22);
-        assert_eq!((account.pages(), account.most()), (21, FEW_PAGES), "the first page is free");
+        assert_eq!((account.pages(), account.most(PAGES)), (21, FEW_PAGES), "the first page is free");
         assert_eq!((account.admit(9), account.admit(10)), (Ok(()), Err(Errno::ENOBUFS)));
         charges[1].set(10);
-        assert_eq!((account.pages(), account.most()), (30, 1));
+        assert_eq!((account.pages(), account.most(PAGES)), (30, 1));
         assert_eq!((account.admit(1), account.admit(2)), (Ok(()), Err(Errno::ENOBUFS)));
         charges[0].set(3);
-        assert_eq!((account.pages(), account.most()), (11, FEW_PAGES), "it is not down yet");
+        assert_eq!((account.pages(), account.most(PAGES)), (11, FEW_PAGES), "it is not down yet");
         charges[2].set(1);
         charges[0].set(1);
-        assert_eq!((account.pages(), account.most()), (9, PAGES));
+        assert_eq!((account.pages(), account.most(PAGES)), (9, PAGES));
         drop(charges);
         assert_eq!(account.pages(), 0);
     }

@@ -18,6 +18,7 @@
 //! | [`interface`] | the network devices, and the ioctls about them |
 //! | [`table`], [`view`] | all sockets, and the view of one in /proc/net |
 //! | [`tcp_info`] | TCP_INFO |
+//! | [`buffers`] | SO_SNDBUF and SO_RCVBUF |
 //! | [`least`] | SO_RCVLOWAT |
 //! | [`facts`] | facts about a socket that getsockopt reports |
 //! | [`options`], [`remembered`] | setsockopt and getsockopt; options that are stored and have no other effect |
@@ -30,6 +31,7 @@ pub mod address;
 pub mod attachment;
 pub mod beside;
 mod bound_device;
+mod buffers;
 pub mod calls;
 pub mod channel;
 mod cork;

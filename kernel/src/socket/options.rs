@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::address::Family;
 use super::beside::{self, Told};
 use super::endpoint::{Socket, SocketKind};
-use super::memory::BUFFER_BYTES;
+use super::memory::{BufferSizes, Ceiling, QueueEnd};
 use super::message::PassCredentials;
 use super::netlink;
 use super::remembered::{Remembered, TCP};
@@ -93,8 +93,20 @@ pub struct Options {
     /// SO_LINGER: whether it is on, and its time in seconds. Closing never waits; a time of 0
     /// resets the connection.
     pub(super) linger: [i32; 2],
+    /// SO_SNDBUF and SO_RCVBUF.
+    pub(super) buffers: BufferSizes,
     /// Options that are only stored.
     pub(super) remembered: Remembered,
+}
+
+impl Options {
+    /// Returns the options of a connection whose listener has these.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    fn inherited(&self) -> Result<Self> {
+        Ok(Self { remembered: self.remembered.try_clone()?, ..*self })
+    }
 }
 
 /// Whether an option is set or read.
@@ -155,6 +167,10 @@ impl Socket {
         if (level, name) == TCP_ULP {
             return Err(Errno::ENOENT);
         }
+        // No options of packets are what every socket has.
+        if (level, name, length) == (beside::IP, c::IP_OPTIONS, 0) {
+            return Ok(());
+        }
         let number = || beside::number(level, value, length);
         if let Some(flag) = Told::of(level, name, self.nature()) {
             let number = number()?;
@@ -173,7 +189,9 @@ impl Socket {
         }
         if level != c::SOL_SOCKET {
             self.check_transparent(level, name, number()?)?;
-            return self.remember(level, name, number()?);
+            // The lowest bits of a TCP packet's type of service are the protocol's own.
+            let is_tos = self.is_tcp() && (level, name) == (beside::IP, c::IP_TOS);
+            return self.remember(level, name, if is_tos { number()? & !3 } else { number()? });
         }
         if self.set_device_option(name, value, length)? {
             return Ok(());
@@ -207,14 +225,15 @@ impl Socket {
                 return Err(Errno::EPERM);
             }
             c::SO_ZEROCOPY => return Err(Errno::EOPNOTSUPP),
+            c::SO_REUSEPORT if !self.family().is_ip() && number()? != 0 => return Err(Errno::EOPNOTSUPP),
             c::SO_RCVLOWAT => {
                 self.remember(level, name, number()?)?;
                 self.note_least();
             }
-            // All sockets have the same size, so the value is ignored.
-            c::SO_SNDBUF | c::SO_RCVBUF | c::SO_SNDBUFFORCE | c::SO_RCVBUFFORCE => {
-                number()?;
-            }
+            c::SO_SNDBUF => self.set_buffer(QueueEnd::Sender, number()?, Ceiling::Usual),
+            c::SO_RCVBUF => self.set_buffer(QueueEnd::Receiver, number()?, Ceiling::Usual),
+            c::SO_SNDBUFFORCE => self.set_buffer(QueueEnd::Sender, number()?, Ceiling::None),
+            c::SO_RCVBUFFORCE => self.set_buffer(QueueEnd::Receiver, number()?, Ceiling::None),
             _ => self.remember(level, name, number()?)?,
         }
         Ok(())
@@ -279,7 +298,8 @@ impl Socket {
             c::SO_BINDTOIFINDEX => self.device() as i32,
             c::SO_TYPE => self.shown_type(),
             c::SO_DOMAIN => i32::from(self.family().number()),
-            c::SO_SNDBUF | c::SO_RCVBUF => BUFFER_BYTES as i32,
+            c::SO_SNDBUF => self.buffer_bytes(QueueEnd::Sender) as i32,
+            c::SO_RCVBUF => self.buffer_bytes(QueueEnd::Receiver) as i32,
             c::SO_ACCEPTCONN => i32::from(self.is_listening()),
             c::SO_PASSCRED => i32::from(self.channel().names_senders() == PassCredentials::Yes),
             c::SO_PEERGROUPS => return self.write_peer_groups(value, length),
@@ -328,6 +348,19 @@ impl Socket {
     fn may_mark(&self) -> bool {
         let owner = self.network().head().owner();
         task::may_in(owner, Capability::NetAdmin) || task::may_in(owner, Capability::NetRaw)
+    }
+
+    /// Gives the socket the options of the TCP listener that it is a connection of, as Linux does.
+    /// Connections of other families begin with their own.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(super) fn inherit(&self, listener: &Self) -> Result<()> {
+        if self.is_tcp() {
+            let inherited = listener.options.lock().inherited()?;
+            *self.options.lock() = inherited;
+        }
+        Ok(())
     }
 
     /// SO_TYPE.

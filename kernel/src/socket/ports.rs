@@ -38,6 +38,8 @@ pub enum Protocol {
     Tcp = 6,
     /// UDP.
     Udp = 17,
+    /// UDP-Lite (RFC 3828), within this machine only.
+    UdpLite = 136,
 }
 
 impl Protocol {
@@ -46,6 +48,7 @@ impl Protocol {
         match number {
             6 => Some(Self::Tcp),
             17 => Some(Self::Udp),
+            136 => Some(Self::UdpLite),
             _ => None,
         }
     }
@@ -371,7 +374,7 @@ pub fn find(
     let hears = |traits: &Traits| {
         let is_open = match protocol {
             Protocol::Tcp => traits.listens,
-            Protocol::Udp => traits.remote.is_none() || traits.remote == from,
+            Protocol::Udp | Protocol::UdpLite => traits.remote.is_none() || traits.remote == from,
         };
         is_open && traits.claim.covers(to.ip) && traits.claim.hears_device(device)
     };

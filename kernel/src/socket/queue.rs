@@ -13,7 +13,7 @@ use super::address::Address;
 use super::beside::Notes;
 use super::channel::{Ancillary, Received};
 use super::flight::Files;
-use super::memory::{PAGES, QueueCharge, SocketAccount};
+use super::memory::{QueueCharge, SocketAccount};
 use super::message::PassCredentials;
 use crate::fs::OpenFile;
 use crate::fs::pipe::{Boundary, Gathered, PipeRing};
@@ -64,7 +64,7 @@ impl Queue {
     /// Makes an empty queue, which needs no memory. Its pages are counted in `account`.
     pub const fn new(account: SocketAccount) -> Self {
         Self {
-            pages: PipeRing::new(PAGES),
+            pages: PipeRing::new(usize::MAX),
             messages: VecDeque::new(),
             notes: VecDeque::new(),
             charge: QueueCharge::new(account),
@@ -102,11 +102,16 @@ impl Queue {
     }
 
     /// Takes up to a page of a stream's bytes from `source`, with the data in `ancillary`. The
-    /// credentials also stay in `ancillary`.
+    /// credentials also stay in `ancillary`. The queue has at most `most` pages afterwards.
     ///
     /// # Errors
     /// `EAGAIN` without room; `EFAULT`, `ENOMEM`.
-    pub fn push_bytes(&mut self, source: &mut dyn Source, ancillary: &mut Ancillary) -> Result<usize> {
+    pub fn push_bytes(
+        &mut self,
+        source: &mut dyn Source,
+        ancillary: &mut Ancillary,
+        most: usize,
+    ) -> Result<usize> {
         let joins = self.messages.back().is_some_and(|last| last.is_joined_by(ancillary));
         if joins {
             let merged = self.pages.merge(source)?;
@@ -116,7 +121,7 @@ impl Queue {
         } else {
             self.messages.try_reserve(1)?;
         }
-        if self.pages() >= self.charge.account().most() {
+        if self.pages() >= most {
             return Err(Errno::EAGAIN);
         }
         let count = self.pages.push(source, Boundary::Stream)?;
@@ -315,6 +320,7 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use super::super::memory::PAGES;
     use super::super::options::Credentials;
     use super::*;
     use crate::fs::bytes::{SliceSink, SliceSource};
@@ -365,7 +371,7 @@ mod tests {
                         let (source, mut ancillary) = (&mut SliceSource::new(&bytes), sender(user));
                         let mut sent = 0;
                         while sent < length {
-                            match queue.push_bytes(source, &mut ancillary) {
+                            match queue.push_bytes(source, &mut ancillary, PAGES) {
                                 Ok(count) => sent += count,
                                 Err(error) => {
                                     prop_assert_eq!((error, queue.pages()), (Errno::EAGAIN, PAGES));

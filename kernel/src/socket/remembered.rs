@@ -5,7 +5,7 @@ use freehold_collections::Vec;
 use linux_raw_sys::net as c;
 
 use super::address::Family;
-use super::beside::wishes::UDP;
+use super::beside::wishes::{GRO, UDP};
 use super::beside::{IP, IPV6};
 use super::endpoint::Socket;
 use super::netlink;
@@ -14,6 +14,9 @@ use crate::{Errno, Result};
 
 /// IPPROTO_TCP, a level of setsockopt(2).
 pub(super) const TCP: u32 = Protocol::Tcp as u32;
+
+/// IPPROTO_UDPLITE, a level of setsockopt(2).
+const UDP_LITE: u32 = Protocol::UdpLite as u32;
 
 /// Values that an option may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,11 +29,13 @@ enum Values {
     RangeOrInitial(i32, i32),
     /// Any number; its lowest byte is used.
     Byte,
+    /// Bytes that a checksum covers: 0 for all, else from 8 to 65,535.
+    Coverage,
     /// From 1 on: 0 becomes 1, and a negative number becomes the largest.
     Least,
 }
 
-use Values::{Byte, Flag, Least, Range, RangeOrInitial};
+use Values::{Byte, Coverage, Flag, Least, Range, RangeOrInitial};
 
 /// Any number.
 const ANY: Values = Range(i32::MIN, i32::MAX);
@@ -43,10 +48,10 @@ struct Known(u32, u32, Values, i32);
 /// The options of linux/tcp.h in order: TCP_NODELAY, TCP_MAXSEG, TCP_CORK, TCP_KEEPIDLE,
 /// TCP_KEEPINTVL, TCP_KEEPCNT, TCP_SYNCNT, TCP_LINGER2, TCP_DEFER_ACCEPT, TCP_WINDOW_CLAMP,
 /// TCP_QUICKACK, TCP_USER_TIMEOUT, TCP_FASTOPEN, TCP_NOTSENT_LOWAT, TCP_FASTOPEN_CONNECT,
-/// TCP_FASTOPEN_NO_COOKIE. The options of linux/netlink.h: NETLINK_PKTINFO,
-/// NETLINK_BROADCAST_ERROR, NETLINK_NO_ENOBUFS, NETLINK_CAP_ACK, NETLINK_EXT_ACK,
-/// NETLINK_GET_STRICT_CHK.
-const KNOWN: [Known; 53] = [
+/// TCP_FASTOPEN_NO_COOKIE. Those of linux/udp.h: UDPLITE_SEND_CSCOV, UDPLITE_RECV_CSCOV. The
+/// options of linux/netlink.h: NETLINK_PKTINFO, NETLINK_BROADCAST_ERROR, NETLINK_NO_ENOBUFS,
+/// NETLINK_CAP_ACK, NETLINK_EXT_ACK, NETLINK_GET_STRICT_CHK.
+const KNOWN: [Known; 63] = [
     Known(c::SOL_SOCKET, c::SO_DEBUG, Flag, 0),
     Known(c::SOL_SOCKET, c::SO_REUSEADDR, Flag, 0),
     Known(c::SOL_SOCKET, c::SO_REUSEPORT, Flag, 0),
@@ -61,6 +66,12 @@ const KNOWN: [Known; 53] = [
     Known(c::SOL_SOCKET, c::SO_BUSY_POLL, NATURAL, 0),
     Known(c::SOL_SOCKET, c::SO_MAX_PACING_RATE, ANY, -1),
     Known(c::SOL_SOCKET, c::SO_NO_CHECK, Flag, 0),
+    Known(c::SOL_SOCKET, c::SO_PASSSEC, Flag, 0),
+    Known(c::SOL_SOCKET, c::SO_SELECT_ERR_QUEUE, Flag, 0),
+    Known(c::SOL_SOCKET, c::SO_PREFER_BUSY_POLL, Flag, 0),
+    Known(UDP, GRO, Flag, 0),
+    Known(UDP_LITE, 10, Coverage, 0),
+    Known(UDP_LITE, 11, Coverage, 0),
     Known(TCP, 1, Flag, 0),
     Known(TCP, 2, Range(88, 32767), 536),
     Known(TCP, 3, Flag, 0),
@@ -75,8 +86,8 @@ const KNOWN: [Known; 53] = [
     Known(TCP, 18, NATURAL, 0),
     Known(TCP, 23, NATURAL, 0),
     Known(TCP, 25, ANY, 0),
-    Known(TCP, 30, Flag, 0),
-    Known(TCP, 34, Flag, 0),
+    Known(TCP, 30, Range(0, 1), 0),
+    Known(TCP, 34, Range(0, 1), 0),
     Known(IP, c::IP_TOS, Byte, 0),
     Known(IP, c::IP_TTL, RangeOrInitial(1, 255), 64),
     Known(IP, c::IP_MTU_DISCOVER, Range(0, 5), 1),
@@ -85,13 +96,17 @@ const KNOWN: [Known; 53] = [
     Known(IP, c::IP_BIND_ADDRESS_NO_PORT, Flag, 0),
     Known(IP, c::IP_MULTICAST_TTL, RangeOrInitial(0, 255), 1),
     Known(IP, c::IP_MULTICAST_LOOP, Flag, 1),
-    Known(IP, c::IP_MULTICAST_ALL, Flag, 1),
+    Known(IP, c::IP_MULTICAST_ALL, Range(0, 1), 1),
     Known(IPV6, c::IPV6_UNICAST_HOPS, RangeOrInitial(0, 255), 64),
     Known(IPV6, c::IPV6_MULTICAST_HOPS, RangeOrInitial(0, 255), 1),
-    Known(IPV6, c::IPV6_MULTICAST_LOOP, Flag, 1),
+    Known(IPV6, c::IPV6_MULTICAST_LOOP, Range(0, 1), 1),
+    Known(IPV6, c::IPV6_MULTICAST_ALL, Flag, 1),
     Known(IPV6, c::IPV6_MTU_DISCOVER, Range(0, 5), 1),
     Known(IPV6, c::IPV6_V6ONLY, Flag, 0),
     Known(IPV6, c::IPV6_DONTFRAG, Flag, 0),
+    Known(IPV6, c::IPV6_RECVPATHMTU, Flag, 0),
+    Known(IPV6, c::IPV6_AUTOFLOWLABEL, Flag, 1),
+    Known(IPV6, c::IPV6_FREEBIND, Flag, 0),
     Known(IPV6, c::IPV6_MTU, Range(1280, i32::MAX), 1280),
     Known(IPV6, c::IPV6_TCLASS, RangeOrInitial(0, 255), 0),
     Known(netlink::LEVEL, 3, Flag, 0),
@@ -107,6 +122,14 @@ const KNOWN: [Known; 53] = [
 pub struct Remembered(Vec<(u8, i32)>);
 
 impl Remembered {
+    /// Copies the values.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(super) fn try_clone(&self) -> Result<Self> {
+        Ok(Self(self.0.try_clone()?))
+    }
+
     /// Whether no option was set.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -124,6 +147,8 @@ impl Remembered {
             RangeOrInitial(..) if value == -1 => KNOWN[at].3,
             RangeOrInitial(first, last) if (first..=last).contains(&value) => value,
             Byte => value & 0xff,
+            Coverage if value == 0 => 0,
+            Coverage => value.clamp(8, 65_535),
             Least if value < 0 => i32::MAX,
             Least => value.max(1),
             Range(..) | RangeOrInitial(..) => return Err(Errno::EINVAL),
@@ -151,6 +176,7 @@ impl Socket {
             netlink::LEVEL => self.family() == Family::Netlink,
             TCP => self.is_tcp(),
             UDP => self.is_udp(),
+            UDP_LITE => self.is_lite,
             _ => false,
         }
     }
@@ -185,6 +211,11 @@ impl Socket {
     /// SO_REUSEPORT.
     pub(super) fn reuses_port(&self) -> bool {
         self.flag(c::SOL_SOCKET, c::SO_REUSEPORT)
+    }
+
+    /// IP_FREEBIND, IPV6_FREEBIND: the socket may be bound to an address that is not the machine's.
+    pub(super) fn binds_freely(&self) -> bool {
+        self.flag(IP, c::IP_FREEBIND) || self.flag(IPV6, c::IPV6_FREEBIND)
     }
 
     /// IPV6_V6ONLY.

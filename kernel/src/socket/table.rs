@@ -18,6 +18,7 @@ use super::ports::Protocol;
 use super::raw::RawKind;
 use crate::Result;
 use crate::sync::SpinLock;
+use crate::task::namespaces::network::SOCKET_CLASSES;
 
 /// Class of sockets that a table lists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,6 +31,10 @@ pub enum SocketClass {
     Udp,
     /// UDP over IPv6.
     Udp6,
+    /// UDP-Lite over IPv4.
+    UdpLite,
+    /// UDP-Lite over IPv6.
+    UdpLite6,
     /// IPv4 raw sockets.
     Raw,
     /// IPv6 raw sockets.
@@ -46,11 +51,13 @@ pub enum SocketClass {
 
 impl SocketClass {
     /// All classes.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; SOCKET_CLASSES] = [
         Self::Tcp,
         Self::Tcp6,
         Self::Udp,
         Self::Udp6,
+        Self::UdpLite,
+        Self::UdpLite6,
         Self::Raw,
         Self::Raw6,
         Self::Icmp,
@@ -78,6 +85,8 @@ impl SocketClass {
             (Family::Netlink, _) => Self::Netlink,
             (Family::Inet, Protocol::Tcp) => Self::Tcp,
             (Family::Inet, Protocol::Udp) => Self::Udp,
+            (Family::Inet, Protocol::UdpLite) => Self::UdpLite,
+            (Family::Inet6, Protocol::UdpLite) => Self::UdpLite6,
             (Family::Inet6, Protocol::Tcp) => Self::Tcp6,
             (Family::Inet6, Protocol::Udp) => Self::Udp6,
         }
@@ -111,7 +120,8 @@ static TABLES: [SpinLock<Sockets>; SocketClass::ALL.len()] =
 /// `ENOMEM`.
 pub fn enter(socket: &Arc<Socket>) -> Result<()> {
     let weak = socket.downgrade();
-    let mut table = TABLES[SocketClass::of(socket) as usize].lock();
+    let class = SocketClass::of(socket) as usize;
+    let mut table = TABLES[class].lock();
     let place = table.free;
     if place == NOWHERE {
         table.slots.try_push(TableSlot::Used(weak))?;
@@ -124,6 +134,7 @@ pub fn enter(socket: &Arc<Socket>) -> Result<()> {
         socket.listed.place.store(place, Ordering::Relaxed);
     }
     table.used += 1;
+    socket.network.counts[class].fetch_add(1, Ordering::Relaxed);
     Ok(())
 }
 
@@ -133,8 +144,10 @@ pub(super) fn leave(socket: &Socket) {
     if place == NOWHERE {
         return;
     }
-    let mut table = TABLES[SocketClass::of(socket) as usize].lock();
+    let class = SocketClass::of(socket) as usize;
+    let mut table = TABLES[class].lock();
     table.used -= 1;
+    socket.network.counts[class].fetch_sub(1, Ordering::Relaxed);
     let emptied = if table.used == 0 {
         table.free = NOWHERE;
         core::mem::replace(&mut table.slots, Vec::new())

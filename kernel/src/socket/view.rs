@@ -80,6 +80,11 @@ impl Socket {
         self.listed.owner.load(Ordering::Relaxed)
     }
 
+    /// Whether the socket has an address.
+    pub fn is_bound(&self) -> bool {
+        self.state.lock().address.is_some()
+    }
+
     /// Returns the state of a TCP or UDP socket.
     pub fn tcp_state(&self) -> TcpState {
         let (is_listening, is_connected) = {

@@ -25,8 +25,8 @@ struct EpollEvent {
 
 /// Largest number of events that a call may request (Linux' EP_MAX_EVENTS).
 const MOST_EVENTS: i32 = i32::MAX / size_of::<EpollEvent>() as i32;
-/// Number of events that are fetched at once.
-const BATCH: usize = 64;
+/// Largest number of events that a call returns.
+const BATCH: usize = 4096;
 /// Up to this many events are fetched without a list on the heap.
 const FEW: usize = 16;
 
@@ -137,8 +137,10 @@ fn wait(args: &Args, deadline: Option<u64>) -> Result<i64> {
     let epoll = epoll_of(&file)?;
     let target = UserPtr::<EpollEvent>::new(args[1]);
     let most = BATCH.min(most as usize);
-    let mut batch = Short::<EpollEvent, FEW>::try_with_capacity(most)?;
     loop {
+        // Files that become ready later are left for the next call.
+        let most = most.min(epoll.shared.ready.lock().len());
+        let mut batch = Short::<EpollEvent, FEW>::try_with_capacity(most)?;
         let count =
             epoll.harvest(most, |Event { events, data }| batch.push_reserved(EpollEvent { events, data }));
         if count > 0 {

@@ -279,6 +279,9 @@ pub(super) fn fill_net(root: &Arc<PseudoDir>) {
     core.constant("somaxconn", "4096");
     core.constant("optmem_max", "131072");
     core.constant("netdev_max_backlog", "1000");
+    for name in ["wmem_max", "rmem_max", "wmem_default", "rmem_default"] {
+        core.constant(name, "212992");
+    }
     // The namespace's rights decide about opener and writer: the namespace's root need not own the
     // file.
     net.dirs("ipv4").generated("ping_group_range", 0o666, PingGroups);

@@ -15,6 +15,8 @@ use crate::{Errno, Result};
 pub(in crate::socket) const UDP: u32 = 17;
 /// UDP_SEGMENT.
 pub(in crate::socket) const SEGMENT: u32 = 103;
+/// UDP_GRO: a receive may return several datagrams, which none does.
+pub(in crate::socket) const GRO: u32 = 104;
 /// IPV6_DONTFRAG.
 const DONTFRAG: u32 = 62;
 

@@ -40,6 +40,11 @@ impl Channel {
         self.sender.call_once(|| own.readable.clone());
     }
 
+    /// Whether only one socket sends into this channel.
+    pub(in crate::socket) fn has_one_sender(&self) -> bool {
+        self.sender.get().is_some()
+    }
+
     /// Reports room to the sender, if it may have found none before.
     #[cold]
     fn tell_sender(&self) {

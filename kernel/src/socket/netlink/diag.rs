@@ -11,7 +11,6 @@ use super::wire::{NetlinkMessage, Replied, Writer, flag, u32_at};
 use super::{INET, INET6, UNIX};
 use crate::socket::address::{Address, Family};
 use crate::socket::endpoint::{Socket, SocketKind};
-use crate::socket::memory::BUFFER_BYTES;
 use crate::socket::ports::{InetAddress, Protocol};
 use crate::socket::table::{self, SocketClass};
 use crate::socket::view::TcpState;
@@ -173,7 +172,7 @@ impl SocketDump {
                 out.attribute(4, b"cubic\0");
             }
             if self.shows(7) {
-                memory(out, 7, view.received);
+                memory(out, 7, socket, view.received);
             }
         });
     }
@@ -203,7 +202,7 @@ impl SocketDump {
                 out.attribute(4, [queues.0 as u32, queues.1 as u32].as_bytes());
             }
             if self.shows(5) {
-                memory(out, 5, queues.0);
+                memory(out, 5, socket, queues.0);
             }
             out.attribute(6, &[socket.shut_down()]);
             if self.shows(6) {
@@ -225,9 +224,10 @@ fn address(address: InetAddress, is_v6: bool) -> [u8; 16] {
 
 /// Writes nine numbers: bytes waiting to be received and their limit, bytes waiting to be sent and
 /// their limit, and others.
-fn memory(out: &mut Writer, kind: u16, received: usize) {
-    let room = BUFFER_BYTES as u32;
-    out.attribute(kind, [received as u32, room, 0, room, 0, 0, 0, 0, 0].as_bytes());
+fn memory(out: &mut Writer, kind: u16, socket: &Socket, received: usize) {
+    let mut facts = socket.memory_facts();
+    facts[0] = received as u32;
+    out.attribute(kind, facts.as_bytes());
 }
 
 #[cfg(test)]

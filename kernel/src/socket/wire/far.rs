@@ -108,7 +108,7 @@ impl Far {
         let mut queue = self.own.try_waiting()?;
         let (mut source, mut done) = (SliceSource::new(bytes), 0);
         while done < bytes.len()
-            && let Ok(count) = queue.push_bytes(&mut source, &mut Ancillary::default())
+            && let Ok(count) = queue.push_bytes(&mut source, &mut Ancillary::default(), self.own.most())
         {
             done += count;
         }

@@ -8,7 +8,7 @@
 //! Callers: `socket`, /proc, unshare and setns, any context.
 
 use core::ops::RangeInclusive;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use freehold_collections::{Arc, reserve};
 use spin::Once;
@@ -20,6 +20,9 @@ use crate::task::userns::{NamespaceHead, NamespaceKind};
 
 static INITIAL: Once<Arc<NetworkNamespace>> = Once::new();
 
+/// Number of classes that `socket` divides sockets into.
+pub const SOCKET_CLASSES: usize = 12;
+
 /// A network namespace.
 pub struct NetworkNamespace {
     head: NamespaceHead,
@@ -28,6 +31,8 @@ pub struct NetworkNamespace {
     ping_groups: SpinLock<(u32, u32)>,
     /// The first port that needs no CAP_NET_BIND_SERVICE.
     first_free_port: AtomicU32,
+    /// Number of sockets, by the class that `socket` lists them under.
+    pub counts: [AtomicUsize; SOCKET_CLASSES],
 }
 
 /// Linux' initial net.ipv4.ip_unprivileged_port_start.
@@ -72,6 +77,7 @@ impl NetworkNamespace {
             is_up: AtomicBool::new(link == LinkState::Up),
             ping_groups: SpinLock::new(NO_GROUPS),
             first_free_port: AtomicU32::new(FIRST_FREE_PORT),
+            counts: [const { AtomicUsize::new(0) }; SOCKET_CLASSES],
         })
     }
 

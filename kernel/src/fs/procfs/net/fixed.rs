@@ -2,17 +2,18 @@
 //! counted: their numbers are 0.
 
 use core::mem::size_of;
+use core::sync::atomic::Ordering;
 
 use super::NetFile;
 use crate::Result;
 use crate::fs::generated::{ShortLine, Text};
 use crate::sched;
-use crate::socket::endpoint::Socket;
+use crate::socket::endpoint::{Socket, SocketKind};
 use crate::socket::interface;
 use crate::socket::memory::SocketAccount;
 use crate::socket::table::{self, SocketClass};
 use crate::socket::view::TcpState;
-use crate::task::namespaces::network::NetworkNamespace;
+use crate::task::namespaces::network::{NetworkNamespace, SOCKET_CLASSES};
 
 const DEV: &[u8] = b"\
 Inter-|   Receive                                                |  Transmit
@@ -58,12 +59,14 @@ const PROTOCOLS: &[u8] = b"protocol  size sockets  memory press maxhdr  slab mod
 cl co di ac io in de sh ss gs se re sp bi br ha uh gp em\n";
 /// Per protocol: its name, the sockets that it lists, whether memory can be short for them, the
 /// longest header, and its calls, by the letters of the title.
-const PROTOCOL_ROWS: [(&str, SocketClass, &str, usize, &str); 10] = [
+const PROTOCOL_ROWS: [(&str, SocketClass, &str, usize, &str); SOCKET_CLASSES] = [
     ("PINGv6", SocketClass::Icmp6, "NI", 0, "y  y  y  n  n  y  n  n  y  y  y  y  n  y  y  y  y  y  n"),
     ("RAWv6", SocketClass::Raw6, "NI", 0, "y  y  y  n  y  y  y  n  y  y  y  y  n  y  y  y  y  n  n"),
+    ("UDPLITEv6", SocketClass::UdpLite6, "NI", 0, "y  y  y  n  y  y  y  n  y  y  y  y  n  n  n  y  y  y  n"),
     ("UDPv6", SocketClass::Udp6, "NI", 0, "y  y  y  n  y  y  y  n  y  y  y  y  n  n  n  y  y  y  n"),
     ("TCPv6", SocketClass::Tcp6, "no", 256, "y  y  y  y  y  y  y  y  y  y  y  y  y  n  y  y  y  y  y"),
     ("UNIX", SocketClass::Unix, "NI", 0, "y  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n"),
+    ("UDP-Lite", SocketClass::UdpLite, "NI", 0, "y  y  y  n  y  y  y  n  y  y  y  y  y  n  n  y  y  y  n"),
     ("PING", SocketClass::Icmp, "NI", 0, "y  y  y  n  n  y  n  n  y  y  y  y  n  y  y  y  y  y  n"),
     ("RAW", SocketClass::Raw, "NI", 0, "y  y  y  n  y  y  y  n  y  y  y  y  n  y  y  y  y  n  n"),
     ("UDP", SocketClass::Udp, "NI", 0, "y  y  y  n  y  y  y  n  y  y  y  y  y  n  n  y  y  y  n"),
@@ -139,22 +142,18 @@ fn in_use(network: &NetworkNamespace, class: SocketClass) -> Result<(usize, usiz
         if socket.network().number() != network.number() {
             continue;
         }
-        let state = socket.inet_view().map(|view| view.state);
-        found += usize::from(state.is_some());
-        connected += usize::from(matches!(state, Some(TcpState::Established | TcpState::CloseWait)));
+        let state = socket.tcp_state();
+        let is_found =
+            socket.is_bound() && (state != TcpState::Close || socket.kind() == SocketKind::Datagram);
+        found += usize::from(is_found);
+        connected += usize::from(matches!(state, TcpState::Established | TcpState::CloseWait));
     }
     Ok((found, connected))
 }
 
 /// Returns the number of sockets of `class` in the namespace.
-fn sockets(network: &NetworkNamespace, class: SocketClass) -> Result<usize> {
-    let (mut from, mut found) = (0, 0);
-    while let Some((place, socket)) = table::next(class, from) {
-        sched::checkpoint()?;
-        from = place + 1;
-        found += usize::from(socket.network().number() == network.number());
-    }
-    Ok(found)
+fn sockets(network: &NetworkNamespace, class: SocketClass) -> usize {
+    network.counts[class as usize].load(Ordering::Relaxed)
 }
 
 fn snmp(network: &NetworkNamespace, out: &mut Text) -> Result<()> {
@@ -166,26 +165,24 @@ fn snmp(network: &NetworkNamespace, out: &mut Text) -> Result<()> {
 }
 
 fn sockstat(network: &NetworkNamespace, out: &mut Text) -> Result<()> {
-    let mut counts = [0; SocketClass::ALL.len()];
-    for class in SocketClass::ALL {
-        counts[class as usize] = sockets(network, class)?;
-    }
-    let all: usize = counts.iter().sum();
-    let tcp = counts[SocketClass::Tcp as usize] + counts[SocketClass::Tcp6 as usize];
-    let (tcp_in_use, udp_in_use) =
-        (in_use(network, SocketClass::Tcp)?.0, in_use(network, SocketClass::Udp)?.0);
+    let all: usize = SocketClass::ALL.iter().map(|&class| sockets(network, class)).sum();
+    let tcp = sockets(network, SocketClass::Tcp) + sockets(network, SocketClass::Tcp6);
+    let [tcp_in_use, udp_in_use, lite] =
+        [SocketClass::Tcp, SocketClass::Udp, SocketClass::UdpLite].map(|class| in_use(network, class));
+    let (tcp_in_use, udp_in_use, lite) = (tcp_in_use?.0, udp_in_use?.0, lite?.0);
     let (tcp_pages, udp_pages) = (SocketAccount::Tcp.pages(), SocketAccount::Udp.pages());
     writeln!(out, "sockets: used {all}\nTCP: inuse {tcp_in_use} orphan 0 tw 0 alloc {tcp} mem {tcp_pages}");
-    writeln!(out, "UDP: inuse {udp_in_use} mem {udp_pages}\nUDPLITE: inuse 0");
-    writeln!(out, "RAW: inuse {}\nFRAG: inuse 0 memory 0", counts[SocketClass::Raw as usize]);
+    writeln!(out, "UDP: inuse {udp_in_use} mem {udp_pages}\nUDPLITE: inuse {lite}");
+    writeln!(out, "RAW: inuse {}\nFRAG: inuse 0 memory 0", sockets(network, SocketClass::Raw));
     Ok(())
 }
 
 fn sockstat6(network: &NetworkNamespace, out: &mut Text) -> Result<()> {
-    let (tcp_in_use, udp_in_use) =
-        (in_use(network, SocketClass::Tcp6)?.0, in_use(network, SocketClass::Udp6)?.0);
-    writeln!(out, "TCP6: inuse {tcp_in_use}\nUDP6: inuse {udp_in_use}\nUDPLITE6: inuse 0");
-    let raw = sockets(network, SocketClass::Raw6)?;
+    let [tcp_in_use, udp_in_use, lite] =
+        [SocketClass::Tcp6, SocketClass::Udp6, SocketClass::UdpLite6].map(|class| in_use(network, class));
+    let (tcp_in_use, udp_in_use, lite) = (tcp_in_use?.0, udp_in_use?.0, lite?.0);
+    writeln!(out, "TCP6: inuse {tcp_in_use}\nUDP6: inuse {udp_in_use}\nUDPLITE6: inuse {lite}");
+    let raw = sockets(network, SocketClass::Raw6);
     writeln!(out, "RAW6: inuse {raw}\nFRAG6: inuse 0 memory 0");
     Ok(())
 }

@@ -34,7 +34,7 @@ pub(in crate::fs::procfs) enum NetFile {
 }
 
 /// The entries of the directory.
-pub(in crate::fs::procfs) const FILES: [(&str, NetFile); 20] = [
+pub(in crate::fs::procfs) const FILES: [(&str, NetFile); 22] = [
     ("arp", NetFile::Arp),
     ("dev", NetFile::Dev),
     ("icmp", NetFile::Sockets(SocketClass::Icmp)),
@@ -54,6 +54,8 @@ pub(in crate::fs::procfs) const FILES: [(&str, NetFile); 20] = [
     ("tcp6", NetFile::Sockets(SocketClass::Tcp6)),
     ("udp", NetFile::Sockets(SocketClass::Udp)),
     ("udp6", NetFile::Sockets(SocketClass::Udp6)),
+    ("udplite", NetFile::Sockets(SocketClass::UdpLite)),
+    ("udplite6", NetFile::Sockets(SocketClass::UdpLite6)),
     ("unix", NetFile::Sockets(SocketClass::Unix)),
 ];
 

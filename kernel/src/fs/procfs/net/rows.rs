@@ -69,7 +69,7 @@ impl SocketRows {
     const fn columns(&self) -> usize {
         match self.class {
             SocketClass::Tcp => TCP_COLUMNS,
-            SocketClass::Udp | SocketClass::Icmp => UDP_COLUMNS,
+            SocketClass::Udp | SocketClass::UdpLite | SocketClass::Icmp => UDP_COLUMNS,
             _ => 0,
         }
     }
@@ -78,15 +78,15 @@ impl SocketRows {
         out.push(match self.class {
             SocketClass::Tcp => TCP_TITLE,
             SocketClass::Tcp6 => TCP6_TITLE,
-            SocketClass::Udp => UDP_TITLE,
-            SocketClass::Udp6 | SocketClass::Raw6 | SocketClass::Icmp6 => TCP6_TITLE,
+            SocketClass::Udp | SocketClass::UdpLite => UDP_TITLE,
+            SocketClass::Udp6 | SocketClass::UdpLite6 | SocketClass::Raw6 | SocketClass::Icmp6 => TCP6_TITLE,
             SocketClass::Raw => TCP_TITLE,
             SocketClass::Icmp => ICMP_TITLE,
             SocketClass::Unix => UNIX_TITLE,
             SocketClass::Netlink => NETLINK_TITLE,
         });
-        use SocketClass::{Icmp6, Raw, Raw6, Udp6};
-        if matches!(self.class, Udp6 | Raw | Raw6 | Icmp6) {
+        use SocketClass::{Icmp6, Raw, Raw6, Udp6, UdpLite6};
+        if matches!(self.class, Udp6 | UdpLite6 | Raw | Raw6 | Icmp6) {
             out.push(DATAGRAM_TITLE);
         }
         self.end(out, 0);
