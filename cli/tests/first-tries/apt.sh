@@ -12,7 +12,8 @@ printf '%s\n' 'Package: freehold-greeting' 'Version: 1.0' 'Architecture: all' 'M
 printf '#!/bin/sh\necho "configured with $1"\n' >pack/DEBIAN/postinst
 printf '#!/bin/sh\necho greetings\n' >pack/usr/bin/greeting
 chmod 755 pack/DEBIAN/postinst pack/usr/bin/greeting
-dpkg-deb --root-owner-group -b pack repository/greeting.deb
+# The size of the package does not depend on the time of its files.
+SOURCE_DATE_EPOCH=1700000000 dpkg-deb --root-owner-group -b pack repository/greeting.deb
 (cd repository && dpkg-scanpackages . 2>/dev/null >Packages && exec python3 -m http.server -b 127.0.0.1 8124 >/dev/null 2>&1) &
 until curl -sf http://127.0.0.1:8124/Packages >/dev/null; do sleep 0.2; done
 echo 'deb [trusted=yes] http://127.0.0.1:8124 ./' >/etc/apt/sources.list
