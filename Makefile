@@ -63,6 +63,7 @@ test: build
 	cargo test --quiet --workspace --exclude freehold
 	tools/pack --check
 	tools/deb --check
+	tools/axe
 	tools/selftest
 	tools/stack-frames
 	tools/decoded

@@ -1,9 +1,9 @@
 //! Reports as one offline HTML file: page frame, tables, figures drawn as SVG.
 //!
 //! The file needs no network, no fonts and no other file, and looks right on light and dark screens
-//! and on paper. Its script only shows the value under the pointer; everything else works without
-//! it. Every text is escaped where it enters: names come from guests and are not trusted. The page
-//! forbids itself everything else (Content-Security-Policy).
+//! and on paper. Its script only shows a value under the pointer, a finger or the keyboard's arrows;
+//! everything else works without it. Every text is escaped where it enters: names come from guests
+//! and are not trusted. The page forbids itself everything else (Content-Security-Policy).
 
 mod bars;
 #[cfg(test)]
@@ -31,7 +31,7 @@ const STYLE: &str = include_str!("html/style.css");
 const SCRIPT: &str = include_str!("html/script.js");
 /// The only script that the page lets run: SHA-256 of [`SCRIPT`]
 /// (`openssl dgst -sha256 -binary | base64`).
-const SCRIPT_HASH: &str = "sha256-ZYoh1/IiZ8VJA03m0Cd34k7VdNx2hmJsiDRczsq+D4Q=";
+const SCRIPT_HASH: &str = "sha256-Fqq3P9uMwHgz9tTpUBQxz0M/hhvK9Rdc+khZAZWz41g=";
 
 /// The meaning of a value, a note or a tile for the reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -159,7 +159,11 @@ impl Page {
         let number = self.figures;
         let title = escape(figure.title());
         self.put(format_args!("<figure id=\"f{number}\"><h3>{title}</h3>\n{}", figure.legend()));
-        self.put(format_args!("{}\n", figure.draw()));
+        // On a narrow screen it scrolls sideways, so the keyboard must reach it.
+        self.put(format_args!(
+            "<div class=\"plot\" tabindex=\"0\" role=\"group\" aria-label=\"{title}: arrow keys tell its values\">{}</div>\n",
+            figure.draw()
+        ));
         if !caption.is_empty() {
             self.put(format_args!("<figcaption>{}</figcaption>\n", escape(caption)));
         }
@@ -265,8 +269,8 @@ mod tests {
         assert!(has(tables[2], &["1", "5"]) && tables[2].matches("<tr>").count() == 3, "{}", tables[2]);
         assert!(has(tables[3], &["r", "c", "4"]), "{}", tables[3]);
         assert_eq!(
-            text.matches("class=\"scroll\"").count(),
-            text.matches("tabindex=\"0\" role=\"region\"").count()
+            text.matches("class=\"scroll\"").count() + text.matches("class=\"plot\"").count(),
+            text.matches("tabindex=\"0\" role=\"group\"").count()
         );
         assert!(text.contains("again: <code>freehold lab t</code>"));
     }

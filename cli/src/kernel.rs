@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::Result;
 use crate::failure::{Failure, words};
 use crate::linux;
+use crate::payload;
 use crate::size::MIB;
 
 /// The two families of kernels that speak the protocol: ours directly, Linux through guest/init.
@@ -69,6 +70,7 @@ pub fn own_kernel() -> Result<PathBuf> {
         }
         return Err(Failure::new(format!("FREEHOLD_KERNEL={}: no such file", path.display()), ""));
     }
+    payload::folder()?; // Unpacked, or the reason why it cannot be.
     installed("freehold-kernel").ok_or_else(|| {
         Failure::new(
             "freehold-kernel is not beside this command nor in ../lib/freehold",
@@ -81,10 +83,11 @@ pub fn own_kernel() -> Result<PathBuf> {
 pub fn installed(name: &str) -> Option<PathBuf> {
     let command = std::env::current_exe().ok()?;
     let folder = command.parent()?;
-    // The file is beside the command (target/), one folder up (target/debug/ in tests), or
-    // installed (bin/ and lib/freehold/).
+    // The file is beside the command (target/), one folder up (target/debug/ in tests), installed
+    // (bin/ and lib/freehold/), or part of the command.
     [folder.to_path_buf(), folder.join(".."), folder.join("../lib/freehold")]
         .into_iter()
+        .chain(payload::folder().ok().flatten())
         .map(|place| place.join(name))
         .find(|path| path.is_file())
 }

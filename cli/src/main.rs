@@ -29,6 +29,7 @@ mod learned;
 mod linux;
 mod outcome;
 mod owns;
+mod payload;
 mod print;
 mod program;
 mod progress;

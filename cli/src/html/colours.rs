@@ -83,6 +83,11 @@ fn contrast(one: &str, other: &str) -> f64 {
     one.max(other) / one.min(other)
 }
 
+/// Returns each theme's value of the colour `name`.
+fn values(name: &str) -> Vec<String> {
+    STYLE.split(&format!("--{name}: ")).skip(1).map(|rest| rest[..7].to_owned()).collect()
+}
+
 /// Returns the colours c1 to c6 and the card of each theme of the style: light, dark, print.
 fn themes() -> Vec<(Vec<String>, String)> {
     let blocks = STYLE.split(":root {").skip(1).map(|block| block.split('}').next().unwrap_or(block));
@@ -124,6 +129,21 @@ fn the_colours_of_series_differ_for_every_kind_of_colour_vision_and_show_on_thei
                     assert!(found >= LEAST, "{one} and {other}, {vision}: {found:.1}");
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn the_text_of_drawings_can_be_read_on_what_lies_behind_it() {
+    for (text, behind) in [("ink", "card"), ("soft", "card"), ("ink", "paper"), ("soft", "paper")] {
+        for (text, behind) in values(text).iter().zip(values(behind)) {
+            assert!(contrast(text, &behind) >= 4.5, "{text} on {behind}: {:.2}", contrast(text, &behind));
+        }
+    }
+    for shade in 1..=super::grid::SHADES {
+        let cells = values(&format!("h{shade}"));
+        for (text, cell) in values(super::grid::text_class(shade)).iter().zip(cells) {
+            assert!(contrast(text, &cell) >= 4.5, "{text} on {cell}: {:.2}", contrast(text, &cell));
         }
     }
 }

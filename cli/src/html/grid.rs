@@ -9,12 +9,17 @@ use super::table::{Cell, Column, Table};
 use super::{Unit, escape};
 
 /// Number of shades in style.css, from little to much; zero has no shade.
-const SHADES: usize = 10;
+pub(super) const SHADES: usize = 10;
 /// The most cells in the table of a map.
 const LISTED: usize = 100;
 const LEFT: f64 = 78.0;
 const RIGHT: f64 = WIDTH - 16.0;
 const TOP: f64 = 34.0;
+
+/// Returns the class of a text on a cell of this shade.
+pub(super) fn text_class(shade: usize) -> &'static str {
+    if shade > SHADES / 2 { "on-dark" } else { "on-light" }
+}
 
 /// Returns the shade (1..=SHADES) of `value`; 0 for zero. Counts are spread by their logarithm,
 /// shares evenly.
@@ -238,7 +243,7 @@ impl Figure for Matrix {
                 );
                 canvas.rect((x + 1.0, y + 1.0), (width - 2.0, ROW - 2.0), &format!("cell h{shade}"), &tip);
                 if value > 0.0 {
-                    let class = if shade > SHADES / 2 { "on-dark" } else { "on-light" };
+                    let class = text_class(shade);
                     canvas.text((x + width / 2.0, y + 19.0), Anchor::Middle, class, &Unit::Count.show(value));
                 }
             }

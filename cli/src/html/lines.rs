@@ -202,8 +202,8 @@ impl Figure for Lines {
 pub fn survival(ages: &[(f64, u64, u64)]) -> Vec<(f64, f64)> {
     let mut seen: u64 = ages.iter().map(|(_, ended, lost)| ended + lost).sum();
     let mut alive = 1.0;
-    // The first age is the end of its bucket: all are alive at the bucket's start, half of that age
-    // with buckets of powers of two.
+    // At the start of the first bucket all are alive. Buckets are powers of two, so its start is
+    // half of its end.
     let mut curve: Vec<(f64, f64)> = ages.first().map(|(age, ..)| (age / 2.0, 1.0)).into_iter().collect();
     for &(age, ended, lost) in ages {
         if seen == 0 {

@@ -86,12 +86,12 @@ impl Table {
 
     /// Appends the table's markup.
     pub(super) fn render(&self, to: &mut String) {
-        // A region that scrolls sideways must be reachable by keyboard, and has a name.
+        // What scrolls sideways must be reachable by keyboard, and has a name.
         let headings: Vec<&str> = self.columns.iter().map(|column| column.heading.as_str()).collect();
         let name = if self.caption.is_empty() { headings.join(", ") } else { self.caption.clone() };
         let _ = writeln!(
             to,
-            "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{}\"><table>",
+            "<div class=\"scroll\" tabindex=\"0\" role=\"group\" aria-label=\"{}\"><table>",
             escape(&name)
         );
         if !self.caption.is_empty() {
@@ -99,7 +99,9 @@ impl Table {
         }
         to.push_str("<thead><tr>");
         for column in &self.columns {
-            let _ = write!(to, "<th class=\"{}\">{}</th>", column.class, escape(&column.heading));
+            // A heading without words is no heading: screen readers would announce nothing.
+            let tag = if column.heading.is_empty() { "td" } else { "th" };
+            let _ = write!(to, "<{tag} class=\"{}\">{}</{tag}>", column.class, escape(&column.heading));
         }
         to.push_str("</tr></thead>\n<tbody>\n");
         for row in &self.rows {

@@ -3,6 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
+use crate::browser::clean_report;
 use crate::common::*;
 use crate::errors::fake_kernel;
 
@@ -59,7 +60,7 @@ fn every_row_is_measured_and_counted_runs_agree_to_the_instruction() {
         row["costs"][0]["cost"].as_f64().expect("a cost")
     };
     assert!(cost("null-call") < cost("pipe") && cost("pipe") < cost("fork-exec"));
-    let page = std::fs::read_to_string(html).expect("a page");
+    let page = clean_report(&html);
     assert!(page.contains("null-call") && page.contains("page_alloc.shuffle=0") && page.contains("<svg"));
 }
 
@@ -69,7 +70,10 @@ fn the_experiment_of_costs_compares_three_kernels() {
     let file = folder.path().join("costs.json");
     let mut command = freehold();
     command.args(["lab", "costs", "--quick", "--json"]).arg(&file);
+    let page = folder.path().join("costs.html");
+    command.arg("--html").arg(&page);
     let text = finish(command, b"").expect(0).text();
+    clean_report(&page);
     assert!(text.contains("both runs of every side agree to the instruction"), "{text}");
     let report: serde_json::Value =
         serde_json::from_slice(&std::fs::read(file).expect("a file")).expect("JSON");
@@ -92,7 +96,10 @@ fn costs_do_not_grow_with_the_things_that_are_there() {
     let file = folder.path().join("growth.json");
     let mut command = freehold();
     command.args(["lab", "growth", "--quick", "--json"]).arg(&file);
+    let page = folder.path().join("growth.html");
+    command.arg("--html").arg(&page);
     let text = finish(command, b"").expect(0).text();
+    clean_report(&page);
     let report: serde_json::Value =
         serde_json::from_slice(&std::fs::read(file).expect("a file")).expect("JSON");
     validate(&report, "lab.json");
@@ -154,7 +161,7 @@ fn the_experiment_of_copies_counts_them_on_both_kernels_and_tells_what_they_cost
         assert!((0.05..2.0).contains(&ratio) && text.contains(name), "{row}");
     }
     assert!(report["costs"]["settings"]["microscope"].as_str().is_some_and(|s| s.contains("direct-read")));
-    assert!(std::fs::read_to_string(html).expect("a page").contains("Needless copies in a boot"));
+    assert!(clean_report(&html).contains("Needless copies in a boot"));
 }
 
 #[test]
@@ -185,7 +192,7 @@ fn a_row_that_a_guest_cannot_perform_is_named_with_what_it_printed_and_the_rest_
     let failed = &report["failures"][0];
     assert_eq!(failed["row"], "fork-256m");
     assert!(report["rows"][0]["costs"][0]["cost"].is_number(), "null-call was measured");
-    assert!(std::fs::read_to_string(html).expect("a page").contains("failed"));
+    assert!(clean_report(&html).contains("failed"));
 }
 
 #[test]

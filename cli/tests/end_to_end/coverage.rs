@@ -6,6 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use crate::browser::clean_report;
 use crate::common::*;
 
 fn is_ours() -> bool {
@@ -66,7 +67,7 @@ fn a_record_grows_by_what_a_run_reaches_for_the_first_time() {
     let text = outcome.text();
     assert!(text.contains("freehold_kernel::") && text.contains("functions that never ran"), "{text}");
     assert!(outcome.stderr.contains("at least 95% is asked for"), "{}", outcome.stderr);
-    let page = std::fs::read_to_string(folder.path().join("r.html")).expect("a page");
+    let page = clean_report(&folder.path().join("r.html"));
     assert!(page.contains("Functions that did not run whole"));
 }
 

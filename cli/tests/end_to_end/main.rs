@@ -12,6 +12,7 @@ mod audit;
 mod bad_input;
 mod bench;
 mod bounce;
+mod browser;
 mod changes;
 mod command_line;
 mod common;

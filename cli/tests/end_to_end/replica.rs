@@ -3,6 +3,7 @@
 
 use serde_json::Value;
 
+use crate::browser::clean_report;
 use crate::common::*;
 
 const FILE: &str = "/sys/kernel/debug/replica";
@@ -298,7 +299,7 @@ fn the_lab_tells_what_copies_save_and_what_they_cost() {
     }
     let storm = &record["storms"][0];
     assert!(number(storm, "percent").abs() <= 0.1 && storm["is_met"] == true, "{storm}");
-    let page = std::fs::read_to_string(html).expect("a page");
+    let page = clean_report(&html);
     assert!(page.contains("break-even") && page.contains("has memory and no CPU"));
 }
 

@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
+use crate::browser::clean_report;
 use crate::common::*;
 
 /// Returns `freehold scope` with the kernel under test, under a deadline.
@@ -125,8 +126,8 @@ fn a_run_under_the_microscope_is_the_programs_and_every_report_tells_of_it() {
     // damo needs the type "zlib compressed data" of file(1), which depends on these two bytes.
     assert_eq!(std::fs::read(place("r.damo")).expect("written")[..2], [0x78, 0x9c]);
 
-    let (dom, console) = in_browser(&place("r.html"));
-    assert_eq!(console, "", "the console is silent");
+    let page = clean_report(&place("r.html"));
+    let (dom, _) = in_browser(&place("r.html"));
     let figures: Vec<&str> = dom.split("<svg class=\"figure ").skip(1).collect();
     assert!(figures.len() >= 7, "{} figures", figures.len());
     let drawn = |kind: &str| figures.iter().filter(|figure| figure.starts_with(kind)).collect::<Vec<_>>();
@@ -140,7 +141,6 @@ fn a_run_under_the_microscope_is_the_programs_and_every_report_tells_of_it() {
     assert!(dom.contains("<div id=\"tip\""), "the page's script ran");
 
     // The console would have reported errors, for example a script that is not the page's own.
-    let page = std::fs::read_to_string(place("r.html")).expect("written");
     let spoiled = file_of(&folder, "spoiled.html", page.replace("'use strict'", "'use sloppy'").as_bytes());
     let (dom, console) = in_browser(&spoiled);
     assert!(console.contains("Content Security Policy"), "{console}");
@@ -257,7 +257,7 @@ fn placement_by_cache_bin_keeps_a_heap_that_fits_free_of_conflicts_and_the_micro
             (row["reckoned"].as_f64().expect("a share"), row["seen"].as_f64().expect("a share"));
         assert!((reckoned - seen).abs() < 0.04, "{row}");
     }
-    let page = std::fs::read_to_string(folder.path().join("near.html")).expect("written");
+    let page = clean_report(&folder.path().join("near.html"));
     assert!(page.contains("Misses in aged memory"));
     // Other work of the host, the current folder and the terminal make no difference to any boot.
     let elsewhere = tempfile::tempdir().expect("temporary folder");
@@ -273,7 +273,10 @@ fn what_the_microscope_costs_is_measured_against_the_same_run_without() {
     let file = folder.path().join("slow.json");
     let mut command = freehold();
     command.args(["lab", "slowdown", "--quick", "--boots", "1", "--json"]).arg(&file);
+    let page = folder.path().join("slow.html");
+    command.arg("--html").arg(&page);
     let outcome = finish(command, b"").expect(0);
+    clean_report(&page);
     assert!(outcome.text().contains("plugin interface"), "{}", outcome.text());
     let record = json(&file);
     validate(&record, "lab.json");
@@ -289,7 +292,10 @@ fn operations_on_all_cpus_at_once_are_compared_with_one() {
     let file = folder.path().join("scaling.json");
     let mut command = freehold();
     command.args(["lab", "scaling", "--quick", "--json"]).arg(&file);
+    let page = folder.path().join("scaling.html");
+    command.arg("--html").arg(&page);
     let outcome = finish(command, b"");
+    clean_report(&page);
     assert!(outcome.status <= 1 && outcome.text().contains("of 2 operations"), "{}", outcome.text());
     let record = json(&file);
     validate(&record, "lab.json");

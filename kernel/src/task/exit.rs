@@ -147,7 +147,7 @@ fn end_process(task: &Task, status: ExitStatus, counted: &Usage) {
         end_namespace(process);
     }
     hand_over_children(process);
-    // Its own group, if the relation to its parent prevented that group from being orphaned.
+    // The process' own group is orphaned if only its relation to its parent prevented that.
     hang_up_if_orphaned(process, process.parent().as_ref(), Some(process.pid));
     process.cgroup.thread_ended(EndedThread::Last);
     let tracer = process.hold_end(status);

@@ -213,7 +213,7 @@ on_machine! {
 
 /// Number of bytes that needs more than one message.
 const LONG: usize = 100_000;
-/// The page of the next child that is refused.
+/// Number of the page whose write is refused in the next child.
 static NTH: AtomicU64 = AtomicU64::new(0);
 
 on_machine! {

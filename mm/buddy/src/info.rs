@@ -107,12 +107,12 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         let free = self.zones.iter().flatten().map(Zone::free).sum();
         Activity { taken, given, listed: self.cached_frames(), free }
     }
-    /// Frames that are free, in zones and in per-CPU lists. A hint while others work.
+    /// Frames that are free, in zones and in per-CPU lists. Approximate while other CPUs allocate.
     pub fn free_frames(&self) -> u64 {
         let zones: u64 = self.zones.iter().flatten().map(|zone| zone.free()).sum();
         zones + self.cached_frames()
     }
-    /// Frames in per-CPU lists. A hint while others work.
+    /// Frames in per-CPU lists. Approximate while other CPUs allocate.
     pub fn cached_frames(&self) -> u64 {
         (0..self.cpus).map(|cpu| self.pcp(CpuId(cpu as u16)).frames(&self.shapes)).sum()
     }
@@ -177,7 +177,7 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         let zone = self.zones.get(usize::from(node.0))?.as_ref()?;
         Some((self.free_for_programs(&self.machine.pin(), zone), zone.marks()))
     }
-    /// Pageblocks of `node` that are wholly free. A hint while others work.
+    /// Pageblocks of `node` that are wholly free. Approximate while other CPUs allocate.
     pub fn free_pageblocks(&self, node: NodeId) -> u64 {
         let zone = self.zones.get(usize::from(node.0)).and_then(Option::as_ref);
         zone.map_or(0, Zone::free_pageblocks)

@@ -345,8 +345,7 @@ impl World {
 
 /// Explores every reachable state; returns their number, or the broken rule.
 fn explore(mutant: Mutant) -> Result<usize, &'static str> {
-    // The CPUs share nothing, so the second one adds no state of its own beyond what three steps of
-    // it show.
+    // The CPUs share nothing. So three steps of the second CPU show all that it adds.
     let first = World { cpus: [Cpu::new(), Cpu::new()] };
     let mut seen = BTreeSet::from([first.cpus[0].clone()]);
     let mut queue = VecDeque::from([first]);
