@@ -81,7 +81,7 @@ const FILES: [(&str, &str); 4] = [
     ("PREFIX/lib/freehold/guest/", "Programs that the command puts into guests."),
     (
         "$XDG_CACHE_HOME/freehold, ~/.cache/freehold",
-        "Stock Linux kernels that were fetched, and what was found out or said once.",
+        "Stock Linux kernels that were fetched, files that a command of cargo install brought along, and what was found out or said once.",
     ),
 ];
 

@@ -68,8 +68,8 @@ struct XpfoRow {
     /// First-level misses of loads and stores, of both halves.
     data_misses: u64,
     /// Translations of the kernel half that the modelled TLB was filled with, in the whole run.
-    /// Walks of the kernel at programs' addresses are not among them: a new page that the kernel
-    /// writes through its program's address is a walk that the program does not make.
+    /// Walks for programs' addresses are not counted, even if the kernel makes them: the kernel
+    /// writes a new page through the program's address, and saves the program that walk.
     kernel_fills: u64,
     /// The kernel's entries that were evicted from the modelled second level, in the whole run.
     kernel_replaced: u64,

@@ -33,7 +33,7 @@ impl Swap {
             None if rest.is_empty() => None,
             None => {
                 return Err(Failure::new(
-                    format!("--swap {text}: {rest} is nothing that swap can be"),
+                    format!("--swap {text}: {rest} is no option of swap"),
                     "for example --swap 512M or --swap 512M,iops=100",
                 ));
             }

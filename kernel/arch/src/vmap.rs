@@ -111,9 +111,9 @@ pub(crate) fn fixed_stack(pages: u64) -> Result<Range<VirtAddr>, OutOfMemory> {
 /// A kernel stack of 24 KiB above an unmapped guard, so that running over its end is a fault.
 #[derive(Debug)]
 pub struct Stack {
-    /// The stack's lowest address; the bits of an address within a page have the node that the
-    /// stack was made for, where it waits for its next user. It is one word: two would need the
-    /// next larger size class for a thread's object.
+    /// The stack's lowest address, and in its lowest bits the node that the stack was made for. A
+    /// stack without a user waits on that node. Two words would put a thread's object into the next
+    /// larger size class.
     word: u64,
 }
 

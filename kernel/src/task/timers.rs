@@ -111,7 +111,7 @@ impl Timer {
             Notify::Process(_, info) | Notify::Thread(_, info) => Some(info),
         }
     }
-    /// Returns how often the timer had expired when its last signal was taken, beside once.
+    /// Returns the number of expiries that the last signal stands for, beyond the first.
     fn overruns(&self) -> u64 {
         self.setting.lock().overruns
     }

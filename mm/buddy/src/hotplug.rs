@@ -76,8 +76,8 @@ impl<M: Machine + PhysicalBytes> Buddy<M> {
         }
         false
     }
-    /// Whether all of `range` is free or unplugged: then [`Buddy::unplug`] finds nothing in use. Approximate
-    /// while other CPUs allocate; frames in per-CPU lists are not free.
+    /// Whether all of `range` is free or unplugged: then [`Buddy::unplug`] finds nothing in use.
+    /// Approximate while other CPUs allocate; frames in per-CPU lists are not free.
     pub fn is_free(&self, range: PfnRange) -> bool {
         blocks_of(range).all(|block| matches!(self.blocks.state(block).fill(), Fill::Free(_) | Fill::Offline))
     }

@@ -13,9 +13,9 @@ const COUNTED: usize = 6;
 /// Patterns of a program's accesses to its heap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Workload {
-    /// A heap as large as the cache, all pages alike.
+    /// A heap as large as the cache; all pages are used equally often.
     Fits,
-    /// A quarter of that, all pages alike.
+    /// A heap of a quarter of the cache; all pages are used equally often.
     Hot,
     /// STREAM: three arrays, together as large as the cache, swept side by side.
     Stream,

@@ -153,7 +153,7 @@ mod call {
     /// always.
     const CHECK_WPASYNC: u64 = 2;
     /// Known flags: `CHECK_WPASYNC`, and the protection of matching pages (`PM_SCAN_WP_MATCHING`),
-    /// which has no page to act on.
+    /// which does nothing: no page is protected asynchronously.
     const FLAGS: u64 = 1 | CHECK_WPASYNC;
 
     /// `struct pm_scan_arg`, by field.

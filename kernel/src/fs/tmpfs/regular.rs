@@ -209,7 +209,8 @@ impl Regular {
         self.write_near_limit(shared, at, source).map(|n| (n, at))
     }
 
-    /// Writes as far as the limit permits, page by page. Only pages without memory count.
+    /// Writes as far as the limit permits, page by page. Pages that have memory already
+    /// are not charged again.
     fn write_near_limit(&self, shared: &TmpfsShared, at: u64, source: &mut dyn Source) -> Result<usize> {
         let mut done = 0;
         while source.remaining() > 0 && (done == 0 || sched::checkpoint().is_ok()) {

@@ -443,7 +443,7 @@ impl Prepared {
         let dumpable = if changes || !self.readable { inspect::after_change() } else { Dumpable::Yes };
         process.barriers.store(0, Ordering::Relaxed);
         self.space.set_dumpable(dumpable);
-        // Files that the user may not read may belong to user namespaces above.
+        // A file that the user may not read may belong to a parent user namespace.
         let owner = if self.readable { credentials.user_ns.clone() } else { UserNs::INITIAL };
         self.space.set_owner(owner);
         self.space.set_dump_filter(process.space().dump_filter());

@@ -105,7 +105,7 @@ struct IommuQueues<S: DmaSource> {
     /// A slot for each request, and for each fault.
     buffer: Arc<DmaMapping<S>>,
     fault_buffer: Arc<DmaMapping<S>>,
-    /// An endpoint's properties and the answer's end.
+    /// Room for an endpoint's properties, and for the end of the answer.
     properties: Arc<DmaMapping<S>>,
 }
 
