@@ -36,7 +36,8 @@ pub fn print_line(options: &RunOptions, machine: &VirtualMachine, kernel: &Kerne
     Ok(0)
 }
 
-fn quote(argument: &OsStr) -> String {
+/// Returns `argument` as a shell takes it.
+pub fn quote(argument: &OsStr) -> String {
     let text = argument.to_string_lossy();
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=,.:/+%@".contains(c);
     if !text.is_empty() && text.chars().all(plain) {

@@ -1,9 +1,10 @@
 //! Reports as one offline HTML file: page frame, tables, figures drawn as SVG.
 //!
 //! The file needs no network, no fonts and no other file, and looks right on light and dark screens
-//! and on paper. Its script only shows a value under the pointer, a finger or the keyboard's arrows;
-//! everything else works without it. Every text is escaped where it enters: names come from guests
-//! and are not trusted. The page forbids itself everything else (Content-Security-Policy).
+//! and on paper. Its script only shows a value under the pointer or a finger, or the one that the
+//! arrow keys chose; everything else works without it. Every text is escaped where it enters: names
+//! come from guests and are not trusted. The page forbids itself everything else
+//! (Content-Security-Policy).
 
 mod bars;
 #[cfg(test)]
@@ -12,6 +13,7 @@ mod escape;
 mod figure;
 mod grid;
 mod lines;
+mod origin;
 mod scale;
 mod table;
 
@@ -24,6 +26,7 @@ pub use escape::escape;
 pub use figure::Figure;
 pub use grid::{HeatMap, Matrix};
 pub use lines::{Lines, Shape, survival};
+pub use origin::command_line;
 pub use scale::{Axis, Unit};
 pub use table::{Cell, Column, Table};
 
@@ -172,8 +175,10 @@ impl Page {
         self.body.push_str("</details>\n</figure>\n");
     }
 
-    /// Writes the file, whole or not at all.
-    pub fn write(&self, path: &Path) -> Result<()> {
+    /// Writes the file, whole or not at all. Its last section says where it comes from.
+    pub fn write(mut self, path: &Path) -> Result<()> {
+        self.section("Origin");
+        self.facts(&origin::origin());
         files::write_whole(path, self.render().as_bytes())
     }
 

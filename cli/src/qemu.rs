@@ -134,7 +134,7 @@ impl Devices {
         let Some(kind) = self.iommu() else { return };
         match kind {
             IommuKind::Vtd => line.option("-device", "intel-iommu,aw-bits=48,intremap=on"),
-            // It translates for others, not for itself; before its driver starts it lets nothing pass.
+            // It translates for others, not for itself. Nothing passes before its driver starts.
             IommuKind::Virtio => line.option(
                 "-device",
                 "virtio-iommu-pci,addr=0x1d,disable-legacy=on,iommu_platform=off,boot-bypass=off",

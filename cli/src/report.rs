@@ -52,15 +52,21 @@ pub fn death_line(ended: &Ended, symbols: &Symbols) -> String {
     format!("{what}: {}", cause_of_death(ended, symbols).replace('\n', " "))
 }
 
-/// Describes a guest's death in one line: its certificate's message, else the last line of its log
-/// about a panic.
+/// Describes a guest's death in one line: its certificate's message, else the line of a stock
+/// Linux that names the panic, else the last line of its log about a panic.
 pub fn cause_of_death(ended: &Ended, symbols: &Symbols) -> String {
     if let End::Panicked(certificate) = &ended.end {
         return symbols.without_addresses(message(certificate), slide_of(certificate));
     }
-    let cause = ended.log.lines().rev().find(|line| line.to_ascii_lowercase().contains("panic"));
-    let cause = cause.map_or("it ended without a word", without_time);
+    let cause = panic_line(&ended.log).map_or("QEMU exited without output", without_time);
     symbols.without_addresses(cause, slide_in(&ended.log))
+}
+
+/// Returns the line of a log that says why the kernel panicked. A stock Linux prints it first, and
+/// then a backtrace, in which functions may have "panic" in their names.
+fn panic_line(log: &str) -> Option<&str> {
+    let named = log.lines().find(|line| line.contains("Kernel panic - "));
+    named.or_else(|| log.lines().rev().find(|line| line.to_ascii_lowercase().contains("panic")))
 }
 
 /// Returns the place of each thread at the time-out, or of each CPU of a kernel that did not

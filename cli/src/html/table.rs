@@ -86,7 +86,7 @@ impl Table {
 
     /// Appends the table's markup.
     pub(super) fn render(&self, to: &mut String) {
-        // What scrolls sideways must be reachable by keyboard, and has a name.
+        // A part that scrolls sideways must be reachable by keyboard, and has a name.
         let headings: Vec<&str> = self.columns.iter().map(|column| column.heading.as_str()).collect();
         let name = if self.caption.is_empty() { headings.join(", ") } else { self.caption.clone() };
         let _ = writeln!(

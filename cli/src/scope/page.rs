@@ -7,7 +7,8 @@ use super::Story;
 use super::digest::{self, Digest, Lives, remote, share};
 use super::summary::{self, PhaseRow, percent, plural};
 use crate::html::{
-    Axis, Bar, Bars, Cell, Column, HeatMap, Lines, Matrix, Page, Shape, Table, Tile, Tone, Unit, survival,
+    Axis, Bar, Bars, Cell, Column, HeatMap, Lines, Matrix, Page, Shape, Table, Tile, Tone, Unit,
+    command_line, survival,
 };
 
 /// Points of a profile over a cache's sets.
@@ -30,7 +31,7 @@ pub fn page(story: &Story<'_>) -> Page {
         &format!("What {} does to memory", name(story)),
         &format!("{command} · {} · counts are the program's time where nothing else is said", story.kernel),
     );
-    let again = format!("freehold run --icount --syscalls -- {command}");
+    let again = format!("freehold run --icount --syscalls -- {}", command_line(story.command));
     page.next("Which system calls are behind it", &again);
     tiles(&mut page, story);
     if results.oracle.total > 0 {
@@ -256,7 +257,7 @@ fn collisions(page: &mut Page, results: &Results, node: usize, near: &NearResult
     let met: Vec<usize> =
         (0..n).filter(|&class| (0..n).any(|other| count(class, other) + count(other, class) > 0)).collect();
     if met.is_empty() {
-        page.text(&format!("Node {node}: nobody drove anybody out."));
+        page.text(&format!("Node {node}: no frame evicted lines of another frame."));
         return;
     }
     let names: Vec<String> = met.iter().map(|&class| results.classes[class].clone()).collect();
@@ -265,8 +266,8 @@ fn collisions(page: &mut Page, results: &Results, node: usize, near: &NearResult
         .flat_map(|&left| met.iter().map(move |&came| (left, came)))
         .map(|(l, c)| count(l, c) as f64);
     let matrix = Matrix::new(
-        &format!("Who drives whom out of node {node}'s cache"),
-        ("driven out", "by"),
+        &format!("Evictions from node {node}'s cache, by owner"),
+        ("evicted", "by"),
         &names,
         &names,
         values.collect(),
@@ -275,7 +276,7 @@ fn collisions(page: &mut Page, results: &Results, node: usize, near: &NearResult
     if near.pairs.is_empty() {
         return;
     }
-    let columns = [Column::code("frame driven out"), Column::code("by frame"), Column::number("times")];
+    let columns = [Column::code("evicted frame"), Column::code("by frame"), Column::number("times")];
     let mut table = Table::new(&format!("The worst pairs of frames, node {node}"), &columns);
     for pair in near.pairs.iter().take(10) {
         table.row([
@@ -606,7 +607,7 @@ mod tests {
     fn the_report_draws_every_part_that_was_modelled() {
         let html = with_story(|story| super::page(story).render());
         for part in [
-            "Who drives whom out",
+            "Evictions from node",
             "How long TLB entries live",
             "over time",
             "by place and time",

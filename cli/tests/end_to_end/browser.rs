@@ -20,7 +20,7 @@ const START: &str = "exec chromium --headless --no-sandbox --disable-gpu --disab
      --remote-debugging-pipe --user-data-dir=\"$1\" 3<\"$1/commands\" 4>\"$1/answers\"";
 /// Widths of a telephone and of a desk's screen, in pixels of CSS.
 const WIDTHS: [u32; 2] = [400, 1280];
-/// What axe-core finds, a line per rule and place; every table of values is open. The inside of a
+/// Returns the findings of axe-core, a line per rule and place; every table of values is open. The inside of a
 /// drawing is presentation: `cli/src/html/colours.rs` checks its colours.
 const AXE: &str = "document.querySelectorAll('details').forEach(details => details.open = true);
     axe.run({ exclude: [['svg.figure > *']] }, { resultTypes: ['violations'] }).then(found => found.violations.map(rule =>
@@ -175,7 +175,12 @@ pub fn clean_report(page: &Path) -> String {
             assert!(messages.is_empty(), "{at}: {messages:?}");
         }
     }
-    std::fs::read_to_string(page).expect("a page")
+    let text = std::fs::read_to_string(page).expect("a page");
+    for name in ["command", "date", "host", "build of Freehold's kernel (SHA-256)"] {
+        let shown = name.replace('\'', "&#39;");
+        assert!(text.contains(&format!("<dt>{shown}</dt>")), "{}: its origin: {name}", page.display());
+    }
+    text
 }
 
 /// Checks a folder of reports that were made before: FREEHOLD_REPORTS names it.

@@ -65,6 +65,16 @@ fn a_panic_and_a_time_out_are_told_as_they_are_recorded() {
 }
 
 #[test]
+fn a_stock_linux_panic_is_told_by_its_own_line() {
+    if kernel() != "linux" {
+        return;
+    }
+    let outcome = shell("echo c > /proc/sysrq-trigger").expect(255);
+    let line = "the guest died: Kernel panic - not syncing: sysrq triggered crash";
+    assert!(outcome.stderr.contains(line), "{}", outcome.stderr);
+}
+
+#[test]
 fn what_the_host_did_is_not_the_program_s_end() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let with_qemu = |script: &str| {
