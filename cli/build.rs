@@ -1,5 +1,5 @@
-//! Notes whether kernel and guest programs are to be part of the command (`cli/src/payload.rs`), and
-//! links a release without the tables for unwinding: a panic ends the command at once, and they are
+//! Notes whether kernel and guest programs are to be part of the command (`cli/src/payload.rs`).
+//! Links a release without the tables for unwinding: a panic ends the command at once, and they are
 //! a tenth of its size.
 
 fn main() {

@@ -20,8 +20,8 @@ const START: &str = "exec chromium --headless --no-sandbox --disable-gpu --disab
      --remote-debugging-pipe --user-data-dir=\"$1\" 3<\"$1/commands\" 4>\"$1/answers\"";
 /// Widths of a telephone and of a desk's screen, in pixels of CSS.
 const WIDTHS: [u32; 2] = [400, 1280];
-/// Returns the findings of axe-core, a line per rule and place; every table of values is open. The inside of a
-/// drawing is presentation: `cli/src/html/colours.rs` checks its colours.
+/// Returns the findings of axe-core, a line per rule and place; every table of values is open. The
+/// inside of a drawing is presentation: `cli/src/html/colours.rs` checks its colours.
 const AXE: &str = "document.querySelectorAll('details').forEach(details => details.open = true);
     axe.run({ exclude: [['svg.figure > *']] }, { resultTypes: ['violations'] }).then(found => found.violations.map(rule =>
         rule.id + ': ' + rule.nodes.map(node => node.target + ' ' + node.failureSummary).join('; ')).join('\\n'))";

@@ -66,10 +66,10 @@ fn a_panic_and_a_time_out_are_told_as_they_are_recorded() {
 
 #[test]
 fn a_stock_linux_panic_is_told_by_its_own_line() {
-    if kernel() != "linux" {
-        return;
-    }
-    let outcome = shell("echo c > /proc/sysrq-trigger").expect(255);
+    let mut command = freehold();
+    command.args(["run", "--accel", "tcg", "--timeout", TIMEOUT, "--kernel", "linux", "--"]);
+    command.args(["busybox", "ash", "-c", "echo c > /proc/sysrq-trigger"]);
+    let outcome = finish(command, b"").expect(255);
     let line = "the guest died: Kernel panic - not syncing: sysrq triggered crash";
     assert!(outcome.stderr.contains(line), "{}", outcome.stderr);
 }
