@@ -10,6 +10,7 @@
 #   make install    into PREFIX (default /usr/local): command, kernel, guest programs, manual pages, shell completion
 #   make uninstall  takes all of that away again
 #   make deb        target/freehold_VERSION_amd64.deb, and the debug symbols as freehold-dbgsym
+#   make static     target/freehold-static: the command without shared libraries, for machines with an older libc
 #   make sbom       target/freehold-VERSION.cdx.json: what is shipped, with licences and sums (CycloneDX)
 
 PREFIX ?= /usr/local
@@ -26,7 +27,7 @@ GUEST_INSTALLED := init tools/phase workloads/near-cache workloads/needless work
 # Subcommands with a manual page of their own.
 MAN_PAGES := run scope coverage bench lab sweep diff owns doctor
 
-.PHONY: build run test test-long lint bench install stage uninstall deb sbom setup command kernel guest
+.PHONY: static build run test test-long lint bench install stage uninstall deb sbom setup command kernel guest
 .DEFAULT_GOAL := build
 
 # Each of the two is linked by one thread for minutes. Cargo does not take make's job server.
@@ -40,6 +41,11 @@ command: setup
 	@MAKEFLAGS= cargo build --quiet --release -p freehold -p freehold-scope-plugin --target-dir $(TARGET)
 	@cp $(TARGET)/release/freehold $(TARGET)/freehold.new && mv $(TARGET)/freehold.new $(TARGET)/freehold
 	@cp $(TARGET)/release/libfreehold_scope.so $(TARGET)/scope.new && mv $(TARGET)/scope.new $(TARGET)/libfreehold_scope.so
+
+static: setup
+	@MAKEFLAGS= CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS="-C target-feature=+crt-static" \
+		cargo build --quiet --release -p freehold --target x86_64-unknown-linux-gnu --target-dir $(TARGET)/static
+	@cp $(TARGET)/static/x86_64-unknown-linux-gnu/release/freehold $(TARGET)/freehold-static
 
 kernel: setup
 	@MAKEFLAGS= TARGET_DIR=$(TARGET) tools/build-kernel
