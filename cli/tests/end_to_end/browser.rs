@@ -102,10 +102,17 @@ impl Browser {
 
     /// Loads a page from its start.
     fn load(&mut self, url: &str) {
-        self.ask("Page.navigate", json!({ "url": "about:blank" }));
         self.events.clear();
         self.ask("Page.navigate", json!({ "url": url }));
-        while !self.events.iter().any(|event| event["method"] == "Page.loadEventFired") {
+        // An event of the page before may come late.
+        let is_loaded = |events: &[Value]| {
+            let is_page = |event: &Value| {
+                event["method"] == "Page.frameNavigated" && event["params"]["frame"]["url"] == url
+            };
+            let mut since = events.iter().skip_while(|event| !is_page(event));
+            since.any(|event| event["method"] == "Page.loadEventFired")
+        };
+        while !is_loaded(&self.events) {
             let event = self.hear();
             self.events.push(event);
         }
