@@ -74,7 +74,7 @@ pub fn closing() {
     let before = mem::stats::memory();
     let free_whole = mem::stats::free_in_pageblocks();
     let _no_memory_comes_or_goes = mem::hotplug::stop();
-    let _nobody_looks_through_memory = mem::khugepaged::stop();
+    let _nobody_looks_through_memory = (mem::khugepaged::stop(), mem::ksm::stop());
     let left = end_the_rest();
     socket::garbage::collect();
     let init = task::init::process();

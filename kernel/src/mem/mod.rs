@@ -17,6 +17,7 @@ mod foreign;
 pub mod hotplug;
 pub mod khugepaged;
 pub mod kprobes;
+pub mod ksm;
 mod map;
 mod mapping;
 pub mod mirrors;

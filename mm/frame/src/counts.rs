@@ -1,8 +1,8 @@
 //! How a user frame is held: the upper part of the one word that is its
 //! [record](crate::FrameRecord).
 //!
-//! Layout, from the top: exclusive (1 bit), pins (14), references (16), the two marks of blocks
-//! ([`whole`](crate::whole)), mappings (18); below them the [`Tag`](crate::Tag) (13), which changes
+//! Layout, from the top: exclusive (1 bit), merged (1), pins (13), references (16), the two marks of
+//! blocks ([`whole`](crate::whole)), mappings (18); below them the [`Tag`](crate::Tag) (13), which changes
 //! of counts leave unchanged. A word whose tag names no owner has no counts: its other bits name
 //! the last owner, and a pin that is tried without a hold is refused. Each count is exact and
 //! separate. They share a word, with the owner, only so that a change of one can depend on the
@@ -13,6 +13,8 @@
 //! - *vacate* (swap-out, migration) changes "exclusive and not pinned" to "a reference that cannot
 //!   be pinned";
 //! - *reuse* changes "one mapping and nothing else" to "exclusive";
+//! - *merge* marks a frame that is not exclusive as merged: it has the bytes of several equal pages
+//!   (Linux: a KSM page). It is never reused, so these bytes stay as they are while the mark does;
 //! - the last holder of any kind must know, when it drops its hold, that it is the last.
 //!
 //! Each is one compare-exchange, so a pin and a share can never both succeed against the same
@@ -83,14 +85,15 @@ const OWNER: u64 = Tag::OWNER;
 pub(crate) const MAPPING: u64 = 1 << Tag::BITS;
 const REFERENCE: u64 = 1 << 33;
 const PIN: u64 = 1 << 49;
+const MERGED: u64 = 1 << 62;
 pub(crate) const EXCLUSIVE: u64 = 1 << 63;
 const MAX_MAPPINGS: u64 = (1 << 18) - 1;
 const MAX_REFERENCES: u64 = (1 << 16) - 1;
-const MAX_PINS: u64 = (1 << 14) - 1;
+const MAX_PINS: u64 = (1 << 13) - 1;
 
 // Every bit belongs to exactly one field.
 const _: () = assert!(
-    TAG + MAX_MAPPINGS * MAPPING + MARKS + MAX_REFERENCES * REFERENCE + MAX_PINS * PIN + EXCLUSIVE
+    TAG + MAX_MAPPINGS * MAPPING + MARKS + MAX_REFERENCES * REFERENCE + MAX_PINS * PIN + MERGED + EXCLUSIVE
         == u64::MAX
 );
 
@@ -101,11 +104,13 @@ pub enum CountError {
     Pinned,
     /// The frame is not exclusive: it may not be pinned before it is unshared.
     NotExclusive,
+    /// The frame is not merged, or not any more.
+    NotMerged,
     /// The frame has no holder.
     Free,
     /// Others hold the frame too.
     Held,
-    /// The count is at its maximum (262,143 mappings, 65,535 references, 16,383 pins).
+    /// The count is at its maximum (262,143 mappings, 65,535 references, 8,191 pins).
     Overflow,
 }
 
@@ -264,7 +269,7 @@ impl<W: AtomicWord> Counts<W> {
         Ok(Belongs::from_bits(before))
     }
     /// Undoes [`Counts::vacate`]: turns one reference into one mapping of a frame that is exclusive
-    /// or shared as that call returned.
+    /// or shared as that call returned. A frame that becomes exclusive is not merged any more.
     ///
     /// # Errors
     /// [`CountError::Held`] if the frame has to be exclusive and is mapped;
@@ -272,7 +277,9 @@ impl<W: AtomicWord> Counts<W> {
     pub fn occupy(&self, belongs: Belongs) -> Result<(), CountError> {
         self.change(|bits| match belongs {
             Belongs::Exclusive if Hold::Mapping.count(bits) > 0 => Err(CountError::Held),
-            Belongs::Exclusive => add(bits - REFERENCE, Hold::Mapping).map(|bits| bits | EXCLUSIVE),
+            Belongs::Exclusive => {
+                add((bits & !MERGED) - REFERENCE, Hold::Mapping).map(|bits| bits | EXCLUSIVE)
+            }
             Belongs::Shared => add((bits & !EXCLUSIVE) - REFERENCE, Hold::Mapping),
         })
     }
@@ -342,6 +349,38 @@ impl<W: AtomicWord> Counts<W> {
         let held = |bits| bits & OWNER == Owner::PageCache as u64 && bits & !TAG != 0 && bits & MARKS == 0;
         self.change(|bits| if held(bits) { add(bits, Hold::Pin) } else { Err(CountError::Free) })
     }
+    /// Marks a frame as merged, to which the caller has a reference.
+    ///
+    /// # Errors
+    /// [`CountError::Held`] if it is exclusive: its bytes may change.
+    pub fn merge(&self) -> Result<(), CountError> {
+        let fits = |bits| bits & (EXCLUSIVE | MARKS) == 0;
+        self.change(|bits| if fits(bits) { Ok(bits | MERGED) } else { Err(CountError::Held) })
+    }
+    /// Undoes [`Counts::merge`]. Spaces that map the frame share it as after a fork.
+    pub fn unmerge(&self) {
+        let outcome = self.change(|bits| Ok(bits & !MERGED));
+        debug_assert_eq!(outcome, Ok(()));
+    }
+    /// Whether the frame is merged.
+    #[inline]
+    pub fn is_merged(&self) -> bool {
+        is_merged(self.0.load(Ordering::Acquire))
+    }
+    /// One more reference to a merged frame. May be tried without a hold.
+    ///
+    /// # Errors
+    /// [`CountError::NotMerged`]; [`CountError::Overflow`].
+    pub fn reference_merged(&self) -> Result<(), CountError> {
+        self.change(|bits| add_merged(bits, Hold::Reference))
+    }
+    /// One more mapping of a merged frame, to which the caller has a reference.
+    ///
+    /// # Errors
+    /// As [`Counts::reference_merged`].
+    pub fn map_merged(&self) -> Result<(), CountError> {
+        self.change(|bits| add_merged(bits, Hold::Mapping))
+    }
     /// Drops one hold. `true` if it was the last: the caller now owns the frame alone and frees it.
     #[must_use = "the last holder frees the frame"]
     #[inline]
@@ -352,7 +391,7 @@ impl<W: AtomicWord> Counts<W> {
                 nobody_has(hold, bits);
             }
             let left = bits - hold.one();
-            let last = left & !(EXCLUSIVE | TAG) == 0;
+            let last = left & !(EXCLUSIVE | MERGED | TAG) == 0;
             let new = if last { left & TAG } else { left };
             match self.0.compare_exchange_weak(bits, new, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return last,
@@ -420,6 +459,16 @@ impl Belongs {
             Self::Shared => 0,
         }
     }
+}
+
+#[inline]
+const fn is_merged(bits: u64) -> bool {
+    bits & MERGED != 0 && bits & OWNER == Owner::Anon as u64
+}
+
+/// One more hold of a merged frame.
+fn add_merged(bits: u64, hold: Hold) -> Result<u64, CountError> {
+    if is_merged(bits) { add(bits, hold) } else { Err(CountError::NotMerged) }
 }
 
 #[inline]

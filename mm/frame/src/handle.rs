@@ -259,6 +259,20 @@ impl<S: FrameSource> Frame<Anon, S> {
         let this = ManuallyDrop::new(self);
         Ok(LeafMapping(this.0))
     }
+    /// Takes a reference to `frame` if it is a merged one. The caller may have found the number in
+    /// an old note: the frame may be free, or have another owner.
+    pub fn try_merged(source: S, frame: Pfn) -> Option<Self> {
+        source.table().get(frame)?.counts().reference_merged().ok()?;
+        Some(Self(Handle::new(source, frame, Order::FRAME)))
+    }
+    /// Makes a mapping of a merged frame.
+    ///
+    /// # Errors
+    /// [`CountError::NotMerged`], [`CountError::Overflow`].
+    pub fn map_merged(&self) -> Result<LeafMapping<Anon, S>, CountError> {
+        self.record().counts().map_merged()?;
+        Ok(LeafMapping(self.0))
+    }
     /// Makes a mapping for an address space that does not use the frame alone: from now on the
     /// frame is shared.
     ///

@@ -266,3 +266,57 @@ fn a_pin_that_meets_its_frame_as_a_piece_of_anothers_block_sees_that_its_leaf_is
         pinner.join().unwrap();
     });
 }
+
+/// A merged frame with one mapping.
+fn merged() -> Arc<Counts<Loom>> {
+    let counts = mapped();
+    counts.vacate().unwrap();
+    counts.merge().unwrap();
+    counts.map_merged().unwrap();
+    assert!(!counts.unreference());
+    counts
+}
+
+#[test]
+fn a_merged_frame_is_mapped_once_more_or_becomes_one_spaces_own() {
+    loom::model(|| {
+        let counts = merged();
+        // The page is swapped out, and comes back.
+        counts.vacate().unwrap();
+        let scanner = {
+            let counts = counts.clone();
+            thread::spawn(move || {
+                let held = counts.reference_merged();
+                let mapped = held.and_then(|()| counts.map_merged());
+                assert!(held.is_err() || !counts.unreference());
+                mapped.is_ok()
+            })
+        };
+        let own = counts.occupy(Belongs::Exclusive).is_ok();
+        if !own {
+            counts.occupy(Belongs::Shared).unwrap();
+        }
+        let mapped = scanner.join().unwrap();
+        let now = counts.load();
+        assert!(own != mapped || !own, "stores of one space reach another: {now:?}");
+        assert_eq!((now.is_exclusive(), counts.is_merged()), (own, !own));
+        assert_eq!((now.mappings, now.references), (1 + u32::from(mapped), 0));
+    });
+}
+
+#[test]
+fn a_merged_frame_is_never_reused_and_freed_once() {
+    loom::model(|| {
+        let counts = merged();
+        let scanner = {
+            let counts = counts.clone();
+            thread::spawn(move || counts.reference_merged().is_ok() && counts.unreference())
+        };
+        assert_eq!(counts.reuse(), Err(CountError::Held));
+        assert_eq!(counts.pin_exclusive(), Err(CountError::NotExclusive));
+        let last = counts.unmap();
+        assert!(last != scanner.join().unwrap(), "freed once");
+        assert!(counts.load().is_none() && !counts.is_merged());
+        assert_eq!(counts.reference_merged(), Err(CountError::NotMerged));
+    });
+}

@@ -80,6 +80,11 @@ pub enum Advice {
     NoHugePage,
     /// Make large pages of the present pages, now.
     Collapse,
+    /// Pages with equal bytes may get one frame.
+    Mergeable,
+    /// They get frames of their own again: all pages are [due](AddressSpace::take_due) for
+    /// [`Populate::Unmerge`](crate::Populate::Unmerge).
+    Unmergeable,
 }
 
 impl Advice {
@@ -94,6 +99,8 @@ impl Advice {
             8 => Self::Free,
             10 => Self::DontFork,
             11 => Self::DoFork,
+            12 => Self::Mergeable,
+            13 => Self::Unmergeable,
             14 => Self::HugePage,
             15 => Self::NoHugePage,
             16 => Self::DontDump,
@@ -126,6 +133,8 @@ impl Advice {
             Self::KeepOnFork => (AreaFlags::WIPEONFORK, NONE),
             Self::HugePage => (AreaFlags::NOHUGEPAGE, AreaFlags::HUGEPAGE),
             Self::NoHugePage => (AreaFlags::HUGEPAGE, AreaFlags::NOHUGEPAGE),
+            Self::Mergeable => (NONE, AreaFlags::MERGEABLE),
+            Self::Unmergeable => (AreaFlags::MERGEABLE, NONE),
             _ => return None,
         })
     }
@@ -200,7 +209,14 @@ impl<S: Memory> AddressSpace<S> {
             self.split_borders(&range)?;
         }
         if let Some((lose, get)) = advice.flags() {
-            self.areas.change(range, |area| area.flags = area.flags.difference(lose) | get);
+            if advice == Advice::Unmergeable {
+                self.owe(range.start, range.end);
+            }
+            self.areas.change(range, |area| {
+                // Other areas than those that can have equal pages pass over this advice.
+                let fits = advice != Advice::Mergeable || area.is_ksm_compatible();
+                area.flags = area.flags.difference(lose) | if fits { get } else { AreaFlags::empty() };
+            });
             return outcome;
         }
         match advice {

@@ -44,6 +44,8 @@ pub enum Event {
     /// Ours, `cow_unneeded`: a write fault copied a frame that had no other mapping, holder or swap
     /// entry at the time of the decision.
     CowUnneeded,
+    /// `cow_ksm`: a store, or a call, copied a merged page.
+    CowKsm,
     /// `pgmigrate_success`: a page got another frame.
     MigrateSuccess,
     /// `pgmigrate_fail`: a page did not get another frame.

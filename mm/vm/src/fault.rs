@@ -34,6 +34,8 @@ pub enum Populate {
     Read,
     /// For writing (MADV_POPULATE_WRITE).
     Write,
+    /// Not at all: merged pages get frames of their own (MADV_UNMERGEABLE).
+    Unmerge,
 }
 
 impl Populate {
@@ -46,7 +48,7 @@ impl Populate {
                 return Ok(Some(Want::Write));
             }
             Self::AsAllowed => return Ok(Some(Want::Read)),
-            Self::Read => (Want::Read, Protection::READ),
+            Self::Read | Self::Unmerge => (Want::Read, Protection::READ),
             Self::Write => (Want::Write, Protection::WRITE),
         };
         let can_be_had = area.protection.contains(needs) && !area.is_secret();
@@ -134,6 +136,9 @@ impl<S: Memory> AddressSpace<S> {
         populate: Populate,
         most: u64,
     ) -> Result<VirtAddr, VmError> {
+        if populate == Populate::Unmerge {
+            return self.unmerge_some(range, most);
+        }
         let Self { areas, resident, .. } = self;
         let mut left = most;
         for (area, part) in areas.parts(range.clone()) {

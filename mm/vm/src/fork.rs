@@ -32,6 +32,7 @@ impl<S: Memory> AddressSpace<S> {
         let mut child = Self::new(&self.resident.commons, self.layout)?;
         child.brk_base = self.brk_base;
         child.brk = self.brk;
+        child.merges_all = self.merges_all;
         child.resident.huge = self.resident.huge;
         let Self { areas, resident, .. } = self;
         let mut is_monitored = false;

@@ -78,7 +78,7 @@ impl<S: Memory> AddressSpace<S> {
         self.make_room(1)?;
         let flags = AreaFlags::HEAP | AreaFlags::SOFTDIRTY | AreaFlags::ACCOUNT | self.future;
         self.check_lock(pages, flags, limits)?;
-        self.areas.add(Area {
+        let mut area = Area {
             start: old_end,
             end: new_end,
             protection: Protection::READ | Protection::WRITE,
@@ -87,7 +87,11 @@ impl<S: Memory> AddressSpace<S> {
             content: AreaContent::Anonymous,
             copied: Copied::default(),
             monitor: None,
-        });
+        };
+        if self.merges_all {
+            area.mark_mergeable();
+        }
+        self.areas.add(area);
         self.count_in(pages);
         if Self::is_locked_now(flags) {
             self.owe(old_end, new_end);

@@ -53,6 +53,7 @@ mod idle;
 mod leaf_hold;
 mod lock;
 mod map;
+mod merge;
 mod migrate;
 mod monitor;
 mod new_page;
@@ -89,6 +90,7 @@ pub use freehold_paging::{KernelRoots, Memory, PageSize, SwapPlace};
 pub use huge::{BlockWish, HugeMode, HugeUse, HugeZero};
 pub use lock::{LockAll, LockMode};
 pub use map::{Unmapped, whole_pages};
+pub use merge::{MergeCursor, MergeFigures, MergeRules, MergeScan, MergeSums, MergeWish, MergedPages};
 pub use migrate::{CachedPage, MigrateOutcome, Migration, PageNode, SharedPages};
 pub use monitor::{Lack, Monitor, NewPage, Wanted, Watching};
 pub use pin::{

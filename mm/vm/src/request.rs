@@ -100,6 +100,8 @@ bitflags! {
         /// The area's monitor has to map pages of shared memory that are present but not mapped
         /// here.
         const MONITOR_MINOR = 1 << 20;
+        /// Pages with equal bytes are merged (MADV_MERGEABLE).
+        const MERGEABLE = 1 << 21;
 
         /// The faults that go to a monitor.
         const MONITORED = Self::MONITOR_MISSING.bits() | Self::MONITOR_STORES.bits() | Self::MONITOR_MINOR.bits();

@@ -383,7 +383,9 @@ impl<S: Memory> Resident<S> {
             let old = slot.replace(leaf(page, rights, Marks::Dirty));
             self.tables.forget::<Anon>(addr, old, None);
         }
-        if was_nobody_elses && is_last(&held) && self.is_nobody_elses(&held) {
+        if held.record().counts().is_merged() {
+            self.commons.count(Event::CowKsm);
+        } else if was_nobody_elses && is_last(&held) && self.is_nobody_elses(&held) {
             self.commons.count(Event::CowUnneeded);
         }
         self.trace_decision(at, CowDecision::Copied);

@@ -134,6 +134,8 @@ pub struct AddressSpace<S: Memory> {
     pub(crate) promised: AtomicU64,
     /// Flags that new areas get in addition to the requested ones (mlockall's MCL_FUTURE).
     pub(crate) future: AreaFlags,
+    /// Whether all areas are [mergeable](AreaFlags::MERGEABLE) that can be.
+    pub(crate) merges_all: bool,
     pub(crate) handle: Option<Weak<dyn SpaceHandle<S>>>,
     /// Addresses that the last call promised to make present.
     pub(crate) due: Option<Range<VirtAddr>>,
@@ -164,6 +166,7 @@ impl<S: Memory> AddressSpace<S> {
             peak_total: 0,
             promised: AtomicU64::new(0),
             future: AreaFlags::empty(),
+            merges_all: false,
             handle: None,
             due: None,
             minor_faults: 0,

@@ -144,6 +144,8 @@ pub struct Smaps {
     pub referenced: u64,
     /// Bytes of anonymous memory.
     pub anonymous: u64,
+    /// Merged with equal pages, the page of zeroes included.
+    pub ksm: u64,
     /// Anonymous and mapped by large leaves.
     pub huge: u64,
     /// `pss` of locked areas.
@@ -299,7 +301,10 @@ impl<S: Memory> AddressSpace<S> {
         let of_disk = self.areas.at(area.start).is_some_and(of_disk);
         self.pieces(area.start..area.end, |_, entry, what| {
             let (kind, mappings) = match what {
-                What::Leaf(LeafKind::Zero, _) => return,
+                What::Leaf(LeafKind::Zero, _) => {
+                    smaps.ksm += if self.resident.is_merged_zero(entry) { PAGE } else { 0 };
+                    return;
+                }
                 What::Leaf(kind, mappings) => (kind, mappings),
                 What::Swapped(place) => {
                     smaps.swap += PAGE;
@@ -325,6 +330,7 @@ impl<S: Memory> AddressSpace<S> {
             smaps.pss_dirty += if entry.is_dirty() { PAGE / mappings } else { 0 };
             smaps.referenced += if entry.is_accessed() { PAGE } else { 0 };
             smaps.anonymous += if kind == LeafKind::Anon { PAGE } else { 0 };
+            smaps.ksm += if kind == LeafKind::Anon && self.resident.is_merged(entry) { PAGE } else { 0 };
             smaps.lazy_free += if kind == LeafKind::Anon && entry.is_lazy() { PAGE } else { 0 };
         });
         self.resident.tables.visit(area.start..area.end, |_, _, entry, size| {

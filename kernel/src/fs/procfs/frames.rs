@@ -32,6 +32,7 @@ const SWAPBACKED: u64 = 1 << 14;
 const COMPOUND_HEAD: u64 = 1 << 15;
 const COMPOUND_TAIL: u64 = 1 << 16;
 const NOPAGE: u64 = 1 << 20;
+const KSM: u64 = 1 << 21;
 const THP: u64 = 1 << 22;
 const ZERO_PAGE: u64 = 1 << 24;
 const PGTABLE: u64 = 1 << 26;
@@ -85,6 +86,10 @@ fn flags(frame: Pfn) -> u64 {
     }
     if order > Order::FRAME {
         flags |= if frame == head { COMPOUND_HEAD } else { COMPOUND_TAIL };
+    }
+    let record = mem::frames().table().get(frame);
+    if record.is_some_and(|record| record.counts().is_merged()) {
+        flags |= KSM;
     }
     if holders.whole {
         flags |= THP;

@@ -304,7 +304,7 @@ fn counts(out: &mut Text, smaps: &Smaps, rows: Rows) {
     row("Private_Dirty:", smaps.private_dirty);
     row("Referenced:", smaps.referenced);
     row("Anonymous:", smaps.anonymous);
-    row("KSM:", 0);
+    row("KSM:", smaps.ksm);
     row("LazyFree:", smaps.lazy_free);
     row("AnonHugePages:", smaps.huge);
     row("ShmemPmdMapped:", 0);
@@ -330,6 +330,7 @@ fn add(sum: &mut Smaps, one: &Smaps) {
     sum.referenced += one.referenced;
     sum.anonymous += one.anonymous;
     sum.lazy_free += one.lazy_free;
+    sum.ksm += one.ksm;
     sum.huge += one.huge;
     sum.swap += one.swap;
     sum.swap_pss += one.swap_pss;
@@ -337,7 +338,7 @@ fn add(sum: &mut Smaps, one: &Smaps) {
 }
 
 /// Properties of an area and Linux' two-letter codes, in Linux' order.
-const AREA_FLAGS: [(AreaFlags, &str); 15] = [
+const AREA_FLAGS: [(AreaFlags, &str); 16] = [
     (AreaFlags::GROWSDOWN, "gd "),
     (AreaFlags::LOCKED, "lo "),
     (AreaFlags::SEQUENTIAL, "sr "),
@@ -350,6 +351,7 @@ const AREA_FLAGS: [(AreaFlags, &str); 15] = [
     (AreaFlags::SOFTDIRTY, "sd "),
     (AreaFlags::HUGEPAGE, "hg "),
     (AreaFlags::NOHUGEPAGE, "nh "),
+    (AreaFlags::MERGEABLE, "mg "),
     (AreaFlags::MONITOR_MISSING, "um "),
     (AreaFlags::MONITOR_STORES, "uw "),
     (AreaFlags::MONITOR_MINOR, "ui "),

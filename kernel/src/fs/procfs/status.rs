@@ -43,6 +43,14 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
             push_name(out, subject, process)?;
             out.push(b"\n");
         }
+        FileKind::KsmMergingPages => writeln!(out, "{}", mem::ksm::pages_of(&process.space())?.merged),
+        FileKind::KsmStat => {
+            let pages = mem::ksm::pages_of(&process.space())?;
+            // A process pays for no notes of the scan (Linux: ksm_rmap_items).
+            writeln!(out, "ksm_rmap_items 0\nksm_zero_pages {}", pages.zeroes);
+            let profit = (pages.merged + pages.zeroes) * PAGE;
+            writeln!(out, "ksm_merging_pages {}\nksm_process_profit {profit}", pages.merged);
+        }
         FileKind::Limits => limits(out, process),
         FileKind::Io => {
             let [read, written, reads, writes] = process.usage().io;

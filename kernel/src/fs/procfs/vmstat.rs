@@ -15,7 +15,7 @@ use crate::{Result, fs::machine};
 
 /// Events on pages of processes, by Linux' names, except for `cow_unneeded`: copies that an exact
 /// reference count would have avoided.
-const EVENTS: [(&str, Event); 26] = [
+const EVENTS: [(&str, Event); 27] = [
     ("pswpin", Event::SwapIn),
     ("pswpout", Event::SwapOut),
     ("swap_ra", Event::SwapAhead),
@@ -23,6 +23,7 @@ const EVENTS: [(&str, Event); 26] = [
     ("pglazyfree", Event::LazyFree),
     ("pglazyfreed", Event::LazyFreed),
     ("cow_unneeded", Event::CowUnneeded),
+    ("cow_ksm", Event::CowKsm),
     ("pgreuse", Event::Reuse),
     ("thp_fault_alloc", Event::HugeFaultAlloc),
     ("thp_fault_fallback", Event::HugeFaultFallback),

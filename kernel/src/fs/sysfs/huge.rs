@@ -74,7 +74,7 @@ const NOTHING_OF: [&str; 8] = [
     "zswpout",
 ];
 
-fn number(out: &mut Text, value: u64) -> Result<()> {
+pub(super) fn number(out: &mut Text, value: u64) -> Result<()> {
     writeln!(out, "{value}");
     Ok(())
 }
@@ -82,6 +82,12 @@ fn number(out: &mut Text, value: u64) -> Result<()> {
 /// Returns the word that a program wrote, without the line feed that echo adds.
 fn word(bytes: &[u8]) -> &[u8] {
     bytes.strip_suffix(b"\n").unwrap_or(bytes)
+}
+
+/// Returns the number that a program wrote.
+pub(super) fn parse(bytes: &[u8]) -> Result<u64> {
+    let text = core::str::from_utf8(word(bytes)).map_err(|_| Errno::EINVAL)?;
+    text.parse().map_err(|_| Errno::EINVAL)
 }
 
 /// Shows `words`, with the chosen one in brackets.
@@ -142,8 +148,7 @@ impl Generate for Number {
     }
 
     fn store(&self, bytes: &[u8]) -> Result<()> {
-        let text = core::str::from_utf8(word(bytes)).map_err(|_| Errno::EINVAL)?;
-        self.0.set(text.parse().map_err(|_| Errno::EINVAL)?)
+        self.0.set(parse(bytes)?)
     }
 }
 

@@ -6,6 +6,7 @@ mod fault_inject;
 mod gup_test;
 mod huge;
 mod kernel;
+mod ksm;
 mod latency;
 mod memory;
 mod net;
@@ -53,6 +54,7 @@ pub fn fill() {
     nodes::fill(&root, topology);
     memory::fill(&root, topology);
     huge::fill(&root);
+    ksm::fill(&root);
     fault_inject::fill(&root.dirs("kernel/debug"));
     gup_test::fill(&root.dirs("kernel/debug"));
     kernel::fill(&root);

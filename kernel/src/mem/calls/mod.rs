@@ -407,6 +407,7 @@ fn in_steps(
             | Advice::Cold
             | Advice::PageOut
             | Advice::Collapse
+            | Advice::Unmergeable
     );
     let end = whole_pages(start, len).map(|range| range.end.0);
     let Some(end) = end.filter(|&end| {
@@ -435,9 +436,13 @@ fn in_steps(
 }
 
 fn advise(space: &Arc<ProcessSpace>, start: u64, len: u64, advice: Advice) -> Result<()> {
-    let how = if advice == Advice::PopulateWrite { Populate::Write } else { Populate::Read };
+    let how = match advice {
+        Advice::PopulateWrite => Populate::Write,
+        Advice::Unmergeable => Populate::Unmerge,
+        _ => Populate::Read,
+    };
     let outcome = match advice {
-        Advice::PopulateRead | Advice::PopulateWrite => {
+        Advice::PopulateRead | Advice::PopulateWrite | Advice::Unmergeable => {
             and_populate(space, how, |areas| Ok(areas.advise(VirtAddr(start), len, advice)?))
         }
         _ => space.lock().advise(VirtAddr(start), len, advice).map_err(Errno::from),

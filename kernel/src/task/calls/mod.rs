@@ -22,7 +22,7 @@ use crate::syscall::Args;
 use crate::task::registry::{find_by_number, find_task_by_number};
 use crate::time;
 use crate::user::{self, UserPtr};
-use crate::{Errno, Result, hw, sched};
+use crate::{Errno, Result, hw, mem, sched};
 
 fn named_process(pid: i32) -> Result<Arc<Process>> {
     match pid {
@@ -312,6 +312,8 @@ mod prctl {
     pub const GET_NO_NEW_PRIVS: i32 = 39;
     pub const SET_THP_DISABLE: i32 = 41;
     pub const GET_THP_DISABLE: i32 = 42;
+    pub const SET_MEMORY_MERGE: i32 = 67;
+    pub const GET_MEMORY_MERGE: i32 = 68;
     // Freehold's own option: "XPF" and a number.
     pub const SET_XPFO: i32 = 0x5850_4601;
     pub const GET_XPFO: i32 = 0x5850_4602;
@@ -329,6 +331,22 @@ fn read_name(address: u64) -> Result<([u8; 16], usize)> {
         length += 1;
     }
     Ok((name, length))
+}
+
+/// PR_SET_MEMORY_MERGE and PR_GET_MEMORY_MERGE.
+fn memory_merge(process: &Process, args: &Args) -> Result<i64> {
+    let is_set = args.int(0) == prctl::SET_MEMORY_MERGE;
+    if !is_set && args[1] != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if !may(Capability::SysResource) {
+        return Err(Errno::EPERM);
+    }
+    let space = process.space();
+    if is_set {
+        return mem::ksm::set_for_process(&space, args[1]).map(|()| 0);
+    }
+    Ok(i64::from(space.lock().merges_all()))
 }
 
 /// prctl(option, ...)
@@ -362,6 +380,9 @@ pub fn sys_prctl(args: &Args) -> Result<i64> {
         }
         GET_THP_DISABLE if args[1] | args[2] | args[3] | args[4] == 0 => {
             return Ok(i64::from(process.space().lock().huge_use() == HugeUse::Disabled));
+        }
+        SET_MEMORY_MERGE | GET_MEMORY_MERGE if args[2] | args[3] | args[4] == 0 => {
+            return memory_merge(process, args);
         }
         GET_KEEPCAPS | SET_KEEPCAPS | CAPBSET_READ | CAPBSET_DROP | GET_SECUREBITS | SET_SECUREBITS
         | CAP_AMBIENT => return prctl_sets(args),

@@ -276,9 +276,16 @@ fn empty_space(process: &Process, places: LoadPlaces) -> Result<(Arc<ProcessSpac
         end: VirtAddr(USER_END),
         mmap_base: VirtAddr(mmap_base),
     })?;
-    let huge = process.space().lock().huge_use();
+    let old = process.space();
+    let (huge, merges_all) = {
+        let areas = old.lock();
+        (areas.huge_use(), areas.merges_all())
+    };
     let mut areas = space.lock();
     areas.set_huge_use(huge);
+    if merges_all {
+        areas.merge_all();
+    }
     areas.make_room_for_program()?;
     drop(areas);
     Ok((space, stack_top))

@@ -53,6 +53,8 @@ const ENTRIES: &[(&str, What)] = &[
     ("fdinfo", What::Dir(DirKind::DescriptorInfos, 0o555)),
     ("gid_map", What::File(FileKind::IdMap(IdKind::Group), 0o644)),
     ("io", What::File(FileKind::Io, 0o400)),
+    ("ksm_merging_pages", What::File(FileKind::KsmMergingPages, 0o400)),
+    ("ksm_stat", What::File(FileKind::KsmStat, 0o400)),
     ("limits", What::File(FileKind::Limits, 0o444)),
     ("loginuid", What::File(FileKind::Loginuid, 0o644)),
     ("make-it-fail", What::File(FileKind::MakeItFail, 0o644)),

@@ -34,6 +34,8 @@ pub(in crate::fs::procfs) enum FileKind {
     Cmdline,
     Environ,
     Comm,
+    KsmMergingPages,
+    KsmStat,
     Limits,
     Io,
     Wchan,

@@ -6,6 +6,7 @@ use freehold_machine::{CpuId, Cpus};
 use proptest::prelude::*;
 
 use super::{Bytes, Copies, Exit, Held, Object, PROCESSES, Page, Pinned, Run, Step, What, address, each};
+use crate::tests::merge::{WISH, pass};
 use crate::tests::world::*;
 use crate::*;
 
@@ -105,6 +106,19 @@ impl Run {
                     }
                     self.pins.push(Held { pin, at: Some((p, page)) });
                 }
+                Ok(())
+            }
+            Step::Merge(rules) => {
+                let wish = MergeWish { rules, ..WISH };
+                let (commons, scan) = (self.world.commons.clone(), &mut self.scan);
+                self.world.model().on_cpu(CpuId(0), || pass(&commons, scan, &wish, 2));
+                Ok(())
+            }
+            Step::Unmerge(p, at, count) => {
+                let range = address(at.into())..address(u64::from(at) + u64::from(count));
+                let done =
+                    self.on(p.into(), |space, _| space.populate_some(range.clone(), Populate::Unmerge, 5000));
+                prop_assert!(done == Ok(range.end) || self.failing && done == Err(VmError::NoMemory));
                 Ok(())
             }
             Step::Unpin(n) => {

@@ -90,6 +90,9 @@ enum Step {
     Disks(Health),
     Move(u8, u8, u8, SharedPages),
     Evacuate(u8, u8),
+    /// Lets the scan for equal pages pass over all processes.
+    Merge(MergeRules),
+    Unmerge(u8, u8, u8),
 }
 
 /// Areas are made of up to `most` pages.
@@ -137,6 +140,8 @@ fn step(most: u8) -> impl Strategy<Value = Step> {
         3 => (process(), page(), count(), prop_oneof![Just(SharedPages::Stay), Just(SharedPages::Move)])
             .prop_map(|(p, a, n, shared)| Step::Move(p, a, n, shared)),
         1 => (process(), page()).prop_map(|(p, a)| Step::Evacuate(p, a)),
+        3 => (0..8u32).prop_map(|rules| Step::Merge(MergeRules::from_bits_truncate(rules))),
+        1 => (process(), page(), count()).prop_map(|(p, a, n)| Step::Unmerge(p, a, n)),
     ]
 }
 
@@ -201,6 +206,7 @@ struct Run {
     /// Whether allocations fail now and then.
     failing: bool,
     disks: Vec<std::sync::Arc<Disk>>,
+    scan: MergeScan,
     swap_areas: Vec<SwapArea>,
 }
 
@@ -229,9 +235,11 @@ impl Run {
             lazy: [false; 2 * PROCESSES],
             failing: false,
             disks: Vec::new(),
+            scan: MergeScan::new(),
             swap_areas: Vec::new(),
         };
         run.add_disks();
+        run.processes.iter().for_each(|p| p.space().merge_all());
         (0..2 * PROCESSES).for_each(|cpu| run.load_root(cpu));
         run
     }
@@ -350,7 +358,8 @@ impl Run {
     }
 
     fn exit(&mut self, p: usize, order: Exit) {
-        let fresh = self.world.frames.model().on_cpu(CpuId(2 * p as u16), || self.world.space());
+        let mut fresh = self.world.frames.model().on_cpu(CpuId(2 * p as u16), || self.world.space());
+        fresh.merge_all();
         self.replace(p, fresh, BTreeMap::new(), order);
     }
 

@@ -8,6 +8,7 @@ use freehold_machine::model::Config;
 
 use super::shared::file;
 use super::*;
+use crate::tests::merge::{WISH, pass};
 
 /// Runs the threads that `start` starts. Meanwhile two others repeatedly evict pages by `evict`,
 /// and one of them also removes a swap area.
@@ -88,6 +89,31 @@ fn stores_forks_pins_eviction_and_swapoff_at_once_lose_no_byte() {
     // By then each kind of event has happened often enough.
     let enough = || s.count(Event::SwapOut) > 400 && s.count(Event::SwapIn) > 200;
     storm(&s, Commons::evict, |scope| {
+        parents.iter().map(|p| scope.spawn(|| store_fork_and_pin(&s, p, enough))).collect()
+    });
+    assert!(enough());
+    drop(parents);
+    s.end_of_storm();
+}
+
+#[test]
+fn stores_forks_pins_eviction_and_merging_at_once_lose_no_byte() {
+    static SCAN: std::sync::Mutex<MergeScan> = std::sync::Mutex::new(MergeScan::new());
+    fn evict_and_merge(commons: &Commons<ModelFrames>, wish: &EvictWish) -> SwapEvicted {
+        let rules = MergeWish { rules: MergeRules::ZEROES, ..WISH };
+        pass(commons, &mut SCAN.lock().unwrap(), &rules, 4);
+        commons.evict(wish)
+    }
+    let world = World::with(Config { cpus: 4, nodes: 2, frames: 4096, seed: 7 });
+    world.model().shake();
+    let s = Swapping::in_world(world, 256);
+    let mut parents = [s.world.process(0), s.world.process(1)];
+    parents.iter_mut().for_each(|p| {
+        p.judge = Judge::AtTheEnd;
+        p.space().merge_all();
+    });
+    let enough = || s.count(Event::CowKsm) > 400 && s.count(Event::SwapIn) > 100;
+    storm(&s, evict_and_merge, |scope| {
         parents.iter().map(|p| scope.spawn(|| store_fork_and_pin(&s, p, enough))).collect()
     });
     assert!(enough());
