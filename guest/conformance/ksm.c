@@ -235,19 +235,19 @@ static void processes(void)
 
 static void pinned(void)
 {
-	char *at = fill(3, 'l');
+	char *at = fill(3, 'l'), *last = at + 2 * PAGE;
 	int ends[2];
-	NEED(lend(at, ends) && madvise(at, 3 * PAGE, MADV_MERGEABLE) == 0);
+	NEED(lend(last, ends) && madvise(at, 3 * PAGE, MADV_MERGEABLE) == 0);
 	scan();
-	PROMISE("a page that a pipe has is not merged", frame(at) != frame(at + PAGE) && is_one(at + PAGE, 2));
-	at[0] = 's';
+	PROMISE("a page that a pipe has is not merged", frame(at) != frame(last) && is_one(at, 2));
+	*last = 's';
 	PROMISE("so the pipe shows the next store", lent(ends) == 's');
-	at[0] = 'l';
+	*last = 'l';
 	scan();
 	PROMISE("afterwards it is", is_one(at, 3));
-	NEED(lend(at, ends));
-	at[0] = 't';
-	PROMISE("a merged page that is lent shows no store", lent(ends) == 'l' && at[PAGE] == 'l');
+	NEED(lend(last, ends));
+	*last = 't';
+	PROMISE("a merged page that is lent shows no store", lent(ends) == 'l' && at[0] == 'l');
 	munmap(at, 3 * PAGE);
 }
 

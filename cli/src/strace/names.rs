@@ -436,6 +436,8 @@ const PRCTL: NameList = &[
     (41, "PR_SET_THP_DISABLE"),
     (42, "PR_GET_THP_DISABLE"),
     (47, "PR_CAP_AMBIENT"),
+    (67, "PR_SET_MEMORY_MERGE"),
+    (68, "PR_GET_MEMORY_MERGE"),
     (0x5356_4d41, "PR_SET_VMA"),
 ];
 const PROTECTION: NameList = &[

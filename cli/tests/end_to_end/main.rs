@@ -35,6 +35,7 @@ mod integrations;
 mod interrupted;
 mod kill;
 mod kprobes;
+mod ksm;
 mod latency;
 mod learn;
 mod machine;

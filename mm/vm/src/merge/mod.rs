@@ -38,7 +38,7 @@ use bitflags::bitflags;
 use core::ops::Range;
 
 use freehold_frame::{Anon, Frame, Held, LeafMapping};
-use freehold_machine::{Entropy, PAGE, PAGE_SIZE, VirtAddr};
+use freehold_machine::{Entropy, PAGE, PAGE_SIZE, Pfn, VirtAddr};
 use freehold_paging::{Backing, Entry, Marks, Memory, PageSize};
 use freehold_xpfo::Windows;
 
@@ -100,8 +100,8 @@ struct Visit {
     looks: u32,
     /// Address at which to continue.
     next: Option<VirtAddr>,
-    /// A page, and one elsewhere that probably equals it.
-    pair: Option<(VirtAddr, Key, Place)>,
+    /// A page, its frame and key, and a page elsewhere that probably equals it.
+    pair: Option<(VirtAddr, Pfn, Key, Place)>,
 }
 
 /// A page of anonymous memory.
@@ -130,14 +130,18 @@ impl<S: Memory> Commons<S> {
             Some(next) => (scan.inside, scan.addr) = (id, next),
             None => scan.after = id,
         }
-        if let Some((addr, key, other)) = visit.pair {
-            self.merge_pair(scan, wish, (&*space, Place { space: id, addr }), key, other);
+        if let Some((addr, frame, key, other)) = visit.pair {
+            let at = Place { space: id, addr };
+            if !self.merge_pair(scan, wish, (&*space, at), key, other) {
+                // The other page has changed, or is pinned: the next equal one is compared with this.
+                scan.wait(self.source, key, frame, at);
+            }
         }
         Some(visit.pages)
     }
 
     /// Merges the page at `at`, in the space of this handle, with the page at `other`. Both had the
-    /// key a moment ago.
+    /// key a moment ago. Returns whether the other page could be merged.
     fn merge_pair(
         &self,
         scan: &mut MergeScan,
@@ -145,14 +149,14 @@ impl<S: Memory> Commons<S> {
         (handle, at): (&dyn SpaceHandle<S>, Place),
         key: Key,
         other: Place,
-    ) {
+    ) -> bool {
         let mut made = None;
         if let Some((id, theirs)) = self.next_space(other.space - 1)
             && id == other.space
         {
             theirs.with(Locking::Wait, &mut |space| made = space.make_merged(other.addr, key, scan, wish));
         }
-        let Some(made) = made else { return };
+        let Some(made) = made else { return false };
         let once = MergeWish { pages: 1, rules: wish.rules.difference(MergeRules::SMART), ..*wish };
         handle.with(Locking::Wait, &mut |space| {
             space.merge_in(at.addr..VirtAddr(at.addr.0 + PAGE), scan, &once);
@@ -163,6 +167,7 @@ impl<S: Memory> Commons<S> {
             made.record().counts().unmerge();
             scan.forget(made.pfn());
         }
+        true
     }
 }
 
@@ -315,7 +320,7 @@ impl<S: Memory> Resident<S> {
             Target::Merged(merged)
         } else {
             if let Noted::Pair(other) = scan.note(self.source(), key, frame, at) {
-                visit.pair = Some((at.addr, key, other));
+                visit.pair = Some((at.addr, frame, key, other));
             }
             return;
         };

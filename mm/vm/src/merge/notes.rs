@@ -300,14 +300,16 @@ impl MergeScan {
                 self.waits -= 1;
                 return Noted::Pair(other);
             }
-            _ => {
-                if source.ensure_objects().is_ok() {
-                    self.waiting.insert(key, Waiting { place, frame, pass });
-                    self.waits += 1;
-                }
-            }
+            _ => self.wait(source, key, frame, place),
         }
         Noted::Waits
+    }
+    /// Lets a page wait for an equal one until the end of the pass.
+    pub(super) fn wait<S: FrameSource>(&mut self, source: S, key: Key, frame: Pfn, place: Place) {
+        if source.ensure_objects().is_ok() {
+            self.waiting.insert(key, Waiting { place, frame, pass: self.pass });
+            self.waits += 1;
+        }
     }
     fn seen_of<S: FrameSource>(&mut self, source: S, frame: Pfn) -> Option<&mut Seen> {
         let ((block, index), pass) = (block_of(frame), self.pass);
