@@ -91,8 +91,8 @@ static int are_apart(const char *at, int pages)
 	return !same;
 }
 
-/* Finds the part of smaps about the area at `at`. Returns kB of the row "KSM:" and whether its flags
- * have "mg". Linux before 6.6 has no such row: -1. */
+/* Finds the part of smaps about the area at `at`. Returns kB of the row "KSM:" and whether its
+ * flags have "mg". Linux before 6.6 has no such row: -1. */
 static long row_of(const char *at, int *marked)
 {
 	char line[512];

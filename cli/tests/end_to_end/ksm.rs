@@ -17,5 +17,5 @@ fn merged_memory_is_freed_and_counted_exactly() {
     // The run ends while pages are merged: its audit balances to the frame.
     let script =
         "cd /sys/kernel/mm/ksm; echo 0 > sleep_millisecs; echo 1 > use_zero_pages; echo 1 > run; cat run";
-    assert_eq!(run(&[], &["busybox", "sh", "-c", script], b"").expect(0), "1\n");
+    assert_eq!(run(&[], &["busybox", "sh", "-c", script], b"").expect(0).text(), "1\n");
 }

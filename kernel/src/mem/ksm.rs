@@ -266,7 +266,7 @@ pub fn pages_of_all() -> Result<MergedPages> {
     Ok(sum)
 }
 
-/// Returns the bytes that merging saves. What the scan remembers is no part of a process.
+/// Returns the bytes that merging saves. The scan's own memory is not subtracted.
 ///
 /// # Errors
 /// `EINTR`.

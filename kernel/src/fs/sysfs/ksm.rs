@@ -13,7 +13,7 @@ use crate::mem::ksm::{self, Knob};
 
 pub(super) fn fill(root: &Arc<PseudoDir>) {
     let dir = root.dirs("kernel/mm/ksm");
-    dir.generated("run", 0o644, Run);
+    dir.generated("run", 0o644, RunFile);
     for (name, knob) in Knob::ALL {
         dir.generated(name, 0o644, Setting(knob));
     }
@@ -44,9 +44,9 @@ impl Generate for Setting {
     }
 }
 
-struct Run;
+struct RunFile;
 
-impl Generate for Run {
+impl Generate for RunFile {
     fn show(&self, out: &mut Text) -> Result<()> {
         number(out, ksm::state())
     }

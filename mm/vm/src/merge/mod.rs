@@ -25,8 +25,10 @@
 //! all bytes decides.
 //!
 //! **Pins.** A pinned frame is not merged, nor is an exclusive frame with a reference (a pipe's):
-//! [`Detach`] refuses it. **Failure.** Without memory a note is not made, and the page waits for the
-//! next pass. Unmerging needs a frame per page; it stops at the first page without one.
+//! [`Detach`] refuses it.
+//!
+//! **Failure.** Without memory a note is not made, and the page waits for the next pass. Unmerging
+//! needs a frame per page; it stops at the first page without one.
 //!
 //! **Locks.** The caller has the scan; then spaces, one at a time.
 
@@ -49,7 +51,7 @@ use crate::request::AreaFlags;
 use crate::resident::{LeafKind, Resident};
 use crate::{AddressSpace, Commons};
 
-use notes::{Key, Noted, Place};
+use notes::{Key, Noted, PageAddress};
 pub use notes::{MergeCursor, MergeFigures, MergeScan, MergeSums};
 pub use unmerge::MergedPages;
 
@@ -82,15 +84,15 @@ pub struct MergeWish {
 const LOOKS: u32 = 4096;
 
 /// Frames that take the place of settled pages.
-enum Target<S: Memory> {
+enum MergeTarget<S: Memory> {
     Zeroes,
     Merged(Frame<Anon, S>),
 }
 
 /// Pages on their way to other frames, in the order of their targets.
-struct Run<S: Memory> {
+struct MergeRun<S: Memory> {
     pages: Detach<S>,
-    targets: ArrayVec<Target<S>, RUN>,
+    targets: ArrayVec<MergeTarget<S>, RUN>,
 }
 
 /// Result of a visit to a space.
@@ -101,11 +103,11 @@ struct Visit {
     /// Address at which to continue.
     next: Option<VirtAddr>,
     /// A page, its frame and key, and a page elsewhere that probably equals it.
-    pair: Option<(VirtAddr, Pfn, Key, Place)>,
+    pair: Option<(VirtAddr, Pfn, Key, PageAddress)>,
 }
 
 /// A page of anonymous memory.
-enum Found {
+enum MergeablePage {
     /// Its frame is merged already.
     Merged,
     /// Its leaf, or piece of a large one.
@@ -131,9 +133,9 @@ impl<S: Memory> Commons<S> {
             None => scan.after = id,
         }
         if let Some((addr, frame, key, other)) = visit.pair {
-            let at = Place { space: id, addr };
+            let at = PageAddress { space: id, addr };
             if !self.merge_pair(scan, wish, (&*space, at), key, other) {
-                // The other page has changed, or is pinned: the next equal one is compared with this.
+                // The other page has changed, or is pinned: the next equal page meets this one.
                 scan.wait(self.source, key, frame, at);
             }
         }
@@ -146,9 +148,9 @@ impl<S: Memory> Commons<S> {
         &self,
         scan: &mut MergeScan,
         wish: &MergeWish,
-        (handle, at): (&dyn SpaceHandle<S>, Place),
+        (handle, at): (&dyn SpaceHandle<S>, PageAddress),
         key: Key,
-        other: Place,
+        other: PageAddress,
     ) -> bool {
         let mut made = None;
         if let Some((id, theirs)) = self.next_space(other.space - 1)
@@ -180,7 +182,7 @@ impl<S: Memory> AddressSpace<S> {
     fn merge_in(&mut self, range: Range<VirtAddr>, scan: &mut MergeScan, wish: &MergeWish) -> Visit {
         let id = self.id;
         let Self { areas, resident, .. } = self;
-        let mut run = Run { pages: Detach::new(&resident.tables), targets: ArrayVec::new() };
+        let mut run = MergeRun { pages: Detach::new(&resident.tables), targets: ArrayVec::new() };
         let mut visit = Visit::default();
         'areas: for (area, Range { start: mut next, end }) in areas.parts(range) {
             if !area.flags.contains(AreaFlags::MERGEABLE) {
@@ -196,7 +198,13 @@ impl<S: Memory> AddressSpace<S> {
                         break 'areas;
                     }
                     visit.looks += 1;
-                    resident.scan_page(area, Place { space: id, addr }, scan, wish, (&mut run, &mut visit));
+                    resident.scan_page(
+                        area,
+                        PageAddress { space: id, addr },
+                        scan,
+                        wish,
+                        (&mut run, &mut visit),
+                    );
                 }
             }
         }
@@ -215,7 +223,7 @@ impl<S: Memory> AddressSpace<S> {
     ) -> Option<Frame<Anon, S>> {
         let Self { areas, resident, .. } = self;
         areas.at(addr).filter(|area| area.flags.contains(AreaFlags::MERGEABLE))?;
-        let Found::Anonymous(entry, _) = resident.mergeable_page(addr)? else { return None };
+        let MergeablePage::Anonymous(entry, _) = resident.mergeable_page(addr)? else { return None };
         let mut pages = Detach::new(&resident.tables);
         resident.detach(addr, &mut pages)?;
         // Before the flush: from now on no space that shares the frame becomes its only owner.
@@ -257,7 +265,7 @@ impl<S: Memory> Settled<S> {
 
 impl<S: Memory> Resident<S> {
     /// The page at `addr`, if it is anonymous memory with bytes that are kept.
-    fn mergeable_page(&self, addr: VirtAddr) -> Option<Found> {
+    fn mergeable_page(&self, addr: VirtAddr) -> Option<MergeablePage> {
         let (slot, size) = self.tables.find(addr)?;
         let entry = slot.load();
         if !entry.is_leaf() || self.kind_of(entry) != LeafKind::Anon || entry.is_lazy() {
@@ -265,7 +273,7 @@ impl<S: Memory> Resident<S> {
         }
         let entry = if size == PageSize::Large { entry.piece_at(addr) } else { entry };
         let is_merged = size == PageSize::Small && self.is_merged(entry);
-        Some(if is_merged { Found::Merged } else { Found::Anonymous(entry, size) })
+        Some(if is_merged { MergeablePage::Merged } else { MergeablePage::Anonymous(entry, size) })
     }
 
     /// Whether the frame of a counted leaf is merged.
@@ -298,15 +306,15 @@ impl<S: Memory> Resident<S> {
     fn scan_page(
         &mut self,
         area: &Area<S>,
-        at: Place,
+        at: PageAddress,
         scan: &mut MergeScan,
         wish: &MergeWish,
-        (run, visit): (&mut Run<S>, &mut Visit),
+        (run, visit): (&mut MergeRun<S>, &mut Visit),
     ) {
         let Some(found) = self.mergeable_page(at.addr) else { return };
         visit.pages += 1;
         scan.figures.scanned += 1;
-        let Found::Anonymous(entry, size) = found else { return };
+        let MergeablePage::Anonymous(entry, size) = found else { return };
         let frame = entry.frame();
         if wish.rules.contains(MergeRules::SMART) && scan.skips(frame) {
             return;
@@ -315,9 +323,9 @@ impl<S: Memory> Resident<S> {
         let key = scan.key(&self.commons, frame, hash, wish.rules);
         let takes_zeroes = wish.rules.contains(MergeRules::ZEROES);
         let target = if takes_zeroes && hash == scan.zeroes() && is_anonymous(area) {
-            Target::Zeroes
+            MergeTarget::Zeroes
         } else if let Some(merged) = scan.find(self.source(), key, wish.sharing) {
-            Target::Merged(merged)
+            MergeTarget::Merged(merged)
         } else {
             if let Noted::Pair(other) = scan.note(self.source(), key, frame, at) {
                 visit.pair = Some((at.addr, frame, key, other));
@@ -331,12 +339,12 @@ impl<S: Memory> Resident<S> {
 
     /// Compares the pages of a run with their targets, once no CPU can store to them, and gives
     /// them the targets' frames.
-    fn end_merges(&mut self, run: &mut Run<S>) {
+    fn end_merges(&mut self, run: &mut MergeRun<S>) {
         let machine = self.source().machine();
         let mut zeroes = 0;
         for (page, target) in run.pages.settle().zip(run.targets.drain(..)) {
             let entry = match &target {
-                Target::Zeroes => {
+                MergeTarget::Zeroes => {
                     let is_zero = |bytes: &[u8; PAGE_SIZE]| bytes.iter().all(|&byte| byte == 0);
                     let rights = page.old().write_protected().rights();
                     machine.read_bytes(page.frame(), is_zero).then(|| {
@@ -346,11 +354,11 @@ impl<S: Memory> Resident<S> {
                             .with_soft_dirty_of(page.old())
                     })
                 }
-                Target::Merged(frame) if machine.with_two(page.frame(), frame, |a, b| *a == *b) => frame
+                MergeTarget::Merged(frame) if machine.with_two(page.frame(), frame, |a, b| *a == *b) => frame
                     .map_merged()
                     .ok()
                     .map(|mapping| page.old().piece(mapping.into_leaf()).write_protected()),
-                Target::Merged(_) => None,
+                MergeTarget::Merged(_) => None,
             };
             match entry {
                 Some(entry) => drop(page.replace_by(entry)),

@@ -1,4 +1,4 @@
-//! What a scan remembers. See the parent module's head.
+//! Notes of a scan. See the parent module's head.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -16,14 +16,14 @@ pub(super) type Key = u64;
 
 /// A page by its space and its address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Place {
+pub(super) struct PageAddress {
     pub space: u64,
     pub addr: VirtAddr,
 }
 
 /// A page whose hash did not change since the last pass.
 struct Waiting {
-    place: Place,
+    place: PageAddress,
     frame: Pfn,
     pass: u32,
 }
@@ -49,7 +49,7 @@ pub(super) enum Noted {
     /// The page waits for an equal one, or for the next pass.
     Waits,
     /// This page probably equals it.
-    Pair(Place),
+    Pair(PageAddress),
 }
 
 /// Counts of a scan, as Linux' /sys/kernel/mm/ksm has them.
@@ -283,7 +283,13 @@ impl MergeScan {
     }
     /// Notes the key of a page that equals no merged frame. A key that is new for its frame is only
     /// remembered.
-    pub(super) fn note<S: FrameSource>(&mut self, source: S, key: Key, frame: Pfn, place: Place) -> Noted {
+    pub(super) fn note<S: FrameSource>(
+        &mut self,
+        source: S,
+        key: Key,
+        frame: Pfn,
+        place: PageAddress,
+    ) -> Noted {
         let sum = key as u32 | 1;
         let before = self.seen_of(source, frame).map(|seen| core::mem::replace(&mut seen.sum, sum));
         if before != Some(sum) {
@@ -292,7 +298,7 @@ impl MergeScan {
         }
         let pass = self.pass;
         match self.waiting.get(&key) {
-            // What a fork shares is one frame already.
+            // A page that a fork shares has one frame already.
             Some(other) if other.pass == pass && other.frame == frame => {}
             Some(other) if other.pass == pass => {
                 let other = other.place;
@@ -305,7 +311,7 @@ impl MergeScan {
         Noted::Waits
     }
     /// Lets a page wait for an equal one until the end of the pass.
-    pub(super) fn wait<S: FrameSource>(&mut self, source: S, key: Key, frame: Pfn, place: Place) {
+    pub(super) fn wait<S: FrameSource>(&mut self, source: S, key: Key, frame: Pfn, place: PageAddress) {
         if source.ensure_objects().is_ok() {
             self.waiting.insert(key, Waiting { place, frame, pass: self.pass });
             self.waits += 1;
