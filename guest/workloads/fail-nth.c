@@ -621,6 +621,8 @@ static void tasks(void) {
         (void)!mprotect(at + 8192, 4096, PROT_READ);
         (void)!mprotect(at + 16384, 4096, PROT_NONE);
         (void)!madvise(at + 65536, 65536, MADV_DONTNEED);
+        (void)!madvise(at + 131072, 65536, MADV_MERGEABLE);
+        (void)!madvise(at + 131072, 131072, MADV_UNMERGEABLE);
         char *moved = mremap(at, size, size + 4096, MREMAP_MAYMOVE);
         if (moved != MAP_FAILED) at = moved;
     }

@@ -334,6 +334,7 @@ ADVISE(willneed, MADV_WILLNEED)
 ADVISE(dontneed, MADV_DONTNEED)
 ADVISE(free, MADV_FREE)
 ADVISE(cold, MADV_COLD)
+ADVISE(unmergeable, MADV_UNMERGEABLE)
 ADVISE(pageout, MADV_PAGEOUT)
 ADVISE(populate_read, MADV_POPULATE_READ)
 ADVISE(populate_write, MADV_POPULATE_WRITE)
@@ -936,6 +937,8 @@ static const struct row rows[] = {
 	{ SYS_madvise, "madvise DONTNEED", do_madvise_dontneed },
 	{ SYS_madvise, "madvise DONTNEED file", do_madvise_dontneed_file },
 	{ SYS_madvise, "madvise FREE", do_madvise_free },
+	{ SYS_madvise, "madvise UNMERGEABLE", do_madvise_unmergeable },
+	{ SYS_madvise, "madvise UNMERGEABLE file", do_madvise_unmergeable_file },
 	{ SYS_madvise, "madvise FREE file", do_madvise_free_file },
 	{ SYS_madvise, "madvise COLD", do_madvise_cold },
 	{ SYS_madvise, "madvise COLD file", do_madvise_cold_file },

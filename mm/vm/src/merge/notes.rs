@@ -291,8 +291,9 @@ impl MergeScan {
         place: PageAddress,
     ) -> Noted {
         let sum = key as u32 | 1;
-        let before = self.seen_of(source, frame).map(|seen| core::mem::replace(&mut seen.sum, sum));
-        if before != Some(sum) {
+        let Some(seen) = self.seen_of(source, frame) else { return Noted::Waits };
+        if seen.sum != sum {
+            *seen = Seen { sum, ..Seen::default() };
             self.changed += 1;
             return Noted::Waits;
         }
