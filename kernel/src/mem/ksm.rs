@@ -9,7 +9,6 @@
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use freehold_machine::{PAGE, VirtAddr};
-use freehold_paging::USER_END;
 use freehold_vm::{
     Locking, MergeCursor, MergeFigures, MergeRules, MergeScan, MergeSums, MergeWish, MergedPages, Populate,
     VmError,
@@ -17,7 +16,8 @@ use freehold_vm::{
 
 use super::hotplug::GrowthOutcome;
 use super::populate::and_populate;
-use super::{ProcessSpace, commons, find_more};
+use super::{AddressSpace, ProcessSpace, commons, find_more};
+use crate::hw::user::USER_END;
 use crate::sync::{Mutex, MutexGuard, WaitQueue};
 use crate::{Errno, Result, sched, time};
 
@@ -27,6 +27,9 @@ const MAX_SHARING: u64 = 1 << 17;
 const UNMERGED_AT_ONCE: u64 = 256;
 /// Milliseconds between two looks for marked areas while there are none.
 const IDLE_REST: u64 = 1000;
+
+/// The end of all spaces.
+const END: VirtAddr = VirtAddr(USER_END);
 
 /// State of the file `run`.
 const STOPPED: u64 = 0;
@@ -209,14 +212,14 @@ fn wish(pages: u64) -> MergeWish {
 
 /// Calls `step` for every space, locked, from the address on that its last call returned.
 fn walk_spaces(
-    mut step: impl FnMut(&mut super::AddressSpace, VirtAddr) -> Result<VirtAddr, VmError>,
+    mut step: impl FnMut(&mut AddressSpace, VirtAddr) -> core::result::Result<VirtAddr, VmError>,
 ) -> Result<()> {
     let mut last = 0;
     while let Some((id, space)) = commons().next_space(last) {
         let mut next = VirtAddr(0);
-        while next < USER_END {
+        while next < END {
             sched::checkpoint()?;
-            let mut outcome = Ok(USER_END);
+            let mut outcome = Ok(END);
             space.with(Locking::Wait, &mut |areas| outcome = step(areas, next));
             match outcome {
                 Ok(reached) => next = reached,
@@ -232,7 +235,7 @@ fn walk_spaces(
 fn unmerge_all() -> Result<()> {
     // A step that has begun ends before this gets the lock.
     drop(KSM.scan.lock());
-    walk_spaces(|areas, from| areas.populate_some(from..USER_END, Populate::Unmerge, UNMERGED_AT_ONCE))?;
+    walk_spaces(|areas, from| areas.populate_some(from..END, Populate::Unmerge, UNMERGED_AT_ONCE))?;
     while state() == UNMERGED && KSM.scan.lock().clear_some() {
         sched::checkpoint()?;
     }
@@ -262,7 +265,7 @@ pub fn sums() -> Result<MergeSums> {
 /// `EINTR`.
 pub fn pages_of_all() -> Result<MergedPages> {
     let mut sum = MergedPages::default();
-    walk_spaces(|areas, from| Ok(areas.count_merged(from..USER_END, &mut sum)))?;
+    walk_spaces(|areas, from| Ok(areas.count_merged(from..END, &mut sum)))?;
     Ok(sum)
 }
 
@@ -280,9 +283,9 @@ pub fn general_profit() -> Result<u64> {
 /// `EINTR`.
 pub fn pages_of(space: &ProcessSpace) -> Result<MergedPages> {
     let (mut sum, mut next) = (MergedPages::default(), VirtAddr(0));
-    while next < USER_END {
+    while next < END {
         sched::checkpoint()?;
-        next = space.lock().count_merged(next..USER_END, &mut sum);
+        next = space.lock().count_merged(next..END, &mut sum);
     }
     Ok(sum)
 }
