@@ -3,10 +3,10 @@
 //!
 //! Layout, from the top: exclusive (1 bit), merged (1), pins (13), references (16), the two marks
 //! of blocks ([`whole`](crate::whole)), mappings (18); below them the [`Tag`](crate::Tag) (13),
-//! which changes of counts leave unchanged. A word whose tag names no owner has no counts: its other
-//! bits name the last owner, and a pin that is tried without a hold is refused. Each count is exact
-//! and separate. They share a word, with the owner, only so that a change of one can depend on the
-//! others without a lock:
+//! which changes of counts leave unchanged. A word whose tag names no owner has no counts: its
+//! other bits name the last owner, and a pin that is tried without a hold is refused. Each count is
+//! exact and separate. They share a word, with the owner, only so that a change of one can depend
+//! on the others without a lock:
 //!
 //! - *share* (fork) changes "exclusive and not pinned" to "not exclusive, one more mapping";
 //! - *pin* changes "exclusive" to "exclusive, one more pin";

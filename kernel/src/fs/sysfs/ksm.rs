@@ -13,9 +13,9 @@ use crate::mem::ksm::{self, Knob};
 
 pub(super) fn fill(root: &Arc<PseudoDir>) {
     let dir = root.dirs("kernel/mm/ksm");
-    dir.generated("run", 0o644, RunFile);
+    dir.generated("run", 0o644, Setting(None));
     for (name, knob) in Knob::ALL {
-        dir.generated(name, 0o644, Setting(knob));
+        dir.generated(name, 0o644, Setting(Some(knob)));
     }
     let shown: [(_, fn() -> Result<u64>); 9] = [
         ("pages_shared", || Ok(ksm::sums()?.shared)),
@@ -33,24 +33,18 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     }
 }
 
-struct Setting(Knob);
+/// A setting; `None` is the state.
+struct Setting(Option<Knob>);
 
 impl Generate for Setting {
     fn show(&self, out: &mut Text) -> Result<()> {
-        number(out, self.0.get())
+        number(out, self.0.map_or_else(ksm::state, Knob::get))
     }
     fn store(&self, bytes: &[u8]) -> Result<()> {
-        self.0.set(parse(bytes)?)
-    }
-}
-
-struct RunFile;
-
-impl Generate for RunFile {
-    fn show(&self, out: &mut Text) -> Result<()> {
-        number(out, ksm::state())
-    }
-    fn store(&self, bytes: &[u8]) -> Result<()> {
-        ksm::set_state(parse(bytes)?)
+        let value = parse(bytes)?;
+        match self.0 {
+            Some(knob) => knob.set(value),
+            None => ksm::set_state(value),
+        }
     }
 }

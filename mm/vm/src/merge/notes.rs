@@ -22,7 +22,7 @@ pub(super) struct PageAddress {
 }
 
 /// A page whose hash did not change since the last pass.
-struct Waiting {
+struct WaitingPage {
     place: PageAddress,
     frame: Pfn,
     pass: u32,
@@ -105,7 +105,7 @@ pub struct MergeScan {
     /// Their places in `merged`.
     places: BTreeMap<Pfn, (Key, u64)>,
     added: u64,
-    waiting: BTreeMap<Key, Waiting>,
+    waiting: BTreeMap<Key, WaitingPage>,
     seen: BTreeMap<u64, SeenBlock>,
     /// Positions of the check for notes that are out of date.
     checked: (Pfn, Key, u64),
@@ -314,7 +314,7 @@ impl MergeScan {
     /// Lets a page wait for an equal one until the end of the pass.
     pub(super) fn wait<S: FrameSource>(&mut self, source: S, key: Key, frame: Pfn, place: PageAddress) {
         if source.ensure_objects().is_ok() {
-            self.waiting.insert(key, Waiting { place, frame, pass: self.pass });
+            self.waiting.insert(key, WaitingPage { place, frame, pass: self.pass });
             self.waits += 1;
         }
     }
