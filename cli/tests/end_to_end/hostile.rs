@@ -82,7 +82,8 @@ fn disks_with_wrong_bytes_are_refused_or_show_some_tree() {
     let said = outcome.text();
     let numbers: Vec<u32> =
         said.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect();
-    assert!(matches!(numbers[..], [80, 3.., 20.., 0]), "{said}");
+    let [80, refused, shown, 0] = numbers[..] else { panic!("{said}") };
+    assert!(refused >= 3 && shown >= 20, "{said}");
 }
 
 #[test]
