@@ -212,11 +212,7 @@ impl<S: Memory> AddressSpace<S> {
             if advice == Advice::Unmergeable {
                 self.owe(range.start, range.end);
             }
-            self.areas.change(range, |area| {
-                // Other areas than those that can have equal pages pass over this advice.
-                let fits = advice != Advice::Mergeable || area.is_ksm_compatible();
-                area.flags = area.flags.difference(lose) | if fits { get } else { AreaFlags::empty() };
-            });
+            self.areas.change(range, |area| area.flags = area.flags.difference(lose) | area.accepted(get));
             return outcome;
         }
         match advice {

@@ -88,9 +88,7 @@ impl<S: Memory> AddressSpace<S> {
             copied: Copied::default(),
             monitor: None,
         };
-        if self.merges_all {
-            area.mark_mergeable();
-        }
+        self.mark_new(&mut area);
         self.areas.add(area);
         self.count_in(pages);
         if Self::is_locked_now(flags) {

@@ -106,9 +106,7 @@ impl<S: Memory> AddressSpace<S> {
             copied: Copied::default(),
             monitor: None,
         };
-        if self.merges_all {
-            area.mark_mergeable();
-        }
+        self.mark_new(&mut area);
         let replaced: u64 =
             if matches!(place, AreaPlace::Fixed(_)) { self.mapped_pages(range.clone()) } else { 0 };
         self.check_limits(pages.saturating_sub(replaced), area.area_use(), limits)?;

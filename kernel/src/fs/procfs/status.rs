@@ -43,14 +43,7 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
             push_name(out, subject, process)?;
             out.push(b"\n");
         }
-        FileKind::KsmMergingPages => writeln!(out, "{}", mem::ksm::pages_of(&process.space())?.merged),
-        FileKind::KsmStat => {
-            let pages = mem::ksm::pages_of(&process.space())?;
-            // A process pays for no notes of the scan (Linux: ksm_rmap_items).
-            writeln!(out, "ksm_rmap_items 0\nksm_zero_pages {}", pages.zeroes);
-            let profit = (pages.merged + pages.zeroes) * PAGE;
-            writeln!(out, "ksm_merging_pages {}\nksm_process_profit {profit}", pages.merged);
-        }
+        FileKind::KsmMergingPages | FileKind::KsmStat => merged(out, process, kind)?,
         FileKind::Limits => limits(out, process),
         FileKind::Io => {
             let [read, written, reads, writes] = process.usage().io;
@@ -79,11 +72,7 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
         FileKind::Sessionid => write!(out, "{}", process.audit.session()),
         FileKind::Children => children(out, subject, process),
         FileKind::ClearRefs => {}
-        FileKind::Schedstat => {
-            let usage = usage_in_time(subject, process)?;
-            let switches = usage.voluntary_switches + usage.involuntary_switches;
-            writeln!(out, "{} 0 {switches}", usage.user + usage.system);
-        }
+        FileKind::Schedstat => schedstat(out, subject, process)?,
         FileKind::Cmdline
         | FileKind::Environ
         | FileKind::Mounts
@@ -100,6 +89,28 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
         | FileKind::SetGroups
         | FileKind::Net(_) => return Err(Errno::EINVAL), // These are made elsewhere.
     }
+    Ok(())
+}
+
+/// Writes the CPU time of a thread or process, and how often it was switched to.
+fn schedstat(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()> {
+    let usage = usage_in_time(subject, process)?;
+    let switches = usage.voluntary_switches + usage.involuntary_switches;
+    writeln!(out, "{} 0 {switches}", usage.user + usage.system);
+    Ok(())
+}
+
+/// Writes the merged pages of a process.
+fn merged(out: &mut Text, process: &Process, kind: FileKind) -> Result<()> {
+    let pages = mem::ksm::pages_of(&process.space())?;
+    if matches!(kind, FileKind::KsmMergingPages) {
+        writeln!(out, "{}", pages.merged);
+        return Ok(());
+    }
+    // A process pays for no notes of the scan (Linux: ksm_rmap_items).
+    writeln!(out, "ksm_rmap_items 0\nksm_zero_pages {}", pages.zeroes);
+    let profit = (pages.merged + pages.zeroes) * PAGE;
+    writeln!(out, "ksm_merging_pages {}\nksm_process_profit {profit}", pages.merged);
     Ok(())
 }
 

@@ -95,6 +95,15 @@ struct MergeRun<S: Memory> {
     targets: ArrayVec<MergeTarget<S>, RUN>,
 }
 
+/// Two pages that are probably equal.
+struct MergePair {
+    at: PageAddress,
+    /// The frame of the page at `at`.
+    frame: Pfn,
+    key: Key,
+    other: PageAddress,
+}
+
 /// Result of a visit to a space.
 #[derive(Default)]
 struct Visit {
@@ -102,8 +111,7 @@ struct Visit {
     looks: u32,
     /// Address at which to continue.
     next: Option<VirtAddr>,
-    /// A page, its frame and key, and a page elsewhere that probably equals it.
-    pair: Option<(VirtAddr, Pfn, Key, PageAddress)>,
+    pair: Option<MergePair>,
 }
 
 /// A page of anonymous memory.
@@ -132,25 +140,23 @@ impl<S: Memory> Commons<S> {
             Some(next) => (scan.inside, scan.addr) = (id, next),
             None => scan.after = id,
         }
-        if let Some((addr, frame, key, other)) = visit.pair {
-            let at = PageAddress { space: id, addr };
-            if !self.merge_pair(scan, wish, (&*space, at), key, other) {
-                // The other page has changed, or is pinned: the next equal page meets this one.
-                scan.wait(self.source, key, frame, at);
-            }
+        if let Some(pair) = visit.pair
+            && !self.merge_pair(scan, wish, &*space, &pair)
+        {
+            // The other page has changed, or is pinned: the next equal page meets this one.
+            scan.wait(self.source, pair.key, pair.frame, pair.at);
         }
         Some(visit.pages)
     }
 
-    /// Merges the page at `at`, in the space of this handle, with the page at `other`. Both had the
-    /// key a moment ago. Returns whether the other page could be merged.
+    /// Merges the two pages, the first of which is in the space of this handle. Both had the key a
+    /// moment ago. Returns whether the other page could be merged.
     fn merge_pair(
         &self,
         scan: &mut MergeScan,
         wish: &MergeWish,
-        (handle, at): (&dyn SpaceHandle<S>, PageAddress),
-        key: Key,
-        other: PageAddress,
+        handle: &dyn SpaceHandle<S>,
+        &MergePair { at, key, other, .. }: &MergePair,
     ) -> bool {
         let mut made = None;
         if let Some((id, theirs)) = self.next_space(other.space - 1)
@@ -307,8 +313,7 @@ impl<S: Memory> Resident<S> {
         &mut self,
         area: &Area<S>,
         at: PageAddress,
-        scan: &mut MergeScan,
-        wish: &MergeWish,
+        (scan, wish): (&mut MergeScan, &MergeWish),
         (run, visit): (&mut MergeRun<S>, &mut Visit),
     ) {
         let Some(found) = self.mergeable_page(at.addr) else { return };
@@ -328,7 +333,7 @@ impl<S: Memory> Resident<S> {
             MergeTarget::Merged(merged)
         } else {
             if let Noted::Pair(other) = scan.note(self.source(), key, frame, at) {
-                visit.pair = Some((at.addr, frame, key, other));
+                visit.pair = Some(MergePair { at, frame, key, other });
             }
             return;
         };

@@ -29,6 +29,11 @@ impl<S: Memory> Area<S> {
     pub(crate) fn is_ksm_compatible(&self) -> bool {
         matches!(self.content, AreaContent::Anonymous | AreaContent::PrivateFile(..))
     }
+    /// Returns those of the new `flags` that fit the area: other areas pass over
+    /// [`AreaFlags::MERGEABLE`].
+    pub(crate) fn accepted(&self, flags: AreaFlags) -> AreaFlags {
+        if self.is_ksm_compatible() { flags } else { flags.difference(AreaFlags::MERGEABLE) }
+    }
     /// Marks the area, if it is such an area.
     pub(crate) fn mark_mergeable(&mut self) {
         self.flags.set(AreaFlags::MERGEABLE, self.is_ksm_compatible());
@@ -44,6 +49,12 @@ impl<S: Memory> AddressSpace<S> {
     pub fn merge_all(&mut self) {
         self.merges_all = true;
         self.areas.change_all(Area::mark_mergeable);
+    }
+    /// Marks a new area, if all are marked.
+    pub(crate) fn mark_new(&self, area: &mut Area<S>) {
+        if self.merges_all {
+            area.mark_mergeable();
+        }
     }
     /// Removes all marks. All pages are [due](Self::take_due) for
     /// [`Populate::Unmerge`](crate::Populate::Unmerge).
