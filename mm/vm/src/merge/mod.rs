@@ -204,13 +204,8 @@ impl<S: Memory> AddressSpace<S> {
                         break 'areas;
                     }
                     visit.looks += 1;
-                    resident.scan_page(
-                        area,
-                        PageAddress { space: id, addr },
-                        scan,
-                        wish,
-                        (&mut run, &mut visit),
-                    );
+                    let at = PageAddress { space: id, addr };
+                    resident.scan_page(area, at, (&mut *scan, wish), (&mut run, &mut visit));
                 }
             }
         }
