@@ -247,7 +247,9 @@ static void pinned(void)
 	PROMISE("afterwards it is", is_one(at, 3));
 	NEED(lend(last, ends));
 	*last = 't';
-	PROMISE("a merged page that is lent shows no store", lent(ends) == 'l' && at[0] == 'l');
+	/* A kernel may give the page a frame of its own before it lends it. */
+	char seen = lent(ends);
+	PROMISE("a store to a merged page that is lent is not the others'", (seen == 'l' || seen == 't') && at[0] == 'l');
 	munmap(at, 3 * PAGE);
 }
 
