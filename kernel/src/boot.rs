@@ -39,6 +39,7 @@ use crate::{
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The kernel's first function. It sets up everything, on the first CPU.
+#[cold]
 pub fn main(info: &'static BootInfo) -> ! {
     klog::init(log::LevelFilter::Info);
     panic::set_sink(&host::LastWords);
@@ -136,6 +137,7 @@ fn start_scheduling(cpu: CpuId) {
 /// Reads ACPI's tables, and finds the devices that plug memory in. The tables are believed as far
 /// as they make sense.
 #[inline(never)]
+#[cold]
 fn read_firmware(
     info: &'static BootInfo,
     numa: Option<Emulation>,
@@ -196,6 +198,7 @@ fn find_pluggable(firmware: &mut Firmware) -> Vec<host::FoundMemory> {
     found
 }
 
+#[cold]
 fn start_cpus(firmware: &'static Firmware, cpus: usize) {
     if cpus < 2 {
         return;
@@ -215,6 +218,7 @@ fn secondary(cpu: CpuId) -> ! {
 }
 
 /// The first task: sets up devices and files, runs the program, and ends the machine.
+#[cold]
 fn start(info: &'static BootInfo, planted: Option<Plant>, traced: u64) {
     let ending = match prepare() {
         Ok((spec, changes)) => {

@@ -295,6 +295,7 @@ pub fn start_dma(frames: Frames, limits: Limits) -> Result<(), NoRings> {
 // The stack frame of this function holds 40 KiB. If it were inlined into the start-up code, this
 // would be there, too, while the page allocator is made. Together they exceed the start-up stack.
 #[inline(never)]
+#[cold]
 pub fn init(
     restricted: Option<(usize, usize)>,
     memory: &[FoundMemory],

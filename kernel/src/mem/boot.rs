@@ -51,6 +51,7 @@ fn zeroes<T: FromZeros + Sync>(count: usize) -> &'static [T] {
 /// did not keep to the allocator. `huge` overrides which anonymous memory gets 2 MiB pages, which
 /// otherwise depends on the machine's size. `replicas` selects the nodes that get the kernel's
 /// text.
+#[cold]
 pub fn init(
     topology: &'static Topology,
     cpus: usize,

@@ -45,6 +45,7 @@ impl ProcFs {
     ///
     /// # Errors
     /// `ENOMEM`; `EINTR` if the task must end.
+    #[cold]
     pub fn new(namespace: &PidNs) -> Result<Arc<Self>> {
         let device = unnamed_device();
         let root = PseudoDir::new_root(device, Refusal::NoSuchName);

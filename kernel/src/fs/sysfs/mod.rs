@@ -46,6 +46,7 @@ pub fn root() -> Arc<PseudoDir> {
 }
 
 /// Adds the files about the machine: once, when the CPUs run.
+#[cold]
 pub fn fill() {
     let root = root();
     let Some(machine) = super::machine::get() else { return };

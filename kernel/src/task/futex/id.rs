@@ -1,7 +1,7 @@
 //! Identity of a futex word in memory.
 
 /// Lists of waiters, among which words are spread.
-pub(super) const BUCKETS: usize = 2048;
+pub(super) const BUCKETS: usize = 512;
 
 /// Identity of a futex word.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
