@@ -220,6 +220,9 @@ pub struct Process {
     pub(super) leader_tracee: SpinLock<Option<Arc<Tracee>>>,
     /// Whether the process has ended, and its tracer is notified before its parent.
     pub(super) awaits_tracer: AtomicBool,
+    /// Whether the parent was notified of the end and may wait for it. A parent that ignores its
+    /// children's ends never may.
+    pub(super) is_waitable: AtomicBool,
     /// `None` while there is nothing to undo.
     pub(super) undo: SpinLock<Option<Arc<UndoSlot>>>,
     /// The process' membership in control groups.
@@ -323,6 +326,7 @@ impl Process {
             tracees: SpinLock::new(Tracees::default()),
             leader_tracee: SpinLock::new(None),
             awaits_tracer: AtomicBool::new(false),
+            is_waitable: AtomicBool::new(false),
             undo: SpinLock::new(None),
             cgroup: with.cgroup,
         }

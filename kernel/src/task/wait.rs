@@ -229,7 +229,7 @@ fn look_at_children(
         // A child that has ended is none for a caller that does not wait for ends.
         any |= status.is_none() || flags.contains(WaitFlags::EXITED);
         if let Some(status) = status {
-            if flags.contains(WaitFlags::EXITED) && !child.awaits_tracer.load(Ordering::SeqCst) {
+            if flags.contains(WaitFlags::EXITED) && child.is_waitable.load(Ordering::Acquire) {
                 zombie = Some((child.clone(), status));
                 break;
             }
@@ -351,6 +351,8 @@ pub(super) fn tell_parent_of_end(process: &Arc<Process>, status: ExitStatus) {
     let action = parent.action(Signal::CHLD);
     let ignored = action.handler == SIG_IGN || action.flags & SA_NOCLDWAIT != 0;
     let reaps_itself = signal == Some(Signal::CHLD) && ignored;
+    // Before the signal, whose handler may wait for the child.
+    process.is_waitable.store(!reaps_itself, Ordering::Release);
     if let Some(signal) = signal
         && !(reaps_itself && action.handler == SIG_IGN)
     {
