@@ -138,8 +138,9 @@ fn wait(args: &Args, deadline: Option<u64>) -> Result<i64> {
     let target = UserPtr::<EpollEvent>::new(args[1]);
     let most = BATCH.min(most as usize);
     loop {
-        // Files that become ready later are left for the next call.
-        let most = most.min(epoll.shared.ready.lock().len());
+        // A list on the heap is as long as needed: files that become ready later are left for the
+        // next call.
+        let most = if most > FEW { most.min(epoll.shared.ready.lock().len()) } else { most };
         let mut batch = Short::<EpollEvent, FEW>::try_with_capacity(most)?;
         let count =
             epoll.harvest(most, |Event { events, data }| batch.push_reserved(EpollEvent { events, data }));
