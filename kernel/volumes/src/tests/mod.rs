@@ -7,9 +7,10 @@ mod ext4;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::string::{String, ToString};
 use std::vec::Vec;
-use std::{format, fs, vec};
+use std::{format, fs, println, vec};
 
 use super::*;
 
@@ -152,6 +153,30 @@ fn make_tree(root: &Path, names: usize) {
     for length in [1, 59, 60, 61, 900] {
         std::os::unix::fs::symlink("x".repeat(length), root.join(format!("a/b/link{length}"))).unwrap();
     }
+}
+
+/// Runs a tool that makes an image, and returns the file system's bytes. `None` if the host does
+/// not have the tool.
+fn made(tool: &str, arguments: impl FnOnce(&mut Command, &Path)) -> Option<Vec<u8>> {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut command = Command::new(tool);
+    arguments(&mut command, file.path());
+    match command.stdout(Stdio::null()).stderr(Stdio::null()).status() {
+        Ok(status) => assert!(status.success(), "{command:?}"),
+        Err(_) => {
+            println!("skipped: the host has no {tool}");
+            return None;
+        }
+    }
+    Some(fs::read(file.path()).unwrap())
+}
+
+/// Compares a tree that was read with that of the host.
+fn is_same(read: &Tree, expected: &Tree, options: &[&str]) {
+    for (path, entry) in expected {
+        assert_eq!(read.get(path), Some(entry), "{options:?}: {path}");
+    }
+    assert_eq!(read.len(), expected.len(), "{options:?}");
 }
 
 /// Finds some of the names that `make_tree` made in a large directory, and none that it did not.
