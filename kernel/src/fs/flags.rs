@@ -91,6 +91,12 @@ bitflags! {
         /// A whiteout stays at the old name: a character device 0/0, which an overlay treats as a
         /// removed file.
         const WHITEOUT = 4;
+        /// The kernel found the new name free: `EEXIST` if it no longer is. A file system that
+        /// cannot check this ignores it.
+        const FREE = 1 << 31;
+
+        /// Flags that programs may give.
+        const ASKABLE = 7;
     }
 }
 

@@ -11,7 +11,7 @@ use super::caller::Access;
 use super::node::{Identity, ModeChange, NodeKind, SetMetadata, Timestamp};
 use super::notify;
 use super::path::Path;
-use super::rights::{self, S_ISGID, S_ISVTX};
+use super::rights::{self, S_ISGID};
 use super::walk::PathWalk;
 use crate::sync::{Mutex, MutexGuard};
 use crate::task::Capability;
@@ -28,19 +28,21 @@ pub fn lock(node: Identity) -> Result<MutexGuard<'static, ()>> {
     CHANGES[node.stripe()].lock_killable()
 }
 
-/// Locks the names in sticky directories against removal; names may be added meanwhile. So the
-/// caller removes the file whose owner it checked, not a file that another user has made in its
-/// place since. For a rename both directories are given.
+/// The names of one or two directories, locked against removal.
+pub type KeptNames = (MutexGuard<'static, ()>, Option<MutexGuard<'static, ()>>);
+
+/// Locks the names in directories against removal; names may be added meanwhile. So the caller
+/// removes the file that it checked and reports, not one that was made in its place since. For a
+/// rename both directories are given.
 ///
 /// # Errors
 /// `EINTR` if the caller is killed while it waits.
-pub fn keep_names(dirs: [&Path; 2]) -> Result<[Option<MutexGuard<'static, ()>>; 2]> {
-    let places =
-        dirs.map(|dir| (dir.node.metadata().mode & S_ISVTX != 0).then(|| dir.node.identity().stripe()));
-    let [first, second] = places;
+pub fn keep_names(dirs: [&Path; 2]) -> Result<KeptNames> {
+    let [first, second] = dirs.map(|dir| dir.node.identity().stripe());
     let (low, high) = (first.min(second), first.max(second));
-    let lock = |place: usize| CHANGES[place].lock_killable();
-    Ok([low.map(lock).transpose()?, high.filter(|_| low != high).map(lock).transpose()?])
+    let lower = CHANGES[low].lock_killable()?;
+    let upper = (low != high).then(|| CHANGES[high].lock_killable()).transpose()?;
+    Ok((lower, upper))
 }
 
 /// Changes metadata and notifies watches.

@@ -2,7 +2,7 @@
 //!
 //! Each function resolves the path, checks permissions and mount flags, and then calls the
 //! directory's node. The check and the change are not one step: the node itself checks again that a
-//! name is free or a directory empty. Names of sticky directories are locked meanwhile
+//! name is free or a directory empty. Meanwhile the names are locked against removal
 //! ([`metadata::keep_names`]).
 
 use freehold_collections::{
@@ -13,7 +13,7 @@ use freehold_collections::{
 use super::caller::Access;
 use super::flags::{OpenFlags, RenameFlags};
 use super::leases;
-use super::metadata;
+use super::metadata::{self, KeptNames};
 use super::mount::{MountFlags, MountWriter};
 use super::node::{LinkTarget, Naming, NewNode, Node, NodeKind, SetMetadata};
 use super::notify::{self, Events, NamedNode};
@@ -117,9 +117,9 @@ fn open_or_create(walk: &PathWalk<'_>, text: &[u8], flags: OpenFlags, mode: u32)
             Ok(place) => return open_place(walk, place, flags, Origin::Existing),
             Err(Errno::ENOENT) => {
                 let new = new_node(walk, &parent.dir, NodeKind::Regular, mode, 0)?;
-                match parent.dir.node.create(name, &new) {
+                let create = || parent.dir.node.create(name, &new);
+                match report_new(&parent.dir, name, NodeKind::Regular, create) {
                     Ok(node) => {
-                        notify::entry(&parent.dir, name, NodeKind::Regular, Events::CREATE);
                         let place = place_of(&parent.dir, node, name)?;
                         return open_place(walk, place, flags, Origin::Created);
                     }
@@ -213,6 +213,23 @@ fn new_node(walk: &PathWalk<'_>, dir: &Path, kind: NodeKind, mode: u32, rdev: u6
     Ok(new)
 }
 
+/// Locks the directory's names against removal while files are watched, so that a new name is
+/// reported before its removal.
+///
+/// # Errors
+/// `EINTR` if the caller is killed while it waits.
+pub fn order_of_events(dir: &Path) -> Result<Option<KeptNames>> {
+    notify::is_watching().then(|| metadata::keep_names([dir, dir])).transpose()
+}
+
+/// Makes a name in a directory by `make`, and notifies watches.
+fn report_new<R>(dir: &Path, name: &[u8], kind: NodeKind, make: impl FnOnce() -> Result<R>) -> Result<R> {
+    let _order = order_of_events(dir)?;
+    let made = make()?;
+    notify::entry(dir, name, kind, Events::CREATE);
+    Ok(made)
+}
+
 /// Returns the directory and the name for a new file at `text`: `EEXIST` for "/", "." and "..", and
 /// if the name exists.
 fn free_name(walk: &PathWalk<'_>, text: &[u8]) -> Result<(Parent, Vec<u8>)> {
@@ -230,9 +247,7 @@ fn free_name(walk: &PathWalk<'_>, text: &[u8]) -> Result<(Parent, Vec<u8>)> {
 pub fn make_dir(walk: &PathWalk<'_>, text: &[u8], mode: u32) -> Result<()> {
     let (parent, name) = free_name(walk, text)?;
     let new = new_node(walk, &parent.dir, NodeKind::Directory, mode & 0o1777, 0)?;
-    parent.dir.node.create(&name, &new)?;
-    notify::entry(&parent.dir, &name, NodeKind::Directory, Events::CREATE);
-    Ok(())
+    report_new(&parent.dir, &name, NodeKind::Directory, || parent.dir.node.create(&name, &new)).map(drop)
 }
 
 /// mknod(2), and bind(2) of a socket to a path. Returns the new node's place.
@@ -248,8 +263,7 @@ pub fn make_node(walk: &PathWalk<'_>, text: &[u8], kind: NodeKind, mode: u32, rd
         return Err(Errno::EPERM);
     }
     let new = new_node(walk, &parent.dir, kind, mode, rdev)?;
-    let node = parent.dir.node.create(&name, &new)?;
-    notify::entry(&parent.dir, &name, kind, Events::CREATE);
+    let node = report_new(&parent.dir, &name, kind, || parent.dir.node.create(&name, &new))?;
     place_of(&parent.dir, node, &name)
 }
 
@@ -263,9 +277,8 @@ pub fn symlink(walk: &PathWalk<'_>, target: &[u8], text: &[u8]) -> Result<()> {
         return Err(Errno::ENOENT);
     }
     let new = new_node(walk, &parent.dir, NodeKind::Symlink, 0o777, 0)?;
-    parent.dir.node.symlink(&name, target, &new)?;
-    notify::entry(&parent.dir, &name, NodeKind::Symlink, Events::CREATE);
-    Ok(())
+    let make = || parent.dir.node.symlink(&name, target, &new);
+    report_new(&parent.dir, &name, NodeKind::Symlink, make).map(drop)
 }
 
 /// link(2): gives `old` another name.
@@ -281,6 +294,7 @@ pub fn link(old: &Path, walk: &PathWalk<'_>, text: &[u8]) -> Result<()> {
     if old.node.kind() == NodeKind::Directory {
         return Err(Errno::EPERM);
     }
+    let _order = order_of_events(&parent.dir)?;
     parent.dir.node.link(&name, &old.node)?;
     notify::linked(&parent.dir, &name, &old.node);
     Ok(())
@@ -302,7 +316,7 @@ fn victim(walk: &PathWalk<'_>, parent: &Parent, name: &[u8]) -> Result<Arc<dyn N
 pub fn unlink(walk: &PathWalk<'_>, text: &[u8]) -> Result<()> {
     let parent = walk.parent(text)?;
     let Last::Name(name) = &parent.last else { return Err(Errno::EISDIR) };
-    let _names = metadata::keep_names([&parent.dir, &parent.dir])?;
+    let names = metadata::keep_names([&parent.dir, &parent.dir])?;
     let node = victim(walk, &parent, name)?;
     if parent.trailing == Trailing::Slash {
         return Err(if node.kind() == NodeKind::Directory { Errno::EISDIR } else { Errno::ENOTDIR });
@@ -311,7 +325,7 @@ pub fn unlink(walk: &PathWalk<'_>, text: &[u8]) -> Result<()> {
         return Err(Errno::EBUSY);
     }
     parent.dir.node.unlink(name)?;
-    notify::unlinked(&parent.dir, name, node);
+    notify::unlinked(&parent.dir, name, node, names);
     Ok(())
 }
 
@@ -324,7 +338,7 @@ pub fn remove_dir(walk: &PathWalk<'_>, text: &[u8]) -> Result<()> {
         Last::DotDot => return Err(Errno::ENOTEMPTY),
         Last::Root => return Err(Errno::EBUSY),
     };
-    let _names = metadata::keep_names([&parent.dir, &parent.dir])?;
+    let names = metadata::keep_names([&parent.dir, &parent.dir])?;
     let node = victim(walk, &parent, name)?;
     if node.kind() != NodeKind::Directory {
         return Err(Errno::ENOTDIR);
@@ -333,7 +347,7 @@ pub fn remove_dir(walk: &PathWalk<'_>, text: &[u8]) -> Result<()> {
         return Err(Errno::EBUSY);
     }
     parent.dir.node.remove_dir(name)?;
-    notify::unlinked(&parent.dir, name, node);
+    notify::unlinked(&parent.dir, name, node, names);
     Ok(())
 }
 
@@ -362,36 +376,45 @@ pub fn rename(
     if new_name.len() > super::walk::NAME_MAX {
         return Err(Errno::ENAMETOOLONG);
     }
-    let _names = metadata::keep_names([&source.dir, &target.dir])?;
-    let node = victim(from, &source, old_name)?;
-    let needs_directory = source.trailing == Trailing::Slash || target.trailing == Trailing::Slash;
-    if needs_directory && node.kind() != NodeKind::Directory {
-        return Err(Errno::ENOTDIR);
-    }
-    let replaced = match target.dir.node.lookup(new_name) {
-        Ok(replaced) => {
-            if flags.contains(RenameFlags::NOREPLACE) {
-                return Err(Errno::EEXIST);
-            }
-            to.caller.may_remove(&target.dir.node.metadata(), &replaced.metadata())?;
-            if target.dir.mount.covering(&replaced).is_some() {
-                return Err(Errno::EBUSY);
-            }
-            Some(replaced)
+    let names = metadata::keep_names([&source.dir, &target.dir])?;
+    loop {
+        let node = victim(from, &source, old_name)?;
+        let needs_directory = source.trailing == Trailing::Slash || target.trailing == Trailing::Slash;
+        if needs_directory && node.kind() != NodeKind::Directory {
+            return Err(Errno::ENOTDIR);
         }
-        Err(Errno::ENOENT) => {
-            new_node(to, &target.dir, NodeKind::Regular, 0, 0)?;
-            None
+        let (replaced, found) = match target.dir.node.lookup(new_name) {
+            Ok(replaced) => {
+                if flags.contains(RenameFlags::NOREPLACE) {
+                    return Err(Errno::EEXIST);
+                }
+                to.caller.may_remove(&target.dir.node.metadata(), &replaced.metadata())?;
+                if target.dir.mount.covering(&replaced).is_some() {
+                    return Err(Errno::EBUSY);
+                }
+                (Some(replaced), RenameFlags::empty())
+            }
+            Err(Errno::ENOENT) => {
+                new_node(to, &target.dir, NodeKind::Regular, 0, 0)?;
+                (None, RenameFlags::FREE)
+            }
+            Err(error) => return Err(error),
+        };
+        if source.dir.mount.covering(&node).is_some() {
+            return Err(Errno::EBUSY);
         }
-        Err(error) => return Err(error),
-    };
-    if source.dir.mount.covering(&node).is_some() {
-        return Err(Errno::EBUSY);
+        match source.dir.node.rename(old_name, &target.dir.node, new_name, flags | found) {
+            // The name was made after the lookup. Whether it may be replaced is checked again.
+            Err(Errno::EEXIST) if replaced.is_none() && !flags.contains(RenameFlags::NOREPLACE) => {
+                crate::sched::checkpoint()?;
+                continue;
+            }
+            renamed => renamed?,
+        }
+        let moved = NamedNode { dir: &source.dir, name: old_name, node };
+        notify::renamed(moved, (&target.dir, new_name), replaced, flags, names);
+        return Ok(());
     }
-    source.dir.node.rename(old_name, &target.dir.node, new_name, flags)?;
-    let moved = NamedNode { dir: &source.dir, name: old_name, node };
-    notify::renamed(moved, (&target.dir, new_name), replaced, flags);
-    Ok(())
 }
 
 /// truncate(2).

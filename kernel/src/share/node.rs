@@ -517,7 +517,7 @@ impl Node for ShareNode {
         new_name: &[u8],
         flags: RenameFlags,
     ) -> Result<()> {
-        if !flags.is_empty() {
+        if flags.intersects(RenameFlags::ASKABLE) {
             return Err(Errno::EINVAL);
         }
         let (channel, dir, new_dir) = (self.share.channel(), self.fid()?, self.sibling(new_parent)?.fid()?);

@@ -31,15 +31,14 @@ pub fn sys_process_mrelease(args: &Args) -> Result<i64> {
     let process = process_of(args.fd(0))?;
     // The memory of the kernel's own tasks, which a process has at its end.
     let none = kernel_process().space().id();
-    let has_released = || process.exit_status().is_some() || process.space().id() == none;
-    if has_released() {
+    let space = process.space();
+    if process.exit_status().is_some() || space.id() == none {
         return Err(Errno::ESRCH);
     }
     if !ends(&process) {
         return Err(Errno::EINVAL);
     }
     process.forget_spaces();
-    let space = process.space();
     // One reference is the process', one the caller's.
     if space.references() > 2 {
         for other in registry::processes() {
@@ -50,6 +49,7 @@ pub fn sys_process_mrelease(args: &Args) -> Result<i64> {
         }
     }
     drop(space);
+    let has_released = || process.exit_status().is_some() || process.space().id() == none;
     process.ended.wait_killable(|| has_released().then_some(()))?;
     Ok(0)
 }

@@ -93,7 +93,8 @@ pub fn sys_unlinkat(args: &Args) -> Result<i64> {
 }
 
 fn rename(from: (i32, u64), to: (i32, u64), flags: u32) -> Result<i64> {
-    let flags = RenameFlags::from_bits(flags).ok_or(Errno::EINVAL)?;
+    let flags = RenameFlags::from_bits(flags).filter(|&flags| RenameFlags::ASKABLE.contains(flags));
+    let flags = flags.ok_or(Errno::EINVAL)?;
     let old = path_at(from.1)?;
     let new = path_at(to.1)?;
     walk_from(from.0, &old, |source| {

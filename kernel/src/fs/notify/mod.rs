@@ -44,7 +44,7 @@ mod queue;
 pub(in crate::fs) mod tests;
 mod watches;
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering, fence};
 
 use bitflags::bitflags;
 use freehold_collections::Arc;
@@ -52,6 +52,7 @@ use freehold_collections::Arc;
 pub use account::{Limit, MAX_QUEUED_EVENTS, MAX_USER_INSTANCES, MAX_USER_WATCHES};
 pub use instance::InotifyFile;
 
+use super::metadata::KeptNames;
 use super::node::{Identity, Node, NodeKind, Presence, SetMetadata};
 use super::open_file::OpenFile;
 use super::path::{self, Path, PathEntry};
@@ -137,7 +138,7 @@ impl FileEvent<'_> {
 
 /// Returns whether there is any watch. Without watches, this is the whole cost of a hook.
 #[inline(always)]
-fn is_watching() -> bool {
+pub fn is_watching() -> bool {
     watches::COUNT.load(Ordering::Relaxed) != 0
 }
 
@@ -310,12 +311,18 @@ pub fn linked(dir: &Path, name: &[u8], target: &Arc<dyn Node>) {
     }
 }
 
-/// Notifies watches that `name` was removed from `dir`. `gone` may be the last reference to the
-/// inode, whose end is reported first.
+/// Notifies watches that `name` was removed from `dir`, then unlocks `names`. `gone` may be the
+/// last reference to the inode, whose end is reported first. Without watches it ends unlocked.
 #[inline]
-pub fn unlinked(dir: &Path, name: &[u8], gone: Arc<dyn Node>) {
+pub fn unlinked(dir: &Path, name: &[u8], gone: Arc<dyn Node>, names: KeptNames) {
+    // Orders the removal before the load; see `InodeWatch::attach`.
+    fence(Ordering::SeqCst);
     if is_watching() {
         tell_unlinked(dir, name, gone);
+        drop(names);
+    } else {
+        drop(names);
+        drop(gone);
     }
 }
 
@@ -340,12 +347,24 @@ pub struct NamedNode<'a> {
     pub node: Arc<dyn Node>,
 }
 
-/// Notifies watches of a rename from `old` to the name in `new`, which `replaced` had before.
+/// Notifies watches of a rename from `old` to the name in `new`, which `replaced` had before. Then
+/// unlocks `names`. Without watches `replaced` ends unlocked.
 #[inline]
-pub fn renamed(old: NamedNode<'_>, new: (&Path, &[u8]), replaced: Option<Arc<dyn Node>>, flags: RenameFlags) {
+pub fn renamed(
+    old: NamedNode<'_>,
+    new: (&Path, &[u8]),
+    replaced: Option<Arc<dyn Node>>,
+    flags: RenameFlags,
+    names: KeptNames,
+) {
     path::count_rename();
+    fence(Ordering::SeqCst);
     if is_watching() {
         tell_renamed(old, new, replaced, flags);
+        drop(names);
+    } else {
+        drop(names);
+        drop(replaced);
     }
 }
 

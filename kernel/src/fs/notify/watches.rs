@@ -7,7 +7,7 @@
 //! Linux' relatives are `struct fsnotify_mark_connector` and `fsnotify_inoderemove`.
 
 use core::ops::Bound;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
 
 use freehold_collections::{Arc, Map, Receiver, reserve::ArcMethods};
 
@@ -237,7 +237,9 @@ impl InodeWatch {
             COUNT.fetch_sub(1, Ordering::SeqCst);
         }
         drop(attached?);
-        // The inode's last name may have been removed before the entry existed.
+        // The inode's last name may have been removed before the entry existed, or before COUNT was
+        // above 0.
+        fence(Ordering::SeqCst);
         let_go_if_nameless(node);
         Ok(())
     }
@@ -295,6 +297,8 @@ pub(super) fn let_go_if_nameless(node: &Arc<dyn Node>) {
 pub(super) fn keep(node: &Arc<dyn Node>) {
     let before = replace_pin(node, Pin::Held(node.clone()));
     drop(before);
+    // Meanwhile all names may have been removed.
+    let_go_if_nameless(node);
 }
 
 fn replace_pin(node: &Arc<dyn Node>, pin: Pin) -> Option<Pin> {

@@ -204,7 +204,7 @@ impl OverlayNode {
         if self.is_removed() || to.is_removed() || (exchanges && victim.is_none()) {
             return Err(Errno::ENOENT);
         }
-        if victim.is_some() && flags.contains(RenameFlags::NOREPLACE) {
+        if victim.is_some() && flags.intersects(RenameFlags::NOREPLACE | RenameFlags::FREE) {
             return Err(Errno::EEXIST);
         }
         if moving.is_directory() && is_in(to.clone(), moving) {

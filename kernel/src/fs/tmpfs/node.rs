@@ -227,7 +227,7 @@ impl TmpNode {
         flags: RenameFlags,
     ) -> Result<()> {
         let exchanges = flags.contains(RenameFlags::EXCHANGE);
-        if victim.is_some() && flags.contains(RenameFlags::NOREPLACE) {
+        if victim.is_some() && flags.intersects(RenameFlags::NOREPLACE | RenameFlags::FREE) {
             return Err(Errno::EEXIST);
         }
         if victim.is_none() && exchanges {
@@ -515,7 +515,7 @@ impl TmpNode {
         let mut names = self.names()?.lock();
         let moving = names.get(name)?.clone();
         let victim = names.get(new_name).ok().cloned();
-        if victim.is_some() && flags.contains(RenameFlags::NOREPLACE) {
+        if victim.is_some() && flags.intersects(RenameFlags::NOREPLACE | RenameFlags::FREE) {
             return Err(Errno::EEXIST);
         }
         if flags.contains(RenameFlags::EXCHANGE) {

@@ -141,10 +141,12 @@ pub fn sys_mq_open(args: &Args) -> Result<i64> {
     let credentials = process.credentials();
     let opening = Opening { name: &name, flags, mode, attributes };
     let place = Path::root_of(objects::of_caller().posix_queues.own_mount()?);
+    let order = names::order_of_events(&place)?;
     let (node, origin) = opening.find_or_make(&process, &credentials.caller())?;
     if origin == Origin::Made {
         notify::entry(&place, &name, NodeKind::Regular, Events::CREATE);
     }
+    drop(order);
     let entry = PathEntry::new(place.node.clone(), name);
     let place = Path { mount: place.mount, node: node.clone(), entry: Some(reserve::arc(entry)) };
     let file = OpenFile::new(node, Some(place), flags)?;
