@@ -6,6 +6,8 @@
 
 use std::path::Path;
 
+use crate::symbol_file::SymbolFile;
+
 /// The first address of the kernel half.
 const KERNEL_HALF: u64 = 0xffff_8000_0000_0000;
 /// The image is in the top 2 GiB: only addresses there have symbols.
@@ -32,7 +34,8 @@ impl Symbols {
     /// Reads the symbols of `kernel`. A file without symbols is no error: addresses then stay
     /// numbers, or are hidden.
     pub fn of(kernel: &Path, addresses: Addresses) -> Symbols {
-        Symbols { loader: addr2line::Loader::new(kernel).ok(), addresses }
+        let file = SymbolFile::of(kernel).ok();
+        Symbols { loader: file.and_then(|file| addr2line::Loader::new(file.path()).ok()), addresses }
     }
 
     /// Returns the choice whether its texts name addresses.

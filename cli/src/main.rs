@@ -45,6 +45,7 @@ mod size;
 mod strace;
 mod stuck;
 mod sweep;
+mod symbol_file;
 mod terminal;
 mod user;
 mod volume;

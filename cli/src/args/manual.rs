@@ -72,10 +72,14 @@ const ENVIRONMENT: [(&str, &str); 7] = [
     ("XDG_CACHE_HOME, HOME", "Where the cache is."),
 ];
 
-const FILES: [(&str, &str); 4] = [
+const FILES: [(&str, &str); 5] = [
     (
         "PREFIX/lib/freehold/freehold-kernel",
         "The kernel. PREFIX is that of the command; one beside the command comes first.",
+    ),
+    (
+        "PREFIX/lib/freehold/freehold-kernel.symbols.gz",
+        "The names of the kernel's functions, where the kernel itself has none, as in a package.",
     ),
     ("PREFIX/lib/freehold/libfreehold_scope.so", "The microscope, a plugin of QEMU."),
     ("PREFIX/lib/freehold/guest/", "Programs that the command puts into guests."),

@@ -13,16 +13,20 @@ use object::{Object, ObjectSection, ObjectSymbol, SectionKind, SymbolKind};
 use super::record::{Code, Function};
 use crate::Result;
 use crate::failure::Failure;
+use crate::symbol_file::SymbolFile;
 
 /// Returns the functions in the executable sections of the kernel at `path`.
 ///
 /// # Errors
 /// The kernel cannot be read, or has no symbols.
 pub fn functions(path: &Path) -> Result<Code> {
-    let bytes = std::fs::read(path).map_err(|e| Failure::io("read", path, &e))?;
+    let unread = |e| Failure::io("read", path, &e);
+    let bytes = std::fs::read(path).map_err(unread)?;
+    let names = SymbolFile::of(path).and_then(|file| file.read()).map_err(unread)?;
     let without =
         || Failure::new(format!("{}: no ELF file with symbols", path.display()), "a kernel as it was built");
     let file = object::File::parse(&*bytes).map_err(|_| without())?;
+    let names = object::File::parse(&*names).map_err(|_| without())?;
     let mut functions = Vec::new();
     let mut sum = Hash::new();
     let mut entry = None;
@@ -31,7 +35,7 @@ pub fn functions(path: &Path) -> Result<Code> {
         sum.add(data);
         let (start, end) = (section.address(), section.address() + data.len() as u64);
         let mut starts: BTreeMap<u64, (u64, &str)> = BTreeMap::new();
-        for symbol in file.symbols().filter(|symbol| symbol.section_index() == Some(section.index())) {
+        for symbol in names.symbols().filter(|symbol| symbol.section_index() == Some(section.index())) {
             let is_code = matches!(symbol.kind(), SymbolKind::Text | SymbolKind::Label | SymbolKind::Unknown);
             let (Ok(name), true, true) = (symbol.name(), is_code, (start..end).contains(&symbol.address()))
             else {

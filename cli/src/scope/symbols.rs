@@ -15,6 +15,7 @@ use crate::backtrace::{self, Addresses};
 use crate::failure::Failure;
 use crate::kernel::{Family, KernelChoice};
 use crate::scope::Digest;
+use crate::symbol_file::{self, SymbolFile};
 
 /// Name of programs' code.
 pub const PROGRAMS: &str = "(programs)";
@@ -56,10 +57,9 @@ const LINUX_TEXT: u64 = 0xffff_ffff_8100_0000;
 /// Fails if `path` has no symbols: otherwise all functions would be nameless after minutes of
 /// waiting.
 pub fn check(path: &Path) -> Result<()> {
-    use object::{Object, ObjectSymbol};
-    let bytes = std::fs::read(path).map_err(|e| Failure::io("read", path, &e))?;
-    let named = |file: object::File<'_>| file.symbols().any(|symbol| symbol.is_definition());
-    if object::File::parse(&*bytes).is_ok_and(named) {
+    let bytes =
+        SymbolFile::of(path).and_then(|file| file.read()).map_err(|e| Failure::io("read", path, &e))?;
+    if symbol_file::has_symbols(&bytes) {
         return Ok(());
     }
     let what = format!("--symbols {}: no ELF file with symbols", path.display());
