@@ -351,6 +351,30 @@ pub fn remove_dir(walk: &PathWalk<'_>, text: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// Returns the node that a rename to `name` in `target` replaces, if the caller may do this.
+fn replaceable(
+    walk: &PathWalk<'_>,
+    target: &Parent,
+    name: &[u8],
+    flags: RenameFlags,
+) -> Result<Option<Arc<dyn Node>>> {
+    match target.dir.node.lookup(name) {
+        Ok(_) if flags.contains(RenameFlags::NOREPLACE) => Err(Errno::EEXIST),
+        Ok(replaced) => {
+            walk.caller.may_remove(&target.dir.node.metadata(), &replaced.metadata())?;
+            if target.dir.mount.covering(&replaced).is_some() {
+                return Err(Errno::EBUSY);
+            }
+            Ok(Some(replaced))
+        }
+        Err(Errno::ENOENT) => {
+            new_node(walk, &target.dir, NodeKind::Regular, 0, 0)?;
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
 /// renameat2(2): `old` is resolved by one walk, `new` by the other.
 pub fn rename(
     from: &PathWalk<'_>,
@@ -383,23 +407,8 @@ pub fn rename(
         if needs_directory && node.kind() != NodeKind::Directory {
             return Err(Errno::ENOTDIR);
         }
-        let (replaced, found) = match target.dir.node.lookup(new_name) {
-            Ok(replaced) => {
-                if flags.contains(RenameFlags::NOREPLACE) {
-                    return Err(Errno::EEXIST);
-                }
-                to.caller.may_remove(&target.dir.node.metadata(), &replaced.metadata())?;
-                if target.dir.mount.covering(&replaced).is_some() {
-                    return Err(Errno::EBUSY);
-                }
-                (Some(replaced), RenameFlags::empty())
-            }
-            Err(Errno::ENOENT) => {
-                new_node(to, &target.dir, NodeKind::Regular, 0, 0)?;
-                (None, RenameFlags::FREE)
-            }
-            Err(error) => return Err(error),
-        };
+        let replaced = replaceable(to, &target, new_name, flags)?;
+        let found = if replaced.is_none() { RenameFlags::FREE } else { RenameFlags::empty() };
         if source.dir.mount.covering(&node).is_some() {
             return Err(Errno::EBUSY);
         }
