@@ -1,6 +1,7 @@
 //! Descriptors: small numbers for open files (shared by CLONE_FILES).
 //!
-//! The table's spin lock is held for a look or a change only, which costs nothing for descriptors
+//! The table's spin lock is held for a look or a change only (threads of one process find the files
+//! that they use without it: [`recent`]), which costs nothing for descriptors
 //! that are not open ([`bits`]): only a copy of the table has a slot for each number below the
 //! highest one that is open. Files leave the table before they are
 //! dropped, and are dropped after the lock: the last reference may flush, wake and sleep.
@@ -10,6 +11,9 @@
 //! descriptor is not open.
 
 mod bits;
+mod recent;
+#[cfg(test)]
+mod recent_model;
 
 use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -18,8 +22,10 @@ use freehold_collections::{
     Arc, Vec,
     reserve::{self, ArcMethods as _},
 };
+use spin::Once;
 
 use self::bits::NumberBits;
+use self::recent::RecentFiles;
 use super::flags::OpenFlags;
 use super::locks::{self, Owner};
 use super::notify::dnotify;
@@ -65,6 +71,8 @@ struct Slots {
 #[repr(C)]
 pub struct FileTable {
     inner: SpinLock<Slots>,
+    /// The files that threads used last, once the table is shared.
+    recent: Once<RecentFiles>,
     /// Number as owner of record locks and of watches (F_NOTIFY); never reused.
     id: u64,
     /// Whether a record lock or a watch was requested through this table, so that a close must
@@ -192,6 +200,7 @@ impl FileTable {
     fn with_slots(slots: Slots) -> Arc<Self> {
         reserve::arc(Self {
             inner: SpinLock::new(slots),
+            recent: Once::new(),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             locks: AtomicBool::new(false),
         })
@@ -245,9 +254,41 @@ impl FileTable {
         Ok(Self::with_slots(copy))
     }
 
+    /// Prepares for use by several threads, so that most of their lookups do not take the table's
+    /// lock. Without memory all of them do.
+    pub fn share(&self) {
+        let _ = self.recent.try_call_once(RecentFiles::new);
+    }
+
     /// The open file with descriptor `fd`; `EBADF` if there is none.
+    #[inline]
     pub fn get(&self, fd: i32) -> Result<Arc<OpenFile>> {
-        self.inner.lock().get(fd).map(|slot| slot.file.clone())
+        match self.recent.get() {
+            None => self.inner.lock().get(fd).map(|slot| slot.file.clone()),
+            Some(recent) => recent.find(fd).map_or_else(|| self.get_and_note(fd, recent), Ok),
+        }
+    }
+
+    #[cold]
+    fn get_and_note(&self, fd: i32, recent: &RecentFiles) -> Result<Arc<OpenFile>> {
+        let inner = self.inner.lock();
+        let file = &inner.get(fd)?.file;
+        recent.note(fd, file);
+        Ok(file.clone())
+    }
+
+    /// Takes the descriptor `index` out of the locked table.
+    fn remove(&self, inner: &mut Slots, index: usize) -> Option<Opened> {
+        let opened = inner.remove(index)?;
+        self.forget(index);
+        Some(opened)
+    }
+
+    /// Forgets what threads know of `index`, whose file changes. The table is locked.
+    fn forget(&self, index: usize) {
+        if let Some(recent) = self.recent.get() {
+            recent.forget(index);
+        }
     }
 
     /// Locks the table for lookups of a few descriptors. The holder may not sleep.
@@ -302,6 +343,7 @@ impl FileTable {
             return Err(Errno::EBUSY);
         }
         let old = inner.slots[index].replace(Opened { file, on_exec });
+        self.forget(index);
         inner.taken.take(index);
         Ok(old.map(|old| old.file))
     }
@@ -309,7 +351,8 @@ impl FileTable {
     /// Takes `fd` out of the table.
     fn take(&self, fd: i32) -> Result<Arc<OpenFile>> {
         let index = usize::try_from(fd).map_err(|_| Errno::EBADF)?;
-        self.inner.lock().remove(index).map(|slot| slot.file).ok_or(Errno::EBADF)
+        let taken = self.remove(&mut self.inner.lock(), index);
+        taken.map(|slot| slot.file).ok_or(Errno::EBADF)
     }
 
     /// Closes `fd` as close(2) does. This also releases the process' record locks on the file,
@@ -343,7 +386,7 @@ impl FileTable {
         loop {
             let mut inner = self.inner.lock();
             let found = inner.next_open(next).filter(is_inside).map(|(index, _)| index);
-            let slot = found.and_then(|index| inner.remove(index));
+            let slot = found.and_then(|index| self.remove(&mut inner, index));
             drop(inner);
             let (Some(index), Some(slot)) = (found, slot) else { return };
             self.closed(&slot.file);
@@ -400,7 +443,7 @@ impl FileTable {
             let mut inner = self.inner.lock();
             let Some((index, opened)) = inner.next_open(next) else { return };
             let marked = opened.on_exec == OnExec::Close;
-            let slot = if marked { inner.remove(index) } else { None };
+            let slot = if marked { self.remove(&mut inner, index) } else { None };
             drop(inner);
             if let Some(slot) = slot {
                 self.closed(&slot.file);

@@ -531,6 +531,9 @@ fn new_task(parent: &Arc<Task>, numbers: Numbers, process: Arc<Process>, flags: 
     task.inherit_seccomp(parent);
     let sharing = if flags.contains(CloneFlags::IO) { IoSharing::Shared } else { IoSharing::Copied };
     task.io_context.inherit(&parent.io_context, sharing);
+    if flags.contains(CloneFlags::FILES) {
+        task.process().files().share();
+    }
     if flags.contains(CloneFlags::THREAD) {
         task.keyrings.join(&parent.keyrings);
     } else {
