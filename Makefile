@@ -65,7 +65,7 @@ test: build
 	@cargo run --quiet -p freehold-layers -- --shape 6 5 0 0 kernel mm machine cli scope tools # may shrink, not grow
 	@cargo run --quiet -p freehold-supply -- check
 	tools/host-coverage --compiled
-	tools/broken-bounce --check && tools/broken-replica --check # that make test-long breaks what is still there
+	tools/broken-bounce --check && tools/broken-replica --check && tools/broken-merge --check # that make test-long breaks what is still there
 	cargo test --quiet --workspace --exclude freehold
 	tools/pack --check
 	tools/deb --check

@@ -125,12 +125,16 @@ pub trait PhysicalBytes: Copy + Send + Sync + 'static {
     }
     /// Run `f` on the bytes of two frames, the first of which is written. As
     /// [`PhysicalBytes::with_bytes`].
+    ///
+    /// # Panics
+    /// If both are one frame.
     fn with_two<R>(
         self,
         to: Pfn,
         from: Pfn,
         f: impl FnOnce(&mut [u8; PAGE_SIZE], &[u8; PAGE_SIZE]) -> R,
     ) -> R {
+        assert!(to != from, "one frame cannot be copied to itself");
         self.with_bytes(to, |to| self.read_bytes(from, |from| f(to, from)))
     }
     /// Fills the page at `addr` with zeroes through that user address, in the address space that

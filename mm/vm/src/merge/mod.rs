@@ -273,8 +273,12 @@ impl<S: Memory> Resident<S> {
             return None;
         }
         let entry = if size == PageSize::Large { entry.piece_at(addr) } else { entry };
-        let is_merged = size == PageSize::Small && self.is_merged(entry);
-        Some(if is_merged { MergeablePage::Merged } else { MergeablePage::Anonymous(entry, size) })
+        // A piece of a large page, too: another space may have split it, and merged that piece.
+        Some(if self.is_merged(entry) {
+            MergeablePage::Merged
+        } else {
+            MergeablePage::Anonymous(entry, size)
+        })
     }
 
     /// Whether the frame of a counted leaf is merged.

@@ -3,7 +3,7 @@
 use std::vec::Vec;
 
 use freehold_machine::model::Config;
-use freehold_machine::{CpuId, PhysicalBytes, VirtAddr};
+use freehold_machine::{CpuId, PAGE_SIZE, PhysicalBytes, VirtAddr};
 use freehold_paging::model::ModelFrames;
 
 use super::swap::{Disk, find_none};
@@ -97,6 +97,94 @@ fn equal_pages_of_two_processes_become_one_frame_and_each_store_copies_it() {
     m.end();
 }
 
+/// Lets the CPU store to the page at `at`, by a translation that it still has, once the scan has
+/// read the page and before the next flush.
+fn store_before_flush(m: &Merging, cpu: u16, at: u64) {
+    let model = m.world.model();
+    model.let_flushes_be_late();
+    let before = model.counts().late;
+    model.before_flush(move || {
+        // The thread ends once its CPU is flushed.
+        std::thread::spawn(move || model.on_cpu(CpuId(cpu), || model.store(VirtAddr(at), 2)));
+        while model.counts().late == before {
+            std::thread::yield_now();
+        }
+    });
+}
+
+#[test]
+fn a_page_that_changes_before_its_flush_is_not_merged() {
+    let mut m = Merging::new();
+    let (a, at) = m.process(0, &[7, 7]);
+    m.pass(3);
+    let (b, bt) = m.process(1, &[7]);
+    store_before_flush(&m, 1, bt);
+    m.pass(1);
+    assert_eq!((m.sums(), a.load(at), b.load(bt)), ((1, 1), Ok(1), Ok(2)));
+    drop(b);
+    // The same for the page of zeroes.
+    m.wish.rules = MergeRules::ZEROES;
+    let c = m.world.process(1);
+    let ct = c.anonymous(1);
+    c.advise(ct, 1, Advice::Mergeable).unwrap();
+    c.store(ct, 0).unwrap();
+    store_before_flush(&m, 1, ct);
+    m.pass(1);
+    assert_eq!(c.load(ct), Ok(2));
+    drop((a, c));
+    m.end();
+}
+
+#[test]
+fn a_page_whose_equal_changes_meanwhile_has_its_frame_alone() {
+    let mut m = Merging::new();
+    let (a, at) = m.process(0, &[7]);
+    let (b, bt) = m.process(1, &[7]);
+    m.pass(1);
+    let (model, before) = (m.world.model(), a.frame(at));
+    // The first page is on its way to be merged, the second one's turn comes.
+    model.before_flush(move || model.on_cpu(CpuId(1), || model.store(VirtAddr(bt), 2)).unwrap());
+    m.pass(1);
+    assert_eq!((m.sums(), b.load(bt)), ((0, 0), Ok(2)));
+    a.store(at, 3).unwrap();
+    assert_eq!((a.frame(at), a.load(at), m.count(Event::CowKsm)), (before, Ok(3), 0));
+    drop((a, b));
+    m.end();
+}
+
+#[test]
+fn a_page_without_a_mark_is_not_merged() {
+    let mut m = Merging::new();
+    let (a, at) = m.process(0, &[7, 7]);
+    m.pass(3);
+    assert_eq!(m.sums(), (1, 1));
+    let (b, bt) = m.process(1, &[7]);
+    unmerge(&b, bt, 1).unwrap();
+    let before = b.frame(bt);
+    m.pass(3);
+    assert_eq!((m.sums(), b.frame(bt)), ((1, 1), before));
+    assert_ne!(a.frame(at), before);
+    drop((a, b));
+    m.end();
+}
+
+#[test]
+fn a_page_whose_mark_went_is_not_merged_with_a_later_one() {
+    let mut m = Merging::new();
+    let (a, at) = m.process(0, &[7]);
+    let (b, bt) = m.process(1, &[7]);
+    m.pass(1);
+    // The first space's page is noted.
+    let step = || m.world.commons.merge_step(&mut m.scan, &m.wish);
+    assert_eq!(m.world.model().on_cpu(CpuId(2), step), Some(1));
+    unmerge(&a, at, 1).unwrap();
+    let before = (a.frame(at), b.frame(bt));
+    m.pass(3);
+    assert_eq!((m.sums(), a.frame(at), b.frame(bt)), ((0, 0), before.0, before.1));
+    drop((a, b));
+    m.end();
+}
+
 #[test]
 fn a_merged_frame_is_free_with_its_last_user_and_not_later() {
     let mut m = Merging::new();
@@ -178,6 +266,22 @@ fn pages_of_zeroes_get_the_page_of_zeroes_and_frames_again() {
 }
 
 #[test]
+fn a_private_page_of_a_file_keeps_its_frame_when_it_becomes_zeroes() {
+    let mut m = Merging::new();
+    m.wish.rules = MergeRules::ZEROES;
+    let file = m.world.file(&[b'a'; PAGE_SIZE]);
+    let p = m.world.process(0);
+    let at = p.map(AreaPlace::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    (at..at + PAGE).for_each(|byte| p.store(byte, 0).unwrap());
+    p.advise(at, 1, Advice::Mergeable).unwrap();
+    let before = p.frame(at);
+    m.pass(3);
+    assert_eq!((p.frame(at), p.load(at), p.fork(1).load(at)), (before, Ok(0), Ok(0)));
+    drop((p, file));
+    m.end();
+}
+
+#[test]
 fn unmerging_without_memory_fails_and_loses_nothing() {
     let mut m = Merging::new();
     let (a, at) = m.process(0, &[7; 6]);
@@ -250,6 +354,69 @@ fn pieces_of_large_pages_are_merged_and_the_rest_stays() {
     let b = a.fork(1);
     b.store(at + PAGE, 99).unwrap();
     assert_eq!((a.load(at + PAGE), b.load(at + PAGE)), (Ok(1), Ok(99)));
+    drop((a, b));
+    m.end();
+}
+
+/// A piece of a large page becomes a merged frame in one space, while another space still has the
+/// whole page.
+#[test]
+fn pieces_of_a_large_page_that_a_fork_shares_are_merged_once() {
+    for first in 0..2 {
+        let mut m = Merging::new();
+        m.world = World::with(Config { cpus: 3, nodes: 1, frames: 8 * 512, seed: 3 });
+        m.world.commons.set_huge_mode(HugeMode::Always);
+        let at = 0x4000_0000;
+        let a = m.world.process(0);
+        a.map(AreaPlace::Fixed(VirtAddr(at)), 512, RW, Backing::Anonymous).unwrap();
+        let byte = |page: u64| (page % 100) as u8;
+        (0..512).for_each(|page| a.store(at + page * PAGE, byte(page)).unwrap());
+        a.advise(at, 512, Advice::Mergeable).unwrap();
+        let b = a.fork(1);
+        // The scan passes over one of both at first.
+        let of = [&a, &b];
+        unmerge(of[1 - first], at, 512).unwrap();
+        m.pass(4);
+        assert_eq!(m.sums().0, 100);
+        of[1 - first].advise(at, 512, Advice::Mergeable).unwrap();
+        m.pass(4);
+        assert_eq!((m.sums().0, m.world.commons.huge_pages()), (100, 0));
+        for (p, new) in [(&a, 201), (&b, 202)] {
+            p.store(at + 7 * PAGE, new).unwrap();
+        }
+        assert_eq!((a.load(at + 7 * PAGE), b.load(at + 7 * PAGE)), (Ok(201), Ok(202)));
+        let others = (0..512).filter(|&page| page != 7);
+        assert!(
+            others
+                .into_iter()
+                .all(|page| [&a, &b].iter().all(|p| p.load(at + page * PAGE) == Ok(byte(page))))
+        );
+        drop((a, b));
+        m.end();
+    }
+}
+
+/// The other space stores to its large page, of which some pieces are merged elsewhere.
+#[test]
+fn a_large_page_with_merged_pieces_is_copied_before_a_store() {
+    let mut m = Merging::new();
+    m.world = World::with(Config { cpus: 3, nodes: 1, frames: 8 * 512, seed: 3 });
+    m.world.commons.set_huge_mode(HugeMode::Always);
+    let at = 0x4000_0000;
+    let a = m.world.process(0);
+    a.map(AreaPlace::Fixed(VirtAddr(at)), 512, RW, Backing::Anonymous).unwrap();
+    (0..512).for_each(|page| a.store(at + page * PAGE, (page % 100) as u8).unwrap());
+    let b = a.fork(1);
+    b.advise(at, 512, Advice::Mergeable).unwrap();
+    m.pass(4);
+    assert_eq!(m.sums().0, 100);
+    for page in 0..512 {
+        a.store(at + page * PAGE, 255).unwrap();
+        assert_eq!(b.load(at + page * PAGE), Ok((page % 100) as u8));
+    }
+    b.unmap(at, 512).unwrap();
+    a.store(at, 254).unwrap();
+    assert!((1..512).all(|page| a.load(at + page * PAGE) == Ok(255)) && a.load(at) == Ok(254));
     drop((a, b));
     m.end();
 }
