@@ -14,7 +14,6 @@ mod plan;
 mod report;
 mod rows;
 mod sheet;
-pub mod statistics;
 pub mod table;
 
 use serde_json::Value;

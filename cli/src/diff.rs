@@ -40,9 +40,9 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::args::DiffOptions;
-use crate::bench::statistics::median;
 use crate::failure::Failure;
 use crate::sheet::{Sheet, number};
+use crate::statistics::median;
 use crate::{Result, files};
 use figures::{Judge, PathFigures, Tolerance, unit};
 use output::Output;

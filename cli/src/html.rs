@@ -221,6 +221,7 @@ impl Page {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::statistics::Interval;
 
     #[test]
     fn text_from_a_guest_stays_text_wherever_it_enters_a_page() {
@@ -254,7 +255,7 @@ mod tests {
         let mut page = Page::new("t", "l");
         page.next("again", "freehold lab t");
         let mut bars = Bars::new("costs", Axis::linear("cost", Unit::Number), &["ours", "theirs"]);
-        bars.group("fork", &[Some(Bar::within(2.0, 1.5, 2.5)), None]);
+        bars.group("fork", &[Some(Bar::within(2.0, Interval { low: 1.5, high: 2.5 })), None]);
         page.figure(&bars, "");
         let mut lines = Lines::new("time", Axis::linear("s", Unit::Number), Axis::linear("n", Unit::Number));
         lines.line("ours", Shape::Straight, &(0..1000).map(|n| (f64::from(n), 7.0)).collect::<Vec<_>>());

@@ -42,6 +42,7 @@ mod scope;
 mod session;
 mod sheet;
 mod size;
+mod statistics;
 mod strace;
 mod stuck;
 mod sweep;

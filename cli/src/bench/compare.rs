@@ -5,7 +5,7 @@ use super::measure::{Measured, Measurements, printed, show};
 use super::parse::{ParsedRow, RowKey};
 use super::plan::{Measure, Plan};
 use super::rows::{BenchRow, Waits};
-use super::statistics::{self, Estimate};
+use crate::statistics::{self, Estimate, Interval};
 
 /// Methods for intervals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,16 +65,14 @@ pub struct Cost {
 
 impl Cost {
     /// Returns half the range of the runs' medians (of a single run's samples), as a share of the
-    /// cost.
-    pub fn spread(&self) -> f64 {
+    /// cost. `None` if there is one value only.
+    pub fn spread(&self) -> Option<f64> {
         let values = match self.runs.as_slice() {
             [samples] => samples.clone(),
             runs => medians(runs),
         };
-        let (low, high) = values
-            .iter()
-            .fold((f64::INFINITY, 0.0_f64), |(low, high), value| (low.min(*value), high.max(*value)));
-        (high - low) / 2.0 / self.estimate.value
+        let range = Interval::range(&values);
+        (!range.has_too_few_runs()).then(|| (range.high - range.low) / 2.0 / self.estimate.value)
     }
 }
 
@@ -273,7 +271,6 @@ fn ratio(method: Method, ours: &Cell, theirs: &Cell) -> Option<Estimate> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::statistics::Interval;
     use super::*;
 
     fn estimate(value: f64, low: f64, high: f64) -> Estimate {
@@ -297,9 +294,10 @@ mod tests {
         };
         assert_eq!(
             cost(&[&[90.0, 90.0, 500.0], &[110.0]]).spread(),
-            0.1,
+            Some(0.1),
             "outliers within a run do not count"
         );
-        assert_eq!(cost(&[&[80.0, 100.0, 120.0]]).spread(), 0.2, "one run has only its samples");
+        assert_eq!(cost(&[&[80.0, 100.0, 120.0]]).spread(), Some(0.2), "one run has only its samples");
+        assert_eq!(cost(&[&[80.0]]).spread(), None);
     }
 }

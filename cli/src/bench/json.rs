@@ -69,6 +69,7 @@ fn row(line: &super::compare::ComparedRow, labels: &[&str], goal: Option<f64>) -
                 "cost": cost.estimate.value,
                 "low": finite(cost.estimate.interval.low),
                 "high": finite(cost.estimate.interval.high),
+                "too_few_runs": cost.estimate.interval.has_too_few_runs(),
                 "runs": cost.runs,
                 "note": cost.note,
             }),
@@ -85,6 +86,7 @@ fn row(line: &super::compare::ComparedRow, labels: &[&str], goal: Option<f64>) -
                 "ratio": ratio.value,
                 "low": finite(ratio.interval.low),
                 "high": finite(ratio.interval.high),
+                "too_few_runs": ratio.interval.has_too_few_runs(),
                 "distinguishable": distinguishable(*ratio),
             }),
         })

@@ -3,9 +3,9 @@
 use super::compare::{Cell, ComparedRow, RowVerdict, distinguishable};
 use super::plan::Measure;
 use super::report::BenchReport;
-use super::statistics::Estimate;
 use super::table;
 use crate::html::{self, Axis, Bar, Bars, Column, Page, Table, Tile, Tone, Unit};
+use crate::statistics::Estimate;
 
 /// Returns the comparison with its title and its key figures.
 pub fn page(report: &BenchReport<'_>, title: &str) -> Page {
@@ -79,9 +79,9 @@ pub fn sections(report: &BenchReport<'_>, page: &mut Page) {
 }
 
 fn bar(estimate: Estimate) -> Bar {
-    let interval = estimate.interval;
-    if interval.low > 0.0 && interval.high.is_finite() {
-        return Bar::within(estimate.value, interval.low, interval.high);
+    // The axis has no place for an end of 0.
+    if estimate.interval.low > 0.0 || estimate.interval.has_too_few_runs() {
+        return Bar::within(estimate.value, estimate.interval);
     }
     Bar::exact(estimate.value)
 }

@@ -3,10 +3,10 @@
 use super::compare::{ComparedRow, Comparison, Difference, RowVerdict};
 use super::measure::Measurements;
 use super::plan::{Counter, Measure, Plan};
-use super::statistics::Estimate;
 use crate::progress::partial_sentence;
 use crate::qemu::{self, Clock, Engine};
 use crate::size::show_size;
+use crate::statistics::Estimate;
 
 /// All parts of the report.
 pub struct BenchReport<'a> {

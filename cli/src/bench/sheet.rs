@@ -5,6 +5,7 @@ use super::plan::Measure;
 use super::report::BenchReport;
 use crate::Result;
 use crate::sheet::{Sheet, number};
+use crate::statistics::Estimate;
 
 /// Columns in this order. `ratio` is the first side over this one, and is empty for the first side.
 const COLUMNS: [&str; 12] = [
@@ -50,7 +51,7 @@ impl Measure {
 /// Returns a line for each side of a row.
 fn lines(row: &ComparedRow, labels: &[&str], unit: &str) -> Vec<[String; COLUMNS.len()]> {
     let ratios = std::iter::once(None).chain(row.ratios.iter().copied());
-    let line = |((cell, label), ratio): ((&Cell, &&str), Option<super::statistics::Estimate>)| {
+    let line = |((cell, label), ratio): ((&Cell, &&str), Option<Estimate>)| {
         let (cost, failure) = match cell {
             Cell::Cost(cost) => (Some(cost), String::new()),
             Cell::Failed(why) => (None, why.clone()),
@@ -79,8 +80,8 @@ fn lines(row: &ComparedRow, labels: &[&str], unit: &str) -> Vec<[String; COLUMNS
 mod tests {
     use super::super::compare::Cost;
     use super::super::rows::ROWS;
-    use super::super::statistics::{Estimate, Interval};
     use super::*;
+    use crate::statistics::Interval;
 
     #[test]
     fn each_side_has_a_line_and_the_others_have_the_ratio() {

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::compare::{Cell, ComparedRow, Comparison, distinguishable};
 use super::plan::Measure;
 use super::report::BenchReport;
-use super::statistics::Estimate;
+use crate::statistics::{Estimate, TOO_FEW_RUNS};
 
 /// Separator of digit groups; a dot or a comma would be a decimal point for some readers.
 const GROUP: char = '\u{a0}';
@@ -36,11 +36,8 @@ pub fn ratio(ratio: Option<Estimate>) -> String {
     let Some(ratio) = ratio else {
         return "–".into();
     };
-    let interval = format!("{:.2}–{:.2}", ratio.interval.low, ratio.interval.high);
-    if ratio.interval.high.is_infinite() {
-        return format!("{:.2} (one run)", ratio.value);
-    }
-    if !distinguishable(ratio) {
+    let interval = ratio.interval.show("–", |end| format!("{end:.2}"));
+    if !distinguishable(ratio) && !ratio.interval.has_too_few_runs() {
         return format!("not distinguishable ({interval})");
     }
     format!("{:.2} ({interval})", ratio.value)
@@ -54,7 +51,10 @@ pub fn cell(measure: Measure, cell: &Cell) -> String {
             let text = cost(measure, found.estimate.value);
             match measure {
                 Measure::Instructions => text,
-                Measure::Wall => format!("{text} ±{:.0}%", found.spread() * 100.0),
+                Measure::Wall => match found.spread() {
+                    Some(spread) => format!("{text} ±{:.0}%", spread * 100.0),
+                    None => format!("{text} ({TOO_FEW_RUNS})"),
+                },
             }
         }
     }
@@ -153,8 +153,8 @@ pub fn aligned(rows: &[impl AsRef<[String]>], is_number: impl Fn(usize) -> bool)
 
 #[cfg(test)]
 mod tests {
-    use super::super::statistics::Interval;
     use super::*;
+    use crate::statistics::Interval;
 
     fn estimate(value: f64, low: f64, high: f64) -> Option<Estimate> {
         Some(Estimate { value, interval: Interval { low, high } })
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(ratio(estimate(0.5, 0.48, 0.52)), "0.50 (0.48–0.52)");
         assert_eq!(ratio(estimate(0.99, 0.97, 1.01)), "not distinguishable (0.97–1.01)");
         assert_eq!(ratio(estimate(1.0, 1.0, 1.0)), "not distinguishable (1.00–1.00)");
-        assert_eq!(ratio(estimate(1.3, 0.0, f64::INFINITY)), "1.30 (one run)");
+        assert_eq!(ratio(estimate(1.3, 0.0, f64::INFINITY)), "1.30 (too few runs)");
         assert_eq!(ratio(None), "–");
     }
 

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::record::finite;
 use super::result::{DiffLine, DiffResult, DiffVerdict, WhichRecord};
-use crate::bench::statistics::median;
+use crate::statistics::median;
 
 /// Fields that tell an element of a list from the others.
 const IDENTITY: [&str; 20] = [
@@ -116,6 +116,11 @@ fn is_observations(path: &str) -> bool {
     OBSERVATIONS.contains(&last(path))
 }
 
+/// Returns whether a figure is one of several observations of the same thing.
+fn is_observed(path: &str) -> bool {
+    path.split(['.', ']']).any(|part| OBSERVATIONS.contains(&part))
+}
+
 /// Returns the words by which an element of a list identifies itself.
 fn identity(value: &Value) -> Option<String> {
     let words: Vec<String> = IDENTITY
@@ -185,8 +190,11 @@ impl Judge<'_> {
             match DiffVerdict::of_figure(a[0], b[0], share) {
                 DiffVerdict::Same => DiffVerdict::Same,
                 _ if (a[0] - b[0]).abs() <= count => DiffVerdict::NotDistinguishable,
+                DiffVerdict::More | DiffVerdict::Less if is_observed(path) => DiffVerdict::TooFewRuns,
                 verdict => verdict,
             }
+        } else if a.len().min(b.len()) < 2 {
+            DiffVerdict::TooFewRuns
         } else {
             of_ranges(a, b)
         };
@@ -253,6 +261,10 @@ mod tests {
         assert_eq!(verdicts(boots([4, 5, 9]), boots([1, 2, 3])), [DiffVerdict::Less]);
         assert_eq!(verdicts(boots([1, 2, 4]), boots([4, 5, 9])), [DiffVerdict::NotDistinguishable]);
         assert_eq!(verdicts(boots([1, 2, 4]), boots([1, 2, 4])), [DiffVerdict::Same]);
+        let few = |values: &[u64]| json!({"boots": values.iter().map(|copies| json!({"copies": copies})).collect::<Vec<_>>()});
+        assert_eq!(verdicts(few(&[1]), few(&[9])), [DiffVerdict::TooFewRuns]);
+        assert_eq!(verdicts(few(&[1]), few(&[4, 5])), [DiffVerdict::TooFewRuns]);
+        assert_eq!(verdicts(few(&[1]), few(&[1])), [DiffVerdict::Same]);
         let one = |value: f64| json!({"cost": value});
         assert_eq!(verdicts(one(100.0), one(100.9)), [DiffVerdict::NotDistinguishable]);
         assert_eq!(verdicts(one(100.0), one(102.0)), [DiffVerdict::More]);

@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 use super::record::{KeptRecord, RecordKind};
 use super::result::{DiffLine, DiffResult, DiffValue, DiffVerdict, WhichRecord};
-use crate::bench::statistics::Interval;
 use crate::bench::table::{aligned, grouped};
 use crate::html::Unit;
 use crate::sheet::{self, Sheet};
+use crate::statistics::{Interval, TOO_FEW_RUNS};
 use crate::{Result, schema};
 
 /// Number of lines of figures that are shown; all are in the JSON and the CSV.
@@ -108,11 +108,16 @@ impl Output<'_> {
         if !figures.is_empty() {
             let (same, close) =
                 (count(figures, DiffVerdict::Same), count(figures, DiffVerdict::NotDistinguishable));
-            let differ = figures.len() - same - close - count(figures, DiffVerdict::NotJudged);
-            said.push(format!(
+            let few = count(figures, DiffVerdict::TooFewRuns);
+            let differ = figures.len() - same - close - few - count(figures, DiffVerdict::NotJudged);
+            let mut sentence = format!(
                 "{differ} of {} figures differ, {same} are equal, {close} are not distinguishable",
                 figures.len()
-            ));
+            );
+            if few > 0 {
+                let _ = write!(sentence, ", {few} have {TOO_FEW_RUNS}");
+            }
+            said.push(sentence);
         }
         if self.result.regressions.is_empty() {
             said.push("no regression".into());
@@ -194,6 +199,7 @@ fn line_json(line: &DiffLine) -> Value {
         "ratio": line.ratio,
         "low": end(|interval| interval.low),
         "high": end(|interval| interval.high),
+        "too_few_runs": line.interval.is_some_and(Interval::has_too_few_runs),
         "verdict": line.verdict.words(),
     })
 }
@@ -246,10 +252,7 @@ fn ratio(line: &DiffLine) -> String {
     match (line.ratio, line.interval) {
         (None, _) => "–".into(),
         (Some(ratio), None) => factor(ratio),
-        (Some(ratio), Some(interval)) if interval.high.is_infinite() => format!("{} (open)", factor(ratio)),
-        (Some(ratio), Some(Interval { low, high })) => {
-            format!("{} ({}–{})", factor(ratio), factor(low), factor(high))
-        }
+        (Some(ratio), Some(interval)) => format!("{} ({})", factor(ratio), interval.show("–", factor)),
     }
 }
 

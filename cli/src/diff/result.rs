@@ -1,7 +1,7 @@
 //! The result of a comparison.
 
 use crate::bench::compare::distinguishable;
-use crate::bench::statistics::{Estimate, Interval};
+use crate::statistics::{Estimate, Interval, TOO_FEW_RUNS};
 
 /// A compared value, as far as it is shown.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,6 +43,8 @@ pub enum DiffVerdict {
     Failed,
     /// A single time of the host's clock.
     NotJudged,
+    /// Observations that differ, of which one side has fewer than two.
+    TooFewRuns,
 }
 
 impl DiffVerdict {
@@ -58,6 +60,7 @@ impl DiffVerdict {
             DiffVerdict::Changed => "changed",
             DiffVerdict::Failed => "failed",
             DiffVerdict::NotJudged => "not judged (host time)",
+            DiffVerdict::TooFewRuns => TOO_FEW_RUNS,
         }
     }
 

@@ -13,8 +13,8 @@ use serde_json::Value;
 
 use super::record::{Part, finite};
 use super::result::{DiffLine, DiffResult, DiffValue, DiffVerdict, WhichRecord};
-use crate::bench::statistics::{self, Estimate, Interval};
 use crate::failure::Failure;
+use crate::statistics::{self, Estimate, Interval};
 use crate::{Result, bench};
 
 /// Smallest number of runs by the host's clock on each side that can decide something.
@@ -195,7 +195,7 @@ fn ratio(unit: CostUnit, a: &DiffCost, b: &DiffCost) -> Option<Estimate> {
         Estimate { value: told_b.value / told_a.value, interval }
     } else if unit == CostUnit::Nanoseconds && seen_a.len().min(seen_b.len()) < LEAST_RUNS {
         let value = statistics::median(seen_b) / statistics::median(seen_a);
-        Estimate { value, interval: Interval { low: 0.0, high: f64::INFINITY } }
+        Estimate { value, interval: Interval::OPEN }
     } else {
         symmetric(seen_a, seen_b)
     };

@@ -3,6 +3,7 @@
 use super::figure::{self, Anchor, Canvas, Figure, WIDTH};
 use super::scale::{Axis, Scale};
 use super::table::{Cell, Column, Table};
+use crate::statistics::Interval;
 
 const BAR: f64 = 13.0;
 const GROUP_GAP: f64 = 12.0;
@@ -17,7 +18,7 @@ pub struct Bar {
     /// The bar's length.
     pub value: f64,
     /// Ends of the error bar.
-    pub spread: Option<(f64, f64)>,
+    pub spread: Option<Interval>,
 }
 
 impl Bar {
@@ -26,9 +27,23 @@ impl Bar {
         Bar { value, spread: None }
     }
 
-    /// Makes a value with an interval around it.
-    pub const fn within(value: f64, low: f64, high: f64) -> Bar {
-        Bar { value, spread: Some((low, high)) }
+    /// Makes a value with an interval around it, or with the words that the runs are too few for
+    /// one.
+    pub const fn within(value: f64, interval: Interval) -> Bar {
+        Bar { value, spread: Some(interval) }
+    }
+
+    /// Returns the ends that are drawn.
+    fn ends(&self) -> Option<Interval> {
+        self.spread.filter(|spread| !spread.has_too_few_runs())
+    }
+
+    /// Returns the value and its interval in words, each number as `show` formats it.
+    fn told(&self, show: impl Fn(f64) -> String) -> String {
+        match self.spread {
+            None => show(self.value),
+            Some(spread) => format!("{} ({})", show(self.value), spread.show(" to ", &show)),
+        }
     }
 }
 
@@ -113,16 +128,15 @@ impl Bars {
             let y = top + BAR * number as f64;
             let name = if self.series.len() > 1 { &self.series[number] } else { "" };
             let value = scale.show(bar.value);
-            let mut tip = format!("{label}\n{name} {value}");
+            let tip = format!("{label}\n{name} {}", bar.told(|value| scale.show(value)));
             let end = scale.place(bar.value);
             let class = format!("bar {}", figure::colour(number));
             let mut text_at = end;
-            if let Some((low, high)) = bar.spread {
-                tip = format!("{tip} ({} to {})", scale.show(low), scale.show(high));
-                text_at = text_at.max(scale.place(high));
+            if let Some(ends) = bar.ends() {
+                text_at = text_at.max(scale.place(ends.high));
             }
             canvas.rect((left, y + 1.0), ((end - left).max(1.0), BAR - 2.0), &class, &tip);
-            if let Some((low, high)) = bar.spread {
+            if let Some(Interval { low, high }) = bar.ends() {
                 let (low, high, y) = (scale.place(low), scale.place(high), y + BAR / 2.0);
                 canvas.put(format_args!(
                     "<path d=\"M{low:.1} {y:.1}H{high:.1}M{low:.1} {:.1}v6M{high:.1} {:.1}v6\" class=\"error\"/>",
@@ -152,13 +166,7 @@ impl Figure for Bars {
         columns.extend(self.series.iter().map(|name| Column::number(name)));
         let mut table = Table::new("", &columns);
         let show = |value: f64| self.axis.unit.show(value);
-        let cell = |bar: &Option<Bar>| match bar {
-            None => String::new(),
-            Some(Bar { value, spread: None }) => show(*value),
-            Some(Bar { value, spread: Some((low, high)) }) => {
-                format!("{} ({} to {})", show(*value), show(*low), show(*high))
-            }
-        };
+        let cell = |bar: &Option<Bar>| bar.map_or_else(String::new, |bar| bar.told(show));
         for (label, bars) in &self.groups {
             let label = std::iter::once(Cell::text(label));
             table.row(label.chain(bars.iter().map(|bar| Cell::text(cell(bar)))));
@@ -177,7 +185,7 @@ impl Figure for Bars {
         let top = TOP + if self.reference.is_some() { 18.0 } else { 0.0 };
         let bottom = top + group_height * self.groups.len() as f64 + 4.0;
         let all = self.groups.iter().flat_map(|(_, bars)| bars.iter().flatten());
-        let ends = all.flat_map(|bar| [bar.value, bar.spread.map_or(bar.value, |(_, high)| high)]);
+        let ends = all.flat_map(|bar| [bar.value, bar.ends().map_or(bar.value, |ends| ends.high)]);
         let scale =
             self.axis.fit(ends.chain(self.reference.iter().map(|(value, _)| *value)), left, WIDTH - VALUES);
         let mut canvas = Canvas::new(bottom + 44.0);
@@ -210,12 +218,13 @@ mod tests {
     #[test]
     fn every_value_is_a_bar_with_its_error_and_a_missing_one_is_none() {
         let mut bars = Bars::new("t", Axis::linear("x", Unit::Count), &["a", "b"]);
-        bars.group("first", &[Some(Bar::within(10.0, 9.0, 12.0)), Some(Bar::exact(5.0))]);
-        bars.group("second", &[None, Some(Bar::exact(2.0))]);
+        let (known, open) = (Interval { low: 9.0, high: 12.0 }, Interval::OPEN);
+        bars.group("first", &[Some(Bar::within(10.0, known)), Some(Bar::exact(5.0))]);
+        bars.group("second", &[None, Some(Bar::within(2.0, open))]);
         let svg = bars.draw();
         assert_eq!(svg.matches("class=\"bar ").count(), 3);
         assert_eq!(svg.matches("class=\"error\"").count(), 1);
-        assert!(bars.legend().contains("c2"));
+        assert!(bars.legend().contains("c2") && svg.contains("2 (too few runs)"), "{svg}");
     }
 
     #[test]

@@ -30,12 +30,12 @@ use freehold_scope_record::{CpuCounts, Results};
 use serde::Serialize;
 
 use super::{Experiment, Extent, MISSED, Settings, output_of};
-use crate::bench::statistics::median;
 use crate::bench::table::aligned;
 use crate::failure::Failure;
 use crate::html::{Cell, Column, Page, Table, Tile, Tone};
 use crate::progress::LabSteps;
 use crate::schema::LabHead;
+use crate::statistics::median;
 use crate::{Result, args, kernel, print, scope};
 
 /// The experiment's entry in the list.

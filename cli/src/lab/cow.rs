@@ -17,6 +17,7 @@ use crate::failure::Failure;
 use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
 use crate::progress::LabSteps;
 use crate::schema::LabHead;
+use crate::statistics::Interval;
 use crate::{Result, kernel};
 
 /// The experiment's entry in the list.
@@ -103,20 +104,22 @@ struct Pattern {
 }
 
 impl Pattern {
-    fn ends(&self) -> (u64, u64) {
-        let needless = self.boots.iter().map(|count| count.needless());
-        (needless.clone().min().unwrap_or(0), needless.max().unwrap_or(0))
+    fn needless(&self) -> Vec<f64> {
+        self.boots.iter().map(|count| count.needless() as f64).collect()
     }
 
     fn mean(&self) -> f64 {
-        self.boots.iter().map(|count| count.needless() as f64).sum::<f64>() / self.boots.len().max(1) as f64
+        self.needless().iter().sum::<f64>() / self.boots.len().max(1) as f64
     }
 
-    /// Formats `13`, `4–13`.
+    /// Formats `13`, `4–13`, `13 (too few runs)`.
     fn show(&self) -> String {
-        match self.ends() {
-            (low, high) if low == high => low.to_string(),
-            (low, high) => format!("{low}–{high}"),
+        let range = Interval::range(&self.needless());
+        let (mean, ends) = (self.mean(), range.show("–", |copies| format!("{copies:.0}")));
+        match range.has_too_few_runs() {
+            true => format!("{mean:.0} ({ends})"),
+            false if range.low == range.high => format!("{mean:.0}"),
+            false => ends,
         }
     }
 
@@ -242,14 +245,14 @@ fn title(extents: &Extents) -> String {
 fn summary(extents: &Extents, patterns: &[Pattern]) -> String {
     let mut text = format!("{}\n\n{:<28}{:>20}", title(extents), "", "needed, of stores");
     for side in &SIDES {
-        text.push_str(&format!("{:>14}", side.name));
+        text.push_str(&format!("{:>20}", side.name));
     }
     text.push('\n');
     for (name, sides) in by_name(patterns) {
         let needed = sides[0].map_or(String::new(), Pattern::show_needed);
         text.push_str(&format!("{name:<28}{needed:>20}"));
         for pattern in sides {
-            text.push_str(&format!("{:>14}", pattern.map_or("–".into(), Pattern::show)));
+            text.push_str(&format!("{:>20}", pattern.map_or("–".into(), Pattern::show)));
         }
         text.push('\n');
     }
@@ -284,14 +287,11 @@ fn page(extents: &Extents, patterns: &[Pattern], costs: Option<&Compared>) -> Pa
     columns.extend(names.iter().map(|name| Column::number(name)));
     let mut table = Table::new("Needless copies: least–most of all boots", &columns);
     for (name, sides) in by_name(patterns) {
-        let bar = |pattern: &Pattern| {
-            let (low, high) = pattern.ends();
-            Bar::within(pattern.mean(), low as f64, high as f64)
-        };
+        let bar = |pattern: &Pattern| Bar::within(pattern.mean(), Interval::range(&pattern.needless()));
         bars.group(name, &sides.map(|pattern| pattern.map(bar)));
         let cell = |pattern: Option<&Pattern>| {
             let tone = match pattern {
-                Some(pattern) if pattern.ends() == (0, 0) => Tone::Good,
+                Some(pattern) if pattern.mean() == 0.0 => Tone::Good,
                 _ => Tone::Plain,
             };
             Cell::text(pattern.map_or("–".into(), Pattern::show)).tone(tone)
@@ -345,7 +345,7 @@ mod tests {
         let shown: Vec<_> = by_name(&patterns)
             .map(|(name, sides)| (name, sides.map(|pattern| pattern.map_or("–".into(), Pattern::show))))
             .collect();
-        assert_eq!(shown, [("a b", ["0".to_owned(), "1–2".to_owned()])]);
+        assert_eq!(shown, [("a b", ["0 (too few runs)".to_owned(), "1–2".to_owned()])]);
         assert_eq!(total(&patterns, &SIDES[1]), 3.0 + 1.5);
     }
 }

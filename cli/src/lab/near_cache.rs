@@ -61,6 +61,7 @@ use crate::failure::Failure;
 use crate::progress::LabSteps;
 use crate::schema::LabHead;
 use crate::size::{MIB, show_size};
+use crate::statistics::Interval;
 use crate::{Result, args, kernel, print, scope};
 use workload::{MissShare, Workload, by_chance, frames_at_random, frames_of_a_part_first};
 
@@ -170,7 +171,7 @@ struct Measured {
 
 impl Measured {
     fn misses(&self) -> Spread {
-        Spread::of(self.boots.iter().map(|share| share.misses))
+        Spread::of(&self.boots.iter().map(|share| share.misses).collect::<Vec<_>>())
     }
 }
 
@@ -178,27 +179,22 @@ impl Measured {
 #[derive(Debug, Clone, Copy)]
 struct Spread {
     mean: f64,
-    low: f64,
-    high: f64,
+    range: Interval,
 }
 
 impl Spread {
-    fn of(values: impl Iterator<Item = f64> + Clone) -> Spread {
-        let count = values.clone().count().max(1) as f64;
-        Spread {
-            mean: values.clone().sum::<f64>() / count,
-            low: values.clone().fold(f64::INFINITY, f64::min),
-            high: values.fold(f64::NEG_INFINITY, f64::max),
-        }
+    fn of(values: &[f64]) -> Spread {
+        let mean = values.iter().sum::<f64>() / values.len().max(1) as f64;
+        Spread { mean, range: Interval::range(values) }
     }
 
     /// Formats `16.2%`, with the ends if they differ: `16.2% (9.8–30.6)`.
     fn show(self) -> String {
         let percent = |value: f64| format!("{:.1}", value * 100.0);
-        if percent(self.low) == percent(self.high) {
+        if percent(self.range.low) == percent(self.range.high) {
             return format!("{}%", percent(self.mean));
         }
-        format!("{}% ({}–{})", percent(self.mean), percent(self.low), percent(self.high))
+        format!("{}% ({})", percent(self.mean), self.range.show("–", percent))
     }
 }
 
@@ -503,7 +499,8 @@ mod tests {
 
     #[test]
     fn a_spread_shows_its_ends_where_boots_differ() {
-        assert_eq!(Spread::of([0.1, 0.1].into_iter()).show(), "10.0%");
-        assert_eq!(Spread::of([0.1, 0.3].into_iter()).show(), "20.0% (10.0–30.0)");
+        assert_eq!(Spread::of(&[0.1, 0.1]).show(), "10.0%");
+        assert_eq!(Spread::of(&[0.1, 0.3]).show(), "20.0% (10.0–30.0)");
+        assert_eq!(Spread::of(&[0.1]).show(), "10.0% (too few runs)");
     }
 }

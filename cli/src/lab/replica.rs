@@ -25,6 +25,7 @@ use crate::failure::Failure;
 use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
 use crate::progress::LabSteps;
 use crate::schema::LabHead;
+use crate::statistics::Interval;
 use crate::{Result, args, kernel, scope};
 
 mod storm;
@@ -254,7 +255,7 @@ fn storm_cells(storm: &Storm) -> [String; 5] {
     [
         storm.machine.into(),
         format!("{:+.3}", storm.percent),
-        format!("{:+.2} to {:+.2}", storm.low, storm.high),
+        Interval { low: storm.low, high: storm.high }.show(" to ", |end| format!("{end:+.2}")),
         format!("{:+.1}", storm.at_most),
         if storm.is_met { "met" } else { "missed" }.into(),
     ]
@@ -298,7 +299,7 @@ fn page(rows: &[ReplicaRow], storms: &[Storm]) -> Page {
     };
     let mut table = Table::new("", &columns(&HEADINGS));
     for pair in pairs(rows) {
-        let bar = |factor: f64| Some(Bar::within(pair.ratio(factor), pair.ratio(factor), pair.ratio(factor)));
+        let bar = |factor: f64| Some(Bar::exact(pair.ratio(factor)));
         bars.group(&format!("{} nodes, {}", pair.on.nodes, pair.on.call), &FACTORS.map(bar));
         table.row(cells(&pair).map(Cell::text));
     }

@@ -15,7 +15,6 @@ use freehold_scope_record::{Results, SharedStore};
 use serde::Serialize;
 
 use super::{Experiment, Extent, KernelSide, MISSED, Settings};
-use crate::bench::statistics::median;
 use crate::bench::table::aligned;
 use crate::bench::{self, LEAN, Output, Phases};
 use crate::failure::Failure;
@@ -24,6 +23,7 @@ use crate::progress::LabSteps;
 use crate::schema::LabHead;
 use crate::scope::lines::{SharedLines, by_function};
 use crate::scope::symbols::Names;
+use crate::statistics::median;
 use crate::{Result, args, scope};
 
 /// The experiment's entry in the list.

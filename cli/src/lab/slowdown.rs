@@ -10,13 +10,13 @@ use serde::Serialize;
 
 use super::{Experiment, Extent, Settings};
 use crate::bench::compare::RowVerdict;
-use crate::bench::statistics::{geometric_mean, paired_ratio};
 use crate::failure::Failure;
 use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
 use crate::progress::LabSteps;
 use crate::qemu::Engine;
 use crate::run::Prepared;
 use crate::schema::LabHead;
+use crate::statistics::{Estimate, Interval, geometric_mean, paired_ratio};
 use crate::{Result, args, bench, scope};
 
 /// The experiment's entry in the list.
@@ -56,7 +56,9 @@ struct Measured {
     cpu_seconds: Vec<f64>,
     /// Ratio to the previous run without the microscope.
     ratio: Option<f64>,
+    /// The ratio's 95% interval; without an upper end if the runs are too few for one.
     interval: Option<(f64, f64)>,
+    too_few_runs: Option<bool>,
     goal: Option<f64>,
     verdict: Option<&'static str>,
 }
@@ -166,6 +168,7 @@ impl Measured {
             name: way.name,
             ratio: ratio.map(|ratio| ratio.value),
             interval: ratio.map(|ratio| (ratio.interval.low, ratio.interval.high)),
+            too_few_runs: ratio.map(|ratio| ratio.interval.has_too_few_runs()),
             verdict: ratio.zip(way.goal).map(|(ratio, goal)| RowVerdict::of(ratio, goal).word()),
             goal: way.goal,
             cpu_seconds,
@@ -176,19 +179,21 @@ impl Measured {
         geometric_mean(&self.cpu_seconds).value
     }
 
-    /// Returns the minimum and the maximum.
-    fn ends(&self) -> (f64, f64) {
-        let seconds = self.cpu_seconds.iter().copied();
-        (seconds.clone().fold(f64::INFINITY, f64::min), seconds.fold(0.0, f64::max))
+    /// Formats the minimum and the maximum: `2.81–2.99`.
+    fn show_ends(&self) -> String {
+        Interval::range(&self.cpu_seconds).show("–", |seconds| format!("{seconds:.2}"))
+    }
+
+    fn estimate(&self) -> Option<Estimate> {
+        let (value, (low, high)) = self.ratio.zip(self.interval)?;
+        Some(Estimate { value, interval: Interval { low, high } })
     }
 
     /// Formats `2.90 (2.81–2.99)`.
     fn show_ratio(&self) -> String {
-        match (self.ratio, self.interval) {
-            (Some(ratio), Some((_, high))) if high.is_infinite() => format!("{ratio:.2} (one run)"),
-            (Some(ratio), Some((low, high))) => format!("{ratio:.2} ({low:.2}–{high:.2})"),
-            _ => String::new(),
-        }
+        self.estimate().map_or_else(String::new, |Estimate { value, interval }| {
+            format!("{value:.2} ({})", interval.show("–", |end| format!("{end:.2}")))
+        })
     }
 
     /// Formats `at most 3.5: met`.
@@ -231,12 +236,11 @@ impl SlowdownReport<'_> {
             "", "CPU time", "least–most", "over none (95%)", "asked"
         ));
         for measured in self.measured {
-            let (low, high) = measured.ends();
             let line = format!(
                 "{:<22}{:>8.2}s{:>14}   {:<24}{}",
                 measured.name,
                 measured.mean(),
-                format!("{low:.2}–{high:.2}"),
+                measured.show_ends(),
                 measured.show_ratio(),
                 measured.show_goal()
             );
@@ -271,13 +275,7 @@ impl SlowdownReport<'_> {
             &["with"],
         );
         for measured in watched() {
-            let bar = measured.ratio.zip(measured.interval).map(|(ratio, (low, high))| {
-                if high.is_finite() {
-                    Bar::within(ratio, low, high)
-                } else {
-                    Bar::within(ratio, ratio, ratio)
-                }
-            });
+            let bar = measured.estimate().map(|ratio| Bar::within(ratio.value, ratio.interval));
             bars.group(measured.name, &[bar]);
         }
         bars.reference(1.0, "without");
@@ -291,11 +289,10 @@ impl SlowdownReport<'_> {
         ];
         let mut table = Table::new("", &columns);
         for measured in self.measured {
-            let (low, high) = measured.ends();
             table.row([
                 Cell::text(measured.name),
                 Cell::text(format!("{:.2} s", measured.mean())),
-                Cell::text(format!("{low:.2}–{high:.2} s")),
+                Cell::text(measured.show_ends()),
                 Cell::text(measured.show_ratio()),
                 Cell::text(measured.show_goal()),
             ]);
@@ -317,7 +314,7 @@ mod tests {
         assert_eq!(verdict([3.0, 3.4, 3.8]), Some("open"));
         assert_eq!(verdict([4.0, 4.01, 4.02]), Some("missed"));
         assert_eq!(Measured::new(&PLAIN, plain.to_vec(), &plain).show_ratio(), "");
-        assert_eq!(Measured::new(&CACHES, vec![3.0], &plain[..1]).show_ratio(), "3.00 (one run)");
+        assert_eq!(Measured::new(&CACHES, vec![3.0], &plain[..1]).show_ratio(), "3.00 (too few runs)");
     }
 
     #[test]

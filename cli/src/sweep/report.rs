@@ -6,11 +6,11 @@ use serde_json::Value;
 
 use super::plan::{SweepPlan, SweepRun};
 use crate::Result;
-use crate::bench::statistics::median;
 use crate::bench::table::aligned;
 use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
 use crate::progress::partial_sentence;
 use crate::sheet::{Sheet, number};
+use crate::statistics::{Interval, median};
 
 /// Figures of each run: name, place in the outcome, unit.
 const FIGURES: [(&str, &str, Unit); 5] = [
@@ -235,15 +235,8 @@ impl<'a> SweepReport<'a> {
     }
 }
 
-fn ends_of(values: &[f64]) -> (f64, f64) {
-    values
-        .iter()
-        .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(*value), high.max(*value)))
-}
-
 fn bar(values: &[f64]) -> Option<Bar> {
-    let (low, high) = ends_of(values);
-    (!values.is_empty()).then(|| Bar::within(median(values), low, high))
+    (!values.is_empty()).then(|| Bar::within(median(values), Interval::range(values)))
 }
 
 fn shown(values: &[f64], unit: Unit) -> String {
@@ -273,6 +266,7 @@ mod tests {
         assert!(text.contains("4 of 6 runs are made; all ended by exit"), "{text}");
         let page = report.page().render();
         assert!(page.contains("partial: ended by signal 2") && page.contains("4 of 6"), "{page}");
+        assert!(page.contains("20 (10 to 30)") && page.contains("50 (too few runs)"), "{page}");
         let sheet =
             String::from_utf8(report.sheet().expect("a sheet").bytes().expect("bytes")).expect("text");
         assert_eq!(sheet.lines().count(), 1 + 4);

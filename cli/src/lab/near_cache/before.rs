@@ -70,7 +70,7 @@ pub fn beside(measured: &[Measured], images: &[ImagePlace]) -> Vec<[String; 4]> 
         };
         let boots = (1..).zip(&found.boots).filter(|(boot, _)| !apart(*boot));
         let misses: Vec<f64> = boots.map(|(_, share)| share.misses).collect();
-        let spread = Spread::of(misses.iter().copied());
+        let spread = Spread::of(&misses);
         let mean = if before.contains(spread.mean) { "mean, " } else { "" };
         let within = misses.iter().filter(|misses| before.contains(**misses)).count();
         Some([
@@ -119,7 +119,7 @@ mod tests {
         };
         let images = [image(&LINUX, 1, false), image(&LINUX, 2, true), image(&SHUFFLED, 1, true)];
         let rows = beside(&[measured(Age::Fresh), measured(Age::Aged)], &images);
-        assert_eq!(rows[0][1..], ["1.3–1.6%", "1.5%", "mean, 1 of 1 boots"]);
+        assert_eq!(rows[0][1..], ["1.3–1.6%", "1.5% (too few runs)", "mean, 1 of 1 boots"]);
         assert!(rows[1][3].ends_with("of 2 boots"), "an aged heap is anywhere: {:?}", rows[1]);
         let none = beside(&[measured(Age::Fresh)], &[image(&LINUX, 1, true), image(&LINUX, 2, true)]);
         assert_eq!(none[0][2..], ["–", "0 of 0 boots"]);

@@ -28,13 +28,13 @@ const AGEING: &str = "\
 pub fn summary(extents: &Extents, found: &NearCacheResult) -> String {
     let mut text = format!("{}\n\n{:<36}", title(extents), "");
     for workload in Workload::ALL {
-        text.push_str(&format!("{:>20}", workload.name()));
+        text.push_str(&format!("{:>22}", workload.name()));
     }
     text.push('\n');
     for row in found.measured.chunks(Workload::ALL.len()) {
         text.push_str(&format!("{:<36}", format!("{}, {}", row[0].side, row[0].age.name())));
         for cell in row {
-            text.push_str(&format!("{:>20}", cell.misses().show()));
+            text.push_str(&format!("{:>22}", cell.misses().show()));
         }
         text.push('\n');
     }
@@ -43,11 +43,11 @@ pub fn summary(extents: &Extents, found: &NearCacheResult) -> String {
     }
     if before::compares(extents.cache, extents.memory) {
         text.push_str(&format!(
-            "\n{:<44}{:>10}{:>20}{:>22}\n",
+            "\n{:<44}{:>10}{:>22}{:>22}\n",
             "a stock Linux, before and now", "before", "now", "within"
         ));
         for [what, before, now, within] in before::beside(&found.measured, &found.images) {
-            text.push_str(&format!("{what:<44}{before:>10}{now:>20}{within:>22}\n"));
+            text.push_str(&format!("{what:<44}{before:>10}{now:>22}{within:>22}\n"));
         }
     }
     text.push_str(
@@ -105,7 +105,7 @@ pub fn page(extents: &Extents, found: &NearCacheResult) -> Page {
                     .iter()
                     .find(|m| (m.side, m.age, m.workload) == (side.name, age, workload.name()))?;
                 let spread = found.misses();
-                Some(Bar::within(spread.mean, spread.low, spread.high))
+                Some(Bar::within(spread.mean, spread.range))
             };
             bars.group(workload.name(), &extents.sides.iter().map(bar).collect::<Vec<_>>());
         }
@@ -118,12 +118,12 @@ pub fn page(extents: &Extents, found: &NearCacheResult) -> Page {
         for age in Age::BOTH {
             let wanted = (age, workload.name());
             let cell = |row: &Measured| {
-                let conflicts = Spread::of(row.boots.iter().map(|share| share.conflicts));
+                let conflicts: Vec<f64> = row.boots.iter().map(|share| share.conflicts).collect();
                 let tone = match workload {
                     Workload::Fits if row.misses().mean <= FITS_WELL => Tone::Good,
                     _ => Tone::Plain,
                 };
-                let hint = format!("conflicts alone: {}", conflicts.show());
+                let hint = format!("conflicts alone: {}", Spread::of(&conflicts).show());
                 Cell::text(row.misses().show()).tone(tone).hint(hint)
             };
             let row = measured.iter().filter(|row| (row.age, row.workload) == wanted).map(cell);

@@ -10,10 +10,10 @@ use std::ffi::OsString;
 use serde::Serialize;
 
 use super::{OFF, ON};
-use crate::bench::statistics::{Estimate, Interval, paired_ratio};
 use crate::lab::{Extent, KernelSide};
 use crate::progress::LabSteps;
 use crate::scope::Digest;
+use crate::statistics::{Estimate, Interval, paired_ratio};
 use crate::{Result, args, scope};
 
 /// A machine for the storm, and the limit of what copies may cost there.
@@ -57,6 +57,7 @@ pub struct Storm {
     pub percent: f64,
     pub low: f64,
     pub high: f64,
+    pub too_few_runs: bool,
     /// The limit of the interval's upper end.
     pub at_most: f64,
     pub is_met: bool,
@@ -67,8 +68,9 @@ impl Storm {
         let Estimate { value, interval } = paired_ratio(&on, &off);
         let interval = if machine.is_counted { Interval { low: value, high: value } } else { interval };
         let [percent, low, high] = [value, interval.low, interval.high].map(|ratio| 100.0 * (ratio - 1.0));
-        let (at_most, is_met) = (machine.at_most, high <= machine.at_most);
-        Self { machine: machine.name, on, off, percent, low, high, at_most, is_met }
+        let (at_most, too_few_runs) = (machine.at_most, interval.has_too_few_runs());
+        let (machine, is_met) = (machine.name, high <= at_most);
+        Self { machine, on, off, percent, low, high, too_few_runs, at_most, is_met }
     }
 }
 
@@ -134,7 +136,8 @@ mod tests {
         let spread = Storm::new(several, vec![103.0, 99.0, 101.0], vec![100.0, 100.0, 100.0]);
         assert!(!spread.is_met && (spread.percent - calm.percent).abs() < 0.1, "{spread:?}");
         // One pair of runs by the host's clock says nothing.
-        assert!(!Storm::new(several, vec![100.0], vec![100.0]).is_met);
+        let one = Storm::new(several, vec![100.0], vec![100.0]);
+        assert!(!one.is_met && one.too_few_runs && !calm.too_few_runs, "{one:?}");
     }
 
     #[test]

@@ -14,16 +14,44 @@ pub const RESAMPLES: usize = 4000;
 /// Seed of the bootstrap's random numbers: the same samples give the same interval.
 const SEED: u64 = 0x0f4e_e401_d5ee_d001;
 
-/// A 95% interval.
+/// The words in place of an interval that the runs are too few for.
+pub const TOO_FEW_RUNS: &str = "too few runs";
+
+/// A 95% interval, or the range of observations.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Interval {
     /// Lower end.
     pub low: f64,
-    /// Upper end.
+    /// Upper end; infinity if the runs are too few for an interval.
     pub high: f64,
 }
 
 impl Interval {
+    /// The interval of a positive quantity that the runs are too few for.
+    pub const OPEN: Interval = Interval { low: 0.0, high: f64::INFINITY };
+
+    /// Returns the range of the observations; fewer than two have none.
+    pub fn range(values: &[f64]) -> Interval {
+        if values.len() < 2 {
+            return Interval::OPEN;
+        }
+        let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+        Interval { low, high: values.iter().copied().fold(f64::NEG_INFINITY, f64::max) }
+    }
+
+    /// Returns whether the runs are too few for an interval.
+    pub fn has_too_few_runs(self) -> bool {
+        self.high.is_infinite()
+    }
+
+    /// Returns both ends in words, each as `show` formats it; or that the runs are too few.
+    pub fn show(self, between: &str, show: impl Fn(f64) -> String) -> String {
+        if self.has_too_few_runs() {
+            return TOO_FEW_RUNS.into();
+        }
+        format!("{}{between}{}", show(self.low), show(self.high))
+    }
+
     /// Returns whether `value` is in the interval.
     pub fn holds(self, value: f64) -> bool {
         self.low <= value && value <= self.high
@@ -81,7 +109,7 @@ pub fn geometric_mean(values: &[f64]) -> Estimate {
     let logarithms: Vec<f64> = values.iter().map(|value| value.ln()).collect();
     let mean = logarithms.iter().sum::<f64>() / count;
     if values.len() < 2 {
-        return Estimate { value: mean.exp(), interval: Interval { low: 0.0, high: f64::INFINITY } };
+        return Estimate { value: mean.exp(), interval: Interval::OPEN };
     }
     let variance = logarithms.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0);
     let half = t_quantile(values.len() - 1) * (variance / count).sqrt();
@@ -166,9 +194,16 @@ mod tests {
     }
 
     #[test]
-    fn one_run_distinguishes_nothing() {
+    fn one_run_distinguishes_nothing_and_is_called_too_few() {
         let found = paired_ratio(&[1.0], &[1000.0]);
         assert!(found.interval.holds(1.0));
+        let show = |interval: Interval| interval.show("–", |value| value.to_string());
+        assert_eq!(show(found.interval), "too few runs");
+        assert_eq!(
+            (show(Interval::range(&[])), show(Interval::range(&[2.0]))),
+            (show(Interval::OPEN), show(Interval::OPEN))
+        );
+        assert_eq!(show(Interval::range(&[3.0, 1.0, 2.0])), "1–3");
     }
 
     #[test]
