@@ -228,6 +228,7 @@ fn proof_image() -> Result<tempfile::NamedTempFile> {
         shares: Vec::new(),
         network: None,
         learns: false,
+        owns: Vec::new(),
     };
     let mut image = Image::new(User::ROOT);
     image.add_bytes(Path::new(crate::run::SPEC), 0o600, spec.encode());

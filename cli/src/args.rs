@@ -34,7 +34,7 @@ use help::{
 pub use learn::LearnOptions;
 pub use manual::print_man;
 pub use network::{NetworkMode, NetworkOptions};
-pub use owns::OwnsOptions;
+pub use owns::{OwnerOptions, OwnsOptions};
 pub use scope::{CoverageOptions, ScopeOptions};
 pub use sweep::{SweepOptions, SweepRunner};
 
@@ -196,9 +196,8 @@ pub struct RunOptions {
     #[arg(long, value_name = "SOCKET", help_heading = "Machine")]
     pub qmp: Option<PathBuf>,
 
-    /// Answer freehold owns at SOCKET, a path, while the program runs
-    #[arg(long, value_name = "SOCKET", help_heading = "Outcome")]
-    pub control: Option<PathBuf>,
+    #[command(flatten)]
+    pub owners: OwnerOptions,
 
     /// How to run the CPUs
     #[arg(long, value_enum, default_value = "auto", help_heading = "Machine")]

@@ -9,7 +9,7 @@ mod context;
 mod figures;
 mod outcome;
 mod output;
-mod record;
+pub mod record;
 mod result;
 mod rows;
 /// Returns a record's figures as a sheet: a line for each, with its path in the record. Of repeated

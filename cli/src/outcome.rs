@@ -8,6 +8,7 @@ use crate::backtrace::Symbols;
 use crate::changes::KeptCounts;
 use crate::ending::{OomVictim, RunEnd};
 use crate::failure::Failure;
+use crate::owns::LastAnswer;
 use crate::schema::{self, RunMachine};
 use crate::session::{End, Ended};
 use crate::strace::StraceCounts;
@@ -69,6 +70,8 @@ pub struct RunOutcome {
     missing: Option<Value>,
     /// With `--changes`: counts of the kept changes.
     pub changes: Option<KeptCounts>,
+    /// Answers to the questions of `--owns`, in their order.
+    pub owners: Vec<LastAnswer>,
     /// Notices (an OOM kill, for example).
     notices: Vec<String>,
 }

@@ -2,16 +2,19 @@
 //!
 //! The VM's kernel answers from its frame table and its address spaces, through the socket that
 //! `freehold run --control SOCKET` makes. Programs continue to run meanwhile, so an answer
-//! describes a past moment.
+//! describes a past moment. Questions of `freehold run --owns` are answered when the program ends,
+//! while it still has its memory, and are in the run's record.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::args::{OwnsOptions, RunOptions};
+use crate::args::{OwnerOptions, OwnsOptions, RunOptions};
+use crate::diff::record::KeptRecord;
 use crate::failure::{Failure, words};
 use crate::kernel::Family;
 use crate::{Result, files, schema};
@@ -48,12 +51,25 @@ impl OwnerQuestion {
         }
     }
 
-    /// Returns the line that asks it.
-    fn line(self) -> String {
+    /// Parses what a user types.
+    ///
+    /// # Errors
+    /// It is no question.
+    fn read(text: &str) -> Result<OwnerQuestion> {
+        OwnerQuestion::parse(text).ok_or_else(|| {
+            Failure::new(
+                format!("{text}: neither a process, nor an address, nor a frame"),
+                "for example 2, 2:0x401000, frame:499 or 0x1f3000",
+            )
+        })
+    }
+
+    /// Returns the words that ask it, with decimal numbers.
+    pub fn words(self) -> String {
         match self {
-            OwnerQuestion::Frame(frame) => format!("frame:{frame}\n"),
-            OwnerQuestion::Process(pid) => format!("{pid}\n"),
-            OwnerQuestion::Address(pid, address) => format!("{pid}:{address}\n"),
+            OwnerQuestion::Frame(frame) => format!("frame:{frame}"),
+            OwnerQuestion::Process(pid) => pid.to_string(),
+            OwnerQuestion::Address(pid, address) => format!("{pid}:{address}"),
         }
     }
 }
@@ -68,23 +84,65 @@ fn number(text: &str) -> Option<u64> {
 
 /// Rejects a kernel that does not answer.
 pub fn check_family(options: &RunOptions, family: Family) -> Result<()> {
-    if options.control.is_some() && family == Family::Linux {
-        let message = "--control: only freehold's own kernel knows the owners of its frames";
-        return Err(Failure::new(message, "leave --control or --kernel linux out"));
+    let name = match &options.owners {
+        OwnerOptions { control: Some(_), .. } => "--control",
+        OwnerOptions { at_end, .. } if !at_end.is_empty() => "--owns",
+        _ => return Ok(()),
+    };
+    if family == Family::Linux {
+        let message = format!("{name}: only freehold's own kernel knows the owners of its frames");
+        return Err(Failure::new(message, format!("leave {name} or --kernel linux out")));
     }
     Ok(())
 }
 
+/// Returns the questions that the run of `options` answers at the program's end.
+///
+/// # Errors
+/// One is no question.
+pub fn at_end(options: &RunOptions) -> Result<Vec<OwnerQuestion>> {
+    options.owners.at_end.iter().map(|text| OwnerQuestion::read(text)).collect()
+}
+
+/// An answer at the program's end, as the run's record has it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LastAnswer {
+    /// The question, as [`OwnerQuestion::words`] writes it.
+    pub question: String,
+    /// The kernel's answer.
+    #[serde(flatten)]
+    pub answer: Value,
+}
+
+impl LastAnswer {
+    /// Returns the answers with their questions. If the program did not come to its end, there are
+    /// fewer answers.
+    pub fn all(questions: &[OwnerQuestion], answers: &[Value]) -> Vec<LastAnswer> {
+        let one = |(question, answer): (&OwnerQuestion, &Value)| LastAnswer {
+            question: question.words(),
+            answer: if answer.is_object() { answer.clone() } else { json!({}) },
+        };
+        questions.iter().zip(answers).map(one).collect()
+    }
+
+    /// Returns the line for a terminal.
+    pub fn line(&self) -> String {
+        match self.answer["error"].as_str() {
+            Some(error) => format!("freehold: at the end: {}: {error}\n", self.question),
+            None => format!("freehold: at the end: {}\n", sentence(&self.answer)),
+        }
+    }
+}
+
 /// Asks the VM of `options`, and prints the answer; returns the exit status of this command.
 pub fn owns(options: &OwnsOptions) -> Result<u8> {
-    let question = OwnerQuestion::parse(&options.what).ok_or_else(|| {
-        Failure::new(
-            format!("{}: neither a process, nor an address, nor a frame", options.what),
-            "for example 2, 2:0x401000, frame:499 or 0x1f3000",
-        )
-    })?;
+    let question = OwnerQuestion::read(&options.what)?;
     files::check_writable([&options.json])?;
-    let answer = ask(&options.vm, question)?;
+    let answer = match (&options.vm, &options.record) {
+        (Some(vm), _) => ask(vm, question)?,
+        (None, Some(record)) => recorded(record, question)?,
+        (None, None) => return Err(Failure::new("neither --vm nor --record", "one of them is needed")),
+    };
     if let Some(error) = answer["error"].as_str() {
         return Err(Failure::new(format!("{}: {error}", options.what), ""));
     }
@@ -95,9 +153,27 @@ pub fn owns(options: &OwnsOptions) -> Result<u8> {
         }
         files::write_json(path, &record)?;
     }
-    let sentence = if answer["pid"].is_u64() { of_process(&answer) } else { of_frame(&answer) };
-    files::print_beside(&format!("{sentence}\n"), [&options.json])?;
+    files::print_beside(&format!("{}\n", sentence(&answer)), [&options.json])?;
     Ok(0)
+}
+
+/// Returns the answer that a run's record has.
+fn recorded(path: &Path, question: OwnerQuestion) -> Result<Value> {
+    let record = KeptRecord::read(path)?;
+    let list = record.value["owners"].as_array().into_iter().flatten();
+    let mut found = list.filter(|one| one["question"].as_str() == Some(&question.words()));
+    let mut answer = found.next().cloned().ok_or_else(|| {
+        Failure::new(
+            format!("{}: its run was not asked about {}", path.display(), question.words()),
+            "freehold run --owns asks, and the program has to come to its end",
+        )
+    })?;
+    answer.as_object_mut().into_iter().for_each(|answer| drop(answer.remove("question")));
+    Ok(answer)
+}
+
+fn sentence(answer: &Value) -> String {
+    if answer["pid"].is_u64() { of_process(answer) } else { of_frame(answer) }
 }
 
 fn ask(socket: &Path, question: OwnerQuestion) -> Result<Value> {
@@ -109,7 +185,7 @@ fn ask(socket: &Path, question: OwnerQuestion) -> Result<Value> {
     };
     let mut stream = UnixStream::connect(socket).map_err(failed)?;
     stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
-    stream.write_all(question.line().as_bytes()).map_err(failed)?;
+    stream.write_all(format!("{}\n", question.words()).as_bytes()).map_err(failed)?;
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line).map_err(failed)?;
     serde_json::from_str(&line).map_err(|_| {
@@ -203,7 +279,7 @@ mod tests {
         ] {
             assert_eq!(OwnerQuestion::parse(text), question, "{text}");
             if let Some(question) = question {
-                assert_eq!(OwnerQuestion::parse(question.line().trim_end()), Some(question));
+                assert_eq!(OwnerQuestion::parse(&question.words()), Some(question));
             }
         }
     }
@@ -222,5 +298,13 @@ mod tests {
         );
         assert_eq!(of_frame(&json!({"frame": 1, "node": 0, "owner": null})), "frame 0x1 on node 0 is free");
         assert_eq!(of_frame(&json!({"frame": 1, "node": null})), "frame 0x1 is no memory");
+        let questions = [OwnerQuestion::Frame(1), OwnerQuestion::Process(9)];
+        let none = json!({"error": "there is no such process"});
+        let told: Vec<String> = LastAnswer::all(&questions, &[json!({"frame": 1, "node": null}), none])
+            .iter()
+            .map(LastAnswer::line)
+            .collect();
+        let lines = ["frame 0x1 is no memory", "9: there is no such process"];
+        assert_eq!(told, lines.map(|line| format!("freehold: at the end: {line}\n")));
     }
 }

@@ -110,6 +110,8 @@ pub enum FromGuest {
     Names(Vec<u8>, u64),
     /// The owner of a frame, or the frames of a process.
     Owners(serde_json::Value),
+    /// The same at the program's end.
+    LastOwners(serde_json::Value),
     /// This memory device should plug in this number of bytes in all.
     Memory(u8, u64),
 }
@@ -184,6 +186,7 @@ fn decode(kind: u8, payload: &[u8]) -> Result<Option<FromGuest>, String> {
         },
         24 => FromGuest::Threads(json()?),
         27 => FromGuest::Owners(json()?),
+        28 => FromGuest::LastOwners(json()?),
         25 => FromGuest::Events(payload.to_vec()),
         26 => match payload.split_first_chunk() {
             Some((left_out, names)) => FromGuest::Names(names.to_vec(), u64::from_le_bytes(*left_out)),

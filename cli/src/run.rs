@@ -25,6 +25,7 @@ use crate::image::spec::{self, ProgramStream, Spec};
 use crate::kernel::{self, Family, KernelChoice};
 use crate::learned::{FileList, Origins};
 use crate::outcome::RunOutcome;
+use crate::owns::LastAnswer;
 use crate::program::{self, Program};
 use crate::qemu::network::{Network, RESOLV_CONF};
 use crate::qemu::share::{FolderShare, ShareAccess, ShareOwners};
@@ -133,7 +134,7 @@ impl Watchers {
         Ok(Watchers {
             log: if options.verbose { LogTo::Stderr } else { LogTo::Nowhere },
             strace: options.events.strace.clone(),
-            control: options.control.clone(),
+            control: options.owners.control.clone(),
         })
     }
 }
@@ -200,6 +201,7 @@ impl Prepared {
             events: events::wanted(options, kernel.family),
             network: machine.network.clone(),
             learns: options.list.learn.is_some(),
+            owns: owns::at_end(options)?,
         };
         let mut image = build_image((options, &volumes, &base), (&files, listed.as_ref()), &spec, &kernel)?;
         changes.as_ref().map_or(Ok(()), |changes| changes.add_to(&mut image))?;
@@ -316,6 +318,8 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
     {
         print::stderr("  and its kernel does not answer\n");
     }
+    outcome.owners = LastAnswer::all(&run.spec.owns, &ended.owners);
+    outcome.owners.iter().for_each(|answer| print::stderr(answer.line()));
     outcome.threads.iter().for_each(|threads| print::stderr(stuck::text(threads)));
     if let Some(changes) = &run.changes {
         outcome.changes = changes.conclude(&ended.end)?;

@@ -182,6 +182,8 @@ struct VmSession<'a> {
     strace: Option<Strace>,
     questions: Option<Questions>,
     names: Option<FoundNames>,
+    /// Answers at the program's end.
+    owners: Vec<Value>,
     /// The reason why some of them were not kept.
     events_lost: Option<String>,
     asked_for_threads: bool,
@@ -290,6 +292,7 @@ impl<'a> VmSession<'a> {
             strace,
             questions,
             names: None,
+            owners: Vec::new(),
             events_lost: None,
             asked_for_threads: false,
             asked_for_cpus: false,
@@ -359,6 +362,7 @@ impl<'a> VmSession<'a> {
             events: self.events,
             strace: self.strace,
             names: self.names,
+            owners: self.owners,
             output,
             error,
             words: String::from_utf8_lossy(&self.words.received).into_owned(),
@@ -479,6 +483,7 @@ impl<'a> VmSession<'a> {
             FromGuest::Owners(answer) => {
                 self.questions.iter_mut().for_each(|questions| questions.answer(&answer));
             }
+            FromGuest::LastOwners(answer) => self.owners.push(answer),
             FromGuest::Events(records) => match &mut self.strace {
                 Some(strace) => strace.add(&records),
                 None => self.keep_events(&records),

@@ -221,7 +221,7 @@ fn secondary(cpu: CpuId) -> ! {
 #[cold]
 fn start(info: &'static BootInfo, planted: Option<Plant>, traced: u64) {
     let ending = match prepare() {
-        Ok((spec, changes)) => {
+        Ok((mut spec, changes)) => {
             report::ready(info);
             watch::program_begins();
             if let Some(plant) = planted
@@ -237,6 +237,7 @@ fn start(info: &'static BootInfo, planted: Option<Plant>, traced: u64) {
                 host::notice(format_args!("events cannot be recorded: {error:?}"));
             }
             let learned = start_learning(spec.learning);
+            owners::ask_at_end(core::mem::take(&mut spec.owners));
             let ending = task::init::run(spec);
             event_stream::finish();
             if learned == Learning::Wanted {
@@ -475,6 +476,9 @@ impl task::Above for KernelAbove {
     fn run_program(&self, task: &Arc<task::Task>, context: &mut UserContext) {
         syscall::user_loop::run(task, context);
     }
+    fn process_ends(&self, process: &task::Process) {
+        owners::process_ends(process);
+    }
     fn cancel_operations(&self, process: task::Pid) {
         uring::leave(process);
     }
@@ -516,6 +520,6 @@ impl host::Events for KernelAbove {
         backtraces::tell();
     }
     fn owner(&self, question: host::frame::OwnerQuestion) {
-        owners::tell(question);
+        owners::tell(question, host::frame::ToHost::Owners);
     }
 }

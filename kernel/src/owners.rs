@@ -1,6 +1,8 @@
 //! Answers to `freehold owns`: the owner of a frame and the programs that map it, or the frames
 //! that a process maps.
 //!
+//! The host asks while programs run. Its questions about the program's end come before the start.
+//!
 //! The answer is read from the frame table and from one address space after the other. Programs run
 //! on, so owners of frames may change meanwhile. There is no reverse map, so every address space is
 //! walked for a frame. If memory is short, the answer is incomplete: omitted entries are counted.
@@ -15,7 +17,7 @@ use freehold_vm::{AreaName, OfFile, PageAt};
 
 use crate::fs::machine;
 use crate::fs::procfs::area_name;
-use crate::host::frame::OwnerQuestion;
+use crate::host::frame::{OwnerQuestion, ToHost};
 use crate::host::json::{Quoted, comma};
 use crate::hw::{PAGE, memory};
 use crate::mem::AddressSpace;
@@ -25,14 +27,32 @@ use crate::{host, mem, sched};
 /// Largest number of mappings that are reported per frame.
 const MOST: usize = 64;
 
-/// Sends the answer to the host.
-pub fn tell(question: OwnerQuestion) {
+/// Questions that are answered when the program ends.
+static AT_END: spin::Once<Vec<OwnerQuestion>> = spin::Once::new();
+
+/// Keeps the questions for the program's end. Called once, before the program starts.
+pub fn ask_at_end(questions: Vec<OwnerQuestion>) {
+    if !questions.is_empty() {
+        AT_END.call_once(|| questions);
+    }
+}
+
+/// Answers the questions for the program's end, if `process` is the program. Called by its last
+/// thread, while it still has its memory.
+pub fn process_ends(process: &Process) {
+    if let Some(questions) = AT_END.get().filter(|_| task::init::is_program(process)) {
+        questions.iter().for_each(|&question| tell(question, ToHost::LastOwners));
+    }
+}
+
+/// Sends the answer to the host, in a frame of this kind.
+pub fn tell(question: OwnerQuestion, kind: ToHost) {
     match question {
-        OwnerQuestion::Frame(frame) => host::owners(FrameAnswer::of(Pfn(frame))),
-        OwnerQuestion::Process(pid) => host::owners(ProcessAnswer::of(pid)),
+        OwnerQuestion::Frame(frame) => host::owners(kind, FrameAnswer::of(Pfn(frame))),
+        OwnerQuestion::Process(pid) => host::owners(kind, ProcessAnswer::of(pid)),
         OwnerQuestion::Address(pid, address) => match frame_at(pid, VirtAddr(address)) {
-            Ok(frame) => host::owners(FrameAnswer::of(frame)),
-            Err(reason) => host::owners(format_args!("{{\"error\":{}}}", Quoted(reason.as_bytes()))),
+            Ok(frame) => host::owners(kind, FrameAnswer::of(frame)),
+            Err(reason) => host::owners(kind, format_args!("{{\"error\":{}}}", Quoted(reason.as_bytes()))),
         },
     }
 }

@@ -139,6 +139,8 @@ Examples:
   freehold owns --vm vm.sock 1:0x401000                 whose the frame behind this address of process 1 is
   freehold owns --vm vm.sock frame:499                  whose frame number 499 is
   freehold owns --vm vm.sock 0x1f3000 --json -          the frame at this address of the VM's memory, for machines
+  freehold run --owns 2 --json run.json -- busybox ls   asks when the program, process 2, ends
+  freehold owns --record run.json 2                     … and this shows the answer again
 
 The answer is one sentence: the node; the owner, or the file and the place in it; the processes that map the frame, and where; whether
 the kernel's own map contains it; mappings, references of the kernel, and pins. Programs run on meanwhile.

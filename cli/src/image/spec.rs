@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use crate::owns::OwnerQuestion;
 use crate::qemu::network::Network;
 use crate::qemu::share::FolderShare;
 use crate::strace::FirstProgram;
@@ -58,6 +59,8 @@ pub struct Spec {
     pub network: Option<Network>,
     /// Whether the guest tells the names that programs found.
     pub learns: bool,
+    /// Questions that the kernel answers at the program's end.
+    pub owns: Vec<OwnerQuestion>,
 }
 
 impl Spec {
@@ -114,6 +117,9 @@ impl Spec {
         }
         if self.learns {
             record("learn", OsStr::new("1"));
+        }
+        for question in &self.owns {
+            record("owns", OsStr::new(&question.words()));
         }
         match self.symbols {
             Symbols::None => {}

@@ -92,6 +92,8 @@ pub struct Ended {
     pub strace: Option<Strace>,
     /// Names that programs found, if they were asked for.
     pub names: Option<FoundNames>,
+    /// Answers of `--owns`, in the questions' order.
+    pub owners: Vec<Value>,
     /// stdout of a measurement.
     pub output: Vec<u8>,
     /// stderr of a measurement.

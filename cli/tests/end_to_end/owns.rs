@@ -6,6 +6,38 @@ use serde_json::Value;
 
 use crate::common::*;
 
+#[test]
+fn at_its_end_the_program_still_has_its_frames_and_the_record_keeps_the_answers() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let record = folder.path().join("run.json");
+    let questions = ["2", "2:0x401000", "frame:0", "77"];
+    let mut command = freehold();
+    command.args(["run", "--json", text(&record), "-m", "128M"]);
+    command.args(questions.iter().flat_map(|question| ["--owns", question]));
+    // The shell is killed in the midst of its work: it has its memory then, too.
+    command.args(["--", "busybox", "sh", "-c", "kill -9 $$"]);
+    let told = finish(command, b"").expect(137).stderr;
+    let line = |part: &str| {
+        told.lines().any(|line| line.starts_with("freehold: at the end: ") && line.contains(part))
+    };
+    assert!(line("process 2 (sh) maps ") || line("process 2 (busybox) maps "), "{told}");
+    assert!(line("77: there is no such process"), "{told}");
+    let kept: Value = serde_json::from_slice(&std::fs::read(&record).expect("a record")).expect("JSON");
+    validate(&kept, "run.json");
+    let owners = kept["owners"].as_array().expect("answers");
+    assert_eq!(owners.len(), questions.len(), "{kept}");
+    assert!(owners[0]["anonymous"].as_u64() > Some(0), "{kept}");
+    let again =
+        |question: &str| finish_now(freehold().args(["owns", "--record", text(&record), question]), b"");
+    let said = again("2").expect(0).text();
+    assert!(told.contains(&said), "{said}");
+    assert!(again("77").expect(125).stderr.contains("there is no such process"));
+    assert!(again("frame:5").expect(125).stderr.contains("was not asked about frame:5"));
+}
+
 /// Asks the VM at `socket`; returns the outcome of the command.
 fn ask(socket: &Path, words: &[&str]) -> Outcome {
     finish_now(freehold().args(["owns", "--vm", text(&socket)]).args(words), b"")

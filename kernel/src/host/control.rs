@@ -93,9 +93,10 @@ pub fn threads(threads: impl core::fmt::Display) {
     send_text(ToHost::Threads, threads);
 }
 
-/// Tells the host the owner of a frame, or the frames of a process. `answer` is a JSON object.
-pub fn owners(answer: impl core::fmt::Display) {
-    send_text(ToHost::Owners, answer);
+/// Tells the host the owner of a frame, or the frames of a process, in a frame of this kind.
+/// `answer` is a JSON object.
+pub fn owners(kind: ToHost, answer: impl core::fmt::Display) {
+    send_text(kind, answer);
 }
 
 /// Sends records of tracepoints.

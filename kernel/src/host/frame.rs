@@ -33,6 +33,18 @@ pub enum OwnerQuestion {
     Address(u32, u64),
 }
 
+impl OwnerQuestion {
+    /// Parses `frame:FRAME`, `PID` or `PID:ADDRESS`, all numbers decimal. `None` for anything else.
+    pub fn parse(text: &[u8]) -> Option<Self> {
+        let text = core::str::from_utf8(text).ok()?;
+        match text.split_once(':') {
+            None => text.parse().ok().map(Self::Process),
+            Some(("frame", frame)) => frame.parse().ok().map(Self::Frame),
+            Some((pid, address)) => Some(Self::Address(pid.parse().ok()?, address.parse().ok()?)),
+        }
+    }
+}
+
 /// A stream that the program writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Output {
@@ -67,6 +79,9 @@ pub enum ToHost {
     Names = 26,
     /// The owner of a frame, or the frames of a process (JSON).
     Owners = 27,
+    /// The same at the program's end, for a question of the specification (JSON). The answers have
+    /// the questions' order.
+    LastOwners = 28,
 }
 
 /// Bytes in a frame's head.

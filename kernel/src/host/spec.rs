@@ -5,6 +5,7 @@ use core::net::Ipv4Addr;
 
 use freehold_collections::Vec;
 
+use super::frame::OwnerQuestion;
 use crate::{Errno, Result};
 
 /// Where the file is in the image.
@@ -94,6 +95,8 @@ pub struct Spec {
     pub events: Option<Vec<u8>>,
     /// Whether the host requests the names of the files that programs find.
     pub learning: Learning,
+    /// Questions that the kernel answers at the program's end.
+    pub owners: Vec<OwnerQuestion>,
     /// Settings of the machine's network, if there is one.
     pub net: Option<NetSpec>,
 }
@@ -129,6 +132,7 @@ impl Spec {
             shares: Vec::new(),
             events: None,
             learning: Learning::default(),
+            owners: Vec::new(),
             net: None,
         };
         for record in bytes.split(|&byte| byte == 0).filter(|record| !record.is_empty()) {
@@ -149,6 +153,7 @@ impl Spec {
                 b"share" => spec.shares.try_push(share(value)?)?,
                 b"events" => spec.events = Some(Vec::try_from_slice(value)?),
                 b"net" => spec.net = Some(net(value)?),
+                b"owns" => spec.owners.try_push(OwnerQuestion::parse(value).ok_or(Errno::EINVAL)?)?,
                 b"learn" if value == b"1" => spec.learning = Learning::Wanted,
                 b"report" if value == b"1" => spec.report = ClosingTables::Wanted,
                 _ => {}
@@ -240,6 +245,16 @@ mod tests {
         assert_eq!(spec.events.as_deref(), Some(&b"sched:*"[..]));
         let net = NetSpec { address: [10, 0, 2, 15], prefix: 24, gateway: [10, 0, 2, 2] };
         assert_eq!(spec.net, Some(net));
+    }
+
+    #[test]
+    fn questions_for_the_end_are_processes_addresses_and_frames() {
+        let spec = Spec::parse(b"exec=/x\0owns=2\0owns=frame:499\0owns=2:4096\0").unwrap();
+        let asked = [OwnerQuestion::Process(2), OwnerQuestion::Frame(499), OwnerQuestion::Address(2, 4096)];
+        assert_eq!(spec.owners[..], asked);
+        for wrong in [&b"exec=/x\0owns=\0"[..], b"exec=/x\0owns=frame:\0", b"exec=/x\0owns=0x2\0"] {
+            assert_eq!(Spec::parse(wrong).map(|_| ()), Err(Errno::EINVAL));
+        }
     }
 
     #[test]

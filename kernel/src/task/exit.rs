@@ -115,6 +115,7 @@ pub(super) fn leave_program(task: &Task, departure: Departure) {
 /// has already.
 fn end_process(task: &Task, status: ExitStatus, counted: &Usage) {
     let process = task.process();
+    above().process_ends(process);
     process.timers.cancel_all();
     process.key_ring.clear();
     let kernel = kernel_process();

@@ -30,6 +30,11 @@ pub fn process() -> Arc<Process> {
     INIT.get().expect("init is made before the first program").clone()
 }
 
+/// Returns whether this is the program that the host requested.
+pub fn is_program(process: &Process) -> bool {
+    PROGRAM.lock().as_ref().is_some_and(|program| program.pid == process.pid)
+}
+
 /// Delivers a signal from the host: to the terminal's foreground group, or else to the program's
 /// group.
 pub fn signal(number: u8) {

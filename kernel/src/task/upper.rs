@@ -4,6 +4,7 @@ use core::fmt;
 
 use freehold_collections::Arc;
 
+use super::process::Process;
 use super::{Pid, Session, Task};
 use crate::Result;
 use crate::cgroup::Group;
@@ -15,6 +16,8 @@ pub trait Above: Sync {
     /// Runs the task's program from `context` until the thread ends. This includes its system
     /// calls, faults and signals.
     fn run_program(&self, task: &Arc<Task>, context: &mut UserContext);
+    /// The process ends, and still has its memory and files. Called by its last thread.
+    fn process_ends(&self, process: &Process);
     /// Cancels the operations that a process has under way in rings and contexts, because it ends
     /// or executes another program.
     fn cancel_operations(&self, process: Pid);

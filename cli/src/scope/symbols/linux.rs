@@ -78,6 +78,7 @@ fn ask(kernel: &KernelChoice) -> Result<String> {
         shares: Vec::new(),
         network: None,
         learns: false,
+        owns: Vec::new(),
     };
     image.add_bytes(Path::new(run::SPEC), 0o600, spec.encode());
     run::add_init(&mut image, kernel)?;
