@@ -231,7 +231,7 @@ impl Origins {
         if let Some((place, host)) = place.max_by_key(|(place, _)| place.components().count()) {
             return inside(host, guest.strip_prefix(place).ok()?);
         }
-        // Folders and links of the image lie where the host has them, or lead to what the run has.
+        // A folder or link of the image counts as the host's if the host has the same one there.
         let is_same = match in_image? {
             Origin::Folder => fs::symlink_metadata(guest).is_ok_and(|meta| meta.is_dir()),
             Origin::Symlink(target) => fs::read_link(guest).is_ok_and(|link| link == target),

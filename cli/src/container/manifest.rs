@@ -115,7 +115,7 @@ pub fn choose(source: &ImageSource) -> Result<ChosenImage> {
         let names: Vec<_> = fitting.iter().filter_map(|(image, _)| image.name.as_deref()).collect();
         return Err(Failure::new(
             format!("there are {} images in it: {}", fitting.len(), names.join(", ")),
-            "save the one that is meant alone",
+            "save only one of them into the archive",
         ));
     }
     match fitting.pop() {

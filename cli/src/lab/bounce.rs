@@ -41,7 +41,7 @@ use crate::{Result, args, kernel, print, scope};
 /// The experiment's entry in the list.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "bounce",
-    question: "What does a transfer through bounce buffers cost, and what does it cost that they grow?",
+    question: "What does a transfer through bounce buffers cost, and what does their growth cost?",
     run,
 };
 
@@ -234,7 +234,7 @@ struct BounceRecord<'a> {
     rows: &'a [BounceRow],
 }
 
-const HOW: &str = "Kernel instructions and bytes stored of a transfer, counted on one CPU under the microscope; rates of runs without it. \
+const HOW: &str = "Kernel instructions and stored bytes per transfer are counted on one CPU under the microscope. Rates are those of runs without the microscope. \
                    The disk is a file in memory; the pool that grows begins with 256 KiB.";
 
 fn run(settings: &Settings) -> Result<u8> {

@@ -265,8 +265,8 @@ impl NearCacheResult {
         vec![
             format!("Frames drawn at random from all of memory would miss: {}.", shares.join(" · ")),
             format!(
-                "Computed for random frames, by how many each place of the cache has to draw from (where it fits, hot quarter, mix): {}. \
-                 Where only the heap's first quarter of a cache has so few, and the rest comes from anywhere: {}.",
+                "Computed for random frames, by the number of frames that share a place of the cache (misses of the heap that fits, the hot quarter, the mix): {}. \
+                 If this number holds for the heap's first quarter only, and the rest is random: {}.",
                 rows.join(" · "),
                 uneven.join(" · ")
             ),

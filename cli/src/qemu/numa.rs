@@ -126,8 +126,8 @@ impl Topology {
         growth.filter(|&(_, bytes)| bytes > 0)
     }
 
-    /// Adds the memory devices to QEMU's arguments, in the order of their slots: the guest numbers
-    /// them by it. `watcher` reads their memory.
+    /// Adds the memory devices to QEMU's arguments, in the order of their slots. The guest numbers
+    /// the devices in this order. `watcher` reads their memory.
     pub fn growth_arguments(&self, line: &mut CommandLine, watcher: Option<&Watcher>, backing: Backing<'_>) {
         for (number, (node, growth)) in self.growth().enumerate() {
             let size = show_size(growth);

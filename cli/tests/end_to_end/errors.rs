@@ -262,7 +262,7 @@ fn a_fifo_and_a_loop_of_links_are_no_programs_and_a_device_of_the_host_no_file()
     refused(&["-v", "/dev/tty:/x"], &["-v /dev/tty", "of the host"]);
     refused(&["-v", "/tmp:/"], &["the guest's root", "--root"]);
     refused(&["-v", "/tmp:/x:foo"], &["-v /tmp:/x:foo", "foo is no mode", "ro, rw or copy"]);
-    // It is added as the FIFO that it is.
+    // A FIFO of the host becomes a FIFO in the image.
     refused(&["-a", text(&fifo), "-m", "1M"], &["too little to boot"]);
 }
 

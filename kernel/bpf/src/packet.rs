@@ -40,7 +40,7 @@ pub(crate) const fn is_fact(at: u32) -> bool {
 /// A packet and the facts about it.
 #[derive(Clone, Copy, Debug)]
 pub struct PacketData<'a> {
-    /// Its bytes, from where its socket sees them.
+    /// The packet's bytes, from the first one that its socket can read.
     pub bytes: &'a [u8],
     /// The packet from the network's header on.
     pub network: &'a [u8],

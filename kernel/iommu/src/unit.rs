@@ -97,11 +97,11 @@ pub struct DeviceFault {
 /// An access or an interrupt that a device requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Deed {
-    /// To read at an address, of a page.
+    /// To read the page at this address.
     Read(u64),
-    /// To write there.
+    /// To write the page at this address.
     Write(u64),
-    /// To read or write there: the IOMMU does not say which.
+    /// To read or write the page at this address: the IOMMU does not say which.
     Reach(u64),
     /// To interrupt by the entry with this index.
     Interrupt(u16),

@@ -5,11 +5,11 @@
 pub struct Seq(pub u32);
 
 impl Seq {
-    /// `count` further on.
+    /// Returns the number `count` after this one.
     pub const fn plus(self, count: usize) -> Self {
         Self(self.0.wrapping_add(count as u32))
     }
-    /// `count` further back.
+    /// Returns the number `count` before this one.
     pub const fn before(self, count: usize) -> Self {
         Self(self.0.wrapping_sub(count as u32))
     }

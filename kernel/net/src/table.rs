@@ -134,7 +134,7 @@ impl<T> Table<T> {
         self.slots.iter().filter_map(|slot| slot.entry.as_ref().map(|(ends, entry)| (*ends, entry)))
     }
 
-    /// Adds a connection whose ends no other has.
+    /// Adds a connection. No other connection in the table has the same two ends.
     ///
     /// # Errors
     /// No memory.

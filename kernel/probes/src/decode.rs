@@ -12,16 +12,17 @@ pub const LONGEST: usize = 15;
 pub struct Decoded {
     /// Its length in bytes, 1 to [`LONGEST`].
     pub length: usize,
-    /// How it can run away from its place.
+    /// The change that lets a copy of it run at another address.
     pub kind: Kind,
 }
 
-/// How an instruction can run away from its place. Distances count from the instruction's end.
+/// The change that lets a copy of an instruction run at another address. Distances count from the
+/// instruction's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// Its bytes do the same at any address.
+    /// No change: the same bytes do the same at any address.
     Plain,
-    /// Its bytes do, once the distance of 4 bytes at this offset is changed.
+    /// The distance of 4 bytes at this offset changes.
     RipRelative(usize),
     /// A jump.
     Jump(i32),
@@ -29,7 +30,8 @@ pub enum Kind {
     Branch(u8, i32),
     /// A call.
     Call(i32),
-    /// It depends on its place, on the interrupt flag, or on the stack's top in another way.
+    /// No copy can run: it depends on its address in another way, on the interrupt flag, or on the
+    /// top of the stack.
     Fixed,
 }
 

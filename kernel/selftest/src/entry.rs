@@ -222,8 +222,8 @@ fn a_program_in_32_bit_code_is_only_a_program() {
     program.start(CODE, STACK);
     program.regs_mut().cs = user::USER_CODE_32;
     let mut led_back = 0;
-    // A timer that is due before the first instruction shows nothing. As long as it takes: the boot
-    // has a deadline.
+    // A timer that is due before the first instruction shows nothing, so the number of attempts is
+    // not limited. The boot has a deadline.
     while led_back < 3 {
         REPEAT.store(true, Ordering::Relaxed);
         time::arm(time::now() + 200_000);

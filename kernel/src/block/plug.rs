@@ -45,7 +45,7 @@ enum Content {
     Off,
     /// The disk of this place.
     Disk(usize),
-    /// A device that cannot be used, with power.
+    /// A device that the kernel cannot use. It still has power.
     Refused,
 }
 

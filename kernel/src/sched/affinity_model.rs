@@ -21,8 +21,8 @@ const SEED: u64 = 4;
 enum Leaves {
     /// Like the kernel.
     Properly,
-    /// Whether the task moves is decided when it is released, by its state then, and not when it is
-    /// left out of the queue.
+    /// The decision to move the task uses its state at the time of its release. It should use the
+    /// state at the time when the CPU did not put it back into the queue.
     JudgedLate,
     /// The task is assigned to the other CPU without the lock of the queue that it leaves.
     Unlocked,

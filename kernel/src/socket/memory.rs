@@ -71,7 +71,7 @@ impl BufferSizes {
         self != Self::default()
     }
 
-    /// Sets the value of an end.
+    /// Sets the size of the buffer for sending or receiving.
     pub(super) fn set(&mut self, end: QueueEnd, value: i32, ceiling: Ceiling) {
         let value = match ceiling {
             Ceiling::Usual => (value as u32).min(BUFFER_BYTES as u32),

@@ -238,7 +238,8 @@ impl Task {
         let numbers = self.process.numbers();
         self.number.store(numbers.own(), Ordering::Relaxed);
         self.thread.label.set_pid(numbers.id());
-        // Walks over threads go by ID, under this lock; the change invalidates sums over them.
+        // A walk over threads follows their IDs under this lock. This change of an ID makes the
+        // sums of an earlier walk invalid.
         let mut group = self.process.signals.lock();
         self.tid.store(numbers.id(), Ordering::Relaxed);
         group.ended += 1;

@@ -194,9 +194,9 @@ impl Timer {
     }
     /// Sends the signal of an expiry. Returns whether a thread will take it from this timer.
     fn send(&self) -> bool {
-        // No last reference is dropped here: the registry keeps processes, and they keep their
-        // threads. Only if the process is ending this may fail; then the upgrade fails, or the
-        // reaper, a task, holds another reference.
+        // The reference that is dropped here is never the last one. The registry keeps processes,
+        // and they keep their threads. If the process is ending, the upgrade fails, or the task
+        // that reaps it holds another reference.
         let kept = match &self.notify {
             Notify::None => return false,
             Notify::Process(process, info) => {

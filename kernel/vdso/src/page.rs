@@ -100,7 +100,7 @@ impl TimePage {
     pub fn seconds_base(base: u64, seconds_factor: u64, wall: i64) -> u64 {
         let since_1970 =
             ((wall.max(0) as u128) << 64) / (u128::from(SECOND) * u128::from(seconds_factor.max(1)));
-        // One unit more for the part of the base that is cut off: later by that, never earlier.
+        // The division rounds down. One unit is added, so that the base is never too early.
         (base / UNIT + 1).wrapping_sub(since_1970 as u64)
     }
 }

@@ -27,7 +27,7 @@ struct Program {
 impl Program {
     fn new(pages: usize, fill: impl Fn(usize) -> u8) -> (Self, Arc<Mutex<bool>>) {
         let take = || Frame::allocate(HostMemory).unwrap();
-        // Every other one, and the last first.
+        // Every second frame, in descending order: no two are adjacent.
         let (mut frames, mut others) = (Vec::<Frame<Anon, _>>::new(), Vec::<Frame<Anon, _>>::new());
         for _ in 0..pages {
             frames.insert(0, take());

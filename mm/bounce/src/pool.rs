@@ -103,7 +103,7 @@ impl<S: DmaSource> Segment<S> {
 /// The runs that a take accepts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Runs {
-    /// Runs of which [`MAX_RUNS`](crate::MAX_RUNS) are enough.
+    /// Runs so long that [`MAX_RUNS`](crate::MAX_RUNS) of them hold the transfer.
     Long,
     /// Any, long ones first.
     Any,

@@ -1,4 +1,5 @@
-//! The free pageblocks of one side of a zone: a Fisher–Yates shuffle that never has to run.
+//! The free pageblocks of one side of a zone, handed out in random order without a pass that
+//! shuffles them.
 //!
 //! Positions 0 to `len` - 1 hold the free blocks. Each take draws a position uniformly, takes its
 //! block, and moves the last block there. This is one step of Fisher–Yates with the partner drawn

@@ -83,7 +83,7 @@ bitflags! {
         /// marks. New areas have this flag.
         const SOFTDIRTY = 1 << 14;
         /// The area's memory is promised: the area was, or became, private and writable
-        /// ([`PromiseLimit`](crate::PromiseLimit)). It need not be so any more.
+        /// ([`PromiseLimit`](crate::PromiseLimit)). The flag stays if the area changes later.
         const ACCOUNT = 1 << 15;
         /// It may never become writable: a shared mapping of zeroes that was not opened for writing
         /// (Linux: no VM_MAYWRITE).

@@ -352,8 +352,8 @@ fn a_direct_map_access_is_judged_by_the_owner_at_that_time() {
 
 #[test]
 fn a_translation_that_outlives_its_frames_owner_is_found_on_either_way() {
-    // The CPU keeps the translation all the time, or only the modelled TLB does, after a flush of
-    // another page.
+    // Without a flush the CPU itself keeps the translation. After a flush of another page only the
+    // modelled TLB keeps it.
     for flush in [None, Some(Flush::Page(Some(0x1234_5000)))] {
         let mut machine = Machine::new();
         machine.kernel(0);

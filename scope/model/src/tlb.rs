@@ -303,9 +303,9 @@ impl Hint {
 /// The result of a look-up that the first level missed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Missed {
-    /// The second level had it.
+    /// The second level had the translation.
     First(Cached),
-    /// Neither had it: it is there now.
+    /// Neither level had the translation. Both have it now.
     Both,
 }
 

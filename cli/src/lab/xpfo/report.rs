@@ -223,7 +223,7 @@ pub fn page(record: &XpfoRecord) -> Page {
     page.figure(&windows, "After Kaplan and Meier; from the close of a window to the end of its translation in the modelled TLB.");
     page.figure(
         &aliases,
-        "From the first use by the program on a CPU to the end of that CPU's kernel translation, if nothing flushed it for this.",
+        "From the program's first use of the frame on a CPU to the end of the kernel's translation in that CPU's TLB, if no flush is made for this purpose.",
     );
     page
 }

@@ -19,7 +19,7 @@ impl<'a, K, V> Iter<'a, K, V> {
     pub(super) fn new(root: &'a MapNode<K, V>) -> Self {
         Self::from(root, |_| false)
     }
-    /// From the first entry on whose key does not lie before the range.
+    /// Starts at the first entry whose key is in the range or behind it.
     pub(super) fn from(root: &'a MapNode<K, V>, lies_before: impl Fn(&K) -> bool) -> Self {
         let mut iter = Self { above: [None; HEIGHT], depth: 0, leaf: [].iter() };
         iter.descend(root, lies_before);

@@ -30,9 +30,9 @@ pub(super) type SingleKey = (u16, Wanted, u64);
 /// Calls that wait.
 #[derive(Default)]
 pub(super) struct Waiting {
-    /// All, by when they came.
+    /// All of them, in the order of their arrival.
     pub all: Map<u64, Arc<Waiter>>,
-    /// Those of one operation, a second time.
+    /// Calls with a single operation. They are in `all` as well.
     pub single: Map<SingleKey, Arc<Waiter>>,
     next_ticket: u64,
 }

@@ -84,8 +84,8 @@ bitflags::bitflags! {
         const LOST = 1 << 14;
         /// IP_RECVERR, IPV6_RECVERR: reports all errors, even if the socket is not connected.
         const ERRORS = 1 << 15;
-        /// SO_REUSEADDR of a raw socket. It has no effect: identifiers are shared, addresses
-        /// always.
+        /// SO_REUSEADDR of a raw socket. It has no effect: raw sockets always share addresses and
+        /// identifiers.
         const SHARES = 1 << 16;
         /// SO_RCVLOWAT is more than a byte.
         const LEAST = 1 << 17;

@@ -60,7 +60,7 @@ impl Chosen {
     /// No owner. F_GETOWN_EX shows a thread.
     const NONE: Self = Self { owner: None, role: IdRole::Thread, uid: 0, euid: 0 };
 
-    /// Whether the choosing user may signal a process with these credentials.
+    /// Returns whether the user who chose the owner may signal a process with these credentials.
     fn may_signal(&self, target: &Credentials) -> bool {
         self.euid == 0 || [self.uid, self.euid].iter().any(|id| [target.uid, target.suid].contains(id))
     }

@@ -192,8 +192,8 @@ impl<S: DmaSource, T: Transport + 'static> VirtioIommu<S, T> {
         let limits = read_consistent(&transport, |transport| IommuLimits::read(transport, features))??;
         let has_bypass = features.contains(Features::IOMMU_BYPASS_CONFIG);
         if has_bypass {
-            // Without the feature, and without the older one, functions without a domain can access
-            // nothing once the driver has started.
+            // A device without this feature, and without the older feature for it, needs no such
+            // call: functions without a domain can access nothing once the driver has started.
             set_bypass(&mut transport, Bypass::Nothing)?;
         }
         let buffer = |bytes| Ok::<_, SetupError>(Arc::new(device.buffer(bytes, Direction::Bidirectional)?));

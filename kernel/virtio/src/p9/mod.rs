@@ -45,7 +45,7 @@ pub struct Messages<S: DmaSource, T: Transport> {
     /// Taken by tasks only, for as long as the ring is changed. Orders with no other lock.
     places: Mutex<MessagePlaces<S, T>>,
     lines: Lines,
-    /// Told that [`MessageDevice::take_ended`] has something.
+    /// Is notified when [`MessageDevice::take_ended`] has an entry.
     ended: &'static dyn Notify,
     device: Device<S>,
     tag: Vec<u8>,

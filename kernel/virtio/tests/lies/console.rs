@@ -69,7 +69,7 @@ pub fn cell(lie: Lie, moment: Moment) -> End {
         return if refused { End::Lost } else { End::Back };
     }
     if matches!(lie, Lie::NoAnswer | Lie::LateAnswer) {
-        // The host takes nothing: all that fits, and no more.
+        // The host receives nothing, so the port accepts as many bytes as the queue has room for.
         assert_eq!((port.try_write(&[7; 500]), port.try_write(&[7; 500])), (Ok(400), Ok(0)));
         assert_eq!(
             (port.try_read(&mut [0; 10]), port.is_drained(), port.is_writable()),

@@ -137,8 +137,8 @@ pub const ROWS: [Row; 28] = [
     row(IndexJump,          [Dead,    Dead,     Back],    [Dead,    Dead,     Back],    [Dead,    Dead,  Back], [Dead,    Dead,  Back], [Dead,    Dead,  Back]),
     row(ConfigImpossible,   [Refused, Fine,     Back],    [Fine,    Fine,     Back],    [Refused, Fine,  Back], [Refused, Fine,  Back], [Refused, Fine,  Back]),
     row(ConfigNonsense,     [Fine,    Fine,     Back],    [Fine,    Fine,     Back],    [Fine,    Fine,  Back], [Refused, Fine,  Back], [Fine,    Fine,  Back]),
-    // A memory device's sizes are read again and again: they are all that it says of the host's
-    // wishes.
+    // A memory device's sizes are read again and again: only they tell how much memory the host
+    // requests.
     row(ConfigShort,        [Refused, Fine,     Back],    [Fine,    Fine,     Back],    [Refused, Dead,  Back], [Refused, Fine,  Back], [Refused, Fine,  Back]),
     row(ConfigNeverSettles, [Refused, Fine,     Back],    [Fine,    Fine,     Back],    [Refused, Dead,  Back], [Refused, Fine,  Back], [Refused, Fine,  Back]),
     // Queues are set up once: later nothing reads their size or the features.

@@ -101,8 +101,8 @@ impl Area {
         Some(first)
     }
 
-    /// Updates the counts of the free slots before `end`: from each on, its own run plus `free`
-    /// slots are free.
+    /// Updates the counts of the run of free slots that ends before `end`. A slot's count is the
+    /// number of free slots from it on; `free` slots are free from `end` on.
     fn renumber(&mut self, end: usize, free: u32) {
         let start = end - end % SEGMENT;
         let before = self.slots[start..end].iter_mut().rev().take_while(|slot| slot.free > 0);

@@ -20,7 +20,7 @@ pub struct HeldPage<S: Memory> {
 }
 
 impl<S: Memory> PageCache<S> {
-    /// Hold page `index`; a hole gets a frame.
+    /// Holds page `index`. A hole gets a frame first.
     ///
     /// # Errors
     /// [`VmError::NoMemory`], [`VmError::TooManyHolders`], the store's error.

@@ -235,7 +235,7 @@ fn without_a_lock_only_what_is_the_pages_own_is_pinned() {
     let child = p.fork(1);
     assert!(fast::<ReadOnly>(&p, a).is_none(), "shared");
     drop(child);
-    // Only where the tables are loaded: no other CPU is waited for when a table is freed.
+    // A CPU on which the tables are not loaded cannot pin: a table is freed without waiting for it.
     assert!(world.model().on_cpu(CpuId(2), || pin_fast::<_, ReadOnly>(&p.roots, VirtAddr(shared))).is_none());
     drop((p, file));
     world.end();

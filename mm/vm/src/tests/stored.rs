@@ -433,7 +433,7 @@ fn what_is_forgotten_is_read_anew_though_readers_mappings_and_pins_still_have_it
     let pin = p.space().pin::<Transient, ReadOnly>(VirtAddr(at + 2 * PAGE), Rule::Asked).unwrap();
     write(&cache, 7 * PAGE, &[7; 4096]);
     let (maps, writes) = (p.thread(0), disk.clone());
-    // Between the first visit of the mappers and the look for pages that can go.
+    // This happens after the first visit of the mappers, before the search for pages to drop.
     *disk.under_way.lock().unwrap() = Some(Box::new(move || {
         assert_eq!(maps.load(at), Ok(0), "mapped again");
         (0..3).for_each(|page| write_past(&writes, page, 90 + page as u8));

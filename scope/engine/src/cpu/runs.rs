@@ -22,8 +22,9 @@ pub(crate) struct CpuRuns {
     program: Vec<u64>,
     /// Runs before the program.
     before: Vec<u64>,
-    /// Runs since the last phase named closing, which is `closing`.
+    /// Runs since the start of the last closing phase.
     after: Vec<u64>,
+    /// The number of that phase.
     closing: usize,
 }
 
