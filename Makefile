@@ -25,7 +25,7 @@ GUEST_PROGRAMS := $(BENCH_PROGRAMS) \
 GUEST_INSTALLED := init tools/phase workloads/near-cache workloads/needless workloads/node-calls workloads/transfers $(patsubst guest/%.c,%,$(wildcard guest/bench/*.c))
 
 # Subcommands with a manual page of their own.
-MAN_PAGES := run scope coverage bench lab sweep diff owns doctor
+MAN_PAGES := run scope coverage bench lab sweep diff owns doctor completion man
 
 .PHONY: static build run test test-long lint bench install stage uninstall deb sbom setup command kernel guest
 .DEFAULT_GOAL := build

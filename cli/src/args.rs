@@ -29,7 +29,8 @@ pub use diff::DiffOptions;
 pub use events::EventOptions;
 use habits::HABITS;
 use help::{
-    BENCH_HELP, COVERAGE_HELP, DIFF_HELP, DOCTOR_HELP, LAB_HELP, OWNS_HELP, RUN_HELP, SCOPE_HELP, SWEEP_HELP,
+    BENCH_HELP, COMPLETION_HELP, COVERAGE_HELP, DIFF_HELP, DOCTOR_HELP, LAB_HELP, MAN_HELP, OWNS_HELP,
+    RUN_HELP, SCOPE_HELP, SWEEP_HELP,
 };
 pub use learn::LearnOptions;
 pub use manual::print_man;
@@ -85,11 +86,13 @@ pub enum Command {
     #[command(after_help = DOCTOR_HELP)]
     Doctor(DoctorOptions),
     /// Print a completion script for a shell
+    #[command(after_help = COMPLETION_HELP)]
     Completion {
         /// The shell to complete in
         shell: clap_complete::Shell,
     },
     /// Print a manual page (roff)
+    #[command(after_help = MAN_HELP)]
     Man {
         /// The subcommand whose page it is; the whole command's without
         #[arg(value_parser = manual::PAGES)]

@@ -147,6 +147,24 @@ the kernel's own map contains it; mappings, references of the kernel, and pins. 
 
 Exit status: 0; 125 nothing is there, or the VM did not answer.";
 
+/// Text for `freehold completion`.
+pub const COMPLETION_HELP: &str = "\
+Examples:
+  eval \"$(freehold completion bash)\"                   for this shell; make install does it for all
+  freehold completion zsh > ~/.zfunc/_freehold          in a folder of fpath
+
+The script knows the subcommands, their options, the rows of bench, the names of labs, the models of scope, and programs.
+
+Exit status: 0; 125 an error of freehold's own.";
+
+/// Text for `freehold man`.
+pub const MAN_HELP: &str = "\
+Examples:
+  freehold man run | man -l -                           shows a page that is not installed
+  freehold man > /usr/local/share/man/man1/freehold.1   the page of the whole command
+
+Exit status: 0; 125 an error of freehold's own.";
+
 /// Text for `freehold doctor`.
 pub const DOCTOR_HELP: &str = "\
 Exit status: 0 freehold run can work; 125 it cannot, and a line marked BAD says why.";

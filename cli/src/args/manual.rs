@@ -8,7 +8,8 @@ use clap_mangen::Man;
 
 use super::Cli;
 use super::help::{
-    BENCH_HELP, COVERAGE_HELP, DIFF_HELP, DOCTOR_HELP, LAB_HELP, OWNS_HELP, RUN_HELP, SCOPE_HELP, SWEEP_HELP,
+    BENCH_HELP, COMPLETION_HELP, COVERAGE_HELP, DIFF_HELP, DOCTOR_HELP, LAB_HELP, MAN_HELP, OWNS_HELP,
+    RUN_HELP, SCOPE_HELP, SWEEP_HELP,
 };
 use crate::failure::Failure;
 use crate::{Result, print};
@@ -18,31 +19,43 @@ struct Topic {
     name: &'static str,
     /// The text behind its options in `--help`.
     help: &'static str,
-    /// Whether its page has the environment and files of running a VM.
-    runs: Runs,
+    environment: &'static [(&'static str, &'static str)],
+    files: &'static [(&'static str, &'static str)],
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Runs {
-    Guests,
-    Nothing,
+impl Topic {
+    /// A subcommand that runs VMs.
+    const fn of_runs(name: &'static str, help: &'static str) -> Topic {
+        Topic { name, help, environment: &ENVIRONMENT, files: &FILES }
+    }
+
+    /// A subcommand that reads and writes these files, and starts no VM.
+    const fn of_files(
+        name: &'static str,
+        help: &'static str,
+        files: &'static [(&'static str, &'static str)],
+    ) -> Topic {
+        Topic { name, help, environment: &NO_ENVIRONMENT, files }
+    }
 }
 
-const TOPICS: [Topic; 9] = [
-    Topic { name: "run", help: RUN_HELP, runs: Runs::Guests },
-    Topic { name: "scope", help: SCOPE_HELP, runs: Runs::Guests },
-    Topic { name: "coverage", help: COVERAGE_HELP, runs: Runs::Nothing },
-    Topic { name: "bench", help: BENCH_HELP, runs: Runs::Guests },
-    Topic { name: "lab", help: LAB_HELP, runs: Runs::Guests },
-    Topic { name: "sweep", help: SWEEP_HELP, runs: Runs::Guests },
-    Topic { name: "diff", help: DIFF_HELP, runs: Runs::Nothing },
-    Topic { name: "owns", help: OWNS_HELP, runs: Runs::Nothing },
-    Topic { name: "doctor", help: DOCTOR_HELP, runs: Runs::Guests },
+const TOPICS: [Topic; 11] = [
+    Topic::of_runs("run", RUN_HELP),
+    Topic::of_runs("scope", SCOPE_HELP),
+    Topic::of_files("coverage", COVERAGE_HELP, &COVERAGE_FILES),
+    Topic::of_runs("bench", BENCH_HELP),
+    Topic::of_runs("lab", LAB_HELP),
+    Topic::of_runs("sweep", SWEEP_HELP),
+    Topic::of_files("diff", DIFF_HELP, &DIFF_FILES),
+    Topic::of_files("owns", OWNS_HELP, &OWNS_FILES),
+    Topic::of_runs("doctor", DOCTOR_HELP),
+    Topic::of_files("completion", COMPLETION_HELP, &COMPLETION_FILES),
+    Topic::of_files("man", MAN_HELP, &MAN_FILES),
 ];
 
 /// The names that `freehold man` takes.
-pub const PAGES: [&str; 9] = {
-    let mut names = [""; 9];
+pub const PAGES: [&str; 11] = {
+    let mut names = [""; 11];
     let mut at = 0;
     while at < names.len() {
         names[at] = TOPICS[at].name;
@@ -72,7 +85,41 @@ const ENVIRONMENT: [(&str, &str); 7] = [
     ("XDG_CACHE_HOME, HOME", "Where the cache is."),
 ];
 
+<<<<<<< HEAD
 const FILES: [(&str, &str); 5] = [
+=======
+const NO_ENVIRONMENT: [(&str, &str); 1] =
+    [("FREEHOLD_*", "No variable changes what this subcommand does: it starts no VM.")];
+
+const COVERAGE_FILES: [(&str, &str); 1] = [(
+    "FILE",
+    "A record: freehold scope --coverage writes it, and each freehold run with FREEHOLD_COVERAGE in its environment. It is of one kernel file.",
+)];
+
+const DIFF_FILES: [(&str, &str); 1] = [(
+    "A, B",
+    "Records of --json of freehold run, bench, lab or scope. Their schemas are in the folder docs/schema of the source code.",
+)];
+
+const OWNS_FILES: [(&str, &str); 2] = [
+    (
+        "SOCKET",
+        "A socket that freehold run --control made. Only its user may open it, and it goes with its run.",
+    ),
+    ("FILE", "A record that freehold run --owns --json wrote."),
+];
+
+const COMPLETION_FILES: [(&str, &str); 3] = [
+    ("PREFIX/share/bash-completion/completions/freehold", "Where make install puts the script for bash."),
+    ("PREFIX/share/zsh/site-functions/_freehold", "… for zsh."),
+    ("PREFIX/share/fish/vendor_completions.d/freehold.fish", "… for fish."),
+];
+
+const MAN_FILES: [(&str, &str); 1] =
+    [("PREFIX/share/man/man1/freehold*.1", "Where make install puts the pages.")];
+
+const FILES: [(&str, &str); 4] = [
+>>>>>>> 4991cc1c (Manual pages for freehold completion and freehold man; ENVIRONMENT and FILES on every page)
     (
         "PREFIX/lib/freehold/freehold-kernel",
         "The kernel. PREFIX is that of the command; one beside the command comes first.",
@@ -149,10 +196,8 @@ fn subcommand_page(topic: &Topic) -> std::io::Result<Vec<u8>> {
     if !notes.iter().any(|(heading, _)| *heading == "EXIT STATUS") {
         section(&mut page, "EXIT STATUS", "0; 125 an error of freehold's own.")?;
     }
-    if topic.runs == Runs::Guests {
-        list(&mut page, "ENVIRONMENT", &ENVIRONMENT)?;
-        list(&mut page, "FILES", &FILES)?;
-    }
+    list(&mut page, "ENVIRONMENT", topic.environment)?;
+    list(&mut page, "FILES", topic.files)?;
     example_section(&mut page, &examples)?;
     let others = PAGES.iter().filter(|other| **other != topic.name).map(|other| format!("freehold-{other}"));
     see_also(&mut page, &[vec!["freehold".to_owned()], others.collect()].concat())?;
@@ -240,18 +285,22 @@ mod tests {
     #[test]
     fn every_subcommand_with_options_has_a_page_and_every_page_its_sections() {
         let command = whole();
-        let without = ["completion", "man", "version", "help"];
+        let without = ["version", "help"];
         for sub in command.get_subcommands().filter(|sub| !without.contains(&sub.get_name())) {
             assert!(PAGES.contains(&sub.get_name()), "{} has no page", sub.get_name());
         }
         for topic in &TOPICS {
             let page = text(subcommand_page(topic));
             assert!(page.contains(&format!(".SH NAME\nfreehold\\-{} \\- ", topic.name)), "{page}");
-            for heading in [".SH SYNOPSIS", ".SH OPTIONS", ".SH \"EXIT STATUS\"", ".SH \"SEE ALSO\""] {
-                assert_eq!(page.matches(&format!("{heading}\n")).count(), 1, "{heading} of {}", topic.name);
+            for heading in ["SYNOPSIS", "OPTIONS", "\"EXIT STATUS\"", "ENVIRONMENT", "FILES", "\"SEE ALSO\""]
+            {
+                assert_eq!(
+                    page.matches(&format!(".SH {heading}\n")).count(),
+                    1,
+                    "{heading} of {}",
+                    topic.name
+                );
             }
-            let runs = page.contains(".SH ENVIRONMENT\n") && page.contains(".SH FILES\n");
-            assert_eq!(runs, topic.runs == Runs::Guests);
         }
         let page = text(main_page());
         for heading in ["COMMANDS", "\"EXIT STATUS\"", "ENVIRONMENT", "FILES", "EXAMPLES", "\"SEE ALSO\""] {
