@@ -53,11 +53,12 @@ use result::DiffResult;
 const MOST_PERCENT: f64 = 1_000_000.0;
 /// Parts of a microscope's record below `results` that are not compared: addresses, lists by
 /// address or time, and the host's work.
-const NOT_COMPARED: [&str; 10] = [
+const NOT_COMPARED: [&str; 11] = [
     "results.phases[closing]",
     "results.version",
     "results.settings",
     "results.blocks",
+    "results.owners",
     "results.slices",
     "results.regions",
     "results.near",

@@ -6,9 +6,10 @@
 pub mod cpio;
 pub mod spec;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
 
@@ -24,6 +25,21 @@ const GUEST_NODE: u64 = 2048;
 const MEMORY_DEVICES: u32 = 1;
 /// Largest number of symlinks that Linux follows in one path.
 const MAX_SYMLINKS: usize = 40;
+
+/// First bytes of an ELF file.
+const ELF: &[u8] = b"\x7fELF";
+
+/// Returns the bytes of a file of the host if it is an ELF file.
+fn read_elf(host: &Path) -> std::io::Result<Option<Vec<u8>>> {
+    let mut file = fs::File::open(host)?;
+    let mut bytes = Vec::new();
+    (&mut file).take(ELF.len() as u64).read_to_end(&mut bytes)?;
+    if bytes != ELF {
+        return Ok(None);
+    }
+    file.read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
+}
 
 /// Returns whether an image can have the file: all but sockets and the host's own devices.
 pub fn can_hold(meta: &fs::Metadata) -> bool {
@@ -267,6 +283,19 @@ impl Image {
             ImageNode::Bytes(_) | ImageNode::Fifo | ImageNode::Device { .. } | ImageNode::Name(_) => {
                 Origin::Made
             }
+        })
+    }
+
+    /// Returns guest path and bytes of each ELF file, in order of paths. A file that cannot be read
+    /// any more is left out.
+    pub fn elf_files(&self) -> impl Iterator<Item = (&Path, Cow<'_, [u8]>)> {
+        self.entries.iter().filter_map(|(guest, entry)| {
+            let bytes = match &entry.node {
+                ImageNode::HostFile(host, _) => Cow::Owned(read_elf(host).ok().flatten()?),
+                ImageNode::Bytes(bytes) if bytes.starts_with(ELF) => Cow::Borrowed(&bytes[..]),
+                _ => return None,
+            };
+            Some((guest.as_path(), bytes))
         })
     }
 

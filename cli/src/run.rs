@@ -201,7 +201,11 @@ impl Prepared {
             events: events::wanted(options, kernel.family),
             network: machine.network.clone(),
             learns: options.list.learn.is_some(),
+<<<<<<< HEAD
             owns: owns::at_end(options)?,
+=======
+            tells_areas: false,
+>>>>>>> b6c2cd44 (The microscope names programs' functions and the owners of evicted frames)
         };
         let mut image = build_image((options, &volumes, &base), (&files, listed.as_ref()), &spec, &kernel)?;
         changes.as_ref().map_or(Ok(()), |changes| changes.add_to(&mut image))?;
@@ -230,6 +234,13 @@ impl Prepared {
     /// Makes a stock Linux report the start of its text (`text` of its READY message).
     pub fn ask_for_text(&mut self) {
         self.spec.symbols = spec::Symbols::Base;
+        self.image.add_bytes(Path::new(SPEC), 0o600, self.spec.encode());
+    }
+
+    /// Makes our own kernel tell the areas of all processes when the program has ended. It keeps
+    /// the program's memory until then.
+    pub fn ask_for_areas(&mut self) {
+        self.spec.tells_areas = true;
         self.image.add_bytes(Path::new(SPEC), 0o600, self.spec.encode());
     }
 

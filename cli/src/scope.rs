@@ -9,6 +9,7 @@ mod damo;
 mod digest;
 pub mod lines;
 mod options;
+mod owners;
 mod page;
 mod summary;
 pub mod symbols;
@@ -25,6 +26,7 @@ use tempfile::TempDir;
 use crate::args::{Accel, ScopeOptions};
 use crate::coverage::{self, Watched};
 use crate::failure::Failure;
+use crate::kernel::Family;
 use crate::outcome::RunOutcome;
 use crate::qemu::{self, Engine, Watcher};
 use crate::run::{self, Prepared};
@@ -33,9 +35,10 @@ use crate::{Result, dry_run, files, kernel, print, schema};
 pub use digest::Digest;
 use lines::SharedLines;
 pub use options::model_names;
+use owners::PairOwner;
 use summary::Rows;
 pub use summary::plural;
-use symbols::{Hot, Names};
+use symbols::{Hot, Names, Programs};
 
 const PLUGIN: &str = "libfreehold_scope.so";
 /// The guest's command that begins a phase, and its place in the image.
@@ -53,6 +56,8 @@ struct ScopeRecord<'a> {
     symbols: &'a [Hot],
     /// With the sharing model: functions that store to lines of several CPUs, most first.
     shared_lines: &'a [SharedLines],
+    /// The owners of the frames that evicted each other most, if the kernel told them.
+    pair_owners: &'a [PairOwner],
     /// All counts.
     results: &'a Results,
 }
@@ -79,6 +84,9 @@ pub fn scope(options: &ScopeOptions) -> Result<u8> {
         return dry_run::print_line(&options.run, &run.machine, &run.kernel);
     }
     run.ask_for_text();
+    if run.machine.topology.near_cache.is_some() && run.kernel.family == Family::Freehold {
+        run.ask_for_areas();
+    }
     let names = Names::prepare(options.symbols.as_deref(), &run.kernel)?;
     let ended = run.run(Engine::Tcg)?;
     let mut outcome = run::conclude(&options.run, &run, Engine::Tcg, &ended)
@@ -92,7 +100,7 @@ pub fn scope(options: &ScopeOptions) -> Result<u8> {
         outcome.broke_isolation(summary::verdict(&results.oracle));
     }
     let names = names.at(&results, ended.ready.as_ref());
-    let hot = symbols::hot(&results, &names);
+    let hot = symbols::hot(&results, &names, &Programs::of(&run.image, &results));
     let sharing = results.sharing.as_ref();
     let shared_lines = lines::by_function(sharing.iter().flat_map(|sharing| &sharing.stores), &names);
     let command: Vec<String> =
@@ -102,6 +110,7 @@ pub fn scope(options: &ScopeOptions) -> Result<u8> {
         outcome: &outcome,
         hot: &hot,
         shared_lines: &shared_lines,
+        pair_owners: &owners::of(&results, &ended.areas),
         names: &names,
         digest: Digest::of(&results),
         kernel: kernel_name(&ended),
@@ -284,6 +293,7 @@ struct Story<'a> {
     outcome: &'a RunOutcome,
     hot: &'a [Hot],
     shared_lines: &'a [SharedLines],
+    pair_owners: &'a [PairOwner],
     names: &'a Names,
     digest: Digest<'a>,
     /// Name and version.
@@ -292,8 +302,9 @@ struct Story<'a> {
 
 fn write_files(options: &ScopeOptions, story: &Story<'_>) -> Result<()> {
     let results = story.digest.results;
-    let Story { command, outcome, hot: symbols, shared_lines, .. } = *story;
-    let record = ScopeRecord { schema: schema::SCOPE, command, outcome, symbols, shared_lines, results };
+    let Story { command, outcome, hot: symbols, shared_lines, pair_owners, .. } = *story;
+    let record =
+        ScopeRecord { schema: schema::SCOPE, command, outcome, symbols, shared_lines, pair_owners, results };
     options.run.json_lines.as_ref().map_or(Ok(()), |path| files::append_line(path, &record))?;
     if let Some(path) = &options.run.json {
         let text = serde_json::to_vec(&record).map_err(|e| Failure::io("write", path, &e.into()))?;
@@ -404,13 +415,14 @@ mod tests {
     pub fn with_story<T>(tell: impl FnOnce(&Story<'_>) -> T) -> T {
         let results = sample();
         let names = Names::none();
-        let hot = symbols::hot(&results, &names);
+        let hot = symbols::hot(&results, &names, &Programs::default());
         let outcome = RunOutcome::of_failure(&Failure::new("", ""));
         tell(&Story {
             command: &["/bin/busybox".into(), "ls".into()],
             outcome: &outcome,
             hot: &hot,
             shared_lines: &lines::by_function([], &names),
+            pair_owners: &[],
             names: &names,
             digest: Digest::of(&results),
             kernel: "Freehold 0.1.0".into(),

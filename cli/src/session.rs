@@ -182,8 +182,13 @@ struct VmSession<'a> {
     strace: Option<Strace>,
     questions: Option<Questions>,
     names: Option<FoundNames>,
+<<<<<<< HEAD
     /// Answers at the program's end.
     owners: Vec<Value>,
+=======
+    /// The areas of each process at the end.
+    areas: Vec<Value>,
+>>>>>>> b6c2cd44 (The microscope names programs' functions and the owners of evicted frames)
     /// The reason why some of them were not kept.
     events_lost: Option<String>,
     asked_for_threads: bool,
@@ -292,7 +297,11 @@ impl<'a> VmSession<'a> {
             strace,
             questions,
             names: None,
+<<<<<<< HEAD
             owners: Vec::new(),
+=======
+            areas: Vec::new(),
+>>>>>>> b6c2cd44 (The microscope names programs' functions and the owners of evicted frames)
             events_lost: None,
             asked_for_threads: false,
             asked_for_cpus: false,
@@ -362,7 +371,11 @@ impl<'a> VmSession<'a> {
             events: self.events,
             strace: self.strace,
             names: self.names,
+<<<<<<< HEAD
             owners: self.owners,
+=======
+            areas: self.areas,
+>>>>>>> b6c2cd44 (The microscope names programs' functions and the owners of evicted frames)
             output,
             error,
             words: String::from_utf8_lossy(&self.words.received).into_owned(),
@@ -480,6 +493,7 @@ impl<'a> VmSession<'a> {
             FromGuest::Log(text) => self.log.add_text(&text),
             FromGuest::Notice(text) => self.notice(text),
             FromGuest::Threads(threads) => self.threads = Some(threads),
+            FromGuest::Owners(areas) if areas["areas"].is_array() => self.areas.push(areas),
             FromGuest::Owners(answer) => {
                 self.questions.iter_mut().for_each(|questions| questions.answer(&answer));
             }

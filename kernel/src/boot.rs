@@ -229,7 +229,7 @@ fn start(info: &'static BootInfo, planted: Option<Plant>, traced: u64) {
             {
                 log::error!("freehold.plant: {error:?}");
             }
-            let wanted = spec.report;
+            let (wanted, tells_areas) = (spec.report, spec.tells_areas);
             if let Err(error) = fs::tracefs::enable_numbered(traced) {
                 log::error!("trace_event: {error:?}");
             }
@@ -244,6 +244,9 @@ fn start(info: &'static BootInfo, planted: Option<Plant>, traced: u64) {
                 tell_names();
             }
             watch::program_ended();
+            if tells_areas {
+                owners::tell_areas();
+            }
             if let Some(changes) = changes {
                 keep(&changes);
             }

@@ -1,5 +1,6 @@
 //! Answers to `freehold owns`: the owner of a frame and the programs that map it, or the frames
-//! that a process maps.
+//! that a process maps. For `freehold scope`, the areas of all processes when the program has
+//! ended.
 //!
 //! The host asks while programs run. Its questions about the program's end come before the start.
 //!
@@ -19,8 +20,8 @@ use crate::fs::machine;
 use crate::fs::procfs::area_name;
 use crate::host::frame::{OwnerQuestion, ToHost};
 use crate::host::json::{Quoted, comma};
-use crate::hw::{PAGE, memory};
-use crate::mem::AddressSpace;
+use crate::hw::{PAGE, memory, watch};
+use crate::mem::{AddressSpace, ProcessSpace};
 use crate::task::{self, Pid, Process};
 use crate::{host, mem, sched};
 
@@ -54,6 +55,56 @@ pub fn tell(question: OwnerQuestion, kind: ToHost) {
             Ok(frame) => host::owners(kind, FrameAnswer::of(frame)),
             Err(reason) => host::owners(kind, format_args!("{{\"error\":{}}}", Quoted(reason.as_bytes()))),
         },
+    }
+}
+
+/// Tells the host the areas of each process, and an observer its tables. The program has ended, and
+/// its memory was kept until now.
+pub fn tell_areas() {
+    if let Some((program, space)) = task::init::program().zip(task::exit::take_kept_memory()) {
+        AreasAnswer::tell(&program, &space);
+    }
+    for process in task::registry::processes() {
+        if process.exit_status().is_none() {
+            AreasAnswer::tell(&process, &process.space());
+        }
+    }
+}
+
+/// The areas of a process.
+struct AreasAnswer<'a> {
+    process: &'a Process,
+    /// Start, end, and offset of the start in the file; name.
+    areas: Vec<([u64; 3], Vec<u8>)>,
+    left_out: usize,
+}
+
+impl AreasAnswer<'_> {
+    fn tell(process: &Process, space: &ProcessSpace) {
+        let mut answer = AreasAnswer { process, areas: Vec::new(), left_out: 0 };
+        // The program has left its root directory.
+        let root = crate::fs::root::root();
+        for area in space.lock().areas() {
+            let name = area_name(&area, &root).unwrap_or_default();
+            let kept = answer.areas.try_push(([area.start.0, area.end.0, area.offset], name));
+            answer.left_out += usize::from(kept.is_err());
+        }
+        if !answer.areas.is_empty() {
+            watch::process(process.pid, space.translation().first());
+            host::owners(answer);
+        }
+    }
+}
+
+impl Display for AreasAnswer<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let (pid, name, left_out) = (self.process.pid, self.process.name(), self.left_out);
+        let name = Quoted::name(&name);
+        write!(f, "{{\"pid\":{pid},\"name\":{name},\"left_out\":{left_out},\"areas\":[")?;
+        for (at, ([start, end, offset], name)) in self.areas.iter().enumerate() {
+            write!(f, "{}[{start},{end},{offset},{}]", comma(at), Quoted(name))?;
+        }
+        f.write_str("]}")
     }
 }
 

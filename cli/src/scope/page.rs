@@ -1,10 +1,13 @@
 //! The report: one page that shows the conflicts and their causes, the lives of translations,
 //! memory use by node, the executed code, and broken rules.
 
+use std::collections::HashMap;
+
 use freehold_scope_record::{Bucket, Counting, Half, NearResult, Page as PageSize, Results};
 
 use super::Story;
 use super::digest::{self, Digest, Lives, remote, share};
+use super::owners;
 use super::summary::{self, PhaseRow, percent, plural};
 use crate::html::{
     Axis, Bar, Bars, Cell, Column, HeatMap, Lines, Matrix, Page, Shape, Table, Tile, Tone, Unit,
@@ -39,7 +42,7 @@ pub fn page(story: &Story<'_>) -> Page {
     }
     phases(&mut page, digest);
     if !results.near.is_empty() {
-        near(&mut page, digest);
+        near(&mut page, story);
     }
     if results.tlb.is_some() {
         tlb(&mut page, digest);
@@ -167,7 +170,8 @@ fn phases(page: &mut Page, digest: &Digest<'_>) {
     page.table(&table);
 }
 
-fn near(page: &mut Page, digest: &Digest<'_>) {
+fn near(page: &mut Page, story: &Story<'_>) {
+    let (digest, owners) = (&story.digest, owners::texts(story.pair_owners));
     let results = digest.results;
     page.section("Memory-side cache");
     page.text(
@@ -201,7 +205,7 @@ fn near(page: &mut Page, digest: &Digest<'_>) {
     let line = results.settings.models.cache.map_or(64, |cache| cache.line);
     profiles(page, &results.near, line);
     for (node, near) in results.near.iter().enumerate() {
-        collisions(page, results, node, near);
+        collisions(page, (results, &owners), node, near);
     }
 }
 
@@ -248,7 +252,12 @@ fn profiles(page: &mut Page, near: &[NearResult], line: u64) {
     );
 }
 
-fn collisions(page: &mut Page, results: &Results, node: usize, near: &NearResult) {
+fn collisions(
+    page: &mut Page,
+    (results, owners): (&Results, &HashMap<u64, String>),
+    node: usize,
+    near: &NearResult,
+) {
     let count = |left: usize, came: usize| {
         near.collisions.get(left).and_then(|row| row.get(came)).copied().unwrap_or(0)
     };
@@ -276,12 +285,21 @@ fn collisions(page: &mut Page, results: &Results, node: usize, near: &NearResult
     if near.pairs.is_empty() {
         return;
     }
-    let columns = [Column::code("evicted frame"), Column::code("by frame"), Column::number("times")];
+    let columns = [
+        Column::code("evicted frame"),
+        Column::text("its owner"),
+        Column::code("by frame"),
+        Column::text("its owner"),
+        Column::number("times"),
+    ];
     let mut table = Table::new(&format!("The worst pairs of frames, node {node}"), &columns);
+    let owner = |frame: u64| Cell::text(owners.get(&frame).map_or("–", String::as_str));
     for pair in near.pairs.iter().take(10) {
         table.row([
             Cell::text(format!("{:#x}", pair.evicted)),
+            owner(pair.evicted),
             Cell::text(format!("{:#x}", pair.arrived)),
+            owner(pair.arrived),
             Cell::text(pair.count.to_string()),
         ]);
     }

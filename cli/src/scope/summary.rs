@@ -10,12 +10,15 @@ use freehold_scope_record::{
 
 use super::Story;
 use super::digest::{self, Digest, remote, share};
+use super::owners;
 use crate::html::{Unit, survival};
 
 /// Number of functions that are named.
 const HOTTEST: usize = 8;
 /// Number of functions that are named for their stores to lines of several CPUs.
 const SHARERS: usize = 16;
+/// Number of pairs of frames that are named.
+const PAIRS: usize = 3;
 /// Number of violations that are described one by one.
 const VIOLATIONS: usize = 5;
 
@@ -34,6 +37,7 @@ pub fn summary(story: &Story<'_>, rows: Rows) -> String {
     let mut text = String::new();
     head(&mut text, story);
     near(&mut text, digest);
+    pairs(&mut text, story);
     tlb(&mut text, digest);
     locality(&mut text, digest);
     hottest(&mut text, story);
@@ -104,6 +108,25 @@ fn near(text: &mut String, digest: &Digest<'_>) {
             count(near.accesses),
             percent(share(near.cold, near.accesses)),
             percent(share(near.capacity, near.accesses)),
+        );
+    }
+}
+
+/// Names the owners of the frames that evicted each other most.
+fn pairs(text: &mut String, story: &Story<'_>) {
+    let owners = owners::texts(story.pair_owners);
+    let mut pairs: Vec<_> = story.digest.results.near.iter().flat_map(|near| &near.pairs).collect();
+    pairs.sort_by_key(|pair| std::cmp::Reverse(pair.count));
+    for pair in pairs.into_iter().take(PAIRS) {
+        let (Some(left), Some(came)) = (owners.get(&pair.evicted), owners.get(&pair.arrived)) else {
+            continue;
+        };
+        let _ = writeln!(
+            text,
+            "      {} evicted {}, by {}",
+            plural(pair.count, "time"),
+            printable(left),
+            printable(came)
         );
     }
 }

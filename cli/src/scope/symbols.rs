@@ -1,7 +1,8 @@
-//! Names for the executed code: the kernel's functions, from its ELF file or from /proc/kallsyms.
-//! Programs share addresses, so they are only "programs".
+//! Names for the executed code: the kernel's functions, from its ELF file or from /proc/kallsyms,
+//! and programs' functions, from the files of the run (`programs`).
 
 mod linux;
+mod programs;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -15,10 +16,14 @@ use crate::backtrace::{self, Addresses};
 use crate::failure::Failure;
 use crate::kernel::{Family, KernelChoice};
 use crate::scope::Digest;
+<<<<<<< HEAD
 use crate::symbol_file::{self, SymbolFile};
+=======
+pub use programs::Programs;
+>>>>>>> b6c2cd44 (The microscope names programs' functions and the owners of evicted frames)
 
-/// Name of programs' code.
-pub const PROGRAMS: &str = "(programs)";
+/// Name of programs' code that is from no known file.
+const PROGRAMS: &str = "(programs)";
 /// Lowest address of the image: kernel addresses below are modules of a stock Linux.
 pub const IMAGE: u64 = 0xffff_ffff_8000_0000;
 
@@ -148,11 +153,11 @@ fn without_parameters(name: &str) -> String {
 }
 
 /// Returns instructions of the program's time by function, most first.
-pub fn hot(results: &Results, names: &Names) -> Vec<Hot> {
+pub fn hot(results: &Results, names: &Names, programs: &Programs) -> Vec<Hot> {
     let mut counts: HashMap<(String, Half), u64> = HashMap::new();
     for block in results.blocks.iter().filter(|block| block.program > 0) {
         let name = match block.half {
-            Half::User => PROGRAMS.to_owned(),
+            Half::User => programs.function(block).unwrap_or_else(|| PROGRAMS.to_owned()),
             Half::Kernel => names.function(block.pc),
         };
         *counts.entry((name, block.half)).or_default() += block.program;

@@ -147,6 +147,69 @@ fn a_run_under_the_microscope_is_the_programs_and_every_report_tells_of_it() {
     assert!(!dom.contains("<div id=\"tip\""));
 }
 
+/// Returns the hot functions of programs in a run of `program` on one kernel, with their
+/// instructions.
+fn functions_of_programs(kernel: &str, options: &[&str], program: &[&str]) -> Vec<(String, u64)> {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = folder.path().join("r.json");
+    let mut command = freehold();
+    command.args(["scope", "--timeout", TIMEOUT, "--kernel", kernel, "--model", "tlb"]).args(options);
+    command.arg("--json").arg(&file).arg("--").args(program);
+    finish(command, b"").expect(0);
+    let record = json(&file);
+    validate(&record, "scope.json");
+    let symbols = record["symbols"].as_array().expect("symbols").iter().filter(|s| s["half"] == "user");
+    let named = |s: &Value| (s["name"].as_str().expect("a name").to_owned(), s["instructions"].as_u64());
+    symbols.map(named).map(|(name, count)| (name, count.expect("a count"))).collect()
+}
+
+#[test]
+fn functions_of_programs_are_named_on_both_kernels_and_libraries_too() {
+    let workers = format!("{}:/workers", text(&guest_program("workloads/workers")));
+    let script = "/workers 1 faults 400 && /usr/bin/sort /etc/passwd >/dev/null";
+    for kernel in [&kernel()[..], "linux"] {
+        let functions = functions_of_programs(
+            kernel,
+            &["-v", &workers, "-a", "/usr/bin/sort"],
+            &["busybox", "ash", "-c", script],
+        );
+        let of = |part: &str| {
+            functions.iter().filter(|(name, _)| name.contains(part)).map(|(_, n)| n).sum::<u64>()
+        };
+        assert!(of("faults (workers)") > 1000, "{kernel}: a static program: {functions:?}");
+        assert!(of("(busybox)") > 1000, "{kernel}: a program without symbols: {functions:?}");
+        assert!(of("(libc.so.6)") > 1000, "{kernel}: a library, elsewhere in each process: {functions:?}");
+        let all: u64 = functions.iter().map(|(_, count)| count).sum();
+        assert!(of("(programs)") < all / 4, "{kernel}: most code has a file: {functions:?}");
+    }
+}
+
+/// The heap is twice as large as the cache: its pages evict others.
+#[test]
+fn frames_that_evict_each_other_are_told_by_process_and_place() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let place = |name: &str| folder.path().join(name);
+    let mut command = scope_command();
+    let walk = format!("{}:/walk", text(&guest_program("workloads/near-cache")));
+    command.args(["--model", "cache", "-m", "128M", "--near-cache", "8M", "--llc", "64K,8", "-v", &walk]);
+    command.arg("--json").arg(place("r.json")).arg("--html").arg(place("r.html"));
+    command.args(["--", "/walk", "walk", "16", "200000"]);
+    let outcome = finish(command, b"").expect(0);
+    assert!(outcome.stderr.contains("evicted") && outcome.stderr.contains("walk ("), "{}", outcome.stderr);
+    let record = json(&place("r.json"));
+    validate(&record, "scope.json");
+    let owners = record["pair_owners"].as_array().expect("owners");
+    let of_program = |owner: &&Value| {
+        owner["class"] == "anon" && owner["users"][0]["name"] == "walk" && owner["users"][0]["address"] != 0
+    };
+    let told = owners.iter().filter(of_program).count();
+    assert!(told > 3, "frames of the heap are the program's: {owners:?}");
+    assert!(clean_report(&place("r.html")).contains("walk ("));
+}
+
 /// A stock Linux has its text on node 0 (modules may lie elsewhere: a few instructions of the
 /// console's driver).
 #[test]

@@ -8,14 +8,14 @@ use core::arch::asm;
 
 pub use freehold_scope_doorbell::Records;
 use freehold_scope_doorbell::{
-    self as doorbell, KERNEL, MARKER, MAX_NODES, MAX_OWNERS, NAME_BYTES, Policy, Publication, WORDS,
+    self as doorbell, KERNEL, MARKER, MAX_NODES, MAX_OWNERS, NAME_BYTES, PROCESS, Policy, Publication, WORDS,
 };
 
 use crate::memory::layout::WINDOWS_SPAN;
 use crate::memory::{frame_table_end, layout, patching, replica, windows, wiping};
 use crate::sync::Once;
 use crate::{X86, boot, static_keys, traps, usercopy};
-use freehold_machine::{Machine as _, NodeId};
+use freehold_machine::{Machine as _, NodeId, Pfn};
 
 /// Its alignment is a power of two and as large as the message, so the message is within one page.
 #[repr(C, align(1024))]
@@ -30,7 +30,7 @@ static PROGRAM: Phase = Phase(doorbell::phase("program"));
 static CLOSING: Phase = Phase(doorbell::phase("closing"));
 
 /// Sends a message: the marker, and a load of the message's first word.
-fn ring(message: &'static [u64]) {
+fn ring(message: &[u64]) {
     // SAFETY: a no-op, and a load of a word that is there: every message has its head.
     unsafe {
         asm!(".byte {0}, {1}, {2}, {3}, {4}, {5}, {6}", "mov {at}, [{at}]",
@@ -99,4 +99,11 @@ pub fn program_begins() {
 /// Announces that the program has ended: only the kernel's closing audit follows.
 pub fn program_ended() {
     ring(&CLOSING.0);
+}
+
+/// Tells the tables of a process, by a root that stays allocated meanwhile.
+pub fn process(pid: u32, root: Pfn) {
+    #[repr(C, align(32))]
+    struct Process([u64; 3]);
+    ring(&Process([doorbell::head(PROCESS, 16), u64::from(pid), root.start().0]).0);
 }

@@ -95,8 +95,13 @@ pub struct Spec {
     pub events: Option<Vec<u8>>,
     /// Whether the host requests the names of the files that programs find.
     pub learning: Learning,
+<<<<<<< HEAD
     /// Questions that the kernel answers at the program's end.
     pub owners: Vec<OwnerQuestion>,
+=======
+    /// Whether the host requests the areas of all processes at the end.
+    pub tells_areas: bool,
+>>>>>>> b6c2cd44 (The microscope names programs' functions and the owners of evicted frames)
     /// Settings of the machine's network, if there is one.
     pub net: Option<NetSpec>,
 }
@@ -132,7 +137,11 @@ impl Spec {
             shares: Vec::new(),
             events: None,
             learning: Learning::default(),
+<<<<<<< HEAD
             owners: Vec::new(),
+=======
+            tells_areas: false,
+>>>>>>> b6c2cd44 (The microscope names programs' functions and the owners of evicted frames)
             net: None,
         };
         for record in bytes.split(|&byte| byte == 0).filter(|record| !record.is_empty()) {
@@ -155,6 +164,7 @@ impl Spec {
                 b"net" => spec.net = Some(net(value)?),
                 b"owns" => spec.owners.try_push(OwnerQuestion::parse(value).ok_or(Errno::EINVAL)?)?,
                 b"learn" if value == b"1" => spec.learning = Learning::Wanted,
+                b"areas" => spec.tells_areas = value == b"1",
                 b"report" if value == b"1" => spec.report = ClosingTables::Wanted,
                 _ => {}
             }
@@ -221,7 +231,7 @@ mod tests {
     fn every_record_arrives_and_order_is_kept() {
         let bytes =
             b"exec=/bin/busybox\0arg=sh\0arg=-c\0arg=echo a=b\0env=A=1\0env=B=\0cwd=/tmp\0stdin=tty\0\
-            stdout=tty\0stderr=pipe\0rows=50\0cols=132\0report=1\0swap=/dev/vdb\0share=share0:below:/\0share=x:rw:/a:b\0share=c:changes:/\0user=7:8\0learn=1\0events=sched:*\0\
+            stdout=tty\0stderr=pipe\0rows=50\0cols=132\0report=1\0swap=/dev/vdb\0share=share0:below:/\0share=x:rw:/a:b\0share=c:changes:/\0user=7:8\0learn=1\0areas=1\0events=sched:*\0\
             net=10.0.2.15/24,10.0.2.2\0later=7\0";
         let spec = Spec::parse(bytes).unwrap();
         assert_eq!(spec.exec, b"/bin/busybox");
@@ -241,7 +251,7 @@ mod tests {
                 (b"c", ShareMode::Changes, b"/"),
             ]
         );
-        assert_eq!((spec.user, spec.learning), ((7, 8), Learning::Wanted));
+        assert_eq!((spec.user, spec.learning, spec.tells_areas), ((7, 8), Learning::Wanted, true));
         assert_eq!(spec.events.as_deref(), Some(&b"sched:*"[..]));
         let net = NetSpec { address: [10, 0, 2, 15], prefix: 24, gateway: [10, 0, 2, 2] };
         assert_eq!(spec.net, Some(net));

@@ -3,7 +3,7 @@
 //! The last thread of a process releases its memory and files, and gives its children to the next
 //! reaper. It leaves a zombie for its parent, unless the parent ignores the ends of its children.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use freehold_collections::{Arc, reserve::ArcMethods};
 
@@ -17,6 +17,8 @@ use super::spawn::kernel_process;
 use super::thread::Departure;
 use super::{Task, above, current, futex, registry, users, wait};
 use crate::cgroup::member::EndedThread;
+use crate::mem::ProcessSpace;
+use crate::sync::SpinLock;
 use crate::syscall::Args;
 use crate::user::UserPtr;
 use crate::{Result, hw};
@@ -111,6 +113,21 @@ pub(super) fn leave_program(task: &Task, departure: Departure) {
     }
 }
 
+/// The number of the process whose memory is kept after its end, or 0.
+static KEEPS: AtomicU32 = AtomicU32::new(0);
+/// The kept memory.
+static KEPT: SpinLock<Option<Arc<ProcessSpace>>> = SpinLock::new(None);
+
+/// Keeps the memory of this process after its end.
+pub fn keep_memory_of(pid: super::Pid) {
+    KEEPS.store(pid, Ordering::Relaxed);
+}
+
+/// Returns the memory that was kept.
+pub fn take_kept_memory() -> Option<Arc<ProcessSpace>> {
+    KEPT.lock().take()
+}
+
 /// The last thread ends the process. `counted` is the part of its usage that the process' account
 /// has already.
 fn end_process(task: &Task, status: ExitStatus, counted: &Usage) {
@@ -126,7 +143,11 @@ fn end_process(task: &Task, status: ExitStatus, counted: &Usage) {
     if space.references() == 1 {
         peak = space.lock().footprint().peak * 4096;
     }
-    drop(space);
+    if process.pid == KEEPS.load(Ordering::Relaxed) {
+        *KEPT.lock() = Some(space);
+    } else {
+        drop(space);
+    }
     // For process_mrelease(2).
     process.ended.wake_all();
     let undo = process.undo.lock().take();

@@ -22,6 +22,11 @@ static INIT: spin::Once<Arc<Process>> = spin::Once::new();
 /// The program, once it has been started.
 static PROGRAM: SpinLock<Option<Arc<Process>>> = SpinLock::new(None);
 
+/// Returns the program, once it has been started.
+pub fn program() -> Option<Arc<Process>> {
+    PROGRAM.lock().clone()
+}
+
 /// Returns process 1.
 ///
 /// # Panics
@@ -42,7 +47,7 @@ pub fn signal(number: u8) {
     if console::signal(signal) {
         return;
     }
-    let program = PROGRAM.lock().clone();
+    let program = program();
     if let Some(program) = program {
         for member in registry::group_members(program.pid) {
             member.signal(SigInfo::user(signal, code::USER, 0, 0));
@@ -188,6 +193,9 @@ fn reap_until_end(spec: &Spec) -> Result<ExitStatus> {
         job::attach(&tty, &program.session(), program.group());
     }
     *PROGRAM.lock() = Some(program.clone());
+    if spec.tells_areas {
+        super::exit::keep_memory_of(program.pid);
+    }
     task.start();
     drop(task);
     loop {

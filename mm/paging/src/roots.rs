@@ -254,7 +254,8 @@ impl<S: Memory> Roots<S> {
         }
     }
 
-    pub(crate) fn first(&self) -> Pfn {
+    /// Returns the first root, which exists as long as `self`.
+    pub fn first(&self) -> Pfn {
         self.first
     }
 

@@ -10,6 +10,8 @@
 //! - [`PHASE`]: a name, UTF-8, of at most [`MAX_NAME`] bytes: from here on counts belong to a new
 //!   phase.
 //! - [`KERNEL`]: a [`Publication`], from kernel code only.
+//! - [`PROCESS`]: the number of a process and the physical address of its top-level table, from
+//!   kernel code only. The microscope looks up there which frames the process maps.
 //!
 //! Translation instructions have a second, silent form. A 64-bit store of a register to memory,
 //! directly before `mov cr3` from the same register, or `invlpg` through it, shows the operand. The
@@ -23,6 +25,8 @@ pub const MARKER: [u8; 7] = [0x0f, 0x1f, 0x80, b'L', b'O', b'H', b'F'];
 pub const PHASE: u32 = 1;
 /// A message that describes the kernel.
 pub const KERNEL: u32 = 2;
+/// A message that tells the tables of a process.
+pub const PROCESS: u32 = 3;
 /// Largest number of bytes of a phase's name.
 pub const MAX_NAME: usize = 120;
 

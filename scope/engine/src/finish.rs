@@ -1,5 +1,7 @@
 //! The end of a run: everything that was counted becomes results.
 
+use core::sync::atomic::Ordering;
+
 use freehold_scope_model::{Death as Cause_, PageSize, Slices};
 use freehold_scope_record::{
     BlockRecord as BlockResult, Cause, Checks, Cost, CpuPhase, Death, Emulator, Half, LifetimeGroup, Page,
@@ -49,15 +51,16 @@ pub fn finish(watch: &Watch, cpus: &mut [&mut Cpu], emulator: Emulator) -> Resul
         blocks: cpus.iter().map(|cpu| cpu.runs.sum()).sum(),
         accesses: phases.iter().map(accesses).sum(),
         translations: cpus.iter().map(|cpu| cpu.fills).sum(),
-        translated: watch.translated.load(core::sync::atomic::Ordering::Relaxed),
+        translated: watch.translated.load(Ordering::Relaxed),
     };
-    let classes = watch.frames.classes();
+    let near = watch.near.results(watch.frames.classes().len());
     Results {
         version: VERSION,
         settings: settings.clone(),
         instructions: at,
-        near: watch.near.results(classes.len()),
-        classes,
+        owners: watch.owners(&near),
+        near,
+        classes: watch.frames.classes(),
         tlb: settings.models.tlb.as_ref().map(|_| lifetimes(watch, cpus, &clocks)),
         exposure: settings.models.tlb.as_ref().map(|_| sum(cpus.iter_mut().map(|cpu| cpu.exposure()))),
         residue: watch.end_samples(),
@@ -152,6 +155,7 @@ fn blocks(watch: &Watch, cpus: &[&mut Cpu]) -> Vec<BlockResult> {
                 runs,
                 instructions: runs * block.instructions,
                 program: program * block.instructions,
+                contents: block.contents.load(Ordering::Relaxed),
             })
         })
         .collect();

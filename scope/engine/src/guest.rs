@@ -81,6 +81,35 @@ pub fn walk(memory: &dyn GuestMemory, root: u64, address: u64) -> Option<Leaf> {
     None
 }
 
+/// Calls `found` with virtual and physical address of each page of 4 KiB that the user half of the
+/// tables at `root` maps. Tables that change meanwhile give any answer, but an end.
+pub fn user_pages(memory: &dyn GuestMemory, root: u64, found: &mut impl FnMut(u64, u64)) {
+    below(memory, (root & FRAME, 39), 0, 256, found);
+}
+
+/// Does so for the first `entries` entries of a table whose entries have 1 << `shift` bytes each,
+/// from virtual address `start` on.
+fn below(
+    memory: &dyn GuestMemory,
+    (table, shift): (u64, u32),
+    start: u64,
+    entries: u64,
+    found: &mut impl FnMut(u64, u64),
+) {
+    for index in 0..entries {
+        let Some(entry) = memory.load(table + 8 * index).filter(|entry| entry & PRESENT != 0) else {
+            continue;
+        };
+        let address = start + (index << shift);
+        if shift == 12 || shift < 39 && entry & LARGE != 0 {
+            let first = entry & FRAME & !((1 << shift) - 1);
+            (0..1u64 << shift).step_by(4096).for_each(|at| found(address + at, first + at));
+        } else {
+            below(memory, (entry & FRAME, shift - 9), address, 512, found);
+        }
+    }
+}
+
 #[cfg(test)]
 pub mod tests {
     use super::*;
@@ -146,6 +175,19 @@ pub mod tests {
         assert_eq!(found(0x40_1abc), leaf(0x7000, PageSize::Small, false));
         assert_eq!(found(0x40_2000), None);
         assert_eq!(walk(&words, 1 << 41, 0), None, "a root outside memory");
+    }
+
+    #[test]
+    fn pages_of_the_user_half_are_found_with_their_addresses() {
+        let words = Words::default();
+        words.map(0x10_0000, 0xffff_8000_0000_0000, 0x60_0000, PageSize::Large, 0);
+        words.map(0x10_0000, 0x40_1000, 0x7000, PageSize::Small, 0);
+        words.map(0x10_0000, 0x7f00_0020_0000, 0x80_0000, PageSize::Large, 0);
+        let mut pages = Vec::new();
+        user_pages(&words, 0x10_0000, &mut |address, frame| pages.push((address, frame)));
+        assert_eq!(pages.len(), 1 + 512);
+        assert_eq!(pages[..2], [(0x40_1000, 0x7000), (0x7f00_0020_0000, 0x80_0000)]);
+        assert_eq!(pages[512], (0x7f00_003f_f000, 0x9f_f000));
     }
 
     #[test]

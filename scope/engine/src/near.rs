@@ -108,6 +108,12 @@ impl NearCaches {
         self.nodes.iter().map(take).collect()
     }
 
+    /// Returns the frames of the worst pairs, more of them than the results have: pairs may follow.
+    pub fn frames_of_pairs(&self) -> impl Iterator<Item = u64> {
+        let pairs = self.nodes.iter().flat_map(|node| lock(node).cache.worst_pairs(4 * PAIRS));
+        pairs.flat_map(|((evicted, arrived), _)| [evicted, arrived])
+    }
+
     /// Returns the results of the whole run, for `classes` owner classes.
     pub fn results(&self, classes: usize) -> Vec<NearResult> {
         let result = |node: &Mutex<NearNode>| {

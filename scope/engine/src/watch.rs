@@ -1,17 +1,20 @@
 //! State that all CPUs share: the settings, the machine's clock, phases, blocks of code, near
 //! caches, frames.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use freehold_scope_doorbell::{self as doorbell, Publication};
-use freehold_scope_record::{HeatRegion, NearCounts, Phase, Residue as Sample, Settings, SettingsError};
+use freehold_scope_record::{
+    CODE_PAGE, FrameOwner, FrameUser, HeatRegion, NearCounts, NearResult, Phase, Residue as Sample, Settings,
+    SettingsError, fingerprint,
+};
 
 use crate::board::{self, Board, Step};
 use crate::cpu::Counted;
 use crate::frames::{Frames, Suspect, User};
-use crate::guest::{GuestMemory, MAX_NODES, NOWHERE, Nodes};
+use crate::guest::{GuestMemory, MAX_NODES, NOWHERE, Nodes, user_pages};
 use crate::near::NearCaches;
 use crate::patching::AtSite;
 use crate::residue::Residue;
@@ -41,6 +44,8 @@ pub struct WatchedBlock {
     /// Lines of the block, if caches are modelled: those in its page, and those in the next page if
     /// it goes on there. Both from the first to one past the last.
     pub(crate) lines: [(u64, u64); 2],
+    /// The fingerprint of that page, for programs: see `BlockRecord::contents`.
+    pub(crate) contents: AtomicU64,
 }
 
 impl WatchedBlock {
@@ -102,6 +107,8 @@ pub enum DoorbellRing {
     Phase,
     /// Our kernel published itself.
     Published,
+    /// Our kernel told the tables of a process.
+    Process,
     /// A message that is not understood; why.
     Refused(&'static str),
 }
@@ -130,6 +137,8 @@ pub struct Watch {
     pub(crate) translated: AtomicU64,
     pub(crate) region_shift: u32,
     remarks: Mutex<Vec<String>>,
+    /// The owners of frames by number, once the kernel has told a process.
+    owners: Mutex<HashMap<u64, FrameOwner>>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -166,6 +175,7 @@ impl Watch {
             translated: AtomicU64::new(0),
             region_shift: region.trailing_zeros(),
             remarks: Mutex::default(),
+            owners: Mutex::default(),
             memory,
             settings,
         })
@@ -192,9 +202,23 @@ impl Watch {
     /// translated.
     pub fn block(&self, place: CodePlace) -> &'static WatchedBlock {
         self.translated.fetch_add(1, Ordering::Relaxed);
+        let contents = self.contents(place);
         let mut blocks = locked(&self.blocks);
         let number = blocks.len();
-        blocks.entry(place).or_insert_with(|| Box::leak(Box::new(self.describe(number, place))))
+        let block = *blocks
+            .entry(place)
+            .or_insert_with(|| Box::leak(Box::new(self.describe(number, place, contents))));
+        // Code of several files ran here, one after the other, and its runs are counted together.
+        if block.contents.load(Ordering::Relaxed) != contents {
+            block.contents.store(0, Ordering::Relaxed);
+        }
+        block
+    }
+    /// Returns the fingerprint of a page of a program's code; 0 for other pages.
+    fn contents(&self, place: CodePlace) -> u64 {
+        let Some(physical) = place.physical.filter(|_| place.pc >> 63 == 0) else { return 0 };
+        let page = physical & !(CODE_PAGE as u64 - 1);
+        fingerprint((0..CODE_PAGE as u64).step_by(8).map_while(|at| self.memory.load(page + at)))
     }
 
     /// Returns the steps of a block on the board of the CPU that runs it, in this order.
@@ -212,7 +236,7 @@ impl Watch {
         self.counted.get().map(|counted| &**counted)
     }
 
-    fn describe(&self, number: usize, place: CodePlace) -> WatchedBlock {
+    fn describe(&self, number: usize, place: CodePlace, contents: u64) -> WatchedBlock {
         let lines = |run: Option<(u64, u64)>| match (self.settings.models.cache, run) {
             (Some(cache), Some((start, bytes))) => {
                 (start / cache.line, (start + bytes.max(1)).div_ceil(cache.line))
@@ -234,6 +258,7 @@ impl Watch {
             instructions: place.instructions,
             only_line: if only { lines[0].0 } else { u64::MAX },
             lines,
+            contents: AtomicU64::new(contents),
         }
     }
 
@@ -352,8 +377,45 @@ impl Watch {
                     Err(why) => DoorbellRing::Refused(why),
                 }
             }
+            doorbell::PROCESS if by.pc >> 63 != 0 => match (word(1), word(2)) {
+                (Some(pid), Some(root)) => {
+                    self.look_for_owners(pid as u32, root);
+                    DoorbellRing::Process
+                }
+                _ => DoorbellRing::Refused("a process's message crosses a page"),
+            },
             _ => DoorbellRing::Refused("a message of an unknown kind"),
         }
+    }
+
+    /// Looks in a process' tables for the frames of pairs that evict each other. Which frames these
+    /// are, and their classes, is settled at the first process.
+    fn look_for_owners(&self, pid: u32, root: u64) {
+        let mut owners = locked(&self.owners);
+        if owners.is_empty() {
+            let owner = |frame: u64| FrameOwner {
+                frame,
+                class: self.frames.class(frame << 12),
+                users: Vec::new(),
+                more: 0,
+            };
+            *owners = self.near.frames_of_pairs().map(|frame| (frame, owner(frame))).collect();
+        }
+        user_pages(&*self.memory, root, &mut |address, physical| {
+            let Some(owner) = owners.get_mut(&(physical >> 12)) else { return };
+            if owner.users.len() < FrameOwner::USERS {
+                owner.users.push(FrameUser { pid, address });
+            } else {
+                owner.more += 1;
+            }
+        });
+    }
+    /// Returns the owners of the frames in the pairs of these results.
+    pub(crate) fn owners(&self, near: &[NearResult]) -> Vec<FrameOwner> {
+        let mut owners = locked(&self.owners);
+        let pairs = near.iter().flat_map(|near| &near.pairs);
+        let frames: BTreeSet<u64> = pairs.flat_map(|pair| [pair.evicted, pair.arrived]).collect();
+        frames.into_iter().filter_map(|frame| owners.remove(&frame)).collect()
     }
 
     /// Adds a remark for the reader of the results, once.

@@ -25,9 +25,9 @@ pub use kinds::{DataKind, KernelData, KindCounts};
 pub use memory::{Backend, BackendRange, HwAddress, MemoryBackends, PluggableMemory};
 pub use oracle::{Checks, KernelLayout, Oracle, Rule, SmapChecks, Stale, Violation};
 pub use results::{
-    BlockRecord, Bucket, Cause, Collision, Cost, Counting, CpuCounts, CpuPhase, Death, Emulator, Half,
-    HeatRegion, LifetimeGroup, Locality, Modes, NearCounts, NearResult, Page, Phase, Results, Slice,
-    TlbResult, log2_bucket,
+    BlockRecord, Bucket, CODE_PAGE, Cause, Collision, Cost, Counting, CpuCounts, CpuPhase, Death, Emulator,
+    FrameOwner, FrameUser, Half, HeatRegion, LifetimeGroup, Locality, Modes, NearCounts, NearResult, Page,
+    Phase, Results, Slice, TlbResult, fingerprint, log2_bucket,
 };
 pub use settings::{
     CacheModel, CacheShape, Heat, Models, NearShape, Settings, SettingsError, Subject, TlbShape,

@@ -119,6 +119,33 @@ pub struct Collision {
     pub count: u64,
 }
 
+/// The owner of a frame of a pair, when the program had ended.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FrameOwner {
+    /// The frame's number, as in [`Collision`].
+    pub frame: u64,
+    /// Its owner class: an index into [`Results::classes`].
+    pub class: usize,
+    /// Up to [`FrameOwner::USERS`] processes that mapped the frame.
+    pub users: Vec<FrameUser>,
+    /// Number of further mappings.
+    pub more: u64,
+}
+
+impl FrameOwner {
+    /// Largest number of users.
+    pub const USERS: usize = 4;
+}
+
+/// A mapping of a frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FrameUser {
+    /// Number of the process.
+    pub pid: u32,
+    /// Virtual address of the frame's first byte.
+    pub address: u64,
+}
+
 /// One node's memory-side cache over the whole run.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NearResult {
@@ -263,6 +290,22 @@ pub struct BlockRecord {
     pub instructions: u64,
     /// Instructions in the program's time: see [`Phase::PROGRAM`].
     pub program: u64,
+    /// The [`fingerprint`] of the page with the first instruction, for programs' blocks: it tells
+    /// which file the code is from, at any address. 0: a block of the kernel, or of a page whose
+    /// bytes changed between two translations.
+    #[serde(default)]
+    pub contents: u64,
+}
+
+/// Bytes of a page of code.
+pub const CODE_PAGE: usize = 4096;
+
+/// Returns a number for the contents of a page, given as words in the machine's order: equal for
+/// equal pages, and different for different ones but for a chance of 1 in 2^64. Never 0.
+pub fn fingerprint(words: impl Iterator<Item = u64>) -> u64 {
+    // FNV's prime and start, by words; the rotation brings high bits down.
+    let step = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(29);
+    words.fold(0xcbf2_9ce4_8422_2325, step).max(1)
 }
 
 impl Phase {
@@ -326,6 +369,10 @@ pub struct Results {
     /// The owner classes of [`NearResult::collisions`]: for our kernel the owners of frames, for
     /// others the last users of the page.
     pub classes: Vec<String>,
+    /// The owners of the frames in [`NearResult::pairs`], by number; empty if the kernel did not
+    /// tell its processes.
+    #[serde(default)]
+    pub owners: Vec<FrameOwner>,
     /// Lifetimes of translations.
     pub tlb: Option<TlbResult>,
     /// Translations of programs' frames; with the TLB model.

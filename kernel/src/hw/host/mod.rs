@@ -223,6 +223,8 @@ pub mod watch {
     pub fn program_begins() {}
     /// Notes that the last program has ended.
     pub fn program_ended() {}
+    /// Notes the tables of a process.
+    pub fn process(_pid: u32, _root: freehold_machine::Pfn) {}
     /// Publishes the layout of the frame table.
     pub fn publish(_records: Records, _owners: impl Iterator<Item = &'static str>) {}
 }
