@@ -9,11 +9,14 @@ tried=0 missed=0 check=
 [ "${1:-}" != --check ] || { check=1; shift; }
 chosen="$*"
 
-# variant NAME CRATE FILE OLD NEW [FILTER [TESTED]]: OLD stands in FILE, below the crate's folder,
-# once. Those tests of the crate, or of the crate TESTED, that FILTER chooses must catch NEW.
+# variant NAME CRATE FILE OLD NEW [FILTER [TARGET]]: OLD stands in FILE, below the crate's folder,
+# once. Those of the crate's unit tests, or of TARGET in its folder tests, that FILTER chooses must
+# catch NEW.
 variant() {
     local name=$1 file=$2/src/$3 old=$4 new=$5 filter=${6:-} package
-    package=$(sed -n 's/^name = "\(.*\)"/\1/p' "${7:-$2}/Cargo.toml")
+    local target=(--lib)
+    [ -z "${7:-}" ] || target=(--test "$7")
+    package=$(sed -n 's/^name = "\(.*\)"/\1/p' "$2/Cargo.toml")
     [ -z "$chosen" ] || [[ " $chosen " == *" $name "* ]] || return 0
     tried=$((tried + 1))
     if [ "$(OLD=$old perl -0777 -ne 'print scalar(() = /\Q$ENV{OLD}\E/g)' "$file")" != 1 ]; then
@@ -23,7 +26,7 @@ variant() {
     fi
     [ -z "$check" ] || return 0
     OLD=$old NEW=$new perl -0777 -pe 's/\Q$ENV{OLD}\E/$ENV{NEW}/' "$file" >"$copy/$file"
-    if (cd "$copy" && cargo test --quiet -p "$package" --lib -- "$filter") >"$copy/out" 2>&1; then
+    if (cd "$copy" && cargo test --quiet -p "$package" "${target[@]}" -- "$filter") >"$copy/out" 2>&1; then
         echo "$name: NOT caught"
         missed=$((missed + 1))
     elif grep -q "panicked at" "$copy/out"; then

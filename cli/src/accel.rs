@@ -228,11 +228,8 @@ fn proof_image() -> Result<tempfile::NamedTempFile> {
         shares: Vec::new(),
         network: None,
         learns: false,
-<<<<<<< HEAD
         owns: Vec::new(),
-=======
         tells_areas: false,
->>>>>>> b6c2cd44 (The microscope names programs' functions and the owners of evicted frames)
     };
     let mut image = Image::new(User::ROOT);
     image.add_bytes(Path::new(crate::run::SPEC), 0o600, spec.encode());

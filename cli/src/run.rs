@@ -139,6 +139,17 @@ impl Watchers {
     }
 }
 
+/// Returns the kind of the program's terminal, and its rows and columns.
+///
+/// The image of a measurement must be the same on any host: its length decides the place of a stock
+/// Linux, and the number of instructions to unpack it affects Linux' random choices.
+fn terminal_for(purpose: Purpose) -> (Option<OsString>, (u16, u16)) {
+    match purpose {
+        Purpose::Measurement => (None, terminal::WINDOW),
+        _ => (std::env::var_os("TERM"), terminal::window()),
+    }
+}
+
 impl Prepared {
     /// Prepares the run of `options`, with our streams.
     pub fn new(options: &RunOptions) -> Result<Prepared> {
@@ -176,12 +187,7 @@ impl Prepared {
         let volumes = volume::parse_all(&options.volume, sharing)?;
         let changes = options.changes.as_ref().map(|folder| Changes::open(folder, sharing)).transpose()?;
         let mut base = Base::of(options, sharing)?;
-        // The image of a measurement must be the same on any host: its length decides the place of
-        // a stock Linux, and the number of instructions to unpack it affects Linux' random choices.
-        let (kind, window) = match purpose {
-            Purpose::Measurement => (None, terminal::WINDOW),
-            _ => (std::env::var_os("TERM"), terminal::window()),
-        };
+        let (kind, window) = terminal_for(purpose);
         let listed = options.list.files_from.as_deref().map(FileList::read).transpose()?;
         let (launch, files) = launch(options, (&volumes, &mut base, listed.as_ref()), kind)?;
         let Launch { exec, arguments, environment, cwd, user } = launch;
@@ -201,11 +207,8 @@ impl Prepared {
             events: events::wanted(options, kernel.family),
             network: machine.network.clone(),
             learns: options.list.learn.is_some(),
-<<<<<<< HEAD
             owns: owns::at_end(options)?,
-=======
             tells_areas: false,
->>>>>>> b6c2cd44 (The microscope names programs' functions and the owners of evicted frames)
         };
         let mut image = build_image((options, &volumes, &base), (&files, listed.as_ref()), &spec, &kernel)?;
         changes.as_ref().map_or(Ok(()), |changes| changes.add_to(&mut image))?;

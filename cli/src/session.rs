@@ -182,13 +182,10 @@ struct VmSession<'a> {
     strace: Option<Strace>,
     questions: Option<Questions>,
     names: Option<FoundNames>,
-<<<<<<< HEAD
     /// Answers at the program's end.
     owners: Vec<Value>,
-=======
     /// The areas of each process at the end.
     areas: Vec<Value>,
->>>>>>> b6c2cd44 (The microscope names programs' functions and the owners of evicted frames)
     /// The reason why some of them were not kept.
     events_lost: Option<String>,
     asked_for_threads: bool,
@@ -297,11 +294,8 @@ impl<'a> VmSession<'a> {
             strace,
             questions,
             names: None,
-<<<<<<< HEAD
             owners: Vec::new(),
-=======
             areas: Vec::new(),
->>>>>>> b6c2cd44 (The microscope names programs' functions and the owners of evicted frames)
             events_lost: None,
             asked_for_threads: false,
             asked_for_cpus: false,
@@ -371,11 +365,8 @@ impl<'a> VmSession<'a> {
             events: self.events,
             strace: self.strace,
             names: self.names,
-<<<<<<< HEAD
             owners: self.owners,
-=======
             areas: self.areas,
->>>>>>> b6c2cd44 (The microscope names programs' functions and the owners of evicted frames)
             output,
             error,
             words: String::from_utf8_lossy(&self.words.received).into_owned(),

@@ -91,7 +91,7 @@ impl AreasAnswer<'_> {
         }
         if !answer.areas.is_empty() {
             watch::process(process.pid, space.translation().first());
-            host::owners(answer);
+            host::owners(ToHost::Owners, answer);
         }
     }
 }

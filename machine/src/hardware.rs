@@ -134,7 +134,7 @@ pub trait PhysicalBytes: Copy + Send + Sync + 'static {
         from: Pfn,
         f: impl FnOnce(&mut [u8; PAGE_SIZE], &[u8; PAGE_SIZE]) -> R,
     ) -> R {
-        assert!(to != from, "one frame cannot be copied to itself");
+        assert_ne!(to, from, "one frame cannot be copied to itself");
         self.with_bytes(to, |to| self.read_bytes(from, |from| f(to, from)))
     }
     /// Fills the page at `addr` with zeroes through that user address, in the address space that

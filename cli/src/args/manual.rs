@@ -85,9 +85,6 @@ const ENVIRONMENT: [(&str, &str); 7] = [
     ("XDG_CACHE_HOME, HOME", "Where the cache is."),
 ];
 
-<<<<<<< HEAD
-const FILES: [(&str, &str); 5] = [
-=======
 const NO_ENVIRONMENT: [(&str, &str); 1] =
     [("FREEHOLD_*", "No variable changes what this subcommand does: it starts no VM.")];
 
@@ -118,8 +115,7 @@ const COMPLETION_FILES: [(&str, &str); 3] = [
 const MAN_FILES: [(&str, &str); 1] =
     [("PREFIX/share/man/man1/freehold*.1", "Where make install puts the pages.")];
 
-const FILES: [(&str, &str); 4] = [
->>>>>>> 4991cc1c (Manual pages for freehold completion and freehold man; ENVIRONMENT and FILES on every page)
+const FILES: [(&str, &str); 5] = [
     (
         "PREFIX/lib/freehold/freehold-kernel",
         "The kernel. PREFIX is that of the command; one beside the command comes first.",

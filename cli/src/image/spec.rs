@@ -59,13 +59,10 @@ pub struct Spec {
     pub network: Option<Network>,
     /// Whether the guest tells the names that programs found.
     pub learns: bool,
-<<<<<<< HEAD
     /// Questions that the kernel answers at the program's end.
     pub owns: Vec<OwnerQuestion>,
-=======
     /// Whether the guest tells the areas of all processes at the end.
     pub tells_areas: bool,
->>>>>>> b6c2cd44 (The microscope names programs' functions and the owners of evicted frames)
 }
 
 impl Spec {
@@ -123,13 +120,11 @@ impl Spec {
         if self.learns {
             record("learn", OsStr::new("1"));
         }
-<<<<<<< HEAD
         for question in &self.owns {
             record("owns", OsStr::new(&question.words()));
-=======
+        }
         if self.tells_areas {
             record("areas", OsStr::new("1"));
->>>>>>> b6c2cd44 (The microscope names programs' functions and the owners of evicted frames)
         }
         match self.symbols {
             Symbols::None => {}

@@ -16,11 +16,8 @@ use crate::backtrace::{self, Addresses};
 use crate::failure::Failure;
 use crate::kernel::{Family, KernelChoice};
 use crate::scope::Digest;
-<<<<<<< HEAD
 use crate::symbol_file::{self, SymbolFile};
-=======
 pub use programs::Programs;
->>>>>>> b6c2cd44 (The microscope names programs' functions and the owners of evicted frames)
 
 /// Name of programs' code that is from no known file.
 const PROGRAMS: &str = "(programs)";

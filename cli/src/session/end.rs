@@ -92,13 +92,10 @@ pub struct Ended {
     pub strace: Option<Strace>,
     /// Names that programs found, if they were asked for.
     pub names: Option<FoundNames>,
-<<<<<<< HEAD
     /// Answers of `--owns`, in the questions' order.
     pub owners: Vec<Value>,
-=======
     /// The areas of each process at the end, if they were asked for.
     pub areas: Vec<Value>,
->>>>>>> b6c2cd44 (The microscope names programs' functions and the owners of evicted frames)
     /// stdout of a measurement.
     pub output: Vec<u8>,
     /// stderr of a measurement.

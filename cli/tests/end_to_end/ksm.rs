@@ -20,8 +20,8 @@ fn merged_memory_is_freed_and_counted_exactly() {
     assert_eq!(run(&[], &["busybox", "sh", "-c", script], b"").expect(0).text(), "1\n");
 }
 
-/// Promises about frames and costs do not hold for a page that is merged: it gets another frame, and
-/// the next store copies it.
+/// Promises about frames and costs do not hold for a page that is merged: it gets another frame,
+/// and the next store copies it.
 const NOT_WHILE_MERGED: [&str; 4] = ["keeps its frame", "keeps the frame", "costs a copy", "goes out"];
 
 #[test]

@@ -95,13 +95,10 @@ pub struct Spec {
     pub events: Option<Vec<u8>>,
     /// Whether the host requests the names of the files that programs find.
     pub learning: Learning,
-<<<<<<< HEAD
     /// Questions that the kernel answers at the program's end.
     pub owners: Vec<OwnerQuestion>,
-=======
     /// Whether the host requests the areas of all processes at the end.
     pub tells_areas: bool,
->>>>>>> b6c2cd44 (The microscope names programs' functions and the owners of evicted frames)
     /// Settings of the machine's network, if there is one.
     pub net: Option<NetSpec>,
 }
@@ -137,11 +134,8 @@ impl Spec {
             shares: Vec::new(),
             events: None,
             learning: Learning::default(),
-<<<<<<< HEAD
             owners: Vec::new(),
-=======
             tells_areas: false,
->>>>>>> b6c2cd44 (The microscope names programs' functions and the owners of evicted frames)
             net: None,
         };
         for record in bytes.split(|&byte| byte == 0).filter(|record| !record.is_empty()) {

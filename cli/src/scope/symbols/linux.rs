@@ -78,11 +78,8 @@ fn ask(kernel: &KernelChoice) -> Result<String> {
         shares: Vec::new(),
         network: None,
         learns: false,
-<<<<<<< HEAD
         owns: Vec::new(),
-=======
         tells_areas: false,
->>>>>>> b6c2cd44 (The microscope names programs' functions and the owners of evicted frames)
     };
     image.add_bytes(Path::new(run::SPEC), 0o600, spec.encode());
     run::add_init(&mut image, kernel)?;

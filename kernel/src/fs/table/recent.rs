@@ -5,8 +5,8 @@
 //! different entries.
 //!
 //! **Protocol.** An entry gets another file under the table's lock only, and one that is in the
-//! table. Who takes a file out of the table clears its entry before the table is unlocked. So a
-//! lookup that begins after close(2) has returned does not find the closed file, and an entry's
+//! table. A caller that takes a file out of the table clears its entry before it unlocks the table.
+//! So a lookup that begins after close(2) has returned does not find the closed file. An entry's
 //! reference is never the last one. Lock order: table, then entry. `recent_model.rs` explores this.
 //! Linux needs no lock here (`__fget_files_rcu`).
 
