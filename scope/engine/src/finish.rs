@@ -160,7 +160,7 @@ fn blocks(watch: &Watch, cpus: &[&mut Cpu]) -> Vec<BlockResult> {
         })
         .collect();
     all.sort_unstable_by_key(|block| {
-        (core::cmp::Reverse((block.program, block.instructions)), block.pc, block.runs)
+        (core::cmp::Reverse((block.program, block.instructions)), block.pc, block.runs, block.contents)
     });
     all.truncate(watch.settings().blocks);
     all
