@@ -305,6 +305,24 @@ fn a_merged_frame_is_mapped_once_more_or_becomes_one_spaces_own() {
 }
 
 #[test]
+fn a_frame_is_merged_or_another_space_stores_to_it_but_not_both() {
+    loom::model(|| {
+        // A fork shares the frame. The scan has removed one space's leaf.
+        let counts = mapped();
+        counts.share().unwrap();
+        assert_eq!(counts.vacate(), Ok(Belongs::Shared));
+        let other = {
+            let counts = counts.clone();
+            thread::spawn(move || counts.reuse_beside(1).is_ok())
+        };
+        let merged = counts.merge().is_ok();
+        let stores = other.join().unwrap();
+        assert!(merged != stores, "merged: {merged}, stores: {stores}");
+        assert_eq!((counts.is_merged(), counts.load().is_exclusive()), (merged, stores));
+    });
+}
+
+#[test]
 fn a_merged_frame_is_never_reused_and_freed_once() {
     loom::model(|| {
         let counts = merged();
