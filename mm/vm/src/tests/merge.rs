@@ -1,7 +1,5 @@
 //! Pages with equal bytes that get one frame.
 
-use std::vec::Vec;
-
 use freehold_machine::model::Config;
 use freehold_machine::{CpuId, PAGE_SIZE, PhysicalBytes, VirtAddr};
 use freehold_paging::model::ModelFrames;
@@ -28,6 +26,17 @@ struct Merging {
 impl Merging {
     fn new() -> Self {
         Self { world: World::new(), scan: MergeScan::new(), wish: WISH }
+    }
+    /// A process with a large page at the address, 512 pages that begin with [`byte_of`] their
+    /// number; without a mark.
+    fn of_large_page() -> (Self, Process, u64) {
+        let mut merging = Self::new();
+        merging.world = World::with(Config { cpus: 3, nodes: 1, frames: 8 * 512, seed: 3 });
+        merging.world.commons.set_huge_mode(HugeMode::Always);
+        let (p, at) = (merging.world.process(0), 0x4000_0000);
+        p.map(AreaPlace::Fixed(VirtAddr(at)), 512, RW, Backing::Anonymous).unwrap();
+        (0..512).for_each(|page| p.store(at + page * PAGE, byte_of(page)).unwrap());
+        (merging, p, at)
     }
     /// A process with as many pages as `bytes`, each filled with one of them.
     fn process(&self, cpu: u16, bytes: &[u8]) -> (Process, u64) {
@@ -56,6 +65,11 @@ impl Merging {
         assert_eq!(self.sums(), (0, 0), "no process is left");
         self.world.end();
     }
+}
+
+/// The first byte of a page of [`Merging::of_large_page`].
+fn byte_of(page: u64) -> u8 {
+    (page % 100) as u8
 }
 
 /// Stores to both ends of a page, so that pages differ in their last byte only, or nowhere.
@@ -338,19 +352,12 @@ fn merged_pages_go_to_swap_and_come_back() {
 
 #[test]
 fn pieces_of_large_pages_are_merged_and_the_rest_stays() {
-    let mut m = Merging::new();
-    m.world = World::with(Config { cpus: 3, nodes: 1, frames: 6 * 512, seed: 3 });
-    m.world.commons.set_huge_mode(HugeMode::Always);
-    let at = 0x4000_0000;
-    let a = m.world.process(0);
-    a.map(AreaPlace::Fixed(VirtAddr(at)), 512, RW, Backing::Anonymous).unwrap();
-    let bytes: Vec<u8> = (0..512u64).map(|page| (page % 200) as u8).collect();
-    (0..512).for_each(|page| a.store(at + page * PAGE, bytes[page as usize]).unwrap());
+    let (mut m, a, at) = Merging::of_large_page();
     a.advise(at, 512, Advice::Mergeable).unwrap();
     assert_eq!(m.world.commons.huge_pages(), 512);
     m.pass(4);
-    assert_eq!((m.sums(), m.world.commons.huge_pages()), ((200, 312), 0));
-    assert!((0..512).all(|page| a.load(at + page * PAGE) == Ok(bytes[page as usize])));
+    assert_eq!((m.sums(), m.world.commons.huge_pages()), ((100, 412), 0));
+    assert!((0..512).all(|page| a.load(at + page * PAGE) == Ok(byte_of(page))));
     let b = a.fork(1);
     b.store(at + PAGE, 99).unwrap();
     assert_eq!((a.load(at + PAGE), b.load(at + PAGE)), (Ok(1), Ok(99)));
@@ -363,14 +370,7 @@ fn pieces_of_large_pages_are_merged_and_the_rest_stays() {
 #[test]
 fn pieces_of_a_large_page_that_a_fork_shares_are_merged_once() {
     for first in 0..2 {
-        let mut m = Merging::new();
-        m.world = World::with(Config { cpus: 3, nodes: 1, frames: 8 * 512, seed: 3 });
-        m.world.commons.set_huge_mode(HugeMode::Always);
-        let at = 0x4000_0000;
-        let a = m.world.process(0);
-        a.map(AreaPlace::Fixed(VirtAddr(at)), 512, RW, Backing::Anonymous).unwrap();
-        let byte = |page: u64| (page % 100) as u8;
-        (0..512).for_each(|page| a.store(at + page * PAGE, byte(page)).unwrap());
+        let (mut m, a, at) = Merging::of_large_page();
         a.advise(at, 512, Advice::Mergeable).unwrap();
         let b = a.fork(1);
         // The scan passes over one of both at first.
@@ -389,7 +389,7 @@ fn pieces_of_a_large_page_that_a_fork_shares_are_merged_once() {
         assert!(
             others
                 .into_iter()
-                .all(|page| [&a, &b].iter().all(|p| p.load(at + page * PAGE) == Ok(byte(page))))
+                .all(|page| [&a, &b].iter().all(|p| p.load(at + page * PAGE) == Ok(byte_of(page))))
         );
         drop((a, b));
         m.end();
@@ -399,20 +399,14 @@ fn pieces_of_a_large_page_that_a_fork_shares_are_merged_once() {
 /// The other space stores to its large page, of which some pieces are merged elsewhere.
 #[test]
 fn a_large_page_with_merged_pieces_is_copied_before_a_store() {
-    let mut m = Merging::new();
-    m.world = World::with(Config { cpus: 3, nodes: 1, frames: 8 * 512, seed: 3 });
-    m.world.commons.set_huge_mode(HugeMode::Always);
-    let at = 0x4000_0000;
-    let a = m.world.process(0);
-    a.map(AreaPlace::Fixed(VirtAddr(at)), 512, RW, Backing::Anonymous).unwrap();
-    (0..512).for_each(|page| a.store(at + page * PAGE, (page % 100) as u8).unwrap());
+    let (mut m, a, at) = Merging::of_large_page();
     let b = a.fork(1);
     b.advise(at, 512, Advice::Mergeable).unwrap();
     m.pass(4);
     assert_eq!(m.sums().0, 100);
     for page in 0..512 {
         a.store(at + page * PAGE, 255).unwrap();
-        assert_eq!(b.load(at + page * PAGE), Ok((page % 100) as u8));
+        assert_eq!(b.load(at + page * PAGE), Ok(byte_of(page)));
     }
     b.unmap(at, 512).unwrap();
     a.store(at, 254).unwrap();
