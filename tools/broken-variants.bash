@@ -9,13 +9,13 @@ tried=0 missed=0 check=
 [ "${1:-}" != --check ] || { check=1; shift; }
 chosen="$*"
 
-# variant NAME CRATE FILE OLD NEW [FILTER [TARGET]]: OLD stands in FILE, below the crate's folder,
-# once. Those of the crate's unit tests, or of TARGET in its folder tests, that FILTER chooses must
-# catch NEW.
+# The tests of a crate that must catch a variant: its unit tests, or those of a file.
+tests=(--lib)
+
+# variant NAME CRATE FILE OLD NEW [ARGUMENT...]: OLD stands in FILE, below the crate's folder, once.
+# The crate's tests that the arguments choose must catch NEW.
 variant() {
-    local name=$1 file=$2/src/$3 old=$4 new=$5 filter=${6:-} package
-    local target=(--lib)
-    [ -z "${7:-}" ] || target=(--test "$7")
+    local name=$1 file=$2/src/$3 old=$4 new=$5 package
     package=$(sed -n 's/^name = "\(.*\)"/\1/p' "$2/Cargo.toml")
     [ -z "$chosen" ] || [[ " $chosen " == *" $name "* ]] || return 0
     tried=$((tried + 1))
@@ -26,7 +26,7 @@ variant() {
     fi
     [ -z "$check" ] || return 0
     OLD=$old NEW=$new perl -0777 -pe 's/\Q$ENV{OLD}\E/$ENV{NEW}/' "$file" >"$copy/$file"
-    if (cd "$copy" && cargo test --quiet -p "$package" "${target[@]}" -- "$filter") >"$copy/out" 2>&1; then
+    if (cd "$copy" && cargo test --quiet -p "$package" "${tests[@]}" -- "${@:6}") >"$copy/out" 2>&1; then
         echo "$name: NOT caught"
         missed=$((missed + 1))
     elif grep -q "panicked at" "$copy/out"; then
