@@ -283,7 +283,7 @@ impl SlowdownReport<'_> {
         let columns = [
             Column::text("models"),
             Column::number("CPU time"),
-            Column::number("least–most"),
+            Column::number("least–most, s"),
             Column::number("over none (95%)"),
             Column::text("asked"),
         ];
