@@ -337,6 +337,12 @@ fn pidfd() {
 }
 
 #[test]
+fn zombies() {
+    conforms("zombies");
+    conforms_with("zombies", &["--cpus", "4"], &[], &[]);
+}
+
+#[test]
 fn tracepoints() {
     conforms("tracepoints");
     conforms_with("tracepoints", &["--cpus", "1"], &[], &[]);

@@ -11,7 +11,7 @@ use freehold_machine::Cpus;
 use freehold_tracepoints::{Pid, trace};
 
 use super::pidns::FIRST;
-use super::process::{ExitStatus, Process, Usage, is_any_stopped};
+use super::process::{Collector, ExitStatus, Process, Usage, Zombie, is_any_stopped};
 use super::signal::{SigInfo, Signal, code, end_group};
 use super::spawn::kernel_process;
 use super::thread::Departure;
@@ -172,12 +172,9 @@ fn end_process(task: &Task, status: ExitStatus, counted: &Usage) {
     // The process' own group is orphaned if only its relation to its parent prevented that.
     hang_up_if_orphaned(process, process.parent().as_ref(), Some(process.pid));
     process.cgroup.thread_ended(EndedThread::Last);
-    let tracer = process.hold_end(status);
     let late = Usage { peak_resident: peak, ..task.usage().since(counted) };
     process.signals.lock().past.add(&late);
-    *process.zombie.lock() = Some(status);
-    process.ended.wake_all();
-    match tracer {
+    match process.hold_end(status) {
         Some(tracer) => tracer.tell_of_end(process, status),
         None => wait::tell_parent_of_end(process, status),
     }
@@ -228,9 +225,7 @@ fn hand_over_children(process: &Arc<Process>) {
         if let Some(signal) = Signal::new(i64::from(signal)) {
             child.signal(SigInfo::user(signal, code::USER, process.number_for(&child), 0));
         }
-        if let Some(status) = child.exit_status()
-            && !child.awaits_tracer.load(Ordering::SeqCst)
-        {
+        if let Some(Zombie { status, awaits: Collector::Parent }) = child.zombie() {
             wait::tell_parent_of_end(&child, status);
         }
         if settled.replace(child.group()) != Some(child.group()) {

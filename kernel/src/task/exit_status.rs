@@ -24,6 +24,26 @@ impl ExitStatus {
     }
 }
 
+/// The end of a process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Zombie {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// The next process that may collect it.
+    pub awaits: Collector,
+}
+
+/// The process that may collect an ended one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Collector {
+    /// A tracer that is not the parent.
+    Tracer,
+    /// The parent.
+    Parent,
+    /// None: the parent ignores the ends of its children, or is the kernel.
+    None,
+}
+
 /// State change that was not reported to the parent yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WaitReport {

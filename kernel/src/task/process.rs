@@ -29,6 +29,7 @@ use crate::fs::{FileTable, FsContext, FsMember};
 use crate::mem::ProcessSpace;
 use crate::sync::{IrqSpinLock, Mutex, Shared, SpinLock, WaitQueue};
 
+pub(super) use super::exit_status::{Collector, Zombie};
 pub use super::exit_status::{ExitStatus, WaitReport};
 
 /// State that the threads of a process share about running, stopping and ending. Its lock is
@@ -187,8 +188,9 @@ pub struct Process {
     pub(super) thread_ended: WaitQueue,
     /// Woken when this process has ended, for pidfds.
     pub ended: Arc<WaitQueue>,
-    /// How the process ended; set once all threads have ended.
-    pub(super) zombie: SpinLock<Option<ExitStatus>>,
+    /// How the process ended; set once all threads have ended. Status and collector are set in one
+    /// step: a process that is visibly a zombie can be waited for at once.
+    pub(super) zombie: SpinLock<Option<Zombie>>,
     /// Resources that waited-for children have used.
     pub(super) children_usage: SpinLock<Usage>,
     pub(super) timers: super::timers::Timers,
@@ -218,11 +220,6 @@ pub struct Process {
     pub(super) tracees: SpinLock<Tracees>,
     /// State that the first thread and its tracer share, until the process has ended.
     pub(super) leader_tracee: SpinLock<Option<Arc<Tracee>>>,
-    /// Whether the process has ended, and its tracer is notified before its parent.
-    pub(super) awaits_tracer: AtomicBool,
-    /// Whether the parent was notified of the end and may wait for it. A parent that ignores its
-    /// children's ends never may.
-    pub(super) is_waitable: AtomicBool,
     /// `None` while there is nothing to undo.
     pub(super) undo: SpinLock<Option<Arc<UndoSlot>>>,
     /// The process' membership in control groups.
@@ -325,8 +322,6 @@ impl Process {
             parent_death_signal: AtomicU32::new(0),
             tracees: SpinLock::new(Tracees::default()),
             leader_tracee: SpinLock::new(None),
-            awaits_tracer: AtomicBool::new(false),
-            is_waitable: AtomicBool::new(false),
             undo: SpinLock::new(None),
             cgroup: with.cgroup,
         }
@@ -521,6 +516,10 @@ impl Process {
     }
     /// Returns how it ended, if it has.
     pub fn exit_status(&self) -> Option<ExitStatus> {
+        self.zombie().map(|zombie| zombie.status)
+    }
+    /// Returns how it ended, and the process that it awaits, if it has ended.
+    pub(super) fn zombie(&self) -> Option<Zombie> {
         *self.zombie.lock()
     }
     /// Visits the threads that have not ended, by ID. Allocates nothing. No lock is held between

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use bitflags::bitflags;
 use freehold_collections::Arc;
 
-use super::process::{ExitStatus, Process, Usage, WaitReport};
+use super::process::{Collector, ExitStatus, Process, Usage, WaitReport, Zombie};
 use super::signal::{SA_NOCLDSTOP, SA_NOCLDWAIT, SIG_IGN, SigInfo, Signal, code};
 use super::usage::to_abi;
 use super::{Pid, current, registry};
@@ -225,18 +225,21 @@ fn look_at_children(
         if !selector.chooses(child) || !is_eligible(child, flags) {
             continue;
         }
-        let status = child.exit_status();
-        // A child that has ended is none for a caller that does not wait for ends.
-        any |= status.is_none() || flags.contains(WaitFlags::EXITED);
-        if let Some(status) = status {
-            if flags.contains(WaitFlags::EXITED) && child.is_waitable.load(Ordering::Acquire) {
+        match child.zombie() {
+            // A child that has ended is none for a caller that does not wait for ends.
+            Some(_) if !flags.contains(WaitFlags::EXITED) => {}
+            Some(Zombie { awaits: Collector::None, .. }) => {}
+            Some(Zombie { awaits: Collector::Tracer, .. }) => any = true,
+            Some(Zombie { awaits: Collector::Parent, status }) => {
                 zombie = Some((child.clone(), status));
                 break;
             }
-            continue;
-        }
-        if let Some(outcome) = take_report(child, flags) {
-            return Ok(Some(ChildChange { pid: child.number_for(parent), ..outcome }));
+            None => {
+                any = true;
+                if let Some(outcome) = take_report(child, flags) {
+                    return Ok(Some(ChildChange { pid: child.number_for(parent), ..outcome }));
+                }
+            }
         }
     }
     let Some((child, status)) = zombie else {
@@ -343,25 +346,49 @@ fn exit_signal(process: &Process, parent: &Process) -> Option<Signal> {
     Signal::new(i64::from(process.exit_signal.load(Ordering::Relaxed)))
 }
 
-/// Notifies the parent that `process` is a zombie. If the parent ignores that, the process is
+/// Makes `process` a zombie that its parent may collect. Returns the parent and the signal for it.
+fn become_zombie(
+    process: &Process,
+    status: ExitStatus,
+    parent: Option<Arc<Process>>,
+) -> Option<(Arc<Process>, Option<Signal>)> {
+    let mut awaits = Collector::None;
+    let told = parent.map(|parent| {
+        let signal = exit_signal(process, &parent);
+        let action = parent.action(Signal::CHLD);
+        let ignores = action.handler == SIG_IGN;
+        let of_children = signal == Some(Signal::CHLD);
+        if !(of_children && (ignores || action.flags & SA_NOCLDWAIT != 0)) {
+            awaits = Collector::Parent;
+        }
+        (parent, signal.filter(|_| !(of_children && ignores)))
+    });
+    *process.zombie.lock() = Some(Zombie { status, awaits });
+    told
+}
+
+/// Makes `process` a zombie and notifies the parent. If the parent ignores that, the process is
 /// removed at once.
 pub(super) fn tell_parent_of_end(process: &Arc<Process>, status: ExitStatus) {
-    let Some(parent) = process.parent() else { return };
-    let signal = exit_signal(process, &parent);
-    let action = parent.action(Signal::CHLD);
-    let ignored = action.handler == SIG_IGN || action.flags & SA_NOCLDWAIT != 0;
-    let reaps_itself = signal == Some(Signal::CHLD) && ignored;
-    // Before the signal, whose handler may wait for the child.
-    process.is_waitable.store(!reaps_itself, Ordering::Release);
-    if let Some(signal) = signal
-        && !(reaps_itself && action.handler == SIG_IGN)
-    {
+    let told = loop {
+        let parent = process.parent();
+        let chosen = parent.as_ref().map(|parent| parent.pid);
+        let told = become_zombie(process, status, parent);
+        // A parent that ended meanwhile may not have seen the zombie that it handed over.
+        if process.parent().map(|parent| parent.pid) == chosen {
+            break told;
+        }
+    };
+    process.ended.wake_all();
+    let Some((parent, signal)) = told else { return };
+    // After the zombie, since a handler may wait for the child.
+    if let Some(signal) = signal {
         let (code, value) = code_of(status);
         let mut info = child_info(process, &parent, (code, value), &process.usage());
         info.number = i32::from(signal.number());
         parent.signal(info);
     }
-    if reaps_itself {
+    if process.zombie().is_some_and(|zombie| zombie.awaits == Collector::None) {
         let removed = registry::lock().remove_process(process);
         drop(removed);
         tell_ending_namespaces(process);

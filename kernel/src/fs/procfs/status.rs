@@ -249,8 +249,10 @@ fn usage_in_time(subject: Subject, process: &Process) -> Result<Usage> {
 /// Returns the letter of a state and Linux' words for it.
 fn state(process: &Process, task: Option<&Arc<Task>>) -> (char, &'static str) {
     let letter = match task {
-        Some(task) if process.exit_status().is_none() => task.schedule.state_letter(),
-        _ => b'Z',
+        _ if process.exit_status().is_some() => b'Z',
+        Some(task) => task.schedule.state_letter(),
+        // Its last thread still releases what it had.
+        None => b'R',
     };
     let words = match letter {
         b'R' => "running",

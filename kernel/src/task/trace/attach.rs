@@ -1,13 +1,11 @@
 //! Attaching and detaching of tracer and tracee.
 
-use core::sync::atomic::Ordering;
-
 use freehold_collections::{Arc, Receiver, Vec};
 
 use super::{Attached, Options, Tracee, TracerPower};
 use crate::sched::thread::SIGNAL;
 use crate::sched::{self, Sleep};
-use crate::task::process::{ExitStatus, Process};
+use crate::task::process::{Collector, ExitStatus, Process, Zombie};
 use crate::task::registry::{self, Registry};
 use crate::task::signal::{SigInfo, Signal, code};
 use crate::task::{Task, wait};
@@ -237,16 +235,18 @@ impl Process {
             drop(tracer.tracees.lock().remove(tracee.tid()));
             return None;
         }
-        self.awaits_tracer.store(true, Ordering::SeqCst);
-        if note_end(&tracee, status) {
-            return Some(tracer);
+        // One step, since the tracer may collect the tracee as soon as the end is noted.
+        let mut zombie = self.zombie.lock();
+        if !note_end(&tracee, status) {
+            return None;
         }
-        self.awaits_tracer.store(false, Ordering::SeqCst);
-        None
+        *zombie = Some(Zombie { status, awaits: Collector::Tracer });
+        Some(tracer)
     }
 
     /// Notifies this tracer of the end of `process`; see [`hold_end`](Self::hold_end).
     pub(in crate::task) fn tell_of_end(self: &Receiver<Self>, process: &Self, status: ExitStatus) {
+        process.ended.wake_all();
         let (code, value) = wait::code_of(status);
         self.signal(wait::child_info(process, self, (code, value), &process.usage()));
         self.child_changed.wake_all();
@@ -256,8 +256,7 @@ impl Process {
     /// `tracee`. Then the parent is notified.
     pub(in crate::task) fn tell_held_end(self: &Arc<Self>, tracee: &Tracee) {
         if tracee.tid() == self.pid
-            && self.awaits_tracer.swap(false, Ordering::SeqCst)
-            && let Some(status) = self.exit_status()
+            && let Some(Zombie { status, awaits: Collector::Tracer }) = self.zombie()
         {
             wait::tell_parent_of_end(self, status);
         }
