@@ -5,6 +5,7 @@
 //! while it is held. Both are taken in the order that their owners document; neither is re-entrant.
 //! No plain lock is taken under an interrupt-safe one (`sync/order.rs` asserts it).
 
+mod delay;
 pub(crate) mod order;
 mod per_cpu_rw;
 
@@ -49,12 +50,14 @@ impl<T: ?Sized> SpinLock<T> {
     #[inline]
     pub fn lock(&self) -> SpinLockGuard<'_, T> {
         order::assert_no_irq_lock("a plain lock is taken");
+        delay::before_lock();
         self.0.lock()
     }
     /// Takes the lock if it is free.
     #[inline]
     pub fn try_lock(&self) -> Option<SpinLockGuard<'_, T>> {
         order::assert_no_irq_lock("a plain or sleeping lock is taken");
+        delay::before_lock();
         self.0.try_lock()
     }
     /// Returns the value: the caller has the only reference to the lock.
@@ -78,6 +81,7 @@ impl<T> IrqSpinLock<T> {
 impl<T: ?Sized> IrqSpinLock<T> {
     /// Waits for the lock with interrupts off.
     pub fn lock(&self) -> IrqSpinGuard<'_, T> {
+        delay::before_lock();
         let off = irq::disable();
         IrqSpinGuard { value: self.0.lock(), _held: IrqLockHeld::count(), _off: off }
     }
