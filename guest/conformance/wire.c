@@ -9,6 +9,10 @@
  */
 #include "promise.h"
 #include <arpa/inet.h>
+#include <linux/if_packet.h>
+#include <net/ethernet.h>
+#include <net/if.h>
+#include <net/if_arp.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
@@ -225,6 +229,53 @@ static int serve(const char *port)
 	}
 }
 
+/* A frame of ARP from the caller, as packet(7) shows it after its header. */
+struct question {
+	struct ethhdr link;
+	struct arphdr head;
+	unsigned char own_hardware[6], own[4], other_hardware[6], other[4];
+} __attribute__((packed));
+
+/* Receives frames until one has this protocol and receiver. */
+static ssize_t frame_of(int fd, int protocol, int kind, void *bytes, size_t room)
+{
+	struct sockaddr_ll from;
+	for (int64_t end = now_ms() + 60000; now_ms() < end;) {
+		socklen_t length = sizeof from;
+		ssize_t count = recvfrom(fd, bytes, room, 0, (struct sockaddr *)&from, &length);
+		if (count < 0 || (from.sll_protocol == htons(protocol) && from.sll_pkttype == kind && from.sll_ifindex == (int)if_nametoindex("eth0")))
+			return count;
+	}
+	return -1;
+}
+
+static void frames(struct sockaddr_in echo)
+{
+	int fd = socket(AF_PACKET, SOCK_RAW, htons(ETH_P_ALL)), udp = socket(AF_INET, SOCK_DGRAM, 0);
+	struct ifreq device = { .ifr_name = "eth0" };
+	NEED(fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){ 10, 0 }, sizeof(struct timeval)) == 0);
+	NEED(ioctl(fd, SIOCGIFHWADDR, &device) == 0);
+	struct question ask = { .link = { .h_proto = htons(ETH_P_ARP) }, .head = { htons(1), htons(ETH_P_IP), 6, 4, htons(ARPOP_REQUEST) } }, answer;
+	memset(ask.link.h_dest, 0xff, 6);
+	memcpy(ask.link.h_source, device.ifr_hwaddr.sa_data, 6);
+	memcpy(ask.own_hardware, device.ifr_hwaddr.sa_data, 6);
+	NEED(ioctl(fd, SIOCGIFADDR, &device) == 0);
+	memcpy(ask.own, &((struct sockaddr_in *)&device.ifr_addr)->sin_addr, 4);
+	memcpy(ask.other, &echo.sin_addr, 4);
+	struct sockaddr_ll to = { .sll_family = AF_PACKET, .sll_ifindex = if_nametoindex("eth0") };
+	PROMISE("a program asks for a hardware address", sendto(fd, &ask, sizeof ask, 0, (struct sockaddr *)&to, sizeof to) == sizeof ask);
+	PROMISE("and sees the answer", frame_of(fd, ETH_P_ARP, PACKET_HOST, &answer, sizeof answer) >= (ssize_t)sizeof answer &&
+		answer.head.ar_op == htons(ARPOP_REPLY) && !memcmp(answer.own, ask.other, 4) && !memcmp(answer.link.h_dest, ask.own_hardware, 6));
+	unsigned char bytes[2000];
+	NEED(sendto(udp, "seen", 4, 0, (struct sockaddr *)&echo, sizeof echo) == 4);
+	PROMISE("it sees what the machine sends", frame_of(fd, ETH_P_IP, PACKET_OUTGOING, bytes, sizeof bytes) == 46 && !memcmp(bytes + 42, "seen", 4) &&
+		!memcmp(bytes + 6, ask.own_hardware, 6) && !memcmp(bytes, answer.own_hardware, 6));
+	PROMISE("and what it receives", frame_of(fd, ETH_P_IP, PACKET_HOST, bytes, sizeof bytes) >= 46 && !memcmp(bytes + 42, "seen", 4));
+	PROMISE("which its socket receives, too", recv(udp, bytes, sizeof bytes, 0) == 4);
+	close(fd);
+	close(udp);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc == 3 && strcmp(argv[1], "serve") == 0)
@@ -237,5 +288,6 @@ int main(int argc, char **argv)
 	bytes(echo);
 	ends(reset, argc > 5);
 	datagrams(echo);
+	frames(echo);
 	return conclude();
 }

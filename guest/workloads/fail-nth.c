@@ -36,6 +36,8 @@
 #include <sys/rseq.h>
 #include <sys/sem.h>
 #include <sys/shm.h>
+#include <linux/if_ether.h>
+#include <linux/if_packet.h>
 #include <linux/filter.h>
 #include <linux/inet_diag.h>
 #include <linux/netlink.h>
@@ -231,6 +233,15 @@ static void network(void) {
     echo[0] = (char)128;
     if (raw6 >= 0) (void)!sendto(raw6, echo, sizeof echo, MSG_DONTWAIT, (void *)&six, sizeof six);
     if (one >= 0 && raw >= 0) (void)!sendto(one, "x", 1, MSG_DONTWAIT, (void *)&name, sizeof name);
+    // The same, and a frame of a program, for packet sockets.
+    int frames = socket(AF_PACKET, SOCK_RAW, htons(ETH_P_ALL));
+    struct sockaddr_ll link = {.sll_family = AF_PACKET, .sll_ifindex = 1, .sll_protocol = htons(ETH_P_IPV6), .sll_halen = 6};
+    if (frames >= 0) bind(frames, (void *)&link, sizeof link);
+    if (raw6 >= 0) (void)!sendto(raw6, echo, sizeof echo, MSG_DONTWAIT, (void *)&six, sizeof six);
+    if (frames >= 0) (void)!sendto(frames, answer, 64, MSG_DONTWAIT, (void *)&link, sizeof link);
+    while (frames >= 0 && recv(frames, answer, sizeof answer, MSG_DONTWAIT) > 0) {
+    }
+    close(frames);
     close(raw);
     close(raw6);
     close(one);

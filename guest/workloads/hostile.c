@@ -28,6 +28,8 @@
 #include <dirent.h>
 #include <ftw.h>
 #include <grp.h>
+#include <linux/if_ether.h>
+#include <linux/if_packet.h>
 #include <linux/aio_abi.h>
 #include <stddef.h>
 #include <sys/eventfd.h>
@@ -145,6 +147,8 @@ static void prepare_files(int index)
 	static const int protocols[] = { IPPROTO_ICMP, IPPROTO_RAW, IPPROTO_UDP, IPPROTO_ICMPV6 };
 	for (int i = 0; i < 4; i++)
 		add(socket(i == 3 ? AF_INET6 : AF_INET, SOCK_RAW | SOCK_NONBLOCK, protocols[i]));
+	for (int i = 0; i < 2; i++)
+		add(socket(AF_PACKET, (i ? SOCK_DGRAM : SOCK_RAW) | SOCK_NONBLOCK, htons(ETH_P_ALL)));
 	add(open(".", O_RDONLY | O_DIRECTORY));
 	add(open("/proc/self", O_RDONLY | O_DIRECTORY));
 	int terminal = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_NONBLOCK), unlock = 0;

@@ -26,6 +26,8 @@
 #include <sys/sem.h>
 #include <sys/shm.h>
 #include <linux/inet_diag.h>
+#include <linux/if_ether.h>
+#include <linux/if_packet.h>
 #include <linux/netlink.h>
 #include <linux/sock_diag.h>
 #include <netinet/in.h>
@@ -664,6 +666,15 @@ static void do_raw(void)
 		socket(AF_INET, SOCK_RAW, IPPROTO_ICMP);
 	FOREVER(sendto(fd, alias, 60000, 0, (struct sockaddr *)&name, sizeof name));
 }
+/* The same as frames. */
+static void do_frames(void)
+{
+	struct sockaddr_ll to = { .sll_family = AF_PACKET, .sll_protocol = htons(ETH_P_IP), .sll_ifindex = 1 };
+	int fd = socket(AF_PACKET, SOCK_DGRAM, 0);
+	for (int i = 0; i < 900; i++)
+		socket(AF_PACKET, SOCK_RAW, htons(ETH_P_ALL));
+	FOREVER(sendto(fd, alias, 60000, 0, (struct sockaddr *)&to, sizeof to));
+}
 static void do_list_of_diag(void)
 {
 	struct {
@@ -1016,6 +1027,7 @@ static const struct row rows[] = {
 	{ SYS_sendto, "sendto netlink", do_netlink },
 	{ SYS_recvfrom, "recvfrom netlink", do_list_of_diag },
 	{ SYS_sendto, "sendto raw", do_raw },
+	{ SYS_sendto, "sendto frames", do_frames },
 	{ SYS_sendmsg, "sendmsg", do_sendmsg },
 	{ SYS_io_uring_enter, "io_uring READV", do_ring_readv },
 	{ SYS_io_uring_enter, "io_uring WRITEV", do_ring_writev },

@@ -98,6 +98,7 @@ errnos! {
     EAFNOSUPPORT = 97 "Address family not supported by protocol",
     EADDRINUSE = 98 "Address already in use",
     EADDRNOTAVAIL = 99 "Cannot assign requested address",
+    ENETDOWN = 100 "Network is down",
     ENETUNREACH = 101 "Network is unreachable",
     ECONNABORTED = 103 "Software caused connection abort",
     ECONNRESET = 104 "Connection reset by peer",

@@ -337,6 +337,11 @@ fn pidfd() {
 }
 
 #[test]
+fn frames() {
+    conforms("frames");
+}
+
+#[test]
 fn zombies() {
     conforms("zombies");
     conforms_with("zombies", &["--cpus", "4"], &[], &[]);

@@ -11,10 +11,11 @@ use freehold_collections::{
     try_format,
 };
 
-use linux_raw_sys::net::{AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, AF_UNSPEC};
+use linux_raw_sys::net::{AF_INET, AF_INET6, AF_NETLINK, AF_PACKET, AF_UNIX, AF_UNSPEC};
 
 use super::endpoint::Socket;
 use super::netlink::NetlinkAddress;
+use super::packet::address::LinkAddress;
 use super::ports::InetAddress;
 use crate::fs::{self, Final, Identity, NodeKind, PathWalk};
 use crate::sync::{SpinLock, WeakMap};
@@ -50,6 +51,8 @@ pub enum Family {
     Inet6,
     /// AF_NETLINK.
     Netlink,
+    /// AF_PACKET.
+    Packet,
 }
 
 impl Family {
@@ -63,6 +66,7 @@ impl Family {
             AF_INET => Ok(Self::Inet),
             AF_INET6 => Ok(Self::Inet6),
             AF_NETLINK => Ok(Self::Netlink),
+            AF_PACKET => Ok(Self::Packet),
             _ => Err(Errno::EAFNOSUPPORT),
         }
     }
@@ -73,6 +77,7 @@ impl Family {
             Self::Inet => AF_INET as u16,
             Self::Inet6 => AF_INET6 as u16,
             Self::Netlink => AF_NETLINK as u16,
+            Self::Packet => AF_PACKET as u16,
         }
     }
 
@@ -96,6 +101,8 @@ pub enum Address {
     Inet(InetAddress),
     /// A port of netlink.
     Netlink(NetlinkAddress),
+    /// A network device, and an address there.
+    Link(LinkAddress),
 }
 
 /// Sockets by the number of their network namespace, in eight bytes, followed by the name.
@@ -132,6 +139,7 @@ impl Address {
         match family {
             Family::Unix => Self::read_unix(address, length),
             Family::Netlink => Self::read_netlink(address, length),
+            Family::Packet => LinkAddress::read(address, length).map(|link| Some(Self::Link(link))),
             _ => Self::read_inet(family, address, length),
         }
     }
@@ -218,6 +226,10 @@ impl Address {
     /// family alone, or the unspecified address.
     fn encode(address: Option<&Self>, family: Family) -> Result<Vec<u8>> {
         let mut bytes = Vec::try_with_capacity(FAMILY_BYTES + PATH_BYTES + 1)?;
+        if let Some(Self::Link(link)) = address {
+            bytes.try_extend_from_slice(link.bytes())?;
+            return Ok(bytes);
+        }
         bytes.try_extend_from_slice(&family.number().to_le_bytes())?;
         match (address, family) {
             (Some(Self::Path(path)), _) => {
@@ -228,7 +240,7 @@ impl Address {
                 bytes.try_push(0)?;
                 bytes.try_extend_from_slice(name)?;
             }
-            (None, Family::Unix) => {}
+            (None, Family::Unix | Family::Packet) => {}
             (address, Family::Netlink) => {
                 let netlink = address.and_then(Self::netlink).unwrap_or_default();
                 bytes.try_extend_from_slice(&[0; 2])?;
@@ -270,6 +282,14 @@ impl Address {
         }
     }
 
+    /// Returns the device and the address there, for an address of AF_PACKET.
+    pub const fn link(&self) -> Option<LinkAddress> {
+        match self {
+            Self::Link(address) => Some(*address),
+            _ => None,
+        }
+    }
+
     /// Writes a sockaddr to `to`, cut to the length that `length` points to. Stores the full length
     /// in `length`.
     ///
@@ -306,8 +326,8 @@ impl Address {
                 }
                 names.try_insert(key, socket.downgrade())?;
             }
-            // These are bound through the maps of ports.
-            Self::Inet(_) | Self::Netlink(_) => return Err(Errno::EINVAL),
+            // These are bound by what their sockets receive.
+            Self::Inet(_) | Self::Netlink(_) | Self::Link(_) => return Err(Errno::EINVAL),
             Self::Path(path) => {
                 let identity = with_walk(|walk, umask| {
                     let mode = 0o777 & !umask;
@@ -336,7 +356,7 @@ impl Address {
     /// `ECONNREFUSED` if there is none; the errors of following a path.
     pub fn find(&self, network: &NetworkNamespace) -> Result<Arc<Socket>> {
         let found = match self {
-            Self::Inet(_) | Self::Netlink(_) => None,
+            Self::Inet(_) | Self::Netlink(_) | Self::Link(_) => None,
             Self::Abstract(name) => {
                 let key = KeyBytes::of(network, name);
                 BY_NAME.lock().get(key.bytes()).and_then(|weak| weak.upgrade())

@@ -9,6 +9,7 @@ use super::channel::{Ancillary, Manner, Patience, Received, Taking};
 use super::endpoint::{SendTarget, Shutdown, Socket, SocketKind};
 use super::message::{self, Delivery, MessageHeader, Sent};
 use super::netlink::Netlink;
+use super::packet::PacketKind;
 use super::ports::Protocol;
 use super::raw::{self, RawKind};
 use super::table;
@@ -32,6 +33,12 @@ fn kind_of(family: u32, kind: u32, protocol: i32) -> Result<(Family, SocketKind,
         return Err(Errno::EINVAL);
     }
     let family = Family::from_number(family)?;
+    if family == Family::Packet {
+        return match kind & 0xf {
+            c::SOCK_RAW | c::SOCK_DGRAM => Ok((family, SocketKind::Datagram, flags | OpenFlags::RDWR)),
+            _ => Err(Errno::ESOCKTNOSUPPORT),
+        };
+    }
     if family == Family::Netlink {
         // Netlink checks the protocol number itself.
         return match kind & 0xf {
@@ -100,6 +107,10 @@ pub fn sys_socket(args: &Args) -> Result<i64> {
         Family::Netlink => {
             let network = task::current().process().namespaces().network.number();
             Socket::new_netlink(Netlink::new(args.int(2), args.int(1) & 0xf, network)?)
+        }
+        Family::Packet => {
+            let is_raw = wanted & 0xf == c::SOCK_RAW;
+            Socket::new_packet(if is_raw { PacketKind::Raw } else { PacketKind::Cooked }, protocol)?
         }
         _ if is_lite(family, kind, protocol) => Socket::new_lite(family),
         _ => Socket::new(family, kind),
@@ -255,6 +266,11 @@ pub fn sys_setsockopt(args: &Args) -> Result<i64> {
         {
             return Ok(0);
         }
+        if let Some(packet) = &file.socket.packet
+            && packet.set_option(args.uint(1), args.uint(2), args[3], length)?
+        {
+            return Ok(0);
+        }
         if file.socket.set_udp_option((args.uint(1), args.uint(2)), args[3], length)? {
             return Ok(0);
         }
@@ -270,6 +286,11 @@ pub fn sys_getsockopt(args: &Args) -> Result<i64> {
     with_socket(args.fd(0), |_, file| {
         if let Some(raw) = &file.socket.raw
             && raw.option(args.uint(1), args.uint(2), args[3], UserPtr::new(args[4]))?
+        {
+            return Ok(0);
+        }
+        if let Some(packet) = &file.socket.packet
+            && packet.option(args.uint(1), args.uint(2), args[3], UserPtr::new(args[4]))?
         {
             return Ok(0);
         }

@@ -13,6 +13,7 @@ use super::endpoint::Socket;
 use super::interface;
 use super::ports::{self, InetAddress};
 use super::raw::{self, arrive::Found};
+use super::registry;
 use crate::fs::bytes::SliceSource;
 use crate::user::{Source, read_all, take_all};
 use crate::{Errno, Result};
@@ -79,7 +80,7 @@ impl Socket {
         let here = (self.network().number(), interface::LO.index);
         let found = ports::find(here, self.protocol(), to, Some(from));
         let outgoing = Outgoing { from, to, wishes };
-        if raw::any() && !self.is_lite {
+        if registry::any() && !self.is_lite {
             return self.send_shown(outgoing, source, (ancillary, found));
         }
         self.hand_over(outgoing, source, (ancillary, found))
@@ -147,7 +148,7 @@ impl Socket {
             // The bytes of a datagram without a receiver are read nevertheless.
             return take_all(source, length);
         };
-        let notes = target.channel().notes(|| Some(self.facts(to, wishes)));
+        let notes = target.channel().notes(|| Some(self.facts(to, wishes).into()));
         let origin = MessageOrigin { name: Some(Address::Inet(from)), notes };
         match target.channel().send_message(source, ancillary, origin, Patience::Never) {
             // No room, or the socket has ended: the datagram is lost.

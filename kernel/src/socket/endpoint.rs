@@ -8,10 +8,9 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use freehold_collections::{Arc, Box, Receiver, VecDeque, reserve};
+use freehold_collections::{Arc, Box, Receiver, VecDeque};
 
 use super::address::{Address, Family};
-use super::attachment::network_of_caller;
 use super::beside::wishes::Wishes;
 use super::beside::{Nature, Told};
 use super::channel::{Ancillary, Channel, Manner, MessageOrigin, Patience, Received};
@@ -19,8 +18,9 @@ use super::cork::Cork;
 use super::memory::SocketAccount;
 use super::netlink::Netlink;
 use super::options::{Credentials, Options};
+use super::packet::PacketSocket;
 use super::ports::{EntryKey, InetAddress};
-use super::raw::{RawKind, RawSocket};
+use super::raw::RawSocket;
 use super::table;
 use super::view::ListEntry;
 use crate::sync::{News, SpinLock, WaitQueue};
@@ -76,15 +76,6 @@ pub struct SendTarget<'a> {
     pub(super) wishes: Option<&'a Wishes>,
 }
 
-/// State of a socket of a special kind, in addition to the common state.
-enum Special {
-    None,
-    /// UDP-Lite.
-    Lite,
-    Netlink(Box<Netlink>),
-    Raw(Arc<RawSocket>),
-}
-
 /// Connections that wait to be accepted.
 struct Listener {
     waiting: VecDeque<Arc<Socket>>,
@@ -134,81 +125,13 @@ pub struct Socket {
     pub(super) is_lite: bool,
     /// State of a raw socket or a ping socket.
     pub(super) raw: Option<Arc<RawSocket>>,
+    /// State of a packet socket.
+    pub(super) packet: Option<Arc<PacketSocket>>,
     /// The datagram of a UDP socket that is not complete.
     pub(super) cork: Cork,
 }
 
 impl Socket {
-    /// Makes an unbound, unconnected socket.
-    pub fn new(family: Family, kind: SocketKind) -> Arc<Self> {
-        Self::make(family, kind, Special::None, network_of_caller())
-    }
-
-    /// Makes an unbound socket of UDP-Lite.
-    pub fn new_lite(family: Family) -> Arc<Self> {
-        Self::make(family, SocketKind::Datagram, Special::Lite, network_of_caller())
-    }
-
-    /// Makes a raw socket or a ping socket.
-    ///
-    /// # Errors
-    /// As [`RawSocket::open`].
-    pub fn new_raw(family: Family, kind: RawKind, protocol: i32) -> Result<Arc<Self>> {
-        let network = network_of_caller();
-        let raw = RawSocket::open(family, kind, protocol, network.clone())?;
-        Ok(Self::make(family, SocketKind::Datagram, Special::Raw(raw), network))
-    }
-
-    /// Makes a socket of AF_NETLINK.
-    pub fn new_netlink(netlink: Box<Netlink>) -> Arc<Self> {
-        Self::make(Family::Netlink, SocketKind::Datagram, Special::Netlink(netlink), network_of_caller())
-    }
-
-    fn make(family: Family, kind: SocketKind, special: Special, network: Arc<NetworkNamespace>) -> Arc<Self> {
-        let is_lite = matches!(special, Special::Lite);
-        let (netlink, raw) = match special {
-            Special::None | Special::Lite => (None, None),
-            Special::Netlink(netlink) => (Some(netlink), None),
-            Special::Raw(raw) => (None, Some(raw)),
-        };
-        let account = match (family, kind) {
-            (Family::Inet | Family::Inet6, SocketKind::Stream) => SocketAccount::Tcp,
-            (Family::Inet | Family::Inet6, _) => SocketAccount::Udp,
-            (Family::Unix | Family::Netlink, _) => SocketAccount::Other,
-        };
-        reserve::arc(Self {
-            family,
-            kind,
-            network,
-            channel: raw.as_ref().map_or_else(|| Channel::new(account), |raw| raw.channel().clone()),
-            state: SpinLock::new(SocketState::default()),
-            options: SpinLock::new(Options::default()),
-            device: AtomicU32::new(0),
-            send_ended: AtomicBool::new(false),
-            connections: reserve::arc(WaitQueue::new()),
-            listed: ListEntry::new(),
-            netlink,
-            is_lite,
-            raw,
-            cork: Cork::new(),
-        })
-    }
-
-    /// Makes two sockets of AF_UNIX, connected to each other.
-    pub fn pair(kind: SocketKind) -> (Arc<Self>, Arc<Self>) {
-        let (one, other) = (Self::new(Family::Unix, kind), Self::new(Family::Unix, kind));
-        let credentials = Credentials::current();
-        let groups = current_groups();
-        let peer = |of: &Self| {
-            Some(Peer { channel: of.channel.clone(), address: None, credentials, groups: groups.clone() })
-        };
-        one.state.lock().peer = peer(&other);
-        other.state.lock().peer = peer(&one);
-        one.channel.set_sender(&other.channel);
-        other.channel.set_sender(&one.channel);
-        (one, other)
-    }
-
     /// Returns the family of the socket's addresses.
     pub const fn family(&self) -> Family {
         self.family
@@ -223,7 +146,7 @@ impl Socket {
         let (is_raw, has_v6) = (self.raw.is_some(), matches!(self.family, Family::Inet6));
         let has_v4 = matches!(self.family, Family::Inet) || has_v6 && !is_raw;
         let is_tcp = self.is_tcp();
-        Nature { has_v4, has_v6, is_raw, is_tcp }
+        Nature { has_v4, has_v6, is_raw, is_tcp, is_packet: self.packet.is_some() }
     }
 
     fn is_unix_stream(&self) -> bool {
@@ -252,14 +175,20 @@ impl Socket {
         if let Some(raw) = &self.raw {
             return Some(Address::Inet(raw.own()));
         }
+        if let Some(packet) = &self.packet {
+            return Some(Address::Link(packet.own()));
+        }
         self.state.lock().address.clone()
     }
 
     /// Returns the address that the peer is bound to.
     ///
     /// # Errors
-    /// `ENOTCONN`.
+    /// `ENOTCONN`; `EOPNOTSUPP` for packet sockets.
     pub fn peer_address(&self) -> Result<Option<Address>> {
+        if self.packet.is_some() {
+            return Err(Errno::EOPNOTSUPP);
+        }
         if let Some(netlink) = &self.netlink {
             return Ok(Some(Address::Netlink(netlink.destination())));
         }
@@ -317,6 +246,9 @@ impl Socket {
         if let Some(raw) = &self.raw {
             return raw.bind(address.as_ref().and_then(Address::inet).ok_or(Errno::EAFNOSUPPORT)?);
         }
+        if let Some(packet) = &self.packet {
+            return packet.bind(address.as_ref().and_then(Address::link).ok_or(Errno::EINVAL)?);
+        }
         if self.state.lock().address.is_some() {
             // A bind without a name succeeds if the socket already has one.
             let is_content = address.is_none() && self.family == Family::Unix;
@@ -367,6 +299,9 @@ impl Socket {
     /// # Errors
     /// `ECONNREFUSED`, `EPROTOTYPE`, `EISCONN`, `EAGAIN`, `ERESTARTSYS`; `ENETUNREACH`.
     pub fn connect(self: &Receiver<Self>, address: &Address, patience: Patience) -> Result<()> {
+        if self.packet.is_some() {
+            return Err(Errno::EOPNOTSUPP);
+        }
         if let Some(raw) = &self.raw {
             return raw.connect(address.inet());
         }
@@ -584,6 +519,9 @@ impl Socket {
             if let Some(raw) = &self.raw {
                 return raw.send(source, to.and_then(Address::inet), target.wishes);
             }
+            if let Some(packet) = &self.packet {
+                return packet.send(source, to.and_then(Address::link));
+            }
             if self.kind == SocketKind::Datagram {
                 let to = to.and_then(Address::inet);
                 return self.send_datagram(source, ancillary, to, target.wishes);
@@ -643,8 +581,10 @@ impl Socket {
 }
 
 mod ending;
+mod making;
 mod polling;
 mod sending;
 pub use ending::Shutdown;
+use making::Special;
 #[cfg(test)]
 mod tests;

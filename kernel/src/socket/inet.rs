@@ -44,7 +44,7 @@ impl Socket {
         }
         match self.family() {
             Family::Inet | Family::Inet6 => self.protocol() as i32,
-            Family::Unix | Family::Netlink => 0,
+            Family::Unix | Family::Netlink | Family::Packet => 0,
         }
     }
 

@@ -58,6 +58,8 @@ pub const LO: Interface = Interface {
 const ETHERNET_FLAGS: u32 = 0x1 | 0x2 | 0x40 | 0x1000;
 /// The number of `eth0`.
 pub const ETHERNET_INDEX: u32 = 2;
+/// The hardware address of all machines in a network.
+pub const ALL_MACHINES: [u8; 6] = [0xff; 6];
 /// ARPHRD_ETHER.
 pub const ETHERNET: u16 = 1;
 
@@ -74,7 +76,7 @@ pub fn all(network: &NetworkNamespace) -> impl Iterator<Item = Interface> + use<
             flags: ETHERNET_FLAGS,
             mtu: device.mtu() as u32,
             hardware: ETHERNET,
-            hardware_addresses: [device.address(), [0xff; 6]],
+            hardware_addresses: [device.address(), ALL_MACHINES],
             address: attachment.address.octets(),
             prefix: attachment.prefix,
             gateway: Some(attachment.gateway.octets()),
@@ -259,7 +261,8 @@ pub fn ioctl(network: &NetworkNamespace, family: Family, request: u32, argument:
         answer(&mut asked, network, request)?;
         at.write(&asked)
     };
-    let is_v4 = family == Family::Inet;
+    // Packet sockets pass these requests on to IPv4 (`packet_ioctl`).
+    let is_v4 = matches!(family, Family::Inet | Family::Packet);
     match request {
         c::SIOCGIFCONF => list(network, argument),
         c::SIOCGIFNAME

@@ -1,5 +1,5 @@
-//! Sockets: AF_UNIX, TCP and UDP, and AF_NETLINK; any other family is `EAFNOSUPPORT`, as on a
-//! kernel built without it.
+//! Sockets: AF_UNIX, TCP and UDP, AF_NETLINK and AF_PACKET; any other family is `EAFNOSUPPORT`, as
+//! on a kernel built without it.
 //!
 //! | module | concept |
 //! |---|---|
@@ -10,6 +10,8 @@
 //! | [`inet`], [`ports`] | the differences of TCP and UDP; the owners of ports |
 //! | [`datagrams`] | datagrams of UDP that programs send |
 //! | [`raw`] | raw and ping sockets: packets of IP and ICMP |
+//! | [`packet`] | AF_PACKET: the frames of network devices |
+//! | [`registry`], [`filter`] | the sockets that receive copies of packets, and their filters |
 //! | [`attachment`], [`wire`] | how the machine is connected; connections and datagrams to other machines |
 //! | [`address`] | names, and their owners |
 //! | [`flight`] | the files that a message carries |
@@ -39,6 +41,7 @@ mod corked;
 mod datagrams;
 pub mod endpoint;
 mod facts;
+mod filter;
 pub mod flight;
 pub mod garbage;
 mod inet;
@@ -48,9 +51,11 @@ pub mod memory;
 pub mod message;
 pub mod netlink;
 pub mod options;
+pub mod packet;
 pub mod ports;
 mod queue;
 pub mod raw;
+mod registry;
 mod remembered;
 pub mod table;
 mod tcp_info;

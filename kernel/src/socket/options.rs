@@ -365,6 +365,9 @@ impl Socket {
 
     /// SO_TYPE.
     fn shown_type(&self) -> i32 {
+        if let Some(packet) = &self.packet {
+            return packet.kind() as i32;
+        }
         match (&self.netlink, &self.raw) {
             (Some(netlink), _) => netlink.shown_type,
             (None, Some(raw)) => raw.shown_type(),

@@ -47,6 +47,8 @@ pub enum SocketClass {
     Unix,
     /// AF_NETLINK.
     Netlink,
+    /// AF_PACKET.
+    Packet,
 }
 
 impl SocketClass {
@@ -64,6 +66,7 @@ impl SocketClass {
         Self::Icmp6,
         Self::Unix,
         Self::Netlink,
+        Self::Packet,
     ];
 
     /// Returns the class of `socket`.
@@ -83,6 +86,7 @@ impl SocketClass {
         match (family, protocol) {
             (Family::Unix, _) => Self::Unix,
             (Family::Netlink, _) => Self::Netlink,
+            (Family::Packet, _) => Self::Packet,
             (Family::Inet, Protocol::Tcp) => Self::Tcp,
             (Family::Inet, Protocol::Udp) => Self::Udp,
             (Family::Inet, Protocol::UdpLite) => Self::UdpLite,

@@ -4,6 +4,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::address::{Address, Family};
 use super::endpoint::{Socket, SocketKind};
+use super::packet::PacketKind;
 use super::ports::InetAddress;
 use super::table::NOWHERE;
 use crate::task::namespaces::network::NetworkNamespace;
@@ -146,6 +147,11 @@ impl Socket {
         let is_connected = self.kind() == SocketKind::Datagram || self.has_peer();
         let no_sender = is_connected && !(self.channel().has_sender() && self.channel().has_reader());
         u8::from(no_sender) | u8::from(self.has_ended()) << 1
+    }
+
+    /// Returns the kind of a packet socket, and the protocol and device that it is bound to.
+    pub fn packet_view(&self) -> Option<(PacketKind, (u16, u32))> {
+        self.packet.as_ref().map(|packet| (packet.kind(), packet.bound()))
     }
 
     /// Whether the socket is for IPv6 only.

@@ -44,6 +44,9 @@ const TCLASS: u32 = 67;
 const RECVORIGDSTADDR_V6: u32 = 74;
 /// TCP_INQ of IPPROTO_TCP, an option and a control message.
 const INQ: u32 = 36;
+/// PACKET_AUXDATA of SOL_PACKET, an option and a control message.
+const PACKET: u32 = super::packet::LEVEL;
+const AUXDATA: u32 = 8;
 /// The time to live and the type of service of a packet whose sender set none.
 pub(super) const TTL: u8 = 64;
 pub(super) const TOS: u8 = 0;
@@ -91,6 +94,8 @@ bitflags::bitflags! {
         const LEAST = 1 << 17;
         /// TCP_INQ: requests the number of bytes left to read.
         const LEFT = 1 << 18;
+        /// PACKET_AUXDATA: requests facts about a frame.
+        const AUXILIARY = 1 << 19;
     }
 }
 
@@ -112,6 +117,7 @@ impl Told {
             (c::SOL_SOCKET, c::SO_RXQ_OVFL) => Self::LOST,
             (c::SOL_SOCKET, c::SO_REUSEADDR) if nature.is_raw => Self::SHARES,
             (TCP, INQ) if nature.is_tcp => Self::LEFT,
+            (PACKET, AUXDATA) if nature.is_packet => Self::AUXILIARY,
             (IP, name) if nature.has_v4 => match name {
                 c::IP_PKTINFO => Self::INTERFACE,
                 c::IP_RECVTTL => Self::TTL,
@@ -166,9 +172,13 @@ impl Told {
         if self.contains(Self::LOST) && notes.lost > 0 {
             all.push(c::SOL_SOCKET, c::SO_RXQ_OVFL, &[&notes.lost.to_ne_bytes()]);
         }
-        if let Some(facts) = &notes.facts {
-            facts.put_interface(self, &mut all);
-            if facts.is_v4() { facts.put_v4(self, &mut all) } else { facts.put_v6(self, &mut all) }
+        match &notes.facts {
+            Some(Facts::Packet(facts)) => {
+                facts.put_interface(self, &mut all);
+                if facts.is_v4() { facts.put_v4(self, &mut all) } else { facts.put_v6(self, &mut all) }
+            }
+            Some(Facts::Frame(facts)) if self.contains(Self::AUXILIARY) => facts.put(&mut all),
+            Some(Facts::Frame(_)) | None => {}
         }
         all
     }
@@ -196,6 +206,8 @@ pub(super) struct Nature {
     /// Whether the socket is a raw socket or a ping socket.
     pub(super) is_raw: bool,
     pub(super) is_tcp: bool,
+    /// Whether the socket is of AF_PACKET.
+    pub(super) is_packet: bool,
 }
 
 /// Facts about a packet, from its header.
@@ -211,6 +223,38 @@ pub struct PacketFacts {
     pub tos: u8,
 }
 
+/// Facts about a frame for a packet socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FrameFacts {
+    /// Bytes of the frame, or of the packet in it.
+    pub length: u32,
+    /// Bytes of the message, which is the beginning.
+    pub shown: u32,
+    /// Where in these bytes the network's header begins.
+    pub network_at: u16,
+}
+
+/// Facts about a message's origin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Facts {
+    /// From an IP packet.
+    Packet(PacketFacts),
+    /// From a frame.
+    Frame(FrameFacts),
+}
+
+impl From<PacketFacts> for Facts {
+    fn from(facts: PacketFacts) -> Self {
+        Self::Packet(facts)
+    }
+}
+
+impl From<FrameFacts> for Facts {
+    fn from(facts: FrameFacts) -> Self {
+        Self::Frame(facts)
+    }
+}
+
 /// Facts about a message that a receiver can request in addition to its bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Notes {
@@ -218,8 +262,8 @@ pub struct Notes {
     time: i64,
     /// Number of messages that were lost before this one (modulo 2^32).
     lost: u32,
-    /// `None` if the message is no IP packet.
-    facts: Option<PacketFacts>,
+    /// `None` if the message is neither an IP packet nor a frame.
+    facts: Option<Facts>,
 }
 
 impl Notes {
@@ -230,7 +274,7 @@ impl Notes {
     }
 
     /// Returns the notes of a message that arrives now, after `lost` lost messages.
-    pub(super) fn now(lost: u32, facts: Option<PacketFacts>) -> Self {
+    pub(super) fn now(lost: u32, facts: Option<Facts>) -> Self {
         Self { time: time::wall_nanoseconds(), lost, facts }
     }
 }
@@ -253,6 +297,18 @@ pub(super) fn number(level: u32, value: u64, length: usize) -> Result<i32> {
 fn v4_bytes(ip: Ipv6Addr) -> [u8; 4] {
     let [.., a, b, c, d] = ip.octets();
     [a, b, c, d]
+}
+
+impl FrameFacts {
+    /// Adds `struct tpacket_auxdata`: no frame has the tag of a virtual network apart from its
+    /// bytes.
+    fn put(&self, all: &mut Controls) {
+        /// TP_STATUS_USER.
+        const TAKEN: u32 = 1;
+        let numbers = [TAKEN, self.length, self.shown];
+        let places = [0, self.network_at, 0, 0];
+        all.push(PACKET, AUXDATA, &[numbers.as_bytes(), places.as_bytes()]);
+    }
 }
 
 impl PacketFacts {

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use super::Channel;
-use crate::socket::beside::{Notes, PacketFacts, Told};
+use crate::socket::beside::{Facts, Notes, Told};
 
 impl Channel {
     /// Returns the options that the receiver has set.
@@ -21,12 +21,12 @@ impl Channel {
 
     /// Returns the notes that the receiver requests for a message that arrives now.
     #[inline]
-    pub(in crate::socket) fn notes(&self, facts: impl FnOnce() -> Option<PacketFacts>) -> Option<Notes> {
+    pub(in crate::socket) fn notes(&self, facts: impl FnOnce() -> Option<Facts>) -> Option<Notes> {
         if self.told().wants_notes() { Some(self.make_notes(facts())) } else { None }
     }
 
     #[cold]
-    fn make_notes(&self, facts: Option<PacketFacts>) -> Notes {
+    fn make_notes(&self, facts: Option<Facts>) -> Notes {
         Notes::now(self.lost(), facts)
     }
 

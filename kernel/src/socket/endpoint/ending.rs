@@ -47,7 +47,7 @@ impl Socket {
     /// `ENOTCONN`, also for datagram sockets of IP without a peer, which are shut down
     /// nevertheless; `EOPNOTSUPP`.
     pub fn shutdown(&self, how: Shutdown) -> Result<()> {
-        if self.netlink.is_some() {
+        if self.netlink.is_some() || self.packet.is_some() {
             return Err(Errno::EOPNOTSUPP);
         }
         let (peer, is_listening) = {

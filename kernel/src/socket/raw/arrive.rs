@@ -7,6 +7,7 @@
 
 use core::net::Ipv6Addr;
 
+use freehold_bpf::{HasLink, PacketData};
 use freehold_collections::{Arc, Vec};
 use freehold_net::Marks;
 
@@ -14,19 +15,16 @@ use super::format::{
     self, ECHO, ECHO_REPLY, ECHO_REPLY_V6, ECHO_V6, Head, ICMP, ICMP_HEADER, ICMPV6, Packet, Refused, TCP,
     UDP,
 };
-use super::registry::Hears;
 use super::{HEARERS, RawKind, RawSocket};
-use crate::fs::bytes::SliceSource;
 use crate::socket::address::{Address, Family};
 use crate::socket::beside::{PacketFacts, Told};
-use crate::socket::channel::{Ancillary, Channel, MessageOrigin, Patience};
+use crate::socket::channel::MessageOrigin;
 use crate::socket::interface;
+use crate::socket::packet::frame::{self, Bound, Deliver, PROTOCOL_V4, PROTOCOL_V6, put};
 use crate::socket::ports::{self, InetAddress, Protocol};
+use crate::socket::registry::Hears;
 use crate::task::namespaces::network::NetworkNamespace;
 use crate::{Errno, Result};
-
-/// Delivers a message to a channel. Without room the message is lost.
-pub(in crate::socket) type Deliver<'a> = &'a mut dyn FnMut(&Arc<Channel>, &[u8], MessageOrigin);
 
 /// Whether a packet found a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,8 +35,14 @@ pub(in crate::socket) enum Found {
     None,
 }
 
-/// Processes the packet in `bytes`, which has arrived in `network` from the same network.
+/// Sends the packet in `bytes` through the loopback device of `network`.
 pub(in crate::socket) fn arrive(network: &NetworkNamespace, bytes: Vec<u8>) {
+    frame::show_on_loopback(network, &bytes);
+    process(network, bytes);
+}
+
+/// Processes the packet in `bytes`, which has arrived in `network` from the same network.
+pub(in crate::socket) fn process(network: &NetworkNamespace, bytes: Vec<u8>) {
     let mut next = Some(bytes);
     while let Some(bytes) = next.take() {
         let Some(packet) = Packet::parse(&bytes) else { return };
@@ -48,13 +52,8 @@ pub(in crate::socket) fn arrive(network: &NetworkNamespace, bytes: Vec<u8>) {
         let found = show(network, &bytes, interface::LO.index, &mut put);
         // If there is no memory for the answer, it is lost.
         next = answer(network, &packet, found).ok().flatten();
+        next.iter().for_each(|answer| frame::show_on_loopback(network, answer));
     }
-}
-
-fn put(channel: &Arc<Channel>, bytes: &[u8], origin: MessageOrigin) {
-    let (source, ancillary) = (&mut SliceSource::new(bytes), Ancillary::default());
-    // No room, or the receiver has ended: the packet is lost.
-    let _ = channel.send_message(source, ancillary, origin, Patience::Never);
 }
 
 /// Whether `ip` is an address of `network`.
@@ -94,7 +93,7 @@ fn hand_over(network: &NetworkNamespace, packet: &Packet<'_>) -> Found {
     };
     let Head { ttl, tos, .. } = packet.head;
     let facts = PacketFacts { to: (to.ip, to.port), interface: interface::LO.index, ttl, tos };
-    let notes = socket.channel().notes(|| Some(facts));
+    let notes = socket.channel().notes(|| Some(facts.into()));
     put(socket.channel(), bytes, MessageOrigin { name: Some(Address::Inet(from)), notes });
     Found::Some
 }
@@ -115,9 +114,12 @@ pub(in crate::socket) fn show_datagram(
         return Ok(());
     }
     let bytes = format::datagram(head, [from.port, to.port], payload)?;
+    frame::show_on_loopback(network, &bytes);
     show(network, &bytes, interface::LO.index, &mut put);
     if let (Found::None, Some(packet)) = (found, Packet::parse(&bytes)) {
-        show(network, &format::refusal(&packet, Refused::Port)?, interface::LO.index, &mut put);
+        let refusal = format::refusal(&packet, Refused::Port)?;
+        frame::show_on_loopback(network, &refusal);
+        show(network, &refusal, interface::LO.index, &mut put);
     }
     Ok(())
 }
@@ -129,14 +131,24 @@ fn give(socket: &RawSocket, packet: &Packet<'_>, interface: u32, deliver: Delive
     let bytes = if with_header { packet.whole } else { packet.payload() };
     let hardware =
         if interface == interface::LO.index { interface::LO.hardware } else { interface::ETHERNET };
-    let part = socket.filter.part(packet, bytes, (interface, hardware));
+    let part = socket.filter.part(|| PacketData {
+        bytes,
+        network: packet.whole,
+        payload_at: packet.innermost_at().saturating_sub(packet.whole.len() - bytes.len()) as u32,
+        has_link: HasLink::No,
+        protocol: if packet.head.is_v4() { PROTOCOL_V4 } else { PROTOCOL_V6 },
+        kind: Bound::Host as u8,
+        interface,
+        hardware,
+        random: 0,
+    });
     if part == 0 {
         return;
     }
     let Head { from, to, ttl, tos, .. } = packet.head;
     let facts = PacketFacts { to: (to, 0), interface, ttl, tos };
     let name = Some(Address::Inet(InetAddress { ip: from, port: 0 }));
-    let origin = MessageOrigin { name, notes: socket.channel().notes(|| Some(facts)) };
+    let origin = MessageOrigin { name, notes: socket.channel().notes(|| Some(facts.into())) };
     deliver(socket.channel(), &bytes[..bytes.len().min(part)], origin);
 }
 

@@ -2,13 +2,11 @@
 //!
 //! TCP and UDP between the sockets of this machine use no packets. Raw and ping sockets handle
 //! packets. So packets are made if such a socket sends, or could receive. If there is no such
-//! socket, a datagram costs one check ([`any`]).
+//! socket, a datagram costs one check ([`registry::any`](super::registry::any)).
 //!
 //! | module | concept |
 //! |---|---|
 //! | [`format`] | headers of IP and ICMP |
-//! | [`filter`] | programs that select packets |
-//! | [`registry`] | the packets that each socket receives |
 //! | [`arrive`] | packets for this machine: copies for sockets, answers, errors |
 //! | [`send`] | packets of programs |
 //! | [`settings`] | options |
@@ -21,9 +19,7 @@
 //! be held when it is taken.
 
 pub(super) mod arrive;
-mod filter;
 mod format;
-mod registry;
 mod send;
 mod settings;
 
@@ -34,15 +30,15 @@ use linux_raw_sys::net as c;
 
 pub use self::settings::RawKind;
 
-use self::filter::SocketFilter;
 use self::format::{ICMP, ICMPV6, Version};
-use self::registry::{HearerKey, Hearers, Hears};
 use self::settings::{RawNature, RawSettings};
 use super::address::Family;
 use super::beside::Told;
 use super::channel::Channel;
+use super::filter::SocketFilter;
 use super::memory::SocketAccount;
 use super::ports::InetAddress;
+use super::registry::{HearerKey, Hearers, Hears};
 use crate::task::namespaces::network::NetworkNamespace;
 use crate::task::{self, Capability};
 use crate::user::UserPtr;
@@ -50,12 +46,6 @@ use crate::{Errno, Result};
 
 /// All sockets that receive packets.
 static HEARERS: Hearers<RawSocket> = Hearers::new();
-
-/// Whether any socket receives packets, in any namespace.
-#[inline]
-pub fn any() -> bool {
-    HEARERS.any()
-}
 
 #[derive(Clone, Copy)]
 struct RawState {
@@ -196,9 +186,7 @@ impl RawSocket {
     /// `ENOPROTOOPT`, `EOPNOTSUPP`, `EINVAL`, `EFAULT`.
     pub(super) fn option(&self, level: u32, name: u32, value: u64, length: UserPtr<i32>) -> Result<bool> {
         if (level, name) == (c::SOL_SOCKET, c::SO_LOCK_FILTER) {
-            let room = usize::try_from(length.read()?).map_err(|_| Errno::EINVAL)?.min(size_of::<i32>());
-            crate::user::write_exact(value, &i32::from(self.filter.is_locked()).to_ne_bytes()[..room])?;
-            return length.write(&(room as i32)).map(|()| true);
+            return self.filter.write_lock(value, length).map(|()| true);
         }
         let settings = self.state.lock().settings;
         self.nature().write_option(&settings, (level, name), value, length)

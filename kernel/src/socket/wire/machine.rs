@@ -12,8 +12,10 @@ use crate::socket::address::Address;
 use crate::socket::beside::PacketFacts;
 use crate::socket::channel::{Channel, MessageOrigin};
 use crate::socket::interface;
+use crate::socket::packet::PacketSocket;
+use crate::socket::packet::frame::{self, LinkDevice, LinkFrame};
 use crate::socket::ports::{self, InetAddress, Protocol};
-use crate::socket::raw;
+use crate::socket::{raw, registry};
 use crate::task::namespaces::network::NetworkNamespace;
 use crate::{Errno, sched};
 
@@ -65,11 +67,51 @@ impl Machine {
         if self.broken {
             return None;
         }
-        self.device.receive(frame).unwrap_or_else(|_| {
+        let received = self.device.receive(frame).unwrap_or_else(|_| {
             log::error!("eth0: the device broke the protocol and is out of use");
             self.broken = true;
             None
-        })
+        });
+        if let Some(length) = received
+            && registry::any()
+        {
+            self.show(LinkFrame::arrived(&frame[..length], self.link()), None);
+        }
+        received
+    }
+
+    /// Returns the device, for frames.
+    fn link(&self) -> LinkDevice {
+        LinkDevice {
+            index: interface::ETHERNET_INDEX,
+            hardware: interface::ETHERNET,
+            addresses: [self.device.address(), interface::ALL_MACHINES],
+        }
+    }
+
+    /// Shows a frame to packet sockets, except to its sender.
+    #[cold]
+    fn show(&mut self, frame: Option<LinkFrame<'_>>, sender: Option<&PacketSocket>) {
+        let mut deliver = |channel: &Arc<Channel>, bytes: &[u8], origin| self.offer(channel, origin, bytes);
+        if let Some(frame) = frame {
+            frame::show(HERE.0, &frame, sender, &mut deliver);
+        }
+    }
+
+    /// Sends a frame. Without room in the device it waits; it is lost if too many do.
+    pub(super) fn send_frame(&mut self, frame: &[u8], sender: Option<&PacketSocket>) {
+        if registry::any() {
+            self.show(LinkFrame::sent(frame, self.link()), sender);
+        }
+        if self.unsent.is_empty() && self.device.send(frame) != Ok(false) {
+            return;
+        }
+        if self.unsent.len() < UNSENT
+            && let Ok(frame) = Vec::try_from_slice(frame)
+        {
+            // Without memory the frame is lost.
+            let _ = self.unsent.try_push_back(frame);
+        }
     }
 
     /// Sends the waiting frames, as far as there is room now.
@@ -132,15 +174,7 @@ impl Host for Machine {
     }
 
     fn transmit(&mut self, frame: &[u8]) {
-        if self.unsent.is_empty() && self.device.send(frame) != Ok(false) {
-            return;
-        }
-        if self.unsent.len() < UNSENT
-            && let Ok(frame) = Vec::try_from_slice(frame)
-        {
-            // Without memory the frame is lost.
-            let _ = self.unsent.try_push_back(frame);
-        }
+        self.send_frame(frame, None);
     }
 
     fn listens(&mut self, ends: Ends) -> bool {
@@ -202,13 +236,13 @@ impl Host for Machine {
         };
         let interface = interface::ETHERNET_INDEX;
         let facts = PacketFacts { to: (local.ip, local.port), interface, ttl: marks.ttl, tos: marks.tos };
-        let notes = socket.channel().notes(|| Some(facts));
+        let notes = socket.channel().notes(|| Some(facts.into()));
         self.offer(socket.channel(), MessageOrigin { name: Some(Address::Inet(from)), notes }, payload);
         true
     }
 
     fn hears_packets(&self) -> bool {
-        raw::any()
+        registry::any()
     }
 
     fn packet(&mut self, packet: &[u8]) {

@@ -33,6 +33,7 @@ use self::far::Far;
 use self::machine::Machine;
 use super::attachment::{self, Attachment};
 use super::channel::Channel;
+use super::packet::PacketSocket;
 use super::ports::InetAddress;
 use crate::sync::Mutex;
 use crate::user::{Source, read_all};
@@ -180,6 +181,11 @@ impl Wire {
         drop(state);
         self.look_again();
         if fits { Ok(()) } else { Err(Errno::EMSGSIZE) }
+    }
+
+    /// Sends a frame of a packet socket. Without room it is lost.
+    pub(super) fn send_frame(&self, frame: &[u8], sender: &PacketSocket) {
+        self.state.lock().machine.send_frame(frame, Some(sender));
     }
 
     /// The task `net`.

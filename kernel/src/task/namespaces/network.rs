@@ -21,7 +21,7 @@ use crate::task::userns::{NamespaceHead, NamespaceKind};
 static INITIAL: Once<Arc<NetworkNamespace>> = Once::new();
 
 /// Number of classes that `socket` divides sockets into.
-pub const SOCKET_CLASSES: usize = 12;
+pub const SOCKET_CLASSES: usize = 13;
 
 /// A network namespace.
 pub struct NetworkNamespace {

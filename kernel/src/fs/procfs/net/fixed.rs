@@ -34,7 +34,6 @@ ffffffff 00000001 00000000 00200200       lo
 00000000000000000000000000000000 00 00000000000000000000000000000000 00 00000000000000000000000000000000 \
 ffffffff 00000001 00000000 00200200       lo
 ";
-const PACKET: &[u8] = b"sk               RefCnt Type Proto  Iface R Rmem   User   Inode\n";
 
 const SNMP_BEFORE_TCP: &[u8] = b"\
 Ip: Forwarding DefaultTTL InReceives InHdrErrors InAddrErrors ForwDatagrams InUnknownProtos InDiscards InDelivers \
@@ -71,6 +70,7 @@ const PROTOCOL_ROWS: [(&str, SocketClass, &str, usize, &str); SOCKET_CLASSES] = 
     ("RAW", SocketClass::Raw, "NI", 0, "y  y  y  n  y  y  y  n  y  y  y  y  n  y  y  y  y  n  n"),
     ("UDP", SocketClass::Udp, "NI", 0, "y  y  y  n  y  y  y  n  y  y  y  y  y  n  n  y  y  y  n"),
     ("TCP", SocketClass::Tcp, "no", 256, "y  y  y  y  y  y  y  y  y  y  y  y  y  n  y  y  y  y  y"),
+    ("PACKET", SocketClass::Packet, "NI", 0, "n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n"),
     ("NETLINK", SocketClass::Netlink, "NI", 0, "n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n  n"),
 ];
 
@@ -82,7 +82,6 @@ pub(super) fn show(file: NetFile, network: &NetworkNamespace, out: &mut Text) ->
         NetFile::IfInet6 | NetFile::Ipv6Route if !network.is_up() => {}
         NetFile::IfInet6 => out.push(IF_INET6),
         NetFile::Ipv6Route => out.push(IPV6_ROUTE),
-        NetFile::Packet => out.push(PACKET),
         NetFile::Protocols => protocols(out),
         NetFile::Route => routes(network, out),
         NetFile::Snmp => snmp(network, out)?,

@@ -2,7 +2,7 @@
 //!
 //! | module | files |
 //! |---|---|
-//! | [`rows`] | icmp, netlink, raw, tcp, udp, unix, of both versions: a line for each socket, written in parts |
+//! | [`rows`] | icmp, netlink, packet, raw, tcp, udp, unix, of both versions: a line for each socket, written in parts |
 //! | [`fixed`] | the others, whose length does not depend on programs |
 //!
 //! Pointers of the kernel are 0, as Linux shows them to unprivileged programs.
@@ -24,7 +24,6 @@ pub(in crate::fs::procfs) enum NetFile {
     Dev,
     IfInet6,
     Ipv6Route,
-    Packet,
     Protocols,
     Route,
     Snmp,
@@ -42,7 +41,7 @@ pub(in crate::fs::procfs) const FILES: [(&str, NetFile); 22] = [
     ("if_inet6", NetFile::IfInet6),
     ("ipv6_route", NetFile::Ipv6Route),
     ("netlink", NetFile::Sockets(SocketClass::Netlink)),
-    ("packet", NetFile::Packet),
+    ("packet", NetFile::Sockets(SocketClass::Packet)),
     ("protocols", NetFile::Protocols),
     ("raw", NetFile::Sockets(SocketClass::Raw)),
     ("raw6", NetFile::Sockets(SocketClass::Raw6)),

@@ -28,6 +28,7 @@ const UDP_TITLE: &[u8] =
 const DATAGRAM_TITLE: &[u8] = b" ref pointer drops";
 const NETLINK_TITLE: &[u8] =
     b"sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops    Inode";
+const PACKET_TITLE: &[u8] = b"sk               RefCnt Type Proto  Iface R Rmem   User   Inode";
 const UNIX_TITLE: &[u8] = b"Num       RefCount Protocol Flags    Type St Inode Path";
 
 /// Blanks that fill a line up to the greatest length.
@@ -84,6 +85,7 @@ impl SocketRows {
             SocketClass::Icmp => ICMP_TITLE,
             SocketClass::Unix => UNIX_TITLE,
             SocketClass::Netlink => NETLINK_TITLE,
+            SocketClass::Packet => PACKET_TITLE,
         });
         use SocketClass::{Icmp6, Raw, Raw6, Udp6, UdpLite6};
         if matches!(self.class, Udp6 | UdpLite6 | Raw | Raw6 | Icmp6) {
@@ -106,6 +108,9 @@ impl SocketRows {
         }
         if let Some(Address::Netlink(own)) = socket.address() {
             return netlink_row(out, socket, own);
+        }
+        if self.class == SocketClass::Packet {
+            return packet_row(out, socket);
         }
         let Some(view) = socket.inet_view() else { return };
         let listens = view.state == TcpState::Listen;
@@ -187,14 +192,16 @@ fn inet_row(out: &mut Text, socket: &Socket, view: &InetView) {
     out.push(line.bytes());
 }
 
+/// Adds a number, padded to `width`, and a blank.
+fn column(line: &mut ShortLine, value: u64, width: usize) {
+    let end = line.bytes().len() + width;
+    line.decimal(value, 0);
+    line.pad(end);
+    line.push(b" ");
+}
+
 fn netlink_row(out: &mut Text, socket: &Socket, own: NetlinkAddress) {
     let mut line = ShortLine::of(b"0000000000000000 ");
-    let column = |line: &mut ShortLine, value: u64, width| {
-        let end = line.bytes().len() + width;
-        line.decimal(value, 0);
-        line.pad(end);
-        line.push(b" ");
-    };
     column(&mut line, socket.protocol_number() as u64, 3);
     column(&mut line, own.port.into(), 10);
     line.hex(own.groups.into(), 8);
@@ -207,6 +214,21 @@ fn netlink_row(out: &mut Text, socket: &Socket, own: NetlinkAddress) {
     let end = line.bytes().len() + 8;
     line.decimal(socket.inode(), 0);
     line.pad(end);
+    out.push(line.bytes());
+    out.push(b"\n");
+}
+
+fn packet_row(out: &mut Text, socket: &Socket) {
+    let Some((kind, (protocol, device))) = socket.packet_view() else { return };
+    let mut line = ShortLine::of(b"0000000000000000 3      ");
+    column(&mut line, kind as u64, 4);
+    line.hex(protocol.into(), 4);
+    line.push(b"   ");
+    column(&mut line, device.into(), 5);
+    column(&mut line, u64::from(protocol != 0), 1);
+    column(&mut line, socket.channel().bytes() as u64, 6);
+    column(&mut line, crate::task::shown_ids(socket.owner(), 0).0.into(), 6);
+    line.decimal(socket.inode(), 0);
     out.push(line.bytes());
     out.push(b"\n");
 }

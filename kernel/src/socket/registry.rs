@@ -1,6 +1,6 @@
 //! Sockets that receive copies of packets, by network namespace and by the kind of packets.
 //!
-//! While there is no such socket, a packet costs one check of their number ([`Hearers::any`]).
+//! While there is no such socket, a packet costs one check of their number ([`any`]).
 //! Sockets of the same kind are adjacent, in the order of their registration. So only the sockets
 //! of its namespace are visited for a packet. Only one socket at a time is kept alive for that.
 //!
@@ -26,6 +26,10 @@ pub(super) enum Hears {
     Ping4(u16),
     /// ICMPv6 echo replies with this identifier.
     Ping6(u16),
+    /// Frames of this protocol (ETH_P_*).
+    Frames(u16),
+    /// All frames, also those that this machine sends.
+    AllFrames,
 }
 
 /// The network namespace, the kind of packets, and a unique number.
@@ -35,22 +39,28 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 /// The next identifier to try for a socket that requests any.
 static NEXT_IDENTIFIER: AtomicU64 = AtomicU64::new(0);
 
+/// The number of registered sockets of all kinds.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether any socket receives packets, in any namespace.
+#[inline]
+pub(super) fn any() -> bool {
+    COUNT.load(Ordering::Relaxed) != 0
+}
+
 /// See the module's head.
 pub(super) struct Hearers<S: 'static> {
     entries: SpinLock<Map<HearerKey, Weak<S>>>,
-    /// The number of registered sockets.
-    count: AtomicUsize,
 }
 
 impl<S> Hearers<S> {
     pub(super) const fn new() -> Self {
-        Self { entries: SpinLock::new(Map::new()), count: AtomicUsize::new(0) }
+        Self { entries: SpinLock::new(Map::new()) }
     }
 
-    /// Whether any socket receives packets, in any namespace.
-    #[inline]
-    pub(super) fn any(&self) -> bool {
-        self.count.load(Ordering::Relaxed) != 0
+    /// Whether no socket is registered.
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.lock().is_empty()
     }
 
     /// Registers `socket` of `network` for these packets.
@@ -60,7 +70,7 @@ impl<S> Hearers<S> {
     pub(super) fn enter(&self, network: u64, hears: Hears, socket: &Arc<S>) -> Result<HearerKey> {
         let key = (network, hears, NEXT.fetch_add(1, Ordering::Relaxed));
         self.entries.lock().try_insert(key, socket.downgrade())?;
-        self.count.fetch_add(1, Ordering::Relaxed);
+        COUNT.fetch_add(1, Ordering::Relaxed);
         Ok(key)
     }
 
@@ -86,7 +96,7 @@ impl<S> Hearers<S> {
             let mut entries = self.entries.lock();
             if identifier != 0 && first::<S>(&entries, (network, hears, 0)).is_none() {
                 entries.try_insert(key, socket.downgrade())?;
-                self.count.fetch_add(1, Ordering::Relaxed);
+                COUNT.fetch_add(1, Ordering::Relaxed);
                 return Ok((identifier, key));
             }
             drop(entries);
@@ -101,7 +111,7 @@ impl<S> Hearers<S> {
     pub(super) fn leave(&self, key: &HearerKey) {
         let left = self.entries.lock().remove(key);
         if left.is_some() {
-            self.count.fetch_sub(1, Ordering::Relaxed);
+            COUNT.fetch_sub(1, Ordering::Relaxed);
         }
         drop(left);
     }

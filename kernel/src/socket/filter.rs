@@ -1,23 +1,16 @@
-//! Classic BPF programs that select the packets of a socket (SO_ATTACH_FILTER).
+//! Classic BPF programs that select the packets of a raw or packet socket (SO_ATTACH_FILTER).
 //!
 //! A filter can be replaced and removed until it is locked. So a program that opens a socket for
 //! another program can restrict which packets that one receives.
 
-use freehold_bpf::{HasLink, PacketData, PacketFilter, Refusal};
+use freehold_bpf::{PacketData, PacketFilter, Refusal};
 use freehold_collections::{Arc, reserve};
 use linux_raw_sys::net as c;
 
-use super::format::Packet;
 use crate::sync::SpinLock;
 use crate::task::seccomp::read_instructions;
 use crate::user::UserPtr;
 use crate::{Errno, Result, hw};
-
-/// PACKET_HOST: a packet for this machine.
-const FOR_THIS_HOST: u8 = 0;
-/// ETH_P_IP, ETH_P_IPV6.
-const ETHERNET_V4: u16 = 0x800;
-const ETHERNET_V6: u16 = 0x86dd;
 
 #[derive(Default)]
 struct Attached {
@@ -100,28 +93,26 @@ impl SocketFilter {
     }
 
     /// Returns the value of SO_LOCK_FILTER.
-    pub(super) fn is_locked(&self) -> bool {
+    fn is_locked(&self) -> bool {
         self.0.lock().lock == FilterLock::Locked
     }
 
-    /// Returns how many of `bytes`, the part of `packet` for the socket, pass the filter: 0 for
-    /// none.
-    pub(super) fn part(&self, packet: &Packet<'_>, bytes: &[u8], (interface, hardware): (u32, u16)) -> usize {
+    /// Writes SO_LOCK_FILTER, cut to the number of bytes that `length` points to.
+    ///
+    /// # Errors
+    /// `EINVAL` for a negative length, `EFAULT`.
+    pub(super) fn write_lock(&self, value: u64, length: UserPtr<i32>) -> Result<()> {
+        let room = usize::try_from(length.read()?).map_err(|_| Errno::EINVAL)?.min(size_of::<i32>());
+        crate::user::write_exact(value, &i32::from(self.is_locked()).to_ne_bytes()[..room])?;
+        length.write(&(room as i32))
+    }
+
+    /// Returns how many bytes of a packet pass the filter: 0 for none. `facts` returns the packet
+    /// for the filter; its random number is set here.
+    pub(super) fn part<'a>(&self, facts: impl FnOnce() -> PacketData<'a>) -> usize {
         let Some(filter) = self.0.lock().filter.clone() else { return usize::MAX };
         let mut random = [0; 4];
         hw::fill_random(&mut random);
-        let before = packet.whole.len() - bytes.len();
-        let verdict = filter.run(&PacketData {
-            bytes,
-            network: packet.whole,
-            payload_at: packet.innermost_at().saturating_sub(before) as u32,
-            has_link: HasLink::No,
-            protocol: if packet.head.is_v4() { ETHERNET_V4 } else { ETHERNET_V6 },
-            kind: FOR_THIS_HOST,
-            interface,
-            hardware,
-            random: u32::from_ne_bytes(random),
-        });
-        verdict as usize
+        filter.run(&PacketData { random: u32::from_ne_bytes(random), ..facts() }) as usize
     }
 }
