@@ -1,30 +1,30 @@
-//! Addresses of sockets, and the owners of AF_UNIX addresses.
+//! Addresses of sockets, of all families. [`names`](super::names) finds the owners of AF_UNIX
+//! addresses.
 //!
-//! A socket is found by the inode that it was bound to, or by its abstract name. The maps hold weak
-//! references to sockets. An abstract name ends with its socket. A path stays, and connections to
-//! it are refused.
+//! | module | concept |
+//! |---|---|
+//! | [`inet`] | IP addresses with ports |
+//! | [`link`] | addresses of packet sockets |
+//! | [`netlink`] | ports of AF_NETLINK |
+
+pub mod inet;
+pub mod link;
+pub mod netlink;
 
 use core::net::Ipv6Addr;
-use freehold_collections::{
-    Arc, Map, Vec, Weak,
-    reserve::{self, ArcMethods},
-    try_format,
-};
 
-use linux_raw_sys::net::{AF_INET, AF_INET6, AF_NETLINK, AF_PACKET, AF_UNIX, AF_UNSPEC};
+use freehold_collections::{Arc, Vec, reserve};
+use linux_raw_sys::net::{AF_NETLINK, AF_UNIX, AF_UNSPEC};
 
-use super::endpoint::Socket;
-use super::netlink::NetlinkAddress;
-use super::packet::address::LinkAddress;
-use super::ports::InetAddress;
-use crate::fs::{self, Final, Identity, NodeKind, PathWalk};
-use crate::sync::{SpinLock, WeakMap};
-use crate::task::namespaces::network::NetworkNamespace;
+use self::inet::InetAddress;
+use self::link::LinkAddress;
+use self::netlink::NetlinkAddress;
+use super::family::Family;
 use crate::user::{self, UserPtr};
-use crate::{Errno, Result, task};
+use crate::{Errno, Result};
 
 /// Bytes of sun_path.
-const PATH_BYTES: usize = 108;
+pub(super) const PATH_BYTES: usize = 108;
 /// Bytes of the family, which precedes the path.
 const FAMILY_BYTES: usize = 2;
 
@@ -39,53 +39,6 @@ const NETLINK_BYTES: usize = 12;
 const INET6_IP: usize = 8;
 /// Length of the longest sockaddr (`struct sockaddr_storage`).
 const MOST_BYTES: usize = 128;
-
-/// Address family of a socket.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Family {
-    /// AF_UNIX.
-    Unix,
-    /// AF_INET.
-    Inet,
-    /// AF_INET6.
-    Inet6,
-    /// AF_NETLINK.
-    Netlink,
-    /// AF_PACKET.
-    Packet,
-}
-
-impl Family {
-    /// Returns the family with this number.
-    ///
-    /// # Errors
-    /// `EAFNOSUPPORT`.
-    pub const fn from_number(number: u32) -> Result<Self> {
-        match number {
-            AF_UNIX => Ok(Self::Unix),
-            AF_INET => Ok(Self::Inet),
-            AF_INET6 => Ok(Self::Inet6),
-            AF_NETLINK => Ok(Self::Netlink),
-            AF_PACKET => Ok(Self::Packet),
-            _ => Err(Errno::EAFNOSUPPORT),
-        }
-    }
-    /// Returns the family's AF_* number.
-    pub const fn number(self) -> u16 {
-        match self {
-            Self::Unix => AF_UNIX as u16,
-            Self::Inet => AF_INET as u16,
-            Self::Inet6 => AF_INET6 as u16,
-            Self::Netlink => AF_NETLINK as u16,
-            Self::Packet => AF_PACKET as u16,
-        }
-    }
-
-    /// Whether the family is AF_INET or AF_INET6.
-    pub const fn is_ip(self) -> bool {
-        matches!(self, Self::Inet | Self::Inet6)
-    }
-}
 
 /// Address that a socket can be bound to.
 ///
@@ -103,29 +56,6 @@ pub enum Address {
     Netlink(NetlinkAddress),
     /// A network device, and an address there.
     Link(LinkAddress),
-}
-
-/// Sockets by the number of their network namespace, in eight bytes, followed by the name.
-static BY_NAME: SpinLock<Map<Arc<[u8]>, Weak<Socket>>> = SpinLock::new(Map::new());
-static BY_INODE: SpinLock<WeakMap<Identity, Socket>> = SpinLock::new(WeakMap::new());
-
-/// A key of [`BY_NAME`] that needs no allocation, for use when a socket ends.
-struct KeyBytes([u8; 8 + PATH_BYTES], usize);
-
-impl KeyBytes {
-    fn of(network: &NetworkNamespace, name: &[u8]) -> Self {
-        let mut bytes = [0; 8 + PATH_BYTES];
-        bytes[..8].copy_from_slice(&network.number().to_ne_bytes());
-        bytes[8..8 + name.len()].copy_from_slice(name);
-        Self(bytes, 8 + name.len())
-    }
-    fn bytes(&self) -> &[u8] {
-        &self.0[..self.1]
-    }
-}
-
-fn key_of(network: &NetworkNamespace, name: &[u8]) -> Arc<[u8]> {
-    reserve::slice(KeyBytes::of(network, name).bytes())
 }
 
 impl Address {
@@ -311,102 +241,4 @@ impl Address {
         user::write_exact(to, &bytes[..room.min(bytes.len())])?;
         Ok(bytes.len() as u32)
     }
-
-    /// Binds `socket` to this address.
-    ///
-    /// # Errors
-    /// `EADDRINUSE`; the errors of creating a file.
-    pub fn bind(&self, socket: &Arc<Socket>) -> Result<()> {
-        match self {
-            Self::Abstract(name) => {
-                let key = key_of(socket.network(), name);
-                let mut names = BY_NAME.lock();
-                if names.get(&key[..]).is_some_and(|other| other.strong_count() > 0) {
-                    return Err(Errno::EADDRINUSE);
-                }
-                names.try_insert(key, socket.downgrade())?;
-            }
-            // These are bound by what their sockets receive.
-            Self::Inet(_) | Self::Netlink(_) | Self::Link(_) => return Err(Errno::EINVAL),
-            Self::Path(path) => {
-                let identity = with_walk(|walk, umask| {
-                    let mode = 0o777 & !umask;
-                    let made = fs::names::make_node(walk, path, NodeKind::Socket, mode, 0);
-                    made.map_err(|error| if error == Errno::EEXIST { Errno::EADDRINUSE } else { error })
-                })?
-                .node
-                .identity();
-                if BY_INODE.lock().try_insert(identity, socket).is_err() {
-                    // Remove the file, since no task could connect to it. Another file may have its
-                    // name by now.
-                    let found = with_walk(|walk, _| walk.find(path, Final::Stop))?;
-                    if found.node.identity() == identity {
-                        with_walk(|walk, _| fs::names::unlink(walk, path))?;
-                    }
-                    return Err(Errno::ENOMEM);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns the socket that is bound to this address, for a socket of `network`.
-    ///
-    /// # Errors
-    /// `ECONNREFUSED` if there is none; the errors of following a path.
-    pub fn find(&self, network: &NetworkNamespace) -> Result<Arc<Socket>> {
-        let found = match self {
-            Self::Inet(_) | Self::Netlink(_) | Self::Link(_) => None,
-            Self::Abstract(name) => {
-                let key = KeyBytes::of(network, name);
-                BY_NAME.lock().get(key.bytes()).and_then(|weak| weak.upgrade())
-            }
-            Self::Path(path) => {
-                let place = with_walk(|walk, _| walk.find(path, Final::Follow))?;
-                let caller = task::current().process().credentials();
-                caller.caller().may(&place.node.metadata(), fs::Access::WRITE)?;
-                if place.node.kind() != NodeKind::Socket {
-                    return Err(Errno::ECONNREFUSED);
-                }
-                BY_INODE.lock().get(&place.node.identity())
-            }
-        };
-        found.ok_or(Errno::ECONNREFUSED)
-    }
-
-    /// Removes an abstract name. Its socket, which was in `network`, has ended.
-    pub fn release(&self, network: &NetworkNamespace) {
-        if let Self::Abstract(name) = self {
-            let key = KeyBytes::of(network, name);
-            let mut names = BY_NAME.lock();
-            if names.get(key.bytes()).is_some_and(|socket| socket.strong_count() == 0) {
-                names.remove(key.bytes());
-            }
-        }
-    }
-
-    /// Binds `socket` to a free abstract name (for a bind without a name).
-    ///
-    /// # Errors
-    /// `EADDRINUSE` if all names are taken, `ENOMEM`.
-    pub fn bind_to_any(socket: &Arc<Socket>) -> Result<Self> {
-        for number in 0..0x10_0000u32 {
-            let text = try_format!("{number:05x}")?;
-            let name = Self::Abstract(reserve::slice(text.as_bytes()));
-            match name.bind(socket) {
-                Err(Errno::EADDRINUSE) => {}
-                bound => return bound.map(|()| name),
-            }
-        }
-        Err(Errno::EADDRINUSE)
-    }
-}
-
-/// Runs `f` with the walk that resolves paths for the caller, and its umask.
-fn with_walk<R>(f: impl FnOnce(&PathWalk<'_>, u32) -> Result<R>) -> Result<R> {
-    let process = task::current().process().clone();
-    let context = process.fs();
-    let credentials = process.credentials();
-    let (root, start) = (context.root(), context.cwd());
-    f(&PathWalk::new(&root, &start, &credentials.caller()), context.umask())
 }

@@ -13,8 +13,8 @@
 
 use freehold_machine::PAGE_SIZE;
 
-use super::address::Family;
 use super::endpoint::{Socket, SocketKind};
+use super::family::Family;
 use super::memory::{BUFFER_BYTES, Ceiling, MOST_PAGES, PAGES, QueueEnd};
 
 /// Bytes that Linux adds to each message of AF_UNIX before it compares the sum with SO_SNDBUF.

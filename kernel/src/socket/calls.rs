@@ -3,10 +3,11 @@
 use linux_raw_sys::net as c;
 
 use super::SocketFile;
-use super::address::{Address, Family};
+use super::address::Address;
 use super::beside::wishes::Follows;
 use super::channel::{Ancillary, Manner, Patience, Received, Taking};
 use super::endpoint::{SendTarget, Shutdown, Socket, SocketKind};
+use super::family::Family;
 use super::message::{self, Delivery, MessageHeader, Sent};
 use super::netlink::Netlink;
 use super::packet::PacketKind;

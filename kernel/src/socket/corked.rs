@@ -7,11 +7,11 @@ use core::sync::atomic::Ordering;
 
 use freehold_collections::Receiver;
 
+use super::address::inet::InetAddress;
 use super::beside::wishes::{Follows, SEGMENT, UDP, Wishes};
 use super::channel::Ancillary;
 use super::cork::{Begun, MOST_DATAGRAM_BYTES};
 use super::endpoint::{Socket, SocketKind};
-use super::ports::InetAddress;
 use crate::fs::bytes::SliceSource;
 use crate::user::{Source, UserPtr, read_all};
 use crate::{Errno, Result, sched};

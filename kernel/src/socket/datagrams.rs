@@ -5,13 +5,14 @@ use freehold_net::Marks;
 use linux_raw_sys::net as c;
 
 use super::address::Address;
+use super::address::inet::InetAddress;
 use super::beside::wishes::Wishes;
 use super::beside::{IP, IPV6, PacketFacts, TOS, TTL};
 use super::channel::{Ancillary, MessageOrigin, Patience};
 use super::cork::MOST_DATAGRAM_BYTES;
 use super::endpoint::Socket;
 use super::interface;
-use super::ports::{self, InetAddress};
+use super::ports;
 use super::raw::{self, arrive::Found};
 use super::registry;
 use crate::fs::bytes::SliceSource;

@@ -10,16 +10,18 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use freehold_collections::{Arc, Box, Receiver, VecDeque};
 
-use super::address::{Address, Family};
+use super::address::Address;
+use super::address::inet::InetAddress;
 use super::beside::wishes::Wishes;
 use super::beside::{Nature, Told};
 use super::channel::{Ancillary, Channel, Manner, MessageOrigin, Patience, Received};
 use super::cork::Cork;
+use super::family::Family;
 use super::memory::SocketAccount;
 use super::netlink::Netlink;
 use super::options::{Credentials, Options};
 use super::packet::PacketSocket;
-use super::ports::{EntryKey, InetAddress};
+use super::ports::EntryKey;
 use super::raw::RawSocket;
 use super::table;
 use super::view::ListEntry;

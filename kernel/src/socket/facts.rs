@@ -4,10 +4,11 @@ use freehold_machine::PAGE_SIZE;
 use linux_raw_sys::net as c;
 use zerocopy::IntoBytes;
 
-use super::address::{Address, Family};
+use super::address::Address;
 use super::beside::wishes::UDP;
 use super::beside::{IP, IPV6};
 use super::endpoint::Socket;
+use super::family::Family;
 use super::interface::{self, LO};
 use super::memory::QueueEnd;
 use super::options::Credentials;

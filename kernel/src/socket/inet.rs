@@ -8,14 +8,16 @@
 
 use freehold_collections::{Arc, Receiver};
 
-use super::address::{Address, Family};
+use super::address::Address;
+use super::address::inet::InetAddress;
 use super::attachment::source_for;
 use super::channel::{Channel, Patience};
 use super::endpoint::{Socket, SocketKind};
+use super::family::Family;
 use super::interface::{ETHERNET_INDEX, LO};
 use super::memory::SocketAccount;
 use super::options::Credentials;
-use super::ports::{self, Claim, EntryKey, InetAddress, Protocol};
+use super::ports::{self, Claim, EntryKey, Protocol};
 use super::wire::{self, Wire};
 use crate::sync::News;
 use crate::task::Capability;

@@ -8,8 +8,8 @@ use freehold_virtio::FrameCounts;
 use linux_raw_sys::ioctl as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::address::Family;
 use super::attachment::attachment;
+use super::family::Family;
 use crate::task::namespaces::network::{LinkState, NetworkNamespace};
 use crate::task::{self, Capability};
 use crate::user::UserPtr;

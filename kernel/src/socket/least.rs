@@ -7,10 +7,10 @@
 use freehold_machine::PAGE_SIZE;
 use linux_raw_sys::net as c;
 
-use super::address::Family;
 use super::beside::Told;
 use super::channel::{Manner, Received, Taking};
 use super::endpoint::{Socket, SocketKind};
+use super::family::Family;
 use crate::user::Sink;
 
 impl Socket {

@@ -6,11 +6,11 @@ use freehold_collections::Vec;
 use linux_raw_sys::net as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::address::Family;
 use super::beside::controls::Controls;
 use super::beside::wishes::{Versions, Wishes};
 use super::channel::Ancillary;
 use super::endpoint::{Socket, SocketKind};
+use super::family::Family;
 use super::flight::Files;
 use super::options::Credentials;
 use crate::fs::OnExec;

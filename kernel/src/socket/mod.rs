@@ -13,7 +13,9 @@
 //! | [`packet`] | AF_PACKET: the frames of network devices |
 //! | [`registry`], [`filter`] | the sockets that receive copies of packets, and their filters |
 //! | [`attachment`], [`wire`] | how the machine is connected; connections and datagrams to other machines |
-//! | [`address`] | names, and their owners |
+//! | [`family`] | address families |
+//! | [`address`] | addresses |
+//! | [`names`] | the owners of AF_UNIX addresses |
 //! | [`flight`] | the files that a message carries |
 //! | [`garbage`] | sockets that no process can ever receive from |
 //! | [`netlink`] | AF_NETLINK: requests to the kernel |
@@ -41,6 +43,7 @@ mod corked;
 mod datagrams;
 pub mod endpoint;
 mod facts;
+pub mod family;
 mod filter;
 pub mod flight;
 pub mod garbage;
@@ -49,6 +52,7 @@ pub mod interface;
 mod least;
 pub mod memory;
 pub mod message;
+mod names;
 pub mod netlink;
 pub mod options;
 pub mod packet;
@@ -65,9 +69,9 @@ pub mod wire;
 use freehold_collections::{Arc, reserve};
 use linux_raw_sys::ioctl::{FIONREAD, SIOCATMARK, TIOCOUTQ};
 
-use self::address::Family;
 use self::channel::{Ancillary, Manner, Patience, Received};
 use self::endpoint::{SendTarget, Socket, SocketKind};
+use self::family::Family;
 use self::options::deadline;
 use crate::fs::anonymous::AnonymousNode;
 use crate::fs::file::{NewsOwner, NewsQueues};

@@ -3,9 +3,9 @@
 use linux_raw_sys::net as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::address::Family;
 use super::beside::{self, Told};
 use super::endpoint::{Socket, SocketKind};
+use super::family::Family;
 use super::memory::{BufferSizes, Ceiling, QueueEnd};
 use super::message::PassCredentials;
 use super::netlink;

@@ -4,12 +4,12 @@
 use freehold_collections::Vec;
 use linux_raw_sys::net as c;
 
-use super::address::Family;
 use super::beside::wishes::{GRO, UDP};
-use super::beside::{IP, IPV6};
+use super::beside::{IP, IPV6, PACKET};
 use super::endpoint::Socket;
+use super::family::Family;
+use super::netlink;
 use super::ports::Protocol;
-use super::{netlink, packet};
 use crate::{Errno, Result};
 
 /// IPPROTO_TCP, a level of setsockopt(2).
@@ -174,7 +174,7 @@ impl Socket {
             IP => self.family().is_ip(),
             IPV6 => self.family() == Family::Inet6,
             netlink::LEVEL => self.family() == Family::Netlink,
-            packet::LEVEL => self.family() == Family::Packet,
+            PACKET => self.family() == Family::Packet,
             TCP => self.is_tcp(),
             UDP => self.is_udp(),
             UDP_LITE => self.is_lite,

@@ -12,8 +12,8 @@ use core::sync::atomic::Ordering;
 
 use freehold_collections::{Arc, Vec, Weak, reserve::ArcMethods};
 
-use super::address::Family;
 use super::endpoint::Socket;
+use super::family::Family;
 use super::ports::Protocol;
 use super::raw::RawKind;
 use crate::Result;

@@ -2,10 +2,11 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::address::{Address, Family};
+use super::address::Address;
+use super::address::inet::InetAddress;
 use super::endpoint::{Socket, SocketKind};
+use super::family::Family;
 use super::packet::PacketKind;
-use super::ports::InetAddress;
 use super::table::NOWHERE;
 use crate::task::namespaces::network::NetworkNamespace;
 

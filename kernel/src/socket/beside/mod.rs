@@ -44,8 +44,8 @@ const TCLASS: u32 = 67;
 const RECVORIGDSTADDR_V6: u32 = 74;
 /// TCP_INQ of IPPROTO_TCP, an option and a control message.
 const INQ: u32 = 36;
-/// PACKET_AUXDATA of SOL_PACKET, an option and a control message.
-const PACKET: u32 = super::packet::LEVEL;
+/// SOL_PACKET, and PACKET_AUXDATA, an option and a control message.
+pub(super) const PACKET: u32 = 263;
 const AUXDATA: u32 = 8;
 /// The time to live and the type of service of a packet whose sender set none.
 pub(super) const TTL: u8 = 64;
@@ -372,10 +372,11 @@ mod tests {
     use super::wishes::Wishes;
     use super::*;
     use crate::fs::bytes::{SliceSink, SliceSource};
-    use crate::socket::address::{Address, Family};
+    use crate::socket::address::Address;
+    use crate::socket::address::inet::InetAddress;
     use crate::socket::channel::{Ancillary, Manner, Patience, Received};
     use crate::socket::endpoint::{SendTarget, Socket, SocketKind};
-    use crate::socket::ports::InetAddress;
+    use crate::socket::family::Family;
 
     fn at(ip: [u8; 4], port: u16) -> InetAddress {
         InetAddress { ip: core::net::Ipv4Addr::from(ip).to_ipv6_mapped(), port }

@@ -6,10 +6,10 @@ use freehold_collections::{Arc, Box, reserve};
 
 use super::{Peer, Socket, SocketKind, SocketState, current_groups};
 use crate::Result;
-use crate::socket::address::Family;
 use crate::socket::attachment::network_of_caller;
 use crate::socket::channel::Channel;
 use crate::socket::cork::Cork;
+use crate::socket::family::Family;
 use crate::socket::memory::SocketAccount;
 use crate::socket::netlink::Netlink;
 use crate::socket::options::{Credentials, Options};

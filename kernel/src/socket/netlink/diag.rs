@@ -9,9 +9,11 @@ use zerocopy::IntoBytes;
 
 use super::wire::{NetlinkMessage, Replied, Writer, flag, u32_at};
 use super::{INET, INET6, UNIX};
-use crate::socket::address::{Address, Family};
+use crate::socket::address::Address;
+use crate::socket::address::inet::InetAddress;
 use crate::socket::endpoint::{Socket, SocketKind};
-use crate::socket::ports::{InetAddress, Protocol};
+use crate::socket::family::Family;
+use crate::socket::ports::Protocol;
 use crate::socket::table::{self, SocketClass};
 use crate::socket::view::TcpState;
 use crate::{Errno, Result, sched, task};
@@ -240,7 +242,7 @@ mod tests {
 
     use super::super::wire::Messages;
     use super::*;
-    use crate::socket::address::Family;
+    use crate::socket::family::Family;
     use crate::task::namespaces::network::NetworkNamespace;
 
     fn asked(body: &[u8], flags: u16) -> Result<SocketDump> {

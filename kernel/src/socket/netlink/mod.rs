@@ -24,9 +24,11 @@ use freehold_collections::{Arc, Box, Map, Receiver, reserve};
 use self::diag::{SocketDump, Told};
 use self::wire::{HEADER_BYTES, Messages, NetlinkMessage, Replied, Writer, flag, kind};
 use super::SocketFile;
-use super::address::{Address, Family};
+use super::address::Address;
+use super::address::netlink::NetlinkAddress;
 use super::channel::{Ancillary, MessageOrigin, Patience};
 use super::endpoint::Socket;
+use super::family::Family;
 use super::interface;
 use super::memory::BUFFER_BYTES;
 use super::options::Credentials;
@@ -60,15 +62,6 @@ const INET6: u8 = Family::Inet6.number() as u8;
 
 /// The level of options, SOL_NETLINK.
 pub(super) const LEVEL: u32 = 270;
-
-/// Address that a socket can be bound to: a port, and groups as bits.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub struct NetlinkAddress {
-    /// The port; 0 is the kernel.
-    pub port: u32,
-    /// The multicast groups, as bits.
-    pub groups: u32,
-}
 
 /// Ports in use, by network namespace and protocol.
 static PORTS: SpinLock<Map<(u64, i32, u32), ()>> = SpinLock::new(Map::new());

@@ -1,22 +1,10 @@
-//! Frames on their way through a network device, and the sockets that they are shown to.
-//!
-//! A socket of all protocols is shown each frame, also those that this machine sends; one of a
-//! single protocol is shown those that arrive (Linux: `dev_queue_xmit_nit`, `packet_rcv`). On the
-//! loopback device each packet is sent and arrives.
+//! Frames on their way through a network device.
 
 use freehold_bpf::{HasLink, PacketData};
-use freehold_collections::{Arc, Vec};
+use freehold_collections::Vec;
 
-use super::address::LinkAddress;
-use super::{HEARERS, PacketKind, PacketSocket};
-use crate::fs::bytes::SliceSource;
-use crate::socket::address::Address;
-use crate::socket::beside::FrameFacts;
-use crate::socket::channel::{Ancillary, Channel, MessageOrigin, Patience};
+use crate::Result;
 use crate::socket::interface;
-use crate::socket::registry::{self, Hears};
-use crate::task::namespaces::network::NetworkNamespace;
-use crate::{Errno, Result};
 
 /// Bytes of an Ethernet header: receiver, sender, and the protocol's number.
 pub(in crate::socket) const HEADER: usize = 14;
@@ -27,9 +15,6 @@ const WITH_LENGTH: u16 = 4;
 /// ETH_P_IP, ETH_P_IPV6.
 pub(in crate::socket) const PROTOCOL_V4: u16 = 0x800;
 pub(in crate::socket) const PROTOCOL_V6: u16 = 0x86dd;
-
-/// Delivers a message to a channel. Without room the message is lost.
-pub(in crate::socket) type Deliver<'a> = &'a mut dyn FnMut(&Arc<Channel>, &[u8], MessageOrigin);
 
 /// PACKET_*: a frame's receiver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,6 +30,16 @@ pub(in crate::socket) enum Bound {
     Other = 3,
     /// This machine sends the frame.
     Outgoing = 4,
+}
+
+/// Whether programs see the device's header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(i32)]
+pub enum PacketKind {
+    /// SOCK_DGRAM: they do not.
+    Cooked = 2,
+    /// SOCK_RAW: they do.
+    Raw = 3,
 }
 
 /// A frame.
@@ -102,12 +97,14 @@ impl<'a> LinkFrame<'a> {
         &self.bytes[HEADER..]
     }
 
-    fn sender(&self) -> [u8; 6] {
+    /// Returns the sender's address.
+    pub(super) fn sender(&self) -> [u8; 6] {
         let [a, b, c, d, e, f] = [6, 7, 8, 9, 10, 11].map(|at| self.bytes[at]);
         [a, b, c, d, e, f]
     }
 
-    fn data(&self, kind: PacketKind) -> PacketData<'a> {
+    /// Returns the part that a socket of this kind reads, for its filter.
+    pub(super) fn data(&self, kind: PacketKind) -> PacketData<'a> {
         let (bytes, has_link) = match kind {
             PacketKind::Raw => (self.bytes, HasLink::Yes),
             PacketKind::Cooked => (self.packet(), HasLink::No),
@@ -126,38 +123,6 @@ impl<'a> LinkFrame<'a> {
     }
 }
 
-/// Shows a frame of `network` to the sockets that receive such frames, except to its sender.
-pub(in crate::socket) fn show(
-    network: u64,
-    frame: &LinkFrame<'_>,
-    sender: Option<&PacketSocket>,
-    deliver: Deliver<'_>,
-) {
-    let mut offer = |socket: &Arc<PacketSocket>| {
-        if !sender.is_some_and(|sender| core::ptr::eq(sender, &raw const **socket)) {
-            socket.take(frame, deliver);
-        }
-    };
-    HEARERS.each(network, Hears::AllFrames, &mut offer);
-    if frame.bound != Bound::Outgoing {
-        HEARERS.each(network, Hears::Frames(frame.protocol()), &mut offer);
-    }
-}
-
-/// Shows a packet that goes through the loopback device: sent, then arrived.
-pub(in crate::socket) fn show_on_loopback(network: &NetworkNamespace, packet: &[u8]) {
-    if !registry::any() || HEARERS.is_empty() {
-        return;
-    }
-    // Without memory nothing is shown.
-    if let Ok(bytes) = framed(packet)
-        && let Some(frame) = LinkFrame::arrived(&bytes, LOOPBACK)
-    {
-        show(network.number(), &LinkFrame { bound: Bound::Outgoing, ..frame }, None, &mut put);
-        show(network.number(), &frame, None, &mut put);
-    }
-}
-
 /// The loopback device, for frames.
 pub(in crate::socket) const LOOPBACK: LinkDevice = LinkDevice {
     index: interface::LO.index,
@@ -165,7 +130,11 @@ pub(in crate::socket) const LOOPBACK: LinkDevice = LinkDevice {
     addresses: interface::LO.hardware_addresses,
 };
 
-fn framed(packet: &[u8]) -> Result<Vec<u8>> {
+/// Returns a packet with the loopback device's header.
+///
+/// # Errors
+/// `ENOMEM`.
+pub(super) fn framed(packet: &[u8]) -> Result<Vec<u8>> {
     let protocol =
         if packet.first().is_some_and(|first| first >> 4 == 6) { PROTOCOL_V6 } else { PROTOCOL_V4 };
     let mut bytes = Vec::try_with_capacity(HEADER + packet.len())?;
@@ -173,44 +142,6 @@ fn framed(packet: &[u8]) -> Result<Vec<u8>> {
     bytes.try_extend_from_slice(&protocol.to_be_bytes())?;
     bytes.try_extend_from_slice(packet)?;
     Ok(bytes)
-}
-
-/// Delivers a message, which is lost without room or receiver.
-pub(in crate::socket) fn put(channel: &Arc<Channel>, bytes: &[u8], origin: MessageOrigin) {
-    let (source, ancillary) = (&mut SliceSource::new(bytes), Ancillary::default());
-    if channel.send_message(source, ancillary, origin, Patience::Never) == Err(Errno::EAGAIN) {
-        channel.note_loss();
-    }
-}
-
-impl PacketSocket {
-    /// Takes the part of a frame that the socket's filter passes, if the socket hears its device.
-    fn take(&self, frame: &LinkFrame<'_>, deliver: Deliver<'_>) {
-        if !self.hears(frame) {
-            return;
-        }
-        let data = frame.data(self.kind);
-        let part = self.filter.part(|| data);
-        if part == 0 {
-            return;
-        }
-        let shown = &data.bytes[..data.bytes.len().min(part)];
-        if !self.count(self.channel.has_room()) {
-            return self.channel.note_loss();
-        }
-        let LinkDevice { index, hardware, .. } = frame.device;
-        let name = LinkAddress::new(data.protocol, index).at_device(hardware, frame.sender());
-        let facts = FrameFacts {
-            length: data.bytes.len() as u32,
-            shown: shown.len() as u32,
-            network_at: (data.bytes.len() - data.network.len()) as u16,
-        };
-        let origin = MessageOrigin {
-            name: Some(Address::Link(name.of_frame(frame.bound as u8))),
-            notes: self.channel.notes(|| Some(facts.into())),
-        };
-        deliver(&self.channel, shown, origin);
-    }
 }
 
 #[cfg(test)]

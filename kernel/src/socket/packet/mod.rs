@@ -6,27 +6,27 @@
 //!
 //! | module | concept |
 //! |---|---|
-//! | [`address`] | `struct sockaddr_ll` |
-//! | [`frame`] | frames, and the sockets that they are shown to |
+//! | [`frame`] | frames |
+//! | [`show`] | the sockets that frames are shown to |
 //! | [`send`] | frames of programs |
 //! | [`settings`] | options |
 //!
 //! **Locks.** A spin lock protects a socket's state. No other lock except the network's mutex may
 //! be held when it is taken.
 
-pub(super) mod address;
 pub(super) mod frame;
 mod send;
 mod settings;
+pub(super) mod show;
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use freehold_collections::{Arc, Receiver, reserve};
 
-use self::address::LinkAddress;
+pub use self::frame::PacketKind;
+
 use self::frame::{Bound, LinkFrame};
-pub(super) use self::settings::LEVEL;
-use self::settings::PacketSettings;
+use super::address::link::LinkAddress;
 use super::channel::Channel;
 use super::filter::SocketFilter;
 use super::interface::{self, Interface};
@@ -43,14 +43,12 @@ static HEARERS: Hearers<PacketSocket> = Hearers::new();
 /// ETH_P_ALL: all protocols.
 const ALL_PROTOCOLS: u16 = 3;
 
-/// Whether programs see the device's header.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(i32)]
-pub enum PacketKind {
-    /// SOCK_DGRAM: they do not.
-    Cooked = 2,
-    /// SOCK_RAW: they do.
-    Raw = 3,
+/// Values of options.
+#[derive(Clone, Copy, Debug, Default)]
+struct PacketSettings {
+    ignores_outgoing: bool,
+    /// Stored only: no queue delays frames.
+    bypasses_queue: bool,
 }
 
 #[derive(Clone, Copy)]

@@ -2,9 +2,9 @@
 
 use freehold_collections::{Receiver, Vec};
 
-use super::address::LinkAddress;
-use super::frame::{self, Bound, HEADER, LOOPBACK, LinkFrame, PROTOCOL_V4, PROTOCOL_V6};
-use super::{PacketKind, PacketSocket};
+use super::frame::{Bound, HEADER, LOOPBACK, LinkFrame, PROTOCOL_V4, PROTOCOL_V6};
+use super::{PacketKind, PacketSocket, show};
+use crate::socket::address::link::LinkAddress;
 use crate::socket::interface::{self, Interface};
 use crate::socket::{raw, wire};
 use crate::user::{self, Source};
@@ -64,8 +64,8 @@ impl PacketSocket {
         let network = self.network.number();
         let Some(frame) = LinkFrame::arrived(bytes, LOOPBACK) else { return Ok(()) };
         let outgoing = LinkFrame { bound: Bound::Outgoing, ..frame };
-        frame::show(network, &outgoing, Some(&**self), &mut frame::put);
-        frame::show(network, &frame, None, &mut frame::put);
+        show::show(network, &outgoing, Some(&**self), &mut show::put);
+        show::show(network, &frame, None, &mut show::put);
         // As on Linux, a packet for another hardware address is none for this machine, and neither
         // is one of 127.0.0.0/8 in a program's frame (`ip_route_input_slow`).
         let packet = frame.packet();

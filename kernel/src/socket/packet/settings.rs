@@ -6,12 +6,10 @@ use linux_raw_sys::net as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::PacketSocket;
-use crate::socket::beside::number;
+use crate::socket::beside::{PACKET as LEVEL, number};
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result};
 
-/// SOL_PACKET.
-pub(in crate::socket) const LEVEL: u32 = 263;
 /// PACKET_ADD_MEMBERSHIP, PACKET_DROP_MEMBERSHIP, PACKET_STATISTICS, PACKET_QDISC_BYPASS,
 /// PACKET_IGNORE_OUTGOING.
 const ADD_MEMBERSHIP: u32 = 1;
@@ -24,14 +22,6 @@ const MULTICAST: u16 = 0;
 const UNICAST: u16 = 3;
 /// Bytes of a device's address.
 const HARDWARE_BYTES: u16 = 6;
-
-/// Values of options.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct PacketSettings {
-    pub(super) ignores_outgoing: bool,
-    /// Stored only: no queue delays frames.
-    bypasses_queue: bool,
-}
 
 /// `struct packet_mreq`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -16,12 +16,15 @@ use super::format::{
     UDP,
 };
 use super::{HEARERS, RawKind, RawSocket};
-use crate::socket::address::{Address, Family};
+use crate::socket::address::Address;
+use crate::socket::address::inet::InetAddress;
 use crate::socket::beside::{PacketFacts, Told};
 use crate::socket::channel::MessageOrigin;
+use crate::socket::family::Family;
 use crate::socket::interface;
-use crate::socket::packet::frame::{self, Bound, Deliver, PROTOCOL_V4, PROTOCOL_V6, put};
-use crate::socket::ports::{self, InetAddress, Protocol};
+use crate::socket::packet::frame::{Bound, PROTOCOL_V4, PROTOCOL_V6};
+use crate::socket::packet::show::{self as frames, Deliver, put};
+use crate::socket::ports::{self, Protocol};
 use crate::socket::registry::Hears;
 use crate::task::namespaces::network::NetworkNamespace;
 use crate::{Errno, Result};
@@ -37,7 +40,7 @@ pub(in crate::socket) enum Found {
 
 /// Sends the packet in `bytes` through the loopback device of `network`.
 pub(in crate::socket) fn arrive(network: &NetworkNamespace, bytes: Vec<u8>) {
-    frame::show_on_loopback(network, &bytes);
+    frames::show_on_loopback(network, &bytes);
     process(network, bytes);
 }
 
@@ -52,7 +55,7 @@ pub(in crate::socket) fn process(network: &NetworkNamespace, bytes: Vec<u8>) {
         let found = show(network, &bytes, interface::LO.index, &mut put);
         // If there is no memory for the answer, it is lost.
         next = answer(network, &packet, found).ok().flatten();
-        next.iter().for_each(|answer| frame::show_on_loopback(network, answer));
+        next.iter().for_each(|answer| frames::show_on_loopback(network, answer));
     }
 }
 
@@ -114,11 +117,11 @@ pub(in crate::socket) fn show_datagram(
         return Ok(());
     }
     let bytes = format::datagram(head, [from.port, to.port], payload)?;
-    frame::show_on_loopback(network, &bytes);
+    frames::show_on_loopback(network, &bytes);
     show(network, &bytes, interface::LO.index, &mut put);
     if let (Found::None, Some(packet)) = (found, Packet::parse(&bytes)) {
         let refusal = format::refusal(&packet, Refused::Port)?;
-        frame::show_on_loopback(network, &refusal);
+        frames::show_on_loopback(network, &refusal);
         show(network, &refusal, interface::LO.index, &mut put);
     }
     Ok(())

@@ -32,12 +32,12 @@ pub use self::settings::RawKind;
 
 use self::format::{ICMP, ICMPV6, Version};
 use self::settings::{RawNature, RawSettings};
-use super::address::Family;
+use super::address::inet::InetAddress;
 use super::beside::Told;
 use super::channel::Channel;
+use super::family::Family;
 use super::filter::SocketFilter;
 use super::memory::SocketAccount;
-use super::ports::InetAddress;
 use super::registry::{HearerKey, Hearers, Hears};
 use crate::task::namespaces::network::NetworkNamespace;
 use crate::task::{self, Capability};

@@ -6,10 +6,10 @@ use freehold_collections::{Receiver, Vec};
 
 use super::format::{self, ECHO, ECHO_V6, Head, ICMP_HEADER, MOST_PACKET, V4_HEADER, V6_HEADER};
 use super::{RawKind, RawSocket, arrive};
+use crate::socket::address::inet::InetAddress;
 use crate::socket::attachment::source_for;
 use crate::socket::beside::wishes::Wishes;
 use crate::socket::interface;
-use crate::socket::ports::InetAddress;
 use crate::socket::wire::{self, Wire};
 use crate::user::{self, Source};
 use crate::{Errno, Result};

@@ -9,12 +9,14 @@ use freehold_virtio::FrameDevice;
 use super::far::Far;
 use super::{Wire, due};
 use crate::socket::address::Address;
+use crate::socket::address::inet::InetAddress;
 use crate::socket::beside::PacketFacts;
 use crate::socket::channel::{Channel, MessageOrigin};
 use crate::socket::interface;
 use crate::socket::packet::PacketSocket;
-use crate::socket::packet::frame::{self, LinkDevice, LinkFrame};
-use crate::socket::ports::{self, InetAddress, Protocol};
+use crate::socket::packet::frame::{LinkDevice, LinkFrame};
+use crate::socket::packet::show;
+use crate::socket::ports::{self, Protocol};
 use crate::socket::{raw, registry};
 use crate::task::namespaces::network::NetworkNamespace;
 use crate::{Errno, sched};
@@ -94,7 +96,7 @@ impl Machine {
     fn show(&mut self, frame: Option<LinkFrame<'_>>, sender: Option<&PacketSocket>) {
         let mut deliver = |channel: &Arc<Channel>, bytes: &[u8], origin| self.offer(channel, origin, bytes);
         if let Some(frame) = frame {
-            frame::show(HERE.0, &frame, sender, &mut deliver);
+            show::show(HERE.0, &frame, sender, &mut deliver);
         }
     }
 

@@ -4,9 +4,9 @@
 use crate::Result;
 use crate::fs::generated::{More, PART, Parts, ShortLine, Text};
 use crate::socket::address::Address;
+use crate::socket::address::inet::InetAddress;
+use crate::socket::address::netlink::NetlinkAddress;
 use crate::socket::endpoint::Socket;
-use crate::socket::netlink::NetlinkAddress;
-use crate::socket::ports::InetAddress;
 use crate::socket::table::{self, SocketClass};
 use crate::socket::view::{InetView, TcpState};
 
@@ -276,8 +276,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::socket::address::Family;
     use crate::socket::endpoint::SocketKind;
+    use crate::socket::family::Family;
     use crate::task::namespaces::network::NetworkNamespace;
 
     fn text(write: impl FnOnce(&mut Text)) -> String {

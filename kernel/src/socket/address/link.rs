@@ -1,8 +1,8 @@
 //! Addresses of packet sockets (`struct sockaddr_ll`).
 
+use linux_raw_sys::net::AF_PACKET;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::socket::address::Family;
 use crate::user;
 use crate::{Errno, Result};
 
@@ -24,6 +24,7 @@ struct LinkName {
     bytes: [u8; 8],
 }
 
+const FAMILY: u16 = AF_PACKET as u16;
 /// Bytes before the hardware address.
 const HEAD: usize = 12;
 const HARDWARE_BYTES: usize = 6;
@@ -39,8 +40,8 @@ pub struct LinkAddress {
 impl LinkAddress {
     /// Makes the address of a protocol (ETH_P_*) at an interface; 0 means any.
     pub fn new(protocol: u16, interface: u32) -> Self {
-        let family = Family::Packet.number();
-        let name = LinkName { family, protocol: protocol.to_be_bytes(), interface, ..LinkName::default() };
+        let protocol = protocol.to_be_bytes();
+        let name = LinkName { family: FAMILY, protocol, interface, ..LinkName::default() };
         Self { name, shown: HEAD }
     }
 
@@ -89,7 +90,7 @@ impl LinkAddress {
         let mut name = LinkName::default();
         user::read_exact(address, name.as_mut_bytes())?;
         let has_room = HEAD + usize::from(name.length) <= length;
-        let is_its = name.family == Family::Packet.number() && has_room;
+        let is_its = name.family == FAMILY && has_room;
         if is_its { Ok(Self { name, shown: size_of::<LinkName>() }) } else { Err(Errno::EINVAL) }
     }
 
