@@ -13,7 +13,7 @@
 //! **Locks.** [`PORTS`] is taken with no other lock of a socket held. No reference to a socket is
 //! dropped under it, because the end of a socket takes it.
 
-use core::net::{Ipv4Addr, Ipv6Addr};
+use core::net::Ipv6Addr;
 use core::ops::{Bound, RangeInclusive};
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,7 +23,6 @@ use spin::Once;
 use super::address::inet::{ANY_V4, InetAddress};
 use super::endpoint::Socket;
 use crate::sync::SpinLock;
-use crate::task::namespaces::network::NetworkNamespace;
 use crate::{Errno, Result, hw, sched};
 
 /// Ports for sockets that request any port (net.ipv4.ip_local_port_range).
@@ -379,6 +378,8 @@ mod tests {
     use super::super::interface::LO;
     use super::*;
     use crate::socket::address::inet::LOOPBACK_V4;
+    use crate::task::namespaces::network::NetworkNamespace;
+    use core::net::Ipv4Addr;
 
     /// The network and the device of the tests' packets.
     const HERE: (u64, u32) = (NetworkNamespace::INITIAL_NUMBER, LO.index);
