@@ -532,9 +532,9 @@ static int processes(long n)
 
 static int namespaces(long n)
 {
-	static const int kinds[] = { CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWNS };
-	static const char *const files[] = { "/proc/self/ns/uts", "/proc/self/ns/ipc", "/proc/self/ns/mnt" };
-	return ok(unshare(kinds[n % 3])) && ok(open(files[n % 3], O_RDONLY));
+	static const int kinds[] = { CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWNS, CLONE_NEWTIME };
+	static const char *const files[] = { "/proc/self/ns/uts", "/proc/self/ns/ipc", "/proc/self/ns/mnt", "/proc/self/ns/time_for_children" };
+	return ok(unshare(kinds[n % 4])) && ok(open(files[n % 4], O_RDONLY));
 }
 
 static int has_namespaces(void)

@@ -552,6 +552,17 @@ static void namespaces(void) {
         }
         if (first > 0) waitpid(first, 0, 0);
     }
+    // A time namespace with a child, which the caller enters and leaves.
+    int outside = open("/proc/self/ns/time", O_RDONLY);
+    if (unshare(CLONE_NEWTIME) == 0) {
+        (void)!put("/proc/self/timens_offsets", "monotonic 5 0\nboottime 7 0");
+        pid_t child = fork();
+        if (child == 0) _exit(time(0) == 0);
+        if (child > 0) waitpid(child, 0, 0);
+        int inside = open("/proc/self/ns/time_for_children", O_RDONLY);
+        if (inside >= 0) (void)!setns(inside, 0);
+        if (outside >= 0) (void)!setns(outside, 0);
+    }
     if (unshare(CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWCGROUP | CLONE_NEWNET) == 0) {
         if (mount("none", "/tmp/fail-nth", "tmpfs", 0, 0) == 0) {
             mkdir("/tmp/fail-nth/all", 0700);

@@ -412,10 +412,10 @@ static void prepare_filter(struct dice *dice, uint64_t *a)
  * that the others need. */
 static uint64_t namespaces(struct dice *dice)
 {
-	static const unsigned kinds[] = { CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWCGROUP, CLONE_NEWNET, CLONE_NEWPID };
+	static const unsigned kinds[] = { CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWCGROUP, CLONE_NEWNET, CLONE_NEWTIME, CLONE_NEWPID };
 	uint64_t flags = below(dice, 3) ? CLONE_NEWUSER : 0;
 	for (unsigned n = below(dice, 4); n > 0; n--)
-		flags |= kinds[below(dice, below(dice, 8) ? 5 : 6)];
+		flags |= kinds[below(dice, below(dice, 8) ? 6 : 7)];
 	return flags;
 }
 

@@ -87,6 +87,7 @@ errnos! {
     EBADMSG = 74 "Bad message",
     EOVERFLOW = 75 "Value too large for defined data type",
     EILSEQ = 84 "Illegal byte sequence",
+    EUSERS = 87 "Too many users",
     ENOTSOCK = 88 "Socket operation on non-socket",
     EDESTADDRREQ = 89 "Destination address required",
     EMSGSIZE = 90 "Message too long",

@@ -254,6 +254,7 @@ const CLOCK: NameList = &[
     (11, "CLOCK_TAI"),
 ];
 const CLONE: NameList = &[
+    (0x80, "CLONE_NEWTIME"),
     (0x100, "CLONE_VM"),
     (0x200, "CLONE_FS"),
     (0x400, "CLONE_FILES"),

@@ -382,6 +382,11 @@ fn namespaces() {
 }
 
 #[test]
+fn timens() {
+    conforms_with("timens", &[], &[], &["timeouts of io_uring"]);
+}
+
+#[test]
 fn pidns() {
     conforms("pidns");
 }

@@ -5,14 +5,14 @@
 //! is taken to be the same on all CPUs, as it is under QEMU. The timer is the local APIC's, in
 //! TSC-deadline mode where there is one.
 //!
-//! Programs read the clock in user mode, by the page of time that [`show_in`] fills.
+//! Programs read the clock in user mode, by the pages of time that [`show_in`] fills.
 
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use freehold_frame::HeldFrame;
 use freehold_machine::{CpuId, PAGE_SIZE, Pfn, PhysAddr, PhysicalBytes};
-use freehold_vdso::TimePage;
+use freehold_vdso::{SHIFTED, TimePage};
 use freehold_xpfo::Windows;
 use zerocopy::FromBytes;
 
@@ -43,8 +43,8 @@ crate::boot_value! {
 /// Whether timers may be armed.
 static IS_RUNNING: AtomicBool = AtomicBool::new(false);
 static WALL_AT_START: AtomicU64 = AtomicU64::new(0);
-/// The frame that shows the clock to programs; [`NOWHERE`] before there is one.
-static SHOWN_IN: AtomicU64 = AtomicU64::new(NOWHERE);
+/// The frames that show the clock to programs; [`NOWHERE`] before there are any.
+static SHOWN_IN: [AtomicU64; 2] = [const { AtomicU64::new(NOWHERE) }; 2];
 const NOWHERE: u64 = u64::MAX;
 
 fn scale(value: u64, factor: u64) -> u64 {
@@ -73,36 +73,45 @@ pub fn wall_clock_at_boot() -> u64 {
     WALL_AT_START.load(Ordering::Relaxed)
 }
 
-/// Shows the clock to programs in `frame`, which is zeroed and held for ever: [`TimePage`]. Called
-/// once, after [`start`]; `wall` is as for [`show_wall`].
-pub fn show_in(frame: HeldFrame<'static>, wall: i64) {
-    let factor = NS_PER_TICK.get();
-    Windows::with_bytes(X86, &frame, |page| {
-        word(page, offset_of!(TimePage, base)).store(START.get(), Ordering::Relaxed);
-        word(page, offset_of!(TimePage, factor)).store(factor, Ordering::Relaxed);
-        let seconds = word(page, offset_of!(TimePage, seconds_factor));
-        seconds.store(TimePage::seconds_factor(factor), Ordering::Relaxed);
-    });
-    SHOWN_IN.store(frame.pfn().0, Ordering::Relaxed);
+/// Shows the clock to programs in `frames`, which are zeroed and held for ever: [`TimePage`], and
+/// the same for programs in time namespaces. Called once, after [`start`]; `wall` is as for
+/// [`show_wall`].
+pub fn show_in(frames: [HeldFrame<'static>; 2], wall: i64) {
+    let (factor, start) = (NS_PER_TICK.get(), START.get());
+    for ((frame, base), shown) in frames.iter().zip([start, SHIFTED]).zip(&SHOWN_IN) {
+        Windows::with_bytes(X86, frame, |page| {
+            for (offset, value) in [
+                (offset_of!(TimePage, base), base),
+                (offset_of!(TimePage, factor), factor),
+                (offset_of!(TimePage, seconds_factor), TimePage::seconds_factor(factor)),
+                (offset_of!(TimePage, start), start),
+            ] {
+                word(page, offset).store(value, Ordering::Relaxed);
+            }
+        });
+        shown.store(frame.pfn().0, Ordering::Relaxed);
+    }
     show_wall(wall);
 }
 
 /// Show programs a wall clock that was at `wall` nanoseconds since 1970 when [`now`] was 0. One
 /// call at a time.
 pub fn show_wall(wall: i64) {
-    let frame = SHOWN_IN.load(Ordering::Relaxed);
-    if frame == NOWHERE {
-        return;
-    }
     let factor = TimePage::seconds_factor(NS_PER_TICK.get());
     let base = TimePage::seconds_base(START.get(), factor, wall);
-    // `show_in` got a hold on the frame that never ends.
-    PhysicalBytes::with_bytes(X86, Pfn(frame), |page| {
-        // One store each, which programs read as a whole: the protocol is in the head of
-        // `TimePage`'s module.
-        word(page, offset_of!(TimePage, wall)).store(wall as u64, Ordering::Relaxed);
-        word(page, offset_of!(TimePage, seconds_base)).store(base, Ordering::Relaxed);
-    });
+    for shown in &SHOWN_IN {
+        let frame = shown.load(Ordering::Relaxed);
+        if frame == NOWHERE {
+            return;
+        }
+        // `show_in` got a hold on the frame that never ends.
+        PhysicalBytes::with_bytes(X86, Pfn(frame), |page| {
+            // One store each, which programs read as a whole: the protocol is in the head of
+            // `TimePage`'s module.
+            word(page, offset_of!(TimePage, wall)).store(wall as u64, Ordering::Relaxed);
+            word(page, offset_of!(TimePage, seconds_base)).store(base, Ordering::Relaxed);
+        });
+    }
 }
 
 /// The word at `offset` of a page.

@@ -248,6 +248,10 @@ pub trait Generate: Send + Sync {
     fn store(&self, _bytes: &[u8]) -> Result<()> {
         Err(Errno::EACCES)
     }
+    /// As [`store`](Self::store), for bytes at `offset` of the file: most files ignore it.
+    fn store_at(&self, _offset: u64, bytes: &[u8]) -> Result<()> {
+        self.store(bytes)
+    }
     /// Returns the events that are ready; see [`File::poll`].
     fn poll(&self, _waiter: Option<&mut PollWaiter>) -> Ready {
         Ready::IN | Ready::OUT
@@ -358,11 +362,11 @@ impl<G: Generate + 'static> File for GeneratedFile<G> {
         }
     }
 
-    fn write_at(&self, _offset: u64, source: &mut dyn Source, _blocking: Blocking) -> Result<usize> {
+    fn write_at(&self, offset: u64, source: &mut dyn Source, _blocking: Blocking) -> Result<usize> {
         let len = source.remaining().min(MAX_STORE);
         let mut bytes = user::zeroed(len)?;
         let taken = source.take(&mut bytes)?;
-        self.source.store(&bytes[..taken])?;
+        self.source.store_at(offset, &bytes[..taken])?;
         Ok(taken)
     }
 

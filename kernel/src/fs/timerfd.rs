@@ -18,8 +18,8 @@ use super::file::Line;
 use super::{Blocking, File, Node, NodeKind, OpenFlags, Ready};
 use crate::sync::{IrqSpinLock, Mutex, PollWaiter, WaitQueue, WeakRegistry};
 use crate::syscall::Args;
-use crate::task;
-use crate::time::{self, Base, Deadline, Expire, TimeSpec, TimerSlot};
+use crate::task::{self, clock::Clock};
+use crate::time::{self, Deadline, Expire, TimeSpec, TimerSlot};
 use crate::user::{Sink, UserPtr};
 use crate::{Errno, Result};
 
@@ -159,7 +159,7 @@ impl Expire for Timer {
 /// An open timer.
 pub struct TimerFile {
     timer: Arc<Timer>,
-    clock: Base,
+    clock: Clock,
     /// Whether the timer is in the list of those that can be cancelled. Held while the timer is
     /// armed, so that it is armed for the last setting.
     is_listed: Mutex<bool>,
@@ -173,10 +173,10 @@ impl TimerFile {
         let deadline = match (value, flags & c::TFD_TIMER_ABSTIME != 0) {
             (0, _) => None,
             (value, false) => Some(now.saturating_add(value).into()),
-            (at, true) => Some(Deadline { base: self.clock, at }),
+            (at, true) => Some(self.clock.deadline(at)?),
         };
         let wanted = c::TFD_TIMER_ABSTIME | c::TFD_TIMER_CANCEL_ON_SET;
-        let cancelling = if self.clock == Base::Wall && flags & wanted == wanted {
+        let cancelling = if self.clock == Clock::Wall && flags & wanted == wanted {
             self.make_cancellable()?;
             Cancelling::OnSet
         } else {
@@ -249,7 +249,11 @@ impl File for TimerFile {
             let state = self.timer.state.lock();
             (state.remaining(time::now()), state.expiries)
         };
-        let clock = if self.clock == Base::Wall { c::CLOCK_REALTIME } else { c::CLOCK_MONOTONIC };
+        let clock = match self.clock {
+            Clock::Wall => c::CLOCK_REALTIME,
+            Clock::Boottime => c::CLOCK_BOOTTIME,
+            _ => c::CLOCK_MONOTONIC,
+        };
         line(format_args!("clockid: {clock}\nticks: {ticks}\nsettime flags: 00"));
         let TimerSpec { value, interval } = spec;
         line(format_args!("it_value: ({}, {})", value.seconds, value.nanoseconds));
@@ -281,8 +285,9 @@ impl Drop for TimerFile {
 /// As in the manual.
 pub fn sys_timerfd_create(args: &Args) -> Result<i64> {
     let clock = match args.uint(0) {
-        c::CLOCK_REALTIME | c::CLOCK_REALTIME_ALARM => Base::Wall,
-        c::CLOCK_MONOTONIC | c::CLOCK_BOOTTIME | c::CLOCK_BOOTTIME_ALARM => Base::Boot,
+        c::CLOCK_REALTIME | c::CLOCK_REALTIME_ALARM => Clock::Wall,
+        c::CLOCK_MONOTONIC => Clock::Monotonic,
+        c::CLOCK_BOOTTIME | c::CLOCK_BOOTTIME_ALARM => Clock::Boottime,
         _ => return Err(Errno::EINVAL),
     };
     let flags = args.uint(1);

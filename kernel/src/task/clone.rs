@@ -25,6 +25,7 @@ use crate::cgroup::member::ThreadFork;
 use crate::cgroup::{CgroupMember, Fork};
 use crate::fs::FsContext;
 use crate::hw::user::{USER_END, UserContext};
+use crate::mem::ProcessSpace;
 use crate::sched::{Idle, Schedule};
 use crate::sync::{Completion, IrqSpinLock};
 use crate::syscall::Args;
@@ -35,6 +36,8 @@ bitflags! {
     /// CLONE_*.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct CloneFlags: u64 {
+        /// The child gets a new time namespace (clone3; unshare: future children).
+        const NEW_TIME = 0x80;
         /// The child shares the memory.
         const VM = 0x100;
         /// The child shares root, working directory and umask.
@@ -70,7 +73,7 @@ bitflags! {
         /// The child's ID is written to the child's memory.
         const CHILD_SETTID = 0x100_0000;
         /// All flags for new namespaces, except NEWNS.
-        const NEW_NAMESPACES = 0x7e00_0000;
+        const NEW_NAMESPACES = 0x7e00_0080;
         /// The child gets a new IPC namespace.
         const NEW_IPC = 0x800_0000;
         /// The child gets a new user namespace.
@@ -408,8 +411,8 @@ impl Surroundings {
     /// Returns those of a child of `parent`; `None` for a thread.
     ///
     /// # Errors
-    /// `EINVAL` for a thread of a process whose children are in another PID namespace, and for a
-    /// sibling of the first process of a PID namespace (Linux: `copy_process`); the errors of
+    /// `EINVAL` for a thread of a process whose children are in another PID or time namespace, and
+    /// for a sibling of the first process of a PID namespace (Linux: `copy_process`); the errors of
     /// making namespaces.
     fn of_child(parent: &Task, request: &CloneRequest) -> Result<Option<Self>> {
         let (flags, old) = (request.flags, parent.process());
@@ -417,7 +420,8 @@ impl Surroundings {
             return Err(Errno::EINVAL);
         }
         if flags.contains(CloneFlags::THREAD) {
-            let stays = old.namespaces().pid_for_children == *old.pid_ns();
+            let own = old.namespaces();
+            let stays = own.pid_for_children == *old.pid_ns() && own.keeps_time();
             return if stays { Ok(None) } else { Err(Errno::EINVAL) };
         }
         let fs = if flags.contains(CloneFlags::FS) { old.fs() } else { old.fs().duplicate() };
@@ -567,6 +571,16 @@ fn set_exit_signal(child: &Process, maker: &Process, request: &CloneRequest) {
     child.maker_executed.store(executed.load(Ordering::Relaxed), Ordering::Relaxed);
 }
 
+/// Makes a copy of the memory of `old`, for a child in `namespaces`.
+fn forked_space(old: &Process, namespaces: &Namespaces) -> Result<Arc<ProcessSpace>> {
+    let space = old.space().fork()?;
+    // A process in the initial time namespace is a child of one that is there.
+    if !namespaces.time.head().is_initial() {
+        space.lock().set_time_offsets(namespaces.time.page());
+    }
+    Ok(space)
+}
+
 fn new_process(
     parent: &Arc<Task>,
     numbers: Numbers,
@@ -575,7 +589,7 @@ fn new_process(
 ) -> Result<Arc<Process>> {
     let flags = request.flags;
     let old = parent.process();
-    let space = if flags.contains(CloneFlags::VM) { old.space() } else { old.space().fork()? };
+    let space = if flags.contains(CloneFlags::VM) { old.space() } else { forked_space(old, &namespaces)? };
     let files = if flags.contains(CloneFlags::FILES) { old.files() } else { old.files().duplicate()? };
     let actions = {
         let shared = old.actions.lock().clone();

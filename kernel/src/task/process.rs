@@ -1,7 +1,7 @@
 //! Processes: the state that the threads of a program share.
 
 use core::any::Any;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_collections::{
     Arc, Vec, Weak,
@@ -16,6 +16,7 @@ use super::inspect;
 use super::keys::held::RingSlot;
 use super::limits::{Limit, Limits, Resource};
 use super::namespaces::Namespaces;
+use super::namespaces::time::{Offsets, TimeNamespace};
 use super::pidns::{FIRST, Numbers, PidNs, PidView};
 use super::registry::Family;
 use super::session::Session;
@@ -177,6 +178,8 @@ pub struct Process {
     /// that shows IDs checks this first.
     has_other_ids: AtomicBool,
     namespaces: SpinLock<Arc<Namespaces>>,
+    /// The offsets of its time namespace: of CLOCK_MONOTONIC and CLOCK_BOOTTIME, in nanoseconds.
+    time_offsets: [AtomicI64; 2],
     limits: SharedLimits,
     pub(super) actions: IrqSpinLock<Arc<IrqSpinLock<Actions>>>,
     pub(super) signals: IrqSpinLock<Group>,
@@ -298,6 +301,10 @@ impl Process {
             credentials: Shared::new(with.credentials),
             counted: CountedThreads::default(),
             rights: Mutex::new(()),
+            time_offsets: {
+                let offsets = with.namespaces.time.offsets();
+                [offsets.monotonic, offsets.boottime].map(AtomicI64::new)
+            },
             namespaces: SpinLock::new(with.namespaces),
             limits: SharedLimits::new(with.limits),
             actions: IrqSpinLock::new(with.actions),
@@ -388,6 +395,21 @@ impl Process {
     /// Returns its namespaces; those of the kernel once it has ended.
     pub fn namespaces(&self) -> Arc<Namespaces> {
         self.namespaces.lock().clone()
+    }
+    /// Returns the offsets of its time namespace.
+    #[inline]
+    pub fn time_offsets(&self) -> Offsets {
+        let [monotonic, boottime] = self.time_offsets.each_ref().map(|offset| offset.load(Ordering::Relaxed));
+        Offsets { monotonic, boottime }
+    }
+    /// Makes the clocks of the process show the times of `namespace`. It has one thread, which is
+    /// the caller, and no other process has its memory.
+    pub(super) fn enter_time(&self, namespace: &TimeNamespace) {
+        namespace.freeze();
+        let offsets = namespace.offsets();
+        self.time_offsets[0].store(offsets.monotonic, Ordering::Relaxed);
+        self.time_offsets[1].store(offsets.boottime, Ordering::Relaxed);
+        self.space().lock().set_time_offsets(namespace.page());
     }
     /// Sets other namespaces (unshare, setns, exit). Returns the old ones.
     pub(super) fn replace_namespaces(&self, namespaces: Arc<Namespaces>) -> Arc<Namespaces> {

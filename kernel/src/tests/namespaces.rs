@@ -9,6 +9,7 @@ use syscalls::Sysno;
 use super::machine::{Setup, on_machine};
 use super::program::Program;
 
+const NEW_TIME: u64 = 0x80;
 const NEW_NS: u64 = 0x2_0000;
 const NEW_CGROUP: u64 = 0x200_0000;
 const NEW_UTS: u64 = 0x400_0000;
@@ -148,12 +149,49 @@ fn enter(p: &mut Program) -> i32 {
     0
 }
 
+/// Seconds that a clock shows.
+fn seconds(p: &mut Program, clock: u64) -> u64 {
+    let time = p.room(16);
+    p.must(Sysno::clock_gettime, &[clock, time]);
+    p.load_u64(time)
+}
+
+/// Root makes a time namespace, and its child and then it itself are inside.
+fn shift(p: &mut Program) -> i32 {
+    const OFFSETS: &str = "/proc/self/timens_offsets";
+    let [outside, other] = ["time", "time_for_children"].map(|name| {
+        let file = p.open(&format!("/proc/self/ns/{name}"), 0) as u64;
+        p.must(Sysno::unshare, &[NEW_TIME]);
+        file
+    });
+    assert_eq!(p.write_file(OFFSETS, b"monotonic 1000 5\nboottime 3000 7\n"), 33);
+    let inside = p.open("/proc/self/ns/time_for_children", 0) as u64;
+    assert_eq!(seconds(p, 1), 0);
+    let child = p.fork(|p| {
+        let shown = [1, 4, 6, 7, 9].map(|clock| seconds(p, clock));
+        assert_eq!(shown, [1000, 1000, 1000, 3000, 3000]);
+        assert!(text(p, "/proc/uptime").starts_with("3000."));
+        let until = p.words(&[1000, 900_000_000]);
+        p.must(Sysno::clock_nanosleep, &[1, 1, until, 0]);
+        assert!(seconds(p, 7) < 3002, "it slept too long");
+        0
+    });
+    assert_eq!(p.wait_for(child), 0);
+    assert_eq!(p.write_file(OFFSETS, b"monotonic 1 0\n"), -13);
+    assert_eq!(text(p, OFFSETS), "monotonic        1000         5\nboottime         3000         7\n");
+    for (file, shown) in [(inside, 1000), (outside, 0), (other, 0), (inside, 1000)] {
+        p.must(Sysno::setns, &[file, NEW_TIME]);
+        assert!((shown..shown + 2).contains(&seconds(p, 1)));
+    }
+    0
+}
+
 on_machine! {
     /// Objects made in a namespace are visible there and not outside, and nothing is leaked.
     namespaces_are_made_entered_and_left,
     Setup::default(),
     |p| {
-        for part in [make_all, enter, number] {
+        for part in [make_all, enter, number, shift] {
             let child = p.fork(part);
             assert_eq!(p.wait_for(child), 0);
         }

@@ -40,10 +40,11 @@ pub fn set_wall(nanoseconds: i64) {
     queue::clock_was_set();
 }
 
-/// Makes the clock readable for programs in `frame`, permanently. Once.
-pub fn show_in(frame: freehold_frame::HeldFrame<'static>) {
+/// Makes the clock readable for programs in `frames`, permanently: the second frame is for programs
+/// in time namespaces. Once.
+pub fn show_in(frames: [freehold_frame::HeldFrame<'static>; 2]) {
     let _one_at_a_time = SETTING.lock();
-    crate::hw::time::show_in(frame, WALL_OFFSET.load(Ordering::Relaxed));
+    crate::hw::time::show_in(frames, WALL_OFFSET.load(Ordering::Relaxed));
 }
 
 /// Returns the nanoseconds since 1970.

@@ -15,7 +15,7 @@ use super::{IoRing, RingFile};
 use crate::fs::{Blocking, NodeKind, OpenFile, Ready, Seekable};
 use crate::mem::PinnedBytes;
 use crate::sync::UserCharge;
-use crate::task;
+use crate::task::{self, clock::Clock};
 use crate::time::{self, TimeSpec};
 use crate::user::{Iovecs, Sink, Source, UserPtr};
 use crate::{Errno, Result};
@@ -322,7 +322,11 @@ fn timeout(ring: &IoRing, entry: &Submission) -> Result<Start> {
     }
     let time = UserPtr::<TimeSpec>::new(entry.address).read()?.nanoseconds()?;
     let absolute = entry.operation_flags & c::IORING_TIMEOUT_ABS != 0;
-    let deadline = if absolute { time } else { time::now().saturating_add(time) };
+    let deadline = if absolute {
+        Clock::Monotonic.deadline(time)?.since_boot()
+    } else {
+        time::now().saturating_add(time)
+    };
     let completions = (entry.offset != 0).then(|| ring.completed().saturating_add(entry.offset));
     Ok(Start::Pending(Pending::Timeout { deadline, completions }))
 }

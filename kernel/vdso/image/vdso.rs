@@ -1,7 +1,7 @@
 //! The functions of the vDSO, which run in programs. `build.rs` compiles this file on its own.
 //!
 //! May use `unsafe`: it reads the page of time and writes where the program says, as any function
-//! of a C library does. It uses no stack but the caller's, keeps no state and calls nothing.
+//! of a C library does. It uses no stack but the caller's and keeps no state.
 //!
 //! For a clock that is not here, or a value that the page does not have, the image makes the system
 //! call and returns its answer as it is.
@@ -11,12 +11,13 @@ use core::arch::x86_64::{_mm_lfence, _rdtsc};
 use core::arch::{asm, global_asm};
 use core::ffi::c_void;
 use core::mem::offset_of;
+use core::sync::atomic::Ordering;
 
 #[path = "../src/page.rs"]
 #[allow(dead_code)]
 mod page;
 
-use page::{CPU_SELECTOR, NODE_SHIFT, SECOND, TimePage, UNIT};
+use page::{CPU_SELECTOR, NODE_SHIFT, SECOND, SHIFTED, TimeOffsets, TimePage, UNIT};
 
 const SYS_CLOCK_GETTIME: u64 = 228;
 const SYS_CLOCK_GETRES: u64 = 229;
@@ -24,8 +25,9 @@ const SYS_CLOCK_GETRES: u64 = 229;
 /// CLOCK_REALTIME, CLOCK_REALTIME_COARSE, CLOCK_TAI.
 const WALL: u32 = 1 << 0 | 1 << 5 | 1 << 11;
 /// CLOCK_MONOTONIC, CLOCK_MONOTONIC_RAW, CLOCK_MONOTONIC_COARSE, CLOCK_BOOTTIME. All show the same
-/// time: no clock is slewed, and the machine does not sleep.
+/// time outside of time namespaces: no clock is slewed, and the machine does not sleep.
 const MONOTONIC: u32 = 1 << 1 | 1 << 4 | 1 << 6 | 1 << 7;
+const BOOTTIME: i32 = 7;
 /// The clocks whose resolution is Linux' tick: 4 ms, as with HZ=250.
 const COARSE: u32 = 1 << 5 | 1 << 6;
 const COARSE_RESOLUTION: i64 = 4_000_000;
@@ -39,6 +41,7 @@ pub struct Time {
 
 global_asm!(
     ".hidden freehold_time_page",
+    ".hidden freehold_time_offsets",
     ".macro alias name",
     ".weak \\name",
     ".set \\name, __vdso_\\name",
@@ -60,6 +63,18 @@ fn time_page() -> &'static TimePage {
     };
     // SAFETY: the kernel maps the page with the image, and its words are atomic. A program that
     // unmaps it faults here, as on Linux.
+    unsafe { &*page }
+}
+
+/// The offsets of the program's time namespace. Without one, the page has no offsets.
+#[inline(always)]
+fn time_offsets() -> &'static TimeOffsets {
+    let page: *const TimeOffsets;
+    // SAFETY: as in `time_page`.
+    unsafe {
+        asm!("lea {}, [rip + freehold_time_offsets]", out(reg) page, options(pure, nomem, nostack, preserves_flags))
+    };
+    // SAFETY: as in `time_page`; every page before the page of time is at least as long as this.
     unsafe { &*page }
 }
 
@@ -101,6 +116,31 @@ unsafe fn store<const PART: u64>(to: *mut Time, nanoseconds: u64) {
     unsafe { to.write(time) };
 }
 
+/// Tells the time of a clock where the page of time alone does not tell it: in a time namespace,
+/// and of a clock that is not here. It is called in the end only, so the callers need no stack.
+///
+/// # Safety
+/// `to` is the program's.
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn tell_otherwise(clock: i32, to: *mut Time) -> i32 {
+    let page = time_page();
+    let nanoseconds = if is_among(clock, WALL) {
+        page.machine_wall(ticks)
+    } else if is_among(clock, MONOTONIC) {
+        let offsets = time_offsets();
+        let offset = if clock == BOOTTIME { &offsets.boottime } else { &offsets.monotonic };
+        let is_shifted = page.base.load(Ordering::Relaxed) == SHIFTED;
+        let offset = if is_shifted { offset.load(Ordering::Relaxed) } else { 0 };
+        page.machine_monotonic(ticks()).wrapping_add(offset as u64)
+    } else {
+        return system_call(SYS_CLOCK_GETTIME, clock, to);
+    };
+    // SAFETY: the caller's promise.
+    unsafe { store::<1>(to, nanoseconds) };
+    0
+}
+
 /// # Safety
 /// `to` is the program's.
 #[unsafe(no_mangle)]
@@ -111,7 +151,11 @@ pub unsafe extern "C" fn __vdso_clock_gettime(clock: i32, to: *mut Time) -> i32 
     } else if is_among(clock, WALL) {
         page.wall(ticks)
     } else {
-        return system_call(SYS_CLOCK_GETTIME, clock, to);
+        None
+    };
+    let Some(nanoseconds) = nanoseconds else {
+        // SAFETY: the program's promise.
+        return unsafe { tell_otherwise(clock, to) };
     };
     // SAFETY: the program's promise.
     unsafe { store::<1>(to, nanoseconds) };
@@ -122,14 +166,17 @@ pub unsafe extern "C" fn __vdso_clock_gettime(clock: i32, to: *mut Time) -> i32 
 /// Pointers that are not null are the program's: a `struct timeval`, a `struct timezone`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __vdso_gettimeofday(to: *mut Time, zone: *mut [i32; 2]) -> i32 {
-    if !to.is_null() {
-        // SAFETY: the program's promise.
-        unsafe { store::<1000>(to, time_page().wall(ticks)) };
-    }
     if !zone.is_null() {
         // SAFETY: the program's promise.
         unsafe { zone.write([0; 2]) };
     }
+    if to.is_null() {
+        return 0;
+    }
+    let page = time_page();
+    let nanoseconds = page.wall(ticks).unwrap_or_else(|| page.machine_wall(ticks));
+    // SAFETY: the program's promise.
+    unsafe { store::<1000>(to, nanoseconds) };
     0
 }
 

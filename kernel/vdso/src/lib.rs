@@ -2,10 +2,10 @@
 //! clock without a system call.
 //!
 //! An [`image`] is built from `image/vdso.rs` by `build.rs`. The kernel copies it into frames of
-//! its own at boot. It maps these into every program behind one page of time ([`TimePage`]), and
-//! puts their address into the auxiliary vector (AT_SYSINFO_EHDR). Names and version are those of
-//! Linux, and glibc, musl and Go find them. Where the image has no answer it makes the system call
-//! of the same name.
+//! its own at boot. It maps these into every program behind a page of time ([`TimePage`]) and one
+//! of offsets ([`TimeOffsets`]), and puts their address into the auxiliary vector
+//! (AT_SYSINFO_EHDR). Names and version are those of Linux, and glibc, musl and Go find them. Where
+//! the image has no answer it makes the system call of the same name.
 //!
 //! The image is one read-only segment without relocations, so one set of frames serves all programs
 //! at all addresses.
@@ -18,7 +18,7 @@ extern crate std;
 
 mod page;
 
-pub use page::{CPU_SELECTOR, NODE_SHIFT, SECOND, SHIFT, TimePage, UNIT};
+pub use page::{CPU_SELECTOR, NODE_SHIFT, SECOND, SHIFT, SHIFTED, TimeOffsets, TimePage, UNIT};
 
 /// The image for any CPU: an ELF file that is mapped as it is.
 const PLAIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/vdso.so"));
@@ -140,20 +140,35 @@ mod tests {
             seconds_factor: AtomicU64::new(seconds_factor),
             wall: AtomicI64::new(wall),
             seconds_base: AtomicU64::new(TimePage::seconds_base(base, seconds_factor, wall)),
+            start: AtomicU64::new(base),
         }
     }
 
     #[test]
     fn time_follows_the_counter_and_never_goes_back() {
         let page = page(2_500_000_000, 1000, 7);
-        assert_eq!((page.monotonic(1000), page.monotonic(999)), (0, 0));
-        assert_eq!(page.wall(|| 1000), 7);
+        assert_eq!((page.monotonic(1000), page.monotonic(999)), (Some(0), None));
+        assert_eq!(page.machine_monotonic(999), 0);
+        assert_eq!(page.wall(|| 1000), Some(7));
         // The clock runs for a hundred years without a new base. Rounding of the factor costs less
         // than two seconds in that time.
         let century = 100 * 365 * 86_400 * SECOND;
-        let shown = page.monotonic(1000 + century / 2 * 5);
+        let shown = page.monotonic(1000 + century / 2 * 5).unwrap();
         assert!(century - shown < 2 * SECOND, "{shown}");
         assert!((0..10_000).all(|tick| page.monotonic(1000 + tick) <= page.monotonic(1001 + tick)));
+    }
+
+    #[test]
+    fn in_a_time_namespace_only_the_slow_way_tells_the_time() {
+        let (page, shifted) = (page(2_500_000_000, 1000, 7), page(2_500_000_000, 1000, 7));
+        shifted.base.store(SHIFTED, Ordering::Relaxed);
+        for ticks in [0, 1000, 123_456_789, u64::MAX - 1] {
+            assert_eq!((shifted.monotonic(ticks), shifted.wall(|| ticks)), (None, None));
+            assert_eq!(shifted.machine_monotonic(ticks), page.machine_monotonic(ticks));
+            assert_eq!(shifted.machine_wall(|| ticks), page.machine_wall(|| ticks));
+            assert_eq!(shifted.seconds(|| ticks), page.seconds(|| ticks));
+        }
+        assert_eq!(page.monotonic(123_456_789), Some(page.machine_monotonic(123_456_789)));
     }
 
     #[test]
@@ -169,7 +184,7 @@ mod tests {
             }
             8 * SECOND
         };
-        assert_eq!(page.wall(read), 1001 * SECOND);
+        assert_eq!(page.wall(read), Some(1001 * SECOND));
         assert_eq!(readings.get(), 2);
     }
 
@@ -189,7 +204,7 @@ mod tests {
                 for since in [1, 59, 86_400, year, 10 * year] {
                     let edge = 123_456_789_012 + since * frequency;
                     for ticks in (0..2000).map(|step| edge - 1_000_000 + step * 1000) {
-                        let (exact, told) = (page.wall(|| ticks), page.seconds(|| ticks));
+                        let (exact, told) = (page.machine_wall(|| ticks), page.seconds(|| ticks));
                         let lag = 1000 + since / year * 250_000;
                         assert!(told <= (exact / SECOND) as i64, "{told} is early: {exact}, {frequency}");
                         assert!(

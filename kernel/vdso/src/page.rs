@@ -2,13 +2,21 @@
 //!
 //! | offset | bytes | what |
 //! |---|---|---|
-//! | 0 | 8 | the time-stamp counter when the kernel was entered |
+//! | 0 | 8 | the time-stamp counter when the kernel was entered; 2^64 - 1 in a time namespace |
 //! | 8 | 8 | nanoseconds per tick of the counter, << 32 |
 //! | 16 | 8 | seconds per [`UNIT`] ticks, << 64 |
 //! | 24 | 8 | nanoseconds since 1970 when the kernel was entered: CLOCK_REALTIME minus CLOCK_MONOTONIC (signed) |
 //! | 32 | 8 | the counter's value in 1970, had it run then, in units of [`UNIT`] ticks (modulo 2^64) |
+//! | 40 | 8 | the time-stamp counter when the kernel was entered |
 //!
 //! The rest is zeroes. Nothing else is ever put here: the page is in every program.
+//!
+//! **Time namespaces** cost a program outside of them nothing. Programs in a time namespace have
+//! another page, the same for all of them, whose first word is later than the counter ever is. So
+//! the subtraction that each reading begins with fails, and the reading goes another way: it takes
+//! the counter's start from the last word, and adds an offset of [`TimeOffsets`], the page before
+//! this one. Offsets do not change once a program is in the namespace. (Linux' nearest relative is
+//! `VDSO_CLOCKMODE_TIMENS`.)
 //!
 //! **No reading is torn, without a sequence count.** The first three words are written before the
 //! first program runs, and never again: ticks times the factor is a product of 128 bits, so the
@@ -34,7 +42,7 @@ use core::sync::atomic::{AtomicI64, AtomicU64, Ordering, compiler_fence};
 #[repr(C)]
 #[derive(Debug)]
 pub struct TimePage {
-    /// The time-stamp counter when the kernel was entered.
+    /// The time-stamp counter when the kernel was entered; [`SHIFTED`] in a time namespace.
     pub base: AtomicU64,
     /// Nanoseconds per tick, << [`SHIFT`].
     pub factor: AtomicU64,
@@ -44,6 +52,21 @@ pub struct TimePage {
     pub wall: AtomicI64,
     /// The counter in 1970, in units of [`UNIT`] ticks.
     pub seconds_base: AtomicU64,
+    /// The time-stamp counter when the kernel was entered.
+    pub start: AtomicU64,
+}
+
+/// [`TimePage::base`] of programs in a time namespace.
+pub const SHIFTED: u64 = u64::MAX;
+
+/// The page of a time namespace: nanoseconds to add to the machine's clocks.
+#[repr(C)]
+#[derive(Debug)]
+pub struct TimeOffsets {
+    /// For CLOCK_MONOTONIC and its kin.
+    pub monotonic: AtomicI64,
+    /// For CLOCK_BOOTTIME.
+    pub boottime: AtomicI64,
 }
 
 /// How far [`TimePage::factor`] is shifted.
@@ -61,23 +84,46 @@ pub const CPU_SELECTOR: u16 = 0x7b;
 pub const NODE_SHIFT: u32 = 12;
 
 impl TimePage {
-    /// CLOCK_MONOTONIC when the time-stamp counter is `ticks`, in nanoseconds.
     #[inline(always)]
-    pub fn monotonic(&self, ticks: u64) -> u64 {
-        let since = ticks.saturating_sub(self.base.load(Ordering::Relaxed));
+    fn scaled(&self, since: u64) -> u64 {
         ((u128::from(since) * u128::from(self.factor.load(Ordering::Relaxed))) >> SHIFT) as u64
     }
 
-    /// CLOCK_REALTIME when the time-stamp counter is what `ticks` reads, in nanoseconds since 1970.
+    /// CLOCK_MONOTONIC when the time-stamp counter is `ticks`, in nanoseconds. `None` in a time
+    /// namespace, and before the start of the clock.
     #[inline(always)]
-    pub fn wall(&self, ticks: impl Fn() -> u64) -> u64 {
+    pub fn monotonic(&self, ticks: u64) -> Option<u64> {
+        ticks.checked_sub(self.base.load(Ordering::Relaxed)).map(|since| self.scaled(since))
+    }
+
+    /// The machine's CLOCK_MONOTONIC when the time-stamp counter is `ticks`, in nanoseconds.
+    #[inline(always)]
+    pub fn machine_monotonic(&self, ticks: u64) -> u64 {
+        self.scaled(ticks.saturating_sub(self.start.load(Ordering::Relaxed)))
+    }
+
+    /// CLOCK_REALTIME when the time-stamp counter is what `ticks` reads, in nanoseconds since 1970.
+    /// `None` in a time namespace, and before the start of the clock.
+    #[inline(always)]
+    pub fn wall(&self, ticks: impl Fn() -> u64) -> Option<u64> {
+        self.wall_by(ticks, Self::monotonic)
+    }
+
+    /// [`TimePage::wall`] in any namespace.
+    #[inline(always)]
+    pub fn machine_wall(&self, ticks: impl Fn() -> u64) -> u64 {
+        self.wall_by(ticks, |page, ticks| Some(page.machine_monotonic(ticks))).unwrap_or_default()
+    }
+
+    #[inline(always)]
+    fn wall_by(&self, ticks: impl Fn() -> u64, monotonic: impl Fn(&Self, u64) -> Option<u64>) -> Option<u64> {
         loop {
             let wall = self.wall.load(Ordering::Acquire);
             let ticks = ticks();
             // The compiler keeps both loads; the counter is read after the first.
             compiler_fence(Ordering::SeqCst);
             if self.wall.load(Ordering::Acquire) == wall {
-                return self.monotonic(ticks).wrapping_add(wall as u64);
+                return monotonic(self, ticks).map(|since| since.wrapping_add(wall as u64));
             }
         }
     }

@@ -31,7 +31,7 @@ pub enum Owner {
     Anon = 6,
     /// A page of a file, or of shared memory.
     PageCache = 7,
-    /// The page of time that every program has mapped for reading.
+    /// A page of time that programs have mapped for reading.
     Time = 8,
     /// A table that an IOMMU reads.
     DeviceTable = 9,
@@ -89,9 +89,9 @@ impl Owner {
         matches!(self, Self::Anon | Self::PageCache)
     }
     /// Whether frames of this owner are charged to accounts, if frames are charged at all. These
-    /// are frames that exist for one process.
+    /// are frames that exist for one process, or for a few.
     pub const fn is_charged(self) -> bool {
-        matches!(self, Self::Anon | Self::PageCache | Self::PageTable)
+        matches!(self, Self::Anon | Self::PageCache | Self::PageTable | Self::Time)
     }
     /// Whether the kernel may access the frame only through windows: it has an owner on the user's
     /// side.
@@ -193,7 +193,7 @@ kinds! {
     Anon,
     /// File pages and shared memory.
     PageCache,
-    /// The page of time: one frame without counts, mapped by every program.
+    /// A page of time: a frame without counts, mapped by programs.
     Time,
     /// A table that an IOMMU reads: the memory that devices can access.
     DeviceTable,

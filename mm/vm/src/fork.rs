@@ -34,6 +34,7 @@ impl<S: Memory> AddressSpace<S> {
         child.brk = self.brk;
         child.merges_all = self.merges_all;
         child.resident.huge = self.resident.huge;
+        child.resident.offsets = self.resident.offsets.clone();
         let Self { areas, resident, .. } = self;
         let mut is_monitored = false;
         // Areas are copied before their pages: if the fork fails half way, the child frees its

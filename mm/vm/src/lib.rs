@@ -109,7 +109,7 @@ pub use request::{
 };
 pub use space::{AddressSpace, Commons, Translation};
 pub use swap::{Age, EvictWish, SWAP_RUN, Swap, SwapArea, SwapAreaInfo, SwapEvicted, SwapStore, SwapUsage};
-pub use vdso::{Vdso, VdsoPart};
+pub use vdso::{TIME_PAGES, Vdso, VdsoPart};
 pub use view::{AreaName, AreaView, Footprint, OfFile, PageAt, PageView, Sharing, Smaps, Usage, Written};
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use core::ops::Range;
 use freehold_frame::transition::CopyFrom;
 use freehold_frame::{
     AccountId, Anon, Belongs, Frame, FrameSource, LargeMapping, LeafMapping, OutOfMemory, Owner,
-    PageCache as CacheKind, User, UserKind,
+    PageCache as CacheKind, Time, User, UserKind,
 };
 use freehold_machine::{Cpus, PAGEBLOCK_FRAMES, Pfn, VirtAddr};
 use freehold_paging::{Backing, Entry, EntryAt, FlushBatch, Marks, Memory, PageSize, Rights, Slot, Space};
@@ -90,6 +90,9 @@ pub(crate) struct Resident<S: Memory> {
     pub payer: Option<AccountId>,
     /// The last fault's request to a monitor.
     pub wanted: Option<Wanted>,
+    /// The offsets of the program's time namespace, if any: the first page of time. The frame is
+    /// given back after its leaves, which are not counted, are gone.
+    pub offsets: Option<Arc<Frame<Time, S>>>,
 }
 
 impl<S: Memory> Resident<S> {
@@ -107,6 +110,7 @@ impl<S: Memory> Resident<S> {
             acting: None,
             payer: None,
             wanted: None,
+            offsets: None,
         })
     }
 

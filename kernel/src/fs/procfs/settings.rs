@@ -505,12 +505,13 @@ impl Generate for PingGroups {
 
 /// Adds the largest numbers of namespaces of each kind.
 fn fill_user(user: &Arc<PseudoDir>) {
-    const NAMES: [(&str, NamespaceKind); 7] = [
+    const NAMES: [(&str, NamespaceKind); 8] = [
         ("max_cgroup_namespaces", NamespaceKind::Cgroup),
         ("max_ipc_namespaces", NamespaceKind::Ipc),
         ("max_mnt_namespaces", NamespaceKind::Mount),
         ("max_net_namespaces", NamespaceKind::Network),
         ("max_pid_namespaces", NamespaceKind::Pid),
+        ("max_time_namespaces", NamespaceKind::Time),
         ("max_user_namespaces", NamespaceKind::User),
         ("max_uts_namespaces", NamespaceKind::Uts),
     ];

@@ -12,6 +12,7 @@ use crate::fs::generated::{ShortLine, Text};
 use crate::fs::masks::{list, mask};
 use crate::hw::PAGE;
 use crate::task::audit;
+use crate::task::clock::Clock;
 use crate::task::inspect::{self, Mode};
 use crate::task::pidns::PidView;
 use crate::task::userns::IdKind;
@@ -87,6 +88,7 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
         | FileKind::DescriptorInfo(_)
         | FileKind::IdMap(_)
         | FileKind::SetGroups
+        | FileKind::TimeOffsets
         | FileKind::Net(_) => return Err(Errno::EINVAL), // These are made elsewhere.
     }
     Ok(())
@@ -334,7 +336,8 @@ fn stat(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()> 
     out.signed_number(shown_priority.into());
     out.signed_number(nice.into());
     let rss_limit = process.limit(Resource::Rss).soft;
-    out.numbers(&[process.thread_count() as u64, 0, process.started / TICK]);
+    let started = Clock::Boottime.shown(process.started);
+    out.numbers(&[process.thread_count() as u64, 0, started / TICK]);
     out.numbers(&[space.total_pages * PAGE, space.rss(), rss_limit]);
     // Addresses in memory are shown only to callers that may inspect the process.
     let told = inspect::may_inspect(process, Mode::READ_FS).is_ok();

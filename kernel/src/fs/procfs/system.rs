@@ -15,6 +15,7 @@ use crate::fs::node::{Identity, NodeKind};
 use crate::fs::pseudo::PseudoDir;
 use crate::mem::{self, stats::MemoryStats};
 use crate::sched::CpuStatistics;
+use crate::task::clock::Clock;
 use crate::task::{registry, uts};
 use crate::{Errno, Result, hw, sched, swap, task, time};
 
@@ -221,7 +222,9 @@ fn stat(out: &mut Text) -> Result<()> {
     for cpu in sched::online().iter() {
         line(ShortLine::displaying(format_args!("cpu{}", cpu.0)), times_of(&sched::statistics(cpu)));
     }
-    writeln!(out, "intr 0\nctxt {switches}\nbtime {}", time::boot_wall() / time::SECOND as i64);
+    // The reader's clock of the time since boot was 0 then.
+    let booted = time::boot_wall().saturating_sub(Clock::Boottime.offset());
+    writeln!(out, "intr 0\nctxt {switches}\nbtime {}", booted / time::SECOND as i64);
     writeln!(out, "processes {}\nprocs_running {}\nprocs_blocked 0", registry::forks(), loads::runnable());
     writeln!(out, "softirq 0 0 0 0 0 0 0 0 0 0 0");
     Ok(())
@@ -229,7 +232,7 @@ fn stat(out: &mut Text) -> Result<()> {
 
 fn uptime(out: &mut Text) -> Result<()> {
     let idle: u64 = sched::online().iter().map(|cpu| sched::statistics(cpu).idle).sum();
-    let (now, idle) = (time::now() / TICK, idle / TICK);
+    let (now, idle) = (Clock::Boottime.shown(time::now()) / TICK, idle / TICK);
     writeln!(out, "{}.{:02} {}.{:02}", now / 100, now % 100, idle / 100, idle % 100);
     Ok(())
 }

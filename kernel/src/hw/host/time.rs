@@ -40,7 +40,7 @@ pub fn measure(_hpet: Option<PhysAddr>) {}
 /// Does nothing, like [`measure`].
 pub fn start() {}
 /// Does nothing: programs on a host ask the kernel.
-pub fn show_in(_frame: HeldFrame<'static>, _wall: i64) {}
+pub fn show_in(_frames: [HeldFrame<'static>; 2], _wall: i64) {}
 /// Does nothing, like [`show_in`].
 pub fn show_wall(_wall: i64) {}
 /// Sets the timer: the kernel is called at `deadline`.

@@ -19,6 +19,7 @@ use super::inspect::Dumpable;
 use super::userns::IdKind;
 use super::{Capability, Limit, Pid, Process, Resource, Signal, Task, current, may, registry, seccomp};
 use crate::syscall::Args;
+use crate::task::clock::Clock;
 use crate::task::registry::{find_by_number, find_task_by_number};
 use crate::time;
 use crate::user::{self, UserPtr};
@@ -229,7 +230,8 @@ pub fn sys_sysinfo(args: &Args) -> Result<i64> {
     let (total, free) = (frames.total_frames() * 4096, frames.free_frames() * 4096);
     let (memory, swap) = (crate::mem::stats::memory(), crate::mem::commons().swap().usage());
     let info = SysInfo {
-        uptime: (time::now() / time::SECOND) as i64,
+        // Rounded up, as on Linux.
+        uptime: Clock::Boottime.shown(time::now()).div_ceil(time::SECOND) as i64,
         loads: crate::fs::procfs::loads::averages(),
         total,
         free,

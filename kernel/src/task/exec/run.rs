@@ -277,14 +277,17 @@ fn empty_space(process: &Process, places: LoadPlaces) -> Result<(Arc<ProcessSpac
         mmap_base: VirtAddr(mmap_base),
     })?;
     let old = process.space();
-    let (huge, merges_all) = {
+    let (huge, merges_all, time_offsets) = {
         let areas = old.lock();
-        (areas.huge_use(), areas.merges_all())
+        (areas.huge_use(), areas.merges_all(), areas.time_offsets().cloned())
     };
     let mut areas = space.lock();
     areas.set_huge_use(huge);
     if merges_all {
         areas.merge_all();
+    }
+    if time_offsets.is_some() {
+        areas.set_time_offsets(time_offsets);
     }
     areas.make_room_for_program()?;
     drop(areas);

@@ -7,6 +7,7 @@ use super::{
     FutexWord, MATCH_ANY, RobustHead, Scope, count, counts, key_of, pi, requeue, wait, wake, wake_op,
 };
 use crate::syscall::Args;
+use crate::task::clock::Clock;
 use crate::task::current;
 use crate::task::inspect::{self, Mode};
 use crate::task::registry::find_task_by_number;
@@ -96,7 +97,7 @@ fn deadline(args: &Args, command: u32) -> Result<Option<Deadline>> {
         WAIT => time::now().saturating_add(time).into(),
         LOCK_PI => by_wall,
         _ if args.uint(1) & CLOCK_REALTIME != 0 => by_wall,
-        _ => time.into(),
+        _ => Clock::Monotonic.deadline(time)?,
     }))
 }
 

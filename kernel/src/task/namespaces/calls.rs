@@ -22,8 +22,8 @@ use crate::task::inspect::{self, Mode};
 use crate::task::pidfd::PidFile;
 use crate::task::pidns::PidNs;
 use crate::task::userns::{NamespaceKind, UserNs};
-use crate::task::{Capability, Credentials, Process, current};
-use crate::{Errno, Result};
+use crate::task::{Capability, Credentials, Process, current, registry};
+use crate::{Errno, Result, sched};
 
 /// The credentials and namespaces that replace a process' own.
 pub(in crate::task) struct Separated {
@@ -183,8 +183,46 @@ impl Entering {
                 }
                 self.namespaces.pid_for_children = pid.clone();
             }
+            NamespaceRef::Time(time) => {
+                self.namespaces.time = time.clone();
+                self.namespaces.time_for_children = time.clone();
+            }
             // It was entered above.
             NamespaceRef::User(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Enters the namespace of a file for `process`. It must be among `kinds`, unless these are 0.
+    fn enter_file(&mut self, process: &Process, namespace: &NamespaceRef, kinds: u32) -> Result<()> {
+        let kind = namespace.kind();
+        if kinds != 0 && kinds != kind.clone_flag() {
+            return Err(Errno::EINVAL);
+        }
+        if kind == NamespaceKind::Time {
+            may_enter_time(process)?;
+        }
+        if process.thread_count() != 1 {
+            return Err(Errno::EINVAL);
+        }
+        self.enter(namespace)
+    }
+
+    /// Enters those namespaces of `target` for `process` that are among `kinds`.
+    fn enter_all_of(&mut self, process: &Process, target: &Process, kinds: u32) -> Result<()> {
+        let known = NamespaceKind::ALL.iter().fold(0, |flags, kind| flags | kind.clone_flag());
+        if kinds == 0 || kinds & !known != 0 || process.thread_count() != 1 {
+            return Err(Errno::EINVAL);
+        }
+        inspect::may_inspect(target, Mode::READ_REAL)?;
+        if target.exit_status().is_some() {
+            return Err(Errno::ESRCH);
+        }
+        for kind in ORDER.into_iter().filter(|kind| kinds & kind.clone_flag() != 0) {
+            if kind == NamespaceKind::Time {
+                may_enter_time(process)?;
+            }
+            self.enter(&NamespaceRef::of(target, kind))?;
         }
         Ok(())
     }
@@ -192,7 +230,7 @@ impl Entering {
 
 /// The order in which the namespaces of another process are entered. The user namespace comes
 /// first, because it gives the rights for the rest.
-const ORDER: [NamespaceKind; 7] = [
+const ORDER: [NamespaceKind; 8] = [
     NamespaceKind::User,
     NamespaceKind::Mount,
     NamespaceKind::Uts,
@@ -200,12 +238,33 @@ const ORDER: [NamespaceKind; 7] = [
     NamespaceKind::Pid,
     NamespaceKind::Cgroup,
     NamespaceKind::Network,
+    NamespaceKind::Time,
 ];
+
+/// Checks that no other task has the memory of `process`: its page of time is another one after it
+/// has entered a time namespace.
+///
+/// # Errors
+/// `EUSERS` if one has; `EINTR` if the caller is killed.
+fn may_enter_time(process: &Process) -> Result<()> {
+    let space = process.space().id();
+    if process.thread_count() != 1 {
+        return Err(Errno::EUSERS);
+    }
+    for other in registry::processes() {
+        if other.pid != process.pid && other.space().id() == space {
+            return Err(Errno::EUSERS);
+        }
+        sched::checkpoint()?;
+    }
+    Ok(())
+}
 
 /// setns(fd, kinds): enters the namespace of a file, or some namespaces of a pidfd's process.
 ///
 /// # Errors
-/// As in the manual; `EINVAL` for a process of several threads.
+/// As in the manual; `EINVAL` for a process of several threads; `EUSERS` if other tasks share the
+/// memory and a time namespace is entered.
 pub fn sys_setns(args: &Args) -> Result<i64> {
     let process = current().process().clone();
     let file = process.file(args.fd(0))?;
@@ -217,25 +276,10 @@ pub fn sys_setns(args: &Args) -> Result<i64> {
         changes_user: false,
         entrance: None,
     };
-    let is_alone = process.thread_count() == 1;
     if let Some(file) = file.file().downcast::<NamespaceFile>() {
-        if kinds != 0 && kinds != file.namespace().kind().clone_flag() || !is_alone {
-            return Err(Errno::EINVAL);
-        }
-        entering.enter(file.namespace())?;
+        entering.enter_file(&process, file.namespace(), kinds)?;
     } else if let Some(file) = file.file().downcast::<PidFile>() {
-        let known = NamespaceKind::ALL.iter().fold(0, |flags, kind| flags | kind.clone_flag());
-        if kinds == 0 || kinds & !known != 0 || !is_alone {
-            return Err(Errno::EINVAL);
-        }
-        let target = file.process()?;
-        inspect::may_inspect(&target, Mode::READ_REAL)?;
-        if target.exit_status().is_some() {
-            return Err(Errno::ESRCH);
-        }
-        for kind in ORDER.into_iter().filter(|kind| kinds & kind.clone_flag() != 0) {
-            entering.enter(&NamespaceRef::of(&target, kind))?;
-        }
+        entering.enter_all_of(&process, &*file.process()?, kinds)?;
     } else {
         return Err(Errno::EINVAL);
     }
@@ -259,14 +303,18 @@ pub fn sys_setns(args: &Args) -> Result<i64> {
             Ok(())
         })?;
     }
+    if !entering.namespaces.time.is_same(&old.time) {
+        process.enter_time(&entering.namespaces.time);
+    }
     drop(process.replace_namespaces(reserve::arc(entering.namespaces)));
     Ok(0)
 }
 
-/// Returns the namespaces of a new process: its creator's, or those that `flags` request.
+/// Returns the namespaces of a new process: its creator's, or those that `flags` request. It enters
+/// the time namespace for its creator's children.
 ///
 /// # Errors
-/// As [`separate`].
+/// As [`separate`]; `EINVAL` for a process in another time namespace that shares the memory.
 pub(in crate::task) fn of_child(
     maker: &Process,
     flags: CloneFlags,
@@ -274,5 +322,16 @@ pub(in crate::task) fn of_child(
 ) -> Result<(Arc<Credentials>, Arc<Namespaces>)> {
     let Separated { credentials, namespaces } = separate(maker, flags, fs)?;
     let credentials = credentials.map_or_else(|| maker.credentials(), reserve::arc);
-    Ok((credentials, namespaces.map_or_else(|| maker.namespaces(), reserve::arc)))
+    let mut namespaces = namespaces.map_or_else(|| maker.namespaces(), reserve::arc);
+    if !namespaces.keeps_time() {
+        // A process that shares the memory finds the same page of time: it has to tell the same.
+        let has_same_offsets = || wants(flags, NamespaceKind::Time) && maker.namespaces().keeps_time();
+        if flags.contains(CloneFlags::VM) && !has_same_offsets() {
+            return Err(Errno::EINVAL);
+        }
+        let time = namespaces.time_for_children.clone();
+        time.freeze();
+        namespaces = reserve::arc(Namespaces { time, ..Namespaces::clone(&namespaces) });
+    }
+    Ok((credentials, namespaces))
 }

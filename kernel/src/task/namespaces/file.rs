@@ -8,6 +8,7 @@
 use freehold_collections::{Arc, Receiver, String, reserve, try_format};
 
 use super::network::NetworkNamespace;
+use super::time::TimeNamespace;
 use super::{CgroupNamespace, IpcNamespace, Namespaces};
 use crate::fs::device::make_device;
 use crate::fs::flags::OpenFlags;
@@ -37,6 +38,8 @@ pub enum NamespaceRef {
     Network(Arc<NetworkNamespace>),
     /// Process IDs.
     Pid(PidNs),
+    /// Offsets of clocks.
+    Time(Arc<TimeNamespace>),
     /// Users.
     User(UserNs),
     /// Names.
@@ -46,7 +49,7 @@ pub enum NamespaceRef {
 impl NamespaceRef {
     /// Returns the namespace of this kind that `process` is in.
     pub fn of(process: &Process, kind: NamespaceKind) -> Self {
-        let Namespaces { uts, ipc, mount, network, cgroup, .. } = &*process.namespaces();
+        let Namespaces { uts, ipc, mount, network, cgroup, time, .. } = &*process.namespaces();
         match kind {
             NamespaceKind::Cgroup => Self::Cgroup(cgroup.clone()),
             NamespaceKind::Ipc => Self::Ipc(ipc.clone()),
@@ -55,12 +58,16 @@ impl NamespaceRef {
             NamespaceKind::Mount => Self::Mount(mount.clone()),
             NamespaceKind::Network => Self::Network(network.clone()),
             NamespaceKind::Pid => Self::Pid(process.pid_ns().clone()),
+            NamespaceKind::Time => Self::Time(time.clone()),
         }
     }
 
-    /// Returns the PID namespace of the children of `process`, unless that namespace has no process
-    /// yet.
-    pub fn of_children(process: &Process) -> Option<Self> {
+    /// Returns the namespace of this kind of the children of `process`: `None` for a PID namespace
+    /// that has no process yet.
+    pub fn of_children(process: &Process, kind: NamespaceKind) -> Option<Self> {
+        if kind == NamespaceKind::Time {
+            return Some(Self::Time(process.namespaces().time_for_children.clone()));
+        }
         let pid = process.namespaces().pid_for_children.clone();
         pid.has_init().then_some(Self::Pid(pid))
     }
@@ -73,6 +80,7 @@ impl NamespaceRef {
             Self::Mount(_) => NamespaceKind::Mount,
             Self::Network(_) => NamespaceKind::Network,
             Self::Pid(_) => NamespaceKind::Pid,
+            Self::Time(_) => NamespaceKind::Time,
             Self::User(_) => NamespaceKind::User,
             Self::Uts(_) => NamespaceKind::Uts,
         }
@@ -86,6 +94,7 @@ impl NamespaceRef {
             Self::Mount(mount) => mount.head().inode(),
             Self::Network(network) => network.number(),
             Self::Pid(pid) => pid.inode(),
+            Self::Time(time) => time.head().inode(),
             Self::User(user) => user.inode(),
             Self::Uts(uts) => uts.head().inode(),
         }
@@ -100,6 +109,7 @@ impl NamespaceRef {
             Self::Mount(mount) => Some(mount.head().owner().clone()),
             Self::Network(network) => Some(network.head().owner().clone()),
             Self::Pid(pid) => Some(pid.owner()),
+            Self::Time(time) => Some(time.head().owner().clone()),
             Self::User(user) => user.parent().cloned(),
             Self::Uts(uts) => Some(uts.head().owner().clone()),
         }

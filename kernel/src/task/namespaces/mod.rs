@@ -9,20 +9,26 @@
 //!
 //! Namespaces belong to a process, not to its threads as on Linux: a process with several threads
 //! can neither make nor enter one. A process never leaves its PID namespace: a PID namespace that
-//! it makes or enters is used for its children.
+//! it makes or enters is used for its children. A time namespace that it makes is used for its
+//! children, too, but it can enter one itself.
 //!
 //! Callers: fork, unshare, setns, /proc. Task context.
 
 pub mod calls;
 pub mod file;
 pub mod network;
+pub mod time;
 
 use core::any::Any;
 
-use freehold_collections::{Arc, reserve};
+use freehold_collections::{
+    Arc,
+    reserve::{self, ArcMethods},
+};
 use spin::Once;
 
 use self::network::NetworkNamespace;
+use self::time::TimeNamespace;
 use super::credentials::Credentials;
 use super::pidns::PidNs;
 use super::userns::{NamespaceHead, NamespaceKind, UserNs};
@@ -90,21 +96,27 @@ pub struct Namespaces {
     pub cgroup: Arc<CgroupNamespace>,
     /// The PID namespace of future children. The process' own one is part of its numbers.
     pub pid_for_children: PidNs,
+    /// Offsets of clocks.
+    pub time: Arc<TimeNamespace>,
+    /// The time namespace of future children.
+    pub time_for_children: Arc<TimeNamespace>,
 }
 
 /// The kinds of [`Namespaces`] that can be made.
-pub const SEPARATE: [NamespaceKind; 6] = [
+pub const SEPARATE: [NamespaceKind; 7] = [
     NamespaceKind::Uts,
     NamespaceKind::Ipc,
     NamespaceKind::Cgroup,
     NamespaceKind::Network,
     NamespaceKind::Pid,
+    NamespaceKind::Time,
     NamespaceKind::Mount,
 ];
 
 impl Namespaces {
     /// Returns the initial namespaces.
     pub fn initial() -> Arc<Self> {
+        let time = TimeNamespace::initial();
         reserve::arc(Self {
             uts: reserve::arc(UtsNamespace::initial()),
             ipc: IpcNamespace::new(NamespaceHead::initial(NamespaceKind::Ipc)),
@@ -115,6 +127,8 @@ impl Namespaces {
                 cgroup::root().clone(),
             ),
             pid_for_children: PidNs::INITIAL,
+            time_for_children: time.clone(),
+            time,
         })
     }
 
@@ -148,9 +162,17 @@ impl Namespaces {
         if is_new(NamespaceKind::Pid) {
             new.pid_for_children = self.pid_for_children.make_below(maker)?;
         }
+        if is_new(NamespaceKind::Time) {
+            new.time_for_children = self.time_for_children.copy(maker)?;
+        }
         if is_new(NamespaceKind::Mount) {
             new.mount = self.mount.copy(maker, fs)?;
         }
         Ok(new)
+    }
+
+    /// Whether children are in the same time namespace.
+    pub fn keeps_time(&self) -> bool {
+        self.time.is_same(&self.time_for_children)
     }
 }

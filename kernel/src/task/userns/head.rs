@@ -31,6 +31,8 @@ pub enum NamespaceKind {
     Network,
     /// Process IDs.
     Pid,
+    /// Offsets of clocks.
+    Time,
     /// Users, groups and capabilities.
     User,
     /// Host and domain name.
@@ -39,8 +41,8 @@ pub enum NamespaceKind {
 
 impl NamespaceKind {
     /// All kinds, in the order of their names.
-    pub const ALL: [Self; 7] =
-        [Self::Cgroup, Self::Ipc, Self::Mount, Self::Network, Self::Pid, Self::User, Self::Uts];
+    pub const ALL: [Self; KINDS] =
+        [Self::Cgroup, Self::Ipc, Self::Mount, Self::Network, Self::Pid, Self::Time, Self::User, Self::Uts];
 
     /// Returns its name in /proc/PID/ns.
     pub const fn name(self) -> &'static str {
@@ -50,6 +52,7 @@ impl NamespaceKind {
             Self::Mount => "mnt",
             Self::Network => "net",
             Self::Pid => "pid",
+            Self::Time => "time",
             Self::User => "user",
             Self::Uts => "uts",
         }
@@ -63,6 +66,7 @@ impl NamespaceKind {
             Self::Mount => 0x0002_0000,
             Self::Network => 0x4000_0000,
             Self::Pid => 0x2000_0000,
+            Self::Time => 0x80,
             Self::User => 0x1000_0000,
             Self::Uts => 0x0400_0000,
         }
@@ -77,22 +81,26 @@ impl NamespaceKind {
             Self::Mount => 0xf0000001,
             Self::Network => 0xf0000000,
             Self::Pid => 0xeffffffc,
+            Self::Time => 0xeffffffa,
             Self::User => 0xeffffffd,
             Self::Uts => 0xeffffffe,
         }
     }
 }
 
+/// Number of kinds.
+const KINDS: usize = 8;
+
 /// Initial limit for the namespaces of a kind per user (/proc/sys/user).
 const FIRST_LIMIT: u64 = 8192;
 /// Limit for the namespaces of a kind of all users, unless the limit per user is higher.
 const MOST_OF_ALL: u64 = 8 * FIRST_LIMIT;
 
-static COUNTS: [AtomicU64; 7] = [const { AtomicU64::new(0) }; 7];
+static COUNTS: [AtomicU64; KINDS] = [const { AtomicU64::new(0) }; KINDS];
 /// The number of namespaces of each kind, by the user that is charged. Users without namespaces
 /// have no entry.
-static ACCOUNTS: SpinLock<Map<u32, [u64; 7]>> = SpinLock::new(Map::new());
-static LIMITS: [AtomicU64; 7] = [const { AtomicU64::new(FIRST_LIMIT) }; 7];
+static ACCOUNTS: SpinLock<Map<u32, [u64; KINDS]>> = SpinLock::new(Map::new());
+static LIMITS: [AtomicU64; KINDS] = [const { AtomicU64::new(FIRST_LIMIT) }; KINDS];
 static NEXT_INODE: AtomicU64 = AtomicU64::new(0xf000_0010);
 
 /// Returns the largest number of namespaces of a kind that one user may have

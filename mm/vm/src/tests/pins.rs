@@ -65,7 +65,7 @@ fn a_look_at_zeroes_keeps_them_when_all_spaces_are_gone() {
 fn pages_that_no_leaf_counts_are_held_for_who_looks_at_them() {
     let world = World::with(Config { cpus: 2, nodes: 1, frames: 4096, seed: 3 });
     world.commons.set_huge_mode(HugeMode::Always);
-    let mut vdso = Vdso::new(Frame::allocate_zeroed(world.frames).unwrap());
+    let mut vdso = Vdso::new([(); 2].map(|()| Frame::allocate_zeroed(world.frames).unwrap()));
     vdso.push(Frame::allocate_zeroed(world.frames).unwrap());
     world.commons.set_vdso(vdso);
     let p = world.process(0);

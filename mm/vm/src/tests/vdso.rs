@@ -1,6 +1,8 @@
 //! The kernel's pages in address spaces.
 
-use freehold_frame::Frame;
+use std::sync::Arc;
+
+use freehold_frame::{Frame, Time};
 use freehold_machine::{PhysicalBytes, VirtAddr};
 
 use super::world::*;
@@ -8,12 +10,16 @@ use crate::*;
 
 const RX: Protection = Protection::READ.union(Protection::EXEC);
 
-/// A world whose vDSO has an image of two pages, full of 1 and 2, and a page of time full of 3.
+/// A world whose vDSO has an image of two pages, full of 1 and 2, and pages of time full of 3 and
+/// 4.
 fn world() -> World {
     let world = World::new();
     let fill = |frame, byte: u8| world.model().with_bytes(frame, |bytes| bytes.fill(byte));
-    let time = Frame::allocate(world.frames).unwrap();
-    fill(time.pfn(), 3);
+    let time = [3, 4].map(|byte| {
+        let time: Frame<Time, _> = Frame::allocate(world.frames).unwrap();
+        fill(time.pfn(), byte);
+        time
+    });
     let mut vdso = Vdso::new(time);
     for byte in [1, 2] {
         let frame = Frame::allocate(world.frames).unwrap();
@@ -100,6 +106,29 @@ fn the_page_of_time_is_read_by_the_program_alone_and_never_written() {
     }
     assert_eq!(p.space().read_remote(VirtAddr(time), &mut [0; 4]), Err(VmError::Fault));
     drop(p);
+    world.end();
+}
+
+#[test]
+fn offsets_are_the_spaces_own_and_its_childs_and_their_frame_goes_with_the_last() {
+    let world = world();
+    let p = world.process(0);
+    let time =
+        p.map(AreaPlace::Anywhere, TIME_PAGES, Protection::READ, Backing::Vdso(VdsoPart::Time)).unwrap();
+    let seen = |p: &Process| [time, time + PAGE].map(|at| p.load(at).unwrap());
+    assert_eq!(seen(&p), [3, 3]);
+    let offsets: Frame<Time, _> = Frame::allocate(world.frames).unwrap();
+    world.model().with_bytes(offsets.pfn(), |bytes| bytes.fill(5));
+    p.space().set_time_offsets(Some(Arc::new(offsets)));
+    assert_eq!(seen(&p), [5, 4]);
+    let child = p.fork(2);
+    p.space().set_time_offsets(None);
+    assert_eq!((seen(&p), seen(&child)), ([3, 3], [5, 4]));
+    let late = p.map(AreaPlace::Anywhere, TIME_PAGES + 1, Protection::READ, Backing::Vdso(VdsoPart::Time));
+    assert_eq!(p.load(late.unwrap() + TIME_PAGES * PAGE), Err(FaultError::Bus));
+    drop(p);
+    assert_eq!(seen(&child), [5, 4]);
+    drop(child);
     world.end();
 }
 

@@ -80,6 +80,7 @@ const ENTRIES: &[(&str, What)] = &[
     ("statm", What::File(FileKind::Statm, 0o444)),
     ("status", What::File(FileKind::Status, 0o444)),
     ("task", What::Dir(DirKind::Tasks, 0o555)),
+    ("timens_offsets", What::File(FileKind::TimeOffsets, 0o644)),
     ("uid_map", What::File(FileKind::IdMap(IdKind::User), 0o644)),
     ("wchan", What::File(FileKind::Wchan, 0o444)),
 ];
@@ -87,13 +88,15 @@ const ENTRIES: &[(&str, What)] = &[
 /// Node numbers of the files of "net" begin here, after those of the entries above.
 const NET_NODES: u64 = 1 << 8;
 /// The entries of "ns".
-const NAMESPACES: [(&str, LinkKind); 8] = [
+const NAMESPACES: [(&str, LinkKind); 10] = [
     ("cgroup", LinkKind::Namespace(NamespaceKind::Cgroup)),
     ("ipc", LinkKind::Namespace(NamespaceKind::Ipc)),
     ("mnt", LinkKind::Namespace(NamespaceKind::Mount)),
     ("net", LinkKind::Namespace(NamespaceKind::Network)),
     ("pid", LinkKind::Namespace(NamespaceKind::Pid)),
-    ("pid_for_children", LinkKind::ChildrensPids),
+    ("pid_for_children", LinkKind::OfChildren(NamespaceKind::Pid)),
+    ("time", LinkKind::Namespace(NamespaceKind::Time)),
+    ("time_for_children", LinkKind::OfChildren(NamespaceKind::Time)),
     ("user", LinkKind::Namespace(NamespaceKind::User)),
     ("uts", LinkKind::Namespace(NamespaceKind::Uts)),
 ];
@@ -103,11 +106,11 @@ const NAMESPACE_NODES: u64 = 1 << 9;
 const DESCRIPTOR_NODES: u64 = 1 << 12;
 const DESCRIPTOR_INFO_NODES: u64 = 1 << 23;
 
-/// Whether the directory of `subject` has the entry `what`. A thread has no threads of its own, and
-/// only threads have the file of their children.
+/// Whether the directory of `subject` has the entry `what`. A thread has no threads and no offsets
+/// of clocks of its own, and only threads have the file of their children.
 fn has(subject: Subject, what: What) -> bool {
     match what {
-        What::Dir(DirKind::Tasks, _) => subject.tid.is_none(),
+        What::Dir(DirKind::Tasks, _) | What::File(FileKind::TimeOffsets, _) => subject.tid.is_none(),
         What::File(FileKind::Children, _) => subject.tid.is_some(),
         _ => true,
     }

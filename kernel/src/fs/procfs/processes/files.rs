@@ -19,7 +19,7 @@ use crate::sync::PollWaiter;
 use crate::task::inspect::{self, Mode};
 use crate::task::userns::{IdKind, UserNs};
 use crate::task::{self, Capability, Credentials, Process};
-use crate::{Errno, Result};
+use crate::{Errno, Result, time};
 use core::sync::atomic::{AtomicU64, Ordering};
 use freehold_collections::reserve::ArcMethods as _;
 use freehold_collections::{Arc, Box, Receiver, Weak, reserve};
@@ -64,6 +64,7 @@ pub(in crate::fs::procfs) enum FileKind {
     FailNth,
     IdMap(IdKind),
     SetGroups,
+    TimeOffsets,
     Net(NetFile),
 }
 
@@ -121,6 +122,10 @@ impl Node for Item {
                 let opener = task::current().process().credentials();
                 return Ok(GeneratedFile::new(self, IdMapFile { user_ns, of, opener }));
             }
+            FileKind::TimeOffsets => {
+                let opener = task::current().process().credentials();
+                return Ok(GeneratedFile::new(self, TimeOffsetsFile { subject, opener }));
+            }
             FileKind::SetGroups => {
                 let user_ns = subject.process()?.credentials().user_ns.clone();
                 if flags.writes() && !task::may_in(&user_ns, Capability::SysAdmin) {
@@ -144,6 +149,14 @@ impl Node for Item {
     }
 }
 
+/// Checks that `bytes` are a whole text: a text of 4096 bytes may be incomplete.
+///
+/// # Errors
+/// `EINVAL`.
+const fn check_whole(offset: u64, bytes: &[u8]) -> Result<()> {
+    if offset != 0 || bytes.len() >= 4096 { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
 /// A map of ids, for the process' user namespace at the time when the file was opened.
 struct IdMapFile {
     user_ns: UserNs,
@@ -160,13 +173,33 @@ impl Generate for IdMapFile {
         Ok(())
     }
 
-    fn store(&self, bytes: &[u8]) -> Result<()> {
-        // A text of this length may be incomplete.
-        if bytes.len() >= 4096 {
-            return Err(Errno::EINVAL);
-        }
+    fn store_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        check_whole(offset, bytes)?;
         let writer = task::current().process().credentials();
         self.user_ns.write_map(self.of, bytes, &writer, &self.opener)
+    }
+}
+
+/// The offsets of the time namespace for a process' children.
+struct TimeOffsetsFile {
+    subject: Subject,
+    /// The opener, whose rights a write needs.
+    opener: Arc<Credentials>,
+}
+
+impl Generate for TimeOffsetsFile {
+    fn show(&self, out: &mut Text) -> Result<()> {
+        let offsets = self.subject.process()?.namespaces().time_for_children.offsets();
+        for (name, offset) in [("monotonic", offsets.monotonic), ("boottime", offsets.boottime)] {
+            let second = time::SECOND as i64;
+            writeln!(out, "{name:<10} {:10} {:9}", offset.div_euclid(second), offset.rem_euclid(second));
+        }
+        Ok(())
+    }
+
+    fn store_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        check_whole(offset, bytes)?;
+        self.subject.process()?.namespaces().time_for_children.write(bytes, &self.opener)
     }
 }
 

@@ -23,8 +23,8 @@ pub(super) enum LinkKind {
     Root,
     Descriptor(i32),
     Namespace(NamespaceKind),
-    /// The PID namespace for its children.
-    ChildrensPids,
+    /// The PID or time namespace for its children.
+    OfChildren(NamespaceKind),
 }
 
 /// A link to a file, directory or namespace of a subject.
@@ -57,8 +57,8 @@ impl Link {
                 }
                 Target::Namespace(NamespaceRef::of(&process, kind))
             }
-            LinkKind::ChildrensPids => {
-                Target::Namespace(NamespaceRef::of_children(&process).ok_or(Errno::ENOENT)?)
+            LinkKind::OfChildren(kind) => {
+                Target::Namespace(NamespaceRef::of_children(&process, kind).ok_or(Errno::ENOENT)?)
             }
             LinkKind::Descriptor(fd) => {
                 let file = process.files().get(fd).map_err(|_| Errno::ENOENT)?;
