@@ -3,14 +3,13 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
 
 use axallocator::{AllocError, BaseAllocator, PageAllocator};
 use embedded_dma::{ReadBuffer, WriteBuffer};
-use freehold_adapters::{BuddyPages, DmaBuffer, SpaceMapper, TypedFrames};
+use freehold_adapters::{BuddyPages, DmaBuffer, SpaceMapper, TypedFrames, start_buddy};
 use freehold_bounce::{DeviceRules, Dma, DmaAddr, Limits};
-use freehold_buddy::{Buddy, Managed, Options, Pcp};
-use freehold_frame::{Anon, FrameRecord, FrameTable, Kernel, Owner};
+use freehold_buddy::Buddy;
+use freehold_frame::{Anon, Kernel, Owner};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{Cpus, PAGE_SIZE, Pfn, Tlb, VirtAddr};
 use freehold_paging::Space;
@@ -26,15 +25,7 @@ const WRITE: PageTableFlags = READ.union(PageTableFlags::WRITABLE);
 
 fn buddy(frames: u64) -> (Model, &'static Buddy<Model>) {
     let machine = Model::new(Config { frames, cpus: 1, nodes: 1, ..Config::default() });
-    let records: Vec<_> = (0..frames).map(|_| FrameRecord::EMPTY).collect();
-    let options = Options::default();
-    let words = Buddy::<Model>::metadata_words(machine.topology(), 1, &options);
-    let metadata: Vec<_> = (0..words).map(|_| AtomicU64::new(0)).collect();
-    let pcps = Box::leak(Box::new([Pcp::new()]));
-    let table = FrameTable::new(records.leak());
-    let managed =
-        Managed { topology: machine.topology(), reserved: &[], table, metadata: metadata.leak(), pcps };
-    (machine, Box::leak(Box::new(Buddy::new(machine, managed, options).ok().unwrap())))
+    (machine, start_buddy(machine, machine.topology().clone(), &[]).unwrap())
 }
 
 fn panics(f: impl FnOnce()) -> String {
