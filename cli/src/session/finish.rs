@@ -72,15 +72,20 @@ impl VmSession<'_> {
     fn unexplained(&mut self, status: ExitStatus) -> End {
         while self.words.receive() {}
         self.log.receive();
+        let words = String::from_utf8_lossy(&self.words.received).into_owned();
         if let Some(signal) = status.signal() {
-            return End::Qemu(format!("QEMU was killed by signal {signal}"));
+            // A failed assertion of QEMU or of the plugin tells itself before the signal.
+            let noise =
+                |line: &&str| line.is_empty() || line.starts_with("note:") || line.contains("warning:");
+            let last = words.lines().rfind(|line| !noise(line));
+            let told = last.map(|line| format!(": {line}")).unwrap_or_default();
+            return End::Qemu(format!("QEMU was killed by signal {signal}{told}"));
         }
         if self.ready.is_none()
             && let Some((_, reason)) = self.log.tail().rsplit_once(REFUSAL)
         {
             return End::Refused(reason.lines().next().unwrap_or_default().to_owned());
         }
-        let words = String::from_utf8_lossy(&self.words.received).into_owned();
         if let Some(line) = words.lines().find(|line| line.starts_with(WATCHER_NAME)) {
             return End::Qemu(line.to_owned());
         }

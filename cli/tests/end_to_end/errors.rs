@@ -215,13 +215,16 @@ fn qemu_missing_or_killed() {
     };
     let line = run(std::path::Path::new("/no/such/qemu"));
     assert!(line.contains("/no/such/qemu"), "{line}");
-    let killed = file_of(&folder, "killed", b"#!/bin/sh\nkill -9 $$\n");
-    std::fs::set_permissions(&killed, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("chmod");
-    let line = run(&killed);
+    let script = |name: &str, lines: &str| {
+        let file = file_of(&folder, name, format!("#!/bin/sh\n{lines}\n").as_bytes());
+        std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("chmod");
+        file
+    };
+    let line = run(&script("killed", "kill -9 $$"));
     assert!(line.contains("killed by signal 9") && line.lines().count() == 1, "{line}");
-    let refusing = file_of(&folder, "refusing", b"#!/bin/sh\necho 'qemu: no room' >&2\nexit 1\n");
-    std::fs::set_permissions(&refusing, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("chmod");
-    let line = run(&refusing);
+    let line = run(&script("aborted", "echo 'qemu.c:7: cpu is not idle' >&2; kill -ABRT $$"));
+    assert!(line.contains("killed by signal 6: qemu.c:7: cpu is not idle"), "{line}");
+    let line = run(&script("refusing", "echo 'qemu: no room' >&2; exit 1"));
     assert!(line.contains("no room"), "{line}");
 }
 

@@ -1,6 +1,6 @@
-# From the PVH loader (32-bit protected mode, paging off, ebx: physical address of the start info) to
-# `start` in the top 2 GiB. The first 16 MiB of memory are mapped twice: where they are, for these
-# few instructions, and at BASE.
+# From the PVH loader (32-bit protected mode, paging off, ebx: address of the start info) to `start`
+# in the top 2 GiB. The first 16 MiB of memory are mapped twice: where they are, for these few
+# instructions, and at BASE.
 .set PHYS, 0x80000000               # added to an address of the image: its physical address
 
 .section .data.boot, "aw"

@@ -36,9 +36,9 @@ const MAX_OPEN: usize = 64;
 const MAX_PAGES: u64 = 64;
 
 #[repr(C, align(4096))]
-struct Table([AtomicU64; TABLE_ENTRIES]);
+struct TableWords([AtomicU64; TABLE_ENTRIES]);
 
-impl Table {
+impl TableWords {
     const EMPTY: Self = Self([const { AtomicU64::new(0) }; TABLE_ENTRIES]);
 
     fn set(&self, index: usize, entry: u64) {
@@ -49,9 +49,9 @@ impl Table {
 /// The tables of the direct map, for memory below `GIB` GiB (1 to 512), and of the windows: a
 /// `static` of the kernel.
 pub struct KernelMap<const GIB: usize> {
-    direct: Table,
-    blocks: [Table; GIB],
-    windows: [Table; 3],
+    direct: TableWords,
+    blocks: [TableWords; GIB],
+    windows: [TableWords; 3],
     open: AtomicUsize,
     registers: AtomicUsize,
     random: AtomicU64,
@@ -62,9 +62,9 @@ impl<const GIB: usize> KernelMap<GIB> {
     pub const fn new() -> Self {
         const { assert!(GIB >= 1 && GIB <= TABLE_ENTRIES, "1 to 512 GiB") };
         Self {
-            direct: Table::EMPTY,
-            blocks: [const { Table::EMPTY }; GIB],
-            windows: [const { Table::EMPTY }; 3],
+            direct: TableWords::EMPTY,
+            blocks: [const { TableWords::EMPTY }; GIB],
+            windows: [const { TableWords::EMPTY }; 3],
             open: AtomicUsize::new(0),
             registers: AtomicUsize::new(MAX_OPEN),
             random: AtomicU64::new(0),
@@ -82,7 +82,7 @@ impl<const GIB: usize> KernelMap<GIB> {
         root: &mut PageTable,
         physical: impl Fn(VirtAddr) -> PhysAddr,
     ) -> OneCpu<GIB> {
-        let address = |table: &Table| physical(VirtAddr(&raw const *table as u64));
+        let address = |table: &TableWords| physical(VirtAddr(&raw const *table as u64));
         let entry = |table| address(table).as_u64() | PRESENT | WRITABLE;
         self.blocks.iter().enumerate().for_each(|(index, table)| self.direct.set(index, entry(table)));
         self.windows[0].set(0, entry(&self.windows[1]));
@@ -302,7 +302,7 @@ mod tests {
         let table = |entry: u64| {
             let address = (entry & freehold_machine::entry::FRAME) + (1 << 40);
             // SAFETY: a table of the static, by the address that its entry has.
-            unsafe { &*(address as *const Table) }
+            unsafe { &*(address as *const TableWords) }
         };
         let next = |entry: u64, index: usize| table(entry).0[index].load(Ordering::Relaxed);
         let slot = |index: usize| root[index].addr().as_u64();
