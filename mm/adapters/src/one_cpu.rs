@@ -39,7 +39,9 @@ const MAX_PAGES: u64 = 64;
 struct TableWords([AtomicU64; TABLE_ENTRIES]);
 
 impl TableWords {
-    const EMPTY: Self = Self([const { AtomicU64::new(0) }; TABLE_ENTRIES]);
+    const fn new() -> Self {
+        Self([const { AtomicU64::new(0) }; TABLE_ENTRIES])
+    }
 
     fn set(&self, index: usize, entry: u64) {
         self.0[index].store(entry, Ordering::Release);
@@ -62,9 +64,9 @@ impl<const GIB: usize> KernelMap<GIB> {
     pub const fn new() -> Self {
         const { assert!(GIB >= 1 && GIB <= TABLE_ENTRIES, "1 to 512 GiB") };
         Self {
-            direct: TableWords::EMPTY,
-            blocks: [const { TableWords::EMPTY }; GIB],
-            windows: [const { TableWords::EMPTY }; 3],
+            direct: TableWords::new(),
+            blocks: [const { TableWords::new() }; GIB],
+            windows: [const { TableWords::new() }; 3],
             open: AtomicUsize::new(0),
             registers: AtomicUsize::new(MAX_OPEN),
             random: AtomicU64::new(0),

@@ -1,5 +1,6 @@
 //! Each adapter as a user of the other crate sees it, and what its frames' records say meanwhile.
 #![allow(unsafe_code, clippy::unwrap_used)]
+#![allow(clippy::undocumented_unsafe_blocks, clippy::multiple_unsafe_ops_per_block)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;

@@ -60,6 +60,7 @@ pub struct FrameSlot<K: FrameKind, S: FrameSource> {
 
 impl<K: FrameKind, S: FrameSource> FrameSlot<K, S> {
     /// No frame.
+    #[allow(clippy::declare_interior_mutable_const, reason = "a value to build tables from, never borrowed")]
     pub const EMPTY: Self = Self { number: AtomicU64::new(NONE), kind: PhantomData };
 
     /// Whether the slot is empty; the answer may be out of date.
