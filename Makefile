@@ -66,6 +66,7 @@ test: build
 	@cargo run --quiet -p freehold-supply -- check
 	tools/host-coverage --compiled
 	tools/broken-bounce --check && tools/broken-replica --check && tools/broken-merge --check # that make test-long breaks what is still there
+	tools/test-long -l >/dev/null # that it can begin
 	cargo test --quiet --workspace --exclude freehold
 	tools/pack --check
 	tools/deb --check
