@@ -1,6 +1,7 @@
 /* Packet sockets: packet(7). What the loopback device sends and receives. */
 #include "promise.h"
 #include "addresses.h"
+#include "checksum.h"
 #include "loopback.h"
 
 #include <linux/filter.h>
@@ -69,17 +70,6 @@ static int receiver(void)
 	struct sockaddr_in own = v4("127.0.0.1", PORT);
 	NEED(fd >= 0 && bind(fd, (struct sockaddr *)&own, sizeof own) == 0);
 	return fd;
-}
-
-static unsigned short sum_of(const void *bytes, size_t length)
-{
-	const unsigned char *byte = bytes;
-	unsigned long sum = 0;
-	for (size_t i = 0; i < length; i++)
-		sum += i % 2 ? byte[i] : byte[i] << 8;
-	while (sum >> 16)
-		sum = (sum & 0xffff) + (sum >> 16);
-	return ~sum;
 }
 
 /* Makes a datagram of IPv4 for PORT, from the network's header on. */

@@ -1,6 +1,7 @@
 /* Raw sockets and ping sockets of both versions of IP: raw(7), icmp(7), RFC 3542. */
 #include "promise.h"
 #include "addresses.h"
+#include "checksum.h"
 #include "inside.h"
 #include "loopback.h"
 
@@ -47,17 +48,6 @@ static ssize_t next(int fd)
 static int is_quiet(int fd)
 {
 	return recv(fd, got, sizeof got, MSG_DONTWAIT) == -1 && errno == EAGAIN;
-}
-
-static unsigned short sum_of(const void *bytes, size_t length)
-{
-	const unsigned char *at = bytes;
-	unsigned long sum = 0;
-	for (size_t i = 0; i < length; i++)
-		sum += i % 2 ? at[i] : at[i] << 8;
-	while (sum >> 16)
-		sum = (sum & 0xffff) + (sum >> 16);
-	return ~sum;
 }
 
 struct echo {
