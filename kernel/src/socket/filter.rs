@@ -7,6 +7,7 @@ use freehold_bpf::{PacketData, PacketFilter, Refusal};
 use freehold_collections::{Arc, reserve};
 use linux_raw_sys::net as c;
 
+use super::beside::OptionRoom;
 use crate::sync::SpinLock;
 use crate::task::seccomp::read_instructions;
 use crate::user::UserPtr;
@@ -102,9 +103,7 @@ impl SocketFilter {
     /// # Errors
     /// `EINVAL` for a negative length, `EFAULT`.
     pub(super) fn write_lock(&self, value: u64, length: UserPtr<i32>) -> Result<()> {
-        let room = usize::try_from(length.read()?).map_err(|_| Errno::EINVAL)?.min(size_of::<i32>());
-        crate::user::write_exact(value, &i32::from(self.is_locked()).to_ne_bytes()[..room])?;
-        length.write(&(room as i32))
+        OptionRoom::read(value, length)?.put(&i32::from(self.is_locked()).to_ne_bytes())
     }
 
     /// Returns how many bytes of a packet pass the filter: 0 for none. `facts` returns the packet

@@ -3,7 +3,7 @@
 use linux_raw_sys::net as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::beside::{self, Told};
+use super::beside::{self, OptionRoom, Told};
 use super::endpoint::{Socket, SocketKind};
 use super::family::Family;
 use super::memory::{BufferSizes, Ceiling, QueueEnd};
@@ -244,18 +244,14 @@ impl Socket {
     /// # Errors
     /// `ENOPROTOOPT`, `EINVAL`, `EFAULT`.
     pub fn option(&self, level: u32, name: u32, value: u64, length: UserPtr<i32>) -> Result<()> {
-        let room = usize::try_from(length.read()?).map_err(|_| Errno::EINVAL)?;
+        let room = OptionRoom::read(value, length)?;
         if !self.has_level(level) {
             return Err(self.lacks_level(Access::Get));
         }
-        let put = |bytes: &[u8]| {
-            let count = room.min(bytes.len());
-            user::write_exact(value, &bytes[..count])?;
-            length.write(&(count as i32))
-        };
+        let put = |bytes: &[u8]| room.put(bytes);
         let put_number = |number: i32| match u8::try_from(number) {
             // As on Linux, a program may read these into a single byte.
-            Ok(byte) if level == beside::IP && (1..4).contains(&room) => put(&[byte]),
+            Ok(byte) if level == beside::IP && (1..4).contains(&room.bytes) => put(&[byte]),
             _ => put(number.as_bytes()),
         };
         if let Some(flag) = Told::of(level, name, self.nature()) {
@@ -270,7 +266,7 @@ impl Socket {
         if (level, name) == TCP_ULP {
             return put(b"");
         }
-        if let Some(fact) = self.fact((level, name), room)? {
+        if let Some(fact) = self.fact((level, name), room.bytes)? {
             return put(fact.as_bytes());
         }
         if let Ok(number) = self.remembered(level, name) {
@@ -287,12 +283,8 @@ impl Socket {
 
     /// getsockopt(2) of SOL_SOCKET.
     fn own_option(&self, name: u32, value: u64, length: UserPtr<i32>) -> Result<()> {
-        let room = usize::try_from(length.read()?).map_err(|_| Errno::EINVAL)?;
-        let put = |bytes: &[u8]| {
-            let count = room.min(bytes.len());
-            user::write_exact(value, &bytes[..count])?;
-            length.write(&(count as i32))
-        };
+        let room = OptionRoom::read(value, length)?;
+        let put = |bytes: &[u8]| room.put(bytes);
         let number = match name {
             c::SO_BINDTODEVICE => return self.write_device_name(value, length),
             c::SO_BINDTOIFINDEX => self.device() as i32,
@@ -304,7 +296,7 @@ impl Socket {
             c::SO_PASSCRED => i32::from(self.channel().names_senders() == PassCredentials::Yes),
             c::SO_PEERGROUPS => return self.write_peer_groups(value, length),
             c::SO_PEERCRED => {
-                if room < size_of::<Credentials>() && self.kind() != SocketKind::Datagram {
+                if room.bytes < size_of::<Credentials>() && self.kind() != SocketKind::Datagram {
                     return Err(Errno::EINVAL);
                 }
                 return put(self.peer_credentials().shown().as_bytes());

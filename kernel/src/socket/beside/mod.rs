@@ -22,7 +22,7 @@ use zerocopy::IntoBytes;
 
 use self::controls::Controls;
 use crate::time::{self, TimeSpec, TimeVal};
-use crate::user::UserPtr;
+use crate::user::{self, UserPtr};
 use crate::{Errno, Result};
 
 /// Levels: IPPROTO_IP, IPPROTO_TCP, IPPROTO_IPV6.
@@ -290,6 +290,36 @@ pub(super) fn number(level: u32, value: u64, length: usize) -> Result<i32> {
         1..4 if level == IP => UserPtr::<u8>::new(value).read().map(i32::from),
         0..4 => Err(Errno::EINVAL),
         _ => UserPtr::<i32>::new(value).read(),
+    }
+}
+
+/// The place where getsockopt(2) writes a value.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OptionRoom {
+    value: u64,
+    length: UserPtr<i32>,
+    /// Number of bytes there.
+    pub(super) bytes: usize,
+}
+
+impl OptionRoom {
+    /// Reads the number of bytes at `value`, which `length` points to.
+    ///
+    /// # Errors
+    /// `EINVAL` if it is negative, `EFAULT`.
+    pub(super) fn read(value: u64, length: UserPtr<i32>) -> Result<Self> {
+        let bytes = usize::try_from(length.read()?).map_err(|_| Errno::EINVAL)?;
+        Ok(Self { value, length, bytes })
+    }
+
+    /// Writes a value, cut to the room, and the number of bytes written.
+    ///
+    /// # Errors
+    /// `EFAULT`.
+    pub(super) fn put(&self, value: &[u8]) -> Result<()> {
+        let count = self.bytes.min(value.len());
+        user::write_exact(self.value, &value[..count])?;
+        self.length.write(&(count as i32))
     }
 }
 

@@ -6,7 +6,7 @@ use linux_raw_sys::net as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::PacketSocket;
-use crate::socket::beside::{PACKET as LEVEL, number};
+use crate::socket::beside::{OptionRoom, PACKET as LEVEL, number};
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result};
 
@@ -107,10 +107,7 @@ impl PacketSocket {
             (LEVEL, IGNORE_OUTGOING) => [settings.ignores_outgoing.into(), 0],
             _ => return Ok(false),
         };
-        let room = usize::try_from(length.read()?).map_err(|_| Errno::EINVAL)?;
         let whole = if name == STATISTICS { size_of_val(&numbers) } else { size_of::<u32>() };
-        let count = room.min(whole);
-        user::write_exact(value, &numbers.as_bytes()[..count])?;
-        length.write(&(count as i32)).map(|()| true)
+        OptionRoom::read(value, length)?.put(&numbers.as_bytes()[..whole]).map(|()| true)
     }
 }

@@ -4,7 +4,7 @@ use linux_raw_sys::net as c;
 use zerocopy::IntoBytes;
 
 use super::format::{ICMP, ICMPV6, Version};
-use crate::socket::beside::{IP, IPV6, TTL, number};
+use crate::socket::beside::{IP, IPV6, OptionRoom, TTL, number};
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result};
 
@@ -175,12 +175,7 @@ impl RawNature {
         length: UserPtr<i32>,
     ) -> Result<bool> {
         let is_v4 = self.is_v4();
-        let put = |bytes: &[u8]| {
-            let room = usize::try_from(length.read()?).map_err(|_| Errno::EINVAL)?;
-            let count = room.min(bytes.len());
-            user::write_exact(value, &bytes[..count])?;
-            length.write(&(count as i32)).map(|()| true)
-        };
+        let put = |bytes: &[u8]| OptionRoom::read(value, length)?.put(bytes).map(|()| true);
         let is_raw = self.kind == RawKind::Raw;
         let number = match (level, name) {
             (RAW, FILTER) if is_v4 && is_raw && self.protocol == ICMP => {
