@@ -158,6 +158,30 @@ static void changes(void)
 	PROMISE("it is not in use by that", umount(PLACE) == 0);
 }
 
+/* A limit of 0 is none. */
+static void limits(void)
+{
+	NEED(mount("none", PLACE, "tmpfs", 0, "size=0,nr_inodes=0") == 0 && close(open(FILE_IN, O_CREAT | O_RDWR, 0600)) == 0);
+	struct statvfs stats = { .f_blocks = 1, .f_files = 1 };
+	PROMISE("a tmpfs without limits has files, and tells no figures", statvfs(PLACE, &stats) == 0 && stats.f_blocks == 0 && stats.f_bfree == 0 && stats.f_files == 0 && stats.f_ffree == 0);
+	FAILS_WITH("it gets no limit later", mount(NULL, PLACE, NULL, MS_REMOUNT, "size=1m"), EINVAL);
+	FAILS_WITH("of files neither", mount(NULL, PLACE, NULL, MS_REMOUNT, "nr_inodes=1000"), EINVAL);
+	NEED(umount(PLACE) == 0 && mount("none", PLACE, "tmpfs", 0, "size=5000,nr_inodes=3") == 0);
+	PROMISE("a size is rounded up to pages", statvfs(PLACE, &stats) == 0 && stats.f_blocks * stats.f_frsize == 8192 && stats.f_files == 3 && stats.f_ffree == 2);
+	int file = open(FILE_IN, O_CREAT | O_RDWR, 0600), other = open(PLACE "/other", O_CREAT | O_RDWR, 0600);
+	PROMISE("the root is one of its files", file >= 0 && other >= 0 && mkdir(PLACE "/dir", 0700) == -1 && errno == ENOSPC);
+	char page[4096] = { 1 };
+	NEED(write(file, page, sizeof page) == sizeof page && write(other, page, sizeof page) == sizeof page);
+	FAILS_WITH("more than is in use", mount(NULL, PLACE, NULL, MS_REMOUNT, "size=4k"), EINVAL);
+	FAILS_WITH("also of files", mount(NULL, PLACE, NULL, MS_REMOUNT, "nr_inodes=2"), EINVAL);
+	FAILS_WITH("a refused change changes nothing", mount(NULL, PLACE, NULL, MS_REMOUNT, "size=64k,nr_inodes=2"), EINVAL);
+	PROMISE("so that it is as full as before", statvfs(PLACE, &stats) == 0 && stats.f_blocks == 2 && stats.f_bfree == 0);
+	PROMISE("0 takes the limits away", mount(NULL, PLACE, NULL, MS_REMOUNT, "size=0,nr_inodes=0") == 0 && write(file, page, sizeof page) == sizeof page && mkdir(PLACE "/dir", 0700) == 0);
+	close(file);
+	close(other);
+	NEED(umount(PLACE) == 0);
+}
+
 static void trees(void)
 {
 	make();
@@ -248,6 +272,7 @@ int main(void)
 	expiring();
 	contexts();
 	changes();
+	limits();
 	trees();
 	attributes();
 	rights();

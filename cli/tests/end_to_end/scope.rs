@@ -196,7 +196,7 @@ fn frames_that_evict_each_other_are_told_by_process_and_place() {
     let walk = format!("{}:/walk", text(&guest_program("workloads/near-cache")));
     command.args(["--model", "cache", "-m", "128M", "--near-cache", "8M", "--llc", "64K,8", "-v", &walk]);
     command.arg("--json").arg(place("r.json")).arg("--html").arg(place("r.html"));
-    command.args(["--", "/walk", "walk", "16", "200000"]);
+    command.args(["--", "/walk", "walk", "16", "800000"]);
     let outcome = finish(command, b"").expect(0);
     assert!(outcome.stderr.contains("evicted") && outcome.stderr.contains("walk ("), "{}", outcome.stderr);
     let record = json(&place("r.json"));

@@ -255,7 +255,6 @@ mod tests {
     #[test]
     fn a_name_without_memory_is_not_there() {
         let fs = TmpFs::new("tmpfs", PlainSource::new(1 << 40), 0o755).unwrap();
-        fs.unlimited();
         let dir = fs.root();
         let mut failures = 0;
         for number in 0..500u16 {
@@ -280,7 +279,6 @@ mod tests {
     fn a_tree_of_any_depth_goes_with_its_file_system() {
         const DEPTH: u64 = 50_000;
         let fs = TmpFs::new("tmpfs", PlainSource::new(1 << 40), 0o755).unwrap();
-        fs.unlimited();
         let before = fs.stats().free_inodes;
         let mut dir = fs.root();
         let deepest = {

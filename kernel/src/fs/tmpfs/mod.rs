@@ -36,6 +36,8 @@ use crate::task::userns::IdKind;
 use crate::{Errno, Result, task};
 
 const MAGIC: u64 = 0x0102_1994;
+/// A limit that nothing reaches. statfs(2) tells 0 for it.
+const NO_LIMIT: u64 = u64::MAX / 2;
 
 /// Objects that the kernel's own tmpfs instances share.
 struct Common {
@@ -174,7 +176,7 @@ impl TmpFs {
             contents,
             next_inode: AtomicU64::new(1),
             inodes: AtomicU64::new(0),
-            max_inodes: AtomicU64::new((limit / PAGE).max(1024)),
+            max_inodes: AtomicU64::new(default_inodes(limit)),
             held: AtomicU64::new(0),
             max_held: AtomicU64::new(limit),
             stage: AtomicU8::new(Stage::Fixed as u8),
@@ -197,7 +199,7 @@ impl TmpFs {
     /// Counts written bytes from now on, up to half of the present memory at any time.
     pub fn end_boot(&self) {
         let shared = &self.shared;
-        let inodes = shared.inodes.load(Ordering::Relaxed) + (shared.contents.capacity() / PAGE).max(1024);
+        let inodes = shared.inodes.load(Ordering::Relaxed) + default_inodes(shared.contents.capacity());
         shared.max_inodes.store(inodes, Ordering::Relaxed);
         shared.stage.store(Stage::Following as u8, Ordering::Relaxed);
         shared.follow();
@@ -205,8 +207,8 @@ impl TmpFs {
 
     /// Removes the limits, as for nameless files (memfd, shared memory).
     pub fn unlimited(&self) {
-        self.shared.max_held.store(u64::MAX / 2, Ordering::Relaxed);
-        self.shared.max_inodes.store(u64::MAX / 2, Ordering::Relaxed);
+        self.shared.max_held.store(NO_LIMIT, Ordering::Relaxed);
+        self.shared.max_inodes.store(NO_LIMIT, Ordering::Relaxed);
     }
 
     /// Makes a nameless regular file (memfd, shared memory).
@@ -216,10 +218,46 @@ impl TmpFs {
 }
 
 impl TmpFs {
-    fn set_limit(&self, bytes: u64) {
-        self.shared.stage.store(Stage::Fixed as u8, Ordering::Relaxed);
-        self.shared.max_held.store(bytes, Ordering::Relaxed);
+    /// Takes the options of a mount or a remount, all or none. `EINVAL` if a limit is below what
+    /// is in use, or new where there was none.
+    fn apply(&self, options: MountOptions) -> Result<()> {
+        let shared = &self.shared;
+        let too_small = |new: Option<u64>, max: &AtomicU64, used: &AtomicU64| {
+            new.is_some_and(|new| {
+                let had_none = max.load(Ordering::Relaxed) == NO_LIMIT;
+                new != NO_LIMIT && (had_none || new < used.load(Ordering::Relaxed))
+            })
+        };
+        if too_small(options.bytes, &shared.max_held, &shared.held)
+            || too_small(options.inodes, &shared.max_inodes, &shared.inodes)
+        {
+            return Err(Errno::EINVAL);
+        }
+        let (uid, gid) = (options.uid, options.gid);
+        self.root.set_metadata(&SetMetadata { uid, gid, ..SetMetadata::default() })?;
+        if let Some(mode) = options.mode {
+            self.root.set_mode(mode);
+        }
+        if let Some(bytes) = options.bytes {
+            shared.stage.store(Stage::Fixed as u8, Ordering::Relaxed);
+            shared.max_held.store(bytes, Ordering::Relaxed);
+        }
+        if let Some(inodes) = options.inodes {
+            shared.max_inodes.store(inodes, Ordering::Relaxed);
+        }
+        Ok(())
     }
+}
+
+/// MountOptions of a mount, as given: none is `None`.
+#[derive(Default)]
+struct MountOptions {
+    /// Largest size, in bytes, whole pages.
+    bytes: Option<u64>,
+    inodes: Option<u64>,
+    mode: Option<u32>,
+    uid: Option<u32>,
+    gid: Option<u32>,
 }
 
 impl FileSystem for TmpFs {
@@ -239,10 +277,14 @@ impl FileSystem for TmpFs {
         let shared = &self.shared;
         shared.follow();
         let capacity = shared.contents.capacity();
-        let limit = shared.max_held.load(Ordering::Relaxed).min(capacity);
+        let most = |max: &AtomicU64, all: u64| match max.load(Ordering::Relaxed) {
+            NO_LIMIT => 0,
+            limit => limit.min(all),
+        };
+        let limit = most(&shared.max_held, capacity);
         let inodes = match shared.is(Stage::Following) {
             true => shared.max_inodes.load(Ordering::Relaxed),
-            false => shared.max_inodes.load(Ordering::Relaxed).min(capacity / PAGE),
+            false => most(&shared.max_inodes, capacity / PAGE),
         };
         FsStats {
             magic: MAGIC,
@@ -255,9 +297,17 @@ impl FileSystem for TmpFs {
     }
 
     fn show_options(&self, out: &mut dyn fmt::Write) -> fmt::Result {
-        match self.shared.max_held.load(Ordering::Relaxed) {
-            limit if limit >= self.shared.contents.capacity() => Ok(()),
-            limit => write!(out, ",size={}k", limit / 1024),
+        let shared = &self.shared;
+        let capacity = shared.contents.capacity();
+        match shared.max_held.load(Ordering::Relaxed) {
+            NO_LIMIT => out.write_str(",size=0k")?,
+            limit if limit >= capacity => (),
+            limit => write!(out, ",size={}k", limit / 1024)?,
+        }
+        match shared.max_inodes.load(Ordering::Relaxed) {
+            NO_LIMIT => out.write_str(",nr_inodes=0"),
+            limit if shared.is(Stage::Following) || limit == default_inodes(capacity) => Ok(()),
+            limit => write!(out, ",nr_inodes={limit}"),
         }
     }
 
@@ -272,39 +322,49 @@ impl FileSystem for TmpFs {
     }
 
     fn configure(&self, options: &[u8]) -> Result<()> {
-        for option in options.split(|&b| b == b',').filter(|o| !o.is_empty()) {
+        self.apply(MountOptions::parse(options, 2 * self.shared.contents.capacity())?)
+    }
+}
+
+impl MountOptions {
+    /// Parses the options of mount(2). A size in percent is a part of `memory`, in bytes. `EINVAL`
+    /// for one that tmpfs does not have (mm/shmem.c shmem_parse_one).
+    fn parse(text: &[u8], memory: u64) -> Result<Self> {
+        let unless_zero = |limit: u64| Some(if limit == 0 { NO_LIMIT } else { limit.min(NO_LIMIT - 1) });
+        let mut options = Self::default();
+        for option in text.split(|&b| b == b',').filter(|o| !o.is_empty()) {
             let mut halves = option.splitn(2, |&b| b == b'=');
             let (key, value) = (halves.next().unwrap_or_default(), halves.next());
             match (key, value) {
                 (b"size", Some(value)) => {
-                    let limit = parse_size(value, 2 * self.shared.contents.capacity())?;
-                    self.set_limit(limit);
+                    options.bytes =
+                        unless_zero(parse_size(value, memory)?.div_ceil(PAGE).saturating_mul(PAGE));
                 }
                 (b"nr_blocks", Some(value)) => {
-                    let limit = parse_size(value, 0)?.saturating_mul(PAGE);
-                    self.set_limit(limit);
+                    options.bytes = unless_zero(parse_size(value, 0)?.saturating_mul(PAGE));
                 }
-                (b"nr_inodes", Some(value)) => {
-                    self.shared.max_inodes.store(parse_size(value, 0)?, Ordering::Relaxed);
-                }
+                (b"nr_inodes", Some(value)) => options.inodes = unless_zero(parse_size(value, 0)?),
                 (b"mode", Some(value)) => {
                     let mode = core::str::from_utf8(value).ok().and_then(|v| u32::from_str_radix(v, 8).ok());
-                    self.root.set_mode(mode.ok_or(Errno::EINVAL)? & 0o7777);
+                    options.mode = Some(mode.ok_or(Errno::EINVAL)? & 0o7777);
                 }
                 (b"uid", Some(value)) => {
-                    let uid = Some(task::kernel_id(IdKind::User, parse_id(value)?)?);
-                    self.root.set_metadata(&SetMetadata { uid, ..SetMetadata::default() })?;
+                    options.uid = Some(task::kernel_id(IdKind::User, parse_id(value)?)?);
                 }
                 (b"gid", Some(value)) => {
-                    let gid = Some(task::kernel_id(IdKind::Group, parse_id(value)?)?);
-                    self.root.set_metadata(&SetMetadata { gid, ..SetMetadata::default() })?;
+                    options.gid = Some(task::kernel_id(IdKind::Group, parse_id(value)?)?);
                 }
                 (b"huge" | b"mpol", Some(_)) | (b"noswap" | b"inode32" | b"inode64", None) => {}
                 _ => return Err(Errno::EINVAL),
             }
         }
-        Ok(())
+        Ok(options)
     }
+}
+
+/// Files of a tmpfs that may hold `bytes`, unless mounted otherwise.
+fn default_inodes(bytes: u64) -> u64 {
+    (bytes / PAGE).max(1024)
 }
 
 /// Parses the number of a user or a group.
@@ -322,7 +382,7 @@ fn parse_size(text: &[u8], whole: u64) -> Result<u64> {
         b"k" | b"K" => 1 << 10,
         b"m" | b"M" => 1 << 20,
         b"g" | b"G" => 1 << 30,
-        b"%" => return Ok(whole / 100 * number.min(100)),
+        b"%" => return Ok((whole / 100).saturating_mul(number)),
         _ => return Err(Errno::EINVAL),
     };
     number.checked_mul(factor).ok_or(Errno::EINVAL)
