@@ -2,6 +2,7 @@
 #include "promise.h"
 #include "addresses.h"
 #include "checksum.h"
+#include "frames.h"
 #include "loopback.h"
 
 #include <linux/filter.h>
@@ -13,34 +14,9 @@
 #include <netinet/ip6.h>
 #include <netinet/udp.h>
 
-#ifndef PACKET_IGNORE_OUTGOING
-#define PACKET_IGNORE_OUTGOING 23
-#endif
-
-#define LO 1
-#define PORT 5077
-
 static unsigned char got[70000];
 static struct sockaddr_ll sender;
 static socklen_t sender_length;
-
-static int opened(int kind, int protocol)
-{
-	int fd = socket(AF_PACKET, kind | SOCK_CLOEXEC, htons(protocol));
-	NEED(fd >= 0);
-	return fd;
-}
-
-static struct sockaddr_ll at(int interface, int protocol)
-{
-	return (struct sockaddr_ll){ .sll_family = AF_PACKET, .sll_protocol = htons(protocol), .sll_ifindex = interface, .sll_halen = 6 };
-}
-
-static int bound_to(int fd, int interface, int protocol)
-{
-	struct sockaddr_ll name = at(interface, protocol);
-	return bind(fd, (struct sockaddr *)&name, sizeof name);
-}
 
 /* Receives the next frame of a socket into `got`. */
 static ssize_t next(int fd)
@@ -54,22 +30,6 @@ static ssize_t next(int fd)
 static int is_quiet(int fd)
 {
 	return recv(fd, got, sizeof got, MSG_DONTWAIT) == -1 && errno == EAGAIN;
-}
-
-static void sends_datagram(const char *text)
-{
-	int fd = socket(AF_INET, SOCK_DGRAM, 0);
-	struct sockaddr_in to = v4("127.0.0.1", PORT);
-	NEED(fd >= 0 && sendto(fd, text, strlen(text), 0, (struct sockaddr *)&to, sizeof to) == (ssize_t)strlen(text));
-	close(fd);
-}
-
-static int receiver(void)
-{
-	int fd = socket(AF_INET, SOCK_DGRAM, 0);
-	struct sockaddr_in own = v4("127.0.0.1", PORT);
-	NEED(fd >= 0 && bind(fd, (struct sockaddr *)&own, sizeof own) == 0);
-	return fd;
 }
 
 /* Makes a datagram of IPv4 for PORT, from the network's header on. */

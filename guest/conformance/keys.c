@@ -96,6 +96,17 @@ static void payloads(void)
 	FAILS_WITH("a kind of the kernel's own", add(".potato", "p", "x", 1, session), EPERM);
 	FAILS_WITH("a name of the kernel's own", ring_in(".ring", session), EPERM);
 	FAILS_WITH("an empty name", add("user", "", "x", 1, session), EINVAL);
+	static char long_name[4097];
+	memset(long_name, 'n', sizeof long_name - 1);
+	FAILS_WITH("a name of more than 4095 bytes", add("user", long_name, "x", 1, session), EINVAL);
+	FAILS_WITH("also to be found", request("user", long_name, 0), EINVAL);
+	FAILS_WITH("and of a session", control(KEYCTL_JOIN_SESSION_KEYRING, (long)long_name, 0, 0, 0), EINVAL);
+	for (int length = 4095; length > 15; length /= 2) {
+		long_name[length] = 0;
+		int named = add("user", long_name, "x", 1, session);
+		PROMISE("a shorter name", named > 0 && search(session, "user", long_name, 0) == named && control(KEYCTL_DESCRIBE, named, 0, 0, 0) == 19 + length);
+		PROMISE("is no other's", search(session, "user", long_name + 1, 0) == -1 && control(KEYCTL_UNLINK, named, session, 0, 0) == 0);
+	}
 	FAILS_WITH("a name that cannot be read", add("user", (void *)1, "x", 1, session), EFAULT);
 	FAILS_WITH("a payload that cannot be read", add("user", "p", (void *)1, 1, session), EFAULT);
 	FAILS_WITH("a key is no keyring", text_key("second", "x", key), ENOTDIR);

@@ -241,6 +241,22 @@ static void network(void) {
     if (frames >= 0) (void)!sendto(frames, answer, 64, MSG_DONTWAIT, (void *)&link, sizeof link);
     while (frames >= 0 && recv(frames, answer, sizeof answer, MSG_DONTWAIT) > 0) {
     }
+    // Rings: frames that arrive, and one to be sent.
+    struct tpacket_req3 ring = {8192, 2, 2048, 8, 60000, 0, 0};
+    int version = TPACKET_V3;
+    if (frames >= 0) setsockopt(frames, SOL_PACKET, PACKET_VERSION, &version, sizeof version);
+    if (frames >= 0) setsockopt(frames, SOL_PACKET, PACKET_RX_RING, &ring, sizeof ring);
+    ring.tp_retire_blk_tov = 0;
+    if (frames >= 0) setsockopt(frames, SOL_PACKET, PACKET_TX_RING, &ring, sizeof ring);
+    char *shared = frames >= 0 ? mmap(NULL, 32768, PROT_READ | PROT_WRITE, MAP_SHARED, frames, 0) : MAP_FAILED;
+    if (shared != MAP_FAILED) {
+        struct tpacket3_hdr *slot = (void *)(shared + 16384);
+        slot->tp_len = 100;
+        slot->tp_status = TP_STATUS_SEND_REQUEST;
+        (void)!sendto(frames, NULL, 0, MSG_DONTWAIT, (void *)&link, sizeof link);
+        munmap(shared, 32768);
+    }
+    if (raw6 >= 0) (void)!sendto(raw6, echo, sizeof echo, MSG_DONTWAIT, (void *)&six, sizeof six);
     close(frames);
     close(raw);
     close(raw6);

@@ -149,6 +149,15 @@ static void prepare_files(int index)
 		add(socket(i == 3 ? AF_INET6 : AF_INET, SOCK_RAW | SOCK_NONBLOCK, protocols[i]));
 	for (int i = 0; i < 2; i++)
 		add(socket(AF_PACKET, (i ? SOCK_DGRAM : SOCK_RAW) | SOCK_NONBLOCK, htons(ETH_P_ALL)));
+	for (int version = TPACKET_V1; version <= TPACKET_V3; version++) {
+		int ring = socket(AF_PACKET, SOCK_RAW | SOCK_NONBLOCK, htons(ETH_P_ALL));
+		struct tpacket_req3 request = { 4096, 2, 2048, 4, version == TPACKET_V3, 0, 0 };
+		setsockopt(ring, SOL_PACKET, PACKET_VERSION, &version, sizeof version);
+		setsockopt(ring, SOL_PACKET, PACKET_RX_RING, &request, sizeof request);
+		request.tp_retire_blk_tov = 0;
+		setsockopt(ring, SOL_PACKET, PACKET_TX_RING, &request, sizeof request);
+		add(ring);
+	}
 	add(open(".", O_RDONLY | O_DIRECTORY));
 	add(open("/proc/self", O_RDONLY | O_DIRECTORY));
 	int terminal = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_NONBLOCK), unlock = 0;

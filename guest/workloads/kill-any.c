@@ -675,6 +675,13 @@ static void do_frames(void)
 		socket(AF_PACKET, SOCK_RAW, htons(ETH_P_ALL));
 	FOREVER(sendto(fd, alias, 60000, 0, (struct sockaddr *)&to, sizeof to));
 }
+/* A ring that takes half of the memory. */
+static void do_ring_of_frames(void)
+{
+	struct tpacket_req ring = { 1 << 20, 120, 1 << 16, 120 << 4 }, none = { 0 };
+	int fd = socket(AF_PACKET, SOCK_RAW, 0);
+	FOREVER(setsockopt(fd, SOL_PACKET, PACKET_RX_RING, &ring, sizeof ring); setsockopt(fd, SOL_PACKET, PACKET_RX_RING, &none, sizeof none));
+}
 static void do_list_of_diag(void)
 {
 	struct {
@@ -1028,6 +1035,7 @@ static const struct row rows[] = {
 	{ SYS_recvfrom, "recvfrom netlink", do_list_of_diag },
 	{ SYS_sendto, "sendto raw", do_raw },
 	{ SYS_sendto, "sendto frames", do_frames },
+	{ SYS_setsockopt, "setsockopt rings of frames", do_ring_of_frames },
 	{ SYS_sendmsg, "sendmsg", do_sendmsg },
 	{ SYS_io_uring_enter, "io_uring READV", do_ring_readv },
 	{ SYS_io_uring_enter, "io_uring WRITEV", do_ring_writev },

@@ -342,6 +342,11 @@ fn frames() {
 }
 
 #[test]
+fn framerings() {
+    conforms("framerings");
+}
+
+#[test]
 fn zombies() {
     conforms("zombies");
     conforms_with("zombies", &["--cpus", "4"], &[], &[]);

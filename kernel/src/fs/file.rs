@@ -228,6 +228,13 @@ pub trait File: Any + Send + Sync {
     fn mapping(&self) -> Result<MmapContent> {
         Err(Errno::ENODEV)
     }
+    /// Checks the part of the file that mmap maps, in bytes: the length in whole pages.
+    ///
+    /// # Errors
+    /// `EINVAL` if this file cannot be mapped so.
+    fn check_mapping(&self, _offset: u64, _length: u64) -> Result<()> {
+        Ok(())
+    }
     /// Appends at the current end of the file. Returns how many bytes were written, and where they
     /// begin.
     fn append(&self, source: &mut dyn Source, blocking: Blocking) -> Result<(usize, u64)> {

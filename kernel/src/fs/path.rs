@@ -98,7 +98,9 @@ impl PathEntry {
         if let Ok(dir) = self.dir.clone().open(OpenFlags::DIRECTORY) {
             // If the directory cannot be listed, no other name is found.
             let _ = dir.read_dir(0, &mut |candidate| {
-                if candidate.inode == inode && candidate.name != b"." && candidate.name != b".." {
+                let is_name = candidate.name != b"." && candidate.name != b"..";
+                // A damaged disk may have longer names, which lead nowhere.
+                if candidate.inode == inode && is_name && candidate.name.len() <= reserve::SLICE_MOST {
                     name = Some(reserve::slice(candidate.name));
                 }
                 name.is_none()

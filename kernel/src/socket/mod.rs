@@ -75,7 +75,7 @@ use self::family::Family;
 use self::options::deadline;
 use crate::fs::anonymous::AnonymousNode;
 use crate::fs::file::{NewsOwner, NewsQueues};
-use crate::fs::{Blocking, File, Node, NodeKind, Ready};
+use crate::fs::{Blocking, File, MmapContent, Node, NodeKind, Ready};
 use crate::sync::PollWaiter;
 use crate::user::{Sink, Source, UserPtr};
 use crate::{Errno, Result};
@@ -186,5 +186,19 @@ impl File for SocketFile {
 
     fn receives_files(&self) -> bool {
         true
+    }
+
+    fn mapping(&self) -> Result<MmapContent> {
+        let packet = self.socket.packet.as_ref().ok_or(Errno::ENODEV)?;
+        Ok(MmapContent::Content(packet.mapping()?))
+    }
+
+    fn check_mapping(&self, offset: u64, length: u64) -> Result<()> {
+        self.socket.packet.as_ref().map_or(Ok(()), |packet| packet.check_mapping(offset, length))
+    }
+
+    /// The rings of a packet socket.
+    fn shares_pages_with_kernel(&self) -> bool {
+        self.socket.packet.is_some()
     }
 }

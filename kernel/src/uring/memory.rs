@@ -1,37 +1,34 @@
 //! The memory that a ring shares with its program.
 //!
 //! Three regions of one file, at the offsets that mmap(2) names: the submission ring, the
-//! completion ring and the submission entries. The frames are page cache, held as long as the ring
-//! exists. The kernel accesses them through windows: one for each run of words or entries within a
-//! page. The program may write anything at any time, so each word is read once, by one atomic
-//! access. Values on which the kernel relies (its own positions in the rings, masks, sizes) are
-//! kept in the kernel and only copied there.
+//! completion ring and the submission entries ([`HeldRegion`]). Values on which the kernel relies
+//! (its own positions in the rings, masks, sizes) are kept in the kernel and only copied there.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use arrayvec::ArrayVec;
-use freehold_collections::{Arc, Vec, reserve};
+use freehold_collections::Arc;
 use freehold_machine::PAGE_SIZE;
 use linux_raw_sys::io_uring as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::fs::FileContent;
-use crate::mem::{CacheContent, HeldPage, PageCache, frames};
+use crate::mem::{CacheContent, HeldRegion, word_in};
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
 
 /// Words at the beginning of either ring, at these offsets in bytes.
 mod word {
-    pub const HEAD: u32 = 0;
-    pub const TAIL: u32 = 4;
-    pub const MASK: u32 = 8;
-    pub const ENTRIES: u32 = 12;
+    pub const HEAD: usize = 0;
+    pub const TAIL: usize = 4;
+    pub const MASK: usize = 8;
+    pub const ENTRIES: usize = 12;
     /// Submission ring: flags. Completion ring: overflow.
-    pub const FLAGS: u32 = 16;
+    pub const FLAGS: usize = 16;
     /// Submission ring: dropped. Completion ring: flags.
-    pub const DROPPED: u32 = 20;
+    pub const DROPPED: usize = 20;
     /// Offset of the array that follows: indices, or completions.
-    pub const ARRAY: u32 = 64;
+    pub const ARRAY: usize = 64;
 }
 
 /// `struct io_uring_sqe`.
@@ -68,15 +65,12 @@ pub const AHEAD: usize = 16;
 /// The three regions. The caller holds the lock of the ring position that it uses.
 pub struct SharedRings {
     content: Arc<CacheContent>,
-    submission_ring: RegionPages,
-    completion_ring: RegionPages,
-    entries: RegionPages,
+    submission_ring: HeldRegion,
+    completion_ring: HeldRegion,
+    entries: HeldRegion,
     submissions: u32,
     completions: u32,
 }
-
-/// A region's pages.
-struct RegionPages(Vec<HeldPage>);
 
 /// Writes bytes into the submissions of new rings, and passes them to `sink`: for
 /// /sys/kernel/debug/provoke-crash/DIRECT.
@@ -97,26 +91,38 @@ impl SharedRings {
     /// # Errors
     /// `ENOMEM`.
     pub fn new(submissions: u32, completions: u32) -> Result<Self> {
-        let cache = PageCache::new(frames());
-        // Completions are posted from contexts that cannot wait.
-        cache.keep_in_memory();
-        let submission_ring =
-            RegionPages::make(&cache, c::IORING_OFF_SQ_RING, word::ARRAY + 4 * submissions)?;
-        let completion_bytes = word::ARRAY + size_of::<Completion>() as u32 * completions;
-        let completion_ring = RegionPages::make(&cache, c::IORING_OFF_CQ_RING, completion_bytes)?;
-        let entries =
-            RegionPages::make(&cache, c::IORING_OFF_SQES, size_of::<Submission>() as u32 * submissions)?;
+        let content = HeldRegion::file();
+        let region = |start: u32, bytes: usize| {
+            let start = u64::from(start);
+            HeldRegion::make(&content, start..start + bytes as u64)
+        };
+        let submission_ring = region(c::IORING_OFF_SQ_RING, word::ARRAY + 4 * submissions as usize)?;
+        let completion_bytes = size_of::<Completion>() * completions as usize;
+        let completion_ring = region(c::IORING_OFF_CQ_RING, word::ARRAY + completion_bytes)?;
+        let entries = region(c::IORING_OFF_SQES, size_of::<Submission>() * submissions as usize)?;
         for (ring, entries) in [(&submission_ring, submissions), (&completion_ring, completions)] {
             ring.store(word::MASK, entries - 1);
             ring.store(word::ENTRIES, entries);
         }
-        let content = reserve::arc(CacheContent::new(cache));
         Ok(Self { content, submission_ring, completion_ring, entries, submissions, completions })
     }
 
     /// Returns the content for mmap.
     pub const fn content(&self) -> &Arc<CacheContent> {
         &self.content
+    }
+    /// Checks that a mapping shows one region, or the beginning of one.
+    ///
+    /// # Errors
+    /// `EINVAL`.
+    pub fn check_mapping(&self, offset: u64, length: u64) -> Result<()> {
+        let region = match u32::try_from(offset) {
+            Ok(c::IORING_OFF_SQ_RING) => &self.submission_ring,
+            Ok(c::IORING_OFF_CQ_RING) => &self.completion_ring,
+            Ok(c::IORING_OFF_SQES) => &self.entries,
+            _ => return Err(Errno::EINVAL),
+        };
+        if length <= region.bytes() { Ok(()) } else { Err(Errno::EINVAL) }
     }
     /// Returns the number of entries of the submission ring.
     pub const fn submissions(&self) -> u32 {
@@ -137,7 +143,7 @@ impl SharedRings {
     pub fn copy_submissions(&self, position: u32, most: u32, into: &mut ArrayVec<Option<Submission>, AHEAD>) {
         let slot = position & (self.submissions - 1);
         let most = most.min(AHEAD as u32).min(self.submissions - slot) as usize;
-        let array = (word::ARRAY + 4 * slot) as usize;
+        let array = word::ARRAY + 4 * slot as usize;
         let mut indices = ArrayVec::<u32, AHEAD>::new();
         // Tail and indices mostly share a page, and so a window.
         let filled = self.submission_ring.write(0, |bytes| {
@@ -149,7 +155,7 @@ impl SharedRings {
             filled
         });
         if indices.len() < filled {
-            self.submission_ring.write(array as u32, |bytes| {
+            self.submission_ring.write(array, |bytes| {
                 let end = bytes.len().min(4 * filled);
                 load_indices(&mut bytes[..end], &mut indices);
             });
@@ -168,7 +174,7 @@ impl SharedRings {
     fn copy_run(&self, indices: &[u32], into: &mut ArrayVec<Option<Submission>, AHEAD>) -> usize {
         let size = size_of::<Submission>();
         let first = indices[0];
-        self.entries.read(first * size as u32, |bytes| {
+        self.entries.read(first as usize * size, |bytes| {
             let entries = (first..self.submissions).zip(bytes.chunks_exact(size));
             let wanted = indices.iter().zip(entries).take_while(|(wanted, (index, _))| *wanted == index);
             let before = into.len();
@@ -188,7 +194,7 @@ impl SharedRings {
     /// Puts as many of `completions` as there is room for at `tail`, and publishes them.
     pub fn put_completions(&self, tail: u32, completions: &[Completion]) -> Put {
         let slot = tail & (self.completions - 1);
-        let start = word::ARRAY as usize + slot as usize * size_of::<Completion>();
+        let start = word::ARRAY + slot as usize * size_of::<Completion>();
         let end = start + size_of_val(completions);
         if end <= PAGE_SIZE && slot as usize + completions.len() <= self.completions as usize {
             return self.completion_ring.write(0, |bytes| {
@@ -220,7 +226,7 @@ impl SharedRings {
         let slot = position & (self.completions - 1);
         let to_end = (self.completions - slot) as usize;
         let size = size_of::<Completion>();
-        self.completion_ring.write(word::ARRAY + slot * size as u32, |bytes| {
+        self.completion_ring.write(word::ARRAY + slot as usize * size, |bytes| {
             let part = completions.len().min(to_end).min(bytes.len() / size);
             bytes[..part * size].copy_from_slice(completions[..part].as_bytes());
             part
@@ -240,59 +246,10 @@ impl SharedRings {
     }
 }
 
-impl RegionPages {
-    /// Makes the region of `length` bytes at `start`, and holds its pages.
-    ///
-    /// # Errors
-    /// `ENOMEM`.
-    fn make(cache: &PageCache, start: u32, length: u32) -> Result<Self> {
-        let start = u64::from(start);
-        let end = start + u64::from(length).next_multiple_of(PAGE_SIZE as u64);
-        cache.set_size_grow(end);
-        cache.allocate(start..end)?;
-        let indices = start / PAGE_SIZE as u64..end / PAGE_SIZE as u64;
-        let mut pages = Vec::try_with_capacity(length.div_ceil(PAGE_SIZE as u32) as usize)?;
-        for index in indices {
-            pages.push_reserved(cache.hold(index)?);
-        }
-        Ok(Self(pages))
-    }
-
-    /// Returns the page of the byte at `at`, and the byte's offset in it.
-    fn page(&self, at: u32) -> (&HeldPage, usize) {
-        (&self.0[at as usize / PAGE_SIZE], at as usize % PAGE_SIZE)
-    }
-    /// Runs `f` on the bytes from `at` to the end of the page.
-    fn write<R>(&self, at: u32, f: impl FnOnce(&mut [u8]) -> R) -> R {
-        let (page, start) = self.page(at);
-        page.with_bytes(|bytes| f(&mut bytes[start..]))
-    }
-    /// As [`write`](Self::write), for bytes that are only read.
-    fn read<R>(&self, at: u32, f: impl FnOnce(&[u8]) -> R) -> R {
-        let (page, start) = self.page(at);
-        page.read_bytes(|bytes| f(&bytes[start..]))
-    }
-    /// Runs `f` on the word at `at`.
-    fn word<R>(&self, at: u32, f: impl FnOnce(&AtomicU32) -> R) -> R {
-        self.write(at, |bytes| f(word_in(bytes, 0)))
-    }
-    fn load(&self, at: u32) -> u32 {
-        self.word(at, |word| word.load(Ordering::Acquire))
-    }
-    fn store(&self, at: u32, value: u32) {
-        self.word(at, |word| word.store(value, Ordering::Release));
-    }
-}
-
 /// Loads the words of `bytes`, which contains whole words only.
 fn load_indices(bytes: &mut [u8], into: &mut ArrayVec<u32, AHEAD>) {
     let words = <[AtomicU32]>::mut_from_bytes(bytes).expect("offsets are multiples of 4");
     into.extend(words.iter().map(|word| word.load(Ordering::Acquire)));
-}
-
-/// Returns the word at `at` in bytes of a region.
-fn word_in(bytes: &mut [u8], at: u32) -> &AtomicU32 {
-    AtomicU32::mut_from_bytes(&mut bytes[at as usize..at as usize + 4]).expect("offsets are multiples of 4")
 }
 
 /// Result of putting completions into their ring.
@@ -336,7 +293,7 @@ impl Parameters {
         self.completions = rings.completions();
         self.features = features;
         // head, tail, ring_mask, ring_entries, flags, dropped, array, reserved, user address
-        self.submission_offsets = [
+        self.submission_offsets = offsets([
             word::HEAD,
             word::TAIL,
             word::MASK,
@@ -344,12 +301,9 @@ impl Parameters {
             word::FLAGS,
             word::DROPPED,
             word::ARRAY,
-            0,
-            0,
-            0,
-        ];
+        ]);
         // head, tail, ring_mask, ring_entries, overflow, cqes, flags, reserved, user address
-        self.completion_offsets = [
+        self.completion_offsets = offsets([
             word::HEAD,
             word::TAIL,
             word::MASK,
@@ -357,10 +311,7 @@ impl Parameters {
             word::FLAGS,
             word::ARRAY,
             word::DROPPED,
-            0,
-            0,
-            0,
-        ];
+        ]);
     }
 
     /// Returns the requested sizes of the rings: submissions and completions.
@@ -384,6 +335,12 @@ impl Parameters {
         };
         if completions < submissions { Err(Errno::EINVAL) } else { Ok((submissions, completions)) }
     }
+}
+
+/// Returns the offsets of a ring's words as programs see them: the rest is 0.
+fn offsets(words: [usize; 7]) -> [u32; 10] {
+    let [a, b, c, d, e, f, g] = words.map(|at| at as u32);
+    [a, b, c, d, e, f, g, 0, 0, 0]
 }
 
 const _: () = assert!(size_of::<Submission>() == size_of::<c::io_uring_sqe>());

@@ -225,6 +225,9 @@ impl File for RingFile {
     fn mapping(&self) -> Result<MmapContent> {
         Ok(MmapContent::Content(self.0.rings.content().clone()))
     }
+    fn check_mapping(&self, offset: u64, length: u64) -> Result<()> {
+        self.0.rings.check_mapping(offset, length)
+    }
     fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
         if let Some(waiter) = waiter {
             waiter.register(&self.0.arrived);

@@ -11,7 +11,10 @@ pub use nodes::{sys_migrate_pages, sys_move_pages};
 pub use policy::{sys_get_mempolicy, sys_mbind, sys_set_mempolicy, sys_set_mempolicy_home_node};
 pub use remote::{sys_process_madvise, sys_process_vm_readv, sys_process_vm_writev};
 
+use core::ops::Range;
+
 use bitflags::bitflags;
+
 use freehold_collections::Arc;
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_vm::{
@@ -140,7 +143,7 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
     let protection = protection(prot)?;
     let (backing, mut area_flags) = match file {
         None => (sharing.anonymous(), AreaFlags::empty()),
-        Some(file) => file_backing(file, sharing, protection, offset)?,
+        Some(file) => file_backing(file, sharing, protection, offset..offset + length)?,
     };
     let protection = with_implied(protection, area_flags);
     if flags.contains(Map::GROWSDOWN) && !matches!(backing, Backing::Anonymous) {
@@ -192,12 +195,13 @@ impl MapSharing {
     }
 }
 
-/// Returns the content of a mapping of `file`, and the area's flags that follow from the file.
+/// Returns the content of a mapping of this part of `file`, in bytes, and the area's flags that
+/// follow from the file.
 fn file_backing(
     file: Arc<OpenFile>,
     sharing: MapSharing,
     protection: Protection,
-    offset: u64,
+    part: Range<u64>,
 ) -> Result<(Backing<Frames>, AreaFlags)> {
     if !file.flags().reads() {
         file.check_not_path()?;
@@ -216,6 +220,7 @@ fn file_backing(
         }
         flags |= AreaFlags::NEVEREXEC;
     }
+    file.file().check_mapping(part.start, part.end - part.start)?;
     let (content, storable) = match file.file().mapping()? {
         // A mapping that can never be written need not be shared.
         MmapContent::Zeroes if !writable => return Ok((Backing::Anonymous, flags)),
@@ -238,7 +243,7 @@ fn file_backing(
         }
         flags |= AreaFlags::DONTDUMP;
     }
-    let view = FileView { file, offset };
+    let view = FileView { file, offset: part.start };
     let backing = match sharing {
         MapSharing::Private => Backing::PrivateFile(view),
         MapSharing::Shared if writable => Backing::SharedFile(view, SharedWrite::Allowed),

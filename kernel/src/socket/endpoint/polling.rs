@@ -30,7 +30,9 @@ impl Socket {
             return ready;
         }
         let ended = !self.channel.has_sender() || !self.channel.has_reader();
-        ready.set(Ready::IN, self.channel.has_message() && self.has_least() || ended);
+        let ring_has_frames = || self.packet.as_ref().is_some_and(|packet| packet.is_readable());
+        let has_message = self.channel.has_message() && self.has_least();
+        ready.set(Ready::IN, has_message || ended || ring_has_frames());
         ready.set(Ready::RDHUP, ended);
         let can_send = match &peer {
             Some(peer) => {

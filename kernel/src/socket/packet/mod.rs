@@ -10,11 +10,13 @@
 //! | [`show`] | the sockets that frames are shown to |
 //! | [`send`] | frames of programs |
 //! | [`settings`] | options |
+//! | [`ring`] | frames in memory that the socket shares with its program |
 //!
 //! **Locks.** A spin lock protects a socket's state. No other lock except the network's mutex may
 //! be held when it is taken.
 
 pub(super) mod frame;
+mod ring;
 mod send;
 mod settings;
 pub(super) mod show;
@@ -26,12 +28,14 @@ use freehold_collections::{Arc, Receiver, reserve};
 pub use self::frame::PacketKind;
 
 use self::frame::{Bound, LinkFrame};
+use self::ring::PacketRings;
 use super::address::link::LinkAddress;
 use super::channel::Channel;
 use super::filter::SocketFilter;
 use super::interface::{self, Interface};
 use super::memory::SocketAccount;
 use super::registry::{HearerKey, Hearers, Hears};
+use crate::mem::CacheContent;
 use crate::sync::SpinLock;
 use crate::task::namespaces::network::NetworkNamespace;
 use crate::task::{self, Capability};
@@ -49,6 +53,10 @@ struct PacketSettings {
     ignores_outgoing: bool,
     /// Stored only: no queue delays frames.
     bypasses_queue: bool,
+    /// PACKET_ORIGDEV, stored only: no device is made of others.
+    names_origin: bool,
+    /// PACKET_TIMESTAMP, stored only: no device has a clock.
+    timestamps: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -68,6 +76,7 @@ pub struct PacketSocket {
     channel: Arc<Channel>,
     state: SpinLock<PacketState>,
     filter: SocketFilter,
+    rings: PacketRings,
     /// Frames for the socket since PACKET_STATISTICS was last read, and those without room.
     counts: [AtomicU32; 2],
 }
@@ -88,6 +97,7 @@ impl PacketSocket {
             channel: Channel::new(SocketAccount::Other),
             state: SpinLock::new(state),
             filter: SocketFilter::default(),
+            rings: PacketRings::default(),
             counts: [const { AtomicU32::new(0) }; 2],
         });
         socket.receive_from(u16::from_be(protocol as u16), 0)?;
@@ -164,6 +174,32 @@ impl PacketSocket {
         let state = *self.state.lock();
         let is_wanted = frame.bound != Bound::Outgoing || !state.settings.ignores_outgoing;
         is_wanted && [0, frame.device.index].contains(&state.device)
+    }
+
+    /// Whether frames were lost since PACKET_STATISTICS was last read.
+    fn has_lost(&self) -> bool {
+        self.counts[1].load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether a ring has frames for the program.
+    pub(super) fn is_readable(&self) -> bool {
+        self.rings.state.lock().is_readable()
+    }
+
+    /// Returns the file of the rings, for mmap(2).
+    ///
+    /// # Errors
+    /// `EINVAL` without a ring.
+    pub(super) fn mapping(&self) -> Result<Arc<CacheContent>> {
+        self.rings.content()
+    }
+
+    /// Checks the part of the rings' file that mmap(2) maps.
+    ///
+    /// # Errors
+    /// `EINVAL` if it is not all of it.
+    pub(super) fn check_mapping(&self, offset: u64, length: u64) -> Result<()> {
+        self.rings.check_mapping(offset, length)
     }
 
     /// Counts a frame, and its loss if there is no room. Returns whether there is.

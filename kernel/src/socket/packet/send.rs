@@ -11,11 +11,11 @@ use crate::user::{self, Source};
 use crate::{Errno, Result};
 
 /// Bytes of a tag of a virtual network, for which a frame has room.
-const TAG: usize = 4;
+pub(super) const TAG: usize = 4;
 
 impl PacketSocket {
     /// sendmsg(2) to the device of `to`, or to the one that the socket is bound to. A cooked socket
-    /// gets its header here.
+    /// gets its header here. With a ring (PACKET_TX_RING) its frames are sent instead.
     ///
     /// # Errors
     /// `ENXIO` without a device, `ENETDOWN` if it is down, `EMSGSIZE`, `EINVAL` if the frame is
@@ -25,11 +25,32 @@ impl PacketSocket {
         source: &mut dyn Source,
         to: Option<LinkAddress>,
     ) -> Result<usize> {
-        let (protocol, index) = to.map_or_else(|| self.bound(), |to| (to.protocol(), to.interface()));
-        let device = self.device(index).ok_or(Errno::ENXIO)?;
-        if !device.is_up() {
-            return Err(Errno::ENETDOWN);
+        match self.send_ring(to)? {
+            Some(sent) => Ok(sent),
+            None => self.send_one(source, to),
         }
+    }
+
+    /// Returns the device that a frame for `to` goes to.
+    ///
+    /// # Errors
+    /// `ENXIO`, `ENETDOWN`.
+    pub(super) fn destination(&self, to: Option<LinkAddress>) -> Result<Interface> {
+        let index = to.map_or_else(|| self.bound().1, |to| to.interface());
+        let device = self.device(index).ok_or(Errno::ENXIO)?;
+        if device.is_up() { Ok(device) } else { Err(Errno::ENETDOWN) }
+    }
+
+    /// Sends a frame.
+    ///
+    /// # Errors
+    /// Those of [`send`](Self::send).
+    pub(super) fn send_one(
+        self: &Receiver<Self>,
+        source: &mut dyn Source,
+        to: Option<LinkAddress>,
+    ) -> Result<usize> {
+        let device = self.destination(to)?;
         let length = source.remaining();
         let own = if self.kind == PacketKind::Raw { 0 } else { HEADER };
         if own + length > device.mtu as usize + HEADER + TAG {
@@ -41,6 +62,7 @@ impl PacketSocket {
         let mut bytes: Vec<u8> = user::zeroed(own + length)?;
         user::fill(source, &mut bytes[own..])?;
         if own != 0 {
+            let protocol = to.map_or_else(|| self.bound().0, |to| to.protocol());
             let receiver = to.map_or([0; 6], |to| to.hardware_address());
             bytes[..6].copy_from_slice(&receiver);
             bytes[6..12].copy_from_slice(&device.hardware_addresses[0]);

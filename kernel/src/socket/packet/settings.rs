@@ -2,19 +2,30 @@
 
 use core::sync::atomic::Ordering;
 
+use freehold_collections::Receiver;
 use linux_raw_sys::net as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::PacketSocket;
+use super::ring::{Direction, Request, Version, handover};
 use crate::socket::beside::{OptionRoom, PACKET as LEVEL, number};
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result};
 
-/// PACKET_ADD_MEMBERSHIP, PACKET_DROP_MEMBERSHIP, PACKET_STATISTICS, PACKET_QDISC_BYPASS,
-/// PACKET_IGNORE_OUTGOING.
+/// PACKET_*.
 const ADD_MEMBERSHIP: u32 = 1;
 const DROP_MEMBERSHIP: u32 = 2;
+const RX_RING: u32 = 5;
 const STATISTICS: u32 = 6;
+const COPY_THRESH: u32 = 7;
+const ORIGDEV: u32 = 9;
+const VERSION: u32 = 10;
+const HDRLEN: u32 = 11;
+const RESERVE: u32 = 12;
+const TX_RING: u32 = 13;
+const LOSS: u32 = 14;
+const TIMESTAMP: u32 = 17;
+const TX_HAS_OFF: u32 = 19;
 const QDISC_BYPASS: u32 = 20;
 const IGNORE_OUTGOING: u32 = 23;
 /// PACKET_MR_MULTICAST, PACKET_MR_UNICAST: the memberships that name an address.
@@ -40,7 +51,7 @@ impl PacketSocket {
     /// # Errors
     /// `EINVAL`, `ENODEV`, `EFAULT`; those of the filter.
     pub(in crate::socket) fn set_option(
-        &self,
+        self: &Receiver<Self>,
         level: u32,
         name: u32,
         value: u64,
@@ -51,6 +62,19 @@ impl PacketSocket {
         }
         match (level, name) {
             (LEVEL, ADD_MEMBERSHIP | DROP_MEMBERSHIP) => self.check_membership(name, value, length)?,
+            (LEVEL, RX_RING) => self.set_ring(Direction::Receive, value, length)?,
+            (LEVEL, TX_RING) => self.set_ring(Direction::Send, value, length)?,
+            (LEVEL, COPY_THRESH | VERSION | RESERVE | LOSS | TX_HAS_OFF) => {
+                self.set_ring_setting(name, exactly(value, length)?)?;
+            }
+            (LEVEL, ORIGDEV) => {
+                let wanted = number(level, value, length)?;
+                self.state.lock().settings.names_origin = wanted != 0;
+            }
+            (LEVEL, TIMESTAMP) => {
+                let wanted = exactly(value, length)?;
+                self.state.lock().settings.timestamps = wanted;
+            }
             (LEVEL, QDISC_BYPASS) => {
                 let wanted = number(level, value, length)?;
                 self.state.lock().settings.bypasses_queue = wanted != 0;
@@ -65,6 +89,45 @@ impl PacketSocket {
             _ => return Ok(false),
         }
         Ok(true)
+    }
+
+    fn set_ring(self: &Receiver<Self>, direction: Direction, value: u64, length: usize) -> Result<()> {
+        // As on Linux, a request that cannot be read is a wrong one.
+        let (least, whole) = (Request::length(Version::V1), Request::length(Version::V3));
+        if length < least {
+            return Err(Errno::EINVAL);
+        }
+        let mut request = Request::default();
+        let (first, rest) = request.as_mut_bytes().split_at_mut(least);
+        user::read_exact(value, first).map_err(|_| Errno::EINVAL)?;
+        let is_whole = length >= whole && user::read_exact(value + least as u64, rest).is_ok();
+        let of_version = |version| {
+            if version == Version::V3 && !is_whole { Err(Errno::EINVAL) } else { Ok(request) }
+        };
+        self.rings.set(direction, of_version, || handover::enter(self))
+    }
+
+    fn set_ring_setting(&self, name: u32, wanted: u32) -> Result<()> {
+        let version = Version::ALL.get(wanted as usize);
+        // A ring that is being made relies on them.
+        let _one_at_a_time = self.rings.setting.lock();
+        let mut state = self.rings.state.lock();
+        if name == VERSION && version.is_none() || name == RESERVE && wanted > i32::MAX as u32 {
+            return Err(Errno::EINVAL);
+        }
+        // A threshold may change at any time.
+        if name != COPY_THRESH && state.is_used() {
+            return Err(Errno::EBUSY);
+        }
+        let settings = &mut state.settings;
+        match (name, version) {
+            (VERSION, Some(&version)) => settings.version = version,
+            (RESERVE, _) => settings.reserve = wanted,
+            (LOSS, _) => settings.skips_wrong = wanted != 0,
+            (TX_HAS_OFF, _) => settings.has_offsets = wanted != 0,
+            _ => settings.copy_threshold = wanted,
+        }
+        Ok(())
     }
 
     /// Checks a membership. It changes nothing: the devices pass on each frame that they receive.
@@ -100,14 +163,43 @@ impl PacketSocket {
             return self.filter.write_lock(value, length).map(|()| true);
         }
         let settings = self.state.lock().settings;
-        let numbers = match (level, name) {
-            // struct tpacket_stats. Reading sets both to 0.
-            (LEVEL, STATISTICS) => self.counts.each_ref().map(|count| count.swap(0, Ordering::Relaxed)),
-            (LEVEL, QDISC_BYPASS) => [settings.bypasses_queue.into(), 0],
-            (LEVEL, IGNORE_OUTGOING) => [settings.ignores_outgoing.into(), 0],
+        let ring = self.rings.state.lock().settings;
+        let value_of = |value: u32| ([value, 0, 0], size_of::<u32>());
+        let room = OptionRoom::read(value, length)?;
+        let (numbers, whole) = match (level, name) {
+            // struct tpacket_stats, tpacket_stats_v3. Reading sets all to 0.
+            (LEVEL, STATISTICS) => {
+                let [frames, lost] = self.counts.each_ref().map(|count| count.swap(0, Ordering::Relaxed));
+                let freezes = self.rings.state.lock().take_freezes();
+                let count = if ring.version == Version::V3 { 3 } else { 2 };
+                ([frames, lost, freezes], count * size_of::<u32>())
+            }
+            (LEVEL, VERSION) => value_of(ring.version as u32),
+            (LEVEL, HDRLEN) => value_of(header_length(value, room.bytes)?),
+            (LEVEL, RESERVE) => value_of(ring.reserve),
+            (LEVEL, LOSS) => value_of(ring.skips_wrong.into()),
+            (LEVEL, TX_HAS_OFF) => value_of(ring.has_offsets.into()),
+            (LEVEL, ORIGDEV) => value_of(settings.names_origin.into()),
+            (LEVEL, TIMESTAMP) => value_of(settings.timestamps),
+            (LEVEL, QDISC_BYPASS) => value_of(settings.bypasses_queue.into()),
+            (LEVEL, IGNORE_OUTGOING) => value_of(settings.ignores_outgoing.into()),
             _ => return Ok(false),
         };
-        let whole = if name == STATISTICS { size_of_val(&numbers) } else { size_of::<u32>() };
-        OptionRoom::read(value, length)?.put(&numbers.as_bytes()[..whole]).map(|()| true)
+        room.put(&numbers.as_bytes()[..whole]).map(|()| true)
     }
+}
+
+/// Reads the value of an option that has exactly 4 bytes.
+fn exactly(value: u64, length: usize) -> Result<u32> {
+    if length == size_of::<u32>() { UserPtr::new(value).read() } else { Err(Errno::EINVAL) }
+}
+
+/// PACKET_HDRLEN: returns the bytes of a header of the version in the program's value.
+fn header_length(value: u64, room: usize) -> Result<u32> {
+    if room < size_of::<u32>() {
+        return Err(Errno::EINVAL);
+    }
+    let version: u32 = UserPtr::new(value).read()?;
+    let version = Version::ALL.get(version as usize).ok_or(Errno::EINVAL)?;
+    Ok(version.header_bytes() as u32)
 }

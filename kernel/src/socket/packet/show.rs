@@ -7,15 +7,17 @@
 use freehold_collections::Arc;
 
 use super::frame::{Bound, LOOPBACK, LinkDevice, LinkFrame, framed};
+use super::ring::{LOSING, Put, Shown, handover};
 use super::{HEARERS, PacketSocket};
-use crate::Errno;
 use crate::fs::bytes::SliceSource;
 use crate::socket::address::Address;
 use crate::socket::address::link::LinkAddress;
 use crate::socket::beside::FrameFacts;
 use crate::socket::channel::{Ancillary, Channel, MessageOrigin, Patience};
 use crate::socket::registry::{self, Hears};
+use crate::sync::News;
 use crate::task::namespaces::network::NetworkNamespace;
+use crate::{Errno, time};
 
 /// Delivers a message to a channel. Without room the message is lost.
 pub(in crate::socket) type Deliver<'a> = &'a mut dyn FnMut(&Arc<Channel>, &[u8], MessageOrigin);
@@ -72,20 +74,56 @@ impl PacketSocket {
             return;
         }
         let shown = &data.bytes[..data.bytes.len().min(part)];
-        if !self.count(self.channel.has_room()) {
-            return self.channel.note_loss();
-        }
         let LinkDevice { index, hardware, .. } = frame.device;
         let name = LinkAddress::new(data.protocol, index).at_device(hardware, frame.sender());
+        let name = name.of_frame(frame.bound as u8);
+        let link_bytes = data.bytes.len() - data.network.len();
+        let has_room = self.channel.has_room();
+        let frame = Shown {
+            bytes: shown,
+            length: data.bytes.len() as u32,
+            link_bytes,
+            name,
+            time: time::wall_nanoseconds() as u64,
+            status: if self.has_lost() { LOSING } else { 0 },
+            has_room,
+        };
+        match self.put_into_ring(&frame) {
+            None if !self.count(has_room) => return self.channel.note_loss(),
+            None | Some(Put::Cut) => {}
+            Some(_) => return,
+        }
         let facts = FrameFacts {
             length: data.bytes.len() as u32,
             shown: shown.len() as u32,
-            network_at: (data.bytes.len() - data.network.len()) as u16,
+            network_at: link_bytes as u16,
         };
         let origin = MessageOrigin {
-            name: Some(Address::Link(name.of_frame(frame.bound as u8))),
+            name: Some(Address::Link(name)),
             notes: self.channel.notes(|| Some(facts.into())),
         };
         deliver(&self.channel, shown, origin);
+    }
+
+    /// Puts a frame into the ring of received frames, if there is one.
+    fn put_into_ring(&self, frame: &Shown<'_>) -> Option<Put> {
+        let (put, due) = {
+            let mut state = self.rings.state.lock();
+            let before = state.due();
+            let put = state.put(frame, self.kind, time::now())?;
+            (put, state.due().filter(|_| before.is_none()))
+        };
+        let ready = match put {
+            Put::Stored { ready } | Put::Full { ready } => ready,
+            Put::Cut => true,
+        };
+        self.count(!matches!(put, Put::Full { .. }));
+        if ready {
+            self.channel.readable.announce(News::Input);
+        }
+        if let Some(due) = due {
+            handover::expect(due);
+        }
+        Some(put)
     }
 }

@@ -1,10 +1,10 @@
 //! A system call's use of the keys: the caller's keyrings, special numbers, rights.
 
 use arrayvec::ArrayString;
-use freehold_collections::{Arc, reserve};
+use freehold_collections::{Arc, Vec, reserve};
 
 use super::held::{KEYS, KeyHandle, Reaper, RingSlot};
-use super::kind::{KeyKind, Payload};
+use super::kind::{Description, KeyKind, Payload};
 use super::store::{
     Caller, Key, KeyRef, KeyTarget, NO_GROUP, NewKey, OWNER, POSSESSOR, Quota, Rights, Serial, Store,
 };
@@ -92,7 +92,7 @@ impl Call {
     fn make_ring(&mut self, name: &[u8], gid: u32, permissions: u32, quota: Quota) -> Result<Serial> {
         let ring = NewKey {
             kind: KeyKind::Keyring,
-            description: reserve::slice(name),
+            description: reserve::arc(Vec::try_from_slice(name)?),
             uid: self.uid,
             gid,
             permissions,
@@ -135,7 +135,7 @@ impl Call {
     ///
     /// # Errors
     /// `EDQUOT`, `ENOMEM`.
-    pub(super) fn join(&mut self, name: Option<&Arc<[u8]>>) -> Result<Serial> {
+    pub(super) fn join(&mut self, name: Option<&Description>) -> Result<Serial> {
         let ring = match name {
             None => {
                 let has_one = self.task.keyrings.session.serial().is_some();

@@ -3,11 +3,11 @@
 use core::fmt::Write as _;
 
 use arrayvec::ArrayString;
-use freehold_collections::{Arc, Vec, reserve};
+use freehold_collections::{Vec, reserve};
 
 use super::call::{Call, Make, random, shown_owner};
 use super::held;
-use super::kind::{KeyKind, Payload};
+use super::kind::{Description, KeyKind, KeyName, Payload};
 use super::store::{ALL_RIGHTS, KeyRef, KeyTarget, NewKey, OWNER, POSSESSOR, Quota, Rights, Serial};
 use crate::hw::PAGE;
 use crate::syscall::Args;
@@ -31,8 +31,8 @@ fn read_kind(address: u64) -> Result<Vec<u8>> {
         Some(_) => Ok(name),
     }
 }
-fn read_description(address: u64) -> Result<Arc<[u8]>> {
-    Ok(reserve::slice(&user::bounded_string(address, MAX_DESCRIPTION, Errno::EINVAL)?))
+fn read_description(address: u64) -> Result<Description> {
+    Ok(reserve::arc(user::bounded_string(address, MAX_DESCRIPTION, Errno::EINVAL)?))
 }
 fn read_payload(address: u64, length: usize) -> Result<Vec<u8>> {
     if length == 0 { Ok(Vec::new()) } else { user::read_vec(address, length) }
@@ -49,7 +49,7 @@ pub fn sys_add_key(args: &Args) -> Result<i64> {
     }
     let kind = read_kind(args[0])?;
     let description = match args[1] {
-        0 => reserve::slice(b""),
+        0 => reserve::arc(Vec::new()),
         address => read_description(address)?,
     };
     if description.first() == Some(&b'.') && kind.starts_with(b"keyring") {
@@ -70,7 +70,7 @@ pub fn sys_add_key(args: &Args) -> Result<i64> {
 }
 
 /// Adds a key to a keyring, or replaces the payload of the one of this name in it.
-fn add(call: &mut Call, ring: KeyRef, name: (KeyKind, Arc<[u8]>), payload: Vec<u8>) -> Result<Serial> {
+fn add(call: &mut Call, ring: KeyRef, name: KeyName, payload: Vec<u8>) -> Result<Serial> {
     let kind = name.0;
     let before = call.keys.find_in(ring.serial, &name)?.filter(|_| kind.is_updatable());
     let is_usable = |serial: Serial| {

@@ -5,6 +5,11 @@ use freehold_collections::{Arc, Map, Vec};
 use super::store::Serial;
 use crate::{Errno, Result};
 
+/// The description of a key: up to 4095 bytes.
+pub type Description = Arc<Vec<u8>>;
+/// A key's kind and description, by which a keyring links it.
+pub type KeyName = (KeyKind, Description);
+
 /// The kind of a key. Keyrings are the first in the order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum KeyKind {
@@ -73,7 +78,7 @@ pub enum Payload {
     /// Bytes.
     Bytes(Vec<u8>),
     /// The keys that a keyring links, by kind and description.
-    Links(Map<(KeyKind, Arc<[u8]>), Serial>),
+    Links(Map<KeyName, Serial>),
 }
 
 impl Payload {
@@ -96,7 +101,7 @@ impl Payload {
     ///
     /// # Panics
     /// If this is no keyring's.
-    pub fn links(&self) -> &Map<(KeyKind, Arc<[u8]>), Serial> {
+    pub fn links(&self) -> &Map<KeyName, Serial> {
         match self {
             Self::Links(links) => links,
             Self::Bytes(_) => panic!("only a keyring's links are asked for"),
@@ -106,7 +111,7 @@ impl Payload {
     ///
     /// # Panics
     /// If this is no keyring's.
-    pub fn links_mut(&mut self) -> &mut Map<(KeyKind, Arc<[u8]>), Serial> {
+    pub fn links_mut(&mut self) -> &mut Map<KeyName, Serial> {
         match self {
             Self::Links(links) => links,
             Self::Bytes(_) => panic!("only a keyring's links are asked for"),

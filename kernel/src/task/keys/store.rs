@@ -18,9 +18,9 @@ mod search;
 use core::ops::Bound;
 
 use bitflags::bitflags;
-use freehold_collections::{Arc, Map, Vec};
+use freehold_collections::{Map, Vec};
 
-use super::kind::{KeyKind, Payload};
+use super::kind::{Description, KeyKind, KeyName, Payload};
 use super::limits;
 use crate::task::credentials::Groups;
 use crate::{Errno, Result};
@@ -108,7 +108,7 @@ pub struct NewKey {
     /// Its kind.
     pub kind: KeyKind,
     /// Its name, without a final NUL.
-    pub description: Arc<[u8]>,
+    pub description: Description,
     /// Its owner.
     pub uid: u32,
     /// Its group.
@@ -124,7 +124,7 @@ pub struct Key {
     /// Its kind.
     pub kind: KeyKind,
     /// Its name.
-    pub description: Arc<[u8]>,
+    pub description: Description,
     /// Its owner, whose quota it uses.
     pub uid: u32,
     /// Its group.
@@ -146,9 +146,6 @@ pub struct Key {
     /// The next key in the list of a search or of ending keys; 0 for none.
     next: Serial,
 }
-
-/// A key's kind and description, by which a keyring links it.
-pub type KeyName = (KeyKind, Arc<[u8]>);
 
 impl Key {
     /// Its kind and description.
@@ -181,7 +178,7 @@ pub struct Store {
     keys: Map<Serial, Key>,
     users: Map<u32, UserKeys>,
     /// Keyrings by description.
-    names: Map<(Arc<[u8]>, Serial), ()>,
+    names: Map<(Description, Serial), ()>,
     searches: u64,
     /// The first of the keys that end; 0 for none.
     ending: Serial,
@@ -594,7 +591,7 @@ impl Store {
         Ok(())
     }
     /// Returns a keyring of this name that the caller may search without possessing it.
-    pub fn find_ring(&self, name: &Arc<[u8]>, caller: &Caller) -> Option<Serial> {
+    pub fn find_ring(&self, name: &Description, caller: &Caller) -> Option<Serial> {
         let named = self.names.iter_from(Bound::Included(&(name.clone(), 0)));
         let mut found =
             named.map(|((found, serial), ())| (found, *serial)).take_while(|(found, _)| *found == name);

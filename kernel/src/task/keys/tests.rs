@@ -2,10 +2,10 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use freehold_collections::reserve;
+use freehold_collections::{Vec, reserve};
 use proptest::prelude::*;
 
-use super::kind::{KeyKind, Payload};
+use super::kind::{Description, KeyKind, Payload};
 use super::store::{ALL_RIGHTS, Caller, CollectPlace, KeyRef, KeyTarget, NewKey, Quota, Serial, Store};
 use crate::Errno;
 use crate::task::credentials::Groups;
@@ -21,8 +21,12 @@ fn new_key(kind: KeyKind, name: usize, uid: u32) -> NewKey {
         KeyKind::Keyring => Payload::no_links(),
         _ => Payload::empty(),
     };
-    let description = reserve::slice(std::format!("key {name}").as_bytes());
+    let description = described(&std::format!("key {name}"));
     NewKey { kind, description, uid, gid: 0, permissions: ALL_RIGHTS, payload }
+}
+
+fn described(text: &str) -> Description {
+    reserve::arc(Vec::try_from_slice(text.as_bytes()).unwrap())
 }
 
 fn anyone() -> Caller {
@@ -78,7 +82,7 @@ fn work_on_many_keys_goes_in_steps() {
     assert!(store.get(ring).is_err() && store.get(keys[999]).is_ok(), "some keys end later");
     assert!(charged(&store) > 1900 && store.reap(64) && charged(&store) > 1850);
     // A search between two steps uses the same list.
-    let name = (KeyKind::User, reserve::slice(b"key 999".as_slice()));
+    let name = (KeyKind::User, described("key 999"));
     let search = KeyRef { serial: root, possessed: true };
     assert!(store.search(search, KeyTarget::Named(&name), &anyone(), 0).is_ok());
     while store.reap(64) {}
@@ -116,7 +120,7 @@ fn a_search_visits_each_keyring_once() {
         above = rings;
     }
     store.check_counts(&[root]);
-    let name = (KeyKind::User, reserve::slice(b"nothing".as_slice()));
+    let name = (KeyKind::User, described("nothing"));
     let ring = KeyRef { serial: root, possessed: true };
     assert_eq!(store.search(ring, KeyTarget::Named(&name), &anyone(), 0), Err(Errno::EAGAIN));
     let key = store.create(new_key(KeyKind::User, 1, 0), Quota::Exceeded, numbers).unwrap();
