@@ -274,6 +274,24 @@ static void segments(int i)
 	NEED(semctl(set, 0, IPC_RMID) == 0);
 }
 
+/* The pool grows and shrinks, and a child copies a page of it. */
+static void huge_areas(int i)
+{
+	enum { HUGE = 2 << 20, FLAGS = MAP_ANONYMOUS | MAP_HUGETLB };
+	if (i % 100)
+		return;
+	int pool = open("/proc/sys/vm/nr_hugepages", O_WRONLY | O_CLOEXEC), status;
+	NEED(pool >= 0 && write(pool, "4", 1) == 1);
+	int kind = i % 200 ? MAP_PRIVATE : MAP_SHARED;
+	char *at = mmap(NULL, 2 * HUGE, PROT_READ | PROT_WRITE, kind | FLAGS, -1, 0);
+	NEED(at != MAP_FAILED);
+	at[0] = 1;
+	IN_CHILD(status, at[0] = 2; at[HUGE] = 2);
+	NEED(status == 0 && munmap(at + HUGE, HUGE) == 0 && munmap(at, HUGE) == 0);
+	NEED(pwrite(pool, "0", 1, 0) == 1);
+	close(pool);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc > 1)
@@ -296,6 +314,7 @@ int main(int argc, char **argv)
 	PROMISE("nor of threads", leaves_nothing(threads));
 	PROMISE("nor of private areas, cut and moved", leaves_nothing(areas));
 	PROMISE("nor of shared ones", leaves_nothing(shared_areas));
+	PROMISE("nor of huge pages", leaves_nothing(huge_areas));
 	PROMISE("nor of timers", leaves_nothing(timers));
 	PROMISE("nor of queued signals", leaves_nothing(signals));
 	PROMISE("nor of locks", leaves_nothing(locks));

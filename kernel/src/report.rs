@@ -297,6 +297,7 @@ impl AuditVerdict {
     fn take(left: usize) -> Self {
         let own_tables = task::init::process().space().lock().usage().page_table_bytes / PAGE_SIZE as u64
             + sched::spare_roots();
+        mem::hugetlb::close();
         let mut faults = Vec::new();
         // Reserved before the walk: if the list grew later, its own frame would count as new.
         let room = if faults.try_reserve_exact(MOST_FAULTS).is_ok() { MOST_FAULTS } else { 0 };

@@ -512,6 +512,11 @@ fn huge() {
 }
 
 #[test]
+fn hugetlb() {
+    conforms_with("hugetlb", &["--memory", "512M"], &[], &[]);
+}
+
+#[test]
 fn views() {
     conforms_with("views", &[], without_newer(), &[]);
 }

@@ -16,6 +16,7 @@ pub mod evacuate;
 mod foreign;
 mod held;
 pub mod hotplug;
+pub mod hugetlb;
 pub mod khugepaged;
 pub mod kprobes;
 pub mod ksm;
@@ -68,7 +69,7 @@ impl From<freehold_vm::VmError> for crate::Errno {
         use freehold_vm::VmError;
         match error {
             VmError::Invalid => Self::EINVAL,
-            VmError::NoMemory | VmError::TooManyHolders => Self::ENOMEM,
+            VmError::NoMemory | VmError::NoHugePage | VmError::TooManyHolders => Self::ENOMEM,
             VmError::Exists => Self::EEXIST,
             VmError::Access => Self::EACCES,
             VmError::Permission => Self::EPERM,

@@ -6,6 +6,7 @@ use freehold_buddy::ORDERS;
 use freehold_frame::Owner;
 use freehold_vm::PromiseLimit;
 
+use super::hugetlb::HUGE_FRAMES;
 use super::reclaim::caches;
 use super::{commons, frames, hotplug};
 use crate::hw::PAGE;
@@ -22,7 +23,7 @@ pub struct MemoryStats {
     pub total: u64,
     /// Frames without an owner.
     pub free: u64,
-    /// Anonymous memory of processes.
+    /// Anonymous memory of processes, without huge pages on request.
     pub anonymous: u64,
     /// Files and shared memory.
     pub page_cache: u64,
@@ -151,7 +152,7 @@ pub fn memory() -> MemoryStats {
     MemoryStats {
         total: frames().total_frames(),
         free: frames().free_frames(),
-        anonymous: owned.frames_of(Owner::Anon),
+        anonymous: owned.frames_of(Owner::Anon).saturating_sub(commons().huge_pool(None).total * HUGE_FRAMES),
         page_cache: owned.frames_of(Owner::PageCache),
         disks: caches::counts(),
         page_tables: owned.frames_of(Owner::PageTable),

@@ -145,7 +145,9 @@ impl Advice {
         let fits = match self {
             Self::Free => anonymous && !locked,
             Self::WipeOnFork => anonymous,
-            Self::DontNeed | Self::Cold | Self::PageOut => !locked,
+            Self::Cold | Self::PageOut => !locked && area.huge_view().is_none(),
+            Self::Collapse => area.huge_view().is_none(),
+            Self::DontNeed => !locked,
             _ => true,
         };
         if fits { Ok(()) } else { Err(VmError::Invalid) }
@@ -198,8 +200,8 @@ impl<S: Memory> AddressSpace<S> {
             .overlapping(range.clone())
             .find_map(|area| advice.check(area).err().map(|error| (area.start.max(range.start), error)));
         let (range, outcome) = match refusal {
-            Some((at, error)) => (range.start..at, Err(error)),
-            None => (range, holes),
+            Some((at, error)) => (self.fitted(range.start..at, advice)?, Err(error)),
+            None => (self.fitted(range, advice)?, holes),
         };
         if range.is_empty() {
             return outcome;

@@ -11,6 +11,7 @@ use freehold_machine::{PAGE_SHIFT, VirtAddr};
 use freehold_paging::{Memory, Rights};
 
 use crate::cache::Attachment;
+use crate::hugetlb::HugeView;
 use crate::monitor::Monitor;
 use crate::policy::Policy;
 use crate::request::{AreaFlags, FileView, MappedFile, Protection, SharedWrite};
@@ -24,6 +25,8 @@ pub(crate) enum AreaContent<S: Memory> {
     SharedFile(FileView<S>, SharedWrite, Attachment<S>),
     SharedAnonymous(u64, Attachment<S>),
     Vdso(VdsoPart, u64),
+    /// 2 MiB pages on request. Borders of the area are borders of such pages.
+    Huge(HugeView<S>),
 }
 
 impl<S: Memory> Clone for AreaContent<S> {
@@ -34,6 +37,7 @@ impl<S: Memory> Clone for AreaContent<S> {
             Self::SharedFile(view, write, at) => Self::SharedFile(view.clone(), *write, at.clone()),
             Self::SharedAnonymous(offset, at) => Self::SharedAnonymous(*offset, at.clone()),
             Self::Vdso(part, offset) => Self::Vdso(*part, *offset),
+            Self::Huge(view) => Self::Huge(view.clone()),
         }
     }
 }
@@ -45,6 +49,7 @@ impl<S: Memory> AreaContent<S> {
             Self::Anonymous => 0,
             Self::PrivateFile(view, _) | Self::SharedFile(view, ..) => view.offset,
             Self::SharedAnonymous(offset, _) | Self::Vdso(_, offset) => *offset,
+            Self::Huge(view) => view.offset,
         }
     }
     fn advance(&mut self, bytes: u64) {
@@ -56,6 +61,7 @@ impl<S: Memory> AreaContent<S> {
             Self::Anonymous => {}
             Self::PrivateFile(view, _) | Self::SharedFile(view, ..) => view.offset = to,
             Self::SharedAnonymous(offset, _) | Self::Vdso(_, offset) => *offset = to,
+            Self::Huge(view) => view.offset = to,
         }
     }
     /// Whether `other` shows the same shared memory, which may be stored to, perhaps another part.
@@ -76,6 +82,7 @@ impl<S: Memory> AreaContent<S> {
             Self::SharedFile(view, write, at) => Self::SharedFile(view.clone(), *write, at.for_space(space)),
             Self::SharedAnonymous(offset, at) => Self::SharedAnonymous(*offset, at.for_space(space)),
             Self::Vdso(part, offset) => Self::Vdso(*part, *offset),
+            Self::Huge(view) => Self::Huge(view.inherited()),
         }
     }
     fn continues(&self, next: &Self, len: u64) -> bool {
@@ -94,6 +101,9 @@ impl<S: Memory> AreaContent<S> {
                 Arc::ptr_eq(x.cache(), y.cache()) && a + len == *b
             }
             (Self::Vdso(a, from), Self::Vdso(b, to)) => a == b && from + len == *to,
+            (Self::Huge(a), Self::Huge(b)) => {
+                a.id == b.id && a.reserve == b.reserve && a.offset + len == b.offset
+            }
             _ => false,
         }
     }
@@ -169,15 +179,19 @@ impl<S: Memory> Area<S> {
         self.len() >> PAGE_SHIFT
     }
     pub(crate) fn is_shared(&self) -> bool {
-        matches!(self.content, AreaContent::SharedFile(..) | AreaContent::SharedAnonymous(..))
+        match &self.content {
+            AreaContent::SharedFile(..) | AreaContent::SharedAnonymous(..) => true,
+            AreaContent::Huge(view) => view.shared.is_some(),
+            _ => false,
+        }
     }
     /// Whether the area may have frames that no other area has: anonymous memory, or private copies
-    /// of a file's pages.
+    /// of a file's pages. Huge pages on request do not count.
     pub(crate) fn may_have_own_frames(&self) -> bool {
         match self.content {
             AreaContent::Anonymous => true,
             AreaContent::PrivateFile(..) | AreaContent::Vdso(..) => self.copied.is_set(),
-            AreaContent::SharedFile(..) | AreaContent::SharedAnonymous(..) => false,
+            AreaContent::SharedFile(..) | AreaContent::SharedAnonymous(..) | AreaContent::Huge(..) => false,
         }
     }
     /// Returns the area's use.
@@ -199,6 +213,7 @@ impl<S: Memory> Area<S> {
     /// Whether, with this protection, the area's memory must be promised, and was not promised yet.
     pub(crate) fn is_new_promise_as(&self, protection: Protection) -> bool {
         !self.is_shared()
+            && self.huge_view().is_none()
             && protection.contains(Protection::WRITE)
             && !self.flags.intersects(AreaFlags::NORESERVE | AreaFlags::ACCOUNT)
     }
@@ -219,7 +234,7 @@ impl<S: Memory> Area<S> {
     }
     pub(crate) fn attachment(&self) -> Option<&Attachment<S>> {
         match &self.content {
-            AreaContent::Anonymous | AreaContent::Vdso(..) => None,
+            AreaContent::Anonymous | AreaContent::Vdso(..) | AreaContent::Huge(..) => None,
             AreaContent::PrivateFile(_, at)
             | AreaContent::SharedFile(_, _, at)
             | AreaContent::SharedAnonymous(_, at) => Some(at),

@@ -189,6 +189,12 @@ impl<S: Memory> Areas<S> {
     pub(crate) fn for_each_mut(&mut self, mut f: impl FnMut(&mut Area<S>)) {
         self.tree.update_range(.., |_, area| f(area));
     }
+    /// Changes the area that contains `addr` in place, but not its start and end, nor anything that
+    /// is counted.
+    pub(crate) fn update_at(&mut self, addr: VirtAddr, f: impl FnOnce(&mut Area<S>)) {
+        let Some(start) = self.at(addr).map(|area| area.start) else { return };
+        self.tree.update(&start, f);
+    }
     /// The area that contains `addr`. Hot path: every page fault calls this.
     #[inline(always)]
     pub(crate) fn at(&self, addr: VirtAddr) -> Option<&Area<S>> {

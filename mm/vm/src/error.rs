@@ -39,6 +39,9 @@ pub enum VmError {
     /// EFAULT: a monitor must provide the page ([`Monitor`](crate::Monitor)), and the caller does
     /// not wait for it.
     Monitored,
+    /// ENOMEM: the pool of huge pages ([`Commons::huge_pool`](crate::Commons::huge_pool)) has too
+    /// few, which more memory would not change.
+    NoHugePage,
     /// ENOMEM: a frame has as many holders as can be counted, which more memory would not change.
     TooManyHolders,
 }
@@ -52,7 +55,7 @@ impl VmError {
             Self::Interrupted => 4,
             Self::Io => 5,
             Self::Again => 11,
-            Self::NoMemory | Self::TooManyHolders => 12,
+            Self::NoMemory | Self::NoHugePage | Self::TooManyHolders => 12,
             Self::Access => 13,
             Self::Fault | Self::Monitored => 14,
             Self::Busy => 16,

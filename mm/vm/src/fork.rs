@@ -56,6 +56,8 @@ impl<S: Memory> AddressSpace<S> {
             let has_pages = area.may_have_own_frames() && !area.flags.contains(AreaFlags::WIPEONFORK);
             if has_pages {
                 resident.fork_pages(area, &mut child.resident, &mut batch)?;
+            } else if area.huge_view().is_some_and(|view| view.shared.is_none()) {
+                resident.fork_huge(area, &mut child.resident, &mut batch)?;
             }
         }
         drop(batch);

@@ -36,7 +36,7 @@ use crate::error::{FaultError, FaultKind};
 use crate::events::{CowDecision, Event};
 use crate::request::AreaFlags;
 use crate::resident::{Resident, Want};
-use crate::{AddressSpace, Commons};
+use crate::{AddressSpace, Commons, VmError};
 
 /// Bytes of a large page.
 pub(crate) const LARGE: u64 = PageSize::Large.bytes();
@@ -373,8 +373,14 @@ impl<S: Memory> AddressSpace<S> {
     }
 
     /// Splits large pages at the borders of `range`.
-    pub(crate) fn split_borders(&mut self, range: &Range<VirtAddr>) -> Result<(), OutOfMemory> {
-        self.resident.split_at(range.start)?;
-        self.resident.split_at(range.end)
+    ///
+    /// # Errors
+    /// [`VmError::NoMemory`]; [`VmError::Invalid`] inside a huge page on request.
+    pub(crate) fn split_borders(&mut self, range: &Range<VirtAddr>) -> Result<(), VmError> {
+        for at in [range.start, range.end] {
+            self.check_border(at)?;
+            self.resident.split_at(at)?;
+        }
+        Ok(())
     }
 }

@@ -37,7 +37,7 @@ bitflags! {
     }
 }
 
-const LOCK_FLAGS: AreaFlags = AreaFlags::LOCKED.union(AreaFlags::LOCK_ON_FAULT);
+pub(crate) const LOCK_FLAGS: AreaFlags = AreaFlags::LOCKED.union(AreaFlags::LOCK_ON_FAULT);
 
 impl LockMode {
     const fn flags(self) -> AreaFlags {
@@ -54,10 +54,10 @@ const fn touched(start: VirtAddr, len: u64) -> (VirtAddr, u64) {
 }
 
 impl<S: Memory> Area<S> {
-    /// Sets the lock flags of the area to `flags`. Secret memory stays as it was mapped
-    /// (mm/mlock.c, `mlock_fixup`).
+    /// Sets the lock flags of the area to `flags`. Secret memory stays as it was mapped, and huge
+    /// pages on request are not marked (mm/mlock.c, `mlock_fixup`).
     fn lock_as(&mut self, flags: AreaFlags) {
-        if !self.is_secret() {
+        if !self.is_secret() && self.huge_view().is_none() {
             self.flags = self.flags.difference(LOCK_FLAGS) | flags;
         }
     }
@@ -128,8 +128,9 @@ impl<S: Memory> AddressSpace<S> {
         }
         self.make_room(2)?;
         let (reached, outcome) = self.reach(range.clone(), |_| Ok(()));
-        self.split_borders(&(start..reached))?;
-        self.areas.change(start..reached, |area| area.lock_as(flags));
+        let inside = self.outside_huge(start)..self.outside_huge(reached);
+        self.split_borders(&inside)?;
+        self.areas.change(inside, |area| area.lock_as(flags));
         outcome.map(|()| range)
     }
 

@@ -14,10 +14,11 @@ use freehold_paging::{FlushBatch, Memory};
 use crate::area::{Area, AreaContent, AreaUse, Copied};
 use crate::error::VmError;
 use crate::huge::{HugeMode, LARGE};
+use crate::lock::LOCK_FLAGS;
 use crate::request::{
     AreaFlags, AreaPlace, Backing, LOW, Limits, MapRequest, Protect, ProtectExtent, Protection, SharedWrite,
 };
-use crate::{AddressSpace, PageCache, Translation, VdsoPart};
+use crate::{AddressSpace, PageCache, Sharing, Translation, VdsoPart};
 
 /// How many areas are unmapped with one batch of flushes.
 const REMOVED_AT_ONCE: usize = 8;
@@ -80,29 +81,33 @@ impl<S: Memory> AddressSpace<S> {
         if len == 0 {
             return Err(VmError::Invalid);
         }
+        let is_huge = backing.is_huge();
         let len = len
-            .checked_next_multiple_of(PAGE)
+            .checked_next_multiple_of(if is_huge { LARGE } else { PAGE })
             .filter(|&len| len <= self.layout.end.0)
             .ok_or(VmError::NoMemory)?;
         let start = match backing {
             Backing::Anonymous if place == AreaPlace::Anywhere => self.find_hole_for_large(len)?,
+            Backing::Huge(_) | Backing::SharedHuge(_) => self.choose_for_huge(place, len)?,
             _ => self.choose(place, len)?,
         };
         let range = start..VirtAddr(start.0 + len);
         let populate = flags.contains(AreaFlags::POPULATE);
         let mut flags = flags.difference(AreaFlags::POPULATE) | AreaFlags::SOFTDIRTY | self.future;
-        if self.resident.commons.has_promise_limit() {
+        if self.resident.commons.has_promise_limit() && !is_huge {
             flags.remove(AreaFlags::NORESERVE);
         }
         let pages = len / PAGE;
         self.check_lock(pages, flags, limits)?;
+        let populate = populate || Self::is_locked_now(flags);
+        flags.remove(if is_huge { LOCK_FLAGS } else { AreaFlags::empty() });
         let mut area = Area {
             start,
             end: range.end,
             protection,
             flags,
             policy: None,
-            content: self.content(backing, protection, len)?,
+            content: self.content(backing, protection, len, flags)?,
             copied: Copied::default(),
             monitor: None,
         };
@@ -110,30 +115,39 @@ impl<S: Memory> AddressSpace<S> {
         let replaced: u64 =
             if matches!(place, AreaPlace::Fixed(_)) { self.mapped_pages(range.clone()) } else { 0 };
         self.check_limits(pages.saturating_sub(replaced), area.area_use(), limits)?;
-        if area.is_new_promise_as(protection) {
-            self.promise(pages)?;
-            area.flags.insert(AreaFlags::ACCOUNT);
-        } else if let AreaContent::SharedAnonymous(_, at) = &area.content
-            && !flags.contains(AreaFlags::NORESERVE)
-        {
-            // New memory is promised when it is mapped, with any protection.
-            at.cache().promise_size()?;
-        }
+        self.promise_new(&mut area)?;
         // One for the area, two for areas that it may split.
         let mut is_clear = self.make_room(3);
         if matches!(place, AreaPlace::Fixed(_)) {
-            is_clear = is_clear.and_then(|()| self.unmap_range(range.clone()));
+            // A part of a huge page cannot be unmapped, which Linux reports so.
+            let unmap = |()| self.unmap_range(range.clone()).map_err(|_| VmError::NoMemory);
+            is_clear = is_clear.and_then(unmap);
         }
+        is_clear = is_clear.and_then(|()| self.reserve_huge(&area));
         if is_clear.is_ok() {
             self.areas.add(area);
         }
         self.settle();
         is_clear?;
         self.count_in(pages);
-        if populate || Self::is_locked_now(flags) {
+        if populate {
             self.owe(range.start, range.end);
         }
         Ok(start)
+    }
+
+    /// Promises the memory of an area that is to be mapped.
+    fn promise_new(&self, area: &mut Area<S>) -> Result<(), VmError> {
+        if area.is_new_promise_as(area.protection) {
+            self.promise(area.pages())?;
+            area.flags.insert(AreaFlags::ACCOUNT);
+        } else if let AreaContent::SharedAnonymous(_, at) = &area.content
+            && !area.flags.contains(AreaFlags::NORESERVE)
+        {
+            // New memory is promised when it is mapped, with any protection.
+            at.cache().promise_size()?;
+        }
+        Ok(())
     }
 
     fn choose(&mut self, place: AreaPlace, len: u64) -> Result<VirtAddr, VmError> {
@@ -169,6 +183,24 @@ impl<S: Memory> AddressSpace<S> {
         }
     }
 
+    /// The place of an area of huge pages on request (Linux: `hugetlb_get_unmapped_area`).
+    fn choose_for_huge(&mut self, place: AreaPlace, len: u64) -> Result<VirtAddr, VmError> {
+        let is_border = |at: VirtAddr| at.0.is_multiple_of(LARGE);
+        let place = match place {
+            AreaPlace::Fixed(at) | AreaPlace::FixedNoReplace(at) if !is_border(at) => {
+                return Err(VmError::Invalid);
+            }
+            AreaPlace::Fixed(_) | AreaPlace::FixedNoReplace(_) => return self.choose(place, len),
+            AreaPlace::Hint(at) => AreaPlace::Hint(VirtAddr(at.0.next_multiple_of(LARGE))),
+            place => place,
+        };
+        let roomy = len.checked_add(LARGE - PAGE).ok_or(VmError::NoMemory)?;
+        match self.choose(place, len) {
+            Ok(start) if is_border(start) => Ok(start),
+            _ => Ok(VirtAddr(self.choose(AreaPlace::without_hint(place), roomy)?.0.next_multiple_of(LARGE))),
+        }
+    }
+
     pub(crate) fn find_hole(&mut self, len: u64) -> Result<VirtAddr, VmError> {
         self.areas.find_hole(len, &self.layout).ok_or(VmError::NoMemory)
     }
@@ -189,6 +221,7 @@ impl<S: Memory> AddressSpace<S> {
         backing: Backing<S>,
         protection: Protection,
         len: u64,
+        flags: AreaFlags,
     ) -> Result<AreaContent<S>, VmError> {
         let check = |offset: u64| {
             let end = offset.checked_add(len).filter(|&end| end <= i64::MAX as u64);
@@ -196,6 +229,8 @@ impl<S: Memory> AddressSpace<S> {
         };
         Ok(match backing {
             Backing::Anonymous => AreaContent::Anonymous,
+            Backing::Huge(offset) => self.huge_content(Sharing::Private, flags, offset),
+            Backing::SharedHuge(offset) => self.huge_content(Sharing::Shared, flags, offset),
             Backing::Vdso(VdsoPart::Time) if protection.contains(Protection::WRITE) => {
                 return Err(VmError::Access);
             }
@@ -295,7 +330,7 @@ impl<S: Memory> AddressSpace<S> {
             }
             self.resident.source().rest();
             for area in &*removed {
-                self.resident.zap(area, area.start..area.end, batch);
+                self.resident.zap_area(area, batch);
                 self.total -= area.pages();
             }
             let is_last = reached == range.end || !removed.is_full();

@@ -148,6 +148,10 @@ impl<S: Memory> AddressSpace<S> {
         let Self { areas, resident, .. } = self;
         let mut visit = Visit { migration, wish, out };
         for (area, mut part) in areas.parts(range) {
+            if area.huge_view().is_some() {
+                // Huge pages on request stay where they are.
+                continue;
+            }
             while let Some(at) = resident.migrate_run(area, part.clone(), &mut visit) {
                 let mut batch = resident.tables.batch();
                 part.start = match resident.split(at, &mut batch) {

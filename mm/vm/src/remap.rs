@@ -14,6 +14,7 @@ use freehold_paging::{Memory, Prepared};
 use crate::AddressSpace;
 use crate::area::Area;
 use crate::error::VmError;
+use crate::huge::LARGE;
 use crate::map::{page_range, whole_pages};
 use crate::request::{AreaFlags, Limits};
 use crate::resident::Resident;
@@ -56,6 +57,21 @@ pub struct Remap {
     pub source: RemapSource,
 }
 
+impl Remap {
+    /// Returns the old and the new length in huge pages on request.
+    ///
+    /// # Errors
+    /// [`VmError::Invalid`]: reservations cannot grow (Linux: `mremap`), the old range cannot stay
+    /// mapped, and addresses are those of huge pages.
+    fn huge_lengths(self) -> Result<(u64, u64), VmError> {
+        let round = |len: u64| len.checked_next_multiple_of(LARGE).ok_or(VmError::Invalid);
+        let (old_len, new_len) = (round(self.old_len)?, round(self.new_len)?);
+        let to = if let RemapPlace::Fixed(to) = self.place { to } else { VirtAddr(0) };
+        let fits = (self.old.0 | to.0).is_multiple_of(LARGE) && new_len <= old_len;
+        if fits && self.source == RemapSource::Unmap { Ok((old_len, new_len)) } else { Err(VmError::Invalid) }
+    }
+}
+
 impl<S: Memory> AddressSpace<S> {
     /// Resizes or moves a range of one area. Returns its start afterwards.
     ///
@@ -85,11 +101,14 @@ impl<S: Memory> AddressSpace<S> {
         if old.page_offset() != 0 || (source == RemapSource::Keep && new_len != old_len) {
             return Err(VmError::Invalid);
         }
-        let (old_len, new_len) = (whole_pages(old_len), whole_pages(new_len));
+        let (mut old_len, mut new_len) = (whole_pages(old_len), whole_pages(new_len));
         if new_len == 0 {
             return Err(VmError::Invalid);
         }
         let area = self.areas.at(old).ok_or(VmError::Fault)?;
+        if area.huge_view().is_some() {
+            (old_len, new_len) = (Remap { old_len, new_len, ..remap }).huge_lengths()?;
+        }
         // The part that is cut off must lie below the programs' end of the layout; only the part
         // that stays must lie in one area.
         if old_len > new_len && old_len > self.layout.end.0 - old.0 {
@@ -244,6 +263,10 @@ impl<S: Memory> AddressSpace<S> {
         let to = to..VirtAddr(to.0 + new_len);
         let kept = from.start..VirtAddr(from.start.0 + old_len.min(new_len));
         self.split_borders(&kept)?;
+        // A move of huge pages is short, and its reservations move as a whole.
+        let is_huge = moved.huge_view().is_some();
+        let whole: &mut Pause<'_> = &mut || Ok(());
+        let pause = if is_huge { whole } else { pause };
         if let Err(error) = self.resident.prepare_move(&kept, to.start, pause) {
             // Tables outside areas are freed: no code would find them later.
             let span = self.room_around(to.clone());
@@ -254,20 +277,29 @@ impl<S: Memory> AddressSpace<S> {
         // The monitor is not notified of the move, so it could not handle reports of stores there.
         self.unwatch_part(&kept);
         let flags = self.insert_moved(moved, &to);
+        if is_huge {
+            self.leave_reservations(kept.clone());
+        }
         let reached = self.resident.move_pages(&kept, to.start, pause);
         if reached < kept.end {
             return self.end_move_at(reached, from, to, source);
         }
+        self.leave_range(from, source)?;
+        if Self::is_locked_now(flags) {
+            self.owe(to.start, to.end);
+        }
+        Ok(to.start)
+    }
+
+    /// Does with the range `from`, whose pages have moved, what `source` says.
+    fn leave_range(&mut self, from: &Range<VirtAddr>, source: RemapSource) -> Result<(), VmError> {
         match source {
             RemapSource::Unmap => self.unmap_range(from.clone())?,
             RemapSource::Keep => self.areas.change(from.clone(), |area| {
                 area.flags.remove(AreaFlags::LOCKED | AreaFlags::LOCK_ON_FAULT);
             }),
         }
-        if Self::is_locked_now(flags) {
-            self.owe(to.start, to.end);
-        }
-        Ok(to.start)
+        Ok(())
     }
 
     /// Moves `area` to `to`. Returns its flags there.

@@ -141,9 +141,13 @@ impl<S: Memory> AddressSpace<S> {
         Ok(match &area.content {
             AreaContent::SharedFile(view, _, at) => shared(at.cache(), view.offset),
             AreaContent::SharedAnonymous(offset, at) => shared(at.cache(), *offset),
-            AreaContent::Anonymous | AreaContent::PrivateFile(..) | AreaContent::Vdso(..) => {
-                FutexKey::Private(addr)
+            AreaContent::Huge(view) if view.shared.is_some() => {
+                FutexKey::Shared { object: view.id, offset: view.offset + (addr.0 - area.start.0) }
             }
+            AreaContent::Huge(_)
+            | AreaContent::Anonymous
+            | AreaContent::PrivateFile(..)
+            | AreaContent::Vdso(..) => FutexKey::Private(addr),
         })
     }
 }

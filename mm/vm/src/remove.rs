@@ -41,7 +41,9 @@ impl<S: Memory> AddressSpace<S> {
             return Err(VmError::Invalid);
         }
         let file = match &area.content {
-            AreaContent::Anonymous | AreaContent::Vdso(..) => return Err(VmError::Invalid),
+            AreaContent::Anonymous | AreaContent::Vdso(..) | AreaContent::Huge(..) => {
+                return Err(VmError::Invalid);
+            }
             AreaContent::PrivateFile(..) | AreaContent::SharedFile(_, SharedWrite::Denied, _) => {
                 return Err(VmError::Access);
             }

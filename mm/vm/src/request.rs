@@ -124,6 +124,17 @@ pub enum AreaPlace {
     Low(Option<VirtAddr>),
 }
 
+impl AreaPlace {
+    /// Returns the place that a hint falls back to.
+    pub(crate) const fn without_hint(self) -> Self {
+        match self {
+            Self::Hint(_) => Self::Anywhere,
+            Self::Low(_) => Self::Low(None),
+            place => place,
+        }
+    }
+}
+
 /// The addresses of areas that programs address by 32-bit offsets: the second GiB (Linux:
 /// `find_start_end` in arch/x86/kernel/sys_x86_64.c, without its random beginning).
 pub const LOW: Range<VirtAddr> = VirtAddr(1 << 30)..VirtAddr(1 << 31);
@@ -174,8 +185,20 @@ pub enum Backing<S: Memory> {
     PrivateFile(FileView<S>),
     /// The file's bytes; writes reach the file.
     SharedFile(FileView<S>, SharedWrite),
+    /// Zeroes in 2 MiB pages on request, private. The length is rounded up to such pages. The
+    /// offset has no meaning, but is shown.
+    Huge(u64),
+    /// As `Huge`, shared with children.
+    SharedHuge(u64),
     /// Pages of the kernel ([`Vdso`](crate::Vdso)); writes to the image stay here.
     Vdso(VdsoPart),
+}
+
+impl<S: Memory> Backing<S> {
+    /// Whether it has 2 MiB pages on request.
+    pub const fn is_huge(&self) -> bool {
+        matches!(self, Self::Huge(_) | Self::SharedHuge(_))
+    }
 }
 
 impl<S: Memory> Clone for Backing<S> {
@@ -186,6 +209,8 @@ impl<S: Memory> Clone for Backing<S> {
             Self::PrivateFile(view) => Self::PrivateFile(view.clone()),
             Self::SharedFile(view, write) => Self::SharedFile(view.clone(), *write),
             Self::Vdso(part) => Self::Vdso(*part),
+            Self::Huge(offset) => Self::Huge(*offset),
+            Self::SharedHuge(offset) => Self::SharedHuge(*offset),
         }
     }
 }

@@ -83,6 +83,8 @@ pub(crate) struct Resident<S: Memory> {
     pub hand: VirtAddr,
     /// Large leaves.
     pub large: u64,
+    /// Pages of 4 KiB in 2 MiB pages on request, which count nowhere else.
+    pub requested: u64,
     pub huge: HugeUse,
     /// The policy of the task that acts here.
     pub acting: Option<Arc<TaskPolicy>>,
@@ -106,6 +108,7 @@ impl<S: Memory> Resident<S> {
             swapped: 0,
             hand: VirtAddr(0),
             large: 0,
+            requested: 0,
             huge: HugeUse::ByArea,
             acting: None,
             payer: None,
@@ -158,6 +161,9 @@ impl<S: Memory> Resident<S> {
         addr: VirtAddr,
         want: Want,
     ) -> Result<FaultKind, FaultError> {
+        if let AreaContent::Huge(view) = &area.content {
+            return self.fault_huge(area, view, addr, want);
+        }
         let (mut slot, size) = match self.tables.find(addr) {
             Some(found) => found,
             None => {
@@ -489,6 +495,10 @@ impl<S: Memory> Resident<S> {
 
     /// Removes all pages of `range`, which is part of `area` and splits no large page.
     pub(crate) fn zap(&mut self, area: &Area<S>, range: Range<VirtAddr>, batch: &mut FlushBatch<S>) {
+        if let AreaContent::Huge(view) = &area.content {
+            self.zap_huge(range, view.reserve, batch);
+            return;
+        }
         self.note_peak();
         let mut zap = Zap { resident: self, batch, gone: Gone::default() };
         self.tables.take_all(range, |addr, old, size| zap.take(addr, old, size));

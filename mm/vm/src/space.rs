@@ -14,6 +14,7 @@ use crate::cache::{Caches, MirrorControl};
 use crate::events::{EVENTS, Event};
 use crate::huge::HugeControl;
 use crate::huge::LARGE;
+use crate::hugetlb::HugePool;
 use crate::promise::Promises;
 use crate::registry::{Registry, SpaceHandle};
 use crate::request::{AreaFlags, Layout, Limits, SharedWrite};
@@ -35,6 +36,7 @@ pub struct Commons<S: Memory> {
     /// The page of zeroes that reads of untouched anonymous memory get.
     zero: Frame<CacheKind, S>,
     pub(crate) huge: HugeControl<S>,
+    pub(crate) pool: HugePool<S>,
     events: Tally<EVENTS>,
     pub(crate) spaces: Registry<S>,
     pub(crate) swap: Swap<S>,
@@ -62,6 +64,7 @@ impl<S: Memory> Commons<S> {
             kernel,
             zero,
             huge,
+            pool: HugePool::new(),
             events,
             spaces,
             swap,
@@ -307,7 +310,7 @@ impl<S: Memory> Drop for AddressSpace<S> {
         let mut standing = None;
         while let Some(area) = rest.next() {
             resident.source().rest();
-            resident.zap(area, area.start..area.end, &mut batch);
+            resident.zap_area(area, &mut batch);
             let from = *standing.get_or_insert(area.start);
             let ceiling = rest.peek().map_or(VirtAddr(1 << 47), |next| next.start);
             if ceiling.0 < area.end.0.next_multiple_of(LARGE) {

@@ -79,6 +79,8 @@ pub enum AreaName<'a, S: Memory> {
     SharedAnonymous,
     /// `[vdso]` or `[vvar]`.
     Vdso(crate::VdsoPart),
+    /// `/anon_hugepage (deleted)`.
+    Huge,
     /// The file that it maps.
     File(&'a Arc<dyn MappedFile<S>>),
 }
@@ -148,6 +150,10 @@ pub struct Smaps {
     pub ksm: u64,
     /// Anonymous and mapped by large leaves.
     pub huge: u64,
+    /// In 2 MiB pages on request that are mapped elsewhere too. These count nowhere else.
+    pub shared_huge: u64,
+    /// In 2 MiB pages on request that are mapped only here.
+    pub private_huge: u64,
     /// `pss` of locked areas.
     pub locked: u64,
     /// Discardable bytes (MADV_FREE) that were not written since.
@@ -177,6 +183,8 @@ pub struct Usage {
     pub rss_file: u64,
     /// Present pages of shared anonymous memory.
     pub rss_shmem: u64,
+    /// Present pages that are parts of 2 MiB pages on request, which count nowhere else.
+    pub huge_pages: u64,
     /// Pages in swap areas.
     pub swapped: u64,
     /// Bytes of translation tables.
@@ -235,6 +243,7 @@ impl<S: Memory> AddressSpace<S> {
             rss_anon: rss.anon,
             rss_file: rss.file,
             rss_shmem: rss.shmem,
+            huge_pages: self.resident.requested,
             swapped: self.resident.swapped,
             page_table_bytes: footprint.table_bytes,
             peak_total: self.peak_total,
@@ -297,6 +306,9 @@ impl<S: Memory> AddressSpace<S> {
     /// Counts the pages of an area. The zero page has no owner and is not counted.
     pub fn smaps(&self, area: &AreaView<'_, S>) -> Smaps {
         let mut smaps = Smaps::default();
+        if let Some(area) = self.areas.at(area.start).filter(|area| area.huge_view().is_some()) {
+            return self.resident.huge_smaps(area);
+        }
         let of_disk = |area: &Area<S>| area.attachment().is_some_and(|at| !at.cache().is_memory());
         let of_disk = self.areas.at(area.start).is_some_and(of_disk);
         self.pieces(area.start..area.end, |_, entry, what| {
@@ -379,9 +391,13 @@ fn view<S: Memory>(area: &Area<S>) -> AreaView<'_, S> {
                 AreaName::File(&view.file)
             }
             AreaContent::Vdso(part, _) => AreaName::Vdso(*part),
+            AreaContent::Huge(_) => AreaName::Huge,
         },
         flags: area.flags,
         policy: area.policy,
-        object: area.attachment().map_or(0, |at| at.cache().id()),
+        object: match &area.content {
+            AreaContent::Huge(view) => view.id,
+            _ => area.attachment().map_or(0, |at| at.cache().id()),
+        },
     }
 }

@@ -24,6 +24,7 @@ use crate::fs::generated::{More, PART, Parts, ShortLine, Text};
 use crate::fs::node::Node;
 use crate::fs::{Path, root};
 pub(super) use crate::hw::PAGE;
+use crate::mem::hugetlb::HUGE_PAGE;
 use crate::mem::{self, AddressSpace, FileMapping, ForeignWindows, Frames, ProcessSpace, Program};
 use crate::task::{self, Process, registry};
 use crate::user::{self, Sink, Source};
@@ -116,8 +117,9 @@ impl Parts for AreaRecords {
 fn smaps_record(out: &mut Text, areas: &AddressSpace, area: &UserArea<'_>, root: &Path) -> Result<()> {
     line(out, area, root)?;
     out.kib("Size:", (area.end.0 - area.start.0) / 1024);
-    out.kib("KernelPageSize:", 4);
-    out.kib("MMUPageSize:", 4);
+    let page_kib = page_bytes(area) / 1024;
+    out.kib("KernelPageSize:", page_kib);
+    out.kib("MMUPageSize:", page_kib);
     counts(out, &areas.smaps(area), Rows::OfOne);
     let eligible = u8::from(areas.is_huge_eligible(area));
     write!(out, "THPeligible:{eligible:>12}\nVmFlags: ");
@@ -223,6 +225,7 @@ pub fn name(area: &UserArea<'_>, root: &Path) -> Result<Vec<u8>> {
         AreaName::Vdso(VdsoPart::Image) => Vec::try_from_slice(b"[vdso]")?,
         AreaName::Vdso(VdsoPart::Time) => Vec::try_from_slice(b"[vvar]")?,
         AreaName::SharedAnonymous => Vec::try_from_slice(b"/dev/zero (deleted)")?,
+        AreaName::Huge => Vec::try_from_slice(b"/anon_hugepage (deleted)")?,
         AreaName::File(_) => match FileMapping::of(area.name) {
             Some(mapping) => match mapping.file().path() {
                 Some(path) => path.display_short(root)?,
@@ -241,7 +244,9 @@ fn identity(area: &UserArea<'_>) -> (u64, u64) {
         return (identity.device, identity.inode);
     }
     match area.name {
-        AreaName::SharedAnonymous => (root::unnamed_mount().file_system().device(), area.object),
+        AreaName::SharedAnonymous | AreaName::Huge => {
+            (root::unnamed_mount().file_system().device(), area.object)
+        }
         _ => (0, 0),
     }
 }
@@ -309,8 +314,8 @@ fn counts(out: &mut Text, smaps: &Smaps, rows: Rows) {
     row("AnonHugePages:", smaps.huge);
     row("ShmemPmdMapped:", 0);
     row("FilePmdMapped:", 0);
-    row("Shared_Hugetlb:", 0);
-    row("Private_Hugetlb:", 0);
+    row("Shared_Hugetlb:", smaps.shared_huge);
+    row("Private_Hugetlb:", smaps.private_huge);
     row("Swap:", smaps.swap);
     row("SwapPss:", smaps.swap_pss);
     row("Locked:", smaps.locked);
@@ -332,6 +337,8 @@ fn add(sum: &mut Smaps, one: &Smaps) {
     sum.lazy_free += one.lazy_free;
     sum.ksm += one.ksm;
     sum.huge += one.huge;
+    sum.shared_huge += one.shared_huge;
+    sum.private_huge += one.private_huge;
     sum.swap += one.swap;
     sum.swap_pss += one.swap_pss;
     sum.locked += one.locked;
@@ -357,6 +364,11 @@ const AREA_FLAGS: [(AreaFlags, &str); 16] = [
     (AreaFlags::MONITOR_MINOR, "ui "),
 ];
 
+/// Returns the bytes of the area's pages.
+pub fn page_bytes(area: &UserArea<'_>) -> u64 {
+    if matches!(area.name, AreaName::Huge) { HUGE_PAGE } else { PAGE }
+}
+
 /// Writes the two-letter flags of an area that this kernel has.
 fn vm_flags(out: &mut Text, area: &UserArea<'_>) {
     for (what, code) in [(Protection::READ, "rd "), (Protection::WRITE, "wr "), (Protection::EXEC, "ex ")] {
@@ -378,7 +390,15 @@ fn vm_flags(out: &mut Text, area: &UserArea<'_>) {
             out.push(code.as_bytes());
         }
     }
+    let is_huge = matches!(area.name, AreaName::Huge);
     for (flag, code) in AREA_FLAGS {
+        if flag == AreaFlags::SOFTDIRTY && is_huge {
+            // Linux does not merge such areas, and does not let them grow.
+            out.push(b"ht ");
+        }
+        if flag == AreaFlags::ACCOUNT && is_huge {
+            out.push(b"de ");
+        }
         if area.flags.contains(flag) {
             out.push(code.as_bytes());
         }

@@ -5,7 +5,7 @@ use freehold_collections::Vec;
 use freehold_machine::topology::MAX_NODES;
 use freehold_vm::{AreaName, OfFile, PageAt};
 
-use super::memory::{PAGE, UserArea, name};
+use super::memory::{PAGE, UserArea, name, page_bytes};
 use crate::Result;
 use crate::fs::Path;
 use crate::fs::generated::Text;
@@ -59,17 +59,22 @@ pub(super) fn line(out: &mut Text, space: &AddressSpace, area: &UserArea<'_>, ro
         AreaName::Heap => out.push(b" heap"),
         AreaName::Stack => out.push(b" stack"),
         AreaName::Anonymous | AreaName::Vdso(_) => {}
-        AreaName::SharedAnonymous | AreaName::File(_) => {
+        AreaName::SharedAnonymous | AreaName::Huge | AreaName::File(_) => {
             let name: Vec<u8> = name(area, root)?;
             out.push(b" file=");
             push_escaped(out, &name);
         }
     }
     let AreaCounts { pages, anonymous, dirty, most_mapped, by_node } = counts;
+    let size = page_bytes(area);
+    if size > PAGE {
+        out.push(b" huge");
+    }
+    let of_size = |pages: u64| pages * PAGE / size;
     for (name, value, is_shown) in [
-        ("anon", anonymous, anonymous > 0),
-        ("dirty", dirty, dirty > 0),
-        ("mapped", pages, pages != anonymous && pages != dirty),
+        ("anon", of_size(anonymous), anonymous > 0),
+        ("dirty", of_size(dirty), dirty > 0),
+        ("mapped", of_size(pages), pages != anonymous && pages != dirty),
         ("mapmax", most_mapped, most_mapped > 1),
     ] {
         if is_shown {
@@ -77,8 +82,11 @@ pub(super) fn line(out: &mut Text, space: &AddressSpace, area: &UserArea<'_>, ro
         }
     }
     for (node, &pages) in by_node.iter().enumerate().filter(|(_, pages)| **pages > 0) {
-        write!(out, " N{node}={pages}");
+        write!(out, " N{node}={}", of_size(pages));
     }
-    out.push(if pages > 0 { b" kernelpagesize_kB=4\n" } else { b"\n" });
+    if pages > 0 {
+        write!(out, " kernelpagesize_kB={}", size / 1024);
+    }
+    out.push(b"\n");
     Ok(())
 }

@@ -436,7 +436,7 @@ fn memory_use(out: &mut Text, process: &Process) {
         ("VmLib", usage.exec_pages - code),
         ("VmPTE", usage.page_table_bytes / PAGE),
         ("VmSwap", usage.swapped),
-        ("HugetlbPages", 0),
+        ("HugetlbPages", usage.huge_pages),
     ] {
         let mut line = ShortLine::of(name.as_bytes());
         line.push(b":\t");

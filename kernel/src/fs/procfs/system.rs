@@ -3,6 +3,7 @@
 use freehold_collections::{Arc, Box, reserve};
 use freehold_frame::Owner;
 use freehold_machine::NodeId;
+use freehold_vm::HugePoolFigures;
 
 use super::{cpuinfo, loads};
 use crate::cgroup;
@@ -13,7 +14,7 @@ use crate::fs::machine;
 use crate::fs::mount::{DISK_TYPES, TYPES};
 use crate::fs::node::{Identity, NodeKind};
 use crate::fs::pseudo::PseudoDir;
-use crate::mem::{self, stats::MemoryStats};
+use crate::mem::{self, hugetlb::HUGE_FRAMES, stats::MemoryStats};
 use crate::sched::CpuStatistics;
 use crate::task::clock::Clock;
 use crate::task::{registry, uts};
@@ -176,11 +177,12 @@ fn meminfo(out: &mut Text) -> Result<()> {
     line("AnonHugePages:", mem::commons().huge_pages());
     line("ShmemHugePages:", 0);
     line("FileHugePages:", 0);
-    writeln!(
-        out,
-        "HugePages_Total:       0\nHugePages_Free:        0\nHugePages_Rsvd:        0\nHugePages_Surp:        0"
-    );
-    writeln!(out, "Hugepagesize:       2048 kB\nHugetlb:               0 kB");
+    let HugePoolFigures { total: huge, free, reserved, surplus, .. } = mem::commons().huge_pool(None);
+    for (name, pages) in [("Total:", huge), ("Free:", free), ("Rsvd:", reserved), ("Surp:", surplus)] {
+        writeln!(out, "HugePages_{name:<9}{pages:>5}");
+    }
+    writeln!(out, "Hugepagesize:       2048 kB");
+    out.kib("Hugetlb:", huge * HUGE_FRAMES * FRAME_KB);
     let map = crate::hw::memory::map_figures();
     writeln!(out, "{:<16}{:>8} kB", "DirectMap4k:", map.small * FRAME_KB);
     writeln!(out, "{:<16}{:>8} kB", "DirectMap2M:", map.large * 2048);
@@ -341,15 +343,14 @@ pub fn node_meminfo(out: &mut Text, node: NodeId) -> Result<()> {
     line("MemFree:", free);
     line("MemUsed:", zone.managed.saturating_sub(free));
     line("FilePages:", of(Owner::PageCache));
-    line("AnonPages:", of(Owner::Anon));
+    let HugePoolFigures { total: huge, free: free_huge, surplus, .. } = mem::commons().huge_pool(Some(node));
+    line("AnonPages:", of(Owner::Anon).saturating_sub(huge * HUGE_FRAMES));
     line("PageTables:", of(Owner::PageTable));
     line("Bounce:", mem::stats::seen_by_devices(of));
     line("Slab:", of(Owner::Kernel));
     line("SUnreclaim:", of(Owner::Kernel));
-    writeln!(
-        out,
-        "Node {0} HugePages_Total:     0\nNode {0} HugePages_Free:      0\nNode {0} HugePages_Surp:      0",
-        node.0
-    );
+    for (name, pages) in [("Total:", huge), ("Free:", free_huge), ("Surp:", surplus)] {
+        writeln!(out, "Node {} HugePages_{name:<7}{pages:>5}", node.0);
+    }
     Ok(())
 }

@@ -1,14 +1,18 @@
 //! /sys/kernel/mm/transparent_hugepage: whether anonymous memory gets 2 MiB pages, and the settings
 //! of khugepaged (Documentation/admin-guide/mm/transhuge.rst).
 //!
+//! /sys/kernel/mm/hugepages: the pool of huge pages on request.
+//!
 //! Shared memory has no large pages here. The values of its files are kept for tools that set them.
 //! Values that would promise large pages ("force") are refused.
 
 use freehold_collections::Arc;
+use freehold_machine::NodeId;
 use freehold_vm::{Event, HugeMode, HugeZero};
 
 use crate::fs::generated::{Generate, Text};
 use crate::fs::pseudo::PseudoDir;
+use crate::mem::hugetlb;
 use crate::mem::khugepaged::{self, Defrag, Knob};
 use crate::sync::SpinLock;
 use crate::{Errno, Result, mem};
@@ -29,7 +33,11 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     dir.generated("defrag", 0o644, Choice { words: &DEFRAG, chosen: SpinLock::new(3), set: set_defrag });
     dir.generated("shmem_enabled", 0o644, Choice { words: &SHMEM, chosen: SpinLock::new(3), set: |_| {} });
     dir.constant("hpage_pmd_size", "2097152");
-    root.dirs("kernel/mm/hugepages");
+    let pool = root.dirs("kernel/mm/hugepages/hugepages-2048kB");
+    pool_files(&pool, None);
+    pool.generated("nr_hugepages_mempolicy", 0o644, PoolSize(None));
+    pool.generated("nr_overcommit_hugepages", 0o644, PoolOvercommit);
+    pool.file("resv_hugepages", |out| number(out, mem::commons().huge_pool(None).reserved));
 
     let task = dir.dirs("khugepaged");
     for (name, knob) in Knob::ALL {
@@ -49,6 +57,39 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     stats.file("nr_anon", |out| number(out, mem::commons().huge_pages() / 512));
     for name in NOTHING_OF {
         stats.constant(name, "0");
+    }
+}
+
+/// Adds the files that the pool of huge pages has for the machine and for each node.
+pub(super) fn pool_files(dir: &Arc<PseudoDir>, node: Option<NodeId>) {
+    dir.generated("nr_hugepages", 0o644, PoolSize(node));
+    dir.file("free_hugepages", move |out| number(out, mem::commons().huge_pool(node).free));
+    dir.file("surplus_hugepages", move |out| number(out, mem::commons().huge_pool(node).surplus));
+}
+
+/// The number of pages of the pool, of one node only if it is named.
+struct PoolSize(Option<NodeId>);
+
+impl Generate for PoolSize {
+    fn show(&self, out: &mut Text) -> Result<()> {
+        number(out, mem::commons().huge_pool(self.0).total)
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        hugetlb::set_persistent(parse(bytes)?, self.0)
+    }
+}
+
+/// The largest number of surplus pages.
+struct PoolOvercommit;
+
+impl Generate for PoolOvercommit {
+    fn show(&self, out: &mut Text) -> Result<()> {
+        number(out, mem::commons().huge_pool(None).overcommit)
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        hugetlb::set_overcommit(parse(bytes)?)
     }
 }
 

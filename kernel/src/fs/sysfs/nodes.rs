@@ -44,6 +44,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>, topology: &'static Topology) {
             out.push(b"\n");
             Ok(())
         });
+        super::huge::pool_files(&dir.dirs("hugepages/hugepages-2048kB"), Some(node));
         dir.file("meminfo", move |out| node_meminfo(out, node));
         dir.file("vmstat", move |out| node_vmstat(out, node));
         dir.file("numastat", move |out| numastat(out, node));

@@ -25,7 +25,7 @@ use freehold_vm::{
 
 use super::populate::{and_populate, and_populate_if_possible};
 use super::space::whole_pages;
-use super::{AddressSpace, FileMapping, Frames, ProcessSpace, commons, mirrors};
+use super::{AddressSpace, FileMapping, Frames, ProcessSpace, commons, hugetlb, mirrors};
 use crate::fs::mount::MountFlags;
 use crate::fs::tmpfs::Seals;
 use crate::fs::{MmapContent, OpenFile};
@@ -64,6 +64,10 @@ const MAP_SHARED: u64 = 1;
 const MAP_PRIVATE: u64 = 2;
 const MAP_SHARED_VALIDATE: u64 = 3;
 
+/// The bits of mmap's flags with log2 of the size of huge pages.
+const MAP_HUGE_SHIFT: u64 = 26;
+const MAP_HUGE_MASK: u64 = 0x3f;
+
 /// PROT_GROWSDOWN and PROT_GROWSUP, which only mprotect supports.
 const PROT_GROWSDOWN: u64 = 0x0100_0000;
 const PROT_GROWSUP: u64 = 0x0200_0000;
@@ -93,13 +97,26 @@ fn with_space<R>(look: impl FnOnce(&Arc<ProcessSpace>) -> R) -> R {
     task::with_current(|task| task.with_space(look))
 }
 
-/// Returns the size of a mapping of `length` bytes: whole pages.
-fn mapped_length(length: u64) -> Result<u64> {
+/// Returns the size of a mapping of `length` bytes: whole pages of `unit` bytes.
+fn mapped_length(length: u64, unit: u64) -> Result<u64> {
     if length == 0 {
         return Err(Errno::EINVAL);
     }
-    let length = length.checked_next_multiple_of(PAGE_SIZE as u64);
+    let length = length.checked_next_multiple_of(unit);
     length.filter(|&length| length <= USER_BYTES).ok_or(Errno::ENOMEM)
+}
+
+/// Returns the bytes of the pages that mmap's flags request.
+fn page_unit(raw_flags: u64) -> Result<u64> {
+    if raw_flags & u64::from(Map::HUGETLB.bits()) == 0 {
+        return Ok(PAGE_SIZE as u64);
+    }
+    // Files have no huge pages.
+    if raw_flags & u64::from(Map::ANONYMOUS.bits()) == 0 {
+        return Err(Errno::EINVAL);
+    }
+    hugetlb::check_size(raw_flags >> MAP_HUGE_SHIFT & MAP_HUGE_MASK)?;
+    Ok(hugetlb::HUGE_PAGE)
 }
 
 /// mmap(addr, length, prot, flags, fd, offset)
@@ -114,8 +131,9 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
     } else {
         Some(task::with_current(|task| task.with_files(|files| files.get(args.fd(4))))?)
     };
-    let length = mapped_length(length)?;
-    if flags.intersects(Map::FIXED | Map::FIXED_NOREPLACE) && addr % PAGE_SIZE as u64 != 0 {
+    let unit = page_unit(raw_flags)?;
+    let length = mapped_length(length, unit)?;
+    if offset % unit != 0 || (flags.intersects(Map::FIXED | Map::FIXED_NOREPLACE) && addr % unit != 0) {
         return Err(Errno::EINVAL);
     }
     if flags.contains(Map::FIXED_NOREPLACE) {
@@ -129,10 +147,6 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
         return Err(Errno::EOVERFLOW);
     }
     let sharing = MapSharing::of(raw_flags)?;
-    if flags.contains(Map::HUGETLB) {
-        // There is no huge-page pool, so the error is that of Linux with an empty pool.
-        return Err(Errno::ENOMEM);
-    }
     let place = match VirtAddr(addr) {
         addr if flags.contains(Map::FIXED_NOREPLACE) => AreaPlace::FixedNoReplace(addr),
         addr if flags.contains(Map::FIXED) => AreaPlace::Fixed(addr),
@@ -142,6 +156,7 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
     };
     let protection = protection(prot)?;
     let (backing, mut area_flags) = match file {
+        None if flags.contains(Map::HUGETLB) => (sharing.huge(offset), AreaFlags::empty()),
         None => (sharing.anonymous(), AreaFlags::empty()),
         Some(file) => file_backing(file, sharing, protection, offset..offset + length)?,
     };
@@ -191,6 +206,13 @@ impl MapSharing {
         match self {
             Self::Shared => Backing::SharedAnonymous,
             Self::Private => Backing::Anonymous,
+        }
+    }
+
+    fn huge(self, offset: u64) -> Backing<Frames> {
+        match self {
+            Self::Shared => Backing::SharedHuge(offset),
+            Self::Private => Backing::Huge(offset),
         }
     }
 }

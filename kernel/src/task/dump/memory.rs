@@ -23,6 +23,8 @@ const ANONYMOUS_SHARED: u32 = 1 << 1;
 const MAPPED_PRIVATE: u32 = 1 << 2;
 const MAPPED_SHARED: u32 = 1 << 3;
 const ELF_HEADERS: u32 = 1 << 4;
+const HUGE_PRIVATE: u32 = 1 << 5;
+const HUGE_SHARED: u32 = 1 << 6;
 
 /// Size of the address range whose pages are looked up at once.
 const WINDOW: u64 = 64 << 20;
@@ -76,6 +78,9 @@ fn extent(space: &AddressSpace, area: &UserArea<'_>, filter: u32) -> Extent {
     if area.flags.contains(AreaFlags::DONTDUMP) {
         return Extent::Nothing;
     }
+    if matches!(area.name, AreaName::Huge) {
+        return whole(asks(if area.sharing == Sharing::Shared { HUGE_SHARED } else { HUGE_PRIVATE }));
+    }
     let file = FileMapping::of(area.name);
     if area.sharing == Sharing::Shared {
         let is_named = file.is_some_and(|file| file.file().node().metadata().links > 0);
@@ -117,7 +122,10 @@ impl Areas {
                     end,
                     bytes: 0,
                     flags: flags(area.protection),
-                    is_anonymous: matches!(area.name, AreaName::Anonymous | AreaName::Heap | AreaName::Stack),
+                    is_anonymous: matches!(
+                        area.name,
+                        AreaName::Anonymous | AreaName::Heap | AreaName::Stack | AreaName::Huge
+                    ),
                     extent: extent(&areas, &area, filter),
                 })?;
                 if places.len() * 24 + names.len() < FILES_MOST && put_name(&mut names, &area, root)? {

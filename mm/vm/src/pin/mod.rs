@@ -130,7 +130,7 @@ enum Hold<S: Memory> {
     Anon(Pin<Anon, S>),
     /// Shared memory.
     Shared(Pin<CacheKind, S>),
-    /// Anonymous, and shared with others: read only.
+    /// Anonymous, and shared with others: read only, unless it is of shared huge pages.
     Looked(Frame<Anon, S>),
     /// A private file page that was never written: read only.
     LookedFile(Frame<CacheKind, S>),
@@ -358,6 +358,9 @@ impl<S: Memory> Resident<S> {
     fn hold_own(&self, area: &Area<S>, entry: Entry) -> Option<Hold<S>> {
         let (source, frame) = (self.source(), entry.frame());
         match self.kind_of(entry) {
+            // The frames of shared huge pages are anonymous: a reference is enough, since every
+            // store reaches all that share them.
+            LeafKind::Anon if area.is_shared() => self.look(area, VirtAddr(0), entry),
             LeafKind::Anon => {
                 let mapping = LeafMapping::<Anon, S>::borrow_leaf(source, frame).ok()?;
                 mapping.reuse().ok()?;
