@@ -309,8 +309,37 @@ static void memory(void)
 	NEED(waitpid(child, &status, 0) == child && close(fd) == 0);
 }
 
+/* A process that gets the number of another one that has ended. Needs root. */
+static void successors(void)
+{
+	char name[64], text[16];
+	struct stat before, after, file;
+	int status, tries = 0;
+	pid_t first, second;
+	int folder, last = open("/proc/sys/kernel/ns_last_pid", O_WRONLY | O_CLOEXEC);
+	NEED(last >= 0);
+	do {
+		first = sleeper();
+		snprintf(name, sizeof name, "/proc/%d", first);
+		folder = open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		NEED(folder >= 0 && fstat(folder, &before) == 0 && fstatat(folder, "stat", &file, 0) == 0);
+		NEED(kill(first, SIGKILL) == 0 && waitpid(first, &status, 0) == first);
+		NEED(pwrite(last, text, snprintf(text, sizeof text, "%d", first - 1), 0) > 0);
+		second = sleeper();
+		if (second == first)
+			break;
+		NEED(close(folder) == 0 && kill(second, SIGKILL) == 0 && waitpid(second, &status, 0) == second);
+	} while (++tries < 100);
+	NEED(second == first);
+	PROMISE("the folder in /proc of a process that has another's number is another", stat(name, &after) == 0 && (unsigned)after.st_ino != (unsigned)before.st_ino);
+	FAILS_WITH("the old one signals nobody", syscall(SYS_pidfd_send_signal, folder, SIGKILL, NULL, 0), ESRCH);
+	PROMISE("and has no files", openat(folder, "stat", O_RDONLY) == -1 && (errno == ESRCH || errno == ENOENT));
+	NEED(close(folder) == 0 && close(last) == 0 && kill(second, SIGKILL) == 0 && waitpid(second, &status, 0) == second);
+}
+
 int main(void)
 {
+	successors();
 	ends();
 	signals();
 	descriptors();

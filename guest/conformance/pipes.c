@@ -463,8 +463,28 @@ static void exclusive(void)
 	close(ends[1]);
 }
 
+/* Files that splice cannot take from or give to. */
+static void spliced(void)
+{
+	int ends[2], status;
+	NEED(pipe(ends) == 0);
+	int others[] = { epoll_create1(0), eventfd(1, 0), syscall(SYS_pidfd_open, getpid(), 0) };
+	for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+		NEED(others[i] >= 0);
+		IN_CHILD(status, alarm(10); _exit(splice(ends[0], NULL, others[i], NULL, 1, 0) != -1 || errno != EINVAL));
+		PROMISE("splice into a file that has no bytes is refused before there are any", status == 0);
+		IN_CHILD(status, alarm(10); _exit(splice(others[i], NULL, ends[1], NULL, 1, 0) != -1 || errno != EINVAL));
+		PROMISE("and out of one", status == 0);
+		close(others[i]);
+	}
+	int folder = open("/", O_RDONLY | O_DIRECTORY);
+	FAILS_WITH("and out of a folder", splice(folder, NULL, ends[1], NULL, 1, 0), EINVAL);
+	close(folder), close(ends[0]), close(ends[1]);
+}
+
 int main(void)
 {
+	spliced();
 	pipes();
 	lent();
 	descriptors();

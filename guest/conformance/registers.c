@@ -5,6 +5,7 @@
 #include <cpuid.h>
 #include <setjmp.h>
 #include <sys/auxv.h>
+#include <sys/prctl.h>
 #include <ucontext.h>
 
 #define FLAG_TRAP 0x100ul
@@ -597,8 +598,26 @@ static void base_instructions(void)
 	load_gs(0);
 }
 
+static void counter(void)
+{
+	int status, access = 0;
+	PROMISE("programs may read the time-stamp counter", prctl(PR_GET_TSC, &access) == 0 && access == PR_TSC_ENABLE);
+	FAILS_WITH("there are two settings", prctl(PR_SET_TSC, 3), EINVAL);
+	FAILS_WITH("that are told at an address", prctl(PR_GET_TSC, 8), EFAULT);
+	IN_CHILD(status, NEED(prctl(PR_SET_TSC, PR_TSC_SIGSEGV) == 0); __builtin_ia32_rdtsc());
+	PROMISE("a program that may not is killed", WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+	IN_CHILD(status, NEED(prctl(PR_SET_TSC, PR_TSC_SIGSEGV) == 0); sched_yield(); int inner;
+		 IN_CHILD(inner, sched_yield(); __builtin_ia32_rdtsc()); _exit(!WIFSIGNALED(inner) || prctl(PR_GET_TSC, &access) || access != PR_TSC_SIGSEGV));
+	PROMISE("so is its child", status == 0);
+	IN_CHILD(status, NEED(prctl(PR_SET_TSC, PR_TSC_SIGSEGV) == 0 && prctl(PR_SET_TSC, PR_TSC_ENABLE) == 0); __builtin_ia32_rdtsc());
+	PROMISE("unless it permits that again", status == 0);
+	__builtin_ia32_rdtsc();
+	PROMISE("other programs still read it", prctl(PR_GET_TSC, &access) == 0 && access == PR_TSC_ENABLE);
+}
+
 int main(void)
 {
+	counter();
 	bases();
 	base_instructions();
 	error_codes();

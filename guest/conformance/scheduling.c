@@ -446,8 +446,25 @@ static void advising(void)
 	munmap(memory, SIZE);
 }
 
+/* A process that has ended, and was not waited for. */
+static void of_ended(void)
+{
+	struct sched_param param = { 10 };
+	siginfo_t info;
+	pid_t child = fork();
+	NEED(child >= 0);
+	if (child == 0)
+		_exit(0);
+	NEED(waitid(P_PID, child, &info, WEXITED | WNOWAIT) == 0);
+	PROMISE("a process that has ended has the usual policy", sched_getscheduler(child) == SCHED_OTHER);
+	PROMISE("and priority 0", sched_getparam(child, &param) == 0 && param.sched_priority == 0);
+	NEED(waitpid(child, NULL, 0) == child);
+	FAILS_WITH("until it was waited for", sched_getscheduler(child), ESRCH);
+}
+
 int main(void)
 {
+	of_ended();
 	NEED(geteuid() == 0);
 	sizes();
 	policies();

@@ -11,6 +11,7 @@
 #include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/msg.h>
+#include <sys/reboot.h>
 #include <sys/sem.h>
 #include <sys/shm.h>
 #include <sys/socket.h>
@@ -385,6 +386,42 @@ static void next_ids(void)
 	}
 }
 
+/* The settings of reboot(2) that end nothing. */
+static void restarts(void)
+{
+	const char *name = "kernel/ctrl-alt-del";
+	PROMISE("the key's setting can be changed", reboot(RB_DISABLE_CAD) == 0 && reads(name) == 0);
+	PROMISE("and changed back", reboot(RB_ENABLE_CAD) == 0 && reads(name) == 1);
+	FAILS_WITH("an unknown command", reboot(100), EINVAL);
+	FAILS_WITH("a wrong number", syscall(SYS_reboot, 1, 672274793, RB_ENABLE_CAD, NULL), EINVAL);
+	FAILS_WITH("another", syscall(SYS_reboot, 0xfee1dead, 1, RB_ENABLE_CAD, NULL), EINVAL);
+	int status;
+	IN_CHILD(status, NEED(setuid(1000) == 0); _exit(reboot(100) != -1 || errno != EPERM));
+	PROMISE("a user may not", status == 0);
+	IN_CHILD(status, NEED(unshare(CLONE_NEWPID) == 0); int inner;
+		 IN_CHILD(inner, if (reboot(RB_ENABLE_CAD) != -1 || errno != EINVAL) _exit(1); reboot(RB_AUTOBOOT); pause());
+		 if (!WIFSIGNALED(inner) || WTERMSIG(inner) != SIGHUP) _exit(2));
+	PROMISE("a restart of a PID namespace ends its first process by SIGHUP", status == 0);
+	IN_CHILD(status, NEED(unshare(CLONE_NEWPID) == 0); int inner;
+		 IN_CHILD(inner, if (fork() == 0) { reboot(RB_POWER_OFF); pause(); } pause());
+		 if (!WIFSIGNALED(inner) || WTERMSIG(inner) != SIGINT) _exit(2));
+	PROMISE("power off ends it by SIGINT, also at another's request", status == 0);
+}
+
+/* A number that each network namespace has for each of its devices. */
+static void tags(void)
+{
+	int status;
+	PROMISE("a device's tag is 0", reads("net/ipv4/conf/lo/tag") == 0);
+	NEED(writes("net/ipv4/conf/lo/tag", "-7") == 0);
+	NEED(writes("net/ipv4/conf/default/tag", "5") == 0);
+	PROMISE("it can be changed", reads("net/ipv4/conf/lo/tag") == -7);
+	IN_CHILD(status, NEED(unshare(CLONE_NEWNET) == 0); _exit(reads("net/ipv4/conf/lo/tag") != 5));
+	PROMISE("another namespace has that of new devices", status == 0);
+	NEED(writes("net/ipv4/conf/lo/tag", "0") == 0);
+	NEED(writes("net/ipv4/conf/default/tag", "0") == 0);
+}
+
 int main(int count, char **words)
 {
 	if (count == 2 && strcmp(words[1], "places") == 0)
@@ -402,5 +439,7 @@ int main(int count, char **words)
 	promised();
 	descriptors();
 	next_ids();
+	restarts();
+	tags();
 	return conclude();
 }

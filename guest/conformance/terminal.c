@@ -98,6 +98,24 @@ static void pair(void)
 	PROMISE("any speed is kept", ioctl(master, 0x402c542b /* TCSETS2 */, &full) == 0 && ioctl(slave, 0x802c542a, &full) == 0 && full.output == 31250);
 	NEED(tcgetattr(slave, &settings) == 0 && cfsetspeed(&settings, B115200) == 0);
 	PROMISE("and so is one with a name", tcsetattr(slave, TCSANOW, &settings) == 0 && ioctl(master, 0x802c542a, &full) == 0 && full.output == 115200 && full.input == 115200);
+	/* struct termio, likewise. */
+	struct { unsigned short modes[4]; unsigned char line, characters[8]; } old;
+	NEED(tcgetattr(slave, &settings) == 0 && ioctl(slave, TCGETA, &old) == 0);
+	PROMISE("struct termio has the lower halves of the modes", old.modes[0] == (settings.c_iflag & 0xffff) && old.modes[1] == (settings.c_oflag & 0xffff) &&
+		old.modes[2] == (settings.c_cflag & 0xffff) && old.modes[3] == (settings.c_lflag & 0xffff) && old.line == 0);
+	PROMISE("and the first eight keys", !memcmp(old.characters, settings.c_cc, 8));
+	old.modes[3] &= ~ECHO;
+	old.characters[VINTR] = 2;
+	for (int i = 0; i < 3; i++) {
+		struct termios after;
+		old.characters[VQUIT] = 5 + i;
+		NEED(ioctl(i == 1 ? master : slave, TCSETA + i, &old) == 0 && tcgetattr(slave, &after) == 0);
+		PROMISE("TCSETA, TCSETAW and TCSETAF set these, and no others", !(after.c_lflag & ECHO) && after.c_cc[VINTR] == 2 && after.c_cc[VQUIT] == 5 + i &&
+			after.c_cc[VSUSP] == settings.c_cc[VSUSP] && after.c_cflag == settings.c_cflag && cfgetospeed(&after) == B115200);
+	}
+	NEED(tcsetattr(slave, TCSANOW, &settings) == 0);
+	FAILS_WITH("an address that is none", ioctl(slave, TCGETA, -1), EFAULT);
+	FAILS_WITH("TCGETA of a file", ({ int file = open("/proc/self/exe", O_RDONLY); int no = ioctl(file, TCGETA, &old), error = errno; close(file); errno = error; no; }), ENOTTY);
 	PROMISE("the master waits for its output, too", ioctl(master, TCSBRK, 1) == 0);
 	struct winsize size = { 40, 100, 0, 0 }, read_back;
 	PROMISE("it keeps its size", ioctl(master, TIOCSWINSZ, &size) == 0 && ioctl(slave, TIOCGWINSZ, &read_back) == 0 && read_back.ws_row == 40 && read_back.ws_col == 100);

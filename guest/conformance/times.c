@@ -460,8 +460,58 @@ static void timers_armed_from_all_sides(void)
 		pthread_join(threads[i], NULL);
 }
 
+static void *spin_until(void *stop)
+{
+	while (!*(volatile int *)stop)
+		;
+	return NULL;
+}
+
+/* Timers that count CPU time, of this thread or of the process. */
+static void timers_of_cpu_time(void)
+{
+	static volatile int stop;
+	struct sigevent to_thread = { .sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGUSR1 }, silent = { .sigev_notify = SIGEV_NONE };
+	struct itimerspec set = { { 0, 0 }, { 0, 20000000 } }, left;
+	struct timespec used, aim;
+	timer_t timer;
+	pthread_t other;
+	clockid_t others;
+	to_thread._sigev_un._tid = syscall(SYS_gettid);
+	signal(SIGUSR1, note);
+	NEED(pthread_create(&other, NULL, spin_until, (void *)&stop) == 0 && pthread_getcpuclockid(other, &others) == 0);
+	for (int i = 0; i < 4; i++) {
+		clockid_t clock = i < 2 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_PROCESS_CPUTIME_ID;
+		NEED(timer_create(clock, &to_thread, &timer) == 0 && clock_gettime(clock, &aim) == 0);
+		aim.tv_nsec += 20000000;
+		if (aim.tv_nsec >= 1000000000)
+			aim.tv_sec++, aim.tv_nsec -= 1000000000;
+		set.it_value = i % 2 ? aim : (struct timespec){ 0, 20000000 };
+		count = 0;
+		PROMISE("a timer counts the CPU time of a thread, or of all", timer_settime(timer, i % 2 ? TIMER_ABSTIME : 0, &set, NULL) == 0);
+		PROMISE("what is left is no more than was set", timer_gettime(timer, &left) == 0 && left.it_value.tv_sec == 0 && left.it_value.tv_nsec <= 20000000);
+		while (!count)
+			;
+		PROMISE("it does not come before that time was used", clock_gettime(clock, &used) == 0 &&
+			(used.tv_sec > aim.tv_sec || (used.tv_sec == aim.tv_sec && used.tv_nsec >= aim.tv_nsec)));
+		timer_delete(timer);
+	}
+	set.it_value = (struct timespec){ 1000, 0 };
+	NEED(timer_create(CLOCK_THREAD_CPUTIME_ID, &silent, &timer) == 0 && timer_settime(timer, 0, &set, NULL) == 0);
+	sleep_ms(300);
+	PROMISE("a thread that sleeps uses none", timer_gettime(timer, &left) == 0 && left.it_value.tv_sec == 999 && left.it_value.tv_nsec > 750000000);
+	timer_delete(timer);
+	NEED(timer_create(others, &silent, &timer) == 0 && timer_settime(timer, 0, &set, NULL) == 0);
+	PROMISE("a timer counts another thread's", COMES_TRUE(timer_gettime(timer, &left) == 0 && left.it_value.tv_sec == 999 && left.it_value.tv_nsec < 900000000));
+	timer_delete(timer);
+	stop = 1;
+	pthread_join(other, NULL);
+	FAILS_WITH("not that of a thread of another process", timer_create((clockid_t)(~1u << 3 | 6), &silent, &timer), EINVAL);
+}
+
 int main(void)
 {
+	timers_of_cpu_time();
 	clocks();
 	sleeping();
 	timers();

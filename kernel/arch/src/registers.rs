@@ -29,6 +29,8 @@ pub(crate) const CR0_WRITE_PROTECT: u64 = 1 << 16;
 /// interrupt 17).
 pub(crate) const CR0_ALIGNMENT: u64 = 1 << 18;
 
+/// RDTSC and RDTSCP fault in user mode.
+pub(crate) const CR4_TSD: u64 = 1 << 2;
 pub(crate) const CR4_MCE: u64 = 1 << 6;
 pub(crate) const CR4_PGE: u64 = 1 << 7;
 pub(crate) const CR4_OSFXSR: u64 = 1 << 9;
@@ -57,7 +59,7 @@ pub(crate) fn has_tsc_aux() -> bool {
 /// The time-stamp counter.
 pub(crate) fn rdtsc() -> u64 {
     let (low, high): (u32, u32);
-    // SAFETY: RDTSC only reads a counter; CR4.TSD is clear.
+    // SAFETY: RDTSC only reads a counter; CR4.TSD is for user mode only.
     unsafe { asm!("rdtsc", out("eax") low, out("edx") high, options(nomem, nostack, preserves_flags)) };
     u64::from(high) << 32 | u64::from(low)
 }

@@ -17,7 +17,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::arch::asm;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_machine::{Access, VirtAddr};
 
@@ -26,9 +26,11 @@ use crate::registers::{self, MSR_FS_BASE, MSR_KERNEL_GS_BASE, cpuid};
 use crate::traps::{self, CheckPoint, Registers};
 use crate::{cpu, irq};
 
+mod counter;
 mod fpu;
 mod selectors;
 
+pub use counter::CounterAccess;
 pub use fpu::{BadFpuState, FpuImage, is_acceptable_fpu};
 use fpu::{FEATURES, LEGACY_BYTES, valid_features};
 
@@ -112,10 +114,9 @@ pub(crate) struct Resident {
     /// DS, ES, FS and GS as in [`registers::data_selectors`]. Null while they are in the CPU; else
     /// null or values that were read from the CPU when they were the program's.
     selectors: AtomicU64,
+    /// Whether RDTSC faults: CR4.TSD is set while the state is in the CPU.
+    hides_counter: AtomicBool,
 }
-
-const FS_SELECTOR: u64 = 0xffff << 32;
-const GS_SELECTOR: u64 = 0xffff << 48;
 
 /// The reason why a program stopped running.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -198,6 +199,7 @@ impl UserContext {
             fs_base: AtomicU64::new(0),
             gs_base: AtomicU64::new(0),
             selectors: AtomicU64::new(0),
+            hides_counter: AtomicBool::new(false),
         };
         state.push(VectorState { registers: Registers::default(), resident });
         let state = state.into_boxed_slice().try_into().map_err(|_| OutOfMemory)?;
@@ -236,6 +238,7 @@ impl UserContext {
         to.fs_base.store(from.fs_base.load(Ordering::Relaxed), Ordering::Relaxed);
         to.gs_base.store(from.gs_base.load(Ordering::Relaxed), Ordering::Relaxed);
         to.selectors.store(from.selectors.load(Ordering::Relaxed), Ordering::Relaxed);
+        to.hides_counter.store(from.hides_counter.load(Ordering::Relaxed), Ordering::Relaxed);
         Ok(copy)
     }
 
@@ -271,42 +274,6 @@ impl UserContext {
     /// Sets the result of the system call.
     pub fn set_return(&mut self, value: u64) {
         self.state[0].registers.rax = value;
-    }
-    /// Where FS points: any canonical address.
-    pub fn fs_base(&self) -> u64 {
-        self.save_if_live();
-        self.resident().fs_base.load(Ordering::Relaxed)
-    }
-    /// Where GS points: any canonical address.
-    pub fn gs_base(&self) -> u64 {
-        self.save_if_live();
-        self.resident().gs_base.load(Ordering::Relaxed)
-    }
-    /// Point FS elsewhere; its selector becomes null.
-    ///
-    /// # Errors
-    /// When that is not a user address.
-    pub fn set_fs_base(&mut self, base: u64) -> Result<(), NotUserAddress> {
-        if base >= USER_END {
-            return Err(NotUserAddress);
-        }
-        self.save_if_live();
-        self.resident().fs_base.store(base, Ordering::Relaxed);
-        self.resident().selectors.fetch_and(!FS_SELECTOR, Ordering::Relaxed);
-        Ok(())
-    }
-    /// Point GS elsewhere; its selector becomes null.
-    ///
-    /// # Errors
-    /// When that is not a user address.
-    pub fn set_gs_base(&mut self, base: u64) -> Result<(), NotUserAddress> {
-        if base >= USER_END {
-            return Err(NotUserAddress);
-        }
-        self.save_if_live();
-        self.resident().gs_base.store(base, Ordering::Relaxed);
-        self.resident().selectors.fetch_and(!GS_SELECTOR, Ordering::Relaxed);
-        Ok(())
     }
 
     /// Run the program until it needs the kernel. Interrupts are on when this returns.
@@ -456,6 +423,7 @@ impl UserContext {
             // is on; interrupts are off.
             unsafe { registers::write_bases(fs_base, gs_base) };
         }
+        counter::entered(resident);
         live.store(self.live_marker(), Ordering::Relaxed);
     }
 
@@ -506,6 +474,7 @@ pub(crate) fn leave_fpu() {
     };
     resident.fs_base.store(fs_base, Ordering::Relaxed);
     resident.gs_base.store(gs_base, Ordering::Relaxed);
+    counter::left(resident);
     if registers::has_data_selectors() {
         resident.selectors.store(registers::data_selectors(), Ordering::Relaxed);
         load_selectors(0);

@@ -49,6 +49,8 @@ pub enum Capability {
     SysPtrace = 19,
     /// All operations that have no separate capability.
     SysAdmin = 21,
+    /// End the machine, and the first process of a PID namespace, by reboot(2).
+    SysBoot = 22,
     /// Set any priority, and move pages of other processes.
     SysNice = 23,
     /// Raise limits.

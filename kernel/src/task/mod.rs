@@ -44,6 +44,7 @@ pub mod pidfd;
 pub mod pidns;
 mod process;
 pub mod quota;
+pub mod reboot;
 pub mod registers;
 pub mod registry;
 pub mod release;
@@ -78,7 +79,7 @@ pub use install::{install, install_pair};
 pub use limits::{Limit, Limits, Resource};
 pub use mask::mask_at;
 pub use oom::{OomKill, badness, kill_charged, oom_kill, oom_kills, out_of_memory};
-pub use process::{ExitStatus, Process, UndoSlot, Usage, WaitReport};
+pub use process::{ExitStatus, INCARNATION_BITS, Process, UndoSlot, Usage, WaitReport};
 pub use registry::{count, find, find_task, for_each, group_is_orphaned, group_session};
 pub use session::Session;
 pub use signal::{

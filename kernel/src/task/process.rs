@@ -1,7 +1,9 @@
 //! Processes: the state that the threads of a program share.
 
 use core::any::Any;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicI64, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+};
 
 use freehold_collections::{
     Arc, Vec, Weak,
@@ -140,6 +142,11 @@ impl SharedLimits {
     }
 }
 
+/// Bits of [`Process::incarnation`].
+pub const INCARNATION_BITS: u32 = 14;
+/// Number of processes that were made (modulo 2^16).
+static MADE: AtomicU16 = AtomicU16::new(0);
+
 /// A process. Its relations (parent, children) and its membership in groups and sessions change
 /// only under the registry's lock.
 pub struct Process {
@@ -150,6 +157,9 @@ pub struct Process {
     /// Whether it is the first process of a PID namespace below the initial one. A fault of its own
     /// ends this protection (Linux: SIGNAL_UNKILLABLE).
     is_shielded: AtomicBool,
+    /// A number that differs from that of the process which had the ID before, unless exactly 2^14
+    /// processes were made in between.
+    pub incarnation: u16,
     /// Time of its creation (nanoseconds of [`crate::time::now`]).
     pub started: u64,
     pub(super) parent: SpinLock<Weak<Process>>,
@@ -284,6 +294,7 @@ impl Process {
             pid: numbers.id(),
             is_shielded: AtomicBool::new(!numbers.is_initial() && numbers.own() == FIRST),
             numbers,
+            incarnation: MADE.fetch_add(1, Ordering::Relaxed) % (1 << INCARNATION_BITS),
             started: crate::time::now(),
             parent: SpinLock::new(parent),
             family: Family::default(),

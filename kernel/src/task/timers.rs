@@ -13,6 +13,7 @@
 //! check again. A process may have as many threads as timers, so all timers that expire within a
 //! millisecond share one count of the threads' CPU time.
 
+mod counted;
 mod ids;
 mod setting;
 
@@ -37,6 +38,7 @@ use crate::syscall::Args;
 use crate::time::{self, Base, Deadline, Expire, TimeSpec, TimeVal, TimerSlot};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
+use counted::{Counted, MIN_INTERVAL, TimeSource};
 use ids::TimerIds;
 use setting::{IGNORED_INTERVAL, Setting};
 
@@ -82,27 +84,23 @@ pub struct Timer {
     slot: TimerSlot,
     notify: Notify,
     clock: Clock,
+    /// The threads whose CPU time the timer counts, if it does.
+    source: TimeSource,
     setting: IrqSpinLock<Setting>,
     /// Held while the timer is armed, so that it is armed for the last setting.
     arming: Mutex<()>,
 }
 
 impl Timer {
-    fn new(notify: Notify, clock: Clock) -> Arc<Self> {
+    fn new(notify: Notify, clock: Clock, source: TimeSource) -> Arc<Self> {
         reserve::arc(Self {
             slot: TimerSlot::new(),
             notify,
             clock,
+            source,
             setting: IrqSpinLock::new(Setting::default()),
             arming: Mutex::new(()),
         })
-    }
-    /// Returns the process whose CPU time the timer counts, if any.
-    fn counted(&self) -> Option<Arc<Process>> {
-        match (&self.notify, self.clock) {
-            (Notify::Process(process, _), Clock::Process(_)) => process.upgrade(),
-            _ => None,
-        }
     }
     /// Returns the signal that an expiry sends, if any.
     fn signal(&self) -> Option<&SigInfo> {
@@ -117,7 +115,7 @@ impl Timer {
     }
     /// Returns the nanoseconds until the next expiry, and the interval.
     fn state(&self) -> (u64, u64) {
-        let used = self.counted().map(|process| process.cpu_time());
+        let used = self.source.counted().map(|of| of.cpu_time());
         let setting = *self.setting.lock();
         let now = used.unwrap_or_else(|| setting.base.at(time::now()));
         let is_posix = self.signal().is_none_or(|info| info.code == code::TIMER);
@@ -151,18 +149,18 @@ impl Timer {
         if setting.deadline == 0 || setting.is_awaited || self.signal().is_none() {
             return Ok(());
         }
-        time::try_arm(&timer, self.next_check(self.counted().as_deref(), setting, time::now()))
+        time::try_arm(&timer, self.next_check(self.source.counted(), setting, time::now()))
     }
     /// Returns the time at which the timer may be due.
-    fn next_check(&self, counted: Option<&Process>, setting: Setting, now: u64) -> Deadline {
+    fn next_check(&self, counted: Option<Counted>, setting: Setting, now: u64) -> Deadline {
         match counted {
-            Some(process) => process.when_used(setting.deadline, now).into(),
+            Some(of) => of.when_used(setting.deadline, now).into(),
             None => Deadline { base: setting.base, at: setting.deadline },
         }
     }
     /// Makes the timer expire after `value` nanoseconds (0: never) and then every `interval`.
     fn set_relative(self: &Receiver<Self>, value: u64, interval: u64) -> Result<()> {
-        let now = self.counted().map_or_else(time::now, |process| process.cpu_time());
+        let now = self.source.counted().map_or_else(time::now, |of| of.cpu_time());
         self.set((value != 0).then(|| now.saturating_add(value).into()), interval)
     }
     fn cancel(self: &Receiver<Self>) {
@@ -177,7 +175,7 @@ impl Timer {
     }
     /// Arms a repeating timer whose signal was taken. Returns how often it has expired meanwhile.
     fn restart(self: &Receiver<Self>) -> u64 {
-        let used = self.counted().map(|process| process.cpu_time());
+        let used = self.source.counted().map(|of| of.cpu_time());
         let overruns = {
             let mut setting = self.setting.lock();
             if !setting.is_awaited {
@@ -225,8 +223,8 @@ impl Expire for Timer {
         &self.slot
     }
     fn expire(&self, now: u64) -> Option<Deadline> {
-        let counted = self.counted();
-        let used = counted.as_ref().map(|process| process.cpu_time_lately(now));
+        let counted = self.source.counted();
+        let used = counted.as_ref().map(|of| of.cpu_time_lately(now));
         {
             let mut setting = self.setting.lock();
             if setting.deadline == 0 || setting.is_awaited {
@@ -238,7 +236,7 @@ impl Expire for Timer {
                 drop(setting);
                 // It was set again meanwhile, its clock was set, or its process has not used that
                 // much time yet.
-                return Some(self.next_check(counted.as_deref(), due, now));
+                return Some(self.next_check(counted, due, now));
             }
             // A thread on another CPU may take the signal as soon as it is sent.
             let repeats = setting.interval != 0;
@@ -257,7 +255,7 @@ impl Expire for Timer {
             *setting = setting.expired(shown.saturating_add(least));
             *setting
         };
-        Some(self.next_check(counted.as_deref(), next, now))
+        Some(self.next_check(counted, next, now))
     }
 }
 
@@ -300,39 +298,7 @@ impl Process {
     }
 }
 
-/// Smallest interval between two counts of a process' CPU time.
-const MIN_INTERVAL: u64 = 1_000_000;
-
 impl Process {
-    /// Returns the CPU time of all threads, with running ones up to now. Any context.
-    fn cpu_time(&self) -> u64 {
-        crate::sched::account_running();
-        let group = self.signals.lock();
-        let living: u64 =
-            group.threads.iter().map(|task| task.schedule.runtime.load(Ordering::Relaxed)).sum();
-        living + group.past.user + group.past.system
-    }
-
-    /// Returns [`cpu_time`](Self::cpu_time) from a count that is no older than [`MIN_INTERVAL`] at
-    /// `now`. For interrupts, because there may be many threads.
-    fn cpu_time_lately(&self, now: u64) -> u64 {
-        let (at, used) = *self.timers.seen.lock();
-        if at != 0 && now < at.saturating_add(MIN_INTERVAL) {
-            return used;
-        }
-        let used = self.cpu_time();
-        *self.timers.seen.lock() = (now, used);
-        used
-    }
-
-    /// Returns the earliest time at which the process can have used `total` nanoseconds, as of
-    /// `now`.
-    fn when_used(&self, total: u64, now: u64) -> u64 {
-        let left = total.saturating_sub(self.cpu_time_lately(now));
-        let threads = self.signals.lock().threads.len().max(1) as u64;
-        now.saturating_add((left / threads).max(MIN_INTERVAL))
-    }
-
     /// Sets RLIMIT_CPU to `limit` from now on.
     pub(super) fn watch_cpu_limit(self: &Receiver<Self>, limit: Limit) {
         let mut slot = self.timers.limit.lock();
@@ -454,19 +420,23 @@ impl Timers {
 impl Process {
     /// Returns the timer with setitimer's number `which`. Makes it if necessary.
     fn interval_timer(self: &Receiver<Self>, which: i32) -> Result<Arc<Timer>> {
-        let make =
-            |signal, clock| Timer::new(Notify::Process(self.downgrade(), SigInfo::kernel(signal)), clock);
+        let make = |signal, clock, source| {
+            Timer::new(Notify::Process(self.downgrade(), SigInfo::kernel(signal)), clock, source)
+        };
         self.make_signal_room();
         match which {
             0 => {
                 let mut slot = self.timers.real.lock();
-                Ok(slot.get_or_insert_with(|| make(Signal::ALRM, Clock::Monotonic)).clone())
+                Ok(slot
+                    .get_or_insert_with(|| make(Signal::ALRM, Clock::Monotonic, TimeSource::Clock))
+                    .clone())
             }
             1 | 2 => {
                 let signal = if which == 1 { Signal::VTALRM } else { Signal::PROF };
                 let mut slots = self.timers.cpu.lock();
                 let slot = &mut slots[which as usize - 1];
-                Ok(slot.get_or_insert_with(|| make(signal, Clock::Process(self.pid))).clone())
+                let source = || TimeSource::Process(self.downgrade());
+                Ok(slot.get_or_insert_with(|| make(signal, Clock::Process(self.pid), source())).clone())
             }
             _ => Err(Errno::EINVAL),
         }
@@ -551,6 +521,7 @@ pub fn sys_timer_create(args: &Args) -> Result<i64> {
     let clock = Clock::new(args.int(0))?;
     let event = UserPtr::<SigEvent>::new(args[1]).read_optional()?;
     let process = current().process().clone();
+    let source = TimeSource::of(clock, &process)?;
     let id = process.timers.posix.lock().fresh_id()?;
     let info = |signal: i32, value: u64| {
         let signal = Signal::new(i64::from(signal)).ok_or(Errno::EINVAL)?;
@@ -575,7 +546,7 @@ pub fn sys_timer_create(args: &Args) -> Result<i64> {
     let place = QueuedSignal::charge(Payer::of(&process)).ok_or(Errno::EAGAIN)?;
     UserPtr::<i32>::new(args[2]).write(&id)?;
     notify.reserve()?;
-    let timer = Timer::new(notify, clock);
+    let timer = Timer::new(notify, clock, source);
     let inserted = process.timers.posix.lock().timers.try_insert(id, (timer.clone(), place));
     if inserted.is_err() {
         // Without memory: the ID was written, but no timer has it.
@@ -607,7 +578,8 @@ pub fn sys_timer_settime(args: &Args) -> Result<i64> {
     let (value, interval) = (new.value.nanoseconds()?, new.interval.nanoseconds()?);
     let (left, old_interval) = timer.state();
     if value != 0 && args.uint(1) & ABSOLUTE != 0 {
-        let deadline = if timer.counted().is_some() { value.into() } else { timer.clock.deadline(value)? };
+        let deadline =
+            if timer.source.counted().is_some() { value.into() } else { timer.clock.deadline(value)? };
         timer.set(Some(deadline), interval)?;
     } else {
         timer.set_relative(value, interval)?;

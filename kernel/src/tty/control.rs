@@ -6,7 +6,7 @@ use linux_raw_sys::ioctl as io;
 
 use super::discipline::FlushQueue;
 use super::job::{self, Steal};
-use super::termios::{Termios, Termios2, WindowSize};
+use super::termios::{Termio, Termios, Termios2, WindowSize};
 use super::{FurtherOpens, Tty, TtyFile, Wire};
 
 use crate::task::Signal;
@@ -40,6 +40,7 @@ impl Tty {
     pub(super) fn common_control(self: &Receiver<Self>, request: u32, argument: u64) -> Option<Result<i64>> {
         Some(match request {
             io::TCGETS => put(argument, || *self.state.lock().discipline.termios()),
+            io::TCGETA => put(argument, || Termio::of(self.state.lock().discipline.termios())),
             io::TCGETS2 => {
                 let state = self.state.lock();
                 let (termios, (ispeed, ospeed)) = (*state.discipline.termios(), state.speeds);
@@ -87,6 +88,22 @@ impl Tty {
         self.wake_all();
     }
 
+    /// Reads the settings that a program passes, in the format of its request.
+    pub(super) fn read_settings(&self, request: u32, argument: u64) -> Result<Termios2> {
+        match request {
+            io::TCSETS | io::TCSETSW | io::TCSETSF => {
+                UserPtr::<Termios>::new(argument).read().map(Termios2::from)
+            }
+            io::TCSETA | io::TCSETAW | io::TCSETAF => {
+                let old = UserPtr::<Termio>::new(argument).read()?;
+                let state = self.state.lock();
+                let (ispeed, ospeed) = state.speeds;
+                Ok(Termios2 { termios: old.onto(*state.discipline.termios()), ispeed, ospeed })
+            }
+            _ => UserPtr::new(argument).read(),
+        }
+    }
+
     pub(super) fn flush_queue(&self, selector: u64) -> Result<i64> {
         let queue = match selector as u32 {
             c::TCIFLUSH => FlushQueue::Input,
@@ -114,6 +131,9 @@ impl TtyFile {
             | io::TCSETS2
             | io::TCSETSW2
             | io::TCSETSF2
+            | io::TCSETA
+            | io::TCSETAW
+            | io::TCSETAF
             | io::TCFLSH
             | io::TCXONC
             | io::TCSBRK
@@ -125,9 +145,9 @@ impl TtyFile {
             return answer;
         }
         match request {
-            io::TCSETS | io::TCSETS2 => self.set(read_settings(request, argument)?, When::Now),
-            io::TCSETSW | io::TCSETSW2 => self.set(read_settings(request, argument)?, When::Drained),
-            io::TCSETSF | io::TCSETSF2 => self.set(read_settings(request, argument)?, When::Flushed),
+            io::TCSETS | io::TCSETS2 | io::TCSETA => self.set(request, argument, When::Now),
+            io::TCSETSW | io::TCSETSW2 | io::TCSETAW => self.set(request, argument, When::Drained),
+            io::TCSETSF | io::TCSETSF2 | io::TCSETAF => self.set(request, argument, When::Flushed),
             io::FIONREAD => put(argument, || tty.state.lock().discipline.readable_bytes() as i32),
             io::TIOCOUTQ => put(argument, || tty.state.lock().discipline.output_length() as i32),
             io::TCFLSH => tty.flush_queue(argument),
@@ -152,7 +172,8 @@ impl TtyFile {
         }
     }
 
-    fn set(&self, settings: Termios2, when: When) -> Result<i64> {
+    fn set(&self, request: u32, argument: u64, when: When) -> Result<i64> {
+        let settings = self.tty().read_settings(request, argument)?;
         if when != When::Now {
             self.drain()?;
         }
@@ -176,16 +197,6 @@ impl TtyFile {
         drop(state);
         tty.flush();
         Ok(0)
-    }
-}
-
-/// Reads the settings that a program passes, in the format of its request.
-pub(super) fn read_settings(request: u32, argument: u64) -> Result<Termios2> {
-    match request {
-        io::TCSETS | io::TCSETSW | io::TCSETSF => {
-            UserPtr::<Termios>::new(argument).read().map(Termios2::from)
-        }
-        _ => UserPtr::new(argument).read(),
     }
 }
 

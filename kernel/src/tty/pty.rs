@@ -275,8 +275,16 @@ impl File for Master {
             io::TIOCSIG => control::signal_by_master(tty, argument),
             io::FIONREAD => control::put(argument, || tty.state.lock().discipline.wire().len() as i32),
             io::TIOCOUTQ => control::put(argument, || 0i32),
-            io::TCSETS | io::TCSETSW | io::TCSETSF | io::TCSETS2 | io::TCSETSW2 | io::TCSETSF2 => {
-                tty.set_termios(control::read_settings(request, argument)?);
+            io::TCSETS
+            | io::TCSETSW
+            | io::TCSETSF
+            | io::TCSETS2
+            | io::TCSETSW2
+            | io::TCSETSF2
+            | io::TCSETA
+            | io::TCSETAW
+            | io::TCSETAF => {
+                tty.set_termios(tty.read_settings(request, argument)?);
                 Ok(0)
             }
             // The master's writes are processed at once, so there is no output to wait for.

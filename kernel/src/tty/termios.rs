@@ -38,6 +38,39 @@ pub struct Termios2 {
     pub ospeed: u32,
 }
 
+/// `struct termio` of System V (asm-generic/termios.h): 18 bytes. The modes are the lower halves of
+/// those in [`Termios`].
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, IntoBytes, FromBytes, Immutable, KnownLayout)]
+pub struct Termio {
+    modes: [u16; 4],
+    line: u8,
+    cc: [u8; OLD_NCCS],
+    pad: u8,
+}
+
+/// Control characters in [`Termio`] (NCC).
+const OLD_NCCS: usize = 8;
+
+impl Termio {
+    /// Returns the part of these settings that the old structure has.
+    pub fn of(from: &Termios) -> Self {
+        let modes = [from.iflag, from.oflag, from.cflag, from.lflag].map(|mode| mode as u16);
+        let mut cc = [0; OLD_NCCS];
+        cc.copy_from_slice(&from.cc[..OLD_NCCS]);
+        Self { modes, line: from.line, cc, pad: 0 }
+    }
+    /// Returns the settings `old` with the part that the old structure has replaced.
+    pub fn onto(&self, mut old: Termios) -> Termios {
+        let modes = [&mut old.iflag, &mut old.oflag, &mut old.cflag, &mut old.lflag];
+        for (mode, low) in modes.into_iter().zip(self.modes) {
+            *mode = *mode & !0xffff | u32::from(low);
+        }
+        old.cc[..OLD_NCCS].copy_from_slice(&self.cc);
+        old
+    }
+}
+
 /// Speeds in baud by the low four bits of [`Termios::cflag`]'s speed, without and with CBAUDEX.
 const SPEEDS: [u32; 16] =
     [0, 50, 75, 110, 134, 150, 200, 300, 600, 1200, 1800, 2400, 4800, 9600, 19_200, 38_400];
@@ -159,6 +192,7 @@ mod tests {
     fn layouts_are_those_of_the_kernel_interface() {
         assert_eq!(size_of::<Termios>(), 36);
         assert_eq!(size_of::<Termios2>(), size_of::<c::termios2>());
+        assert_eq!(size_of::<Termio>(), 18);
         assert_eq!(size_of::<WindowSize>(), size_of::<c::winsize>());
     }
 

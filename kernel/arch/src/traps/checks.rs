@@ -39,7 +39,7 @@ mod with_checks {
 
     use super::CheckPoint;
     use crate::registers::{
-        self, CR0_ALIGNMENT, CR0_WRITE_PROTECT, CR4_PGE, CR4_SMAP, CR4_SMEP, MSR_GS_BASE,
+        self, CR0_ALIGNMENT, CR0_WRITE_PROTECT, CR4_PGE, CR4_SMAP, CR4_SMEP, CR4_TSD, MSR_GS_BASE,
     };
     use crate::sync::Once;
     use crate::traps::Registers;
@@ -84,7 +84,7 @@ mod with_checks {
         let (cr0, cr4) = (registers::read_cr0(), registers::read_cr4());
         let protections = CR0_WRITE_PROTECT | CR0_ALIGNMENT;
         // A flush turns global pages off and on again, and an NMI may come in between.
-        let steady = cr4 | CR4_PGE;
+        let steady = (cr4 | CR4_PGE) & !CR4_TSD;
         let expected = EXPECTED_CR4.load(Ordering::Relaxed);
         if expected == 0 {
             EXPECTED_CR4.store(steady, Ordering::Relaxed);

@@ -12,7 +12,7 @@ use linux_raw_sys::general as c;
 
 use super::ring::PipeRing;
 use super::{Blocking, Pipe, PipeEnd};
-use crate::fs::{OpenFile, Ready, Seekable};
+use crate::fs::{NodeKind, OpenFile, Ready, Seekable, anonymous};
 use crate::sync::{MutexGuard, News, PollWaiter, Slept};
 use crate::syscall::Args;
 use crate::user::{Iovecs, UserPtr, so_far};
@@ -213,6 +213,18 @@ fn stream_of(file: &OpenFile) -> bool {
     file.file().seekable() == Seekable::Stream
 }
 
+/// Checks that the file can be spliced: no directory, and none without a name that is neither pipe
+/// nor socket (Linux: without `splice_read` and `splice_write`).
+fn check_kind(file: &OpenFile) -> Result<()> {
+    let node = file.node();
+    let is_nameless = || node.identity().device == anonymous::DEVICE;
+    match node.kind() {
+        NodeKind::Directory => Err(Errno::EINVAL),
+        NodeKind::Regular if is_nameless() => Err(Errno::EINVAL),
+        _ => Ok(()),
+    }
+}
+
 /// Checks that no offset is given for a stream.
 fn check_offset(file: &OpenFile, own: UserPtr<u64>) -> Result<()> {
     if stream_of(file) && !own.is_null() { Err(Errno::EINVAL) } else { Ok(()) }
@@ -255,6 +267,7 @@ fn into_file(
     wait: Blocking,
 ) -> Result<usize> {
     check_offset(to, to_offset)?;
+    check_kind(to)?;
     to.file().drop_rights()?;
     // While the offset is locked nothing waits. The call waits for bytes before that, and again.
     loop {
@@ -275,6 +288,7 @@ fn from_file(
     wait: Blocking,
 ) -> Result<usize> {
     check_offset(from, from_offset)?;
+    check_kind(from)?;
     let deadline = from.file().read_deadline();
     loop {
         wait_for_room(sink, wait)?;

@@ -5,6 +5,7 @@
 //! those of one PID namespace, whichever process reads them.
 
 mod cpuinfo;
+mod devices;
 mod frames;
 mod keys;
 pub mod loads;
@@ -55,7 +56,7 @@ impl ProcFs {
         checkpoint()?;
         settings::fill_net(&root);
         checkpoint()?;
-        settings::fill_devices(&root);
+        devices::fill(&root);
         checkpoint()?;
         loads::fill(&root);
         {

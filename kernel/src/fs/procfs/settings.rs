@@ -2,6 +2,7 @@
 //! cannot be written: it fails with `EACCES` instead of pretending success.
 
 use core::fmt::{self, Display, Formatter};
+use core::sync::atomic::Ordering;
 
 use freehold_collections::Arc;
 use freehold_machine::Entropy;
@@ -24,6 +25,7 @@ use crate::socket::memory::SocketAccount;
 use crate::task::dump::pattern;
 use crate::task::exec;
 use crate::task::inspect;
+use crate::task::reboot::KEY_RESTARTS;
 use crate::task::userns::{self, IdKind, NamespaceKind};
 use crate::task::uts::{self, Name};
 use crate::task::{self, Capability, Pid, registry};
@@ -216,6 +218,12 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     kernel.constant("numa_balancing", "0");
     fill_ipc(&kernel);
     kernel.generated("randomize_va_space", 0o644, RANDOMNESS);
+    let get = || KEY_RESTARTS.load(Ordering::Relaxed).into();
+    let set = |restarts: u64| {
+        KEY_RESTARTS.store(u32::try_from(restarts).map_err(|_| Errno::EINVAL)?, Ordering::Relaxed);
+        Ok(())
+    };
+    kernel.generated("ctrl-alt-del", 0o644, Number { get, set });
     kernel.constant("panic", "0");
     kernel.constant("panic_on_oops", "1");
     kernel.constant("sysrq", "0");
@@ -310,21 +318,6 @@ fn fill_ip(v4: &Arc<PseudoDir>) {
     v4.constant("tcp_congestion_control", "cubic");
     v4.constant("tcp_available_congestion_control", "reno cubic");
     v4.constant("tcp_allowed_congestion_control", "reno cubic");
-}
-
-/// Adds the settings of network devices: this system is no router.
-pub(super) fn fill_devices(root: &Arc<PseudoDir>) {
-    let net = root.dirs("sys/net");
-    for device in ["all", "default", "lo", "eth0"] {
-        let conf = net.dirs("ipv4").dirs("conf").dirs(device);
-        for name in ["forwarding", "rp_filter", "accept_redirects", "send_redirects", "arp_ignore"] {
-            conf.constant(name, "0");
-        }
-        let conf = net.dirs("ipv6").dirs("conf").dirs(device);
-        for name in ["disable_ipv6", "forwarding", "accept_ra", "accept_redirects"] {
-            conf.constant(name, "0");
-        }
-    }
 }
 
 /// Adds the settings of mounts and pipes.
@@ -464,7 +457,7 @@ impl Generate for FirstFreePort {
 }
 
 /// Whether the caller may change its network namespace.
-fn may_set_network() -> Result<()> {
+pub(super) fn may_set_network() -> Result<()> {
     let network = task::current().process().namespaces().network.clone();
     let owner = network.head().owner();
     let is_root = task::with_current(|task| task.with_credentials(|own| Some(own.euid) == owner.root()));

@@ -6,8 +6,8 @@ use std::boxed::Box;
 use std::sync::OnceLock;
 
 pub use freehold_arch::user::{
-    BadFpuState, FpuImage, NotUserAddress, USER_CODE, USER_CODE_32, USER_DATA, USER_END, UserEvent,
-    VECTOR_SYSCALL, is_acceptable_fpu, xfeatures, xsave_size,
+    BadFpuState, CounterAccess, FpuImage, NotUserAddress, USER_CODE, USER_CODE_32, USER_DATA, USER_END,
+    UserEvent, VECTOR_SYSCALL, is_acceptable_fpu, xfeatures, xsave_size,
 };
 
 use super::memory::OutOfMemory;
@@ -46,6 +46,7 @@ pub struct UserContext {
     fpu: Box<[u8; FPU_BYTES]>,
     bases: [u64; 2],
     selectors: [u16; 4],
+    counter: CounterAccess,
 }
 
 impl fmt::Debug for UserContext {
@@ -61,7 +62,8 @@ impl UserContext {
     /// None on a host.
     pub fn new() -> Result<Self, OutOfMemory> {
         let fpu = Box::new([0; FPU_BYTES]);
-        let mut context = Self { registers: Registers::default(), fpu, bases: [0; 2], selectors: [0; 4] };
+        let (registers, counter) = (Registers::default(), CounterAccess::Allowed);
+        let mut context = Self { registers, fpu, bases: [0; 2], selectors: [0; 4], counter };
         context.start(0, 0);
         Ok(context)
     }
@@ -138,6 +140,14 @@ impl UserContext {
     /// If `base` is no user address.
     pub fn set_gs_base(&mut self, base: u64) -> Result<(), NotUserAddress> {
         self.set_base(1, base)
+    }
+    /// Whether the program may read the time-stamp counter. The functions here do so in any case.
+    pub fn counter_access(&self) -> CounterAccess {
+        self.counter
+    }
+    /// Sets [`counter_access`](Self::counter_access), for this program and the next one.
+    pub fn set_counter_access(&mut self, access: CounterAccess) {
+        self.counter = access;
     }
     /// The selectors of DS, ES, FS and GS.
     pub fn data_selectors(&self) -> [u16; 4] {

@@ -18,6 +18,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::inspect::Dumpable;
 use super::userns::IdKind;
 use super::{Capability, Limit, Pid, Process, Resource, Signal, Task, current, may, registry, seccomp};
+use crate::hw::user::{CounterAccess, UserContext};
 use crate::syscall::Args;
 use crate::task::clock::Clock;
 use crate::task::registry::{find_by_number, find_task_by_number};
@@ -306,6 +307,8 @@ mod prctl {
     pub const GET_NAME: i32 = 16;
     pub const GET_SECCOMP: i32 = 21;
     pub const SET_SECCOMP: i32 = 22;
+    pub const GET_TSC: i32 = 25;
+    pub const SET_TSC: i32 = 26;
     pub const SET_TIMERSLACK: i32 = 29;
     pub const GET_TIMERSLACK: i32 = 30;
     pub const SET_CHILD_SUBREAPER: i32 = 36;
@@ -352,7 +355,7 @@ fn memory_merge(process: &Process, args: &Args) -> Result<i64> {
 }
 
 /// prctl(option, ...)
-pub fn sys_prctl(args: &Args) -> Result<i64> {
+pub fn sys_prctl(context: &mut UserContext, args: &Args) -> Result<i64> {
     use crate::task::capability_calls::{option::*, prctl_sets};
     use prctl::*;
     let task = current();
@@ -376,6 +379,12 @@ pub fn sys_prctl(args: &Args) -> Result<i64> {
         GET_SECCOMP => return Ok(task.seccomp().0.into()),
         SET_SECCOMP => return seccomp::set_mode(args),
         GET_TIMING => {}
+        GET_TSC => {
+            let access: u32 = if context.counter_access() == CounterAccess::Allowed { 1 } else { 2 };
+            UserPtr::new(args[1]).write(&access)?;
+        }
+        SET_TSC if args[1] == 1 => context.set_counter_access(CounterAccess::Allowed),
+        SET_TSC if args[1] == 2 => context.set_counter_access(CounterAccess::Denied),
         SET_THP_DISABLE if args[2] | args[3] | args[4] == 0 => {
             let huge = if args[1] == 0 { HugeUse::ByArea } else { HugeUse::Disabled };
             process.space().lock().set_huge_use(huge);

@@ -4,10 +4,11 @@
 //! `EBUSY`, the error for exhausted bandwidth. The checks before that are those of Linux, in the
 //! same order (`__sched_setscheduler`, kernel/sched/syscalls.c).
 
+use freehold_collections::Arc;
 use freehold_machine::CpuSet;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::{Among, for_each_thread, named_task};
+use super::{Among, for_each_thread, named_process, named_task};
 use crate::sched::{self, OnFork, SchedPolicy, real_time};
 use crate::syscall::Args;
 use crate::task::{Capability, Process, Resource, Task, current, may};
@@ -225,9 +226,18 @@ pub fn sys_sched_setparam(args: &Args) -> Result<i64> {
     change_plainly(args, None, args[1])
 }
 
+/// Returns the named task; `None` for a process whose threads have ended, and whose parent has not
+/// waited for it. That counts as one with the usual policy.
+fn unless_ended(tid: i32) -> Result<Option<Arc<Task>>> {
+    match named_task(tid) {
+        Err(Errno::ESRCH) => named_process(tid).map(|_| None),
+        named => named.map(Some),
+    }
+}
+
 /// sched_getscheduler(tid)
 pub fn sys_sched_getscheduler(args: &Args) -> Result<i64> {
-    let task = named_task(args.int(0))?;
+    let Some(task) = unless_ended(args.int(0))? else { return Ok(SchedPolicy::Other as i64) };
     let resets = if task.schedule.resets_on_fork() { RESET_ON_FORK } else { 0 };
     Ok(i64::from(task.schedule.policy() as u32 | resets))
 }
@@ -237,8 +247,8 @@ pub fn sys_sched_getparam(args: &Args) -> Result<i64> {
     if args[1] == 0 {
         return Err(Errno::EINVAL);
     }
-    let task = named_task(args.int(0))?;
-    UserPtr::<i32>::new(args[1]).write(&task.schedule.priority().into())?;
+    let task = unless_ended(args.int(0))?;
+    UserPtr::<i32>::new(args[1]).write(&task.map_or(0, |task| task.schedule.priority().into()))?;
     Ok(0)
 }
 

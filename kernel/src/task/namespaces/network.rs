@@ -8,7 +8,7 @@
 //! Callers: `socket`, /proc, unshare and setns, any context.
 
 use core::ops::RangeInclusive;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
 use freehold_collections::{Arc, reserve};
 use spin::Once;
@@ -31,6 +31,8 @@ pub struct NetworkNamespace {
     ping_groups: SpinLock<(u32, u32)>,
     /// The first port that needs no CAP_NET_BIND_SERVICE.
     first_free_port: AtomicU32,
+    /// By [`ConfigTag`].
+    tags: [AtomicI32; ConfigTag::ALL.len()],
     /// Number of sockets, by the class that `socket` lists them under.
     pub counts: [AtomicUsize; SOCKET_CLASSES],
 }
@@ -40,6 +42,24 @@ const FIRST_FREE_PORT: u32 = 1024;
 
 /// No group may use ping sockets (Linux' initial net.ipv4.ping_group_range).
 const NO_GROUPS: (u32, u32) = (1, 0);
+
+/// The sets of settings in net.ipv4.conf: of all devices, of new devices, and of each device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ConfigTag {
+    /// All devices.
+    All,
+    /// The template of new devices.
+    Default,
+    /// The loopback device.
+    Loopback,
+    /// The machine's device.
+    Machine,
+}
+
+impl ConfigTag {
+    /// All sets.
+    pub const ALL: [Self; 4] = [Self::All, Self::Default, Self::Loopback, Self::Machine];
+}
 
 /// Whether a device carries packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,7 +78,7 @@ impl NetworkNamespace {
     pub fn initial() -> &'static Arc<Self> {
         INITIAL.call_once(|| {
             let head = NamespaceHead::initial(NamespaceKind::Network);
-            Self::make(head, LinkState::Up)
+            Self::make(head, LinkState::Up, |_| 0)
         })
     }
 
@@ -68,15 +88,19 @@ impl NetworkNamespace {
     /// `ENOSPC` if there are too many.
     pub fn new(maker: &Credentials) -> Result<Arc<Self>> {
         let head = NamespaceHead::new(NamespaceKind::Network, maker)?;
-        Ok(Self::make(head, LinkState::Down))
+        // The devices' are the template's (Linux: `devinet_init_net`, `inetdev_init`).
+        Ok(Self::make(head, LinkState::Down, |which| {
+            Self::initial().tag(if which == ConfigTag::All { which } else { ConfigTag::Default })
+        }))
     }
 
-    fn make(head: NamespaceHead, link: LinkState) -> Arc<Self> {
+    fn make(head: NamespaceHead, link: LinkState, tag_of: impl Fn(ConfigTag) -> i32) -> Arc<Self> {
         reserve::arc(Self {
             head,
             is_up: AtomicBool::new(link == LinkState::Up),
             ping_groups: SpinLock::new(NO_GROUPS),
             first_free_port: AtomicU32::new(FIRST_FREE_PORT),
+            tags: ConfigTag::ALL.map(|which| AtomicI32::new(tag_of(which))),
             counts: [const { AtomicUsize::new(0) }; SOCKET_CLASSES],
         })
     }
@@ -122,6 +146,16 @@ impl NetworkNamespace {
     /// Changes [`first_free_port`](Self::first_free_port).
     pub fn set_first_free_port(&self, first: u32) {
         self.first_free_port.store(first, Ordering::Relaxed);
+    }
+
+    /// Returns net.ipv4.conf.DEVICE.tag.
+    pub fn tag(&self, which: ConfigTag) -> i32 {
+        self.tags[which as usize].load(Ordering::Relaxed)
+    }
+
+    /// Sets [`tag`](Self::tag).
+    pub fn set_tag(&self, which: ConfigTag, value: i32) {
+        self.tags[which as usize].store(value, Ordering::Relaxed);
     }
 
     /// Sets the loopback device up or down. That of the initial namespace stays up.

@@ -29,7 +29,7 @@ use crate::fs::pseudo::{self, Dynamic, PseudoDir};
 use crate::mem::ProcessSpace;
 use crate::task::inspect::{self, Dumpable, Mode};
 use crate::task::pidns::{PidNs, PidView};
-use crate::task::{self, Pid, Process, Task, registry};
+use crate::task::{self, INCARNATION_BITS, Pid, Process, Task, registry};
 use crate::{Errno, Result};
 
 /// The subject of a directory: a process, or one of its threads.
@@ -37,13 +37,16 @@ use crate::{Errno, Result};
 pub(super) struct Subject {
     pub pid: Pid,
     pub tid: Option<Pid>,
+    /// [`Process::incarnation`].
+    pub incarnation: u16,
     /// The PID namespace of the shown numbers.
     pub view: PidView,
 }
 
 impl Subject {
     pub fn process(self) -> Result<Arc<Process>> {
-        registry::find(self.pid).ok_or(Errno::ESRCH)
+        let found = registry::find(self.pid).filter(|found| found.incarnation == self.incarnation);
+        found.ok_or(Errno::ESRCH)
     }
 
     /// Returns the thread, or the first remaining thread of the process; `None` for a process that
@@ -58,10 +61,17 @@ impl Subject {
         }
     }
 
-    /// Returns the inode number of this subject's node `index`; 24 bits are for the index.
+    /// The process itself.
+    fn of(process: &Process, view: PidView) -> Self {
+        Self { pid: process.pid, tid: None, incarnation: process.incarnation, view }
+    }
+
+    /// Returns the inode number of this subject's node `index`; 24 bits are for the index, 22 for
+    /// the ID. A process whose ID is used again has other numbers, also in their lower halves.
     fn inode(self, index: u64) -> u64 {
         let thread = if self.tid.is_some() { 1 << 62 } else { 0 };
-        thread | u64::from(self.tid.unwrap_or(self.pid)) << 24 | 1 << 60 | index
+        let subject = u64::from(self.tid.unwrap_or(self.pid)) << 24 | index;
+        thread | 1 << 60 | subject << INCARNATION_BITS | u64::from(self.incarnation)
     }
 }
 
@@ -81,7 +91,7 @@ impl Dynamic for Processes {
         let process = registry::find(pid)
             .or_else(|| registry::find_task(pid).map(|task| task.process().clone()))
             .ok_or(Errno::ENOENT)?;
-        let subject = Subject { pid: process.pid, tid: None, view };
+        let subject = Subject::of(&process, view);
         Ok(Dir::new(device, subject, (DirKind::Whole, LISTED), dir.clone(), name))
     }
 
@@ -98,7 +108,8 @@ impl Dynamic for Processes {
             let pids = registry::pids_from(view, least);
             let Some(&(last, _)) = pids.last() else { return };
             for (number, pid) in pids {
-                let inode = Subject { pid, tid: None, view }.inode(0);
+                let Some(process) = registry::find(pid) else { continue };
+                let inode = Subject::of(&process, view).inode(0);
                 let name = ShortLine::of_number(number.into());
                 if !emit(u64::from(number) + 2, name, inode, NodeKind::Directory.dirent_kind()) {
                     return;
