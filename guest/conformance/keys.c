@@ -325,6 +325,30 @@ static void lists(void)
 		&& atoi(reads("/proc/sys/kernel/keys/root_maxbytes")) == 25000000);
 }
 
+/* Keys that nobody makes on request. */
+static void made_on_request(void)
+{
+	int session = control(KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0), key = 0;
+	NEED(session > 0);
+	FAILS_WITH("without information no key is made", request("user", "asked", session), ENOKEY);
+	PROMISE("and none is remembered", links(session, 0, 0));
+	FAILS_WITH("with it, no program makes one", syscall(SYS_request_key, "user", "asked", "how", session), ENOENT);
+	PROMISE("that is remembered by a key", control(KEYCTL_READ, session, (long)&key, sizeof key, 0) == 4 && key > 0);
+	PROMISE("of this name", strstr(described(key), ";asked") != NULL);
+	FAILS_WITH("that cannot be read", control(KEYCTL_READ, key, 0, 0, 0), ENOKEY);
+	FAILS_WITH("nor found", search(session, "user", "asked", 0), ENOKEY);
+	FAILS_WITH("another request fails at once", syscall(SYS_request_key, "user", "asked", "how", session), ENOKEY);
+	PROMISE("it becomes a key as it gets a payload", text_key("asked", "now", session) == key && holds(key, "now"));
+	PROMISE("that a request finds", request("user", "asked", 0) == key);
+	NEED(control(KEYCTL_SET_REQKEY_KEYRING, KEY_REQKEY_DEFL_SESSION_KEYRING, 0, 0, 0) >= 0);
+	FAILS_WITH("the keyring for such keys can be chosen", syscall(SYS_request_key, "user", "other", "how", 0), ENOENT);
+	long all[2];
+	PROMISE("and has them", control(KEYCTL_READ, session, (long)all, sizeof all, 0) == 8);
+	NEED(control(KEYCTL_SETPERM, session, 0x0b000000, 0, 0) == 0);
+	FAILS_WITH("unless it may not be written", syscall(SYS_request_key, "user", "third", "how", 0), EACCES);
+	NEED(control(KEYCTL_SET_REQKEY_KEYRING, KEY_REQKEY_DEFL_DEFAULT, 0, 0, 0) >= 0);
+}
+
 int main(void)
 {
 	payloads();
@@ -333,5 +357,6 @@ int main(void)
 	threads();
 	rights();
 	lists();
+	made_on_request();
 	return conclude();
 }

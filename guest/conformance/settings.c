@@ -8,6 +8,7 @@
 #include "promise.h"
 #include "setting.h"
 #include <arpa/inet.h>
+#include "loopback.h"
 #include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/msg.h>
@@ -422,6 +423,36 @@ static void tags(void)
 	NEED(writes("net/ipv4/conf/default/tag", "0") == 0);
 }
 
+static int mtu_of_lo(void)
+{
+	struct ifreq asked = { .ifr_name = "lo" };
+	int file = socket(AF_INET, SOCK_DGRAM, 0);
+	NEED(file >= 0 && ioctl(file, SIOCGIFMTU, &asked) == 0);
+	close(file);
+	return asked.ifr_mtu;
+}
+
+/* The longest packet of the loopback device. */
+static void packets(void)
+{
+	struct ifreq asked = { .ifr_name = "lo", .ifr_mtu = 1500 };
+	int file = socket(AF_INET, SOCK_DGRAM, 0), status;
+	set_loopback_up();
+	NEED(file >= 0 && ioctl(file, SIOCSIFMTU, &asked) == 0);
+	PROMISE("the loopback device's longest packet can be changed", mtu_of_lo() == 1500);
+	struct sockaddr_in there = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons(9) };
+	int told = 0;
+	socklen_t length = sizeof told;
+	NEED(connect(file, (struct sockaddr *)&there, sizeof there) == 0);
+	PROMISE("sockets are told", getsockopt(file, IPPROTO_IP, IP_MTU, &told, &length) == 0 && told == 1500);
+	IN_CHILD(status, NEED(unshare(CLONE_NEWNET) == 0); _exit(mtu_of_lo() != 65536));
+	PROMISE("another namespace has its own", status == 0);
+	IN_CHILD(status, NEED(setuid(1000) == 0); _exit(ioctl(file, SIOCSIFMTU, &asked) != -1 || errno != EPERM));
+	PROMISE("a user may not change it", status == 0);
+	asked.ifr_mtu = 65536;
+	NEED(ioctl(file, SIOCSIFMTU, &asked) == 0 && close(file) == 0);
+}
+
 int main(int count, char **words)
 {
 	if (count == 2 && strcmp(words[1], "places") == 0)
@@ -441,5 +472,6 @@ int main(int count, char **words)
 	next_ids();
 	restarts();
 	tags();
+	packets();
 	return conclude();
 }

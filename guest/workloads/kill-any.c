@@ -1082,7 +1082,7 @@ static const int bounded[] = {
 	SYS_sched_setaffinity, SYS_sched_getaffinity, SYS_io_setup, SYS_io_destroy, SYS_io_getevents, SYS_io_cancel, SYS_io_pgetevents, SYS_epoll_create, SYS_set_tid_address, SYS_restart_syscall, SYS_fadvise64, SYS_timer_create,
 	SYS_timer_settime, SYS_timer_gettime, SYS_timer_getoverrun, SYS_timer_delete, SYS_clock_settime, SYS_clock_gettime, SYS_clock_getres,
 	SYS_clock_nanosleep, SYS_epoll_ctl, SYS_tgkill, SYS_utimes, SYS_set_mempolicy, SYS_waitid, SYS_openat, SYS_mkdirat, SYS_mknodat, SYS_fchownat,
-	SYS_ptrace, SYS_personality, SYS_iopl, SYS_ioperm, SYS_pidfd_open, SYS_pidfd_send_signal, 438 /* pidfd_getfd */, SYS_shmget, SYS_shmat, SYS_shmctl, SYS_semget, SYS_semtimedop, SYS_msgget, SYS_msgsnd, SYS_msgctl,
+	SYS_ptrace, SYS_personality, SYS_reboot, SYS_iopl, SYS_ioperm, SYS_pidfd_open, SYS_pidfd_send_signal, 438 /* pidfd_getfd */, SYS_shmget, SYS_shmat, SYS_shmctl, SYS_semget, SYS_semtimedop, SYS_msgget, SYS_msgsnd, SYS_msgctl,
 	SYS_futimesat, SYS_newfstatat, SYS_unlinkat, SYS_renameat, SYS_linkat, SYS_symlinkat, SYS_readlinkat, SYS_fchmodat, SYS_faccessat,
 	SYS_pselect6, SYS_ppoll, SYS_unshare, SYS_setns, SYS_pivot_root, SYS_get_robust_list, SYS_sync_file_range, SYS_utimensat, SYS_epoll_pwait, SYS_signalfd,
 	SYS_timerfd_create, SYS_eventfd, SYS_timerfd_settime, SYS_timerfd_gettime, SYS_accept4, SYS_signalfd4, SYS_eventfd2, SYS_epoll_create1,

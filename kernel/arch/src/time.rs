@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use freehold_frame::HeldFrame;
 use freehold_machine::{CpuId, PAGE_SIZE, Pfn, PhysAddr, PhysicalBytes};
-use freehold_vdso::{SHIFTED, TimePage};
+use freehold_vdso::{SHIFTED, SLEWED_BASE, SLEWED_WALL, TimePage};
 use freehold_xpfo::Windows;
 use zerocopy::FromBytes;
 
@@ -91,13 +91,23 @@ pub fn show_in(frames: [HeldFrame<'static>; 2], wall: i64) {
         });
         shown.store(frame.pfn().0, Ordering::Relaxed);
     }
-    show_wall(wall);
+    show_wall(wall, WallRate::Machine);
 }
 
-/// Show programs a wall clock that was at `wall` nanoseconds since 1970 when [`now`] was 0. One
-/// call at a time.
-pub fn show_wall(wall: i64) {
+/// The rate of the wall clock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WallRate {
+    /// That of [`now`].
+    Machine,
+    /// Another one: programs ask the kernel.
+    Slewed,
+}
+
+/// Show programs a wall clock that was at `wall` nanoseconds since 1970 when [`now`] was 0. Of a
+/// slewed clock, `wall` is for time(2) only. One call at a time.
+pub fn show_wall(wall: i64, rate: WallRate) {
     let factor = TimePage::seconds_factor(NS_PER_TICK.get());
+    let shown_wall = if rate == WallRate::Slewed { SLEWED_WALL } else { wall };
     let base = TimePage::seconds_base(START.get(), factor, wall);
     for shown in &SHOWN_IN {
         let frame = shown.load(Ordering::Relaxed);
@@ -108,7 +118,11 @@ pub fn show_wall(wall: i64) {
         PhysicalBytes::with_bytes(X86, Pfn(frame), |page| {
             // One store each, which programs read as a whole: the protocol is in the head of
             // `TimePage`'s module.
-            word(page, offset_of!(TimePage, wall)).store(wall as u64, Ordering::Relaxed);
+            let start = word(page, offset_of!(TimePage, base));
+            if rate == WallRate::Slewed && start.load(Ordering::Relaxed) != SHIFTED {
+                start.store(SLEWED_BASE, Ordering::Release);
+            }
+            word(page, offset_of!(TimePage, wall)).store(shown_wall as u64, Ordering::Release);
             word(page, offset_of!(TimePage, seconds_base)).store(base, Ordering::Relaxed);
         });
     }

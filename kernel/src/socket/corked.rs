@@ -22,8 +22,6 @@ const CORK: u32 = 1;
 const MOST_SEGMENTS: usize = 128;
 /// Bytes of the headers of a datagram: UDP's and IP's, by version.
 const HEADERS: [usize; 2] = [28, 48];
-/// Bytes of the longest packet of the loopback device.
-const MTU: usize = 65_536;
 
 impl Socket {
     pub(super) fn is_udp(&self) -> bool {
@@ -70,7 +68,8 @@ impl Socket {
         if segment == 0 {
             return send(bytes);
         }
-        let is_too_long = HEADERS[usize::from(!to.is_v4())] + segment > MTU;
+        let is_too_long =
+            HEADERS[usize::from(!to.is_v4())] + segment > self.network().loopback_mtu() as usize;
         if is_too_long || bytes.len() > segment * MOST_SEGMENTS {
             return Err(Errno::EINVAL);
         }

@@ -46,7 +46,7 @@ pub const LO: Interface = Interface {
     name: "lo",
     index: 1,
     flags: 0x1 | 0x8 | 0x40,
-    mtu: 65_536,
+    mtu: NetworkNamespace::LOOPBACK_MTU,
     hardware: 772,
     hardware_addresses: [[0; 6]; 2],
     address: [127, 0, 0, 1],
@@ -83,7 +83,7 @@ pub fn all(network: &NetworkNamespace) -> impl Iterator<Item = Interface> + use<
         }
     });
     let flags = if network.is_up() { LO.flags } else { LO.flags & !RUNS };
-    [Interface { flags, ..LO }].into_iter().chain(ethernet)
+    [Interface { flags, mtu: network.loopback_mtu(), ..LO }].into_iter().chain(ethernet)
 }
 
 impl Interface {
@@ -312,6 +312,12 @@ fn set(network: &NetworkNamespace, wanted: &Request, request: u32) -> Result<()>
     let device = wanted.device(network)?;
     if request == c::SIOCSIFFLAGS && !network.is_initial() {
         network.set_link(if wanted.value[0] & 1 == 1 { LinkState::Up } else { LinkState::Down });
+        return Ok(());
+    }
+    // Without IPv6 below 1280, and without IPv4 below 68, Linux' loopback device would be another.
+    let mtu = u32::from_ne_bytes([wanted.value[0], wanted.value[1], wanted.value[2], wanted.value[3]]);
+    if request == c::SIOCSIFMTU && device.index == LO.index && (1280..=LO.mtu).contains(&mtu) {
+        network.set_loopback_mtu(mtu);
         return Ok(());
     }
     if wanted.is_so(&device, request) { Ok(()) } else { Err(Errno::EOPNOTSUPP) }

@@ -1,6 +1,6 @@
-//! reboot(2). In the initial PID namespace the machine ends, as if its program had exited with 0; in
-//! any other the namespace's first process ends by a signal (Linux: `reboot_pid_ns`). There is no
-//! key for a restart, so the setting of that key has no effect but that it can be read.
+//! reboot(2). In the initial PID namespace the machine ends, as if its program had exited with 0.
+//! In any other the namespace's first process ends by a signal (Linux: `reboot_pid_ns`). There is
+//! no key for a restart, so the setting of that key has no effect but that it can be read.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 

@@ -13,7 +13,6 @@
 //! check again. A process may have as many threads as timers, so all timers that expire within a
 //! millisecond share one count of the threads' CPU time.
 
-mod counted;
 mod ids;
 mod setting;
 
@@ -31,6 +30,7 @@ use super::limits::{INFINITY, Limit};
 use super::process::Process;
 use super::registry::find_task_by_number;
 use super::signal::{KeptSignal, SigInfo, Signal, code};
+use super::usage::{CpuTimeOf, MIN_INTERVAL, TimeSource};
 use super::users::{Payer, QueuedSignal};
 use super::{Task, current};
 use crate::sync::{IrqSpinLock, Mutex, SpinLock};
@@ -38,7 +38,6 @@ use crate::syscall::Args;
 use crate::time::{self, Base, Deadline, Expire, TimeSpec, TimeVal, TimerSlot};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
-use counted::{Counted, MIN_INTERVAL, TimeSource};
 use ids::TimerIds;
 use setting::{IGNORED_INTERVAL, Setting};
 
@@ -152,7 +151,7 @@ impl Timer {
         time::try_arm(&timer, self.next_check(self.source.counted(), setting, time::now()))
     }
     /// Returns the time at which the timer may be due.
-    fn next_check(&self, counted: Option<Counted>, setting: Setting, now: u64) -> Deadline {
+    fn next_check(&self, counted: Option<CpuTimeOf>, setting: Setting, now: u64) -> Deadline {
         match counted {
             Some(of) => of.when_used(setting.deadline, now).into(),
             None => Deadline { base: setting.base, at: setting.deadline },
@@ -385,7 +384,7 @@ pub struct Timers {
     posix: SpinLock<Posix>,
     limit: SpinLock<Option<Arc<CpuLimit>>>,
     /// The last count of the CPU time of all threads: its time, and its result.
-    seen: IrqSpinLock<(u64, u64)>,
+    pub(super) seen: IrqSpinLock<(u64, u64)>,
 }
 
 impl Timers {

@@ -1,6 +1,6 @@
 //! A point in time by one of two clocks.
 
-use super::{boot_wall, now};
+use super::{now, wall};
 
 /// A clock by which timers expire and waits end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -17,7 +17,7 @@ impl Base {
     pub fn at(self, now: u64) -> u64 {
         match self {
             Self::Boot => now,
-            Self::Wall => now.saturating_add_signed(boot_wall()),
+            Self::Wall => now.saturating_add_signed(wall::offset(now)),
         }
     }
 }
@@ -53,7 +53,7 @@ impl Deadline {
         match self.base {
             Base::Boot => self.at,
             Base::Wall => {
-                let at = i128::from(self.at) - i128::from(boot_wall());
+                let at = i128::from(self.at) - i128::from(wall::offset(now()));
                 u64::try_from(at.max(0)).unwrap_or(u64::MAX)
             }
         }

@@ -25,7 +25,7 @@ const SYS_CLOCK_GETRES: u64 = 229;
 /// CLOCK_REALTIME, CLOCK_REALTIME_COARSE, CLOCK_TAI.
 const WALL: u32 = 1 << 0 | 1 << 5 | 1 << 11;
 /// CLOCK_MONOTONIC, CLOCK_MONOTONIC_RAW, CLOCK_MONOTONIC_COARSE, CLOCK_BOOTTIME. All show the same
-/// time outside of time namespaces: no clock is slewed, and the machine does not sleep.
+/// time outside of time namespaces: only the wall clock is slewed, and the machine does not sleep.
 const MONOTONIC: u32 = 1 << 1 | 1 << 4 | 1 << 6 | 1 << 7;
 const BOOTTIME: i32 = 7;
 /// The clocks whose resolution is Linux' tick: 4 ms, as with HZ=250.
@@ -126,7 +126,10 @@ unsafe fn store<const PART: u64>(to: *mut Time, nanoseconds: u64) {
 unsafe extern "C" fn tell_otherwise(clock: i32, to: *mut Time) -> i32 {
     let page = time_page();
     let nanoseconds = if is_among(clock, WALL) {
-        page.machine_wall(ticks)
+        let Some(nanoseconds) = page.machine_wall(ticks) else {
+            return system_call(SYS_CLOCK_GETTIME, clock, to);
+        };
+        nanoseconds
     } else if is_among(clock, MONOTONIC) {
         let offsets = time_offsets();
         let offset = if clock == BOOTTIME { &offsets.boottime } else { &offsets.monotonic };
@@ -174,10 +177,26 @@ pub unsafe extern "C" fn __vdso_gettimeofday(to: *mut Time, zone: *mut [i32; 2])
         return 0;
     }
     let page = time_page();
-    let nanoseconds = page.wall(ticks).unwrap_or_else(|| page.machine_wall(ticks));
+    let Some(nanoseconds) = page.wall(ticks).or_else(|| page.machine_wall(ticks)) else {
+        // SAFETY: the program's promise.
+        return unsafe { tell_slewed(to) };
+    };
     // SAFETY: the program's promise.
     unsafe { store::<1000>(to, nanoseconds) };
     0
+}
+
+/// gettimeofday while the wall clock is slewed.
+///
+/// # Safety
+/// `to` is the program's.
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn tell_slewed(to: *mut Time) -> i32 {
+    let answer = system_call(SYS_CLOCK_GETTIME, 0, to);
+    // SAFETY: the caller's promise; the kernel has stored a time there, or the program ends here.
+    unsafe { (*to).part /= 1000 };
+    answer
 }
 
 /// Returns the second: [`TimePage::seconds`], with the counter's halves put together and divided by

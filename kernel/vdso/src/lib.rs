@@ -18,7 +18,9 @@ extern crate std;
 
 mod page;
 
-pub use page::{CPU_SELECTOR, NODE_SHIFT, SECOND, SHIFT, SHIFTED, TimeOffsets, TimePage, UNIT};
+pub use page::{
+    CPU_SELECTOR, NODE_SHIFT, SECOND, SHIFT, SHIFTED, SLEWED_BASE, SLEWED_WALL, TimeOffsets, TimePage, UNIT,
+};
 
 /// The image for any CPU: an ELF file that is mapped as it is.
 const PLAIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/vdso.so"));
@@ -172,6 +174,17 @@ mod tests {
     }
 
     #[test]
+    fn a_slewed_wall_clock_is_not_told_until_it_has_its_rate_again() {
+        let (page, slewed) = (page(2_500_000_000, 1000, 7), page(2_500_000_000, 1000, 7));
+        slewed.base.store(SLEWED_BASE, Ordering::Relaxed);
+        slewed.wall.store(SLEWED_WALL, Ordering::Relaxed);
+        assert_eq!((slewed.wall(|| 5000), slewed.machine_wall(|| 5000)), (None, None));
+        assert_eq!(slewed.machine_monotonic(5000), page.machine_monotonic(5000));
+        slewed.wall.store(7, Ordering::Relaxed);
+        assert_eq!((slewed.wall(|| 5000), slewed.machine_wall(|| 5000)), (None, page.machine_wall(|| 5000)));
+    }
+
+    #[test]
     fn a_clock_that_is_set_during_a_reading_shows_nothing_from_before_it_was_set() {
         let page = page(SECOND, 0, 100 * SECOND as i64);
         // The counter is read at 5 s; before the reading ends the clock is set, at 7 s, to 1,000 s.
@@ -204,7 +217,7 @@ mod tests {
                 for since in [1, 59, 86_400, year, 10 * year] {
                     let edge = 123_456_789_012 + since * frequency;
                     for ticks in (0..2000).map(|step| edge - 1_000_000 + step * 1000) {
-                        let (exact, told) = (page.machine_wall(|| ticks), page.seconds(|| ticks));
+                        let (exact, told) = (page.machine_wall(|| ticks).unwrap(), page.seconds(|| ticks));
                         let lag = 1000 + since / year * 250_000;
                         assert!(told <= (exact / SECOND) as i64, "{told} is early: {exact}, {frequency}");
                         assert!(

@@ -2,10 +2,10 @@
 //!
 //! | offset | bytes | what |
 //! |---|---|---|
-//! | 0 | 8 | the time-stamp counter when the kernel was entered; 2^64 - 1 in a time namespace |
+//! | 0 | 8 | the time-stamp counter when the kernel was entered; [`SHIFTED`] in a time namespace, [`SLEWED_BASE`] once the wall clock was slewed |
 //! | 8 | 8 | nanoseconds per tick of the counter, << 32 |
 //! | 16 | 8 | seconds per [`UNIT`] ticks, << 64 |
-//! | 24 | 8 | nanoseconds since 1970 when the kernel was entered: CLOCK_REALTIME minus CLOCK_MONOTONIC (signed) |
+//! | 24 | 8 | nanoseconds since 1970 when the kernel was entered: CLOCK_REALTIME minus CLOCK_MONOTONIC (signed); [`SLEWED_WALL`] while the wall clock is slewed |
 //! | 32 | 8 | the counter's value in 1970, had it run then, in units of [`UNIT`] ticks (modulo 2^64) |
 //! | 40 | 8 | the time-stamp counter when the kernel was entered |
 //!
@@ -30,6 +30,11 @@
 //! [`TimePage::wall`] loads its word again after the counter, and starts anew where it has changed.
 //! A word that changed and changed back is the right one. [`TimePage::seconds`] loads its word
 //! before the counter: it may go on by the clock that was right when it was called.
+//!
+//! **A slewed wall clock** (adjtimex(2)) has another rate than the counter: programs then ask the
+//! kernel. First the first word changes, for ever, so that every reading goes the other way as in a
+//! namespace, and then the word of the wall clock. That one may change back: only the other way
+//! reads it from now on, and looks for it in the same word that it adds.
 //!
 //! **time(2)** has words of its own, so that it is one multiplication and no division. Both are
 //! rounded down: its result is never later than the second that CLOCK_REALTIME is in, and lags by
@@ -58,6 +63,11 @@ pub struct TimePage {
 
 /// [`TimePage::base`] of programs in a time namespace.
 pub const SHIFTED: u64 = u64::MAX;
+
+/// [`TimePage::base`] once the wall clock was slewed.
+pub const SLEWED_BASE: u64 = u64::MAX - 1;
+/// [`TimePage::wall`] while the wall clock is slewed.
+pub const SLEWED_WALL: i64 = i64::MIN;
 
 /// The page of a time namespace: nanoseconds to add to the machine's clocks.
 #[repr(C)]
@@ -103,27 +113,31 @@ impl TimePage {
     }
 
     /// CLOCK_REALTIME when the time-stamp counter is what `ticks` reads, in nanoseconds since 1970.
-    /// `None` in a time namespace, and before the start of the clock.
+    /// `None` in a time namespace, before the start of the clock, and once the clock was slewed.
     #[inline(always)]
     pub fn wall(&self, ticks: impl Fn() -> u64) -> Option<u64> {
-        self.wall_by(ticks, Self::monotonic)
+        self.wall_by(ticks, |page, ticks, _| page.monotonic(ticks))
     }
 
-    /// [`TimePage::wall`] in any namespace.
+    /// [`TimePage::wall`] in any namespace; `None` while the clock is slewed.
     #[inline(always)]
-    pub fn machine_wall(&self, ticks: impl Fn() -> u64) -> u64 {
-        self.wall_by(ticks, |page, ticks| Some(page.machine_monotonic(ticks))).unwrap_or_default()
+    pub fn machine_wall(&self, ticks: impl Fn() -> u64) -> Option<u64> {
+        self.wall_by(ticks, |page, ticks, wall| (wall != SLEWED_WALL).then(|| page.machine_monotonic(ticks)))
     }
 
     #[inline(always)]
-    fn wall_by(&self, ticks: impl Fn() -> u64, monotonic: impl Fn(&Self, u64) -> Option<u64>) -> Option<u64> {
+    fn wall_by(
+        &self,
+        ticks: impl Fn() -> u64,
+        monotonic: impl Fn(&Self, u64, i64) -> Option<u64>,
+    ) -> Option<u64> {
         loop {
             let wall = self.wall.load(Ordering::Acquire);
             let ticks = ticks();
             // The compiler keeps both loads; the counter is read after the first.
             compiler_fence(Ordering::SeqCst);
             if self.wall.load(Ordering::Acquire) == wall {
-                return monotonic(self, ticks).map(|since| since.wrapping_add(wall as u64));
+                return monotonic(self, ticks, wall).map(|since| since.wrapping_add(wall as u64));
             }
         }
     }

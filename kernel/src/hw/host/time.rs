@@ -5,6 +5,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use freehold_frame::HeldFrame;
 use freehold_machine::{CpuId, Pfn, PhysAddr};
 
+pub use freehold_arch::time::WallRate;
+
 use super::traps;
 
 /// Nanoseconds since the machine started.
@@ -42,7 +44,7 @@ pub fn start() {}
 /// Does nothing: programs on a host ask the kernel.
 pub fn show_in(_frames: [HeldFrame<'static>; 2], _wall: i64) {}
 /// Does nothing, like [`show_in`].
-pub fn show_wall(_wall: i64) {}
+pub fn show_wall(_wall: i64, _rate: WallRate) {}
 /// Sets the timer: the kernel is called at `deadline`.
 pub fn arm(deadline: u64) {
     TIMER.store(deadline, Ordering::Relaxed);

@@ -221,12 +221,14 @@ impl Call {
     /// Searches the caller's keyrings, one after the other.
     ///
     /// # Errors
-    /// `EAGAIN` if one of them has no such key, else as [`Store::search`].
+    /// `ENOKEY` if one of them has a negative key, `EAGAIN` if one has no such key, else as
+    /// [`Store::search`].
     pub fn search_own(&mut self, wanted: KeyTarget<'_>) -> Result<KeyRef> {
         let (mut none, mut failure) = (None, None);
         for serial in self.caller.rings.into_iter().flatten() {
             match self.search_in(KeyRef { serial, possessed: true }, wanted) {
-                Err(Errno::EAGAIN) => none = Some(Errno::EAGAIN),
+                Err(Errno::ENOKEY) => none = Some(Errno::ENOKEY),
+                Err(Errno::EAGAIN) => none = none.or(Some(Errno::EAGAIN)),
                 Err(error) => failure = Some(error),
                 found => return found,
             }

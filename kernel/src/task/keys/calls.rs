@@ -99,11 +99,37 @@ fn add(call: &mut Call, ring: KeyRef, name: KeyName, payload: Vec<u8>) -> Result
     linked.map(|()| serial)
 }
 
+/// Seconds for which a key that could not be made is remembered (Linux: `key_negative_timeout`).
+const NEGATIVE_LIFE: i64 = 60;
+
+/// Returns the keyring for a key that request_key makes and whose keyring is not named (Linux:
+/// `construct_get_dest_keyring`).
+fn own_destination(call: &mut Call) -> Result<KeyRef> {
+    let ring = match call.task.keyrings.destination() {
+        0 => (1..=3).find_map(|number| call.resolve(-number, Make::No).ok()).ok_or(Errno::ENOKEY)?,
+        number => call.resolve(-number, Make::No)?,
+    };
+    call.keys.check(ring, &call.caller, Rights::WRITE)?;
+    Ok(ring)
+}
+
+/// Makes a key that says, for a minute, that there is none: no program makes keys on request, as on
+/// a Linux without /sbin/request-key. Returns the error of the request.
+fn remember_none(call: &mut Call, ring: Option<KeyRef>, name: KeyName) -> Result<Errno> {
+    let ring = match ring {
+        Some(ring) => ring,
+        None => own_destination(call)?,
+    };
+    let serial = add(call, ring, name, Vec::new())?;
+    call.keys.set_expiry(serial, Some(call.now + NEGATIVE_LIFE))?;
+    Ok(Errno::ENOENT)
+}
+
 /// request_key(kind, description, information, keyring): no program makes keys, so the information
 /// for it is not used.
 ///
 /// # Errors
-/// As in the manual.
+/// As in the manual. `ENOENT` where Linux would start a program that makes the key.
 pub fn sys_request_key(args: &Args) -> Result<i64> {
     let kind = read_kind(args[0])?;
     let description = read_description(args[1])?;
@@ -116,10 +142,13 @@ pub fn sys_request_key(args: &Args) -> Result<i64> {
         ring => Some(call.usable(ring, Make::Yes, Rights::WRITE)?),
     };
     let name = (KeyKind::by_name(&kind).map_err(|_| Errno::ENOKEY)?, description);
-    let found = call.search_own(KeyTarget::Named(&name)).map_err(|error| match error {
-        Errno::EAGAIN | Errno::EKEYEXPIRED => Errno::ENOKEY,
-        error => error,
-    })?;
+    let found = match call.search_own(KeyTarget::Named(&name)) {
+        Err(Errno::EAGAIN) if args[2] != 0 && name.0 != KeyKind::Keyring => {
+            return Err(remember_none(&mut call, ring, name)?);
+        }
+        Err(Errno::EAGAIN | Errno::EKEYEXPIRED) => return Err(Errno::ENOKEY),
+        found => found?,
+    };
     if let Some(ring) = ring {
         call.keys.check(found, &call.caller, Rights::LINK)?;
         call.keys.link(ring.serial, found.serial)?;
@@ -325,6 +354,9 @@ fn read(id: i32, buffer: u64, length: usize) -> Result<i64> {
         let mut call = Call::begin()?;
         let key = call.resolve(id, Make::No)?;
         call.keys.validate(key.serial, call.now)?;
+        if call.keys.get(key.serial)?.is_negative() {
+            return Err(Errno::ENOKEY);
+        }
         // A key that the caller possesses can be read, also without the right to read it.
         if !key.possessed {
             call.keys.check(key, &call.caller, Rights::READ)?;

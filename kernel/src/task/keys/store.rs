@@ -148,6 +148,11 @@ pub struct Key {
 }
 
 impl Key {
+    /// Whether it only says that there is no such key (Linux: a negative key). All others have
+    /// bytes.
+    pub fn is_negative(&self) -> bool {
+        matches!(&self.payload, Payload::Bytes(bytes) if bytes.is_empty()) && !self.revoked
+    }
     /// Its kind and description.
     pub fn name(&self) -> KeyName {
         (self.kind, self.description.clone())

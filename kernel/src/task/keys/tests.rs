@@ -19,7 +19,8 @@ fn numbers() -> u32 {
 fn new_key(kind: KeyKind, name: usize, uid: u32) -> NewKey {
     let payload = match kind {
         KeyKind::Keyring => Payload::no_links(),
-        _ => Payload::empty(),
+        // A key without bytes would be a negative one.
+        _ => Payload::Bytes(Vec::try_from_slice(b"1").unwrap()),
     };
     let description = described(&std::format!("key {name}"));
     NewKey { kind, description, uid, gid: 0, permissions: ALL_RIGHTS, payload }

@@ -31,6 +31,8 @@ pub struct NetworkNamespace {
     ping_groups: SpinLock<(u32, u32)>,
     /// The first port that needs no CAP_NET_BIND_SERVICE.
     first_free_port: AtomicU32,
+    /// Bytes of the loopback device's longest packet.
+    loopback_mtu: AtomicU32,
     /// By [`ConfigTag`].
     tags: [AtomicI32; ConfigTag::ALL.len()],
     /// Number of sockets, by the class that `socket` lists them under.
@@ -74,6 +76,9 @@ impl NetworkNamespace {
     /// The number of the initial namespace.
     pub const INITIAL_NUMBER: u64 = NamespaceKind::Network.initial_inode();
 
+    /// The usual [`loopback_mtu`](Self::loopback_mtu).
+    pub const LOOPBACK_MTU: u32 = 65_536;
+
     /// Returns the initial namespace.
     pub fn initial() -> &'static Arc<Self> {
         INITIAL.call_once(|| {
@@ -100,6 +105,7 @@ impl NetworkNamespace {
             is_up: AtomicBool::new(link == LinkState::Up),
             ping_groups: SpinLock::new(NO_GROUPS),
             first_free_port: AtomicU32::new(FIRST_FREE_PORT),
+            loopback_mtu: AtomicU32::new(Self::LOOPBACK_MTU),
             tags: ConfigTag::ALL.map(|which| AtomicI32::new(tag_of(which))),
             counts: [const { AtomicUsize::new(0) }; SOCKET_CLASSES],
         })
@@ -146,6 +152,16 @@ impl NetworkNamespace {
     /// Changes [`first_free_port`](Self::first_free_port).
     pub fn set_first_free_port(&self, first: u32) {
         self.first_free_port.store(first, Ordering::Relaxed);
+    }
+
+    /// Returns the bytes of the loopback device's longest packet.
+    pub fn loopback_mtu(&self) -> u32 {
+        self.loopback_mtu.load(Ordering::Relaxed)
+    }
+
+    /// Sets [`loopback_mtu`](Self::loopback_mtu).
+    pub fn set_loopback_mtu(&self, mtu: u32) {
+        self.loopback_mtu.store(mtu, Ordering::Relaxed);
     }
 
     /// Returns net.ipv4.conf.DEVICE.tag.

@@ -1,9 +1,8 @@
-//! adjtimex and clock_adjtime: all programs may read the clock's state. CAP_SYS_TIME permits the
-//! supported changes ([`crate::time::adjust`]).
+//! adjtimex and clock_adjtime: all programs may read the clock's state. CAP_SYS_TIME permits
+//! changes ([`crate::time::discipline`], [`crate::time::adjust`]).
 //!
-//! An unsupported adjustment is `EOPNOTSUPP`, unless it sets the present value. Unsupported are an
-//! offset to correct gradually, a frequency, another tick, an offset of CLOCK_TAI, leap seconds,
-//! and a phase-locked loop. Such a call changes nothing.
+//! An offset of CLOCK_TAI other than 0 is `EOPNOTSUPP`, and such a call changes nothing. There is
+//! no PPS signal.
 
 use bitflags::bitflags;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -11,7 +10,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::{may_set_time, settable};
 use crate::syscall::Args;
 use crate::task::clock::{Clock, REALTIME};
-use crate::time::adjust::{self, ClockQuality, MOST_CONSTANT, MOST_ERROR, Status};
+use crate::time::adjust::MOST_ERROR;
+use crate::time::discipline::{Status, TICK};
+use crate::time::wall::{self, WallClock};
 use crate::time::{SECOND, TimeVal, now, wall_nanoseconds};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
@@ -68,8 +69,6 @@ struct UserClock {
     unused: [u32; 11],
 }
 
-/// Microseconds per tick, at 100 ticks per second.
-const TICK: i64 = 10_000;
 /// One millionth, in the unit of frequencies, which have 16 fractional bits.
 const PPM: i64 = 1 << 16;
 /// The largest rate by which Linux would slew the clock.
@@ -77,10 +76,7 @@ const TOLERANCE: i64 = 500 * PPM;
 /// The largest frequency that Linux accepts: multiplied by its PPM_SCALE, more would overflow 64
 /// bits.
 const MOST_FREQUENCY: i64 = i64::MAX / (1000 << 16);
-/// Status bits that only the clock sets.
-const READ_ONLY: i32 = 0xff00;
 
-const TIME_OK: i64 = 0;
 const TIME_ERROR: i64 = 5;
 
 impl UserClock {
@@ -116,24 +112,6 @@ impl UserClock {
         Ok(modes)
     }
 
-    /// Returns `EOPNOTSUPP` for unsupported adjustments.
-    fn check_possible(&self, modes: Modes) -> Result<()> {
-        if modes.contains(Modes::ADJTIME) {
-            let reads = modes.contains(Modes::READONLY) || self.offset == 0;
-            return if reads { Ok(()) } else { Err(Errno::EOPNOTSUPP) };
-        }
-        let status = self.status & !READ_ONLY & !Status::UNSYNC.bits();
-        let refused = [
-            (Modes::OFFSET, self.offset),
-            (Modes::FREQUENCY, self.frequency),
-            (Modes::TICK, self.tick - TICK),
-            (Modes::TAI, self.constant),
-            (Modes::STATUS, status.into()),
-        ];
-        let is_refused = |&(mode, value): &(Modes, i64)| modes.contains(mode) && value != 0;
-        if refused.iter().any(is_refused) { Err(Errno::EOPNOTSUPP) } else { Ok(()) }
-    }
-
     /// Returns the time of the wall clock after `SETOFFSET`.
     fn injected(&self, modes: Modes) -> Result<i64> {
         let unit = if modes.contains(Modes::NANO) { 1 } else { 1000 };
@@ -145,51 +123,64 @@ impl UserClock {
         settable(new)
     }
 
-    fn change(&self, modes: Modes, quality: &mut ClockQuality) {
+    /// Changes the clock (Linux: `process_adjtimex_modes`). `now` is the time since boot.
+    fn change(&self, modes: Modes, clock: &mut WallClock, now: u64) {
+        let second = clock.at(now).div_euclid(SECOND as i64);
+        let WallClock { discipline, quality, .. } = clock;
         if modes.contains(Modes::ADJTIME) {
+            if !modes.contains(Modes::READONLY) {
+                discipline.single = self.offset;
+            }
             return;
         }
         if modes.contains(Modes::STATUS) {
-            let unsync = self.status & Status::UNSYNC.bits() != 0;
-            quality.status.set(Status::UNSYNC, unsync);
+            discipline.set_status(self.status, second);
         }
         if modes.contains(Modes::NANO) {
-            quality.status |= Status::NANO;
+            discipline.status |= Status::NANO;
         }
         if modes.contains(Modes::MICRO) {
-            quality.status -= Status::NANO;
+            discipline.status -= Status::NANO;
+        }
+        if modes.contains(Modes::FREQUENCY) {
+            discipline.set_frequency(self.frequency);
         }
         if modes.contains(Modes::MAXERROR) {
-            quality.set_bound(self.most_error, now());
+            quality.set_bound(self.most_error, now);
         }
         if modes.contains(Modes::ESTERROR) {
             quality.estimated_error = self.estimated_error.clamp(0, MOST_ERROR);
         }
         if modes.contains(Modes::TIMECONST) {
-            let step = if quality.status.contains(Status::NANO) { 0 } else { 4 };
-            quality.constant = (self.constant.clamp(0, MOST_CONSTANT) + step).min(MOST_CONSTANT);
+            discipline.set_constant(self.constant);
+        }
+        if modes.contains(Modes::OFFSET) {
+            discipline.set_offset(self.offset, second);
+        }
+        if modes.contains(Modes::TICK) {
+            discipline.tick = self.tick;
         }
     }
 
     /// Returns the state for programs.
-    fn tell(modes: u32, quality: &ClockQuality) -> Self {
-        let wall = wall_nanoseconds();
-        let unit = if quality.status.contains(Status::NANO) { 1 } else { 1000 };
+    fn tell(modes: u32, clock: &WallClock, now: u64) -> Self {
+        let (wall, discipline, quality) = (clock.at(now), &clock.discipline, &clock.quality);
+        let unit = if discipline.status.contains(Status::NANO) { 1 } else { 1000 };
         let second = SECOND as i64;
         Self {
             modes,
             pad: 0,
-            offset: 0,
-            frequency: 0,
-            most_error: quality.bound_at(now()),
+            offset: discipline.offset(),
+            frequency: discipline.frequency(),
+            most_error: quality.bound_at(now),
             estimated_error: quality.estimated_error,
-            status: quality.status.bits(),
+            status: discipline.status.bits(),
             pad2: 0,
-            constant: quality.constant,
+            constant: discipline.constant,
             precision: 1,
             tolerance: TOLERANCE,
             time: TimeVal { seconds: wall.div_euclid(second), microseconds: wall.rem_euclid(second) / unit },
-            tick: TICK,
+            tick: discipline.tick,
             pps_frequency: 0,
             jitter: 0,
             shift: 0,
@@ -204,14 +195,27 @@ impl UserClock {
 /// Performs the adjustment `asked`. Returns the resulting state, and the call's result.
 fn adjust(asked: &UserClock) -> Result<(UserClock, i64)> {
     let modes = asked.checked_modes()?;
-    asked.check_possible(modes)?;
+    if !modes.contains(Modes::ADJTIME) && modes.contains(Modes::TAI) && asked.constant != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
     if modes.contains(Modes::SETOFFSET) {
         super::set_wall_for_all(asked.injected(modes)?);
     }
-    Ok(adjust::with(|quality| {
-        asked.change(modes, quality);
-        let state = if quality.status.contains(Status::UNSYNC) { TIME_ERROR } else { TIME_OK };
-        (UserClock::tell(asked.modes, quality), state)
+    if !modes.is_empty() {
+        wall::start()?;
+    }
+    Ok(wall::with(|clock, now| {
+        let single = clock.discipline.single;
+        asked.change(modes, clock, now);
+        let state = match clock.discipline.status.contains(Status::UNSYNC) {
+            true => TIME_ERROR,
+            false => clock.discipline.leap as i64,
+        };
+        let mut told = UserClock::tell(asked.modes, clock, now);
+        if modes.contains(Modes::ADJTIME) {
+            told.offset = single;
+        }
+        (told, state)
     }))
 }
 
@@ -245,27 +249,5 @@ mod tests {
     #[test]
     fn the_structure_has_linux_size() {
         assert_eq!(size_of::<UserClock>(), 208);
-    }
-
-    #[test]
-    fn what_the_clock_cannot_do_is_refused_and_what_stays_is_not() {
-        let asked = UserClock::tell(0, &adjust::with(|quality| *quality));
-        let outcome = |modes, change: fn(&mut UserClock)| {
-            let mut asked = asked;
-            change(&mut asked);
-            asked.check_possible(modes)
-        };
-        for modes in [Modes::OFFSET, Modes::FREQUENCY, Modes::TICK, Modes::STATUS] {
-            assert_eq!(outcome(modes, |_| ()), Ok(()));
-        }
-        let no = Err(Errno::EOPNOTSUPP);
-        assert_eq!(outcome(Modes::OFFSET, |asked| asked.offset = -1), no);
-        assert_eq!(outcome(Modes::FREQUENCY, |asked| asked.frequency = 1), no);
-        assert_eq!(outcome(Modes::TICK, |asked| asked.tick = 9999), no);
-        assert_eq!(outcome(Modes::TAI, |asked| asked.constant = 37), no);
-        assert_eq!(outcome(Modes::STATUS, |asked| asked.status = 0x10), no);
-        let single = Modes::ADJTIME | Modes::OFFSET;
-        assert_eq!(outcome(single, |asked| asked.offset = 5), no);
-        assert_eq!(outcome(single | Modes::READONLY, |asked| asked.offset = 5), Ok(()));
     }
 }

@@ -99,6 +99,9 @@ impl Store {
         if matches!(wanted, KeyTarget::Named(_)) {
             self.validate(serial, now)?;
             self.check(key, caller, Rights::SEARCH)?;
+            if self.get(serial)?.is_negative() {
+                return Err(Errno::ENOKEY);
+            }
         }
         Ok(Some(key))
     }
