@@ -186,6 +186,21 @@ fn threads_max(out: &mut Text) -> Result<()> {
     Ok(())
 }
 
+/// Adds the settings of the machine's end.
+fn fill_ends(kernel: &PseudoDir) {
+    let get = || KEY_RESTARTS.load(Ordering::Relaxed).into();
+    let set = |restarts: u64| {
+        KEY_RESTARTS.store(u32::try_from(restarts).map_err(|_| Errno::EINVAL)?, Ordering::Relaxed);
+        Ok(())
+    };
+    kernel.generated("ctrl-alt-del", 0o644, Number { get, set });
+    kernel.constant("panic", "0");
+    kernel.constant("panic_on_oops", "1");
+    kernel.constant("kexec_load_disabled", "1");
+    kernel.constant("hung_task_timeout_secs", "0");
+    kernel.constant("watchdog", "0");
+}
+
 /// Adds /proc/sys to `root`, except the settings of [`fill_rest`].
 pub(super) fn fill(root: &Arc<PseudoDir>) {
     let kernel = root.dirs("sys/kernel");
@@ -218,21 +233,11 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     kernel.constant("numa_balancing", "0");
     fill_ipc(&kernel);
     kernel.generated("randomize_va_space", 0o644, RANDOMNESS);
-    let get = || KEY_RESTARTS.load(Ordering::Relaxed).into();
-    let set = |restarts: u64| {
-        KEY_RESTARTS.store(u32::try_from(restarts).map_err(|_| Errno::EINVAL)?, Ordering::Relaxed);
-        Ok(())
-    };
-    kernel.generated("ctrl-alt-del", 0o644, Number { get, set });
-    kernel.constant("panic", "0");
-    kernel.constant("panic_on_oops", "1");
+    fill_ends(&kernel);
     kernel.constant("sysrq", "0");
     kernel.constant("core_pipe_limit", "0");
     kernel.constant("unprivileged_bpf_disabled", "2");
     kernel.constant("modules_disabled", "1");
-    kernel.constant("kexec_load_disabled", "1");
-    kernel.constant("hung_task_timeout_secs", "0");
-    kernel.constant("watchdog", "0");
     let pty = root.dirs("sys/kernel/pty");
     pty.constant("max", pty::MOST);
     pty.constant("reserve", "0");

@@ -354,6 +354,22 @@ fn memory_merge(process: &Process, args: &Args) -> Result<i64> {
     Ok(i64::from(space.lock().merges_all()))
 }
 
+/// PR_GET_TSC, PR_SET_TSC: whether programs may read the CPU's counter.
+fn counter_access(context: &mut UserContext, args: &Args) -> Result<()> {
+    const ALLOWED: u32 = 1;
+    const DENIED: u32 = 2;
+    if args.int(0) == prctl::GET_TSC {
+        let is_allowed = context.counter_access() == CounterAccess::Allowed;
+        return UserPtr::new(args[1]).write(&if is_allowed { ALLOWED } else { DENIED });
+    }
+    context.set_counter_access(match args[1] {
+        1 => CounterAccess::Allowed,
+        2 => CounterAccess::Denied,
+        _ => return Err(Errno::EINVAL),
+    });
+    Ok(())
+}
+
 /// prctl(option, ...)
 pub fn sys_prctl(context: &mut UserContext, args: &Args) -> Result<i64> {
     use crate::task::capability_calls::{option::*, prctl_sets};
@@ -379,12 +395,7 @@ pub fn sys_prctl(context: &mut UserContext, args: &Args) -> Result<i64> {
         GET_SECCOMP => return Ok(task.seccomp().0.into()),
         SET_SECCOMP => return seccomp::set_mode(args),
         GET_TIMING => {}
-        GET_TSC => {
-            let access: u32 = if context.counter_access() == CounterAccess::Allowed { 1 } else { 2 };
-            UserPtr::new(args[1]).write(&access)?;
-        }
-        SET_TSC if args[1] == 1 => context.set_counter_access(CounterAccess::Allowed),
-        SET_TSC if args[1] == 2 => context.set_counter_access(CounterAccess::Denied),
+        GET_TSC | SET_TSC => counter_access(context, args)?,
         SET_THP_DISABLE if args[2] | args[3] | args[4] == 0 => {
             let huge = if args[1] == 0 { HugeUse::ByArea } else { HugeUse::Disabled };
             process.space().lock().set_huge_use(huge);
@@ -406,8 +417,7 @@ pub fn sys_prctl(context: &mut UserContext, args: &Args) -> Result<i64> {
         GET_TIMERSLACK => return Ok(task.timer_slack.load(Ordering::Relaxed) as i64),
         SET_CHILD_SUBREAPER => process.is_subreaper.store(args[1] != 0, Ordering::Relaxed),
         GET_CHILD_SUBREAPER => {
-            let is: u32 = process.is_subreaper.load(Ordering::Relaxed).into();
-            UserPtr::new(args[1]).write(&is)?;
+            UserPtr::new(args[1]).write(&u32::from(process.is_subreaper.load(Ordering::Relaxed)))?;
         }
         SET_NO_NEW_PRIVS if args[1] == 1 && args[2] | args[3] | args[4] == 0 => {
             process.no_new_privileges.store(true, Ordering::Relaxed)
