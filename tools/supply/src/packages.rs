@@ -46,12 +46,13 @@ pub struct PackageGraph {
 }
 
 impl PackageGraph {
-    /// Asks Cargo, without network.
+    /// Asks Cargo. It downloads only packages that no build needed so far, of tests that are not
+    /// built for instance; where all are here, no network is used.
     ///
     /// # Errors
-    /// Cargo's own message; a package that `cargo fetch` has not brought yet is one.
+    /// Cargo's own message; a package that is not here and cannot be downloaded is one.
     pub fn read(target: &str) -> Result<PackageGraph> {
-        let arguments = ["metadata", "--format-version", "1", "--locked", "--offline", "--filter-platform"];
+        let arguments = ["metadata", "--format-version", "1", "--locked", "--filter-platform"];
         let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
         let output = Command::new(cargo).args(arguments).arg(target).output();
         let output = output.map_err(|error| format!("cannot run cargo: {error}"))?;
