@@ -48,17 +48,21 @@ pub struct Volume {
 pub fn parse_all(list: &[OsString], sharing: FolderSharing) -> Result<Vec<Volume>> {
     let volumes = list.iter().map(|text| parse(text, sharing)).collect::<Result<Vec<_>>>()?;
     let mut seen = std::collections::BTreeSet::new();
-    match volumes.iter().find(|volume| !seen.insert(&volume.guest)) {
-        Some(twice) => Err(Failure::new(
+    if let Some(twice) = volumes.iter().find(|volume| !seen.insert(&volume.guest)) {
+        return Err(Failure::new(
             format!(
                 "-v {}:{}: another -v has that place in the VM",
                 twice.host.display(),
                 twice.guest.display()
             ),
             "name another place for one of them",
-        )),
-        None => Ok(volumes),
+        ));
     }
+    let names_no_mode = |text: &OsString| split_mode(text.as_bytes()).1 == Mode::Default;
+    if list.iter().zip(&volumes).any(|(text, volume)| volume.shared.is_some() && names_no_mode(text)) {
+        tell_once();
+    }
+    Ok(volumes)
 }
 
 /// Returns the folders that QEMU shares, in their order.
@@ -153,9 +157,6 @@ fn shared(host: &Path, is_folder: bool, mode: Mode, sharing: FolderSharing) -> R
         rustix::fs::access(host, rustix::fs::Access::WRITE_OK).map_err(|error| {
             Failure::new(format!("-v {shown}:rw: {error}"), "leave :rw out to have it read-only")
         })?;
-    }
-    if mode == Mode::Default {
-        tell_once();
     }
     Ok(Some(access))
 }

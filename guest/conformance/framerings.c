@@ -8,6 +8,7 @@
 #include <net/if_arp.h>
 #include <netinet/ip.h>
 #include <netinet/udp.h>
+#include <stddef.h>
 
 #define BLOCK 8192u
 #define SLOT 2048u
@@ -466,6 +467,94 @@ static void races(void)
 	close(fd);
 }
 
+/* PACKET_VNET_HDR: each frame has a header of virtio_net before it. */
+static void offloading(void)
+{
+	unsigned char bytes[256], frame[10 + FRAME];
+	int cooked = opened(SOCK_DGRAM, 0), raw = watcher(SOCK_RAW, TPACKET_V2), to = receiver();
+	FAILS_WITH("PACKET_VNET_HDR of a cooked socket is EINVAL", option(cooked, PACKET_VNET_HDR, 1), EINVAL);
+	close(cooked);
+	PROMISE("PACKET_VNET_HDR is kept", option(raw, PACKET_VNET_HDR, 1) == 0 && value_of(raw, PACKET_VNET_HDR, 7) == 1);
+	NEED(watch(raw) == 0);
+	sends_datagram(TEXT);
+	PROMISE("a received frame has ten more bytes before it",
+		recv(raw, bytes, sizeof bytes, 0) == 10 + FRAME && !memcmp(bytes + 10 + FRAME - strlen(TEXT), TEXT, strlen(TEXT)));
+	PROMISE("none of them asks for segments", bytes[1] == 0);
+	NEED(recv(to, bytes, sizeof bytes, 0) == (ssize_t)strlen(TEXT));
+	/* The datagram again, from and to another address; its checksum is left to the kernel. */
+	memset(frame, 0, sizeof frame);
+	struct iphdr *ip = (void *)(frame + 10 + 14);
+	struct udphdr *udp = (void *)(ip + 1);
+	*ip = (struct iphdr){ .version = 4, .ihl = 5, .tot_len = htons(FRAME - 14), .ttl = 9, .protocol = IPPROTO_UDP };
+	*udp = (struct udphdr){ .source = htons(9), .dest = htons(PORT), .len = htons(8 + strlen(TEXT)) };
+	memcpy(udp + 1, TEXT, strlen(TEXT));
+	frame[0] = 1;
+	frame[6] = 14 + sizeof *ip;
+	frame[8] = offsetof(struct udphdr, check);
+	NEED(set(raw, SOL_PACKET, PACKET_IGNORE_OUTGOING, 0) == 0);
+	frame[10 + 12] = 8;
+	int other = watcher(SOCK_RAW, TPACKET_V2);
+	NEED(watch(other) == 0);
+	memset(bytes, 0, sizeof bytes);
+	PROMISE("a sent frame has them too, and they count", send(raw, frame, sizeof frame, 0) == sizeof frame);
+	PROMISE("they are not sent", recv(other, bytes, sizeof bytes, 0) == FRAME && !memcmp(bytes + FRAME - strlen(TEXT), TEXT, strlen(TEXT)));
+	udp = (void *)(bytes + 14 + sizeof *ip);
+	unsigned sum = 0;
+	udp->len = htons(8 + strlen(TEXT));
+	for (size_t i = 0; i < 8 + strlen(TEXT); i += 2)
+		sum += ((unsigned char *)udp)[i] << 8 | ((unsigned char *)udp)[i + 1];
+	while (sum >> 16)
+		sum = (sum & 0xffff) + (sum >> 16);
+	/* Linux makes it later, in the device. */
+	PROMISE("a checksum that was left to the kernel is made", sum == 0xffff || udp->check == 0);
+	close(other);
+	frame[6] = frame[7] = 255;
+	FAILS_WITH("a checksum outside of the frame is EINVAL", send(raw, frame, sizeof frame, 0), EINVAL);
+	frame[0] = frame[6] = frame[7] = 0;
+	frame[3] = 255;
+	FAILS_WITH("so are headers longer than the frame", send(raw, frame, sizeof frame, 0), EINVAL);
+	frame[3] = 0;
+	frame[1] = 77;
+	FAILS_WITH("and unknown segments", send(raw, frame, sizeof frame, 0), EINVAL);
+	FAILS_WITH("and a part of the header", send(raw, frame, 9, 0), EINVAL);
+	close(raw);
+	close(to);
+
+	for (int version = TPACKET_V1; version <= TPACKET_V3; version++) {
+		raw = watcher(SOCK_RAW, version);
+		NEED(option(raw, PACKET_VNET_HDR, 1) == 0 && makes_ring(raw, PACKET_RX_RING, BLOCK, 1, SLOT, BLOCK / SLOT) == 0);
+		unsigned char *ring = mapped(raw, BLOCK);
+		FAILS_WITH("with a ring PACKET_VNET_HDR is EBUSY", option(raw, PACKET_VNET_HDR, 0), EBUSY);
+		to = receiver();
+		NEED(watch(raw) == 0);
+		sends_datagram(TEXT);
+		struct pollfd news = { raw, POLLIN, 0 };
+		NEED(poll(&news, 1, 5000) == 1);
+		unsigned at = version == TPACKET_V1 ? ((struct tpacket_hdr *)ring)->tp_mac : ((struct tpacket2_hdr *)ring)->tp_mac;
+		if (version == TPACKET_V3) {
+			struct tpacket_block_desc *block = (void *)ring;
+			struct tpacket3_hdr *first = (void *)(ring + block->hdr.bh1.offset_to_first_pkt);
+			at = (unsigned)((unsigned char *)first - ring) + first->tp_mac;
+			PROMISE("a ring's frame begins ten bytes later", first->tp_mac == 82 + 10);
+		} else {
+			PROMISE("a ring's frame begins ten bytes later", at == 66 + 10);
+		}
+		PROMISE("and is there", !memcmp(ring + at + FRAME - strlen(TEXT), TEXT, strlen(TEXT)) && ring[at - 9] == 0);
+		munmap(ring, BLOCK);
+		close(raw);
+		close(to);
+	}
+	/* CVE-2020-14386: a frame that the header's 16 bits cannot name. */
+	raw = watcher(SOCK_RAW, TPACKET_V2);
+	to = receiver();
+	NEED(option(raw, PACKET_VNET_HDR, 1) == 0 && option(raw, PACKET_RESERVE, 0xffff - 75) == 0);
+	NEED(makes_ring(raw, PACKET_RX_RING, 0x800000, 1, 0x11000, 0x800000 / 0x11000) == 0 && watch(raw) == 0);
+	sends_datagram(TEXT);
+	PROMISE("a frame that no header can name is lost", statistics(raw).tp_drops == 1);
+	close(raw);
+	close(to);
+}
+
 int main(void)
 {
 	set_loopback_up();
@@ -477,5 +566,6 @@ int main(void)
 	sending(TPACKET_V2);
 	sending(TPACKET_V3);
 	races();
+	offloading();
 	return conclude();
 }

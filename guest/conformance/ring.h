@@ -92,3 +92,18 @@ static inline int take(struct ring *ring, uint64_t user_data)
 	__atomic_store_n(ring->cq_head, *ring->cq_head + 1, __ATOMIC_RELEASE);
 	return result;
 }
+
+/* Submits the entry that was added last and takes its completion. */
+static inline int finish(struct ring *ring, uint64_t user_data)
+{
+	if (enter(ring->fd, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0) != 1)
+		return -7777;
+	return take(ring, user_data);
+}
+
+static inline int run_one(struct ring *ring, int opcode, int fd, const void *at, unsigned length, uint64_t offset)
+{
+	static uint64_t user_data = 1000;
+	add(ring, opcode, fd, at, length, offset, ++user_data);
+	return finish(ring, user_data);
+}

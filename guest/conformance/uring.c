@@ -16,21 +16,6 @@
 #define USER 1000
 #define PAGE 4096
 
-/* Submits the entry that was added last and takes its completion. */
-static int done(struct ring *ring, uint64_t user_data)
-{
-	if (enter(ring->fd, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0) != 1)
-		return -7777;
-	return take(ring, user_data);
-}
-
-static int run(struct ring *ring, int opcode, int fd, const void *at, unsigned length, uint64_t offset)
-{
-	static uint64_t user_data = 1000;
-	add(ring, opcode, fd, at, length, offset, ++user_data);
-	return done(ring, user_data);
-}
-
 static unsigned char *pages(size_t length)
 {
 	void *at = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -72,21 +57,21 @@ static void files(struct ring *ring)
 	NEED(fd >= 0);
 	unlink(name);
 	char back[64] = { 0 };
-	PROMISE("nothing is done", run(ring, IORING_OP_NOP, -1, NULL, 0, 0) == 0);
-	PROMISE("a write tells its length", run(ring, IORING_OP_WRITE, fd, "hello ring", 10, 0) == 10);
-	PROMISE("a read gives it back", run(ring, IORING_OP_READ, fd, back, 64, 6) == 4 && !memcmp(back, "ring", 4));
+	PROMISE("nothing is done", run_one(ring, IORING_OP_NOP, -1, NULL, 0, 0) == 0);
+	PROMISE("a write tells its length", run_one(ring, IORING_OP_WRITE, fd, "hello ring", 10, 0) == 10);
+	PROMISE("a read gives it back", run_one(ring, IORING_OP_READ, fd, back, 64, 6) == 4 && !memcmp(back, "ring", 4));
 	struct iovec in[2] = { { back, 3 }, { back + 32, 20 } };
-	PROMISE("readv fills buffers in order", run(ring, IORING_OP_READV, fd, in, 2, 0) == 10 &&
+	PROMISE("readv fills buffers in order", run_one(ring, IORING_OP_READV, fd, in, 2, 0) == 10 &&
 							!memcmp(back, "hel", 3) && !memcmp(back + 32, "lo ring", 7));
 	struct iovec out[2] = { { "ab", 2 }, { "cd", 2 } };
-	PROMISE("writev takes them in order", run(ring, IORING_OP_WRITEV, fd, out, 2, 10) == 4);
+	PROMISE("writev takes them in order", run_one(ring, IORING_OP_WRITEV, fd, out, 2, 10) == 4);
 	lseek(fd, 2, SEEK_SET);
-	PROMISE("offset -1 reads where the file is", run(ring, IORING_OP_READ, fd, back, 3, -1) == 3 &&
+	PROMISE("offset -1 reads where the file is", run_one(ring, IORING_OP_READ, fd, back, 3, -1) == 3 &&
 							     !memcmp(back, "llo", 3) && lseek(fd, 0, SEEK_CUR) == 5);
-	PROMISE("fsync ends with 0", run(ring, IORING_OP_FSYNC, fd, NULL, 0, 0) == 0);
-	PROMISE("a bad address is EFAULT", run(ring, IORING_OP_READ, fd, (void *)8, 10, 0) == -EFAULT);
-	PROMISE("a bad descriptor is EBADF", run(ring, IORING_OP_READ, 999, back, 10, 0) == -EBADF);
-	PROMISE("an unknown operation is EINVAL", run(ring, 200, fd, NULL, 0, 0) == -EINVAL);
+	PROMISE("fsync ends with 0", run_one(ring, IORING_OP_FSYNC, fd, NULL, 0, 0) == 0);
+	PROMISE("a bad address is EFAULT", run_one(ring, IORING_OP_READ, fd, (void *)8, 10, 0) == -EFAULT);
+	PROMISE("a bad descriptor is EBADF", run_one(ring, IORING_OP_READ, 999, back, 10, 0) == -EBADF);
+	PROMISE("an unknown operation is EINVAL", run_one(ring, 200, fd, NULL, 0, 0) == -EINVAL);
 	for (int i = 0; i < 5; i++)
 		add(ring, IORING_OP_NOP, -1, NULL, 0, 0, 50 + i);
 	PROMISE("several are submitted at once", enter(ring->fd, 5, 5, IORING_ENTER_GETEVENTS, NULL, 0) == 5);
@@ -129,10 +114,10 @@ static void waiting(struct ring *ring)
 		++*ring->cq_head;
 	}
 	PROMISE("a removed poll is cancelled", seen == 3);
-	PROMISE("one that is not there is ENOENT", run(ring, IORING_OP_POLL_REMOVE, -1, (void *)3, 0, 0) == -ENOENT);
+	PROMISE("one that is not there is ENOENT", run_one(ring, IORING_OP_POLL_REMOVE, -1, (void *)3, 0, 0) == -ENOENT);
 	struct __kernel_timespec soon = { 0, 30000000 }, never = { 1000, 0 };
 	int64_t start = now_ms();
-	PROMISE("a timeout is ETIME", run(ring, IORING_OP_TIMEOUT, -1, &soon, 1, 0) == -ETIME);
+	PROMISE("a timeout is ETIME", run_one(ring, IORING_OP_TIMEOUT, -1, &soon, 1, 0) == -ETIME);
 	PROMISE("not before its time", now_ms() - start >= 29);
 	add(ring, IORING_OP_TIMEOUT, -1, &never, 1, 1, 5);
 	add(ring, IORING_OP_NOP, -1, NULL, 0, 0, 6);
@@ -204,14 +189,14 @@ static void buffers(struct ring *ring)
 	int zero = open("/dev/zero", O_RDONLY), file = open("/tmp", O_TMPFILE | O_RDWR, 0600);
 	NEED(zero >= 0 && file >= 0 && write(file, "fixed buffers", 13) == 13);
 	add(ring, IORING_OP_READ_FIXED, file, fixed + 100, 50, 0, 1)->buf_index = 0;
-	PROMISE("a read fills a registered buffer", done(ring, 1) == 13 && !memcmp(fixed + 100, "fixed buffers", 13));
+	PROMISE("a read fills a registered buffer", finish(ring, 1) == 13 && !memcmp(fixed + 100, "fixed buffers", 13));
 	add(ring, IORING_OP_WRITE_FIXED, file, fixed + 106, 7, 20, 2)->buf_index = 0;
 	char back[8] = { 0 };
-	PROMISE("a write takes from it", done(ring, 2) == 7 && pread(file, back, 7, 20) == 7 && !memcmp(back, "buffers", 7));
+	PROMISE("a write takes from it", finish(ring, 2) == 7 && pread(file, back, 7, 20) == 7 && !memcmp(back, "buffers", 7));
 	add(ring, IORING_OP_READ_FIXED, file, fixed + PAGE, 2 * PAGE, 0, 3)->buf_index = 0;
-	PROMISE("beyond its end is EFAULT", done(ring, 3) == -EFAULT);
+	PROMISE("beyond its end is EFAULT", finish(ring, 3) == -EFAULT);
 	add(ring, IORING_OP_READ_FIXED, file, fixed, 10, 0, 4)->buf_index = 2;
-	PROMISE("a buffer that is not there is EFAULT", done(ring, 4) == -EFAULT);
+	PROMISE("a buffer that is not there is EFAULT", finish(ring, 4) == -EFAULT);
 	/* A registered buffer stays the program's memory through a fork and a store. */
 	int status, gate[2];
 	NEED(pipe(gate) == 0);
@@ -227,7 +212,7 @@ static void buffers(struct ring *ring)
 	fixed[101] = 'F';
 	NEED(pwrite(file, "FORK", 4, 0) == 4);
 	add(ring, IORING_OP_READ_FIXED, file, fixed + 100, 4, 0, 5)->buf_index = 0;
-	PROMISE("it stays the program's memory after a fork and a store", done(ring, 5) == 4 && !memcmp(fixed + 100, "FORKd", 5));
+	PROMISE("it stays the program's memory after a fork and a store", finish(ring, 5) == 4 && !memcmp(fixed + 100, "FORKd", 5));
 	close(gate[1]);
 	PROMISE("and the child's is its own", waitpid(child, &status, 0) == child && status == 0);
 	PROMISE("unregistering ends it", syscall(registering, ring->fd, IORING_UNREGISTER_BUFFERS, NULL, 0) == 0);
@@ -249,24 +234,24 @@ static void disks(struct ring *ring, const char *disk, const char *slow_disk)
 	NEED(fd >= 0 && slow >= 0);
 	unsigned char *page = pages(4 * PAGE);
 	memset(page, 0x5a, 2 * PAGE);
-	PROMISE("a direct write ends", run(ring, IORING_OP_WRITE, fd, page, 2 * PAGE, 0) == 2 * PAGE);
+	PROMISE("a direct write ends", run_one(ring, IORING_OP_WRITE, fd, page, 2 * PAGE, 0) == 2 * PAGE);
 	PROMISE("a direct read sees it",
-		run(ring, IORING_OP_READ, fd, page + 2 * PAGE, 2 * PAGE, 0) == 2 * PAGE && !memcmp(page, page + 2 * PAGE, 2 * PAGE));
+		run_one(ring, IORING_OP_READ, fd, page + 2 * PAGE, 2 * PAGE, 0) == 2 * PAGE && !memcmp(page, page + 2 * PAGE, 2 * PAGE));
 	int cached = open(disk, O_RDWR);
 	struct iovec of_disk = { mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, cached, 0), PAGE };
 	NEED(of_disk.iov_base != MAP_FAILED);
 	FAILS_WITH("a disk's own pages are no buffer", syscall(SYS_io_uring_register, ring->fd, IORING_REGISTER_BUFFERS, &of_disk, 1), EOPNOTSUPP);
 	munmap(of_disk.iov_base, PAGE);
 	close(cached);
-	PROMISE("odd borders are EINVAL", run(ring, IORING_OP_READ, fd, page + 3, SECTOR, 0) == -EINVAL);
-	PROMISE("fsync reaches the disk", run(ring, IORING_OP_FSYNC, fd, NULL, 0, 0) == 0);
+	PROMISE("odd borders are EINVAL", run_one(ring, IORING_OP_READ, fd, page + 3, SECTOR, 0) == -EINVAL);
+	PROMISE("fsync reaches the disk", run_one(ring, IORING_OP_FSYNC, fd, NULL, 0, 0) == 0);
 	/* The disk decides whether a read is still in flight at the fork. So the child reads the
 	 * memory first: only a later change in it is a failure. */
 	enum { UNTOUCHED, CHANGED, LANDED_BEFORE };
 	int kept = 1, flown = 0;
 	for (int tries = 1; tries <= 64 && kept && !flown; tries++) {
 		memset(page, 0xee, PAGE);
-		NEED(run(ring, IORING_OP_READ, slow, page + 2048, SECTOR, 0) == SECTOR);
+		NEED(run_one(ring, IORING_OP_READ, slow, page + 2048, SECTOR, 0) == SECTOR);
 		add(ring, IORING_OP_READ, slow, page + SECTOR, SECTOR, tries * SECTOR, 1);
 		NEED(enter(ring->fd, 1, 0, 0, NULL, 0) == 1);
 		int status, landed[2];
@@ -319,7 +304,7 @@ static uid_t sender_by_ring(int waits)
 		NEED(setgid(USER) == 0 && setuid(USER) == 0);
 		open_ring(&ring);
 		add(&ring, IORING_OP_WRITE, ends[1], "x", 1, 0, 1)->flags = waits ? IOSQE_ASYNC : 0;
-		_exit(done(&ring, 1) != 1);
+		_exit(finish(&ring, 1) != 1);
 	}
 	struct iovec in = { name, 1 };
 	struct msghdr message = { .msg_iov = &in, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control };

@@ -52,8 +52,22 @@ impl Drop for Permit {
     }
 }
 
-/// Returns the command under test.
+/// Returns the folder in which the command keeps what it fetched and what it said once.
+pub fn cache_folder() -> Option<PathBuf> {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cache")))?;
+    Some(cache.join("freehold"))
+}
+
+/// Returns the command under test. Its user has seen the messages that each user gets once, also on
+/// a machine that never ran it.
 pub fn freehold() -> Command {
+    static SEEN: std::sync::Once = std::sync::Once::new();
+    SEEN.call_once(|| {
+        let folder = cache_folder().expect("HOME is set");
+        std::fs::create_dir_all(&folder).expect("mkdir");
+        std::fs::write(folder.join("volumes-are-shared"), b"").expect("written");
+    });
     let mut command = Command::new(env!("CARGO_BIN_EXE_freehold"));
     command.stdin(Stdio::null());
     command

@@ -137,9 +137,7 @@ fn linux_module(name: &str) -> Option<std::path::PathBuf> {
     if kernel() != "linux" {
         return None;
     }
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(std::path::PathBuf::from);
-    let cache = cache.or_else(|| Some(std::path::Path::new(&std::env::var_os("HOME")?).join(".cache")))?;
-    let versions = std::fs::read_dir(cache.join("freehold/linux")).ok()?.flatten();
+    let versions = std::fs::read_dir(cache_folder()?.join("linux")).ok()?.flatten();
     let modules = versions.flat_map(|version| {
         std::fs::read_dir(version.path().join("lib/modules")).into_iter().flatten().flatten()
     });
@@ -344,6 +342,11 @@ fn frames() {
 #[test]
 fn framerings() {
     conforms("framerings");
+}
+
+#[test]
+fn ringsockets() {
+    conforms("ringsockets");
 }
 
 #[test]

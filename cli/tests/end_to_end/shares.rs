@@ -82,6 +82,10 @@ fn each_user_is_told_once_that_folders_are_shared() {
         finish(command, b"").expect(0).stderr.contains("HOST:GUEST:copy")
     };
     let asked_for = ["ro", "copy"].map(|mode| told(&format!("{volume}:{mode}")));
+    let mut wrong = run_command();
+    wrong.env("XDG_CACHE_HOME", cache.path()).args(["-v", &volume, "-v", &volume, "--", "busybox", "true"]);
+    let refused = finish(wrong, b"").expect(125).stderr;
+    assert!(refused.contains("another -v") && !refused.contains("HOST:GUEST:copy"), "{refused}");
     assert_eq!((asked_for, told(&volume), told(&volume)), ([false; 2], true, false));
 }
 

@@ -1,11 +1,13 @@
-//! Access to another process' memory, through pins: for process_vm_readv, process_vm_writev and
-//! /proc/PID/mem.
+//! Access to another process' memory, through pins: for process_vm_readv, process_vm_writev,
+//! /proc/PID/mem, and results of requests that another task finishes.
 
 use freehold_machine::VirtAddr;
 use freehold_vm::{Purpose, ReadOnly, ReadWrite, Rule, Transient};
+use zerocopy::{Immutable, IntoBytes};
 
 use super::{ForeignWindows, PinnedRun, ProcessSpace};
-use crate::user::{Sink, Source, so_far};
+use crate::fs::bytes::SliceSource;
+use crate::user::{self, Sink, Source, UserPtr, so_far};
 use crate::{Errno, Result, sched};
 
 /// Number of bytes that are pinned at a time.
@@ -35,6 +37,48 @@ pub fn write_space(
 ) -> Result<usize> {
     let len = len.min(source.remaining());
     in_batches(space, address, len, rule, |pinned: &PinnedRun<ReadWrite>| pinned.take(source))
+}
+
+/// A program's memory, for results: the running program's, or that of a program whose request
+/// another task finishes.
+pub trait ProgramMemory {
+    /// Writes all of `bytes` to `address`; may sleep.
+    ///
+    /// # Errors
+    /// `EFAULT`.
+    fn write_exact(&self, address: u64, bytes: &[u8]) -> Result<()>;
+
+    /// Writes `value` to `address`; may sleep.
+    ///
+    /// # Errors
+    /// `EFAULT`.
+    #[inline]
+    fn write<T: IntoBytes + Immutable>(&self, address: u64, value: &T) -> Result<()> {
+        self.write_exact(address, value.as_bytes())
+    }
+}
+
+/// The memory of the running program.
+pub struct OwnMemory;
+
+impl ProgramMemory for OwnMemory {
+    #[inline]
+    fn write_exact(&self, address: u64, bytes: &[u8]) -> Result<()> {
+        user::write_exact(address, bytes)
+    }
+
+    #[inline]
+    fn write<T: IntoBytes + Immutable>(&self, address: u64, value: &T) -> Result<()> {
+        UserPtr::new(address).write(value)
+    }
+}
+
+impl ProgramMemory for ProcessSpace {
+    fn write_exact(&self, address: u64, bytes: &[u8]) -> Result<()> {
+        let mut source = SliceSource::new(bytes);
+        let written = write_space(self, VirtAddr(address), bytes.len(), Rule::Asked, &mut source)?;
+        if written == bytes.len() { Ok(()) } else { Err(Errno::EFAULT) }
+    }
 }
 
 /// Pins `len` bytes at `address` of `space`, a batch at a time, and calls `transfer` for each batch

@@ -20,6 +20,7 @@ use self::inet::InetAddress;
 use self::link::LinkAddress;
 use self::netlink::NetlinkAddress;
 use super::family::Family;
+use crate::mem::{OwnMemory, ProgramMemory};
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result};
 
@@ -227,18 +228,23 @@ impl Address {
     /// `EINVAL` for a negative length, `EFAULT`, `ENOMEM`.
     pub fn write(address: Option<&Self>, family: Family, to: u64, length: UserPtr<i32>) -> Result<()> {
         let room = usize::try_from(length.read()?).map_err(|_| Errno::EINVAL)?;
-        let bytes = Self::encode(address, family)?;
-        user::write_exact(to, &bytes[..room.min(bytes.len())])?;
-        length.write(&(bytes.len() as i32))
+        let full = Self::write_bounded(address, family, (to, room), &OwnMemory)?;
+        length.write(&(full as i32))
     }
 
-    /// Writes a sockaddr to `to`, cut to `room` bytes. Returns its full length.
+    /// Writes a sockaddr to the address `to` of `memory`, cut to `room` bytes. Returns its full
+    /// length.
     ///
     /// # Errors
     /// `EFAULT`, `ENOMEM`.
-    pub fn write_bounded(address: Option<&Self>, family: Family, to: u64, room: usize) -> Result<u32> {
+    pub fn write_bounded(
+        address: Option<&Self>,
+        family: Family,
+        (to, room): (u64, usize),
+        memory: &impl ProgramMemory,
+    ) -> Result<u32> {
         let bytes = Self::encode(address, family)?;
-        user::write_exact(to, &bytes[..room.min(bytes.len())])?;
+        memory.write_exact(to, &bytes[..room.min(bytes.len())])?;
         Ok(bytes.len() as u32)
     }
 }

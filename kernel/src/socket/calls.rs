@@ -4,21 +4,22 @@ use linux_raw_sys::net as c;
 
 use super::SocketFile;
 use super::address::Address;
-use super::beside::wishes::Follows;
-use super::channel::{Ancillary, Manner, Patience, Received, Taking};
-use super::endpoint::{SendTarget, Shutdown, Socket, SocketKind};
+use super::channel::Received;
+use super::endpoint::{Socket, SocketKind};
+use super::exchange::{self, ReceivedMessage, SentMessage};
 use super::family::Family;
-use super::message::{self, Delivery, MessageHeader, Sent};
+use super::message::MessageHeader;
 use super::netlink::Netlink;
 use super::packet::PacketKind;
 use super::ports::Protocol;
 use super::raw::{self, RawKind};
 use super::table;
-use crate::fs::{Blocking, OnExec, OpenFile, OpenFlags};
+use crate::fs::{OpenFile, OpenFlags};
+use crate::mem::OwnMemory;
 use crate::syscall::Args;
 use crate::task;
 use crate::time::{self, TimeSpec};
-use crate::user::{Iovecs, Sink, Source, UserPtr, UserSlice};
+use crate::user::{Iovecs, UserPtr, UserSlice};
 use crate::{Errno, Result};
 
 /// recvmmsg waits for the first message only.
@@ -85,11 +86,7 @@ fn raw_kind_of(family: u32, kind: u32, protocol: i32) -> Option<(Family, RawKind
 /// Runs `f` on the socket of a descriptor.
 fn with_socket<R>(fd: i32, f: impl FnOnce(&OpenFile, &SocketFile) -> Result<R>) -> Result<R> {
     let file = task::with_current(|task| task.process().file(fd))?;
-    let Some(socket) = file.file().downcast::<SocketFile>() else {
-        file.check_not_path()?;
-        return Err(Errno::ENOTSOCK);
-    };
-    f(&file, socket)
+    f(&file, SocketFile::of(&file)?)
 }
 
 /// socket(family, type, protocol)
@@ -165,34 +162,19 @@ pub fn sys_listen(args: &Args) -> Result<i64> {
 /// As in the manual.
 pub fn sys_connect(args: &Args) -> Result<i64> {
     with_socket(args.fd(0), |open, file| {
-        let length = length_at(args, 2)?;
-        if file.socket.is_unix_datagram() && Address::is_unspecified(args[1], length)? {
-            file.socket.leave_peer();
-            return Ok(0);
-        }
-        match Address::read(file.socket.family(), args[1], length)? {
-            Some(address) => file.socket.connect(&address, file.send_patience(open.blocking()))?,
-            None => file.socket.disconnect()?,
-        }
-        Ok(0)
+        let peer = exchange::read_peer(file, (args[1], length_at(args, 2)?))?;
+        exchange::connect(file, peer.as_ref(), open.blocking()).map(|()| 0)
     })
 }
 
 fn accept(args: &Args, flags: OpenFlags) -> Result<i64> {
     with_socket(args.fd(0), |open, file| {
-        // The descriptor is reserved before the connection, because an accepted connection cannot
-        // be returned. As on Linux, the connection is lost only if the buffer for the peer's name
-        // is invalid.
-        let process = task::current().process().clone();
-        let files = process.files();
-        let descriptor = files.promise(process.descriptor_limit())?;
-        let accepted = file.socket.accept(file.receive_patience(open.blocking()))?;
-        let (peer, family) = (accepted.peer_address().unwrap_or_default(), accepted.family());
-        let accepted = OpenFile::new(SocketFile::new(accepted), None, flags | OpenFlags::RDWR)?;
-        if args[1] != 0 {
-            Address::write(peer.as_ref(), family, args[1], UserPtr::new(args[2]))?;
-        }
-        Ok(i64::from(descriptor.keep(accepted, OnExec::asked_by(flags))))
+        // As on Linux, the connection is lost if the buffer for the peer's name is invalid.
+        let tell = |peer: Option<&Address>, family| match args[1] {
+            0 => Ok(()),
+            at => Address::write(peer, family, at, UserPtr::new(args[2])),
+        };
+        exchange::accept(file, flags, open.blocking(), tell).map(i64::from)
     })
 }
 
@@ -244,15 +226,7 @@ pub fn sys_getpeername(args: &Args) -> Result<i64> {
 /// # Errors
 /// As in the manual.
 pub fn sys_shutdown(args: &Args) -> Result<i64> {
-    with_socket(args.fd(0), |_, file| {
-        let how = match args.uint(1) {
-            c::SHUT_RD => Shutdown::Receive,
-            c::SHUT_WR => Shutdown::Send,
-            c::SHUT_RDWR => Shutdown::Both,
-            _ => return Err(Errno::EINVAL),
-        };
-        file.socket.shutdown(how).map(|()| 0)
-    })
+    with_socket(args.fd(0), |_, file| exchange::shutdown(file, args.uint(1)).map(|()| 0))
 }
 
 /// setsockopt(fd, level, name, value, length)
@@ -299,43 +273,6 @@ pub fn sys_getsockopt(args: &Args) -> Result<i64> {
     })
 }
 
-fn blocking(open: &OpenFile, flags: u32) -> Blocking {
-    if flags & c::MSG_DONTWAIT != 0 { Blocking::Never } else { open.blocking() }
-}
-
-/// Address and length of a program's sockaddr; address 0 means none.
-type NameAt = (u64, usize);
-
-fn send(
-    fd: i32,
-    source: &mut dyn Source,
-    (name, length): NameAt,
-    flags: u32,
-    beside: impl FnOnce(&Socket) -> Result<Sent>,
-) -> Result<usize> {
-    with_socket(fd, |open, file| {
-        if flags & c::MSG_OOB != 0 {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        let patience = file.send_patience(blocking(open, flags));
-        let to = if name == 0 { None } else { Address::read(file.socket.family(), name, length)? };
-        let (ancillary, mut wishes) = beside(&file.socket)?;
-        if flags & c::MSG_MORE != 0 && file.socket.is_udp() {
-            wishes.get_or_insert_default().follows = Follows::More;
-        }
-        let target = SendTarget { address: to.as_ref(), wishes: wishes.as_ref() };
-        let sent = file.socket.send(source, ancillary, target, patience);
-        if flags & c::MSG_NOSIGNAL == 0 {
-            file.signal_broken(&sent);
-        }
-        sent
-    })
-}
-
-fn nothing_beside(_: &Socket) -> Result<Sent> {
-    Ok((Ancillary::unsigned(), None))
-}
-
 /// sendto(fd, bytes, count, flags, address, length)
 ///
 /// # Errors
@@ -343,13 +280,17 @@ fn nothing_beside(_: &Socket) -> Result<Sent> {
 pub fn sys_sendto(args: &Args) -> Result<i64> {
     let to = (args[4], if args[4] == 0 { 0 } else { length_at(args, 5)? });
     let mut source = UserSlice::new(args[1], args.size(2));
-    send(args.fd(0), &mut source, to, args.uint(3), nothing_beside).map(|count| count as i64)
+    with_socket(args.fd(0), |open, file| {
+        SentMessage::to(file, to, args.uint(3))?.send(file, &mut source, open.blocking())
+    })
+    .map(|count| count as i64)
 }
 
 fn send_message(fd: i32, header: &MessageHeader, flags: u32) -> Result<usize> {
-    let to = (header.name, header.name_length as usize);
     let mut source = Iovecs::read(header.vectors, header.vector_count as usize)?;
-    send(fd, &mut source, to, flags, |socket| message::read_control(socket, header))
+    with_socket(fd, |open, file| {
+        SentMessage::read(file, header, flags)?.send(file, &mut source, open.blocking())
+    })
 }
 
 /// sendmsg(fd, header, flags)
@@ -361,81 +302,6 @@ pub fn sys_sendmsg(args: &Args) -> Result<i64> {
     send_message(args.fd(0), &header, args.uint(2)).map(|count| count as i64)
 }
 
-/// Handles a request for urgent data or for queued errors. There are never any.
-///
-/// # Errors
-/// As on Linux: `EAGAIN` for the errors of IP sockets, which other sockets do not queue; `EINVAL`
-/// for a TCP stream's urgent data, `EOPNOTSUPP` for that of other sockets.
-#[cold]
-fn check_special(file: &SocketFile, flags: u32) -> Result<()> {
-    let is_inet = file.socket.family().is_ip();
-    if is_inet && flags & c::MSG_ERRQUEUE != 0 {
-        return Err(Errno::EAGAIN);
-    }
-    match flags & c::MSG_OOB != 0 {
-        true if is_inet && file.socket.kind() == SocketKind::Stream => Err(Errno::EINVAL),
-        true => Err(Errno::EOPNOTSUPP),
-        false => Ok(()),
-    }
-}
-
-/// Receives, and for MSG_WAITALL repeats that until all bytes have arrived. The result goes to
-/// `received`, which is empty before.
-#[inline]
-fn receive(
-    open: &OpenFile,
-    file: &SocketFile,
-    sink: &mut dyn Sink,
-    flags: u32,
-    received: &mut Received,
-) -> Result<()> {
-    if flags & (c::MSG_OOB | c::MSG_ERRQUEUE) != 0 {
-        check_special(file, flags)?;
-    }
-    let taking = if flags & c::MSG_PEEK != 0 { Taking::Peek } else { Taking::Take };
-    let patience = file.receive_patience(blocking(open, flags));
-    let mut nowhere = Discard(sink.remaining());
-    let drops = flags & c::MSG_TRUNC != 0 && file.socket.is_tcp();
-    let sink = if drops { &mut nowhere } else { sink };
-    file.socket.receive(sink, Manner { taking, patience }, received)?;
-    if flags & c::MSG_WAITALL != 0 && taking == Taking::Take && file.socket.kind() == SocketKind::Stream {
-        receive_rest(file, sink, patience, received);
-    }
-    Ok(())
-}
-
-/// Receives more of a stream, up to files, until the sink is full or the next data cannot be added.
-#[cold]
-fn receive_rest(file: &SocketFile, sink: &mut dyn Sink, patience: Patience, received: &mut Received) {
-    while sink.remaining() > 0 && received.ancillary.files.is_empty() {
-        let before = received.count;
-        if file.socket.receive(sink, Manner::take(patience), received).is_err() || received.count == before {
-            break;
-        }
-    }
-}
-
-/// A sink for bytes that a program drops: MSG_TRUNC of TCP. Its field is the number of bytes that
-/// still fit.
-struct Discard(usize);
-
-impl Sink for Discard {
-    fn remaining(&self) -> usize {
-        self.0
-    }
-
-    fn put_without_fault(&mut self, bytes: &[u8]) -> usize {
-        let count = bytes.len().min(self.0);
-        self.0 -= count;
-        count
-    }
-}
-
-/// Returns the return value of a receive: with MSG_TRUNC the message's full length.
-fn returned(received: &Received, flags: u32) -> usize {
-    if flags & c::MSG_TRUNC != 0 { received.length } else { received.count }
-}
-
 /// recvfrom(fd, bytes, count, flags, address, length)
 ///
 /// # Errors
@@ -444,7 +310,8 @@ pub fn sys_recvfrom(args: &Args) -> Result<i64> {
     let flags = args.uint(3);
     let mut received = Received::default();
     let family = with_socket(args.fd(0), |open, file| {
-        receive(open, file, &mut UserSlice::new(args[1], args.size(2)), flags, &mut received)?;
+        let mut sink = UserSlice::new(args[1], args.size(2));
+        exchange::receive(file, &mut sink, (flags, open.blocking()), &mut received)?;
         Ok(file.socket.family())
     })?;
     if args[4] != 0 {
@@ -455,43 +322,15 @@ pub fn sys_recvfrom(args: &Args) -> Result<i64> {
             None => length.write(&0)?,
         }
     }
-    Ok(returned(&received, flags) as i64)
+    Ok(exchange::returned(&received, flags) as i64)
 }
 
 fn receive_message(fd: i32, at: UserPtr<MessageHeader>, flags: u32) -> Result<usize> {
-    let mut header = at.read()?;
-    let mut received = Received::default();
-    let (family, delivery, controls) = with_socket(fd, |open, file| {
-        let mut sink = Iovecs::read(header.vectors, header.vector_count as usize)?;
-        receive(open, file, &mut sink, flags, &mut received)?;
-        let delivery = Delivery {
-            credentials: file.socket.channel().names_senders(),
-            on_exec: if flags & c::MSG_CMSG_CLOEXEC != 0 { OnExec::Close } else { OnExec::Keep },
-        };
-        let told = file.socket.told_beside();
-        let mut controls = told.controls(received.notes.as_ref());
-        told.add_left(&mut controls, || file.socket.channel().left());
-        Ok((file.socket.family(), delivery, controls))
-    })?;
-    let result = returned(&received, flags);
-    header.flags = flags & c::MSG_CMSG_CLOEXEC;
-    if received.length > received.count {
-        header.flags |= c::MSG_TRUNC;
-    }
-    if header.name != 0 {
-        header.name_length = match &received.from {
-            Some(from) => {
-                Address::write_bounded(Some(from), family, header.name, header.name_length as usize)?
-            }
-            None => 0,
-        };
-    }
-    let (length, truncated) =
-        message::write_control(&header, (received.ancillary, controls.as_ref()), delivery)?;
-    header.control_length = length;
-    header.flags |= truncated;
-    header.write_result(at)?;
-    Ok(result)
+    let message = ReceivedMessage::read(at, flags)?;
+    with_socket(fd, |open, file| {
+        let mut sink = message.buffers()?;
+        message.receive(file, &mut sink, open.blocking(), &OwnMemory)
+    })
 }
 
 /// recvmsg(fd, header, flags)

@@ -329,8 +329,8 @@ impl Socket {
         self.family == Family::Unix && self.kind == SocketKind::Datagram
     }
 
-    /// connect(2) to AF_UNSPEC: a datagram socket sends to no one any more.
-    pub fn leave_peer(&self) {
+    /// Ends the connection of a datagram socket of AF_UNIX.
+    pub(super) fn leave_peer(&self) {
         let peer = self.state.lock().peer.take();
         drop(peer);
     }

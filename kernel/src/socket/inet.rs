@@ -292,10 +292,11 @@ impl Socket {
         self.state.lock().remote == Some(remote)
     }
 
-    /// connect(2) to AF_UNSPEC: a datagram socket receives from all senders again.
+    /// connect(2) to AF_UNSPEC: a datagram socket has no peer any more, and receives from all
+    /// senders again.
     ///
     /// # Errors
-    /// `EINVAL` if the socket is no UDP socket; `ENOMEM`.
+    /// `EINVAL` for other sockets; `ENOMEM`.
     pub fn disconnect(&self) -> Result<()> {
         if let Some(netlink) = &self.netlink {
             return netlink.connect(None, self.network());
@@ -303,8 +304,12 @@ impl Socket {
         if let Some(raw) = &self.raw {
             return raw.connect(None);
         }
-        if self.family() == Family::Unix || self.kind() != SocketKind::Datagram {
+        if self.kind() != SocketKind::Datagram {
             return Err(Errno::EINVAL);
+        }
+        if self.family() == Family::Unix {
+            self.leave_peer();
+            return Ok(());
         }
         let key = self.state.lock().port;
         key.map_or(Ok(()), |key| ports::set_remote(&key, None))?;

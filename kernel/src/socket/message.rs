@@ -14,6 +14,7 @@ use super::family::Family;
 use super::flight::Files;
 use super::options::Credentials;
 use crate::fs::OnExec;
+use crate::mem::ProgramMemory;
 use crate::task;
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result};
@@ -48,18 +49,35 @@ pub struct MessageHeader {
 }
 
 impl MessageHeader {
-    /// Writes the results of a receive into the program's header at `at`. The other fields are not
-    /// written: another thread may use them.
+    /// Writes the results of a receive into the program's header at `at` of `memory`. The other
+    /// fields are not written: another thread may use them.
     ///
     /// # Errors
     /// `EFAULT`.
-    pub fn write_result(&self, at: UserPtr<Self>) -> Result<()> {
+    #[inline]
+    pub(super) fn write_result(&self, at: UserPtr<Self>, memory: &impl ProgramMemory) -> Result<()> {
         let field = |offset: usize| at.address().wrapping_add(offset as u64);
         if self.name != 0 {
-            UserPtr::new(field(offset_of!(Self, name_length))).write(&self.name_length)?;
+            memory.write(field(offset_of!(Self, name_length)), &self.name_length)?;
         }
-        UserPtr::new(field(offset_of!(Self, control_length))).write(&self.control_length)?;
-        UserPtr::new(field(offset_of!(Self, flags))).write(&self.flags)
+        memory.write(field(offset_of!(Self, control_length)), &self.control_length)?;
+        memory.write(field(offset_of!(Self, flags)), &self.flags)
+    }
+
+    /// Reads the control messages; none if there is no room for one.
+    ///
+    /// # Errors
+    /// `ENOBUFS` if they are too long; `EFAULT`, `ENOMEM`.
+    #[inline]
+    pub(super) fn read_control(&self) -> Result<Vec<u8>> {
+        let length = usize::try_from(self.control_length).unwrap_or(usize::MAX);
+        if self.control == 0 || length < CONTROL_BYTES {
+            return Ok(Vec::new());
+        }
+        if length > MOST_CONTROL {
+            return Err(Errno::ENOBUFS);
+        }
+        user::read_vec(self.control, length)
     }
 }
 
@@ -80,23 +98,14 @@ const SCM_CREDENTIALS: u32 = 2;
 /// A sender's ancillary data: the data that travels with the bytes, and the sender's requests.
 pub(super) type Sent = (Ancillary, Option<Wishes>);
 
-/// Reads the ancillary data that a program sends with `socket`. As on Linux, control messages of
-/// other levels are skipped.
+/// Parses the control messages that a program sends with `socket`. As on Linux, those of other
+/// levels are skipped.
 ///
 /// # Errors
-/// `EINVAL`, `EBADF`, `EPERM` for credentials that are not the sender's, `EFAULT`.
-pub(super) fn read_control(socket: &Socket, header: &MessageHeader) -> Result<Sent> {
+/// `EINVAL`, `EBADF`, `EPERM` for credentials that are not the sender's.
+pub(super) fn parse_control(socket: &Socket, mut rest: &[u8]) -> Result<Sent> {
     let mut ancillary = Ancillary::unsigned();
     let mut wishes: Option<Wishes> = None;
-    let length = usize::try_from(header.control_length).unwrap_or(usize::MAX);
-    if header.control == 0 || length < CONTROL_BYTES {
-        return Ok((ancillary, wishes));
-    }
-    if length > MOST_CONTROL {
-        return Err(Errno::ENOBUFS);
-    }
-    let bytes = user::read_vec(header.control, length)?;
-    let mut rest = &bytes[..];
     while let Ok((control, _)) = Control::read_from_prefix(rest) {
         let length = usize::try_from(control.length).map_err(|_| Errno::EINVAL)?;
         let data = rest.get(CONTROL_BYTES..length).ok_or(Errno::EINVAL)?;
@@ -152,9 +161,9 @@ pub enum PassCredentials {
     No,
 }
 
-/// Gives the receiver the ancillary data: descriptors for the files, and the sender's credentials.
-/// Returns the length that was written, and MSG_CTRUNC if not everything fitted. Files that do not
-/// fit are closed.
+/// Gives the receiver the ancillary data in `memory`: descriptors for the files, and the sender's
+/// credentials. Returns the length that was written, and MSG_CTRUNC if not everything fitted. Files
+/// that do not fit are closed.
 ///
 /// # Errors
 /// `EFAULT`.
@@ -162,6 +171,7 @@ pub(super) fn write_control(
     header: &MessageHeader,
     (ancillary, controls): (Ancillary, Option<&Controls>),
     delivery: Delivery,
+    memory: &impl ProgramMemory,
 ) -> Result<(u64, u32)> {
     let room = usize::try_from(header.control_length).unwrap_or(usize::MAX);
     let mut flags = 0;
@@ -180,8 +190,8 @@ pub(super) fn write_control(
         };
         let control = Control { length: (CONTROL_BYTES + data.len()) as u64, level, kind };
         let at = header.control + written as u64;
-        user::write_exact(at, control.as_bytes())?;
-        user::write_exact(at + CONTROL_BYTES as u64, data)?;
+        memory.write_exact(at, control.as_bytes())?;
+        memory.write_exact(at + CONTROL_BYTES as u64, data)?;
         written += (CONTROL_BYTES + data.len()).next_multiple_of(ALIGN);
         Ok(())
     };

@@ -42,6 +42,7 @@ mod cork;
 mod corked;
 mod datagrams;
 pub mod endpoint;
+pub mod exchange;
 mod facts;
 pub mod family;
 mod filter;
@@ -75,7 +76,7 @@ use self::family::Family;
 use self::options::deadline;
 use crate::fs::anonymous::AnonymousNode;
 use crate::fs::file::{NewsOwner, NewsQueues};
-use crate::fs::{Blocking, File, MmapContent, Node, NodeKind, Ready};
+use crate::fs::{Blocking, File, MmapContent, Node, NodeKind, OpenFile, Ready};
 use crate::sync::PollWaiter;
 use crate::user::{Sink, Source, UserPtr};
 use crate::{Errno, Result};
@@ -97,9 +98,26 @@ impl SocketFile {
         reserve::arc(Self { socket, node })
     }
 
+    /// Returns the socket file of an open file.
+    ///
+    /// # Errors
+    /// `ENOTSOCK`; `EBADF` for a descriptor that was opened with O_PATH.
+    #[inline]
+    pub fn of(file: &OpenFile) -> Result<&Self> {
+        match file.file().downcast::<Self>() {
+            Some(socket) => Ok(socket),
+            None => file.check_not_path().and(Err(Errno::ENOTSOCK)),
+        }
+    }
+
     /// Returns the file's socket.
     fn unix(&self) -> &Socket {
         &self.socket
+    }
+
+    /// Whether the socket is a stream.
+    pub fn is_stream(&self) -> bool {
+        self.socket.kind() == SocketKind::Stream
     }
 
     /// Sends the caller SIGPIPE if a send failed because its stream is broken.

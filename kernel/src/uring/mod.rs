@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`memory`] | the rings that program and kernel share |
 //! | [`request`] | the request of an entry, checked, with its file and its buffers held |
+//! | [`sockets`] | requests on sockets |
 //! | [`pins`] | the pages that requests hold while they wait |
 //! | [`work`] | requests that cannot end at once: those that wait for files and clocks, and for disks |
 //! | [`watcher`] | the task that attends to requests which wait for files and clocks |
@@ -28,6 +29,7 @@ pub mod context;
 mod memory;
 mod pins;
 mod request;
+mod sockets;
 mod watcher;
 mod work;
 

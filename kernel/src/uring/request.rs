@@ -10,6 +10,7 @@ use linux_raw_sys::io_uring as c;
 
 use super::memory::Submission;
 use super::pins;
+use super::sockets::{self, SocketRequest};
 use super::work::Asker;
 use super::{IoRing, RingFile};
 use crate::fs::{Blocking, NodeKind, OpenFile, Ready, Seekable};
@@ -30,13 +31,21 @@ pub mod operation {
     pub const WRITE_FIXED: u8 = 5;
     pub const POLL_ADD: u8 = 6;
     pub const POLL_REMOVE: u8 = 7;
+    pub const SENDMSG: u8 = 9;
+    pub const RECVMSG: u8 = 10;
     pub const TIMEOUT: u8 = 11;
     pub const TIMEOUT_REMOVE: u8 = 12;
+    pub const ACCEPT: u8 = 13;
     pub const ASYNC_CANCEL: u8 = 14;
+    pub const CONNECT: u8 = 16;
+    pub const CLOSE: u8 = 19;
     pub const READ: u8 = 22;
     pub const WRITE: u8 = 23;
+    pub const SEND: u8 = 26;
+    pub const RECV: u8 = 27;
+    pub const SHUTDOWN: u8 = 34;
     /// All supported operations.
-    pub const ALL: [u8; 13] = [
+    pub const ALL: [u8; 21] = [
         NOP,
         READV,
         WRITEV,
@@ -45,16 +54,24 @@ pub mod operation {
         WRITE_FIXED,
         POLL_ADD,
         POLL_REMOVE,
+        SENDMSG,
+        RECVMSG,
         TIMEOUT,
         TIMEOUT_REMOVE,
+        ACCEPT,
         ASYNC_CANCEL,
+        CONNECT,
+        CLOSE,
         READ,
         WRITE,
+        SEND,
+        RECV,
+        SHUTDOWN,
     ];
 }
 
 /// The only supported flag of an entry: do not try the operation at once.
-const ASYNC: u8 = 1 << c::io_uring_sqe_flags_bit::IOSQE_ASYNC_BIT as u8;
+pub const ASYNC: u8 = 1 << c::io_uring_sqe_flags_bit::IOSQE_ASYNC_BIT as u8;
 /// The value that stands for the description's own offset.
 const CURRENT: u64 = u64::MAX;
 /// Events that are always reported.
@@ -81,7 +98,7 @@ impl Way {
         }
     }
     /// Returns the events to wait for.
-    const fn readiness(self) -> u32 {
+    pub const fn readiness(self) -> u32 {
         match self {
             Self::Read => Ready::IN.bits() | ALWAYS,
             Self::Write => Ready::OUT.bits() | ALWAYS,
@@ -132,6 +149,8 @@ impl Transfer {
 pub enum Pending {
     /// Waits until the file is ready for the transfer.
     Stream(Transfer),
+    /// Waits until the socket is ready.
+    Socket(SocketRequest),
     /// Waits for the disk's answer.
     Disk(Transfer),
     /// Waits until all data is on the disk.
@@ -204,6 +223,12 @@ pub fn start(ring: &Arc<IoRing>, entry: &Submission) -> Result<Start> {
         op::FSYNC => sync(entry),
         op::POLL_ADD => poll(entry),
         op::TIMEOUT => timeout(ring, entry),
+        op::SEND | op::SENDMSG => sockets::send(entry),
+        op::RECV | op::RECVMSG => sockets::receive(entry),
+        op::ACCEPT => sockets::accept(entry),
+        op::CONNECT => sockets::connect(entry),
+        op::SHUTDOWN => sockets::shutdown(entry),
+        op::CLOSE => close(entry),
         op::POLL_REMOVE | op::TIMEOUT_REMOVE | op::ASYNC_CANCEL => {
             if entry.operation_flags != 0 {
                 return Err(Errno::EINVAL);
@@ -216,7 +241,7 @@ pub fn start(ring: &Arc<IoRing>, entry: &Submission) -> Result<Start> {
 
 /// Returns the file of `entry`, which must not be a ring: a ring that waits for itself would never
 /// end.
-fn file_of(entry: &Submission) -> Result<Arc<OpenFile>> {
+pub fn file_of(entry: &Submission) -> Result<Arc<OpenFile>> {
     let file = task::current().process().files().get(entry.fd)?;
     if RingFile::ring_of(&file).is_some() { Err(Errno::EOPNOTSUPP) } else { Ok(file) }
 }
@@ -299,6 +324,18 @@ pub fn begin_transfer(
     };
     let transfer = Transfer { file, offset, moving, _pins: pins };
     Ok(Start::Pending(if disk { Pending::Disk(transfer) } else { Pending::Stream(transfer) }))
+}
+
+fn close(entry: &Submission) -> Result<Start> {
+    let unused = (entry.offset, entry.address, entry.length, entry.operation_flags, entry.buffer);
+    if unused != (0, 0, 0, 0, 0) || entry.splice_fd != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let files = task::current().process().files();
+    if RingFile::ring_of(&*files.get(entry.fd)?).is_some() {
+        return Err(Errno::EBADF);
+    }
+    files.close(entry.fd).map(|()| Start::Done(0))
 }
 
 fn sync(entry: &Submission) -> Result<Start> {

@@ -107,6 +107,7 @@ impl<A: Asker> Waiter<A> {
         let Some((_, pending)) = &*content else { return Ok(false) };
         let (file, wanted) = match pending {
             Pending::Stream(transfer) => (transfer.file(), transfer.readiness()),
+            Pending::Socket(request) => (request.file(), request.readiness()),
             Pending::Poll(file, wanted) => (file, *wanted),
             Pending::Timeout { deadline, completions } => {
                 let timer: Arc<dyn Expire> = self.clone();
@@ -150,13 +151,10 @@ impl<A: Asker> Waiter<A> {
 /// have ended.
 fn look(pending: &Pending, completed: impl FnOnce() -> u64) -> Option<i32> {
     match pending {
-        Pending::Stream(transfer) => {
-            let ready = transfer.file().file().poll(None).reported(transfer.readiness());
-            match (ready != 0).then(|| transfer.run(Blocking::Never)) {
-                None | Some(Err(Errno::EAGAIN)) => None,
-                Some(result) => Some(result_word(result.map(|count| count as i64))),
-            }
-        }
+        Pending::Stream(transfer) => attempt((transfer.file(), transfer.readiness()), || {
+            transfer.run(Blocking::Never).map(|count| count as i64)
+        }),
+        Pending::Socket(request) => attempt((request.file(), request.readiness()), || request.run()),
         Pending::Poll(file, wanted) => {
             let ready = file.file().poll(None).reported(*wanted);
             (ready != 0).then_some(ready as i32)
@@ -166,6 +164,17 @@ fn look(pending: &Pending, completed: impl FnOnce() -> u64) -> Option<i32> {
             (*deadline <= time::now()).then(|| Errno::ETIME.to_return_value() as i32)
         }
         Pending::Disk(_) | Pending::Sync(_) => unreachable!("these go to workers"),
+    }
+}
+
+/// Runs `transfer` if its file is ready. Returns the result, unless it has to wait on.
+fn attempt((file, readiness): (&Arc<OpenFile>, u32), transfer: impl FnOnce() -> Result<i64>) -> Option<i32> {
+    if file.file().poll(None).reported(readiness) == 0 {
+        return None;
+    }
+    match transfer() {
+        Err(Errno::EAGAIN) => None,
+        result => Some(result_word(result)),
     }
 }
 

@@ -3,6 +3,8 @@
 
 use core::sync::atomic::Ordering;
 
+use linux_raw_sys::net as c;
+
 use super::{Channel, Family, Listener, Peer, Socket, SocketKind};
 use crate::socket::view::TcpState;
 use crate::socket::{ports, table};
@@ -18,6 +20,21 @@ pub enum Shutdown {
     Send,
     /// SHUT_RDWR.
     Both,
+}
+
+impl Shutdown {
+    /// Returns the direction that shutdown(2) names.
+    ///
+    /// # Errors
+    /// `EINVAL`.
+    pub const fn from_number(how: u32) -> Result<Self> {
+        Ok(match how {
+            c::SHUT_RD => Self::Receive,
+            c::SHUT_WR => Self::Send,
+            c::SHUT_RDWR => Self::Both,
+            _ => return Err(Errno::EINVAL),
+        })
+    }
 }
 
 /// Ends connections that were not accepted; their peers notice.

@@ -9,6 +9,7 @@
 //! | [`frame`] | frames |
 //! | [`show`] | the sockets that frames are shown to |
 //! | [`send`] | frames of programs |
+//! | [`offload`] | the header of virtio_net before frames |
 //! | [`settings`] | options |
 //! | [`ring`] | frames in memory that the socket shares with its program |
 //!
@@ -16,6 +17,7 @@
 //! be held when it is taken.
 
 pub(super) mod frame;
+mod offload;
 mod ring;
 mod send;
 mod settings;

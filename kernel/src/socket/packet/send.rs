@@ -3,6 +3,7 @@
 use freehold_collections::{Receiver, Vec};
 
 use super::frame::{Bound, HEADER, LOOPBACK, LinkFrame, PROTOCOL_V4, PROTOCOL_V6};
+use super::offload::OffloadHeader;
 use super::{PacketKind, PacketSocket, show};
 use crate::socket::address::link::LinkAddress;
 use crate::socket::interface::{self, Interface};
@@ -51,6 +52,10 @@ impl PacketSocket {
         to: Option<LinkAddress>,
     ) -> Result<usize> {
         let device = self.destination(to)?;
+        let sent = source.remaining();
+        let has_offload_header = self.rings.state.lock().settings.has_offload_header;
+        let offload =
+            if has_offload_header { OffloadHeader::take(source)? } else { OffloadHeader::default() };
         let length = source.remaining();
         let own = if self.kind == PacketKind::Raw { 0 } else { HEADER };
         if own + length > device.mtu as usize + HEADER + TAG {
@@ -73,8 +78,9 @@ impl PacketSocket {
         if bytes.len() > device.mtu as usize + HEADER + if has_tag { TAG } else { 0 } {
             return Err(Errno::EMSGSIZE);
         }
+        offload.complete(&mut bytes)?;
         self.put(&device, &bytes)?;
-        Ok(length)
+        Ok(sent)
     }
 
     fn put(self: &Receiver<Self>, device: &Interface, bytes: &[u8]) -> Result<()> {

@@ -6,8 +6,8 @@ use freehold_collections::Receiver;
 use linux_raw_sys::net as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::PacketSocket;
 use super::ring::{Direction, Request, Version, handover};
+use super::{PacketKind, PacketSocket};
 use crate::socket::beside::{OptionRoom, PACKET as LEVEL, number};
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result};
@@ -24,6 +24,7 @@ const HDRLEN: u32 = 11;
 const RESERVE: u32 = 12;
 const TX_RING: u32 = 13;
 const LOSS: u32 = 14;
+const VNET_HDR: u32 = 15;
 const TIMESTAMP: u32 = 17;
 const TX_HAS_OFF: u32 = 19;
 const QDISC_BYPASS: u32 = 20;
@@ -67,6 +68,10 @@ impl PacketSocket {
             (LEVEL, COPY_THRESH | VERSION | RESERVE | LOSS | TX_HAS_OFF) => {
                 self.set_ring_setting(name, exactly(value, length)?)?;
             }
+            (LEVEL, VNET_HDR) if self.kind == PacketKind::Raw => {
+                self.set_ring_setting(name, number(level, value, length)? as u32)?;
+            }
+            (LEVEL, VNET_HDR) => return Err(Errno::EINVAL),
             (LEVEL, ORIGDEV) => {
                 let wanted = number(level, value, length)?;
                 self.state.lock().settings.names_origin = wanted != 0;
@@ -123,6 +128,7 @@ impl PacketSocket {
         match (name, version) {
             (VERSION, Some(&version)) => settings.version = version,
             (RESERVE, _) => settings.reserve = wanted,
+            (VNET_HDR, _) => settings.has_offload_header = wanted != 0,
             (LOSS, _) => settings.skips_wrong = wanted != 0,
             (TX_HAS_OFF, _) => settings.has_offsets = wanted != 0,
             _ => settings.copy_threshold = wanted,
@@ -177,6 +183,7 @@ impl PacketSocket {
             (LEVEL, VERSION) => value_of(ring.version as u32),
             (LEVEL, HDRLEN) => value_of(header_length(value, room.bytes)?),
             (LEVEL, RESERVE) => value_of(ring.reserve),
+            (LEVEL, VNET_HDR) => value_of(ring.has_offload_header.into()),
             (LEVEL, LOSS) => value_of(ring.skips_wrong.into()),
             (LEVEL, TX_HAS_OFF) => value_of(ring.has_offsets.into()),
             (LEVEL, ORIGDEV) => value_of(settings.names_origin.into()),

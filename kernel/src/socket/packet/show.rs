@@ -4,9 +4,10 @@
 //! single protocol is shown those that arrive (Linux: `dev_queue_xmit_nit`, `packet_rcv`). On the
 //! loopback device each packet is sent and arrives.
 
-use freehold_collections::Arc;
+use freehold_collections::{Arc, Vec};
 
 use super::frame::{Bound, LOOPBACK, LinkDevice, LinkFrame, framed};
+use super::offload::OFFLOAD_BYTES;
 use super::ring::{LOSING, Put, Shown, handover};
 use super::{HEARERS, PacketSocket};
 use crate::fs::bytes::SliceSource;
@@ -17,7 +18,7 @@ use crate::socket::channel::{Ancillary, Channel, MessageOrigin, Patience};
 use crate::socket::registry::{self, Hears};
 use crate::sync::News;
 use crate::task::namespaces::network::NetworkNamespace;
-use crate::{Errno, time};
+use crate::{Errno, Result, time};
 
 /// Delivers a message to a channel. Without room the message is lost.
 pub(in crate::socket) type Deliver<'a> = &'a mut dyn FnMut(&Arc<Channel>, &[u8], MessageOrigin);
@@ -62,6 +63,13 @@ pub(in crate::socket) fn put(channel: &Arc<Channel>, bytes: &[u8], origin: Messa
     }
 }
 
+fn with_offload_header(frame: &[u8]) -> Result<Vec<u8>> {
+    let mut bytes = Vec::try_with_capacity(OFFLOAD_BYTES + frame.len())?;
+    bytes.try_extend_from_slice(&[0; OFFLOAD_BYTES])?;
+    bytes.try_extend_from_slice(frame)?;
+    Ok(bytes)
+}
+
 impl PacketSocket {
     /// Takes the part of a frame that the socket's filter passes, if the socket hears its device.
     fn take(&self, frame: &LinkFrame<'_>, deliver: Deliver<'_>) {
@@ -102,7 +110,14 @@ impl PacketSocket {
             name: Some(Address::Link(name)),
             notes: self.channel.notes(|| Some(facts.into())),
         };
-        deliver(&self.channel, shown, origin);
+        if !self.rings.state.lock().settings.has_offload_header {
+            return deliver(&self.channel, shown, origin);
+        }
+        // Without memory the frame is lost.
+        match with_offload_header(shown) {
+            Ok(bytes) => deliver(&self.channel, &bytes, origin),
+            Err(_) => self.channel.note_loss(),
+        }
     }
 
     /// Puts a frame into the ring of received frames, if there is one.

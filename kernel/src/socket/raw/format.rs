@@ -235,7 +235,7 @@ fn sum(bytes: &[u8]) -> u64 {
 }
 
 /// Returns the checksum of RFC 1071 over `bytes`, after words with the sum `before`.
-pub(super) fn checksum(before: u64, bytes: &[u8]) -> u16 {
+pub(in crate::socket) fn checksum(before: u64, bytes: &[u8]) -> u16 {
     let mut folded = before + sum(bytes);
     while folded > 0xffff {
         folded = (folded & 0xffff) + (folded >> 16);

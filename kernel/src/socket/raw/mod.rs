@@ -28,6 +28,7 @@ use core::net::Ipv6Addr;
 use freehold_collections::{Arc, Receiver, reserve};
 use linux_raw_sys::net as c;
 
+pub(super) use self::format::checksum;
 pub use self::settings::RawKind;
 
 use self::format::{ICMP, ICMPV6, Version};

@@ -163,6 +163,7 @@ impl BlockRing {
         let bytes = header(Version::V3, shown, place, snap, [whole as u32, hash]);
         self.region.put(block_at + frame_at, &bytes);
         self.region.put(block_at + frame_at + link, &shown.bytes[..snap]);
+        place.put_offload_header(&self.region, block_at + frame_at);
         self.region.store(block_at + frame_at + Version::V3.status_at(), USER | shown.status);
         open.last_at = frame_at;
         open.header.length += whole as u32;

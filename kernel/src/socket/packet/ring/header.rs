@@ -3,8 +3,10 @@
 use arrayvec::ArrayVec;
 use zerocopy::IntoBytes;
 
+use crate::mem::HeldRegion;
 use crate::socket::address::link::LinkAddress;
 use crate::socket::packet::PacketKind;
+use crate::socket::packet::offload::OFFLOAD_BYTES;
 
 /// TPACKET_ALIGNMENT: headers and packets begin at multiples of it.
 pub const ALIGNMENT: usize = 16;
@@ -99,17 +101,34 @@ impl Shown<'_> {
 pub struct FramePlace {
     pub link: u16,
     pub network: u16,
+    /// Bytes of the header of virtio_net before the frame; 0 without one.
+    pub offload: u16,
 }
 
-/// Returns where a frame lies. `None` if a header's 16 bits cannot tell.
-pub fn place_of(version: Version, kind: PacketKind, link: usize, reserve: u32) -> Option<FramePlace> {
+impl FramePlace {
+    /// Writes the header of virtio_net, if there is one: all of it is 0.
+    pub fn put_offload_header(&self, region: &HeldRegion, at: usize) {
+        let count = usize::from(self.offload);
+        region.put(at + usize::from(self.link) - count, &[0; OFFLOAD_BYTES][..count]);
+    }
+}
+
+/// Returns where a frame lies, after a header of `offload` bytes and what is reserved. `None` if a
+/// header's 16 bits cannot tell.
+pub fn place_of(
+    version: Version,
+    kind: PacketKind,
+    link: usize,
+    (offload, reserve): (usize, u32),
+) -> Option<FramePlace> {
     let head = version.head_bytes();
     let before = match kind {
         PacketKind::Cooked => head.next_multiple_of(ALIGNMENT) + LEAST_LINK,
         PacketKind::Raw => (head + link.max(LEAST_LINK)).next_multiple_of(ALIGNMENT),
     };
-    let network = u16::try_from(before as u64 + u64::from(reserve)).ok()?;
-    Some(FramePlace { link: network - if kind == PacketKind::Raw { link as u16 } else { 0 }, network })
+    let network = u16::try_from((before + offload) as u64 + u64::from(reserve)).ok()?;
+    let link = network - if kind == PacketKind::Raw { link as u16 } else { 0 };
+    Some(FramePlace { link, network, offload: offload as u16 })
 }
 
 /// Returns the header of a frame with its name, without its status. `snap` is the bytes of it that
@@ -144,15 +163,18 @@ mod tests {
 
     #[test]
     fn packets_are_aligned_and_the_devices_header_is_before_them() {
-        let place = |version, kind| place_of(version, kind, 14, 0).unwrap();
-        assert_eq!(place(Version::V1, PacketKind::Raw), FramePlace { link: 66, network: 80 });
-        assert_eq!(place(Version::V2, PacketKind::Cooked), FramePlace { link: 80, network: 80 });
-        assert_eq!(place(Version::V3, PacketKind::Raw), FramePlace { link: 82, network: 96 });
-        let reserved = |bytes| place_of(Version::V2, PacketKind::Raw, 14, bytes);
-        assert_eq!(reserved(4), Some(FramePlace { link: 70, network: 84 }));
-        assert_eq!(reserved(65455), Some(FramePlace { link: 65521, network: 65535 }));
+        let place = |version, kind| place_of(version, kind, 14, (0, 0)).unwrap();
+        assert_eq!(place(Version::V1, PacketKind::Raw), FramePlace { link: 66, network: 80, offload: 0 });
+        assert_eq!(place(Version::V2, PacketKind::Cooked), FramePlace { link: 80, network: 80, offload: 0 });
+        assert_eq!(place(Version::V3, PacketKind::Raw), FramePlace { link: 82, network: 96, offload: 0 });
+        let reserved = |bytes| place_of(Version::V2, PacketKind::Raw, 14, (0, bytes));
+        assert_eq!(reserved(4), Some(FramePlace { link: 70, network: 84, offload: 0 }));
+        assert_eq!(reserved(65455), Some(FramePlace { link: 65521, network: 65535, offload: 0 }));
         assert_eq!(reserved(65456), None);
         assert_eq!(reserved(u32::MAX), None);
+        let offload = |reserve| place_of(Version::V2, PacketKind::Raw, 14, (OFFLOAD_BYTES, reserve));
+        assert_eq!(offload(0), Some(FramePlace { link: 76, network: 90, offload: 10 }));
+        assert_eq!(offload(65446), None);
     }
 
     #[test]
@@ -188,7 +210,7 @@ mod tests {
             status: 0,
             has_room: true,
         };
-        let place = FramePlace { link: 0x42, network: 0x50 };
+        let place = FramePlace { link: 0x42, network: 0x50, offload: 0 };
         for version in Version::ALL {
             let bytes = header(version, &shown, place, 5, [64, 7]);
             assert_eq!(bytes.len(), version.head_bytes());

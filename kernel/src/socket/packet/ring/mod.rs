@@ -38,6 +38,7 @@ use self::layout::Layout;
 pub(super) use self::layout::Request;
 use self::slots::SlotRing;
 use super::PacketKind;
+use super::offload::OFFLOAD_BYTES;
 use crate::mem::{CacheContent, HeldRegion};
 use crate::sync::{Mutex, SpinLock};
 use crate::{Errno, Result};
@@ -76,7 +77,7 @@ pub(super) enum Put {
     Full { ready: bool },
 }
 
-/// Settings of rings, which programs change while there is none.
+/// Settings that programs change while there is no ring.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RingSettings {
     pub version: Version,
@@ -84,6 +85,8 @@ pub(super) struct RingSettings {
     pub reserve: u32,
     /// PACKET_COPY_THRESH: unless it is 0, frames that a slot has no room for are also queued.
     pub copy_threshold: u32,
+    /// PACKET_VNET_HDR: a header of virtio_net precedes each frame, in rings and elsewhere.
+    pub has_offload_header: bool,
     /// PACKET_LOSS: frames that cannot be sent are skipped.
     pub skips_wrong: bool,
     /// PACKET_TX_HAS_OFF: the program's headers tell where its frames begin.
@@ -121,9 +124,10 @@ impl RingState {
 
     /// Puts a frame into the ring of received frames at `now` (since boot). `None` without a ring.
     pub fn put(&mut self, shown: &Shown<'_>, kind: PacketKind, now: u64) -> Option<Put> {
-        let RingSettings { version, reserve, copy_threshold, .. } = self.settings;
+        let RingSettings { version, reserve, copy_threshold, has_offload_header, .. } = self.settings;
         let ring = self.receiving.as_mut()?;
-        let Some(place) = place_of(version, kind, shown.link_bytes, reserve) else {
+        let before = if has_offload_header { OFFLOAD_BYTES } else { 0 };
+        let Some(place) = place_of(version, kind, shown.link_bytes, (before, reserve)) else {
             return Some(Put::Full { ready: false });
         };
         Some(match ring {

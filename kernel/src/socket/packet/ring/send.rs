@@ -8,6 +8,7 @@ use super::{RingSettings, RingState};
 use crate::fs::bytes::SliceSource;
 use crate::socket::address::link::LinkAddress;
 use crate::socket::packet::frame::HEADER;
+use crate::socket::packet::offload::OFFLOAD_BYTES;
 use crate::socket::packet::send::TAG;
 use crate::socket::packet::{PacketKind, PacketSocket};
 use zerocopy::IntoBytes;
@@ -38,7 +39,7 @@ impl PacketSocket {
         let _one_at_a_time = self.rings.setting.lock();
         let device = self.destination(to)?;
         let own = if self.kind == PacketKind::Raw { HEADER } else { 0 };
-        let mut buffer = user::zeroed(device.mtu as usize + own + TAG)?;
+        let mut buffer = user::zeroed(device.mtu as usize + own + TAG + OFFLOAD_BYTES)?;
         let mut sent = 0;
         while let Some(length) = self.take_requested(&mut buffer) {
             let outcome =

@@ -58,6 +58,7 @@ impl SlotRing {
         let snap = shown.bytes.len().min(room);
         let if_cut = if snap < shown.bytes.len() { if_cut } else { 0 };
         self.region.put(at + usize::from(place.link), &shown.bytes[..snap]);
+        place.put_offload_header(&self.region, at);
         let bytes = header(version, shown, place, snap, [0; 2]);
         // The status, at the beginning, is stored last.
         let after = if version == Version::V1 { 8 } else { 4 };
