@@ -16,6 +16,7 @@
 #include "../tools/outlast.h"
 
 #include <sys/prctl.h>
+#include <sys/un.h>
 
 enum { PAGE = 4096, PAGES = 1024, SHARED_PAGES = 64, THREADS = 7, HOLD = 8 };
 
@@ -24,7 +25,7 @@ static const char *disk, *swap;
 static int calls;
 /* One process' rings, files and pipe. */
 static struct {
-	int ring, disk, own_memory, parents_memory, memory_file, gup, pipe[2];
+	int ring, disk, own_memory, parents_memory, memory_file, gup, pipe[2], pair[2], listener;
 	char *mapped[3];
 	unsigned sizes[3];
 	pid_t parent;
@@ -71,10 +72,30 @@ static void scribble(struct dice *dice)
 	}
 }
 
+/* Makes a valid entry one of a socket; its message's places are random. */
+static void of_socket(struct dice *dice, struct io_uring_sqe *entry)
+{
+	static struct msghdr headers[4];
+	static struct iovec vectors[4];
+	int sockets[] = { own.pair[0], own.pair[0], own.pair[1], own.pair[1], own.listener, own.pipe[0] };
+	int which = below(dice, 4);
+	vectors[which] = (struct iovec){ place(dice), extent(dice) };
+	headers[which] = (struct msghdr){ .msg_name = below(dice, 2) ? place(dice) : NULL, .msg_namelen = below(dice, 200),
+					  .msg_iov = below(dice, 8) ? &vectors[which] : (struct iovec *)place(dice), .msg_iovlen = 1,
+					  .msg_control = below(dice, 2) ? place(dice) : NULL, .msg_controllen = extent(dice) };
+	int is_message = entry->opcode == IORING_OP_SENDMSG || entry->opcode == IORING_OP_RECVMSG;
+	entry->fd = sockets[below(dice, 6)];
+	entry->len = entry->opcode == IORING_OP_ACCEPT || entry->opcode == IORING_OP_CONNECT ? 0 : entry->len;
+	entry->addr = is_message && below(dice, 8) ? (uintptr_t)&headers[which] : entry->addr;
+	entry->off = entry->opcode == IORING_OP_ACCEPT ? (uintptr_t)place(dice) : entry->opcode == IORING_OP_CONNECT ? below(dice, 200) : 0;
+	entry->buf_index = entry->splice_fd_in = 0;
+}
+
 /* Submits entries that are valid except for some random words. */
 static void submit(struct dice *dice)
 {
-	static const unsigned char operations[] = { 0, 1, 2, 3, 4, 4, 4, 5, 5, 6, 7, 11, 12, 14, 22, 22, 23, 23, 99 };
+	static const unsigned char operations[] = { 0, 1, 2, 3, 4, 4, 4, 5, 5, 6, 7, 9, 9, 10, 10, 11, 12, 13, 14, 16, 22, 22, 23, 23, 26, 27, 34, 99 };
+	static const unsigned char of_sockets[] = { 9, 10, 13, 16, 26, 27 };
 	struct io_uring_sqe *entries = (struct io_uring_sqe *)own.mapped[2];
 	for (int i = 0; i < ENTRIES; i++) {
 		struct io_uring_sqe *entry = &entries[i];
@@ -89,6 +110,8 @@ static void submit(struct dice *dice)
 		entry->rw_flags = below(dice, 12) ? 0 : (int)number(dice);
 		entry->user_data = below(dice, 20);
 		entry->buf_index = below(dice, 3);
+		if (memchr(of_sockets, entry->opcode, sizeof of_sockets) && below(dice, 8))
+			of_socket(dice, entry);
 	}
 	/* Another thread may move the tail at the same time. */
 	volatile uint32_t *tail = (volatile uint32_t *)own.mapped[0] + 1;
@@ -340,6 +363,10 @@ static void live(struct dice *dice, int is_root)
 	own.memory_file = memfd_create("hostile", 0);
 	own.own_memory = open("/proc/self/mem", O_RDWR);
 	NEED(ftruncate(own.memory_file, SHARED_PAGES * PAGE) == 0 && pipe2(own.pipe, O_NONBLOCK) == 0);
+	struct sockaddr_un nameless = { .sun_family = AF_UNIX };
+	own.listener = socket(AF_UNIX, SOCK_STREAM, 0);
+	NEED(socketpair(AF_UNIX, below(dice, 2) ? SOCK_STREAM : SOCK_DGRAM, 0, own.pair) == 0);
+	NEED(bind(own.listener, (struct sockaddr *)&nameless, sizeof nameless.sun_family) == 0 && listen(own.listener, 4) == 0);
 	if (!is_root)
 		NEED(setresuid(1000, 1000, 1000) == 0 && prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) == 0);
 	struct io_uring_params params = { 0 };
