@@ -1,13 +1,9 @@
 /*
  * Huge pages on request: the pool of pages of 2 MiB, and mappings with MAP_HUGETLB
- * (Documentation/admin-guide/mm/hugetlbpage.rst, mmap(2)). Runs as root, on a machine with 512 MiB
- * or more on which nothing else uses the pool.
+ * (Documentation/admin-guide/mm/hugetlbpage.rst, mmap(2)).
  */
-#include "promise.h"
+#include "hugepages.h"
 
-#ifndef MAP_HUGE_SHIFT
-#define MAP_HUGE_SHIFT 26
-#endif
 #ifndef MADV_COLD
 #define MADV_COLD 20
 #define MADV_PAGEOUT 21
@@ -16,35 +12,10 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-enum { PAGE = 4096, RW = PROT_READ | PROT_WRITE, PRIVATE = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB,
-	SHARED = MAP_SHARED | MAP_ANONYMOUS | MAP_HUGETLB };
-static const size_t HUGE = 2 << 20;
+enum { PRIVATE = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, SHARED = MAP_SHARED | MAP_ANONYMOUS | MAP_HUGETLB };
 
-#define POOL "/proc/sys/vm/nr_hugepages"
-#define MORE "/proc/sys/vm/nr_overcommit_hugepages"
 #define SIZE "/sys/kernel/mm/hugepages/hugepages-2048kB/"
 #define NODE "/sys/devices/system/node/node%d/hugepages/hugepages-2048kB/%s"
-
-static int put(const char *path, const char *text)
-{
-	int file = open(path, O_WRONLY | O_CLOEXEC);
-	if (file < 0)
-		return 0;
-	int done = write(file, text, strlen(text)) == (ssize_t)strlen(text);
-	int error = errno;
-	close(file);
-	errno = error;
-	return done;
-}
-
-static long get(const char *path)
-{
-	char text[64] = { 0 };
-	int file = open(path, O_RDONLY | O_CLOEXEC);
-	ssize_t came = file < 0 ? -1 : read(file, text, sizeof text - 1);
-	close(file);
-	return came > 0 ? atol(text) : -1;
-}
 
 /* The sum of a file of all nodes. */
 static long of_nodes(const char *name)
@@ -68,14 +39,6 @@ static int change_node(int by)
 	return put(path, text);
 }
 
-/* Whether the pool has these figures, as soon as pages of processes that ended are back. */
-static int has(long total, long free, long reserved, long surplus)
-{
-	static const char MEM[] = "/proc/meminfo";
-	return COMES_TRUE(figure(MEM, "HugePages_Total") == total && figure(MEM, "HugePages_Free") == free
-		&& figure(MEM, "HugePages_Rsvd") == reserved && figure(MEM, "HugePages_Surp") == surplus);
-}
-
 static char *map(int pages, int flags)
 {
 	return mmap(NULL, pages * HUGE, RW, flags, -1, 0);
@@ -88,19 +51,6 @@ static char *mapped(int pages, int flags)
 	return at;
 }
 
-static int is_filled(const char *at, int value)
-{
-	for (size_t offset = 0; offset < HUGE; offset++)
-		if (at[offset] != value)
-			return 0;
-	return 1;
-}
-
-static int died_by(int status, int number)
-{
-	return WIFSIGNALED(status) && WTERMSIG(status) == number;
-}
-
 static uint64_t frame(const void *at)
 {
 	uint64_t word = 0;
@@ -108,32 +58,6 @@ static uint64_t frame(const void *at)
 	NEED(file >= 0 && pread(file, &word, 8, (uintptr_t)at / PAGE * 8) == 8);
 	close(file);
 	return word & ((1ULL << 55) - 1);
-}
-
-/* The text of smaps about the area at `at`. */
-static const char *smaps(const void *at)
-{
-	static char text[4000];
-	char line[400];
-	unsigned long start, end;
-	int here = 0;
-	text[0] = 0;
-	FILE *file = fopen("/proc/self/smaps", "re");
-	NEED(file);
-	while (fgets(line, sizeof line, file)) {
-		if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
-			here = start <= (uintptr_t)at && (uintptr_t)at < end;
-		if (here)
-			strcat(text, line);
-	}
-	fclose(file);
-	return text;
-}
-
-static long row(const char *text, const char *name)
-{
-	const char *at = strstr(text, name);
-	return at ? atol(at + strlen(name)) : -1;
 }
 
 static void the_pool(void)

@@ -520,6 +520,11 @@ fn hugetlb() {
 }
 
 #[test]
+fn hugefiles() {
+    conforms_with("hugefiles", &["--memory", "512M"], &[], &[]);
+}
+
+#[test]
 fn views() {
     conforms_with("views", &[], without_newer(), &[]);
 }

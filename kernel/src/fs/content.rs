@@ -11,6 +11,7 @@ use core::ops::Range;
 
 use freehold_collections::Arc;
 
+use crate::hw::PAGE;
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
 
@@ -25,6 +26,10 @@ pub enum Punch {
 
 /// The bytes of a regular file or a block device.
 pub trait FileContent: Any + Send + Sync {
+    /// Bytes of its pages. Content of huge pages is written through mappings only.
+    fn unit(&self) -> u64 {
+        PAGE
+    }
     /// Length in bytes.
     fn size(&self) -> u64;
     /// Copies bytes from `offset` on until the sink is full or the content ends. Returns how many
@@ -67,6 +72,10 @@ pub trait FileContent: Any + Send + Sync {
 
 /// Makes contents of files for a file system in memory.
 pub trait ContentSource: Send + Sync {
+    /// Bytes of the contents' pages.
+    fn unit(&self) -> u64 {
+        PAGE
+    }
     /// Makes empty content; `ENOMEM` if there is no memory for its bookkeeping.
     fn empty(&self) -> Result<Arc<dyn FileContent>>;
     /// Bytes that all contents may hold together (the default limit of a tmpfs).

@@ -8,6 +8,7 @@ use freehold_collections::Arc;
 
 use super::content::FileContent;
 use super::node::Node;
+use crate::hw::PAGE;
 use crate::sync::WaitQueue;
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
@@ -227,6 +228,10 @@ pub trait File: Any + Send + Sync {
     /// Returns the content for mmap; `ENODEV` for a file that cannot be mapped.
     fn mapping(&self) -> Result<MmapContent> {
         Err(Errno::ENODEV)
+    }
+    /// Bytes of the pages that mmap shows.
+    fn unit(&self) -> u64 {
+        PAGE
     }
     /// Checks the part of the file that mmap maps, in bytes: the length in whole pages.
     ///

@@ -10,6 +10,7 @@
 //! sleeps. So all work is done in steps of [`STEP`] bytes. Between two steps other tasks may run,
 //! and a task that is being killed stops.
 
+use core::any::Any;
 use core::ops::Range;
 
 use freehold_collections::{Arc, reserve};
@@ -17,6 +18,7 @@ use freehold_machine::PAGE_SIZE;
 use freehold_vm::{Allocation, Batch, VmError};
 
 use super::hotplug::{self, GrowthOutcome};
+use super::huge_content::HugeContent;
 use super::{Frames, PageCache, find_more, oom};
 use crate::fs::{ContentSource, FileContent, Punch};
 use crate::sync::WaitQueue;
@@ -43,18 +45,6 @@ impl CacheContent {
     pub fn new(cache: Arc<PageCache>) -> Self {
         super::commons().list(&cache);
         Self { cache }
-    }
-    /// Waits a short while until no page is pinned. A pin that was taken through a mapping may
-    /// outlive it. Such a pin ends soon or never. `EBUSY` if one remains.
-    fn wait_for_pins(&self) -> Result<()> {
-        for wait in PIN_WAITS {
-            match self.check_unpinned() {
-                Err(Errno::EBUSY) => {}
-                outcome => return outcome,
-            }
-            WaitQueue::new().wait_killable_until(time::now() + wait, || None::<()>)?;
-        }
-        self.check_unpinned()
     }
     /// `EBUSY` if a page is pinned.
     fn check_unpinned(&self) -> Result<()> {
@@ -186,12 +176,7 @@ impl FileContent for CacheContent {
     }
 
     fn deny_writers(&self) -> Result<()> {
-        self.cache.deny_writers()?;
-        let outcome = self.wait_for_pins();
-        if outcome.is_err() {
-            self.cache.admit_writers();
-        }
-        outcome
+        deny_writers(&self.cache, || self.check_unpinned())
     }
 
     fn held(&self) -> u64 {
@@ -201,6 +186,36 @@ impl FileContent for CacheContent {
     fn sync(&self) -> Result<()> {
         Ok(self.cache.sync(0..u64::MAX)?)
     }
+}
+
+/// Denies mappings of `cache` that may store, if `check` then finds no page pinned.
+pub(super) fn deny_writers(cache: &PageCache, check: impl Fn() -> Result<()>) -> Result<()> {
+    cache.deny_writers()?;
+    let outcome = wait_for_pins(check);
+    if outcome.is_err() {
+        cache.admit_writers();
+    }
+    outcome
+}
+
+/// Waits a short while until `check` finds no page pinned. A pin that was taken through a mapping
+/// may outlive it. Such a pin ends soon or never. `EBUSY` if one remains.
+fn wait_for_pins(check: impl Fn() -> Result<()>) -> Result<()> {
+    for wait in PIN_WAITS {
+        match check() {
+            Err(Errno::EBUSY) => {}
+            outcome => return outcome,
+        }
+        WaitQueue::new().wait_killable_until(time::now() + wait, || None::<()>)?;
+    }
+    check()
+}
+
+/// Returns the cache of mappable content: of the page cache, or of huge pages.
+pub fn cache_of(content: &dyn FileContent) -> Option<&Arc<PageCache>> {
+    let any: &dyn Any = content;
+    let huge = || any.downcast_ref::<HugeContent>().map(HugeContent::cache);
+    any.downcast_ref::<CacheContent>().map(CacheContent::cache).or_else(huge)
 }
 
 /// Makes contents that are stored only in memory.

@@ -54,8 +54,9 @@ pub fn set_overcommit(most: u64) -> Result<()> {
     Ok(())
 }
 
-/// Gives all free pages of the pool back, when no program is left.
+/// Gives all pages of the pool back, when no program is left: also those of files.
 pub fn close() {
+    commons().empty_huge_files();
     // No pause, so no error.
     let _ = commons().resize_huge_pool(0, NodeSet::ALL, &mut || Ok(()));
 }

@@ -5,7 +5,7 @@ use core::any::Any;
 use freehold_collections::{Arc, reserve};
 use freehold_vm::{AreaName, MappedFile};
 
-use super::{CacheContent, Frames, PageCache};
+use super::{Frames, PageCache, cache_of};
 use crate::fs::{FileContent, OpenFile};
 use crate::{Errno, Result};
 
@@ -19,7 +19,7 @@ pub struct FileMapping {
 
 impl FileMapping {
     /// Makes the mapping of `file` with the bytes `content`; `ENODEV` if these are not in the page
-    /// cache.
+    /// cache or in huge pages.
     pub fn new(file: Arc<OpenFile>, content: &Arc<dyn FileContent>) -> Result<Arc<Self>> {
         Self::build(file, content, None)
     }
@@ -36,8 +36,7 @@ impl FileMapping {
         content: &Arc<dyn FileContent>,
         hold: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Result<Arc<Self>> {
-        let any: &dyn Any = &**content;
-        let cache = any.downcast_ref::<CacheContent>().ok_or(Errno::ENODEV)?.cache().clone();
+        let cache = cache_of(&**content).ok_or(Errno::ENODEV)?.clone();
         Ok(reserve::arc(Self { file, cache, hold }))
     }
     /// Returns the `hold` with which the mapping was [made](Self::held).

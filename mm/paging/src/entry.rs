@@ -27,6 +27,8 @@ const SOFT_DIRTY: u64 = 1 << 11;
 const LAZY: u64 = 1 << 52;
 /// Ignored by hardware: only the program may access the page's bytes (memfd_secret).
 const SECRET: u64 = 1 << 53;
+/// Ignored by hardware: the leaf of a private mapping that shows the huge page of a file.
+const OF_FILE: u64 = 1 << 54;
 
 /// Rights that a leaf grants to user code. The hardware cannot withhold reading from a page that
 /// may be written or executed.
@@ -254,6 +256,16 @@ impl Entry {
     #[must_use]
     pub const fn marked_secret(self) -> Self {
         Self(self.0 | SECRET)
+    }
+
+    /// The same leaf of a private mapping, which shows the huge page of a file.
+    #[must_use]
+    pub const fn marked_of_file(self) -> Self {
+        Self(self.0 | OF_FILE)
+    }
+    /// Whether it is the leaf of a private mapping that shows the huge page of a file.
+    pub const fn is_of_file(self) -> bool {
+        self.0 & OF_FILE != 0
     }
 
     /// Whether the entry is empty.

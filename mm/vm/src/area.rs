@@ -82,7 +82,7 @@ impl<S: Memory> AreaContent<S> {
             Self::SharedFile(view, write, at) => Self::SharedFile(view.clone(), *write, at.for_space(space)),
             Self::SharedAnonymous(offset, at) => Self::SharedAnonymous(*offset, at.for_space(space)),
             Self::Vdso(part, offset) => Self::Vdso(*part, *offset),
-            Self::Huge(view) => Self::Huge(view.inherited()),
+            Self::Huge(view) => Self::Huge(view.inherited(space)),
         }
     }
     fn continues(&self, next: &Self, len: u64) -> bool {
@@ -101,9 +101,7 @@ impl<S: Memory> AreaContent<S> {
                 Arc::ptr_eq(x.cache(), y.cache()) && a + len == *b
             }
             (Self::Vdso(a, from), Self::Vdso(b, to)) => a == b && from + len == *to,
-            (Self::Huge(a), Self::Huge(b)) => {
-                a.id == b.id && a.reserve == b.reserve && a.offset + len == b.offset
-            }
+            (Self::Huge(a), Self::Huge(b)) => a.continues(b, len),
             _ => false,
         }
     }
@@ -232,6 +230,7 @@ impl<S: Memory> Area<S> {
         let offset = self.content.offset() + (addr.page_start().0 - self.start.0);
         Some((at.cache(), offset >> PAGE_SHIFT))
     }
+    /// The area's attachment to the cache of its pages.
     pub(crate) fn attachment(&self) -> Option<&Attachment<S>> {
         match &self.content {
             AreaContent::Anonymous | AreaContent::Vdso(..) | AreaContent::Huge(..) => None,
@@ -239,6 +238,11 @@ impl<S: Memory> Area<S> {
             | AreaContent::SharedFile(_, _, at)
             | AreaContent::SharedAnonymous(_, at) => Some(at),
         }
+    }
+    /// As [`Area::attachment`], of huge pages, too.
+    pub(crate) fn attached(&self) -> Option<&Attachment<S>> {
+        let huge = || self.huge_view()?.file.as_ref().map(|file| &file.attachment);
+        self.attachment().or_else(huge)
     }
     /// The addresses at which pages `from..to` of its cache are mapped.
     pub(crate) fn addresses_of(&self, from: u64, to: u64) -> Option<core::ops::Range<VirtAddr>> {
@@ -256,7 +260,8 @@ impl<S: Memory> Area<S> {
     pub(crate) fn check_protection(&self, protection: Protection) -> Result<(), VmError> {
         let denied = self.flags.contains(AreaFlags::NEVERWRITE)
             || self.is_time()
-            || matches!(self.content, AreaContent::SharedFile(_, SharedWrite::Denied, _));
+            || matches!(self.content, AreaContent::SharedFile(_, SharedWrite::Denied, _))
+            || self.huge_view().is_some_and(HugeView::denies_stores);
         let runs = protection.contains(Protection::EXEC) && self.flags.contains(AreaFlags::NEVEREXEC);
         if denied && protection.contains(Protection::WRITE) || runs { Err(VmError::Access) } else { Ok(()) }
     }

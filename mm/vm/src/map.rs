@@ -88,7 +88,7 @@ impl<S: Memory> AddressSpace<S> {
             .ok_or(VmError::NoMemory)?;
         let start = match backing {
             Backing::Anonymous if place == AreaPlace::Anywhere => self.find_hole_for_large(len)?,
-            Backing::Huge(_) | Backing::SharedHuge(_) => self.choose_for_huge(place, len)?,
+            _ if is_huge => self.choose_for_huge(place, len)?,
             _ => self.choose(place, len)?,
         };
         let range = start..VirtAddr(start.0 + len);
@@ -242,6 +242,10 @@ impl<S: Memory> AddressSpace<S> {
                 // No other space knows this cache, so attaching cannot be denied.
                 AreaContent::SharedAnonymous(0, self.attach(&cache, SharedWrite::Denied)?)
             }
+            Backing::PrivateFile(view) if view.file.cache().is_huge() => {
+                check(view.offset)?;
+                self.huge_file_content(view, Sharing::Private, SharedWrite::Denied, flags)?
+            }
             Backing::PrivateFile(view) => {
                 check(view.offset)?;
                 let attachment = self.attach(view.file.cache(), SharedWrite::Denied)?;
@@ -251,6 +255,9 @@ impl<S: Memory> AddressSpace<S> {
                 check(view.offset)?;
                 if write == SharedWrite::Denied && protection.contains(Protection::WRITE) {
                     return Err(VmError::Access);
+                }
+                if view.file.cache().is_huge() {
+                    return self.huge_file_content(view, Sharing::Shared, write, flags);
                 }
                 let attachment = self.attach(view.file.cache(), write)?;
                 AreaContent::SharedFile(view, write, attachment)

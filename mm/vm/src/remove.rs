@@ -41,8 +41,13 @@ impl<S: Memory> AddressSpace<S> {
             return Err(VmError::Invalid);
         }
         let file = match &area.content {
-            AreaContent::Anonymous | AreaContent::Vdso(..) | AreaContent::Huge(..) => {
-                return Err(VmError::Invalid);
+            AreaContent::Anonymous | AreaContent::Vdso(..) => return Err(VmError::Invalid),
+            AreaContent::Huge(view) => {
+                let file = view.file.as_ref().ok_or(VmError::Invalid)?;
+                if view.shared.is_none() || view.denies_stores() {
+                    return Err(VmError::Access);
+                }
+                Some(file.file.clone())
             }
             AreaContent::PrivateFile(..) | AreaContent::SharedFile(_, SharedWrite::Denied, _) => {
                 return Err(VmError::Access);
@@ -50,7 +55,7 @@ impl<S: Memory> AddressSpace<S> {
             AreaContent::SharedFile(view, SharedWrite::Allowed, _) => Some(view.file.clone()),
             AreaContent::SharedAnonymous(..) => None,
         };
-        let cache = area.attachment().ok_or(VmError::Invalid)?.cache().clone();
+        let cache = area.attached().ok_or(VmError::Invalid)?.cache().clone();
         let first = area.content.offset() + (start.0 - area.start.0);
         Ok(Some(Removal { cache, file, bytes: first..first + (end.0 - start.0), start, end }))
     }

@@ -181,7 +181,7 @@ pub enum Backing<S: Memory> {
     Anonymous,
     /// Zeroes, shared with children.
     SharedAnonymous,
-    /// The file's bytes; writes stay here.
+    /// The file's bytes; writes stay here. A file of huge pages is mapped in whole pages.
     PrivateFile(FileView<S>),
     /// The file's bytes; writes reach the file.
     SharedFile(FileView<S>, SharedWrite),
@@ -196,8 +196,12 @@ pub enum Backing<S: Memory> {
 
 impl<S: Memory> Backing<S> {
     /// Whether it has 2 MiB pages on request.
-    pub const fn is_huge(&self) -> bool {
-        matches!(self, Self::Huge(_) | Self::SharedHuge(_))
+    pub fn is_huge(&self) -> bool {
+        match self {
+            Self::Huge(_) | Self::SharedHuge(_) => true,
+            Self::PrivateFile(view) | Self::SharedFile(view, _) => view.file.cache().is_huge(),
+            _ => false,
+        }
     }
 }
 

@@ -23,6 +23,7 @@ use crate::area::{Area, AreaContent};
 use crate::error::{FaultError, FaultKind};
 use crate::events::{CowDecision, Event};
 use crate::huge::HugeUse;
+use crate::hugetlb::HugeLeaves;
 use crate::monitor::Wanted;
 use crate::new_page::{Bytes, Zeroes};
 use crate::policy::TaskPolicy;
@@ -470,7 +471,8 @@ impl<S: Memory> Resident<S> {
     /// Whether the frame of `entry`, or all of a large leaf's, is anonymous and exclusive.
     pub(crate) fn is_exclusive(&self, entry: Entry) -> bool {
         if entry.is_large() {
-            return self.block_of(entry).is_some_and(|block| block.belongs() == Belongs::Exclusive);
+            return !entry.is_of_file()
+                && self.block_of(entry).is_some_and(|block| block.belongs() == Belongs::Exclusive);
         }
         let mapping = LeafMapping::<Anon, S>::borrow_leaf(self.source(), entry.frame());
         entry.backing() == Backing::Counted && mapping.is_ok_and(|mapping| mapping.is_exclusive())
@@ -496,7 +498,7 @@ impl<S: Memory> Resident<S> {
     /// Removes all pages of `range`, which is part of `area` and splits no large page.
     pub(crate) fn zap(&mut self, area: &Area<S>, range: Range<VirtAddr>, batch: &mut FlushBatch<S>) {
         if let AreaContent::Huge(view) = &area.content {
-            self.zap_huge(range, view.reserve, batch);
+            self.zap_huge(range, HugeLeaves::All, view.reserve, batch);
             return;
         }
         self.note_peak();
@@ -508,6 +510,10 @@ impl<S: Memory> Resident<S> {
 
     /// As [`Resident::zap`], without private copies, in memory or not.
     pub(crate) fn zap_cached(&mut self, area: &Area<S>, range: Range<VirtAddr>, batch: &mut FlushBatch<S>) {
+        if let AreaContent::Huge(view) = &area.content {
+            self.zap_huge(range, view.leaves_of_file(), view.reserve, batch);
+            return;
+        }
         self.note_peak();
         let mut zap = Zap { resident: self, batch, gone: Gone::default() };
         self.tables.visit(range, |addr, slot, entry, size| {

@@ -204,7 +204,7 @@ impl<S: Memory> AddressSpace<S> {
     pub fn set_handle(&mut self, handle: Weak<dyn SpaceHandle<S>>) {
         let mut missed = false;
         for area in self.areas.iter() {
-            missed |= area.attachment().is_some_and(|at| at.set_handle(&handle));
+            missed |= area.attached().is_some_and(|at| at.set_handle(&handle));
         }
         self.resident.commons.spaces.add(self.id, handle.clone());
         self.handle = Some(handle);
@@ -214,7 +214,7 @@ impl<S: Memory> AddressSpace<S> {
             let Self { areas, resident, .. } = self;
             let mut batch = resident.tables.batch();
             for area in areas.iter() {
-                let Some(attachment) = area.attachment() else { continue };
+                let Some(attachment) = area.attached() else { continue };
                 resident.zap_cached(area, area.start..area.end, &mut batch);
                 let end = attachment.cache().size().div_ceil(PAGE_SIZE as u64);
                 if let Some(cut) = area.addresses_of(end, u64::MAX) {
@@ -230,7 +230,7 @@ impl<S: Memory> AddressSpace<S> {
         let mut batch = resident.tables.batch();
         let cut = pages.end == u64::MAX;
         areas.for_each_mut(|area| {
-            let Some(attachment) = area.attachment() else { return };
+            let Some(attachment) = area.attached() else { return };
             if !core::ptr::eq(Arc::as_ptr(attachment.cache()), cache) {
                 return;
             }

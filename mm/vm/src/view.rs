@@ -8,6 +8,8 @@ use freehold_paging::{Backing, Entry, Memory, PageSize, SwapPlace};
 
 use crate::AddressSpace;
 use crate::area::{Area, AreaContent, AreaUse};
+use crate::huge::LARGE;
+use crate::hugetlb::HugeView;
 use crate::monitor::Watching;
 use crate::policy::Policy;
 use crate::request::{AreaFlags, MappedFile, Protection};
@@ -106,6 +108,8 @@ pub struct AreaView<'a, S: Memory> {
     pub policy: Option<Policy>,
     /// [`PageCache::id`](crate::PageCache::id) of the mapped cache; 0 for private anonymous memory.
     pub object: u64,
+    /// Bytes of its pages: of huge ones on request, or of the smallest.
+    pub unit: u64,
 }
 
 /// The memory that a space uses.
@@ -391,6 +395,7 @@ fn view<S: Memory>(area: &Area<S>) -> AreaView<'_, S> {
                 AreaName::File(&view.file)
             }
             AreaContent::Vdso(part, _) => AreaName::Vdso(*part),
+            AreaContent::Huge(HugeView { file: Some(file), .. }) => AreaName::File(&file.file),
             AreaContent::Huge(_) => AreaName::Huge,
         },
         flags: area.flags,
@@ -399,5 +404,6 @@ fn view<S: Memory>(area: &Area<S>) -> AreaView<'_, S> {
             AreaContent::Huge(view) => view.id,
             _ => area.attachment().map_or(0, |at| at.cache().id()),
         },
+        unit: if area.huge_view().is_some() { LARGE } else { PAGE },
     }
 }

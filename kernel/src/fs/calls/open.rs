@@ -10,6 +10,7 @@ use crate::fs::open_file::OpenFile;
 use crate::fs::table::{FileTable, OnExec};
 use crate::fs::walk::PathWalk;
 use crate::fs::{names, root, tmpfs};
+use crate::mem::hugetlb;
 use crate::syscall::Args;
 use crate::task::Process;
 use crate::user::{self, UserPtr};
@@ -148,13 +149,19 @@ pub fn sys_close_range(args: &Args) -> Result<i64> {
 
 const MFD_CLOEXEC: u32 = 1;
 const MFD_ALLOW_SEALING: u32 = 2;
+const MFD_HUGETLB: u32 = 4;
+/// The bits with log2 of the size of huge pages.
+const MFD_HUGE_SHIFT: u32 = 26;
+const MFD_HUGE_MASK: u32 = 0x3f;
 const MFD_NOEXEC_SEAL: u32 = 8;
 const MFD_EXEC: u32 = 16;
 
 /// memfd_create(name, flags)
 pub fn sys_memfd_create(args: &Args) -> Result<i64> {
     let flags = args.uint(1);
-    only(flags, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL | MFD_EXEC)?;
+    let is_huge = flags & MFD_HUGETLB != 0;
+    let sizes = if is_huge { MFD_HUGETLB | MFD_HUGE_MASK << MFD_HUGE_SHIFT } else { 0 };
+    only(flags, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL | MFD_EXEC | sizes)?;
     if flags & MFD_EXEC != 0 && flags & MFD_NOEXEC_SEAL != 0 {
         return Err(Errno::EINVAL);
     }
@@ -164,7 +171,13 @@ pub fn sys_memfd_create(args: &Args) -> Result<i64> {
     let process = process();
     let credentials = process.credentials();
     let mode = if flags & MFD_NOEXEC_SEAL != 0 { 0o666 } else { 0o777 };
-    let node = tmpfs::unnamed_file(mode, credentials.fsuid, credentials.fsgid)?;
+    let node = if is_huge {
+        // Linux has another error here than for mmap and shmget.
+        hugetlb::check_size(u64::from(flags >> MFD_HUGE_SHIFT)).map_err(|_| Errno::ENODEV)?;
+        tmpfs::unnamed_huge_file(mode, credentials.fsuid, credentials.fsgid)?
+    } else {
+        tmpfs::unnamed_file(mode, credentials.fsuid, credentials.fsgid)?
+    };
     if flags & MFD_NOEXEC_SEAL != 0 {
         node.allow_sealing(tmpfs::F_SEAL_EXEC);
     } else if flags & MFD_ALLOW_SEALING != 0 {

@@ -24,7 +24,6 @@ use crate::fs::generated::{More, PART, Parts, ShortLine, Text};
 use crate::fs::node::Node;
 use crate::fs::{Path, root};
 pub(super) use crate::hw::PAGE;
-use crate::mem::hugetlb::HUGE_PAGE;
 use crate::mem::{self, AddressSpace, FileMapping, ForeignWindows, Frames, ProcessSpace, Program};
 use crate::task::{self, Process, registry};
 use crate::user::{self, Sink, Source};
@@ -366,7 +365,7 @@ const AREA_FLAGS: [(AreaFlags, &str); 16] = [
 
 /// Returns the bytes of the area's pages.
 pub fn page_bytes(area: &UserArea<'_>) -> u64 {
-    if matches!(area.name, AreaName::Huge) { HUGE_PAGE } else { PAGE }
+    area.unit
 }
 
 /// Writes the two-letter flags of an area that this kernel has.
@@ -390,7 +389,7 @@ fn vm_flags(out: &mut Text, area: &UserArea<'_>) {
             out.push(code.as_bytes());
         }
     }
-    let is_huge = matches!(area.name, AreaName::Huge);
+    let is_huge = area.unit > PAGE;
     for (flag, code) in AREA_FLAGS {
         if flag == AreaFlags::SOFTDIRTY && is_huge {
             // Linux does not merge such areas, and does not let them grow.

@@ -14,6 +14,7 @@
 pub(crate) mod attributes;
 mod directory;
 mod handles;
+mod huge;
 mod node;
 mod regular;
 
@@ -22,6 +23,7 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use freehold_collections::{Arc, reserve};
 
+pub use huge::unnamed_huge_file;
 pub use node::TmpNode;
 pub use regular::{F_SEAL_EXEC, Seals};
 
@@ -43,6 +45,8 @@ const NO_LIMIT: u64 = u64::MAX / 2;
 struct Common {
     /// The file system of nameless files.
     unnamed: Arc<TmpFs>,
+    /// The same for files of huge pages, once there is one.
+    huge: Option<Arc<TmpFs>>,
     contents: Arc<dyn ContentSource>,
 }
 
@@ -53,12 +57,12 @@ static COMMON: SpinLock<Option<Common>> = SpinLock::new(None);
 pub fn init(contents: Arc<dyn ContentSource>) -> Result<Arc<TmpFs>> {
     let unnamed = TmpFs::new("tmpfs", contents.clone(), 0o777)?;
     unnamed.unlimited();
-    *COMMON.lock() = Some(Common { unnamed: unnamed.clone(), contents });
+    *COMMON.lock() = Some(Common { unnamed: unnamed.clone(), huge: None, contents });
     Ok(unnamed)
 }
 
-fn with_common<R>(f: impl FnOnce(&Common) -> R) -> R {
-    f(COMMON.lock().as_ref().expect("tmpfs::init ran at boot"))
+fn with_common<R>(f: impl FnOnce(&mut Common) -> R) -> R {
+    f(COMMON.lock().as_mut().expect("tmpfs::init ran at boot"))
 }
 
 /// Makes a nameless regular file.
@@ -78,6 +82,8 @@ pub fn mount(name: &'static str, options: &[u8], owner: &SetMetadata) -> Result<
 struct TmpfsShared {
     device: u64,
     contents: Arc<dyn ContentSource>,
+    /// [`ContentSource::unit`].
+    unit: u64,
     next_inode: AtomicU64,
     inodes: AtomicU64,
     max_inodes: AtomicU64,
@@ -173,6 +179,7 @@ impl TmpFs {
         let limit = contents.capacity();
         let shared = reserve::arc(TmpfsShared {
             device: unnamed_device(),
+            unit: contents.unit(),
             contents,
             next_inode: AtomicU64::new(1),
             inodes: AtomicU64::new(0),

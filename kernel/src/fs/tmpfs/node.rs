@@ -293,7 +293,7 @@ impl Node for TmpNode {
         };
         let rdev = if let Body::Special { rdev } = self.body { rdev } else { 0 };
         let told = self.attributes.lock().metadata(self.identity(), self.kind);
-        Metadata { rdev, size, blocks: held / 512, ..told }
+        Metadata { rdev, size, blocks: held / 512, block_size: self.shared.unit as u32, ..told }
     }
 
     fn set_metadata(&self, change: &SetMetadata) -> Result<()> {
@@ -616,6 +616,10 @@ impl File for TmpNode {
 
     fn mapping(&self) -> Result<MmapContent> {
         self.regular().map(|regular| MmapContent::Content(regular.content().clone())).ok_or(Errno::ENODEV)
+    }
+
+    fn unit(&self) -> u64 {
+        self.shared.unit
     }
 
     fn drop_rights(&self) -> Result<()> {

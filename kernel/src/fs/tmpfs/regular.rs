@@ -156,6 +156,9 @@ impl Regular {
         offset: Option<u64>,
         source: &mut dyn Source,
     ) -> Result<(usize, u64)> {
+        if shared.unit != PAGE {
+            return Err(Errno::EINVAL);
+        }
         let _write = self.write.lock_killable()?;
         let size = self.content.size();
         let at = offset.unwrap_or(size);
@@ -243,6 +246,9 @@ impl Regular {
         if size > old {
             task::check_file_size(size)?;
         }
+        if !size.is_multiple_of(shared.unit) && shared.unit != PAGE {
+            return Err(Errno::EINVAL);
+        }
         if size < old {
             self.seals.refuse(F_SEAL_SHRINK)?;
         } else if size > old {
@@ -257,8 +263,12 @@ impl Regular {
 
     /// fallocate(2).
     pub fn allocate(&self, shared: &TmpfsShared, range: Range<u64>, how: Allocate) -> Result<()> {
+        if how == Allocate::ZeroKeepSize && shared.unit != PAGE {
+            return Err(Errno::EOPNOTSUPP);
+        }
         let _write = self.write.lock_killable()?;
         let size = self.content.size();
+        let end = size.next_multiple_of(shared.unit);
         if matches!(how, Allocate::PunchHole | Allocate::ZeroKeepSize) {
             self.seals.refuse(F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)?;
         }
@@ -269,10 +279,8 @@ impl Regular {
         }
         let result = match how {
             // After the end of the file there is nothing to cut.
-            Allocate::PunchHole if range.start >= size.next_multiple_of(PAGE) => Ok(()),
-            Allocate::PunchHole => {
-                self.content.punch(range.start..range.end.min(size.next_multiple_of(PAGE)), Punch::Hole)
-            }
+            Allocate::PunchHole if range.start >= end => Ok(()),
+            Allocate::PunchHole => self.content.punch(range.start..range.end.min(end), Punch::Hole),
             Allocate::ZeroKeepSize => self.content.punch(range, Punch::Zeroes),
             Allocate::Extend | Allocate::KeepSize => {
                 let grows = how == Allocate::Extend && range.end > size;

@@ -106,14 +106,15 @@ fn mapped_length(length: u64, unit: u64) -> Result<u64> {
     length.filter(|&length| length <= USER_BYTES).ok_or(Errno::ENOMEM)
 }
 
-/// Returns the bytes of the pages that mmap's flags request.
-fn page_unit(raw_flags: u64) -> Result<u64> {
-    if raw_flags & u64::from(Map::HUGETLB.bits()) == 0 {
-        return Ok(PAGE_SIZE as u64);
+/// Returns the bytes of the pages that mmap's flags request, or that `file` has.
+fn page_unit(raw_flags: u64, file: Option<&OpenFile>) -> Result<u64> {
+    let is_asked = raw_flags & u64::from(Map::HUGETLB.bits()) != 0;
+    if let Some(file) = file {
+        let unit = file.file().unit();
+        return if is_asked && unit == PAGE_SIZE as u64 { Err(Errno::EINVAL) } else { Ok(unit) };
     }
-    // Files have no huge pages.
-    if raw_flags & u64::from(Map::ANONYMOUS.bits()) == 0 {
-        return Err(Errno::EINVAL);
+    if !is_asked {
+        return Ok(PAGE_SIZE as u64);
     }
     hugetlb::check_size(raw_flags >> MAP_HUGE_SHIFT & MAP_HUGE_MASK)?;
     Ok(hugetlb::HUGE_PAGE)
@@ -131,7 +132,7 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
     } else {
         Some(task::with_current(|task| task.with_files(|files| files.get(args.fd(4))))?)
     };
-    let unit = page_unit(raw_flags)?;
+    let unit = page_unit(raw_flags, file.as_deref())?;
     let length = mapped_length(length, unit)?;
     if offset % unit != 0 || (flags.intersects(Map::FIXED | Map::FIXED_NOREPLACE) && addr % unit != 0) {
         return Err(Errno::EINVAL);

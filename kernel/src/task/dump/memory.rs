@@ -78,7 +78,7 @@ fn extent(space: &AddressSpace, area: &UserArea<'_>, filter: u32) -> Extent {
     if area.flags.contains(AreaFlags::DONTDUMP) {
         return Extent::Nothing;
     }
-    if matches!(area.name, AreaName::Huge) {
+    if area.unit > PAGE {
         return whole(asks(if area.sharing == Sharing::Shared { HUGE_SHARED } else { HUGE_PRIVATE }));
     }
     let file = FileMapping::of(area.name);

@@ -110,6 +110,9 @@ impl<S: Memory> Attachment<S> {
     pub(crate) const fn cache(&self) -> &Arc<PageCache<S>> {
         &self.cache
     }
+    pub(crate) const fn stores(&self) -> SharedWrite {
+        self.stores
+    }
     /// Sets the handle by which the space is accessed. Returns whether pages were removed since it
     /// was attached; it then unmaps all of them.
     #[must_use]
@@ -199,7 +202,7 @@ impl<S: Memory> PageCache<S> {
     }
 
     /// Makes every address space unmap `pages`. The caller holds no address space's lock.
-    pub(super) fn zap_everywhere(&self, pages: &Range<u64>) {
+    pub(crate) fn zap_everywhere(&self, pages: &Range<u64>) {
         self.for_each_mapper(Unready::Misses, |space| {
             space.with(Locking::Wait, &mut |space| space.zap_cache(self, pages.clone()));
         });

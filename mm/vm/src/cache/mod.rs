@@ -40,6 +40,7 @@ use freehold_machine::{PAGE, Pfn};
 use freehold_paging::Memory;
 
 use crate::error::{FaultError, FaultKind, VmError};
+use crate::hugetlb::HugePages;
 pub(crate) use attach::Attachment;
 pub(crate) use attach::PageSet;
 use attach::{Mapper, Writers};
@@ -117,7 +118,7 @@ pub const MAX_RUN: usize = 32;
 /// The frames of one file. See the module's head.
 pub struct PageCache<S: Memory> {
     id: u64,
-    source: S,
+    pub(crate) source: S,
     store: Option<Arc<dyn BackingStore<S>>>,
     /// In bytes. Changes under the lock only.
     size: AtomicU64,
@@ -131,6 +132,8 @@ pub struct PageCache<S: Memory> {
     /// Set for secret memory, whose bytes only programs that map it can access: the account of its
     /// pages.
     secret: Option<Arc<dyn PageAccount>>,
+    /// The pages of a file of huge pages: it has no others.
+    pub(crate) huge: Option<Arc<HugePages<S>>>,
     errors: WriteErrors,
     /// Pages that could not be stored for now, and stay dirty.
     left_dirty: AtomicU64,
@@ -187,25 +190,26 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 impl<S: Memory> PageCache<S> {
     /// An empty file whose store is memory.
     pub fn new(source: S) -> Arc<Self> {
-        Self::build(source, None, None)
+        Self::build(source, None, None, None)
     }
     /// An empty file in memory whose bytes only the programs that map it can access
     /// (memfd_secret(2)). New pages are zeroed. From then on no window shows them to the kernel:
     /// they are not pinned, read, written, moved, cut or swapped out. Each page is charged to
     /// `account` when it is made, and uncharged with the file.
     pub fn secret(source: S, account: Arc<dyn PageAccount>) -> Arc<Self> {
-        let cache = Self::build(source, None, Some(account));
+        let cache = Self::build(source, None, Some(account), None);
         cache.keep_in_memory();
         cache
     }
     /// A cache of `store`; give it a size with [`PageCache::set_size_grow`].
     pub fn with_store(source: S, store: Arc<dyn BackingStore<S>>) -> Arc<Self> {
-        Self::build(source, Some(store), None)
+        Self::build(source, Some(store), None, None)
     }
-    fn build(
+    pub(crate) fn build(
         source: S,
         store: Option<Arc<dyn BackingStore<S>>>,
         secret: Option<Arc<dyn PageAccount>>,
+        huge: Option<Arc<HugePages<S>>>,
     ) -> Arc<Self> {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let inner = CacheInner {
@@ -229,6 +233,7 @@ impl<S: Memory> PageCache<S> {
             promised,
             stays,
             secret,
+            huge,
             errors,
             left_dirty: AtomicU64::new(0),
             inner: spin::Mutex::new(inner),

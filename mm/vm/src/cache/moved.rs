@@ -46,7 +46,7 @@ impl<S: Memory> Caches<S> {
         self.list.lock().get(&id).and_then(Weak::upgrade)
     }
     /// The existing cache with the smallest number above `after`, and that number.
-    pub(super) fn next(&self, after: u64) -> Option<(u64, Arc<PageCache<S>>)> {
+    pub(crate) fn next(&self, after: u64) -> Option<(u64, Arc<PageCache<S>>)> {
         let list = self.list.lock();
         let mut above = list.range((Bound::Excluded(after), Bound::Unbounded));
         above.find_map(|(&id, cache)| Some((id, cache.upgrade()?)))

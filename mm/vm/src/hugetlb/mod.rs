@@ -11,19 +11,25 @@
 //! | state | holder |
 //! |---|---|
 //! | free | the pool's list of the node; exclusive and whole |
-//! | in use | large leaves, and the [`HugePages`] of shared memory |
+//! | in use | large leaves, and the [`HugePages`] of a file or of shared memory |
 //! | lingering | the pool: the last leaf is gone, but a frame is pinned or referenced |
 //!
 //! A leaf that goes is flushed first. Then the pool takes its hold under the pool's lock
 //! ([`Commons::put_huge`]): the last hold becomes a free or lingering page, any other is dropped.
-//! Only large leaves and shared memory count mappings, and only a holder can add one. So the hold
+//! Only large leaves and lists count mappings, and only a holder can add one. So the hold
 //! that finds a count of one is the last. No frame of the pool gets back to the page allocator
 //! unless the pool shrinks.
 //!
 //! **Reservations.** A mapping reserves its pages when it is made, unless it has MAP_NORESERVE. An
 //! absent page of a private area that [reserves](Reserve::Own) stands for one reservation, a
 //! present one for none. So the numbers follow from areas and leaves. A child inherits no
-//! reservation. MADV_DONTNEED reserves the page again (Linux since 6.8).
+//! reservation. MADV_DONTNEED reserves the page again (Linux since 6.8). Reservations of shared
+//! mappings belong to the [list](pages).
+//!
+//! **Files.** A [file](file) has a list of pages like shared memory. A private mapping shows a
+//! file's page read-only until the first store, by a leaf with a mark
+//! ([`Entry::marked_of_file`]). Such a page counts as absent, since its copy is still to come. The
+//! holes are the mapping's own pages from the start.
 //!
 //! **Copy-on-write.** Fork shares a page as a whole. A page with a pinned frame is copied at once,
 //! and without a free page the fork fails. The first store copies the whole page, unless no other
@@ -36,8 +42,10 @@
 //! tried. Address space > the pages of shared memory > the pool. The last two are spin locks,
 //! under which nothing is allocated from the page allocator and no byte is copied.
 
+mod file;
 mod pages;
 mod pool;
+mod runs;
 
 use core::mem::ManuallyDrop;
 use core::ops::Range;
@@ -46,15 +54,16 @@ use alloc::sync::Arc;
 
 use freehold_frame::{Held, LargeMapping, NodePolicy};
 use freehold_machine::{PAGEBLOCK_FRAMES, Pfn, VirtAddr};
-use freehold_paging::{Entry, EntryAt, FlushBatch, Marks, Memory, PageSize, Slot};
+use freehold_paging::{Entry, EntryAt, FlushBatch, Marks, Memory, PageSize, Rights, Slot};
 use freehold_xpfo::Windows;
 
 use crate::area::{Area, AreaContent};
+use crate::cache::Attachment;
 use crate::error::{FaultError, FaultKind, VmError};
 use crate::events::CowDecision;
 use crate::huge::{LARGE, block_start, large_leaf};
 use crate::registry::{Locking, Visited};
-use crate::request::AreaFlags;
+use crate::request::{AreaFlags, FileView, MappedFile, Protection, SharedWrite};
 use crate::resident::{Resident, Want};
 use crate::{AddressSpace, Advice, Commons, Sharing, Smaps};
 
@@ -75,26 +84,73 @@ pub(crate) enum Reserve {
 
 /// The content of an area of huge pages.
 pub(crate) struct HugeView<S: Memory> {
-    /// The number that tells the mapping from others, and from page caches.
+    /// The number of the file's cache; without a file, one that tells the mapping from others, and
+    /// from caches.
     pub id: u64,
-    /// Offset of the area's first byte in the mapping.
+    /// Offset of the area's first byte in the file or mapping.
     pub offset: u64,
     pub reserve: Reserve,
     /// The pages of a shared mapping.
     pub shared: Option<Arc<HugePages<S>>>,
+    pub file: Option<HugeFile<S>>,
+}
+
+/// The file that an area of huge pages maps.
+pub(crate) struct HugeFile<S: Memory> {
+    pub file: Arc<dyn MappedFile<S>>,
+    pub pages: Arc<HugePages<S>>,
+    pub attachment: Attachment<S>,
+}
+
+impl<S: Memory> HugeFile<S> {
+    fn with(&self, attachment: Attachment<S>) -> Self {
+        Self { file: self.file.clone(), pages: self.pages.clone(), attachment }
+    }
+}
+
+impl<S: Memory> Clone for HugeFile<S> {
+    fn clone(&self) -> Self {
+        self.with(self.attachment.clone())
+    }
 }
 
 impl<S: Memory> Clone for HugeView<S> {
     fn clone(&self) -> Self {
-        Self { shared: self.shared.clone(), ..*self }
+        Self { shared: self.shared.clone(), file: self.file.clone(), ..*self }
     }
 }
 
+/// The leaves of an area that are removed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum HugeLeaves {
+    All,
+    /// Those of a file's pages.
+    OfFile,
+}
+
 impl<S: Memory> HugeView<S> {
-    /// As a child gets it.
-    pub(crate) fn inherited(&self) -> Self {
+    /// As a child gets it, whose space has the number `space`.
+    pub(crate) fn inherited(&self, space: u64) -> Self {
         let reserve = if self.reserve == Reserve::Own { Reserve::None } else { self.reserve };
-        Self { reserve, ..self.clone() }
+        let file = self.file.as_ref().map(|file| file.with(file.attachment.for_space(space)));
+        Self { reserve, shared: self.shared.clone(), file, ..*self }
+    }
+    /// Whether it shows what follows after `len` bytes of this one.
+    pub(crate) fn continues(&self, next: &Self, len: u64) -> bool {
+        let file = |view: &Self| view.file.as_ref().map(|file| Arc::as_ptr(&file.file).cast::<()>());
+        self.id == next.id
+            && self.reserve == next.reserve
+            && self.offset + len == next.offset
+            && file(self) == file(next)
+    }
+    /// Whether stores through this shared mapping are refused.
+    pub(crate) fn denies_stores(&self) -> bool {
+        let denies = |file: &HugeFile<S>| file.attachment.stores() == SharedWrite::Denied;
+        self.shared.is_some() && self.file.as_ref().is_some_and(denies)
+    }
+    /// The leaves that are to go when the file's pages go.
+    pub(crate) const fn leaves_of_file(&self) -> HugeLeaves {
+        if self.shared.is_some() { HugeLeaves::All } else { HugeLeaves::OfFile }
     }
 }
 
@@ -128,21 +184,58 @@ impl<S: Memory> AddressSpace<S> {
             offset,
             reserve: if reserves && shared.is_none() { Reserve::Own } else { Reserve::None },
             shared,
+            file: None,
         })
     }
 
-    /// Reserves the pages of a new area, if it is one of huge pages.
+    /// Returns the content of a new area that maps a file of huge pages.
     ///
     /// # Errors
-    /// [`VmError::NoHugePage`].
+    /// [`VmError::Invalid`] for an offset inside a page; the errors of attaching.
+    pub(crate) fn huge_file_content(
+        &self,
+        view: FileView<S>,
+        sharing: Sharing,
+        write: SharedWrite,
+        flags: AreaFlags,
+    ) -> Result<AreaContent<S>, VmError> {
+        let FileView { file, offset } = view;
+        let pages = file.cache().huge_pages().ok_or(VmError::Invalid)?.clone();
+        if !offset.is_multiple_of(LARGE) {
+            return Err(VmError::Invalid);
+        }
+        let is_shared = sharing == Sharing::Shared;
+        let reserves = !is_shared && !flags.contains(AreaFlags::NORESERVE);
+        let attachment = self.attach(file.cache(), if is_shared { write } else { SharedWrite::Denied })?;
+        Ok(AreaContent::Huge(HugeView {
+            id: file.cache().id(),
+            offset,
+            reserve: if reserves { Reserve::Own } else { Reserve::None },
+            shared: is_shared.then(|| pages.clone()),
+            file: Some(HugeFile { file, pages, attachment }),
+        }))
+    }
+
+    /// Reserves the pages of a new area, if it is one of huge pages. A file that is mapped for
+    /// writing grows (Linux: `hugetlbfs_file_mmap`).
+    ///
+    /// # Errors
+    /// [`VmError::NoHugePage`], [`VmError::NoMemory`].
     pub(crate) fn reserve_huge(&self, area: &Area<S>) -> Result<(), VmError> {
         let Some(view) = area.huge_view() else { return Ok(()) };
-        let count = blocks(area.len());
+        let (first, count) = (blocks(view.offset), blocks(area.len()));
         match &view.shared {
-            Some(pages) if !area.flags.contains(AreaFlags::NORESERVE) => pages.reserve(count),
-            None if view.reserve == Reserve::Own => self.resident.commons.reserve_huge(count),
-            _ => Ok(()),
+            // The offset of memory without a file has no meaning, but is where its numbers begin.
+            Some(pages) if !area.flags.contains(AreaFlags::NORESERVE) => {
+                pages.reserve(first..first + count)?
+            }
+            None if view.reserve == Reserve::Own => self.resident.commons.reserve_huge(count)?,
+            _ => {}
         }
+        if let Some(file) = view.file.as_ref().filter(|_| area.protection.contains(Protection::WRITE)) {
+            file.file.cache().set_size_grow(view.offset + area.len());
+        }
+        Ok(())
     }
 
     /// Checks whether a border of areas may be at `at`.
@@ -197,14 +290,7 @@ impl<S: Memory> Resident<S> {
         let entry = slot.load();
         let rights = area.protection.rights();
         if entry.is_empty() {
-            let place = self.place_large(area, addr);
-            let block = match &view.shared {
-                _ if view.reserve == Reserve::Lost => None,
-                Some(pages) => pages.page(blocks(view.offset + (addr.0 - area.start.0)), place),
-                None => self.commons.new_huge(place, Claim::of(view.reserve)),
-            };
-            let marks = if want == Want::Write { Marks::Dirty } else { Marks::Accessed };
-            slot.fill(large_leaf(block.ok_or(FaultError::Bus)?, rights, marks));
+            slot.fill(self.absent_huge(area, view, addr, want).ok_or(FaultError::Bus)?);
             self.requested += PAGEBLOCK_FRAMES;
             return Ok(FaultKind::Minor);
         }
@@ -213,12 +299,14 @@ impl<S: Memory> Resident<S> {
         }
         let at = EntryAt { addr, slot, entry };
         let block = self.block_of(entry).ok_or(FaultError::Bus)?;
-        if view.shared.is_some() || block.reuse().is_ok() {
+        let is_of_file = entry.is_of_file();
+        if !is_of_file && (view.shared.is_some() || block.reuse().is_ok()) {
             return Ok(self.grant(at, rights));
         }
-        let copy = match self.copy_huge(area, addr, &block) {
+        let claim = if is_of_file { Claim::of(view.reserve) } else { Claim::Free };
+        let copy = match self.copy_huge(area, addr, &block, claim) {
             Some(copy) => copy,
-            None if view.reserve == Reserve::Own => {
+            None if view.reserve == Reserve::Own && !is_of_file => {
                 let locked = self.commons.unmap_copies(addr, entry.frame());
                 return match block.reuse() {
                     Ok(()) => Ok(self.grant(at, rights)),
@@ -237,9 +325,46 @@ impl<S: Memory> Resident<S> {
         Ok(FaultKind::Minor)
     }
 
+    /// The leaf of an absent page; `None` without a free page, and past the end of the file, if the
+    /// file has no page there (Linux: `hugetlb_no_page`).
+    fn absent_huge(&self, area: &Area<S>, view: &HugeView<S>, addr: VirtAddr, want: Want) -> Option<Entry> {
+        let (place, rights) = (self.place_large(area, addr), area.protection.rights());
+        let marks = if want == Want::Write { Marks::Dirty } else { Marks::Accessed };
+        let number = blocks(view.offset + (addr.0 - area.start.0));
+        if view.reserve == Reserve::Lost {
+            return None;
+        }
+        let present = view.file.as_ref().and_then(|file| file.pages.present(number));
+        let is_past = |file: &HugeFile<S>| number >= file.file.cache().huge_end();
+        if present.is_none() && view.file.as_ref().is_some_and(is_past) {
+            return None;
+        }
+        let block = match (&view.shared, present) {
+            (Some(_), Some(page)) => Some(page),
+            (Some(pages), None) => pages.page(number, place),
+            (None, Some(page)) if want == Want::Read => {
+                let leaf = large_leaf(page, rights.without(Rights::WRITE), marks);
+                return Some(leaf.marked_of_file());
+            }
+            (None, Some(page)) => {
+                let copy = self.copy_huge(area, addr, &page, Claim::of(view.reserve));
+                self.commons.put_huge(page, Reserve::None);
+                copy
+            }
+            (None, None) => self.commons.new_huge(place, Claim::of(view.reserve)),
+        };
+        Some(large_leaf(block?, rights, marks))
+    }
+
     /// A new page with the bytes of `from`; `None` without a free page.
-    fn copy_huge(&self, area: &Area<S>, addr: VirtAddr, from: &LargeMapping<S>) -> Option<LargeMapping<S>> {
-        let copy = self.commons.take_huge(self.place_large(area, addr), Claim::Free)?;
+    fn copy_huge(
+        &self,
+        area: &Area<S>,
+        addr: VirtAddr,
+        from: &LargeMapping<S>,
+        claim: Claim,
+    ) -> Option<LargeMapping<S>> {
+        let copy = self.commons.take_huge(self.place_large(area, addr), claim)?;
         let machine = self.source().machine();
         (0..PAGEBLOCK_FRAMES).for_each(|index| machine.copy(&from.held_at(index), &copy.held_at(index)));
         Some(copy)
@@ -262,7 +387,8 @@ impl<S: Memory> Resident<S> {
             let Some(block) = parent.block_of(entry).filter(|_| outcome.is_ok()) else { return };
             let made = child.tables.make(addr, PageSize::Large).map_err(VmError::from).and_then(|to| {
                 let Ok(twin) = block.share() else {
-                    let copy = parent.copy_huge(area, addr, &block).ok_or(VmError::NoHugePage)?;
+                    let copy = parent.copy_huge(area, addr, &block, Claim::Free);
+                    let copy = copy.ok_or(VmError::NoHugePage)?;
                     to.fill(large_leaf(copy, area.protection.rights(), Marks::Dirty));
                     return Ok(());
                 };
@@ -284,9 +410,9 @@ impl<S: Memory> Resident<S> {
     /// Counts the pages of `area`, which shows huge pages, for /proc/PID/smaps.
     pub(crate) fn huge_smaps(&self, area: &Area<S>) -> Smaps {
         let mut smaps = Smaps::default();
-        // The list of shared memory holds each of its pages, too.
-        let most = 1 + u32::from(area.is_shared());
         self.tables.visit(area.start..area.end, |_, _, entry, size| {
+            // The list of a file or of shared memory holds each of its pages, too.
+            let most = 1 + u32::from(area.is_shared() || entry.is_of_file());
             let mappings = self.block_of(entry).map_or(0, |block| block.holders(0).mappings);
             let sum = if mappings > most { &mut smaps.shared_huge } else { &mut smaps.private_huge };
             *sum += size.bytes();
@@ -294,32 +420,45 @@ impl<S: Memory> Resident<S> {
         smaps
     }
 
-    /// Removes the huge pages of `range`, and reserves them again if `reserve` says so. Returns
-    /// their number.
+    /// Removes huge pages of `range`, and reserves the area's own again if `reserve` says so.
+    /// Returns their number, without pages of a file that a private area shows.
     pub(crate) fn zap_huge(
         &mut self,
         range: Range<VirtAddr>,
+        leaves: HugeLeaves,
         reserve: Reserve,
         batch: &mut FlushBatch<S>,
     ) -> u64 {
-        let mut gone = 0;
-        self.tables.take_all(range, |addr, old, _| {
-            gone += 1;
+        let (mut own, mut of_file) = (0, 0);
+        let mut take = |addr, old: Entry| {
             batch.unmapped_large(addr, old, None);
             // The next holder may write the page at once.
             batch.flush();
+            let (count, reserve) = match old.is_of_file() {
+                true => (&mut of_file, Reserve::None),
+                false => (&mut own, reserve),
+            };
+            *count += 1;
             if let Some(block) = self.block_of(old) {
                 self.commons.put_huge(ManuallyDrop::into_inner(block), reserve);
             }
-        });
-        self.requested -= gone * PAGEBLOCK_FRAMES;
-        gone
+        };
+        match leaves {
+            HugeLeaves::All => self.tables.take_all(range, |addr, old, _| take(addr, old)),
+            HugeLeaves::OfFile => self.tables.visit(range, |addr, slot, entry, _| {
+                if entry.is_of_file() {
+                    take(addr, slot.replace(Entry::EMPTY));
+                }
+            }),
+        }
+        self.requested -= (own + of_file) * PAGEBLOCK_FRAMES;
+        own
     }
 
     /// Removes all pages of `area`, which is no longer in the space, with its reservations.
     pub(crate) fn zap_area(&mut self, area: &Area<S>, batch: &mut FlushBatch<S>) {
         let Some(view) = area.huge_view() else { return self.zap(area, area.start..area.end, batch) };
-        let present = self.zap_huge(area.start..area.end, Reserve::None, batch);
+        let present = self.zap_huge(area.start..area.end, HugeLeaves::All, Reserve::None, batch);
         if view.reserve == Reserve::Own {
             self.commons.unreserve_huge(blocks(area.len()) - present);
         }
@@ -337,7 +476,8 @@ impl<S: Memory> AddressSpace<S> {
             return;
         }
         let mut batch = self.resident.tables.batch();
-        self.resident.zap_huge(addr..VirtAddr(addr.0 + LARGE), Reserve::None, &mut batch);
+        let page = addr..VirtAddr(addr.0 + LARGE);
+        self.resident.zap_huge(page, HugeLeaves::All, Reserve::None, &mut batch);
         self.areas.update_at(addr, |area| {
             if let AreaContent::Huge(view) = &mut area.content {
                 view.reserve = Reserve::Lost;

@@ -1,74 +1,227 @@
-//! The huge pages of shared memory.
+//! The huge pages of a file or of a shared mapping, by number.
+//!
+//! **Reservations.** A number is *accounted* if it has a page or a reservation. A mapping accounts
+//! all its numbers; a page that is made without a reservation accounts its own. Reservations stay
+//! when mappings go: they belong to the file, until it is cut or gone (Linux: the `resv_map` of the
+//! inode). A hole that is punched takes the pages' accounts along, but no reservation.
+//!
+//! **Two tasks that make one page.** The first one marks the number; the second one waits, since
+//! the pool may have only one page for both.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::ops::Range;
 
 use freehold_frame::{LargeMapping, NodePolicy};
+use freehold_machine::PAGEBLOCK_FRAMES;
 use freehold_paging::Memory;
 
+use super::runs::Runs;
 use super::{Claim, Reserve};
 use crate::{Commons, VmError};
 
-/// The pages of one shared mapping, by index. Each has the hold of this list, and one of each leaf.
+/// The pages. Each has the hold of this list, and one of each leaf.
 pub(crate) struct HugePages<S: Memory> {
     commons: Arc<Commons<S>>,
-    pages: spin::Mutex<BTreeMap<u64, LargeMapping<S>>>,
-    /// Reserved pages that are not in the list yet.
-    reserved: AtomicU64,
+    index: spin::Mutex<HugeIndex<S>>,
+}
+
+struct HugeIndex<S: Memory> {
+    pages: BTreeMap<u64, HugeSlot<S>>,
+    accounted: Runs,
+    /// Accounted numbers without a page.
+    reserved: u64,
+}
+
+enum HugeSlot<S: Memory> {
+    /// A task makes the page.
+    Making,
+    Present(LargeMapping<S>),
+}
+
+/// The state of a number for a task that wants its page.
+enum HugeLookup<S: Memory> {
+    /// A further hold of the page, if it can have one.
+    Page(Option<LargeMapping<S>>),
+    /// Another task makes the page.
+    Making,
+    /// The caller makes it.
+    Absent(Claim),
 }
 
 impl<S: Memory> HugePages<S> {
     pub(super) fn new(commons: &Arc<Commons<S>>) -> Arc<Self> {
-        let pages = spin::Mutex::new(BTreeMap::new());
-        Arc::new(Self { commons: commons.clone(), pages, reserved: AtomicU64::new(0) })
+        let index = HugeIndex { pages: BTreeMap::new(), accounted: Runs::new(), reserved: 0 };
+        Arc::new(Self { commons: commons.clone(), index: spin::Mutex::new(index) })
     }
 
-    /// Reserves `count` pages. Called once, before there are pages.
+    /// Reserves those pages of `range` that are not accounted.
     ///
     /// # Errors
-    /// [`VmError::NoHugePage`].
-    pub(super) fn reserve(&self, count: u64) -> Result<(), VmError> {
-        self.commons.reserve_huge(count)?;
-        self.reserved.store(count, Ordering::Relaxed);
-        Ok(())
+    /// [`VmError::NoHugePage`], [`VmError::NoMemory`].
+    pub(super) fn reserve(&self, range: Range<u64>) -> Result<(), VmError> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        loop {
+            self.commons.source.ensure_objects()?;
+            let missing = |index: &HugeIndex<S>| range.end - range.start - index.accounted.count(&range);
+            let wanted = missing(&self.index.lock());
+            self.commons.reserve_huge(wanted)?;
+            let mut index = self.index.lock();
+            if missing(&index) == wanted {
+                index.accounted.add(range);
+                index.reserved += wanted;
+                return Ok(());
+            }
+            // Another task has reserved or removed pages meanwhile.
+            drop(index);
+            self.commons.unreserve_huge(wanted);
+        }
     }
 
-    /// A further hold of page `index`, which is made if need be; `None` without a free page.
-    pub(super) fn page(&self, index: u64, place: NodePolicy) -> Option<LargeMapping<S>> {
-        if let Some(page) = self.pages.lock().get(&index) {
-            return page.share().ok();
+    /// A further hold of page `number`, which is made if need be; `None` without a free page.
+    pub(super) fn page(&self, number: u64, place: NodePolicy) -> Option<LargeMapping<S>> {
+        loop {
+            self.commons.source.ensure_objects().ok()?;
+            match self.begin(number) {
+                HugeLookup::Page(hold) => return hold,
+                HugeLookup::Making => self.commons.source.rest(),
+                HugeLookup::Absent(claim) => {
+                    let made = self.commons.new_huge(place, claim);
+                    return self.finish(number, claim, made);
+                }
+            }
         }
-        self.commons.source.ensure_objects().ok()?;
-        let is_reserved = self
-            .reserved
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
-            .is_ok();
-        let claim = if is_reserved { Claim::Reserved } else { Claim::Free };
-        let Some(new) = self.commons.new_huge(place, claim) else {
-            self.reserved.fetch_add(is_reserved.into(), Ordering::Relaxed);
+    }
+
+    /// A further hold of page `number`; `None` for a hole.
+    pub(super) fn present(&self, number: u64) -> Option<LargeMapping<S>> {
+        loop {
+            match self.index.lock().pages.get(&number)? {
+                HugeSlot::Present(page) => return page.share().ok(),
+                HugeSlot::Making => {}
+            }
+            self.commons.source.rest();
+        }
+    }
+
+    /// Drops a hold of a page.
+    pub(super) fn give_back(&self, hold: LargeMapping<S>) {
+        self.commons.put_huge(hold, Reserve::None);
+    }
+
+    fn begin(&self, number: u64) -> HugeLookup<S> {
+        let mut index = self.index.lock();
+        match index.pages.get(&number) {
+            Some(HugeSlot::Present(page)) => return HugeLookup::Page(page.share().ok()),
+            Some(HugeSlot::Making) => return HugeLookup::Making,
+            None => {}
+        }
+        index.pages.insert(number, HugeSlot::Making);
+        if index.accounted.contains(number) {
+            index.reserved -= 1;
+            HugeLookup::Absent(Claim::Reserved)
+        } else {
+            index.accounted.add(number..number + 1);
+            HugeLookup::Absent(Claim::Free)
+        }
+    }
+
+    fn finish(&self, number: u64, claim: Claim, made: Option<LargeMapping<S>>) -> Option<LargeMapping<S>> {
+        let mut index = self.index.lock();
+        let Some(page) = made else {
+            index.pages.remove(&number);
+            match claim {
+                Claim::Reserved => index.reserved += 1,
+                Claim::Free => index.accounted.remove(number..number + 1),
+            }
             return None;
         };
-        let mut pages = self.pages.lock();
-        if let Some(page) = pages.get(&index) {
-            // Another space was faster.
-            let hold = page.share().ok();
-            drop(pages);
-            self.commons.put_huge(new, if is_reserved { Reserve::Own } else { Reserve::None });
-            self.reserved.fetch_add(is_reserved.into(), Ordering::Relaxed);
-            return hold;
-        }
-        let hold = new.share().ok();
-        pages.insert(index, new);
+        let hold = page.share().ok();
+        index.pages.insert(number, HugeSlot::Present(page));
         hold
+    }
+
+    /// Takes the first page of `range` out: its number keeps a reservation, or is accounted no
+    /// more, as `left` says. Returns the number.
+    fn take_out(&self, range: Range<u64>, left: Reserve) -> Option<u64> {
+        let mut index = self.index.lock();
+        let is_page = |slot: &HugeSlot<S>| matches!(slot, HugeSlot::Present(_));
+        let number = index.pages.range(range).find(|(_, slot)| is_page(slot)).map(|(&number, _)| number)?;
+        let Some(HugeSlot::Present(page)) = index.pages.remove(&number) else { return None };
+        if left == Reserve::Own {
+            index.reserved += 1;
+        } else {
+            index.accounted.remove(number..number + 1);
+        }
+        drop(index);
+        self.commons.put_huge(page, left);
+        Some(number)
+    }
+
+    /// Removes all pages and reservations from number `from` on, where no task makes a page.
+    /// Returns whether there were pages.
+    pub(super) fn cut(&self, from: u64) -> bool {
+        let mut had_pages = false;
+        while self.take_out(from..u64::MAX, Reserve::Own).is_some() {
+            had_pages = true;
+            self.commons.source.rest();
+        }
+        let mut index = self.index.lock();
+        let gone = index.accounted.count(&(from..u64::MAX));
+        index.accounted.remove(from..u64::MAX);
+        index.reserved -= gone;
+        drop(index);
+        self.commons.unreserve_huge(gone);
+        had_pages
+    }
+
+    /// Removes the pages of `range`; their numbers are accounted no more.
+    pub(super) fn punch(&self, range: Range<u64>) {
+        let mut next = range.start;
+        loop {
+            // Without memory for a shorter run, the page leaves a reservation.
+            let is_short = self.commons.source.ensure_objects().is_err();
+            let left = if is_short { Reserve::Own } else { Reserve::None };
+            let Some(gone) = self.take_out(next..range.end, left) else { return };
+            next = gone + 1;
+            self.commons.source.rest();
+        }
+    }
+
+    /// The number of pages.
+    pub(super) fn count(&self) -> u64 {
+        self.index.lock().pages.len() as u64
+    }
+
+    /// Checks that no frame of the first page from number `from` on is referenced or pinned.
+    /// Returns the number to continue with, `None` at the end.
+    ///
+    /// # Errors
+    /// [`VmError::Busy`].
+    pub(super) fn check_unpinned(&self, from: u64) -> Result<Option<u64>, VmError> {
+        let index = self.index.lock();
+        let Some((&number, slot)) = index.pages.range(from..).next() else { return Ok(None) };
+        let HugeSlot::Present(page) = slot else { return Ok(Some(number + 1)) };
+        let is_held = |frame| {
+            let holders = page.holders(frame);
+            holders.references > 0 || holders.pins > 0
+        };
+        // All frames of a whole page have the same holders, its leaves.
+        let is_busy = !page.holders(0).whole && (0..PAGEBLOCK_FRAMES).any(is_held);
+        if is_busy { Err(VmError::Busy) } else { Ok(Some(number + 1)) }
     }
 }
 
 impl<S: Memory> Drop for HugePages<S> {
     fn drop(&mut self) {
-        while let Some((_, page)) = self.pages.get_mut().pop_first() {
-            self.commons.put_huge(page, Reserve::None);
+        let index = self.index.get_mut();
+        while let Some((_, slot)) = index.pages.pop_first() {
+            if let HugeSlot::Present(page) = slot {
+                self.commons.put_huge(page, Reserve::None);
+            }
         }
-        self.commons.unreserve_huge(*self.reserved.get_mut());
+        self.commons.unreserve_huge(index.reserved);
     }
 }

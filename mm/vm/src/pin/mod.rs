@@ -361,6 +361,8 @@ impl<S: Memory> Resident<S> {
             // The frames of shared huge pages are anonymous: a reference is enough, since every
             // store reaches all that share them.
             LeafKind::Anon if area.is_shared() => self.look(area, VirtAddr(0), entry),
+            // A file's huge page, in a private area.
+            LeafKind::Anon if entry.is_of_file() => None,
             LeafKind::Anon => {
                 let mapping = LeafMapping::<Anon, S>::borrow_leaf(source, frame).ok()?;
                 mapping.reuse().ok()?;

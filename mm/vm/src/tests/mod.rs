@@ -7,6 +7,7 @@ mod calls;
 mod collapse;
 mod evict;
 mod huge;
+mod hugefiles;
 mod hugetlb;
 mod merge;
 mod migrate;
