@@ -1,8 +1,12 @@
 /*
  * Files of huge pages (Documentation/admin-guide/mm/hugetlbpage.rst): memfd_create(2) with
- * MFD_HUGETLB.
+ * MFD_HUGETLB, shmget(2) with SHM_HUGETLB.
  */
 #include "hugepages.h"
+
+#include <grp.h>
+#include <sys/ipc.h>
+#include <sys/shm.h>
 
 #ifndef MFD_HUGETLB
 #define MFD_HUGETLB 4
@@ -10,10 +14,6 @@
 #ifndef MFD_HUGE_2MB
 #define MFD_HUGE_2MB (21 << MAP_HUGE_SHIFT)
 #endif
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
-
 /* Fills the pool with so many pages. */
 static void fill_pool(long pages)
 {
@@ -270,6 +270,62 @@ static void seals(void)
 	PROMISE("and all is given back", has(8, 8, 0, 0));
 }
 
+static int segment(size_t size, int flags)
+{
+	return shmget(IPC_PRIVATE, size, IPC_CREAT | 0600 | SHM_HUGETLB | flags);
+}
+
+/* Makes a segment as a user without rights; returns the error. */
+static int error_of_a_user(void)
+{
+	int status;
+	IN_CHILD(status, NEED(setgroups(0, NULL) == 0 && setgid(4711) == 0 && setuid(4711) == 0);
+		int id = segment(HUGE, 0); int error = errno; shmctl(id, IPC_RMID, NULL); _exit(id < 0 ? error : 0));
+	return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void segments(void)
+{
+	struct shmid_ds told;
+	struct shm_info sums;
+	int id = segment(HUGE + 1, 0);
+	PROMISE("a segment reserves its pages", id >= 0 && has(8, 8, 2, 0));
+	PROMISE("and has the size that was asked for", shmctl(id, IPC_STAT, &told) == 0 && told.shm_segsz == HUGE + 1
+		&& (told.shm_perm.mode & 07777) == 0600);
+	char *at = shmat(id, NULL, 0), *second = shmat(id, NULL, SHM_RDONLY);
+	NEED(at != (char *)-1 && second != (char *)-1);
+	at[2 * HUGE - 1] = 'a';
+	PROMISE("it is attached in whole pages", (uintptr_t)at % HUGE == 0 && second[2 * HUGE - 1] == 'a'
+		&& has(8, 7, 1, 0));
+	PROMISE("a child has it, too", CHILD_FINDS((at[0] = 'b') == 'b') && second[0] == 'b' && has(8, 6, 0, 0));
+	PROMISE("each place counts", shmctl(id, IPC_STAT, &told) == 0 && told.shm_nattch == 2);
+	PROMISE("and all pages", shmctl(0, SHM_INFO, (void *)&sums) >= 0 && sums.shm_rss == 1024);
+	PROMISE("maps names the segment", strstr(smaps(at), "/SYSV00000000 (deleted)")
+		&& row(smaps(at), "KernelPageSize:") == 2048);
+	int status;
+	IN_CHILD(status, second[0] = 'x');
+	PROMISE("what is attached for reading is not written", died_by(status, SIGSEGV));
+	FAILS_WITH("an address inside a page is refused", shmat(id, at + 2 * HUGE + PAGE, 0), EINVAL);
+	FAILS_WITH("and a place that is taken", shmat(id, at, 0), EINVAL);
+	PROMISE("unless it is to be replaced", shmat(id, at, SHM_REMAP) == at && at[0] == 'b');
+	PROMISE("pages stay in memory, and no mark tells it", shmctl(id, SHM_LOCK, NULL) == 0
+		&& shmctl(id, IPC_STAT, &told) == 0 && !(told.shm_perm.mode & 02000));
+	PROMISE("a segment keeps its pages while it is attached nowhere", shmdt(at) == 0 && shmdt(second) == 0
+		&& has(8, 6, 0, 0));
+	PROMISE("and gives them back at its end", shmctl(id, IPC_RMID, NULL) == 0 && has(8, 8, 0, 0));
+	FAILS_WITH("more than the pool has is refused", segment(9 * HUGE, 0), ENOMEM);
+	FAILS_WITH("a size that no page has, too", segment(HUGE, 14 << MAP_HUGE_SHIFT), EINVAL);
+	id = segment(9 * HUGE, SHM_NORESERVE | 21 << MAP_HUGE_SHIFT);
+	PROMISE("SHM_NORESERVE reserves nothing", id >= 0 && has(8, 8, 0, 0));
+	at = shmat(id, NULL, 0);
+	PROMISE("also where it is attached", at != (char *)-1 && has(8, 8, 0, 0) && (at[0] = 'n') == 'n' && has(8, 7, 0, 0));
+	PROMISE("and gives back what it took", shmctl(id, IPC_RMID, NULL) == 0 && shmdt(at) == 0 && has(8, 8, 0, 0));
+	PROMISE("a user without rights makes none", error_of_a_user() == EPERM);
+	PROMISE("but as a member of a group", put("/proc/sys/vm/hugetlb_shm_group", "4711") && error_of_a_user() == 0);
+	PROMISE("which is set", get("/proc/sys/vm/hugetlb_shm_group") == 4711 && put("/proc/sys/vm/hugetlb_shm_group", "0")
+		&& error_of_a_user() == EPERM);
+}
+
 int main(void)
 {
 	setvbuf(stdout, NULL, _IONBF, 0);
@@ -280,6 +336,7 @@ int main(void)
 	holes();
 	copies();
 	seals();
+	segments();
 	NEED(put(POOL, "0"));
 	return conclude();
 }

@@ -47,6 +47,8 @@ pub static SHMMAX: Limit = Limit::new(u64::MAX - (1 << 24), u64::MAX);
 pub static SHMALL: Limit = Limit::new(u64::MAX - (1 << 24), u64::MAX);
 /// Largest number of segments.
 pub static SHMMNI: Limit = Limit::new(4096, MOST as u64);
+/// The group whose members may make segments of huge pages.
+pub static HUGE_GROUP: Limit = Limit::new(0, INT_MAX);
 /// Largest number of semaphores in a set.
 pub static SEMMSL: Limit = Limit::new(32_000, INT_MAX);
 /// Largest number of semaphores in all sets.

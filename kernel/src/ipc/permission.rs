@@ -86,7 +86,7 @@ impl Permission {
     /// `EACCES`.
     pub fn check(&self, caller: &Credentials, owner: &UserNs, wanted: u32) -> Result<()> {
         let wanted = wanted >> 6 | wanted >> 3 | wanted;
-        let is_member = |group: u32| caller.fsgid == group || caller.groups.binary_search(&group).is_ok();
+        let is_member = |group: u32| caller.is_in_group(group);
         let granted = if self.is_of(caller) {
             self.mode >> 6
         } else if is_member(self.cgid) || is_member(self.gid) {

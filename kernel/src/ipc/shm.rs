@@ -12,11 +12,12 @@ use core::sync::atomic::Ordering;
 use freehold_collections::{Arc, reserve, try_format};
 
 use super::ids::{Head, Object, WantedObject};
-use super::limits::{SHMALL, SHMMAX, SHMMNI};
+use super::limits::{HUGE_GROUP, SHMALL, SHMMAX, SHMMNI};
 use super::{caller_pid, seconds};
 use crate::fs::tmpfs::{self, TmpNode};
 use crate::fs::{File, FileContent, MmapContent, OpenFile, OpenFlags, root};
-use crate::mem::{CacheContent, FileMapping, PageCache};
+use crate::mem::hugetlb::{self, HUGE_FRAMES};
+use crate::mem::{FileMapping, PageCache, cache_of};
 use crate::sync::{Mutex, SpinLock, UserCharge, UserCounts};
 use crate::task::{Capability, Credentials};
 use crate::{Errno, Result, hw, mem};
@@ -29,6 +30,9 @@ pub const LOCKED: u32 = 0o2000;
 const NORESERVE: u32 = 0o10000;
 /// The segment consists of huge pages.
 const HUGETLB: u32 = 0o4000;
+/// The bits with log2 of the size of huge pages.
+const HUGE_SHIFT: u32 = 26;
+const HUGE_MASK: u32 = 0x3f;
 
 /// Pages of locked segments, by the (real) user who locked them.
 static LOCKED_PAGES: UserCounts = UserCounts::new();
@@ -118,16 +122,7 @@ impl Segment {
         if size > i64::MAX as u64 || total.is_none_or(|total| total > SHMALL.get()) {
             return Err(Errno::ENOSPC);
         }
-        // There is no reserved pool of huge pages.
-        if wanted.flags & HUGETLB != 0 {
-            return Err(Errno::ENOMEM);
-        }
-        let node = tmpfs::unnamed_file(0o777, wanted.caller.fsuid, wanted.caller.fsgid)?;
-        let MmapContent::Content(content) = node.mapping()? else { return Err(Errno::ENODEV) };
-        content.resize(size)?;
-        if wanted.flags & NORESERVE == 0 || mem::commons().has_promise_limit() {
-            content.promise_size()?;
-        }
+        let (node, content) = Self::memory(wanted, size)?;
         wanted.home.pages.fetch_add(pages, Ordering::Relaxed);
         let times = Times { attached: 0, detached: 0, changed: seconds(), last_pid: 0 };
         Ok(reserve::arc(Self {
@@ -140,6 +135,26 @@ impl Segment {
             state: SpinLock::new(SegmentState { times, holds: 0, is_gone: false }),
             locked: Mutex::new(None),
         }))
+    }
+
+    /// Makes the file of a new segment. Pages of the usual size are promised, huge ones reserved.
+    fn memory(wanted: &WantedObject<'_>, size: u64) -> Result<(Arc<TmpNode>, Arc<dyn FileContent>)> {
+        let (caller, is_huge) = (wanted.caller, wanted.flags & HUGETLB != 0);
+        let node = if is_huge {
+            hugetlb::check_size((wanted.flags >> HUGE_SHIFT & HUGE_MASK).into())?;
+            if !caller.may(Capability::IpcLock) && !caller.is_in_group(HUGE_GROUP.get() as u32) {
+                return Err(Errno::EPERM);
+            }
+            tmpfs::unnamed_huge_file(0o777, caller.fsuid, caller.fsgid)?
+        } else {
+            tmpfs::unnamed_file(0o777, caller.fsuid, caller.fsgid)?
+        };
+        let MmapContent::Content(content) = node.mapping()? else { return Err(Errno::ENODEV) };
+        content.resize(size.checked_next_multiple_of(content.unit()).ok_or(Errno::ENOMEM)?)?;
+        if wanted.flags & NORESERVE == 0 || (!is_huge && mem::commons().has_promise_limit()) {
+            content.promise_size()?;
+        }
+        Ok((node, content))
     }
 
     /// Returns the segment's pages as a mappable file, for one shmat. `flags` determine whether the
@@ -191,12 +206,12 @@ impl Segment {
 
     /// Returns the segment's numbers of pages in memory and in the swap.
     pub fn resident(&self) -> (u64, u64) {
-        self.cache().map_or((0, 0), |cache| (cache.pages(), cache.swapped_pages()))
+        let huge = |cache: &PageCache| cache.huge_count() * HUGE_FRAMES;
+        self.cache().map_or((0, 0), |cache| (cache.pages() + huge(cache), cache.swapped_pages()))
     }
 
     fn cache(&self) -> Option<&Arc<PageCache>> {
-        let any: &dyn Any = &*self.content;
-        any.downcast_ref::<CacheContent>().map(CacheContent::cache)
+        cache_of(&*self.content)
     }
 
     /// IPC_RMID: the segment loses its key, and it is freed with its last hold.
@@ -277,6 +292,8 @@ pub fn set_locked(segment: &Segment, caller: &Credentials, locked: Locked, limit
         return Err(Errno::EPERM);
     }
     match locked {
+        // Huge pages are never swapped out, and the segment is not marked.
+        _ if segment.content.unit() != hw::PAGE => Ok(()),
         Locked::No => segment.unlock_pages(),
         Locked::Yes if is_exempt => segment.lock_pages(caller.uid, u64::MAX),
         Locked::Yes => segment.lock_pages(caller.uid, limit / hw::PAGE),

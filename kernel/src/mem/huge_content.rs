@@ -97,6 +97,10 @@ impl FileContent for HugeContent {
         self.cache.size()
     }
 
+    fn promise_size(&self) -> Result<()> {
+        Ok(self.cache.reserve_huge()?)
+    }
+
     fn held(&self) -> u64 {
         self.cache.huge_count() * HUGE_PAGE
     }

@@ -12,7 +12,8 @@ use freehold_collections::reserve::ArcMethods as _;
 
 use freehold_machine::VirtAddr;
 use freehold_vm::{
-    AreaFlags, AreaPlace, Backing, FileView, Limits, MapRequest, Protection, SharedWrite, VmError,
+    AreaFlags, AreaPlace, Backing, FileView, Limits, MapRequest, MappedFile as _, Protection, SharedWrite,
+    VmError,
 };
 
 use super::populate::and_populate_if_possible;
@@ -65,6 +66,8 @@ pub fn attach(space: &ProcessSpace, limits: &Limits, map: SegmentMap) -> Result<
     let write = if writable { SharedWrite::Allowed } else { SharedWrite::Denied };
     let mut flags = AreaFlags::empty();
     flags.set(AreaFlags::NEVERWRITE, !writable);
+    // Huge pages were reserved for the whole segment, if at all.
+    flags.set(AreaFlags::NORESERVE, mapping.cache().is_huge());
     let place = match place {
         SegmentPlace::Anywhere => AreaPlace::Anywhere,
         SegmentPlace::Free(at) => AreaPlace::FixedNoReplace(VirtAddr(at)),

@@ -117,6 +117,10 @@ impl Credentials {
     pub const fn may_within(&self, what: Capability) -> bool {
         self.capabilities.has(what)
     }
+    /// Whether the process is in `group`, for access to files and objects.
+    pub fn is_in_group(&self, group: u32) -> bool {
+        self.fsgid == group || self.groups.binary_search(&group).is_ok()
+    }
     /// Whether a capability is effective for objects that `owner` owns (Linux: `cap_capable`,
     /// security/commoncap.c).
     pub fn may_in(&self, owner: &UserNs, what: Capability) -> bool {

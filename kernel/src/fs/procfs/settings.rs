@@ -384,6 +384,8 @@ fn fill_vm(vm: &Arc<PseudoDir>) {
     vm.generated("nr_hugepages", 0o644, Number { get: hugetlb::persistent, set });
     let (get, set) = (|| crate::mem::commons().huge_pool(None).overcommit, hugetlb::set_overcommit);
     vm.generated("nr_overcommit_hugepages", 0o644, Number { get, set });
+    let (get, set) = (|| limits::HUGE_GROUP.get(), |group| limits::HUGE_GROUP.set(group));
+    vm.generated("hugetlb_shm_group", 0o644, Number { get, set });
     vm.constant("panic_on_oom", "0");
     vm.constant("oom_kill_allocating_task", "0");
     vm.constant("zone_reclaim_mode", "0");

@@ -52,6 +52,14 @@ impl<S: Memory> PageCache<S> {
         self.huge.as_ref().map_or(0, |pages| pages.count())
     }
 
+    /// Reserves all pages of a file of huge pages, up to its size.
+    ///
+    /// # Errors
+    /// [`VmError::NoHugePage`], [`VmError::NoMemory`].
+    pub fn reserve_huge(&self) -> Result<(), VmError> {
+        self.huge.as_ref().map_or(Ok(()), |pages| pages.reserve(0..self.huge_end()))
+    }
+
     /// Sets the size of a file of huge pages, of whole pages if it shrinks. As
     /// [`PageCache::truncate`].
     pub fn resize_huge(&self, size: u64) {
