@@ -1,12 +1,14 @@
 /*
  * Files of huge pages (Documentation/admin-guide/mm/hugetlbpage.rst): memfd_create(2) with
- * MFD_HUGETLB, shmget(2) with SHM_HUGETLB.
+ * MFD_HUGETLB, shmget(2) with SHM_HUGETLB, and mounts of hugetlbfs.
  */
 #include "hugepages.h"
 
 #include <grp.h>
 #include <sys/ipc.h>
+#include <sys/mount.h>
 #include <sys/shm.h>
+#include <sys/statfs.h>
 
 #ifndef MFD_HUGETLB
 #define MFD_HUGETLB 4
@@ -326,6 +328,144 @@ static void segments(void)
 		&& error_of_a_user() == EPERM);
 }
 
+static char dir[] = "/tmp/hugefilesXXXXXX";
+
+static int mounts(const char *options)
+{
+	return mount("none", dir, "hugetlbfs", 0, options);
+}
+
+/* Opens a file of the mount. */
+static int file(const char *name, int flags)
+{
+	char path[100];
+	snprintf(path, sizeof path, "%s/%s", dir, name);
+	return open(path, O_RDWR | O_CLOEXEC | flags, 0640);
+}
+
+static int removed(const char *name)
+{
+	char path[100];
+	snprintf(path, sizeof path, "%s/%s", dir, name);
+	return remove(path) == 0;
+}
+
+/* Whether the mount has so many blocks, and so many of them free. */
+static int has_blocks(unsigned long blocks, unsigned long free)
+{
+	struct statfs told;
+	return statfs(dir, &told) == 0 && told.f_blocks == blocks && told.f_bfree == free && told.f_bavail == free;
+}
+
+/* Whether the line of the mount has this option. */
+static int is_shown(const char *option)
+{
+	char line[400];
+	int found = 0;
+	FILE *list = fopen("/proc/mounts", "re");
+	NEED(list);
+	while (fgets(line, sizeof line, list))
+		found |= strstr(line, dir) && strstr(line, " hugetlbfs ") && strstr(line, option);
+	fclose(list);
+	return found;
+}
+
+static void tree(void)
+{
+	struct statfs told;
+	struct stat st;
+	char path[100];
+	NEED(mkdtemp(dir));
+	PROMISE("hugetlbfs is mounted", mounts(NULL) == 0 && is_shown(",pagesize=2M"));
+	PROMISE("it has blocks of 2 MiB and no figures", statfs(dir, &told) == 0 && told.f_type == 0x958458f6
+		&& told.f_bsize == (long)HUGE && told.f_blocks == 0 && told.f_bfree == 0 && told.f_files == 0);
+	PROMISE("its root is root's", stat(dir, &st) == 0 && (st.st_mode & 07777) == 0755 && st.st_uid == 0);
+	int fd = file("a", O_CREAT | O_EXCL);
+	PROMISE("a file is made", fd >= 0 && has_size(fd, 0, 0) && fstat(fd, &st) == 0 && st.st_blksize == (blksize_t)HUGE
+		&& fcntl(fd, F_GET_SEALS) == F_SEAL_SEAL);
+	FAILS_WITH("and not written", write(fd, "x", 1), EINVAL);
+	char *at = mapped(fd, 2, MAP_SHARED);
+	at[0] = 'a';
+	snprintf(path, sizeof path, "%s/a", dir);
+	PROMISE("maps names it", strstr(smaps(at), path));
+	munmap(at, 2 * HUGE), close(fd);
+	PROMISE("it keeps its pages while it has a name", has(8, 7, 1, 0));
+	fd = file("a", 0);
+	at = mapped(fd, 1, MAP_SHARED);
+	PROMISE("and its bytes", at[0] == 'a' && has_size(fd, 2 * HUGE, 4096));
+	PROMISE("or a mapping", removed("a") && close(fd) == 0 && at[0] == 'a' && has(8, 7, 1, 0));
+	PROMISE("and gives them back then", munmap(at, HUGE) == 0 && has(8, 8, 0, 0));
+	fd = file("b", O_CREAT);
+	NEED(fallocate(fd, 0, 0, 2 * HUGE) == 0 && has(8, 6, 0, 0));
+	close(fd);
+	fd = file("b", O_TRUNC);
+	PROMISE("O_TRUNC empties a file", has(8, 8, 0, 0) && fallocate(fd, 0, 0, HUGE) == 0);
+	close(fd);
+	snprintf(path, sizeof path, "%s/d", dir);
+	PROMISE("there are folders", mkdir(path, 0700) == 0 && (fd = file("d/c", O_CREAT)) >= 0 && close(fd) == 0
+		&& removed("d/c") && removed("d"));
+	PROMISE("with the mount all pages go", has(8, 7, 0, 0) && umount(dir) == 0 && has(8, 8, 0, 0));
+}
+
+static void limits(void)
+{
+	struct stat st;
+	FAILS_WITH("an unknown option is refused", mounts("what=1"), EINVAL);
+	FAILS_WITH("a size of pages that there is not, too", mounts("pagesize=4K"), EINVAL);
+	FAILS_WITH("a size that is no number", mounts("size=M"), EINVAL);
+	FAILS_WITH("a smallest size above the largest", mounts("size=4M,min_size=6M"), EINVAL);
+	FAILS_WITH("a smallest size that the pool has not", mounts("min_size=18M"), ENOMEM);
+	PROMISE("a size is a number of pages", mounts("size=7M,pagesize=2M,mode=1770,uid=7,gid=8") == 0 && has_blocks(3, 3)
+		&& is_shown(",size=6291456") && is_shown(",uid=7,gid=8,mode=1770,"));
+	PROMISE("the root is as asked for", stat(dir, &st) == 0 && (st.st_mode & 07777) == 01770 && st.st_uid == 7
+		&& st.st_gid == 8);
+	int fd = file("a", O_CREAT);
+	FAILS_WITH("a larger mapping is refused", at_offset(fd, 0, 4, RW, MAP_SHARED), ENOMEM);
+	char *at = mapped(fd, 2, MAP_SHARED);
+	PROMISE("reservations count", has_blocks(3, 1) && has(8, 8, 2, 0));
+	char *own = mapped(fd, 1, MAP_PRIVATE);
+	PROMISE("also private ones", has_blocks(3, 0) && has(8, 8, 3, 0));
+	FAILS_WITH("and nothing beyond", fallocate(fd, 0, 2 * HUGE, HUGE), ENOSPC);
+	munmap(own, HUGE);
+	PROMISE("until they go", has_blocks(3, 1) && fallocate(fd, 0, 2 * HUGE, HUGE) == 0 && has_blocks(3, 0)
+		&& has(8, 7, 2, 0));
+	own = at_offset(fd, 3, 1, RW, MAP_SHARED | MAP_NORESERVE);
+	PROMISE("a page beyond it is SIGBUS", own != MAP_FAILED && IS_SIGBUS(own[0] = 1));
+	PROMISE("a hole makes room for it", fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 2 * HUGE, HUGE) == 0
+		&& has_blocks(3, 1) && (own[0] = 1) == 1 && has_blocks(3, 0));
+	munmap(at, 2 * HUGE), munmap(own, HUGE), close(fd);
+	PROMISE("the mount takes all along", removed("a") && has_blocks(3, 3) && umount(dir) == 0 && has(8, 8, 0, 0));
+	PROMISE("a size may be a part of the pool", mounts("size=50%,nr_inodes=3") == 0 && has_blocks(4, 4)
+		&& is_shown(",nr_inodes=3,"));
+	int first = file("a", O_CREAT), second = file("b", O_CREAT);
+	FAILS_WITH("and files are counted", file("c", O_CREAT), ENOSPC);
+	PROMISE("with the root", first >= 0 && second >= 0 && removed("b") && close(second) == 0
+		&& (second = file("c", O_CREAT)) >= 0);
+	close(first), close(second);
+	NEED(umount(dir) == 0);
+	PROMISE("a smallest size is reserved", mounts("min_size=4M,size=8M") == 0 && has(8, 8, 2, 0) && has_blocks(4, 4)
+		&& is_shown(",min_size=4194304"));
+	fd = file("a", O_CREAT);
+	at = mapped(fd, 3, MAP_SHARED);
+	PROMISE("and taken first", has(8, 8, 3, 0) && has_blocks(4, 1));
+	at[0] = 'a';
+	munmap(at, 3 * HUGE);
+	PROMISE("and kept when a file is cut", ftruncate(fd, HUGE) == 0 && has(8, 7, 2, 0));
+	PROMISE("or gone", removed("a") && close(fd) == 0 && has(8, 8, 2, 0));
+	PROMISE("until the mount goes", umount(dir) == 0 && has(8, 8, 0, 0));
+}
+
+/* Pages in a segment, in a file of a mount, and reserved: the end of the machine finds them. */
+static void leave(void)
+{
+	int id = segment(2 * HUGE, 0), fd;
+	char *at = shmat(id, NULL, 0);
+	NEED(id >= 0 && at != (char *)-1);
+	at[0] = 'a';
+	PROMISE("pages may be left behind", mounts("min_size=6M") == 0 && (fd = file("a", O_CREAT)) >= 0
+		&& fallocate(fd, 0, 0, HUGE) == 0 && has(8, 6, 3, 0));
+}
+
 int main(void)
 {
 	setvbuf(stdout, NULL, _IONBF, 0);
@@ -337,6 +477,9 @@ int main(void)
 	copies();
 	seals();
 	segments();
+	tree();
+	limits();
+	leave();
 	NEED(put(POOL, "0"));
 	return conclude();
 }

@@ -50,9 +50,24 @@ bitflags! {
 }
 
 /// The types of file systems, as /proc/filesystems lists them. The last [`DISK_TYPES`] need a disk.
-pub const TYPES: [&str; 16] = [
-    "sysfs", "debugfs", "tracefs", "tmpfs", "proc", "devtmpfs", "devpts", "ramfs", "mqueue", "cgroup2", "9p",
-    "overlay", "ext3", "ext2", "ext4", "erofs",
+pub const TYPES: [&str; 17] = [
+    "sysfs",
+    "debugfs",
+    "tracefs",
+    "tmpfs",
+    "proc",
+    "devtmpfs",
+    "devpts",
+    "ramfs",
+    "mqueue",
+    "cgroup2",
+    "hugetlbfs",
+    "9p",
+    "overlay",
+    "ext3",
+    "ext2",
+    "ext4",
+    "erofs",
 ];
 /// Number of types of file systems on disks.
 pub const DISK_TYPES: usize = 4;

@@ -9,7 +9,7 @@ use core::ops::Range;
 use freehold_collections::{Arc, reserve};
 
 use super::content::deny_writers;
-use super::hugetlb::HUGE_PAGE;
+use super::hugetlb::{HUGE_PAGE, HugeBudget};
 use super::{PageCache, commons};
 use crate::fs::{ContentSource, FileContent, Punch};
 use crate::user::{Sink, Source, so_far};
@@ -110,8 +110,17 @@ impl FileContent for HugeContent {
     }
 }
 
-/// Makes contents of huge pages.
-pub struct HugeSource;
+/// Makes contents of huge pages for one file system.
+pub struct HugeSource {
+    budget: Option<Arc<HugeBudget>>,
+}
+
+impl HugeSource {
+    /// Makes contents within this budget.
+    pub const fn new(budget: Option<Arc<HugeBudget>>) -> Self {
+        Self { budget }
+    }
+}
 
 impl ContentSource for HugeSource {
     fn unit(&self) -> u64 {
@@ -119,7 +128,7 @@ impl ContentSource for HugeSource {
     }
 
     fn empty(&self) -> Result<Arc<dyn FileContent>> {
-        Ok(reserve::arc(HugeContent { cache: PageCache::huge(commons()) }))
+        Ok(reserve::arc(HugeContent { cache: PageCache::huge(commons(), self.budget.clone()) }))
     }
 
     fn capacity(&self) -> u64 {

@@ -1,11 +1,12 @@
 //! The settings of the pool of huge pages (vm.nr_hugepages, /sys/kernel/mm/hugepages; Linux:
 //! Documentation/admin-guide/mm/hugetlbpage.rst).
 
+use freehold_collections::Arc;
 use freehold_frame::NodeSet;
 use freehold_machine::NodeId;
 use freehold_vm::VmError;
 
-use super::{commons, evacuate};
+use super::{Frames, commons, evacuate};
 use crate::hw::PAGE;
 use crate::{Errno, Result, sched};
 
@@ -20,6 +21,17 @@ pub const HUGE_FRAMES: u64 = HUGE_PAGE / PAGE;
 /// `EINVAL`: 2 MiB is the only size.
 pub fn check_size(log2: u64) -> Result<()> {
     if log2 == 0 || 1 << log2 == HUGE_PAGE { Ok(()) } else { Err(Errno::EINVAL) }
+}
+
+/// The limit of a mount of huge pages, and the pages that it keeps.
+pub type HugeBudget = freehold_vm::HugeBudget<Frames>;
+
+/// Makes a budget of at most `most` pages, which keeps `least`.
+///
+/// # Errors
+/// `ENOMEM` if the pool has too few.
+pub fn budget(most: u64, least: u64) -> Result<Arc<HugeBudget>> {
+    Ok(HugeBudget::new(commons(), most, least)?)
 }
 
 /// Returns the number of persistent pages (vm.nr_hugepages).

@@ -89,7 +89,7 @@ pub use fault::Populate;
 pub use freehold_machine::Access;
 pub use freehold_paging::{KernelRoots, Memory, PageSize, SwapPlace};
 pub use huge::{BlockWish, HugeMode, HugeUse, HugeZero};
-pub use hugetlb::HugePoolFigures;
+pub use hugetlb::{HugeBudget, HugePoolFigures};
 pub use lock::{LockAll, LockMode};
 pub use map::{Unmapped, whole_pages};
 pub use merge::{MergeCursor, MergeFigures, MergeRules, MergeScan, MergeSums, MergeWish, MergedPages};

@@ -5,7 +5,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use freehold_frame::{Frame, Held, HeldFrame, OutOfMemory, PageCache as CacheKind};
-use freehold_machine::{Cpus, PAGE_SHIFT, PAGE_SIZE, Pfn, Tally, VirtAddr};
+use freehold_machine::{Cpus, PAGE_SHIFT, Pfn, Tally, VirtAddr};
 use freehold_paging::{KernelRoots, Memory, Roots};
 
 use crate::area::AreaUse;
@@ -216,7 +216,7 @@ impl<S: Memory> AddressSpace<S> {
             for area in areas.iter() {
                 let Some(attachment) = area.attached() else { continue };
                 resident.zap_cached(area, area.start..area.end, &mut batch);
-                let end = attachment.cache().size().div_ceil(PAGE_SIZE as u64);
+                let end = attachment.cache().end();
                 if let Some(cut) = area.addresses_of(end, u64::MAX) {
                     resident.zap(area, cut, &mut batch);
                 }

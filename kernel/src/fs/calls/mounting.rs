@@ -216,6 +216,7 @@ pub(super) fn hand_over(namespace: &MountNamespace, source: &Path, place: Path) 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FsType {
     Tmpfs,
+    Hugetlbfs,
     Devtmpfs,
     Proc,
     Sysfs,
@@ -237,6 +238,7 @@ impl FsType {
     pub(super) fn named(name: &[u8]) -> Result<Self> {
         Ok(match name {
             b"tmpfs" | b"ramfs" => Self::Tmpfs,
+            b"hugetlbfs" => Self::Hugetlbfs,
             b"devtmpfs" => Self::Devtmpfs,
             b"proc" => Self::Proc,
             b"sysfs" => Self::Sysfs,
@@ -304,6 +306,7 @@ fn new_file_system(
             let owner = SetMetadata { uid: Some(own.fsuid), gid: Some(own.fsgid), ..SetMetadata::default() };
             tmpfs::mount("tmpfs", options, &owner)
         }
+        FsType::Hugetlbfs => tmpfs::mount_huge(options, (own.fsuid, own.fsgid)),
         FsType::Devtmpfs => tmpfs::mount("tmpfs", options, &SetMetadata::default()),
         FsType::Proc => Ok(procfs::ProcFs::new(process().pid_ns())?),
         FsType::Sysfs => sysfs::instance(),

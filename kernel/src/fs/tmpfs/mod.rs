@@ -23,7 +23,7 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use freehold_collections::{Arc, reserve};
 
-pub use huge::unnamed_huge_file;
+pub use huge::{mount as mount_huge, unnamed_huge_file};
 pub use node::TmpNode;
 pub use regular::{F_SEAL_EXEC, Seals};
 
@@ -351,21 +351,28 @@ impl MountOptions {
                     options.bytes = unless_zero(parse_size(value, 0)?.saturating_mul(PAGE));
                 }
                 (b"nr_inodes", Some(value)) => options.inodes = unless_zero(parse_size(value, 0)?),
-                (b"mode", Some(value)) => {
-                    let mode = core::str::from_utf8(value).ok().and_then(|v| u32::from_str_radix(v, 8).ok());
-                    options.mode = Some(mode.ok_or(Errno::EINVAL)? & 0o7777);
-                }
-                (b"uid", Some(value)) => {
-                    options.uid = Some(task::kernel_id(IdKind::User, parse_id(value)?)?);
-                }
-                (b"gid", Some(value)) => {
-                    options.gid = Some(task::kernel_id(IdKind::Group, parse_id(value)?)?);
-                }
                 (b"huge" | b"mpol", Some(_)) | (b"noswap" | b"inode32" | b"inode64", None) => {}
-                _ => return Err(Errno::EINVAL),
+                (key, value) => options.parse_rights(key, value.ok_or(Errno::EINVAL)?)?,
             }
         }
         Ok(options)
+    }
+
+    /// Takes an option about the root's owner, group and mode.
+    ///
+    /// # Errors
+    /// `EINVAL` for another one.
+    fn parse_rights(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        match key {
+            b"mode" => {
+                let mode = core::str::from_utf8(value).ok().and_then(|v| u32::from_str_radix(v, 8).ok());
+                self.mode = Some(mode.ok_or(Errno::EINVAL)? & 0o7777);
+            }
+            b"uid" => self.uid = Some(task::kernel_id(IdKind::User, parse_id(value)?)?),
+            b"gid" => self.gid = Some(task::kernel_id(IdKind::Group, parse_id(value)?)?),
+            _ => return Err(Errno::EINVAL),
+        }
+        Ok(())
     }
 }
 

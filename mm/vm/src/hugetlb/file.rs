@@ -17,7 +17,7 @@ use freehold_machine::{PAGE, PAGE_SIZE};
 use freehold_paging::Memory;
 use freehold_xpfo::Windows;
 
-use super::HugePages;
+use super::{HugeBudget, HugePages};
 use crate::huge::LARGE;
 use crate::{Commons, PageCache, VmError};
 
@@ -28,10 +28,10 @@ static ZEROES: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
 const PAGES: u64 = LARGE / PAGE;
 
 impl<S: Memory> PageCache<S> {
-    /// An empty file of huge pages. The [huge](Self::is_huge) functions are for such files, and no
-    /// other reads, writes or allocates pages of it.
-    pub fn huge(commons: &Arc<Commons<S>>) -> Arc<Self> {
-        let cache = Self::build(commons.source, None, None, Some(HugePages::new(commons)));
+    /// An empty file of huge pages, whose mount has the `budget`. The [huge](Self::is_huge)
+    /// functions are for such files, and no other reads, writes or allocates pages of it.
+    pub fn huge(commons: &Arc<Commons<S>>, budget: Option<Arc<HugeBudget<S>>>) -> Arc<Self> {
+        let cache = Self::build(commons.source, None, None, Some(HugePages::new(commons, budget)));
         commons.list(&cache);
         cache
     }
@@ -42,6 +42,10 @@ impl<S: Memory> PageCache<S> {
     /// The pages of a file of huge pages.
     pub(crate) const fn huge_pages(&self) -> Option<&Arc<HugePages<S>>> {
         self.huge.as_ref()
+    }
+    /// The end of the last page, huge or not, in small pages.
+    pub(crate) fn end(&self) -> u64 {
+        self.size().next_multiple_of(if self.is_huge() { LARGE } else { PAGE }) / PAGE
     }
     /// The number of huge pages that can be touched.
     pub(super) fn huge_end(&self) -> u64 {
@@ -157,7 +161,8 @@ impl<S: Memory> PageCache<S> {
 }
 
 impl<S: Memory> Commons<S> {
-    /// Removes the pages of all files of huge pages, when no program is left.
+    /// Removes the pages of all files of huge pages, and the reservations of mounts, when no
+    /// program is left.
     pub fn empty_huge_files(&self) {
         let mut last = 0;
         while let Some((id, cache)) = self.caches.next(last) {
@@ -166,5 +171,6 @@ impl<S: Memory> Commons<S> {
                 cache.resize_huge(0);
             }
         }
+        self.forget_reservations();
     }
 }

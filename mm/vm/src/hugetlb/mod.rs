@@ -22,7 +22,8 @@
 //!
 //! **Reservations.** A mapping reserves its pages when it is made, unless it has MAP_NORESERVE. An
 //! absent page of a private area that [reserves](Reserve::Own) stands for one reservation, a
-//! present one for none. So the numbers follow from areas and leaves. A child inherits no
+//! present one for none, and becomes one again when its leaf goes. So the numbers follow from
+//! areas and leaves. A child inherits no
 //! reservation. MADV_DONTNEED reserves the page again (Linux since 6.8). Reservations of shared
 //! mappings belong to the [list](pages).
 //!
@@ -42,6 +43,7 @@
 //! tried. Address space > the pages of shared memory > the pool. The last two are spin locks,
 //! under which nothing is allocated from the page allocator and no byte is copied.
 
+mod budget;
 mod file;
 mod pages;
 mod pool;
@@ -67,6 +69,7 @@ use crate::request::{AreaFlags, FileView, MappedFile, Protection, SharedWrite};
 use crate::resident::{Resident, Want};
 use crate::{AddressSpace, Advice, Commons, Sharing, Smaps};
 
+pub use budget::HugeBudget;
 pub(crate) use pages::HugePages;
 pub use pool::HugePoolFigures;
 pub(crate) use pool::{Claim, HugePool};
@@ -148,6 +151,20 @@ impl<S: Memory> HugeView<S> {
         let denies = |file: &HugeFile<S>| file.attachment.stores() == SharedWrite::Denied;
         self.shared.is_some() && self.file.as_ref().is_some_and(denies)
     }
+    /// Reserves `count` pages of a private mapping.
+    fn promise(&self, commons: &Commons<S>, count: u64) -> Result<(), VmError> {
+        match &self.file {
+            Some(file) => file.pages.promise(count),
+            None => commons.reserve_huge(count),
+        }
+    }
+    /// Takes back `count` reserved pages of a private mapping.
+    fn release(&self, commons: &Commons<S>, count: u64) {
+        match &self.file {
+            Some(file) => file.pages.release(count, count),
+            None => commons.unreserve_huge(count),
+        }
+    }
     /// The leaves that are to go when the file's pages go.
     pub(crate) const fn leaves_of_file(&self) -> HugeLeaves {
         if self.shared.is_some() { HugeLeaves::All } else { HugeLeaves::OfFile }
@@ -178,7 +195,7 @@ impl<S: Memory> AddressSpace<S> {
     /// [`AddressSpace::reserve_huge`].
     pub(crate) fn huge_content(&self, sharing: Sharing, flags: AreaFlags, offset: u64) -> AreaContent<S> {
         let reserves = !flags.contains(AreaFlags::NORESERVE);
-        let shared = (sharing == Sharing::Shared).then(|| HugePages::new(&self.resident.commons));
+        let shared = (sharing == Sharing::Shared).then(|| HugePages::new(&self.resident.commons, None));
         AreaContent::Huge(HugeView {
             id: self.resident.commons.pool.new_id(),
             offset,
@@ -229,7 +246,7 @@ impl<S: Memory> AddressSpace<S> {
             Some(pages) if !area.flags.contains(AreaFlags::NORESERVE) => {
                 pages.reserve(first..first + count)?
             }
-            None if view.reserve == Reserve::Own => self.resident.commons.reserve_huge(count)?,
+            None if view.reserve == Reserve::Own => view.promise(&self.resident.commons, count)?,
             _ => {}
         }
         if let Some(file) = view.file.as_ref().filter(|_| area.protection.contains(Protection::WRITE)) {
@@ -421,24 +438,20 @@ impl<S: Memory> Resident<S> {
     }
 
     /// Removes huge pages of `range`, and reserves the area's own again if `reserve` says so.
-    /// Returns their number, without pages of a file that a private area shows.
     pub(crate) fn zap_huge(
         &mut self,
         range: Range<VirtAddr>,
         leaves: HugeLeaves,
         reserve: Reserve,
         batch: &mut FlushBatch<S>,
-    ) -> u64 {
-        let (mut own, mut of_file) = (0, 0);
+    ) {
+        let mut gone = 0;
         let mut take = |addr, old: Entry| {
             batch.unmapped_large(addr, old, None);
             // The next holder may write the page at once.
             batch.flush();
-            let (count, reserve) = match old.is_of_file() {
-                true => (&mut of_file, Reserve::None),
-                false => (&mut own, reserve),
-            };
-            *count += 1;
+            let reserve = if old.is_of_file() { Reserve::None } else { reserve };
+            gone += 1;
             if let Some(block) = self.block_of(old) {
                 self.commons.put_huge(ManuallyDrop::into_inner(block), reserve);
             }
@@ -451,16 +464,15 @@ impl<S: Memory> Resident<S> {
                 }
             }),
         }
-        self.requested -= (own + of_file) * PAGEBLOCK_FRAMES;
-        own
+        self.requested -= gone * PAGEBLOCK_FRAMES;
     }
 
     /// Removes all pages of `area`, which is no longer in the space, with its reservations.
     pub(crate) fn zap_area(&mut self, area: &Area<S>, batch: &mut FlushBatch<S>) {
         let Some(view) = area.huge_view() else { return self.zap(area, area.start..area.end, batch) };
-        let present = self.zap_huge(area.start..area.end, HugeLeaves::All, Reserve::None, batch);
+        self.zap_huge(area.start..area.end, HugeLeaves::All, view.reserve, batch);
         if view.reserve == Reserve::Own {
-            self.commons.unreserve_huge(blocks(area.len()) - present);
+            view.release(&self.commons, blocks(area.len()));
         }
     }
 }

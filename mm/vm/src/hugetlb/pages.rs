@@ -17,12 +17,14 @@ use freehold_machine::PAGEBLOCK_FRAMES;
 use freehold_paging::Memory;
 
 use super::runs::Runs;
-use super::{Claim, Reserve};
+use super::{Claim, HugeBudget, Reserve};
 use crate::{Commons, VmError};
 
 /// The pages. Each has the hold of this list, and one of each leaf.
 pub(crate) struct HugePages<S: Memory> {
     commons: Arc<Commons<S>>,
+    /// That of the file's mount.
+    budget: Option<Arc<HugeBudget<S>>>,
     index: spin::Mutex<HugeIndex<S>>,
 }
 
@@ -46,13 +48,48 @@ enum HugeLookup<S: Memory> {
     /// Another task makes the page.
     Making,
     /// The caller makes it.
-    Absent(Claim),
+    Absent(PageSource),
+}
+
+/// The page that a new page of a file is taken from.
+#[derive(Clone, Copy)]
+enum PageSource {
+    /// One that the file has reserved.
+    Own,
+    /// One that the mount keeps.
+    Kept,
+    /// A free one.
+    Pool,
+}
+
+impl PageSource {
+    const fn claim(self) -> Claim {
+        match self {
+            Self::Own | Self::Kept => Claim::Reserved,
+            Self::Pool => Claim::Free,
+        }
+    }
 }
 
 impl<S: Memory> HugePages<S> {
-    pub(super) fn new(commons: &Arc<Commons<S>>) -> Arc<Self> {
+    pub(super) fn new(commons: &Arc<Commons<S>>, budget: Option<Arc<HugeBudget<S>>>) -> Arc<Self> {
         let index = HugeIndex { pages: BTreeMap::new(), accounted: Runs::new(), reserved: 0 };
-        Arc::new(Self { commons: commons.clone(), index: spin::Mutex::new(index) })
+        Arc::new(Self { commons: commons.clone(), budget, index: spin::Mutex::new(index) })
+    }
+
+    /// Reserves `count` pages, which are the caller's to account for: those of a private mapping.
+    ///
+    /// # Errors
+    /// [`VmError::NoHugePage`].
+    pub(super) fn promise(&self, count: u64) -> Result<(), VmError> {
+        let of_pool = self.budget.as_ref().map_or(Ok(count), |budget| budget.take(count))?;
+        self.commons.reserve_huge(of_pool).inspect_err(|_| self.release(count, count - of_pool))
+    }
+
+    /// Takes back `count` pages of the budget, `reserved` of which are reserved.
+    pub(super) fn release(&self, count: u64, reserved: u64) {
+        let freed = self.budget.as_ref().map_or(reserved, |budget| budget.give_back(count, reserved));
+        self.commons.unreserve_huge(freed);
     }
 
     /// Reserves those pages of `range` that are not accounted.
@@ -67,7 +104,7 @@ impl<S: Memory> HugePages<S> {
             self.commons.source.ensure_objects()?;
             let missing = |index: &HugeIndex<S>| range.end - range.start - index.accounted.count(&range);
             let wanted = missing(&self.index.lock());
-            self.commons.reserve_huge(wanted)?;
+            self.promise(wanted)?;
             let mut index = self.index.lock();
             if missing(&index) == wanted {
                 index.accounted.add(range);
@@ -76,7 +113,7 @@ impl<S: Memory> HugePages<S> {
             }
             // Another task has reserved or removed pages meanwhile.
             drop(index);
-            self.commons.unreserve_huge(wanted);
+            self.release(wanted, wanted);
         }
     }
 
@@ -87,9 +124,9 @@ impl<S: Memory> HugePages<S> {
             match self.begin(number) {
                 HugeLookup::Page(hold) => return hold,
                 HugeLookup::Making => self.commons.source.rest(),
-                HugeLookup::Absent(claim) => {
-                    let made = self.commons.new_huge(place, claim);
-                    return self.finish(number, claim, made);
+                HugeLookup::Absent(source) => {
+                    let made = self.commons.new_huge(place, source.claim());
+                    return self.finish(number, source, made);
                 }
             }
         }
@@ -118,23 +155,36 @@ impl<S: Memory> HugePages<S> {
             Some(HugeSlot::Making) => return HugeLookup::Making,
             None => {}
         }
-        index.pages.insert(number, HugeSlot::Making);
-        if index.accounted.contains(number) {
+        let source = if index.accounted.contains(number) {
             index.reserved -= 1;
-            HugeLookup::Absent(Claim::Reserved)
+            PageSource::Own
         } else {
+            let of_pool = match self.budget.as_ref().map_or(Ok(1), |budget| budget.take(1)) {
+                Ok(of_pool) => of_pool,
+                Err(_) => return HugeLookup::Page(None),
+            };
             index.accounted.add(number..number + 1);
-            HugeLookup::Absent(Claim::Free)
-        }
+            if of_pool == 0 { PageSource::Kept } else { PageSource::Pool }
+        };
+        index.pages.insert(number, HugeSlot::Making);
+        HugeLookup::Absent(source)
     }
 
-    fn finish(&self, number: u64, claim: Claim, made: Option<LargeMapping<S>>) -> Option<LargeMapping<S>> {
+    fn finish(
+        &self,
+        number: u64,
+        source: PageSource,
+        made: Option<LargeMapping<S>>,
+    ) -> Option<LargeMapping<S>> {
         let mut index = self.index.lock();
         let Some(page) = made else {
             index.pages.remove(&number);
-            match claim {
-                Claim::Reserved => index.reserved += 1,
-                Claim::Free => index.accounted.remove(number..number + 1),
+            if matches!(source, PageSource::Own) {
+                index.reserved += 1;
+            } else {
+                index.accounted.remove(number..number + 1);
+                drop(index);
+                self.release(1, u64::from(matches!(source, PageSource::Kept)));
             }
             return None;
         };
@@ -156,7 +206,11 @@ impl<S: Memory> HugePages<S> {
             index.accounted.remove(number..number + 1);
         }
         drop(index);
-        self.commons.put_huge(page, left);
+        // As a reserved one, until the budget has decided.
+        self.commons.put_huge(page, Reserve::Own);
+        if left != Reserve::Own {
+            self.release(1, 1);
+        }
         Some(number)
     }
 
@@ -173,7 +227,7 @@ impl<S: Memory> HugePages<S> {
         index.accounted.remove(from..u64::MAX);
         index.reserved -= gone;
         drop(index);
-        self.commons.unreserve_huge(gone);
+        self.release(gone, gone);
         had_pages
     }
 
@@ -217,11 +271,13 @@ impl<S: Memory> HugePages<S> {
 impl<S: Memory> Drop for HugePages<S> {
     fn drop(&mut self) {
         let index = self.index.get_mut();
+        let mut gone = index.reserved;
         while let Some((_, slot)) = index.pages.pop_first() {
             if let HugeSlot::Present(page) = slot {
-                self.commons.put_huge(page, Reserve::None);
+                self.commons.put_huge(page, Reserve::Own);
+                gone += 1;
             }
         }
-        self.commons.unreserve_huge(index.reserved);
+        self.release(gone, gone);
     }
 }

@@ -322,6 +322,12 @@ impl<S: Memory> Commons<S> {
         }
     }
 
+    /// Takes back all reservations: nothing will use them.
+    pub(super) fn forget_reservations(&self) {
+        self.pool.inner.lock().reserved = 0;
+        self.trim_huge();
+    }
+
     /// Takes a page with undefined bytes; `None` without one.
     pub(crate) fn take_huge(&self, place: NodePolicy, claim: Claim) -> Option<LargeMapping<S>> {
         self.collect_huge();

@@ -23,7 +23,7 @@ fn pool(world: &World) -> [u64; 3] {
 }
 
 fn file(world: &World, pages: u64) -> File {
-    let cache = PageCache::huge(&world.commons);
+    let cache = PageCache::huge(&world.commons, None);
     cache.resize_huge(pages * BLOCK);
     std::sync::Arc::new(TestFile(cache))
 }
@@ -148,6 +148,46 @@ fn a_file_that_is_cut_takes_its_pages_from_all_spaces() {
 }
 
 #[test]
+fn a_budget_limits_the_files_of_a_mount_and_keeps_pages_for_them() {
+    let world = world(6);
+    assert_eq!(HugeBudget::new(&world.commons, 9, 7).err(), Some(VmError::NoHugePage));
+    let budget = HugeBudget::new(&world.commons, 4, 2).unwrap();
+    assert_eq!(pool(&world), [6, 6, 2]);
+    let cache = PageCache::huge(&world.commons, Some(budget.clone()));
+    let shown: File = std::sync::Arc::new(TestFile(cache));
+    let p = world.process(0);
+    assert_eq!(map_shared(&p, &shown, 0, 5), Err(VmError::NoHugePage));
+    assert_eq!((pool(&world), budget.used()), ([6, 6, 2], 0));
+    let at = map_shared(&p, &shown, 0, 3).unwrap();
+    assert_eq!((pool(&world), budget.used()), ([6, 6, 3], 3));
+    // Beyond the limit there is no page, whatever the pool has.
+    shown.cache().fill_huge(7).unwrap();
+    assert_eq!((pool(&world), budget.used()), ([6, 5, 3], 4));
+    assert_eq!(shown.cache().fill_huge(8), Err(VmError::NoSpace));
+    assert_eq!(map_private(&p, &shown, 1), Err(VmError::NoHugePage));
+    p.store(at, 1).unwrap();
+    assert_eq!((pool(&world), budget.used()), ([6, 4, 2], 4));
+    // The last pages stay the mount's, reserved or not.
+    p.unmap(at, 3 * 512).unwrap();
+    shown.cache().resize_huge(BLOCK);
+    assert_eq!((pool(&world), budget.used()), ([6, 5, 2], 1));
+    shown.cache().punch_huge(0..BLOCK);
+    assert_eq!((pool(&world), budget.used()), ([6, 6, 2], 0));
+    shown.cache().fill_huge(0).unwrap();
+    assert_eq!((pool(&world), budget.used()), ([6, 5, 1], 1));
+    let own = map_private(&p, &shown, 2).unwrap();
+    p.store(own, 2).unwrap();
+    assert_eq!((pool(&world), budget.used()), ([6, 4, 1], 3));
+    p.unmap(own, 512).unwrap();
+    assert_eq!((pool(&world), budget.used()), ([6, 5, 1], 2));
+    drop((p, shown));
+    assert_eq!((pool(&world), budget.used()), ([6, 6, 2], 0));
+    drop(budget);
+    assert_eq!(pool(&world), [6, 6, 0]);
+    world.end();
+}
+
+#[test]
 fn a_file_that_is_left_is_emptied() {
     let world = world(2);
     let shown = file(&world, 2);
@@ -157,8 +197,12 @@ fn a_file_that_is_left_is_emptied() {
     assert_eq!((shown.cache().huge_count(), pool(&world)), (2, [2, 0, 0]));
     assert_eq!(shown.cache().check_huge_unpinned(0), Ok(Some(1)));
     assert_eq!(shown.cache().check_huge_unpinned(2), Ok(None));
+    shown.cache().resize_huge(BLOCK);
+    let budget = HugeBudget::new(&world.commons, 1, 1).unwrap();
+    assert_eq!(pool(&world), [2, 1, 1]);
     world.commons.empty_huge_files();
     assert_eq!((shown.cache().huge_count(), pool(&world)), (0, [2, 2, 0]));
-    drop(shown);
+    drop((shown, budget));
+    assert_eq!(pool(&world), [2, 2, 0]);
     world.end();
 }
